@@ -1,0 +1,98 @@
+// Package image pulls images from registries and keeps them: references, blobs
+// in an OCI image layout, unpacked layers (handed to a LayerStore), removal with
+// garbage collection. It knows nothing of containers or CRI types.
+//
+// # On disk (under the root directory given to Open)
+//
+//	oci-layout, index.json, blobs/sha256/<hex>   an OCI image layout
+//	ingest/<random>                              blobs being fetched; emptied by Open
+//
+// index.json is the one source of truth of which images exist: a manifest
+// descriptor per (name, digest) with the annotation
+// org.opencontainers.image.ref.name, replaced atomically. Everything else is
+// read from the blobs at Open and kept in memory.
+//
+// # Durability
+//
+// When Pull has returned, a machine reset keeps the image whole: the blobs and
+// unpacked layers are synced (one syncfs per file system) before index.json names
+// the image. Pulled data that no index entry reaches is removed at Open.
+package image
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// Kinds of error, for errors.Is. The text says which reference and registry.
+var (
+	ErrNotFound         = errors.New("image not found")
+	ErrInvalidReference = errors.New("invalid image reference")
+	ErrUnauthorized     = errors.New("registry refused the credentials")
+	ErrUnavailable      = errors.New("registry unreachable")
+	ErrInvalidImage     = errors.New("invalid image") // malformed manifest, wrong digest, escaping layer…
+	ErrPlatform         = errors.New("no image for this platform")
+	ErrLayerInUse       = errors.New("layer in use")
+)
+
+// Image is one image in the store, a value safe to keep.
+type Image struct {
+	// ID is the digest of the image's config blob, as CRI's image id.
+	ID digest.Digest
+	// RepoTags are the normalized names with tag (docker.io/library/busybox:1),
+	// RepoDigests those with the digest it was pulled by, both sorted.
+	RepoTags, RepoDigests []string
+	// Manifest is the digest of the platform's manifest.
+	Manifest digest.Digest
+	// Size is the sum of config and compressed layers, bytes.
+	Size int64
+	// Layers are the diff ids, lowest first, as snapshot.PrepareOptions takes them.
+	Layers []digest.Digest
+	// Config is the image's OCI configuration (user, env, entrypoint, …).
+	Config ocispec.ImageConfig
+	// Pulled is when it was last pulled.
+	Pulled time.Time
+}
+
+// LayerStore is where layers are unpacked; snapshot.Store implements it.
+type LayerStore interface {
+	HasLayer(diffID digest.Digest) bool
+	// NewLayer makes an empty staging directory for one layer.
+	NewLayer(ctx context.Context) (LayerWriter, error)
+	// Layers lists all whole layers.
+	Layers() ([]digest.Digest, error)
+	// RemoveLayer deletes a layer; it fails, changing nothing, if a snapshot uses it.
+	RemoveLayer(ctx context.Context, diffID digest.Digest) error
+}
+
+// LayerWriter is one layer being unpacked. Exactly one of Commit and Abort ends it;
+// Abort after Commit does nothing, so it can be deferred.
+type LayerWriter interface {
+	// Dir is the directory to unpack into, in overlayfs' on-disk form:
+	// whiteouts are character devices 0/0, opaque directories carry the xattr
+	// trusted.overlay.opaque=y.
+	Dir() string
+	// Commit gives the layer its final name. If another writer was faster the
+	// staged copy is dropped and Commit succeeds.
+	Commit(ctx context.Context, diffID digest.Digest, bytes, inodes int64) error
+	Abort() error
+}
+
+// Auth is the credentials for one pull (CRI's AuthConfig). At most one of
+// Username/Password, IdentityToken (OAuth2 refresh token) and RegistryToken
+// (bearer token) is used, in the order RegistryToken, IdentityToken, Username.
+type Auth struct {
+	Username, Password, IdentityToken, RegistryToken string
+}
+
+// PullOptions are the choices of one pull.
+type PullOptions struct {
+	Auth Auth
+	// Progress, if not nil, is called from one goroutine at a time with the
+	// bytes fetched so far and expected in all.
+	Progress func(done, total int64)
+}

@@ -1,0 +1,38 @@
+//go:build depshold
+
+package depshold
+
+import (
+	_ "github.com/containerd/cgroups/v3/cgroup1/stats"
+	_ "github.com/containerd/containerd/api/runtime/task/v3"
+	_ "github.com/containerd/errdefs"
+	_ "github.com/containerd/ttrpc"
+	_ "github.com/containernetworking/cni/libcni"
+	_ "github.com/cyphar/filepath-securejoin/pathrs-lite"
+	_ "github.com/distribution/reference"
+	_ "github.com/google/go-cmp/cmp"
+	_ "github.com/google/nftables"
+	_ "github.com/klauspost/compress/zstd"
+	_ "github.com/moby/profiles/seccomp"
+	_ "github.com/moby/sys/mountinfo"
+	_ "github.com/moby/sys/user"
+	_ "github.com/opencontainers/cgroups"
+	_ "github.com/opencontainers/go-digest"
+	_ "github.com/opencontainers/image-spec/specs-go/v1"
+	_ "github.com/opencontainers/runc/libcontainer"
+	_ "github.com/opencontainers/runc/libcontainer/nsenter"
+	_ "github.com/opencontainers/runc/libcontainer/specconv"
+	_ "github.com/opencontainers/runtime-spec/specs-go"
+	_ "github.com/opencontainers/selinux/go-selinux/label"
+	_ "github.com/pelletier/go-toml/v2"
+	_ "github.com/rogpeppe/go-internal/testscript"
+	_ "github.com/spf13/cobra"
+	_ "github.com/vishvananda/netlink"
+	_ "go.uber.org/goleak"
+	_ "golang.org/x/sync/errgroup"
+	_ "google.golang.org/grpc"
+	_ "google.golang.org/protobuf/proto"
+	_ "k8s.io/cri-api/pkg/apis/runtime/v1"
+	_ "k8s.io/cri-streaming/pkg/streaming"
+	_ "oras.land/oras-go/v2/registry/remote"
+)

@@ -1,0 +1,63 @@
+// Package network connects pods: through the CNI plugins that a node operator has
+// configured, or, with nothing configured, through a built-in bridge (netlink and
+// nftables, no program executed). It knows no CRI types.
+//
+// A pod's network namespace is made and pinned elsewhere (internal/nspin); this
+// package gets its path. What it did for a pod is recorded in one JSON file per
+// pod under its state directory before it is done, so Teardown and Recover can
+// undo it after a crash.
+package network
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+)
+
+// Kinds of error, for errors.Is.
+var (
+	ErrConfig    = errors.New("invalid network configuration")
+	ErrExhausted = errors.New("no free address in the pod range")
+	ErrPortInUse = errors.New("host port already in use")
+)
+
+// Pod is what a network needs to know of a pod.
+type Pod struct {
+	ID, Name, Namespace, UID string
+	// NetNS is the path of the pinned network namespace.
+	NetNS string
+	Ports []PortMapping
+	// CgroupParent, Annotations and bandwidth limits are passed to CNI plugins
+	// that ask for them.
+	CgroupParent string
+	Annotations  map[string]string
+}
+
+// PortMapping sends a port of the host to a port of the pod.
+type PortMapping struct {
+	Protocol                string // "tcp", "udp" or "sctp"
+	ContainerPort, HostPort uint16
+	HostIP                  netip.Addr // the zero Addr means any address
+}
+
+// Result is what a pod got.
+type Result struct {
+	// IPs, the primary one first.
+	IPs []netip.Addr `json:"ips"`
+	// DNS servers, searches and options that a CNI plugin gave; often empty.
+	DNSServers, DNSSearches, DNSOptions []string
+}
+
+// Network is one way to connect pods; Manager picks the one in force. The
+// built-in bridge, the CNI driver and a fault-injecting test double implement it
+// and pass the suite in networktest.
+type Network interface {
+	// Setup connects the pod; on error nothing is left behind. Calling it
+	// again for a pod that is connected returns the same result.
+	Setup(ctx context.Context, p Pod) (Result, error)
+	// Teardown disconnects the pod and frees its addresses and host ports.
+	// It succeeds if the pod is unknown or its namespace already gone.
+	Teardown(ctx context.Context, p Pod) error
+	// Ready reports why pods cannot be connected now, nil if they can.
+	Ready(ctx context.Context) error
+}

@@ -1,0 +1,147 @@
+// Package runtime makes containers from OCI bundles and drives them: create,
+// start, exec, signal, pause, update, stats, delete. It knows nothing of images,
+// pods or CRI, and links no gRPC, net/http or k8s.io code, because it lives in
+// the small, long-lived shim.
+//
+// # Life of a container
+//
+//	Create ──► created ──Start──► running ──(init exits)──► stopped ──Delete──► gone
+//	                                │  ▲
+//	                              Pause Resume
+//
+// Create makes the namespaces and the cgroup, sets up the root file system and
+// leaves the init process blocked just before it executes the user's program.
+// Start lets it go on. Whoever called Create is the parent of init (and of each
+// process that Exec starts) and must reap it: the engine never waits for it.
+//
+// An Engine keeps what it needs to find a container again in its state
+// directory, so another process (a restarted shim, the next coracle-oci
+// invocation) can Load it.
+//
+// # Errors
+//
+// Every error names the operation, the container and the cause. These kinds can
+// be tested with errors.Is: ErrExists, ErrNotFound, ErrNotRunning, ErrRunning,
+// ErrInvalidSpec, ErrInvalidID.
+package runtime
+
+import (
+	"context"
+	"errors"
+	"os"
+	"syscall"
+	"time"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+)
+
+// Kinds of error, for errors.Is.
+var (
+	ErrExists      = errors.New("container already exists")
+	ErrNotFound    = errors.New("container not found")
+	ErrNotRunning  = errors.New("container is not running")
+	ErrRunning     = errors.New("container is running")
+	ErrInvalidSpec = errors.New("invalid OCI spec")
+	ErrInvalidID   = errors.New("invalid container id")
+)
+
+// Engine creates containers and finds those that it created before. All methods
+// may be called concurrently, for different containers and for the same one.
+type Engine interface {
+	// Create sets up container id from spec and leaves init blocked before
+	// its exec. On error nothing of the container is left behind.
+	Create(ctx context.Context, id string, spec *specs.Spec, opts CreateOptions) (Container, error)
+	// Load finds a container made by an earlier Create, by this or another
+	// process. ErrNotFound if there is none.
+	Load(ctx context.Context, id string) (Container, error)
+	// List returns the ids of all containers in the state directory, sorted.
+	List(ctx context.Context) ([]string, error)
+}
+
+// CreateOptions is what Create needs beyond the spec.
+type CreateOptions struct {
+	// Bundle is the absolute path of the bundle directory; a relative
+	// spec.Root.Path is taken from it, hooks get it in their state.
+	Bundle string
+	// Stdio is what init gets as descriptors 0, 1 and 2.
+	Stdio Stdio
+	// SystemdCgroup makes the cgroup a systemd scope; spec.Linux.CgroupsPath
+	// is then "slice:prefix:name".
+	SystemdCgroup bool
+	// NoPivot, NoNewKeyring: as runc's flags of these names.
+	NoPivot, NoNewKeyring bool
+}
+
+// Stdio is the standard streams of a process. With Process.Terminal set in the
+// spec only Console is used; otherwise the three files. A nil file is /dev/null.
+// The engine dups what it needs: the caller closes its own when Create or Exec
+// has returned.
+type Stdio struct {
+	Stdin, Stdout, Stderr *os.File
+	// Console is a unix socket over which the engine sends the master side of
+	// the new terminal with SCM_RIGHTS, as runc's --console-socket does.
+	Console *os.File
+}
+
+// Container is one container. Its methods may be called concurrently.
+type Container interface {
+	ID() string
+	// Pid is init's pid in the caller's pid namespace, 0 once it is known to be gone.
+	Pid() int
+	// Start lets init execute the user's program. ErrNotRunning if init died
+	// before, ErrRunning if it has been started already.
+	Start(ctx context.Context) error
+	// Exec starts another process in the running container and returns its
+	// pid. The caller reaps it. ErrNotRunning if the container is not running.
+	Exec(ctx context.Context, p *specs.Process, opts ExecOptions) (pid int, err error)
+	// Signal sends sig to init. ErrNotRunning if it is gone.
+	Signal(ctx context.Context, sig syscall.Signal) error
+	// SignalAll sends sig to every process in the container's cgroup.
+	SignalAll(ctx context.Context, sig syscall.Signal) error
+	// State is the OCI state (creating, created, running, stopped, or paused).
+	State(ctx context.Context) (State, error)
+	Pause(ctx context.Context) error
+	Resume(ctx context.Context) error
+	// Update changes the resource limits; nil fields stay as they are.
+	Update(ctx context.Context, r *specs.LinuxResources) error
+	Stats(ctx context.Context) (Stats, error)
+	// Pids lists all processes in the container's cgroup, in the caller's pid namespace.
+	Pids(ctx context.Context) ([]int, error)
+	// Delete frees everything the container holds (cgroup, state directory,
+	// leftover processes if force). ErrRunning if it runs and force is false.
+	// Deleting what is already gone succeeds.
+	Delete(ctx context.Context, opts DeleteOptions) error
+}
+
+// ExecOptions is what Exec needs beyond the process.
+type ExecOptions struct {
+	Stdio Stdio
+}
+
+// DeleteOptions says how hard Delete tries.
+type DeleteOptions struct {
+	// Force kills what still runs instead of failing with ErrRunning.
+	Force bool
+}
+
+// State is a container's state as the OCI runtime spec defines it
+// (runtime.md#state), with the status "paused" added as runc does.
+type State struct {
+	specs.State
+	Created time.Time
+}
+
+// Stats is one reading of a container's cgroup. Zero where a controller is absent.
+type Stats struct {
+	Time time.Time
+	// CPU time used since creation, nanoseconds.
+	CPUUsage, CPUUser, CPUSystem uint64
+	// Throttling: periods, throttled periods, time throttled in nanoseconds.
+	CPUPeriods, CPUThrottledPeriods, CPUThrottledTime uint64
+	// Memory in bytes. MemoryWorkingSet is usage less inactive file pages.
+	MemoryUsage, MemoryLimit, MemoryWorkingSet, MemoryRSS, MemorySwap uint64
+	MemoryPageFaults, MemoryMajorPageFaults                           uint64
+	Pids, PidsLimit                                                   uint64
+	// OOMKills is how many processes the kernel killed for memory in this cgroup.
+	OOMKills uint64
+}

@@ -1,0 +1,153 @@
+// Package client is the daemon's side of the shim: it starts shims, keeps them
+// running, and gives pod/ plain Go calls over the containerd Runtime v2 Task API
+// (ttrpc) and Coracle's own shim service.
+//
+// One Client serves all pods, whatever shim.scope says: with scope "node" there is
+// one shim process, with scope "pod" one per pod; callers do not see the
+// difference except that every container names its pod.
+//
+// # Life
+//
+//	c, _ := client.New(client.Config{…})
+//	_ = c.Start(ctx)   // finds or starts the keeper and the shims; adopts what runs
+//	pid, _ := c.Create(ctx, client.CreateRequest{…})
+//	_ = c.StartContainer(ctx, id)
+//	for ev := range c.Events() { … }   // exits of containers, once each
+//	_ = c.Delete(ctx, id)
+//	_ = c.Close()      // containers, shims and keeper stay
+//
+// A shim that dies is replaced at once; calls under way fail with ErrUnavailable
+// and calls that come meanwhile wait for the new one, up to their context's end.
+package client
+
+import (
+	"errors"
+	"io"
+	"log/slog"
+	"syscall"
+	"time"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+)
+
+// Kinds of error, for errors.Is.
+var (
+	ErrNotFound    = errors.New("container not found in the shim")
+	ErrExists      = errors.New("container already exists in the shim")
+	ErrNotRunning  = errors.New("container is not running")
+	ErrUnavailable = errors.New("shim unavailable")
+	ErrInvalid     = errors.New("invalid container")
+)
+
+// Scope says how many shims there are.
+type Scope string
+
+// The scopes.
+const (
+	ScopeNode Scope = "node" // one shim for all pods
+	ScopePod  Scope = "pod"  // one shim per pod
+)
+
+// Config is what a Client needs. All paths are absolute.
+type Config struct {
+	// Binary is the shim's executable (containerd-shim-coracle-v1).
+	Binary string
+	// StateDir (under the daemon's state directory) holds sockets, the shim's
+	// records and FIFOs.
+	StateDir string
+	Scope    Scope
+	// SystemdCgroup makes container cgroups systemd scopes.
+	SystemdCgroup bool
+	// Daemon, if not nil, is how the keeper starts the daemon again when it
+	// died without Close (kill -9, panic). Nil when something else (systemd)
+	// does that.
+	Daemon *Respawn
+	Log    *slog.Logger
+}
+
+// Respawn is a command to start again.
+type Respawn struct {
+	Path string
+	Args []string // with argv[0]
+	Env  []string // a closed list
+}
+
+// CreateRequest describes a container's init process. The bundle's config.json
+// has been written; its root file system is mounted.
+type CreateRequest struct {
+	PodID, ID string
+	Bundle    string // absolute path of the directory with config.json
+	Terminal  bool
+	// Stdin keeps stdin open for Attach; StdinOnce closes it when the first
+	// attached client goes. Without Stdin, stdin is /dev/null.
+	Stdin, StdinOnce bool
+	// LogPath is the CRI log file; its directory must exist. Empty: output is discarded
+	// (but can be attached to).
+	LogPath string
+}
+
+// Event is the end of a container's init, or an out-of-memory kill.
+type Event struct {
+	PodID, ID string
+	Kind      EventKind
+	Pid       int
+	ExitCode  int32 // 128+signal if killed; 255 if it cannot be known
+	ExitedAt  time.Time
+	OOMKilled bool
+}
+
+// EventKind is the kind of an Event.
+type EventKind int
+
+// The kinds.
+const (
+	EventExit EventKind = iota + 1
+	EventOOM
+)
+
+// Status is what the shim knows of a container now.
+type Status struct {
+	Pid       int
+	State     State
+	ExitCode  int32
+	ExitedAt  time.Time
+	OOMKilled bool
+}
+
+// State is the state of a container's init.
+type State string
+
+// The states.
+const (
+	StateCreated State = "created"
+	StateRunning State = "running"
+	StatePaused  State = "paused"
+	StateStopped State = "stopped"
+)
+
+// Size is a terminal's size in characters.
+type Size struct{ Width, Height uint16 }
+
+// Streams are the ends that Exec and Attach copy to and from. Nil: not wanted.
+// Exec and Attach do not close them. With a terminal there is no Stderr.
+type Streams struct {
+	Stdin          io.Reader
+	Stdout, Stderr io.Writer
+	// Resize, if not nil, is read until it is closed or the process has ended.
+	Resize <-chan Size
+}
+
+// ExecRequest is one more process in a running container. Process is complete
+// (args, env, cwd, user, capabilities, terminal, …).
+type ExecRequest struct {
+	PodID, ID string
+	Process   *specs.Process
+	Streams   Streams
+}
+
+// KillRequest is a signal to a container's init (or to all its processes).
+type KillRequest struct {
+	PodID, ID string
+	Signal    syscall.Signal
+	All       bool
+}
