@@ -1,0 +1,51 @@
+package safepath
+
+import (
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// maxRetries bounds how often openat2 is asked again: it answers EAGAIN when a
+// rename or mount anywhere on the machine raced with a ".." of the path.
+const maxRetries = 256
+
+// openat resolves path under the root. flags are those of open(2).
+func (r *Root) openat(path string, flags int, mode uint32) (int, error) {
+	if path == "" {
+		path = "."
+	}
+	return openat2(r.fd, path, flags, mode, r.resolve)
+}
+
+func openat2(dirfd int, path string, flags int, mode uint32, resolve uint64) (int, error) {
+	how := unix.OpenHow{Flags: uint64(flags) | unix.O_CLOEXEC, Resolve: resolve}
+	if flags&unix.O_CREAT != 0 {
+		how.Mode = uint64(mode & 0o7777) // the kernel refuses a mode without O_CREAT
+	}
+	for try := 0; ; try++ {
+		fd, err := unix.Openat2(dirfd, path, &how)
+		if (err == unix.EAGAIN || err == unix.EINTR) && try < maxRetries {
+			continue
+		}
+		return fd, err
+	}
+}
+
+// split takes the last component off a path. A path without one (the root
+// itself, or one that ends in "..") is refused: what is to be created or removed
+// must have a name.
+func split(path string) (parent, base string, err error) {
+	path = strings.TrimRight(path, "/")
+	i := strings.LastIndexByte(path, '/')
+	parent, base = path[:i+1], path[i+1:]
+	if !plain(base) {
+		return "", "", unix.EINVAL
+	}
+	return parent, base, nil
+}
+
+// plain says whether name is one component that names an entry of its directory.
+func plain(name string) bool {
+	return name != "" && name != "." && name != ".." && !strings.ContainsAny(name, "/\x00")
+}

@@ -1,0 +1,173 @@
+package safepath
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// OpenFile opens a path with open(2)'s flags. With O_CREATE a link in the last
+// component is an error instead of being followed. A fifo blocks unless flags
+// have O_NONBLOCK: see ReadFile for files of unknown kind.
+func (r *Root) OpenFile(path string, flags int, mode uint32) (*os.File, error) {
+	if flags&unix.O_CREAT != 0 {
+		flags |= unix.O_NOFOLLOW
+	}
+	fd, err := r.openat(path, flags, mode)
+	if err != nil {
+		return nil, r.fail("open", path, err)
+	}
+	return os.NewFile(uintptr(fd), path), nil
+}
+
+// OpenDir opens a directory, following links within the root.
+func (r *Root) OpenDir(path string) (*Dir, error) {
+	fd, err := r.openat(path, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return nil, r.fail("open directory", path, err)
+	}
+	return &Dir{fd: fd, path: path}, nil
+}
+
+// Parent opens the directory that a path's last component is in, and returns
+// that component. The component need not exist and is not followed.
+func (r *Root) Parent(path string) (*Dir, string, error) {
+	parent, base, err := split(path)
+	if err != nil {
+		return nil, "", r.fail("resolve", path, err)
+	}
+	d, err := r.OpenDir(parent)
+	return d, base, err
+}
+
+// MkdirAll makes a directory and its missing parents. Links within the root are
+// followed, but nothing is created through a dangling one.
+func (r *Root) MkdirAll(path string, mode uint32) error {
+	d, _, err := r.EnsureDir(path, mode)
+	if err != nil {
+		return err
+	}
+	return d.Close()
+}
+
+// EnsureDir is MkdirAll that returns the directory opened and the paths that it made,
+// outermost first.
+func (r *Root) EnsureDir(path string, mode uint32) (*Dir, []string, error) {
+	d, err := r.OpenDir(path)
+	if err == nil || !errors.Is(err, unix.ENOENT) {
+		return d, nil, err
+	}
+	parent, base, err := split(path)
+	if err != nil {
+		return nil, nil, r.fail("mkdir", path, err)
+	}
+	if parent = strings.TrimRight(parent, "/"); parent == "" && path[0] == '/' {
+		parent = "/"
+	}
+	up, made, err := r.EnsureDir(parent, mode)
+	if err != nil {
+		return nil, made, err
+	}
+	defer up.Close()
+	if err := up.Mkdir(base, mode); err == nil {
+		made = append(made, path)
+	} else if !errors.Is(err, unix.EEXIST) {
+		return nil, made, err
+	}
+	d, err = up.OpenDir(base)
+	return d, made, err
+}
+
+// in runs one operation on the last component of a path.
+func (r *Root) in(path string, do func(d *Dir, base string) error) error {
+	d, base, err := r.Parent(path)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return do(d, base)
+}
+
+// Mkdir makes one directory; the process' umask applies to mode.
+func (r *Root) Mkdir(path string, mode uint32) error {
+	return r.in(path, func(d *Dir, base string) error { return d.Mkdir(base, mode) })
+}
+
+// Symlink makes a symbolic link at path; target is stored as it is.
+func (r *Root) Symlink(target, path string) error {
+	return r.in(path, func(d *Dir, base string) error { return d.Symlink(target, base) })
+}
+
+// Link makes path a hard link to old, both inside the root.
+func (r *Root) Link(old, path string) error {
+	return r.in(old, func(from *Dir, name string) error {
+		return r.in(path, func(d *Dir, base string) error { return d.Link(from, name, base) })
+	})
+}
+
+// Rename moves old to path, both inside the root.
+func (r *Root) Rename(old, path string) error {
+	return r.in(old, func(from *Dir, name string) error {
+		return r.in(path, func(d *Dir, base string) error { return from.Rename(name, d, base) })
+	})
+}
+
+// Mknod makes a device, fifo or socket; mode includes the S_IF type.
+func (r *Root) Mknod(path string, mode uint32, dev uint64) error {
+	return r.in(path, func(d *Dir, base string) error { return d.Mknod(base, mode, dev) })
+}
+
+// Remove deletes a file or an empty directory.
+func (r *Root) Remove(path string) error {
+	return r.in(path, func(d *Dir, base string) error { return d.Remove(base) })
+}
+
+// RemoveAll deletes a path with everything in it; nothing there is success.
+func (r *Root) RemoveAll(path string) error {
+	err := r.in(path, func(d *Dir, base string) error { return d.RemoveAll(base) })
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	return err
+}
+
+// Lstat describes a path's last component itself.
+func (r *Root) Lstat(path string) (st unix.Stat_t, err error) {
+	err = r.in(path, func(d *Dir, base string) (err error) {
+		st, err = d.Lstat(base)
+		return err
+	})
+	return st, err
+}
+
+// Readlink returns where a symbolic link points, as stored.
+func (r *Root) Readlink(path string) (target string, err error) {
+	err = r.in(path, func(d *Dir, base string) (err error) {
+		target, err = d.Readlink(base)
+		return err
+	})
+	return target, err
+}
+
+// Lchown sets owner and group; -1 leaves one as it is.
+func (r *Root) Lchown(path string, uid, gid int) error {
+	return r.in(path, func(d *Dir, base string) error { return d.Lchown(base, uid, gid) })
+}
+
+// Chmod sets the low 12 bits of the mode; it fails on a symbolic link.
+func (r *Root) Chmod(path string, mode uint32) error {
+	return r.in(path, func(d *Dir, base string) error { return d.Chmod(base, mode) })
+}
+
+// Utimes sets access and modification time; a zero time leaves one as it is.
+func (r *Root) Utimes(path string, atime, mtime time.Time) error {
+	return r.in(path, func(d *Dir, base string) error { return d.Utimes(base, atime, mtime) })
+}
+
+// Lsetxattr sets an extended attribute of the last component itself.
+func (r *Root) Lsetxattr(path, attr string, value []byte) error {
+	return r.in(path, func(d *Dir, base string) error { return d.Lsetxattr(base, attr, value) })
+}
