@@ -1,0 +1,255 @@
+// Package nspin makes a pod's network, IPC and UTS namespaces and pins them with
+// bind mounts, so that they live without any process in them (namespaces(7)).
+//
+// # Life cycle
+//
+//	nspin.Root(dir)                      once, at start
+//	set, err := nspin.Create(ctx, dir+"/"+podID, spec)
+//	…                                    processes enter set.Net, set.IPC, set.UTS
+//	nspin.Remove(dir + "/" + podID)      idempotent
+//
+// Create configures a namespace completely before it pins it, so a directory in
+// which every wanted pin is there is a finished set: Create returns it as it is.
+// Anything less is what a crash left, and is replaced.
+//
+// # Mounts do not multiply
+//
+// A pin is a mount, and a copy of it in another mount namespace keeps the pod's
+// namespace alive after Remove. On most systems the state directory lies on a
+// shared mount (systemd shares /), so the copies come by propagation and by
+// containers that bind-mount /run recursively. Root stops both: it makes the
+// directory a mount of its own that is unbindable, which neither propagates nor
+// is copied by a recursive bind (mount_namespaces(7)). For the same reason nothing
+// but mount points belongs below it: a file there cannot be bind-mounted into a
+// container.
+package nspin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/internal/fault"
+)
+
+// Kinds of error, for errors.Is.
+var (
+	// ErrInvalid is a spec that cannot be had: a sysctl that is unknown, not
+	// namespaced, of a namespace that the spec leaves to the host, or a value
+	// that the kernel refuses; a host name that is too long.
+	ErrInvalid = errors.New("invalid namespace spec")
+)
+
+// Spec says which namespaces a pod has of its own, and how they begin.
+type Spec struct {
+	Net, IPC, UTS bool
+	Hostname      string            // set in the UTS namespace, if UTS
+	Sysctls       map[string]string // dotted names; each must belong to a namespace of the spec
+}
+
+// Set holds the paths of pinned namespaces; empty where the host's is used.
+type Set struct {
+	Net string `json:"net,omitempty"`
+	IPC string `json:"ipc,omitempty"`
+	UTS string `json:"uts,omitempty"`
+}
+
+// maxHostname is the kernel's __NEW_UTS_LEN.
+const maxHostname = 64
+
+// Create makes the namespaces of spec and pins them as the files net, ipc and uts
+// in dir, which it makes if missing. If they are all pinned there already, it
+// returns them. On error nothing is left in dir. It is done within milliseconds,
+// so ctx is looked at only before it starts.
+func Create(ctx context.Context, dir string, spec Spec) (Set, error) {
+	if err := ctx.Err(); err != nil {
+		return Set{}, err
+	}
+	writes, err := spec.check()
+	if err != nil {
+		return Set{}, err
+	}
+	set, done := existing(dir, spec)
+	if done {
+		return set, nil
+	}
+	if err := Remove(dir); err != nil {
+		return Set{}, err
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return Set{}, fmt.Errorf("namespace directory: %w", err)
+	}
+	if err := onThrowawayThread(func() error { return build(ctx, set, spec, writes) }); err != nil {
+		return Set{}, errors.Join(err, Remove(dir))
+	}
+	return set, nil
+}
+
+// paths returns where the namespaces of spec are pinned below dir.
+func (s Spec) paths(dir string) Set {
+	var set Set
+	if s.Net {
+		set.Net = filepath.Join(dir, "net")
+	}
+	if s.IPC {
+		set.IPC = filepath.Join(dir, "ipc")
+	}
+	if s.UTS {
+		set.UTS = filepath.Join(dir, "uts")
+	}
+	return set
+}
+
+// each calls f with the kernel's name and the pin of every namespace in the set.
+func (s Set) each(f func(kind, pin string) error) error {
+	for _, n := range [...]struct{ kind, pin string }{{"net", s.Net}, {"ipc", s.IPC}, {"uts", s.UTS}} {
+		if n.pin == "" {
+			continue
+		}
+		if err := f(n.kind, n.pin); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s Spec) check() ([]sysctlWrite, error) {
+	if s.UTS && len(s.Hostname) > maxHostname {
+		return nil, fmt.Errorf("%w: host name of %d bytes is longer than %d", ErrInvalid, len(s.Hostname), maxHostname)
+	}
+	return s.sysctlWrites()
+}
+
+// existing reports whether all of spec is pinned in dir.
+func existing(dir string, spec Spec) (Set, bool) {
+	set := spec.paths(dir)
+	err := set.each(func(_, pin string) error {
+		if !pinned(pin) {
+			return unix.ENOENT
+		}
+		return nil
+	})
+	return set, err == nil
+}
+
+// pinned reports whether a namespace is mounted on path.
+func pinned(path string) bool {
+	var st unix.Statfs_t
+	return unix.Statfs(path, &st) == nil && st.Type == unix.NSFS_MAGIC
+}
+
+// onThrowawayThread runs f on an operating system thread that ends with it,
+// because a thread that has left its namespaces must run nothing else.
+func onThrowawayThread(f func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() {
+			// The process's first thread never ends: it would keep the namespaces,
+			// and /proc/self would show them. Occupied here, it cannot be the one
+			// that runs the next attempt.
+			defer runtime.UnlockOSThread()
+			done <- onThrowawayThread(f)
+			return
+		}
+		// Not unlocked: the Go runtime ends the thread with the goroutine.
+		done <- f()
+	}()
+	return <-done
+}
+
+// build runs on the throwaway thread.
+func build(ctx context.Context, set Set, spec Spec, writes []sysctlWrite) error {
+	var flags int
+	if spec.Net {
+		flags |= unix.CLONE_NEWNET
+	}
+	if spec.IPC {
+		flags |= unix.CLONE_NEWIPC
+	}
+	if spec.UTS {
+		flags |= unix.CLONE_NEWUTS
+	}
+	if err := unix.Unshare(flags); err != nil {
+		return fmt.Errorf("unshare namespaces: %w", err)
+	}
+	if spec.UTS && spec.Hostname != "" {
+		if err := unix.Sethostname([]byte(spec.Hostname)); err != nil {
+			return fmt.Errorf("set host name %q: %w", spec.Hostname, err)
+		}
+	}
+	if spec.Net {
+		if err := loopbackUp(); err != nil {
+			return err
+		}
+	}
+	for _, w := range writes {
+		if err := w.do(); err != nil {
+			return err
+		}
+	}
+	if err := fault.At(ctx, "nspin.create.configured"); err != nil {
+		return err
+	}
+	return set.each(func(kind, pin string) error {
+		if err := pinThread(kind, pin); err != nil {
+			return err
+		}
+		return fault.At(ctx, "nspin.create.pinned")
+	})
+}
+
+// pinThread mounts this thread's namespace of one kind on a new file.
+func pinThread(kind, pin string) error {
+	fd, err := unix.Open(pin, unix.O_CREAT|unix.O_EXCL|unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0o444)
+	if err != nil {
+		return fmt.Errorf("pin %s: %w", pin, err)
+	}
+	_ = unix.Close(fd)
+	if err := unix.Mount("/proc/thread-self/ns/"+kind, pin, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("pin %s: bind mount: %w", pin, err)
+	}
+	return nil
+}
+
+// Remove unpins what is pinned in dir, and removes dir if nothing else is in it.
+// It succeeds if there is nothing. The kernel ends the namespaces once no process
+// is in them.
+func Remove(dir string) error {
+	var errs []error
+	_ = Spec{Net: true, IPC: true, UTS: true}.paths(dir).each(func(_, pin string) error {
+		errs = append(errs, unpin(pin))
+		return nil
+	})
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	switch err := unix.Rmdir(dir); err {
+	case nil, unix.ENOENT, unix.ENOTEMPTY, unix.EEXIST:
+		return nil
+	default:
+		return fmt.Errorf("remove %s: %w", dir, err)
+	}
+}
+
+// unpin removes every mount on the file, and the file.
+func unpin(pin string) error {
+	for {
+		err := unix.Unlink(pin)
+		if err == nil || err == unix.ENOENT {
+			return nil
+		}
+		if err != unix.EBUSY {
+			return fmt.Errorf("unpin %s: %w", pin, err)
+		}
+		// A mount point of this mount namespace cannot be unlinked.
+		if err := unix.Unmount(pin, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
+			return fmt.Errorf("unpin %s: unmount: %w", pin, err)
+		}
+	}
+}
