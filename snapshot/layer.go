@@ -1,0 +1,223 @@
+package snapshot
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/opencontainers/go-digest"
+	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/internal/atomicfile"
+	"github.com/coracle-project/coracle/internal/fault"
+)
+
+// layerFile is the content of layer.json.
+type layerFile struct {
+	Version int           `json:"version"` // 1
+	DiffID  digest.Digest `json:"diffID"`
+	Bytes   int64         `json:"bytes"`
+	Inodes  int64         `json:"inodes"`
+}
+
+// LayerWriter is one layer being unpacked. Exactly one of Commit and Abort ends it;
+// Abort after Commit does nothing, so it can be deferred. It is not safe for
+// concurrent use.
+type LayerWriter struct {
+	store *Store
+	name  string // in staging
+	done  bool
+}
+
+// NewLayer makes an empty staging directory for one layer.
+func (s *Store) NewLayer(ctx context.Context) (*LayerWriter, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	w := &LayerWriter{store: s, name: newName()}
+	if err := os.Mkdir(w.path(), 0o700); err != nil {
+		return nil, fmt.Errorf("stage a layer: %w", err)
+	}
+	// 0755 is what an image without an entry for its root directory gets.
+	if err := os.Mkdir(w.Dir(), 0o755); err != nil {
+		return nil, errors.Join(fmt.Errorf("stage a layer: %w", err), w.Abort())
+	}
+	return w, nil
+}
+
+func newName() string { return rand.Text() }
+
+func (w *LayerWriter) path() string { return filepath.Join(w.store.stagingDir(), w.name) }
+
+// Dir is the directory to unpack into, in overlayfs' on-disk form: whiteouts are
+// character devices 0/0, opaque directories carry trusted.overlay.opaque=y.
+func (w *LayerWriter) Dir() string { return filepath.Join(w.path(), "fs") }
+
+// Commit gives the layer its final name; bytes and inodes are its usage. If another
+// writer was faster the staged copy is dropped and Commit succeeds. On error the
+// writer is as before and Abort ends it.
+func (w *LayerWriter) Commit(ctx context.Context, diffID digest.Digest, bytes, inodes int64) error {
+	if w.done {
+		return fmt.Errorf("commit layer %s: writer has ended", diffID)
+	}
+	if err := checkDigest(diffID); err != nil {
+		return err
+	}
+	data, err := json.Marshal(layerFile{Version: 1, DiffID: diffID, Bytes: bytes, Inodes: inodes})
+	if err != nil {
+		return fmt.Errorf("commit layer %s: %w", diffID, err)
+	}
+	if err := atomicfile.Write(filepath.Join(w.path(), "layer.json"), data, 0o600); err != nil {
+		return fmt.Errorf("commit layer %s: %w", diffID, err)
+	}
+	if err := fault.At(ctx, "snapshot.layer.recorded"); err != nil {
+		return err
+	}
+	won, err := w.store.publish(w.path(), diffID, Usage{Bytes: bytes, Inodes: inodes})
+	if err != nil {
+		return err
+	}
+	if !won {
+		if err := w.Abort(); err != nil {
+			return err
+		}
+	}
+	w.done = true
+	return fault.At(ctx, "snapshot.layer.published")
+}
+
+// publish renames a staged layer to its final name and reports whether it was the
+// first under that name.
+func (s *Store) publish(staged string, diffID digest.Digest, u Usage) (won bool, err error) {
+	s.renames.Lock()
+	defer s.renames.Unlock()
+	if s.HasLayer(diffID) {
+		return false, nil
+	}
+	err = unix.Renameat2(unix.AT_FDCWD, staged, unix.AT_FDCWD, s.layerDir(diffID), unix.RENAME_NOREPLACE)
+	if err != nil {
+		return false, fmt.Errorf("commit layer %s: %w", diffID, &os.LinkError{Op: "rename", Old: staged, New: s.layerDir(diffID), Err: err})
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.layers[diffID] = &layer{usage: u}
+	return true, nil
+}
+
+// Abort drops the layer. After Commit or a first Abort it does nothing.
+func (w *LayerWriter) Abort() error {
+	if w.done {
+		return nil
+	}
+	w.done = true
+	w.store.trash.delete(w.name)
+	return nil
+}
+
+// HasLayer reports whether the layer is there, whole.
+func (s *Store) HasLayer(diffID digest.Digest) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.layers[diffID] != nil
+}
+
+// Layers lists all whole layers, sorted.
+func (s *Store) Layers() ([]digest.Digest, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Sorted(maps.Keys(s.layers)), nil
+}
+
+// LayerUsage returns what the layer takes, as said when it was committed.
+func (s *Store) LayerUsage(diffID digest.Digest) (Usage, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l := s.layers[diffID]
+	if l == nil {
+		return Usage{}, fmt.Errorf("layer %s: %w", diffID, ErrLayerMissing)
+	}
+	return l.usage, nil
+}
+
+// RemoveLayer deletes a layer; it fails with ErrLayerInUse, changing nothing, if a
+// snapshot uses it. A layer that is not there is fine.
+func (s *Store) RemoveLayer(ctx context.Context, diffID digest.Digest) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if err := checkDigest(diffID); err != nil {
+		return err
+	}
+	s.renames.Lock()
+	defer s.renames.Unlock()
+	taken, err := s.forgetLayer(diffID)
+	if err != nil || taken == nil {
+		return err
+	}
+	if err := s.discard(s.layerDir(diffID)); err != nil {
+		s.mu.Lock()
+		s.layers[diffID] = taken
+		s.mu.Unlock()
+		return fmt.Errorf("remove layer %s: %w", diffID, err)
+	}
+	return fault.At(ctx, "snapshot.layer.removed")
+}
+
+// forgetLayer takes an unused layer from the index, so that no snapshot can begin
+// to use it.
+func (s *Store) forgetLayer(diffID digest.Digest) (*layer, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l := s.layers[diffID]
+	if l != nil && l.users > 0 {
+		return nil, fmt.Errorf("remove layer %s: %w (%d of them)", diffID, ErrLayerInUse, l.users)
+	}
+	delete(s.layers, diffID)
+	return l, nil
+}
+
+// loadLayers reads the layers' records. A directory without a valid one was not
+// made by Commit, and is dropped.
+func (s *Store) loadLayers() error {
+	entries, err := os.ReadDir(s.layersDir())
+	if err != nil {
+		return fmt.Errorf("snapshot store: %w", err)
+	}
+	for _, e := range entries {
+		d := digest.NewDigestFromEncoded(digest.SHA256, e.Name())
+		u, err := readLayerFile(filepath.Join(s.layersDir(), e.Name()), d)
+		if err != nil {
+			s.log.Warn("dropping a broken layer", "layer", d, "error", err)
+			if err := s.discard(filepath.Join(s.layersDir(), e.Name())); err != nil {
+				return err
+			}
+			continue
+		}
+		s.layers[d] = &layer{usage: u}
+	}
+	return nil
+}
+
+func readLayerFile(dir string, d digest.Digest) (Usage, error) {
+	if err := checkDigest(d); err != nil {
+		return Usage{}, err
+	}
+	data, err := os.ReadFile(filepath.Join(dir, "layer.json"))
+	if err != nil {
+		return Usage{}, err
+	}
+	var f layerFile
+	if err := json.Unmarshal(data, &f); err != nil {
+		return Usage{}, fmt.Errorf("layer.json: %w", err)
+	}
+	if f.Version != 1 || f.DiffID != d {
+		return Usage{}, fmt.Errorf("layer.json: version %d of %s", f.Version, f.DiffID)
+	}
+	return Usage{Bytes: f.Bytes, Inodes: f.Inodes}, nil
+}

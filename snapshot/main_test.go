@@ -1,0 +1,100 @@
+package snapshot
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/opencontainers/go-digest"
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+)
+
+func TestMain(m *testing.M) {
+	if os.Geteuid() != 0 {
+		fmt.Fprintln(os.Stderr, "these tests mount overlays: run them as root")
+		os.Exit(1)
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// started returns a running store on root. The test's end removes its snapshots
+// and checks that no mount is left.
+func started(t testing.TB, root string) *Store {
+	t.Helper()
+	s := New(Config{Root: root})
+	if err := s.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		for _, snap := range s.List() {
+			if err := s.Remove(context.WithoutCancel(t.Context()), snap.ID); err != nil {
+				t.Error(err)
+			}
+		}
+		_ = s.Close()
+		left, err := s.mounts()
+		if err != nil || len(left) > 0 {
+			t.Errorf("mounts left: %v, %v", left, err)
+		}
+	})
+	return s
+}
+
+// restarted closes the store and starts another on its root, as after kill -9.
+func restarted(t testing.TB, s *Store) *Store {
+	t.Helper()
+	_ = s.Close()
+	return started(t, s.root)
+}
+
+// commitLayer makes a layer out of what fill writes to a directory.
+func commitLayer(t testing.TB, s *Store, name string, fill func(dir string)) digest.Digest {
+	t.Helper()
+	w, err := s.NewLayer(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	fill(w.Dir())
+	d := digest.FromString(name)
+	if err := w.Commit(t.Context(), d, int64(len(name)), 1); err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// commitLayers makes n layers; layer i has the files "i" and "top", both saying i.
+func commitLayers(t testing.TB, s *Store, n int) []digest.Digest {
+	t.Helper()
+	var layers []digest.Digest
+	for i := range n {
+		layers = append(layers, commitLayer(t, s, fmt.Sprint("layer ", i), func(dir string) {
+			write(t, filepath.Join(dir, fmt.Sprint(i)), fmt.Sprint(i))
+			write(t, filepath.Join(dir, "top"), fmt.Sprint(i))
+		}))
+	}
+	return layers
+}
+
+func write(t testing.TB, path, content string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func read(t testing.TB, path string) string {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+func exists(path string) bool {
+	var st unix.Stat_t
+	return unix.Lstat(path, &st) == nil
+}

@@ -1,0 +1,125 @@
+package snapshot
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// maxNesting bounds the descriptors that a removal holds, one per directory level.
+// A container can nest directories without limit, so what is deeper is first
+// renamed up into the staging directory and deleted from there.
+const maxNesting = 32
+
+// removeTree deletes the entry name of the directory dir with all below it. It
+// follows no symbolic link.
+func removeTree(ctx context.Context, dir, name string) error {
+	top, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open %s: %w", dir, err)
+	}
+	defer unix.Close(top)
+	r := remover{ctx: ctx, top: top, names: []string{name}}
+	var errs []error
+	for len(r.names) > 0 {
+		next := r.names[len(r.names)-1]
+		r.names = r.names[:len(r.names)-1]
+		if err := r.remove(top, next, 0); err != nil {
+			errs = append(errs, fmt.Errorf("delete %s: %w", filepath.Join(dir, next), err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+type remover struct {
+	ctx   context.Context
+	top   int      // the staging directory
+	names []string // entries of top still to delete
+}
+
+func (r *remover) remove(parent int, name string, depth int) error {
+	if err := r.ctx.Err(); err != nil {
+		return err
+	}
+	err := unix.Unlinkat(parent, name, 0)
+	if err == nil || err == unix.ENOENT {
+		return nil
+	}
+	if err != unix.EISDIR {
+		return err
+	}
+	err = unix.Unlinkat(parent, name, unix.AT_REMOVEDIR)
+	if err == nil || err == unix.ENOENT {
+		return nil
+	}
+	if err != unix.ENOTEMPTY && err != unix.EEXIST {
+		return err
+	}
+	if depth >= maxNesting {
+		up := newName()
+		if err := unix.Renameat(parent, name, r.top, up); err != nil {
+			return err
+		}
+		r.names = append(r.names, up)
+		return nil
+	}
+	if err := r.empty(parent, name, depth); err != nil {
+		return err
+	}
+	return unix.Unlinkat(parent, name, unix.AT_REMOVEDIR)
+}
+
+func (r *remover) empty(parent int, name string, depth int) error {
+	fd, err := unix.Openat(parent, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	// Entries that cannot be deleted are met again in each round: give up when a
+	// round has only those.
+	for {
+		if _, err := unix.Seek(fd, 0, unix.SEEK_SET); err != nil {
+			return err
+		}
+		var failed error
+		removed := 0
+		err := eachEntry(fd, func(entry string) error {
+			if err := r.remove(fd, entry, depth+1); err != nil {
+				failed = err
+				return nil
+			}
+			removed++
+			return nil
+		})
+		if err := errors.Join(err, r.ctx.Err()); err != nil {
+			return err
+		}
+		if removed == 0 {
+			return failed
+		}
+	}
+}
+
+// eachEntry calls f for all that an open directory holds from its offset on.
+func eachEntry(fd int, f func(name string) error) error {
+	buf := make([]byte, 8<<10)
+	var names []string
+	for {
+		n, err := unix.Getdents(fd, buf)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil || n == 0 {
+			return err
+		}
+		_, _, names = unix.ParseDirent(buf[:n], -1, names[:0])
+		for _, name := range names {
+			if err := f(name); err != nil {
+				return err
+			}
+		}
+	}
+}

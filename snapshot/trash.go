@@ -1,0 +1,123 @@
+package snapshot
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"sync"
+)
+
+// trash deletes directories of the staging directory in one background goroutine,
+// so that removing a container does not wait for its files.
+type trash struct {
+	dir  string
+	log  *slog.Logger
+	wake chan struct{} // has room for one
+
+	ctx  context.Context
+	stop context.CancelFunc
+	done chan struct{} // closed when the goroutine has ended
+
+	mu      sync.Mutex
+	queue   []trashed
+	started bool
+}
+
+// trashed is a directory to delete, or, with a channel, a mark in the queue: the
+// channel is closed when all before it is gone.
+type trashed struct {
+	name string
+	mark chan struct{}
+}
+
+func newTrash(dir string, log *slog.Logger) *trash {
+	ctx, stop := context.WithCancel(context.Background())
+	return &trash{dir: dir, log: log, wake: make(chan struct{}, 1), ctx: ctx, stop: stop, done: make(chan struct{})}
+}
+
+func (t *trash) start() {
+	t.mu.Lock()
+	t.started = true
+	t.mu.Unlock()
+	go t.run()
+}
+
+// close ends the goroutine after the file it is at.
+func (t *trash) close() {
+	t.stop()
+	t.mu.Lock()
+	started := t.started
+	t.mu.Unlock()
+	if started {
+		<-t.done
+	}
+}
+
+// delete has the named directory deleted; it does not wait.
+func (t *trash) delete(name string) { t.push(trashed{name: name}) }
+
+// flush waits until all that was deleted before is off the disk.
+func (t *trash) flush(ctx context.Context) error {
+	mark := make(chan struct{})
+	t.push(trashed{mark: mark})
+	select {
+	case <-mark:
+		return nil
+	case <-t.ctx.Done():
+		return fmt.Errorf("flush: snapshot store is closed")
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (t *trash) push(x trashed) {
+	t.mu.Lock()
+	t.queue = append(t.queue, x)
+	t.mu.Unlock()
+	select {
+	case t.wake <- struct{}{}:
+	default: // it is awake already
+	}
+}
+
+func (t *trash) run() {
+	defer close(t.done)
+	for {
+		select {
+		case <-t.ctx.Done():
+			return
+		case <-t.wake:
+		}
+		for {
+			x, ok := t.pop()
+			if !ok {
+				break
+			}
+			if x.mark != nil {
+				close(x.mark)
+				continue
+			}
+			err := removeTree(t.ctx, t.dir, x.name)
+			if t.ctx.Err() != nil {
+				return
+			}
+			if err != nil {
+				// Nobody waits for it, and the next Start tries again.
+				t.log.Warn("cannot delete", "path", filepath.Join(t.dir, x.name), "error", err)
+			}
+		}
+	}
+}
+
+func (t *trash) pop() (trashed, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.queue) == 0 {
+		t.queue = nil // the array of a burst is not kept
+		return trashed{}, false
+	}
+	x := t.queue[0]
+	t.queue = t.queue[1:]
+	return x, true
+}
