@@ -1,0 +1,139 @@
+package image
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+)
+
+// named is one entry of index.json with what it leads to.
+type named struct {
+	name   name
+	pulled time.Time
+	*content
+}
+
+// catalog is all images at one moment. It is never changed, only replaced, so that
+// readers need no lock.
+type catalog struct {
+	entries []named
+	images  map[digest.Digest]*Image
+	ids     map[string]digest.Digest // by repo:tag and repo@digest
+	list    []Image                  // by id
+}
+
+func newCatalog(entries []named) *catalog {
+	c := &catalog{entries: entries, images: map[digest.Digest]*Image{}, ids: map[string]digest.Digest{}}
+	for _, e := range entries {
+		c.add(e)
+	}
+	for _, img := range c.images {
+		slices.Sort(img.RepoTags)
+		slices.Sort(img.RepoDigests)
+		img.RepoDigests = slices.Compact(img.RepoDigests)
+		c.list = append(c.list, *img)
+	}
+	slices.SortFunc(c.list, func(a, b Image) int { return cmp.Compare(a.ID, b.ID) })
+	return c
+}
+
+func (c *catalog) add(e named) {
+	id := e.config.Digest
+	img, ok := c.images[id]
+	if !ok {
+		img = &Image{ID: id}
+		c.images[id] = img
+	}
+	if !ok || e.pulled.After(img.Pulled) {
+		img.Manifest, img.Size, img.Pulled = e.manifest, e.size(), e.pulled
+		img.Layers, img.Config = e.image.RootFS.DiffIDs, e.image.Config
+	}
+	byDigest := e.name.repo + "@" + e.top.Digest.String()
+	img.RepoDigests = append(img.RepoDigests, byDigest)
+	c.ids[byDigest] = id
+	if e.name.tag != "" {
+		img.RepoTags = append(img.RepoTags, e.name.String())
+		c.ids[e.name.String()] = id
+	}
+}
+
+// find looks an image up by reference, id or unique part of an id.
+func (c *catalog) find(ref string) (*Image, error) {
+	if hex, ok := idPrefix(ref); ok && len(hex) == 64 {
+		if img := c.images[digest.NewDigestFromEncoded(digest.SHA256, hex)]; img != nil {
+			return img, nil
+		}
+		return nil, fmt.Errorf("%w: no image has the id %s", ErrNotFound, ref)
+	}
+	n, err := parseName(ref)
+	if err == nil {
+		if id, ok := c.ids[n.String()]; ok {
+			return c.images[id], nil
+		}
+	}
+	if hex, ok := idPrefix(ref); ok {
+		return c.byPrefix(ref, hex)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return nil, fmt.Errorf("%w: %s", ErrNotFound, n)
+}
+
+func (c *catalog) byPrefix(ref, hex string) (*Image, error) {
+	var found *Image
+	for id, img := range c.images {
+		if !strings.HasPrefix(id.Encoded(), hex) {
+			continue
+		}
+		if found != nil {
+			return nil, fmt.Errorf("%w: %q is the beginning of more than one image id", ErrInvalidReference, ref)
+		}
+		found = img
+	}
+	if found == nil {
+		return nil, fmt.Errorf("%w: %s", ErrNotFound, ref)
+	}
+	return found, nil
+}
+
+// with returns the entries after a pull. A tag that pointed elsewhere moves; its old
+// image stays under its digest, because containers may run from it.
+func (c *catalog) with(e named) []named {
+	out := make([]named, 0, len(c.entries)+1)
+	seen := map[string]bool{e.name.String(): true}
+	for _, old := range c.entries {
+		if old.name == e.name && old.top.Digest != e.top.Digest {
+			old.name.tag, old.name.digest = "", old.top.Digest
+		}
+		if seen[old.name.String()] {
+			continue
+		}
+		seen[old.name.String()] = true
+		out = append(out, old)
+	}
+	return append(out, e)
+}
+
+// without returns the entries without an image.
+func (c *catalog) without(id digest.Digest) []named {
+	return slices.DeleteFunc(slices.Clone(c.entries), func(e named) bool { return e.config.Digest == id })
+}
+
+// reachable are the blobs and the layers that the images need.
+func (c *catalog) reachable() (blobs, layers map[digest.Digest]bool) {
+	blobs, layers = map[digest.Digest]bool{}, map[digest.Digest]bool{}
+	for _, e := range c.entries {
+		for _, d := range e.blobs() {
+			blobs[d] = true
+		}
+		for _, d := range e.image.RootFS.DiffIDs {
+			layers[d] = true
+		}
+	}
+	return blobs, layers
+}

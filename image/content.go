@@ -1,0 +1,166 @@
+package image
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// content is an image as its documents describe it, from the top descriptor (what
+// the name resolved to) down to the layers.
+type content struct {
+	top      ocispec.Descriptor
+	manifest digest.Digest
+	config   ocispec.Descriptor
+	image    *ocispec.Image
+	layers   []ocispec.Descriptor
+	// documents are the verified bytes of top, nested indexes, manifest and config.
+	documents map[digest.Digest][]byte
+}
+
+// reader reads a small blob that must have the descriptor's digest and size. The
+// registry is one, the store's own blobs are the other.
+type reader func(ctx context.Context, d ocispec.Descriptor) ([]byte, error)
+
+// resolve walks from a top document to the image for this machine.
+func resolve(ctx context.Context, top ocispec.Descriptor, data []byte, read reader) (*content, error) {
+	w := &walk{read: read, c: &content{top: top, documents: map[digest.Digest][]byte{top.Digest: data}}}
+	m, err := w.descend(ctx, top, data, 0)
+	if err != nil {
+		return nil, err
+	}
+	c := w.c
+	c.config, c.layers = *m.Config, m.Layers
+	config, err := w.document(ctx, c.config)
+	if err != nil {
+		return nil, err
+	}
+	c.image, err = parseConfig(config, len(c.layers))
+	if err != nil {
+		return nil, err
+	}
+	if platformScore(&c.image.Platform) == 0 {
+		return nil, fmt.Errorf("%w: it is for %s", ErrPlatform, platformName(&c.image.Platform))
+	}
+	return c, nil
+}
+
+type walk struct {
+	read  reader
+	c     *content
+	reads int
+}
+
+func (w *walk) document(ctx context.Context, d ocispec.Descriptor) ([]byte, error) {
+	if data, ok := w.c.documents[d.Digest]; ok {
+		return data, nil
+	}
+	if w.reads++; w.reads > maxManifestReads {
+		return nil, fmt.Errorf("%w: more than %d nested documents", ErrInvalidImage, maxManifestReads)
+	}
+	data, err := w.read(ctx, d)
+	if err != nil {
+		return nil, err
+	}
+	w.c.documents[d.Digest] = data
+	return data, nil
+}
+
+// descend finds the manifest: data's own, or the best of an index.
+func (w *walk) descend(ctx context.Context, d ocispec.Descriptor, data []byte, depth int) (*document, error) {
+	doc, err := parseDocument(data, d.MediaType)
+	if err != nil {
+		return nil, err
+	}
+	if !doc.isIndex() {
+		w.c.manifest = d.Digest
+		return doc, nil
+	}
+	if depth >= maxIndexDepth {
+		return nil, fmt.Errorf("%w: indexes nested deeper than %d", ErrInvalidImage, maxIndexDepth)
+	}
+	children := slices.Clone(doc.Manifests)
+	children = slices.DeleteFunc(children, func(c ocispec.Descriptor) bool {
+		_, known := documentKinds[c.MediaType]
+		return !known || platformScore(c.Platform) == 0
+	})
+	slices.SortStableFunc(children, func(a, b ocispec.Descriptor) int {
+		return cmp.Compare(platformScore(b.Platform), platformScore(a.Platform))
+	})
+	for _, child := range children {
+		data, err := w.document(ctx, child)
+		if err != nil {
+			return nil, err
+		}
+		m, err := w.descend(ctx, child, data, depth+1)
+		if errors.Is(err, ErrPlatform) {
+			delete(w.c.documents, child.Digest)
+			continue // an index within this one had nothing for us
+		}
+		return m, err
+	}
+	return nil, fmt.Errorf("%w: the index offers %s", ErrPlatform, offered(doc.Manifests))
+}
+
+// offered lists an index's platforms for an error.
+func offered(ms []ocispec.Descriptor) string {
+	const most = 16
+	s := ""
+	for i, m := range ms {
+		if i == most {
+			return s + ", …"
+		}
+		if i > 0 {
+			s += ", "
+		}
+		s += platformName(m.Platform)
+	}
+	if s == "" {
+		return "nothing"
+	}
+	return s
+}
+
+func platformName(p *ocispec.Platform) string {
+	if p == nil {
+		return "an unnamed platform"
+	}
+	s := p.OS + "/" + p.Architecture
+	if p.Variant != "" {
+		s += "/" + p.Variant
+	}
+	return fmt.Sprintf("%.60s", s)
+}
+
+// blobs are the digests of everything the image keeps under blobs/.
+func (c *content) blobs() []digest.Digest {
+	all := make([]digest.Digest, 0, len(c.documents)+len(c.layers))
+	for d := range c.documents {
+		all = append(all, d)
+	}
+	for _, l := range c.layers {
+		all = append(all, l.Digest)
+	}
+	return all
+}
+
+// forget drops the documents' bytes once they are stored; their digests stay.
+func (c *content) forget() {
+	for d := range c.documents {
+		c.documents[d] = nil
+	}
+}
+
+// size is config and compressed layers, as Image.Size.
+func (c *content) size() int64 {
+	n := c.config.Size
+	for _, l := range c.layers {
+		n += l.Size
+	}
+	return n
+}

@@ -1,0 +1,180 @@
+package image
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/coracle-project/coracle/internal/atomicfile"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sys/unix"
+)
+
+// annotationPulled is when an index entry was last pulled, RFC 3339. It tells kubelet's
+// image garbage collection what is old and steers nothing else.
+const annotationPulled = "io.coracle.image.pulled"
+
+// layout is the directory of the store. All names below it are fixed or made from
+// validated digests, so package os is enough here.
+type layout struct{ root string }
+
+func (l layout) index() string  { return filepath.Join(l.root, ocispec.ImageIndexFile) }
+func (l layout) ingest() string { return filepath.Join(l.root, "ingest") }
+func (l layout) blobs() string {
+	return filepath.Join(l.root, ocispec.ImageBlobsDir, digest.SHA256.String())
+}
+
+func (l layout) blob(d digest.Digest) string { return filepath.Join(l.blobs(), d.Encoded()) }
+
+// create makes what is missing of the layout, and empties ingest/.
+func (l layout) create() error {
+	if err := os.MkdirAll(l.blobs(), 0o755); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(l.ingest()); err != nil {
+		return err
+	}
+	if err := os.Mkdir(l.ingest(), 0o700); err != nil {
+		return err
+	}
+	file := filepath.Join(l.root, ocispec.ImageLayoutFile)
+	if _, err := os.Stat(file); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	data, err := json.Marshal(ocispec.ImageLayout{Version: ocispec.ImageLayoutVersion})
+	if err != nil {
+		return err
+	}
+	return atomicfile.WriteSync(file, data, 0o644)
+}
+
+// stage opens a new file in ingest/.
+func (l layout) stage() (*os.File, error) { return os.CreateTemp(l.ingest(), "blob-*") }
+
+// has says whether a blob of that size is there.
+func (l layout) has(d ocispec.Descriptor) bool {
+	st, err := os.Stat(l.blob(d.Digest))
+	return err == nil && st.Mode().IsRegular() && st.Size() == d.Size
+}
+
+// put stores a small blob whose digest has been checked.
+func (l layout) put(d digest.Digest, data []byte) error {
+	f, err := l.stage()
+	if err != nil {
+		return err
+	}
+	defer os.Remove(f.Name()) // fails once it is renamed
+	defer f.Close()
+	if _, err := f.Write(data); err != nil {
+		return err
+	}
+	return l.keep(f, d)
+}
+
+// keep gives a staged file its final name.
+func (l layout) keep(f *os.File, d digest.Digest) error {
+	if err := f.Chmod(0o644); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), l.blob(d))
+}
+
+// read is a reader over the layout's own blobs.
+func (l layout) read(_ context.Context, d ocispec.Descriptor) ([]byte, error) {
+	f, err := os.Open(l.blob(d.Digest))
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, maxConfigBytes+1))
+	if err != nil {
+		return nil, err
+	}
+	return data, verify(data, d.Digest)
+}
+
+// loadIndex reads index.json; a missing one is a store without images.
+func (l layout) loadIndex() ([]indexEntry, error) {
+	data, err := os.ReadFile(l.index())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var index ocispec.Index
+	if err := json.Unmarshal(data, &index); err != nil {
+		return nil, l.corrupt(err)
+	}
+	entries := make([]indexEntry, 0, len(index.Manifests))
+	for _, m := range index.Manifests {
+		e, err := parseIndexEntry(m)
+		if err != nil {
+			return nil, l.corrupt(err)
+		}
+		entries = append(entries, e)
+	}
+	return entries, nil
+}
+
+func (l layout) corrupt(err error) error {
+	return fmt.Errorf("image index %s is corrupt: %w; move it away to start without images, they can be pulled again", l.index(), err)
+}
+
+// indexEntry is a line of index.json.
+type indexEntry struct {
+	name   name
+	top    ocispec.Descriptor
+	pulled time.Time
+}
+
+func parseIndexEntry(m ocispec.Descriptor) (indexEntry, error) {
+	if err := checkDescriptor(m, maxManifestBytes); err != nil {
+		return indexEntry{}, err
+	}
+	n, err := parseName(m.Annotations[ocispec.AnnotationRefName])
+	if err != nil {
+		return indexEntry{}, fmt.Errorf("entry %s: %w", m.Digest, err)
+	}
+	pulled, err := time.Parse(time.RFC3339Nano, m.Annotations[annotationPulled])
+	if err != nil {
+		return indexEntry{}, fmt.Errorf("entry %s: %w", m.Digest, err)
+	}
+	m.Annotations = nil
+	return indexEntry{name: n, top: m, pulled: pulled}, nil
+}
+
+// saveIndex replaces index.json, durably: this is the moment when images exist.
+func (l layout) saveIndex(entries []named) error {
+	index := ocispec.Index{MediaType: ocispec.MediaTypeImageIndex, Manifests: make([]ocispec.Descriptor, 0, len(entries))}
+	index.SchemaVersion = 2
+	for _, e := range entries {
+		m := e.top
+		m.Annotations = map[string]string{
+			ocispec.AnnotationRefName: e.name.String(),
+			annotationPulled:          e.pulled.UTC().Format(time.RFC3339Nano),
+		}
+		index.Manifests = append(index.Manifests, m)
+	}
+	data, err := json.MarshalIndent(index, "", "  ")
+	if err != nil {
+		return err
+	}
+	return atomicfile.WriteSync(l.index(), append(data, '\n'), 0o644)
+}
+
+// free returns the bytes that may still be written.
+func (l layout) free() (int64, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(l.root, &st); err != nil {
+		return 0, fmt.Errorf("statfs %s: %w", l.root, err)
+	}
+	return int64(st.Bavail) * st.Bsize, nil
+}

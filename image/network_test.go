@@ -1,0 +1,259 @@
+package image
+
+import (
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+)
+
+func bigLayer() testLayer { return plainLayer(tarOf("big", strings.Repeat("0123456789", 100_000))) }
+
+// breaking makes the registry break off the first n answers with a layer after some
+// bytes, and then serve it whole.
+func breaking(r *fakeRegistry, layer digest.Digest, n int32, ranges bool) (ranged *atomic.Int32) {
+	ranged = new(atomic.Int32)
+	var left atomic.Int32
+	left.Store(n)
+	r.intercept = func(w http.ResponseWriter, req *http.Request) bool {
+		if !strings.HasSuffix(req.URL.Path, string(layer)) {
+			return false
+		}
+		if req.Header.Get("Range") != "" {
+			ranged.Add(1)
+		}
+		if !ranges {
+			req.Header.Del("Range")
+		}
+		if left.Add(-1) < 0 {
+			return false
+		}
+		http.ServeContent(&breakingWriter{ResponseWriter: w, left: 200_000}, req, "", time.Time{}, strings.NewReader(string(r.blobs[layer])))
+		panic(http.ErrAbortHandler)
+	}
+	return ranged
+}
+
+// breakingWriter swallows all but the first bytes.
+type breakingWriter struct {
+	http.ResponseWriter
+	left int
+}
+
+func (b *breakingWriter) Write(p []byte) (int, error) {
+	n, err := b.ResponseWriter.Write(p[:min(len(p), b.left)])
+	b.left -= n
+	if b.left == 0 {
+		b.ResponseWriter.(http.Flusher).Flush()
+		return n, errors.New("broken off")
+	}
+	return n, err
+}
+
+func TestDownloadResumes(t *testing.T) {
+	for _, ranges := range []bool{true, false} {
+		t.Run(fmt.Sprint("ranges ", ranges), func(t *testing.T) {
+			r, s := newFake(t), openStore(t, nil)
+			p := r.image("app:1", []testLayer{bigLayer()}, nil)
+			ranged := breaking(r, p.layers[0], 2, ranges)
+			var done, total int64
+			_, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{Progress: func(d, n int64) { done, total = d, n }})
+			must(t, err)
+			if ranged.Load() != 2 || done != total {
+				t.Errorf("%d range requests, progress %d of %d", ranged.Load(), done, total)
+			}
+			if got := len(s.content(t, p.diffIDs[0], "big")); got != 1_000_000 {
+				t.Errorf("file has %d bytes", got)
+			}
+		})
+	}
+}
+
+func TestDownloadGivesUp(t *testing.T) {
+	r, s := newFake(t), openStore(t, nil)
+	p := r.image("app:1", []testLayer{bigLayer()}, nil)
+	r.intercept = func(w http.ResponseWriter, req *http.Request) bool {
+		if strings.HasSuffix(req.URL.Path, string(p.layers[0])) {
+			panic(http.ErrAbortHandler)
+		}
+		return false
+	}
+	_, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
+	if !errors.Is(err, ErrUnavailable) || s.left(t) != nothingLeft {
+		t.Errorf("error %v, left %s", err, s.left(t))
+	}
+	if n := r.asked(string(p.layers[0])); n < 2 || n > 2*blobTries {
+		t.Errorf("asked %d times", n) // net/http itself repeats a GET on a reused connection
+	}
+}
+
+func TestServerErrorsAreRetried(t *testing.T) {
+	r, s := newFake(t), openStore(t, nil)
+	r.image("app:1", threeLayers(), nil)
+	var n atomic.Int32
+	r.intercept = func(w http.ResponseWriter, req *http.Request) bool {
+		if n.Add(1)%2 == 1 {
+			refuse(w, http.StatusServiceUnavailable, "BUSY")
+			return true
+		}
+		return false
+	}
+	_, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
+	must(t, err)
+}
+
+func TestSilentRegistry(t *testing.T) {
+	for name, after := range map[string]string{"before the manifest": "/manifests/", "in a blob": "/blobs/"} {
+		t.Run(name, func(t *testing.T) {
+			r := newFake(t)
+			s := openStore(t, func(c *Config) { c.StallTimeout = 50 * time.Millisecond })
+			r.image("app:1", []testLayer{bigLayer()}, nil)
+			r.intercept = func(w http.ResponseWriter, req *http.Request) bool {
+				if !strings.Contains(req.URL.Path, after) {
+					return false
+				}
+				if after == "/blobs/" {
+					_, _ = w.Write([]byte("{"))
+					w.(http.Flusher).Flush()
+				}
+				<-req.Context().Done()
+				return true
+			}
+			_, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
+			if !errors.Is(err, ErrUnavailable) || s.left(t) != nothingLeft {
+				t.Errorf("error %v, left %s", err, s.left(t))
+			}
+		})
+	}
+}
+
+func TestBasicAuth(t *testing.T) {
+	r, s := newFake(t), openStore(t, nil)
+	r.image("app:1", threeLayers(), nil)
+	r.intercept = func(w http.ResponseWriter, req *http.Request) bool {
+		if u, p, ok := req.BasicAuth(); ok && u == "me" && p == "secret" {
+			return false
+		}
+		w.Header().Set("WWW-Authenticate", `Basic realm="test"`)
+		refuse(w, http.StatusUnauthorized, "UNAUTHORIZED")
+		return true
+	}
+	for name, a := range map[string]Auth{"none": {}, "wrong": {Username: "me", Password: "guess"}, "no password": {Username: "me"}} {
+		_, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{Auth: a})
+		if !errors.Is(err, ErrUnauthorized) || strings.Contains(err.Error(), "guess") {
+			t.Errorf("%s: error %v", name, err)
+		}
+	}
+	_, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{Auth: Auth{Username: "me", Password: "secret"}})
+	must(t, err)
+}
+
+func TestBearerAuth(t *testing.T) {
+	r, s := newFake(t), openStore(t, nil)
+	r.image("app:1", threeLayers(), nil)
+	r.intercept = func(w http.ResponseWriter, req *http.Request) bool {
+		if req.URL.Path == "/token" {
+			u, p, _ := req.BasicAuth()
+			_ = req.ParseForm()
+			if u+p != "mesecret" && req.Form.Get("refresh_token") != "identity" {
+				refuse(w, http.StatusUnauthorized, "DENIED")
+				return true
+			}
+			fmt.Fprint(w, `{"token":"good","access_token":"good"}`)
+			return true
+		}
+		if req.Header.Get("Authorization") == "Bearer good" {
+			return false
+		}
+		w.Header().Set("WWW-Authenticate", fmt.Sprintf(`Bearer realm="%s/token",service="s",scope="repository:app:pull"`, r.URL))
+		refuse(w, http.StatusUnauthorized, "UNAUTHORIZED")
+		return true
+	}
+	for name, c := range map[string]struct {
+		auth Auth
+		ok   bool
+	}{
+		"password":       {Auth{Username: "me", Password: "secret"}, true},
+		"identity token": {Auth{IdentityToken: "identity"}, true},
+		"registry token": {Auth{RegistryToken: "good"}, true},
+		"wrong password": {Auth{Username: "me", Password: "x"}, false},
+		"wrong token":    {Auth{RegistryToken: "bad"}, false},
+		"none":           {Auth{}, false},
+	} {
+		_, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{Auth: c.auth})
+		if c.ok && err != nil || !c.ok && !errors.Is(err, ErrUnauthorized) {
+			t.Errorf("%s: error %v", name, err)
+		}
+	}
+	if n := r.asked("/token"); n > 6 {
+		t.Errorf("%d token requests: tokens are not kept during a pull", n)
+	}
+}
+
+func TestTLS(t *testing.T) {
+	r := unstartedFake()
+	r.Server = httptest.NewUnstartedServer(http.HandlerFunc(r.serve))
+	r.Config.ErrorLog = nil
+	r.StartTLS()
+	t.Cleanup(r.Close)
+	r.image("app:1", threeLayers(), nil)
+	ca := filepath.Join(t.TempDir(), "ca.pem")
+	must(t, os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: r.Certificate().Raw}), 0o600))
+	for name, c := range map[string]struct {
+		registries map[string]Registry
+		want       string
+	}{
+		"unknown authority":            {map[string]Registry{r.host(): {}}, "ca_file"},
+		"loopback by HTTP, then HTTPS": {nil, "ca_file"},
+		"insecure":                     {map[string]Registry{r.host(): {InsecureSkipVerify: true}}, ""},
+		"CA file":                      {map[string]Registry{r.host(): {CAFile: ca}}, ""},
+		"HTTP where HTTPS is spoken":   {map[string]Registry{r.host(): {PlainHTTP: true}}, "400"},
+	} {
+		s := openStore(t, func(c2 *Config) { c2.Registries = c.registries })
+		_, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
+		if c.want == "" && err != nil || c.want != "" && (!errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), c.want)) {
+			t.Errorf("%s: error %v, want %q", name, err, c.want)
+		}
+	}
+	plain := newFake(t)
+	s := openStore(t, func(c *Config) { c.Registries = map[string]Registry{plain.host(): {}} })
+	if _, err := s.Pull(t.Context(), plain.ref("app:1"), PullOptions{}); !errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), "plain_http") {
+		t.Errorf("HTTPS where HTTP is spoken: %v", err)
+	}
+}
+
+func TestMirrors(t *testing.T) {
+	origin, mirror := newFake(t), newFake(t)
+	p := origin.image("app:1", threeLayers(), nil)
+	mirror.image("app:1", threeLayers(), nil)
+	mirror.mu.Lock()
+	delete(mirror.blobs, p.layers[0]) // the mirror is not complete
+	mirror.mu.Unlock()
+	mirror.intercept = func(_ http.ResponseWriter, req *http.Request) bool {
+		if req.Header.Get("Authorization") != "" {
+			t.Error("credentials sent to the mirror")
+		}
+		return false
+	}
+	s := openStore(t, func(c *Config) {
+		c.Registries = map[string]Registry{origin.host(): {PlainHTTP: true, Mirrors: []string{"http://127.0.0.1:1", mirror.URL}}}
+	})
+	img, err := s.Pull(t.Context(), origin.ref("app:1"), PullOptions{Auth: Auth{Username: "a", Password: "b"}})
+	must(t, err)
+	if img.RepoTags[0] != origin.ref("app:1") || mirror.asked("/manifests/") == 0 || origin.asked("/manifests/") != 0 || origin.asked("/blobs/") != 1 {
+		t.Errorf("tags %q; mirror %v, origin %v", img.RepoTags, mirror.requests, origin.requests)
+	}
+	_, err = s.Pull(t.Context(), origin.ref("none:1"), PullOptions{})
+	if !errors.Is(err, ErrNotFound) || !strings.Contains(err.Error(), "mirrors:") {
+		t.Errorf("error %v, want the registry's own with the mirrors' words", err)
+	}
+}

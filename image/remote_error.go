@@ -1,0 +1,135 @@
+package image
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+
+	"golang.org/x/sys/unix"
+	"oras.land/oras-go/v2/registry/remote/errcode"
+)
+
+// remoteError is a registry's refusal or a failure to reach it, in words, with its
+// kind and whether trying again may help.
+type remoteError struct {
+	kind      error
+	text      string
+	cause     error
+	transient bool
+}
+
+func (e *remoteError) Error() string { return e.kind.Error() + ": " + e.text }
+
+func (e *remoteError) Unwrap() []error {
+	if e.cause == nil {
+		return []error{e.kind}
+	}
+	return []error{e.kind, e.cause}
+}
+
+// isTransient says whether a retry may help.
+func isTransient(err error) bool {
+	var r *remoteError
+	return errors.As(err, &r) && r.transient
+}
+
+// isRefused says that nobody listens at the address. A retry helps only if the
+// registry was there a moment ago.
+func isRefused(err error) bool { return errors.Is(err, unix.ECONNREFUSED) }
+
+// statusError words an answer that is not 2xx.
+func (src *source) statusError(e *endpoint, what string, resp *http.Response) error {
+	var body struct {
+		Errors errcode.Errors `json:"errors"`
+	}
+	said := ""
+	data, _ := io.ReadAll(io.LimitReader(resp.Body, 8<<10)) // the words are only decoration
+	if json.Unmarshal(data, &body) == nil && len(body.Errors) > 0 {
+		said = fmt.Sprintf(": %.300s", body.Errors.Error())
+	}
+	return src.refusal(e, what, resp.StatusCode, said)
+}
+
+func (src *source) refusal(e *endpoint, what string, status int, said string) error {
+	text := fmt.Sprintf("registry %s answers %d %s to %s%s", e.host, status, http.StatusText(status), what, said)
+	switch {
+	case status == http.StatusUnauthorized || status == http.StatusForbidden:
+		hint := "; check user name, password and rights"
+		if src.anonymous {
+			hint = "; it needs credentials (or the repository does not exist), and none were given"
+		}
+		return &remoteError{kind: ErrUnauthorized, text: text + hint}
+	case status == http.StatusNotFound:
+		return &remoteError{kind: ErrNotFound, text: text}
+	case status == http.StatusTooManyRequests, status == http.StatusRequestTimeout, status >= 500:
+		return &remoteError{kind: ErrUnavailable, text: text, transient: true}
+	}
+	return &remoteError{kind: ErrUnavailable, text: text}
+}
+
+// transportError words a failure to reach the registry or to authenticate with it.
+// If ctx has ended, that is the error.
+func (src *source) transportError(ctx context.Context, e *endpoint, err error) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	var token *errcode.ErrorResponse
+	if errors.As(err, &token) {
+		said := ""
+		if len(token.Errors) > 0 {
+			said = fmt.Sprintf(": %.300s", token.Errors.Error())
+		}
+		return src.refusal(e, "the token request", token.StatusCode, said)
+	}
+	var dial *url.Error
+	if !errors.As(err, &dial) && !errors.Is(err, errStalled) && !isNetwork(err) {
+		// Neither an answer nor the network: the authentication cannot be
+		// done, as with a Basic challenge and no password.
+		return &remoteError{kind: ErrUnauthorized, cause: err, text: fmt.Sprintf("registry %s: %v; check the credentials", e.host, err)}
+	}
+	text := fmt.Sprintf("registry %s://%s: %v", e.scheme(), e.host, err)
+	hint, transient := hintFor(err)
+	return &remoteError{kind: ErrUnavailable, cause: err, text: text + hint, transient: transient}
+}
+
+func isNetwork(err error) bool {
+	var ne net.Error
+	return errors.As(err, &ne) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) ||
+		errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE)
+}
+
+// hintFor says what to do about an error of the network, and whether to try again.
+func hintFor(err error) (hint string, transient bool) {
+	var record tls.RecordHeaderError
+	var unknownCA x509.UnknownAuthorityError
+	var hostname x509.HostnameError
+	var invalid x509.CertificateInvalidError
+	var dns *net.DNSError
+	switch {
+	case isRefused(err):
+		return "; is the registry running there?", false
+	case errors.As(err, &record):
+		return "; the registry speaks plain HTTP: set plain_http for it", false
+	case errors.As(err, &unknownCA), errors.As(err, &hostname), errors.As(err, &invalid):
+		return "; set ca_file for the registry if its certificate is to be trusted", false
+	case errors.As(err, &dns) && dns.IsNotFound:
+		return "; check the name of the registry", false
+	}
+	return "", true
+}
+
+// withMirrors adds to the registry's own error what its mirrors said.
+func withMirrors(err error, mirrors []error) error {
+	if len(mirrors) == 0 {
+		return err
+	}
+	// Only in words: the kind of the error is the registry's.
+	return fmt.Errorf("%w (mirrors: %v)", err, errors.Join(mirrors...))
+}

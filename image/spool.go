@@ -1,0 +1,89 @@
+package image
+
+import (
+	"context"
+	"io"
+	"os"
+	"sync"
+)
+
+// spool is a file that one goroutine appends to while another reads behind it. The
+// file is the buffer between a registry and the unpacking: neither slows the other,
+// and what is read is still in the page cache.
+type spool struct {
+	f *os.File
+
+	mu     sync.Mutex
+	more   sync.Cond
+	size   int64
+	closed bool
+	err    error // why it was closed; nil means it is whole
+}
+
+func newSpool(f *os.File) *spool {
+	s := &spool{f: f}
+	s.more.L = &s.mu
+	return s
+}
+
+// Write appends.
+func (s *spool) Write(p []byte) (int, error) {
+	n, err := s.f.Write(p)
+	s.mu.Lock()
+	s.size += int64(n)
+	s.mu.Unlock()
+	s.more.Broadcast()
+	return n, err
+}
+
+// finish ends the file: readers get io.EOF after the last byte, or err at once.
+func (s *spool) finish(err error) {
+	s.mu.Lock()
+	if !s.closed {
+		s.closed, s.err = true, err
+	}
+	s.mu.Unlock()
+	s.more.Broadcast()
+}
+
+// wait blocks until there are bytes after off, and returns how many.
+func (s *spool) wait(off int64) (int64, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for {
+		switch {
+		case s.closed && s.err != nil:
+			return 0, s.err
+		case s.size > off:
+			return s.size - off, nil
+		case s.closed:
+			return 0, io.EOF
+		}
+		s.more.Wait()
+	}
+}
+
+// reader reads the spool from its start, waiting for what is not there yet. When ctx
+// ends, waiting ends; call stop when done with the reader.
+func (s *spool) reader(ctx context.Context) (r io.Reader, stop func() bool) {
+	stop = context.AfterFunc(ctx, func() { s.finish(ctx.Err()) })
+	return &spoolReader{s: s}, stop
+}
+
+type spoolReader struct {
+	s   *spool
+	off int64
+}
+
+func (r *spoolReader) Read(p []byte) (int, error) {
+	if len(p) == 0 {
+		return 0, nil
+	}
+	n, err := r.s.wait(r.off)
+	if err != nil {
+		return 0, err
+	}
+	got, err := r.s.f.ReadAt(p[:min(n, int64(len(p)))], r.off)
+	r.off += int64(got)
+	return got, err
+}

@@ -1,0 +1,176 @@
+package unpack
+
+import (
+	"archive/tar"
+	"fmt"
+	"io"
+	"math"
+	"path"
+	"strings"
+
+	"github.com/coracle-project/coracle/internal/safepath"
+	"golang.org/x/sys/unix"
+)
+
+// entry writes one entry of the archive.
+func (u *unpacker) entry(h *tar.Header, body io.Reader) error {
+	switch h.Typeflag {
+	case tar.TypeXGlobalHeader:
+		return nil // comments, as git-archive writes them
+	case tar.TypeReg, tar.TypeCont, tar.TypeGNUSparse, tar.TypeLink, tar.TypeSymlink,
+		tar.TypeChar, tar.TypeBlock, tar.TypeDir, tar.TypeFifo:
+	default:
+		return invalid("unknown entry type %q", h.Typeflag)
+	}
+	name, err := cleanName(h.Name)
+	if err != nil {
+		return err
+	}
+	if err := checkHeader(h); err != nil {
+		return err
+	}
+	if name == "." {
+		return u.rootEntry(h)
+	}
+	hidden, skip, err := whiteoutOf(name)
+	if skip || err != nil {
+		return err
+	}
+	if hidden == opaqueMark {
+		return u.opaque(path.Dir(name))
+	}
+	if hidden != "" {
+		return u.whiteout(path.Join(path.Dir(name), hidden))
+	}
+	dir, base, err := u.parentOf(name)
+	if err != nil {
+		return err
+	}
+	if h.Typeflag == tar.TypeDir {
+		return u.directory(dir, base, name, h)
+	}
+	if h.Typeflag == tar.TypeLink {
+		return u.hardLink(dir, base, name, h)
+	}
+	return u.replacing(dir, base, func() error { return u.create(dir, base, h, body) })
+}
+
+// cleanName turns an archive's name into a path relative to the layer's root.
+func cleanName(name string) (string, error) {
+	if name == "" || strings.ContainsRune(name, 0) {
+		return "", invalid("empty name or NUL in name")
+	}
+	name = path.Clean(strings.TrimLeft(name, "/"))
+	if name == ".." || strings.HasPrefix(name, "../") {
+		return "", fmt.Errorf("%w: %w", ErrInvalid, safepath.ErrEscapes)
+	}
+	return name, nil
+}
+
+// checkHeader refuses numbers that the kernel's types cannot hold.
+func checkHeader(h *tar.Header) error {
+	if h.Uid < 0 || int64(h.Uid) >= math.MaxUint32 || h.Gid < 0 || int64(h.Gid) >= math.MaxUint32 {
+		return invalid("owner %d:%d out of range", h.Uid, h.Gid)
+	}
+	if h.Devmajor < 0 || h.Devmajor > 0xfff || h.Devminor < 0 || h.Devminor > 0xfffff {
+		if h.Typeflag == tar.TypeChar || h.Typeflag == tar.TypeBlock {
+			return invalid("device number %d:%d out of range", h.Devmajor, h.Devminor)
+		}
+	}
+	return checkXattrs(h)
+}
+
+// rootEntry applies an entry for the layer's root itself.
+func (u *unpacker) rootEntry(h *tar.Header) error {
+	if h.Typeflag != tar.TypeDir {
+		return invalid("the root of a layer must be a directory")
+	}
+	d, err := u.root.OpenDir("")
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	if err := d.SetOwner(h.Uid, h.Gid); err != nil {
+		return err
+	}
+	for attr, value := range keptXattrs(h) {
+		if err := d.SetXattr(attr, []byte(value)); err != nil {
+			return err
+		}
+	}
+	if err := d.SetMode(uint32(h.Mode)); err != nil {
+		return err
+	}
+	st, err := d.Stat()
+	if err != nil {
+		return err
+	}
+	return u.rememberTimes(".", st.Ino, h)
+}
+
+// parentOf opens the directory that name is in, making it if the archive did not.
+func (u *unpacker) parentOf(name string) (*safepath.Dir, string, error) {
+	parent, base := path.Dir(name), path.Base(name)
+	if u.parent != nil && u.parentName == parent {
+		return u.parent, base, nil
+	}
+	d, err := u.ensureDir(parent)
+	if err != nil {
+		return nil, "", err
+	}
+	u.forgetParent()
+	u.parent, u.parentName = d, parent
+	return d, base, nil
+}
+
+func (u *unpacker) forgetParent() {
+	if u.parent != nil {
+		u.parent.Close()
+		u.parent = nil
+	}
+}
+
+func (u *unpacker) ensureDir(name string) (*safepath.Dir, error) {
+	if err := u.revive(name); err != nil {
+		return nil, err
+	}
+	d, made, err := u.root.EnsureDir(name, 0o755)
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range made {
+		if err := u.root.Chmod(m, 0o755); err != nil { // whatever the umask
+			d.Close()
+			return nil, err
+		}
+		u.usage.Inodes++
+		u.entries++ // one entry can make thousands
+	}
+	return d, nil
+}
+
+// replacing runs create, and once more after removing what stands in its place:
+// later entries win.
+func (u *unpacker) replacing(d *safepath.Dir, base string, create func() error) error {
+	err := create()
+	if !isExist(err) {
+		return err
+	}
+	if err := u.clear(d, base); err != nil {
+		return err
+	}
+	return create()
+}
+
+// clear removes an earlier entry of this layer.
+func (u *unpacker) clear(d *safepath.Dir, base string) error {
+	st, err := d.Lstat(base)
+	if err != nil {
+		return err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFDIR && st.Nlink == 1 {
+		u.usage.Inodes--
+		u.usage.Bytes -= st.Blocks * 512
+	}
+	return d.RemoveAll(base)
+}
