@@ -1,0 +1,60 @@
+package network
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/coracle-project/coracle/internal/nspin"
+)
+
+func BenchmarkSetupTeardown(b *testing.B) {
+	for _, bc := range []struct {
+		name  string
+		ports []PortMapping
+	}{
+		{"plain", nil},
+		{"ports=2", []PortMapping{{Protocol: "tcp", HostPort: 8080, ContainerPort: 80}, {Protocol: "udp", HostPort: 5353, ContainerPort: 53}}},
+	} {
+		b.Run(bc.name, func(b *testing.B) {
+			m := started(b, testConfig(b))
+			dir := b.TempDir()
+			if _, err := m.bridge.ensureHost(); err != nil {
+				b.Fatal(err)
+			}
+			var up, down time.Duration
+			for i := 0; b.Loop(); i++ {
+				b.StopTimer()
+				ns := filepath.Join(dir, fmt.Sprint(i))
+				set, err := nspin.Create(b.Context(), ns, nspin.Spec{Net: true})
+				if err != nil {
+					b.Fatal(err)
+				}
+				b.StartTimer()
+				p := Pod{ID: fmt.Sprint("pod", i), NetNS: set.Net, Ports: bc.ports}
+				start := time.Now()
+				if _, err := m.Setup(b.Context(), p); err != nil {
+					b.Fatal(err)
+				}
+				mid := time.Now()
+				if err := m.Teardown(b.Context(), p); err != nil {
+					b.Fatal(err)
+				}
+				up += mid.Sub(start)
+				down += time.Since(mid)
+				b.StopTimer()
+				if err := m.Flush(context.Background()); err != nil {
+					b.Fatal(err)
+				}
+				if err := nspin.Remove(ns); err != nil {
+					b.Fatal(err)
+				}
+				b.StartTimer()
+			}
+			b.ReportMetric(float64(up.Microseconds())/float64(b.N), "µs/setup")
+			b.ReportMetric(float64(down.Microseconds())/float64(b.N), "µs/teardown")
+		})
+	}
+}

@@ -1,0 +1,321 @@
+package network
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/coracle-project/coracle/internal/fault"
+	"github.com/coracle-project/coracle/internal/keylock"
+)
+
+// cniNet connects pods through the operator's CNI plugins. A pod is torn down
+// with the configuration that it was set up with, which its record holds,
+// whatever the directory says by then.
+type cniNet struct {
+	confDir string
+	binDirs []string
+	cni     *libcni.CNIConfig
+	log     *slog.Logger
+	records records[cniLease]
+	busy    keylock.Lock // by pod id
+
+	mu     sync.Mutex
+	leases map[string]cniLease
+}
+
+// cniLease is what a pod has of CNI, and its record's content.
+type cniLease struct {
+	PodID  string          `json:"podID"`
+	Stage  stage           `json:"stage"`
+	NetNS  string          `json:"netns"`
+	Config json.RawMessage `json:"config"`
+	Args   [][2]string     `json:"args"`
+	Caps   map[string]any  `json:"capabilities"`
+	Result Result          `json:"result"`
+}
+
+func newCNI(c Config) *cniNet {
+	return &cniNet{
+		confDir: c.CNIConfDir,
+		binDirs: c.CNIBinDirs,
+		cni:     libcni.NewCNIConfigWithCacheDir(c.CNIBinDirs, c.CNICacheDir, nil),
+		log:     c.Log,
+		records: records[cniLease]{dir: filepath.Join(c.StateDir, "cni")},
+		leases:  map[string]cniLease{},
+	}
+}
+
+func (n *cniNet) start() error {
+	leases, err := n.records.load()
+	if err != nil {
+		return err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.leases = leases
+	return nil
+}
+
+// configured reports whether CNI is in force; the error is a broken configuration.
+func (n *cniNet) configured() (bool, error) {
+	list, err := findCNIConfig(n.confDir)
+	return list != nil, err
+}
+
+// Ready implements Network: the configuration is well-formed and its plugins are
+// there.
+func (n *cniNet) Ready(context.Context) error {
+	list, err := findCNIConfig(n.confDir)
+	if err != nil {
+		return err
+	}
+	if list == nil {
+		return fmt.Errorf("%w: no CNI configuration in %s", ErrConfig, n.confDir)
+	}
+	return n.checkPlugins(list)
+}
+
+func (n *cniNet) checkPlugins(list *libcni.NetworkConfigList) error {
+	for _, p := range list.Plugins {
+		if !n.hasPlugin(p.Network.Type) {
+			return fmt.Errorf("%w: CNI network %q needs the plugin %q, which is not in %s", ErrConfig, list.Name, p.Network.Type, strings.Join(n.binDirs, ", "))
+		}
+	}
+	return nil
+}
+
+func (n *cniNet) hasPlugin(name string) bool {
+	for _, dir := range n.binDirs {
+		if info, err := os.Stat(filepath.Join(dir, name)); err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// Setup implements Network.
+func (n *cniNet) Setup(ctx context.Context, p Pod) (Result, error) {
+	if err := checkPodID(p.ID); err != nil {
+		return Result{}, err
+	}
+	release, err := n.busy.Acquire(ctx, p.ID)
+	if err != nil {
+		return Result{}, err
+	}
+	defer release()
+	if l, ok := n.lease(p.ID); ok {
+		if l.Stage == connected && l.NetNS == p.NetNS {
+			return l.Result, nil
+		}
+		// A crash left it half made or half taken down: begin anew.
+		if err := n.remove(ctx, l); err != nil {
+			return Result{}, err
+		}
+	}
+	l, list, err := n.plan(p)
+	if err != nil {
+		return Result{}, fmt.Errorf("network of pod %s: %w", p.ID, err)
+	}
+	if err := n.save(l); err != nil {
+		return Result{}, err
+	}
+	l.Result, err = n.add(ctx, l, list)
+	if err != nil {
+		err = fmt.Errorf("network of pod %s: CNI network %q: %w", p.ID, list.Name, err)
+		return Result{}, errors.Join(err, n.remove(context.WithoutCancel(ctx), l))
+	}
+	l.Stage = connected
+	if err := n.save(l); err != nil {
+		return Result{}, errors.Join(err, n.remove(context.WithoutCancel(ctx), l))
+	}
+	return l.Result, nil
+}
+
+// plan checks what Setup is given, before anything is changed.
+func (n *cniNet) plan(p Pod) (cniLease, *libcni.NetworkConfigList, error) {
+	if _, err := hostPorts(p.Ports); err != nil {
+		return cniLease{}, nil, err
+	}
+	ns, err := openNetns(p.NetNS)
+	if err != nil {
+		return cniLease{}, nil, err
+	}
+	ns.Close()
+	list, err := findCNIConfig(n.confDir)
+	if err != nil {
+		return cniLease{}, nil, err
+	}
+	if list == nil {
+		return cniLease{}, nil, fmt.Errorf("%w: no CNI configuration in %s", ErrConfig, n.confDir)
+	}
+	if err := n.checkPlugins(list); err != nil {
+		return cniLease{}, nil, err
+	}
+	config, err := completeCNI(list)
+	if err != nil {
+		return cniLease{}, nil, fmt.Errorf("%w: CNI network %q: %w", ErrConfig, list.Name, err)
+	}
+	caps, err := capabilities(p)
+	if err != nil {
+		return cniLease{}, nil, err
+	}
+	return cniLease{PodID: p.ID, Stage: adding, NetNS: p.NetNS, Config: config, Args: cniArgs(p), Caps: caps}, list, nil
+}
+
+func (n *cniNet) add(ctx context.Context, l cniLease, list *libcni.NetworkConfigList) (Result, error) {
+	if err := fault.At(ctx, "network.cni.recorded"); err != nil {
+		return Result{}, err
+	}
+	res, err := n.cni.AddNetworkList(ctx, list, l.runtime())
+	if err != nil {
+		return Result{}, err
+	}
+	if err := fault.At(ctx, "network.cni.added"); err != nil {
+		return Result{}, err
+	}
+	return fromCNI(res)
+}
+
+// runtime is what plugins are told of the pod.
+func (l cniLease) runtime() *libcni.RuntimeConf {
+	return &libcni.RuntimeConf{ContainerID: l.PodID, NetNS: l.NetNS, IfName: podIf, Args: l.Args, CapabilityArgs: maps.Clone(l.Caps)}
+}
+
+func cniArgs(p Pod) [][2]string {
+	return [][2]string{
+		{"IgnoreUnknown", "1"},
+		{"K8S_POD_NAMESPACE", p.Namespace},
+		{"K8S_POD_NAME", p.Name},
+		{"K8S_POD_INFRA_CONTAINER_ID", p.ID},
+		{"K8S_POD_UID", p.UID},
+	}
+}
+
+// fromCNI takes the pod's own addresses and DNS out of a plugin's result.
+func fromCNI(res types.Result) (Result, error) {
+	if res == nil {
+		return Result{}, errors.New("the plugins returned no result")
+	}
+	r, err := types100.GetResult(res)
+	if err != nil {
+		return Result{}, fmt.Errorf("result: %w", err)
+	}
+	out := Result{DNSServers: r.DNS.Nameservers, DNSSearches: r.DNS.Search, DNSOptions: r.DNS.Options}
+	for _, c := range r.IPs {
+		// Addresses of interfaces that stay on the host are not the pod's.
+		if c.Interface != nil && *c.Interface >= 0 && *c.Interface < len(r.Interfaces) && r.Interfaces[*c.Interface].Sandbox == "" {
+			continue
+		}
+		ip, ok := netip.AddrFromSlice(c.Address.IP)
+		if !ok {
+			return Result{}, fmt.Errorf("result: %q is not an address", c.Address.IP)
+		}
+		out.IPs = append(out.IPs, ip.Unmap())
+	}
+	if len(out.IPs) == 0 {
+		return Result{}, errors.New("the plugins gave the pod no address")
+	}
+	return out, nil
+}
+
+// Teardown implements Network.
+func (n *cniNet) Teardown(ctx context.Context, p Pod) error {
+	if err := checkPodID(p.ID); err != nil {
+		return err
+	}
+	release, err := n.busy.Acquire(ctx, p.ID)
+	if err != nil {
+		return err
+	}
+	defer release()
+	l, ok := n.lease(p.ID)
+	if !ok {
+		return nil
+	}
+	return n.remove(ctx, l)
+}
+
+// remove takes down what there is of a lease. The caller holds the pod.
+func (n *cniNet) remove(ctx context.Context, l cniLease) error {
+	l.Stage = removing
+	if err := n.save(l); err != nil {
+		return err
+	}
+	list, err := libcni.NetworkConfFromBytes(l.Config)
+	if err != nil {
+		return fmt.Errorf("network of pod %s: recorded configuration: %w", l.PodID, err)
+	}
+	rt := l.runtime()
+	if ns, err := openNetns(l.NetNS); err == nil {
+		ns.Close()
+	} else {
+		rt.NetNS = "" // gone; plugins then free what is outside (CNI spec, DEL)
+	}
+	if err := fault.At(ctx, "network.cni.removing"); err != nil {
+		return err
+	}
+	if err := n.cni.DelNetworkList(ctx, list, rt); err != nil {
+		return fmt.Errorf("network of pod %s: CNI network %q: %w", l.PodID, list.Name, err)
+	}
+	if err := fault.At(ctx, "network.cni.removed"); err != nil {
+		return err
+	}
+	if err := n.records.remove(l.PodID); err != nil {
+		return err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.leases, l.PodID)
+	return nil
+}
+
+func (n *cniNet) save(l cniLease) error {
+	if err := n.records.write(l.PodID, l); err != nil {
+		return err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.leases[l.PodID] = l
+	return nil
+}
+
+func (n *cniNet) lease(podID string) (cniLease, bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	l, ok := n.leases[podID]
+	return l, ok
+}
+
+func (n *cniNet) list() []Lease {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var all []Lease
+	for _, l := range n.leases {
+		all = append(all, Lease{PodID: l.PodID, IPs: l.Result.IPs, Removing: l.Stage == removing})
+	}
+	return all
+}
+
+// recover takes down what belongs to no claimed pod.
+func (n *cniNet) recover(ctx context.Context, claimed map[string]bool) error {
+	var errs []error
+	for _, l := range n.list() {
+		if !claimed[l.PodID] {
+			errs = append(errs, n.Teardown(ctx, Pod{ID: l.PodID}))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,136 @@
+package network
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/containernetworking/cni/libcni"
+)
+
+// maxCNIConfig bounds a configuration file, which is a few hundred bytes.
+const maxCNIConfig = 1 << 20
+
+// findCNIConfig returns the network configuration in force: the first file by name
+// with one of CNI's endings, as other runtimes choose. It returns nil if there is
+// none, and ErrConfig with file and position if that file is broken: falling back
+// to another network then would hide the fault from whoever has to mend it.
+func findCNIConfig(dir string) (*libcni.NetworkConfigList, error) {
+	files, err := libcni.ConfFiles(dir, []string{".conflist", ".conf", ".json"})
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
+	}
+	if len(files) == 0 {
+		return nil, nil
+	}
+	slices.Sort(files)
+	list, err := readCNIConfig(files[0])
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil // deleted just now
+	}
+	return list, err
+}
+
+func readCNIConfig(path string) (*libcni.NetworkConfigList, error) {
+	bad := func(at string, err error) error {
+		return fmt.Errorf("%w: %s%s: %w", ErrConfig, path, at, err)
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, bad("", err)
+	}
+	if !info.Mode().IsRegular() || info.Size() > maxCNIConfig {
+		return nil, bad("", fmt.Errorf("not a regular file of at most %d bytes", maxCNIConfig))
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, bad("", err)
+	}
+	if len(bytes.TrimSpace(data)) == 0 {
+		return nil, bad("", errors.New("the file is empty"))
+	}
+	// libcni's errors have no position, so look for the common faults first.
+	var shape struct {
+		CNIVersion string            `json:"cniVersion"`
+		Name       string            `json:"name"`
+		Type       string            `json:"type"`
+		Plugins    []json.RawMessage `json:"plugins"`
+	}
+	if err := json.Unmarshal(data, &shape); err != nil {
+		return nil, bad(position(data, err), err)
+	}
+	isList := filepath.Ext(path) == ".conflist"
+	switch {
+	case shape.Name == "":
+		return nil, bad("", errors.New(`"name" is missing`))
+	case !isList && shape.Plugins != nil:
+		return nil, bad("", errors.New(`it has "plugins", so its name must end in .conflist`))
+	case !isList && shape.Type == "":
+		return nil, bad("", errors.New(`"type", the plugin's name, is missing`))
+	}
+	list, err := parseCNI(path, data, isList)
+	if err != nil {
+		return nil, bad("", err)
+	}
+	for i, p := range list.Plugins {
+		// A plugin's name is looked up in the plugin directories.
+		if t := p.Network.Type; t == "" || strings.ContainsAny(t, "/\x00") {
+			return nil, bad("", fmt.Errorf(`plugin %d: "type" is %q, not the name of a plugin`, i, t))
+		}
+	}
+	return list, nil
+}
+
+func parseCNI(path string, data []byte, isList bool) (*libcni.NetworkConfigList, error) {
+	if isList {
+		return libcni.NetworkConfFromFile(path) // may take plugins from a directory beside it
+	}
+	conf, err := libcni.NetworkPluginConfFromBytes(data)
+	if err != nil {
+		return nil, err
+	}
+	return libcni.ConfListFromConf(conf)
+}
+
+// position says where in data a JSON error is, as ":line:column".
+func position(data []byte, err error) string {
+	var syntax *json.SyntaxError
+	var typ *json.UnmarshalTypeError
+	var offset int64
+	switch {
+	case errors.As(err, &syntax):
+		offset = syntax.Offset
+	case errors.As(err, &typ):
+		offset = typ.Offset
+	default:
+		return ""
+	}
+	before := data[:min(int(offset), len(data))]
+	line := 1 + bytes.Count(before, []byte("\n"))
+	column := len(before) - (bytes.LastIndexByte(before, '\n') + 1)
+	return fmt.Sprintf(":%d:%d", line, max(column, 1))
+}
+
+// completeCNI gives the list one self-contained form, plugins from files beside it
+// included, to be kept in a pod's record.
+func completeCNI(list *libcni.NetworkConfigList) ([]byte, error) {
+	var top map[string]json.RawMessage
+	if err := json.Unmarshal(list.Bytes, &top); err != nil {
+		return nil, err
+	}
+	plugins := make([]json.RawMessage, 0, len(list.Plugins))
+	for _, p := range list.Plugins {
+		plugins = append(plugins, p.Bytes)
+	}
+	var err error
+	if top["plugins"], err = json.Marshal(plugins); err != nil {
+		return nil, err
+	}
+	delete(top, "loadOnlyInlinedPlugins")
+	return json.Marshal(top)
+}

@@ -1,0 +1,38 @@
+package network
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// forgetFlows deletes the connection tracker's entries of UDP flows to host ports,
+// which would keep going where they went before.
+func forgetFlows(ports []hostPort) error {
+	var filters []netlink.CustomConntrackFilter
+	for _, p := range ports {
+		if p.Protocol != "udp" {
+			continue
+		}
+		f := &netlink.ConntrackFilter{}
+		if err := errors.Join(f.AddProtocol(unix.IPPROTO_UDP), f.AddPort(netlink.ConntrackOrigDstPort, p.Port)); err != nil {
+			return fmt.Errorf("conntrack filter: %w", err)
+		}
+		filters = append(filters, f)
+	}
+	if len(filters) == 0 {
+		return nil
+	}
+	// The kernel walks its whole hash table for each, 10 ms here.
+	if n, err := readSysctl("netfilter/nf_conntrack_count"); err == nil && n == "0" {
+		return nil
+	}
+	for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
+		if _, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, family, filters...); err != nil {
+			return fmt.Errorf("forget UDP flows: %w", err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,271 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// host is the host's side of the bridge network, made.
+type host struct {
+	links *hostLinks
+	index int // of the bridge
+	mtu   int
+}
+
+// defaultMTU is Ethernet's.
+const defaultMTU = 1500
+
+// ensureHost returns the host's side, making what is missing.
+func (b *bridge) ensureHost() (*host, error) {
+	b.hostMu.Lock()
+	defer b.hostMu.Unlock()
+	if b.host != nil {
+		return b.host, nil
+	}
+	links, err := newHostLinks()
+	if err != nil {
+		return nil, err
+	}
+	h := &host{links: links}
+	if err := b.makeHostLocked(h); err != nil {
+		links.close()
+		return nil, fmt.Errorf("bridge %s: %w", b.name, err)
+	}
+	b.host = h
+	return h, nil
+}
+
+func (b *bridge) makeHostLocked(h *host) error {
+	h.mtu = b.mtu
+	if h.mtu == 0 {
+		h.mtu = uplinkMTU(h.links)
+	}
+	if err := b.makeBridge(h); err != nil {
+		return err
+	}
+	return b.dress(h)
+}
+
+// dress gives the bridge its addresses and the host its rules, for the subnets in
+// force now.
+func (b *bridge) dress(h *host) error {
+	var v4, v6 bool
+	var subnets []netip.Prefix
+	for _, s := range b.subnets() {
+		if s.Addr().Is6() && !hasIPv6() {
+			b.log.Warn("the host has no IPv6: pods get none", "subnet", s)
+			continue
+		}
+		v4, v6 = v4 || s.Addr().Is4(), v6 || s.Addr().Is6()
+		addr := &netlink.Addr{IPNet: ipNet(s.Addr().Next(), s.Bits())}
+		if s.Addr().Is6() {
+			addr.Flags = unix.IFA_F_NODAD
+		}
+		link := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: b.name, Index: h.index}}
+		if err := h.links.AddrReplace(link, addr); err != nil {
+			return fmt.Errorf("address %s: %w", addr, err)
+		}
+		subnets = append(subnets, s)
+	}
+	if err := enableForwarding(b.name, v4, v6); err != nil {
+		return err
+	}
+	return b.fw.replace(b.withLeased(subnets), b.openEntries())
+}
+
+// withLeased adds the addresses of pods whose subnet is no longer in force.
+func (b *bridge) withLeased(subnets []netip.Prefix) []netip.Prefix {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, l := range b.leases {
+		for _, ip := range l.IPs {
+			known := false
+			for _, s := range subnets {
+				known = known || s.Contains(ip)
+			}
+			if !known {
+				subnets = append(subnets, netip.PrefixFrom(ip, ip.BitLen()))
+			}
+		}
+	}
+	return subnets
+}
+
+// openEntries returns the host ports of all pods that are connected.
+func (b *bridge) openEntries() []portEntry {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var entries []portEntry
+	for _, l := range b.leases {
+		if l.Stage == connected {
+			entries = append(entries, l.entries()...)
+		}
+	}
+	return entries
+}
+
+// makeBridge makes the bridge, or takes the one that is there.
+func (b *bridge) makeBridge(h *host) error {
+	link, err := h.links.LinkByName(b.name)
+	switch {
+	case err == nil:
+	case errors.As(err, new(netlink.LinkNotFoundError)):
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name, attrs.MTU = b.name, h.mtu
+		// Its own: else it takes the lowest of its ports', and changes with them.
+		attrs.HardwareAddr = macOf(b.subnets()[0].Addr().Next())
+		if err := h.links.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil && !errors.Is(err, unix.EEXIST) {
+			return fmt.Errorf("create: %w", err)
+		}
+		if link, err = h.links.LinkByName(b.name); err != nil {
+			return fmt.Errorf("find: %w", err)
+		}
+	default:
+		return fmt.Errorf("find: %w", err)
+	}
+	if link.Type() != "bridge" {
+		return fmt.Errorf("%w: the host has a link of that name, of type %s; choose another bridge name", ErrConfig, link.Type())
+	}
+	// Without a link-local address the host asks for no neighbour on behalf of
+	// others, so pods could not be reached for as long as the search for
+	// duplicates of that address takes: a second or two.
+	if err := setSysctl("ipv6/conf/"+b.name+"/accept_dad", "0"); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	if err := h.links.LinkSetUp(link); err != nil {
+		return fmt.Errorf("bring up: %w", err)
+	}
+	h.index = link.Attrs().Index
+	return nil
+}
+
+// uplinkMTU returns the MTU of the link that the host's default route goes by.
+func uplinkMTU(h *hostLinks) int {
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		routes, err := h.RouteListFiltered(family, &netlink.Route{Dst: nil}, netlink.RT_FILTER_DST)
+		if err != nil {
+			continue
+		}
+		for _, r := range routes {
+			if link, err := h.LinkByIndex(r.LinkIndex); err == nil && link.Attrs().MTU > 0 {
+				return min(link.Attrs().MTU, 65535)
+			}
+		}
+	}
+	return defaultMTU
+}
+
+// recover takes down what belongs to no claimed pod, and puts the host's side in
+// order if any pod is left.
+func (b *bridge) recover(ctx context.Context, claimed map[string]bool) error {
+	var errs []error
+	kept := 0
+	for _, l := range b.list() {
+		if claimed[l.PodID] {
+			kept++
+			continue
+		}
+		errs = append(errs, b.Teardown(ctx, Pod{ID: l.PodID}))
+	}
+	if kept > 0 {
+		if _, err := b.ensureHost(); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(append(errs, b.dropStrayLinks())...)
+}
+
+// dropStrayLinks deletes links on the bridge that no record names: a crash came
+// between the record's removal and nothing else, so there should be none.
+func (b *bridge) dropStrayLinks() error {
+	links, err := newHostLinks()
+	if err != nil {
+		return err
+	}
+	defer links.close()
+	br, err := links.LinkByName(b.name)
+	if errors.As(err, new(netlink.LinkNotFoundError)) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("bridge %s: find: %w", b.name, err)
+	}
+	all, err := links.LinkList()
+	if err != nil {
+		return fmt.Errorf("bridge %s: list links: %w", b.name, err)
+	}
+	known := map[string]bool{}
+	for _, l := range b.list() {
+		known[l.Link] = true
+	}
+	var errs []error
+	for _, l := range all {
+		a := l.Attrs()
+		if a.MasterIndex == br.Attrs().Index && l.Type() == "veth" && strings.HasPrefix(a.Name, "cor") && !known[a.Name] {
+			b.log.Warn("deleting a link that no pod owns", "link", a.Name)
+			errs = append(errs, links.deleteByName(a.Name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// purge takes the host's side down. It fails if a pod is connected.
+func (b *bridge) purge(ctx context.Context) error {
+	select {
+	case <-b.reaper.idle():
+	case <-ctx.Done():
+		return fmt.Errorf("bridge %s: waiting for links to go: %w", b.name, context.Cause(ctx))
+	}
+	b.hostMu.Lock()
+	defer b.hostMu.Unlock()
+	if left := b.list(); len(left) > 0 {
+		return fmt.Errorf("bridge %s: still used by %d pods, one is %s", b.name, len(left), left[0].PodID)
+	}
+	if b.host != nil {
+		b.host.links.close()
+		b.host = nil
+	}
+	links, err := newHostLinks()
+	if err != nil {
+		return err
+	}
+	defer links.close()
+	return errors.Join(links.deleteByName(b.name), b.fw.remove())
+}
+
+// reap deletes the links of pods that are torn down, then their records and leases.
+func (b *bridge) reap(podIDs []string) error {
+	links, err := newHostLinks()
+	if err != nil {
+		b.log.Error("cannot delete links", "error", err)
+		return err
+	}
+	defer links.close()
+	var errs []error
+	for _, id := range podIDs {
+		l, ok := b.lease(id)
+		if !ok {
+			continue
+		}
+		err := links.deleteByName(l.Link)
+		if err == nil {
+			err = b.records.remove(id)
+		}
+		if err != nil {
+			b.log.Error("cannot finish a pod's network; its addresses stay taken", "pod", id, "error", err)
+			errs = append(errs, err)
+			continue
+		}
+		b.mu.Lock()
+		b.freeLocked(l)
+		b.mu.Unlock()
+	}
+	return errors.Join(errs...)
+}

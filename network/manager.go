@@ -1,0 +1,236 @@
+package network
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/coracle-project/coracle/internal/atomicfile"
+)
+
+// Config is a Manager's settings; zero values have the defaults given.
+type Config struct {
+	// StateDir holds the records; on a tmpfs, for they are no truth after a
+	// reboot. It must be given.
+	StateDir string
+	// BridgeName is the built-in bridge's link and nftables table: "coracle0".
+	BridgeName string
+	// Subnets are the pods' address ranges on the built-in bridge, at most one
+	// per family: 10.85.0.0/16 and fd85:c0ac:1e00::/64.
+	Subnets []netip.Prefix
+	// MTU of the built-in bridge; 0 is that of the host's default route.
+	MTU int
+	// CNIConfDir is where a CNI configuration takes precedence over the built-in
+	// bridge: "/etc/cni/net.d".
+	CNIConfDir string
+	// CNIBinDirs are where plugins are: "/opt/cni/bin" and "/usr/lib/cni".
+	CNIBinDirs []string
+	// CNICacheDir is libcni's: "cni-cache" in StateDir.
+	CNICacheDir string
+	Log         *slog.Logger // slog.Default() if nil
+}
+
+func (c Config) withDefaults() Config {
+	c.BridgeName = cmp.Or(c.BridgeName, "coracle0")
+	if c.Subnets == nil {
+		c.Subnets = []netip.Prefix{netip.MustParsePrefix("10.85.0.0/16"), netip.MustParsePrefix("fd85:c0ac:1e00::/64")}
+	}
+	c.CNIConfDir = cmp.Or(c.CNIConfDir, "/etc/cni/net.d")
+	if c.CNIBinDirs == nil {
+		c.CNIBinDirs = []string{"/opt/cni/bin", "/usr/lib/cni"}
+	}
+	c.CNICacheDir = cmp.Or(c.CNICacheDir, filepath.Join(c.StateDir, "cni-cache"))
+	c.Log = cmp.Or(c.Log, slog.Default())
+	return c
+}
+
+// check says what is wrong with the settings.
+func (c Config) check() error {
+	switch {
+	case !filepath.IsAbs(c.StateDir):
+		return fmt.Errorf("%w: network state directory %q is not an absolute path", ErrConfig, c.StateDir)
+	case len(c.BridgeName) > 15 || strings.ContainsAny(c.BridgeName, "/ \t\n:") || c.BridgeName == "." || c.BridgeName == "..":
+		return fmt.Errorf("%w: bridge name %q: at most 15 bytes, without '/', ':' and blanks", ErrConfig, c.BridgeName)
+	case c.MTU != 0 && (c.MTU < 1280 || c.MTU > 65535):
+		return fmt.Errorf("%w: MTU %d is not between 1280 and 65535", ErrConfig, c.MTU)
+	}
+	return checkSubnets(c.Subnets)
+}
+
+// checkSubnets wants at most one usable range per family.
+func checkSubnets(subnets []netip.Prefix) error {
+	var v4, v6 int
+	for _, s := range subnets {
+		if _, err := newPool(s); err != nil {
+			return err
+		}
+		if s.Addr().Is4() {
+			v4++
+		} else {
+			v6++
+		}
+	}
+	if len(subnets) == 0 || v4 > 1 || v6 > 1 {
+		return fmt.Errorf("%w: pod subnets %v: give one per address family", ErrConfig, subnets)
+	}
+	return nil
+}
+
+// Manager is the Network of a node: CNI when a configuration is there, else the
+// built-in bridge. A pod stays with the one that it was set up by.
+type Manager struct {
+	config Config
+	bridge *bridge
+	cni    *cniNet
+}
+
+var _ Network = (*Manager)(nil)
+
+// New returns a Manager; it does no I/O. Start must be called before anything else.
+func New(c Config) *Manager {
+	c = c.withDefaults()
+	return &Manager{
+		config: c,
+		bridge: newBridge(c.BridgeName, c.MTU, filepath.Join(c.StateDir, "bridge"), c.Log),
+		cni:    newCNI(c),
+	}
+}
+
+// Start reads the records. It touches nothing on the host: the bridge and its
+// table are made for the first pod.
+func (m *Manager) Start(context.Context) error {
+	if err := m.config.check(); err != nil {
+		return err
+	}
+	subnets, err := m.savedSubnets()
+	if err != nil {
+		return err
+	}
+	if err := m.cni.start(); err != nil {
+		return err
+	}
+	return m.bridge.start(subnets)
+}
+
+// Close finishes what Teardown left to the background. Pods stay connected.
+func (m *Manager) Close() error {
+	m.bridge.close()
+	return nil
+}
+
+// Setup implements Network.
+func (m *Manager) Setup(ctx context.Context, p Pod) (Result, error) {
+	n, err := m.networkOf(p.ID)
+	if err != nil {
+		return Result{}, err
+	}
+	return n.Setup(ctx, p)
+}
+
+// networkOf returns the network that has the pod, or will have it.
+func (m *Manager) networkOf(podID string) (Network, error) {
+	if _, ok := m.bridge.lease(podID); ok {
+		return m.bridge, nil
+	}
+	if _, ok := m.cni.lease(podID); ok {
+		return m.cni, nil
+	}
+	use, err := m.cni.configured()
+	if err != nil {
+		return nil, err
+	}
+	if use {
+		return m.cni, nil
+	}
+	return m.bridge, nil
+}
+
+// Teardown implements Network.
+func (m *Manager) Teardown(ctx context.Context, p Pod) error {
+	return errors.Join(m.bridge.Teardown(ctx, p), m.cni.Teardown(ctx, p))
+}
+
+// Ready implements Network.
+func (m *Manager) Ready(ctx context.Context) error {
+	use, err := m.cni.configured()
+	switch {
+	case err != nil:
+		return err
+	case use:
+		return m.cni.Ready(ctx)
+	}
+	return m.bridge.Ready(ctx)
+}
+
+// Recover takes down what was set up for pods that are not claimed, and puts the
+// host's side in order for those that are.
+func (m *Manager) Recover(ctx context.Context, claimed []string) error {
+	keep := make(map[string]bool, len(claimed))
+	for _, id := range claimed {
+		keep[id] = true
+	}
+	return errors.Join(m.bridge.recover(ctx, keep), m.cni.recover(ctx, keep))
+}
+
+// Leases returns what pods have, sorted by pod.
+func (m *Manager) Leases() []Lease {
+	all := append(m.bridge.list(), m.cni.list()...)
+	slices.SortFunc(all, func(a, b Lease) int { return cmp.Compare(a.PodID, b.PodID) })
+	return all
+}
+
+// Flush waits until the links of all pods torn down so far are gone.
+func (m *Manager) Flush(ctx context.Context) error {
+	select {
+	case <-m.bridge.reaper.idle():
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// Purge removes the bridge and its nftables table. It fails if a pod is left.
+// IP forwarding stays on: others may have come to count on it.
+func (m *Manager) Purge(ctx context.Context) error { return m.bridge.purge(ctx) }
+
+// SetPodCIDR puts other address ranges in force for pods to come, as a cluster
+// assigns them to nodes, and remembers them. Pods keep what they have.
+func (m *Manager) SetPodCIDR(_ context.Context, subnets []netip.Prefix) error {
+	if err := checkSubnets(subnets); err != nil {
+		return err
+	}
+	data, err := json.Marshal(subnets)
+	if err != nil {
+		return fmt.Errorf("pod subnets: %w", err)
+	}
+	if err := atomicfile.Write(m.subnetsFile(), data, 0o600); err != nil {
+		return fmt.Errorf("pod subnets: %w", err)
+	}
+	return m.bridge.changeSubnets(subnets)
+}
+
+func (m *Manager) subnetsFile() string { return filepath.Join(m.config.StateDir, "subnets.json") }
+
+// savedSubnets returns what SetPodCIDR was last given, or the configured ones.
+func (m *Manager) savedSubnets() ([]netip.Prefix, error) {
+	data, err := os.ReadFile(m.subnetsFile())
+	if errors.Is(err, os.ErrNotExist) {
+		return m.config.Subnets, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("pod subnets: %w", err)
+	}
+	var subnets []netip.Prefix
+	if err := json.Unmarshal(data, &subnets); err != nil {
+		return nil, fmt.Errorf("pod subnets: %s: %w", m.subnetsFile(), err)
+	}
+	return subnets, checkSubnets(subnets)
+}

@@ -1,0 +1,83 @@
+package network
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// netSysctls is where the host's settings are. Such a file acts on the network
+// namespace of the thread that opens it, which is the daemon's.
+const netSysctls = "/proc/sys/net"
+
+func readSysctl(name string) (string, error) {
+	b, err := os.ReadFile(filepath.Join(netSysctls, name))
+	return strings.TrimSpace(string(b)), err
+}
+
+// setSysctl writes only what is different: /proc/sys may be read-only and right.
+func setSysctl(name, value string) error {
+	if now, err := readSysctl(name); err != nil {
+		return fmt.Errorf("sysctl net/%s: %w", name, err)
+	} else if now == value {
+		return nil
+	}
+	if err := os.WriteFile(filepath.Join(netSysctls, name), []byte(value), 0o644); err != nil {
+		return fmt.Errorf("sysctl net/%s: %w", name, err)
+	}
+	return nil
+}
+
+// hasIPv6 reports whether the kernel speaks IPv6 and the host lets it.
+func hasIPv6() bool {
+	off, err := readSysctl("ipv6/conf/default/disable_ipv6")
+	return err == nil && off == "0"
+}
+
+// enableForwarding makes the host a router for the pods.
+//
+// route_localnet lets the host's own connections to 127.0.0.1 be sent to a pod.
+// It would also let pods send to the host's 127.0.0.1 (CVE-2020-8558), which the
+// firewall's guard chain drops.
+func enableForwarding(bridge string, v4, v6 bool) error {
+	if v4 {
+		if err := setSysctl("ipv4/ip_forward", "1"); err != nil {
+			return err
+		}
+		if err := setSysctl("ipv4/conf/"+bridge+"/route_localnet", "1"); err != nil {
+			return err
+		}
+	}
+	if !v6 {
+		return nil
+	}
+	if on, err := readSysctl("ipv6/conf/all/forwarding"); err == nil && on == "1" {
+		return nil
+	}
+	if err := keepRouterAdvertisements(); err != nil {
+		return err
+	}
+	return setSysctl("ipv6/conf/all/forwarding", "1")
+}
+
+// keepRouterAdvertisements lets interfaces that learn their IPv6 routes from
+// routers go on doing so: with forwarding on, the default 1 means no more, and
+// the host would lose its own network (ip-sysctl.rst, accept_ra).
+func keepRouterAdvertisements() error {
+	interfaces, err := os.ReadDir(filepath.Join(netSysctls, "ipv6/conf"))
+	if err != nil {
+		return fmt.Errorf("sysctl net/ipv6/conf: %w", err)
+	}
+	for _, i := range interfaces {
+		name := filepath.Join("ipv6/conf", i.Name(), "accept_ra")
+		if v, err := readSysctl(name); err != nil || v != "1" {
+			continue
+		}
+		if err := setSysctl(name, "2"); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}

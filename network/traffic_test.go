@@ -1,0 +1,313 @@
+package network
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// serve answers every connection to, or packet at, port in the namespace with
+// name and the sender's address, until the test ends.
+func serve(t *testing.T, path, name, network string, port uint16) {
+	t.Helper()
+	addr := ":" + strconv.Itoa(int(port))
+	if network == "udp" {
+		var pc net.PacketConn
+		if err := within(t, path, func() (err error) { pc, err = net.ListenPacket(network, addr); return err }); err != nil {
+			t.Fatal(err)
+		}
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			buf := make([]byte, 100)
+			for {
+				_, from, err := pc.ReadFrom(buf)
+				if err != nil {
+					return
+				}
+				_, _ = pc.WriteTo([]byte(name+" "+senderIP(from)), from)
+			}
+		}()
+		t.Cleanup(func() { pc.Close(); <-done })
+		return
+	}
+	var l net.Listener
+	if err := within(t, path, func() (err error) { l, err = net.Listen(network, addr); return err }); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = io.WriteString(c, name+" "+senderIP(c.RemoteAddr()))
+			c.Close()
+		}
+	}()
+	t.Cleanup(func() { l.Close(); <-done })
+}
+
+func senderIP(a net.Addr) string {
+	ap, err := netip.ParseAddrPort(a.String())
+	if err != nil {
+		return err.Error()
+	}
+	return ap.Addr().Unmap().String()
+}
+
+// ask returns what is answered at an address when asked from a namespace.
+func ask(t *testing.T, path, network string, ip netip.Addr, port uint16) (string, error) {
+	t.Helper()
+	var answer []byte
+	err := within(t, path, func() error {
+		c, err := net.DialTimeout(network, netip.AddrPortFrom(ip, port).String(), 2*time.Second)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		if err := c.SetDeadline(time.Now().Add(2 * time.Second)); err != nil {
+			return err
+		}
+		if network == "udp" {
+			if _, err := c.Write([]byte("hello")); err != nil {
+				return err
+			}
+			answer = make([]byte, 100)
+			n, err := c.Read(answer)
+			answer = answer[:n]
+			return err
+		}
+		answer, err = io.ReadAll(c)
+		return err
+	})
+	return string(answer), err
+}
+
+func expect(t *testing.T, what, path, network string, ip netip.Addr, port uint16, want string) {
+	t.Helper()
+	got, err := ask(t, path, network, ip, port)
+	if err != nil || got != want {
+		t.Errorf("%s: %s to %s port %d: %q, %v; want %q", what, network, ip, port, got, err, want)
+	}
+}
+
+func expectNone(t *testing.T, what, path, network string, ip netip.Addr, port uint16) {
+	t.Helper()
+	if got, err := ask(t, path, network, ip, port); err == nil {
+		t.Errorf("%s: %s to %s port %d is answered: %q", what, network, ip, port, got)
+	}
+}
+
+// The outside world: a namespace with a link to the host, and no route to pods.
+var (
+	hostOut4, outside4 = netip.MustParseAddr("203.0.113.1"), netip.MustParseAddr("203.0.113.2")
+	hostOut6, outside6 = netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("2001:db8::2")
+)
+
+// newOutside makes the outside world and returns its namespace.
+func newOutside(t *testing.T) string {
+	t.Helper()
+	path, _ := newNetNS(t)
+	ns, err := openNetns(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "uplink"
+	must(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "out", PeerNamespace: netlink.NsFd(ns.Fd())}))
+	t.Cleanup(func() { must(t, netlink.LinkDel(&netlink.Veth{LinkAttrs: attrs})) })
+	link, err := netlink.LinkByName("uplink")
+	must(t, err)
+	dress := func(h *netlink.Handle, l netlink.Link, ips ...netip.Addr) {
+		must(t, h.LinkSetUp(l))
+		for _, ip := range ips {
+			bits := 24
+			if ip.Is6() {
+				bits = 64
+			}
+			must(t, h.AddrAdd(l, &netlink.Addr{IPNet: ipNet(ip, bits), Flags: unix.IFA_F_NODAD}))
+		}
+	}
+	here, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	must(t, err)
+	defer here.Close()
+	there, err := netlink.NewHandleAt(netns.NsHandle(ns.Fd()), unix.NETLINK_ROUTE)
+	must(t, err)
+	defer there.Close()
+	out, err := there.LinkByName("out")
+	must(t, err)
+	dress(here, link, hostOut4, hostOut6)
+	dress(there, out, outside4, outside6)
+	return path
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// ip4, ip6 are a pod's addresses.
+func (p testPod) ip4() netip.Addr { return p.ips[0] }
+func (p testPod) ip6() netip.Addr { return p.ips[1] }
+
+func TestPodsReachEachOtherAndTheHost(t *testing.T) {
+	m := started(t, testConfig(t))
+	a, b := connect(t, m, "a"), connect(t, m, "b")
+	serve(t, b.NetNS, "b", "tcp", 80)
+	serve(t, b.NetNS, "b", "udp", 53)
+	serve(t, "", "host", "tcp", 9000)
+	for i := range a.ips {
+		expect(t, "pod to pod", a.NetNS, "tcp", b.ips[i], 80, "b "+a.ips[i].String())
+		expect(t, "pod to pod", a.NetNS, "udp", b.ips[i], 53, "b "+a.ips[i].String())
+		expect(t, "pod to itself", b.NetNS, "tcp", b.ips[i], 80, "b "+b.ips[i].String())
+		gateway := m.bridge.pools[i].gateway()
+		expect(t, "pod to host", a.NetNS, "tcp", gateway, 9000, "host "+a.ips[i].String())
+		expect(t, "host to pod", "", "tcp", b.ips[i], 80, "b "+gateway.String())
+	}
+}
+
+func TestPodsReachTheOutsideAsTheHost(t *testing.T) {
+	m := started(t, testConfig(t))
+	out := newOutside(t)
+	a := connect(t, m, "a")
+	serve(t, out, "out", "tcp", 80)
+	serve(t, out, "out", "udp", 53)
+	for _, network := range []struct {
+		name string
+		port uint16
+	}{{"tcp", 80}, {"udp", 53}} {
+		expect(t, "pod to outside", a.NetNS, network.name, outside4, network.port, "out "+hostOut4.String())
+		expect(t, "pod to outside", a.NetNS, network.name, outside6, network.port, "out "+hostOut6.String())
+	}
+}
+
+func TestHostPorts(t *testing.T) {
+	m := started(t, testConfig(t))
+	out := newOutside(t)
+	web := connect(t, m, "web",
+		PortMapping{Protocol: "tcp", HostPort: 8080, ContainerPort: 80},
+		PortMapping{Protocol: "udp", HostPort: 5353, ContainerPort: 53},
+		PortMapping{Protocol: "tcp", HostPort: 8081, ContainerPort: 80, HostIP: hostOut4},
+		PortMapping{Protocol: "tcp", HostPort: 8081, ContainerPort: 80, HostIP: hostOut6},
+		PortMapping{Protocol: "tcp", HostPort: 8082, ContainerPort: 80, HostIP: netip.MustParseAddr("127.0.0.1")},
+		PortMapping{Protocol: "tcp", ContainerPort: 81},
+	)
+	other := connect(t, m, "other")
+	serve(t, web.NetNS, "web", "tcp", 80)
+	serve(t, web.NetNS, "web", "udp", 53)
+	localhost := netip.MustParseAddr("127.0.0.1")
+	gw4, gw6 := m.bridge.pools[0].gateway(), m.bridge.pools[1].gateway()
+	from := func(ip netip.Addr) string { return "web " + ip.String() }
+
+	expect(t, "outside", out, "tcp", hostOut4, 8080, from(outside4))
+	expect(t, "outside", out, "tcp", hostOut6, 8080, from(outside6))
+	expect(t, "outside", out, "udp", hostOut4, 5353, from(outside4))
+	expect(t, "outside", out, "udp", hostOut6, 5353, from(outside6))
+	expect(t, "host by its address", "", "tcp", hostOut4, 8080, from(hostOut4))
+	expect(t, "host by its address", "", "tcp", hostOut6, 8080, from(hostOut6))
+	expect(t, "host by localhost", "", "tcp", localhost, 8080, from(gw4))
+	expect(t, "host by localhost", "", "udp", localhost, 5353, from(gw4))
+	expect(t, "another pod", other.NetNS, "tcp", hostOut4, 8080, from(gw4))
+	expect(t, "another pod", other.NetNS, "tcp", hostOut6, 8080, from(gw6))
+	expect(t, "the pod itself", web.NetNS, "tcp", hostOut4, 8080, from(gw4))
+	expect(t, "the pod itself", web.NetNS, "udp", gw4, 5353, from(gw4))
+
+	expect(t, "bound to an address", out, "tcp", hostOut4, 8081, from(outside4))
+	expect(t, "bound to an address", out, "tcp", hostOut6, 8081, from(outside6))
+	expectNone(t, "bound to another address", "", "tcp", localhost, 8081)
+	expectNone(t, "bound to another address", other.NetNS, "tcp", gw4, 8081)
+	expect(t, "bound to localhost", "", "tcp", localhost, 8082, from(gw4))
+	expectNone(t, "bound to localhost", out, "tcp", hostOut4, 8082)
+	expectNone(t, "no host port", out, "tcp", hostOut4, 81)
+	expectNone(t, "::1", "", "tcp", netip.IPv6Loopback(), 8080)
+
+	if err := m.Teardown(t.Context(), web.Pod); err != nil {
+		t.Fatal(err)
+	}
+	expectNone(t, "after Teardown", out, "tcp", hostOut4, 8080)
+	expectNone(t, "after Teardown", "", "tcp", localhost, 8082)
+	again := connect(t, m, "again", web.Ports...)
+	serve(t, again.NetNS, "again", "tcp", 80)
+	expect(t, "next owner", out, "tcp", hostOut4, 8080, "again "+outside4.String())
+}
+
+func TestUDPFlowsFollowTheHostPort(t *testing.T) {
+	m := started(t, testConfig(t))
+	out := newOutside(t)
+	port := PortMapping{Protocol: "udp", HostPort: 5353, ContainerPort: 53}
+	first := connect(t, m, "first", port)
+	serve(t, first.NetNS, "first", "udp", 53)
+	var c net.Conn
+	must(t, within(t, out, func() (err error) {
+		c, err = net.Dial("udp", netip.AddrPortFrom(hostOut4, 5353).String())
+		return err
+	}))
+	defer c.Close()
+	exchange := func() string {
+		must(t, c.SetDeadline(time.Now().Add(2*time.Second)))
+		if _, err := c.Write([]byte("hello")); err != nil {
+			return err.Error()
+		}
+		buf := make([]byte, 100)
+		n, err := c.Read(buf)
+		return fmt.Sprint(string(buf[:n]), err)
+	}
+	if got := exchange(); got != "first "+outside4.String()+"<nil>" {
+		t.Fatal(got)
+	}
+	must(t, m.Teardown(t.Context(), first.Pod))
+	second := connect(t, m, "second", port)
+	serve(t, second.NetNS, "second", "udp", 53)
+	if got := exchange(); got != "second "+outside4.String()+"<nil>" {
+		t.Errorf("the same socket, after the port has a new owner: %s", got)
+	}
+}
+
+func TestPodsCannotReachTheHostsLoopback(t *testing.T) {
+	m := started(t, testConfig(t))
+	a := connect(t, m, "a")
+	var l net.Listener
+	var err error
+	if l, err = net.Listen("tcp", "127.0.0.1:9001"); err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	// As CVE-2020-8558 has it: the pod routes 127.0.0.1 to its gateway.
+	must(t, within(t, a.NetNS, func() error {
+		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+		if err != nil {
+			return err
+		}
+		defer h.Close()
+		lo, err := h.LinkByName("lo")
+		if err != nil {
+			return err
+		}
+		if err := h.LinkSetDown(lo); err != nil {
+			return err
+		}
+		if err := setSysctl("ipv4/conf/all/route_localnet", "1"); err != nil {
+			return err
+		}
+		eth, err := h.LinkByName(podIf)
+		if err != nil {
+			return err
+		}
+		return h.RouteAdd(&netlink.Route{LinkIndex: eth.Attrs().Index, Dst: ipNet(netip.MustParseAddr("127.0.0.0"), 8), Gw: m.bridge.pools[0].gateway().AsSlice()})
+	}))
+	expectNone(t, "pod to the host's loopback", a.NetNS, "tcp", netip.MustParseAddr("127.0.0.1"), 9001)
+}
