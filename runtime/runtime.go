@@ -81,6 +81,8 @@ type Stdio struct {
 	// Console is a unix socket over which the engine sends the master side of
 	// the new terminal with SCM_RIGHTS, as runc's --console-socket does.
 	Console *os.File
+	// Files become descriptors 3 and on.
+	Files []*os.File
 }
 
 // Container is one container. Its methods may be called concurrently.

@@ -1,0 +1,70 @@
+package main
+
+import (
+	"io"
+	"os"
+
+	"github.com/containerd/console"
+	"golang.org/x/sys/unix"
+)
+
+// terminal joins a container's terminal with the one this program runs in. When
+// it runs in none, bytes are copied all the same.
+type terminal struct {
+	master *os.File
+	own    console.Console // nil: none
+	done   chan struct{}   // closed when all output is copied
+}
+
+// openTerminal takes master over and starts copying.
+func openTerminal(master *os.File) (*terminal, error) {
+	t := &terminal{master: master, done: make(chan struct{})}
+	for _, f := range []*os.File{os.Stdin, os.Stdout, os.Stderr} {
+		if c, err := console.ConsoleFromFile(f); err == nil {
+			t.own = c
+			break
+		}
+	}
+	if t.own != nil {
+		if err := t.own.SetRaw(); err != nil {
+			_ = master.Close()
+			return nil, err
+		}
+		t.resize()
+	}
+	go func() { _, _ = io.Copy(master, os.Stdin) }() // ends with the program
+	go func() {
+		defer close(t.done)
+		_, _ = io.Copy(os.Stdout, master) // ends with EIO when the last process closed it
+	}()
+	return t, nil
+}
+
+// resize gives the container's terminal the size of ours. A size that cannot be
+// read or set stays.
+func (t *terminal) resize() {
+	if t.own == nil {
+		return
+	}
+	size, err := t.own.Size()
+	if err != nil {
+		return
+	}
+	raw, err := t.master.SyscallConn()
+	if err != nil {
+		return
+	}
+	_ = raw.Control(func(fd uintptr) {
+		_ = unix.IoctlSetWinsize(int(fd), unix.TIOCSWINSZ, &unix.Winsize{Row: size.Height, Col: size.Width})
+	})
+}
+
+// drain waits until the output of the ended process is copied.
+func (t *terminal) drain() { <-t.done }
+
+func (t *terminal) close() {
+	_ = t.master.Close()
+	if t.own != nil {
+		_ = t.own.Reset()
+	}
+}

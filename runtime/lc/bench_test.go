@@ -1,0 +1,89 @@
+package lc_test
+
+import (
+	"fmt"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/runtime"
+	"github.com/coracle-project/coracle/runtime/lc"
+	"github.com/coracle-project/coracle/runtime/runtimetest"
+)
+
+func reap(b testing.TB, pid int) {
+	b.Helper()
+	var status unix.WaitStatus
+	for {
+		_, err := unix.Wait4(pid, &status, 0, nil)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			b.Fatal(err)
+		}
+		return
+	}
+}
+
+// BenchmarkStart is create, start, exit, reap and delete of a container that
+// runs true.
+func BenchmarkStart(b *testing.B) {
+	bundle := runtimetest.Bundle(b)
+	e, err := lc.New(lc.Config{StateDir: "/run/coracle-bench"})
+	if err != nil {
+		b.Fatal(err)
+	}
+	ctx := b.Context()
+	n := 0
+	for b.Loop() {
+		n++
+		id := fmt.Sprintf("bench-%d", n)
+		c, err := e.Create(ctx, id, runtimetest.Spec(id, "/bin/true"), runtime.CreateOptions{Bundle: bundle})
+		if err != nil {
+			b.Fatal(err)
+		}
+		pid := c.Pid()
+		if err := c.Start(ctx); err != nil {
+			b.Fatal(err)
+		}
+		reap(b, pid)
+		if err := c.Delete(ctx, runtime.DeleteOptions{}); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// BenchmarkExec is an exec of true in a running container, to its reaping.
+func BenchmarkExec(b *testing.B) {
+	bundle := runtimetest.Bundle(b)
+	e, err := lc.New(lc.Config{StateDir: "/run/coracle-bench"})
+	if err != nil {
+		b.Fatal(err)
+	}
+	ctx := b.Context()
+	spec := runtimetest.Spec("bench", "/bin/sleep", "1000")
+	c, err := e.Create(ctx, "bench", spec, runtime.CreateOptions{Bundle: bundle})
+	if err != nil {
+		b.Fatal(err)
+	}
+	initPid := c.Pid()
+	defer func() {
+		_ = c.Signal(ctx, unix.SIGKILL)
+		reap(b, initPid)
+		if err := c.Delete(ctx, runtime.DeleteOptions{Force: true}); err != nil {
+			b.Fatal(err)
+		}
+	}()
+	if err := c.Start(ctx); err != nil {
+		b.Fatal(err)
+	}
+	spec.Process.Args = []string{"/bin/true"}
+	for b.Loop() {
+		pid, err := c.Exec(ctx, spec.Process, runtime.ExecOptions{})
+		if err != nil {
+			b.Fatal(err)
+		}
+		reap(b, pid)
+	}
+}

@@ -1,0 +1,19 @@
+package lc_test
+
+import (
+	"testing"
+
+	"github.com/coracle-project/coracle/runtime"
+	"github.com/coracle-project/coracle/runtime/lc"
+	"github.com/coracle-project/coracle/runtime/runtimetest"
+)
+
+func newEngine(t testing.TB, dir string) runtime.Engine {
+	e, err := lc.New(lc.Config{StateDir: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+func TestEngine(t *testing.T) { runtimetest.Run(t, newEngine) }

@@ -1,0 +1,18 @@
+package lc_test
+
+import (
+	"os"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/coracle-project/coracle/runtime/lc"
+)
+
+func TestMain(m *testing.M) {
+	lc.Init()
+	if len(os.Args) > 1 && os.Args[1] == helperArg {
+		os.Exit(helper(os.Args[2:]))
+	}
+	goleak.VerifyTestMain(m)
+}

@@ -1,0 +1,140 @@
+package lc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/runtime"
+)
+
+// fifo is where libcontainer's init waits: it opens the FIFO for writing, writes
+// one byte and executes the user's program.
+func (c *container) fifo() string { return filepath.Join(c.libDir(), "exec.fifo") }
+
+// Start implements runtime.Container.
+func (c *container) Start(ctx context.Context) error {
+	if err := c.start(ctx); err != nil {
+		return c.fail("start", err)
+	}
+	return nil
+}
+
+func (c *container) start(ctx context.Context) error {
+	init := c.rec.Init
+	if init.Pid == 0 {
+		return runtime.ErrNotRunning
+	}
+	pidfd, err := unix.PidfdOpen(init.Pid, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return runtime.ErrNotRunning
+	}
+	if err != nil {
+		return fmt.Errorf("pidfd_open %d: %w", init.Pid, err)
+	}
+	defer unix.Close(pidfd)
+	// Asked before init can go on: afterwards a short-lived program may well
+	// be dead, and that is no failure to start it.
+	if !init.alive() {
+		return runtime.ErrNotRunning
+	}
+	// A reader that does not block lets init's open succeed; without one,
+	// init cannot write. No goroutine is left behind if init is dead.
+	fifo, err := os.OpenFile(c.fifo(), os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if errors.Is(err, os.ErrNotExist) {
+		return runtime.ErrRunning
+	}
+	if err != nil {
+		return err
+	}
+	defer fifo.Close()
+	if err := awaitGo(ctx, fifo, pidfd); err != nil {
+		return err
+	}
+	if err := os.Remove(c.fifo()); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	// As the runtime spec says, a failing poststart hook is only worth a warning.
+	if err := c.runHooks(ctx, c.rec.Poststart, "running"); err != nil {
+		c.engine.log.Warn("poststart hook failed", "container", c.rec.ID, "error", err)
+	}
+	return nil
+}
+
+// awaitGo waits until init, which pidfd stands for, has written its byte.
+// ErrNotRunning if it dies before, ErrRunning if another Start took the byte.
+func awaitGo(ctx context.Context, fifo *os.File, pidfd int) error {
+	cancelled, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+	if err != nil {
+		return fmt.Errorf("eventfd: %w", err)
+	}
+	// The file must stay open until the callback cannot run any more, or the
+	// write could go to another file that got its number.
+	wake := os.NewFile(uintptr(cancelled), "start-cancelled")
+	defer wake.Close()
+	done := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(done)
+		_, _ = wake.Write([]byte{1, 0, 0, 0, 0, 0, 0, 0})
+	})
+	defer func() {
+		if !stop() {
+			<-done
+		}
+	}()
+
+	// Fd puts a file into blocking mode, so SyscallConn is used instead.
+	raw, err := fifo.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var result error
+	err = raw.Control(func(fd uintptr) { result = pollGo(ctx, int(fd), pidfd, cancelled) })
+	return errors.Join(result, err)
+}
+
+func pollGo(ctx context.Context, fifo, pidfd, cancelled int) error {
+	for {
+		fds := []unix.PollFd{
+			{Fd: int32(fifo), Events: unix.POLLIN},
+			{Fd: int32(pidfd), Events: unix.POLLIN},
+			{Fd: int32(cancelled), Events: unix.POLLIN},
+		}
+		if _, err := unix.Poll(fds, -1); errors.Is(err, unix.EINTR) {
+			continue
+		} else if err != nil {
+			return fmt.Errorf("poll: %w", err)
+		}
+		if fds[0].Revents != 0 || fds[1].Revents != 0 {
+			return readGo(fifo, fds[1].Revents != 0)
+		}
+		if fds[2].Revents != 0 {
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// readGo reads after something happened. A dead init may have written before it
+// died, also between poll's looks at the two descriptors.
+func readGo(fifo int, dead bool) error {
+	var one [1]byte
+	for {
+		n, err := unix.Read(fifo, one[:])
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case err != nil && !errors.Is(err, unix.EAGAIN):
+			return fmt.Errorf("read exec fifo: %w", err)
+		case n == 1:
+			return nil
+		case dead:
+			return runtime.ErrNotRunning
+		default:
+			return runtime.ErrRunning
+		}
+	}
+}

@@ -1,0 +1,115 @@
+package runtime
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+)
+
+// MaxSpecSize is the largest config.json that LoadSpec reads, in bytes. Real ones
+// have some ten thousand bytes.
+const MaxSpecSize = 4 << 20
+
+var aLongTimeAgo = time.Unix(1, 0)
+
+// LoadSpec reads the config.json of a bundle directory. A missing bundle or file
+// is os.ErrNotExist; text that is no JSON object of the right types is
+// ErrInvalidSpec and names file, line and column. Unknown fields are ignored, as
+// the runtime spec demands (spec.md, "Extensibility"). The content is not
+// judged: that is ValidateSpec.
+func LoadSpec(bundle string) (*specs.Spec, error) {
+	if st, err := os.Stat(bundle); err != nil {
+		return nil, fmt.Errorf("load bundle: %w", err)
+	} else if !st.IsDir() {
+		return nil, fmt.Errorf("load bundle %s: not a directory, give the directory that holds config.json", bundle)
+	}
+	path := filepath.Join(bundle, "config.json")
+	var spec specs.Spec
+	if err := loadJSON(path, &spec); err != nil {
+		return nil, err
+	}
+	return &spec, nil
+}
+
+// LoadProcess reads a JSON file that holds one OCI process object, as exec's
+// --process takes it. Errors are those of LoadSpec.
+func LoadProcess(path string) (*specs.Process, error) {
+	var p specs.Process
+	if err := loadJSON(path, &p); err != nil {
+		return nil, err
+	}
+	return &p, nil
+}
+
+func loadJSON(path string, into any) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return fmt.Errorf("load spec: %w", err)
+	}
+	defer f.Close()
+	if st, err := f.Stat(); err != nil {
+		return fmt.Errorf("load spec: %w", err)
+	} else if !st.Mode().IsRegular() {
+		return fmt.Errorf("load spec %s: not a regular file: %w", path, ErrInvalidSpec)
+	}
+	data, err := io.ReadAll(io.LimitReader(f, MaxSpecSize+1))
+	if err != nil {
+		return fmt.Errorf("load spec: %w", err)
+	}
+	if err := decodeSpec(data, into); err != nil {
+		return fmt.Errorf("load spec %s%w", path, err)
+	}
+	return nil
+}
+
+// decodeSpec's errors begin with ":line:column: " or ": " so that a path can
+// stand before them.
+func decodeSpec(data []byte, into any) error {
+	if len(data) > MaxSpecSize {
+		return fmt.Errorf(": larger than %d bytes: %w", MaxSpecSize, ErrInvalidSpec)
+	}
+	dec := json.NewDecoder(bytes.NewReader(data))
+	if err := dec.Decode(into); err != nil {
+		return fmt.Errorf(":%s: %w", at(data, decodeErrorOffset(err, data)), invalidJSON(err))
+	}
+	if rest := bytes.TrimLeft(data[dec.InputOffset():], " \t\r\n"); len(rest) > 0 {
+		return fmt.Errorf(":%s: text after the JSON object: %w", at(data, int64(len(data)-len(rest))), ErrInvalidSpec)
+	}
+	return nil
+}
+
+func invalidJSON(err error) error {
+	if typed, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+		return fmt.Errorf("%s must be %s, not %s: %w", typed.Field, typed.Type, typed.Value, ErrInvalidSpec)
+	}
+	if errors.Is(err, io.EOF) {
+		return fmt.Errorf("empty file: %w", ErrInvalidSpec)
+	}
+	return fmt.Errorf("%w: %w", ErrInvalidSpec, err)
+}
+
+func decodeErrorOffset(err error, data []byte) int64 {
+	if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
+		return syntax.Offset - 1
+	}
+	if typed, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+		return typed.Offset - 1
+	}
+	return int64(len(data))
+}
+
+// at turns a byte offset into "line:column", both counted from 1.
+func at(data []byte, offset int64) string {
+	offset = max(0, min(offset, int64(len(data))))
+	before := data[:offset]
+	line := bytes.Count(before, []byte("\n")) + 1
+	column := len(before) - (bytes.LastIndexByte(before, '\n') + 1) + 1
+	return fmt.Sprintf("%d:%d", line, column)
+}

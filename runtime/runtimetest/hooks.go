@@ -1,0 +1,76 @@
+package runtimetest
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/coracle-project/coracle/runtime"
+)
+
+// hook appends a name to a file and saves the state it got on stdin.
+func hook(file, name string) specs.Hook {
+	return specs.Hook{Path: "/bin/sh", Args: []string{"sh", "-c", "cat > " + file + "." + name + "; echo " + name + " >> " + file}}
+}
+
+var hookTests = map[string]func(*rig){
+	"hooks run in order with the state": func(r *rig) {
+		spec := r.spec("true")
+		log := filepath.Join(r.bundle, "hooks.log")
+		spec.Hooks = &specs.Hooks{
+			CreateRuntime: []specs.Hook{hook(log, "createRuntime")},
+			Poststart:     []specs.Hook{hook(log, "poststart")},
+			Poststop:      []specs.Hook{hook(log, "poststop")},
+		}
+		c := r.create(spec, runtime.Stdio{})
+		r.logIs(log, "createRuntime")
+		pid := c.Pid()
+		r.must(c.Start(r.Context()))
+		r.logIs(log, "createRuntime poststart")
+		r.wait(pid)
+		r.must(c.Delete(r.Context(), runtime.DeleteOptions{}))
+		r.logIs(log, "createRuntime poststart poststop")
+		data, err := os.ReadFile(log + ".poststop")
+		r.must(err)
+		var state specs.State
+		r.must(json.Unmarshal(data, &state))
+		if state.ID != c.ID() || state.Status != specs.StateStopped || state.Bundle != r.bundle {
+			r.Errorf("the poststop hook got %s", data)
+		}
+	},
+
+	"failing hooks after start and delete are only warnings": func(r *rig) {
+		spec := r.spec("true")
+		spec.Hooks = &specs.Hooks{
+			Poststart: []specs.Hook{{Path: "/bin/false"}},
+			Poststop:  []specs.Hook{{Path: "/no/such/hook"}},
+		}
+		c := r.create(spec, runtime.Stdio{})
+		pid := c.Pid()
+		r.must(c.Start(r.Context()))
+		r.wait(pid)
+		r.must(c.Delete(r.Context(), runtime.DeleteOptions{}))
+	},
+
+	"a hook that hangs is killed at its timeout": func(r *rig) {
+		spec := r.spec("true")
+		timeout := 1
+		spec.Hooks = &specs.Hooks{Poststop: []specs.Hook{{Path: "/bin/sleep", Args: []string{"sleep", "1000"}, Timeout: &timeout}}}
+		c := r.create(spec, runtime.Stdio{})
+		pid := c.Pid()
+		r.must(c.Delete(r.Context(), runtime.DeleteOptions{}))
+		r.wait(pid)
+	},
+}
+
+func (r *rig) logIs(file, want string) {
+	r.Helper()
+	data, err := os.ReadFile(file)
+	r.must(err)
+	if got := strings.Join(strings.Fields(string(data)), " "); got != want {
+		r.Fatalf("hooks that ran: %q, want %q", got, want)
+	}
+}

@@ -1,0 +1,162 @@
+package runtimetest
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/coracle-project/coracle/runtime"
+)
+
+var resourceTests = map[string]func(*rig){
+	"limits, stats, update": func(r *rig) {
+		spec := Spec(r.id(), "/bin/sleep", "1000")
+		limit, pids := int64(64<<20), int64(50)
+		spec.Linux.Resources.Memory = &specs.LinuxMemory{Limit: &limit}
+		spec.Linux.Resources.Pids = &specs.LinuxPids{Limit: &pids}
+		c := r.create(spec, runtime.Stdio{})
+		pid := c.Pid()
+		r.must(c.Start(r.Context()))
+		s, err := c.Stats(r.Context())
+		r.must(err)
+		if s.MemoryLimit != uint64(limit) || s.PidsLimit != 50 || s.Pids == 0 || s.MemorySwap > s.MemoryUsage || s.CPUUsage == 0 || s.MemoryUsage == 0 || s.Time.IsZero() {
+			r.Errorf("stats are %+v", s)
+		}
+		limit = 128 << 20
+		r.must(c.Update(r.Context(), &specs.LinuxResources{Memory: &specs.LinuxMemory{Limit: &limit}}))
+		s, err = c.Stats(r.Context())
+		r.must(err)
+		if s.MemoryLimit != 128<<20 || s.PidsLimit != 50 {
+			r.Errorf("stats after the update are %+v", s)
+		}
+		tooMuch := int64(-7)
+		r.wantErr(c.Update(r.Context(), &specs.LinuxResources{Memory: &specs.LinuxMemory{Limit: &tooMuch}}), runtime.ErrInvalidSpec)
+		r.must(c.Update(r.Context(), nil))
+		r.end(c, pid)
+		r.wantErr(c.Update(r.Context(), &specs.LinuxResources{}), runtime.ErrNotRunning)
+	},
+
+	"pause and resume": func(r *rig) {
+		c, pid := r.running()
+		r.must(c.Pause(r.Context()))
+		r.status(c, "paused")
+		r.must(c.Pause(r.Context()))
+		r.must(c.Resume(r.Context()))
+		r.status(c, specs.StateRunning)
+		r.must(c.Resume(r.Context()))
+		r.end(c, pid)
+		r.wantErr(c.Pause(r.Context()), runtime.ErrNotRunning)
+		r.wantErr(c.Resume(r.Context()), runtime.ErrNotRunning)
+	},
+
+	"user, groups, rlimits, umask, sysctl, oom score, capabilities": func(r *rig) {
+		out := r.output()
+		mask := uint32(0o27)
+		score := 500
+		spec := r.spec("id -u; id -g; id -G; ulimit -n; umask; cat /proc/sys/net/ipv4/ip_forward /proc/self/oom_score_adj; " +
+			"while read k v; do test $k = CapEff: && echo $v; test $k = NoNewPrivs: && echo $v; done < /proc/self/status; true")
+		spec.Process.User = specs.User{UID: 1000, GID: 1001, AdditionalGids: []uint32{7, 8}, Umask: &mask}
+		spec.Process.Rlimits = []specs.POSIXRlimit{{Type: "RLIMIT_NOFILE", Soft: 100, Hard: 200}}
+		spec.Process.OOMScoreAdj = &score
+		spec.Linux.Sysctl = map[string]string{"net.ipv4.ip_forward": "1"}
+		c := r.create(spec, runtime.Stdio{Stdout: out.write})
+		pid := c.Pid()
+		r.must(c.Start(r.Context()))
+		r.wait(pid)
+		want := "1000\n1001\n1001 7 8\n100\n0027\n1\n500\n0000000000000000\n1"
+		if got := out.text(); got != want {
+			r.Errorf("got %q, want %q", got, want)
+		}
+		r.must(c.Delete(r.Context(), runtime.DeleteOptions{}))
+	},
+
+	"an oom score that may not be lowered is no failure": func(r *rig) {
+		spec := r.spec("true")
+		score := -999
+		spec.Process.OOMScoreAdj = &score
+		c := r.create(spec, runtime.Stdio{})
+		pid := c.Pid()
+		r.must(c.Start(r.Context()))
+		if got := r.wait(pid); got != 0 {
+			r.Errorf("exit status %d", got)
+		}
+		r.must(c.Delete(r.Context(), runtime.DeleteOptions{}))
+	},
+
+	"masked and read-only paths, read-only root": func(r *rig) {
+		out := r.output()
+		spec := r.spec("cat /secret; test -s /secret || echo masked; touch /x 2>/dev/null || echo read-only")
+		r.must(os.WriteFile(filepath.Join(r.bundle, "rootfs", "secret"), []byte("password\n"), 0o644))
+		spec.Linux.MaskedPaths = append(spec.Linux.MaskedPaths, "/secret")
+		spec.Root.Readonly = true
+		c := r.create(spec, runtime.Stdio{Stdout: out.write})
+		pid := c.Pid()
+		r.must(c.Start(r.Context()))
+		r.wait(pid)
+		if got := out.text(); got != "masked\nread-only" {
+			r.Errorf("got %q", got)
+		}
+		r.must(c.Delete(r.Context(), runtime.DeleteOptions{}))
+	},
+
+	"seccomp": func(r *rig) {
+		out := r.output()
+		spec := r.spec("touch /tmp/x; chmod 600 /tmp/x 2>/dev/null || echo refused")
+		spec.Linux.Seccomp = &specs.LinuxSeccomp{
+			DefaultAction: specs.ActAllow,
+			Architectures: []specs.Arch{specs.ArchX86_64, specs.ArchAARCH64},
+			Syscalls:      []specs.LinuxSyscall{{Names: []string{"chmod", "fchmodat", "fchmodat2"}, Action: specs.ActErrno}},
+		}
+		r.must(os.Symlink("busybox", filepath.Join(r.bundle, "rootfs", "bin", "chmod")))
+		c := r.create(spec, runtime.Stdio{Stdout: out.write})
+		pid := c.Pid()
+		r.must(c.Start(r.Context()))
+		r.wait(pid)
+		if got := out.text(); got != "refused" {
+			r.Errorf("got %q", got)
+		}
+		r.must(c.Delete(r.Context(), runtime.DeleteOptions{}))
+	},
+
+	"joined namespaces": func(r *rig) {
+		first, pid := r.running()
+		out := r.output()
+		spec := r.spec("hostname; echo pid $$")
+		spec.Hostname = ""
+		for i := range spec.Linux.Namespaces {
+			ns := &spec.Linux.Namespaces[i]
+			switch ns.Type {
+			case specs.UTSNamespace, specs.IPCNamespace, specs.PIDNamespace:
+				ns.Path = fmt.Sprintf("/proc/%d/ns/%s", pid, ns.Type)
+			case specs.NetworkNamespace:
+				ns.Path = fmt.Sprintf("/proc/%d/ns/net", pid)
+			}
+		}
+		second := r.create(spec, runtime.Stdio{Stdout: out.write})
+		secondPid := second.Pid()
+		r.must(second.Start(r.Context()))
+		r.wait(secondPid)
+		if got := out.text(); got == "boat\npid 1" || got[:4] != "boat" {
+			r.Errorf("got %q, want the first container's host name and a pid above 1", got)
+		}
+		r.must(second.Delete(r.Context(), runtime.DeleteOptions{}))
+		r.end(first, pid)
+	},
+
+	"bind mounts relative to the bundle": func(r *rig) {
+		out := r.output()
+		r.must(os.WriteFile(filepath.Join(r.bundle, "note"), []byte("from the bundle\n"), 0o644))
+		spec := r.spec("cat /note")
+		spec.Mounts = append(spec.Mounts, specs.Mount{Destination: "/note", Source: "note", Options: []string{"bind", "ro"}})
+		c := r.create(spec, runtime.Stdio{Stdout: out.write})
+		pid := c.Pid()
+		r.must(c.Start(r.Context()))
+		r.wait(pid)
+		if got := out.text(); got != "from the bundle" {
+			r.Errorf("got %q", got)
+		}
+		r.must(c.Delete(r.Context(), runtime.DeleteOptions{}))
+	},
+}

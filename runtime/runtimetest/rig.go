@@ -1,0 +1,201 @@
+package runtimetest
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/runtime"
+)
+
+// rig is one test's engine and what it needs to see that nothing is left.
+type rig struct {
+	testing.TB
+	engine   runtime.Engine
+	bundle   string
+	stateDir string
+}
+
+var serial atomic.Int64
+
+func newRig(t testing.TB, engine NewEngine) *rig {
+	r := &rig{TB: t, bundle: Bundle(t), stateDir: filepath.Join(t.TempDir(), "state")}
+	r.engine = engine(t, r.stateDir)
+	return r
+}
+
+// id is a new container id, unique on the machine.
+func (r *rig) id() string {
+	return fmt.Sprintf("test-%d-%d", os.Getpid(), serial.Add(1))
+}
+
+func (r *rig) must(err error) {
+	r.Helper()
+	if err != nil {
+		r.Fatal(err)
+	}
+}
+
+func (r *rig) wantErr(err, kind error) {
+	r.Helper()
+	if !errors.Is(err, kind) {
+		r.Fatalf("error is %v, want %v", err, kind)
+	}
+}
+
+func (r *rig) create(spec *specs.Spec, stdio runtime.Stdio) runtime.Container {
+	r.Helper()
+	id := filepath.Base(spec.Linux.CgroupsPath)
+	c, err := r.engine.Create(r.Context(), id, spec, runtime.CreateOptions{Bundle: r.bundle, Stdio: stdio})
+	r.must(err)
+	return c
+}
+
+// spec is a container that runs a shell script.
+func (r *rig) spec(script string) *specs.Spec {
+	return Spec(r.id(), "/bin/sh", "-c", script)
+}
+
+// running is a started container that waits for a signal.
+func (r *rig) running() (runtime.Container, int) {
+	r.Helper()
+	c := r.create(Spec(r.id(), "/bin/sleep", "1000"), runtime.Stdio{})
+	pid := c.Pid()
+	r.must(c.Start(r.Context()))
+	return c, pid
+}
+
+// end kills, reaps and deletes.
+func (r *rig) end(c runtime.Container, pid int) {
+	r.Helper()
+	if err := c.Signal(r.Context(), unix.SIGKILL); err != nil && !errors.Is(err, runtime.ErrNotRunning) {
+		r.Fatal(err)
+	}
+	r.wait(pid)
+	r.must(c.Delete(r.Context(), runtime.DeleteOptions{Force: true}))
+}
+
+// wait reaps a child and returns its exit status as a shell does.
+func (r *rig) wait(pid int) int {
+	r.Helper()
+	if pid <= 0 {
+		r.Fatalf("no pid to wait for: %d", pid)
+	}
+	var ws unix.WaitStatus
+	for {
+		_, err := unix.Wait4(pid, &ws, 0, nil)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			r.Fatalf("wait for %d: %v", pid, err)
+		}
+		if ws.Signaled() {
+			return 128 + int(ws.Signal())
+		}
+		return ws.ExitStatus()
+	}
+}
+
+func (r *rig) status(c runtime.Container, want specs.ContainerState) {
+	r.Helper()
+	s, err := c.State(r.Context())
+	r.must(err)
+	if s.Status != want {
+		r.Fatalf("status is %s, want %s", s.Status, want)
+	}
+}
+
+// output collects what processes write. Give write to the engine, then call text,
+// which closes write and waits for the end.
+type output struct {
+	r           *rig
+	read, write *os.File
+}
+
+func (r *rig) output() *output {
+	rd, wr, err := os.Pipe()
+	r.must(err)
+	r.Cleanup(func() { rd.Close(); wr.Close() })
+	return &output{r, rd, wr}
+}
+
+func (o *output) text() string {
+	o.r.Helper()
+	o.write.Close()
+	o.r.must(o.read.SetReadDeadline(time.Now().Add(20 * time.Second)))
+	data, err := io.ReadAll(o.read)
+	o.r.must(err)
+	return strings.ReplaceAll(strings.TrimSpace(string(data)), "\r", "")
+}
+
+// line waits for one line.
+func (o *output) line() string {
+	o.r.Helper()
+	o.r.must(o.read.SetReadDeadline(time.Now().Add(20 * time.Second)))
+	var line []byte
+	for b := make([]byte, 1); ; {
+		if _, err := o.read.Read(b); err != nil {
+			o.r.Fatalf("read line after %q: %v", line, err)
+		}
+		if b[0] == '\n' {
+			return string(line)
+		}
+		line = append(line, b[0])
+	}
+}
+
+// checkLeaks fails the test if a child, state, cgroup or mount is left.
+func (r *rig) checkLeaks() {
+	r.Helper()
+	var ws unix.WaitStatus
+	if pid, err := unix.Wait4(-1, &ws, unix.WNOHANG, nil); !errors.Is(err, unix.ECHILD) {
+		r.Errorf("a child process is left: wait gives %d, %v", pid, err)
+	}
+	if entries, err := os.ReadDir(r.stateDir); err == nil && len(entries) > 0 {
+		r.Errorf("left in the state directory: %v", entries)
+	}
+	mine := fmt.Sprintf("test-%d-", os.Getpid())
+	for _, root := range cgroupRoots() {
+		_ = filepath.WalkDir(filepath.Join(root, CgroupParent), func(path string, d fs.DirEntry, err error) error {
+			if err == nil && d.IsDir() && strings.HasPrefix(d.Name(), mine) {
+				r.Errorf("left cgroup %s", path)
+			}
+			return nil
+		})
+		_ = os.Remove(filepath.Join(root, CgroupParent)) // succeeds when it is empty
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	r.must(err)
+	for _, dir := range []string{r.bundle, r.stateDir} {
+		if bytes.Contains(mounts, []byte(" "+dir)) {
+			r.Errorf("left a mount below %s:\n%s", dir, mounts)
+		}
+	}
+}
+
+// cgroupRoots are the mount points of all hierarchies.
+func cgroupRoots() []string {
+	roots := []string{"/sys/fs/cgroup"}
+	entries, err := os.ReadDir("/sys/fs/cgroup")
+	if err != nil {
+		return nil
+	}
+	for _, e := range entries {
+		if e.IsDir() {
+			roots = append(roots, filepath.Join("/sys/fs/cgroup", e.Name()))
+		}
+	}
+	return roots
+}
