@@ -73,7 +73,177 @@ func (x Event_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Event_Kind.Descriptor instead.
 func (Event_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_shim_api_shim_proto_rawDescGZIP(), []int{1, 0}
+	return file_shim_api_shim_proto_rawDescGZIP(), []int{4, 0}
+}
+
+// CreateOptions go into the options field of the Task service's Create. Without
+// them (containerd's own options or none), stdio are the caller's FIFOs.
+type CreateOptions struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	PodId         string                 `protobuf:"bytes,1,opt,name=pod_id,json=podId,proto3" json:"pod_id,omitempty"`
+	SystemdCgroup bool                   `protobuf:"varint,2,opt,name=systemd_cgroup,json=systemdCgroup,proto3" json:"systemd_cgroup,omitempty"`
+	// stdin keeps a stdin open for Attach; stdin_once closes it when the first
+	// attachment that has one ends.
+	Stdin     bool `protobuf:"varint,3,opt,name=stdin,proto3" json:"stdin,omitempty"`
+	StdinOnce bool `protobuf:"varint,4,opt,name=stdin_once,json=stdinOnce,proto3" json:"stdin_once,omitempty"`
+	// log: the shim itself keeps the stdio and writes log_path in the CRI log format
+	// (empty: nowhere). The stdio fields of the Create request are then empty.
+	Log           bool   `protobuf:"varint,5,opt,name=log,proto3" json:"log,omitempty"`
+	LogPath       string `protobuf:"bytes,6,opt,name=log_path,json=logPath,proto3" json:"log_path,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateOptions) Reset() {
+	*x = CreateOptions{}
+	mi := &file_shim_api_shim_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateOptions) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateOptions) ProtoMessage() {}
+
+func (x *CreateOptions) ProtoReflect() protoreflect.Message {
+	mi := &file_shim_api_shim_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateOptions.ProtoReflect.Descriptor instead.
+func (*CreateOptions) Descriptor() ([]byte, []int) {
+	return file_shim_api_shim_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *CreateOptions) GetPodId() string {
+	if x != nil {
+		return x.PodId
+	}
+	return ""
+}
+
+func (x *CreateOptions) GetSystemdCgroup() bool {
+	if x != nil {
+		return x.SystemdCgroup
+	}
+	return false
+}
+
+func (x *CreateOptions) GetStdin() bool {
+	if x != nil {
+		return x.Stdin
+	}
+	return false
+}
+
+func (x *CreateOptions) GetStdinOnce() bool {
+	if x != nil {
+		return x.StdinOnce
+	}
+	return false
+}
+
+func (x *CreateOptions) GetLog() bool {
+	if x != nil {
+		return x.Log
+	}
+	return false
+}
+
+func (x *CreateOptions) GetLogPath() string {
+	if x != nil {
+		return x.LogPath
+	}
+	return ""
+}
+
+type ListRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListRequest) Reset() {
+	*x = ListRequest{}
+	mi := &file_shim_api_shim_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListRequest) ProtoMessage() {}
+
+func (x *ListRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_shim_api_shim_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
+func (*ListRequest) Descriptor() ([]byte, []int) {
+	return file_shim_api_shim_proto_rawDescGZIP(), []int{1}
+}
+
+type ListResponse struct {
+	state         protoimpl.MessageState    `protogen:"open.v1"`
+	Containers    []*ListResponse_Container `protobuf:"bytes,1,rep,name=containers,proto3" json:"containers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListResponse) Reset() {
+	*x = ListResponse{}
+	mi := &file_shim_api_shim_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListResponse) ProtoMessage() {}
+
+func (x *ListResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_shim_api_shim_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListResponse.ProtoReflect.Descriptor instead.
+func (*ListResponse) Descriptor() ([]byte, []int) {
+	return file_shim_api_shim_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *ListResponse) GetContainers() []*ListResponse_Container {
+	if x != nil {
+		return x.Containers
+	}
+	return nil
 }
 
 type EventsRequest struct {
@@ -84,7 +254,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_shim_api_shim_proto_msgTypes[0]
+	mi := &file_shim_api_shim_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -96,7 +266,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_api_shim_proto_msgTypes[0]
+	mi := &file_shim_api_shim_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -109,7 +279,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_shim_api_shim_proto_rawDescGZIP(), []int{0}
+	return file_shim_api_shim_proto_rawDescGZIP(), []int{3}
 }
 
 type Event struct {
@@ -121,13 +291,14 @@ type Event struct {
 	ExitStatus    uint32                 `protobuf:"varint,5,opt,name=exit_status,json=exitStatus,proto3" json:"exit_status,omitempty"`   // 128+signal if killed; 255 if unknown
 	ExitedAtNs    int64                  `protobuf:"varint,6,opt,name=exited_at_ns,json=exitedAtNs,proto3" json:"exited_at_ns,omitempty"` // Unix time, nanoseconds
 	OomKilled     bool                   `protobuf:"varint,7,opt,name=oom_killed,json=oomKilled,proto3" json:"oom_killed,omitempty"`      // the kernel killed a process of the container for memory
+	PodId         string                 `protobuf:"bytes,8,opt,name=pod_id,json=podId,proto3" json:"pod_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_shim_api_shim_proto_msgTypes[1]
+	mi := &file_shim_api_shim_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -139,7 +310,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_api_shim_proto_msgTypes[1]
+	mi := &file_shim_api_shim_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -152,7 +323,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_shim_api_shim_proto_rawDescGZIP(), []int{1}
+	return file_shim_api_shim_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Event) GetKind() Event_Kind {
@@ -204,6 +375,13 @@ func (x *Event) GetOomKilled() bool {
 	return false
 }
 
+func (x *Event) GetPodId() string {
+	if x != nil {
+		return x.PodId
+	}
+	return ""
+}
+
 type AttachRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -216,7 +394,7 @@ type AttachRequest struct {
 
 func (x *AttachRequest) Reset() {
 	*x = AttachRequest{}
-	mi := &file_shim_api_shim_proto_msgTypes[2]
+	mi := &file_shim_api_shim_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -228,7 +406,7 @@ func (x *AttachRequest) String() string {
 func (*AttachRequest) ProtoMessage() {}
 
 func (x *AttachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_api_shim_proto_msgTypes[2]
+	mi := &file_shim_api_shim_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -241,7 +419,7 @@ func (x *AttachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachRequest.ProtoReflect.Descriptor instead.
 func (*AttachRequest) Descriptor() ([]byte, []int) {
-	return file_shim_api_shim_proto_rawDescGZIP(), []int{2}
+	return file_shim_api_shim_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *AttachRequest) GetId() string {
@@ -280,7 +458,7 @@ type AttachResponse struct {
 
 func (x *AttachResponse) Reset() {
 	*x = AttachResponse{}
-	mi := &file_shim_api_shim_proto_msgTypes[3]
+	mi := &file_shim_api_shim_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -292,7 +470,7 @@ func (x *AttachResponse) String() string {
 func (*AttachResponse) ProtoMessage() {}
 
 func (x *AttachResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_api_shim_proto_msgTypes[3]
+	mi := &file_shim_api_shim_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -305,7 +483,7 @@ func (x *AttachResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachResponse.ProtoReflect.Descriptor instead.
 func (*AttachResponse) Descriptor() ([]byte, []int) {
-	return file_shim_api_shim_proto_rawDescGZIP(), []int{3}
+	return file_shim_api_shim_proto_rawDescGZIP(), []int{6}
 }
 
 type ReopenLogRequest struct {
@@ -317,7 +495,7 @@ type ReopenLogRequest struct {
 
 func (x *ReopenLogRequest) Reset() {
 	*x = ReopenLogRequest{}
-	mi := &file_shim_api_shim_proto_msgTypes[4]
+	mi := &file_shim_api_shim_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -329,7 +507,7 @@ func (x *ReopenLogRequest) String() string {
 func (*ReopenLogRequest) ProtoMessage() {}
 
 func (x *ReopenLogRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_api_shim_proto_msgTypes[4]
+	mi := &file_shim_api_shim_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -342,7 +520,7 @@ func (x *ReopenLogRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReopenLogRequest.ProtoReflect.Descriptor instead.
 func (*ReopenLogRequest) Descriptor() ([]byte, []int) {
-	return file_shim_api_shim_proto_rawDescGZIP(), []int{4}
+	return file_shim_api_shim_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ReopenLogRequest) GetId() string {
@@ -360,7 +538,7 @@ type ReopenLogResponse struct {
 
 func (x *ReopenLogResponse) Reset() {
 	*x = ReopenLogResponse{}
-	mi := &file_shim_api_shim_proto_msgTypes[5]
+	mi := &file_shim_api_shim_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -372,7 +550,7 @@ func (x *ReopenLogResponse) String() string {
 func (*ReopenLogResponse) ProtoMessage() {}
 
 func (x *ReopenLogResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_api_shim_proto_msgTypes[5]
+	mi := &file_shim_api_shim_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -385,15 +563,83 @@ func (x *ReopenLogResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReopenLogResponse.ProtoReflect.Descriptor instead.
 func (*ReopenLogResponse) Descriptor() ([]byte, []int) {
-	return file_shim_api_shim_proto_rawDescGZIP(), []int{5}
+	return file_shim_api_shim_proto_rawDescGZIP(), []int{8}
+}
+
+type ListResponse_Container struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	PodId         string                 `protobuf:"bytes,2,opt,name=pod_id,json=podId,proto3" json:"pod_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListResponse_Container) Reset() {
+	*x = ListResponse_Container{}
+	mi := &file_shim_api_shim_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListResponse_Container) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListResponse_Container) ProtoMessage() {}
+
+func (x *ListResponse_Container) ProtoReflect() protoreflect.Message {
+	mi := &file_shim_api_shim_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListResponse_Container.ProtoReflect.Descriptor instead.
+func (*ListResponse_Container) Descriptor() ([]byte, []int) {
+	return file_shim_api_shim_proto_rawDescGZIP(), []int{2, 0}
+}
+
+func (x *ListResponse_Container) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *ListResponse_Container) GetPodId() string {
+	if x != nil {
+		return x.PodId
+	}
+	return ""
 }
 
 var File_shim_api_shim_proto protoreflect.FileDescriptor
 
 const file_shim_api_shim_proto_rawDesc = "" +
 	"\n" +
-	"\x13shim/api/shim.proto\x12\x0fcoracle.shim.v1\"\x0f\n" +
-	"\rEventsRequest\"\x8c\x02\n" +
+	"\x13shim/api/shim.proto\x12\x0fcoracle.shim.v1\"\xaf\x01\n" +
+	"\rCreateOptions\x12\x15\n" +
+	"\x06pod_id\x18\x01 \x01(\tR\x05podId\x12%\n" +
+	"\x0esystemd_cgroup\x18\x02 \x01(\bR\rsystemdCgroup\x12\x14\n" +
+	"\x05stdin\x18\x03 \x01(\bR\x05stdin\x12\x1d\n" +
+	"\n" +
+	"stdin_once\x18\x04 \x01(\bR\tstdinOnce\x12\x10\n" +
+	"\x03log\x18\x05 \x01(\bR\x03log\x12\x19\n" +
+	"\blog_path\x18\x06 \x01(\tR\alogPath\"\r\n" +
+	"\vListRequest\"\x8b\x01\n" +
+	"\fListResponse\x12G\n" +
+	"\n" +
+	"containers\x18\x01 \x03(\v2'.coracle.shim.v1.ListResponse.ContainerR\n" +
+	"containers\x1a2\n" +
+	"\tContainer\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x15\n" +
+	"\x06pod_id\x18\x02 \x01(\tR\x05podId\"\x0f\n" +
+	"\rEventsRequest\"\xa3\x02\n" +
 	"\x05Event\x12/\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x1b.coracle.shim.v1.Event.KindR\x04kind\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\x12\x17\n" +
@@ -404,7 +650,8 @@ const file_shim_api_shim_proto_rawDesc = "" +
 	"\fexited_at_ns\x18\x06 \x01(\x03R\n" +
 	"exitedAtNs\x12\x1d\n" +
 	"\n" +
-	"oom_killed\x18\a \x01(\bR\toomKilled\"5\n" +
+	"oom_killed\x18\a \x01(\bR\toomKilled\x12\x15\n" +
+	"\x06pod_id\x18\b \x01(\tR\x05podId\"5\n" +
 	"\x04Kind\x12\x0f\n" +
 	"\vUNSPECIFIED\x10\x00\x12\t\n" +
 	"\x05READY\x10\x01\x12\b\n" +
@@ -418,11 +665,12 @@ const file_shim_api_shim_proto_rawDesc = "" +
 	"\x0eAttachResponse\"\"\n" +
 	"\x10ReopenLogRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x13\n" +
-	"\x11ReopenLogResponse2\xe9\x01\n" +
+	"\x11ReopenLogResponse2\xae\x02\n" +
 	"\x04Shim\x12B\n" +
 	"\x06Events\x12\x1e.coracle.shim.v1.EventsRequest\x1a\x16.coracle.shim.v1.Event0\x01\x12I\n" +
 	"\x06Attach\x12\x1e.coracle.shim.v1.AttachRequest\x1a\x1f.coracle.shim.v1.AttachResponse\x12R\n" +
-	"\tReopenLog\x12!.coracle.shim.v1.ReopenLogRequest\x1a\".coracle.shim.v1.ReopenLogResponseB1Z/github.com/coracle-project/coracle/shim/api;apib\x06proto3"
+	"\tReopenLog\x12!.coracle.shim.v1.ReopenLogRequest\x1a\".coracle.shim.v1.ReopenLogResponse\x12C\n" +
+	"\x04List\x12\x1c.coracle.shim.v1.ListRequest\x1a\x1d.coracle.shim.v1.ListResponseB1Z/github.com/coracle-project/coracle/shim/api;apib\x06proto3"
 
 var (
 	file_shim_api_shim_proto_rawDescOnce sync.Once
@@ -437,29 +685,36 @@ func file_shim_api_shim_proto_rawDescGZIP() []byte {
 }
 
 var file_shim_api_shim_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_shim_api_shim_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
+var file_shim_api_shim_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_shim_api_shim_proto_goTypes = []any{
-	(Event_Kind)(0),           // 0: coracle.shim.v1.Event.Kind
-	(*EventsRequest)(nil),     // 1: coracle.shim.v1.EventsRequest
-	(*Event)(nil),             // 2: coracle.shim.v1.Event
-	(*AttachRequest)(nil),     // 3: coracle.shim.v1.AttachRequest
-	(*AttachResponse)(nil),    // 4: coracle.shim.v1.AttachResponse
-	(*ReopenLogRequest)(nil),  // 5: coracle.shim.v1.ReopenLogRequest
-	(*ReopenLogResponse)(nil), // 6: coracle.shim.v1.ReopenLogResponse
+	(Event_Kind)(0),                // 0: coracle.shim.v1.Event.Kind
+	(*CreateOptions)(nil),          // 1: coracle.shim.v1.CreateOptions
+	(*ListRequest)(nil),            // 2: coracle.shim.v1.ListRequest
+	(*ListResponse)(nil),           // 3: coracle.shim.v1.ListResponse
+	(*EventsRequest)(nil),          // 4: coracle.shim.v1.EventsRequest
+	(*Event)(nil),                  // 5: coracle.shim.v1.Event
+	(*AttachRequest)(nil),          // 6: coracle.shim.v1.AttachRequest
+	(*AttachResponse)(nil),         // 7: coracle.shim.v1.AttachResponse
+	(*ReopenLogRequest)(nil),       // 8: coracle.shim.v1.ReopenLogRequest
+	(*ReopenLogResponse)(nil),      // 9: coracle.shim.v1.ReopenLogResponse
+	(*ListResponse_Container)(nil), // 10: coracle.shim.v1.ListResponse.Container
 }
 var file_shim_api_shim_proto_depIdxs = []int32{
-	0, // 0: coracle.shim.v1.Event.kind:type_name -> coracle.shim.v1.Event.Kind
-	1, // 1: coracle.shim.v1.Shim.Events:input_type -> coracle.shim.v1.EventsRequest
-	3, // 2: coracle.shim.v1.Shim.Attach:input_type -> coracle.shim.v1.AttachRequest
-	5, // 3: coracle.shim.v1.Shim.ReopenLog:input_type -> coracle.shim.v1.ReopenLogRequest
-	2, // 4: coracle.shim.v1.Shim.Events:output_type -> coracle.shim.v1.Event
-	4, // 5: coracle.shim.v1.Shim.Attach:output_type -> coracle.shim.v1.AttachResponse
-	6, // 6: coracle.shim.v1.Shim.ReopenLog:output_type -> coracle.shim.v1.ReopenLogResponse
-	4, // [4:7] is the sub-list for method output_type
-	1, // [1:4] is the sub-list for method input_type
-	1, // [1:1] is the sub-list for extension type_name
-	1, // [1:1] is the sub-list for extension extendee
-	0, // [0:1] is the sub-list for field type_name
+	10, // 0: coracle.shim.v1.ListResponse.containers:type_name -> coracle.shim.v1.ListResponse.Container
+	0,  // 1: coracle.shim.v1.Event.kind:type_name -> coracle.shim.v1.Event.Kind
+	4,  // 2: coracle.shim.v1.Shim.Events:input_type -> coracle.shim.v1.EventsRequest
+	6,  // 3: coracle.shim.v1.Shim.Attach:input_type -> coracle.shim.v1.AttachRequest
+	8,  // 4: coracle.shim.v1.Shim.ReopenLog:input_type -> coracle.shim.v1.ReopenLogRequest
+	2,  // 5: coracle.shim.v1.Shim.List:input_type -> coracle.shim.v1.ListRequest
+	5,  // 6: coracle.shim.v1.Shim.Events:output_type -> coracle.shim.v1.Event
+	7,  // 7: coracle.shim.v1.Shim.Attach:output_type -> coracle.shim.v1.AttachResponse
+	9,  // 8: coracle.shim.v1.Shim.ReopenLog:output_type -> coracle.shim.v1.ReopenLogResponse
+	3,  // 9: coracle.shim.v1.Shim.List:output_type -> coracle.shim.v1.ListResponse
+	6,  // [6:10] is the sub-list for method output_type
+	2,  // [2:6] is the sub-list for method input_type
+	2,  // [2:2] is the sub-list for extension type_name
+	2,  // [2:2] is the sub-list for extension extendee
+	0,  // [0:2] is the sub-list for field type_name
 }
 
 func init() { file_shim_api_shim_proto_init() }
@@ -473,7 +728,7 @@ func file_shim_api_shim_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_shim_api_shim_proto_rawDesc), len(file_shim_api_shim_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   6,
+			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

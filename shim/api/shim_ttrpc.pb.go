@@ -11,6 +11,7 @@ type ShimService interface {
 	Events(context.Context, *EventsRequest, Shim_EventsServer) error
 	Attach(context.Context, *AttachRequest) (*AttachResponse, error)
 	ReopenLog(context.Context, *ReopenLogRequest) (*ReopenLogResponse, error)
+	List(context.Context, *ListRequest) (*ListResponse, error)
 }
 
 type Shim_EventsServer interface {
@@ -43,6 +44,13 @@ func RegisterShimService(srv *ttrpc.Server, svc ShimService) {
 				}
 				return svc.ReopenLog(ctx, &req)
 			},
+			"List": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req ListRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.List(ctx, &req)
+			},
 		},
 		Streams: map[string]ttrpc.Stream{
 			"Events": {
@@ -64,6 +72,7 @@ type ShimClient interface {
 	Events(context.Context, *EventsRequest) (Shim_EventsClient, error)
 	Attach(context.Context, *AttachRequest) (*AttachResponse, error)
 	ReopenLog(context.Context, *ReopenLogRequest) (*ReopenLogResponse, error)
+	List(context.Context, *ListRequest) (*ListResponse, error)
 }
 
 type shimClient struct {
@@ -116,6 +125,14 @@ func (c *shimClient) Attach(ctx context.Context, req *AttachRequest) (*AttachRes
 func (c *shimClient) ReopenLog(ctx context.Context, req *ReopenLogRequest) (*ReopenLogResponse, error) {
 	var resp ReopenLogResponse
 	if err := c.client.Call(ctx, "coracle.shim.v1.Shim", "ReopenLog", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *shimClient) List(ctx context.Context, req *ListRequest) (*ListResponse, error) {
+	var resp ListResponse
+	if err := c.client.Call(ctx, "coracle.shim.v1.Shim", "List", req, &resp); err != nil {
 		return nil, err
 	}
 	return &resp, nil

@@ -35,6 +35,7 @@ var (
 	ErrNotFound    = errors.New("container not found in the shim")
 	ErrExists      = errors.New("container already exists in the shim")
 	ErrNotRunning  = errors.New("container is not running")
+	ErrRunning     = errors.New("container is running")
 	ErrUnavailable = errors.New("shim unavailable")
 	ErrInvalid     = errors.New("invalid container")
 )

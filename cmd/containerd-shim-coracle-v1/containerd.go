@@ -1,0 +1,10 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+)
+
+func containerdCommand(args []string) error {
+	return fmt.Errorf("unknown command %q: %w", args, errors.ErrUnsupported)
+}

@@ -1,0 +1,134 @@
+package shim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/coracle-project/coracle/runtime"
+)
+
+// Adopt takes over the containers of an earlier shim in the state directory. It runs
+// before Serve. What cannot be adopted is reported as exited, never lost.
+func (s *Service) Adopt(ctx context.Context) error {
+	s.hold.connect()
+	entries, err := os.ReadDir(filepath.Join(s.cfg.StateDir, "c"))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("adopt: %w", err)
+	}
+	var work errgroup.Group
+	work.SetLimit(4)
+	for _, e := range entries {
+		work.Go(func() error {
+			s.adopt(ctx, e.Name())
+			return nil
+		})
+	}
+	return work.Wait()
+}
+
+func (s *Service) adopt(ctx context.Context, id string) {
+	log := s.log.With("container", id)
+	rec, err := readRecord(s.dirOf(id))
+	if err != nil || rec.Phase == phaseCreating || rec.Process == nil {
+		// The creation was cut short; its caller has seen an error and may repeat it.
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			log.Error("container with an unreadable record is removed", "error", err)
+		}
+		if err := s.rollBack(ctx, id); err != nil {
+			log.Error("cannot roll back a creation", "error", err)
+		}
+		return
+	}
+	c := newContainer(s, rec)
+	held := s.hold.get("c/" + id)
+	c.init = adoptProcess(*rec.Process, held["pid"])
+	delete(held, "pid")
+	if c.engine, err = s.cfg.Engine.Load(ctx, id); err != nil {
+		c.engine = nil
+		log.Warn("the engine has lost the container", "error", err)
+	}
+	c.adoptStdio(held)
+	held.close() // what was not taken
+	if c.init.exitState() == nil {
+		go c.awaitExit()
+	} else {
+		c.stdio.out.close()
+		close(c.watched)
+	}
+	c.adoptExecs()
+	s.add(c)
+	c.holdFiles()
+	log.Info("container adopted", "pid", c.init.pid, "phase", rec.Phase)
+}
+
+func (c *container) adoptStdio(held named) {
+	c.stdio = &stdio{c: c}
+	if !c.rec.Log {
+		c.stdio.tty, c.stdio.stdin = held["tty"], held[stdinName]
+		delete(held, "tty")
+		delete(held, stdinName)
+		c.stdio.run()
+		return
+	}
+	if held["log"] == nil {
+		log, err := c.openLog()
+		if err != nil {
+			c.log.Error("container goes on without a log", "error", err)
+		}
+		c.stdio.log = log
+	}
+	if err := c.stdio.open(held); err != nil {
+		c.log.Error("output of the container is lost", "error", err)
+	}
+	if err := c.stdio.recover(); err != nil {
+		c.log.Error("log may have lines twice", "error", err)
+	}
+	c.stdio.run()
+}
+
+func (c *container) adoptExecs() {
+	paths, _ := filepath.Glob(filepath.Join(c.dir, "exec-*.json")) // the pattern is valid
+	for _, path := range paths {
+		rec, err := readExecRecord(path)
+		if err != nil || path != filepath.Join(c.dir, "exec-"+rec.ID+".json") || strings.Contains(rec.ID, "/") {
+			c.log.Error("exec forgotten", "error", err)
+			continue
+		}
+		e := &execution{c: c, id: rec.ID, rec: rec, watched: make(chan struct{})}
+		held := c.s.hold.get(e.key())
+		e.proc = adoptProcess(*rec.Process, held["pid"])
+		e.stdin = held[stdinName]
+		if e.tty = held["tty"]; e.tty != nil {
+			e.relay = startRelay(e.tty, rec.Stdin, rec.Stdout, c.log)
+		}
+		c.execs[e.id] = e
+		go e.awaitExit()
+	}
+}
+
+// rollBack removes what a creation that was cut short has left.
+func (s *Service) rollBack(ctx context.Context, id string) error {
+	ctx, cancel := context.WithTimeout(ctx, undoTimeout)
+	defer cancel()
+	c, err := s.cfg.Engine.Load(ctx, id)
+	switch {
+	case err == nil:
+		err = c.Delete(ctx, runtime.DeleteOptions{Force: true})
+	case errors.Is(err, runtime.ErrNotFound):
+		err = nil
+	}
+	if err != nil {
+		return err
+	}
+	s.hold.drop("c/" + id)
+	return os.RemoveAll(s.dirOf(id))
+}

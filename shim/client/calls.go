@@ -1,0 +1,259 @@
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	task "github.com/containerd/containerd/api/runtime/task/v3"
+	tasktypes "github.com/containerd/containerd/api/types/task"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/coracle-project/coracle/runtime"
+	"github.com/coracle-project/coracle/shim/api"
+)
+
+// Create makes the container and leaves init blocked; returns init's pid. On error
+// nothing is left behind. ErrExists if the id is taken.
+func (c *Client) Create(ctx context.Context, r CreateRequest) (pid int, err error) {
+	options, err := anypb.New(&api.CreateOptions{
+		PodId: r.PodID, SystemdCgroup: c.cfg.SystemdCgroup, Stdin: r.Stdin, StdinOnce: r.StdinOnce,
+		Log: true, LogPath: r.LogPath,
+	})
+	if err != nil {
+		return 0, fmt.Errorf("create container %s: %w", r.ID, err)
+	}
+	name := nodeShim
+	if c.cfg.Scope == ScopePod {
+		name = r.PodID
+	}
+	l, err := c.open(ctx, name)
+	if err != nil {
+		return 0, fmt.Errorf("create container %s: %w", r.ID, err)
+	}
+	c.forget(r.ID) // an exit of an earlier container with this id
+	err = l.call(ctx, func(ctx context.Context, k *conn) error {
+		res, err := k.task.Create(ctx, &task.CreateTaskRequest{
+			ID: r.ID, Bundle: r.Bundle, Terminal: r.Terminal, Options: options,
+		})
+		pid = int(res.GetPid())
+		return err
+	})
+	return pid, err
+}
+
+// StartContainer lets init execute the user's program.
+func (c *Client) StartContainer(ctx context.Context, podID, id string) error {
+	return c.once(ctx, podID, func(ctx context.Context, k *conn) error {
+		_, err := k.task.Start(ctx, &task.StartRequest{ID: id})
+		return err
+	})
+}
+
+// Kill sends a signal. ErrNotRunning if the container has ended.
+func (c *Client) Kill(ctx context.Context, r KillRequest) error {
+	err := c.retried(ctx, r.PodID, func(ctx context.Context, k *conn) error {
+		_, err := k.task.Kill(ctx, &task.KillRequest{ID: r.ID, Signal: uint32(r.Signal), All: r.All})
+		return err
+	})
+	if errors.Is(err, ErrNotFound) {
+		// The Task API says NotFound for what has ended, too.
+		if _, serr := c.Status(ctx, r.PodID, r.ID); serr == nil {
+			return fmt.Errorf("kill container %s: %w", r.ID, ErrNotRunning)
+		}
+	}
+	return err
+}
+
+// Delete frees a container that is not running (killing what is left of it);
+// idempotent. ErrRunning if it runs.
+func (c *Client) Delete(ctx context.Context, podID, id string) error {
+	err := c.retried(ctx, podID, func(ctx context.Context, k *conn) error {
+		_, err := k.task.Delete(ctx, &task.DeleteRequest{ID: id})
+		return err
+	})
+	switch {
+	case errors.Is(err, ErrNotFound):
+		err = nil
+	case errors.Is(err, ErrNotRunning): // a failed precondition means the opposite here
+		return fmt.Errorf("%w: %s", ErrRunning, err.Error())
+	case err != nil:
+		return err
+	}
+	c.forget(id)
+	return err
+}
+
+func (c *Client) forget(id string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.exits, id)
+}
+
+// DeletePod says that no container of the pod is left: with ScopePod its shim ends.
+// Idempotent.
+func (c *Client) DeletePod(ctx context.Context, podID string) error {
+	c.mu.Lock()
+	l := c.links[podID]
+	c.mu.Unlock()
+	if l == nil || podID == nodeShim {
+		return nil
+	}
+	ids, err := list(ctx, l)
+	if err != nil {
+		return fmt.Errorf("delete pod %s: %w", podID, err)
+	}
+	for _, in := range ids {
+		if len(in) > 0 {
+			return fmt.Errorf("delete pod %s: it has %d containers: %w", podID, len(in), ErrRunning)
+		}
+	}
+	return c.endShim(ctx, l)
+}
+
+// Status is what the shim knows of a container now.
+func (c *Client) Status(ctx context.Context, podID, id string) (Status, error) {
+	var res *task.StateResponse
+	err := c.retried(ctx, podID, func(ctx context.Context, k *conn) (err error) {
+		res, err = k.task.State(ctx, &task.StateRequest{ID: id})
+		return err
+	})
+	if err != nil {
+		return Status{}, err
+	}
+	s := Status{Pid: int(res.Pid), State: stateOf(res.Status)}
+	if s.State == StateStopped {
+		s.ExitCode, s.ExitedAt = int32(res.ExitStatus), res.ExitedAt.AsTime()
+		c.mu.Lock()
+		s.OOMKilled = c.exits[id].OOMKilled
+		c.mu.Unlock()
+	}
+	return s, nil
+}
+
+func stateOf(s tasktypes.Status) State {
+	switch s {
+	case tasktypes.Status_CREATED:
+		return StateCreated
+	case tasktypes.Status_PAUSED, tasktypes.Status_PAUSING:
+		return StatePaused
+	case tasktypes.Status_STOPPED:
+		return StateStopped
+	}
+	return StateRunning
+}
+
+// List returns container ids by pod id, as the shims know them.
+func (c *Client) List(ctx context.Context) (map[string][]string, error) {
+	all := make(map[string][]string)
+	for _, l := range c.all() {
+		pods, err := list(ctx, l)
+		if err != nil {
+			return nil, fmt.Errorf("list containers: %w", err)
+		}
+		for pod, ids := range pods {
+			all[pod] = append(all[pod], ids...)
+		}
+	}
+	return all, nil
+}
+
+func list(ctx context.Context, l *link) (map[string][]string, error) {
+	pods := make(map[string][]string)
+	err := l.again(ctx, func(ctx context.Context, k *conn) error {
+		res, err := k.shim.List(ctx, &api.ListRequest{})
+		for _, one := range res.GetContainers() {
+			pods[one.PodId] = append(pods[one.PodId], one.Id)
+		}
+		return err
+	})
+	return pods, err
+}
+
+// Stats reads the container's cgroup.
+func (c *Client) Stats(ctx context.Context, podID, id string) (runtime.Stats, error) {
+	var res *task.StatsResponse
+	err := c.retried(ctx, podID, func(ctx context.Context, k *conn) (err error) {
+		res, err = k.task.Stats(ctx, &task.StatsRequest{ID: id})
+		return err
+	})
+	if err != nil {
+		return runtime.Stats{}, err
+	}
+	s, err := decodeStats(res.Stats)
+	if err != nil {
+		return runtime.Stats{}, fmt.Errorf("stats of container %s: %w", id, err)
+	}
+	s.Time = time.Now()
+	return s, nil
+}
+
+// Update changes the resource limits; nil fields stay as they are.
+func (c *Client) Update(ctx context.Context, podID, id string, r *specs.LinuxResources) error {
+	b, err := json.Marshal(r)
+	if err != nil {
+		return fmt.Errorf("update container %s: %w", id, err)
+	}
+	return c.retried(ctx, podID, func(ctx context.Context, k *conn) error {
+		_, err := k.task.Update(ctx, &task.UpdateTaskRequest{
+			ID: id, Resources: &anypb.Any{TypeUrl: ociTypes + "LinuxResources", Value: b},
+		})
+		return err
+	})
+}
+
+// ociTypes begins the type URLs that containerd gives to OCI objects in JSON.
+const ociTypes = "types.containerd.io/opencontainers/runtime-spec/1/"
+
+// ReopenLog goes on in a new file under the log's path, after the old was renamed.
+func (c *Client) ReopenLog(ctx context.Context, podID, id string) error {
+	return c.retried(ctx, podID, func(ctx context.Context, k *conn) error {
+		_, err := k.shim.ReopenLog(ctx, &api.ReopenLogRequest{Id: id})
+		return err
+	})
+}
+
+func (c *Client) once(ctx context.Context, podID string, do func(context.Context, *conn) error) error {
+	l, err := c.forPod(podID)
+	if err != nil {
+		return err
+	}
+	return l.call(ctx, do)
+}
+
+func (c *Client) retried(ctx context.Context, podID string, do func(context.Context, *conn) error) error {
+	l, err := c.forPod(podID)
+	if err != nil {
+		return err
+	}
+	return l.again(ctx, do)
+}
+
+// resize passes terminal sizes on until the channel is closed or ctx ends.
+func (c *Client) resize(ctx context.Context, podID, id, execID string, sizes <-chan Size) {
+	for {
+		select {
+		case s, ok := <-sizes:
+			if !ok {
+				return
+			}
+			err := c.retried(ctx, podID, func(ctx context.Context, k *conn) error {
+				_, err := k.task.ResizePty(ctx, &task.ResizePtyRequest{
+					ID: id, ExecID: execID, Width: uint32(s.Width), Height: uint32(s.Height),
+				})
+				return err
+			})
+			if err != nil && ctx.Err() == nil {
+				c.cfg.Log.Debug("terminal not resized", "container", id, "error", err)
+			}
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+const sigkill = uint32(unix.SIGKILL)

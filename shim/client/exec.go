@@ -1,0 +1,115 @@
+package client
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	task "github.com/containerd/containerd/api/runtime/task/v3"
+	"google.golang.org/protobuf/types/known/anypb"
+)
+
+// cleanupTimeout bounds what is done for a call after its context has ended.
+const cleanupTimeout = 10 * time.Second
+
+// Exec runs a process to its end and returns its exit code. When ctx ends first the
+// process is killed and ctx's error returned. A process that survives the shim is
+// waited for through the next one.
+//
+// What the process printed before it exited has been written to the Streams when Exec
+// returns, but not what its children print later.
+func (c *Client) Exec(ctx context.Context, r ExecRequest) (exitCode int32, err error) {
+	spec, err := json.Marshal(r.Process)
+	if err != nil {
+		return 0, fmt.Errorf("exec in container %s: %w", r.ID, err)
+	}
+	l, err := c.forPod(r.PodID)
+	if err != nil {
+		return 0, fmt.Errorf("exec in container %s: %w", r.ID, err)
+	}
+	p, err := c.makeFIFOs(r.Streams, r.Process.Terminal)
+	if err != nil {
+		return 0, fmt.Errorf("exec in container %s: %w", r.ID, err)
+	}
+	defer p.close()
+	execID := rand.Text()
+	if err := l.call(ctx, func(ctx context.Context, k *conn) error {
+		_, err := k.task.Exec(ctx, &task.ExecProcessRequest{
+			ID: r.ID, ExecID: execID, Terminal: r.Process.Terminal,
+			Stdin: p.stdin, Stdout: p.stdout, Stderr: p.stderr,
+			Spec: &anypb.Any{TypeUrl: ociTypes + "Process", Value: spec},
+		})
+		return err
+	}); err != nil {
+		if errors.Is(err, ctx.Err()) || errors.Is(err, ErrUnavailable) {
+			c.discardExec(ctx, l, r.ID, execID) // it may have been registered
+		}
+		return 0, err
+	}
+	// The caller need not wait for the shim to forget the process.
+	defer c.discardExec(ctx, l, r.ID, execID)
+	if err := l.call(ctx, func(ctx context.Context, k *conn) error {
+		_, err := k.task.Start(ctx, &task.StartRequest{ID: r.ID, ExecID: execID})
+		return err
+	}); err != nil {
+		return 0, err
+	}
+	p.dropGuards()
+	p.copy(r.Streams.Stdin)
+	rctx, stop := context.WithCancel(ctx)
+	defer stop()
+	if r.Streams.Resize != nil && r.Process.Terminal {
+		go c.resize(rctx, r.PodID, r.ID, execID, r.Streams.Resize)
+	}
+	err = l.again(ctx, func(ctx context.Context, k *conn) error {
+		res, err := k.task.Wait(ctx, &task.WaitRequest{ID: r.ID, ExecID: execID})
+		exitCode = int32(res.GetExitStatus())
+		return err
+	})
+	if ctx.Err() != nil {
+		return 0, ctx.Err() // discardExec kills it
+	}
+	if err != nil {
+		return 0, err
+	}
+	if r.Process.Terminal {
+		return exitCode, p.await(ctx) // the shim ends the output when it has copied all
+	}
+	return exitCode, p.finish(ctx)
+}
+
+// discardExec kills the process, if it still runs, and has the shim forget it, behind
+// the caller's back.
+func (c *Client) discardExec(ctx context.Context, l *link, id, execID string) {
+	interrupted := ctx.Err() != nil
+	discard := func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
+		defer cancel()
+		stop := context.AfterFunc(c.ctx, cancel)
+		defer stop()
+		if interrupted {
+			_ = l.again(ctx, func(ctx context.Context, k *conn) error {
+				if _, err := k.task.Kill(ctx, &task.KillRequest{ID: id, ExecID: execID, Signal: sigkill}); err != nil {
+					return err
+				}
+				_, err := k.task.Wait(ctx, &task.WaitRequest{ID: id, ExecID: execID})
+				return err
+			})
+		}
+		err := l.again(ctx, func(ctx context.Context, k *conn) error {
+			_, err := k.task.Delete(ctx, &task.DeleteRequest{ID: id, ExecID: execID})
+			return err
+		})
+		if err != nil && !errors.Is(err, ErrNotFound) && c.ctx.Err() == nil {
+			c.cfg.Log.Warn("exec not forgotten", "container", id, "exec", execID, "error", err)
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.closed {
+		c.work.Go(discard)
+	}
+}

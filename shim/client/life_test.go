@@ -1,0 +1,258 @@
+package client_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/shim/client"
+)
+
+func TestLife(t *testing.T) {
+	r := newRig(t)
+	req := r.request("echo out; echo err >&2; printf unfinished; exit 3")
+	pid, err := r.c.Create(r.ctx(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	st, err := r.c.Status(r.ctx(), pod, req.ID)
+	if err != nil || st.State != client.StateCreated || st.Pid != pid {
+		t.Fatalf("status %+v, %v", st, err)
+	}
+	if err := r.c.StartContainer(r.ctx(), pod, req.ID); err != nil {
+		t.Fatal(err)
+	}
+	ev := r.exit(req.ID)
+	if ev.ExitCode != 3 || ev.PodID != pod || ev.Pid != pid || ev.OOMKilled || time.Since(ev.ExitedAt) > time.Minute {
+		t.Fatalf("event %+v", ev)
+	}
+	if out := r.log(req.LogPath, "stdout"); out != "out\nunfinished" {
+		t.Errorf("stdout %q", out)
+	}
+	if errs := r.log(req.LogPath, "stderr"); errs != "err\n" {
+		t.Errorf("stderr %q", errs)
+	}
+	st, err = r.c.Status(r.ctx(), pod, req.ID)
+	if err != nil || st.State != client.StateStopped || st.ExitCode != 3 || !st.ExitedAt.Equal(ev.ExitedAt) {
+		t.Fatalf("status %+v, %v", st, err)
+	}
+	if err := r.c.Kill(r.ctx(), client.KillRequest{PodID: pod, ID: req.ID, Signal: unix.SIGTERM}); !errors.Is(err, client.ErrNotRunning) {
+		t.Errorf("kill: %v", err)
+	}
+	for range 2 {
+		if err := r.c.Delete(r.ctx(), pod, req.ID); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := r.c.Status(r.ctx(), pod, req.ID); !errors.Is(err, client.ErrNotFound) {
+		t.Errorf("status after delete: %v", err)
+	}
+}
+
+func TestKill(t *testing.T) {
+	r := newRig(t)
+	req := r.request("trap 'exit 7' TERM; echo ready; while :; do sleep 0.05; done")
+	r.run(req)
+	r.waitLog(req.LogPath, "ready\n")
+	if err := r.c.Delete(r.ctx(), pod, req.ID); !errors.Is(err, client.ErrRunning) {
+		t.Errorf("delete of a running container: %v", err)
+	}
+	if err := r.c.Kill(r.ctx(), client.KillRequest{PodID: pod, ID: req.ID, Signal: unix.SIGTERM}); err != nil {
+		t.Fatal(err)
+	}
+	if ev := r.exit(req.ID); ev.ExitCode != 7 {
+		t.Errorf("event %+v", ev)
+	}
+	req = r.request("sleep 100")
+	r.run(req)
+	if err := r.c.Kill(r.ctx(), client.KillRequest{PodID: pod, ID: req.ID, Signal: unix.SIGKILL, All: true}); err != nil {
+		t.Fatal(err)
+	}
+	if ev := r.exit(req.ID); ev.ExitCode != 137 || ev.OOMKilled {
+		t.Errorf("event %+v", ev)
+	}
+}
+
+func TestDeleteCreated(t *testing.T) {
+	r := newRig(t)
+	req := r.request("true")
+	if _, err := r.c.Create(r.ctx(), req); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.c.Delete(r.ctx(), pod, req.ID); err != nil {
+		t.Fatal(err)
+	}
+	r.run(req) // the id is free again
+	r.exit(req.ID)
+}
+
+func TestStats(t *testing.T) {
+	r := newRig(t)
+	req := r.request("sleep 100")
+	r.run(req)
+	s, err := r.c.Stats(r.ctx(), pod, req.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.MemoryUsage == 0 || s.CPUUsage == 0 || s.Pids == 0 || s.MemoryWorkingSet > s.MemoryUsage || time.Since(s.Time) > time.Minute {
+		t.Errorf("stats %+v", s)
+	}
+}
+
+func TestExec(t *testing.T) {
+	r := newRig(t)
+	req := r.request("sleep 100")
+	r.run(req)
+	out, errs, code := r.exec(req.ID, "echo out; echo err >&2; exit 5")
+	if out != "out\n" || errs != "err\n" || code != 5 {
+		t.Errorf("exec: %q, %q, %d", out, errs, code)
+	}
+
+	t.Run("stdin", func(t *testing.T) {
+		var out bytes.Buffer
+		code, err := r.c.Exec(r.ctx(), client.ExecRequest{
+			PodID: pod, ID: req.ID, Process: process("/bin/cat"),
+			Streams: client.Streams{Stdin: strings.NewReader(strings.Repeat("x", 300_000)), Stdout: &out},
+		})
+		if err != nil || code != 0 || out.Len() != 300_000 {
+			t.Errorf("code %d, %d bytes, %v", code, out.Len(), err)
+		}
+	})
+	t.Run("terminal", func(t *testing.T) {
+		p := process("/bin/sh", "-c", "read x; stty size; echo got $x; exit 9")
+		p.Terminal = true
+		in, type_ := io.Pipe()
+		sizes := make(chan client.Size, 1)
+		sizes <- client.Size{Width: 132, Height: 43}
+		defer type_.Close()
+		var out lockedBuffer
+		// The size is taken before the line is typed.
+		go func() {
+			for len(sizes) > 0 {
+				time.Sleep(time.Millisecond)
+			}
+			io.WriteString(type_, "hello\n")
+		}()
+		code, err := r.c.Exec(r.ctx(), client.ExecRequest{
+			PodID: pod, ID: req.ID, Process: p, Streams: client.Streams{Stdin: in, Stdout: &out, Resize: sizes},
+		})
+		if err != nil || code != 9 || !strings.Contains(out.String(), "got hello") {
+			t.Errorf("code %d, %q, %v", code, out.String(), err)
+		}
+	})
+	t.Run("timeout", func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(r.ctx(), 200*time.Millisecond)
+		defer cancel()
+		_, err := r.c.Exec(ctx, client.ExecRequest{PodID: pod, ID: req.ID, Process: process("/bin/sleep", "1000")})
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("exec: %v", err)
+		}
+	})
+	t.Run("background child", func(t *testing.T) {
+		out, _, code := r.exec(req.ID, "sleep 50 & echo done")
+		if out != "done\n" || code != 0 {
+			t.Errorf("exec: %q, %d", out, code)
+		}
+	})
+	t.Run("no such program", func(t *testing.T) {
+		code, err := r.c.Exec(r.ctx(), client.ExecRequest{PodID: pod, ID: req.ID, Process: process("/no/such")})
+		if err == nil {
+			t.Errorf("exec: %d", code)
+		}
+	})
+	t.Run("unknown container", func(t *testing.T) {
+		if _, err := r.c.Exec(r.ctx(), client.ExecRequest{PodID: pod, ID: "nobody", Process: process("/bin/true")}); !errors.Is(err, client.ErrNotFound) {
+			t.Errorf("exec: %v", err)
+		}
+	})
+	t.Run("stopped container", func(t *testing.T) {
+		req := r.request("true")
+		r.run(req)
+		r.exit(req.ID)
+		if _, err := r.c.Exec(r.ctx(), client.ExecRequest{PodID: pod, ID: req.ID, Process: process("/bin/true")}); !errors.Is(err, client.ErrNotRunning) {
+			t.Errorf("exec: %v", err)
+		}
+	})
+	// Nothing of the execs is left, once the shim has forgotten them.
+	deadline := time.Now().Add(10 * time.Second)
+	for {
+		left, _ := filepath.Glob(filepath.Join(r.dir, "node", "c", "*", "exec-*"))
+		pipes, _ := os.ReadDir(filepath.Join(r.dir, "exec"))
+		if len(left)+len(pipes) == 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("left: %v %v", left, pipes)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func TestBadCreate(t *testing.T) {
+	r := newRig(t)
+	good := r.request("sleep 100")
+	r.run(good)
+	for name, tc := range map[string]struct {
+		change func(*client.CreateRequest)
+		want   error
+	}{
+		"duplicate id":           {func(q *client.CreateRequest) { q.ID = good.ID }, client.ErrExists},
+		"empty id":               {func(q *client.CreateRequest) { q.ID = "" }, client.ErrInvalid},
+		"id with slash":          {func(q *client.CreateRequest) { q.ID = "../x" }, client.ErrInvalid},
+		"long id":                {func(q *client.CreateRequest) { q.ID = strings.Repeat("x", 77) }, client.ErrInvalid},
+		"missing bundle":         {func(q *client.CreateRequest) { q.Bundle = "/no/such" }, client.ErrInvalid},
+		"no log directory":       {func(q *client.CreateRequest) { q.LogPath = "/no/such/dir/0.log" }, client.ErrInvalid},
+		"relative log":           {func(q *client.CreateRequest) { q.LogPath = "0.log" }, client.ErrInvalid},
+		"log is a directory":     {func(q *client.CreateRequest) { q.LogPath = r.bundles }, client.ErrInvalid},
+		"log parent is a file":   {func(q *client.CreateRequest) { q.LogPath = q.Bundle + "/config.json/0.log" }, client.ErrInvalid},
+		"log is a device":        {func(q *client.CreateRequest) { q.LogPath = "/dev/null" }, client.ErrInvalid},
+		"program does not exist": {func(q *client.CreateRequest) { q.Bundle = r.badBundle() }, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			req := r.request("true")
+			tc.change(&req)
+			_, err := r.c.Create(r.ctx(), req)
+			if err == nil || (tc.want != nil && !errors.Is(err, tc.want)) {
+				t.Errorf("create: %v, want %v", err, tc.want)
+			}
+		})
+	}
+	dirs, err := os.ReadDir(filepath.Join(r.dir, "node", "c"))
+	if err != nil || len(dirs) != 1 || dirs[0].Name() != good.ID {
+		t.Errorf("left in the state directory: %v, %v", dirs, err)
+	}
+	if _, err := r.c.Status(r.ctx(), pod, good.ID); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestUnknownID(t *testing.T) {
+	r := newRig(t)
+	ctx := r.ctx()
+	_, statusErr := r.c.Status(ctx, pod, "nobody")
+	_, statsErr := r.c.Stats(ctx, pod, "nobody")
+	for name, err := range map[string]error{
+		"start": r.c.StartContainer(ctx, pod, "nobody"), "status": statusErr, "stats": statsErr,
+		"kill":   r.c.Kill(ctx, client.KillRequest{PodID: pod, ID: "nobody", Signal: unix.SIGKILL}),
+		"reopen": r.c.ReopenLog(ctx, pod, "nobody"), "attach": r.c.Attach(ctx, pod, "nobody", client.Streams{}),
+		"update": r.c.Update(ctx, pod, "nobody", nil),
+	} {
+		if !errors.Is(err, client.ErrNotFound) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := r.c.Delete(ctx, pod, "nobody"); err != nil {
+		t.Errorf("delete: %v", err)
+	}
+	if err := r.c.DeletePod(ctx, "nobody"); err != nil {
+		t.Errorf("delete pod: %v", err)
+	}
+}

@@ -1,0 +1,226 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+
+	"github.com/coracle-project/coracle/runtime"
+	"github.com/coracle-project/coracle/shim/api"
+	"github.com/coracle-project/coracle/shim/keeper"
+)
+
+// Client is the daemon's side of all shims. Its methods may be called concurrently.
+type Client struct {
+	cfg    Config
+	ctx    context.Context // ends with Close
+	cancel context.CancelFunc
+	work   sync.WaitGroup // goroutines of the Client
+	events eventQueue
+	keeper keeperLink
+
+	mu     sync.Mutex
+	links  map[string]*link  // by name
+	exits  map[string]Event  // the last exit of each container that is not deleted
+	podOf  map[string]string // container id to pod id, of what this Client has created or listed
+	closed bool
+}
+
+// nodeShim is the name of the shim of all pods.
+const nodeShim = "node"
+
+// New makes a Client; it does no I/O.
+func New(cfg Config) (*Client, error) {
+	if cfg.Scope == "" {
+		cfg.Scope = ScopeNode
+	}
+	switch {
+	case cfg.Scope != ScopeNode && cfg.Scope != ScopePod:
+		return nil, fmt.Errorf("shim client: scope %q: give %q or %q", cfg.Scope, ScopeNode, ScopePod)
+	case !filepath.IsAbs(cfg.StateDir):
+		return nil, fmt.Errorf("shim client: state directory %q is not an absolute path", cfg.StateDir)
+	case !filepath.IsAbs(cfg.Binary):
+		return nil, fmt.Errorf("shim client: binary %q is not an absolute path", cfg.Binary)
+	case cfg.Log == nil:
+		return nil, errors.New("shim client: no logger")
+	}
+	c := &Client{
+		cfg: cfg, links: make(map[string]*link), exits: make(map[string]Event), podOf: make(map[string]string),
+	}
+	c.ctx, c.cancel = context.WithCancel(context.Background())
+	c.events.init()
+	return c, nil
+}
+
+// Start connects to (or starts) the keeper and the shims of all pods that have records
+// in StateDir, and returns when each has answered.
+func (c *Client) Start(ctx context.Context) error {
+	for _, dir := range []string{c.cfg.StateDir, filepath.Join(c.cfg.StateDir, "pods")} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return fmt.Errorf("start shim client: %w", err)
+		}
+	}
+	if err := os.Chmod(c.cfg.StateDir, 0o700); err != nil {
+		return fmt.Errorf("start shim client: %w", err)
+	}
+	// FIFOs of the execs and attachments of a daemon that was killed.
+	if err := os.RemoveAll(c.execDir()); err != nil {
+		return fmt.Errorf("start shim client: %w", err)
+	}
+	if err := os.Mkdir(c.execDir(), 0o700); err != nil {
+		return fmt.Errorf("start shim client: %w", err)
+	}
+	if err := c.connectKeeper(); err != nil {
+		return fmt.Errorf("start shim client: %w", err)
+	}
+	names, err := c.known()
+	if err != nil {
+		return fmt.Errorf("start shim client: %w", err)
+	}
+	c.work.Go(func() { c.events.run(c.ctx) })
+	for _, name := range names {
+		if _, err := c.open(ctx, name); err != nil {
+			return fmt.Errorf("start shim client: %w", err)
+		}
+	}
+	c.work.Go(c.watchKeeper)
+	for _, l := range c.all() {
+		select {
+		case <-l.ready:
+		case <-ctx.Done():
+			return fmt.Errorf("start shim client: shim %s does not answer: %w: %w", l.name, ErrUnavailable, ctx.Err())
+		}
+	}
+	_, err = c.List(ctx)
+	return err
+}
+
+// known are the names of the shims that must run.
+func (c *Client) known() ([]string, error) {
+	var names []string
+	_, err := os.Stat(shimDir(c.cfg.StateDir, nodeShim))
+	if c.cfg.Scope == ScopeNode || err == nil {
+		names = append(names, nodeShim)
+	}
+	pods, err := os.ReadDir(filepath.Join(c.cfg.StateDir, "pods"))
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range pods {
+		names = append(names, p.Name())
+	}
+	return names, nil
+}
+
+// open returns the link to a shim, and starts both if need be.
+func (c *Client) open(ctx context.Context, name string) (*link, error) {
+	if err := runtime.ValidateID(name); err != nil || len(name) > maxPodID {
+		return nil, fmt.Errorf("%w: pod id %q", ErrInvalid, name)
+	}
+	c.mu.Lock()
+	l := c.links[name]
+	if l != nil || c.closed {
+		c.mu.Unlock()
+		if l == nil {
+			return nil, fmt.Errorf("shim %s: closed: %w", name, ErrUnavailable)
+		}
+		return l, nil
+	}
+	l = newLink(name, shimDir(c.cfg.StateDir, name), c.cfg.Log)
+	c.links[name] = l
+	lctx, cancel := context.WithCancel(c.ctx)
+	l.cancel = cancel
+	c.work.Go(func() {
+		l.run(lctx, c.ensure, func(ev *api.Event) { c.deliver(l, ev) })
+	})
+	c.mu.Unlock()
+	return l, c.ensure(ctx, l)
+}
+
+// maxPodID keeps names within the keeper's bounds.
+const maxPodID = 128
+
+// forPod is the link to the shim that has a pod's containers.
+func (c *Client) forPod(podID string) (*link, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if l := c.links[podID]; l != nil {
+		return l, nil
+	}
+	if l := c.links[nodeShim]; l != nil {
+		return l, nil
+	}
+	return nil, fmt.Errorf("pod %s has no shim: %w", podID, ErrNotFound)
+}
+
+func (c *Client) all() []*link {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all := make([]*link, 0, len(c.links))
+	for _, l := range c.links {
+		all = append(all, l)
+	}
+	return all
+}
+
+// Close stops supervising and disconnects. Containers, shims and keeper stay, and the
+// keeper no longer starts the daemon again.
+func (c *Client) Close() error {
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		return nil
+	}
+	c.closed = true
+	c.mu.Unlock()
+	var err error
+	if k := c.keeper.get(); k != nil && c.cfg.Daemon != nil {
+		if err = k.Forget(daemonName); errors.Is(err, keeper.ErrGone) {
+			err = nil
+		}
+	}
+	c.cancel()
+	c.keeper.close()
+	c.work.Wait()
+	return err
+}
+
+// Shutdown ends all shims and the keeper and closes the Client. It fails with
+// ErrRunning and changes nothing if there are containers.
+func (c *Client) Shutdown(ctx context.Context) error {
+	pods, err := c.List(ctx)
+	if err != nil {
+		return fmt.Errorf("shut shims down: %w", err)
+	}
+	for pod, ids := range pods {
+		if len(ids) > 0 {
+			return fmt.Errorf("shut shims down: pod %s has %d containers: %w", pod, len(ids), ErrRunning)
+		}
+	}
+	for _, l := range c.all() {
+		if err := c.endShim(ctx, l); err != nil {
+			return fmt.Errorf("shut shims down: %w", err)
+		}
+	}
+	k := c.keeper.get()
+	c.keeper.leave()
+	if k != nil {
+		if err := k.Quit(); err != nil && !errors.Is(err, keeper.ErrGone) {
+			return fmt.Errorf("shut keeper down: %w", err)
+		}
+	}
+	if err := c.Close(); err != nil {
+		return err
+	}
+	return os.RemoveAll(c.cfg.StateDir)
+}
+
+func (c *Client) execDir() string { return filepath.Join(c.cfg.StateDir, "exec") }
+
+func isRefused(err error) bool {
+	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
+}

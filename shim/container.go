@@ -1,0 +1,337 @@
+package shim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/coracle-project/coracle/internal/fault"
+	"github.com/coracle-project/coracle/runtime"
+	"github.com/coracle-project/coracle/shim/api"
+)
+
+// container is a container that this shim is the parent of, or adopted.
+type container struct {
+	s       *Service
+	id, dir string
+	log     *slog.Logger
+	engine  runtime.Container
+	init    *process
+	stdio   *stdio
+	watched chan struct{} // closed when the goroutine that waits for init has ended
+
+	op      sync.Mutex // Start, Pause, Resume, Update, Delete: one at a time
+	holding sync.Mutex // putting files into the keeper; before any lock of stdio
+
+	mu      sync.Mutex
+	rec     record
+	execs   map[string]*execution
+	paused  bool
+	deleted bool
+}
+
+func newContainer(s *Service, rec record) *container {
+	return &container{
+		s: s, id: rec.ID, dir: s.dirOf(rec.ID), rec: rec,
+		log: s.log.With("container", rec.ID), execs: make(map[string]*execution),
+		watched: make(chan struct{}),
+	}
+}
+
+// create makes a container from a record that says what is wanted. On error nothing
+// is left of it.
+func (s *Service) create(ctx context.Context, rec record, opts runtime.CreateOptions) (c *container, err error) {
+	if err := runtime.ValidateID(rec.ID); err != nil {
+		return nil, err
+	}
+	if len(rec.ID) > maxIDLength {
+		return nil, fmt.Errorf("%w: %q: longer than %d characters", runtime.ErrInvalidID, rec.ID, maxIDLength)
+	}
+	spec, err := runtime.LoadSpec(rec.Bundle)
+	if err != nil {
+		if errors.Is(err, os.ErrNotExist) {
+			err = fmt.Errorf("%w: %w", errInvalid, err)
+		}
+		return nil, fmt.Errorf("create container %s: %w", rec.ID, err)
+	}
+	if spec.Process == nil {
+		return nil, fmt.Errorf("create container %s: %w: process is missing", rec.ID, runtime.ErrInvalidSpec)
+	}
+	spec.Process.Terminal = rec.Terminal
+	if err := s.reserve(rec.ID); err != nil {
+		return nil, fmt.Errorf("create %w", err)
+	}
+	defer func() {
+		if err != nil {
+			s.forget(rec.ID)
+		}
+	}()
+	rec.Version, rec.Phase = recordVersion, phaseCreating
+	c = newContainer(s, rec)
+	// First what may be wrong with the request, then what leaves something behind.
+	log, err := c.openLog()
+	if err != nil {
+		return nil, fmt.Errorf("create container %s: %w", c.id, err)
+	}
+	defer func() {
+		if err != nil {
+			c.undoCreate(log)
+		}
+	}()
+	if err := os.MkdirAll(c.dir, 0o700); err != nil {
+		return nil, fmt.Errorf("create container %s: %w", c.id, err)
+	}
+	if err := c.persist(); err != nil {
+		return nil, fmt.Errorf("create container %s: %w", c.id, err)
+	}
+	if err := fault.At(ctx, "shim.create.recorded"); err != nil {
+		return nil, fmt.Errorf("create container %s: %w", c.id, err)
+	}
+	if c.stdio, err = makeStdio(c, log); err != nil {
+		return nil, fmt.Errorf("create container %s: %w", c.id, err)
+	}
+	if err := c.launch(ctx, func(child runtime.Stdio) (int, error) {
+		opts.Stdio, opts.Bundle = child, rec.Bundle
+		if c.engine, err = s.cfg.Engine.Create(ctx, c.id, spec, opts); err != nil {
+			return 0, err
+		}
+		return c.engine.Pid(), nil
+	}); err != nil {
+		return nil, fmt.Errorf("create container %s: %w", c.id, err)
+	}
+	if err := fault.At(ctx, "shim.create.launched"); err != nil {
+		return nil, fmt.Errorf("create container %s: %w", c.id, err)
+	}
+	c.holdFiles()
+	if err := c.update(func(r *record) { r.Phase, r.Process = phaseCreated, c.init.record() }); err != nil {
+		return nil, fmt.Errorf("create container %s: %w", c.id, err)
+	}
+	c.stdio.run()
+	go c.awaitExit()
+	s.add(c)
+	return c, nil
+}
+
+// undoTimeout bounds what is cleaned up after the request that asked for it.
+const undoTimeout = 10 * time.Second
+
+// maxIDLength keeps names of the keeper within bounds; containerd's limit is the same.
+const maxIDLength = 76
+
+// launch has the engine start init on the child's ends of stdio, and takes hold of it.
+func (c *container) launch(ctx context.Context, start func(runtime.Stdio) (int, error)) error {
+	child, err := c.stdio.childEnds()
+	if err != nil {
+		return err
+	}
+	defer child.close()
+	pid, err := start(child.Stdio)
+	if err != nil {
+		return err
+	}
+	if c.init, err = newProcess(pid); err != nil {
+		return err
+	}
+	if child.console != nil {
+		c.stdio.tty, err = child.console.Receive(ctx)
+	}
+	return err
+}
+
+// undoCreate removes what create had made until it failed.
+func (c *container) undoCreate(log *logFile) {
+	ctx, cancel := context.WithTimeout(context.Background(), undoTimeout)
+	defer cancel()
+	if c.engine != nil {
+		if err := c.engine.Delete(ctx, runtime.DeleteOptions{Force: true}); err != nil {
+			c.log.Error("cannot undo the creation", "error", err)
+		}
+	}
+	if c.init != nil {
+		_, _ = c.init.wait() // reaps it
+		c.init.close()
+	}
+	c.s.hold.drop("c/" + c.id)
+	if log != nil {
+		if m, err := markOf(log.file()); err == nil && m.offset == 0 {
+			os.Remove(log.path)
+		}
+		log.close()
+	}
+	if c.stdio != nil {
+		c.stdio.close()
+	}
+	if err := os.RemoveAll(c.dir); err != nil {
+		c.log.Error("cannot undo the creation", "error", err)
+	}
+}
+
+// awaitExit waits for init's end and makes it known. One goroutine per container.
+func (c *container) awaitExit() {
+	defer close(c.watched)
+	e, ok := c.init.wait()
+	if !ok {
+		return
+	}
+	c.stdio.drain()
+	if e.Code != 0 {
+		e.OOMKilled = c.oomKilled()
+	}
+	if err := c.update(func(r *record) {
+		r.Phase = phaseExited
+		r.Process = &processRecord{PID: c.init.pid, StartTime: c.init.startTime, Exit: &e}
+	}); err != nil {
+		c.log.Error("cannot record the exit", "error", err)
+	}
+	c.init.ended(e)
+	if e.OOMKilled {
+		c.s.events.publish(&api.Event{Kind: api.Event_OOM, Id: c.id, PodId: c.record().PodID, Pid: uint32(c.init.pid), OomKilled: true})
+	}
+	c.s.events.publish(c.exitEvent("", c.init))
+}
+
+func (c *container) oomKilled() bool {
+	if c.engine == nil {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), undoTimeout)
+	defer cancel()
+	st, err := c.engine.Stats(ctx)
+	return err == nil && st.OOMKills > 0
+}
+
+func (c *container) start(ctx context.Context) error {
+	c.op.Lock()
+	defer c.op.Unlock()
+	if c.init.exitState() != nil {
+		return fmt.Errorf("start container %s: %w", c.id, runtime.ErrNotRunning)
+	}
+	engine, err := c.alive()
+	if err == nil {
+		err = engine.Start(ctx)
+	}
+	if err != nil {
+		return fmt.Errorf("start container %s: %w", c.id, err)
+	}
+	if err := c.update(func(r *record) {
+		if r.Phase == phaseCreated { // it may have ended already
+			r.Phase = phaseRunning
+		}
+	}); err != nil {
+		c.log.Error("cannot record the start", "error", err)
+	}
+	return nil
+}
+
+// alive is the engine's container; ErrNotRunning if the engine has lost it.
+func (c *container) alive() (runtime.Container, error) {
+	if c.engine == nil {
+		return nil, fmt.Errorf("container %s: the engine does not know it: %w", c.id, runtime.ErrNotRunning)
+	}
+	return c.engine, nil
+}
+
+// delete frees everything. Exits before start and leftovers of a dead init are killed;
+// a running container is ErrRunning.
+func (c *container) delete(ctx context.Context) error {
+	c.op.Lock()
+	defer c.op.Unlock()
+	c.mu.Lock()
+	phase, deleted := c.rec.Phase, c.deleted
+	c.mu.Unlock()
+	if deleted {
+		return fmt.Errorf("delete container %s: %w", c.id, runtime.ErrNotFound)
+	}
+	if phase == phaseRunning && c.init.exitState() == nil {
+		return fmt.Errorf("delete container %s: %w", c.id, runtime.ErrRunning)
+	}
+	if c.engine != nil {
+		if err := c.engine.Delete(ctx, runtime.DeleteOptions{Force: true}); err != nil {
+			return fmt.Errorf("delete container %s: %w", c.id, err)
+		}
+	}
+	select {
+	case <-c.init.exited:
+	case <-ctx.Done():
+		return fmt.Errorf("delete container %s: init %d has not ended: %w", c.id, c.init.pid, ctx.Err())
+	}
+	if err := fault.At(ctx, "shim.delete.engine"); err != nil {
+		return fmt.Errorf("delete container %s: %w", c.id, err)
+	}
+	for _, e := range c.allExecs() {
+		e.remove(ctx)
+	}
+	c.close()
+	c.s.hold.drop("c/" + c.id)
+	if err := os.RemoveAll(c.dir); err != nil {
+		return fmt.Errorf("delete container %s: %w", c.id, err)
+	}
+	c.mu.Lock()
+	c.deleted = true
+	c.mu.Unlock()
+	c.s.forget(c.id)
+	return nil
+}
+
+// close closes all files of the container, which runs on.
+func (c *container) close() {
+	for _, e := range c.allExecs() {
+		e.close()
+	}
+	c.init.close()
+	<-c.watched
+	c.stdio.close()
+}
+
+// holdFiles puts copies of the files that must outlive the shim into the keeper.
+func (c *container) holdFiles() {
+	c.holding.Lock()
+	defer c.holding.Unlock()
+	c.holdLocked(c.stdio.files())
+}
+
+func (c *container) holdLocked(files named) {
+	if c.init.exitState() == nil {
+		files["pid"] = c.init.pidfd
+	}
+	c.s.hold.put("c/"+c.id, files)
+}
+
+// update changes the record, in memory and on disk.
+func (c *container) update(change func(*record)) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	change(&c.rec)
+	if c.deleted {
+		return nil
+	}
+	return writeRecord(filepath.Join(c.dir, recordName), c.rec)
+}
+
+func (c *container) persist() error { return c.update(func(*record) {}) }
+
+func (c *container) record() record {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.rec
+}
+
+func (c *container) openLog() (*logFile, error) {
+	if c.rec.LogPath == "" {
+		return nil, nil
+	}
+	return openLog(c.rec.LogPath)
+}
+
+func (c *container) exitEvent(execID string, p *process) *api.Event {
+	e := p.exitState()
+	return &api.Event{
+		Kind: api.Event_EXIT, Id: c.id, PodId: c.record().PodID, ExecId: execID, Pid: uint32(p.pid),
+		ExitStatus: uint32(e.Code), ExitedAtNs: e.At.UnixNano(), OomKilled: e.OOMKilled,
+	}
+}

@@ -1,0 +1,52 @@
+package shim
+
+import (
+	"bytes"
+	"time"
+)
+
+// The CRI log format (kubernetes/design-proposals, kubelet-cri-logging): one record per line,
+//
+//	2026-01-02T15:04:05.000000006Z stdout F text of the line
+//
+// with P instead of F when the line goes on in the next record.
+
+// maxLogLine is the longest text of one record, in bytes; longer lines become several
+// records, as the peers do.
+const maxLogLine = 16 << 10
+
+// rest says what to do with text after the last line feed.
+type rest bool
+
+const (
+	keepRest  rest = false // its line feed may still come
+	flushRest rest = true  // nothing will come: write it as a partial record
+)
+
+// appendLog appends data as records to dst and returns how many bytes of data went
+// into them. Less than maxLogLine bytes stay with keepRest, none with flushRest.
+func appendLog(dst, data []byte, now time.Time, stream string, r rest) (out []byte, used int) {
+	for used < len(data) {
+		piece := data[used:]
+		tag := byte('F')
+		end := bytes.IndexByte(piece[:min(len(piece), maxLogLine+1)], '\n')
+		skip := 1 // the line feed
+		switch {
+		case end >= 0:
+		case len(piece) > maxLogLine:
+			tag, end, skip = 'P', maxLogLine, 0
+		case r == flushRest:
+			tag, end, skip = 'P', len(piece), 0
+		default:
+			return dst, used
+		}
+		dst = now.AppendFormat(dst, "2006-01-02T15:04:05.000000000Z07:00")
+		dst = append(dst, ' ')
+		dst = append(dst, stream...)
+		dst = append(dst, ' ', tag, ' ')
+		dst = append(dst, piece[:end]...)
+		dst = append(dst, '\n')
+		used += end + skip
+	}
+	return dst, used
+}

@@ -1,0 +1,54 @@
+package shim
+
+import (
+	"context"
+	"errors"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/coracle-project/coracle/runtime"
+)
+
+// Kinds of error of the shim's own, beside those of package runtime.
+var (
+	errInvalid       = errors.New("invalid argument")
+	errUnimplemented = errors.New("not implemented by this shim")
+	errPrecondition  = errors.New("not possible now")
+)
+
+// toStatus gives an error the code that travels over ttrpc. The codes are those that
+// containerd's errdefs stand for, so that containerd understands them too.
+func toStatus(err error) error {
+	if err == nil {
+		return nil
+	}
+	if _, ok := status.FromError(err); ok {
+		return err
+	}
+	return status.Error(codeOf(err), err.Error())
+}
+
+func codeOf(err error) codes.Code {
+	for _, k := range []struct {
+		kind error
+		code codes.Code
+	}{
+		{runtime.ErrNotFound, codes.NotFound},
+		{runtime.ErrExists, codes.AlreadyExists},
+		{runtime.ErrNotRunning, codes.FailedPrecondition},
+		{runtime.ErrRunning, codes.FailedPrecondition},
+		{runtime.ErrInvalidID, codes.InvalidArgument},
+		{runtime.ErrInvalidSpec, codes.InvalidArgument},
+		{errInvalid, codes.InvalidArgument},
+		{errPrecondition, codes.FailedPrecondition},
+		{errUnimplemented, codes.Unimplemented},
+		{context.Canceled, codes.Canceled},
+		{context.DeadlineExceeded, codes.DeadlineExceeded},
+	} {
+		if errors.Is(err, k.kind) {
+			return k.code
+		}
+	}
+	return codes.Unknown
+}

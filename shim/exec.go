@@ -1,0 +1,246 @@
+package shim
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/internal/fault"
+	"github.com/coracle-project/coracle/runtime"
+)
+
+// execution is an additional process in a container. The process has the caller's
+// FIFOs themselves, so that no byte goes through the shim, unless it has a terminal.
+type execution struct {
+	c    *container
+	id   string
+	spec *specs.Process // nil if adopted
+
+	op sync.Mutex // Start and Delete
+
+	mu      sync.Mutex
+	rec     execRecord
+	proc    *process // nil until started
+	tty     *os.File
+	relay   *relay
+	stdin   *os.File      // our write end, until CloseIO; or nil
+	watched chan struct{} // closed when the goroutine that waits for the end has ended
+}
+
+// maxExecIDLength as maxIDLength.
+const maxExecIDLength = 76
+
+func (c *container) addExec(id string, rec execRecord, process []byte) error {
+	if err := runtime.ValidateID(id); err != nil || len(id) > maxExecIDLength {
+		return fmt.Errorf("exec %q in container %s: %w", id, c.id, runtime.ErrInvalidID)
+	}
+	var spec specs.Process
+	if err := json.Unmarshal(process, &spec); err != nil {
+		return fmt.Errorf("exec %s in container %s: %w: process: %w", id, c.id, runtime.ErrInvalidSpec, err)
+	}
+	spec.Terminal = rec.Terminal
+	rec.Version, rec.ID = recordVersion, id
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.rec.Phase != phaseRunning || c.deleted {
+		return fmt.Errorf("exec %s in container %s: %w", id, c.id, runtime.ErrNotRunning)
+	}
+	if c.execs[id] != nil {
+		return fmt.Errorf("exec %s in container %s: %w", id, c.id, runtime.ErrExists)
+	}
+	c.execs[id] = &execution{c: c, id: id, spec: &spec, rec: rec, watched: make(chan struct{})}
+	return nil
+}
+
+func (c *container) exec(id string) (*execution, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if e := c.execs[id]; e != nil {
+		return e, nil
+	}
+	return nil, fmt.Errorf("exec %s in container %s: %w", id, c.id, runtime.ErrNotFound)
+}
+
+func (c *container) allExecs() []*execution {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all := make([]*execution, 0, len(c.execs))
+	for _, e := range c.execs {
+		all = append(all, e)
+	}
+	return all
+}
+
+func (e *execution) path() string { return filepath.Join(e.c.dir, "exec-"+e.id+".json") }
+func (e *execution) key() string  { return "x/" + e.c.id + "/" + e.id }
+
+func (e *execution) start(ctx context.Context) (pid int, err error) {
+	e.op.Lock()
+	defer e.op.Unlock()
+	if e.process() != nil {
+		return 0, fmt.Errorf("start exec %s in container %s: %w", e.id, e.c.id, runtime.ErrRunning)
+	}
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("start exec %s in container %s: %w", e.id, e.c.id, err)
+			e.closeFiles()
+		}
+	}()
+	var child childEnds
+	defer child.close()
+	if e.rec.Terminal {
+		if child.console, err = runtime.NewConsolePair(); err != nil {
+			return 0, err
+		}
+		child.Console = child.console.EngineEnd()
+	} else if child.Stdio, e.stdin, err = callerEnds(e.rec.Stdin, e.rec.Stdout, e.rec.Stderr); err != nil {
+		return 0, fmt.Errorf("%w: %w", errInvalid, err)
+	}
+	engine, err := e.c.alive()
+	if err != nil {
+		return 0, err
+	}
+	if pid, err = engine.Exec(ctx, e.spec, runtime.ExecOptions{Stdio: child.Stdio}); err != nil {
+		return 0, err
+	}
+	proc, err := newProcess(pid)
+	if err != nil {
+		return 0, err
+	}
+	e.mu.Lock()
+	e.proc, e.spec = proc, nil
+	e.mu.Unlock()
+	go e.awaitExit()
+	if child.console != nil {
+		tty, err := child.console.Receive(ctx)
+		if err != nil {
+			_ = proc.signal(unix.SIGKILL)
+			return 0, err
+		}
+		e.mu.Lock()
+		e.tty, e.relay = tty, startRelay(tty, e.rec.Stdin, e.rec.Stdout, e.c.log)
+		e.mu.Unlock()
+		if proc.exitState() != nil {
+			e.relay.drain()
+		}
+	}
+	e.holdFiles()
+	if err := e.persist(); err != nil {
+		e.c.log.Error("cannot record exec", "exec", e.id, "error", err)
+	}
+	return pid, fault.At(ctx, "shim.exec.started")
+}
+
+func (e *execution) awaitExit() {
+	defer close(e.watched)
+	end, ok := e.proc.wait()
+	if !ok {
+		return
+	}
+	e.proc.ended(end)
+	e.mu.Lock()
+	relay := e.relay
+	e.mu.Unlock()
+	if relay != nil {
+		relay.drain()
+	}
+	e.c.s.events.publish(e.c.exitEvent(e.id, e.proc))
+}
+
+// process is nil before the start.
+func (e *execution) process() *process {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.proc
+}
+
+func (e *execution) persist() error {
+	e.mu.Lock()
+	rec := e.rec
+	rec.Process = &processRecord{PID: e.proc.pid, StartTime: e.proc.startTime}
+	e.mu.Unlock()
+	return writeRecord(e.path(), rec)
+}
+
+func (e *execution) holdFiles() {
+	e.mu.Lock()
+	files := named{"tty": e.tty, stdinName: e.stdin}
+	if e.proc != nil {
+		files["pid"] = e.proc.pidfd
+	}
+	e.mu.Unlock()
+	e.c.s.hold.put(e.key(), files)
+}
+
+func (e *execution) closeInput() {
+	e.mu.Lock()
+	in := e.stdin
+	e.stdin = nil
+	e.mu.Unlock()
+	if in != nil {
+		in.Close()
+		e.holdFiles()
+	}
+}
+
+func (e *execution) resize(width, height uint16) error {
+	e.mu.Lock()
+	tty := e.tty
+	e.mu.Unlock()
+	if tty == nil {
+		return fmt.Errorf("%w: exec %s in container %s has no terminal", errPrecondition, e.id, e.c.id)
+	}
+	return resizeTerminal(tty, width, height)
+}
+
+// remove forgets the exec; a process that still runs is killed.
+func (e *execution) remove(ctx context.Context) {
+	e.op.Lock()
+	defer e.op.Unlock()
+	if p := e.process(); p != nil {
+		if p.exitState() == nil {
+			_ = p.signal(unix.SIGKILL) // it may end just now
+			select {
+			case <-p.exited:
+			case <-ctx.Done():
+			}
+		}
+		e.c.s.hold.drop(e.key())
+		if err := os.Remove(e.path()); err != nil && !errors.Is(err, os.ErrNotExist) {
+			e.c.log.Error("cannot forget exec", "exec", e.id, "error", err)
+		}
+	}
+	e.close()
+	e.c.mu.Lock()
+	delete(e.c.execs, e.id)
+	e.c.mu.Unlock()
+}
+
+// close closes all files; the process runs on.
+func (e *execution) close() {
+	if p := e.process(); p != nil {
+		p.close()
+		<-e.watched
+	}
+	e.closeFiles()
+}
+
+func (e *execution) closeFiles() {
+	e.mu.Lock()
+	relay, in := e.relay, e.stdin
+	e.relay, e.stdin, e.tty = nil, nil, nil
+	e.mu.Unlock()
+	if relay != nil {
+		relay.stop()
+	}
+	if in != nil {
+		in.Close()
+	}
+}

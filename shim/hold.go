@@ -1,0 +1,158 @@
+package shim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/shim/keeper"
+)
+
+// hold is the shim's link to the keeper, which keeps copies of descriptors beyond the
+// shim's death. A shim without a keeper (run by containerd itself, or in the moment
+// when the keeper is being replaced) does without.
+type hold struct {
+	dir string // "" for no keeper
+	log *slog.Logger
+
+	mu sync.Mutex
+	k  *keeper.Keeper // nil while there is none
+}
+
+// named is a set of files under short names, as one entry of the keeper.
+type named map[string]*os.File
+
+func (h *hold) connect() {
+	if h.dir == "" {
+		return
+	}
+	k, err := keeper.Dial(h.dir)
+	if err != nil {
+		h.log.Warn("no keeper: a killed shim would lose terminals", "error", err)
+		return
+	}
+	h.mu.Lock()
+	h.k = k
+	h.mu.Unlock()
+}
+
+func (h *hold) keeper() *keeper.Keeper {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.k
+}
+
+// put replaces what is held under key. Without a keeper it does nothing: the files are
+// put there when it is back.
+func (h *hold) put(key string, files named) {
+	k := h.keeper()
+	if k == nil || len(files) == 0 {
+		return
+	}
+	names, list := make([]string, 0, len(files)), make([]*os.File, 0, len(files))
+	for n, f := range files {
+		if f != nil {
+			names, list = append(names, n), append(list, f)
+		}
+	}
+	if err := k.Put(key, strings.Join(names, " "), list...); err != nil && !errors.Is(err, keeper.ErrGone) {
+		h.log.Error("keeper refused descriptors", "key", key, "error", err)
+	}
+}
+
+// get returns what is held under key; empty if nothing is.
+func (h *hold) get(key string) named {
+	k := h.keeper()
+	if k == nil {
+		return named{}
+	}
+	meta, files, err := k.Get(key)
+	if err != nil {
+		return named{}
+	}
+	held := named{}
+	for i, n := range strings.Fields(meta) {
+		if i < len(files) {
+			held[n] = files[i]
+		}
+	}
+	return held
+}
+
+func (h *hold) drop(key string) {
+	if k := h.keeper(); k != nil {
+		_ = k.Del(key) // a keeper that is gone holds nothing
+	}
+}
+
+func (n named) close() {
+	for _, f := range n {
+		if f != nil {
+			f.Close()
+		}
+	}
+}
+
+// watch calls again with every new keeper after the first is gone, until ctx ends.
+func (h *hold) watch(ctx context.Context, again func()) {
+	if h.dir == "" {
+		return
+	}
+	for ctx.Err() == nil {
+		if k := h.keeper(); k != nil {
+			stop := context.AfterFunc(ctx, func() { k.Close() })
+			k.Watch()
+			stop()
+			if ctx.Err() != nil {
+				return
+			}
+			k.Close()
+			h.mu.Lock()
+			h.k = nil
+			h.mu.Unlock()
+			h.log.Warn("the keeper is gone; waiting for the daemon to start another")
+		}
+		k, err := awaitKeeper(ctx, h.dir)
+		if err != nil {
+			if ctx.Err() == nil {
+				h.log.Error("cannot wait for a keeper", "error", err)
+			}
+			return
+		}
+		h.mu.Lock()
+		h.k = k
+		h.mu.Unlock()
+		again()
+	}
+}
+
+// awaitKeeper returns when there is a keeper in dir.
+func awaitKeeper(ctx context.Context, dir string) (*keeper.Keeper, error) {
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if err != nil {
+		return nil, fmt.Errorf("await keeper: %w", err)
+	}
+	f := os.NewFile(uintptr(fd), "inotify")
+	defer f.Close()
+	// IN_ATTRIB: the socket gets its mode when it listens already.
+	if _, err := unix.InotifyAddWatch(fd, dir, unix.IN_CREATE|unix.IN_ATTRIB|unix.IN_MOVED_TO|unix.IN_ONLYDIR); err != nil {
+		return nil, fmt.Errorf("await keeper in %s: %w", dir, err)
+	}
+	stop := context.AfterFunc(ctx, func() { f.Close() })
+	defer stop()
+	for buf := make([]byte, 4096); ; {
+		k, err := keeper.Dial(dir)
+		if !errors.Is(err, keeper.ErrGone) {
+			return k, err
+		}
+		if _, err := f.Read(buf); err != nil {
+			return nil, fmt.Errorf("await keeper: %w", err)
+		}
+	}
+}

@@ -1,0 +1,123 @@
+package shim
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// logFile is a container's log, written by the pumps of its two streams.
+type logFile struct {
+	path string
+
+	mu sync.Mutex // also held over each write, so that only one is unfinished at a time
+	f  *os.File
+}
+
+// logMark is a place in a log file: everything from offset on was not there before.
+type logMark struct {
+	dev, ino uint64
+	offset   int64
+}
+
+// openLog opens path for appending; its directory must exist. The error is errInvalid
+// if path is no place for a log.
+func openLog(path string) (*logFile, error) {
+	f, err := openLogFile(path)
+	if err != nil {
+		return nil, err
+	}
+	return &logFile{path: path, f: f}, nil
+}
+
+func openLogFile(path string) (*os.File, error) {
+	if !filepath.IsAbs(path) {
+		return nil, fmt.Errorf("%w: bad log path %q: it must be absolute", errInvalid, path)
+	}
+	if st, err := os.Stat(filepath.Dir(path)); err != nil {
+		return nil, fmt.Errorf("%w: bad log path %s: make its directory first: %w", errInvalid, path, err)
+	} else if !st.IsDir() {
+		return nil, fmt.Errorf("%w: bad log path %s: its parent is not a directory", errInvalid, path)
+	}
+	// O_NONBLOCK so that a FIFO in the file's place cannot hang the shim.
+	fd, err := unix.Open(path, unix.O_WRONLY|unix.O_APPEND|unix.O_CREAT|unix.O_CLOEXEC|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0o640)
+	if err != nil {
+		return nil, fmt.Errorf("%w: bad log path %s: %w", errInvalid, path, err)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
+		unix.Close(fd)
+		return nil, errors.Join(fmt.Errorf("%w: bad log path %s: not a regular file", errInvalid, path), err)
+	}
+	_ = unix.SetNonblock(fd, false) // a regular file is never polled
+	return os.NewFile(uintptr(fd), path), nil
+}
+
+// append writes records all or not at all. Before the write, mark tells where it
+// will begin; whoever finds that mark after a crash undoes the write with rollback.
+func (l *logFile) append(records []byte, mark func(logMark) error) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	m, err := markOf(l.f)
+	if err != nil {
+		return fmt.Errorf("write log: %w", err)
+	}
+	if err := mark(m); err != nil {
+		return fmt.Errorf("write log: %w", err)
+	}
+	if _, err := l.f.Write(records); err != nil {
+		return errors.Join(fmt.Errorf("write log: %w", err), l.f.Truncate(m.offset))
+	}
+	return nil
+}
+
+// rollback undoes an unfinished write at m, if it was to this file.
+func (l *logFile) rollback(m logMark) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now, err := markOf(l.f)
+	if err != nil {
+		return fmt.Errorf("roll back log: %w", err)
+	}
+	if now.dev != m.dev || now.ino != m.ino || now.offset <= m.offset {
+		return nil
+	}
+	if err := l.f.Truncate(m.offset); err != nil {
+		return fmt.Errorf("roll back log: %w", err)
+	}
+	return nil
+}
+
+// replace goes on in another file. keep is told of it before the first write.
+func (l *logFile) replace(f *os.File, keep func(*os.File)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	keep(f)
+	l.f.Close()
+	l.f = f
+}
+
+func (l *logFile) file() *os.File {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.f
+}
+
+func (l *logFile) close() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.f.Close()
+}
+
+func markOf(f *os.File) (logMark, error) {
+	var st unix.Stat_t
+	// Regular files are not in the poller: Fd changes nothing about them.
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return logMark{}, err
+	}
+	return logMark{dev: uint64(st.Dev), ino: st.Ino, offset: st.Size}, nil
+}

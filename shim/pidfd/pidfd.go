@@ -1,0 +1,134 @@
+// Package pidfd waits for processes by descriptor: for children, and for processes
+// that another parent reaps, whose exit status the kernel keeps with the pidfd
+// (PIDFD_GET_INFO with PIDFD_INFO_EXIT, Linux 6.15 and newer).
+package pidfd
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Unknown is the exit code of a process whose status cannot be learned.
+const Unknown = 255
+
+// Open returns a pidfd of pid that can be waited on without holding a thread.
+func Open(pid int) (*os.File, error) {
+	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
+	if err != nil {
+		return nil, fmt.Errorf("open pidfd of %d: %w", pid, err)
+	}
+	return os.NewFile(uintptr(fd), "pidfd"), nil
+}
+
+// OpenStarted is Open, but fails with ESRCH if pid is by now another process than the
+// one that had the given StartTime.
+func OpenStarted(pid int, start uint64) (*os.File, error) {
+	f, err := Open(pid)
+	if err != nil {
+		return nil, err
+	}
+	if now, err := StartTime(pid); err != nil || now != start {
+		f.Close()
+		return nil, fmt.Errorf("open pidfd of %d: %w", pid, syscall.ESRCH)
+	}
+	return f, nil
+}
+
+// StartTime is when pid started, in clock ticks since boot: with the pid it names a
+// process for as long as the machine runs.
+func StartTime(pid int) (uint64, error) {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return 0, fmt.Errorf("start time of %d: %w", pid, err)
+	}
+	// The second field is the command in parentheses and may hold anything.
+	fields := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
+	if len(fields) < 20 {
+		return 0, fmt.Errorf("start time of %d: malformed stat", pid)
+	}
+	return strconv.ParseUint(string(fields[19]), 10, 64)
+}
+
+// Wait returns when the process of f (which Open made) has ended, with its exit code:
+// 128+signal if a signal killed it, Unknown if it cannot be learned. A child is reaped.
+// It fails only when f is closed meanwhile.
+func Wait(f *os.File, pid int) (code int32, err error) {
+	rc, err := f.SyscallConn()
+	if err != nil {
+		return Unknown, err
+	}
+	err = rc.Read(func(fd uintptr) bool {
+		var ended bool
+		code, ended = status(int(fd), pid)
+		return ended
+	})
+	return code, err
+}
+
+func status(fd, pid int) (code int32, ended bool) {
+	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+	if n, err := unix.Poll(p, 0); err != nil || n == 0 {
+		return 0, false
+	}
+	// __WALL: the child may have been cloned with another exit signal than SIGCHLD.
+	var ws unix.WaitStatus
+	for {
+		got, err := unix.Wait4(pid, &ws, unix.WNOHANG|unix.WALL, nil)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if got == pid {
+			return exitCode(ws), true
+		}
+		if err == nil {
+			return 0, false // ours, and not quite ended
+		}
+		break
+	}
+	raw, known, err := exitInfo(fd)
+	switch {
+	case known:
+		return exitCode(unix.WaitStatus(raw)), true
+	case err == nil && p[0].Revents&unix.POLLHUP == 0:
+		return 0, false // its parent has not reaped it: that will wake us again
+	}
+	return Unknown, true
+}
+
+func exitCode(ws unix.WaitStatus) int32 {
+	if ws.Signaled() {
+		return 128 + int32(ws.Signal())
+	}
+	return int32(ws.ExitStatus())
+}
+
+// info is struct pidfd_info of linux/pidfd.h, its first published size.
+type info struct {
+	mask, cgroup                               uint64
+	pid, tgid, ppid                            uint32
+	ruid, rgid, euid, egid, suid, sgid, fu, fg uint32
+	exitCode                                   int32
+}
+
+const (
+	infoExit = 1 << 3
+	getInfo  = 3<<30 | 64<<16 | 0xff<<8 | 11 // _IOWR(PIDFS_IOCTL_MAGIC, 11, struct pidfd_info)
+)
+
+// exitInfo asks for the wait status of a process that has been reaped. Kernels that
+// cannot tell fail; kernels that can, and cannot yet, say not known.
+func exitInfo(fd int) (status int32, known bool, err error) {
+	i := info{mask: infoExit}
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), getInfo, uintptr(unsafe.Pointer(&i)))
+	if errno != 0 {
+		return 0, false, errno
+	}
+	return i.exitCode, i.mask&infoExit != 0, nil
+}

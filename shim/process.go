@@ -1,0 +1,109 @@
+package shim
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/runtime"
+	"github.com/coracle-project/coracle/shim/pidfd"
+)
+
+// process is a started process: a container's init or an exec.
+type process struct {
+	pid       int
+	startTime uint64
+	pidfd     *os.File      // nil if it was gone before anyone had one
+	exited    chan struct{} // closed when exit is set
+
+	mu   sync.Mutex
+	exit *exitState
+}
+
+// newProcess takes hold of a process that has just been started by us.
+func newProcess(pid int) (*process, error) {
+	f, err := pidfd.Open(pid)
+	if err != nil {
+		return nil, err
+	}
+	start, err := pidfd.StartTime(pid)
+	if err != nil {
+		// A child that ended at once is a zombie and has its stat; this is a real fault.
+		f.Close()
+		return nil, err
+	}
+	return &process{pid: pid, startTime: start, pidfd: f, exited: make(chan struct{})}, nil
+}
+
+// adoptProcess takes hold of a process that an earlier shim started. held is the
+// pidfd that the keeper had, or nil.
+func adoptProcess(r processRecord, held *os.File) *process {
+	p := &process{pid: r.PID, startTime: r.StartTime, pidfd: held, exited: make(chan struct{})}
+	if r.Exit != nil {
+		p.ended(*r.Exit)
+		return p
+	}
+	if p.pidfd == nil {
+		if f, err := pidfd.OpenStarted(r.PID, r.StartTime); err == nil {
+			p.pidfd = f
+		}
+	}
+	return p
+}
+
+// wait returns when the process has ended, with its code. Only one caller may wait;
+// it calls ended when others may know. ok is false if the process was let go of.
+func (p *process) wait() (e exitState, ok bool) {
+	if p.pidfd == nil {
+		return exitState{Code: pidfd.Unknown, At: time.Now()}, true
+	}
+	code, err := pidfd.Wait(p.pidfd, p.pid)
+	if err != nil {
+		return exitState{}, false
+	}
+	return exitState{Code: code, At: time.Now()}, true
+}
+
+func (p *process) ended(e exitState) {
+	p.mu.Lock()
+	p.exit = &e
+	p.mu.Unlock()
+	close(p.exited)
+}
+
+// exitState is nil while the process runs.
+func (p *process) exitState() *exitState {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.exit
+}
+
+func (p *process) record() *processRecord {
+	return &processRecord{PID: p.pid, StartTime: p.startTime, Exit: p.exitState()}
+}
+
+// signal cannot hit another process that got the pid later.
+func (p *process) signal(sig unix.Signal) error {
+	if p.exitState() != nil || p.pidfd == nil {
+		return fmt.Errorf("signal process %d: %w", p.pid, runtime.ErrNotRunning)
+	}
+	err := error(os.ErrClosed)
+	withFD(p.pidfd, func(fd int) { err = unix.PidfdSendSignal(fd, sig, nil, 0) })
+	if errors.Is(err, unix.ESRCH) || errors.Is(err, os.ErrClosed) {
+		return fmt.Errorf("signal process %d: %w", p.pid, runtime.ErrNotRunning)
+	}
+	if err != nil {
+		return fmt.Errorf("signal process %d: %w", p.pid, err)
+	}
+	return nil
+}
+
+func (p *process) close() {
+	if p.pidfd != nil {
+		p.pidfd.Close()
+	}
+}

@@ -1,0 +1,115 @@
+package shim
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/coracle-project/coracle/internal/atomicfile"
+)
+
+// phase is how far a container has come, as its record says.
+type phase string
+
+const (
+	phaseCreating phase = "creating" // found at start-up: rolled back
+	phaseCreated  phase = "created"
+	phaseRunning  phase = "running"
+	phaseExited   phase = "exited"
+)
+
+// record is what a shim writes down of a container, so that the next shim can go on.
+// It is a file in the container's directory; FORMATS.md describes it.
+type record struct {
+	Version int    `json:"version"`
+	ID      string `json:"id"`
+	PodID   string `json:"podID,omitempty"`
+	Bundle  string `json:"bundle"`
+	Phase   phase  `json:"phase"`
+
+	Terminal    bool   `json:"terminal,omitempty"`
+	Stdin       bool   `json:"stdin,omitempty"`
+	StdinOnce   bool   `json:"stdinOnce,omitempty"`
+	StdinClosed bool   `json:"stdinClosed,omitempty"`
+	Log         bool   `json:"log,omitempty"` // the shim keeps stdio itself
+	LogPath     string `json:"logPath,omitempty"`
+	// The caller's FIFOs, if the shim does not keep stdio itself.
+	StdinFIFO  string `json:"stdinFIFO,omitempty"`
+	StdoutFIFO string `json:"stdoutFIFO,omitempty"`
+	StderrFIFO string `json:"stderrFIFO,omitempty"`
+
+	SystemdCgroup bool `json:"systemdCgroup,omitempty"`
+
+	Process *processRecord `json:"process,omitempty"`
+}
+
+// processRecord is a process that was started, and its end once that is known.
+type processRecord struct {
+	PID       int        `json:"pid"`
+	StartTime uint64     `json:"startTime"` // clock ticks since boot
+	Exit      *exitState `json:"exit,omitempty"`
+}
+
+// exitState is how a process ended.
+type exitState struct {
+	Code      int32     `json:"code"`
+	At        time.Time `json:"at"`
+	OOMKilled bool      `json:"oomKilled,omitempty"`
+}
+
+// execRecord is an additional process in a container.
+type execRecord struct {
+	Version  int            `json:"version"`
+	ID       string         `json:"id"`
+	Terminal bool           `json:"terminal,omitempty"`
+	Stdin    string         `json:"stdin,omitempty"` // the caller's FIFOs
+	Stdout   string         `json:"stdout,omitempty"`
+	Stderr   string         `json:"stderr,omitempty"`
+	Process  *processRecord `json:"process"`
+}
+
+const (
+	recordVersion = 1
+	recordName    = "container.json"
+)
+
+func writeRecord(path string, r any) error {
+	b, err := json.Marshal(r)
+	if err != nil {
+		return fmt.Errorf("write record: %w", err)
+	}
+	return atomicfile.Write(path, b, 0o600)
+}
+
+func readRecord(dir string) (record, error) {
+	var r record
+	b, err := os.ReadFile(filepath.Join(dir, recordName))
+	if err != nil {
+		return r, fmt.Errorf("read record: %w", err)
+	}
+	if err := json.Unmarshal(b, &r); err != nil {
+		return r, fmt.Errorf("read record %s: %w", dir, err)
+	}
+	if r.Version != recordVersion || r.ID != filepath.Base(dir) {
+		return r, fmt.Errorf("read record %s: version %d of container %q: %w", dir, r.Version, r.ID, errors.ErrUnsupported)
+	}
+	return r, nil
+}
+
+func readExecRecord(path string) (execRecord, error) {
+	var r execRecord
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return r, fmt.Errorf("read exec record: %w", err)
+	}
+	if err := json.Unmarshal(b, &r); err != nil {
+		return r, fmt.Errorf("read exec record %s: %w", path, err)
+	}
+	if r.Version != recordVersion || r.Process == nil {
+		return r, fmt.Errorf("read exec record %s: version %d: %w", path, r.Version, errors.ErrUnsupported)
+	}
+	return r, nil
+}

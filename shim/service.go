@@ -1,0 +1,54 @@
+package shim
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/coracle-project/coracle/shim/api"
+)
+
+// ReopenLog implements api.ShimService.
+func (s *Service) ReopenLog(_ context.Context, r *api.ReopenLogRequest) (*api.ReopenLogResponse, error) {
+	c, err := s.get(r.Id)
+	if err == nil {
+		err = c.stdio.reopenLog()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reopen log: %w", err)
+	}
+	return &api.ReopenLogResponse{}, nil
+}
+
+// List implements api.ShimService.
+func (s *Service) List(context.Context, *api.ListRequest) (*api.ListResponse, error) {
+	res := &api.ListResponse{}
+	for _, c := range s.all() {
+		res.Containers = append(res.Containers, &api.ListResponse_Container{Id: c.id, PodId: c.record().PodID})
+	}
+	return res, nil
+}
+
+// Events implements api.ShimService.
+func (s *Service) Events(ctx context.Context, _ *api.EventsRequest, stream api.Shim_EventsServer) error {
+	err := s.events.subscribe(ctx, s.exits, stream.Send)
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// exits are the events of all processes that have ended and are not deleted.
+func (s *Service) exits() []*api.Event {
+	var evs []*api.Event
+	for _, c := range s.all() {
+		if c.init.exitState() != nil {
+			evs = append(evs, c.exitEvent("", c.init))
+		}
+		for _, e := range c.allExecs() {
+			if p := e.process(); p != nil && p.exitState() != nil {
+				evs = append(evs, c.exitEvent(e.id, p))
+			}
+		}
+	}
+	return evs
+}

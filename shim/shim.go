@@ -1,0 +1,188 @@
+// Package shim is the parent of containers: one process for all pods of a node (or
+// one per pod) that creates containers through package runtime in process, keeps
+// their stdio, writes their CRI logs, and knows how they ended.
+//
+// It serves containerd's Runtime v2 Task API (containerd.task.v3.Task over ttrpc), so
+// that containerd can use it too, and beside it the small coracle.shim.v1.Shim service
+// (shim/api).
+//
+// # Nothing depends on the shim's life
+//
+// A container does not notice when its shim is killed: its stdio are named FIFOs that
+// it holds open for reading and writing itself. The keeper (shim/keeper) has copies of
+// the pidfd, of the FIFOs and of the terminal, and starts the next shim at once; that
+// one reads the records in its state directory, takes the copies, and goes on. Bytes on
+// their way into a log are neither lost nor written twice (see stage).
+//
+//	StateDir/
+//	  shim.sock          the ttrpc socket, listened on by whoever is the shim
+//	  c/<id>/            one container: container.json, FIFOs, stages, execs
+//
+// # Waiting
+//
+// The shim never polls and holds no thread while it waits: pidfds, FIFOs, terminals
+// and sockets are all in Go's network poller.
+package shim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"path/filepath"
+	"sync"
+
+	task "github.com/containerd/containerd/api/runtime/task/v3"
+	"github.com/containerd/ttrpc"
+
+	"github.com/coracle-project/coracle/runtime"
+	"github.com/coracle-project/coracle/shim/api"
+)
+
+// Config is what a shim needs. Paths are absolute.
+type Config struct {
+	StateDir string
+	Engine   runtime.Engine
+	// KeeperDir is where the keeper's socket is; empty if there is no keeper.
+	KeeperDir string
+	// Name is the name under which the keeper supervises this shim.
+	Name string
+	Log  *slog.Logger
+}
+
+// Service is a shim. It serves both of its APIs.
+type Service struct {
+	cfg    Config
+	log    *slog.Logger
+	hold   *hold
+	events events
+	memory memory
+	done   chan struct{} // closed when Shutdown asks for the end
+	once   sync.Once
+
+	mu         sync.Mutex
+	containers map[string]*container // nil: being created
+}
+
+// New makes a Service; Adopt and Serve do the work.
+func New(cfg Config) *Service {
+	return &Service{
+		cfg: cfg, log: cfg.Log,
+		hold:       &hold{dir: cfg.KeeperDir, log: cfg.Log},
+		done:       make(chan struct{}),
+		containers: make(map[string]*container),
+	}
+}
+
+// Serve answers requests on l until ctx ends or a client asks for the shutdown.
+// Containers run on.
+func (s *Service) Serve(ctx context.Context, l net.Listener) error {
+	srv, err := ttrpc.NewServer(ttrpc.WithServerHandshaker(ttrpc.UnixSocketRequireSameUser()),
+		ttrpc.WithUnaryServerInterceptor(s.intercept))
+	if err != nil {
+		return fmt.Errorf("serve: %w", err)
+	}
+	task.RegisterTTRPCTaskService(srv, s)
+	api.RegisterShimService(srv, s)
+
+	ctx, cancel := context.WithCancel(ctx)
+	var background sync.WaitGroup
+	background.Go(func() { s.hold.watch(ctx, func() { s.holdAll(l) }) })
+	background.Go(func() {
+		select {
+		case <-ctx.Done():
+		case <-s.done:
+		}
+		cancel()
+		srv.Close()
+	})
+	err = srv.Serve(ctx, l)
+	cancel()
+	background.Wait()
+	s.memory.stop()
+	s.letGo()
+	if errors.Is(err, ttrpc.ErrServerClosed) {
+		return nil
+	}
+	return err
+}
+
+// intercept turns errors into codes, once for all methods.
+func (s *Service) intercept(ctx context.Context, unmarshal ttrpc.Unmarshaler, _ *ttrpc.UnaryServerInfo, method ttrpc.Method) (any, error) {
+	s.memory.busy()
+	res, err := method(ctx, unmarshal)
+	return res, toStatus(err)
+}
+
+// holdAll puts everything into a new keeper.
+func (s *Service) holdAll(l net.Listener) {
+	if u, ok := l.(*net.UnixListener); ok {
+		if f, err := u.File(); err == nil {
+			s.hold.put("pass/"+s.cfg.Name, named{"listen": f})
+			f.Close()
+		}
+	}
+	for _, c := range s.all() {
+		c.holdFiles()
+		for _, e := range c.allExecs() {
+			e.holdFiles()
+		}
+	}
+}
+
+// letGo closes all files, so that the goroutines that wait on them end.
+func (s *Service) letGo() {
+	for _, c := range s.all() {
+		c.close()
+	}
+	if k := s.hold.keeper(); k != nil {
+		k.Close()
+	}
+}
+
+func (s *Service) all() []*container {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := make([]*container, 0, len(s.containers))
+	for _, c := range s.containers {
+		if c != nil {
+			all = append(all, c)
+		}
+	}
+	return all
+}
+
+func (s *Service) get(id string) (*container, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c := s.containers[id]; c != nil {
+		return c, nil
+	}
+	return nil, fmt.Errorf("container %s: %w", id, runtime.ErrNotFound)
+}
+
+// reserve takes id for a container to be created; forget gives it back.
+func (s *Service) reserve(id string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, taken := s.containers[id]; taken {
+		return fmt.Errorf("container %s: %w", id, runtime.ErrExists)
+	}
+	s.containers[id] = nil
+	return nil
+}
+
+func (s *Service) forget(id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.containers, id)
+}
+
+func (s *Service) add(c *container) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.containers[c.id] = c
+}
+
+func (s *Service) dirOf(id string) string { return filepath.Join(s.cfg.StateDir, "c", id) }

@@ -1,0 +1,347 @@
+package shim
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/runtime"
+)
+
+// stdio is the shim's side of the standard streams of a container's init: either FIFOs
+// of its own that pumps carry into the log (record.Log), or the caller's FIFOs, which
+// the process gets itself (and a relay with a terminal).
+type stdio struct {
+	c     *container
+	log   *logFile // or nil
+	pumps []*pump
+	out   fanout
+	tty   *os.File // the terminal's master; owned by the pump or the relay
+	relay *relay
+	once  sync.Once
+
+	mu     sync.Mutex
+	stdin  *os.File // our write end; nil if there is none (any more)
+	closed bool
+}
+
+// Names of a container's files, in its directory.
+const (
+	stdinName  = "stdin"
+	stdoutName = "stdout"
+	stderrName = "stderr"
+	stageName  = ".stage" // appended
+)
+
+// makeStdio makes the FIFOs of a new container. It owns log from now on.
+func makeStdio(c *container, log *logFile) (*stdio, error) {
+	s := &stdio{c: c, log: log}
+	if !c.rec.Log {
+		return s, nil
+	}
+	for _, name := range s.outputs() {
+		if err := makeFIFO(filepath.Join(c.dir, name)); err != nil {
+			s.close()
+			return nil, err
+		}
+	}
+	if c.rec.Stdin && !c.rec.Terminal {
+		if err := makeFIFO(filepath.Join(c.dir, stdinName)); err != nil {
+			s.close()
+			return nil, err
+		}
+	}
+	if err := s.open(named{}); err != nil {
+		s.close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// outputs are the streams that pumps carry; a terminal has only one.
+func (s *stdio) outputs() []string {
+	if s.c.rec.Terminal {
+		return []string{stdoutName}
+	}
+	return []string{stdoutName, stderrName}
+}
+
+// open makes the pumps, with the files that the keeper held or, where it has none,
+// with newly opened ones.
+func (s *stdio) open(held named) error {
+	take := func(name string) *os.File {
+		f := held[name]
+		delete(held, name)
+		return f
+	}
+	if f := take("log"); f != nil {
+		// The file that was written last, even if it has another name by now.
+		if s.log != nil {
+			s.log.close()
+		}
+		s.log = &logFile{path: s.c.rec.LogPath, f: f}
+	}
+	if f := take("tty"); f != nil {
+		s.tty = f
+	}
+	for _, name := range s.outputs() {
+		pipe := take(name)
+		if pipe == nil {
+			var err error
+			// Open for writing too: never at its end, whoever comes and goes.
+			if pipe, err = openPolled(filepath.Join(s.c.dir, name), unix.O_RDWR); err != nil {
+				return err
+			}
+		}
+		st, err := openStage(filepath.Join(s.c.dir, name+stageName))
+		if err != nil {
+			pipe.Close()
+			return err
+		}
+		s.pumps = append(s.pumps, &pump{
+			stream: name, pipe: pipe, out: &s.out, busy: s.c.s.memory.busy, slog: s.c.log,
+			done: make(chan struct{}), stage: st, log: s.log,
+		})
+	}
+	s.stdin = take(stdinName)
+	return nil
+}
+
+// childEnds are what the engine gives to init.
+type childEnds struct {
+	runtime.Stdio
+	console *runtime.ConsolePair
+}
+
+func (e *childEnds) close() {
+	for _, f := range []*os.File{e.Stdin, e.Stdout, e.Stderr} {
+		if f != nil {
+			f.Close()
+		}
+	}
+	if e.console != nil {
+		e.console.Close()
+	}
+}
+
+// childEnds opens init's own ends.
+func (s *stdio) childEnds() (ends *childEnds, err error) {
+	ends = &childEnds{}
+	defer func() {
+		if err != nil {
+			ends.close()
+		}
+	}()
+	rec := &s.c.rec
+	if rec.Terminal {
+		if ends.console, err = runtime.NewConsolePair(); err != nil {
+			return ends, err
+		}
+		ends.Console = ends.console.EngineEnd()
+		return ends, nil
+	}
+	if !rec.Log {
+		var in *os.File
+		ends.Stdio, in, err = callerEnds(rec.StdinFIFO, rec.StdoutFIFO, rec.StderrFIFO)
+		s.stdin = in
+		return ends, err
+	}
+	if ends.Stdout, err = openBlocking(filepath.Join(s.c.dir, stdoutName), unix.O_RDWR); err != nil {
+		return ends, err
+	}
+	if ends.Stderr, err = openBlocking(filepath.Join(s.c.dir, stderrName), unix.O_RDWR); err != nil {
+		return ends, err
+	}
+	if rec.Stdin {
+		// Unlike the outputs, each end has one direction only, or there would be no end of input.
+		path := filepath.Join(s.c.dir, stdinName)
+		if ends.Stdin, err = openBlocking(path, unix.O_RDONLY); err != nil {
+			return ends, err
+		}
+		s.stdin, err = openPolled(path, unix.O_WRONLY)
+	}
+	return ends, err
+}
+
+// callerEnds opens the FIFOs of a caller for a process without a terminal. in is a
+// write end of stdin that keeps it open until CloseIO, or nil if the caller has one.
+func callerEnds(stdin, stdout, stderr string) (child runtime.Stdio, in *os.File, err error) {
+	defer func() {
+		if err != nil {
+			(&childEnds{Stdio: child}).close()
+		}
+	}()
+	if stdout != "" {
+		if child.Stdout, err = openOutput(stdout); err != nil {
+			return child, nil, err
+		}
+	}
+	if stderr != "" {
+		if child.Stderr, err = openOutput(stderr); err != nil {
+			return child, nil, err
+		}
+	}
+	if stdin == "" {
+		return child, nil, nil
+	}
+	if child.Stdin, err = openBlocking(stdin, unix.O_RDONLY); err != nil {
+		return child, nil, err
+	}
+	if !hasWriter(stdin) {
+		in, err = openPolled(stdin, unix.O_WRONLY)
+	}
+	return child, in, err
+}
+
+// hasWriter says whether a FIFO that we have open for reading is open for writing, or
+// has been (there is data).
+func hasWriter(path string) bool {
+	fd, err := openFIFO(path, unix.O_RDONLY)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(fd)
+	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+	if n, err := unix.Poll(p, 0); err == nil && n > 0 && p[0].Revents&unix.POLLIN != 0 {
+		return true
+	}
+	_, err = unix.Read(fd, make([]byte, 1)) // 0 bytes: no writer; EAGAIN: one that is silent
+	return errors.Is(err, unix.EAGAIN)
+}
+
+// run begins to carry bytes.
+func (s *stdio) run() {
+	if s.tty != nil && len(s.pumps) > 0 {
+		s.pumps[0].tty = s.tty
+	}
+	for _, p := range s.pumps {
+		p.start()
+	}
+	if rec := &s.c.rec; !rec.Log && s.tty != nil {
+		s.relay = startRelay(s.tty, rec.StdinFIFO, rec.StdoutFIFO, s.c.log)
+	}
+}
+
+// recover brings the log to the point from which the pumps can go on.
+func (s *stdio) recover() error {
+	var errs []error
+	for _, p := range s.pumps {
+		errs = append(errs, p.recover())
+	}
+	return errors.Join(errs...)
+}
+
+// drain carries what init left behind; those attached see the end.
+func (s *stdio) drain() {
+	for _, p := range s.pumps {
+		p.drain()
+	}
+	if s.relay != nil {
+		s.relay.drain()
+	}
+	s.out.close()
+}
+
+// input is a new descriptor of init's stdin for one writer; nil if it has none.
+func (s *stdio) input() (*os.File, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.closed:
+		return nil, nil
+	case s.tty != nil:
+		return dupPolled(s.tty)
+	case s.stdin != nil:
+		return dupPolled(s.stdin)
+	}
+	return nil, nil
+}
+
+// closeInput drops our end of stdin, and the keeper's.
+func (s *stdio) closeInput() error {
+	s.mu.Lock()
+	in := s.stdin
+	s.stdin = nil
+	s.mu.Unlock()
+	if in == nil {
+		return nil
+	}
+	in.Close()
+	s.c.holdFiles()
+	return s.c.update(func(r *record) { r.StdinClosed = true })
+}
+
+// resize sets the terminal's size.
+func (s *stdio) resize(width, height uint16) error {
+	if s.tty == nil {
+		return fmt.Errorf("%w: container %s has no terminal", errPrecondition, s.c.id)
+	}
+	return resizeTerminal(s.tty, width, height)
+}
+
+// files are those that the keeper shall hold.
+func (s *stdio) files() named {
+	var log *os.File
+	if s.log != nil {
+		log = s.log.file()
+	}
+	return s.filesWith(log)
+}
+
+func (s *stdio) filesWith(log *os.File) named {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	files := named{"log": log, stdinName: s.stdin, "tty": s.tty}
+	for _, p := range s.pumps {
+		files[p.stream] = p.pipe
+	}
+	return files
+}
+
+// reopenLog goes on in a new file under the log's name.
+func (s *stdio) reopenLog() error {
+	if s.log == nil {
+		return nil
+	}
+	f, err := openLogFile(s.log.path)
+	if err != nil {
+		return err
+	}
+	s.c.holding.Lock()
+	defer s.c.holding.Unlock()
+	// The keeper must have the new file before anything is written to it, or the next shim
+	// would look for an unfinished write in the old one.
+	s.log.replace(f, func(f *os.File) { s.c.holdLocked(s.filesWith(f)) })
+	return nil
+}
+
+// close closes all files and waits for the pumps.
+func (s *stdio) close() {
+	s.once.Do(func() {
+		s.out.close()
+		s.mu.Lock()
+		s.closed = true
+		in := s.stdin
+		s.stdin = nil
+		s.mu.Unlock()
+		if in != nil {
+			in.Close()
+		}
+		if s.relay != nil {
+			s.relay.stop()
+		}
+		for _, p := range s.pumps {
+			p.stop()
+		}
+		if s.tty != nil {
+			s.tty.Close()
+		}
+		if s.log != nil {
+			s.log.close()
+		}
+	})
+}
