@@ -21,8 +21,6 @@ package pod
 
 import (
 	"errors"
-	"io"
-	"time"
 
 	"github.com/coracle-project/coracle/shim/client"
 )
@@ -60,38 +58,3 @@ type ExecSyncResult struct {
 
 // MaxExecSyncOutput bounds each stream of ExecSync (16 MiB, as peers do).
 const MaxExecSyncOutput = 16 << 20
-
-// contract lists the methods of Manager that cri/ builds on.
-//
-//	New(Config, Deps) *Manager                       no I/O
-//	Start(ctx) error                                 recovery
-//	Close() error                                    containers stay
-//
-//	Run(ctx, Config) (podID string, err error)
-//	Stop(ctx, podID) error                           idempotent; unknown id: nil
-//	Remove(ctx, podID) error                         idempotent; unknown id: nil
-//	Pod(podID) (Pod, error)
-//	Pods(PodFilter) []Pod                            newest first
-//
-//	Create(ctx, podID, ContainerConfig) (id string, err error)
-//	StartContainer(ctx, id) error
-//	StopContainer(ctx, id, grace time.Duration) error  idempotent; unknown id: nil
-//	RemoveContainer(ctx, id) error                     idempotent; unknown id: nil
-//	Container(id) (Container, error)
-//	Containers(ContainerFilter) []Container
-//
-//	ExecSync(ctx, ExecRequest, timeout) (ExecSyncResult, error)   timeout 0: none; DeadlineExceeded on timeout
-//	Exec(ctx, ExecRequest) (exitCode int32, err error)
-//	Attach(ctx, id, tty bool, Streams) error
-//	PortForward(ctx, podID, port int32, io.ReadWriteCloser) error   dials 127.0.0.1, then ::1, in the pod's netns
-//	CheckExec(id) error / CheckAttach(id) / CheckPod(id)            what Exec's URL request validates first
-//
-//	Stats(ctx, id) (ContainerStats, error)
-//	ListStats(ctx, ContainerFilter) []ContainerStats   a container whose shim does not answer in 1 s is left out
-//	ReopenLog(ctx, id) error
-//	UpdateResources(ctx, id, Resources, annotations) error
-//	NetworkReady(ctx) error
-var (
-	_ io.ReadWriteCloser
-	_ time.Duration
-)

@@ -1,0 +1,37 @@
+package pod
+
+import (
+	"testing"
+)
+
+// BenchmarkLife is what the manager itself costs in a pod's life: everything below it
+// takes no time.
+func BenchmarkLife(b *testing.B) {
+	w := newBench(b)
+	m, _ := w.manager()
+	ctx := b.Context()
+	for b.Loop() {
+		podID := must[string](b)(m.Run(ctx, podConfig("p")))
+		id := must[string](b)(m.Create(ctx, podID, containerConfig("run")))
+		ok(b, m.StartContainer(ctx, id))
+		ok(b, m.Stop(ctx, podID))
+		ok(b, m.Remove(ctx, podID))
+	}
+	idle(b, m)
+	w.nothingLeft()
+}
+
+func BenchmarkCreate(b *testing.B) {
+	w := newBench(b)
+	m, _ := w.manager()
+	ctx := b.Context()
+	podID := must[string](b)(m.Run(ctx, podConfig("p")))
+	c := containerConfig("run")
+	c.Security.Seccomp.Type = ProfileRuntimeDefault
+	for b.Loop() {
+		c.Attempt++
+		must[string](b)(m.Create(ctx, podID, c))
+	}
+	ok(b, m.Remove(ctx, podID))
+	idle(b, m)
+}

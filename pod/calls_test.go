@@ -1,0 +1,211 @@
+package pod
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestExec(t *testing.T) {
+	b := newBench(t)
+	m, _ := b.manager()
+	ctx := t.Context()
+	podID := must[string](t)(m.Run(ctx, podConfig("p")))
+	id := must[string](t)(m.Create(ctx, podID, containerConfig("run")))
+	if err := m.CheckExec(id); !errors.Is(err, ErrPrecondition) {
+		t.Errorf("check before start: %v", err)
+	}
+	if _, err := m.ExecSync(ctx, ExecRequest{Container: id, Command: []string{"x"}}, 0); !errors.Is(err, ErrPrecondition) {
+		t.Errorf("exec before start: %v", err)
+	}
+	ok(t, m.StartContainer(ctx, id))
+	ok(t, m.CheckExec(id))
+	r := must[ExecSyncResult](t)(m.ExecSync(ctx, ExecRequest{Container: id[:8], Command: []string{"env"}}, 0))
+	if r.ExitCode != 3 || !strings.Contains(string(r.Stdout), "A=image") || strings.Contains(string(r.Stdout), "TERM=") {
+		t.Errorf("got code %d, output %q", r.ExitCode, r.Stdout)
+	}
+	var out bytes.Buffer
+	code, err := m.Exec(ctx, ExecRequest{Container: id, Command: []string{"env"}, TTY: true, Streams: Streams{Stdout: &out}})
+	if err != nil || code != 3 || !strings.Contains(out.String(), "TERM=xterm") {
+		t.Errorf("got code %d, %v, output %q", code, err, out.String())
+	}
+	if r := must[ExecSyncResult](t)(m.ExecSync(ctx, ExecRequest{Container: id, Command: []string{"flood"}}, 0)); len(r.Stdout) != MaxExecSyncOutput {
+		t.Errorf("output of %d bytes", len(r.Stdout))
+	}
+	_, err = m.ExecSync(ctx, ExecRequest{Container: id, Command: []string{"sleep"}}, time.Millisecond)
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("timeout: %v", err)
+	}
+	if _, err := m.Exec(ctx, ExecRequest{Container: id}); !errors.Is(err, ErrInvalid) {
+		t.Errorf("no command: %v", err)
+	}
+	ok(t, m.Remove(ctx, podID))
+}
+
+func TestUnknownAndAmbiguousIDs(t *testing.T) {
+	b := newBench(t)
+	m, _ := b.manager()
+	ctx := t.Context()
+	for name, call := range map[string]func(id string) error{
+		"Pod":             func(id string) error { _, err := m.Pod(id); return err },
+		"Container":       func(id string) error { _, err := m.Container(id); return err },
+		"Create":          func(id string) error { _, err := m.Create(ctx, id, containerConfig("run")); return err },
+		"StartContainer":  func(id string) error { return m.StartContainer(ctx, id) },
+		"ExecSync":        func(id string) error { _, err := m.ExecSync(ctx, ExecRequest{Container: id}, 0); return err },
+		"Attach":          func(id string) error { return m.Attach(ctx, id, false, Streams{}) },
+		"PortForward":     func(id string) error { return m.PortForward(ctx, id, 80, nopStream{}) },
+		"Stats":           func(id string) error { _, err := m.Stats(ctx, id); return err },
+		"ReopenLog":       func(id string) error { return m.ReopenLog(ctx, id) },
+		"UpdateResources": func(id string) error { return m.UpdateResources(ctx, id, Resources{}, nil) },
+		"CheckExec":       m.CheckExec, "CheckAttach": m.CheckAttach, "CheckPod": m.CheckPod,
+	} {
+		if err := call("feedbeef"); !errors.Is(err, ErrNotFound) {
+			t.Errorf("%s of an unknown id: %v", name, err)
+		}
+		if err := call(""); !errors.Is(err, ErrInvalid) {
+			t.Errorf("%s of an empty id: %v", name, err)
+		}
+	}
+	// Of 17 ids two begin alike.
+	first := map[byte]bool{}
+	var twice string
+	for i := range 17 {
+		cfg := podConfig("p")
+		cfg.Attempt = uint32(i)
+		id := must[string](t)(m.Run(ctx, cfg))
+		if first[id[0]] {
+			twice = id[:1]
+		}
+		first[id[0]] = true
+	}
+	if _, err := m.Pod(twice); !errors.Is(err, ErrInvalid) {
+		t.Errorf("ambiguous prefix: %v", err)
+	}
+	if err := m.Stop(ctx, twice); !errors.Is(err, ErrInvalid) {
+		t.Errorf("stop by an ambiguous prefix: %v", err)
+	}
+	for _, p := range m.Pods(PodFilter{}) {
+		ok(t, m.Remove(ctx, p.ID))
+	}
+}
+
+type nopStream struct{}
+
+func (nopStream) Read([]byte) (int, error)    { return 0, net.ErrClosed }
+func (nopStream) Write(p []byte) (int, error) { return len(p), nil }
+func (nopStream) Close() error                { return nil }
+
+func TestAttachAndReopenLog(t *testing.T) {
+	b := newBench(t)
+	m, _ := b.manager()
+	ctx := t.Context()
+	podID := must[string](t)(m.Run(ctx, podConfig("p")))
+	id := must[string](t)(m.Create(ctx, podID, containerConfig("run")))
+	for name, err := range map[string]error{
+		"attach": m.Attach(ctx, id, false, Streams{}), "check": m.CheckAttach(id), "reopen": m.ReopenLog(ctx, id),
+	} {
+		if !errors.Is(err, ErrPrecondition) {
+			t.Errorf("%s before start: %v", name, err)
+		}
+	}
+	ok(t, m.StartContainer(ctx, id))
+	ok(t, m.Attach(ctx, id, false, Streams{}))
+	ok(t, m.ReopenLog(ctx, id))
+	if err := m.Attach(ctx, id, true, Streams{}); !errors.Is(err, ErrPrecondition) {
+		t.Errorf("attach with a terminal that is not there: %v", err)
+	}
+	ok(t, m.Remove(ctx, podID))
+}
+
+func TestStats(t *testing.T) {
+	b := newBench(t)
+	m, _ := b.manager()
+	ctx := t.Context()
+	podID := must[string](t)(m.Run(ctx, podConfig("p")))
+	var ids []string
+	for i := range 3 {
+		c := containerConfig("run")
+		c.Attempt = uint32(i)
+		ids = append(ids, must[string](t)(m.Create(ctx, podID, c)))
+		if i > 0 {
+			ok(t, m.StartContainer(ctx, ids[i]))
+		}
+	}
+	s := must[ContainerStats](t)(m.Stats(ctx, ids[1]))
+	if s.CPUUsage != 7 || s.MemoryAvailable != 90 || s.DiskBytes != 4096 || s.DiskInodes != 2 {
+		t.Errorf("got %+v", s)
+	}
+	if got := m.ListStats(ctx, ContainerFilter{}); len(got) != 2 {
+		t.Errorf("%d readings, want those of the 2 that run", len(got))
+	}
+	n := b.count("snapshots.Usage")
+	m.ListStats(ctx, ContainerFilter{})
+	if b.count("snapshots.Usage") != n {
+		t.Error("a fresh reading of the disk was not used again")
+	}
+	entered := make(chan struct{}, 10)
+	b.before["shim.Stats"] = hanging(entered, nil)
+	short, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
+	defer cancel()
+	if got := m.ListStats(short, ContainerFilter{}); len(got) != 0 {
+		t.Errorf("%d readings from a hung shim", len(got))
+	}
+	delete(b.before, "shim.Stats")
+	ok(t, m.Remove(ctx, podID))
+}
+
+func TestUpdateResources(t *testing.T) {
+	b := newBench(t)
+	m, _ := b.manager()
+	ctx := t.Context()
+	podID := must[string](t)(m.Run(ctx, podConfig("p")))
+	c := containerConfig("run")
+	c.Resources = Resources{CPUShares: 100, MemoryLimit: 1 << 20}
+	id := must[string](t)(m.Create(ctx, podID, c))
+	ok(t, m.UpdateResources(ctx, id, Resources{MemoryLimit: 2 << 20}, nil))
+	ok(t, m.StartContainer(ctx, id))
+	if l := b.procs[id].limits; *l.Memory.Limit != 2<<20 || *l.CPU.Shares != 100 || len(l.Devices) == 0 {
+		t.Errorf("started with %+v", l)
+	}
+	ok(t, m.UpdateResources(ctx, id, Resources{CPUQuota: 5000}, nil))
+	if l := b.procs[id].limits; *l.CPU.Quota != 5000 || l.Memory != nil {
+		t.Errorf("updated with %+v", l)
+	}
+	want := Resources{CPUShares: 100, MemoryLimit: 2 << 20, CPUQuota: 5000}
+	if got := must[Container](t)(m.Container(id)).Config.Resources; got.MemoryLimit != want.MemoryLimit || got.CPUQuota != want.CPUQuota || got.CPUShares != want.CPUShares {
+		t.Errorf("recorded %+v", got)
+	}
+	if err := m.UpdateResources(ctx, id, Resources{CPUShares: -1}, nil); !errors.Is(err, ErrInvalid) {
+		t.Errorf("bad limit: %v", err)
+	}
+	ok(t, m.StopContainer(ctx, id, 0))
+	if err := m.UpdateResources(ctx, id, Resources{CPUShares: 1}, nil); !errors.Is(err, ErrPrecondition) {
+		t.Errorf("exited: %v", err)
+	}
+	ok(t, m.Remove(ctx, podID))
+}
+
+func TestPodFiles(t *testing.T) {
+	b := newBench(t)
+	m, _ := b.manager()
+	cfg := podConfig("p")
+	cfg.DNS = DNS{Servers: []string{"10.0.0.10"}, Searches: []string{"a.b", "c"}, Options: []string{"ndots:5"}}
+	podID := must[string](t)(m.Run(t.Context(), cfg))
+	for name, want := range map[string]string{
+		"hostname":    "host-p\n",
+		"resolv.conf": "search a.b c\nnameserver 10.0.0.10\noptions ndots:5\n",
+		"hosts":       "10.1.2.3\thost-p\n",
+	} {
+		got, err := os.ReadFile(filepath.Join(b.state, "pods", podID, name))
+		if err != nil || !strings.Contains(string(got), want) {
+			t.Errorf("%s is %q, %v", name, got, err)
+		}
+	}
+	ok(t, m.Remove(t.Context(), podID))
+}

@@ -1,0 +1,305 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// Calls for one object while the first is under way join it; all get its result.
+func TestCallsJoin(t *testing.T) {
+	b := newBench(t)
+	m, _ := b.manager()
+	ctx := t.Context()
+	together := func(call string, op func() (string, error)) string {
+		t.Helper()
+		entered, release := make(chan struct{}, 10), make(chan struct{})
+		b.mu.Lock()
+		b.before[call] = hanging(entered, release)
+		b.mu.Unlock()
+		ids := make(chan string, 5)
+		var wg, begun sync.WaitGroup
+		for range 5 {
+			begun.Add(1)
+			wg.Go(func() {
+				begun.Done()
+				id, err := op()
+				if err != nil {
+					t.Errorf("%s: %v", call, err)
+				}
+				ids <- id
+			})
+		}
+		begun.Wait()
+		<-entered
+		close(release)
+		wg.Wait()
+		close(ids)
+		b.mu.Lock()
+		delete(b.before, call)
+		b.mu.Unlock()
+		first := <-ids
+		for id := range ids {
+			if id != first {
+				t.Errorf("%s: two ids", call)
+			}
+		}
+		return first
+	}
+	// A call that comes when the first has ended already is a second one, which
+	// for Run is refused: so Run's callers are let in before it ends.
+	podID := together("network.Setup", func() (string, error) {
+		id, err := m.Run(ctx, podConfig("p"))
+		if errors.Is(err, ErrExists) {
+			id, err = m.Pods(PodFilter{})[0].ID, nil
+		}
+		return id, err
+	})
+	id := together("snapshots.Prepare", func() (string, error) {
+		id, err := m.Create(ctx, podID, containerConfig("run"))
+		if errors.Is(err, ErrExists) {
+			id, err = m.Containers(ContainerFilter{})[0].ID, nil
+		}
+		return id, err
+	})
+	together("shim.Create", func() (string, error) {
+		err := m.StartContainer(ctx, id)
+		if errors.Is(err, ErrPrecondition) {
+			err = nil
+		}
+		return "", err
+	})
+	together("shim.Kill", func() (string, error) { return "", m.StopContainer(ctx, id, 0) })
+	together("snapshots.Remove", func() (string, error) { return "", m.RemoveContainer(ctx, id) })
+	for call, n := range map[string]int{
+		"network.Setup": 1, "snapshots.Prepare": 1, "shim.Create": 1, "shim.Kill": 1, "snapshots.Remove": 1,
+	} {
+		if got := b.count(call); got != n {
+			t.Errorf("%s was called %d times, want %d", call, got, n)
+		}
+	}
+	ok(t, m.Remove(ctx, podID))
+	idle(t, m)
+	b.nothingLeft()
+}
+
+// An identity is one pod's until that is removed.
+func TestIdentityIsTaken(t *testing.T) {
+	b := newBench(t)
+	m, _ := b.manager()
+	ctx := t.Context()
+	podID := must[string](t)(m.Run(ctx, podConfig("p")))
+	if _, err := m.Run(ctx, podConfig("p")); !errors.Is(err, ErrExists) {
+		t.Errorf("second pod: %v", err)
+	}
+	id := must[string](t)(m.Create(ctx, podID, containerConfig("run")))
+	if _, err := m.Create(ctx, podID, containerConfig("run")); !errors.Is(err, ErrExists) {
+		t.Errorf("second container: %v", err)
+	}
+	ok(t, m.RemoveContainer(ctx, id))
+	must[string](t)(m.Create(ctx, podID, containerConfig("run")))
+	next := podConfig("p")
+	next.Attempt++
+	nextID := must[string](t)(m.Run(ctx, next))
+	ok(t, m.Remove(ctx, podID))
+	podID = must[string](t)(m.Run(ctx, podConfig("p")))
+	ok(t, m.Remove(ctx, podID))
+	ok(t, m.Remove(ctx, nextID))
+	idle(t, m)
+	b.nothingLeft()
+}
+
+// Reading never waits, whatever hangs; the caller of what hangs can go away, and the
+// work goes on without it.
+func TestReadingNeverWaits(t *testing.T) {
+	b := newBench(t)
+	m, _ := b.manager()
+	podID := must[string](t)(m.Run(t.Context(), podConfig("p")))
+	id := must[string](t)(m.Create(t.Context(), podID, containerConfig("run")))
+	entered, release := make(chan struct{}, 10), make(chan struct{})
+	b.before["shim.Create"] = hanging(entered, release)
+
+	ctx, cancel := context.WithCancel(t.Context())
+	failed := make(chan error, 1)
+	go func() { failed <- m.StartContainer(ctx, id) }()
+	<-entered
+	for range 1000 {
+		if c := must[Container](t)(m.Container(id)); c.State != Created {
+			t.Fatalf("container is %s", c.State)
+		}
+		if len(m.Containers(ContainerFilter{PodID: podID[:10]})) != 1 || len(m.Pods(PodFilter{State: Ready})) != 1 {
+			t.Fatal("lists are not whole")
+		}
+	}
+	cancel()
+	if err := <-failed; !errors.Is(err, context.Canceled) {
+		t.Fatalf("start whose caller went: %v", err)
+	}
+	close(release)
+	// A stop waits for its turn, so when it has returned the start had ended first.
+	ok(t, m.StopContainer(t.Context(), id, time.Minute))
+	if c := must[Container](t)(m.Container(id)); c.State != Exited || c.ExitCode != 143 {
+		t.Errorf("container: %s, code %d", c.State, c.ExitCode)
+	}
+	ok(t, m.Remove(t.Context(), podID))
+	idle(t, m)
+	b.nothingLeft()
+}
+
+// Stopping a pod and creating or starting in it cross in any order without leaving a
+// container running.
+func TestStopCrossesStart(t *testing.T) {
+	b := newBench(t)
+	m, _ := b.manager()
+	for i := range 30 {
+		cfg := podConfig("p")
+		cfg.Attempt = uint32(i)
+		podID := must[string](t)(m.Run(t.Context(), cfg))
+		id := must[string](t)(m.Create(t.Context(), podID, containerConfig("run")))
+		var wg sync.WaitGroup
+		wg.Go(func() { _ = m.StartContainer(t.Context(), id) })
+		wg.Go(func() {
+			c := containerConfig("run")
+			c.Name = "other"
+			if other, err := m.Create(t.Context(), podID, c); err == nil {
+				_ = m.StartContainer(t.Context(), other)
+			}
+		})
+		wg.Go(func() { ok(t, m.Stop(t.Context(), podID)) })
+		wg.Wait()
+		if running := m.Containers(ContainerFilter{State: Running}); len(running) > 0 {
+			t.Fatalf("round %d: %d containers run in a stopped pod", i, len(running))
+		}
+		ok(t, m.Remove(t.Context(), podID))
+	}
+	idle(t, m)
+	b.nothingLeft()
+}
+
+func TestGrace(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		stop func(t *testing.T, m *Manager, id string)
+		want time.Duration
+	}{
+		{"whole grace", func(t *testing.T, m *Manager, id string) {
+			ok(t, m.StopContainer(t.Context(), id, 30*time.Second))
+		}, 30 * time.Second},
+		{"none", func(t *testing.T, m *Manager, id string) {
+			ok(t, m.StopContainer(t.Context(), id, 0))
+		}, 0},
+		{"shortened by a later call", func(t *testing.T, m *Manager, id string) {
+			var wg sync.WaitGroup
+			wg.Go(func() { ok(t, m.StopContainer(t.Context(), id, time.Hour)) })
+			time.Sleep(5 * time.Second) // the bubble's clock
+			ok(t, m.StopContainer(t.Context(), id, 10*time.Second))
+			wg.Wait()
+		}, 15 * time.Second},
+		{"not lengthened by a later call", func(t *testing.T, m *Manager, id string) {
+			var wg sync.WaitGroup
+			wg.Go(func() { ok(t, m.StopContainer(t.Context(), id, 10*time.Second)) })
+			time.Sleep(5 * time.Second)
+			ok(t, m.StopContainer(t.Context(), id, time.Hour))
+			wg.Wait()
+		}, 10 * time.Second},
+		{"cut off by removal", func(t *testing.T, m *Manager, id string) {
+			var wg sync.WaitGroup
+			wg.Go(func() { ok(t, m.StopContainer(t.Context(), id, time.Hour)) })
+			time.Sleep(5 * time.Second)
+			ok(t, m.RemoveContainer(t.Context(), id))
+			wg.Wait()
+		}, 5 * time.Second},
+		{"caller goes first", func(t *testing.T, m *Manager, id string) {
+			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+			defer cancel()
+			if err := m.StopContainer(ctx, id, 20*time.Second); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("got %v", err)
+			}
+			e := m.containers.exact(id)
+			<-m.exits.of(id, func() bool { return !e.get().running() })
+		}, 20 * time.Second},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t)
+				m, _ := b.manager()
+				podID := must[string](t)(m.Run(t.Context(), podConfig("p")))
+				id := must[string](t)(m.Create(t.Context(), podID, containerConfig("stubborn")))
+				ok(t, m.StartContainer(t.Context(), id))
+				begin := time.Now()
+				tc.stop(t, m, id)
+				if took := time.Since(begin); took != tc.want {
+					t.Errorf("took %v, want %v", took, tc.want)
+				}
+				ok(t, m.Remove(t.Context(), podID))
+				idle(t, m)
+				b.nothingLeft()
+			})
+		})
+	}
+}
+
+// Host ports are free when Stop returns; what nobody sees is torn down behind its back.
+func TestWhatStopWaitsFor(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		ports []Port
+		waits bool
+	}{
+		{"no host port", []Port{{ContainerPort: 80}}, false},
+		{"host port", []Port{{ContainerPort: 80, HostPort: 8080}}, true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			b := newBench(t)
+			m, _ := b.manager()
+			cfg := podConfig("p")
+			cfg.Ports = tc.ports
+			podID := must[string](t)(m.Run(t.Context(), cfg))
+			entered, release := make(chan struct{}, 10), make(chan struct{})
+			b.before["network.Teardown"] = hanging(entered, release)
+			stopped := make(chan error, 1)
+			go func() { stopped <- m.Stop(t.Context(), podID) }()
+			<-entered
+			if tc.waits {
+				select {
+				case err := <-stopped:
+					t.Errorf("Stop returned with the host port taken: %v", err)
+				default:
+				}
+				close(release)
+				ok(t, <-stopped)
+			} else {
+				ok(t, <-stopped)
+				ok(t, m.Remove(t.Context(), podID)) // neither does Remove wait
+				close(release)
+			}
+			ok(t, m.Remove(t.Context(), podID))
+			idle(t, m)
+			b.nothingLeft()
+		})
+	}
+}
+
+// A closed manager refuses work instead of beginning what nobody would end.
+func TestClosed(t *testing.T) {
+	b := newBench(t)
+	m, _ := b.manager()
+	podID := must[string](t)(m.Run(t.Context(), podConfig("p")))
+	ok(t, m.Close())
+	if _, err := m.Run(t.Context(), podConfig("q")); !errors.Is(err, ErrUnavailable) {
+		t.Errorf("Run: %v", err)
+	}
+	if err := m.Stop(t.Context(), podID); !errors.Is(err, ErrUnavailable) {
+		t.Errorf("Stop: %v", err)
+	}
+	if len(m.Pods(PodFilter{})) != 1 {
+		t.Error("the pod cannot be read any more")
+	}
+	m2, _ := b.manager()
+	ok(t, m2.Remove(t.Context(), podID))
+	idle(t, m2)
+	b.nothingLeft()
+}

@@ -1,0 +1,182 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/coracle-project/coracle/image"
+	"github.com/coracle-project/coracle/internal/safepath"
+	"github.com/coracle-project/coracle/pod/ocispec"
+	"github.com/coracle-project/coracle/pod/userdb"
+	"github.com/coracle-project/coracle/snapshot"
+)
+
+// Create makes a container in a ready pod: its root is mounted and its spec written,
+// but the shim knows nothing of it yet (StartContainer tells it), so a container that
+// is never started costs no process. On error nothing of it is left behind. A call
+// with the pod, name and attempt of one under way joins it; ErrExists if there is such
+// a container, ErrNotFound if the pod or the image is not there, ErrPrecondition if the
+// pod is not ready.
+func (m *Manager) Create(ctx context.Context, podID string, c ContainerConfig) (id string, err error) {
+	if err := c.validate(); err != nil {
+		return "", during("create container", c.Name, err)
+	}
+	p, err := m.pods.find(podID)
+	if err != nil {
+		return "", during("create container", c.Name, err)
+	}
+	return m.making.Do(ctx, "create/"+containerIdentity(p.id, &c), func(ctx context.Context) (id string, err error) {
+		err = m.life.run(ctx, createLimit, func(ctx context.Context) error {
+			id, err = m.create(ctx, p, c)
+			return during("create container", c.Name, err)
+		})
+		return id, err
+	})
+}
+
+func (m *Manager) create(ctx context.Context, p *entry[podRecord], c ContainerConfig) (string, error) {
+	if err := mustBeReady(p); err != nil {
+		return "", err
+	}
+	img, err := m.Images.Get(c.Image)
+	if errors.Is(err, image.ErrNotFound) {
+		return "", fail(ErrNotFound, "image %q is not on this node; pull it first", c.Image)
+	}
+	if err != nil {
+		return "", err
+	}
+	id := newID()
+	rec := containerRecord{
+		ID: id, PodID: p.id, Phase: containerMaking, Config: c, CreatedAt: time.Now(),
+		ImageID: img.ID.String(), LogPath: logPath(&p.get().Config, &c),
+	}
+	if len(img.RepoDigests) > 0 {
+		rec.ImageRef = img.RepoDigests[0]
+	}
+	signal := c.StopSignal
+	if signal == "" {
+		signal = img.Config.StopSignal
+	}
+	if signal == "" {
+		signal = "SIGTERM"
+	}
+	sig, err := parseSignal(signal)
+	if err != nil {
+		return "", err
+	}
+	rec.StopSignal = int(sig)
+	e := newEntry(id, m.containerDir(), rec)
+	if holder, ok := m.containers.add(containerIdentity(p.id, &c), e); !ok {
+		return "", fail(ErrExists, "container %s of the pod has this name and attempt", holder)
+	}
+	if err := e.turn.take(ctx); err != nil {
+		return "", err // cannot happen: nobody else knows the id
+	}
+	defer e.turn.give()
+	if err = m.makeContainer(ctx, p, e, img); err == nil {
+		return id, nil
+	}
+	undo, cancel := undoing(ctx)
+	defer cancel()
+	if derr := m.dropContainer(undo, e); derr != nil {
+		m.log.Error("half-made container not cleaned up, trying again in the background", "id", id, "err", derr)
+		m.queueDrop(e)
+	}
+	return "", err
+}
+
+func mustBeReady(p *entry[podRecord]) error {
+	if ph := p.get().Phase; ph != podReady {
+		return fail(ErrPrecondition, "pod %s is not ready (%s)", p.id, ph)
+	}
+	return nil
+}
+
+// logPath is where the container's log goes; "" if the caller wants none.
+func logPath(p *Config, c *ContainerConfig) string {
+	if p.LogDirectory == "" || c.LogPath == "" {
+		return ""
+	}
+	return filepath.Join(p.LogDirectory, c.LogPath)
+}
+
+func (m *Manager) makeContainer(ctx context.Context, p *entry[podRecord], e *entry[containerRecord], img image.Image) error {
+	dir := m.containerDir().Of(e.id)
+	if err := m.containerDir().Make(e.id); err != nil {
+		return err
+	}
+	if err := e.update(func(*containerRecord) {}); err != nil {
+		return err
+	}
+	if err := m.faultAt(ctx, "pod.create.recorded"); err != nil {
+		return err
+	}
+	if log := e.get().LogPath; log != "" {
+		if err := os.MkdirAll(filepath.Dir(log), 0o755); err != nil {
+			return fail(ErrInvalid, "log path: %w", err)
+		}
+		if st, err := os.Stat(log); err == nil && st.IsDir() {
+			return fail(ErrInvalid, "log path %s is a directory", log)
+		}
+	}
+	root := filepath.Join(dir, "rootfs")
+	snap, err := m.Snapshots.Prepare(ctx, e.id, snapshot.PrepareOptions{Layers: img.Layers, Target: root})
+	if err != nil {
+		return fmt.Errorf("root file system: %w", err)
+	}
+	if err := m.faultAt(ctx, "pod.create.snapshot"); err != nil {
+		return err
+	}
+	user, err := resolveUser(root, &e.get().Config.Security, img.Config.User)
+	if err != nil {
+		return err
+	}
+	in, err := m.specInput(p, e, img, user, root)
+	if err != nil {
+		return err
+	}
+	spec, err := ocispec.Container(in)
+	if err != nil {
+		return fail(ErrInvalid, "%w", err)
+	}
+	if err := ocispec.Write(dir, spec); err != nil {
+		return err
+	}
+	// A pod that stops from here on waits for our turn before it counts its containers.
+	if err := mustBeReady(p); err != nil {
+		return err
+	}
+	return e.update(func(r *containerRecord) {
+		r.Phase, r.Upper = containerCreated, snap.Upper
+		r.UID, r.GID = int64(user.UID), int64(user.GID)
+		r.Groups = make([]int64, 0, len(user.Groups))
+		for _, g := range user.Groups {
+			r.Groups = append(r.Groups, int64(g))
+		}
+	})
+}
+
+// resolveUser finds who the container runs as, from the caller's wish, else the image's.
+func resolveUser(root string, s *Security, imageUser string) (userdb.Identity, error) {
+	r, err := safepath.Open(root)
+	if err != nil {
+		return userdb.Identity{}, err
+	}
+	defer r.Close()
+	want := userdb.Request{
+		User: s.User.Name, UID: s.User.UID, GID: s.User.GID,
+		Groups: s.SupplementalGroups, Strict: s.SupplementalGroupsStrict,
+	}
+	if want.User == "" && want.UID == nil {
+		want.User = imageUser
+	}
+	id, err := userdb.Resolve(r, want)
+	if err != nil {
+		return userdb.Identity{}, fail(ErrInvalid, "user: %w", err)
+	}
+	return id, nil
+}

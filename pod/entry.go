@@ -1,0 +1,105 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+
+	"github.com/coracle-project/coracle/pod/record"
+)
+
+// entry is one pod or container in memory: its record as an immutable value that
+// readers take without waiting, and the turn that operations on it wait for.
+type entry[T any] struct {
+	id   string
+	turn turn // of the operations that callers ask for
+	tidy turn // of background clean-up, which those do not wait for
+	dir  record.Dir[T]
+	val  atomic.Pointer[T]
+
+	name string // identity, while it is taken; guarded by the index's lock
+
+	mu   sync.Mutex // held while the record is replaced; readers do not need it
+	gone bool       // the record has been deleted
+}
+
+// errGone is what update returns when the object has been deleted meanwhile.
+var errGone = errors.New("deleted meanwhile")
+
+func newEntry[T any](id string, dir record.Dir[T], v T) *entry[T] {
+	e := &entry[T]{id: id, turn: make(turn, 1), tidy: make(turn, 1), dir: dir}
+	e.val.Store(&v)
+	return e
+}
+
+// get returns the present record, which must not be changed.
+func (e *entry[T]) get() *T { return e.val.Load() }
+
+// update changes a copy of the record, writes it, and only then shows it to readers.
+func (e *entry[T]) update(change func(*T)) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.gone {
+		return errGone
+	}
+	next := *e.val.Load()
+	change(&next)
+	if err := e.dir.Write(e.id, next); err != nil {
+		return err
+	}
+	e.val.Store(&next)
+	return nil
+}
+
+// observe is update for what has happened whether or not it can be written down,
+// such as an exit: readers see it even if the write fails.
+func (e *entry[T]) observe(change func(*T)) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.gone {
+		return errGone
+	}
+	next := *e.val.Load()
+	change(&next)
+	err := e.dir.Write(e.id, next)
+	e.val.Store(&next)
+	return err
+}
+
+// erase deletes the record and the object's directory.
+func (e *entry[T]) erase() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if err := e.dir.Remove(e.id); err != nil {
+		return err
+	}
+	e.gone = true
+	return nil
+}
+
+func (e *entry[T]) isGone() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.gone
+}
+
+// turn lets operations on one object go one at a time, first come, first served.
+type turn chan struct{}
+
+// take waits for the turn, or for ctx to end.
+func (t turn) take(ctx context.Context) error {
+	select {
+	case t <- struct{}{}:
+		return nil
+	default:
+	}
+	select {
+	case t <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (t turn) give() { <-t }

@@ -1,0 +1,68 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/coracle-project/coracle/image"
+	"github.com/coracle-project/coracle/internal/nspin"
+	"github.com/coracle-project/coracle/network"
+	"github.com/coracle-project/coracle/shim/client"
+	"github.com/coracle-project/coracle/snapshot"
+)
+
+// failure is an error with a kind that does not show in its text: the text says what
+// happened, the kind only steers the code that the edge answers with.
+type failure struct {
+	kind  error
+	cause error
+}
+
+func (f *failure) Error() string   { return f.cause.Error() }
+func (f *failure) Unwrap() []error { return []error{f.kind, f.cause} }
+
+// fail makes an error of a kind; format and args as for fmt.Errorf.
+func fail(kind error, format string, args ...any) error {
+	return &failure{kind, fmt.Errorf(format, args...)}
+}
+
+// kinds says which kind of ours an error of a part below is.
+var kinds = []struct{ below, kind error }{
+	{client.ErrUnavailable, ErrUnavailable},
+	{client.ErrNotRunning, ErrPrecondition},
+	{client.ErrInvalid, ErrInvalid},
+	{client.ErrExists, ErrExists},
+	{client.ErrNotFound, ErrPrecondition}, // we know the container, so it is not the caller's mistake
+	{image.ErrNotFound, ErrNotFound},
+	{image.ErrInvalidReference, ErrInvalid},
+	{nspin.ErrInvalid, ErrInvalid},
+	{network.ErrConfig, ErrPrecondition},
+	{network.ErrExhausted, ErrExhausted},
+	{network.ErrPortInUse, ErrPrecondition},
+	{snapshot.ErrLayerMissing, ErrPrecondition},
+	{snapshot.ErrExists, ErrExists},
+}
+
+// during names the operation and object that an error happened to, and gives it a
+// kind if it has none yet. It returns nil for nil.
+func during(op, object string, err error) error {
+	if err == nil {
+		return nil
+	}
+	named := fmt.Errorf("%s %s: %w", op, object, err)
+	for _, k := range []error{
+		ErrNotFound, ErrInvalid, ErrExists, ErrPrecondition, ErrUnsupported, ErrExhausted, ErrUnavailable,
+		context.DeadlineExceeded, context.Canceled,
+	} {
+		if errors.Is(err, k) {
+			return named
+		}
+	}
+	for _, k := range kinds {
+		if errors.Is(err, k.below) {
+			return &failure{k.kind, named}
+		}
+	}
+	return named
+}

@@ -1,0 +1,144 @@
+package pod
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/coracle-project/coracle/pod/ocispec"
+	"github.com/coracle-project/coracle/shim/client"
+)
+
+// ExecSync runs a command in a running container to its end. timeout 0 means none; when
+// it passes, the command is killed and the error is context.DeadlineExceeded. What a stream has
+// beyond MaxExecSyncOutput is read and dropped. req.Streams and TTY are not used.
+func (m *Manager) ExecSync(ctx context.Context, req ExecRequest, timeout time.Duration) (ExecSyncResult, error) {
+	if timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, timeout)
+		defer cancel()
+	}
+	stdout, stderr := &capped{left: MaxExecSyncOutput}, &capped{left: MaxExecSyncOutput}
+	req.TTY = false
+	req.Streams = Streams{Stdout: stdout, Stderr: stderr}
+	code, err := m.Exec(ctx, req)
+	return ExecSyncResult{Stdout: stdout.Bytes(), Stderr: stderr.Bytes(), ExitCode: code}, err
+}
+
+// capped keeps the first bytes written to it and takes the rest without a word, so that
+// the writer is not stopped.
+type capped struct {
+	bytes.Buffer
+	left int
+}
+
+func (c *capped) Write(p []byte) (int, error) {
+	n := min(len(p), c.left)
+	c.left -= n
+	c.Buffer.Write(p[:n])
+	return len(p), nil
+}
+
+// Exec runs a command in a running container and copies its streams until it has ended;
+// it returns the command's exit code. The command is killed when ctx ends.
+// ErrPrecondition if the container does not run.
+func (m *Manager) Exec(ctx context.Context, req ExecRequest) (exitCode int32, err error) {
+	e, err := m.runningContainer(req.Container)
+	if err != nil {
+		return 0, during("exec in container", req.Container, err)
+	}
+	if len(req.Command) == 0 {
+		return 0, during("exec in container", e.id, fail(ErrInvalid, "command is missing"))
+	}
+	p, err := m.execProcess(e, &req)
+	if err != nil {
+		return 0, during("exec in container", e.id, err)
+	}
+	err = m.life.tie(ctx, func(ctx context.Context) error {
+		exitCode, err = m.Shim.Exec(ctx, client.ExecRequest{
+			PodID: e.get().PodID, ID: e.id, Process: p, Streams: req.Streams,
+		})
+		return err
+	})
+	return exitCode, during("exec in container", e.id, err)
+}
+
+// execProcess is the container's own process with another command: the same user,
+// environment, capabilities and profile. It is read from the bundle each time: kept in
+// memory it would cost every container a few kilobytes.
+func (m *Manager) execProcess(e *entry[containerRecord], req *ExecRequest) (*specs.Process, error) {
+	var spec struct {
+		Process *specs.Process `json:"process"`
+	}
+	b, err := os.ReadFile(filepath.Join(m.containerDir().Of(e.id), ocispec.FileName))
+	if err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(b, &spec); err != nil {
+		return nil, fmt.Errorf("bundle: %w", err)
+	}
+	p := spec.Process
+	p.Args, p.Terminal = req.Command, req.TTY
+	hasTerm := slices.ContainsFunc(p.Env, func(kv string) bool { return strings.HasPrefix(kv, "TERM=") })
+	if req.TTY && !hasTerm {
+		p.Env = append(p.Env, "TERM=xterm")
+	}
+	return p, nil
+}
+
+// Attach copies the streams of the container's own process until it has exited, the
+// streams are gone or ctx ends. ErrPrecondition if the container does not run or tty is not
+// what the container has.
+func (m *Manager) Attach(ctx context.Context, id string, tty bool, s Streams) error {
+	e, err := m.runningContainer(id)
+	if err != nil {
+		return during("attach to container", id, err)
+	}
+	if has := e.get().Config.TTY; has != tty {
+		return during("attach to container", e.id, fail(ErrPrecondition, "terminal %t is asked for, the container has %t", tty, has))
+	}
+	return during("attach to container", e.id, m.life.tie(ctx, func(ctx context.Context) error {
+		return m.Shim.Attach(ctx, e.get().PodID, e.id, s)
+	}))
+}
+
+// CheckExec says whether Exec could begin now.
+func (m *Manager) CheckExec(id string) error {
+	_, err := m.runningContainer(id)
+	return during("exec in container", id, err)
+}
+
+// CheckAttach says whether Attach could begin now.
+func (m *Manager) CheckAttach(id string) error {
+	_, err := m.runningContainer(id)
+	return during("attach to container", id, err)
+}
+
+func (m *Manager) runningContainer(id string) (*entry[containerRecord], error) {
+	e, err := m.containers.find(id)
+	if err != nil {
+		return nil, err
+	}
+	if p := e.get().Phase; p != containerRunning {
+		return nil, fail(ErrPrecondition, "it is not running (%s)", p)
+	}
+	return e, nil
+}
+
+// ReopenLog has the container's log file closed and opened anew, after it was renamed.
+// ErrPrecondition unless the container runs.
+func (m *Manager) ReopenLog(ctx context.Context, id string) error {
+	e, err := m.runningContainer(id)
+	if err != nil {
+		return during("reopen log of container", id, err)
+	}
+	return during("reopen log of container", e.id, m.Shim.ReopenLog(ctx, e.get().PodID, e.id))
+}

@@ -1,0 +1,188 @@
+package pod
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/moby/sys/mountinfo"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"github.com/opencontainers/selinux/go-selinux/label"
+	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/pod/ocispec"
+)
+
+// cgroupV2 says whether the host has only cgroup v2.
+var cgroupV2 = sync.OnceValue(func() bool {
+	var st unix.Statfs_t
+	return unix.Statfs("/sys/fs/cgroup", &st) == nil && st.Type == unix.CGROUP2_SUPER_MAGIC
+})
+
+// availableCapabilities are those in the daemon's bounding set: it cannot give more.
+var availableCapabilities = sync.OnceValue(func() []string {
+	b, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return ocispec.DefaultCapabilities() // no /proc: nothing will run anyway
+	}
+	_, rest, _ := strings.Cut(string(b), "\nCapBnd:\t")
+	hex, _, _ := strings.Cut(rest, "\n")
+	mask, err := strconv.ParseUint(strings.TrimSpace(hex), 16, 64)
+	if err != nil {
+		return ocispec.DefaultCapabilities()
+	}
+	return ocispec.CapabilitiesOf(mask)
+})
+
+// resolveMounts finds the host's side of each mount. A path that does not exist becomes
+// a directory, as peers do and callers count on.
+func resolveMounts(ms []Mount, mountLabel string) ([]ocispec.Mount, error) {
+	out := make([]ocispec.Mount, 0, len(ms))
+	for i := range ms {
+		m := &ms[i]
+		src, err := filepath.EvalSymlinks(m.HostPath)
+		if errors.Is(err, fs.ErrNotExist) {
+			if err = os.MkdirAll(m.HostPath, 0o755); err == nil {
+				src, err = filepath.EvalSymlinks(m.HostPath)
+			}
+		}
+		if err != nil {
+			return nil, fail(ErrInvalid, "mount %s: %w", m.ContainerPath, err)
+		}
+		if err := checkPropagation(src, m); err != nil {
+			return nil, err
+		}
+		if m.SELinuxRelabel && mountLabel != "" {
+			if err := label.Relabel(src, mountLabel, true); err != nil && !errors.Is(err, unix.ENOTSUP) {
+				return nil, fmt.Errorf("mount %s: relabel %s: %w", m.ContainerPath, src, err)
+			}
+		}
+		om := ocispec.Mount{
+			Source: src, Destination: path.Clean(m.ContainerPath),
+			Readonly: m.Readonly, RecursiveReadonly: m.RecursiveReadonly,
+		}
+		switch m.Propagation {
+		case PropagationHostToContainer, PropagationBidirectional:
+			om.Propagation = string(m.Propagation)
+		default:
+			om.Propagation = "rprivate"
+		}
+		out = append(out, om)
+	}
+	return out, nil
+}
+
+// checkPropagation refuses a propagation that the host's mount cannot give: the kernel
+// would take it without a word and nothing would ever propagate.
+func checkPropagation(src string, m *Mount) error {
+	if m.Propagation != PropagationBidirectional && m.Propagation != PropagationHostToContainer {
+		return nil
+	}
+	infos, err := mountinfo.GetMounts(mountinfo.ParentsFilter(src))
+	if err != nil {
+		return fmt.Errorf("mount %s: %w", m.ContainerPath, err)
+	}
+	var at *mountinfo.Info
+	for _, info := range infos {
+		if at == nil || len(info.Mountpoint) >= len(at.Mountpoint) {
+			at = info
+		}
+	}
+	if at == nil {
+		return fail(ErrPrecondition, "mount %s: no mount holds %s", m.ContainerPath, src)
+	}
+	shared := strings.Contains(at.Optional, "shared:")
+	slave := strings.Contains(at.Optional, "master:")
+	if shared || slave && m.Propagation == PropagationHostToContainer {
+		return nil
+	}
+	return fail(ErrPrecondition, "mount %s: %s is on the mount %s, which is not shared; make it so with mount --make-rshared %s",
+		m.ContainerPath, src, at.Mountpoint, at.Mountpoint)
+}
+
+// resolveDevices looks the devices up on the host; a directory stands for all devices
+// below it. A privileged container gets all of /dev besides.
+func resolveDevices(ds []Device, privileged bool) ([]ocispec.Device, error) {
+	var out []ocispec.Device
+	if privileged {
+		all, err := devicesBelow("/dev", "/dev", "rwm")
+		if err != nil {
+			return nil, fmt.Errorf("host devices: %w", err)
+		}
+		out = all
+	}
+	for _, d := range ds {
+		host, err := filepath.EvalSymlinks(d.HostPath)
+		if err != nil {
+			return nil, fail(ErrInvalid, "device: %w", err)
+		}
+		to := d.ContainerPath
+		if to == "" {
+			to = d.HostPath
+		}
+		perm := d.Permissions
+		if perm == "" {
+			perm = "rwm"
+		}
+		got, err := devicesBelow(host, path.Clean(to), perm)
+		if err != nil {
+			return nil, fail(ErrInvalid, "device %s: %w", d.HostPath, err)
+		}
+		if len(got) == 0 {
+			return nil, fail(ErrInvalid, "%s is not a device", d.HostPath)
+		}
+		out = append(out, got...)
+	}
+	return out, nil
+}
+
+// notDevices are what a container's /dev has of its own.
+var notDevices = map[string]bool{
+	"/dev/pts": true, "/dev/shm": true, "/dev/fd": true, "/dev/mqueue": true,
+	"/dev/console": true, "/dev/ptmx": true,
+}
+
+// devicesBelow lists the device nodes at or below host, as they are to be at to.
+func devicesBelow(host, to, perm string) ([]ocispec.Device, error) {
+	var out []ocispec.Device
+	err := filepath.WalkDir(host, func(p string, e fs.DirEntry, err error) error {
+		switch {
+		case errors.Is(err, fs.ErrNotExist) && p != host:
+			return nil // it went while we looked
+		case err != nil:
+			return err
+		case notDevices[p]:
+			if e.IsDir() {
+				return fs.SkipDir
+			}
+			return nil
+		case e.Type()&fs.ModeDevice == 0:
+			return nil
+		}
+		var st unix.Stat_t
+		if err := unix.Lstat(p, &st); err != nil {
+			return nil // as above
+		}
+		kind := "c"
+		if st.Mode&unix.S_IFMT == unix.S_IFBLK {
+			kind = "b"
+		}
+		mode := fs.FileMode(st.Mode & 0o777)
+		out = append(out, ocispec.Device{
+			Permissions: perm,
+			Node: specs.LinuxDevice{
+				Path: to + strings.TrimPrefix(p, host), Type: kind,
+				Major: int64(unix.Major(uint64(st.Rdev))), Minor: int64(unix.Minor(uint64(st.Rdev))),
+				FileMode: &mode, UID: &st.Uid, GID: &st.Gid,
+			},
+		})
+		return nil
+	})
+	return out, err
+}

@@ -1,0 +1,289 @@
+package pod
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/coracle-project/coracle/shim/client"
+)
+
+func TestLife(t *testing.T) {
+	b := newBench(t)
+	m, _ := b.manager()
+	ctx := t.Context()
+
+	cfg := podConfig("web")
+	cfg.LogDirectory = filepath.Join(t.TempDir(), "logs")
+	podID := must[string](t)(m.Run(ctx, cfg))
+	p := must[Pod](t)(m.Pod(podID[:12]))
+	if p.State != Ready || p.ID != podID || len(p.IPs) != 1 || p.NetNS == "" || p.Pid != 0 {
+		t.Fatalf("pod after Run: %+v", p)
+	}
+	c := containerConfig("run")
+	c.LogPath = "c/0.log"
+	c.Security.User.Name = "app"
+	id := must[string](t)(m.Create(ctx, podID, c))
+	got := must[Container](t)(m.Container(id))
+	if got.State != Created || got.UID != 33 || got.GID != 44 || got.LogPath != filepath.Join(cfg.LogDirectory, "c/0.log") {
+		t.Fatalf("container after Create: %+v", got)
+	}
+	if b.count("shim.Create") != 0 {
+		t.Error("Create called the shim")
+	}
+	ok(t, m.StartContainer(ctx, id))
+	got = must[Container](t)(m.Container(id))
+	if got.State != Running || got.Pid == 0 || got.StartedAt.IsZero() {
+		t.Fatalf("container after Start: %+v", got)
+	}
+	ok(t, m.StopContainer(ctx, id, time.Minute))
+	got = must[Container](t)(m.Container(id))
+	if got.State != Exited || got.ExitCode != 143 || got.Reason != "Error" || got.FinishedAt.IsZero() {
+		t.Fatalf("container after Stop: %+v", got)
+	}
+	ok(t, m.RemoveContainer(ctx, id))
+	if _, err := m.Container(id); !errors.Is(err, ErrNotFound) {
+		t.Fatalf("container after Remove: %v", err)
+	}
+	ok(t, m.Stop(ctx, podID))
+	if p := must[Pod](t)(m.Pod(podID)); p.State != NotReady {
+		t.Fatalf("pod after Stop: %+v", p)
+	}
+	ok(t, m.Remove(ctx, podID))
+	idle(t, m)
+	b.nothingLeft()
+	// All of it once more is no error.
+	ok(t, m.StopContainer(ctx, id, 0))
+	ok(t, m.RemoveContainer(ctx, id))
+	ok(t, m.Stop(ctx, podID))
+	ok(t, m.Remove(ctx, podID))
+}
+
+func TestRemoveTakesAll(t *testing.T) {
+	b := newBench(t)
+	m, _ := b.manager()
+	ctx := t.Context()
+	podID := must[string](t)(m.Run(ctx, podConfig("web")))
+	for i, args := range [][]string{{"run"}, {"stubborn"}, {"exit", "0"}} {
+		c := containerConfig(args...)
+		c.Attempt = uint32(i)
+		ok(t, m.StartContainer(ctx, must[string](t)(m.Create(ctx, podID, c))))
+	}
+	c := containerConfig("run")
+	c.Name = "never-started"
+	must[string](t)(m.Create(ctx, podID, c))
+	ok(t, m.Remove(ctx, podID))
+	if n := len(m.Containers(ContainerFilter{})) + len(m.Pods(PodFilter{})); n != 0 {
+		t.Errorf("%d objects listed after Remove", n)
+	}
+	idle(t, m)
+	b.nothingLeft()
+}
+
+func TestExits(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		code   int32
+		oom    bool
+		reason string
+	}{
+		{"success", 0, false, "Completed"},
+		{"failure", 2, false, "Error"},
+		{"out of memory", 137, true, "OOMKilled"},
+		{"child out of memory, init fine", 0, true, "Completed"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			b := newBench(t)
+			m, _ := b.manager()
+			podID := must[string](t)(m.Run(t.Context(), podConfig("p")))
+			id := must[string](t)(m.Create(t.Context(), podID, containerConfig("run")))
+			ok(t, m.StartContainer(t.Context(), id))
+			if tc.oom {
+				b.live.events <- client.Event{PodID: podID, ID: id, Kind: client.EventOOM}
+			}
+			b.exit(id, tc.code)
+			c := ended(t, m, id)
+			if c.ExitCode != tc.code || c.Reason != tc.reason || c.Pid != 0 {
+				t.Errorf("got code %d, reason %s, pid %d", c.ExitCode, c.Reason, c.Pid)
+			}
+			ok(t, m.Remove(t.Context(), podID))
+			idle(t, m)
+			b.nothingLeft()
+		})
+	}
+}
+
+func TestStartErrors(t *testing.T) {
+	b := newBench(t)
+	m, _ := b.manager()
+	ctx := t.Context()
+	podID := must[string](t)(m.Run(ctx, podConfig("p")))
+	id := must[string](t)(m.Create(ctx, podID, containerConfig("missing")))
+	err := m.StartContainer(ctx, id)
+	if err == nil || !strings.Contains(err.Error(), "executable file not found") {
+		t.Fatalf("got %v", err)
+	}
+	c := must[Container](t)(m.Container(id))
+	if c.State != Exited || c.ExitCode != exitNoProgram || c.Reason != "StartError" || c.Message == "" {
+		t.Errorf("container: %+v", c)
+	}
+	if err := m.StartContainer(ctx, id); !errors.Is(err, ErrPrecondition) {
+		t.Errorf("second start: %v", err)
+	}
+	ok(t, m.Remove(ctx, podID))
+	idle(t, m)
+	b.nothingLeft()
+}
+
+func TestPodInit(t *testing.T) {
+	b := newBench(t)
+	m, _ := b.manager()
+	ctx := t.Context()
+	cfg := podConfig("shared")
+	cfg.Namespaces.PID = NamespacePod
+	podID := must[string](t)(m.Run(ctx, cfg))
+	p := must[Pod](t)(m.Pod(podID))
+	if p.Pid == 0 {
+		t.Fatal("no init")
+	}
+	c := containerConfig("run")
+	c.Security.Namespaces.PID = NamespacePod
+	id := must[string](t)(m.Create(ctx, podID, c))
+	spec, err := os.ReadFile(filepath.Join(b.state, "containers", id, "config.json"))
+	ok(t, err)
+	if !strings.Contains(string(spec), `/proc/101/ns/pid`) {
+		t.Error("the container does not join the init's pid namespace")
+	}
+	ok(t, m.StartContainer(ctx, id))
+	b.exit(podID, 137)
+	<-m.exits.of(podID, func() bool { return must[Pod](t)(m.Pod(podID)).State == NotReady })
+	if _, err := m.Create(ctx, podID, containerConfig("run")); !errors.Is(err, ErrPrecondition) {
+		t.Errorf("create in a pod without init: %v", err)
+	}
+	ok(t, m.Remove(ctx, podID))
+	idle(t, m)
+	b.nothingLeft()
+}
+
+func TestTargetPID(t *testing.T) {
+	b := newBench(t)
+	m, _ := b.manager()
+	ctx := t.Context()
+	podID := must[string](t)(m.Run(ctx, podConfig("p")))
+	other := must[string](t)(m.Run(ctx, podConfig("q")))
+	target := must[string](t)(m.Create(ctx, podID, containerConfig("run")))
+	c := containerConfig("run")
+	c.Name = "debugger"
+	c.Security.Namespaces = Namespaces{PID: NamespaceTarget, TargetID: target}
+	if _, err := m.Create(ctx, podID, c); !errors.Is(err, ErrPrecondition) {
+		t.Errorf("target not running: %v", err)
+	}
+	ok(t, m.StartContainer(ctx, target))
+	if _, err := m.Create(ctx, other, c); !errors.Is(err, ErrInvalid) {
+		t.Errorf("target in another pod: %v", err)
+	}
+	must[string](t)(m.Create(ctx, podID, c))
+	c.Security.Namespaces.TargetID = "feed"
+	c.Attempt++
+	if _, err := m.Create(ctx, podID, c); !errors.Is(err, ErrNotFound) {
+		t.Errorf("target unknown: %v", err)
+	}
+	ok(t, m.Remove(ctx, podID))
+	ok(t, m.Remove(ctx, other))
+	idle(t, m)
+	b.nothingLeft()
+}
+
+// Whatever step of a run or create fails, nothing is left and the name is free.
+func TestFailuresLeaveNothing(t *testing.T) {
+	boom := errors.New("boom")
+	for _, call := range []string{"pins.Create", "network.Setup", "shim.Create", "shim.StartContainer"} {
+		t.Run("run/"+call, func(t *testing.T) {
+			b := newBench(t)
+			m, _ := b.manager()
+			b.before[call] = failing(boom)
+			cfg := podConfig("p")
+			cfg.Namespaces.PID = NamespacePod
+			if _, err := m.Run(t.Context(), cfg); !errors.Is(err, boom) {
+				t.Fatalf("got %v", err)
+			}
+			idle(t, m)
+			b.nothingLeft()
+			delete(b.before, call)
+			ok(t, m.Remove(t.Context(), must[string](t)(m.Run(t.Context(), cfg))))
+			idle(t, m)
+			b.nothingLeft()
+		})
+	}
+	t.Run("create/snapshots.Prepare", func(t *testing.T) {
+		b := newBench(t)
+		m, _ := b.manager()
+		podID := must[string](t)(m.Run(t.Context(), podConfig("p")))
+		b.before["snapshots.Prepare"] = failing(boom)
+		if _, err := m.Create(t.Context(), podID, containerConfig("run")); !errors.Is(err, boom) {
+			t.Fatalf("got %v", err)
+		}
+		if n := len(m.Containers(ContainerFilter{})); n != 0 {
+			t.Errorf("%d containers", n)
+		}
+		ok(t, m.Remove(t.Context(), podID))
+		idle(t, m)
+		b.nothingLeft()
+	})
+}
+
+// A clean-up that fails is tried again until it succeeds, out of everyone's sight.
+func TestFailedUndoIsTriedAgain(t *testing.T) {
+	b := newBench(t)
+	m, _ := b.manager()
+	boom := errors.New("boom")
+	tries := make(chan struct{}, 10)
+	b.before["network.Setup"] = failing(boom)
+	b.before["network.Teardown"] = failTimes(2, boom, tries)
+	if _, err := m.Run(t.Context(), podConfig("p")); !errors.Is(err, boom) {
+		t.Fatalf("got %v", err)
+	}
+	for range 3 {
+		<-tries
+	}
+	idle(t, m)
+	b.nothingLeft()
+}
+
+func TestStopSignals(t *testing.T) {
+	b := newBench(t)
+	img := b.images["busybox"]
+	img.Config.StopSignal = "SIGQUIT"
+	b.images["quitter"] = img
+	m, _ := b.manager()
+	ctx := t.Context()
+	podID := must[string](t)(m.Run(ctx, podConfig("p")))
+	for i, tc := range []struct {
+		image, signal string
+		grace         time.Duration
+		want          syscall.Signal
+	}{
+		{"busybox", "", time.Minute, syscall.SIGTERM},
+		{"quitter", "", time.Minute, syscall.SIGQUIT},
+		{"quitter", "SIGRTMIN+3", time.Minute, 37},
+		{"busybox", "", 0, syscall.SIGKILL},
+	} {
+		c := containerConfig("run")
+		c.Attempt, c.Image, c.StopSignal = uint32(i), tc.image, tc.signal
+		id := must[string](t)(m.Create(ctx, podID, c))
+		ok(t, m.StartContainer(ctx, id))
+		p := b.procs[id]
+		ok(t, m.StopContainer(ctx, id, tc.grace))
+		if !slices.Equal(p.signals, []syscall.Signal{tc.want}) {
+			t.Errorf("%+v: got signals %v", tc, p.signals)
+		}
+	}
+	ok(t, m.Remove(ctx, podID))
+	idle(t, m)
+	b.nothingLeft()
+}

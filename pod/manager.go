@@ -1,0 +1,221 @@
+package pod
+
+import (
+	"cmp"
+	"context"
+	"log/slog"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/coracle-project/coracle/internal/fault"
+	"github.com/coracle-project/coracle/internal/join"
+	"github.com/coracle-project/coracle/pod/record"
+)
+
+// Limits of operations that have no deadline of their own.
+const (
+	runLimit     = 2 * time.Minute
+	createLimit  = 2 * time.Minute
+	startLimit   = 2 * time.Minute
+	stopLimit    = 2 * time.Minute // beyond the grace
+	removeLimit  = 2 * time.Minute
+	updateLimit  = 30 * time.Second
+	cleanupLimit = 30 * time.Second // undoing after a failure
+	closeLimit   = 5 * time.Second  // for clean-up under way when the Manager is closed
+)
+
+// Manager is the pods and containers of a node. All methods may be called
+// concurrently; ids may be given as unique prefixes.
+type Manager struct {
+	opts Options
+	Deps
+	log *slog.Logger
+
+	pods       *index[podRecord]
+	containers *index[containerRecord]
+
+	making join.Group[string]   // Run and Create, by identity
+	ops    join.Group[struct{}] // the others, by verb and id
+	usage  join.Group[diskUsage]
+	disk   diskUsages
+
+	exits *exits
+	stops *stops
+	clean *cleaner
+	life  life
+
+	// faultAt is fault.At, except in tests of crashes.
+	faultAt func(ctx context.Context, point string) error
+}
+
+// New makes a Manager. It does no I/O; Start does.
+func New(o Options, d Deps) *Manager {
+	if d.Log == nil {
+		d.Log = slog.New(slog.DiscardHandler)
+	}
+	if d.Namespaces == nil {
+		d.Namespaces = pins{}
+	}
+	m := &Manager{
+		opts: o.withDefaults(), Deps: d, log: d.Log,
+		pods:       newIndex("pod", (*podRecord).visible),
+		containers: newIndex("container", (*containerRecord).visible),
+		exits:      newExits(), stops: newStops(),
+		faultAt: fault.At,
+	}
+	m.life.begin()
+	m.clean = newCleaner(&m.life, m.log)
+	return m
+}
+
+// Close stops the Manager's own work and waits for it. Pods and containers stay;
+// operations under way are cut off, and recovery of the next Manager ends them.
+func (m *Manager) Close() error {
+	m.clean.drain(closeLimit)
+	m.life.end()
+	return nil
+}
+
+func (m *Manager) podDir() record.Dir[podRecord] {
+	return record.Dir[podRecord]{
+		Path: filepath.Join(m.opts.StateDir, "pods"), Name: "pod.json", Version: recordVersion,
+	}
+}
+
+func (m *Manager) containerDir() record.Dir[containerRecord] {
+	return record.Dir[containerRecord]{
+		Path: filepath.Join(m.opts.StateDir, "containers"), Name: "container.json", Version: recordVersion,
+	}
+}
+
+// Pod returns a pod. ErrNotFound if there is none.
+func (m *Manager) Pod(podID string) (Pod, error) {
+	e, err := m.pods.find(podID)
+	if err != nil {
+		return Pod{}, err
+	}
+	return e.get().value(), nil
+}
+
+// Pods returns the pods that fit f, newest first.
+func (m *Manager) Pods(f PodFilter) []Pod {
+	var ps []Pod
+	for _, e := range m.pods.each((*podRecord).visible) {
+		if p := e.get().value(); f.fits(&p) {
+			ps = append(ps, p)
+		}
+	}
+	slices.SortFunc(ps, func(a, b Pod) int {
+		return cmp.Or(b.CreatedAt.Compare(a.CreatedAt), cmp.Compare(a.ID, b.ID))
+	})
+	return ps
+}
+
+// Container returns a container. ErrNotFound if there is none.
+func (m *Manager) Container(id string) (Container, error) {
+	e, err := m.containers.find(id)
+	if err != nil {
+		return Container{}, err
+	}
+	return e.get().value(), nil
+}
+
+// Containers returns the containers that fit f, newest first.
+func (m *Manager) Containers(f ContainerFilter) []Container {
+	var cs []Container
+	for _, e := range m.containers.each((*containerRecord).visible) {
+		if c := e.get().value(); f.fits(&c) {
+			cs = append(cs, c)
+		}
+	}
+	slices.SortFunc(cs, func(a, b Container) int {
+		return cmp.Or(b.CreatedAt.Compare(a.CreatedAt), cmp.Compare(a.ID, b.ID))
+	})
+	return cs
+}
+
+// do runs work under key, or joins the one under way. The work goes on when ctx ends,
+// for as long as limit.
+func (m *Manager) do(ctx context.Context, key string, limit time.Duration, work func(context.Context) error) error {
+	_, err := m.ops.Do(ctx, key, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, m.life.run(ctx, limit, work)
+	})
+	return err
+}
+
+// life is the time between New and Close: operations run in it and Close waits for them.
+type life struct {
+	ctx    context.Context
+	cancel context.CancelFunc
+
+	mu    sync.Mutex
+	ended bool
+	work  sync.WaitGroup
+}
+
+func (l *life) begin() { l.ctx, l.cancel = context.WithCancel(context.Background()) }
+
+// end cuts off all work and waits until it has returned.
+func (l *life) end() {
+	l.mu.Lock()
+	l.ended = true
+	l.mu.Unlock()
+	l.cancel()
+	l.work.Wait()
+}
+
+// join counts one piece of work in; the caller calls work.Done at its end.
+func (l *life) join() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ended {
+		return fail(ErrUnavailable, "the daemon is shutting down")
+	}
+	l.work.Add(1)
+	return nil
+}
+
+// run does work with a context that ends after limit or with the life.
+func (l *life) run(ctx context.Context, limit time.Duration, work func(context.Context) error) error {
+	if err := l.join(); err != nil {
+		return err
+	}
+	defer l.work.Done()
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	defer context.AfterFunc(l.ctx, cancel)()
+	return work(ctx)
+}
+
+// tie does work that lasts as long as its caller wants, but not beyond the life.
+func (l *life) tie(ctx context.Context, work func(context.Context) error) error {
+	if err := l.join(); err != nil {
+		return err
+	}
+	defer l.work.Done()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(l.ctx, cancel)()
+	return work(ctx)
+}
+
+// start runs work in a goroutine of its own; it returns false, doing nothing, if the
+// life has ended.
+func (l *life) start(work func(context.Context)) bool {
+	if l.join() != nil {
+		return false
+	}
+	go func() {
+		defer l.work.Done()
+		work(l.ctx)
+	}()
+	return true
+}
+
+// undoing is the context for taking back what a failed operation did: the operation's
+// own may have ended, and that must not keep anything from being cleaned up.
+func undoing(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), cleanupLimit)
+}

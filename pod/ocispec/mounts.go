@@ -1,0 +1,132 @@
+package ocispec
+
+import (
+	"cmp"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+)
+
+// mounts puts the default file systems, the pod's files and the caller's mounts in the
+// order in which they are to be made: a mount below another one comes after it.
+func mounts(in Input) []specs.Mount {
+	covered := map[string]bool{}
+	for _, m := range in.Mounts {
+		covered[path.Clean(m.Destination)] = true
+	}
+	var out []specs.Mount
+	for _, m := range slices.Concat(kernelMounts(in), podMounts(in)) {
+		if !covered[m.Destination] {
+			out = append(out, m)
+		}
+	}
+	given := make([]specs.Mount, 0, len(in.Mounts))
+	for _, m := range in.Mounts {
+		given = append(given, m.spec())
+	}
+	// Stable, so that of two mounts on the same place the later one still wins.
+	slices.SortStableFunc(given, func(a, b specs.Mount) int {
+		return cmp.Compare(depth(a.Destination), depth(b.Destination))
+	})
+	return append(out, given...)
+}
+
+func depth(p string) int {
+	if p = path.Clean(p); p == "/" {
+		return 0
+	}
+	return strings.Count(p, "/")
+}
+
+// kernelMounts are the file systems that every container has.
+func kernelMounts(in Input) []specs.Mount {
+	sysfs := specs.Mount{
+		Destination: "/sys", Type: "sysfs", Source: "sysfs",
+		Options: []string{"nosuid", "noexec", "nodev", access(in.Privileged)},
+	}
+	cgroup := specs.Mount{
+		Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup",
+		Options: []string{"nosuid", "noexec", "nodev", "relatime", access(in.Privileged)},
+	}
+	return []specs.Mount{
+		{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
+		{
+			Destination: "/dev", Type: "tmpfs", Source: "tmpfs",
+			Options: []string{"nosuid", "strictatime", "mode=755", "size=65536k"},
+		},
+		{
+			Destination: "/dev/pts", Type: "devpts", Source: "devpts",
+			Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"},
+		},
+		{Destination: "/dev/mqueue", Type: "mqueue", Source: "mqueue", Options: []string{"nosuid", "noexec", "nodev"}},
+		sysfs, cgroup,
+	}
+}
+
+func access(writable bool) string {
+	if writable {
+		return "rw"
+	}
+	return "ro"
+}
+
+// podMounts are the files that all containers of the pod share.
+func podMounts(in Input) []specs.Mount {
+	var out []specs.Mount
+	add := func(source, destination string, options ...string) {
+		if source != "" {
+			out = append(out, specs.Mount{
+				Destination: destination, Type: "bind", Source: source,
+				Options: append([]string{"rbind", "rprivate"}, options...),
+			})
+		}
+	}
+	file := access(!in.ReadonlyRoot)
+	add(in.Files.Shm, "/dev/shm", "nosuid", "noexec", "nodev", "rw")
+	add(in.Files.ResolvConf, "/etc/resolv.conf", file)
+	add(in.Files.Hosts, "/etc/hosts", file)
+	add(in.Files.Hostname, "/etc/hostname", file)
+	return out
+}
+
+func (m Mount) spec() specs.Mount {
+	o := []string{"rbind", cmp.Or(m.Propagation, "rprivate")}
+	switch {
+	case m.RecursiveReadonly:
+		o = append(o, "rro")
+	default:
+		o = append(o, access(!m.Readonly))
+	}
+	return specs.Mount{Destination: m.Destination, Type: "bind", Source: m.Source, Options: o}
+}
+
+// rootPropagation is the least propagation of the root under which all mounts get theirs.
+func rootPropagation(ms []Mount) string {
+	p := ""
+	for _, m := range ms {
+		switch m.Propagation {
+		case "rshared":
+			return "rshared"
+		case "rslave":
+			p = "rslave"
+		}
+	}
+	return p
+}
+
+// DefaultMaskedPaths are what containers must not read, DefaultReadonlyPaths what they
+// must not write, as peers have them.
+func DefaultMaskedPaths() []string {
+	return []string{
+		"/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys",
+		"/proc/latency_stats", "/proc/timer_list", "/proc/timer_stats", "/proc/sched_debug",
+		"/proc/scsi", "/sys/firmware", "/sys/devices/virtual/powercap",
+	}
+}
+
+// DefaultReadonlyPaths: see DefaultMaskedPaths.
+func DefaultReadonlyPaths() []string {
+	return []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
+}

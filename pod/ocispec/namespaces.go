@@ -1,0 +1,28 @@
+package ocispec
+
+import "github.com/opencontainers/runtime-spec/specs-go"
+
+// Namespaces are the paths of namespaces to join. An empty path means a new one,
+// unless the Host field says that the host's is used.
+type Namespaces struct {
+	Net, IPC, UTS, PID        string
+	HostNet, HostIPC, HostPID bool
+}
+
+// list is the spec's namespaces. The UTS namespace goes with the network's: a pod on
+// the host's network has the host's name. A cgroup namespace hides the host's hierarchy
+// on cgroup v2; on v1, where it would hide it only in part, peers make none.
+func (n Namespaces) list(cgroup bool) []specs.LinuxNamespace {
+	out := []specs.LinuxNamespace{{Type: specs.MountNamespace}}
+	add := func(host bool, kind specs.LinuxNamespaceType, path string) {
+		if !host {
+			out = append(out, specs.LinuxNamespace{Type: kind, Path: path})
+		}
+	}
+	add(n.HostNet, specs.NetworkNamespace, n.Net)
+	add(n.HostIPC, specs.IPCNamespace, n.IPC)
+	add(n.HostNet, specs.UTSNamespace, n.UTS)
+	add(n.HostPID, specs.PIDNamespace, n.PID)
+	add(!cgroup, specs.CgroupNamespace, "")
+	return out
+}

@@ -1,0 +1,166 @@
+// Package ocispec makes OCI runtime specs (config.json) out of decisions that have
+// been taken already. It is pure data: it opens no file, asks no kernel and knows no
+// container but the one in its arguments, so that every rule in it can be read off a
+// golden file.
+//
+// pod/ resolves first (users against the image, host paths, devices, what the daemon
+// itself may do) and then calls Container or PodInit.
+package ocispec
+
+import (
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"slices"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/coracle-project/coracle/internal/atomicfile"
+)
+
+// Input is all that a container's spec depends on.
+type Input struct {
+	Identity Identity
+	// Root is the mounted root file system.
+	Root         string
+	ReadonlyRoot bool
+	Hostname     string // of the pod's UTS namespace; only for annotations and env
+
+	Args []string
+	// ImageEnv comes first, then what the runtime sets, then Env; later wins.
+	ImageEnv   []string
+	Env        [][2]string
+	WorkingDir string // "/" if empty
+	TTY        bool
+	UID, GID   uint32
+	Groups     []uint32
+
+	Privileged   bool
+	NoNewPrivs   bool
+	Capabilities Capabilities
+	Seccomp      Seccomp
+	AppArmor     string // profile name, "" for none
+	ProcessLabel string // SELinux
+	MountLabel   string
+	// MaskedPaths and ReadonlyPaths nil mean the defaults; empty but not nil, none.
+	MaskedPaths, ReadonlyPaths []string
+
+	Namespaces Namespaces
+	// Files are the pod's own files that are mounted unless Mounts covers them.
+	Files  Files
+	Mounts []Mount
+	// Devices are given besides the default ones. With AllDevices the container
+	// may use every device number.
+	Devices    []Device
+	AllDevices bool
+
+	Resources   Resources
+	CgroupsPath string
+	CgroupV2    bool
+}
+
+// Identity is who the container is, for annotations.
+type Identity struct {
+	ID, Name                             string
+	PodID, PodName, PodNamespace, PodUID string
+	Image                                string
+}
+
+// Files are host paths; an empty one is not mounted.
+type Files struct{ ResolvConf, Hosts, Hostname, Shm string }
+
+// Mount is a bind mount whose source exists.
+type Mount struct {
+	Source, Destination string
+	Readonly            bool
+	RecursiveReadonly   bool
+	Propagation         string // "rprivate" (if empty), "rslave", "rshared"
+}
+
+// Device is a device node and what may be done with it.
+type Device struct {
+	Node        specs.LinuxDevice
+	Permissions string // of "rwm"
+}
+
+// Container makes the spec of an application container.
+func Container(in Input) (*specs.Spec, error) {
+	caps, err := in.Capabilities.sets(in.Privileged)
+	if err != nil {
+		return nil, err
+	}
+	s := &specs.Spec{
+		Version: specs.Version,
+		Root:    &specs.Root{Path: in.Root, Readonly: in.ReadonlyRoot},
+		Process: &specs.Process{
+			Terminal: in.TTY,
+			User:     specs.User{UID: in.UID, GID: in.GID, AdditionalGids: in.Groups},
+			Args:     in.Args, Env: environment(in), Cwd: in.WorkingDir,
+			Capabilities: caps, NoNewPrivileges: in.NoNewPrivs,
+			ApparmorProfile: in.AppArmor, SelinuxLabel: in.ProcessLabel,
+			OOMScoreAdj: in.Resources.oomScoreAdj(),
+		},
+		Mounts:      mounts(in),
+		Annotations: in.Identity.annotations("container"),
+		Linux: &specs.Linux{
+			Namespaces:  in.Namespaces.list(in.CgroupV2 && !in.Privileged),
+			CgroupsPath: in.CgroupsPath,
+			Resources:   in.Resources.linux(),
+			MountLabel:  in.MountLabel,
+		},
+	}
+	if s.Process.Cwd == "" {
+		s.Process.Cwd = "/"
+	}
+	s.Linux.RootfsPropagation = rootPropagation(in.Mounts)
+	s.Linux.Resources.Devices = deviceRules(in)
+	for _, d := range in.Devices {
+		s.Linux.Devices = append(s.Linux.Devices, d.Node)
+	}
+	if !in.Privileged {
+		s.Linux.MaskedPaths = orDefault(in.MaskedPaths, DefaultMaskedPaths())
+		s.Linux.ReadonlyPaths = orDefault(in.ReadonlyPaths, DefaultReadonlyPaths())
+		if s.Linux.Seccomp, err = in.Seccomp.load(s); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+func orDefault(given, def []string) []string {
+	if given == nil {
+		return def
+	}
+	return slices.Clone(given)
+}
+
+// annotations are those that peers set, which hooks and other tools read.
+func (i Identity) annotations(kind string) map[string]string {
+	a := map[string]string{
+		"io.kubernetes.cri.container-type":    kind,
+		"io.kubernetes.cri.sandbox-id":        i.PodID,
+		"io.kubernetes.cri.sandbox-name":      i.PodName,
+		"io.kubernetes.cri.sandbox-namespace": i.PodNamespace,
+		"io.kubernetes.cri.sandbox-uid":       i.PodUID,
+	}
+	if i.Name != "" {
+		a["io.kubernetes.cri.container-name"] = i.Name
+		a["io.kubernetes.cri.image-name"] = i.Image
+	}
+	return a
+}
+
+// FileName is the spec's name in a bundle.
+const FileName = "config.json"
+
+// Write puts the spec into a bundle directory.
+func Write(bundle string, s *specs.Spec) error {
+	b, err := json.Marshal(s)
+	if err != nil {
+		return fmt.Errorf("write spec: %w", err)
+	}
+	if err := atomicfile.Write(filepath.Join(bundle, FileName), b, 0o600); err != nil {
+		return fmt.Errorf("write spec: %w", err)
+	}
+	return nil
+}

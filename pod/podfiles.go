@@ -1,0 +1,114 @@
+package pod
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/network"
+)
+
+// shmSize is the size of a pod's /dev/shm, as peers have it.
+const shmSize = "67108864"
+
+// podFile is the path of one of a pod's own files: "resolv.conf", "hosts", "hostname", "shm".
+func (m *Manager) podFile(podID, name string) string {
+	return filepath.Join(m.podDir().Of(podID), name)
+}
+
+// writePodFiles makes what needs no network: hostname and the shared memory mount.
+func (m *Manager) writePodFiles(id string, c *Config, hostname string) error {
+	if err := os.WriteFile(m.podFile(id, "hostname"), []byte(hostname+"\n"), 0o644); err != nil {
+		return err
+	}
+	if c.hostIPC() {
+		return nil // /dev/shm is the host's
+	}
+	shm := m.podFile(id, "shm")
+	if err := os.Mkdir(shm, 0o1777); err != nil {
+		return err
+	}
+	flags := uintptr(unix.MS_NOEXEC | unix.MS_NOSUID | unix.MS_NODEV)
+	if err := unix.Mount("shm", shm, "tmpfs", flags, "mode=1777,size="+shmSize); err != nil {
+		return fmt.Errorf("mount %s: %w", shm, err)
+	}
+	return nil
+}
+
+// writeNetworkFiles makes what depends on the network's result: resolv.conf and hosts.
+func (m *Manager) writeNetworkFiles(id string, c *Config, hostname string, net network.Result) error {
+	resolv, err := resolvConf(c.DNS, net, hostResolvConf)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(m.podFile(id, "resolv.conf"), resolv, 0o644); err != nil {
+		return err
+	}
+	var hosts []byte
+	if c.hostNetwork() {
+		if hosts, err = os.ReadFile("/etc/hosts"); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	if hosts == nil {
+		hosts = hostsFile(hostname, net)
+	}
+	return os.WriteFile(m.podFile(id, "hosts"), hosts, 0o644)
+}
+
+// hostResolvConf reads the host's name server configuration; none is an empty one.
+func hostResolvConf() ([]byte, error) {
+	b, err := os.ReadFile("/etc/resolv.conf")
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return b, err
+}
+
+// resolvConf is the pod's resolv.conf: what the caller wants, else what the network
+// gave, else a copy of the host's.
+func resolvConf(d DNS, net network.Result, host func() ([]byte, error)) ([]byte, error) {
+	if len(d.Servers)+len(d.Searches)+len(d.Options) == 0 {
+		d = DNS{net.DNSServers, net.DNSSearches, net.DNSOptions}
+	}
+	if len(d.Servers)+len(d.Searches)+len(d.Options) == 0 {
+		return host()
+	}
+	var b bytes.Buffer
+	if len(d.Searches) > 0 {
+		fmt.Fprintf(&b, "search %s\n", strings.Join(d.Searches, " "))
+	}
+	for _, s := range d.Servers {
+		fmt.Fprintf(&b, "nameserver %s\n", s)
+	}
+	if len(d.Options) > 0 {
+		fmt.Fprintf(&b, "options %s\n", strings.Join(d.Options, " "))
+	}
+	return b.Bytes(), nil
+}
+
+// hostsFile is the pod's /etc/hosts, for callers that do not mount one of their own.
+func hostsFile(hostname string, net network.Result) []byte {
+	var b bytes.Buffer
+	b.WriteString("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n" +
+		"fe00::0\tip6-localnet\nff02::1\tip6-allnodes\nff02::2\tip6-allrouters\n")
+	for _, ip := range net.IPs {
+		fmt.Fprintf(&b, "%s\t%s\n", ip, hostname)
+	}
+	return b.Bytes()
+}
+
+// unmount detaches what is mounted at path; nothing there is fine.
+func unmount(path string) error {
+	err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+	if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("unmount %s: %w", path, err)
+	}
+	return nil
+}

@@ -1,0 +1,144 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"runtime"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// dialLimit bounds the connection to a port of the pod, over its own loopback.
+const dialLimit = 10 * time.Second
+
+// CheckPod says whether PortForward could begin now.
+func (m *Manager) CheckPod(podID string) error {
+	_, err := m.readyPod(podID)
+	return during("forward port of pod", podID, err)
+}
+
+func (m *Manager) readyPod(podID string) (*entry[podRecord], error) {
+	e, err := m.pods.find(podID)
+	if err != nil {
+		return nil, err
+	}
+	return e, mustBeReady(e)
+}
+
+// PortForward connects stream to a TCP port on the pod's loopback (127.0.0.1, then ::1)
+// and copies until both sides have ended or ctx ends. It closes stream.
+func (m *Manager) PortForward(ctx context.Context, podID string, port int32, stream io.ReadWriteCloser) error {
+	defer stream.Close()
+	e, err := m.readyPod(podID)
+	if err != nil {
+		return during("forward port of pod", podID, err)
+	}
+	if port < 1 || port > 65535 {
+		return during("forward port of pod", e.id, fail(ErrInvalid, "port %d is not between 1 and 65535", port))
+	}
+	return during("forward port of pod", e.id, m.life.tie(ctx, func(ctx context.Context) error {
+		conn, err := dialLoopback(ctx, e.get().Namespaces.Net, port)
+		if err != nil {
+			return fail(ErrUnavailable, "port %d: %w", port, err)
+		}
+		return splice(ctx, conn.(*net.TCPConn), stream)
+	}))
+}
+
+// dialLoopback dials a port in the network namespace at path, the host's if empty.
+func dialLoopback(ctx context.Context, path string, port int32) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, dialLimit)
+	defer cancel()
+	dial := func() (net.Conn, error) {
+		// One literal address each: the dialer then makes its socket on the
+		// goroutine that calls it, and so in that thread's namespace.
+		var d net.Dialer
+		p := strconv.Itoa(int(port))
+		conn, err := d.DialContext(ctx, "tcp4", net.JoinHostPort("127.0.0.1", p))
+		if err != nil {
+			var err6 error
+			if conn, err6 = d.DialContext(ctx, "tcp6", net.JoinHostPort("::1", p)); err6 != nil {
+				return nil, errors.Join(err, err6)
+			}
+		}
+		return conn, nil
+	}
+	if path == "" {
+		return dial()
+	}
+	type result struct {
+		conn net.Conn
+		err  error
+	}
+	done := make(chan result, 1)
+	go func() { // ends with the dial, which ctx bounds
+		// The thread is not unlocked: it dies with the goroutine, so no other
+		// one can find itself in the pod's namespace.
+		runtime.LockOSThread()
+		var r result
+		if r.err = enterNetNS(path); r.err == nil {
+			r.conn, r.err = dial()
+		}
+		done <- r
+	}()
+	r := <-done
+	return r.conn, r.err
+}
+
+// enterNetNS puts the calling thread into a network namespace.
+func enterNetNS(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := unix.Setns(int(f.Fd()), unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("enter network namespace %s: %w", path, err)
+	}
+	return nil
+}
+
+// splice copies both ways. The end of one direction is passed on by closing the other
+// side's half, so that each protocol sees the end that its peer meant.
+func splice(ctx context.Context, conn *net.TCPConn, stream io.ReadWriteCloser) error {
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() {
+		conn.Close()
+		stream.Close()
+	})()
+	toPod := make(chan error, 1)
+	go func() { // ends when stream or conn is closed, which this function sees to
+		_, err := io.Copy(conn, stream)
+		conn.CloseWrite()
+		toPod <- err
+	}()
+	_, err := io.Copy(stream, conn)
+	if half, ok := stream.(interface{ CloseWrite() error }); ok {
+		half.CloseWrite()
+	} else {
+		stream.Close()
+	}
+	other := <-toPod
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if err == nil && !benign(other) {
+		err = other
+	}
+	if benign(err) {
+		return nil
+	}
+	return err
+}
+
+// benign says whether a copy ended only because the other side had gone.
+func benign(err error) bool {
+	return err == nil || errors.Is(err, net.ErrClosed) || errors.Is(err, io.ErrClosedPipe) ||
+		errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET)
+}

@@ -1,0 +1,150 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// Remove stops the pod if need be, removes its containers and forgets it. Removing an
+// unknown pod succeeds. What is slow goes in the background, as with Stop.
+func (m *Manager) Remove(ctx context.Context, podID string) error {
+	e, err := m.pods.find(podID)
+	if errors.Is(err, ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return during("remove pod", e.id, m.do(ctx, "remove-pod/"+e.id, removeLimit, func(ctx context.Context) error {
+		if err := e.turn.take(ctx); err != nil {
+			return err
+		}
+		defer e.turn.give()
+		return m.removePod(ctx, e)
+	}))
+}
+
+func (m *Manager) removePod(ctx context.Context, e *entry[podRecord]) error {
+	if e.get().Phase == podRemoving {
+		return nil // another call did it before our turn came
+	}
+	if err := m.stopPod(ctx, e); err != nil {
+		return err
+	}
+	var tasks errgroup.Group
+	for _, ce := range m.containersOf(e.id) {
+		tasks.Go(func() error { return during("container", ce.id, m.removeContainer(ctx, ce)) })
+	}
+	if err := tasks.Wait(); err != nil {
+		return err
+	}
+	if err := m.faultAt(ctx, "pod.remove.containers"); err != nil {
+		return err
+	}
+	if err := e.update(func(r *podRecord) { r.Phase = podRemoving }); err != nil {
+		return err
+	}
+	m.pods.release(e)
+	m.queueCleaning(e)
+	return m.faultAt(ctx, "pod.remove.recorded")
+}
+
+// RemoveContainer deletes a container, killing it if it runs. Removing an unknown
+// container succeeds.
+func (m *Manager) RemoveContainer(ctx context.Context, id string) error {
+	e, err := m.containers.find(id)
+	if errors.Is(err, ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return during("remove container", e.id, m.removeContainer(ctx, e))
+}
+
+func (m *Manager) removeContainer(ctx context.Context, e *entry[containerRecord]) error {
+	return m.do(ctx, "remove-container/"+e.id, removeLimit, func(ctx context.Context) error {
+		for {
+			if err := m.stopContainer(ctx, e, 0); err != nil {
+				return err
+			}
+			removed, err := m.removeStopped(ctx, e)
+			if removed || err != nil {
+				return err
+			}
+			// It was started between stop and our turn.
+		}
+	})
+}
+
+func (m *Manager) removeStopped(ctx context.Context, e *entry[containerRecord]) (removed bool, err error) {
+	if err := e.turn.take(ctx); err != nil {
+		return false, err
+	}
+	defer e.turn.give()
+	if e.isGone() {
+		return true, nil
+	}
+	if e.get().running() {
+		return false, nil
+	}
+	if err := e.update(func(r *containerRecord) { r.Phase = containerRemoving }); err != nil {
+		return false, err
+	}
+	if err := m.faultAt(ctx, "pod.remove.container.recorded"); err != nil {
+		return false, err
+	}
+	if err := m.dropContainer(ctx, e); err != nil {
+		// Nobody can name it any more, so it is ours to finish.
+		m.queueDrop(e)
+		return false, err
+	}
+	return true, nil
+}
+
+// queueDrop has a half-made or half-removed container deleted in the background.
+func (m *Manager) queueDrop(e *entry[containerRecord]) {
+	m.containers.release(e)
+	m.clean.queue("container", e.id, func(ctx context.Context) error {
+		if err := e.turn.take(ctx); err != nil {
+			return err
+		}
+		defer e.turn.give()
+		return m.dropContainer(ctx, e)
+	})
+}
+
+// dropContainer frees everything a container has and forgets it. It can be called at
+// any point of its life at which it does not run, and any number of times.
+func (m *Manager) dropContainer(ctx context.Context, e *entry[containerRecord]) error {
+	if e.isGone() {
+		return nil
+	}
+	rec := e.get()
+	// Only a container that was started is known to the shim (StartedAt is set
+	// with the intent to start).
+	if !rec.StartedAt.IsZero() {
+		if err := m.forget(ctx, rec.PodID, e.id); err != nil {
+			return err
+		}
+	}
+	if err := m.Snapshots.Remove(ctx, e.id); err != nil {
+		return err
+	}
+	if err := m.faultAt(ctx, "pod.remove.container.snapshot"); err != nil {
+		return err
+	}
+	// What is still mounted must not be deleted through.
+	if err := unmount(filepath.Join(m.containerDir().Of(e.id), "rootfs")); err != nil {
+		return err
+	}
+	if err := e.erase(); err != nil {
+		return err
+	}
+	m.disk.forget(e.id)
+	m.containers.remove(e)
+	return nil
+}

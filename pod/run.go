@@ -1,0 +1,193 @@
+package pod
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/coracle-project/coracle/internal/nspin"
+	"github.com/coracle-project/coracle/network"
+)
+
+// Run makes a pod and returns its id when it is ready. On error nothing of it is left
+// behind. A call with the identity of one under way joins it; ErrExists if a pod with
+// the identity is there. The work goes on when ctx ends, at most two minutes.
+func (m *Manager) Run(ctx context.Context, c Config) (podID string, err error) {
+	if err := c.validate(&m.opts); err != nil {
+		return "", during("run pod", c.String(), err)
+	}
+	return m.making.Do(ctx, "run/"+c.identity(), func(ctx context.Context) (id string, err error) {
+		err = m.life.run(ctx, runLimit, func(ctx context.Context) error {
+			id, err = m.run(ctx, c)
+			return during("run pod", c.String(), err)
+		})
+		return id, err
+	})
+}
+
+func (m *Manager) run(ctx context.Context, c Config) (string, error) {
+	id := newID()
+	e := newEntry(id, m.podDir(), podRecord{ID: id, Phase: podMaking, Config: c, CreatedAt: time.Now()})
+	if holder, ok := m.pods.add(c.identity(), e); !ok {
+		return "", fail(ErrExists, "pod %s has this name, namespace, uid and attempt", holder)
+	}
+	if err := e.turn.take(ctx); err != nil {
+		return "", err // cannot happen: nobody else knows the id
+	}
+	defer e.turn.give()
+	err := m.makePod(ctx, e)
+	if err == nil {
+		return id, nil
+	}
+	undo, cancel := undoing(ctx)
+	defer cancel()
+	if uerr := m.undoPod(undo, e); uerr != nil {
+		m.log.Error("half-made pod not cleaned up, trying again in the background", "id", id, "err", uerr)
+		m.pods.release(e)
+		m.clean.queue("pod", id, func(ctx context.Context) error { return m.undoPod(ctx, e) })
+	}
+	return "", err
+}
+
+func (m *Manager) makePod(ctx context.Context, e *entry[podRecord]) error {
+	begin := time.Now()
+	stage := func(name string) error {
+		m.log.Debug("pod starting", "id", e.id, "stage", name, "after", time.Since(begin))
+		return m.faultAt(ctx, "pod.run."+name)
+	}
+	if err := m.podDir().Make(e.id); err != nil {
+		return err
+	}
+	if err := e.update(func(*podRecord) {}); err != nil {
+		return err
+	}
+	if err := stage("recorded"); err != nil {
+		return err
+	}
+	c := &e.get().Config
+	var (
+		set   nspin.Set
+		net   network.Result
+		tasks errgroup.Group
+	)
+	hostname, err := c.hostname()
+	if err != nil {
+		return err
+	}
+	tasks.Go(func() error { return m.writePodFiles(e.id, c, hostname) })
+	tasks.Go(func() (err error) {
+		if set, err = m.pinNamespaces(ctx, e.id, c, hostname); err != nil {
+			return err
+		}
+		if err := stage("namespaces"); err != nil {
+			return err
+		}
+		if c.hostNetwork() {
+			return nil
+		}
+		if net, err = m.Network.Setup(ctx, m.networkPod(e.id, c)); err != nil {
+			return fmt.Errorf("network: %w", err)
+		}
+		return stage("network")
+	})
+	if err := tasks.Wait(); err != nil {
+		return err
+	}
+	if err := m.writeNetworkFiles(e.id, c, hostname, net); err != nil {
+		return err
+	}
+	pid := 0
+	if c.hasInit() {
+		if pid, err = m.startInit(ctx, e, set, hostname); err != nil {
+			return fmt.Errorf("pod init: %w", err)
+		}
+	}
+	err = e.update(func(r *podRecord) {
+		r.Phase, r.IPs, r.Namespaces, r.InitPid = podReady, net.IPs, set, pid
+	})
+	if err != nil {
+		return err
+	}
+	// Only now does the record say that the pod is whole; an error at this point
+	// leaves it so.
+	if err := stage("ready"); err != nil {
+		m.log.Warn("fault after the pod was ready", "id", e.id, "err", err)
+	}
+	return nil
+}
+
+// pinNamespaces makes those namespaces that the pod does not share with the host.
+func (m *Manager) pinNamespaces(ctx context.Context, id string, c *Config, hostname string) (nspin.Set, error) {
+	spec := nspin.Spec{Net: !c.hostNetwork(), IPC: !c.hostIPC(), UTS: !c.hostNetwork(), Sysctls: map[string]string{}}
+	if !spec.Net && !spec.IPC && !spec.UTS {
+		return nspin.Set{}, nil
+	}
+	if spec.UTS {
+		spec.Hostname = hostname
+	}
+	if spec.Net {
+		// As peers do: binding low ports and ping need no capability in a pod.
+		spec.Sysctls["net.ipv4.ip_unprivileged_port_start"] = "0"
+		spec.Sysctls["net.ipv4.ping_group_range"] = "0 2147483647"
+	}
+	for k, v := range c.Sysctls {
+		spec.Sysctls[dotted(k)] = v
+	}
+	set, err := m.Namespaces.Create(ctx, m.nsDir(id), spec)
+	if err != nil {
+		return nspin.Set{}, fmt.Errorf("namespaces: %w", err)
+	}
+	return set, nil
+}
+
+// nsRoot holds the pods' pinned namespaces. It is apart from their other files because
+// nothing in it can be bind-mounted (nspin.Root).
+func (m *Manager) nsRoot() string { return filepath.Join(m.opts.StateDir, "ns") }
+
+func (m *Manager) nsDir(podID string) string { return filepath.Join(m.nsRoot(), podID) }
+
+// networkPod is what network/ needs to know. It is made from the id and the config
+// alone, so that a half-made pod can be torn down too.
+func (m *Manager) networkPod(id string, c *Config) network.Pod {
+	p := network.Pod{
+		ID: id, Name: c.Name, Namespace: c.Namespace, UID: c.UID,
+		NetNS:        filepath.Join(m.nsDir(id), "net"),
+		CgroupParent: c.CgroupParent, Annotations: c.Annotations,
+	}
+	for _, port := range c.Ports {
+		if port.HostPort == 0 {
+			continue
+		}
+		ip, _ := netip.ParseAddr(port.HostIP) // validated; empty means any
+		p.Ports = append(p.Ports, network.PortMapping{
+			Protocol: port.protocol(), HostIP: ip,
+			ContainerPort: uint16(port.ContainerPort), HostPort: uint16(port.HostPort),
+		})
+	}
+	return p
+}
+
+// undoPod takes back whatever makePod did before it failed or the daemon died.
+func (m *Manager) undoPod(ctx context.Context, e *entry[podRecord]) error {
+	if err := m.dropPodParts(ctx, e); err != nil {
+		return err
+	}
+	if err := e.erase(); err != nil {
+		return err
+	}
+	m.pods.remove(e)
+	return nil
+}
+
+// hostname is what the pod's UTS namespace is called.
+func (c *Config) hostname() (string, error) {
+	if c.Hostname != "" && !c.hostNetwork() {
+		return c.Hostname, nil
+	}
+	return os.Hostname()
+}

@@ -1,0 +1,48 @@
+package pod
+
+import (
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Real-time signals as libc numbers them (signal(7)): the C library keeps the kernel's
+// first two.
+const (
+	sigRTMin = 34
+	sigRTMax = 64
+)
+
+// parseSignal turns "SIGTERM", "TERM", "15", "SIGRTMIN+3" or "RTMAX-1" into a signal.
+func parseSignal(s string) (syscall.Signal, error) {
+	bad := fail(ErrInvalid, "unknown signal %q", s)
+	if n, err := strconv.Atoi(s); err == nil {
+		if n < 1 || n > sigRTMax {
+			return 0, bad
+		}
+		return syscall.Signal(n), nil
+	}
+	name := "SIG" + strings.TrimPrefix(strings.ToUpper(s), "SIG")
+	if n := unix.SignalNum(name); n != 0 {
+		return n, nil
+	}
+	for prefix, base := range map[string]int{"SIGRTMIN": sigRTMin, "SIGRTMAX": sigRTMax} {
+		rest, ok := strings.CutPrefix(name, prefix)
+		if !ok {
+			continue
+		}
+		off := 0
+		if rest != "" {
+			var err error
+			if off, err = strconv.Atoi(rest); err != nil {
+				return 0, bad
+			}
+		}
+		if n := base + off; n >= sigRTMin && n <= sigRTMax {
+			return syscall.Signal(n), nil
+		}
+	}
+	return 0, bad
+}

@@ -1,0 +1,209 @@
+package pod
+
+import (
+	"fmt"
+	"os"
+	"path"
+	"strings"
+
+	"github.com/opencontainers/selinux/go-selinux/label"
+
+	"github.com/coracle-project/coracle/image"
+	"github.com/coracle-project/coracle/pod/ocispec"
+	"github.com/coracle-project/coracle/pod/userdb"
+)
+
+// specInput takes all decisions that the container's spec depends on: everything here
+// may look at the host, nothing in ocispec does.
+func (m *Manager) specInput(p *entry[podRecord], e *entry[containerRecord], img image.Image, user userdb.Identity, root string) (ocispec.Input, error) {
+	pc, c := &p.get().Config, &e.get().Config
+	sec := &c.Security
+	if sec.Privileged && !pc.Privileged {
+		return ocispec.Input{}, fail(ErrInvalid, "a privileged container needs a privileged pod")
+	}
+	in := ocispec.Input{
+		Identity: ocispec.Identity{
+			ID: e.id, Name: c.Name, Image: c.Image,
+			PodID: p.id, PodName: pc.Name, PodNamespace: pc.Namespace, PodUID: pc.UID,
+		},
+		Root: root, ReadonlyRoot: sec.ReadonlyRootfs,
+		Args:     ocispec.Args(c.Command, c.Args, img.Config.Entrypoint, img.Config.Cmd),
+		ImageEnv: img.Config.Env, Env: c.Env, WorkingDir: c.WorkingDir, TTY: c.TTY,
+		UID: user.UID, GID: user.GID, Groups: user.Groups,
+		Privileged: sec.Privileged, NoNewPrivs: sec.NoNewPrivs,
+		Capabilities: ocispec.Capabilities{
+			Add: sec.AddCapabilities, Drop: sec.DropCapabilities, Ambient: sec.AddAmbientCapabilities,
+			Available: availableCapabilities(),
+		},
+		MaskedPaths: sec.MaskedPaths, ReadonlyPaths: sec.ReadonlyPaths,
+		Resources:   ocispec.Resources(c.Resources),
+		CgroupsPath: m.cgroupsPath(pc, e.id), CgroupV2: cgroupV2(),
+	}
+	if len(in.Args) == 0 {
+		return in, fail(ErrInvalid, "neither the container nor image %s says what to run", c.Image)
+	}
+	if in.WorkingDir == "" {
+		in.WorkingDir = img.Config.WorkingDir
+	}
+	if in.WorkingDir == "" {
+		in.WorkingDir = "/"
+	}
+	if !path.IsAbs(in.WorkingDir) {
+		in.WorkingDir = "/" + in.WorkingDir
+	}
+	var err error
+	if in.Hostname, err = pc.hostname(); err != nil {
+		return in, err
+	}
+	if in.Namespaces, err = m.containerNamespaces(p, c); err != nil {
+		return in, err
+	}
+	in.Files = m.containerFiles(p.id, pc)
+	if in.ProcessLabel, in.MountLabel, err = selinuxLabels(&sec.SELinux, sec.Privileged); err != nil {
+		return in, err
+	}
+	if in.Mounts, err = resolveMounts(c.Mounts, in.MountLabel); err != nil {
+		return in, err
+	}
+	if in.Devices, err = resolveDevices(c.Devices, sec.Privileged); err != nil {
+		return in, err
+	}
+	in.AllDevices = sec.Privileged
+	if in.AppArmor, err = appArmorProfile(sec.AppArmor, sec.Privileged); err != nil {
+		return in, err
+	}
+	in.Seccomp, err = m.seccompProfile(&sec.Seccomp)
+	return in, err
+}
+
+// cgroupsPath is where the container's cgroup goes. Without a parent there is no
+// directory per pod: it would hold no limits, cost a mkdir in every hierarchy, and be
+// ours to remove.
+func (m *Manager) cgroupsPath(c *Config, id string) string {
+	parent := c.CgroupParent
+	if parent == "" {
+		parent = m.opts.CgroupRoot
+	}
+	if m.opts.CgroupDriver == Systemd {
+		return path.Base(parent) + ":coracle:" + id
+	}
+	return path.Join("/", parent, id)
+}
+
+// containerFiles are the pod's files that a container sees.
+func (m *Manager) containerFiles(podID string, c *Config) ocispec.Files {
+	f := ocispec.Files{
+		ResolvConf: m.podFile(podID, "resolv.conf"),
+		Hosts:      m.podFile(podID, "hosts"),
+		Hostname:   m.podFile(podID, "hostname"),
+		Shm:        m.podFile(podID, "shm"),
+	}
+	if c.hostIPC() {
+		f.Shm = "/dev/shm"
+	}
+	return f
+}
+
+// containerNamespaces are those of the pod, and the PID namespace that the container chooses.
+func (m *Manager) containerNamespaces(p *entry[podRecord], c *ContainerConfig) (ocispec.Namespaces, error) {
+	rec := p.get()
+	n := ocispec.Namespaces{
+		Net: rec.Namespaces.Net, IPC: rec.Namespaces.IPC, UTS: rec.Namespaces.UTS,
+		HostNet: rec.Config.hostNetwork(), HostIPC: rec.Config.hostIPC(),
+	}
+	switch mode := c.Security.Namespaces.PID; mode {
+	case NamespaceNode:
+		n.HostPID = true
+	case NamespacePod:
+		if rec.InitPid == 0 {
+			return n, fail(ErrInvalid, "the pod was made without a shared pid namespace")
+		}
+		n.PID = fmt.Sprintf("/proc/%d/ns/pid", rec.InitPid)
+	case NamespaceTarget:
+		t, err := m.containers.find(c.Security.Namespaces.TargetID)
+		if err != nil {
+			return n, fmt.Errorf("target container: %w", err)
+		}
+		tr := t.get()
+		if tr.PodID != p.id {
+			return n, fail(ErrInvalid, "target container %s is in another pod", t.id)
+		}
+		if tr.Phase != containerRunning {
+			return n, fail(ErrPrecondition, "target container %s is not running", t.id)
+		}
+		n.PID = fmt.Sprintf("/proc/%d/ns/pid", tr.Pid)
+	}
+	return n, nil
+}
+
+// maxSeccompProfile bounds a profile file.
+const maxSeccompProfile = 1 << 20
+
+func (m *Manager) seccompProfile(s *Seccomp) (ocispec.Seccomp, error) {
+	kind := s.Type
+	if kind == "" {
+		kind = m.opts.UnsetSeccomp
+	}
+	switch kind {
+	case ProfileRuntimeDefault:
+		return ocispec.Seccomp{Default: true}, nil
+	case ProfileLocalhost:
+		st, err := os.Stat(s.Localhost)
+		if err != nil {
+			return ocispec.Seccomp{}, fail(ErrInvalid, "seccomp profile: %w", err)
+		}
+		if !st.Mode().IsRegular() || st.Size() > maxSeccompProfile {
+			return ocispec.Seccomp{}, fail(ErrInvalid, "seccomp profile %s is not a file of at most %d bytes", s.Localhost, maxSeccompProfile)
+		}
+		b, err := os.ReadFile(s.Localhost)
+		if err != nil {
+			return ocispec.Seccomp{}, fail(ErrInvalid, "seccomp profile: %w", err)
+		}
+		return ocispec.Seccomp{JSON: string(b)}, nil
+	}
+	return ocispec.Seccomp{}, nil
+}
+
+// ourAppArmorProfile is applied for "runtime/default" where the operator has loaded it.
+const ourAppArmorProfile = "coracle-default"
+
+// appArmorProfile resolves a profile wish against the host.
+func appArmorProfile(want string, privileged bool) (string, error) {
+	loaded, err := os.ReadFile("/sys/kernel/security/apparmor/profiles")
+	supported := err == nil
+	switch name, local := strings.CutPrefix(want, "localhost/"); {
+	case privileged, want == "unconfined":
+		return "", nil
+	case want == "" || want == "runtime/default":
+		if supported && strings.Contains("\n"+string(loaded), "\n"+ourAppArmorProfile+" (") {
+			return ourAppArmorProfile, nil
+		}
+		return "", nil
+	case !local || name == "":
+		return "", fail(ErrInvalid, "AppArmor profile %q is not runtime/default, unconfined or localhost/NAME", want)
+	case !supported:
+		return "", fail(ErrInvalid, "AppArmor profile %q: this host has no AppArmor", want)
+	default:
+		return name, nil
+	}
+}
+
+// selinuxLabels makes the labels of process and mounts; none where SELinux is off.
+func selinuxLabels(l *SELinux, privileged bool) (process, mount string, err error) {
+	var opts []string
+	for _, part := range []struct{ name, value string }{
+		{"user", l.User}, {"role", l.Role}, {"type", l.Type}, {"level", l.Level},
+	} {
+		if part.value != "" {
+			opts = append(opts, part.name+":"+part.value)
+		}
+	}
+	if privileged && len(opts) == 0 {
+		opts = []string{"disable"}
+	}
+	process, mount, err = label.InitLabels(opts)
+	if err != nil {
+		return "", "", fail(ErrInvalid, "selinux label: %w", err)
+	}
+	return process, mount, nil
+}

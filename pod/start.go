@@ -1,0 +1,122 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"strings"
+	"time"
+
+	"github.com/coracle-project/coracle/shim/client"
+)
+
+// Exit codes of containers that could not be started, as peers and shells have them.
+const (
+	exitStartFailed = 128
+	exitNoProgram   = 127
+)
+
+// StartContainer runs a created container. ErrPrecondition if it has been started
+// before or its pod is not ready. If its program cannot be run the error is returned and
+// the container is left Exited, with reason StartError.
+func (m *Manager) StartContainer(ctx context.Context, id string) error {
+	e, err := m.containers.find(id)
+	if err != nil {
+		return during("start container", id, err)
+	}
+	return during("start container", e.id, m.do(ctx, "start/"+e.id, startLimit, func(ctx context.Context) error {
+		if err := e.turn.take(ctx); err != nil {
+			return err
+		}
+		defer e.turn.give()
+		return m.startContainer(ctx, e)
+	}))
+}
+
+func (m *Manager) startContainer(ctx context.Context, e *entry[containerRecord]) error {
+	rec := e.get()
+	if rec.Phase != containerCreated {
+		return fail(ErrPrecondition, "it is %s, only a created container can be started", rec.Phase)
+	}
+	begin := time.Now()
+	stage := func(name string) error {
+		m.log.Debug("container starting", "id", e.id, "stage", name, "after", time.Since(begin))
+		return m.faultAt(ctx, "pod.start."+name)
+	}
+	p := m.pods.exact(rec.PodID)
+	if p == nil {
+		return fail(ErrPrecondition, "its pod %s is gone", rec.PodID)
+	}
+	if err := e.update(func(r *containerRecord) { r.Phase, r.StartedAt = containerStarting, begin }); err != nil {
+		return err
+	}
+	// Looked at after the container has shown itself: a pod that stops now waits
+	// for our turn.
+	if err := mustBeReady(p); err != nil {
+		return errors.Join(err, m.unstart(e))
+	}
+	if err := stage("recorded"); err != nil {
+		return m.startFailed(ctx, e, err)
+	}
+	pid, err := m.Shim.Create(ctx, client.CreateRequest{
+		PodID: rec.PodID, ID: e.id, Bundle: m.containerDir().Of(e.id),
+		Terminal: rec.Config.TTY, Stdin: rec.Config.Stdin, StdinOnce: rec.Config.StdinOnce,
+		LogPath: rec.LogPath,
+	})
+	if err != nil {
+		return m.startFailed(ctx, e, err)
+	}
+	if err := stage("created"); err != nil {
+		return m.startFailed(ctx, e, err)
+	}
+	if err := m.Shim.StartContainer(ctx, rec.PodID, e.id); err != nil {
+		return m.startFailed(ctx, e, err)
+	}
+	if err := stage("started"); err != nil {
+		return m.startFailed(ctx, e, err)
+	}
+	err = e.update(func(r *containerRecord) {
+		// Its end may have been noted already.
+		if r.Phase == containerStarting {
+			r.Phase, r.Pid = containerRunning, pid
+		}
+	})
+	if err != nil {
+		return m.startFailed(ctx, e, err)
+	}
+	return nil
+}
+
+// unstart takes the intent to start back: the shim has not been told.
+func (m *Manager) unstart(e *entry[containerRecord]) error {
+	return e.update(func(r *containerRecord) { r.Phase, r.StartedAt = containerCreated, time.Time{} })
+}
+
+// startFailed ends a start that cannot go on: what the shim has is killed and freed, and
+// the container is left exited with the cause.
+func (m *Manager) startFailed(ctx context.Context, e *entry[containerRecord], cause error) error {
+	undo, cancel := undoing(ctx)
+	defer cancel()
+	if err := m.forget(undo, e.get().PodID, e.id); err != nil {
+		m.log.Warn("shim did not free a container that failed to start", "id", e.id, "err", err)
+	}
+	code := int32(exitStartFailed)
+	if noProgram(cause) {
+		code = exitNoProgram
+	}
+	err := e.observe(func(r *containerRecord) {
+		r.exit(code, time.Now(), false)
+		r.Reason, r.Message = "StartError", cause.Error()
+	})
+	m.unrecorded(e.id, err)
+	m.exits.happened(e.id)
+	return cause
+}
+
+// noProgram says whether a start failed because the program is not in the image. The
+// cause comes over the shim's protocol, which carries the text only.
+func noProgram(err error) bool {
+	s := err.Error()
+	return errors.Is(err, fs.ErrNotExist) ||
+		strings.Contains(s, "executable file not found") || strings.Contains(s, "no such file or directory")
+}

@@ -1,0 +1,171 @@
+package pod
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/coracle-project/coracle/internal/nspin"
+)
+
+// idLength is the length of pod and container ids, as peers have it.
+const idLength = 64
+
+// newID makes an id that nobody can guess.
+func newID() string {
+	var b [idLength / 2]byte
+	rand.Read(b[:]) // never fails (crypto/rand)
+	return hex.EncodeToString(b[:])
+}
+
+// recordVersion is the format of pod.json and container.json.
+const recordVersion = 1
+
+// podPhase is how far a pod's life has come, as its record says it. The -ing phases
+// are intents: recovery rolls them back (making) or forward (the others).
+type podPhase string
+
+const (
+	podMaking   podPhase = "making"   // side effects may exist; nobody knows the pod yet
+	podReady    podPhase = "ready"    // complete
+	podBroken   podPhase = "broken"   // complete, but its init died
+	podStopping podPhase = "stopping" // no new containers; those there are being killed
+	podStopped  podPhase = "stopped"  // no container runs
+	podRemoving podPhase = "removing" // reported as removed; something may be left
+)
+
+// podRecord is pod.json.
+type podRecord struct {
+	ID         string       `json:"id"`
+	Phase      podPhase     `json:"phase"`
+	Config     Config       `json:"config"`
+	CreatedAt  time.Time    `json:"createdAt"`
+	IPs        []netip.Addr `json:"ips,omitempty"`
+	Namespaces nspin.Set    `json:"namespaces"`
+	InitPid    int          `json:"initPid,omitempty"`
+	// Clean says that network, namespaces and mounts are gone (phases stopped and removing).
+	Clean bool `json:"clean,omitempty"`
+}
+
+// identity is what is unique among pods.
+func (c *Config) identity() string {
+	return fmt.Sprintf("%s\x00%s\x00%s\x00%d", c.Namespace, c.Name, c.UID, c.Attempt)
+}
+
+// String names the pod in errors as people know it.
+func (c *Config) String() string { return c.Namespace + "/" + c.Name }
+
+func (r *podRecord) visible() bool { return r.Phase != podMaking && r.Phase != podRemoving }
+
+// hasInit says whether the pod needs a living process to hold its PID namespace.
+func (c *Config) hasInit() bool { return c.Namespaces.PID == NamespacePod }
+
+// hostNetwork says whether the pod uses the host's network, and with it its host name.
+func (c *Config) hostNetwork() bool { return c.Namespaces.Network == NamespaceNode }
+
+func (c *Config) hostIPC() bool { return c.Namespaces.IPC == NamespaceNode }
+
+// value is what callers see of the record.
+func (r *podRecord) value() Pod {
+	p := Pod{
+		ID: r.ID, Config: r.Config, State: NotReady, CreatedAt: r.CreatedAt,
+		IPs: r.IPs, NetNS: r.Namespaces.Net, Pid: r.InitPid,
+	}
+	if r.Phase == podReady {
+		p.State = Ready
+	}
+	return p
+}
+
+// containerPhase is how far a container's life has come, as its record says it.
+type containerPhase string
+
+const (
+	containerMaking   containerPhase = "making"   // side effects may exist; nobody knows the container yet
+	containerCreated  containerPhase = "created"  // root and spec are ready
+	containerStarting containerPhase = "starting" // the shim may know it
+	containerRunning  containerPhase = "running"
+	containerExited   containerPhase = "exited"
+	containerRemoving containerPhase = "removing" // being deleted; no way back
+)
+
+// containerRecord is container.json.
+type containerRecord struct {
+	ID       string          `json:"id"`
+	PodID    string          `json:"podID"`
+	Phase    containerPhase  `json:"phase"`
+	Config   ContainerConfig `json:"config"`
+	ImageID  string          `json:"imageID"`
+	ImageRef string          `json:"imageRef,omitempty"`
+
+	CreatedAt  time.Time `json:"createdAt"`
+	StartedAt  time.Time `json:"startedAt,omitzero"`
+	FinishedAt time.Time `json:"finishedAt,omitzero"`
+	// StopAt is when a stop under way turns to SIGKILL; zero if none is.
+	StopAt time.Time `json:"stopAt,omitzero"`
+
+	Pid       int    `json:"pid,omitempty"`
+	ExitCode  int32  `json:"exitCode,omitempty"`
+	Reason    string `json:"reason,omitempty"`
+	Message   string `json:"message,omitempty"`
+	OOMKilled bool   `json:"oomKilled,omitempty"`
+
+	LogPath    string  `json:"logPath,omitempty"`
+	StopSignal int     `json:"stopSignal"`
+	UID        int64   `json:"uid"`
+	GID        int64   `json:"gid"`
+	Groups     []int64 `json:"groups,omitempty"`
+	Upper      string  `json:"upper,omitempty"`
+}
+
+// containerIdentity is what is unique among containers.
+func containerIdentity(podID string, c *ContainerConfig) string {
+	return fmt.Sprintf("%s\x00%s\x00%d", podID, c.Name, c.Attempt)
+}
+
+func (r *containerRecord) visible() bool {
+	return r.Phase != containerMaking && r.Phase != containerRemoving
+}
+
+// running says whether the container's init may be alive.
+func (r *containerRecord) running() bool {
+	return r.Phase == containerRunning || r.Phase == containerStarting
+}
+
+// exit notes how the container ended.
+func (r *containerRecord) exit(code int32, at time.Time, oom bool) {
+	r.Phase, r.Pid, r.StopAt = containerExited, 0, time.Time{}
+	r.ExitCode, r.FinishedAt = code, at
+	r.OOMKilled = r.OOMKilled || oom
+	switch {
+	case r.OOMKilled && code != 0:
+		r.Reason = "OOMKilled"
+	case code == 0:
+		r.Reason = "Completed"
+	default:
+		r.Reason = "Error"
+	}
+}
+
+// value is what callers see of the record.
+func (r *containerRecord) value() Container {
+	c := Container{
+		ID: r.ID, PodID: r.PodID, Config: r.Config, State: Unknown,
+		ImageID: r.ImageID, ImageRef: r.ImageRef,
+		CreatedAt: r.CreatedAt, StartedAt: r.StartedAt, FinishedAt: r.FinishedAt,
+		ExitCode: r.ExitCode, Reason: r.Reason, Message: r.Message,
+		LogPath: r.LogPath, Pid: r.Pid,
+		UID: r.UID, GID: r.GID, SupplementalGroups: r.Groups, Snapshot: r.Upper,
+	}
+	switch r.Phase {
+	case containerCreated, containerStarting:
+		c.State, c.StartedAt, c.Pid = Created, time.Time{}, 0
+	case containerRunning:
+		c.State = Running
+	case containerExited:
+		c.State = Exited
+	}
+	return c
+}

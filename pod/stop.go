@@ -1,0 +1,141 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// Stop kills all containers of the pod, disconnects it and lets its namespaces go. The
+// record stays, NotReady. Stopping a stopped or unknown pod succeeds.
+//
+// When it returns nothing of the pod runs and its host ports are free. What is slow
+// and seen by nobody (links, addresses, namespaces) goes in the background; the record
+// says so, and recovery goes on with it.
+func (m *Manager) Stop(ctx context.Context, podID string) error {
+	e, err := m.pods.find(podID)
+	if errors.Is(err, ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return during("stop pod", e.id, m.do(ctx, "stop-pod/"+e.id, stopLimit, func(ctx context.Context) error {
+		if err := e.turn.take(ctx); err != nil {
+			return err
+		}
+		defer e.turn.give()
+		return m.stopPod(ctx, e)
+	}))
+}
+
+// stopPod is Stop for one that has the pod's turn.
+func (m *Manager) stopPod(ctx context.Context, e *entry[podRecord]) error {
+	switch e.get().Phase {
+	case podStopped, podRemoving:
+		return nil
+	}
+	// From here on no container of the pod is created or started: those
+	// operations look at the pod after they have shown themselves to us.
+	if err := e.update(func(r *podRecord) { r.Phase = podStopping }); err != nil {
+		return err
+	}
+	if err := m.faultAt(ctx, "pod.stop.recorded"); err != nil {
+		return err
+	}
+	c := &e.get().Config
+	var tasks errgroup.Group
+	for _, ce := range m.containersOf(e.id) {
+		tasks.Go(func() error { return during("container", ce.id, m.stopContainer(ctx, ce, 0)) })
+	}
+	if c.hasInit() {
+		tasks.Go(func() error { return during("init of pod", e.id, m.endInit(ctx, e)) })
+	}
+	// A host port must be free for the next pod when Stop has returned.
+	if np := m.networkPod(e.id, c); len(np.Ports) > 0 && !c.hostNetwork() {
+		tasks.Go(func() error { return m.Network.Teardown(ctx, np) })
+	}
+	if err := tasks.Wait(); err != nil {
+		return err
+	}
+	if err := m.faultAt(ctx, "pod.stop.killed"); err != nil {
+		return err
+	}
+	if err := e.update(func(r *podRecord) { r.Phase, r.InitPid = podStopped, 0 }); err != nil {
+		return err
+	}
+	m.queueCleaning(e)
+	return m.faultAt(ctx, "pod.stop.stopped")
+}
+
+// containersOf returns all containers of a pod, half-made and half-removed ones too.
+func (m *Manager) containersOf(podID string) []*entry[containerRecord] {
+	return m.containers.each(func(r *containerRecord) bool { return r.PodID == podID })
+}
+
+// queueCleaning has what is left of a stopped or removed pod cleaned up in the background.
+func (m *Manager) queueCleaning(e *entry[podRecord]) {
+	m.clean.queue("pod", e.id, func(ctx context.Context) error {
+		if err := e.tidy.take(ctx); err != nil {
+			return err
+		}
+		defer e.tidy.give()
+		return m.cleanPod(ctx, e)
+	})
+}
+
+// cleanPod frees what a stopped pod still holds, and all of one being removed.
+func (m *Manager) cleanPod(ctx context.Context, e *entry[podRecord]) error {
+	if e.isGone() {
+		return nil
+	}
+	if !e.get().Clean {
+		if err := m.dropPodParts(ctx, e); err != nil {
+			return err
+		}
+	}
+	if e.get().Phase != podRemoving {
+		return e.update(func(r *podRecord) { r.Clean = true })
+	}
+	if err := m.faultAt(ctx, "pod.remove.cleaned"); err != nil {
+		return err
+	}
+	if err := m.Shim.DeletePod(ctx, e.id); err != nil {
+		return err
+	}
+	if err := e.erase(); err != nil {
+		return err
+	}
+	m.pods.remove(e)
+	return nil
+}
+
+// dropPodParts frees everything that a pod has outside its directory. It can be called
+// at any point of a pod's life and any number of times.
+func (m *Manager) dropPodParts(ctx context.Context, e *entry[podRecord]) error {
+	c := &e.get().Config
+	if c.hasInit() {
+		if err := m.endInit(ctx, e); err != nil {
+			return err
+		}
+	}
+	if !c.hostNetwork() {
+		if err := m.Network.Teardown(ctx, m.networkPod(e.id, c)); err != nil {
+			return err
+		}
+	}
+	if err := m.Namespaces.Remove(ctx, m.nsDir(e.id)); err != nil {
+		return err
+	}
+	// What is still mounted must not be deleted through.
+	if err := unmount(m.podFile(e.id, "shm")); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(filepath.Join(m.podDir().Of(e.id), "init")); err != nil {
+		return err
+	}
+	return nil
+}

@@ -1,0 +1,113 @@
+package pod
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/coracle-project/coracle/pod/ocispec"
+)
+
+// UpdateResources changes the limits of a created or running container; zero fields stay
+// as they are. The new limits are recorded, and are in force at once or from the start
+// on. annotations are taken for the caller's sake and steer nothing. The score for the
+// out-of-memory killer belongs to a process that runs already and is not changed.
+func (m *Manager) UpdateResources(ctx context.Context, id string, r Resources, annotations map[string]string) error {
+	e, err := m.containers.find(id)
+	if err != nil {
+		return during("update container", id, err)
+	}
+	if err := r.validate(); err != nil {
+		return during("update container", e.id, err)
+	}
+	_ = annotations
+	return during("update container", e.id, m.life.run(context.WithoutCancel(ctx), updateLimit, func(ctx context.Context) error {
+		if err := e.turn.take(ctx); err != nil {
+			return err
+		}
+		defer e.turn.give()
+		return m.updateResources(ctx, e, r)
+	}))
+}
+
+func (m *Manager) updateResources(ctx context.Context, e *entry[containerRecord], r Resources) error {
+	rec := e.get()
+	next := rec.Config.Resources.with(r)
+	if err := next.validate(); err != nil {
+		return err
+	}
+	switch rec.Phase {
+	case containerRunning:
+		if err := m.Shim.Update(ctx, rec.PodID, e.id, ocispec.Resources(r).Linux()); err != nil {
+			return err
+		}
+	case containerCreated:
+	default:
+		return fail(ErrPrecondition, "it is %s, only a created or running container has limits to change", rec.Phase)
+	}
+	if err := m.rewriteResources(e, next); err != nil {
+		return err
+	}
+	return e.update(func(r *containerRecord) { r.Config.Resources = next })
+}
+
+// rewriteResources puts limits into the bundle, where a start finds them.
+func (m *Manager) rewriteResources(e *entry[containerRecord], r Resources) error {
+	dir := m.containerDir().Of(e.id)
+	b, err := os.ReadFile(filepath.Join(dir, ocispec.FileName))
+	if err != nil {
+		return err
+	}
+	var spec specs.Spec
+	if err := json.Unmarshal(b, &spec); err != nil {
+		return fmt.Errorf("bundle: %w", err)
+	}
+	limits := ocispec.Resources(r).Linux()
+	if old := spec.Linux.Resources; old != nil {
+		limits.Devices = old.Devices
+	}
+	spec.Linux.Resources = limits
+	return ocispec.Write(dir, &spec)
+}
+
+// with is r with the fields that change sets.
+func (r Resources) with(change Resources) Resources {
+	set := func(to *int64, v int64) {
+		if v != 0 {
+			*to = v
+		}
+	}
+	set(&r.CPUPeriod, change.CPUPeriod)
+	set(&r.CPUQuota, change.CPUQuota)
+	set(&r.CPUShares, change.CPUShares)
+	set(&r.MemoryLimit, change.MemoryLimit)
+	set(&r.MemorySwapLimit, change.MemorySwapLimit)
+	if change.CpusetCPUs != "" {
+		r.CpusetCPUs = change.CpusetCPUs
+	}
+	if change.CpusetMems != "" {
+		r.CpusetMems = change.CpusetMems
+	}
+	r.Hugepages = merged(r.Hugepages, change.Hugepages)
+	r.Unified = merged(r.Unified, change.Unified)
+	return r
+}
+
+// merged is a new map with a's entries and b's, which win.
+func merged[V any](a, b map[string]V) map[string]V {
+	if len(b) == 0 {
+		return a
+	}
+	out := make(map[string]V, len(a)+len(b))
+	for k, v := range a {
+		out[k] = v
+	}
+	for k, v := range b {
+		out[k] = v
+	}
+	return out
+}

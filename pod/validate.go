@@ -1,0 +1,245 @@
+package pod
+
+import (
+	"net/netip"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"unicode"
+)
+
+// Limits on what callers may give.
+const (
+	maxName     = 253 // as Kubernetes object names
+	maxHostname = 64  // the kernel's __NEW_UTS_LEN
+)
+
+// hostnames are taken as RFC 1123 has them, with upper case and '_' that some use.
+var (
+	hostnames   = regexp.MustCompile(`^[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?$`)
+	sysctlNames = regexp.MustCompile(`^[a-zA-Z0-9_-]+([./][a-zA-Z0-9_-]+)+$`)
+	cpusets     = regexp.MustCompile(`^[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*$`)
+	hugepages   = regexp.MustCompile(`^[0-9]+[KMG]B$`)
+	unifiedKeys = regexp.MustCompile(`^[a-z0-9_]+(\.[a-zA-Z0-9_]+)+$`)
+)
+
+// validate checks everything about a pod that can be checked without touching anything.
+func (c *Config) validate(o *Options) error {
+	for _, f := range []struct{ field, value string }{
+		{"name", c.Name}, {"namespace", c.Namespace}, {"uid", c.UID},
+	} {
+		if err := checkName(f.field, f.value); err != nil {
+			return err
+		}
+	}
+	if c.Hostname != "" && (len(c.Hostname) > maxHostname || !hostnames.MatchString(c.Hostname)) {
+		return fail(ErrInvalid, "hostname %q is not a valid name of at most %d bytes", c.Hostname, maxHostname)
+	}
+	if c.LogDirectory != "" && !filepath.IsAbs(c.LogDirectory) {
+		return fail(ErrInvalid, "log directory %q is not an absolute path", c.LogDirectory)
+	}
+	if c.RuntimeHandler != "" && !slices.Contains(o.RuntimeHandlers, c.RuntimeHandler) {
+		return fail(ErrInvalid, "unknown runtime handler %q; there are %q", c.RuntimeHandler, o.RuntimeHandlers)
+	}
+	if err := c.Namespaces.validatePod(); err != nil {
+		return err
+	}
+	if err := c.DNS.validate(); err != nil {
+		return err
+	}
+	if err := validatePorts(c.Ports); err != nil {
+		return err
+	}
+	if err := c.validateSysctls(); err != nil {
+		return err
+	}
+	return validateCgroupParent(c.CgroupParent, o.CgroupDriver)
+}
+
+func checkName(field, value string) error {
+	switch {
+	case value == "":
+		return fail(ErrInvalid, "%s is missing", field)
+	case len(value) > maxName:
+		return fail(ErrInvalid, "%s is longer than %d bytes", field, maxName)
+	case strings.ContainsFunc(value, func(r rune) bool { return r == '/' || !unicode.IsPrint(r) }):
+		return fail(ErrInvalid, "%s %q has a slash or an unprintable character in it", field, value)
+	}
+	return nil
+}
+
+func (n *Namespaces) validatePod() error {
+	if err := n.validateUser(); err != nil {
+		return err
+	}
+	if !slices.Contains([]NamespaceMode{"", NamespacePod, NamespaceNode}, n.Network) {
+		return fail(ErrInvalid, "network namespace mode %q; a pod has %q or %q", n.Network, NamespacePod, NamespaceNode)
+	}
+	if !slices.Contains([]NamespaceMode{"", NamespacePod, NamespaceNode}, n.IPC) {
+		return fail(ErrInvalid, "ipc namespace mode %q; a pod has %q or %q", n.IPC, NamespacePod, NamespaceNode)
+	}
+	if !slices.Contains([]NamespaceMode{"", NamespacePod, NamespaceContainer, NamespaceNode}, n.PID) {
+		return fail(ErrInvalid, "pid namespace mode %q is not one that a pod can have", n.PID)
+	}
+	return nil
+}
+
+func (n *Namespaces) validateUser() error {
+	if n.User != "" && n.User != NamespaceNode {
+		return fail(ErrUnsupported, "user namespaces are not supported yet (user namespace mode %q)", n.User)
+	}
+	return nil
+}
+
+func (d *DNS) validate() error {
+	for _, s := range d.Servers {
+		if _, err := netip.ParseAddr(s); err != nil {
+			return fail(ErrInvalid, "dns server %q is not an IP address", s)
+		}
+	}
+	for _, s := range slices.Concat(d.Searches, d.Options) {
+		if s == "" || strings.ContainsFunc(s, func(r rune) bool { return unicode.IsSpace(r) || !unicode.IsPrint(r) }) {
+			return fail(ErrInvalid, "dns search or option %q is empty or has white space in it", s)
+		}
+	}
+	return nil
+}
+
+// protocol is the port's protocol, TCP if it does not say.
+func (p *Port) protocol() string {
+	if p.Protocol == "" {
+		return "tcp"
+	}
+	return p.Protocol
+}
+
+func validatePorts(ports []Port) error {
+	type binding struct {
+		protocol, ip string
+		port         int32
+	}
+	seen := map[binding]bool{}
+	for i := range ports {
+		p := &ports[i]
+		if !slices.Contains([]string{"tcp", "udp", "sctp"}, p.protocol()) {
+			return fail(ErrInvalid, "port protocol %q is not tcp, udp or sctp", p.Protocol)
+		}
+		if p.ContainerPort < 0 || p.ContainerPort > 65535 || p.ContainerPort == 0 && p.HostPort != 0 {
+			return fail(ErrInvalid, "container port %d is not between 1 and 65535", p.ContainerPort)
+		}
+		if p.HostPort < 0 || p.HostPort > 65535 {
+			return fail(ErrInvalid, "host port %d is not between 0 and 65535", p.HostPort)
+		}
+		if p.HostIP != "" {
+			if _, err := netip.ParseAddr(p.HostIP); err != nil {
+				return fail(ErrInvalid, "host ip %q is not an IP address", p.HostIP)
+			}
+		}
+		if p.HostPort == 0 {
+			continue
+		}
+		b := binding{p.protocol(), p.HostIP, p.HostPort}
+		if seen[b] {
+			return fail(ErrInvalid, "host port %d/%s is asked for twice", p.HostPort, b.protocol)
+		}
+		seen[b] = true
+	}
+	return nil
+}
+
+// dotted is a sysctl's name with dots, as nspin takes it. With slashes as separators a
+// dot is part of a name (an interface's), and is written as a slash (sysctl.d(5)).
+func dotted(name string) string {
+	if i := strings.IndexAny(name, "./"); i >= 0 && name[i] == '/' {
+		return strings.Map(func(r rune) rune {
+			switch r {
+			case '/':
+				return '.'
+			case '.':
+				return '/'
+			}
+			return r
+		}, name)
+	}
+	return name
+}
+
+// validateSysctls lets only those be set that belong to a namespace of the pod's own:
+// any other would change the host.
+func (c *Config) validateSysctls() error {
+	for name := range c.Sysctls {
+		if !sysctlNames.MatchString(name) {
+			return fail(ErrInvalid, "%q is not a sysctl's name", name)
+		}
+		name = dotted(name)
+		var host bool
+		switch {
+		case strings.HasPrefix(name, "net."):
+			host = c.hostNetwork()
+		case strings.HasPrefix(name, "kernel.shm"), strings.HasPrefix(name, "kernel.msg"),
+			strings.HasPrefix(name, "fs.mqueue."), name == "kernel.sem":
+			host = c.hostIPC()
+		default:
+			return fail(ErrInvalid, "sysctl %s is not of a namespace that pods have", name)
+		}
+		if host {
+			return fail(ErrInvalid, "sysctl %s would change the host, whose namespace the pod uses", name)
+		}
+	}
+	return nil
+}
+
+func validateCgroupParent(parent string, d CgroupDriver) error {
+	switch {
+	case parent == "":
+		return nil
+	case slices.Contains(strings.Split(parent, "/"), ".."):
+		return fail(ErrInvalid, "cgroup parent %q has '..' in it", parent)
+	case d == Systemd && !strings.HasSuffix(path.Base(parent), ".slice"):
+		return fail(ErrInvalid, "cgroup parent %q is not a systemd slice, which the cgroup driver %q needs", parent, d)
+	case strings.Contains(parent, ":"):
+		return fail(ErrInvalid, "cgroup parent %q has ':' in it", parent)
+	}
+	return nil
+}
+
+// validate checks limits.
+func (r *Resources) validate() error {
+	for _, f := range []struct {
+		field string
+		value int64
+		least int64
+	}{
+		{"cpu period", r.CPUPeriod, 0}, {"cpu quota", r.CPUQuota, -1}, {"cpu shares", r.CPUShares, 0},
+		{"memory limit", r.MemoryLimit, -1}, {"memory+swap limit", r.MemorySwapLimit, -1},
+		{"oom score adjustment", r.OOMScoreAdj, -1000},
+	} {
+		if f.value < f.least {
+			return fail(ErrInvalid, "%s %d is less than %d", f.field, f.value, f.least)
+		}
+	}
+	if r.OOMScoreAdj > 1000 {
+		return fail(ErrInvalid, "oom score adjustment %d is more than 1000", r.OOMScoreAdj)
+	}
+	if r.MemoryLimit > 0 && r.MemorySwapLimit > 0 && r.MemorySwapLimit < r.MemoryLimit {
+		return fail(ErrInvalid, "memory+swap limit %d is less than the memory limit %d", r.MemorySwapLimit, r.MemoryLimit)
+	}
+	for _, set := range []string{r.CpusetCPUs, r.CpusetMems} {
+		if set != "" && !cpusets.MatchString(set) {
+			return fail(ErrInvalid, "cpuset %q is not a list like 0-3,7", set)
+		}
+	}
+	for size := range r.Hugepages {
+		if !hugepages.MatchString(size) {
+			return fail(ErrInvalid, "huge page size %q is not like 2MB", size)
+		}
+	}
+	for key := range r.Unified {
+		if !unifiedKeys.MatchString(key) {
+			return fail(ErrInvalid, "%q is not the name of a cgroup v2 file", key)
+		}
+	}
+	return nil
+}

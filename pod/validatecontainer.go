@@ -1,0 +1,158 @@
+package pod
+
+import (
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/coracle-project/coracle/pod/ocispec"
+)
+
+// validate checks everything about a container that can be checked without touching
+// anything.
+func (c *ContainerConfig) validate() error {
+	if err := checkName("name", c.Name); err != nil {
+		return err
+	}
+	if c.Image == "" {
+		return fail(ErrInvalid, "image is missing")
+	}
+	if c.WorkingDir != "" && !path.IsAbs(c.WorkingDir) {
+		return fail(ErrInvalid, "working directory %q is not an absolute path", c.WorkingDir)
+	}
+	if err := validateLogPath(c.LogPath); err != nil {
+		return err
+	}
+	for _, kv := range c.Env {
+		if kv[0] == "" || strings.ContainsAny(kv[0], "=\x00") || strings.ContainsRune(kv[1], 0) {
+			return fail(ErrInvalid, "environment variable %q is not valid", kv[0])
+		}
+	}
+	for _, arg := range slices.Concat(c.Command, c.Args) {
+		if strings.ContainsRune(arg, 0) {
+			return fail(ErrInvalid, "argument %q has a zero byte in it", arg)
+		}
+	}
+	for i := range c.Mounts {
+		if err := c.Mounts[i].validate(); err != nil {
+			return err
+		}
+	}
+	for i := range c.Devices {
+		if err := c.Devices[i].validate(); err != nil {
+			return err
+		}
+	}
+	if len(c.CDIDevices) > 0 {
+		return fail(ErrUnsupported, "CDI devices are not supported yet (%q)", c.CDIDevices)
+	}
+	if c.StopSignal != "" {
+		if _, err := parseSignal(c.StopSignal); err != nil {
+			return err
+		}
+	}
+	if err := c.Resources.validate(); err != nil {
+		return err
+	}
+	return c.Security.validate()
+}
+
+// validateLogPath wants a path that stays below the pod's log directory.
+func validateLogPath(p string) error {
+	if p != "" && !filepath.IsLocal(p) {
+		return fail(ErrInvalid, "log path %q is not a relative path below the pod's log directory", p)
+	}
+	return nil
+}
+
+func (m *Mount) validate() error {
+	if m.Image != "" || m.ImageSubPath != "" {
+		return fail(ErrUnsupported, "image volumes are not supported yet (mount %q)", m.ContainerPath)
+	}
+	if m.HasIDMappings {
+		return fail(ErrUnsupported, "mounts with id mappings are not supported yet (mount %q)", m.ContainerPath)
+	}
+	if !path.IsAbs(m.ContainerPath) || path.Clean(m.ContainerPath) == "/" {
+		return fail(ErrInvalid, "mount point %q is not an absolute path below the root", m.ContainerPath)
+	}
+	if !filepath.IsAbs(m.HostPath) {
+		return fail(ErrInvalid, "host path %q of mount %s is not an absolute path", m.HostPath, m.ContainerPath)
+	}
+	if !slices.Contains([]Propagation{"", PropagationPrivate, PropagationHostToContainer, PropagationBidirectional}, m.Propagation) {
+		return fail(ErrInvalid, "propagation %q of mount %s is unknown", m.Propagation, m.ContainerPath)
+	}
+	if m.RecursiveReadonly && (!m.Readonly || m.Propagation != "" && m.Propagation != PropagationPrivate) {
+		return fail(ErrInvalid, "recursive read-only mount %s must be read-only and private", m.ContainerPath)
+	}
+	return nil
+}
+
+func (d *Device) validate() error {
+	if !filepath.IsAbs(d.HostPath) {
+		return fail(ErrInvalid, "device %q is not an absolute path", d.HostPath)
+	}
+	if d.ContainerPath != "" && !path.IsAbs(d.ContainerPath) {
+		return fail(ErrInvalid, "device path %q in the container is not absolute", d.ContainerPath)
+	}
+	if strings.Trim(d.Permissions, "rwm") != "" {
+		return fail(ErrInvalid, "device permissions %q of %s are not of r, w and m", d.Permissions, d.HostPath)
+	}
+	return nil
+}
+
+func (s *Security) validate() error {
+	if err := s.Namespaces.validateContainer(); err != nil {
+		return err
+	}
+	for _, name := range slices.Concat(s.AddCapabilities, s.DropCapabilities, s.AddAmbientCapabilities) {
+		if _, err := ocispec.CapabilityName(name); err != nil {
+			return fail(ErrInvalid, "%w", err)
+		}
+	}
+	for _, p := range slices.Concat(s.MaskedPaths, s.ReadonlyPaths) {
+		if !path.IsAbs(p) {
+			return fail(ErrInvalid, "masked or read-only path %q is not absolute", p)
+		}
+	}
+	if err := s.Seccomp.validate(); err != nil {
+		return err
+	}
+	u := &s.User
+	switch {
+	case u.UID != nil && u.Name != "":
+		return fail(ErrInvalid, "run as user %d and as %q: only one can be", *u.UID, u.Name)
+	case u.GID != nil && u.UID == nil && u.Name == "":
+		return fail(ErrInvalid, "run as group %d needs a user too", *u.GID)
+	}
+	return nil
+}
+
+func (n *Namespaces) validateContainer() error {
+	if err := n.validateUser(); err != nil {
+		return err
+	}
+	switch n.PID {
+	case "", NamespacePod, NamespaceContainer, NamespaceNode:
+	case NamespaceTarget:
+		if n.TargetID == "" {
+			return fail(ErrInvalid, "pid namespace of a target container needs its id")
+		}
+	default:
+		return fail(ErrInvalid, "pid namespace mode %q is unknown", n.PID)
+	}
+	return nil
+}
+
+func (s *Seccomp) validate() error {
+	switch s.Type {
+	case "", ProfileUnconfined, ProfileRuntimeDefault:
+		return nil
+	case ProfileLocalhost:
+		if !filepath.IsAbs(s.Localhost) {
+			return fail(ErrInvalid, "seccomp profile %q is not an absolute path", s.Localhost)
+		}
+		return nil
+	}
+	return fail(ErrInvalid, "seccomp profile type %q is unknown", s.Type)
+}
