@@ -1,0 +1,142 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"github.com/coracle-project/coracle/cmd/coracled/config"
+	"github.com/coracle-project/coracle/internal/version"
+)
+
+const defaultConfigFile = "/etc/coracle/config.toml"
+
+// flags are the settings of the command line; those given win over the file's.
+type flags struct {
+	root, state, address, config, logLevel string
+}
+
+func command() *cobra.Command {
+	var f flags
+	root := &cobra.Command{
+		Use:   "coracled",
+		Short: "run containers for Kubernetes",
+		Long: `coracled serves the Kubernetes Container Runtime Interface (CRI v1) on a unix
+socket. Containers go on when it ends, however it ends; started again with the same
+--root and --state, it finds them all.`,
+		Example: `  coracled
+  coracled --root /srv/coracle --log-level debug
+  coracled config default > /etc/coracle/config.toml
+  crictl --runtime-endpoint unix:///run/coracle/coracle.sock pods`,
+		Version:       version.String(),
+		Args:          cobra.NoArgs,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := f.load(cmd)
+			if err != nil {
+				return err
+			}
+			return runDaemon(cmd.Context(), c, f.again(cmd, c), newLog(c.Log))
+		},
+	}
+	root.SetVersionTemplate("coracled {{.Version}}\n")
+	d := config.Default()
+	p := root.PersistentFlags()
+	p.StringVar(&f.root, "root", d.Root, "directory for what outlives a reboot")
+	p.StringVar(&f.state, "state", d.State, "directory for what a reboot may lose")
+	p.StringVar(&f.address, "address", "unix://"+d.Socket(), "socket to serve on; follows --state unless given")
+	p.StringVar(&f.config, "config", defaultConfigFile, "TOML file; only the default may be absent")
+	p.StringVar(&f.logLevel, "log-level", d.Log.Level, "debug, info, warn or error")
+	root.AddCommand(configCommand(), purgeCommand(&f))
+	return root
+}
+
+// load reads the file and puts the flags that were given over it.
+func (f *flags) load(cmd *cobra.Command) (config.Config, error) {
+	given := cmd.Flags().Changed
+	c, err := config.Load(f.config)
+	if errors.Is(err, fs.ErrNotExist) && !given("config") {
+		c, err = config.Default(), nil
+	}
+	if err != nil {
+		return c, err
+	}
+	for name, place := range map[string]struct{ value, into *string }{
+		"root":      {&f.root, &c.Root},
+		"state":     {&f.state, &c.State},
+		"address":   {&f.address, &c.GRPC.Address},
+		"log-level": {&f.logLevel, &c.Log.Level},
+	} {
+		if given(name) {
+			*place.into = *place.value
+		}
+	}
+	for _, dir := range []*string{&c.Root, &c.State} {
+		if *dir, err = filepath.Abs(*dir); err != nil {
+			return c, err
+		}
+	}
+	return c, c.Check()
+}
+
+// again is the arguments that start this daemon once more: those given, with paths
+// that do not depend on the working directory.
+func (f *flags) again(cmd *cobra.Command, c config.Config) []string {
+	var args []string
+	for _, flag := range []struct{ name, value string }{
+		{"root", c.Root}, {"state", c.State}, {"address", c.GRPC.Address}, {"config", absolute(f.config)}, {"log-level", c.Log.Level},
+	} {
+		if cmd.Flags().Changed(flag.name) {
+			args = append(args, "--"+flag.name, flag.value)
+		}
+	}
+	return args
+}
+
+// absolute leaves a path as it is if the working directory is gone.
+func absolute(path string) string {
+	if abs, err := filepath.Abs(path); err == nil {
+		return abs
+	}
+	return path
+}
+
+func configCommand() *cobra.Command {
+	group := &cobra.Command{Use: "config", Short: "print or check the configuration"}
+	group.AddCommand(&cobra.Command{
+		Use:     "default",
+		Short:   "print the default configuration with explanations",
+		Example: "  coracled config default > /etc/coracle/config.toml",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return config.Write(cmd.OutOrStdout(), config.Default())
+		},
+	}, &cobra.Command{
+		Use:     "check FILE",
+		Short:   "say what is wrong in a configuration file",
+		Example: "  coracled config check /etc/coracle/config.toml",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if _, err := config.Load(args[0]); err != nil {
+				return err
+			}
+			_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s: ok\n", args[0])
+			return err
+		},
+	})
+	return group
+}
+
+func newLog(c config.Log) *slog.Logger {
+	o := &slog.HandlerOptions{Level: c.SlogLevel()}
+	if c.Format == "json" {
+		return slog.New(slog.NewJSONHandler(os.Stderr, o))
+	}
+	return slog.New(slog.NewTextHandler(os.Stderr, o))
+}

@@ -1,0 +1,252 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+const (
+	scheme = "unix://"
+	// maxSocket is sun_path less its final zero byte (unix(7)).
+	maxSocket = 107
+	// maxInterface is IFNAMSIZ less its final zero byte.
+	maxInterface = 15
+	maxDownloads = 64
+	maxMTU       = 65535
+	// minMTU is the least that IPv6 allows.
+	minMTU = 1280
+)
+
+// Check reports every setting whose value cannot be used, each with its key.
+func (c *Config) Check() error {
+	return errors.Join(
+		c.checkPlaces(),
+		oneOf("log.level", c.Log.Level, "debug", "info", "warn", "error"),
+		oneOf("log.format", c.Log.Format, "text", "json"),
+		oneOf("shim.scope", c.Shim.Scope, "node", "pod"),
+		optionalPath("shim.binary", c.Shim.Binary),
+		checkSupervise(c.Shim.Supervise),
+		oneOf("cgroup.driver", c.Cgroup.Driver, "auto", "cgroupfs", "systemd"),
+		checkCgroupRoot(c.Cgroup),
+		c.Network.check(),
+		c.Image.check(),
+		checkHandlers(c.Runtime.Handlers),
+		checkHostPort("stream.address", c.Stream.Address),
+	)
+}
+
+// SlogLevel is log.level, which Check has seen to be one.
+func (l Log) SlogLevel() slog.Level {
+	var level slog.Level
+	_ = level.UnmarshalText([]byte(l.Level))
+	return level
+}
+
+func wrong(key, format string, args ...any) error {
+	return fmt.Errorf("%s: "+format, append([]any{key}, args...)...)
+}
+
+func oneOf(key, value string, known ...string) error {
+	if slices.Contains(known, value) {
+		return nil
+	}
+	return wrong(key, "%q is none of %s", value, strings.Join(known, ", "))
+}
+
+func (c *Config) checkPlaces() error {
+	if err := errors.Join(path("root", c.Root), path("state", c.State)); err != nil {
+		return err
+	}
+	if c.Root == c.State {
+		return wrong("state", "%q is also root", c.State)
+	}
+	if c.GRPC.Address != "" {
+		socket, ok := strings.CutPrefix(c.GRPC.Address, scheme)
+		if !ok {
+			return wrong("grpc.address", "%q does not begin with %s", c.GRPC.Address, scheme)
+		}
+		if err := path("grpc.address", socket); err != nil {
+			return err
+		}
+	}
+	if s := c.Socket(); len(s) > maxSocket {
+		return wrong("grpc.address", "%q is longer than the %d bytes that a socket's path can have", s, maxSocket)
+	}
+	return nil
+}
+
+// path wants an absolute path in its shortest form.
+func path(key, value string) error {
+	switch {
+	case !filepath.IsAbs(value):
+		return wrong(key, "%q is not an absolute path", value)
+	case filepath.Clean(value) != value:
+		return wrong(key, "%q: write %q", value, filepath.Clean(value))
+	case value == "/":
+		return wrong(key, "cannot be /")
+	case strings.ContainsRune(value, 0):
+		return wrong(key, "%q contains a zero byte", value)
+	}
+	return nil
+}
+
+func optionalPath(key, value string) error {
+	if value == "" {
+		return nil
+	}
+	return path(key, value)
+}
+
+func checkSupervise(v any) error {
+	if _, ok := v.(bool); ok || v == "auto" {
+		return nil
+	}
+	return wrong("shim.supervise", "%v is none of true, false, \"auto\"", v)
+}
+
+func checkCgroupRoot(c Cgroup) error {
+	if c.Driver != "systemd" {
+		return optionalPath("cgroup.root", c.Root)
+	}
+	if c.Root != "" && (!strings.HasSuffix(c.Root, ".slice") || strings.Contains(c.Root, "/")) {
+		return wrong("cgroup.root", "%q is not the name of a slice, which the systemd driver needs", c.Root)
+	}
+	return nil
+}
+
+func (n *Network) check() error {
+	errs := []error{
+		checkInterface("network.bridge", n.Bridge),
+		checkSubnets("network.subnets", n.Subnets),
+		path("network.cni_conf_dir", n.CNIConfDir),
+	}
+	if n.MTU != 0 && (n.MTU < minMTU || n.MTU > maxMTU) {
+		errs = append(errs, wrong("network.mtu", "%d is neither 0 nor from %d to %d", n.MTU, minMTU, maxMTU))
+	}
+	for _, dir := range n.CNIBinDirs {
+		errs = append(errs, path("network.cni_bin_dirs", dir))
+	}
+	return errors.Join(errs...)
+}
+
+// checkInterface wants a name that the kernel takes for a link (dev_valid_name) and
+// nftables for a table.
+func checkInterface(key, name string) error {
+	if name == "" || len(name) > maxInterface {
+		return wrong(key, "%q does not have 1 to %d characters", name, maxInterface)
+	}
+	for i, r := range name {
+		letter := r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z'
+		if !letter && (i == 0 || !strings.ContainsRune("0123456789-_", r)) {
+			return wrong(key, "%q: only letters, digits, - and _ after a letter", name)
+		}
+	}
+	return nil
+}
+
+// checkSubnets wants at most one range of each family, and at least one.
+func checkSubnets(key string, subnets []string) error {
+	if len(subnets) == 0 {
+		return wrong(key, "is empty")
+	}
+	var v4, v6 int
+	for _, s := range subnets {
+		p, err := netip.ParsePrefix(s)
+		if err != nil {
+			return wrong(key, "%q is not an address range such as 10.85.0.0/16", s)
+		}
+		if p.Masked() != p {
+			return wrong(key, "%q has bits beyond its length; write %s", s, p.Masked())
+		}
+		// One address each for the network, the bridge, a pod and broadcast.
+		if p.Addr().BitLen()-p.Bits() < 2 {
+			return wrong(key, "%q has no room for pods", s)
+		}
+		if p.Addr().Is4() {
+			v4++
+		} else {
+			v6++
+		}
+	}
+	if v4 > 1 || v6 > 1 {
+		return wrong(key, "%q has two ranges of one family", subnets)
+	}
+	return nil
+}
+
+func (i *Image) check() error {
+	var errs []error
+	if n := i.MaxConcurrentDownloads; n < 1 || n > maxDownloads {
+		errs = append(errs, wrong("image.max_concurrent_downloads", "%d is not from 1 to %d", n, maxDownloads))
+	}
+	for _, host := range slices.Sorted(maps.Keys(i.Registry)) {
+		r := i.Registry[host]
+		key := fmt.Sprintf("image.registry.%q", host)
+		errs = append(errs, checkRegistry(key, host), optionalPath(key+".ca_file", r.CAFile))
+		for _, m := range r.Mirrors {
+			errs = append(errs, checkMirror(key+".mirrors", m))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// checkMirror wants a registry, with or without a scheme.
+func checkMirror(key, mirror string) error {
+	for _, s := range []string{"http://", "https://"} {
+		if host, ok := strings.CutPrefix(mirror, s); ok {
+			return checkRegistry(key, strings.TrimSuffix(host, "/"))
+		}
+	}
+	return checkRegistry(key, mirror)
+}
+
+// checkRegistry wants host or host:port.
+func checkRegistry(key, host string) error {
+	name := host
+	if strings.ContainsRune(strings.TrimPrefix(host, "["), ':') {
+		if err := checkHostPort(key, host); err != nil {
+			return err
+		}
+		name, _, _ = net.SplitHostPort(host)
+	}
+	if name == "" || strings.ContainsAny(name, "/@?# \t\n\x00") {
+		return wrong(key, "%q is not host or host:port", host)
+	}
+	return nil
+}
+
+func checkHostPort(key, address string) error {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return wrong(key, "%q is not host:port", address)
+	}
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil {
+		return wrong(key, "%q: port %q is not a number up to 65535", address, port)
+	} else if host == "" && n == 0 {
+		return wrong(key, "%q has neither host nor port", address)
+	}
+	return nil
+}
+
+func checkHandlers(names []string) error {
+	for i, name := range names {
+		if name == "" {
+			return wrong("runtime.handlers", "the unnamed handler is always there")
+		}
+		if strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789-") != "" {
+			return wrong("runtime.handlers", "%q: only lower-case letters, digits and -", name)
+		}
+		if slices.Contains(names[:i], name) {
+			return wrong("runtime.handlers", "%q stands twice", name)
+		}
+	}
+	return nil
+}

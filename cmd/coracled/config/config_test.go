@@ -1,0 +1,251 @@
+package config
+
+import (
+	"bytes"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+)
+
+func TestDefaultRoundTrips(t *testing.T) {
+	var text bytes.Buffer
+	if err := Write(&text, Default()); err != nil {
+		t.Fatal(err)
+	}
+	got, err := Parse(text.Bytes())
+	if err != nil {
+		t.Fatalf("%v in\n%s", err, text.String())
+	}
+	if diff := cmp.Diff(Default(), got); diff != "" {
+		t.Error(diff)
+	}
+	if err := Write(&text, Default()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestEveryKeyIsExplained(t *testing.T) {
+	var walk func(reflect.Type)
+	walk = func(s reflect.Type) {
+		for i := range s.NumField() {
+			f := s.Field(i)
+			if f.Tag.Get("doc") == "" || f.Tag.Get("toml") == "" {
+				t.Errorf("%s.%s has no name or explanation", s.Name(), f.Name)
+			}
+			if f.Type.Kind() == reflect.Struct {
+				walk(f.Type)
+			}
+		}
+	}
+	walk(reflect.TypeFor[Config]())
+	walk(reflect.TypeFor[Registry]())
+}
+
+func TestParse(t *testing.T) {
+	got, err := Parse([]byte(`
+root = "/srv/c"
+[grpc]
+address = "unix:///tmp/c.sock"
+[shim]
+supervise = false
+[network]
+subnets = ["10.1.0.0/24"]
+[image.registry."127.0.0.1:5000"]
+plain_http = true
+mirrors = ["https://mirror.example", "[::1]:5000"]
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Default()
+	want.Root = "/srv/c"
+	want.GRPC.Address = "unix:///tmp/c.sock"
+	want.Shim.Supervise = false
+	want.Network.Subnets = []string{"10.1.0.0/24"}
+	want.Image.Registry = map[string]Registry{
+		"127.0.0.1:5000": {PlainHTTP: true, Mirrors: []string{"https://mirror.example", "[::1]:5000"}},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	if got.Socket() != "/tmp/c.sock" {
+		t.Errorf("socket %q", got.Socket())
+	}
+	if d := Default(); d.Socket() != "/run/coracle/coracle.sock" {
+		t.Errorf("default socket %q", d.Socket())
+	}
+	// What was read can be written and read again.
+	var text bytes.Buffer
+	if err := Write(&text, got); err != nil {
+		t.Fatal(err)
+	}
+	again, err := Parse(text.Bytes())
+	if err != nil {
+		t.Fatalf("%v in\n%s", err, text.String())
+	}
+	if diff := cmp.Diff(want, again); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestRejections(t *testing.T) {
+	for _, tt := range []struct{ name, text, want string }{
+		{"unknown key", "root = '/a'\n[log]\nlevle = 'debug'", "line 3: unknown key log.levle"},
+		{"unknown section", "[logs]\nlevel = 'debug'", "unknown key logs"},
+		{"two unknown keys", "a = 1\nb = 2", "line 2: unknown key b"},
+		{"unknown registry key", "[image.registry.'r:1']\nhttp = true", "line 2: unknown key image.registry.r:1.http"},
+		{"not TOML", "root", "line 1: "},
+		{"key twice", "root = '/a'\nroot = '/b'", "root"},
+		{"number for a string", "\nroot = 5", "line 2: "},
+		{"string for a number", "[network]\nmtu = '1500'", "line 2: "},
+		{"string for a list", "[network]\nsubnets = '10.0.0.0/8'", "line 2: "},
+		{"relative root", "root = 'var'", `root: "var" is not an absolute path`},
+		{"unclean root", "root = '/var//x/'", `write "/var/x"`},
+		{"root is /", "root = '/'", "root: cannot be /"},
+		{"root is state", "root = '/a'\nstate = '/a'", "state: "},
+		{"tcp address", "[grpc]\naddress = 'tcp://127.0.0.1:1'", "grpc.address: "},
+		{"address without path", "[grpc]\naddress = 'unix://'", "grpc.address: "},
+		{"relative address", "[grpc]\naddress = 'unix://run/x'", "grpc.address: "},
+		{"long address", "[grpc]\naddress = 'unix:///" + strings.Repeat("a", 107) + "'", "grpc.address: "},
+		{"level", "[log]\nlevel = 'loud'", `log.level: "loud" is none of debug, info, warn, error`},
+		{"format", "[log]\nformat = 'xml'", "log.format: "},
+		{"scope", "[shim]\nscope = 'host'", "shim.scope: "},
+		{"binary", "[shim]\nbinary = 'shim'", "shim.binary: "},
+		{"supervise string", "[shim]\nsupervise = 'yes'", "shim.supervise: "},
+		{"supervise number", "[shim]\nsupervise = 1", "shim.supervise: "},
+		{"cgroup driver", "[cgroup]\ndriver = 'v2'", "cgroup.driver: "},
+		{"cgroup root", "[cgroup]\nroot = 'pods'", "cgroup.root: "},
+		{"cgroup root no slice", "[cgroup]\ndriver = 'systemd'\nroot = '/pods'", "cgroup.root: "},
+		{"no bridge", "[network]\nbridge = ''", "network.bridge: "},
+		{"long bridge", "[network]\nbridge = 'abcdefghijklmnop'", "network.bridge: "},
+		{"bridge with slash", "[network]\nbridge = 'a/b'", "network.bridge: "},
+		{"bridge begins with digit", "[network]\nbridge = '0a'", "network.bridge: "},
+		{"no subnets", "[network]\nsubnets = []", "network.subnets: "},
+		{"address for a subnet", "[network]\nsubnets = ['10.0.0.1']", "network.subnets: "},
+		{"prefix too long", "[network]\nsubnets = ['10.0.0.0/33']", "network.subnets: "},
+		{"host bits", "[network]\nsubnets = ['10.0.0.1/24']", "write 10.0.0.0/24"},
+		{"no room", "[network]\nsubnets = ['10.0.0.0/31']", "no room"},
+		{"two of one family", "[network]\nsubnets = ['10.0.0.0/24', '10.0.1.0/24']", "two ranges of one family"},
+		{"small mtu", "[network]\nmtu = 100", "network.mtu: "},
+		{"large mtu", "[network]\nmtu = 70000", "network.mtu: "},
+		{"conf dir", "[network]\ncni_conf_dir = ''", "network.cni_conf_dir: "},
+		{"bin dir", "[network]\ncni_bin_dirs = ['bin']", "network.cni_bin_dirs: "},
+		{"no downloads", "[image]\nmax_concurrent_downloads = 0", "image.max_concurrent_downloads: "},
+		{"many downloads", "[image]\nmax_concurrent_downloads = 65", "image.max_concurrent_downloads: "},
+		{"registry with scheme", "[image.registry.'http://r']\nplain_http = true", "image.registry."},
+		{"registry with path", "[image.registry.'r/x']\nplain_http = true", "image.registry."},
+		{"registry port", "[image.registry.'r:x']\nplain_http = true", "image.registry."},
+		{"empty registry", "[image.registry.'']\nplain_http = true", "image.registry."},
+		{"mirror with path", "[image.registry.'r']\nmirrors = ['http://m/x']", "mirrors: "},
+		{"mirror with other scheme", "[image.registry.'r']\nmirrors = ['ftp://m']", "mirrors: "},
+		{"ca file", "[image.registry.'r']\nca_file = 'ca.pem'", "ca_file: "},
+		{"empty handler", "[runtime]\nhandlers = ['']", "runtime.handlers: "},
+		{"handler name", "[runtime]\nhandlers = ['Run C']", "runtime.handlers: "},
+		{"handler twice", "[runtime]\nhandlers = ['a', 'a']", "runtime.handlers: "},
+		{"stream without port", "[stream]\naddress = '127.0.0.1'", "stream.address: "},
+		{"stream port", "[stream]\naddress = '127.0.0.1:70000'", "stream.address: "},
+		{"stream nothing", "[stream]\naddress = ':0'", "stream.address: "},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			_, err := Parse([]byte(tt.text))
+			if err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("%v, want %q in it", err, tt.want)
+			}
+		})
+	}
+}
+
+func TestKeysAreNamedAsInTheFile(t *testing.T) {
+	c := Default()
+	c.Image.Registry = map[string]Registry{"r:1": {PlainHTTP: true}}
+	image := Keys(c)["image"].(map[string]any)
+	want := map[string]any{
+		"max_concurrent_downloads": 6,
+		"registry": map[string]any{"r:1": map[string]any{
+			"plain_http": true, "insecure_skip_verify": false, "ca_file": "", "mirrors": []string(nil),
+		}},
+	}
+	if diff := cmp.Diff(want, image); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestAllFaultsAreTold(t *testing.T) {
+	_, err := Parse([]byte("root = 'a'\n[log]\nlevel = 'x'\n[network]\nmtu = 1"))
+	if n := strings.Count(err.Error(), "\n"); n != 2 {
+		t.Errorf("%d lines: %v", n+1, err)
+	}
+}
+
+func TestLoad(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	if _, err := Load(filepath.Join(dir, "absent")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("absent: %v", err)
+	}
+	bad := write("bad", "x = 1")
+	if _, err := Load(bad); err == nil || !strings.Contains(err.Error(), bad+": line 1") {
+		t.Errorf("bad: %v", err)
+	}
+	if _, err := Load(write("large", strings.Repeat("#", maxSize+1))); err == nil || !strings.Contains(err.Error(), "larger") {
+		t.Errorf("large: %v", err)
+	}
+	if c, err := Load(write("good", "[log]\nlevel = 'warn'")); err != nil || c.Log.Level != "warn" {
+		t.Errorf("good: %+v, %v", c, err)
+	}
+}
+
+func TestSupervised(t *testing.T) {
+	for _, tt := range []struct {
+		value         any
+		systemd, want bool
+	}{
+		{"auto", false, true}, {"auto", true, false}, {true, true, true}, {false, false, false},
+	} {
+		c := Config{Shim: Shim{Supervise: tt.value}}
+		if got := c.Supervised(tt.systemd); got != tt.want {
+			t.Errorf("%+v: %v", tt, got)
+		}
+	}
+}
+
+// FuzzParse: no input panics, and what is accepted survives being written and read.
+func FuzzParse(f *testing.F) {
+	var text bytes.Buffer
+	if err := Write(&text, Default()); err != nil {
+		f.Fatal(err)
+	}
+	f.Add(text.Bytes())
+	f.Add([]byte("root = '/a\\tb'\n[image.registry.\"r:1\"]\nmirrors = ['m']\n"))
+	f.Add([]byte("root = \"/a\\u0007\\\\\\\"\"\n"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		c, err := Parse(data)
+		if err != nil {
+			return
+		}
+		var text bytes.Buffer
+		if err := Write(&text, c); err != nil {
+			t.Fatal(err)
+		}
+		again, err := Parse(text.Bytes())
+		if err != nil {
+			t.Fatalf("%v in\n%s", err, text.String())
+		}
+		if diff := cmp.Diff(c, again, cmpopts.EquateEmpty()); diff != "" {
+			t.Error(diff)
+		}
+	})
+}

@@ -1,0 +1,113 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// errRunning means that another process has the state directory.
+var errRunning = errors.New("in use")
+
+// stateLock is the right to a state directory. The kernel takes it back when the
+// process ends, however it ends.
+type stateLock struct{ file *os.File }
+
+// lockState takes the lock of a state directory, or says who has it (errRunning).
+func lockState(dir string) (*stateLock, error) {
+	for {
+		f, err := openLock(dir)
+		if err != nil {
+			return nil, err
+		}
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			err = fmt.Errorf("state directory %s: %w by coracled with pid %d; give this one another --root and --state, or stop that one",
+				dir, errRunning, holder(f))
+		}
+		if err != nil {
+			_ = f.Close()
+			return nil, err
+		}
+		if l, err := own(f); l != nil || err != nil {
+			return l, err
+		}
+	}
+}
+
+// awaitState takes the lock as soon as its holder ends, or gives up when ctx ends.
+func awaitState(ctx context.Context, dir string) (*stateLock, error) {
+	for {
+		f, err := openLock(dir)
+		if err != nil {
+			return nil, err
+		}
+		got := make(chan error, 1)
+		// flock(2) cannot be given a deadline. On a timeout the purge fails and
+		// the process ends, and this goroutine with it.
+		go func() { got <- unix.Flock(int(f.Fd()), unix.LOCK_EX) }()
+		select {
+		case err := <-got:
+			if err != nil {
+				_ = f.Close()
+				return nil, fmt.Errorf("lock %s: %w", f.Name(), err)
+			}
+			if l, err := own(f); l != nil || err != nil {
+				return l, err
+			}
+		case <-ctx.Done():
+			return nil, fmt.Errorf("lock %s: held by pid %d: %w", f.Name(), holder(f), ctx.Err())
+		}
+	}
+}
+
+func openLock(dir string) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock state directory: %w", err)
+	}
+	return f, nil
+}
+
+// own writes our pid into the locked file for the one who finds it taken. It returns
+// nil and closes the file if that has lost its name since it was opened, to a purge:
+// its lock means nothing.
+func own(f *os.File) (*stateLock, error) {
+	opened, err := f.Stat()
+	if err != nil {
+		_ = f.Close()
+		return nil, fmt.Errorf("lock %s: %w", f.Name(), err)
+	}
+	if named, err := os.Stat(f.Name()); err != nil || !os.SameFile(opened, named) {
+		_ = f.Close()
+		return nil, nil
+	}
+	pid := strconv.Itoa(os.Getpid()) + "\n"
+	if err := errors.Join(f.Truncate(0), writeAt(f, pid)); err != nil {
+		_ = f.Close()
+		return nil, fmt.Errorf("write %s: %w", f.Name(), err)
+	}
+	return &stateLock{f}, nil
+}
+
+func writeAt(f *os.File, s string) error {
+	_, err := f.WriteAt([]byte(s), 0)
+	return err
+}
+
+// holder reads who has the lock; 0 if it cannot be read.
+func holder(f *os.File) int {
+	var buf [32]byte
+	n, _ := f.ReadAt(buf[:], 0)
+	pid, _ := strconv.Atoi(strings.TrimSpace(string(buf[:n])))
+	return pid
+}
+
+// release gives the lock back. The file stays, unless a purge removes it.
+func (l *stateLock) release() { _ = l.file.Close() }

@@ -1,0 +1,212 @@
+package cri
+
+import (
+	"context"
+	"encoding/json"
+	"math"
+	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/coracle-project/coracle/pod"
+)
+
+// CreateContainer makes a container in a pod. The request's copy of the pod's config is
+// not looked at: the pod knows its own.
+func (s *service) CreateContainer(ctx context.Context, r *runtimeapi.CreateContainerRequest) (*runtimeapi.CreateContainerResponse, error) {
+	if err := required("pod_sandbox_id", r.GetPodSandboxId()); err != nil {
+		return nil, err
+	}
+	c, err := containerConfig(r.GetConfig())
+	if err != nil {
+		return nil, err
+	}
+	id, err := s.deps.Pods.Create(ctx, r.GetPodSandboxId(), c)
+	if err != nil {
+		return nil, err
+	}
+	return &runtimeapi.CreateContainerResponse{ContainerId: id}, nil
+}
+
+// StartContainer starts a created container.
+func (s *service) StartContainer(ctx context.Context, r *runtimeapi.StartContainerRequest) (*runtimeapi.StartContainerResponse, error) {
+	if err := required("container_id", r.GetContainerId()); err != nil {
+		return nil, err
+	}
+	if err := s.deps.Pods.StartContainer(ctx, r.GetContainerId()); err != nil {
+		return nil, err
+	}
+	return &runtimeapi.StartContainerResponse{}, nil
+}
+
+// StopContainer stops a container, by force when the timeout is over.
+func (s *service) StopContainer(ctx context.Context, r *runtimeapi.StopContainerRequest) (*runtimeapi.StopContainerResponse, error) {
+	if err := required("container_id", r.GetContainerId()); err != nil {
+		return nil, err
+	}
+	grace, err := seconds("timeout", r.GetTimeout())
+	if err != nil {
+		return nil, err
+	}
+	if err := s.deps.Pods.StopContainer(ctx, r.GetContainerId(), grace); err != nil {
+		return nil, err
+	}
+	return &runtimeapi.StopContainerResponse{}, nil
+}
+
+// RemoveContainer removes a container, killing it if it still runs.
+func (s *service) RemoveContainer(ctx context.Context, r *runtimeapi.RemoveContainerRequest) (*runtimeapi.RemoveContainerResponse, error) {
+	if err := required("container_id", r.GetContainerId()); err != nil {
+		return nil, err
+	}
+	if err := s.deps.Pods.RemoveContainer(ctx, r.GetContainerId()); err != nil {
+		return nil, err
+	}
+	return &runtimeapi.RemoveContainerResponse{}, nil
+}
+
+// ListContainers lists containers from memory.
+func (s *service) ListContainers(_ context.Context, r *runtimeapi.ListContainersRequest) (*runtimeapi.ListContainersResponse, error) {
+	containers := s.deps.Pods.Containers(containerFilter(r.GetFilter()))
+	resp := &runtimeapi.ListContainersResponse{Containers: make([]*runtimeapi.Container, 0, len(containers))}
+	for i := range containers {
+		resp.Containers = append(resp.Containers, containerItem(&containers[i]))
+	}
+	return resp, nil
+}
+
+// ContainerStatus reports one container from memory. With verbose it also reads
+// the container's OCI spec.
+func (s *service) ContainerStatus(_ context.Context, r *runtimeapi.ContainerStatusRequest) (*runtimeapi.ContainerStatusResponse, error) {
+	if err := required("container_id", r.GetContainerId()); err != nil {
+		return nil, err
+	}
+	c, err := s.deps.Pods.Container(r.GetContainerId())
+	if err != nil {
+		return nil, err
+	}
+	resp := &runtimeapi.ContainerStatusResponse{Status: containerStatus(&c)}
+	resp.Status.Image.Image = s.imageName(&c)
+	if r.GetVerbose() {
+		resp.Info, err = info(s.containerInfo(c))
+	}
+	return resp, err
+}
+
+// imageName is the name that people know a container's image by: kubelets create
+// containers from image ids.
+func (s *service) imageName(c *pod.Container) string {
+	img, err := s.deps.Images.Get(c.ImageID)
+	if err != nil {
+		return c.Config.Image // removed meanwhile
+	}
+	for _, names := range [][]string{img.RepoTags, img.RepoDigests} {
+		for _, name := range names {
+			if name == c.Config.Image || name == c.Config.UserImage {
+				return name
+			}
+		}
+	}
+	if len(img.RepoTags) > 0 {
+		return img.RepoTags[0]
+	}
+	if len(img.RepoDigests) > 0 {
+		return img.RepoDigests[0]
+	}
+	return c.Config.Image
+}
+
+// containerInfo is a verbose ContainerStatus.
+type containerInfo struct {
+	SandboxID   string              `json:"sandboxID"`
+	PID         int                 `json:"pid"`
+	Snapshot    string              `json:"snapshot"`
+	Config      pod.ContainerConfig `json:"config"`
+	RuntimeSpec json.RawMessage     `json:"runtimeSpec,omitempty"`
+	// SpecError says why RuntimeSpec is missing.
+	SpecError string `json:"runtimeSpecError,omitempty"`
+}
+
+func (s *service) containerInfo(c pod.Container) containerInfo {
+	i := containerInfo{SandboxID: c.PodID, PID: c.Pid, Snapshot: c.Snapshot, Config: c.Config}
+	if s.deps.Spec == nil {
+		return i
+	}
+	spec, err := s.deps.Spec(c)
+	if err != nil {
+		i.SpecError = err.Error()
+		return i
+	}
+	i.RuntimeSpec = spec
+	return i
+}
+
+// UpdateContainerResources changes a container's limits.
+func (s *service) UpdateContainerResources(ctx context.Context, r *runtimeapi.UpdateContainerResourcesRequest) (*runtimeapi.UpdateContainerResourcesResponse, error) {
+	if err := required("container_id", r.GetContainerId()); err != nil {
+		return nil, err
+	}
+	if r.GetWindows() != nil {
+		return nil, invalid("windows", "this node runs Linux")
+	}
+	if err := s.deps.Pods.UpdateResources(ctx, r.GetContainerId(), resources(r.GetLinux()), r.GetAnnotations()); err != nil {
+		return nil, err
+	}
+	return &runtimeapi.UpdateContainerResourcesResponse{}, nil
+}
+
+// ReopenContainerLog lets go of a rotated log file.
+func (s *service) ReopenContainerLog(ctx context.Context, r *runtimeapi.ReopenContainerLogRequest) (*runtimeapi.ReopenContainerLogResponse, error) {
+	if err := required("container_id", r.GetContainerId()); err != nil {
+		return nil, err
+	}
+	if err := s.deps.Pods.ReopenLog(ctx, r.GetContainerId()); err != nil {
+		return nil, err
+	}
+	return &runtimeapi.ReopenContainerLogResponse{}, nil
+}
+
+// ExecSync runs a command in a container and returns what it printed.
+func (s *service) ExecSync(ctx context.Context, r *runtimeapi.ExecSyncRequest) (*runtimeapi.ExecSyncResponse, error) {
+	if err := required("container_id", r.GetContainerId()); err != nil {
+		return nil, err
+	}
+	if len(r.GetCmd()) == 0 {
+		return nil, invalid("cmd", "is required")
+	}
+	timeout, err := seconds("timeout", r.GetTimeout())
+	if err != nil {
+		return nil, err
+	}
+	res, err := s.deps.Pods.ExecSync(ctx, pod.ExecRequest{Container: r.GetContainerId(), Command: r.GetCmd()}, timeout)
+	if err != nil {
+		return nil, err
+	}
+	stdout, stderr := fit(res.Stdout, res.Stderr, maxMessage-1024)
+	return &runtimeapi.ExecSyncResponse{Stdout: stdout, Stderr: stderr, ExitCode: res.ExitCode}, nil
+}
+
+// fit cuts two outputs to limit bytes in all, the longer one first: both in full
+// would not go through a message.
+func fit(a, b []byte, limit int) (cutA, cutB []byte) {
+	if len(a)+len(b) <= limit {
+		return a, b
+	}
+	half := limit / 2
+	switch {
+	case len(a) <= half:
+		return a, b[:limit-len(a)]
+	case len(b) <= half:
+		return a[:limit-len(b)], b
+	}
+	return a[:half], b[:half]
+}
+
+// seconds turns a count of seconds into a duration.
+func seconds(field string, n int64) (time.Duration, error) {
+	const most = math.MaxInt64 / int64(time.Second)
+	if n < 0 {
+		return 0, invalid(field, "%d seconds is negative", n)
+	}
+	return time.Duration(min(n, most)) * time.Second, nil
+}

@@ -1,0 +1,177 @@
+package cri
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/coracle-project/coracle/pod"
+)
+
+// containerConfig converts and checks a container's config.
+func containerConfig(c *runtimeapi.ContainerConfig) (pod.ContainerConfig, error) {
+	none := pod.ContainerConfig{}
+	if c == nil {
+		return none, invalid("config", "is required")
+	}
+	if c.GetWindows() != nil {
+		return none, invalid("config.windows", "this node runs Linux")
+	}
+	if err := required("config.metadata.name", c.GetMetadata().GetName()); err != nil {
+		return none, err
+	}
+	if err := required("config.image.image", c.GetImage().GetImage()); err != nil {
+		return none, err
+	}
+	out := pod.ContainerConfig{
+		Name: c.GetMetadata().GetName(), Attempt: c.GetMetadata().GetAttempt(),
+		Image: c.GetImage().GetImage(), UserImage: c.GetImage().GetUserSpecifiedImage(),
+		Command: c.GetCommand(), Args: c.GetArgs(),
+		WorkingDir: c.GetWorkingDir(),
+		Labels:     c.GetLabels(), Annotations: c.GetAnnotations(),
+		LogPath: c.GetLogPath(),
+		Stdin:   c.GetStdin(), StdinOnce: c.GetStdinOnce(), TTY: c.GetTty(),
+		Resources: resources(c.GetLinux().GetResources()),
+	}
+	var err error
+	if out.Env, err = env(c.GetEnvs()); err != nil {
+		return none, err
+	}
+	if out.Mounts, err = mounts(c.GetMounts()); err != nil {
+		return none, err
+	}
+	if out.Devices, err = devices(c.GetDevices()); err != nil {
+		return none, err
+	}
+	if out.StopSignal, err = signalName(c.GetStopSignal()); err != nil {
+		return none, err
+	}
+	if out.Security, err = security(c.GetLinux().GetSecurityContext()); err != nil {
+		return none, err
+	}
+	for _, d := range c.GetCDIDevices() {
+		out.CDIDevices = append(out.CDIDevices, d.GetName())
+	}
+	return out, nil
+}
+
+func env(in []*runtimeapi.KeyValue) ([][2]string, error) {
+	var out [][2]string
+	for _, kv := range in {
+		key, val := kv.GetKey(), string(kv.GetValue())
+		if key == "" || strings.ContainsAny(key, "=\x00") || strings.Contains(val, "\x00") {
+			return nil, invalid("config.envs", "%q is not a variable", key)
+		}
+		out = append(out, [2]string{key, val})
+	}
+	return out, nil
+}
+
+var propagations = map[runtimeapi.MountPropagation]pod.Propagation{
+	runtimeapi.MountPropagation_PROPAGATION_PRIVATE:           pod.PropagationPrivate,
+	runtimeapi.MountPropagation_PROPAGATION_HOST_TO_CONTAINER: pod.PropagationHostToContainer,
+	runtimeapi.MountPropagation_PROPAGATION_BIDIRECTIONAL:     pod.PropagationBidirectional,
+}
+
+func mounts(in []*runtimeapi.Mount) ([]pod.Mount, error) {
+	var out []pod.Mount
+	for i, m := range in {
+		field := fmt.Sprintf("config.mounts[%d]", i)
+		if err := required(field+".container_path", m.GetContainerPath()); err != nil {
+			return nil, err
+		}
+		propagation, ok := propagations[m.GetPropagation()]
+		if !ok {
+			return nil, invalid(field, "unknown propagation %d", m.GetPropagation())
+		}
+		image := m.GetImage().GetImage()
+		switch host := m.GetHostPath(); {
+		case host == "" && image == "":
+			return nil, invalid(field, "needs host_path or image")
+		case host != "" && image != "":
+			return nil, invalid(field, "has both host_path %q and image %q", host, image)
+		case host != "" && !filepath.IsAbs(host):
+			return nil, invalid(field+".host_path", "%q is not absolute", host)
+		}
+		// CRI: recursive_read_only needs readonly and private propagation.
+		if m.GetRecursiveReadOnly() && (!m.GetReadonly() || propagation != pod.PropagationPrivate) {
+			return nil, invalid(field, "recursive_read_only needs readonly and PROPAGATION_PRIVATE")
+		}
+		out = append(out, pod.Mount{
+			ContainerPath:     m.GetContainerPath(),
+			HostPath:          m.GetHostPath(),
+			Readonly:          m.GetReadonly(),
+			RecursiveReadonly: m.GetRecursiveReadOnly(),
+			SELinuxRelabel:    m.GetSelinuxRelabel(),
+			Propagation:       propagation,
+			HasIDMappings:     len(m.GetUidMappings()) > 0 || len(m.GetGidMappings()) > 0,
+			Image:             image,
+			ImageSubPath:      m.GetImageSubPath(),
+		})
+	}
+	return out, nil
+}
+
+// devices converts devices; a missing container path is the host's, missing
+// permissions are all.
+func devices(in []*runtimeapi.Device) ([]pod.Device, error) {
+	var out []pod.Device
+	for i, d := range in {
+		field := fmt.Sprintf("config.devices[%d]", i)
+		if err := required(field+".host_path", d.GetHostPath()); err != nil {
+			return nil, err
+		}
+		if strings.Trim(d.GetPermissions(), "rwm") != "" {
+			return nil, invalid(field+".permissions", "%q has letters other than r, w and m", d.GetPermissions())
+		}
+		dev := pod.Device{ContainerPath: d.GetContainerPath(), HostPath: d.GetHostPath(), Permissions: d.GetPermissions()}
+		if dev.ContainerPath == "" {
+			dev.ContainerPath = dev.HostPath
+		}
+		if dev.Permissions == "" {
+			dev.Permissions = "rwm"
+		}
+		out = append(out, dev)
+	}
+	return out, nil
+}
+
+func resources(r *runtimeapi.LinuxContainerResources) pod.Resources {
+	out := pod.Resources{
+		CPUPeriod: r.GetCpuPeriod(), CPUQuota: r.GetCpuQuota(), CPUShares: r.GetCpuShares(),
+		MemoryLimit: r.GetMemoryLimitInBytes(), MemorySwapLimit: r.GetMemorySwapLimitInBytes(),
+		OOMScoreAdj: r.GetOomScoreAdj(),
+		CpusetCPUs:  r.GetCpusetCpus(), CpusetMems: r.GetCpusetMems(),
+		Unified: r.GetUnified(),
+	}
+	for _, h := range r.GetHugepageLimits() {
+		if out.Hugepages == nil {
+			out.Hugepages = make(map[string]uint64, len(r.GetHugepageLimits()))
+		}
+		out.Hugepages[h.GetPageSize()] = h.GetLimit()
+	}
+	return out
+}
+
+func optionalResources(r *runtimeapi.LinuxContainerResources) *pod.Resources {
+	if r == nil {
+		return nil
+	}
+	out := resources(r)
+	return &out
+}
+
+func containerFilter(f *runtimeapi.ContainerFilter) pod.ContainerFilter {
+	out := pod.ContainerFilter{ID: f.GetId(), PodID: f.GetPodSandboxId(), Labels: f.GetLabelSelector()}
+	if f.GetState() != nil {
+		out.State = pod.Unknown
+		for s, wire := range states {
+			if wire == f.GetState().GetState() {
+				out.State = s
+			}
+		}
+	}
+	return out
+}

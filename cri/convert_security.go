@@ -1,0 +1,157 @@
+package cri
+
+import (
+	"strings"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/coracle-project/coracle/pod"
+)
+
+// security converts a container's security context; nil is the zero one.
+func security(s *runtimeapi.LinuxContainerSecurityContext) (pod.Security, error) {
+	const field = "config.linux.security_context"
+	out := pod.Security{
+		Privileged:             s.GetPrivileged(),
+		AddCapabilities:        s.GetCapabilities().GetAddCapabilities(),
+		DropCapabilities:       s.GetCapabilities().GetDropCapabilities(),
+		AddAmbientCapabilities: s.GetCapabilities().GetAddAmbientCapabilities(),
+		SupplementalGroups:     s.GetSupplementalGroups(),
+		ReadonlyRootfs:         s.GetReadonlyRootfs(),
+		NoNewPrivs:             s.GetNoNewPrivs(),
+		MaskedPaths:            s.GetMaskedPaths(),
+		ReadonlyPaths:          s.GetReadonlyPaths(),
+		SELinux:                selinux(s.GetSelinuxOptions()),
+	}
+	switch s.GetSupplementalGroupsPolicy() {
+	case runtimeapi.SupplementalGroupsPolicy_Merge:
+	case runtimeapi.SupplementalGroupsPolicy_Strict:
+		out.SupplementalGroupsStrict = true
+	default:
+		return pod.Security{}, invalid(field, "unknown supplemental_groups_policy %d", s.GetSupplementalGroupsPolicy())
+	}
+	for _, gid := range out.SupplementalGroups {
+		if gid < 0 || gid > maxID {
+			return pod.Security{}, invalid(field+".supplemental_groups", "%d is not a group id", gid)
+		}
+	}
+	var err error
+	if out.Namespaces, err = namespaces(field+".namespace_options", s.GetNamespaceOptions()); err != nil {
+		return pod.Security{}, err
+	}
+	if out.User, err = user(field, s.GetRunAsUser(), s.GetRunAsGroup(), s.GetRunAsUsername()); err != nil {
+		return pod.Security{}, err
+	}
+	if out.Seccomp, err = seccomp(field+".seccomp", s.GetSeccomp(), deprecatedSeccomp(s)); err != nil {
+		return pod.Security{}, err
+	}
+	if out.AppArmor, err = apparmor(field+".apparmor", s.GetApparmor(), deprecatedAppArmor(s)); err != nil {
+		return pod.Security{}, err
+	}
+	return out, nil
+}
+
+// maxID is the largest id that a process can have; 2^32-1 means "no change" to the kernel.
+const maxID = 1<<32 - 2
+
+// user converts who to run as. CRI: a user by id or by name, not both; a group
+// only together with a user.
+func user(field string, uid, gid *runtimeapi.Int64Value, name string) (pod.User, error) {
+	if uid != nil && name != "" {
+		return pod.User{}, invalid(field, "has both run_as_user %d and run_as_username %q", uid.GetValue(), name)
+	}
+	if gid != nil && uid == nil && name == "" {
+		return pod.User{}, invalid(field+".run_as_group", "needs run_as_user or run_as_username")
+	}
+	out := pod.User{Name: name}
+	for _, id := range []struct {
+		name string
+		in   *runtimeapi.Int64Value
+		out  **int64
+	}{{"run_as_user", uid, &out.UID}, {"run_as_group", gid, &out.GID}} {
+		if id.in == nil {
+			continue
+		}
+		n := id.in.GetValue()
+		if n < 0 || n > maxID {
+			return pod.User{}, invalid(field+"."+id.name, "%d is not an id", n)
+		}
+		*id.out = &n
+	}
+	return out, nil
+}
+
+func selinux(o *runtimeapi.SELinuxOption) pod.SELinux {
+	return pod.SELinux{User: o.GetUser(), Role: o.GetRole(), Type: o.GetType(), Level: o.GetLevel()}
+}
+
+const localhost = "localhost/"
+
+// seccomp converts a profile. old is the deprecated form, which counts only without
+// the new one.
+func seccomp(field string, p *runtimeapi.SecurityProfile, old string) (pod.Seccomp, error) {
+	if p == nil {
+		switch {
+		case old == "" || old == "unconfined":
+			return pod.Seccomp{Type: pod.ProfileUnconfined}, nil
+		case old == "runtime/default" || old == "docker/default":
+			return pod.Seccomp{Type: pod.ProfileRuntimeDefault}, nil
+		case strings.HasPrefix(old, localhost):
+			return pod.Seccomp{Type: pod.ProfileLocalhost, Localhost: strings.TrimPrefix(old, localhost)}, nil
+		}
+		return pod.Seccomp{}, invalid(field+"_profile_path", "unknown profile %q", old)
+	}
+	switch p.GetProfileType() {
+	case runtimeapi.SecurityProfile_RuntimeDefault:
+		return pod.Seccomp{Type: pod.ProfileRuntimeDefault}, nil
+	case runtimeapi.SecurityProfile_Unconfined:
+		return pod.Seccomp{Type: pod.ProfileUnconfined}, nil
+	case runtimeapi.SecurityProfile_Localhost:
+		path := strings.TrimPrefix(p.GetLocalhostRef(), localhost)
+		if path == "" {
+			return pod.Seccomp{}, invalid(field+".localhost_ref", "is required with Localhost")
+		}
+		return pod.Seccomp{Type: pod.ProfileLocalhost, Localhost: path}, nil
+	}
+	return pod.Seccomp{}, invalid(field, "unknown profile type %d", p.GetProfileType())
+}
+
+// apparmor converts a profile to the form that pod.Security has.
+func apparmor(field string, p *runtimeapi.SecurityProfile, old string) (string, error) {
+	if p == nil {
+		if old == "" || old == "unconfined" || old == "runtime/default" || len(old) > len(localhost) && strings.HasPrefix(old, localhost) {
+			return old, nil
+		}
+		return "", invalid(field+"_profile", "unknown profile %q", old)
+	}
+	switch p.GetProfileType() {
+	case runtimeapi.SecurityProfile_RuntimeDefault:
+		return "runtime/default", nil
+	case runtimeapi.SecurityProfile_Unconfined:
+		return "unconfined", nil
+	case runtimeapi.SecurityProfile_Localhost:
+		name := strings.TrimPrefix(p.GetLocalhostRef(), localhost)
+		if name == "" {
+			return "", invalid(field+".localhost_ref", "is required with Localhost")
+		}
+		return localhost + name, nil
+	}
+	return "", invalid(field, "unknown profile type %d", p.GetProfileType())
+}
+
+// The deprecated fields are still what older kubelets send.
+
+func deprecatedSandboxSeccomp(s *runtimeapi.LinuxSandboxSecurityContext) string {
+	//lint:ignore SA1019 see above
+	return s.GetSeccompProfilePath()
+}
+
+func deprecatedSeccomp(s *runtimeapi.LinuxContainerSecurityContext) string {
+	//lint:ignore SA1019 see above
+	return s.GetSeccompProfilePath()
+}
+
+func deprecatedAppArmor(s *runtimeapi.LinuxContainerSecurityContext) string {
+	//lint:ignore SA1019 see above
+	return s.GetApparmorProfile()
+}

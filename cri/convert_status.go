@@ -1,0 +1,144 @@
+package cri
+
+import (
+	"maps"
+	"slices"
+	"strings"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/coracle-project/coracle/pod"
+)
+
+var states = map[pod.ContainerState]runtimeapi.ContainerState{
+	pod.Created: runtimeapi.ContainerState_CONTAINER_CREATED,
+	pod.Running: runtimeapi.ContainerState_CONTAINER_RUNNING,
+	pod.Exited:  runtimeapi.ContainerState_CONTAINER_EXITED,
+	pod.Unknown: runtimeapi.ContainerState_CONTAINER_UNKNOWN,
+}
+
+// containerState converts a state; one that this edge does not know is unknown, not
+// created, which the wire's zero value would say.
+func containerState(s pod.ContainerState) runtimeapi.ContainerState {
+	if wire, ok := states[s]; ok {
+		return wire
+	}
+	return runtimeapi.ContainerState_CONTAINER_UNKNOWN
+}
+
+func containerMetadata(c *pod.Container) *runtimeapi.ContainerMetadata {
+	return &runtimeapi.ContainerMetadata{Name: c.Config.Name, Attempt: c.Config.Attempt}
+}
+
+func containerImage(c *pod.Container) *runtimeapi.ImageSpec {
+	return &runtimeapi.ImageSpec{Image: c.Config.Image, UserSpecifiedImage: c.Config.UserImage}
+}
+
+// imageRef is a digest reference if the image has one, else its id: the kubelet
+// shows it as imageID and never expects it empty.
+func imageRef(c *pod.Container) string {
+	if c.ImageRef != "" {
+		return c.ImageRef
+	}
+	return c.ImageID
+}
+
+func containerItem(c *pod.Container) *runtimeapi.Container {
+	return &runtimeapi.Container{
+		Id:           c.ID,
+		PodSandboxId: c.PodID,
+		Metadata:     containerMetadata(c),
+		Image:        containerImage(c),
+		ImageRef:     imageRef(c),
+		ImageId:      c.ImageID,
+		State:        containerState(c.State),
+		CreatedAt:    nanos(c.CreatedAt),
+		Labels:       c.Config.Labels,
+		Annotations:  c.Config.Annotations,
+	}
+}
+
+func containerStatus(c *pod.Container) *runtimeapi.ContainerStatus {
+	out := &runtimeapi.ContainerStatus{
+		Id:          c.ID,
+		Metadata:    containerMetadata(c),
+		State:       containerState(c.State),
+		CreatedAt:   nanos(c.CreatedAt),
+		StartedAt:   nanos(c.StartedAt),
+		FinishedAt:  nanos(c.FinishedAt),
+		ExitCode:    c.ExitCode,
+		Image:       containerImage(c),
+		ImageRef:    imageRef(c),
+		ImageId:     c.ImageID,
+		Reason:      c.Reason,
+		Message:     c.Message,
+		Labels:      c.Config.Labels,
+		Annotations: c.Config.Annotations,
+		LogPath:     c.LogPath,
+		Resources:   &runtimeapi.ContainerResources{Linux: linuxResources(&c.Config.Resources)},
+		User: &runtimeapi.ContainerUser{Linux: &runtimeapi.LinuxContainerUser{
+			Uid: c.UID, Gid: c.GID, SupplementalGroups: c.SupplementalGroups,
+		}},
+		StopSignal: signalNumber(c.Config.StopSignal),
+	}
+	for _, m := range c.Config.Mounts {
+		out.Mounts = append(out.Mounts, statusMount(m))
+	}
+	return out
+}
+
+func statusMount(m pod.Mount) *runtimeapi.Mount {
+	out := &runtimeapi.Mount{
+		ContainerPath:     m.ContainerPath,
+		HostPath:          m.HostPath,
+		Readonly:          m.Readonly,
+		RecursiveReadOnly: m.RecursiveReadonly,
+		SelinuxRelabel:    m.SELinuxRelabel,
+		ImageSubPath:      m.ImageSubPath,
+	}
+	for wire, p := range propagations {
+		if p == m.Propagation {
+			out.Propagation = wire
+		}
+	}
+	if m.Image != "" {
+		out.Image = &runtimeapi.ImageSpec{Image: m.Image}
+	}
+	return out
+}
+
+func linuxResources(r *pod.Resources) *runtimeapi.LinuxContainerResources {
+	out := &runtimeapi.LinuxContainerResources{
+		CpuPeriod: r.CPUPeriod, CpuQuota: r.CPUQuota, CpuShares: r.CPUShares,
+		MemoryLimitInBytes: r.MemoryLimit, MemorySwapLimitInBytes: r.MemorySwapLimit,
+		OomScoreAdj: r.OOMScoreAdj,
+		CpusetCpus:  r.CpusetCPUs, CpusetMems: r.CpusetMems,
+		Unified: r.Unified,
+	}
+	for _, size := range slices.Sorted(maps.Keys(r.Hugepages)) {
+		out.HugepageLimits = append(out.HugepageLimits, &runtimeapi.HugepageLimit{PageSize: size, Limit: r.Hugepages[size]})
+	}
+	return out
+}
+
+// spelling is how the wire's enum spells real-time signals, which have a sign in
+// their names elsewhere.
+var spelling = strings.NewReplacer("MINPLUS", "MIN+", "MAXMINUS", "MAX-")
+
+// signalName converts a stop signal to its usual name, "" for the image's own.
+func signalName(s runtimeapi.Signal) (string, error) {
+	name, ok := runtimeapi.Signal_name[int32(s)]
+	if !ok {
+		return "", invalid("config.stop_signal", "unknown signal %d", s)
+	}
+	if s == runtimeapi.Signal_RUNTIME_DEFAULT {
+		return "", nil
+	}
+	return spelling.Replace(name), nil
+}
+
+// signalNumber converts back; a name that the wire has no value for is the default.
+func signalNumber(name string) runtimeapi.Signal {
+	name = strings.NewReplacer("MIN+", "MINPLUS", "MAX-", "MAXMINUS").Replace(name)
+	return runtimeapi.Signal(runtimeapi.Signal_value[name])
+}

@@ -1,0 +1,113 @@
+// Package cri is the Container Runtime Interface of the node: the two gRPC
+// services of k8s.io/cri-api (runtime.v1.RuntimeService and ImageService) and the
+// HTTP server for exec, attach and port forwarding.
+//
+// It is a thin edge. A method checks what only the wire format can get wrong,
+// turns the request into a value of pod/ or image/, makes one call, and turns the
+// answer back. What a call does, and in which state it may be made, is decided
+// behind Pods and Images. Errors become status codes in one place (errors.go), each
+// call is logged in one place (intercept.go).
+//
+// # Which file
+//
+//	sandbox.go, container.go, images.go, stats.go, status.go   the methods by theme
+//	convert_*.go                                               proto ↔ Go values, no I/O
+//	streaming.go                                               Exec, Attach, PortForward
+//	server.go                                                  limits, Serve, Stop
+package cri
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"log/slog"
+	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/coracle-project/coracle/image"
+	"github.com/coracle-project/coracle/pod"
+)
+
+// Pods is what the edge asks of the node's pods and containers. pod.Manager
+// implements it; its package comment says how each method behaves.
+type Pods interface {
+	Run(ctx context.Context, c pod.Config) (string, error)
+	Stop(ctx context.Context, podID string) error
+	Remove(ctx context.Context, podID string) error
+	Pod(podID string) (pod.Pod, error)
+	Pods(f pod.PodFilter) []pod.Pod
+
+	Create(ctx context.Context, podID string, c pod.ContainerConfig) (string, error)
+	StartContainer(ctx context.Context, id string) error
+	StopContainer(ctx context.Context, id string, grace time.Duration) error
+	RemoveContainer(ctx context.Context, id string) error
+	Container(id string) (pod.Container, error)
+	Containers(f pod.ContainerFilter) []pod.Container
+	UpdateResources(ctx context.Context, id string, r pod.Resources, annotations map[string]string) error
+	ReopenLog(ctx context.Context, id string) error
+
+	ExecSync(ctx context.Context, r pod.ExecRequest, timeout time.Duration) (pod.ExecSyncResult, error)
+	Exec(ctx context.Context, r pod.ExecRequest) (int32, error)
+	Attach(ctx context.Context, id string, tty bool, s pod.Streams) error
+	PortForward(ctx context.Context, podID string, port int32, conn io.ReadWriteCloser) error
+	CheckExec(id string) error
+	CheckAttach(id string) error
+	CheckPod(podID string) error
+
+	Stats(ctx context.Context, id string) (pod.ContainerStats, error)
+	ListStats(ctx context.Context, f pod.ContainerFilter) []pod.ContainerStats
+	NetworkReady(ctx context.Context) error
+}
+
+// Images is what the edge asks of the image store; image.Store implements it.
+type Images interface {
+	Pull(ctx context.Context, ref string, o image.PullOptions) (image.Image, error)
+	// Get finds an image by name, digest, id or unique prefix of an id.
+	Get(ref string) (image.Image, error)
+	List() []image.Image
+	Remove(ctx context.Context, ref string) error
+	// Usage is what all images take, from memory.
+	Usage() (bytes, inodes int64, err error)
+}
+
+// Config is what the edge says of itself and of the node; it never changes.
+type Config struct {
+	// Version is the runtime's version as Version reports it.
+	Version string
+	// SystemdCgroup says which cgroup driver the kubelet must use.
+	SystemdCgroup bool
+	// RecursiveReadonly says that the kernel has mount_setattr (5.12).
+	RecursiveReadonly bool
+	// Handlers are the runtime handlers that Pods.Run accepts beside "".
+	Handlers []string
+	// ImageFS is the directory whose file system holds images and writable layers.
+	ImageFS string
+	// StreamAddress is the host:port of the HTTP server for exec, attach and port
+	// forwarding; port 0 takes a free one.
+	StreamAddress string
+	// Info is what a verbose Status shows, by key.
+	Info map[string]any
+}
+
+// Deps are the parts behind the edge.
+type Deps struct {
+	Pods   Pods
+	Images Images
+	// Spec reads a container's OCI spec for a verbose ContainerStatus. May be nil.
+	Spec func(c pod.Container) (json.RawMessage, error)
+	// Worked, if not nil, is called after each call that was not a mere
+	// question. It must not block.
+	Worked func()
+	Log    *slog.Logger
+}
+
+// service implements both CRI services. What it does not define answers
+// Unimplemented.
+type service struct {
+	runtimeapi.UnimplementedRuntimeServiceServer
+	runtimeapi.UnimplementedImageServiceServer
+	config Config
+	deps   Deps
+	stream *streamServer
+}

@@ -1,0 +1,274 @@
+package cri
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/test/bufconn"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/coracle-project/coracle/image"
+	"github.com/coracle-project/coracle/pod"
+)
+
+func TestMain(m *testing.M) {
+	// The stream library's request cache and klog start goroutines that have no stop.
+	goleak.VerifyTestMain(m,
+		goleak.IgnoreAnyFunction("k8s.io/klog/v2.(*flushDaemon).run.func1"),
+		goleak.IgnoreAnyFunction("k8s.io/klog/v2.(*loggingT).flushDaemon"))
+}
+
+// double stands for pods and images. It answers from its fields, fails where fail
+// says so, and notes what it was asked.
+type double struct {
+	mu    sync.Mutex
+	calls []call
+
+	fail       map[string]error // by method
+	pods       []pod.Pod
+	containers []pod.Container
+	images     []image.Image
+	stats      []pod.ContainerStats
+	execSync   pod.ExecSyncResult
+	exec       func(ctx context.Context, r pod.ExecRequest) (int32, error)
+	attach     func(ctx context.Context, tty bool, s pod.Streams) error
+	forward    func(port int32, conn io.ReadWriteCloser) error
+}
+
+// call is one call that the double got.
+type call struct {
+	method string
+	args   []any
+}
+
+func (d *double) note(method string, args ...any) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.calls = append(d.calls, call{method, args})
+	return d.fail[method]
+}
+
+// last is the newest call.
+func (d *double) last(t *testing.T) call {
+	t.Helper()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(d.calls) == 0 {
+		t.Fatal("nothing was called")
+	}
+	return d.calls[len(d.calls)-1]
+}
+
+func (d *double) Run(_ context.Context, c pod.Config) (string, error) {
+	return "new-pod", d.note("Run", c)
+}
+func (d *double) Stop(_ context.Context, id string) error   { return d.note("Stop", id) }
+func (d *double) Remove(_ context.Context, id string) error { return d.note("Remove", id) }
+
+func (d *double) Pod(id string) (pod.Pod, error) {
+	if err := d.note("Pod", id); err != nil {
+		return pod.Pod{}, err
+	}
+	for _, p := range d.pods {
+		if strings.HasPrefix(p.ID, id) {
+			return p, nil
+		}
+	}
+	return pod.Pod{}, pod.ErrNotFound
+}
+
+func (d *double) Pods(f pod.PodFilter) []pod.Pod {
+	_ = d.note("Pods", f)
+	return d.pods
+}
+
+func (d *double) Create(_ context.Context, podID string, c pod.ContainerConfig) (string, error) {
+	return "new-container", d.note("Create", podID, c)
+}
+
+func (d *double) StartContainer(_ context.Context, id string) error {
+	return d.note("StartContainer", id)
+}
+
+func (d *double) StopContainer(_ context.Context, id string, grace time.Duration) error {
+	return d.note("StopContainer", id, grace)
+}
+
+func (d *double) RemoveContainer(_ context.Context, id string) error {
+	return d.note("RemoveContainer", id)
+}
+
+func (d *double) Container(id string) (pod.Container, error) {
+	if err := d.note("Container", id); err != nil {
+		return pod.Container{}, err
+	}
+	for _, c := range d.containers {
+		if strings.HasPrefix(c.ID, id) {
+			return c, nil
+		}
+	}
+	return pod.Container{}, pod.ErrNotFound
+}
+
+func (d *double) Containers(f pod.ContainerFilter) []pod.Container {
+	_ = d.note("Containers", f)
+	return d.containers
+}
+
+func (d *double) UpdateResources(_ context.Context, id string, r pod.Resources, annotations map[string]string) error {
+	return d.note("UpdateResources", id, r, annotations)
+}
+func (d *double) ReopenLog(_ context.Context, id string) error { return d.note("ReopenLog", id) }
+
+func (d *double) ExecSync(_ context.Context, r pod.ExecRequest, timeout time.Duration) (pod.ExecSyncResult, error) {
+	return d.execSync, d.note("ExecSync", r, timeout)
+}
+
+func (d *double) Exec(ctx context.Context, r pod.ExecRequest) (int32, error) {
+	if err := d.note("Exec", r.Container, r.Command, r.TTY); err != nil {
+		return 0, err
+	}
+	return d.exec(ctx, r)
+}
+
+func (d *double) Attach(ctx context.Context, id string, tty bool, s pod.Streams) error {
+	if err := d.note("Attach", id, tty); err != nil {
+		return err
+	}
+	return d.attach(ctx, tty, s)
+}
+
+func (d *double) PortForward(_ context.Context, podID string, port int32, conn io.ReadWriteCloser) error {
+	if err := d.note("PortForward", podID, port); err != nil {
+		return err
+	}
+	return d.forward(port, conn)
+}
+func (d *double) CheckExec(id string) error   { return d.note("CheckExec", id) }
+func (d *double) CheckAttach(id string) error { return d.note("CheckAttach", id) }
+func (d *double) CheckPod(id string) error    { return d.note("CheckPod", id) }
+
+func (d *double) Stats(_ context.Context, id string) (pod.ContainerStats, error) {
+	if err := d.note("Stats", id); err != nil {
+		return pod.ContainerStats{}, err
+	}
+	return d.stats[0], nil
+}
+
+func (d *double) ListStats(_ context.Context, f pod.ContainerFilter) []pod.ContainerStats {
+	_ = d.note("ListStats", f)
+	return d.stats
+}
+func (d *double) NetworkReady(context.Context) error { return d.note("NetworkReady") }
+
+// imageDouble is the half of a double that is an image store: both halves have a
+// method Remove.
+type imageDouble struct{ *double }
+
+func (d imageDouble) Pull(_ context.Context, ref string, o image.PullOptions) (image.Image, error) {
+	if err := d.note("Pull", ref, o.Auth); err != nil {
+		return image.Image{}, err
+	}
+	return d.images[0], nil
+}
+
+func (d imageDouble) Get(ref string) (image.Image, error) {
+	if err := d.note("Get", ref); err != nil {
+		return image.Image{}, err
+	}
+	for _, img := range d.images {
+		if ref == img.ID.String() || ref == img.RepoTags[0] {
+			return img, nil
+		}
+	}
+	return image.Image{}, image.ErrNotFound
+}
+
+func (d imageDouble) List() []image.Image { return d.images }
+
+func (d imageDouble) Remove(_ context.Context, ref string) error { return d.note("RemoveImage", ref) }
+
+// edge is a served double and clients of it.
+type edge struct {
+	*double
+	conn    *grpc.ClientConn
+	runtime runtimeapi.RuntimeServiceClient
+	image   runtimeapi.ImageServiceClient
+	server  *Server
+	log     *lines
+	worked  chan struct{}
+}
+
+// serve puts the edge in front of d, over memory.
+func serve(t *testing.T, d *double, change ...func(*Config, *Deps)) *edge {
+	t.Helper()
+	e := &edge{double: d, log: &lines{}, worked: make(chan struct{}, 100)}
+	config := Config{
+		Version: "v1.2.3", Handlers: []string{"coracle"}, ImageFS: "/root/images",
+		StreamAddress: "127.0.0.1:0",
+		Info:          map[string]any{"config": map[string]string{"root": "/r"}},
+	}
+	deps := Deps{
+		Pods: d, Images: imageDouble{d},
+		Worked: func() { e.worked <- struct{}{} },
+		Log:    slog.New(slog.NewTextHandler(e.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+	}
+	for _, f := range change {
+		f(&config, &deps)
+	}
+	s, err := New(config, deps)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.server = s
+	l := bufconn.Listen(1 << 20)
+	served := make(chan error, 1)
+	go func() { served <- s.Serve(l) }()
+	e.conn, err = grpc.NewClient("passthrough:///edge",
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return l.DialContext(ctx) }),
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.runtime, e.image = runtimeapi.NewRuntimeServiceClient(e.conn), runtimeapi.NewImageServiceClient(e.conn)
+	t.Cleanup(func() {
+		_ = e.conn.Close()
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		s.Stop(ctx)
+		if err := <-served; err != nil {
+			t.Errorf("Serve: %v", err)
+		}
+	})
+	return e
+}
+
+// lines is a log that can be read while it is written.
+type lines struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+func (d imageDouble) Usage() (bytes, inodes int64, err error) { return 4096, 7, d.fail["Usage"] }

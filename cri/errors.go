@@ -1,0 +1,75 @@
+package cri
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/coracle-project/coracle/image"
+	"github.com/coracle-project/coracle/pod"
+)
+
+// kinds maps kinds of error to status codes. The first that matches wins, so what
+// the caller can act on stands before what merely caused it.
+var kinds = []struct {
+	err  error
+	code codes.Code
+}{
+	{pod.ErrInvalid, codes.InvalidArgument},
+	{pod.ErrUnsupported, codes.Unimplemented},
+	{pod.ErrExists, codes.AlreadyExists},
+	{pod.ErrPrecondition, codes.FailedPrecondition},
+	{pod.ErrExhausted, codes.ResourceExhausted},
+	{pod.ErrNotFound, codes.NotFound},
+	{image.ErrInvalidReference, codes.InvalidArgument},
+	{image.ErrNotFound, codes.NotFound},
+	{image.ErrPlatform, codes.NotFound},
+	{image.ErrUnauthorized, codes.Unauthenticated},
+	{image.ErrInvalidImage, codes.InvalidArgument},
+	{image.ErrLayerInUse, codes.FailedPrecondition},
+	// A deadline inside a dialled registry or shim is also unavailability; the
+	// deadline is what the kubelet looks for.
+	{context.DeadlineExceeded, codes.DeadlineExceeded},
+	{context.Canceled, codes.Canceled},
+	{pod.ErrUnavailable, codes.Unavailable},
+	{image.ErrUnavailable, codes.Unavailable},
+	{syscall.ENOSPC, codes.ResourceExhausted},
+	{syscall.EDQUOT, codes.ResourceExhausted},
+	{syscall.ENOMEM, codes.ResourceExhausted},
+	{syscall.EMFILE, codes.ResourceExhausted},
+	{syscall.ENFILE, codes.ResourceExhausted},
+}
+
+// toStatus gives err the code that the kubelet expects and keeps its text. An error
+// that has a code already (from validation at this edge) keeps it.
+func toStatus(err error) error {
+	if err == nil {
+		return nil
+	}
+	if _, ok := status.FromError(err); ok {
+		return err
+	}
+	for _, k := range kinds {
+		if errors.Is(err, k.err) {
+			return status.Error(k.code, err.Error())
+		}
+	}
+	return status.Error(codes.Unknown, err.Error())
+}
+
+// invalid is an InvalidArgument naming the field of the request that is wrong.
+func invalid(field, format string, args ...any) error {
+	return status.Error(codes.InvalidArgument, field+": "+fmt.Sprintf(format, args...))
+}
+
+// required rejects a field that may not be empty.
+func required(field, value string) error {
+	if value == "" {
+		return invalid(field, "is required")
+	}
+	return nil
+}

@@ -1,0 +1,80 @@
+package cri
+
+import (
+	"context"
+	"net/netip"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/coracle-project/coracle/pod"
+)
+
+// RunPodSandbox makes and starts a pod.
+func (s *service) RunPodSandbox(ctx context.Context, r *runtimeapi.RunPodSandboxRequest) (*runtimeapi.RunPodSandboxResponse, error) {
+	c, err := podConfig(r.GetConfig(), r.GetRuntimeHandler())
+	if err != nil {
+		return nil, err
+	}
+	id, err := s.deps.Pods.Run(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	return &runtimeapi.RunPodSandboxResponse{PodSandboxId: id}, nil
+}
+
+// StopPodSandbox stops a pod's containers and frees its network.
+func (s *service) StopPodSandbox(ctx context.Context, r *runtimeapi.StopPodSandboxRequest) (*runtimeapi.StopPodSandboxResponse, error) {
+	if err := required("pod_sandbox_id", r.GetPodSandboxId()); err != nil {
+		return nil, err
+	}
+	if err := s.deps.Pods.Stop(ctx, r.GetPodSandboxId()); err != nil {
+		return nil, err
+	}
+	return &runtimeapi.StopPodSandboxResponse{}, nil
+}
+
+// RemovePodSandbox removes a pod and all its containers.
+func (s *service) RemovePodSandbox(ctx context.Context, r *runtimeapi.RemovePodSandboxRequest) (*runtimeapi.RemovePodSandboxResponse, error) {
+	if err := required("pod_sandbox_id", r.GetPodSandboxId()); err != nil {
+		return nil, err
+	}
+	if err := s.deps.Pods.Remove(ctx, r.GetPodSandboxId()); err != nil {
+		return nil, err
+	}
+	return &runtimeapi.RemovePodSandboxResponse{}, nil
+}
+
+// PodSandboxStatus reports one pod from memory.
+func (s *service) PodSandboxStatus(_ context.Context, r *runtimeapi.PodSandboxStatusRequest) (*runtimeapi.PodSandboxStatusResponse, error) {
+	if err := required("pod_sandbox_id", r.GetPodSandboxId()); err != nil {
+		return nil, err
+	}
+	p, err := s.deps.Pods.Pod(r.GetPodSandboxId())
+	if err != nil {
+		return nil, err
+	}
+	resp := &runtimeapi.PodSandboxStatusResponse{Status: podStatus(p)}
+	if r.GetVerbose() {
+		resp.Info, err = info(podInfo{PID: p.Pid, NetNS: p.NetNS, IPs: p.IPs, RuntimeHandler: p.Config.RuntimeHandler, Config: p.Config})
+	}
+	return resp, err
+}
+
+// podInfo is a verbose PodSandboxStatus.
+type podInfo struct {
+	PID            int          `json:"pid"`
+	NetNS          string       `json:"netns"`
+	IPs            []netip.Addr `json:"ips"`
+	RuntimeHandler string       `json:"runtimeHandler"`
+	Config         pod.Config   `json:"config"`
+}
+
+// ListPodSandbox lists pods from memory.
+func (s *service) ListPodSandbox(_ context.Context, r *runtimeapi.ListPodSandboxRequest) (*runtimeapi.ListPodSandboxResponse, error) {
+	pods := s.deps.Pods.Pods(podFilter(r.GetFilter()))
+	resp := &runtimeapi.ListPodSandboxResponse{Items: make([]*runtimeapi.PodSandbox, 0, len(pods))}
+	for i := range pods {
+		resp.Items = append(resp.Items, podItem(&pods[i]))
+	}
+	return resp, nil
+}

@@ -1,0 +1,232 @@
+package cri
+
+import (
+	"encoding/json"
+	"errors"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/testing/protocmp"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/coracle-project/coracle/pod"
+)
+
+func int64p(n int64) *int64 { return &n }
+
+func fullPodConfig() *runtimeapi.PodSandboxConfig {
+	return &runtimeapi.PodSandboxConfig{
+		Metadata:     &runtimeapi.PodSandboxMetadata{Name: "web", Uid: "u1", Namespace: "default", Attempt: 2},
+		Hostname:     "web-0",
+		LogDirectory: "/var/log/pods/web",
+		DnsConfig:    &runtimeapi.DNSConfig{Servers: []string{"10.0.0.10"}, Searches: []string{"svc"}, Options: []string{"ndots:5"}},
+		PortMappings: []*runtimeapi.PortMapping{{Protocol: runtimeapi.Protocol_UDP, ContainerPort: 53, HostPort: 5353, HostIp: "127.0.0.1"}},
+		Labels:       map[string]string{"app": "web"},
+		Annotations:  map[string]string{"note": "x"},
+		Linux: &runtimeapi.LinuxPodSandboxConfig{
+			CgroupParent: "/kubepods/pod1",
+			Sysctls:      map[string]string{"net.core.somaxconn": "512"},
+			Overhead:     &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 1 << 20},
+			Resources:    &runtimeapi.LinuxContainerResources{CpuShares: 100},
+			SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
+				NamespaceOptions: &runtimeapi.NamespaceOption{
+					Network: runtimeapi.NamespaceMode_NODE, Pid: runtimeapi.NamespaceMode_CONTAINER, Ipc: runtimeapi.NamespaceMode_POD,
+				},
+				SelinuxOptions: &runtimeapi.SELinuxOption{User: "u", Role: "r", Type: "t", Level: "l"},
+				RunAsUser:      &runtimeapi.Int64Value{Value: 1000}, RunAsGroup: &runtimeapi.Int64Value{Value: 0},
+				ReadonlyRootfs: true, SupplementalGroups: []int64{5}, Privileged: true,
+				Seccomp: &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Localhost, LocalhostRef: "/p.json"},
+			},
+		},
+	}
+}
+
+func convertedPodConfig() pod.Config {
+	return pod.Config{
+		Name: "web", UID: "u1", Namespace: "default", Attempt: 2,
+		Hostname: "web-0", LogDirectory: "/var/log/pods/web",
+		DNS:    pod.DNS{Servers: []string{"10.0.0.10"}, Searches: []string{"svc"}, Options: []string{"ndots:5"}},
+		Ports:  []pod.Port{{Protocol: "udp", ContainerPort: 53, HostPort: 5353, HostIP: "127.0.0.1"}},
+		Labels: map[string]string{"app": "web"}, Annotations: map[string]string{"note": "x"},
+		CgroupParent: "/kubepods/pod1", Sysctls: map[string]string{"net.core.somaxconn": "512"},
+		RuntimeHandler: "coracle",
+		Namespaces:     pod.Namespaces{Network: pod.NamespaceNode, PID: pod.NamespaceContainer, IPC: pod.NamespacePod},
+		Privileged:     true, ReadonlyRootfs: true,
+		User: pod.User{UID: int64p(1000), GID: int64p(0)}, SupplementalGroups: []int64{5},
+		Seccomp:  pod.Seccomp{Type: pod.ProfileLocalhost, Localhost: "/p.json"},
+		SELinux:  pod.SELinux{User: "u", Role: "r", Type: "t", Level: "l"},
+		Overhead: &pod.Resources{MemoryLimit: 1 << 20}, Resources: &pod.Resources{CPUShares: 100},
+	}
+}
+
+func TestRunPodSandboxConvertsEveryField(t *testing.T) {
+	e := serve(t, &double{})
+	resp, err := e.runtime.RunPodSandbox(t.Context(), &runtimeapi.RunPodSandboxRequest{Config: fullPodConfig(), RuntimeHandler: "coracle"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if resp.PodSandboxId != "new-pod" {
+		t.Errorf("id %q", resp.PodSandboxId)
+	}
+	if diff := cmp.Diff(convertedPodConfig(), e.last(t).args[0]); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestPodConfigRejections(t *testing.T) {
+	security := func(c *runtimeapi.PodSandboxConfig) *runtimeapi.LinuxSandboxSecurityContext {
+		return c.Linux.SecurityContext
+	}
+	for name, spoil := range map[string]func(*runtimeapi.PodSandboxConfig){
+		"no metadata":          func(c *runtimeapi.PodSandboxConfig) { c.Metadata = nil },
+		"no name":              func(c *runtimeapi.PodSandboxConfig) { c.Metadata.Name = "" },
+		"windows":              func(c *runtimeapi.PodSandboxConfig) { c.Windows = &runtimeapi.WindowsPodSandboxConfig{} },
+		"port too large":       func(c *runtimeapi.PodSandboxConfig) { c.PortMappings[0].HostPort = 65536 },
+		"negative port":        func(c *runtimeapi.PodSandboxConfig) { c.PortMappings[0].ContainerPort = -1 },
+		"unknown protocol":     func(c *runtimeapi.PodSandboxConfig) { c.PortMappings[0].Protocol = 9 },
+		"bad host ip":          func(c *runtimeapi.PodSandboxConfig) { c.PortMappings[0].HostIp = "localhost" },
+		"unknown mode":         func(c *runtimeapi.PodSandboxConfig) { security(c).NamespaceOptions.Ipc = 8 },
+		"network of container": func(c *runtimeapi.PodSandboxConfig) { security(c).NamespaceOptions.Network = 1 },
+		"target without id":    func(c *runtimeapi.PodSandboxConfig) { security(c).NamespaceOptions.Pid = 3 },
+		"id without target":    func(c *runtimeapi.PodSandboxConfig) { security(c).NamespaceOptions.TargetId = "x" },
+		"group without user":   func(c *runtimeapi.PodSandboxConfig) { security(c).RunAsUser = nil },
+		"negative user":        func(c *runtimeapi.PodSandboxConfig) { security(c).RunAsUser.Value = -1 },
+		"user out of range":    func(c *runtimeapi.PodSandboxConfig) { security(c).RunAsUser.Value = 1<<32 - 1 },
+		"localhost without path": func(c *runtimeapi.PodSandboxConfig) {
+			security(c).Seccomp.LocalhostRef = ""
+		},
+		"unknown seccomp type": func(c *runtimeapi.PodSandboxConfig) { security(c).Seccomp.ProfileType = 7 },
+		"unknown old seccomp": func(c *runtimeapi.PodSandboxConfig) {
+			security(c).Seccomp = nil
+			security(c).SeccompProfilePath = "strict" //lint:ignore SA1019 still sent
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := fullPodConfig()
+			spoil(c)
+			if _, err := podConfig(c, ""); status.Code(err) != codes.InvalidArgument {
+				t.Errorf("%v, want InvalidArgument", err)
+			}
+		})
+	}
+	if _, err := podConfig(nil, ""); status.Code(err) != codes.InvalidArgument {
+		t.Errorf("no config: %v", err)
+	}
+}
+
+func TestOldSeccompForms(t *testing.T) {
+	for old, want := range map[string]pod.Seccomp{
+		"":                {Type: pod.ProfileUnconfined},
+		"unconfined":      {Type: pod.ProfileUnconfined},
+		"runtime/default": {Type: pod.ProfileRuntimeDefault},
+		"docker/default":  {Type: pod.ProfileRuntimeDefault},
+		"localhost//p":    {Type: pod.ProfileLocalhost, Localhost: "/p"},
+	} {
+		if got, err := seccomp("f", nil, old); err != nil || got != want {
+			t.Errorf("%q: %+v, %v", old, got, err)
+		}
+	}
+}
+
+func aPod() pod.Pod {
+	return pod.Pod{
+		ID: "pod1234", Config: convertedPodConfig(), State: pod.Ready,
+		CreatedAt: time.Unix(10, 20),
+		IPs:       []netip.Addr{netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("fd00::2")},
+		NetNS:     "/run/ns/net", Pid: 77,
+	}
+}
+
+func TestPodSandboxStatus(t *testing.T) {
+	e := serve(t, &double{pods: []pod.Pod{aPod()}})
+	resp, err := e.runtime.PodSandboxStatus(t.Context(), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: "pod1", Verbose: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &runtimeapi.PodSandboxStatus{
+		Id:        "pod1234",
+		Metadata:  fullPodConfig().Metadata,
+		State:     runtimeapi.PodSandboxState_SANDBOX_READY,
+		CreatedAt: 10*1e9 + 20,
+		Network:   &runtimeapi.PodSandboxNetworkStatus{Ip: "10.0.0.2", AdditionalIps: []*runtimeapi.PodIP{{Ip: "fd00::2"}}},
+		Linux: &runtimeapi.LinuxPodSandboxStatus{Namespaces: &runtimeapi.Namespace{
+			Options: fullPodConfig().Linux.SecurityContext.NamespaceOptions,
+		}},
+		Labels: map[string]string{"app": "web"}, Annotations: map[string]string{"note": "x"},
+		RuntimeHandler: "coracle",
+	}
+	if diff := cmp.Diff(want, resp.Status, protocmp.Transform()); diff != "" {
+		t.Error(diff)
+	}
+	var got podInfo
+	if err := json.Unmarshal([]byte(resp.Info["info"]), &got); err != nil {
+		t.Fatal(err)
+	}
+	if got.PID != 77 || got.NetNS != "/run/ns/net" || got.Config.Name != "web" {
+		t.Errorf("info %+v", got)
+	}
+	resp, err = e.runtime.PodSandboxStatus(t.Context(), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: "pod1"})
+	if err != nil || len(resp.Info) != 0 {
+		t.Errorf("not verbose: %v, %v", resp.GetInfo(), err)
+	}
+}
+
+func TestListPodSandbox(t *testing.T) {
+	gone := aPod()
+	gone.ID, gone.State, gone.CreatedAt = "pod9", pod.NotReady, time.Time{}
+	e := serve(t, &double{pods: []pod.Pod{aPod(), gone}})
+	for name, tt := range map[string]struct {
+		filter *runtimeapi.PodSandboxFilter
+		want   pod.PodFilter
+	}{
+		"none":  {nil, pod.PodFilter{}},
+		"id":    {&runtimeapi.PodSandboxFilter{Id: "ab"}, pod.PodFilter{ID: "ab"}},
+		"ready": {&runtimeapi.PodSandboxFilter{State: &runtimeapi.PodSandboxStateValue{}}, pod.PodFilter{State: pod.Ready}},
+		"not ready, labels": {
+			&runtimeapi.PodSandboxFilter{
+				State:         &runtimeapi.PodSandboxStateValue{State: runtimeapi.PodSandboxState_SANDBOX_NOTREADY},
+				LabelSelector: map[string]string{"a": "b"},
+			},
+			pod.PodFilter{State: pod.NotReady, Labels: map[string]string{"a": "b"}},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			resp, err := e.runtime.ListPodSandbox(t.Context(), &runtimeapi.ListPodSandboxRequest{Filter: tt.filter})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tt.want, e.last(t).args[0]); diff != "" {
+				t.Error(diff)
+			}
+			if len(resp.Items) != 2 || resp.Items[0].State != runtimeapi.PodSandboxState_SANDBOX_READY ||
+				resp.Items[1].State != runtimeapi.PodSandboxState_SANDBOX_NOTREADY || resp.Items[1].CreatedAt != 0 ||
+				resp.Items[0].Metadata.Attempt != 2 {
+				t.Errorf("items %v", resp.Items)
+			}
+		})
+	}
+}
+
+func TestStopAndRemovePod(t *testing.T) {
+	e := serve(t, &double{fail: map[string]error{}})
+	if _, err := e.runtime.StopPodSandbox(t.Context(), &runtimeapi.StopPodSandboxRequest{PodSandboxId: "p"}); err != nil {
+		t.Error(err)
+	}
+	if c := e.last(t); c.method != "Stop" || c.args[0] != "p" {
+		t.Errorf("%v", c)
+	}
+	if _, err := e.runtime.RemovePodSandbox(t.Context(), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: "p"}); err != nil {
+		t.Error(err)
+	}
+	if c := e.last(t); c.method != "Remove" || c.args[0] != "p" {
+		t.Errorf("%v", c)
+	}
+	e.fail["Stop"] = errors.New("umount: busy")
+	if _, err := e.runtime.StopPodSandbox(t.Context(), &runtimeapi.StopPodSandboxRequest{PodSandboxId: "p"}); status.Code(err) != codes.Unknown {
+		t.Errorf("%v, want Unknown", err)
+	}
+}

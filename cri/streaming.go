@@ -1,0 +1,185 @@
+package cri
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/url"
+	"sync"
+	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/cri-streaming/pkg/streaming"
+	"k8s.io/cri-streaming/pkg/streaming/remotecommand"
+	utilexec "k8s.io/utils/exec"
+
+	"github.com/coracle-project/coracle/pod"
+)
+
+// Exec checks that the container runs and answers with a URL that runs the command
+// once.
+func (s *service) Exec(_ context.Context, r *runtimeapi.ExecRequest) (*runtimeapi.ExecResponse, error) {
+	if err := required("container_id", r.GetContainerId()); err != nil {
+		return nil, err
+	}
+	if len(r.GetCmd()) == 0 {
+		return nil, invalid("cmd", "is required")
+	}
+	if err := s.deps.Pods.CheckExec(r.GetContainerId()); err != nil {
+		return nil, err
+	}
+	return s.stream.urls.GetExec(r)
+}
+
+// Attach checks that the container runs and answers with a URL to attach to it once.
+func (s *service) Attach(_ context.Context, r *runtimeapi.AttachRequest) (*runtimeapi.AttachResponse, error) {
+	if err := required("container_id", r.GetContainerId()); err != nil {
+		return nil, err
+	}
+	if err := s.deps.Pods.CheckAttach(r.GetContainerId()); err != nil {
+		return nil, err
+	}
+	return s.stream.urls.GetAttach(r)
+}
+
+// PortForward checks that the pod is ready and answers with a URL to forward its
+// ports once.
+func (s *service) PortForward(_ context.Context, r *runtimeapi.PortForwardRequest) (*runtimeapi.PortForwardResponse, error) {
+	if err := required("pod_sandbox_id", r.GetPodSandboxId()); err != nil {
+		return nil, err
+	}
+	for _, port := range r.GetPort() {
+		if port < 1 || port > 65535 {
+			return nil, invalid("port", "%d is outside 1 to 65535", port)
+		}
+	}
+	if err := s.deps.Pods.CheckPod(r.GetPodSandboxId()); err != nil {
+		return nil, err
+	}
+	return s.stream.urls.GetPortForward(r)
+}
+
+// streamServer serves the URLs. Whoever has one may use it, so they hold a random
+// token, work once, and are forgotten after a minute.
+type streamServer struct {
+	urls   streaming.Server
+	http   *http.Server
+	listen net.Listener
+	stop   context.CancelFunc
+}
+
+// newStreamServer binds address.
+func newStreamServer(address string, pods Pods, log *slog.Logger) (*streamServer, error) {
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("stream server: %w", err)
+	}
+	config := streaming.DefaultConfig
+	config.Addr = l.Addr().String()
+	config.BaseURL = &url.URL{Scheme: "http", Host: config.Addr}
+	urls, err := streaming.NewServer(config, streams{pods: pods})
+	if err != nil {
+		_ = l.Close()
+		return nil, fmt.Errorf("stream server: %w", err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	return &streamServer{
+		urls:   urls,
+		listen: l,
+		stop:   stop,
+		http: &http.Server{
+			Handler:           urls,
+			ReadHeaderTimeout: 10 * time.Second,
+			// Streams are hijacked connections, which Close does not reach;
+			// this context does.
+			BaseContext: func(net.Listener) context.Context { return ctx },
+			ErrorLog:    slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+		},
+	}, nil
+}
+
+// serve returns nil after close.
+func (s *streamServer) serve() error {
+	if err := s.http.Serve(s.listen); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("stream server: %w", err)
+	}
+	return nil
+}
+
+// close ends all streams. The commands of execs are killed; containers stay.
+func (s *streamServer) close() {
+	s.stop()
+	_ = s.http.Close()
+	_ = s.listen.Close()
+}
+
+// streams is what the URLs do.
+type streams struct{ pods Pods }
+
+func (s streams) Exec(ctx context.Context, id string, cmd []string, in io.Reader, out, errOut io.WriteCloser, tty bool, resize <-chan remotecommand.TerminalSize) error {
+	sizes, done := terminalSizes(ctx, resize)
+	defer done()
+	code, err := s.pods.Exec(ctx, pod.ExecRequest{
+		Container: id,
+		Command:   cmd,
+		TTY:       tty,
+		Streams:   pod.Streams{Stdin: in, Stdout: out, Stderr: errOut, Resize: sizes},
+	})
+	if err != nil {
+		return err
+	}
+	if code != 0 {
+		// The stream protocol carries an exit code only in this type.
+		return utilexec.CodeExitError{Err: fmt.Errorf("command exited with code %d", code), Code: int(code)}
+	}
+	return nil
+}
+
+// Attach takes from the container, not from the request, whether it has a terminal.
+func (s streams) Attach(ctx context.Context, id string, in io.Reader, out, errOut io.WriteCloser, _ bool, resize <-chan remotecommand.TerminalSize) error {
+	c, err := s.pods.Container(id)
+	if err != nil {
+		return err
+	}
+	sizes, done := terminalSizes(ctx, resize)
+	defer done()
+	return s.pods.Attach(ctx, c.ID, c.Config.TTY, pod.Streams{Stdin: in, Stdout: out, Stderr: errOut, Resize: sizes})
+}
+
+func (s streams) PortForward(ctx context.Context, podID string, port int32, stream io.ReadWriteCloser) error {
+	return s.pods.PortForward(ctx, podID, port, stream)
+}
+
+// terminalSizes passes window sizes on in pod's type until in is closed, ctx ends
+// or done is called; done waits for the end.
+func terminalSizes(ctx context.Context, in <-chan remotecommand.TerminalSize) (sizes <-chan pod.Size, done func()) {
+	if in == nil {
+		return nil, func() {}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	out := make(chan pod.Size)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		defer close(out)
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case size, ok := <-in:
+				if !ok {
+					return
+				}
+				select {
+				case <-ctx.Done():
+					return
+				case out <- pod.Size{Width: size.Width, Height: size.Height}:
+				}
+			}
+		}
+	})
+	return out, func() { cancel(); wg.Wait() }
+}
