@@ -1,0 +1,101 @@
+# Coracle. `make help` lists the targets.
+#
+# bin/        what we ship: coracled, containerd-shim-coracle-v1, coracle-oci
+# bin/tools/  third-party tools at pinned versions (hack/tools.sh)
+# bin/test/   payloads and drivers of tests, demo and benchmarks
+# bin/peers/  the runtimes that `make bench` compares with (hack/peers/)
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+# Without a Go on this machine, `make deps` fetches one.
+GO       ?= $(shell command -v go || echo $(CURDIR)/bin/go/bin/go)
+PREFIX   ?= /usr/local
+DEMO_REGISTRY_PORT ?= 5055
+BINDIR   := $(CURDIR)/bin
+
+PKG      := github.com/coracle-project/coracle
+VERSION  := $(shell git describe --tags --always --dirty 2>/dev/null || true)
+COMMIT   := $(shell git rev-parse HEAD 2>/dev/null || true)
+DATE     := $(shell git log -1 --format=%cI 2>/dev/null || true)
+LDFLAGS  := -s -w -X $(PKG)/internal/version.Version=$(VERSION) \
+            -X $(PKG)/internal/version.Commit=$(COMMIT) -X $(PKG)/internal/version.Date=$(DATE)
+STATIC   := -linkmode external -extldflags -static
+
+# What links the runtime needs libseccomp, hence cgo; all binaries are static.
+CGOTAGS  := seccomp,no_grpc,netgo,osusergo
+GOBUILD  := $(GO) build -trimpath -buildvcs=false
+FAULTTAG := faults
+
+# Packages whose tests run under the race detector too: those that are about
+# concurrency and finish quickly.
+RACE     := ./pod/... ./shim/client/... ./image/... ./internal/join/...
+
+export CORACLE_BIN := $(BINDIR)
+
+.PHONY: help deps build build-faults tools testbins up down test unit lint integration critest \
+        bench bench-peers install clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+deps: ## install what is missing to build and test (apt; needs root or sudo)
+	@GO="$(GO)" hack/deps.sh
+
+build: deps ## build all binaries into bin/
+	@mkdir -p bin
+	CGO_ENABLED=0 $(GOBUILD) -ldflags "$(LDFLAGS)" -o bin/coracled ./cmd/coracled
+	CGO_ENABLED=1 $(GOBUILD) -tags $(CGOTAGS) -ldflags '$(LDFLAGS) $(STATIC)' -o bin/containerd-shim-coracle-v1 ./cmd/containerd-shim-coracle-v1
+	CGO_ENABLED=1 $(GOBUILD) -tags $(CGOTAGS) -ldflags '$(LDFLAGS) $(STATIC)' -o bin/coracle-oci ./cmd/coracle-oci
+
+# The same binaries with fault points (internal/fault), for tests only.
+build-faults: build
+	@mkdir -p bin/faults
+	CGO_ENABLED=0 $(GOBUILD) -tags $(FAULTTAG) -ldflags "$(LDFLAGS)" -o bin/faults/coracled ./cmd/coracled
+	CGO_ENABLED=1 $(GOBUILD) -tags $(CGOTAGS),$(FAULTTAG) -ldflags '$(LDFLAGS) $(STATIC)' -o bin/faults/containerd-shim-coracle-v1 ./cmd/containerd-shim-coracle-v1
+
+testbins: deps
+	@mkdir -p bin/test
+	CGO_ENABLED=0 $(GOBUILD) -ldflags '-s -w' -o bin/test/ ./integration/demo/web ./integration/imagetool ./integration/bench ./integration/critest
+	@for p in pause setuid; do \
+	  [[ bin/test/$$p -nt integration/payload/$$p.c ]] || gcc -Os -Wall -Werror -static -s -o bin/test/$$p integration/payload/$$p.c; done
+
+up: build testbins ## start a demo: a registry, coracled and a pod of two containers
+	@GO="$(GO)" DEMO_REGISTRY_PORT=$(DEMO_REGISTRY_PORT) hack/demo/up.sh
+
+down: ## stop the demo and remove all that it made
+	@hack/demo/down.sh
+
+test: lint unit integration critest ## all tests (needs root)
+
+lint: deps ## gofumpt, go vet, staticcheck, shellcheck, import rules
+	@GO="$(GO)" hack/lint.sh
+
+unit: build ## unit tests
+	CGO_ENABLED=1 $(GO) test -tags seccomp $$($(GO) list -tags seccomp ./... | grep -v /integration)
+	CGO_ENABLED=1 $(GO) test -race -short -tags seccomp,$(FAULTTAG) $(RACE)
+
+integration: build-faults testbins ## end-to-end tests on a real registry, coracled and crictl
+	@GO="$(GO)" hack/tools.sh crictl registry cni
+	CGO_ENABLED=0 $(GO) test -count=1 -timeout 10m ./integration/...
+
+critest: build testbins ## CRI validation tests, with the list of known failures
+	@GO="$(GO)" hack/tools.sh crictl critest registry busybox
+	bin/test/critest -known integration/critest/known-failing.txt $(CRITEST_FLAGS)
+
+bench: build testbins ## benchmark against the peers that `make bench-peers` has installed
+	@GO="$(GO)" hack/tools.sh crictl registry cni
+	bin/test/bench $(BENCH_FLAGS)
+
+bench-peers: deps testbins ## install containerd + runc and CRI-O + crun for `make bench`
+	@GO="$(GO)" hack/tools.sh crictl registry cni
+	@GO="$(GO)" hack/peers/install.sh
+
+install: build ## install the binaries (PREFIX, DESTDIR)
+	install -d "$(DESTDIR)$(PREFIX)/bin"
+	install -m 0755 bin/coracled bin/containerd-shim-coracle-v1 bin/coracle-oci "$(DESTDIR)$(PREFIX)/bin/"
+
+clean: ## remove what was built (the demo has to be down)
+	rm -rf bin out

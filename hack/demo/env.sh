@@ -1,0 +1,31 @@
+# Where the demo lives; sourced by up.sh and down.sh.
+# shellcheck shell=bash disable=SC2034
+
+repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+root=/var/lib/coracle-demo
+state=/run/coracle-demo
+socket=$state/coracle.sock
+registry=127.0.0.1:${DEMO_REGISTRY_PORT:-5055}
+coracled=$repo/bin/coracled
+crictl=$repo/bin/tools/crictl
+config=$root/coracled.toml
+cgroup=coracle-demo # parent of the pods' cgroups
+
+die() {
+  echo "$(basename "$0" .sh): $*" >&2
+  exit 1
+}
+
+cri() { "$crictl" -c "$root/crictl.yaml" "$@"; }
+
+# alive FILE EXE: whether the process whose id is in FILE lives and runs EXE; a pid may
+# belong to somebody else by now.
+alive() {
+  local pid
+  pid=$(cat "$1" 2>/dev/null) && [[ -n $pid && $(readlink "/proc/$pid/exe") == "$2"* ]]
+}
+
+# as_root ARGS: starts this script again as root if it is not.
+as_root() {
+  ((EUID == 0)) || exec sudo --preserve-env=DEMO_REGISTRY_PORT,GO "$0" "$@"
+}

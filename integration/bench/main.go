@@ -1,0 +1,177 @@
+// Command bench measures CRI runtimes from the outside, over their sockets, in one
+// run on one machine: how long the steps of a pod's life take, and how much memory
+// an idle pod costs beyond its payload.
+//
+//	bin/test/bench                       coracle, and the peers in bin/peers
+//	bin/test/bench -targets coracle -n 20 -rounds 2
+//	bin/test/bench -o out/bench.json -md docs/benchmarks.md
+//
+// Latency: all runtimes are up, and take turns in rounds, so that a noisy moment
+// falls on all of them. Memory: one runtime at a time is up, alone in a process
+// namespace with the registry and this program, so that every process that is not
+// the payload is the runtime's.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/integration/images"
+	"github.com/coracle-project/coracle/internal/testkit"
+	"github.com/coracle-project/coracle/internal/testkit/ociimage"
+)
+
+// registryAddr is free: the program runs in a network namespace of its own.
+const registryAddr = "127.0.0.1:5000"
+
+type options struct {
+	targets, out, md    string
+	n, rounds, warm     int
+	pods                int
+	seccomp             bool
+	noLatency, noMemory bool
+}
+
+func main() { os.Exit(testkit.Isolate(run)) }
+
+func run() int {
+	var o options
+	flag.StringVar(&o.targets, "targets", "", "comma-separated: coracle, containerd+runc, containerd+crun, cri-o+crun (default: those that are installed)")
+	flag.IntVar(&o.n, "n", 20, "pods per runtime and round")
+	flag.IntVar(&o.rounds, "rounds", 5, "rounds")
+	flag.IntVar(&o.warm, "warmup", 3, "pods per runtime that are not counted")
+	flag.IntVar(&o.pods, "pods", 50, "idle pods that memory is measured with")
+	flag.BoolVar(&o.seccomp, "seccomp", false, "ask for the default seccomp profile, as a kubelet with seccompDefault does")
+	flag.BoolVar(&o.noLatency, "no-latency", false, "leave latency out")
+	flag.BoolVar(&o.noMemory, "no-memory", false, "leave memory out")
+	flag.StringVar(&o.out, "o", "", "write the figures as JSON to this file")
+	flag.StringVar(&o.md, "md", "", "write the table as a Markdown page to this file")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
+	defer stop()
+	if err := benchmark(ctx, o); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		return 1
+	}
+	return 0
+}
+
+// report is what -o writes.
+type report struct {
+	Date    string    `json:"date"`
+	Machine machine   `json:"machine"`
+	Command string    `json:"command"`
+	Results []*result `json:"results"`
+}
+
+type machine struct {
+	CPUs       int    `json:"cpus"`
+	Model      string `json:"cpu_model"`
+	Kernel     string `json:"kernel"`
+	LoadBefore string `json:"load_before"`
+	LoadAfter  string `json:"load_after"`
+}
+
+// result is one runtime's figures.
+type result struct {
+	Target  string          `json:"target"`
+	Version string          `json:"version"`
+	Latency map[step]sample `json:"latency_ms,omitempty"`
+	Memory  *memory         `json:"memory,omitempty"`
+}
+
+func benchmark(ctx context.Context, o options) (err error) {
+	dir, err := os.MkdirTemp("", "bench-")
+	if err != nil {
+		return err
+	}
+	registry, err := publish(ctx, dir)
+	if err != nil {
+		return err
+	}
+	defer registry.Close()
+	targets, err := chooseTargets(o.targets, dir, o.seccomp)
+	if err != nil {
+		return err
+	}
+	rep := report{Date: time.Now().UTC().Format(time.DateOnly), Command: "make bench-peers bench", Machine: thisMachine()}
+	for _, t := range targets {
+		rep.Results = append(rep.Results, &result{Target: t.name})
+	}
+	if !o.noLatency {
+		if err := measureLatency(ctx, targets, rep.Results, o); err != nil {
+			return err
+		}
+	}
+	if !o.noMemory {
+		for i, t := range targets {
+			if rep.Results[i].Memory, err = measureMemory(ctx, t, o.pods); err != nil {
+				return fmt.Errorf("%s: %w", t.name, err)
+			}
+		}
+	}
+	rep.Machine.LoadAfter = loadAverage()
+	fmt.Print(table(rep))
+	if o.md != "" {
+		err = os.WriteFile(o.md, []byte(page(rep, o)), 0o644)
+	}
+	if o.out != "" {
+		raw, jerr := json.MarshalIndent(rep, "", "  ")
+		err = errors.Join(err, jerr, os.WriteFile(o.out, append(raw, '\n'), 0o644))
+	}
+	return errors.Join(err, os.RemoveAll(dir))
+}
+
+// publish starts a registry with the payload.
+func publish(ctx context.Context, dir string) (*testkit.Registry, error) {
+	web, err := testkit.FindBin("test", "web")
+	if err != nil {
+		return nil, err
+	}
+	src, err := images.NewSource(filepath.Dir(filepath.Dir(web)))
+	if err != nil {
+		return nil, err
+	}
+	list, err := src.Bench()
+	if err != nil {
+		return nil, err
+	}
+	registry, err := testkit.NewRegistry(dir, testkit.RegistryOptions{Addr: registryAddr})
+	if err != nil {
+		return nil, err
+	}
+	return registry, images.Push(ctx, registryAddr, list, ociimage.Registry{PlainHTTP: true})
+}
+
+func thisMachine() machine {
+	m := machine{CPUs: runtime.NumCPU(), LoadBefore: loadAverage()}
+	var u unix.Utsname
+	if unix.Uname(&u) == nil {
+		m.Kernel = unix.ByteSliceToString(u.Release[:])
+	}
+	raw, _ := os.ReadFile("/proc/cpuinfo")
+	for line := range strings.Lines(string(raw)) {
+		if k, v, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(k) == "model name" {
+			m.Model = strings.TrimSpace(v)
+			break
+		}
+	}
+	return m
+}
+
+func loadAverage() string {
+	raw, _ := os.ReadFile("/proc/loadavg")
+	first, _, _ := strings.Cut(string(raw), " ")
+	return first
+}

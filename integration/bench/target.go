@@ -1,0 +1,227 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/coracle-project/coracle/internal/testkit"
+)
+
+// target is a runtime that can be started and stopped.
+type target struct {
+	name    string
+	handler string
+	seccomp *cri.SecurityProfile
+	dir     string
+	launch  func(t *target) (stop func() error, socket string, err error)
+
+	client *client
+	stop   func() error
+	socket string
+}
+
+// chooseTargets returns the runtimes to measure, coracle first.
+func chooseTargets(names, dir string, seccomp bool) ([]*target, error) {
+	peers := os.Getenv("PEERS_PREFIX")
+	if peers == "" {
+		bin, err := testkit.FindBin("coracled")
+		if err != nil {
+			return nil, err
+		}
+		peers = filepath.Join(filepath.Dir(bin), "peers")
+	}
+	known := []*target{
+		{name: "coracle", launch: launchCoracle},
+		{name: "containerd+runc", handler: "runc", launch: launchContainerd(peers)},
+		{name: "containerd+crun", handler: "crun", launch: launchContainerd(peers)},
+		{name: "cri-o+crun", handler: "crun", launch: launchCRIO(peers)},
+	}
+	var chosen []*target
+	for i, t := range known {
+		t.dir = filepath.Join(dir, fmt.Sprintf("t%d", i))
+		if seccomp {
+			t.seccomp = &cri.SecurityProfile{ProfileType: cri.SecurityProfile_RuntimeDefault}
+		}
+		want := names == "" && t.name != "containerd+crun" && (i == 0 || installed(peers, t.name))
+		for n := range strings.SplitSeq(names, ",") {
+			want = want || n == t.name
+		}
+		if want {
+			chosen = append(chosen, t)
+		}
+	}
+	if len(chosen) == 0 || names != "" && len(chosen) != strings.Count(names, ",")+1 {
+		return nil, fmt.Errorf("targets %q: not all known", names)
+	}
+	if len(chosen) == 1 && names == "" {
+		fmt.Fprintf(os.Stderr, "bench: no peers in %s: `make bench-peers` installs them\n", peers)
+	}
+	return chosen, nil
+}
+
+// installed says whether both programs of "daemon+engine" are there.
+func installed(prefix, name string) bool {
+	for program := range strings.SplitSeq(strings.ReplaceAll(name, "-", ""), "+") {
+		if _, err := os.Stat(filepath.Join(prefix, "bin", program)); err != nil {
+			return false
+		}
+	}
+	return true
+}
+
+// up starts the runtime and pulls the payload.
+func (t *target) up(ctx context.Context) (*client, error) {
+	if err := os.MkdirAll(filepath.Join(t.dir, "logs"), 0o755); err != nil {
+		return nil, err
+	}
+	var err error
+	if t.stop, t.socket, err = t.launch(t); err != nil {
+		return nil, err
+	}
+	conn, err := testkit.NewCRI(t.socket)
+	if err != nil {
+		return nil, errors.Join(err, t.stop())
+	}
+	t.client = &client{
+		CRI: conn, handler: t.handler, seccomp: t.seccomp, cgroup: "coracle-bench-" + filepath.Base(t.dir),
+		logs: filepath.Join(t.dir, "logs"), prefix: filepath.Base(t.dir),
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	defer cancel()
+	r, err := conn.Images.PullImage(ctx, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: image}})
+	if err != nil {
+		return nil, errors.Join(err, t.down())
+	}
+	t.client.ref = r.GetImageRef()
+	return t.client, nil
+}
+
+// down removes all pods and ends the runtime.
+func (t *target) down() error {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	list, err := t.client.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
+	for _, p := range list.GetItems() {
+		_, serr := t.client.StopPodSandbox(ctx, &cri.StopPodSandboxRequest{PodSandboxId: p.GetId()})
+		_, rerr := t.client.RemovePodSandbox(ctx, &cri.RemovePodSandboxRequest{PodSandboxId: p.GetId()})
+		err = errors.Join(err, serr, rerr)
+	}
+	return errors.Join(err, t.client.Close(), t.stop(), testkit.RemoveCgroups(t.client.cgroup))
+}
+
+// joinDown keeps the first error: after it, a failing clean-up is no news.
+func joinDown(err error, t *target) error {
+	if derr := t.down(); err == nil && derr != nil {
+		return fmt.Errorf("%s: stop: %w", t.name, derr)
+	}
+	return err
+}
+
+// pid is the daemon.
+func (t *target) pid() int {
+	c, err := net.Dial("unix", t.socket)
+	if err != nil {
+		return 0
+	}
+	defer c.Close()
+	raw, err := c.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		return 0
+	}
+	pid := 0
+	_ = raw.Control(func(fd uintptr) {
+		if u, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
+			pid = int(u.Pid)
+		}
+	})
+	return pid
+}
+
+func launchCoracle(*target) (func() error, string, error) {
+	d, err := testkit.NewDaemon(testkit.Options{Registries: []string{registryAddr}, LogLevel: "info"})
+	if err != nil {
+		return nil, "", err
+	}
+	if err := d.Start(); err != nil {
+		return nil, "", errors.Join(err, d.Purge(), d.RemoveScratch())
+	}
+	return func() error { return errors.Join(d.Purge(), d.RemoveScratch()) }, d.Socket, nil
+}
+
+// daemon starts a peer in a mount namespace of its own and waits until it answers.
+// crun refuses machines where cgroup2 is mounted beside the v1 controllers, so the
+// side mount is taken away in there; / is shared, as Kubernetes asks.
+func daemon(t *target, socket string, env []string, argv ...string) (func() error, string, error) {
+	log, err := os.Create(filepath.Join(t.dir, "daemon.log"))
+	if err != nil {
+		return nil, "", err
+	}
+	defer log.Close()
+	const prepare = `
+		if [ "$(stat -fc %T /sys/fs/cgroup)" != cgroup2fs ] && mountpoint -q /sys/fs/cgroup/unified; then umount /sys/fs/cgroup/unified; fi
+		mount --make-rshared /
+		exec "$@"`
+	cmd := exec.Command("unshare", append([]string{"-m", "--propagation", "private", "sh", "-c", prepare, "sh"}, argv...)...)
+	cmd.Env = append(os.Environ(), env...)
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return nil, "", err
+	}
+	exit := make(chan error, 1)
+	go func() { exit <- cmd.Wait() }()
+	stop := func() error {
+		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+			return err
+		}
+		select {
+		case <-exit: // any status: it was told to go
+			return nil
+		case <-time.After(30 * time.Second):
+			return errors.Join(fmt.Errorf("%s does not end", argv[0]), cmd.Process.Kill())
+		}
+	}
+	deadline, tick := time.After(30*time.Second), time.NewTicker(20*time.Millisecond)
+	defer tick.Stop()
+	for {
+		if serves(socket) {
+			return stop, socket, nil
+		}
+		select {
+		case <-tick.C:
+			continue
+		case err = <-exit:
+		case <-deadline:
+			err = errors.Join(errors.New("does not answer"), stop())
+		}
+		tail, _ := exec.Command("tail", "-n", "15", log.Name()).Output()
+		return nil, "", fmt.Errorf("%s: %w\n%s", argv[0], err, tail)
+	}
+}
+
+// serves says whether CRI answers on a socket.
+func serves(socket string) bool {
+	if _, err := os.Stat(socket); err != nil {
+		return false
+	}
+	c, err := testkit.NewCRI(socket)
+	if err != nil {
+		return false
+	}
+	defer c.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	_, err = c.Version(ctx, &cri.VersionRequest{})
+	return err == nil
+}

@@ -1,0 +1,218 @@
+// Command critest runs the Kubernetes CRI validation tests (critest, built by
+// hack/tools.sh) against a coracled of its own, and compares what fails with a list
+// of known failures: a failure that is not on the list, and a test on the list that
+// passes, both fail the run.
+//
+//	bin/test/critest -known integration/critest/known-failing.txt
+//	bin/test/critest -focus 'port mapping' -v
+//	bin/test/critest -known … -md docs/cri-conformance.md
+//
+// critest asks for images at registry.k8s.io and gcr.io. In the namespaces that this
+// program makes for itself, those names are those of a registry on 127.0.0.1 that
+// holds images of the same use (integration/images).
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/integration/images"
+	"github.com/coracle-project/coracle/internal/testkit"
+	"github.com/coracle-project/coracle/internal/testkit/leak"
+	"github.com/coracle-project/coracle/internal/testkit/ociimage"
+)
+
+// hosts are the registries that critest names.
+var hosts = []string{"registry.k8s.io", "k8s.gcr.io", "gcr.io"}
+
+type options struct {
+	known, md, focus, skip, scope, keep string
+	verbose                             bool
+}
+
+func main() { os.Exit(testkit.Isolate(run)) }
+
+func run() int {
+	var o options
+	flag.StringVar(&o.known, "known", "", "file with the tests that are known to fail")
+	flag.StringVar(&o.md, "md", "", "write the result as a Markdown page to this file")
+	flag.StringVar(&o.focus, "focus", "", "only tests that match this regular expression; known failures are not compared")
+	flag.StringVar(&o.skip, "skip", "", "no tests that match this regular expression")
+	flag.StringVar(&o.scope, "scope", "", "shim.scope: node or pod")
+	flag.StringVar(&o.keep, "keep", "", "keep logs and reports in this directory")
+	flag.BoolVar(&o.verbose, "v", false, "show critest's own output")
+	flag.Parse()
+	failures, err := conformance(o)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "critest:", err)
+		return 1
+	}
+	for _, f := range failures {
+		fmt.Fprintln(os.Stderr, "critest:", f)
+	}
+	return min(len(failures), 1)
+}
+
+// conformance runs everything and returns what is not as it should be.
+func conformance(o options) (wrong []string, err error) {
+	dir := o.keep
+	if dir == "" {
+		if dir, err = os.MkdirTemp("", "critest-"); err != nil {
+			return nil, err
+		}
+		defer os.RemoveAll(dir)
+	}
+	if dir, err = filepath.Abs(dir); err != nil {
+		return nil, err
+	}
+	registry, err := publish(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer registry.Close()
+
+	before, err := leak.Take(leak.Scope{})
+	if err != nil {
+		return nil, err
+	}
+	d, err := testkit.NewDaemon(testkit.Options{Registries: hosts, Scope: o.scope})
+	if err != nil {
+		return nil, err
+	}
+	if err := d.Start(); err != nil {
+		return nil, err
+	}
+	begin := time.Now()
+	results, runErr := validate(d, dir, o)
+	took := time.Since(begin).Round(time.Second)
+	if o.keep != "" {
+		copyLog(d, dir)
+	}
+	if err := d.Purge(); err != nil {
+		return nil, err
+	}
+	var left leftovers
+	before.Check(&left)
+	if err := d.RemoveScratch(); err != nil {
+		return nil, err
+	}
+	if runErr != nil {
+		return nil, runErr
+	}
+	sum := summarize(results)
+	fmt.Printf("critest: %d passed, %d failed, %d skipped in %v\n", sum.passed, sum.failed, sum.skipped, took)
+	if o.md != "" {
+		if err := os.WriteFile(o.md, []byte(page(results, sum)), 0o644); err != nil {
+			return nil, err
+		}
+	}
+	return append(left, judge(results, o)...), nil
+}
+
+// leftovers collects what the leak checker says.
+type leftovers []string
+
+func (*leftovers) Helper() {}
+
+func (l *leftovers) Errorf(format string, args ...any) { *l = append(*l, fmt.Sprintf(format, args...)) }
+
+// publish starts a registry that answers for hosts and holds the images.
+func publish(dir string) (*testkit.Registry, error) {
+	file := filepath.Join(dir, "hosts")
+	if err := os.WriteFile(file, []byte("127.0.0.1 localhost "+strings.Join(hosts, " ")+"\n"), 0o644); err != nil {
+		return nil, err
+	}
+	// In our mount namespace only.
+	if err := unix.Mount(file, "/etc/hosts", "", unix.MS_BIND, ""); err != nil {
+		return nil, fmt.Errorf("mount on /etc/hosts: %w", err)
+	}
+	busybox, err := testkit.FindBin("tools", "busybox")
+	if err != nil {
+		return nil, err
+	}
+	src, err := images.NewSource(filepath.Dir(filepath.Dir(busybox)))
+	if err != nil {
+		return nil, err
+	}
+	src.Busybox = busybox
+	list, err := src.Critest()
+	if err != nil {
+		return nil, err
+	}
+	registry, err := testkit.NewRegistry(dir, testkit.RegistryOptions{Addr: "127.0.0.1:80"})
+	if err != nil {
+		return nil, err
+	}
+	if err := images.Push(context.Background(), registry.Addr, list, ociimage.Registry{PlainHTTP: true}); err != nil {
+		return nil, err
+	}
+	return registry, nil
+}
+
+// validate runs critest and reads its report.
+func validate(d *testkit.Daemon, dir string, o options) ([]result, error) {
+	exe, err := testkit.FindBin("tools", "critest")
+	if err != nil {
+		return nil, err
+	}
+	report := filepath.Join(dir, "junit.xml")
+	args := []string{
+		"--runtime-endpoint", "unix://" + d.Socket, "--image-endpoint", "unix://" + d.Socket,
+		"--ginkgo.junit-report", report, "--ginkgo.no-color", "--test.timeout", "20m",
+	}
+	if o.focus != "" {
+		args = append(args, "--ginkgo.focus", o.focus)
+	}
+	if o.skip != "" {
+		args = append(args, "--ginkgo.skip", o.skip)
+	}
+	log, err := os.Create(filepath.Join(dir, "critest.log"))
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	var out io.Writer = log
+	if o.verbose {
+		out = io.MultiWriter(log, os.Stdout)
+	}
+	cmd := exec.Command(exe, args...)
+	cmd.Dir = dir
+	cmd.Stdout, cmd.Stderr = out, out
+	runErr := cmd.Run() // fails if a test fails: the report says which
+	results, err := readReport(report)
+	if err != nil {
+		tail, _ := exec.Command("tail", "-n", "30", log.Name()).Output()
+		return nil, fmt.Errorf("no report: %w (%w)\n%s", err, runErr, tail)
+	}
+	return results, nil
+}
+
+func copyLog(d *testkit.Daemon, dir string) {
+	if raw, err := os.ReadFile(d.LogFile); err == nil {
+		_ = os.WriteFile(filepath.Join(dir, "coracled.log"), raw, 0o600)
+	}
+}
+
+// critestVersion asks the binary.
+func critestVersion() string {
+	exe, err := testkit.FindBin("tools", "critest")
+	if err != nil {
+		return "?"
+	}
+	out, _ := exec.Command(exe, "--version").Output()
+	for line := range strings.Lines(string(out)) {
+		if v, ok := strings.CutPrefix(strings.TrimSpace(line), "critest version: "); ok {
+			return v
+		}
+	}
+	return "?"
+}

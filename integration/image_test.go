@@ -1,0 +1,121 @@
+package integration
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"testing"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/coracle-project/coracle/internal/testkit"
+)
+
+// Every format unpacks to the same kind of root file system.
+func TestImageFormats(t *testing.T) {
+	n := newNode(t, testkit.Options{})
+	p := n.runPod(nil)
+	for _, tc := range []struct{ image, script, want string }{
+		{"busybox", "cat /etc/passwd | head -n 1", "root:x:0:0:root:/root:/bin/sh\n"},
+		{"docker", "cat /etc/passwd | head -n 1", "root:x:0:0:root:/root:/bin/sh\n"},
+		{"zstd", "cat /etc/zstd /etc/plain", "zstd\nplain\n"},
+		{"whiteout", "ls /opt/keep /opt/opaque", "/opt/keep:\nstays\n\n/opt/opaque:\nnew\n"},
+		{"user", "id -un; pwd; echo $FROM_IMAGE", "www-data\n/var/www\nyes\n"},
+	} {
+		t.Run(tc.image, func(t *testing.T) {
+			ref := n.pull(tc.image)
+			conf := shell(tc.image, tc.script)
+			conf.Image.Image = ref
+			c := p.run(conf)
+			if s := c.wait(); s.GetExitCode() != 0 {
+				t.Errorf("exit code %d", s.GetExitCode())
+			}
+			eventually(t, "the output "+tc.want, func() bool { return c.output("stdout") == tc.want })
+		})
+	}
+	p.remove()
+}
+
+// An image goes, with all its layers, when nothing needs it, and not before.
+func TestRemoveImage(t *testing.T) {
+	n := newNode(t, testkit.Options{})
+	n.runPod(nil).remove()
+	check := n.noLeaks()
+	ref := n.pull("whiteout")
+	p := n.runPod(nil)
+	conf := shell("main", forever)
+	conf.Image.Image = ref
+	c := p.run(conf)
+	_, err := n.Images.RemoveImage(n.ctx(), &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: ref}})
+	if out, code := c.exec("ls", "/opt/keep"); out != "stays\n" || code != 0 {
+		t.Errorf("after RemoveImage (%v) of a used image: %q, %d", err, out, code)
+	}
+	p.remove()
+	for range 2 { // the second time there is nothing to do
+		if _, err := n.Images.RemoveImage(n.ctx(), &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: ref}}); err != nil {
+			t.Error(err)
+		}
+	}
+	l, err := n.Images.ListImages(n.ctx(), &cri.ListImagesRequest{})
+	if err != nil || len(l.GetImages()) != 0 {
+		t.Errorf("images: %v, %v", l.GetImages(), err)
+	}
+	check()
+}
+
+// By tag, by digest, by id: one image.
+func TestImageNames(t *testing.T) {
+	n := newNode(t, testkit.Options{})
+	ref := n.pull("busybox")
+	status := func(name string) *cri.Image {
+		r, err := n.Images.ImageStatus(n.ctx(), &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: name}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.GetImage()
+	}
+	img := status(ref)
+	if img == nil || len(img.GetRepoTags()) != 1 || len(img.GetRepoDigests()) != 1 || img.GetSize() == 0 {
+		t.Fatalf("image %v", img)
+	}
+	for _, name := range []string{img.GetId(), strings.TrimPrefix(img.GetId(), "sha256:"), img.GetRepoDigests()[0]} {
+		if got := status(name); got.GetId() != img.GetId() {
+			t.Errorf("status of %s: %v", name, got)
+		}
+	}
+	if got := status(registry.Addr + "/test/none:1"); got != nil {
+		t.Errorf("status of an unknown image: %v", got)
+	}
+	if _, err := n.Images.PullImage(n.ctx(), &cri.PullImageRequest{Image: &cri.ImageSpec{Image: img.GetRepoDigests()[0]}}); err != nil {
+		t.Error(err)
+	}
+	fs, err := n.Images.ImageFsInfo(n.ctx(), &cri.ImageFsInfoRequest{})
+	if err != nil || len(fs.GetImageFilesystems()) == 0 || fs.GetImageFilesystems()[0].GetUsedBytes().GetValue() == 0 {
+		t.Errorf("file system info: %v, %v", fs, err)
+	}
+}
+
+// Many pulls of one image at once are one pull.
+func TestPullTogether(t *testing.T) {
+	n := newNode(t, testkit.Options{})
+	var wg sync.WaitGroup
+	refs := make([]string, 8)
+	for i := range refs {
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+			defer cancel()
+			r, err := n.Images.PullImage(ctx, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: testRef("web")}})
+			if err != nil {
+				t.Error(err)
+			}
+			refs[i] = r.GetImageRef()
+		})
+	}
+	wg.Wait()
+	for _, r := range refs {
+		if r == "" || r != refs[0] {
+			t.Errorf("image refs %q", refs)
+			break
+		}
+	}
+}

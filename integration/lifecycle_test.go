@@ -1,0 +1,190 @@
+package integration
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/coracle-project/coracle/internal/testkit"
+)
+
+// scopes are the values of shim.scope; what users see is the same with both.
+var scopes = []string{"node", "pod"}
+
+func TestPodLifecycle(t *testing.T) {
+	for _, scope := range scopes {
+		t.Run(scope, func(t *testing.T) {
+			n := newNode(t, testkit.Options{Scope: scope})
+			n.pull("busybox")
+			warm := n.runPod(nil) // what is made once (bridge, cgroup parent) is not a leak
+			warm.remove()
+			check := n.noLeaks()
+
+			p := n.runPod(nil)
+			if s := p.status(); s.GetState() != cri.PodSandboxState_SANDBOX_READY || s.GetNetwork().GetIp() == "" {
+				t.Fatalf("pod status %v", s)
+			}
+			c := p.create(shell("main", "echo out; echo err >&2; "+forever))
+			if s := c.status(); s.GetState() != cri.ContainerState_CONTAINER_CREATED || s.GetStartedAt() != 0 {
+				t.Errorf("after create: %v", s)
+			}
+			c.start()
+			if s := c.status(); s.GetState() != cri.ContainerState_CONTAINER_RUNNING || s.GetStartedAt() == 0 {
+				t.Errorf("after start: %v", s)
+			}
+			eventually(t, "the container logs", func() bool {
+				lines, _ := testkit.ReadLog(c.log)
+				return len(lines) == 2
+			})
+			if got := c.output("stderr"); got != "err\n" {
+				t.Errorf("stderr = %q", got)
+			}
+			if out, code := c.exec("sh", "-c", "hostname; exit 3"); out != p.config.Hostname+"\n" || code != 3 {
+				t.Errorf("exec = %q, %d", out, code)
+			}
+			c.stop()
+			if s := c.status(); s.GetState() != cri.ContainerState_CONTAINER_EXITED || s.GetExitCode() != 0 || s.GetFinishedAt() < s.GetStartedAt() {
+				t.Errorf("after stop: %v", s)
+			}
+			c.stop() // again: nothing happens
+			c.remove()
+			c.remove()
+			p.remove()
+			p.remove()
+			check()
+		})
+	}
+}
+
+func TestExitStatus(t *testing.T) {
+	n := newNode(t, testkit.Options{})
+	n.pull("busybox")
+	p := n.runPod(nil)
+	for _, tc := range []struct {
+		name, script, reason string
+		code                 int32
+	}{
+		{"zero", "exit 0", "Completed", 0},
+		{"seven", "exit 7", "Error", 7},
+		{"killed", "kill -9 $$", "Error", 137},
+		{"aborted", "kill -ABRT $$", "Error", 134},
+	} {
+		c := p.run(shell(tc.name, tc.script))
+		// A shell that is process 1 ignores signals that it sends to itself.
+		if strings.HasPrefix(tc.script, "kill") {
+			c.remove()
+			c = p.run(shell(tc.name+"-child", "sh -c '"+tc.script+"'; exit $?"))
+		}
+		if s := c.wait(); s.GetExitCode() != tc.code || s.GetReason() != tc.reason {
+			t.Errorf("%s: exit code %d, reason %q, want %d, %q", tc.name, s.GetExitCode(), s.GetReason(), tc.code, tc.reason)
+		}
+	}
+	p.remove()
+}
+
+func TestStopKillsAtDeadline(t *testing.T) {
+	n := newNode(t, testkit.Options{})
+	n.pull("busybox")
+	p := n.runPod(nil)
+	c := p.run(shell("deaf", "trap '' TERM; echo ready; while :; do sleep 3600; done"))
+	eventually(t, "the trap is set", func() bool { return strings.Contains(c.output(""), "ready") })
+	begin := time.Now()
+	c.stop()
+	took := time.Since(begin)
+	if s := c.status(); s.GetExitCode() != 137 {
+		t.Errorf("exit code %d, want 137", s.GetExitCode())
+	}
+	if took < time.Second || took > 4*time.Second {
+		t.Errorf("stop with a grace of 1 s took %v", took)
+	}
+	p.remove()
+}
+
+func TestOOM(t *testing.T) {
+	n := newNode(t, testkit.Options{})
+	n.pull("busybox")
+	p := n.runPod(nil)
+	conf := shell("hungry", "exec tail /dev/zero")
+	conf.Linux.Resources = &cri.LinuxContainerResources{MemoryLimitInBytes: 16 << 20}
+	c := p.run(conf)
+	if s := c.wait(); s.GetReason() != "OOMKilled" || s.GetExitCode() != 137 {
+		t.Errorf("reason %q, exit code %d", s.GetReason(), s.GetExitCode())
+	}
+	p.remove()
+}
+
+// Removing a pod takes running containers with it.
+func TestRemoveRunningPod(t *testing.T) {
+	n := newNode(t, testkit.Options{})
+	n.pull("busybox")
+	n.runPod(nil).remove()
+	check := n.noLeaks()
+	p := n.runPod(nil)
+	p.run(shell("a", "while :; do sleep 3600; done"))
+	p.run(shell("b", forever))
+	p.create(shell("c", forever))
+	if _, err := n.RemovePodSandbox(n.ctx(), &cri.RemovePodSandboxRequest{PodSandboxId: p.id}); err != nil {
+		t.Fatal(err)
+	}
+	r, err := n.ListContainers(n.ctx(), &cri.ListContainersRequest{})
+	if err != nil || len(r.GetContainers()) != 0 {
+		t.Errorf("containers left: %v, %v", r.GetContainers(), err)
+	}
+	check()
+}
+
+func TestStatsAndUpdate(t *testing.T) {
+	n := newNode(t, testkit.Options{})
+	n.pull("busybox")
+	p := n.runPod(nil)
+	conf := shell("main", "dd if=/dev/zero of=/file bs=1M count=4 2>/dev/null; echo ready; "+forever)
+	conf.Linux.Resources = &cri.LinuxContainerResources{MemoryLimitInBytes: 64 << 20, CpuShares: 512}
+	c := p.run(conf)
+	eventually(t, "the file is written", func() bool { return strings.Contains(c.output(""), "ready") })
+	r, err := n.ContainerStats(n.ctx(), &cri.ContainerStatsRequest{ContainerId: c.id})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := r.GetStats()
+	if s.GetCpu().GetUsageCoreNanoSeconds().GetValue() == 0 || s.GetMemory().GetWorkingSetBytes().GetValue() == 0 {
+		t.Errorf("stats without use: %v", s)
+	}
+	if got := s.GetWritableLayer().GetUsedBytes().GetValue(); got < 4<<20 {
+		t.Errorf("writable layer %d bytes after writing 4 MiB", got)
+	}
+	if _, err := n.UpdateContainerResources(n.ctx(), &cri.UpdateContainerResourcesRequest{
+		ContainerId: c.id, Linux: &cri.LinuxContainerResources{MemoryLimitInBytes: 128 << 20},
+	}); err != nil {
+		t.Error(err)
+	}
+	if got := c.status().GetResources().GetLinux().GetMemoryLimitInBytes(); got != 128<<20 {
+		t.Errorf("memory limit %d after the update, want %d", got, 128<<20)
+	}
+	l, err := n.ListContainerStats(n.ctx(), &cri.ListContainerStatsRequest{})
+	if err != nil || len(l.GetStats()) != 1 {
+		t.Errorf("list of stats: %v, %v", l.GetStats(), err)
+	}
+	p.remove()
+}
+
+func TestReopenLog(t *testing.T) {
+	n := newNode(t, testkit.Options{})
+	n.pull("busybox")
+	p := n.runPod(nil)
+	c := p.run(shell("main", "echo one; while [ ! -e /go ]; do usleep 10000; done; echo two; "+forever))
+	eventually(t, "the first line", func() bool { return strings.Contains(c.output(""), "one") })
+	rotate(t, c)
+	c.exec("touch", "/go")
+	eventually(t, "the second line in the new file", func() bool { return c.output("") == "two\n" })
+	p.remove()
+}
+
+func TestUnimplemented(t *testing.T) {
+	n := newNode(t, testkit.Options{})
+	_, err := n.CheckpointContainer(n.ctx(), &cri.CheckpointContainerRequest{})
+	wantCode(t, "CheckpointContainer", err, "Unimplemented")
+	_, err = n.ListPodSandboxMetrics(n.ctx(), &cri.ListPodSandboxMetricsRequest{})
+	wantCode(t, "ListPodSandboxMetrics", err, "Unimplemented")
+}

@@ -1,0 +1,402 @@
+package testkit
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/internal/testkit/leak"
+)
+
+// Names of the executables.
+const (
+	DaemonExe = "coracled"
+	ShimExe   = "containerd-shim-coracle-v1"
+)
+
+// Options choose how a daemon runs. The zero value is the default configuration.
+type Options struct {
+	// Registries are host:port of plain HTTP registries.
+	Registries []string
+	// Config is more TOML, after what testkit writes.
+	Config string
+	// Scope is shim.scope, "node" if empty.
+	Scope string
+	// CNIConfDir is network.cni_conf_dir; empty: a directory without configuration.
+	CNIConfDir string
+	// LogLevel is log.level, "debug" if empty.
+	LogLevel string
+	// NoSupervise keeps the keeper from starting a dead coracled again.
+	NoSupervise bool
+	// Faults takes the binaries built with fault points; Env is added to
+	// coracled's environment.
+	Faults bool
+	Env    []string
+	// Bin overrides the directory of the binaries.
+	Bin string
+}
+
+// Daemon is a coracled on a scratch root.
+type Daemon struct {
+	Root, State string // --root and --state
+	Socket      string // path
+	LogFile     string // coracled's own log
+	Config      string // path
+	// Cgroup is a cgroup parent that nobody else uses; pods of tests go below it.
+	Cgroup string
+	// Logs is the parent of pods' log directories.
+	Logs string
+
+	dir  string
+	bin  string
+	env  []string
+	exit chan struct{} // closed when the process that Start started has ended
+}
+
+// NewDaemon makes the scratch root and the configuration, and starts nothing.
+// Purge, or the cleanup that StartDaemon registers, removes it again.
+func NewDaemon(o Options) (*Daemon, error) {
+	bin := o.Bin
+	if bin == "" {
+		elem := []string{DaemonExe}
+		if o.Faults {
+			elem = []string{"faults", DaemonExe}
+		}
+		exe, err := FindBin(elem...)
+		if err != nil {
+			return nil, err
+		}
+		bin = filepath.Dir(exe)
+	}
+	// Not t.TempDir: socket paths have to be short, and a failed purge must not turn
+	// into a removal through mounts that are still there.
+	dir, err := os.MkdirTemp("", "coracle-")
+	if err != nil {
+		return nil, err
+	}
+	d := &Daemon{
+		dir: dir, bin: bin, env: o.Env,
+		Root:    filepath.Join(dir, "root"),
+		State:   filepath.Join(dir, "state"),
+		Socket:  filepath.Join(dir, "coracle.sock"),
+		LogFile: filepath.Join(dir, "coracled.log"),
+		Config:  filepath.Join(dir, "coracled.toml"),
+		Logs:    filepath.Join(dir, "logs"),
+		Cgroup:  "/" + filepath.Base(dir),
+	}
+	cni := o.CNIConfDir
+	if cni == "" {
+		cni = filepath.Join(dir, "cni")
+	}
+	if err := errors.Join(os.MkdirAll(d.Logs, 0o755), os.MkdirAll(cni, 0o755)); err != nil {
+		return nil, err
+	}
+	scope := o.Scope
+	if scope == "" {
+		scope = "node"
+	}
+	var c strings.Builder
+	level := o.LogLevel
+	if level == "" {
+		level = "debug"
+	}
+	fmt.Fprintf(&c, "[log]\nlevel = %q\n\n[shim]\nscope = %q\nsupervise = %v\n\n", level, scope, !o.NoSupervise)
+	fmt.Fprintf(&c, "[network]\ncni_conf_dir = %q\n", cni)
+	if plugins, err := FindBin("tools", "cni"); err == nil {
+		fmt.Fprintf(&c, "cni_bin_dirs = [%q]\n", plugins)
+	}
+	for _, r := range o.Registries {
+		fmt.Fprintf(&c, "\n[image.registry.%q]\nplain_http = true\n", r)
+	}
+	c.WriteString("\n" + o.Config)
+	return d, os.WriteFile(d.Config, []byte(c.String()), 0o600)
+}
+
+// StartDaemon starts a coracled and waits until it answers. At the test's end it
+// is purged, and the test fails if anything is left.
+func StartDaemon(t testing.TB, o Options) *Daemon {
+	t.Helper()
+	d, err := NewDaemon(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, err := leak.Take(leak.Scope{Dirs: []string{d.Root, d.State}, Cgroups: []string{d.Cgroup}, Ignore: skeleton(d)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("log of coracled:\n%s", d.LogTail(80))
+		}
+		if err := d.Purge(); err != nil {
+			t.Errorf("%v\n%s", err, d.LogTail(20))
+		}
+		before.Check(t)
+		if err := d.RemoveScratch(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := d.Start(); err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// skeleton ignores what purge may keep: images, and the parent of the pods' cgroups.
+func skeleton(d *Daemon) func(string) bool {
+	return func(line string) bool {
+		return strings.HasPrefix(line, "file "+d.Root) || line == "file "+d.State || d.IsCgroupParent(line)
+	}
+}
+
+// IsCgroupParent says whether a line of the leak checker is about Cgroup itself, which
+// is the test's as it is the kubelet's elsewhere.
+func (d *Daemon) IsCgroupParent(line string) bool {
+	return strings.HasPrefix(line, "cgroup ") && strings.HasSuffix(line, d.Cgroup)
+}
+
+// Args are coracled's arguments.
+func (d *Daemon) Args() []string {
+	return []string{"--root", d.Root, "--state", d.State, "--address", "unix://" + d.Socket, "--config", d.Config}
+}
+
+// Start starts coracled and waits until it answers.
+func (d *Daemon) Start() error { return d.StartWith() }
+
+// StartWith is Start with more environment, for this one process.
+func (d *Daemon) StartWith(env ...string) error {
+	if err := d.startProcess(env); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	return d.WaitReady(ctx)
+}
+
+// Exited is closed when the coracled that Start started has ended.
+func (d *Daemon) Exited() <-chan struct{} { return d.exit }
+
+// startProcess starts coracled and returns at once.
+func (d *Daemon) startProcess(env []string) error {
+	log, err := os.OpenFile(d.LogFile, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	cmd := exec.Command(filepath.Join(d.bin, DaemonExe), d.Args()...)
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.Env = slices.Concat([]string{"PATH=" + os.Getenv("PATH")}, d.env, env)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	exit := make(chan struct{})
+	d.exit = exit
+	go func() {
+		defer close(exit)
+		_ = cmd.Wait()
+	}()
+	return nil
+}
+
+// WaitReady waits until the daemon answers on its socket, or has ended.
+func (d *Daemon) WaitReady(ctx context.Context) error {
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	exit := d.exit
+	for {
+		if c, err := net.Dial("unix", d.Socket); err == nil {
+			return c.Close()
+		}
+		select {
+		case <-tick.C:
+		case <-exit:
+			// The keeper may start another one; without it, that was the end.
+			if len(d.Processes()) == 0 {
+				return fmt.Errorf("coracled has ended:\n%s", d.LogTail(20))
+			}
+			exit = nil
+		case <-ctx.Done():
+			return fmt.Errorf("coracled does not answer: %w\n%s", ctx.Err(), d.LogTail(20))
+		}
+	}
+}
+
+// PID is the process that serves the socket now, 0 if there is none.
+func (d *Daemon) PID() int {
+	c, err := net.Dial("unix", d.Socket)
+	if err != nil {
+		return 0
+	}
+	defer c.Close()
+	raw, err := c.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		return 0
+	}
+	pid := 0
+	_ = raw.Control(func(fd uintptr) {
+		if u, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
+			pid = int(u.Pid)
+		}
+	})
+	return pid
+}
+
+// Argv[0] of the shim's binary in its other roles.
+const (
+	keeperName  = "coracle-keeper"
+	podInitName = "/coracle-pod-init"
+)
+
+// Shims are the shim processes, without the keeper and the pods' inits.
+func (d *Daemon) Shims() []int {
+	return d.pids(ShimExe, func(argv0 string) bool { return argv0 != keeperName && argv0 != podInitName })
+}
+
+// Keepers are the keeper processes: one, if all is well.
+func (d *Daemon) Keepers() []int {
+	return d.pids(ShimExe, func(argv0 string) bool { return argv0 == keeperName })
+}
+
+// Processes are all long-lived processes of the runtime, for leak.Scope and for
+// measuring memory.
+func (d *Daemon) Processes() []int {
+	any := func(string) bool { return true }
+	return append(d.pids(DaemonExe, any), d.pids(ShimExe, any)...)
+}
+
+// pids finds processes by executable and argv[0]. It relies on Isolate: another
+// daemon's processes are not in sight.
+func (d *Daemon) pids(exe string, match func(argv0 string) bool) []int {
+	dirs, _ := filepath.Glob("/proc/[0-9]*")
+	var found []int
+	for _, dir := range dirs {
+		target, err := os.Readlink(filepath.Join(dir, "exe"))
+		if err != nil || filepath.Base(strings.TrimSuffix(target, " (deleted)")) != exe {
+			continue
+		}
+		cmdline, err := os.ReadFile(filepath.Join(dir, "cmdline"))
+		argv0, _, _ := strings.Cut(string(cmdline), "\x00")
+		if err != nil || argv0 == "" || !match(argv0) {
+			continue
+		}
+		if pid, err := strconv.Atoi(filepath.Base(dir)); err == nil {
+			found = append(found, pid)
+		}
+	}
+	slices.Sort(found)
+	return found
+}
+
+// Kill sends SIGKILL to a process and waits until it is gone.
+func Kill(pid int) error { return signalAndWait(pid, syscall.SIGKILL, 10*time.Second) }
+
+// Terminate sends SIGTERM to coracled and waits for its end. Containers stay.
+func (d *Daemon) Terminate() error {
+	pid := d.PID()
+	if pid == 0 {
+		return errors.New("coracled is not running")
+	}
+	return signalAndWait(pid, syscall.SIGTERM, 20*time.Second)
+}
+
+// signalAndWait waits on a pidfd, so it cannot mistake another process for this one.
+func signalAndWait(pid int, sig syscall.Signal, limit time.Duration) error {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("pidfd of %d: %w", pid, err)
+	}
+	defer unix.Close(fd)
+	if err := unix.PidfdSendSignal(fd, sig, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("signal %d to %d: %w", sig, pid, err)
+	}
+	end := time.Now().Add(limit)
+	for {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(time.Until(end).Milliseconds()))
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return fmt.Errorf("poll %d: %w", pid, err)
+		case n == 1:
+			return nil
+		default:
+			return fmt.Errorf("process %d still runs %v after signal %d", pid, limit, sig)
+		}
+	}
+}
+
+// WatchExit returns a channel that is closed when a process has ended.
+func WatchExit(pid int) (<-chan struct{}, error) {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return nil, fmt.Errorf("pidfd of %d: %w", pid, err)
+	}
+	gone := make(chan struct{})
+	go func() {
+		defer close(gone)
+		defer unix.Close(fd)
+		for {
+			_, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, -1)
+			if !errors.Is(err, unix.EINTR) {
+				return
+			}
+		}
+	}()
+	return gone, nil
+}
+
+// Purge removes all pods and ends every process of the daemon.
+func (d *Daemon) Purge() error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, filepath.Join(d.bin, DaemonExe), append([]string{"purge"}, d.Args()...)...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("coracled purge: %w\n%s", err, out)
+	}
+	return nil
+}
+
+// RemoveScratch deletes the scratch directory, which has to be free of mounts.
+func (d *Daemon) RemoveScratch() error {
+	table, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return err
+	}
+	if strings.Contains(string(table), " "+d.dir+"/") {
+		return fmt.Errorf("%s: something is still mounted in it, not removed", d.dir)
+	}
+	return errors.Join(RemoveCgroups(d.Cgroup), os.RemoveAll(d.dir))
+}
+
+// LogTail is the end of coracled's log.
+func (d *Daemon) LogTail(lines int) string {
+	f, err := os.Open(d.LogFile)
+	if err != nil {
+		return err.Error()
+	}
+	defer f.Close()
+	var last []string
+	for s := bufio.NewScanner(f); s.Scan(); {
+		last = append(last, s.Text())
+		if len(last) > lines {
+			last = last[1:]
+		}
+	}
+	return strings.Join(last, "\n")
+}

@@ -1,0 +1,126 @@
+// Package leak tells what a test has left on the machine: processes, mounts,
+// pinned namespaces, cgroups, links, nftables tables, files, descriptors.
+//
+//	before, err := leak.Take(leak.Scope{Dirs: []string{root, state}, Cgroups: []string{"coracle-test-x1"}})
+//	… test …
+//	left, err := before.Left()
+//
+// It is exact where the caller has namespaces of its own (testkit.Isolate), and
+// looks only at what Scope names elsewhere.
+package leak
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Scope says where to look.
+type Scope struct {
+	// Dirs are directories whose files count.
+	Dirs []string
+	// Cgroups are parts of cgroup paths that belong to the test.
+	Cgroups []string
+	// PIDs are long-lived processes whose open descriptors count. The function
+	// is called for each reading, as processes may be replaced.
+	PIDs func() []int
+	// Ignore leaves out what the test itself keeps; it is given lines as Left
+	// returns them.
+	Ignore func(line string) bool
+}
+
+// Snapshot is what there was at one moment. Each entry is a line that names a thing
+// and its kind, with the number of times it is there.
+type Snapshot struct {
+	scope Scope
+	seen  map[string]int
+}
+
+// Take reads the present state.
+func Take(s Scope) (*Snapshot, error) {
+	seen, err := s.read()
+	if err != nil {
+		return nil, err
+	}
+	return &Snapshot{scope: s, seen: seen}, nil
+}
+
+// Left returns, sorted, what is there now and was not there when the snapshot was
+// taken.
+func (s *Snapshot) Left() ([]string, error) {
+	now, err := s.scope.read()
+	if err != nil {
+		return nil, err
+	}
+	var left []string
+	for line, n := range now {
+		if n <= s.seen[line] || (s.scope.Ignore != nil && s.scope.Ignore(line)) {
+			continue
+		}
+		if was := s.seen[line]; was > 0 {
+			line = fmt.Sprintf("%s (%d, were %d)", line, n, was)
+		}
+		left = append(left, line)
+	}
+	slices.Sort(left)
+	return left, nil
+}
+
+// settle is how long what is being torn down may take to be gone: the kernel frees
+// namespaces and links after the last reference is dropped.
+const settle = 5 * time.Second
+
+// TB is what Check needs of a test.
+type TB interface {
+	Helper()
+	Errorf(format string, args ...any)
+}
+
+// Check fails the test if something is left.
+func (s *Snapshot) Check(t TB) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), settle)
+	defer cancel()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		left, err := s.Left()
+		if err == nil && len(left) == 0 {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			if err != nil {
+				t.Errorf("leak check: %v", err)
+			}
+			if len(left) > 0 {
+				t.Errorf("left behind:\n\t%s", strings.Join(left, "\n\t"))
+			}
+			return
+		}
+	}
+}
+
+// read counts everything in scope.
+func (s Scope) read() (map[string]int, error) {
+	seen := map[string]int{}
+	add := func(kind, what string) { seen[kind+" "+what]++ }
+	err := errors.Join(
+		processes(add),
+		mounts(add),
+		cgroups(s.Cgroups, add),
+		links(add),
+		tables(add),
+		files(s.Dirs, add),
+	)
+	if s.PIDs != nil {
+		for _, pid := range s.PIDs() {
+			err = errors.Join(err, descriptors(pid, add))
+		}
+	}
+	return seen, err
+}

@@ -1,0 +1,104 @@
+package leak_test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/internal/testkit"
+	"github.com/coracle-project/coracle/internal/testkit/leak"
+)
+
+func TestMain(m *testing.M) { os.Exit(testkit.Isolate(m.Run)) }
+
+// Each kind of leftover must be seen, and be gone again after its removal.
+func TestSees(t *testing.T) {
+	dir := t.TempDir()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	sleeper := exec.Command("sleep", "60")
+	var held *os.File
+	for _, tc := range []struct {
+		kind      string
+		make, end func()
+	}{
+		{"process", func() { must(sleeper.Start()) }, func() { must(sleeper.Process.Kill()); _ = sleeper.Wait() }},
+		{
+			"mount", func() { must(unix.Mount("none", dir, "tmpfs", 0, "")) },
+			func() { must(unix.Unmount(dir, 0)) },
+		},
+		{
+			"link", func() {
+				must(netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "leaktest0"}}))
+			},
+			func() {
+				must(netlink.LinkDel(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "leaktest0"}}))
+			},
+		},
+		{
+			"file", func() { must(os.WriteFile(filepath.Join(dir, "x"), nil, 0o600)) },
+			func() { must(os.Remove(filepath.Join(dir, "x"))) },
+		},
+		{
+			"descriptor", func() {
+				var err error
+				held, err = os.Open("/proc/self/ns/net")
+				must(err)
+			},
+			func() { must(held.Close()) },
+		},
+	} {
+		t.Run(tc.kind, func(t *testing.T) {
+			before, err := leak.Take(leak.Scope{Dirs: []string{dir}, PIDs: func() []int { return []int{os.Getpid()} }})
+			must(err)
+			tc.make()
+			left, err := before.Left()
+			tc.end()
+			must(err)
+			if !slices.ContainsFunc(left, func(s string) bool { return strings.HasPrefix(s, tc.kind+" ") }) {
+				t.Errorf("left = %q, no %s", left, tc.kind)
+			}
+			before.Check(t)
+		})
+	}
+}
+
+func TestCgroup(t *testing.T) {
+	const name = "coracle-leaktest"
+	hierarchies, err := filepath.Glob("/sys/fs/cgroup/*/cgroup.procs")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := "/sys/fs/cgroup/" + name // v2 at the top
+	if len(hierarchies) > 0 {
+		dir = filepath.Join(filepath.Dir(hierarchies[0]), name)
+	}
+	before, err := leak.Take(leak.Scope{Cgroups: []string{name}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	left, err := before.Left()
+	if rmErr := os.Remove(dir); rmErr != nil {
+		t.Fatal(rmErr)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Contains(left, "cgroup "+dir) {
+		t.Errorf("left = %q, want cgroup %s", left, dir)
+	}
+	before.Check(t)
+}

@@ -1,0 +1,128 @@
+package testkit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// RegistryOptions choose how a registry serves. The zero value is plain HTTP without
+// authentication on a free port of 127.0.0.1.
+type RegistryOptions struct {
+	Addr string // host:port
+	// Cert and Key are PEM files; both or none.
+	Cert, Key string
+	// Htpasswd is a file with bcrypt hashes.
+	Htpasswd string
+}
+
+// Registry is a CNCF distribution registry with its data in a scratch directory.
+type Registry struct {
+	Addr string // host:port
+	stop func() error
+}
+
+// StartRegistry starts a registry that ends with the test.
+func StartRegistry(t testing.TB, o RegistryOptions) *Registry {
+	t.Helper()
+	r, err := NewRegistry(t.TempDir(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return r
+}
+
+// NewRegistry starts a registry that keeps its data below dir, and returns when it
+// answers.
+func NewRegistry(dir string, o RegistryOptions) (*Registry, error) {
+	exe, err := FindBin("tools", "registry")
+	if err != nil {
+		return nil, err
+	}
+	if o.Addr == "" {
+		if o.Addr, err = freeAddr(); err != nil {
+			return nil, err
+		}
+	}
+	var c strings.Builder
+	fmt.Fprintf(&c, "version: 0.1\nlog: {level: warn, accesslog: {disabled: true}}\n")
+	fmt.Fprintf(&c, "storage: {filesystem: {rootdirectory: %q}, delete: {enabled: true}}\n", filepath.Join(dir, "data"))
+	fmt.Fprintf(&c, "http:\n  addr: %q\n", o.Addr)
+	if o.Cert != "" {
+		fmt.Fprintf(&c, "  tls: {certificate: %q, key: %q}\n", o.Cert, o.Key)
+	}
+	if o.Htpasswd != "" {
+		fmt.Fprintf(&c, "auth: {htpasswd: {realm: test, path: %q}}\n", o.Htpasswd)
+	}
+	config := filepath.Join(dir, "registry.yml")
+	if err := os.WriteFile(config, []byte(c.String()), 0o600); err != nil {
+		return nil, err
+	}
+	logPath := filepath.Join(dir, "registry.log")
+	log, err := os.Create(logPath)
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	cmd := exec.Command(exe, "serve", config)
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.Env = append(os.Environ(), "OTEL_TRACES_EXPORTER=none")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	exit := make(chan error, 1)
+	go func() { exit <- cmd.Wait() }()
+	r := &Registry{Addr: o.Addr}
+	r.stop = func() error {
+		if err := cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+			return err
+		}
+		<-exit
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if c, err := net.Dial("tcp", o.Addr); err == nil {
+			return r, c.Close()
+		}
+		select {
+		case <-tick.C:
+			continue
+		case err = <-exit:
+		case <-ctx.Done():
+			err = errors.Join(ctx.Err(), r.stop())
+		}
+		out, _ := os.ReadFile(logPath)
+		return nil, fmt.Errorf("registry on %s: %w\n%s", o.Addr, err, out)
+	}
+}
+
+// Close ends the registry.
+func (r *Registry) Close() error { return r.stop() }
+
+// freeAddr asks the kernel for a port.
+func freeAddr() (string, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	defer l.Close()
+	return l.Addr().String(), nil
+}
