@@ -1,0 +1,133 @@
+package rules
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/coracle-project/coracle"
+
+// tags are those that release builds of the shim and coracle-oci are made with.
+const tags = "seccomp,no_grpc,netgo,osusergo"
+
+// mayImport lists, for each layer, the layers below it that it may import. Anything
+// of ours that is not listed is forbidden; internal leaves are free for all.
+var mayImport = map[string][]string{
+	"runtime":  {},
+	"shim":     {"runtime"},
+	"image":    {},
+	"snapshot": {},
+	"network":  {},
+	"pod":      {"shim", "runtime", "image", "snapshot", "network"},
+	"cri":      {"pod", "image"},
+	"cmd":      {"cri", "pod", "shim", "runtime", "image", "snapshot", "network"},
+}
+
+// pkg is what `go list -json` says of a package.
+type pkg struct {
+	ImportPath, ForTest string
+	Imports             []string
+	Deps                []string
+}
+
+func TestArrowsPointOneWay(t *testing.T) {
+	for _, p := range list(t, "./...") {
+		from := layer(p.ImportPath)
+		allowed, known := mayImport[from]
+		if from == "internal" {
+			allowed, known = nil, true
+		}
+		if !known {
+			continue // integration and tools: tests, free to use anything
+		}
+		for _, i := range p.Imports {
+			to := layer(i)
+			if to == "" || to == "internal" || to == from || slices.Contains(allowed, to) {
+				continue
+			}
+			t.Errorf("%s imports %s: %s/ may import only internal leaves and %v", p.ImportPath, i, from, allowed)
+		}
+	}
+}
+
+func TestPodKnowsNoProtobuf(t *testing.T) {
+	for _, p := range list(t, "./pod/...") {
+		for _, i := range p.Imports {
+			if strings.HasPrefix(i, "google.golang.org/") || strings.HasPrefix(i, "k8s.io/") {
+				t.Errorf("%s imports %s: pod/ holds the life cycles, cri/ translates", p.ImportPath, i)
+			}
+		}
+	}
+}
+
+func TestTestkitStaysInTests(t *testing.T) {
+	for _, p := range list(t, "./cmd/...") {
+		if slices.Contains(p.Deps, module+"/internal/testkit") {
+			t.Errorf("%s links internal/testkit", p.ImportPath)
+		}
+	}
+}
+
+// TestSmallBinariesStaySmall is the budget of dependencies of the long-lived part:
+// what serves networks or speaks Kubernetes belongs in coracled.
+func TestSmallBinariesStaySmall(t *testing.T) {
+	for _, p := range list(t, "./cmd/containerd-shim-coracle-v1", "./cmd/coracle-oci") {
+		for _, d := range p.Deps {
+			for _, bad := range []string{"google.golang.org/grpc", "net/http", "go.opentelemetry.io/"} {
+				if d == bad || (strings.HasSuffix(bad, "/") && strings.HasPrefix(d, bad)) {
+					t.Errorf("%s links %s", p.ImportPath, d)
+				}
+			}
+			if strings.HasPrefix(d, "k8s.io/") {
+				t.Errorf("%s links %s", p.ImportPath, d)
+			}
+		}
+	}
+}
+
+// layer is the first path element of a package of ours, "" for others.
+func layer(path string) string {
+	rest, ours := strings.CutPrefix(path, module+"/")
+	if !ours {
+		return ""
+	}
+	first, _, _ := strings.Cut(rest, "/")
+	return first
+}
+
+func list(t *testing.T, patterns ...string) []pkg {
+	t.Helper()
+	cmd := exec.Command("go", append([]string{"list", "-json=ImportPath,ForTest,Imports,Deps", "-tags", tags}, patterns...)...)
+	cmd.Dir = "../.."
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var pkgs []pkg
+	for d := json.NewDecoder(out); ; {
+		var p pkg
+		if err := d.Decode(&p); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			t.Fatalf("go list: %v: %s", err, stderr.String())
+		}
+		pkgs = append(pkgs, p)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Fatalf("go list: %v: %s", err, stderr.String())
+	}
+	if len(pkgs) == 0 {
+		t.Fatalf("go list found no package for %v", patterns)
+	}
+	return pkgs
+}
