@@ -103,7 +103,9 @@ func TestPullRefuses(t *testing.T) {
 			return "app:1"
 		}, ErrInvalidImage, "artifact"},
 		"foreign layer": {func(r *fakeRegistry) string {
-			r.image("app:1", one(), func(m *ocispec.Manifest, _ *ocispec.Image) { m.Layers[0].MediaType = dockerForeignGzip })
+			r.image("app:1", one(), func(m *ocispec.Manifest, _ *ocispec.Image) {
+				m.Layers[0].MediaType = dockerForeignPrefix + "diff.tar.gzip"
+			})
 			return "app:1"
 		}, ErrInvalidImage, "foreign"},
 		"unknown layer type": {func(r *fakeRegistry) string {

@@ -149,8 +149,10 @@ func (c *content) blobs() []digest.Digest {
 	return all
 }
 
-// forget drops the documents' bytes once they are stored; their digests stay.
+// forget drops what is not asked for again once it is stored: the documents' bytes
+// (their digests stay) and the history.
 func (c *content) forget() {
+	c.image.History = nil
 	for d := range c.documents {
 		c.documents[d] = nil
 	}

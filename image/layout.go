@@ -33,10 +33,25 @@ func (l layout) blobs() string {
 
 func (l layout) blob(d digest.Digest) string { return filepath.Join(l.blobs(), d.Encoded()) }
 
-// create makes what is missing of the layout, and empties ingest/.
+// create makes what is missing of the layout, and removes what a crash left behind.
+// The root is closed to other users: images may be private.
 func (l layout) create() error {
+	if err := os.MkdirAll(l.root, 0o700); err != nil {
+		return err
+	}
 	if err := os.MkdirAll(l.blobs(), 0o755); err != nil {
 		return err
+	}
+	files, err := os.ReadDir(l.root)
+	if err != nil {
+		return err
+	}
+	for _, f := range files {
+		if atomicfile.IsTemp(f.Name()) {
+			if err := os.Remove(filepath.Join(l.root, f.Name())); err != nil {
+				return err
+			}
+		}
 	}
 	if err := os.RemoveAll(l.ingest()); err != nil {
 		return err

@@ -3,6 +3,7 @@ package image
 import (
 	"encoding/json"
 	"fmt"
+	"strings"
 
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -10,16 +11,17 @@ import (
 
 // Docker's media types, beside OCI's in ocispec.
 const (
-	dockerManifest     = "application/vnd.docker.distribution.manifest.v2+json"
-	dockerIndex        = "application/vnd.docker.distribution.manifest.list.v2+json"
-	dockerSchema1      = "application/vnd.docker.distribution.manifest.v1+json"
-	dockerSchema1Sig   = "application/vnd.docker.distribution.manifest.v1+prettyjws"
-	dockerConfig       = "application/vnd.docker.container.image.v1+json"
-	dockerLayer        = "application/vnd.docker.image.rootfs.diff.tar"
-	dockerLayerGzip    = "application/vnd.docker.image.rootfs.diff.tar.gzip"
-	dockerLayerZstd    = "application/vnd.docker.image.rootfs.diff.tar.zstd"
-	dockerForeignLayer = "application/vnd.docker.image.rootfs.foreign.diff.tar"
-	dockerForeignGzip  = "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip"
+	dockerManifest   = "application/vnd.docker.distribution.manifest.v2+json"
+	dockerIndex      = "application/vnd.docker.distribution.manifest.list.v2+json"
+	dockerSchema1    = "application/vnd.docker.distribution.manifest.v1+json"
+	dockerSchema1Sig = "application/vnd.docker.distribution.manifest.v1+prettyjws"
+	dockerConfig     = "application/vnd.docker.container.image.v1+json"
+	dockerLayer      = "application/vnd.docker.image.rootfs.diff.tar"
+	dockerLayerGzip  = "application/vnd.docker.image.rootfs.diff.tar.gzip"
+	dockerLayerZstd  = "application/vnd.docker.image.rootfs.diff.tar.zstd"
+
+	dockerForeignPrefix = "application/vnd.docker.image.rootfs.foreign."
+	ociForeignPrefix    = "application/vnd.oci.image.layer.nondistributable."
 )
 
 // acceptManifests is the Accept header of manifest requests.
@@ -135,9 +137,8 @@ func checkLayerType(mediaType string) error {
 	case ocispec.MediaTypeImageLayer, ocispec.MediaTypeImageLayerGzip, ocispec.MediaTypeImageLayerZstd,
 		dockerLayer, dockerLayerGzip, dockerLayerZstd:
 		return nil
-	//nolint:staticcheck // deprecated, which is why they are refused by name
-	case ocispec.MediaTypeImageLayerNonDistributable, ocispec.MediaTypeImageLayerNonDistributableGzip,
-		ocispec.MediaTypeImageLayerNonDistributableZstd, dockerForeignLayer, dockerForeignGzip:
+	}
+	if strings.HasPrefix(mediaType, ociForeignPrefix) || strings.HasPrefix(mediaType, dockerForeignPrefix) {
 		return fmt.Errorf("foreign layers (%s) live outside the registry and are not fetched", mediaType)
 	}
 	return fmt.Errorf("unsupported layer type %q", mediaType)

@@ -4,6 +4,8 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"io"
+	"log"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -202,7 +204,7 @@ func TestBearerAuth(t *testing.T) {
 func TestTLS(t *testing.T) {
 	r := unstartedFake()
 	r.Server = httptest.NewUnstartedServer(http.HandlerFunc(r.serve))
-	r.Config.ErrorLog = nil
+	r.Config.ErrorLog = log.New(io.Discard, "", 0)
 	r.StartTLS()
 	t.Cleanup(r.Close)
 	r.image("app:1", threeLayers(), nil)

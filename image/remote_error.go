@@ -115,7 +115,7 @@ func hintFor(err error) (hint string, transient bool) {
 	switch {
 	case isRefused(err):
 		return "; is the registry running there?", false
-	case errors.As(err, &record):
+	case errors.Is(err, http.ErrSchemeMismatch), errors.As(err, &record):
 		return "; the registry speaks plain HTTP: set plain_http for it", false
 	case errors.As(err, &unknownCA), errors.As(err, &hostname), errors.As(err, &invalid):
 		return "; set ca_file for the registry if its certificate is to be trusted", false

@@ -82,9 +82,6 @@ func (c *counter) Read(p []byte) (int, error) {
 
 // blame tells damaged data from an interrupted stream.
 func (c *counter) blame(err error) error {
-	if errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
-		return err
-	}
 	if cause := c.err.Load(); cause != nil {
 		return *cause
 	}
@@ -109,7 +106,7 @@ func (i *inflated) Read(p []byte) (int, error) {
 	if i.out > i.most {
 		return 0, fmt.Errorf("%w: decompresses to more than %d bytes", ErrLimit, i.most)
 	}
-	if err != nil {
+	if err != nil && !errors.Is(err, io.EOF) {
 		err = i.in.blame(err)
 	}
 	return n, err

@@ -58,6 +58,7 @@ func FuzzDecompress(f *testing.F) {
 	f.Add(gzipped(f, []byte("hello")))
 	f.Add(zstded(f, []byte("hello")))
 	f.Add([]byte{0x1f, 0x8b, 8})
+	f.Add([]byte("\x1f\x8b\b00000000")) // a header and nothing more was taken for a clean end
 	f.Add([]byte{0x28, 0xb5, 0x2f, 0xfd, 0xff})
 	f.Fuzz(func(t *testing.T, data []byte) {
 		z, err := Decompress(t.Context(), bytes.NewReader(data), Limits{MaxBytes: 1 << 20})

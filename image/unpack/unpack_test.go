@@ -35,12 +35,15 @@ type item struct {
 func file(name, body string) item {
 	return item{tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644}, body}
 }
+
 func dir(name string) item {
 	return item{Header: tar.Header{Typeflag: tar.TypeDir, Name: name, Mode: 0o755}}
 }
+
 func symlink(name, to string) item {
 	return item{Header: tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: to}}
 }
+
 func hardlink(name, to string) item {
 	return item{Header: tar.Header{Typeflag: tar.TypeLink, Name: name, Linkname: to}}
 }

@@ -15,7 +15,7 @@ func (d *Dir) Remove(name string) error {
 
 // RemoveAll deletes an entry with everything in it; nothing there is success.
 // It descends by descriptors, so a directory that is swapped for a link while it
-// works is removed as a link.
+// works is removed as a link. Each level of nesting holds a descriptor meanwhile.
 func (d *Dir) RemoveAll(name string) error {
 	return d.at("remove", name, func() error { return removeAllAt(d.fd, name) })
 }

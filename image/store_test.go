@@ -1,0 +1,265 @@
+package image
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+func TestRemove(t *testing.T) {
+	r, s := newFake(t), openStore(t, nil)
+	shared := gzipLayer(tarOf("shared", "1"))
+	a := r.image("a:1", []testLayer{shared, gzipLayer(tarOf("a", "1"))}, nil)
+	b := r.image("b:1", []testLayer{shared}, nil)
+	r.manifests["a:2"] = r.manifests["a:1"]
+	for _, ref := range []string{"a:1", "a:2", "b:1"} {
+		_, err := s.Pull(t.Context(), r.ref(ref), PullOptions{})
+		must(t, err)
+	}
+	if img, _ := s.Get(r.ref("a:1")); len(img.RepoTags) != 2 || len(img.RepoDigests) != 1 {
+		t.Errorf("names %q %q", img.RepoTags, img.RepoDigests)
+	}
+	must(t, s.Remove(t.Context(), r.ref("a:2")))
+	if _, err := s.Get(r.ref("a:1")); !errors.Is(err, ErrNotFound) {
+		t.Errorf("the other tag: %v, want the whole image to be gone", err)
+	}
+	if got := s.left(t); got != "images 1 blobs 3 layers 1 ingest 0 staging 0" {
+		t.Error(got)
+	}
+	must(t, s.Remove(t.Context(), r.ref("a:1")))
+	must(t, s.Remove(t.Context(), string(a.config)))
+	must(t, s.Remove(t.Context(), "never-heard-of"))
+	if err := s.Remove(t.Context(), "Not A Reference"); !errors.Is(err, ErrInvalidReference) {
+		t.Errorf("bad reference: %v", err)
+	}
+
+	s.layers.use(b.diffIDs[0], true)
+	must(t, s.Remove(t.Context(), b.config.Encoded()))
+	if got := s.left(t); got != "images 0 blobs 0 layers 1 ingest 0 staging 0" {
+		t.Errorf("layer in use: %s", got)
+	}
+	s.layers.use(b.diffIDs[0], false)
+	must(t, s.GC(t.Context()))
+	if got := s.left(t); got != nothingLeft {
+		t.Error(got)
+	}
+	if bytes, inodes, err := s.Usage(); bytes != 0 || inodes != 0 || err != nil {
+		t.Errorf("usage %d %d %v", bytes, inodes, err)
+	}
+}
+
+func TestOpenCleansUp(t *testing.T) {
+	r, s := newFake(t), openStore(t, nil)
+	keep := r.image("keep:1", threeLayers(), nil)
+	hurt := r.image("hurt:1", []testLayer{gzipLayer(tarOf("h", "1"))}, nil)
+	torn := r.image("torn:1", []testLayer{gzipLayer(tarOf("t", "1"))}, nil)
+	for _, ref := range []string{"keep:1", "hurt:1", "torn:1"} {
+		_, err := s.Pull(t.Context(), r.ref(ref), PullOptions{})
+		must(t, err)
+	}
+	must(t, os.Remove(s.layout.blob(hurt.layers[0])))
+	must(t, os.WriteFile(s.layout.blob(torn.config), []byte("{}"), 0o600))
+	must(t, os.WriteFile(filepath.Join(s.Root(), ".atomic-1"), []byte("x"), 0o600))
+	must(t, os.WriteFile(filepath.Join(s.layout.ingest(), "blob-1"), []byte("x"), 0o600))
+	must(t, os.WriteFile(s.layout.blob(digest.FromString("stray")), []byte("x"), 0o600))
+	must(t, os.Mkdir(s.layers.path(digest.FromString("stray")), 0o700))
+	s.reopen(t)
+	if got := s.left(t); got != "images 1 blobs 5 layers 3 ingest 0 staging 0" {
+		t.Error(got)
+	}
+	if _, err := os.Stat(filepath.Join(s.Root(), ".atomic-1")); err == nil {
+		t.Error("temporary file left")
+	}
+	if _, err := s.Get(string(keep.config)); err != nil {
+		t.Error(err)
+	}
+	s.reopen(t)
+	if got := s.left(t); got != "images 1 blobs 5 layers 3 ingest 0 staging 0" {
+		t.Errorf("second time: %s", got)
+	}
+}
+
+// Other tools read the directory as an OCI image layout.
+func TestLayoutOnDisk(t *testing.T) {
+	r, s := newFake(t), openStore(t, nil)
+	p := r.image("app:1", threeLayers(), nil)
+	_, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
+	must(t, err)
+	data, err := os.ReadFile(filepath.Join(s.Root(), "oci-layout"))
+	if err != nil || string(data) != `{"imageLayoutVersion":"1.0.0"}` {
+		t.Errorf("oci-layout is %s, %v", data, err)
+	}
+	data, err = os.ReadFile(filepath.Join(s.Root(), "index.json"))
+	must(t, err)
+	var index ocispec.Index
+	must(t, json.Unmarshal(data, &index))
+	if len(index.Manifests) != 1 || index.Manifests[0].Digest != p.manifest || index.Manifests[0].Size == 0 ||
+		index.Manifests[0].MediaType != ocispec.MediaTypeImageManifest ||
+		index.Manifests[0].Annotations[ocispec.AnnotationRefName] != r.ref("app:1") {
+		t.Errorf("index.json is %s", data)
+	}
+	for _, d := range append(slices.Clone(p.layers), p.config, p.manifest) {
+		data, err := os.ReadFile(filepath.Join(s.Root(), "blobs", "sha256", d.Encoded()))
+		if err != nil || digest.FromBytes(data) != d {
+			t.Errorf("blob %s: %v", d, err)
+		}
+	}
+}
+
+func TestUsageOfLayers(t *testing.T) {
+	r := newFake(t)
+	s := openStore(t, func(c *Config) {
+		c.LayerUsage = func(digest.Digest) (int64, int64, error) { return 1000, 10, nil }
+	})
+	r.image("app:1", threeLayers(), nil)
+	_, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
+	must(t, err)
+	if bytes, inodes, err := s.Usage(); bytes != 5*4096+3000 || inodes != 5+30 || err != nil {
+		t.Errorf("usage %d %d %v", bytes, inodes, err)
+	}
+}
+
+// Pulls, removals and collections at once end with a store that is whole.
+func TestPullsAndRemovalsTogether(t *testing.T) {
+	r, s := newFake(t), openStore(t, nil)
+	shared := gzipLayer(tarOf("shared", "1"))
+	for _, name := range []string{"a:1", "b:1", "c:1"} {
+		r.image(name, []testLayer{shared, gzipLayer(tarOf(name, "1"))}, nil)
+	}
+	var wg sync.WaitGroup
+	for _, name := range []string{"a:1", "b:1", "c:1"} {
+		wg.Go(func() {
+			for range 8 {
+				if _, err := s.Pull(t.Context(), r.ref(name), PullOptions{}); err != nil {
+					t.Error(err)
+				}
+				_ = s.List()
+				if err := s.Remove(t.Context(), r.ref(name)); err != nil {
+					t.Error(err)
+				}
+			}
+			if _, err := s.Pull(t.Context(), r.ref(name), PullOptions{}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if got := s.left(t); got != "images 3 blobs 10 layers 4 ingest 0 staging 0" {
+		t.Error(got)
+	}
+	s.reopen(t)
+	if got := s.left(t); got != "images 3 blobs 10 layers 4 ingest 0 staging 0" {
+		t.Errorf("after reopening: %s", got)
+	}
+}
+
+func TestNames(t *testing.T) {
+	d := string(digest.FromString("x"))
+	for ref, want := range map[string]string{
+		"busybox":               "docker.io/library/busybox:latest",
+		"busybox:1":             "docker.io/library/busybox:1",
+		"me/busybox":            "docker.io/me/busybox:latest",
+		"localhost/busybox":     "localhost/busybox:latest",
+		"127.0.0.1:5000/b:2":    "127.0.0.1:5000/b:2",
+		"[::1]:5000/b":          "[::1]:5000/b:latest",
+		"r.example/b@" + d:      "r.example/b@" + d,
+		"r.example/b:tag@" + d:  "r.example/b@" + d,
+		"index.docker.io/a":     "docker.io/library/a:latest",
+		"registry.k8s.io/p:3.9": "registry.k8s.io/p:3.9",
+	} {
+		if n, err := parseName(ref); err != nil || n.String() != want {
+			t.Errorf("parseName(%q) = %s, %v; want %s", ref, n, err, want)
+		}
+	}
+	for _, ref := range []string{"", ":", "UPPER", "a b", "-x", d, "a:" + strings.Repeat("t", 129), "a@sha256:00", "https://x/y"} {
+		if _, err := parseName(ref); !errors.Is(err, ErrInvalidReference) {
+			t.Errorf("parseName(%q): %v, want ErrInvalidReference", ref, err)
+		}
+	}
+}
+
+func TestFind(t *testing.T) {
+	r, s := newFake(t), openStore(t, nil)
+	p := r.image("app:1", nil, nil)
+	_, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
+	must(t, err)
+	hex := p.config.Encoded()
+	other := "0"
+	if hex[0] == '0' {
+		other = "1"
+	}
+	for ref, want := range map[string]error{
+		hex[:minIDPrefix]:                nil,
+		hex[:minIDPrefix-1]:              ErrNotFound, // could be a name
+		"sha256:" + hex[:10]:             nil,
+		"sha256:" + other + hex[1:]:      ErrNotFound,
+		other + hex[1:12]:                ErrNotFound,
+		r.ref("app"):                     ErrNotFound, // latest
+		r.ref("app@" + string(p.config)): ErrNotFound, // the id is no manifest
+		"A":                              ErrInvalidReference,
+	} {
+		if _, err := s.Get(ref); !errors.Is(err, want) {
+			t.Errorf("Get(%q): %v, want %v", ref, err, want)
+		}
+	}
+	twin := newCatalog([]named{catalogEntry("a", "aaaaaa1"), catalogEntry("b", "aaaaaa2")})
+	if _, err := twin.find("aaaaaa"); !errors.Is(err, ErrInvalidReference) {
+		t.Errorf("ambiguous id: %v", err)
+	}
+}
+
+func catalogEntry(repo, hex string) named {
+	id := digest.NewDigestFromEncoded(digest.SHA256, hex+strings.Repeat("0", 64-len(hex)))
+	return named{name: name{repo: repo, tag: "1"}, content: &content{config: ocispec.Descriptor{Digest: id}, image: &ocispec.Image{}}}
+}
+
+func TestPlatformScores(t *testing.T) {
+	for name, c := range map[string]struct {
+		p     ocispec.Platform
+		arch  string
+		level int
+		fits  bool
+	}{
+		"same":            {ocispec.Platform{OS: "linux", Architecture: "amd64"}, "amd64", 1, true},
+		"other name":      {ocispec.Platform{OS: "linux", Architecture: "x86_64"}, "amd64", 1, true},
+		"other OS":        {ocispec.Platform{OS: "windows", Architecture: "amd64"}, "amd64", 1, false},
+		"other arch":      {ocispec.Platform{OS: "linux", Architecture: "arm64"}, "amd64", 1, false},
+		"variant too new": {ocispec.Platform{OS: "linux", Architecture: "amd64", Variant: "v3"}, "amd64", 2, false},
+		"variant":         {ocispec.Platform{OS: "linux", Architecture: "amd64", Variant: "v3"}, "amd64", 3, true},
+		"arm64 v8":        {ocispec.Platform{OS: "linux", Architecture: "arm64", Variant: "v8"}, "arm64", 8, true},
+		"arm v6 on v7":    {ocispec.Platform{OS: "linux", Architecture: "arm", Variant: "v6"}, "arm", 7, true},
+		"armhf":           {ocispec.Platform{OS: "linux", Architecture: "armhf"}, "arm", 7, true},
+		"strange variant": {ocispec.Platform{OS: "linux", Architecture: "amd64", Variant: "turbo"}, "amd64", 4, false},
+		"nothing said":    {ocispec.Platform{}, "amd64", 1, true},
+		"attestation":     {ocispec.Platform{OS: "unknown", Architecture: "unknown"}, "amd64", 1, false},
+	} {
+		if got := scoreOn(c.p, c.arch, c.level); got > 0 != c.fits {
+			t.Errorf("%s: score %d, want fit %v", name, got, c.fits)
+		}
+	}
+	v := func(variant string) int {
+		return scoreOn(ocispec.Platform{OS: "linux", Architecture: "amd64", Variant: variant}, "amd64", 3)
+	}
+	if !(v("v3") > v("v2") && v("v2") > v("") && v("") == v("v1")) {
+		t.Error("a better variant does not score higher")
+	}
+}
+
+func TestLoopback(t *testing.T) {
+	for host, want := range map[string]bool{
+		"localhost": true, "localhost:5000": true, "127.0.0.1:5000": true, "127.9.8.7": true, "[::1]:5000": true,
+		"reg.localhost:80": true, "127.0.0.1:443": false, "10.0.0.1:5000": false, "localhost.example": false, "example.com": false,
+	} {
+		if got := isLoopback(host); got != want {
+			t.Errorf("isLoopback(%q) = %v", host, got)
+		}
+	}
+}
