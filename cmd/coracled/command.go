@@ -46,15 +46,20 @@ socket. Containers go on when it ends, however it ends; started again with the s
 		},
 	}
 	root.SetVersionTemplate("coracled {{.Version}}\n")
+	f.define(root)
+	root.AddCommand(configCommand(), purgeCommand(&f))
+	return root
+}
+
+// define makes the flags of a command and of those below it.
+func (f *flags) define(cmd *cobra.Command) {
 	d := config.Default()
-	p := root.PersistentFlags()
+	p := cmd.PersistentFlags()
 	p.StringVar(&f.root, "root", d.Root, "directory for what outlives a reboot")
 	p.StringVar(&f.state, "state", d.State, "directory for what a reboot may lose")
 	p.StringVar(&f.address, "address", "unix://"+d.Socket(), "socket to serve on; follows --state unless given")
 	p.StringVar(&f.config, "config", defaultConfigFile, "TOML file; only the default may be absent")
 	p.StringVar(&f.logLevel, "log-level", d.Log.Level, "debug, info, warn or error")
-	root.AddCommand(configCommand(), purgeCommand(&f))
-	return root
 }
 
 // load reads the file and puts the flags that were given over it.
@@ -86,9 +91,9 @@ func (f *flags) load(cmd *cobra.Command) (config.Config, error) {
 }
 
 // again is the arguments that start this daemon once more: those given, with paths
-// that do not depend on the working directory.
+// that do not depend on the working directory. It is never nil.
 func (f *flags) again(cmd *cobra.Command, c config.Config) []string {
-	var args []string
+	args := []string{}
 	for _, flag := range []struct{ name, value string }{
 		{"root", c.Root}, {"state", c.State}, {"address", c.GRPC.Address}, {"config", absolute(f.config)}, {"log-level", c.Log.Level},
 	} {

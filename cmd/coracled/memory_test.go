@@ -1,6 +1,7 @@
 package main
 
 import (
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -8,24 +9,24 @@ import (
 
 func TestMemoryIsFreedOnceAfterABurst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		freed := 0
-		m := newMemory(func() { freed++ })
+		var freed atomic.Int32
+		m := newMemory(func() { freed.Add(1) })
 		defer m.stop()
 		for range 10 {
 			time.Sleep(quiet - 1)
 			m.worked()
 		}
-		if synctest.Wait(); freed != 0 {
-			t.Errorf("freed %d times during the burst", freed)
+		if synctest.Wait(); freed.Load() != 0 {
+			t.Errorf("freed %d times during the burst", freed.Load())
 		}
 		time.Sleep(100 * quiet)
-		if synctest.Wait(); freed != 1 {
-			t.Errorf("freed %d times after the burst", freed)
+		if synctest.Wait(); freed.Load() != 1 {
+			t.Errorf("freed %d times after the burst", freed.Load())
 		}
 		m.worked()
 		time.Sleep(quiet)
-		if synctest.Wait(); freed != 2 {
-			t.Errorf("freed %d times after the next", freed)
+		if synctest.Wait(); freed.Load() != 2 {
+			t.Errorf("freed %d times after the next", freed.Load())
 		}
 	})
 }
