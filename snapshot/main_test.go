@@ -2,7 +2,9 @@ package snapshot
 
 import (
 	"context"
+	_ "crypto/sha512" // for digests that are refused
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"testing"
@@ -24,7 +26,7 @@ func TestMain(m *testing.M) {
 // and checks that no mount is left.
 func started(t testing.TB, root string) *Store {
 	t.Helper()
-	s := New(Config{Root: root})
+	s := New(Config{Root: root, Log: slog.New(slog.DiscardHandler)})
 	if err := s.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -22,8 +22,11 @@ type overlay struct {
 // parameters in the order that fsconfig(2) is given them; lower directories come first.
 func (o overlay) parameters() [][2]string {
 	return [][2]string{
-		{"upperdir", o.upper}, {"workdir", o.work},
-		{"index", "off"}, {"metacopy", "off"}, {"volatile", ""},
+		{"upperdir", o.upper},
+		{"workdir", o.work},
+		{"index", "off"},
+		{"metacopy", "off"},
+		{"volatile", ""},
 	}
 }
 

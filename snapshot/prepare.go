@@ -25,9 +25,9 @@ func (s *Store) Prepare(ctx context.Context, id string, o PrepareOptions) (Snaps
 	if err := o.check(id); err != nil {
 		return Snapshot{}, err
 	}
-	release, err := s.acquire(ctx, id)
+	release, err := s.busy.Acquire(ctx, id)
 	if err != nil {
-		return Snapshot{}, err
+		return Snapshot{}, fmt.Errorf("prepare snapshot %w", err)
 	}
 	defer release()
 
@@ -145,11 +145,12 @@ func (s *Store) isMounted(id string) bool {
 // build makes the snapshot's directories, record first, and mounts it.
 func (s *Store) build(ctx context.Context, snap Snapshot) error {
 	dir := s.snapshotDir(snap.ID)
-	// A directory that the index does not know is a removal's leftover.
-	if err := s.discard(dir); err != nil {
-		return err
+	err := os.Mkdir(dir, 0o700)
+	if errors.Is(err, os.ErrExist) {
+		// A directory that the index does not know is a removal's leftover.
+		err = errors.Join(s.discard(dir), os.Mkdir(dir, 0o700))
 	}
-	if err := os.Mkdir(dir, 0o700); err != nil {
+	if err != nil {
 		return err
 	}
 	data, err := json.Marshal(snap)
@@ -259,9 +260,9 @@ func (s *Store) Remove(ctx context.Context, id string) error {
 	if err := checkID(id); err != nil {
 		return err
 	}
-	release, err := s.acquire(ctx, id)
+	release, err := s.busy.Acquire(ctx, id)
 	if err != nil {
-		return err
+		return fmt.Errorf("remove snapshot %w", err)
 	}
 	defer release()
 	snap, err := s.Get(id)

@@ -2,6 +2,7 @@ package snapshot
 
 import (
 	"context"
+	_ "crypto/sha256" // for digest.Digest.Validate
 	"errors"
 	"fmt"
 	"log/slog"
@@ -12,6 +13,8 @@ import (
 
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/internal/keylock"
 )
 
 // Config is what a Store needs.
@@ -32,7 +35,8 @@ type Store struct {
 	root  string
 	log   *slog.Logger
 	trash *trash
-	api   mountAPI // set by Start
+	api   mountAPI     // set by Start
+	busy  keylock.Lock // by snapshot id
 
 	// renames is held while a directory gets or loses its final name in
 	// layers/, so that a commit and a removal of one layer cannot cross.
@@ -41,7 +45,6 @@ type Store struct {
 	mu        sync.Mutex
 	layers    map[digest.Digest]*layer
 	snapshots map[string]*entry
-	busy      map[string]chan struct{} // ids with an operation under way; closed at its end
 }
 
 // layer is one whole layer.
@@ -66,7 +69,6 @@ func New(c Config) *Store {
 		log:       c.Log,
 		layers:    map[digest.Digest]*layer{},
 		snapshots: map[string]*entry{},
-		busy:      map[string]chan struct{}{},
 	}
 	s.trash = newTrash(s.stagingDir(), c.Log)
 	return s
@@ -168,32 +170,6 @@ func checkDigest(d digest.Digest) error {
 		return fmt.Errorf("%w: layer %q: only sha256 is supported", ErrInvalid, d)
 	}
 	return nil
-}
-
-// acquire waits until no other operation on the snapshot is under way; the
-// returned function ends the caller's.
-func (s *Store) acquire(ctx context.Context, id string) (release func(), err error) {
-	for {
-		s.mu.Lock()
-		held, ok := s.busy[id]
-		if !ok {
-			mine := make(chan struct{})
-			s.busy[id] = mine
-			s.mu.Unlock()
-			return func() {
-				s.mu.Lock()
-				delete(s.busy, id)
-				s.mu.Unlock()
-				close(mine)
-			}, nil
-		}
-		s.mu.Unlock()
-		select {
-		case <-held:
-		case <-ctx.Done():
-			return nil, fmt.Errorf("snapshot %s: waiting for another operation on it: %w", id, context.Cause(ctx))
-		}
-	}
 }
 
 // discard moves a directory out of sight in one step and has it deleted in the

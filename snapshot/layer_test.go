@@ -1,0 +1,159 @@
+package snapshot
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/opencontainers/go-digest"
+)
+
+func TestLayerLife(t *testing.T) {
+	s := started(t, t.TempDir())
+	d := commitLayer(t, s, "layer", func(dir string) { write(t, filepath.Join(dir, "f"), "x") })
+	for range 2 {
+		if !s.HasLayer(d) {
+			t.Error("the layer is not there")
+		}
+		if u, err := s.LayerUsage(d); err != nil || u != (Usage{Bytes: 5, Inodes: 1}) {
+			t.Errorf("usage %+v, %v", u, err)
+		}
+		if all, err := s.Layers(); err != nil || len(all) != 1 || all[0] != d {
+			t.Errorf("layers %v, %v", all, err)
+		}
+		s = restarted(t, s)
+	}
+	for range 2 {
+		if err := s.RemoveLayer(t.Context(), d); err != nil {
+			t.Error(err)
+		}
+	}
+	if s.HasLayer(d) || exists(s.layerDir(d)) {
+		t.Error("the layer is still there")
+	}
+	if _, err := s.LayerUsage(d); !errors.Is(err, ErrLayerMissing) {
+		t.Errorf("usage: %v", err)
+	}
+}
+
+func TestRemoveLayerInUse(t *testing.T) {
+	s := started(t, t.TempDir())
+	layers := commitLayers(t, s, 2)
+	prepared(t, s, "c", layers...)
+	for range 2 {
+		for _, d := range layers {
+			if err := s.RemoveLayer(t.Context(), d); !errors.Is(err, ErrLayerInUse) || !s.HasLayer(d) {
+				t.Errorf("error %v", err)
+			}
+		}
+		s = restarted(t, s)
+	}
+	if err := s.Remove(t.Context(), "c"); err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range layers {
+		if err := s.RemoveLayer(t.Context(), d); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestCommitLosesTheRace(t *testing.T) {
+	s := started(t, t.TempDir())
+	d := digest.FromString("same")
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			w, err := s.NewLayer(t.Context())
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			write(t, filepath.Join(w.Dir(), "f"), "x")
+			if err := w.Commit(t.Context(), d, 1, 1); err != nil {
+				t.Error(err)
+			}
+			if err := w.Abort(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if err := s.Flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if left, _ := os.ReadDir(s.stagingDir()); len(left) > 0 {
+		t.Errorf("staging has %v", left)
+	}
+	if read(t, filepath.Join(s.layerDir(d), "fs", "f")) != "x" {
+		t.Error("the layer is not whole")
+	}
+}
+
+func TestAbortAndBadCommit(t *testing.T) {
+	s := started(t, t.TempDir())
+	w, err := s.NewLayer(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range []digest.Digest{"", "sha256:", "sha256:../../../../tmp/x", digest.SHA512.FromString("x")} {
+		if err := w.Commit(t.Context(), d, 0, 0); !errors.Is(err, ErrInvalid) {
+			t.Errorf("%q: error %v", d, err)
+		}
+		if err := s.RemoveLayer(t.Context(), d); !errors.Is(err, ErrInvalid) {
+			t.Errorf("remove %q: error %v", d, err)
+		}
+	}
+	for range 2 {
+		if err := w.Abort(); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := w.Commit(t.Context(), digest.FromString("x"), 0, 0); err == nil {
+		t.Error("Commit after Abort succeeds")
+	}
+	if err := s.Flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if exists(w.Dir()) {
+		t.Error("the staged layer is left")
+	}
+}
+
+func TestStartDropsWhatIsNotWhole(t *testing.T) {
+	s := started(t, t.TempDir())
+	good := commitLayer(t, s, "good", func(string) {})
+	if _, err := s.NewLayer(t.Context()); err != nil { // being unpacked when the crash comes
+		t.Fatal(err)
+	}
+	no := digest.FromString("no record")
+	other := digest.FromString("record of another")
+	for d, record := range map[digest.Digest]string{
+		no: "", other: `{"version":1,"diffID":"` + good.String() + `"}`, digest.FromString("cut"): "{",
+	} {
+		if err := os.MkdirAll(filepath.Join(s.layerDir(d), "fs"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if record != "" {
+			write(t, filepath.Join(s.layerDir(d), "layer.json"), record)
+		}
+	}
+	if err := os.Mkdir(filepath.Join(s.layersDir(), "stranger"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	s = restarted(t, s)
+	if all, _ := s.Layers(); len(all) != 1 || all[0] != good {
+		t.Errorf("layers %v", all)
+	}
+	if err := s.Flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if left, _ := os.ReadDir(s.layersDir()); len(left) != 1 {
+		t.Errorf("left: %v", left)
+	}
+	if left, _ := os.ReadDir(s.stagingDir()); len(left) != 0 {
+		t.Errorf("left in staging: %v", left)
+	}
+}
