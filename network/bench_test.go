@@ -24,7 +24,7 @@ func BenchmarkSetupTeardown(b *testing.B) {
 			if _, err := m.bridge.ensureHost(); err != nil {
 				b.Fatal(err)
 			}
-			var up, down time.Duration
+			var up, down, flushed time.Duration
 			for i := 0; b.Loop(); i++ {
 				b.StopTimer()
 				ns := filepath.Join(dir, fmt.Sprint(i))
@@ -45,9 +45,11 @@ func BenchmarkSetupTeardown(b *testing.B) {
 				up += mid.Sub(start)
 				down += time.Since(mid)
 				b.StopTimer()
+				mid = time.Now()
 				if err := m.Flush(context.Background()); err != nil {
 					b.Fatal(err)
 				}
+				flushed += time.Since(mid)
 				if err := nspin.Remove(ns); err != nil {
 					b.Fatal(err)
 				}
@@ -55,6 +57,40 @@ func BenchmarkSetupTeardown(b *testing.B) {
 			}
 			b.ReportMetric(float64(up.Microseconds())/float64(b.N), "µs/setup")
 			b.ReportMetric(float64(down.Microseconds())/float64(b.N), "µs/teardown")
+			b.ReportMetric(float64(flushed.Microseconds())/float64(b.N), "µs/background")
 		})
+	}
+}
+
+// BenchmarkChurn is pods coming and going with nothing waited for.
+func BenchmarkChurn(b *testing.B) {
+	m := started(b, testConfig(b))
+	dir := b.TempDir()
+	var created, up, down, removed time.Duration
+	for i := 0; b.Loop(); i++ {
+		ns := filepath.Join(dir, fmt.Sprint(i))
+		t0 := time.Now()
+		set, err := nspin.Create(b.Context(), ns, nspin.Spec{Net: true, IPC: true, UTS: true})
+		if err != nil {
+			b.Fatal(err)
+		}
+		t1 := time.Now()
+		p := Pod{ID: fmt.Sprint("pod", i), NetNS: set.Net}
+		if _, err := m.Setup(b.Context(), p); err != nil {
+			b.Fatal(err)
+		}
+		t2 := time.Now()
+		if err := m.Teardown(b.Context(), p); err != nil {
+			b.Fatal(err)
+		}
+		t3 := time.Now()
+		if err := nspin.Remove(ns); err != nil {
+			b.Fatal(err)
+		}
+		t4 := time.Now()
+		created, up, down, removed = created+t1.Sub(t0), up+t2.Sub(t1), down+t3.Sub(t2), removed+t4.Sub(t3)
+	}
+	for name, d := range map[string]time.Duration{"create": created, "setup": up, "teardown": down, "remove": removed} {
+		b.ReportMetric(float64(d.Microseconds())/float64(b.N), "µs/"+name)
 	}
 }

@@ -40,30 +40,6 @@ type bridge struct {
 	ports  portTable
 }
 
-// lease is what a pod has of the bridge, and its record's content.
-type lease struct {
-	PodID     string       `json:"podID"`
-	Name      string       `json:"name"`
-	Namespace string       `json:"namespace"`
-	Stage     stage        `json:"stage"`
-	NetNS     string       `json:"netns"`
-	Link      string       `json:"link"`
-	IPs       []netip.Addr `json:"ips"`
-	Ports     []hostPort   `json:"ports,omitempty"`
-}
-
-func (l lease) entries() []portEntry {
-	var entries []portEntry
-	for _, p := range l.Ports {
-		for _, ip := range l.IPs {
-			if !p.IP.IsValid() || p.IP.BitLen() == ip.BitLen() {
-				entries = append(entries, portEntry{p, ip})
-			}
-		}
-	}
-	return entries
-}
-
 func newBridge(name string, mtu int, stateDir string, log *slog.Logger) *bridge {
 	b := &bridge{
 		name:    name,
@@ -156,17 +132,6 @@ func (b *bridge) changeSubnets(subnets []netip.Prefix) error {
 	return b.dress(b.host)
 }
 
-// takeLocked marks addresses as used in the pools that have them.
-func (b *bridge) takeLocked(ips []netip.Addr) {
-	for _, ip := range ips {
-		for _, p := range b.pools {
-			if p.subnet.Contains(ip) {
-				p.take(ip)
-			}
-		}
-	}
-}
-
 // Setup implements Network.
 func (b *bridge) Setup(ctx context.Context, p Pod) (Result, error) {
 	if err := checkPodID(p.ID); err != nil {
@@ -195,93 +160,59 @@ func (b *bridge) Setup(ctx context.Context, p Pod) (Result, error) {
 		return Result{}, fmt.Errorf("network of pod %s: %w", p.ID, err)
 	}
 	defer ns.Close()
-	h, err := b.ensureHost()
-	if err != nil {
-		return Result{}, err
-	}
-	l, err := b.reserve(p, ports)
-	if err != nil {
-		return Result{}, fmt.Errorf("network of pod %s: %w", p.ID, err)
-	}
-	if err := b.connect(ctx, h, ns, l); err != nil {
-		err = fmt.Errorf("network of pod %s: %w", p.ID, err)
-		return Result{}, errors.Join(err, b.undo(ctx, l))
-	}
-	return Result{IPs: l.IPs}, nil
-}
-
-func (b *bridge) lease(podID string) (lease, bool) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	l, ok := b.leases[podID]
-	return l, ok
-}
-
-// reserve gives the pod addresses and host ports, in memory.
-func (b *bridge) reserve(p Pod, ports []hostPort) (lease, error) {
-	l := lease{
-		PodID: p.ID, Name: p.Name, Namespace: p.Namespace, NetNS: p.NetNS,
-		Stage: adding, Link: vethName(p.ID), Ports: ports,
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if err := b.ports.claim(p.ID, ports); err != nil {
-		return lease{}, err
-	}
-	v6 := hasIPv6()
-	for _, pool := range b.pools {
-		if pool.subnet.Addr().Is6() && !v6 {
-			continue
-		}
-		ip, err := pool.allocate()
+	for attempt := 0; ; attempt++ {
+		h, err := b.ensureHost()
 		if err != nil {
-			b.freeLocked(l)
-			return lease{}, err
+			return Result{}, err
 		}
-		l.IPs = append(l.IPs, ip)
+		l, err := b.reserve(p, ports)
+		if err != nil {
+			return Result{}, fmt.Errorf("network of pod %s: %w", p.ID, err)
+		}
+		l, err = b.connect(ctx, h, ns, l)
+		if err == nil {
+			return Result{IPs: l.IPs}, nil
+		}
+		err = errors.Join(fmt.Errorf("network of pod %s: %w", p.ID, err), b.undo(ctx, l))
+		// Once more if somebody has deleted the bridge or flushed all rules.
+		if attempt > 0 || !b.mendHost(h) {
+			return Result{}, err
+		}
 	}
-	b.leases[p.ID] = l
-	return l, nil
 }
 
-func (b *bridge) freeLocked(l lease) {
-	b.ports.release(l.PodID, l.Ports)
-	for _, ip := range l.IPs {
-		for _, pool := range b.pools {
-			pool.free(ip)
-		}
-	}
-	delete(b.leases, l.PodID)
-}
-
-func (b *bridge) connect(ctx context.Context, h *host, ns *os.File, l lease) error {
+// connect does what Setup is for, and returns the lease as it is then.
+func (b *bridge) connect(ctx context.Context, h *host, ns *os.File, l lease) (lease, error) {
 	if err := b.records.write(l.PodID, l); err != nil {
-		return err
+		return l, err
 	}
 	if err := fault.At(ctx, "network.setup.recorded"); err != nil {
-		return err
+		return l, err
 	}
 	addresses := b.addresses(l)
 	v := veth{name: l.Link, master: h.index, mtu: h.mtu, mac: macOf(l.IPs[0]), netns: int(ns.Fd())}
 	if err := v.create(h.links); err != nil {
-		return err
+		return l, err
 	}
 	if err := fault.At(ctx, "network.setup.linked"); err != nil {
-		return err
+		return l, err
 	}
-	if err := configure(ns, addresses); err != nil {
-		return err
+	given, err := configure(ns, addresses)
+	if err != nil {
+		return l, err
 	}
+	l = b.keepOnly(l, given)
 	if err := fault.At(ctx, "network.setup.addressed"); err != nil {
-		return err
+		return l, err
 	}
 	if err := b.openPorts(l); err != nil {
-		return err
+		return l, err
 	}
 	if err := fault.At(ctx, "network.setup.mapped"); err != nil {
-		return err
+		return l, err
 	}
-	return b.advance(l, connected)
+	l.Stage = connected
+	return l, b.save(l)
 }
 
 // addresses adds to a lease's addresses what the pod must know of their subnets.
@@ -308,18 +239,6 @@ func (b *bridge) openPorts(l lease) error {
 	return forgetFlows(l.Ports)
 }
 
-// advance records the pod's next stage.
-func (b *bridge) advance(l lease, s stage) error {
-	l.Stage = s
-	if err := b.records.write(l.PodID, l); err != nil {
-		return err
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.leases[l.PodID] = l
-	return nil
-}
-
 // Teardown implements Network. When it has returned, the pod's host ports are free
 // and closed; its addresses follow when its link is gone.
 func (b *bridge) Teardown(ctx context.Context, p Pod) error {
@@ -344,7 +263,8 @@ func (b *bridge) Teardown(ctx context.Context, p Pod) error {
 
 // retire marks a lease as going and closes its host ports.
 func (b *bridge) retire(ctx context.Context, l lease) error {
-	if err := b.advance(l, removing); err != nil {
+	l.Stage = removing
+	if err := b.save(l); err != nil {
 		return err
 	}
 	if err := fault.At(ctx, "network.teardown.recorded"); err != nil {
@@ -364,38 +284,8 @@ func (b *bridge) undo(ctx context.Context, l lease) error {
 	if err := b.retire(context.WithoutCancel(ctx), l); err != nil {
 		return err
 	}
-	return b.reap([]string{l.PodID})
+	return b.finish(l)
 }
 
 // Ready implements Network.
 func (b *bridge) Ready(context.Context) error { return nil }
-
-// Lease is an address or host port in use, for leak checks.
-type Lease struct {
-	PodID string
-	IPs   []netip.Addr
-	Link  string // host's end
-	// Removing is set while the link is being deleted after Teardown.
-	Removing bool
-}
-
-func (b *bridge) list() []Lease {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	var all []Lease
-	for _, l := range b.leases {
-		all = append(all, Lease{PodID: l.PodID, IPs: l.IPs, Link: l.Link, Removing: l.Stage == removing})
-	}
-	return all
-}
-
-// subnets returns the prefixes of the pools in force.
-func (b *bridge) subnets() []netip.Prefix {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	var all []netip.Prefix
-	for _, p := range b.pools {
-		all = append(all, p.subnet)
-	}
-	return all
-}

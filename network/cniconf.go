@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/version"
 )
 
 // maxCNIConfig bounds a configuration file, which is a few hundred bytes.
@@ -77,6 +78,9 @@ func readCNIConfig(path string) (*libcni.NetworkConfigList, error) {
 	if err != nil {
 		return nil, bad("", err)
 	}
+	if list.CNIVersion != "" && !slices.Contains(version.All.SupportedVersions(), list.CNIVersion) {
+		return nil, bad("", fmt.Errorf(`"cniVersion" is %q, not one of %s`, list.CNIVersion, strings.Join(version.All.SupportedVersions(), ", ")))
+	}
 	for i, p := range list.Plugins {
 		// A plugin's name is looked up in the plugin directories.
 		if t := p.Network.Type; t == "" || strings.ContainsAny(t, "/\x00") {
@@ -90,11 +94,20 @@ func parseCNI(path string, data []byte, isList bool) (*libcni.NetworkConfigList,
 	if isList {
 		return libcni.NetworkConfFromFile(path) // may take plugins from a directory beside it
 	}
-	conf, err := libcni.NetworkPluginConfFromBytes(data)
+	// One plugin alone is a list of one.
+	var top map[string]json.RawMessage
+	if err := json.Unmarshal(data, &top); err != nil {
+		return nil, err
+	}
+	list := map[string]any{"name": top["name"], "plugins": []json.RawMessage{data}, "loadOnlyInlinedPlugins": true}
+	if v, ok := top["cniVersion"]; ok {
+		list["cniVersion"] = v
+	}
+	whole, err := json.Marshal(list)
 	if err != nil {
 		return nil, err
 	}
-	return libcni.ConfListFromConf(conf)
+	return libcni.NetworkConfFromBytes(whole)
 }
 
 // position says where in data a JSON error is, as ":line:column".

@@ -124,12 +124,13 @@ func (h *hostLinks) execute(req *nl.NetlinkRequest) error {
 	return err
 }
 
-// deleteByName deletes a link; one that is gone is fine.
-func (h *hostLinks) deleteByName(name string) error {
+// deleteLink deletes a link of the host; one that is gone is fine. It has a socket of
+// its own, because the kernel answers late.
+func deleteLink(name string) error {
 	req := nl.NewNetlinkRequest(unix.RTM_DELLINK, unix.NLM_F_ACK)
 	req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
 	req.AddData(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(name)))
-	if err := h.execute(req); err != nil && !errors.Is(err, unix.ENODEV) {
+	if _, err := req.Execute(unix.NETLINK_ROUTE, 0); err != nil && !errors.Is(err, unix.ENODEV) {
 		return fmt.Errorf("delete link %s: %w", name, err)
 	}
 	return nil
@@ -156,19 +157,21 @@ type podAddress struct {
 	gateway netip.Addr
 }
 
-// configure brings up the pod's end and gives it addresses and default routes.
-func configure(ns *os.File, addresses []podAddress) error {
+// configure brings up the pod's end and gives it addresses and default routes. It
+// returns the addresses that it has given: a pod may have IPv6 switched off
+// (sysctl net.ipv6.conf.all.disable_ipv6), and then goes without.
+func configure(ns *os.File, addresses []podAddress) (given []netip.Addr, err error) {
 	h, err := netlink.NewHandleAt(netns.NsHandle(ns.Fd()), unix.NETLINK_ROUTE)
 	if err != nil {
-		return fmt.Errorf("open netlink in the pod: %w", err)
+		return nil, fmt.Errorf("open netlink in the pod: %w", err)
 	}
 	defer h.Close()
 	link, err := h.LinkByName(podIf)
 	if err != nil {
-		return fmt.Errorf("find %s in the pod: %w", podIf, err)
+		return nil, fmt.Errorf("find %s in the pod: %w", podIf, err)
 	}
 	if err := h.LinkSetUp(link); err != nil {
-		return fmt.Errorf("bring up %s in the pod: %w", podIf, err)
+		return nil, fmt.Errorf("bring up %s in the pod: %w", podIf, err)
 	}
 	for _, a := range addresses {
 		addr := &netlink.Addr{IPNet: ipNet(a.ip, a.bits)}
@@ -177,15 +180,20 @@ func configure(ns *os.File, addresses []podAddress) error {
 			// program that starts at once could not bind a tentative one.
 			addr.Flags = unix.IFA_F_NODAD
 		}
-		if err := h.AddrAdd(link, addr); err != nil {
-			return fmt.Errorf("give the pod address %s: %w", a.ip, err)
+		err := h.AddrAdd(link, addr)
+		if a.ip.Is6() && len(given) > 0 && errors.Is(err, unix.EACCES) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("give the pod address %s: %w", a.ip, err)
 		}
 		route := &netlink.Route{LinkIndex: link.Attrs().Index, Gw: a.gateway.AsSlice()}
 		if err := h.RouteAdd(route); err != nil {
-			return fmt.Errorf("give the pod a default route by %s: %w", a.gateway, err)
+			return nil, fmt.Errorf("give the pod a default route by %s: %w", a.gateway, err)
 		}
+		given = append(given, a.ip)
 	}
-	return nil
+	return given, nil
 }
 
 func ipNet(a netip.Addr, bits int) *net.IPNet {

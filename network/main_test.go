@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -38,7 +37,12 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		if pluginDir != "" {
+			_ = os.RemoveAll(pluginDir)
+		}
+		os.Exit(code)
+	}))
 }
 
 func runInside() int {
@@ -67,7 +71,7 @@ func loopbackUp() error {
 	return netlink.LinkSetUp(lo)
 }
 
-var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
+var quiet = slog.New(slog.DiscardHandler)
 
 // testConfig is a Manager's settings in a test: nothing of the real host's.
 func testConfig(t testing.TB) Config {
@@ -108,6 +112,9 @@ func hostLinkNames(t testing.TB) string {
 	}
 	var names []string
 	for _, l := range links {
+		if l.Attrs().Name == "uplink" {
+			continue // of newOutside, which ends later
+		}
 		if l.Type() == "bridge" || l.Type() == "veth" || l.Attrs().Name == "lo" {
 			names = append(names, l.Attrs().Name)
 		}

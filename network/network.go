@@ -6,6 +6,22 @@
 // package gets its path. What it did for a pod is recorded in one JSON file per
 // pod under its state directory before it is done, so Teardown and Recover can
 // undo it after a crash.
+//
+// # On disk (under Config.StateDir, on a tmpfs)
+//
+//	bridge/<pod id>.json   what a pod has of the built-in bridge
+//	cni/<pod id>.json      what a pod was set up with by CNI, configuration included
+//	cni-cache/             libcni's own
+//	subnets.json           what SetPodCIDR was last given
+//
+// # Example
+//
+//	m := network.New(network.Config{StateDir: dir})
+//	_ = m.Start(ctx)                    // reads the records
+//	_ = m.Recover(ctx, podIDs)          // takes down what no pod claims
+//	r, _ := m.Setup(ctx, network.Pod{ID: id, NetNS: path})
+//	…                                   // the pod has r.IPs
+//	_ = m.Teardown(ctx, network.Pod{ID: id})
 package network
 
 import (

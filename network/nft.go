@@ -113,6 +113,16 @@ func (f *firewall) replace(subnets []netip.Prefix, ports []portEntry) error {
 	})
 }
 
+// exists reports whether the table is there, as far as can be told.
+func (f *firewall) exists() bool {
+	c, err := nftables.New()
+	if err != nil {
+		return true
+	}
+	_, err = c.ListTableOfFamily(f.bridge, nftables.TableFamilyINet)
+	return !errors.Is(err, unix.ENOENT)
+}
+
 // remove deletes the table; none there is fine.
 func (f *firewall) remove() error {
 	return f.transaction(func(c *nftables.Conn) error {

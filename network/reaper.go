@@ -2,11 +2,9 @@ package network
 
 import "sync"
 
-// reaper calls a function with keys that were added meanwhile, in one background
-// goroutine: many at once if many came, since the kernel deletes many links in
-// little more time than one.
+// reaper calls a function with the keys that were added, in one background goroutine.
 type reaper struct {
-	work func(keys []string) error
+	work func(keys []string)
 	wake chan struct{} // has room for one
 	stop chan struct{}
 	done chan struct{}
@@ -17,7 +15,7 @@ type reaper struct {
 	started bool
 }
 
-func newReaper(work func([]string) error) *reaper {
+func newReaper(work func([]string)) *reaper {
 	return &reaper{work: work, wake: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{})}
 }
 
@@ -83,8 +81,7 @@ func (r *reaper) drain() {
 	r.queue, r.waiters = nil, nil
 	r.mu.Unlock()
 	if len(keys) > 0 {
-		// The function logs; what failed is tried again after the next start.
-		_ = r.work(keys)
+		r.work(keys)
 	}
 	for _, w := range waiters {
 		close(w)

@@ -1,0 +1,323 @@
+package network
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/nftables"
+	"github.com/vishvananda/netlink"
+
+	"github.com/coracle-project/coracle/internal/nspin"
+)
+
+func TestPoolGoesRound(t *testing.T) {
+	p, err := newPool(netip.MustParsePrefix("10.1.2.0/29"))
+	must(t, err)
+	if p.gateway() != netip.MustParseAddr("10.1.2.1") {
+		t.Errorf("gateway %s", p.gateway())
+	}
+	take := func(want string) netip.Addr {
+		t.Helper()
+		a, err := p.allocate()
+		if err != nil || a.String() != want {
+			t.Fatalf("got %s, %v; want %s", a, err, want)
+		}
+		return a
+	}
+	second := take("10.1.2.2")
+	p.free(second)
+	for i := 3; i <= 6; i++ {
+		take(fmt.Sprint("10.1.2.", i)) // not .2 again while others are unused
+	}
+	take("10.1.2.2")
+	if _, err := p.allocate(); !errors.Is(err, ErrExhausted) {
+		t.Errorf("error %v", err)
+	}
+	p.free(netip.MustParseAddr("10.1.2.4"))
+	take("10.1.2.4")
+}
+
+func TestBadConfig(t *testing.T) {
+	with := func(change func(*Config)) Config {
+		c := testConfig(t)
+		change(&c)
+		return c
+	}
+	subnets := func(s ...string) Config {
+		return with(func(c *Config) {
+			c.Subnets = []netip.Prefix{}
+			for _, p := range s {
+				c.Subnets = append(c.Subnets, netip.MustParsePrefix(p))
+			}
+		})
+	}
+	for name, c := range map[string]Config{
+		"relative state":     with(func(c *Config) { c.StateDir = "state" }),
+		"long bridge name":   with(func(c *Config) { c.BridgeName = "a-name-too-long0" }),
+		"path as bridge":     with(func(c *Config) { c.BridgeName = "../x" }),
+		"small MTU":          with(func(c *Config) { c.MTU = 100 }),
+		"no subnets":         subnets(),
+		"two IPv4 subnets":   subnets("10.1.0.0/16", "10.2.0.0/16"),
+		"no room":            subnets("10.1.0.0/31"),
+		"one address":        subnets("fd00::1/128"),
+		"multicast":          subnets("224.0.0.0/8"),
+		"loopback":           subnets("127.0.0.0/8"),
+		"invalid subnet":     with(func(c *Config) { c.Subnets = []netip.Prefix{{}} }),
+		"IPv4 dressed as v6": subnets("::ffff:10.0.0.0/100"),
+	} {
+		if err := New(c).Start(t.Context()); !errors.Is(err, ErrConfig) {
+			t.Errorf("%s: error %v", name, err)
+		}
+	}
+}
+
+func TestExhaustion(t *testing.T) {
+	c := testConfig(t)
+	c.Subnets = []netip.Prefix{netip.MustParsePrefix("10.1.2.0/29"), netip.MustParsePrefix("fd00::/64")}
+	m := started(t, c)
+	var pods []testPod
+	for i := range 5 {
+		pods = append(pods, connect(t, m, fmt.Sprint("p", i)))
+	}
+	path, _ := newNetNS(t)
+	if _, err := m.Setup(t.Context(), Pod{ID: "late", NetNS: path}); !errors.Is(err, ErrExhausted) || !strings.Contains(err.Error(), "10.1.2.0/29") {
+		t.Errorf("error %v", err)
+	}
+	if n := len(m.Leases()); n != 5 {
+		t.Errorf("%d leases", n)
+	}
+	must(t, m.Teardown(t.Context(), pods[3].Pod))
+	must(t, m.Flush(t.Context()))
+	if late := connect(t, m, "late"); late.ip4() != pods[3].ip4() {
+		t.Errorf("got %s", late.ip4())
+	}
+}
+
+func TestHostPortConflicts(t *testing.T) {
+	m := started(t, testConfig(t))
+	any80 := PortMapping{Protocol: "tcp", HostPort: 80, ContainerPort: 80}
+	local80 := any80
+	local80.HostIP = netip.MustParseAddr("127.0.0.1")
+	out80 := any80
+	out80.HostIP = hostOut4
+	udp80 := any80
+	udp80.Protocol = "udp"
+
+	local := connect(t, m, "local", local80)
+	connect(t, m, "out", out80)
+	connect(t, m, "udp", udp80)
+	path, _ := newNetNS(t)
+	late := Pod{ID: "late", NetNS: path, Ports: []PortMapping{any80}}
+	if _, err := m.Setup(t.Context(), late); !errors.Is(err, ErrPortInUse) || !strings.Contains(err.Error(), "80/tcp belongs to pod") {
+		t.Errorf("any address: error %v", err)
+	}
+	late.Ports = []PortMapping{{Protocol: "tcp", HostPort: 81, ContainerPort: 81}, local80}
+	if _, err := m.Setup(t.Context(), late); !errors.Is(err, ErrPortInUse) {
+		t.Errorf("same address: error %v", err)
+	}
+	late.Ports = []PortMapping{{Protocol: "tcp", HostPort: 81, ContainerPort: 81, HostIP: netip.IPv6Loopback()}}
+	if _, err := m.Setup(t.Context(), late); !errors.Is(err, ErrConfig) {
+		t.Errorf("::1: error %v", err)
+	}
+	must(t, m.Teardown(t.Context(), local.Pod))
+	late.Ports = []PortMapping{local80}
+	if _, err := m.Setup(t.Context(), late); err != nil {
+		t.Errorf("freed: %v", err)
+	}
+}
+
+func TestSetupMendsWhatACrashLeft(t *testing.T) {
+	steps := []string{"recorded", "linked", "connected without its stage", "removing"}
+	for i, name := range steps {
+		t.Run(name, func(t *testing.T) {
+			c := testConfig(t)
+			m := started(t, c)
+			path, _ := newNetNS(t)
+			p := Pod{ID: "a", NetNS: path, Ports: []PortMapping{{Protocol: "tcp", HostPort: 80, ContainerPort: 80}}}
+			ports, err := hostPorts(p.Ports)
+			must(t, err)
+			h, err := m.bridge.ensureHost()
+			must(t, err)
+			l, err := m.bridge.reserve(p, ports)
+			must(t, err)
+			ns, err := openNetns(path)
+			must(t, err)
+			defer ns.Close()
+			switch i {
+			case 0:
+				must(t, m.bridge.records.write("a", l))
+			case 1:
+				must(t, m.bridge.records.write("a", l))
+				must(t, veth{name: l.Link, master: h.index, mtu: 1500, mac: macOf(l.IPs[0]), netns: int(ns.Fd())}.create(h.links))
+			case 2:
+				_, err := m.bridge.connect(t.Context(), h, ns, l)
+				must(t, err)
+				must(t, m.bridge.records.write("a", l))
+			case 3:
+				_, err := m.bridge.connect(t.Context(), h, ns, l)
+				must(t, err)
+				l.Stage = removing
+				must(t, m.bridge.records.write("a", l))
+			}
+			again := started(t, c)
+			r, err := again.Setup(t.Context(), p)
+			must(t, err)
+			serve(t, path, "a", "tcp", 80)
+			expect(t, "after recovery", "", "tcp", netip.MustParseAddr("127.0.0.1"), 80, "a "+again.bridge.pools[0].gateway().String())
+			if l := again.Leases(); len(l) != 1 || l[0].Removing || l[0].IPs[0] != r.IPs[0] {
+				t.Errorf("leases %v", l)
+			}
+		})
+	}
+}
+
+func TestRecoverDropsTheUnclaimed(t *testing.T) {
+	c := testConfig(t)
+	m := started(t, c)
+	port := func(n uint16) PortMapping {
+		return PortMapping{Protocol: "tcp", HostPort: n, ContainerPort: 80}
+	}
+	keep, drop := connect(t, m, "keep", port(8080)), connect(t, m, "drop", port(8081))
+	serve(t, keep.NetNS, "keep", "tcp", 80)
+	serve(t, drop.NetNS, "drop", "tcp", 80)
+	stray := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: vethName("forgotten"), MasterIndex: m.bridge.host.index}, PeerName: "stray-peer"}
+	must(t, netlink.LinkAdd(stray))
+
+	m = started(t, c)
+	must(t, m.fwRemove()) // as somebody who flushed all rules
+	must(t, m.Recover(t.Context(), []string{"keep", "unheard-of"}))
+	must(t, m.Flush(t.Context()))
+	if l := m.Leases(); len(l) != 1 || l[0].PodID != "keep" {
+		t.Errorf("leases %v", l)
+	}
+	if names := hostLinkNames(t); strings.Contains(names, vethName("drop")) || strings.Contains(names, stray.Name) || !strings.Contains(names, vethName("keep")) {
+		t.Errorf("links %s", names)
+	}
+	localhost, gw := netip.MustParseAddr("127.0.0.1"), m.bridge.pools[0].gateway().String()
+	expect(t, "kept", "", "tcp", localhost, 8080, "keep "+gw)
+	expectNone(t, "dropped", "", "tcp", localhost, 8081)
+	must(t, m.Recover(t.Context(), []string{"keep"}))
+}
+
+func (m *Manager) fwRemove() error { return m.bridge.fw.remove() }
+
+func TestPodWithoutIPv6(t *testing.T) {
+	m := started(t, testConfig(t))
+	dir := filepath.Join(t.TempDir(), "pod")
+	set, err := nspin.Create(t.Context(), dir, nspin.Spec{Net: true, Sysctls: map[string]string{
+		"net.ipv6.conf.all.disable_ipv6": "1", "net.ipv6.conf.default.disable_ipv6": "1",
+	}})
+	must(t, err)
+	defer func() { must(t, nspin.Remove(dir)) }()
+	r, err := m.Setup(t.Context(), Pod{ID: "a", NetNS: set.Net, Ports: []PortMapping{{Protocol: "tcp", HostPort: 80, ContainerPort: 80}}})
+	must(t, err)
+	if len(r.IPs) != 1 || !r.IPs[0].Is4() || len(m.bridge.pools[1].used) != 0 {
+		t.Errorf("addresses %v, pool %v", r.IPs, m.bridge.pools[1].used)
+	}
+}
+
+func TestSetupMendsTheHost(t *testing.T) {
+	m := started(t, testConfig(t))
+	connect(t, m, "first")
+	must(t, deleteLink("coracle0"))
+	connect(t, m, "after the bridge was deleted")
+	must(t, m.fwRemove())
+	p := connect(t, m, "after the table was deleted", PortMapping{Protocol: "tcp", HostPort: 80, ContainerPort: 80})
+	serve(t, p.NetNS, "p", "tcp", 80)
+	expect(t, "mended", "", "tcp", netip.MustParseAddr("127.0.0.1"), 80, "p "+m.bridge.pools[0].gateway().String())
+	if n := len(m.Leases()); n != 3 {
+		t.Errorf("%d leases", n)
+	}
+}
+
+func TestPurge(t *testing.T) {
+	c := testConfig(t)
+	m := started(t, c)
+	must(t, m.Purge(t.Context())) // nothing there
+	p := connect(t, m, "a")
+	if err := m.Purge(t.Context()); err == nil || !strings.Contains(err.Error(), "still used by 1 pods") {
+		t.Errorf("error %v", err)
+	}
+	must(t, m.Teardown(t.Context(), p.Pod))
+	must(t, m.Purge(t.Context()))
+	if hostLinkNames(t) != "lo" {
+		t.Errorf("links %s", hostLinkNames(t))
+	}
+	nft, err := nftables.New()
+	must(t, err)
+	tables, err := nft.ListTables()
+	must(t, err)
+	if len(tables) != 0 {
+		t.Errorf("tables %v", tables[0])
+	}
+	connect(t, m, "b") // all is made again
+}
+
+func TestTwoManagersOnOneHost(t *testing.T) {
+	c, d := testConfig(t), testConfig(t)
+	d.BridgeName = "other0"
+	d.Subnets = []netip.Prefix{netip.MustParsePrefix("10.99.0.0/24")}
+	m, n := New(c), New(d)
+	for _, x := range []*Manager{m, n} {
+		must(t, x.Start(t.Context()))
+		defer func() {
+			must(t, x.Recover(t.Context(), nil))
+			must(t, x.Purge(t.Context()))
+			must(t, x.Close())
+		}()
+	}
+	a, b := connect(t, m, "a"), connect(t, n, "b", PortMapping{Protocol: "tcp", HostPort: 80, ContainerPort: 80})
+	serve(t, b.NetNS, "b", "tcp", 80)
+	expect(t, "by host port of the other", a.NetNS, "tcp", m.bridge.pools[0].gateway(), 80, "b "+n.bridge.pools[0].gateway().String())
+}
+
+func TestSetPodCIDR(t *testing.T) {
+	c := testConfig(t)
+	m := started(t, c)
+	out := newOutside(t)
+	serve(t, out, "out", "tcp", 80)
+	old := connect(t, m, "old")
+	must(t, m.SetPodCIDR(t.Context(), []netip.Prefix{netip.MustParsePrefix("10.77.1.0/24")}))
+	m = started(t, c) // remembered
+	fresh := connect(t, m, "fresh")
+	if fresh.ip4() != netip.MustParseAddr("10.77.1.2") || len(fresh.ips) != 1 {
+		t.Errorf("addresses %v", fresh.ips)
+	}
+	serve(t, old.NetNS, "old", "tcp", 80)
+	expect(t, "new pod to old pod", fresh.NetNS, "tcp", old.ip4(), 80, "old "+fresh.ip4().String())
+	expect(t, "new pod to outside", fresh.NetNS, "tcp", outside4, 80, "out "+hostOut4.String())
+	expect(t, "old pod to outside", old.NetNS, "tcp", outside4, 80, "out "+hostOut4.String())
+	if err := m.SetPodCIDR(t.Context(), nil); !errors.Is(err, ErrConfig) {
+		t.Errorf("no subnet: %v", err)
+	}
+}
+
+func TestBridgeNameTakenByAnotherLink(t *testing.T) {
+	m := started(t, testConfig(t))
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "coracle0"
+	must(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "peer"}))
+	defer func() { must(t, netlink.LinkDel(&netlink.Veth{LinkAttrs: attrs})) }()
+	path, _ := newNetNS(t)
+	if _, err := m.Setup(t.Context(), Pod{ID: "a", NetNS: path}); !errors.Is(err, ErrConfig) || !strings.Contains(err.Error(), "of type veth") {
+		t.Errorf("error %v", err)
+	}
+	if len(m.Leases()) != 0 {
+		t.Errorf("left: %v", m.Leases())
+	}
+}
+
+func TestBrokenRecordsAreAnError(t *testing.T) {
+	c := testConfig(t)
+	dir := filepath.Join(c.StateDir, "bridge")
+	must(t, os.MkdirAll(dir, 0o700))
+	must(t, os.WriteFile(filepath.Join(dir, "a.json"), []byte("{"), 0o600))
+	if err := New(c).Start(t.Context()); err == nil || !strings.Contains(err.Error(), "a.json") {
+		t.Errorf("error %v", err)
+	}
+}
