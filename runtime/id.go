@@ -23,7 +23,7 @@ func ValidateID(id string) error {
 		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9':
 		case c == '_', c == '+', c == '-', c == '.':
 		default:
-			return fmt.Errorf("%w: %q has %q at position %d, use only letters, digits and _ + - .", ErrInvalidID, id, c, i+1)
+			return fmt.Errorf("%w: %q has %q at position %d, use only letters, digits and . _ + -", ErrInvalidID, id, c, i+1)
 		}
 	}
 	return nil

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 )
 
 // MaxSpecSize is the largest config.json that LoadSpec reads, in bytes. Real ones
@@ -49,7 +50,8 @@ func LoadProcess(path string) (*specs.Process, error) {
 }
 
 func loadJSON(path string, into any) error {
-	f, err := os.Open(path)
+	// Non-blocking, so that a FIFO in the file's place cannot hold us up.
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return fmt.Errorf("load spec: %w", err)
 	}

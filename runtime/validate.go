@@ -115,11 +115,11 @@ func validateHooks(h *specs.Hooks) error {
 	if h == nil {
 		return nil
 	}
-	//nolint:staticcheck // prestart is deprecated but still part of the spec
 	for _, list := range []struct {
 		name  string
 		hooks []specs.Hook
 	}{
+		//lint:ignore SA1019 prestart is deprecated but still part of the spec
 		{"prestart", h.Prestart}, {"createRuntime", h.CreateRuntime}, {"createContainer", h.CreateContainer},
 		{"startContainer", h.StartContainer}, {"poststart", h.Poststart}, {"poststop", h.Poststop},
 	} {

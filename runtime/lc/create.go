@@ -133,11 +133,11 @@ func (c *container) build(ctx context.Context, cfg *configs.Config, proc *libcon
 	// give up.
 	stop := context.AfterFunc(ctx, func() { _ = c.rec.signalPids(unix.SIGKILL) })
 	err = lib.Start(proc)
+	if err == nil {
+		err = c.identifyInit(proc)
+	}
 	if !stop() && ctx.Err() != nil {
 		err = errors.Join(context.Cause(ctx), err)
-	}
-	if pid, perr := proc.Pid(); perr == nil && err == nil {
-		c.rec.Init, err = identify(pid)
 	}
 	if err != nil {
 		return err
@@ -146,6 +146,15 @@ func (c *container) build(ctx context.Context, cfg *configs.Config, proc *libcon
 		return err
 	}
 	return c.rec.write(c.dir())
+}
+
+func (c *container) identifyInit(proc *libcontainer.Process) error {
+	pid, err := proc.Pid()
+	if err != nil {
+		return err
+	}
+	c.rec.Init, err = identify(pid)
+	return err
 }
 
 // undo removes what a failed build left.

@@ -40,7 +40,8 @@ func procStat(pid int) (state byte, start uint64, err error) {
 		return 0, 0, err
 	}
 	fields := bytes.Fields(data[bytes.LastIndexByte(data, ')')+1:])
-	const stateField, startField = 3 - 3, 22 - 3
+	const first = 3 // of the fields after the name
+	const stateField, startField = 0, 22 - first
 	if len(fields) <= startField {
 		return 0, 0, fmt.Errorf("read %s: only %d fields after the name", path, len(fields))
 	}

@@ -30,8 +30,12 @@ var warm struct {
 	running bool
 }
 
-// keepWarm returns at once. Its goroutine ends by itself after warmFor.
+// keepWarm returns at once. Its goroutine ends by itself after warmFor. With only
+// the unified hierarchy there is one move per container and nothing to win.
 func keepWarm() {
+	if cgroups.IsCgroup2UnifiedMode() {
+		return
+	}
 	warm.mu.Lock()
 	defer warm.mu.Unlock()
 	warm.until = time.Now().Add(warmFor)
@@ -46,9 +50,10 @@ func warmLoop() {
 	// A thread of its own, which ends with the goroutine: only this thread is
 	// ever named in the writes.
 	goruntime.LockOSThread()
-	for takeThreadgroupLock() && stillWanted() {
+	for stillWanted() && takeThreadgroupLock() {
 		time.Sleep(warmEvery)
 	}
+	// After a failure running stays true: it is not tried again.
 }
 
 // stillWanted ends the loop's running in the same step as it says no.
@@ -62,9 +67,6 @@ func stillWanted() bool {
 // takeThreadgroupLock moves the calling thread into the cgroup it is in, which
 // changes nothing. A "0" instead of the thread's number would not take the lock.
 func takeThreadgroupLock() bool {
-	if cgroups.IsCgroup2UnifiedMode() {
-		return false // one move only per container: nothing to win
-	}
 	tid := unix.Gettid()
 	data, err := os.ReadFile("/proc/thread-self/cgroup")
 	if err != nil {

@@ -1,12 +1,14 @@
 package runtimetest
 
 import (
+	"context"
 	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/runtime"
 )
@@ -53,6 +55,30 @@ var hookTests = map[string]func(*rig){
 		r.must(c.Start(r.Context()))
 		r.wait(pid)
 		r.must(c.Delete(r.Context(), runtime.DeleteOptions{}))
+	},
+
+	"a create that is cancelled half way leaves nothing": func(r *rig) {
+		spec := r.spec("true")
+		reached, goOn := filepath.Join(r.bundle, "reached"), filepath.Join(r.bundle, "go-on")
+		r.must(unix.Mkfifo(reached, 0o600))
+		r.must(unix.Mkfifo(goOn, 0o600))
+		spec.Hooks = &specs.Hooks{CreateRuntime: []specs.Hook{{
+			Path: "/bin/sh", Args: []string{"sh", "-c", "echo > " + reached + "; read x < " + goOn},
+		}}}
+		ctx, cancel := context.WithCancel(r.Context())
+		defer cancel()
+		failed := make(chan error, 1)
+		go func() {
+			_, err := r.engine.Create(ctx, idOf(spec), spec, runtime.CreateOptions{Bundle: r.bundle})
+			failed <- err
+		}()
+		_, err := os.ReadFile(reached)
+		r.must(err)
+		cancel()
+		r.must(os.WriteFile(goOn, []byte("\n"), 0))
+		r.wantErr(<-failed, context.Canceled)
+		_, err = r.engine.Load(r.Context(), idOf(spec))
+		r.wantErr(err, runtime.ErrNotFound)
 	},
 
 	"a hook that hangs is killed at its timeout": func(r *rig) {
