@@ -150,13 +150,13 @@ func TestStats(t *testing.T) {
 		t.Error("a fresh reading of the disk was not used again")
 	}
 	entered := make(chan struct{}, 10)
-	b.before["shim.Stats"] = hanging(entered, nil)
+	b.fault("shim.Stats", hanging(entered, nil))
 	short, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
 	defer cancel()
 	if got := m.ListStats(short, ContainerFilter{}); len(got) != 0 {
 		t.Errorf("%d readings from a hung shim", len(got))
 	}
-	delete(b.before, "shim.Stats")
+	b.mend("shim.Stats")
 	ok(t, m.Remove(ctx, podID))
 }
 
@@ -170,11 +170,11 @@ func TestUpdateResources(t *testing.T) {
 	id := must[string](t)(m.Create(ctx, podID, c))
 	ok(t, m.UpdateResources(ctx, id, Resources{MemoryLimit: 2 << 20}, nil))
 	ok(t, m.StartContainer(ctx, id))
-	if l := b.procs[id].limits; *l.Memory.Limit != 2<<20 || *l.CPU.Shares != 100 || len(l.Devices) == 0 {
+	if l := b.proc(id).limits; *l.Memory.Limit != 2<<20 || *l.CPU.Shares != 100 || len(l.Devices) == 0 {
 		t.Errorf("started with %+v", l)
 	}
 	ok(t, m.UpdateResources(ctx, id, Resources{CPUQuota: 5000}, nil))
-	if l := b.procs[id].limits; *l.CPU.Quota != 5000 || l.Memory != nil {
+	if l := b.proc(id).limits; *l.CPU.Quota != 5000 || l.Memory != nil {
 		t.Errorf("updated with %+v", l)
 	}
 	want := Resources{CPUShares: 100, MemoryLimit: 2 << 20, CPUQuota: 5000}

@@ -17,9 +17,7 @@ func TestCallsJoin(t *testing.T) {
 	together := func(call string, op func() (string, error)) string {
 		t.Helper()
 		entered, release := make(chan struct{}, 10), make(chan struct{})
-		b.mu.Lock()
-		b.before[call] = hanging(entered, release)
-		b.mu.Unlock()
+		b.fault(call, hanging(entered, release))
 		ids := make(chan string, 5)
 		var wg, begun sync.WaitGroup
 		for range 5 {
@@ -38,9 +36,7 @@ func TestCallsJoin(t *testing.T) {
 		close(release)
 		wg.Wait()
 		close(ids)
-		b.mu.Lock()
-		delete(b.before, call)
-		b.mu.Unlock()
+		b.mend(call)
 		first := <-ids
 		for id := range ids {
 			if id != first {
@@ -120,7 +116,7 @@ func TestReadingNeverWaits(t *testing.T) {
 	podID := must[string](t)(m.Run(t.Context(), podConfig("p")))
 	id := must[string](t)(m.Create(t.Context(), podID, containerConfig("run")))
 	entered, release := make(chan struct{}, 10), make(chan struct{})
-	b.before["shim.Create"] = hanging(entered, release)
+	b.fault("shim.Create", hanging(entered, release))
 
 	ctx, cancel := context.WithCancel(t.Context())
 	failed := make(chan error, 1)
@@ -259,7 +255,7 @@ func TestWhatStopWaitsFor(t *testing.T) {
 			cfg.Ports = tc.ports
 			podID := must[string](t)(m.Run(t.Context(), cfg))
 			entered, release := make(chan struct{}, 10), make(chan struct{})
-			b.before["network.Teardown"] = hanging(entered, release)
+			b.fault("network.Teardown", hanging(entered, release))
 			stopped := make(chan error, 1)
 			go func() { stopped <- m.Stop(t.Context(), podID) }()
 			<-entered

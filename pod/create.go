@@ -131,11 +131,11 @@ func (m *Manager) makeContainer(ctx context.Context, p *entry[podRecord], e *ent
 	if err := m.faultAt(ctx, "pod.create.snapshot"); err != nil {
 		return err
 	}
-	user, err := resolveUser(root, &e.get().Config.Security, img.Config.User)
+	user, err := prepareRoot(root, &e.get().Config.Security, &img)
 	if err != nil {
 		return err
 	}
-	in, err := m.specInput(p, e, img, user, root)
+	in, err := m.specInput(ctx, p, e, img, user, root)
 	if err != nil {
 		return err
 	}
@@ -160,19 +160,26 @@ func (m *Manager) makeContainer(ctx context.Context, p *entry[podRecord], e *ent
 	})
 }
 
-// resolveUser finds who the container runs as, from the caller's wish, else the image's.
-func resolveUser(root string, s *Security, imageUser string) (userdb.Identity, error) {
+// prepareRoot does what the image's configuration asks of its root: it makes the
+// volumes' directories, which are part of the writable layer, and finds who the container
+// runs as, from the caller's wish, else the image's.
+func prepareRoot(root string, s *Security, img *image.Image) (userdb.Identity, error) {
 	r, err := safepath.Open(root)
 	if err != nil {
 		return userdb.Identity{}, err
 	}
 	defer r.Close()
+	for volume := range img.Config.Volumes {
+		if err := r.MkdirAll(volume, 0o755); err != nil {
+			return userdb.Identity{}, fail(ErrInvalid, "volume %q of the image: %w", volume, err)
+		}
+	}
 	want := userdb.Request{
 		User: s.User.Name, UID: s.User.UID, GID: s.User.GID,
 		Groups: s.SupplementalGroups, Strict: s.SupplementalGroupsStrict,
 	}
 	if want.User == "" && want.UID == nil {
-		want.User = imageUser
+		want.User = img.Config.User
 	}
 	id, err := userdb.Resolve(r, want)
 	if err != nil {

@@ -3,7 +3,9 @@ package pod
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/coracle-project/coracle/shim/client"
@@ -62,8 +64,8 @@ func (m *Manager) watch(ctx context.Context) {
 	}
 }
 
-// apply notes one event. Events of objects that are unknown or being removed mean
-// nothing any more.
+// apply notes one event. Of objects that are unknown or being removed only those who
+// wait for their end want to know.
 func (m *Manager) apply(ev client.Event) {
 	if e := m.containers.exact(ev.ID); e != nil {
 		switch ev.Kind {
@@ -73,10 +75,11 @@ func (m *Manager) apply(ev client.Event) {
 		case client.EventExit:
 			m.exited(e, ev.ExitCode, ev.ExitedAt, ev.OOMKilled, "")
 		}
-		return
-	}
-	if e := m.pods.exact(ev.ID); e != nil && ev.Kind == client.EventExit {
+	} else if e := m.pods.exact(ev.ID); e != nil && ev.Kind == client.EventExit {
 		m.initExited(e)
+	}
+	if ev.Kind == client.EventExit {
+		m.exits.happened(ev.ID) // someone may wait for what is not in our books
 	}
 }
 
@@ -117,27 +120,47 @@ func (m *Manager) exited(e *entry[containerRecord], code int32, at time.Time, oo
 // forget frees what the shim holds of a container that is not running; calls at the
 // same time join.
 func (m *Manager) forget(ctx context.Context, podID, id string) error {
-	_, err := m.ops.Do(ctx, "forget/"+id, func(ctx context.Context) (struct{}, error) {
-		ctx, cancel := context.WithTimeout(ctx, cleanupLimit)
-		defer cancel()
+	return m.do(ctx, "forget/"+id, cleanupLimit, func(ctx context.Context) error {
 		err := m.Shim.Delete(ctx, podID, id)
 		if errors.Is(err, client.ErrNotFound) {
-			err = nil
+			return nil
 		}
-		return struct{}{}, err
+		return err
 	})
-	return err
+}
+
+// end has the shim free a container in whatever state it is, killing it first if it
+// runs. It succeeds if the shim does not know it.
+func (m *Manager) end(ctx context.Context, podID, id string) error {
+	err := m.forget(ctx, podID, id)
+	if !errors.Is(err, client.ErrRunning) {
+		return err
+	}
+	over := m.exits.of(id, func() bool { return false })
+	err = m.Shim.Kill(ctx, client.KillRequest{PodID: podID, ID: id, Signal: syscall.SIGKILL, All: true})
+	switch {
+	case errors.Is(err, client.ErrNotFound), errors.Is(err, client.ErrNotRunning):
+		m.exits.happened(id) // ended in between
+	case err != nil:
+		return err
+	}
+	select {
+	case <-over:
+		return m.forget(ctx, podID, id)
+	case <-ctx.Done():
+		return fmt.Errorf("still alive after SIGKILL: %w", ctx.Err())
+	}
 }
 
 // initExited makes a pod whose init died NotReady: its PID namespace is gone, and the
-// processes in it.
+// processes in it. An init that did not come to hold anything is sharedPID's to undo.
 func (m *Manager) initExited(e *entry[podRecord]) {
 	err := e.observe(func(r *podRecord) {
-		r.InitPid = 0
-		if r.Phase == podReady {
+		if r.InitPid != 0 && r.Phase == podReady {
 			r.Phase = podBroken
 			m.log.Warn("pod init died", "id", e.id)
 		}
+		r.InitPid = 0
 	})
 	m.unrecorded(e.id, err)
 	m.exits.happened(e.id)

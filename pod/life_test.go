@@ -28,10 +28,16 @@ func TestLife(t *testing.T) {
 	c := containerConfig("run")
 	c.LogPath = "c/0.log"
 	c.Security.User.Name = "app"
+	img := b.images["busybox"]
+	img.Config.Volumes = map[string]struct{}{"/data/volume": {}}
+	b.images["busybox"] = img
 	id := must[string](t)(m.Create(ctx, podID, c))
 	got := must[Container](t)(m.Container(id))
 	if got.State != Created || got.UID != 33 || got.GID != 44 || got.LogPath != filepath.Join(cfg.LogDirectory, "c/0.log") {
 		t.Fatalf("container after Create: %+v", got)
+	}
+	if _, err := os.Stat(filepath.Join(b.state, "containers", id, "rootfs/data/volume")); err != nil {
+		t.Errorf("volume of the image: %v", err)
 	}
 	if b.count("shim.Create") != 0 {
 		t.Error("Create called the shim")
@@ -147,13 +153,17 @@ func TestPodInit(t *testing.T) {
 	cfg := podConfig("shared")
 	cfg.Namespaces.PID = NamespacePod
 	podID := must[string](t)(m.Run(ctx, cfg))
-	p := must[Pod](t)(m.Pod(podID))
-	if p.Pid == 0 {
-		t.Fatal("no init")
+	if p := must[Pod](t)(m.Pod(podID)); p.Pid != 0 {
+		t.Fatal("an init before a container needs it")
 	}
 	c := containerConfig("run")
 	c.Security.Namespaces.PID = NamespacePod
 	id := must[string](t)(m.Create(ctx, podID, c))
+	c.Attempt++
+	must[string](t)(m.Create(ctx, podID, c))
+	if p := must[Pod](t)(m.Pod(podID)); p.Pid != 101 || b.count("shim.Create") != 1 {
+		t.Fatalf("init is %d, %d were made", p.Pid, b.count("shim.Create"))
+	}
 	spec, err := os.ReadFile(filepath.Join(b.state, "containers", id, "config.json"))
 	ok(t, err)
 	if !strings.Contains(string(spec), `/proc/101/ns/pid`) {
@@ -202,11 +212,11 @@ func TestTargetPID(t *testing.T) {
 // Whatever step of a run or create fails, nothing is left and the name is free.
 func TestFailuresLeaveNothing(t *testing.T) {
 	boom := errors.New("boom")
-	for _, call := range []string{"pins.Create", "network.Setup", "shim.Create", "shim.StartContainer"} {
+	for _, call := range []string{"pins.Create", "network.Setup"} {
 		t.Run("run/"+call, func(t *testing.T) {
 			b := newBench(t)
 			m, _ := b.manager()
-			b.before[call] = failing(boom)
+			b.fault(call, failing(boom))
 			cfg := podConfig("p")
 			cfg.Namespaces.PID = NamespacePod
 			if _, err := m.Run(t.Context(), cfg); !errors.Is(err, boom) {
@@ -214,27 +224,33 @@ func TestFailuresLeaveNothing(t *testing.T) {
 			}
 			idle(t, m)
 			b.nothingLeft()
-			delete(b.before, call)
+			b.mend(call)
 			ok(t, m.Remove(t.Context(), must[string](t)(m.Run(t.Context(), cfg))))
 			idle(t, m)
 			b.nothingLeft()
 		})
 	}
-	t.Run("create/snapshots.Prepare", func(t *testing.T) {
-		b := newBench(t)
-		m, _ := b.manager()
-		podID := must[string](t)(m.Run(t.Context(), podConfig("p")))
-		b.before["snapshots.Prepare"] = failing(boom)
-		if _, err := m.Create(t.Context(), podID, containerConfig("run")); !errors.Is(err, boom) {
-			t.Fatalf("got %v", err)
-		}
-		if n := len(m.Containers(ContainerFilter{})); n != 0 {
-			t.Errorf("%d containers", n)
-		}
-		ok(t, m.Remove(t.Context(), podID))
-		idle(t, m)
-		b.nothingLeft()
-	})
+	for _, call := range []string{"snapshots.Prepare", "shim.Create", "shim.StartContainer"} {
+		t.Run("create/"+call, func(t *testing.T) {
+			b := newBench(t)
+			m, _ := b.manager()
+			podID := must[string](t)(m.Run(t.Context(), podConfig("p")))
+			b.fault(call, failing(boom))
+			c := containerConfig("run")
+			c.Security.Namespaces.PID = NamespacePod // whose init calls the shim
+			if _, err := m.Create(t.Context(), podID, c); !errors.Is(err, boom) {
+				t.Fatalf("got %v", err)
+			}
+			if n := len(m.Containers(ContainerFilter{})); n != 0 {
+				t.Errorf("%d containers", n)
+			}
+			b.mend(call)
+			must[string](t)(m.Create(t.Context(), podID, c))
+			ok(t, m.Remove(t.Context(), podID))
+			idle(t, m)
+			b.nothingLeft()
+		})
+	}
 }
 
 // A clean-up that fails is tried again until it succeeds, out of everyone's sight.
@@ -243,8 +259,8 @@ func TestFailedUndoIsTriedAgain(t *testing.T) {
 	m, _ := b.manager()
 	boom := errors.New("boom")
 	tries := make(chan struct{}, 10)
-	b.before["network.Setup"] = failing(boom)
-	b.before["network.Teardown"] = failTimes(2, boom, tries)
+	b.fault("network.Setup", failing(boom))
+	b.fault("network.Teardown", failTimes(2, boom, tries))
 	if _, err := m.Run(t.Context(), podConfig("p")); !errors.Is(err, boom) {
 		t.Fatalf("got %v", err)
 	}
@@ -277,7 +293,7 @@ func TestStopSignals(t *testing.T) {
 		c.Attempt, c.Image, c.StopSignal = uint32(i), tc.image, tc.signal
 		id := must[string](t)(m.Create(ctx, podID, c))
 		ok(t, m.StartContainer(ctx, id))
-		p := b.procs[id]
+		p := b.proc(id)
 		ok(t, m.StopContainer(ctx, id, tc.grace))
 		if !slices.Equal(p.signals, []syscall.Signal{tc.want}) {
 			t.Errorf("%+v: got signals %v", tc, p.signals)

@@ -11,12 +11,32 @@
 // Start (of the Manager) is recovery: it reads all records, asks shims and kernel what
 // is really there, and rolls each operation forward or back.
 //
+// The pod's init, which holds a PID namespace that containers share, is started for the
+// first container that wants it.
+//
+// # On disk (under the state directory, a tmpfs)
+//
+//	pods/<id>/pod.json                   record: {"version":1,"value":{…}}, see podRecord
+//	pods/<id>/{resolv.conf,hosts,hostname}
+//	pods/<id>/shm                        tmpfs, the containers' /dev/shm
+//	pods/<id>/init/                      bundle of the pod's init, if it has one
+//	ns/<pod id>/{net,ipc,uts}            pinned namespaces (internal/nspin)
+//	containers/<id>/container.json       record, see containerRecord
+//	containers/<id>/config.json          bundle: OCI spec
+//	containers/<id>/rootfs               bundle: mount point of the snapshot
+//
+// A record's "phase" is the intent or the result. Nothing is synced: the next boot
+// finds an empty directory, and removes what it finds elsewhere without a record.
+//
 // # Concurrency
 //
 // Operations on one pod or container run one at a time; a second call of the same
 // operation for the same object joins the one under way and returns its result.
 // An operation goes on when its caller goes away. Status and List read an immutable
 // value from memory and never wait.
+//
+// What is slow to free and seen by nobody (links, addresses, namespaces, shims) is freed
+// in the background after Stop and Remove have returned; the record says that it is due.
 package pod
 
 import (

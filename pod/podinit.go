@@ -3,11 +3,10 @@ package pod
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
-	"syscall"
 
-	"github.com/coracle-project/coracle/internal/nspin"
 	"github.com/coracle-project/coracle/pod/ocispec"
 	"github.com/coracle-project/coracle/shim/client"
 )
@@ -16,11 +15,58 @@ import (
 // shim's binary knows what it is to be.
 const initPath = "/coracle-pod-init"
 
-// startInit runs the pod's init, which holds the PID namespace that the pod's
-// containers share: the shim's own binary in an otherwise empty root, without any
-// privilege. It goes by the pod's id in the shim.
-func (m *Manager) startInit(ctx context.Context, e *entry[podRecord], set nspin.Set, hostname string) (pid int, err error) {
-	c := &e.get().Config
+// sharedPID returns a process in the PID namespace that the pod's containers share. It
+// is the pod's init, which is started for the first container that shares: most pods
+// have none, and a pod that only says it would costs no process.
+func (m *Manager) sharedPID(ctx context.Context, p *entry[podRecord]) (pid int, err error) {
+	err = m.do(ctx, "init/"+p.id, createLimit, func(ctx context.Context) error {
+		if p.get().InitPid != 0 {
+			return nil
+		}
+		// The container that it is for has shown itself already, so a pod that
+		// stops from here on waits for that one, and then ends the init.
+		if err := mustBeReady(p); err != nil {
+			return err
+		}
+		if err := p.update(func(r *podRecord) { r.Init = true }); err != nil {
+			return err
+		}
+		if err := m.faultAt(ctx, "pod.init.recorded"); err != nil {
+			return err
+		}
+		pid, err := m.startInit(ctx, p)
+		if err == nil {
+			err = m.faultAt(ctx, "pod.init.started")
+		}
+		if err != nil {
+			undo, cancel := undoing(ctx)
+			defer cancel()
+			return errors.Join(err, m.end(undo, p.id, p.id))
+		}
+		if err := p.update(func(r *podRecord) { r.InitPid = pid }); err != nil {
+			return err
+		}
+		// An end before the record knew the init was not noted.
+		s, err := m.Shim.Status(ctx, p.id, p.id)
+		if errors.Is(err, client.ErrNotFound) || err == nil && s.State == client.StateStopped {
+			m.initExited(p)
+			return nil
+		}
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("pod init: %w", err)
+	}
+	if pid = p.get().InitPid; pid == 0 {
+		return 0, fail(ErrPrecondition, "the pod's init died")
+	}
+	return pid, nil
+}
+
+// startInit runs the pod's init: the shim's own binary in an otherwise empty root,
+// without any privilege. It goes by the pod's id in the shim.
+func (m *Manager) startInit(ctx context.Context, e *entry[podRecord]) (pid int, err error) {
+	c, set := &e.get().Config, e.get().Namespaces
 	bundle := filepath.Join(m.podDir().Of(e.id), "init")
 	root := filepath.Join(bundle, "rootfs")
 	if err := os.MkdirAll(filepath.Join(root, "proc"), 0o755); err != nil {
@@ -47,19 +93,8 @@ func (m *Manager) startInit(ctx context.Context, e *entry[podRecord], set nspin.
 
 // endInit kills the pod's init and has the shim forget it. It succeeds if there is none.
 func (m *Manager) endInit(ctx context.Context, e *entry[podRecord]) error {
-	over := m.exits.of(e.id, func() bool { return false })
-	err := m.Shim.Kill(ctx, client.KillRequest{PodID: e.id, ID: e.id, Signal: syscall.SIGKILL})
-	switch {
-	case errors.Is(err, client.ErrNotFound), errors.Is(err, client.ErrNotRunning):
-		m.exits.happened(e.id)
-	case err != nil:
-		return err
-	default:
-		select {
-		case <-over:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
+	if !e.get().Init {
+		return nil
 	}
-	return m.forget(ctx, e.id, e.id)
+	return m.end(ctx, e.id, e.id)
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"syscall"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -54,12 +53,8 @@ func (m *Manager) Start(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("start pod manager: ask the shims: %w", err)
 	}
-	if err := m.recoverAll(ctx, known); err != nil {
-		return fmt.Errorf("start pod manager: %w", err)
-	}
-	if err := m.removeStrays(ctx, known, strayPods, strayContainers); err != nil {
-		return fmt.Errorf("start pod manager: %w", err)
-	}
+	m.recoverAll(ctx, known)
+	m.removeStrays(ctx, known, strayPods, strayContainers)
 	return nil
 }
 
@@ -93,52 +88,82 @@ func (m *Manager) load() (strayPods, strayContainers []string, err error) {
 			m.log.Error("two containers of one name, the second is left out", "name", rec.Config.Name, "id", id, "holder", holder)
 		}
 	}
-	return m.strays("pod", pods.Stray), m.strays("container", containers.Stray), nil
+	if strayPods, err = m.strays("pod", pods.Stray); err != nil {
+		return nil, nil, err
+	}
+	strayContainers, err = m.strays("container", containers.Stray)
+	return strayPods, strayContainers, err
 }
 
-// strays logs and lists directories without a readable record. One from a newer daemon
-// is left alone.
-func (m *Manager) strays(what string, stray map[string]error) []string {
+// strays logs and lists directories without a readable record. A record of a newer
+// daemon is an error: without understanding it, all that it stands for would be removed.
+func (m *Manager) strays(what string, stray map[string]error) ([]string, error) {
 	var ids []string
 	for id, err := range stray {
 		if errors.Is(err, record.ErrVersion) {
-			m.log.Error("record left alone", "what", what, "id", id, "err", err)
-			continue
+			return nil, fmt.Errorf("record of %s %s: %w; run the newer daemon, or remove its pods with it first", what, id, err)
 		}
 		if !errors.Is(err, os.ErrNotExist) {
 			m.log.Error("unreadable record, removed with what it stood for", "what", what, "id", id, "err", err)
 		}
 		ids = append(ids, id)
 	}
-	return ids
+	return ids, nil
 }
 
 // recoverAll rolls every container and then every pod to where it belongs, many at a time.
-func (m *Manager) recoverAll(ctx context.Context, known map[string][]string) error {
+// One that cannot be is logged: it must not keep the daemon from serving the others.
+func (m *Manager) recoverAll(ctx context.Context, known map[string][]string) {
 	inShim := map[string]bool{}
 	for _, ids := range known {
 		for _, id := range ids {
 			inShim[id] = true
 		}
 	}
-	var tasks errgroup.Group
-	tasks.SetLimit(atOnce)
+	tasks := m.sideBySide()
 	for _, e := range m.containers.each(func(*containerRecord) bool { return true }) {
-		tasks.Go(func() error { return during("recover container", e.id, m.recoverContainer(ctx, e, inShim[e.id])) })
+		tasks.do("recover container", e.id, func() error { return m.recoverContainer(ctx, e, inShim[e.id]) })
 	}
-	if err := tasks.Wait(); err != nil {
-		return err
-	}
+	tasks.wait()
 	for _, e := range m.pods.each(func(*podRecord) bool { return true }) {
-		tasks.Go(func() error { return during("recover pod", e.id, m.recoverPod(ctx, e, inShim[e.id])) })
+		tasks.do("recover pod", e.id, func() error { return m.recoverPod(ctx, e, inShim[e.id]) })
 	}
-	return tasks.Wait()
+	tasks.wait()
+}
+
+// steps are done side by side, so many at a time. One that fails is logged, and the
+// others go on.
+type steps struct {
+	m     *Manager
+	tasks errgroup.Group
+}
+
+func (m *Manager) sideBySide() *steps {
+	s := &steps{m: m}
+	s.tasks.SetLimit(atOnce)
+	return s
+}
+
+func (s *steps) do(op, id string, step func() error) {
+	s.tasks.Go(func() error {
+		s.m.attempt(op, id, step())
+		return nil
+	})
+}
+
+func (s *steps) wait() { _ = s.tasks.Wait() } // no step returns an error
+
+// attempt logs a step of the recovery that failed.
+func (m *Manager) attempt(op, id string, err error) {
+	if err != nil {
+		m.log.Error("recovery incomplete", "op", op, "id", id, "err", err)
+	}
 }
 
 func (m *Manager) recoverContainer(ctx context.Context, e *entry[containerRecord], inShim bool) error {
 	rec := e.get()
 	if m.pods.exact(rec.PodID) == nil {
-		if err := m.killLeftover(ctx, rec.PodID, e.id, inShim); err != nil {
+		if err := m.endLeftover(ctx, rec.PodID, e.id, inShim); err != nil {
 			return err
 		}
 		m.queueDrop(e)
@@ -173,7 +198,7 @@ func (m *Manager) recoverContainer(ctx context.Context, e *entry[containerRecord
 		m.exited(e, s.ExitCode, s.ExitedAt, s.OOMKilled, "")
 		return nil
 	case s.State == client.StateCreated:
-		if err := m.killLeftover(ctx, rec.PodID, e.id, true); err != nil {
+		if err := m.endLeftover(ctx, rec.PodID, e.id, true); err != nil {
 			return err
 		}
 		return m.unstart(e)
@@ -244,54 +269,58 @@ func (m *Manager) recoverReady(ctx context.Context, e *entry[podRecord], initInS
 			return e.update(func(r *podRecord) { r.Phase = podBroken })
 		}
 	}
-	if !rec.Config.hasInit() {
+	if !rec.Init {
 		return nil
 	}
-	if !initInShim {
-		m.initExited(e)
-		return nil
+	s, err := client.Status{}, error(client.ErrNotFound)
+	if initInShim {
+		s, err = m.Shim.Status(ctx, e.id, e.id)
 	}
-	s, err := m.Shim.Status(ctx, e.id, e.id)
 	switch {
-	case errors.Is(err, client.ErrNotFound), err == nil && s.State == client.StateStopped:
+	case err != nil && !errors.Is(err, client.ErrNotFound):
+		return err
+	case err == nil && s.State == client.StateRunning:
+		return e.update(func(r *podRecord) { r.InitPid = s.Pid })
+	case rec.InitPid != 0:
 		m.initExited(e)
-	case err != nil:
+		return nil
+	}
+	// It was being started: no container is in its namespace yet.
+	if err := m.endLeftover(ctx, e.id, e.id, initInShim); err != nil {
 		return err
 	}
-	return nil
+	return e.update(func(r *podRecord) { r.Init = false })
 }
 
-// killLeftover ends and frees a container in the shim, if it is there.
-func (m *Manager) killLeftover(ctx context.Context, podID, id string, inShim bool) error {
+// endLeftover ends and frees a container in the shim, if it is there.
+func (m *Manager) endLeftover(ctx context.Context, podID, id string, inShim bool) error {
 	if !inShim {
 		return nil
 	}
-	err := m.Shim.Kill(ctx, client.KillRequest{PodID: podID, ID: id, Signal: syscall.SIGKILL, All: true})
-	if err != nil && !errors.Is(err, client.ErrNotRunning) && !errors.Is(err, client.ErrNotFound) {
-		return err
-	}
-	return m.forget(ctx, podID, id) // which kills what is left
+	ctx, cancel := context.WithTimeout(ctx, leftoverLimit)
+	defer cancel()
+	return m.end(ctx, podID, id)
 }
+
+// leftoverLimit is how long recovery waits for one container to die.
+const leftoverLimit = 5 * time.Second
 
 // removeStrays removes what no record stands for: in the shims, and under the
 // directories of pods, containers, namespaces, snapshots and networks.
-func (m *Manager) removeStrays(ctx context.Context, known map[string][]string, strayPods, strayContainers []string) error {
-	var tasks errgroup.Group
-	tasks.SetLimit(atOnce)
+func (m *Manager) removeStrays(ctx context.Context, known map[string][]string, strayPods, strayContainers []string) {
+	tasks := m.sideBySide()
 	for podID, ids := range known {
 		for _, id := range ids {
 			if m.containers.exact(id) == nil && m.pods.exact(id) == nil {
 				m.log.Warn("container in the shim without a record, killing it", "id", id, "pod", podID)
-				tasks.Go(func() error { return during("kill unknown container", id, m.killLeftover(ctx, podID, id, true)) })
+				tasks.do("kill unknown container", id, func() error { return m.endLeftover(ctx, podID, id, true) })
 			}
 		}
 	}
-	if err := tasks.Wait(); err != nil {
-		return err
-	}
+	tasks.wait()
 	for podID := range known {
 		if m.pods.exact(podID) == nil {
-			tasks.Go(func() error { return m.Shim.DeletePod(ctx, podID) })
+			tasks.do("end shim of unknown pod", podID, func() error { return m.Shim.DeletePod(ctx, podID) })
 		}
 	}
 	var pods, containers []string
@@ -301,18 +330,13 @@ func (m *Manager) removeStrays(ctx context.Context, known map[string][]string, s
 	for _, e := range m.containers.each((*containerRecord).visible) {
 		containers = append(containers, e.id)
 	}
-	tasks.Go(func() error { return m.Network.Recover(ctx, pods) })
-	if err := tasks.Wait(); err != nil {
-		return err
-	}
+	tasks.do("recover networks", "", func() error { return m.Network.Recover(ctx, pods) })
+	tasks.wait()
 	// Snapshots go after the containers that may have used them, namespaces after
-	// the network that was in them.
-	if err := m.Snapshots.Recover(ctx, containers); err != nil {
-		// A root that is lost is the trouble of its own container, which fails
-		// to start or goes on with what it has; the node goes on.
-		m.log.Error("root file systems not all recovered", "err", err)
-	}
-	return m.removeStrayDirs(ctx, strayPods, strayContainers)
+	// the network that was in them. A root that is lost is the trouble of its own
+	// container, which fails to start.
+	m.attempt("recover root file systems", "", m.Snapshots.Recover(ctx, containers))
+	m.attempt("remove strays", "", m.removeStrayDirs(ctx, strayPods, strayContainers))
 }
 
 func (m *Manager) removeStrayDirs(ctx context.Context, pods, containers []string) error {

@@ -101,14 +101,8 @@ func (m *Manager) makePod(ctx context.Context, e *entry[podRecord]) error {
 	if err := m.writeNetworkFiles(e.id, c, hostname, net); err != nil {
 		return err
 	}
-	pid := 0
-	if c.hasInit() {
-		if pid, err = m.startInit(ctx, e, set, hostname); err != nil {
-			return fmt.Errorf("pod init: %w", err)
-		}
-	}
 	err = e.update(func(r *podRecord) {
-		r.Phase, r.IPs, r.Namespaces, r.InitPid = podReady, net.IPs, set, pid
+		r.Phase, r.IPs, r.Namespaces = podReady, net.IPs, set
 	})
 	if err != nil {
 		return err

@@ -1,6 +1,7 @@
 package pod
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path"
@@ -15,7 +16,7 @@ import (
 
 // specInput takes all decisions that the container's spec depends on: everything here
 // may look at the host, nothing in ocispec does.
-func (m *Manager) specInput(p *entry[podRecord], e *entry[containerRecord], img image.Image, user userdb.Identity, root string) (ocispec.Input, error) {
+func (m *Manager) specInput(ctx context.Context, p *entry[podRecord], e *entry[containerRecord], img image.Image, user userdb.Identity, root string) (ocispec.Input, error) {
 	pc, c := &p.get().Config, &e.get().Config
 	sec := &c.Security
 	if sec.Privileged && !pc.Privileged {
@@ -55,7 +56,7 @@ func (m *Manager) specInput(p *entry[podRecord], e *entry[containerRecord], img 
 	if in.Hostname, err = pc.hostname(); err != nil {
 		return in, err
 	}
-	if in.Namespaces, err = m.containerNamespaces(p, c); err != nil {
+	if in.Namespaces, err = m.containerNamespaces(ctx, p, c); err != nil {
 		return in, err
 	}
 	in.Files = m.containerFiles(p.id, pc)
@@ -105,7 +106,7 @@ func (m *Manager) containerFiles(podID string, c *Config) ocispec.Files {
 }
 
 // containerNamespaces are those of the pod, and the PID namespace that the container chooses.
-func (m *Manager) containerNamespaces(p *entry[podRecord], c *ContainerConfig) (ocispec.Namespaces, error) {
+func (m *Manager) containerNamespaces(ctx context.Context, p *entry[podRecord], c *ContainerConfig) (ocispec.Namespaces, error) {
 	rec := p.get()
 	n := ocispec.Namespaces{
 		Net: rec.Namespaces.Net, IPC: rec.Namespaces.IPC, UTS: rec.Namespaces.UTS,
@@ -115,10 +116,15 @@ func (m *Manager) containerNamespaces(p *entry[podRecord], c *ContainerConfig) (
 	case NamespaceNode:
 		n.HostPID = true
 	case NamespacePod:
-		if rec.InitPid == 0 {
-			return n, fail(ErrInvalid, "the pod was made without a shared pid namespace")
+		if rec.Config.Namespaces.PID == NamespaceNode {
+			n.HostPID = true
+			break
 		}
-		n.PID = fmt.Sprintf("/proc/%d/ns/pid", rec.InitPid)
+		pid, err := m.sharedPID(ctx, p)
+		if err != nil {
+			return n, err
+		}
+		n.PID = fmt.Sprintf("/proc/%d/ns/pid", pid)
 	case NamespaceTarget:
 		t, err := m.containers.find(c.Security.Namespaces.TargetID)
 		if err != nil {

@@ -3,7 +3,6 @@ package pod
 import (
 	"context"
 	"errors"
-	"io/fs"
 	"strings"
 	"time"
 
@@ -97,7 +96,7 @@ func (m *Manager) unstart(e *entry[containerRecord]) error {
 func (m *Manager) startFailed(ctx context.Context, e *entry[containerRecord], cause error) error {
 	undo, cancel := undoing(ctx)
 	defer cancel()
-	if err := m.forget(undo, e.get().PodID, e.id); err != nil {
+	if err := m.end(undo, e.get().PodID, e.id); err != nil {
 		m.log.Warn("shim did not free a container that failed to start", "id", e.id, "err", err)
 	}
 	code := int32(exitStartFailed)
@@ -117,6 +116,6 @@ func (m *Manager) startFailed(ctx context.Context, e *entry[containerRecord], ca
 // cause comes over the shim's protocol, which carries the text only.
 func noProgram(err error) bool {
 	s := err.Error()
-	return errors.Is(err, fs.ErrNotExist) ||
-		strings.Contains(s, "executable file not found") || strings.Contains(s, "no such file or directory")
+	return strings.Contains(s, "executable file not found") ||
+		strings.Contains(s, "exec") && strings.Contains(s, "no such file or directory")
 }

@@ -44,7 +44,10 @@ type podRecord struct {
 	CreatedAt  time.Time    `json:"createdAt"`
 	IPs        []netip.Addr `json:"ips,omitempty"`
 	Namespaces nspin.Set    `json:"namespaces"`
-	InitPid    int          `json:"initPid,omitempty"`
+	// Init says that a pod init may be in the shim under the pod's id, InitPid
+	// which process it is.
+	Init    bool `json:"init,omitempty"`
+	InitPid int  `json:"initPid,omitempty"`
 	// Clean says that network, namespaces and mounts are gone (phases stopped and removing).
 	Clean bool `json:"clean,omitempty"`
 }
@@ -58,9 +61,6 @@ func (c *Config) identity() string {
 func (c *Config) String() string { return c.Namespace + "/" + c.Name }
 
 func (r *podRecord) visible() bool { return r.Phase != podMaking && r.Phase != podRemoving }
-
-// hasInit says whether the pod needs a living process to hold its PID namespace.
-func (c *Config) hasInit() bool { return c.Namespaces.PID == NamespacePod }
 
 // hostNetwork says whether the pod uses the host's network, and with it its host name.
 func (c *Config) hostNetwork() bool { return c.Namespaces.Network == NamespaceNode }

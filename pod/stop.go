@@ -51,9 +51,6 @@ func (m *Manager) stopPod(ctx context.Context, e *entry[podRecord]) error {
 	for _, ce := range m.containersOf(e.id) {
 		tasks.Go(func() error { return during("container", ce.id, m.stopContainer(ctx, ce, 0)) })
 	}
-	if c.hasInit() {
-		tasks.Go(func() error { return during("init of pod", e.id, m.endInit(ctx, e)) })
-	}
 	// A host port must be free for the next pod when Stop has returned.
 	if np := m.networkPod(e.id, c); len(np.Ports) > 0 && !c.hostNetwork() {
 		tasks.Go(func() error { return m.Network.Teardown(ctx, np) })
@@ -61,10 +58,14 @@ func (m *Manager) stopPod(ctx context.Context, e *entry[podRecord]) error {
 	if err := tasks.Wait(); err != nil {
 		return err
 	}
+	// After the containers: one being made may just have started the init.
+	if err := m.endInit(ctx, e); err != nil {
+		return during("init of pod", e.id, err)
+	}
 	if err := m.faultAt(ctx, "pod.stop.killed"); err != nil {
 		return err
 	}
-	if err := e.update(func(r *podRecord) { r.Phase, r.InitPid = podStopped, 0 }); err != nil {
+	if err := e.update(func(r *podRecord) { r.Phase, r.Init, r.InitPid = podStopped, false, 0 }); err != nil {
 		return err
 	}
 	m.queueCleaning(e)
@@ -117,10 +118,8 @@ func (m *Manager) cleanPod(ctx context.Context, e *entry[podRecord]) error {
 // at any point of a pod's life and any number of times.
 func (m *Manager) dropPodParts(ctx context.Context, e *entry[podRecord]) error {
 	c := &e.get().Config
-	if c.hasInit() {
-		if err := m.endInit(ctx, e); err != nil {
-			return err
-		}
+	if err := m.endInit(ctx, e); err != nil {
+		return err
 	}
 	if !c.hostNetwork() {
 		if err := m.Network.Teardown(ctx, m.networkPod(e.id, c)); err != nil {

@@ -212,8 +212,11 @@ func (r *Resources) validate() error {
 		value int64
 		least int64
 	}{
-		{"cpu period", r.CPUPeriod, 0}, {"cpu quota", r.CPUQuota, -1}, {"cpu shares", r.CPUShares, 0},
-		{"memory limit", r.MemoryLimit, -1}, {"memory+swap limit", r.MemorySwapLimit, -1},
+		{"cpu period", r.CPUPeriod, 0},
+		{"cpu quota", r.CPUQuota, -1},
+		{"cpu shares", r.CPUShares, 0},
+		{"memory limit", r.MemoryLimit, -1},
+		{"memory+swap limit", r.MemorySwapLimit, -1},
 		{"oom score adjustment", r.OOMScoreAdj, -1000},
 	} {
 		if f.value < f.least {

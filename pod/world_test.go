@@ -2,16 +2,10 @@ package pod
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
-	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -24,11 +18,8 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/coracle-project/coracle/image"
-	"github.com/coracle-project/coracle/internal/nspin"
 	"github.com/coracle-project/coracle/network"
-	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/shim/client"
-	"github.com/coracle-project/coracle/snapshot"
 )
 
 func TestMain(m *testing.M) {
@@ -53,7 +44,7 @@ type world struct {
 	calls     []string
 
 	// before, if it has the name of a call ("shim.Create"), is run first and can
-	// fail it or make it wait. Set before the manager is used.
+	// fail it or make it wait: see fault and mend.
 	before map[string]func(ctx context.Context) error
 }
 
@@ -94,7 +85,10 @@ var errDead = errors.New("this daemon is dead")
 
 // do is the frame of every call: the fault of the test, then the deed, under the lock.
 func (h *hands) do(ctx context.Context, name string, deed func() error) error {
-	if f := h.before[name]; f != nil {
+	h.mu.Lock()
+	f := h.before[name]
+	h.mu.Unlock()
+	if f != nil {
 		if err := f(ctx); err != nil {
 			return err
 		}
@@ -146,6 +140,26 @@ func (w *world) exitLocked(id string, code int32) {
 	}
 }
 
+// fault sets what happens before a call; mend takes it back.
+func (w *world) fault(call string, f func(context.Context) error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.before[call] = f
+}
+
+func (w *world) mend(call string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.before, call)
+}
+
+// proc returns what the shim has of a container.
+func (w *world) proc(id string) *proc {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.procs[id]
+}
+
 func (w *world) count(name string) int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -156,270 +170,6 @@ func (w *world) count(name string) int {
 		}
 	}
 	return n
-}
-
-type fakeShim struct{ *hands }
-
-func (s fakeShim) Events() <-chan client.Event { return s.events }
-
-func (s fakeShim) Create(ctx context.Context, r client.CreateRequest) (pid int, err error) {
-	err = s.do(ctx, "shim.Create", func() error {
-		if s.procs[r.ID] != nil {
-			return client.ErrExists
-		}
-		b, err := os.ReadFile(filepath.Join(r.Bundle, "config.json"))
-		if err != nil {
-			return err
-		}
-		var spec specs.Spec
-		if err := json.Unmarshal(b, &spec); err != nil {
-			return err
-		}
-		if spec.Process.Args[0] == "missing" {
-			return errors.New("exec: \"missing\": executable file not found in $PATH")
-		}
-		s.nextPid++
-		pid = s.nextPid
-		s.procs[r.ID] = &proc{podID: r.PodID, args: spec.Process.Args, pid: pid, state: client.StateCreated, limits: spec.Linux.Resources}
-		return nil
-	})
-	return pid, err
-}
-
-func (s fakeShim) StartContainer(ctx context.Context, _, id string) error {
-	return s.do(ctx, "shim.StartContainer", func() error {
-		p := s.procs[id]
-		if p == nil {
-			return client.ErrNotFound
-		}
-		p.state = client.StateRunning
-		if p.args[0] == "exit" {
-			code, _ := strconv.Atoi(p.args[1])
-			s.exitLocked(id, int32(code))
-		}
-		return nil
-	})
-}
-
-func (s fakeShim) Kill(ctx context.Context, r client.KillRequest) error {
-	return s.do(ctx, "shim.Kill", func() error {
-		p := s.procs[r.ID]
-		if p == nil {
-			return client.ErrNotFound
-		}
-		if p.state == client.StateStopped {
-			return client.ErrNotRunning
-		}
-		p.signals = append(p.signals, r.Signal)
-		if r.Signal == syscall.SIGKILL || p.args[0] != "stubborn" {
-			s.exitLocked(r.ID, 128+int32(r.Signal))
-		}
-		return nil
-	})
-}
-
-func (s fakeShim) Delete(ctx context.Context, _, id string) error {
-	return s.do(ctx, "shim.Delete", func() error {
-		delete(s.procs, id)
-		return nil
-	})
-}
-
-func (s fakeShim) DeletePod(ctx context.Context, podID string) error {
-	return s.do(ctx, "shim.DeletePod", func() error {
-		for id, p := range s.procs {
-			if p.podID == podID {
-				return fmt.Errorf("container %s of the pod is left", id)
-			}
-		}
-		return nil
-	})
-}
-
-func (s fakeShim) Status(ctx context.Context, _, id string) (st client.Status, err error) {
-	err = s.do(ctx, "shim.Status", func() error {
-		p := s.procs[id]
-		if p == nil {
-			return client.ErrNotFound
-		}
-		st = client.Status{Pid: p.pid, State: p.state, ExitCode: p.code, ExitedAt: p.exitedAt}
-		return nil
-	})
-	return st, err
-}
-
-func (s fakeShim) List(ctx context.Context) (map[string][]string, error) {
-	out := map[string][]string{}
-	err := s.do(ctx, "shim.List", func() error {
-		for id, p := range s.procs {
-			out[p.podID] = append(out[p.podID], id)
-		}
-		return nil
-	})
-	return out, err
-}
-
-func (s fakeShim) Stats(ctx context.Context, _, _ string) (runtime.Stats, error) {
-	st := runtime.Stats{CPUUsage: 7, MemoryWorkingSet: 10, MemoryLimit: 100}
-	return st, s.do(ctx, "shim.Stats", func() error { return nil })
-}
-
-func (s fakeShim) Update(ctx context.Context, _, id string, r *specs.LinuxResources) error {
-	return s.do(ctx, "shim.Update", func() error {
-		s.procs[id].limits = r
-		return nil
-	})
-}
-
-func (s fakeShim) ReopenLog(ctx context.Context, _, _ string) error {
-	return s.do(ctx, "shim.ReopenLog", func() error { return nil })
-}
-
-func (s fakeShim) Exec(ctx context.Context, r client.ExecRequest) (int32, error) {
-	if err := s.do(ctx, "shim.Exec", func() error { return nil }); err != nil {
-		return 0, err
-	}
-	switch r.Process.Args[0] {
-	case "sleep":
-		<-ctx.Done()
-		return 0, ctx.Err()
-	case "flood":
-		chunk := make([]byte, 1<<20)
-		for range 20 {
-			r.Streams.Stdout.Write(chunk)
-		}
-	case "env":
-		fmt.Fprint(r.Streams.Stdout, strings.Join(r.Process.Env, "\n"))
-	}
-	return 3, nil
-}
-
-func (s fakeShim) Attach(ctx context.Context, _, _ string, _ client.Streams) error {
-	return s.do(ctx, "shim.Attach", func() error { return nil })
-}
-
-type fakeImages struct{ *hands }
-
-func (s fakeImages) Get(ref string) (image.Image, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	img, ok := s.images[ref]
-	if !ok {
-		return img, image.ErrNotFound
-	}
-	return img, nil
-}
-
-type fakeSnapshots struct{ *hands }
-
-func (s fakeSnapshots) Prepare(ctx context.Context, id string, o snapshot.PrepareOptions) (snapshot.Snapshot, error) {
-	snap := snapshot.Snapshot{ID: id, Target: o.Target, Upper: "/upper/" + id}
-	return snap, s.do(ctx, "snapshots.Prepare", func() error {
-		s.snapshots[id] = o.Target
-		if err := os.MkdirAll(filepath.Join(o.Target, "etc"), 0o755); err != nil {
-			return err
-		}
-		return os.WriteFile(filepath.Join(o.Target, "etc/passwd"), []byte("app:x:33:44::/home/app:/bin/sh\n"), 0o644)
-	})
-}
-
-func (s fakeSnapshots) Remove(ctx context.Context, id string) error {
-	return s.do(ctx, "snapshots.Remove", func() error { return s.drop(id) })
-}
-
-func (s fakeSnapshots) drop(id string) error {
-	if p := s.procs[id]; p != nil && p.state != client.StateStopped {
-		return fmt.Errorf("snapshot %s removed under a container that is %s", id, p.state)
-	}
-	target := s.snapshots[id]
-	delete(s.snapshots, id)
-	if target == "" {
-		return nil
-	}
-	return os.RemoveAll(target)
-}
-
-func (s fakeSnapshots) Usage(ctx context.Context, _ string) (snapshot.Usage, error) {
-	return snapshot.Usage{Bytes: 4096, Inodes: 2}, s.do(ctx, "snapshots.Usage", func() error { return nil })
-}
-
-func (s fakeSnapshots) Recover(ctx context.Context, claimed []string) error {
-	return s.do(ctx, "snapshots.Recover", func() error {
-		for id := range s.snapshots {
-			if !slices.Contains(claimed, id) {
-				if err := s.drop(id); err != nil {
-					return err
-				}
-			}
-		}
-		return nil
-	})
-}
-
-type fakeNetwork struct{ *hands }
-
-func (s fakeNetwork) Setup(ctx context.Context, p network.Pod) (network.Result, error) {
-	r := network.Result{IPs: []netip.Addr{netip.MustParseAddr("10.1.2.3")}}
-	return r, s.do(ctx, "network.Setup", func() error {
-		s.networks[p.ID] = p
-		return nil
-	})
-}
-
-func (s fakeNetwork) Teardown(ctx context.Context, p network.Pod) error {
-	return s.do(ctx, "network.Teardown", func() error {
-		delete(s.networks, p.ID)
-		return nil
-	})
-}
-
-func (s fakeNetwork) Ready(ctx context.Context) error {
-	return s.do(ctx, "network.Ready", func() error { return nil })
-}
-
-func (s fakeNetwork) Recover(ctx context.Context, claimed []string) error {
-	return s.do(ctx, "network.Recover", func() error {
-		maps.DeleteFunc(s.networks, func(id string, _ network.Pod) bool { return !slices.Contains(claimed, id) })
-		return nil
-	})
-}
-
-type fakePins struct{ *hands }
-
-func (s fakePins) Root(dir string) error { return os.MkdirAll(dir, 0o711) }
-
-func (s fakePins) Create(ctx context.Context, dir string, spec nspin.Spec) (nspin.Set, error) {
-	var set nspin.Set
-	return set, s.do(ctx, "pins.Create", func() error {
-		if err := os.MkdirAll(dir, 0o711); err != nil {
-			return err
-		}
-		s.pins[dir] = true
-		for _, ns := range []struct {
-			want bool
-			name string
-			path *string
-		}{{spec.Net, "net", &set.Net}, {spec.IPC, "ipc", &set.IPC}, {spec.UTS, "uts", &set.UTS}} {
-			if !ns.want {
-				continue
-			}
-			*ns.path = filepath.Join(dir, ns.name)
-			if err := os.WriteFile(*ns.path, nil, 0o600); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-}
-
-func (s fakePins) Remove(ctx context.Context, dir string) error {
-	return s.do(ctx, "pins.Remove", func() error {
-		if _, connected := s.networks[filepath.Base(dir)]; connected {
-			return errors.New("namespace removed before the network was torn down")
-		}
-		delete(s.pins, dir)
-		return os.RemoveAll(dir)
-	})
 }
 
 // bench is a test's world with a state directory.

@@ -17,20 +17,26 @@ func mounts(in Input) []specs.Mount {
 		covered[path.Clean(m.Destination)] = true
 	}
 	var out []specs.Mount
-	for _, m := range slices.Concat(kernelMounts(in), podMounts(in)) {
+	for _, m := range kernelMounts(in) {
+		// A caller's /dev is whole: what we would put below it would be put
+		// into the host's.
+		if !covered[m.Destination] && !(covered["/dev"] && strings.HasPrefix(m.Destination, "/dev/")) {
+			out = append(out, m)
+		}
+	}
+	for _, m := range podMounts(in) {
 		if !covered[m.Destination] {
 			out = append(out, m)
 		}
 	}
-	given := make([]specs.Mount, 0, len(in.Mounts))
 	for _, m := range in.Mounts {
-		given = append(given, m.spec())
+		out = append(out, m.spec())
 	}
 	// Stable, so that of two mounts on the same place the later one still wins.
-	slices.SortStableFunc(given, func(a, b specs.Mount) int {
+	slices.SortStableFunc(out, func(a, b specs.Mount) int {
 		return cmp.Compare(depth(a.Destination), depth(b.Destination))
 	})
-	return append(out, given...)
+	return out
 }
 
 func depth(p string) int {

@@ -61,6 +61,9 @@ func TestGolden(t *testing.T) {
 				{Source: "/h/ro", Destination: "/ro", Readonly: true, RecursiveReadonly: true},
 			}
 		},
+		"host-dev": func(in *Input) {
+			in.Mounts = []Mount{{Source: "/dev", Destination: "/dev"}, {Source: "/h/etc", Destination: "/etc"}}
+		},
 		"limits": func(in *Input) {
 			in.Resources = Resources{
 				CPUPeriod: 100000, CPUQuota: 50000, CPUShares: 512, MemoryLimit: 1 << 30, MemorySwapLimit: 2 << 30,

@@ -5,7 +5,8 @@ import "strings"
 // defaultPath is PATH for images that set none.
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// environment is the image's variables, then HOSTNAME and TERM, then the caller's.
+// environment is PATH and TERM for images that set none, the image's variables, HOSTNAME,
+// then the caller's.
 // A variable keeps the place of its first mention and has the value of its last.
 func environment(in Input) []string {
 	var (
@@ -21,9 +22,6 @@ func environment(in Input) []string {
 		out = append(out, name+"="+value)
 	}
 	set("PATH", defaultPath)
-	if in.Hostname != "" {
-		set("HOSTNAME", in.Hostname)
-	}
 	if in.TTY {
 		set("TERM", "xterm")
 	}
@@ -32,6 +30,9 @@ func environment(in Input) []string {
 		if name != "" {
 			set(name, value)
 		}
+	}
+	if in.Hostname != "" {
+		set("HOSTNAME", in.Hostname)
 	}
 	for _, kv := range in.Env {
 		set(kv[0], kv[1])

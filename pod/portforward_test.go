@@ -1,0 +1,124 @@
+package pod
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// inNetNS runs f in a network namespace of its own, loopback up, and returns its path,
+// which is good until the test ends.
+func inNetNS(t *testing.T, f func()) string {
+	t.Helper()
+	type result struct {
+		path string
+		err  error
+	}
+	ready, done := make(chan result), make(chan struct{})
+	t.Cleanup(func() { close(done) })
+	go func() {
+		runtime.LockOSThread() // for good: the thread dies, and the namespace with it
+		err := unix.Unshare(unix.CLONE_NEWNET)
+		if err == nil {
+			err = netlink.LinkSetUp(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Index: 1, Name: "lo"}})
+		}
+		if err == nil {
+			f()
+		}
+		ready <- result{fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid()), err}
+		<-done
+	}()
+	r := <-ready
+	ok(t, r.err)
+	return r.path
+}
+
+// forward runs PortForward on one end of a TCP connection and returns the other.
+func forward(t *testing.T, m *Manager, podID string, port int) (client *net.TCPConn, result <-chan error) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	ok(t, err)
+	defer l.Close()
+	conn, err := net.Dial("tcp", l.Addr().String())
+	ok(t, err)
+	server, err := l.Accept()
+	ok(t, err)
+	res := make(chan error, 1)
+	go func() { res <- m.PortForward(t.Context(), podID, int32(port), server.(*net.TCPConn)) }()
+	t.Cleanup(func() { conn.Close() })
+	return conn.(*net.TCPConn), res
+}
+
+func TestPortForward(t *testing.T) {
+	for _, address := range []string{"127.0.0.1:0", "[::1]:0"} {
+		t.Run(address, func(t *testing.T) {
+			b := newBench(t)
+			m, _ := b.manager()
+			podID := must[string](t)(m.Run(t.Context(), podConfig("p")))
+			var l net.Listener
+			var lerr error
+			path := inNetNS(t, func() { l, lerr = net.Listen("tcp", address) })
+			ok(t, lerr)
+			t.Cleanup(func() { l.Close() })
+			ok(t, m.pods.exact(podID).update(func(r *podRecord) { r.Namespaces.Net = path }))
+			go func() { // ends with the listener
+				conn, err := l.Accept()
+				if err != nil {
+					return
+				}
+				defer conn.Close()
+				all, _ := io.ReadAll(conn) // until the client has closed its half
+				fmt.Fprintf(conn, "got %s\n", all)
+			}()
+			client, result := forward(t, m, podID, l.Addr().(*net.TCPAddr).Port)
+			fmt.Fprint(client, "hello")
+			ok(t, client.CloseWrite())
+			if line, err := bufio.NewReader(client).ReadString('\n'); line != "got hello\n" {
+				t.Errorf("got %q, %v", line, err)
+			}
+			select {
+			case err := <-result:
+				ok(t, err)
+			case <-time.After(10 * time.Second):
+				t.Fatal("does not end when both sides are closed")
+			}
+			// The host has no such port.
+			if conn, err := net.Dial("tcp", l.Addr().String()); err == nil {
+				conn.Close()
+				t.Error("the port is on the host too")
+			}
+			ok(t, m.Remove(t.Context(), podID))
+		})
+	}
+}
+
+func TestPortForwardErrors(t *testing.T) {
+	b := newBench(t)
+	m, _ := b.manager()
+	podID := must[string](t)(m.Run(t.Context(), podConfig("p")))
+	path := inNetNS(t, func() {})
+	ok(t, m.pods.exact(podID).update(func(r *podRecord) { r.Namespaces.Net = path }))
+	for port, kind := range map[int]error{0: ErrInvalid, 65536: ErrInvalid, 81: ErrUnavailable} {
+		client, result := forward(t, m, podID, port)
+		if err := <-result; !errors.Is(err, kind) {
+			t.Errorf("port %d: %v", port, err)
+		}
+		if _, err := client.Read(make([]byte, 1)); err == nil {
+			t.Errorf("port %d: the stream is open", port)
+		}
+	}
+	ok(t, m.pods.exact(podID).update(func(r *podRecord) { r.Namespaces.Net = "/none" }))
+	_, result := forward(t, m, podID, 80)
+	if err := <-result; !errors.Is(err, ErrUnavailable) {
+		t.Errorf("no namespace: %v", err)
+	}
+	ok(t, m.Remove(t.Context(), podID))
+}

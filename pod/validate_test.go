@@ -1,0 +1,250 @@
+package pod
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestBadPods(t *testing.T) {
+	b := newBench(t)
+	m, _ := b.manager()
+	for name, tc := range map[string]struct {
+		change func(c *Config)
+		kind   error
+	}{
+		"no name":         {func(c *Config) { c.Name = "" }, ErrInvalid},
+		"no namespace":    {func(c *Config) { c.Namespace = "" }, ErrInvalid},
+		"no uid":          {func(c *Config) { c.UID = "" }, ErrInvalid},
+		"slash in name":   {func(c *Config) { c.Name = "a/b" }, ErrInvalid},
+		"newline in uid":  {func(c *Config) { c.UID = "a\nb" }, ErrInvalid},
+		"long name":       {func(c *Config) { c.Name = strings.Repeat("x", 300) }, ErrInvalid},
+		"hostname":        {func(c *Config) { c.Hostname = "a b" }, ErrInvalid},
+		"long hostname":   {func(c *Config) { c.Hostname = strings.Repeat("x", 65) }, ErrInvalid},
+		"log directory":   {func(c *Config) { c.LogDirectory = "logs" }, ErrInvalid},
+		"runtime handler": {func(c *Config) { c.RuntimeHandler = "kata" }, ErrInvalid},
+		"dns server":      {func(c *Config) { c.DNS.Servers = []string{"dns.example"} }, ErrInvalid},
+		"dns search":      {func(c *Config) { c.DNS.Searches = []string{"a\nnameserver 1.1.1.1"} }, ErrInvalid},
+		"dns option":      {func(c *Config) { c.DNS.Options = []string{""} }, ErrInvalid},
+		"protocol":        {func(c *Config) { c.Ports = []Port{{Protocol: "icmp", ContainerPort: 1}} }, ErrInvalid},
+		"container port":  {func(c *Config) { c.Ports = []Port{{ContainerPort: 70000}} }, ErrInvalid},
+		"no port":         {func(c *Config) { c.Ports = []Port{{HostPort: 80}} }, ErrInvalid},
+		"host port":       {func(c *Config) { c.Ports = []Port{{ContainerPort: 1, HostPort: -1}} }, ErrInvalid},
+		"host ip":         {func(c *Config) { c.Ports = []Port{{ContainerPort: 1, HostIP: "x"}} }, ErrInvalid},
+		"host port twice": {func(c *Config) { c.Ports = []Port{{ContainerPort: 1, HostPort: 8}, {ContainerPort: 2, HostPort: 8}} }, ErrInvalid},
+		"sysctl name":     {func(c *Config) { c.Sysctls = map[string]string{"net..x": "1"} }, ErrInvalid},
+		"sysctl escape":   {func(c *Config) { c.Sysctls = map[string]string{"net/../kernel/panic": "1"} }, ErrInvalid},
+		"host sysctl":     {func(c *Config) { c.Sysctls = map[string]string{"kernel.panic": "1"} }, ErrInvalid},
+		"host net sysctl": {func(c *Config) {
+			c.Sysctls, c.Namespaces.Network = map[string]string{"net.core.somaxconn": "1"}, NamespaceNode
+		}, ErrInvalid},
+		"host ipc sysctl": {func(c *Config) { c.Sysctls, c.Namespaces.IPC = map[string]string{"kernel.shmmax": "1"}, NamespaceNode }, ErrInvalid},
+		"cgroup parent":   {func(c *Config) { c.CgroupParent = "/a/../../b" }, ErrInvalid},
+		"cgroup as scope": {func(c *Config) { c.CgroupParent = "a.slice:b:c" }, ErrInvalid},
+		"network mode":    {func(c *Config) { c.Namespaces.Network = NamespaceTarget }, ErrInvalid},
+		"ipc mode":        {func(c *Config) { c.Namespaces.IPC = NamespaceContainer }, ErrInvalid},
+		"pid mode":        {func(c *Config) { c.Namespaces.PID = NamespaceTarget }, ErrInvalid},
+		"user namespace":  {func(c *Config) { c.Namespaces.User = NamespacePod }, ErrUnsupported},
+	} {
+		c := podConfig("p")
+		tc.change(&c)
+		if id, err := m.Run(t.Context(), c); !errors.Is(err, tc.kind) {
+			t.Errorf("%s: got %q, %v", name, id, err)
+		}
+	}
+	if len(b.calls) != 3 { // what recovery asks for
+		t.Errorf("bad input led to calls: %v", b.calls)
+	}
+	b.nothingLeft()
+}
+
+func TestSystemdWantsASlice(t *testing.T) {
+	o := Options{CgroupDriver: Systemd}.withDefaults()
+	c := podConfig("p")
+	c.CgroupParent = "/kubepods"
+	if err := c.validate(&o); !errors.Is(err, ErrInvalid) {
+		t.Errorf("got %v", err)
+	}
+	c.CgroupParent = "/kubepods.slice/kubepods-pod1.slice"
+	if err := c.validate(&o); err != nil {
+		t.Error(err)
+	}
+	m := New(o, Deps{})
+	defer m.Close()
+	if got := m.cgroupsPath(&c, "id"); got != "kubepods-pod1.slice:coracle:id" {
+		t.Errorf("cgroups path %s", got)
+	}
+}
+
+func TestBadContainers(t *testing.T) {
+	b := newBench(t)
+	img := b.images["busybox"]
+	img.Config.Entrypoint = nil
+	b.images["nothing-to-run"] = img
+	img.Config.User = "nobody"
+	b.images["unknown-user"] = img
+	m, _ := b.manager()
+	cfg := podConfig("p")
+	cfg.LogDirectory = t.TempDir()
+	podID := must[string](t)(m.Run(t.Context(), cfg))
+	file := filepath.Join(cfg.LogDirectory, "file")
+	ok(t, os.WriteFile(file, []byte("{"), 0o600))
+	uid, gid := int64(1), int64(1)
+	for name, tc := range map[string]struct {
+		change func(c *ContainerConfig)
+		kind   error
+	}{
+		"no name":                {func(c *ContainerConfig) { c.Name = "" }, ErrInvalid},
+		"no image":               {func(c *ContainerConfig) { c.Image = "" }, ErrInvalid},
+		"unknown image":          {func(c *ContainerConfig) { c.Image = "nginx" }, ErrNotFound},
+		"nothing to run":         {func(c *ContainerConfig) { c.Image, c.Command = "nothing-to-run", nil }, ErrInvalid},
+		"working directory":      {func(c *ContainerConfig) { c.WorkingDir = "a" }, ErrInvalid},
+		"absolute log path":      {func(c *ContainerConfig) { c.LogPath = "/etc/passwd" }, ErrInvalid},
+		"log path out":           {func(c *ContainerConfig) { c.LogPath = "../x.log" }, ErrInvalid},
+		"log path below a file":  {func(c *ContainerConfig) { c.LogPath = "file/x.log" }, ErrInvalid},
+		"log path is directory":  {func(c *ContainerConfig) { c.LogPath = "." }, ErrInvalid},
+		"variable without name":  {func(c *ContainerConfig) { c.Env = [][2]string{{"", "x"}} }, ErrInvalid},
+		"variable with =":        {func(c *ContainerConfig) { c.Env = [][2]string{{"a=b", "x"}} }, ErrInvalid},
+		"zero byte":              {func(c *ContainerConfig) { c.Args = []string{"a\x00"} }, ErrInvalid},
+		"mount on root":          {func(c *ContainerConfig) { c.Mounts = []Mount{{ContainerPath: "/", HostPath: "/x"}} }, ErrInvalid},
+		"relative mount":         {func(c *ContainerConfig) { c.Mounts = []Mount{{ContainerPath: "x", HostPath: "/x"}} }, ErrInvalid},
+		"relative host path":     {func(c *ContainerConfig) { c.Mounts = []Mount{{ContainerPath: "/x", HostPath: "x"}} }, ErrInvalid},
+		"host path below a file": {func(c *ContainerConfig) { c.Mounts = []Mount{{ContainerPath: "/x", HostPath: file + "/x"}} }, ErrInvalid},
+		"propagation":            {func(c *ContainerConfig) { c.Mounts = []Mount{{ContainerPath: "/x", HostPath: "/x", Propagation: "x"}} }, ErrInvalid},
+		"rro without ro": {func(c *ContainerConfig) {
+			c.Mounts = []Mount{{ContainerPath: "/x", HostPath: "/x", RecursiveReadonly: true}}
+		}, ErrInvalid},
+		"image volume": {func(c *ContainerConfig) { c.Mounts = []Mount{{ContainerPath: "/x", Image: "i"}} }, ErrUnsupported},
+		"id mapped mount": {func(c *ContainerConfig) {
+			c.Mounts = []Mount{{ContainerPath: "/x", HostPath: "/x", HasIDMappings: true}}
+		}, ErrUnsupported},
+		"device that is none":             {func(c *ContainerConfig) { c.Devices = []Device{{HostPath: file}} }, ErrInvalid},
+		"unknown device":                  {func(c *ContainerConfig) { c.Devices = []Device{{HostPath: "/dev/none"}} }, ErrInvalid},
+		"relative device":                 {func(c *ContainerConfig) { c.Devices = []Device{{HostPath: "null"}} }, ErrInvalid},
+		"relative device target":          {func(c *ContainerConfig) { c.Devices = []Device{{HostPath: "/dev/null", ContainerPath: "x"}} }, ErrInvalid},
+		"device permissions":              {func(c *ContainerConfig) { c.Devices = []Device{{HostPath: "/dev/null", Permissions: "x"}} }, ErrInvalid},
+		"cdi device":                      {func(c *ContainerConfig) { c.CDIDevices = []string{"a/b=c"} }, ErrUnsupported},
+		"stop signal":                     {func(c *ContainerConfig) { c.StopSignal = "SIGNOT" }, ErrInvalid},
+		"cpu shares":                      {func(c *ContainerConfig) { c.Resources.CPUShares = -1 }, ErrInvalid},
+		"cpuset":                          {func(c *ContainerConfig) { c.Resources.CpusetCPUs = "a" }, ErrInvalid},
+		"swap below memory":               {func(c *ContainerConfig) { c.Resources.MemoryLimit, c.Resources.MemorySwapLimit = 2, 1 }, ErrInvalid},
+		"oom score":                       {func(c *ContainerConfig) { c.Resources.OOMScoreAdj = 1001 }, ErrInvalid},
+		"huge page size":                  {func(c *ContainerConfig) { c.Resources.Hugepages = map[string]uint64{"big": 1} }, ErrInvalid},
+		"cgroup file":                     {func(c *ContainerConfig) { c.Resources.Unified = map[string]string{"../x": "1"} }, ErrInvalid},
+		"capability":                      {func(c *ContainerConfig) { c.Security.AddCapabilities = []string{"FLY"} }, ErrInvalid},
+		"masked path":                     {func(c *ContainerConfig) { c.Security.MaskedPaths = []string{"x"} }, ErrInvalid},
+		"user and uid":                    {func(c *ContainerConfig) { c.Security.User = User{UID: &uid, Name: "app"} }, ErrInvalid},
+		"group without user":              {func(c *ContainerConfig) { c.Security.User = User{GID: &gid} }, ErrInvalid},
+		"unknown user":                    {func(c *ContainerConfig) { c.Security.User.Name = "nobody" }, ErrInvalid},
+		"unknown user of image":           {func(c *ContainerConfig) { c.Image = "unknown-user" }, ErrInvalid},
+		"seccomp type":                    {func(c *ContainerConfig) { c.Security.Seccomp.Type = "x" }, ErrInvalid},
+		"relative seccomp":                {func(c *ContainerConfig) { c.Security.Seccomp = Seccomp{ProfileLocalhost, "x"} }, ErrInvalid},
+		"no seccomp file":                 {func(c *ContainerConfig) { c.Security.Seccomp = Seccomp{ProfileLocalhost, "/none"} }, ErrInvalid},
+		"seccomp no file":                 {func(c *ContainerConfig) { c.Security.Seccomp = Seccomp{ProfileLocalhost, "/"} }, ErrInvalid},
+		"seccomp not json":                {func(c *ContainerConfig) { c.Security.Seccomp = Seccomp{ProfileLocalhost, file} }, ErrInvalid},
+		"apparmor form":                   {func(c *ContainerConfig) { c.Security.AppArmor = "x" }, ErrInvalid},
+		"privileged in a pod that is not": {func(c *ContainerConfig) { c.Security.Privileged = true }, ErrInvalid},
+		"pid mode":                        {func(c *ContainerConfig) { c.Security.Namespaces.PID = "x" }, ErrInvalid},
+		"target without id":               {func(c *ContainerConfig) { c.Security.Namespaces.PID = NamespaceTarget }, ErrInvalid},
+		"user namespace":                  {func(c *ContainerConfig) { c.Security.Namespaces.User = NamespacePod }, ErrUnsupported},
+	} {
+		c := containerConfig("run")
+		tc.change(&c)
+		if id, err := m.Create(t.Context(), podID, c); !errors.Is(err, tc.kind) {
+			t.Errorf("%s: got %q, %v", name, id, err)
+		}
+	}
+	if n := len(m.Containers(ContainerFilter{})); n != 0 {
+		t.Errorf("%d containers", n)
+	}
+	ok(t, m.Stop(t.Context(), podID))
+	if _, err := m.Create(t.Context(), podID, containerConfig("run")); !errors.Is(err, ErrPrecondition) {
+		t.Errorf("in a stopped pod: %v", err)
+	}
+	if err := m.PortForward(t.Context(), podID, 80, nopStream{}); !errors.Is(err, ErrPrecondition) {
+		t.Errorf("port of a stopped pod: %v", err)
+	}
+	ok(t, m.Remove(t.Context(), podID))
+	idle(t, m)
+	b.nothingLeft()
+}
+
+func TestSignals(t *testing.T) {
+	for s, want := range map[string]int{
+		"SIGTERM": 15, "term": 15, "9": 9, "SIGRTMIN": 34, "RTMIN+3": 37, "SIGRTMAX-1": 63, "64": 64,
+	} {
+		if got, err := parseSignal(s); err != nil || int(got) != want {
+			t.Errorf("%s: %d, %v", s, got, err)
+		}
+	}
+	for _, s := range []string{"", "0", "65", "-1", "SIG", "SIGRTMIN+31", "SIGRTMAX+1", "SIGRTMIN+x", "SIGRTMIN-1"} {
+		if got, err := parseSignal(s); !errors.Is(err, ErrInvalid) {
+			t.Errorf("%s: %d, %v", s, got, err)
+		}
+	}
+}
+
+func TestSysctlNames(t *testing.T) {
+	for name, want := range map[string]string{
+		"net.ipv4.ip_forward": "net.ipv4.ip_forward", "net/ipv4/ip_forward": "net.ipv4.ip_forward",
+		"net/ipv4/conf/eth0.1/forwarding": "net.ipv4.conf.eth0/1.forwarding",
+	} {
+		if got := dotted(name); got != want {
+			t.Errorf("%s: %s", name, got)
+		}
+	}
+}
+
+// Mounts: a host path is made if missing, links are followed, and a propagation that
+// cannot be had is refused.
+func TestResolveMounts(t *testing.T) {
+	dir := t.TempDir()
+	ok(t, os.Symlink("target", filepath.Join(dir, "link")))
+	ok(t, os.Mkdir(filepath.Join(dir, "target"), 0o755))
+	got, err := resolveMounts([]Mount{
+		{ContainerPath: "/a/", HostPath: filepath.Join(dir, "link")},
+		{ContainerPath: "/b", HostPath: filepath.Join(dir, "new/dir"), Readonly: true},
+	}, "")
+	ok(t, err)
+	if got[0].Source != filepath.Join(dir, "target") || got[0].Destination != "/a" || got[0].Propagation != "rprivate" || !got[1].Readonly {
+		t.Errorf("got %+v", got)
+	}
+	if st, err := os.Stat(filepath.Join(dir, "new/dir")); err != nil || !st.IsDir() {
+		t.Errorf("host path not made: %v", err)
+	}
+
+	vol := filepath.Join(dir, "vol")
+	ok(t, os.Mkdir(vol, 0o755))
+	ok(t, unix.Mount("vol", vol, "tmpfs", 0, ""))
+	t.Cleanup(func() { ok(t, unix.Unmount(vol, unix.MNT_DETACH)) })
+	mount := []Mount{{ContainerPath: "/v", HostPath: filepath.Join(vol, "sub"), Propagation: PropagationBidirectional}}
+	ok(t, unix.Mount("", vol, "", unix.MS_PRIVATE, ""))
+	if _, err := resolveMounts(mount, ""); !errors.Is(err, ErrPrecondition) {
+		t.Errorf("on a private mount: %v", err)
+	}
+	ok(t, unix.Mount("", vol, "", unix.MS_SHARED, ""))
+	if got, err := resolveMounts(mount, ""); err != nil || got[0].Propagation != "rshared" {
+		t.Errorf("on a shared mount: %+v, %v", got, err)
+	}
+}
+
+func TestResolveDevices(t *testing.T) {
+	got, err := resolveDevices([]Device{{HostPath: "/dev/null", ContainerPath: "/dev/nothing", Permissions: "r"}}, false)
+	ok(t, err)
+	if n := got[0].Node; len(got) != 1 || n.Path != "/dev/nothing" || n.Major != 1 || n.Minor != 3 || n.Type != "c" || got[0].Permissions != "r" {
+		t.Errorf("got %+v", got)
+	}
+	all, err := resolveDevices(nil, true)
+	ok(t, err)
+	paths := map[string]bool{}
+	for _, d := range all {
+		paths[d.Node.Path] = true
+	}
+	if !paths["/dev/null"] || paths["/dev/ptmx"] || paths["/dev/console"] {
+		t.Errorf("host devices: %v", paths)
+	}
+}
