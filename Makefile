@@ -68,7 +68,8 @@ up: build testbins ## start a demo: a registry, coracled and a pod of two contai
 down: ## stop the demo and remove all that it made
 	@hack/demo/down.sh
 
-test: lint unit integration critest ## all tests (needs root)
+test: lint unit ## all tests (needs root)
+	@$(MAKE) --no-print-directory -j2 --output-sync=target integration critest
 
 lint: deps ## gofumpt, go vet, staticcheck, shellcheck, import rules
 	@GO="$(GO)" hack/lint.sh

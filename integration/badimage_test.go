@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -107,7 +108,7 @@ func TestHostileRegistry(t *testing.T) {
 			rewrite(t, h, func(m *ocispec.Manifest) { m.Layers[0].Size -= 3 })
 		}},
 		{name: "index without this platform", code: "NotFound", change: func(t *testing.T, h *hostile) {
-			raw, err := json.Marshal(ocispec.Index{MediaType: ocispec.MediaTypeImageIndex, Manifests: []ocispec.Descriptor{{
+			raw, err := json.Marshal(ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex, Manifests: []ocispec.Descriptor{{
 				MediaType: ocispec.MediaTypeImageManifest, Digest: digest.FromBytes(h.manifest), Size: int64(len(h.manifest)),
 				Platform: &ocispec.Platform{OS: "plan9", Architecture: "mips"},
 			}}})

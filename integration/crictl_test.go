@@ -89,10 +89,11 @@ func TestCrictl(t *testing.T) {
 		t.Errorf("stats: %s", out)
 	}
 
-	// exec: SPDY and WebSocket streams, and synchronously.
-	for _, args := range [][]string{{"-s"}, {}, {"--transport", "websocket"}} {
+	// exec: synchronously and over SPDY. (crictl's WebSockets speak v5.channel.k8s.io only, which
+	// Kubernetes' own streaming server for runtimes, cri-streaming 0.36, does not offer.)
+	for _, args := range [][]string{{"--sync"}, {}} {
 		out := n.Crictl(t, append(append([]string{"exec"}, args...), web, "hostname")...)
-		if out != "crictl" {
+		if strings.TrimSpace(out) != "crictl" {
 			t.Errorf("exec %v: %q", args, out)
 		}
 	}

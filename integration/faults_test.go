@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -77,7 +76,7 @@ func TestKilledAtEachFaultPoint(t *testing.T) {
 	for _, point := range faultPoints(t) {
 		t.Run(point, func(t *testing.T) {
 			n := newNode(t, testkit.Options{Faults: true, NoSupervise: true})
-			n.runPod(nil).remove()
+			n.warm()
 			check := n.noLeaks()
 			if err := n.Terminate(); err != nil {
 				t.Fatal(err)
@@ -111,22 +110,18 @@ func TestKilledAtEachFaultPoint(t *testing.T) {
 // Each fault point fails once: the call fails or copes, the next try succeeds, and
 // nothing is left.
 func TestErrorAtEachFaultPoint(t *testing.T) {
-	var faults []string
-	for _, p := range faultPoints(t) {
-		faults = append(faults, p+"=2*error") // the first time is the pod that warms up
-		if strings.HasPrefix(p, "image.") || strings.HasPrefix(p, "snapshot.") {
-			faults[len(faults)-1] = p + "=1*error"
-		}
-	}
-	for _, f := range faults {
-		t.Run(f, func(t *testing.T) {
-			n := newNode(t, testkit.Options{Faults: true, Env: []string{"CORACLE_FAULTS=" + f}})
-			n.runPod(nil).remove()
+	for _, point := range faultPoints(t) {
+		t.Run(point, func(t *testing.T) {
+			n := newNode(t, testkit.Options{Faults: true})
+			n.warm()
 			check := n.noLeaks()
-			wholeLife(t, n)
-			if t.Failed() {
-				fmt.Println(n.LogTail(30))
+			if err := n.Terminate(); err != nil {
+				t.Fatal(err)
 			}
+			if err := n.StartWith("CORACLE_FAULTS=" + point + "=1*error"); err != nil {
+				t.Fatal(err)
+			}
+			wholeLife(t, n)
 			check()
 		})
 	}
@@ -139,7 +134,7 @@ func TestShimKilledAtEachFaultPoint(t *testing.T) {
 			armed := filepath.Join(t.TempDir(), "faults")
 			n := newNode(t, testkit.Options{Faults: true, Env: []string{"CORACLE_FAULTS_FILE=" + armed}})
 			n.pull("busybox")
-			n.runPod(nil).remove()
+			n.warm()
 			check := n.noLeaks()
 			before := n.Shims()
 			if len(before) != 1 {

@@ -39,7 +39,7 @@ func TestImageFormats(t *testing.T) {
 // An image goes, with all its layers, when nothing needs it, and not before.
 func TestRemoveImage(t *testing.T) {
 	n := newNode(t, testkit.Options{})
-	n.runPod(nil).remove()
+	n.warm()
 	check := n.noLeaks()
 	ref := n.pull("whiteout")
 	p := n.runPod(nil)

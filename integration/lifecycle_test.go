@@ -18,8 +18,7 @@ func TestPodLifecycle(t *testing.T) {
 		t.Run(scope, func(t *testing.T) {
 			n := newNode(t, testkit.Options{Scope: scope})
 			n.pull("busybox")
-			warm := n.runPod(nil) // what is made once (bridge, cgroup parent) is not a leak
-			warm.remove()
+			n.warm()
 			check := n.noLeaks()
 
 			p := n.runPod(nil)
@@ -119,7 +118,7 @@ func TestOOM(t *testing.T) {
 func TestRemoveRunningPod(t *testing.T) {
 	n := newNode(t, testkit.Options{})
 	n.pull("busybox")
-	n.runPod(nil).remove()
+	n.warm()
 	check := n.noLeaks()
 	p := n.runPod(nil)
 	p.run(shell("a", "while :; do sleep 3600; done"))

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
 )
 
@@ -18,6 +19,27 @@ func removeLink(t *testing.T, name string) {
 		t.Fatal(err)
 	}
 	if err := netlink.LinkDel(l); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// removeTable deletes nftables tables, of any family, that the portmap plugin leaves.
+func removeTable(t *testing.T, name string) {
+	t.Helper()
+	c, err := nftables.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := c.ListTables()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, table := range all {
+		if table.Name == name {
+			c.DelTable(table)
+		}
+	}
+	if err := c.Flush(); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -153,7 +153,8 @@ func writeFile(t testing.TB, path, content string) {
 func TestCNI(t *testing.T) {
 	ipam := t.TempDir()
 	n := newNode(t, testkit.Options{CNIConfDir: cniConf(t, ipam)})
-	t.Cleanup(func() { removeLink(t, "cnitest0") }) // runs before the daemon's leak check
+	// The plugins leave these on purpose. Cleanups run before the daemon's leak check.
+	t.Cleanup(func() { removeLink(t, "cnitest0"); removeTable(t, "cni_hostport") })
 	n.pull("web")
 	p := n.runPod(func(c *cri.PodSandboxConfig) {
 		c.PortMappings = []*cri.PortMapping{{Protocol: cri.Protocol_TCP, ContainerPort: 8080, HostPort: 18082}}
@@ -186,7 +187,7 @@ func TestBadCNI(t *testing.T) {
 			file := filepath.Join(dir, "10-test.conflist")
 			writeFile(t, file, content)
 			n := newNode(t, testkit.Options{CNIConfDir: dir})
-			t.Cleanup(func() { removeLink(t, "cnitest0") })
+			t.Cleanup(func() { removeLink(t, "cnitest0"); removeTable(t, "cni_hostport") })
 			check := n.noLeaks()
 			_, err := n.RunPodSandbox(n.ctx(), &cri.RunPodSandboxRequest{Config: n.podConfig()})
 			wantCode(t, "RunPodSandbox", err, "FailedPrecondition")

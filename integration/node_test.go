@@ -57,6 +57,21 @@ func (n *node) pull(name string) string {
 
 func testRef(name string) string { return registry.Addr + "/test/" + name + ":1" }
 
+// warm takes a pod with a container through its life: what is made once (bridge,
+// shim, directories) is not a leak. The image goes again.
+func (n *node) warm() {
+	n.t.Helper()
+	conf := shell("warm", "true")
+	conf.Image.Image = n.pull("pause")
+	conf.Command = []string{"/pause"}
+	p := n.runPod(nil)
+	p.run(conf)
+	p.remove()
+	if _, err := n.Images.RemoveImage(n.ctx(), &cri.RemoveImageRequest{Image: conf.Image}); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
 // noLeaks takes a snapshot; the returned function fails the test if anything is
 // left: files under the state and root directories and descriptors of coracled and
 // shim count too.

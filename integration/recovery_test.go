@@ -92,7 +92,7 @@ func TestKillWhileRunning(t *testing.T) {
 				t.Run(fmt.Sprintf("%s/tty=%v/%s", scope, tty, v.name), func(t *testing.T) {
 					n := newNode(t, testkit.Options{Scope: scope})
 					n.pull("busybox")
-					n.runPod(nil).remove()
+					n.warm()
 					check := n.noLeaks()
 					p := n.runPod(nil)
 					script := numbered(count)
@@ -230,7 +230,7 @@ func TestKillDuringOperations(t *testing.T) {
 		t.Run(v.name, func(t *testing.T) {
 			n := newNode(t, testkit.Options{})
 			n.pull("busybox")
-			n.runPod(nil).remove()
+			n.warm()
 			check := n.noLeaks()
 			for i := range 6 {
 				// From right at the call to well after its end.
@@ -270,19 +270,21 @@ func retryLife(t *testing.T, n *node) {
 		podID = r.GetPodSandboxId()
 		return err
 	})
-	again(t, n, "CreateContainer", func() error {
-		r, err := n.CreateContainer(n.ctx(), &cri.CreateContainerRequest{PodSandboxId: podID, SandboxConfig: config, Config: shell("main", forever)})
-		id = r.GetContainerId()
-		return err
-	})
-	again(t, n, "StartContainer", func() error {
-		_, err := n.StartContainer(n.ctx(), &cri.StartContainerRequest{ContainerId: id})
+	conf := shell("main", forever)
+	again(t, n, "create and start", func() error {
+		conf.Metadata.Attempt++ // as the kubelet does: what is left of a try goes with its pod
+		r, err := n.CreateContainer(n.ctx(), &cri.CreateContainerRequest{PodSandboxId: podID, SandboxConfig: config, Config: conf})
 		if err != nil {
-			// The first try may have worked, and only its answer been lost.
-			r, serr := n.ContainerStatus(n.ctx(), &cri.ContainerStatusRequest{ContainerId: id})
-			if serr == nil && r.GetStatus().GetState() == cri.ContainerState_CONTAINER_RUNNING {
-				return nil
-			}
+			return err
+		}
+		id = r.GetContainerId()
+		if _, err = n.StartContainer(n.ctx(), &cri.StartContainerRequest{ContainerId: id}); err == nil {
+			return nil
+		}
+		// The start may have worked, and only its answer been lost.
+		s, serr := n.ContainerStatus(n.ctx(), &cri.ContainerStatusRequest{ContainerId: id})
+		if serr == nil && s.GetStatus().GetState() == cri.ContainerState_CONTAINER_RUNNING {
+			return nil
 		}
 		return err
 	})
@@ -320,7 +322,7 @@ func again(t *testing.T, n *node, what string, call func() error) {
 
 func TestKillDuringPull(t *testing.T) {
 	n := newNode(t, testkit.Options{})
-	n.runPod(nil).remove()
+	n.warm()
 	check := n.noLeaks()
 	for i := range 6 {
 		killWhile(t, n, victims[0], time.Duration(i*i)*3*time.Millisecond, "pull", func() {

@@ -74,6 +74,9 @@ func conformance(o options) (wrong []string, err error) {
 	if dir, err = filepath.Abs(dir); err != nil {
 		return nil, err
 	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, err
+	}
 	registry, err := publish(dir)
 	if err != nil {
 		return nil, err

@@ -22,10 +22,11 @@ func (s Source) Critest() ([]Named, error) {
 		change(&c)
 		return base.Over(c)
 	}
-	// A web server that passes for nginx: the tests ask for its name and pid file.
+	// A web server that passes for nginx: the tests ask for its name, its pid file and
+	// a word of the title that nginx gives itself.
 	nginx := func(listen string) ociimage.Image {
 		return base.Over(ocispec.ImageConfig{
-			Cmd: []string{"/usr/sbin/nginx", "-listen", listen, "-pidfile", "/var/run/nginx.pid"},
+			Cmd: []string{"/usr/sbin/nginx", "-listen", listen, "-pidfile", "/var/run/nginx.pid", "master process"},
 			Env: []string{path}, ExposedPorts: map[string]struct{}{"80/tcp": {}},
 		}, s.web("usr/sbin/nginx"))
 	}
@@ -57,10 +58,10 @@ func (s Source) Critest() ([]Named, error) {
 		{cri + "test-image-digest:latest", Digest()},
 	}
 	for _, name := range []string{"test-image-1:latest", "test-image-2:latest", "test-image-3:latest", "test-image-latest:latest", "test-image-tag:test", "test-image-tag:all"} {
-		list = append(list, Named{cri + name, oneFile(name)})
+		list = append(list, Named{cri + name, base.Over(base.Config, oneFile(name).Layers...)})
 	}
 	for _, tag := range []string{"1", "2", "3"} {
-		list = append(list, Named{cri + "test-image-tags:" + tag, oneFile("test-image-tags")})
+		list = append(list, Named{cri + "test-image-tags:" + tag, base.Over(base.Config, oneFile("test-image-tags").Layers...)})
 	}
 	return list, nil
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"os/exec"
@@ -140,6 +141,9 @@ func StartDaemon(t testing.TB, o Options) *Daemon {
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("log of coracled:\n%s", d.LogTail(80))
+			for name, log := range d.shimLogs() {
+				t.Logf("%s:\n%s", name, log)
+			}
 		}
 		if err := d.Purge(); err != nil {
 			t.Errorf("%v\n%s", err, d.LogTail(20))
@@ -382,6 +386,20 @@ func (d *Daemon) RemoveScratch() error {
 		return fmt.Errorf("%s: something is still mounted in it, not removed", d.dir)
 	}
 	return errors.Join(RemoveCgroups(d.Cgroup), os.RemoveAll(d.dir))
+}
+
+// shimLogs are what shims wrote to their standard error, by file; panics are there.
+func (d *Daemon) shimLogs() map[string]string {
+	logs := map[string]string{}
+	_ = filepath.WalkDir(filepath.Join(d.State, "shim"), func(p string, e fs.DirEntry, err error) error {
+		if err == nil && strings.HasSuffix(p, ".log") {
+			if raw, err := os.ReadFile(p); err == nil && len(raw) > 0 {
+				logs[p] = string(raw)
+			}
+		}
+		return nil
+	})
+	return logs
 }
 
 // LogTail is the end of coracled's log.

@@ -24,8 +24,8 @@ type Scope struct {
 	Dirs []string
 	// Cgroups are parts of cgroup paths that belong to the test.
 	Cgroups []string
-	// PIDs are long-lived processes whose open descriptors count. The function
-	// is called for each reading, as processes may be replaced.
+	// PIDs are long-lived processes: their open descriptors count, and they may be
+	// replaced by others of the same name. Called for each reading.
 	PIDs func() []int
 	// Ignore leaves out what the test itself keeps; it is given lines as Left
 	// returns them.
@@ -109,18 +109,20 @@ func (s *Snapshot) Check(t TB) {
 func (s Scope) read() (map[string]int, error) {
 	seen := map[string]int{}
 	add := func(kind, what string) { seen[kind+" "+what]++ }
+	var longLived []int
+	if s.PIDs != nil {
+		longLived = s.PIDs()
+	}
 	err := errors.Join(
-		processes(add),
+		processes(longLived, add),
 		mounts(add),
 		cgroups(s.Cgroups, add),
 		links(add),
 		tables(add),
 		files(s.Dirs, add),
 	)
-	if s.PIDs != nil {
-		for _, pid := range s.PIDs() {
-			err = errors.Join(err, descriptors(pid, add))
-		}
+	for _, pid := range longLived {
+		err = errors.Join(err, descriptors(pid, add))
 	}
 	return seen, err
 }

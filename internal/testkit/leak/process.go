@@ -7,20 +7,22 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 )
 
 // processes lists all of this process namespace, each with its start time, as ids
-// are used again.
-func processes(add func(kind, what string)) error {
+// are used again. The long-lived ones may be replaced by others of the same name.
+func processes(longLived []int, add func(kind, what string)) error {
 	dirs, err := os.ReadDir("/proc")
 	if err != nil {
 		return err
 	}
 	for _, d := range dirs {
-		if _, err := strconv.Atoi(d.Name()); err != nil {
+		pid, err := strconv.Atoi(d.Name())
+		if err != nil {
 			continue
 		}
 		stat, err := os.ReadFile(filepath.Join("/proc", d.Name(), "stat"))
@@ -35,6 +37,9 @@ func processes(add func(kind, what string)) error {
 		fields := strings.Fields(string(stat[end+1:]))
 		state, parent, start := fields[0], fields[1], fields[19]
 		what := fmt.Sprintf("%s (%s) started %s", d.Name(), stat[open+1:end], start)
+		if slices.Contains(longLived, pid) {
+			what = "of the daemon: " + string(stat[open+1:end])
+		}
 		if state == "Z" {
 			what += ", not reaped by " + parent
 		}
