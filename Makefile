@@ -28,6 +28,7 @@ STATIC   := -linkmode external -extldflags -static
 CGOTAGS  := seccomp,no_grpc,netgo,osusergo
 GOBUILD  := $(GO) build -trimpath -buildvcs=false
 FAULTTAG := faults
+UNITTAGS := seccomp,no_grpc
 
 # Packages whose tests run under the race detector too: those that are about
 # concurrency and finish quickly.
@@ -75,8 +76,8 @@ lint: deps ## gofumpt, go vet, staticcheck, shellcheck, import rules
 	@GO="$(GO)" hack/lint.sh
 
 unit: build ## unit tests
-	CGO_ENABLED=1 $(GO) test -tags seccomp $$($(GO) list -tags seccomp ./... | grep -v /integration)
-	CGO_ENABLED=1 $(GO) test -race -short -tags seccomp,$(FAULTTAG) $(RACE)
+	CGO_ENABLED=1 $(GO) test -tags $(UNITTAGS) $$($(GO) list -tags $(UNITTAGS) ./... | grep -v /integration)
+	CGO_ENABLED=1 $(GO) test -race -short -tags $(UNITTAGS),$(FAULTTAG) $(RACE)
 
 integration: build-faults testbins ## end-to-end tests on a real registry, coracled and crictl
 	@GO="$(GO)" hack/tools.sh crictl registry cni
@@ -94,9 +95,11 @@ bench-peers: deps testbins ## install containerd + runc and CRI-O + crun for `ma
 	@GO="$(GO)" hack/tools.sh crictl registry cni
 	@GO="$(GO)" hack/peers/install.sh
 
-install: build ## install the binaries (PREFIX, DESTDIR)
+install: build ## install the binaries and the systemd unit (PREFIX, DESTDIR)
 	install -d "$(DESTDIR)$(PREFIX)/bin"
 	install -m 0755 bin/coracled bin/containerd-shim-coracle-v1 bin/coracle-oci "$(DESTDIR)$(PREFIX)/bin/"
+	install -d "$(DESTDIR)$(PREFIX)/lib/systemd/system"
+	sed 's|/usr/local|$(PREFIX)|' contrib/coracled.service > "$(DESTDIR)$(PREFIX)/lib/systemd/system/coracled.service"
 
 clean: ## remove what was built (the demo has to be down)
 	rm -rf bin out

@@ -103,7 +103,8 @@ func (c *container) adoptExecs() {
 			c.log.Error("exec forgotten", "error", err)
 			continue
 		}
-		e := &execution{c: c, id: rec.ID, rec: rec, watched: make(chan struct{})}
+		e := &execution{c: c, id: rec.ID, rec: rec, started: make(chan struct{}), watched: make(chan struct{})}
+		close(e.started)
 		held := c.s.hold.get(e.key())
 		e.proc = adoptProcess(*rec.Process, held["pid"])
 		e.stdin = held[stdinName]

@@ -32,6 +32,7 @@ type container struct {
 	rec     record
 	execs   map[string]*execution
 	paused  bool
+	doomed  bool // being deleted before its start: its end is no event
 	deleted bool
 }
 
@@ -45,7 +46,7 @@ func newContainer(s *Service, rec record) *container {
 
 // create makes a container from a record that says what is wanted. On error nothing
 // is left of it.
-func (s *Service) create(ctx context.Context, rec record, opts runtime.CreateOptions) (c *container, err error) {
+func (s *Service) create(ctx context.Context, rec record, opts runtime.CreateOptions) (_ *container, err error) {
 	if err := runtime.ValidateID(rec.ID); err != nil {
 		return nil, err
 	}
@@ -72,7 +73,7 @@ func (s *Service) create(ctx context.Context, rec record, opts runtime.CreateOpt
 		}
 	}()
 	rec.Version, rec.Phase = recordVersion, phaseCreating
-	c = newContainer(s, rec)
+	c := newContainer(s, rec)
 	// First what may be wrong with the request, then what leaves something behind.
 	log, err := c.openLog()
 	if err != nil {
@@ -189,6 +190,12 @@ func (c *container) awaitExit() {
 		c.log.Error("cannot record the exit", "error", err)
 	}
 	c.init.ended(e)
+	c.mu.Lock()
+	doomed := c.doomed
+	c.mu.Unlock()
+	if doomed {
+		return
+	}
 	if e.OOMKilled {
 		c.s.events.publish(&api.Event{Kind: api.Event_OOM, Id: c.id, PodId: c.record().PodID, Pid: uint32(c.init.pid), OomKilled: true})
 	}
@@ -250,6 +257,9 @@ func (c *container) delete(ctx context.Context) error {
 	if phase == phaseRunning && c.init.exitState() == nil {
 		return fmt.Errorf("delete container %s: %w", c.id, runtime.ErrRunning)
 	}
+	c.mu.Lock()
+	c.doomed = phase == phaseCreated
+	c.mu.Unlock()
 	if c.engine != nil {
 		if err := c.engine.Delete(ctx, runtime.DeleteOptions{Force: true}); err != nil {
 			return fmt.Errorf("delete container %s: %w", c.id, err)

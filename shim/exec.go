@@ -31,6 +31,7 @@ type execution struct {
 	tty     *os.File
 	relay   *relay
 	stdin   *os.File      // our write end, until CloseIO; or nil
+	started chan struct{} // closed when it has been started, or never will be
 	watched chan struct{} // closed when the goroutine that waits for the end has ended
 }
 
@@ -55,7 +56,9 @@ func (c *container) addExec(id string, rec execRecord, process []byte) error {
 	if c.execs[id] != nil {
 		return fmt.Errorf("exec %s in container %s: %w", id, c.id, runtime.ErrExists)
 	}
-	c.execs[id] = &execution{c: c, id: id, spec: &spec, rec: rec, watched: make(chan struct{})}
+	c.execs[id] = &execution{
+		c: c, id: id, spec: &spec, rec: rec, started: make(chan struct{}), watched: make(chan struct{}),
+	}
 	return nil
 }
 
@@ -117,6 +120,7 @@ func (e *execution) start(ctx context.Context) (pid int, err error) {
 	e.mu.Lock()
 	e.proc, e.spec = proc, nil
 	e.mu.Unlock()
+	close(e.started)
 	go e.awaitExit()
 	if child.console != nil {
 		tty, err := child.console.Receive(ctx)
@@ -219,8 +223,12 @@ func (e *execution) remove(ctx context.Context) {
 	}
 	e.close()
 	e.c.mu.Lock()
+	known := e.c.execs[e.id] == e
 	delete(e.c.execs, e.id)
 	e.c.mu.Unlock()
+	if known && e.process() == nil {
+		close(e.started)
+	}
 }
 
 // close closes all files; the process runs on.

@@ -210,7 +210,7 @@ func setExit(res *task.StateResponse, p *process) {
 	}
 }
 
-// Wait returns when init or an exec has ended.
+// Wait returns when init or an exec has ended. It may be called before the start.
 func (s *Service) Wait(ctx context.Context, r *task.WaitRequest) (*task.WaitResponse, error) {
 	c, err := s.get(r.ID)
 	if err != nil {
@@ -222,8 +222,13 @@ func (s *Service) Wait(ctx context.Context, r *task.WaitRequest) (*task.WaitResp
 		if err != nil {
 			return nil, fmt.Errorf("wait for %w", err)
 		}
+		select {
+		case <-e.started:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
 		if p = e.process(); p == nil {
-			return nil, fmt.Errorf("wait for exec %s in container %s, which is not started: %w", e.id, c.id, errPrecondition)
+			return nil, fmt.Errorf("wait for exec %s in container %s: %w", e.id, c.id, runtime.ErrNotFound)
 		}
 	}
 	select {

@@ -45,12 +45,13 @@ func (c *Client) Exec(ctx context.Context, r ExecRequest) (exitCode int32, err e
 		return err
 	}); err != nil {
 		if errors.Is(err, ctx.Err()) || errors.Is(err, ErrUnavailable) {
-			c.discardExec(ctx, l, r.ID, execID) // it may have been registered
+			c.discardExec(ctx, l, r.ID, execID, false) // it may have been registered
 		}
 		return 0, err
 	}
 	// The caller need not wait for the shim to forget the process.
-	defer c.discardExec(ctx, l, r.ID, execID)
+	exited := false
+	defer func() { c.discardExec(ctx, l, r.ID, execID, exited) }()
 	if err := l.call(ctx, func(ctx context.Context, k *conn) error {
 		_, err := k.task.Start(ctx, &task.StartRequest{ID: r.ID, ExecID: execID})
 		return err
@@ -69,6 +70,7 @@ func (c *Client) Exec(ctx context.Context, r ExecRequest) (exitCode int32, err e
 		exitCode = int32(res.GetExitStatus())
 		return err
 	})
+	exited = err == nil
 	if ctx.Err() != nil {
 		return 0, ctx.Err() // discardExec kills it
 	}
@@ -81,16 +83,16 @@ func (c *Client) Exec(ctx context.Context, r ExecRequest) (exitCode int32, err e
 	return exitCode, p.finish(ctx)
 }
 
-// discardExec kills the process, if it still runs, and has the shim forget it, behind
-// the caller's back.
-func (c *Client) discardExec(ctx context.Context, l *link, id, execID string) {
-	interrupted := ctx.Err() != nil
+// discardExec kills the process, unless it is known to have exited, and has the shim
+// forget it, behind the caller's back. That ctx has not ended tells nothing: the shim
+// knows its deadline too, and may be the first to see it pass.
+func (c *Client) discardExec(ctx context.Context, l *link, id, execID string, exited bool) {
 	discard := func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 		defer cancel()
 		stop := context.AfterFunc(c.ctx, cancel)
 		defer stop()
-		if interrupted {
+		if !exited {
 			_ = l.again(ctx, func(ctx context.Context, k *conn) error {
 				if _, err := k.task.Kill(ctx, &task.KillRequest{ID: id, ExecID: execID, Signal: sigkill}); err != nil {
 					return err

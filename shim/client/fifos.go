@@ -34,12 +34,12 @@ type output struct {
 
 // makeFIFOs makes pipes for the wanted streams. For each, the other end is held open
 // too (guards), so that neither side sees an end before it has begun.
-func (c *Client) makeFIFOs(s Streams, terminal bool) (p *fifos, err error) {
+func (c *Client) makeFIFOs(s Streams, terminal bool) (_ *fifos, err error) {
 	dir, err := os.MkdirTemp(c.execDir(), "")
 	if err != nil {
 		return nil, fmt.Errorf("make FIFOs: %w", err)
 	}
-	p = &fifos{dir: dir}
+	p := &fifos{dir: dir}
 	defer func() {
 		if err != nil {
 			p.close()

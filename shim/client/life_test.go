@@ -200,6 +200,7 @@ func TestBadCreate(t *testing.T) {
 	r := newRig(t)
 	good := r.request("sleep 100")
 	r.run(good)
+	shim := r.shimPID()
 	for name, tc := range map[string]struct {
 		change func(*client.CreateRequest)
 		want   error
@@ -231,6 +232,9 @@ func TestBadCreate(t *testing.T) {
 	}
 	if _, err := r.c.Status(r.ctx(), pod, good.ID); err != nil {
 		t.Error(err)
+	}
+	if now := r.shimPID(); now != shim {
+		t.Errorf("shim %d was replaced by %d\n%s", shim, now, r.shimLog())
 	}
 }
 

@@ -53,6 +53,16 @@ func newLink(name, dir string, log *slog.Logger) *link {
 // program is the shim's name in the keeper.
 func (l *link) program() string { return "shim/" + l.name }
 
+// ended says that the link is of no use any more.
+func (l *link) ended() bool {
+	select {
+	case <-l.done:
+		return true
+	default:
+		return false
+	}
+}
+
 // run keeps the connection until ctx ends, and hands each event to deliver. ensure
 // makes the keeper supervise the shim; it is called when connecting fails.
 func (l *link) run(ctx context.Context, ensure func(context.Context, *link) error, deliver func(*api.Event)) {

@@ -29,6 +29,12 @@ import (
 var binary string
 
 func TestMain(m *testing.M) {
+	if dir := os.Getenv(daemonVar); dir != "" {
+		if err := daemon(dir); err != nil {
+			fmt.Fprintln(os.Stderr, "daemon:", err)
+		}
+		os.Exit(1)
+	}
 	if os.Geteuid() != 0 {
 		fmt.Fprintln(os.Stderr, "these tests make containers and need root")
 		os.Exit(1)
@@ -74,11 +80,13 @@ const pod = "pod-1"
 
 func newRig(t testing.TB) *rig {
 	r := &rig{TB: t, dir: filepath.Join(t.TempDir(), "shim"), bundles: t.TempDir()}
-	r.cfg = client.Config{Binary: binary, StateDir: r.dir, Scope: client.ScopeNode, Log: slog.New(slog.NewTextHandler(t.Output(), nil))}
+	r.cfg = client.Config{Binary: binary, StateDir: r.dir, Scope: client.ScopeNode, Log: newLog(t)}
 	r.connect()
 	t.Cleanup(r.end)
 	return r
 }
+
+func newLog(t testing.TB) *slog.Logger { return slog.New(slog.NewTextHandler(t.Output(), nil)) }
 
 func (r *rig) ctx() context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
@@ -145,6 +153,7 @@ func (r *rig) end() {
 	log := r.shimLog()
 	if err := r.c.Shutdown(ctx); err != nil {
 		r.Error(err)
+		r.c.Close()
 	}
 	r.reader.Wait()
 	if _, err := os.Stat(r.dir); !errors.Is(err, os.ErrNotExist) {
@@ -163,7 +172,7 @@ func (r *rig) shimLog() string {
 // request is a container that runs a shell script, with its bundle and a log.
 func (r *rig) request(script string) client.CreateRequest {
 	r.Helper()
-	id := fmt.Sprintf("%s-%d", strings.ToLower(strings.NewReplacer("/", "-", "_", "-").Replace(r.Name())), r.ids.Add(1))
+	id := fmt.Sprintf("%s-%d", strings.ToLower(strings.NewReplacer("/", "-", "_", "-", "=", "-").Replace(r.Name())), r.ids.Add(1))
 	bundle := filepath.Join(r.bundles, id)
 	if err := runtimetest.MakeRootfs(filepath.Join(bundle, "rootfs")); err != nil {
 		r.Fatal(err)

@@ -24,9 +24,8 @@ type Client struct {
 	keeper keeperLink
 
 	mu     sync.Mutex
-	links  map[string]*link  // by name
-	exits  map[string]Event  // the last exit of each container that is not deleted
-	podOf  map[string]string // container id to pod id, of what this Client has created or listed
+	links  map[string]*link // by name
+	exits  map[string]Event // the last exit of each container that is not deleted
 	closed bool
 }
 
@@ -48,9 +47,7 @@ func New(cfg Config) (*Client, error) {
 	case cfg.Log == nil:
 		return nil, errors.New("shim client: no logger")
 	}
-	c := &Client{
-		cfg: cfg, links: make(map[string]*link), exits: make(map[string]Event), podOf: make(map[string]string),
-	}
+	c := &Client{cfg: cfg, links: make(map[string]*link), exits: make(map[string]Event)}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	c.events.init()
 	return c, nil

@@ -143,7 +143,7 @@ func (c *Client) ensure(ctx context.Context, l *link) error {
 	c.keeper.starting.Lock()
 	defer c.keeper.starting.Unlock()
 	k := c.keeper.get()
-	if k == nil || ctx.Err() != nil {
+	if k == nil || ctx.Err() != nil || l.ended() {
 		return fmt.Errorf("shim %s: %w", l.name, ErrUnavailable)
 	}
 	if _, err := k.Who(l.program()); err == nil {
@@ -232,17 +232,17 @@ func (c *Client) endShim(ctx context.Context, l *link) error {
 	if k == nil {
 		return fmt.Errorf("end shim %s: %w", l.name, ErrUnavailable)
 	}
+	l.cancel()
+	<-l.done // before the lock, which it may be waiting for
+	c.mu.Lock()
+	delete(c.links, l.name)
+	c.mu.Unlock()
 	c.keeper.starting.Lock()
 	defer c.keeper.starting.Unlock()
 	pid, err := k.Who(l.program())
 	if err != nil && !errors.Is(err, keeper.ErrNotFound) {
 		return fmt.Errorf("end shim %s: %w", l.name, err)
 	}
-	l.cancel()
-	<-l.done
-	c.mu.Lock()
-	delete(c.links, l.name)
-	c.mu.Unlock()
 	if err := errors.Join(k.Forget(l.program()), k.Del("pass/"+l.program())); err != nil {
 		return fmt.Errorf("end shim %s: %w", l.name, err)
 	}

@@ -1,0 +1,92 @@
+package client_test
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/coracle-project/coracle/shim/client"
+)
+
+// A shim that kills itself at a step of Create or Delete: the next one rolls the
+// creation back, so that it can be repeated, and the deletion can be, too.
+func TestKillAtEachStep(t *testing.T) {
+	faulty := filepath.Join(t.TempDir(), "containerd-shim-coracle-v1")
+	build := exec.Command("go", "build", "-tags", "seccomp no_grpc faults", "-o", faulty,
+		"github.com/coracle-project/coracle/cmd/containerd-shim-coracle-v1")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build the shim: %v\n%s", err, out)
+	}
+	faults := filepath.Join(t.TempDir(), "faults")
+	t.Setenv("CORACLE_FAULTS_FILE", faults)
+	arm := func(t *testing.T, point string) {
+		t.Helper()
+		if err := os.WriteFile(faults, []byte(point), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	defer func(old string) { binary = old }(binary)
+	binary = faulty
+
+	for _, point := range []string{"shim.create.recorded", "shim.create.launched"} {
+		for _, action := range []string{"kill", "error"} {
+			t.Run(point+"/"+action, func(t *testing.T) {
+				arm(t, "")
+				r := newRig(t)
+				req := r.request("echo done")
+				arm(t, point+"="+action)
+				_, err := r.c.Create(r.ctx(), req)
+				if err == nil || (action == "kill" && !errors.Is(err, client.ErrUnavailable)) {
+					t.Errorf("create: %v", err)
+				}
+				arm(t, "")
+				if pods, err := r.c.List(r.ctx()); err != nil || len(pods) != 0 {
+					t.Errorf("list: %v, %v", pods, err)
+				}
+				left, _ := filepath.Glob(filepath.Join(r.dir, "node", "*", req.ID))
+				if len(left) != 0 {
+					t.Errorf("left: %v", left)
+				}
+				r.run(req)
+				r.exit(req.ID)
+				if out := r.log(req.LogPath, "stdout"); out != "done\n" {
+					t.Errorf("log %q", out)
+				}
+			})
+		}
+	}
+	t.Run("shim.delete.engine", func(t *testing.T) {
+		r := newRig(t)
+		req := r.request("exit 3")
+		r.run(req)
+		r.exit(req.ID)
+		arm(t, "shim.delete.engine=error")
+		if err := r.c.Delete(r.ctx(), pod, req.ID); err == nil {
+			t.Error("delete succeeded")
+		}
+		arm(t, "")
+		if st, err := r.c.Status(r.ctx(), pod, req.ID); err != nil || st.ExitCode != 3 {
+			t.Errorf("status %+v, %v", st, err)
+		}
+		r.waitNewShim(r.killShim()) // the engine has no such container any more
+		if err := r.c.Delete(r.ctx(), pod, req.ID); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("shim.exec.started", func(t *testing.T) {
+		r := newRig(t)
+		req := r.request("sleep 100")
+		r.run(req)
+		arm(t, "shim.exec.started=error")
+		if _, err := r.c.Exec(r.ctx(), client.ExecRequest{PodID: pod, ID: req.ID, Process: process("/bin/sleep", "1000")}); err == nil {
+			t.Error("exec succeeded")
+		}
+		arm(t, "")
+		r.waitFor("end of the exec", func() bool {
+			left, _ := filepath.Glob(filepath.Join(r.dir, "node", "c", "*", "exec-*"))
+			return len(left) == 0
+		})
+	})
+}

@@ -1,0 +1,174 @@
+package shim
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// pumpRig is a pump on a FIFO, without a container.
+type pumpRig struct {
+	testing.TB
+	dir  string
+	p    *pump
+	fifo *os.File
+}
+
+func newPumpRig(t testing.TB) *pumpRig {
+	r := &pumpRig{TB: t, dir: t.TempDir()}
+	if err := makeFIFO(filepath.Join(r.dir, "stdout")); err != nil {
+		t.Fatal(err)
+	}
+	var err error
+	if r.fifo, err = openPolled(filepath.Join(r.dir, "stdout"), unix.O_RDWR); err != nil {
+		t.Fatal(err)
+	}
+	r.begin()
+	t.Cleanup(func() {
+		r.p.stop()
+		r.p.log.close()
+		r.fifo.Close()
+	})
+	return r
+}
+
+// begin makes a pump as a new shim does.
+func (r *pumpRig) begin() {
+	r.Helper()
+	pipe, err := openPolled(filepath.Join(r.dir, "stdout"), unix.O_RDWR)
+	if err != nil {
+		r.Fatal(err)
+	}
+	st, err := openStage(filepath.Join(r.dir, "stdout.stage"))
+	if err != nil {
+		r.Fatal(err)
+	}
+	log, err := openLog(filepath.Join(r.dir, "0.log"))
+	if err != nil {
+		r.Fatal(err)
+	}
+	r.p = &pump{
+		stream: "stdout", pipe: pipe, out: &fanout{}, busy: func() {}, slog: slog.New(slog.DiscardHandler),
+		done: make(chan struct{}), stage: st, log: log,
+	}
+	if err := r.p.recover(); err != nil {
+		r.Fatal(err)
+	}
+}
+
+func (r *pumpRig) text() string {
+	r.Helper()
+	b, err := os.ReadFile(filepath.Join(r.dir, "0.log"))
+	if err != nil {
+		r.Fatal(err)
+	}
+	var text strings.Builder
+	for line := range strings.Lines(string(b)) {
+		f := strings.SplitN(line, " ", 4)
+		if f[2] == "P" {
+			f[3] = strings.TrimSuffix(f[3], "\n")
+		}
+		text.WriteString(f[3])
+	}
+	return text.String()
+}
+
+// A shim that dies after each step of the way, simulated by dropping the pump there.
+func TestRecoverAtEachStep(t *testing.T) {
+	for step, die := range map[string]func(r *pumpRig){
+		"in the pipe": func(*pumpRig) {},
+		"in the stage": func(r *pumpRig) {
+			withFD(r.p.pipe, func(fd int) { r.p.stage.fill(fd) })
+		},
+		"marked, nothing written": func(r *pumpRig) {
+			withFD(r.p.pipe, func(fd int) { r.p.stage.fill(fd) })
+			m, _ := markOf(r.p.log.f)
+			r.p.stage.mark(stageWriting, r.p.stage.start, m)
+		},
+		"half written": func(r *pumpRig) {
+			withFD(r.p.pipe, func(fd int) { r.p.stage.fill(fd) })
+			m, _ := markOf(r.p.log.f)
+			r.p.stage.mark(stageWriting, r.p.stage.start, m)
+			r.p.log.f.WriteString("2026-01-02T12:00:00.000000006Z stdout F seco")
+		},
+		"written, not done": func(r *pumpRig) {
+			withFD(r.p.pipe, func(fd int) { r.p.stage.fill(fd) })
+			m, _ := markOf(r.p.log.f)
+			r.p.stage.mark(stageWriting, r.p.stage.start, m)
+			r.p.log.f.WriteString("2026-01-02T12:00:00.000000006Z stdout F second\n")
+		},
+		"all done":  func(r *pumpRig) { r.p.carry(drainLimit) },
+		"truncated": func(r *pumpRig) { r.p.carry(drainLimit); r.p.stage.f.Truncate(stageHeader) },
+	} {
+		t.Run(step, func(t *testing.T) {
+			r := newPumpRig(t)
+			r.fifo.WriteString("first\n")
+			r.p.carry(drainLimit)
+			r.fifo.WriteString("second\nunfin")
+			die(r)
+			r.p.stop()
+			r.p.log.close()
+			r.begin()
+			r.fifo.WriteString("ished\n")
+			r.p.carry(drainLimit)
+			want := "first\nsecond\nunfinished\n"
+			if step == "truncated" {
+				want = "first\nsecond\nished\n" // only an empty stage is ever truncated
+			}
+			if got := r.text(); got != want {
+				t.Errorf("log %q, want %q", got, want)
+			}
+		})
+	}
+}
+
+// The stage of a stream that never stops at a line's end stays bounded.
+func TestStageIsBounded(t *testing.T) {
+	r := newPumpRig(t)
+	var want bytes.Buffer
+	for i := range 3000 {
+		line := fmt.Sprintf("%d %s\n%d:", i, strings.Repeat("x", 1000), i)
+		want.WriteString(line)
+		r.fifo.WriteString(line)
+		r.p.carry(drainLimit)
+		if st, _ := r.p.stage.f.Stat(); st.Size() > 2*stageLimit {
+			t.Fatalf("stage of %d bytes", st.Size())
+		}
+	}
+	r.p.drain()
+	if r.text() != want.String() {
+		t.Error("log differs")
+	}
+	if st, _ := r.p.stage.f.Stat(); st.Size() > stageLimit {
+		t.Errorf("%d bytes are kept", st.Size())
+	}
+}
+
+// A log that cannot be written must not stop the container; what is lost is said.
+func TestLogFull(t *testing.T) {
+	r := newPumpRig(t)
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	good := r.p.log.f
+	r.p.log.f = full
+	r.fifo.WriteString("lost\n")
+	r.p.carry(drainLimit)
+	r.p.log.f = good
+	full.Close()
+	r.fifo.WriteString("kept\n")
+	r.p.carry(drainLimit)
+	if got := r.text(); got != string(lostNote(5))+"kept\n" {
+		t.Errorf("log %q", got)
+	}
+}
