@@ -118,17 +118,17 @@ func (s *service) imageName(c *pod.Container) string {
 
 // containerInfo is a verbose ContainerStatus.
 type containerInfo struct {
-	SandboxID   string              `json:"sandboxID"`
-	PID         int                 `json:"pid"`
-	Snapshot    string              `json:"snapshot"`
-	Config      pod.ContainerConfig `json:"config"`
-	RuntimeSpec json.RawMessage     `json:"runtimeSpec,omitempty"`
+	SandboxID   string                      `json:"sandboxID"`
+	PID         int                         `json:"pid"`
+	Snapshot    string                      `json:"snapshot"`
+	Config      *runtimeapi.ContainerConfig `json:"config"`
+	RuntimeSpec json.RawMessage             `json:"runtimeSpec,omitempty"`
 	// SpecError says why RuntimeSpec is missing.
 	SpecError string `json:"runtimeSpecError,omitempty"`
 }
 
 func (s *service) containerInfo(c pod.Container) containerInfo {
-	i := containerInfo{SandboxID: c.PodID, PID: c.Pid, Snapshot: c.Snapshot, Config: c.Config}
+	i := containerInfo{SandboxID: c.PodID, PID: c.Pid, Snapshot: c.Snapshot, Config: containerConfigBack(&c.Config)}
 	if s.deps.Spec == nil {
 		return i
 	}

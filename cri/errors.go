@@ -45,18 +45,19 @@ var kinds = []struct {
 }
 
 // toStatus gives err the code that the kubelet expects and keeps its text. An error
-// that has a code already (from validation at this edge) keeps it.
+// without a kind that has a code (from validation at this edge) keeps it; with a kind,
+// a code below it is of some other protocol (the shim's) and means nothing here.
 func toStatus(err error) error {
 	if err == nil {
 		return nil
-	}
-	if _, ok := status.FromError(err); ok {
-		return err
 	}
 	for _, k := range kinds {
 		if errors.Is(err, k.err) {
 			return status.Error(k.code, err.Error())
 		}
+	}
+	if _, ok := status.FromError(err); ok {
+		return err
 	}
 	return status.Error(codes.Unknown, err.Error())
 }

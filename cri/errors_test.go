@@ -50,6 +50,8 @@ func TestErrorsBecomeCodes(t *testing.T) {
 		// The precondition is what the caller can mend, however it was found out.
 		{fmt.Errorf("%w: %w", pod.ErrPrecondition, pod.ErrNotFound), codes.FailedPrecondition},
 		{fmt.Errorf("%w: %w", image.ErrUnavailable, context.DeadlineExceeded), codes.DeadlineExceeded},
+		// Regression: the code that another protocol's error carries won over the kind.
+		{fmt.Errorf("%w: %w", pod.ErrUnavailable, status.Error(codes.Unknown, "shim")), codes.Unavailable},
 		{status.Error(codes.Aborted, "as it was"), codes.Aborted},
 	} {
 		err := tt.err

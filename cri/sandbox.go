@@ -5,8 +5,6 @@ import (
 	"net/netip"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
-
-	"github.com/coracle-project/coracle/pod"
 )
 
 // RunPodSandbox makes and starts a pod.
@@ -55,18 +53,18 @@ func (s *service) PodSandboxStatus(_ context.Context, r *runtimeapi.PodSandboxSt
 	}
 	resp := &runtimeapi.PodSandboxStatusResponse{Status: podStatus(p)}
 	if r.GetVerbose() {
-		resp.Info, err = info(podInfo{PID: p.Pid, NetNS: p.NetNS, IPs: p.IPs, RuntimeHandler: p.Config.RuntimeHandler, Config: p.Config})
+		resp.Info, err = info(podInfo{PID: p.Pid, NetNS: p.NetNS, IPs: p.IPs, RuntimeHandler: p.Config.RuntimeHandler, Config: podConfigBack(&p.Config)})
 	}
 	return resp, err
 }
 
 // podInfo is a verbose PodSandboxStatus.
 type podInfo struct {
-	PID            int          `json:"pid"`
-	NetNS          string       `json:"netns"`
-	IPs            []netip.Addr `json:"ips"`
-	RuntimeHandler string       `json:"runtimeHandler"`
-	Config         pod.Config   `json:"config"`
+	PID            int                          `json:"pid"`
+	NetNS          string                       `json:"netns"`
+	IPs            []netip.Addr                 `json:"ips"`
+	RuntimeHandler string                       `json:"runtimeHandler"`
+	Config         *runtimeapi.PodSandboxConfig `json:"config"`
 }
 
 // ListPodSandbox lists pods from memory.

@@ -166,7 +166,7 @@ func TestPodSandboxStatus(t *testing.T) {
 	if err := json.Unmarshal([]byte(resp.Info["info"]), &got); err != nil {
 		t.Fatal(err)
 	}
-	if got.PID != 77 || got.NetNS != "/run/ns/net" || got.Config.Name != "web" {
+	if got.PID != 77 || got.NetNS != "/run/ns/net" || got.Config.GetMetadata().GetName() != "web" {
 		t.Errorf("info %+v", got)
 	}
 	resp, err = e.runtime.PodSandboxStatus(t.Context(), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: "pod1"})

@@ -48,7 +48,8 @@ func (s *Store) unpin(ctx context.Context, digests []digest.Digest) error {
 }
 
 // GC removes blobs and layers that neither an image nor a pull under way needs.
-// Layers that a snapshot uses stay; call GC again when snapshots have been removed.
+// Layers that a snapshot uses stay; call GC again when the layer store says that
+// one of them is free.
 func (s *Store) GC(ctx context.Context) error {
 	if err := s.lockSweep(ctx); err != nil {
 		return err

@@ -2,6 +2,7 @@ package network
 
 import (
 	"errors"
+	"log/slog"
 	"fmt"
 	"net/netip"
 	"os"
@@ -232,6 +233,91 @@ func TestSetupMendsTheHost(t *testing.T) {
 	expect(t, "mended", "", "tcp", netip.MustParseAddr("127.0.0.1"), 80, "p "+m.bridge.pools[0].gateway().String())
 	if n := len(m.Leases()); n != 3 {
 		t.Errorf("%d leases", n)
+	}
+}
+
+// Regression: pods that were there when somebody deleted the bridge stayed cut off.
+func TestPodsComeBackToAMendedBridge(t *testing.T) {
+	c := testConfig(t)
+	m := started(t, c)
+	first := connect(t, m, "first")
+	serve(t, first.NetNS, "first", "tcp", 80)
+	must(t, deleteLink("coracle0"))
+	second := connect(t, m, "second")
+	expect(t, "after Setup", second.NetNS, "tcp", first.ip4(), 80, "first "+second.ip4().String())
+	must(t, deleteLink("coracle0"))
+	m = started(t, c)
+	must(t, m.Recover(t.Context(), []string{"first", "second"}))
+	expect(t, "after Recover", second.NetNS, "tcp", first.ip4(), 80, "first "+second.ip4().String())
+}
+
+// Regression: a teardown that was killed before it closed the host ports left them
+// pointing at a dead pod until the next pod came.
+func TestRecoverClosesPortsWithoutPods(t *testing.T) {
+	c := testConfig(t)
+	m := started(t, c)
+	connect(t, m, "a", PortMapping{Protocol: "tcp", HostPort: 80, ContainerPort: 80})
+	l, _ := m.bridge.lease("a")
+	l.Stage = removing
+	must(t, m.bridge.records.write("a", l))
+	m = started(t, c)
+	must(t, m.Recover(t.Context(), nil))
+	must(t, m.Flush(t.Context()))
+	nft, err := nftables.New()
+	must(t, err)
+	elements, err := nft.GetSetElements(m.bridge.fw.maps()[0])
+	must(t, err)
+	if len(elements) != 0 {
+		t.Errorf("host ports %v", elements)
+	}
+}
+
+// Regression: a bridge left by a state directory that was wiped kept the address, and
+// with it the route, of the range that was configured then.
+func TestOtherSubnetsAfterTheStateIsWiped(t *testing.T) {
+	c := testConfig(t)
+	m := started(t, c)
+	p := connect(t, m, "a")
+	must(t, m.Teardown(t.Context(), p.Pod))
+	must(t, m.Flush(t.Context()))
+	must(t, m.Close())
+	must(t, os.RemoveAll(c.StateDir))
+	c.Subnets = []netip.Prefix{netip.MustParsePrefix("10.99.0.0/24")}
+	m = started(t, c)
+	must(t, m.Recover(t.Context(), nil))
+	link, err := netlink.LinkByName("coracle0")
+	must(t, err)
+	addrs, err := netlink.AddrList(link, netlink.FAMILY_ALL)
+	must(t, err)
+	var have []string
+	for _, a := range addrs {
+		if !a.IP.IsLinkLocalUnicast() {
+			have = append(have, a.IPNet.String())
+		}
+	}
+	if strings.Join(have, " ") != "10.99.0.1/24" {
+		t.Errorf("addresses %v", have)
+	}
+	connect(t, m, "b")
+}
+
+func TestWarnsOfAFirewallThatDropsForwarded(t *testing.T) {
+	nft, err := nftables.New()
+	must(t, err)
+	drop := nftables.ChainPolicyDrop
+	table := nft.AddTable(&nftables.Table{Name: "docker", Family: nftables.TableFamilyIPv4})
+	nft.AddChain(&nftables.Chain{Table: table, Name: "FORWARD", Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter, Policy: &drop})
+	must(t, nft.Flush())
+	defer func() {
+		nft.DelTable(table)
+		must(t, nft.Flush())
+	}()
+	var log strings.Builder
+	c := testConfig(t)
+	c.Log = slog.New(slog.NewTextHandler(&log, nil))
+	connect(t, started(t, c), "a")
+	if !strings.Contains(log.String(), "table=docker chain=FORWARD") {
+		t.Errorf("log %s", log.String())
 	}
 }
 

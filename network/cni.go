@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
@@ -135,11 +136,11 @@ func (n *cniNet) Setup(ctx context.Context, p Pod) (Result, error) {
 	l.Result, err = n.add(ctx, l, list)
 	if err != nil {
 		err = fmt.Errorf("network of pod %s: CNI network %q: %w", p.ID, list.Name, err)
-		return Result{}, errors.Join(err, n.remove(context.WithoutCancel(ctx), l))
+		return Result{}, errors.Join(err, n.undo(ctx, l))
 	}
 	l.Stage = connected
 	if err := n.save(l); err != nil {
-		return Result{}, errors.Join(err, n.remove(context.WithoutCancel(ctx), l))
+		return Result{}, errors.Join(err, n.undo(ctx, l))
 	}
 	return l.Result, nil
 }
@@ -245,6 +246,16 @@ func (n *cniNet) Teardown(ctx context.Context, p Pod) error {
 	if !ok {
 		return nil
 	}
+	return n.remove(ctx, l)
+}
+
+// undoLimit bounds the plugins' cleaning up after a Setup that failed.
+const undoLimit = time.Minute
+
+// undo is remove for a Setup that failed, whose context may have ended.
+func (n *cniNet) undo(ctx context.Context, l cniLease) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoLimit)
+	defer cancel()
 	return n.remove(ctx, l)
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -74,7 +75,49 @@ func (b *bridge) makeHostLocked(h *host) error {
 	if err := b.makeBridge(h); err != nil {
 		return err
 	}
+	if err := b.attachPods(h); err != nil {
+		return err
+	}
+	b.warnOfDrops()
 	return b.dress(h)
+}
+
+// attachPods puts the links of connected pods on the bridge, which they fell off if
+// somebody deleted it.
+func (b *bridge) attachPods(h *host) error {
+	mine := map[string]bool{}
+	for _, l := range b.list() {
+		mine[l.Link] = !l.Removing
+	}
+	if len(mine) == 0 {
+		return nil
+	}
+	links, err := h.links.LinkList()
+	if err != nil {
+		return fmt.Errorf("list links: %w", err)
+	}
+	for _, l := range links {
+		name := l.Attrs().Name
+		if !mine[name] || l.Attrs().MasterIndex == h.index {
+			continue
+		}
+		if err := h.links.LinkSetMasterByIndex(l, h.index); err != nil {
+			return fmt.Errorf("attach %s: %w", name, err)
+		}
+		if err := (veth{name: name}).hairpin(h.links); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// warnOfDrops tells the operator of another firewall that drops what is forwarded
+// (docker's and firewalld's policy): no rule of ours can overrule it.
+func (b *bridge) warnOfDrops() {
+	for _, c := range b.fw.dropsForwarded() {
+		b.log.Warn("another firewall drops forwarded packets: unless it has a rule for the bridge, pods do not reach beyond this host",
+			"bridge", b.name, "table", c.Table.Name, "chain", c.Name)
+	}
 }
 
 // dress gives the bridge its addresses and the host its rules, for the subnets in
@@ -98,10 +141,52 @@ func (b *bridge) dress(h *host) error {
 		}
 		subnets = append(subnets, s)
 	}
+	if err := b.dropStaleAddresses(h, subnets); err != nil {
+		return err
+	}
 	if err := enableForwarding(b.name, v4, v6); err != nil {
 		return err
 	}
 	return b.fw.replace(b.withLeased(subnets), b.openEntries())
+}
+
+// dropStaleAddresses takes from the bridge what neither the subnets in force nor a
+// pod's address needs: the range that it had before another was configured. The route
+// that comes with such an address would swallow what is meant for somebody else.
+func (b *bridge) dropStaleAddresses(h *host, subnets []netip.Prefix) error {
+	link := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: b.name, Index: h.index}}
+	have, err := h.links.AddrList(link, netlink.FAMILY_ALL)
+	if err != nil {
+		return fmt.Errorf("list addresses: %w", err)
+	}
+	inUse := b.leasedIPs()
+	for _, a := range have {
+		ip, ok := netip.AddrFromSlice(a.IP)
+		ip = ip.Unmap()
+		if !ok || ip.IsLinkLocalUnicast() {
+			continue
+		}
+		bits, _ := a.Mask.Size()
+		of := netip.PrefixFrom(ip, bits).Masked()
+		if slices.Contains(subnets, of) && ip == of.Addr().Next() || slices.ContainsFunc(inUse, of.Contains) {
+			continue
+		}
+		b.log.Info("removing an address that no pod needs any more", "bridge", b.name, "address", a.IPNet)
+		if err := h.links.AddrDel(link, &a); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
+			return fmt.Errorf("remove address %s: %w", a.IPNet, err)
+		}
+	}
+	return nil
+}
+
+func (b *bridge) leasedIPs() []netip.Addr {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var all []netip.Addr
+	for _, l := range b.leases {
+		all = append(all, l.IPs...)
+	}
+	return all
 }
 
 // withLeased adds the addresses of pods whose subnet is no longer in force.
@@ -198,12 +283,33 @@ func (b *bridge) recover(ctx context.Context, claimed map[string]bool) error {
 		}
 		errs = append(errs, b.Teardown(ctx, Pod{ID: l.PodID}))
 	}
-	if kept > 0 {
+	// A bridge that is there without pods may have host ports of pods whose teardown
+	// a crash cut short, or addresses of a range that is no longer configured.
+	standing, err := b.standing()
+	errs = append(errs, err)
+	if kept > 0 || standing {
 		if _, err := b.ensureHost(); err != nil {
 			errs = append(errs, err)
 		}
 	}
 	return errors.Join(append(errs, b.dropStrayLinks())...)
+}
+
+// standing reports whether the host has the bridge.
+func (b *bridge) standing() (bool, error) {
+	links, err := newHostLinks()
+	if err != nil {
+		return false, err
+	}
+	defer links.close()
+	link, err := links.LinkByName(b.name)
+	if errors.As(err, new(netlink.LinkNotFoundError)) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("bridge %s: find: %w", b.name, err)
+	}
+	return link.Type() == "bridge", nil
 }
 
 // dropStrayLinks deletes links on the bridge that no record names: a crash came

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 
 	"github.com/google/nftables"
@@ -121,6 +122,24 @@ func (f *firewall) exists() bool {
 	}
 	_, err = c.ListTableOfFamily(f.bridge, nftables.TableFamilyINet)
 	return !errors.Is(err, unix.ENOENT)
+}
+
+// dropsForwarded returns the chains of other tables that drop every forwarded packet
+// they do not accept, as far as can be told.
+func (f *firewall) dropsForwarded() []*nftables.Chain {
+	c, err := nftables.New()
+	if err != nil {
+		return nil
+	}
+	chains, err := c.ListChains()
+	if err != nil {
+		return nil
+	}
+	return slices.DeleteFunc(chains, func(ch *nftables.Chain) bool {
+		return ch.Hooknum == nil || *ch.Hooknum != *nftables.ChainHookForward ||
+			ch.Policy == nil || *ch.Policy != nftables.ChainPolicyDrop ||
+			ch.Table.Family != nftables.TableFamilyINet && ch.Table.Family != nftables.TableFamilyIPv4 && ch.Table.Family != nftables.TableFamilyIPv6
+	})
 }
 
 // remove deletes the table; none there is fine.

@@ -104,7 +104,8 @@ type Container interface {
 	State(ctx context.Context) (State, error)
 	Pause(ctx context.Context) error
 	Resume(ctx context.Context) error
-	// Update changes the resource limits; nil fields stay as they are.
+	// Update changes the resource limits; nil fields stay as they are, device
+	// rules always.
 	Update(ctx context.Context, r *specs.LinuxResources) error
 	Stats(ctx context.Context) (Stats, error)
 	// Pids lists all processes in the container's cgroup, in the caller's pid namespace.

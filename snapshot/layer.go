@@ -146,7 +146,8 @@ func (s *Store) LayerUsage(diffID digest.Digest) (Usage, error) {
 }
 
 // RemoveLayer deletes a layer; it fails with ErrLayerInUse, changing nothing, if a
-// snapshot uses it. A layer that is not there is fine.
+// snapshot uses it (Config.Freed tells when to try again). A layer that is not there
+// is fine.
 func (s *Store) RemoveLayer(ctx context.Context, diffID digest.Digest) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -176,6 +177,7 @@ func (s *Store) forgetLayer(diffID digest.Digest) (*layer, error) {
 	defer s.mu.Unlock()
 	l := s.layers[diffID]
 	if l != nil && l.users > 0 {
+		l.wanted = true
 		return nil, fmt.Errorf("remove layer %s: %w (%d of them)", diffID, ErrLayerInUse, l.users)
 	}
 	delete(s.layers, diffID)

@@ -60,6 +60,32 @@ func TestRemoveLayerInUse(t *testing.T) {
 	}
 }
 
+// Regression: nothing told that a layer was free whose removal had been refused, so
+// it stayed until the next start.
+func TestFreedTellsOfLayersThatWereToGo(t *testing.T) {
+	told := 0
+	root := t.TempDir()
+	s := startedWith(t, Config{Root: root, Freed: func() { told++ }})
+	layers := commitLayers(t, s, 2)
+	prepared(t, s, "a", layers...)
+	prepared(t, s, "b", layers...)
+	if err := s.RemoveLayer(t.Context(), layers[0]); !errors.Is(err, ErrLayerInUse) {
+		t.Fatal(err)
+	}
+	for i, id := range []string{"a", "b", "b"} {
+		if err := s.Remove(t.Context(), id); err != nil {
+			t.Fatal(err)
+		}
+		if want := min(i, 1); told != want {
+			t.Errorf("after removing %s: told %d times, want %d", id, told, want)
+		}
+	}
+	prepared(t, s, "c", layers...) // nobody wants the layers to go now
+	if err := s.Remove(t.Context(), "c"); err != nil || told != 1 {
+		t.Errorf("told %d times, %v", told, err)
+	}
+}
+
 func TestCommitLosesTheRace(t *testing.T) {
 	s := started(t, t.TempDir())
 	d := digest.FromString("same")

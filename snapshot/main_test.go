@@ -26,7 +26,14 @@ func TestMain(m *testing.M) {
 // and checks that no mount is left.
 func started(t testing.TB, root string) *Store {
 	t.Helper()
-	s := New(Config{Root: root, Log: slog.New(slog.DiscardHandler)})
+	return startedWith(t, Config{Root: root})
+}
+
+// startedWith is started with other settings than the root; the log is discarded.
+func startedWith(t testing.TB, c Config) *Store {
+	t.Helper()
+	c.Log = slog.New(slog.DiscardHandler)
+	s := New(c)
 	if err := s.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -116,18 +116,31 @@ func (s *Store) addLocked(snap Snapshot) *entry {
 
 // forget takes the snapshot from the index and lets go of its layers.
 func (s *Store) forget(id string) {
+	if s.release(id) {
+		s.freed()
+	}
+}
+
+// release is forget without telling, and says whether there is something to tell:
+// a layer that was to be removed has lost its last user.
+func (s *Store) release(id string) (freed bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e := s.snapshots[id]
 	if e == nil {
-		return
+		return false
 	}
 	delete(s.snapshots, id)
 	for _, d := range e.snap.Layers {
-		if l := s.layers[d]; l != nil {
-			l.users--
+		l := s.layers[d]
+		if l == nil {
+			continue
+		}
+		if l.users--; l.users == 0 && l.wanted {
+			l.wanted, freed = false, true
 		}
 	}
+	return freed
 }
 
 func (s *Store) setMounted(id string, mounted bool) {
@@ -218,14 +231,20 @@ func (s *Store) makeUpper(snap Snapshot) error {
 	return nil
 }
 
-// lowerDirs returns the layers' directories, uppermost first as overlayfs wants.
+// lowerDirs returns the layers' directories, uppermost first as overlayfs wants. It
+// takes none twice (ELOOP), but images have layers twice, mostly empty ones: the
+// uppermost is enough, for it covers or hides whatever its double could show.
 func (s *Store) lowerDirs(layers []digest.Digest) []string {
 	if len(layers) == 0 {
 		return []string{s.emptyDir()}
 	}
 	dirs := make([]string, 0, len(layers))
+	seen := make(map[digest.Digest]bool, len(layers))
 	for _, d := range slices.Backward(layers) {
-		dirs = append(dirs, filepath.Join(s.layerDir(d), "fs"))
+		if !seen[d] {
+			seen[d] = true
+			dirs = append(dirs, filepath.Join(s.layerDir(d), "fs"))
+		}
 	}
 	return dirs
 }

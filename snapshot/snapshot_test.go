@@ -96,6 +96,28 @@ func TestPrepareByOptionString(t *testing.T) {
 	}
 }
 
+// Regression: the kernel takes no directory twice in one overlay (ELOOP), but images
+// have the same layer twice, mostly an empty one.
+func TestLayerTwice(t *testing.T) {
+	s := started(t, t.TempDir())
+	layers := commitLayers(t, s, 2)
+	snap := prepared(t, s, "c", layers[0], layers[1], layers[0], layers[0])
+	for file, want := range map[string]string{"top": "0", "0": "0", "1": "1"} {
+		if got := read(t, filepath.Join(snap.Target, file)); got != want {
+			t.Errorf("%s: %q, want %q", file, got, want)
+		}
+	}
+	s = restarted(t, s)
+	if err := s.Remove(t.Context(), "c"); err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range layers {
+		if err := s.RemoveLayer(t.Context(), d); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 func TestWhiteoutsAndOpaqueDirectories(t *testing.T) {
 	s := started(t, t.TempDir())
 	mkdir := func(path string) {

@@ -22,7 +22,11 @@ type Config struct {
 	// Root is the absolute path of the store's directory. It becomes part of
 	// mount options, so it is at most maxRoot bytes long and has no ':', ',' or '\'.
 	Root string
-	Log  *slog.Logger // slog.Default() if nil
+	// Freed, if not nil, is called when no snapshot uses a layer any more whose
+	// removal was refused with ErrLayerInUse: it is time to try again. It must
+	// not block, and may be called from Start's return on.
+	Freed func()
+	Log   *slog.Logger // slog.Default() if nil
 }
 
 // maxRoot keeps every path below the root within the 255 bytes that fsconfig(2)
@@ -34,6 +38,7 @@ const maxRoot = 170
 type Store struct {
 	root  string
 	log   *slog.Logger
+	freed func()
 	trash *trash
 	api   mountAPI     // set by Start
 	busy  keylock.Lock // by snapshot id
@@ -51,6 +56,8 @@ type Store struct {
 type layer struct {
 	usage Usage
 	users int // snapshots made of it
+	// wanted says that RemoveLayer was refused because of the users.
+	wanted bool
 }
 
 // entry is one snapshot.
@@ -64,9 +71,13 @@ func New(c Config) *Store {
 	if c.Log == nil {
 		c.Log = slog.Default()
 	}
+	if c.Freed == nil {
+		c.Freed = func() {}
+	}
 	s := &Store{
 		root:      filepath.Clean(c.Root),
 		log:       c.Log,
+		freed:     c.Freed,
 		layers:    map[digest.Digest]*layer{},
 		snapshots: map[string]*entry{},
 	}

@@ -52,7 +52,11 @@ func (a *app) killCommand() *cobra.Command {
 				}
 			}
 			if all {
-				err = c.SignalAll(cmd.Context(), sig)
+				// All of none is no failure, as with runc: containerd asks
+				// for it after the first process has ended.
+				if err = c.SignalAll(cmd.Context(), sig); errors.Is(err, runtime.ErrNotRunning) {
+					err = nil
+				}
 			} else {
 				err = c.Signal(cmd.Context(), sig)
 			}

@@ -18,6 +18,9 @@ import (
 
 func TestMain(m *testing.M) {
 	lc.Init()
+	if os.Getenv(asProgram) != "" {
+		main()
+	}
 	testscript.Main(m, map[string]func(){"coracle-oci": main})
 }
 

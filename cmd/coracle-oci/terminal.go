@@ -3,6 +3,7 @@ package main
 import (
 	"io"
 	"os"
+	"time"
 
 	"github.com/containerd/console"
 	"golang.org/x/sys/unix"
@@ -35,7 +36,8 @@ func openTerminal(master *os.File) (*terminal, error) {
 	go func() { _, _ = io.Copy(master, os.Stdin) }() // ends with the program
 	go func() {
 		defer close(t.done)
-		_, _ = io.Copy(os.Stdout, master) // ends with EIO when the last process closed it
+		// Ends with EIO when the last process has closed the other side, or in drain.
+		_, _ = io.Copy(os.Stdout, master)
 	}()
 	return t, nil
 }
@@ -59,8 +61,23 @@ func (t *terminal) resize() {
 	})
 }
 
-// drain waits until the output of the ended process is copied.
-func (t *terminal) drain() { <-t.done }
+// drain copies what the ended process has written. Other processes may keep the
+// terminal open and must not keep us: it ends when nothing has come for a while.
+func (t *terminal) drain() {
+	_ = t.master.SetReadDeadline(time.Now())
+	<-t.done
+	for buf := make([]byte, 32<<10); ; {
+		_ = t.master.SetReadDeadline(time.Now().Add(drainIdle))
+		n, err := t.master.Read(buf)
+		_, _ = os.Stdout.Write(buf[:n])
+		if err != nil {
+			return
+		}
+	}
+}
+
+// drainIdle is how long a byte may take from the terminal's one side to the other.
+const drainIdle = 100 * time.Millisecond
 
 func (t *terminal) close() {
 	_ = t.master.Close()

@@ -47,7 +47,10 @@ func startNode(ctx context.Context, c config.Config, respawn []string, log *slog
 
 func (n *node) start(ctx context.Context, respawn []string) error {
 	c := n.config
-	n.snapshots = snapshot.New(snapshot.Config{Root: filepath.Join(c.Root, "snapshots"), Log: n.log})
+	// A removed image's layers stay while containers run from them, and go with
+	// the last of these.
+	garbage := newCollector()
+	n.snapshots = snapshot.New(snapshot.Config{Root: filepath.Join(c.Root, "snapshots"), Freed: garbage.poke, Log: n.log})
 	if err := n.snapshots.Start(ctx); err != nil {
 		return err
 	}
@@ -67,6 +70,8 @@ func (n *node) start(ctx context.Context, respawn []string) error {
 		return err
 	}
 	n.closers = append(n.closers, n.images.Close)
+	garbage.start(n.images.GC, n.log)
+	n.closers = append(n.closers, garbage.close)
 
 	if err := n.startNetwork(ctx); err != nil {
 		return err

@@ -61,32 +61,46 @@ state directory. Images stay unless --all is given.`,
 }
 
 func purge(ctx context.Context, c config.Config, images bool, log *slog.Logger) error {
-	_, err := os.Stat(c.State)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	state, err := exists(c.State)
+	if err != nil {
 		return fmt.Errorf("purge: %w", err)
 	}
-	if err == nil {
+	root, err := exists(c.Root)
+	if err != nil {
+		return fmt.Errorf("purge: %w", err)
+	}
+	if state || root {
+		// Without the state directory (somebody has emptied /run) there may still be
+		// a bridge, a firewall table, writable layers.
 		if err := purgeState(ctx, c, log); err != nil {
 			return fmt.Errorf("purge: %w", err)
 		}
 	}
-	if images {
+	if images || !root {
 		return removeOwn(c.Root, ownRoot)
 	}
 	return nil
 }
 
+func exists(path string) (bool, error) {
+	_, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
 // purgeState becomes the owner of the state directory and takes down all that
 // is in it.
 func purgeState(ctx context.Context, c config.Config, log *slog.Logger) error {
+	if err := makeDirs(c); err != nil {
+		return err
+	}
 	lock, err := takeState(ctx, c.State)
 	if err != nil {
 		return err
 	}
 	defer lock.release()
-	if err := makeDirs(c); err != nil {
-		return err
-	}
 	n, err := startNode(ctx, c, nil, log)
 	if err != nil {
 		return err

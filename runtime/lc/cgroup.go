@@ -119,8 +119,11 @@ func (c *container) update(r *specs.LinuxResources) error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", runtime.ErrInvalidSpec, err)
 	}
-	// Without device rules the list must stay, not become empty.
-	cg.Resources.SkipDevices = len(r.Devices) == 0
+	// Device rules stay as they are, as with runc. containerd sends the spec's with
+	// every update: in force alone, without the devices that Create adds to them
+	// (runtime spec, config-linux.md#default-devices), they would take even
+	// /dev/null away.
+	cg.Resources.SkipDevices = true
 	cgm, err := c.rec.cgroupManager()
 	if err != nil {
 		return err

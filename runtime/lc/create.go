@@ -85,10 +85,11 @@ func (e *Engine) create(ctx context.Context, id string, spec *specs.Spec, opts r
 }
 
 // mustBeEmpty refuses a cgroup that somebody's processes are in. Once the record
-// names a cgroup, everything in it counts as the container's and dies with it.
+// names a cgroup, everything in it and below it counts as the container's and dies
+// with it.
 func mustBeEmpty(paths map[string]string) error {
 	for _, path := range paths {
-		pids, err := cgroups.GetPids(path)
+		pids, err := cgroups.GetAllPids(path)
 		if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENODEV) {
 			continue
 		}

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
@@ -130,9 +131,26 @@ func removeCgroup(path string) error {
 		return walkErr
 	}
 	for i := len(below) - 1; i >= 0; i-- {
-		if err := unix.Rmdir(below[i]); err != nil && !errors.Is(err, unix.ENOENT) {
+		if err := rmdirIdle(below[i]); err != nil {
 			return fmt.Errorf("remove cgroup %s: %w", below[i], err)
 		}
 	}
 	return nil
+}
+
+// rmdirIdle waits a little for a cgroup to be let go: a process is reported dead
+// before it has left its cgroup (Linux 6.19 and later), and the kernel tells nobody
+// when it has.
+func rmdirIdle(path string) error {
+	const longest = 64 * time.Millisecond
+	for wait := time.Millisecond; ; wait *= 2 {
+		err := unix.Rmdir(path)
+		if err == nil || errors.Is(err, unix.ENOENT) {
+			return nil
+		}
+		if !errors.Is(err, unix.EBUSY) || wait > longest {
+			return err
+		}
+		time.Sleep(wait)
+	}
 }

@@ -71,6 +71,10 @@ var badTests = map[string]func(*rig){
 		spec.Linux.CgroupsPath = CgroupParent + "/" + c.ID()
 		_, err := r.engine.Create(r.Context(), r.id(), spec, runtime.CreateOptions{Bundle: r.bundle})
 		r.wantErr(err, runtime.ErrInvalidSpec)
+		// The parent is empty itself, but what is below it would be killed too.
+		spec.Linux.CgroupsPath = CgroupParent
+		_, err = r.engine.Create(r.Context(), r.id(), spec, runtime.CreateOptions{Bundle: r.bundle})
+		r.wantErr(err, runtime.ErrInvalidSpec)
 		r.status(c, specs.StateRunning)
 		r.end(c, pid)
 	},

@@ -38,6 +38,27 @@ var resourceTests = map[string]func(*rig){
 		r.wantErr(c.Update(r.Context(), &specs.LinuxResources{}), runtime.ErrNotRunning)
 	},
 
+	"an update with the spec's resources leaves the devices usable": func(r *rig) {
+		out := r.output()
+		// containerd sends all of linux.resources, device rules included.
+		spec := r.spec("read go; echo x > /dev/null && echo usable")
+		in, write, err := os.Pipe()
+		r.must(err)
+		c := r.create(spec, runtime.Stdio{Stdin: in, Stdout: out.write})
+		r.must(in.Close())
+		pid := c.Pid()
+		r.must(c.Start(r.Context()))
+		limit := int64(128 << 20)
+		spec.Linux.Resources.Memory = &specs.LinuxMemory{Limit: &limit}
+		r.must(c.Update(r.Context(), spec.Linux.Resources))
+		r.must(write.Close())
+		r.wait(pid)
+		if got := out.text(); got != "usable" {
+			r.Errorf("got %q", got)
+		}
+		r.must(c.Delete(r.Context(), runtime.DeleteOptions{}))
+	},
+
 	"pause and resume": func(r *rig) {
 		c, pid := r.running()
 		r.must(c.Pause(r.Context()))
