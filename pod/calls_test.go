@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestExec(t *testing.T) {
@@ -191,6 +193,90 @@ func TestUpdateResources(t *testing.T) {
 	ok(t, m.Remove(ctx, podID))
 }
 
+func TestLimitsOnHost(t *testing.T) {
+	huge := map[string]uint64{"2MB": 0}
+	for _, tc := range []struct {
+		name      string
+		r         Resources
+		host      hostLimits
+		swap      int64
+		hugepages int
+	}{
+		{"memory alone means no swap", Resources{MemoryLimit: 100}, hostLimits{swap: true}, 100, 0},
+		{"swap as given", Resources{MemoryLimit: 100, MemorySwapLimit: 150}, hostLimits{swap: true}, 150, 0},
+		{"no limit", Resources{MemoryLimit: -1}, hostLimits{swap: true}, -1, 0},
+		{"nothing", Resources{}, hostLimits{swap: true}, 0, 0},
+		{"no swap accounting", Resources{MemoryLimit: 100, MemorySwapLimit: 100}, hostLimits{}, 0, 0},
+		{"huge pages", Resources{Hugepages: huge}, hostLimits{hugepages: true}, 0, 1},
+		{"no huge page controller", Resources{Hugepages: huge}, hostLimits{}, 0, 0},
+	} {
+		if got := tc.r.on(tc.host); got.MemorySwapLimit != tc.swap || len(got.Hugepages) != tc.hugepages {
+			t.Errorf("%s: got %+v", tc.name, got)
+		}
+	}
+	r := Resources{MemoryLimit: 200, MemorySwapLimit: 300, CPUQuota: 10, CPUPeriod: 20, CPUShares: 5}
+	if got := r.change(Resources{MemoryLimit: 200}); got.MemorySwapLimit != 300 || got.CPUQuota != 0 {
+		t.Errorf("memory changes with %+v", got)
+	}
+	if got := r.change(Resources{CPUQuota: 10}); got.CPUPeriod != 20 || got.CPUShares != 0 || got.MemoryLimit != 0 {
+		t.Errorf("quota changes with %+v", got)
+	}
+}
+
+func TestChooseAppArmor(t *testing.T) {
+	const loaded = "coracle-default (enforce)\nmine (complain)\n"
+	for _, tc := range []struct {
+		want       string
+		privileged bool
+		loaded     string
+		supported  bool
+		profile    string
+		err        string
+	}{
+		{want: "", profile: ""},
+		{want: "runtime/default", profile: ""},
+		{want: "unconfined", profile: ""},
+		{want: "localhost/mine", err: "this host has no AppArmor"},
+		{want: "", loaded: loaded, supported: true, profile: "coracle-default"},
+		{want: "runtime/default", loaded: loaded, supported: true, profile: "coracle-default"},
+		{want: "runtime/default", loaded: "mine (enforce)\n", supported: true, profile: ""},
+		{want: "runtime/default", privileged: true, loaded: loaded, supported: true, profile: ""},
+		{want: "unconfined", loaded: loaded, supported: true, profile: ""},
+		{want: "localhost/mine", loaded: loaded, supported: true, profile: "mine"},
+		{want: "localhost/min", loaded: loaded, supported: true, err: "is not loaded on this host"},
+		{want: "localhost/", loaded: loaded, supported: true, err: "is not runtime/default"},
+		{want: "mine", loaded: loaded, supported: true, err: "is not runtime/default"},
+	} {
+		got, err := chooseAppArmor(tc.want, tc.privileged, tc.loaded, tc.supported)
+		switch {
+		case tc.err == "" && (err != nil || got != tc.profile):
+			t.Errorf("%q: got %q, %v, want %q", tc.want, got, err, tc.profile)
+		case tc.err != "" && (!errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), tc.err)):
+			t.Errorf("%q: error is %v, want %q", tc.want, err, tc.err)
+		}
+	}
+}
+
+// What containers can write to is not on the state directory's file system, which
+// they would fill up.
+func TestPodFilesAreBounded(t *testing.T) {
+	b := newBench(t)
+	m, _ := b.manager()
+	for _, ipc := range []NamespaceMode{NamespacePod, NamespaceNode} {
+		cfg := podConfig("p")
+		cfg.Namespaces.IPC = ipc
+		podID := must[string](t)(m.Run(t.Context(), cfg))
+		var fs unix.Statfs_t
+		ok(t, unix.Statfs(m.podFile(podID, "resolv.conf"), &fs))
+		if size := fs.Blocks * uint64(fs.Bsize); fs.Type != unix.TMPFS_MAGIC || size != 64<<20 {
+			t.Errorf("ipc %s: the pod's files are on a file system of type %x with %d bytes", ipc, fs.Type, size)
+		}
+		ok(t, m.Remove(t.Context(), podID))
+	}
+	idle(t, m)
+	b.nothingLeft()
+}
+
 func TestPodFiles(t *testing.T) {
 	b := newBench(t)
 	m, _ := b.manager()
@@ -202,7 +288,7 @@ func TestPodFiles(t *testing.T) {
 		"resolv.conf": "search a.b c\nnameserver 10.0.0.10\noptions ndots:5\n",
 		"hosts":       "10.1.2.3\thost-p\n",
 	} {
-		got, err := os.ReadFile(filepath.Join(b.state, "pods", podID, name))
+		got, err := os.ReadFile(filepath.Join(b.state, "pods", podID, "files", name))
 		if err != nil || !strings.Contains(string(got), want) {
 			t.Errorf("%s is %q, %v", name, got, err)
 		}

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/coracle-project/coracle/shim/client"
 )
 
 // Calls for one object while the first is under way join it; all get its result.
@@ -277,6 +279,64 @@ func TestWhatStopWaitsFor(t *testing.T) {
 			b.nothingLeft()
 		})
 	}
+}
+
+// A daemon that is told to end during a start leaves the container as kill -9 would:
+// running if it runs, else to be started again.
+func TestClosedDuringStart(t *testing.T) {
+	for call, want := range map[string]ContainerState{"shim.Create": Created, "shim.StartContainer": Created, "": Running} {
+		b := newBench(t)
+		m, _ := b.manager()
+		podID := must[string](t)(m.Run(t.Context(), podConfig("p")))
+		id := must[string](t)(m.Create(t.Context(), podID, containerConfig("run")))
+		entered := make(chan struct{}, 1)
+		if call != "" {
+			b.fault(call, hanging(entered, nil))
+		} else {
+			m.faultAt = func(ctx context.Context, point string) error {
+				if point != "pod.start.started" {
+					return nil
+				}
+				return hanging(entered, nil)(ctx)
+			}
+		}
+		started := make(chan error, 1)
+		go func() { started <- m.StartContainer(t.Context(), id) }()
+		<-entered
+		ok(t, m.Close())
+		if err := <-started; !errors.Is(err, context.Canceled) {
+			t.Errorf("%s: start: %v", call, err)
+		}
+		b.mend(call)
+		m2, _ := b.manager()
+		if c := must[Container](t)(m2.Container(id)); c.State != want {
+			t.Errorf("%s: the container is %s (%s), want %s", call, c.State, c.Reason, want)
+		}
+		if want == Created {
+			ok(t, m2.StartContainer(t.Context(), id))
+		}
+		ok(t, m2.Remove(t.Context(), podID))
+		idle(t, m2)
+		b.nothingLeft()
+	}
+}
+
+// What the shim has made of a start that nobody waits for any more does not keep the
+// container from being started.
+func TestStartAfterAStrayCreate(t *testing.T) {
+	b := newBench(t)
+	m, h := b.manager()
+	podID := must[string](t)(m.Run(t.Context(), podConfig("p")))
+	id := must[string](t)(m.Create(t.Context(), podID, containerConfig("run")))
+	_, err := fakeShim{h}.Create(t.Context(), client.CreateRequest{PodID: podID, ID: id, Bundle: m.containerDir().Of(id)})
+	ok(t, err)
+	ok(t, m.StartContainer(t.Context(), id))
+	if c := must[Container](t)(m.Container(id)); c.State != Running || c.Pid != b.proc(id).pid {
+		t.Errorf("the container is %s with pid %d, want running with %d", c.State, c.Pid, b.proc(id).pid)
+	}
+	ok(t, m.Remove(t.Context(), podID))
+	idle(t, m)
+	b.nothingLeft()
 }
 
 // A closed manager refuses work instead of beginning what nobody would end.

@@ -42,6 +42,7 @@ func (m *Manager) create(ctx context.Context, p *entry[podRecord], c ContainerCo
 	if err := mustBeReady(p); err != nil {
 		return "", err
 	}
+	m.Starting()
 	img, err := m.Images.Get(c.Image)
 	if errors.Is(err, image.ErrNotFound) {
 		return "", fail(ErrNotFound, "image %q is not on this node; pull it first", c.Image)

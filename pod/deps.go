@@ -81,7 +81,10 @@ type Deps struct {
 	Snapshots  Snapshots
 	Network    Network
 	Namespaces NamespacePins // internal/nspin if nil
-	Log        *slog.Logger
+	// Starting, if not nil, is called when a pod or container begins to be made: a
+	// process will start soon. It must return at once.
+	Starting func()
+	Log      *slog.Logger
 }
 
 // CgroupDriver says who makes cgroups.

@@ -1,6 +1,7 @@
 package pod
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -197,16 +198,69 @@ func TestTargetPID(t *testing.T) {
 	if _, err := m.Create(ctx, other, c); !errors.Is(err, ErrInvalid) {
 		t.Errorf("target in another pod: %v", err)
 	}
-	must[string](t)(m.Create(ctx, podID, c))
+	late := must[string](t)(m.Create(ctx, podID, c))
 	c.Security.Namespaces.TargetID = "feed"
 	c.Attempt++
 	if _, err := m.Create(ctx, podID, c); !errors.Is(err, ErrNotFound) {
 		t.Errorf("target unknown: %v", err)
 	}
+	// The spec names the target's process by its number, which is another's some day.
+	b.exit(target, 0)
+	ended(t, m, target)
+	if err := m.StartContainer(ctx, late); !errors.Is(err, ErrPrecondition) {
+		t.Errorf("target ended before the start: %v", err)
+	}
+	if b.proc(late) != nil {
+		t.Error("the shim was told of a container whose target has ended")
+	}
 	ok(t, m.Remove(ctx, podID))
 	ok(t, m.Remove(ctx, other))
 	idle(t, m)
 	b.nothingLeft()
+}
+
+// A start that fails after the program runs, while the shim cannot kill: the container
+// counts as exited, is killed as soon as that can be done, and can be removed.
+func TestFailedStartIsKilledLater(t *testing.T) {
+	for _, restart := range []bool{false, true} {
+		b := newBench(t)
+		m, h := b.manager()
+		ctx := t.Context()
+		podID := must[string](t)(m.Run(ctx, podConfig("p")))
+		id := must[string](t)(m.Create(ctx, podID, containerConfig("run")))
+		boom := errors.New("boom")
+		m.faultAt = func(_ context.Context, point string) error {
+			if point == "pod.start.started" {
+				return boom
+			}
+			return nil
+		}
+		tries := make(chan struct{}, 100)
+		b.fault("shim.Kill", failTimes(2, client.ErrUnavailable, tries))
+		if err := m.StartContainer(ctx, id); !errors.Is(err, boom) {
+			t.Fatalf("start: %v", err)
+		}
+		if c := must[Container](t)(m.Container(id)); c.State != Exited || c.Reason != "StartError" {
+			t.Errorf("the container is %s, %s", c.State, c.Reason)
+		}
+		if restart {
+			b.kill(h)
+			m.Close()
+			m, _ = b.manager()
+		}
+		for range 3 { // two that fail, one that does it
+			select {
+			case <-tries:
+			case <-time.After(10 * time.Second):
+				t.Fatal("killing it is not tried again")
+			}
+		}
+		ended(t, m, id)
+		ok(t, m.RemoveContainer(ctx, id))
+		ok(t, m.Remove(ctx, podID))
+		idle(t, m)
+		b.nothingLeft()
+	}
 }
 
 // Whatever step of a run or create fails, nothing is left and the name is free.

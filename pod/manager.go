@@ -58,6 +58,9 @@ func New(o Options, d Deps) *Manager {
 	if d.Namespaces == nil {
 		d.Namespaces = pins{}
 	}
+	if d.Starting == nil {
+		d.Starting = func() {}
+	}
 	m := &Manager{
 		opts: o.withDefaults(), Deps: d, log: d.Log,
 		pods:       newIndex("pod", (*podRecord).visible),

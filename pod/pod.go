@@ -17,8 +17,9 @@
 // # On disk (under the state directory, a tmpfs)
 //
 //	pods/<id>/pod.json                   record: {"version":1,"value":{…}}, see podRecord
-//	pods/<id>/{resolv.conf,hosts,hostname}
-//	pods/<id>/shm                        tmpfs, the containers' /dev/shm
+//	pods/<id>/files                      tmpfs of 64 MiB: what containers can write to
+//	pods/<id>/files/{resolv.conf,hosts,hostname}
+//	pods/<id>/files/shm                  the containers' /dev/shm
 //	pods/<id>/init/                      bundle of the pod's init, if it has one
 //	ns/<pod id>/{net,ipc,uts}            pinned namespaces (internal/nspin)
 //	containers/<id>/container.json       record, see containerRecord
@@ -27,6 +28,12 @@
 //
 // A record's "phase" is the intent or the result. Nothing is synced: the next boot
 // finds an empty directory, and removes what it finds elsewhere without a record.
+//
+// # Volumes of images
+//
+// A VOLUME of an image is a directory in the container's writable layer (made if the
+// image lacks it), as with CRI-O: no anonymous volume is made, as containerd does. So with
+// a read-only root it is read-only too; mount something there to write.
 //
 // # Concurrency
 //

@@ -14,16 +14,31 @@ import (
 	"github.com/coracle-project/coracle/network"
 )
 
-// shmSize is the size of a pod's /dev/shm, as peers have it.
-const shmSize = "67108864"
+// filesSize is the size of a pod's /dev/shm, as peers have it, with its other files.
+const filesSize = "67108864"
+
+// podFiles is where a pod's own files are. Its containers can write to them, so they
+// are on a tmpfs of the pod's own: on the state directory's a container could fill up
+// what the whole host needs.
+func (m *Manager) podFiles(podID string) string {
+	return filepath.Join(m.podDir().Of(podID), "files")
+}
 
 // podFile is the path of one of a pod's own files: "resolv.conf", "hosts", "hostname", "shm".
 func (m *Manager) podFile(podID, name string) string {
-	return filepath.Join(m.podDir().Of(podID), name)
+	return filepath.Join(m.podFiles(podID), name)
 }
 
-// writePodFiles makes what needs no network: hostname and the shared memory mount.
+// writePodFiles makes what needs no network: hostname and the shared memory.
 func (m *Manager) writePodFiles(id string, c *Config, hostname string) error {
+	dir := m.podFiles(id)
+	if err := os.Mkdir(dir, 0o711); err != nil {
+		return err
+	}
+	flags := uintptr(unix.MS_NOEXEC | unix.MS_NOSUID | unix.MS_NODEV)
+	if err := unix.Mount("shm", dir, "tmpfs", flags, "mode=711,size="+filesSize); err != nil {
+		return fmt.Errorf("mount %s: %w", dir, err)
+	}
 	if err := os.WriteFile(m.podFile(id, "hostname"), []byte(hostname+"\n"), 0o644); err != nil {
 		return err
 	}
@@ -31,14 +46,10 @@ func (m *Manager) writePodFiles(id string, c *Config, hostname string) error {
 		return nil // /dev/shm is the host's
 	}
 	shm := m.podFile(id, "shm")
-	if err := os.Mkdir(shm, 0o1777); err != nil {
+	if err := os.Mkdir(shm, 0o755); err != nil {
 		return err
 	}
-	flags := uintptr(unix.MS_NOEXEC | unix.MS_NOSUID | unix.MS_NODEV)
-	if err := unix.Mount("shm", shm, "tmpfs", flags, "mode=1777,size="+shmSize); err != nil {
-		return fmt.Errorf("mount %s: %w", shm, err)
-	}
-	return nil
+	return os.Chmod(shm, 0o777|os.ModeSticky) // whatever the umask is
 }
 
 // writeNetworkFiles makes what depends on the network's result: resolv.conf and hosts.

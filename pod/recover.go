@@ -177,7 +177,7 @@ func (m *Manager) recoverContainer(ctx context.Context, e *entry[containerRecord
 		return nil
 	case containerExited:
 		if inShim {
-			m.clean.queue("exited container", e.id, func(ctx context.Context) error { return m.forget(ctx, rec.PodID, e.id) })
+			m.clean.queue("exited container", e.id, func(ctx context.Context) error { return m.end(ctx, rec.PodID, e.id) })
 		}
 		return nil
 	}
@@ -349,7 +349,7 @@ func (m *Manager) removeStrayDirs(ctx context.Context, pods, containers []string
 		}
 	}
 	for _, id := range pods {
-		if err := unmount(m.podFile(id, "shm")); err != nil {
+		if err := unmount(m.podFiles(id)); err != nil {
 			return err
 		}
 		if err := m.podDir().Remove(id); err != nil {

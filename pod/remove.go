@@ -118,16 +118,17 @@ func (m *Manager) queueDrop(e *entry[containerRecord]) {
 }
 
 // dropContainer frees everything a container has and forgets it. It can be called at
-// any point of its life at which it does not run, and any number of times.
+// any point of its life at which it should not run, and any number of times.
 func (m *Manager) dropContainer(ctx context.Context, e *entry[containerRecord]) error {
 	if e.isGone() {
 		return nil
 	}
 	rec := e.get()
 	// Only a container that was started is known to the shim (StartedAt is set
-	// with the intent to start).
+	// with the intent to start). One whose start failed may run all the same, if
+	// killing it failed too.
 	if !rec.StartedAt.IsZero() {
-		if err := m.forget(ctx, rec.PodID, e.id); err != nil {
+		if err := m.end(ctx, rec.PodID, e.id); err != nil {
 			return err
 		}
 	}

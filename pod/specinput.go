@@ -37,7 +37,7 @@ func (m *Manager) specInput(ctx context.Context, p *entry[podRecord], e *entry[c
 			Available: availableCapabilities(),
 		},
 		MaskedPaths: sec.MaskedPaths, ReadonlyPaths: sec.ReadonlyPaths,
-		Resources:   ocispec.Resources(c.Resources),
+		Resources:   c.Resources.on(limitsOfHost()),
 		CgroupsPath: m.cgroupsPath(pc, e.id), CgroupV2: cgroupV2(),
 	}
 	if len(in.Args) == 0 {
@@ -176,12 +176,17 @@ const ourAppArmorProfile = "coracle-default"
 // appArmorProfile resolves a profile wish against the host.
 func appArmorProfile(want string, privileged bool) (string, error) {
 	loaded, err := os.ReadFile("/sys/kernel/security/apparmor/profiles")
-	supported := err == nil
+	return chooseAppArmor(want, privileged, string(loaded), err == nil)
+}
+
+// chooseAppArmor is appArmorProfile with what the kernel says: "name (mode)" in each line.
+func chooseAppArmor(want string, privileged bool, loaded string, supported bool) (string, error) {
+	has := func(name string) bool { return strings.Contains("\n"+loaded, "\n"+name+" (") }
 	switch name, local := strings.CutPrefix(want, "localhost/"); {
 	case privileged, want == "unconfined":
 		return "", nil
 	case want == "" || want == "runtime/default":
-		if supported && strings.Contains("\n"+string(loaded), "\n"+ourAppArmorProfile+" (") {
+		if has(ourAppArmorProfile) {
 			return ourAppArmorProfile, nil
 		}
 		return "", nil
@@ -189,6 +194,8 @@ func appArmorProfile(want string, privileged bool) (string, error) {
 		return "", fail(ErrInvalid, "AppArmor profile %q is not runtime/default, unconfined or localhost/NAME", want)
 	case !supported:
 		return "", fail(ErrInvalid, "AppArmor profile %q: this host has no AppArmor", want)
+	case !has(name):
+		return "", fail(ErrInvalid, "AppArmor profile %q is not loaded on this host; load it with apparmor_parser", want)
 	default:
 		return name, nil
 	}

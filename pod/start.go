@@ -3,6 +3,7 @@ package pod
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"time"
 
@@ -54,14 +55,25 @@ func (m *Manager) startContainer(ctx context.Context, e *entry[containerRecord])
 	if err := mustBeReady(p); err != nil {
 		return errors.Join(err, m.unstart(e))
 	}
+	if err := m.targetStillRuns(&rec.Config); err != nil {
+		return errors.Join(err, m.unstart(e))
+	}
 	if err := stage("recorded"); err != nil {
 		return m.startFailed(ctx, e, err)
 	}
-	pid, err := m.Shim.Create(ctx, client.CreateRequest{
+	create := client.CreateRequest{
 		PodID: rec.PodID, ID: e.id, Bundle: m.containerDir().Of(e.id),
 		Terminal: rec.Config.TTY, Stdin: rec.Config.Stdin, StdinOnce: rec.Config.StdinOnce,
 		LogPath: rec.LogPath,
-	})
+	}
+	pid, err := m.Shim.Create(ctx, create)
+	if errors.Is(err, client.ErrExists) {
+		// A start that the last daemon did not live to end, and that the shim was
+		// not done with yet when this one asked what it has.
+		if err = m.end(ctx, rec.PodID, e.id); err == nil {
+			pid, err = m.Shim.Create(ctx, create)
+		}
+	}
 	if err != nil {
 		return m.startFailed(ctx, e, err)
 	}
@@ -86,18 +98,42 @@ func (m *Manager) startContainer(ctx context.Context, e *entry[containerRecord])
 	return nil
 }
 
+// targetStillRuns says whether the process whose PID namespace the spec names by number
+// is the target's still: if it has ended, the number may be another's by now, and be in
+// the host's namespace.
+func (m *Manager) targetStillRuns(c *ContainerConfig) error {
+	n := &c.Security.Namespaces
+	if n.PID != NamespaceTarget {
+		return nil
+	}
+	t, err := m.containers.find(n.TargetID)
+	if err != nil {
+		return fmt.Errorf("target container: %w", err)
+	}
+	if t.get().Phase != containerRunning {
+		return fail(ErrPrecondition, "target container %s has ended", t.id)
+	}
+	return nil
+}
+
 // unstart takes the intent to start back: the shim has not been told.
 func (m *Manager) unstart(e *entry[containerRecord]) error {
 	return e.update(func(r *containerRecord) { r.Phase, r.StartedAt = containerCreated, time.Time{} })
 }
 
 // startFailed ends a start that cannot go on: what the shim has is killed and freed, and
-// the container is left exited with the cause.
+// the container is left exited with the cause. A start that the end of the daemon cuts off
+// has not failed: the next one finds out how far it came.
 func (m *Manager) startFailed(ctx context.Context, e *entry[containerRecord], cause error) error {
+	if m.life.ctx.Err() != nil {
+		return cause
+	}
 	undo, cancel := undoing(ctx)
 	defer cancel()
-	if err := m.end(undo, e.get().PodID, e.id); err != nil {
-		m.log.Warn("shim did not free a container that failed to start", "id", e.id, "err", err)
+	podID := e.get().PodID
+	if err := m.end(undo, podID, e.id); err != nil {
+		// It may run, and must not while it counts as exited.
+		m.clean.queue("container that failed to start", e.id, func(ctx context.Context) error { return m.end(ctx, podID, e.id) })
 	}
 	code := int32(exitStartFailed)
 	if noProgram(cause) {

@@ -130,7 +130,7 @@ func (m *Manager) dropPodParts(ctx context.Context, e *entry[podRecord]) error {
 		return err
 	}
 	// What is still mounted must not be deleted through.
-	if err := unmount(m.podFile(e.id, "shm")); err != nil {
+	if err := unmount(m.podFiles(e.id)); err != nil {
 		return err
 	}
 	if err := os.RemoveAll(filepath.Join(m.podDir().Of(e.id), "init")); err != nil {

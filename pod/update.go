@@ -42,7 +42,7 @@ func (m *Manager) updateResources(ctx context.Context, e *entry[containerRecord]
 	}
 	switch rec.Phase {
 	case containerRunning:
-		if err := m.Shim.Update(ctx, rec.PodID, e.id, ocispec.Resources(r).Linux()); err != nil {
+		if err := m.Shim.Update(ctx, rec.PodID, e.id, next.change(r).on(limitsOfHost()).Linux()); err != nil {
 			return err
 		}
 	case containerCreated:
@@ -66,7 +66,7 @@ func (m *Manager) rewriteResources(e *entry[containerRecord], r Resources) error
 	if err := json.Unmarshal(b, &spec); err != nil {
 		return fmt.Errorf("bundle: %w", err)
 	}
-	limits := ocispec.Resources(r).Linux()
+	limits := r.on(limitsOfHost()).Linux()
 	if old := spec.Linux.Resources; old != nil {
 		limits.Devices = old.Devices
 	}

@@ -89,9 +89,6 @@ func validateMount(field string, m specs.Mount) error {
 	if m.Destination == "" {
 		return invalid(field+".destination", "is empty, give an absolute path in the container")
 	}
-	if !filepath.IsAbs(m.Destination) {
-		return invalid(field+".destination", "%q is not absolute, begin it with /", m.Destination)
-	}
 	for _, f := range []struct{ name, value string }{
 		{"destination", m.Destination}, {"source", m.Source}, {"type", m.Type},
 	} {
@@ -120,8 +117,12 @@ func validateHooks(h *specs.Hooks) error {
 		hooks []specs.Hook
 	}{
 		//lint:ignore SA1019 prestart is deprecated but still part of the spec
-		{"prestart", h.Prestart}, {"createRuntime", h.CreateRuntime}, {"createContainer", h.CreateContainer},
-		{"startContainer", h.StartContainer}, {"poststart", h.Poststart}, {"poststop", h.Poststop},
+		{"prestart", h.Prestart},
+		{"createRuntime", h.CreateRuntime},
+		{"createContainer", h.CreateContainer},
+		{"startContainer", h.StartContainer},
+		{"poststart", h.Poststart},
+		{"poststop", h.Poststop},
 	} {
 		for i, hook := range list.hooks {
 			field := fmt.Sprintf("hooks.%s[%d]", list.name, i)

@@ -12,20 +12,9 @@ import (
 // mounts puts the default file systems, the pod's files and the caller's mounts in the
 // order in which they are to be made: a mount below another one comes after it.
 func mounts(in Input) []specs.Mount {
-	covered := map[string]bool{}
-	for _, m := range in.Mounts {
-		covered[path.Clean(m.Destination)] = true
-	}
 	var out []specs.Mount
-	for _, m := range kernelMounts(in) {
-		// A caller's /dev is whole: what we would put below it would be put
-		// into the host's.
-		if !covered[m.Destination] && !(covered["/dev"] && strings.HasPrefix(m.Destination, "/dev/")) {
-			out = append(out, m)
-		}
-	}
-	for _, m := range podMounts(in) {
-		if !covered[m.Destination] {
+	for _, m := range slices.Concat(kernelMounts(in), podMounts(in)) {
+		if !covers(in.Mounts, m) {
 			out = append(out, m)
 		}
 	}
@@ -37,6 +26,18 @@ func mounts(in Input) []specs.Mount {
 		return cmp.Compare(depth(a.Destination), depth(b.Destination))
 	})
 	return out
+}
+
+// covers says whether one of the caller's mounts takes the place of ours: on the same
+// place, or above it if what we put below would be put into the host's. That is so for
+// /dev, where mount points would be made (but there is always a shm), and for a mount
+// whose mounts propagate back: a pod's resolv.conf would come to lie over the host's.
+func covers(callers []Mount, ours specs.Mount) bool {
+	return slices.ContainsFunc(callers, func(m Mount) bool {
+		at := path.Clean(m.Destination)
+		return at == ours.Destination ||
+			(at == "/dev" && ours.Destination != "/dev/shm" || m.Propagation == "rshared") && strings.HasPrefix(ours.Destination, at+"/")
+	})
 }
 
 func depth(p string) int {
@@ -85,12 +86,12 @@ func podMounts(in Input) []specs.Mount {
 		if source != "" {
 			out = append(out, specs.Mount{
 				Destination: destination, Type: "bind", Source: source,
-				Options: append([]string{"rbind", "rprivate"}, options...),
+				Options: append([]string{"rbind", "rprivate", "nosuid", "noexec", "nodev"}, options...),
 			})
 		}
 	}
 	file := access(!in.ReadonlyRoot)
-	add(in.Files.Shm, "/dev/shm", "nosuid", "noexec", "nodev", "rw")
+	add(in.Files.Shm, "/dev/shm", "rw")
 	add(in.Files.ResolvConf, "/etc/resolv.conf", file)
 	add(in.Files.Hosts, "/etc/hosts", file)
 	add(in.Files.Hostname, "/etc/hostname", file)

@@ -124,6 +124,40 @@ func golden(t *testing.T, name string, s *specs.Spec) {
 	}
 }
 
+// Nothing of ours is mounted below a caller's mount from which it would get to the host.
+func TestMountsThatPropagateBack(t *testing.T) {
+	for _, tc := range []struct {
+		mount Mount
+		gone  []string
+	}{
+		{Mount{Source: "/etc", Destination: "/etc", Propagation: "rshared"}, []string{"/etc/resolv.conf", "/etc/hosts", "/etc/hostname"}},
+		{Mount{Source: "/etc", Destination: "/etc/", Propagation: "rslave"}, nil},
+		{Mount{Source: "/sys", Destination: "/sys/", Propagation: "rshared"}, []string{"/sys", "/sys/fs/cgroup"}},
+		{Mount{Source: "/sys", Destination: "/sys"}, []string{"/sys"}},
+		{Mount{Source: "/dev", Destination: "/dev"}, []string{"/dev", "/dev/pts", "/dev/mqueue"}},
+		{Mount{Source: "/dev", Destination: "/dev", Propagation: "rshared"}, []string{"/dev", "/dev/pts", "/dev/mqueue", "/dev/shm"}},
+		{Mount{Source: "/d", Destination: "/dev/p", Propagation: "rshared"}, nil},
+	} {
+		in := base()
+		plain := mounts(in)
+		in.Mounts = []Mount{tc.mount}
+		var got []string
+		with := mounts(in)
+		for _, m := range plain {
+			if !slices.ContainsFunc(with, func(w specs.Mount) bool {
+				return w.Destination == m.Destination && w.Source == m.Source && w.Type == m.Type
+			}) {
+				got = append(got, m.Destination)
+			}
+		}
+		slices.Sort(got)
+		slices.Sort(tc.gone)
+		if !slices.Equal(got, tc.gone) {
+			t.Errorf("%+v: takes the place of %q, want %q", tc.mount, got, tc.gone)
+		}
+	}
+}
+
 func TestCapabilities(t *testing.T) {
 	available := []string{"CAP_CHOWN", "CAP_KILL", "CAP_SYS_ADMIN", "CAP_NET_RAW"}
 	for _, tc := range []struct {

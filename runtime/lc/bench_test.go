@@ -30,7 +30,7 @@ func reap(b testing.TB, pid int) {
 
 // BenchmarkStart is create, start, exit, reap and delete of a container that
 // runs true: one after the other, and with pauses in between, in which the kernel
-// forgets what keepWarm is about. Pauses do not count.
+// forgets what cgroupwarm is about. Pauses do not count.
 func BenchmarkStart(b *testing.B) {
 	for _, pause := range []time.Duration{0, 60 * time.Millisecond, 500 * time.Millisecond} {
 		b.Run(fmt.Sprintf("pause=%v", pause), func(b *testing.B) { benchmarkStart(b, pause) })

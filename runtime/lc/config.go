@@ -70,6 +70,8 @@ func absolutePaths(spec *specs.Spec, bundle string) (*specs.Spec, error) {
 	out.Mounts = slices.Clone(spec.Mounts)
 	for i := range out.Mounts {
 		m := &out.Mounts[i]
+		// Old specs leave the "/" out (runtime spec, config.md#mounts).
+		m.Destination = filepath.Join("/", m.Destination)
 		bind := slices.Contains(m.Options, "bind") || slices.Contains(m.Options, "rbind")
 		if bind && !filepath.IsAbs(m.Source) {
 			m.Source = filepath.Join(bundle, m.Source)

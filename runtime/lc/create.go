@@ -15,6 +15,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/coracle-project/coracle/internal/cgroupwarm"
 	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/coracle-project/coracle/runtime"
 )
@@ -62,7 +63,7 @@ func (e *Engine) create(ctx context.Context, id string, spec *specs.Spec, opts r
 		return nil, context.Cause(ctx)
 	}
 
-	keepWarm()
+	cgroupwarm.Keep()
 	self, err := identify(os.Getpid())
 	if err != nil {
 		return nil, err
@@ -100,23 +101,6 @@ func mustBeEmpty(paths map[string]string) error {
 			return fmt.Errorf("cgroup %s is not empty, it holds %d processes: %w; choose another linux.cgroupsPath",
 				path, len(pids), runtime.ErrInvalidSpec)
 		}
-	}
-	return nil
-}
-
-// claim makes the container's directory and writes down what is about to be made.
-func (e *Engine) claim(rec *record) error {
-	if err := os.MkdirAll(e.dir, 0o700); err != nil {
-		return err
-	}
-	dir := e.containerDir(rec.ID)
-	if err := os.Mkdir(dir, 0o711); errors.Is(err, os.ErrExist) {
-		return runtime.ErrExists
-	} else if err != nil {
-		return err
-	}
-	if err := rec.write(dir); err != nil {
-		return errors.Join(err, os.RemoveAll(dir))
 	}
 	return nil
 }

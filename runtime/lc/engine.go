@@ -7,7 +7,7 @@
 //	<StateDir>/<id>/<id>/exec.fifo   exists from Create until Start
 //
 // The directory is made first and exclusively, so two Creates of one id cannot
-// both succeed. The record names the cgroups before they are made: whatever
+// both succeed, and never seen without its record (see claim.go). The record names the cgroups before they are made: whatever
 // instruction a Create is killed at, Delete finds what it left.
 //
 // # Processes
@@ -25,6 +25,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 
 	"github.com/coracle-project/coracle/runtime"
 )
@@ -47,6 +48,8 @@ type Config struct {
 type Engine struct {
 	dir string
 	log *slog.Logger
+
+	sweepOnce sync.Once
 }
 
 var _ runtime.Engine = (*Engine)(nil)

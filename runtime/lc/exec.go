@@ -9,6 +9,7 @@ import (
 	"github.com/opencontainers/runc/libcontainer"
 	"github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/coracle-project/coracle/internal/cgroupwarm"
 	"github.com/coracle-project/coracle/runtime"
 )
 
@@ -40,7 +41,7 @@ func (c *container) exec(ctx context.Context, p *specs.Process, opts runtime.Exe
 	if status != specs.StateRunning {
 		return 0, fmt.Errorf("%w: it is %s", runtime.ErrNotRunning, status)
 	}
-	keepWarm()
+	cgroupwarm.Keep()
 	lib, err := libcontainer.Load(c.dir(), c.rec.ID)
 	if err != nil {
 		return 0, err

@@ -169,13 +169,16 @@ var resourceTests = map[string]func(*rig){
 	"bind mounts relative to the bundle": func(r *rig) {
 		out := r.output()
 		r.must(os.WriteFile(filepath.Join(r.bundle, "note"), []byte("from the bundle\n"), 0o644))
-		spec := r.spec("cat /note")
-		spec.Mounts = append(spec.Mounts, specs.Mount{Destination: "/note", Source: "note", Options: []string{"bind", "ro"}})
+		spec := r.spec("cat /note /tmp/note")
+		spec.Mounts = append(spec.Mounts,
+			specs.Mount{Destination: "/note", Source: "note", Options: []string{"bind", "ro"}},
+			specs.Mount{Destination: "tmp/note", Source: "note", Options: []string{"bind", "ro"}},
+		)
 		c := r.create(spec, runtime.Stdio{Stdout: out.write})
 		pid := c.Pid()
 		r.must(c.Start(r.Context()))
 		r.wait(pid)
-		if got := out.text(); got != "from the bundle" {
+		if got := out.text(); got != "from the bundle\nfrom the bundle" {
 			r.Errorf("got %q", got)
 		}
 		r.must(c.Delete(r.Context(), runtime.DeleteOptions{}))

@@ -1,24 +1,27 @@
-package lc
+// Package cgroupwarm keeps joins of cgroup v1 hierarchies cheap while containers are
+// being started.
+//
+// Moving a process into a cgroup takes the kernel's cgroup_threadgroup_rwsem for
+// writing. When nobody did so lately, the first writer waits for an RCU grace
+// period, 10 to 12 ms on an idle machine (Linux 6.18); those that follow within
+// some milliseconds do not (rcu_sync, kernel/rcu/sync.c). Keep is such a writer: it
+// pays the wait while a pod or a container is still being prepared, and spares it to
+// the starts that follow. The lock is the whole machine's, so any process can do
+// this for another. Nothing happens on a machine that starts nothing.
+package cgroupwarm
 
 import (
 	"bytes"
 	"os"
 	"path/filepath"
-	goruntime "runtime"
+	"runtime"
 	"strconv"
 	"sync"
 	"time"
 
-	"github.com/opencontainers/cgroups"
 	"golang.org/x/sys/unix"
 )
 
-// Moving a process into a cgroup takes the kernel's cgroup_threadgroup_rwsem for
-// writing. When nobody did so lately, the first writer waits for an RCU grace
-// period, 10 to 12 ms on an idle machine (Linux 6.18); those that follow within
-// some milliseconds do not (rcu_sync, kernel/rcu/sync.c). keepWarm is such a
-// writer: it pays the wait while a Create or Exec still prepares, and spares it to
-// the next ones for a while. It does nothing on a machine that starts nothing.
 const (
 	warmFor   = 250 * time.Millisecond
 	warmEvery = 4 * time.Millisecond
@@ -30,10 +33,16 @@ var warm struct {
 	running bool
 }
 
-// keepWarm returns at once. Its goroutine ends by itself after warmFor. With only
+// unified says whether the machine has only the unified hierarchy (cgroups(7)).
+var unified = sync.OnceValue(func() bool {
+	var st unix.Statfs_t
+	return unix.Statfs("/sys/fs/cgroup", &st) == nil && st.Type == unix.CGROUP2_SUPER_MAGIC
+})
+
+// Keep returns at once. Its goroutine ends by itself after warmFor. With only
 // the unified hierarchy there is one move per container and nothing to win.
-func keepWarm() {
-	if cgroups.IsCgroup2UnifiedMode() {
+func Keep() {
+	if unified() {
 		return
 	}
 	warm.mu.Lock()
@@ -49,7 +58,7 @@ func keepWarm() {
 func warmLoop() {
 	// A thread of its own, which ends with the goroutine: only this thread is
 	// ever named in the writes.
-	goruntime.LockOSThread()
+	runtime.LockOSThread()
 	for stillWanted() && takeThreadgroupLock() {
 		time.Sleep(warmEvery)
 	}
