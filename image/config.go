@@ -25,8 +25,8 @@ type Config struct {
 	// (docker.io for Docker Hub). Those not listed are reached by HTTPS, on
 	// loopback addresses by HTTP.
 	Registries map[string]Registry
-	// MaxConcurrentDownloads is how many layers are fetched at once, of all
-	// pulls together. Default 6.
+	// MaxConcurrentDownloads is how many layers are fetched at once from one
+	// registry, of all pulls together. Default 6.
 	MaxConcurrentDownloads int
 	// StallTimeout is how long a registry may be silent before the connection
 	// is given up and retried. Default 30 s.
@@ -50,6 +50,10 @@ type Registry struct {
 	// or a URL http(s)://host[:port]. The registry's credentials are not sent
 	// to them.
 	Mirrors []string
+	// TokenHosts are the host[:port] of token services that the registry may send
+	// us to although they have private or loopback addresses. Those with public
+	// addresses, or on the registry's own host, need no entry.
+	TokenHosts []string
 }
 
 // Limits of what a registry may make us hold in memory.

@@ -19,13 +19,17 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// layerKey tells apart what is fetched: a blob that should unpack to a diff id.
-type layerKey struct{ blob, diffID digest.Digest }
+// layerKey tells apart what is fetched: a blob that should unpack to a diff id. The
+// registry is a part of it, lest a pull waits for a slower registry than its own.
+type layerKey struct {
+	registry     string
+	blob, diffID digest.Digest
+}
 
 // ensureLayer makes sure that a layer's blob and its unpacked directory are in the
-// store. Pulls that need the same layer at the same time share one download.
+// store. Pulls that need the same layer of a registry at the same time share one download.
 func (s *Store) ensureLayer(ctx context.Context, src *source, d ocispec.Descriptor, diffID digest.Digest, m *meter) error {
-	key := layerKey{d.Digest, diffID}
+	key := layerKey{src.name.domain, d.Digest, diffID}
 	for {
 		_, joined, err := s.layers.do(ctx, key, func(ctx context.Context) (struct{}, error) {
 			return struct{}{}, s.fetchLayer(ctx, src, d, diffID, m)
@@ -47,13 +51,11 @@ func (s *Store) fetchLayer(ctx context.Context, src *source, d ocispec.Descripto
 		m.add(d.Size)
 		return nil
 	}
-	select {
-	case s.downloads <- struct{}{}:
-		defer func() { <-s.downloads }()
-	case <-ctx.Done():
-		return ctx.Err()
+	release, err := s.downloads.take(ctx, src.name.domain)
+	if err != nil {
+		return err
 	}
-	var err error
+	defer release()
 	if hasBlob {
 		err = s.unpackStored(ctx, d, diffID)
 		m.add(d.Size)

@@ -6,10 +6,14 @@ import (
 	"fmt"
 	"io"
 	"log"
+	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"os"
+	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -138,6 +142,36 @@ func TestSilentRegistry(t *testing.T) {
 	}
 }
 
+// Regression: a registry that drips took all slots, and pulls from others waited; a
+// pull that needed the same layer waited for it even with slots left.
+func TestSlowRegistryHoldsUpNobodyElse(t *testing.T) {
+	slow, fast := newFake(t), newFake(t)
+	s := openStore(t, func(c *Config) { c.MaxConcurrentDownloads = 1 })
+	img := slow.image("app:1", threeLayers(), nil)
+	fast.image("app:1", threeLayers(), nil)
+	stuck, end := make(chan struct{}, 10), make(chan struct{})
+	slow.intercept = func(_ http.ResponseWriter, req *http.Request) bool {
+		if slices.Contains(img.layers, digest.Digest(path.Base(req.URL.Path))) {
+			stuck <- struct{}{}
+			<-end
+		}
+		return false
+	}
+	done := make(chan error, 1)
+	go func() {
+		_, err := s.Pull(t.Context(), slow.ref("app:1"), PullOptions{})
+		done <- err
+	}()
+	<-stuck
+	_, err := s.Pull(t.Context(), fast.ref("app:1"), PullOptions{})
+	must(t, err)
+	close(end)
+	must(t, <-done)
+	if len(s.downloads.of) != 0 {
+		t.Errorf("registries kept: %v", s.downloads.of)
+	}
+}
+
 func TestBasicAuth(t *testing.T) {
 	r, s := newFake(t), openStore(t, nil)
 	r.image("app:1", threeLayers(), nil)
@@ -198,6 +232,89 @@ func TestBearerAuth(t *testing.T) {
 	}
 	if n := r.asked("/token"); n > 6 {
 		t.Errorf("%d token requests: tokens are not kept during a pull", n)
+	}
+}
+
+// Regression: a token service with a private address on another host than the
+// registry's could not be used at all.
+func TestTokenServiceOnAPrivateAddress(t *testing.T) {
+	tokens := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if u, p, _ := req.BasicAuth(); u+p != "mesecret" || req.URL.Path != "/a/token" || req.FormValue("service") != "s" || req.FormValue("x") != "1" {
+			refuse(w, http.StatusUnauthorized, "DENIED")
+			return
+		}
+		fmt.Fprint(w, `{"token":"good"}`)
+	}))
+	defer tokens.Close()
+	_, port, err := net.SplitHostPort(tokens.Listener.Addr().String())
+	must(t, err)
+	realm := "localhost:" + port // another host name than the registry's 127.0.0.1
+	for name, c := range map[string]struct {
+		trusted  []string
+		password string
+		want     string
+	}{
+		"trusted":        {[]string{"elsewhere", realm}, "secret", ""},
+		"wrong password": {[]string{realm}, "guess", "the token request"},
+		"other port":     {[]string{"localhost:1"}, "secret", "name it in token_hosts"},
+		"not trusted":    {nil, "secret", "name it in token_hosts"},
+	} {
+		r := newFake(t)
+		r.image("app:1", threeLayers(), nil)
+		r.intercept = func(w http.ResponseWriter, req *http.Request) bool {
+			if req.Header.Get("Authorization") == "Bearer good" {
+				return false
+			}
+			w.Header().Set("WWW-Authenticate", `Bearer realm="http://`+realm+`/a/token?x=1",service="s",scope="repository:app:pull"`)
+			refuse(w, http.StatusUnauthorized, "UNAUTHORIZED")
+			return true
+		}
+		s := openStore(t, func(c2 *Config) {
+			c2.Registries = map[string]Registry{r.host(): {PlainHTTP: true, TokenHosts: c.trusted}}
+		})
+		_, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{Auth: Auth{Username: "me", Password: c.password}})
+		if c.want == "" && err != nil || c.want != "" && (!errors.Is(err, ErrUnauthorized) || !strings.Contains(err.Error(), c.want)) {
+			t.Errorf("%s: error %v", name, err)
+		}
+	}
+}
+
+func TestTokenServiceIsNoWayAroundHTTPS(t *testing.T) {
+	s := &tokenService{host: "reg.example", trusted: []string{"auth.example"}}
+	for realm, changed := range map[string]bool{
+		"https://auth.example/t":      true,
+		"https://AUTH.example/t":      true,
+		"http://auth.example/t":       false,
+		"https://u:p@auth.example/t":  false,
+		"https://auth.example:8443/t": false,
+		"https://other.example/t":     false,
+		"ftp://auth.example/t":        false,
+		"%":                           false,
+	} {
+		h := http.Header{"Www-Authenticate": {`Bearer service="s",realm="` + realm + `"`}}
+		s.redirect(h, &url.URL{Scheme: "https", Host: "reg.example"})
+		if got := strings.Contains(h.Get("Www-Authenticate"), `realm="https://reg.example`+tokenPath); got != changed {
+			t.Errorf("%s: %s", realm, h.Get("Www-Authenticate"))
+		}
+	}
+}
+
+// Regression: the URL of a blob kept elsewhere, signed, stood in errors and logs.
+func TestErrorsDoNotShowSignedURLs(t *testing.T) {
+	r, s := newFake(t), openStore(t, nil)
+	r.image("app:1", threeLayers(), nil)
+	gone := httptest.NewServer(nil)
+	gone.Close()
+	r.intercept = func(w http.ResponseWriter, req *http.Request) bool {
+		if !strings.Contains(req.URL.Path, "/blobs/") {
+			return false
+		}
+		http.Redirect(w, req, gone.URL+"/blob?X-Signature=hunter2", http.StatusTemporaryRedirect)
+		return true
+	}
+	_, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
+	if !errors.Is(err, ErrUnavailable) || strings.Contains(err.Error(), "hunter2") || !strings.Contains(err.Error(), gone.URL) {
+		t.Errorf("error %v", err)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"strings"
 
 	"golang.org/x/sys/unix"
 	"oras.land/oras-go/v2/registry/remote/errcode"
@@ -88,15 +89,34 @@ func (src *source) transportError(ctx context.Context, e *endpoint, err error) e
 		}
 		return src.refusal(e, "the token request", token.StatusCode, said)
 	}
+	said := err.Error()
 	var dial *url.Error
-	if !errors.As(err, &dial) && !errors.Is(err, errStalled) && !isNetwork(err) {
+	if errors.As(err, &dial) {
+		said = withoutQuery(dial)
+	}
+	if dial == nil && !errors.Is(err, errStalled) && !isNetwork(err) {
 		// Neither an answer nor the network: the authentication cannot be
 		// done, as with a Basic challenge and no password.
-		return &remoteError{kind: ErrUnauthorized, cause: err, text: fmt.Sprintf("registry %s: %v; check the credentials", e.host, err)}
+		hint := "; check the credentials"
+		if strings.Contains(said, "bearer realm host") {
+			hint = "; if that token service is to be trusted, name it in token_hosts of the registry"
+		}
+		return &remoteError{kind: ErrUnauthorized, cause: err, text: fmt.Sprintf("registry %s: %s%s", e.host, said, hint)}
 	}
-	text := fmt.Sprintf("registry %s://%s: %v", e.scheme(), e.host, err)
+	text := fmt.Sprintf("registry %s://%s: %s", e.scheme(), e.host, said)
 	hint, transient := hintFor(err)
 	return &remoteError{kind: ErrUnavailable, cause: err, text: text + hint, transient: transient}
+}
+
+// withoutQuery words an error without the query of its URL: where a registry keeps
+// blobs elsewhere, that is a signature with which anybody may fetch them.
+func withoutQuery(err *url.Error) string {
+	u, perr := url.Parse(err.URL)
+	if perr != nil {
+		return fmt.Sprintf("%s: %v", err.Op, err.Err)
+	}
+	u.RawQuery, u.Fragment, u.User = "", "", nil
+	return fmt.Sprintf("%s %q: %v", err.Op, u, err.Err)
 }
 
 func isNetwork(err error) bool {

@@ -63,7 +63,7 @@ func (s *Store) newSource(n name, a Auth) *source {
 	e := s.newEndpoint(host, a)
 	if _, ok := s.cfg.Registries[n.domain]; ok && host != n.domain {
 		rt, scheme, _ := s.remote.of(n.domain)
-		e.client.Client = &http.Client{Transport: rt}
+		e.client.Client = s.httpClient(rt, n.domain, host)
 		e.https.Store(scheme == "https")
 	}
 	src.endpoints = append(src.endpoints, e)
@@ -75,13 +75,21 @@ func (s *Store) newEndpoint(host string, a Auth) *endpoint {
 	e := &endpoint{host: host, guess: guess}
 	e.https.Store(scheme == "https")
 	e.client = &auth.Client{
-		Client:     &http.Client{Transport: rt},
+		Client:     s.httpClient(rt, host, host),
 		Cache:      auth.NewCache(),
 		Header:     http.Header{"User-Agent": {userAgent}},
 		ClientID:   userAgent,
 		Credential: auth.StaticCredential(host, credential(a)),
 	}
 	return e
+}
+
+// httpClient is for the host of a registry that has the settings of domain.
+func (s *Store) httpClient(rt http.RoundTripper, domain, host string) *http.Client {
+	if trusted := s.cfg.Registries[domain].TokenHosts; len(trusted) > 0 {
+		rt = &tokenService{base: rt, host: host, trusted: trusted}
+	}
+	return &http.Client{Transport: rt}
 }
 
 // credential picks the one kind that is used, in the order that Auth documents.

@@ -30,7 +30,7 @@ type Store struct {
 
 	pulls     flight[pullKey, Image]
 	layers    flight[layerKey, struct{}]
-	downloads chan struct{} // a slot per concurrent download
+	downloads slots
 
 	meterMu sync.Mutex
 	meters  map[pullKey]*meter
@@ -64,7 +64,7 @@ func Open(cfg Config) (*Store, error) {
 		cfg:       cfg,
 		layout:    layout{cfg.Root},
 		remote:    remote,
-		downloads: make(chan struct{}, cfg.MaxConcurrentDownloads),
+		downloads: slots{each: cfg.MaxConcurrentDownloads},
 		meters:    map[pullKey]*meter{},
 		sweep:     make(chan struct{}, 1),
 		pins:      map[digest.Digest]int{},

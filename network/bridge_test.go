@@ -2,8 +2,8 @@ package network
 
 import (
 	"errors"
-	"log/slog"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -273,20 +273,22 @@ func TestRecoverClosesPortsWithoutPods(t *testing.T) {
 }
 
 // Regression: a bridge left by a state directory that was wiped kept the address, and
-// with it the route, of the range that was configured then.
-func TestOtherSubnetsAfterTheStateIsWiped(t *testing.T) {
+// with it the route, of the range that was configured then, and the MTU.
+func TestOtherSettingsAfterTheStateIsWiped(t *testing.T) {
 	c := testConfig(t)
 	m := started(t, c)
 	p := connect(t, m, "a")
 	must(t, m.Teardown(t.Context(), p.Pod))
 	must(t, m.Flush(t.Context()))
-	must(t, m.Close())
 	must(t, os.RemoveAll(c.StateDir))
-	c.Subnets = []netip.Prefix{netip.MustParsePrefix("10.99.0.0/24")}
+	c.Subnets, c.MTU = []netip.Prefix{netip.MustParsePrefix("10.99.0.0/24")}, 1400
 	m = started(t, c)
 	must(t, m.Recover(t.Context(), nil))
 	link, err := netlink.LinkByName("coracle0")
 	must(t, err)
+	if link.Attrs().MTU != 1400 {
+		t.Errorf("MTU %d", link.Attrs().MTU)
+	}
 	addrs, err := netlink.AddrList(link, netlink.FAMILY_ALL)
 	must(t, err)
 	var have []string

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
@@ -52,7 +53,8 @@ func newCNI(c Config) *cniNet {
 	return &cniNet{
 		confDir: c.CNIConfDir,
 		binDirs: c.CNIBinDirs,
-		cni:     libcni.NewCNIConfigWithCacheDir(c.CNIBinDirs, c.CNICacheDir, nil),
+		// libcni makes a missing executor at its first use, without a lock.
+		cni:     libcni.NewCNIConfigWithCacheDir(c.CNIBinDirs, c.CNICacheDir, &invoke.DefaultExec{RawExec: &invoke.RawExec{Stderr: os.Stderr}}),
 		log:     c.Log,
 		records: records[cniLease]{dir: filepath.Join(c.StateDir, "cni")},
 		leases:  map[string]cniLease{},

@@ -242,6 +242,11 @@ func (b *bridge) makeBridge(h *host) error {
 	if link.Type() != "bridge" {
 		return fmt.Errorf("%w: the host has a link of that name, of type %s; choose another bridge name", ErrConfig, link.Type())
 	}
+	if link.Attrs().MTU != h.mtu { // another was configured when it was made
+		if err := h.links.LinkSetMTU(link, h.mtu); err != nil {
+			return fmt.Errorf("set MTU %d: %w", h.mtu, err)
+		}
+	}
 	// Without a link-local address the host asks for no neighbour on behalf of
 	// others, so pods could not be reached for as long as the search for
 	// duplicates of that address takes: a second or two.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/coracle-project/coracle/cmd/coracled/config"
 	"github.com/coracle-project/coracle/image"
+	"github.com/coracle-project/coracle/internal/cgroupwarm"
 	"github.com/coracle-project/coracle/network"
 	"github.com/coracle-project/coracle/pod"
 	"github.com/coracle-project/coracle/shim/client"
@@ -86,7 +87,7 @@ func (n *node) start(ctx context.Context, respawn []string) error {
 		CgroupRoot:      cgroupRoot(c),
 		RuntimeHandlers: append([]string{}, c.Runtime.Handlers...),
 	}, pod.Deps{
-		Shim: n.shim, Images: n.images, Snapshots: n.snapshots, Network: n.network, Log: n.log,
+		Shim: n.shim, Images: n.images, Snapshots: n.snapshots, Network: n.network, Starting: cgroupwarm.Keep, Log: n.log,
 	})
 	n.closers = append(n.closers, n.pods.Close)
 	return n.pods.Start(ctx)
@@ -166,7 +167,8 @@ func registries(in map[string]config.Registry) map[string]image.Registry {
 	out := make(map[string]image.Registry, len(in))
 	for host, r := range in {
 		out[host] = image.Registry{
-			PlainHTTP: r.PlainHTTP, InsecureSkipVerify: r.InsecureSkipVerify, CAFile: r.CAFile, Mirrors: r.Mirrors,
+			PlainHTTP: r.PlainHTTP, InsecureSkipVerify: r.InsecureSkipVerify, CAFile: r.CAFile,
+			Mirrors: r.Mirrors, TokenHosts: r.TokenHosts,
 		}
 	}
 	return out

@@ -194,6 +194,9 @@ func (i *Image) check() error {
 		for _, m := range r.Mirrors {
 			errs = append(errs, checkMirror(key+".mirrors", m))
 		}
+		for _, h := range r.TokenHosts {
+			errs = append(errs, checkRegistry(key+".token_hosts", h))
+		}
 	}
 	return errors.Join(errs...)
 }

@@ -53,8 +53,8 @@ type Network struct {
 
 // Image is section image.
 type Image struct {
-	MaxConcurrentDownloads int                 `toml:"max_concurrent_downloads" doc:"Blobs fetched at the same time, over all pulls."`
-	Registry               map[string]Registry `toml:"registry" doc:"A registry that is not reached with HTTPS as the image names it:\n[image.registry.\"registry.example:5000\"]\nplain_http = true\ninsecure_skip_verify = false\nca_file = \"/etc/ssl/registry-ca.pem\"\nmirrors = [\"mirror.example:5000\"]"`
+	MaxConcurrentDownloads int                 `toml:"max_concurrent_downloads" doc:"Layers fetched at the same time from one registry, over all pulls."`
+	Registry               map[string]Registry `toml:"registry" doc:"A registry that is not reached with HTTPS as the image names it:\n[image.registry.\"registry.example:5000\"]\nplain_http = true\ninsecure_skip_verify = false\nca_file = \"/etc/ssl/registry-ca.pem\"\nmirrors = [\"mirror.example:5000\"]\ntoken_hosts = [\"auth.example:5001\"]"`
 }
 
 // Registry is one section image.registry."host:port".
@@ -63,6 +63,7 @@ type Registry struct {
 	InsecureSkipVerify bool     `toml:"insecure_skip_verify" doc:"Accept any certificate."`
 	CAFile             string   `toml:"ca_file" doc:"PEM file with certificate authorities to trust besides the system's."`
 	Mirrors            []string `toml:"mirrors" doc:"Registries to ask first, in order: host:port, or http:// or https:// before it.\nThey are not shown the credentials."`
+	TokenHosts         []string `toml:"token_hosts" doc:"host:port of token services, as the registry names them, that may get the credentials\nalthough their addresses are private. Public ones, and those on the registry's host, always may."`
 }
 
 // Runtime is section runtime.

@@ -60,6 +60,7 @@ subnets = ["10.1.0.0/24"]
 [image.registry."127.0.0.1:5000"]
 plain_http = true
 mirrors = ["https://mirror.example", "[::1]:5000"]
+token_hosts = ["auth.example:5001"]
 `))
 	if err != nil {
 		t.Fatal(err)
@@ -70,7 +71,7 @@ mirrors = ["https://mirror.example", "[::1]:5000"]
 	want.Shim.Supervise = false
 	want.Network.Subnets = []string{"10.1.0.0/24"}
 	want.Image.Registry = map[string]Registry{
-		"127.0.0.1:5000": {PlainHTTP: true, Mirrors: []string{"https://mirror.example", "[::1]:5000"}},
+		"127.0.0.1:5000": {PlainHTTP: true, Mirrors: []string{"https://mirror.example", "[::1]:5000"}, TokenHosts: []string{"auth.example:5001"}},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
@@ -144,6 +145,7 @@ func TestRejections(t *testing.T) {
 		{"registry port", "[image.registry.'r:x']\nplain_http = true", "image.registry."},
 		{"empty registry", "[image.registry.'']\nplain_http = true", "image.registry."},
 		{"mirror with path", "[image.registry.'r']\nmirrors = ['http://m/x']", "mirrors: "},
+		{"token service as URL", "[image.registry.'r']\ntoken_hosts = ['https://a']", "token_hosts: "},
 		{"mirror with other scheme", "[image.registry.'r']\nmirrors = ['ftp://m']", "mirrors: "},
 		{"ca file", "[image.registry.'r']\nca_file = 'ca.pem'", "ca_file: "},
 		{"empty handler", "[runtime]\nhandlers = ['']", "runtime.handlers: "},
@@ -169,7 +171,7 @@ func TestKeysAreNamedAsInTheFile(t *testing.T) {
 	want := map[string]any{
 		"max_concurrent_downloads": 6,
 		"registry": map[string]any{"r:1": map[string]any{
-			"plain_http": true, "insecure_skip_verify": false, "ca_file": "", "mirrors": []string(nil),
+			"plain_http": true, "insecure_skip_verify": false, "ca_file": "", "mirrors": []string(nil), "token_hosts": []string(nil),
 		}},
 	}
 	if diff := cmp.Diff(want, image); diff != "" {
