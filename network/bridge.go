@@ -65,6 +65,8 @@ func (b *bridge) start(subnets []netip.Prefix) error {
 	}
 	b.mu.Lock()
 	for id, l := range leases {
+		// Recover closes the ports of those that are going, before a pod can take them.
+		l.retired = l.Stage == removing
 		b.leases[id] = l
 		b.takeLocked(l.IPs)
 		if l.Stage == removing {
@@ -251,9 +253,10 @@ func (b *bridge) Teardown(ctx context.Context, p Pod) error {
 	}
 	defer release()
 	l, ok := b.lease(p.ID)
-	if !ok || l.Stage == removing {
+	if !ok || l.retired {
 		return nil
 	}
+	// A lease that is removing but not retired is one whose Teardown failed half way.
 	if err := b.retire(ctx, l); err != nil {
 		return fmt.Errorf("network of pod %s: %w", p.ID, err)
 	}
@@ -273,10 +276,15 @@ func (b *bridge) retire(ctx context.Context, l lease) error {
 	if err := b.fw.removePorts(l.entries()); err != nil {
 		return err
 	}
+	if err := fault.At(ctx, "network.teardown.unmapped"); err != nil {
+		return err
+	}
 	b.mu.Lock()
+	defer b.mu.Unlock()
 	b.ports.release(l.PodID, l.Ports)
-	b.mu.Unlock()
-	return fault.At(ctx, "network.teardown.unmapped")
+	l.retired = true
+	b.leases[l.PodID] = l
+	return nil
 }
 
 // undo takes down at once what there is of a lease. The caller holds the pod.

@@ -15,6 +15,10 @@ type lease struct {
 	Link      string       `json:"link"`
 	IPs       []netip.Addr `json:"ips"`
 	Ports     []hostPort   `json:"ports,omitempty"`
+
+	// retired says, in memory, that the host ports are closed: from then on they may
+	// be another pod's and must not be closed again.
+	retired bool
 }
 
 func (l lease) entries() []portEntry {
