@@ -84,17 +84,54 @@ func TestCallsJoin(t *testing.T) {
 	b.nothingLeft()
 }
 
+// A call whose answer was lost, even to a restart, is made again and gets the first one's result.
+func TestRepeatedCallGetsTheFirstResult(t *testing.T) {
+	b := newBench(t)
+	m, _ := b.manager()
+	ctx := t.Context()
+	podID := must[string](t)(m.Run(ctx, podConfig("p")))
+	id := must[string](t)(m.Create(ctx, podID, containerConfig("run")))
+	again := func(m *Manager) {
+		t.Helper()
+		if got, err := m.Run(ctx, podConfig("p")); err != nil || got != podID {
+			t.Errorf("Run again: %q, %v; want %q", got, err, podID)
+		}
+		if got, err := m.Create(ctx, podID, containerConfig("run")); err != nil || got != id {
+			t.Errorf("Create again: %q, %v; want %q", got, err, id)
+		}
+	}
+	again(m)
+	ok(t, m.Close())
+	m, _ = b.manager()
+	again(m)
+	ok(t, m.StartContainer(ctx, id))
+	if _, err := m.Create(ctx, podID, containerConfig("run")); !errors.Is(err, ErrExists) {
+		t.Errorf("Create of a started container: %v", err)
+	}
+	ok(t, m.Stop(ctx, podID))
+	if _, err := m.Run(ctx, podConfig("p")); !errors.Is(err, ErrExists) {
+		t.Errorf("Run of a stopped pod: %v", err)
+	}
+	ok(t, m.Remove(ctx, podID))
+	idle(t, m)
+	b.nothingLeft()
+}
+
 // An identity is one pod's until that is removed.
 func TestIdentityIsTaken(t *testing.T) {
 	b := newBench(t)
 	m, _ := b.manager()
 	ctx := t.Context()
 	podID := must[string](t)(m.Run(ctx, podConfig("p")))
-	if _, err := m.Run(ctx, podConfig("p")); !errors.Is(err, ErrExists) {
+	other := podConfig("p")
+	other.Hostname = "other"
+	if _, err := m.Run(ctx, other); !errors.Is(err, ErrExists) {
 		t.Errorf("second pod: %v", err)
 	}
 	id := must[string](t)(m.Create(ctx, podID, containerConfig("run")))
-	if _, err := m.Create(ctx, podID, containerConfig("run")); !errors.Is(err, ErrExists) {
+	different := containerConfig("run")
+	different.WorkingDir = "/tmp"
+	if _, err := m.Create(ctx, podID, different); !errors.Is(err, ErrExists) {
 		t.Errorf("second container: %v", err)
 	}
 	ok(t, m.RemoveContainer(ctx, id))

@@ -72,7 +72,10 @@ func (m *Manager) create(ctx context.Context, p *entry[podRecord], c ContainerCo
 	rec.StopSignal = int(sig)
 	e := newEntry(id, m.containerDir(), rec)
 	if holder, ok := m.containers.add(containerIdentity(p.id, &c), e); !ok {
-		return "", fail(ErrExists, "container %s of the pod has this name and attempt", holder)
+		if m.repeatedCreate(holder, &c) {
+			return holder, nil
+		}
+		return "", fail(ErrExists, "container %s of the pod has this name and attempt; remove it or raise the attempt", holder)
 	}
 	if err := e.turn.take(ctx); err != nil {
 		return "", err // cannot happen: nobody else knows the id

@@ -15,8 +15,8 @@ import (
 )
 
 // Run makes a pod and returns its id when it is ready. On error nothing of it is left
-// behind. A call with the identity of one under way joins it; ErrExists if a pod with
-// the identity is there. The work goes on when ctx ends, at most two minutes.
+// behind. A call with the identity of one under way joins it, and one that repeats the
+// call that made a ready pod gets that pod; ErrExists if another pod has the identity. The work goes on when ctx ends, at most two minutes.
 func (m *Manager) Run(ctx context.Context, c Config) (podID string, err error) {
 	if err := c.validate(&m.opts); err != nil {
 		return "", during("run pod", c.String(), err)
@@ -35,7 +35,10 @@ func (m *Manager) run(ctx context.Context, c Config) (string, error) {
 	id := newID()
 	e := newEntry(id, m.podDir(), podRecord{ID: id, Phase: podMaking, Config: c, CreatedAt: time.Now()})
 	if holder, ok := m.pods.add(c.identity(), e); !ok {
-		return "", fail(ErrExists, "pod %s has this name, namespace, uid and attempt", holder)
+		if m.repeatedRun(holder, &c) {
+			return holder, nil
+		}
+		return "", fail(ErrExists, "pod %s has this name, namespace, uid and attempt; remove it or raise the attempt", holder)
 	}
 	if err := e.turn.take(ctx); err != nil {
 		return "", err // cannot happen: nobody else knows the id

@@ -1,0 +1,36 @@
+package pod
+
+import (
+	"bytes"
+	"encoding/json"
+)
+
+// A caller that got no answer (its deadline passed, the daemon was killed) calls again
+// with the same words. If the first call succeeded meanwhile, the second gets its
+// result: a pod that is ready, or a container that nobody can have started yet, made
+// from the very same configuration. Anything else with the identity is ErrExists.
+
+func (m *Manager) repeatedRun(holder string, c *Config) bool {
+	e := m.pods.exact(holder)
+	if e == nil {
+		return false
+	}
+	r := e.get()
+	return r.Phase == podReady && sameConfig(&r.Config, c)
+}
+
+func (m *Manager) repeatedCreate(holder string, c *ContainerConfig) bool {
+	e := m.containers.exact(holder)
+	if e == nil {
+		return false
+	}
+	r := e.get()
+	return r.Phase == containerCreated && sameConfig(&r.Config, c)
+}
+
+// sameConfig compares as records do, so that it holds across a restart of the daemon.
+func sameConfig[T any](a, b *T) bool {
+	x, xerr := json.Marshal(a)
+	y, yerr := json.Marshal(b)
+	return xerr == nil && yerr == nil && bytes.Equal(x, y)
+}
