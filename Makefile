@@ -32,7 +32,7 @@ UNITTAGS := seccomp,no_grpc
 
 # Packages whose tests run under the race detector too: those that are about
 # concurrency and finish quickly.
-RACE     := ./pod/... ./shim/client/... ./image/... ./internal/join/...
+RACE     := ./pod/... ./shim/client/... ./image/... ./network/... ./snapshot/... ./cri/... ./internal/join/...
 
 export CORACLE_BIN := $(BINDIR)
 

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/coracle-project/coracle/runtime"
@@ -56,6 +57,7 @@ func (s *Service) adopt(ctx context.Context, id string) {
 		c.engine = nil
 		log.Warn("the engine has lost the container", "error", err)
 	}
+	c.adoptPhase(ctx)
 	c.adoptStdio(held)
 	held.close() // what was not taken
 	if c.init.exitState() == nil {
@@ -67,7 +69,18 @@ func (s *Service) adopt(ctx context.Context, id string) {
 	c.adoptExecs()
 	s.add(c)
 	c.holdFiles()
-	log.Info("container adopted", "pid", c.init.pid, "phase", rec.Phase)
+	log.Info("container adopted", "pid", c.init.pid, "phase", c.record().Phase)
+}
+
+// adoptPhase finds out what the record cannot know: the shim may have been killed
+// between letting init go and writing that down.
+func (c *container) adoptPhase(ctx context.Context) {
+	if c.engine == nil || c.rec.Phase != phaseCreated {
+		return
+	}
+	if st, err := c.engine.State(ctx); err == nil && st.Status == specs.StateRunning {
+		c.rec.Phase = phaseRunning
+	}
 }
 
 func (c *container) adoptStdio(held named) {
@@ -130,6 +143,6 @@ func (s *Service) rollBack(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	s.hold.drop("c/" + id)
+	s.dropHeld(id)
 	return os.RemoveAll(s.dirOf(id))
 }

@@ -108,6 +108,7 @@ func (s *Service) create(ctx context.Context, rec record, opts runtime.CreateOpt
 	if err := fault.At(ctx, "shim.create.launched"); err != nil {
 		return nil, fmt.Errorf("create container %s: %w", c.id, err)
 	}
+	holder := s.hold.keeper()
 	c.holdFiles()
 	if err := c.update(func(r *record) { r.Phase, r.Process = phaseCreated, c.init.record() }); err != nil {
 		return nil, fmt.Errorf("create container %s: %w", c.id, err)
@@ -115,6 +116,9 @@ func (s *Service) create(ctx context.Context, rec record, opts runtime.CreateOpt
 	c.stdio.run()
 	go c.awaitExit()
 	s.add(c)
+	if s.hold.keeper() != holder {
+		c.holdFiles() // holdAll may have gone by before we were there to be seen
+	}
 	return c, nil
 }
 
@@ -157,7 +161,7 @@ func (c *container) undoCreate(log *logFile) {
 		_, _ = c.init.wait() // reaps it
 		c.init.close()
 	}
-	c.s.hold.drop("c/" + c.id)
+	c.s.dropHeld(c.id)
 	if log != nil {
 		if m, err := markOf(log.file()); err == nil && m.offset == 0 {
 			os.Remove(log.path)
@@ -277,7 +281,7 @@ func (c *container) delete(ctx context.Context) error {
 		e.remove(ctx)
 	}
 	c.close()
-	c.s.hold.drop("c/" + c.id)
+	c.s.dropHeld(c.id)
 	if err := os.RemoveAll(c.dir); err != nil {
 		return fmt.Errorf("delete container %s: %w", c.id, err)
 	}
@@ -310,6 +314,12 @@ func (c *container) holdLocked(files named) {
 		files["pid"] = c.init.pidfd
 	}
 	c.s.hold.put("c/"+c.id, files)
+}
+
+// dropHeld drops all that the keeper has of a container, execs that were cut short too.
+func (s *Service) dropHeld(id string) {
+	s.hold.drop("c/" + id)
+	s.hold.dropAll("x/" + id + "/")
 }
 
 // update changes the record, in memory and on disk.

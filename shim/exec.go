@@ -103,8 +103,14 @@ func (e *execution) start(ctx context.Context) (pid int, err error) {
 			return 0, err
 		}
 		child.Console = child.console.EngineEnd()
-	} else if child.Stdio, e.stdin, err = callerEnds(e.rec.Stdin, e.rec.Stdout, e.rec.Stderr); err != nil {
-		return 0, fmt.Errorf("%w: %w", errInvalid, err)
+	} else {
+		var in *os.File
+		if child.Stdio, in, err = callerEnds(e.rec.Stdin, e.rec.Stdout, e.rec.Stderr); err != nil {
+			return 0, fmt.Errorf("%w: %w", errInvalid, err)
+		}
+		e.mu.Lock()
+		e.stdin = in
+		e.mu.Unlock()
 	}
 	engine, err := e.c.alive()
 	if err != nil {
@@ -174,6 +180,8 @@ func (e *execution) persist() error {
 }
 
 func (e *execution) holdFiles() {
+	e.c.holding.Lock() // or what is older may be put there last
+	defer e.c.holding.Unlock()
 	e.mu.Lock()
 	files := named{"tty": e.tty, stdinName: e.stdin}
 	if e.proc != nil {

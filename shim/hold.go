@@ -52,7 +52,7 @@ func (h *hold) keeper() *keeper.Keeper {
 // put there when it is back.
 func (h *hold) put(key string, files named) {
 	k := h.keeper()
-	if k == nil || len(files) == 0 {
+	if k == nil {
 		return
 	}
 	names, list := make([]string, 0, len(files)), make([]*os.File, 0, len(files))
@@ -61,7 +61,12 @@ func (h *hold) put(key string, files named) {
 			names, list = append(names, n), append(list, f)
 		}
 	}
-	if err := k.Put(key, strings.Join(names, " "), list...); err != nil && !errors.Is(err, keeper.ErrGone) {
+	if len(list) == 0 {
+		h.drop(key)
+		return
+	}
+	if err := k.Put(key, strings.Join(names, " "), list...); err != nil &&
+		!errors.Is(err, keeper.ErrGone) && !errors.Is(err, os.ErrClosed) { // the container is being deleted
 		h.log.Error("keeper refused descriptors", "key", key, "error", err)
 	}
 }
@@ -88,6 +93,13 @@ func (h *hold) get(key string) named {
 func (h *hold) drop(key string) {
 	if k := h.keeper(); k != nil {
 		_ = k.Del(key) // a keeper that is gone holds nothing
+	}
+}
+
+// dropAll drops what is held under all keys that begin with prefix.
+func (h *hold) dropAll(prefix string) {
+	if k := h.keeper(); k != nil {
+		_ = k.DelPrefix(prefix)
 	}
 }
 

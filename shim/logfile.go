@@ -59,9 +59,12 @@ func openLogFile(path string) (*os.File, error) {
 
 // append writes records all or not at all. Before the write, mark tells where it
 // will begin; whoever finds that mark after a crash undoes the write with rollback.
-func (l *logFile) append(records []byte, mark func(logMark) error) error {
+// done withdraws the mark, written or not, before the other stream can write: a
+// rollback would cut off what came after, too.
+func (l *logFile) append(records []byte, mark func(logMark) error, done func()) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	defer done()
 	m, err := markOf(l.f)
 	if err != nil {
 		return fmt.Errorf("write log: %w", err)

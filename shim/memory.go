@@ -1,6 +1,7 @@
 package shim
 
 import (
+	"runtime"
 	"runtime/debug"
 	"sync"
 	"time"
@@ -15,6 +16,12 @@ type memory struct {
 	ended bool
 }
 
+// giveBack collects twice, because a sync.Pool keeps its buffers over one collection.
+func giveBack() {
+	runtime.GC()
+	debug.FreeOSMemory()
+}
+
 const memoryDelay = 2 * time.Second
 
 // busy says that something happens now.
@@ -26,7 +33,7 @@ func (m *memory) busy() {
 	case m.ended, now.Sub(m.last) < memoryDelay/2:
 		return
 	case m.timer == nil:
-		m.timer = time.AfterFunc(memoryDelay, debug.FreeOSMemory)
+		m.timer = time.AfterFunc(memoryDelay, giveBack)
 	default:
 		m.timer.Reset(memoryDelay)
 	}

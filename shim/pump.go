@@ -75,16 +75,37 @@ func (p *pump) run() {
 	if err != nil {
 		return
 	}
-	_ = rc.Read(func(uintptr) bool {
-		for {
-			// The lock is free between two chunks, for drain.
-			n, ended := p.carry(chunkSize)
-			if n == 0 || ended {
-				return ended
-			}
-			p.busy()
+	// Bytes are moved on a stack of their own: one that has grown for that would never
+	// shrink to what waiting needs.
+	ended := make(chan bool)
+	work := func() { ended <- p.carryAll() }
+	first := true // the pipe may have something even if the terminal has not
+	_ = rc.Read(func(fd uintptr) bool {
+		if !first && !readable(fd) {
+			return false
 		}
+		first = false
+		go work()
+		return <-ended
 	})
+}
+
+func readable(fd uintptr) bool {
+	p := [1]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+	n, err := unix.Poll(p[:], 0)
+	return n > 0 || err != nil
+}
+
+// carryAll moves bytes until there are none. ended: none will come.
+func (p *pump) carryAll() (ended bool) {
+	for {
+		// The lock is free between two chunks, for drain.
+		n, ended := p.carry(chunkSize)
+		if n == 0 || ended {
+			return ended
+		}
+		p.busy()
+	}
 }
 
 // drain carries what is there now, at most drainLimit bytes, and the unfinished
@@ -143,9 +164,9 @@ func (p *pump) fromTerminal(b *pumpBuffers) (ended bool) {
 			}
 		})
 	})
-	// EIO: no process has the other side open. Another one may open it again (a new
-	// session in the container), but nobody waits for that after init's exit.
-	return n <= 0 && err != nil && !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR)
+	// EIO: no process has the other side open. While init lives it may open /dev/console
+	// again; that wakes the poller.
+	return n <= 0 && err != nil && !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.EIO)
 }
 
 // fill moves what the pipe has into the stage, and shows it to those attached.
@@ -157,7 +178,7 @@ func (p *pump) fill(b *pumpBuffers) (n int, err error) {
 		withFD(p.pipe, func(fd int) { n, err = unix.Read(fd, b.chunk[:]) })
 		if n > 0 {
 			p.out.write(p.stream, b.chunk[:n])
-			p.append(b, b.chunk[:n], flushRest, func(logMark) error { return nil })
+			p.append(b, b.chunk[:n], flushRest, func(logMark) error { return nil }, func(int) {})
 		}
 		return max(n, 0), err
 	}
@@ -190,19 +211,22 @@ func (p *pump) write(b *pumpBuffers, r rest) {
 		if p.stage.full() && p.stage.end-p.stage.start <= maxLogLine {
 			last = flushRest
 		}
-		used := p.append(b, data, last, func(m logMark) error { return p.stage.mark(stageWriting, p.stage.start, m) })
+		used := p.append(b, data, last,
+			func(m logMark) error { return p.stage.mark(stageWriting, p.stage.start, m) },
+			func(n int) { err = p.stage.done(n) })
 		if used == 0 {
 			return // an unfinished line waits for its end
 		}
-		if err := p.stage.done(used); err != nil {
+		if err != nil {
 			p.slog.Error("cannot mark output as logged", "stream", p.stream, "error", err)
 			return
 		}
 	}
 }
 
-// append writes data to the log and returns how many bytes of it are dealt with.
-func (p *pump) append(b *pumpBuffers, data []byte, r rest, mark func(logMark) error) int {
+// append writes data to the log and returns how many bytes of it are dealt with; done
+// is told as many, unless there are none.
+func (p *pump) append(b *pumpBuffers, data []byte, r rest, mark func(logMark) error, done func(int)) int {
 	if p.log == nil {
 		return len(data)
 	}
@@ -216,7 +240,7 @@ func (p *pump) append(b *pumpBuffers, data []byte, r rest, mark func(logMark) er
 	if used == 0 {
 		return 0
 	}
-	if err := p.log.append(records, mark); err != nil {
+	if err := p.log.append(records, mark, func() { done(used) }); err != nil {
 		// The container must go on when the disk is full; say once what happened.
 		if p.lost == 0 {
 			p.slog.Error("container output is lost", "stream", p.stream, "error", err)

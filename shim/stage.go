@@ -65,6 +65,7 @@ func (s *stage) recover(log *logFile) error {
 	if n < stageHeader || binary.NativeEndian.Uint64(h[0:]) != stageMagic {
 		return nil // never used
 	}
+	s.headed = true // or the next fill would write the header anew, with bytes before start that are logged
 	state := stageState(binary.NativeEndian.Uint64(h[8:]))
 	s.start = int64(binary.NativeEndian.Uint64(h[16:]))
 	s.end = st.Size()

@@ -3,6 +3,7 @@ package shim
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -143,7 +144,11 @@ func (s *Service) Kill(ctx context.Context, r *task.KillRequest) (*emptypb.Empty
 		return &emptypb.Empty{}, nil
 	}
 	if err := p.signal(sig); err != nil {
-		return nil, fmt.Errorf("kill container %s: %w: %w", c.id, runtime.ErrNotFound, err)
+		kind := runtime.ErrNotFound
+		if errors.Is(err, unix.EINVAL) {
+			kind = errInvalid // no such signal
+		}
+		return nil, fmt.Errorf("kill container %s: %w: %w", c.id, kind, err)
 	}
 	if sig == unix.SIGKILL && c.isPaused() {
 		// A frozen process does not die before it is thawed (cgroup v1).

@@ -19,9 +19,9 @@ func TestCostOfAContainer(t *testing.T) {
 			r.run(r.request("sleep 1000"))
 		}
 	}
-	run(3) // whatever is made once
+	run(10) // whatever is made once: pools, caches, metadata of the heap
 	before := r.settledPSS()
-	const n = 15
+	const n = 30
 	run(n)
 	after := r.settledPSS()
 	per := (after - before) / n

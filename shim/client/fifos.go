@@ -140,17 +140,22 @@ type onlyWriter struct{ io.Writer }
 
 var copyBuffers = sync.Pool{New: func() any { b := make([]byte, 32<<10); return &b }}
 
-// copy ends with the pipe, when the deadline is set by finish and the pipe is empty, or
-// when the Writer fails: then the process gets SIGPIPE.
+// copy ends with the pipe, when the deadline is set by finish and what the pipe had then
+// is copied, or when the Writer fails: then the process gets SIGPIPE.
 func (o *output) copy() {
 	defer close(o.done)
 	defer o.f.Close()
 	b := copyBuffers.Get().(*[]byte)
 	defer copyBuffers.Put(b)
-	for {
+	left := -1 // bytes to copy after the deadline: children may write for ever
+	for left != 0 {
 		n, err := o.f.Read(*b)
 		if errors.Is(err, os.ErrDeadlineExceeded) {
-			n, err = readNow(o.f, *b)
+			if left < 0 {
+				left = available(o.f)
+			}
+			n, err = readNow(o.f, (*b)[:min(left, len(*b))])
+			left -= n
 		}
 		if n > 0 {
 			if _, werr := o.to.Write((*b)[:n]); werr != nil {
@@ -161,6 +166,19 @@ func (o *output) copy() {
 			return
 		}
 	}
+}
+
+// available is how many bytes a pipe has now.
+func available(f *os.File) (n int) {
+	if rc, err := f.SyscallConn(); err == nil {
+		_ = rc.Control(func(fd uintptr) {
+			n, err = unix.IoctlGetInt(int(fd), unix.TIOCINQ) // FIONREAD
+			if err != nil {
+				n = 0
+			}
+		})
+	}
+	return n
 }
 
 // readNow reads what is there, without regard to deadlines.

@@ -12,6 +12,7 @@ func TestOOM(t *testing.T) {
 	r := newRig(t)
 	req := r.request("")
 	spec := runtimetest.Spec(req.ID, "/bin/dd", "if=/dev/zero", "of=/dev/null", "bs=200M", "count=1")
+	spec.Linux.CgroupsPath = cgroupParent + "/" + req.ID
 	limit := int64(16 << 20)
 	spec.Linux.Resources.Memory = &specs.LinuxMemory{Limit: &limit}
 	r.writeSpec(req.Bundle, spec)

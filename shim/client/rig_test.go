@@ -55,11 +55,28 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		code = 1
 	}
-	if err := os.RemoveAll(dir); err != nil {
+	if err := errors.Join(os.RemoveAll(dir), removeCgroups()); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		code = 1
 	}
 	os.Exit(code)
+}
+
+// cgroupParent is the parent of this run's cgroups: other packages' tests run beside it.
+var cgroupParent = fmt.Sprintf("/coracle-shimtest-%d", os.Getpid())
+
+// removeCgroups removes cgroupParent, which must be empty, from all hierarchies.
+func removeCgroups() error {
+	var errs []error
+	for _, pattern := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/*"} {
+		dirs, _ := filepath.Glob(pattern + cgroupParent) // the pattern is valid
+		for _, dir := range dirs {
+			if err := os.Remove(dir); err != nil && !errors.Is(err, os.ErrNotExist) { // v1 has the same under two names
+				errs = append(errs, err)
+			}
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // rig is a keeper, a shim and a client of a test's own.
@@ -132,8 +149,31 @@ func (r *rig) disconnect() {
 	r.reader.Wait()
 }
 
+// killLeft kills what a test that failed may have left running.
+func (r *rig) killLeft() {
+	k, err := keeper.Dial(r.dir)
+	if err != nil {
+		return // as it should be
+	}
+	defer k.Close()
+	self := r.keeperPID()
+	programs, _ := filepath.Glob(filepath.Join(r.dir, "pods", "*"))
+	for _, p := range append(programs, "node", "daemon") {
+		name := "shim/" + filepath.Base(p)
+		if p == "daemon" {
+			name = p
+		}
+		pid, err := k.Who(name)
+		if err == nil && k.Forget(name) == nil && pid > 0 {
+			r.Logf("%s %d is killed: %v", name, pid, unix.Kill(pid, unix.SIGKILL))
+		}
+	}
+	r.Logf("keeper %d is killed: %v", self, unix.Kill(self, unix.SIGKILL))
+}
+
 // end deletes all containers, and sees that nothing is left.
 func (r *rig) end() {
+	defer r.killLeft()
 	ctx := r.ctx()
 	pods, err := r.c.List(ctx)
 	if err != nil {
@@ -178,6 +218,7 @@ func (r *rig) request(script string) client.CreateRequest {
 		r.Fatal(err)
 	}
 	spec := runtimetest.Spec(id, "/bin/sh", "-c", script)
+	spec.Linux.CgroupsPath = cgroupParent + "/" + id
 	r.writeSpec(bundle, spec)
 	logs := filepath.Join(r.bundles, "logs")
 	if err := os.MkdirAll(logs, 0o755); err != nil {

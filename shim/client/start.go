@@ -54,8 +54,9 @@ func New(cfg Config) (*Client, error) {
 }
 
 // Start connects to (or starts) the keeper and the shims of all pods that have records
-// in StateDir, and returns when each has answered.
-func (c *Client) Start(ctx context.Context) error {
+// in StateDir, and returns when each has answered. If it fails, a keeper that it started
+// for nobody ends again.
+func (c *Client) Start(ctx context.Context) (err error) {
 	for _, dir := range []string{c.cfg.StateDir, filepath.Join(c.cfg.StateDir, "pods")} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return fmt.Errorf("start shim client: %w", err)
@@ -71,7 +72,13 @@ func (c *Client) Start(ctx context.Context) error {
 	if err := os.Mkdir(c.execDir(), 0o700); err != nil {
 		return fmt.Errorf("start shim client: %w", err)
 	}
-	if err := c.connectKeeper(); err != nil {
+	spawned, err := c.connectKeeper()
+	defer func() {
+		if err != nil && spawned {
+			c.abandon(ctx)
+		}
+	}()
+	if err != nil {
 		return fmt.Errorf("start shim client: %w", err)
 	}
 	names, err := c.known()
@@ -94,6 +101,29 @@ func (c *Client) Start(ctx context.Context) error {
 	}
 	_, err = c.List(ctx)
 	return err
+}
+
+// abandon ends the keeper, and the shims that it has started, unless there are
+// containers.
+func (c *Client) abandon(ctx context.Context) {
+	for _, pattern := range []string{"node/c/*", "pods/*/c/*"} {
+		if found, err := filepath.Glob(filepath.Join(c.cfg.StateDir, pattern)); err != nil || len(found) > 0 {
+			return
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
+	defer cancel()
+	for _, l := range c.all() {
+		if err := c.stopShim(ctx, l); err != nil {
+			c.cfg.Log.Warn("shim is left", "error", err)
+		}
+	}
+	c.keeper.leave()
+	if k := c.keeper.get(); k != nil {
+		if err := k.Quit(); err != nil && !errors.Is(err, keeper.ErrGone) {
+			c.cfg.Log.Warn("keeper is left", "error", err)
+		}
+	}
 }
 
 // known are the names of the shims that must run.

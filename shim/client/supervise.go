@@ -65,29 +65,27 @@ func (l *keeperLink) close() {
 	}
 }
 
-// connectKeeper finds the keeper or starts one, and has it supervise the daemon.
-func (c *Client) connectKeeper() error {
+// connectKeeper finds the keeper or starts one (spawned), and has it supervise the daemon.
+func (c *Client) connectKeeper() (spawned bool, err error) {
 	k, err := keeper.Dial(c.cfg.StateDir)
 	if errors.Is(err, keeper.ErrGone) {
 		l, lerr := keeper.Listen(c.cfg.StateDir)
 		if lerr != nil {
-			return lerr
+			return false, lerr
 		}
 		err = keeper.Spawn(c.cfg.Binary, l)
 		l.Close()
 		if err != nil {
-			return err
+			return false, err
 		}
+		spawned = true
 		k, err = keeper.Dial(c.cfg.StateDir)
 	}
 	if err != nil {
-		return err
-	}
-	if err := c.superviseDaemon(k); err != nil {
-		return errors.Join(err, k.Close())
+		return spawned, err
 	}
 	c.keeper.set(k)
-	return nil
+	return spawned, c.superviseDaemon(k)
 }
 
 func (c *Client) superviseDaemon(k *keeper.Keeper) error {
@@ -116,7 +114,7 @@ func (c *Client) watchKeeper() {
 		if c.ctx.Err() != nil || !c.keeper.wanted() {
 			return
 		}
-		err := c.connectKeeper()
+		_, err := c.connectKeeper()
 		if err == nil {
 			pause = 0
 			c.cfg.Log.Warn("the keeper was gone; another one is there")
@@ -228,6 +226,14 @@ func shimEnv() []string {
 
 // endShim ends a shim without containers for good.
 func (c *Client) endShim(ctx context.Context, l *link) error {
+	if err := c.stopShim(ctx, l); err != nil {
+		return err
+	}
+	return os.RemoveAll(l.dir)
+}
+
+// stopShim ends a shim and its supervision.
+func (c *Client) stopShim(ctx context.Context, l *link) error {
 	k := c.keeper.get()
 	if k == nil {
 		return fmt.Errorf("end shim %s: %w", l.name, ErrUnavailable)
@@ -251,7 +257,7 @@ func (c *Client) endShim(ctx context.Context, l *link) error {
 			return fmt.Errorf("end shim %s: %w", l.name, err)
 		}
 	}
-	return os.RemoveAll(l.dir)
+	return nil
 }
 
 // endProcess asks a process to end and waits for it.

@@ -64,6 +64,8 @@ func (r *rig) waitGone(pid int) {
 // badBundle is a bundle whose program does not exist.
 func (r *rig) badBundle() string {
 	req := r.request("true")
-	r.writeSpec(req.Bundle, runtimetest.Spec(req.ID, "/no/such/program"))
+	spec := runtimetest.Spec(req.ID, "/no/such/program")
+	spec.Linux.CgroupsPath = cgroupParent + "/" + req.ID
+	r.writeSpec(req.Bundle, spec)
 	return req.Bundle
 }

@@ -227,9 +227,12 @@ func (k *Keeper) Who(name string) (int, error) {
 	return int(pid), err
 }
 
-// Quit ends the keeper, which drops all it holds.
+// Quit ends the keeper, which drops all it holds, and returns when it is gone.
 func (k *Keeper) Quit() error {
 	_, _, _, err := k.call(request{op: opQuit, strings: []string{""}})
+	if err == nil {
+		k.Watch()
+	}
 	return err
 }
 
@@ -342,7 +345,7 @@ func borrow(f *os.File) (fd int, release func(), err error) {
 		return -1, nil, err
 	}
 	if cerr := rc.Control(func(p uintptr) { fd, err = unix.FcntlInt(p, unix.F_DUPFD_CLOEXEC, 3) }); cerr != nil {
-		return -1, nil, cerr
+		return -1, nil, os.ErrClosed // it has no other cause
 	}
 	if err != nil {
 		return -1, nil, err

@@ -430,6 +430,7 @@ static uint32_t handle(int conn, uint32_t len, const int *fd, uint32_t nfd)
 			err = -ENOENT;
 		break;
 	case KEEPER_QUIT:
+		close(3); // who has the answer connects to this keeper no more
 		reply(conn, 0, 0, 0, NULL, 0);
 		_exit(0);
 	default:
@@ -448,7 +449,7 @@ static void receive(int conn)
 	if (len < 0 && (errno == EAGAIN || errno == EINTR))
 		return;
 	if (len <= 0) { // an empty packet counts as the end
-		close(conn);
+		unwatch_close(conn); // a child on its way to exec may have it open, too
 		return;
 	}
 	int fd[KEEPER_MAX_FDS];
