@@ -38,7 +38,7 @@ func (m *Manager) specInput(ctx context.Context, p *entry[podRecord], e *entry[c
 		},
 		MaskedPaths: sec.MaskedPaths, ReadonlyPaths: sec.ReadonlyPaths,
 		Resources:   c.Resources.on(limitsOfHost()),
-		CgroupsPath: m.cgroupsPath(pc, e.id), CgroupV2: cgroupV2(),
+		CgroupsPath: m.cgroupsPath(pc, e.id),
 	}
 	if len(in.Args) == 0 {
 		return in, fail(ErrInvalid, "neither the container nor image %s says what to run", c.Image)

@@ -62,16 +62,26 @@ func canLowerOOM() bool {
 	return os.WriteFile(file, before, 0) == nil
 }
 
-// conflist is the same for all peers: a bridge, and addresses handed out per node.
-const conflist = `
-{ "cniVersion": "1.0.0", "name": "{{.Bridge}}", "plugins": [
-  { "type": "bridge", "bridge": "{{.Bridge}}", "isGateway": true, "ipMasq": false,
+// The peers' networks can what Coracle's built-in one can, so that like is compared
+// with like: a bridge, addresses handed out per node, masquerading, host ports.
+// containerd leaves host ports to the portmap plugin, as the configuration that its
+// documentation installs does; CRI-O maps them itself.
+const (
+	bridgePlugin = `
+  { "type": "bridge", "bridge": "{{.Bridge}}", "isGateway": true, "ipMasq": true, "ipMasqBackend": "nftables",
     "ipam": { "type": "host-local", "dataDir": "{{.Dir}}/ipam",
-              "ranges": [[{"subnet": "{{.Subnet}}"}]], "routes": [{"dst": "0.0.0.0/0"}] } } ] }
+              "ranges": [[{"subnet": "{{.Subnet}}"}]], "routes": [{"dst": "0.0.0.0/0"}] } }`
+	conflist = `
+{ "cniVersion": "1.0.0", "name": "{{.Bridge}}", "plugins": [` + bridgePlugin + ` ] }
 `
+	portmapConflist = `
+{ "cniVersion": "1.0.0", "name": "{{.Bridge}}", "plugins": [` + bridgePlugin + `,
+  { "type": "portmap", "backend": "nftables", "capabilities": {"portMappings": true} } ] }
+`
+)
 
 var containerdFiles = peerFiles{
-	"cni/10-bench.conflist": conflist,
+	"cni/10-bench.conflist": portmapConflist,
 	"certs.d/_default/hosts.toml": `
 server = "http://{{.Registry}}"
 [host."http://{{.Registry}}"]

@@ -104,8 +104,9 @@ that is.
 	fmt.Fprintf(&b, `
 ## What is measured
 
-- The payload is a static program that waits for SIGTERM, in a pod of one container with %s, on a bridge network with addresses handed out per node:
-  Coracle's built-in one, the reference bridge and host-local CNI plugins for the peers.
+- The payload is a static program that waits for SIGTERM, in a pod of one container with %s, on a bridge network with addresses handed out
+  per node, masquerading and host ports (the pods publish none): Coracle's built-in one; for the peers the reference CNI
+  plugins bridge and host-local with their nftables backends, and portmap for containerd (CRI-O maps host ports itself).
 - Pod start: from the call of RunPodSandbox until StartContainer has returned. Stop + remove: StopContainer,
   RemoveContainer, StopPodSandbox, RemovePodSandbox. %d pods per runtime in %d rounds.
 - Memory: PSS of all processes in a process namespace that holds one runtime, less the payload, at %d pods

@@ -56,7 +56,6 @@ type Input struct {
 
 	Resources   Resources
 	CgroupsPath string
-	CgroupV2    bool
 }
 
 // Identity is who the container is, for annotations.
@@ -103,7 +102,7 @@ func Container(in Input) (*specs.Spec, error) {
 		Mounts:      mounts(in),
 		Annotations: in.Identity.annotations("container"),
 		Linux: &specs.Linux{
-			Namespaces:  in.Namespaces.list(in.CgroupV2 && !in.Privileged),
+			Namespaces:  in.Namespaces.list(!in.Privileged),
 			CgroupsPath: in.CgroupsPath,
 			Resources:   in.Resources.linux(),
 			MountLabel:  in.MountLabel,

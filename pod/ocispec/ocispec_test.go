@@ -38,10 +38,9 @@ func TestGolden(t *testing.T) {
 		Permissions: "rw",
 	}
 	for name, change := range map[string]func(in *Input){
-		"plain":     func(*Input) {},
-		"cgroup-v2": func(in *Input) { in.CgroupV2 = true },
+		"plain": func(*Input) {},
 		"privileged": func(in *Input) {
-			in.Privileged, in.AllDevices, in.CgroupV2 = true, true, true
+			in.Privileged, in.AllDevices = true, true
 			in.Devices = []Device{null}
 			in.Seccomp.Default = true
 			in.Capabilities.Available = []string{"CAP_CHOWN", "CAP_SYS_ADMIN"}
