@@ -70,10 +70,7 @@ func cleanUp(t testing.TB, root, id string) {
 	if len(left) > 0 {
 		t.Errorf("the script left cgroups %v", left)
 	}
-	parents, _ := filepath.Glob("/sys/fs/cgroup/*" + runtimetest.CgroupParent)
-	for _, p := range parents {
-		_ = os.Remove(p) // succeeds when it is empty
-	}
+	runtimetest.RemoveCgroupParent()
 }
 
 // writeBundle is the command bundle [field=value...] -- args...: it writes

@@ -174,14 +174,22 @@ func (r *rig) checkLeaks() {
 			}
 			return nil
 		})
-		_ = os.Remove(filepath.Join(root, CgroupParent)) // succeeds when it is empty
 	}
+	RemoveCgroupParent()
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	r.must(err)
 	for _, dir := range []string{r.bundle, r.stateDir} {
 		if bytes.Contains(mounts, []byte(" "+dir)) {
 			r.Errorf("left a mount below %s:\n%s", dir, mounts)
 		}
+	}
+}
+
+// RemoveCgroupParent removes CgroupParent from all hierarchies if it is empty: other
+// packages' tests may be using it. Whoever makes cgroups there calls it at the end.
+func RemoveCgroupParent() {
+	for _, root := range cgroupRoots() {
+		_ = os.Remove(filepath.Join(root, CgroupParent))
 	}
 }
 
