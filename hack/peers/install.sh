@@ -86,7 +86,7 @@ crun_source() {
 }
 
 if wanted crun "$CRUN"; then
-  have=$(crun --version 2>/dev/null | sed -n '1s/.* //p')
+  have=$({ crun --version || true; } 2>/dev/null | sed -n '1s/.* //p') # often there is none
   if [[ -n $have && $(printf '%s\n' "$CRUN" "$have" | sort -V | head -n 1) == "$CRUN" ]]; then
     ln -sf "$(command -v crun)" "$out/bin/crun"
   else
