@@ -1,0 +1,156 @@
+// Package pki makes and renews the certificates and keys of a single-node cluster.
+//
+// All of them live in one directory. A certificate and its key are one PEM file, so that a pair is
+// replaced by one rename and is never half new: tls.LoadX509KeyPair and its like take the same
+// path for both. What a client must trust is ca.crt, a copy of the authority's certificate alone.
+//
+//	ca.pem                 the authority: signs everything below, and CSRs
+//	ca.crt                 its certificate, readable by all
+//	apiserver.pem          what the API server shows to clients
+//	kubelet-client.pem     what the API server shows to kubelets
+//	service-account.pem    the key that signs service account tokens
+//	admin.kubeconfig       a cluster administrator, with certificate and key inside
+//	node-NAME.pem, node-NAME-serving.pem, node-NAME.kubeconfig
+//
+// [Ensure] is called at each start and once a day. It keeps what is good and makes anew what is
+// missing, damaged, about to expire (30 days), not yet valid (the clock was ahead when it was
+// made), signed by another authority, or made for other hosts. A renewed authority keeps its key,
+// so that what it signed stays valid. Only a file that cannot be read or written is an error:
+// making a new key because of a wrong permission would lock out everything that trusts the old one.
+package pki
+
+import (
+	"crypto"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+const (
+	authorityLife   = 10 * 365 * 24 * time.Hour
+	certificateLife = 365 * 24 * time.Hour
+	// renewBefore is how long before its end a certificate is replaced.
+	renewBefore = 30 * 24 * time.Hour
+	// backdate lets certificates be used after the clock was set back a little.
+	backdate = 24 * time.Hour
+)
+
+// Bundle names the files of a cluster's credentials. Where a path stands for a pair, it is both the
+// certificate's and the key's.
+type Bundle struct {
+	Dir string
+	// CACert is the authority's certificate, which clients trust; CA is its certificate and key.
+	CACert, CA string
+	// Serving is the API server's serving pair.
+	Serving string
+	// KubeletClient is the pair with which the API server calls kubelets (logs, exec, ...).
+	KubeletClient string
+	// ServiceAccountKey signs and verifies service account tokens.
+	ServiceAccountKey string
+	// AdminKubeconfig is the administrator's kubeconfig (mode 0600).
+	AdminKubeconfig string
+
+	server string
+	issuer authority
+}
+
+// NodeFiles names the files of one node's credentials.
+type NodeFiles struct {
+	// Client and Serving are pairs; Kubeconfig holds Client inside.
+	Client, Serving, Kubeconfig string
+}
+
+// Ensure makes the credentials in dir good and returns their names. server is the URL that
+// kubeconfigs point to, hosts are the names and addresses under which the API server is called.
+func Ensure(dir, server string, hosts []string) (*Bundle, error) {
+	if len(hosts) == 0 {
+		return nil, errors.New("pki: no host name or address to make a serving certificate for")
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("pki: %w", err)
+	}
+	in := func(name string) string { return filepath.Join(dir, name) }
+	b := &Bundle{
+		Dir: dir, CACert: in("ca.crt"), CA: in("ca.pem"), Serving: in("apiserver.pem"), KubeletClient: in("kubelet-client.pem"),
+		ServiceAccountKey: in("service-account.pem"), AdminKubeconfig: in("admin.kubeconfig"), server: server,
+	}
+	var err error
+	if b.issuer, err = ensureAuthority(b.CA, time.Now()); err != nil {
+		return nil, err
+	}
+	if err := replace(b.CACert, encodeCertificate(b.issuer.cert.Raw), 0o644); err != nil {
+		return nil, err
+	}
+	if err := b.ensurePair(b.Serving, subject{name: "kube-apiserver", hosts: hosts}); err != nil {
+		return nil, err
+	}
+	// The group is upstream's for this certificate: kubelets ask the API server what it may do.
+	if err := b.ensurePair(b.KubeletClient, subject{name: "kube-apiserver-kubelet-client", groups: []string{"system:masters"}}); err != nil {
+		return nil, err
+	}
+	if err := ensureKey(b.ServiceAccountKey); err != nil {
+		return nil, err
+	}
+	return b, b.Kubeconfig(b.AdminKubeconfig, "kubernetes-admin", "system:masters")
+}
+
+// Node makes the credentials of the node called name, whose kubelet is reached under hosts.
+func (b *Bundle) Node(name string, hosts []string) (NodeFiles, error) {
+	files := NodeFiles{
+		Client:     filepath.Join(b.Dir, "node-"+name+".pem"),
+		Serving:    filepath.Join(b.Dir, "node-"+name+"-serving.pem"),
+		Kubeconfig: filepath.Join(b.Dir, "node-"+name+".kubeconfig"),
+	}
+	if filepath.Dir(files.Client) != filepath.Clean(b.Dir) {
+		return NodeFiles{}, fmt.Errorf("pki: %q is no node name", name)
+	}
+	user, group := "system:node:"+name, "system:nodes"
+	if err := b.ensurePair(files.Client, subject{name: user, groups: []string{group}}); err != nil {
+		return NodeFiles{}, err
+	}
+	if err := b.ensurePair(files.Serving, subject{name: user, groups: []string{group}, hosts: hosts}); err != nil {
+		return NodeFiles{}, err
+	}
+	return files, b.Kubeconfig(files.Kubeconfig, user, group)
+}
+
+// Authority returns the authority's certificate and key, for whoever signs CSRs.
+func (b *Bundle) Authority() (*x509.Certificate, crypto.Signer) { return b.issuer.cert, b.issuer.key }
+
+// read returns the content of the file at path, nil if there is none.
+func read(path string) ([]byte, error) {
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("pki: %w; it must be readable by the user that runs the cluster, or be removed to get a new one", err)
+	}
+	return data, nil
+}
+
+// replace gives the file at path this content and mode, in one step that survives a crash. A file
+// that is like that already is left alone.
+func replace(path string, data []byte, mode fs.FileMode) error {
+	if old, err := os.ReadFile(path); err == nil && string(old) == string(data) {
+		return os.Chmod(path, mode)
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), ".new-*")
+	if err != nil {
+		return fmt.Errorf("pki: %w", err)
+	}
+	defer os.Remove(f.Name())
+	_, err = f.Write(data)
+	err = errors.Join(err, f.Chmod(mode), f.Sync(), f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		return fmt.Errorf("pki: cannot write %s: %w", path, err)
+	}
+	return nil
+}
