@@ -1,0 +1,282 @@
+// Package apitest runs controllers against an API in memory, with time that stands still.
+//
+// [Run] starts a [Server], informers and controllers in a testing/synctest bubble and hands over
+// to the test's own function. In there nothing is ever polled: [Server.Settle] returns when every
+// goroutine waits for something that only the test can bring, and [Server.Pass] lets time pass.
+//
+// The server is client-go's object tracker with those parts of a real one's behaviour that
+// controllers rely on: names from generateName, UIDs, creation times, generations that count
+// changes of the spec, resource versions that rise with every write, conflicts, a status
+// subresource, finalizers, and graceful deletion of pods that are on a node. There is no garbage
+// collector. What a kubelet does is left to the test: see pods.go.
+package apitest
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"reflect"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/kubernetes/scheme"
+	ktesting "k8s.io/client-go/testing"
+
+	"github.com/coracle-project/coracle/cluster/client"
+	"github.com/coracle-project/coracle/cluster/controllers/frame"
+)
+
+// Server is an API in memory. Fields are to be set while all is settled.
+type Server struct {
+	Kube *fake.Clientset
+	// Refuse, if set, is asked before each write; what it returns is the request's answer.
+	Refuse func(verb, resource string, obj runtime.Object) error
+
+	tracker ktesting.ObjectTracker
+	react   ktesting.ReactionFunc
+	mu      sync.Mutex
+	version int64
+	serial  int
+	writes  map[string]int
+}
+
+// Run runs f beside the controllers that make returns.
+func Run(t *testing.T, make []func(*client.Set) *frame.Controller, f func(t *testing.T, s *Server)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		s := newServer()
+		ctx, stop := context.WithCancel(t.Context())
+		set := &client.Set{Kube: s.Kube, Informers: client.NewInformers(s.Kube)}
+		var running sync.WaitGroup
+		for _, build := range make {
+			c := build(set)
+			running.Go(func() { c.Run(ctx) })
+		}
+		set.Informers.Start(ctx.Done())
+		defer func() {
+			stop()
+			running.Wait()
+			set.Informers.Shutdown()
+		}()
+		s.Settle()
+		f(t, s)
+	})
+}
+
+// Settle returns once nothing more happens without time passing. Controllers that batch events for
+// some milliseconds, and first retries, are given a tenth of a second.
+func (s *Server) Settle() { s.Pass(100 * time.Millisecond) }
+
+// Pass lets d pass and whatever it brings happen.
+func (s *Server) Pass(d time.Duration) {
+	synctest.Wait()
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+// Writes returns how often each "verb resource" or "verb resource/subresource" was asked for since
+// it was last called, events left out.
+func (s *Server) Writes() map[string]int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w := maps.Clone(s.writes)
+	clear(s.writes)
+	return w
+}
+
+func newServer() *Server {
+	// Versions start far above those that the tracker gives lists by itself.
+	s := &Server{Kube: &fake.Clientset{}, version: 1000, writes: map[string]int{}}
+	s.tracker = ktesting.NewObjectTracker(scheme.Scheme, scheme.Codecs.UniversalDecoder())
+	s.react = ktesting.ObjectReaction(s.tracker)
+	s.Kube.AddReactor("*", "*", s.handle)
+	s.Kube.AddWatchReactor("*", func(action ktesting.Action) (bool, watch.Interface, error) {
+		var opts metav1.ListOptions
+		if a, ok := action.(ktesting.WatchActionImpl); ok {
+			opts = a.ListOptions
+		}
+		w, err := s.tracker.Watch(action.GetResource(), action.GetNamespace(), opts)
+		return true, w, err
+	})
+	return s
+}
+
+func (s *Server) handle(action ktesting.Action) (bool, runtime.Object, error) {
+	gvr, verb := action.GetResource(), action.GetVerb()
+	if verb == "get" || verb == "list" || gvr.Resource == "events" && verb == "patch" {
+		return s.react(action)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	name := gvr.Resource
+	if sub := action.GetSubresource(); sub != "" {
+		name += "/" + sub
+	}
+	if gvr.Resource != "events" {
+		s.writes[verb+" "+name]++
+	}
+	if s.Refuse != nil {
+		var obj runtime.Object
+		if w, ok := action.(interface{ GetObject() runtime.Object }); ok {
+			obj = w.GetObject()
+		}
+		if err := s.Refuse(verb, name, obj); err != nil {
+			return true, nil, err
+		}
+	}
+	var obj runtime.Object
+	var err error
+	switch a := action.(type) {
+	case ktesting.CreateActionImpl:
+		obj, err = s.create(a)
+	case ktesting.UpdateActionImpl:
+		obj, err = s.update(gvr, a.GetObject().DeepCopyObject(), a.GetSubresource())
+	case ktesting.PatchActionImpl:
+		obj, err = s.patch(a)
+	case ktesting.DeleteActionImpl:
+		err = s.delete(gvr, a.GetNamespace(), a.GetName(), a.DeleteOptions)
+	default:
+		err = fmt.Errorf("apitest: no %s", verb)
+	}
+	return true, obj, err
+}
+
+func (s *Server) next() string {
+	s.version++
+	return fmt.Sprint(s.version)
+}
+
+func (s *Server) create(a ktesting.CreateActionImpl) (runtime.Object, error) {
+	obj := a.GetObject().DeepCopyObject()
+	m, err := meta.Accessor(obj)
+	if err != nil {
+		return nil, err
+	}
+	s.serial++
+	if m.GetName() == "" {
+		m.SetName(fmt.Sprintf("%s%05d", m.GetGenerateName(), s.serial))
+	}
+	if m.GetUID() == "" {
+		m.SetUID(types.UID(fmt.Sprintf("uid-%05d", s.serial)))
+	}
+	if m.GetCreationTimestamp().Time.IsZero() {
+		m.SetCreationTimestamp(metav1.Now())
+	}
+	if m.GetNamespace() == "" {
+		m.SetNamespace(a.GetNamespace())
+	}
+	m.SetGeneration(1)
+	m.SetResourceVersion(s.next())
+	if err := s.tracker.Create(a.GetResource(), obj, a.GetNamespace()); err != nil {
+		return nil, err
+	}
+	return s.tracker.Get(a.GetResource(), m.GetNamespace(), m.GetName())
+}
+
+// update stores obj: its status alone if that is the subresource, all but its status otherwise.
+func (s *Server) update(gvr schema.GroupVersionResource, obj runtime.Object, sub string) (runtime.Object, error) {
+	m, err := meta.Accessor(obj)
+	if err != nil {
+		return nil, err
+	}
+	old, err := s.tracker.Get(gvr, m.GetNamespace(), m.GetName())
+	if err != nil {
+		return nil, err
+	}
+	was, err := meta.Accessor(old)
+	if err != nil {
+		return nil, err
+	}
+	if v := m.GetResourceVersion(); v != "" && v != was.GetResourceVersion() {
+		return nil, apierrors.NewConflict(gvr.GroupResource(), m.GetName(), fmt.Errorf("the object has been modified"))
+	}
+	if uid := m.GetUID(); uid != "" && uid != was.GetUID() {
+		return nil, apierrors.NewConflict(gvr.GroupResource(), m.GetName(), fmt.Errorf("uid mismatch: %s, not %s", was.GetUID(), uid))
+	}
+	before, after := field(old, "Status"), field(obj, "Status")
+	if sub == "status" {
+		kept := old.DeepCopyObject()
+		field(kept, "Status").Set(after)
+		k, _ := meta.Accessor(kept)
+		if gvr.Resource == "deployments" {
+			k.SetAnnotations(m.GetAnnotations())
+		}
+		obj, m = kept, k
+	} else if after.IsValid() {
+		after.Set(before)
+	}
+	m.SetGeneration(was.GetGeneration())
+	if spec := field(obj, "Spec"); spec.IsValid() && !reflect.DeepEqual(spec.Interface(), field(old, "Spec").Interface()) {
+		m.SetGeneration(was.GetGeneration() + 1)
+	}
+	return s.store(gvr, obj)
+}
+
+// store writes obj with a new version, and removes it if it only waited for its finalizers.
+func (s *Server) store(gvr schema.GroupVersionResource, obj runtime.Object) (runtime.Object, error) {
+	m, _ := meta.Accessor(obj)
+	m.SetResourceVersion(s.next())
+	if err := s.tracker.Update(gvr, obj, m.GetNamespace()); err != nil {
+		return nil, err
+	}
+	if grace := m.GetDeletionGracePeriodSeconds(); m.GetDeletionTimestamp() != nil && len(m.GetFinalizers()) == 0 && (grace == nil || *grace == 0) {
+		return obj, s.tracker.Delete(gvr, m.GetNamespace(), m.GetName())
+	}
+	return s.tracker.Get(gvr, m.GetNamespace(), m.GetName())
+}
+
+func (s *Server) patch(a ktesting.PatchActionImpl) (runtime.Object, error) {
+	old, err := s.tracker.Get(a.GetResource(), a.GetNamespace(), a.GetName())
+	if err != nil {
+		return nil, err
+	}
+	// The patch is worked out by a tracker that holds nothing else.
+	scratch := ktesting.NewObjectTracker(scheme.Scheme, scheme.Codecs.UniversalDecoder())
+	if err := scratch.Create(a.GetResource(), old, a.GetNamespace()); err != nil {
+		return nil, err
+	}
+	_, obj, err := ktesting.ObjectReaction(scratch)(a)
+	if err != nil {
+		return nil, err
+	}
+	if m, _ := meta.Accessor(obj); a.GetSubresource() == "" {
+		m.SetResourceVersion("")
+	}
+	return s.update(a.GetResource(), obj, a.GetSubresource())
+}
+
+func (s *Server) delete(gvr schema.GroupVersionResource, namespace, name string, opts metav1.DeleteOptions) error {
+	obj, err := s.tracker.Get(gvr, namespace, name)
+	if err != nil {
+		return err
+	}
+	m, err := meta.Accessor(obj)
+	if err != nil {
+		return err
+	}
+	if p := opts.Preconditions; p != nil && p.UID != nil && *p.UID != m.GetUID() {
+		return apierrors.NewConflict(gvr.GroupResource(), name, fmt.Errorf("uid mismatch"))
+	}
+	if m.GetDeletionTimestamp() == nil {
+		now := metav1.Now()
+		m.SetDeletionTimestamp(&now)
+		m.SetDeletionGracePeriodSeconds(graceOf(obj))
+	}
+	_, err = s.store(gvr, obj)
+	return err
+}
+
+// field is a struct field of the object that obj points to, settable.
+func field(obj runtime.Object, name string) reflect.Value {
+	return reflect.ValueOf(obj).Elem().FieldByName(name)
+}
