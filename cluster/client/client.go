@@ -1,0 +1,65 @@
+// Package client is what every component of the cluster process is given to reach the API:
+// a client of its own identity, and the informers that all components of the process share.
+//
+// One process runs all components by default, so each object is decoded and kept once, however
+// many components look at it. Objects read from an informer are shared: whoever wants to change
+// one works on a DeepCopy. managedFields are dropped before an object is kept, since no component
+// reads them and they are often half of it.
+package client
+
+import (
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/record"
+)
+
+// Set is one component's view of the API. Its fields are safe for concurrent use.
+type Set struct {
+	// Config is the component's own identity; copy it before changing it.
+	Config *rest.Config
+	// Kube is a client of that identity, speaking protobuf.
+	Kube kubernetes.Interface
+	// Informers are shared with the other components of the process. A component asks for its
+	// informers when it is made, and whoever made the factory starts it afterwards.
+	Informers informers.SharedInformerFactory
+}
+
+// New returns a Set for the identity in config, over informers. It makes no call.
+func New(config *rest.Config, shared informers.SharedInformerFactory) (*Set, error) {
+	config = rest.CopyConfig(config)
+	config.ContentType = "application/vnd.kubernetes.protobuf"
+	config.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
+	kube, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, err
+	}
+	return &Set{Config: config, Kube: kube, Informers: shared}, nil
+}
+
+// NewInformers returns the informers that components share, reading as kube's identity. They never
+// resync: everything a component does is caused by an event or by a timer of its own.
+func NewInformers(kube kubernetes.Interface) informers.SharedInformerFactory {
+	return informers.NewSharedInformerFactoryWithOptions(kube, 0, informers.WithTransform(dropManagedFields))
+}
+
+func dropManagedFields(obj any) (any, error) {
+	if m, err := meta.Accessor(obj); err == nil && m.GetManagedFields() != nil {
+		m.SetManagedFields(nil)
+	}
+	return obj, nil
+}
+
+// Recorder returns what writes events in the name of component, and the function that flushes and
+// stops it.
+func (s *Set) Recorder(component, host string) (record.EventRecorder, func()) {
+	b := record.NewBroadcaster(record.WithSleepDuration(time.Second))
+	b.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: s.Kube.CoreV1().Events("")})
+	return b.NewRecorder(scheme.Scheme, corev1.EventSource{Component: component, Host: host}), b.Shutdown
+}

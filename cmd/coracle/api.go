@@ -1,0 +1,180 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+
+	"sigs.k8s.io/yaml"
+)
+
+// api is a client of the API server, with no more to it than up and status need: the real
+// client's dependencies are many times the size of this program.
+type api struct {
+	server string
+	http   *http.Client
+}
+
+// openAPI returns a client with the identity in a kubeconfig file of ours: one cluster, one user,
+// all credentials inside.
+func openAPI(kubeconfig string) (*api, error) {
+	data, err := os.ReadFile(kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	var file struct {
+		Clusters []struct {
+			Cluster struct {
+				Server string `json:"server"`
+				CA     []byte `json:"certificate-authority-data"`
+			} `json:"cluster"`
+		} `json:"clusters"`
+		Users []struct {
+			User struct {
+				Certificate []byte `json:"client-certificate-data"`
+				Key         []byte `json:"client-key-data"`
+			} `json:"user"`
+		} `json:"users"`
+	}
+	if err := yaml.Unmarshal(data, &file); err != nil {
+		return nil, fmt.Errorf("%s: %w", kubeconfig, err)
+	}
+	if len(file.Clusters) != 1 || len(file.Users) != 1 {
+		return nil, fmt.Errorf("%s: it has %d clusters and %d users, and should have one each", kubeconfig, len(file.Clusters), len(file.Users))
+	}
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(file.Clusters[0].Cluster.CA) {
+		return nil, fmt.Errorf("%s: no CA certificate in it", kubeconfig)
+	}
+	pair, err := tls.X509KeyPair(file.Users[0].User.Certificate, file.Users[0].User.Key)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", kubeconfig, err)
+	}
+	return &api{
+		server: file.Clusters[0].Cluster.Server,
+		http: &http.Client{Transport: &http.Transport{
+			TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12},
+		}},
+	}, nil
+}
+
+// open asks for path; the caller closes what it gets.
+func (a *api) open(ctx context.Context, path string, query url.Values) (io.ReadCloser, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, a.server+path+"?"+query.Encode(), nil)
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Accept", "application/json")
+	resp, err := a.http.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	if resp.StatusCode != http.StatusOK {
+		defer func() { _ = resp.Body.Close() }()
+		said, _ := io.ReadAll(io.LimitReader(resp.Body, 1024))
+		return nil, fmt.Errorf("%s: %s: %s", path, resp.Status, said)
+	}
+	return resp.Body, nil
+}
+
+// ready asks whether the API server is.
+func (a *api) ready(ctx context.Context) error {
+	body, err := a.open(ctx, "/readyz", nil)
+	if err != nil {
+		return err
+	}
+	return body.Close()
+}
+
+// node is what up and status look at in a Node.
+type node struct {
+	Metadata struct {
+		Name            string `json:"name"`
+		ResourceVersion string `json:"resourceVersion"`
+	} `json:"metadata"`
+	Status struct {
+		Conditions []struct {
+			Type    string `json:"type"`
+			Status  string `json:"status"`
+			Message string `json:"message"`
+		} `json:"conditions"`
+		NodeInfo struct {
+			KubeletVersion string `json:"kubeletVersion"`
+		} `json:"nodeInfo"`
+	} `json:"status"`
+}
+
+// ready says whether the node is, and if not, why.
+func (n *node) ready() (bool, string) {
+	for _, c := range n.Status.Conditions {
+		if c.Type == "Ready" {
+			return c.Status == "True", c.Message
+		}
+	}
+	return false, "its kubelet has not said anything yet"
+}
+
+// nodes lists the cluster's nodes.
+func (a *api) nodes(ctx context.Context) ([]node, error) {
+	body, err := a.open(ctx, "/api/v1/nodes", nil)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = body.Close() }()
+	var list struct {
+		Items []node `json:"items"`
+	}
+	return list.Items, json.NewDecoder(body).Decode(&list)
+}
+
+// awaitNode returns when the node called name is Ready. When ctx ends before, the error says what
+// was missing.
+func (a *api) awaitNode(ctx context.Context, name string) error {
+	missing := "it has not registered"
+	for {
+		err := a.watchNode(ctx, name, &missing)
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return fmt.Errorf("node %s is not Ready: %s", name, missing)
+		}
+		// A watch ends now and then, tidily or not; anything else is an answer.
+		if !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+			return fmt.Errorf("node %s: %w", name, err)
+		}
+	}
+}
+
+func (a *api) watchNode(ctx context.Context, name string, missing *string) error {
+	body, err := a.open(ctx, "/api/v1/nodes", url.Values{"watch": {"1"}, "fieldSelector": {"metadata.name=" + name}})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = body.Close() }()
+	events := json.NewDecoder(body)
+	for {
+		var event struct {
+			Type   string `json:"type"`
+			Object node   `json:"object"`
+		}
+		if err := events.Decode(&event); err != nil {
+			return err
+		}
+		if event.Type == "ERROR" {
+			return io.EOF
+		}
+		ok, why := event.Object.ready()
+		if ok {
+			return nil
+		}
+		*missing = why
+	}
+}

@@ -1,0 +1,102 @@
+package main
+
+import (
+	"context"
+	"encoding/pem"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+)
+
+// kubeconfigFor writes a kubeconfig whose user has no certificate of that server's making.
+func kubeconfigFor(t *testing.T, s *httptest.Server) string {
+	t.Helper()
+	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw})
+	cert, key := clientPair(t)
+	data, err := yaml.Marshal(map[string]any{
+		"clusters": []any{map[string]any{"cluster": map[string]any{"server": s.URL, "certificate-authority-data": ca}}},
+		"users":    []any{map[string]any{"user": map[string]any{"client-certificate-data": cert, "client-key-data": key}}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func event(status, message string) string {
+	return fmt.Sprintf(`{"type": "MODIFIED", "object": {"status": {"conditions": [{"type": "Ready", "status": %q, "message": %q}]}}}`+"\n", status, message)
+}
+
+// A watch that ends before the node is Ready is begun again.
+func TestAwaitNode(t *testing.T) {
+	watches := 0
+	s := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if got := r.URL.Query().Get("fieldSelector"); got != "metadata.name=one" {
+			t.Errorf("the watch selects %q", got)
+		}
+		watches++
+		if watches == 1 {
+			_, _ = fmt.Fprint(w, event("False", "no network"))
+			return
+		}
+		_, _ = fmt.Fprint(w, event("True", ""))
+	}))
+	defer s.Close()
+	client, err := openAPI(kubeconfigFor(t, s))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.http.CloseIdleConnections()
+	if err := client.awaitNode(t.Context(), "one"); err != nil {
+		t.Error(err)
+	}
+	if watches != 2 {
+		t.Errorf("there were %d watches, want 2", watches)
+	}
+}
+
+// The error tells why the node was not Ready.
+func TestAwaitNodeGivesUp(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	s := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = fmt.Fprint(w, event("False", "no network"), event("False", "still none"))
+		w.(http.Flusher).Flush()
+		cancel()
+	}))
+	defer s.Close()
+	client, err := openAPI(kubeconfigFor(t, s))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.http.CloseIdleConnections()
+	if err := client.awaitNode(ctx, "one"); err == nil || !strings.HasPrefix(err.Error(), "node one is not Ready: ") {
+		t.Errorf("the error is %v", err)
+	}
+}
+
+func TestBadKubeconfig(t *testing.T) {
+	for content, want := range map[string]string{
+		"{":                             "kubeconfig:",
+		"":                              "0 clusters and 0 users",
+		"clusters: [{}]\nusers: [{}]":   "no CA certificate",
+		"clusters: [{}, {}]\nusers: []": "2 clusters and 0 users",
+	} {
+		path := filepath.Join(t.TempDir(), "kubeconfig")
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := openAPI(path); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: the error is %v, want one with %q", content, err, want)
+		}
+	}
+}

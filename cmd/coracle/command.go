@@ -1,0 +1,100 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/coracle-project/coracle/internal/version"
+)
+
+// place is where one cluster lives; all that is found by it.
+type place struct{ root, state string }
+
+func (p place) socket() string     { return filepath.Join(p.state, "coracle.sock") }
+func (p place) kubeRoot() string   { return filepath.Join(p.root, "kube") }
+func (p place) kubeconfig() string { return filepath.Join(p.root, "kubeconfig") }
+func (p place) logs() string       { return filepath.Join(p.root, "logs") }
+
+// supervisor is the file that the supervisor of the cluster process holds a lock on.
+func (p place) supervisor() string { return filepath.Join(p.state, "kube.lock") }
+
+// settings is the file in which up leaves what it was given, for down and status.
+func (p place) settings() string { return filepath.Join(p.state, "up.json") }
+
+func command() *cobra.Command {
+	var p place
+	root := &cobra.Command{
+		Use:   "coracle",
+		Short: "run Kubernetes on this machine",
+		Long: `coracle runs a single-node Kubernetes over coracled: API server, scheduler,
+controllers and kubelet in one process.`,
+		Example: `  coracle up
+  kubectl --kubeconfig $(coracle kubeconfig) get nodes
+  coracle status
+  coracle down --purge`,
+		Version:       version.String(),
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		PersistentPreRunE: func(*cobra.Command, []string) error {
+			for _, dir := range []*string{&p.root, &p.state} {
+				abs, err := filepath.Abs(*dir)
+				if err != nil {
+					return err
+				}
+				*dir = abs
+			}
+			return nil
+		},
+	}
+	root.SetVersionTemplate("coracle {{.Version}}\n")
+	f := root.PersistentFlags()
+	f.StringVar(&p.root, "root", "/var/lib/coracle", "directory for what outlives a reboot")
+	f.StringVar(&p.state, "state", "/run/coracle", "directory for what a reboot may lose")
+	root.AddCommand(upCommand(&p), downCommand(&p), statusCommand(&p), kubeconfigCommand(&p), superviseCommand(&p))
+	return root
+}
+
+func kubeconfigCommand(p *place) *cobra.Command {
+	return &cobra.Command{
+		Use:     "kubeconfig",
+		Short:   "print where the administrator's kubeconfig is",
+		Example: "  export KUBECONFIG=$(coracle kubeconfig)",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if _, err := os.Stat(p.kubeconfig()); err != nil {
+				return fmt.Errorf("there is no kubeconfig yet: %w; run 'coracle up%s' first", err, p.flags())
+			}
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), p.kubeconfig())
+			return err
+		},
+	}
+}
+
+// flags is what a user has to type after a command to mean this place.
+func (p place) flags() string {
+	var b strings.Builder
+	if p.root != "/var/lib/coracle" {
+		b.WriteString(" --root " + p.root)
+	}
+	if p.state != "/run/coracle" {
+		b.WriteString(" --state " + p.state)
+	}
+	return b.String()
+}
+
+// sibling finds a program of ours: beside this one, or else on PATH.
+func sibling(name string) (string, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(filepath.Dir(self), name)
+	if _, err := os.Stat(path); err == nil {
+		return path, nil
+	}
+	return lookPath(name)
+}

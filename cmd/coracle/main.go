@@ -1,0 +1,27 @@
+// Command coracle is the operator's command: a whole Kubernetes on this machine with one word.
+//
+//	coracle up      starts coracled, if none runs, and the cluster process, and waits for the node
+//	coracle status  says what runs and what is wrong
+//	coracle down    stops what up has started
+//
+// It talks to the parts as anybody would: to coracled in CRI, to the API server with the
+// administrator's kubeconfig. coracled is kept alive by its keeper; the cluster process by
+// "coracle supervise", which up leaves behind.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+)
+
+func main() { os.Exit(run()) }
+
+// run is main without the exit, for the tests of the command line.
+func run() int {
+	if err := command().ExecuteContext(context.Background()); err != nil {
+		fmt.Fprintln(os.Stderr, "coracle:", err)
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,37 @@
+package main
+
+import (
+	"os"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
+	"go.uber.org/goleak"
+)
+
+// asSupervisor in the environment makes the test binary the supervisor of its arguments.
+const asSupervisor = "CORACLE_TEST_SUPERVISOR"
+
+func TestMain(m *testing.M) {
+	if lock := os.Getenv(asSupervisor); lock != "" {
+		os.Args = append([]string{"coracle", "supervise", "--state", lock, "--"}, os.Args[1:]...)
+		os.Exit(run())
+	}
+	testscript.Main(leakChecked{m}, map[string]func(){"coracle": func() { os.Exit(run()) }})
+}
+
+// leakChecked is the tests, and then a look for goroutines that they left.
+type leakChecked struct{ m *testing.M }
+
+func (l leakChecked) Run() int {
+	code := l.m.Run()
+	if err := goleak.Find(); err != nil && code == 0 {
+		os.Stderr.WriteString(err.Error() + "\n")
+		code = 1
+	}
+	return code
+}
+
+// TestCommandLine runs testdata/script: the command line as a user sees it.
+func TestCommandLine(t *testing.T) {
+	testscript.Run(t, testscript.Params{Dir: "testdata/script"})
+}

@@ -1,0 +1,136 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func lookPath(name string) (string, error) {
+	path, err := exec.LookPath(name)
+	if err != nil {
+		return "", fmt.Errorf("%s is neither beside coracle nor on PATH: install it there", name)
+	}
+	return path, nil
+}
+
+// launch starts a program that outlives this one, in a session of its own, with its output
+// appended to the file log.
+func launch(log, program string, args ...string) (*exec.Cmd, error) {
+	if err := os.MkdirAll(filepath.Dir(log), 0o755); err != nil {
+		return nil, err
+	}
+	out, err := os.OpenFile(log, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o640)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = out.Close() }()
+	cmd := exec.Command(program, args...)
+	cmd.Stdout, cmd.Stderr = out, out
+	cmd.Dir = "/"
+	cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true}
+	return cmd, cmd.Start()
+}
+
+// exit is closed when the process of cmd has ended, with its error in the returned function.
+func exit(cmd *exec.Cmd) (<-chan struct{}, func() error) {
+	done := make(chan struct{})
+	var err error
+	go func() {
+		err = cmd.Wait()
+		close(done)
+	}()
+	return done, func() error { return err }
+}
+
+// hold takes the lock of the file at path, for as long as the process lives, and writes its pid
+// into it.
+func hold(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		_ = f.Close()
+		return nil, fmt.Errorf("lock %s: %w", path, err)
+	}
+	if err := errors.Join(f.Truncate(0), writeAt(f, strconv.Itoa(os.Getpid())+"\n")); err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+func writeAt(f *os.File, s string) error {
+	_, err := f.WriteAt([]byte(s), 0)
+	return err
+}
+
+// holder returns the pid of the process that holds the lock of the file at path, 0 if none does.
+func holder(path string) (int, error) {
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = f.Close() }()
+	err = unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB)
+	if err == nil {
+		return 0, nil // it is ours now, and no longer when f is closed
+	}
+	if !errors.Is(err, unix.EWOULDBLOCK) {
+		return 0, fmt.Errorf("lock %s: %w", path, err)
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return 0, err
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
+	if err != nil {
+		return 0, fmt.Errorf("%s does not name the process that holds it: %w", path, err)
+	}
+	return pid, nil
+}
+
+// end sends SIGTERM to a process and waits until it is gone, or ctx is.
+func end(ctx context.Context, pid int) error {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("process %d: %w", pid, err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	if err := unix.PidfdSendSignal(fd, unix.SIGTERM, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("process %d: %w", pid, err)
+	}
+	deadline, ok := ctx.Deadline()
+	for {
+		wait := -1
+		if ok {
+			wait = max(int(time.Until(deadline).Milliseconds()), 0)
+		}
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, wait)
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return err
+		case n == 0:
+			return fmt.Errorf("process %d has not ended: %w", pid, context.DeadlineExceeded)
+		default:
+			return nil
+		}
+	}
+}

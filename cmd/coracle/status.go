@@ -1,0 +1,110 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"sigs.k8s.io/yaml"
+)
+
+// health is one line of status.
+type health struct {
+	Component string `json:"component"`
+	Healthy   bool   `json:"healthy"`
+	Version   string `json:"version,omitempty"`
+	// Message says where it is reached, or what is wrong.
+	Message string `json:"message"`
+}
+
+func statusCommand(p *place) *cobra.Command {
+	var format string
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "say what runs and what is wrong; exit with 1 if anything is",
+		Example: `  coracle status
+  coracle status -o json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx, cancel := context.WithTimeout(cmd.Context(), 10*time.Second)
+			defer cancel()
+			all := look(ctx, *p)
+			if err := printHealth(cmd.OutOrStdout(), format, all); err != nil {
+				return err
+			}
+			for _, h := range all {
+				if !h.Healthy {
+					return fmt.Errorf("not all is well; 'coracle up%s' starts what does not run", p.flags())
+				}
+			}
+			return nil
+		},
+	}
+	cmd.Flags().StringVarP(&format, "output", "o", "table", "table, json or yaml")
+	return cmd
+}
+
+// look asks each part how it is.
+func look(ctx context.Context, p place) []health {
+	version, err := runtimeHealth(ctx, p.socket())
+	all := []health{line("coracled", version, "serves "+p.socket(), err)}
+
+	pid, err := holder(p.supervisor())
+	if err == nil && pid == 0 {
+		err = errors.New("it does not run")
+	}
+	all = append(all, line("supervisor", "", fmt.Sprintf("pid %d", pid), err))
+
+	client, err := openAPI(p.kubeconfig())
+	if err != nil {
+		return append(all, line("apiserver", "", "", err))
+	}
+	defer client.http.CloseIdleConnections()
+	all = append(all, line("apiserver", "", "serves "+client.server, client.ready(ctx)))
+	nodes, err := client.nodes(ctx)
+	if err != nil {
+		return append(all, line("nodes", "", "", err))
+	}
+	for _, n := range nodes {
+		ok, message := n.ready()
+		all = append(all, health{Component: "node " + n.Metadata.Name, Healthy: ok, Version: n.Status.NodeInfo.KubeletVersion, Message: message})
+	}
+	return all
+}
+
+func line(component, version, where string, err error) health {
+	h := health{Component: component, Healthy: err == nil, Version: version, Message: where}
+	if err != nil {
+		h.Message = err.Error()
+	}
+	return h
+}
+
+func printHealth(out io.Writer, format string, all []health) error {
+	switch format {
+	case "json":
+		e := json.NewEncoder(out)
+		e.SetIndent("", "  ")
+		return e.Encode(all)
+	case "yaml":
+		data, err := yaml.Marshal(all)
+		if err != nil {
+			return err
+		}
+		_, err = out.Write(data)
+		return err
+	case "table":
+		w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
+		_, _ = fmt.Fprintln(w, "COMPONENT\tHEALTHY\tVERSION\tMESSAGE")
+		for _, h := range all {
+			_, _ = fmt.Fprintf(w, "%s\t%t\t%s\t%s\n", h.Component, h.Healthy, h.Version, h.Message)
+		}
+		return w.Flush()
+	}
+	return fmt.Errorf("--output %s: it is table, json or yaml", format)
+}

@@ -1,0 +1,87 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"os/signal"
+	"runtime"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// firstPause is before the first restart of the cluster process; each further one waits twice as
+	// long, up to longestPause, until it has lived for steady.
+	firstPause   = 100 * time.Millisecond
+	longestPause = 10 * time.Second
+	steady       = time.Minute
+)
+
+// superviseCommand is what up leaves running: the parent of the cluster process.
+func superviseCommand(p *place) *cobra.Command {
+	return &cobra.Command{
+		Use:    "supervise -- PROGRAM [ARGS]",
+		Short:  "keep the cluster process running",
+		Hidden: true, // up starts it
+		Args:   cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			lock, err := hold(p.supervisor())
+			if err != nil {
+				return fmt.Errorf("another supervisor runs this cluster: %w", err)
+			}
+			defer func() { _ = lock.Close() }()
+			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGTERM, syscall.SIGINT)
+			defer stop()
+			return supervise(ctx, args)
+		},
+	}
+}
+
+// supervise runs a program again and again until ctx ends, and then ends it.
+func supervise(ctx context.Context, args []string) error {
+	// The kernel sends the death signal when the thread that has forked ends: keep this one.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	pause := firstPause
+	for {
+		began := time.Now()
+		err := once(ctx, args)
+		if ctx.Err() != nil {
+			return err
+		}
+		if time.Since(began) >= steady {
+			pause = firstPause
+		}
+		slog.Error("the cluster process ended and is started again", "err", err, "lived", time.Since(began), "pause", pause)
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return nil
+		}
+		pause = min(2*pause, longestPause)
+	}
+}
+
+// once runs a program until it ends, or ctx does. The program does not outlive us, however we end.
+func once(ctx context.Context, args []string) error {
+	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGTERM}
+	cmd.Cancel = func() error { return cmd.Process.Signal(unix.SIGTERM) }
+	cmd.WaitDelay = 30 * time.Second
+	err := cmd.Run()
+	if ctx.Err() != nil {
+		return nil // however it took the signal
+	}
+	if err == nil {
+		return errors.New("it exited with 0, though nobody had asked it to")
+	}
+	return err
+}

@@ -1,0 +1,72 @@
+package main
+
+import (
+	"bufio"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// The supervisor starts its program again when it ends, and both end on SIGTERM.
+func TestSupervisorRestarts(t *testing.T) {
+	dir := t.TempDir()
+	// Each life says its pid; the first ends at once.
+	script := `echo $$; if [ ! -e "$0" ]; then : >"$0"; exit 3; fi; exec sleep 1000`
+	cmd := exec.Command("/proc/self/exe", "sh", "-c", script, filepath.Join(dir, "lived"))
+	cmd.Env = append(os.Environ(), asSupervisor+"="+dir)
+	cmd.Stderr = t.Output()
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(out)
+	var pids []string
+	for len(pids) < 2 && lines.Scan() {
+		pids = append(pids, strings.TrimSpace(lines.Text()))
+	}
+	if len(pids) != 2 || pids[0] == pids[1] {
+		t.Fatalf("the program lived as %q, want two lives (%v)", pids, lines.Err())
+	}
+	if pid, err := holder(filepath.Join(dir, "kube.lock")); err != nil || pid != cmd.Process.Pid {
+		t.Errorf("the lock is held by %d, %v, want the supervisor, %d", pid, err, cmd.Process.Pid)
+	}
+	if err := cmd.Process.Signal(unix.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if lines.Scan() {
+		t.Errorf("the program was started again: %s", lines.Text())
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("the supervisor ended with %v", err)
+	}
+	if _, err := os.Stat("/proc/" + pids[1]); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the program outlived its supervisor: %v", err)
+	}
+	if pid, err := holder(filepath.Join(dir, "kube.lock")); err != nil || pid != 0 {
+		t.Errorf("the lock is still held by %d, %v", pid, err)
+	}
+}
+
+// A second supervisor of the same cluster is refused.
+func TestOneSupervisor(t *testing.T) {
+	dir := t.TempDir()
+	lock, err := hold(filepath.Join(dir, "kube.lock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = lock.Close() }()
+	cmd := exec.Command("/proc/self/exe", "true")
+	cmd.Env = append(os.Environ(), asSupervisor+"="+dir)
+	said, err := cmd.CombinedOutput()
+	if err == nil || !strings.Contains(string(said), "another supervisor runs this cluster") {
+		t.Errorf("a second supervisor ended with %v, and said: %s", err, said)
+	}
+}
