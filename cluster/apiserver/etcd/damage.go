@@ -1,0 +1,83 @@
+package etcd
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"go.etcd.io/etcd/server/v3/embed"
+	"golang.org/x/sys/unix"
+)
+
+// lockDirectory makes sure that one process at a time has its data in dir. etcd itself would wait
+// for the other to go away, without a word.
+func lockDirectory(dir string) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("cannot lock etcd's directory: %w", err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		holder := make([]byte, 16)
+		n, _ := f.Read(holder)
+		_ = f.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, fmt.Errorf("process %s runs a cluster on %s already; stop it, or choose another --root", strings.TrimSpace(string(holder[:n])), dir)
+		}
+		return nil, fmt.Errorf("cannot lock %s: %w", f.Name(), err)
+	}
+	if err := f.Truncate(0); err == nil {
+		_, _ = fmt.Fprintln(f, os.Getpid())
+	}
+	return f, nil
+}
+
+// whole says whether both halves of etcd's data are there, or none. With a database but no log, etcd
+// would begin a new log, and skip all writes until its index has come to the database's.
+func whole(dir string) error {
+	_, err := os.Stat(filepath.Join(dir, "member", "snap", "db"))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if logs, _ := filepath.Glob(filepath.Join(dir, "member", "wal", "*.wal")); len(logs) == 0 {
+		return errors.New("its write-ahead log is missing")
+	}
+	return nil
+}
+
+// startGuarded starts etcd and turns what would end the process into errors. After such an error
+// goroutines of etcd's remain that wait for the one that ended; the process is expected to end too.
+func startGuarded(c *embed.Config, j *journal) (*embed.Etcd, error) {
+	type outcome struct {
+		etcd *embed.Etcd
+		err  error
+	}
+	done := make(chan outcome, 1)
+	go func() {
+		defer func() {
+			if r := recover(); r != nil {
+				done <- outcome{err: fmt.Errorf("%v", r)}
+			}
+		}()
+		e, err := embed.StartEtcd(c)
+		done <- outcome{e, err}
+	}()
+	select {
+	case o := <-done:
+		return o.etcd, o.err
+	case message := <-j.died:
+		return nil, errors.New(message)
+	}
+}
+
+// damaged says what a start that failed with err means for who runs the cluster.
+func damaged(dir string, err error) error {
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) || errors.Is(err, unix.EROFS) {
+		return fmt.Errorf("etcd cannot use %s: %w", dir, err)
+	}
+	return fmt.Errorf("the cluster's data in %s cannot be read, it seems damaged (%w); put a copy of the directory back, or move it away to begin with an empty cluster", dir, err)
+}

@@ -1,0 +1,128 @@
+// Package etcd runs an etcd server of one member inside this process: the store of a cluster that
+// has one API server.
+//
+// Its data is ROOT/etcd in etcd's own format, with the keys that upstream's kube-apiserver uses, so
+// that etcd's tools and an upstream API server can take it over. The API server reaches it by
+// function calls ([Server.Client]): no sockets, no gRPC framing. A unix socket is there too, for
+// etcdctl and for the few places in upstream's code that insist on dialling.
+//
+// It is tuned for one node: nobody has to catch up from its log, so little of it is kept in memory;
+// its log goes to slog, warnings and worse only. What etcd would answer with a panic or by ending
+// the process (a damaged log or database) is an error of [Start] here.
+package etcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
+)
+
+const (
+	// quota is the size of the database above which etcd refuses writes.
+	quota = 4 << 30
+	// startLimit bounds how long a start may take: replaying the log of a crashed server is the
+	// slowest part and is bounded by snapshotEvery.
+	startLimit = time.Minute
+	// snapshotEvery is after how many writes the log is cut, and catchUp how many of them stay in
+	// memory then; each may hold a whole object.
+	snapshotEvery = 2000
+	catchUp       = 100
+	// maxSocketPath is the kernel's limit (sockaddr_un.sun_path), with its final zero.
+	maxSocketPath = 107
+)
+
+// Server is a running etcd.
+type Server struct {
+	// Endpoint is where other processes, and upstream's code, can dial it.
+	Endpoint string
+
+	etcd    *embed.Etcd
+	lock    *os.File
+	journal *journal
+}
+
+// Start starts etcd with its data in dir/etcd and its socket in state, and waits until it serves.
+// The caller closes it.
+func Start(ctx context.Context, dir, state string) (*Server, error) {
+	dir = filepath.Join(dir, "etcd")
+	socket := filepath.Join(state, "etcd.sock")
+	if len(socket) > maxSocketPath {
+		return nil, fmt.Errorf("the path of etcd's socket %s is %d bytes long, and a socket's can have %d; choose a shorter --state", socket, len(socket), maxSocketPath)
+	}
+	for _, d := range []string{dir, state} {
+		if err := os.MkdirAll(d, 0o700); err != nil {
+			return nil, fmt.Errorf("cannot make a directory for etcd: %w", err)
+		}
+	}
+	lock, err := lockDirectory(dir)
+	if err != nil {
+		return nil, err
+	}
+	_ = os.Remove(socket) // left by a process that was killed; the lock says that none lives
+	s := &Server{Endpoint: "unix://" + socket, lock: lock, journal: newJournal()}
+	c := config(dir, socket)
+	c.ZapLoggerBuilder = embed.NewZapLoggerBuilder(s.journal.logger())
+	if err = whole(dir); err == nil {
+		s.etcd, err = startGuarded(c, s.journal)
+	}
+	if err != nil {
+		_ = lock.Close()
+		return nil, damaged(dir, err)
+	}
+	select {
+	case <-s.etcd.Server.ReadyNotify():
+		s.journal.running.Store(true)
+		return s, nil
+	case err = <-s.etcd.Err():
+	case <-s.etcd.Server.StopNotify():
+		err = errors.New("it stopped")
+	case <-time.After(startLimit):
+		err = fmt.Errorf("it was not ready after %v", startLimit)
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	}
+	s.Close()
+	return nil, fmt.Errorf("etcd in %s did not start: %w", dir, err)
+}
+
+// config returns the configuration of an etcd with its data in dir that listens on socket.
+func config(dir, socket string) *embed.Config {
+	c := embed.NewConfig()
+	c.Dir = dir
+	// It has no peers, and what it advertises (localhost, etcd's default) is never dialled: etcd
+	// insists that advertised URLs have ports.
+	c.ListenPeerUrls = nil
+	c.ListenClientUrls = []url.URL{{Scheme: "unix", Path: socket}}
+	c.InitialCluster = c.InitialClusterFromName(c.Name)
+	c.QuotaBackendBytes = quota
+	c.SnapshotCount = snapshotEvery
+	c.SnapshotCatchUpEntries = catchUp
+	c.EnableGRPCGateway = false
+	c.StrictReconfigCheck = true
+	// Requests that take longer than this are logged; a busy disk of a small machine is no news.
+	c.WarningApplyDuration = time.Second
+	c.WarningUnaryRequestDuration = 2 * time.Second
+	return c
+}
+
+// Client returns a client that calls the server directly. Each one has a watch stream of its own;
+// none uses a connection. Close it.
+func (s *Server) Client() *clientv3.Client { return v3client.New(s.etcd.Server) }
+
+// Stopped is closed when the server has stopped, by Close or by a fatal error of its own.
+func (s *Server) Stopped() <-chan struct{} { return s.etcd.Server.StopNotify() }
+
+// Close stops the server, having written all that it acknowledged.
+func (s *Server) Close() {
+	s.journal.running.Store(false)
+	s.etcd.Close()
+	_ = s.lock.Close()
+}

@@ -1,0 +1,138 @@
+package etcd
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// shortDir returns a directory whose name leaves room for a socket's.
+func shortDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "etcd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
+func start(t *testing.T, dir string) *Server {
+	t.Helper()
+	s, err := Start(t.Context(), dir, filepath.Join(dir, "run"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func TestStateSurvivesARestart(t *testing.T) {
+	dir := shortDir(t)
+	s := start(t, dir)
+	client := s.Client()
+	if _, err := client.Put(t.Context(), "a", "1"); err != nil {
+		t.Fatal(err)
+	}
+	watch := client.Watch(t.Context(), "", clientv3.WithPrefix())
+	if _, err := client.Put(t.Context(), "b", "2"); err != nil {
+		t.Fatal(err)
+	}
+	if got := <-watch; len(got.Events) != 1 || string(got.Events[0].Kv.Value) != "2" {
+		t.Errorf("watch saw %+v", got)
+	}
+	dialled, err := clientv3.New(clientv3.Config{Endpoints: []string{s.Endpoint}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := dialled.Get(t.Context(), "b"); err != nil || got.Count != 1 {
+		t.Errorf("through the socket: %v, %v", got, err)
+	}
+	_ = dialled.Close()
+	_ = client.Close()
+	s.Close()
+
+	s = start(t, dir)
+	defer s.Close()
+	client = s.Client()
+	defer client.Close()
+	if got, err := client.Get(t.Context(), "a"); err != nil || got.Count != 1 || string(got.Kvs[0].Value) != "1" {
+		t.Errorf("after a restart: %v, %v", got, err)
+	}
+}
+
+func TestBadStarts(t *testing.T) {
+	t.Run("another process has the directory", func(t *testing.T) {
+		dir := shortDir(t)
+		defer start(t, dir).Close()
+		_, err := Start(t.Context(), dir, filepath.Join(dir, "other"))
+		if err == nil || !strings.Contains(err.Error(), "runs a cluster on") {
+			t.Errorf("error %v", err)
+		}
+	})
+	t.Run("socket path too long", func(t *testing.T) {
+		_, err := Start(t.Context(), shortDir(t), filepath.Join(t.TempDir(), strings.Repeat("x", 100)))
+		if err == nil || !strings.Contains(err.Error(), "shorter --state") {
+			t.Errorf("error %v", err)
+		}
+	})
+	t.Run("cancelled", func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		dir := shortDir(t)
+		if s, err := Start(ctx, dir, filepath.Join(dir, "run")); err == nil {
+			s.Close() // it was ready at once
+		}
+	})
+	for name, damage := range map[string]func(t *testing.T, member string){
+		"damaged database": func(t *testing.T, member string) { scramble(t, filepath.Join(member, "snap", "db")) },
+		"damaged log": func(t *testing.T, member string) {
+			logs, _ := filepath.Glob(filepath.Join(member, "wal", "*.wal"))
+			for _, log := range logs {
+				scramble(t, log)
+			}
+		},
+		"log lost": func(t *testing.T, member string) { _ = os.RemoveAll(filepath.Join(member, "wal")) },
+		"not etcd's": func(t *testing.T, member string) {
+			_ = os.RemoveAll(member)
+			_ = os.WriteFile(member, []byte("x"), 0o600)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := shortDir(t)
+			s := start(t, dir)
+			client := s.Client()
+			if _, err := client.Put(t.Context(), "a", strings.Repeat("1", 10000)); err != nil {
+				t.Fatal(err)
+			}
+			_ = client.Close()
+			s.Close()
+			damage(t, filepath.Join(dir, "etcd", "member"))
+			s, err := Start(t.Context(), dir, filepath.Join(dir, "run"))
+			if err == nil {
+				s.Close()
+			}
+			if err == nil || !strings.Contains(err.Error(), "move it away to begin with an empty cluster") || strings.Contains(err.Error(), "\n") {
+				t.Errorf("error %v", err)
+			}
+		})
+	}
+}
+
+// scramble overwrites the first pages of a file.
+func scramble(t *testing.T, path string) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteAt([]byte(strings.Repeat("garbage!", 2048)), 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,98 @@
+package etcd
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"runtime"
+	"sync/atomic"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+)
+
+// journal is what one server logs to: slog, warnings and worse, while it runs. What it says while it
+// starts and stops is either no news (it warns of its defaults, and of its listeners when they are
+// closed) or ends the start, and is then the start's error.
+type journal struct {
+	running atomic.Bool
+	// died gets the message of an entry that would have ended the process, or panicked, before
+	// the server ran.
+	died chan string
+}
+
+func newJournal() *journal { return &journal{died: make(chan string, 1)} }
+
+func (j *journal) logger() *zap.Logger {
+	return zap.New(slogCore{journal: j}, zap.WithFatalHook(j), zap.WithPanicHook(j))
+}
+
+// OnWrite implements zapcore.CheckWriteHook for entries that end the process.
+//
+// etcd opens its files in goroutines of its own, where nobody could recover a panic: while it
+// starts, such a goroutine ends here, and whoever waits for the start is told why.
+func (j *journal) OnWrite(entry *zapcore.CheckedEntry, fields []zapcore.Field) {
+	message := withCause(entry.Message, fields)
+	if j.running.Load() {
+		panic("etcd: " + message)
+	}
+	select {
+	case j.died <- message:
+	default:
+	}
+	runtime.Goexit()
+}
+
+// withCause returns message with the error among fields, if there is one.
+func withCause(message string, fields []zapcore.Field) string {
+	for _, f := range fields {
+		if err, ok := f.Interface.(error); ok && f.Type == zapcore.ErrorType {
+			return fmt.Sprintf("%s: %v", message, err)
+		}
+	}
+	return message
+}
+
+// slogCore is a zapcore.Core over slog's default logger.
+type slogCore struct {
+	*journal
+	with []zapcore.Field
+}
+
+func (c slogCore) Enabled(level zapcore.Level) bool {
+	// Entries that end the process need a core that takes them, for the hook to be called.
+	return level > zapcore.ErrorLevel || level >= zapcore.WarnLevel && c.running.Load()
+}
+
+func (c slogCore) With(fields []zapcore.Field) zapcore.Core {
+	return slogCore{c.journal, append(c.with[:len(c.with):len(c.with)], fields...)}
+}
+
+func (c slogCore) Check(entry zapcore.Entry, checked *zapcore.CheckedEntry) *zapcore.CheckedEntry {
+	if c.Enabled(entry.Level) {
+		return checked.AddCore(entry, c)
+	}
+	return checked
+}
+
+func (c slogCore) Write(entry zapcore.Entry, fields []zapcore.Field) error {
+	if entry.Level > zapcore.ErrorLevel {
+		return nil // the hook reports it
+	}
+	encoder := zapcore.NewMapObjectEncoder()
+	for _, f := range append(c.with[:len(c.with):len(c.with)], fields...) {
+		f.AddTo(encoder)
+	}
+	attributes := make([]slog.Attr, 0, len(encoder.Fields))
+	for key, value := range encoder.Fields {
+		attributes = append(attributes, slog.Any(key, value))
+	}
+	level := slog.LevelWarn
+	if entry.Level >= zapcore.ErrorLevel {
+		level = slog.LevelError
+	}
+	slog.LogAttrs(context.Background(), level, "etcd: "+entry.Message, attributes...)
+	return nil
+}
+
+func (slogCore) Sync() error { return nil }
