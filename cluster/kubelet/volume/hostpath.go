@@ -1,0 +1,70 @@
+package volume
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+)
+
+// checkHostPath makes or checks a hostPath volume as its type says. Links are followed: who may use
+// host paths chooses among all of the host's.
+func checkHostPath(source *v1.HostPathVolumeSource) error {
+	path := source.Path
+	if slices.Contains(strings.Split(path, "/"), "..") {
+		return fmt.Errorf("invalid HostPath `%s`: must not contain '..'", path)
+	}
+	kind := v1.HostPathUnset
+	if source.Type != nil {
+		kind = *source.Type
+	}
+	info, err := os.Stat(path)
+	missing := errors.Is(err, fs.ErrNotExist)
+	var mode fs.FileMode
+	if err == nil {
+		mode = info.Mode()
+	}
+	is := func(right bool, what string) error {
+		if err == nil && right {
+			return nil
+		}
+		return fmt.Errorf("hostPath type check failed: %s is not a %s", path, what)
+	}
+	switch kind {
+	case v1.HostPathUnset:
+		return nil
+	case v1.HostPathDirectoryOrCreate:
+		if missing {
+			return os.MkdirAll(path, 0o755)
+		}
+		return is(mode.IsDir(), "directory")
+	case v1.HostPathDirectory:
+		return is(mode.IsDir(), "directory")
+	case v1.HostPathFileOrCreate:
+		if missing {
+			return makeFile(path)
+		}
+		return is(mode.IsRegular(), "file")
+	case v1.HostPathFile:
+		return is(mode.IsRegular(), "file")
+	case v1.HostPathSocket:
+		return is(mode.Type() == fs.ModeSocket, "socket file")
+	case v1.HostPathCharDev:
+		return is(mode.Type() == fs.ModeDevice|fs.ModeCharDevice, "character device")
+	case v1.HostPathBlockDev:
+		return is(mode.Type() == fs.ModeDevice, "block device")
+	}
+	return fmt.Errorf("%s is an invalid volume type", kind)
+}
+
+func makeFile(path string) error {
+	f, err := os.OpenFile(path, os.O_CREATE, 0o644)
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}

@@ -1,0 +1,145 @@
+package volume
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
+)
+
+// Names of upstream's volume plugins, as its layout has them in directory names.
+const (
+	pluginEmptyDir    = "kubernetes.io~empty-dir"
+	pluginConfigMap   = "kubernetes.io~configmap"
+	pluginSecret      = "kubernetes.io~secret"
+	pluginDownwardAPI = "kubernetes.io~downward-api"
+	pluginProjected   = "kubernetes.io~projected"
+)
+
+// Directories of one pod that belong to its volumes.
+const (
+	volumesDir  = "volumes"
+	subPathsDir = "volume-subpaths"
+	pluginsDir  = "plugins"
+)
+
+func (m *Manager) podsDir() string { return filepath.Join(m.opts.RootDir, "pods") }
+
+func (m *Manager) podDir(uid types.UID) string { return filepath.Join(m.podsDir(), string(uid)) }
+
+// dirOf returns where a volume is made, or "" if it is not made below the pod's directory.
+func (m *Manager) dirOf(uid types.UID, vol *v1.Volume) string {
+	plugin := pluginOf(vol)
+	if plugin == "" {
+		return ""
+	}
+	return filepath.Join(m.podDir(uid), volumesDir, plugin, vol.Name)
+}
+
+func pluginOf(vol *v1.Volume) string {
+	switch {
+	case vol.EmptyDir != nil:
+		return pluginEmptyDir
+	case vol.ConfigMap != nil:
+		return pluginConfigMap
+	case vol.Secret != nil:
+		return pluginSecret
+	case vol.DownwardAPI != nil:
+		return pluginDownwardAPI
+	case vol.Projected != nil:
+		return pluginProjected
+	}
+	return ""
+}
+
+// EmptyDir returns where the emptyDir volume of that name is, for those who read from one.
+func EmptyDir(rootDir string, uid types.UID, name string) string {
+	return filepath.Join(rootDir, "pods", string(uid), volumesDir, pluginEmptyDir, name)
+}
+
+// checkUID refuses what is no plain file name, since a UID becomes one.
+func checkUID(uid types.UID) error {
+	if s := string(uid); s == "" || s == "." || s == ".." || strings.ContainsAny(s, "/\x00") {
+		return fmt.Errorf("pod UID %q is not usable as a directory's name", uid)
+	}
+	return nil
+}
+
+// makePodDirs makes the pod's directories with upstream's modes.
+func (m *Manager) makePodDirs(uid types.UID) error {
+	for _, dir := range []string{m.podDir(uid), filepath.Join(m.podDir(uid), volumesDir), filepath.Join(m.podDir(uid), pluginsDir)} {
+		if err := os.MkdirAll(dir, 0o750); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// removeAll takes away all that Mount and Mounts made for the pod.
+func (m *Manager) removeAll(uid types.UID) error {
+	pod, err := os.OpenFile(m.podDir(uid), openDir, 0)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer pod.Close()
+	var errs []error
+	// Subpaths first: they pin what they show.
+	for _, dir := range []string{subPathsDir, volumesDir, pluginsDir} {
+		if err := removeTree(int(pod.Fd()), dir); err != nil {
+			errs = append(errs, fmt.Errorf("removing %s: %w", filepath.Join(m.podDir(uid), dir), err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// OnDisk returns the UIDs of the pods that have volumes on disk, for whoever looks after pods
+// that went away while the kubelet did not run.
+func (m *Manager) OnDisk() ([]types.UID, error) {
+	entries, err := os.ReadDir(m.podsDir())
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var uids []types.UID
+	for _, e := range entries {
+		for _, dir := range []string{volumesDir, subPathsDir, pluginsDir} {
+			if _, err := os.Lstat(filepath.Join(m.podsDir(), e.Name(), dir)); err == nil {
+				uids = append(uids, types.UID(e.Name()))
+				break
+			}
+		}
+	}
+	return uids, nil
+}
+
+// usedVolumes are the names of volumes that some container mounts or reads its environment from;
+// upstream makes no others.
+func usedVolumes(pod *v1.Pod) sets.Set[string] {
+	used := sets.New[string]()
+	podutil.VisitContainers(&pod.Spec, podutil.AllContainers, func(c *v1.Container, _ podutil.ContainerType) bool {
+		for i := range c.VolumeMounts {
+			used.Insert(c.VolumeMounts[i].Name)
+		}
+		for i := range c.VolumeDevices {
+			used.Insert(c.VolumeDevices[i].Name)
+		}
+		for i := range c.Env {
+			if from := c.Env[i].ValueFrom; from != nil && from.FileKeyRef != nil {
+				used.Insert(from.FileKeyRef.VolumeName)
+			}
+		}
+		return true
+	})
+	return used
+}

@@ -1,0 +1,55 @@
+package volume
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/api/resource"
+)
+
+// openDir opens a directory of our own, which must not be a link.
+const openDir = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
+
+// mountTmpfs mounts a tmpfs of at most size bytes (0: half of the machine's memory) on dir, unless one is
+// mounted there. What is in it is never swapped out where the kernel can promise that (6.4 and newer).
+func mountTmpfs(dir string, size int64) error {
+	var s unix.Statfs_t
+	if err := unix.Statfs(dir, &s); err != nil {
+		return &os.PathError{Op: "statfs", Path: dir, Err: err}
+	}
+	if s.Type == unix.TMPFS_MAGIC && isMountPoint(dir) {
+		return nil
+	}
+	var options string
+	if size > 0 {
+		options = ",size=" + strconv.FormatInt(size, 10)
+	}
+	err := unix.Mount("tmpfs", dir, "tmpfs", 0, "noswap"+options)
+	if errors.Is(err, unix.EINVAL) {
+		err = unix.Mount("tmpfs", dir, "tmpfs", 0, "mode=1777"+options)
+	}
+	if err != nil {
+		return &os.PathError{Op: "mount tmpfs", Path: dir, Err: err}
+	}
+	return nil
+}
+
+func mountHugePages(dir string, page resource.Quantity) error {
+	if isMountPoint(dir) {
+		return nil
+	}
+	if err := unix.Mount("nodev", dir, "hugetlbfs", 0, fmt.Sprintf("pagesize=%d", page.Value())); err != nil {
+		return &os.PathError{Op: "mount hugetlbfs", Path: dir, Err: err}
+	}
+	return nil
+}
+
+// isMountPoint says whether something is mounted on path (Linux 5.8 and newer tell it directly).
+func isMountPoint(path string) bool {
+	var s unix.Statx_t
+	err := unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT, 0, &s)
+	return err == nil && s.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0
+}

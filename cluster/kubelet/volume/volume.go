@@ -1,0 +1,331 @@
+// Package volume makes the volumes of this node's pods, keeps what is in them up to date, and takes
+// them away again.
+//
+// # Where things are
+//
+// Everything is below the kubelet's root directory, in upstream's layout, and that layout is the
+// only record: after a restart what stands is found on disk.
+//
+//	pods/UID/volumes/kubernetes.io~empty-dir/NAME     also ~configmap, ~secret, ~downward-api, ~projected
+//	pods/UID/volume-subpaths/NAME/CONTAINER/INDEX     a bind mount for each subPath
+//	pods/UID/plugins/kubernetes.io~empty-dir/NAME/ready  the emptyDir is complete and may have data
+//
+// Host paths and images are not made here; Mounts only names them.
+//
+// # The life of a pod's volumes
+//
+// Mount makes what does not stand yet and holds the config maps and secrets that the pod refers to.
+// From then on a change of one of them, a changed pod (Refresh) or a token that grows old leads to one
+// look at all volumes of that pod, which writes anew only those whose contents differ. A new content
+// appears at once and whole: files are links into a directory that is itself behind one link, ..data,
+// and that link is replaced by rename. Unmount lets go of the references and removes all of it.
+//
+// Nothing polls: a pod whose volumes do not change costs a timer for its token and no goroutine.
+// One thing is done to a pod's volumes at a time; calls for different pods never wait for each other.
+//
+// # What is hostile
+//
+// A container may put anything into a volume that it can write to: symbolic links, files of other
+// types, mounts. So every path below a volume's own directory is resolved by the kernel relative to
+// a descriptor of that directory (os.Root, openat2 with RESOLVE_BENEATH), and a subPath is bound from
+// the descriptor that was resolved, never from its name. Removal does not follow links and does not
+// cross mounts: it takes mounts away where it meets them. Contents of secrets and tokens are on tmpfs and are never part
+// of an error or a log line.
+//
+// # How calls fail
+//
+// Errors are in the words of upstream's events. A volume source that is not served (claims, CSI,
+// cluster trust bundles) is an error that names the source and the volume.
+package volume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/coracle-project/coracle/cluster/client"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/watched"
+)
+
+// Options say where volumes are made and what they need to know of the node.
+type Options struct {
+	// RootDir is the kubelet's directory ("/var/lib/kubelet").
+	RootDir string
+	// NodeName is this node's name.
+	NodeName string
+	// Allocatable returns what the node can give to pods: the limits of containers that have none, and
+	// the bound of memory volumes. Nil means unknown.
+	Allocatable func() v1.ResourceList
+	// Wake is called when Mount of this pod may succeed now, because an object that was missing has
+	// come or changed. Nil is allowed.
+	Wake func(types.UID)
+	// RecursiveReadOnly says whether the runtime handler of the pod can mount recursively
+	// read-only. Nil means that none can.
+	RecursiveReadOnly func(*v1.Pod) bool
+}
+
+// Manager owns all volumes on this node. It is safe for concurrent use.
+type Manager struct {
+	opts    Options
+	objects *watched.Objects
+	tokens  tokenSource
+	// looked, if set by a test, is called after each look that a change or a timer led to.
+	looked func(types.UID)
+
+	mu   sync.Mutex
+	pods map[types.UID]*podVolumes
+}
+
+// New returns a manager that reads objects and asks for tokens as set's identity. It touches nothing.
+func New(set *client.Set, opts Options) *Manager {
+	return &Manager{
+		opts:    opts,
+		objects: watched.New(set.Kube),
+		tokens:  tokenSource{kube: set.Kube},
+		pods:    map[types.UID]*podVolumes{},
+	}
+}
+
+// podVolumes is what is known of one pod's volumes beyond what is on disk.
+type podVolumes struct {
+	uid types.UID
+	// turn holds one token: who takes it works on the volumes and guards the fields below.
+	turn chan struct{}
+	pod  *v1.Pod
+	// refs are the objects that the pod's volumes are made of.
+	refs map[watched.Key]*watched.Ref
+	// tokens are the service account tokens that were asked for.
+	tokens map[tokenKey]*token
+	// failures counts looks in a row that failed, for the back-off.
+	failures int
+
+	// standing says that all volumes were made once, so changes are ours to follow.
+	standing atomic.Bool
+
+	// mu guards what follows.
+	mu    sync.Mutex
+	timer *time.Timer
+	// pending says that a look is about to begin, so that another change needs none of its own.
+	pending bool
+	// gone says that Unmount has forgotten this entry.
+	gone bool
+}
+
+// of returns the pod's entry, made if create is set, else nil if there is none.
+func (m *Manager) of(uid types.UID, create bool) *podVolumes {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	p := m.pods[uid]
+	if p == nil && create {
+		p = &podVolumes{
+			uid: uid, turn: make(chan struct{}, 1),
+			refs: map[watched.Key]*watched.Ref{}, tokens: map[tokenKey]*token{},
+		}
+		m.pods[uid] = p
+	}
+	return p
+}
+
+// enter returns the pod's entry, made if there is none, when it is the caller's turn with its volumes.
+func (m *Manager) enter(ctx context.Context, uid types.UID) (*podVolumes, error) {
+	for {
+		p := m.of(uid, true)
+		if err := p.enter(ctx); err != nil {
+			return nil, err
+		}
+		p.mu.Lock()
+		gone := p.gone
+		p.mu.Unlock()
+		if !gone {
+			return p, nil
+		}
+		p.leave() // Unmount was faster: a new entry takes its place
+	}
+}
+
+func (p *podVolumes) enter(ctx context.Context) error {
+	select {
+	case p.turn <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (p *podVolumes) leave() { <-p.turn }
+
+// Mount makes every volume of the pod that does not stand yet, and keeps all of them up to date until
+// Unmount. It is idempotent. Its error joins one for each volume that could not be made.
+func (m *Manager) Mount(ctx context.Context, pod *v1.Pod) error {
+	if err := checkUID(pod.UID); err != nil {
+		return err
+	}
+	p, err := m.enter(ctx, pod.UID)
+	if err != nil {
+		return err
+	}
+	defer p.leave()
+	p.pod = pod
+	err = m.makeAll(ctx, p)
+	switch {
+	case err == nil:
+		p.standing.Store(true)
+		p.failures = 0
+		m.sleep(p)
+	case p.standing.Load():
+		p.failures++
+		m.sleep(p)
+	}
+	return err
+}
+
+// Refresh follows a changed pod object: its labels and annotations may be in its volumes.
+func (m *Manager) Refresh(ctx context.Context, pod *v1.Pod) error {
+	p := m.of(pod.UID, false)
+	if p == nil || !p.standing.Load() {
+		return nil // Mount will see this pod or a newer one
+	}
+	return m.Mount(ctx, pod)
+}
+
+// Unmount takes all of the pod's volumes away; none of its containers may run any more. It works from
+// what is on disk, so it may be called for pods that this process never mounted. It is idempotent.
+func (m *Manager) Unmount(ctx context.Context, uid types.UID) error {
+	if err := checkUID(uid); err != nil {
+		return err
+	}
+	p, err := m.enter(ctx, uid)
+	if err != nil {
+		return err
+	}
+	defer p.leave()
+	p.standing.Store(false)
+	p.mu.Lock()
+	p.gone = true
+	if p.timer != nil {
+		p.timer.Stop()
+	}
+	p.mu.Unlock()
+	for key, ref := range p.refs {
+		ref.Release()
+		delete(p.refs, key)
+	}
+	clear(p.tokens)
+	if err := m.removeAll(uid); err != nil {
+		p.mu.Lock()
+		p.gone = false // the next Mount or Unmount finds what is left
+		p.mu.Unlock()
+		return err
+	}
+	m.mu.Lock()
+	if m.pods[uid] == p {
+		delete(m.pods, uid)
+	}
+	m.mu.Unlock()
+	return nil
+}
+
+// makeAll makes or brings up to date each volume that a container of the pod uses.
+func (m *Manager) makeAll(ctx context.Context, p *podVolumes) error {
+	if err := m.makePodDirs(p.uid); err != nil {
+		return err
+	}
+	used := usedVolumes(p.pod)
+	var errs []error
+	for i := range p.pod.Spec.Volumes {
+		vol := &p.pod.Spec.Volumes[i]
+		if !used.Has(vol.Name) {
+			continue
+		}
+		if err := m.make(ctx, p, vol); err != nil {
+			errs = append(errs, fmt.Errorf("MountVolume.SetUp failed for volume %q : %w", vol.Name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// changed is told that an object of the pod's volumes is not what it was.
+func (m *Manager) changed(p *podVolumes) {
+	if p.standing.Load() {
+		m.lookAfter(p, 0)
+	} else if m.opts.Wake != nil {
+		m.opts.Wake(p.uid)
+	}
+}
+
+// lookAfter has look called after d, unless a look is about to begin anyway.
+func (m *Manager) lookAfter(p *podVolumes, d time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.gone || p.pending {
+		return
+	}
+	p.pending = d <= 0
+	if p.timer == nil {
+		p.timer = time.AfterFunc(d, func() { m.look(p) })
+	} else {
+		p.timer.Reset(d)
+	}
+}
+
+const (
+	// lookTimeout bounds one look at a pod's volumes.
+	lookTimeout = 2 * time.Minute
+	// Looks that failed are repeated after a second, then after twice as long each time, up to:
+	longestBackoff = 2 * time.Minute
+)
+
+// look brings the volumes of a pod up to date after a change or in time before a token expires.
+func (m *Manager) look(p *podVolumes) {
+	ctx, cancel := context.WithTimeout(context.Background(), lookTimeout)
+	defer cancel()
+	err := p.enter(ctx)
+	p.mu.Lock()
+	p.pending = false // from here on a change asks for another look
+	p.mu.Unlock()
+	if err != nil {
+		return // someone has worked on the volumes for minutes, and will set the next timer
+	}
+	defer p.leave()
+	if !p.standing.Load() {
+		return
+	}
+	if err := m.makeAll(ctx, p); err != nil {
+		p.failures++
+		slog.Warn("volumes not up to date", "pod", p.pod.Namespace+"/"+p.pod.Name, "err", err, "tries", p.failures)
+	} else {
+		p.failures = 0
+	}
+	m.sleep(p)
+	if m.looked != nil {
+		m.looked(p.uid)
+	}
+}
+
+// sleep sets the timer for the next look: when a token wants to be renewed, or a failure to be tried again.
+func (m *Manager) sleep(p *podVolumes) {
+	var next time.Duration
+	for _, t := range p.tokens {
+		if d := max(time.Until(t.renew), time.Second); next == 0 || d < next {
+			next = d
+		}
+	}
+	if p.failures > 0 {
+		backoff := min(time.Second<<min(p.failures-1, 10), longestBackoff)
+		backoff += time.Duration(rand.Int64N(int64(backoff)/4 + 1))
+		if next == 0 || backoff < next {
+			next = backoff
+		}
+	}
+	if next > 0 {
+		m.lookAfter(p, next)
+	}
+}
