@@ -1,0 +1,137 @@
+// Package certificates carries out CertificateSigningRequests: it approves those with which a node
+// asks for its own client certificate, signs those that are approved, and deletes old ones.
+//
+// Three controllers over one informer, each with Requests as keys. What a request must look like
+// for a signer, and the signing itself, are upstream's rules (imported). A request that a signer
+// cannot accept gets the condition Failed; one that is nobody's is left alone. Everything else
+// that goes wrong is repeated with the frame's back-off.
+package certificates
+
+import (
+	"context"
+	"crypto/x509"
+	"fmt"
+	"log/slog"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	certificateslisters "k8s.io/client-go/listers/certificates/v1"
+	"k8s.io/kubernetes/pkg/apis/certificates"
+	conditions "k8s.io/kubernetes/pkg/controller/certificates"
+
+	"github.com/coracle-project/coracle/cluster/client"
+	"github.com/coracle-project/coracle/cluster/controllers/frame"
+)
+
+type approver struct {
+	set      *client.Set
+	requests certificateslisters.CertificateSigningRequestLister
+}
+
+// NewApprover returns the controller that approves nodes' requests for a client certificate of
+// their own, and those that somebody may make for nodes, as a SubjectAccessReview says.
+func NewApprover(set *client.Set) *frame.Controller {
+	requests := set.Informers.Certificates().V1().CertificateSigningRequests()
+	a := &approver{set: set, requests: requests.Lister()}
+	f := frame.New("csr-approving", 1, a.sync)
+	f.Watch(requests.Informer(), frame.Self)
+	return f
+}
+
+// recognized are the requests that can be approved without a person: the subresource on which
+// the requester must have the right to "create", and the message of the approval.
+var recognized = []struct {
+	subresource, message string
+	is                   func(*certificatesv1.CertificateSigningRequest, *x509.CertificateRequest) bool
+}{
+	{
+		"selfnodeclient", "Auto approving self kubelet client certificate after SubjectAccessReview.",
+		func(csr *certificatesv1.CertificateSigningRequest, request *x509.CertificateRequest) bool {
+			return csr.Spec.Username == request.Subject.CommonName && isNodeClient(csr, request)
+		},
+	},
+	{"nodeclient", "Auto approving kubelet client certificate after SubjectAccessReview.", isNodeClient},
+}
+
+func isNodeClient(csr *certificatesv1.CertificateSigningRequest, request *x509.CertificateRequest) bool {
+	return csr.Spec.SignerName == certificatesv1.KubeAPIServerClientKubeletSignerName &&
+		certificates.IsKubeletClientCSR(request, usages(csr))
+}
+
+func usages(csr *certificatesv1.CertificateSigningRequest) sets.String {
+	set := sets.NewString()
+	for _, usage := range csr.Spec.Usages {
+		set.Insert(string(usage))
+	}
+	return set
+}
+
+func (a *approver) sync(ctx context.Context, name string) error {
+	csr, err := a.requests.Get(name)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	approved, denied := conditions.GetCertApprovalCondition(&csr.Status)
+	if len(csr.Status.Certificate) > 0 || approved || denied {
+		return nil
+	}
+	request, err := certificates.ParseCSR(csr.Spec.Request)
+	if err != nil {
+		return fmt.Errorf("certificate signing request %s: %w", name, err)
+	}
+	for _, kind := range recognized {
+		if !kind.is(csr, request) {
+			continue
+		}
+		allowed, err := a.allowed(ctx, csr, kind.subresource)
+		if err != nil {
+			return err
+		}
+		if !allowed {
+			slog.Info("a node's certificate request waits for approval", "request", name, "user", csr.Spec.Username, "missing", kind.subresource)
+			continue
+		}
+		csr = csr.DeepCopy()
+		csr.Status.Conditions = append(csr.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{
+			Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue,
+			Reason: "AutoApproved", Message: kind.message,
+		})
+		_, err = a.set.Kube.CertificatesV1().CertificateSigningRequests().UpdateApproval(ctx, name, csr, metav1.UpdateOptions{})
+		return ignoreNotFound(err)
+	}
+	return nil
+}
+
+// allowed asks whether the requester may have such requests approved.
+func (a *approver) allowed(ctx context.Context, csr *certificatesv1.CertificateSigningRequest, subresource string) (bool, error) {
+	extra := map[string]authorizationv1.ExtraValue{}
+	for key, value := range csr.Spec.Extra {
+		extra[key] = authorizationv1.ExtraValue(value)
+	}
+	review, err := a.set.Kube.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{
+		Spec: authorizationv1.SubjectAccessReviewSpec{
+			User: csr.Spec.Username, UID: csr.Spec.UID, Groups: csr.Spec.Groups, Extra: extra,
+			ResourceAttributes: &authorizationv1.ResourceAttributes{
+				Group: "certificates.k8s.io", Version: "*", Resource: "certificatesigningrequests", Subresource: subresource, Verb: "create",
+			},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return false, err
+	}
+	return review.Status.Allowed, nil
+}
+
+func ignoreNotFound(err error) error {
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,169 @@
+package nodelifecycle
+
+import (
+	"time"
+
+	"golang.org/x/time/rate"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/component-helpers/node/topology"
+)
+
+const (
+	// normalRate is how many nodes per second of a zone may get a NoExecute taint.
+	normalRate = rate.Limit(0.1)
+	// partialRate is that of a large zone with many nodes away. In a small one there is none.
+	partialRate = rate.Limit(0.01)
+	// largeZone is how many nodes a zone must have more of to be large.
+	largeZone = 50
+	// unhealthyShare is which share of a zone's nodes, if more than two, must be away for many.
+	unhealthyShare = 0.55
+
+	excludeLabel = "node.kubernetes.io/exclude-disruption"
+)
+
+type zoneState int
+
+const (
+	normal zoneState = iota
+	partial
+	down // no node of it is ready
+)
+
+// zone is a set of nodes that fail together.
+type zone struct {
+	state   zoneState
+	limiter *rate.Limiter
+	// waiting are the nodes to be looked at when the limit is lifted.
+	waiting map[string]bool
+}
+
+func zoneOf(node *corev1.Node) string { return topology.GetZoneKey(node) }
+
+func isExcluded(node *corev1.Node) bool {
+	_, excluded := node.Labels[excludeLabel]
+	return excluded
+}
+
+// stateOf judges a zone by how many of its nodes are ready.
+func stateOf(ready, away int) zoneState {
+	switch {
+	case ready == 0 && away > 0:
+		return down
+	case away > 2 && float64(away)/float64(away+ready) >= unhealthyShare:
+		return partial
+	}
+	return normal
+}
+
+// judgeZones computes the state of all zones anew and has nodes looked at whose treatment changes
+// by it: those that waited for a zone's limit, and all when every zone went down or came back.
+func (c *controller) judgeZones() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	type count struct{ ready, away int }
+	counts := map[string]count{}
+	nodes, _ := c.nodes.List(labels.Everything())
+	for _, node := range nodes {
+		if isExcluded(node) {
+			continue
+		}
+		n := counts[zoneOf(node)]
+		if c.statusLocked(node) == corev1.ConditionTrue {
+			n.ready++
+		} else {
+			n.away++
+		}
+		counts[zoneOf(node)] = n
+	}
+	wereDown := c.allDownLocked()
+	for name := range c.zones {
+		if _, ok := counts[name]; !ok {
+			delete(c.zones, name)
+		}
+	}
+	for name, n := range counts {
+		z := c.zones[name]
+		if z == nil {
+			z = &zone{limiter: rate.NewLimiter(normalRate, 1), waiting: map[string]bool{}}
+			c.zones[name] = z
+		}
+		z.state = stateOf(n.ready, n.away)
+		limit := normalRate
+		if z.state == partial {
+			limit = 0
+			if n.ready+n.away > largeZone {
+				limit = partialRate
+			}
+		}
+		if z.limiter.Limit() == limit {
+			continue
+		}
+		z.limiter.SetLimit(limit)
+		if limit > 0 {
+			for node := range z.waiting {
+				c.frame.Add(node)
+			}
+			clear(z.waiting)
+		}
+	}
+	nowDown := c.allDownLocked()
+	if nowDown == wereDown {
+		return
+	}
+	for name, h := range c.health {
+		if wereDown { // a silence that all shared was ours: all get a new chance
+			h.seen = time.Now()
+		}
+		c.frame.Add(name)
+	}
+}
+
+// statusLocked returns a node's Ready status as of the last look, which the cache may not show yet;
+// for a node that was not looked at yet, as of the cache.
+func (c *controller) statusLocked(node *corev1.Node) corev1.ConditionStatus {
+	if h := c.health[node.Name]; h != nil && h.uid == node.UID && h.ready != "" {
+		return h.ready
+	}
+	if ready := condition(node, corev1.NodeReady); ready != nil {
+		return ready.Status
+	}
+	return corev1.ConditionUnknown
+}
+
+// allDown reports whether there is not a single node that is ready.
+func (c *controller) allDown() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.allDownLocked()
+}
+
+func (c *controller) allDownLocked() bool {
+	for _, z := range c.zones {
+		if z.state != down {
+			return false
+		}
+	}
+	return len(c.zones) > 0
+}
+
+// mayTaint takes a node's turn to be tainted in its zone. If it is not its turn it returns after
+// how long to ask again, 0 for when the zone's state changes.
+func (c *controller) mayTaint(node *corev1.Node) (time.Duration, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	z := c.zones[zoneOf(node)]
+	if z == nil { // only excluded nodes
+		return 0, true
+	}
+	if z.limiter.Limit() == 0 {
+		z.waiting[node.Name] = true
+		return 0, false
+	}
+	turn := z.limiter.Reserve()
+	if wait := turn.Delay(); wait > 0 {
+		turn.Cancel()
+		return wait, false
+	}
+	return 0, true
+}

@@ -1,0 +1,88 @@
+// Package rootca publishes the certificate authority that verifies the API server as the ConfigMap
+// kube-root-ca.crt of every active namespace, and puts it back when it is changed or deleted.
+//
+// It watches the ConfigMaps of that name only. What a namespace that is being deleted refuses is
+// no error; everything else is repeated with the frame's back-off.
+package rootca
+
+import (
+	"context"
+	"maps"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	coreinformers "k8s.io/client-go/informers/core/v1"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
+	upstream "k8s.io/kubernetes/pkg/controller/certificates/rootcacertpublisher"
+
+	"github.com/coracle-project/coracle/cluster/client"
+	"github.com/coracle-project/coracle/cluster/controllers/frame"
+	"github.com/coracle-project/coracle/cluster/controllers/internal/feed"
+)
+
+type publisher struct {
+	set        *client.Set
+	data       map[string]string
+	namespaces corelisters.NamespaceLister
+	informer   cache.SharedIndexInformer
+	published  corelisters.ConfigMapLister
+}
+
+// New returns the controller that publishes rootCA (PEM); its keys are namespaces.
+func New(set *client.Set, rootCA []byte) *frame.Controller {
+	namespaces := set.Informers.Core().V1().Namespaces()
+	published := coreinformers.NewFilteredConfigMapInformer(set.Kube, metav1.NamespaceAll, 0,
+		cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc},
+		func(options *metav1.ListOptions) {
+			options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, upstream.RootCACertConfigMapName).String()
+		})
+	c := &publisher{
+		set: set, data: map[string]string{"ca.crt": string(rootCA)},
+		namespaces: namespaces.Lister(), informer: published, published: corelisters.NewConfigMapLister(published.GetIndexer()),
+	}
+	f := frame.New("root-ca-certificate-publisher", 1, c.sync)
+	f.Watch(namespaces.Informer(), frame.Self)
+	feed.Own(f, published, func(obj any) []string {
+		if m, ok := obj.(*corev1.ConfigMap); ok && m.Name == upstream.RootCACertConfigMapName {
+			return []string{m.Namespace}
+		}
+		return nil
+	})
+	return f
+}
+
+func (c *publisher) sync(ctx context.Context, namespace string) error {
+	ns, err := c.namespaces.Get(namespace)
+	if apierrors.IsNotFound(err) || err == nil && ns.Status.Phase == corev1.NamespaceTerminating {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if !feed.Synced(ctx, c.informer) {
+		return ctx.Err()
+	}
+	there, err := c.published.ConfigMaps(namespace).Get(upstream.RootCACertConfigMapName)
+	switch {
+	case apierrors.IsNotFound(err):
+		_, err = c.set.Kube.CoreV1().ConfigMaps(namespace).Create(ctx, &corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{
+				Namespace: namespace, Name: upstream.RootCACertConfigMapName,
+				Annotations: map[string]string{upstream.DescriptionAnnotation: upstream.Description},
+			},
+			Data: c.data,
+		}, metav1.CreateOptions{})
+	case err == nil && (!maps.Equal(there.Data, c.data) || there.Annotations[upstream.DescriptionAnnotation] == ""):
+		there = there.DeepCopy()
+		there.Data = c.data
+		metav1.SetMetaDataAnnotation(&there.ObjectMeta, upstream.DescriptionAnnotation, upstream.Description)
+		_, err = c.set.Kube.CoreV1().ConfigMaps(namespace).Update(ctx, there, metav1.UpdateOptions{})
+	}
+	if apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err) || apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
+		return nil // an event of the ConfigMap or of the namespace is on its way
+	}
+	return err
+}
