@@ -266,4 +266,3 @@ func TestUnmountOfHostileVolumes(t *testing.T) {
 		t.Error("what belongs to the host was removed:", err)
 	}
 }
-

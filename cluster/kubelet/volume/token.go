@@ -21,7 +21,7 @@ const (
 	// and earlier by a random part of this, so that tokens of one age are not renewed at once.
 	renewJitter = 10 * time.Second
 	// A renewal that failed is tried again after this time, as long as the old token is good.
-	renewRetry = 10 * time.Second
+	renewRetry = 30 * time.Second
 )
 
 // tokenKey names one token of a pod.

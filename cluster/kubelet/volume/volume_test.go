@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -362,8 +363,13 @@ func (n *node) tokens(fail func() error) {
 func TestTokensAreRenewed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
-		var refuse error
-		n.tokens(func() error { return refuse })
+		var away atomic.Bool
+		n.tokens(func() error {
+			if away.Load() {
+				return context.DeadlineExceeded
+			}
+			return nil
+		})
 		pod := podWith(vol("api", v1.VolumeSource{Projected: &v1.ProjectedVolumeSource{DefaultMode: mode644, Sources: []v1.VolumeProjection{
 			{ServiceAccountToken: &v1.ServiceAccountTokenProjection{Path: "token", ExpirationSeconds: ptr.To[int64](3600)}},
 		}}}))
@@ -387,10 +393,10 @@ func TestTokensAreRenewed(t *testing.T) {
 		time.Sleep(time.Minute)
 		token("token-2")
 		// The API is away for a while: the old token stays, and a new one comes when it is back.
-		refuse = context.DeadlineExceeded
+		away.Store(true)
 		time.Sleep(50 * time.Minute)
 		token("token-2")
-		refuse = nil
+		away.Store(false)
 		time.Sleep(2 * renewRetry)
 		token("token-3")
 		n.unmount(pod)
