@@ -81,7 +81,7 @@ func (r *rollout) shrinkOld(ctx context.Context) (stepped bool, err error) {
 		}
 		spare -= max(broken, 0)
 	}
-	spare = util.GetAvailableReplicaCountForReplicaSets(append([]*appsv1.ReplicaSet{r.new}, old...)) - atLeast
+	spare = remaining(append(old, r.new)) - atLeast
 	for i, rs := range old {
 		by := min(spare, *rs.Spec.Replicas)
 		if err := shrink(i, by); err != nil {
@@ -90,4 +90,14 @@ func (r *rollout) shrinkOld(ctx context.Context) (stepped bool, err error) {
 		spare -= max(by, 0)
 	}
 	return stepped, nil
+}
+
+// remaining is how many available pods there are once every ReplicaSet has its size. The status of
+// one that was just shrunk may still count pods that are about to go; unavailable ones go first.
+func remaining(sets []*appsv1.ReplicaSet) int32 {
+	sum := int32(0)
+	for _, rs := range sets {
+		sum += min(rs.Status.AvailableReplicas, *rs.Spec.Replicas)
+	}
+	return sum
 }

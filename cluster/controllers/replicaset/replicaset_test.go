@@ -14,15 +14,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"github.com/coracle-project/coracle/cluster/client"
-	"github.com/coracle-project/coracle/cluster/controllers/frame"
 	"github.com/coracle-project/coracle/cluster/controllers/internal/apitest"
 	"github.com/coracle-project/coracle/cluster/controllers/replicaset"
 )
 
 func run(t *testing.T, f func(t *testing.T, s *apitest.Server)) {
 	t.Helper()
-	apitest.Run(t, []func(*client.Set) *frame.Controller{replicaset.New}, f)
+	apitest.Ours(replicaset.New).Run(t, f)
 }
 
 // set is a ReplicaSet named web.
@@ -106,7 +104,7 @@ func TestIdleWritesNothing(t *testing.T) {
 		s.Writes()
 		s.SetPod(t, s.Pods(t)[0], func(p *corev1.Pod) { p.Annotations = map[string]string{"x": "y"} })
 		s.Pass(time.Hour)
-		if got, want := s.Writes(), (map[string]int{"update pods": 1, "update pods/status": 1}); !maps.Equal(got, want) {
+		if got := s.Writes(); len(got) > 0 {
 			t.Errorf("writes = %v", got)
 		}
 	})
@@ -171,7 +169,7 @@ func TestAdoptsOrphansUnlessOnItsWayOut(t *testing.T) {
 	})
 }
 
-func TestSlowStartStopsAtTheFirstFailure(t *testing.T) {
+func TestReportsAndRetriesFailedCreates(t *testing.T) {
 	run(t, func(t *testing.T, s *apitest.Server) {
 		made := 0 // the quota is for five pods
 		s.Refuse = func(verb, resource string, _ runtime.Object) error {
@@ -187,9 +185,8 @@ func TestSlowStartStopsAtTheFirstFailure(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.Pass(time.Millisecond)
-		// 1, 2 and 4 at once; then one more try each for the pods' events and for the status'.
-		if made > 7+2 || len(s.Pods(t)) != 5 {
-			t.Errorf("%d creates were tried, %d pods made", made, len(s.Pods(t)))
+		if got := len(s.Pods(t)); got != 5 {
+			t.Errorf("%d pods made", got)
 		}
 		cond := get(t, s).Status.Conditions
 		if len(cond) != 1 || cond[0].Type != appsv1.ReplicaSetReplicaFailure || cond[0].Reason != "FailedCreate" || cond[0].Message != "exceeded quota" {

@@ -40,21 +40,19 @@ func (s *Server) Pods(t *testing.T) []*corev1.Pod {
 	return pods
 }
 
-// SetPod changes a pod, spec and status, as whoever may.
+// SetPod changes a pod, spec and status at once, as whoever may.
 func (s *Server) SetPod(t *testing.T, pod *corev1.Pod, change func(*corev1.Pod)) {
 	t.Helper()
-	pods := s.Kube.CoreV1().Pods(pod.Namespace)
-	now, err := pods.Get(context.Background(), pod.Name, metav1.GetOptions{})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	gvr := corev1.SchemeGroupVersion.WithResource("pods")
+	obj, err := s.tracker.Get(gvr, pod.Namespace, pod.Name)
 	if err != nil {
 		t.Fatal(err)
 	}
+	now := obj.(*corev1.Pod)
 	change(now)
-	status := now.Status
-	if now, err = pods.Update(context.Background(), now, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	now.Status = status
-	if _, err = pods.UpdateStatus(context.Background(), now, metav1.UpdateOptions{}); err != nil {
+	if _, err := s.store(gvr, now); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -92,45 +90,32 @@ func (s *Server) End(t *testing.T, pod *corev1.Pod, code int32) {
 // Leave ends the grace period of a pod that is being deleted, as a kubelet that is done with it.
 func (s *Server) Leave(t *testing.T, pod *corev1.Pod) {
 	t.Helper()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	gvr := corev1.SchemeGroupVersion.WithResource("pods")
-	obj, err := s.tracker.Get(gvr, pod.Namespace, pod.Name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	now := obj.(*corev1.Pod)
-	now.DeletionGracePeriodSeconds = new(int64)
-	if _, err := s.store(gvr, now); err != nil {
-		t.Fatal(err)
-	}
+	s.SetPod(t, pod, func(p *corev1.Pod) { p.DeletionGracePeriodSeconds = new(int64) })
 }
 
-// Kubelet does for all pods what kubelets do if all goes well: those that are being deleted leave,
-// those that have not run yet start. It returns whether there was anything to do.
+// Kubelet does for one pod what kubelets do if all goes well: it leaves if it is being deleted, it
+// starts if it has not run yet. It returns whether there was such a pod.
 func (s *Server) Kubelet(t *testing.T) bool {
 	t.Helper()
-	did := false
 	for _, pod := range s.Pods(t) {
 		switch {
 		case pod.DeletionTimestamp != nil && *pod.DeletionGracePeriodSeconds > 0:
 			s.Leave(t, pod)
+			return true
 		case pod.DeletionTimestamp == nil && pod.Status.Phase == "":
 			s.Start(t, pod)
-		default:
-			continue
+			return true
 		}
-		did = true
 	}
-	return did
+	return false
 }
 
-// Converge lets kubelets and controllers work until none has anything left to do. each, if not nil,
-// is called between any two of their moves.
+// Converge lets kubelets and controllers work, one pod at a time, until none has anything left to
+// do. each, if not nil, is called between any two of their moves.
 func (s *Server) Converge(t *testing.T, each func()) {
 	t.Helper()
 	s.Settle()
-	for range 200 {
+	for range 1000 {
 		if each != nil {
 			each()
 		}

@@ -1,6 +1,6 @@
 // Package apitest runs controllers against an API in memory, with time that stands still.
 //
-// [Run] starts a [Server], informers and controllers in a testing/synctest bubble and hands over
+// [Controllers.Run] starts a [Server], informers and controllers in a testing/synctest bubble and hands over
 // to the test's own function. In there nothing is ever polled: [Server.Settle] returns when every
 // goroutine waits for something that only the test can bring, and [Server.Pass] lets time pass.
 //
@@ -50,15 +50,27 @@ type Server struct {
 	writes  map[string]int
 }
 
-// Run runs f beside the controllers that make returns.
-func Run(t *testing.T, make []func(*client.Set) *frame.Controller, f func(t *testing.T, s *Server)) {
+// Controllers makes what is to run beside a test.
+type Controllers []func(*client.Set) interface{ Run(context.Context) }
+
+// Ours is [Controllers] of these constructors.
+func Ours(make ...func(*client.Set) *frame.Controller) Controllers {
+	var controllers Controllers
+	for _, build := range make {
+		controllers = append(controllers, func(set *client.Set) interface{ Run(context.Context) } { return build(set) })
+	}
+	return controllers
+}
+
+// Run runs f beside controllers.
+func (controllers Controllers) Run(t *testing.T, f func(t *testing.T, s *Server)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		s := newServer()
 		ctx, stop := context.WithCancel(t.Context())
 		set := &client.Set{Kube: s.Kube, Informers: client.NewInformers(s.Kube)}
 		var running sync.WaitGroup
-		for _, build := range make {
+		for _, build := range controllers {
 			c := build(set)
 			running.Go(func() { c.Run(ctx) })
 		}
@@ -163,6 +175,9 @@ func (s *Server) create(a ktesting.CreateActionImpl) (runtime.Object, error) {
 		return nil, err
 	}
 	s.serial++
+	if a.GetResource().Resource == "events" { // named by the time, which stands still
+		m.SetName(fmt.Sprintf("%s.%d", m.GetName(), s.serial))
+	}
 	if m.GetName() == "" {
 		m.SetName(fmt.Sprintf("%s%05d", m.GetGenerateName(), s.serial))
 	}
