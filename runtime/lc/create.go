@@ -79,9 +79,13 @@ func (e *Engine) create(ctx context.Context, id string, spec *specs.Spec, opts r
 	if err := e.claim(c.rec); err != nil {
 		return nil, err
 	}
+	children.begin()
 	if err := c.build(ctx, cfg, proc); err != nil {
-		return nil, errors.Join(err, c.undo())
+		err = errors.Join(err, c.undo())
+		children.done(process{})
+		return nil, err
 	}
+	children.done(c.rec.Init)
 	return c, nil
 }
 

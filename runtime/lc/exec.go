@@ -46,18 +46,29 @@ func (c *container) exec(ctx context.Context, p *specs.Process, opts runtime.Exe
 	if err != nil {
 		return 0, err
 	}
-	if err := lib.Start(proc); err != nil {
+	child, err := launch(lib, proc)
+	if err != nil {
 		if !c.rec.Init.alive() {
 			return 0, fmt.Errorf("%w: it ended meanwhile: %w", runtime.ErrNotRunning, err)
 		}
 		return 0, err
 	}
+	c.setOOMScore(child.Pid, p.OOMScoreAdj)
+	return child.Pid, nil
+}
+
+// launch starts a process that the caller reaps.
+func launch(lib *libcontainer.Container, proc *libcontainer.Process) (child process, err error) {
+	children.begin()
+	defer func() { children.done(child) }()
+	if err := lib.Start(proc); err != nil {
+		return process{}, err
+	}
 	pid, err := proc.Pid()
 	if err != nil {
-		return 0, err
+		return process{}, err
 	}
-	c.setOOMScore(pid, p.OOMScoreAdj)
-	return pid, nil
+	return identify(pid)
 }
 
 // setOOMScore gives an exec's process its own oom_score_adj; libcontainer gives
