@@ -28,6 +28,9 @@ const grace = 5 * time.Second
 
 // runDaemon serves until SIGTERM or SIGINT. Containers stay.
 func runDaemon(ctx context.Context, c config.Config, respawn []string, log *slog.Logger) error {
+	if err := needRoot(); err != nil {
+		return err
+	}
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	// A reader of our log that goes away, or a terminal that is closed, is no
@@ -41,17 +44,25 @@ func runDaemon(ctx context.Context, c config.Config, respawn []string, log *slog
 	if err := makeDirs(c); err != nil {
 		return err
 	}
-	lock, err := lockState(c.State)
+	release, err := lockBoth(c)
 	if err != nil {
 		return err
 	}
-	defer lock.release()
+	defer release()
 	n, err := startNode(ctx, c, respawn, log)
 	if err != nil {
 		return err
 	}
 	err = n.serve(ctx, memory.worked, began)
 	return errors.Join(err, n.close())
+}
+
+// needRoot says at once what a mkdir or mount would say later in other words.
+func needRoot() error {
+	if uid := os.Geteuid(); uid != 0 {
+		return fmt.Errorf("must run as root, not as user %d", uid)
+	}
+	return nil
 }
 
 // makeDirs makes the two places that hold everything, for root alone: below them

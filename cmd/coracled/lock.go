@@ -10,17 +10,36 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/cmd/coracled/config"
 )
 
-// errRunning means that another process has the state directory.
+// errRunning means that another process has the directory.
 var errRunning = errors.New("in use")
 
-// stateLock is the right to a state directory. The kernel takes it back when the
-// process ends, however it ends.
-type stateLock struct{ file *os.File }
+// dirLock is the right to a root or state directory. The kernel takes it back when
+// the process ends, however it ends.
+type dirLock struct{ file *os.File }
 
-// lockState takes the lock of a state directory, or says who has it (errRunning).
-func lockState(dir string) (*stateLock, error) {
+// lockBoth takes the state directory and the root, or says who has one (errRunning).
+// Two daemons on one root with a state directory each would take each other's writable
+// layers for leftovers, and delete them under running containers.
+func lockBoth(c config.Config) (release func(), err error) {
+	state, err := lockDir(c.State)
+	if err != nil {
+		return nil, err
+	}
+	root, err := lockDir(c.Root)
+	if err != nil {
+		state.release()
+		return nil, err
+	}
+	// The state directory last: a purge that waits for it finds the root free.
+	return func() { root.release(); state.release() }, nil
+}
+
+// lockDir takes the lock of a directory, or says who has it (errRunning).
+func lockDir(dir string) (*dirLock, error) {
 	for {
 		f, err := openLock(dir)
 		if err != nil {
@@ -28,7 +47,7 @@ func lockState(dir string) (*stateLock, error) {
 		}
 		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if errors.Is(err, unix.EWOULDBLOCK) {
-			err = fmt.Errorf("state directory %s: %w by coracled with pid %d; give this one another --root and --state, or stop that one",
+			err = fmt.Errorf("directory %s: %w by coracled with pid %d; give this one another --root and --state, or stop that one",
 				dir, errRunning, holder(f))
 		}
 		if err != nil {
@@ -41,8 +60,8 @@ func lockState(dir string) (*stateLock, error) {
 	}
 }
 
-// awaitState takes the lock as soon as its holder ends, or gives up when ctx ends.
-func awaitState(ctx context.Context, dir string) (*stateLock, error) {
+// awaitDir takes the lock as soon as its holder ends, or gives up when ctx ends.
+func awaitDir(ctx context.Context, dir string) (*dirLock, error) {
 	for {
 		f, err := openLock(dir)
 		if err != nil {
@@ -70,7 +89,7 @@ func awaitState(ctx context.Context, dir string) (*stateLock, error) {
 func openLock(dir string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
-		return nil, fmt.Errorf("lock state directory: %w", err)
+		return nil, fmt.Errorf("lock directory: %w", err)
 	}
 	return f, nil
 }
@@ -78,7 +97,7 @@ func openLock(dir string) (*os.File, error) {
 // own writes our pid into the locked file for the one who finds it taken. It returns
 // nil and closes the file if that has lost its name since it was opened, to a purge:
 // its lock means nothing.
-func own(f *os.File) (*stateLock, error) {
+func own(f *os.File) (*dirLock, error) {
 	opened, err := f.Stat()
 	if err != nil {
 		_ = f.Close()
@@ -93,7 +112,7 @@ func own(f *os.File) (*stateLock, error) {
 		_ = f.Close()
 		return nil, fmt.Errorf("write %s: %w", f.Name(), err)
 	}
-	return &stateLock{f}, nil
+	return &dirLock{f}, nil
 }
 
 func writeAt(f *os.File, s string) error {
@@ -110,4 +129,4 @@ func holder(f *os.File) int {
 }
 
 // release gives the lock back. The file stays, unless a purge removes it.
-func (l *stateLock) release() { _ = l.file.Close() }
+func (l *dirLock) release() { _ = l.file.Close() }

@@ -4,58 +4,90 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/coracle-project/coracle/cmd/coracled/config"
 )
 
 func TestLockTellsItsHolder(t *testing.T) {
 	dir := t.TempDir()
-	first, err := lockState(dir)
+	first, err := lockDir(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = lockState(dir)
+	_, err = lockDir(dir)
 	if !errors.Is(err, errRunning) || !strings.Contains(err.Error(), fmt.Sprintf("pid %d", os.Getpid())) || !strings.Contains(err.Error(), dir) {
 		t.Errorf("second lock: %v", err)
 	}
 	first.release()
-	second, err := lockState(dir)
+	second, err := lockDir(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	second.release()
 }
 
+// Two daemons with a state directory each were let on one root; the second took the
+// first one's writable layers for leftovers, and deleted them.
+func TestOneDaemonOnARoot(t *testing.T) {
+	c := config.Config{Root: t.TempDir(), State: t.TempDir()}
+	release, err := lockBoth(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := config.Config{Root: c.Root, State: t.TempDir()}
+	if _, err := lockBoth(other); !errors.Is(err, errRunning) || !strings.Contains(err.Error(), c.Root) {
+		t.Errorf("second daemon on the root: %v", err)
+	}
+	if l, err := lockDir(other.State); err != nil {
+		t.Errorf("its state directory is left locked: %v", err)
+	} else {
+		l.release()
+	}
+	// A purge through another state directory, too, leaves the root alone.
+	if err := purgeState(t.Context(), other, slog.New(slog.DiscardHandler)); !errors.Is(err, errRunning) {
+		t.Errorf("purge: %v", err)
+	}
+	release()
+	release, err = lockBoth(other)
+	if err != nil {
+		t.Fatal(err)
+	}
+	release()
+}
+
 func TestLockWithoutDirectory(t *testing.T) {
-	if _, err := lockState(filepath.Join(t.TempDir(), "absent")); !errors.Is(err, os.ErrNotExist) {
+	if _, err := lockDir(filepath.Join(t.TempDir(), "absent")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("%v", err)
 	}
 }
 
 func TestAwaitLock(t *testing.T) {
 	dir := t.TempDir()
-	first, err := lockState(dir)
+	first, err := lockDir(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	late, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
-	if _, err := awaitState(late, dir); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := awaitDir(late, dir); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("taken: %v", err)
 	}
 	first.release()
 	// The call that gave up may have got the lock just now, and keeps it while the
 	// process lives: take another directory.
 	dir = t.TempDir()
-	if first, err = lockState(dir); err != nil {
+	if first, err = lockDir(dir); err != nil {
 		t.Fatal(err)
 	}
 	got := make(chan error, 1)
 	go func() {
-		second, err := awaitState(context.Background(), dir)
+		second, err := awaitDir(context.Background(), dir)
 		if err == nil {
 			second.release()
 		}

@@ -22,7 +22,7 @@ import (
 const shimName = "containerd-shim-coracle-v1"
 
 // node is all parts below CRI, started and recovered. Whoever makes one holds the
-// state directory's lock.
+// locks of both directories.
 type node struct {
 	config    config.Config
 	log       *slog.Logger

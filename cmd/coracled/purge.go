@@ -32,7 +32,7 @@ const (
 // is deleted from them.
 var (
 	ownState = []string{"pods", "containers", "ns", "shim", "network", "lock"}
-	ownRoot  = []string{"images", "snapshots"}
+	ownRoot  = []string{"images", "snapshots", "lock"}
 )
 
 func purgeCommand(f *flags) *cobra.Command {
@@ -61,6 +61,9 @@ state directory. Images stay unless --all is given.`,
 }
 
 func purge(ctx context.Context, c config.Config, images bool, log *slog.Logger) error {
+	if err := needRoot(); err != nil {
+		return fmt.Errorf("purge: %w", err)
+	}
 	state, err := exists(c.State)
 	if err != nil {
 		return fmt.Errorf("purge: %w", err)
@@ -90,8 +93,9 @@ func exists(path string) (bool, error) {
 	return err == nil, err
 }
 
-// purgeState becomes the owner of the state directory and takes down all that
-// is in it.
+// purgeState becomes the owner of both directories and takes down all that is in the
+// state directory. A daemon with another state directory on the same root is not ours
+// to end.
 func purgeState(ctx context.Context, c config.Config, log *slog.Logger) error {
 	if err := makeDirs(c); err != nil {
 		return err
@@ -101,6 +105,11 @@ func purgeState(ctx context.Context, c config.Config, log *slog.Logger) error {
 		return err
 	}
 	defer lock.release()
+	root, err := lockDir(c.Root)
+	if err != nil {
+		return err
+	}
+	defer root.release()
 	n, err := startNode(ctx, c, nil, log)
 	if err != nil {
 		return err
@@ -128,8 +137,8 @@ func purgeState(ctx context.Context, c config.Config, log *slog.Logger) error {
 }
 
 // takeState gets the lock of a state directory, from a running daemon if need be.
-func takeState(ctx context.Context, dir string) (*stateLock, error) {
-	lock, err := lockState(dir)
+func takeState(ctx context.Context, dir string) (*dirLock, error) {
+	lock, err := lockDir(dir)
 	if !errors.Is(err, errRunning) {
 		return lock, err
 	}
@@ -138,7 +147,7 @@ func takeState(ctx context.Context, dir string) (*stateLock, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, endOfDaemon)
 	defer cancel()
-	return awaitState(ctx, dir)
+	return awaitDir(ctx, dir)
 }
 
 // endDaemon sends SIGTERM to the holder of the lock. The pid comes from the lock's
