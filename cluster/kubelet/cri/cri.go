@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"net"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -28,6 +29,7 @@ type Client struct {
 	Runtime runtimeapi.RuntimeServiceClient
 	Images  runtimeapi.ImageServiceClient
 	conn    *grpc.ClientConn
+	version atomic.Pointer[runtimeapi.VersionResponse]
 }
 
 // Dial returns a client of the runtime at endpoint ("unix:///run/coracle/coracle.sock", or a path). It
@@ -60,6 +62,25 @@ func Dial(endpoint string) (*Client, error) {
 		Images:  runtimeapi.NewImageServiceClient(conn),
 		conn:    conn,
 	}, nil
+}
+
+// Version returns what the runtime says it is; it is asked once.
+func (c *Client) Version(ctx context.Context) (*runtimeapi.VersionResponse, error) {
+	if v := c.version.Load(); v != nil {
+		return v, nil
+	}
+	v, err := c.Runtime.Version(ctx, &runtimeapi.VersionRequest{Version: "v1"})
+	if err != nil {
+		return nil, fmt.Errorf("ask the runtime's version: %w", err)
+	}
+	c.version.Store(v)
+	return v, nil
+}
+
+// RuntimeName is the scheme of container ids in statuses ("coracle" of coracle://ID).
+func (c *Client) RuntimeName(ctx context.Context) (string, error) {
+	v, err := c.Version(ctx)
+	return v.GetRuntimeName(), err
 }
 
 // Close ends the connection; calls under way fail.

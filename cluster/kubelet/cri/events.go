@@ -1,0 +1,169 @@
+package cri
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	grpcstatus "google.golang.org/grpc/status"
+	"k8s.io/apimachinery/pkg/types"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	kubelettypes "k8s.io/kubelet/pkg/types"
+)
+
+const (
+	// listEvery is how often a runtime that serves no events is asked what it has.
+	listEvery = time.Second
+	// streamAgain is how often such a runtime is asked for events again: it may have been replaced
+	// by a newer one.
+	streamAgain = time.Minute
+)
+
+// Watch calls changed with the UID of every pod in which the runtime has made, started, lost or
+// removed something, until ctx ends. It calls resync, if events may have been missed, whenever a
+// stream of them begins. A runtime without GetContainerEvents is listed once a second instead.
+func (c *Client) Watch(ctx context.Context, changed func(types.UID), resync func()) {
+	l := lister{client: c, changed: changed}
+	for ctx.Err() == nil {
+		err := c.stream(ctx, changed, resync)
+		if ctx.Err() != nil {
+			return
+		}
+		if grpcstatus.Code(err) == codes.Unimplemented {
+			l.run(ctx, streamAgain)
+			continue
+		}
+		slog.Warn("runtime's events broke off", "err", err)
+		sleep(ctx, listEvery)
+	}
+}
+
+func (c *Client) stream(ctx context.Context, changed func(types.UID), resync func()) error {
+	events, err := c.Runtime.GetContainerEvents(ctx, &runtimeapi.GetEventsRequest{})
+	if err != nil {
+		return err
+	}
+	// The header comes with the first event at the latest; what happened before is not repeated.
+	resync()
+	for {
+		e, err := events.Recv()
+		if err != nil {
+			return err
+		}
+		if uid := eventUID(e); uid != "" {
+			changed(uid)
+		}
+	}
+}
+
+func eventUID(e *runtimeapi.ContainerEventResponse) types.UID {
+	if uid := e.GetPodSandboxStatus().GetMetadata().GetUid(); uid != "" {
+		return types.UID(uid)
+	}
+	for _, s := range e.GetContainersStatuses() {
+		if uid := uidOf(s.GetLabels()); uid != "" {
+			return uid
+		}
+	}
+	return ""
+}
+
+// lister finds changes by comparing lists.
+type lister struct {
+	client  *Client
+	changed func(types.UID)
+	known   map[string]item // by sandbox or container id; nil before the first list
+}
+
+type item struct {
+	uid   types.UID
+	state int32
+}
+
+// run lists once a second for d.
+func (l *lister) run(ctx context.Context, d time.Duration) {
+	ctx, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
+	tick := time.NewTicker(listEvery)
+	defer tick.Stop()
+	for {
+		now, err := l.client.items(ctx)
+		switch {
+		case err == nil:
+			l.compare(now)
+		case ctx.Err() == nil:
+			slog.Warn("list what the runtime has", "err", err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+func (l *lister) compare(now map[string]item) {
+	told := map[types.UID]bool{}
+	tell := func(uid types.UID) {
+		if uid != "" && !told[uid] {
+			told[uid] = true
+			l.changed(uid)
+		}
+	}
+	for id, i := range now {
+		if was, ok := l.known[id]; !ok || was != i {
+			tell(i.uid)
+		}
+	}
+	for id, i := range l.known {
+		if _, ok := now[id]; !ok {
+			tell(i.uid)
+		}
+	}
+	l.known = now
+}
+
+func (c *Client) items(ctx context.Context) (map[string]item, error) {
+	sandboxes, err := c.Runtime.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
+	if err != nil {
+		return nil, err
+	}
+	containers, err := c.Runtime.ListContainers(ctx, &runtimeapi.ListContainersRequest{})
+	if err != nil {
+		return nil, err
+	}
+	all := make(map[string]item, len(sandboxes.Items)+len(containers.Containers))
+	for _, s := range sandboxes.Items {
+		all[s.Id] = item{types.UID(s.GetMetadata().GetUid()), int32(s.State)}
+	}
+	for _, k := range containers.Containers {
+		all[k.Id] = item{uidOf(k.Labels), int32(k.State)}
+	}
+	return all, nil
+}
+
+// PodUIDs returns the UIDs of all pods of which the runtime has anything.
+func (c *Client) PodUIDs(ctx context.Context) (map[types.UID]bool, error) {
+	all, err := c.items(ctx)
+	uids := map[types.UID]bool{}
+	for _, i := range all {
+		if i.uid != "" {
+			uids[i.uid] = true
+		}
+	}
+	return uids, err
+}
+
+func uidOf(labels map[string]string) types.UID {
+	return types.UID(labels[kubelettypes.KubernetesPodUIDLabel])
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+	case <-t.C:
+	}
+}

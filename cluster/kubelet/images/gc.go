@@ -1,0 +1,203 @@
+package images
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/tools/record"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/kubernetes/pkg/kubelet/events"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/cluster/kubelet/cri"
+)
+
+// GCPolicy says when unused images are removed.
+type GCPolicy struct {
+	// HighPercent of the disk in use begins a collection, which goes on until LowPercent is reached.
+	HighPercent, LowPercent int
+	// MinAge is how long an image must have been on the node.
+	MinAge time.Duration
+	// Every is how often the disk is looked at.
+	Every time.Duration
+}
+
+// DefaultGCPolicy is upstream's.
+var DefaultGCPolicy = GCPolicy{HighPercent: 85, LowPercent: 80, MinAge: 2 * time.Minute, Every: 5 * time.Minute}
+
+// Collector removes images that no container uses when the disk that they are on fills up, those
+// first that have not been used for longest.
+type Collector struct {
+	client   *cri.Client
+	puller   *Puller
+	policy   GCPolicy
+	recorder record.EventRecorder
+	node     *v1.ObjectReference
+	disk     func(path string) (capacity, available int64, err error)
+
+	mu   sync.Mutex
+	seen map[string]*use // by image id
+}
+
+type use struct {
+	first, last time.Time
+}
+
+// NewCollector returns a Collector for the node that node names in events.
+func NewCollector(client *cri.Client, p *Puller, policy GCPolicy, recorder record.EventRecorder, node *v1.ObjectReference) *Collector {
+	return &Collector{client: client, puller: p, policy: policy, recorder: recorder, node: node, disk: statfs, seen: map[string]*use{}}
+}
+
+// Run looks at the disk now and then until ctx ends.
+func (g *Collector) Run(ctx context.Context) {
+	tick := time.NewTicker(g.policy.Every)
+	defer tick.Stop()
+	for {
+		if err := g.Collect(ctx); err != nil && ctx.Err() == nil {
+			slog.Warn("image garbage collection", "err", err)
+			g.recorder.Eventf(g.node, v1.EventTypeWarning, events.ImageGCFailed, "%s", err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// Collect removes images if the disk is fuller than the policy's high mark, until it is below the
+// low one. It is an error when nothing more can be removed before that.
+func (g *Collector) Collect(ctx context.Context) error {
+	unused, err := g.detect(ctx, time.Now())
+	if err != nil {
+		return err
+	}
+	capacity, available, err := g.usage(ctx)
+	if err != nil || capacity == 0 {
+		return err
+	}
+	used := 100 - int(available*100/capacity)
+	if used < g.policy.HighPercent {
+		return nil
+	}
+	want := capacity*int64(100-g.policy.LowPercent)/100 - available
+	slog.Info("disk of images is filling up: removing unused images", "used_percent", used, "bytes_wanted", want)
+	freed, err := g.free(ctx, unused, want, time.Now())
+	if err != nil {
+		return err
+	}
+	if freed < want {
+		return fmt.Errorf("Failed to garbage collect required amount of images. Attempted to free %d bytes, but only found %d bytes eligible to free.", want, freed) //nolint:staticcheck // upstream's words in an event
+	}
+	return nil
+}
+
+// detect notes which images are there and which are in use, and returns the others.
+func (g *Collector) detect(ctx context.Context, now time.Time) ([]*runtimeapi.Image, error) {
+	images, err := g.client.Images.ListImages(ctx, &runtimeapi.ListImagesRequest{})
+	if err != nil {
+		return nil, err
+	}
+	containers, err := g.client.Runtime.ListContainers(ctx, &runtimeapi.ListContainersRequest{})
+	if err != nil {
+		return nil, err
+	}
+	used := sets.New[string]()
+	for _, c := range containers.Containers {
+		used.Insert(c.ImageId, c.ImageRef, c.GetImage().GetImage())
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	there := sets.New[string]()
+	var unused []*runtimeapi.Image
+	for _, i := range images.Images {
+		there.Insert(i.Id)
+		u := g.seen[i.Id]
+		if u == nil {
+			u = &use{first: now}
+			g.seen[i.Id] = u
+		}
+		names := append([]string{i.Id}, append(slices.Clone(i.RepoTags), i.RepoDigests...)...)
+		switch {
+		case slices.ContainsFunc(names, used.Has):
+			u.last = now
+		case !i.Pinned:
+			unused = append(unused, i)
+		}
+	}
+	for id := range g.seen {
+		if !there.Has(id) {
+			delete(g.seen, id)
+		}
+	}
+	return unused, nil
+}
+
+func (g *Collector) free(ctx context.Context, unused []*runtimeapi.Image, want int64, now time.Time) (int64, error) {
+	g.mu.Lock()
+	uses := make(map[string]use, len(unused))
+	for _, i := range unused {
+		uses[i.Id] = *g.seen[i.Id]
+	}
+	g.mu.Unlock()
+	slices.SortFunc(unused, func(a, b *runtimeapi.Image) int {
+		ua, ub := uses[a.Id], uses[b.Id]
+		return cmp.Or(ua.last.Compare(ub.last), ua.first.Compare(ub.first))
+	})
+	freed := int64(0)
+	for _, i := range unused {
+		if freed >= want {
+			break
+		}
+		if now.Sub(uses[i.Id].first) < g.policy.MinAge {
+			continue
+		}
+		if _, err := g.client.Images.RemoveImage(ctx, &runtimeapi.RemoveImageRequest{Image: &runtimeapi.ImageSpec{Image: i.Id}}); err != nil {
+			return freed, fmt.Errorf("remove image %s: %w", i.Id, err)
+		}
+		freed += int64(i.Size)
+	}
+	if left, err := g.client.Images.ListImages(ctx, &runtimeapi.ListImagesRequest{}); err == nil && g.puller != nil {
+		ids := make([]string, 0, len(left.Images))
+		for _, i := range left.Images {
+			ids = append(ids, i.Id)
+		}
+		g.puller.prune(ctx, ids, now)
+	}
+	return freed, nil
+}
+
+// usage returns the size and the free space of the disk that images are on.
+func (g *Collector) usage(ctx context.Context) (capacity, available int64, err error) {
+	info, err := g.client.Images.ImageFsInfo(ctx, &runtimeapi.ImageFsInfoRequest{})
+	if err != nil {
+		return 0, 0, err
+	}
+	for _, fs := range info.ImageFilesystems {
+		if path := fs.GetFsId().GetMountpoint(); path != "" {
+			return g.disk(path)
+		}
+	}
+	return 0, 0, nil
+}
+
+func statfs(path string) (capacity, available int64, err error) {
+	var s unix.Statfs_t
+	if err := unix.Statfs(path, &s); err != nil {
+		return 0, 0, fmt.Errorf("statfs %s: %w", path, err)
+	}
+	return int64(s.Blocks) * s.Bsize, int64(s.Bavail) * s.Bsize, nil
+}
+
+// prune forgets who pulled images that are no longer among these.
+func (p *Puller) prune(ctx context.Context, ids []string, until time.Time) {
+	p.records.PruneUnknownRecords(ctx, ids, until)
+}

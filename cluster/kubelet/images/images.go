@@ -1,0 +1,136 @@
+// Package images sees to it that a container's image is on the node before the container is made,
+// and that images which nobody uses go when their disk fills up.
+//
+// Upstream's image manager decides: pull policy, pull secrets, who may use an image that was pulled
+// with somebody's credentials, back-off, and the words of events and errors. This package is what
+// that manager pulls with (CRI), tells when a failed pull is worth another try, and lets pulls go
+// on in parallel.
+package images
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/client-go/util/flowcontrol"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/klog/v2"
+	"k8s.io/kubernetes/pkg/credentialprovider"
+	kubecontainer "k8s.io/kubernetes/pkg/kubelet/container"
+	kubeimages "k8s.io/kubernetes/pkg/kubelet/images"
+	"k8s.io/kubernetes/pkg/kubelet/images/pullmanager"
+
+	"github.com/coracle-project/coracle/cluster/kubelet/cri"
+)
+
+// A failed pull is tried again after 10 s, doubling up to 5 min.
+const (
+	backOffFirst = 10 * time.Second
+	backOffMost  = 5 * time.Minute
+)
+
+// Sizes of the in-memory caches of who pulled what.
+const (
+	intentsCached = 32
+	pullsCached   = 256
+	lockStripes   = 16
+)
+
+// Failure is why a container's image is not there: a waiting container's reason and message.
+type Failure struct {
+	Reason, Message string
+	// Until is when another try makes sense.
+	Until time.Time
+}
+
+func (f *Failure) Error() string { return f.Reason + ": " + f.Message }
+
+// Secrets returns a Secret by namespace and name.
+type Secrets func(ctx context.Context, namespace, name string) (*v1.Secret, error)
+
+// Puller gets images.
+type Puller struct {
+	manager kubeimages.ImageManager
+	backOff *flowcontrol.Backoff
+	secrets Secrets
+	records *pullmanager.PullManager
+}
+
+// NewPuller returns a Puller that remembers under rootDir who pulled which image with which
+// credentials.
+func NewPuller(client *cri.Client, recorder record.EventRecorder, secrets Secrets, rootDir string) (*Puller, error) {
+	service := &service{images: client.Images}
+	files, err := pullmanager.NewFSPullRecordsAccessor(klog.Background(), rootDir)
+	if err != nil {
+		return nil, fmt.Errorf("records of image pulls: %w", err)
+	}
+	cached := pullmanager.NewCachedPullRecordsAccessor(klog.Background(), files, intentsCached, pullsCached, lockStripes)
+	records, err := pullmanager.NewImagePullManager(context.Background(), cached, pullmanager.NeverVerifyPreloadedPullPolicy(), service, lockStripes)
+	if err != nil {
+		return nil, fmt.Errorf("records of image pulls: %w", err)
+	}
+	backOff := flowcontrol.NewBackOff(backOffFirst, backOffMost)
+	return &Puller{
+		manager: kubeimages.NewImageManager(recorder, credentialprovider.NewDefaultDockerKeyring(), service, records,
+			backOff, false, nil, 0, 0, unrecorded{}),
+		backOff: backOff, secrets: secrets, records: records,
+	}, nil
+}
+
+// Ensure returns the id of the container's image, pulling it if the container's policy or its
+// absence asks for that. An error is a *Failure.
+func (p *Puller) Ensure(ctx context.Context, pod *v1.Pod, c *v1.Container, sandbox *runtimeapi.PodSandboxConfig, handler string) (string, error) {
+	ref, err := kubecontainer.GenerateContainerRef(pod, c)
+	if err != nil {
+		return "", &Failure{Reason: kubeimages.ErrImageInspect.Error(), Message: err.Error()}
+	}
+	secrets := p.pullSecrets(ctx, pod)
+	id, message, err := p.manager.EnsureImageExists(ctx, ref, pod, c.Image, secrets, sandbox, handler, c.ImagePullPolicy)
+	if err == nil {
+		return id, nil
+	}
+	f := &Failure{Reason: err.Error(), Message: message, Until: time.Now().Add(backOffFirst)}
+	if !errors.Is(err, kubeimages.ErrImageNeverPull) && !errors.Is(err, kubeimages.ErrInvalidImageName) {
+		f.Until = p.until(pod.UID, c.Image)
+	}
+	return "", f
+}
+
+// until says when the image manager will let the next pull of an image through.
+func (p *Puller) until(uid types.UID, image string) time.Time {
+	d := p.backOff.Get(fmt.Sprintf("%s_%s", uid, image)) // the image manager's key
+	if d == 0 {
+		d = backOffFirst
+	}
+	// A moment later than the end of the back-off, whose beginning is not known to the millisecond.
+	return time.Now().Add(d + 50*time.Millisecond)
+}
+
+// pullSecrets returns the secrets that the pod names for pulling. One that cannot be read is left
+// out: the image may be public, and if not the pull's own error tells.
+func (p *Puller) pullSecrets(ctx context.Context, pod *v1.Pod) []v1.Secret {
+	var secrets []v1.Secret
+	for _, ref := range pod.Spec.ImagePullSecrets {
+		if ref.Name == "" {
+			continue
+		}
+		s, err := p.secrets(ctx, pod.Namespace, ref.Name)
+		if err != nil {
+			slog.Warn("read a pull secret", "pod", pod.Namespace+"/"+pod.Name, "secret", ref.Name, "err", err)
+			continue
+		}
+		secrets = append(secrets, *s)
+	}
+	return secrets
+}
+
+// unrecorded takes the image manager's notes on how long pulls take, which nobody reads.
+type unrecorded struct{}
+
+func (unrecorded) RecordImageStartedPulling(types.UID)  {}
+func (unrecorded) RecordImageFinishedPulling(types.UID) {}

@@ -1,0 +1,150 @@
+package pod
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	v1 "k8s.io/api/core/v1"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/coracle-project/coracle/cluster/kubelet/cri"
+)
+
+// containerConfig is a container as CRI wants it.
+func (w *worker) containerConfig(ctx context.Context, pod *v1.Pod, s Start, image string) (*runtimeapi.ContainerConfig, error) {
+	c := s.Container
+	restarts := w.restartCount(pod, c)
+	envs, command, args, err := w.r.Env.Resolve(ctx, pod, c, w.podIPs(pod), w.r.HostIPs())
+	if err != nil {
+		return nil, err
+	}
+	mounts, err := w.mounts(ctx, pod, c, envs)
+	if err != nil {
+		return nil, err
+	}
+	user, err := w.imageUser(ctx, c.Image)
+	if err != nil {
+		return nil, err
+	}
+	security, err := w.r.containerSecurity(pod, c, user)
+	if err != nil {
+		return nil, err
+	}
+	if err := w.target(security, s); err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(filepath.Join(w.logDir(pod), c.Name), 0o755); err != nil {
+		return nil, fmt.Errorf("create container log directory for container %s failed: %w", c.Name, err)
+	}
+	return &runtimeapi.ContainerConfig{
+		Metadata:    &runtimeapi.ContainerMetadata{Name: c.Name, Attempt: uint32(restarts)},
+		Image:       &runtimeapi.ImageSpec{Image: image, UserSpecifiedImage: c.Image},
+		Command:     command,
+		Args:        args,
+		WorkingDir:  c.WorkingDir,
+		Envs:        envs,
+		Mounts:      mounts,
+		Labels:      cri.ContainerLabels(pod, c),
+		Annotations: cri.ContainerAnnotations(pod, c, restarts),
+		LogPath:     logName(c, restarts),
+		Stdin:       c.Stdin,
+		StdinOnce:   c.StdinOnce,
+		Tty:         c.TTY,
+		Linux: &runtimeapi.LinuxContainerConfig{
+			Resources:       w.r.containerResources(pod, c),
+			SecurityContext: security,
+		},
+	}, nil
+}
+
+// restartCount returns how often the container has been started before. When the runtime has
+// forgotten it, as after a reboot, its logs tell.
+func (w *worker) restartCount(pod *v1.Pod, c *v1.Container) int {
+	if s := w.observed.FindContainerStatusByName(c.Name); s != nil {
+		return s.RestartCount + 1
+	}
+	return restartsByLogs(filepath.Join(w.logDir(pod), c.Name))
+}
+
+// imageUser asks whom the image runs as; an image that does not say runs as root.
+func (w *worker) imageUser(ctx context.Context, image string) (imageUser, error) {
+	resp, err := w.r.CRI.Images.ImageStatus(ctx, &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: image}})
+	if err != nil {
+		return imageUser{}, err
+	}
+	switch i := resp.GetImage(); {
+	case i.GetUid() != nil:
+		return imageUser{uid: &i.Uid.Value}, nil
+	case i.GetUsername() != "":
+		return imageUser{name: i.Username}, nil
+	}
+	return imageUser{uid: new(int64)}, nil
+}
+
+// target has an ephemeral container see the processes of the one that it is to look into.
+func (w *worker) target(security *runtimeapi.LinuxContainerSecurityContext, s Start) error {
+	if s.Target == "" || security.NamespaceOptions.Pid != runtimeapi.NamespaceMode_CONTAINER {
+		return nil
+	}
+	t := w.observed.FindContainerStatusByName(s.Target)
+	if t == nil {
+		return fmt.Errorf("unable to find target container %s", s.Target)
+	}
+	security.NamespaceOptions.Pid = runtimeapi.NamespaceMode_TARGET
+	security.NamespaceOptions.TargetId = t.ID.ID
+	return nil
+}
+
+// mounts returns the container's volumes, the pod's hosts file and the file that the container may
+// leave its last word in.
+func (w *worker) mounts(ctx context.Context, pod *v1.Pod, c *v1.Container, envs []*runtimeapi.KeyValue) ([]*runtimeapi.Mount, error) {
+	mounts, err := w.r.Volumes.Mounts(ctx, pod, c, envs)
+	if err != nil {
+		return nil, err
+	}
+	own := func(path string) bool {
+		for _, m := range c.VolumeMounts {
+			if m.MountPath == path {
+				return true
+			}
+		}
+		return false
+	}
+	if ips := w.podIPs(pod); !own(hostsPath) && (pod.Spec.HostNetwork || len(ips) > 0) {
+		file, err := w.r.writeHosts(pod, w.observed.IPs)
+		if err != nil {
+			return nil, err
+		}
+		mounts = append(mounts, &runtimeapi.Mount{ContainerPath: hostsPath, HostPath: file, SelinuxRelabel: true})
+	}
+	if c.TerminationMessagePath == "" {
+		return mounts, nil
+	}
+	file, err := w.messageFile(c)
+	if err != nil {
+		return nil, err
+	}
+	return append(mounts, &runtimeapi.Mount{
+		ContainerPath: filepath.Join("/", c.TerminationMessagePath), HostPath: file, SelinuxRelabel: true,
+	}), nil
+}
+
+// messageFile makes the file that is mounted at the container's terminationMessagePath, a new one
+// for each instance, which any user may write to.
+func (w *worker) messageFile(c *v1.Container) (string, error) {
+	dir := filepath.Join(w.r.dir(string(w.uid)), "containers", c.Name)
+	if err := os.MkdirAll(dir, 0o750); err != nil {
+		return "", err
+	}
+	name := make([]byte, 4)
+	_, _ = rand.Read(name) // never fails
+	file := filepath.Join(dir, hex.EncodeToString(name))
+	if err := os.WriteFile(file, nil, 0o666); err != nil {
+		return "", err
+	}
+	return file, os.Chmod(file, 0o666) // whatever the umask is
+}

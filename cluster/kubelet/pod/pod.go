@@ -1,0 +1,219 @@
+// Package pod runs pods: one goroutine per pod brings what the runtime has of it together with
+// what the API asks for.
+//
+// # A pod's life
+//
+//	Apply ─► starting and keeping up ─► ending ─► ended ─► gone
+//
+// Apply gives a pod to the Runner, and again each of its changes. Its goroutine sleeps until
+// something happens: the object changed, the runtime or a probe told of a container (Wake), a
+// volume's content has come, or a back-off is over. Then it looks at what the runtime has
+// (cri.Client.Pod), decides what comes next (Decide, a pure function), does that, and has the new
+// status written. It ends when the pod's object is being deleted (Apply), when the object is gone
+// (Remove), when all containers are done, or when the node ends it (an active deadline). Ending
+// stops the containers within their grace, then the sandbox, frees volumes and cgroups and reports the
+// final status; after that the object may be deleted, and when it is gone (Remove), containers, sandbox
+// and logs are removed.
+//
+// # When calls fail
+//
+// A step that fails leaves its reason in the container's status and an event, and is tried again:
+// after the container's or the image's back-off, or after 1 to 60 s for everything else. No failure
+// of one pod is noticed by another.
+//
+// # Restarts of the kubelet
+//
+// Nothing is kept on disk but what volumes need. All that has to be known of a container is in its
+// CRI labels and annotations; a pod that runs as its object says is left alone.
+package pod
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/record"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	kubecontainer "k8s.io/kubernetes/pkg/kubelet/container"
+
+	"github.com/coracle-project/coracle/cluster/kubelet/cri"
+	"github.com/coracle-project/coracle/cluster/kubelet/images"
+	"github.com/coracle-project/coracle/cluster/kubelet/probe"
+	"github.com/coracle-project/coracle/cluster/kubelet/status"
+)
+
+// Cgroups makes the cgroup that a pod's containers are in.
+type Cgroups interface {
+	// Ensure makes the pod's cgroup with its limits, if cgroups are managed here.
+	Ensure(pod *v1.Pod) error
+	// Parent returns the cgroup parent to give to the runtime, empty for the runtime's own choice.
+	Parent(pod *v1.Pod) string
+	// Remove removes the pod's cgroup; nothing runs in it any more.
+	Remove(uid types.UID) error
+}
+
+// DNS computes a pod's resolv.conf.
+type DNS interface {
+	GetPodDNS(ctx context.Context, pod *v1.Pod) (*runtimeapi.DNSConfig, error)
+}
+
+// Config is what a Runner works with. All fields are needed.
+type Config struct {
+	CRI      *cri.Client
+	Images   *images.Puller
+	Volumes  Volumes
+	Env      Env
+	Probes   *probe.Manager
+	Status   *status.Writer
+	Cgroups  Cgroups
+	DNS      DNS
+	Recorder record.EventRecorder
+	// RuntimeHandler resolves a RuntimeClass's name.
+	RuntimeHandler func(class *string) (string, error)
+	// HostIPs returns the node's addresses.
+	HostIPs func() []string
+	// RootDir is the kubelet's directory, LogDir that of pods' logs, LegacyLogDir (may be empty) that
+	// of links named after containers, which log collectors read.
+	RootDir, LogDir, LegacyLogDir string
+	ClusterDomain                 string
+	// MemoryCapacity of the node, in bytes, for OOM scores.
+	MemoryCapacity int64
+}
+
+// Runner runs the pods of a node.
+type Runner struct {
+	Config
+	ctx context.Context
+	wg  sync.WaitGroup
+
+	mu      sync.Mutex
+	workers map[types.UID]*worker
+}
+
+// NewRunner returns a Runner whose pods' goroutines end, leaving their containers alone, when ctx
+// does.
+func NewRunner(ctx context.Context, c Config) *Runner {
+	return &Runner{Config: c, ctx: ctx, workers: map[types.UID]*worker{}}
+}
+
+// Apply runs a pod, or tells its goroutine of a change. The object is shared and stays unchanged.
+func (r *Runner) Apply(pod *v1.Pod) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	w, ok := r.workers[pod.UID]
+	if !ok {
+		w = r.newWorkerLocked(pod)
+	}
+	w.apply(pod)
+}
+
+// Reject reports a pod that the node does not admit; nothing of it is run.
+func (r *Runner) Reject(pod *v1.Pod, reason, message string) {
+	r.Recorder.Event(pod, v1.EventTypeWarning, reason, message)
+	rejected := pod.DeepCopy()
+	rejected.Status = status.Rejected(pod, reason, message, time.Now())
+	r.Apply(rejected)
+}
+
+// Remove ends a pod whose object is gone, and removes all of it from the node. The object's last
+// state tells the grace it has.
+func (r *Runner) Remove(pod *v1.Pod) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if w, ok := r.workers[pod.UID]; ok {
+		w.remove(pod)
+	}
+}
+
+// RemoveUnknown ends and removes a pod that no Apply has told of: one that the runtime still has
+// from before the kubelet was restarted.
+func (r *Runner) RemoveUnknown(pod *v1.Pod) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, ok := r.workers[pod.UID]; ok {
+		return
+	}
+	slog.Info("ending a pod that the API no longer has", "pod", pod.Namespace+"/"+pod.Name, "uid", pod.UID)
+	w := r.newWorkerLocked(pod)
+	w.remove(pod)
+}
+
+// Wake has a pod looked at again. An unknown UID is ignored, and false is returned.
+func (r *Runner) Wake(uid types.UID) bool {
+	w := r.worker(uid)
+	if w == nil {
+		return false
+	}
+	w.wake()
+	return true
+}
+
+// WakeAll has all pods looked at again.
+func (r *Runner) WakeAll() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, w := range r.workers {
+		w.wake()
+	}
+}
+
+// Wait returns when all pods' goroutines have ended; the Runner's context must have.
+func (r *Runner) Wait() { r.wg.Wait() }
+
+func (r *Runner) worker(uid types.UID) *worker {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.workers[uid]
+}
+
+func (r *Runner) newWorkerLocked(pod *v1.Pod) *worker {
+	w := newWorker(r, pod)
+	r.workers[pod.UID] = w
+	r.wg.Go(w.run)
+	return w
+}
+
+// forget takes a pod that is gone off the list. A static pod whose file came back while it went
+// begins anew, under the same UID.
+func (r *Runner) forget(w *worker) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.Status.Forget(w.uid)
+	delete(r.workers, w.uid)
+	if again := w.comesBack(); again != nil && r.ctx.Err() == nil {
+		r.newWorkerLocked(again).apply(again)
+	}
+}
+
+// View is what is known of a pod now: its object with the status that is reported of it, and what
+// the runtime was last seen to have.
+type View struct {
+	Pod      *v1.Pod
+	Observed *kubecontainer.PodStatus
+}
+
+// Views returns what is known of all pods. What they point to must not be changed.
+func (r *Runner) Views() []View {
+	r.mu.Lock()
+	workers := slices.Collect(maps.Values(r.workers))
+	r.mu.Unlock()
+	views := make([]View, 0, len(workers))
+	for _, w := range workers {
+		views = append(views, w.view())
+	}
+	return views
+}
+
+// View returns what is known of one pod.
+func (r *Runner) View(uid types.UID) (View, bool) {
+	w := r.worker(uid)
+	if w == nil {
+		return View{}, false
+	}
+	return w.view(), true
+}

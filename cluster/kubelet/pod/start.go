@@ -1,0 +1,219 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	kubecontainer "k8s.io/kubernetes/pkg/kubelet/container"
+	"k8s.io/kubernetes/pkg/kubelet/events"
+
+	"github.com/coracle-project/coracle/cluster/kubelet/cri"
+	"github.com/coracle-project/coracle/cluster/kubelet/images"
+)
+
+// Calls that change something go on when the pod's end is asked for meanwhile: what they made must
+// be known. These bound them.
+const (
+	sandboxTimeout = 4 * time.Minute
+	callTimeout    = 2 * time.Minute
+)
+
+func detached(d time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.Background(), d)
+}
+
+// The reasons of waiting containers that could not be made or started.
+const (
+	createConfigError = "CreateContainerConfigError"
+	createError       = "CreateContainerError"
+	runError          = "RunContainerError"
+	postStartError    = "PostStartHookError"
+)
+
+// A container that could not be made is tried again after 1 s, doubling up to 10 s.
+const (
+	makeAgainFirst = time.Second
+	makeAgainMost  = 10 * time.Second
+)
+
+// refusal is why a container is not running: its waiting reason and message.
+type refusal struct {
+	reason, message string
+	until           time.Time // zero: as for any failed attempt
+}
+
+func (r *refusal) Error() string { return r.reason + ": " + r.message }
+
+// startOne makes and starts a container and runs its postStart hook, and notes what went wrong. It
+// returns whether the container runs.
+func (w *worker) startOne(ctx context.Context, pod *v1.Pod, a *Actions, sandbox *runtimeapi.PodSandboxConfig, s Start) bool {
+	c := s.Container
+	if ended := (&Facts{Observed: w.observed}).exited(c.Name); ended != nil {
+		w.backOff.Next(backOffKey(c), ended.FinishedAt)
+	}
+	err := w.start(ctx, pod, a, sandbox, s)
+	if ctx.Err() != nil && err != nil {
+		return false // the pod is being ended: that is not the container's failure
+	}
+	if err == nil {
+		delete(w.waiting, c.Name)
+		return true
+	}
+	h := &hold{state: v1.ContainerStateWaiting{Reason: createError, Message: err.Error()}, key: backOffKey(c)}
+	if was := w.waiting[c.Name]; was != nil {
+		h.tries = was.tries + 1
+	}
+	h.until = time.Now().Add(min(makeAgainFirst<<min(h.tries, 10), makeAgainMost))
+	var r *refusal
+	if errors.As(err, &r) {
+		h.state = v1.ContainerStateWaiting{Reason: r.reason, Message: r.message}
+		if !r.until.IsZero() {
+			h.until, h.tries = r.until, 0
+		}
+	}
+	w.waiting[c.Name] = h
+	slog.Info("container could not be started", "pod", pod.Namespace+"/"+pod.Name, "container", c.Name, "err", err)
+	return false
+}
+
+func (w *worker) start(ctx context.Context, pod *v1.Pod, a *Actions, sandbox *runtimeapi.PodSandboxConfig, s Start) error {
+	c := s.Container
+	fail := func(reason string, err error) error {
+		message := cri.Message(err)
+		w.event(pod, c, v1.EventTypeWarning, events.FailedToCreateContainer, "Error: %s", message)
+		return &refusal{reason: reason, message: message}
+	}
+	handler, err := w.r.RuntimeHandler(pod.Spec.RuntimeClassName)
+	if err != nil {
+		return fail(createConfigError, err)
+	}
+	image, err := w.r.Images.Ensure(ctx, pod, c, sandbox, handler)
+	var missing *images.Failure
+	if errors.As(err, &missing) {
+		if ctx.Err() == nil {
+			w.event(pod, c, v1.EventTypeWarning, events.FailedToCreateContainer, "Error: %s", missing.Reason)
+		}
+		return &refusal{reason: missing.Reason, message: missing.Message, until: missing.Until}
+	}
+	if err != nil {
+		return fail(createError, err)
+	}
+	config, err := w.containerConfig(ctx, pod, s, image)
+	if err != nil {
+		return fail(createConfigError, err)
+	}
+	call, cancel := detached(callTimeout)
+	defer cancel()
+	made, err := w.r.CRI.Runtime.CreateContainer(call, &runtimeapi.CreateContainerRequest{
+		PodSandboxId: a.SandboxID, Config: config, SandboxConfig: sandbox,
+	})
+	if err != nil {
+		return fail(createError, err)
+	}
+	w.event(pod, c, v1.EventTypeNormal, events.CreatedContainer, "Container created")
+	_, err = w.r.CRI.Runtime.StartContainer(call, &runtimeapi.StartContainerRequest{ContainerId: made.ContainerId})
+	if err != nil {
+		w.look(call, made.ContainerId)
+		return fail(runError, err)
+	}
+	w.event(pod, c, v1.EventTypeNormal, events.StartedContainer, "Container started")
+	w.look(call, made.ContainerId)
+	w.linkLog(pod, c, made.ContainerId, filepath.Join(sandbox.LogDirectory, config.LogPath))
+	if c.Lifecycle == nil || c.Lifecycle.PostStart == nil {
+		return nil
+	}
+	if message, err := w.hook(ctx, pod, c, made.ContainerId, c.Lifecycle.PostStart); err != nil {
+		// The message may hold secrets, so it is not in the event, which more people can read.
+		w.event(pod, c, v1.EventTypeWarning, events.FailedPostStartHook, "PostStartHook failed")
+		if err := w.stopContainer(pod, c, made.ContainerId, "FailedPostStartHook", "", nil, nil); err != nil {
+			slog.Warn("stop a container whose postStart hook failed", "container", made.ContainerId, "err", err)
+		}
+		w.look(call, made.ContainerId)
+		return &refusal{reason: postStartError, message: message}
+	}
+	return nil
+}
+
+// look takes a container that was made or changed into what was observed.
+func (w *worker) look(ctx context.Context, id string) {
+	s, err := w.r.CRI.Container(ctx, id)
+	if err != nil {
+		return // the next look at the whole pod tells
+	}
+	n := *w.observed
+	replace := func(all []*kubecontainer.Status) []*kubecontainer.Status {
+		kept := []*kubecontainer.Status{s}
+		for _, o := range all {
+			if o.ID.ID != id {
+				kept = append(kept, o)
+			}
+		}
+		return kept
+	}
+	n.ContainerStatuses = replace(n.ContainerStatuses)
+	n.ActiveContainerStatuses = replace(n.ActiveContainerStatuses)
+	w.observed = &n
+}
+
+// prune removes instances of containers that nobody needs any more: of each container the newest
+// and, for its last state and log, the one before are kept.
+func (w *worker) prune(ctx context.Context) {
+	seen := map[string]int{}
+	var kept []*kubecontainer.Status
+	for _, s := range w.observed.ContainerStatuses {
+		seen[s.Name]++
+		if seen[s.Name] <= 2 || s.State == kubecontainer.ContainerStateRunning {
+			kept = append(kept, s)
+			continue
+		}
+		if err := w.removeContainer(ctx, s, false); err != nil {
+			slog.Warn("remove an old container", "container", s.ID.ID, "err", err)
+			kept = append(kept, s)
+		}
+	}
+	n := *w.observed
+	n.ContainerStatuses = kept
+	w.observed = &n
+}
+
+// removeContainer removes a container that does not run, and its log unless that is kept.
+func (w *worker) removeContainer(ctx context.Context, s *kubecontainer.Status, keepLog bool) error {
+	if !keepLog {
+		resp, err := w.r.CRI.Runtime.ContainerStatus(ctx, &runtimeapi.ContainerStatusRequest{ContainerId: s.ID.ID})
+		if err == nil && resp.GetStatus().GetLogPath() != "" {
+			removeLogs(resp.Status.LogPath)
+		}
+		w.unlinkLog(s)
+	}
+	_, err := w.r.CRI.Runtime.RemoveContainer(ctx, &runtimeapi.RemoveContainerRequest{ContainerId: s.ID.ID})
+	if cri.NotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// removeLogs removes a container's log and what rotation made of it.
+func removeLogs(path string) {
+	_ = os.Remove(path)
+	rotated, _ := filepath.Glob(path + ".*")
+	for _, r := range rotated {
+		_ = os.Remove(r)
+	}
+}
+
+// event records an event about one container of the pod.
+func (w *worker) event(pod *v1.Pod, c *v1.Container, kind, reason, format string, args ...any) {
+	ref, err := kubecontainer.GenerateContainerRef(pod, c)
+	if err != nil {
+		w.r.Recorder.Event(pod, kind, reason, fmt.Sprintf(format, args...))
+		return
+	}
+	w.r.Recorder.Eventf(ref, kind, reason, format, args...)
+}

@@ -1,0 +1,365 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
+	kubecontainer "k8s.io/kubernetes/pkg/kubelet/container"
+	"k8s.io/kubernetes/pkg/kubelet/events"
+	"k8s.io/kubernetes/pkg/kubelet/util/format"
+
+	"github.com/coracle-project/coracle/cluster/kubelet/probe"
+)
+
+const (
+	deadlineReason  = "DeadlineExceeded"
+	deadlineMessage = "Pod was active on the node longer than the specified deadline"
+)
+
+// rounds bounds how often one step decides anew after it has acted: each init container that is
+// done at once takes one.
+const rounds = 64
+
+// sync brings the pod up, as far as it can be now. It returns when to look again.
+func (w *worker) sync(ctx context.Context, pod *v1.Pod) (time.Time, error) {
+	for range rounds {
+		acted, at, err := w.round(ctx, pod)
+		if err != nil || !acted || w.ending {
+			return at, err
+		}
+		if ctx.Err() != nil {
+			return at, ctx.Err()
+		}
+	}
+	return time.Now(), nil
+}
+
+// round looks, reports, decides and acts once.
+func (w *worker) round(ctx context.Context, pod *v1.Pod) (acted bool, at time.Time, err error) {
+	if err := w.observe(ctx, pod); err != nil {
+		return false, at, err
+	}
+	at = w.pastDeadline(pod)
+	s := w.report(pod, false)
+	if podutil.IsPodPhaseTerminal(s.Phase) {
+		w.ending = true
+		return false, at, nil
+	}
+	if err := w.prepare(ctx, pod); err != nil {
+		return false, at, err
+	}
+	a := Decide(Facts{
+		Pod: pod, Observed: w.observed, Results: w.r.Probes, BackOff: w.backOff,
+		ResetAll: restartingAll(&s),
+	})
+	waited := w.wait(pod, &a)
+	acted, err = w.carryOut(ctx, pod, &a)
+	if acted || waited || err != nil {
+		w.watchProbes(pod)
+		w.report(pod, false)
+	}
+	return acted, sooner(at, w.nextTry(&a)), err
+}
+
+// observe asks the runtime what it has of the pod.
+func (w *worker) observe(ctx context.Context, pod *v1.Pod) error {
+	o, err := w.r.CRI.Pod(ctx, w.uid)
+	if err != nil {
+		return err
+	}
+	w.observed = o
+	w.watchProbes(pod)
+	return nil
+}
+
+// watchProbes sees to it that the containers that run are probed, and no others.
+func (w *worker) watchProbes(pod *v1.Pod) {
+	var ids []string
+	for _, s := range w.observed.ContainerStatuses {
+		if s.State != kubecontainer.ContainerStateRunning {
+			continue
+		}
+		ids = append(ids, s.ID.ID)
+		spec := kubecontainer.GetContainerSpec(pod, s.Name)
+		if spec == nil {
+			continue
+		}
+		w.r.Probes.Watch(probe.Target{Pod: pod, Container: spec, ID: s.ID.ID, PodIP: w.podIP(pod), StartedAt: s.StartedAt})
+		if !w.seeded {
+			w.seed(pod, s)
+		}
+	}
+	w.seeded = true
+	w.r.Probes.Keep(w.uid, ids...)
+}
+
+// seed tells probes what the API knows of a container that ran before this process did.
+func (w *worker) seed(pod *v1.Pod, s *kubecontainer.Status) {
+	for _, all := range [][]v1.ContainerStatus{pod.Status.ContainerStatuses, pod.Status.InitContainerStatuses} {
+		c, ok := podutil.GetContainerStatus(all, s.Name)
+		if !ok || c.ContainerID != s.ID.String() {
+			continue
+		}
+		if c.Started != nil && *c.Started {
+			w.r.Probes.Seed(s.ID.ID, probe.Startup, probe.Success)
+		}
+		if c.Ready {
+			w.r.Probes.Seed(s.ID.ID, probe.Readiness, probe.Success)
+		}
+	}
+}
+
+func (w *worker) podIP(pod *v1.Pod) string {
+	if ips := w.podIPs(pod); len(ips) > 0 {
+		return ips[0]
+	}
+	return ""
+}
+
+func (w *worker) podIPs(pod *v1.Pod) []string {
+	if pod.Spec.HostNetwork {
+		return w.r.HostIPs()
+	}
+	return w.observed.IPs
+}
+
+// pastDeadline notes that a pod has been active for too long, or returns when it will have been.
+func (w *worker) pastDeadline(pod *v1.Pod) time.Time {
+	start := w.status.StartTime
+	if start == nil {
+		start = pod.Status.StartTime
+	}
+	if pod.Spec.ActiveDeadlineSeconds == nil || start == nil {
+		if pod.Spec.ActiveDeadlineSeconds != nil {
+			return time.Now().Add(time.Duration(*pod.Spec.ActiveDeadlineSeconds) * time.Second)
+		}
+		return time.Time{}
+	}
+	over := start.Add(time.Duration(*pod.Spec.ActiveDeadlineSeconds) * time.Second)
+	if time.Now().Before(over) {
+		return over
+	}
+	if !w.deadline {
+		w.deadline = true
+		w.r.Recorder.Event(pod, v1.EventTypeNormal, deadlineReason, deadlineMessage)
+	}
+	return time.Time{}
+}
+
+func restartingAll(s *v1.PodStatus) bool {
+	_, c := podutil.GetPodConditionFromList(s.Conditions, v1.AllContainersRestarting)
+	return c != nil && c.Status == v1.ConditionTrue
+}
+
+// prepare makes what the pod's containers need and does not come from the runtime.
+func (w *worker) prepare(ctx context.Context, pod *v1.Pod) error {
+	if w.mounted != nil && (w.mounted == pod || equality.Semantic.DeepEqual(w.mounted.Labels, pod.Labels) &&
+		equality.Semantic.DeepEqual(w.mounted.Annotations, pod.Annotations)) {
+		return nil
+	}
+	first := w.mounted == nil
+	if first {
+		if err := w.makeDirs(pod); err != nil {
+			w.r.Recorder.Eventf(pod, v1.EventTypeWarning, events.FailedToMakePodDataDirectories, "error making pod data directories: %v", err)
+			return err
+		}
+		if err := w.r.Cgroups.Ensure(pod); err != nil {
+			w.r.Recorder.Eventf(pod, v1.EventTypeWarning, events.FailedToCreatePodContainer, "unable to ensure pod container exists: %v", err)
+			return fmt.Errorf("cgroup: %w", err)
+		}
+		if err := w.r.Volumes.Mount(ctx, pod); err != nil {
+			if ctx.Err() == nil {
+				w.r.Recorder.Event(pod, v1.EventTypeWarning, events.FailedMountVolume, err.Error())
+			}
+			return fmt.Errorf("volumes: %w", err)
+		}
+	} else if err := w.r.Volumes.Refresh(ctx, pod); err != nil {
+		return fmt.Errorf("volumes: %w", err)
+	}
+	w.mounted = pod
+	return nil
+}
+
+// Dir returns a pod's directory.
+func (r *Runner) dir(uid string) string { return filepath.Join(r.RootDir, "pods", uid) }
+
+func (w *worker) makeDirs(pod *v1.Pod) error {
+	dir := w.r.dir(string(w.uid))
+	for _, d := range []string{dir, filepath.Join(dir, "volumes"), filepath.Join(dir, "plugins"), w.logDir(pod)} {
+		mode := os.FileMode(0o750)
+		if d == w.logDir(pod) {
+			mode = 0o755
+		}
+		if err := os.MkdirAll(d, mode); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// wait notes which containers are in back-off, and leaves those out that failed a moment ago for
+// another reason. It returns whether anything in the status changed by that.
+func (w *worker) wait(pod *v1.Pod, a *Actions) bool {
+	changed := false
+	for _, c := range a.Wait {
+		h := w.waiting[c.Container.Name]
+		if h == nil || !h.told.Equal(c.Until) {
+			h = &hold{told: c.Until, until: c.Until, key: backOffKey(c.Container)}
+			w.waiting[c.Container.Name] = h
+			w.event(pod, c.Container, v1.EventTypeWarning, events.BackOffStartContainer,
+				"Back-off restarting failed container %s in pod %s", c.Container.Name, format.Pod(pod))
+			h.state = v1.ContainerStateWaiting{
+				Reason: kubecontainer.ErrCrashLoopBackOff.Error(),
+				Message: fmt.Sprintf("back-off %s restarting failed container=%s pod=%s",
+					c.BackOff, c.Container.Name, format.Pod(pod)),
+			}
+			changed = true
+		}
+	}
+	now := time.Now()
+	var start []Start
+	blocked := false
+	for _, s := range a.Start {
+		h := w.waiting[s.Container.Name]
+		held := h != nil && h.until.After(now) && h.key == backOffKey(s.Container)
+		if !held && !(blocked && s.Kind == Init) {
+			start = append(start, s)
+		}
+		blocked = blocked || held && s.Kind == Init && !podutil.IsRestartableInitContainer(s.Container)
+	}
+	a.Start = start
+	return changed
+}
+
+// nextTry returns when the first of the containers that are held back may be tried.
+func (w *worker) nextTry(a *Actions) time.Time {
+	var at time.Time
+	for _, c := range a.Wait {
+		at = sooner(at, c.Until)
+	}
+	now := time.Now()
+	for _, h := range w.waiting {
+		if h.until.After(now) {
+			at = sooner(at, h.until)
+		}
+	}
+	return at
+}
+
+func sooner(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// carryOut does what was decided. It returns whether the runtime was told to do anything.
+func (w *worker) carryOut(ctx context.Context, pod *v1.Pod, a *Actions) (acted bool, err error) {
+	if a.StopAll {
+		if acted, err = w.stopAll(pod, a); err != nil {
+			return acted, err
+		}
+	}
+	for _, s := range a.Stop {
+		acted = true
+		if err := w.stopContainer(pod, s.Container, s.ID.ID, s.Message, s.Reason, nil, nil); err != nil {
+			return acted, err
+		}
+	}
+	for _, s := range a.Reset {
+		acted = true
+		if err := w.reset(pod, s); err != nil {
+			return acted, err
+		}
+	}
+	if acted {
+		if err := w.observe(ctx, pod); err != nil {
+			return acted, err
+		}
+	}
+	if !a.Sandbox && len(a.Start) == 0 {
+		return acted, nil
+	}
+	config, err := w.r.sandboxConfig(ctx, pod, a.Attempt)
+	if err != nil {
+		return acted, fmt.Errorf("GeneratePodSandboxConfig for pod %q failed: %w", format.Pod(pod), err)
+	}
+	if a.Sandbox {
+		acted = true
+		if err := w.makeSandbox(ctx, pod, a, config); err != nil {
+			return acted, err
+		}
+		w.report(pod, false)
+	}
+	for i, s := range a.Start {
+		ok := w.startOne(ctx, pod, a, config, s)
+		acted = acted || ok
+		if ctx.Err() != nil {
+			return acted, ctx.Err()
+		}
+		if !ok && s.Kind == Init && !podutil.IsRestartableInitContainer(s.Container) {
+			break
+		}
+		if ok && i+1 < len(a.Start) {
+			w.report(pod, false) // the next one may take long to pull
+		}
+	}
+	w.prune(ctx)
+	return acted, nil
+}
+
+// makeSandbox has the runtime make the pod's sandbox.
+func (w *worker) makeSandbox(ctx context.Context, pod *v1.Pod, a *Actions, config *runtimeapi.PodSandboxConfig) error {
+	if a.SandboxID != "" {
+		w.r.Recorder.Event(pod, v1.EventTypeNormal, events.SandboxChanged, "Pod sandbox changed, it will be killed and re-created.")
+	}
+	failed := func(reason, format string, err error) error {
+		if ctx.Err() == nil {
+			w.r.Recorder.Eventf(pod, v1.EventTypeWarning, reason, format, err)
+		}
+		return err
+	}
+	handler, err := w.r.RuntimeHandler(pod.Spec.RuntimeClassName)
+	if err != nil {
+		return failed(events.FailedCreatePodSandBox, "Failed to create pod sandbox: %v", err)
+	}
+	call, cancel := detached(sandboxTimeout)
+	defer cancel()
+	made, err := w.r.CRI.Runtime.RunPodSandbox(call, &runtimeapi.RunPodSandboxRequest{Config: config, RuntimeHandler: handler})
+	if err != nil {
+		return failed(events.FailedCreatePodSandBox, "Failed to create pod sandbox: %v", err)
+	}
+	resp, err := w.r.CRI.Runtime.PodSandboxStatus(call, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: made.PodSandboxId})
+	if err != nil {
+		return failed(events.FailedStatusPodSandBox, "Unable to get pod sandbox status: %v", err)
+	}
+	if resp.Status == nil {
+		return errors.New("pod sandbox status is nil")
+	}
+	a.SandboxID = made.PodSandboxId
+	w.observed = withSandbox(w.observed, resp.Status)
+	return nil
+}
+
+// withSandbox returns what was observed, with a sandbox that was made since.
+func withSandbox(o *kubecontainer.PodStatus, s *runtimeapi.PodSandboxStatus) *kubecontainer.PodStatus {
+	n := *o
+	n.SandboxStatuses = append([]*runtimeapi.PodSandboxStatus{s}, o.SandboxStatuses...)
+	n.ActiveContainerStatuses = nil
+	n.IPs = nil
+	if ip := s.GetNetwork().GetIp(); ip != "" {
+		n.IPs = append(n.IPs, ip)
+		for _, more := range s.Network.AdditionalIps {
+			n.IPs = append(n.IPs, more.Ip)
+		}
+	}
+	return &n
+}

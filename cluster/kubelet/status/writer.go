@@ -1,0 +1,269 @@
+package status
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"k8s.io/apimachinery/pkg/util/strategicpatch"
+	"k8s.io/client-go/kubernetes"
+	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
+	kubetypes "k8s.io/kubernetes/pkg/kubelet/types"
+)
+
+const (
+	// patience is how long a status waits that says only that a pod is being made: mostly a better
+	// one follows within it, and the API is spared a write per pod.
+	patience = 100 * time.Millisecond
+	// retryAfter is how long after a failed write the next one is tried, and it doubles up to retryMost.
+	retryAfter = 100 * time.Millisecond
+	retryMost  = 10 * time.Second
+)
+
+// Writer brings statuses to the API. Of each pod the newest is kept; while one is being written,
+// those that follow replace each other. A pod costs a goroutine only while something is to be
+// written. A write that fails is tried again until it succeeds or the pod is gone.
+type Writer struct {
+	kube kubernetes.Interface
+	ctx  context.Context
+	wg   sync.WaitGroup
+
+	mu   sync.Mutex
+	pods map[types.UID]*entry // by the UID of the pod that runs, which for a static pod is not the API object's
+}
+
+// entry is one pod's way to the API.
+type entry struct {
+	object  *v1.Pod // newest known object in the API; nil for a static pod without a mirror
+	want    *v1.PodStatus
+	over    bool // all is gone from the node: the object may be deleted
+	running bool // some container may still run: no final phase yet
+	busy    bool // a goroutine is writing
+	urgent  chan struct{}
+	deleted bool
+}
+
+// NewWriter returns a Writer that works until ctx ends; Wait then waits for what is under way.
+func NewWriter(ctx context.Context, kube kubernetes.Interface) *Writer {
+	return &Writer{kube: kube, ctx: ctx, pods: map[types.UID]*entry{}}
+}
+
+// Wait returns when no write is under way. Call it when the context has ended.
+func (w *Writer) Wait() { w.wg.Wait() }
+
+// Object tells the newest object that the API has for the pod with this UID, a static pod's mirror
+// included. If it says something else than what is wanted, that is written again.
+func (w *Writer) Object(uid types.UID, object *v1.Pod) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	e := w.entry(uid)
+	if e.object != nil && e.object.UID == object.UID && older(object, e.object) {
+		return
+	}
+	if e.object != nil && e.object.UID != object.UID {
+		e.deleted = false
+	}
+	e.object = object
+	if e.want != nil {
+		w.kick(uid, e, true)
+	}
+}
+
+// Set asks for a status to be written. running says that a container of the pod may still run: a
+// final phase is then held back until a later call says otherwise. over says that nothing of the
+// pod is left on the node.
+func (w *Writer) Set(uid types.UID, s v1.PodStatus, running, over bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	e := w.entry(uid)
+	e.want, e.running, e.over = s.DeepCopy(), running, e.over || over
+	w.kick(uid, e, !fresh(&s))
+}
+
+// Forget drops what is known of a pod that is no longer this node's.
+func (w *Writer) Forget(uid types.UID) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.pods, uid)
+}
+
+func (w *Writer) entry(uid types.UID) *entry {
+	e, ok := w.pods[uid]
+	if !ok {
+		e = &entry{urgent: make(chan struct{}, 1)}
+		w.pods[uid] = e
+	}
+	return e
+}
+
+// fresh says whether a status tells no more than that the pod is being made.
+func fresh(s *v1.PodStatus) bool {
+	if s.Phase != v1.PodPending || s.Reason != "" {
+		return false
+	}
+	for _, all := range [][]v1.ContainerStatus{s.InitContainerStatuses, s.ContainerStatuses} {
+		for i := range all {
+			w := all[i].State.Waiting
+			if w == nil || w.Reason != containerCreating && w.Reason != podInitializing {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// kick starts a writer for the pod if there is none and something is to be written.
+func (w *Writer) kick(uid types.UID, e *entry, now bool) {
+	if now {
+		select {
+		case e.urgent <- struct{}{}:
+		default:
+		}
+	}
+	if e.busy || e.object == nil || e.deleted || w.ctx.Err() != nil {
+		return
+	}
+	if base := e.object; !e.deletable() && same(merged(base, e), base.Status) {
+		return
+	}
+	e.busy = true
+	w.wg.Go(func() { w.write(uid, e) })
+}
+
+// write brings the newest status to the API until there is nothing new.
+func (w *Writer) write(uid types.UID, e *entry) {
+	wait := time.Duration(0)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	defer func() { e.busy = false }()
+	if fresh(e.want) && !e.over {
+		wait = patience
+	}
+	delay := retryAfter
+	for {
+		if wait > 0 {
+			w.mu.Unlock()
+			ended := !w.pause(e, wait)
+			w.mu.Lock()
+			if ended {
+				return
+			}
+		}
+		select {
+		case <-e.urgent:
+		default:
+		}
+		if w.pods[uid] != e || e.object == nil {
+			return
+		}
+		base, want, remove := e.object, merged(e.object, e), e.deletable()
+		if same(want, base.Status) && !remove {
+			return
+		}
+		w.mu.Unlock()
+		object, gone, err := w.send(base, want, remove)
+		w.mu.Lock()
+		switch {
+		case gone:
+			e.deleted = true
+			return
+		case err != nil:
+			if w.ctx.Err() != nil {
+				return
+			}
+			slog.Warn("write a pod's status", "pod", base.Namespace+"/"+base.Name, "err", err)
+			wait = delay
+			delay = min(2*delay, retryMost)
+			continue
+		}
+		wait, delay = 0, retryAfter
+		if object != nil && e.object.UID == object.UID && !older(object, e.object) {
+			e.object = object
+		}
+	}
+}
+
+// pause waits for d, or until something that cannot wait is to be written.
+func (w *Writer) pause(e *entry, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-w.ctx.Done():
+		return false
+	case <-e.urgent:
+	case <-t.C:
+	}
+	return true
+}
+
+// send writes a status and, if that is due, deletes the object. gone says that there is no object
+// with this UID any more.
+func (w *Writer) send(base *v1.Pod, want v1.PodStatus, remove bool) (object *v1.Pod, gone bool, err error) {
+	ctx, cancel := context.WithTimeout(w.ctx, time.Minute)
+	defer cancel()
+	if !same(want, base.Status) {
+		object, err = w.patch(ctx, base, want)
+		if lost(err) {
+			return nil, true, nil
+		}
+		if err != nil {
+			return nil, false, err
+		}
+	}
+	if !remove {
+		return object, false, nil
+	}
+	now := int64(0)
+	err = w.kube.CoreV1().Pods(base.Namespace).Delete(ctx, base.Name, metav1.DeleteOptions{
+		GracePeriodSeconds: &now, Preconditions: metav1.NewUIDPreconditions(string(base.UID)),
+	})
+	if err == nil || lost(err) {
+		return object, true, nil
+	}
+	return object, false, err
+}
+
+// patch sends the difference between the object's status and the wanted one.
+func (w *Writer) patch(ctx context.Context, base *v1.Pod, want v1.PodStatus) (*v1.Pod, error) {
+	from, err := json.Marshal(v1.Pod{Status: base.Status})
+	if err != nil {
+		return nil, err
+	}
+	// A UID in the new object alone is in the patch, and makes it fail on another pod of this name.
+	to, err := json.Marshal(v1.Pod{ObjectMeta: metav1.ObjectMeta{UID: base.UID}, Status: want})
+	if err != nil {
+		return nil, err
+	}
+	patch, err := strategicpatch.CreateTwoWayMergePatch(from, to, v1.Pod{})
+	if err != nil {
+		return nil, err
+	}
+	return w.kube.CoreV1().Pods(base.Namespace).Patch(ctx, base.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
+}
+
+// lost says that the object is gone, or another has taken its name.
+func lost(err error) bool { return apierrors.IsNotFound(err) || apierrors.IsConflict(err) }
+
+// deletable says whether the API's object may go: it was asked to, its phase is final, and nothing
+// of it is left here. A mirror goes with its static pod's file.
+func (e *entry) deletable() bool {
+	return e.over && e.object != nil && e.object.DeletionTimestamp != nil && !kubetypes.IsMirrorPod(e.object) &&
+		(podutil.IsPodPhaseTerminal(e.object.Status.Phase) || podutil.IsPodPhaseTerminal(e.want.Phase))
+}
+
+// older says whether object a is from before b.
+func older(a, b *v1.Pod) bool {
+	c, err := resourceversion.CompareResourceVersion(a.ResourceVersion, b.ResourceVersion)
+	return err == nil && c < 0
+}
+
+// same says whether two statuses differ in nothing that the kubelet owns.
+func same(a, b v1.PodStatus) bool { return equality.Semantic.DeepEqual(a, b) }
