@@ -10,7 +10,7 @@
 //
 // # Which file
 //
-//	sandbox.go, container.go, images.go, stats.go, status.go   the methods by theme
+//	sandbox.go, container.go, images.go, events.go, stats.go, status.go   the methods by theme
 //	convert_*.go                                               proto ↔ Go values, no I/O
 //	streaming.go                                               Exec, Attach, PortForward
 //	server.go                                                  limits, Serve, Stop
@@ -37,6 +37,7 @@ type Pods interface {
 	Remove(ctx context.Context, podID string) error
 	Pod(podID string) (pod.Pod, error)
 	Pods(f pod.PodFilter) []pod.Pod
+	Watch() (events <-chan pod.Event, stop func())
 
 	Create(ctx context.Context, podID string, c pod.ContainerConfig) (string, error)
 	StartContainer(ctx context.Context, id string) error
@@ -110,4 +111,6 @@ type service struct {
 	config Config
 	deps   Deps
 	stream *streamServer
+	// ending is closed when the server begins to stop: nobody waits for streams.
+	ending <-chan struct{}
 }

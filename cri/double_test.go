@@ -42,6 +42,7 @@ type double struct {
 	exec       func(ctx context.Context, r pod.ExecRequest) (int32, error)
 	attach     func(ctx context.Context, tty bool, s pod.Streams) error
 	forward    func(port int32, conn io.ReadWriteCloser) error
+	events     chan pod.Event // closed by nobody but the test
 }
 
 // call is one call that the double got.
@@ -168,6 +169,11 @@ func (d *double) ListStats(_ context.Context, f pod.ContainerFilter) []pod.Conta
 	_ = d.note("ListStats", f)
 	return d.stats
 }
+
+func (d *double) Watch() (<-chan pod.Event, func()) {
+	return d.events, func() { _ = d.note("unwatch") }
+}
+
 func (d *double) NetworkReady(context.Context) error { return d.note("NetworkReady") }
 
 // imageDouble is the half of a double that is an image store: both halves have a

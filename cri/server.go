@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math"
 	"net"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc"
@@ -30,6 +31,8 @@ const (
 type Server struct {
 	grpc   *grpc.Server
 	stream *streamServer
+	ending chan struct{}
+	end    sync.Once // closes ending
 }
 
 // New makes a server. It does no I/O but to bind the stream address, which must be
@@ -52,10 +55,11 @@ func New(c Config, d Deps) (*Server, error) {
 		grpc.UnaryInterceptor(o.unary),
 		grpc.StreamInterceptor(o.streaming),
 	)
-	s := &service{config: c, deps: d, stream: stream}
+	ending := make(chan struct{})
+	s := &service{config: c, deps: d, stream: stream, ending: ending}
 	runtimeapi.RegisterRuntimeServiceServer(g, s)
 	runtimeapi.RegisterImageServiceServer(g, s)
-	return &Server{grpc: g, stream: stream}, nil
+	return &Server{grpc: g, stream: stream, ending: ending}, nil
 }
 
 // Serve answers calls that arrive on l until Stop, then returns nil. It closes l.
@@ -70,6 +74,7 @@ func (s *Server) Serve(l net.Listener) error {
 // Stop lets the calls under way end, but cuts them off when ctx ends; operations
 // behind them go on. Streams are cut off at once. It may be called before Serve.
 func (s *Server) Stop(ctx context.Context) {
+	s.end.Do(func() { close(s.ending) })
 	s.stream.close()
 	cut := context.AfterFunc(ctx, s.grpc.Stop)
 	defer cut()

@@ -70,7 +70,7 @@ func (m *Manager) create(ctx context.Context, p *entry[podRecord], c ContainerCo
 		return "", err
 	}
 	rec.StopSignal = int(sig)
-	e := newEntry(id, m.containerDir(), rec)
+	e := newEntry(id, m.containerDir(), rec, m.containerChanged)
 	if holder, ok := m.containers.add(containerIdentity(p.id, &c), e); !ok {
 		if m.repeatedCreate(holder, &c) {
 			return holder, nil

@@ -17,6 +17,8 @@ type entry[T any] struct {
 	tidy turn // of background clean-up, which those do not wait for
 	dir  record.Dir[T]
 	val  atomic.Pointer[T]
+	// changed is told of each new record, under mu: it must not wait for anything.
+	changed func(before, after *T)
 
 	name string // identity, while it is taken; guarded by the index's lock
 
@@ -27,8 +29,8 @@ type entry[T any] struct {
 // errGone is what update returns when the object has been deleted meanwhile.
 var errGone = errors.New("deleted meanwhile")
 
-func newEntry[T any](id string, dir record.Dir[T], v T) *entry[T] {
-	e := &entry[T]{id: id, turn: make(turn, 1), tidy: make(turn, 1), dir: dir}
+func newEntry[T any](id string, dir record.Dir[T], v T, changed func(before, after *T)) *entry[T] {
+	e := &entry[T]{id: id, turn: make(turn, 1), tidy: make(turn, 1), dir: dir, changed: changed}
 	e.val.Store(&v)
 	return e
 }
@@ -48,7 +50,7 @@ func (e *entry[T]) update(change func(*T)) error {
 	if err := e.dir.Write(e.id, next); err != nil {
 		return err
 	}
-	e.val.Store(&next)
+	e.show(&next)
 	return nil
 }
 
@@ -63,8 +65,14 @@ func (e *entry[T]) observe(change func(*T)) error {
 	next := *e.val.Load()
 	change(&next)
 	err := e.dir.Write(e.id, next)
-	e.val.Store(&next)
+	e.show(&next)
 	return err
+}
+
+// show makes next what readers see. The caller holds mu.
+func (e *entry[T]) show(next *T) {
+	before := e.val.Swap(next)
+	e.changed(before, next)
 }
 
 // erase deletes the record and the object's directory.

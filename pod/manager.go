@@ -46,6 +46,8 @@ type Manager struct {
 	clean *cleaner
 	life  life
 
+	events watchers
+
 	// faultAt is fault.At, except in tests of crashes.
 	faultAt func(ctx context.Context, point string) error
 }
@@ -76,6 +78,7 @@ func New(o Options, d Deps) *Manager {
 // Close stops the Manager's own work and waits for it. Pods and containers stay;
 // operations under way are cut off, and recovery of the next Manager ends them.
 func (m *Manager) Close() error {
+	m.events.end()
 	m.clean.drain(closeLimit)
 	m.life.end()
 	return nil

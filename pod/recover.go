@@ -69,7 +69,7 @@ func (m *Manager) load() (strayPods, strayContainers []string, err error) {
 		return nil, nil, err
 	}
 	for id, rec := range pods.Records {
-		e := newEntry(id, m.podDir(), rec)
+		e := newEntry(id, m.podDir(), rec, m.podChanged)
 		identity := rec.Config.identity()
 		if rec.Phase == podRemoving || rec.Phase == podMaking {
 			identity += "\x00" + id // its name is free already
@@ -79,7 +79,7 @@ func (m *Manager) load() (strayPods, strayContainers []string, err error) {
 		}
 	}
 	for id, rec := range containers.Records {
-		e := newEntry(id, m.containerDir(), rec)
+		e := newEntry(id, m.containerDir(), rec, m.containerChanged)
 		identity := containerIdentity(rec.PodID, &rec.Config)
 		if rec.Phase == containerRemoving || rec.Phase == containerMaking {
 			identity += "\x00" + id
@@ -188,7 +188,7 @@ func (m *Manager) recoverContainer(ctx context.Context, e *entry[containerRecord
 	}
 	switch {
 	case errors.Is(err, client.ErrNotFound) && rec.Phase == containerStarting:
-		return m.unstart(e)
+		return m.startCutOff(e)
 	case errors.Is(err, client.ErrNotFound):
 		m.exited(e, unknownExit, time.Time{}, false, "Unknown")
 		return nil
@@ -201,7 +201,7 @@ func (m *Manager) recoverContainer(ctx context.Context, e *entry[containerRecord
 		if err := m.endLeftover(ctx, rec.PodID, e.id, true); err != nil {
 			return err
 		}
-		return m.unstart(e)
+		return m.startCutOff(e)
 	}
 	if rec.Phase != containerRunning || rec.Pid != s.Pid {
 		if err := e.update(func(r *containerRecord) {
@@ -216,6 +216,12 @@ func (m *Manager) recoverContainer(ctx context.Context, e *entry[containerRecord
 		m.finishStop(e, time.Until(rec.StopAt))
 	}
 	return nil
+}
+
+// startCutOff makes a container that the last daemon was about to start a created one
+// again. StartedAt stays, for the shim may still come upon that daemon's call.
+func (m *Manager) startCutOff(e *entry[containerRecord]) error {
+	return e.update(func(r *containerRecord) { r.Phase = containerCreated })
 }
 
 // finishStop goes on with a stop that the last daemon did not live to end.

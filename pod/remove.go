@@ -124,9 +124,9 @@ func (m *Manager) dropContainer(ctx context.Context, e *entry[containerRecord]) 
 		return nil
 	}
 	rec := e.get()
-	// Only a container that was started is known to the shim (StartedAt is set
-	// with the intent to start). One whose start failed may run all the same, if
-	// killing it failed too.
+	// Only a container that was to be started can be known to the shim (StartedAt is
+	// set with the intent). One whose start failed may run all the same, if killing
+	// it failed too; one whose start was cut off may have become known late.
 	if !rec.StartedAt.IsZero() {
 		if err := m.end(ctx, rec.PodID, e.id); err != nil {
 			return err

@@ -33,7 +33,7 @@ func (m *Manager) Run(ctx context.Context, c Config) (podID string, err error) {
 func (m *Manager) run(ctx context.Context, c Config) (string, error) {
 	m.Starting()
 	id := newID()
-	e := newEntry(id, m.podDir(), podRecord{ID: id, Phase: podMaking, Config: c, CreatedAt: time.Now()})
+	e := newEntry(id, m.podDir(), podRecord{ID: id, Phase: podMaking, Config: c, CreatedAt: time.Now()}, m.podChanged)
 	if holder, ok := m.pods.add(c.identity(), e); !ok {
 		if m.repeatedRun(holder, &c) {
 			return holder, nil

@@ -101,7 +101,7 @@ type containerRecord struct {
 	ImageRef string          `json:"imageRef,omitempty"`
 
 	CreatedAt  time.Time `json:"createdAt"`
-	StartedAt  time.Time `json:"startedAt,omitzero"`
+	StartedAt  time.Time `json:"startedAt,omitzero"` // of the last try, if it was ever to be started
 	FinishedAt time.Time `json:"finishedAt,omitzero"`
 	// StopAt is when a stop under way turns to SIGKILL; zero if none is.
 	StopAt time.Time `json:"stopAt,omitzero"`

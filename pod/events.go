@@ -1,0 +1,132 @@
+package pod
+
+import (
+	"sync"
+	"time"
+)
+
+// EventKind says what has become of a pod or container.
+type EventKind int
+
+// A pod has all four, too: created and started as soon as it is ready, stopped when it
+// is not any more, deleted when it is reported as removed.
+const (
+	EventCreated EventKind = iota
+	EventStarted
+	EventStopped
+	EventDeleted
+)
+
+// Event is one change in the life of a pod or container. Whoever gets it sees what it
+// tells in what Pod and Container return, or something newer.
+type Event struct {
+	Kind EventKind
+	// ID is the container's, or the pod's own.
+	ID    string
+	PodID string
+	At    time.Time
+}
+
+// maxBehind is how many events a watcher may leave unread; then it has lost its place
+// and has to begin with a List again.
+const maxBehind = 4096
+
+// Watch returns the events from now on, in order for each object. The channel is closed
+// by stop, by Close, and when the caller reads too slowly.
+func (m *Manager) Watch() (events <-chan Event, stop func()) {
+	c := make(chan Event, maxBehind)
+	m.events.add(c)
+	return c, func() { m.events.drop(c) }
+}
+
+// watchers get all events. Nothing is ever waited for under its lock.
+type watchers struct {
+	mu    sync.Mutex
+	open  map[chan Event]struct{}
+	ended bool
+}
+
+func (w *watchers) add(c chan Event) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.ended {
+		close(c)
+		return
+	}
+	if w.open == nil {
+		w.open = map[chan Event]struct{}{}
+	}
+	w.open[c] = struct{}{}
+}
+
+// drop closes c, once.
+func (w *watchers) drop(c chan Event) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if _, ok := w.open[c]; ok {
+		delete(w.open, c)
+		close(c)
+	}
+}
+
+// end closes all, now and later.
+func (w *watchers) end() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.ended = true
+	for c := range w.open {
+		close(c)
+	}
+	w.open = nil
+}
+
+// tell hands kinds to all watchers. One that is full is closed.
+func (w *watchers) tell(id, podID string, kinds ...EventKind) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.open) == 0 {
+		return
+	}
+	at := time.Now()
+	for c := range w.open {
+		for _, kind := range kinds {
+			select {
+			case c <- Event{Kind: kind, ID: id, PodID: podID, At: at}:
+				continue
+			default:
+			}
+			delete(w.open, c)
+			close(c)
+			break
+		}
+	}
+}
+
+// podChanged tells the watchers what a new record means to them.
+func (m *Manager) podChanged(before, after *podRecord) {
+	ready := func(r *podRecord) bool { return r.Phase == podReady }
+	switch {
+	case !ready(before) && ready(after):
+		m.events.tell(after.ID, after.ID, EventCreated, EventStarted)
+	case ready(before) && !ready(after):
+		m.events.tell(after.ID, after.ID, EventStopped)
+	}
+	if before.visible() && !after.visible() {
+		m.events.tell(after.ID, after.ID, EventDeleted)
+	}
+}
+
+// containerChanged tells the watchers what a new record means to them.
+func (m *Manager) containerChanged(before, after *containerRecord) {
+	switch {
+	case before.Phase == after.Phase:
+	case after.Phase == containerCreated && before.Phase == containerMaking:
+		m.events.tell(after.ID, after.PodID, EventCreated)
+	case after.Phase == containerRunning:
+		m.events.tell(after.ID, after.PodID, EventStarted)
+	case after.Phase == containerExited:
+		m.events.tell(after.ID, after.PodID, EventStopped)
+	case before.visible() && !after.visible():
+		m.events.tell(after.ID, after.PodID, EventDeleted)
+	}
+}
