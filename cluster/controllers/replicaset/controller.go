@@ -111,7 +111,7 @@ func (c *controller) sync(ctx context.Context, key string) error {
 
 	var scaleErr error
 	if rs.DeletionTimestamp == nil {
-		if scaleErr = c.scale(ctx, rs, active); scaleErr == nil && !c.writes.Shown(key) {
+		if scaleErr = c.scale(ctx, rs, active); scaleErr == nil && c.writes.Acted(key) {
 			return nil // what was written brings the next sync
 		}
 	}

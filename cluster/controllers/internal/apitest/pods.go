@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	daemonutil "k8s.io/kubernetes/pkg/controller/daemon/util"
 )
 
 // Namespace is where tests put their objects.
@@ -57,11 +58,14 @@ func (s *Server) SetPod(t *testing.T, pod *corev1.Pod, change func(*corev1.Pod))
 	}
 }
 
-// Start puts a pod on a node and makes it run and be ready.
+// Start puts a pod on a node (a daemon's pod on the one that it is meant for) and makes it run and
+// be ready.
 func (s *Server) Start(t *testing.T, pod *corev1.Pod) {
 	t.Helper()
 	s.SetPod(t, pod, func(p *corev1.Pod) {
-		if p.Spec.NodeName == "" {
+		if node, err := daemonutil.GetTargetNodeName(p); err == nil {
+			p.Spec.NodeName = node
+		} else {
 			p.Spec.NodeName = "node"
 		}
 		p.Status.Phase = corev1.PodRunning

@@ -93,6 +93,14 @@ func (w *Writes) Forget(key string) {
 	delete(w.pending, key)
 }
 
+// Acted reports whether anything was written under key since the sync of key began: what that sync
+// has read is then no longer how things are, even if the caches already show it.
+func (w *Writes) Acted(key string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.pending[key] != nil
+}
+
 // Shown reports whether the caches show everything that was written under key.
 func (w *Writes) Shown(key string) bool {
 	w.mu.Lock()
