@@ -54,7 +54,8 @@ type Engine interface {
 	// Load finds a container made by an earlier Create, by this or another
 	// process. ErrNotFound if there is none.
 	Load(ctx context.Context, id string) (Container, error)
-	// List returns the ids of all containers in the state directory, sorted.
+	// List returns the ids of all containers in the state directory, sorted. An
+	// engine's first one removes what killed processes left half made or removed.
 	List(ctx context.Context) ([]string, error)
 }
 

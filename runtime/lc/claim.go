@@ -1,6 +1,7 @@
 package lc
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -10,13 +11,15 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/coracle-project/coracle/runtime"
 )
 
 // A container's directory appears with its record in it and goes as a whole, each by
 // a rename: killed in between, a process must not leave a directory without a record,
 // which would take an id for ever that Load says is free. What it does leave has one of
-// these prefixes, which no id can have, and is removed by the next engine's first Create.
+// these prefixes, which no id can have, and is removed by the next engine's first Create
+// or List.
 const (
 	newPrefix  = "~new-"  // then the maker's pid and "-"
 	gonePrefix = "~gone-" // then the container's id
@@ -57,12 +60,15 @@ func (e *Engine) fill(tmp string, rec *record) error {
 }
 
 // release removes the container's directory. It succeeds if there is none.
-func (e *Engine) release(rec *record) error {
+func (e *Engine) release(ctx context.Context, rec *record) error {
 	gone := filepath.Join(e.dir, fmt.Sprintf("%s%s-%d", gonePrefix, rec.ID, rec.Created.UnixNano()))
 	if err := unix.Rename(e.containerDir(rec.ID), gone); errors.Is(err, unix.ENOENT) {
 		return nil
 	} else if err != nil {
 		return fmt.Errorf("remove directory of container: %w", err)
+	}
+	if err := fault.At(ctx, "runtime.delete.renamed"); err != nil {
+		return err
 	}
 	return os.RemoveAll(gone)
 }

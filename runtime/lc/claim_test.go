@@ -36,6 +36,9 @@ func TestRestsOfClaims(t *testing.T) {
 	if ids, err := e.List(t.Context()); err != nil || len(ids) != 0 {
 		t.Errorf("list is %v, %v, want nothing", ids, err)
 	}
+	if got, want := names(t, dir), []string{mine}; !slices.Equal(got, want) {
+		t.Errorf("after the list there are %q, want %q", got, want)
+	}
 	if err := e.claim(&rec); err != nil {
 		t.Fatal(err)
 	}
@@ -46,7 +49,7 @@ func TestRestsOfClaims(t *testing.T) {
 		t.Errorf("in the state directory are %q, want %q", got, want)
 	}
 	for range 2 {
-		if err := e.release(&rec); err != nil {
+		if err := e.release(t.Context(), &rec); err != nil {
 			t.Error(err)
 		}
 	}

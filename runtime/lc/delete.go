@@ -72,7 +72,7 @@ func (c *container) remove(ctx context.Context) error {
 	if err := fault.At(ctx, "runtime.delete.cgroups"); err != nil {
 		return err
 	}
-	return c.engine.release(c.rec)
+	return c.engine.release(ctx, c.rec)
 }
 
 // killInit covers an init that has left its cgroup.

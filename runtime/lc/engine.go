@@ -84,6 +84,7 @@ func (e *Engine) Load(_ context.Context, id string) (runtime.Container, error) {
 
 // List implements runtime.Engine.
 func (e *Engine) List(_ context.Context) ([]string, error) {
+	e.sweepOnce.Do(e.sweep)
 	entries, err := os.ReadDir(e.dir)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
