@@ -254,6 +254,35 @@ func TestExitWhileAway(t *testing.T) {
 	}
 }
 
+// A call to the shim that outlives the daemon that made it: what it makes after the
+// next one has looked goes with its container.
+func TestCreationAfterRecovery(t *testing.T) {
+	b := newBench(t)
+	m1, h1 := b.manager()
+	crashed := b.crash(m1, h1, "pod.start.recorded")
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go wholeLife(ctx, m1, NamespaceContainer, 0)
+	select {
+	case <-crashed:
+	case <-time.After(10 * time.Second):
+		t.Fatal("the point was not reached")
+	}
+	cancel()
+	m2, _ := b.manager()
+	idle(t, m2)
+	c := m2.Containers(ContainerFilter{})
+	if len(c) != 1 || c[0].State != Created || !c[0].StartedAt.IsZero() {
+		t.Fatalf("containers %+v", c)
+	}
+	b.mu.Lock()
+	b.procs[c[0].ID] = &proc{podID: c[0].PodID, args: []string{"run"}, state: client.StateCreated}
+	b.mu.Unlock()
+	ok(t, m2.Remove(t.Context(), c[0].PodID))
+	idle(t, m2)
+	b.nothingLeft()
+}
+
 // What has no record is removed, wherever it is.
 func TestStrays(t *testing.T) {
 	b := newBench(t)

@@ -18,6 +18,9 @@ import (
 // before Serve. What cannot be adopted is reported as exited, never lost.
 func (s *Service) Adopt(ctx context.Context) error {
 	s.hold.connect()
+	if _, err := s.cfg.Engine.List(ctx); err != nil { // clears up behind the earlier one
+		return fmt.Errorf("adopt: %w", err)
+	}
 	entries, err := os.ReadDir(filepath.Join(s.cfg.StateDir, "c"))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -39,13 +42,14 @@ func (s *Service) Adopt(ctx context.Context) error {
 func (s *Service) adopt(ctx context.Context, id string) {
 	log := s.log.With("container", id)
 	rec, err := readRecord(s.dirOf(id))
-	if err != nil || rec.Phase == phaseCreating || rec.Process == nil {
+	if err != nil || rec.Phase == phaseCreating || rec.Phase == phaseDeleting || rec.Process == nil {
 		// The creation was cut short; its caller has seen an error and may repeat it.
+		// So was the deletion of what had not been started.
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
 			log.Error("container with an unreadable record is removed", "error", err)
 		}
 		if err := s.rollBack(ctx, id); err != nil {
-			log.Error("cannot roll back a creation", "error", err)
+			log.Error("cannot roll back a container that was not started", "error", err)
 		}
 		return
 	}

@@ -32,7 +32,6 @@ type container struct {
 	rec     record
 	execs   map[string]*execution
 	paused  bool
-	doomed  bool // being deleted before its start: its end is no event
 	deleted bool
 }
 
@@ -188,17 +187,16 @@ func (c *container) awaitExit() {
 		e.OOMKilled = c.oomKilled()
 	}
 	if err := c.update(func(r *record) {
-		r.Phase = phaseExited
+		if r.Phase != phaseDeleting {
+			r.Phase = phaseExited
+		}
 		r.Process = &processRecord{PID: c.init.pid, StartTime: c.init.startTime, Exit: &e}
 	}); err != nil {
 		c.log.Error("cannot record the exit", "error", err)
 	}
 	c.init.ended(e)
-	c.mu.Lock()
-	doomed := c.doomed
-	c.mu.Unlock()
-	if doomed {
-		return
+	if c.record().Phase == phaseDeleting {
+		return // the end of what never ran is no event
 	}
 	if e.OOMKilled {
 		c.s.events.publish(&api.Event{Kind: api.Event_OOM, Id: c.id, PodId: c.record().PodID, Pid: uint32(c.init.pid), OomKilled: true})
@@ -219,7 +217,7 @@ func (c *container) oomKilled() bool {
 func (c *container) start(ctx context.Context) error {
 	c.op.Lock()
 	defer c.op.Unlock()
-	if c.init.exitState() != nil {
+	if c.init.exitState() != nil || c.record().Phase == phaseDeleting {
 		return fmt.Errorf("start container %s: %w", c.id, runtime.ErrNotRunning)
 	}
 	engine, err := c.alive()
@@ -261,9 +259,17 @@ func (c *container) delete(ctx context.Context) error {
 	if phase == phaseRunning && c.init.exitState() == nil {
 		return fmt.Errorf("delete container %s: %w", c.id, runtime.ErrRunning)
 	}
-	c.mu.Lock()
-	c.doomed = phase == phaseCreated
-	c.mu.Unlock()
+	if phase == phaseCreated {
+		// Written down, because this may be cut short: that init was killed must not
+		// look like the end of a program.
+		if err := c.update(func(r *record) {
+			if r.Phase == phaseCreated { // it may have ended by itself
+				r.Phase = phaseDeleting
+			}
+		}); err != nil {
+			return fmt.Errorf("delete container %s: %w", c.id, err)
+		}
+	}
 	if c.engine != nil {
 		if err := c.engine.Delete(ctx, runtime.DeleteOptions{Force: true}); err != nil {
 			return fmt.Errorf("delete container %s: %w", c.id, err)

@@ -17,6 +17,7 @@ type phase string
 const (
 	phaseCreating phase = "creating" // found at start-up: rolled back
 	phaseCreated  phase = "created"
+	phaseDeleting phase = "deleting" // not started, and never will be; found at start-up: rolled back
 	phaseRunning  phase = "running"
 	phaseExited   phase = "exited"
 )

@@ -19,8 +19,10 @@ func (s *Service) ReopenLog(_ context.Context, r *api.ReopenLogRequest) (*api.Re
 	return &api.ReopenLogResponse{}, nil
 }
 
-// List implements api.ShimService.
-func (s *Service) List(context.Context, *api.ListRequest) (*api.ListResponse, error) {
+// List implements api.ShimService. A daemon asks once, at its start: a creation that the
+// last one did not live to see the end of must not turn up afterwards.
+func (s *Service) List(ctx context.Context, _ *api.ListRequest) (*api.ListResponse, error) {
+	s.settle(ctx)
 	res := &api.ListResponse{}
 	for _, c := range s.all() {
 		res.Containers = append(res.Containers, &api.ListResponse_Container{Id: c.id, PodId: c.record().PodID})
@@ -41,7 +43,7 @@ func (s *Service) Events(ctx context.Context, _ *api.EventsRequest, stream api.S
 func (s *Service) exits() []*api.Event {
 	var evs []*api.Event
 	for _, c := range s.all() {
-		if c.init.exitState() != nil {
+		if c.init.exitState() != nil && c.record().Phase != phaseDeleting {
 			evs = append(evs, c.exitEvent("", c.init))
 		}
 		for _, e := range c.allExecs() {

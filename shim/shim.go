@@ -29,9 +29,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"path/filepath"
+	"slices"
 	"sync"
+	"time"
 
 	task "github.com/containerd/containerd/api/runtime/task/v3"
 	"github.com/containerd/ttrpc"
@@ -62,7 +65,8 @@ type Service struct {
 	once   sync.Once
 
 	mu         sync.Mutex
-	containers map[string]*container // nil: being created
+	containers map[string]*container
+	creating   map[string]chan struct{} // closed when the creation has ended
 }
 
 // New makes a Service; Adopt and Serve do the work.
@@ -72,6 +76,7 @@ func New(cfg Config) *Service {
 		hold:       &hold{dir: cfg.KeeperDir, log: cfg.Log},
 		done:       make(chan struct{}),
 		containers: make(map[string]*container),
+		creating:   make(map[string]chan struct{}),
 	}
 }
 
@@ -146,9 +151,7 @@ func (s *Service) all() []*container {
 	defer s.mu.Unlock()
 	all := make([]*container, 0, len(s.containers))
 	for _, c := range s.containers {
-		if c != nil {
-			all = append(all, c)
-		}
+		all = append(all, c)
 	}
 	return all
 }
@@ -162,27 +165,70 @@ func (s *Service) get(id string) (*container, error) {
 	return nil, fmt.Errorf("container %s: %w", id, runtime.ErrNotFound)
 }
 
-// reserve takes id for a container to be created; forget gives it back.
+// reserve takes id for a container to be created; add or forget ends that.
 func (s *Service) reserve(id string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if _, taken := s.containers[id]; taken {
+	if s.containers[id] != nil || s.creating[id] != nil {
 		return fmt.Errorf("container %s: %w", id, runtime.ErrExists)
 	}
-	s.containers[id] = nil
+	s.creating[id] = make(chan struct{})
 	return nil
 }
 
 func (s *Service) forget(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.createdLocked(id)
 	delete(s.containers, id)
 }
 
 func (s *Service) add(c *container) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.createdLocked(c.id)
 	s.containers[c.id] = c
+}
+
+func (s *Service) createdLocked(id string) {
+	if done := s.creating[id]; done != nil {
+		close(done)
+		delete(s.creating, id)
+	}
+}
+
+// created waits for the end of a creation under way, if there is one.
+func (s *Service) created(ctx context.Context, id string) error {
+	s.mu.Lock()
+	done := s.creating[id]
+	s.mu.Unlock()
+	if done == nil {
+		return nil
+	}
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("container %s is being created: %w", id, context.Cause(ctx))
+	}
+}
+
+// settleTimeout is how long a creation is waited for whose caller is gone: its processes
+// are killed, but it may hang in the kernel.
+const settleTimeout = 2 * time.Second
+
+// settle waits for the end of all creations that are under way now.
+func (s *Service) settle(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
+	defer cancel()
+	s.mu.Lock()
+	ids := slices.Collect(maps.Keys(s.creating))
+	s.mu.Unlock()
+	for _, id := range ids {
+		if err := s.created(ctx, id); err != nil {
+			s.log.Warn("listed without a container", "error", err)
+		}
+	}
 }
 
 func (s *Service) dirOf(id string) string { return filepath.Join(s.cfg.StateDir, "c", id) }

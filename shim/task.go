@@ -87,6 +87,9 @@ func (s *Service) Exec(_ context.Context, r *task.ExecProcessRequest) (*emptypb.
 
 // Delete frees a container or an exec and says how it ended.
 func (s *Service) Delete(ctx context.Context, r *task.DeleteRequest) (*task.DeleteResponse, error) {
+	if err := s.created(ctx, r.ID); err != nil {
+		return nil, fmt.Errorf("delete %w", err)
+	}
 	c, err := s.get(r.ID)
 	if err != nil {
 		return nil, fmt.Errorf("delete %w", err)
@@ -184,14 +187,16 @@ func (c *container) state() *task.StateResponse {
 		Stdin: rec.StdinFIFO, Stdout: rec.StdoutFIFO, Stderr: rec.StderrFIFO,
 	}
 	switch {
-	case rec.Phase == phaseCreated:
+	case rec.Phase == phaseCreated || rec.Phase == phaseDeleting:
 		res.Status = tasktypes.Status_CREATED
 	case paused:
 		res.Status = tasktypes.Status_PAUSED
 	default:
 		res.Status = tasktypes.Status_RUNNING
 	}
-	setExit(res, c.init)
+	if rec.Phase != phaseDeleting {
+		setExit(res, c.init)
+	}
 	return res
 }
 

@@ -75,6 +75,34 @@ func TestKillAtEachStep(t *testing.T) {
 			t.Error(err)
 		}
 	})
+	// The end of an init that was killed before it was started is not the end of the
+	// container's program.
+	t.Run("shim.delete.engine before the start", func(t *testing.T) {
+		r := newRig(t)
+		req := r.request("exit 3")
+		if _, err := r.c.Create(r.ctx(), req); err != nil {
+			t.Fatal(err)
+		}
+		arm(t, "shim.delete.engine=error")
+		if err := r.c.Delete(r.ctx(), pod, req.ID); err == nil {
+			t.Error("delete succeeded")
+		}
+		arm(t, "")
+		if st, err := r.c.Status(r.ctx(), pod, req.ID); err != nil || st.State != client.StateCreated {
+			t.Errorf("status %+v, %v", st, err)
+		}
+		if err := r.c.StartContainer(r.ctx(), pod, req.ID); !errors.Is(err, client.ErrNotRunning) {
+			t.Errorf("start: %v", err)
+		}
+		r.waitNewShim(r.killShim())
+		if pods, err := r.c.List(r.ctx()); err != nil || len(pods) != 0 {
+			t.Errorf("list: %v, %v", pods, err)
+		}
+		r.run(req)
+		if ev := r.exit(req.ID); ev.ExitCode != 3 { // nor is its exit another one's
+			t.Errorf("event %+v", ev)
+		}
+	})
 	t.Run("shim.exec.started", func(t *testing.T) {
 		r := newRig(t)
 		req := r.request("sleep 100")
