@@ -126,7 +126,12 @@ func configCommand() *cobra.Command {
 		Use:     "check FILE",
 		Short:   "say what is wrong in a configuration file",
 		Example: "  coracled config check /etc/coracle/config.toml",
-		Args:    cobra.ExactArgs(1),
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return fmt.Errorf("config check: give one FILE, not %d", len(args))
+			}
+			return nil
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if _, err := config.Load(args[0]); err != nil {
 				return err

@@ -50,8 +50,13 @@ func (l Log) SlogLevel() slog.Level {
 	return level
 }
 
+// badValue is a setting that cannot be used as it is.
+type badValue struct{ key, text string }
+
+func (b *badValue) Error() string { return b.key + ": " + b.text }
+
 func wrong(key, format string, args ...any) error {
-	return fmt.Errorf("%s: "+format, append([]any{key}, args...)...)
+	return &badValue{key, fmt.Sprintf(format, args...)}
 }
 
 func oneOf(key, value string, known ...string) error {
@@ -189,7 +194,7 @@ func (i *Image) check() error {
 	}
 	for _, host := range slices.Sorted(maps.Keys(i.Registry)) {
 		r := i.Registry[host]
-		key := fmt.Sprintf("image.registry.%q", host)
+		key := keyName([]string{"image", "registry", host})
 		errs = append(errs, checkRegistry(key, host), optionalPath(key+".ca_file", r.CAFile))
 		for _, m := range r.Mirrors {
 			errs = append(errs, checkMirror(key+".mirrors", m))

@@ -101,13 +101,15 @@ func TestRejections(t *testing.T) {
 		{"unknown key", "root = '/a'\n[log]\nlevle = 'debug'", "line 3: unknown key log.levle"},
 		{"unknown section", "[logs]\nlevel = 'debug'", "unknown key logs"},
 		{"two unknown keys", "a = 1\nb = 2", "line 2: unknown key b"},
-		{"unknown registry key", "[image.registry.'r:1']\nhttp = true", "line 2: unknown key image.registry.r:1.http"},
+		{"unknown registry key", "[image.registry.'r:1']\nhttp = true", `line 2: unknown key image.registry."r:1".http`},
 		{"not TOML", "root", "line 1: "},
 		{"key twice", "root = '/a'\nroot = '/b'", "root"},
-		{"number for a string", "\nroot = 5", "line 2: "},
-		{"string for a number", "[network]\nmtu = '1500'", "line 2: "},
-		{"string for a list", "[network]\nsubnets = '10.0.0.0/8'", "line 2: "},
-		{"relative root", "root = 'var'", `root: "var" is not an absolute path`},
+		{"number for a string", "\nroot = 5", "line 2: root: has type integer, not string"},
+		{"string for a number", "[network]\nmtu = '1500'", "line 2: network.mtu: has type string, not integer"},
+		{"string for a list", "[network]\nsubnets = '10.0.0.0/8'", "line 2: network.subnets: has type string, not array of strings"},
+		{"string for a boolean", "[image.registry.r]\nplain_http = 'yes'", "line 2: image.registry.r.plain_http: has type string, not boolean"},
+		{"table for a string", "[root]\nx = 1", "line 1: root: "},
+		{"relative root", "# a\n\nroot = 'var'", `line 3: root: "var" is not an absolute path`},
 		{"unclean root", "root = '/var//x/'", `write "/var/x"`},
 		{"root is /", "root = '/'", "root: cannot be /"},
 		{"root is state", "root = '/a'\nstate = '/a'", "state: "},
@@ -134,7 +136,9 @@ func TestRejections(t *testing.T) {
 		{"host bits", "[network]\nsubnets = ['10.0.0.1/24']", "write 10.0.0.0/24"},
 		{"no room", "[network]\nsubnets = ['10.0.0.0/31']", "no room"},
 		{"two of one family", "[network]\nsubnets = ['10.0.0.0/24', '10.0.1.0/24']", "two ranges of one family"},
-		{"small mtu", "[network]\nmtu = 100", "network.mtu: "},
+		{"small mtu", "[log]\n[network]\n# 100\nmtu = 100", "line 4: network.mtu: "},
+		{"small mtu in a dotted key", "\nnetwork.mtu = 100", "line 2: network.mtu: "},
+		{"small mtu in an inline table", "\nnetwork = { mtu = 100 }", "line 2: network.mtu: "},
 		{"large mtu", "[network]\nmtu = 70000", "network.mtu: "},
 		{"conf dir", "[network]\ncni_conf_dir = ''", "network.cni_conf_dir: "},
 		{"bin dir", "[network]\ncni_bin_dirs = ['bin']", "network.cni_bin_dirs: "},
@@ -142,9 +146,9 @@ func TestRejections(t *testing.T) {
 		{"many downloads", "[image]\nmax_concurrent_downloads = 65", "image.max_concurrent_downloads: "},
 		{"registry with scheme", "[image.registry.'http://r']\nplain_http = true", "image.registry."},
 		{"registry with path", "[image.registry.'r/x']\nplain_http = true", "image.registry."},
-		{"registry port", "[image.registry.'r:x']\nplain_http = true", "image.registry."},
+		{"registry port", "\n[image.registry.'r:x']\nplain_http = true", `line 2: image.registry."r:x": `},
 		{"empty registry", "[image.registry.'']\nplain_http = true", "image.registry."},
-		{"mirror with path", "[image.registry.'r']\nmirrors = ['http://m/x']", "mirrors: "},
+		{"mirror with path", "[image.registry.'r']\nmirrors = ['http://m/x']", "line 2: image.registry.r.mirrors: "},
 		{"token service as URL", "[image.registry.'r']\ntoken_hosts = ['https://a']", "token_hosts: "},
 		{"mirror with other scheme", "[image.registry.'r']\nmirrors = ['ftp://m']", "mirrors: "},
 		{"ca file", "[image.registry.'r']\nca_file = 'ca.pem'", "ca_file: "},
@@ -204,6 +208,12 @@ func TestLoad(t *testing.T) {
 	}
 	if _, err := Load(write("large", strings.Repeat("#", maxSize+1))); err == nil || !strings.Contains(err.Error(), "larger") {
 		t.Errorf("large: %v", err)
+	}
+	many := write("many", "[log]\nlevel = 'x'\n[network]\nmtu = 1")
+	want := "config " + many + `: line 2: log.level: "x" is none of debug, info, warn, error` + "\n" +
+		"config " + many + ": line 4: network.mtu: 1 is neither 0 nor from 1280 to 65535"
+	if _, err := Load(many); err == nil || err.Error() != want {
+		t.Errorf("many: %v, want\n%s", err, want)
 	}
 	if c, err := Load(write("good", "[log]\nlevel = 'warn'")); err != nil || c.Log.Level != "warn" {
 		t.Errorf("good: %+v, %v", c, err)
