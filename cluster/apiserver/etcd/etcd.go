@@ -22,7 +22,8 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
-	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/v3rpc"
+	"go.etcd.io/etcd/server/v3/proxy/grpcproxy/adapter"
 )
 
 const (
@@ -115,7 +116,19 @@ func config(dir, socket string) *embed.Config {
 
 // Client returns a client that calls the server directly. Each one has a watch stream of its own;
 // none uses a connection. Close it.
-func (s *Server) Client() *clientv3.Client { return v3client.New(s.etcd.Server) }
+//
+// It is etcd's v3client without what our caller has no use for: membership, users, and a wrapper
+// around contexts that costs two goroutines a watch.
+func (s *Server) Client() *clientv3.Client {
+	server := s.etcd.Server
+	c := clientv3.NewCtxClient(context.Background(), clientv3.WithZapLogger(server.Logger()))
+	c.KV = clientv3.NewKVFromKVClient(adapter.KvServerToKvClient(v3rpc.NewQuotaKVServer(server)), c)
+	c.Lease = clientv3.NewLeaseFromLeaseClient(adapter.LeaseServerToLeaseClient(v3rpc.NewQuotaLeaseServer(server)), c, time.Second)
+	c.Watcher = clientv3.NewWatchFromWatchClient(adapter.WatchServerToWatchClient(v3rpc.NewWatchServer(server)), c)
+	c.Maintenance = clientv3.NewMaintenanceFromMaintenanceClient(
+		adapter.MaintenanceServerToMaintenanceClient(v3rpc.NewMaintenanceServer(server, nil)), c)
+	return c
+}
 
 // Stopped is closed when the server has stopped, by Close or by a fatal error of its own.
 func (s *Server) Stopped() <-chan struct{} { return s.etcd.Server.StopNotify() }

@@ -1,0 +1,102 @@
+package apiserver
+
+import (
+	"crypto"
+	"fmt"
+	"os"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	apiserverapi "k8s.io/apiserver/pkg/apis/apiserver"
+	"k8s.io/apiserver/pkg/authentication/authenticator"
+	"k8s.io/apiserver/pkg/authentication/group"
+	"k8s.io/apiserver/pkg/authentication/request/anonymous"
+	"k8s.io/apiserver/pkg/authentication/request/bearertoken"
+	requestunion "k8s.io/apiserver/pkg/authentication/request/union"
+	"k8s.io/apiserver/pkg/authentication/request/websocket"
+	"k8s.io/apiserver/pkg/authentication/request/x509"
+	tokencache "k8s.io/apiserver/pkg/authentication/token/cache"
+	"k8s.io/apiserver/pkg/authentication/token/tokenfile"
+	tokenunion "k8s.io/apiserver/pkg/authentication/token/union"
+	"k8s.io/apiserver/pkg/server/dynamiccertificates"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/util/keyutil"
+	serviceaccountcontroller "k8s.io/kubernetes/pkg/controller/serviceaccount"
+	"k8s.io/kubernetes/pkg/serviceaccount"
+	"k8s.io/kubernetes/plugin/pkg/auth/authenticator/token/bootstrap"
+)
+
+// issuer is who service account tokens are from and, by default, for.
+const issuer = "https://kubernetes.default.svc.cluster.local"
+
+// tokenCacheTTL is how long a token that was found good is not looked at again (upstream's value):
+// verifying a signature costs more than most requests.
+const tokenCacheTTL = 10 * time.Second
+
+// serviceAccountKeys is how service account tokens are made and verified.
+type serviceAccountKeys struct {
+	generator serviceaccount.TokenGenerator
+	public    serviceaccount.PublicKeysGetter
+}
+
+func loadServiceAccountKeys(path string) (serviceAccountKeys, error) {
+	var keys serviceAccountKeys
+	private, err := keyutil.PrivateKeyFromFile(path)
+	if err != nil {
+		return keys, fmt.Errorf("the key of service account tokens cannot be read (%w); remove %s to get a new one", err, path)
+	}
+	signer, ok := private.(crypto.Signer)
+	if !ok {
+		return keys, fmt.Errorf("the key of service account tokens in %s cannot sign; remove it to get a new one", path)
+	}
+	if keys.generator, err = serviceaccount.JWTTokenGenerator(issuer, private); err != nil {
+		return keys, fmt.Errorf("key of service account tokens in %s: %w", path, err)
+	}
+	keys.public, err = serviceaccount.StaticPublicKeysGetter([]any{signer.Public()})
+	return keys, err
+}
+
+// newAuthenticator returns what finds out who a request is from, in this order: certificates signed by the
+// cluster's authority, users inside the process, static tokens, service accounts, bootstrap
+// tokens. Who shows nothing may look at the health endpoints only.
+func newAuthenticator(o *Options, inside *identities, ca dynamiccertificates.CAContentProvider, keys serviceAccountKeys,
+	client kubernetes.Interface, shared informers.SharedInformerFactory,
+) (authenticator.Request, error) {
+	core := shared.Core().V1()
+	audiences := authenticator.Audiences{issuer}
+	getter := serviceaccountcontroller.NewGetterFromClient(client,
+		core.Secrets().Lister(), core.ServiceAccounts().Lister(), core.Pods().Lister(), core.Nodes().Lister())
+	var tokens []authenticator.Token
+	if o.TokenFile != "" {
+		static, err := tokenfile.NewCSV(o.TokenFile)
+		if err != nil {
+			return nil, fmt.Errorf(`--token-file %s cannot be used (%w); each line is token,user,uid or token,user,uid,"group,group"`, o.TokenFile, err)
+		}
+		tokens = append(tokens, authenticator.WrapAudienceAgnosticToken(audiences, static))
+	}
+	tokens = append(tokens,
+		serviceaccount.JWTTokenAuthenticator([]string{issuer}, keys.public, audiences, serviceaccount.NewValidator(getter)),
+		authenticator.WrapAudienceAgnosticToken(audiences, bootstrap.NewTokenAuthenticator(core.Secrets().Lister().Secrets(metav1.NamespaceSystem))),
+	)
+	token := tokenunion.New(inside, tokencache.New(tokenunion.New(tokens...), true, tokenCacheTTL, 0))
+	known := group.NewAuthenticatedGroupAdder(requestunion.New(
+		x509.NewDynamic(ca.VerifyOptions, x509.CommonNameUserConversion),
+		bearertoken.New(token),
+		websocket.NewProtocolAuthenticator(token),
+	))
+	return requestunion.NewFailOnError(known, anonymous.NewAuthenticator([]apiserverapi.AnonymousAuthCondition{
+		{Path: "/healthz"}, {Path: "/livez"}, {Path: "/readyz"},
+	})), nil
+}
+
+// readable says what to do about a certificate file that cannot be used.
+func readable(path string, err error) error {
+	if err == nil {
+		return nil
+	}
+	if _, statErr := os.Stat(path); statErr != nil {
+		err = statErr
+	}
+	return fmt.Errorf("the certificate in %s cannot be used (%w); remove the file to get a new one at the next start", path, err)
+}

@@ -1,0 +1,213 @@
+package apiserver
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net"
+	"net/http"
+	"strconv"
+
+	restful "github.com/emicklei/go-restful/v3"
+	apiextensions "k8s.io/apiextensions-apiserver/pkg/apiserver"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apiserver/pkg/endpoints/discovery/aggregated"
+	"k8s.io/apiserver/pkg/endpoints/filters"
+	apiopenapi "k8s.io/apiserver/pkg/endpoints/openapi"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/server/dynamiccertificates"
+	genericfilters "k8s.io/apiserver/pkg/server/filters"
+	serverstorage "k8s.io/apiserver/pkg/server/storage"
+	"k8s.io/apiserver/pkg/util/compatibility"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	"k8s.io/apiserver/pkg/util/notfoundhandler"
+	utilopenapi "k8s.io/apiserver/pkg/util/openapi"
+	"k8s.io/apiserver/pkg/util/webhook"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	basecompatibility "k8s.io/component-base/compatibility"
+	openapicommon "k8s.io/kube-openapi/pkg/common"
+	"k8s.io/kube-openapi/pkg/spec3"
+	"k8s.io/kube-openapi/pkg/validation/spec"
+	"k8s.io/kubernetes/pkg/api/legacyscheme"
+	generatedopenapi "k8s.io/kubernetes/pkg/generated/openapi"
+	"k8s.io/kubernetes/pkg/routes"
+	"k8s.io/kubernetes/pkg/serviceaccount"
+
+	"github.com/coracle-project/coracle/cluster/apiserver/openapi"
+)
+
+// build is what a server is made of while it is made.
+type build struct {
+	options   *Options
+	addresses addresses
+	listener  net.Listener
+	store     *store
+	served    *serverstorage.ResourceConfig
+	inside    *identities
+	loopback  *rest.Config
+	informers informers.SharedInformerFactory
+
+	config *genericapiserver.Config
+	ca     dynamiccertificates.CAContentProvider
+	keys   serviceAccountKeys
+	proxy  *http.Transport
+	// containers have the routes of the built-in groups, and of custom resource definitions.
+	containers []*restful.Container
+}
+
+// server builds the API server: built-in groups first, what is not theirs goes to the custom
+// resources, and what is not theirs either is not found.
+func (b *build) server(ctx context.Context) (*genericapiserver.GenericAPIServer, error) {
+	// Endpoints are called by address: their certificates cannot be verified. Upstream does the same.
+	b.proxy = http.DefaultTransport.(*http.Transport).Clone()
+	b.proxy.Proxy = nil
+	b.proxy.TLSClientConfig = &tls.Config{InsecureSkipVerify: true} //nolint:gosec // see above
+	if err := b.configure(ctx); err != nil {
+		return nil, err
+	}
+	resolver, err := newServiceResolver(b.informers)
+	if err != nil {
+		return nil, err
+	}
+	if err := b.admission(resolver); err != nil {
+		return nil, fmt.Errorf("admission: %w", err)
+	}
+	custom, err := b.customResources(resolver)
+	if err != nil {
+		return nil, fmt.Errorf("custom resources: %w", err)
+	}
+	server, err := b.config.Complete(b.informers).New("kube-apiserver", custom.GenericAPIServer)
+	if err != nil {
+		return nil, fmt.Errorf("API server: %w", err)
+	}
+	server.ShutdownTimeout = drainLimit
+	if err := b.installGroups(server); err != nil {
+		return nil, err
+	}
+	for _, install := range b.options.ExtraAPIGroups {
+		if err := install(server); err != nil {
+			return nil, fmt.Errorf("extra API group: %w", err)
+		}
+	}
+	if err := b.installTokenKeys(server); err != nil {
+		return nil, err
+	}
+	if err := b.hooks(server); err != nil {
+		return nil, err
+	}
+	crds := custom.Informers.Apiextensions().V1().CustomResourceDefinitions()
+	if err := openapi.Install(server.Handler.NonGoRestfulMux, crds.Lister()); err != nil {
+		return nil, err
+	}
+	b.containers = []*restful.Container{server.Handler.GoRestfulContainer, custom.GenericAPIServer.Handler.GoRestfulContainer}
+	if b.options.inspect != nil {
+		b.options.inspect(b)
+	}
+	b.forget()
+	return server, nil
+}
+
+// configure makes the configuration of the generic server, but for admission.
+func (b *build) configure(ctx context.Context) error {
+	c := genericapiserver.NewConfig(legacyscheme.Codecs)
+	b.config = c
+	c.EffectiveVersion = compatibility.DefaultComponentGlobalsRegistry.EffectiveVersionFor(basecompatibility.DefaultKubeComponent)
+	c.FeatureGate = utilfeature.DefaultFeatureGate
+	c.LoopbackClientConfig = b.loopback
+	c.MergedResourceConfig = b.served
+	c.RESTOptionsGetter = b.store
+	c.StorageObjectCountTracker = nil // only priority and fairness asks it
+	c.EnableProfiling = false
+	c.AggregatedDiscoveryGroupManager = aggregated.NewResourceManager("apis")
+	c.BuildHandlerChainFunc = func(handler http.Handler, c *genericapiserver.Config) http.Handler {
+		return genericapiserver.DefaultBuildHandlerChain(withPlainDiscovery(handler), c)
+	}
+	c.LongRunningFunc = genericfilters.BasicLongRunningRequestCheck(
+		sets.NewString("watch", "proxy"), sets.NewString("attach", "exec", "proxy", "log", "portforward"))
+	c.PublicAddress = b.addresses.public
+	port := b.listener.Addr().(*net.TCPAddr).Port
+	c.ExternalAddress = net.JoinHostPort(b.addresses.public.String(), strconv.Itoa(port))
+	c.AddHealthChecks(b.store.health())
+
+	b.describe()
+	pki := b.options.PKI
+	cert, err := dynamiccertificates.NewDynamicServingContentFromFiles("serving-cert", pki.Serving, pki.Serving)
+	if err != nil {
+		return readable(pki.Serving, err)
+	}
+	b.ca, err = dynamiccertificates.NewDynamicCAContentFromFile("client-ca", pki.CACert)
+	if err != nil {
+		return readable(pki.CACert, err)
+	}
+	c.SecureServing = &genericapiserver.SecureServingInfo{Listener: b.listener, Cert: cert, MinTLSVersion: tls.VersionTLS12}
+	if err := c.Authentication.ApplyClientCert(b.ca, c.SecureServing); err != nil {
+		return err
+	}
+	if b.keys, err = loadServiceAccountKeys(pki.ServiceAccountKey); err != nil {
+		return err
+	}
+	client, err := kubernetes.NewForConfig(b.loopback)
+	if err != nil {
+		return err
+	}
+	c.Authentication.APIAudiences = []string{issuer}
+	if c.Authentication.Authenticator, err = newAuthenticator(b.options, b.inside, b.ca, b.keys, client, b.informers); err != nil {
+		return err
+	}
+	c.Authorization.Authorizer, c.RuleResolver = newAuthorizer(b.informers)
+	return nil
+}
+
+// describe gives the server the OpenAPI definitions of all types. They are only needed while groups are
+// installed, for the field managers of server-side apply; the documents that clients read are in
+// package openapi.
+func (b *build) describe() {
+	const title, scheme = "Kubernetes", "BearerToken"
+	bearer := spec.SecuritySchemeProps{Type: "apiKey", Name: "authorization", In: "header", Description: "Bearer Token authentication"}
+	namer := apiopenapi.NewDefinitionNamer(legacyscheme.Scheme, apiextensions.Scheme)
+	definitions := utilopenapi.GetOpenAPIDefinitionsWithoutDisabledFeatures(generatedopenapi.GetOpenAPIDefinitions)
+	v2 := genericapiserver.DefaultOpenAPIConfig(definitions, namer)
+	v2.Info.Title = title
+	v2.SecurityDefinitions = &spec.SecurityDefinitions{scheme: {SecuritySchemeProps: bearer}}
+	v3 := genericapiserver.DefaultOpenAPIV3Config(definitions, namer)
+	v3.Info.Title = title
+	v3.SecuritySchemes = spec3.SecuritySchemes{scheme: {SecuritySchemeProps: spec3.SecuritySchemeProps{
+		Type: bearer.Type, Name: bearer.Name, In: bearer.In, Description: bearer.Description,
+	}}}
+	b.config.SkipOpenAPIInstallation = true
+	b.config.OpenAPIConfig, b.config.OpenAPIV3Config = v2, v3
+}
+
+// forget drops the definitions, which are tens of megabytes.
+func (b *build) forget() {
+	*b.config.OpenAPIConfig, *b.config.OpenAPIV3Config = openapicommon.Config{}, openapicommon.OpenAPIV3Config{}
+}
+
+// customResources builds the server of custom resources and their definitions.
+func (b *build) customResources(resolver webhook.ServiceResolver) (*apiextensions.CustomResourceDefinitions, error) {
+	c := *b.config
+	c.PostStartHooks = map[string]genericapiserver.PostStartHookConfigEntry{}
+	c.MergedResourceConfig = apiextensions.DefaultAPIResourceConfigSource()
+	c.RESTOptionsGetter = definitions{b.store}
+	config := apiextensions.Config{
+		GenericConfig: &genericapiserver.RecommendedConfig{Config: c, SharedInformerFactory: b.informers},
+		ExtraConfig: apiextensions.ExtraConfig{
+			CRDRESTOptionsGetter: custom{b.store}, MasterCount: 1, ServiceResolver: resolver,
+			AuthResolverWrapper: webhook.NewDefaultAuthenticationInfoResolverWrapper(b.proxy, nil, b.loopback, c.TracerProvider),
+		},
+	}
+	missing := notfoundhandler.New(c.Serializer, filters.NoMuxAndDiscoveryIncompleteKey)
+	return config.Complete().New(genericapiserver.NewEmptyDelegateWithCustomHandler(missing))
+}
+
+// installTokenKeys lets others verify service account tokens (OpenID discovery).
+func (b *build) installTokenKeys(server *genericapiserver.GenericAPIServer) error {
+	metadata, err := serviceaccount.NewOpenIDMetadataProvider(issuer, "", b.config.ExternalAddress, b.keys.public)
+	if err != nil {
+		return fmt.Errorf("OpenID metadata: %w", err)
+	}
+	routes.NewOpenIDMetadataServer(metadata).Install(server.Handler.GoRestfulContainer)
+	return nil
+}

@@ -1,0 +1,87 @@
+package apiserver
+
+import (
+	"log/slog"
+	"net"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/server/dynamiccertificates"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/kubernetes/pkg/controlplane/controller/clusterauthenticationtrust"
+	"k8s.io/kubernetes/pkg/controlplane/controller/defaultservicecidr"
+	"k8s.io/kubernetes/pkg/controlplane/controller/kubernetesservice"
+	"k8s.io/kubernetes/pkg/controlplane/controller/systemnamespaces"
+	"k8s.io/kubernetes/pkg/controlplane/reconcilers"
+)
+
+// reconcileEvery is how often the kubernetes Service's endpoints are looked at (upstream's value).
+const reconcileEvery = 10 * time.Second
+
+// systemNamespaces are made if they are missing.
+var systemNamespaces = []string{metav1.NamespaceSystem, metav1.NamespacePublic, corev1.NamespaceNodeLease, metav1.NamespaceDefault}
+
+// hooks adds what the server keeps up in its own API while it runs.
+func (b *build) hooks(server *genericapiserver.GenericAPIServer) error {
+	client, err := kubernetes.NewForConfig(b.loopback)
+	if err != nil {
+		return err
+	}
+	core := b.informers.Core().V1()
+	add := server.AddPostStartHookOrDie
+
+	namespaces := systemnamespaces.NewController(systemNamespaces, client, core.Namespaces())
+	add("start-system-namespaces-controller", func(ctx genericapiserver.PostStartHookContext) error {
+		go namespaces.Run(ctx.Done())
+		return nil
+	})
+
+	cidrs := defaultservicecidr.NewController(b.addresses.services, net.IPNet{}, client)
+	add("start-kubernetes-service-cidr-controller", func(ctx genericapiserver.PostStartHookContext) error {
+		cidrs.Start(ctx) // returns when the network exists: without it no Service gets an address
+		return nil
+	})
+
+	own := b.kubernetesService(client)
+	add("bootstrap-controller", func(ctx genericapiserver.PostStartHookContext) error {
+		own.Start(ctx.Done())
+		return nil
+	})
+
+	trust := clusterauthenticationtrust.ClusterAuthenticationInfo{ClientCA: b.ca}
+	add("start-cluster-authentication-info-controller", func(ctx genericapiserver.PostStartHookContext) error {
+		controller := clusterauthenticationtrust.NewClusterAuthenticationTrustController(trust, client)
+		b.ca.AddListener(controller)
+		if runner, ok := b.ca.(dynamiccertificates.ControllerRunner); ok {
+			if err := runner.RunOnce(ctx); err != nil {
+				slog.Warn("the certificate authority's file cannot be read", "err", err)
+			}
+		}
+		go controller.Run(ctx, 1)
+		return nil
+	})
+	return nil
+}
+
+// kubernetesService returns what keeps the Service by which pods reach this server.
+func (b *build) kubernetesService(client kubernetes.Interface) *kubernetesservice.Controller {
+	var endpoints reconcilers.EndpointReconciler = noEndpoints{reconcilers.NewNoneEndpointReconciler()}
+	if !b.addresses.public.IsLoopback() { // endpoints on loopback are invalid
+		endpoints = reconcilers.NewMasterCountEndpointReconciler(1, reconcilers.NewEndpointsAdapter(client.CoreV1(), client.DiscoveryV1()))
+	}
+	return kubernetesservice.New(kubernetesservice.Config{
+		PublicIP: b.addresses.public, PublicServicePort: b.listener.Addr().(*net.TCPAddr).Port,
+		ServiceIP: b.addresses.kubernetes, ServicePort: servicePort,
+		EndpointReconciler: endpoints, EndpointInterval: reconcileEvery,
+	}, client, b.informers.Core().V1().Services())
+}
+
+// noEndpoints publishes nothing, and says so when asked to take it back.
+type noEndpoints struct{ reconcilers.EndpointReconciler }
+
+func (noEndpoints) RemoveEndpoints(name string, _ net.IP, _ []corev1.EndpointPort) error {
+	return storage.NewKeyNotFoundError(name, 0)
+}

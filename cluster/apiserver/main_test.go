@@ -1,0 +1,152 @@
+package apiserver
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
+
+	"github.com/coracle-project/coracle/cluster/pki"
+)
+
+var (
+	update = flag.Bool("update", false, "write generated files instead of comparing them")
+	// server is one API server that all tests share; each works in namespaces of its own.
+	server *Server
+	// built is what server was built from.
+	built build
+)
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	klog.SetSlogLogger(slog.New(slog.NewTextHandler(io.Discard, nil)))
+	code, err := withServer(m)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+func withServer(m *testing.M) (int, error) {
+	dir, err := os.MkdirTemp("", "api")
+	if err != nil {
+		return 1, err
+	}
+	defer os.RemoveAll(dir)
+	options, err := testOptions(dir)
+	if err != nil {
+		return 1, err
+	}
+	tokens := filepath.Join(dir, "tokens.csv")
+	if err := os.WriteFile(tokens, []byte("static-token,static-user,1,\"group-a,group-b\"\n"), 0o600); err != nil {
+		return 1, err
+	}
+	options.TokenFile = tokens
+	options.inspect = func(b *build) {
+		config, v2, v3 := *b.config, *b.config.OpenAPIConfig, *b.config.OpenAPIV3Config
+		// These look into what they were copied from, which the server forgets.
+		v2.GetOperationIDAndTagsFromRoute, v3.GetOperationIDAndTagsFromRoute = nil, nil
+		config.OpenAPIConfig, config.OpenAPIV3Config = &v2, &v3
+		built = *b
+		built.config = &config
+	}
+	if server, err = New(options); err != nil {
+		return 1, err
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	ended := make(chan error, 1)
+	go func() { ended <- server.Run(ctx) }()
+	select {
+	case <-server.Ready():
+	case err := <-ended:
+		return 1, err
+	case <-time.After(time.Minute):
+		return 1, fmt.Errorf("the server was not ready after a minute")
+	}
+	code := m.Run()
+	stop()
+	return code, <-ended
+}
+
+// testOptions are for a server in dir on any free port.
+func testOptions(dir string) (Options, error) {
+	credentials, err := pki.Ensure(filepath.Join(dir, "pki"), "https://127.0.0.1:1", []string{"127.0.0.1", "localhost"})
+	return Options{Root: dir, State: filepath.Join(dir, "run"), PKI: credentials}, err
+}
+
+// overTLS returns the administrator's configuration for clients that dial.
+func overTLS(t *testing.T) *rest.Config {
+	t.Helper()
+	config, err := clientcmd.BuildConfigFromFlags("", server.options.PKI.AdminKubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.Host = "https://" + server.Address().String()
+	config.QPS = -1
+	return config
+}
+
+// clientOf returns a client made from config.
+func clientOf(t *testing.T, config *rest.Config) *kubernetes.Clientset {
+	t.Helper()
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client
+}
+
+// admin returns an administrator's in-process client.
+func admin(t *testing.T) *kubernetes.Clientset {
+	t.Helper()
+	return clientOf(t, server.ClientConfig("admin", "system:masters"))
+}
+
+// get sends a GET over TLS with the given headers (in pairs), as an administrator if asked to.
+func get(t *testing.T, asAdmin bool, path string, headers ...string) (*http.Response, []byte) {
+	t.Helper()
+	config := overTLS(t)
+	if !asAdmin {
+		config = rest.AnonymousClientConfig(config)
+	}
+	client, err := rest.HTTPClientFor(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, config.Host+path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := 0; i < len(headers); i += 2 {
+		req.Header.Set(headers[i], headers[i+1])
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	data, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp, data
+}
+
+func selfReview() *authenticationv1.SelfSubjectReview { return &authenticationv1.SelfSubjectReview{} }
+
+func contains(all []string, one string) bool { return slices.Contains(all, one) }

@@ -1,0 +1,140 @@
+package apiserver
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strconv"
+	"time"
+
+	genericapiserver "k8s.io/apiserver/pkg/server"
+
+	"github.com/coracle-project/coracle/cluster/pki"
+)
+
+// Options say where an API server keeps its data, how it is reached and whom it trusts. The zero
+// value of a field stands for its default, where it has one.
+type Options struct {
+	// Root is where what outlives a reboot is kept, State where what does not. Required.
+	Root, State string
+	// PKI are the cluster's credentials. Required.
+	PKI *pki.Bundle
+	// BindAddress is what to listen on, 127.0.0.1 by default. Port 0 takes any free port.
+	BindAddress string
+	Port        int
+	// AdvertiseAddress is where pods reach the server: the endpoint of the kubernetes Service.
+	// Default: BindAddress, or the address of the default route if that is unspecified. A loopback
+	// address is never published, pods could not use it.
+	AdvertiseAddress string
+	// ServiceCIDR is where the addresses of Services are taken from, 10.96.0.0/16 by default.
+	ServiceCIDR string
+	// EtcdServers are the URLs of an external etcd cluster. Without any, etcd runs in the process.
+	EtcdServers []string
+	// EtcdCA, EtcdCert and EtcdKey are files for talking to EtcdServers by TLS.
+	EtcdCA, EtcdCert, EtcdKey string
+	// TokenFile is a CSV file of static tokens: token,user,uid,"group,group".
+	TokenFile string
+	// EventTTL is how long events are kept, one hour by default.
+	EventTTL time.Duration
+	// ExtraAPIGroups installs further API groups (metrics.k8s.io) beside the built-in ones.
+	ExtraAPIGroups []func(*genericapiserver.GenericAPIServer) error
+
+	// inspect is shown what the server was built from; for generating OpenAPI documents.
+	inspect func(*build)
+}
+
+const (
+	defaultBindAddress = "127.0.0.1"
+	defaultServiceCIDR = "10.96.0.0/16"
+	// servicePort is the port of the kubernetes Service.
+	servicePort = 443
+)
+
+// complete fills in defaults and says what is wrong with the rest, if anything.
+func (o *Options) complete() (addresses, error) {
+	if o.Root == "" || o.State == "" || o.PKI == nil {
+		return addresses{}, errors.New("apiserver: Root, State and PKI must be given")
+	}
+	if o.BindAddress == "" {
+		o.BindAddress = defaultBindAddress
+	}
+	if o.ServiceCIDR == "" {
+		o.ServiceCIDR = defaultServiceCIDR
+	}
+	if o.EventTTL == 0 {
+		o.EventTTL = time.Hour
+	}
+	var a addresses
+	bind, err := netip.ParseAddr(o.BindAddress)
+	if err != nil {
+		return a, fmt.Errorf("--bind-address %q is no IP address, such as 127.0.0.1 or 0.0.0.0", o.BindAddress)
+	}
+	if o.Port < 0 || o.Port > 65535 {
+		return a, fmt.Errorf("--port %d is not between 0 and 65535", o.Port)
+	}
+	prefix, err := netip.ParsePrefix(o.ServiceCIDR)
+	if err != nil || prefix != prefix.Masked() {
+		return a, fmt.Errorf("--service-cidr %q is no network, such as %s", o.ServiceCIDR, defaultServiceCIDR)
+	}
+	if host := prefix.Addr().BitLen() - prefix.Bits(); host < 3 || host > 20 {
+		return a, fmt.Errorf("--service-cidr %s has room for 2^%d addresses; choose one of 2^3 to 2^20, such as %s", prefix, host, defaultServiceCIDR)
+	}
+	a.services = net.IPNet{IP: net.IP(prefix.Addr().AsSlice()), Mask: net.CIDRMask(prefix.Bits(), prefix.Addr().BitLen())}
+	a.kubernetes = net.IP(prefix.Addr().Next().AsSlice())
+	for _, file := range []string{o.TokenFile, o.EtcdCA, o.EtcdCert, o.EtcdKey} {
+		if file == "" {
+			continue
+		}
+		if _, err := os.Stat(file); err != nil {
+			return a, fmt.Errorf("apiserver: %w", err)
+		}
+	}
+	return a, a.advertise(o.AdvertiseAddress, bind)
+}
+
+// addresses are the networks and addresses that the options amount to.
+type addresses struct {
+	// services is the network of Services' addresses, kubernetes the first of them.
+	services   net.IPNet
+	kubernetes net.IP
+	// public is where the server is reached from outside.
+	public net.IP
+}
+
+func (a *addresses) advertise(wanted string, bind netip.Addr) error {
+	switch {
+	case wanted != "":
+		if a.public = net.ParseIP(wanted); a.public == nil {
+			return fmt.Errorf("the address to advertise, %q, is no IP address", wanted)
+		}
+	case bind.IsUnspecified():
+		a.public = routeAddress()
+	default:
+		a.public = net.IP(bind.AsSlice())
+	}
+	return nil
+}
+
+// routeAddress returns the local address that packets to elsewhere have, 127.0.0.1 if there is no
+// way to elsewhere. Nothing is sent: connecting a UDP socket only looks up the route.
+func routeAddress() net.IP {
+	for _, elsewhere := range []string{"192.0.2.1:9", "[2001:db8::1]:9"} { // documentation addresses
+		if conn, err := net.Dial("udp", elsewhere); err == nil {
+			defer conn.Close()
+			return conn.LocalAddr().(*net.UDPAddr).IP
+		}
+	}
+	return net.IPv4(127, 0, 0, 1)
+}
+
+// listen opens the server's socket.
+func (o *Options) listen() (net.Listener, error) {
+	address := net.JoinHostPort(o.BindAddress, strconv.Itoa(o.Port))
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, listenError(address, err)
+	}
+	return l, nil
+}

@@ -1,0 +1,242 @@
+package apiserver
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"go.etcd.io/etcd/client/pkg/v3/transport"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/kubernetes"
+	"go.uber.org/zap"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apiextensions "k8s.io/apiextensions-apiserver/pkg/apiserver"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/registry/generic"
+	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
+	"k8s.io/apiserver/pkg/server/healthz"
+	serverstorage "k8s.io/apiserver/pkg/server/storage"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/apiserver/pkg/storage/cacher"
+	"k8s.io/apiserver/pkg/storage/etcd3"
+	etcdfeature "k8s.io/apiserver/pkg/storage/feature"
+	"k8s.io/apiserver/pkg/storage/storagebackend"
+	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
+	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/kubernetes/pkg/api/legacyscheme"
+	"k8s.io/kubernetes/pkg/apis/core"
+	"k8s.io/kubernetes/pkg/apis/events"
+	"k8s.io/utils/clock"
+
+	"github.com/coracle-project/coracle/cluster/apiserver/etcd"
+)
+
+const (
+	// keyPrefix and specialPrefixes are upstream's layout of keys in etcd.
+	keyPrefix = "/registry"
+	// compactEvery is how often, and how long after they were replaced, old versions of objects are
+	// dropped: a watch can go back this far.
+	compactEvery = 5 * time.Minute
+	// deleteWorkers is how many objects of a collection are deleted at a time.
+	deleteWorkers = 4
+	dialTimeout   = 10 * time.Second
+	healthTimeout = 2 * time.Second
+)
+
+var specialPrefixes = map[schema.GroupResource]string{
+	{Resource: "replicationcontrollers"}:                "controllers",
+	{Resource: "endpoints"}:                             "services/endpoints",
+	{Resource: "nodes"}:                                 "minions",
+	{Resource: "services"}:                              "services/specs",
+	{Group: "networking.k8s.io", Resource: "ingresses"}: "ingress",
+}
+
+// store is where objects are kept: the etcd in this process, or another.
+//
+// For the one in this process each resource has a client that calls it directly. Upstream gives
+// each resource, too, a client, with a connection of its own; those cost some 200 KiB each.
+type store struct {
+	factory serverstorage.StorageFactory
+	config  storagebackend.Config
+	// probe is a client for the server's own use.
+	probe *clientv3.Client
+	// direct makes a client of the etcd in this process; nil for another etcd.
+	direct    func() *clientv3.Client
+	compactor etcd3.Compactor
+	// close stops what was started, when no storage is used any more.
+	close func()
+	// stopped is closed when the etcd in this process has stopped; nil for another.
+	stopped <-chan struct{}
+}
+
+// openStore starts etcd, or dials another.
+func openStore(ctx context.Context, o *Options, served *serverstorage.ResourceConfig) (*store, error) {
+	s := &store{config: *storagebackend.NewDefaultConfig(keyPrefix, nil)}
+	s.config.DBMetricPollInterval = 0
+	open := s.embedded
+	if len(o.EtcdServers) > 0 {
+		open = s.external
+	}
+	if err := open(ctx, o); err != nil {
+		return nil, err
+	}
+	f := serverstorage.NewDefaultStorageFactory(s.config, runtime.ContentTypeProtobuf, legacyscheme.Codecs,
+		serverstorage.NewDefaultResourceEncodingConfig(legacyscheme.Scheme), served, specialPrefixes)
+	f.AddCohabitatingResources(core.Resource("events"), events.Resource("events"))
+	s.factory = f
+	return s, nil
+}
+
+func (s *store) embedded(ctx context.Context, o *Options) error {
+	server, err := etcd.Start(ctx, o.Root, o.State)
+	if err != nil {
+		return err
+	}
+	// Of upstream's code only the allocator of node ports dials.
+	s.config.Transport.ServerList = []string{server.Endpoint}
+	s.config.CompactionInterval = 0
+	s.direct, s.probe, s.stopped = server.Client, server.Client(), server.Stopped()
+	compactor := etcd3.NewCompactor(s.probe, compactEvery, clock.RealClock{}, nil)
+	s.compactor = compactor
+	s.close = func() {
+		compactor.Stop()
+		_ = s.probe.Close()
+		server.Close()
+	}
+	etcdfeature.DefaultFeatureSupportChecker.CheckClient(ctx, named{s.probe}, storage.RequestWatchProgress)
+	return nil
+}
+
+func (s *store) external(ctx context.Context, o *Options) error {
+	s.config.Transport.ServerList = o.EtcdServers
+	s.config.Transport.TrustedCAFile, s.config.Transport.CertFile, s.config.Transport.KeyFile = o.EtcdCA, o.EtcdCert, o.EtcdKey
+	s.config.CompactionInterval = compactEvery
+	config := clientv3.Config{Endpoints: o.EtcdServers, DialTimeout: dialTimeout, Logger: zap.NewNop()}
+	if o.EtcdCA != "" || o.EtcdCert != "" {
+		info := transport.TLSInfo{TrustedCAFile: o.EtcdCA, CertFile: o.EtcdCert, KeyFile: o.EtcdKey}
+		var err error
+		if config.TLS, err = info.ClientConfig(); err != nil {
+			return fmt.Errorf("the files for TLS to etcd cannot be used: %w", err)
+		}
+	}
+	var err error
+	if s.probe, err = clientv3.New(config); err == nil {
+		err = s.answers(ctx, dialTimeout)
+	}
+	if err != nil {
+		return fmt.Errorf("etcd at %s does not answer (%w); check --etcd-servers and that it runs", strings.Join(o.EtcdServers, ", "), err)
+	}
+	s.close = func() { _ = s.probe.Close() }
+	return nil
+}
+
+// answers asks etcd for a key, which it can only answer while it has a quorum.
+func (s *store) answers(ctx context.Context, limit time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	_, err := s.probe.Get(ctx, keyPrefix+"/health")
+	return err
+}
+
+// health returns the check that etcd answers.
+func (s *store) health() healthz.HealthChecker {
+	return healthz.NamedCheck("etcd", func(r *http.Request) error { return s.answers(r.Context(), healthTimeout) })
+}
+
+// named gives a client that has no connection the endpoint by which upstream remembers what an etcd
+// can do.
+type named struct{ *clientv3.Client }
+
+func (named) Endpoints() []string { return []string{"in-process"} }
+
+// GetRESTOptions implements generic.RESTOptionsGetter for the built-in resources.
+func (s *store) GetRESTOptions(resource schema.GroupResource, example runtime.Object) (generic.RESTOptions, error) {
+	config, err := s.factory.NewConfig(resource, example)
+	if err != nil {
+		return generic.RESTOptions{}, fmt.Errorf("storage of %s: %w", resource, err)
+	}
+	// Events are many, and hardly anybody watches them.
+	return s.options(config, s.factory.ResourcePrefix(resource), resource.Resource != "events"), nil
+}
+
+func (s *store) options(config *storagebackend.ConfigForResource, prefix string, cached bool) generic.RESTOptions {
+	o := generic.RESTOptions{
+		StorageConfig: config, ResourcePrefix: prefix, EnableGarbageCollection: true, DeleteCollectionWorkers: deleteWorkers,
+	}
+	switch {
+	case s.direct != nil:
+		o.Decorator = s.decorator(cached)
+	case cached:
+		o.Decorator = genericregistry.StorageWithCacher()
+	default:
+		o.Decorator = generic.UndecoratedStorage
+	}
+	return o
+}
+
+// decorator returns what makes a resource's storage in the etcd of this process, behind a watch
+// cache or not.
+func (s *store) decorator(cached bool) generic.StorageDecorator {
+	return func(config *storagebackend.ConfigForResource, prefix string, key func(runtime.Object) (string, error),
+		newObject, newList func() runtime.Object, attributes storage.AttrFunc, triggers storage.IndexerFuncs, indexers *cache.Indexers,
+	) (storage.Interface, factory.DestroyFunc, error) {
+		client := &kubernetes.Client{Client: s.direct()}
+		client.Kubernetes = client
+		versioner := storage.APIObjectVersioner{}
+		raw, err := etcd3.New(client, s.compactor, config.Codec, newObject, newList, config.Prefix, prefix, config.GroupResource,
+			identity.NewEncryptCheckTransformer(), config.LeaseManagerConfig, etcd3.NewDefaultDecoder(config.Codec, versioner), versioner)
+		if err != nil {
+			_ = client.Close()
+			return nil, nil, err
+		}
+		closeRaw := func() {
+			raw.Close()
+			_ = client.Close()
+		}
+		if !cached {
+			return raw, sync.OnceFunc(closeRaw), nil
+		}
+		watched, err := cacher.NewCacherFromConfig(cacher.Config{
+			Storage: raw, Versioner: versioner, GroupResource: config.GroupResource, EventsHistoryWindow: config.EventsHistoryWindow,
+			ResourcePrefix: prefix, KeyFunc: key, NewFunc: newObject, NewListFunc: newList, GetAttrsFunc: attributes,
+			IndexerFuncs: triggers, Indexers: indexers, Codec: config.Codec,
+		})
+		if err != nil {
+			closeRaw()
+			return nil, nil, err
+		}
+		delegator := cacher.NewCacheDelegator(watched, raw)
+		// It is called once for each subresource.
+		return delegator, sync.OnceFunc(func() {
+			delegator.Stop()
+			watched.Stop()
+			closeRaw()
+		}), nil
+	}
+}
+
+// custom is where objects of custom resources are kept: as JSON, under their group's name.
+type custom struct{ *store }
+
+// GetRESTOptions implements generic.RESTOptionsGetter.
+func (c custom) GetRESTOptions(resource schema.GroupResource, _ runtime.Object) (generic.RESTOptions, error) {
+	config := c.config
+	config.Codec = unstructured.UnstructuredJSONScheme
+	return c.options(config.ForResource(resource), resource.Group+"/"+resource.Resource, true), nil
+}
+
+// definitions is where custom resource definitions are kept.
+type definitions struct{ *store }
+
+// GetRESTOptions implements generic.RESTOptionsGetter.
+func (d definitions) GetRESTOptions(resource schema.GroupResource, _ runtime.Object) (generic.RESTOptions, error) {
+	config := d.config
+	config.Codec = apiextensions.Codecs.LegacyCodec(apiextensionsv1.SchemeGroupVersion)
+	return d.options(config.ForResource(resource), resource.Group+"/"+resource.Resource, true), nil
+}
