@@ -1,0 +1,43 @@
+package framework
+
+import (
+	"sync"
+	"sync/atomic"
+)
+
+// Parallel says how many goroutines may work on one pod at a time; less than two means none beside
+// the caller's.
+type Parallel int
+
+// Do calls f for pieces that together are 0..n, each at least grain long but for the last, and
+// returns when all are done. f must be safe for concurrent use. Where there is too little to share,
+// it is all done on the caller's goroutine, since waking another costs more than grain's worth.
+func (p Parallel) Do(n, grain int, f func(from, to int)) {
+	pieces := (n + grain - 1) / grain
+	workers := min(int(p), pieces)
+	if workers <= 1 {
+		if n > 0 {
+			f(0, n)
+		}
+		return
+	}
+	// More pieces than workers, since some are done sooner than others.
+	size := max(grain, (n+4*workers-1)/(4*workers))
+	var next atomic.Int64
+	work := func() {
+		for {
+			to := int(next.Add(int64(size)))
+			from := to - size
+			if from >= n {
+				return
+			}
+			f(from, min(to, n))
+		}
+	}
+	var wg sync.WaitGroup
+	for range workers - 1 {
+		wg.Go(work)
+	}
+	work()
+	wg.Wait()
+}

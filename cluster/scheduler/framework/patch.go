@@ -1,0 +1,44 @@
+package framework
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/apimachinery/pkg/util/strategicpatch"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/util/retry"
+)
+
+// PatchStatus changes pod's status to status at the API server: only what is different, since
+// others write there too. A server that is not there for a moment is tried again.
+func PatchStatus(ctx context.Context, kube kubernetes.Interface, pod *v1.Pod, status *v1.PodStatus) error {
+	before, err := json.Marshal(v1.Pod{Status: pod.Status})
+	if err != nil {
+		return err
+	}
+	after, err := json.Marshal(v1.Pod{Status: *status})
+	if err != nil {
+		return err
+	}
+	patch, err := strategicpatch.CreateTwoWayMergePatch(before, after, &v1.Pod{})
+	if err != nil {
+		return fmt.Errorf("status of pod %s/%s: %w", pod.Namespace, pod.Name, err)
+	}
+	if string(patch) == "{}" {
+		return nil
+	}
+	return retry.OnError(retry.DefaultBackoff, transient, func() error {
+		_, err := kube.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
+		return err
+	})
+}
+
+func transient(err error) bool {
+	return apierrors.IsInternalError(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsConflict(err) || utilnet.IsConnectionRefused(err)
+}

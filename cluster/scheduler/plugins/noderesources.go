@@ -1,0 +1,221 @@
+package plugins
+
+import (
+	"context"
+	"fmt"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	"github.com/coracle-project/coracle/cluster/scheduler/framework"
+)
+
+// NodeResourcesFit keeps pods off nodes that have too little left, and prefers nodes with the most
+// left, or the least when packing.
+type NodeResourcesFit struct {
+	packing   bool
+	resources []ResourceWeight
+}
+
+// NewNodeResourcesFit returns the plugin.
+func NewNodeResourcesFit(args Args) *NodeResourcesFit {
+	return &NodeResourcesFit{packing: args.Packing, resources: args.Resources}
+}
+
+// What a node can have too little of, but for scalar resources, and whether even all of it would
+// be too little (then no preemption can help). They index insufficient.
+const (
+	shortOfPods = 1 << iota
+	shortOfCPU
+	shortOfMemory
+	shortOfStorage
+	tooSmall
+	shortages
+)
+
+// insufficient holds the statuses of all combinations, made once: a full cluster gives one for
+// every node.
+var insufficient = func() (table [shortages]*framework.Status) {
+	reasons := []string{"Too many pods", "Insufficient cpu", "Insufficient memory", "Insufficient ephemeral-storage"}
+	for combination := 1; combination < shortages; combination++ {
+		var why []string
+		for i, reason := range reasons {
+			if combination&(1<<i) != 0 {
+				why = append(why, reason)
+			}
+		}
+		table[combination] = framework.NewStatus(shortageCode(combination&tooSmall != 0), "NodeResourcesFit", why...)
+	}
+	return table
+}()
+
+func shortageCode(tooSmall bool) framework.Code {
+	if tooSmall {
+		return framework.Unresolvable
+	}
+	return framework.Unschedulable
+}
+
+// scoringRequests are the amounts that the pod is scored with, in the order of the resources.
+var scoringRequests = framework.NewKey[[]int64]()
+
+func (*NodeResourcesFit) Name() string { return "NodeResourcesFit" }
+
+// PreFilter has nothing to compute: PodInfo has the requests.
+func (*NodeResourcesFit) PreFilter(context.Context, *framework.CycleState, *framework.PodInfo) (sets.Set[string], *framework.Status) {
+	return nil, nil
+}
+
+func (*NodeResourcesFit) Filter(_ *framework.CycleState, pod *framework.PodInfo, node *framework.NodeInfo) *framework.Status {
+	return fits(&pod.Requests, node)
+}
+
+// fits says whether what is left of node's resources is enough for requests.
+func fits(requests *framework.Resource, node *framework.NodeInfo) *framework.Status {
+	short := 0
+	lacks := func(what int, want, all, used int64) {
+		if want > 0 && want > all-used {
+			short |= what
+			if want > all {
+				short |= tooSmall
+			}
+		}
+	}
+	if int64(len(node.Pods))+1 > node.Allocatable.Pods {
+		short = shortOfPods
+	}
+	has, used := &node.Allocatable, &node.Requested
+	lacks(shortOfCPU, requests.MilliCPU, has.MilliCPU, used.MilliCPU)
+	lacks(shortOfMemory, requests.Memory, has.Memory, used.Memory)
+	lacks(shortOfStorage, requests.EphemeralStorage, has.EphemeralStorage, used.EphemeralStorage)
+	if len(requests.Scalar) == 0 {
+		return insufficient[short]
+	}
+	var names []v1.ResourceName
+	small := short&tooSmall != 0
+	for name, want := range requests.Scalar {
+		if want > 0 && want > has.Scalar[name]-used.Scalar[name] {
+			names = append(names, name)
+			small = small || want > has.Scalar[name]
+		}
+	}
+	if len(names) == 0 {
+		return insufficient[short]
+	}
+	reasons := append([]string(nil), insufficient[short].Reasons()...)
+	for _, name := range names {
+		reasons = append(reasons, fmt.Sprintf("Insufficient %v", name))
+	}
+	return framework.NewStatus(shortageCode(small), "NodeResourcesFit", reasons...)
+}
+
+func (f *NodeResourcesFit) PreScore(_ context.Context, state *framework.CycleState, pod *framework.PodInfo, _ []*framework.NodeInfo) *framework.Status {
+	cpu, memory := pod.ScoringRequests()
+	amounts := make([]int64, len(f.resources))
+	for i, r := range f.resources {
+		switch r.Name {
+		case v1.ResourceCPU:
+			amounts[i] = cpu
+		case v1.ResourceMemory:
+			amounts[i] = memory
+		default:
+			amounts[i] = pod.Requests.Amount(r.Name)
+		}
+	}
+	scoringRequests.Write(state, amounts)
+	return nil
+}
+
+// Score is the weighted mean of how much of each resource is left, or used when packing, with the
+// pod on the node.
+func (f *NodeResourcesFit) Score(state *framework.CycleState, _ *framework.PodInfo, node *framework.NodeInfo) (int64, *framework.Status) {
+	var sum, weights int64
+	amounts := scoringRequests.Read(state)
+	for i, r := range f.resources {
+		has := node.Allocatable.Amount(r.Name)
+		if has == 0 || amounts[i] == 0 && framework.IsScalar(r.Name) {
+			continue
+		}
+		used := amounts[i]
+		switch r.Name {
+		case v1.ResourceCPU:
+			used += node.NonZeroMilliCPU
+		case v1.ResourceMemory:
+			used += node.NonZeroMemory
+		default:
+			used += node.Requested.Amount(r.Name)
+		}
+		if f.packing {
+			// A node can be over-full here, for pods without requests count too.
+			sum += r.Weight * (min(used, has) * framework.MaxScore / has)
+		} else if used <= has {
+			sum += r.Weight * ((has - used) * framework.MaxScore / has)
+		}
+		weights += r.Weight
+	}
+	if weights == 0 {
+		return 0, nil
+	}
+	return sum / weights, nil
+}
+
+func (*NodeResourcesFit) Events() []framework.EventHint {
+	return []framework.EventHint{
+		{
+			Event: framework.Event{Kind: framework.Pod, Action: framework.Delete | framework.UpdatePodScaleDown},
+			Hint:  framework.OnPod(freesWhatIsNeeded),
+		}, {
+			Event: framework.Event{Kind: framework.Node, Action: framework.Add | framework.UpdateNodeAllocatable},
+			Hint:  framework.OnNode(growsEnough),
+		},
+	}
+}
+
+func freesWhatIsNeeded(pod *framework.PodInfo, old, new *v1.Pod) bool {
+	switch {
+	case new == nil:
+		return onNode(old)
+	case new.UID == pod.Pod().UID:
+		return true // it needs less itself
+	case new.Spec.NodeName == "" || old == nil:
+		return false
+	}
+	was, is := framework.NewResource(framework.Requests(old)), framework.NewResource(framework.Requests(new))
+	needs := &pod.Requests
+	if needs.MilliCPU > 0 && was.MilliCPU > is.MilliCPU || needs.Memory > 0 && was.Memory > is.Memory ||
+		needs.EphemeralStorage > 0 && was.EphemeralStorage > is.EphemeralStorage {
+		return true
+	}
+	for name, n := range needs.Scalar {
+		if n > 0 && was.Scalar[name] > is.Scalar[name] {
+			return true
+		}
+	}
+	return false
+}
+
+func growsEnough(pod *framework.PodInfo, old, new *v1.Node) bool {
+	if new == nil {
+		return false
+	}
+	empty := framework.NewNodeInfo(0)
+	empty.SetNode(new)
+	if !fits(&pod.Requests, empty).OK() {
+		return false
+	}
+	if old == nil {
+		return true
+	}
+	was, is := framework.NewResource(old.Status.Allocatable), &empty.Allocatable
+	needs := &pod.Requests
+	if is.Pods > was.Pods || needs.MilliCPU > 0 && is.MilliCPU > was.MilliCPU || needs.Memory > 0 && is.Memory > was.Memory ||
+		needs.EphemeralStorage > 0 && is.EphemeralStorage > was.EphemeralStorage {
+		return true
+	}
+	for name, n := range needs.Scalar {
+		if n > 0 && is.Scalar[name] > was.Scalar[name] {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,88 @@
+package plugins
+
+import (
+	"context"
+
+	v1 "k8s.io/api/core/v1"
+	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
+
+	"github.com/coracle-project/coracle/cluster/scheduler/framework"
+)
+
+// TaintToleration keeps pods off nodes whose taints they do not tolerate, and prefers nodes
+// without taints that they would rather not tolerate.
+type TaintToleration struct{}
+
+var (
+	errTaint = framework.NewStatus(framework.Unresolvable, "TaintToleration", "node(s) had untolerated taint(s)")
+	// preferTolerations are the pod's tolerations of PreferNoSchedule.
+	preferTolerations = framework.NewKey[[]v1.Toleration]()
+)
+
+func (TaintToleration) Name() string { return "TaintToleration" }
+
+func (TaintToleration) Filter(_ *framework.CycleState, pod *framework.PodInfo, node *framework.NodeInfo) *framework.Status {
+	if tolerated(pod.Pod(), node.Node()) {
+		return nil
+	}
+	return errTaint
+}
+
+// tolerated says whether pod tolerates all of node's taints that keep pods off.
+func tolerated(pod *v1.Pod, node *v1.Node) bool {
+	for i := range node.Spec.Taints {
+		taint := &node.Spec.Taints[i]
+		if (taint.Effect == v1.TaintEffectNoSchedule || taint.Effect == v1.TaintEffectNoExecute) &&
+			!corev1helpers.TolerationsTolerateTaint(quiet, pod.Spec.Tolerations, taint, false) {
+			return false
+		}
+	}
+	return true
+}
+
+func (TaintToleration) PreScore(_ context.Context, state *framework.CycleState, pod *framework.PodInfo, _ []*framework.NodeInfo) *framework.Status {
+	var prefer []v1.Toleration
+	for _, t := range pod.Pod().Spec.Tolerations {
+		if t.Effect == "" || t.Effect == v1.TaintEffectPreferNoSchedule {
+			prefer = append(prefer, t)
+		}
+	}
+	preferTolerations.Write(state, prefer)
+	return nil
+}
+
+// Score counts the taints that the pod would rather not tolerate.
+func (TaintToleration) Score(state *framework.CycleState, _ *framework.PodInfo, node *framework.NodeInfo) (int64, *framework.Status) {
+	taints := node.Node().Spec.Taints
+	if len(taints) == 0 {
+		return 0, nil
+	}
+	var n int64
+	prefer := preferTolerations.Read(state)
+	for i := range taints {
+		if taints[i].Effect == v1.TaintEffectPreferNoSchedule &&
+			!corev1helpers.TolerationsTolerateTaint(quiet, prefer, &taints[i], false) {
+			n++
+		}
+	}
+	return n, nil
+}
+
+func (TaintToleration) Normalize(_ *framework.CycleState, scores []int64, _ []*framework.NodeInfo) {
+	normalizeReversed(scores)
+}
+
+func (TaintToleration) Events() []framework.EventHint {
+	return []framework.EventHint{
+		{
+			Event: framework.Event{Kind: framework.Node, Action: framework.Add | framework.UpdateNodeTaint},
+			Hint: framework.OnNode(func(pod *framework.PodInfo, old, new *v1.Node) bool {
+				p := pod.Pod()
+				return new != nil && tolerated(p, new) && (old == nil || !tolerated(p, old))
+			}),
+		}, {
+			Event: framework.Event{Kind: framework.Pod, Action: framework.UpdatePodToleration},
+			Hint:  framework.OnPod(func(pod *framework.PodInfo, _, new *v1.Pod) bool { return new != nil && new.UID == pod.Pod().UID }),
+		},
+	}
+}

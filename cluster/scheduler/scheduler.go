@@ -1,0 +1,173 @@
+// Package scheduler chooses a node for each pod that has none, and binds it there.
+//
+// One goroutine takes pods from the queue (package queue) and works on them one at a time: it
+// brings its snapshot of the cluster up to date (package cache), asks the plugins of the pod's
+// profile (packages framework and plugins) which nodes fit and which of those is best (cycle.go),
+// and assumes the pod there. Binding is a call to the API server and runs beside the next pods'
+// cycles, a bounded number at a time (bind.go). What informers see goes into the cache and the queue
+// (handlers.go). What does not work out ends in failure.go: the pod gets a condition and an event in
+// upstream's words, and goes back into the queue.
+//
+// # How calls fail
+//
+// Nothing that happens to one pod stops the scheduler. A pod that fits nowhere waits for events
+// that may help it. A call that fails (binding, mostly) takes back what was assumed, and the pod is
+// tried again after a back-off. When the scheduler is killed, all that it knew is lost and nothing
+// that matters: pods without a node are found again, and nominations are in their status.
+package scheduler
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"runtime"
+	"sync"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes/scheme"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/events"
+
+	"github.com/coracle-project/coracle/cluster/client"
+	"github.com/coracle-project/coracle/cluster/scheduler/cache"
+	"github.com/coracle-project/coracle/cluster/scheduler/framework"
+	"github.com/coracle-project/coracle/cluster/scheduler/plugins"
+	"github.com/coracle-project/coracle/cluster/scheduler/queue"
+)
+
+// Options are a Scheduler's settings. The zero value is a scheduler as upstream's is by default.
+type Options struct {
+	// Plugins are the settings of the default profile's plugins.
+	Plugins plugins.Args
+	// Profiles returns further profiles' plugins, or the default one's ("default-scheduler") if
+	// that is to have others; by the name that pods choose them with. All sort the queue alike.
+	Profiles map[string]func(*framework.Handle) []framework.Enabled
+	// PercentageOfNodesToScore is at how many feasible nodes the search ends. 0 is adaptive: from
+	// 50 % at 100 nodes down to 5 % in the largest clusters, and never less than 100 nodes.
+	PercentageOfNodesToScore int
+	// Parallelism is how many goroutines work on one pod; by default as many as there are CPUs, at
+	// most 16.
+	Parallelism int
+	// Bindings is how many pods are bound at a time at most; by default 100.
+	Bindings int
+	// Recorder takes events, instead of one that writes them to the API.
+	Recorder events.EventRecorder
+}
+
+// Scheduler is made by New and runs once.
+type Scheduler struct {
+	profiles   map[string]*framework.Profile
+	queue      *queue.Queue
+	cache      *cache.Cache
+	snapshot   *framework.Snapshot
+	handles    []*framework.Handle
+	handle     *framework.Handle // what all handles have in common
+	pods       corelisters.PodLister
+	synced     []toolscache.DoneChecker
+	recorders  map[string]events.EventRecorder
+	broadcasts events.EventBroadcaster
+	percentage int
+	parallel   framework.Parallel
+	// next is where among the nodes the next search begins, statuses where it works.
+	next     int
+	statuses []*framework.Status
+
+	binding  chan struct{} // a place for each binding that runs
+	patches  chan func(context.Context)
+	finished sync.WaitGroup
+}
+
+// New returns a scheduler over set's informers, which whoever owns them starts. It makes no call.
+func New(set *client.Set, opts Options) (*Scheduler, error) {
+	if opts.Parallelism == 0 {
+		opts.Parallelism = min(runtime.GOMAXPROCS(0), 16)
+	}
+	if opts.Bindings == 0 {
+		opts.Bindings = 100
+	}
+	s := &Scheduler{
+		profiles: make(map[string]*framework.Profile), cache: cache.New(), snapshot: &framework.Snapshot{},
+		pods: set.Informers.Core().V1().Pods().Lister(), recorders: make(map[string]events.EventRecorder),
+		percentage: opts.PercentageOfNodesToScore, parallel: framework.Parallel(opts.Parallelism),
+		binding: make(chan struct{}, opts.Bindings), patches: make(chan func(context.Context), 1000),
+	}
+	s.handle = &framework.Handle{
+		Kube: set.Kube, Informers: set.Informers, Waiting: framework.NewWaitingPods(), Parallel: s.parallel,
+	}
+	if opts.Recorder == nil {
+		s.broadcasts = events.NewBroadcaster(&events.EventSinkImpl{Interface: set.Kube.EventsV1()})
+	}
+	makers := map[string]func(*framework.Handle) []framework.Enabled{
+		v1.DefaultSchedulerName: func(h *framework.Handle) []framework.Enabled { return plugins.Default(h, opts.Plugins) },
+	}
+	for name, f := range opts.Profiles {
+		makers[name] = f
+	}
+	for name, f := range makers {
+		if err := s.addProfile(name, f, opts.Recorder); err != nil {
+			return nil, err
+		}
+	}
+	s.queue = queue.New(queue.Options{
+		Profiles: s.profiles, Less: s.profiles[v1.DefaultSchedulerName].QueueSort.Less, Current: s.current,
+	})
+	for _, h := range s.handles {
+		h.NominatedTo = func(node string) []*framework.PodInfo { return s.queue.Nominations()[node] }
+		h.Activate = s.queue.Activate
+	}
+	return s, s.watch(set.Informers)
+}
+
+func (s *Scheduler) addProfile(name string, f func(*framework.Handle) []framework.Enabled, recorder events.EventRecorder) error {
+	if recorder == nil {
+		recorder = s.broadcasts.NewRecorder(scheme.Scheme, name)
+	}
+	h := *s.handle
+	h.Recorder = recorder
+	profile, err := framework.NewProfile(name, f(&h)...)
+	if err != nil {
+		return fmt.Errorf("scheduler: %w", err)
+	}
+	h.Profile = profile
+	s.profiles[name], s.recorders[name] = profile, recorder
+	s.handles = append(s.handles, &h)
+	return nil
+}
+
+// current returns the newest version of pod that the informer has, nil if it is gone.
+func (s *Scheduler) current(pod *v1.Pod) *v1.Pod {
+	p, err := s.pods.Pods(pod.Namespace).Get(pod.Name)
+	if err != nil || p.UID != pod.UID || terminal(p) {
+		return nil
+	}
+	return p
+}
+
+// Run waits for the informers and then schedules pods until ctx ends and the bindings that run then
+// have returned. It returns an error only if ctx ends before the informers have synced.
+func (s *Scheduler) Run(ctx context.Context) error {
+	if !toolscache.WaitFor(ctx, "", s.synced...) {
+		return fmt.Errorf("scheduler: wait for informers: %w", context.Cause(ctx))
+	}
+	if s.broadcasts != nil {
+		if err := s.broadcasts.StartRecordingToSinkWithContext(ctx); err != nil {
+			return fmt.Errorf("scheduler: record events: %w", err)
+		}
+		defer s.broadcasts.Shutdown()
+	}
+	stop := context.AfterFunc(ctx, s.queue.Close)
+	defer stop()
+	s.finished.Go(func() { s.patch(ctx) })
+	active, _, _ := s.queue.Len()
+	slog.Info("scheduler runs", "profiles", len(s.profiles), "pods waiting", active)
+	for {
+		pod := s.queue.Pop()
+		if pod == nil {
+			break
+		}
+		s.schedule(ctx, pod)
+	}
+	s.finished.Wait()
+	return nil
+}
