@@ -259,32 +259,27 @@ func (d *Daemon) PID() int {
 	return pid
 }
 
-// Argv[0] of the shim's binary in its other roles.
-const (
-	keeperName  = "coracle-keeper"
-	podInitName = "/coracle-pod-init"
-)
-
-// Shims are the shim processes, without the keeper and the pods' inits.
+// Shims are the shim processes. The keeper, the pods' inits and containers that do not
+// execute their own program yet run the same binary.
 func (d *Daemon) Shims() []int {
-	return d.pids(ShimExe, func(argv0 string) bool { return argv0 != keeperName && argv0 != podInitName })
+	return d.pids(ShimExe, func(argv []string) bool { return len(argv) > 1 && argv[1] == "serve" })
 }
 
 // Keepers are the keeper processes: one, if all is well.
 func (d *Daemon) Keepers() []int {
-	return d.pids(ShimExe, func(argv0 string) bool { return argv0 == keeperName })
+	return d.pids(ShimExe, func(argv []string) bool { return argv[0] == "coracle-keeper" })
 }
 
 // Processes are all long-lived processes of the runtime, for leak.Scope and for
 // measuring memory.
 func (d *Daemon) Processes() []int {
-	any := func(string) bool { return true }
+	any := func([]string) bool { return true }
 	return append(d.pids(DaemonExe, any), d.pids(ShimExe, any)...)
 }
 
-// pids finds processes by executable and argv[0]. It relies on Isolate: another
+// pids finds processes by executable and arguments. It relies on Isolate: another
 // daemon's processes are not in sight.
-func (d *Daemon) pids(exe string, match func(argv0 string) bool) []int {
+func (d *Daemon) pids(exe string, match func(argv []string) bool) []int {
 	dirs, _ := filepath.Glob("/proc/[0-9]*")
 	var found []int
 	for _, dir := range dirs {
@@ -293,8 +288,7 @@ func (d *Daemon) pids(exe string, match func(argv0 string) bool) []int {
 			continue
 		}
 		cmdline, err := os.ReadFile(filepath.Join(dir, "cmdline"))
-		argv0, _, _ := strings.Cut(string(cmdline), "\x00")
-		if err != nil || argv0 == "" || !match(argv0) {
+		if err != nil || len(cmdline) == 0 || !match(strings.Split(string(cmdline), "\x00")) {
 			continue
 		}
 		if pid, err := strconv.Atoi(filepath.Base(dir)); err == nil {
