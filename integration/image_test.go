@@ -20,6 +20,7 @@ func TestImageFormats(t *testing.T) {
 		{"docker", "cat /etc/passwd | head -n 1", "root:x:0:0:root:/root:/bin/sh\n"},
 		{"zstd", "cat /etc/zstd /etc/plain", "zstd\nplain\n"},
 		{"whiteout", "ls /opt/keep /opt/opaque", "/opt/keep:\nstays\n\n/opt/opaque:\nnew\n"},
+		{"repeated", "cat /etc/again", "again\n"},
 		{"user", "id -un; pwd; echo $FROM_IMAGE", "www-data\n/var/www\nyes\n"},
 	} {
 		t.Run(tc.image, func(t *testing.T) {
@@ -59,6 +60,33 @@ func TestRemoveImage(t *testing.T) {
 	l, err := n.Images.ListImages(n.ctx(), &cri.ListImagesRequest{})
 	if err != nil || len(l.GetImages()) != 0 {
 		t.Errorf("images: %v, %v", l.GetImages(), err)
+	}
+	check()
+}
+
+// An image that is removed under a container goes, with all its layers, when the
+// container does: nobody has to ask again.
+func TestRemoveImageInUse(t *testing.T) {
+	n := newNode(t, testkit.Options{})
+	n.warm()
+	check := n.noLeaks()
+	for _, name := range []string{"whiteout", "repeated"} {
+		p := n.runPod(nil)
+		conf := shell("main", forever)
+		conf.Image.Image = n.pull(name)
+		c := p.run(conf)
+		if _, err := n.Images.RemoveImage(n.ctx(), &cri.RemoveImageRequest{Image: conf.Image}); err != nil {
+			t.Fatal(err)
+		}
+		l, err := n.Images.ListImages(n.ctx(), &cri.ListImagesRequest{})
+		if err != nil || len(l.GetImages()) != 0 {
+			t.Errorf("images: %v, %v", l.GetImages(), err)
+		}
+		if out, code := c.exec("echo", "still there"); out != "still there\n" || code != 0 {
+			t.Errorf("exec after the image has gone: %q, %d", out, code)
+		}
+		c.remove()
+		p.remove()
 	}
 	check()
 }

@@ -1,7 +1,13 @@
 package integration
 
 import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -186,4 +192,82 @@ func TestUnimplemented(t *testing.T) {
 	wantCode(t, "CheckpointContainer", err, "Unimplemented")
 	_, err = n.ListPodSandboxMetrics(n.ctx(), &cri.ListPodSandboxMetricsRequest{})
 	wantCode(t, "ListPodSandboxMetrics", err, "Unimplemented")
+}
+
+// What reads memory answers while the shim hangs and a stop waits for it.
+func TestAnswersWhileShimHangs(t *testing.T) {
+	n := newNode(t, testkit.Options{})
+	n.pull("busybox")
+	p := n.runPod(nil)
+	c := p.run(shell("main", forever))
+	shims := n.Shims()
+	if len(shims) != 1 {
+		t.Fatalf("shims %v", shims)
+	}
+	if err := syscall.Kill(shims[0], syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	resume := sync.OnceFunc(func() {
+		if err := syscall.Kill(shims[0], syscall.SIGCONT); err != nil {
+			t.Error(err)
+		}
+	})
+	defer resume()
+	stopped := make(chan error, 1)
+	go func() {
+		_, err := n.StopContainer(n.ctx(), &cri.StopContainerRequest{ContainerId: c.id, Timeout: 10})
+		stopped <- err
+	}()
+	eventually(t, "the stop is under way", func() bool {
+		raw, err := os.ReadFile(filepath.Join(n.State, "containers", c.id, "container.json"))
+		return err == nil && strings.Contains(string(raw), `"stopAt"`)
+	})
+	for name, call := range map[string]func(context.Context) error{
+		"Version": func(ctx context.Context) error { _, err := n.Version(ctx, &cri.VersionRequest{}); return err },
+		"Status":  func(ctx context.Context) error { _, err := n.Status(ctx, &cri.StatusRequest{}); return err },
+		"ListPodSandbox": func(ctx context.Context) error {
+			_, err := n.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
+			return err
+		},
+		"ListContainers": func(ctx context.Context) error {
+			_, err := n.ListContainers(ctx, &cri.ListContainersRequest{})
+			return err
+		},
+		"ListImages": func(ctx context.Context) error {
+			_, err := n.Images.ListImages(ctx, &cri.ListImagesRequest{})
+			return err
+		},
+		"PodSandboxStatus": func(ctx context.Context) error {
+			r, err := n.PodSandboxStatus(ctx, &cri.PodSandboxStatusRequest{PodSandboxId: p.id, Verbose: true})
+			if err == nil && r.GetStatus().GetState() != cri.PodSandboxState_SANDBOX_READY {
+				err = errors.New(r.GetStatus().GetState().String())
+			}
+			return err
+		},
+		"ContainerStatus": func(ctx context.Context) error {
+			r, err := n.ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: c.id, Verbose: true})
+			if err == nil && r.GetStatus().GetState() != cri.ContainerState_CONTAINER_RUNNING {
+				err = errors.New(r.GetStatus().GetState().String())
+			}
+			return err
+		},
+		"ImageStatus": func(ctx context.Context) error {
+			_, err := n.Images.ImageStatus(ctx, &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: testRef("busybox")}})
+			return err
+		},
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		if err := call(ctx); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		cancel()
+	}
+	resume()
+	if err := <-stopped; err != nil {
+		t.Error(err)
+	}
+	if s := c.status(); s.GetState() != cri.ContainerState_CONTAINER_EXITED || s.GetExitCode() != 0 {
+		t.Errorf("after the stop: %v", s)
+	}
+	p.remove()
 }

@@ -103,12 +103,16 @@ func (s Source) Test() ([]Named, error) {
 			ociimage.File{Path: "opt/keep/.wh.gone", Mode: 0o644},
 			ociimage.File{Path: "opt/opaque/.wh..wh..opq", Mode: 0o644},
 			ociimage.File{Path: "opt/opaque/new", Mode: 0o644, Data: []byte("x")})})
+	// The same layer is listed twice; the second one brings back what the layer between hides.
+	again := ociimage.Layer{Files: []ociimage.File{{Path: "etc/again", Mode: 0o644, Data: []byte("again\n")}}}
+	repeated := base.Over(base.Config, again, ociimage.Layer{Files: []ociimage.File{{Path: "etc/.wh.again", Mode: 0o644}}}, again)
 	user := base.Over(ocispec.ImageConfig{Cmd: []string{"sh"}, Env: []string{path, "FROM_IMAGE=yes"}, User: "www-data", WorkingDir: "/var/www"})
 	return []Named{
 		{"test/busybox:1", base},
 		{"test/docker:1", docker},
 		{"test/zstd:1", zstd},
 		{"test/whiteout:1", whiteout},
+		{"test/repeated:1", repeated},
 		{"test/user:1", user},
 		{"test/web:1", web},
 		{"test/pause:1", s.pause("")},
