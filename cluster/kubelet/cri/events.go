@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	grpcstatus "google.golang.org/grpc/status"
+	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	kubelettypes "k8s.io/kubelet/pkg/types"
@@ -143,18 +144,6 @@ func (c *Client) items(ctx context.Context) (map[string]item, error) {
 	return all, nil
 }
 
-// PodUIDs returns the UIDs of all pods of which the runtime has anything.
-func (c *Client) PodUIDs(ctx context.Context) (map[types.UID]bool, error) {
-	all, err := c.items(ctx)
-	uids := map[types.UID]bool{}
-	for _, i := range all {
-		if i.uid != "" {
-			uids[i.uid] = true
-		}
-	}
-	return uids, err
-}
-
 func uidOf(labels map[string]string) types.UID {
 	return types.UID(labels[kubelettypes.KubernetesPodUIDLabel])
 }
@@ -166,4 +155,42 @@ func sleep(ctx context.Context, d time.Duration) {
 	case <-ctx.Done():
 	case <-t.C:
 	}
+}
+
+// LabelledPods returns the pods that a kubelet made and the runtime still has, as their labels and
+// annotations remember them.
+func (c *Client) LabelledPods(ctx context.Context) ([]*v1.Pod, error) {
+	sandboxes, err := c.Runtime.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
+	if err != nil {
+		return nil, err
+	}
+	containers, err := c.Runtime.ListContainers(ctx, &runtimeapi.ListContainersRequest{})
+	if err != nil {
+		return nil, err
+	}
+	labels := map[types.UID]map[string]string{}
+	annotations := map[types.UID]map[string]map[string]string{}
+	for _, s := range sandboxes.Items {
+		if uid := uidOf(s.Labels); uid != "" {
+			labels[uid] = s.Labels
+		}
+	}
+	for _, k := range containers.Containers {
+		uid := uidOf(k.Labels)
+		if uid == "" {
+			continue
+		}
+		if labels[uid] == nil {
+			labels[uid] = k.Labels
+		}
+		if annotations[uid] == nil {
+			annotations[uid] = map[string]map[string]string{}
+		}
+		annotations[uid][k.Labels[kubelettypes.KubernetesContainerNameLabel]] = k.Annotations
+	}
+	pods := make([]*v1.Pod, 0, len(labels))
+	for uid, l := range labels {
+		pods = append(pods, Remembered(l, annotations[uid]))
+	}
+	return pods, nil
 }

@@ -83,6 +83,8 @@ type Config struct {
 	ClusterDomain                 string
 	// MemoryCapacity of the node, in bytes, for OOM scores.
 	MemoryCapacity int64
+	// Gone, if set, is called when nothing is left of a pod.
+	Gone func(uid types.UID)
 }
 
 // Runner runs the pods of a node.
@@ -181,6 +183,9 @@ func (r *Runner) newWorkerLocked(pod *v1.Pod) *worker {
 // forget takes a pod that is gone off the list. A static pod whose file came back while it went
 // begins anew, under the same UID.
 func (r *Runner) forget(w *worker) {
+	if r.Gone != nil {
+		defer r.Gone(w.uid)
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.Status.Forget(w.uid)

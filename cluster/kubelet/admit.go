@@ -1,0 +1,204 @@
+package kubelet
+
+import (
+	"fmt"
+	"runtime"
+	"sync"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	resourcehelper "k8s.io/component-helpers/resource"
+	"k8s.io/component-helpers/scheduling/corev1"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+	"k8s.io/klog/v2"
+	v1helper "k8s.io/kubernetes/pkg/apis/core/v1/helper"
+	kubetypes "k8s.io/kubernetes/pkg/kubelet/types"
+)
+
+// admission lets pods onto the node that fit it beside those that are there. A scheduler sees to that
+// already; a pod that was bound by hand, or by two schedulers, is refused here.
+type admission struct {
+	k *Kubelet
+
+	mu   sync.Mutex
+	pods map[types.UID]*v1.Pod // admitted and not gone
+}
+
+func newAdmission(k *Kubelet) *admission { return &admission{k: k, pods: map[types.UID]*v1.Pod{}} }
+
+// apply runs a pod, the first time only if it fits. Whoever has been started before stays, as do
+// those that are only here to end.
+func (a *admission) apply(p *v1.Pod) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if _, known := a.pods[p.UID]; !known && p.DeletionTimestamp == nil && p.Status.StartTime == nil && !over(p) {
+		n, err := a.k.watched.node()
+		if err != nil {
+			n = a.k.reporter.Node()
+		}
+		if reason, message, ok := admit(n, p, a.othersLocked(p)); !ok {
+			a.k.runner.Reject(p, reason, message)
+			return
+		}
+	}
+	if over(p) {
+		delete(a.pods, p.UID)
+	} else {
+		a.pods[p.UID] = p
+	}
+	a.k.runner.Apply(p)
+}
+
+func (a *admission) remove(p *v1.Pod) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.pods, p.UID)
+	a.k.runner.Remove(p)
+}
+
+// othersLocked are the pods that take something of the node: not those that have ended here though
+// the API has not heard.
+func (a *admission) othersLocked(p *v1.Pod) []*v1.Pod {
+	others := make([]*v1.Pod, 0, len(a.pods))
+	for uid, o := range a.pods {
+		if v, ok := a.k.runner.View(uid); uid != p.UID && ok && !over(v.Pod) {
+			others = append(others, o)
+		}
+	}
+	return others
+}
+
+// admit says whether a pod fits the node beside the others; if not, why, in upstream's words.
+func admit(n *v1.Node, p *v1.Pod, others []*v1.Pod) (reason, message string, ok bool) {
+	predicate := func(name, text string) (string, string, bool) {
+		return name, fmt.Sprintf("Predicate %s failed: %s", name, text), false
+	}
+	if os, asked := p.Spec.NodeSelector[v1.LabelOSStable]; asked && os != n.Labels[v1.LabelOSStable] {
+		return "PodOSSelectorNodeLabelDoesNotMatch", "Failed to admit pod as the `kubernetes.io/os` label doesn't match node label", false
+	}
+	if p.Spec.OS != nil && string(p.Spec.OS.Name) != runtime.GOOS {
+		return "PodOSNotSupported", "Failed to admit pod as the OS field doesn't match node OS", false
+	}
+	if strictGroups(p) && !supportsStrictGroups(n) {
+		return "SupplementalGroupsPolicyNotSupported",
+			fmt.Sprintf("SupplementalGroupsPolicy=%s is not supported in this node", v1.SupplementalGroupsPolicyStrict), false
+	}
+	if name, text, ok := fits(n, p, others); !ok {
+		return "OutOf" + string(name), text, false
+	}
+	if matches, err := nodeaffinity.GetRequiredNodeAffinity(p).Match(n); err != nil || !matches {
+		return predicate("NodeAffinity", "node(s) didn't match Pod's node affinity/selector")
+	}
+	if portsTaken(p, others) {
+		return predicate("NodePorts", "node(s) didn't have free ports for the requested pod ports")
+	}
+	if !kubetypes.IsStaticPod(p) {
+		_, bad := corev1.FindMatchingUntoleratedTaint(klog.Background(), n.Spec.Taints, p.Spec.Tolerations,
+			func(t *v1.Taint) bool { return t.Effect == v1.TaintEffectNoExecute }, false)
+		if bad {
+			return predicate("TaintToleration", "node(s) had taints that the pod didn't tolerate")
+		}
+	}
+	return "", "", true
+}
+
+func strictGroups(p *v1.Pod) bool {
+	sc := p.Spec.SecurityContext
+	return sc != nil && sc.SupplementalGroupsPolicy != nil && *sc.SupplementalGroupsPolicy == v1.SupplementalGroupsPolicyStrict
+}
+
+func supportsStrictGroups(n *v1.Node) bool {
+	f := n.Status.Features
+	return f != nil && f.SupplementalGroupsPolicy != nil && *f.SupplementalGroupsPolicy
+}
+
+// fits says whether what the pod asks for is left, and if not of which resource there is too little.
+// An extended resource that the node does not have is somebody else's affair.
+func fits(n *v1.Node, p *v1.Pod, others []*v1.Pod) (v1.ResourceName, string, bool) {
+	short := func(name v1.ResourceName, requested, used, capacity int64) (v1.ResourceName, string, bool) {
+		return name, fmt.Sprintf("Node didn't have enough resource: %s, requested: %d, used: %d, capacity: %d", name, requested, used, capacity), false
+	}
+	allocatable := n.Status.Allocatable
+	if most := allocatable.Pods().Value(); int64(len(others))+1 > most {
+		return short(v1.ResourcePods, 1, int64(len(others)), most)
+	}
+	options := resourcehelper.PodResourcesOptions{}
+	used := v1.ResourceList{}
+	for _, o := range others {
+		for name, q := range resourcehelper.PodRequests(o, options) {
+			sum := used[name]
+			sum.Add(q)
+			used[name] = sum
+		}
+	}
+	requests := resourcehelper.PodRequests(p, options)
+	names := []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory, v1.ResourceEphemeralStorage}
+	for name := range requests {
+		if v1helper.IsExtendedResourceName(name) || v1helper.IsHugePageResourceName(name) {
+			names = append(names, name)
+		}
+	}
+	for _, name := range names {
+		q, asked := requests[name]
+		have, there := allocatable[name]
+		if !asked || q.IsZero() || !there && v1helper.IsExtendedResourceName(name) {
+			continue
+		}
+		taken := used[name]
+		sum := taken.DeepCopy()
+		sum.Add(q)
+		switch {
+		case sum.Cmp(have) <= 0:
+		case name == v1.ResourceCPU:
+			return short(name, q.MilliValue(), taken.MilliValue(), have.MilliValue())
+		default:
+			return short(name, q.Value(), taken.Value(), have.Value())
+		}
+	}
+	return "", "", true
+}
+
+// portsTaken says whether a host port that the pod wants is another's.
+func portsTaken(p *v1.Pod, others []*v1.Pod) bool {
+	wanted := hostPorts(p)
+	for _, o := range others {
+		for _, taken := range hostPorts(o) {
+			for _, w := range wanted {
+				if w.HostPort == taken.HostPort && w.Protocol == taken.Protocol && (w.HostIP == taken.HostIP || w.HostIP == anyIP || taken.HostIP == anyIP) {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+const anyIP = "0.0.0.0"
+
+// hostPorts are the host ports of a pod's containers and sidecars.
+func hostPorts(p *v1.Pod) []v1.ContainerPort {
+	var ports []v1.ContainerPort
+	add := func(c *v1.Container) {
+		for _, port := range c.Ports {
+			if port.HostPort <= 0 {
+				continue
+			}
+			if port.HostIP == "" {
+				port.HostIP = anyIP
+			}
+			if port.Protocol == "" {
+				port.Protocol = v1.ProtocolTCP
+			}
+			ports = append(ports, port)
+		}
+	}
+	for i := range p.Spec.Containers {
+		add(&p.Spec.Containers[i])
+	}
+	for i := range p.Spec.InitContainers {
+		if c := &p.Spec.InitContainers[i]; c.RestartPolicy != nil && *c.RestartPolicy == v1.ContainerRestartPolicyAlways {
+			add(c)
+		}
+	}
+	return ports
+}

@@ -1,0 +1,286 @@
+// Package kubelet runs the pods of one node over CRI.
+//
+// It is put together from small parts: pod runs pods, status reports them, probe asks containers,
+// images gets their images, volume and env give them what they read, cgroups bounds them, node reports
+// the machine, server answers the API server, and cri is the way to the runtime. This package routes
+// between them: pods come from the API's watch and from static files, pass the node's admission and go
+// to the pod runner; the runtime's and the probes' news wake it.
+//
+// New reads the machine and makes no call; Run works until its context ends, and leaves all
+// containers running. A kubelet that is started again finds them by their labels.
+package kubelet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/record"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/klog/v2"
+	"k8s.io/kubernetes/pkg/kubelet/network/dns"
+
+	"github.com/coracle-project/coracle/cluster/client"
+	"github.com/coracle-project/coracle/cluster/kubelet/cgroups"
+	"github.com/coracle-project/coracle/cluster/kubelet/cri"
+	"github.com/coracle-project/coracle/cluster/kubelet/env"
+	"github.com/coracle-project/coracle/cluster/kubelet/images"
+	"github.com/coracle-project/coracle/cluster/kubelet/node"
+	"github.com/coracle-project/coracle/cluster/kubelet/pod"
+	"github.com/coracle-project/coracle/cluster/kubelet/probe"
+	"github.com/coracle-project/coracle/cluster/kubelet/server"
+	"github.com/coracle-project/coracle/cluster/kubelet/status"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume"
+)
+
+// Kubelet runs one node.
+type Kubelet struct {
+	opts     Options
+	set      *client.Set
+	cri      *cri.Client
+	recorder record.EventRecorder
+	flush    func()
+	watched  watched
+	reporter *node.Reporter
+	volumes  *volume.Manager
+	env      Env
+	puller   *images.Puller
+	probes   *probe.Manager
+	handlers func(class *string) (string, error)
+
+	// Made by Run.
+	status *status.Writer
+	runner *pod.Runner
+	static *static
+	admit  *admission
+	began  chan struct{} // closed when the fields above are set
+}
+
+// New returns a Kubelet that reaches the API through s.
+func New(s *client.Set, o Options) (*Kubelet, error) {
+	if err := o.complete(); err != nil {
+		return nil, err
+	}
+	if len(o.NodeIPs) == 0 {
+		ip, err := node.Address(o.NodeName)
+		if err != nil {
+			return nil, fmt.Errorf("kubelet: %w", err)
+		}
+		o.NodeIPs = []string{ip}
+	}
+	for _, dir := range []string{o.RootDir, filepath.Join(o.RootDir, "pods"), o.LogDir, o.LegacyLogDir} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return nil, fmt.Errorf("kubelet: %w", err)
+		}
+	}
+	runtime, err := cri.Dial(o.Endpoint)
+	if err != nil {
+		return nil, fmt.Errorf("kubelet: %w", err)
+	}
+	k := &Kubelet{opts: o, set: s, cri: runtime, began: make(chan struct{})}
+	k.recorder, k.flush = s.Recorder("kubelet", o.NodeName)
+	k.watched = newWatched(s, o)
+	k.handlers = runtimeHandlers(s)
+	k.reporter, err = node.New(node.Config{
+		Name: o.NodeName, Labels: o.Labels, Taints: o.Taints, Addresses: o.NodeIPs, Port: o.Port,
+		MaxPods: o.MaxPods, PodCIDR: o.PodCIDR, RootDir: o.RootDir,
+	}, s.Kube, runtime, k.watched.node, k.recorder)
+	if err != nil {
+		return nil, fmt.Errorf("kubelet: %w", err)
+	}
+	k.volumes = volume.New(s, volume.Options{
+		RootDir: o.RootDir, NodeName: o.NodeName, Allocatable: k.reporter.Allocatable, Wake: k.wake,
+		RecursiveReadOnly: k.recursiveReadOnly,
+	})
+	k.env = env.New(s, env.Options{NodeName: o.NodeName, RootDir: o.RootDir, Allocatable: k.reporter.Allocatable})
+	k.probes = probe.New(runtime.Exec, k.recorder, k.wake)
+	k.puller, err = images.NewPuller(runtime, k.recorder, func(ctx context.Context, ns, name string) (*v1.Secret, error) {
+		return s.Kube.CoreV1().Secrets(ns).Get(ctx, name, metav1.GetOptions{})
+	}, o.RootDir)
+	if err != nil {
+		return nil, fmt.Errorf("kubelet: %w", err)
+	}
+	return k, nil
+}
+
+// runtimeHandlers resolves RuntimeClasses to the handlers that the runtime knows.
+func runtimeHandlers(s *client.Set) func(*string) (string, error) {
+	classes := s.Informers.Node().V1().RuntimeClasses().Lister()
+	s.Informers.Node().V1().RuntimeClasses().Informer()
+	return func(class *string) (string, error) {
+		if class == nil || *class == "" {
+			return "", nil
+		}
+		c, err := classes.Get(*class)
+		if apierrors.IsNotFound(err) {
+			return "", err
+		}
+		if err != nil {
+			return "", fmt.Errorf("failed to lookup RuntimeClass %s: %w", *class, err)
+		}
+		return c.Handler, nil
+	}
+}
+
+// Run runs the node until ctx ends. It returns an error only if it cannot serve its API.
+func (k *Kubelet) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer func() { _ = k.cri.Close() }()
+	defer k.flush()
+	defer k.probes.Close()
+	slog.Info("kubelet starts", "node", k.opts.NodeName, "runtime", k.opts.Endpoint, "addresses", k.opts.NodeIPs)
+	k.recorder.Event(node.Ref(k.opts.NodeName), v1.EventTypeNormal, "Starting", "Starting kubelet.")
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	k.watched.start(ctx)
+	wg.Go(func() { k.reporter.Run(ctx) })
+	if err := k.awaitRuntime(ctx); err != nil {
+		return nil // ctx ended before there was one
+	}
+	k.status = status.NewWriter(ctx, k.set.Kube)
+	defer k.status.Wait()
+	k.runner = pod.NewRunner(ctx, pod.Config{
+		CRI: k.cri, Images: k.puller, Volumes: k.volumes, Env: k.env, Probes: k.probes, Status: k.status,
+		Cgroups: k.makeCgroups(ctx), DNS: k.dns(), Recorder: k.recorder, RuntimeHandler: k.handlers,
+		HostIPs: func() []string { return k.opts.NodeIPs },
+		RootDir: k.opts.RootDir, LogDir: k.opts.LogDir, LegacyLogDir: k.opts.LegacyLogDir,
+		ClusterDomain: k.opts.ClusterDomain, MemoryCapacity: k.reporter.Machine().MemoryBytes,
+		Gone: func(uid types.UID) { k.static.gone(uid) },
+	})
+	defer k.runner.Wait()
+	k.admit = newAdmission(k)
+	k.static = newStatic(k)
+	close(k.began)
+
+	failed := make(chan error, 1)
+	if k.opts.Port > 0 {
+		s, err := k.server()
+		if err != nil {
+			return err
+		}
+		wg.Go(func() {
+			if err := s.Run(ctx); err != nil && ctx.Err() == nil {
+				failed <- err
+			}
+		})
+	}
+	wg.Go(func() { k.static.run(ctx) })
+	wg.Go(func() { k.watchPods(ctx) })
+	wg.Go(func() { k.cri.Watch(ctx, k.wake, k.runner.WakeAll) })
+	collector := images.NewCollector(k.cri, k.puller, k.opts.ImageGC, k.recorder, node.Ref(k.opts.NodeName))
+	wg.Go(func() { collector.Run(ctx) })
+	select {
+	case <-ctx.Done():
+		return nil
+	case err := <-failed:
+		return err
+	}
+}
+
+// awaitRuntime returns when the runtime answers.
+func (k *Kubelet) awaitRuntime(ctx context.Context) error {
+	for {
+		call, cancel := context.WithTimeout(ctx, 10*time.Second)
+		_, err := k.cri.Version(call)
+		cancel()
+		if err == nil || ctx.Err() != nil {
+			k.reporter.Look()
+			return ctx.Err()
+		}
+		slog.Warn("waiting for the runtime", "endpoint", k.opts.Endpoint, "err", err)
+	}
+}
+
+// makeCgroups decides who makes pods' cgroups.
+func (k *Kubelet) makeCgroups(ctx context.Context) *cgroups.Manager {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	c, err := k.cri.Runtime.RuntimeConfig(ctx, &runtimeapi.RuntimeConfigRequest{})
+	if err == nil && c.GetLinux().GetCgroupDriver() == runtimeapi.CgroupDriver_SYSTEMD && c.GetLinux() != nil {
+		return cgroups.Off("the runtime has systemd make cgroups")
+	}
+	allocatable := k.reporter.Allocatable()
+	return cgroups.New(k.opts.CgroupRoot, cgroups.Limits{MilliCPU: allocatable.Cpu().MilliValue(), MemoryBytes: allocatable.Memory().Value()})
+}
+
+// dns computes pods' resolv.conf by upstream's rules.
+func (k *Kubelet) dns() pod.DNS {
+	parse := func(all []string) (ips []net.IP) {
+		for _, ip := range all {
+			ips = append(ips, net.ParseIP(ip))
+		}
+		return ips
+	}
+	return dns.NewConfigurer(logging(k.recorder), node.Ref(k.opts.NodeName), parse(k.opts.NodeIPs), parse(k.opts.ClusterDNS),
+		k.opts.ClusterDomain, k.opts.ResolvConf)
+}
+
+// server makes the kubelet's HTTPS API.
+func (k *Kubelet) server() (*server.Server, error) {
+	o := server.Options{
+		NodeName: k.opts.NodeName, Kube: k.set.Kube, RootDir: k.opts.RootDir,
+		Address: net.JoinHostPort(k.opts.Address, fmt.Sprint(k.opts.Port)),
+	}
+	var err error
+	if k.opts.ClientCAFile != "" {
+		if o.ClientCA, err = os.ReadFile(k.opts.ClientCAFile); err != nil {
+			return nil, fmt.Errorf("kubelet: client CA: %w", err)
+		}
+	}
+	if k.opts.CertFile != "" {
+		if o.TLS, err = servingTLS(k.opts.CertFile, k.opts.KeyFile); err != nil {
+			return nil, fmt.Errorf("kubelet: serving certificate: %w", err)
+		}
+	}
+	return server.New(k, k.cri, o)
+}
+
+// wake has a pod looked at again; before Run there is none.
+func (k *Kubelet) wake(uid types.UID) {
+	select {
+	case <-k.began:
+		k.runner.Wake(uid)
+	default:
+	}
+}
+
+// recursiveReadOnly says whether the runtime can mount recursively read-only for the pod.
+func (k *Kubelet) recursiveReadOnly(p *v1.Pod) bool {
+	handler, err := k.handlers(p.Spec.RuntimeClassName)
+	if err != nil {
+		return false
+	}
+	for _, h := range k.reporter.Node().Status.RuntimeHandlers {
+		if h.Name == handler && h.Features != nil && h.Features.RecursiveReadOnlyMounts != nil {
+			return *h.Features.RecursiveReadOnlyMounts
+		}
+	}
+	return false
+}
+
+// logging is a recorder for upstream's packages that want one with a logger.
+func logging(r record.EventRecorder) record.EventRecorderLogger {
+	if l, ok := r.(record.EventRecorderLogger); ok {
+		return l
+	}
+	return plainRecorder{r}
+}
+
+type plainRecorder struct{ record.EventRecorder }
+
+func (p plainRecorder) WithLogger(klog.Logger) record.EventRecorderLogger { return p }
+
+// errNotStarted is what is answered before Run has the runtime's word.
+var errNotStarted = errors.New("the kubelet is waiting for the container runtime")

@@ -1,0 +1,243 @@
+// Package node tells the API about the machine: it registers the node, renews its lease, and keeps
+// its status right.
+//
+// The node is registered with its whole status, so that it is Ready from its first moment if the
+// runtime is. Until the runtime is ready it is asked several times a second; afterwards the status
+// is looked at every ten seconds and written when it changed, or every five minutes. The lease, which
+// is what tells that the node lives, is renewed every ten seconds. Failed writes are logged and
+// tried again; none is fatal.
+package node
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"sync/atomic"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/component-helpers/apimachinery/lease"
+	nodeutil "k8s.io/component-helpers/node/util"
+	kubeletutil "k8s.io/kubernetes/pkg/kubelet/util"
+	"k8s.io/utils/clock"
+
+	"github.com/coracle-project/coracle/cluster/kubelet/cri"
+)
+
+const (
+	checkEvery    = 10 * time.Second
+	reportEvery   = 5 * time.Minute
+	unreadyEvery  = 100 * time.Millisecond
+	registerFirst = 20 * time.Millisecond
+	registerMost  = time.Second
+	leaseSeconds  = 40
+	renewEvery    = 10 * time.Second
+)
+
+// Config is what is reported besides what the machine and the runtime say.
+type Config struct {
+	Name string
+	// Labels and Taints are set when the node is registered.
+	Labels map[string]string
+	Taints []v1.Taint
+	// Addresses are the node's, the preferred family first.
+	Addresses []string
+	// Port of the kubelet's API.
+	Port    int
+	MaxPods int
+	// PodCIDR is set when the node is registered; empty leaves it to a controller.
+	PodCIDR string
+	// RootDir is on the file system that counts as ephemeral storage.
+	RootDir string
+}
+
+// Reporter reports one node.
+type Reporter struct {
+	config   Config
+	kube     kubernetes.Interface
+	runtime  *cri.Client
+	get      func() (*v1.Node, error)
+	recorder record.EventRecorder
+	machine  Machine
+	latest   atomic.Pointer[v1.Node]
+	unready  atomic.Pointer[error]
+	changed  chan struct{}
+	reported time.Time
+}
+
+// New returns a Reporter. get returns the node as the API has it, from an informer.
+func New(c Config, kube kubernetes.Interface, runtime *cri.Client, get func() (*v1.Node, error), recorder record.EventRecorder) (*Reporter, error) {
+	m, err := ReadMachine(c.RootDir)
+	if err != nil {
+		return nil, err
+	}
+	r := &Reporter{config: c, kube: kube, runtime: runtime, get: get, recorder: recorder, machine: m, changed: make(chan struct{}, 1)}
+	r.latest.Store(r.initial())
+	return r, nil
+}
+
+// Machine returns what the node's capacity is computed from.
+func (r *Reporter) Machine() Machine { return r.machine }
+
+// Node returns the node as it was last registered or reported.
+func (r *Reporter) Node() *v1.Node { return r.latest.Load() }
+
+// Allocatable returns what pods can be given.
+func (r *Reporter) Allocatable() v1.ResourceList {
+	_, allocatable := Resources(r.machine, r.config.MaxPods)
+	return allocatable
+}
+
+// Err returns why the runtime cannot run pods now, or nil.
+func (r *Reporter) Err() error {
+	if e := r.unready.Load(); e != nil {
+		return *e
+	}
+	return nil
+}
+
+// Look has the status looked at now.
+func (r *Reporter) Look() {
+	select {
+	case r.changed <- struct{}{}:
+	default:
+	}
+}
+
+// Run registers and reports until ctx ends.
+func (r *Reporter) Run(ctx context.Context) {
+	ready := r.register(ctx)
+	if ctx.Err() != nil {
+		return
+	}
+	l := lease.NewController(clock.RealClock{}, r.kube, r.config.Name, leaseSeconds, nil, renewEvery, r.config.Name,
+		v1.NamespaceNodeLease, kubeletutil.SetNodeOwnerFunc(ctx, r.kube, r.config.Name))
+	done := make(chan struct{})
+	go func() { defer close(done); l.Run(ctx) }()
+	defer func() { <-done }()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		if ready {
+			timer.Reset(checkEvery)
+		} else {
+			timer.Reset(unreadyEvery)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+		case <-r.changed:
+		}
+		var err error
+		if ready, err = r.report(ctx); err != nil && ctx.Err() == nil {
+			slog.Warn("report the node's status", "err", err)
+		}
+	}
+}
+
+// initial is the node as it is registered, without a status.
+func (r *Reporter) initial() *v1.Node {
+	n := &v1.Node{}
+	n.Name = r.config.Name
+	n.Labels = defaultLabels(r.config.Name)
+	maps.Copy(n.Labels, r.config.Labels)
+	n.Annotations = map[string]string{"volumes.kubernetes.io/controller-managed-attach-detach": "true"}
+	n.Spec.Taints = r.config.Taints
+	if r.config.PodCIDR != "" {
+		n.Spec.PodCIDR, n.Spec.PodCIDRs = r.config.PodCIDR, []string{r.config.PodCIDR}
+	}
+	return n
+}
+
+// register makes the node's object, or brings the labels of one that exists up to date, and returns
+// whether the node is ready.
+func (r *Reporter) register(ctx context.Context) bool {
+	for wait := registerFirst; ctx.Err() == nil; wait = min(2*wait, registerMost) {
+		n := r.initial()
+		ready := r.fill(ctx, n)
+		made, err := r.kube.CoreV1().Nodes().Create(ctx, n, metav1.CreateOptions{})
+		if err == nil {
+			slog.Info("node registered", "node", n.Name, "ready", ready)
+			r.latest.Store(made)
+			r.reported = time.Now()
+			return ready
+		}
+		if apierrors.IsAlreadyExists(err) {
+			if err = r.relabel(ctx); err == nil {
+				return false // its status is looked at at once
+			}
+		}
+		slog.Debug("register the node", "err", err)
+		select {
+		case <-ctx.Done():
+		case <-time.After(wait):
+		}
+	}
+	return false
+}
+
+// relabel sets the labels that the kubelet owns on an existing node.
+func (r *Reporter) relabel(ctx context.Context) error {
+	old, err := r.kube.CoreV1().Nodes().Get(ctx, r.config.Name, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	n := old.DeepCopy()
+	if n.Labels == nil {
+		n.Labels = map[string]string{}
+	}
+	maps.Copy(n.Labels, r.initial().Labels)
+	if !equality.Semantic.DeepEqual(n.Labels, old.Labels) {
+		if n, _, err = nodeutil.PatchNodeStatus(r.kube.CoreV1(), types.NodeName(n.Name), old, n); err != nil {
+			return err
+		}
+	}
+	r.latest.Store(n)
+	return nil
+}
+
+// report brings the node's status up to date, if it changed or was not written for long.
+func (r *Reporter) report(ctx context.Context) (ready bool, err error) {
+	old, err := r.get()
+	if err != nil { // the informer has not seen it yet, or it was deleted
+		old, err = r.kube.CoreV1().Nodes().Get(ctx, r.config.Name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return r.register(ctx), nil
+		}
+		if err != nil {
+			return false, err
+		}
+	}
+	n := old.DeepCopy()
+	ready = r.fill(ctx, n)
+	if !differs(&old.Status, &n.Status) && time.Since(r.reported) < reportEvery {
+		r.latest.Store(old)
+		return ready, nil
+	}
+	n, _, err = nodeutil.PatchNodeStatus(r.kube.CoreV1(), types.NodeName(n.Name), old, n)
+	if err != nil {
+		return ready, err
+	}
+	r.reported = time.Now()
+	r.latest.Store(n)
+	return ready, nil
+}
+
+// differs says whether two statuses differ in more than the time of the last look.
+func differs(a, b *v1.NodeStatus) bool {
+	still := func(s *v1.NodeStatus) *v1.NodeStatus {
+		s = s.DeepCopy()
+		for i := range s.Conditions {
+			s.Conditions[i].LastHeartbeatTime = metav1.Time{}
+		}
+		return s
+	}
+	return !equality.Semantic.DeepEqual(still(a), still(b))
+}

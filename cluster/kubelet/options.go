@@ -1,0 +1,108 @@
+package kubelet
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/coracle-project/coracle/cluster/kubelet/images"
+)
+
+// Options say what node a kubelet runs and where it keeps things. Empty fields take the defaults
+// that are written beside them.
+type Options struct {
+	// NodeName is the node's name; required.
+	NodeName string
+	// NodeIPs are the node's addresses, the preferred family first (the address of NodeName, or of
+	// the interface with the default route).
+	NodeIPs []string
+	// Labels and Taints of the node when it is registered.
+	Labels map[string]string
+	Taints []v1.Taint
+	// MaxPods on the node (110).
+	MaxPods int
+	// PodCIDR of the node; empty leaves it to a controller.
+	PodCIDR string
+
+	// Endpoint is the runtime's CRI socket; required ("unix:///run/coracle/coracle.sock").
+	Endpoint string
+	// RootDir holds pods' volumes and the like (/var/lib/kubelet).
+	RootDir string
+	// LogDir holds pods' logs (/var/log/pods), LegacyLogDir links to them by container, which log
+	// collectors read (a directory containers beside LogDir).
+	LogDir, LegacyLogDir string
+	// StaticPodDir holds manifests of pods that run without an API; empty for none.
+	StaticPodDir string
+	// CgroupRoot is the cgroup below which pods' cgroups are made (/).
+	CgroupRoot string
+
+	// Address and Port of the kubelet's HTTPS API (all addresses, 10250). A negative port serves none.
+	Address string
+	Port    int
+	// CertFile and KeyFile are its certificate and key, read again when they change; without them it
+	// makes a certificate of its own that nobody vouches for.
+	CertFile, KeyFile string
+	// ClientCAFile names those whose client certificates are believed; without it only tokens are.
+	ClientCAFile string
+
+	// ClusterDNS are the name servers of pods with the policy ClusterFirst.
+	ClusterDNS []string
+	// ClusterDomain is the domain of services (cluster.local).
+	ClusterDomain string
+	// ResolvConf is the node's resolver configuration (/etc/resolv.conf).
+	ResolvConf string
+
+	// ImageGC says when unused images are removed (images.DefaultGCPolicy).
+	ImageGC images.GCPolicy
+	// Alone is set when no other component of the process needs all pods and nodes: then only this
+	// node's are watched.
+	Alone bool
+}
+
+func (o *Options) complete() error {
+	if o.NodeName == "" {
+		return errors.New("kubelet: the node's name is required")
+	}
+	if o.Endpoint == "" {
+		return errors.New("kubelet: the runtime's CRI endpoint is required, for example unix:///run/coracle/coracle.sock")
+	}
+	for _, list := range [][]string{o.NodeIPs, o.ClusterDNS} {
+		for _, ip := range list {
+			if _, err := netip.ParseAddr(ip); err != nil {
+				return fmt.Errorf("kubelet: node and name server addresses must be IP addresses: %w", err)
+			}
+		}
+	}
+	if (o.CertFile == "") != (o.KeyFile == "") {
+		return errors.New("kubelet: a serving certificate needs its key, and the other way round")
+	}
+	set(&o.RootDir, "/var/lib/kubelet")
+	set(&o.LogDir, "/var/log/pods")
+	set(&o.LegacyLogDir, filepath.Join(filepath.Dir(o.LogDir), "containers"))
+	set(&o.CgroupRoot, "/")
+	set(&o.ClusterDomain, "cluster.local")
+	set(&o.ResolvConf, "/etc/resolv.conf")
+	if o.MaxPods == 0 {
+		o.MaxPods = 110
+	}
+	if o.Port == 0 {
+		o.Port = 10250
+	}
+	if o.ImageGC == (images.GCPolicy{}) {
+		o.ImageGC = images.DefaultGCPolicy
+	}
+	return nil
+}
+
+func set(field *string, value string) {
+	if *field == "" {
+		*field = value
+	}
+}
+
+// certReread is how long a serving certificate is used before its file is looked at again.
+const certReread = time.Minute

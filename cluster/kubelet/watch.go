@@ -1,0 +1,149 @@
+package kubelet
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/informers"
+	listersv1 "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
+	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
+	kubetypes "k8s.io/kubernetes/pkg/kubelet/types"
+
+	"github.com/coracle-project/coracle/cluster/client"
+)
+
+// watched are the informers that tell of this node and its pods: the process's, or when the kubelet
+// is alone ones of its own that see nothing else.
+type watched struct {
+	name  string
+	pods  cache.SharedIndexInformer
+	nodes listersv1.NodeLister
+	own   []informers.SharedInformerFactory
+}
+
+func newWatched(s *client.Set, o Options) watched {
+	w := watched{name: o.NodeName}
+	podFactory, nodeFactory := s.Informers, s.Informers
+	if o.Alone {
+		selected := func(field string) informers.SharedInformerFactory {
+			f := informers.NewSharedInformerFactoryWithOptions(s.Kube, 0, informers.WithTweakListOptions(func(l *metav1.ListOptions) {
+				l.FieldSelector = fields.OneTermEqualSelector(field, o.NodeName).String()
+			}))
+			w.own = append(w.own, f)
+			return f
+		}
+		podFactory, nodeFactory = selected("spec.nodeName"), selected(metav1.ObjectNameField)
+	}
+	w.pods = podFactory.Core().V1().Pods().Informer()
+	nodeFactory.Core().V1().Nodes().Informer()
+	w.nodes = nodeFactory.Core().V1().Nodes().Lister()
+	return w
+}
+
+func (w *watched) start(ctx context.Context) {
+	for _, f := range w.own {
+		f.Start(ctx.Done())
+	}
+}
+
+func (w *watched) node() (*v1.Node, error) { return w.nodes.Get(w.name) }
+
+// watchPods gives this node's pods to the runner as the API tells of them.
+func (k *Kubelet) watchPods(ctx context.Context) {
+	mine := func(obj any) (*v1.Pod, bool) {
+		if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+			obj = gone.Obj
+		}
+		p, ok := obj.(*v1.Pod)
+		return p, ok && p.Spec.NodeName == k.opts.NodeName
+	}
+	registration, err := k.watched.pods.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: func(obj any) {
+			if p, ok := mine(obj); ok {
+				k.apply(p)
+			}
+		},
+		UpdateFunc: func(old, obj any) {
+			p, ok := mine(obj)
+			if was, wasMine := mine(old); wasMine && ok && was.UID != p.UID {
+				k.remove(was) // deleted and made again between two looks
+			}
+			if ok {
+				k.apply(p)
+			}
+		},
+		DeleteFunc: func(obj any) {
+			if p, ok := mine(obj); ok {
+				k.remove(p)
+			}
+		},
+	})
+	if err != nil { // the informer was stopped: the process is ending
+		slog.Error("kubelet cannot watch pods", "err", err)
+		return
+	}
+	defer func() { _ = k.watched.pods.RemoveEventHandler(registration) }()
+	if !cache.WaitForCacheSync(ctx.Done(), registration.HasSynced) || !k.static.await(ctx) {
+		return
+	}
+	k.endUnknown(ctx)
+	<-ctx.Done()
+}
+
+func (k *Kubelet) apply(p *v1.Pod) {
+	if kubetypes.IsMirrorPod(p) {
+		k.static.mirror(p)
+		return
+	}
+	k.status.Object(p.UID, p)
+	k.admit.apply(p)
+}
+
+func (k *Kubelet) remove(p *v1.Pod) {
+	if kubetypes.IsMirrorPod(p) {
+		k.static.mirrorGone(p)
+		return
+	}
+	k.admit.remove(p)
+}
+
+// endUnknown ends pods that run here, or have left volumes here, and that neither the API nor a file
+// asks for any more. It is called when all that ask have been heard.
+func (k *Kubelet) endUnknown(ctx context.Context) {
+	var pods []*v1.Pod
+	for wait := time.Second; ; wait = min(2*wait, time.Minute) {
+		var err error
+		if pods, err = k.cri.LabelledPods(ctx); err == nil {
+			break
+		}
+		slog.Warn("list the runtime's pods", "err", err)
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(wait):
+		}
+	}
+	onDisk, err := k.volumes.OnDisk()
+	if err != nil {
+		slog.Warn("look for pods' volumes", "err", err)
+	}
+	for _, uid := range onDisk {
+		if !slices.ContainsFunc(pods, func(p *v1.Pod) bool { return p.UID == uid }) {
+			p := &v1.Pod{}
+			p.UID = uid
+			pods = append(pods, p)
+		}
+	}
+	for _, p := range pods {
+		k.runner.RemoveUnknown(p)
+	}
+}
+
+// over says whether a pod has ended for good.
+func over(p *v1.Pod) bool { return podutil.IsPodPhaseTerminal(p.Status.Phase) }
