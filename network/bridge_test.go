@@ -222,6 +222,31 @@ func TestPodWithoutIPv6(t *testing.T) {
 	}
 }
 
+// Regression, CVE-2020-13401: the bridge took router advertisements from pods, and so
+// did an uplink's setting reach it that forwarding makes necessary.
+func TestHostIgnoresPodsThatCallThemselvesRouters(t *testing.T) {
+	forwarding := func(v string) { must(t, setSysctl("ipv6/conf/all/forwarding", v)) }
+	forwarding("0")
+	uplink := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "uplink0"}}
+	must(t, netlink.LinkAdd(uplink))
+	defer func() { must(t, netlink.LinkDel(uplink)) }()
+	expect := func(when, link, want string) {
+		t.Helper()
+		if v, err := readSysctl("ipv6/conf/" + link + "/accept_ra"); err != nil || v != want {
+			t.Errorf("%s: accept_ra of %s is %q, %v, want %s", when, link, v, err, want)
+		}
+	}
+	m := started(t, testConfig(t))
+	connect(t, m, "a")
+	expect("new bridge", "coracle0", "0")
+	expect("forwarding on", "uplink0", "2")
+	// One that was made by an earlier release.
+	must(t, setSysctl("ipv6/conf/coracle0/accept_ra", "1"))
+	must(t, m.fwRemove())
+	connect(t, m, "b", PortMapping{Protocol: "tcp", HostPort: 80, ContainerPort: 80})
+	expect("bridge that was there", "coracle0", "0")
+}
+
 func TestSetupMendsTheHost(t *testing.T) {
 	m := started(t, testConfig(t))
 	connect(t, m, "first")

@@ -253,6 +253,11 @@ func (b *bridge) makeBridge(h *host) error {
 	if err := setSysctl("ipv6/conf/"+b.name+"/accept_dad", "0"); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
+	// Pods may send router advertisements (CAP_NET_RAW), and the host would send its
+	// own traffic by whoever calls himself a router (CVE-2020-13401).
+	if err := setSysctl("ipv6/conf/"+b.name+"/accept_ra", "0"); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
 	if err := h.links.LinkSetUp(link); err != nil {
 		return fmt.Errorf("bring up: %w", err)
 	}
