@@ -255,32 +255,49 @@ func TestExitWhileAway(t *testing.T) {
 }
 
 // A call to the shim that outlives the daemon that made it: what it makes after the
-// next one has looked goes with its container.
+// next one has looked goes with its container or pod.
 func TestCreationAfterRecovery(t *testing.T) {
-	b := newBench(t)
-	m1, h1 := b.manager()
-	crashed := b.crash(m1, h1, "pod.start.recorded")
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	go wholeLife(ctx, m1, NamespaceContainer, 0)
-	select {
-	case <-crashed:
-	case <-time.After(10 * time.Second):
-		t.Fatal("the point was not reached")
+	for _, tc := range []struct {
+		point      string
+		pid        NamespaceMode
+		containers int // left by the recovery
+	}{
+		{"pod.start.recorded", NamespaceContainer, 1},
+		{"pod.init.recorded", NamespacePod, 0},
+	} {
+		t.Run(tc.point, func(t *testing.T) {
+			b := newBench(t)
+			m1, h1 := b.manager()
+			crashed := b.crash(m1, h1, tc.point)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			go wholeLife(ctx, m1, tc.pid, 0)
+			select {
+			case <-crashed:
+			case <-time.After(10 * time.Second):
+				t.Fatal("the point was not reached")
+			}
+			cancel()
+			m2, _ := b.manager()
+			idle(t, m2)
+			pods, containers := m2.Pods(PodFilter{}), m2.Containers(ContainerFilter{})
+			if len(pods) != 1 || len(containers) != tc.containers {
+				t.Fatalf("%d pods, %d containers", len(pods), len(containers))
+			}
+			late := pods[0].ID // the init's id in the shim
+			for _, c := range containers {
+				if late = c.ID; c.State != Created || !c.StartedAt.IsZero() {
+					t.Errorf("container is %s, started at %v", c.State, c.StartedAt)
+				}
+			}
+			b.mu.Lock()
+			b.procs[late] = &proc{podID: pods[0].ID, args: []string{"run"}, state: client.StateCreated}
+			b.mu.Unlock()
+			ok(t, m2.Remove(t.Context(), pods[0].ID))
+			idle(t, m2)
+			b.nothingLeft()
+		})
 	}
-	cancel()
-	m2, _ := b.manager()
-	idle(t, m2)
-	c := m2.Containers(ContainerFilter{})
-	if len(c) != 1 || c[0].State != Created || !c[0].StartedAt.IsZero() {
-		t.Fatalf("containers %+v", c)
-	}
-	b.mu.Lock()
-	b.procs[c[0].ID] = &proc{podID: c[0].PodID, args: []string{"run"}, state: client.StateCreated}
-	b.mu.Unlock()
-	ok(t, m2.Remove(t.Context(), c[0].PodID))
-	idle(t, m2)
-	b.nothingLeft()
 }
 
 // What has no record is removed, wherever it is.

@@ -291,11 +291,9 @@ func (m *Manager) recoverReady(ctx context.Context, e *entry[podRecord], initInS
 		m.initExited(e)
 		return nil
 	}
-	// It was being started: no container is in its namespace yet.
-	if err := m.endLeftover(ctx, e.id, e.id, initInShim); err != nil {
-		return err
-	}
-	return e.update(func(r *podRecord) { r.Init = false })
+	// It was being started: no container is in its namespace yet. Init stays set, for
+	// the shim may still come upon the last daemon's call.
+	return m.endLeftover(ctx, e.id, e.id, initInShim)
 }
 
 // endLeftover ends and frees a container in the shim, if it is there.
