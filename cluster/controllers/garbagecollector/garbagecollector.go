@@ -64,6 +64,10 @@ type collector struct {
 
 // New returns the collector. Its watches of metadata belong to it; they start and end with Run.
 func New(set *client.Set, metadata metadata.Interface) *frame.Controller {
+	return newCollector(set, metadata).frame
+}
+
+func newCollector(set *client.Set, metadata metadata.Interface) *collector {
 	c := &collector{
 		set: set, metadata: metadata,
 		graph:     newGraph(),
@@ -85,7 +89,7 @@ func New(set *client.Set, metadata metadata.Interface) *frame.Controller {
 		defer flush()
 		c.watch(ctx)
 	})
-	return c.frame
+	return c
 }
 
 // watch keeps one monitor per kind running until ctx ends.

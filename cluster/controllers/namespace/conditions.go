@@ -38,8 +38,10 @@ func (r *remains) problems() map[corev1.NamespaceConditionType][2]string {
 			messages = append(messages, err.Error())
 		}
 		slices.Sort(messages)
-		out[corev1.NamespaceDeletionContentFailure] = [2]string{"ContentDeletionFailed",
-			fmt.Sprintf("Failed to delete all resource types, %d remaining: %s", len(messages), strings.Join(messages, ", "))}
+		out[corev1.NamespaceDeletionContentFailure] = [2]string{
+			"ContentDeletionFailed",
+			fmt.Sprintf("Failed to delete all resource types, %d remaining: %s", len(messages), strings.Join(messages, ", ")),
+		}
 	}
 	if r.podsLeft { // the rest was not looked at
 		return out
@@ -54,12 +56,16 @@ func (r *remains) problems() map[corev1.NamespaceConditionType][2]string {
 	slices.Sort(counts)
 	slices.Sort(finalizers)
 	if len(counts) > 0 {
-		out[corev1.NamespaceContentRemaining] = [2]string{"SomeResourcesRemain",
-			"Some resources are remaining: " + strings.Join(counts, ", ")}
+		out[corev1.NamespaceContentRemaining] = [2]string{
+			"SomeResourcesRemain",
+			"Some resources are remaining: " + strings.Join(counts, ", "),
+		}
 	}
 	if len(finalizers) > 0 {
-		out[corev1.NamespaceFinalizersRemaining] = [2]string{"SomeFinalizersRemain",
-			"Some content in the namespace has finalizers remaining: " + strings.Join(finalizers, ", ")}
+		out[corev1.NamespaceFinalizersRemaining] = [2]string{
+			"SomeFinalizersRemain",
+			"Some content in the namespace has finalizers remaining: " + strings.Join(finalizers, ", "),
+		}
 	}
 	return out
 }
