@@ -227,6 +227,7 @@ func TestExitWhileAway(t *testing.T) {
 	}{
 		{"runs on", func(*bench, string) {}, Running, 0, ""},
 		{"ends", func(b *bench, id string) { b.exit(id, 5) }, Exited, 5, "Error"},
+		{"ends unseen", func(b *bench, id string) { b.exit(id, 255); b.procs[id].exitedAt = time.Time{} }, Exited, 255, "Unknown"},
 		{"is lost", func(b *bench, id string) { delete(b.procs, id) }, Exited, 255, "Unknown"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

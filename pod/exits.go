@@ -73,7 +73,7 @@ func (m *Manager) apply(ev client.Event) {
 			err := e.observe(func(r *containerRecord) { r.OOMKilled = true })
 			m.unrecorded(ev.ID, err)
 		case client.EventExit:
-			m.exited(e, ev.ExitCode, ev.ExitedAt, ev.OOMKilled, "")
+			m.exited(e, ev.ExitCode, ev.ExitedAt, ev.OOMKilled)
 		}
 	} else if e := m.pods.exact(ev.ID); e != nil && ev.Kind == client.EventExit {
 		m.initExited(e)
@@ -84,20 +84,21 @@ func (m *Manager) apply(ev client.Event) {
 }
 
 // exited notes the end of a container, once, and has the shim forget it in the
-// background. reason is given if the exit code does not say it.
-func (m *Manager) exited(e *entry[containerRecord], code int32, at time.Time, oom bool, reason string) {
+// background. at is zero if nobody can know how it ended.
+func (m *Manager) exited(e *entry[containerRecord], code int32, at time.Time, oom bool) {
 	if !e.get().running() {
 		return
 	}
-	if at.IsZero() {
+	unknown := at.IsZero()
+	if unknown {
 		at = time.Now()
 	}
 	first := false
 	err := e.observe(func(r *containerRecord) {
 		if first = r.running(); first {
 			r.exit(code, at, oom)
-			if reason != "" {
-				r.Reason = reason
+			if unknown {
+				r.Reason = "Unknown"
 			}
 		}
 	})

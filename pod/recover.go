@@ -190,12 +190,12 @@ func (m *Manager) recoverContainer(ctx context.Context, e *entry[containerRecord
 	case errors.Is(err, client.ErrNotFound) && rec.Phase == containerStarting:
 		return m.startCutOff(e)
 	case errors.Is(err, client.ErrNotFound):
-		m.exited(e, unknownExit, time.Time{}, false, "Unknown")
+		m.exited(e, unknownExit, time.Time{}, false)
 		return nil
 	case err != nil:
 		return err
 	case s.State == client.StateStopped:
-		m.exited(e, s.ExitCode, s.ExitedAt, s.OOMKilled, "")
+		m.exited(e, s.ExitCode, s.ExitedAt, s.OOMKilled)
 		return nil
 	case s.State == client.StateCreated:
 		if err := m.endLeftover(ctx, rec.PodID, e.id, true); err != nil {

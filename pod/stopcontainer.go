@@ -182,11 +182,11 @@ func (m *Manager) settle(ctx context.Context, e *entry[containerRecord]) error {
 	s, err := m.Shim.Status(ctx, e.get().PodID, e.id)
 	switch {
 	case errors.Is(err, client.ErrNotFound):
-		m.exited(e, unknownExit, time.Time{}, false, "Unknown")
+		m.exited(e, unknownExit, time.Time{}, false)
 	case err != nil:
 		return err
 	case s.State == client.StateStopped:
-		m.exited(e, s.ExitCode, s.ExitedAt, s.OOMKilled, "")
+		m.exited(e, s.ExitCode, s.ExitedAt, s.OOMKilled)
 	}
 	return nil
 }

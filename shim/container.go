@@ -356,8 +356,12 @@ func (c *container) openLog() (*logFile, error) {
 
 func (c *container) exitEvent(execID string, p *process) *api.Event {
 	e := p.exitState()
+	at := e.At.UnixNano()
+	if e.Unknown {
+		at = 0
+	}
 	return &api.Event{
 		Kind: api.Event_EXIT, Id: c.id, PodId: c.record().PodID, ExecId: execID, Pid: uint32(p.pid),
-		ExitStatus: uint32(e.Code), ExitedAtNs: e.At.UnixNano(), OomKilled: e.OOMKilled,
+		ExitStatus: uint32(e.Code), ExitedAtNs: at, OomKilled: e.OOMKilled,
 	}
 }

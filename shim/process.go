@@ -59,14 +59,25 @@ func adoptProcess(r processRecord, held *os.File) *process {
 // it calls ended when others may know. ok is false if the process was let go of.
 func (p *process) wait() (e exitState, ok bool) {
 	if p.pidfd == nil {
-		return exitState{Code: pidfd.Unknown, At: time.Now()}, true
+		return endOf(pidfd.Unknown), true
 	}
 	code, err := pidfd.Wait(p.pidfd, p.pid)
 	if err != nil {
 		return exitState{}, false
 	}
-	return exitState{Code: code, At: time.Now()}, true
+	return endOf(code), true
 }
+
+// endOf is the state of a process that has just been found to have ended.
+func endOf(code int32) exitState {
+	if code == pidfd.Unknown {
+		return exitState{Code: unknownExit, Unknown: true, At: time.Now()}
+	}
+	return exitState{Code: code, At: time.Now()}
+}
+
+// unknownExit is the exit code that is told when it cannot be known, as containerd has it.
+const unknownExit = 255
 
 func (p *process) ended(e exitState) {
 	p.mu.Lock()

@@ -57,7 +57,8 @@ type processRecord struct {
 // exitState is how a process ended.
 type exitState struct {
 	Code      int32     `json:"code"`
-	At        time.Time `json:"at"`
+	Unknown   bool      `json:"unknown,omitempty"` // code stands for one that cannot be known
+	At        time.Time `json:"at"`                // when it was found out
 	OOMKilled bool      `json:"oomKilled,omitempty"`
 }
 

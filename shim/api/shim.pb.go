@@ -289,7 +289,7 @@ type Event struct {
 	ExecId        string                 `protobuf:"bytes,3,opt,name=exec_id,json=execId,proto3" json:"exec_id,omitempty"` // empty for a container's init
 	Pid           uint32                 `protobuf:"varint,4,opt,name=pid,proto3" json:"pid,omitempty"`
 	ExitStatus    uint32                 `protobuf:"varint,5,opt,name=exit_status,json=exitStatus,proto3" json:"exit_status,omitempty"`   // 128+signal if killed; 255 if unknown
-	ExitedAtNs    int64                  `protobuf:"varint,6,opt,name=exited_at_ns,json=exitedAtNs,proto3" json:"exited_at_ns,omitempty"` // Unix time, nanoseconds
+	ExitedAtNs    int64                  `protobuf:"varint,6,opt,name=exited_at_ns,json=exitedAtNs,proto3" json:"exited_at_ns,omitempty"` // Unix time, nanoseconds; 0 if it is not known how it ended
 	OomKilled     bool                   `protobuf:"varint,7,opt,name=oom_killed,json=oomKilled,proto3" json:"oom_killed,omitempty"`      // the kernel killed a process of the container for memory
 	PodId         string                 `protobuf:"bytes,8,opt,name=pod_id,json=podId,proto3" json:"pod_id,omitempty"`
 	unknownFields protoimpl.UnknownFields

@@ -129,8 +129,11 @@ func (c *Client) Status(ctx context.Context, podID, id string) (Status, error) {
 	if s.State == StateStopped {
 		s.ExitCode, s.ExitedAt = int32(res.ExitStatus), res.ExitedAt.AsTime()
 		c.mu.Lock()
-		s.OOMKilled = c.exits[id].OOMKilled
+		ev, told := c.exits[id] // says what the Task API has no room for
 		c.mu.Unlock()
+		if told && ev.Pid == s.Pid {
+			s.OOMKilled, s.ExitedAt = ev.OOMKilled, ev.ExitedAt
+		}
 	}
 	return s, nil
 }

@@ -92,8 +92,8 @@ type Event struct {
 	PodID, ID string
 	Kind      EventKind
 	Pid       int
-	ExitCode  int32 // 128+signal if killed; 255 if it cannot be known
-	ExitedAt  time.Time
+	ExitCode  int32     // 128+signal if killed; 255 if it cannot be known
+	ExitedAt  time.Time // zero if it cannot be known how it ended
 	OOMKilled bool
 }
 
@@ -111,7 +111,7 @@ type Status struct {
 	Pid       int
 	State     State
 	ExitCode  int32
-	ExitedAt  time.Time
+	ExitedAt  time.Time // as Event's
 	OOMKilled bool
 }
 

@@ -106,6 +106,35 @@ func TestExitInTheGap(t *testing.T) {
 	}
 }
 
+// A container that ends when there is neither a shim nor a keeper: nobody can know how,
+// and that is what is told.
+func TestExitThatNobodySees(t *testing.T) {
+	r := newRig(t)
+	req := r.request("sleep 1000")
+	pid, err := r.c.Create(r.ctx(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.c.StartContainer(r.ctx(), pod, req.ID); err != nil {
+		t.Fatal(err)
+	}
+	r.disconnect()
+	shim := r.shimPID()
+	r.sendSignal(r.keeperPID(), unix.SIGKILL)
+	r.sendSignal(shim, unix.SIGKILL)
+	r.sendSignal(pid, unix.SIGKILL)
+	r.waitFor("the container is reaped by the machine's init", func() bool {
+		return errors.Is(unix.Kill(pid, 0), unix.ESRCH)
+	})
+	r.connect()
+	if ev := r.exit(req.ID); ev.ExitCode != 255 || !ev.ExitedAt.IsZero() {
+		t.Errorf("event %+v", ev)
+	}
+	if st, err := r.c.Status(r.ctx(), pod, req.ID); err != nil || st.ExitCode != 255 || !st.ExitedAt.IsZero() {
+		t.Errorf("status %+v, %v", st, err)
+	}
+}
+
 func TestKillKeeper(t *testing.T) {
 	r := newRig(t)
 	req := r.request("read x; echo got $x; exit 6")

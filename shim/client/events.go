@@ -67,7 +67,10 @@ func (c *Client) deliver(l *link, ev *api.Event) {
 	}
 	e := Event{
 		PodID: ev.PodId, ID: ev.Id, Pid: int(ev.Pid), ExitCode: int32(ev.ExitStatus),
-		ExitedAt: time.Unix(0, ev.ExitedAtNs), OOMKilled: ev.OomKilled,
+		OOMKilled: ev.OomKilled,
+	}
+	if ev.ExitedAtNs != 0 {
+		e.ExitedAt = time.Unix(0, ev.ExitedAtNs)
 	}
 	switch ev.Kind {
 	case api.Event_EXIT:

@@ -15,8 +15,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Unknown is the exit code of a process whose status cannot be learned.
-const Unknown = 255
+// Unknown stands for the exit code of a process whose status cannot be learned. No
+// process can have it.
+const Unknown = -1
 
 // Open returns a pidfd of pid that can be waited on without holding a thread.
 func Open(pid int) (*os.File, error) {
