@@ -93,7 +93,7 @@ func (c *Control) Patch(ctx context.Context, key string, pod *corev1.Pod, patch 
 // DeleteAll deletes pods, all at once. It returns how many deletions went well, and the first
 // error.
 func (c *Control) DeleteAll(ctx context.Context, owner Owner, pods []*corev1.Pod) (int, error) {
-	return all(len(pods), func(i int) error { return c.Delete(ctx, owner, pods[i]) })
+	return All(len(pods), func(i int) error { return c.Delete(ctx, owner, pods[i]) })
 }
 
 // SlowStart calls do(0) to do(n-1): one call, then two at once, then four, and so on as long as
@@ -103,7 +103,7 @@ func (c *Control) DeleteAll(ctx context.Context, owner Owner, pods []*corev1.Pod
 func SlowStart(n int, do func(i int) error) (int, error) {
 	done := 0
 	for batch, at := 1, 0; at < n; batch, at = 2*batch, at+batch {
-		went, err := all(min(batch, n-at), func(i int) error { return do(at + i) })
+		went, err := All(min(batch, n-at), func(i int) error { return do(at + i) })
 		done += went
 		if err != nil {
 			return done, err
@@ -112,8 +112,8 @@ func SlowStart(n int, do func(i int) error) (int, error) {
 	return done, nil
 }
 
-// all makes n calls at once.
-func all(n int, do func(i int) error) (int, error) {
+// All calls do(0) to do(n-1), all at once. It returns how many went well, and the first error.
+func All(n int, do func(i int) error) (int, error) {
 	errs := make(chan error, n)
 	var wg sync.WaitGroup
 	for i := range n {
