@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/coracle-project/coracle/image"
 	"github.com/coracle-project/coracle/internal/nspin"
@@ -44,13 +45,16 @@ var kinds = []struct{ below, kind error }{
 	{snapshot.ErrExists, ErrExists},
 }
 
-// during names the operation and object that an error happened to, and gives it a
-// kind if it has none yet. It returns nil for nil.
+// during names the operation and object that an error happened to, unless a part below
+// has named them already, and gives it a kind if it has none yet. It returns nil for nil.
 func during(op, object string, err error) error {
 	if err == nil {
 		return nil
 	}
-	named := fmt.Errorf("%s %s: %w", op, object, err)
+	named := err
+	if what := op + " " + object + ": "; !strings.HasPrefix(err.Error(), what) {
+		named = fmt.Errorf("%s%w", what, err)
+	}
 	for _, k := range []error{
 		ErrNotFound, ErrInvalid, ErrExists, ErrPrecondition, ErrUnsupported, ErrExhausted, ErrUnavailable,
 		context.DeadlineExceeded, context.Canceled,

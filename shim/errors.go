@@ -3,6 +3,7 @@ package shim
 import (
 	"context"
 	"errors"
+	"strings"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -26,7 +27,19 @@ func toStatus(err error) error {
 	if _, ok := status.FromError(err); ok {
 		return err
 	}
-	return status.Error(codeOf(err), err.Error())
+	return status.Error(codeOf(err), once(err.Error()))
+}
+
+// once takes away what stands twice at the beginning: the engine names operation and
+// container in its errors, as we do in ours.
+func once(text string) string {
+	for {
+		i := strings.Index(text, ": ") + len(": ")
+		if i < len(": ") || !strings.HasPrefix(text[i:], text[:i]) {
+			return text
+		}
+		text = text[i:]
+	}
 }
 
 func codeOf(err error) codes.Code {

@@ -92,7 +92,7 @@ func (e *execution) start(ctx context.Context) (pid int, err error) {
 	}
 	defer func() {
 		if err != nil {
-			err = fmt.Errorf("start exec %s in container %s: %w", e.id, e.c.id, err)
+			err = fmt.Errorf("exec in container %s: %w", e.c.id, err)
 			e.closeFiles()
 		}
 	}()

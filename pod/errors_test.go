@@ -1,0 +1,25 @@
+package pod
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/coracle-project/coracle/shim/client"
+)
+
+func TestDuringNamesTheOperationOnce(t *testing.T) {
+	below := fmt.Errorf("exec in container a: %w", client.ErrNotRunning)
+	for _, tt := range []struct {
+		name, op string
+		want     string
+	}{
+		{"named already", "exec in container", "exec in container a: container is not running"},
+		{"another operation", "attach to container", "attach to container a: exec in container a: container is not running"},
+	} {
+		err := during(tt.op, "a", below)
+		if err.Error() != tt.want || !errors.Is(err, ErrPrecondition) || !errors.Is(err, client.ErrNotRunning) {
+			t.Errorf("%s: %v, want %s", tt.name, err, tt.want)
+		}
+	}
+}
