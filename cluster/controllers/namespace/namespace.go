@@ -9,7 +9,8 @@
 // A namespace is looked at when it changes and when the last of its pods has gone; if content
 // remains that needs time (pods' grace periods, finalizers of others), again after about half of
 // the time that it is thought to need. Errors are collected over all kinds, told in the conditions
-// and repeated with the frame's back-off.
+// and repeated with the frame's back-off,
+// at least once a minute.
 package namespace
 
 import (
@@ -32,7 +33,11 @@ import (
 	"github.com/coracle-project/coracle/cluster/controllers/frame"
 )
 
-const workers = 10
+const (
+	workers = 10
+	// patience is the longest time between two tries to empty a namespace, as upstream's.
+	patience = time.Minute
+)
 
 type controller struct {
 	set        *client.Set
@@ -115,6 +120,7 @@ func (c *controller) sync(ctx context.Context, name string) error {
 		}
 	}
 	if err != nil {
+		c.frame.AddAfter(name, patience) // the back-off grows far beyond it
 		return err
 	}
 	if remains.wait > 0 {

@@ -4,10 +4,12 @@
 package metatest
 
 import (
+	"context"
 	"slices"
 	"strings"
 	"sync"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -18,6 +20,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/kubernetes/scheme"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	metadatafake "k8s.io/client-go/metadata/fake"
 	ktesting "k8s.io/client-go/testing"
 
@@ -104,6 +107,29 @@ type withDiscovery struct {
 }
 
 func (w withDiscovery) Discovery() discovery.DiscoveryInterface { return w.discovery }
+
+func (w withDiscovery) CoreV1() typedcorev1.CoreV1Interface { return &coreV1{w.Interface.CoreV1()} }
+
+type coreV1 struct{ typedcorev1.CoreV1Interface }
+
+func (c *coreV1) Namespaces() typedcorev1.NamespaceInterface {
+	return &namespaces{c.CoreV1Interface.Namespaces()}
+}
+
+// NamespaceFinalizer, in the metadata of a test's namespace, keeps it from going before its spec's
+// finalizers have gone, which apitest knows nothing of.
+const NamespaceFinalizer = "metatest.example.com/spec-finalizers"
+
+type namespaces struct{ typedcorev1.NamespaceInterface }
+
+// Finalize does what a server does with that subresource.
+func (n *namespaces) Finalize(ctx context.Context, ns *corev1.Namespace, options metav1.UpdateOptions) (*corev1.Namespace, error) {
+	ns = ns.DeepCopy()
+	if len(ns.Spec.Finalizers) == 0 {
+		ns.Finalizers = slices.DeleteFunc(ns.Finalizers, func(f string) bool { return f == NamespaceFinalizer })
+	}
+	return n.Update(ctx, ns, options)
+}
 
 // discovered adds what client-go's fake leaves out.
 type discovered struct {
