@@ -152,18 +152,25 @@ func (b *build) installGroups(server *genericapiserver.GenericAPIServer) error {
 			if err != nil {
 				return fmt.Errorf("API group %q: %w", p.GroupName(), err)
 			}
-			server.AddPostStartHookOrDie(name, hook)
+			if !ownHooks[name] {
+				server.AddPostStartHookOrDie(name, hook)
+			}
 		}
 		if p.GroupName() == "" {
 			if err := server.InstallLegacyAPIGroup(genericapiserver.DefaultLegacyAPIPrefix, &group); err != nil {
 				return fmt.Errorf("API group core: %w", err)
 			}
+			group.StaticOpenAPISpec = nil
 			continue
 		}
 		named = append(named, &group)
 	}
 	if err := server.InstallAPIGroups(named...); err != nil {
 		return fmt.Errorf("API groups: %w", err)
+	}
+	// The server keeps the groups, for closing their storage; the definitions are not needed for that.
+	for _, group := range named {
+		group.StaticOpenAPISpec = nil
 	}
 	return nil
 }

@@ -33,6 +33,8 @@ func (b *build) hooks(server *genericapiserver.GenericAPIServer) error {
 	core := b.informers.Core().V1()
 	add := server.AddPostStartHookOrDie
 
+	builtins(server, client)
+
 	namespaces := systemnamespaces.NewController(systemNamespaces, client, core.Namespaces())
 	add("start-system-namespaces-controller", func(ctx genericapiserver.PostStartHookContext) error {
 		go namespaces.Run(ctx.Done())

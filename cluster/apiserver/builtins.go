@@ -1,0 +1,129 @@
+package apiserver
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/util/retry"
+	"k8s.io/component-helpers/auth/rbac/reconciliation"
+	systemclasses "k8s.io/kubernetes/pkg/apis/scheduling/v1"
+	"k8s.io/kubernetes/plugin/pkg/auth/authorizer/rbac/bootstrappolicy"
+)
+
+const (
+	rbacHook       = "rbac/bootstrap-roles"
+	prioritiesHook = "scheduling/bootstrap-system-priority-classes"
+	// bootstrapWorkers is how many objects are made at a time: etcd writes those that come
+	// together with one sync of the disk.
+	bootstrapWorkers = 16
+	bootstrapRetry   = 100 * time.Millisecond
+	bootstrapLimit   = 30 * time.Second
+)
+
+// builtins adds the hooks that make the built-in roles, their bindings and the priority classes of
+// system pods. They do what the hooks of upstream's registries do (with upstream's roles and its rules for
+// reconciling them), which wait a second before they begin and then make one object after the other.
+func builtins(server *genericapiserver.GenericAPIServer, client kubernetes.Interface) {
+	add := func(name string, what func(context.Context, *errgroup.Group)) {
+		server.AddPostStartHookOrDie(name, func(hook genericapiserver.PostStartHookContext) error {
+			try := func(ctx context.Context) (bool, error) {
+				work, ctx := errgroup.WithContext(ctx)
+				work.SetLimit(bootstrapWorkers)
+				what(ctx, work)
+				err := work.Wait()
+				if err != nil {
+					slog.Warn("built-in objects", "hook", name, "err", err)
+				}
+				return err == nil, nil
+			}
+			if err := wait.PollUntilContextTimeout(hook, bootstrapRetry, bootstrapLimit, true, try); err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+			return nil
+		})
+	}
+	add(rbacHook, func(ctx context.Context, work *errgroup.Group) { ensureRoles(work, client) })
+	add(prioritiesHook, func(ctx context.Context, work *errgroup.Group) { ensurePriorities(ctx, work, client) })
+}
+
+// ensureRoles makes the built-in roles and bindings, or adds what they lack.
+func ensureRoles(work *errgroup.Group, client kubernetes.Interface) {
+	rbac, namespaces := client.RbacV1(), client.CoreV1().Namespaces()
+	role := func(owner reconciliation.RuleOwner, modifier reconciliation.RuleOwnerModifier) {
+		options := reconciliation.ReconcileRoleOptions{Role: owner, Client: modifier, Confirm: true}
+		work.Go(func() error {
+			return retried(func() error {
+				_, err := options.Run()
+				return err
+			})
+		})
+	}
+	binding := func(b reconciliation.RoleBinding, modifier reconciliation.RoleBindingModifier) {
+		options := reconciliation.ReconcileRoleBindingOptions{RoleBinding: b, Client: modifier, Confirm: true}
+		work.Go(func() error {
+			return retried(func() error {
+				_, err := options.Run()
+				return err
+			})
+		})
+	}
+	for _, roles := range [][]rbacv1.ClusterRole{bootstrappolicy.ClusterRoles(), bootstrappolicy.ControllerRoles()} {
+		for i := range roles {
+			role(reconciliation.ClusterRoleRuleOwner{ClusterRole: &roles[i]}, reconciliation.ClusterRoleModifier{Client: rbac.ClusterRoles()})
+		}
+	}
+	for _, bindings := range [][]rbacv1.ClusterRoleBinding{bootstrappolicy.ClusterRoleBindings(), bootstrappolicy.ControllerRoleBindings()} {
+		for i := range bindings {
+			binding(reconciliation.ClusterRoleBindingAdapter{ClusterRoleBinding: &bindings[i]},
+				reconciliation.ClusterRoleBindingClientAdapter{Client: rbac.ClusterRoleBindings()})
+		}
+	}
+	for _, roles := range bootstrappolicy.NamespaceRoles() {
+		for i := range roles {
+			role(reconciliation.RoleRuleOwner{Role: &roles[i]}, reconciliation.RoleModifier{Client: rbac, NamespaceClient: namespaces})
+		}
+	}
+	for _, bindings := range bootstrappolicy.NamespaceRoleBindings() {
+		for i := range bindings {
+			binding(reconciliation.RoleBindingAdapter{RoleBinding: &bindings[i]},
+				reconciliation.RoleBindingClientAdapter{Client: rbac, NamespaceClient: namespaces})
+		}
+	}
+}
+
+// retried calls f again while others change the same object.
+func retried(f func() error) error {
+	return retry.OnError(retry.DefaultBackoff, func(err error) bool {
+		return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsServiceUnavailable(err)
+	}, f)
+}
+
+// ensurePriorities makes the priority classes of system pods.
+func ensurePriorities(ctx context.Context, work *errgroup.Group, client kubernetes.Interface) {
+	classes := client.SchedulingV1().PriorityClasses()
+	for _, class := range systemclasses.SystemPriorityClasses() {
+		work.Go(func() error {
+			_, err := classes.Get(ctx, class.Name, metav1.GetOptions{})
+			if !apierrors.IsNotFound(err) {
+				return err
+			}
+			_, err = classes.Create(ctx, class.DeepCopy(), metav1.CreateOptions{})
+			if apierrors.IsAlreadyExists(err) {
+				return nil
+			}
+			return err
+		})
+	}
+}
+
+// ownHooks are made by builtins instead of upstream's registries.
+var ownHooks = map[string]bool{rbacHook: true, prioritiesHook: true}
