@@ -38,7 +38,16 @@ func (t *Term) Matches(pod *v1.Pod, namespace labels.Set) bool {
 
 // Identity is equal for terms that match the same pods, once their namespaces are resolved.
 func (t *Term) Identity() string {
-	return strings.Join(t.Namespaces, ",") + "/" + t.NamespaceSelector.String() + "/" + t.Selector.String()
+	return strings.Join(t.Namespaces, ",") + "/" + identity(t.NamespaceSelector) + "/" + identity(t.Selector)
+}
+
+// identity is equal for equal selectors. String alone is empty for one that matches all and for one
+// that matches none.
+func identity(s labels.Selector) string {
+	if _, selectable := s.Requirements(); !selectable {
+		return "<none>"
+	}
+	return s.String()
 }
 
 // Resolve returns t with the namespaces that its selector finds, listed by list, put among its

@@ -171,7 +171,7 @@ func sorted(list []string) []string {
 // upstream's plugins, over random clusters to which pods are added one by one.
 func TestLikeUpstream(t *testing.T) {
 	rejections, scored := 0, 0
-	for seed := range uint64(250) {
+	for seed := range uint64(400) {
 		w := newWorld(t, seed)
 		ctx, cancel := context.WithCancel(t.Context())
 		o := w.ours(t)
