@@ -63,6 +63,30 @@ func TestPodLifecycle(t *testing.T) {
 	}
 }
 
+// The pod's init could not start where /run is mounted nodev, as with systemd.
+func TestSharedPIDNamespace(t *testing.T) {
+	n := newNode(t, testkit.Options{})
+	n.pull("busybox")
+	pod := &cri.NamespaceOption{Pid: cri.NamespaceMode_POD}
+	p := n.runPod(func(c *cri.PodSandboxConfig) { c.Linux.SecurityContext.NamespaceOptions = pod })
+	var all []*container
+	for _, name := range []string{"a", "b"} {
+		conf := shell(name, forever)
+		conf.Linux = &cri.LinuxContainerConfig{SecurityContext: &cri.LinuxContainerSecurityContext{NamespaceOptions: pod}}
+		all = append(all, p.run(conf))
+	}
+	for _, c := range all {
+		if out, _ := c.exec("cat", "/proc/1/cmdline"); out != "/coracle-pod-init\x00" {
+			t.Errorf("process 1 is %q", out)
+		}
+	}
+	own, _ := all[0].exec("readlink", "/proc/self/ns/pid")
+	if other, _ := all[1].exec("readlink", "/proc/self/ns/pid"); own == "" || own != other {
+		t.Errorf("PID namespaces %q and %q", own, other)
+	}
+	p.remove()
+}
+
 func TestExitStatus(t *testing.T) {
 	n := newNode(t, testkit.Options{})
 	n.pull("busybox")

@@ -69,8 +69,10 @@ func (m *Manager) startInit(ctx context.Context, e *entry[podRecord]) (pid int, 
 	c, set := &e.get().Config, e.get().Namespaces
 	bundle := filepath.Join(m.podDir().Of(e.id), "init")
 	root := filepath.Join(bundle, "rootfs")
-	if err := os.MkdirAll(filepath.Join(root, "proc"), 0o755); err != nil {
-		return 0, err
+	for _, dir := range []string{"proc", "dev"} {
+		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
+			return 0, err
+		}
 	}
 	if err := os.WriteFile(filepath.Join(root, initPath), nil, 0o755); err != nil {
 		return 0, err

@@ -138,6 +138,9 @@ func StartDaemon(t testing.TB, o Options) *Daemon {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if err := d.mountState(); err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("log of coracled:\n%s", d.LogTail(80))
@@ -148,6 +151,9 @@ func StartDaemon(t testing.TB, o Options) *Daemon {
 		if err := d.Purge(); err != nil {
 			t.Errorf("%v\n%s", err, d.LogTail(20))
 		}
+		if err := unix.Unmount(d.State, 0); err != nil {
+			t.Errorf("unmount %s: %v", d.State, err)
+		}
 		before.Check(t)
 		if err := d.RemoveScratch(); err != nil {
 			t.Error(err)
@@ -157,6 +163,17 @@ func StartDaemon(t testing.TB, o Options) *Daemon {
 		t.Fatal(err)
 	}
 	return d
+}
+
+// mountState makes the state directory what /run is on a node with systemd.
+func (d *Daemon) mountState() error {
+	if err := os.Mkdir(d.State, 0o700); err != nil {
+		return err
+	}
+	if err := unix.Mount("tmpfs", d.State, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=700"); err != nil {
+		return fmt.Errorf("mount %s: %w", d.State, err)
+	}
+	return nil
 }
 
 // skeleton ignores what purge may keep: images, and the parent of the pods' cgroups.

@@ -33,6 +33,9 @@ func PodInit(in Init) *specs.Spec {
 		},
 		Mounts: []specs.Mount{
 			{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
+			// The runtime opens /dev/null in it. On what /run is to systemd (nodev) that
+			// needs a file system of its own.
+			{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "noexec", "mode=755", "size=64k"}},
 			{Destination: in.Path, Type: "bind", Source: in.Binary, Options: []string{"bind", "ro", "nosuid", "nodev", "rprivate"}},
 		},
 		Annotations: in.Identity.annotations("sandbox"),
