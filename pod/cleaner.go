@@ -90,15 +90,15 @@ func (c *cleaner) leave() {
 	}
 }
 
-// drain waits until no job is queued or running, at most limit.
-func (c *cleaner) drain(limit time.Duration) {
+// drain waits until no job is queued or running, or ctx ends.
+func (c *cleaner) drain(ctx context.Context) error {
 	c.mu.Lock()
 	idle := c.idle
 	c.mu.Unlock()
-	t := time.NewTimer(limit)
-	defer t.Stop()
 	select {
 	case <-idle:
-	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
 	}
 }

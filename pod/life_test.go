@@ -147,6 +147,27 @@ func TestStartErrors(t *testing.T) {
 	b.nothingLeft()
 }
 
+// A purge took the bridge down while the teardown of its pods' network was still in the
+// background, and failed.
+func TestFlushWaitsForTheBackground(t *testing.T) {
+	b := newBench(t)
+	m, _ := b.manager()
+	begun, goOn := make(chan struct{}), make(chan struct{})
+	m.clean.queue("job", "id", func(context.Context) error {
+		close(begun)
+		<-goOn
+		return nil
+	})
+	<-begun
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := m.Flush(ended); !errors.Is(err, context.Canceled) {
+		t.Errorf("while a job runs: %v", err)
+	}
+	close(goOn)
+	ok(t, m.Flush(t.Context()))
+}
+
 func TestPodInit(t *testing.T) {
 	b := newBench(t)
 	m, _ := b.manager()

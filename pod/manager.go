@@ -79,9 +79,17 @@ func New(o Options, d Deps) *Manager {
 // operations under way are cut off, and recovery of the next Manager ends them.
 func (m *Manager) Close() error {
 	m.events.end()
-	m.clean.drain(closeLimit)
+	ctx, cancel := context.WithTimeout(context.Background(), closeLimit)
+	defer cancel()
+	_ = m.clean.drain(ctx) // what is not done is the next Manager's
 	m.life.end()
 	return nil
+}
+
+// Flush waits until what Stop and Remove left to the background has been tried at least
+// once, or ctx ends.
+func (m *Manager) Flush(ctx context.Context) error {
+	return during("clean up after", "pods", m.clean.drain(ctx))
 }
 
 func (m *Manager) podDir() record.Dir[podRecord] {

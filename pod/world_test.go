@@ -284,13 +284,10 @@ func ok(t testing.TB, err error) {
 // idle waits until the manager's background work is done.
 func idle(t testing.TB, m *Manager) {
 	t.Helper()
-	m.clean.mu.Lock()
-	c := m.clean.idle
-	m.clean.mu.Unlock()
-	select {
-	case <-c:
-	case <-time.After(10 * time.Second):
-		t.Fatal("background work does not end")
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if err := m.Flush(ctx); err != nil {
+		t.Fatal(err)
 	}
 }
 

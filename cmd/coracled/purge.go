@@ -117,8 +117,9 @@ func purgeState(ctx context.Context, c config.Config, log *slog.Logger) error {
 	if err := n.removePods(ctx); err != nil {
 		return errors.Join(err, n.close())
 	}
-	// What pods leave behind is deleted in the background.
-	err = errors.Join(n.snapshots.Flush(ctx), n.network.Flush(ctx), n.network.Purge(ctx), n.shim.Shutdown(ctx), n.close())
+	// What pods leave behind is deleted in the background, by them and by what is below
+	// them: each is asked to be done before what it works with goes.
+	err = errors.Join(n.pods.Flush(ctx), n.snapshots.Flush(ctx), n.network.Flush(ctx), n.network.Purge(ctx), n.shim.Shutdown(ctx), n.close())
 	if err != nil {
 		return err
 	}
