@@ -25,8 +25,10 @@ type health struct {
 	hadReady  bool      // whether there was one
 	// ready is the Ready condition's status after the last look.
 	ready corev1.ConditionStatus
-	// podsMarked: the pods have been told that their node is not ready.
-	podsMarked bool
+	// away is since when that has not been True.
+	away time.Time
+	// tellPods: the node was found silent while it was ready, and its pods do not know yet.
+	tellPods bool
 }
 
 // watchedConditions become Unknown together.
@@ -125,30 +127,37 @@ func (c *controller) checkHealth(ctx context.Context, node *corev1.Node) (*corev
 		if err != nil {
 			return nil, err
 		}
+		wasReady := readyStatus(node) == corev1.ConditionTrue
 		node = updated
 		c.mu.Lock()
 		if h := c.health[node.Name]; h != nil { // this write is no sign of life
-			if ready := condition(node, corev1.NodeReady); ready != nil {
-				h.hadReady, h.heartbeat = true, ready.LastHeartbeatTime.Time
-			}
+			h.hadReady, h.heartbeat, h.tellPods = true, condition(node, corev1.NodeReady).LastHeartbeatTime.Time, wasReady
 		}
 		c.mu.Unlock()
-	}
-	status := corev1.ConditionUnknown
-	if ready := condition(node, corev1.NodeReady); ready != nil {
-		status = ready.Status
+		if wasReady {
+			c.recorder.Eventf(&corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID},
+				corev1.EventTypeNormal, "NodeNotReady", "Node %s status is now: %s", node.Name, "NodeNotReady")
+		}
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if h := c.health[node.Name]; h != nil {
-		if h.ready == corev1.ConditionTrue && status != corev1.ConditionTrue {
-			c.recorder.Eventf(&corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID},
-				corev1.EventTypeNormal, "NodeNotReady", "Node %s status is now: %s", node.Name, "NodeNotReady")
+		h.ready = readyStatus(node)
+		switch {
+		case h.ready == corev1.ConditionTrue:
+			h.away, h.tellPods = time.Time{}, false
+		case h.away.IsZero():
+			h.away = time.Now()
 		}
-		h.ready = status
-		h.podsMarked = h.podsMarked && status != corev1.ConditionTrue
 	}
 	return node, nil
+}
+
+func readyStatus(node *corev1.Node) corev1.ConditionStatus {
+	if ready := condition(node, corev1.NodeReady); ready != nil {
+		return ready.Status
+	}
+	return corev1.ConditionUnknown
 }
 
 // fallenSilent returns a copy of node with all watched conditions Unknown, nil if Ready was.
@@ -174,11 +183,12 @@ func fallenSilent(node *corev1.Node, now metav1.Time) *corev1.Node {
 	return node
 }
 
-// markPods tells the pods of a node that has just become not ready that they are not either.
+// markPods makes the pods of a node that has fallen silent not ready: nobody else can tell. While
+// its kubelet speaks, the pods' readiness is the kubelet's affair.
 func (c *controller) markPods(ctx context.Context, node *corev1.Node) error {
 	c.mu.Lock()
 	h := c.health[node.Name]
-	todo := h != nil && condition(node, corev1.NodeReady) != nil && h.ready != corev1.ConditionTrue && !h.podsMarked
+	todo := h != nil && h.tellPods
 	c.mu.Unlock()
 	if !todo {
 		return nil
@@ -196,7 +206,7 @@ func (c *controller) markPods(ctx context.Context, node *corev1.Node) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	h.podsMarked = true
+	h.tellPods = false
 	return nil
 }
 

@@ -19,6 +19,10 @@ const (
 	// unhealthyShare is which share of a zone's nodes, if more than two, must be away for many.
 	unhealthyShare = 0.55
 
+	// settle is how long a node must have been away before it is tainted, so that others that went
+	// with it are known when its zone is judged: upstream's pause between two looks at all nodes.
+	settle = 5 * time.Second
+
 	excludeLabel = "node.kubernetes.io/exclude-disruption"
 )
 
@@ -125,10 +129,7 @@ func (c *controller) statusLocked(node *corev1.Node) corev1.ConditionStatus {
 	if h := c.health[node.Name]; h != nil && h.uid == node.UID && h.ready != "" {
 		return h.ready
 	}
-	if ready := condition(node, corev1.NodeReady); ready != nil {
-		return ready.Status
-	}
-	return corev1.ConditionUnknown
+	return readyStatus(node)
 }
 
 // allDown reports whether there is not a single node that is ready.
@@ -152,6 +153,11 @@ func (c *controller) allDownLocked() bool {
 func (c *controller) mayTaint(node *corev1.Node) (time.Duration, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if h := c.health[node.Name]; h != nil {
+		if left := settle - time.Since(h.away); left > 0 {
+			return left, false
+		}
+	}
 	z := c.zones[zoneOf(node)]
 	if z == nil { // only excluded nodes
 		return 0, true
