@@ -127,45 +127,51 @@ func TestErrorAtEachFaultPoint(t *testing.T) {
 	}
 }
 
-// The shim kills itself at each of its fault points.
+// The shim kills itself at each of its fault points. What it makes first is a container,
+// or the init of a pod whose containers share the PID namespace.
 func TestShimKilledAtEachFaultPoint(t *testing.T) {
 	for _, point := range shimFaultPoints(t) {
-		t.Run(point, func(t *testing.T) {
-			armed := filepath.Join(t.TempDir(), "faults")
-			n := newNode(t, testkit.Options{Faults: true, Env: []string{"CORACLE_FAULTS_FILE=" + armed}})
-			n.pull("busybox")
-			n.warm()
-			check := n.noLeaks()
-			before := n.Shims()
-			if len(before) != 1 {
-				t.Fatalf("shims %v", before)
-			}
-			gone, err := testkit.WatchExit(before[0])
-			if err != nil {
-				t.Fatal(err)
-			}
-			writeFile(t, armed, point+"=kill")
-			done := make(chan struct{})
-			go func() {
-				defer close(done)
-				retryLife(t, n)
-			}()
-			select {
-			case <-gone:
-				// The next shim has to live.
-				if err := os.Remove(armed); err != nil {
-					t.Error(err)
-				}
-			case <-done:
-				t.Errorf("the fault point was not reached")
-			}
-			select {
-			case <-done:
-			case <-time.After(time.Minute):
-				t.Fatal("hangs")
-			}
-			n.ready()
-			check()
-		})
+		t.Run(point, func(t *testing.T) { shimKilledAt(t, point, cri.NamespaceMode_CONTAINER) })
+		if strings.Contains(point, ".create.") {
+			t.Run("init/"+point, func(t *testing.T) { shimKilledAt(t, point, cri.NamespaceMode_POD) })
+		}
 	}
+}
+
+func shimKilledAt(t *testing.T, point string, pid cri.NamespaceMode) {
+	armed := filepath.Join(t.TempDir(), "faults")
+	n := newNode(t, testkit.Options{Faults: true, Env: []string{"CORACLE_FAULTS_FILE=" + armed}})
+	n.pull("busybox")
+	n.warm()
+	check := n.noLeaks()
+	before := n.Shims()
+	if len(before) != 1 {
+		t.Fatalf("shims %v", before)
+	}
+	gone, err := testkit.WatchExit(before[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	writeFile(t, armed, point+"=kill")
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		retryLifeWith(t, n, pid)
+	}()
+	select {
+	case <-gone:
+		// The next shim has to live.
+		if err := os.Remove(armed); err != nil {
+			t.Error(err)
+		}
+	case <-done:
+		t.Errorf("the fault point was not reached")
+	}
+	select {
+	case <-done:
+	case <-time.After(time.Minute):
+		t.Fatal("hangs")
+	}
+	n.ready()
+	check()
 }

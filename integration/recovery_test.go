@@ -262,8 +262,12 @@ func killWhile(t *testing.T, n *node, v victim, after time.Duration, what string
 
 // retryLife takes a pod through its life, each call repeated until it succeeds, as
 // the kubelet does.
-func retryLife(t *testing.T, n *node) {
+func retryLife(t *testing.T, n *node) { retryLifeWith(t, n, cri.NamespaceMode_CONTAINER) }
+
+// retryLifeWith is retryLife with a choice of the PID namespace.
+func retryLifeWith(t *testing.T, n *node, pid cri.NamespaceMode) {
 	config := n.podConfig()
+	config.Linux.SecurityContext.NamespaceOptions.Pid = pid
 	var podID, id string
 	again(t, n, "RunPodSandbox", func() error {
 		r, err := n.RunPodSandbox(n.ctx(), &cri.RunPodSandboxRequest{Config: config})
@@ -271,6 +275,7 @@ func retryLife(t *testing.T, n *node) {
 		return err
 	})
 	conf := shell("main", forever)
+	conf.Linux.SecurityContext.NamespaceOptions.Pid = pid
 	again(t, n, "create and start", func() error {
 		conf.Metadata.Attempt++ // as the kubelet does: what is left of a try goes with its pod
 		r, err := n.CreateContainer(n.ctx(), &cri.CreateContainerRequest{PodSandboxId: podID, SandboxConfig: config, Config: conf})
