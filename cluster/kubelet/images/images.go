@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -32,6 +33,8 @@ import (
 const (
 	backOffFirst = 10 * time.Second
 	backOffMost  = 5 * time.Minute
+	// backOffTold is how long a pull's own error is shown before it is said that pulls are held back.
+	backOffTold = 2 * time.Second
 )
 
 // Sizes of the in-memory caches of who pulled what.
@@ -59,6 +62,9 @@ type Puller struct {
 	backOff *flowcontrol.Backoff
 	secrets Secrets
 	records *pullmanager.PullManager
+
+	mu   sync.Mutex
+	ends map[string]time.Time // of back-offs, by the image manager's keys
 }
 
 // NewPuller returns a Puller that remembers under rootDir who pulled which image with which
@@ -78,7 +84,7 @@ func NewPuller(client *cri.Client, recorder record.EventRecorder, secrets Secret
 	return &Puller{
 		manager: kubeimages.NewImageManager(recorder, credentialprovider.NewDefaultDockerKeyring(), service, records,
 			backOff, false, nil, 0, 0, unrecorded{}),
-		backOff: backOff, secrets: secrets, records: records,
+		backOff: backOff, secrets: secrets, records: records, ends: map[string]time.Time{},
 	}, nil
 }
 
@@ -94,21 +100,34 @@ func (p *Puller) Ensure(ctx context.Context, pod *v1.Pod, c *v1.Container, sandb
 	if err == nil {
 		return id, nil
 	}
-	f := &Failure{Reason: err.Error(), Message: message, Until: time.Now().Add(backOffFirst)}
-	if !errors.Is(err, kubeimages.ErrImageNeverPull) && !errors.Is(err, kubeimages.ErrInvalidImageName) {
-		f.Until = p.until(pod.UID, c.Image)
-	}
-	return "", f
+	return "", &Failure{Reason: err.Error(), Message: message, Until: p.until(pod.UID, c.Image, err)}
 }
 
-// until says when the image manager will let the next pull of an image through.
-func (p *Puller) until(uid types.UID, image string) time.Time {
-	d := p.backOff.Get(fmt.Sprintf("%s_%s", uid, image)) // the image manager's key
-	if d == 0 {
-		d = backOffFirst
+// until says when another try makes sense. After a failed pull that is soon: the image manager will
+// then say that it backs off, which is what people look for; after that, it is when the image
+// manager lets the next pull through.
+func (p *Puller) until(uid types.UID, image string, err error) time.Time {
+	now := time.Now()
+	key := fmt.Sprintf("%s_%s", uid, image) // the image manager's
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case errors.Is(err, kubeimages.ErrImageNeverPull), errors.Is(err, kubeimages.ErrInvalidImageName), errors.Is(err, kubeimages.ErrImageInspect):
+		return now.Add(backOffFirst)
+	case errors.Is(err, kubeimages.ErrImagePullBackOff):
+		if end, ok := p.ends[key]; ok && end.After(now) {
+			return end
+		}
+		return now.Add(backOffFirst)
+	}
+	for k, end := range p.ends {
+		if now.Sub(end) > backOffMost {
+			delete(p.ends, k)
+		}
 	}
 	// A moment later than the end of the back-off, whose beginning is not known to the millisecond.
-	return time.Now().Add(d + 50*time.Millisecond)
+	p.ends[key] = now.Add(p.backOff.Get(key) + 50*time.Millisecond)
+	return now.Add(backOffTold)
 }
 
 // pullSecrets returns the secrets that the pod names for pulling. One that cannot be read is left

@@ -78,7 +78,9 @@ func New(c Config, kube kubernetes.Interface, runtime *cri.Client, get func() (*
 		return nil, err
 	}
 	r := &Reporter{config: c, kube: kube, runtime: runtime, get: get, recorder: recorder, machine: m, changed: make(chan struct{}, 1)}
-	r.latest.Store(r.initial())
+	n := r.initial()
+	r.fillMachine(n) // static pods are admitted before there is a runtime or an API
+	r.latest.Store(n)
 	return r, nil
 }
 

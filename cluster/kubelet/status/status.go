@@ -7,6 +7,7 @@
 package status
 
 import (
+	"strings"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -175,7 +176,7 @@ func (in *Input) ready(s *v1.PodStatus) {
 
 func (in *Input) started(c *v1.ContainerStatus, spec *v1.Container) {
 	running := c.State.Running != nil
-	id := kubecontainer.ParseContainerID(c.ContainerID).ID
+	_, id, _ := strings.Cut(c.ContainerID, "://")
 	answered := func(kind probe.Kind) bool { return in.Results != nil && in.Results.Get(id, kind) == probe.Success }
 	started := running && (spec == nil || spec.StartupProbe == nil || answered(probe.Startup))
 	c.Started = &started
