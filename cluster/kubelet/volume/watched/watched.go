@@ -12,6 +12,7 @@ package watched
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -28,6 +29,9 @@ import (
 
 // firstRead is how long Get waits for an object's first reading, as upstream's kubelet does.
 const firstRead = time.Second
+
+// errLate says in upstream's words that an object was not read in that time.
+var errLate = errors.New("timed out waiting for the condition")
 
 // Kind is what an object is; its text is how upstream's messages call it.
 type Kind string
@@ -140,13 +144,11 @@ const (
 
 // Get returns the object: a *v1.ConfigMap or a *v1.Secret, shared, not to be changed.
 func (r *Ref) Get(ctx context.Context) (runtime.Object, error) {
-	ctx, cancel := context.WithTimeout(ctx, firstRead)
+	ctx, cancel := context.WithTimeoutCause(ctx, firstRead, errLate)
 	defer cancel()
-	var late error
 	select {
 	case <-r.object.read:
 	case <-ctx.Done():
-		late = ctx.Err()
 	}
 	r.object.mu.Lock()
 	defer r.object.mu.Unlock()
@@ -156,7 +158,7 @@ func (r *Ref) Get(ctx context.Context) (runtime.Object, error) {
 	case <-r.object.read:
 	default:
 		r.seen = seenNothing
-		return nil, fmt.Errorf("failed to sync %s cache: %w", key.Kind, late)
+		return nil, fmt.Errorf("failed to sync %s cache: %w", key.Kind, context.Cause(ctx))
 	}
 	r.seen = r.object.version()
 	if r.object.value == nil {
