@@ -28,7 +28,11 @@ type upOptions struct {
 	Bind     string `json:"bind"`
 	Port     int    `json:"port"`
 	Node     string `json:"node"`
+	// PodLogs is the directory of containers' logs, CgroupRoot the parent of pods' cgroups.
+	PodLogs    string `json:"podLogs"`
+	CgroupRoot string `json:"cgroupRoot"`
 
+	nodeIPs []string
 	etcd    []string
 	apply   []string
 	timeout time.Duration
@@ -61,6 +65,9 @@ starts what does not run, renews certificates that expire within 30 days, and wa
 	f.StringVar(&o.Bind, "bind-address", "127.0.0.1", "address that the API server serves on")
 	f.IntVar(&o.Port, "port", 6443, "port that the API server serves on")
 	f.StringVar(&o.Node, "node-name", strings.ToLower(host), "name of this node")
+	f.StringSliceVar(&o.nodeIPs, "node-ip", nil, "addresses of this node (default: that of its name or of the default route)")
+	f.StringVar(&o.PodLogs, "pod-log-dir", "/var/log/pods", "directory for containers' logs")
+	f.StringVar(&o.CgroupRoot, "cgroup-root", "/", "cgroup below which pods' cgroups are made")
 	f.StringSliceVar(&o.etcd, "etcd-servers", nil, "URLs of an etcd cluster to use instead of the built-in one")
 	f.StringSliceVar(&o.apply, "apply", nil, "manifests to apply with kubectl once the node is Ready")
 	f.DurationVar(&o.timeout, "timeout", 2*time.Minute, "how long all of it may take")
@@ -166,7 +173,10 @@ func upCluster(ctx context.Context, p place, o upOptions) error {
 	args := []string{
 		"supervise", "--root", p.root, "--state", p.state, "--", program, "server", "--root", p.kubeRoot(), "--state", p.state,
 		"--bind-address", o.Bind, "--port", strconv.Itoa(o.Port), "--node-name", o.Node, "--cri", "unix://" + p.socket(),
-		"--kubeconfig-out", p.kubeconfig(),
+		"--kubeconfig-out", p.kubeconfig(), "--pod-log-dir", o.PodLogs, "--cgroup-root", o.CgroupRoot,
+	}
+	if len(o.nodeIPs) > 0 {
+		args = append(args, "--node-ip", strings.Join(o.nodeIPs, ","))
 	}
 	if len(o.etcd) > 0 {
 		args = append(args, "--etcd-servers", strings.Join(o.etcd, ","))

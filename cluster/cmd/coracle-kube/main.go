@@ -1,0 +1,30 @@
+// Command coracle-kube is a Kubernetes in one process: API server, scheduler, controllers and
+// kubelet. `coracle up` starts it; each part can also be run alone.
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"k8s.io/klog/v2"
+)
+
+func main() { os.Exit(run()) }
+
+// run is main without the exit, for the tests of the command line.
+func run() int {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	slog.SetDefault(slog.New(slog.NewTextHandler(os.Stderr, nil)))
+	// Of upstream's packages only what went wrong is of interest to an operator.
+	klog.SetSlogLogger(slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})))
+	if err := command().ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "coracle-kube:", err)
+		return 1
+	}
+	return 0
+}

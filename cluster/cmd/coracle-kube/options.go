@@ -1,0 +1,124 @@
+package main
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"strconv"
+
+	"github.com/spf13/pflag"
+
+	"github.com/coracle-project/coracle/cluster/apiserver"
+	"github.com/coracle-project/coracle/cluster/kubelet"
+	"github.com/coracle-project/coracle/cluster/pki"
+)
+
+// apiOptions are the flags of the API server.
+type apiOptions struct {
+	root, state       string
+	bind              string
+	port              int
+	serviceCIDR       string
+	tokenFile         string
+	kubeconfigOut     string
+	etcdServers       []string
+	etcdCA            string
+	etcdCert, etcdKey string
+}
+
+func (o *apiOptions) define(f *pflag.FlagSet) {
+	f.StringVar(&o.root, "root", "/var/lib/coracle/kube", "directory for what outlives a reboot")
+	f.StringVar(&o.state, "state", "/run/coracle", "directory for what a reboot may lose")
+	f.StringVar(&o.bind, "bind-address", "127.0.0.1", "address to serve the API on")
+	f.IntVar(&o.port, "port", 6443, "port to serve the API on")
+	f.StringVar(&o.serviceCIDR, "service-cidr", "10.96.0.0/16", "network of Services' addresses")
+	f.StringVar(&o.tokenFile, "token-file", "", "CSV file of static tokens: token,user,uid,\"group,group\"")
+	f.StringVar(&o.kubeconfigOut, "kubeconfig-out", "", "where to write the administrator's kubeconfig, too")
+	f.StringSliceVar(&o.etcdServers, "etcd-servers", nil, "URLs of an etcd cluster to use instead of the built-in one")
+	f.StringVar(&o.etcdCA, "etcd-ca", "", "file with the CA of --etcd-servers")
+	f.StringVar(&o.etcdCert, "etcd-cert", "", "file with the client certificate for --etcd-servers")
+	f.StringVar(&o.etcdKey, "etcd-key", "", "file with the key of --etcd-cert")
+}
+
+// url is where clients on this machine reach the API.
+func (o *apiOptions) url() string {
+	host := o.bind
+	if ip, err := netip.ParseAddr(o.bind); err == nil && ip.IsUnspecified() {
+		host = "127.0.0.1"
+	}
+	return "https://" + net.JoinHostPort(host, strconv.Itoa(o.port))
+}
+
+// hosts are the names and addresses under which the API is called.
+func (o *apiOptions) hosts(node string, ips []string) []string {
+	hosts := append([]string{
+		"localhost", "127.0.0.1", "::1", node,
+		"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local",
+	}, ips...)
+	if ip, err := netip.ParseAddr(o.bind); err == nil && !ip.IsUnspecified() {
+		hosts = append(hosts, o.bind)
+	}
+	if services, err := netip.ParsePrefix(o.serviceCIDR); err == nil {
+		hosts = append(hosts, services.Addr().Next().String())
+	}
+	return hosts
+}
+
+// credentials makes the cluster's credentials good.
+func (o *apiOptions) credentials(node string, ips []string) (*pki.Bundle, error) {
+	bundle, err := pki.Ensure(filepath.Join(o.root, "pki"), o.url(), o.hosts(node, ips))
+	if err != nil || o.kubeconfigOut == "" {
+		return bundle, err
+	}
+	return bundle, bundle.Kubeconfig(o.kubeconfigOut, "kubernetes-admin", "system:masters")
+}
+
+func (o *apiOptions) server(bundle *pki.Bundle) (*apiserver.Server, error) {
+	return apiserver.New(apiserver.Options{
+		Root: o.root, State: o.state, PKI: bundle, BindAddress: o.bind, Port: o.port,
+		ServiceCIDR: o.serviceCIDR, TokenFile: o.tokenFile,
+		EtcdServers: o.etcdServers, EtcdCA: o.etcdCA, EtcdCert: o.etcdCert, EtcdKey: o.etcdKey,
+	})
+}
+
+// nodeOptions are the flags of the kubelet.
+type nodeOptions struct {
+	name       string
+	ips        []string
+	cri        string
+	staticPods string
+	cgroupRoot string
+	podLogs    string
+	maxPods    int
+	port       int
+}
+
+func (o *nodeOptions) define(f *pflag.FlagSet) {
+	f.StringVar(&o.name, "node-name", hostname(), "name of this node")
+	f.StringSliceVar(&o.ips, "node-ip", nil, "addresses of this node (default: that of its name or of the default route)")
+	f.StringVar(&o.cri, "cri", "unix:///run/coracle/coracle.sock", "socket of the container runtime")
+	f.StringVar(&o.staticPods, "static-pod-dir", "", "directory with manifests of pods that run without the API")
+	f.StringVar(&o.cgroupRoot, "cgroup-root", "/", "cgroup below which pods' cgroups are made")
+	f.StringVar(&o.podLogs, "pod-log-dir", "/var/log/pods", "directory for containers' logs")
+	f.IntVar(&o.maxPods, "max-pods", 110, "how many pods this node takes")
+	f.IntVar(&o.port, "kubelet-port", 10250, "port of the kubelet's HTTPS API")
+}
+
+// kubelet translates; files are the node's credentials.
+func (o *nodeOptions) kubelet(root string) kubelet.Options {
+	return kubelet.Options{
+		NodeName: o.name, NodeIPs: o.ips, Endpoint: o.cri, RootDir: filepath.Join(root, "kubelet"),
+		LogDir: o.podLogs, StaticPodDir: o.staticPods, CgroupRoot: o.cgroupRoot, MaxPods: o.maxPods, Port: o.port,
+	}
+}
+
+// check says what is wrong with the flags, if anything.
+func (o *nodeOptions) check() error {
+	for _, ip := range o.ips {
+		if _, err := netip.ParseAddr(ip); err != nil {
+			return fmt.Errorf("--node-ip %s: %w", ip, err)
+		}
+	}
+	return nil
+}
