@@ -12,27 +12,14 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
-	"k8s.io/client-go/util/flowcontrol"
 	upstream "k8s.io/kubernetes/pkg/controller/daemon"
 	"k8s.io/kubernetes/pkg/controller/daemon/util"
 
-	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/controllers/daemonset"
 	"github.com/coracle-project/coracle/cluster/controllers/internal/apitest"
 )
 
-var (
-	ours   = apitest.Ours(daemonset.New)
-	oracle = apitest.Controllers{func(set *client.Set) interface{ Run(context.Context) } {
-		apps, core := set.Informers.Apps().V1(), set.Informers.Core().V1()
-		c, err := upstream.NewDaemonSetsController(context.Background(), apps.DaemonSets(), apps.ControllerRevisions(), core.Pods(), core.Nodes(),
-			set.Kube, flowcontrol.NewBackOff(time.Second, 15*time.Minute))
-		if err != nil {
-			panic(err)
-		}
-		return apitest.Upstream(func(ctx context.Context) { c.Run(ctx, 2) })
-	}}
-)
+var ours = apitest.Ours(daemonset.New)
 
 type change = func(*appsv1.DaemonSet)
 
@@ -152,112 +139,6 @@ func podOn(t *testing.T, s *apitest.Server, node string) *corev1.Pod {
 
 func taint(key string, effect corev1.TaintEffect) func(*corev1.Node) {
 	return func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: key, Effect: effect}} }
-}
-
-func TestSameAsUpstream(t *testing.T) {
-	for name, scenario := range map[string]apitest.Scenario{
-		"nodes come, are tainted, labelled and go": func(t *testing.T, s *apitest.Server, note func(string)) {
-			nodes(t, s, 3)
-			create(t, s, agent())
-			note("created")
-			setNode(t, s, "n0", taint("full", corev1.TaintEffectNoSchedule))
-			note("a taint that lets pods stay")
-			setNode(t, s, "n1", taint("bad", corev1.TaintEffectNoExecute))
-			note("a taint that does not")
-			setNode(t, s, "n2", taint(corev1.TaintNodeUnreachable, corev1.TaintEffectNoExecute))
-			note("a taint that daemons tolerate")
-			setNode(t, s, "n1", func(n *corev1.Node) { n.Spec.Taints = nil })
-			note("taint removed")
-			update(t, s, onlyOn(map[string]string{"n": "2"}), image("v1"))
-			note("node selector")
-			setNode(t, s, "n0", func(n *corev1.Node) { n.Spec.Taints = nil; n.Labels["n"] = "2" })
-			note("another node matches")
-			setNode(t, s, "n2", func(n *corev1.Node) { n.Labels["n"] = "9" })
-			note("the first one no longer does")
-		},
-		"roll, undo": func(t *testing.T, s *apitest.Server, note func(string)) {
-			nodes(t, s, 4)
-			create(t, s, agent(rolling("0", "50%")))
-			note("created")
-			update(t, s, image("v2"))
-			note("rolled")
-			update(t, s, image("v1"))
-			note("undone")
-		},
-		"roll with surge": func(t *testing.T, s *apitest.Server, note func(string)) {
-			nodes(t, s, 4)
-			create(t, s, agent(rolling("25%", "0")))
-			note("created")
-			update(t, s, image("v2"))
-			note("rolled")
-			update(t, s, image("v3"), onlyOn(map[string]string{"n": "1"}))
-			note("rolled, and off most nodes")
-		},
-		"on delete": func(t *testing.T, s *apitest.Server, note func(string)) {
-			nodes(t, s, 2)
-			create(t, s, agent(onDelete))
-			note("created")
-			update(t, s, image("v2"))
-			note("changed")
-			if err := s.Kube.CoreV1().Pods(apitest.Namespace).Delete(context.Background(), podOn(t, s, "n0").Name, metav1.DeleteOptions{}); err != nil {
-				t.Fatal(err)
-			}
-			note("one deleted")
-		},
-		"history limit": func(t *testing.T, s *apitest.Server, note func(string)) {
-			nodes(t, s, 1)
-			limit := int32(1)
-			create(t, s, agent(func(ds *appsv1.DaemonSet) { ds.Spec.RevisionHistoryLimit = &limit }))
-			for i := range 4 {
-				note(fmt.Sprint("version ", i+1))
-				update(t, s, image(fmt.Sprintf("v%d", i+2)))
-			}
-			note("last version")
-		},
-		"pods end": func(t *testing.T, s *apitest.Server, note func(string)) {
-			nodes(t, s, 2)
-			create(t, s, agent())
-			note("created")
-			s.End(t, podOn(t, s, "n0"), 1)
-			note("failed")
-			s.End(t, podOn(t, s, "n1"), 0)
-			note("succeeded")
-		},
-		"host network": func(t *testing.T, s *apitest.Server, note func(string)) {
-			nodes(t, s, 1)
-			create(t, s, agent(func(ds *appsv1.DaemonSet) { ds.Spec.Template.Spec.HostNetwork = true }))
-			note("created")
-			setNode(t, s, "n0", taint(corev1.TaintNodeNetworkUnavailable, corev1.TaintEffectNoSchedule))
-			note("network unavailable")
-		},
-		"node affinity": func(t *testing.T, s *apitest.Server, note func(string)) {
-			nodes(t, s, 3)
-			create(t, s, agent(func(ds *appsv1.DaemonSet) {
-				ds.Spec.Template.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
-					RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-						MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "n", Operator: corev1.NodeSelectorOpIn, Values: []string{"0", "2"}}},
-					}}},
-				}}
-			}))
-			note("created")
-		},
-		"selects everything": func(t *testing.T, s *apitest.Server, note func(string)) {
-			nodes(t, s, 1)
-			create(t, s, agent(func(ds *appsv1.DaemonSet) { ds.Spec.Selector = &metav1.LabelSelector{} }))
-			note("created")
-		},
-		"orphans": func(t *testing.T, s *apitest.Server, note func(string)) {
-			nodes(t, s, 2)
-			create(t, s, agent())
-			note("created")
-			s.SetPod(t, podOn(t, s, "n0"), func(p *corev1.Pod) { p.OwnerReferences = nil })
-			note("adopted again")
-			s.SetPod(t, podOn(t, s, "n1"), func(p *corev1.Pod) { p.Labels["app"] = "other" })
-			note("released")
-		},
-	} {
-		t.Run(name, func(t *testing.T) { apitest.SameAs(t, ours, oracle, scenario) })
-	}
 }
 
 func TestCreatesAndThenRests(t *testing.T) {
@@ -419,40 +300,4 @@ func TestDuplicateRevisionsAreMerged(t *testing.T) {
 			}
 		}
 	})
-}
-
-// TestPlacementIsUpstreams compares whether nodes fit with upstream's answer, by what is created.
-func TestPlacementIsUpstreams(t *testing.T) {
-	tolerate := func(key string, effect corev1.TaintEffect) change {
-		return func(ds *appsv1.DaemonSet) {
-			ds.Spec.Template.Spec.Tolerations = []corev1.Toleration{{Key: key, Operator: corev1.TolerationOpExists, Effect: effect}}
-		}
-	}
-	named := func(ds *appsv1.DaemonSet) { ds.Spec.Template.Spec.NodeName = "n1" }
-	for name, c := range map[string]struct {
-		ds    *appsv1.DaemonSet
-		taint func(*corev1.Node) // of n0
-	}{
-		"plain":                     {agent(), nil},
-		"named":                     {agent(named), nil},
-		"unschedulable":             {agent(), taint(corev1.TaintNodeUnschedulable, corev1.TaintEffectNoSchedule)},
-		"disk pressure":             {agent(), taint(corev1.TaintNodeDiskPressure, corev1.TaintEffectNoSchedule)},
-		"not ready":                 {agent(), taint(corev1.TaintNodeNotReady, corev1.TaintEffectNoExecute)},
-		"network unavailable":       {agent(), taint(corev1.TaintNodeNetworkUnavailable, corev1.TaintEffectNoSchedule)},
-		"tainted":                   {agent(), taint("x", corev1.TaintEffectNoSchedule)},
-		"tolerated":                 {agent(tolerate("x", "")), taint("x", corev1.TaintEffectNoExecute)},
-		"tolerated for another use": {agent(tolerate("x", corev1.TaintEffectNoSchedule)), taint("x", corev1.TaintEffectNoExecute)},
-		"preferably not":            {agent(), taint("x", corev1.TaintEffectPreferNoSchedule)},
-	} {
-		t.Run(name, func(t *testing.T) {
-			apitest.SameAs(t, ours, oracle, func(t *testing.T, s *apitest.Server, note func(string)) {
-				nodes(t, s, 2)
-				if c.taint != nil {
-					setNode(t, s, "n0", c.taint)
-				}
-				create(t, s, c.ds)
-				note("created")
-			})
-		})
-	}
 }

@@ -13,7 +13,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	upstream "k8s.io/kubernetes/pkg/controller"
 	util "k8s.io/kubernetes/pkg/controller/deployment/util"
@@ -372,12 +371,12 @@ func TestCollisionCountsUp(t *testing.T) {
 
 func TestReportsWhyPodsOrReplicaSetsAreRefused(t *testing.T) {
 	ours.Run(t, func(t *testing.T, s *apitest.Server) {
-		s.Refuse = func(verb, resource string, _ runtime.Object) error {
+		s.Refuse(func(verb, resource string) error {
 			if verb == "create" && resource == "replicasets" {
 				return errors.New("no room")
 			}
 			return nil
-		}
+		})
 		create(t, s, web(1))
 		d := get(t, s)
 		if p := progressing(d); p != "ReplicaSetCreateError False" {
@@ -388,18 +387,18 @@ func TestReportsWhyPodsOrReplicaSetsAreRefused(t *testing.T) {
 		}) {
 			t.Errorf("events = %q", e)
 		}
-		s.Refuse = func(verb, resource string, _ runtime.Object) error {
+		s.Refuse(func(verb, resource string) error {
 			if verb == "create" && resource == "pods" {
 				return errors.New("exceeded quota")
 			}
 			return nil
-		}
+		})
 		s.Pass(time.Minute)
 		c := util.GetDeploymentCondition(get(t, s).Status, appsv1.DeploymentReplicaFailure)
 		if c == nil || c.Reason != "FailedCreate" || c.Message != "exceeded quota" {
 			t.Errorf("ReplicaFailure = %+v", c)
 		}
-		s.Refuse = nil
+		s.Refuse(nil)
 		s.Pass(time.Minute)
 		if c := util.GetDeploymentCondition(get(t, s).Status, appsv1.DeploymentReplicaFailure); c != nil {
 			t.Errorf("ReplicaFailure stays: %+v", c)

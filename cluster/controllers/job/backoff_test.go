@@ -69,17 +69,24 @@ func TestFinishTime(t *testing.T) {
 		want int
 	}{
 		"last container": {corev1.Pod{ObjectMeta: created, Status: corev1.PodStatus{
-			Conditions: notReady, ContainerStatuses: []corev1.ContainerStatus{terminated("a", 10), terminated("b", 20)}}}, 20},
-		"sidecar outlives it": {corev1.Pod{ObjectMeta: created,
-			Spec: corev1.PodSpec{InitContainers: []corev1.Container{{Name: "s", RestartPolicy: &always}, {Name: "i"}}},
+			Conditions: notReady, ContainerStatuses: []corev1.ContainerStatus{terminated("a", 10), terminated("b", 20)},
+		}}, 20},
+		"sidecar outlives it": {corev1.Pod{
+			ObjectMeta: created,
+			Spec:       corev1.PodSpec{InitContainers: []corev1.Container{{Name: "s", RestartPolicy: &always}, {Name: "i"}}},
 			Status: corev1.PodStatus{
 				ContainerStatuses:     []corev1.ContainerStatus{terminated("a", 10)},
-				InitContainerStatuses: []corev1.ContainerStatus{terminated("i", 99), terminated("s", 25)}}}, 25},
+				InitContainerStatuses: []corev1.ContainerStatus{terminated("i", 99), terminated("s", 25)},
+			},
+		}, 25},
 		"one still runs": {corev1.Pod{ObjectMeta: created, Status: corev1.PodStatus{
-			Conditions: notReady, ContainerStatuses: []corev1.ContainerStatus{terminated("a", 10), {}}}}, 50},
+			Conditions: notReady, ContainerStatuses: []corev1.ContainerStatus{terminated("a", 10), {}},
+		}}, 50},
 		"no containers": {corev1.Pod{ObjectMeta: created, Status: corev1.PodStatus{Conditions: notReady}}, 50},
-		"deleted": {corev1.Pod{ObjectMeta: metav1.ObjectMeta{CreationTimestamp: created.CreationTimestamp,
-			DeletionTimestamp: &deletedAt, DeletionGracePeriodSeconds: &grace}}, 40},
+		"deleted": {corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+			CreationTimestamp: created.CreationTimestamp,
+			DeletionTimestamp: &deletedAt, DeletionGracePeriodSeconds: &grace,
+		}}, 40},
 		"nothing known": {corev1.Pod{ObjectMeta: created}, 1},
 	} {
 		if got := finishTime(&c.pod); !got.Equal(at(c.want)) {

@@ -12,7 +12,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/coracle-project/coracle/cluster/controllers/internal/apitest"
 	"github.com/coracle-project/coracle/cluster/controllers/replicaset"
@@ -172,14 +171,14 @@ func TestAdoptsOrphansUnlessOnItsWayOut(t *testing.T) {
 func TestReportsAndRetriesFailedCreates(t *testing.T) {
 	run(t, func(t *testing.T, s *apitest.Server) {
 		made := 0 // the quota is for five pods
-		s.Refuse = func(verb, resource string, _ runtime.Object) error {
+		s.Refuse(func(verb, resource string) error {
 			if verb == "create" && resource == "pods" {
 				if made++; made > 5 {
 					return errors.New("exceeded quota")
 				}
 			}
 			return nil
-		}
+		})
 		rs := set(20)
 		if _, err := s.Kube.AppsV1().ReplicaSets(rs.Namespace).Create(context.Background(), rs, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
@@ -192,7 +191,7 @@ func TestReportsAndRetriesFailedCreates(t *testing.T) {
 		if len(cond) != 1 || cond[0].Type != appsv1.ReplicaSetReplicaFailure || cond[0].Reason != "FailedCreate" || cond[0].Message != "exceeded quota" {
 			t.Errorf("conditions = %+v", cond)
 		}
-		s.Refuse = nil
+		s.Refuse(nil)
 		s.Pass(10 * time.Second) // the back-off
 		status := get(t, s).Status
 		wantStatus(t, status, 20, 0, 0, 0)

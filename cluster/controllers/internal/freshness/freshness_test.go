@@ -31,37 +31,48 @@ func TestShown(t *testing.T) {
 		"nothing written": {func(*freshness.Writes, cache.Store) {}, func(cache.Store) {}, true},
 		"an older version": {
 			func(w *freshness.Writes, s cache.Store) { w.Wrote("k", s, "10") },
-			func(s cache.Store) { a.ResourceVersion = "9"; _ = s.Add(a) }, false},
+			func(s cache.Store) { a.ResourceVersion = "9"; _ = s.Add(a) }, false,
+		},
 		"that version": {
 			func(w *freshness.Writes, s cache.Store) { w.Wrote("k", s, "10") },
-			func(s cache.Store) { a.ResourceVersion = "10"; _ = s.Add(a) }, true},
+			func(s cache.Store) { a.ResourceVersion = "10"; _ = s.Add(a) }, true,
+		},
 		"a later one, with another digit": {
 			func(w *freshness.Writes, s cache.Store) { w.Wrote("k", s, "99") },
-			func(s cache.Store) { a.ResourceVersion = "100"; _ = s.Add(a) }, true},
+			func(s cache.Store) { a.ResourceVersion = "100"; _ = s.Add(a) }, true,
+		},
 		"the first of two": {
 			func(w *freshness.Writes, s cache.Store) { w.Wrote("k", s, "12"); w.Wrote("k", s, "10") },
-			func(s cache.Store) { a.ResourceVersion = "11"; _ = s.Add(a) }, false},
+			func(s cache.Store) { a.ResourceVersion = "11"; _ = s.Add(a) }, false,
+		},
 		"another key's": {
 			func(w *freshness.Writes, s cache.Store) { w.Wrote("other", s, "12") },
-			func(cache.Store) {}, true},
+			func(cache.Store) {}, true,
+		},
 		"a version of no number": {
 			func(w *freshness.Writes, s cache.Store) { w.Wrote("k", s, "odd") },
-			func(cache.Store) {}, true},
+			func(cache.Store) {}, true,
+		},
 		"deleted, still whole": {
 			func(w *freshness.Writes, s cache.Store) { w.Deleted("k", s, a) },
-			func(s cache.Store) { _ = s.Add(a) }, false},
+			func(s cache.Store) { _ = s.Add(a) }, false,
+		},
 		"deleted, on its way out": {
 			func(w *freshness.Writes, s cache.Store) { w.Deleted("k", s, a) },
-			func(s cache.Store) { _ = s.Add(leaving) }, true},
+			func(s cache.Store) { _ = s.Add(leaving) }, true,
+		},
 		"deleted and gone": {
 			func(w *freshness.Writes, s cache.Store) { w.Deleted("k", s, a) },
-			func(cache.Store) {}, true},
+			func(cache.Store) {}, true,
+		},
 		"deleted and replaced": {
 			func(w *freshness.Writes, s cache.Store) { w.Deleted("k", s, a) },
-			func(s cache.Store) { _ = s.Add(reborn) }, true},
+			func(s cache.Store) { _ = s.Add(reborn) }, true,
+		},
 		"forgotten": {
 			func(w *freshness.Writes, s cache.Store) { w.Wrote("k", s, "99"); w.Forget("k") },
-			func(cache.Store) {}, true},
+			func(cache.Store) {}, true,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			store := cache.NewStore(cache.MetaNamespaceKeyFunc)
