@@ -105,7 +105,20 @@ config.json and a root file system. Its commands and flags are those of runc.`,
 		a.pauseCommand(), a.resumeCommand(), a.updateCommand(),
 		a.stateCommand(), a.listCommand(), a.psCommand(), a.specCommand(), a.featuresCommand(),
 	)
+	for _, c := range cmd.Commands() {
+		c.Args = showUsage(c.Args)
+	}
 	return cmd
+}
+
+// showUsage answers a wrong number of arguments with the right ones; cobra only counts.
+func showUsage(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(c *cobra.Command, args []string) error {
+		if err := check(c, args); err != nil {
+			return fmt.Errorf("wrong number of arguments, the usage is %s", c.UseLine())
+		}
+		return nil
+	}
 }
 
 func (a *app) engine() (runtime.Engine, error) {
