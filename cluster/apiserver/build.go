@@ -10,6 +10,7 @@ import (
 
 	restful "github.com/emicklei/go-restful/v3"
 	apiextensions "k8s.io/apiextensions-apiserver/pkg/apiserver"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/endpoints/discovery/aggregated"
 	"k8s.io/apiserver/pkg/endpoints/filters"
@@ -166,7 +167,7 @@ func (b *build) configure(ctx context.Context) error {
 func (b *build) describe() {
 	const title, scheme = "Kubernetes", "BearerToken"
 	bearer := spec.SecuritySchemeProps{Type: "apiKey", Name: "authorization", In: "header", Description: "Bearer Token authentication"}
-	namer := apiopenapi.NewDefinitionNamer(legacyscheme.Scheme, apiextensions.Scheme)
+	namer := apiopenapi.NewDefinitionNamer(append([]*runtime.Scheme{legacyscheme.Scheme, apiextensions.Scheme}, b.options.ExtraSchemes...)...)
 	definitions := utilopenapi.GetOpenAPIDefinitionsWithoutDisabledFeatures(generatedopenapi.GetOpenAPIDefinitions)
 	v2 := genericapiserver.DefaultOpenAPIConfig(definitions, namer)
 	v2.Info.Title = title

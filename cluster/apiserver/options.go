@@ -6,9 +6,11 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strconv"
 	"time"
 
+	"k8s.io/apimachinery/pkg/runtime"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 
 	"github.com/coracle-project/coracle/cluster/pki"
@@ -38,8 +40,10 @@ type Options struct {
 	TokenFile string
 	// EventTTL is how long events are kept, one hour by default.
 	EventTTL time.Duration
-	// ExtraAPIGroups installs further API groups (metrics.k8s.io) beside the built-in ones.
+	// ExtraAPIGroups installs further API groups (metrics.k8s.io) beside the built-in ones, and
+	// ExtraSchemes know their types.
 	ExtraAPIGroups []func(*genericapiserver.GenericAPIServer) error
+	ExtraSchemes   []*runtime.Scheme
 
 	// inspect is shown what the server was built from; for generating OpenAPI documents.
 	inspect func(*build)
@@ -57,14 +61,48 @@ func (o *Options) complete() (addresses, error) {
 	if o.Root == "" || o.State == "" || o.PKI == nil {
 		return addresses{}, errors.New("apiserver: Root, State and PKI must be given")
 	}
+	if o.EventTTL == 0 {
+		o.EventTTL = time.Hour
+	}
+	for _, file := range []string{o.TokenFile, o.EtcdCA, o.EtcdCert, o.EtcdKey} {
+		if file == "" {
+			continue
+		}
+		if _, err := os.Stat(file); err != nil {
+			return addresses{}, fmt.Errorf("apiserver: %w", err)
+		}
+	}
+	return o.resolve()
+}
+
+// Hosts returns the names and addresses under which a server with these options is called, for its
+// certificate. It needs no other fields than the addresses.
+func (o Options) Hosts() ([]string, error) {
+	a, err := o.resolve()
+	if err != nil {
+		return nil, err
+	}
+	hosts := []string{
+		"localhost", "127.0.0.1", a.public.String(), a.kubernetes.String(),
+		"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local",
+	}
+	if bind := net.ParseIP(o.BindAddress); bind != nil && !bind.IsUnspecified() {
+		hosts = append(hosts, bind.String())
+	}
+	if name, err := os.Hostname(); err == nil {
+		hosts = append(hosts, name)
+	}
+	slices.Sort(hosts)
+	return slices.Compact(hosts), nil
+}
+
+// resolve fills in the defaults of addresses and says what is wrong with the rest.
+func (o *Options) resolve() (addresses, error) {
 	if o.BindAddress == "" {
 		o.BindAddress = defaultBindAddress
 	}
 	if o.ServiceCIDR == "" {
 		o.ServiceCIDR = defaultServiceCIDR
-	}
-	if o.EventTTL == 0 {
-		o.EventTTL = time.Hour
 	}
 	var a addresses
 	bind, err := netip.ParseAddr(o.BindAddress)
@@ -83,14 +121,6 @@ func (o *Options) complete() (addresses, error) {
 	}
 	a.services = net.IPNet{IP: net.IP(prefix.Addr().AsSlice()), Mask: net.CIDRMask(prefix.Bits(), prefix.Addr().BitLen())}
 	a.kubernetes = net.IP(prefix.Addr().Next().AsSlice())
-	for _, file := range []string{o.TokenFile, o.EtcdCA, o.EtcdCert, o.EtcdKey} {
-		if file == "" {
-			continue
-		}
-		if _, err := os.Stat(file); err != nil {
-			return a, fmt.Errorf("apiserver: %w", err)
-		}
-	}
 	return a, a.advertise(o.AdvertiseAddress, bind)
 }
 

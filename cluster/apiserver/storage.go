@@ -45,7 +45,7 @@ const (
 	compactEvery = 5 * time.Minute
 	// deleteWorkers is how many objects of a collection are deleted at a time.
 	deleteWorkers = 4
-	dialTimeout   = 10 * time.Second
+	dialTimeout   = 5 * time.Second
 	healthTimeout = 2 * time.Second
 )
 
