@@ -81,12 +81,13 @@ func newStreamServer(address string, pods Pods, log *slog.Logger) (*streamServer
 	config := streaming.DefaultConfig
 	config.Addr = l.Addr().String()
 	config.BaseURL = &url.URL{Scheme: "http", Host: config.Addr}
-	urls, err := streaming.NewServer(config, streams{pods: pods})
+	ctx, stop := context.WithCancel(context.Background())
+	urls, err := streaming.NewServer(config, streams{pods: pods, ctx: ctx})
 	if err != nil {
+		stop()
 		_ = l.Close()
 		return nil, fmt.Errorf("stream server: %w", err)
 	}
-	ctx, stop := context.WithCancel(context.Background())
 	return &streamServer{
 		urls:   urls,
 		listen: l,
@@ -118,7 +119,19 @@ func (s *streamServer) close() {
 }
 
 // streams is what the URLs do.
-type streams struct{ pods Pods }
+type streams struct {
+	pods Pods
+	ctx  context.Context // of the server
+}
+
+// left is err, or nil if the client went away: nobody is there to be told, and the
+// stream library would log what every Ctrl-C does as an unhandled error.
+func (s streams) left(ctx context.Context, err error) error {
+	if errors.Is(err, context.Canceled) && ctx.Err() != nil && s.ctx.Err() == nil {
+		return nil
+	}
+	return err
+}
 
 func (s streams) Exec(ctx context.Context, id string, cmd []string, in io.Reader, out, errOut io.WriteCloser, tty bool, resize <-chan remotecommand.TerminalSize) error {
 	sizes, done := terminalSizes(ctx, resize)
@@ -130,7 +143,7 @@ func (s streams) Exec(ctx context.Context, id string, cmd []string, in io.Reader
 		Streams:   pod.Streams{Stdin: in, Stdout: out, Stderr: errOut, Resize: sizes},
 	})
 	if err != nil {
-		return err
+		return s.left(ctx, err)
 	}
 	if code != 0 {
 		// The stream protocol carries an exit code only in this type.
@@ -147,11 +160,11 @@ func (s streams) Attach(ctx context.Context, id string, in io.Reader, out, errOu
 	}
 	sizes, done := terminalSizes(ctx, resize)
 	defer done()
-	return s.pods.Attach(ctx, c.ID, c.Config.TTY, pod.Streams{Stdin: in, Stdout: out, Stderr: errOut, Resize: sizes})
+	return s.left(ctx, s.pods.Attach(ctx, c.ID, c.Config.TTY, pod.Streams{Stdin: in, Stdout: out, Stderr: errOut, Resize: sizes}))
 }
 
 func (s streams) PortForward(ctx context.Context, podID string, port int32, stream io.ReadWriteCloser) error {
-	return s.pods.PortForward(ctx, podID, port, stream)
+	return s.left(ctx, s.pods.PortForward(ctx, podID, port, stream))
 }
 
 // terminalSizes passes window sizes on in pod's type until in is closed, ctx ends

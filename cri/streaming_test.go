@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/url"
@@ -155,6 +156,32 @@ func TestTerminalSizesReachTheContainer(t *testing.T) {
 	if code, _ := exitCode(t, failed); code != "0" {
 		t.Errorf("code %s", code)
 	}
+}
+
+func TestAClientThatLeavesIsNoError(t *testing.T) {
+	running, gone := t.Context(), canceled()
+	stopped := fmt.Errorf("attach to container c: %w", context.Canceled)
+	for _, tt := range []struct {
+		name           string
+		server, client context.Context
+		err, want      error
+	}{
+		{"client left", running, gone, stopped, nil},
+		{"daemon ends", gone, gone, stopped, stopped},
+		{"canceled elsewhere", running, running, stopped, stopped},
+		{"another error", running, gone, io.ErrUnexpectedEOF, io.ErrUnexpectedEOF},
+		{"no error", running, running, nil, nil},
+	} {
+		if err := (streams{ctx: tt.server}).left(tt.client, tt.err); !errors.Is(err, tt.want) || (err == nil) != (tt.want == nil) {
+			t.Errorf("%s: %v, want %v", tt.name, err, tt.want)
+		}
+	}
+}
+
+func canceled() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
 }
 
 func TestAttachUsesTheContainersTerminal(t *testing.T) {
