@@ -214,15 +214,24 @@ func (c *container) oomKilled() bool {
 	return err == nil && st.OOMKills > 0
 }
 
+// startGrace is how long a start goes on whose caller is gone: less than a daemon's
+// recovery waits for it.
+const startGrace = 2 * time.Second
+
 func (c *container) start(ctx context.Context) error {
 	c.op.Lock()
 	defer c.op.Unlock()
 	if c.init.exitState() != nil || c.record().Phase == phaseDeleting {
 		return fmt.Errorf("start container %s: %w", c.id, runtime.ErrNotRunning)
 	}
+	// A caller who goes away must not stop it half way: init, which has been woken
+	// already, would fail in its last step, and that would look like the program's end.
+	finish, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(startGrace, cancel) })()
 	engine, err := c.alive()
 	if err == nil {
-		err = engine.Start(ctx)
+		err = engine.Start(finish)
 	}
 	if err != nil {
 		return fmt.Errorf("start container %s: %w", c.id, err)

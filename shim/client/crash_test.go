@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -103,6 +105,35 @@ func TestExitInTheGap(t *testing.T) {
 				t.Errorf("log %q", out)
 			}
 		})
+	}
+}
+
+// A daemon that dies while init is on its way to the program: the program runs.
+func TestStartOutlivesDaemon(t *testing.T) {
+	r := newRig(t)
+	req := r.request("exit 7")
+	init, err := r.c.Create(r.ctx(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.sendSignal(init, unix.SIGSTOP)
+	started := make(chan error, 1)
+	go func() { started <- r.c.StartContainer(r.ctx(), pod, req.ID) }()
+	r.waitFor("the shim has woken init", func() bool {
+		fds, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", r.shimPID()))
+		return slices.ContainsFunc(fds, func(fd string) bool {
+			target, err := os.Readlink(fd)
+			return err == nil && strings.HasSuffix(target, req.ID+"/exec.fifo")
+		})
+	})
+	r.disconnect()
+	if err := <-started; err == nil {
+		t.Error("started while init was halted")
+	}
+	r.connect()
+	r.sendSignal(init, unix.SIGCONT)
+	if ev := r.exit(req.ID); ev.ExitCode != 7 {
+		t.Errorf("event %+v, want the program's own exit code", ev)
 	}
 }
 
