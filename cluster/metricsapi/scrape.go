@@ -111,7 +111,7 @@ func Parse(text io.Reader, now time.Time) (*Reading, error) {
 
 // parts is a usage that is being put together.
 type parts struct {
-	usage              Usage
+	usage             Usage
 	hasCPU, hasMemory bool
 }
 

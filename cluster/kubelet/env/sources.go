@@ -23,6 +23,7 @@ import (
 	netutils "k8s.io/utils/net"
 
 	"github.com/coracle-project/coracle/cluster/kubelet/volume"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/watched"
 )
 
 // serviceVariables are the variables of the services that the pod is linked to: all of its namespace
@@ -73,21 +74,10 @@ func (c *call) object(ctx context.Context, name objectName, optional *bool) (dat
 	if data, ok := c.objects[name]; ok {
 		return data, true, nil
 	}
-	data = values{}
-	switch name.kind {
-	case "ConfigMap":
-		var cm *v1.ConfigMap
-		if cm, err = c.kube.CoreV1().ConfigMaps(c.pod.Namespace).Get(ctx, name.name, metav1.GetOptions{}); err == nil {
-			data = cm.Data
-		}
-	case "Secret":
-		var secret *v1.Secret
-		if secret, err = c.kube.CoreV1().Secrets(c.pod.Namespace).Get(ctx, name.name, metav1.GetOptions{}); err == nil {
-			for k, v := range secret.Data {
-				data[k] = string(v)
-			}
-		}
-	}
+	err = watched.OnceGranted(ctx, func() (err error) {
+		data, err = c.read(ctx, name)
+		return err
+	})
 	switch {
 	case err == nil:
 		c.objects[name] = data
@@ -99,6 +89,25 @@ func (c *call) object(ctx context.Context, name objectName, optional *bool) (dat
 		return nil, false, apierrors.NewNotFound(v1.Resource(strings.ToLower(name.kind)), name.name)
 	}
 	return nil, false, err
+}
+
+func (c *call) read(ctx context.Context, name objectName) (values, error) {
+	if name.kind == "ConfigMap" {
+		cm, err := c.kube.CoreV1().ConfigMaps(c.pod.Namespace).Get(ctx, name.name, metav1.GetOptions{})
+		if err != nil {
+			return nil, err
+		}
+		return cm.Data, nil
+	}
+	secret, err := c.kube.CoreV1().Secrets(c.pod.Namespace).Get(ctx, name.name, metav1.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
+	data := values{}
+	for k, v := range secret.Data {
+		data[k] = string(v)
+	}
+	return data, nil
 }
 
 func isTrue(b *bool) bool { return b != nil && *b }

@@ -23,11 +23,14 @@ func (m *Manager) make(ctx context.Context, p *podVolumes, vol *v1.Volume) error
 		return checkHostPath(vol.HostPath)
 	case vol.Image != nil:
 		return nil // the runtime mounts it
-	case pluginOf(vol) != "":
+	case isProjection(vol):
 		return m.makeProjection(ctx, p, vol)
 	}
 	return fmt.Errorf("the volume is a %s, which this kubelet cannot mount: use configMap, downwardAPI, emptyDir, hostPath, image, projected or secret", sourceName(vol))
 }
+
+// isProjection says whether the volume's files come from the API and so may change.
+func isProjection(vol *v1.Volume) bool { return vol.EmptyDir == nil && pluginOf(vol) != "" }
 
 // sourceName is how the API calls the source of a volume that is not served.
 func sourceName(vol *v1.Volume) string {

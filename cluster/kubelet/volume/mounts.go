@@ -2,8 +2,11 @@ package volume
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
+	"os"
 	"path"
 	"slices"
 	"strings"
@@ -28,7 +31,7 @@ func (m *Manager) Mounts(ctx context.Context, pod *v1.Pod, container *v1.Contain
 	defer p.leave()
 	mounts := make([]*runtimeapi.Mount, 0, len(container.VolumeMounts))
 	for i := range container.VolumeMounts {
-		mount, err := m.mount(pod, container, i, envs)
+		mount, err := m.mount(ctx, p, pod, container, i, envs)
 		if err != nil {
 			return nil, err
 		}
@@ -37,7 +40,7 @@ func (m *Manager) Mounts(ctx context.Context, pod *v1.Pod, container *v1.Contain
 	return mounts, nil
 }
 
-func (m *Manager) mount(pod *v1.Pod, container *v1.Container, index int, envs []*runtimeapi.KeyValue) (*runtimeapi.Mount, error) {
+func (m *Manager) mount(ctx context.Context, p *podVolumes, pod *v1.Pod, container *v1.Container, index int, envs []*runtimeapi.KeyValue) (*runtimeapi.Mount, error) {
 	vm := &container.VolumeMounts[index]
 	found := slices.IndexFunc(pod.Spec.Volumes, func(v v1.Volume) bool { return v.Name == vm.Name })
 	if found < 0 {
@@ -72,6 +75,15 @@ func (m *Manager) mount(pod *v1.Pod, container *v1.Container, index int, envs []
 	mount.SelinuxRelabel = vol.HostPath == nil
 	if mount.HostPath == "" {
 		return nil, fmt.Errorf("cannot find volume %q to mount into container %q", vm.Name, container.Name)
+	}
+	if vol.HostPath == nil {
+		// A volume that only an ephemeral container uses was not there to be made before.
+		if _, err := os.Lstat(mount.HostPath); errors.Is(err, fs.ErrNotExist) {
+			p.pod = pod
+			if err := m.make(ctx, p, vol); err != nil {
+				return nil, fmt.Errorf("MountVolume.SetUp failed for volume %q : %w", vol.Name, err)
+			}
+		}
 	}
 	if subPath != "" {
 		mount.HostPath, err = m.bindSubPath(pod.UID, mount.HostPath, subPath, vol.Name, container.Name, index)

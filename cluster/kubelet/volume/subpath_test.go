@@ -213,8 +213,11 @@ func TestMountsOfAContainer(t *testing.T) {
 
 func TestNestedMountPoints(t *testing.T) {
 	pod := &v1.Pod{Spec: v1.PodSpec{Containers: []v1.Container{{VolumeMounts: []v1.VolumeMount{
-		{Name: "out", MountPath: "/dir"}, {Name: "a", MountPath: "/dir/nested"}, {Name: "b", MountPath: "/dir/nested/double"},
-		{Name: "c", MountPath: "/dir/nested2/"}, {Name: "d", MountPath: "/dirty"},
+		{Name: "out", MountPath: "/dir"},
+		{Name: "a", MountPath: "/dir/nested"},
+		{Name: "b", MountPath: "/dir/nested/double"},
+		{Name: "c", MountPath: "/dir/nested2/"},
+		{Name: "d", MountPath: "/dirty"},
 	}}}}}
 	if got, err := nestedMountPoints(pod, "out"); err != nil || strings.Join(got, " ") != "nested nested2" {
 		t.Error(got, err)

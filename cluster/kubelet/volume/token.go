@@ -11,6 +11,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/watched"
 )
 
 const (
@@ -75,7 +77,11 @@ func (s tokenSource) request(ctx context.Context, pod *v1.Pod, key tokenKey) (*t
 	if key.audience != "" {
 		request.Spec.Audiences = []string{key.audience}
 	}
-	answer, err := s.kube.CoreV1().ServiceAccounts(pod.Namespace).CreateToken(ctx, pod.Spec.ServiceAccountName, request, metav1.CreateOptions{})
+	var answer *authenticationv1.TokenRequest
+	err := watched.OnceGranted(ctx, func() (err error) {
+		answer, err = s.kube.CoreV1().ServiceAccounts(pod.Namespace).CreateToken(ctx, pod.Spec.ServiceAccountName, request, metav1.CreateOptions{})
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}

@@ -174,26 +174,42 @@ func (m *Manager) Mount(ctx context.Context, pod *v1.Pod) error {
 	}
 	defer p.leave()
 	p.pod = pod
-	err = m.makeAll(ctx, p)
-	switch {
-	case err == nil:
-		p.standing.Store(true)
-		p.failures = 0
-		m.sleep(p)
-	case p.standing.Load():
-		p.failures++
-		m.sleep(p)
+	if err := m.makeAll(ctx, p, func(*v1.Volume) bool { return true }); err != nil {
+		return err
 	}
-	return err
+	p.standing.Store(true)
+	p.failures = 0
+	m.sleep(p)
+	return nil
 }
 
 // Refresh follows a changed pod object: its labels and annotations may be in its volumes.
 func (m *Manager) Refresh(ctx context.Context, pod *v1.Pod) error {
 	p := m.of(pod.UID, false)
-	if p == nil || !p.standing.Load() {
+	if p == nil {
 		return nil // Mount will see this pod or a newer one
 	}
-	return m.Mount(ctx, pod)
+	if err := p.enter(ctx); err != nil {
+		return err
+	}
+	defer p.leave()
+	if !p.standing.Load() {
+		return nil
+	}
+	p.pod = pod
+	return m.follow(ctx, p)
+}
+
+// follow brings what follows the API up to date, and sets the timer for the next time.
+func (m *Manager) follow(ctx context.Context, p *podVolumes) error {
+	err := m.makeAll(ctx, p, isProjection)
+	if err != nil {
+		p.failures++
+	} else {
+		p.failures = 0
+	}
+	m.sleep(p)
+	return err
 }
 
 // Unmount takes all of the pod's volumes away; none of its containers may run any more. It works from
@@ -233,8 +249,8 @@ func (m *Manager) Unmount(ctx context.Context, uid types.UID) error {
 	return nil
 }
 
-// makeAll makes or brings up to date each volume that a container of the pod uses.
-func (m *Manager) makeAll(ctx context.Context, p *podVolumes) error {
+// makeAll makes or brings up to date each volume that a container of the pod uses, among those wanted.
+func (m *Manager) makeAll(ctx context.Context, p *podVolumes, wanted func(*v1.Volume) bool) error {
 	if err := m.makePodDirs(p.uid); err != nil {
 		return err
 	}
@@ -242,7 +258,7 @@ func (m *Manager) makeAll(ctx context.Context, p *podVolumes) error {
 	var errs []error
 	for i := range p.pod.Spec.Volumes {
 		vol := &p.pod.Spec.Volumes[i]
-		if !used.Has(vol.Name) {
+		if !used.Has(vol.Name) || !wanted(vol) {
 			continue
 		}
 		if err := m.make(ctx, p, vol); err != nil {
@@ -298,13 +314,9 @@ func (m *Manager) look(p *podVolumes) {
 	if !p.standing.Load() {
 		return
 	}
-	if err := m.makeAll(ctx, p); err != nil {
-		p.failures++
+	if err := m.follow(ctx, p); err != nil {
 		slog.Warn("volumes not up to date", "pod", p.pod.Namespace+"/"+p.pod.Name, "err", err, "tries", p.failures)
-	} else {
-		p.failures = 0
 	}
-	m.sleep(p)
 	if m.looked != nil {
 		m.looked(p.uid)
 	}

@@ -252,6 +252,43 @@ func TestMountIsWokenWhenWhatWasMissingComes(t *testing.T) {
 	n.unmount(pod)
 }
 
+func TestVolumesOfEphemeralContainers(t *testing.T) {
+	n := newNode(t, configMap("cm", "1", map[string]string{"a": "1"}))
+	pod := podWith(vol("v", fromConfigMap("cm", false)))
+	mounts := pod.Spec.Containers[0].VolumeMounts
+	pod.Spec.Containers[0].VolumeMounts = nil
+	n.mount(pod)
+	debugger := v1.Container{Name: "debugger", VolumeMounts: mounts}
+	if _, err := n.Mounts(context.Background(), pod, &debugger, nil); err != nil {
+		t.Fatal(err)
+	}
+	if got := read(t, n.path(pod, volumesDir, "kubernetes.io~configmap/v")); got["a"] != "1" {
+		t.Error(got)
+	}
+	n.unmount(pod)
+}
+
+// A volume that was there when the pod began may fail its check later; that stops no update.
+func TestFollowingLooksAtProjectionsOnly(t *testing.T) {
+	n := newNode(t, configMap("cm", "1", map[string]string{"a": "1"}))
+	host := t.TempDir() + "/dir"
+	pod := podWith(vol("v", fromConfigMap("cm", false)), vol("host", v1.VolumeSource{HostPath: &v1.HostPathVolumeSource{Path: host, Type: ptr.To(v1.HostPathDirectoryOrCreate)}}))
+	n.mount(pod)
+	if err := os.Remove(host); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(host, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Refresh(context.Background(), pod); err != nil {
+		t.Error(err)
+	}
+	n.unmount(pod)
+	if err := n.Refresh(context.Background(), pod); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestHostPathTypes(t *testing.T) {
 	dir := t.TempDir()
 	file, sub, link, fifo := filepath.Join(dir, "file"), filepath.Join(dir, "sub"), filepath.Join(dir, "link"), filepath.Join(dir, "fifo")

@@ -32,9 +32,11 @@ func TestRead(t *testing.T) {
 	}{
 		{name: "all", log: sample, out: "one\nthree\nfour\n", errOut: "two\n"},
 		{name: "empty", log: ""},
-		{name: "timestamps", log: sample, opts: Options{Timestamps: true},
+		{
+			name: "timestamps", log: sample, opts: Options{Timestamps: true},
 			out:    "2026-01-01T00:00:01.500000000Z one\n2026-01-01T00:00:03.000000000Z three\n2026-01-01T00:00:05.000000000+01:00 four\n",
-			errOut: "2026-01-01T00:00:02.000000000Z two\n"},
+			errOut: "2026-01-01T00:00:02.000000000Z two\n",
+		},
 		{name: "tail", log: sample, opts: Options{Tail: ptr.To[int64](2)}, out: "ee\nfour\n"},
 		{name: "tail more than there is", log: sample, opts: Options{Tail: ptr.To[int64](99)}, out: "one\nthree\nfour\n", errOut: "two\n"},
 		{name: "tail nothing", log: sample, opts: Options{Tail: ptr.To[int64](0)}},

@@ -22,6 +22,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
@@ -122,7 +123,31 @@ func (o *Objects) reflector(key Key, store *object) *cache.Reflector {
 		}
 	}
 	return cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(lw, o.kube), kind, store,
-		cache.ReflectorOptions{Name: string(key.Kind) + " " + key.Namespace + "/" + key.Name})
+		cache.ReflectorOptions{
+			Name: string(key.Kind) + " " + key.Namespace + "/" + key.Name,
+			// The first tries follow soon: see OnceGranted.
+			Backoff: &wait.Backoff{Duration: 20 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 12, Cap: 30 * time.Second},
+		})
+}
+
+// OnceGranted calls f until it no longer fails with Forbidden, for up to a second. A node is granted what a
+// pod refers to when that pod is bound to it, and the one who judges may learn of that an instant
+// after the node has.
+func OnceGranted(ctx context.Context, f func() error) error {
+	backoff := wait.Backoff{Duration: 10 * time.Millisecond, Factor: 2, Steps: 7}
+	for {
+		err := f()
+		if !apierrors.IsForbidden(err) || backoff.Steps == 0 {
+			return err
+		}
+		timer := time.NewTimer(backoff.Step())
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return err
+		}
+	}
 }
 
 // Ref is one holder's reference.

@@ -131,3 +131,26 @@ func TestGetDoesNotWaitForEver(t *testing.T) {
 		r.Release()
 	})
 }
+
+func TestOnceGranted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		refused := apierrors.NewForbidden(v1.Resource("secrets"), "s", errors.New("no relationship found"))
+		for granted, calls := range map[int]int{1: 1, 5: 5, 100: 8} {
+			n := 0
+			err := OnceGranted(t.Context(), func() error {
+				if n++; n < granted {
+					return refused
+				}
+				return nil
+			})
+			if n != calls || (err != nil) != (granted > calls) {
+				t.Errorf("granted at call %d: %d calls, %v", granted, n, err)
+			}
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := OnceGranted(ctx, func() error { return refused }); !apierrors.IsForbidden(err) {
+			t.Error(err)
+		}
+	})
+}
