@@ -61,8 +61,9 @@ func (w *worker) round(ctx context.Context, pod *v1.Pod) (acted bool, at time.Ti
 		ResetAll: restartingAll(&s),
 	})
 	waited := w.wait(pod, &a)
+	tried := len(a.Start) > 0
 	acted, err = w.carryOut(ctx, pod, &a)
-	if acted || waited || err != nil {
+	if acted || tried || waited || err != nil {
 		w.watchProbes(pod)
 		w.report(pod, false)
 	}

@@ -1,0 +1,205 @@
+package pod
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	kubecontainer "k8s.io/kubernetes/pkg/kubelet/container"
+	"k8s.io/utils/ptr"
+)
+
+func metaTime(t time.Time) metav1.Time { return metav1.NewTime(t) }
+
+func TestContainerResources(t *testing.T) {
+	list := func(cpu, memory string) v1.ResourceList {
+		l := v1.ResourceList{}
+		if cpu != "" {
+			l[v1.ResourceCPU] = resource.MustParse(cpu)
+		}
+		if memory != "" {
+			l[v1.ResourceMemory] = resource.MustParse(memory)
+		}
+		return l
+	}
+	r := &Runner{Config: Config{MemoryCapacity: 8 << 30}}
+	for name, tc := range map[string]struct {
+		requests, limits              v1.ResourceList
+		shares, quota, memory, oomAdj int64
+	}{
+		"nothing asked for":       {list("", ""), list("", ""), 2, 0, 0, 1000},
+		"requests only":           {list("250m", "1Gi"), list("", ""), 256, 0, 0, 875},
+		"limits are requests":     {list("1", "1Gi"), list("1", "1Gi"), 1024, 100000, 1 << 30, -997},
+		"a limit without request": {list("", ""), list("500m", ""), 512, 50000, 0, 999},
+		"the least quota":         {list("1m", ""), list("1m", ""), 2, 1000, 0, 999},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := onePod(v1.RestartPolicyAlways, "", "a")
+			c := &p.Spec.Containers[0]
+			c.Resources = v1.ResourceRequirements{Requests: tc.requests, Limits: tc.limits}
+			got := r.containerResources(p, c)
+			want := &runtimeapi.LinuxContainerResources{CpuShares: tc.shares, CpuQuota: tc.quota, CpuPeriod: 100000, MemoryLimitInBytes: tc.memory, OomScoreAdj: tc.oomAdj}
+			got.HugepageLimits = nil
+			if got.String() != want.String() {
+				t.Errorf("got  %v\nwant %v", got, want)
+			}
+		})
+	}
+}
+
+func TestPageSize(t *testing.T) {
+	for bytes, want := range map[int64]string{2 << 20: "2MB", 1 << 30: "1GB", 64 << 10: "64KB"} {
+		if got := pageSize(bytes); got != want {
+			t.Errorf("%d: %s, want %s", bytes, got, want)
+		}
+	}
+}
+
+func TestHostname(t *testing.T) {
+	long := strings.Repeat("a", 62) + ".b"
+	for name, tc := range map[string]struct {
+		edit         func(*v1.Pod)
+		host, domain string
+		kernel, err  string
+	}{
+		"the pod's name":   {func(*v1.Pod) {}, "p", "", "p", ""},
+		"its own":          {func(p *v1.Pod) { p.Spec.Hostname = "h" }, "h", "", "h", ""},
+		"with a subdomain": {func(p *v1.Pod) { p.Spec.Hostname, p.Spec.Subdomain = "h", "s" }, "h", "s.ns.svc.cluster.local", "h", ""},
+		"FQDN asked for": {func(p *v1.Pod) { p.Spec.Subdomain, p.Spec.SetHostnameAsFQDN = "s", ptr.To(true) }, "p", "s.ns.svc.cluster.local",
+			"p.s.ns.svc.cluster.local", ""},
+		"cut": {func(p *v1.Pod) { p.Name = long }, strings.Repeat("a", 62), "", strings.Repeat("a", 62), ""},
+		"FQDN too long": {func(p *v1.Pod) {
+			p.Spec.Hostname, p.Spec.Subdomain, p.Spec.SetHostnameAsFQDN = strings.Repeat("h", 50), "s", ptr.To(true)
+		}, strings.Repeat("h", 50), "s.ns.svc.cluster.local", "", "is too long (64 characters is the max"},
+		"overridden": {func(p *v1.Pod) { p.Spec.HostnameOverride = ptr.To("over.example") }, "over.example", "", "over.example", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := onePod(v1.RestartPolicyAlways, "", "a")
+			tc.edit(p)
+			host, domain, err := hostname(p, "cluster.local")
+			if err != nil {
+				t.Fatal(err)
+			}
+			kernel, err := kernelHostname(p, host, domain)
+			if host != tc.host || domain != tc.domain || kernel != tc.kernel {
+				t.Errorf("%q %q %q", host, domain, kernel)
+			}
+			if (err != nil) != (tc.err != "") || err != nil && !strings.Contains(err.Error(), tc.err) {
+				t.Errorf("error %v", err)
+			}
+		})
+	}
+}
+
+func TestPodHosts(t *testing.T) {
+	const want = "# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n" +
+		"fe00::0\tip6-localnet\nfe00::0\tip6-mcastprefix\nfe00::1\tip6-allnodes\nfe00::2\tip6-allrouters\n" +
+		"10.0.0.1\th.d\th\nfd00::1\th.d\th\n"
+	if got := string(podHosts([]string{"10.0.0.1", "fd00::1"}, "h", "d")); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+func TestVerifyNonRoot(t *testing.T) {
+	for name, tc := range map[string]struct {
+		sc   *v1.SecurityContext
+		user imageUser
+		want string
+	}{
+		"not asked for":      {&v1.SecurityContext{}, imageUser{uid: ptr.To(int64(0))}, ""},
+		"a number":           {nonRoot(nil), imageUser{uid: ptr.To(int64(5))}, ""},
+		"root's number":      {nonRoot(nil), imageUser{uid: ptr.To(int64(0))}, "image will run as root"},
+		"a name":             {nonRoot(nil), imageUser{name: "www"}, "non-numeric user (www)"},
+		"asked for as root":  {nonRoot(ptr.To(int64(0))), imageUser{}, "container's runAsUser breaks non-root policy"},
+		"asked for as other": {nonRoot(ptr.To(int64(7))), imageUser{uid: ptr.To(int64(0))}, ""},
+		"out of range":       {nonRoot(nil), imageUser{uid: ptr.To(int64(1) << 40)}, "invalid user id"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := onePod(v1.RestartPolicyAlways, "", "a")
+			err := verifyNonRoot(p, &p.Spec.Containers[0], tc.sc, tc.user)
+			if (err != nil) != (tc.want != "") || err != nil && !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("error %v", err)
+			}
+		})
+	}
+}
+
+func nonRoot(uid *int64) *v1.SecurityContext {
+	return &v1.SecurityContext{RunAsNonRoot: ptr.To(true), RunAsUser: uid}
+}
+
+func TestGrace(t *testing.T) {
+	p := onePod(v1.RestartPolicyAlways, "", "a")
+	c := &p.Spec.Containers[0]
+	c.LivenessProbe = &v1.Probe{TerminationGracePeriodSeconds: ptr.To(int64(3))}
+	want := func(reason StopReason, d time.Duration) {
+		t.Helper()
+		if got := graceOf(p, c, reason); got != d {
+			t.Errorf("grace %v, want %v", got, d)
+		}
+	}
+	want("", leastGrace)
+	p.Spec.TerminationGracePeriodSeconds = ptr.To(int64(30))
+	want("", 30*time.Second)
+	want(StopForStartup, 30*time.Second)
+	want(StopForLiveness, 3*time.Second)
+	p.DeletionGracePeriodSeconds = ptr.To(int64(7))
+	want(StopForLiveness, 7*time.Second)
+	p.DeletionGracePeriodSeconds = ptr.To(int64(0))
+	want("", time.Second)
+}
+
+func TestSidecarsEndAfterTheOthersAndInReverse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := onePod(v1.RestartPolicyAlways, "s* i t*", "a b")
+		var alive []*kubecontainer.Status
+		for _, name := range []string{"s", "t", "a"} { // b has ended before
+			alive = append(alive, &kubecontainer.Status{Name: name})
+		}
+		o := newOrder(p, alive)
+		ended := make(chan string, 3)
+		for _, s := range alive {
+			go func() {
+				o.wait(context.Background(), s.Name)
+				if s.Name == "a" {
+					time.Sleep(time.Second)
+				}
+				ended <- s.Name
+				o.ended(s.Name)
+			}()
+		}
+		for _, want := range []string{"a", "t", "s"} {
+			if got := <-ended; got != want {
+				t.Errorf("%s ended, want %s", got, want)
+			}
+		}
+	})
+}
+
+func TestRestartsByLogs(t *testing.T) {
+	dir := t.TempDir()
+	if got := restartsByLogs(dir); got != 0 {
+		t.Errorf("an empty directory: %d", got)
+	}
+	for _, name := range []string{"0.log", "2.log", "1.log", "2.log.20300101", "other"} {
+		write(t, dir, name)
+	}
+	if got := restartsByLogs(dir); got != 3 {
+		t.Errorf("got %d", got)
+	}
+}
+
+func write(t *testing.T, dir, name string) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
