@@ -38,6 +38,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	certutil "k8s.io/client-go/util/cert"
 	"k8s.io/component-base/metrics/legacyregistry"
+	statsapi "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 
 	"github.com/coracle-project/coracle/cluster/kubelet/cri"
 )
@@ -80,6 +81,8 @@ type Options struct {
 	Config any
 	// RootDir is the kubelet's directory, whose file system /stats/summary tells about.
 	RootDir string
+	// Volumes, if given, tells /stats/summary what a pod's volumes take.
+	Volumes func(context.Context, *v1.Pod) []statsapi.VolumeStats
 }
 
 // Server is the kubelet's HTTPS API.

@@ -156,7 +156,11 @@ func (s *stats) pods(ctx context.Context, want scope) ([]statsapi.PodStats, erro
 		if len(byPod[uid]) == 0 && own[uid] == nil {
 			continue
 		}
-		list = append(list, podStats(pod, byPod[uid], own[uid], want))
+		p := podStats(pod, byPod[uid], own[uid], want)
+		if want == everything && s.opts.Volumes != nil {
+			p.VolumeStats = s.opts.Volumes(ctx, pod)
+		}
+		list = append(list, p)
 	}
 	slices.SortFunc(list, func(a, b statsapi.PodStats) int {
 		return strings.Compare(a.PodRef.Namespace+"/"+a.PodRef.Name, b.PodRef.Namespace+"/"+b.PodRef.Name)
