@@ -2,6 +2,9 @@ package scheduler
 
 import (
 	"context"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -69,9 +72,20 @@ func (b *binding) wait(ctx context.Context, waiting *framework.WaitingPod) {
 	b.run(ctx)
 }
 
+// bind asks the plugins to bind the pod. A panic there is a failure of this pod only.
+func (b *binding) bind(ctx context.Context) (status *framework.Status) {
+	defer func() {
+		if r := recover(); r != nil {
+			slog.Error("panic", "pod", b.info.Pod().Namespace+"/"+b.info.Pod().Name, "panic", r, "stack", string(debug.Stack()))
+			status = framework.Errored("", fmt.Errorf("panic: %v", r))
+		}
+	}()
+	return b.profile.Bind(ctx, b.state, b.info, b.node)
+}
+
 // run binds the pod, for which it has a place in Scheduler.binding.
 func (b *binding) run(ctx context.Context) {
-	status := b.profile.Bind(ctx, b.state, b.info, b.node)
+	status := b.bind(ctx)
 	<-b.binding
 	if !status.OK() {
 		b.undo(ctx)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime/debug"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -21,6 +22,19 @@ const (
 
 // errNoNodes is what a cluster without nodes gives.
 var errNoNodes = errors.New("no nodes available to schedule pods")
+
+// scheduleGuarded turns a panic in one pod's cycle into a failure of that pod: one odd object must
+// not stop the scheduler, nor what else runs in this process.
+func (s *Scheduler) scheduleGuarded(ctx context.Context, pod *framework.QueuedPod) {
+	defer func() {
+		if r := recover(); r != nil {
+			slog.Error("panic", "pod", pod.Pod().Namespace+"/"+pod.Pod().Name, "panic", r, "stack", string(debug.Stack()))
+			s.cache.Forget(pod.Key())
+			s.fail(ctx, s.profiles[pod.Pod().Spec.SchedulerName], pod, &failure{err: fmt.Errorf("panic: %v", r)})
+		}
+	}()
+	s.schedule(ctx, pod)
+}
 
 // schedule works on one pod that was popped, up to the point from where it is bound.
 func (s *Scheduler) schedule(ctx context.Context, pod *framework.QueuedPod) {
@@ -54,7 +68,8 @@ var noNomination = ""
 // choose returns the best node for pod, or why there is none.
 func (s *Scheduler) choose(ctx context.Context, profile *framework.Profile, state *framework.CycleState, pod *framework.PodInfo) (string, *failure) {
 	if len(s.snapshot.Nodes) == 0 {
-		return "", &failure{err: errNoNodes, rejected: true, nomination: &noNomination}
+		// As if rejected by NodeName, which waits for nodes to come.
+		return "", &failure{err: errNoNodes, rejected: true, plugins: sets.New("NodeName"), nomination: &noNomination}
 	}
 	feasible, misfit, err := s.feasible(ctx, profile, state, pod)
 	if err != nil {

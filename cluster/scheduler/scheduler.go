@@ -96,7 +96,7 @@ func New(set *client.Set, opts Options) (*Scheduler, error) {
 		Kube: set.Kube, Informers: set.Informers, Waiting: framework.NewWaitingPods(), Parallel: s.parallel,
 	}
 	if opts.Recorder == nil {
-		s.broadcasts = events.NewBroadcaster(&events.EventSinkImpl{Interface: set.Kube.EventsV1()})
+		s.broadcasts = events.NewBroadcaster(newBoundedSink(&events.EventSinkImpl{Interface: set.Kube.EventsV1()}))
 	}
 	makers := map[string]func(*framework.Handle) []framework.Enabled{
 		v1.DefaultSchedulerName: func(h *framework.Handle) []framework.Enabled { return plugins.Default(h, opts.Plugins) },
@@ -156,6 +156,9 @@ func (s *Scheduler) Run(ctx context.Context) error {
 		}
 		defer s.broadcasts.Shutdown()
 	}
+	for _, h := range s.handles {
+		h.Background = func(f func(context.Context)) { s.finished.Go(func() { f(ctx) }) }
+	}
 	stop := context.AfterFunc(ctx, s.queue.Close)
 	defer stop()
 	s.finished.Go(func() { s.patch(ctx) })
@@ -166,7 +169,7 @@ func (s *Scheduler) Run(ctx context.Context) error {
 		if pod == nil {
 			break
 		}
-		s.schedule(ctx, pod)
+		s.scheduleGuarded(ctx, pod)
 	}
 	s.finished.Wait()
 	return nil

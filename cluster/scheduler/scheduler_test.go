@@ -240,7 +240,6 @@ func TestNoNodes(t *testing.T) {
 		if _, err := c.client.CoreV1().Nodes().Create(t.Context(), node("a", "2"), metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(3 * time.Second)
 		synctest.Wait()
 		c.on("p", "a")
 	})
@@ -457,4 +456,44 @@ func TestManyPodsFillTheClusterExactly(t *testing.T) {
 			t.Errorf("%d pods are left, not 5", load[""])
 		}
 	})
+}
+
+// bomb is a plugin that panics over some pods.
+type bomb struct{ at string }
+
+func (bomb) Name() string { return "bomb" }
+
+func (b bomb) Filter(_ *framework.CycleState, pod *framework.PodInfo, _ *framework.NodeInfo) *framework.Status {
+	if b.at == "filter" && pod.Pod().Name == "odd" {
+		panic("odd pod")
+	}
+	return nil
+}
+
+func (b bomb) PreBind(_ context.Context, _ *framework.CycleState, pod *framework.PodInfo, _ string) *framework.Status {
+	if b.at == "bind" && pod.Pod().Name == "odd" {
+		panic("odd pod")
+	}
+	return nil
+}
+
+func TestPanicOverOnePodStopsNoOther(t *testing.T) {
+	for _, at := range []string{"filter", "bind"} {
+		t.Run(at, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := start(t, scheduler.Options{Profiles: map[string]func(*framework.Handle) []framework.Enabled{
+					v1.DefaultSchedulerName: func(h *framework.Handle) []framework.Enabled {
+						return append(defaults(h), framework.Enabled{Plugin: bomb{at}})
+					},
+				}}, node("a", "2"))
+				defer c.stop()
+				c.create(pod("odd", "2"), pod("even", "2"))
+				c.on("odd", "")
+				c.on("even", "a")
+				if got := condition(c.get("odd")); got.Reason != v1.PodReasonSchedulerError || !strings.HasPrefix(got.Message, "panic: odd pod") {
+					t.Errorf("condition is %+v", got)
+				}
+			})
+		})
+	}
 }

@@ -1,6 +1,8 @@
 package framework
 
 import (
+	"context"
+
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
@@ -22,4 +24,7 @@ type Handle struct {
 	NominatedTo func(node string) []*PodInfo
 	// Activate has a pod tried again now, unless it is being tried.
 	Activate func(pod *v1.Pod)
+	// Background runs f beside the cycles, on a goroutine that the scheduler waits for when it
+	// stops; the context ends then.
+	Background func(f func(context.Context))
 }

@@ -44,7 +44,6 @@ type CycleState struct {
 	values   []any
 	filters  []Filter
 	changers []PodChanger
-	scores   []weighted
 }
 
 // Nominations are the pods nominated to each node, by the node's name. It is never changed.

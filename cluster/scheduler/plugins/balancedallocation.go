@@ -7,14 +7,14 @@ import (
 	"github.com/coracle-project/coracle/cluster/scheduler/framework"
 )
 
-// BalancedAllocation prefers nodes on which the pod brings the used parts of CPU and memory closer
+// balancedAllocation prefers nodes on which the pod brings the used parts of CPU and memory closer
 // to each other.
-type BalancedAllocation struct{}
+type balancedAllocation struct{}
 
-func (BalancedAllocation) Name() string { return "NodeResourcesBalancedAllocation" }
+func (balancedAllocation) Name() string { return "NodeResourcesBalancedAllocation" }
 
 // PreScore skips pods that request nothing: they would all be put on the same nodes.
-func (BalancedAllocation) PreScore(_ context.Context, _ *framework.CycleState, pod *framework.PodInfo, _ []*framework.NodeInfo) *framework.Status {
+func (balancedAllocation) PreScore(_ context.Context, _ *framework.CycleState, pod *framework.PodInfo, _ []*framework.NodeInfo) *framework.Status {
 	if pod.Requests.MilliCPU == 0 && pod.Requests.Memory == 0 {
 		return framework.Skipped
 	}
@@ -23,7 +23,7 @@ func (BalancedAllocation) PreScore(_ context.Context, _ *framework.CycleState, p
 
 // Score is 75 when the pod does not change the node's balance, and up to 25 more or less when it
 // does.
-func (BalancedAllocation) Score(_ *framework.CycleState, pod *framework.PodInfo, node *framework.NodeInfo) (int64, *framework.Status) {
+func (balancedAllocation) Score(_ *framework.CycleState, pod *framework.PodInfo, node *framework.NodeInfo) (int64, *framework.Status) {
 	with := balance(node.Requested.MilliCPU+pod.Requests.MilliCPU, node.Requested.Memory+pod.Requests.Memory, &node.Allocatable)
 	without := balance(node.Requested.MilliCPU, node.Requested.Memory, &node.Allocatable)
 	const half = framework.MaxScore / 2

@@ -9,12 +9,12 @@ import (
 	"github.com/coracle-project/coracle/cluster/scheduler/framework"
 )
 
-// DefaultBinder binds pods through the API.
-type DefaultBinder struct{ *framework.Handle }
+// defaultBinder binds pods through the API.
+type defaultBinder struct{ *framework.Handle }
 
-func (DefaultBinder) Name() string { return "DefaultBinder" }
+func (defaultBinder) Name() string { return "DefaultBinder" }
 
-func (b DefaultBinder) Bind(ctx context.Context, _ *framework.CycleState, pod *framework.PodInfo, node string) *framework.Status {
+func (b defaultBinder) Bind(ctx context.Context, _ *framework.CycleState, pod *framework.PodInfo, node string) *framework.Status {
 	p := pod.Pod()
 	err := b.Kube.CoreV1().Pods(p.Namespace).Bind(ctx, &v1.Binding{
 		ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name, UID: p.UID},

@@ -8,19 +8,19 @@ import (
 	"github.com/coracle-project/coracle/cluster/scheduler/framework"
 )
 
-// DynamicResources stands in for the plugin that allocates devices to resource claims, which this
+// dynamicResources stands in for the plugin that allocates devices to resource claims, which this
 // scheduler does not do: it keeps pods with claims waiting, rather than have them start without
 // their devices.
-type DynamicResources struct{}
+type dynamicResources struct{}
 
 var (
 	errClaims = framework.NewStatus(framework.Unresolvable, "DynamicResources", "resource claims are not allocated by this scheduler")
 	noClaims  = framework.NewStatus(framework.Unschedulable, "DynamicResources", "no new claims to deallocate")
 )
 
-func (DynamicResources) Name() string { return "DynamicResources" }
+func (dynamicResources) Name() string { return "DynamicResources" }
 
-func (DynamicResources) PreFilter(_ context.Context, _ *framework.CycleState, pod *framework.PodInfo) (sets.Set[string], *framework.Status) {
+func (dynamicResources) PreFilter(_ context.Context, _ *framework.CycleState, pod *framework.PodInfo) (sets.Set[string], *framework.Status) {
 	if len(pod.Pod().Spec.ResourceClaims) > 0 {
 		return nil, errClaims
 	}
@@ -28,8 +28,8 @@ func (DynamicResources) PreFilter(_ context.Context, _ *framework.CycleState, po
 }
 
 // PostFilter has nothing to take back, and says so in the words that users know.
-func (DynamicResources) PostFilter(context.Context, *framework.CycleState, *framework.PodInfo, *framework.Rejections) (*string, *framework.Status) {
+func (dynamicResources) PostFilter(context.Context, *framework.CycleState, *framework.PodInfo, *framework.Rejections) (*string, *framework.Status) {
 	return nil, noClaims
 }
 
-func (DynamicResources) Events() []framework.EventHint { return nil }
+func (dynamicResources) Events() []framework.EventHint { return nil }

@@ -9,9 +9,9 @@ import (
 	"github.com/coracle-project/coracle/cluster/scheduler/framework"
 )
 
-// ImageLocality prefers nodes that have the pod's images, the more the larger they are and the
+// imageLocality prefers nodes that have the pod's images, the more the larger they are and the
 // more nodes have them already (else all pods would follow the first to its node).
-type ImageLocality struct{}
+type imageLocality struct{}
 
 // Images of 23 MB and less do not count; 1 GB for each container is as good as it gets.
 const (
@@ -22,9 +22,9 @@ const (
 // podImages are the names of the pod's images, as nodes report them.
 var podImages = framework.NewKey[[]string]()
 
-func (ImageLocality) Name() string { return "ImageLocality" }
+func (imageLocality) Name() string { return "ImageLocality" }
 
-func (ImageLocality) PreScore(_ context.Context, state *framework.CycleState, pod *framework.PodInfo, _ []*framework.NodeInfo) *framework.Status {
+func (imageLocality) PreScore(_ context.Context, state *framework.CycleState, pod *framework.PodInfo, _ []*framework.NodeInfo) *framework.Status {
 	spec := &pod.Pod().Spec
 	names := make([]string, 0, len(spec.InitContainers)+len(spec.Containers))
 	for _, containers := range [][]v1.Container{spec.InitContainers, spec.Containers} {
@@ -41,7 +41,7 @@ func (ImageLocality) PreScore(_ context.Context, state *framework.CycleState, po
 	return nil
 }
 
-func (ImageLocality) Score(state *framework.CycleState, pod *framework.PodInfo, node *framework.NodeInfo) (int64, *framework.Status) {
+func (imageLocality) Score(state *framework.CycleState, pod *framework.PodInfo, node *framework.NodeInfo) (int64, *framework.Status) {
 	if len(node.Images) == 0 {
 		return 0, nil
 	}

@@ -12,10 +12,10 @@ import (
 	"github.com/coracle-project/coracle/cluster/scheduler/framework"
 )
 
-// InterPodAffinity brings pods to where certain other pods are, and keeps them away from there. It
+// interPodAffinity brings pods to where certain other pods are, and keeps them away from there. It
 // works both ways: a pod on a node can keep new ones away from it. What is required is in this
 // file, what is preferred in interpodaffinity_score.go, what may help in interpodaffinity_hints.go.
-type InterPodAffinity struct {
+type interPodAffinity struct {
 	handle     *framework.Handle
 	namespaces corelisters.NamespaceLister
 
@@ -24,9 +24,9 @@ type InterPodAffinity struct {
 	drawing  perNode[[]keyedScore] // and all others
 }
 
-// NewInterPodAffinity returns the plugin.
-func NewInterPodAffinity(h *framework.Handle) *InterPodAffinity {
-	return &InterPodAffinity{handle: h, namespaces: h.Informers.Core().V1().Namespaces().Lister()}
+// newInterPodAffinity returns the plugin.
+func newInterPodAffinity(h *framework.Handle) *interPodAffinity {
+	return &interPodAffinity{handle: h, namespaces: h.Informers.Core().V1().Namespaces().Lister()}
 }
 
 var (
@@ -104,9 +104,9 @@ func (s *affinityFilter) Clone() any {
 	return &c
 }
 
-func (*InterPodAffinity) Name() string { return "InterPodAffinity" }
+func (*interPodAffinity) Name() string { return "InterPodAffinity" }
 
-func (pl *InterPodAffinity) resolve(terms []framework.Term) ([]framework.Term, error) {
+func (pl *interPodAffinity) resolve(terms []framework.Term) ([]framework.Term, error) {
 	resolved := make([]framework.Term, len(terms))
 	for i, t := range terms {
 		var err error
@@ -118,7 +118,7 @@ func (pl *InterPodAffinity) resolve(terms []framework.Term) ([]framework.Term, e
 }
 
 // namespaceLabels returns the labels of a namespace; none if it is not known.
-func (pl *InterPodAffinity) namespaceLabels(name string) labels.Set {
+func (pl *interPodAffinity) namespaceLabels(name string) labels.Set {
 	if ns, err := pl.namespaces.Get(name); err == nil {
 		return ns.Labels
 	}
@@ -131,7 +131,7 @@ func identity(pod *v1.Pod, namespace labels.Set) string {
 }
 
 // PreFilter counts the pods, and terms of pods, in each domain that concern the pod.
-func (pl *InterPodAffinity) PreFilter(_ context.Context, state *framework.CycleState, pod *framework.PodInfo) (sets.Set[string], *framework.Status) {
+func (pl *interPodAffinity) PreFilter(_ context.Context, state *framework.CycleState, pod *framework.PodInfo) (sets.Set[string], *framework.Status) {
 	p := pod.Pod()
 	if len(pod.RequiredAffinity) == 0 && len(pod.RequiredAntiAffinity) == 0 && pod.Err == nil && len(state.Nodes.WithRequiredAntiAffinity) == 0 {
 		return nil, framework.Skipped
@@ -170,7 +170,7 @@ func (pl *InterPodAffinity) PreFilter(_ context.Context, state *framework.CycleS
 }
 
 // matches returns by slot how many pods all of terms match, which are resolved.
-func (pl *InterPodAffinity) matches(terms []framework.Term, nodes *framework.Snapshot) []int32 {
+func (pl *interPodAffinity) matches(terms []framework.Term, nodes *framework.Snapshot) []int32 {
 	var key strings.Builder
 	for i := range terms {
 		key.WriteString(terms[i].Identity())
@@ -193,7 +193,7 @@ func matchesAll(terms []framework.Term, pod *v1.Pod) bool {
 }
 
 // countKeeping counts in s the anti-affinity terms of pods on nodes that match the new pod.
-func (pl *InterPodAffinity) countKeeping(s *affinityFilter, pod *v1.Pod, nodes *framework.Snapshot) {
+func (pl *interPodAffinity) countKeeping(s *affinityFilter, pod *v1.Pod, nodes *framework.Snapshot) {
 	if len(nodes.WithRequiredAntiAffinity) == 0 {
 		return
 	}
@@ -216,12 +216,12 @@ func (pl *InterPodAffinity) countKeeping(s *affinityFilter, pod *v1.Pod, nodes *
 	}
 }
 
-func (pl *InterPodAffinity) AddPod(state *framework.CycleState, pod, added *framework.PodInfo, node *framework.NodeInfo) *framework.Status {
+func (pl *interPodAffinity) AddPod(state *framework.CycleState, pod, added *framework.PodInfo, node *framework.NodeInfo) *framework.Status {
 	affinityFilterKey.Read(state).count(pod.Pod(), added, node.Node(), 1)
 	return nil
 }
 
-func (pl *InterPodAffinity) RemovePod(state *framework.CycleState, pod, removed *framework.PodInfo, node *framework.NodeInfo) *framework.Status {
+func (pl *interPodAffinity) RemovePod(state *framework.CycleState, pod, removed *framework.PodInfo, node *framework.NodeInfo) *framework.Status {
 	affinityFilterKey.Read(state).count(pod.Pod(), removed, node.Node(), -1)
 	return nil
 }
@@ -245,7 +245,7 @@ func (s *affinityFilter) count(pod *v1.Pod, other *framework.PodInfo, node *v1.N
 	}
 }
 
-func (pl *InterPodAffinity) Filter(state *framework.CycleState, pod *framework.PodInfo, info *framework.NodeInfo) *framework.Status {
+func (pl *interPodAffinity) Filter(state *framework.CycleState, pod *framework.PodInfo, info *framework.NodeInfo) *framework.Status {
 	s, node := affinityFilterKey.Read(state), info.Node()
 	near := true
 	for i := range s.affinity {

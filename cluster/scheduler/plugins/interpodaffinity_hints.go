@@ -6,7 +6,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/scheduler/framework"
 )
 
-func (pl *InterPodAffinity) Events() []framework.EventHint {
+func (pl *interPodAffinity) Events() []framework.EventHint {
 	return []framework.EventHint{
 		{
 			Event: framework.Event{Kind: framework.Pod, Action: framework.Add | framework.UpdatePodLabel | framework.Delete},
@@ -20,7 +20,7 @@ func (pl *InterPodAffinity) Events() []framework.EventHint {
 
 // changedByPod says whether a pod that came, went or changed its labels is now one to be near to,
 // or no more one to keep away from.
-func (pl *InterPodAffinity) changedByPod(pod *framework.PodInfo, old, new *v1.Pod) bool {
+func (pl *interPodAffinity) changedByPod(pod *framework.PodInfo, old, new *v1.Pod) bool {
 	p := pod.Pod()
 	if old != nil && new != nil && new.UID == p.UID {
 		return true // others may not keep it away any more

@@ -17,7 +17,7 @@ var affinityScores = framework.NewKey[domains]()
 
 // PreScore sums up in each domain the weights of the new pod's preferences that pods there match,
 // and of the preferences of pods there that the new pod matches.
-func (pl *InterPodAffinity) PreScore(_ context.Context, state *framework.CycleState, pod *framework.PodInfo, _ []*framework.NodeInfo) *framework.Status {
+func (pl *interPodAffinity) PreScore(_ context.Context, state *framework.CycleState, pod *framework.PodInfo, _ []*framework.NodeInfo) *framework.Status {
 	own := len(pod.PreferredAffinity) + len(pod.PreferredAntiAffinity)
 	if own == 0 && len(state.Nodes.WithAffinity) == 0 {
 		return framework.Skipped
@@ -38,7 +38,7 @@ func (pl *InterPodAffinity) PreScore(_ context.Context, state *framework.CycleSt
 	return nil
 }
 
-func (pl *InterPodAffinity) scoreByOwn(scores domains, terms []framework.WeightedTerm, sign int64, nodes *framework.Snapshot) error {
+func (pl *interPodAffinity) scoreByOwn(scores domains, terms []framework.WeightedTerm, sign int64, nodes *framework.Snapshot) error {
 	for i := range terms {
 		resolved, err := pl.resolve([]framework.Term{terms[i].Term})
 		if err != nil {
@@ -52,7 +52,7 @@ func (pl *InterPodAffinity) scoreByOwn(scores domains, terms []framework.Weighte
 	return nil
 }
 
-func (pl *InterPodAffinity) scoreByOthers(scores domains, pod *v1.Pod, nodes *framework.Snapshot) {
+func (pl *interPodAffinity) scoreByOthers(scores domains, pod *v1.Pod, nodes *framework.Snapshot) {
 	if len(nodes.WithAffinity) == 0 {
 		return
 	}
@@ -86,7 +86,7 @@ func (pl *InterPodAffinity) scoreByOthers(scores domains, pod *v1.Pod, nodes *fr
 }
 
 // Score sums up what the domains that the node is in get.
-func (pl *InterPodAffinity) Score(state *framework.CycleState, _ *framework.PodInfo, info *framework.NodeInfo) (int64, *framework.Status) {
+func (pl *interPodAffinity) Score(state *framework.CycleState, _ *framework.PodInfo, info *framework.NodeInfo) (int64, *framework.Status) {
 	var sum int64
 	node := info.Node()
 	for key, values := range affinityScores.Read(state) {
@@ -98,7 +98,7 @@ func (pl *InterPodAffinity) Score(state *framework.CycleState, _ *framework.PodI
 }
 
 // Normalize stretches the scores, which may be below 0, over 0..MaxScore.
-func (pl *InterPodAffinity) Normalize(_ *framework.CycleState, scores []int64, _ []*framework.NodeInfo) {
+func (pl *interPodAffinity) Normalize(_ *framework.CycleState, scores []int64, _ []*framework.NodeInfo) {
 	lowest, highest := int64(math.MaxInt64), int64(math.MinInt64)
 	for _, s := range scores {
 		lowest, highest = min(lowest, s), max(highest, s)

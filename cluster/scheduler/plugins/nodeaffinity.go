@@ -11,8 +11,8 @@ import (
 	"github.com/coracle-project/coracle/cluster/scheduler/framework"
 )
 
-// NodeAffinity matches pods' node selectors and node affinity.
-type NodeAffinity struct{}
+// nodeAffinity matches pods' node selectors and node affinity.
+type nodeAffinity struct{}
 
 var (
 	errNodeAffinity = framework.NewStatus(framework.Unresolvable, "NodeAffinity", "node(s) didn't match Pod's node affinity/selector")
@@ -22,7 +22,7 @@ var (
 	preferredAffinity = framework.NewKey[*nodeaffinity.PreferredSchedulingTerms]()
 )
 
-func (NodeAffinity) Name() string { return "NodeAffinity" }
+func (nodeAffinity) Name() string { return "NodeAffinity" }
 
 // requiredTerms returns the terms of which one has to match; false if there is no such affinity.
 func requiredTerms(pod *v1.Pod) ([]v1.NodeSelectorTerm, bool) {
@@ -35,7 +35,7 @@ func requiredTerms(pod *v1.Pod) ([]v1.NodeSelectorTerm, bool) {
 }
 
 // PreFilter parses what is required. When every term names nodes, only those can fit.
-func (NodeAffinity) PreFilter(_ context.Context, state *framework.CycleState, pod *framework.PodInfo) (sets.Set[string], *framework.Status) {
+func (nodeAffinity) PreFilter(_ context.Context, state *framework.CycleState, pod *framework.PodInfo) (sets.Set[string], *framework.Status) {
 	p := pod.Pod()
 	terms, any := requiredTerms(p)
 	if !any && p.Spec.NodeSelector == nil {
@@ -71,7 +71,7 @@ func (NodeAffinity) PreFilter(_ context.Context, state *framework.CycleState, po
 	return only, nil
 }
 
-func (NodeAffinity) Filter(state *framework.CycleState, _ *framework.PodInfo, node *framework.NodeInfo) *framework.Status {
+func (nodeAffinity) Filter(state *framework.CycleState, _ *framework.PodInfo, node *framework.NodeInfo) *framework.Status {
 	// What cannot be parsed does not match.
 	if match, _ := requiredAffinity.Read(state).Match(node.Node()); !match {
 		return errNodeAffinity
@@ -79,7 +79,7 @@ func (NodeAffinity) Filter(state *framework.CycleState, _ *framework.PodInfo, no
 	return nil
 }
 
-func (pl NodeAffinity) PreScore(_ context.Context, state *framework.CycleState, pod *framework.PodInfo, _ []*framework.NodeInfo) *framework.Status {
+func (pl nodeAffinity) PreScore(_ context.Context, state *framework.CycleState, pod *framework.PodInfo, _ []*framework.NodeInfo) *framework.Status {
 	a := pod.Pod().Spec.Affinity
 	if a == nil || a.NodeAffinity == nil || a.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution == nil {
 		return framework.Skipped
@@ -93,15 +93,15 @@ func (pl NodeAffinity) PreScore(_ context.Context, state *framework.CycleState, 
 }
 
 // Score sums up the weights of the preferred terms that match.
-func (NodeAffinity) Score(state *framework.CycleState, _ *framework.PodInfo, node *framework.NodeInfo) (int64, *framework.Status) {
+func (nodeAffinity) Score(state *framework.CycleState, _ *framework.PodInfo, node *framework.NodeInfo) (int64, *framework.Status) {
 	return preferredAffinity.Read(state).Score(node.Node()), nil
 }
 
-func (NodeAffinity) Normalize(_ *framework.CycleState, scores []int64, _ []*framework.NodeInfo) {
+func (nodeAffinity) Normalize(_ *framework.CycleState, scores []int64, _ []*framework.NodeInfo) {
 	normalize(scores)
 }
 
-func (NodeAffinity) Events() []framework.EventHint {
+func (nodeAffinity) Events() []framework.EventHint {
 	return []framework.EventHint{{
 		Event: framework.Event{Kind: framework.Node, Action: framework.Add | framework.UpdateNodeLabel},
 		Hint: framework.OnNode(func(pod *framework.PodInfo, old, new *v1.Node) bool {

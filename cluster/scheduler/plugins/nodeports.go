@@ -9,21 +9,21 @@ import (
 	"github.com/coracle-project/coracle/cluster/scheduler/framework"
 )
 
-// NodePorts keeps pods off nodes where a host port that they need is taken.
-type NodePorts struct{}
+// nodePorts keeps pods off nodes where a host port that they need is taken.
+type nodePorts struct{}
 
 var errPorts = framework.NewStatus(framework.Unschedulable, "NodePorts", "node(s) didn't have free ports for the requested pod ports")
 
-func (NodePorts) Name() string { return "NodePorts" }
+func (nodePorts) Name() string { return "NodePorts" }
 
-func (NodePorts) PreFilter(_ context.Context, _ *framework.CycleState, pod *framework.PodInfo) (sets.Set[string], *framework.Status) {
+func (nodePorts) PreFilter(_ context.Context, _ *framework.CycleState, pod *framework.PodInfo) (sets.Set[string], *framework.Status) {
 	if len(pod.HostPorts) == 0 {
 		return nil, framework.Skipped
 	}
 	return nil, nil
 }
 
-func (NodePorts) Filter(_ *framework.CycleState, pod *framework.PodInfo, node *framework.NodeInfo) *framework.Status {
+func (nodePorts) Filter(_ *framework.CycleState, pod *framework.PodInfo, node *framework.NodeInfo) *framework.Status {
 	for _, p := range pod.HostPorts {
 		if node.PortTaken(p) {
 			return errPorts
@@ -32,7 +32,7 @@ func (NodePorts) Filter(_ *framework.CycleState, pod *framework.PodInfo, node *f
 	return nil
 }
 
-func (NodePorts) Events() []framework.EventHint {
+func (nodePorts) Events() []framework.EventHint {
 	return []framework.EventHint{
 		{
 			Event: framework.Event{Kind: framework.Pod, Action: framework.Delete},

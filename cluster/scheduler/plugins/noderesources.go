@@ -10,16 +10,16 @@ import (
 	"github.com/coracle-project/coracle/cluster/scheduler/framework"
 )
 
-// NodeResourcesFit keeps pods off nodes that have too little left, and prefers nodes with the most
+// nodeResourcesFit keeps pods off nodes that have too little left, and prefers nodes with the most
 // left, or the least when packing.
-type NodeResourcesFit struct {
+type nodeResourcesFit struct {
 	packing   bool
 	resources []ResourceWeight
 }
 
-// NewNodeResourcesFit returns the plugin.
-func NewNodeResourcesFit(args Args) *NodeResourcesFit {
-	return &NodeResourcesFit{packing: args.Packing, resources: args.Resources}
+// newNodeResourcesFit returns the plugin.
+func newNodeResourcesFit(args Args) *nodeResourcesFit {
+	return &nodeResourcesFit{packing: args.Packing, resources: args.Resources}
 }
 
 // What a node can have too little of, but for scalar resources, and whether even all of it would
@@ -59,14 +59,14 @@ func shortageCode(tooSmall bool) framework.Code {
 // scoringRequests are the amounts that the pod is scored with, in the order of the resources.
 var scoringRequests = framework.NewKey[[]int64]()
 
-func (*NodeResourcesFit) Name() string { return "NodeResourcesFit" }
+func (*nodeResourcesFit) Name() string { return "NodeResourcesFit" }
 
 // PreFilter has nothing to compute: PodInfo has the requests.
-func (*NodeResourcesFit) PreFilter(context.Context, *framework.CycleState, *framework.PodInfo) (sets.Set[string], *framework.Status) {
+func (*nodeResourcesFit) PreFilter(context.Context, *framework.CycleState, *framework.PodInfo) (sets.Set[string], *framework.Status) {
 	return nil, nil
 }
 
-func (*NodeResourcesFit) Filter(_ *framework.CycleState, pod *framework.PodInfo, node *framework.NodeInfo) *framework.Status {
+func (*nodeResourcesFit) Filter(_ *framework.CycleState, pod *framework.PodInfo, node *framework.NodeInfo) *framework.Status {
 	return fits(&pod.Requests, node)
 }
 
@@ -109,7 +109,7 @@ func fits(requests *framework.Resource, node *framework.NodeInfo) *framework.Sta
 	return framework.NewStatus(shortageCode(small), "NodeResourcesFit", reasons...)
 }
 
-func (f *NodeResourcesFit) PreScore(_ context.Context, state *framework.CycleState, pod *framework.PodInfo, _ []*framework.NodeInfo) *framework.Status {
+func (f *nodeResourcesFit) PreScore(_ context.Context, state *framework.CycleState, pod *framework.PodInfo, _ []*framework.NodeInfo) *framework.Status {
 	cpu, memory := pod.ScoringRequests()
 	amounts := make([]int64, len(f.resources))
 	for i, r := range f.resources {
@@ -128,7 +128,7 @@ func (f *NodeResourcesFit) PreScore(_ context.Context, state *framework.CycleSta
 
 // Score is the weighted mean of how much of each resource is left, or used when packing, with the
 // pod on the node.
-func (f *NodeResourcesFit) Score(state *framework.CycleState, _ *framework.PodInfo, node *framework.NodeInfo) (int64, *framework.Status) {
+func (f *nodeResourcesFit) Score(state *framework.CycleState, _ *framework.PodInfo, node *framework.NodeInfo) (int64, *framework.Status) {
 	var sum, weights int64
 	amounts := scoringRequests.Read(state)
 	for i, r := range f.resources {
@@ -159,7 +159,7 @@ func (f *NodeResourcesFit) Score(state *framework.CycleState, _ *framework.PodIn
 	return sum / weights, nil
 }
 
-func (*NodeResourcesFit) Events() []framework.EventHint {
+func (*nodeResourcesFit) Events() []framework.EventHint {
 	return []framework.EventHint{
 		{
 			Event: framework.Event{Kind: framework.Pod, Action: framework.Delete | framework.UpdatePodScaleDown},

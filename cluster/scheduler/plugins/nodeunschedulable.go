@@ -7,18 +7,18 @@ import (
 	"github.com/coracle-project/coracle/cluster/scheduler/framework"
 )
 
-// NodeUnschedulable keeps pods off cordoned nodes, but for those that tolerate the taint which
+// nodeUnschedulable keeps pods off cordoned nodes, but for those that tolerate the taint which
 // stands for that.
-type NodeUnschedulable struct{}
+type nodeUnschedulable struct{}
 
 var (
 	errUnschedulable   = framework.NewStatus(framework.Unresolvable, "NodeUnschedulable", "node(s) were unschedulable")
 	taintUnschedulable = &v1.Taint{Key: v1.TaintNodeUnschedulable, Effect: v1.TaintEffectNoSchedule}
 )
 
-func (NodeUnschedulable) Name() string { return "NodeUnschedulable" }
+func (nodeUnschedulable) Name() string { return "NodeUnschedulable" }
 
-func (NodeUnschedulable) Filter(_ *framework.CycleState, pod *framework.PodInfo, node *framework.NodeInfo) *framework.Status {
+func (nodeUnschedulable) Filter(_ *framework.CycleState, pod *framework.PodInfo, node *framework.NodeInfo) *framework.Status {
 	if !node.Node().Spec.Unschedulable || toleratesUnschedulable(pod.Pod()) {
 		return nil
 	}
@@ -29,7 +29,7 @@ func toleratesUnschedulable(pod *v1.Pod) bool {
 	return corev1helpers.TolerationsTolerateTaint(quiet, pod.Spec.Tolerations, taintUnschedulable, false)
 }
 
-func (NodeUnschedulable) Events() []framework.EventHint {
+func (nodeUnschedulable) Events() []framework.EventHint {
 	return []framework.EventHint{
 		{
 			Event: framework.Event{Kind: framework.Node, Action: framework.Add | framework.UpdateNodeTaint},

@@ -31,21 +31,21 @@ func Default(h *framework.Handle, args Args) []framework.Enabled {
 		args.Resources = []ResourceWeight{{v1.ResourceCPU, 1}, {v1.ResourceMemory, 1}}
 	}
 	return []framework.Enabled{
-		{Plugin: SchedulingGates{}},
-		{Plugin: PrioritySort{}},
-		{Plugin: NodeUnschedulable{}},
-		{Plugin: NodeName{}},
-		{Plugin: TaintToleration{}, Weight: 3},
-		{Plugin: NodeAffinity{}, Weight: 2},
-		{Plugin: NodePorts{}},
-		{Plugin: NewNodeResourcesFit(args), Weight: 1},
-		{Plugin: NewPodTopologySpread(h), Weight: 2},
-		{Plugin: NewInterPodAffinity(h), Weight: 2},
-		{Plugin: DynamicResources{}},
+		{Plugin: schedulingGates{}},
+		{Plugin: prioritySort{}},
+		{Plugin: nodeUnschedulable{}},
+		{Plugin: nodeName{}},
+		{Plugin: taintToleration{}, Weight: 3},
+		{Plugin: nodeAffinity{}, Weight: 2},
+		{Plugin: nodePorts{}},
+		{Plugin: newNodeResourcesFit(args), Weight: 1},
+		{Plugin: newPodTopologySpread(h), Weight: 2},
+		{Plugin: newInterPodAffinity(h), Weight: 2},
+		{Plugin: dynamicResources{}},
 		{Plugin: preemption.New(h)},
-		{Plugin: BalancedAllocation{}, Weight: 1},
-		{Plugin: ImageLocality{}, Weight: 1},
-		{Plugin: DefaultBinder{h}},
+		{Plugin: balancedAllocation{}, Weight: 1},
+		{Plugin: imageLocality{}, Weight: 1},
+		{Plugin: defaultBinder{h}},
 	}
 }
 

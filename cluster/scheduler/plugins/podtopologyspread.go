@@ -16,19 +16,19 @@ import (
 	"github.com/coracle-project/coracle/cluster/scheduler/framework"
 )
 
-// PodTopologySpread keeps pods that match a constraint's selector evenly spread over the values of
+// podTopologySpread keeps pods that match a constraint's selector evenly spread over the values of
 // a node label: strictly (this file) or as a preference (podtopologyspread_score.go). Pods without
 // constraints are spread, as a preference, over hosts and zones with the pods of their services and
 // controllers.
-type PodTopologySpread struct {
+type podTopologySpread struct {
 	handle *framework.Handle
 	owners owners
 	counts perNode[int32]
 }
 
-// NewPodTopologySpread returns the plugin.
-func NewPodTopologySpread(h *framework.Handle) *PodTopologySpread {
-	return &PodTopologySpread{handle: h, owners: newOwners(h.Informers)}
+// newPodTopologySpread returns the plugin.
+func newPodTopologySpread(h *framework.Handle) *podTopologySpread {
+	return &podTopologySpread{handle: h, owners: newOwners(h.Informers)}
 }
 
 const spreadReason = "node(s) didn't match pod topology spread constraints"
@@ -98,7 +98,7 @@ func (in *inclusion) includes(c *constraint, node *v1.Node) bool {
 	return !c.honorTaints || tolerated(in.pod, node)
 }
 
-func (*PodTopologySpread) Name() string { return "PodTopologySpread" }
+func (*podTopologySpread) Name() string { return "PodTopologySpread" }
 
 // parseConstraints returns those of the pod's constraints that are to be met in the given way.
 func parseConstraints(list []v1.TopologySpreadConstraint, pod *v1.Pod, action v1.UnsatisfiableConstraintAction) ([]constraint, error) {
@@ -146,7 +146,7 @@ func withLabelKeys(selector labels.Selector, keys []string, podLabels map[string
 
 // matchesOf returns by slot how many pods in the pod's namespace, but for terminating ones, the
 // constraint's selector matches. A selector that matches all counts none.
-func (pl *PodTopologySpread) matchesOf(c *constraint, namespace string, nodes *framework.Snapshot) []int32 {
+func (pl *podTopologySpread) matchesOf(c *constraint, namespace string, nodes *framework.Snapshot) []int32 {
 	if c.selector.Empty() {
 		return make([]int32, nodes.Slots)
 	}
@@ -160,7 +160,7 @@ func (pl *PodTopologySpread) matchesOf(c *constraint, namespace string, nodes *f
 }
 
 // PreFilter counts the pods that match strict constraints in each domain.
-func (pl *PodTopologySpread) PreFilter(_ context.Context, state *framework.CycleState, pod *framework.PodInfo) (sets.Set[string], *framework.Status) {
+func (pl *podTopologySpread) PreFilter(_ context.Context, state *framework.CycleState, pod *framework.PodInfo) (sets.Set[string], *framework.Status) {
 	p := pod.Pod()
 	constraints, err := parseConstraints(p.Spec.TopologySpreadConstraints, p, v1.DoNotSchedule)
 	if err != nil {
@@ -198,12 +198,12 @@ func hasKeys(node *v1.Node, constraints []constraint) bool {
 	return true
 }
 
-func (pl *PodTopologySpread) AddPod(state *framework.CycleState, pod, added *framework.PodInfo, node *framework.NodeInfo) *framework.Status {
+func (pl *podTopologySpread) AddPod(state *framework.CycleState, pod, added *framework.PodInfo, node *framework.NodeInfo) *framework.Status {
 	spreadFilterKey.Read(state).count(pod, added, node.Node(), 1)
 	return nil
 }
 
-func (pl *PodTopologySpread) RemovePod(state *framework.CycleState, pod, removed *framework.PodInfo, node *framework.NodeInfo) *framework.Status {
+func (pl *podTopologySpread) RemovePod(state *framework.CycleState, pod, removed *framework.PodInfo, node *framework.NodeInfo) *framework.Status {
 	spreadFilterKey.Read(state).count(pod, removed, node.Node(), -1)
 	return nil
 }
@@ -223,7 +223,7 @@ func (s *spreadFilter) count(pod, other *framework.PodInfo, node *v1.Node, by in
 }
 
 // Filter turns down nodes in whose domain there would be too many pods more than in the emptiest.
-func (pl *PodTopologySpread) Filter(state *framework.CycleState, pod *framework.PodInfo, node *framework.NodeInfo) *framework.Status {
+func (pl *podTopologySpread) Filter(state *framework.CycleState, pod *framework.PodInfo, node *framework.NodeInfo) *framework.Status {
 	s := spreadFilterKey.Read(state)
 	for i := range s.constraints {
 		c := &s.constraints[i]
@@ -246,7 +246,7 @@ func (pl *PodTopologySpread) Filter(state *framework.CycleState, pod *framework.
 	return nil
 }
 
-func (pl *PodTopologySpread) Events() []framework.EventHint {
+func (pl *podTopologySpread) Events() []framework.EventHint {
 	return []framework.EventHint{
 		{
 			Event: framework.Event{Kind: framework.Pod, Action: framework.Add | framework.UpdatePodLabel | framework.UpdatePodToleration | framework.Delete},

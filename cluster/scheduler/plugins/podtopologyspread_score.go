@@ -33,7 +33,7 @@ type spreadScore struct {
 
 // preferredConstraints returns the constraints that pod would like to meet, and whether nodes need
 // the labels of all of them to count.
-func (pl *PodTopologySpread) preferredConstraints(pod *v1.Pod) (constraints []constraint, needAll bool, err error) {
+func (pl *podTopologySpread) preferredConstraints(pod *v1.Pod) (constraints []constraint, needAll bool, err error) {
 	if len(pod.Spec.TopologySpreadConstraints) > 0 {
 		constraints, err = parseConstraints(pod.Spec.TopologySpreadConstraints, pod, v1.ScheduleAnyway)
 		if err != nil {
@@ -53,7 +53,7 @@ func (pl *PodTopologySpread) preferredConstraints(pod *v1.Pod) (constraints []co
 }
 
 // PreScore counts the pods that match preferred constraints in each domain of feasible nodes.
-func (pl *PodTopologySpread) PreScore(_ context.Context, state *framework.CycleState, pod *framework.PodInfo, feasible []*framework.NodeInfo) *framework.Status {
+func (pl *podTopologySpread) PreScore(_ context.Context, state *framework.CycleState, pod *framework.PodInfo, feasible []*framework.NodeInfo) *framework.Status {
 	p := pod.Pod()
 	constraints, needAll, err := pl.preferredConstraints(p)
 	if err != nil {
@@ -100,7 +100,7 @@ func domainsOf(key string, feasible []*framework.NodeInfo, ignored map[int]bool)
 	return domains
 }
 
-func (pl *PodTopologySpread) countDomains(s *spreadScore, i int, matches []int32, in inclusion, needAll bool, nodes *framework.Snapshot) {
+func (pl *podTopologySpread) countDomains(s *spreadScore, i int, matches []int32, in inclusion, needAll bool, nodes *framework.Snapshot) {
 	c := &s.constraints[i]
 	for _, n := range nodes.Nodes {
 		if matches[n.Slot] == 0 {
@@ -118,7 +118,7 @@ func (pl *PodTopologySpread) countDomains(s *spreadScore, i int, matches []int32
 }
 
 // Score is the number of matching pods around the node: the fewer the better.
-func (pl *PodTopologySpread) Score(state *framework.CycleState, _ *framework.PodInfo, node *framework.NodeInfo) (int64, *framework.Status) {
+func (pl *podTopologySpread) Score(state *framework.CycleState, _ *framework.PodInfo, node *framework.NodeInfo) (int64, *framework.Status) {
 	s := spreadScoreKey.Read(state)
 	if s.ignored[node.Slot] {
 		return 0, nil
@@ -142,7 +142,7 @@ func (pl *PodTopologySpread) Score(state *framework.CycleState, _ *framework.Pod
 }
 
 // Normalize gives the nodes with the fewest matching pods around them MaxScore, and ignored ones 0.
-func (pl *PodTopologySpread) Normalize(state *framework.CycleState, scores []int64, nodes []*framework.NodeInfo) {
+func (pl *podTopologySpread) Normalize(state *framework.CycleState, scores []int64, nodes []*framework.NodeInfo) {
 	s := spreadScoreKey.Read(state)
 	lowest, highest := int64(math.MaxInt64), int64(0)
 	for i, score := range scores {

@@ -8,12 +8,12 @@ import (
 	"github.com/coracle-project/coracle/cluster/scheduler/framework"
 )
 
-// SchedulingGates keeps pods from being tried while they have gates.
-type SchedulingGates struct{}
+// schedulingGates keeps pods from being tried while they have gates.
+type schedulingGates struct{}
 
-func (SchedulingGates) Name() string { return "SchedulingGates" }
+func (schedulingGates) Name() string { return "SchedulingGates" }
 
-func (g SchedulingGates) PreEnqueue(pod *v1.Pod) *framework.Status {
+func (g schedulingGates) PreEnqueue(pod *v1.Pod) *framework.Status {
 	if len(pod.Spec.SchedulingGates) == 0 {
 		return nil
 	}
@@ -24,7 +24,7 @@ func (g SchedulingGates) PreEnqueue(pod *v1.Pod) *framework.Status {
 	return framework.NewStatus(framework.Unresolvable, g.Name(), fmt.Sprintf("waiting for scheduling gates: %v", names))
 }
 
-func (SchedulingGates) Events() []framework.EventHint {
+func (schedulingGates) Events() []framework.EventHint {
 	return []framework.EventHint{{
 		Event: framework.Event{Kind: framework.Pod, Action: framework.UpdatePodGatesGone},
 		Hint:  framework.OnPod(func(pod *framework.PodInfo, _, new *v1.Pod) bool { return new != nil && new.UID == pod.Pod().UID }),

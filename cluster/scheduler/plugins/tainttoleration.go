@@ -9,9 +9,9 @@ import (
 	"github.com/coracle-project/coracle/cluster/scheduler/framework"
 )
 
-// TaintToleration keeps pods off nodes whose taints they do not tolerate, and prefers nodes
+// taintToleration keeps pods off nodes whose taints they do not tolerate, and prefers nodes
 // without taints that they would rather not tolerate.
-type TaintToleration struct{}
+type taintToleration struct{}
 
 var (
 	errTaint = framework.NewStatus(framework.Unresolvable, "TaintToleration", "node(s) had untolerated taint(s)")
@@ -19,9 +19,9 @@ var (
 	preferTolerations = framework.NewKey[[]v1.Toleration]()
 )
 
-func (TaintToleration) Name() string { return "TaintToleration" }
+func (taintToleration) Name() string { return "TaintToleration" }
 
-func (TaintToleration) Filter(_ *framework.CycleState, pod *framework.PodInfo, node *framework.NodeInfo) *framework.Status {
+func (taintToleration) Filter(_ *framework.CycleState, pod *framework.PodInfo, node *framework.NodeInfo) *framework.Status {
 	if tolerated(pod.Pod(), node.Node()) {
 		return nil
 	}
@@ -40,7 +40,7 @@ func tolerated(pod *v1.Pod, node *v1.Node) bool {
 	return true
 }
 
-func (TaintToleration) PreScore(_ context.Context, state *framework.CycleState, pod *framework.PodInfo, _ []*framework.NodeInfo) *framework.Status {
+func (taintToleration) PreScore(_ context.Context, state *framework.CycleState, pod *framework.PodInfo, _ []*framework.NodeInfo) *framework.Status {
 	var prefer []v1.Toleration
 	for _, t := range pod.Pod().Spec.Tolerations {
 		if t.Effect == "" || t.Effect == v1.TaintEffectPreferNoSchedule {
@@ -52,7 +52,7 @@ func (TaintToleration) PreScore(_ context.Context, state *framework.CycleState, 
 }
 
 // Score counts the taints that the pod would rather not tolerate.
-func (TaintToleration) Score(state *framework.CycleState, _ *framework.PodInfo, node *framework.NodeInfo) (int64, *framework.Status) {
+func (taintToleration) Score(state *framework.CycleState, _ *framework.PodInfo, node *framework.NodeInfo) (int64, *framework.Status) {
 	taints := node.Node().Spec.Taints
 	if len(taints) == 0 {
 		return 0, nil
@@ -68,11 +68,11 @@ func (TaintToleration) Score(state *framework.CycleState, _ *framework.PodInfo, 
 	return n, nil
 }
 
-func (TaintToleration) Normalize(_ *framework.CycleState, scores []int64, _ []*framework.NodeInfo) {
+func (taintToleration) Normalize(_ *framework.CycleState, scores []int64, _ []*framework.NodeInfo) {
 	normalizeReversed(scores)
 }
 
-func (TaintToleration) Events() []framework.EventHint {
+func (taintToleration) Events() []framework.EventHint {
 	return []framework.EventHint{
 		{
 			Event: framework.Event{Kind: framework.Node, Action: framework.Add | framework.UpdateNodeTaint},

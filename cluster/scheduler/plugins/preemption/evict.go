@@ -24,7 +24,6 @@ type evictions struct {
 	// last is known, because its deletion may be seen before the call that deletes it returns, and
 	// nothing would wake the waiting pod after that.
 	running map[types.UID]*v1.Pod
-	done    sync.WaitGroup
 }
 
 func newEvictions() evictions { return evictions{running: make(map[types.UID]*v1.Pod)} }
@@ -53,10 +52,7 @@ func (e *evictions) end(uid types.UID) {
 	delete(e.running, uid)
 }
 
-// Wait returns when nothing is being removed any more.
-func (e *evictions) Wait() { e.done.Wait() }
-
-// evict removes c's victims for pod, on a goroutine of its own.
+// evict removes c's victims for pod, beside what follows.
 func (pl *Plugin) evict(pod *v1.Pod, c candidate) {
 	var victims []*v1.Pod
 	for _, v := range c.victims {
@@ -68,9 +64,7 @@ func (pl *Plugin) evict(pod *v1.Pod, c candidate) {
 		return
 	}
 	pl.set(pod.UID, nil)
-	pl.done.Go(func() {
-		// Not the cycle's context: once begun it is to be completed.
-		ctx := context.Background()
+	pl.handle.Background(func(ctx context.Context) {
 		err := pl.evictAll(ctx, pod, c.node, victims)
 		pl.end(pod.UID)
 		if err != nil {
