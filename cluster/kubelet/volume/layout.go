@@ -73,12 +73,7 @@ func checkUID(uid types.UID) error {
 
 // makePodDirs makes the pod's directories with upstream's modes.
 func (m *Manager) makePodDirs(uid types.UID) error {
-	for _, dir := range []string{m.podDir(uid), filepath.Join(m.podDir(uid), volumesDir), filepath.Join(m.podDir(uid), pluginsDir)} {
-		if err := os.MkdirAll(dir, 0o750); err != nil {
-			return err
-		}
-	}
-	return nil
+	return os.MkdirAll(filepath.Join(m.podDir(uid), volumesDir), 0o750)
 }
 
 // removeAll takes away all that Mount and Mounts made for the pod.
