@@ -83,7 +83,8 @@ func (a *auth) wrap(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		answer, ok, err := a.who.AuthenticateRequest(r)
 		if err != nil {
-			slog.Warn("kubelet API: request not authenticated", "from", r.RemoteAddr, "err", err)
+			// Anyone can send such requests, and could fill the journal.
+			slog.Debug("kubelet API: request not authenticated", "from", r.RemoteAddr, "err", err)
 		}
 		if err != nil || !ok {
 			fail(w, http.StatusUnauthorized, "Unauthorized")

@@ -112,7 +112,7 @@ func New(host Host, runtime *cri.Client, opts Options) (*Server, error) {
 func (s *Server) Handler() http.Handler { return s.handler }
 
 func (s *Server) routes(mux *http.ServeMux) {
-	healthz.InstallHandler(mux, healthz.PingHealthz, healthz.LogHealthz,
+	healthz.InstallHandler(mux, healthz.PingHealthz,
 		healthz.NamedCheck("syncloop", func(r *http.Request) error { return s.host.Healthy(r.Context()) }))
 	mux.HandleFunc("GET /pods", s.pods)
 	mux.HandleFunc("GET /runningpods/", s.runningPods)

@@ -3,7 +3,6 @@ package volume
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -78,16 +77,14 @@ func emptyDirStands(dir string, medium v1.StorageMedium) bool {
 
 // makeOpenDir makes a volume's directory, which every user of the pod may use.
 func makeOpenDir(dir string) error {
-	if err := os.MkdirAll(filepath.Dir(dir), 0o750); err != nil {
+	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return err
 	}
-	if err := os.Mkdir(dir, 0o777); err != nil {
-		if errors.Is(err, fs.ErrExist) {
-			return nil
-		}
+	info, err := os.Lstat(dir)
+	if err != nil || info.Mode().Perm() == 0o777 {
 		return err
 	}
-	return os.Chmod(dir, 0o777)
+	return os.Chmod(dir, info.Mode()|0o777)
 }
 
 // memoryLimit is how large a tmpfs of the pod may become, in bytes: the least of its own limit, the

@@ -63,10 +63,20 @@ func EmptyDir(rootDir string, uid types.UID, name string) string {
 	return filepath.Join(rootDir, "pods", string(uid), volumesDir, pluginEmptyDir, name)
 }
 
-// checkUID refuses what is no plain file name, since a UID becomes one.
+// plainNames refuses what is no plain file name, since UIDs and names become such. The API refuses
+// it too, but not all pods come from there.
+func plainNames(names ...string) error {
+	for _, s := range names {
+		if s == "" || s == "." || s == ".." || strings.ContainsAny(s, "/\x00") {
+			return fmt.Errorf("%q is not usable as a directory's name", s)
+		}
+	}
+	return nil
+}
+
 func checkUID(uid types.UID) error {
-	if s := string(uid); s == "" || s == "." || s == ".." || strings.ContainsAny(s, "/\x00") {
-		return fmt.Errorf("pod UID %q is not usable as a directory's name", uid)
+	if err := plainNames(string(uid)); err != nil {
+		return fmt.Errorf("pod UID: %w", err)
 	}
 	return nil
 }

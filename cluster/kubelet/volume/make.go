@@ -16,6 +16,9 @@ import (
 
 // make brings one volume to where it should be.
 func (m *Manager) make(ctx context.Context, p *podVolumes, vol *v1.Volume) error {
+	if err := plainNames(vol.Name); err != nil {
+		return fmt.Errorf("volume name: %w", err)
+	}
 	switch {
 	case vol.EmptyDir != nil:
 		return m.makeEmptyDir(p.pod, vol)

@@ -21,7 +21,7 @@ import (
 // are resolved now, with envs for subPathExpr, and bound on places of their own. Mount of the pod has
 // succeeded before.
 func (m *Manager) Mounts(ctx context.Context, pod *v1.Pod, container *v1.Container, envs []*runtimeapi.KeyValue) ([]*runtimeapi.Mount, error) {
-	if err := checkUID(pod.UID); err != nil {
+	if err := plainNames(string(pod.UID), container.Name); err != nil {
 		return nil, err
 	}
 	p, err := m.enter(ctx, pod.UID)

@@ -455,6 +455,15 @@ func TestTokenErrors(t *testing.T) {
 
 func TestUIDsThatAreNoNames(t *testing.T) {
 	n := newNode(t)
+	for _, name := range []string{"..", "../x", ""} {
+		pod := podWith(vol(name, v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{}}))
+		if err := n.Mount(context.Background(), pod); err == nil {
+			t.Errorf("Mount took a volume named %q", name)
+		}
+		if _, err := n.Mounts(context.Background(), pod, &v1.Container{Name: name}, nil); err == nil {
+			t.Errorf("Mounts took a container named %q", name)
+		}
+	}
 	for _, uid := range []types.UID{"", ".", "..", "a/b", "../../etc"} {
 		if err := n.Mount(context.Background(), &v1.Pod{ObjectMeta: metav1.ObjectMeta{UID: uid}}); err == nil {
 			t.Errorf("Mount took %q", uid)
