@@ -10,6 +10,7 @@ package cri
 import (
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"strings"
 	"sync/atomic"
@@ -28,7 +29,7 @@ const maxMessage = 16 << 20
 type Client struct {
 	Runtime runtimeapi.RuntimeServiceClient
 	Images  runtimeapi.ImageServiceClient
-	conn    *grpc.ClientConn
+	conn    grpc.ClientConnInterface
 	version atomic.Pointer[runtimeapi.VersionResponse]
 }
 
@@ -57,11 +58,16 @@ func Dial(endpoint string) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
+	return NewClient(conn), nil
+}
+
+// NewClient returns a client on a connection that is there already.
+func NewClient(conn grpc.ClientConnInterface) *Client {
 	return &Client{
 		Runtime: runtimeapi.NewRuntimeServiceClient(conn),
 		Images:  runtimeapi.NewImageServiceClient(conn),
 		conn:    conn,
-	}, nil
+	}
 }
 
 // Version returns what the runtime says it is; it is asked once.
@@ -84,4 +90,9 @@ func (c *Client) RuntimeName(ctx context.Context) (string, error) {
 }
 
 // Close ends the connection; calls under way fail.
-func (c *Client) Close() error { return c.conn.Close() }
+func (c *Client) Close() error {
+	if closer, ok := c.conn.(io.Closer); ok {
+		return closer.Close()
+	}
+	return nil
+}

@@ -147,7 +147,7 @@ func containerResources(l *runtimeapi.LinuxContainerResources) *kubecontainer.Co
 	}
 	r := &kubecontainer.ContainerResources{}
 	if l.CpuShares > 0 {
-		r.CPURequest = resource.NewMilliQuantity((l.CpuShares*1000+512)/1024, resource.DecimalSI)
+		r.CPURequest = resource.NewMilliQuantity((l.CpuShares*1000+1023)/1024, resource.DecimalSI)
 	}
 	if l.CpuQuota > 0 && l.CpuPeriod > 0 {
 		r.CPULimit = resource.NewMilliQuantity(l.CpuQuota*1000/l.CpuPeriod, resource.DecimalSI)

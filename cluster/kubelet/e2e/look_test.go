@@ -149,3 +149,5 @@ spec:
 		return gone(p) && p.Annotations["kubernetes.io/config.hash"] == changed.Annotations["kubernetes.io/config.hash"]
 	})
 }
+
+func made() metav1.CreateOptions { return metav1.CreateOptions{} }

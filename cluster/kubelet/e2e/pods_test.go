@@ -4,6 +4,7 @@ package e2e
 import (
 	"fmt"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -311,4 +312,81 @@ func TestManyPods(t *testing.T) {
 		n.until(p, "gone", gone)
 	}
 	t.Logf("%d pods gone after %v", many, time.Since(began).Round(time.Millisecond))
+}
+
+func TestAMissingConfigMapIsWaitedFor(t *testing.T) {
+	n := newNode(t, nil)
+	p := n.pod("configured", container("c", "sleep"))
+	p.Spec.Containers[0].Env = []v1.EnvVar{{Name: "X", ValueFrom: &v1.EnvVarSource{ConfigMapKeyRef: &v1.ConfigMapKeySelector{
+		LocalObjectReference: v1.LocalObjectReference{Name: "config"}, Key: "x",
+	}}}}
+	p = n.create(p)
+	now := n.until(p, "refused", func(p *v1.Pod) bool {
+		s := p.Status.ContainerStatuses
+		return len(s) == 1 && s[0].State.Waiting != nil && s[0].State.Waiting.Reason == "CreateContainerConfigError"
+	})
+	if got := now.Status.ContainerStatuses[0].State.Waiting.Message; got != `configmap "config" not found` {
+		t.Errorf("message %q", got)
+	}
+	n.untilEvent(p, `Warning Failed Error: configmap "config" not found`)
+	config := &v1.ConfigMap{Data: map[string]string{"x": "the value"}}
+	config.Name, config.Namespace = "config", "default"
+	if _, err := n.kube.CoreV1().ConfigMaps("default").Create(n.ctx, config, made()); err != nil {
+		t.Fatal(err)
+	}
+	n.until(p, "ready", ready)
+	if got := n.exec(p, "c", "env", "X"); got != "the value\n" && got != "\n" {
+		t.Errorf("the variable is %q", got)
+	}
+}
+
+func TestAKilledRuntimeDisturbsNoPod(t *testing.T) {
+	n := newNode(t, nil)
+	p := n.create(n.pod("steady", container("c", "sleep")))
+	before := n.until(p, "ready", ready)
+	n.runtime.stop(syscall.SIGKILL)
+	while := n.create(n.pod("while", container("c", "sleep")))
+	n.runtime.start()
+	n.until(while, "ready", ready)
+	after := n.until(p, "ready", ready)
+	if a, b := before.Status.ContainerStatuses[0], after.Status.ContainerStatuses[0]; a.ContainerID != b.ContainerID || b.RestartCount != 0 {
+		t.Errorf("before %+v, after %+v", a, b)
+	}
+}
+
+func TestResize(t *testing.T) {
+	n := newNode(t, nil)
+	p := n.pod("grows", container("c", "sleep"))
+	p.Spec.Containers[0].Resources.Requests = v1.ResourceList{v1.ResourceCPU: quantity("100m"), v1.ResourceMemory: quantity("64Mi")}
+	p.Spec.Containers[0].Resources.Limits = v1.ResourceList{v1.ResourceCPU: quantity("200m"), v1.ResourceMemory: quantity("128Mi")}
+	p = n.create(p)
+	before := n.until(p, "ready", ready)
+	more := before.DeepCopy()
+	more.Spec.Containers[0].Resources.Limits[v1.ResourceMemory] = quantity("256Mi")
+	more.Spec.Containers[0].Resources.Requests[v1.ResourceCPU] = quantity("150m")
+	if _, err := n.kube.CoreV1().Pods("default").Update(n.ctx, more, update()); err != nil {
+		t.Fatal(err)
+	}
+	after := n.until(p, "resized", func(p *v1.Pod) bool {
+		r := p.Status.ContainerStatuses[0].Resources
+		return r != nil && r.Limits.Memory().Cmp(quantity("256Mi")) == 0
+	})
+	a, b := before.Status.ContainerStatuses[0], after.Status.ContainerStatuses[0]
+	if a.ContainerID != b.ContainerID || b.RestartCount != 0 || b.Resources.Requests.Cpu().String() != "150m" {
+		t.Errorf("%+v", b)
+	}
+}
+
+func TestAnImpatientDeletionOvertakesAPatientOne(t *testing.T) {
+	n := newNode(t, nil)
+	p := n.create(n.pod("stubborn", container("c", "trap")))
+	n.until(p, "ready", ready)
+	began := time.Now()
+	n.delete(p, 300)
+	n.untilEvent(p, "Normal Killing Stopping container c")
+	n.delete(p, 1)
+	n.until(p, "gone", gone)
+	if took := time.Since(began); took > 30*time.Second {
+		t.Errorf("gone after %v", took)
+	}
 }

@@ -40,8 +40,12 @@ func (w *worker) end() error {
 			w.r.Recorder.Eventf(pod, v1.EventTypeWarning, events.FailedToKillPod, "error killing pod: %v", err)
 			return err
 		}
+		ips := w.observed.IPs
 		if err := w.observe(ctx, pod); err != nil {
 			return err
+		}
+		if len(w.observed.IPs) == 0 {
+			w.observed.IPs = ips // what the pod had stays in its status
 		}
 		for _, s := range w.observed.ContainerStatuses {
 			if s.State == kubecontainer.ContainerStateRunning {

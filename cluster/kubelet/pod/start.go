@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -95,15 +96,11 @@ func (w *worker) start(ctx context.Context, pod *v1.Pod, a *Actions, sandbox *ru
 		return fail(createConfigError, err)
 	}
 	image, err := w.r.Images.Ensure(ctx, pod, c, sandbox, handler)
-	var missing *images.Failure
-	if errors.As(err, &missing) {
-		if ctx.Err() == nil {
-			w.event(pod, c, v1.EventTypeWarning, events.FailedToCreateContainer, "Error: %s", missing.Reason)
-		}
-		return &refusal{reason: missing.Reason, message: missing.Message, until: missing.Until}
-	}
 	if err != nil {
-		return fail(createError, err)
+		return w.noImage(ctx, pod, c, err)
+	}
+	if err := w.imageVolumes(ctx, pod, c, sandbox, handler); err != nil {
+		return err
 	}
 	config, err := w.containerConfig(ctx, pod, s, image)
 	if err != nil {
@@ -130,6 +127,9 @@ func (w *worker) start(ctx context.Context, pod *v1.Pod, a *Actions, sandbox *ru
 		return nil
 	}
 	if message, err := w.hook(ctx, pod, c, made.ContainerId, c.Lifecycle.PostStart); err != nil {
+		if ctx.Err() != nil {
+			return err // the pod is being ended
+		}
 		// The message may hold secrets, so it is not in the event, which more people can read.
 		w.event(pod, c, v1.EventTypeWarning, events.FailedPostStartHook, "PostStartHook failed")
 		if err := w.stopContainer(pod, c, made.ContainerId, "FailedPostStartHook", "", nil, nil); err != nil {
@@ -137,6 +137,34 @@ func (w *worker) start(ctx context.Context, pod *v1.Pod, a *Actions, sandbox *ru
 		}
 		w.look(call, made.ContainerId)
 		return &refusal{reason: postStartError, message: message}
+	}
+	return nil
+}
+
+// noImage reports that an image is missing.
+func (w *worker) noImage(ctx context.Context, pod *v1.Pod, c *v1.Container, err error) error {
+	var missing *images.Failure
+	if !errors.As(err, &missing) {
+		missing = &images.Failure{Reason: createError, Message: err.Error()}
+	}
+	if ctx.Err() == nil {
+		w.event(pod, c, v1.EventTypeWarning, events.FailedToCreateContainer, "Error: %s", missing.Reason)
+	}
+	return &refusal{reason: missing.Reason, message: missing.Message, until: missing.Until}
+}
+
+// imageVolumes sees to it that the images which the container mounts are on the node.
+func (w *worker) imageVolumes(ctx context.Context, pod *v1.Pod, c *v1.Container, sandbox *runtimeapi.PodSandboxConfig, handler string) error {
+	for i := range pod.Spec.Volumes {
+		v := &pod.Spec.Volumes[i]
+		if v.Image == nil || !slices.ContainsFunc(c.VolumeMounts, func(m v1.VolumeMount) bool { return m.Name == v.Name }) {
+			continue
+		}
+		as := *c // its events are the container's
+		as.Image, as.ImagePullPolicy = v.Image.Reference, v.Image.PullPolicy
+		if _, err := w.r.Images.Ensure(ctx, pod, &as, sandbox, handler); err != nil {
+			return w.noImage(ctx, pod, c, err)
+		}
 	}
 	return nil
 }

@@ -61,7 +61,7 @@ func (w *worker) round(ctx context.Context, pod *v1.Pod) (acted bool, at time.Ti
 		ResetAll: restartingAll(&s),
 	})
 	waited := w.wait(pod, &a)
-	tried := len(a.Start) > 0
+	tried := len(a.Start) > 0 || w.resize(ctx, pod)
 	acted, err = w.carryOut(ctx, pod, &a)
 	if acted || tried || waited || err != nil {
 		w.watchProbes(pod)
