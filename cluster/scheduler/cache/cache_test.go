@@ -173,7 +173,7 @@ func TestImagesCountTheirNodes(t *testing.T) {
 // TestSnapshotIsWhatACountFromScratchGives applies random changes and compares each snapshot with
 // one of a new cache.
 func TestSnapshotIsWhatACountFromScratchGives(t *testing.T) {
-	for seed := range uint64(30) {
+	for seed := range uint64(10) {
 		r := testkit.New(seed)
 		c, s := cache.New(), &framework.Snapshot{}
 		nodes, pods := make(map[string]*v1.Node), make(map[types.UID]*v1.Pod)

@@ -9,8 +9,8 @@ import (
 	"k8s.io/client-go/tools/events"
 )
 
-// Handle is what plugins are given of the scheduler when they are made. The fields below Profile
-// are set before the first pod is tried, not when plugins are made.
+// Handle is what plugins are given of the scheduler when they are made. Profile and the fields
+// below it are set before the first pod is tried, not when plugins are made.
 type Handle struct {
 	Kube      kubernetes.Interface
 	Informers informers.SharedInformerFactory

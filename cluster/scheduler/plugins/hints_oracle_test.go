@@ -56,7 +56,7 @@ func (w *world) changeNode(node *v1.Node) *v1.Node {
 // that it rejected.
 func TestHintsLikeUpstream(t *testing.T) {
 	helped := 0
-	for seed := range uint64(300) {
+	for seed := range uint64(150) {
 		w := newWorld(t, seed)
 		ctx, cancel := context.WithCancel(t.Context())
 		o := w.ours(t)

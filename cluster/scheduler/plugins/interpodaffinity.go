@@ -58,8 +58,11 @@ func addScore(list []keyedScore, key string, score int64) []keyedScore {
 type domains map[string]map[string]int64
 
 func (d domains) add(node *v1.Node, key string, n int64) {
+	if n == 0 {
+		return
+	}
 	value, ok := node.Labels[key]
-	if !ok || n == 0 {
+	if !ok {
 		return
 	}
 	values := d[key]
