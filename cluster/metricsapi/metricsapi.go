@@ -1,7 +1,8 @@
 // Package metricsapi serves metrics.k8s.io/v1beta1, what nodes and pods use of CPU and memory now, so
 // that `kubectl top` and the autoscaler work with nothing installed.
 //
-//	metricsapi.Install(server, metricsapi.NewSampler(metricsapi.Proxy(kube), nodes, pods))
+//	scrape, err := metricsapi.Kubelets(nodes, kubeletClientConfig)
+//	metricsapi.Install(server, metricsapi.NewSampler(scrape, nodes, pods))
 //
 // Nothing is stored, and nothing is done while nobody asks. CPU usage is a rate, so it needs two
 // readings: Sampler takes them when it is asked, and answers all who ask within the next quarter of a

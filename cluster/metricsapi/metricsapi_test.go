@@ -2,7 +2,15 @@ package metricsapi
 
 import (
 	"context"
+	"encoding/pem"
 	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -17,6 +25,7 @@ import (
 	listersv1 "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	statsapi "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
+	kubeletclient "k8s.io/kubernetes/pkg/kubelet/client"
 	"k8s.io/metrics/pkg/apis/metrics"
 	"k8s.io/utils/ptr"
 )
@@ -191,6 +200,53 @@ func TestLocal(t *testing.T) {
 		t.Error(r, err)
 	}
 	if _, err := scrape(t.Context(), "n2"); err == nil || err.Error() != "elsewhere" {
+		t.Error(err)
+	}
+}
+
+func TestKubelets(t *testing.T) {
+	refuse := make(chan bool, 1)
+	kubelet := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/metrics/resource" || <-refuse {
+			http.Error(w, "Forbidden", http.StatusForbidden)
+			return
+		}
+		io.WriteString(w, "node_cpu_usage_seconds_total 10 5000\nnode_memory_working_set_bytes 8192 5000\n")
+	}))
+	defer kubelet.Close()
+	at, err := url.Parse(kubelet.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	port, err := strconv.Atoi(at.Port())
+	if err != nil {
+		t.Fatal(err)
+	}
+	nodes := cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)
+	if err := nodes.Add(&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}, Status: v1.NodeStatus{
+		Addresses: []v1.NodeAddress{{Type: v1.NodeInternalIP, Address: at.Hostname()}}, DaemonEndpoints: v1.NodeDaemonEndpoints{KubeletEndpoint: v1.DaemonEndpoint{Port: int32(port)}},
+	}}); err != nil {
+		t.Fatal(err)
+	}
+	ca := filepath.Join(t.TempDir(), "ca.crt")
+	if err := os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: kubelet.Certificate().Raw}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	scrape, err := Kubelets(listersv1.NewNodeLister(nodes), kubeletclient.KubeletClientConfig{
+		PreferredAddressTypes: []string{string(v1.NodeInternalIP)}, TLSClientConfig: kubeletclient.KubeletTLSConfig{CAFile: ca},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	refuse <- false
+	if r, err := scrape(t.Context(), "n1"); err != nil || r.Node.CPU != 10*time.Second {
+		t.Error(r, err)
+	}
+	refuse <- true
+	if _, err := scrape(t.Context(), "n1"); err == nil || err.Error() != "403 Forbidden: Forbidden" {
+		t.Error(err)
+	}
+	if _, err := scrape(t.Context(), "none"); !apierrors.IsNotFound(err) {
 		t.Error(err)
 	}
 }

@@ -1,25 +1,66 @@
 package metricsapi
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"math"
+	"net"
+	"net/http"
+	"net/url"
 	"time"
 
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	listersv1 "k8s.io/client-go/listers/core/v1"
 	statsapi "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
+	kubeletclient "k8s.io/kubernetes/pkg/kubelet/client"
 )
 
 // maxReading bounds what one node may tell: thousands of containers are some megabytes.
 const maxReading = 16 << 20
 
+// Kubelets returns a Scrape that asks nodes' kubelets for /metrics/resource themselves, as the API server
+// asks them for logs. The lister says where they are.
+func Kubelets(nodes listersv1.NodeLister, config kubeletclient.KubeletClientConfig) (Scrape, error) {
+	get := kubeletclient.NodeGetterFunc(func(_ context.Context, name string, _ metav1.GetOptions) (*v1.Node, error) { return nodes.Get(name) })
+	where, err := kubeletclient.NewNodeConnectionInfoGetter(get, config)
+	if err != nil {
+		return nil, err
+	}
+	return func(ctx context.Context, node string) (*Reading, error) {
+		to, err := where.GetConnectionInfo(ctx, types.NodeName(node))
+		if err != nil {
+			return nil, err
+		}
+		target := url.URL{Scheme: to.Scheme, Host: net.JoinHostPort(to.Hostname, to.Port), Path: "/metrics/resource"}
+		request, err := http.NewRequestWithContext(ctx, http.MethodGet, target.String(), nil)
+		if err != nil {
+			return nil, err
+		}
+		answer, err := (&http.Client{Transport: to.Transport}).Do(request)
+		if err != nil {
+			return nil, err
+		}
+		defer answer.Body.Close()
+		if answer.StatusCode != http.StatusOK {
+			why, _ := io.ReadAll(io.LimitReader(answer.Body, 512))
+			return nil, fmt.Errorf("%s: %s", answer.Status, bytes.TrimSpace(why))
+		}
+		return Parse(io.LimitReader(answer.Body, maxReading), time.Now())
+	}, nil
+}
+
 // Proxy returns a Scrape that asks a node's kubelet for /metrics/resource through the API server, in the
-// name of kube's identity.
+// name of kube's identity, for those who cannot reach the nodes. The API server refuses that for nodes
+// whose address is a loopback one.
 func Proxy(kube kubernetes.Interface) Scrape {
 	return func(ctx context.Context, node string) (*Reading, error) {
 		body, err := kube.CoreV1().RESTClient().Get().Resource("nodes").Name(node).SubResource("proxy").
