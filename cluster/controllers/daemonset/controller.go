@@ -80,7 +80,6 @@ func New(set *client.Set) *frame.Controller {
 	c.queue.Watch(revisions, c.concernsRevision)
 	c.queue.Watch(nodes.Informer(), c.concernsNode)
 	c.queue.Also(func(ctx context.Context) { <-ctx.Done(); stop() })
-	c.queue.Also(c.forgetBackoffs)
 	return c.queue
 }
 
@@ -122,19 +121,6 @@ func keysOf(daemons []*appsv1.DaemonSet) []string {
 		keys[i] = cache.MetaObjectToName(ds).String()
 	}
 	return keys
-}
-
-func (c *controller) forgetBackoffs(ctx context.Context) {
-	tick := time.NewTicker(time.Minute)
-	defer tick.Stop()
-	for {
-		select {
-		case <-tick.C:
-			c.backoff.GC()
-		case <-ctx.Done():
-			return
-		}
-	}
 }
 
 // daemon is what one sync works on.

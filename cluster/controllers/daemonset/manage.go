@@ -91,6 +91,7 @@ func (d *daemon) bury(node string, pods []*corev1.Pod, todo *changes) []*corev1.
 				continue
 			}
 			d.backoff.Next(id, d.now)
+			d.backoff.GC() // those of nodes and generations long gone
 			d.events.Eventf(d.ds, corev1.EventTypeWarning, "FailedDaemonPod", "Found failed daemon pod %s/%s on node %s, will try to kill it", pod.Namespace, pod.Name, node)
 			todo.delete = append(todo.delete, pod)
 		case pod.Status.Phase == corev1.PodSucceeded:

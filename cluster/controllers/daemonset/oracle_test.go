@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/flowcontrol"
+	"k8s.io/kubernetes/pkg/controller"
 	upstream "k8s.io/kubernetes/pkg/controller/daemon"
 
 	"github.com/coracle-project/coracle/cluster/client"
@@ -127,6 +128,64 @@ func TestSameAsUpstream(t *testing.T) {
 			note("adopted again")
 			s.SetPod(t, podOn(t, s, "n1"), func(p *corev1.Pod) { p.Labels["app"] = "other" })
 			note("released")
+		},
+		"revisions are adopted and released": func(t *testing.T, s *apitest.Server, note func(string)) {
+			nodes(t, s, 1)
+			create(t, s, agent())
+			note("created")
+			revisions := s.Kube.AppsV1().ControllerRevisions(apitest.Namespace)
+			set := func(f func(*appsv1.ControllerRevision)) {
+				list, err := revisions.List(context.Background(), metav1.ListOptions{})
+				if err != nil || len(list.Items) == 0 {
+					t.Fatal(list, err)
+				}
+				f(&list.Items[0])
+				if _, err := revisions.Update(context.Background(), &list.Items[0], metav1.UpdateOptions{}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			set(func(r *appsv1.ControllerRevision) { r.OwnerReferences = nil })
+			note("orphaned")
+			set(func(r *appsv1.ControllerRevision) { delete(r.Labels, appsv1.DefaultDaemonSetUniqueLabelKey) })
+			note("without its hash")
+		},
+		"hash collision": func(t *testing.T, s *apitest.Server, note func(string)) {
+			nodes(t, s, 1)
+			ds := agent()
+			taken := &appsv1.ControllerRevision{ObjectMeta: metav1.ObjectMeta{
+				Name: "agent-" + controller.ComputeHash(&ds.Spec.Template, nil), Labels: map[string]string{"app": "other"},
+			}}
+			if _, err := s.Kube.AppsV1().ControllerRevisions(apitest.Namespace).Create(context.Background(), taken, metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			create(t, s, ds)
+			note("created")
+		},
+		"on its way out": func(t *testing.T, s *apitest.Server, note func(string)) {
+			nodes(t, s, 1)
+			create(t, s, agent(func(ds *appsv1.DaemonSet) { ds.Finalizers = []string{metav1.FinalizerDeleteDependents} }))
+			note("created")
+			if err := s.Kube.AppsV1().DaemonSets(apitest.Namespace).Delete(context.Background(), "agent", metav1.DeleteOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			if err := s.Kube.CoreV1().Pods(apitest.Namespace).Delete(context.Background(), podOn(t, s, "n0").Name, metav1.DeleteOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			note("deleted, and its pod")
+		},
+		"a pod of either kind too many": func(t *testing.T, s *apitest.Server, note func(string)) {
+			nodes(t, s, 1)
+			create(t, s, agent(rolling("1", "0")))
+			note("created")
+			for _, name := range []string{"twin-a", "twin-b"} {
+				twin := podOn(t, s, "n0").DeepCopy()
+				twin.Name, twin.UID, twin.ResourceVersion, twin.GenerateName = name, "", "", ""
+				s.Pass(time.Second)
+				if _, err := s.Kube.CoreV1().Pods(apitest.Namespace).Create(context.Background(), twin, metav1.CreateOptions{}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			note("two more")
 		},
 	} {
 		t.Run(name, func(t *testing.T) { apitest.SameAs(t, ours, oracle, scenario) })

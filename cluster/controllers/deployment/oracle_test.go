@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	upstreamdeployment "k8s.io/kubernetes/pkg/controller/deployment"
+	util "k8s.io/kubernetes/pkg/controller/deployment/util"
 	upstreamreplicaset "k8s.io/kubernetes/pkg/controller/replicaset"
 
 	"github.com/coracle-project/coracle/cluster/client"
@@ -135,6 +136,36 @@ func TestSameAsUpstream(t *testing.T) {
 				t.Fatal(err)
 			}
 			note("released")
+		},
+		"on its way out": func(t *testing.T, s *apitest.Server, note func(string)) {
+			create(t, s, web(2, func(d *appsv1.Deployment) { d.Finalizers = []string{metav1.FinalizerDeleteDependents} }))
+			note("created")
+			if err := s.Kube.AppsV1().Deployments(apitest.Namespace).Delete(context.Background(), "web", metav1.DeleteOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			change(t, s, image("v2"), scale(5))
+			note("deleted and changed")
+		},
+		"an old ReplicaSet is scaled up by hand": func(t *testing.T, s *apitest.Server, note func(string)) {
+			create(t, s, web(2))
+			note("created")
+			change(t, s, image("v2"))
+			note("rolled")
+			rs := sets(t, s)["v1"]
+			*rs.Spec.Replicas = 3
+			rs.Annotations[util.DesiredReplicasAnnotation] = "3"
+			if _, err := s.Kube.AppsV1().ReplicaSets(apitest.Namespace).Update(context.Background(), rs, metav1.UpdateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			note("scaled up")
+		},
+		"deadline missed, then changed": func(t *testing.T, s *apitest.Server, note func(string)) {
+			create(t, s, web(1, func(d *appsv1.Deployment) { *d.Spec.ProgressDeadlineSeconds = 60 }))
+			s.Pass(2 * time.Minute)
+			change(t, s, paused(true))
+			s.Pass(time.Minute)
+			change(t, s, paused(false))
+			note("late")
 		},
 		"selects everything": func(t *testing.T, s *apitest.Server, note func(string)) {
 			create(t, s, web(2, func(d *appsv1.Deployment) { d.Spec.Selector = &metav1.LabelSelector{} }))

@@ -93,30 +93,34 @@ func (r *rollout) judge(ctx context.Context, status *appsv1.DeploymentStatus) {
 		return
 	}
 	had := util.GetDeploymentCondition(r.d.Status, appsv1.DeploymentProgressing)
-	if status.Replicas == status.UpdatedReplicas && had != nil && had.Reason == util.NewRSAvailableReason {
-		return // the latest rollout is over; pods that come and go later are none of its business
-	}
 	subject := fmt.Sprintf("Deployment %q", r.d.Name)
 	if r.new != nil {
 		subject = fmt.Sprintf("ReplicaSet %q", r.new.Name)
 	}
-	set := func(s corev1.ConditionStatus, reason, message string) {
-		util.SetDeploymentCondition(status, *util.NewDeploymentCondition(appsv1.DeploymentProgressing, s, reason, subject+message))
+	done := subject + " has successfully progressed."
+	if status.Replicas == status.UpdatedReplicas && had != nil && had.Reason == util.NewRSAvailableReason && had.Message == done {
+		return // the latest rollout is over; pods that come and go later are none of its business
 	}
-	switch {
-	case util.DeploymentComplete(r.d, status):
-		set(corev1.ConditionTrue, util.NewRSAvailableReason, " has successfully progressed.")
-	case util.DeploymentProgressing(r.d, status):
-		// The deadline counts from the condition's last update, so each bit of progress renews
-		// it, though status and reason stay; the time of transition must stay with them.
-		cond := util.NewDeploymentCondition(appsv1.DeploymentProgressing, corev1.ConditionTrue, util.ReplicaSetUpdatedReason, subject+" is progressing.")
+	// The deadline counts from the condition's last update, so each bit of progress renews it,
+	// though status and reason stay; the time of transition must stay with them. That a rollout is
+	// done is renewed as well where it was said of another ReplicaSet: one that is rolled back to
+	// may be complete before anything of its progress was seen.
+	renew := func(reason, message string) {
+		cond := util.NewDeploymentCondition(appsv1.DeploymentProgressing, corev1.ConditionTrue, reason, message)
 		if had != nil && had.Status == corev1.ConditionTrue {
 			cond.LastTransitionTime = had.LastTransitionTime
 		}
 		util.RemoveDeploymentCondition(status, appsv1.DeploymentProgressing)
 		util.SetDeploymentCondition(status, *cond)
+	}
+	switch {
+	case util.DeploymentComplete(r.d, status):
+		renew(util.NewRSAvailableReason, done)
+	case util.DeploymentProgressing(r.d, status):
+		renew(util.ReplicaSetUpdatedReason, subject+" is progressing.")
 	case util.DeploymentTimedOut(ctx, r.d, status):
-		set(corev1.ConditionFalse, util.TimedOutReason, " has timed out progressing.")
+		util.SetDeploymentCondition(status, *util.NewDeploymentCondition(appsv1.DeploymentProgressing, corev1.ConditionFalse,
+			util.TimedOutReason, subject+" has timed out progressing."))
 	}
 }
 

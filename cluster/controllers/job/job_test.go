@@ -144,7 +144,7 @@ func conditions(j *batchv1.Job) []string {
 func TestWritesNoMoreThanItMust(t *testing.T) {
 	ours.Run(t, func(t *testing.T, s *apitest.Server) {
 		create(t, s, work(20, 20))
-		if got, want := s.Writes(), (map[string]int{"create jobs": 1, "create pods": 20, "update jobs/status": 1}); !maps.Equal(got, want) {
+		if got, want := s.Writes(), (map[string]int{"create pods": 20, "update jobs/status": 1}); !maps.Equal(got, want) {
 			t.Errorf("start: writes = %v, want %v", got, want)
 		}
 		for range 20 {
@@ -267,4 +267,31 @@ func TestRemovesPodsWithWrongIndexes(t *testing.T) {
 			t.Errorf("%d failed, want removed pods not to count", failed)
 		}
 	})
+}
+
+// TestSurvivesCrashes lets the controller die after each of its writes: each pod counts once.
+func TestSurvivesCrashes(t *testing.T) {
+	for name, mode := range map[string]change{"plain": func(*batchv1.Job) {}, "indexed": indexed} {
+		t.Run(name, func(t *testing.T) {
+			ours.Survives(t, func(t *testing.T, s *apitest.Server, note func(string)) {
+				create(t, s, work(2, 3, mode))
+				note("created")
+				end(t, s, 1, 0)
+				note("one succeeded")
+				end(t, s, 0, 1)
+				s.Pass(time.Minute)
+				note("one failed and was replaced")
+				end(t, s, 0, 0)
+				end(t, s, 0, 0)
+				note("done")
+			})
+			ours.Survives(t, func(t *testing.T, s *apitest.Server, note func(string)) {
+				create(t, s, work(3, 5, mode, backoffLimit(0)))
+				note("created")
+				end(t, s, 0, 0)
+				end(t, s, 0, 1)
+				note("failed")
+			})
+		})
+	}
 }

@@ -249,6 +249,7 @@ func TestSameAsUpstream(t *testing.T) {
 			if _, err := s.Kube.CoreV1().Pods(apitest.Namespace).Create(context.Background(), orphan, metav1.CreateOptions{}); err != nil {
 				t.Fatal(err)
 			}
+			s.Settle()
 			create(t, s, work(2, 2))
 			note("created")
 		},

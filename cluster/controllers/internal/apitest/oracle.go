@@ -34,28 +34,76 @@ type Scenario func(t *testing.T, s *Server, note func(step string))
 func SameAs(t *testing.T, ours, upstreams Controllers, scenario Scenario) {
 	t.Helper()
 	quiet()
-	play := func(controllers Controllers) (steps []string, states map[string][]string) {
-		states = map[string][]string{}
-		controllers.Run(t, func(t *testing.T, s *Server) {
-			scenario(t, s, func(step string) {
-				// Upstream's controllers wait out back-offs and batch periods.
-				for s.Pass(3 * time.Second); s.Kubelet(t); s.Pass(3 * time.Second) {
-				}
-				steps = append(steps, step)
-				states[step] = s.state(t)
-			})
-		})
-		return steps, states
-	}
-	_, want := play(upstreams)
-	steps, got := play(ours)
-	for _, step := range steps {
-		var diff []string
-		for _, line := range missing(want[step], got[step]) {
-			diff = append(diff, "only upstream: "+line)
+	want := play(t, upstreams, scenario, nil)
+	compare(t, play(t, ours, scenario, nil), want, "upstream", "ours")
+}
+
+// Survives plays scenario once undisturbed, and then with a crash of the controllers after each of
+// their writes in turn. Objects have to be the same in the end of each step; events may be lost.
+func (controllers Controllers) Survives(t *testing.T, scenario Scenario) {
+	t.Helper()
+	quiet()
+	writes := 0
+	want := play(t, controllers, func(t *testing.T, s *Server, note func(string)) {
+		scenario(t, s, note)
+		for _, n := range s.Writes() {
+			writes += n
 		}
-		for _, line := range missing(got[step], want[step]) {
-			diff = append(diff, "only ours:     "+line)
+	}, nil)
+	for i := range writes {
+		got := play(t, controllers, scenario, func(s *Server) { s.CrashAfter(i + 1) })
+		for _, played := range []history{got, want} {
+			for step := range played.states {
+				played.states[step] = slices.DeleteFunc(played.states[step], func(line string) bool { return strings.HasPrefix(line, "Event ") })
+			}
+		}
+		compare(t, got, want, "undisturbed", fmt.Sprintf("crashed at %d", i+1))
+		if t.Failed() {
+			return
+		}
+	}
+}
+
+// history is the state at each step of a scenario.
+type history struct {
+	steps  []string
+	states map[string][]string
+}
+
+// play plays scenario, beginning with prepare if that is not nil.
+func play(t *testing.T, controllers Controllers, scenario Scenario, prepare func(*Server)) history {
+	t.Helper()
+	played := history{states: map[string][]string{}}
+	controllers.Run(t, func(t *testing.T, s *Server) {
+		if prepare != nil {
+			prepare(s)
+		}
+		scenario(t, s, func(step string) {
+			// Upstream's controllers wait out back-offs and batch periods.
+			for busy := true; busy; {
+				s.Pass(3 * time.Second)
+				crashed := s.Crashed()
+				if crashed {
+					s.Restart()
+				}
+				busy = s.Kubelet(t) || crashed
+			}
+			played.steps = append(played.steps, step)
+			played.states[step] = s.state(t)
+		})
+	})
+	return played
+}
+
+func compare(t *testing.T, got, want history, wantName, gotName string) {
+	t.Helper()
+	for _, step := range got.steps {
+		var diff []string
+		for _, line := range missing(want.states[step], got.states[step]) {
+			diff = append(diff, "only "+wantName+": "+line)
+		}
+		for _, line := range missing(got.states[step], want.states[step]) {
+			diff = append(diff, "only "+gotName+": "+line)
 		}
 		if len(diff) > 0 {
 			t.Errorf("%s:\n%s", step, strings.Join(diff, "\n"))

@@ -7,12 +7,13 @@
 // The server is client-go's object tracker with those parts of a real one's behaviour that
 // controllers rely on: names from generateName, UIDs, creation times, generations that count
 // changes of the spec, resource versions that rise with every write, conflicts, a status
-// subresource, finalizers, and graceful deletion of pods that are on a node. There is no garbage
+// subresource with upstream's validation, finalizers, and graceful deletion of pods that are on a node. There is no garbage
 // collector. What a kubelet does is left to the test: see pods.go.
 package apitest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"reflect"
@@ -38,13 +39,19 @@ import (
 
 // Server is an API in memory.
 type Server struct {
+	// Kube is the test's own client. What it writes is neither counted nor refused.
 	Kube *fake.Clientset
 
 	tracker ktesting.ObjectTracker
 	react   ktesting.ReactionFunc
+	start   func() (stop func())
+	stop    func() // the controllers that run
 
 	mu      sync.Mutex
 	refuse  func(verb, resource string) error
+	crash   int     // this write of the controllers, counted down, is the last they do; 0 means none
+	crashed bool    // it was done
+	invalid []error // statuses that were not valid
 	version int64
 	serial  int
 	writes  map[string]int
@@ -67,18 +74,28 @@ func (controllers Controllers) Run(t *testing.T, f func(t *testing.T, s *Server)
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		s := newServer()
-		ctx, stop := context.WithCancel(t.Context())
-		set := &client.Set{Kube: s.Kube, Informers: client.NewInformers(s.Kube)}
-		var running sync.WaitGroup
-		for _, build := range controllers {
-			c := build(set)
-			running.Go(func() { c.Run(ctx) })
+		kube := s.client(true)
+		s.start = func() func() {
+			ctx, cancel := context.WithCancel(t.Context())
+			set := &client.Set{Kube: kube, Informers: client.NewInformers(kube)}
+			var running sync.WaitGroup
+			for _, build := range controllers {
+				c := build(set)
+				running.Go(func() { c.Run(ctx) })
+			}
+			set.Informers.Start(ctx.Done())
+			return func() {
+				cancel()
+				running.Wait()
+				set.Informers.Shutdown()
+			}
 		}
-		set.Informers.Start(ctx.Done())
+		s.stop = s.start()
 		defer func() {
-			stop()
-			running.Wait()
-			set.Informers.Shutdown()
+			s.stop()
+			for _, err := range s.invalid {
+				t.Errorf("a status was written that a server would refuse: %v", err)
+			}
 		}()
 		s.Settle()
 		f(t, s)
@@ -96,7 +113,7 @@ func (s *Server) Pass(d time.Duration) {
 	synctest.Wait()
 }
 
-// Refuse has f asked before each write (as "create", "replicasets/status"); an error that it returns
+// Refuse has f asked before each write of the controllers (as "create", "replicasets/status"); an error that it returns
 // is the request's answer. nil lets everything through again.
 func (s *Server) Refuse(f func(verb, resource string) error) {
 	s.mu.Lock()
@@ -104,8 +121,8 @@ func (s *Server) Refuse(f func(verb, resource string) error) {
 	s.refuse = f
 }
 
-// Writes returns how often each "verb resource" or "verb resource/subresource" was asked for since
-// it was last called, events left out.
+// Writes returns how often the controllers asked for each "verb resource" or "verb
+// resource/subresource" since it was last called, events left out.
 func (s *Server) Writes() map[string]int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -114,13 +131,57 @@ func (s *Server) Writes() map[string]int {
 	return w
 }
 
+// CrashAfter has the controllers die with their n-th write from now on: it is done, but they do not
+// get to know it, and do nothing after it until [Server.Restart].
+func (s *Server) CrashAfter(n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.crash = n
+}
+
+// Crashed reports whether the controllers have died.
+func (s *Server) Crashed() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.crashed
+}
+
+// Restart replaces the controllers, and all they had in memory, by new ones.
+func (s *Server) Restart() {
+	s.stop()
+	s.mu.Lock()
+	s.crash, s.crashed = 0, false
+	s.mu.Unlock()
+	s.stop = s.start()
+	s.Settle()
+}
+
 func newServer() *Server {
 	// Versions start far above those that the tracker gives lists by itself.
-	s := &Server{Kube: &fake.Clientset{}, version: 1000, writes: map[string]int{}}
+	s := &Server{version: 1000, writes: map[string]int{}}
 	s.tracker = ktesting.NewObjectTracker(scheme.Scheme, scheme.Codecs.UniversalDecoder())
 	s.react = ktesting.ObjectReaction(s.tracker)
-	s.Kube.AddReactor("*", "*", s.handle)
-	s.Kube.AddWatchReactor("*", func(action ktesting.Action) (bool, watch.Interface, error) {
+	s.Kube = s.client(false)
+	return s
+}
+
+// client returns a client for the test or for the controllers.
+func (s *Server) client(controllers bool) *fake.Clientset {
+	kube := &fake.Clientset{}
+	kube.AddReactor("*", "*", func(action ktesting.Action) (bool, runtime.Object, error) {
+		if verb := action.GetVerb(); verb == "get" || verb == "list" {
+			return s.react(action)
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if !controllers || action.GetResource().Resource == "events" {
+			obj, err := s.write(action)
+			return true, obj, err
+		}
+		obj, err := s.writeFor(action)
+		return true, obj, err
+	})
+	kube.AddWatchReactor("*", func(action ktesting.Action) (bool, watch.Interface, error) {
 		var opts metav1.ListOptions
 		if a, ok := action.(ktesting.WatchActionImpl); ok {
 			opts = a.ListOptions
@@ -128,43 +189,48 @@ func newServer() *Server {
 		w, err := s.tracker.Watch(action.GetResource(), action.GetNamespace(), opts)
 		return true, w, err
 	})
-	return s
+	return kube
 }
 
-func (s *Server) handle(action ktesting.Action) (bool, runtime.Object, error) {
-	gvr, verb := action.GetResource(), action.GetVerb()
-	if verb == "get" || verb == "list" || gvr.Resource == "events" && verb == "patch" {
-		return s.react(action)
+// writeFor is a write of the controllers.
+func (s *Server) writeFor(action ktesting.Action) (runtime.Object, error) {
+	if s.crashed {
+		return nil, errCrashed
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	name := gvr.Resource
+	name := action.GetResource().Resource
 	if sub := action.GetSubresource(); sub != "" {
 		name += "/" + sub
 	}
-	if gvr.Resource != "events" {
-		s.writes[verb+" "+name]++
-	}
+	s.writes[action.GetVerb()+" "+name]++
 	if s.refuse != nil {
-		if err := s.refuse(verb, name); err != nil {
-			return true, nil, err
+		if err := s.refuse(action.GetVerb(), name); err != nil {
+			return nil, err
 		}
 	}
-	var obj runtime.Object
-	var err error
+	obj, err := s.write(action)
+	if s.crash == 1 {
+		s.crashed = true
+		return nil, errCrashed
+	}
+	s.crash = max(s.crash-1, 0)
+	return obj, err
+}
+
+var errCrashed = errors.New("the controllers have crashed")
+
+func (s *Server) write(action ktesting.Action) (runtime.Object, error) {
+	gvr := action.GetResource()
 	switch a := action.(type) {
 	case ktesting.CreateActionImpl:
-		obj, err = s.create(a)
+		return s.create(a)
 	case ktesting.UpdateActionImpl:
-		obj, err = s.update(gvr, a.GetObject().DeepCopyObject(), a.GetSubresource())
+		return s.update(gvr, a.GetObject().DeepCopyObject(), a.GetSubresource())
 	case ktesting.PatchActionImpl:
-		obj, err = s.patch(a)
+		return s.patch(a)
 	case ktesting.DeleteActionImpl:
-		err = s.delete(gvr, a.GetNamespace(), a.GetName(), a.DeleteOptions)
-	default:
-		err = fmt.Errorf("apitest: no %s", verb)
+		return nil, s.delete(gvr, a.GetNamespace(), a.GetName(), a.DeleteOptions)
 	}
-	return true, obj, err
+	return nil, fmt.Errorf("apitest: no %s", action.GetVerb())
 }
 
 func (s *Server) next() string {
@@ -229,6 +295,10 @@ func (s *Server) update(gvr schema.GroupVersionResource, obj runtime.Object, sub
 		k, _ := meta.Accessor(kept)
 		if gvr.Resource == "deployments" {
 			k.SetAnnotations(m.GetAnnotations())
+		}
+		if err := validateStatus(gvr, kept, old); err != nil {
+			s.invalid = append(s.invalid, err)
+			return nil, err
 		}
 		obj, m = kept, k
 	} else if after.IsValid() {
