@@ -99,7 +99,7 @@ func New(s *client.Set, o Options) (*Kubelet, error) {
 		return nil, fmt.Errorf("kubelet: %w", err)
 	}
 	k.volumes = volume.New(s, volume.Options{
-		RootDir: o.RootDir, NodeName: o.NodeName, Allocatable: k.reporter.Allocatable, Wake: k.wake,
+		RootDir: o.RootDir, NodeName: o.NodeName, Allocatable: k.reporter.Allocatable, Wake: k.retry,
 		RecursiveReadOnly: k.recursiveReadOnly,
 	})
 	k.env = env.New(s, env.Options{NodeName: o.NodeName, RootDir: o.RootDir, Allocatable: k.reporter.Allocatable})
@@ -252,6 +252,15 @@ func (k *Kubelet) wake(uid types.UID) {
 	select {
 	case <-k.began:
 		k.runner.Wake(uid)
+	default:
+	}
+}
+
+// retry has a pod looked at again whose volumes may be complete now.
+func (k *Kubelet) retry(uid types.UID) {
+	select {
+	case <-k.began:
+		k.runner.Retry(uid)
 	default:
 	}
 }

@@ -83,14 +83,14 @@ func onePod(policy v1.RestartPolicy, inits, regulars string) *v1.Pod {
 	p.UID, p.Name, p.Namespace = "u", "p", "ns"
 	p.Spec.RestartPolicy = policy
 	for _, name := range strings.Fields(inits) {
-		c := v1.Container{Name: strings.TrimSuffix(name, "*"), Image: "i"}
+		c := v1.Container{Name: strings.TrimSuffix(name, "*"), Image: "i:1"}
 		if strings.HasSuffix(name, "*") { // a sidecar
 			c.RestartPolicy = ptr.To(v1.ContainerRestartPolicyAlways)
 		}
 		p.Spec.InitContainers = append(p.Spec.InitContainers, c)
 	}
 	for _, name := range strings.Fields(regulars) {
-		p.Spec.Containers = append(p.Spec.Containers, v1.Container{Name: name, Image: "i"})
+		p.Spec.Containers = append(p.Spec.Containers, v1.Container{Name: name, Image: "i:1"})
 	}
 	return p
 }

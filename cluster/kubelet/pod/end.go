@@ -213,10 +213,14 @@ func (w *worker) stopEverything(pod *v1.Pod) error {
 	ctx, cancel := detached(callTimeout)
 	defer cancel()
 	for _, s := range w.observed.SandboxStatuses {
+		if w.stopped[s.Id] {
+			continue
+		}
 		_, err := w.r.CRI.Runtime.StopPodSandbox(ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: s.Id})
 		if err != nil && !cri.NotFound(err) {
 			return fmt.Errorf("stop sandbox %s: %w", s.Id, err)
 		}
+		w.stopped[s.Id] = true
 	}
 	return nil
 }

@@ -155,6 +155,17 @@ func (r *Runner) Wake(uid types.UID) bool {
 	return true
 }
 
+// Retry has a pod looked at again, and what failed tried again at once: what it waited for may have
+// come.
+func (r *Runner) Retry(uid types.UID) {
+	if w := r.worker(uid); w != nil {
+		w.mu.Lock()
+		w.eager = true
+		w.mu.Unlock()
+		w.wake()
+	}
+}
+
 // WakeAll has all pods looked at again.
 func (r *Runner) WakeAll() {
 	r.mu.Lock()
