@@ -8,7 +8,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,7 +15,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
@@ -177,16 +175,15 @@ func TestAsUpstream(t *testing.T) {
 			note("discovery works")
 		},
 		"pods cannot be deleted": func(w world, note func(string)) {
-			var allowed atomic.Bool
-			w.Refuse = func(verb, resource string, _ runtime.Object) error {
-				if verb == "delete" && resource == "pods" && !allowed.Load() {
+			w.Refuse(func(verb, resource string) error {
+				if verb == "delete" && resource == "pods" {
 					return errors.New("no deletion today")
 				}
 				return nil
-			}
+			})
 			w.deleteNamespace()
 			note("refused")
-			allowed.Store(true)
+			w.Refuse(nil)
 			note("allowed")
 			w.leave("web")
 			note("pod gone")

@@ -218,6 +218,7 @@ var scenarios = map[string]func(w world, note func(string)){
 		w.say("a", corev1.NodeDiskPressure, corev1.ConditionTrue)
 		w.say("a", corev1.NodePIDPressure, corev1.ConditionTrue)
 		w.say("a", corev1.NodeNetworkUnavailable, corev1.ConditionTrue)
+		w.beat(10*time.Second, "a")
 		n := must(w.Kube.CoreV1().Nodes().Get(ctx, "a", metav1.GetOptions{}))
 		n.Spec.Unschedulable = true
 		n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: "mine", Effect: corev1.TaintEffectNoSchedule})
@@ -226,6 +227,7 @@ var scenarios = map[string]func(w world, note func(string)){
 		note("everything at once")
 		w.say("a", corev1.NodeMemoryPressure, corev1.ConditionFalse)
 		w.say("a", corev1.NodeDiskPressure, corev1.ConditionUnknown)
+		w.beat(10*time.Second, "a")
 		n = must(w.Kube.CoreV1().Nodes().Get(ctx, "a", metav1.GetOptions{}))
 		n.Spec.Unschedulable = false
 		must(w.Kube.CoreV1().Nodes().Update(ctx, n, metav1.UpdateOptions{}))
@@ -354,7 +356,7 @@ func TestIdleIsIdle(t *testing.T) {
 		w.beat(time.Minute, "a")
 		w.Writes()
 		w.beat(time.Hour, "a")
-		if writes := w.Writes(); writes["update leases"] != 360 || len(writes) != 1 {
+		if writes := w.Writes(); len(writes) > 0 {
 			t.Errorf("an idle hour has these writes: %v", writes)
 		}
 	})

@@ -221,6 +221,9 @@ func (c *controller) remove(ctx context.Context, pod *corev1.Pod, condition *cor
 			return ignoreGone(err)
 		}
 	}
+	if pod.DeletionTimestamp != nil && pod.DeletionGracePeriodSeconds != nil && *pod.DeletionGracePeriodSeconds == 0 {
+		return nil // deleted for good already; a finalizer keeps it, and its removal is not ours
+	}
 	return ignoreGone(c.set.Kube.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, *metav1.NewDeleteOptions(0)))
 }
 
