@@ -233,5 +233,9 @@ func writeJSON(w http.ResponseWriter, value any) {
 }
 
 func (s *Server) configz(w http.ResponseWriter, _ *http.Request) {
-	writeJSON(w, map[string]any{"kubeletconfig": s.opts.Config})
+	shown := map[string]any{}
+	if s.opts.Config != nil {
+		shown["kubeletconfig"] = s.opts.Config
+	}
+	writeJSON(w, shown)
 }
