@@ -1,0 +1,95 @@
+package volume
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/sys/unix"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/utils/ptr"
+)
+
+// tokens makes the API issue token-1, token-2 and so on, each good for as long as it was asked for.
+func (n *node) tokens(fail func() error) {
+	issued := 0
+	n.kube.PrependReactor("create", "serviceaccounts", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		if action.GetSubresource() != "token" {
+			return false, nil, nil
+		}
+		if err := fail(); err != nil {
+			return true, nil, err
+		}
+		issued++
+		request := action.(clienttesting.CreateAction).GetObject().(*authenticationv1.TokenRequest).DeepCopy()
+		request.Status = authenticationv1.TokenRequestStatus{
+			Token:               fmt.Sprintf("token-%d", issued),
+			ExpirationTimestamp: metav1.NewTime(time.Now().Add(time.Duration(*request.Spec.ExpirationSeconds) * time.Second)),
+		}
+		return true, request, nil
+	})
+}
+
+func TestTokensAreRenewed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		var away atomic.Bool
+		n.tokens(func() error {
+			if away.Load() {
+				return context.DeadlineExceeded
+			}
+			return nil
+		})
+		pod := podWith(vol("api", v1.VolumeSource{Projected: &v1.ProjectedVolumeSource{DefaultMode: mode644, Sources: []v1.VolumeProjection{
+			{ServiceAccountToken: &v1.ServiceAccountTokenProjection{Path: "token", ExpirationSeconds: ptr.To[int64](3600)}},
+		}}}))
+		pod.Spec.SecurityContext = &v1.PodSecurityContext{RunAsUser: ptr.To[int64](1234)}
+		n.mount(pod)
+		name := n.path(pod, volumesDir, "kubernetes.io~projected/api/token")
+		token := func(want string) {
+			t.Helper()
+			synctest.Wait()
+			if data, err := os.ReadFile(name); err != nil || string(data) != want {
+				t.Errorf("after %v: %q %v, want %s", time.Now(), data, err, want)
+			}
+		}
+		token("token-1")
+		var s unix.Stat_t
+		if err := unix.Stat(name, &s); err != nil || s.Uid != 1234 || s.Mode&0o777 != 0o600 {
+			t.Errorf("user %d, mode %o, %v", s.Uid, s.Mode, err)
+		}
+		time.Sleep(47 * time.Minute)
+		token("token-1")
+		time.Sleep(time.Minute)
+		token("token-2")
+		// The API is away for a while: the old token stays, and a new one comes when it is back.
+		away.Store(true)
+		time.Sleep(50 * time.Minute)
+		token("token-2")
+		away.Store(false)
+		time.Sleep(2 * renewRetry)
+		token("token-3")
+		n.unmount(pod)
+	})
+}
+
+func TestTokenErrors(t *testing.T) {
+	n := newNode(t)
+	n.tokens(func() error { return fmt.Errorf(`serviceaccounts "sa" not found`) })
+	pod := podWith(vol("api", v1.VolumeSource{Projected: &v1.ProjectedVolumeSource{DefaultMode: mode644, Sources: []v1.VolumeProjection{
+		{ServiceAccountToken: &v1.ServiceAccountTokenProjection{Path: "token"}},
+	}}}))
+	err := n.Mount(context.Background(), pod)
+	if want := `MountVolume.SetUp failed for volume "api" : failed to fetch token: serviceaccounts "sa" not found`; err == nil || err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
+	}
+	n.unmount(pod)
+}
