@@ -14,11 +14,16 @@ import (
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
+	"k8s.io/metrics/pkg/apis/metrics"
+	metricsinstall "k8s.io/metrics/pkg/apis/metrics/install"
 
+	"github.com/coracle-project/coracle/cluster/metricsapi"
 	"github.com/coracle-project/coracle/cluster/pki"
 )
 
@@ -56,6 +61,12 @@ func withServer(m *testing.M) (int, error) {
 		return 1, err
 	}
 	options.TokenFile = tokens
+	scheme := runtime.NewScheme()
+	metricsinstall.Install(scheme)
+	options.ExtraSchemes = []*runtime.Scheme{scheme}
+	options.ExtraAPIGroups = append(options.ExtraAPIGroups, func(g *genericapiserver.GenericAPIServer) error {
+		return metricsapi.Install(g, noMetrics{})
+	})
 	options.inspect = func(b *build) {
 		config, v2, v3 := *b.config, *b.config.OpenAPIConfig, *b.config.OpenAPIV3Config
 		// These look into what they were copied from, which the server forgets.
@@ -82,6 +93,12 @@ func withServer(m *testing.M) (int, error) {
 	stop()
 	return code, <-ended
 }
+
+// noMetrics is a metricsapi.Source of a cluster that does nothing.
+type noMetrics struct{}
+
+func (noMetrics) NodeMetrics(context.Context) ([]metrics.NodeMetrics, error) { return nil, nil }
+func (noMetrics) PodMetrics(context.Context) ([]metrics.PodMetrics, error)   { return nil, nil }
 
 // testOptions are for a server in dir on any free port.
 func testOptions(dir string) (Options, error) {

@@ -2,11 +2,16 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
+	"os"
+	"time"
 
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/util/keyutil"
+	"k8s.io/kubernetes/pkg/serviceaccount"
 
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/controllers"
@@ -20,8 +25,12 @@ func apiserverCommand() *cobra.Command {
 		Use:     "apiserver",
 		Short:   "run the API server alone",
 		Example: "  coracle-kube apiserver --bind-address 0.0.0.0 --kubeconfig-out admin.kubeconfig",
-		Args:    cobra.NoArgs,
+		Args:    noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			began := time.Now()
+			if err := o.check(); err != nil {
+				return err
+			}
 			bundle, err := o.credentials(hostname(), nil)
 			if err != nil {
 				return err
@@ -30,7 +39,10 @@ func apiserverCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return server.Run(cmd.Context())
+			return together(cmd.Context(), server, began, func() error {
+				_, err := o.credentials(hostname(), nil)
+				return err
+			})
 		},
 	}
 	o.define(cmd.Flags())
@@ -45,28 +57,62 @@ func schedulerCommand() *cobra.Command {
 }
 
 func controllersCommand() *cobra.Command {
-	return alone("controllers", "run the controllers alone", func(ctx context.Context, set *client.Set) (func() error, error) {
-		all, err := controllers.New(set, controllers.Options{RootCA: set.Config.CAData})
+	var ca, key string
+	cmd := alone("controllers", "run the controllers alone", func(ctx context.Context, set *client.Set) (func() error, error) {
+		o := controllers.Options{RootCA: set.Config.CAData}
+		var err error
+		if file := set.Config.CAFile; file != "" {
+			if o.RootCA, err = os.ReadFile(file); err != nil {
+				return nil, err
+			}
+		}
+		if ca != "" {
+			o.SigningCA = func() (tls.Certificate, error) { return tls.LoadX509KeyPair(ca, ca) }
+			if _, err := o.SigningCA(); err != nil {
+				return nil, fmt.Errorf("--cluster-ca %s cannot be used: %w", ca, err)
+			}
+		}
+		if key != "" {
+			if o.TokenGenerator, err = tokenGenerator(key); err != nil {
+				return nil, fmt.Errorf("--service-account-key: %w", err)
+			}
+		}
+		all, err := controllers.New(set, o)
 		return func() error {
 			controllers.Run(ctx, all)
 			return nil
 		}, err
 	})
+	cmd.Flags().StringVar(&ca, "cluster-ca", "", "PEM file, certificate and key, of the authority that signs certificate requests (default: none are signed)")
+	cmd.Flags().StringVar(&key, "service-account-key", "", "PEM file of the key that signs the tokens in Secrets (default: these stay empty)")
+	return cmd
+}
+
+// tokenGenerator signs the tokens in Secrets of service accounts, which do not expire.
+func tokenGenerator(path string) (serviceaccount.TokenGenerator, error) {
+	key, err := keyutil.PrivateKeyFromFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("%s is no key: %w", path, err)
+	}
+	return serviceaccount.JWTTokenGenerator(serviceaccount.LegacyIssuer, key)
 }
 
 func kubeletCommand() *cobra.Command {
 	var n nodeOptions
-	var root string
+	var root, cert, key, clients string
 	cmd := alone("kubelet", "run the kubelet alone", func(ctx context.Context, set *client.Set) (func() error, error) {
 		if err := n.check(); err != nil {
 			return nil, err
 		}
 		o := n.kubelet(root)
-		o.Alone = true
+		o.Alone, o.CertFile, o.KeyFile, o.ClientCAFile = true, cert, key, clients
 		k, err := kubelet.New(set, o)
 		return func() error { return k.Run(ctx) }, err
 	})
 	cmd.Flags().StringVar(&root, "root", "/var/lib/coracle/kube", "directory for what outlives a reboot")
+	cmd.Flags().StringVar(&cert, "tls-cert", "", "file of the serving certificate (default: one that nobody vouches for)")
+	cmd.Flags().StringVar(&key, "tls-key", "", "file of its key")
+	cmd.Flags().StringVar(&clients, "client-ca", "", "file of the authority of clients' certificates, the API server's above all")
 	n.define(cmd.Flags())
 	return cmd
 }
@@ -78,11 +124,11 @@ func alone(name, short string, part func(context.Context, *client.Set) (run func
 		Use:     name,
 		Short:   short,
 		Example: fmt.Sprintf("  coracle-kube %s --kubeconfig %s.kubeconfig", name, name),
-		Args:    cobra.NoArgs,
+		Args:    noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 			if err != nil {
-				return fmt.Errorf("--kubeconfig: %w", err)
+				return fmt.Errorf("--kubeconfig %s cannot be used: %w", kubeconfig, err)
 			}
 			config.QPS = -1 // the API server's own fairness is the limit
 			kube, err := kubernetes.NewForConfig(config)
@@ -97,6 +143,7 @@ func alone(name, short string, part func(context.Context, *client.Set) (run func
 			if err != nil {
 				return err
 			}
+			go trimWhenCalm(cmd.Context())
 			set.Informers.Start(cmd.Context().Done())
 			defer set.Informers.Shutdown()
 			return run()

@@ -1,17 +1,22 @@
 package main
 
 import (
+	"fmt"
+	"log/slog"
 	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"k8s.io/client-go/rest"
 	componentversion "k8s.io/component-base/version"
+	"k8s.io/klog/v2"
 )
 
 // Set by the linker.
 var version, commit string
 
 func command() *cobra.Command {
+	var level string
 	root := &cobra.Command{
 		Use:   "coracle-kube",
 		Short: "run a Kubernetes in one process",
@@ -22,7 +27,12 @@ Kubernetes. "coracle up" runs "coracle-kube server" and keeps it running.`,
 		Version:       versions(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
+		PersistentPreRunE: func(*cobra.Command, []string) error {
+			sparingly()
+			return startLog(level)
+		},
 	}
+	root.PersistentFlags().StringVar(&level, "log-level", "info", "debug, info, warn or error")
 	root.SetVersionTemplate("coracle-kube {{.Version}}\n")
 	root.AddCommand(serverCommand(), apiserverCommand(), schedulerCommand(), controllersCommand(), kubeletCommand())
 	return root
@@ -37,6 +47,23 @@ func versions() string {
 	return v + " (Kubernetes " + componentversion.Get().GitVersion + ")"
 }
 
+// startLog sends everybody's log to stderr. Of what upstream's packages tell, only what went wrong is of
+// interest to an operator, unless he debugs.
+func startLog(level string) error {
+	var l slog.Level
+	if err := l.UnmarshalText([]byte(level)); err != nil {
+		return fmt.Errorf("--log-level %q is none of debug, info, warn and error", level)
+	}
+	upstream := l
+	if l == slog.LevelInfo {
+		upstream = slog.LevelWarn
+	}
+	slog.SetDefault(slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: l})))
+	klog.SetSlogLogger(slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: upstream})))
+	rest.SetDefaultWarningHandler(rest.NoWarnings{}) // warnings are for those who write manifests
+	return nil
+}
+
 // hostname is the default name of a node.
 func hostname() string {
 	name, err := os.Hostname()
@@ -44,4 +71,12 @@ func hostname() string {
 		return "localhost"
 	}
 	return strings.ToLower(name)
+}
+
+// noArguments refuses arguments, with a guess at what was meant.
+func noArguments(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return fmt.Errorf("%s takes flags only, and does not know what to do with %q", cmd.CommandPath(), strings.Join(args, " "))
+	}
+	return nil
 }

@@ -5,12 +5,9 @@ package main
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"os"
 	"os/signal"
 	"syscall"
-
-	"k8s.io/klog/v2"
 )
 
 func main() { os.Exit(run()) }
@@ -19,9 +16,6 @@ func main() { os.Exit(run()) }
 func run() int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	slog.SetDefault(slog.New(slog.NewTextHandler(os.Stderr, nil)))
-	// Of upstream's packages only what went wrong is of interest to an operator.
-	klog.SetSlogLogger(slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})))
 	if err := command().ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "coracle-kube:", err)
 		return 1

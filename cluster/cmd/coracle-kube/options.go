@@ -4,13 +4,20 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/runtime"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/client-go/kubernetes"
+	metrics "k8s.io/metrics/pkg/apis/metrics/install"
 
 	"github.com/coracle-project/coracle/cluster/apiserver"
 	"github.com/coracle-project/coracle/cluster/kubelet"
+	"github.com/coracle-project/coracle/cluster/metricsapi"
 	"github.com/coracle-project/coracle/cluster/pki"
 )
 
@@ -50,36 +57,55 @@ func (o *apiOptions) url() string {
 	return "https://" + net.JoinHostPort(host, strconv.Itoa(o.port))
 }
 
-// hosts are the names and addresses under which the API is called.
-func (o *apiOptions) hosts(node string, ips []string) []string {
-	hosts := append([]string{
-		"localhost", "127.0.0.1", "::1", node,
-		"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local",
-	}, ips...)
-	if ip, err := netip.ParseAddr(o.bind); err == nil && !ip.IsUnspecified() {
-		hosts = append(hosts, o.bind)
-	}
-	if services, err := netip.ParsePrefix(o.serviceCIDR); err == nil {
-		hosts = append(hosts, services.Addr().Next().String())
-	}
-	return hosts
-}
-
 // credentials makes the cluster's credentials good.
 func (o *apiOptions) credentials(node string, ips []string) (*pki.Bundle, error) {
-	bundle, err := pki.Ensure(filepath.Join(o.root, "pki"), o.url(), o.hosts(node, ips))
+	hosts, err := o.settings().Hosts()
+	if err != nil {
+		return nil, err
+	}
+	hosts = append(append(hosts, "::1", node), ips...)
+	bundle, err := pki.Ensure(filepath.Join(o.root, "pki"), o.url(), hosts)
 	if err != nil || o.kubeconfigOut == "" {
 		return bundle, err
 	}
 	return bundle, bundle.Kubeconfig(o.kubeconfigOut, "kubernetes-admin", "system:masters")
 }
 
-func (o *apiOptions) server(bundle *pki.Bundle) (*apiserver.Server, error) {
-	return apiserver.New(apiserver.Options{
-		Root: o.root, State: o.state, PKI: bundle, BindAddress: o.bind, Port: o.port,
+// check says what is wrong with the flags, if anything, that the API server would not say.
+func (o *apiOptions) check() error {
+	if o.port < 1 || o.port > 65535 {
+		return fmt.Errorf("--port %d is not between 1 and 65535", o.port)
+	}
+	return nil
+}
+
+// settings are the flags that say where the API server is and keeps things.
+func (o *apiOptions) settings() apiserver.Options {
+	return apiserver.Options{
+		Root: o.root, State: filepath.Join(o.state, "kube"), BindAddress: o.bind, Port: o.port,
 		ServiceCIDR: o.serviceCIDR, TokenFile: o.tokenFile,
 		EtcdServers: o.etcdServers, EtcdCA: o.etcdCA, EtcdCert: o.etcdCert, EtcdKey: o.etcdKey,
+	}
+}
+
+// server makes the API server, with metrics.k8s.io, which is computed from what kubelets tell.
+func (o *apiOptions) server(bundle *pki.Bundle) (*apiserver.Server, error) {
+	var server *apiserver.Server
+	settings := o.settings()
+	settings.PKI = bundle
+	scheme := runtime.NewScheme()
+	metrics.Install(scheme)
+	settings.ExtraSchemes = []*runtime.Scheme{scheme}
+	settings.ExtraAPIGroups = append(settings.ExtraAPIGroups, func(g *genericapiserver.GenericAPIServer) error {
+		kube, err := kubernetes.NewForConfig(server.ClientConfig("system:metrics", "system:masters"))
+		if err != nil {
+			return err
+		}
+		core := server.Informers().Core().V1()
+		return metricsapi.Install(g, metricsapi.NewSampler(metricsapi.Proxy(kube), core.Nodes().Lister(), core.Pods().Lister()))
 	})
+	server, err := apiserver.New(settings)
+	return server, err
 }
 
 // nodeOptions are the flags of the kubelet.
@@ -117,8 +143,21 @@ func (o *nodeOptions) kubelet(root string) kubelet.Options {
 func (o *nodeOptions) check() error {
 	for _, ip := range o.ips {
 		if _, err := netip.ParseAddr(ip); err != nil {
-			return fmt.Errorf("--node-ip %s: %w", ip, err)
+			return fmt.Errorf("--node-ip %q is no IP address, such as 10.0.0.1", ip)
 		}
+	}
+	if !strings.HasPrefix(o.cri, "unix:///") {
+		return fmt.Errorf("--cri %q is no socket, such as unix:///run/coracle/coracle.sock", o.cri)
+	}
+	if o.staticPods == "" {
+		return nil
+	}
+	info, err := os.Stat(o.staticPods)
+	if err != nil {
+		return fmt.Errorf("--static-pod-dir: %w", err)
+	}
+	if !info.IsDir() {
+		return fmt.Errorf("--static-pod-dir %s is no directory", o.staticPods)
 	}
 	return nil
 }

@@ -3,9 +3,11 @@ package main
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
+	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
@@ -19,6 +21,9 @@ import (
 	"github.com/coracle-project/coracle/cluster/scheduler"
 )
 
+// renewEvery is how often certificates are looked at while the cluster runs.
+const renewEvery = 24 * time.Hour
+
 func serverCommand() *cobra.Command {
 	var api apiOptions
 	var n nodeOptions
@@ -30,7 +35,7 @@ server without a socket; each acts in its own name, as RBAC allows it. Pods go o
 it finds them again when it is started.`,
 		Example: `  coracle-kube server
   coracle-kube server --root /srv/kube --port 7443 --cri unix:///run/containerd/containerd.sock`,
-		Args: cobra.NoArgs,
+		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error { return serve(cmd.Context(), api, n) },
 	}
 	api.define(cmd.Flags())
@@ -40,7 +45,8 @@ it finds them again when it is started.`,
 
 // serve runs all parts until ctx ends or one of them fails.
 func serve(ctx context.Context, api apiOptions, n nodeOptions) error {
-	if err := n.check(); err != nil {
+	began := time.Now()
+	if err := errors.Join(api.check(), n.check()); err != nil {
 		return err
 	}
 	if len(n.ips) == 0 {
@@ -71,23 +77,94 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions) error {
 	if err != nil {
 		return err
 	}
-	parts, ctx := errgroup.WithContext(ctx)
-	parts.Go(func() error { return server.Run(ctx) })
-	parts.Go(func() error { return schedule.Run(ctx) })
-	parts.Go(func() error {
-		controllers.Run(ctx, control)
-		return nil
+	return together(ctx, server, began, func() error { return renewed(&api, &n) },
+		schedule.Run, kube.Run, func(ctx context.Context) error {
+			controllers.Run(ctx, control)
+			return nil
+		})
+}
+
+// together runs the API server and the parts until ctx ends or one of them fails. The API server
+// ends last: the others have something to write when they end.
+func together(ctx context.Context, server *apiserver.Server, began time.Time, renew func() error, parts ...func(context.Context) error) error {
+	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	work, ctx := errgroup.WithContext(ctx)
+	api := make(chan error, 1)
+	go func() { api <- server.Run(serving) }()
+	work.Go(func() error { // the API server's end is the others' end
+		select {
+		case err := <-api:
+			api <- err
+			return err
+		case <-ctx.Done():
+			return nil
+		}
 	})
-	parts.Go(func() error { return kube.Run(ctx) })
-	parts.Go(func() error {
+	// The parts begin when the built-in roles and namespaces are there: what they would try before
+	// would fail, and be tried again only after a pause.
+	for _, part := range parts {
+		work.Go(func() error {
+			select {
+			case <-server.Ready():
+				return part(ctx)
+			case <-ctx.Done():
+				return nil
+			}
+		})
+	}
+	work.Go(func() error {
 		select {
 		case <-server.Ready():
-			slog.Info("serving", "url", api.url(), "version", versions())
+			slog.Info("serving", "address", server.Address(), "after", time.Since(began).Round(time.Millisecond), "version", versions())
+			go trimWhenCalm(ctx)
+			every(ctx, renewEvery, renew)
 		case <-ctx.Done():
 		}
 		return nil
 	})
-	return parts.Wait()
+	failed := work.Wait()
+	stop()
+	return errors.Join(failed, withoutRepeat(<-api, failed))
+}
+
+// withoutRepeat returns err unless it is what was said before.
+func withoutRepeat(err, before error) error {
+	if errors.Is(before, err) {
+		return nil
+	}
+	return err
+}
+
+// every calls f every d until ctx ends.
+func every(ctx context.Context, d time.Duration, f func() error) {
+	tick := time.NewTicker(d)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			if err := f(); err != nil {
+				slog.Error("certificates cannot be renewed", "err", err)
+			}
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// renewed makes sure that the certificates of a cluster that runs for longer than they last are good.
+// Who uses them looks at their files.
+func renewed(api *apiOptions, n *nodeOptions) error {
+	bundle, err := api.credentials(n.name, n.ips)
+	if err != nil {
+		return err
+	}
+	_, err = nodeFiles(bundle, n)
+	return err
+}
+
+func nodeFiles(bundle *pki.Bundle, n *nodeOptions) (pki.NodeFiles, error) {
+	return bundle.Node(n.name, append([]string{n.name, "127.0.0.1"}, n.ips...))
 }
 
 // in gives a part of this process its own identity.
@@ -114,12 +191,13 @@ func newControllers(server *apiserver.Server, bundle *pki.Bundle) ([]controllers
 	if err != nil {
 		return nil, err
 	}
+	tokens, err := tokenGenerator(bundle.ServiceAccountKey)
+	if err != nil {
+		return nil, err
+	}
 	return controllers.New(set, controllers.Options{
-		RootCA: ca,
-		SigningCA: func() (tls.Certificate, error) {
-			cert, key := bundle.Authority()
-			return tls.Certificate{Certificate: [][]byte{cert.Raw}, PrivateKey: key, Leaf: cert}, nil
-		},
+		RootCA: ca, TokenGenerator: tokens,
+		SigningCA: func() (tls.Certificate, error) { return tls.LoadX509KeyPair(bundle.CA, bundle.CA) },
 	})
 }
 
@@ -128,7 +206,7 @@ func newKubelet(server *apiserver.Server, bundle *pki.Bundle, api apiOptions, n 
 	if err != nil {
 		return nil, err
 	}
-	files, err := bundle.Node(n.name, append([]string{n.name, "127.0.0.1"}, n.ips...))
+	files, err := nodeFiles(bundle, &n)
 	if err != nil {
 		return nil, err
 	}

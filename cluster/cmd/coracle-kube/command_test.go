@@ -1,0 +1,114 @@
+package main
+
+import (
+	"bytes"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// try runs the command line and returns what it prints.
+func try(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	var out bytes.Buffer
+	cmd := command()
+	cmd.SetArgs(args)
+	cmd.SetOut(&out)
+	cmd.SetErr(&out)
+	err := cmd.ExecuteContext(t.Context())
+	return out.String(), err
+}
+
+func TestWhatIsPrinted(t *testing.T) {
+	for _, test := range []struct {
+		args []string
+		want []string
+	}{
+		{[]string{"--version"}, []string{"coracle-kube v0.0.0-dev (Kubernetes v"}},
+		{[]string{"--help"}, []string{"coracle-kube server --cri", "apiserver", "completion", "--log-level"}},
+		{[]string{"server", "--help"}, []string{"Examples:", "--root", "--state", "--bind-address", "--etcd-servers", "--static-pod-dir", "--token-file", "--service-cidr"}},
+		{[]string{"apiserver", "--help"}, []string{"Examples:", "--kubeconfig-out"}},
+		{[]string{"scheduler", "--help"}, []string{"Examples:", "--kubeconfig"}},
+		{[]string{"controllers", "--help"}, []string{"Examples:", "--cluster-ca"}},
+		{[]string{"kubelet", "--help"}, []string{"Examples:", "--cri", "--client-ca"}},
+		{[]string{"completion", "bash"}, []string{"bash completion"}},
+	} {
+		out, err := try(t, test.args...)
+		if err != nil {
+			t.Errorf("%v: %v", test.args, err)
+		}
+		for _, want := range test.want {
+			if !strings.Contains(out, want) {
+				t.Errorf("%v does not print %q but:\n%s", test.args, want, out)
+			}
+		}
+	}
+}
+
+func TestWrongFlags(t *testing.T) {
+	dir := t.TempDir()
+	place := []string{"--root", dir, "--state", filepath.Join(dir, "run")}
+	node := []string{"--node-name", "n", "--node-ip", "127.0.0.1"}
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	port := strconv.Itoa(taken.Addr().(*net.TCPAddr).Port)
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, []byte("garbage"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"run-it"}, `unknown command "run-it"`},
+		{[]string{"server", "--prot", "1"}, "unknown flag: --prot"},
+		{[]string{"server", "now"}, `takes flags only, and does not know what to do with "now"`},
+		{[]string{"server", "--log-level", "loud"}, `--log-level "loud" is none of debug, info, warn and error`},
+		{[]string{"server", "--port", "0"}, "--port 0 is not between 1 and 65535"},
+		{[]string{"server", "--port", "x"}, "invalid argument"},
+		{[]string{"server", "--cri", "/run/x.sock"}, `--cri "/run/x.sock" is no socket, such as unix:///run/coracle/coracle.sock`},
+		{[]string{"server", "--node-ip", "here"}, `--node-ip "here" is no IP address, such as 10.0.0.1`},
+		{[]string{"server", "--static-pod-dir", "/nonexistent"}, "--static-pod-dir: stat /nonexistent: no such file or directory"},
+		{[]string{"server", "--static-pod-dir", file}, "is no directory"},
+		{append([]string{"server", "--bind-address", "x"}, node...), `--bind-address "x" is no IP address`},
+		{append([]string{"server", "--service-cidr", "x"}, node...), `--service-cidr "x" is no network`},
+		{[]string{"apiserver", "--token-file", "/nonexistent"}, "/nonexistent: no such file"},
+		{[]string{"apiserver", "--port", port}, "something listens on 127.0.0.1:" + port + " already; stop it, or choose another --port"},
+		{[]string{"scheduler"}, `required flag(s) "kubeconfig" not set`},
+		{[]string{"scheduler", "--kubeconfig", "/nonexistent"}, "--kubeconfig /nonexistent cannot be used"},
+		{[]string{"controllers", "--kubeconfig", file}, "cannot be used"},
+		{[]string{"kubelet", "--kubeconfig", file}, "cannot be used"},
+	} {
+		t.Run(strings.Join(test.args, " "), func(t *testing.T) {
+			args := test.args
+			if args[0] == "server" || args[0] == "apiserver" {
+				args = append(args, place...)
+			}
+			_, err := try(t, args...)
+			if err == nil || !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), "\n") {
+				t.Errorf("error %v, want %s", err, test.want)
+			}
+		})
+	}
+}
+
+func TestAdministratorsKubeconfigIsWrittenWhereWanted(t *testing.T) {
+	dir := t.TempDir()
+	o := apiOptions{root: dir, state: dir, bind: "0.0.0.0", port: 7443, kubeconfigOut: filepath.Join(dir, "out")}
+	if _, err := o.credentials("n", []string{"10.0.0.9"}); err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile(o.kubeconfigOut)
+	if err != nil || !strings.Contains(string(data), "server: https://127.0.0.1:7443") {
+		t.Errorf("%v: %s", err, data)
+	}
+	if info, err := os.Stat(o.kubeconfigOut); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("mode %v, %v", info.Mode(), err)
+	}
+}
