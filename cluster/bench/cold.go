@@ -1,0 +1,206 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// poll is how often the API is asked what cannot be watched yet.
+const poll = 10 * time.Millisecond
+
+// patience ends a phase that does not come to its end.
+const patience = 5 * time.Minute
+
+// connect returns a client as soon as the kubeconfig is there and the API server says that it is
+// ready; or failed's error.
+func connect(ctx context.Context, kubeconfig string, failed func() error) (kubernetes.Interface, error) {
+	var kube kubernetes.Interface
+	var last error
+	err := wait.PollUntilContextTimeout(ctx, poll, 2*time.Minute, true, func(ctx context.Context) (bool, error) {
+		if err := failed(); err != nil {
+			return false, err
+		}
+		if kube == nil {
+			config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+			if err != nil {
+				last = err
+				return false, nil
+			}
+			config.QPS = -1
+			config.ContentType = "application/vnd.kubernetes.protobuf"
+			config.AcceptContentTypes = config.ContentType + ",application/json"
+			if kube, err = kubernetes.NewForConfig(config); err != nil {
+				return false, err
+			}
+		}
+		last = kube.Discovery().RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
+		return last == nil, nil
+	})
+	if err != nil && last != nil {
+		err = fmt.Errorf("%w: %w", err, last)
+	}
+	return kube, err
+}
+
+// coldStart measures from nothing on disk. The image is pulled, too, from a registry on loopback.
+func (b *bench) coldStart(ctx context.Context) error {
+	began := time.Now()
+	work, ctx := errgroup.WithContext(ctx)
+	work.Go(func() error { return b.stack.start(ctx) })
+	work.Go(func() (err error) {
+		if b.kube, err = connect(ctx, b.stack.kubeconfig(), func() error { return nil }); err != nil {
+			return err
+		}
+		b.took("cold start: API ready", time.Since(began))
+		work.Go(func() error {
+			err := b.until(ctx, func(ctx context.Context) (bool, error) {
+				node, err := b.kube.CoreV1().Nodes().Get(ctx, nodeName, metav1.GetOptions{})
+				return err == nil && slices.ContainsFunc(node.Status.Conditions, func(c v1.NodeCondition) bool {
+					return c.Type == v1.NodeReady && c.Status == v1.ConditionTrue
+				}), nil
+			})
+			if err == nil {
+				b.took("cold start: node Ready", time.Since(began))
+			}
+			return err
+		})
+		if err := b.createWhenPossible(ctx, b.pod("default", "first")); err != nil {
+			return err
+		}
+		err = b.follow(ctx, "default", metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", "first").String()}, nil,
+			func(_ watch.EventType, p *v1.Pod) bool { return p.Status.Phase == v1.PodRunning })
+		b.took("cold start: first pod Running", time.Since(began))
+		return err
+	})
+	if err := work.Wait(); err != nil {
+		return err
+	}
+	version, err := b.kube.Discovery().ServerVersion()
+	if err != nil {
+		return err
+	}
+	b.out.Version = version.GitVersion
+	_, err = b.kube.CoreV1().Namespaces().Create(context.Background(), &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
+	return err
+}
+
+// namespace is where all but the first pod are.
+const namespace = "bench"
+
+// pod is the payload: a program that ends on SIGTERM.
+func (b *bench) pod(namespace, name string) *v1.Pod {
+	return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{"app": "bench"}}, Spec: b.podSpec()}
+}
+
+func (b *bench) podSpec() v1.PodSpec {
+	return v1.PodSpec{Containers: []v1.Container{{Name: "main", Image: b.image, Command: []string{"/pause"}}}}
+}
+
+// createWhenPossible tries until the namespace has its service account and the like.
+func (b *bench) createWhenPossible(ctx context.Context, p *v1.Pod) error {
+	var last error
+	err := b.until(ctx, func(ctx context.Context) (bool, error) {
+		_, last = b.kube.CoreV1().Pods(p.Namespace).Create(ctx, p, metav1.CreateOptions{})
+		return last == nil, nil
+	})
+	if err != nil {
+		return fmt.Errorf("create pod %s: %w: %v", p.Name, err, last)
+	}
+	return nil
+}
+
+func (b *bench) until(ctx context.Context, f wait.ConditionWithContextFunc) error {
+	return wait.PollUntilContextTimeout(ctx, poll, patience, true, f)
+}
+
+// follow watches pods, calls begin once the watch stands, and shows each event to done until that
+// returns true.
+func (b *bench) follow(ctx context.Context, namespace string, o metav1.ListOptions, begin func() error, done func(watch.EventType, *v1.Pod) bool) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	w, err := b.kube.CoreV1().Pods(namespace).Watch(ctx, o)
+	if err != nil {
+		return err
+	}
+	defer w.Stop()
+	if begin != nil {
+		if err := begin(); err != nil {
+			return err
+		}
+	}
+	for e := range w.ResultChan() {
+		p, ok := e.Object.(*v1.Pod)
+		if !ok {
+			return fmt.Errorf("watch: %v", e.Object)
+		}
+		if done(e.Type, p) {
+			return nil
+		}
+	}
+	return fmt.Errorf("watch of pods in %s has ended: %w", namespace, context.Cause(ctx))
+}
+
+const (
+	settle   = 20 * time.Second
+	idleTime = 30 * time.Second
+)
+
+// idle measures control plane and kubelet with one pod running.
+func (b *bench) idle(ctx context.Context) error {
+	time.Sleep(settle)
+	before, _ := usage(b.stack.programs())
+	time.Sleep(idleTime)
+	after, sizes := usage(b.stack.programs())
+	var sum int64
+	for name, kB := range sizes {
+		sum += kB
+		if len(sizes) > 2 {
+			fmt.Fprintf(os.Stderr, "cluster-bench: %s: %d kB\n", name, kB)
+		}
+	}
+	b.found(figure{Name: "idle: PSS of all processes", Unit: "MB", Value: float64(sum) / 1024})
+	b.found(figure{Name: "idle: CPU over 30 s", Unit: "% of a core", Value: 100 * (after - before).Seconds() / idleTime.Seconds()})
+	return ctx.Err()
+}
+
+// usage is what all processes that run programs have used of the CPU, and their PSS in kB.
+func usage(programs []string) (cpu time.Duration, sizes map[string]int64) {
+	sizes = map[string]int64{}
+	dirs, _ := filepath.Glob("/proc/[0-9]*")
+	for _, dir := range dirs {
+		exe, err := os.Readlink(filepath.Join(dir, "exe"))
+		if err != nil || !slices.Contains(programs, exe) {
+			continue
+		}
+		stat, _ := os.ReadFile(filepath.Join(dir, "stat"))
+		if _, rest, ok := strings.Cut(string(stat), ") "); ok {
+			for _, field := range strings.Fields(rest)[11:13] { // utime, stime, in 1/100 s
+				ticks, _ := strconv.Atoi(field)
+				cpu += time.Duration(ticks) * 10 * time.Millisecond
+			}
+		}
+		rollup, _ := os.ReadFile(filepath.Join(dir, "smaps_rollup"))
+		for line := range strings.Lines(string(rollup)) {
+			if f := strings.Fields(line); len(f) == 3 && f[0] == "Pss:" {
+				kB, _ := strconv.ParseInt(f[1], 10, 64)
+				sizes[filepath.Base(exe)] += kB
+			}
+		}
+	}
+	return cpu, sizes
+}

@@ -1,0 +1,217 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	coordv1 "k8s.io/api/coordination/v1"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+)
+
+// clients is how many calls are under way at a time.
+const clients = 20
+
+// each calls f for 0 to n-1, from several goroutines.
+func each(ctx context.Context, n int, f func(ctx context.Context, i int) error) error {
+	var next atomic.Int64
+	work, ctx := errgroup.WithContext(ctx)
+	for range clients {
+		work.Go(func() error {
+			for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
+				if err := f(ctx, i); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	return work.Wait()
+}
+
+func (b *bench) create(ctx context.Context, p *v1.Pod) error {
+	_, err := b.kube.CoreV1().Pods(p.Namespace).Create(ctx, p, metav1.CreateOptions{})
+	return err
+}
+
+// removeAll removes all pods of this namespace at once, and waits until they are gone.
+func (b *bench) removeAll(ctx context.Context) error {
+	pods, now := b.kube.CoreV1().Pods(namespace), int64(0)
+	if err := pods.DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: &now}, metav1.ListOptions{}); err != nil {
+		return err
+	}
+	return b.until(ctx, func(ctx context.Context) (bool, error) {
+		left, err := pods.List(ctx, metav1.ListOptions{Limit: 1})
+		return err == nil && len(left.Items) == 0, err
+	})
+}
+
+// createRate creates pods that no scheduler cares for.
+func (b *bench) createRate(ctx context.Context) error {
+	warm := b.pod(namespace, "warm-creates")
+	warm.Spec.SchedulerName = "nobody"
+	if err := b.createWhenPossible(ctx, warm); err != nil {
+		return err
+	}
+	var rates []float64
+	for range min(b.rounds, 3) {
+		began := time.Now()
+		err := each(ctx, b.creates, func(ctx context.Context, i int) error {
+			p := b.pod(namespace, fmt.Sprintf("create-%d", i))
+			p.Spec.SchedulerName = "nobody"
+			return b.create(ctx, p)
+		})
+		rates = append(rates, float64(b.creates)/time.Since(began).Seconds())
+		if err := cmpErr(err, b.removeAll(ctx)); err != nil {
+			return err
+		}
+	}
+	b.found(figure{Name: "API: pods created", Unit: "1/s", Value: median(rates), More: true})
+	return nil
+}
+
+// simulated schedules many pods onto nodes that are objects only.
+func (b *bench) simulated(ctx context.Context) error {
+	cordon := []byte(`{"spec":{"unschedulable":true}}`)
+	if _, err := b.kube.CoreV1().Nodes().Patch(ctx, nodeName, types.MergePatchType, cordon, metav1.PatchOptions{}); err != nil {
+		return err
+	}
+	if err := each(ctx, b.nodes, b.join); err != nil {
+		return err
+	}
+	beating, stop := context.WithCancel(ctx)
+	defer stop()
+	go b.heartbeats(beating)
+	err := b.until(ctx, func(ctx context.Context) (bool, error) {
+		nodes, err := b.kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: "bench=simulated"})
+		if err != nil {
+			return false, err
+		}
+		for _, n := range nodes.Items {
+			if len(n.Spec.Taints) > 0 {
+				return false, nil
+			}
+		}
+		return len(nodes.Items) == b.nodes, nil
+	})
+	if err != nil {
+		return fmt.Errorf("nodes do not lose their taints: %w", err)
+	}
+	var created time.Duration
+	took, err := b.fill(ctx, func() error {
+		began := time.Now()
+		err := b.backlog(ctx)
+		created = time.Since(began)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	b.found(figure{Name: fmt.Sprintf("%d pods onto %d nodes", b.pods, b.nodes), Unit: "pods/s", Value: float64(b.pods) / took.all.Seconds(), More: true})
+	b.found(figure{Name: "… of which the creations alone", Unit: "pods/s", Value: float64(b.pods) / created.Seconds(), More: true})
+	if err := b.removeAll(ctx); err != nil {
+		return err
+	}
+	if u, ok := b.stack.(*upstream); ok {
+		return u.alone(ctx, b)
+	}
+	return nil
+}
+
+// backlog creates the pods that are to be scheduled.
+func (b *bench) backlog(ctx context.Context) error {
+	return each(ctx, b.pods, func(ctx context.Context, i int) error {
+		p := b.pod(namespace, fmt.Sprintf("pod-%d", i))
+		p.Spec.Containers[0].Resources.Requests = v1.ResourceList{v1.ResourceCPU: resource.MustParse("100m"), v1.ResourceMemory: resource.MustParse("100Mi")}
+		return b.create(ctx, p)
+	})
+}
+
+// fill calls begin and waits until all pods are bound.
+func (b *bench) fill(ctx context.Context, begin func() error) (took firstThenOthers, err error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	begun, bound := make(chan struct{}), 0
+	var began time.Time
+	err = b.follow(ctx, namespace, metav1.ListOptions{FieldSelector: "spec.nodeName!="}, func() error {
+		began = time.Now()
+		go func() {
+			defer close(begun)
+			if err := begin(); err != nil {
+				cancel(err)
+			}
+		}()
+		return nil
+	}, func(event watch.EventType, _ *v1.Pod) bool {
+		if event == watch.Added {
+			if bound++; bound == 1 {
+				took.first = time.Since(began)
+			}
+		}
+		return bound == b.pods
+	})
+	took.all = time.Since(began)
+	if err != nil {
+		return took, fmt.Errorf("%d of %d pods were bound: %w", bound, b.pods, err)
+	}
+	<-begun
+	return took, nil
+}
+
+// drain has a scheduler start when all pods wait.
+func (b *bench) drain(ctx context.Context, start func() error) (firstThenOthers, error) {
+	if err := b.backlog(ctx); err != nil {
+		return firstThenOthers{}, err
+	}
+	took, err := b.fill(ctx, start)
+	return took, cmpErr(err, b.removeAll(ctx))
+}
+
+func simulatedNode(i int) string { return fmt.Sprintf("simulated-%d", i) }
+
+// join makes a node and its lease.
+func (b *bench) join(ctx context.Context, i int) error {
+	name, labels := simulatedNode(i), map[string]string{"bench": "simulated"}
+	now, seconds := metav1.NowMicro(), int32(40)
+	lease := &coordv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels},
+		Spec:       coordv1.LeaseSpec{HolderIdentity: &name, LeaseDurationSeconds: &seconds, RenewTime: &now},
+	}
+	if _, err := b.kube.CoordinationV1().Leases(v1.NamespaceNodeLease).Create(ctx, lease, metav1.CreateOptions{}); err != nil {
+		return err
+	}
+	room := v1.ResourceList{v1.ResourceCPU: resource.MustParse("8"), v1.ResourceMemory: resource.MustParse("32Gi"), v1.ResourcePods: resource.MustParse("110")}
+	node := &v1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{
+			"bench": "simulated", v1.LabelHostname: name, v1.LabelOSStable: "linux", v1.LabelTopologyZone: fmt.Sprintf("zone-%d", i%3),
+		}},
+		Status: v1.NodeStatus{Capacity: room, Allocatable: room, Conditions: []v1.NodeCondition{{
+			Type: v1.NodeReady, Status: v1.ConditionTrue, Reason: "KubeletReady", LastHeartbeatTime: metav1.Now(), LastTransitionTime: metav1.Now(),
+		}}},
+	}
+	_, err := b.kube.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{})
+	return err
+}
+
+// heartbeats renews the leases of all simulated nodes, each every 20 seconds, until ctx ends.
+func (b *bench) heartbeats(ctx context.Context) {
+	tick := time.NewTicker(20 * time.Second / time.Duration(b.nodes))
+	defer tick.Stop()
+	for i := 0; ctx.Err() == nil; i = (i + 1) % b.nodes {
+		patch := fmt.Appendf(nil, `{"spec":{"renewTime":%q}}`, time.Now().UTC().Format(metav1.RFC3339Micro))
+		_, err := b.kube.CoordinationV1().Leases(v1.NamespaceNodeLease).Patch(ctx, simulatedNode(i), types.MergePatchType, patch, metav1.PatchOptions{})
+		if err != nil && ctx.Err() == nil {
+			b.found(figure{Name: "heartbeat lost: " + err.Error()})
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+		}
+	}
+}
