@@ -18,11 +18,13 @@ import (
 	"github.com/coracle-project/coracle/cluster/controllers/bootstraptoken"
 	"github.com/coracle-project/coracle/cluster/controllers/certificates"
 	"github.com/coracle-project/coracle/cluster/controllers/clusterroleaggregation"
+	"github.com/coracle-project/coracle/cluster/controllers/daemonset"
 	"github.com/coracle-project/coracle/cluster/controllers/deployment"
 	"github.com/coracle-project/coracle/cluster/controllers/endpoints"
 	"github.com/coracle-project/coracle/cluster/controllers/endpointslice"
 	"github.com/coracle-project/coracle/cluster/controllers/frame"
 	"github.com/coracle-project/coracle/cluster/controllers/garbagecollector"
+	"github.com/coracle-project/coracle/cluster/controllers/job"
 	"github.com/coracle-project/coracle/cluster/controllers/namespace"
 	"github.com/coracle-project/coracle/cluster/controllers/nodelifecycle"
 	"github.com/coracle-project/coracle/cluster/controllers/podgc"
@@ -87,6 +89,8 @@ func New(set *client.Set, o Options) ([]Runner, error) {
 	all := []*frame.Controller{
 		deployment.New(set),
 		replicaset.New(set),
+		daemonset.New(set),
+		job.New(set),
 		endpoints.New(set),
 		endpointslice.New(set),
 		namespace.New(set, o.Metadata, o.NamespaceSettle),

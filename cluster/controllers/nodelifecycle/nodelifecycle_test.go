@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/client-go/util/retry"
 	"k8s.io/klog/v2"
 	upstream "k8s.io/kubernetes/pkg/controller/nodelifecycle"
 	"k8s.io/kubernetes/pkg/controller/tainteviction"
@@ -110,14 +111,17 @@ func (w world) beat(d time.Duration, nodes ...string) {
 
 // say posts a condition of a node.
 func (w world) say(name string, of corev1.NodeConditionType, status corev1.ConditionStatus) {
-	n := must(w.Kube.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{}))
-	c := condition(n, of)
-	if c == nil {
-		n.Status.Conditions = append(n.Status.Conditions, corev1.NodeCondition{Type: of})
-		c = condition(n, of)
-	}
-	c.Status, c.Reason, c.Message, c.LastHeartbeatTime = status, "Said", "said so", metav1.Now()
-	must(w.Kube.CoreV1().Nodes().UpdateStatus(ctx, n, metav1.UpdateOptions{}))
+	must(0, retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		n := must(w.Kube.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{}))
+		c := condition(n, of)
+		if c == nil {
+			n.Status.Conditions = append(n.Status.Conditions, corev1.NodeCondition{Type: of})
+			c = condition(n, of)
+		}
+		c.Status, c.Reason, c.Message, c.LastHeartbeatTime = status, "Said", "said so", metav1.Now()
+		_, err := w.Kube.CoreV1().Nodes().UpdateStatus(ctx, n, metav1.UpdateOptions{})
+		return err
+	}))
 }
 
 // pod puts a pod on a node that tolerates its being away for these seconds (-1: for ever, 0: not).

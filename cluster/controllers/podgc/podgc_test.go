@@ -74,6 +74,9 @@ func (w world) force() {
 		if d.DeleteOptions.GracePeriodSeconds == nil || *d.DeleteOptions.GracePeriodSeconds != 0 {
 			return false, nil, nil
 		}
+		if _, err := w.Kube.CoreV1().Pods(d.Namespace).Get(ctx, d.Name, metav1.GetOptions{}); err != nil {
+			return true, nil, err
+		}
 		w.set(d.Name, func(p *corev1.Pod) {
 			p.DeletionTimestamp, p.DeletionGracePeriodSeconds = &metav1.Time{Time: time.Now()}, new(int64)
 		})
