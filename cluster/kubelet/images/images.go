@@ -22,11 +22,11 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/klog/v2"
 	"k8s.io/kubernetes/pkg/credentialprovider"
-	kubecontainer "k8s.io/kubernetes/pkg/kubelet/container"
 	kubeimages "k8s.io/kubernetes/pkg/kubelet/images"
 	"k8s.io/kubernetes/pkg/kubelet/images/pullmanager"
 
 	"github.com/coracle-project/coracle/cluster/kubelet/cri"
+	"github.com/coracle-project/coracle/cluster/kubelet/ref"
 )
 
 // A failed pull is tried again after 10 s, doubling up to 5 min.
@@ -91,12 +91,8 @@ func NewPuller(client *cri.Client, recorder record.EventRecorder, secrets Secret
 // Ensure returns the id of the container's image, pulling it if the container's policy or its
 // absence asks for that. An error is a *Failure.
 func (p *Puller) Ensure(ctx context.Context, pod *v1.Pod, c *v1.Container, sandbox *runtimeapi.PodSandboxConfig, handler string) (string, error) {
-	ref, err := kubecontainer.GenerateContainerRef(pod, c)
-	if err != nil {
-		return "", &Failure{Reason: kubeimages.ErrImageInspect.Error(), Message: err.Error()}
-	}
 	secrets := p.pullSecrets(ctx, pod)
-	id, message, err := p.manager.EnsureImageExists(ctx, ref, pod, c.Image, secrets, sandbox, handler, c.ImagePullPolicy)
+	id, message, err := p.manager.EnsureImageExists(ctx, ref.Container(pod, c), pod, c.Image, secrets, sandbox, handler, c.ImagePullPolicy)
 	if err == nil {
 		return id, nil
 	}

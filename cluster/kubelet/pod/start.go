@@ -3,7 +3,6 @@ package pod
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -17,6 +16,7 @@ import (
 
 	"github.com/coracle-project/coracle/cluster/kubelet/cri"
 	"github.com/coracle-project/coracle/cluster/kubelet/images"
+	"github.com/coracle-project/coracle/cluster/kubelet/ref"
 )
 
 // Calls that change something go on when the pod's end is asked for meanwhile: what they made must
@@ -238,10 +238,5 @@ func removeLogs(path string) {
 
 // event records an event about one container of the pod.
 func (w *worker) event(pod *v1.Pod, c *v1.Container, kind, reason, format string, args ...any) {
-	ref, err := kubecontainer.GenerateContainerRef(pod, c)
-	if err != nil {
-		w.r.Recorder.Event(pod, kind, reason, fmt.Sprintf(format, args...))
-		return
-	}
-	w.r.Recorder.Eventf(ref, kind, reason, format, args...)
+	w.r.Recorder.Eventf(ref.Container(pod, c), kind, reason, format, args...)
 }

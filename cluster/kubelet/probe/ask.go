@@ -8,7 +8,6 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/kubernetes/pkg/api/legacyscheme"
 	kubecontainer "k8s.io/kubernetes/pkg/kubelet/container"
 	"k8s.io/kubernetes/pkg/kubelet/util/format"
 	"k8s.io/kubernetes/pkg/probe"
@@ -17,8 +16,6 @@ import (
 	httpprobe "k8s.io/kubernetes/pkg/probe/http"
 	tcpprobe "k8s.io/kubernetes/pkg/probe/tcp"
 	"k8s.io/utils/exec"
-
-	"k8s.io/client-go/tools/reference"
 )
 
 // newAsker returns what makes one probe, with upstream's probers.
@@ -77,15 +74,4 @@ func (c *execCmd) Start() error {
 		_, _ = io.Copy(c.out, bytes.NewReader(output))
 	}
 	return err
-}
-
-// eventRef names the container in the pod, as events about containers do.
-func eventRef(t Target) *v1.ObjectReference {
-	ref, err := kubecontainer.GenerateContainerRef(t.Pod, t.Container)
-	if err != nil {
-		if ref, err = reference.GetReference(legacyscheme.Scheme, t.Pod); err != nil {
-			return &v1.ObjectReference{Kind: "Pod", Namespace: t.Pod.Namespace, Name: t.Pod.Name, UID: t.Pod.UID}
-		}
-	}
-	return ref
 }

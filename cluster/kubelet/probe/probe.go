@@ -23,6 +23,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/kubernetes/pkg/probe"
+
+	"github.com/coracle-project/coracle/cluster/kubelet/ref"
 )
 
 // Kind is one of the three questions.
@@ -268,18 +270,18 @@ func (m *Manager) probe(ctx context.Context, kind Kind, spec *v1.Probe, t Target
 	if ctx.Err() != nil {
 		return probe.Unknown, false
 	}
-	ref := eventRef(t)
+	about := ref.Container(t.Pod, t.Container)
 	switch {
 	case err != nil:
-		m.recorder.Eventf(ref, v1.EventTypeWarning, "Unhealthy", "%s probe errored and resulted in %s state: %s", kind, result, err)
+		m.recorder.Eventf(about, v1.EventTypeWarning, "Unhealthy", "%s probe errored and resulted in %s state: %s", kind, result, err)
 		return probe.Unknown, false
 	case result == probe.Success:
 		return probe.Success, true
 	case result == probe.Warning:
-		m.recorder.Eventf(ref, v1.EventTypeWarning, "ProbeWarning", "%s probe warning: %s", kind, output)
+		m.recorder.Eventf(about, v1.EventTypeWarning, "ProbeWarning", "%s probe warning: %s", kind, output)
 		return probe.Success, true
 	case result == probe.Failure:
-		m.recorder.Eventf(ref, v1.EventTypeWarning, "Unhealthy", "%s probe failed: %s", kind, output)
+		m.recorder.Eventf(about, v1.EventTypeWarning, "Unhealthy", "%s probe failed: %s", kind, output)
 	}
 	return probe.Failure, true
 }

@@ -35,6 +35,7 @@ type Fake struct {
 	fail       map[string]error
 	block      map[string]chan struct{}
 	calls      []string
+	unready    string
 }
 
 type container struct {
@@ -154,6 +155,23 @@ func (c conn) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.CallO
 // Version implements CRI.
 func (f *Fake) Version(context.Context, *runtimeapi.VersionRequest) (*runtimeapi.VersionResponse, error) {
 	return &runtimeapi.VersionResponse{RuntimeName: "fake", RuntimeVersion: "1", RuntimeApiVersion: "v1"}, nil
+}
+
+// SetReady makes the runtime ready if why is empty, and otherwise says why its network is not.
+func (f *Fake) SetReady(why string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.unready = why
+}
+
+// Status implements CRI.
+func (f *Fake) Status(context.Context, *runtimeapi.StatusRequest) (*runtimeapi.StatusResponse, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return &runtimeapi.StatusResponse{Status: &runtimeapi.RuntimeStatus{Conditions: []*runtimeapi.RuntimeCondition{
+		{Type: runtimeapi.RuntimeReady, Status: true},
+		{Type: runtimeapi.NetworkReady, Status: f.unready == "", Message: f.unready},
+	}}}, nil
 }
 
 // RunPodSandbox implements CRI.

@@ -1,0 +1,95 @@
+package kubelet
+
+import (
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/utils/ptr"
+)
+
+func TestAdmit(t *testing.T) {
+	node := func() *v1.Node {
+		n := &v1.Node{}
+		n.Name = "n1"
+		n.Labels = map[string]string{v1.LabelOSStable: "linux", "disk": "ssd"}
+		n.Status.Allocatable = v1.ResourceList{
+			v1.ResourceCPU: resource.MustParse("2"), v1.ResourceMemory: resource.MustParse("1Gi"), v1.ResourcePods: resource.MustParse("3"),
+		}
+		return n
+	}
+	other := &v1.Pod{}
+	other.Spec.Containers = []v1.Container{{
+		Resources: v1.ResourceRequirements{Requests: v1.ResourceList{v1.ResourceCPU: resource.MustParse("1500m")}},
+		Ports:     []v1.ContainerPort{{HostPort: 80, HostIP: "10.0.0.1"}},
+	}}
+	asks := func(name v1.ResourceName, amount string) func(*v1.Pod, *v1.Node) {
+		return func(p *v1.Pod, _ *v1.Node) {
+			p.Spec.Containers[0].Resources.Requests = v1.ResourceList{name: resource.MustParse(amount)}
+		}
+	}
+	wants := func(port v1.ContainerPort) func(*v1.Pod, *v1.Node) {
+		return func(p *v1.Pod, _ *v1.Node) { p.Spec.Containers[0].Ports = []v1.ContainerPort{port} }
+	}
+	for name, tc := range map[string]struct {
+		edit            func(*v1.Pod, *v1.Node)
+		reason, message string
+	}{
+		"fits":              {edit: asks(v1.ResourceCPU, "500m")},
+		"not enough CPU":    {asks(v1.ResourceCPU, "501m"), "OutOfcpu", "Node didn't have enough resource: cpu, requested: 501, used: 1500, capacity: 2000"},
+		"not enough memory": {asks(v1.ResourceMemory, "2Gi"), "OutOfmemory", "Node didn't have enough resource: memory, requested: 2147483648, used: 0, capacity: 1073741824"},
+		"no such resource":  {edit: asks("example.com/thing", "1")},
+		"too few of it": {func(p *v1.Pod, n *v1.Node) {
+			asks("example.com/thing", "2")(p, n)
+			n.Status.Allocatable["example.com/thing"] = resource.MustParse("1")
+		}, "OutOfexample.com/thing", "Node didn't have enough resource: example.com/thing, requested: 2, used: 0, capacity: 1"},
+		"too many pods":      {func(_ *v1.Pod, n *v1.Node) { n.Status.Allocatable[v1.ResourcePods] = resource.MustParse("1") }, "OutOfpods", "Node didn't have enough resource: pods, requested: 1, used: 1, capacity: 1"},
+		"selector matches":   {edit: func(p *v1.Pod, _ *v1.Node) { p.Spec.NodeSelector = map[string]string{"disk": "ssd"} }},
+		"selector does not":  {func(p *v1.Pod, _ *v1.Node) { p.Spec.NodeSelector = map[string]string{"disk": "hdd"} }, "NodeAffinity", "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector"},
+		"another OS":         {func(p *v1.Pod, _ *v1.Node) { p.Spec.OS = &v1.PodOS{Name: v1.Windows} }, "PodOSNotSupported", "Failed to admit pod as the OS field doesn't match node OS"},
+		"another OS's node":  {func(p *v1.Pod, _ *v1.Node) { p.Spec.NodeSelector = map[string]string{v1.LabelOSStable: "windows"} }, "PodOSSelectorNodeLabelDoesNotMatch", "Failed to admit pod as the `kubernetes.io/os` label doesn't match node label"},
+		"port of any":        {wants(v1.ContainerPort{HostPort: 80}), "NodePorts", "Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports"},
+		"port of another IP": {edit: wants(v1.ContainerPort{HostPort: 80, HostIP: "10.0.0.2"})},
+		"port of UDP":        {edit: wants(v1.ContainerPort{HostPort: 80, Protocol: v1.ProtocolUDP})},
+		"a taint": {func(_ *v1.Pod, n *v1.Node) {
+			n.Spec.Taints = []v1.Taint{{Key: "out", Effect: v1.TaintEffectNoExecute}}
+		}, "TaintToleration", "Predicate TaintToleration failed: node(s) had taints that the pod didn't tolerate"},
+		"a tolerated taint": {edit: func(p *v1.Pod, n *v1.Node) {
+			n.Spec.Taints = []v1.Taint{{Key: "out", Effect: v1.TaintEffectNoExecute}}
+			p.Spec.Tolerations = []v1.Toleration{{Key: "out", Operator: v1.TolerationOpExists}}
+		}},
+		"a taint against scheduling": {edit: func(_ *v1.Pod, n *v1.Node) {
+			n.Spec.Taints = []v1.Taint{{Key: "out", Effect: v1.TaintEffectNoSchedule}}
+		}},
+		"strict groups": {func(p *v1.Pod, _ *v1.Node) {
+			p.Spec.SecurityContext = &v1.PodSecurityContext{SupplementalGroupsPolicy: ptr.To(v1.SupplementalGroupsPolicyStrict)}
+		}, "SupplementalGroupsPolicyNotSupported", "SupplementalGroupsPolicy=Strict is not supported in this node"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, n := &v1.Pod{}, node()
+			p.Spec.Containers = []v1.Container{{}}
+			tc.edit(p, n)
+			reason, message, ok := admit(n, p, []*v1.Pod{other})
+			if reason != tc.reason || message != tc.message || ok != (tc.reason == "") {
+				t.Errorf("%v %q %q", ok, reason, message)
+			}
+		})
+	}
+}
+
+func TestOptions(t *testing.T) {
+	good := Options{NodeName: "n", Endpoint: "unix:///x"}
+	if err := good.complete(); err != nil || good.MaxPods != 110 || good.Port != 10250 || good.LegacyLogDir != "/var/log/containers" {
+		t.Errorf("%+v, %v", good, err)
+	}
+	for name, o := range map[string]Options{
+		"no name":     {Endpoint: "unix:///x"},
+		"no endpoint": {NodeName: "n"},
+		"bad address": {NodeName: "n", Endpoint: "unix:///x", NodeIPs: []string{"here"}},
+		"half a pair": {NodeName: "n", Endpoint: "unix:///x", CertFile: "c"},
+	} {
+		if o.complete() == nil {
+			t.Errorf("%s: accepted", name)
+		}
+	}
+}

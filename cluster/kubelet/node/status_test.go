@@ -1,0 +1,144 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/tools/record"
+	nodeutil "k8s.io/component-helpers/node/util"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/coracle-project/coracle/cluster/kubelet/cri/critest"
+)
+
+func TestResources(t *testing.T) {
+	m := Machine{CPUs: 2, MemoryBytes: 8 << 30, StorageBytes: 100 << 30, HugePages: map[int64]int64{2 << 20: 1 << 30}}
+	capacity, allocatable := Resources(m, 110)
+	for name, want := range map[v1.ResourceName][2]string{
+		v1.ResourceCPU:    {"2", "2"},
+		v1.ResourceMemory: {"8Gi", "7068Mi"}, // 100 Mi and the huge pages are kept
+		v1.ResourcePods:   {"110", "110"},
+		"hugepages-2Mi":   {"1Gi", "1Gi"},
+	} {
+		c, a := capacity[name], allocatable[name]
+		if c.String() != want[0] || a.String() != want[1] {
+			t.Errorf("%s: %s and %s, want %v", name, c.String(), a.String(), want)
+		}
+	}
+	if c, a := capacity.StorageEphemeral().Value(), allocatable.StorageEphemeral().Value(); a != c-c/100*10 {
+		t.Errorf("storage %d of %d", a, c)
+	}
+}
+
+func TestNotReady(t *testing.T) {
+	condition := func(name string, ok bool) *runtimeapi.RuntimeCondition {
+		return &runtimeapi.RuntimeCondition{Type: name, Status: ok, Reason: "R", Message: "M"}
+	}
+	for name, tc := range map[string]struct {
+		conditions []*runtimeapi.RuntimeCondition
+		want       string
+	}{
+		"ready":      {[]*runtimeapi.RuntimeCondition{condition("RuntimeReady", true), condition("NetworkReady", true)}, ""},
+		"no network": {[]*runtimeapi.RuntimeCondition{condition("RuntimeReady", true), condition("NetworkReady", false)}, "container runtime network not ready: NetworkReady=false reason:R message:M"},
+		"no runtime": {[]*runtimeapi.RuntimeCondition{condition("RuntimeReady", false), condition("NetworkReady", false)}, "container runtime not ready: RuntimeReady=false reason:R message:M"},
+		"silence":    {nil, "container runtime not ready: the runtime does not say whether it is"},
+	} {
+		got := ""
+		if err := notReady(tc.conditions); err != nil {
+			got = err.Error()
+		}
+		if got != tc.want {
+			t.Errorf("%s: %q", name, got)
+		}
+	}
+}
+
+// reporter is one of a node whose runtime is in memory.
+func reporter(t *testing.T, kube *fake.Clientset, f *critest.Fake) *Reporter {
+	t.Helper()
+	r, err := New(Config{Name: "n1", Addresses: []string{"192.0.2.1"}, MaxPods: 10, Port: 10250, RootDir: "/", Labels: map[string]string{"own": "x"}},
+		kube, f.Client(), func() (*v1.Node, error) {
+			return kube.CoreV1().Nodes().Get(context.Background(), "n1", metav1.GetOptions{})
+		},
+		record.NewFakeRecorder(100))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func TestTheNodeIsReadyFromItsFirstMoment(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		kube, f := fake.NewClientset(), critest.New("i")
+		f.SetReady("")
+		r := reporter(t, kube, f)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { defer close(done); r.Run(ctx) }()
+		synctest.Wait()
+		n, err := kube.CoreV1().Nodes().Get(t.Context(), "n1", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, ready := nodeutil.GetNodeCondition(&n.Status, v1.NodeReady)
+		if ready == nil || ready.Status != v1.ConditionTrue || ready.Reason != "KubeletReady" {
+			t.Errorf("condition %+v", ready)
+		}
+		if n.Labels["own"] != "x" || n.Labels[v1.LabelHostname] != "n1" || n.Status.NodeInfo.ContainerRuntimeVersion != "fake://1" ||
+			n.Status.Addresses[0].Address != "192.0.2.1" || len(n.Status.Images) != 1 {
+			t.Errorf("%+v", n)
+		}
+		if last := n.Status.Conditions[len(n.Status.Conditions)-1]; last.Type != v1.NodeReady {
+			t.Errorf("the last condition is %s", last.Type)
+		}
+		lease, err := kube.CoordinationV1().Leases(v1.NamespaceNodeLease).Get(t.Context(), "n1", metav1.GetOptions{})
+		if err != nil || *lease.Spec.LeaseDurationSeconds != leaseSeconds {
+			t.Errorf("lease %+v, %v", lease, err)
+		}
+		// An hour in which nothing happens is told by leases, and by the status every five minutes.
+		kube.ClearActions()
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		statuses := 0
+		for _, a := range kube.Actions() {
+			if a.GetResource().Resource == "nodes" && a.GetVerb() == "patch" {
+				statuses++
+			}
+		}
+		if statuses < 11 || statuses > 13 {
+			t.Errorf("%d writes of the status in an hour", statuses)
+		}
+		// What breaks is told within ten seconds.
+		f.SetReady("no network")
+		time.Sleep(checkEvery + time.Second)
+		synctest.Wait()
+		if n, err = kube.CoreV1().Nodes().Get(t.Context(), "n1", metav1.GetOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if _, ready = nodeutil.GetNodeCondition(&n.Status, v1.NodeReady); ready.Status != v1.ConditionFalse || !strings.Contains(ready.Message, "no network") || r.Err() == nil {
+			t.Errorf("condition %+v", ready)
+		}
+		cancel()
+		<-done
+	})
+}
+
+func TestARuntimeThatIsDown(t *testing.T) {
+	kube, f := fake.NewClientset(), critest.New()
+	f.Fail("Version", errors.New("connection refused"))
+	r := reporter(t, kube, f)
+	n := r.initial()
+	if r.fill(t.Context(), n) {
+		t.Error("ready without a runtime")
+	}
+	if _, c := nodeutil.GetNodeCondition(&n.Status, v1.NodeReady); c.Reason != "KubeletNotReady" || !strings.HasPrefix(c.Message, "container runtime is down: ") {
+		t.Errorf("%+v", c)
+	}
+}
