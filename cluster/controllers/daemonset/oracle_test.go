@@ -161,6 +161,36 @@ func TestSameAsUpstream(t *testing.T) {
 			create(t, s, ds)
 			note("created")
 		},
+		"surge past a node that takes no new pods": func(t *testing.T, s *apitest.Server, note func(string)) {
+			nodes(t, s, 3)
+			create(t, s, agent(rolling("1", "0")))
+			note("created")
+			setNode(t, s, "n0", taint("full", corev1.TaintEffectNoSchedule))
+			update(t, s, image("v2"))
+			note("rolled")
+		},
+		"surge where old pods are not ready": func(t *testing.T, s *apitest.Server, note func(string)) {
+			nodes(t, s, 3)
+			create(t, s, agent(rolling("1", "0")))
+			note("created")
+			setNode(t, s, "n1", taint("full", corev1.TaintEffectNoSchedule))
+			for _, node := range []string{"n0", "n1"} {
+				s.SetPod(t, podOn(t, s, node), func(p *corev1.Pod) { p.Status.Conditions[0].Status = corev1.ConditionFalse })
+			}
+			note("not ready")
+			update(t, s, image("v2"))
+			note("rolled")
+		},
+		"roll where old pods are not ready": func(t *testing.T, s *apitest.Server, note func(string)) {
+			nodes(t, s, 3)
+			create(t, s, agent())
+			note("created")
+			for _, node := range []string{"n0", "n1"} {
+				s.SetPod(t, podOn(t, s, node), func(p *corev1.Pod) { p.Status.Conditions[0].Status = corev1.ConditionFalse })
+			}
+			update(t, s, image("v2"))
+			note("rolled")
+		},
 		"on its way out": func(t *testing.T, s *apitest.Server, note func(string)) {
 			nodes(t, s, 1)
 			create(t, s, agent(func(ds *appsv1.DaemonSet) { ds.Finalizers = []string{metav1.FinalizerDeleteDependents} }))

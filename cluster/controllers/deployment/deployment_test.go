@@ -405,20 +405,3 @@ func TestReportsWhyPodsOrReplicaSetsAreRefused(t *testing.T) {
 		}
 	})
 }
-
-// TestSurvivesCrashes lets the controllers of Deployments and ReplicaSets die after each of their
-// writes.
-func TestSurvivesCrashes(t *testing.T) {
-	for name, strategy := range map[string]func(*appsv1.Deployment){"rolling": rolling("1", "1"), "recreate": recreate} {
-		t.Run(name, func(t *testing.T) {
-			ours.Survives(t, func(t *testing.T, s *apitest.Server, note func(string)) {
-				create(t, s, web(3, strategy))
-				note("created")
-				change(t, s, image("v2"))
-				note("rolled")
-				change(t, s, scale(1), image("v1"))
-				note("undone and scaled")
-			})
-		})
-	}
-}
