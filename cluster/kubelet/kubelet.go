@@ -78,7 +78,10 @@ func New(s *client.Set, o Options) (*Kubelet, error) {
 		}
 		o.NodeIPs = []string{ip}
 	}
-	for _, dir := range []string{o.RootDir, filepath.Join(o.RootDir, "pods"), o.LogDir, o.LegacyLogDir} {
+	for _, dir := range []string{o.RootDir, filepath.Join(o.RootDir, "pods"), o.LogDir, o.LegacyLogDir, o.StaticPodDir} {
+		if dir == "" {
+			continue
+		}
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return nil, fmt.Errorf("kubelet: %w", err)
 		}

@@ -93,7 +93,7 @@ func TestAFailedPullIsHeldBack(t *testing.T) {
 	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "ns", UID: "u"}}
 	pod.Spec.Containers = []v1.Container{{Name: "c", Image: "x:1", ImagePullPolicy: v1.PullAlways}}
 	ensure := func() *Failure {
-		_, err := p.Ensure(t.Context(), pod, &pod.Spec.Containers[0], nil, "")
+		_, err := p.Ensure(t.Context(), pod, &pod.Spec.Containers[0], &runtimeapi.PodSandboxConfig{Metadata: &runtimeapi.PodSandboxMetadata{}}, "")
 		failure, ok := err.(*Failure)
 		if !ok {
 			t.Fatalf("error %v", err)
