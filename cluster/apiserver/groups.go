@@ -45,6 +45,8 @@ import (
 	schedulingrest "k8s.io/kubernetes/pkg/registry/scheduling/rest"
 	storagerest "k8s.io/kubernetes/pkg/registry/storage/rest"
 	"k8s.io/kubernetes/pkg/serviceaccount"
+
+	"github.com/coracle-project/coracle/cluster/pki"
 )
 
 const (
@@ -95,7 +97,7 @@ func (b *build) providers() ([]provider, error) {
 			ServiceAccountIssuer: b.keys.generator, APIAudiences: authentication.APIAudiences,
 			ExtendExpiration: true, MaxExtendedExpiration: serviceaccount.ExpirationExtensionSeconds * time.Second,
 		},
-		Proxy: corerest.ProxyConfig{Transport: b.proxy, KubeletClientConfig: b.kubelets()},
+		Proxy: corerest.ProxyConfig{Transport: b.proxy, KubeletClientConfig: KubeletClient(b.options.PKI)},
 		Services: corerest.ServicesConfig{
 			ClusterIPRange: b.addresses.services, NodePortRange: nodePorts, IPRepairInterval: repairEvery,
 		},
@@ -124,14 +126,15 @@ func (b *build) providers() ([]provider, error) {
 	}, nil
 }
 
-// kubelets says how kubelets are reached, for logs, exec, attach and port-forward.
-func (b *build) kubelets() kubeletclient.KubeletClientConfig {
-	pki := b.options.PKI
+// KubeletClient says how the API server reaches kubelets, for logs, exec, attach and port-forward.
+func KubeletClient(credentials *pki.Bundle) kubeletclient.KubeletClientConfig {
 	return kubeletclient.KubeletClientConfig{
 		Port: kubeletPort, HTTPTimeout: kubeletTimeout,
 		// Addresses first: a node's name need not be known to any DNS.
 		PreferredAddressTypes: []string{string(corev1.NodeInternalIP), string(corev1.NodeExternalIP), string(corev1.NodeHostName)},
-		TLSClientConfig:       kubeletclient.KubeletTLSConfig{CertFile: pki.KubeletClient, KeyFile: pki.KubeletClient, CAFile: pki.CACert},
+		TLSClientConfig: kubeletclient.KubeletTLSConfig{
+			CertFile: credentials.KubeletClient, KeyFile: credentials.KubeletClient, CAFile: credentials.CACert,
+		},
 	}
 }
 

@@ -12,7 +12,6 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/runtime"
 	genericapiserver "k8s.io/apiserver/pkg/server"
-	"k8s.io/client-go/kubernetes"
 	metrics "k8s.io/metrics/pkg/apis/metrics/install"
 
 	"github.com/coracle-project/coracle/cluster/apiserver"
@@ -97,12 +96,13 @@ func (o *apiOptions) server(bundle *pki.Bundle) (*apiserver.Server, error) {
 	metrics.Install(scheme)
 	settings.ExtraSchemes = []*runtime.Scheme{scheme}
 	settings.ExtraAPIGroups = append(settings.ExtraAPIGroups, func(g *genericapiserver.GenericAPIServer) error {
-		kube, err := kubernetes.NewForConfig(server.ClientConfig("system:metrics", "system:masters"))
+		core := server.Informers().Core().V1()
+		// Not through the API server's own proxy, which refuses nodes with a loopback address.
+		kubelets, err := metricsapi.Kubelets(core.Nodes().Lister(), apiserver.KubeletClient(bundle))
 		if err != nil {
 			return err
 		}
-		core := server.Informers().Core().V1()
-		return metricsapi.Install(g, metricsapi.NewSampler(metricsapi.Proxy(kube), core.Nodes().Lister(), core.Pods().Lister()))
+		return metricsapi.Install(g, metricsapi.NewSampler(kubelets, core.Nodes().Lister(), core.Pods().Lister()))
 	})
 	server, err := apiserver.New(settings)
 	return server, err
