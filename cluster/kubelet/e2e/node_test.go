@@ -326,12 +326,6 @@ func emptyDir(p *v1.Pod) *v1.Pod {
 	return p
 }
 
-// shared reads a file from the pod's directory of emptyDir.
-func (n *testNode) shared(p *v1.Pod, file string) string {
-	content, _ := os.ReadFile(filepath.Join(n.opts.RootDir, "pods", string(p.UID), "volumes/kubernetes.io~empty-dir/shared", file))
-	return string(content)
-}
-
 // log reads a container's log of one of its runs, without times and streams.
 func (n *testNode) log(p *v1.Pod, container string, restart int) string {
 	content, err := os.ReadFile(filepath.Join(n.opts.LogDir, fmt.Sprintf("%s_%s_%s", p.Namespace, p.Name, p.UID), container, fmt.Sprintf("%d.log", restart)))

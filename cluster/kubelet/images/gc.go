@@ -95,7 +95,8 @@ func (g *Collector) Collect(ctx context.Context) error {
 		return err
 	}
 	if freed < want {
-		return fmt.Errorf("Failed to garbage collect required amount of images. Attempted to free %d bytes, but only found %d bytes eligible to free.", want, freed) //nolint:staticcheck // upstream's words in an event
+		//lint:ignore ST1005 the words are upstream's, for an event
+		return fmt.Errorf("Failed to garbage collect required amount of images. Attempted to free %d bytes, but only found %d bytes eligible to free.", want, freed)
 	}
 	return nil
 }

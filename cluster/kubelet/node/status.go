@@ -88,7 +88,7 @@ func (r *Reporter) fillMachine(n *v1.Node) {
 	i.MachineID, i.SystemUUID, i.BootID = m.MachineID, m.SystemUUID, m.BootID
 	i.KernelVersion, i.OSImage = m.Kernel, m.OSImage
 	i.OperatingSystem, i.Architecture = runtime.GOOS, runtime.GOARCH
-	i.KubeletVersion, i.KubeProxyVersion = version.Get().GitVersion, ""
+	i.KubeletVersion = version.Get().GitVersion
 	i.Swap = nil
 	if m.SwapBytes != 0 {
 		i.Swap = &v1.NodeSwapStatus{Capacity: ptr.To(m.SwapBytes)}

@@ -73,8 +73,10 @@ func TestHostname(t *testing.T) {
 		"the pod's name":   {func(*v1.Pod) {}, "p", "", "p", ""},
 		"its own":          {func(p *v1.Pod) { p.Spec.Hostname = "h" }, "h", "", "h", ""},
 		"with a subdomain": {func(p *v1.Pod) { p.Spec.Hostname, p.Spec.Subdomain = "h", "s" }, "h", "s.ns.svc.cluster.local", "h", ""},
-		"FQDN asked for": {func(p *v1.Pod) { p.Spec.Subdomain, p.Spec.SetHostnameAsFQDN = "s", ptr.To(true) }, "p", "s.ns.svc.cluster.local",
-			"p.s.ns.svc.cluster.local", ""},
+		"FQDN asked for": {
+			func(p *v1.Pod) { p.Spec.Subdomain, p.Spec.SetHostnameAsFQDN = "s", ptr.To(true) }, "p", "s.ns.svc.cluster.local",
+			"p.s.ns.svc.cluster.local", "",
+		},
 		"cut": {func(p *v1.Pod) { p.Name = long }, strings.Repeat("a", 62), "", strings.Repeat("a", 62), ""},
 		"FQDN too long": {func(p *v1.Pod) {
 			p.Spec.Hostname, p.Spec.Subdomain, p.Spec.SetHostnameAsFQDN = strings.Repeat("h", 50), "s", ptr.To(true)

@@ -18,7 +18,7 @@ import (
 // hookClient calls HTTP hooks. Like probes it checks no certificates: pods have none that the
 // node could know.
 var hookClient = &http.Client{
-	Transport:     &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true}, //nolint:gosec // see above
+	Transport:     &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true},
 	CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 }
 

@@ -55,7 +55,8 @@ func (r *Runner) containerSecurity(pod *v1.Pod, c *v1.Container, user imageUser)
 		return nil, err
 	}
 	if s.Apparmor != nil {
-		s.ApparmorProfile = oldApparmor(s.Apparmor) //nolint:staticcheck // runtimes from before the new field read it
+		//lint:ignore SA1019 runtimes from before the new field read it
+		s.ApparmorProfile = oldApparmor(s.Apparmor)
 	}
 	if p := pod.Spec.SecurityContext; p != nil {
 		if s.SupplementalGroups, s.SupplementalGroupsPolicy, err = groups(p); err != nil {
@@ -143,7 +144,8 @@ func (r *Runner) seccomp(pod *v1.Pod, c *v1.Container) (*runtimeapi.SecurityProf
 		return &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault}, nil
 	case p.Type == v1.SeccompProfileTypeLocalhost:
 		if p.LocalhostProfile == nil || *p.LocalhostProfile == "" {
-			return nil, errors.New("localhostProfile must be set if seccompProfile type is Localhost.") //nolint:staticcheck // upstream's words in a status
+			//lint:ignore ST1005 the words are upstream's, for a status
+			return nil, errors.New("localhostProfile must be set if seccompProfile type is Localhost.")
 		}
 		return &runtimeapi.SecurityProfile{
 			ProfileType:  runtimeapi.SecurityProfile_Localhost,

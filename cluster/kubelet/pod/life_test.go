@@ -1,0 +1,282 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	grpcstatus "google.golang.org/grpc/status"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/utils/ptr"
+)
+
+func TestAStartTakesThreeCallsThatChangeSomething(t *testing.T) {
+	onBench(t, func(b *bench) {
+		p := b.run(onePod(v1.RestartPolicyAlways, "", "a"))
+		b.wantCalls("RunPodSandbox", "CreateContainer", "StartContainer")
+		b.wantWaits(p, "running")
+		time.Sleep(time.Hour)
+		b.wantCalls()
+	})
+}
+
+func TestInitContainersThatEndAtOnceNeedNobodyToWakeThem(t *testing.T) {
+	onBench(t, func(b *bench) {
+		p := onePod(v1.RestartPolicyAlways, "i j", "a")
+		p = b.run(p)
+		b.exit(p, "i", 0)
+		b.exit(p, "j", 0)
+		b.wantWaits(p, "running")
+	})
+}
+
+func TestCrashesBackOffAndBeginAnew(t *testing.T) {
+	onBench(t, func(b *bench) {
+		p := b.run(onePod(v1.RestartPolicyAlways, "", "a"))
+		b.exit(p, "a", 1)
+		b.wantWaits(p, "running") // the first time it is started again at once
+		for _, d := range []time.Duration{10 * time.Second, 20 * time.Second, 40 * time.Second, 80 * time.Second, 160 * time.Second, 300 * time.Second, 300 * time.Second} {
+			b.exit(p, "a", 1)
+			b.wantWaits(p, fmt.Sprintf("CrashLoopBackOff: back-off %s restarting failed container=a pod=p_ns(u)", d))
+			time.Sleep(d - time.Second)
+			synctest.Wait()
+			if b.waits(p) == "running" {
+				t.Errorf("started again before %v", d)
+			}
+			time.Sleep(2 * time.Second)
+			synctest.Wait()
+			b.wantWaits(p, "running")
+		}
+		time.Sleep(11 * time.Minute)
+		b.exit(p, "a", 1)
+		b.wantWaits(p, "running")
+	})
+}
+
+func TestOldInstancesAreRemoved(t *testing.T) {
+	onBench(t, func(b *bench) {
+		p := b.run(onePod(v1.RestartPolicyAlways, "", "a"))
+		for range 5 {
+			b.exit(p, "a", 1)
+			time.Sleep(10 * time.Minute)
+			synctest.Wait()
+		}
+		v, _ := b.runner.View(p.UID)
+		if n := len(v.Observed.ContainerStatuses); n != 2 {
+			t.Errorf("%d instances are left", n)
+		}
+		if got := v.Pod.Status.ContainerStatuses[0]; got.RestartCount != 5 || got.LastTerminationState.Terminated == nil {
+			t.Errorf("%+v", got)
+		}
+	})
+}
+
+func TestCallsThatFail(t *testing.T) {
+	for _, tc := range []struct {
+		method, waits, event string
+	}{
+		{"RunPodSandbox", "ContainerCreating: ", "Warning FailedCreatePodSandBox Failed to create pod sandbox: rpc error: code = Internal desc = broken"},
+		{"PodSandboxStatus", "ContainerCreating: ", "Warning FailedPodSandBoxStatus Unable to get pod sandbox status: rpc error: code = Internal desc = broken"},
+		{"CreateContainer", "CreateContainerError: broken", "Warning Failed Error: broken"},
+		{"StartContainer", "RunContainerError: broken", "Warning Failed Error: broken"},
+		{"ImageStatus", "ImageInspectError: Failed to inspect image \"\": rpc error: code = Internal desc = broken", "Warning InspectFailed"},
+	} {
+		t.Run(tc.method, func(t *testing.T) {
+			onBench(t, func(b *bench) {
+				b.runtime.Fail(tc.method, grpcstatus.Error(codes.Internal, "broken"))
+				p := b.run(onePod(v1.RestartPolicyAlways, "", "a"))
+				b.wantWaits(p, tc.waits)
+				b.wantEvent(tc.event)
+				time.Sleep(3 * time.Minute)
+				b.runtime.Fail(tc.method, nil)
+				time.Sleep(2 * time.Minute)
+				synctest.Wait()
+				b.wantWaits(p, "running")
+			})
+		})
+	}
+}
+
+func TestAMissingConfigMap(t *testing.T) {
+	onBench(t, func(b *bench) {
+		b.edges.set(nil, errors.New(`configmap "x" not found`))
+		p := b.run(onePod(v1.RestartPolicyAlways, "", "a"))
+		b.wantWaits(p, `CreateContainerConfigError: configmap "x" not found`)
+		b.wantEvent(`Warning Failed Error: configmap "x" not found`)
+		time.Sleep(time.Minute)
+		b.edges.set(nil, nil)
+		time.Sleep(makeAgainMost)
+		synctest.Wait()
+		b.wantWaits(p, "running")
+	})
+}
+
+func TestAVolumeThatCannotBeMounted(t *testing.T) {
+	onBench(t, func(b *bench) {
+		b.edges.set(errors.New(`MountVolume.SetUp failed for volume "v" : secret "s" not found`), nil)
+		p := b.run(onePod(v1.RestartPolicyAlways, "", "a"))
+		b.wantWaits(p, "ContainerCreating: ")
+		b.wantEvent(`Warning FailedMount MountVolume.SetUp failed for volume "v" : secret "s" not found`)
+		b.wantCalls()
+		b.edges.set(nil, nil)
+		b.runner.Retry(p.UID) // what was missing has come
+		synctest.Wait()
+		b.wantWaits(p, "running")
+	})
+}
+
+func TestADeletionDoesNotWaitForAPull(t *testing.T) {
+	onBench(t, func(b *bench) {
+		release := b.runtime.Block("PullImage")
+		defer release()
+		p := onePod(v1.RestartPolicyAlways, "", "a")
+		p.Spec.Containers[0].Image = "other:1"
+		b.run(p)
+		deleted := b.delete()
+		if _, err := b.kube.CoreV1().Pods("ns").Get(b.t.Context(), "p", metav1.GetOptions{}); err == nil {
+			t.Error("the object is still there")
+		}
+		b.runner.Remove(deleted)
+		synctest.Wait()
+		b.wantCalls("RunPodSandbox", "PullImage", "StopPodSandbox", "RemovePodSandbox")
+	})
+}
+
+func TestEndsInOrder(t *testing.T) {
+	onBench(t, func(b *bench) {
+		p := b.run(onePod(v1.RestartPolicyAlways, "", "a"))
+		b.runtime.Calls()
+		deleted := b.delete()
+		b.wantCalls("StopContainer", "StopPodSandbox")
+		if got := b.edges.done[len(b.edges.done)-1]; got != "unmount" {
+			t.Errorf("last %q", got)
+		}
+		v, _ := b.runner.View(p.UID)
+		if v.Pod.Status.Phase != v1.PodFailed || v.Pod.Status.PodIP == "" {
+			t.Errorf("final status %+v", v.Pod.Status)
+		}
+		b.runner.Remove(deleted)
+		synctest.Wait()
+		b.wantCalls("RemoveContainer", "RemovePodSandbox")
+		if _, ok := b.runner.View(p.UID); ok {
+			t.Error("the pod is still known")
+		}
+	})
+}
+
+func TestAPodThatEndsByItself(t *testing.T) {
+	onBench(t, func(b *bench) {
+		p := b.run(onePod(v1.RestartPolicyNever, "s*", "a"))
+		b.runtime.Calls()
+		b.exit(p, "a", 0)
+		b.wantCalls("StopContainer", "StopPodSandbox") // the sidecar
+		got, err := b.kube.CoreV1().Pods("ns").Get(b.t.Context(), "p", metav1.GetOptions{})
+		if err != nil || got.Status.Phase != v1.PodSucceeded {
+			t.Errorf("phase %s, %v", got.Status.Phase, err)
+		}
+	})
+}
+
+func TestTheActiveDeadline(t *testing.T) {
+	onBench(t, func(b *bench) {
+		p := onePod(v1.RestartPolicyAlways, "", "a")
+		p.Spec.ActiveDeadlineSeconds = ptr.To(int64(30))
+		p = b.run(p)
+		time.Sleep(29 * time.Second)
+		synctest.Wait()
+		b.wantWaits(p, "running")
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		v, _ := b.runner.View(p.UID)
+		if s := v.Pod.Status; s.Phase != v1.PodFailed || s.Reason != "DeadlineExceeded" {
+			t.Errorf("%s %s", s.Phase, s.Reason)
+		}
+		b.wantEvent("Normal DeadlineExceeded Pod was active on the node longer than the specified deadline")
+	})
+}
+
+func TestALostSandboxIsReplaced(t *testing.T) {
+	onBench(t, func(b *bench) {
+		p := b.run(onePod(v1.RestartPolicyAlways, "", "a"))
+		v, _ := b.runner.View(p.UID)
+		b.runtime.Calls()
+		b.runtime.Exit("a", 137)
+		if _, err := b.runtime.StopPodSandbox(b.t.Context(), &runtimeapi.StopPodSandboxRequest{PodSandboxId: v.Observed.SandboxStatuses[0].Id}); err != nil {
+			t.Fatal(err)
+		}
+		b.runner.Wake(p.UID)
+		synctest.Wait()
+		b.wantCalls("RunPodSandbox", "CreateContainer", "StartContainer")
+		b.wantWaits(p, "running")
+		b.wantEvent("Normal SandboxChanged Pod sandbox changed, it will be killed and re-created.")
+	})
+}
+
+func TestARestartedKubeletChangesNothing(t *testing.T) {
+	onBench(t, func(b *bench) {
+		p := b.run(onePod(v1.RestartPolicyAlways, "i s*", "a"))
+		b.exit(p, "i", 0)
+		b.wantWaits(p, "running")
+		b.runtime.Calls()
+		now, err := b.kube.CoreV1().Pods("ns").Get(b.t.Context(), "p", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		writes := len(b.kube.Actions())
+		ctx, cancel := context.WithCancel(b.t.Context())
+		second := NewRunner(ctx, b.runner.Config)
+		second.Apply(now)
+		synctest.Wait()
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		b.wantCalls()
+		if n := len(b.kube.Actions()); n != writes {
+			t.Errorf("it wrote %v", b.kube.Actions()[writes:])
+		}
+		cancel()
+		second.Wait()
+	})
+}
+
+func TestRemoveUnknownUsesWhatContainersRemember(t *testing.T) {
+	onBench(t, func(b *bench) {
+		p := onePod(v1.RestartPolicyAlways, "", "a")
+		b.run(p)
+		left, err := b.runner.CRI.LabelledPods(b.t.Context())
+		if err != nil || len(left) != 1 {
+			t.Fatalf("%v, %v", left, err)
+		}
+		b.runtime.Calls()
+		ctx, cancel := context.WithCancel(b.t.Context())
+		second := NewRunner(ctx, b.runner.Config)
+		second.RemoveUnknown(left[0])
+		synctest.Wait()
+		b.wantCalls("StopContainer", "StopPodSandbox", "RemoveContainer", "RemovePodSandbox")
+		cancel()
+		second.Wait()
+	})
+}
+
+func TestARejectedPodRunsNothing(t *testing.T) {
+	onBench(t, func(b *bench) {
+		p := onePod(v1.RestartPolicyAlways, "", "a")
+		p, err := b.kube.CoreV1().Pods("ns").Create(b.t.Context(), p, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.runner.Status.Object(p.UID, p)
+		b.runner.Reject(p, "OutOfcpu", "too much")
+		synctest.Wait()
+		b.wantCalls()
+		got, err := b.kube.CoreV1().Pods("ns").Get(b.t.Context(), "p", metav1.GetOptions{})
+		if err != nil || got.Status.Phase != v1.PodFailed || got.Status.Reason != "OutOfcpu" || len(got.Status.ContainerStatuses) != 0 {
+			t.Errorf("%+v, %v", got.Status, err)
+		}
+	})
+}
