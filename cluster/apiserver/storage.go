@@ -205,7 +205,7 @@ func (s *store) decorator(cached bool) generic.StorageDecorator {
 		watched, err := cacher.NewCacherFromConfig(cacher.Config{
 			Storage: raw, Versioner: versioner, GroupResource: config.GroupResource, EventsHistoryWindow: config.EventsHistoryWindow,
 			ResourcePrefix: prefix, KeyFunc: key, NewFunc: newObject, NewListFunc: newList, GetAttrsFunc: attributes,
-			IndexerFuncs: triggers, Indexers: indexers, Codec: config.Codec,
+			IndexerFuncs: triggers, Indexers: indexers, Codec: config.Codec, Clock: roundClock{},
 		})
 		if err != nil {
 			closeRaw()

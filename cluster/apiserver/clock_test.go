@@ -1,0 +1,34 @@
+package apiserver
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func TestRoundTimersGoOffTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		time.Sleep(123 * time.Millisecond)
+		var c roundClock
+		for _, d := range []time.Duration{750 * time.Millisecond, time.Second, 1250 * time.Millisecond} {
+			timer := c.NewTimer(d)
+			for range 3 {
+				begun := time.Now()
+				at := <-timer.C()
+				if at.Nanosecond() != 0 || at.Sub(begun) < d || at.Sub(begun) > 2250*time.Millisecond {
+					t.Errorf("a timer of %v went off at %v, after %v", d, at, at.Sub(begun))
+				}
+				time.Sleep(10 * time.Millisecond)
+				timer.Reset(d)
+			}
+			timer.Stop()
+		}
+		for _, d := range []time.Duration{0, 100 * time.Millisecond, 3 * time.Second} {
+			begun := time.Now()
+			<-c.NewTimer(d).C()
+			if got := time.Since(begun); got != d {
+				t.Errorf("a timer of %v took %v", d, got)
+			}
+		}
+	})
+}
