@@ -11,7 +11,6 @@ import (
 	"context"
 	"crypto/x509"
 	"fmt"
-	"log/slog"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -86,6 +85,7 @@ func (a *approver) sync(ctx context.Context, name string) error {
 	if err != nil {
 		return fmt.Errorf("certificate signing request %s: %w", name, err)
 	}
+	var tried []string
 	for _, kind := range recognized {
 		if !kind.is(csr, request) {
 			continue
@@ -95,7 +95,7 @@ func (a *approver) sync(ctx context.Context, name string) error {
 			return err
 		}
 		if !allowed {
-			slog.Info("a node's certificate request waits for approval", "request", name, "user", csr.Spec.Username, "missing", kind.subresource)
+			tried = append(tried, kind.subresource)
 			continue
 		}
 		csr = csr.DeepCopy()
@@ -105,6 +105,9 @@ func (a *approver) sync(ctx context.Context, name string) error {
 		})
 		_, err = a.set.Kube.CertificatesV1().CertificateSigningRequests().UpdateApproval(ctx, name, csr, metav1.UpdateOptions{})
 		return ignoreNotFound(err)
+	}
+	if len(tried) > 0 { // the right may be given later
+		return fmt.Errorf("certificate signing request %s: %s may not have it approved (create %v)", name, csr.Spec.Username, tried)
 	}
 	return nil
 }
