@@ -121,6 +121,7 @@ func (b *build) configure(ctx context.Context) error {
 	c.RESTOptionsGetter = b.store
 	c.StorageObjectCountTracker = nil // only priority and fairness asks it
 	c.EnableProfiling = false
+	c.ShutdownWatchTerminationGracePeriod = drainLimit // watches are ended, so that connections come to rest
 	c.AggregatedDiscoveryGroupManager = aggregated.NewResourceManager("apis")
 	c.BuildHandlerChainFunc = func(handler http.Handler, c *genericapiserver.Config) http.Handler {
 		return genericapiserver.DefaultBuildHandlerChain(withPlainDiscovery(handler), c)

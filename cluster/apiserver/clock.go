@@ -14,7 +14,9 @@ import (
 type roundClock struct{ clock.RealClock }
 
 // NewTimer implements clock.Clock.
-func (c roundClock) NewTimer(d time.Duration) clock.Timer { return roundTimer{c.RealClock.NewTimer(toRound(d))} }
+func (c roundClock) NewTimer(d time.Duration) clock.Timer {
+	return roundTimer{c.RealClock.NewTimer(toRound(d))}
+}
 
 type roundTimer struct{ clock.Timer }
 

@@ -38,8 +38,8 @@ const (
 	insideHost = "http://apiserver.inside"
 	// readyPoll is how often a starting server is asked whether it is ready.
 	readyPoll = 10 * time.Millisecond
-	// drainLimit is how long connections are waited for when the server stops. Watches never end by
-	// themselves, so longer is time lost.
+	// drainLimit is how long requests and connections are waited for when the server stops. Watches are
+	// told to end.
 	drainLimit = 2 * time.Second
 )
 
