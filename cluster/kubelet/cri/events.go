@@ -19,6 +19,8 @@ const (
 	// streamAgain is how often such a runtime is asked for events again: it may have been replaced
 	// by a newer one.
 	streamAgain = time.Minute
+	// refusal is how long a runtime may take to say that it has no events.
+	refusal = 200 * time.Millisecond
 )
 
 // Watch calls changed with the UID of every pod in which the runtime has made, started, lost or
@@ -45,8 +47,10 @@ func (c *Client) stream(ctx context.Context, changed func(types.UID), resync fun
 	if err != nil {
 		return err
 	}
-	// The header comes with the first event at the latest; what happened before is not repeated.
-	resync()
+	// What happened before the stream is not repeated. That there is a stream is known when it has
+	// not been refused for a moment: its header may come only with the first event.
+	begun := time.AfterFunc(refusal, resync)
+	defer begun.Stop()
 	for {
 		e, err := events.Recv()
 		if err != nil {

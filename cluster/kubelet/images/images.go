@@ -12,10 +12,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/client-go/util/flowcontrol"
@@ -82,7 +84,7 @@ func NewPuller(client *cri.Client, recorder record.EventRecorder, secrets Secret
 	}
 	backOff := flowcontrol.NewBackOff(backOffFirst, backOffMost)
 	return &Puller{
-		manager: kubeimages.NewImageManager(recorder, credentialprovider.NewDefaultDockerKeyring(), service, records,
+		manager: kubeimages.NewImageManager(withoutCanceled{recorder}, credentialprovider.NewDefaultDockerKeyring(), service, records,
 			backOff, false, nil, 0, 0, unrecorded{}),
 		backOff: backOff, secrets: secrets, records: records, ends: map[string]time.Time{},
 	}, nil
@@ -142,6 +144,17 @@ func (p *Puller) pullSecrets(ctx context.Context, pod *v1.Pod) []v1.Secret {
 		secrets = append(secrets, *s)
 	}
 	return secrets
+}
+
+// withoutCanceled drops the image manager's complaints about pulls that were given up because the
+// pod was ended.
+type withoutCanceled struct{ record.EventRecorder }
+
+func (r withoutCanceled) Event(object runtime.Object, kind, reason, message string) {
+	if kind == v1.EventTypeWarning && strings.Contains(message, context.Canceled.Error()) {
+		return
+	}
+	r.EventRecorder.Event(object, kind, reason, message)
 }
 
 // unrecorded takes the image manager's notes on how long pulls take, which nobody reads.

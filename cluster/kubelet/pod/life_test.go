@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -145,6 +146,11 @@ func TestADeletionDoesNotWaitForAPull(t *testing.T) {
 		b.runner.Remove(deleted)
 		synctest.Wait()
 		b.wantCalls("RunPodSandbox", "PullImage", "StopPodSandbox", "RemovePodSandbox")
+		for len(b.events.Events) > 0 {
+			if e := <-b.events.Events; strings.Contains(e, "canceled") {
+				t.Errorf("event %q", e)
+			}
+		}
 	})
 }
 

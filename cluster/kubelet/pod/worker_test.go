@@ -195,4 +195,3 @@ func (b *bench) wantEvent(want string) {
 		}
 	}
 }
-

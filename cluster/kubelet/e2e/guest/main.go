@@ -36,7 +36,7 @@ func run(args []string) {
 		<-ch
 	case "trap": // ignore SIGTERM for ever
 		signal.Ignore(syscall.SIGTERM)
-		select {}
+		time.Sleep(24 * time.Hour)
 	case "exit":
 		code, _ := strconv.Atoi(args[0])
 		os.Exit(code)
