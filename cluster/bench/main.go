@@ -92,6 +92,8 @@ func run() (err error) {
 	klog.SetOutput(os.Stderr)
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	ctx, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
 	if b.bin, err = filepath.Abs(b.bin); err != nil {
 		return err
 	}
@@ -99,11 +101,13 @@ func run() (err error) {
 	case "coracle":
 		b.stack = &coracle{settings: b.settings}
 	case "upstream":
-		b.stack = &upstream{settings: b.settings}
+		b.stack = &upstream{settings: b.settings, fail: fail}
 	default:
 		return fmt.Errorf("-stack %q is neither coracle nor upstream", b.name)
 	}
-	err = b.measure(ctx)
+	if err = b.measure(ctx); err != nil && ctx.Err() != nil {
+		err = fmt.Errorf("%w: %w", err, context.Cause(ctx))
+	}
 	if err = errors.Join(err, b.stack.stop()); err != nil {
 		return err
 	}

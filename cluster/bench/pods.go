@@ -75,24 +75,30 @@ func cmpErr(errs ...error) error {
 	return nil
 }
 
-// way measures pods one at a time: from the call that creates one until it is seen Ready.
+// way measures pods one at a time: from the call that creates one until it is seen Ready. What the
+// runtime does meanwhile is in its events.
 func (b *bench) way(ctx context.Context) error {
 	conn, err := grpc.NewClient("unix://"+b.stack.runtime(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	runtime := cri.NewRuntimeServiceClient(conn)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	events, err := cri.NewRuntimeServiceClient(conn).GetContainerEvents(ctx, &cri.GetEventsRequest{})
+	if err != nil {
+		return err
+	}
 	if err := b.createWhenPossible(ctx, b.pod(namespace, "warm")); err != nil {
 		return err
 	}
 	var order []string
 	times := map[string][]float64{}
-	note := func(name string, d time.Duration) {
+	note := func(name string, from, to time.Time) {
 		if times[name] == nil {
 			order = append(order, name)
 		}
-		times[name] = append(times[name], float64(d.Microseconds())/1000)
+		times[name] = append(times[name], float64(to.Sub(from).Microseconds())/1000)
 	}
 	for i := range 4 * b.rounds {
 		p := b.pod(namespace, fmt.Sprintf("way-%d", i))
@@ -117,21 +123,21 @@ func (b *bench) way(ctx context.Context) error {
 		if err = cmpErr(err, <-created); err != nil {
 			return err
 		}
-		asked, creating, started, err := runtimeTimes(ctx, runtime, string(p.UID))
+		in, err := runtimeTimes(events, string(p.UID))
 		if err != nil {
 			return err
 		}
-		note("a pod's way, in all", seen.Sub(began))
-		note("… API: create answered", answered.Sub(began))
-		note("… scheduler: bound", bound.Sub(answered))
+		note("a pod's way, in all", began, seen)
+		note("… API: create answered", began, answered)
+		note("… scheduler: bound", answered, bound)
 		if b.name == "coracle" { // others count a pod as created when it has been made
-			note("… kubelet: RunPodSandbox called", asked.Sub(bound))
-			note("… CRI: pod made (and kubelet, until it calls CreateContainer)", creating.Sub(asked))
-			note("… CRI: container created and started", started.Sub(creating))
-		} else {
-			note("… kubelet and CRI: container started", started.Sub(bound))
+			note("… kubelet: RunPodSandbox called", bound, in.asked)
+			note("… CRI: RunPodSandbox", in.asked, in.sandbox)
 		}
-		note("… kubelet and API: seen Ready", seen.Sub(started))
+		note("… from bound until the pod is made", bound, in.sandbox)
+		note("… kubelet, CRI: CreateContainer", in.sandbox, in.created)
+		note("… CRI: StartContainer", in.created, in.started)
+		note("… kubelet, API: seen Ready", in.started, seen)
 		if err := b.kube.CoreV1().Pods(namespace).Delete(ctx, p.Name, metav1.DeleteOptions{}); err != nil {
 			return err
 		}
@@ -142,23 +148,30 @@ func (b *bench) way(ctx context.Context) error {
 	return nil
 }
 
-// runtimeTimes are what the runtime says of the only container of a pod: when it was asked for the
-// pod and for the container, and when that ran.
-func runtimeTimes(ctx context.Context, runtime cri.RuntimeServiceClient, uid string) (asked, creating, started time.Time, err error) {
-	labels := map[string]string{"io.kubernetes.pod.uid": uid}
-	pods, err := runtime.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{Filter: &cri.PodSandboxFilter{LabelSelector: labels}})
-	if err != nil {
-		return
+// moments are when the runtime was asked for a pod, had made it, had made its container, and had
+// started that.
+type moments struct{ asked, sandbox, created, started time.Time }
+
+// runtimeTimes reads events until the only container of a pod was started.
+func runtimeTimes(events cri.RuntimeService_GetContainerEventsClient, uid string) (m moments, err error) {
+	for m.started.IsZero() {
+		e, err := events.Recv()
+		if err != nil {
+			return m, err
+		}
+		pod := e.GetPodSandboxStatus()
+		if pod.GetMetadata().GetUid() != uid {
+			continue
+		}
+		at, ofPod := time.Unix(0, e.GetCreatedAt()), e.GetContainerId() == pod.GetId()
+		switch kind := e.GetContainerEventType(); {
+		case kind == cri.ContainerEventType_CONTAINER_STARTED_EVENT && ofPod:
+			m.asked, m.sandbox = time.Unix(0, pod.GetCreatedAt()), at
+		case kind == cri.ContainerEventType_CONTAINER_CREATED_EVENT && !ofPod:
+			m.created = at
+		case kind == cri.ContainerEventType_CONTAINER_STARTED_EVENT && !ofPod:
+			m.started = at
+		}
 	}
-	ctrs, err := runtime.ListContainers(ctx, &cri.ListContainersRequest{Filter: &cri.ContainerFilter{LabelSelector: labels}})
-	if err != nil {
-		return
-	}
-	if len(pods.GetItems()) != 1 || len(ctrs.GetContainers()) != 1 {
-		err = fmt.Errorf("the runtime has %d pods and %d containers of %s", len(pods.GetItems()), len(ctrs.GetContainers()), uid)
-		return
-	}
-	s, err := runtime.ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: ctrs.GetContainers()[0].GetId()})
-	at := func(nanos int64) time.Time { return time.Unix(0, nanos) }
-	return at(pods.GetItems()[0].GetCreatedAt()), at(s.GetStatus().GetCreatedAt()), at(s.GetStatus().GetStartedAt()), err
+	return m, nil
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -61,13 +62,15 @@ func (c *coracle) command(ctx context.Context, args ...string) error {
 
 // process is a program of upstream's stack.
 type process struct {
-	cmd  *exec.Cmd
-	exit chan struct{} // closed at its end
+	cmd    *exec.Cmd
+	exit   chan struct{} // closed at its end
+	ending atomic.Bool   // it was told to end
 }
 
-// launch starts a program that writes to a log named after it.
-func launch(dir, program string, args ...string) (*process, error) {
-	log, err := os.OpenFile(filepath.Join(dir, filepath.Base(program)+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+// launch starts a program that writes to a log named after it. fail is told if it ends by itself.
+func launch(fail context.CancelCauseFunc, dir, program string, args ...string) (*process, error) {
+	name := filepath.Base(program)
+	log, err := os.OpenFile(filepath.Join(dir, name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, err
 	}
@@ -80,25 +83,18 @@ func launch(dir, program string, args ...string) (*process, error) {
 	}
 	go func() {
 		defer close(p.exit)
-		_ = p.cmd.Wait()
+		err := p.cmd.Wait()
+		if !p.ending.Load() {
+			tail, _ := exec.Command("tail", "-n", "15", log.Name()).Output()
+			fail(fmt.Errorf("%s has ended: %v\n%s", name, err, tail))
+		}
 	}()
 	return p, nil
 }
 
-// failure says how a process has ended, or nil.
-func (p *process) failure() error {
-	select {
-	case <-p.exit:
-	default:
-		return nil
-	}
-	name := filepath.Base(p.cmd.Path)
-	tail, _ := exec.Command("tail", "-n", "15", p.cmd.Stderr.(*os.File).Name()).Output()
-	return fmt.Errorf("%s has ended: %v\n%s", name, p.cmd.ProcessState, tail)
-}
-
 // end lets a process end.
 func (p *process) end() error {
+	p.ending.Store(true)
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
 	}

@@ -19,6 +19,7 @@ import (
 // make it slower. It runs in the mount namespace of its runtime.
 type upstream struct {
 	settings
+	fail      context.CancelCauseFunc // ends the run when a program has ended that should not
 	pki       *pki.Bundle
 	procs     []*process
 	scheduler *process
@@ -41,7 +42,7 @@ func (u *upstream) programs() []string {
 
 // run starts one of the programs, to be ended by stop.
 func (u *upstream) run(name string, args ...string) error {
-	p, err := launch(u.dir, u.program(name), args...)
+	p, err := launch(u.fail, u.dir, u.program(name), args...)
 	if err == nil {
 		u.procs = append(u.procs, p)
 	}
@@ -77,7 +78,7 @@ func (u *upstream) start(ctx context.Context) (err error) {
 		"--service-account-key-file", k.ServiceAccountKey, "--service-account-signing-key-file", k.ServiceAccountKey); err != nil {
 		return err
 	}
-	if _, err := connect(ctx, u.kubeconfig(), func() error { return errors.Join(u.procs[0].failure(), u.procs[1].failure()) }); err != nil {
+	if _, err := connect(ctx, u.kubeconfig()); err != nil {
 		return err
 	}
 	manager, err := u.identity("kube-controller-manager")
@@ -97,22 +98,19 @@ func (u *upstream) start(ctx context.Context) (err error) {
 	return u.startKubelet()
 }
 
-// prepare makes room for what kubelet has fixed paths for, and keeps it from changing the kernel's
-// settings: the machine is somebody's.
+// prepare makes room for what kubelet has fixed paths for, and gives it files in the place of the
+// kernel's settings that it would change: the machine is somebody's.
 func (u *upstream) prepare() error {
 	for _, path := range []string{"/var/lib/kubelet", "/var/log"} {
 		own := filepath.Join(u.dir, filepath.Base(path))
-		if err := errors.Join(os.MkdirAll(own, 0o755), os.MkdirAll(path, 0o755)); err != nil {
-			return err
-		}
-		if err := unix.Mount(own, path, "", unix.MS_BIND, ""); err != nil {
+		if err := errors.Join(os.MkdirAll(own, 0o755), os.MkdirAll(path, 0o755), unix.Mount(own, path, "", unix.MS_BIND, "")); err != nil {
 			return fmt.Errorf("mount on %s: %w", path, err)
 		}
 	}
-	for _, path := range []string{"/proc/sys/kernel", "/proc/sys/vm"} {
-		err := errors.Join(unix.Mount(path, path, "", unix.MS_BIND, ""), unix.Mount("", path, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
-		if err != nil {
-			return fmt.Errorf("mount %s read-only: %w", path, err)
+	for _, name := range []string{"kernel/panic", "kernel/panic_on_oops", "kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes", "vm/overcommit_memory", "vm/panic_on_oom"} {
+		path, own := filepath.Join("/proc/sys", name), filepath.Join(u.dir, filepath.Base(name))
+		if err := errors.Join(os.WriteFile(own, []byte("0"), 0o644), unix.Mount(own, path, "", unix.MS_BIND, "")); err != nil {
+			return fmt.Errorf("mount on %s: %w", path, err)
 		}
 	}
 	tops, err := os.ReadDir("/sys/fs/cgroup")
@@ -137,10 +135,10 @@ func (u *upstream) startScheduler(ours bool) error {
 		return err
 	}
 	if ours {
-		u.scheduler, err = launch(u.dir, filepath.Join(u.bin, "coracle-kube"), "scheduler", "--kubeconfig", config)
+		u.scheduler, err = launch(u.fail, u.dir, filepath.Join(u.bin, "coracle-kube"), "scheduler", "--kubeconfig", config)
 		return err
 	}
-	u.scheduler, err = launch(u.dir, u.program("kube-scheduler"), append([]string{
+	u.scheduler, err = launch(u.fail, u.dir, u.program("kube-scheduler"), append([]string{
 		"--kubeconfig", config, "--authentication-kubeconfig", config, "--authorization-kubeconfig", config,
 	}, unlimited...)...)
 	return err
@@ -159,8 +157,7 @@ func (u *upstream) startKubelet() error {
 	return u.run("kubelet", "--config", path, "--kubeconfig", node.Kubeconfig, "--node-ip", u.ip, "--hostname-override", nodeName)
 }
 
-// kubeletConfig lets kubelet run on old cgroups, and where it may neither lower OOM scores nor set
-// what prepare has made read-only (KubeletInUserNamespace).
+// kubeletConfig lets kubelet run on old cgroups, too.
 const kubeletConfig = `
 apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
@@ -175,7 +172,6 @@ enforceNodeAllocatable: [none]
 evictionHard: {memory.available: 100Mi}
 failCgroupV1: false
 failSwapOn: false
-featureGates: {KubeletInUserNamespace: true}
 kubeAPIQPS: 100000
 kubeAPIBurst: 100000
 `
@@ -187,8 +183,7 @@ func (u *upstream) stop() error {
 	}
 	var err error
 	for i := range all { // etcd last
-		p := all[len(all)-1-i]
-		err = errors.Join(err, p.failure(), p.end())
+		err = errors.Join(err, all[len(all)-1-i].end())
 	}
 	return err
 }
@@ -205,7 +200,7 @@ func (u *upstream) alone(ctx context.Context, b *bench) error {
 		}
 		took, err := b.drain(ctx, func() error { return u.startScheduler(ours) })
 		if err != nil {
-			return errors.Join(err, u.scheduler.failure())
+			return err
 		}
 		stack := b.name
 		if ours {

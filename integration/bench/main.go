@@ -1,10 +1,11 @@
-// Command bench measures CRI runtimes from the outside, over their sockets, in one
+// Command bench measures CRI runtimes, or with -cluster whole clusters, from the outside, over their sockets, in one
 // run on one machine: how long the steps of a pod's life take, and how much memory
 // an idle pod costs beyond its payload.
 //
 //	bin/test/bench                       coracle, and the peers in bin/peers
 //	bin/test/bench -targets coracle -n 20 -rounds 2
 //	bin/test/bench -o out/bench.json -md docs/benchmarks.md
+//	bin/test/bench -cluster              whole clusters, Coracle's and upstream's
 //
 // Latency: all runtimes are up, and take turns in rounds, so that a noisy moment
 // falls on all of them. Memory: one runtime at a time is up, alone in a process
@@ -41,13 +42,15 @@ type options struct {
 	pods                int
 	seccomp             bool
 	noLatency, noMemory bool
+	cluster             bool
+	clusterFlags        string
 }
 
 func main() { os.Exit(testkit.Isolate(run)) }
 
 func run() int {
 	var o options
-	flag.StringVar(&o.targets, "targets", "", "comma-separated: coracle, containerd+runc, containerd+crun, cri-o+crun (default: those that are installed)")
+	flag.StringVar(&o.targets, "targets", "", "comma-separated: coracle, containerd+runc, containerd+crun, cri-o+crun (default: those that are installed); with -cluster: coracle, upstream")
 	flag.IntVar(&o.n, "n", 20, "pods per runtime and round")
 	flag.IntVar(&o.rounds, "rounds", 5, "rounds")
 	flag.IntVar(&o.warm, "warmup", 3, "pods per runtime that are not counted")
@@ -55,12 +58,18 @@ func run() int {
 	flag.BoolVar(&o.seccomp, "seccomp", false, "ask for the default seccomp profile, as a kubelet with seccompDefault does")
 	flag.BoolVar(&o.noLatency, "no-latency", false, "leave latency out")
 	flag.BoolVar(&o.noMemory, "no-memory", false, "leave memory out")
+	flag.BoolVar(&o.cluster, "cluster", false, "measure whole clusters instead of runtimes")
+	flag.StringVar(&o.clusterFlags, "cluster-flags", "", "flags for cluster-bench, which -cluster runs")
 	flag.StringVar(&o.out, "o", "", "write the figures as JSON to this file")
-	flag.StringVar(&o.md, "md", "", "write the table as a Markdown page to this file")
+	flag.StringVar(&o.md, "md", "", "write the table into this Markdown page")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
 	defer stop()
-	if err := benchmark(ctx, o); err != nil {
+	measure := benchmark
+	if o.cluster {
+		measure = benchmarkCluster
+	}
+	if err := measure(ctx, o); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		return 1
 	}
@@ -122,9 +131,9 @@ func benchmark(ctx context.Context, o options) (err error) {
 		}
 	}
 	rep.Machine.LoadAfter = loadAverage()
-	fmt.Print(table(rep))
+	fmt.Print(aligned(rows(rep)))
 	if o.md != "" {
-		err = os.WriteFile(o.md, []byte(page(rep, o)), 0o644)
+		err = replacePart(o.md, "", page(rep, o))
 	}
 	if o.out != "" {
 		raw, jerr := json.MarshalIndent(rep, "", "  ")

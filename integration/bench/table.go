@@ -1,7 +1,10 @@
 package main
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"strings"
 	"text/tabwriter"
 )
@@ -59,18 +62,52 @@ func rows(rep report) [][]string {
 	return all
 }
 
-// table aligns the rows for a terminal.
-func table(rep report) string {
+// aligned is a table for a terminal.
+func aligned(rows [][]string) string {
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
-	for _, row := range rows(rep) {
+	for _, row := range rows {
 		fmt.Fprintln(w, strings.Join(row, "\t"))
 	}
 	_ = w.Flush()
 	return b.String()
 }
 
-// page is docs/benchmarks.md.
+// markdown is a table in Markdown.
+func markdown(rows [][]string) string {
+	var b strings.Builder
+	for i, row := range rows {
+		fmt.Fprintf(&b, "| %s |\n", strings.Join(row, " | "))
+		if i == 0 {
+			fmt.Fprintf(&b, "| --- |%s\n", strings.Repeat(" ---: |", len(row)-1))
+		}
+	}
+	return b.String()
+}
+
+// replacePart writes one part of a page: from the line clusterPart on, or what is before it. The
+// other part stays as it is.
+func replacePart(path, part, text string) error {
+	old, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	before, after, clusters := strings.Cut(string(old), clusterPart)
+	switch {
+	case part == clusterPart:
+		text = strings.TrimRight(before, "\n") + "\n\n" + text
+	case clusters:
+		text += "\n" + clusterPart + after
+	}
+	return os.WriteFile(path, []byte(text), 0o644)
+}
+
+// describe is a sentence about a machine, without its end.
+func (m machine) describe(date string) string {
+	return fmt.Sprintf("%s, %d CPUs (%s), Linux %s", date, m.CPUs, m.Model, m.Kernel)
+}
+
+// page is the part of docs/benchmarks.md about runtimes.
 func page(rep report, o options) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, `# Benchmarks
@@ -83,15 +120,8 @@ One run, one machine, all runtimes taking turns. To repeat it:
 that is.
 
 `, rep.Command)
-	for i, row := range rows(rep) {
-		fmt.Fprintf(&b, "| %s |\n", strings.Join(row, " | "))
-		if i == 0 {
-			fmt.Fprintf(&b, "| --- |%s\n", strings.Repeat(" ---: |", len(row)-1))
-		}
-	}
-	fmt.Fprintf(&b, `
-%s, %d CPUs (%s), Linux %s, load %s before and %s after.
-`, rep.Date, rep.Machine.CPUs, rep.Machine.Model, rep.Machine.Kernel, rep.Machine.LoadBefore, rep.Machine.LoadAfter)
+	b.WriteString(markdown(rows(rep)))
+	fmt.Fprintf(&b, "\n%s, load %s before and %s after.\n", rep.Machine.describe(rep.Date), rep.Machine.LoadBefore, rep.Machine.LoadAfter)
 	for _, r := range rep.Results {
 		if r.Version != "" {
 			fmt.Fprintf(&b, "- %s: %s\n", r.Target, r.Version)

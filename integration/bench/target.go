@@ -82,29 +82,37 @@ func installed(prefix, name string) bool {
 
 // up starts the runtime and pulls the payload.
 func (t *target) up(ctx context.Context) (*client, error) {
-	if err := os.MkdirAll(filepath.Join(t.dir, "logs"), 0o755); err != nil {
+	if err := t.open(); err != nil {
 		return nil, err
-	}
-	var err error
-	if t.stop, t.socket, err = t.launch(t); err != nil {
-		return nil, err
-	}
-	conn, err := testkit.NewCRI(t.socket)
-	if err != nil {
-		return nil, errors.Join(err, t.stop())
-	}
-	t.client = &client{
-		CRI: conn, handler: t.handler, seccomp: t.seccomp, cgroup: "coracle-bench-" + filepath.Base(t.dir),
-		logs: filepath.Join(t.dir, "logs"), prefix: filepath.Base(t.dir),
 	}
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
-	r, err := conn.Images.PullImage(ctx, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: image}})
+	r, err := t.client.Images.PullImage(ctx, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: image}})
 	if err != nil {
 		return nil, errors.Join(err, t.down())
 	}
 	t.client.ref = r.GetImageRef()
 	return t.client, nil
+}
+
+// open starts the runtime and connects to it.
+func (t *target) open() error {
+	if err := os.MkdirAll(filepath.Join(t.dir, "logs"), 0o755); err != nil {
+		return err
+	}
+	var err error
+	if t.stop, t.socket, err = t.launch(t); err != nil {
+		return err
+	}
+	conn, err := testkit.NewCRI(t.socket)
+	if err != nil {
+		return errors.Join(err, t.stop())
+	}
+	t.client = &client{
+		CRI: conn, handler: t.handler, seccomp: t.seccomp, cgroup: "coracle-bench-" + filepath.Base(t.dir),
+		logs: filepath.Join(t.dir, "logs"), prefix: filepath.Base(t.dir),
+	}
+	return nil
 }
 
 // down removes all pods and ends the runtime.
