@@ -1,6 +1,6 @@
 # Coracle. `make help` lists the targets.
 #
-# bin/        what we ship: coracled, containerd-shim-coracle-v1, coracle-oci
+# bin/        what we ship: coracled, containerd-shim-coracle-v1, coracle-oci, coracle, coracle-kube
 # bin/tools/  third-party tools at pinned versions (hack/tools.sh)
 # bin/test/   payloads and drivers of tests, demo and benchmarks
 # bin/peers/  the runtimes that `make bench` compares with (hack/peers/)
@@ -14,6 +14,7 @@ SHELL := /bin/bash
 GO       ?= $(shell command -v go || echo $(CURDIR)/bin/go/bin/go)
 PREFIX   ?= /usr/local
 DEMO_REGISTRY_PORT ?= 5055
+DEMO_API_PORT ?= 6443
 BINDIR   := $(CURDIR)/bin
 
 PKG      := github.com/coracle-project/coracle
@@ -22,6 +23,9 @@ COMMIT   := $(shell git rev-parse HEAD 2>/dev/null || true)
 DATE     := $(shell git log -1 --format=%cI 2>/dev/null || true)
 LDFLAGS  := -s -w -X $(PKG)/internal/version.Version=$(VERSION) \
             -X $(PKG)/internal/version.Commit=$(COMMIT) -X $(PKG)/internal/version.Date=$(DATE)
+# The cluster says which Kubernetes it speaks, to kubectl above all.
+KUBELDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT) \
+            -X k8s.io/component-base/version.gitVersion=$(shell sed -n 's|.*k8s.io/kubernetes \(v[^ ]*\).*|\1|p' cluster/go.mod | head -1)
 STATIC   := -linkmode external -extldflags -static
 
 # What links the runtime needs libseccomp, hence cgo; all binaries are static.
@@ -33,6 +37,8 @@ UNITTAGS := seccomp,no_grpc
 # Packages whose tests run under the race detector too: those that are about
 # concurrency and finish quickly.
 RACE     := ./pod/... ./shim/client/... ./image/... ./network/... ./snapshot/... ./cri/... ./internal/join/...
+
+KUBERACE := ./client/... ./inproc/... ./scheduler/... ./controllers/... ./kubelet/...
 
 export CORACLE_BIN := $(BINDIR)
 
@@ -50,6 +56,8 @@ build: deps ## build all binaries into bin/
 	CGO_ENABLED=0 $(GOBUILD) -ldflags "$(LDFLAGS)" -o bin/coracled ./cmd/coracled
 	CGO_ENABLED=1 $(GOBUILD) -tags $(CGOTAGS) -ldflags '$(LDFLAGS) $(STATIC)' -o bin/containerd-shim-coracle-v1 ./cmd/containerd-shim-coracle-v1
 	CGO_ENABLED=1 $(GOBUILD) -tags $(CGOTAGS) -ldflags '$(LDFLAGS) $(STATIC)' -o bin/coracle-oci ./cmd/coracle-oci
+	CGO_ENABLED=0 $(GOBUILD) -ldflags "$(LDFLAGS)" -o bin/coracle ./cmd/coracle
+	cd cluster && CGO_ENABLED=0 $(GOBUILD) -ldflags "$(KUBELDFLAGS)" -o ../bin/coracle-kube ./cmd/coracle-kube
 
 # The same binaries with fault points (internal/fault), for tests only.
 build-faults: build
@@ -63,8 +71,8 @@ testbins: deps
 	@for p in pause setuid; do \
 	  [[ bin/test/$$p -nt integration/payload/$$p.c ]] || gcc -Os -Wall -Werror -static -s -o bin/test/$$p integration/payload/$$p.c; done
 
-up: build testbins ## start a demo: a registry, coracled and a pod of two containers
-	@GO="$(GO)" DEMO_REGISTRY_PORT=$(DEMO_REGISTRY_PORT) hack/demo/up.sh
+up: build testbins ## start a demo: a registry, and Kubernetes with a Deployment
+	@GO="$(GO)" DEMO_REGISTRY_PORT=$(DEMO_REGISTRY_PORT) DEMO_API_PORT=$(DEMO_API_PORT) hack/demo/up.sh
 
 down: ## stop the demo and remove all that it made
 	@hack/demo/down.sh
@@ -78,9 +86,11 @@ lint: deps ## gofumpt, go vet, staticcheck, shellcheck, import rules
 unit: build ## unit tests
 	CGO_ENABLED=1 $(GO) test -tags $(UNITTAGS) $$($(GO) list -tags $(UNITTAGS) ./... | grep -v /integration)
 	CGO_ENABLED=1 $(GO) test -race -short -tags $(UNITTAGS),$(FAULTTAG) $(RACE)
+	cd cluster && CGO_ENABLED=0 $(GO) test $$($(GO) list ./... | grep -v /integration)
+	cd cluster && CGO_ENABLED=1 $(GO) test -race -short $(KUBERACE)
 
 integration: build-faults testbins ## end-to-end tests on a real registry, coracled and crictl
-	@GO="$(GO)" hack/tools.sh crictl registry cni
+	@GO="$(GO)" hack/tools.sh crictl registry cni kubectl
 	CGO_ENABLED=0 $(GO) test -count=1 -timeout 10m ./integration/...
 
 critest: build testbins ## CRI validation tests, with the list of known failures
@@ -97,7 +107,7 @@ bench-peers: deps testbins ## install containerd + runc and CRI-O + crun for `ma
 
 install: build ## install the binaries and the systemd unit (PREFIX, DESTDIR)
 	install -d "$(DESTDIR)$(PREFIX)/bin"
-	install -m 0755 bin/coracled bin/containerd-shim-coracle-v1 bin/coracle-oci "$(DESTDIR)$(PREFIX)/bin/"
+	install -m 0755 bin/coracled bin/containerd-shim-coracle-v1 bin/coracle-oci bin/coracle bin/coracle-kube "$(DESTDIR)$(PREFIX)/bin/"
 	install -d "$(DESTDIR)$(PREFIX)/lib/systemd/system"
 	sed 's|/usr/local|$(PREFIX)|' contrib/coracled.service > "$(DESTDIR)$(PREFIX)/lib/systemd/system/coracled.service"
 

@@ -18,6 +18,9 @@ fi
 "$go" vet -tags seccomp,no_grpc,faults ./... || bad=1
 tool staticcheck -tags seccomp,no_grpc ./... || bad=1
 tool staticcheck -tags seccomp,no_grpc,faults ./... || bad=1
+# cluster/ is a module of its own.
+(cd cluster && CGO_ENABLED=0 "$go" vet ./...) || bad=1
+(cd cluster && CGO_ENABLED=0 "$go" tool -modfile=../tools/go.mod staticcheck ./...) || bad=1
 
 mapfile -t scripts < <(find hack .ci -type f \( -name "*.sh" -o -path ".ci/run" \) | sort)
 shellcheck -x "${scripts[@]}" || bad=1

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # tools.sh NAME...: builds third-party tools at pinned versions into bin/tools.
 #   crictl critest   sigs.k8s.io/cri-tools
+#   kubectl          at the version of Kubernetes that cluster/ is made of
 #   registry         the CNCF distribution registry
 #   cni              reference CNI plugins, into bin/tools/cni
 #   busybox          from the distribution's source (see below)
@@ -72,6 +73,16 @@ critest() {
   built critest "$CRITOOLS"
 }
 
+kubectl() {
+  local version
+  version=$(cd cluster && GOWORK=off "$go" list -m -f '{{.Version}}' k8s.io/kubernetes)
+  wanted kubectl "$version" || return 0
+  echo "tools: building kubectl $version" >&2
+  (cd cluster && CGO_ENABLED=0 GOWORK=off "$go" build -trimpath -buildvcs=false -ldflags "-s -w \
+    -X k8s.io/component-base/version.gitVersion=$version" -o "$out/kubectl" k8s.io/kubernetes/cmd/kubectl)
+  built kubectl "$version"
+}
+
 registry() {
   wanted registry "$DISTRIBUTION" || return 0
   fetch github.com/distribution/distribution/v3 "$DISTRIBUTION"
@@ -125,7 +136,7 @@ busybox() {
 
 for name in "$@"; do
   case $name in
-    crictl | critest | registry | cni | busybox) "$name" ;;
+    crictl | critest | kubectl | registry | cni | busybox) "$name" ;;
     *)
       echo "tools: $name: no such tool" >&2
       exit 2

@@ -16,6 +16,7 @@ type place struct{ root, state string }
 
 func (p place) socket() string     { return filepath.Join(p.state, "coracle.sock") }
 func (p place) kubeRoot() string   { return filepath.Join(p.root, "kube") }
+func (p place) kubeState() string  { return filepath.Join(p.state, "kube") }
 func (p place) kubeconfig() string { return filepath.Join(p.root, "kubeconfig") }
 func (p place) logs() string       { return filepath.Join(p.root, "logs") }
 

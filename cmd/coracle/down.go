@@ -5,19 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"os/exec"
 	"os/signal"
 	"path/filepath"
-	"slices"
-	"strings"
 	"syscall"
 	"time"
 
-	"github.com/moby/sys/mountinfo"
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 )
 
 func downCommand(p *place) *cobra.Command {
@@ -65,17 +60,19 @@ func down(ctx context.Context, p place, purge bool, out io.Writer) error {
 		}
 		steps.done("pods and coracled have ended")
 	}
-	if err := unmountBelow(p.kubeRoot()); err != nil {
-		return err
+	if o.Coracled { // otherwise its pods go on
+		if err := errors.Join(unmountBelow(p.kubeRoot()), removeCgroups(o.CgroupRoot)); err != nil {
+			return err
+		}
 	}
 	if purge {
-		if err := removeCluster(p); err != nil {
+		if err := removeCluster(p, o); err != nil {
 			return err
 		}
 		steps.done("the cluster's data is removed")
 	}
-	for _, path := range []string{p.supervisor(), p.settings()} {
-		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	for _, path := range []string{p.kubeState(), p.supervisor(), p.settings()} {
+		if err := os.RemoveAll(path); err != nil {
 			return err
 		}
 	}
@@ -102,26 +99,13 @@ func purgeCoracled(ctx context.Context, p place, o upOptions, images bool) error
 	return nil
 }
 
-// unmountBelow unmounts what the kubelet has mounted for pods' volumes, innermost first.
-func unmountBelow(dir string) error {
-	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
-	if err != nil {
-		return err
-	}
-	slices.SortFunc(mounts, func(a, b *mountinfo.Info) int { return strings.Compare(b.Mountpoint, a.Mountpoint) })
-	for _, m := range mounts {
-		if m.Mountpoint == dir {
-			continue // an operator's own disk
-		}
-		if err := unix.Unmount(m.Mountpoint, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
-			return fmt.Errorf("unmount %s: %w", m.Mountpoint, err)
-		}
-	}
-	return nil
-}
-
 // removeCluster removes what up and the cluster process have written.
-func removeCluster(p place) error {
+func removeCluster(p place, o upOptions) error {
+	if o.PodLogs != "" {
+		if err := removePodLogs(filepath.Join(p.kubeRoot(), "kubelet"), o.PodLogs); err != nil {
+			return err
+		}
+	}
 	for _, path := range []string{p.kubeRoot(), p.kubeconfig(), filepath.Join(p.logs(), "kube.log"), filepath.Join(p.logs(), "coracled.log")} {
 		if err := os.RemoveAll(path); err != nil {
 			return err

@@ -138,10 +138,16 @@ func upCoracled(ctx context.Context, p place, o *upOptions) error {
 	if err != nil {
 		return err
 	}
-	return await(ctx, "coracled", log, cmd, func() error {
+	answers := func() error {
 		_, err := runtimeVersion(ctx, p.socket())
 		return err
-	})
+	}
+	err = await(ctx, "coracled", log, cmd, answers)
+	if pid, herr := holder(filepath.Join(p.state, "lock")); err != nil && herr == nil && pid != 0 && ctx.Err() == nil {
+		// Its keeper was quicker to start one that had died.
+		return await(ctx, "coracled", log, nil, answers)
+	}
+	return err
 }
 
 // upCluster starts the cluster process under its supervisor if it does not run.
@@ -171,7 +177,7 @@ func upCluster(ctx context.Context, p place, o upOptions) error {
 		return err
 	}
 	args := []string{
-		"supervise", "--root", p.root, "--state", p.state, "--", program, "server", "--root", p.kubeRoot(), "--state", p.state,
+		"supervise", "--root", p.root, "--state", p.state, "--", program, "server", "--root", p.kubeRoot(), "--state", p.kubeState(),
 		"--bind-address", o.Bind, "--port", strconv.Itoa(o.Port), "--node-name", o.Node, "--cri", "unix://" + p.socket(),
 		"--kubeconfig-out", p.kubeconfig(), "--pod-log-dir", o.PodLogs, "--cgroup-root", o.CgroupRoot,
 	}

@@ -6,15 +6,15 @@ source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 [[ -e $root || -e $state ]] || exit 0
 as_root "$@"
 
-# Pods, containers, shims, coracled, links and nftables rules: coracled knows
-# what it made, also when it is dead.
+# The cluster process, pods, coracled and all that they made: the parts know what
+# it is, also when they are dead.
 if [[ ! -e $config ]]; then
-  : # coracled was never started
-elif [[ -x $coracled ]]; then
-  "$coracled" purge --root "$root/coracle" --state "$state" --address "unix://$socket" --config "$config" ||
-    die "coracled purge failed; what it could not remove is named above"
+  : # nothing but the registry was ever started
+elif [[ -x $coracle ]]; then
+  "$coracle" down --purge --root "$root" --state "$state" ||
+    die "coracle down failed; what it could not remove is named above"
 else
-  die "$coracled is missing: run 'make build' first"
+  die "$coracle is missing: run 'make build' first"
 fi
 
 if alive "$root/registry.pid" "$repo/bin/tools/registry"; then

@@ -6,17 +6,15 @@ root=/var/lib/coracle-demo
 state=/run/coracle-demo
 socket=$state/coracle.sock
 registry=127.0.0.1:${DEMO_REGISTRY_PORT:-5055}
-coracled=$repo/bin/coracled
-crictl=$repo/bin/tools/crictl
+port=${DEMO_API_PORT:-6443}
+coracle=$repo/bin/coracle
 config=$root/coracled.toml
-cgroup=coracle-demo # parent of the pods' cgroups
+cgroup="coracle-demo" # parent of the pods' cgroups
 
 die() {
   echo "$(basename "$0" .sh): $*" >&2
   exit 1
 }
-
-cri() { "$crictl" -c "$root/crictl.yaml" "$@"; }
 
 # alive FILE EXE: whether the process whose id is in FILE lives and runs EXE; a pid may
 # belong to somebody else by now.
@@ -27,5 +25,5 @@ alive() {
 
 # as_root ARGS: starts this script again as root if it is not.
 as_root() {
-  ((EUID == 0)) || exec sudo --preserve-env=DEMO_REGISTRY_PORT,GO "$0" "$@"
+  ((EUID == 0)) || exec sudo --preserve-env=DEMO_REGISTRY_PORT,DEMO_API_PORT,GO "$0" "$@"
 }

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Starts the demo: a registry and coracled under a root of their own, and a pod of a
-# web server and a sidecar. Run again, it shows what runs.
+# Starts the demo: a registry on loopback, and Kubernetes under a root of its own with a
+# Deployment of a web server and a sidecar. Run again, it shows what runs.
 set -euo pipefail
 # shellcheck source=hack/demo/env.sh
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 as_root "$@"
 "$repo/hack/tools.sh" crictl registry
+command -v kubectl >/dev/null || "$repo/hack/tools.sh" kubectl
+export PATH=$PATH:$repo/bin/tools
 
 install -d -m 0711 "$root" "$state"
 install -d "$root/registry" "$root/logs"
@@ -44,12 +46,7 @@ C
   wait_for 20 "the registry" "$root/logs/registry.log" answers
 }
 
-start_coracled() {
-  if cri version >/dev/null 2>&1; then
-    cri version | grep -q 'RuntimeName: *coracle' || die "$socket belongs to another runtime"
-    return
-  fi
-  cat >"$config" <<C
+cat >"$config" <<C
 # Written by make up. All settings: bin/coracled config default
 [image.registry."$registry"]
 plain_http = true
@@ -58,67 +55,22 @@ plain_http = true
 bridge = "coracle-demo0"
 cni_conf_dir = "$root/cni" # empty: the built-in bridge, whatever this machine has configured
 C
-  setsid "$coracled" --root "$root/coracle" --state "$state" --address "unix://$socket" --config "$config" \
-    >>"$root/logs/coracled.log" 2>&1 </dev/null &
-  wait_for 20 coracled "$root/logs/coracled.log" cri version
-}
-
-# pod_json, container_json NAME COMMAND...: what crictl sends.
-pod_json() {
-  cat <<C
-{"metadata": {"name": "demo", "namespace": "default", "uid": "demo-1", "attempt": 0},
- "hostname": "demo", "log_directory": "$root/logs/demo", "labels": {"app": "demo"},
- "linux": {"cgroup_parent": "/$cgroup"}}
-C
-}
-
-container_json() { # NAME ARGS-AS-JSON
-  cat <<C
-{"metadata": {"name": "$1"}, "image": {"image": "$registry/demo/web:1"},
- "log_path": "$1.log", "labels": {"app": "demo", "io.kubernetes.pod.name": "demo", "io.kubernetes.pod.namespace": "default"}, $2, "linux": {}}
-C
-}
-
-start_pod() {
-  local pod id
-  pod=$(cri pods -q --name '^demo$' --state ready | head -n 1)
-  if [[ -n $pod ]] && (($(cri ps -q --pod "$pod" | wc -l) == 2)); then
-    return
-  fi
-  # What is left of an earlier, unfinished run.
-  for id in $(cri pods -q --name '^demo$'); do cri rmp -f "$id" >/dev/null; done
-  install -d "$root/logs/demo"
-  pod_json >"$root/pod.json"
-  container_json web '"args": ["-listen", ":8080"]' >"$root/web.json"
-  container_json sidecar '"command": ["sh", "-c"], "args": ["while true; do wget -q -O - http://127.0.0.1:8080/ || true; sleep 5; done"]' >"$root/sidecar.json"
-  pod=$(cri runp "$root/pod.json")
-  for id in web sidecar; do
-    cri start "$(cri create --no-pull "$pod" "$root/$id.json" "$root/pod.json")" >/dev/null
-  done
-}
+sed "s|REGISTRY|$registry|" "$repo/hack/demo/web.yaml" >"$root/web.yaml"
 
 start_registry
-start_coracled
-if ! cri inspecti -q "$registry/demo/web:1" >/dev/null 2>&1; then
-  "$repo/bin/test/imagetool" push -registry "$registry" -set demo
-  cri pull "$registry/demo/web:1" >/dev/null
-fi
-start_pod
+"$repo/bin/test/imagetool" push -registry "$registry" -set demo
+"$coracle" up --root "$root" --state "$state" --config "$config" --port "$port" \
+  --cgroup-root "/$cgroup" --pod-log-dir "$root/logs/pods" --apply "$root/web.yaml"
 
-pod=$(cri pods -q --name '^demo$' --state ready | head -n 1)
-web=$(cri ps -q --pod "$pod" --name '^web$')
-sidecar=$(cri ps -q --pod "$pod" --name '^sidecar$')
-wait_for 10 "the web server" "$root/logs/demo/web.log" cri exec "$sidecar" wget -q -O /dev/null http://127.0.0.1:8080/
-ip=$(cri inspectp -o go-template --template '{{.status.network.ip}}' "$pod")
-
+export KUBECONFIG=$root/kubeconfig
 echo
-cri pods --name '^demo$'
+kubectl get nodes,deployments,pods -o wide
 echo
-cri ps --pod "$pod"
+echo "Try next:"
 echo
-echo "The pod serves on http://$ip:8080/ (from this machine). Try next:"
-echo
-echo "  export CRI_CONFIG_FILE=$root/crictl.yaml"
-echo "  $crictl logs ${sidecar:0:13}"
-echo "  $crictl exec -it ${web:0:13} sh"
-echo "  $crictl stats"
+echo "  export KUBECONFIG=$root/kubeconfig"
+command -v kubectl | grep -qv "^$repo" || echo "  export PATH=\$PATH:$repo/bin/tools"
+echo "  kubectl logs deployment/web -c sidecar"
+echo "  kubectl exec -it deployment/web -c sidecar -- sh"
+echo "  kubectl scale deployment web --replicas=5"
+echo "  crictl -r unix://$socket ps"

@@ -1,0 +1,123 @@
+package kube
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/coracle-project/coracle/internal/testkit"
+)
+
+// cluster is what one `coracle up` started.
+type cluster struct {
+	root, state string
+	coracle     string // the command
+	kubectl     string
+	cgroup      string // parent of all its cgroups
+}
+
+// newCluster starts a cluster that is taken down with the test, which fails if that leaves anything.
+func newCluster(t *testing.T) *cluster {
+	t.Helper()
+	// Not t.TempDir: socket paths have to be short.
+	dir, err := os.MkdirTemp("", "kube-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := fmt.Sprintf("[network]\ncni_conf_dir = %q\n", filepath.Join(dir, "cni")) // the built-in bridge
+	if err := os.WriteFile(filepath.Join(dir, "coracled.toml"), []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := &cluster{
+		root: filepath.Join(dir, "root"), state: filepath.Join(dir, "state"),
+		coracle: testkit.Bin(t, "coracle"), kubectl: testkit.Bin(t, "tools", "kubectl"),
+		cgroup: fmt.Sprintf("/coracle-kube-%d", os.Getpid()),
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			c.showLogs(t)
+		}
+		c.run(t, "down", "--purge")
+		for _, dir := range []string{c.root, c.state} {
+			if left, err := os.ReadDir(dir); err == nil {
+				t.Errorf("down has left in %s: %v", dir, left)
+			}
+		}
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+		if left, err := filepath.Glob("/sys/fs/cgroup/*" + c.cgroup); err != nil || len(left) > 0 {
+			t.Errorf("down has left cgroups %v, %v", left, err)
+		}
+	})
+	c.up(t)
+	return c
+}
+
+// up is `coracle up` with the settings of this cluster.
+func (c *cluster) up(t *testing.T, args ...string) string {
+	t.Helper()
+	return c.run(t, append([]string{
+		"up", "--node-name", "boat", "--node-ip", "127.0.0.1", "--config", filepath.Join(filepath.Dir(c.root), "coracled.toml"),
+		"--cgroup-root", c.cgroup, "--pod-log-dir", filepath.Join(c.root, "logs", "pods"),
+	}, args...)...)
+}
+
+// run runs the command with the cluster's directories and returns what it printed.
+func (c *cluster) run(t *testing.T, args ...string) string {
+	t.Helper()
+	args = append(args, "--root", c.root, "--state", c.state)
+	cmd := exec.Command(c.coracle, args...)
+	cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(c.kubectl)+":"+os.Getenv("PATH"))
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("coracle %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+// kubeconfig is the administrator's.
+func (c *cluster) kubeconfig() string { return filepath.Join(c.root, "kubeconfig") }
+
+// kube runs kubectl and returns what it printed.
+func (c *cluster) kube(t *testing.T, args ...string) string {
+	t.Helper()
+	out, err := c.tryKube("", args...)
+	if err != nil {
+		t.Fatalf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+	return out
+}
+
+func (c *cluster) tryKube(stdin string, args ...string) (string, error) {
+	cmd := exec.Command(c.kubectl, append([]string{"--kubeconfig", c.kubeconfig()}, args...)...)
+	cmd.Stdin = strings.NewReader(stdin)
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+func (c *cluster) showLogs(t *testing.T) {
+	for _, name := range []string{"kube.log", "coracled.log"} {
+		data, err := os.ReadFile(filepath.Join(c.root, "logs", name))
+		if err != nil {
+			t.Log(err)
+			continue
+		}
+		t.Logf("%s ends with:\n%s", name, data[max(len(data)-16<<10, 0):])
+	}
+}
+
+// crictl runs the real crictl against the cluster's coracled.
+func (c *cluster) crictl(t *testing.T, args ...string) string {
+	t.Helper()
+	socket := "unix://" + filepath.Join(c.state, "coracle.sock")
+	cmd := exec.Command(testkit.Bin(t, "tools", "crictl"), append([]string{"-r", socket, "-i", socket}, args...)...)
+	out, err := cmd.Output() // a warning about its configuration goes to standard error
+	if err != nil {
+		t.Fatalf("crictl %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
