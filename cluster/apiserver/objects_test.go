@@ -182,15 +182,21 @@ func TestPatches(t *testing.T) {
 		patch string
 		check func(*appsv1.Deployment) bool
 	}{
-		{types.JSONPatchType, `[{"op":"replace","path":"/spec/replicas","value":3}]`,
-			func(d *appsv1.Deployment) bool { return *d.Spec.Replicas == 3 }},
-		{types.MergePatchType, `{"metadata":{"labels":{"x":"y"}}}`,
-			func(d *appsv1.Deployment) bool { return d.Labels["x"] == "y" }},
-		{types.StrategicMergePatchType, `{"spec":{"template":{"spec":{"containers":[{"name":"side","image":"image:2"}]}}}}`,
+		{
+			types.JSONPatchType, `[{"op":"replace","path":"/spec/replicas","value":3}]`,
+			func(d *appsv1.Deployment) bool { return *d.Spec.Replicas == 3 },
+		},
+		{
+			types.MergePatchType, `{"metadata":{"labels":{"x":"y"}}}`,
+			func(d *appsv1.Deployment) bool { return d.Labels["x"] == "y" },
+		},
+		{
+			types.StrategicMergePatchType, `{"spec":{"template":{"spec":{"containers":[{"name":"side","image":"image:2"}]}}}}`,
 			func(d *appsv1.Deployment) bool {
 				c := d.Spec.Template.Spec.Containers
 				return len(c) == 2 && c[0].Image == "image:1" && c[1].Image == "image:2"
-			}},
+			},
+		},
 	} {
 		d, err := deployments.Patch(t.Context(), "web", test.kind, []byte(test.patch), metav1.PatchOptions{})
 		if err != nil || !test.check(d) {
