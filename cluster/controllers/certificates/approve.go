@@ -61,6 +61,7 @@ func isNodeClient(csr *certificatesv1.CertificateSigningRequest, request *x509.C
 		certificates.IsKubeletClientCSR(request, usages(csr))
 }
 
+//lint:ignore SA1019 upstream's rules take this type
 func usages(csr *certificatesv1.CertificateSigningRequest) sets.String {
 	set := sets.NewString()
 	for _, usage := range csr.Spec.Usages {

@@ -8,6 +8,8 @@
 // Errors are told in an event and repeated with the frame's back-off.
 package endpoints
 
+//lint:file-ignore SA1019 the old API is what this package serves
+
 import (
 	"context"
 	"maps"

@@ -1,5 +1,7 @@
 package endpoints
 
+//lint:file-ignore SA1019 the old API is what this package serves
+
 import (
 	"context"
 	"fmt"

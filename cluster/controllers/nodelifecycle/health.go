@@ -114,15 +114,16 @@ func (c *controller) silence(node *corev1.Node) time.Duration {
 }
 
 // checkHealth makes the conditions of a node that has been silent for too long Unknown, and sets
-// the timer for the others. It returns the node as it is now, nil if it is gone.
+// the timer for the others. It returns the node as it is now, nil if it is gone or has
+// changed meanwhile.
 func (c *controller) checkHealth(ctx context.Context, node *corev1.Node) (*corev1.Node, error) {
 	left := c.silence(node)
 	if left > 0 {
 		c.frame.AddAfter(node.Name, left+time.Millisecond)
 	} else if changed := fallenSilent(node, metav1.Now()); changed != nil {
 		updated, err := c.set.Kube.CoreV1().Nodes().UpdateStatus(ctx, changed, metav1.UpdateOptions{})
-		if apierrors.IsNotFound(err) {
-			return nil, nil
+		if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+			return nil, nil // the event of what changed it is on its way
 		}
 		if err != nil {
 			return nil, err

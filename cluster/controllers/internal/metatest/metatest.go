@@ -106,6 +106,9 @@ type withDiscovery struct {
 	discovery discovery.DiscoveryInterface
 }
 
+// IsWatchListSemanticsUnSupported has informers list, since the fake cannot stream what exists.
+func (w withDiscovery) IsWatchListSemanticsUnSupported() bool { return true }
+
 func (w withDiscovery) Discovery() discovery.DiscoveryInterface { return w.discovery }
 
 func (w withDiscovery) CoreV1() typedcorev1.CoreV1Interface { return &coreV1{w.Interface.CoreV1()} }
