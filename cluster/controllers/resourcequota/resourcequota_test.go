@@ -59,6 +59,7 @@ func (w world) quota(name string, scopes []corev1.ResourceQuotaScope, hard ...st
 		resourceName, limit, _ := strings.Cut(h, "=")
 		q.Spec.Hard[corev1.ResourceName(resourceName)] = resource.MustParse(limit)
 	}
+	w.Settle() // what was made before shows
 	must(w.Server.Kube.CoreV1().ResourceQuotas(ns).Create(ctx, q, metav1.CreateOptions{}))
 	w.Pass(time.Second)
 }
