@@ -2,6 +2,11 @@ package apiserver
 
 import (
 	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -13,6 +18,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/keyutil"
+	"k8s.io/klog/v2"
+	"k8s.io/kubernetes/pkg/serviceaccount"
 	"k8s.io/utils/ptr"
 )
 
@@ -177,6 +185,81 @@ func TestServiceAccountTokens(t *testing.T) {
 	// This one was not seen before, so that nobody remembers it as good.
 	if s := review(other.Status.Token); s.Authenticated {
 		t.Error("a token outlived the pod that it is bound to")
+	}
+}
+
+// Tokens in Secrets are signed by the controllers, in an older form that does not expire.
+func TestTokensInSecrets(t *testing.T) {
+	client := admin(t)
+	ns := namespace(t, client)
+	account, err := client.CoreV1().ServiceAccounts(ns).Get(t.Context(), "default", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	secret := &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: "token", Namespace: ns, Annotations: map[string]string{
+			corev1.ServiceAccountNameKey: account.Name, corev1.ServiceAccountUIDKey: string(account.UID),
+		}},
+		Type: corev1.SecretTypeServiceAccountToken,
+	}
+	key, err := keyutil.PrivateKeyFromFile(server.options.PKI.ServiceAccountKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	generator, err := serviceaccount.JWTTokenGenerator(serviceaccount.LegacyIssuer, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	claims, private := serviceaccount.LegacyClaims(*account, *secret)
+	token, err := generator.GenerateToken(t.Context(), claims, private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := rest.AnonymousClientConfig(overTLS(t))
+	config.BearerToken = token
+	ask := func() (*authenticationv1.SelfSubjectReview, error) {
+		return clientOf(t, config).AuthenticationV1().SelfSubjectReviews().Create(t.Context(), selfReview(), metav1.CreateOptions{})
+	}
+	if who, err := ask(); !apierrors.IsUnauthorized(err) {
+		t.Errorf("before there is such a Secret: %+v, %v", who, err)
+	}
+	secret.Data = map[string][]byte{corev1.ServiceAccountTokenKey: []byte(token)}
+	made, err := client.CoreV1().Secrets(ns).Create(t.Context(), secret, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	waitSeen(t, server.Informers().Core().V1().Secrets().Informer(), func(obj any) bool { return obj.(*corev1.Secret).UID == made.UID })
+	who, err := ask()
+	if err != nil || who.Status.UserInfo.Username != "system:serviceaccount:"+ns+":default" {
+		t.Errorf("%+v, %v", who, err)
+	}
+}
+
+// complaints counts lines of a log.
+type complaints struct{ atomic.Int64 }
+
+func (c *complaints) Write(p []byte) (int, error) {
+	if strings.Contains(string(p), "authenticate") {
+		c.Add(1)
+	}
+	return len(p), nil
+}
+
+// Anybody could fill the log with credentials that are no good.
+func TestBadCredentialsAreNotLogged(t *testing.T) {
+	var log complaints
+	klog.SetSlogLogger(slog.New(slog.NewTextHandler(&log, nil)))
+	defer klog.SetSlogLogger(slog.New(slog.NewTextHandler(io.Discard, nil)))
+	for _, token := range []string{"x", "a.b.c", strings.Repeat("x", 10000)} {
+		for _, path := range []string{"/api", "/healthz"} {
+			resp, _ := get(t, false, path, "Authorization", "Bearer "+token)
+			if resp.StatusCode != http.StatusUnauthorized {
+				t.Errorf("%s with token %.10s: %s", path, token, resp.Status)
+			}
+		}
+	}
+	if n := log.Load(); n != 0 {
+		t.Errorf("%d lines logged", n)
 	}
 }
 

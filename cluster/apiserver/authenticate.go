@@ -3,6 +3,8 @@ package apiserver
 import (
 	"crypto"
 	"fmt"
+	"log/slog"
+	"net/http"
 	"os"
 	"time"
 
@@ -58,8 +60,9 @@ func loadServiceAccountKeys(path string) (serviceAccountKeys, error) {
 }
 
 // newAuthenticator returns what finds out who a request is from, in this order: certificates signed by the
-// cluster's authority, users inside the process, static tokens, service accounts, bootstrap
-// tokens. Who shows nothing may look at the health endpoints only.
+// cluster's authority, users inside the process, static tokens, service accounts (by tokens that were
+// asked for, and by those in Secrets), bootstrap tokens. Who shows nothing may look at the health
+// endpoints only.
 func newAuthenticator(o *Options, inside *identities, ca dynamiccertificates.CAContentProvider, keys serviceAccountKeys,
 	client kubernetes.Interface, shared informers.SharedInformerFactory,
 ) (authenticator.Request, error) {
@@ -67,6 +70,10 @@ func newAuthenticator(o *Options, inside *identities, ca dynamiccertificates.CAC
 	audiences := authenticator.Audiences{issuer}
 	getter := serviceaccountcontroller.NewGetterFromClient(client,
 		core.Secrets().Lister(), core.ServiceAccounts().Lister(), core.Pods().Lister(), core.Nodes().Lister())
+	inSecrets, err := serviceaccount.NewLegacyValidator(true, getter, client.CoreV1())
+	if err != nil {
+		return nil, err
+	}
 	var tokens []authenticator.Token
 	if o.TokenFile != "" {
 		static, err := tokenfile.NewCSV(o.TokenFile)
@@ -77,6 +84,7 @@ func newAuthenticator(o *Options, inside *identities, ca dynamiccertificates.CAC
 	}
 	tokens = append(tokens,
 		serviceaccount.JWTTokenAuthenticator([]string{issuer}, keys.public, audiences, serviceaccount.NewValidator(getter)),
+		serviceaccount.JWTTokenAuthenticator([]string{serviceaccount.LegacyIssuer}, keys.public, audiences, inSecrets),
 		authenticator.WrapAudienceAgnosticToken(audiences, bootstrap.NewTokenAuthenticator(core.Secrets().Lister().Secrets(metav1.NamespaceSystem))),
 	)
 	token := tokenunion.New(inside, tokencache.New(tokenunion.New(tokens...), true, tokenCacheTTL, 0))
@@ -88,6 +96,19 @@ func newAuthenticator(o *Options, inside *identities, ca dynamiccertificates.CAC
 	return requestunion.NewFailOnError(known, anonymous.NewAuthenticator([]apiserverapi.AnonymousAuthCondition{
 		{Path: "/healthz"}, {Path: "/livez"}, {Path: "/readyz"},
 	})), nil
+}
+
+// quietly knows whom a request is from if who does. Why credentials are no good is told to those who debug
+// only: anybody can send such requests, and upstream's server would log each.
+func quietly(who authenticator.Request) authenticator.Request {
+	return authenticator.RequestFunc(func(r *http.Request) (*authenticator.Response, bool, error) {
+		response, ok, err := who.AuthenticateRequest(r)
+		if err != nil {
+			slog.Debug("request not authenticated", "from", r.RemoteAddr, "err", err)
+			return nil, false, nil
+		}
+		return response, ok, nil
+	})
 }
 
 // readable says what to do about a certificate file that cannot be used.

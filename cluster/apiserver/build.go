@@ -124,7 +124,9 @@ func (b *build) configure(ctx context.Context) error {
 	c.ShutdownWatchTerminationGracePeriod = drainLimit // watches are ended, so that connections come to rest
 	c.AggregatedDiscoveryGroupManager = aggregated.NewResourceManager("apis")
 	c.BuildHandlerChainFunc = func(handler http.Handler, c *genericapiserver.Config) http.Handler {
-		return genericapiserver.DefaultBuildHandlerChain(withPlainDiscovery(handler), c)
+		quiet := *c // here, since New has put its own authenticator before ours
+		quiet.Authentication.Authenticator = quietly(c.Authentication.Authenticator)
+		return genericapiserver.DefaultBuildHandlerChain(withPlainDiscovery(handler), &quiet)
 	}
 	c.LongRunningFunc = genericfilters.BasicLongRunningRequestCheck(
 		sets.NewString("watch", "proxy"), sets.NewString("attach", "exec", "proxy", "log", "portforward"))
