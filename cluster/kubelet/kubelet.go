@@ -6,7 +6,7 @@
 // between them: pods come from the API's watch and from static files, pass the node's admission and go
 // to the pod runner; the runtime's and the probes' news wake it.
 //
-// New reads the machine and makes no call; Run works until its context ends, and leaves all
+// New reads the machine, takes its port and makes no call; Run works until its context ends, and leaves all
 // containers running. A kubelet that is started again finds them by their labels.
 package kubelet
 
@@ -57,6 +57,7 @@ type Kubelet struct {
 	puller   *images.Puller
 	probes   *probe.Manager
 	handlers func(class *string) (string, error)
+	listener net.Listener // of the HTTPS API; nil for none
 
 	// Made by Run.
 	status *status.Writer
@@ -66,10 +67,22 @@ type Kubelet struct {
 	began  chan struct{} // closed when the fields above are set
 }
 
-// New returns a Kubelet that reaches the API through s.
-func New(s *client.Set, o Options) (*Kubelet, error) {
+// New returns a Kubelet that reaches the API through s. It takes the port of the kubelet's own API:
+// where that is another's, nobody should hear of a node that is ready.
+func New(s *client.Set, o Options) (_ *Kubelet, err error) {
 	if err := o.complete(); err != nil {
 		return nil, err
+	}
+	var listener net.Listener
+	if o.Port > 0 {
+		if listener, err = net.Listen("tcp", net.JoinHostPort(o.Address, fmt.Sprint(o.Port))); err != nil {
+			return nil, fmt.Errorf("the kubelet's API: %w (another kubelet may run on this machine)", err)
+		}
+		defer func() {
+			if err != nil {
+				listener.Close()
+			}
+		}()
 	}
 	if len(o.NodeIPs) == 0 {
 		ip, err := node.Address(o.NodeName)
@@ -90,7 +103,7 @@ func New(s *client.Set, o Options) (*Kubelet, error) {
 	if err != nil {
 		return nil, fmt.Errorf("kubelet: %w", err)
 	}
-	k := &Kubelet{opts: o, set: s, cri: runtime, began: make(chan struct{})}
+	k := &Kubelet{opts: o, set: s, cri: runtime, listener: listener, began: make(chan struct{})}
 	k.recorder, k.flush = s.Recorder("kubelet", o.NodeName)
 	k.watched = newWatched(s, o)
 	k.handlers = runtimeHandlers(s)
@@ -140,6 +153,9 @@ func (k *Kubelet) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer func() { _ = k.cri.Close() }()
+	if k.listener != nil {
+		defer k.listener.Close()
+	}
 	defer k.flush()
 	defer k.probes.Close()
 	slog.Info("kubelet starts", "node", k.opts.NodeName, "runtime", k.opts.Endpoint, "addresses", k.opts.NodeIPs)
@@ -168,7 +184,7 @@ func (k *Kubelet) Run(ctx context.Context) error {
 	close(k.began)
 
 	failed := make(chan error, 1)
-	if k.opts.Port > 0 {
+	if k.listener != nil {
 		s, err := k.server()
 		if err != nil {
 			return err
@@ -233,8 +249,7 @@ func (k *Kubelet) dns() pod.DNS {
 // server makes the kubelet's HTTPS API.
 func (k *Kubelet) server() (*server.Server, error) {
 	o := server.Options{
-		NodeName: k.opts.NodeName, Kube: k.set.Kube, RootDir: k.opts.RootDir,
-		Address: net.JoinHostPort(k.opts.Address, fmt.Sprint(k.opts.Port)),
+		NodeName: k.opts.NodeName, Kube: k.set.Kube, RootDir: k.opts.RootDir, Listener: k.listener,
 	}
 	var err error
 	if k.opts.ClientCAFile != "" {
