@@ -60,7 +60,11 @@ func startGuarded(c *embed.Config, j *journal) (*embed.Etcd, error) {
 	go func() {
 		defer func() {
 			if r := recover(); r != nil {
-				done <- outcome{err: fmt.Errorf("%v", r)}
+				err, ok := r.(error)
+				if !ok {
+					err = fmt.Errorf("%v", r)
+				}
+				done <- outcome{err: err}
 			}
 		}()
 		e, err := embed.StartEtcd(c)
@@ -69,8 +73,8 @@ func startGuarded(c *embed.Config, j *journal) (*embed.Etcd, error) {
 	select {
 	case o := <-done:
 		return o.etcd, o.err
-	case message := <-j.died:
-		return nil, errors.New(message)
+	case err := <-j.died:
+		return nil, err
 	}
 }
 

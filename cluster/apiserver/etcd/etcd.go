@@ -78,10 +78,24 @@ func Start(ctx context.Context, dir, state string) (*Server, error) {
 		_ = lock.Close()
 		return nil, damaged(dir, err)
 	}
+	if err := s.serves(ctx, dir); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// serves returns when the server in dir serves. If that fails, the server is closed, unless a
+// goroutine of its own has ended while it held what closing would wait for: then the process is expected
+// to end.
+func (s *Server) serves(ctx context.Context, dir string) error {
+	var err error
 	select {
 	case <-s.etcd.Server.ReadyNotify():
+		s.journal.started.Store(true)
 		s.journal.running.Store(true)
-		return s, nil
+		return nil
+	case err = <-s.journal.died:
+		return damaged(dir, err)
 	case err = <-s.etcd.Err():
 	case <-s.etcd.Server.StopNotify():
 		err = errors.New("it stopped")
@@ -90,8 +104,9 @@ func Start(ctx context.Context, dir, state string) (*Server, error) {
 	case <-ctx.Done():
 		err = context.Cause(ctx)
 	}
+	s.journal.started.Store(true) // from here on nobody asks why a goroutine ended
 	s.Close()
-	return nil, fmt.Errorf("etcd in %s did not start: %w", dir, err)
+	return fmt.Errorf("etcd in %s did not start: %w", dir, err)
 }
 
 // config returns the configuration of an etcd with its data in dir that listens on socket.

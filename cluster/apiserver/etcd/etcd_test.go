@@ -8,6 +8,10 @@ import (
 	"testing"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.etcd.io/etcd/server/v3/etcdserver"
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 )
 
 // shortDir returns a directory whose name leaves room for a socket's.
@@ -119,6 +123,17 @@ func TestBadStarts(t *testing.T) {
 				t.Errorf("error %v", err)
 			}
 		})
+	}
+}
+
+// The disk may be full when etcd's database is written for the first time, which is after its start and
+// before it serves, in a goroutine that holds what Close waits for.
+func TestGoroutineEndsBeforeItServes(t *testing.T) {
+	s := &Server{etcd: &embed.Etcd{Server: &etcdserver.EtcdServer{}}, journal: newJournal()} // never ready, cannot be closed
+	go s.journal.logger().Fatal("failed to commit tx", zap.Error(&os.PathError{Op: "write", Path: "db", Err: unix.ENOSPC}))
+	err := s.serves(t.Context(), "/data")
+	if want := "etcd cannot use /data: failed to commit tx: write db: no space left on device"; err == nil || err.Error() != want {
+		t.Errorf("error %v, want %s", err, want)
 	}
 }
 

@@ -2,6 +2,7 @@ package etcd
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"runtime"
@@ -15,13 +16,14 @@ import (
 // starts and stops is either no news (it warns of its defaults, and of its listeners when they are
 // closed) or ends the start, and is then the start's error.
 type journal struct {
-	running atomic.Bool
-	// died gets the message of an entry that would have ended the process, or panicked, before
-	// the server ran.
-	died chan string
+	// started says that the server has served, running that it has not been told to stop since.
+	started, running atomic.Bool
+	// died gets the error of an entry that would have ended the process, or panicked, before the
+	// server served.
+	died chan error
 }
 
-func newJournal() *journal { return &journal{died: make(chan string, 1)} }
+func newJournal() *journal { return &journal{died: make(chan error, 1)} }
 
 func (j *journal) logger() *zap.Logger {
 	return zap.New(slogCore{journal: j}, zap.WithFatalHook(j), zap.WithPanicHook(j))
@@ -30,27 +32,28 @@ func (j *journal) logger() *zap.Logger {
 // OnWrite implements zapcore.CheckWriteHook for entries that end the process.
 //
 // etcd opens its files in goroutines of its own, where nobody could recover a panic: while it
-// starts, such a goroutine ends here, and whoever waits for the start is told why.
+// starts, such a goroutine ends here, and whoever waits for the start is told why. Later it would
+// leave locks behind that others wait for: then the process ends.
 func (j *journal) OnWrite(entry *zapcore.CheckedEntry, fields []zapcore.Field) {
-	message := withCause(entry.Message, fields)
-	if j.running.Load() {
-		panic("etcd: " + message)
+	err := withCause(entry.Message, fields)
+	if j.started.Load() {
+		panic(fmt.Sprintf("etcd: %v", err))
 	}
 	select {
-	case j.died <- message:
+	case j.died <- err:
 	default:
 	}
 	runtime.Goexit()
 }
 
-// withCause returns message with the error among fields, if there is one.
-func withCause(message string, fields []zapcore.Field) string {
+// withCause returns message as an error that wraps the one among fields, if there is one.
+func withCause(message string, fields []zapcore.Field) error {
 	for _, f := range fields {
 		if err, ok := f.Interface.(error); ok && f.Type == zapcore.ErrorType {
-			return fmt.Sprintf("%s: %v", message, err)
+			return fmt.Errorf("%s: %w", message, err)
 		}
 	}
-	return message
+	return errors.New(message)
 }
 
 // slogCore is a zapcore.Core over slog's default logger.
