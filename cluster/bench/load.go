@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 )
 
@@ -68,7 +69,7 @@ func (b *bench) createRate(ctx context.Context) error {
 			return b.create(ctx, p)
 		})
 		rates = append(rates, float64(b.creates)/time.Since(began).Seconds())
-		if err := cmpErr(err, b.removeAll(ctx)); err != nil {
+		if err := firstError(err, b.removeAll(ctx)); err != nil {
 			return err
 		}
 	}
@@ -82,13 +83,15 @@ func (b *bench) simulated(ctx context.Context) error {
 	if _, err := b.kube.CoreV1().Nodes().Patch(ctx, nodeName, types.MergePatchType, cordon, metav1.PatchOptions{}); err != nil {
 		return err
 	}
+	began := time.Now()
 	if err := each(ctx, b.nodes, b.join); err != nil {
 		return err
 	}
 	beating, stop := context.WithCancel(ctx)
 	defer stop()
 	go b.heartbeats(beating)
-	err := b.until(ctx, func(ctx context.Context) (bool, error) {
+	// A list of so many costs the API server something: seldom.
+	err := wait.PollUntilContextTimeout(ctx, 500*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
 		nodes, err := b.kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: "bench=simulated"})
 		if err != nil {
 			return false, err
@@ -103,6 +106,7 @@ func (b *bench) simulated(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("nodes do not lose their taints: %w", err)
 	}
+	b.took(fmt.Sprintf("%d nodes: joined, and no taint left", b.nodes), time.Since(began))
 	var created time.Duration
 	took, err := b.fill(ctx, func() error {
 		began := time.Now()
@@ -170,7 +174,7 @@ func (b *bench) drain(ctx context.Context, start func() error) (firstThenOthers,
 		return firstThenOthers{}, err
 	}
 	took, err := b.fill(ctx, start)
-	return took, cmpErr(err, b.removeAll(ctx))
+	return took, firstError(err, b.removeAll(ctx))
 }
 
 func simulatedNode(i int) string { return fmt.Sprintf("simulated-%d", i) }

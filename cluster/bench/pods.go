@@ -56,7 +56,7 @@ func (b *bench) deployment(ctx context.Context) error {
 			return failed != nil
 		})
 		if err != nil || failed != nil {
-			return fmt.Errorf("round %d: %w", round, cmpErr(failed, err))
+			return fmt.Errorf("round %d: %w", round, firstError(failed, err))
 		}
 		down = append(down, time.Since(deleted))
 	}
@@ -65,8 +65,8 @@ func (b *bench) deployment(ctx context.Context) error {
 	return nil
 }
 
-// cmpErr returns the first error.
-func cmpErr(errs ...error) error {
+// firstError returns the first of errs that is one: what follows an error is no news.
+func firstError(errs ...error) error {
 	for _, err := range errs {
 		if err != nil {
 			return err
@@ -120,7 +120,7 @@ func (b *bench) way(ctx context.Context) error {
 			seen = time.Now()
 			return ready(p)
 		})
-		if err = cmpErr(err, <-created); err != nil {
+		if err = firstError(err, <-created); err != nil {
 			return err
 		}
 		in, err := runtimeTimes(events, string(p.UID))

@@ -133,7 +133,7 @@ func benchmark(ctx context.Context, o options) (err error) {
 	rep.Machine.LoadAfter = loadAverage()
 	fmt.Print(aligned(rows(rep)))
 	if o.md != "" {
-		err = replacePart(o.md, "", page(rep, o))
+		err = writePage(o.md, page(rep, o))
 	}
 	if o.out != "" {
 		raw, jerr := json.MarshalIndent(rep, "", "  ")

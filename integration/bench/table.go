@@ -85,19 +85,18 @@ func markdown(rows [][]string) string {
 	return b.String()
 }
 
-// replacePart writes one part of a page: from the line clusterPart on, or what is before it. The
-// other part stays as it is.
-func replacePart(path, part, text string) error {
+// writePage writes one of the two parts of a page and keeps the other: that about clusters begins
+// with the line clusterPart.
+func writePage(path, text string) error {
 	old, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	before, after, clusters := strings.Cut(string(old), clusterPart)
-	switch {
-	case part == clusterPart:
-		text = strings.TrimRight(before, "\n") + "\n\n" + text
-	case clusters:
-		text += "\n" + clusterPart + after
+	runtimes, clusters, found := strings.Cut(string(old), clusterPart)
+	if strings.HasPrefix(text, clusterPart) {
+		text = strings.TrimRight(runtimes, "\n") + "\n\n" + text
+	} else if found {
+		text += "\n" + clusterPart + clusters
 	}
 	return os.WriteFile(path, []byte(text), 0o644)
 }
