@@ -23,8 +23,12 @@ func (p place) logs() string       { return filepath.Join(p.root, "logs") }
 // supervisor is the file that the supervisor of the cluster process holds a lock on.
 func (p place) supervisor() string { return filepath.Join(p.state, "kube.lock") }
 
-// settings is the file in which up leaves what it was given, for down and status.
-func (p place) settings() string { return filepath.Join(p.state, "up.json") }
+// settings is the file in which up leaves what it was given, for down. It outlives a reboot, as does what
+// down --purge removes.
+func (p place) settings() string { return filepath.Join(p.root, "up.json") }
+
+// runtime is the file that coracled holds a lock on.
+func (p place) runtime() string { return filepath.Join(p.state, "lock") }
 
 func command() *cobra.Command {
 	var p place

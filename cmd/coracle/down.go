@@ -54,13 +54,17 @@ func down(ctx context.Context, p place, purge bool, out io.Writer) error {
 		steps.done("the cluster process has ended")
 	}
 	o := remembered(p)
-	if o.Coracled {
+	ours, err := o.ours(p, purge)
+	if err != nil {
+		return err
+	}
+	if ours {
 		if err := purgeCoracled(ctx, p, o, purge); err != nil {
 			return err
 		}
 		steps.done("pods and coracled have ended")
 	}
-	if o.Coracled { // otherwise its pods go on
+	if ours { // otherwise its pods go on
 		if err := errors.Join(unmountBelow(p.kubeRoot()), removeCgroups(o.CgroupRoot)); err != nil {
 			return err
 		}
@@ -71,13 +75,31 @@ func down(ctx context.Context, p place, purge bool, out io.Writer) error {
 		}
 		steps.done("the cluster's data is removed")
 	}
-	for _, path := range []string{p.kubeState(), p.supervisor(), p.settings()} {
+	for _, path := range []string{p.kubeState(), p.supervisor()} {
 		if err := os.RemoveAll(path); err != nil {
 			return err
 		}
 	}
 	_ = os.Remove(p.state) // when nobody else has files there
-	return nil
+	if o.Boot == "" || purge {
+		return nil
+	}
+	o.Boot = "" // what it has in --root is for the next up, or for down --purge
+	return o.remember(p)
+}
+
+// ours says whether down may end coracled: up has started the one that runs. If none runs, what the
+// last one has left is up's all the same, and purge removes it.
+func (o upOptions) ours(p place, purge bool) (bool, error) {
+	if !o.Coracled {
+		return false, nil
+	}
+	boot, err := bootID()
+	if err != nil || o.Boot == boot {
+		return true, err
+	}
+	pid, err := holder(p.runtime())
+	return purge && pid == 0, err
 }
 
 // purgeCoracled removes all pods and ends coracled and what belongs to it.
@@ -106,7 +128,8 @@ func removeCluster(p place, o upOptions) error {
 			return err
 		}
 	}
-	for _, path := range []string{p.kubeRoot(), p.kubeconfig(), filepath.Join(p.logs(), "kube.log"), filepath.Join(p.logs(), "coracled.log")} {
+	// The settings last: what is left when this is cut off can then be removed by another down.
+	for _, path := range []string{p.kubeRoot(), p.kubeconfig(), filepath.Join(p.logs(), "kube.log"), filepath.Join(p.logs(), "coracled.log"), p.settings()} {
 		if err := os.RemoveAll(path); err != nil {
 			return err
 		}

@@ -75,33 +75,48 @@ func writeAt(f *os.File, s string) error {
 	return err
 }
 
-// holder returns the pid of the process that holds the lock of the file at path, 0 if none does.
+// holder returns the pid of the process that holds the lock of the file at path, 0 if none does. It
+// looks at the descriptors of the one that the file names: trying the lock would keep it, for that moment,
+// from a process that is just being started.
 func holder(path string) (int, error) {
-	f, err := os.Open(path)
+	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, nil
 	}
 	if err != nil {
 		return 0, err
 	}
-	defer func() { _ = f.Close() }()
-	err = unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB)
-	if err == nil {
-		return 0, nil // it is ours now, and no longer when f is closed
+	pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
+	if err != nil {
+		return 0, nil //nolint:nilerr // nobody has got as far as writing it
 	}
-	if !errors.Is(err, unix.EWOULDBLOCK) {
-		return 0, fmt.Errorf("lock %s: %w", path, err)
-	}
-	data, err := os.ReadFile(path)
+	file, err := os.Stat(path)
 	if err != nil {
 		return 0, err
 	}
-	pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
-	if err != nil {
-		return 0, fmt.Errorf("%s does not name the process that holds it: %w", path, err)
+	process := filepath.Join("/proc", strconv.Itoa(pid))
+	fds, err := os.ReadDir(filepath.Join(process, "fd"))
+	if err != nil && !gone(err) {
+		return 0, err
 	}
-	return pid, nil
+	for _, fd := range fds {
+		open, err := os.Stat(filepath.Join(process, "fd", fd.Name()))
+		if err != nil || !os.SameFile(open, file) {
+			continue // also one that has been closed meanwhile
+		}
+		info, err := os.ReadFile(filepath.Join(process, "fdinfo", fd.Name()))
+		if err != nil && !gone(err) {
+			return 0, err
+		}
+		if strings.Contains(string(info), " FLOCK ") {
+			return pid, nil
+		}
+	}
+	return 0, nil
 }
+
+// gone says whether err is what reading of a process or a descriptor that is no more fails with.
+func gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) }
 
 // end sends SIGTERM to a process and waits until it is gone, or ctx is.
 func end(ctx context.Context, pid int) error {

@@ -22,6 +22,10 @@ const (
 	firstPause   = 100 * time.Millisecond
 	longestPause = 10 * time.Second
 	steady       = time.Minute
+	// After so many lives, none longer than settled and all ended by an error of its own (a port that is
+	// taken, data that cannot be read), the supervisor ends with it: whoever waits for up wants to know.
+	mostTries = 7
+	settled   = 5 * time.Second
 )
 
 // superviseCommand is what up leaves running: the parent of the cluster process.
@@ -50,16 +54,26 @@ func supervise(ctx context.Context, args []string) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	pause := firstPause
+	failures, worked := 0, false
 	for {
 		began := time.Now()
 		err := once(ctx, args)
 		if ctx.Err() != nil {
 			return err
 		}
-		if time.Since(began) >= steady {
+		lived := time.Since(began)
+		if lived >= steady {
 			pause = firstPause
 		}
-		slog.Error("the cluster process ended and is started again", "err", err, "lived", time.Since(began), "pause", pause)
+		worked = worked || lived >= settled
+		failures++
+		if !refused(err) {
+			failures = 0
+		}
+		if !worked && failures == mostTries {
+			return fmt.Errorf("the cluster process cannot be started: %w", err)
+		}
+		slog.Error("the cluster process ended and is started again", "err", err, "lived", lived, "pause", pause)
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
@@ -84,4 +98,11 @@ func once(ctx context.Context, args []string) error {
 		return errors.New("it exited with 0, though nobody had asked it to")
 	}
 	return err
+}
+
+// refused says whether the program ended by itself with the status of an error that it has reported: no
+// signal, no panic.
+func refused(err error) bool {
+	var exit *exec.ExitError
+	return errors.As(err, &exit) && exit.ExitCode() == 1
 }

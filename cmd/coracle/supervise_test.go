@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"golang.org/x/sys/unix"
 )
@@ -68,5 +69,31 @@ func TestOneSupervisor(t *testing.T) {
 	said, err := cmd.CombinedOutput()
 	if err == nil || !strings.Contains(string(said), "another supervisor runs this cluster") {
 		t.Errorf("a second supervisor ended with %v, and said: %s", err, said)
+	}
+}
+
+// A program that reports an error each time is not started for ever. One that is killed is, and begins
+// anew.
+func TestSupervisorGivesUp(t *testing.T) {
+	for name, test := range map[string]struct {
+		script string
+		lives  int
+	}{
+		"reports an error":             {`echo life >>"$0"; exit 1`, mostTries},
+		"is killed once, then reports": {`echo life >>"$0"; if [ ! -e "$0.lived" ]; then : >"$0.lived"; kill -9 $$; fi; exit 1`, 1 + mostTries},
+	} {
+		t.Run(name, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "lives")
+			synctest.Test(t, func(t *testing.T) {
+				err := supervise(t.Context(), []string{"sh", "-c", test.script, file})
+				if err == nil || err.Error() != "the cluster process cannot be started: exit status 1" {
+					t.Errorf("the supervisor ended with %v", err)
+				}
+			})
+			lived, err := os.ReadFile(file)
+			if lives := strings.Count(string(lived), "life\n"); err != nil || lives != test.lives {
+				t.Errorf("%d lives, %v, want %d", lives, err, test.lives)
+			}
+		})
 	}
 }

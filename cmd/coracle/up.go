@@ -23,11 +23,14 @@ import (
 // upOptions are the flags of up, and what up.json remembers of them.
 type upOptions struct {
 	Config string `json:"config,omitempty"` // coracled's configuration file, "" for its default
-	// Coracled is whether up has started coracled, so that down ends it.
-	Coracled bool   `json:"coracled"`
-	Bind     string `json:"bind"`
-	Port     int    `json:"port"`
-	Node     string `json:"node"`
+	// Coracled is whether up has started the coracled that last ran, so that down --purge removes what it
+	// has in --root.
+	Coracled bool `json:"coracled"`
+	// Boot is the boot in which it did, so that down ends it; "" after down.
+	Boot string `json:"boot,omitempty"`
+	Bind string `json:"bind"`
+	Port int    `json:"port"`
+	Node string `json:"node"`
 	// PodLogs is the directory of containers' logs, CgroupRoot the parent of pods' cgroups.
 	PodLogs    string `json:"podLogs"`
 	CgroupRoot string `json:"cgroupRoot"`
@@ -113,8 +116,14 @@ func up(ctx context.Context, p place, o upOptions, out io.Writer) error {
 
 // upCoracled starts coracled if none serves the socket.
 func upCoracled(ctx context.Context, p place, o *upOptions) error {
-	o.Coracled = remembered(p).Coracled
+	boot, err := bootID()
+	if err != nil {
+		return err
+	}
 	if _, err := runtimeVersion(ctx, p.socket()); err == nil {
+		if last := remembered(p); last.Coracled && last.Boot == boot {
+			o.Coracled, o.Boot = true, boot
+		}
 		return o.remember(p)
 	}
 	program, err := sibling("coracled")
@@ -122,7 +131,7 @@ func upCoracled(ctx context.Context, p place, o *upOptions) error {
 		return err
 	}
 	// Written first: a coracled that was started and then not remembered would never be ended.
-	o.Coracled = true
+	o.Coracled, o.Boot = true, boot
 	if err := o.remember(p); err != nil {
 		return err
 	}
@@ -143,11 +152,20 @@ func upCoracled(ctx context.Context, p place, o *upOptions) error {
 		return err
 	}
 	err = await(ctx, "coracled", log, cmd, answers)
-	if pid, herr := holder(filepath.Join(p.state, "lock")); err != nil && herr == nil && pid != 0 && ctx.Err() == nil {
-		// Its keeper was quicker to start one that had died.
-		return await(ctx, "coracled", log, nil, answers)
+	// Another up, or the keeper of one that had died, may have been quicker to start it.
+	return orOther(ctx, err, p.runtime(), func() error { return await(ctx, "coracled", log, nil, answers) })
+}
+
+// orOther is for a program of ours that ended because another process holds lock, and does what it was
+// to do: it awaits that one. Without another, err is what went wrong.
+func orOther(ctx context.Context, err error, lock string, await func() error) error {
+	if err == nil || ctx.Err() != nil {
+		return err
 	}
-	return err
+	if pid, herr := holder(lock); herr != nil || pid == 0 {
+		return err
+	}
+	return await()
 }
 
 // upCluster starts the cluster process under its supervisor if it does not run.
@@ -191,7 +209,8 @@ func upCluster(ctx context.Context, p place, o upOptions) error {
 	if err != nil {
 		return err
 	}
-	return await(ctx, "the API server", log, cmd, answers)
+	err = await(ctx, "the API server", log, cmd, answers)
+	return orOther(ctx, err, p.supervisor(), func() error { return await(ctx, "the API server", log, nil, answers) })
 }
 
 // await returns when answers does not fail any more. If cmd ends before, or ctx does, the error
@@ -234,25 +253,7 @@ func tail(path string) string {
 	return strings.TrimSpace(string(data))
 }
 
-// apply hands a manifest to kubectl and waits until the Deployments in it are available.
-func apply(ctx context.Context, p place, manifest string) error {
-	kubectl, err := lookPath("kubectl")
-	if err != nil {
-		return err
-	}
-	for _, args := range [][]string{
-		{"apply", "-f", manifest},
-		{"wait", "--for=condition=Available", "--timeout=60s", "-f", manifest},
-	} {
-		cmd := exec.CommandContext(ctx, kubectl, append([]string{"--kubeconfig", p.kubeconfig()}, args...)...)
-		if said, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("kubectl %s: %w:\n%s", strings.Join(args, " "), err, said)
-		}
-	}
-	return nil
-}
-
-// remember writes what down and status have to know.
+// remember writes what down has to know.
 func (o upOptions) remember(p place) error {
 	data, err := json.MarshalIndent(o, "", "  ")
 	if err != nil {
@@ -269,4 +270,10 @@ func remembered(p place) upOptions {
 		return upOptions{}
 	}
 	return o
+}
+
+// bootID names the time since the machine was started.
+func bootID() (string, error) {
+	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return strings.TrimSpace(string(id)), err
 }
