@@ -13,7 +13,6 @@ import (
 	"golang.org/x/sync/errgroup"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
@@ -76,10 +75,8 @@ func (b *bench) coldStart(ctx context.Context) error {
 			}
 			return err
 		})
-		if err := b.createWhenPossible(ctx, b.pod("default", "first")); err != nil {
-			return err
-		}
-		err = b.follow(ctx, "default", metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", "first").String()}, nil,
+		create := func() error { return b.createWhenPossible(ctx, b.pod("default", "first")) }
+		err = b.follow(ctx, "default", metav1.ListOptions{FieldSelector: "metadata.name=first"}, create,
 			func(_ watch.EventType, p *v1.Pod) bool { return p.Status.Phase == v1.PodRunning })
 		if err == nil {
 			b.took("cold start: first pod Running", time.Since(began))
@@ -127,31 +124,41 @@ func (b *bench) until(ctx context.Context, f wait.ConditionWithContextFunc) erro
 	return wait.PollUntilContextTimeout(ctx, poll, patience, true, f)
 }
 
-// follow watches pods, calls begin once the watch stands, and shows each event to done until that
-// returns true.
+// follow watches pods from now on, calls begin once the watch stands, and shows each event to done
+// until that returns true. A watch that the API server ends, because we read too slowly for a
+// moment, is taken up again where it ended.
 func (b *bench) follow(ctx context.Context, namespace string, o metav1.ListOptions, begin func() error, done func(watch.EventType, *v1.Pod) bool) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	w, err := b.kube.CoreV1().Pods(namespace).Watch(ctx, o)
+	pods := b.kube.CoreV1().Pods(namespace)
+	now, err := pods.List(ctx, o)
 	if err != nil {
 		return err
 	}
-	defer w.Stop()
-	if begin != nil {
-		if err := begin(); err != nil {
-			return err
+	for o.ResourceVersion = now.ResourceVersion; ctx.Err() == nil; {
+		w, err := pods.Watch(ctx, o)
+		if err != nil {
+			return firstError(context.Cause(ctx), err)
+		}
+		defer w.Stop()
+		if begin != nil {
+			if err := begin(); err != nil {
+				return err
+			}
+			begin = nil
+		}
+		for e := range w.ResultChan() {
+			p, ok := e.Object.(*v1.Pod)
+			if !ok {
+				return fmt.Errorf("watch: %v", e.Object)
+			}
+			if done(e.Type, p) {
+				return nil
+			}
+			o.ResourceVersion = p.ResourceVersion
 		}
 	}
-	for e := range w.ResultChan() {
-		p, ok := e.Object.(*v1.Pod)
-		if !ok {
-			return fmt.Errorf("watch: %v", e.Object)
-		}
-		if done(e.Type, p) {
-			return nil
-		}
-	}
-	return fmt.Errorf("watch of pods in %s has ended: %w", namespace, context.Cause(ctx))
+	return context.Cause(ctx)
 }
 
 const (
