@@ -1,0 +1,210 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+const (
+	// patience is how long anything may take, on however slow a machine.
+	patience = time.Minute
+	registry = "127.0.0.1:5000"
+	// image is a web server over a busybox.
+	image = registry + "/demo/web:1"
+)
+
+// cluster is what `coracle up` has started, and a registry beside it.
+type cluster struct {
+	dir    string
+	cgroup string
+	serve  *exec.Cmd // the registry
+	config *rest.Config
+	kube   kubernetes.Interface
+}
+
+// bin is the path of a file in the directory of what is built.
+func bin(elem ...string) string {
+	dir := os.Getenv("CORACLE_BIN")
+	if dir == "" {
+		dir = filepath.Join("..", "..", "bin")
+	}
+	path, err := filepath.Abs(filepath.Join(append([]string{dir}, elem...)...))
+	if err != nil {
+		panic(err) // there is no working directory
+	}
+	return path
+}
+
+// startCluster starts a cluster and returns when its node is Ready. What it has begun when it fails
+// ends with the namespaces.
+func startCluster() (*cluster, error) {
+	dir, err := os.MkdirTemp("", "kube-") // short: sockets' paths are limited
+	if err != nil {
+		return nil, err
+	}
+	c := &cluster{dir: dir, cgroup: fmt.Sprintf("/coracle-clients-%d", time.Now().UnixNano())}
+	if err := c.startRegistry(); err != nil {
+		return nil, err
+	}
+	settings := fmt.Sprintf("[image.registry.%q]\nplain_http = true\n[network]\ncni_conf_dir = %q\n", registry, filepath.Join(dir, "cni"))
+	if err := os.WriteFile(filepath.Join(dir, "coracled.toml"), []byte(settings), 0o600); err != nil {
+		return nil, err
+	}
+	if err := c.up(); err != nil {
+		return nil, err
+	}
+	if c.config, err = clientcmd.BuildConfigFromFlags("", filepath.Join(c.root(), "kubeconfig")); err != nil {
+		return nil, err
+	}
+	c.config.QPS = -1
+	c.kube, err = kubernetes.NewForConfig(c.config)
+	return c, err
+}
+
+func (c *cluster) root() string { return filepath.Join(c.dir, "root") }
+
+// up is `coracle up`. When all runs already, it waits until all answers.
+func (c *cluster) up() error {
+	return c.coracle("up", "--node-name", "boat", "--node-ip", "127.0.0.1", "--config", filepath.Join(c.dir, "coracled.toml"),
+		"--cgroup-root", c.cgroup, "--pod-log-dir", filepath.Join(c.root(), "logs", "pods"))
+}
+
+func (c *cluster) coracle(args ...string) error {
+	return run(bin("coracle"), append(args, "--root", c.root(), "--state", filepath.Join(c.dir, "state"))...)
+}
+
+// run runs a program, whose error holds what it printed.
+func run(program string, args ...string) error {
+	if out, err := exec.Command(program, args...).CombinedOutput(); err != nil {
+		return fmt.Errorf("%s %s: %w\n%s", filepath.Base(program), strings.Join(args, " "), err, out)
+	}
+	return nil
+}
+
+// startRegistry serves the demo's images.
+func (c *cluster) startRegistry() error {
+	config := fmt.Sprintf("version: 0.1\nlog: {level: error, accesslog: {disabled: true}}\nstorage: {filesystem: {rootdirectory: %s}}\nhttp: {addr: %q}\n",
+		filepath.Join(c.dir, "registry"), registry)
+	file := filepath.Join(c.dir, "registry.yml")
+	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
+		return err
+	}
+	c.serve = exec.Command(bin("tools", "registry"), "serve", file)
+	c.serve.Env = append(os.Environ(), "OTEL_TRACES_EXPORTER=none")
+	if err := c.serve.Start(); err != nil {
+		return err
+	}
+	push := func(context.Context) (bool, error) { // it says nothing when it is ready
+		return run(bin("test", "imagetool"), "push", "-registry", registry, "-set", "demo") == nil, nil
+	}
+	if err := wait.PollUntilContextTimeout(context.Background(), 50*time.Millisecond, patience, true, push); err != nil {
+		return fmt.Errorf("push the demo's images: %w", err)
+	}
+	return nil
+}
+
+// stop takes the cluster down and says what it leaves.
+func (c *cluster) stop() error {
+	err := c.coracle("down", "--purge")
+	err = errors.Join(err, c.serve.Process.Kill())
+	_ = c.serve.Wait()                                                         // it was killed
+	for _, hierarchy := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/*"} { // the one, or version 1's
+		if left, e := filepath.Glob(hierarchy + c.cgroup); e != nil || len(left) > 0 {
+			err = errors.Join(err, fmt.Errorf("down has left cgroups %v", left), e)
+		}
+	}
+	return errors.Join(err, os.RemoveAll(c.dir))
+}
+
+func (c *cluster) showLogs() {
+	for _, name := range []string{"kube.log", "coracled.log"} {
+		data, err := os.ReadFile(filepath.Join(c.root(), "logs", name))
+		fmt.Printf("%s ends (%v) with:\n%s\n", name, err, data[max(len(data)-8<<10, 0):])
+	}
+}
+
+// kill ends the cluster process (API server, scheduler, controllers and kubelet) with SIGKILL, and
+// returns when another one, which its supervisor has started, serves.
+func (c *cluster) kill(t *testing.T) {
+	t.Helper()
+	p, err := os.FindProcess(c.process(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.up(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// process is the id of the cluster process.
+func (c *cluster) process(t *testing.T) int {
+	t.Helper()
+	links, err := filepath.Glob("/proc/[0-9]*/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, link := range links {
+		if to, err := os.Readlink(link); err == nil && to == bin("coracle-kube") {
+			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(link)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return pid
+		}
+	}
+	t.Fatal("the cluster process does not run")
+	return 0
+}
+
+// namespace makes a namespace that ends with the test, and a context that ends when patience does.
+func namespace(t *testing.T) (context.Context, string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	t.Cleanup(cancel)
+	ns, err := boat.kube.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
+		GenerateName: "test-", Labels: map[string]string{"test": strings.ToLower(t.Name())},
+	}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		// Not t.Context, which has ended.
+		if err := boat.kube.CoreV1().Namespaces().Delete(context.Background(), ns.Name, metav1.DeleteOptions{}); err != nil {
+			t.Error(err)
+		}
+	})
+	return ctx, ns.Name
+}
+
+// eventually asks until the answer is yes: for what takes effect when a cache in the server has
+// heard of it, which no API tells.
+func eventually(ctx context.Context, t *testing.T, what string, ask func() (bool, error)) {
+	t.Helper()
+	var last error
+	err := wait.PollUntilContextCancel(ctx, 20*time.Millisecond, true, func(context.Context) (bool, error) {
+		var ok bool
+		ok, last = ask()
+		return ok, nil
+	})
+	if err != nil {
+		t.Fatalf("%s: %v; last answer %v", what, err, last)
+	}
+}

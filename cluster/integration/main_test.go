@@ -1,0 +1,46 @@
+// Package integration uses a whole cluster, as `coracle up` starts it from the shipped binaries, the
+// way programs do: through client-go and controller-runtime, unchanged.
+//
+// One cluster serves all tests of the package; each has a namespace of its own. Tests that kill the
+// cluster process are not parallel, all others are, so that they run afterwards, together. All of it
+// is in namespaces of its own (isolate), and nothing of it outlives the tests. It needs what
+// `make integration` builds, in the directory that CORACLE_BIN names (bin, if it names none).
+package integration
+
+import (
+	"fmt"
+	"os"
+	"testing"
+
+	"github.com/go-logr/logr"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+)
+
+// boat is the cluster under test; its node is called so, too.
+var boat *cluster
+
+func TestMain(m *testing.M) { os.Exit(isolate(func() int { return withCluster(m) })) }
+
+func withCluster(m *testing.M) int {
+	// What clients say while the server is away is not about the tests.
+	klog.SetLogger(logr.Discard())
+	log.SetLogger(logr.Discard())
+	rest.SetDefaultWarningHandler(rest.NoWarnings{})
+
+	var err error
+	if boat, err = startCluster(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	code := m.Run()
+	if code != 0 {
+		boat.showLogs()
+	}
+	if err := boat.stop(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return code
+}
