@@ -44,7 +44,7 @@ type transport struct{ handler http.Handler }
 // RoundTrip implements http.RoundTripper.
 func (t transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	ctx, cancel := context.WithCancel(req.Context())
-	x := &exchange{cancel: cancel, header: http.Header{}, started: make(chan struct{}), gone: make(chan bool, 1)}
+	x := &exchange{ctx: ctx, cancel: cancel, header: http.Header{}, started: make(chan struct{}), gone: make(chan bool, 1)}
 	x.changed.L = &x.mu
 	// A client that goes away must wake a handler that waits for room in the buffer.
 	x.unhook = context.AfterFunc(ctx, func() { x.abandon(context.Cause(ctx)) })
@@ -94,6 +94,7 @@ func (t transport) RoundTrip(req *http.Request) (*http.Response, error) {
 // exchange is one request and its response: the handler's ResponseWriter at one end, the body that
 // the client reads at the other.
 type exchange struct {
+	ctx     context.Context // ends when the client goes away
 	cancel  context.CancelFunc
 	unhook  func() bool
 	started chan struct{} // closed when the response's header may be seen
@@ -132,6 +133,7 @@ func (x *exchange) finish(err error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.unhook()
+	x.noticeLocked()
 	if err == io.EOF { //nolint:errorlint // ours, never wrapped
 		x.chooseLocked(http.StatusOK)
 	}
@@ -147,6 +149,15 @@ func (x *exchange) abandon(err error) {
 	select {
 	case x.gone <- true:
 	default:
+	}
+}
+
+// noticeLocked ends the exchange if the client has gone. abandon does the same, but in a goroutine of
+// its own: the handler may have seen the end of its context before.
+func (x *exchange) noticeLocked() {
+	if !x.ended && x.ctx.Err() != nil {
+		x.buffer = bytes.Buffer{}
+		x.endLocked(context.Cause(x.ctx))
 	}
 }
 
@@ -191,6 +202,7 @@ func (x *exchange) Write(p []byte) (int, error) {
 	x.chooseLocked(http.StatusOK)
 	written := 0
 	for {
+		x.noticeLocked()
 		if x.ended {
 			return written, errGone
 		}
