@@ -147,7 +147,7 @@ func upCoracled(ctx context.Context, p place, o *upOptions) error {
 	if err != nil {
 		return err
 	}
-	answers := func() error {
+	answers := func(ctx context.Context) error {
 		_, err := runtimeVersion(ctx, p.socket())
 		return err
 	}
@@ -171,7 +171,7 @@ func orOther(ctx context.Context, err error, lock string, await func() error) er
 // upCluster starts the cluster process under its supervisor if it does not run.
 func upCluster(ctx context.Context, p place, o upOptions) error {
 	log := filepath.Join(p.logs(), "kube.log")
-	answers := func() error {
+	answers := func(ctx context.Context) error {
 		client, err := openAPI(p.kubeconfig())
 		if err != nil {
 			return err
@@ -213,15 +213,20 @@ func upCluster(ctx context.Context, p place, o upOptions) error {
 	return orOther(ctx, err, p.supervisor(), func() error { return await(ctx, "the API server", log, nil, answers) })
 }
 
+// longestTry is how long an answer is waited for: who listens there may be another, who says nothing.
+const longestTry = 2 * time.Second
+
 // await returns when answers does not fail any more. If cmd ends before, or ctx does, the error
 // says so and quotes the end of the log.
-func await(ctx context.Context, what, log string, cmd *exec.Cmd, answers func() error) error {
+func await(ctx context.Context, what, log string, cmd *exec.Cmd, answers func(context.Context) error) error {
 	var ended <-chan struct{}
 	if cmd != nil {
 		ended, _ = exit(cmd)
 	}
 	for {
-		err := answers()
+		try, cancel := context.WithTimeout(ctx, longestTry)
+		err := answers(try)
+		cancel()
 		if err == nil {
 			return nil
 		}

@@ -60,23 +60,31 @@ func newCluster(t *testing.T) *cluster {
 // up is `coracle up` with the settings of this cluster.
 func (c *cluster) up(t *testing.T, args ...string) string {
 	t.Helper()
-	return c.run(t, append([]string{
+	return c.run(t, append(c.upArgs(), args...)...)
+}
+
+func (c *cluster) upArgs() []string {
+	return []string{
 		"up", "--node-name", "boat", "--node-ip", "127.0.0.1", "--config", filepath.Join(filepath.Dir(c.root), "coracled.toml"),
 		"--cgroup-root", c.cgroup, "--pod-log-dir", filepath.Join(c.root, "logs", "pods"),
-	}, args...)...)
+	}
 }
 
 // run runs the command with the cluster's directories and returns what it printed.
 func (c *cluster) run(t *testing.T, args ...string) string {
 	t.Helper()
-	args = append(args, "--root", c.root, "--state", c.state)
-	cmd := exec.Command(c.coracle, args...)
-	cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(c.kubectl)+":"+os.Getenv("PATH"))
-	out, err := cmd.CombinedOutput()
+	out, err := c.command(args...).CombinedOutput()
 	if err != nil {
 		t.Fatalf("coracle %s: %v\n%s", strings.Join(args, " "), err, out)
 	}
 	return string(out)
+}
+
+// command is the command with the cluster's directories.
+func (c *cluster) command(args ...string) *exec.Cmd {
+	cmd := exec.Command(c.coracle, append(args, "--root", c.root, "--state", c.state)...)
+	cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(c.kubectl)+":"+os.Getenv("PATH"))
+	return cmd
 }
 
 // kubeconfig is the administrator's.
