@@ -205,3 +205,14 @@ func TestBadInput(t *testing.T) {
 		t.Errorf("unreadable authority: %v", err)
 	}
 }
+
+func TestDirectoryIsClosedToOthers(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	ensure(t, dir)
+	if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o700 {
+		t.Errorf("mode %v, %v", info.Mode(), err)
+	}
+}

@@ -59,7 +59,9 @@ func Start(ctx context.Context, dir, state string) (*Server, error) {
 		return nil, fmt.Errorf("the path of etcd's socket %s is %d bytes long, and a socket's can have %d; choose a shorter --state", socket, len(socket), maxSocketPath)
 	}
 	for _, d := range []string{dir, state} {
-		if err := os.MkdirAll(d, 0o700); err != nil {
+		// Also one that somebody has opened to others: secrets are in the data, and the socket asks nobody who
+		// he is.
+		if err := errors.Join(os.MkdirAll(d, 0o700), os.Chmod(d, 0o700)); err != nil {
 			return nil, fmt.Errorf("cannot make a directory for etcd: %w", err)
 		}
 	}

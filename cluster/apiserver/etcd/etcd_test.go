@@ -68,6 +68,21 @@ func TestStateSurvivesARestart(t *testing.T) {
 	}
 }
 
+func TestDirectoriesAreClosedToOthers(t *testing.T) {
+	dir := shortDir(t)
+	for _, d := range []string{filepath.Join(dir, "etcd"), filepath.Join(dir, "run")} {
+		if err := os.Mkdir(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		defer func() {
+			if info, err := os.Stat(d); err != nil || info.Mode().Perm() != 0o700 {
+				t.Errorf("%s: mode %v, %v", d, info.Mode(), err)
+			}
+		}()
+	}
+	start(t, dir).Close()
+}
+
 func TestBadStarts(t *testing.T) {
 	t.Run("another process has the directory", func(t *testing.T) {
 		dir := shortDir(t)
