@@ -127,6 +127,8 @@ func (c *controller) sync(ctx context.Context, key string) error {
 	if err := c.noSchedule(ctx, node); err != nil {
 		return err
 	}
-	c.judgeZones()
+	if c.countsAnew(node) {
+		c.judgeZones()
+	}
 	return c.noExecute(ctx, node)
 }

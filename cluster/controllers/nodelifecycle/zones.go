@@ -60,6 +60,27 @@ func stateOf(ready, away int) zoneState {
 	return normal
 }
 
+// share is what a node adds to the state of its zone.
+type share struct {
+	judged          bool // it adds anything: false before the first look
+	zone            string
+	excluded, ready bool
+}
+
+// countsAnew reports whether a node that was just looked at is to its zone what it was not before:
+// heartbeats, by far the most of what nodes say, are no reason to look at all nodes.
+func (c *controller) countsAnew(node *corev1.Node) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	h := c.health[node.Name]
+	if h == nil { // removed meanwhile
+		return true
+	}
+	before := h.counted
+	h.counted = share{judged: true, zone: zoneOf(node), excluded: isExcluded(node), ready: h.ready == corev1.ConditionTrue}
+	return h.counted != before
+}
+
 // judgeZones computes the state of all zones anew and has nodes looked at whose treatment changes
 // by it: those that waited for a zone's limit, and all when every zone went down or came back.
 func (c *controller) judgeZones() {
