@@ -43,7 +43,7 @@ KUBERACE := ./client/... ./inproc/... ./scheduler/... ./controllers/... ./kubele
 export CORACLE_BIN := $(BINDIR)
 
 .PHONY: help deps build build-faults tools testbins up down test unit lint integration critest \
-        bench bench-peers install clean
+        bench bench-peers bench-cluster install clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -104,6 +104,11 @@ bench: build testbins ## benchmark against the peers that `make bench-peers` has
 bench-peers: deps testbins ## install containerd + runc and CRI-O + crun for `make bench`
 	@GO="$(GO)" hack/tools.sh crictl registry cni
 	@GO="$(GO)" hack/peers/install.sh
+
+bench-cluster: build testbins bench-peers ## benchmark the cluster against upstream's own
+	@GO="$(GO)" hack/peers/kube.sh
+	cd cluster && CGO_ENABLED=0 $(GOBUILD) -ldflags '-s -w' -o ../bin/test/cluster-bench ./bench
+	bin/test/bench -cluster $(BENCH_FLAGS)
 
 install: build ## install the binaries and the systemd unit (PREFIX, DESTDIR)
 	install -d "$(DESTDIR)$(PREFIX)/bin"
