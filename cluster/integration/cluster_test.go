@@ -180,7 +180,7 @@ func namespace(t *testing.T) (context.Context, string) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	t.Cleanup(cancel)
 	ns, err := boat.kube.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
-		GenerateName: "test-", Labels: map[string]string{"test": strings.ToLower(t.Name())},
+		GenerateName: "test-", Annotations: map[string]string{"test": t.Name()},
 	}}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)

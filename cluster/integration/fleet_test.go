@@ -42,14 +42,7 @@ func fleets(ctx context.Context, t *testing.T) client.WithWatch {
 	if err := yaml.UnmarshalStrict(data, crd); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.Create(ctx, crd); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := c.Delete(context.Background(), crd); err != nil { // the test's own context has ended
-			t.Error(err)
-		}
-	})
+	create(ctx, t, c, crd)
 	await(ctx, t, c, &apiextensionsv1.CustomResourceDefinitionList{}, crd, func(crd *apiextensionsv1.CustomResourceDefinition) bool {
 		return slices.ContainsFunc(crd.Status.Conditions, func(c apiextensionsv1.CustomResourceDefinitionCondition) bool {
 			return c.Type == apiextensionsv1.Established && c.Status == apiextensionsv1.ConditionTrue

@@ -179,7 +179,7 @@ func TestInformersAcrossKills(t *testing.T) {
 			}
 		})
 	}
-	for range 3 {
+	for range 2 {
 		for range 100 {
 			select {
 			case <-finished:

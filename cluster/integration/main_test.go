@@ -8,6 +8,7 @@
 package integration
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"testing"
@@ -31,6 +32,11 @@ func withCluster(m *testing.M) int {
 
 	var err error
 	if boat, err = startCluster(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	// They wait more than they work. (The command line wins.)
+	if err := flag.Set("test.parallel", "8"); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
