@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -43,6 +44,11 @@ func down(ctx context.Context, p place, purge bool, out io.Writer) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
 	steps := newSteps(out)
+	if release, err := p.exclusive(ctx); err == nil {
+		defer release()
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
 	pid, err := holder(p.supervisor())
 	if err != nil {
 		return err

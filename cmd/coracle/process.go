@@ -75,6 +75,30 @@ func writeAt(f *os.File, s string) error {
 	return err
 }
 
+// exclusive keeps other ups and downs of this place waiting until release is called.
+func (p place) exclusive(ctx context.Context) (release func(), err error) {
+	dir, err := os.Open(p.root)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		err := unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return func() { _ = dir.Close() }, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			_ = dir.Close()
+			return nil, fmt.Errorf("lock %s: %w", p.root, err)
+		}
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-ctx.Done():
+			_ = dir.Close()
+			return nil, fmt.Errorf("another 'coracle up' or 'down' is at work on %s: %w", p.root, ctx.Err())
+		}
+	}
+}
+
 // holder returns the pid of the process that holds the lock of the file at path, 0 if none does. It
 // looks at the descriptors of the one that the file names: trying the lock would keep it, for that moment,
 // from a process that is just being started.

@@ -89,6 +89,11 @@ func up(ctx context.Context, p place, o upOptions, out io.Writer) error {
 		}
 	}
 	steps := newSteps(out)
+	release, err := p.exclusive(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
 	if err := upCoracled(ctx, p, &o); err != nil {
 		return err
 	}
@@ -96,6 +101,7 @@ func up(ctx context.Context, p place, o upOptions, out io.Writer) error {
 	if err := upCluster(ctx, p, o); err != nil {
 		return err
 	}
+	release() // a node that does not become ready can be taken down
 	steps.done(fmt.Sprintf("API server is ready on https://%s:%d", o.Bind, o.Port))
 	client, err := openAPI(p.kubeconfig())
 	if err != nil {
@@ -153,19 +159,29 @@ func upCoracled(ctx context.Context, p place, o *upOptions) error {
 	}
 	err = await(ctx, "coracled", log, cmd, answers)
 	// Another up, or the keeper of one that had died, may have been quicker to start it.
-	return orOther(ctx, err, p.runtime(), func() error { return await(ctx, "coracled", log, nil, answers) })
+	return orOther(ctx, err, p.runtime(), "coracled", log, answers)
 }
 
-// orOther is for a program of ours that ended because another process holds lock, and does what it was
-// to do: it awaits that one. Without another, err is what went wrong.
-func orOther(ctx context.Context, err error, lock string, await func() error) error {
+// orOther is for a program of ours that ended with err because another process holds lock, and does what
+// it was to do: it awaits that one, for as long as that holds the lock. Without another, err is what went
+// wrong.
+func orOther(ctx context.Context, err error, lock, what, log string, answers func(context.Context) error) error {
 	if err == nil || ctx.Err() != nil {
 		return err
 	}
-	if pid, herr := holder(lock); herr != nil || pid == 0 {
+	ctx, giveUp := context.WithCancel(ctx)
+	defer giveUp()
+	other := await(ctx, what, log, nil, func(try context.Context) error {
+		if pid, herr := holder(lock); herr != nil || pid == 0 {
+			giveUp()
+			return err
+		}
+		return answers(try)
+	})
+	if other != nil {
 		return err
 	}
-	return await()
+	return nil
 }
 
 // upCluster starts the cluster process under its supervisor if it does not run.
@@ -210,7 +226,7 @@ func upCluster(ctx context.Context, p place, o upOptions) error {
 		return err
 	}
 	err = await(ctx, "the API server", log, cmd, answers)
-	return orOther(ctx, err, p.supervisor(), func() error { return await(ctx, "the API server", log, nil, answers) })
+	return orOther(ctx, err, p.supervisor(), "the API server", log, answers)
 }
 
 // longestTry is how long an answer is waited for: who listens there may be another, who says nothing.
