@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"time"
 
 	"sigs.k8s.io/yaml"
 )
@@ -101,9 +102,10 @@ type node struct {
 	} `json:"metadata"`
 	Status struct {
 		Conditions []struct {
-			Type    string `json:"type"`
-			Status  string `json:"status"`
-			Message string `json:"message"`
+			Type      string    `json:"type"`
+			Status    string    `json:"status"`
+			Message   string    `json:"message"`
+			Heartbeat time.Time `json:"lastHeartbeatTime"`
 		} `json:"conditions"`
 		NodeInfo struct {
 			KubeletVersion string `json:"kubeletVersion"`
@@ -111,10 +113,10 @@ type node struct {
 	} `json:"status"`
 }
 
-// ready says whether the node is, and if not, why.
-func (n *node) ready() (bool, string) {
+// ready says whether the node is, by what its kubelet has said since a time, and if not, why.
+func (n *node) ready(since time.Time) (bool, string) {
 	for _, c := range n.Status.Conditions {
-		if c.Type == "Ready" {
+		if c.Type == "Ready" && !c.Heartbeat.Before(since.Truncate(time.Second)) {
 			return c.Status == "True", c.Message
 		}
 	}
@@ -134,12 +136,13 @@ func (a *api) nodes(ctx context.Context) ([]node, error) {
 	return list.Items, json.NewDecoder(body).Decode(&list)
 }
 
-// awaitNode returns when the node called name is Ready. When ctx ends before, the error says what
+// awaitNode returns when the kubelet of the node called name has said since a time that it is Ready:
+// what an earlier one said is in etcd still. When ctx ends before, the error says what
 // was missing.
-func (a *api) awaitNode(ctx context.Context, name string) error {
+func (a *api) awaitNode(ctx context.Context, name string, since time.Time) error {
 	missing := "it has not registered"
 	for {
-		err := a.watchNode(ctx, name, &missing)
+		err := a.watchNode(ctx, name, since, &missing)
 		if err == nil {
 			return nil
 		}
@@ -153,7 +156,7 @@ func (a *api) awaitNode(ctx context.Context, name string) error {
 	}
 }
 
-func (a *api) watchNode(ctx context.Context, name string, missing *string) error {
+func (a *api) watchNode(ctx context.Context, name string, since time.Time, missing *string) error {
 	body, err := a.open(ctx, "/api/v1/nodes", url.Values{"watch": {"1"}, "fieldSelector": {"metadata.name=" + name}})
 	if err != nil {
 		return err
@@ -171,7 +174,7 @@ func (a *api) watchNode(ctx context.Context, name string, missing *string) error
 		if event.Type == "ERROR" {
 			return io.EOF
 		}
-		ok, why := event.Object.ready()
+		ok, why := event.Object.ready(since)
 		if ok {
 			return nil
 		}

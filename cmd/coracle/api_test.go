@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"sigs.k8s.io/yaml"
 )
@@ -33,8 +34,15 @@ func kubeconfigFor(t *testing.T, s *httptest.Server) string {
 	return path
 }
 
-func event(status, message string) string {
-	return fmt.Sprintf(`{"type": "MODIFIED", "object": {"status": {"conditions": [{"type": "Ready", "status": %q, "message": %q}]}}}`+"\n", status, message)
+// lately is when the kubelet was started that the tests wait for.
+var lately = time.Date(2026, 1, 1, 12, 0, 0, 500, time.UTC)
+
+func event(status, message string) string { return eventAt(lately, status, message) }
+
+// eventAt is what the API server sends when a kubelet has said so at a time, in whole seconds.
+func eventAt(at time.Time, status, message string) string {
+	return fmt.Sprintf(`{"type": "MODIFIED", "object": {"status": {"conditions": [{"type": "Ready", "status": %q, "message": %q, "lastHeartbeatTime": %q}]}}}`+"\n",
+		status, message, at.Format(time.RFC3339))
 }
 
 // A watch that ends before the node is Ready is begun again.
@@ -46,7 +54,8 @@ func TestAwaitNode(t *testing.T) {
 		}
 		watches++
 		if watches == 1 {
-			_, _ = fmt.Fprint(w, event("False", "no network"))
+			// The first word is an earlier kubelet's.
+			_, _ = fmt.Fprint(w, eventAt(lately.Add(-time.Minute), "True", ""), event("False", "no network"))
 			return
 		}
 		_, _ = fmt.Fprint(w, event("True", ""))
@@ -57,7 +66,7 @@ func TestAwaitNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer client.http.CloseIdleConnections()
-	if err := client.awaitNode(t.Context(), "one"); err != nil {
+	if err := client.awaitNode(t.Context(), "one", lately); err != nil {
 		t.Error(err)
 	}
 	if watches != 2 {
@@ -79,7 +88,7 @@ func TestAwaitNodeGivesUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer client.http.CloseIdleConnections()
-	if err := client.awaitNode(ctx, "one"); err == nil || !strings.HasPrefix(err.Error(), "node one is not Ready: ") {
+	if err := client.awaitNode(ctx, "one", lately); err == nil || !strings.HasPrefix(err.Error(), "node one is not Ready: ") {
 		t.Errorf("the error is %v", err)
 	}
 }

@@ -71,7 +71,7 @@ func look(ctx context.Context, p place) []health {
 		return append(all, line("nodes", "", "", err))
 	}
 	for _, n := range nodes {
-		ok, message := n.ready()
+		ok, message := n.ready(time.Time{})
 		all = append(all, health{Component: "node " + n.Metadata.Name, Healthy: ok, Version: n.Status.NodeInfo.KubeletVersion, Message: message})
 	}
 	return all

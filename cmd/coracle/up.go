@@ -70,7 +70,7 @@ starts what does not run, renews certificates that expire within 30 days, and wa
 	f.StringVar(&o.Node, "node-name", strings.ToLower(host), "name of this node")
 	f.StringSliceVar(&o.nodeIPs, "node-ip", nil, "addresses of this node (default: that of its name or of the default route)")
 	f.StringVar(&o.PodLogs, "pod-log-dir", "/var/log/pods", "directory for containers' logs")
-	f.StringVar(&o.CgroupRoot, "cgroup-root", "/", "cgroup below which pods' cgroups are made")
+	f.StringVar(&o.CgroupRoot, "cgroup-root", "/coracle-kube", "cgroup below which pods' cgroups are made; down removes it")
 	f.StringSliceVar(&o.etcd, "etcd-servers", nil, "URLs of an etcd cluster to use instead of the built-in one")
 	f.StringSliceVar(&o.apply, "apply", nil, "manifests to apply with kubectl once the node is Ready")
 	f.DurationVar(&o.timeout, "timeout", 2*time.Minute, "how long all of it may take")
@@ -98,6 +98,10 @@ func up(ctx context.Context, p place, o upOptions, out io.Writer) error {
 		return err
 	}
 	steps.done("coracled serves " + p.socket())
+	var since time.Time // a kubelet that runs may have spoken before
+	if pid, err := holder(p.supervisor()); err == nil && pid == 0 {
+		since = time.Now()
+	}
 	if err := upCluster(ctx, p, o); err != nil {
 		return err
 	}
@@ -107,7 +111,7 @@ func up(ctx context.Context, p place, o upOptions, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	if err := client.awaitNode(ctx, o.Node); err != nil {
+	if err := client.awaitNode(ctx, o.Node, since); err != nil {
 		return fmt.Errorf("%w; 'coracle status%s' and %s may tell why", err, p.flags(), filepath.Join(p.logs(), "kube.log"))
 	}
 	steps.done("node " + o.Node + " is Ready")
