@@ -49,6 +49,8 @@ func private() error {
 	}{
 		{"", "/", "", unix.MS_PRIVATE | unix.MS_REC},
 		{"proc", "/proc", "proc", unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC},
+		// Runtimes keep namespaces and sockets there, whatever their configuration says.
+		{"tmpfs", "/run", "tmpfs", unix.MS_NOSUID | unix.MS_NODEV},
 		{"", "/", "", unix.MS_SHARED | unix.MS_REC},
 	} {
 		if err := unix.Mount(m.source, m.target, m.fstype, m.flags, ""); err != nil {

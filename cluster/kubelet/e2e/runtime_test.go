@@ -1,62 +1,77 @@
 package e2e
 
 import (
-	"archive/tar"
-	"bytes"
-	"crypto/sha256"
-	"encoding/hex"
-	"encoding/json"
 	"fmt"
 	"net"
-	"net/http"
-	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
-	"strings"
 	"syscall"
 	"testing"
-	"time"
 )
 
-// daemon is a coracled with state of its own.
+// runtimeVar chooses the runtime that the tests run on: coracled, which is the default, or containerd.
+const runtimeVar = "KUBELET_E2E_RUNTIME"
+
+// daemon is a runtime with state of its own.
 type daemon struct {
-	t                                *testing.T
-	exe, root, state, socket, config string
-	log                              string
-	cmd                              *exec.Cmd
+	t      *testing.T
+	name   string // as the runtime calls itself
+	cmd    *exec.Cmd
+	socket string
+	log    string
+	// command starts it, by name and arguments; env is added to the tests' own.
+	command, env []string
+	// purge removes what it has, after the test's pods have gone; it still runs then.
+	purge func() error
 }
 
-// startRuntime starts a coracled that pulls over plain HTTP from registry, and purges it at the end.
+// startRuntime starts the chosen runtime, which pulls over plain HTTP from registry, and purges it
+// at the end.
 func startRuntime(t *testing.T, registry string) *daemon {
 	t.Helper()
 	dir := scratch(t)
-	d := &daemon{
-		t: t, exe: binary(t, "coracled"), root: filepath.Join(dir, "root"), state: filepath.Join(dir, "state"),
-		socket: filepath.Join(dir, "cri.sock"), config: filepath.Join(dir, "config.toml"), log: filepath.Join(dir, "log"),
-	}
-	config := fmt.Sprintf("[shim]\nsupervise = false\n[network]\ncni_conf_dir = %q\n[cgroup]\nroot = %q\n[image.registry.%q]\nplain_http = true\n",
-		filepath.Join(dir, "cni"), "/"+filepath.Base(dir), registry)
-	if err := os.WriteFile(d.config, []byte(config), 0o600); err != nil {
-		t.Fatal(err)
+	d := &daemon{t: t, socket: filepath.Join(dir, "cri.sock"), log: filepath.Join(dir, "log")}
+	switch name := os.Getenv(runtimeVar); name {
+	case "", "coracled":
+		d.coracled(dir, registry)
+	case "containerd":
+		d.containerd(dir, registry)
+	default:
+		t.Fatalf("%s=%s: there are coracled and containerd", runtimeVar, name)
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
 			log, _ := os.ReadFile(d.log)
-			t.Logf("coracled's log ends:\n%s", log[max(0, len(log)-8000):])
+			t.Logf("the log of %s ends:\n%s", d.name, log[max(0, len(log)-8000):])
+		}
+		if err := d.purge(); err != nil {
+			t.Errorf("purge: %v", err)
 		}
 		d.stop(syscall.SIGTERM)
-		if out, err := exec.Command(d.exe, append([]string{"purge"}, d.args()...)...).CombinedOutput(); err != nil {
-			t.Errorf("purge: %v\n%s", err, out)
-		}
 	})
 	d.start()
 	return d
 }
 
-func (d *daemon) args() []string {
-	return []string{"--root", d.root, "--state", d.state, "--address", "unix://" + d.socket, "--config", d.config}
+// coracled has d be a coracled below dir.
+func (d *daemon) coracled(dir, registry string) {
+	d.t.Helper()
+	d.name = "coracle"
+	exe, config := binary(d.t, "coracled"), filepath.Join(dir, "config.toml")
+	args := []string{
+		"--root", filepath.Join(dir, "root"), "--state", filepath.Join(dir, "state"), "--address", "unix://" + d.socket, "--config", config,
+	}
+	write(d.t, config, fmt.Sprintf("[shim]\nsupervise = false\n[network]\ncni_conf_dir = %q\n[cgroup]\nroot = %q\n[image.registry.%q]\nplain_http = true\n",
+		filepath.Join(dir, "cni"), "/"+filepath.Base(dir), registry))
+	d.command = append([]string{exe}, args...)
+	d.purge = func() error {
+		d.stop(syscall.SIGTERM)
+		if out, err := exec.Command(exe, append([]string{"purge"}, args...)...).CombinedOutput(); err != nil {
+			return fmt.Errorf("%w\n%s", err, out)
+		}
+		return nil
+	}
 }
 
 func (d *daemon) start() {
@@ -66,7 +81,8 @@ func (d *daemon) start() {
 		d.t.Fatal(err)
 	}
 	defer log.Close()
-	d.cmd = exec.Command(d.exe, d.args()...)
+	d.cmd = exec.Command(d.command[0], d.command[1:]...)
+	d.cmd.Env = append(os.Environ(), d.env...)
 	d.cmd.Stdout, d.cmd.Stderr = log, log
 	d.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := d.cmd.Start(); err != nil {
@@ -79,7 +95,18 @@ func (d *daemon) stop(s syscall.Signal) {
 	_ = d.cmd.Wait()
 }
 
-// binary returns an executable of the runtime, or says how it is made.
+// write writes a file of a runtime's configuration.
+func write(t *testing.T, path, content string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// binary returns an executable, or a directory of them, or says how it is made.
 func binary(t *testing.T, name string) string {
 	t.Helper()
 	dir := os.Getenv("CORACLE_BIN")
@@ -91,7 +118,7 @@ func binary(t *testing.T, name string) string {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(path); err != nil {
-		t.Fatalf("%v: build it with `make build` in the repository's root, or name its directory in CORACLE_BIN", err)
+		t.Fatalf("%v: build it with `make build` (containerd: `make bench-peers`) in the repository's root, or name its directory in CORACLE_BIN", err)
 	}
 	return path
 }
@@ -109,93 +136,6 @@ func scratch(t *testing.T) string {
 		}
 	})
 	return dir
-}
-
-// startRegistry serves one image, guest:1, with the guest program in it, and returns its name.
-func startRegistry(t *testing.T) (address, image string) {
-	t.Helper()
-	program := filepath.Join(t.TempDir(), "guest")
-	build := exec.Command("go", "build", "-ldflags", "-s -w", "-o", program, "./guest")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build the guest: %v\n%s", err, out)
-	}
-	content, err := os.ReadFile(program)
-	if err != nil {
-		t.Fatal(err)
-	}
-	blobs := map[string][]byte{}
-	put := func(blob []byte) map[string]any {
-		sum := sha256.Sum256(blob)
-		digest := "sha256:" + hex.EncodeToString(sum[:])
-		blobs[digest] = blob
-		return map[string]any{"digest": digest, "size": len(blob)}
-	}
-	describe := func(kind string, blob []byte) map[string]any {
-		d := put(blob)
-		d["mediaType"] = "application/vnd.oci.image." + kind
-		return d
-	}
-	layer := describe("layer.v1.tar", layerOf(t, content))
-	config := describe("config.v1+json", marshal(t, map[string]any{
-		"os": "linux", "architecture": runtime.GOARCH,
-		"config": map[string]any{"Entrypoint": []string{"/guest"}, "Env": []string{"PATH=/"}},
-		"rootfs": map[string]any{"type": "layers", "diff_ids": []any{layer["digest"]}},
-	}))
-	const manifestType = "application/vnd.oci.image.manifest.v1+json"
-	manifest := marshal(t, map[string]any{
-		"schemaVersion": 2, "mediaType": manifestType, "config": config, "layers": []any{layer},
-	})
-	digest, _ := put(manifest)["digest"].(string)
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_, kind, ok := strings.Cut(r.URL.Path, "/v2/guest/")
-		blob := blobs[filepath.Base(r.URL.Path)]
-		switch {
-		case r.URL.Path == "/v2/":
-			return
-		case ok && strings.HasPrefix(kind, "manifests/") && (kind == "manifests/1" || kind == "manifests/"+digest):
-			w.Header().Set("Content-Type", manifestType)
-			w.Header().Set("Docker-Content-Digest", digest)
-			blob = manifest
-		case !ok || blob == nil:
-			http.Error(w, `{"errors":[{"code":"NAME_UNKNOWN","message":"not here"}]}`, http.StatusNotFound)
-			return
-		}
-		http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(blob))
-	}))
-	t.Cleanup(server.Close)
-	address = strings.TrimPrefix(server.URL, "http://")
-	return address, address + "/guest:1"
-}
-
-func layerOf(t *testing.T, program []byte) []byte {
-	t.Helper()
-	var b bytes.Buffer
-	w := tar.NewWriter(&b)
-	for _, dir := range []string{"dev/", "etc/", "proc/", "sys/", "tmp/"} {
-		if err := w.WriteHeader(&tar.Header{Name: dir, Typeflag: tar.TypeDir, Mode: 0o755}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := w.WriteHeader(&tar.Header{Name: "guest", Typeflag: tar.TypeReg, Mode: 0o755, Size: int64(len(program))}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := w.Write(program); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return b.Bytes()
-}
-
-func marshal(t *testing.T, v any) []byte {
-	t.Helper()
-	b, err := json.Marshal(v)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return b
 }
 
 // refused is an address that nobody listens on.
