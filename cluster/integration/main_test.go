@@ -3,7 +3,7 @@
 //
 // One cluster serves all tests of the package; each has a namespace of its own. Tests that kill the
 // cluster process are not parallel, all others are, so that they run afterwards, together. All of it
-// is in namespaces of its own (isolate), and nothing of it outlives the tests. It needs what
+// is in namespaces of its own, and nothing of it outlives the tests. It needs what
 // `make integration` builds, in the directory that CORACLE_BIN names (bin, if it names none).
 package integration
 
@@ -17,12 +17,14 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/coracle-project/coracle/cluster/integration/isolate"
 )
 
 // boat is the cluster under test; its node is called so, too.
 var boat *cluster
 
-func TestMain(m *testing.M) { os.Exit(isolate(func() int { return withCluster(m) })) }
+func TestMain(m *testing.M) { os.Exit(isolate.Run(func() int { return withCluster(m) })) }
 
 func withCluster(m *testing.M) int {
 	// What clients say while the server is away is not about the tests.

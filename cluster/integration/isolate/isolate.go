@@ -1,4 +1,6 @@
-package integration
+// Package isolate runs a program in network, process, mount, IPC and UTS namespaces of its own, so
+// that ports are free, and that nothing of it outlives it.
+package isolate
 
 import (
 	"errors"
@@ -11,13 +13,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stageVar tells the test binary, when it executes itself, what it is then.
+// stageVar tells the program, when it executes itself, what it is then.
 const stageVar = "CORACLE_CLUSTER_STAGE"
 
-// isolate runs f in network, process, mount, IPC and UTS namespaces of its own and returns the code to
-// exit with. Between us and the process that calls f stands the new process namespace's init: it
-// reaps what daemons leave behind, and all of them end with it.
-func isolate(f func() int) int {
+// Run runs f in namespaces of its own and returns the code to exit with. It executes the program again
+// for that, twice, so it comes first in main. Between us and the process that calls f stands the new
+// process namespace's init: it reaps what daemons leave behind, and all processes end with it.
+func Run(f func() int) int {
 	var err error
 	switch stage := os.Getenv(stageVar); stage {
 	case "":
@@ -33,10 +35,10 @@ func isolate(f func() int) int {
 		})
 	case "init":
 		if err = furnish(); err == nil {
-			err = again("tests", nil, reap)
+			err = again("run", nil, reap)
 		}
 	default:
-		_ = os.Unsetenv(stageVar) // the next program that is one of these tests begins anew
+		_ = os.Unsetenv(stageVar) // programs that f starts may do the same
 		return f()
 	}
 	var code exitCode
@@ -67,7 +69,7 @@ func again(stage string, attr *syscall.SysProcAttr, wait func(*os.Process) (unix
 	defer signal.Stop(signals)
 	if err := cmd.Start(); err != nil {
 		if errors.Is(err, unix.EPERM) {
-			return errors.New("these tests make namespaces and need root")
+			return errors.New("namespaces can only be made by root")
 		}
 		return err
 	}
