@@ -43,7 +43,7 @@ KUBERACE := ./client/... ./inproc/... ./scheduler/... ./controllers/... ./kubele
 export CORACLE_BIN := $(BINDIR)
 
 .PHONY: help deps build build-faults tools testbins up down test unit lint integration critest \
-        bench bench-peers bench-cluster install clean
+        bench bench-peers bench-cluster oracle kubelet-containerd install clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -92,6 +92,7 @@ unit: build ## unit tests
 integration: build-faults testbins ## end-to-end tests on a real registry, coracled and crictl
 	@GO="$(GO)" hack/tools.sh crictl registry cni kubectl
 	CGO_ENABLED=0 $(GO) test -count=1 -timeout 10m ./integration/...
+	cd cluster && CGO_ENABLED=0 $(GO) test -count=1 ./integration/...
 
 critest: build testbins ## CRI validation tests, with the list of known failures
 	@GO="$(GO)" hack/tools.sh crictl critest registry busybox
@@ -109,6 +110,15 @@ bench-cluster: build testbins bench-peers ## benchmark the cluster against upstr
 	@GO="$(GO)" hack/peers/kube.sh
 	cd cluster && CGO_ENABLED=0 $(GOBUILD) -ldflags '-s -w' -o ../bin/test/cluster-bench ./bench
 	bin/test/bench -cluster $(BENCH_FLAGS)
+
+oracle: build testbins ## compare the cluster with upstream's own control plane, each difference printed
+	@GO="$(GO)" hack/tools.sh kubectl
+	@GO="$(GO)" hack/peers/kube.sh
+	cd cluster && CGO_ENABLED=0 $(GOBUILD) -ldflags '-s -w' -o ../bin/test/oracle ./oracle
+	bin/test/oracle -bin bin
+
+kubelet-containerd: build bench-peers ## the kubelet's end-to-end tests on containerd
+	cd cluster && KUBELET_E2E_RUNTIME=containerd CGO_ENABLED=0 $(GO) test -count=1 ./kubelet/e2e
 
 install: build ## install the binaries and the systemd unit (PREFIX, DESTDIR)
 	install -d "$(DESTDIR)$(PREFIX)/bin"
