@@ -46,7 +46,7 @@ export CORACLE_BIN := $(BINDIR)
         bench bench-peers bench-cluster oracle kubelet-containerd install clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 deps: ## install what is missing to build and test (apt; needs root or sudo)
 	@GO="$(GO)" hack/deps.sh
