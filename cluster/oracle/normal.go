@@ -28,6 +28,9 @@ var patterns = []struct {
 	// The alphabet of apimachinery's rand.String, which metadata.generateName is completed with.
 	{regexp.MustCompile(`\b([a-z0-9]+(?:-[a-z0-9]+)*)-[bcdfghjklmnpqrstvwxz2456789]{5}\b`), "$1-<random>"},
 	{regexp.MustCompile(`\(combined from similar events\): `), ""},
+	{regexp.MustCompile(`\(\d+ in total\)`), "(<count> in total)"},
+	// Ours is one program.
+	{regexp.MustCompile(`^(kube-apiserver|kube-controller-manager|kube-scheduler|coracle-kube)$`), "<component>"},
 	{regexp.MustCompile(`zone-\d`), "<zone>"},
 	{regexp.MustCompile(`\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b`), "<uid>"},
 	{regexp.MustCompile(`127\.0\.0\.1:\d+`), "<server>"},
@@ -49,10 +52,15 @@ func newNormal(all []*unstructured.Unstructured) *normal {
 				pairs = append(pairs, [2]string{ip, "<ip of " + key + ">"})
 			}
 		}
+		if port, there, _ := unstructured.NestedInt64(o.Object, "spec", "healthCheckNodePort"); there {
+			pairs = append(pairs, [2]string{fmt.Sprint(port), "<port of checks of " + key + ">"})
+		}
 		ports, _, _ := unstructured.NestedSlice(o.Object, "spec", "ports")
 		for i, port := range ports {
 			if p, _ := port.(map[string]any); p != nil && p["nodePort"] != nil {
-				pairs = append(pairs, [2]string{fmt.Sprint(p["nodePort"]), fmt.Sprintf("<node port %d of %s>", i, key)})
+				pairs = append(pairs, [2]string{fmt.Sprint(p["nodePort"]), fmt.Sprintf("<port %d of %s>", i, key)})
+			} else if p != nil && name == "kubernetes" {
+				pairs = append(pairs, [2]string{fmt.Sprint(p["targetPort"]), "<port of the server>"})
 			}
 		}
 	}
@@ -121,6 +129,8 @@ func (n *normal) value(v any) any {
 			item = n.value(item)
 			if list, ok := item.([]any); ok {
 				switch key {
+				case "groups", "resources": // discovery's, but for RBAC's, which are strings
+					item = keyed(list, "name")
 				case "conditions":
 					item = keyed(list, "type")
 				case "managedFields":
@@ -141,7 +151,7 @@ func (n *normal) value(v any) any {
 	case string:
 		return n.line(v)
 	case int64:
-		if name := n.names.Replace(fmt.Sprint(v)); strings.HasPrefix(name, "<node port") {
+		if name := n.names.Replace(fmt.Sprint(v)); strings.HasPrefix(name, "<port") {
 			return name
 		}
 		return v
@@ -150,7 +160,8 @@ func (n *normal) value(v any) any {
 	}
 }
 
-// keyed makes a map of a list whose items are known by these fields.
+// keyed makes a map of a list whose items are known by these fields; those with equal ones are
+// merged.
 func keyed(list []any, fields ...string) any {
 	out := map[string]any{}
 	for _, item := range list {
@@ -164,9 +175,26 @@ func keyed(list []any, fields ...string) any {
 				key = append(key, fmt.Sprint(object[f]))
 			}
 		}
-		out[strings.Join(key, " ")] = object
+		at := strings.Join(key, " ")
+		if _, there := out[at]; there {
+			merge(out[at].(map[string]any), object)
+			continue
+		}
+		out[at] = object
 	}
 	return out
+}
+
+// merge adds to a what only b has.
+func merge(a, b map[string]any) {
+	for key, item := range b {
+		inner, ok := a[key].(map[string]any)
+		if more, also := item.(map[string]any); ok && also {
+			merge(inner, more)
+		} else if a[key] == nil {
+			a[key] = item
+		}
+	}
 }
 
 func text(v any) string {
