@@ -155,11 +155,15 @@ func (n *testNode) removeAll() {
 	}
 }
 
+// removeCgroups removes what the kubelet and the runtime made above pods, in all hierarchies.
 func (n *testNode) removeCgroups() {
-	for _, d := range []string{"cpu", "memory", "pids", "unified", "systemd", "cpuset", "."} {
-		top := filepath.Join("/sys/fs/cgroup", d, n.opts.CgroupRoot)
+	hierarchies, err := filepath.Glob("/sys/fs/cgroup/*/")
+	if err != nil {
+		n.t.Error(err)
+	}
+	for _, h := range append(hierarchies, "/sys/fs/cgroup") {
 		for _, sub := range []string{"kubepods/burstable", "kubepods/besteffort", "kubepods", "."} {
-			_ = os.Remove(filepath.Join(top, sub))
+			_ = os.Remove(filepath.Join(h, n.opts.CgroupRoot, sub))
 		}
 	}
 }

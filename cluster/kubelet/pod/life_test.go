@@ -224,6 +224,27 @@ func TestALostSandboxIsReplaced(t *testing.T) {
 	})
 }
 
+func TestAStartThatFailedForItsSandboxIsNotHeldBack(t *testing.T) {
+	onBench(t, func(b *bench) {
+		p := b.run(onePod(v1.RestartPolicyAlways, "", "a"))
+		v, _ := b.runner.View(p.UID)
+		b.runtime.Calls()
+		b.runtime.Fail("StartContainer", grpcstatus.Error(codes.Unknown, "no such process"))
+		b.exit(p, "a", 137) // its sandbox's end has begun, and is not seen yet
+		b.wantCalls("CreateContainer", "StartContainer")
+		b.runtime.Fail("StartContainer", nil)
+		if _, err := b.runtime.StopPodSandbox(b.t.Context(), &runtimeapi.StopPodSandboxRequest{PodSandboxId: v.Observed.SandboxStatuses[0].Id}); err != nil {
+			t.Fatal(err)
+		}
+		b.runner.Wake(p.UID)
+		synctest.Wait()
+		time.Sleep(100 * time.Millisecond) // sooner than any back-off ends
+		synctest.Wait()
+		b.wantCalls("RunPodSandbox", "CreateContainer", "StartContainer", "RemoveContainer") // the first instance
+		b.wantWaits(p, "running")
+	})
+}
+
 func TestARestartedKubeletChangesNothing(t *testing.T) {
 	onBench(t, func(b *bench) {
 		p := b.run(onePod(v1.RestartPolicyAlways, "i s*", "a"))

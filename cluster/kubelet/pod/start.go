@@ -48,6 +48,7 @@ const (
 type refusal struct {
 	reason, message string
 	until           time.Time // zero: as for any failed attempt
+	unstarted       bool      // the runtime would not make or start it
 }
 
 func (r *refusal) Error() string { return r.reason + ": " + r.message }
@@ -75,6 +76,7 @@ func (w *worker) startOne(ctx context.Context, pod *v1.Pod, a *Actions, sandbox 
 	var r *refusal
 	if errors.As(err, &r) {
 		h.state = v1.ContainerStateWaiting{Reason: r.reason, Message: r.message}
+		h.unstarted = r.unstarted
 		if !r.until.IsZero() {
 			h.until, h.tries = r.until, 0
 		}
@@ -86,7 +88,7 @@ func (w *worker) startOne(ctx context.Context, pod *v1.Pod, a *Actions, sandbox 
 
 func (w *worker) start(ctx context.Context, pod *v1.Pod, a *Actions, sandbox *runtimeapi.PodSandboxConfig, s Start) error {
 	c := s.Container
-	fail := func(reason string, err error) error {
+	fail := func(reason string, err error) *refusal {
 		message := cri.Message(err)
 		w.event(pod, c, v1.EventTypeWarning, events.FailedToCreateContainer, "Error: %s", message)
 		return &refusal{reason: reason, message: message}
@@ -112,13 +114,17 @@ func (w *worker) start(ctx context.Context, pod *v1.Pod, a *Actions, sandbox *ru
 		PodSandboxId: a.SandboxID, Config: config, SandboxConfig: sandbox,
 	})
 	if err != nil {
-		return fail(createError, err)
+		refused := fail(createError, err)
+		refused.unstarted = true
+		return refused
 	}
 	w.event(pod, c, v1.EventTypeNormal, events.CreatedContainer, "Container created")
 	_, err = w.r.CRI.Runtime.StartContainer(call, &runtimeapi.StartContainerRequest{ContainerId: made.ContainerId})
 	if err != nil {
 		w.look(call, made.ContainerId)
-		return fail(runError, err)
+		refused := fail(runError, err)
+		refused.unstarted = true
+		return refused
 	}
 	w.event(pod, c, v1.EventTypeNormal, events.StartedContainer, "Container started")
 	w.look(call, made.ContainerId)
@@ -139,6 +145,20 @@ func (w *worker) start(ctx context.Context, pod *v1.Pod, a *Actions, sandbox *ru
 		return &refusal{reason: postStartError, message: message}
 	}
 	return nil
+}
+
+// forgive has containers that could not be started in a sandbox that is being replaced start in the
+// next one without delay. A runtime that stops a sandbox ends its containers first and tells of each
+// (containerd): for a moment it looks as if only they had ended, and what is started then fails.
+func (w *worker) forgive() {
+	for name, h := range w.waiting {
+		if !h.unstarted {
+			continue
+		}
+		w.backOff.Reset(h.key)
+		delete(w.waiting, name)
+		w.wake()
+	}
 }
 
 // noImage reports that an image is missing.

@@ -213,7 +213,11 @@ func (w *worker) wait(pod *v1.Pod, a *Actions) bool {
 	for _, c := range a.Wait {
 		h := w.waiting[c.Container.Name]
 		if h == nil || !h.told.Equal(c.Until) {
+			was := h
 			h = &hold{told: c.Until, until: c.Until, key: backOffKey(c.Container)}
+			if was != nil {
+				h.unstarted = was.unstarted
+			}
 			w.waiting[c.Container.Name] = h
 			w.event(pod, c.Container, v1.EventTypeWarning, events.BackOffStartContainer,
 				"Back-off restarting failed container %s in pod %s", c.Container.Name, format.Pod(pod))
@@ -295,6 +299,7 @@ func (w *worker) carryOut(ctx context.Context, pod *v1.Pod, a *Actions) (acted b
 	}
 	if a.Sandbox {
 		acted = true
+		w.forgive()
 		if err := w.makeSandbox(ctx, pod, a, config); err != nil {
 			return acted, err
 		}

@@ -66,6 +66,8 @@ type hold struct {
 	key   string // backOffKey of the definition that failed
 	tries int
 	told  time.Time // the back-off that an event told of
+	// unstarted is the refusal's that began it.
+	unstarted bool
 }
 
 func newWorker(r *Runner, pod *v1.Pod) *worker {
