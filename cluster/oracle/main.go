@@ -35,7 +35,7 @@ var files embed.FS
 const (
 	// poll is how often a condition is looked at, patience how long it may take to hold.
 	poll     = 200 * time.Millisecond
-	patience = 20 * time.Second
+	patience = 60 * time.Second
 )
 
 func main() {
