@@ -287,3 +287,23 @@ func TestTables(t *testing.T) {
 		t.Errorf("columns %s", got)
 	}
 }
+
+func TestPrivilegedPodsArePodSecuritysToJudge(t *testing.T) {
+	client := admin(t)
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: corev1.PodSpec{Containers: []corev1.Container{{
+		Name: "c", Image: "i", SecurityContext: &corev1.SecurityContext{Privileged: ptr.To(true)},
+	}}}}
+	free := namespace(t, client)
+	if _, err := client.CoreV1().Pods(free).Create(t.Context(), pod, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}); err != nil {
+		t.Errorf("in a namespace that forbids nothing: %v", err)
+	}
+	strict := namespace(t, client)
+	label := []byte(`{"metadata":{"labels":{"pod-security.kubernetes.io/enforce":"restricted"}}}`)
+	if _, err := client.CoreV1().Namespaces().Patch(t.Context(), strict, types.MergePatchType, label, metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	_, err := client.CoreV1().Pods(strict).Create(t.Context(), pod, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), `violates PodSecurity "restricted:latest": privileged`) {
+		t.Errorf("in a restricted namespace: %v", err)
+	}
+}

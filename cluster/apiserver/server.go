@@ -28,6 +28,7 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	kubecapabilities "k8s.io/kubernetes/pkg/capabilities"
 
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/inproc"
@@ -67,6 +68,9 @@ func New(options Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
+	// Upstream's validation refuses privileged containers unless it is told, for the whole process, that
+	// they are allowed. Whether a namespace takes them is PodSecurity's to say.
+	kubecapabilities.Setup(true, 0)
 	s := &Server{
 		options: options, addresses: addresses, inside: newIdentities(),
 		listening: make(chan struct{}), serving: make(chan struct{}), ready: make(chan struct{}),
