@@ -157,7 +157,7 @@ func (n *testNode) removeAll() {
 
 // removeCgroups removes what the kubelet and the runtime made above pods, in all hierarchies.
 func (n *testNode) removeCgroups() {
-	hierarchies, err := filepath.Glob("/sys/fs/cgroup/*/")
+	hierarchies, err := filepath.Glob("/sys/fs/cgroup/*")
 	if err != nil {
 		n.t.Error(err)
 	}
