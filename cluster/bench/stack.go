@@ -2,13 +2,9 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
-	"sync/atomic"
-	"syscall"
 	"time"
 )
 
@@ -58,50 +54,4 @@ func (c *coracle) command(ctx context.Context, args ...string) error {
 		return fmt.Errorf("coracle %s: %w:\n%s", args[0], err, said)
 	}
 	return nil
-}
-
-// process is a program of upstream's stack.
-type process struct {
-	cmd    *exec.Cmd
-	exit   chan struct{} // closed at its end
-	ending atomic.Bool   // it was told to end
-}
-
-// launch starts a program that writes to a log named after it. fail is told if it ends by itself.
-func launch(fail context.CancelCauseFunc, dir, program string, args ...string) (*process, error) {
-	name := filepath.Base(program)
-	log, err := os.OpenFile(filepath.Join(dir, name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	defer log.Close()
-	p := &process{cmd: exec.Command(program, args...), exit: make(chan struct{})}
-	p.cmd.Stdout, p.cmd.Stderr = log, log
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if err := p.cmd.Start(); err != nil {
-		return nil, err
-	}
-	go func() {
-		defer close(p.exit)
-		err := p.cmd.Wait()
-		if !p.ending.Load() {
-			tail, _ := exec.Command("tail", "-n", "15", log.Name()).Output()
-			fail(fmt.Errorf("%s has ended: %v\n%s", name, err, tail))
-		}
-	}()
-	return p, nil
-}
-
-// end lets a process end.
-func (p *process) end() error {
-	p.ending.Store(true)
-	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
-		return err
-	}
-	select {
-	case <-p.exit:
-		return nil
-	case <-time.After(30 * time.Second):
-		return errors.Join(fmt.Errorf("%s does not end", p.cmd.Path), p.cmd.Process.Kill())
-	}
 }

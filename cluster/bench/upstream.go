@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/coracle-project/coracle/cluster/internal/daemon"
 	"github.com/coracle-project/coracle/cluster/pki"
 )
 
@@ -21,8 +22,8 @@ type upstream struct {
 	settings
 	fail      context.CancelCauseFunc // ends the run when a program has ended that should not
 	pki       *pki.Bundle
-	procs     []*process
-	scheduler *process
+	procs     []*daemon.Process
+	scheduler *daemon.Process
 }
 
 func (u *upstream) url() string        { return "https://" + u.ip + ":6443" }
@@ -42,7 +43,7 @@ func (u *upstream) programs() []string {
 
 // run starts one of the programs, to be ended by stop.
 func (u *upstream) run(name string, args ...string) error {
-	p, err := launch(u.fail, u.dir, u.program(name), args...)
+	p, err := daemon.Start(u.fail, u.dir, u.program(name), args...)
 	if err == nil {
 		u.procs = append(u.procs, p)
 	}
@@ -135,10 +136,10 @@ func (u *upstream) startScheduler(ours bool) error {
 		return err
 	}
 	if ours {
-		u.scheduler, err = launch(u.fail, u.dir, filepath.Join(u.bin, "coracle-kube"), "scheduler", "--kubeconfig", config)
+		u.scheduler, err = daemon.Start(u.fail, u.dir, filepath.Join(u.bin, "coracle-kube"), "scheduler", "--kubeconfig", config)
 		return err
 	}
-	u.scheduler, err = launch(u.fail, u.dir, u.program("kube-scheduler"), append([]string{
+	u.scheduler, err = daemon.Start(u.fail, u.dir, u.program("kube-scheduler"), append([]string{
 		"--kubeconfig", config, "--authentication-kubeconfig", config, "--authorization-kubeconfig", config,
 	}, unlimited...)...)
 	return err
@@ -183,7 +184,7 @@ func (u *upstream) stop() error {
 	}
 	var err error
 	for i := range all { // etcd last
-		err = errors.Join(err, all[len(all)-1-i].end())
+		err = errors.Join(err, all[len(all)-1-i].End())
 	}
 	return err
 }
@@ -195,7 +196,7 @@ type firstThenOthers struct{ first, all time.Duration }
 // server, so that nothing but the scheduler differs.
 func (u *upstream) alone(ctx context.Context, b *bench) error {
 	for _, ours := range []bool{false, true} {
-		if err := u.scheduler.end(); err != nil {
+		if err := u.scheduler.End(); err != nil {
 			return err
 		}
 		took, err := b.drain(ctx, func() error { return u.startScheduler(ours) })
