@@ -98,15 +98,16 @@ func show(v any, there bool) string {
 
 // explanation is a known difference: a line of known.txt.
 type explanation struct {
-	line    int
-	pattern *regexp.Regexp
-	reason  string
+	line      int
+	pattern   *regexp.Regexp
+	sometimes bool // it depends on what comes first
 }
 
 type explanations []explanation
 
 // readKnown reads known.txt: a regular expression that is looked for in the printed difference,
-// two colons with a space on each side, and the reason. Lines that begin with # are for the reader.
+// two colons with a space on each side, and the reason. A tilde and a space before it mean that the
+// difference does not occur each time. Lines that begin with # are for the reader.
 func readKnown() (explanations, error) {
 	f, err := files.Open("known.txt")
 	if err != nil {
@@ -121,11 +122,12 @@ func readKnown() (explanations, error) {
 			if !ok || reason == "" {
 				return nil, fmt.Errorf("known.txt:%d: no ` :: ` and reason", n)
 			}
+			pattern, sometimes := strings.CutPrefix(pattern, "~ ")
 			expression, err := regexp.Compile(pattern)
 			if err != nil {
 				return nil, fmt.Errorf("known.txt:%d: %w", n, err)
 			}
-			all = append(all, explanation{n, expression, reason})
+			all = append(all, explanation{n, expression, sometimes})
 		}
 	}
 	return all, scanner.Err()
@@ -146,7 +148,7 @@ func (all explanations) sort(found []difference) (unknown []difference, stale ex
 		}
 	}
 	for i, e := range all {
-		if !occurs[i] {
+		if !occurs[i] && !e.sometimes {
 			stale = append(stale, e)
 		}
 	}
