@@ -63,8 +63,12 @@ start_registry
   --cgroup-root "/$cgroup" --pod-log-dir "$root/logs/pods" --apply "$root/web.yaml"
 
 export KUBECONFIG=$root/kubeconfig
+crictl=$repo/bin/tools/crictl
+sidecar=$("$crictl" -c "$root/crictl.yaml" ps -q --name '^sidecar$' | head -n 1)
 echo
 kubectl get nodes,deployments,pods -o wide
+echo
+"$crictl" -c "$root/crictl.yaml" ps
 echo
 echo "Try next:"
 echo
@@ -73,4 +77,10 @@ command -v kubectl | grep -qv "^$repo" || echo "  export PATH=\$PATH:$repo/bin/t
 echo "  kubectl logs deployment/web -c sidecar"
 echo "  kubectl exec -it deployment/web -c sidecar -- sh"
 echo "  kubectl scale deployment web --replicas=5"
-echo "  crictl -r unix://$socket ps"
+echo
+echo "or, one layer below:"
+echo
+echo "  export CRI_CONFIG_FILE=$root/crictl.yaml"
+echo "  $crictl logs ${sidecar:0:13}"
+echo "  $crictl exec -it ${sidecar:0:13} sh"
+echo "  $crictl stats"
