@@ -64,7 +64,8 @@ start_registry
 
 export KUBECONFIG=$root/kubeconfig
 crictl=$repo/bin/tools/crictl
-sidecar=$("$crictl" -c "$root/crictl.yaml" ps -q --name '^sidecar$' | head -n 1)
+sidecars=$("$crictl" -c "$root/crictl.yaml" ps -q --name '^sidecar$')
+sidecar=${sidecars%%$'\n'*} # one of them; no head(1), which pipefail takes for a failure
 echo
 kubectl get nodes,deployments,pods -o wide
 echo
