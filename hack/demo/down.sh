@@ -24,7 +24,7 @@ if alive "$root/registry.pid" "$repo/bin/tools/registry"; then
 fi
 
 # The parent of the pods' cgroups is ours: coracled removes only what is below.
-find /sys/fs/cgroup -depth -type d -path "*/$cgroup*" -exec rmdir {} + 2>/dev/null || true
+find /sys/fs/cgroup -depth -type d \( -path "*/$cgroup" -o -path "*/$cgroup/*" \) -exec rmdir {} + 2>/dev/null || true
 
 left=$(awk -v r="$root/" -v s="$state/" '$5 != r && (index($5, r) == 1 || index($5, s) == 1) {print $5}' /proc/self/mountinfo)
 [[ -z $left ]] || die "still mounted, nothing removed: $left"
