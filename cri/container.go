@@ -67,12 +67,16 @@ func (s *service) RemoveContainer(ctx context.Context, r *runtimeapi.RemoveConta
 
 // ListContainers lists containers from memory.
 func (s *service) ListContainers(_ context.Context, r *runtimeapi.ListContainersRequest) (*runtimeapi.ListContainersResponse, error) {
-	containers := s.deps.Pods.Containers(containerFilter(r.GetFilter()))
-	resp := &runtimeapi.ListContainersResponse{Containers: make([]*runtimeapi.Container, 0, len(containers))}
+	return &runtimeapi.ListContainersResponse{Containers: s.containerItems(r.GetFilter())}, nil
+}
+
+func (s *service) containerItems(f *runtimeapi.ContainerFilter) []*runtimeapi.Container {
+	containers := s.deps.Pods.Containers(containerFilter(f))
+	items := make([]*runtimeapi.Container, 0, len(containers))
 	for i := range containers {
-		resp.Containers = append(resp.Containers, containerItem(&containers[i]))
+		items = append(items, containerItem(&containers[i]))
 	}
-	return resp, nil
+	return items
 }
 
 // ContainerStatus reports one container from memory. With verbose it also reads
@@ -125,10 +129,21 @@ type containerInfo struct {
 	RuntimeSpec json.RawMessage             `json:"runtimeSpec,omitempty"`
 	// SpecError says why RuntimeSpec is missing.
 	SpecError string `json:"runtimeSpecError,omitempty"`
+	// Steps are where the time of making and starting the container went, for coracle trace.
+	Steps []pod.Step `json:"steps,omitempty"`
+	// EngineSteps are those of the engine, in the shim: a part of one of Steps.
+	EngineSteps []pod.Step `json:"engineSteps,omitempty"`
 }
 
 func (s *service) containerInfo(c pod.Container) containerInfo {
-	i := containerInfo{SandboxID: c.PodID, PID: c.Pid, Snapshot: c.Snapshot, Config: containerConfigBack(&c.Config)}
+	i := containerInfo{SandboxID: c.PodID, PID: c.Pid, Snapshot: c.Snapshot, Config: containerConfigBack(&c.Config), Steps: c.Steps}
+	if s.deps.EngineSteps != nil {
+		steps, err := s.deps.EngineSteps(c)
+		if err != nil {
+			s.deps.Log.Warn("steps of a container are not known", "id", c.ID, "error", err)
+		}
+		i.EngineSteps = steps
+	}
 	if s.deps.Spec == nil {
 		return i
 	}

@@ -28,13 +28,13 @@ func fullContainerConfig() *runtimeapi.ContainerConfig {
 			{ContainerPath: "/data", HostPath: "/d", Readonly: true, RecursiveReadOnly: true, SelinuxRelabel: true},
 			{ContainerPath: "/b", HostPath: "/b", Propagation: runtimeapi.MountPropagation_PROPAGATION_BIDIRECTIONAL},
 			{ContainerPath: "/img", Image: &runtimeapi.ImageSpec{Image: "x"}, ImageSubPath: "sub"},
-			{ContainerPath: "/m", HostPath: "/m", UidMappings: []*runtimeapi.IDMapping{{Length: 1}}},
+			{ContainerPath: "/m", HostPath: "/m", UidMappings: []*runtimeapi.IDMapping{{Length: 1}}, GidMappings: []*runtimeapi.IDMapping{{ContainerId: 1, HostId: 2, Length: 3}}, MountOptions: []string{"noexec"}},
 		},
 		Devices:    []*runtimeapi.Device{{HostPath: "/dev/null"}, {HostPath: "/dev/zero", ContainerPath: "/dev/z", Permissions: "r"}},
 		CDIDevices: []*runtimeapi.CDIDevice{{Name: "v/c=d"}},
 		Labels:     map[string]string{"l": "1"}, Annotations: map[string]string{"a": "1"},
 		LogPath: "srv/0.log", Stdin: true, StdinOnce: true, Tty: true,
-		StopSignal: runtimeapi.Signal_SIGRTMINPLUS3,
+		StopSignal: runtimeapi.Signal_SIGNAL_SIGRTMINPLUS3,
 		Linux: &runtimeapi.LinuxContainerConfig{
 			Resources: fullResources(),
 			SecurityContext: &runtimeapi.LinuxContainerSecurityContext{
@@ -80,7 +80,7 @@ func convertedContainerConfig() pod.ContainerConfig {
 			{ContainerPath: "/data", HostPath: "/d", Readonly: true, RecursiveReadonly: true, SELinuxRelabel: true, Propagation: pod.PropagationPrivate},
 			{ContainerPath: "/b", HostPath: "/b", Propagation: pod.PropagationBidirectional},
 			{ContainerPath: "/img", Image: "x", ImageSubPath: "sub", Propagation: pod.PropagationPrivate},
-			{ContainerPath: "/m", HostPath: "/m", HasIDMappings: true, Propagation: pod.PropagationPrivate},
+			{ContainerPath: "/m", HostPath: "/m", Users: pod.IDMaps{UIDs: []pod.IDMap{{Length: 1}}, GIDs: []pod.IDMap{{Container: 1, Host: 2, Length: 3}}}, Options: []string{"noexec"}, Propagation: pod.PropagationPrivate},
 		},
 		Devices: []pod.Device{
 			{ContainerPath: "/dev/null", HostPath: "/dev/null", Permissions: "rwm"},
@@ -165,6 +165,16 @@ func TestContainerConfigRejections(t *testing.T) {
 	}
 }
 
+// Upstream's kubelet sends image_sub_path with every mount that has a subPath: without an image it says nothing.
+func TestImageSubPathWithoutImage(t *testing.T) {
+	c := fullContainerConfig()
+	c.Mounts = []*runtimeapi.Mount{{ContainerPath: "/x", HostPath: "/y", ImageSubPath: "sub"}}
+	got, err := containerConfig(c)
+	if err != nil || got.Mounts[0].ImageSubPath != "" {
+		t.Errorf("%+v, %v", got.Mounts, err)
+	}
+}
+
 func TestAppArmorForms(t *testing.T) {
 	type profile = runtimeapi.SecurityProfile
 	for _, tt := range []struct {
@@ -197,6 +207,7 @@ func aContainer() pod.Container {
 
 func TestContainerStatusHasEveryField(t *testing.T) {
 	c := aContainer()
+	c.VolumeRefs = map[string]string{"/img": "reg/data@sha256:cc"}
 	e := serve(t, &double{containers: []pod.Container{c}, images: []image.Image{anImage()}}, func(_ *Config, d *Deps) {
 		d.Spec = func(c pod.Container) (json.RawMessage, error) {
 			return json.RawMessage(`{"ociVersion":"` + c.ID + `"}`), nil
@@ -207,7 +218,8 @@ func TestContainerStatusHasEveryField(t *testing.T) {
 		t.Fatal(err)
 	}
 	full := fullContainerConfig()
-	full.Mounts[3].UidMappings = nil // pod/ keeps only that there were some, and refuses them
+	full.Mounts[2].Readonly = true // as images are
+	full.Mounts[2].Image.ImageRef = "reg/data@sha256:cc"
 	want := &runtimeapi.ContainerStatus{
 		Id: "c1234", Metadata: full.Metadata, State: runtimeapi.ContainerState_CONTAINER_EXITED,
 		CreatedAt: 1e9, StartedAt: 2e9, FinishedAt: 3e9, ExitCode: 137,
@@ -217,7 +229,7 @@ func TestContainerStatusHasEveryField(t *testing.T) {
 		LogPath:    "/var/log/pods/web/srv/0.log",
 		Resources:  &runtimeapi.ContainerResources{Linux: fullResources()},
 		User:       &runtimeapi.ContainerUser{Linux: &runtimeapi.LinuxContainerUser{Uid: 33, Gid: 34, SupplementalGroups: []int64{7}}},
-		StopSignal: runtimeapi.Signal_SIGRTMINPLUS3,
+		StopSignal: runtimeapi.Signal_SIGNAL_SIGRTMINPLUS3,
 	}
 	if diff := cmp.Diff(want, resp.Status, protocmp.Transform()); diff != "" {
 		t.Error(diff)
@@ -326,7 +338,7 @@ func TestSignalsSurviveTheWayBack(t *testing.T) {
 			t.Errorf("%d became %q became %d", n, name, back)
 		}
 	}
-	if signalNumber("15") != runtimeapi.Signal_RUNTIME_DEFAULT {
+	if signalNumber("15") != runtimeapi.Signal_SIGNAL_RUNTIME_DEFAULT {
 		t.Error("a number is not the default")
 	}
 }

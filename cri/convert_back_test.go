@@ -17,9 +17,6 @@ func TestConfigsSurviveTheWayBack(t *testing.T) {
 		t.Error(err, diff)
 	}
 	c := convertedContainerConfig()
-	for i := range c.Mounts {
-		c.Mounts[i].HasIDMappings = false // all that is kept of them
-	}
 	againContainer, err := containerConfig(containerConfigBack(&c))
 	if diff := cmp.Diff(c, againContainer); diff != "" || err != nil {
 		t.Error(err, diff)

@@ -99,6 +99,10 @@ func mounts(in []*runtimeapi.Mount) ([]pod.Mount, error) {
 		if m.GetRecursiveReadOnly() && (!m.GetReadonly() || propagation != pod.PropagationPrivate) {
 			return nil, invalid(field, "recursive_read_only needs readonly and PROPAGATION_PRIVATE")
 		}
+		sub := m.GetImageSubPath()
+		if image == "" {
+			sub = "" // the kubelet sets it for each mount with a subPath, whatever the volume is (1.36)
+		}
 		out = append(out, pod.Mount{
 			ContainerPath:     m.GetContainerPath(),
 			HostPath:          m.GetHostPath(),
@@ -106,12 +110,32 @@ func mounts(in []*runtimeapi.Mount) ([]pod.Mount, error) {
 			RecursiveReadonly: m.GetRecursiveReadOnly(),
 			SELinuxRelabel:    m.GetSelinuxRelabel(),
 			Propagation:       propagation,
-			HasIDMappings:     len(m.GetUidMappings()) > 0 || len(m.GetGidMappings()) > 0,
+			Users:             idMaps(m.GetUidMappings(), m.GetGidMappings()),
+			Options:           m.GetMountOptions(),
 			Image:             image,
-			ImageSubPath:      m.GetImageSubPath(),
+			ImageSubPath:      sub,
 		})
 	}
 	return out, nil
+}
+
+// idMaps converts id mappings; which are possible is checked by pod/.
+func idMaps(uids, gids []*runtimeapi.IDMapping) pod.IDMaps {
+	convert := func(in []*runtimeapi.IDMapping) (out []pod.IDMap) {
+		for _, m := range in {
+			out = append(out, pod.IDMap{Container: m.GetContainerId(), Host: m.GetHostId(), Length: m.GetLength()})
+		}
+		return out
+	}
+	return pod.IDMaps{UIDs: convert(uids), GIDs: convert(gids)}
+}
+
+// idMapsBack converts back.
+func idMapsBack(maps []pod.IDMap) (out []*runtimeapi.IDMapping) {
+	for _, m := range maps {
+		out = append(out, &runtimeapi.IDMapping{ContainerId: m.Container, HostId: m.Host, Length: m.Length})
+	}
+	return out
 }
 
 // devices converts devices; a missing container path is the host's, missing

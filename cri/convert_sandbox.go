@@ -122,7 +122,7 @@ func namespaces(field string, o *runtimeapi.NamespaceOption) (pod.Namespaces, er
 		TargetID: o.GetTargetId(),
 	}
 	if u := o.GetUsernsOptions(); u != nil {
-		out.User = modes[u.GetMode()]
+		out.User, out.Users = modes[u.GetMode()], idMaps(u.GetUids(), u.GetGids())
 	}
 	return out, nil
 }
@@ -141,7 +141,9 @@ func namespaceOptions(n pod.Namespaces) *runtimeapi.NamespaceOption {
 		Network: back(n.Network), Pid: back(n.PID), Ipc: back(n.IPC), TargetId: n.TargetID,
 	}
 	if n.User != "" {
-		out.UsernsOptions = &runtimeapi.UserNamespace{Mode: back(n.User)}
+		out.UsernsOptions = &runtimeapi.UserNamespace{
+			Mode: back(n.User), Uids: idMapsBack(n.Users.UIDs), Gids: idMapsBack(n.Users.GIDs),
+		}
 	}
 	return out
 }

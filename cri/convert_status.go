@@ -82,7 +82,11 @@ func containerStatus(c *pod.Container) *runtimeapi.ContainerStatus {
 		StopSignal: signalNumber(c.Config.StopSignal),
 	}
 	for _, m := range c.Config.Mounts {
-		out.Mounts = append(out.Mounts, statusMount(m))
+		mount := statusMount(m)
+		if mount.Image != nil {
+			mount.Image.ImageRef, mount.Readonly = c.VolumeRefs[m.ContainerPath], true
+		}
+		out.Mounts = append(out.Mounts, mount)
 	}
 	return out
 }
@@ -95,6 +99,9 @@ func statusMount(m pod.Mount) *runtimeapi.Mount {
 		RecursiveReadOnly: m.RecursiveReadonly,
 		SelinuxRelabel:    m.SELinuxRelabel,
 		ImageSubPath:      m.ImageSubPath,
+		UidMappings:       idMapsBack(m.Users.UIDs),
+		GidMappings:       idMapsBack(m.Users.GIDs),
+		MountOptions:      m.Options,
 	}
 	for wire, p := range propagations {
 		if p == m.Propagation {
@@ -123,7 +130,13 @@ func linuxResources(r *pod.Resources) *runtimeapi.LinuxContainerResources {
 
 // spelling is how the wire's enum spells real-time signals, which have a sign in
 // their names elsewhere.
-var spelling = strings.NewReplacer("MINPLUS", "MIN+", "MAXMINUS", "MAX-")
+var (
+	spelling     = strings.NewReplacer("MINPLUS", "MIN+", "MAXMINUS", "MAX-")
+	wireSpelling = strings.NewReplacer("MIN+", "MINPLUS", "MAX-", "MAXMINUS")
+)
+
+// signalPrefix is what all names of the wire's enum begin with.
+const signalPrefix = "SIGNAL_"
 
 // signalName converts a stop signal to its usual name, "" for the image's own.
 func signalName(s runtimeapi.Signal) (string, error) {
@@ -131,14 +144,13 @@ func signalName(s runtimeapi.Signal) (string, error) {
 	if !ok {
 		return "", invalid("config.stop_signal", "unknown signal %d", s)
 	}
-	if s == runtimeapi.Signal_RUNTIME_DEFAULT {
+	if s == runtimeapi.Signal_SIGNAL_RUNTIME_DEFAULT {
 		return "", nil
 	}
-	return spelling.Replace(name), nil
+	return spelling.Replace(strings.TrimPrefix(name, signalPrefix)), nil
 }
 
 // signalNumber converts back; a name that the wire has no value for is the default.
 func signalNumber(name string) runtimeapi.Signal {
-	name = strings.NewReplacer("MIN+", "MINPLUS", "MAX-", "MAXMINUS").Replace(name)
-	return runtimeapi.Signal(runtimeapi.Signal_value[name])
+	return runtimeapi.Signal(runtimeapi.Signal_value[signalPrefix+wireSpelling.Replace(name)])
 }

@@ -10,9 +10,11 @@
 //
 // # Which file
 //
-//	sandbox.go, container.go, images.go, events.go, stats.go, status.go   the methods by theme
+//	sandbox.go, container.go, checkpoint.go, images.go, events.go, stats.go, metrics.go, status.go   the methods by theme
+//	paging.go                                                  the Stream forms of the lists
 //	convert_*.go                                               proto ↔ Go values, no I/O
-//	streaming.go                                               Exec, Attach, PortForward
+//	streaming.go, tokens.go                                    Exec, Attach, PortForward
+//	command.go, websocket.go, spdy.go                          the protocol of the first two
 //	server.go                                                  limits, Serve, Stop
 package cri
 
@@ -21,11 +23,15 @@ import (
 	"encoding/json"
 	"io"
 	"log/slog"
+	"net/netip"
 	"time"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/coracle-project/coracle/image"
+	"github.com/coracle-project/coracle/internal/cgstat"
 	"github.com/coracle-project/coracle/pod"
 )
 
@@ -45,8 +51,12 @@ type Pods interface {
 	RemoveContainer(ctx context.Context, id string) error
 	Container(id string) (pod.Container, error)
 	Containers(f pod.ContainerFilter) []pod.Container
+	UpdatePodResources(ctx context.Context, podID string, overhead, resources *pod.Resources) error
 	UpdateResources(ctx context.Context, id string, r pod.Resources, annotations map[string]string) error
 	ReopenLog(ctx context.Context, id string) error
+	Checkpoint(ctx context.Context, id, location string, timeout time.Duration) error
+	CheckpointPod(ctx context.Context, podID, dir string, ids []string) error
+	RestorePod(ctx context.Context, dir string, c pod.Config, containers []pod.ContainerConfig) (string, []pod.Restored, error)
 
 	ExecSync(ctx context.Context, r pod.ExecRequest, timeout time.Duration) (pod.ExecSyncResult, error)
 	Exec(ctx context.Context, r pod.ExecRequest) (int32, error)
@@ -58,7 +68,11 @@ type Pods interface {
 
 	Stats(ctx context.Context, id string) (pod.ContainerStats, error)
 	ListStats(ctx context.Context, f pod.ContainerFilter) []pod.ContainerStats
+	PodStats(ctx context.Context, podID string) (pod.PodStats, error)
+	ListPodStats(ctx context.Context, f pod.PodStatsFilter) []pod.PodStats
+	Processes(ctx context.Context, id string) (cgstat.Processes, error)
 	NetworkReady(ctx context.Context) error
+	SetPodCIDR(ctx context.Context, ranges []netip.Prefix) error
 }
 
 // Images is what the edge asks of the image store; image.Store implements it.
@@ -78,17 +92,23 @@ type Config struct {
 	Version string
 	// SystemdCgroup says which cgroup driver the kubelet must use.
 	SystemdCgroup bool
-	// RecursiveReadonly says that the kernel has mount_setattr (5.12).
-	RecursiveReadonly bool
-	// Handlers are the runtime handlers that Pods.Run accepts beside "".
-	Handlers []string
+	// Handlers returns the runtime handlers that Pods.Run accepts, the unnamed one included.
+	Handlers func() []Handler
 	// ImageFS is the directory whose file system holds images and writable layers.
 	ImageFS string
 	// StreamAddress is the host:port of the HTTP server for exec, attach and port
 	// forwarding; port 0 takes a free one.
 	StreamAddress string
-	// Info is what a verbose Status shows, by key.
-	Info map[string]any
+	// Info returns what a verbose Status shows, by key.
+	Info func() map[string]any
+}
+
+// Handler is a runtime handler and what it can do.
+type Handler struct {
+	Name string
+	// RecursiveReadonly: mounts can be read-only with all below them. UserNamespaces: pods can
+	// have their own.
+	RecursiveReadonly, UserNamespaces bool
 }
 
 // Deps are the parts behind the edge.
@@ -97,10 +117,24 @@ type Deps struct {
 	Images Images
 	// Spec reads a container's OCI spec for a verbose ContainerStatus. May be nil.
 	Spec func(c pod.Container) (json.RawMessage, error)
+	// EngineSteps tells, for a verbose ContainerStatus, where the engine's part of making a container went. May be nil.
+	EngineSteps func(c pod.Container) ([]pod.Step, error)
+	// Unpack, if not nil, is called after each pull for a runtime handler other than the unnamed one, with
+	// its name.
+	Unpack func(ctx context.Context, handler string, img *image.Image) error
 	// Worked, if not nil, is called after each call that was not a mere
 	// question. It must not block.
 	Worked func()
-	Log    *slog.Logger
+	// Called, if not nil, is called after each call with its method's name, status and
+	// duration, Pulled after each pull of an image with its size in bytes. They must not block.
+	Called func(method string, code codes.Code, took time.Duration)
+	Pulled func(bytes int64)
+	// Options are more options of the gRPC server.
+	Options []grpc.ServerOption
+	Log     *slog.Logger
+	// Beside, if not nil, adds services of its own to the server. Their calls are
+	// logged and their errors become statuses as CRI's do.
+	Beside func(grpc.ServiceRegistrar)
 }
 
 // service implements both CRI services. What it does not define answers

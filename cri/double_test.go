@@ -5,6 +5,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/netip"
 	"strings"
 	"sync"
 	"testing"
@@ -17,6 +18,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/coracle-project/coracle/image"
+	"github.com/coracle-project/coracle/internal/cgstat"
 	"github.com/coracle-project/coracle/pod"
 )
 
@@ -26,6 +28,10 @@ func TestMain(m *testing.M) {
 		goleak.IgnoreAnyFunction("k8s.io/klog/v2.(*flushDaemon).run.func1"),
 		goleak.IgnoreAnyFunction("k8s.io/klog/v2.(*loggingT).flushDaemon"))
 }
+
+// patience is when a wait gives up. Nothing is expected to take any part of it: on a machine that
+// does other things, too, everything takes as long as it takes.
+const patience = 2 * time.Minute
 
 // double stands for pods and images. It answers from its fields, fails where fail
 // says so, and notes what it was asked.
@@ -38,6 +44,7 @@ type double struct {
 	containers []pod.Container
 	images     []image.Image
 	stats      []pod.ContainerStats
+	podStats   []pod.PodStats
 	execSync   pod.ExecSyncResult
 	exec       func(ctx context.Context, r pod.ExecRequest) (int32, error)
 	attach     func(ctx context.Context, tty bool, s pod.Streams) error
@@ -130,6 +137,18 @@ func (d *double) UpdateResources(_ context.Context, id string, r pod.Resources, 
 }
 func (d *double) ReopenLog(_ context.Context, id string) error { return d.note("ReopenLog", id) }
 
+func (d *double) Checkpoint(_ context.Context, id, location string, timeout time.Duration) error {
+	return d.note("Checkpoint", id, location, timeout)
+}
+
+func (d *double) CheckpointPod(_ context.Context, podID, dir string, ids []string) error {
+	return d.note("CheckpointPod", podID, dir, ids)
+}
+
+func (d *double) RestorePod(_ context.Context, dir string, c pod.Config, containers []pod.ContainerConfig) (string, []pod.Restored, error) {
+	return "new-pod", []pod.Restored{{Name: "srv", ID: "new-container"}}, d.note("RestorePod", dir, c, containers)
+}
+
 func (d *double) ExecSync(_ context.Context, r pod.ExecRequest, timeout time.Duration) (pod.ExecSyncResult, error) {
 	return d.execSync, d.note("ExecSync", r, timeout)
 }
@@ -168,6 +187,30 @@ func (d *double) Stats(_ context.Context, id string) (pod.ContainerStats, error)
 func (d *double) ListStats(_ context.Context, f pod.ContainerFilter) []pod.ContainerStats {
 	_ = d.note("ListStats", f)
 	return d.stats
+}
+
+func (d *double) PodStats(_ context.Context, id string) (pod.PodStats, error) {
+	if err := d.note("PodStats", id); err != nil {
+		return pod.PodStats{}, err
+	}
+	return d.podStats[0], nil
+}
+
+func (d *double) ListPodStats(_ context.Context, f pod.PodStatsFilter) []pod.PodStats {
+	_ = d.note("ListPodStats", f)
+	return d.podStats
+}
+
+func (d *double) Processes(_ context.Context, id string) (cgstat.Processes, error) {
+	return cgstat.Processes{Count: 3, Descriptors: 7}, d.note("Processes", id)
+}
+
+func (d *double) SetPodCIDR(_ context.Context, ranges []netip.Prefix) error {
+	return d.note("SetPodCIDR", ranges)
+}
+
+func (d *double) UpdatePodResources(_ context.Context, id string, overhead, resources *pod.Resources) error {
+	return d.note("UpdatePodResources", id, overhead, resources)
 }
 
 func (d *double) Watch() (<-chan pod.Event, func()) {
@@ -215,13 +258,13 @@ type edge struct {
 }
 
 // serve puts the edge in front of d, over memory.
-func serve(t *testing.T, d *double, change ...func(*Config, *Deps)) *edge {
+func serve(t testing.TB, d *double, change ...func(*Config, *Deps)) *edge {
 	t.Helper()
 	e := &edge{double: d, log: &lines{}, worked: make(chan struct{}, 100)}
 	config := Config{
-		Version: "v1.2.3", Handlers: []string{"coracle"}, ImageFS: "/root/images",
+		Version: "v1.2.3", Handlers: func() []Handler { return []Handler{{Name: "coracle"}} }, ImageFS: "/root/images",
 		StreamAddress: "127.0.0.1:0",
-		Info:          map[string]any{"config": map[string]string{"root": "/r"}},
+		Info:          func() map[string]any { return map[string]any{"config": map[string]string{"root": "/r"}} },
 	}
 	deps := Deps{
 		Pods: d, Images: imageDouble{d},
@@ -249,7 +292,7 @@ func serve(t *testing.T, d *double, change ...func(*Config, *Deps)) *edge {
 	e.runtime, e.image = runtimeapi.NewRuntimeServiceClient(e.conn), runtimeapi.NewImageServiceClient(e.conn)
 	t.Cleanup(func() {
 		_ = e.conn.Close()
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		s.Stop(ctx)
 		if err := <-served; err != nil {

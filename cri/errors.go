@@ -8,6 +8,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	crierrors "k8s.io/cri-api/pkg/errors"
 
 	"github.com/coracle-project/coracle/image"
 	"github.com/coracle-project/coracle/pod"
@@ -29,6 +30,8 @@ var kinds = []struct {
 	{image.ErrNotFound, codes.NotFound},
 	{image.ErrPlatform, codes.NotFound},
 	{image.ErrUnauthorized, codes.Unauthenticated},
+	{image.ErrUntrusted, codes.PermissionDenied},
+	{image.ErrNoKey, codes.PermissionDenied},
 	{image.ErrInvalidImage, codes.InvalidArgument},
 	{image.ErrLayerInUse, codes.FailedPrecondition},
 	// A deadline inside a dialled registry or shim is also unavailability; the
@@ -60,6 +63,20 @@ func toStatus(err error) error {
 		return err
 	}
 	return status.Error(codes.Unknown, err.Error())
+}
+
+// pullError puts before the text of a failed pull the name by which the kubelet knows
+// the kind, since it compares texts (cri-api's pkg/errors).
+func pullError(err error) error {
+	for kind, name := range map[error]error{
+		image.ErrUntrusted:   crierrors.ErrSignatureValidationFailed,
+		image.ErrUnavailable: crierrors.ErrRegistryUnavailable,
+	} {
+		if errors.Is(err, kind) {
+			return fmt.Errorf("%w: %w", name, err)
+		}
+	}
+	return err
 }
 
 // invalid is an InvalidArgument naming the field of the request that is wrong.

@@ -9,10 +9,12 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/dynamicpb"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -40,6 +42,8 @@ func TestErrorsBecomeCodes(t *testing.T) {
 		{image.ErrUnauthorized, codes.Unauthenticated},
 		{image.ErrUnavailable, codes.Unavailable},
 		{image.ErrInvalidImage, codes.InvalidArgument},
+		{image.ErrUntrusted, codes.PermissionDenied},
+		{image.ErrNoKey, codes.PermissionDenied},
 		{image.ErrPlatform, codes.NotFound},
 		{image.ErrLayerInUse, codes.FailedPrecondition},
 		{context.Canceled, codes.Canceled},
@@ -68,23 +72,36 @@ func TestErrorsBecomeCodes(t *testing.T) {
 	}
 }
 
-// implemented are the methods that stand; the rest must say Unimplemented.
-var implemented = strings.Fields(`
-	Version Status RuntimeConfig
-	RunPodSandbox StopPodSandbox RemovePodSandbox PodSandboxStatus ListPodSandbox
-	CreateContainer StartContainer StopContainer RemoveContainer ListContainers ContainerStatus
-	ExecSync Exec Attach PortForward ContainerStats ListContainerStats ReopenContainerLog UpdateContainerResources
-	ListImages ImageStatus PullImage RemoveImage ImageFsInfo GetContainerEvents`)
+// The kubelet compares the beginning of the text.
+func TestPullErrorsBeginWithTheirName(t *testing.T) {
+	for err, want := range map[error]string{
+		image.ErrUntrusted:   "SignatureValidationFailed: pull x: image is not trusted",
+		image.ErrUnavailable: "RegistryUnavailable: pull x: registry unreachable",
+		image.ErrNotFound:    "pull x: image not found",
+	} {
+		s, _ := status.FromError(toStatus(pullError(fmt.Errorf("pull x: %w", err))))
+		if s.Message() != want {
+			t.Errorf("%q, want %q", s.Message(), want)
+		}
+	}
+}
+
+// alone are the methods that answer an empty request; the others miss an argument.
+var alone = strings.Fields(`
+	Version Status RuntimeConfig UpdateRuntimeConfig GetContainerEvents
+	ListPodSandbox ListContainers ListImages ListContainerStats ListPodSandboxStats ListMetricDescriptors ListPodSandboxMetrics
+	StreamPodSandboxes StreamContainers StreamImages StreamContainerStats StreamPodSandboxStats StreamPodSandboxMetrics
+	ImageFsInfo`)
 
 // TestEveryMethod calls every method of both services with an empty request: what needs
-// an argument must miss it, and what is not implemented must say so.
+// an argument must miss it.
 func TestEveryMethod(t *testing.T) {
 	events := make(chan pod.Event, 1)
 	events <- pod.Event{}
 	e := serve(t, &double{events: events})
-	stands := map[string]bool{}
-	for _, name := range implemented {
-		stands[name] = true
+	want := map[string]codes.Code{}
+	for _, name := range alone {
+		want[name] = codes.OK
 	}
 	services := runtimeapi.File_staging_src_k8s_io_cri_api_pkg_apis_runtime_v1_api_proto.Services()
 	for i := range services.Len() {
@@ -93,40 +110,36 @@ func TestEveryMethod(t *testing.T) {
 			m := methods.Get(j)
 			name := string(m.Name())
 			t.Run(name, func(t *testing.T) {
-				code := status.Code(callEmpty(t, e.conn, m))
-				switch {
-				case !stands[name] && code != codes.Unimplemented:
-					t.Errorf("%v, want Unimplemented", code)
-				case stands[name] && m.Input().Fields().Len() > 0 && needs(m) && code != codes.InvalidArgument:
-					t.Errorf("%v, want InvalidArgument", code)
-				case stands[name] && !needs(m) && code != codes.OK:
-					t.Errorf("%v, want OK", code)
+				expected, listed := want[name]
+				if !listed {
+					expected = codes.InvalidArgument
 				}
-				delete(stands, name)
+				if code := status.Code(callEmpty(t, e.conn, m)); code != expected {
+					t.Errorf("%v, want %v", code, expected)
+				}
+				delete(want, name)
 			})
 		}
 	}
-	if len(stands) > 0 {
-		t.Errorf("not methods of CRI: %v", stands)
+	if len(want) > 0 {
+		t.Errorf("not methods of CRI: %v", want)
 	}
-}
-
-// needs says whether a method cannot do without arguments.
-func needs(m protoreflect.MethodDescriptor) bool {
-	name := string(m.Name())
-	if name == "GetContainerEvents" {
-		return false
-	}
-	return name != "Status" && !question(name) || name != "Status" && strings.HasSuffix(name, "Status") || name == "ContainerStats"
 }
 
 func callEmpty(t *testing.T, conn *grpc.ClientConn, m protoreflect.MethodDescriptor) error {
+	return callWith(t.Context(), conn, m, dynamicpb.NewMessage(m.Input()))
+}
+
+// callWith makes a call, of a stream only to its first answer.
+func callWith(ctx context.Context, conn *grpc.ClientConn, m protoreflect.MethodDescriptor, in proto.Message) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	path := "/" + string(m.Parent().FullName()) + "/" + string(m.Name())
-	in, out := dynamicpb.NewMessage(m.Input()), dynamicpb.NewMessage(m.Output())
+	out := dynamicpb.NewMessage(m.Output())
 	if !m.IsStreamingServer() {
-		return conn.Invoke(t.Context(), path, in, out)
+		return conn.Invoke(ctx, path, in, out)
 	}
-	s, err := conn.NewStream(t.Context(), &grpc.StreamDesc{ServerStreams: true}, path)
+	s, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, path)
 	if err != nil {
 		return err
 	}
@@ -136,7 +149,10 @@ func callEmpty(t *testing.T, conn *grpc.ClientConn, m protoreflect.MethodDescrip
 	if err := s.CloseSend(); err != nil {
 		return err
 	}
-	return s.RecvMsg(out)
+	if err := s.RecvMsg(out); !errors.Is(err, io.EOF) {
+		return err
+	}
+	return nil // an empty list
 }
 
 // idCalls are the calls that pass an id on and return the error they get.
@@ -246,6 +262,29 @@ func TestOneLogLineForEachCall(t *testing.T) {
 	if len(log) != 2 || !strings.Contains(log[0], "level=DEBUG msg=call method=Version took=") ||
 		!strings.Contains(log[1], "level=INFO msg=call method=StartContainer") || !strings.Contains(log[1], "code=NotFound") {
 		t.Errorf("log %q", log)
+	}
+}
+
+func TestCalledIsToldOfEveryCall(t *testing.T) {
+	type seen struct {
+		method string
+		code   codes.Code
+	}
+	calls, pulled := make(chan seen, 10), make(chan int64, 10)
+	e := serve(t, &double{fail: map[string]error{}, images: []image.Image{{Size: 99}}}, func(_ *Config, d *Deps) {
+		d.Called = func(method string, code codes.Code, _ time.Duration) { calls <- seen{method, code} }
+		d.Pulled = func(bytes int64) { pulled <- bytes }
+	})
+	if _, err := e.image.PullImage(t.Context(), &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: "x"}}); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := <-calls, (seen{"PullImage", codes.OK}); got != want || <-pulled != 99 {
+		t.Errorf("%v", got)
+	}
+	e.fail["Stop"] = pod.ErrPrecondition
+	_, _ = e.runtime.StopPodSandbox(t.Context(), &runtimeapi.StopPodSandboxRequest{PodSandboxId: "x"})
+	if got, want := <-calls, (seen{"StopPodSandbox", codes.FailedPrecondition}); got != want {
+		t.Errorf("%v", got)
 	}
 }
 

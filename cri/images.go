@@ -22,31 +22,64 @@ func (s *service) PullImage(ctx context.Context, r *runtimeapi.PullImageRequest)
 	if err != nil {
 		return nil, err
 	}
+	handler := r.GetImage().GetRuntimeHandler()
+	if err := s.knowsHandler(handler); err != nil {
+		return nil, err
+	}
 	img, err := s.deps.Images.Pull(ctx, ref, image.PullOptions{Auth: auth})
 	if err != nil {
-		return nil, err
+		return nil, pullError(err)
+	}
+	if handler != "" && s.deps.Unpack != nil {
+		if err := s.deps.Unpack(ctx, handler, &img); err != nil {
+			return nil, err
+		}
+	}
+	if s.deps.Pulled != nil {
+		s.deps.Pulled(img.Size)
 	}
 	return &runtimeapi.PullImageResponse{ImageRef: img.ID.String()}, nil
 }
 
+// knowsHandler refuses to pull for a runtime handler that no pod could have.
+func (s *service) knowsHandler(name string) error {
+	if name == "" || s.config.Handlers == nil {
+		return nil
+	}
+	for _, h := range s.config.Handlers() {
+		if h.Name == name {
+			return nil
+		}
+	}
+	return invalid("image.runtime_handler", "%q is not configured", name)
+}
+
 // ListImages lists images, or the one that the filter names.
 func (s *service) ListImages(_ context.Context, r *runtimeapi.ListImagesRequest) (*runtimeapi.ListImagesResponse, error) {
-	if ref := r.GetFilter().GetImage().GetImage(); ref != "" {
+	items, err := s.imageItems(r.GetFilter())
+	if err != nil {
+		return nil, err
+	}
+	return &runtimeapi.ListImagesResponse{Images: items}, nil
+}
+
+func (s *service) imageItems(f *runtimeapi.ImageFilter) ([]*runtimeapi.Image, error) {
+	if ref := f.GetImage().GetImage(); ref != "" {
 		img, err := s.deps.Images.Get(ref)
 		if errors.Is(err, image.ErrNotFound) {
-			return &runtimeapi.ListImagesResponse{}, nil
+			return nil, nil
 		}
 		if err != nil {
 			return nil, err
 		}
-		return &runtimeapi.ListImagesResponse{Images: []*runtimeapi.Image{imageItem(&img)}}, nil
+		return []*runtimeapi.Image{imageItem(&img)}, nil
 	}
 	all := s.deps.Images.List()
-	resp := &runtimeapi.ListImagesResponse{Images: make([]*runtimeapi.Image, 0, len(all))}
+	items := make([]*runtimeapi.Image, 0, len(all))
 	for i := range all {
-		resp.Images = append(resp.Images, imageItem(&all[i]))
+		items = append(items, imageItem(&all[i]))
 	}
-	return resp, nil
+	return items, nil
 }
 
 // ImageStatus reports one image. An absent one is an empty answer, not an error.
@@ -110,6 +143,7 @@ func imageItem(img *image.Image) *runtimeapi.Image {
 		Uid:         uid,
 		Username:    username,
 		Spec:        &runtimeapi.ImageSpec{Image: img.ID.String()},
+		Pinned:      img.Pinned,
 	}
 }
 

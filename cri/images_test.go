@@ -1,8 +1,11 @@
 package cri
 
 import (
+	"context"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -53,6 +56,36 @@ func TestPullImage(t *testing.T) {
 	want := []any{"reg.example/web:1", image.Auth{Username: "u", Password: "p", IdentityToken: "i", RegistryToken: "r"}}
 	if diff := cmp.Diff(want, e.last(t).args); diff != "" {
 		t.Error(diff)
+	}
+}
+
+func TestPullForAHandler(t *testing.T) {
+	var unpacked []string
+	fail := error(nil)
+	e := serve(t, &double{images: []image.Image{anImage()}}, func(_ *Config, d *Deps) {
+		d.Unpack = func(_ context.Context, handler string, img *image.Image) error {
+			unpacked = append(unpacked, handler+" "+img.ID.String())
+			return fail
+		}
+	})
+	pull := func(handler string) error {
+		_, err := e.image.PullImage(t.Context(), &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: "reg.example/web:1", RuntimeHandler: handler}})
+		return err
+	}
+	for _, handler := range []string{"", "coracle"} {
+		if err := pull(handler); err != nil {
+			t.Errorf("pull for %q: %v", handler, err)
+		}
+	}
+	if want := []string{"coracle " + anImage().ID.String()}; !slices.Equal(unpacked, want) {
+		t.Errorf("unpacked for %q, want %q", unpacked, want)
+	}
+	if err := pull("kata"); status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), `"kata" is not configured`) {
+		t.Errorf("pull for an unknown handler: %v", err)
+	}
+	fail = errors.New("no space")
+	if err := pull("coracle"); err == nil {
+		t.Error("pulled, though it was not unpacked")
 	}
 }
 

@@ -14,10 +14,12 @@ import (
 )
 
 // observer stands around every call: it turns a panic into Internal, errors into
-// status codes, writes the one log line a call gets, and says when work was done.
+// status codes, writes the one log line a call gets, and says how long it took and when
+// work was done.
 type observer struct {
 	log    *slog.Logger
 	worked func()
+	called func(method string, code codes.Code, took time.Duration)
 }
 
 func (o observer) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (resp any, err error) {
@@ -51,6 +53,10 @@ func (o observer) panicked(method string, p any) error {
 
 func (o observer) done(ctx context.Context, method string, began time.Time, err error) {
 	method = path.Base(method)
+	took := time.Since(began)
+	if o.called != nil {
+		o.called(method, status.Code(err), took)
+	}
 	if o.worked != nil && !question(method) {
 		o.worked()
 	}
@@ -58,7 +64,7 @@ func (o observer) done(ctx context.Context, method string, began time.Time, err 
 	if !o.log.Enabled(ctx, level) {
 		return
 	}
-	attrs := []slog.Attr{slog.String("method", method), slog.Duration("took", time.Since(began))}
+	attrs := []slog.Attr{slog.String("method", method), slog.Duration("took", took)}
 	if err != nil {
 		s, _ := status.FromError(err)
 		attrs = append(attrs, slog.String("code", s.Code().String()), slog.String("error", s.Message()))
@@ -69,7 +75,7 @@ func (o observer) done(ctx context.Context, method string, began time.Time, err 
 // question says whether a method only reads memory, so that it leaves no garbage
 // worth collecting. The kubelet asks several a second.
 func question(method string) bool {
-	return strings.HasPrefix(method, "List") || strings.HasSuffix(method, "Status") ||
+	return strings.HasPrefix(method, "List") || strings.HasPrefix(method, "Stream") || strings.HasSuffix(method, "Status") ||
 		strings.HasSuffix(method, "Stats") || method == "Version" || method == "RuntimeConfig" || method == "ImageFsInfo"
 }
 

@@ -5,6 +5,8 @@ import (
 	"net/netip"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/coracle-project/coracle/pod"
 )
 
 // RunPodSandbox makes and starts a pod.
@@ -53,7 +55,7 @@ func (s *service) PodSandboxStatus(_ context.Context, r *runtimeapi.PodSandboxSt
 	}
 	resp := &runtimeapi.PodSandboxStatusResponse{Status: podStatus(p)}
 	if r.GetVerbose() {
-		resp.Info, err = info(podInfo{PID: p.Pid, NetNS: p.NetNS, IPs: p.IPs, RuntimeHandler: p.Config.RuntimeHandler, Config: podConfigBack(&p.Config)})
+		resp.Info, err = info(podInfo{PID: p.Pid, NetNS: p.NetNS, IPs: p.IPs, RuntimeHandler: p.Config.RuntimeHandler, Config: podConfigBack(&p.Config), Steps: p.Steps})
 	}
 	return resp, err
 }
@@ -65,14 +67,31 @@ type podInfo struct {
 	IPs            []netip.Addr                 `json:"ips"`
 	RuntimeHandler string                       `json:"runtimeHandler"`
 	Config         *runtimeapi.PodSandboxConfig `json:"config"`
+	// Steps are where the time of making the pod went, for coracle trace.
+	Steps []pod.Step `json:"steps,omitempty"`
+}
+
+// UpdatePodSandboxResources notes what the kubelet has given a pod as a whole.
+func (s *service) UpdatePodSandboxResources(ctx context.Context, r *runtimeapi.UpdatePodSandboxResourcesRequest) (*runtimeapi.UpdatePodSandboxResourcesResponse, error) {
+	if err := required("pod_sandbox_id", r.GetPodSandboxId()); err != nil {
+		return nil, err
+	}
+	if err := s.deps.Pods.UpdatePodResources(ctx, r.GetPodSandboxId(), optionalResources(r.GetOverhead()), optionalResources(r.GetResources())); err != nil {
+		return nil, err
+	}
+	return &runtimeapi.UpdatePodSandboxResourcesResponse{}, nil
 }
 
 // ListPodSandbox lists pods from memory.
 func (s *service) ListPodSandbox(_ context.Context, r *runtimeapi.ListPodSandboxRequest) (*runtimeapi.ListPodSandboxResponse, error) {
-	pods := s.deps.Pods.Pods(podFilter(r.GetFilter()))
-	resp := &runtimeapi.ListPodSandboxResponse{Items: make([]*runtimeapi.PodSandbox, 0, len(pods))}
+	return &runtimeapi.ListPodSandboxResponse{Items: s.podItems(r.GetFilter())}, nil
+}
+
+func (s *service) podItems(f *runtimeapi.PodSandboxFilter) []*runtimeapi.PodSandbox {
+	pods := s.deps.Pods.Pods(podFilter(f))
+	items := make([]*runtimeapi.PodSandbox, 0, len(pods))
 	for i := range pods {
-		resp.Items = append(resp.Items, podItem(&pods[i]))
+		items = append(items, podItem(&pods[i]))
 	}
-	return resp, nil
+	return items
 }

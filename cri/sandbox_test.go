@@ -35,6 +35,9 @@ func fullPodConfig() *runtimeapi.PodSandboxConfig {
 			SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
 				NamespaceOptions: &runtimeapi.NamespaceOption{
 					Network: runtimeapi.NamespaceMode_NODE, Pid: runtimeapi.NamespaceMode_CONTAINER, Ipc: runtimeapi.NamespaceMode_POD,
+					UsernsOptions: &runtimeapi.UserNamespace{
+						Uids: []*runtimeapi.IDMapping{{HostId: 5, Length: 6}}, Gids: []*runtimeapi.IDMapping{{ContainerId: 7, HostId: 8, Length: 9}},
+					},
 				},
 				SelinuxOptions: &runtimeapi.SELinuxOption{User: "u", Role: "r", Type: "t", Level: "l"},
 				RunAsUser:      &runtimeapi.Int64Value{Value: 1000}, RunAsGroup: &runtimeapi.Int64Value{Value: 0},
@@ -54,8 +57,11 @@ func convertedPodConfig() pod.Config {
 		Labels: map[string]string{"app": "web"}, Annotations: map[string]string{"note": "x"},
 		CgroupParent: "/kubepods/pod1", Sysctls: map[string]string{"net.core.somaxconn": "512"},
 		RuntimeHandler: "coracle",
-		Namespaces:     pod.Namespaces{Network: pod.NamespaceNode, PID: pod.NamespaceContainer, IPC: pod.NamespacePod},
-		Privileged:     true, ReadonlyRootfs: true,
+		Namespaces: pod.Namespaces{
+			Network: pod.NamespaceNode, PID: pod.NamespaceContainer, IPC: pod.NamespacePod, User: pod.NamespacePod,
+			Users: pod.IDMaps{UIDs: []pod.IDMap{{Host: 5, Length: 6}}, GIDs: []pod.IDMap{{Container: 7, Host: 8, Length: 9}}},
+		},
+		Privileged: true, ReadonlyRootfs: true,
 		User: pod.User{UID: int64p(1000), GID: int64p(0)}, SupplementalGroups: []int64{5},
 		Seccomp:  pod.Seccomp{Type: pod.ProfileLocalhost, Localhost: "/p.json"},
 		SELinux:  pod.SELinux{User: "u", Role: "r", Type: "t", Level: "l"},

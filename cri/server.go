@@ -42,8 +42,8 @@ func New(c Config, d Deps) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	o := observer{log: d.Log, worked: d.Worked}
-	g := grpc.NewServer(
+	o := observer{log: d.Log, worked: d.Worked, called: d.Called}
+	g := grpc.NewServer(append([]grpc.ServerOption{
 		grpc.MaxRecvMsgSize(maxMessage),
 		grpc.MaxSendMsgSize(maxMessage),
 		grpc.MaxConcurrentStreams(maxCalls),
@@ -54,11 +54,14 @@ func New(c Config, d Deps) (*Server, error) {
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: minPing, PermitWithoutStream: true}),
 		grpc.UnaryInterceptor(o.unary),
 		grpc.StreamInterceptor(o.streaming),
-	)
+	}, d.Options...)...)
 	ending := make(chan struct{})
 	s := &service{config: c, deps: d, stream: stream, ending: ending}
 	runtimeapi.RegisterRuntimeServiceServer(g, s)
 	runtimeapi.RegisterImageServiceServer(g, s)
+	if d.Beside != nil {
+		d.Beside(g)
+	}
 	return &Server{grpc: g, stream: stream, ending: ending}, nil
 }
 

@@ -9,7 +9,7 @@ import (
 	"github.com/coracle-project/coracle/pod"
 )
 
-// ContainerStats reads what one container uses now.
+// ContainerStats reads what one container uses.
 func (s *service) ContainerStats(ctx context.Context, r *runtimeapi.ContainerStatsRequest) (*runtimeapi.ContainerStatsResponse, error) {
 	if err := required("container_id", r.GetContainerId()); err != nil {
 		return nil, err
@@ -25,51 +25,56 @@ func (s *service) ContainerStats(ctx context.Context, r *runtimeapi.ContainerSta
 	return &runtimeapi.ContainerStatsResponse{Stats: s.containerStats(&c, &st)}, nil
 }
 
-// ListContainerStats reads what containers use now. One that cannot be read is
-// left out.
+// ListContainerStats reads what containers use. One that cannot be read is left out.
 func (s *service) ListContainerStats(ctx context.Context, r *runtimeapi.ListContainerStatsRequest) (*runtimeapi.ListContainerStatsResponse, error) {
-	f := r.GetFilter()
-	all := s.deps.Pods.ListStats(ctx, pod.ContainerFilter{ID: f.GetId(), PodID: f.GetPodSandboxId(), Labels: f.GetLabelSelector()})
-	resp := &runtimeapi.ListContainerStatsResponse{Stats: make([]*runtimeapi.ContainerStats, 0, len(all))}
-	for i := range all {
-		c, err := s.deps.Pods.Container(all[i].ID)
-		if err != nil {
-			continue // removed since it was read
-		}
-		resp.Stats = append(resp.Stats, s.containerStats(&c, &all[i]))
-	}
-	return resp, nil
+	return &runtimeapi.ListContainerStatsResponse{Stats: s.containerStatsItems(ctx, r.GetFilter())}, nil
 }
 
-// containerStats converts one reading. UsageNanoCores stays unset: it would need a
-// second reading, and kubelet and crictl compute it from theirs.
-func (s *service) containerStats(c *pod.Container, st *pod.ContainerStats) *runtimeapi.ContainerStats {
-	at := nanos(st.Time)
-	return &runtimeapi.ContainerStats{
-		Attributes: &runtimeapi.ContainerAttributes{
-			Id:          c.ID,
-			Metadata:    containerMetadata(c),
-			Labels:      c.Config.Labels,
-			Annotations: c.Config.Annotations,
-		},
-		Cpu: &runtimeapi.CpuUsage{Timestamp: at, UsageCoreNanoSeconds: value(st.CPUUsage)},
-		Memory: &runtimeapi.MemoryUsage{
-			Timestamp:       at,
-			WorkingSetBytes: value(st.MemoryWorkingSet),
-			AvailableBytes:  value(st.MemoryAvailable),
-			UsageBytes:      value(st.MemoryUsage),
-			RssBytes:        value(st.MemoryRSS),
-			PageFaults:      value(st.PageFaults),
-			MajorPageFaults: value(st.MajorPageFaults),
-		},
-		Swap: &runtimeapi.SwapUsage{Timestamp: at, SwapUsageBytes: value(st.SwapUsage)},
-		WritableLayer: &runtimeapi.FilesystemUsage{
-			Timestamp:  at,
-			FsId:       &runtimeapi.FilesystemIdentifier{Mountpoint: s.config.ImageFS},
-			UsedBytes:  value(st.DiskBytes),
-			InodesUsed: value(st.DiskInodes),
-		},
+func (s *service) containerStatsItems(ctx context.Context, f *runtimeapi.ContainerStatsFilter) []*runtimeapi.ContainerStats {
+	return s.withContainers(s.deps.Pods.ListStats(ctx, pod.ContainerFilter{ID: f.GetId(), PodID: f.GetPodSandboxId(), Labels: f.GetLabelSelector()}))
+}
+
+// withContainers converts readings; those of containers that were removed since are left out.
+func (s *service) withContainers(all []pod.ContainerStats) []*runtimeapi.ContainerStats {
+	items := make([]*runtimeapi.ContainerStats, 0, len(all))
+	for i := range all {
+		if c, err := s.deps.Pods.Container(all[i].ID); err == nil {
+			items = append(items, s.containerStats(&c, &all[i]))
+		}
 	}
+	return items
+}
+
+// PodSandboxStats reads what one pod uses.
+func (s *service) PodSandboxStats(ctx context.Context, r *runtimeapi.PodSandboxStatsRequest) (*runtimeapi.PodSandboxStatsResponse, error) {
+	if err := required("pod_sandbox_id", r.GetPodSandboxId()); err != nil {
+		return nil, err
+	}
+	p, err := s.deps.Pods.Pod(r.GetPodSandboxId())
+	if err != nil {
+		return nil, err
+	}
+	st, err := s.deps.Pods.PodStats(ctx, p.ID)
+	if err != nil {
+		return nil, err
+	}
+	return &runtimeapi.PodSandboxStatsResponse{Stats: s.podStats(&p, &st)}, nil
+}
+
+// ListPodSandboxStats reads what ready pods use. One that cannot be read is left out.
+func (s *service) ListPodSandboxStats(ctx context.Context, r *runtimeapi.ListPodSandboxStatsRequest) (*runtimeapi.ListPodSandboxStatsResponse, error) {
+	return &runtimeapi.ListPodSandboxStatsResponse{Stats: s.podStatsItems(ctx, r.GetFilter())}, nil
+}
+
+func (s *service) podStatsItems(ctx context.Context, f *runtimeapi.PodSandboxStatsFilter) []*runtimeapi.PodSandboxStats {
+	all := s.deps.Pods.ListPodStats(ctx, pod.PodStatsFilter{ID: f.GetId(), Labels: f.GetLabelSelector()})
+	items := make([]*runtimeapi.PodSandboxStats, 0, len(all))
+	for i := range all {
+		if p, err := s.deps.Pods.Pod(all[i].ID); err == nil {
+			items = append(items, s.podStats(&p, &all[i]))
+		}
+	}
+	return items
 }
 
 // ImageFsInfo reports what images take. Writable layers are on the same file system,
@@ -90,5 +95,3 @@ func (s *service) ImageFsInfo(_ context.Context, _ *runtimeapi.ImageFsInfoReques
 		ContainerFilesystems: []*runtimeapi.FilesystemUsage{usage},
 	}, nil
 }
-
-func value(n uint64) *runtimeapi.UInt64Value { return &runtimeapi.UInt64Value{Value: n} }

@@ -3,6 +3,8 @@ package cri
 import (
 	"context"
 	"encoding/json"
+	"net/netip"
+	"strings"
 	"time"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -45,17 +47,20 @@ func (s *service) Status(ctx context.Context, r *runtimeapi.StatusRequest) (*run
 			{Type: runtimeapi.RuntimeReady, Status: true},
 			network,
 		}},
-		Features: &runtimeapi.RuntimeFeatures{SupplementalGroupsPolicy: true},
+		Features: &runtimeapi.RuntimeFeatures{SupplementalGroupsPolicy: true, MountOptions: true},
 	}
-	for _, name := range append([]string{""}, s.config.Handlers...) {
+	for _, h := range s.config.Handlers() {
 		resp.RuntimeHandlers = append(resp.RuntimeHandlers, &runtimeapi.RuntimeHandler{
-			Name:     name,
-			Features: &runtimeapi.RuntimeHandlerFeatures{RecursiveReadOnlyMounts: s.config.RecursiveReadonly},
+			Name: h.Name,
+			Features: &runtimeapi.RuntimeHandlerFeatures{
+				RecursiveReadOnlyMounts: h.RecursiveReadonly, UserNamespaces: h.UserNamespaces,
+			},
 		})
 	}
 	if r.GetVerbose() {
-		resp.Info = make(map[string]string, len(s.config.Info))
-		for key, value := range s.config.Info {
+		info := s.config.Info()
+		resp.Info = make(map[string]string, len(info))
+		for key, value := range info {
 			text, err := json.Marshal(value)
 			if err != nil {
 				return nil, err
@@ -75,6 +80,27 @@ func (s *service) RuntimeConfig(context.Context, *runtimeapi.RuntimeConfigReques
 	return &runtimeapi.RuntimeConfigResponse{
 		Linux: &runtimeapi.LinuxRuntimeConfiguration{CgroupDriver: driver},
 	}, nil
+}
+
+// UpdateRuntimeConfig takes the address ranges that the cluster gives to this node, one or
+// one of each family with a comma between. Without any nothing is changed.
+func (s *service) UpdateRuntimeConfig(ctx context.Context, r *runtimeapi.UpdateRuntimeConfigRequest) (*runtimeapi.UpdateRuntimeConfigResponse, error) {
+	text := r.GetRuntimeConfig().GetNetworkConfig().GetPodCidr()
+	if text == "" {
+		return &runtimeapi.UpdateRuntimeConfigResponse{}, nil
+	}
+	var ranges []netip.Prefix
+	for one := range strings.SplitSeq(text, ",") {
+		p, err := netip.ParsePrefix(strings.TrimSpace(one))
+		if err != nil {
+			return nil, invalid("runtime_config.network_config.pod_cidr", "%q is not an address range such as 10.85.0.0/16", one)
+		}
+		ranges = append(ranges, p.Masked())
+	}
+	if err := s.deps.Pods.SetPodCIDR(ctx, ranges); err != nil {
+		return nil, err
+	}
+	return &runtimeapi.UpdateRuntimeConfigResponse{}, nil
 }
 
 // info makes the verbose answer's map as crictl inspect expects it: one key "info"

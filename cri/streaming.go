@@ -8,12 +8,11 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"net/url"
 	"sync"
 	"time"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
-	"k8s.io/cri-streaming/pkg/streaming"
+	"k8s.io/cri-streaming/pkg/streaming/portforward"
 	"k8s.io/cri-streaming/pkg/streaming/remotecommand"
 	utilexec "k8s.io/utils/exec"
 
@@ -32,7 +31,15 @@ func (s *service) Exec(_ context.Context, r *runtimeapi.ExecRequest) (*runtimeap
 	if err := s.deps.Pods.CheckExec(r.GetContainerId()); err != nil {
 		return nil, err
 	}
-	return s.stream.urls.GetExec(r)
+	o, err := streamOptions(r.GetStdin(), r.GetStdout(), r.GetStderr(), r.GetTty())
+	if err != nil {
+		return nil, err
+	}
+	url, err := s.stream.execURL(r, o)
+	if err != nil {
+		return nil, err
+	}
+	return &runtimeapi.ExecResponse{Url: url}, nil
 }
 
 // Attach checks that the container runs and answers with a URL to attach to it once.
@@ -43,7 +50,27 @@ func (s *service) Attach(_ context.Context, r *runtimeapi.AttachRequest) (*runti
 	if err := s.deps.Pods.CheckAttach(r.GetContainerId()); err != nil {
 		return nil, err
 	}
-	return s.stream.urls.GetAttach(r)
+	o, err := streamOptions(r.GetStdin(), r.GetStdout(), r.GetStderr(), r.GetTty())
+	if err != nil {
+		return nil, err
+	}
+	url, err := s.stream.attachURL(r, o)
+	if err != nil {
+		return nil, err
+	}
+	return &runtimeapi.AttachResponse{Url: url}, nil
+}
+
+// streamOptions checks which streams are asked for, as CRI says of each field.
+func streamOptions(stdin, stdout, stderr, tty bool) (remotecommand.Options, error) {
+	o := remotecommand.Options{Stdin: stdin, Stdout: stdout, Stderr: stderr, TTY: tty}
+	switch {
+	case tty && stderr:
+		return o, invalid("stderr", "cannot be had with tty: a terminal has one output")
+	case !stdin && !stdout && !stderr:
+		return o, invalid("stdin", "one of stdin, stdout and stderr is required")
+	}
+	return o, nil
 }
 
 // PortForward checks that the pod is ready and answers with a URL to forward its
@@ -60,17 +87,26 @@ func (s *service) PortForward(_ context.Context, r *runtimeapi.PortForwardReques
 	if err := s.deps.Pods.CheckPod(r.GetPodSandboxId()); err != nil {
 		return nil, err
 	}
-	return s.stream.urls.GetPortForward(r)
+	url, err := s.stream.forwardURL(r)
+	if err != nil {
+		return nil, err
+	}
+	return &runtimeapi.PortForwardResponse{Url: url}, nil
 }
 
 // streamServer serves the URLs. Whoever has one may use it, so they hold a random
-// token, work once, and are forgotten after a minute.
+// token, work once, and are forgotten after a minute. Port forwarding is the stream library's,
+// what carries commands command.go's.
 type streamServer struct {
-	urls   streaming.Server
-	http   *http.Server
-	listen net.Listener
-	stop   context.CancelFunc
+	runtime streams
+	tokens  tokens
+	http    *http.Server
+	listen  net.Listener
+	stop    context.CancelFunc
 }
+
+// streamIdle is how long a stream may be silent.
+const streamIdle = 4 * time.Hour
 
 // newStreamServer binds address.
 func newStreamServer(address string, pods Pods, log *slog.Logger) (*streamServer, error) {
@@ -78,29 +114,67 @@ func newStreamServer(address string, pods Pods, log *slog.Logger) (*streamServer
 	if err != nil {
 		return nil, fmt.Errorf("stream server: %w", err)
 	}
-	config := streaming.DefaultConfig
-	config.Addr = l.Addr().String()
-	config.BaseURL = &url.URL{Scheme: "http", Host: config.Addr}
 	ctx, stop := context.WithCancel(context.Background())
-	urls, err := streaming.NewServer(config, streams{pods: pods, ctx: ctx})
-	if err != nil {
-		stop()
-		_ = l.Close()
-		return nil, fmt.Errorf("stream server: %w", err)
+	s := &streamServer{runtime: streams{pods: pods, ctx: ctx}, listen: l, stop: stop}
+	mux := http.NewServeMux()
+	for _, method := range []string{"GET", "POST"} { // of WebSocket and of SPDY
+		mux.HandleFunc(method+" /{kind}/{token}", s.begin)
 	}
-	return &streamServer{
-		urls:   urls,
-		listen: l,
-		stop:   stop,
-		http: &http.Server{
-			Handler:           urls,
-			ReadHeaderTimeout: 10 * time.Second,
-			// Streams are hijacked connections, which Close does not reach;
-			// this context does.
-			BaseContext: func(net.Listener) context.Context { return ctx },
-			ErrorLog:    slog.NewLogLogger(log.Handler(), slog.LevelDebug),
-		},
-	}, nil
+	s.http = &http.Server{
+		Handler:           mux,
+		ReadHeaderTimeout: 10 * time.Second,
+		// Streams are hijacked connections, which Close does not reach;
+		// this context does.
+		BaseContext: func(net.Listener) context.Context { return ctx },
+		ErrorLog:    slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+	}
+	return s, nil
+}
+
+// begin serves the stream that a token stands for.
+func (s *streamServer) begin(w http.ResponseWriter, r *http.Request) {
+	serve, ok := s.tokens.take(r.PathValue("kind") + "/" + r.PathValue("token"))
+	if !ok {
+		http.NotFound(w, r)
+		return
+	}
+	serve(w, r)
+}
+
+// url is where serve can be reached, once.
+func (s *streamServer) url(kind string, serve http.HandlerFunc) (string, error) {
+	path, err := s.tokens.add(kind, serve)
+	if err != nil {
+		return "", err
+	}
+	return "http://" + s.listen.Addr().String() + "/" + path, nil
+}
+
+func (s *streamServer) execURL(r *runtimeapi.ExecRequest, o remotecommand.Options) (string, error) {
+	return s.url("exec", func(w http.ResponseWriter, req *http.Request) {
+		serveCommand(w, req, o, func(ctx context.Context, in io.Reader, out, errOut io.WriteCloser, resize <-chan remotecommand.TerminalSize) error {
+			return s.runtime.Exec(ctx, r.GetContainerId(), r.GetCmd(), in, out, errOut, o.TTY, resize)
+		})
+	})
+}
+
+func (s *streamServer) attachURL(r *runtimeapi.AttachRequest, o remotecommand.Options) (string, error) {
+	return s.url("attach", func(w http.ResponseWriter, req *http.Request) {
+		serveCommand(w, req, o, func(ctx context.Context, in io.Reader, out, errOut io.WriteCloser, resize <-chan remotecommand.TerminalSize) error {
+			return s.runtime.Attach(ctx, r.GetContainerId(), in, out, errOut, resize)
+		})
+	})
+}
+
+func (s *streamServer) forwardURL(r *runtimeapi.PortForwardRequest) (string, error) {
+	o, err := portforward.BuildV4Options(r.GetPort())
+	if err != nil {
+		return "", invalid("port", "%v", err)
+	}
+	return s.url("portforward", func(w http.ResponseWriter, req *http.Request) {
+		portforward.ServePortForward(w, req, s.runtime, r.GetPodSandboxId(), "", o,
+			streamIdle, remotecommand.DefaultStreamCreationTimeout, portforward.SupportedProtocols)
+	})
 }
 
 // serve returns nil after close.
@@ -124,6 +198,8 @@ type streams struct {
 	ctx  context.Context // of the server
 }
 
+var _ portforward.PortForwarder = streams{}
+
 // left is err, or nil if the client went away: nobody is there to be told, and the
 // stream library would log what every Ctrl-C does as an unhandled error.
 func (s streams) left(ctx context.Context, err error) error {
@@ -133,6 +209,7 @@ func (s streams) left(ctx context.Context, err error) error {
 	return err
 }
 
+// Exec runs a command to its end.
 func (s streams) Exec(ctx context.Context, id string, cmd []string, in io.Reader, out, errOut io.WriteCloser, tty bool, resize <-chan remotecommand.TerminalSize) error {
 	sizes, done := terminalSizes(ctx, resize)
 	defer done()
@@ -153,7 +230,7 @@ func (s streams) Exec(ctx context.Context, id string, cmd []string, in io.Reader
 }
 
 // Attach takes from the container, not from the request, whether it has a terminal.
-func (s streams) Attach(ctx context.Context, id string, in io.Reader, out, errOut io.WriteCloser, _ bool, resize <-chan remotecommand.TerminalSize) error {
+func (s streams) Attach(ctx context.Context, id string, in io.Reader, out, errOut io.WriteCloser, resize <-chan remotecommand.TerminalSize) error {
 	c, err := s.pods.Container(id)
 	if err != nil {
 		return err
@@ -163,7 +240,8 @@ func (s streams) Attach(ctx context.Context, id string, in io.Reader, out, errOu
 	return s.left(ctx, s.pods.Attach(ctx, c.ID, c.Config.TTY, pod.Streams{Stdin: in, Stdout: out, Stderr: errOut, Resize: sizes}))
 }
 
-func (s streams) PortForward(ctx context.Context, podID string, port int32, stream io.ReadWriteCloser) error {
+// PortForward connects stream to a port of the pod.
+func (s streams) PortForward(ctx context.Context, podID, _ string, port int32, stream io.ReadWriteCloser) error {
 	return s.left(ctx, s.pods.PortForward(ctx, podID, port, stream))
 }
 

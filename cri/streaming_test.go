@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"net/url"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -296,9 +295,13 @@ func TestStreamURLs(t *testing.T) {
 	}
 }
 
-func TestStopEndsStreams(t *testing.T) {
-	ended := make(chan error, 1)
-	e := serve(t, &double{exec: func(ctx context.Context, _ pod.ExecRequest) (int32, error) {
+// heldExec begins an exec whose command goes on until its context ends. began is closed then, ended
+// gets the context's error.
+func heldExec(t *testing.T) (e *edge, url string, began chan struct{}, ended chan error) {
+	t.Helper()
+	began, ended = make(chan struct{}), make(chan error, 1)
+	e = serve(t, &double{exec: func(ctx context.Context, _ pod.ExecRequest) (int32, error) {
+		close(began)
 		<-ctx.Done()
 		ended <- ctx.Err()
 		return 0, ctx.Err()
@@ -307,10 +310,16 @@ func TestStopEndsStreams(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	conn := dial(t, resp.Url, remotecommand.StreamProtocolV4Name)
+	return e, resp.Url, began, ended
+}
+
+func TestStopEndsStreams(t *testing.T) {
+	e, url, began, ended := heldExec(t)
+	conn := dial(t, url, remotecommand.StreamProtocolV4Name)
 	open(t, conn, remotecommand.StreamTypeError, nil)
 	open(t, conn, remotecommand.StreamTypeStdout, nil)
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	<-began
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	e.server.Stop(ctx)
 	if err := <-ended; !errors.Is(err, context.Canceled) {

@@ -18,10 +18,14 @@ fi
 "$go" vet -tags seccomp,no_grpc,faults ./... || bad=1
 tool staticcheck -tags seccomp,no_grpc ./... || bad=1
 tool staticcheck -tags seccomp,no_grpc,faults ./... || bad=1
-# cluster/ is a module of its own.
+# Tests that other targets than `make test` run.
+"$go" vet -tags seccomp,no_grpc,image,kubelet ./integration || bad=1
+# cluster/ and build/ are modules of their own.
+(cd build && CGO_ENABLED=0 "$go" vet ./...) || bad=1
+(cd build && CGO_ENABLED=0 "$go" tool -modfile=../tools/go.mod staticcheck ./...) || bad=1
 (cd cluster && CGO_ENABLED=0 "$go" vet ./...) || bad=1
 (cd cluster && CGO_ENABLED=0 "$go" tool -modfile=../tools/go.mod staticcheck ./...) || bad=1
 
-mapfile -t scripts < <(find hack .ci -type f \( -name "*.sh" -o -path ".ci/run" \) | sort)
+mapfile -t scripts < <(find hack .ci packaging -type f \( -name "*.sh" -o -path ".ci/run" \) | sort)
 shellcheck -x "${scripts[@]}" || bad=1
 exit "$bad"

@@ -4,6 +4,7 @@
 #   kubectl          at the version of Kubernetes that cluster/ is made of
 #   registry         the CNCF distribution registry
 #   cni              reference CNI plugins, into bin/tools/cni
+#   runc-shim        containerd's shim for runc, containerd-shim-runc-v2
 #   busybox          from the distribution's source (see below)
 # Go tools come through the Go module proxy and are built as main modules, so that
 # their own go.sum pins what they are made of. Idempotent and silent: a stamp
@@ -14,6 +15,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 CRITOOLS=v1.36.0
 DISTRIBUTION=v3.1.2
 CNI=v1.9.1
+CONTAINERD=v2.4.2
 RECIPE=1 # raise it when a recipe below changes
 
 out=$PWD/bin/tools
@@ -71,6 +73,13 @@ critest() {
   (cd "$src" && CGO_ENABLED=0 GOWORK=off "$go" test -mod=mod -c -trimpath -ldflags "-s -w -X sigs.k8s.io/cri-tools/pkg/version.Version=${CRITOOLS#v}" \
     -o "$out/critest" ./cmd/critest)
   built critest "$CRITOOLS"
+}
+
+runc-shim() {
+  wanted runc-shim "$CONTAINERD" || return 0
+  fetch github.com/containerd/containerd/v2 "$CONTAINERD"
+  compile "$out/containerd-shim-runc-v2" ./cmd/containerd-shim-runc-v2 ""
+  built runc-shim "$CONTAINERD"
 }
 
 kubectl() {
@@ -136,7 +145,7 @@ busybox() {
 
 for name in "$@"; do
   case $name in
-    crictl | critest | kubectl | registry | cni | busybox) "$name" ;;
+    crictl | critest | kubectl | registry | cni | runc-shim | busybox) "$name" ;;
     *)
       echo "tools: $name: no such tool" >&2
       exit 2

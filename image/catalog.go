@@ -20,14 +20,15 @@ type named struct {
 // catalog is all images at one moment. It is never changed, only replaced, so that
 // readers need no lock.
 type catalog struct {
+	short   shortNames
 	entries []named
 	images  map[digest.Digest]*Image
 	ids     map[string]digest.Digest // by repo:tag and repo@digest
 	list    []Image                  // by id
 }
 
-func newCatalog(entries []named) *catalog {
-	c := &catalog{entries: entries, images: map[digest.Digest]*Image{}, ids: map[string]digest.Digest{}}
+func newCatalog(entries []named, short shortNames, pinned pinnedNames) *catalog {
+	c := &catalog{short: short, entries: entries, images: map[digest.Digest]*Image{}, ids: map[string]digest.Digest{}}
 	for _, e := range entries {
 		c.add(e)
 	}
@@ -35,6 +36,7 @@ func newCatalog(entries []named) *catalog {
 		slices.Sort(img.RepoTags)
 		slices.Sort(img.RepoDigests)
 		img.RepoDigests = slices.Compact(img.RepoDigests)
+		img.Pinned = slices.ContainsFunc(img.RepoTags, pinned.has) || slices.ContainsFunc(img.RepoDigests, pinned.has)
 		c.list = append(c.list, *img)
 	}
 	slices.SortFunc(c.list, func(a, b Image) int { return cmp.Compare(a.ID, b.ID) })
@@ -69,7 +71,7 @@ func (c *catalog) find(ref string) (*Image, error) {
 		}
 		return nil, fmt.Errorf("%w: no image has the id %s", ErrNotFound, ref)
 	}
-	n, err := parseName(ref)
+	n, err := c.parse(ref)
 	if err == nil {
 		if id, ok := c.ids[n.String()]; ok {
 			return c.images[id], nil
@@ -117,11 +119,6 @@ func (c *catalog) with(e named) []named {
 		out = append(out, old)
 	}
 	return append(out, e)
-}
-
-// without returns the entries without an image.
-func (c *catalog) without(id digest.Digest) []named {
-	return slices.DeleteFunc(slices.Clone(c.entries), func(e named) bool { return e.config.Digest == id })
 }
 
 // reachable are the blobs and the layers that the images need.

@@ -4,13 +4,15 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/url"
 	"path/filepath"
-	"strings"
 	"time"
 
-	"github.com/coracle-project/coracle/image/unpack"
 	"github.com/opencontainers/go-digest"
+
+	"github.com/coracle-project/coracle/image/crypt"
+	"github.com/coracle-project/coracle/image/registry"
+	"github.com/coracle-project/coracle/image/trust"
+	"github.com/coracle-project/coracle/image/unpack"
 )
 
 // Config is what a Store is opened with.
@@ -21,48 +23,52 @@ type Config struct {
 	Layers LayerStore
 	// LayerUsage, if not nil, tells from memory what an unpacked layer takes.
 	LayerUsage func(digest.Digest) (bytes, inodes int64, err error)
-	// Registries are settings per registry, by the host[:port] of references
-	// (docker.io for Docker Hub). Those not listed are reached by HTTPS, on
-	// loopback addresses by HTTP.
-	Registries map[string]Registry
-	// MaxConcurrentDownloads is how many layers are fetched at once from one
-	// registry, of all pulls together. Default 6.
-	MaxConcurrentDownloads int
-	// StallTimeout is how long a registry may be silent before the connection
-	// is given up and retried. Default 30 s.
-	StallTimeout time.Duration
+	// Lazy shows layers before they are here, of the registries whose settings say so; nil: none.
+	Lazy LazyStore
+	// Registries says how registries are reached.
+	Registries registry.Config
+	// Policy says which images may be pulled, by their signatures. Zero: all.
+	Policy trust.File
+	// Keys decrypt encrypted layers.
+	Keys crypt.Keys
+	// ShortNameRegistry is where names without a registry are, as they are pulled:
+	// docker.io, or a registry and path. Empty: they are refused.
+	ShortNameRegistry string
+	// KeepBlobs keeps the compressed layers as registries sent them. Without, they are
+	// gone when they are unpacked: the directory is an OCI layout without its layers,
+	// and an image that is saved or pushed has its layers compressed anew.
+	KeepBlobs bool
+	// Pinned are images that are not removed but by name: names as RepoTags and
+	// RepoDigests have them, or the beginning of some with * after it.
+	Pinned []string
+	// HighWater and LowWater, percent of the file system, have a pull that leaves it
+	// fuller than the first followed by the removal of images that nothing runs from
+	// until it is less full than the second. 0: never.
+	HighWater, LowWater int
 	// Layer bounds each layer while it is unpacked.
 	Layer unpack.Limits
 	// Log takes warnings about what recovery and garbage collection found. Default slog.Default().
 	Log *slog.Logger
+
+	// used tells how full the file system is, in tests.
+	used func() int
+	// now is time.Now, but in tests.
+	now func() time.Time
 }
 
 // Registry is how one registry is reached.
-type Registry struct {
-	// PlainHTTP uses HTTP. A registry on loopback that is not listed at all
-	// is tried by HTTP first.
-	PlainHTTP bool
-	// InsecureSkipVerify accepts any certificate.
-	InsecureSkipVerify bool
-	// CAFile is a PEM file of certificate authorities to trust besides the system's.
-	CAFile string
-	// Mirrors are hosts asked before the registry itself, in order: host[:port]
-	// or a URL http(s)://host[:port]. The registry's credentials are not sent
-	// to them.
-	Mirrors []string
-	// TokenHosts are the host[:port] of token services that the registry may send
-	// us to although they have private or loopback addresses. Those with public
-	// addresses, or on the registry's own host, need no entry.
-	TokenHosts []string
-}
+type Registry = registry.Settings
+
+func (c *Config) short() shortNames { return shortNames(c.ShortNameRegistry) }
 
 // Limits of what a registry may make us hold in memory.
 const (
-	maxManifestBytes = 4 << 20
-	maxConfigBytes   = 8 << 20
+	maxManifestBytes = registry.MaxManifest
+	maxConfigBytes   = registry.MaxDocument
 	maxLayers        = 500 // overlayfs takes no more
 	maxIndexDepth    = 4
-	maxManifestReads = 16 // of one pull, over nested indexes
+	maxManifestReads = 16       // of one pull, over nested indexes
+	maxDocuments     = 16 << 20 // bytes of the documents of one image
 )
 
 func (c Config) withDefaults() (Config, error) {
@@ -72,40 +78,12 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Layers == nil {
 		return c, errors.New("image store: no layer store given")
 	}
-	if c.MaxConcurrentDownloads <= 0 {
-		c.MaxConcurrentDownloads = 6
-	}
-	if c.StallTimeout <= 0 {
-		c.StallTimeout = 30 * time.Second
-	}
 	if c.Log == nil {
 		c.Log = slog.Default()
 	}
+	if c.now == nil {
+		c.now = time.Now
+	}
 	c.Layer = c.Layer.WithDefaults()
-	for host, r := range c.Registries {
-		for _, m := range r.Mirrors {
-			if _, _, err := parseMirror(m); err != nil {
-				return c, fmt.Errorf("image store: mirror %q of registry %s: %w", m, host, err)
-			}
-		}
-	}
 	return c, nil
-}
-
-// parseMirror splits a mirror into scheme ("" if not given) and host.
-func parseMirror(m string) (scheme, host string, err error) {
-	if !strings.Contains(m, "://") {
-		m = "//" + m
-	}
-	u, err := url.Parse(m)
-	if err != nil {
-		return "", "", err
-	}
-	if u.Host == "" || (u.Path != "" && u.Path != "/") || u.RawQuery != "" || u.User != nil {
-		return "", "", errors.New("want host[:port] or http(s)://host[:port]")
-	}
-	if u.Scheme != "" && u.Scheme != "http" && u.Scheme != "https" {
-		return "", "", fmt.Errorf("scheme %q is neither http nor https", u.Scheme)
-	}
-	return u.Scheme, u.Host, nil
 }

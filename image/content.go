@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 
 	"github.com/opencontainers/go-digest"
@@ -54,6 +55,7 @@ type walk struct {
 	read  reader
 	c     *content
 	reads int
+	bytes int64 // of documents, by what their descriptors say, which reading holds them to
 }
 
 func (w *walk) document(ctx context.Context, d ocispec.Descriptor) ([]byte, error) {
@@ -62,6 +64,9 @@ func (w *walk) document(ctx context.Context, d ocispec.Descriptor) ([]byte, erro
 	}
 	if w.reads++; w.reads > maxManifestReads {
 		return nil, fmt.Errorf("%w: more than %d nested documents", ErrInvalidImage, maxManifestReads)
+	}
+	if w.bytes += d.Size; w.bytes > maxDocuments {
+		return nil, fmt.Errorf("%w: its indexes, manifest and configuration have more than %d bytes", ErrInvalidImage, maxDocuments)
 	}
 	data, err := w.read(ctx, d)
 	if err != nil {
@@ -92,8 +97,15 @@ func (w *walk) descend(ctx context.Context, d ocispec.Descriptor, data []byte, d
 	slices.SortStableFunc(children, func(a, b ocispec.Descriptor) int {
 		return cmp.Compare(platformScore(b.Platform), platformScore(a.Platform))
 	})
+	var missing error
 	for _, child := range children {
 		data, err := w.document(ctx, child)
+		if errors.Is(err, fs.ErrNotExist) {
+			// Archives leave out what is not for the machine that they were saved on,
+			// which may have been of another variant.
+			missing = cmp.Or(missing, err)
+			continue
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -103,6 +115,9 @@ func (w *walk) descend(ctx context.Context, d ocispec.Descriptor, data []byte, d
 			continue // an index within this one had nothing for us
 		}
 		return m, err
+	}
+	if missing != nil {
+		return nil, missing
 	}
 	return nil, fmt.Errorf("%w: the index offers %s", ErrPlatform, offered(doc.Manifests))
 }
@@ -126,6 +141,7 @@ func offered(ms []ocispec.Descriptor) string {
 	return s
 }
 
+// platformName is a stranger's word for a platform, as it can be shown on a terminal.
 func platformName(p *ocispec.Platform) string {
 	if p == nil {
 		return "an unnamed platform"
@@ -134,7 +150,8 @@ func platformName(p *ocispec.Platform) string {
 	if p.Variant != "" {
 		s += "/" + p.Variant
 	}
-	return fmt.Sprintf("%.60s", s)
+	quoted := fmt.Sprintf("%.60q", s)
+	return quoted[1 : len(quoted)-1]
 }
 
 // blobs are the digests of everything the image keeps under blobs/.

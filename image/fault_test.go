@@ -64,7 +64,7 @@ func TestPullKilledAtFaultPoints(t *testing.T) {
 		// The layer store empties its staging area itself when it opens.
 		must(t, os.RemoveAll(filepath.Join(dir, "layers", "staging")))
 		layers := newDirLayers(t, filepath.Join(dir, "layers"))
-		s := &testStore{layers: layers, cfg: Config{Root: filepath.Join(dir, "images"), Layers: layers}}
+		s := &testStore{layers: layers, cfg: Config{Root: filepath.Join(dir, "images"), Layers: layers, KeepBlobs: true}}
 		s.reopen(t)
 		want := nothingLeft
 		if point == "image.pull.indexed" {
@@ -87,7 +87,7 @@ func TestHelperPull(t *testing.T) {
 		return
 	}
 	layers := newDirLayers(t, filepath.Join(dir, "layers"))
-	s, err := Open(Config{Root: filepath.Join(dir, "images"), Layers: layers})
+	s, err := Open(Config{Root: filepath.Join(dir, "images"), Layers: layers, KeepBlobs: true})
 	must(t, err)
 	_, err = s.Pull(t.Context(), ref, PullOptions{})
 	t.Fatalf("not killed: %v", err)

@@ -5,7 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
+	"slices"
+	"time"
 
 	"github.com/opencontainers/go-digest"
 )
@@ -47,51 +50,80 @@ func (s *Store) unpin(ctx context.Context, digests []digest.Digest) error {
 	return nil
 }
 
-// GC removes blobs and layers that neither an image nor a pull under way needs.
+// GC removes blobs and layers that no image, pull under way or lease needs.
 // Layers that a snapshot uses stay; call GC again when the layer store says that
-// one of them is free.
+// one of them is free. Pulls go on meanwhile.
 func (s *Store) GC(ctx context.Context) error {
+	files, err := os.ReadDir(s.layout.blobs())
+	if err != nil {
+		return fmt.Errorf("collect blobs: %w", err)
+	}
+	all := needs{map[digest.Digest]bool{}, map[digest.Digest]bool{}}
+	for _, f := range files {
+		d := digest.NewDigestFromEncoded(digest.SHA256, f.Name())
+		if d.Validate() != nil {
+			s.cfg.Log.Warn("unknown file among the image blobs left alone", "file", f.Name())
+			continue
+		}
+		all.blobs[d] = true
+	}
+	layers, err := s.cfg.Layers.Layers()
+	if err != nil {
+		return fmt.Errorf("collect layers: %w", err)
+	}
+	for _, d := range layers {
+		all.layers[d] = true
+	}
+	return s.sweepUp(ctx, all)
+}
+
+// sweepUp removes of the candidates what nothing needs, and forgets what it was.
+func (s *Store) sweepUp(ctx context.Context, candidates needs) error {
+	return errors.Join(s.collect(ctx, candidates), s.ledger.forget(s.cfg.Layers.HasLayer))
+}
+
+// sweepBatch is how many things are looked at before those who wait for the sweep are let
+// in: a pull begins within milliseconds however much garbage there is.
+const sweepBatch = 32
+
+// collect removes of the candidates what nothing needs.
+func (s *Store) collect(ctx context.Context, candidates needs) error {
+	blobs, layers := slices.Sorted(maps.Keys(candidates.blobs)), slices.Sorted(maps.Keys(candidates.layers))
+	var errs []error
+	for len(blobs)+len(layers) > 0 {
+		n, m := min(len(blobs), sweepBatch), min(len(layers), sweepBatch)
+		err := s.sweepSome(ctx, blobs[:n], layers[:m])
+		blobs, layers = blobs[n:], layers[m:]
+		if err != nil {
+			errs = append(errs, err)
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (s *Store) sweepSome(ctx context.Context, blobs, layers []digest.Digest) error {
 	if err := s.lockSweep(ctx); err != nil {
 		return err
 	}
 	defer s.unlockSweep()
 	// The catalog is read after the lock: a pull pins before it commits and
 	// unpins after, so what it needs is in one or the other.
-	blobs, layers := s.now.Load().reachable()
-	return errors.Join(s.sweepBlobs(blobs), s.sweepLayers(ctx, layers))
-}
-
-func (s *Store) sweepBlobs(keep map[digest.Digest]bool) error {
-	files, err := os.ReadDir(s.layout.blobs())
-	if err != nil {
-		return fmt.Errorf("collect blobs: %w", err)
+	kept, ended := s.ledger.leased(time.Now())
+	keepBlobs, keepLayers := s.reachable()
+	needed := func(d digest.Digest, keep map[digest.Digest]bool) bool {
+		return keep[d] || kept[d] || s.pins[d] > 0
 	}
-	var errs []error
-	for _, f := range files {
-		d := digest.NewDigestFromEncoded(digest.SHA256, f.Name())
-		if keep[d] || s.pins[d] > 0 {
-			continue
+	errs := []error{s.endLeases(ended)}
+	for _, d := range blobs {
+		if !needed(d, keepBlobs) {
+			errs = append(errs, s.dropBlob(d))
 		}
-		if d.Validate() != nil {
-			s.cfg.Log.Warn("unknown file among the image blobs left alone", "file", f.Name())
-			continue
-		}
-		if err := os.Remove(s.layout.blob(d)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			errs = append(errs, fmt.Errorf("collect blobs: %w", err))
-			continue
-		}
-		s.usage.remove(d)
-	}
-	return errors.Join(errs...)
-}
-
-func (s *Store) sweepLayers(ctx context.Context, keep map[digest.Digest]bool) error {
-	layers, err := s.cfg.Layers.Layers()
-	if err != nil {
-		return fmt.Errorf("collect layers: %w", err)
 	}
 	for _, d := range layers {
-		if keep[d] || s.pins[d] > 0 {
+		if needed(d, keepLayers) {
 			continue
 		}
 		if err := s.cfg.Layers.RemoveLayer(ctx, d); err != nil {
@@ -102,5 +134,31 @@ func (s *Store) sweepLayers(ctx context.Context, keep map[digest.Digest]bool) er
 			s.cfg.Log.Info("layer without image kept", "layer", d.String(), "cause", err)
 		}
 	}
+	return errors.Join(errs...)
+}
+
+// reachable are the blobs and layers that the images need. If blobs are not kept, those of
+// layers are needed by nothing but a pull.
+func (s *Store) reachable() (blobs, layers map[digest.Digest]bool) {
+	now := s.now.Load()
+	blobs, layers = now.reachable()
+	if s.cfg.KeepBlobs {
+		return blobs, layers
+	}
+	clear(blobs)
+	for _, e := range now.entries {
+		for d := range e.documents {
+			blobs[d] = true
+		}
+	}
+	return blobs, layers
+}
+
+// dropBlob deletes a blob.
+func (s *Store) dropBlob(d digest.Digest) error {
+	if err := os.Remove(s.layout.blob(d)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("collect blobs: %w", err)
+	}
+	s.usage.remove(d)
 	return nil
 }

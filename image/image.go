@@ -22,19 +22,28 @@ package image
 import (
 	"context"
 	"errors"
+	"io"
 	"time"
 
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/coracle-project/coracle/image/crypt"
+	"github.com/coracle-project/coracle/image/registry"
+	"github.com/coracle-project/coracle/image/trust"
+
+	"github.com/coracle-project/coracle/image/unpack"
 )
 
 // Kinds of error, for errors.Is. The text says which reference and registry.
 var (
-	ErrNotFound         = errors.New("image not found")
+	ErrNotFound         = registry.ErrNotFound
 	ErrInvalidReference = errors.New("invalid image reference")
-	ErrUnauthorized     = errors.New("registry refused the credentials")
-	ErrUnavailable      = errors.New("registry unreachable")
-	ErrInvalidImage     = errors.New("invalid image") // malformed manifest, wrong digest, escaping layer…
+	ErrUnauthorized     = registry.ErrUnauthorized
+	ErrUnavailable      = registry.ErrUnavailable
+	ErrInvalidImage     = registry.ErrInvalid // malformed manifest, wrong digest, escaping layer…
+	ErrUntrusted        = trust.ErrUntrusted  // the signature policy does not let it through
+	ErrNoKey            = crypt.ErrNoKey      // it is encrypted, and not for this node
 	ErrPlatform         = errors.New("no image for this platform")
 	ErrLayerInUse       = errors.New("layer in use")
 )
@@ -56,10 +65,14 @@ type Image struct {
 	Config ocispec.ImageConfig
 	// Pulled is when it was last pulled.
 	Pulled time.Time
+	// Pinned says that no collection removes it (Config.Pinned).
+	Pinned bool
 }
 
 // LayerStore is where layers are unpacked; snapshot.Store implements it.
 type LayerStore interface {
+	// Markers say how layers are unpacked.
+	Markers() unpack.Markers
 	HasLayer(diffID digest.Digest) bool
 	// NewLayer makes an empty staging directory for one layer.
 	NewLayer(ctx context.Context) (LayerWriter, error)
@@ -72,22 +85,18 @@ type LayerStore interface {
 // LayerWriter is one layer being unpacked. Exactly one of Commit and Abort ends it;
 // Abort after Commit does nothing, so it can be deferred.
 type LayerWriter interface {
-	// Dir is the directory to unpack into, in overlayfs' on-disk form:
-	// whiteouts are character devices 0/0, opaque directories carry the xattr
-	// trusted.overlay.opaque=y.
+	// Dir is the directory to unpack into.
 	Dir() string
+	// Recipe creates what unpack.Target.Recipe is written to; closed before Commit.
+	Recipe() (io.WriteCloser, error)
 	// Commit gives the layer its final name. If another writer was faster the
 	// staged copy is dropped and Commit succeeds.
-	Commit(ctx context.Context, diffID digest.Digest, bytes, inodes int64) error
+	Commit(ctx context.Context, diffID digest.Digest) error
 	Abort() error
 }
 
-// Auth is the credentials for one pull (CRI's AuthConfig). At most one of
-// Username/Password, IdentityToken (OAuth2 refresh token) and RegistryToken
-// (bearer token) is used, in the order RegistryToken, IdentityToken, Username.
-type Auth struct {
-	Username, Password, IdentityToken, RegistryToken string
-}
+// Auth is the credentials for one pull.
+type Auth = registry.Auth
 
 // PullOptions are the choices of one pull.
 type PullOptions struct {
@@ -95,4 +104,6 @@ type PullOptions struct {
 	// Progress, if not nil, is called from one goroutine at a time with the
 	// bytes fetched so far and expected in all.
 	Progress func(done, total int64)
+	// Layer, if not nil, is called in the same way with what has changed of one layer.
+	Layer func(LayerProgress)
 }

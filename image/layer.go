@@ -11,13 +11,19 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 
-	"github.com/coracle-project/coracle/image/unpack"
-	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/errgroup"
+
+	"github.com/coracle-project/coracle/image/registry"
+	"github.com/coracle-project/coracle/image/unpack"
+	"github.com/coracle-project/coracle/internal/fault"
 )
+
+// copyBuffer is how much of a layer is read at once.
+const copyBuffer = 128 << 10
 
 // layerKey tells apart what is fetched: a blob that should unpack to a diff id. The
 // registry is a part of it, lest a pull waits for a slower registry than its own.
@@ -28,8 +34,8 @@ type layerKey struct {
 
 // ensureLayer makes sure that a layer's blob and its unpacked directory are in the
 // store. Pulls that need the same layer of a registry at the same time share one download.
-func (s *Store) ensureLayer(ctx context.Context, src *source, d ocispec.Descriptor, diffID digest.Digest, m *meter) error {
-	key := layerKey{src.name.domain, d.Digest, diffID}
+func (s *Store) ensureLayer(ctx context.Context, src *registry.Repository, d ocispec.Descriptor, diffID digest.Digest, m part) error {
+	key := layerKey{src.Domain(), d.Digest, diffID}
 	for {
 		_, joined, err := s.layers.do(ctx, key, func(ctx context.Context) (struct{}, error) {
 			return struct{}{}, s.fetchLayer(ctx, src, d, diffID, m)
@@ -45,34 +51,53 @@ func (s *Store) ensureLayer(ctx context.Context, src *source, d ocispec.Descript
 	}
 }
 
-func (s *Store) fetchLayer(ctx context.Context, src *source, d ocispec.Descriptor, diffID digest.Digest, m *meter) error {
+func (s *Store) fetchLayer(ctx context.Context, src *registry.Repository, d ocispec.Descriptor, diffID digest.Digest, m part) error {
 	hasBlob, hasLayer := s.layout.has(d), s.cfg.Layers.HasLayer(diffID)
-	if hasBlob && hasLayer {
+	if hasLayer && s.knows(d.Digest, diffID, hasBlob) {
 		m.add(d.Size)
 		return nil
 	}
-	release, err := s.downloads.take(ctx, src.name.domain)
+	release, err := src.Slot(ctx)
 	if err != nil {
 		return err
 	}
 	defer release()
 	if hasBlob {
-		err = s.unpackStored(ctx, d, diffID)
+		err = s.unpackStored(ctx, d, diffID, hasLayer)
 		m.add(d.Size)
 	} else {
-		err = s.unpackArriving(ctx, src, d, diffID, hasLayer, m)
+		err = s.arrive(ctx, src, d, diffID, hasLayer, m)
 	}
 	if err != nil {
 		return err
 	}
+	s.ledger.learn(d.Digest, diffID)
 	return fault.At(ctx, "image.pull.layer")
+}
+
+// arrive unpacks a blob as it arrives, again without the mirrors that were found out to be
+// wrong. An image that is itself invalid is not fetched twice.
+func (s *Store) arrive(ctx context.Context, src *registry.Repository, d ocispec.Descriptor, diffID digest.Digest, hasLayer bool, m part) error {
+	for {
+		before := src.Honest()
+		err := s.unpackArriving(ctx, src, d, diffID, hasLayer, m)
+		if left := src.Honest(); !errors.Is(err, ErrInvalidImage) || left == 0 || left == before {
+			return err
+		}
+	}
+}
+
+// knows says that a blob need not be read to know what it unpacks to, and is in the store or
+// not to be kept there. What an image claims of a blob is not enough to give it a layer.
+func (s *Store) knows(blob, diffID digest.Digest, stored bool) bool {
+	return (stored || !s.cfg.KeepBlobs) && s.ledger.unpacksTo(blob, diffID)
 }
 
 // unpackArriving is the one pass from the registry to the layer's directory: the
 // blob is hashed and written to ingest/ as it comes, while a second goroutine
 // reads behind, decompresses, hashes again and unpacks. Both are committed only
 // when both digests are right.
-func (s *Store) unpackArriving(ctx context.Context, src *source, d ocispec.Descriptor, diffID digest.Digest, hasLayer bool, m *meter) (err error) {
+func (s *Store) unpackArriving(ctx context.Context, src *registry.Repository, d ocispec.Descriptor, diffID digest.Digest, hasLayer bool, m part) (err error) {
 	f, err := s.layout.stage()
 	if err != nil {
 		return fmt.Errorf("store blob %s: %w", d.Digest, err)
@@ -82,21 +107,30 @@ func (s *Store) unpackArriving(ctx context.Context, src *source, d ocispec.Descr
 
 	spool := newSpool(f)
 	g, gctx := errgroup.WithContext(ctx)
-	var fetchErr error
+	var fetchErr, unpackErr error
+	var got atomic.Int64
 	g.Go(func() error {
-		fetchErr = src.download(gctx, d, spool, m)
+		fetchErr = src.Blob(gctx, d, spool, func(n int64) {
+			got.Add(n)
+			m.add(n)
+		})
 		spool.finish(fetchErr)
 		return fetchErr
 	})
 	in, stop := spool.reader(gctx)
 	defer stop()
 	var w LayerWriter
-	var u unpack.Usage
 	g.Go(func() (err error) {
-		w, u, err = s.unpack(gctx, in, diffID, hasLayer)
+		w, err = s.unpack(gctx, in, d, diffID, hasLayer)
+		if src.HasMirrors() && errors.Is(err, ErrInvalidImage) {
+			// It is the blob's digest that tells whether the image or a host is to blame.
+			unpackErr, err = err, nil
+		}
 		return err
 	})
-	err = g.Wait()
+	if err = g.Wait(); err == nil {
+		err = unpackErr
+	}
 	if w != nil {
 		defer w.Abort() // nothing after Commit
 	}
@@ -105,39 +139,47 @@ func (s *Store) unpackArriving(ctx context.Context, src *source, d ocispec.Descr
 		err = fetchErr
 	}
 	if err != nil {
+		m.add(-got.Load())
 		return err
 	}
-	if err := s.layout.keep(f, d.Digest); err != nil {
-		return fmt.Errorf("store blob %s: %w", d.Digest, err)
+	if s.cfg.KeepBlobs {
+		if err := s.layout.keep(f, d.Digest); err != nil {
+			return fmt.Errorf("store blob %s: %w", d.Digest, err)
+		}
+		s.usage.add(d.Digest, d.Size)
 	}
-	s.usage.add(d.Digest, d.Size)
 	if w == nil {
 		return nil
 	}
-	return w.Commit(ctx, diffID, u.Bytes, u.Inodes)
+	return s.commitLayer(ctx, w, diffID)
 }
 
 // unpackStored unpacks a blob that is there already.
-func (s *Store) unpackStored(ctx context.Context, d ocispec.Descriptor, diffID digest.Digest) error {
+func (s *Store) unpackStored(ctx context.Context, d ocispec.Descriptor, diffID digest.Digest, hasLayer bool) error {
 	f, err := os.Open(s.layout.blob(d.Digest))
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	w, u, err := s.unpack(ctx, f, diffID, false)
+	return s.unpackFile(ctx, f, d, diffID, hasLayer)
+}
+
+// unpackFile unpacks a blob.
+func (s *Store) unpackFile(ctx context.Context, f *os.File, d ocispec.Descriptor, diffID digest.Digest, hasLayer bool) error {
+	w, err := s.unpack(ctx, f, d, diffID, hasLayer)
 	if w != nil {
 		defer w.Abort() // nothing after Commit
 	}
-	if err != nil {
+	if err != nil || w == nil {
 		return err
 	}
-	return w.Commit(ctx, diffID, u.Bytes, u.Inodes)
+	return s.commitLayer(ctx, w, diffID)
 }
 
-// unpack decompresses and unpacks a blob into a new layer writer and checks the diff
+// unpack decrypts, decompresses and unpacks a blob into a new layer writer and checks the diff
 // id. With only set to verify, nothing is written and the writer is nil. The
 // caller commits or aborts the writer, also after an error.
-func (s *Store) unpack(ctx context.Context, blob io.Reader, diffID digest.Digest, verifyOnly bool) (w LayerWriter, u unpack.Usage, err error) {
+func (s *Store) unpack(ctx context.Context, blob io.Reader, d ocispec.Descriptor, diffID digest.Digest, verifyOnly bool) (w LayerWriter, err error) {
 	defer func() {
 		if errors.Is(err, unpack.ErrInvalid) {
 			err = fmt.Errorf("%w: layer %s: %w", ErrInvalidImage, diffID, err)
@@ -145,31 +187,49 @@ func (s *Store) unpack(ctx context.Context, blob io.Reader, diffID digest.Digest
 			err = fmt.Errorf("unpack layer %s: %w", diffID, err)
 		}
 	}()
-	z, err := unpack.Decompress(ctx, blob, s.cfg.Layer)
+	plain, err := s.cfg.Keys.Open(d, blob)
 	if err != nil {
-		return nil, u, err
+		return nil, err
+	}
+	z, err := unpack.DecompressSized(ctx, plain, d.Size, s.cfg.Layer)
+	if err != nil {
+		return nil, err
 	}
 	defer z.Close()
+	out := readAhead(z)
+	defer out.close()
+	if waits, ok := blob.(interface{ abandon() }); ok {
+		defer waits.abandon() // or a stream that brings nothing more would hold us up
+	}
 	h := sha256.New()
-	tar := bufio.NewReaderSize(io.TeeReader(z, h), copyBuffer)
+	tar := bufio.NewReaderSize(io.TeeReader(out, h), copyBuffer)
 	if verifyOnly {
 		if _, err := io.Copy(io.Discard, tar); err != nil {
-			return nil, u, err
+			return nil, err
 		}
-		return nil, u, checkDiffID(h, diffID)
+		return nil, checkDiffID(h, diffID)
 	}
 	w, err = s.cfg.Layers.NewLayer(ctx)
 	if err != nil {
-		return nil, u, err
+		return nil, err
 	}
 	if err := s.disks.add(filepath.Dir(w.Dir())); err != nil {
-		return w, u, err
+		return w, err
 	}
-	u, err = unpack.Layer(ctx, tar, w.Dir(), s.cfg.Layer)
+	if err := s.unpackInto(ctx, tar, w); err != nil {
+		return w, err
+	}
+	return w, checkDiffID(h, diffID)
+}
+
+// unpackInto unpacks a layer and writes its recipe.
+func (s *Store) unpackInto(ctx context.Context, tar io.Reader, w LayerWriter) error {
+	recipe, err := w.Recipe()
 	if err != nil {
-		return w, u, err
+		return err
 	}
-	return w, u, checkDiffID(h, diffID)
+	err = unpack.Layer(ctx, tar, unpack.Target{Dir: w.Dir(), Markers: s.cfg.Layers.Markers(), Recipe: recipe}, s.cfg.Layer)
+	return errors.Join(err, recipe.Close())
 }
 
 func checkDiffID(h hash.Hash, want digest.Digest) error {

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/coracle-project/coracle/image/registry"
 	"github.com/coracle-project/coracle/internal/atomicfile"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -27,6 +28,7 @@ type layout struct{ root string }
 
 func (l layout) index() string  { return filepath.Join(l.root, ocispec.ImageIndexFile) }
 func (l layout) ingest() string { return filepath.Join(l.root, "ingest") }
+func (l layout) ledger() string { return filepath.Join(l.root, "ledger.db") }
 func (l layout) blobs() string {
 	return filepath.Join(l.root, ocispec.ImageBlobsDir, digest.SHA256.String())
 }
@@ -79,6 +81,12 @@ func (l layout) has(d ocispec.Descriptor) bool {
 	return err == nil && st.Mode().IsRegular() && st.Size() == d.Size
 }
 
+// exists says whether a blob is there, whatever its size.
+func (l layout) exists(d digest.Digest) bool {
+	_, err := os.Lstat(l.blob(d))
+	return err == nil
+}
+
 // put stores a small blob whose digest has been checked.
 func (l layout) put(d digest.Digest, data []byte) error {
 	f, err := l.stage()
@@ -112,35 +120,46 @@ func (l layout) read(_ context.Context, d ocispec.Descriptor) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return data, verify(data, d.Digest)
+	return data, registry.Verify(data, d.Digest)
 }
 
-// loadIndex reads index.json; a missing one is a store without images.
-func (l layout) loadIndex() ([]indexEntry, error) {
+// loadIndex reads index.json; a missing one is a store without images. What cannot be
+// understood is damage: the file is set aside, and what can be understood is returned.
+func (l layout) loadIndex() (entries []indexEntry, damage []error, err error) {
 	data, err := os.ReadFile(l.index())
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+		return nil, nil, nil
 	}
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	var index ocispec.Index
+	var index struct {
+		Manifests []json.RawMessage `json:"manifests"`
+	}
 	if err := json.Unmarshal(data, &index); err != nil {
-		return nil, l.corrupt(err)
+		damage = append(damage, err)
 	}
-	entries := make([]indexEntry, 0, len(index.Manifests))
-	for _, m := range index.Manifests {
-		e, err := parseIndexEntry(m)
+	for i, raw := range index.Manifests {
+		var m ocispec.Descriptor
+		err := json.Unmarshal(raw, &m)
+		var e indexEntry
+		if err == nil {
+			e, err = parseIndexEntry(m)
+		}
 		if err != nil {
-			return nil, l.corrupt(err)
+			damage = append(damage, fmt.Errorf("entry %d: %w", i, err))
+			continue
 		}
 		entries = append(entries, e)
 	}
-	return entries, nil
-}
-
-func (l layout) corrupt(err error) error {
-	return fmt.Errorf("image index %s is corrupt: %w; move it away to start without images, they can be pulled again", l.index(), err)
+	if len(damage) > 0 {
+		aside := setAside(l.index())
+		if err := os.WriteFile(aside, data, 0o600); err != nil {
+			return nil, nil, err
+		}
+		damage = append(damage, fmt.Errorf("it is kept as %s", aside))
+	}
+	return entries, damage, nil
 }
 
 // indexEntry is a line of index.json.

@@ -5,16 +5,19 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/coracle-project/coracle/image/crypt"
+	"github.com/coracle-project/coracle/image/registry"
+	"github.com/coracle-project/coracle/internal/boundedjson"
 )
 
 // Docker's media types, beside OCI's in ocispec.
 const (
-	dockerManifest   = "application/vnd.docker.distribution.manifest.v2+json"
-	dockerIndex      = "application/vnd.docker.distribution.manifest.list.v2+json"
-	dockerSchema1    = "application/vnd.docker.distribution.manifest.v1+json"
-	dockerSchema1Sig = "application/vnd.docker.distribution.manifest.v1+prettyjws"
+	dockerManifest   = registry.DockerManifest
+	dockerIndex      = registry.DockerIndex
+	dockerSchema1    = registry.DockerSchema1
+	dockerSchema1Sig = registry.DockerSchema1Sig
 	dockerConfig     = "application/vnd.docker.container.image.v1+json"
 	dockerLayer      = "application/vnd.docker.image.rootfs.diff.tar"
 	dockerLayerGzip  = "application/vnd.docker.image.rootfs.diff.tar.gzip"
@@ -23,11 +26,6 @@ const (
 	dockerForeignPrefix = "application/vnd.docker.image.rootfs.foreign."
 	ociForeignPrefix    = "application/vnd.oci.image.layer.nondistributable."
 )
-
-// acceptManifests is the Accept header of manifest requests.
-var acceptManifests = []string{
-	ocispec.MediaTypeImageIndex, ocispec.MediaTypeImageManifest, dockerIndex, dockerManifest,
-}
 
 // document is the union of the JSON documents that name an image; one parse tells which it is.
 type document struct {
@@ -50,7 +48,7 @@ func parseDocument(data []byte, mediaType string) (*document, error) {
 		return nil, errSchema1
 	}
 	var d document
-	if err := json.Unmarshal(data, &d); err != nil {
+	if err := boundedjson.Unmarshal(data, &d); err != nil {
 		return nil, fmt.Errorf("%w: malformed manifest: %w", ErrInvalidImage, err)
 	}
 	if d.SchemaVersion == 1 || d.FSLayers != nil {
@@ -133,7 +131,8 @@ func checkManifest(d *document) error {
 }
 
 func checkLayerType(mediaType string) error {
-	switch mediaType {
+	plain, _ := crypt.Encrypted(mediaType)
+	switch plain {
 	case ocispec.MediaTypeImageLayer, ocispec.MediaTypeImageLayerGzip, ocispec.MediaTypeImageLayerZstd,
 		dockerLayer, dockerLayerGzip, dockerLayerZstd:
 		return nil
@@ -142,6 +141,21 @@ func checkLayerType(mediaType string) error {
 		return fmt.Errorf("foreign layers (%s) live outside the registry and are not fetched", mediaType)
 	}
 	return fmt.Errorf("unsupported layer type %q", mediaType)
+}
+
+// ociLayer is the media type that a layer has in an OCI manifest: clients refuse
+// manifests that mix OCI's types with Docker's.
+func ociLayer(mediaType string) string {
+	for _, t := range [][2]string{
+		{dockerLayerGzip, ocispec.MediaTypeImageLayerGzip},
+		{dockerLayerZstd, ocispec.MediaTypeImageLayerZstd},
+		{dockerLayer, ocispec.MediaTypeImageLayer},
+	} {
+		if rest, ok := strings.CutPrefix(mediaType, t[0]); ok {
+			return t[1] + rest // +encrypted
+		}
+	}
+	return mediaType
 }
 
 func checkDescriptor(d ocispec.Descriptor, maxSize int64) error {
@@ -157,7 +171,7 @@ func checkDescriptor(d ocispec.Descriptor, maxSize int64) error {
 // parseConfig reads an image's configuration and checks that it fits the manifest.
 func parseConfig(data []byte, layers int) (*ocispec.Image, error) {
 	var c ocispec.Image
-	if err := json.Unmarshal(data, &c); err != nil {
+	if err := boundedjson.Unmarshal(data, &c); err != nil {
 		return nil, fmt.Errorf("%w: malformed config: %w", ErrInvalidImage, err)
 	}
 	if len(c.RootFS.DiffIDs) != layers {
@@ -169,12 +183,4 @@ func parseConfig(data []byte, layers int) (*ocispec.Image, error) {
 		}
 	}
 	return &c, nil
-}
-
-// verify checks a small blob against its digest.
-func verify(data []byte, want digest.Digest) error {
-	if got := digest.FromBytes(data); got != want {
-		return fmt.Errorf("%w: content has digest %s, expected %s", ErrInvalidImage, got, want)
-	}
-	return nil
 }

@@ -1,15 +1,34 @@
 package image
 
-import "sync"
+import (
+	"slices"
+	"sync"
 
-// meter counts the bytes of one pull and tells all who wait for it.
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// LayerProgress is how far one layer of a pull is.
+type LayerProgress struct {
+	Place       int           // in the manifest, from 0
+	Digest      digest.Digest // of its blob
+	Done, Total int64         // bytes of the blob
+	Complete    bool          // it is unpacked
+}
+
+// meter counts the bytes of one pull, in all and by layers, and tells all who wait for it.
 type meter struct {
 	mu          sync.Mutex
 	done, total int64
+	layers      []*LayerProgress
 	watchers    []*watcher
 }
 
-type watcher struct{ report func(done, total int64) }
+// watcher is told of each change; nil is not told.
+type watcher struct {
+	report func(done, total int64)
+	layer  func(LayerProgress)
+}
 
 func (m *meter) expect(total int64) {
 	m.mu.Lock()
@@ -18,9 +37,27 @@ func (m *meter) expect(total int64) {
 	m.tellLocked()
 }
 
+// expectLayers says which layers come, and returns their meters.
+func (m *meter) expectLayers(layers []ocispec.Descriptor) []part {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.layers = make([]*LayerProgress, len(layers))
+	parts := make([]part, len(layers))
+	for i, l := range layers {
+		m.layers[i] = &LayerProgress{Place: i, Digest: l.Digest, Total: l.Size}
+		parts[i] = part{m, m.layers[i]}
+		m.tellLayerLocked(m.layers[i])
+	}
+	return parts
+}
+
 func (m *meter) add(n int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.addLocked(n)
+}
+
+func (m *meter) addLocked(n int64) {
 	m.done += n
 	m.tellLocked()
 }
@@ -33,19 +70,59 @@ func (m *meter) tellLocked() {
 	}
 }
 
-// watch subscribes to the meter of a pull, making it if the pull is the first.
-func (s *Store) watch(key pullKey, report func(done, total int64)) (m *meter, stop func()) {
-	w := &watcher{report}
+// tellLayerLocked tells of a layer, if it still is one of those that are expected.
+func (m *meter) tellLayerLocked(l *LayerProgress) {
+	if l.Place >= len(m.layers) || m.layers[l.Place] != l {
+		return
+	}
+	for _, w := range m.watchers {
+		if w.layer != nil {
+			w.layer(*l)
+		}
+	}
+}
+
+// part is the meter of one layer. It may outlive its pull, where another one wants the
+// layer, too; a next pull with the same meter may expect other layers by then.
+type part struct {
+	*meter
+	of *LayerProgress // guarded by mu
+}
+
+func (p part) add(n int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.of.Done += n
+	p.tellLayerLocked(p.of)
+	p.addLocked(n)
+}
+
+// complete says that the layer is there.
+func (p part) complete() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.of.Complete = true
+	p.tellLayerLocked(p.of)
+}
+
+// watch subscribes to the meter of a pull, making it if the pull is the first. Who comes
+// later is told what there is of the layers.
+func (s *Store) watch(key pullKey, w *watcher) (m *meter, stop func()) {
 	s.meterMu.Lock()
+	defer s.meterMu.Unlock()
 	m = s.meters[key]
 	if m == nil {
 		m = &meter{}
 		s.meters[key] = m
 	}
 	m.mu.Lock()
+	defer m.mu.Unlock()
 	m.watchers = append(m.watchers, w)
-	m.mu.Unlock()
-	s.meterMu.Unlock()
+	if w.layer != nil {
+		for _, l := range m.layers {
+			w.layer(*l)
+		}
+	}
 	return m, func() { s.unwatch(key, m, w) }
 }
 
@@ -54,12 +131,7 @@ func (s *Store) unwatch(key pullKey, m *meter, w *watcher) {
 	defer s.meterMu.Unlock()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for i := range m.watchers {
-		if m.watchers[i] == w {
-			m.watchers = append(m.watchers[:i], m.watchers[i+1:]...)
-			break
-		}
-	}
+	m.watchers = slices.DeleteFunc(m.watchers, func(other *watcher) bool { return other == w })
 	if len(m.watchers) == 0 {
 		delete(s.meters, key)
 	}

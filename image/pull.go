@@ -8,10 +8,13 @@ import (
 	"slices"
 	"time"
 
-	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/image/registry"
+	"github.com/coracle-project/coracle/internal/fault"
 )
 
 // pullKey is what makes two pulls the same. Credentials are a part of it: a pull
@@ -26,9 +29,14 @@ type pullKey struct {
 // joined; it is cancelled when nobody waits for it any more, and then, as after
 // any error, nothing of it is left.
 func (s *Store) Pull(ctx context.Context, ref string, opts PullOptions) (Image, error) {
-	n, err := parseName(ref)
+	n, err := s.cfg.short().parse(ref)
 	if err != nil {
 		return Image{}, err
+	}
+	if isShort(ref) && n.domain != dockerHub {
+		// Whoever chose the credentials took the name for one of Docker Hub's, as the
+		// kubelet does: they are not for another registry.
+		opts.Auth = Auth{}
 	}
 	if err := s.begin(); err != nil {
 		return Image{}, err
@@ -39,7 +47,7 @@ func (s *Store) Pull(ctx context.Context, ref string, opts PullOptions) (Image, 
 	defer context.AfterFunc(s.ctx, func() { cancel(errClosed) })()
 
 	key := pullKey{n, opts.Auth}
-	m, stop := s.watch(key, opts.Progress)
+	m, stop := s.watch(key, &watcher{opts.Progress, opts.Layer})
 	defer stop()
 	img, _, err := s.pulls.do(ctx, key, func(ctx context.Context) (Image, error) {
 		return s.pull(ctx, n, opts.Auth, m)
@@ -54,14 +62,25 @@ func (s *Store) Pull(ctx context.Context, ref string, opts PullOptions) (Image, 
 }
 
 func (s *Store) pull(ctx context.Context, n name, a Auth, m *meter) (Image, error) {
-	src := s.newSource(n, a)
-	top, data, err := src.top(ctx)
+	src, err := s.registries.Load().Repository(n.domain, n.path, a)
 	if err != nil {
 		return Image{}, err
 	}
-	c, err := resolve(ctx, top, data, src.read)
+	top, data, err := fetchTop(ctx, src, n)
 	if err != nil {
 		return Image{}, err
+	}
+	c, err := resolve(ctx, top, data, src.Fetch)
+	if err != nil {
+		return Image{}, err
+	}
+	if err := s.checkTrust(ctx, src, c); err != nil {
+		return Image{}, err
+	}
+	for _, l := range c.layers {
+		if err := s.cfg.Keys.Check(l); err != nil {
+			return Image{}, err // before anything is fetched in vain
+		}
 	}
 	if err := fault.At(ctx, "image.pull.resolved"); err != nil {
 		return Image{}, err
@@ -70,8 +89,54 @@ func (s *Store) pull(ctx context.Context, n name, a Auth, m *meter) (Image, erro
 	if err := s.pin(ctx, pins); err != nil {
 		return Image{}, err
 	}
-	img, err := s.fetch(ctx, src, c, m)
+	img, err := s.fetch(ctx, n, src, a, c, m)
 	return img, errors.Join(err, s.settle(ctx, pins, err != nil))
+}
+
+// fetchTop fetches the document that the reference names. Its descriptor has a media type
+// that tools understand, whatever the registry says.
+func fetchTop(ctx context.Context, src *registry.Repository, n name) (ocispec.Descriptor, []byte, error) {
+	d, data, err := src.Resolve(ctx, n.wanted())
+	if err != nil {
+		return d, nil, err
+	}
+	doc, err := parseDocument(data, d.MediaType)
+	if err != nil {
+		return d, nil, err
+	}
+	if _, known := documentKinds[d.MediaType]; !known {
+		d.MediaType = documentType(doc)
+	}
+	return d, data, nil
+}
+
+// documentType is the media type of a document whose server does not tell it.
+func documentType(d *document) string {
+	switch {
+	case d.MediaType != "":
+		return d.MediaType
+	case d.isIndex():
+		return ocispec.MediaTypeImageIndex
+	}
+	return ocispec.MediaTypeImageManifest
+}
+
+// checkTrust asks the signature policy, as it is now, about what was resolved.
+func (s *Store) checkTrust(ctx context.Context, src *registry.Repository, c *content) error {
+	policy, err := s.cfg.Policy.Load()
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrUntrusted, err)
+	}
+	manifest := c.top
+	if c.manifest != c.top.Digest {
+		data := c.documents[c.manifest]
+		doc, err := parseDocument(data, "")
+		if err != nil {
+			return err
+		}
+		manifest = ocispec.Descriptor{MediaType: documentType(doc), Digest: c.manifest, Size: int64(len(data))}
+	}
+	return policy.Check(ctx, src, c.top, manifest)
 }
 
 // settle ends a pull: what it held is named by the index now, or is garbage.
@@ -87,9 +152,11 @@ func (s *Store) settle(ctx context.Context, pins []digest.Digest, failed bool) e
 	return s.GC(ctx)
 }
 
-// fetch brings everything that the image consists of into the store and names it.
-func (s *Store) fetch(ctx context.Context, src *source, c *content, m *meter) (Image, error) {
+// fetch brings everything that the image consists of into the store and names it. Layers that are
+// shown lazily come later.
+func (s *Store) fetch(ctx context.Context, n name, src *registry.Repository, a Auth, c *content, m *meter) (Image, error) {
 	m.expect(c.size())
+	parts := m.expectLayers(c.layers)
 	if err := s.checkSpace(c); err != nil {
 		return Image{}, err
 	}
@@ -103,20 +170,37 @@ func (s *Store) fetch(ctx context.Context, src *source, c *content, m *meter) (I
 	c.forget()
 	g, gctx := errgroup.WithContext(ctx)
 	for i, l := range c.layers {
-		g.Go(func() error { return s.ensureLayer(gctx, src, l, c.image.RootFS.DiffIDs[i], m) })
+		g.Go(func() error {
+			diffID := c.image.RootFS.DiffIDs[i]
+			if s.showLazily(gctx, n, a, l, diffID) {
+				parts[i].add(l.Size)
+				parts[i].complete()
+				return nil
+			}
+			err := s.ensureLayer(gctx, src, l, diffID, parts[i])
+			if err == nil {
+				parts[i].complete()
+			}
+			return err
+		})
 	}
 	if err := g.Wait(); err != nil {
 		return Image{}, err
 	}
-	if err := s.disks.sync(); err != nil {
+	if err := s.syncs.do(struct{}{}); err != nil {
 		return Image{}, err
 	}
 	if err := fault.At(ctx, "image.pull.synced"); err != nil {
 		return Image{}, err
 	}
-	img, err := s.commit(named{name: src.name, pulled: time.Now(), content: c})
+	img, err := s.commit(named{name: n, pulled: time.Now(), content: c})
 	if err != nil {
 		return Image{}, err
+	}
+	for i, l := range c.layers {
+		if diffID := c.image.RootFS.DiffIDs[i]; s.isLazy(l, diffID) {
+			s.landSoon(src, l, diffID)
+		}
 	}
 	return img, fault.At(ctx, "image.pull.indexed")
 }

@@ -25,8 +25,17 @@ func TestPullByTag(t *testing.T) {
 	r, s := newFake(t), openStore(t, nil)
 	want := r.image("app:1", threeLayers(), nil)
 	var last, total int64
-	img, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{Progress: func(d, n int64) { last, total = d, n }})
+	layers := map[int]LayerProgress{}
+	img, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{
+		Progress: func(d, n int64) { last, total = d, n },
+		Layer:    func(l LayerProgress) { layers[l.Place] = l },
+	})
 	must(t, err)
+	for i, blob := range want.layers {
+		if l := layers[i]; l.Digest != blob || !l.Complete || l.Done != l.Total || l.Total == 0 {
+			t.Errorf("layer %d: %+v", i, l)
+		}
+	}
 	if img.ID != want.config || img.Manifest != want.manifest || !slices.Equal(img.Layers, want.diffIDs) {
 		t.Errorf("image %+v, want %+v", img, want)
 	}
@@ -256,6 +265,27 @@ func TestLayerMissingIsUnpackedFromItsBlob(t *testing.T) {
 	must(t, err)
 	if got := s.content(t, p.diffIDs[0], "a/f"); got != "gzip" || r.asked(string(p.layers[0])) != 1 {
 		t.Errorf("content %q, fetched %d times", got, r.asked(string(p.layers[0])))
+	}
+}
+
+// A blob that is in the store already is no proof of the layer that an image claims it is:
+// such an image would get a layer that is not its own.
+func TestStoredBlobClaimedToBeAnotherLayer(t *testing.T) {
+	for _, keep := range []bool{true, false} {
+		r, s := newFake(t), openStore(t, func(c *Config) { c.KeepBlobs = keep })
+		private, own := gzipLayer(tarOf("private", "key")), gzipLayer(tarOf("own", "1"))
+		r.image("private:1", []testLayer{private}, nil)
+		r.image("own:1", []testLayer{own}, nil)
+		for _, ref := range []string{"private:1", "own:1"} {
+			_, err := s.Pull(t.Context(), r.ref(ref), PullOptions{})
+			must(t, err)
+		}
+		lie := own
+		lie.tar = private.tar
+		r.image("lie:1", []testLayer{lie}, nil)
+		if _, err := s.Pull(t.Context(), r.ref("lie:1"), PullOptions{}); !errors.Is(err, ErrInvalidImage) {
+			t.Errorf("blobs kept: %t: %v", keep, err)
+		}
 	}
 }
 

@@ -6,7 +6,9 @@ import (
 	"compress/gzip"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -23,6 +25,9 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/image/registry"
+	"github.com/coracle-project/coracle/image/unpack"
 )
 
 func TestMain(m *testing.M) {
@@ -249,19 +254,28 @@ func (r *fakeRegistry) of(repo string, d digest.Digest, os, arch, variant string
 type dirLayers struct {
 	dir string
 
-	mu      sync.Mutex
-	inUse   map[digest.Digest]bool
-	commits map[digest.Digest]int
-	n       int
+	mu       sync.Mutex
+	inUse    map[digest.Digest]bool
+	commits  map[digest.Digest]int
+	n        int
+	archived int // how often an archive was made again
 }
 
 func newDirLayers(t testing.TB, dir string) *dirLayers {
 	must(t, os.MkdirAll(filepath.Join(dir, "staging"), 0o755))
 	must(t, os.MkdirAll(filepath.Join(dir, "done"), 0o755))
+	must(t, os.MkdirAll(filepath.Join(dir, "recipes"), 0o755))
 	return &dirLayers{dir: dir, inUse: map[digest.Digest]bool{}, commits: map[digest.Digest]int{}}
 }
 
 func (l *dirLayers) path(d digest.Digest) string { return filepath.Join(l.dir, "done", d.Encoded()) }
+
+// recipe is where the recipe of a directory of layers is.
+func (l *dirLayers) recipe(dir string) string {
+	return filepath.Join(l.dir, "recipes", filepath.Base(dir))
+}
+
+func (l *dirLayers) Markers() unpack.Markers { return unpack.OverlayMarkers }
 
 func (l *dirLayers) HasLayer(d digest.Digest) bool {
 	_, err := os.Stat(l.path(d))
@@ -306,10 +320,14 @@ type dirWriter struct {
 	dir string
 }
 
-func (w *dirWriter) Dir() string  { return w.dir }
+func (w *dirWriter) Dir() string { return w.dir }
+
+// Recipe is kept beside the layer's files' directory, which is all that there is here.
+func (w *dirWriter) Recipe() (io.WriteCloser, error) { return os.Create(w.l.recipe(w.dir)) }
+
 func (w *dirWriter) Abort() error { return os.RemoveAll(w.dir) }
 
-func (w *dirWriter) Commit(_ context.Context, d digest.Digest, _, _ int64) error {
+func (w *dirWriter) Commit(_ context.Context, d digest.Digest) error {
 	w.l.mu.Lock()
 	defer w.l.mu.Unlock()
 	w.l.commits[d]++
@@ -317,7 +335,7 @@ func (w *dirWriter) Commit(_ context.Context, d digest.Digest, _, _ int64) error
 	if err == unix.EEXIST {
 		return nil
 	}
-	return err
+	return errors.Join(err, os.Rename(w.l.recipe(w.dir), w.l.recipe(w.l.path(d))))
 }
 
 // testStore is a store with its layer store, on a directory that outlives reopen.
@@ -331,7 +349,7 @@ func openStore(t testing.TB, change func(*Config)) *testStore {
 	t.Helper()
 	dir := t.TempDir()
 	layers := newDirLayers(t, filepath.Join(dir, "layers"))
-	cfg := Config{Root: filepath.Join(dir, "images"), Layers: layers, StallTimeout: 10 * time.Second}
+	cfg := Config{Root: filepath.Join(dir, "images"), Layers: layers, Registries: registry.Config{StallTimeout: 10 * time.Second}, KeepBlobs: true}
 	cfg.Layer.MinFree = 1
 	if change != nil {
 		change(&cfg)

@@ -2,12 +2,13 @@ package image
 
 import (
 	"context"
+	"errors"
 	"io"
 	"os"
 	"sync"
 )
 
-// spool is a file that one goroutine appends to while another reads behind it. The
+// spool is a file that a registry.Repository fills while another goroutine reads behind it. The
 // file is the buffer between a registry and the unpacking: neither slows the other,
 // and what is read is still in the page cache.
 type spool struct {
@@ -26,14 +27,18 @@ func newSpool(f *os.File) *spool {
 	return s
 }
 
-// Write appends.
-func (s *spool) Write(p []byte) (int, error) {
-	n, err := s.f.Write(p)
+// WriteAt writes a part, which readers do not see before Arrived.
+func (s *spool) WriteAt(p []byte, off int64) (int, error) { return s.f.WriteAt(p, off) }
+
+// ReadAt reads what was written.
+func (s *spool) ReadAt(p []byte, off int64) (int, error) { return s.f.ReadAt(p, off) }
+
+// Arrived says that the first n bytes are there.
+func (s *spool) Arrived(n int64) {
 	s.mu.Lock()
-	s.size += int64(n)
+	s.size = n
 	s.mu.Unlock()
 	s.more.Broadcast()
-	return n, err
 }
 
 // finish ends the file: readers get io.EOF after the last byte, or err at once.
@@ -87,3 +92,9 @@ func (r *spoolReader) Read(p []byte) (int, error) {
 	r.off += int64(got)
 	return got, err
 }
+
+// abandon makes reads end, also one that waits.
+func (r *spoolReader) abandon() { r.s.finish(errAbandoned) }
+
+// errAbandoned ends the reads of a spool that nobody wants to read any more.
+var errAbandoned = errors.New("no longer read")

@@ -11,6 +11,8 @@ import (
 
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/coracle-project/coracle/image/registry"
 )
 
 // errClosed is returned by calls on a closed store.
@@ -19,18 +21,21 @@ var errClosed = errors.New("image store is closed")
 // Store is the images of this node. Its methods may be called concurrently. Get and
 // List read memory only.
 type Store struct {
-	cfg    Config
-	layout layout
-	remote *transports
+	cfg        Config
+	layout     layout
+	registries atomic.Pointer[registry.Client] // SetRegistries replaces it
 
 	// now is the present catalog. It is replaced under commitMu, after
 	// index.json has been.
 	now      atomic.Pointer[catalog]
 	commitMu sync.Mutex
 
-	pulls     flight[pullKey, Image]
-	layers    flight[layerKey, struct{}]
-	downloads slots
+	pulls  flight[pullKey, Image]
+	layers flight[layerKey, struct{}]
+	shows  flight[digest.Digest, struct{}] // lazy layers, by diff id
+
+	landingMu sync.Mutex
+	landings  map[digest.Digest]*landing // by diff id
 
 	meterMu sync.Mutex
 	meters  map[pullKey]*meter
@@ -40,8 +45,13 @@ type Store struct {
 	sweep chan struct{}
 	pins  map[digest.Digest]int // guarded by sweep
 
-	usage usage
-	disks disks
+	usage  usage
+	disks  disks
+	syncs  batches[struct{}] // of disks
+	enters batches[[]named]  // into the index, an image each
+	ledger *ledger
+
+	reclaiming sync.Mutex // held while images are removed to make room
 
 	ctx   context.Context // ends at Close
 	close context.CancelFunc
@@ -49,26 +59,33 @@ type Store struct {
 }
 
 // Open reads the store and brings it in order: stale downloads, blobs and layers
-// that no image needs are removed, images whose blobs are damaged or missing are
-// dropped with a warning. An index.json that cannot be read is an error.
+// that no image needs are removed. Damage is no reason not to open: what is damaged is set
+// aside or dropped with a warning, and what it may have to do with is kept for a day, so
+// that pulling again fetches no more than it must.
 func Open(cfg Config) (*Store, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
 		return nil, err
 	}
-	remote, err := newTransports(cfg)
+	registries, err := registry.NewClient(cfg.Registries)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("image store: %w", err)
+	}
+	if _, err := cfg.Policy.Load(); err != nil {
+		return nil, err // rather than at each pull
 	}
 	s := &Store{
-		cfg:       cfg,
-		layout:    layout{cfg.Root},
-		remote:    remote,
-		downloads: slots{each: cfg.MaxConcurrentDownloads},
-		meters:    map[pullKey]*meter{},
-		sweep:     make(chan struct{}, 1),
-		pins:      map[digest.Digest]int{},
+		cfg:    cfg,
+		layout: layout{cfg.Root},
+		meters: map[pullKey]*meter{},
+
+		landings: map[digest.Digest]*landing{},
+		sweep:    make(chan struct{}, 1),
+		pins:     map[digest.Digest]int{},
 	}
+	s.registries.Store(registries)
+	s.syncs.work = func([]struct{}) error { return s.disks.sync() }
+	s.enters.work = s.enter
 	s.ctx, s.close = context.WithCancel(context.Background())
 	if err := s.recover(s.ctx); err != nil {
 		s.Close()
@@ -84,9 +101,16 @@ func (s *Store) recover(ctx context.Context) error {
 	if err := s.disks.add(s.layout.root); err != nil {
 		return fmt.Errorf("open image store: %w", err)
 	}
-	index, err := s.layout.loadIndex()
+	var err error
+	if s.ledger, err = openLedger(s.layout.ledger(), s.cfg.Log); err != nil {
+		return fmt.Errorf("open image store: %w", err)
+	}
+	index, damage, err := s.layout.loadIndex()
 	if err != nil {
-		return err
+		return fmt.Errorf("open image store: %w", err)
+	}
+	for _, d := range damage {
+		s.cfg.Log.Warn("image index is damaged: images may have to be pulled again", "error", d)
 	}
 	entries := make([]named, 0, len(index))
 	for _, e := range index {
@@ -97,16 +121,19 @@ func (s *Store) recover(ctx context.Context) error {
 		}
 		entries = append(entries, named{name: e.name, pulled: e.pulled, content: c})
 	}
-	s.now.Store(newCatalog(entries))
-	if len(entries) != len(index) {
-		if err := s.layout.saveIndex(entries); err != nil {
+	s.now.Store(newCatalog(entries, s.cfg.short(), s.cfg.Pinned))
+	if len(entries) != len(index) || len(damage) > 0 {
+		if err := errors.Join(s.salvage(), s.layout.saveIndex(entries)); err != nil {
 			return err
 		}
 	}
 	if err := s.usage.count(s.layout.blobs()); err != nil {
 		return fmt.Errorf("open image store: %w", err)
 	}
-	return s.GC(ctx)
+	if err := s.GC(ctx); err != nil || s.cfg.Lazy == nil {
+		return err
+	}
+	return s.landAll()
 }
 
 // loadContent reads an image back from the blobs and checks that all of it is there.
@@ -120,11 +147,8 @@ func (s *Store) loadContent(ctx context.Context, top ocispec.Descriptor) (*conte
 		return nil, err
 	}
 	c.forget()
-	for i, l := range c.layers {
-		if !s.layout.has(l) {
-			return nil, fmt.Errorf("%w: blob %s is missing or has the wrong size", ErrInvalidImage, l.Digest)
-		}
-		if d := c.image.RootFS.DiffIDs[i]; !s.cfg.Layers.HasLayer(d) {
+	for i := range c.layers {
+		if d := c.image.RootFS.DiffIDs[i]; !s.cfg.Layers.HasLayer(d) && !s.isLazy(c.layers[i], d) {
 			return nil, fmt.Errorf("%w: layer %s is missing", ErrInvalidImage, d)
 		}
 	}
@@ -152,23 +176,11 @@ func (s *Store) Remove(ctx context.Context, refOrID string) error {
 		return err
 	}
 	defer s.wg.Done()
-	err := func() error {
-		s.commitMu.Lock()
-		defer s.commitMu.Unlock()
-		now := s.now.Load()
-		img, err := now.find(refOrID)
-		if err != nil {
-			return err
-		}
-		return s.commitLocked(now.without(img.ID))
-	}()
+	_, err := s.takeAway(ctx, removal{ref: refOrID, all: true})
 	if errors.Is(err, ErrNotFound) {
 		return nil
 	}
-	if err != nil {
-		return fmt.Errorf("remove image %s: %w", refOrID, err)
-	}
-	return s.GC(ctx)
+	return err
 }
 
 // commitLocked makes entries the store's images. commitMu is held.
@@ -176,18 +188,36 @@ func (s *Store) commitLocked(entries []named) error {
 	if err := s.layout.saveIndex(entries); err != nil {
 		return err
 	}
-	s.now.Store(newCatalog(entries))
+	s.now.Store(newCatalog(entries, s.cfg.short(), s.cfg.Pinned))
 	return nil
 }
 
-// commit adds a pulled image.
-func (s *Store) commit(e named) (Image, error) {
-	s.commitMu.Lock()
-	defer s.commitMu.Unlock()
-	if err := s.commitLocked(s.now.Load().with(e)); err != nil {
+// commit adds an image, under one name or more, that was pulled or brought.
+func (s *Store) commit(es ...named) (Image, error) {
+	if err := s.enters.do(es); err != nil {
 		return Image{}, err
 	}
-	return *s.now.Load().images[e.config.Digest], nil
+	s.reclaimSoon()
+	now, id := s.now.Load(), es[0].config.Digest
+	if now.images[id] == nil { // removed as it came
+		now = newCatalog(es, s.cfg.short(), s.cfg.Pinned)
+	}
+	return *now.images[id], nil
+}
+
+// enter puts images into the index, whose layers are on the disk.
+func (s *Store) enter(images [][]named) error {
+	all := slices.Concat(images...)
+	if err := s.ledger.save(all); err != nil {
+		return err
+	}
+	s.commitMu.Lock()
+	defer s.commitMu.Unlock()
+	c := *s.now.Load()
+	for _, e := range all {
+		c.entries = c.with(e)
+	}
+	return s.commitLocked(c.entries)
 }
 
 // begin enters a call that Close waits for.
@@ -201,14 +231,25 @@ func (s *Store) begin() error {
 	return nil
 }
 
+// SetRegistries says anew how registries are reached. Transfers under way go on as they began. On
+// error nothing has changed.
+func (s *Store) SetRegistries(c registry.Config) error {
+	registries, err := registry.NewClient(c)
+	if err != nil {
+		return fmt.Errorf("image store: %w", err)
+	}
+	s.registries.Swap(registries).Close()
+	return nil
+}
+
 // Close cancels what is under way and waits until it has stopped.
 func (s *Store) Close() error {
 	s.commitMu.Lock()
 	s.close()
 	s.commitMu.Unlock()
 	s.wg.Wait()
-	s.remote.close()
-	return s.disks.close()
+	s.registries.Load().Close()
+	return errors.Join(s.ledger.close(), s.disks.close())
 }
 
 // cleanupTimeout bounds cleaning up after a cancelled call.

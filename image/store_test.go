@@ -65,16 +65,18 @@ func TestOpenCleansUp(t *testing.T) {
 		_, err := s.Pull(t.Context(), r.ref(ref), PullOptions{})
 		must(t, err)
 	}
-	must(t, os.Remove(s.layout.blob(hurt.layers[0])))
+	must(t, os.Remove(s.layout.blob(hurt.config)))
 	must(t, os.WriteFile(s.layout.blob(torn.config), []byte("{}"), 0o600))
 	must(t, os.WriteFile(filepath.Join(s.Root(), ".atomic-1"), []byte("x"), 0o600))
 	must(t, os.WriteFile(filepath.Join(s.layout.ingest(), "blob-1"), []byte("x"), 0o600))
 	must(t, os.WriteFile(s.layout.blob(digest.FromString("stray")), []byte("x"), 0o600))
 	must(t, os.Mkdir(s.layers.path(digest.FromString("stray")), 0o700))
 	s.reopen(t)
-	if got := s.left(t); got != "images 1 blobs 5 layers 3 ingest 0 staging 0" {
+	// Layers are kept for a day, for the damaged images will be pulled again.
+	if got := s.left(t); got != "images 1 blobs 5 layers 5 ingest 0 staging 0" {
 		t.Error(got)
 	}
+	must(t, s.Release(t.Context(), salvageLease))
 	if _, err := os.Stat(filepath.Join(s.Root(), ".atomic-1")); err == nil {
 		t.Error("temporary file left")
 	}
@@ -210,7 +212,7 @@ func TestFind(t *testing.T) {
 			t.Errorf("Get(%q): %v, want %v", ref, err, want)
 		}
 	}
-	twin := newCatalog([]named{catalogEntry("a", "aaaaaa1"), catalogEntry("b", "aaaaaa2")})
+	twin := newCatalog([]named{catalogEntry("a", "aaaaaa1"), catalogEntry("b", "aaaaaa2")}, "", nil)
 	if _, err := twin.find("aaaaaa"); !errors.Is(err, ErrInvalidReference) {
 		t.Errorf("ambiguous id: %v", err)
 	}
@@ -250,16 +252,5 @@ func TestPlatformScores(t *testing.T) {
 	}
 	if !(v("v3") > v("v2") && v("v2") > v("") && v("") == v("v1")) {
 		t.Error("a better variant does not score higher")
-	}
-}
-
-func TestLoopback(t *testing.T) {
-	for host, want := range map[string]bool{
-		"localhost": true, "localhost:5000": true, "127.0.0.1:5000": true, "127.9.8.7": true, "[::1]:5000": true,
-		"reg.localhost:80": true, "127.0.0.1:443": false, "10.0.0.1:5000": false, "localhost.example": false, "example.com": false,
-	} {
-		if got := isLoopback(host); got != want {
-			t.Errorf("isLoopback(%q) = %v", host, got)
-		}
 	}
 }

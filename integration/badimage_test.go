@@ -201,12 +201,7 @@ func rewrite(t *testing.T, h *hostile, change func(*ocispec.Manifest)) {
 
 // Names that lead nowhere.
 func TestPullNothing(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	closed := l.Addr().String()
-	l.Close()
+	closed := testkit.RefusingAddr(t)
 	silent, err := net.Listen("tcp", "127.0.0.1:0") // accepts, says nothing
 	if err != nil {
 		t.Fatal(err)

@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/coracle-project/coracle/internal/testkit"
 )
@@ -89,9 +88,8 @@ func TestCrictl(t *testing.T) {
 		t.Errorf("stats: %s", out)
 	}
 
-	// exec: synchronously and over SPDY. (crictl's WebSockets speak v5.channel.k8s.io only, which
-	// Kubernetes' own streaming server for runtimes, cri-streaming 0.36, does not offer.)
-	for _, args := range [][]string{{"--sync"}, {}} {
+	// exec: synchronously, over SPDY and over WebSocket.
+	for _, args := range [][]string{{"--sync"}, {}, {"-r", "websocket"}} {
 		out := n.Crictl(t, append(append([]string{"exec"}, args...), web, "hostname")...)
 		if strings.TrimSpace(out) != "crictl" {
 			t.Errorf("exec %v: %q", args, out)
@@ -100,8 +98,11 @@ func TestCrictl(t *testing.T) {
 	if _, err := n.TryCrictl(nil, "exec", web, "sh", "-c", "exit 3"); err == nil {
 		t.Error("exec of a failing command: no error")
 	}
-	if out, err := n.TryCrictl([]byte("twice\n"), "exec", "-i", web, "cat"); err != nil || out != "twice" {
-		t.Errorf("exec -i: %q, %v", out, err)
+	for _, transport := range []string{"spdy", "websocket"} {
+		// cat ends with its input, which has to be passed on.
+		if out, err := n.TryCrictl([]byte("twice\n"), "exec", "-r", transport, "-i", web, "cat"); err != nil || out != "twice" {
+			t.Errorf("exec -i over %s: %q, %v", transport, out, err)
+		}
 	}
 	// attach: the shell reads what crictl reads.
 	if out, err := n.TryCrictl([]byte("echo attached-$((40+2)); exit\n"), "attach", "-i", shell); err != nil || !strings.Contains(out, "attached-42") {
@@ -138,7 +139,7 @@ func portForward(t *testing.T, n *node, pod string) string {
 	addr := l.Addr().String()
 	_, port, _ := net.SplitHostPort(addr)
 	l.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, testkit.Bin(t, "tools", "crictl"), "-c", "/dev/null", "-r", "unix://"+n.Socket, "port-forward", pod, port+":8080")
 	var out bytes.Buffer

@@ -1,6 +1,10 @@
 package integration
 
 import (
+	"archive/tar"
+	"bytes"
+	"errors"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -10,8 +14,11 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	imagesv1 "github.com/coracle-project/coracle/api/images/v1"
 	"github.com/coracle-project/coracle/internal/testkit"
 )
 
@@ -38,7 +45,8 @@ func pointsIn(t *testing.T, dirs ...string) []string {
 			raw, err := os.ReadFile(p)
 			for _, m := range faultPoint.FindAllStringSubmatch(string(raw), -1) {
 				// CNI has its tests in network/: here the built-in bridge is in use.
-				if !strings.HasPrefix(m[1], "network.cni.") {
+				// Layers that are pulled lazily have theirs in lazy_test.go.
+				if !strings.HasPrefix(m[1], "network.cni.") && !strings.HasPrefix(m[1], "image.lazy.") {
 					points = append(points, m[1])
 				}
 			}
@@ -68,6 +76,84 @@ func wholeLife(t *testing.T, n *node) {
 		_, err := n.Images.RemoveImage(n.ctx(), &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: testRef("busybox")}})
 		return err
 	})
+	madeHere(t, n)
+}
+
+// madeHere imports an image, has it found damaged and dropped, imports it again, gives it a
+// second name and removes it, each call repeated until it succeeds.
+func madeHere(t *testing.T, n *node) {
+	conn, err := grpc.NewClient("unix://"+n.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	defer conn.Close()
+	images := imagesv1.NewImagesClient(conn)
+	const name = "localhost/made:"
+	var diffID string
+	load := func() error {
+		s, err := images.Import(n.ctx())
+		if err != nil {
+			return err
+		}
+		// The end of the call, not Send, tells what was wrong.
+		_ = s.Send(&imagesv1.ImportRequest{Name: name + "1", Data: oneFile()})
+		r, err := s.CloseAndRecv()
+		if err == nil {
+			diffID = r.GetImage().GetLayers()[0].GetDiffId()
+		}
+		return err
+	}
+	again(t, n, "Import", load)
+	file := filepath.Join(n.Root, "snapshots", "layers", "sha256", strings.TrimPrefix(diffID, "sha256:"), "fs", "file")
+	if err := os.WriteFile(file, []byte("damaged"), 0o644); err != nil {
+		t.Error(err)
+	}
+	again(t, n, "Verify", func() error {
+		s, err := images.Verify(n.ctx(), &imagesv1.VerifyRequest{Repair: imagesv1.Repair_REPAIR_DROP})
+		for err == nil {
+			_, err = s.Recv()
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		return err
+	})
+	again(t, n, "Import", load)
+	again(t, n, "Tag", func() error {
+		_, err := images.Tag(n.ctx(), &imagesv1.TagRequest{Image: name + "1", Name: name + "2"})
+		return err
+	})
+	again(t, n, "Prune", func() error {
+		_, err := images.Prune(n.ctx(), &imagesv1.PruneRequest{All: true})
+		return err
+	})
+}
+
+// oneFile is an archive of a root file system.
+func oneFile() []byte {
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	_ = w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "file", Size: 4, Mode: 0o644})
+	_, _ = w.Write([]byte("good"))
+	_ = w.Close()
+	return b.Bytes()
+}
+
+// reached waits for the end of a process, which may come after that of the calls: some of their
+// work is done behind their back.
+func reached(gone, done <-chan struct{}) bool {
+	select {
+	case <-gone:
+		return true
+	case <-done:
+	}
+	select {
+	case <-gone:
+		return true
+	case <-time.After(callTimeout):
+		return false
+	}
 }
 
 // coracled kills itself at each fault point in turn. Started again it rolls forward
@@ -89,17 +175,15 @@ func TestKilledAtEachFaultPoint(t *testing.T) {
 				defer close(done)
 				wholeLife(t, n)
 			}()
-			select {
-			case <-n.Exited():
-				if err := n.Start(); err != nil {
-					t.Fatal(err)
-				}
-			case <-done:
-				t.Errorf("the fault point was not reached")
+			if !reached(n.Exited(), done) {
+				t.Fatal("the fault point was not reached")
+			}
+			if err := n.Start(); err != nil {
+				t.Fatal(err)
 			}
 			select {
 			case <-done:
-			case <-time.After(time.Minute):
+			case <-time.After(2 * callTimeout):
 				t.Fatal("hangs")
 			}
 			check()
@@ -140,7 +224,15 @@ func TestShimKilledAtEachFaultPoint(t *testing.T) {
 
 func shimKilledAt(t *testing.T, point string, pid cri.NamespaceMode) {
 	armed := filepath.Join(t.TempDir(), "faults")
-	n := newNode(t, testkit.Options{Faults: true, Env: []string{"CORACLE_FAULTS_FILE=" + armed}})
+	o := testkit.Options{Faults: true, Env: []string{"CORACLE_FAULTS_FILE=" + armed}}
+	var n *node
+	if strings.HasPrefix(point, "runtime.oci.") {
+		n = newHandlerNode(t, o, "oci:"+runc)
+	} else if strings.HasPrefix(point, "runtime.shim.") {
+		n = newHandlerNode(t, o, "shim:"+testkit.Bin(t, "tools", "containerd-shim-runc-v2"))
+	} else {
+		n = newNode(t, o)
+	}
 	n.pull("busybox")
 	n.warm()
 	check := n.noLeaks()
@@ -158,18 +250,16 @@ func shimKilledAt(t *testing.T, point string, pid cri.NamespaceMode) {
 		defer close(done)
 		retryLifeWith(t, n, pid)
 	}()
-	select {
-	case <-gone:
-		// The next shim has to live.
-		if err := os.Remove(armed); err != nil {
-			t.Error(err)
-		}
-	case <-done:
-		t.Errorf("the fault point was not reached")
+	if !reached(gone, done) {
+		t.Fatal("the fault point was not reached")
+	}
+	// The next shim has to live.
+	if err := os.Remove(armed); err != nil {
+		t.Error(err)
 	}
 	select {
 	case <-done:
-	case <-time.After(time.Minute):
+	case <-time.After(2 * callTimeout):
 		t.Fatal("hangs")
 	}
 	n.ready()

@@ -1,9 +1,15 @@
 package integration
 
 import (
+	"bufio"
+	"context"
+	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -52,6 +58,53 @@ func TestLongLines(t *testing.T) {
 		if len(l.Text) > 16<<10 {
 			t.Errorf("line %d has %d bytes", i, len(l.Text))
 		}
+	}
+	p.remove()
+}
+
+// Followers of a log that its writer rotates see every line of a container: crictl, whose way of following is the kubelet's,
+// and ours, which may even be held up.
+func TestFollowersOfRotatedLog(t *testing.T) {
+	n := newNode(t, testkit.Options{Config: "[runtime]\nlog_file_bytes = 262144\nlog_files = 100\n"})
+	n.pull("busybox")
+	p := n.runPod(nil)
+	const rounds, each = 6, 3000 // of 170 kB
+	c := p.run(shell("main", fmt.Sprintf("i=0; r=0; while :; do while ! [ -e /go$r ]; do sleep 0.02; done; r=$((r+1)); n=0; while [ $n -lt %d ]; do n=$((n+1)); i=$((i+1)); echo line $i; done; done", each)))
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	followers := map[string]*bufio.Scanner{}
+	for name, cmd := range map[string]*exec.Cmd{
+		"crictl":  exec.CommandContext(ctx, testkit.Bin(t, "tools", "crictl"), "-c", "/dev/null", "-r", "unix://"+n.Socket, "logs", "-f", c.id),
+		"coracle": exec.CommandContext(ctx, testkit.Bin(t, "coracle"), "logs", "--address", n.Socket, "-f", c.id),
+	} {
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		defer func() {
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait()
+		}()
+		followers[name] = bufio.NewScanner(out)
+	}
+	for round := range rounds {
+		if out, code := c.exec("sh", "-c", fmt.Sprintf("touch /go%d 2>&1", round)); code != 0 {
+			t.Fatalf("exec ends with %d, %q", code, out)
+		}
+		for name, lines := range followers {
+			for i := range each {
+				if want := fmt.Sprint("line ", round*each+i+1); !lines.Scan() || lines.Text() != want {
+					t.Fatalf("%s: %q (%v), want %q", name, lines.Text(), lines.Err(), want)
+				}
+			}
+		}
+	}
+	aside, err := filepath.Glob(c.log + ".*")
+	if err != nil || len(aside) < rounds/2 {
+		t.Errorf("%d files set aside, %v", len(aside), err)
 	}
 	p.remove()
 }

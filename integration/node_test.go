@@ -15,8 +15,9 @@ import (
 	"github.com/coracle-project/coracle/internal/testkit/leak"
 )
 
-// callTimeout bounds one CRI call.
-const callTimeout = 30 * time.Second
+// callTimeout is when a CRI call, or a wait, gives up. Nothing is expected to take any part of it:
+// on a machine that does other things, too, everything takes as long as it takes.
+const callTimeout = 2 * time.Minute
 
 // binDir is the repository's bin directory, of a path like bin/test/web.
 func binDir(p string) string { return filepath.Dir(filepath.Dir(p)) }
@@ -25,8 +26,9 @@ func binDir(p string) string { return filepath.Dir(filepath.Dir(p)) }
 type node struct {
 	*testkit.Daemon
 	*testkit.CRI
-	t   testing.TB
-	seq int
+	t       testing.TB
+	seq     int
+	handler string // of pods
 }
 
 // newNode starts a daemon that knows the test registry. At the test's end
@@ -119,7 +121,7 @@ func (n *node) runPod(change func(*cri.PodSandboxConfig)) *pod {
 	if change != nil {
 		change(c)
 	}
-	r, err := n.RunPodSandbox(n.ctx(), &cri.RunPodSandboxRequest{Config: c})
+	r, err := n.RunPodSandbox(n.ctx(), &cri.RunPodSandboxRequest{Config: c, RuntimeHandler: n.handler})
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -259,10 +261,16 @@ func (c *container) output(stream string) string {
 	return testkit.Text(lines, stream)
 }
 
-// eventually waits for a condition that nothing announces, ten seconds at most.
+// eventually waits for a condition that nothing announces.
 func eventually(t testing.TB, what string, cond func() bool) {
 	t.Helper()
-	end := time.NewTimer(10 * time.Second)
+	within(t, callTimeout, what, cond)
+}
+
+// within is eventually for what takes its time.
+func within(t testing.TB, limit time.Duration, what string, cond func() bool) {
+	t.Helper()
+	end := time.NewTimer(limit)
 	defer end.Stop()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
@@ -270,7 +278,45 @@ func eventually(t testing.TB, what string, cond func() bool) {
 		select {
 		case <-tick.C:
 		case <-end.C:
-			t.Fatalf("not within 10 s: %s", what)
+			t.Fatalf("not within %s: %s", limit, what)
 		}
+	}
+}
+
+// overviews are the calls about everything, which nothing that hangs may hold up.
+func (n *node) overviews() map[string]func(context.Context) error {
+	return map[string]func(context.Context) error{
+		"Status": func(ctx context.Context) error {
+			_, err := n.Status(ctx, &cri.StatusRequest{Verbose: true})
+			return err
+		},
+		"ListPodSandbox": func(ctx context.Context) error {
+			_, err := n.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
+			return err
+		},
+		"ListContainers": func(ctx context.Context) error {
+			_, err := n.ListContainers(ctx, &cri.ListContainersRequest{})
+			return err
+		},
+		"ListImages": func(ctx context.Context) error {
+			_, err := n.Images.ListImages(ctx, &cri.ListImagesRequest{})
+			return err
+		},
+		"ImageFsInfo": func(ctx context.Context) error {
+			_, err := n.Images.ImageFsInfo(ctx, &cri.ImageFsInfoRequest{})
+			return err
+		},
+		"ListContainerStats": func(ctx context.Context) error {
+			_, err := n.ListContainerStats(ctx, &cri.ListContainerStatsRequest{})
+			return err
+		},
+		"ListPodSandboxStats": func(ctx context.Context) error {
+			_, err := n.ListPodSandboxStats(ctx, &cri.ListPodSandboxStatsRequest{})
+			return err
+		},
+		"ListPodSandboxMetrics": func(ctx context.Context) error {
+			_, err := n.ListPodSandboxMetrics(ctx, &cri.ListPodSandboxMetricsRequest{})
+			return err
+		},
 	}
 }

@@ -254,7 +254,7 @@ func killWhile(t *testing.T, n *node, v victim, after time.Duration, what string
 	v.kill(n)
 	select {
 	case <-done:
-	case <-time.After(time.Minute):
+	case <-time.After(2 * callTimeout):
 		t.Fatalf("%s after a kill at %v: hangs", what, after)
 	}
 	n.ready()
@@ -270,7 +270,7 @@ func retryLifeWith(t *testing.T, n *node, pid cri.NamespaceMode) {
 	config.Linux.SecurityContext.NamespaceOptions.Pid = pid
 	var podID, id string
 	again(t, n, "RunPodSandbox", func() error {
-		r, err := n.RunPodSandbox(n.ctx(), &cri.RunPodSandboxRequest{Config: config})
+		r, err := n.RunPodSandbox(n.ctx(), &cri.RunPodSandboxRequest{Config: config, RuntimeHandler: n.handler})
 		podID = r.GetPodSandboxId()
 		return err
 	})
@@ -307,9 +307,9 @@ func retryLifeWith(t *testing.T, n *node, pid cri.NamespaceMode) {
 	})
 }
 
-// again repeats a call until it succeeds, for ten seconds.
+// again repeats a call until it succeeds.
 func again(t *testing.T, n *node, what string, call func() error) {
-	end := time.Now().Add(10 * time.Second)
+	end := time.Now().Add(callTimeout)
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for {

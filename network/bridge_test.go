@@ -1,12 +1,14 @@
 package network
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -108,14 +110,21 @@ func TestHostPortConflicts(t *testing.T) {
 	out80.HostIP = hostOut4
 	udp80 := any80
 	udp80.Protocol = "udp"
+	sctp80 := any80
+	sctp80.Protocol = "sctp"
 
 	local := connect(t, m, "local", local80)
 	connect(t, m, "out", out80)
 	connect(t, m, "udp", udp80)
+	connect(t, m, "sctp", sctp80)
 	path, _ := newNetNS(t)
 	late := Pod{ID: "late", NetNS: path, Ports: []PortMapping{any80}}
 	if _, err := m.Setup(t.Context(), late); !errors.Is(err, ErrPortInUse) || !strings.Contains(err.Error(), "80/tcp belongs to pod") {
 		t.Errorf("any address: error %v", err)
+	}
+	late.Ports = []PortMapping{sctp80}
+	if _, err := m.Setup(t.Context(), late); !errors.Is(err, ErrPortInUse) || !strings.Contains(err.Error(), "80/sctp belongs to pod") {
+		t.Errorf("same port of SCTP: error %v", err)
 	}
 	late.Ports = []PortMapping{{Protocol: "tcp", HostPort: 81, ContainerPort: 81}, local80}
 	if _, err := m.Setup(t.Context(), late); !errors.Is(err, ErrPortInUse) {
@@ -129,6 +138,35 @@ func TestHostPortConflicts(t *testing.T) {
 	late.Ports = []PortMapping{local80}
 	if _, err := m.Setup(t.Context(), late); err != nil {
 		t.Errorf("freed: %v", err)
+	}
+}
+
+// TestPortElements: each protocol and family has its key in the map of its family.
+func TestPortElements(t *testing.T) {
+	pod4, pod6 := netip.MustParseAddr("10.1.2.3"), netip.MustParseAddr("fd00::3")
+	for protocol, number := range map[string]byte{"tcp": 6, "udp": 17, "sctp": 132} {
+		for _, pod := range []netip.Addr{pod4, pod6} {
+			for _, host := range []netip.Addr{{}, pod} {
+				name, key := "ports4", []byte(nil)
+				if pod.Is6() {
+					name = "ports6"
+				}
+				if host.IsValid() {
+					name, key = "addr"+name, host.AsSlice()
+				}
+				got := portElements([]portEntry{{hostPort: hostPort{Protocol: protocol, Port: 0x1234, IP: host, Target: 0x5678}, pod: pod}})
+				if len(got) != 1 || len(got[name]) != 1 {
+					t.Fatalf("%s to %s: %v, want one in %s", protocol, pod, got, name)
+				}
+				e := got[name][0]
+				if want := append(slices.Clone(key), number, 0, 0, 0, 0x12, 0x34, 0, 0); !bytes.Equal(e.Key, want) {
+					t.Errorf("%s to %s: key %v, want %v", protocol, pod, e.Key, want)
+				}
+				if want := append(pod.AsSlice(), 0x56, 0x78, 0, 0); !bytes.Equal(e.Val, want) {
+					t.Errorf("%s to %s: value %v, want %v", protocol, pod, e.Val, want)
+				}
+			}
+		}
 	}
 }
 

@@ -5,13 +5,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
@@ -27,10 +27,8 @@ import (
 // with the configuration that it was set up with, which its record holds,
 // whatever the directory says by then.
 type cniNet struct {
-	confDir string
-	binDirs []string
-	cni     *libcni.CNIConfig
-	log     *slog.Logger
+	at      atomic.Pointer[cniPlaces] // SetCNI replaces it
+	follow  cniFollower
 	records records[cniLease]
 	busy    keylock.Lock // by pod id
 
@@ -49,16 +47,30 @@ type cniLease struct {
 	Result Result          `json:"result"`
 }
 
-func newCNI(c Config) *cniNet {
-	return &cniNet{
+// cniPlaces are where configuration and plugins are.
+type cniPlaces struct {
+	confDir string
+	binDirs []string
+	cni     *libcni.CNIConfig
+}
+
+func newCNIPlaces(c Config) *cniPlaces {
+	return &cniPlaces{
 		confDir: c.CNIConfDir,
 		binDirs: c.CNIBinDirs,
 		// libcni makes a missing executor at its first use, without a lock.
-		cni:     libcni.NewCNIConfigWithCacheDir(c.CNIBinDirs, c.CNICacheDir, &invoke.DefaultExec{RawExec: &invoke.RawExec{Stderr: os.Stderr}}),
-		log:     c.Log,
+		cni: libcni.NewCNIConfigWithCacheDir(c.CNIBinDirs, c.CNICacheDir, &invoke.DefaultExec{RawExec: &invoke.RawExec{Stderr: os.Stderr}}),
+	}
+}
+
+func newCNI(c Config) *cniNet {
+	n := &cniNet{
+		follow:  cniFollower{log: c.Log},
 		records: records[cniLease]{dir: filepath.Join(c.StateDir, "cni")},
 		leases:  map[string]cniLease{},
 	}
+	n.at.Store(newCNIPlaces(c))
+	return n
 }
 
 func (n *cniNet) start() error {
@@ -72,36 +84,40 @@ func (n *cniNet) start() error {
 	return nil
 }
 
-// configured reports whether CNI is in force; the error is a broken configuration.
+// configured reports whether CNI is in force for the next pod; the error is a broken configuration.
 func (n *cniNet) configured() (bool, error) {
-	list, err := findCNIConfig(n.confDir)
+	list, err := findCNIConfig(n.at.Load().confDir)
 	return list != nil, err
 }
 
-// Ready implements Network: the configuration is well-formed and its plugins are
-// there.
-func (n *cniNet) Ready(context.Context) error {
-	list, err := findCNIConfig(n.confDir)
+// Ready implements Network: the configuration is well-formed, its plugins are there and say
+// that they are ready.
+func (n *cniNet) Ready(ctx context.Context) error {
+	dir := n.at.Load().confDir
+	list, err := n.follow.current(dir)
 	if err != nil {
 		return err
 	}
 	if list == nil {
-		return fmt.Errorf("%w: no CNI configuration in %s", ErrConfig, n.confDir)
+		return fmt.Errorf("%w: no CNI configuration in %s", ErrConfig, dir)
 	}
-	return n.checkPlugins(list)
+	if err := n.checkPlugins(list); err != nil {
+		return err
+	}
+	return n.status(ctx, list)
 }
 
 func (n *cniNet) checkPlugins(list *libcni.NetworkConfigList) error {
 	for _, p := range list.Plugins {
 		if !n.hasPlugin(p.Network.Type) {
-			return fmt.Errorf("%w: CNI network %q needs the plugin %q, which is not in %s", ErrConfig, list.Name, p.Network.Type, strings.Join(n.binDirs, ", "))
+			return fmt.Errorf("%w: CNI network %q needs the plugin %q, which is not in %s", ErrConfig, list.Name, p.Network.Type, strings.Join(n.at.Load().binDirs, ", "))
 		}
 	}
 	return nil
 }
 
 func (n *cniNet) hasPlugin(name string) bool {
-	for _, dir := range n.binDirs {
+	for _, dir := range n.at.Load().binDirs {
 		if info, err := os.Stat(filepath.Join(dir, name)); err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
 			return true
 		}
@@ -157,12 +173,12 @@ func (n *cniNet) plan(p Pod) (cniLease, *libcni.NetworkConfigList, error) {
 		return cniLease{}, nil, err
 	}
 	ns.Close()
-	list, err := findCNIConfig(n.confDir)
+	list, err := findCNIConfig(n.at.Load().confDir)
 	if err != nil {
 		return cniLease{}, nil, err
 	}
 	if list == nil {
-		return cniLease{}, nil, fmt.Errorf("%w: no CNI configuration in %s", ErrConfig, n.confDir)
+		return cniLease{}, nil, fmt.Errorf("%w: no CNI configuration in %s", ErrConfig, n.at.Load().confDir)
 	}
 	if err := n.checkPlugins(list); err != nil {
 		return cniLease{}, nil, err
@@ -182,7 +198,7 @@ func (n *cniNet) add(ctx context.Context, l cniLease, list *libcni.NetworkConfig
 	if err := fault.At(ctx, "network.cni.recorded"); err != nil {
 		return Result{}, err
 	}
-	res, err := n.cni.AddNetworkList(ctx, list, l.runtime())
+	res, err := n.at.Load().cni.AddNetworkList(ctx, list, l.runtime())
 	if err != nil {
 		return Result{}, err
 	}
@@ -280,7 +296,7 @@ func (n *cniNet) remove(ctx context.Context, l cniLease) error {
 	if err := fault.At(ctx, "network.cni.removing"); err != nil {
 		return err
 	}
-	if err := n.cni.DelNetworkList(ctx, list, rt); err != nil {
+	if err := n.at.Load().cni.DelNetworkList(ctx, list, rt); err != nil {
 		return fmt.Errorf("network of pod %s: CNI network %q: %w", l.PodID, list.Name, err)
 	}
 	if err := fault.At(ctx, "network.cni.removed"); err != nil {
@@ -330,5 +346,5 @@ func (n *cniNet) recover(ctx context.Context, claimed map[string]bool) error {
 			errs = append(errs, n.Teardown(ctx, Pod{ID: l.PodID}))
 		}
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, n.collect(ctx))...)
 }

@@ -3,6 +3,7 @@ package network
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"os"
 	"os/exec"
@@ -316,4 +317,50 @@ func FuzzReadCNIConfig(f *testing.F) {
 			t.Errorf("%v is not ErrConfig", err)
 		}
 	})
+}
+
+// conf11 is conf with the version of CNI that has STATUS and GC.
+func conf11(dir string) string { return strings.Replace(conf(dir, ""), "1.0.0", "1.1.0", 1) }
+
+func TestCNIStatusIsAsked(t *testing.T) {
+	c := testConfig(t)
+	dir := withCNI(t, &c)
+	log := newTold()
+	c.Log = slog.New(log)
+	m := started(t, c)
+	log.await(t, inForce)
+	must(t, os.WriteFile(filepath.Join(dir, "fail"), []byte("STATUS"), 0o600))
+	// An older version has no such verb.
+	must(t, m.Ready(t.Context()))
+	must(t, os.Remove(filepath.Join(c.CNIConfDir, "10-test.conflist")))
+	log.await(t, none)
+	writeConf(t, c, "10-test.conflist", conf11(dir))
+	log.await(t, inForce)
+	if err := m.Ready(t.Context()); err == nil || !strings.Contains(err.Error(), "the plugin is not ready") {
+		t.Errorf("%v", err)
+	}
+	must(t, os.Remove(filepath.Join(dir, "fail")))
+	must(t, m.Ready(t.Context()))
+}
+
+func TestCNIGarbageIsCollected(t *testing.T) {
+	c := testConfig(t)
+	dir := withCNI(t, &c)
+	writeConf(t, c, "10-test.conflist", conf11(dir))
+	m := started(t, c)
+	kept := connect(t, m, "kept")
+	connect(t, m, "lost")
+	// The record is gone, as after the loss of the state directory; and an address that
+	// nobody knows.
+	must(t, os.Remove(filepath.Join(c.StateDir, "cni", "lost.json")))
+	must(t, os.WriteFile(filepath.Join(dir, "192.0.2.200"), []byte("stranger"), 0o600))
+	m = started(t, c)
+	must(t, m.Recover(t.Context(), []string{"kept"}))
+	if n := taken(t, dir); n != 1 {
+		t.Errorf("%d addresses are taken, want that of the pod that is left", n)
+	}
+	if !strings.Contains(pluginLog(t, dir), "DEL lost") {
+		t.Error("no DEL for the pod whose record was lost")
+	}
+	must(t, m.Teardown(t.Context(), kept.Pod))
 }

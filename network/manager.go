@@ -104,7 +104,16 @@ func New(c Config) *Manager {
 	}
 }
 
-// Start reads the records. It touches nothing on the host: the bridge and its
+// SetCNI says anew where CNI configuration and plugins are. Pods that are connected keep the configuration
+// that they were connected with.
+func (m *Manager) SetCNI(confDir string, binDirs []string) {
+	c := m.config
+	c.CNIConfDir, c.CNIBinDirs = confDir, binDirs
+	m.cni.at.Store(newCNIPlaces(c))
+	m.cni.follow.follow(confDir)
+}
+
+// Start reads the records, and the CNI configuration, which it follows from then on. It touches nothing on the host: the bridge and its
 // table are made for the first pod.
 func (m *Manager) Start(context.Context) error {
 	if err := m.config.check(); err != nil {
@@ -117,13 +126,18 @@ func (m *Manager) Start(context.Context) error {
 	if err := m.cni.start(); err != nil {
 		return err
 	}
-	return m.bridge.start(subnets)
+	if err := m.bridge.start(subnets); err != nil {
+		return err
+	}
+	m.cni.follow.start(m.config.CNIConfDir)
+	return nil
 }
 
-// Close finishes what Teardown left to the background. Pods stay connected.
+// Close finishes what Teardown left to the background, and follows the CNI configuration no more. Pods stay
+// connected.
 func (m *Manager) Close() error {
 	m.bridge.close()
-	return nil
+	return m.cni.follow.close()
 }
 
 // Setup implements Network.
@@ -160,11 +174,11 @@ func (m *Manager) Teardown(ctx context.Context, p Pod) error {
 
 // Ready implements Network.
 func (m *Manager) Ready(ctx context.Context) error {
-	use, err := m.cni.configured()
+	list, err := m.cni.follow.current(m.cni.at.Load().confDir)
 	switch {
 	case err != nil:
 		return err
-	case use:
+	case list != nil:
 		return m.cni.Ready(ctx)
 	}
 	return m.bridge.Ready(ctx)

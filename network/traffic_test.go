@@ -66,17 +66,24 @@ func senderIP(a net.Addr) string {
 	return ap.Addr().Unmap().String()
 }
 
-// ask returns what is answered at an address when asked from a namespace.
-func ask(t *testing.T, path, network string, ip netip.Addr, port uint16) (string, error) {
+// patience is when a wait gives up. Nothing is expected to take any part of it: on a machine that
+// does other things, too, everything takes as long as it takes.
+const patience = 2 * time.Minute
+
+// silence is how long nobody answers before it counts as no answer.
+const silence = 2 * time.Second
+
+// ask returns what is answered at an address when asked from a namespace, within a time.
+func ask(t *testing.T, path, network string, ip netip.Addr, port uint16, limit time.Duration) (string, error) {
 	t.Helper()
 	var answer []byte
 	err := within(t, path, func() error {
-		c, err := net.DialTimeout(network, netip.AddrPortFrom(ip, port).String(), 2*time.Second)
+		c, err := net.DialTimeout(network, netip.AddrPortFrom(ip, port).String(), limit)
 		if err != nil {
 			return err
 		}
 		defer c.Close()
-		if err := c.SetDeadline(time.Now().Add(2 * time.Second)); err != nil {
+		if err := c.SetDeadline(time.Now().Add(limit)); err != nil {
 			return err
 		}
 		if network == "udp" {
@@ -96,7 +103,7 @@ func ask(t *testing.T, path, network string, ip netip.Addr, port uint16) (string
 
 func expect(t *testing.T, what, path, network string, ip netip.Addr, port uint16, want string) {
 	t.Helper()
-	got, err := ask(t, path, network, ip, port)
+	got, err := ask(t, path, network, ip, port, patience)
 	if err != nil || got != want {
 		t.Errorf("%s: %s to %s port %d: %q, %v; want %q", what, network, ip, port, got, err, want)
 	}
@@ -104,7 +111,7 @@ func expect(t *testing.T, what, path, network string, ip netip.Addr, port uint16
 
 func expectNone(t *testing.T, what, path, network string, ip netip.Addr, port uint16) {
 	t.Helper()
-	if got, err := ask(t, path, network, ip, port); err == nil {
+	if got, err := ask(t, path, network, ip, port, silence); err == nil {
 		t.Errorf("%s: %s to %s port %d is answered: %q", what, network, ip, port, got)
 	}
 }
@@ -256,7 +263,7 @@ func TestUDPFlowsFollowTheHostPort(t *testing.T) {
 	}))
 	defer c.Close()
 	exchange := func() string {
-		must(t, c.SetDeadline(time.Now().Add(2*time.Second)))
+		must(t, c.SetDeadline(time.Now().Add(patience)))
 		if _, err := c.Write([]byte("hello")); err != nil {
 			return err.Error()
 		}
@@ -321,7 +328,7 @@ func TestPodsCannotReachTheHostsLoopback(t *testing.T) {
 		}
 		return nil
 	}))
-	must(t, l.SetReadDeadline(time.Now().Add(5*time.Second)))
+	must(t, l.SetReadDeadline(time.Now().Add(patience)))
 	buf := make([]byte, 100)
 	n, _, err := l.ReadFrom(buf)
 	if got := string(buf[:n]); err != nil || got != gateway.String() {

@@ -125,43 +125,6 @@ func TestAttachAndReopenLog(t *testing.T) {
 	ok(t, m.Remove(ctx, podID))
 }
 
-func TestStats(t *testing.T) {
-	b := newBench(t)
-	m, _ := b.manager()
-	ctx := t.Context()
-	podID := must[string](t)(m.Run(ctx, podConfig("p")))
-	var ids []string
-	for i := range 3 {
-		c := containerConfig("run")
-		c.Attempt = uint32(i)
-		ids = append(ids, must[string](t)(m.Create(ctx, podID, c)))
-		if i > 0 {
-			ok(t, m.StartContainer(ctx, ids[i]))
-		}
-	}
-	s := must[ContainerStats](t)(m.Stats(ctx, ids[1]))
-	if s.CPUUsage != 7 || s.MemoryAvailable != 90 || s.DiskBytes != 4096 || s.DiskInodes != 2 {
-		t.Errorf("got %+v", s)
-	}
-	if got := m.ListStats(ctx, ContainerFilter{}); len(got) != 2 {
-		t.Errorf("%d readings, want those of the 2 that run", len(got))
-	}
-	n := b.count("snapshots.Usage")
-	m.ListStats(ctx, ContainerFilter{})
-	if b.count("snapshots.Usage") != n {
-		t.Error("a fresh reading of the disk was not used again")
-	}
-	entered := make(chan struct{}, 10)
-	b.fault("shim.Stats", hanging(entered, nil))
-	short, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
-	defer cancel()
-	if got := m.ListStats(short, ContainerFilter{}); len(got) != 0 {
-		t.Errorf("%d readings from a hung shim", len(got))
-	}
-	b.mend("shim.Stats")
-	ok(t, m.Remove(ctx, podID))
-}
-
 func TestUpdateResources(t *testing.T) {
 	b := newBench(t)
 	m, _ := b.manager()

@@ -31,18 +31,21 @@ func (m *Manager) Create(ctx context.Context, podID string, c ContainerConfig) (
 	}
 	return m.making.Do(ctx, "create/"+containerIdentity(p.id, &c), func(ctx context.Context) (id string, err error) {
 		err = m.life.run(ctx, createLimit, func(ctx context.Context) error {
-			id, err = m.create(ctx, p, c)
+			id, err = m.create(ctx, p, c, "")
 			return during("create container", c.Name, err)
 		})
 		return id, err
 	})
 }
 
-func (m *Manager) create(ctx context.Context, p *entry[podRecord], c ContainerConfig) (string, error) {
+// create makes a container; from is a directory with a saved one that it goes on from, or
+// empty.
+func (m *Manager) create(ctx context.Context, p *entry[podRecord], c ContainerConfig, from string) (string, error) {
 	if err := mustBeReady(p); err != nil {
 		return "", err
 	}
 	m.Starting()
+	defer m.holdPlugins()()
 	img, err := m.Images.Get(c.Image)
 	if errors.Is(err, image.ErrNotFound) {
 		return "", fail(ErrNotFound, "image %q is not on this node; pull it first", c.Image)
@@ -54,6 +57,7 @@ func (m *Manager) create(ctx context.Context, p *entry[podRecord], c ContainerCo
 	rec := containerRecord{
 		ID: id, PodID: p.id, Phase: containerMaking, Config: c, CreatedAt: time.Now(),
 		ImageID: img.ID.String(), LogPath: logPath(&p.get().Config, &c),
+		Checkpoint: from,
 	}
 	if len(img.RepoDigests) > 0 {
 		rec.ImageRef = img.RepoDigests[0]
@@ -82,7 +86,7 @@ func (m *Manager) create(ctx context.Context, p *entry[podRecord], c ContainerCo
 	}
 	defer e.turn.give()
 	if err = m.makeContainer(ctx, p, e, img); err == nil {
-		return id, nil
+		return id, m.tellContainer(ctx, ContainerCreated, e)
 	}
 	undo, cancel := undoing(ctx)
 	defer cancel()
@@ -109,6 +113,8 @@ func logPath(p *Config, c *ContainerConfig) string {
 }
 
 func (m *Manager) makeContainer(ctx context.Context, p *entry[podRecord], e *entry[containerRecord], img image.Image) error {
+	begin := time.Now()
+	var watch stopwatch
 	dir := m.containerDir().Of(e.id)
 	if err := m.containerDir().Make(e.id); err != nil {
 		return err
@@ -127,19 +133,54 @@ func (m *Manager) makeContainer(ctx context.Context, p *entry[podRecord], e *ent
 			return fail(ErrInvalid, "log path %s is a directory", log)
 		}
 	}
+	from := e.get().Checkpoint
+	saved, err := m.savedFor(ctx, e, &img, from)
+	if err != nil {
+		return err
+	}
+	layers := img.Layers
+	if saved != nil {
+		if img, err = m.baseOf(saved, img, from); err != nil {
+			return err
+		}
+		var release func(context.Context) error
+		if layers, release, err = m.layersOf(ctx, e.id, saved, &img); err != nil {
+			return err
+		}
+		defer func() {
+			undo, cancel := undoing(ctx)
+			defer cancel()
+			if err := release(undo); err != nil {
+				m.log.Warn("layer of a checkpoint is kept for longer than it is needed", "id", e.id, "err", err)
+			}
+		}()
+	}
+	handler, err := m.handler(&p.get().Config)
+	if err != nil {
+		return err
+	}
+	prepared := watch.step("record the intent", begin)
 	root := filepath.Join(dir, "rootfs")
-	snap, err := m.Snapshots.Prepare(ctx, e.id, snapshot.PrepareOptions{Layers: img.Layers, Target: root})
+	snap, err := m.Snapshots.Prepare(ctx, e.id, snapshot.PrepareOptions{
+		Layers: layers, Target: root, Users: p.get().Config.Namespaces.Users, Driver: handler.Snapshotter,
+	})
 	if err != nil {
 		return fmt.Errorf("root file system: %w", err)
 	}
+	mounted := watch.step("mount root file system", prepared)
 	if err := m.faultAt(ctx, "pod.create.snapshot"); err != nil {
 		return err
 	}
-	user, err := prepareRoot(root, &e.get().Config.Security, &img)
+	user, err := prepareRoot(root, &e.get().Config.Security, &img, p.get().Config.Namespaces.Users)
 	if err != nil {
 		return err
 	}
-	in, err := m.specInput(ctx, p, e, img, user, root)
+	volumes, err := m.mountVolumes(ctx, e, p.get().Config.Namespaces.Users)
+	if err != nil {
+		return err
+	}
+	looked := watch.step("find user, mount volumes", mounted)
+	in, err := m.specInput(ctx, p, e, img, user, root, volumes)
 	if err != nil {
 		return err
 	}
@@ -147,15 +188,37 @@ func (m *Manager) makeContainer(ctx context.Context, p *entry[podRecord], e *ent
 	if err != nil {
 		return fail(ErrInvalid, "%w", err)
 	}
+	if saved != nil {
+		if err := saved.check(&e.get().Config, spec); err != nil {
+			return err
+		}
+		saved.apply(spec)
+	}
+	if err := m.injectCDI(spec, e.get().Config.CDIDevices); err != nil {
+		return err
+	}
+	if err := m.adjust(ctx, p, e, spec); err != nil {
+		return err
+	}
 	if err := ocispec.Write(dir, spec); err != nil {
 		return err
 	}
+	watch.step("compute and write specification", looked)
 	// A pod that stops from here on waits for our turn before it counts its containers.
 	if err := mustBeReady(p); err != nil {
 		return err
 	}
 	return e.update(func(r *containerRecord) {
-		r.Phase, r.Upper = containerCreated, snap.Upper
+		r.Phase, r.Upper, r.Steps = containerCreated, snap.Upper, watch.all(nil)
+		if saved != nil {
+			r.Checkpoint = saved.images()
+		}
+		for i, v := range volumes {
+			if r.VolumeRefs == nil {
+				r.VolumeRefs = make(map[string]string, len(volumes))
+			}
+			r.VolumeRefs[r.Config.Mounts[i].ContainerPath] = v.ref
+		}
 		r.UID, r.GID = int64(user.UID), int64(user.GID)
 		r.Groups = make([]int64, 0, len(user.Groups))
 		for _, g := range user.Groups {
@@ -164,19 +227,38 @@ func (m *Manager) makeContainer(ctx context.Context, p *entry[podRecord], e *ent
 	})
 }
 
+// savedFor is the checkpoint that a container goes on from: the caller's, or the one that
+// its image is; nil for an ordinary container.
+func (m *Manager) savedFor(ctx context.Context, e *entry[containerRecord], img *image.Image, from string) (*checkpointed, error) {
+	if from == "" {
+		return m.checkpointIn(ctx, e, img)
+	}
+	saved, err := openSaved(from)
+	if err != nil {
+		return nil, fail(ErrInvalid, "checkpoint: %w", err)
+	}
+	return saved, nil
+}
+
 // prepareRoot does what the image's configuration asks of its root: it makes the
 // volumes' directories, which are part of the writable layer, and finds who the container
 // runs as, from the caller's wish, else the image's.
-func prepareRoot(root string, s *Security, img *image.Image) (userdb.Identity, error) {
+func prepareRoot(root string, s *Security, img *image.Image, users IDMaps) (userdb.Identity, error) {
 	r, err := safepath.Open(root)
 	if err != nil {
 		return userdb.Identity{}, err
 	}
 	defer r.Close()
-	for volume := range img.Config.Volumes {
-		if err := r.MkdirAll(volume, 0o755); err != nil {
-			return userdb.Identity{}, fail(ErrInvalid, "volume %q of the image: %w", volume, err)
+	err = asRootOf(users, func() error {
+		for volume := range img.Config.Volumes {
+			if err := r.MkdirAll(volume, 0o755); err != nil {
+				return fail(ErrInvalid, "volume %q of the image: %w", volume, err)
+			}
 		}
+		return nil
+	})
+	if err != nil {
+		return userdb.Identity{}, err
 	}
 	want := userdb.Request{
 		User: s.User.Name, UID: s.User.UID, GID: s.User.GID,

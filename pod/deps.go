@@ -2,15 +2,17 @@ package pod
 
 import (
 	"context"
+	"io"
 	"log/slog"
+	"net/netip"
 	"time"
 
+	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/coracle-project/coracle/image"
 	"github.com/coracle-project/coracle/internal/nspin"
 	"github.com/coracle-project/coracle/network"
-	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/shim/client"
 	"github.com/coracle-project/coracle/snapshot"
 )
@@ -28,9 +30,11 @@ type Shim interface {
 	DeletePod(ctx context.Context, podID string) error
 	Status(ctx context.Context, podID, id string) (client.Status, error)
 	List(ctx context.Context) (map[string][]string, error)
-	Stats(ctx context.Context, podID, id string) (runtime.Stats, error)
 	Update(ctx context.Context, podID, id string, r *specs.LinuxResources) error
 	ReopenLog(ctx context.Context, podID, id string) error
+	Checkpoint(ctx context.Context, podID, id, dir string) error
+	Pause(ctx context.Context, podID, id string) error
+	Resume(ctx context.Context, podID, id string) error
 }
 
 // Images finds images that were pulled; image.Store implements it.
@@ -44,6 +48,11 @@ type Snapshots interface {
 	Prepare(ctx context.Context, id string, o snapshot.PrepareOptions) (snapshot.Snapshot, error)
 	Remove(ctx context.Context, id string) error
 	Usage(ctx context.Context, id string) (snapshot.Usage, error)
+	// Changes writes what a container wrote as the archive of a layer.
+	Changes(ctx context.Context, id string, to io.Writer) error
+	// AddLayer unpacks the archive of a layer, and keeps it until release is called, by when a
+	// snapshot should have it; id is that of the container which it is for.
+	AddLayer(ctx context.Context, id string, archive io.ReadSeeker) (d digest.Digest, release func(context.Context) error, err error)
 	// Recover removes every snapshot whose id is not claimed.
 	Recover(ctx context.Context, claimed []string) error
 }
@@ -51,6 +60,7 @@ type Snapshots interface {
 // Network connects pods; network.Manager implements it.
 type Network interface {
 	network.Network
+	SetPodCIDR(ctx context.Context, ranges []netip.Prefix) error
 	// Recover tears down what was set up for pods that are not claimed.
 	Recover(ctx context.Context, claimed []string) error
 }
@@ -61,6 +71,8 @@ type NamespacePins interface {
 	Root(dir string) error
 	Create(ctx context.Context, dir string, s nspin.Spec) (nspin.Set, error)
 	Remove(ctx context.Context, dir string) error
+	// SetHostname names a pinned UTS namespace anew.
+	SetHostname(pin, name string) error
 }
 
 // pins is NamespacePins done by internal/nspin.
@@ -74,6 +86,8 @@ func (pins) Create(ctx context.Context, dir string, s nspin.Spec) (nspin.Set, er
 
 func (pins) Remove(_ context.Context, dir string) error { return nspin.Remove(dir) }
 
+func (pins) SetHostname(pin, name string) error { return nspin.SetHostname(pin, name) }
+
 // Deps are the parts that a Manager drives.
 type Deps struct {
 	Shim       Shim
@@ -81,6 +95,8 @@ type Deps struct {
 	Snapshots  Snapshots
 	Network    Network
 	Namespaces NamespacePins // internal/nspin if nil
+	Plugins    Plugins       // none if nil
+	Meter      Meter         // this host if nil
 	// Starting, if not nil, is called when a pod or container begins to be made: a
 	// process will start soon. It must return at once.
 	Starting func()
@@ -108,10 +124,21 @@ type Options struct {
 	// CgroupRoot is where the cgroups of pods without a parent are made under
 	// Cgroupfs; "/coracle" if empty. Under Systemd it is a slice, "system.slice" if empty.
 	CgroupRoot string
-	// RuntimeHandlers are accepted besides ""; "coracle" if nil.
-	RuntimeHandlers []string
+	// Handlers returns the runtime handlers that a pod may name; "coracle", our own, if nil. The
+	// unnamed one is our own, too, unless it is among them.
+	Handlers func() map[string]Handler
+	// Restore lets containers go on from checkpoints: see restore.go.
+	Restore bool
+	// Rlimits are the limits (setrlimit(2)) that containers start with; of others they have the
+	// shim's.
+	Rlimits []specs.POSIXRlimit
+	// CDISpecDirs are where CDI specs are, later ones before earlier; /etc/cdi and
+	// /var/run/cdi if nil.
+	CDISpecDirs []string
 	// UnsetSeccomp is the profile of containers that do not say; "" is unconfined.
 	UnsetSeccomp ProfileType
+	// UsageAge is how old a reading of a cgroup or of interfaces may be; 1 s if 0.
+	UsageAge time.Duration
 	// DiskUsageAge is how old a reading of a writable layer's usage may be in
 	// ListStats; 10 s if 0.
 	DiskUsageAge time.Duration
@@ -128,8 +155,15 @@ func (o Options) withDefaults() Options {
 			o.CgroupRoot = "system.slice"
 		}
 	}
-	if o.RuntimeHandlers == nil {
-		o.RuntimeHandlers = []string{"coracle"}
+	if o.Handlers == nil {
+		own := map[string]Handler{"coracle": {}}
+		o.Handlers = func() map[string]Handler { return own }
+	}
+	if o.CDISpecDirs == nil {
+		o.CDISpecDirs = []string{"/etc/cdi", "/var/run/cdi"}
+	}
+	if o.UsageAge == 0 {
+		o.UsageAge = time.Second
 	}
 	if o.DiskUsageAge == 0 {
 		o.DiskUsageAge = 10 * time.Second

@@ -19,8 +19,8 @@ func told(t *testing.T, events <-chan Event, n int) map[string][]EventKind {
 				t.Errorf("event without a time: %+v", e)
 			}
 			kinds[e.ID] = append(kinds[e.ID], e.Kind)
-		case <-time.After(10 * time.Second):
-			t.Fatalf("after 10 s there were only %v", kinds)
+		case <-time.After(patience):
+			t.Fatalf("there were only %v", kinds)
 		}
 	}
 	return kinds

@@ -111,6 +111,7 @@ func (m *Manager) exited(e *entry[containerRecord], code int32, at time.Time, oo
 	m.life.start(func(ctx context.Context) {
 		ctx, cancel := context.WithTimeout(ctx, cleanupLimit)
 		defer cancel()
+		_ = m.tellContainer(ctx, ContainerStopped, e) // logged
 		// Removal and recovery do it again, so nothing is lost if it fails here.
 		if err := m.forget(ctx, e.get().PodID, e.id); err != nil && ctx.Err() == nil {
 			m.log.Warn("shim did not free an exited container", "id", e.id, "err", err)

@@ -4,13 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
+	"time"
+
+	"github.com/opencontainers/go-digest"
 
 	"github.com/coracle-project/coracle/image"
+	"github.com/coracle-project/coracle/internal/cgstat"
 	"github.com/coracle-project/coracle/internal/nspin"
 	"github.com/coracle-project/coracle/network"
 	"github.com/coracle-project/coracle/shim/client"
@@ -35,6 +40,11 @@ func (s fakeSnapshots) Prepare(ctx context.Context, id string, o snapshot.Prepar
 	snap := snapshot.Snapshot{ID: id, Target: o.Target, Upper: "/upper/" + id}
 	return snap, s.do(ctx, "snapshots.Prepare", func() error {
 		s.snapshots[id] = o.Target
+		s.users[id] = o.Users
+		s.layers[id] = o.Layers
+		if files := s.contents[layersKey(o.Layers)]; files != nil {
+			return os.CopyFS(o.Target, files)
+		}
 		if err := os.MkdirAll(filepath.Join(o.Target, "etc"), 0o755); err != nil {
 			return err
 		}
@@ -62,6 +72,22 @@ func (s fakeSnapshots) Usage(ctx context.Context, _ string) (snapshot.Usage, err
 	return snapshot.Usage{Bytes: 4096, Inodes: 2}, s.do(ctx, "snapshots.Usage", func() error { return nil })
 }
 
+func (s fakeSnapshots) Changes(ctx context.Context, id string, to io.Writer) error {
+	return s.do(ctx, "snapshots.Changes", func() error {
+		_, err := io.WriteString(to, "changes of "+id)
+		return err
+	})
+}
+
+func (s fakeSnapshots) AddLayer(ctx context.Context, _ string, archive io.ReadSeeker) (digest.Digest, func(context.Context) error, error) {
+	b, err := io.ReadAll(archive)
+	if err != nil {
+		return "", nil, err
+	}
+	release := func(ctx context.Context) error { return s.do(ctx, "snapshots.release", func() error { return nil }) }
+	return digest.FromBytes(b), release, s.do(ctx, "snapshots.AddLayer", func() error { return nil })
+}
+
 func (s fakeSnapshots) Recover(ctx context.Context, claimed []string) error {
 	return s.do(ctx, "snapshots.Recover", func() error {
 		for id := range s.snapshots {
@@ -74,6 +100,9 @@ func (s fakeSnapshots) Recover(ctx context.Context, claimed []string) error {
 		return nil
 	})
 }
+
+// layersKey is a key for a list of layers.
+func layersKey(layers []digest.Digest) string { return fmt.Sprint(layers) }
 
 type fakeNetwork struct{ *hands }
 
@@ -103,6 +132,34 @@ func (s fakeNetwork) Recover(ctx context.Context, claimed []string) error {
 	})
 }
 
+func (s fakeNetwork) SetPodCIDR(ctx context.Context, ranges []netip.Prefix) error {
+	return s.do(ctx, "network.SetPodCIDR", func() error {
+		s.ranges = ranges
+		return nil
+	})
+}
+
+type fakeMeter struct{ *hands }
+
+func (s fakeMeter) Cgroup(ctx context.Context, path string) (cgstat.Usage, error) {
+	s.mu.Lock()
+	u, ok := s.cgroups[path]
+	s.mu.Unlock()
+	if !ok {
+		u = cgstat.Usage{CPU: cgstat.CPU{Total: 7}, Memory: cgstat.Memory{WorkingSet: 10, Limit: 100}, Tasks: 2}
+	}
+	u.Time = time.Now()
+	return u, s.do(ctx, "meter.Cgroup", func() error { return nil })
+}
+
+func (s fakeMeter) Processes(ctx context.Context, _ string) (cgstat.Processes, error) {
+	return cgstat.Processes{Count: 1}, s.do(ctx, "meter.Processes", func() error { return nil })
+}
+
+func (s fakeMeter) Interfaces(ctx context.Context, _ string) ([]network.InterfaceUsage, error) {
+	return []network.InterfaceUsage{{Name: "eth0", RxBytes: 5}}, s.do(ctx, "meter.Interfaces", func() error { return nil })
+}
+
 type fakePins struct{ *hands }
 
 func (s fakePins) Root(dir string) error { return os.MkdirAll(dir, 0o711) }
@@ -118,7 +175,12 @@ func (s fakePins) Create(ctx context.Context, dir string, spec nspin.Spec) (nspi
 			want bool
 			name string
 			path *string
-		}{{spec.Net, "net", &set.Net}, {spec.IPC, "ipc", &set.IPC}, {spec.UTS, "uts", &set.UTS}} {
+		}{
+			{spec.Net, "net", &set.Net},
+			{spec.IPC, "ipc", &set.IPC},
+			{spec.UTS, "uts", &set.UTS},
+			{len(spec.Users.UIDs) > 0, "user", &set.User},
+		} {
 			if !ns.want {
 				continue
 			}
@@ -129,6 +191,13 @@ func (s fakePins) Create(ctx context.Context, dir string, spec nspin.Spec) (nspi
 		}
 		return nil
 	})
+}
+
+func (s fakePins) SetHostname(pin, name string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.hostnames[pin] = name
+	return nil
 }
 
 func (s fakePins) Remove(ctx context.Context, dir string) error {

@@ -13,7 +13,6 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
-	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/shim/client"
 )
 
@@ -39,7 +38,7 @@ func (s fakeShim) Create(ctx context.Context, r client.CreateRequest) (pid int, 
 		}
 		s.nextPid++
 		pid = s.nextPid
-		s.procs[r.ID] = &proc{podID: r.PodID, args: spec.Process.Args, pid: pid, state: client.StateCreated, limits: spec.Linux.Resources}
+		s.procs[r.ID] = &proc{podID: r.PodID, handler: r.Handler, args: spec.Process.Args, checkpoint: r.Checkpoint, pid: pid, state: client.StateCreated, limits: spec.Linux.Resources}
 		return nil
 	})
 	return pid, err
@@ -121,11 +120,6 @@ func (s fakeShim) List(ctx context.Context) (map[string][]string, error) {
 	return out, err
 }
 
-func (s fakeShim) Stats(ctx context.Context, _, _ string) (runtime.Stats, error) {
-	st := runtime.Stats{CPUUsage: 7, MemoryWorkingSet: 10, MemoryLimit: 100}
-	return st, s.do(ctx, "shim.Stats", func() error { return nil })
-}
-
 func (s fakeShim) Update(ctx context.Context, _, id string, r *specs.LinuxResources) error {
 	return s.do(ctx, "shim.Update", func() error {
 		s.procs[id].limits = r
@@ -158,4 +152,34 @@ func (s fakeShim) Exec(ctx context.Context, r client.ExecRequest) (int32, error)
 
 func (s fakeShim) Attach(ctx context.Context, _, _ string, _ client.Streams) error {
 	return s.do(ctx, "shim.Attach", func() error { return nil })
+}
+
+func (s fakeShim) Pause(ctx context.Context, _, id string) error {
+	return s.do(ctx, "shim.Pause", func() error {
+		s.procs[id].paused = true
+		return nil
+	})
+}
+
+func (s fakeShim) Resume(ctx context.Context, _, id string) error {
+	return s.do(ctx, "shim.Resume", func() error {
+		if p := s.procs[id]; p != nil {
+			p.paused = false
+		}
+		return nil
+	})
+}
+
+func (s fakeShim) Checkpoint(ctx context.Context, _, id, dir string) error {
+	return s.do(ctx, "shim.Checkpoint", func() error {
+		for other, p := range s.procs {
+			if !p.paused {
+				return fmt.Errorf("container %s is saved while %s goes on", id, other)
+			}
+		}
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return err
+		}
+		return os.WriteFile(filepath.Join(dir, "pages.img"), []byte(id), 0o600)
+	})
 }

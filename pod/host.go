@@ -42,10 +42,16 @@ var availableCapabilities = sync.OnceValue(func() []string {
 
 // resolveMounts finds the host's side of each mount. A path that does not exist becomes
 // a directory, as peers do and callers count on.
-func resolveMounts(ms []Mount, mountLabel string) ([]ocispec.Mount, error) {
+func resolveMounts(ms []Mount, volumes map[int]volume, mountLabel string) ([]ocispec.Mount, error) {
 	out := make([]ocispec.Mount, 0, len(ms))
 	for i := range ms {
 		m := &ms[i]
+		if v, ok := volumes[i]; ok {
+			out = append(out, ocispec.Mount{
+				Source: v.source, Destination: path.Clean(m.ContainerPath), Readonly: true, Propagation: "rprivate", Options: m.Options,
+			})
+			continue
+		}
 		src, err := filepath.EvalSymlinks(m.HostPath)
 		if errors.Is(err, fs.ErrNotExist) {
 			if err = os.MkdirAll(m.HostPath, 0o755); err == nil {
@@ -65,7 +71,8 @@ func resolveMounts(ms []Mount, mountLabel string) ([]ocispec.Mount, error) {
 		}
 		om := ocispec.Mount{
 			Source: src, Destination: path.Clean(m.ContainerPath),
-			Readonly: m.Readonly, RecursiveReadonly: m.RecursiveReadonly,
+			Readonly: m.Readonly, RecursiveReadonly: m.RecursiveReadonly, Options: m.Options,
+			UIDs: mappings(m.Users.UIDs), GIDs: mappings(m.Users.GIDs),
 		}
 		switch m.Propagation {
 		case PropagationHostToContainer, PropagationBidirectional:
@@ -76,6 +83,14 @@ func resolveMounts(ms []Mount, mountLabel string) ([]ocispec.Mount, error) {
 		out = append(out, om)
 	}
 	return out, nil
+}
+
+// mappings are id mappings as OCI has them.
+func mappings(maps []IDMap) (out []specs.LinuxIDMapping) {
+	for _, m := range maps {
+		out = append(out, specs.LinuxIDMapping{ContainerID: m.Container, HostID: m.Host, Size: m.Length})
+	}
+	return out
 }
 
 // checkPropagation refuses a propagation that the host's mount cannot give: the kernel
@@ -107,15 +122,15 @@ func checkPropagation(src string, m *Mount) error {
 }
 
 // resolveDevices looks the devices up on the host; a directory stands for all devices
-// below it. A privileged container gets all of /dev besides.
-func resolveDevices(ds []Device, privileged bool) ([]ocispec.Device, error) {
+// below it. With all, those of /dev come besides.
+func resolveDevices(ds []Device, all bool) ([]ocispec.Device, error) {
 	var out []ocispec.Device
-	if privileged {
-		all, err := devicesBelow("/dev", "/dev", "rwm")
+	if all {
+		host, err := devicesBelow("/dev", "/dev", "rwm")
 		if err != nil {
 			return nil, fmt.Errorf("host devices: %w", err)
 		}
-		out = all
+		out = host
 	}
 	for _, d := range ds {
 		host, err := filepath.EvalSymlinks(d.HostPath)

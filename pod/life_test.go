@@ -272,7 +272,7 @@ func TestFailedStartIsKilledLater(t *testing.T) {
 		for range 3 { // two that fail, one that does it
 			select {
 			case <-tries:
-			case <-time.After(10 * time.Second):
+			case <-time.After(patience):
 				t.Fatal("killing it is not tried again")
 			}
 		}

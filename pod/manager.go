@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/coracle-project/coracle/internal/fault"
@@ -38,8 +39,7 @@ type Manager struct {
 
 	making join.Group[string]   // Run and Create, by identity
 	ops    join.Group[struct{}] // the others, by verb and id
-	usage  join.Group[diskUsage]
-	disk   diskUsages
+	meters meters
 
 	exits *exits
 	stops *stops
@@ -47,6 +47,8 @@ type Manager struct {
 	life  life
 
 	events watchers
+
+	unrecovered atomic.Int64 // steps of Start that failed
 
 	// faultAt is fault.At, except in tests of crashes.
 	faultAt func(ctx context.Context, point string) error
@@ -56,6 +58,9 @@ type Manager struct {
 func New(o Options, d Deps) *Manager {
 	if d.Log == nil {
 		d.Log = slog.New(slog.DiscardHandler)
+	}
+	if d.Meter == nil {
+		d.Meter = meter{}
 	}
 	if d.Namespaces == nil {
 		d.Namespaces = pins{}

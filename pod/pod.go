@@ -25,6 +25,7 @@
 //	containers/<id>/container.json       record, see containerRecord
 //	containers/<id>/config.json          bundle: OCI spec
 //	containers/<id>/rootfs               bundle: mount point of the snapshot
+//	containers/<id>/volumes/<n>          mount point of the image volume that is mount n
 //
 // A record's "phase" is the intent or the result. Nothing is synced: the next boot
 // finds an empty directory, and removes what it finds elsewhere without a record.

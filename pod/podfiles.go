@@ -73,6 +73,21 @@ func (m *Manager) writeNetworkFiles(id string, c *Config, hostname string, net n
 	return os.WriteFile(m.podFile(id, "hosts"), hosts, 0o644)
 }
 
+// givePodFiles makes the root of the pod's user namespace the owner of the pod's files, as
+// the host's root is of other pods'.
+func (m *Manager) givePodFiles(id string, c *Config) error {
+	if !c.userNamespace() {
+		return nil
+	}
+	uid, gid := rootOf(c.Namespaces.Users)
+	for _, name := range []string{"resolv.conf", "hosts", "hostname", "shm"} {
+		if err := os.Lchown(m.podFile(id, name), uid, gid); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // hostResolvConf reads the host's name server configuration; none is an empty one.
 func hostResolvConf() ([]byte, error) {
 	b, err := os.ReadFile("/etc/resolv.conf")

@@ -67,6 +67,10 @@ func (m *Manager) sharedPID(ctx context.Context, p *entry[podRecord]) (pid int, 
 // without any privilege. It goes by the pod's id in the shim.
 func (m *Manager) startInit(ctx context.Context, e *entry[podRecord]) (pid int, err error) {
 	c, set := &e.get().Config, e.get().Namespaces
+	handler, err := m.handler(c)
+	if err != nil {
+		return 0, err
+	}
 	bundle := filepath.Join(m.podDir().Of(e.id), "init")
 	root := filepath.Join(bundle, "rootfs")
 	for _, dir := range []string{"proc", "dev"} {
@@ -79,14 +83,17 @@ func (m *Manager) startInit(ctx context.Context, e *entry[podRecord]) (pid int, 
 	}
 	spec := ocispec.PodInit(ocispec.Init{
 		Root: root, Path: initPath, Binary: m.opts.ShimBinary,
-		Namespaces:  ocispec.Namespaces{Net: set.Net, IPC: set.IPC, UTS: set.UTS, HostNet: c.hostNetwork(), HostIPC: c.hostIPC()},
+		Namespaces: ocispec.Namespaces{
+			Net: set.Net, IPC: set.IPC, UTS: set.UTS, HostNet: c.hostNetwork(), HostIPC: c.hostIPC(),
+			User: set.User, UIDs: mappings(c.Namespaces.Users.UIDs), GIDs: mappings(c.Namespaces.Users.GIDs),
+		},
 		CgroupsPath: m.cgroupsPath(c, e.id),
 		Identity:    ocispec.Identity{PodID: e.id, PodName: c.Name, PodNamespace: c.Namespace, PodUID: c.UID},
 	})
 	if err := ocispec.Write(bundle, spec); err != nil {
 		return 0, err
 	}
-	pid, err = m.Shim.Create(ctx, client.CreateRequest{PodID: e.id, ID: e.id, Bundle: bundle})
+	pid, err = m.Shim.Create(ctx, client.CreateRequest{PodID: e.id, ID: e.id, Bundle: bundle, Handler: handler.Runtime})
 	if err != nil {
 		return 0, err
 	}

@@ -7,11 +7,12 @@ import (
 	"io"
 	"net"
 	"os"
-	"runtime"
 	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/internal/ownthread"
 )
 
 // dialLimit bounds the connection to a port of the pod, over its own loopback.
@@ -72,23 +73,14 @@ func dialLoopback(ctx context.Context, path string, port int32) (net.Conn, error
 	if path == "" {
 		return dial()
 	}
-	type result struct {
-		conn net.Conn
-		err  error
-	}
-	done := make(chan result, 1)
-	go func() { // ends with the dial, which ctx bounds
-		// The thread is not unlocked: it dies with the goroutine, so no other
-		// one can find itself in the pod's namespace.
-		runtime.LockOSThread()
-		var r result
-		if r.err = enterNetNS(path); r.err == nil {
-			r.conn, r.err = dial()
+	var conn net.Conn
+	err := ownthread.Run(func() (err error) { // ends with the dial, which ctx bounds
+		if err = enterNetNS(path); err == nil {
+			conn, err = dial()
 		}
-		done <- r
-	}()
-	r := <-done
-	return r.conn, r.err
+		return err
+	})
+	return conn, err
 }
 
 // enterNetNS puts the calling thread into a network namespace.

@@ -87,7 +87,7 @@ func TestPortForward(t *testing.T) {
 			select {
 			case err := <-result:
 				ok(t, err)
-			case <-time.After(10 * time.Second):
+			case <-time.After(patience):
 				t.Fatal("does not end when both sides are closed")
 			}
 			// The host has no such port.

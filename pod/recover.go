@@ -153,14 +153,19 @@ func (s *steps) do(op, id string, step func() error) {
 
 func (s *steps) wait() { _ = s.tasks.Wait() } // no step returns an error
 
+// RecoveryErrors is how many things Start could not put in order; the log says which.
+func (m *Manager) RecoveryErrors() int { return int(m.unrecovered.Load()) }
+
 // attempt logs a step of the recovery that failed.
 func (m *Manager) attempt(op, id string, err error) {
 	if err != nil {
+		m.unrecovered.Add(1)
 		m.log.Error("recovery incomplete", "op", op, "id", id, "err", err)
 	}
 }
 
 func (m *Manager) recoverContainer(ctx context.Context, e *entry[containerRecord], inShim bool) error {
+	m.dropSaving(e)
 	rec := e.get()
 	if m.pods.exact(rec.PodID) == nil {
 		if err := m.endLeftover(ctx, rec.PodID, e.id, inShim); err != nil {
@@ -209,6 +214,11 @@ func (m *Manager) recoverContainer(ctx context.Context, e *entry[containerRecord
 				r.Phase, r.Pid = containerRunning, s.Pid
 			}
 		}); err != nil {
+			return err
+		}
+	}
+	if rec.Frozen {
+		if err := m.thaw(ctx, e); err != nil {
 			return err
 		}
 	}
@@ -266,7 +276,7 @@ func (m *Manager) recoverPod(ctx context.Context, e *entry[podRecord], initInShi
 // recoverReady looks whether what a ready pod stands on is still there.
 func (m *Manager) recoverReady(ctx context.Context, e *entry[podRecord], initInShim bool) error {
 	rec := e.get()
-	for _, path := range []string{rec.Namespaces.Net, rec.Namespaces.IPC, rec.Namespaces.UTS} {
+	for _, path := range []string{rec.Namespaces.Net, rec.Namespaces.IPC, rec.Namespaces.UTS, rec.Namespaces.User} {
 		if path == "" {
 			continue
 		}
@@ -332,7 +342,7 @@ func (m *Manager) removeStrays(ctx context.Context, known map[string][]string, s
 		pods = append(pods, e.id)
 	}
 	for _, e := range m.containers.each((*containerRecord).visible) {
-		containers = append(containers, e.id)
+		containers = append(append(containers, e.id), e.get().volumes()...)
 	}
 	tasks.do("recover networks", "", func() error { return m.Network.Recover(ctx, pods) })
 	tasks.wait()

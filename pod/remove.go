@@ -48,6 +48,7 @@ func (m *Manager) removePod(ctx context.Context, e *entry[podRecord]) error {
 		return err
 	}
 	m.pods.release(e)
+	_ = m.tell(ctx, PodRemoved, e.get().value()) // logged
 	m.queueCleaning(e)
 	return m.faultAt(ctx, "pod.remove.recorded")
 }
@@ -97,6 +98,7 @@ func (m *Manager) removeStopped(ctx context.Context, e *entry[containerRecord]) 
 	if err := m.faultAt(ctx, "pod.remove.container.recorded"); err != nil {
 		return false, err
 	}
+	_ = m.tellContainer(ctx, ContainerRemoved, e) // logged
 	if err := m.dropContainer(ctx, e); err != nil {
 		// Nobody can name it any more, so it is ours to finish.
 		m.queueDrop(e)
@@ -132,7 +134,7 @@ func (m *Manager) dropContainer(ctx context.Context, e *entry[containerRecord]) 
 			return err
 		}
 	}
-	if err := m.Snapshots.Remove(ctx, e.id); err != nil {
+	if err := errors.Join(m.Snapshots.Remove(ctx, e.id), m.removeVolumes(ctx, e)); err != nil {
 		return err
 	}
 	if err := m.faultAt(ctx, "pod.remove.container.snapshot"); err != nil {
@@ -145,7 +147,7 @@ func (m *Manager) dropContainer(ctx context.Context, e *entry[containerRecord]) 
 	if err := e.erase(); err != nil {
 		return err
 	}
-	m.disk.forget(e.id)
 	m.containers.remove(e)
+	m.meters.forgetContainer(e.id)
 	return nil
 }

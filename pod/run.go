@@ -21,6 +21,9 @@ func (m *Manager) Run(ctx context.Context, c Config) (podID string, err error) {
 	if err := c.validate(&m.opts); err != nil {
 		return "", during("run pod", c.String(), err)
 	}
+	if c.Overhead == nil {
+		c.Overhead = m.opts.Handlers()[c.RuntimeHandler].Overhead
+	}
 	return m.making.Do(ctx, "run/"+c.identity(), func(ctx context.Context) (id string, err error) {
 		err = m.life.run(ctx, runLimit, func(ctx context.Context) error {
 			id, err = m.run(ctx, c)
@@ -32,6 +35,7 @@ func (m *Manager) Run(ctx context.Context, c Config) (podID string, err error) {
 
 func (m *Manager) run(ctx context.Context, c Config) (string, error) {
 	m.Starting()
+	defer m.holdPlugins()()
 	id := newID()
 	e := newEntry(id, m.podDir(), podRecord{ID: id, Phase: podMaking, Config: c, CreatedAt: time.Now()}, m.podChanged)
 	if holder, ok := m.pods.add(c.identity(), e); !ok {
@@ -60,6 +64,7 @@ func (m *Manager) run(ctx context.Context, c Config) (string, error) {
 
 func (m *Manager) makePod(ctx context.Context, e *entry[podRecord]) error {
 	begin := time.Now()
+	var watch stopwatch
 	stage := func(name string) error {
 		m.log.Debug("pod starting", "id", e.id, "stage", name, "after", time.Since(begin))
 		return m.faultAt(ctx, "pod.run."+name)
@@ -83,11 +88,16 @@ func (m *Manager) makePod(ctx context.Context, e *entry[podRecord]) error {
 	if err != nil {
 		return err
 	}
-	tasks.Go(func() error { return m.writePodFiles(e.id, c, hostname) })
+	recorded := watch.step("record the intent", begin)
+	tasks.Go(func() error {
+		defer func() { watch.step("write files", recorded) }()
+		return m.writePodFiles(e.id, c, hostname)
+	})
 	tasks.Go(func() (err error) {
 		if set, err = m.pinNamespaces(ctx, e.id, c, hostname); err != nil {
 			return err
 		}
+		pinned := watch.step("make namespaces", recorded)
 		if err := stage("namespaces"); err != nil {
 			return err
 		}
@@ -97,16 +107,27 @@ func (m *Manager) makePod(ctx context.Context, e *entry[podRecord]) error {
 		if net, err = m.Network.Setup(ctx, m.networkPod(e.id, c)); err != nil {
 			return fmt.Errorf("network: %w", err)
 		}
+		watch.step("connect network", pinned)
 		return stage("network")
 	})
 	if err := tasks.Wait(); err != nil {
 		return err
 	}
+	connected := time.Now()
 	if err := m.writeNetworkFiles(e.id, c, hostname, net); err != nil {
 		return err
 	}
+	if err := m.givePodFiles(e.id, c); err != nil {
+		return err
+	}
+	watch.step("write hosts and resolv.conf", connected)
+	p := e.get().value()
+	p.IPs, p.NetNS = net.IPs, set.Net
+	if err := m.tell(ctx, PodRuns, p); err != nil {
+		return err
+	}
 	err = e.update(func(r *podRecord) {
-		r.Phase, r.IPs, r.Namespaces = podReady, net.IPs, set
+		r.Phase, r.IPs, r.Namespaces, r.Steps = podReady, net.IPs, set, watch.all(nil)
 	})
 	if err != nil {
 		return err
@@ -122,6 +143,9 @@ func (m *Manager) makePod(ctx context.Context, e *entry[podRecord]) error {
 // pinNamespaces makes those namespaces that the pod does not share with the host.
 func (m *Manager) pinNamespaces(ctx context.Context, id string, c *Config, hostname string) (nspin.Set, error) {
 	spec := nspin.Spec{Net: !c.hostNetwork(), IPC: !c.hostIPC(), UTS: !c.hostNetwork(), Sysctls: map[string]string{}}
+	if users := c.Namespaces.Users; c.userNamespace() {
+		spec.Users = nspin.Users{UIDs: sysMaps(users.UIDs), GIDs: sysMaps(users.GIDs)}
+	}
 	if !spec.Net && !spec.IPC && !spec.UTS {
 		return nspin.Set{}, nil
 	}

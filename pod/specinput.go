@@ -16,11 +16,18 @@ import (
 
 // specInput takes all decisions that the container's spec depends on: everything here
 // may look at the host, nothing in ocispec does.
-func (m *Manager) specInput(ctx context.Context, p *entry[podRecord], e *entry[containerRecord], img image.Image, user userdb.Identity, root string) (ocispec.Input, error) {
+func (m *Manager) specInput(ctx context.Context, p *entry[podRecord], e *entry[containerRecord], img image.Image, user userdb.Identity, root string, volumes map[int]volume) (ocispec.Input, error) {
 	pc, c := &p.get().Config, &e.get().Config
 	sec := &c.Security
+	if err := sec.Namespaces.fitsPod(&pc.Namespaces); err != nil {
+		return ocispec.Input{}, err
+	}
 	if sec.Privileged && !pc.Privileged {
 		return ocispec.Input{}, fail(ErrInvalid, "a privileged container needs a privileged pod")
+	}
+	handler, err := m.handler(pc)
+	if err != nil {
+		return ocispec.Input{}, err
 	}
 	in := ocispec.Input{
 		Identity: ocispec.Identity{
@@ -38,6 +45,7 @@ func (m *Manager) specInput(ctx context.Context, p *entry[podRecord], e *entry[c
 		},
 		MaskedPaths: sec.MaskedPaths, ReadonlyPaths: sec.ReadonlyPaths,
 		Resources:   c.Resources.on(limitsOfHost()),
+		Rlimits:     m.opts.Rlimits,
 		CgroupsPath: m.cgroupsPath(pc, e.id),
 	}
 	if len(in.Args) == 0 {
@@ -52,9 +60,13 @@ func (m *Manager) specInput(ctx context.Context, p *entry[podRecord], e *entry[c
 	if !path.IsAbs(in.WorkingDir) {
 		in.WorkingDir = "/" + in.WorkingDir
 	}
-	var err error
 	if in.Hostname, err = pc.hostname(); err != nil {
 		return in, err
+	}
+	if handler.sandboxed() {
+		if _, err := m.sharedPID(ctx, p); err != nil {
+			return in, err
+		}
 	}
 	if in.Namespaces, err = m.containerNamespaces(ctx, p, c); err != nil {
 		return in, err
@@ -63,13 +75,14 @@ func (m *Manager) specInput(ctx context.Context, p *entry[podRecord], e *entry[c
 	if in.ProcessLabel, in.MountLabel, err = selinuxLabels(&sec.SELinux, sec.Privileged); err != nil {
 		return in, err
 	}
-	if in.Mounts, err = resolveMounts(c.Mounts, in.MountLabel); err != nil {
+	if in.Mounts, err = resolveMounts(c.Mounts, volumes, in.MountLabel); err != nil {
 		return in, err
 	}
-	if in.Devices, err = resolveDevices(c.Devices, sec.Privileged); err != nil {
+	in.AllDevices = sec.Privileged && !handler.PrivilegedWithoutHostDevices
+	if in.Devices, err = resolveDevices(c.Devices, in.AllDevices); err != nil {
 		return in, err
 	}
-	in.AllDevices = sec.Privileged
+	in.Annotations = handler.passed(pc.Annotations, c.Annotations)
 	if in.AppArmor, err = appArmorProfile(sec.AppArmor, sec.Privileged); err != nil {
 		return in, err
 	}
@@ -81,14 +94,18 @@ func (m *Manager) specInput(ctx context.Context, p *entry[podRecord], e *entry[c
 // directory per pod: it would hold no limits, cost a mkdir in every hierarchy, and be
 // ours to remove.
 func (m *Manager) cgroupsPath(c *Config, id string) string {
-	parent := c.CgroupParent
-	if parent == "" {
-		parent = m.opts.CgroupRoot
-	}
+	parent := m.cgroupParent(c)
 	if m.opts.CgroupDriver == Systemd {
 		return path.Base(parent) + ":coracle:" + id
 	}
 	return path.Join("/", parent, id)
+}
+
+func (m *Manager) cgroupParent(c *Config) string {
+	if c.CgroupParent == "" {
+		return m.opts.CgroupRoot
+	}
+	return c.CgroupParent
 }
 
 // containerFiles are the pod's files that a container sees.
@@ -110,6 +127,7 @@ func (m *Manager) containerNamespaces(ctx context.Context, p *entry[podRecord], 
 	rec := p.get()
 	n := ocispec.Namespaces{
 		Net: rec.Namespaces.Net, IPC: rec.Namespaces.IPC, UTS: rec.Namespaces.UTS,
+		User: rec.Namespaces.User, UIDs: mappings(rec.Config.Namespaces.Users.UIDs), GIDs: mappings(rec.Config.Namespaces.Users.GIDs),
 		HostNet: rec.Config.hostNetwork(), HostIPC: rec.Config.hostIPC(),
 	}
 	switch mode := c.Security.Namespaces.PID; mode {

@@ -39,6 +39,7 @@ func (m *Manager) startContainer(ctx context.Context, e *entry[containerRecord])
 		return fail(ErrPrecondition, "it is %s, only a created container can be started", rec.Phase)
 	}
 	begin := time.Now()
+	var watch stopwatch
 	stage := func(name string) error {
 		m.log.Debug("container starting", "id", e.id, "stage", name, "after", time.Since(begin))
 		return m.faultAt(ctx, "pod.start."+name)
@@ -58,14 +59,28 @@ func (m *Manager) startContainer(ctx context.Context, e *entry[containerRecord])
 	if err := m.targetStillRuns(&rec.Config); err != nil {
 		return errors.Join(err, m.unstart(e))
 	}
+	if rec.Checkpoint != "" {
+		// Somebody may have had hands on it since the container was made.
+		if err := checkImages(rec.Checkpoint); err != nil {
+			return errors.Join(err, m.unstart(e))
+		}
+	}
 	if err := stage("recorded"); err != nil {
 		return m.startFailed(ctx, e, err)
 	}
-	create := client.CreateRequest{
-		PodID: rec.PodID, ID: e.id, Bundle: m.containerDir().Of(e.id),
-		Terminal: rec.Config.TTY, Stdin: rec.Config.Stdin, StdinOnce: rec.Config.StdinOnce,
-		LogPath: rec.LogPath,
+	if err := m.tellContainer(ctx, ContainerStarts, e); err != nil {
+		return m.startFailed(ctx, e, err)
 	}
+	handler, err := m.handler(&p.get().Config)
+	if err != nil {
+		return m.startFailed(ctx, e, err)
+	}
+	create := client.CreateRequest{
+		PodID: rec.PodID, ID: e.id, Bundle: m.containerDir().Of(e.id), Handler: handler.Runtime,
+		Terminal: rec.Config.TTY, Stdin: rec.Config.Stdin, StdinOnce: rec.Config.StdinOnce,
+		LogPath: rec.LogPath, LogLimit: handler.LogLimit, Checkpoint: rec.Checkpoint,
+	}
+	recorded := watch.step("record the start", begin)
 	pid, err := m.Shim.Create(ctx, create)
 	if errors.Is(err, client.ErrExists) {
 		// A start that the last daemon did not live to end, and that the shim was
@@ -77,16 +92,22 @@ func (m *Manager) startContainer(ctx context.Context, e *entry[containerRecord])
 	if err != nil {
 		return m.startFailed(ctx, e, err)
 	}
+	created := watch.step("make process (shim and engine)", recorded)
 	if err := stage("created"); err != nil {
 		return m.startFailed(ctx, e, err)
 	}
 	if err := m.Shim.StartContainer(ctx, rec.PodID, e.id); err != nil {
 		return m.startFailed(ctx, e, err)
 	}
+	watch.step("execute program", created)
+	if err := m.renamePod(p, rec); err != nil {
+		return m.startFailed(ctx, e, err)
+	}
 	if err := stage("started"); err != nil {
 		return m.startFailed(ctx, e, err)
 	}
 	err = e.update(func(r *containerRecord) {
+		r.Steps = watch.all(r.Steps)
 		// Its end may have been noted already.
 		if r.Phase == containerStarting {
 			r.Phase, r.Pid = containerRunning, pid
@@ -95,7 +116,21 @@ func (m *Manager) startContainer(ctx context.Context, e *entry[containerRecord])
 	if err != nil {
 		return m.startFailed(ctx, e, err)
 	}
-	return nil
+	return m.tellContainer(ctx, ContainerStarted, e)
+}
+
+// renamePod gives the pod its host name back after a restore, which brings that of the saved
+// pod.
+func (m *Manager) renamePod(p *entry[podRecord], rec *containerRecord) error {
+	pr := p.get()
+	if rec.Checkpoint == "" || pr.Namespaces.UTS == "" {
+		return nil
+	}
+	name, err := pr.Config.hostname()
+	if err != nil {
+		return err
+	}
+	return m.Namespaces.SetHostname(pr.Namespaces.UTS, name)
 }
 
 // targetStillRuns says whether the process whose PID namespace the spec names by number

@@ -50,6 +50,8 @@ type podRecord struct {
 	InitPid int  `json:"initPid,omitempty"`
 	// Clean says that network, namespaces and mounts are gone (phases stopped and removing).
 	Clean bool `json:"clean,omitempty"`
+	// Steps are those of making it.
+	Steps []Step `json:"steps,omitempty"`
 }
 
 // identity is what is unique among pods.
@@ -65,13 +67,16 @@ func (r *podRecord) visible() bool { return r.Phase != podMaking && r.Phase != p
 // hostNetwork says whether the pod uses the host's network, and with it its host name.
 func (c *Config) hostNetwork() bool { return c.Namespaces.Network == NamespaceNode }
 
+// userNamespace says whether the pod has a user namespace of its own.
+func (c *Config) userNamespace() bool { return c.Namespaces.User == NamespacePod }
+
 func (c *Config) hostIPC() bool { return c.Namespaces.IPC == NamespaceNode }
 
 // value is what callers see of the record.
 func (r *podRecord) value() Pod {
 	p := Pod{
 		ID: r.ID, Config: r.Config, State: NotReady, CreatedAt: r.CreatedAt,
-		IPs: r.IPs, NetNS: r.Namespaces.Net, Pid: r.InitPid,
+		IPs: r.IPs, NetNS: r.Namespaces.Net, Pid: r.InitPid, Steps: r.Steps,
 	}
 	if r.Phase == podReady {
 		p.State = Ready
@@ -118,6 +123,18 @@ type containerRecord struct {
 	GID        int64   `json:"gid"`
 	Groups     []int64 `json:"groups,omitempty"`
 	Upper      string  `json:"upper,omitempty"`
+	// Checkpoint is the directory of CRIU's images that the container goes on from; while it is
+	// being made, that of the saved container.
+	Checkpoint string `json:"checkpoint,omitempty"`
+	// Frozen is set while a checkpoint is made of it.
+	Frozen bool `json:"frozen,omitempty"`
+	// Saving are files and directories of checkpoints under way, which are of no use to anybody if the daemon does
+	// not live to end them.
+	Saving []string `json:"saving,omitempty"`
+	// VolumeRefs: see Container.
+	VolumeRefs map[string]string `json:"volumeRefs,omitempty"`
+	// Steps are those of making and starting it.
+	Steps []Step `json:"steps,omitempty"`
 }
 
 // containerIdentity is what is unique among containers.
@@ -158,6 +175,7 @@ func (r *containerRecord) value() Container {
 		ExitCode: r.ExitCode, Reason: r.Reason, Message: r.Message,
 		LogPath: r.LogPath, Pid: r.Pid,
 		UID: r.UID, GID: r.GID, SupplementalGroups: r.Groups, Snapshot: r.Upper,
+		VolumeRefs: r.VolumeRefs, Steps: r.Steps,
 	}
 	switch r.Phase {
 	case containerCreated, containerStarting:

@@ -2,21 +2,18 @@ package pod
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"time"
 
+	"github.com/coracle-project/coracle/internal/cgstat"
 	"github.com/coracle-project/coracle/snapshot"
 )
 
-// statsLimit is how long ListStats waits for a container.
+// statsLimit is how long lists of readings wait for all of them.
 const statsLimit = time.Second
 
-// unlimited is what a v1 cgroup without a memory limit says at least.
-const unlimited = 1 << 60
-
-// Stats reads a running container's use. Of one that does not run only the writable
-// layer is given.
+// Stats reads a container's use. Of one that does not run only the writable layer is
+// given. A reading may be Options.UsageAge old.
 func (m *Manager) Stats(ctx context.Context, id string) (ContainerStats, error) {
 	e, err := m.containers.find(id)
 	if err != nil {
@@ -26,21 +23,28 @@ func (m *Manager) Stats(ctx context.Context, id string) (ContainerStats, error) 
 	return s, during("stats of container", e.id, err)
 }
 
-// ListStats reads the use of all running containers that fit f, in parallel. One whose
-// shim does not answer within a second is left out. The writable layers' use may be
+// ListStats reads the use of all running containers that fit f, in parallel. One that
+// cannot be read within a second is left out. The writable layers' use may be
 // Options.DiskUsageAge old.
 func (m *Manager) ListStats(ctx context.Context, f ContainerFilter) []ContainerStats {
-	ctx, cancel := context.WithTimeout(ctx, statsLimit)
-	defer cancel()
 	var es []*entry[containerRecord]
 	for _, e := range m.containers.each((*containerRecord).visible) {
 		if c := e.get().value(); c.State == Running && f.fits(&c) {
 			es = append(es, e)
 		}
 	}
+	return readAll(ctx, m, es, func(ctx context.Context, e *entry[containerRecord]) (ContainerStats, error) {
+		return m.stats(ctx, e, m.opts.DiskUsageAge)
+	})
+}
+
+// readAll reads of each entry, many at a time, within statsLimit. Those that fail are left out.
+func readAll[R, T any](ctx context.Context, m *Manager, es []*entry[R], read func(context.Context, *entry[R]) (T, error)) []T {
+	ctx, cancel := context.WithTimeout(ctx, statsLimit)
+	defer cancel()
 	var (
 		mu  sync.Mutex
-		out = make([]ContainerStats, 0, len(es))
+		out = make([]T, 0, len(es))
 		wg  sync.WaitGroup
 	)
 	slots := make(chan struct{}, atOnce)
@@ -52,7 +56,7 @@ func (m *Manager) ListStats(ctx context.Context, f ContainerFilter) []ContainerS
 				return
 			}
 			defer func() { <-slots }()
-			s, err := m.stats(ctx, e, m.opts.DiskUsageAge)
+			s, err := read(ctx, e)
 			if err != nil {
 				m.log.Debug("stats left out", "id", e.id, "err", err)
 				return
@@ -66,91 +70,74 @@ func (m *Manager) ListStats(ctx context.Context, f ContainerFilter) []ContainerS
 	return out
 }
 
-// atOnce is how many calls to the shim one request makes at a time.
+// atOnce is how many readings, or calls to the shim, one request makes at a time.
 const atOnce = 32
 
-func (m *Manager) stats(ctx context.Context, e *entry[containerRecord], age time.Duration) (ContainerStats, error) {
+func (m *Manager) stats(ctx context.Context, e *entry[containerRecord], diskAge time.Duration) (ContainerStats, error) {
 	rec := e.get()
-	s := ContainerStats{ID: e.id, Time: time.Now()}
+	s := ContainerStats{ID: e.id, PodID: rec.PodID}
 	if rec.Phase == containerRunning {
-		st, err := m.Shim.Stats(ctx, rec.PodID, e.id)
+		r, err := m.containerUsage(ctx, e)
 		if err != nil {
 			return s, err
 		}
-		s.Time = st.Time
-		s.CPUUsage = st.CPUUsage
-		s.MemoryUsage, s.MemoryWorkingSet, s.MemoryRSS = st.MemoryUsage, st.MemoryWorkingSet, st.MemoryRSS
-		s.SwapUsage = st.MemorySwap
-		s.PageFaults, s.MajorPageFaults = st.MemoryPageFaults, st.MemoryMajorPageFaults
-		if st.MemoryLimit > st.MemoryWorkingSet && st.MemoryLimit < unlimited {
-			s.MemoryAvailable = st.MemoryLimit - st.MemoryWorkingSet
-		}
+		s.Usage, s.CPURate = r.val, rate(&r)
+	} else {
+		s.Usage.Time = time.Now()
 	}
-	u, err := m.diskUsage(ctx, e.id, age)
+	u, err := m.diskUsage(ctx, e.id, diskAge)
 	if err != nil {
 		return s, err
 	}
-	s.DiskBytes, s.DiskInodes = uint64(max(u.Bytes, 0)), uint64(max(u.Inodes, 0))
+	s.DiskTime, s.DiskBytes, s.DiskInodes = u.at, uint64(max(u.Bytes, 0)), uint64(max(u.Inodes, 0))
 	return s, nil
 }
 
-// diskUsage is one reading of a writable layer.
+func (m *Manager) containerUsage(ctx context.Context, e *entry[containerRecord]) (reading[cgstat.Usage], error) {
+	return m.meters.containers.get(ctx, e.id, m.opts.UsageAge, m.keepContainer,
+		bounded(m, meterLimit, func(ctx context.Context) (cgstat.Usage, error) {
+			p := m.pods.exact(e.get().PodID)
+			if p == nil {
+				return cgstat.Usage{}, fail(ErrNotFound, "its pod is gone")
+			}
+			path, err := m.containerCgroup(&p.get().Config, e.id)
+			if err != nil {
+				return cgstat.Usage{}, err
+			}
+			return m.Meter.Cgroup(ctx, path)
+		}))
+}
+
+// rate is how many nanoseconds of CPU time a second took between two readings; nil if
+// there is one only.
+func rate(r *reading[cgstat.Usage]) *uint64 {
+	if r.before == nil {
+		return nil
+	}
+	span := r.val.Time.Sub(r.before.val.Time)
+	used := r.val.CPU.Total - r.before.val.CPU.Total
+	if span <= 0 || used < 0 {
+		return nil
+	}
+	n := uint64(float64(used) / span.Seconds())
+	return &n
+}
+
+// diskUsage is what a container's writable layer takes.
 type diskUsage struct {
 	snapshot.Usage
 	at time.Time
 }
 
-// diskUsages are the latest readings, by container id.
-type diskUsages struct {
-	mu   sync.Mutex
-	last map[string]diskUsage
-}
-
-func (d *diskUsages) get(id string) (diskUsage, bool) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	u, ok := d.last[id]
-	return u, ok
-}
-
-func (d *diskUsages) set(id string, u diskUsage) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.last == nil {
-		d.last = map[string]diskUsage{}
-	}
-	d.last[id] = u
-}
-
-func (d *diskUsages) forget(id string) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	delete(d.last, id)
-}
-
 // diskUsage counts what a container's writable layer takes, or returns a reading not
-// older than age. Counting walks the layer, so calls at the same time join, and if it
-// takes longer than ctx an old reading is better than none.
+// older than age. Counting walks the layer.
 func (m *Manager) diskUsage(ctx context.Context, id string, age time.Duration) (diskUsage, error) {
-	last, ok := m.disk.get(id)
-	if ok && time.Since(last.at) < age {
-		return last, nil
-	}
-	u, err := m.usage.Do(ctx, id, func(ctx context.Context) (u diskUsage, err error) {
-		err = m.life.run(ctx, cleanupLimit, func(ctx context.Context) error {
-			u.Usage, err = m.Snapshots.Usage(ctx, id)
-			u.at = time.Now()
-			return err
-		})
-		if err == nil && m.containers.exact(id) != nil {
-			m.disk.set(id, u)
-		}
-		return u, err
-	})
-	if ok && errors.Is(err, context.DeadlineExceeded) {
-		return last, nil
-	}
-	return u, err
+	r, err := m.meters.disk.get(ctx, id, age, m.keepContainer,
+		bounded(m, cleanupLimit, func(ctx context.Context) (diskUsage, error) {
+			u, err := m.Snapshots.Usage(ctx, id)
+			return diskUsage{u, time.Now()}, err
+		}))
+	return r.val, err
 }
 
 // NetworkReady says why pods cannot be connected now, nil if they can.

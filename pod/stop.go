@@ -68,6 +68,7 @@ func (m *Manager) stopPod(ctx context.Context, e *entry[podRecord]) error {
 	if err := e.update(func(r *podRecord) { r.Phase, r.Init, r.InitPid = podStopped, false, 0 }); err != nil {
 		return err
 	}
+	_ = m.tell(ctx, PodStopped, e.get().value()) // logged
 	m.queueCleaning(e)
 	return m.faultAt(ctx, "pod.stop.stopped")
 }
@@ -111,6 +112,7 @@ func (m *Manager) cleanPod(ctx context.Context, e *entry[podRecord]) error {
 		return err
 	}
 	m.pods.remove(e)
+	m.meters.forgetPod(e.id)
 	return nil
 }
 

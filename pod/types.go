@@ -3,6 +3,10 @@ package pod
 import (
 	"net/netip"
 	"time"
+
+	"github.com/coracle-project/coracle/internal/cgstat"
+	"github.com/coracle-project/coracle/network"
+	"github.com/coracle-project/coracle/snapshot"
 )
 
 // Config describes a pod sandbox as the caller wants it. It is immutable once the
@@ -47,8 +51,10 @@ const (
 type Namespaces struct {
 	Network, PID, IPC NamespaceMode
 	TargetID          string
-	// User asks for a user namespace (mode "pod"); not supported yet.
-	User NamespaceMode
+	// User is NamespacePod for a user namespace of the pod's own, whose ids are Users;
+	// else NamespaceNode or empty. A container that says nothing has its pod's.
+	User  NamespaceMode
+	Users IDMaps
 }
 
 // DNS is what goes into resolv.conf; all empty: the host's file is copied.
@@ -115,6 +121,7 @@ type Pod struct {
 	IPs       []netip.Addr
 	NetNS     string // path of the pinned network namespace; empty on the host's
 	Pid       int    // of the pod's init process; 0 if it needs none
+	Steps     []Step // of making it
 }
 
 // Mount puts a host path or an image into a container.
@@ -124,11 +131,20 @@ type Mount struct {
 	RecursiveReadonly       bool
 	SELinuxRelabel          bool
 	Propagation             Propagation
-	// UIDMappings, GIDMappings and image volumes are not supported yet: set, they are refused.
-	HasIDMappings bool
-	Image         string
-	ImageSubPath  string
+	// Users shows the owners of files as others, for containers with a user namespace.
+	Users IDMaps
+	// Image is mounted in place of a host path, read-only; ImageSubPath chooses a file or
+	// directory in it.
+	Image, ImageSubPath string
+	// Options are more options of the bind mount: noexec, nodev, nosuid and their kin.
+	Options []string
 }
+
+// IDMap is a range of ids of a user namespace.
+type IDMap = snapshot.IDMap
+
+// IDMaps are the ids of a user namespace; the zero value is the host's own.
+type IDMaps = snapshot.Users
 
 // Propagation is a mount's propagation.
 type Propagation string
@@ -213,6 +229,10 @@ type Container struct {
 	UID, GID           int64
 	SupplementalGroups []int64
 	Snapshot           string // upper directory
+	// VolumeRefs are digest references (else ids) of the images of image volumes, by
+	// container path.
+	VolumeRefs map[string]string
+	Steps      []Step // of making it and, once it is started, of that
 }
 
 // PodFilter and ContainerFilter choose what List returns; zero fields match all.
@@ -232,12 +252,33 @@ type ContainerFilter struct {
 
 // ContainerStats is one reading of a container's use.
 type ContainerStats struct {
-	ID       string
-	Time     time.Time
-	CPUUsage uint64 // nanoseconds since start
-	// bytes
-	MemoryUsage, MemoryWorkingSet, MemoryAvailable, MemoryRSS, SwapUsage uint64
-	PageFaults, MajorPageFaults                                          uint64
+	ID, PodID string
+	cgstat.Usage
+	// CPURate is the nanoseconds of CPU time per second since the reading before; nil if
+	// this is the first.
+	CPURate *uint64
 	// Writable layer.
+	DiskTime              time.Time
 	DiskBytes, DiskInodes uint64
+}
+
+// PodStats is one reading of a pod's use. Usage is that of the pod's own cgroup, or else the
+// sum of its running containers.
+type PodStats struct {
+	ID string
+	cgstat.Usage
+	CPURate *uint64 // as in ContainerStats
+	// Interfaces has the pod's own first; none on the host's network.
+	NetworkTime time.Time
+	Interfaces  []InterfaceUsage
+	Containers  []ContainerStats // that run
+}
+
+// InterfaceUsage is what has gone through an interface of a pod.
+type InterfaceUsage = network.InterfaceUsage
+
+// PodStatsFilter chooses pods; zero fields match all.
+type PodStatsFilter struct {
+	ID     string
+	Labels map[string]string
 }

@@ -42,7 +42,11 @@ func (m *Manager) updateResources(ctx context.Context, e *entry[containerRecord]
 	}
 	switch rec.Phase {
 	case containerRunning:
-		if err := m.Shim.Update(ctx, rec.PodID, e.id, next.change(r).on(limitsOfHost()).Linux()); err != nil {
+		limits := next.change(r).on(limitsOfHost()).Linux()
+		if err := m.adjustUpdate(ctx, e, limits); err != nil {
+			return err
+		}
+		if err := m.Shim.Update(ctx, rec.PodID, e.id, limits); err != nil {
 			return err
 		}
 	case containerCreated:
@@ -52,7 +56,10 @@ func (m *Manager) updateResources(ctx context.Context, e *entry[containerRecord]
 	if err := m.rewriteResources(e, next); err != nil {
 		return err
 	}
-	return e.update(func(r *containerRecord) { r.Config.Resources = next })
+	if err := e.update(func(r *containerRecord) { r.Config.Resources = next }); err != nil {
+		return err
+	}
+	return m.tellContainer(ctx, ContainerUpdated, e)
 }
 
 // rewriteResources puts limits into the bundle, where a start finds them.

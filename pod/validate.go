@@ -40,8 +40,8 @@ func (c *Config) validate(o *Options) error {
 	if c.LogDirectory != "" && !filepath.IsAbs(c.LogDirectory) {
 		return fail(ErrInvalid, "log directory %q is not an absolute path", c.LogDirectory)
 	}
-	if c.RuntimeHandler != "" && !slices.Contains(o.RuntimeHandlers, c.RuntimeHandler) {
-		return fail(ErrInvalid, "unknown runtime handler %q; there are %q", c.RuntimeHandler, o.RuntimeHandlers)
+	if _, known := o.Handlers()[c.RuntimeHandler]; c.RuntimeHandler != "" && !known {
+		return fail(ErrInvalid, "unknown runtime handler %q; there are %q", c.RuntimeHandler, o.handlerNames())
 	}
 	if err := c.Namespaces.validatePod(); err != nil {
 		return err
@@ -74,6 +74,9 @@ func (n *Namespaces) validatePod() error {
 	if err := n.validateUser(); err != nil {
 		return err
 	}
+	if n.User == NamespacePod && (n.Network == NamespaceNode || n.PID == NamespaceNode || n.IPC == NamespaceNode) {
+		return fail(ErrInvalid, "a pod with a user namespace needs network, pid and ipc namespaces that belong to it, not the host's")
+	}
 	if !slices.Contains([]NamespaceMode{"", NamespacePod, NamespaceNode}, n.Network) {
 		return fail(ErrInvalid, "network namespace mode %q; a pod has %q or %q", n.Network, NamespacePod, NamespaceNode)
 	}
@@ -86,11 +89,26 @@ func (n *Namespaces) validatePod() error {
 	return nil
 }
 
+// validateUser wants of a user namespace what Kubernetes gives it: one range of ids, and the
+// same for users and groups, from 0 on.
 func (n *Namespaces) validateUser() error {
-	if n.User != "" && n.User != NamespaceNode {
-		return fail(ErrUnsupported, "user namespaces are not supported yet (user namespace mode %q)", n.User)
+	switch n.User {
+	case "", NamespaceNode:
+		if len(n.Users.UIDs)+len(n.Users.GIDs) > 0 {
+			return fail(ErrInvalid, "id mappings without a user namespace of the pod")
+		}
+		return nil
+	case NamespacePod:
+	default:
+		return fail(ErrInvalid, "user namespace mode %q; a pod has %q or %q", n.User, NamespacePod, NamespaceNode)
 	}
-	return nil
+	if len(n.Users.UIDs) != 1 || len(n.Users.GIDs) != 1 || n.Users.UIDs[0] != n.Users.GIDs[0] {
+		return fail(ErrInvalid, "user namespace with %d ranges of user ids and %d of group ids; one range, the same for both, is supported", len(n.Users.UIDs), len(n.Users.GIDs))
+	}
+	if n.Users.UIDs[0].Container != 0 {
+		return fail(ErrInvalid, "user namespace whose ids begin with %d; id 0 of the container must be mapped", n.Users.UIDs[0].Container)
+	}
+	return validateIDMaps("user namespace", n.Users)
 }
 
 func (d *DNS) validate() error {

@@ -42,13 +42,32 @@ func TestBadPods(t *testing.T) {
 		"host net sysctl": {func(c *Config) {
 			c.Sysctls, c.Namespaces.Network = map[string]string{"net.core.somaxconn": "1"}, NamespaceNode
 		}, ErrInvalid},
-		"host ipc sysctl": {func(c *Config) { c.Sysctls, c.Namespaces.IPC = map[string]string{"kernel.shmmax": "1"}, NamespaceNode }, ErrInvalid},
-		"cgroup parent":   {func(c *Config) { c.CgroupParent = "/a/../../b" }, ErrInvalid},
-		"cgroup as scope": {func(c *Config) { c.CgroupParent = "a.slice:b:c" }, ErrInvalid},
-		"network mode":    {func(c *Config) { c.Namespaces.Network = NamespaceTarget }, ErrInvalid},
-		"ipc mode":        {func(c *Config) { c.Namespaces.IPC = NamespaceContainer }, ErrInvalid},
-		"pid mode":        {func(c *Config) { c.Namespaces.PID = NamespaceTarget }, ErrInvalid},
-		"user namespace":  {func(c *Config) { c.Namespaces.User = NamespacePod }, ErrUnsupported},
+		"host ipc sysctl":             {func(c *Config) { c.Sysctls, c.Namespaces.IPC = map[string]string{"kernel.shmmax": "1"}, NamespaceNode }, ErrInvalid},
+		"cgroup parent":               {func(c *Config) { c.CgroupParent = "/a/../../b" }, ErrInvalid},
+		"cgroup as scope":             {func(c *Config) { c.CgroupParent = "a.slice:b:c" }, ErrInvalid},
+		"network mode":                {func(c *Config) { c.Namespaces.Network = NamespaceTarget }, ErrInvalid},
+		"ipc mode":                    {func(c *Config) { c.Namespaces.IPC = NamespaceContainer }, ErrInvalid},
+		"pid mode":                    {func(c *Config) { c.Namespaces.PID = NamespaceTarget }, ErrInvalid},
+		"user namespace without ids":  {func(c *Config) { c.Namespaces.User = NamespacePod }, ErrInvalid},
+		"user namespace of container": {func(c *Config) { c.Namespaces.User = NamespaceContainer }, ErrInvalid},
+		"ids without user namespace":  {func(c *Config) { c.Namespaces.Users = someUsers(0, 1000) }, ErrInvalid},
+		"ids of two ranges": {func(c *Config) {
+			c.Namespaces.User, c.Namespaces.Users = NamespacePod, someUsers(0, 1000)
+			c.Namespaces.Users.UIDs = append(c.Namespaces.Users.UIDs, IDMap{Container: 70000, Host: 1, Length: 1})
+		}, ErrInvalid},
+		"other ids for groups": {func(c *Config) {
+			c.Namespaces.User, c.Namespaces.Users = NamespacePod, someUsers(0, 1000)
+			c.Namespaces.Users.GIDs = someUsers(0, 2000).GIDs
+		}, ErrInvalid},
+		"ids without root": {func(c *Config) {
+			c.Namespaces.User, c.Namespaces.Users = NamespacePod, someUsers(1, 1000)
+		}, ErrInvalid},
+		"ids beyond the last": {func(c *Config) {
+			c.Namespaces.User, c.Namespaces.Users = NamespacePod, someUsers(0, 1<<32-100)
+		}, ErrInvalid},
+		"user namespace and the host's network": {func(c *Config) {
+			c.Namespaces.User, c.Namespaces.Users, c.Namespaces.Network = NamespacePod, someUsers(0, 1000), NamespaceNode
+		}, ErrInvalid},
 	} {
 		c := podConfig("p")
 		tc.change(&c)
@@ -118,16 +137,43 @@ func TestBadContainers(t *testing.T) {
 		"rro without ro": {func(c *ContainerConfig) {
 			c.Mounts = []Mount{{ContainerPath: "/x", HostPath: "/x", RecursiveReadonly: true}}
 		}, ErrInvalid},
-		"image volume": {func(c *ContainerConfig) { c.Mounts = []Mount{{ContainerPath: "/x", Image: "i"}} }, ErrUnsupported},
-		"id mapped mount": {func(c *ContainerConfig) {
-			c.Mounts = []Mount{{ContainerPath: "/x", HostPath: "/x", HasIDMappings: true}}
-		}, ErrUnsupported},
+		"image volume of no image": {func(c *ContainerConfig) { c.Mounts = []Mount{{ContainerPath: "/x", Image: "none"}} }, ErrNotFound},
+		"image volume and host path": {func(c *ContainerConfig) {
+			c.Mounts = []Mount{{ContainerPath: "/x", Image: "busybox", HostPath: "/x"}}
+		}, ErrInvalid},
+		"sub-path without image": {func(c *ContainerConfig) {
+			c.Mounts = []Mount{{ContainerPath: "/x", HostPath: "/x", ImageSubPath: "x"}}
+		}, ErrInvalid},
+		"sub-path above image": {func(c *ContainerConfig) {
+			c.Mounts = []Mount{{ContainerPath: "/x", Image: "busybox", ImageSubPath: "etc/../../x"}}
+		}, ErrInvalid},
+		"absolute sub-path": {func(c *ContainerConfig) {
+			c.Mounts = []Mount{{ContainerPath: "/x", Image: "busybox", ImageSubPath: "/etc"}}
+		}, ErrInvalid},
+		"sub-path that is not in the image": {func(c *ContainerConfig) {
+			c.Mounts = []Mount{{ContainerPath: "/x", Image: "busybox", ImageSubPath: "none"}}
+		}, ErrInvalid},
+		"propagation of an image": {func(c *ContainerConfig) {
+			c.Mounts = []Mount{{ContainerPath: "/x", Image: "busybox", Propagation: PropagationBidirectional}}
+		}, ErrInvalid},
+		"mount option": {func(c *ContainerConfig) {
+			c.Mounts = []Mount{{ContainerPath: "/x", HostPath: "/x", Options: []string{"noexec", "rw"}}}
+		}, ErrInvalid},
+		"ids of users only": {func(c *ContainerConfig) {
+			c.Mounts = []Mount{{ContainerPath: "/x", HostPath: "/x", Users: IDMaps{UIDs: []IDMap{{Length: 1}}}}}
+		}, ErrInvalid},
+		"ids out of range": {func(c *ContainerConfig) {
+			maps := []IDMap{{Host: 1<<32 - 1, Length: 2}}
+			c.Mounts = []Mount{{ContainerPath: "/x", HostPath: "/x", Users: IDMaps{UIDs: maps, GIDs: maps}}}
+		}, ErrInvalid},
 		"device that is none":             {func(c *ContainerConfig) { c.Devices = []Device{{HostPath: file}} }, ErrInvalid},
 		"unknown device":                  {func(c *ContainerConfig) { c.Devices = []Device{{HostPath: "/dev/none"}} }, ErrInvalid},
 		"relative device":                 {func(c *ContainerConfig) { c.Devices = []Device{{HostPath: "null"}} }, ErrInvalid},
 		"relative device target":          {func(c *ContainerConfig) { c.Devices = []Device{{HostPath: "/dev/null", ContainerPath: "x"}} }, ErrInvalid},
 		"device permissions":              {func(c *ContainerConfig) { c.Devices = []Device{{HostPath: "/dev/null", Permissions: "x"}} }, ErrInvalid},
-		"cdi device":                      {func(c *ContainerConfig) { c.CDIDevices = []string{"a/b=c"} }, ErrUnsupported},
+		"cdi device of no form":           {func(c *ContainerConfig) { c.CDIDevices = []string{"gpu0"} }, ErrInvalid},
+		"cdi device that is not there":    {func(c *ContainerConfig) { c.CDIDevices = []string{"a.example/b=c"} }, ErrPrecondition},
+		"cdi device twice":                {func(c *ContainerConfig) { c.CDIDevices = []string{"a.example/b=c", "a.example/b=c"} }, ErrInvalid},
 		"stop signal":                     {func(c *ContainerConfig) { c.StopSignal = "SIGNOT" }, ErrInvalid},
 		"cpu shares":                      {func(c *ContainerConfig) { c.Resources.CPUShares = -1 }, ErrInvalid},
 		"cpuset":                          {func(c *ContainerConfig) { c.Resources.CpusetCPUs = "a" }, ErrInvalid},
@@ -150,7 +196,10 @@ func TestBadContainers(t *testing.T) {
 		"privileged in a pod that is not": {func(c *ContainerConfig) { c.Security.Privileged = true }, ErrInvalid},
 		"pid mode":                        {func(c *ContainerConfig) { c.Security.Namespaces.PID = "x" }, ErrInvalid},
 		"target without id":               {func(c *ContainerConfig) { c.Security.Namespaces.PID = NamespaceTarget }, ErrInvalid},
-		"user namespace":                  {func(c *ContainerConfig) { c.Security.Namespaces.User = NamespacePod }, ErrUnsupported},
+		"user namespace without ids":      {func(c *ContainerConfig) { c.Security.Namespaces.User = NamespacePod }, ErrInvalid},
+		"user namespace in a pod without": {func(c *ContainerConfig) {
+			c.Security.Namespaces.User, c.Security.Namespaces.Users = NamespacePod, someUsers(0, 1000)
+		}, ErrInvalid},
 	} {
 		c := containerConfig("run")
 		tc.change(&c)
@@ -208,7 +257,7 @@ func TestResolveMounts(t *testing.T) {
 	got, err := resolveMounts([]Mount{
 		{ContainerPath: "/a/", HostPath: filepath.Join(dir, "link")},
 		{ContainerPath: "/b", HostPath: filepath.Join(dir, "new/dir"), Readonly: true},
-	}, "")
+	}, nil, "")
 	ok(t, err)
 	if got[0].Source != filepath.Join(dir, "target") || got[0].Destination != "/a" || got[0].Propagation != "rprivate" || !got[1].Readonly {
 		t.Errorf("got %+v", got)
@@ -223,11 +272,11 @@ func TestResolveMounts(t *testing.T) {
 	t.Cleanup(func() { ok(t, unix.Unmount(vol, unix.MNT_DETACH)) })
 	mount := []Mount{{ContainerPath: "/v", HostPath: filepath.Join(vol, "sub"), Propagation: PropagationBidirectional}}
 	ok(t, unix.Mount("", vol, "", unix.MS_PRIVATE, ""))
-	if _, err := resolveMounts(mount, ""); !errors.Is(err, ErrPrecondition) {
+	if _, err := resolveMounts(mount, nil, ""); !errors.Is(err, ErrPrecondition) {
 		t.Errorf("on a private mount: %v", err)
 	}
 	ok(t, unix.Mount("", vol, "", unix.MS_SHARED, ""))
-	if got, err := resolveMounts(mount, ""); err != nil || got[0].Propagation != "rshared" {
+	if got, err := resolveMounts(mount, nil, ""); err != nil || got[0].Propagation != "rshared" {
 		t.Errorf("on a shared mount: %+v, %v", got, err)
 	}
 }

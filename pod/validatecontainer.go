@@ -44,8 +44,8 @@ func (c *ContainerConfig) validate() error {
 			return err
 		}
 	}
-	if len(c.CDIDevices) > 0 {
-		return fail(ErrUnsupported, "CDI devices are not supported yet (%q)", c.CDIDevices)
+	if err := validateCDI(c.CDIDevices); err != nil {
+		return err
 	}
 	if c.StopSignal != "" {
 		if _, err := parseSignal(c.StopSignal); err != nil {
@@ -67,16 +67,17 @@ func validateLogPath(p string) error {
 }
 
 func (m *Mount) validate() error {
-	if m.Image != "" || m.ImageSubPath != "" {
-		return fail(ErrUnsupported, "image volumes are not supported yet (mount %q)", m.ContainerPath)
-	}
-	if m.HasIDMappings {
-		return fail(ErrUnsupported, "mounts with id mappings are not supported yet (mount %q)", m.ContainerPath)
-	}
 	if !path.IsAbs(m.ContainerPath) || path.Clean(m.ContainerPath) == "/" {
 		return fail(ErrInvalid, "mount point %q is not an absolute path below the root", m.ContainerPath)
 	}
-	if !filepath.IsAbs(m.HostPath) {
+	switch {
+	case m.Image != "":
+		if err := m.validateImage(); err != nil {
+			return err
+		}
+	case m.ImageSubPath != "":
+		return fail(ErrInvalid, "mount %s has a sub-path of an image, but no image", m.ContainerPath)
+	case !filepath.IsAbs(m.HostPath):
 		return fail(ErrInvalid, "host path %q of mount %s is not an absolute path", m.HostPath, m.ContainerPath)
 	}
 	if !slices.Contains([]Propagation{"", PropagationPrivate, PropagationHostToContainer, PropagationBidirectional}, m.Propagation) {
@@ -84,6 +85,30 @@ func (m *Mount) validate() error {
 	}
 	if m.RecursiveReadonly && (!m.Readonly || m.Propagation != "" && m.Propagation != PropagationPrivate) {
 		return fail(ErrInvalid, "recursive read-only mount %s must be read-only and private", m.ContainerPath)
+	}
+	for _, o := range m.Options {
+		if !slices.Contains(mountOptions, o) {
+			return fail(ErrInvalid, "option %q of mount %s is not one of %s", o, m.ContainerPath, strings.Join(mountOptions, ", "))
+		}
+	}
+	return validateIDMaps("mount "+m.ContainerPath, m.Users)
+}
+
+// mountOptions are those that say how files may be used, and nothing of what is mounted.
+var mountOptions = []string{
+	"noexec", "exec", "nodev", "dev", "nosuid", "suid", "noatime", "atime", "nodiratime", "diratime",
+	"relatime", "norelatime", "strictatime", "nostrictatime", "nosymfollow", "symfollow",
+}
+
+// validateImage checks an image volume, which is read-only whatever the mount says.
+func (m *Mount) validateImage() error {
+	switch {
+	case m.HostPath != "":
+		return fail(ErrInvalid, "mount %s has both host path %q and image %q", m.ContainerPath, m.HostPath, m.Image)
+	case m.ImageSubPath != "" && !filepath.IsLocal(m.ImageSubPath):
+		return fail(ErrInvalid, "sub-path %q of mount %s is not a relative path below the image's root", m.ImageSubPath, m.ContainerPath)
+	case m.Propagation != "" && m.Propagation != PropagationPrivate:
+		return fail(ErrInvalid, "mount %s is of an image, where nothing is ever mounted; propagation %q is not possible", m.ContainerPath, m.Propagation)
 	}
 	return nil
 }

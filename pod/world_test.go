@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"sync"
@@ -16,8 +18,10 @@ import (
 	ocispecv1 "github.com/opencontainers/image-spec/specs-go/v1"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/image"
+	"github.com/coracle-project/coracle/internal/cgstat"
 	"github.com/coracle-project/coracle/network"
 	"github.com/coracle-project/coracle/shim/client"
 )
@@ -30,15 +34,25 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
+// patience is when a wait gives up. Nothing is expected to take any part of it: on a machine that
+// does other things, too, everything takes as long as it takes.
+const patience = 2 * time.Minute
+
 // world stands for everything below pod: processes, roots, namespaces and networks. It
 // outlives the managers of a test as the kernel outlives a daemon.
 type world struct {
 	mu        sync.Mutex
 	procs     map[string]*proc // by container id
 	snapshots map[string]string
+	users     map[string]IDMaps // of snapshots
+	layers    map[string][]digest.Digest
+	contents  map[string]fs.FS // of roots, by layersKey; others are all the same
 	networks  map[string]network.Pod
 	pins      map[string]bool
+	hostnames map[string]string // set anew, by pin
 	images    map[string]image.Image
+	ranges    []netip.Prefix
+	cgroups   map[string]cgstat.Usage // by path; others have a reading of their own
 	nextPid   int
 	live      *hands
 	calls     []string
@@ -52,6 +66,7 @@ type world struct {
 // end, "stubborn" until SIGKILL, "exit N" at once, "missing" is not there.
 type proc struct {
 	podID    string
+	handler  string
 	args     []string
 	pid      int
 	state    client.State
@@ -59,13 +74,17 @@ type proc struct {
 	exitedAt time.Time
 	limits   *specs.LinuxResources
 	signals  []syscall.Signal
+	paused   bool
+	// checkpoint is what it was made from.
+	checkpoint string
 }
 
 func newWorld() *world {
 	w := &world{
-		procs: map[string]*proc{}, snapshots: map[string]string{}, networks: map[string]network.Pod{},
-		pins: map[string]bool{}, images: map[string]image.Image{}, nextPid: 100,
-		before: map[string]func(context.Context) error{},
+		procs: map[string]*proc{}, snapshots: map[string]string{}, users: map[string]IDMaps{}, layers: map[string][]digest.Digest{}, contents: map[string]fs.FS{}, networks: map[string]network.Pod{},
+		pins: map[string]bool{}, hostnames: map[string]string{}, images: map[string]image.Image{}, nextPid: 100,
+		cgroups: map[string]cgstat.Usage{},
+		before:  map[string]func(context.Context) error{},
 	}
 	w.images["busybox"] = image.Image{
 		ID: digest.FromString("busybox"), RepoDigests: []string{"busybox@sha256:1"},
@@ -192,7 +211,12 @@ func stateDir(t testing.TB) string {
 		return t.TempDir() // no /dev/shm here; only slower
 	}
 	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
+		// A pod that a failed test left has its shared memory mounted.
+		left, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
+		for _, m := range left {
+			err = errors.Join(err, unix.Unmount(m.Mountpoint, unix.MNT_DETACH))
+		}
+		if err = errors.Join(err, os.RemoveAll(dir)); err != nil {
 			t.Error(err)
 		}
 	})
@@ -213,7 +237,7 @@ func (b *bench) unstarted() (*Manager, *hands) {
 	h := b.take()
 	m := New(Options{StateDir: b.state, ShimBinary: "/shim"}, Deps{
 		Shim: fakeShim{h}, Images: fakeImages{h}, Snapshots: fakeSnapshots{h},
-		Network: fakeNetwork{h}, Namespaces: fakePins{h},
+		Network: fakeNetwork{h}, Namespaces: fakePins{h}, Meter: fakeMeter{h},
 	})
 	b.t.Cleanup(func() { m.Close() })
 	return m, h
@@ -284,7 +308,7 @@ func ok(t testing.TB, err error) {
 // idle waits until the manager's background work is done.
 func idle(t testing.TB, m *Manager) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	if err := m.Flush(ctx); err != nil {
 		t.Fatal(err)
@@ -297,7 +321,7 @@ func ended(t testing.TB, m *Manager, id string) Container {
 	e := m.containers.exact(id)
 	select {
 	case <-m.exits.of(id, func() bool { return e.get().Phase == containerExited }):
-	case <-time.After(10 * time.Second):
+	case <-time.After(patience):
 		t.Fatal("the container does not end")
 	}
 	return must[Container](t)(m.Container(id))

@@ -8,10 +8,13 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"reflect"
 	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/internal/quickjson"
 )
 
 // MaxSpecSize is the largest config.json that LoadSpec reads, in bytes. Real ones
@@ -22,9 +25,9 @@ var aLongTimeAgo = time.Unix(1, 0)
 
 // LoadSpec reads the config.json of a bundle directory. A missing bundle or file
 // is os.ErrNotExist; text that is no JSON object of the right types is
-// ErrInvalidSpec and names file, line and column. Unknown fields are ignored, as
-// the runtime spec demands (spec.md, "Extensibility"). The content is not
-// judged: that is ValidateSpec.
+// ErrInvalidSpec and names file, line and column; so is a field that stands there
+// twice. Unknown fields are ignored, as the runtime spec demands (config.md,
+// "Extensibility"). The content is not judged: that is ValidateSpec.
 func LoadSpec(bundle string) (*specs.Spec, error) {
 	if st, err := os.Stat(bundle); err != nil {
 		return nil, fmt.Errorf("load bundle: %w", err)
@@ -32,41 +35,51 @@ func LoadSpec(bundle string) (*specs.Spec, error) {
 		return nil, fmt.Errorf("load bundle %s: not a directory, give the directory that holds config.json", bundle)
 	}
 	path := filepath.Join(bundle, "config.json")
+	// Non-blocking, so that a FIFO in the file's place cannot hold us up.
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, fmt.Errorf("load spec: %w", err)
+	}
+	defer f.Close()
+	if st, err := f.Stat(); err != nil {
+		return nil, fmt.Errorf("load spec: %w", err)
+	} else if !st.Mode().IsRegular() {
+		return nil, fmt.Errorf("load spec %s: not a regular file: %w", path, ErrInvalidSpec)
+	}
 	var spec specs.Spec
-	if err := loadJSON(path, &spec); err != nil {
+	if err := loadJSON(f, &spec); err != nil {
 		return nil, err
 	}
 	return &spec, nil
 }
 
 // LoadProcess reads a JSON file that holds one OCI process object, as exec's
-// --process takes it. Errors are those of LoadSpec.
+// --process takes it. The file may be a pipe, as the shell makes it for <(command). Errors
+// are those of LoadSpec.
 func LoadProcess(path string) (*specs.Process, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("load spec: %w", err)
+	}
+	defer f.Close()
 	var p specs.Process
-	if err := loadJSON(path, &p); err != nil {
+	if err := loadJSON(f, &p); err != nil {
 		return nil, err
 	}
 	return &p, nil
 }
 
-func loadJSON(path string, into any) error {
-	// Non-blocking, so that a FIFO in the file's place cannot hold us up.
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
-	if err != nil {
+func loadJSON(f *os.File, into any) error {
+	var text bytes.Buffer
+	if st, err := f.Stat(); err == nil {
+		text.Grow(int(min(st.Size(), MaxSpecSize)) + bytes.MinRead)
+	}
+	if _, err := text.ReadFrom(io.LimitReader(f, MaxSpecSize+1)); err != nil {
 		return fmt.Errorf("load spec: %w", err)
 	}
-	defer f.Close()
-	if st, err := f.Stat(); err != nil {
-		return fmt.Errorf("load spec: %w", err)
-	} else if !st.Mode().IsRegular() {
-		return fmt.Errorf("load spec %s: not a regular file: %w", path, ErrInvalidSpec)
-	}
-	data, err := io.ReadAll(io.LimitReader(f, MaxSpecSize+1))
-	if err != nil {
-		return fmt.Errorf("load spec: %w", err)
-	}
+	data := text.Bytes()
 	if err := decodeSpec(data, into); err != nil {
-		return fmt.Errorf("load spec %s%w", path, err)
+		return fmt.Errorf("load spec %s%w", f.Name(), err)
 	}
 	return nil
 }
@@ -77,12 +90,20 @@ func decodeSpec(data []byte, into any) error {
 	if len(data) > MaxSpecSize {
 		return fmt.Errorf(": larger than %d bytes: %w", MaxSpecSize, ErrInvalidSpec)
 	}
+	if quickjson.Unmarshal(data, into) {
+		return nil
+	}
+	// Something is wrong with it, or unusual.
+	reflect.ValueOf(into).Elem().SetZero()
 	dec := json.NewDecoder(bytes.NewReader(data))
 	if err := dec.Decode(into); err != nil {
 		return fmt.Errorf(":%s: %w", at(data, decodeErrorOffset(err, data)), invalidJSON(err))
 	}
 	if rest := bytes.TrimLeft(data[dec.InputOffset():], " \t\r\n"); len(rest) > 0 {
 		return fmt.Errorf(":%s: text after the JSON object: %w", at(data, int64(len(data)-len(rest))), ErrInvalidSpec)
+	}
+	if offset, key := duplicateKey(data); offset >= 0 {
+		return fmt.Errorf(":%s: %q stands there twice, remove one: %w", at(data, int64(offset)), key, ErrInvalidSpec)
 	}
 	return nil
 }

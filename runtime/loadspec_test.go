@@ -2,6 +2,7 @@ package runtime_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -61,6 +62,21 @@ func TestLoadSpecThatIsNotThere(t *testing.T) {
 	}
 	if _, err := runtime.LoadSpec(file); err == nil || !strings.Contains(err.Error(), "not a directory") {
 		t.Errorf("bundle is a file: %v", err)
+	}
+}
+
+func TestLoadProcessFromPipe(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if _, err := w.WriteString(`{"args": ["x"], "cwd": "/"}`); err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	if p, err := runtime.LoadProcess(fmt.Sprintf("/proc/self/fd/%d", r.Fd())); err != nil || p.Args[0] != "x" {
+		t.Errorf("got %+v, %v", p, err)
 	}
 }
 

@@ -22,7 +22,7 @@
 //
 // Every error names the operation, the container and the cause. These kinds can
 // be tested with errors.Is: ErrExists, ErrNotFound, ErrNotRunning, ErrRunning,
-// ErrInvalidSpec, ErrInvalidID.
+// ErrInvalidSpec, ErrInvalidID, ErrUnsupported.
 package runtime
 
 import (
@@ -43,6 +43,7 @@ var (
 	ErrRunning     = errors.New("container is running")
 	ErrInvalidSpec = errors.New("invalid OCI spec")
 	ErrInvalidID   = errors.New("invalid container id")
+	ErrUnsupported = errors.New("not supported")
 )
 
 // Engine creates containers and finds those that it created before. All methods
@@ -61,6 +62,10 @@ type Engine interface {
 
 // CreateOptions is what Create needs beyond the spec.
 type CreateOptions struct {
+	// Handler is who makes the container: an OCIHandler with the absolute path of an OCI
+	// runtime's command, a ShimHandler with the name of a containerd shim, or, empty, the
+	// engine itself. See package handler; engines that know only themselves ignore it.
+	Handler string
 	// Bundle is the absolute path of the bundle directory; a relative
 	// spec.Root.Path is taken from it, hooks get it in their state.
 	Bundle string
@@ -71,7 +76,16 @@ type CreateOptions struct {
 	SystemdCgroup bool
 	// NoPivot, NoNewKeyring: as runc's flags of these names.
 	NoPivot, NoNewKeyring bool
+	// RootlessCgroups says whether to go on where cgroups cannot be written. nil finds
+	// out by who the caller is.
+	RootlessCgroups *bool
 }
+
+// What CreateOptions.Handler begins with.
+const (
+	OCIHandler  = "oci:"
+	ShimHandler = "shim:"
+)
 
 // Stdio is the standard streams of a process. With Process.Terminal set in the
 // spec only Console is used; otherwise the three files. A nil file is /dev/null.
@@ -120,6 +134,14 @@ type Container interface {
 // ExecOptions is what Exec needs beyond the process.
 type ExecOptions struct {
 	Stdio Stdio
+	// Cgroups are existing cgroups below the container's for the process, by controller;
+	// "" stands for the unified hierarchy, or alone for all.
+	Cgroups map[string]string
+	// InCreated does not refuse a container that is created and not yet started.
+	InCreated bool
+	// IgnorePaused does not refuse a paused container; Exec may then last until that is
+	// resumed.
+	IgnorePaused bool
 }
 
 // DeleteOptions says how hard Delete tries.
@@ -127,6 +149,9 @@ type DeleteOptions struct {
 	// Force kills what still runs instead of failing with ErrRunning.
 	Force bool
 }
+
+// StatusPaused is runc's addition to the statuses of the runtime spec.
+const StatusPaused specs.ContainerState = "paused"
 
 // State is a container's state as the OCI runtime spec defines it
 // (runtime.md#state), with the status "paused" added as runc does.

@@ -18,8 +18,25 @@ import (
 // ErrInvalidSpec. What only the kernel can judge (does a mount source exist, is a
 // capability known) is left to Create.
 func ValidateSpec(spec *specs.Spec, bundle string) error {
+	if err := ValidateSpecOnHostMounts(spec, bundle); err != nil {
+		return err
+	}
+	isMount := func(n specs.LinuxNamespace) bool { return n.Type == specs.MountNamespace }
+	if spec.Linux != nil && !slices.ContainsFunc(spec.Linux.Namespaces, isMount) {
+		return invalid("linux.namespaces", "lacks %q, a root file system needs a mount namespace of its own", specs.MountNamespace)
+	}
+	return nil
+}
+
+// ValidateSpecOnHostMounts is ValidateSpec for an engine that can also do what the runtime
+// spec says of a missing mount namespace (config-linux.md#namespaces): the container's
+// mounts are then made in, and left in, the caller's.
+func ValidateSpecOnHostMounts(spec *specs.Spec, bundle string) error {
 	if spec == nil {
 		return invalid("spec", "is missing")
+	}
+	if !filepath.IsAbs(bundle) {
+		return fmt.Errorf("bundle %q is not an absolute path", bundle)
 	}
 	if err := validateVersion(spec.Version); err != nil {
 		return err
@@ -33,8 +50,8 @@ func ValidateSpec(spec *specs.Spec, bundle string) error {
 	if err := validateRoot(spec.Root, bundle); err != nil {
 		return err
 	}
-	for i, m := range spec.Mounts {
-		if err := validateMount(fmt.Sprintf("mounts[%d]", i), m); err != nil {
+	for i := range spec.Mounts {
+		if err := validateMount(i, &spec.Mounts[i]); err != nil {
 			return err
 		}
 	}
@@ -85,58 +102,6 @@ func validateRoot(root *specs.Root, bundle string) error {
 	return nil
 }
 
-func validateMount(field string, m specs.Mount) error {
-	if m.Destination == "" {
-		return invalid(field+".destination", "is empty, give an absolute path in the container")
-	}
-	for _, f := range []struct{ name, value string }{
-		{"destination", m.Destination}, {"source", m.Source}, {"type", m.Type},
-	} {
-		if err := validateText(field+"."+f.name, f.value); err != nil {
-			return err
-		}
-	}
-	for i, o := range m.Options {
-		if err := validateText(fmt.Sprintf("%s.options[%d]", field, i), o); err != nil {
-			return err
-		}
-	}
-	bind := slices.Contains(m.Options, "bind") || slices.Contains(m.Options, "rbind")
-	if (bind || m.Type == "bind") && m.Source == "" {
-		return invalid(field+".source", "is empty, a bind mount at %q needs a source", m.Destination)
-	}
-	return nil
-}
-
-func validateHooks(h *specs.Hooks) error {
-	if h == nil {
-		return nil
-	}
-	for _, list := range []struct {
-		name  string
-		hooks []specs.Hook
-	}{
-		//lint:ignore SA1019 prestart is deprecated but still part of the spec
-		{"prestart", h.Prestart},
-		{"createRuntime", h.CreateRuntime},
-		{"createContainer", h.CreateContainer},
-		{"startContainer", h.StartContainer},
-		{"poststart", h.Poststart},
-		{"poststop", h.Poststop},
-	} {
-		for i, hook := range list.hooks {
-			field := fmt.Sprintf("hooks.%s[%d]", list.name, i)
-			if !filepath.IsAbs(hook.Path) {
-				return invalid(field+".path", "%q is not absolute, begin it with /", hook.Path)
-			}
-			if hook.Timeout != nil && *hook.Timeout <= 0 {
-				return invalid(field+".timeout", "%d is not positive, give seconds or leave it out", *hook.Timeout)
-			}
-		}
-	}
-	return nil
-}
-
 // validateText refuses the zero byte, which ends a string for the kernel: what
 // stands behind it would be silently ignored.
 func validateText(field, value string) error {
@@ -150,6 +115,20 @@ func validateText(field, value string) error {
 func validateID32(field string, id uint32) error {
 	if id == math.MaxUint32 {
 		return invalid(field, "%d is out of range, the highest id is %d", id, uint32(math.MaxUint32-1))
+	}
+	return nil
+}
+
+// texts are fields of the same kind.
+type texts []text
+
+type text struct{ field, value string }
+
+func (list texts) validate() error {
+	for _, t := range list {
+		if err := validateText(t.field, t.value); err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -18,9 +18,11 @@ func validSpec() *specs.Spec {
 		Version: "1.2.0",
 		Root:    &specs.Root{Path: "rootfs"},
 		Process: &specs.Process{Args: []string{"/bin/true"}, Cwd: "/", Env: []string{"A=b"}},
-		Linux: &specs.Linux{Namespaces: []specs.LinuxNamespace{
-			{Type: specs.MountNamespace}, {Type: specs.UTSNamespace}, {Type: specs.UserNamespace},
-		}},
+		Linux: &specs.Linux{
+			Namespaces:  []specs.LinuxNamespace{{Type: specs.MountNamespace}, {Type: specs.UTSNamespace}, {Type: specs.UserNamespace}},
+			UIDMappings: []specs.LinuxIDMapping{{HostID: 1000, Size: 1000}},
+			GIDMappings: []specs.LinuxIDMapping{{HostID: 1000, Size: 1000}},
+		},
 	}
 }
 
@@ -141,6 +143,18 @@ func TestInvalidSpecs(t *testing.T) {
 	}
 	if err := runtime.ValidateProcess(nil); !errors.Is(err, runtime.ErrInvalidSpec) {
 		t.Errorf("nil process: %v", err)
+	}
+}
+
+func TestValidateSpecOnHostMounts(t *testing.T) {
+	spec, dir := validSpec(), bundle(t)
+	spec.Linux.Namespaces = spec.Linux.Namespaces[1:]
+	if err := runtime.ValidateSpecOnHostMounts(spec, dir); err != nil {
+		t.Errorf("without a mount namespace: %v", err)
+	}
+	spec.Process.Cwd = "x"
+	if err := runtime.ValidateSpecOnHostMounts(spec, dir); !errors.Is(err, runtime.ErrInvalidSpec) {
+		t.Errorf("invalid otherwise: %v", err)
 	}
 }
 

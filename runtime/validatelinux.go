@@ -2,7 +2,7 @@ package runtime
 
 import (
 	"fmt"
-	"math"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,128 +18,173 @@ var namespaceTypes = []specs.LinuxNamespaceType{
 
 func validateLinux(spec *specs.Spec) error {
 	l := spec.Linux
-	has := map[specs.LinuxNamespaceType]bool{}
-	for i, ns := range l.Namespaces {
-		field := fmt.Sprintf("linux.namespaces[%d]", i)
-		if !slices.Contains(namespaceTypes, ns.Type) {
-			return invalid(field+".type", "%q is no namespace, use one of %v", ns.Type, namespaceTypes)
-		}
-		if has[ns.Type] {
-			return invalid(field+".type", "%q stands there twice", ns.Type)
-		}
-		has[ns.Type] = true
-		if ns.Path != "" && !filepath.IsAbs(ns.Path) {
-			return invalid(field+".path", "%q is not absolute, begin it with /", ns.Path)
-		}
-		if err := validateText(field+".path", ns.Path); err != nil {
-			return err
-		}
-		if ns.Path != "" {
-			if _, err := os.Stat(ns.Path); err != nil {
-				return invalid(field+".path", "%q cannot be joined: %w", ns.Path, err)
-			}
-		}
-	}
-	if !has[specs.MountNamespace] {
-		return invalid("linux.namespaces", "lacks %q, a root file system needs a mount namespace of its own", specs.MountNamespace)
-	}
-	if spec.Hostname != "" && !has[specs.UTSNamespace] {
-		return invalid("hostname", "%q needs a uts namespace, add one to linux.namespaces", spec.Hostname)
-	}
-	if spec.Domainname != "" && !has[specs.UTSNamespace] {
-		return invalid("domainname", "%q needs a uts namespace, add one to linux.namespaces", spec.Domainname)
-	}
-	if !has[specs.UserNamespace] && len(l.UIDMappings)+len(l.GIDMappings) > 0 {
-		return invalid("linux.uidMappings", "needs a user namespace, add one to linux.namespaces")
-	}
-	if err := validateMappings("linux.uidMappings", l.UIDMappings); err != nil {
+	has, err := validateNamespaces(l.Namespaces)
+	if err != nil {
 		return err
 	}
-	if err := validateMappings("linux.gidMappings", l.GIDMappings); err != nil {
+	if err := validateUTS(spec, has[specs.UTSNamespace]); err != nil {
+		return err
+	}
+	if err := validateUserNamespace(l); err != nil {
+		return err
+	}
+	if err := validateTime(l, has[specs.TimeNamespace]); err != nil {
 		return err
 	}
 	for i, p := range l.MaskedPaths {
-		if !filepath.IsAbs(p) || strings.IndexByte(p, 0) >= 0 {
+		if !filepath.IsAbs(p) || hasZero(p) {
 			return invalid(fmt.Sprintf("linux.maskedPaths[%d]", i), "%q is not an absolute path", p)
 		}
 	}
 	for i, p := range l.ReadonlyPaths {
-		if !filepath.IsAbs(p) || strings.IndexByte(p, 0) >= 0 {
+		if !filepath.IsAbs(p) || hasZero(p) {
 			return invalid(fmt.Sprintf("linux.readonlyPaths[%d]", i), "%q is not an absolute path", p)
 		}
 	}
-	for i, d := range l.Devices {
-		if !filepath.IsAbs(d.Path) || strings.IndexByte(d.Path, 0) >= 0 {
-			return invalid(fmt.Sprintf("linux.devices[%d].path", i), "%q is not an absolute path", d.Path)
+	for i := range l.Devices {
+		if err := validateDevice(i, &l.Devices[i]); err != nil {
+			return err
 		}
 	}
-	for name := range l.Sysctl {
-		if name == "" || strings.Contains(name, "..") || strings.IndexByte(name, 0) >= 0 {
-			return invalid("linux.sysctl", "%q is no name of a kernel parameter, write it like net.ipv4.ip_forward", name)
-		}
+	if err := validateSysctls(l); err != nil {
+		return err
+	}
+	if err := validateNetDevices(l, has[specs.NetworkNamespace]); err != nil {
+		return err
 	}
 	if p := l.CgroupsPath; slices.Contains(strings.Split(p, "/"), "..") {
 		return invalid("linux.cgroupsPath", "%q must not contain ..", p)
 	}
-	if err := validateText("linux.cgroupsPath", l.CgroupsPath); err != nil {
+	if err := (texts{{"linux.cgroupsPath", l.CgroupsPath}, {"linux.mountLabel", l.MountLabel}}).validate(); err != nil {
+		return err
+	}
+	if !slices.Contains(propagations, l.RootfsPropagation) {
+		return invalid("linux.rootfsPropagation", "%q is unknown, use private, slave, shared or unbindable, or one of them with an r before it", l.RootfsPropagation)
+	}
+	if p := l.Personality; p != nil {
+		if p.Domain != specs.PerLinux && p.Domain != specs.PerLinux32 {
+			return invalid("linux.personality.domain", "%q is unknown, use LINUX or LINUX32", p.Domain)
+		}
+		if len(p.Flags) > 0 {
+			return invalid("linux.personality.flags", "%q is unknown, the specification has no flags; remove it", p.Flags)
+		}
+	}
+	if err := validateRdt(l.IntelRdt); err != nil {
+		return err
+	}
+	if err := validateMemoryPolicy(l.MemoryPolicy); err != nil {
+		return err
+	}
+	if err := validateSeccomp(l.Seccomp); err != nil {
 		return err
 	}
 	return ValidateResources(l.Resources)
 }
 
-func validateMappings(field string, maps []specs.LinuxIDMapping) error {
-	for i, m := range maps {
-		f := fmt.Sprintf("%s[%d]", field, i)
-		if m.Size == 0 {
-			return invalid(f+".size", "is 0, give how many ids are mapped")
+var propagations = []string{"", "private", "rprivate", "slave", "rslave", "shared", "rshared", "unbindable", "runbindable"}
+
+func validateNamespaces(list []specs.LinuxNamespace) (map[specs.LinuxNamespaceType]bool, error) {
+	has := make(map[specs.LinuxNamespaceType]bool, len(list))
+	for i, ns := range list {
+		field := fmt.Sprintf("linux.namespaces[%d]", i)
+		if !slices.Contains(namespaceTypes, ns.Type) {
+			return nil, invalid(field+".type", "%q is no namespace, use one of %v", ns.Type, namespaceTypes)
 		}
-		const last = math.MaxUint32 // no id, so ranges end before it
-		if uint64(m.ContainerID)+uint64(m.Size) > last || uint64(m.HostID)+uint64(m.Size) > last {
-			return invalid(f, "%d ids from %d and %d go past the highest id", m.Size, m.ContainerID, m.HostID)
+		if has[ns.Type] {
+			return nil, invalid(field+".type", "%q stands there twice", ns.Type)
+		}
+		has[ns.Type] = true
+		if ns.Path == "" {
+			continue
+		}
+		if !filepath.IsAbs(ns.Path) {
+			return nil, invalid(field+".path", "%q is not absolute, begin it with /", ns.Path)
+		}
+		if err := validateText(field+".path", ns.Path); err != nil {
+			return nil, err
+		}
+		if _, err := os.Stat(ns.Path); err != nil {
+			return nil, invalid(field+".path", "%q cannot be joined: %w", ns.Path, err)
+		}
+	}
+	return has, nil
+}
+
+// validateUTS checks the names of the host that the container sees.
+func validateUTS(spec *specs.Spec, namespace bool) error {
+	const most = 64 // __NEW_UTS_LEN
+	for _, n := range [...]struct{ field, name string }{{"hostname", spec.Hostname}, {"domainname", spec.Domainname}} {
+		switch {
+		case n.name == "":
+		case !namespace:
+			return invalid(n.field, "%q needs a uts namespace, add one to linux.namespaces", n.name)
+		case len(n.name) > most:
+			return invalid(n.field, "%q… has %d bytes, at most %d are allowed", n.name[:most/2], len(n.name), most)
+		case hasZero(n.name):
+			return validateText(n.field, n.name)
 		}
 	}
 	return nil
 }
 
-// ValidateResources checks resource limits of a spec or an update. nil is valid.
-// Errors are ErrInvalidSpec.
-func ValidateResources(r *specs.LinuxResources) error {
-	if r == nil {
-		return nil
-	}
-	for i, d := range r.Devices {
-		field := fmt.Sprintf("linux.resources.devices[%d]", i)
-		if d.Access == "" || strings.Trim(d.Access, "rwm") != "" {
-			return invalid(field+".access", "%q is not made of the letters r, w and m", d.Access)
-		}
-		switch d.Type {
-		case "", "a", "b", "c", "u", "p":
-		default:
-			return invalid(field+".type", "%q is no device type, use a, b or c", d.Type)
+// validateTime checks the offsets of a time namespace, time_namespaces(7).
+func validateTime(l *specs.Linux, namespace bool) error {
+	for _, clock := range slices.Sorted(maps.Keys(l.TimeOffsets)) {
+		switch field := "linux.timeOffsets." + clock; {
+		case clock != "monotonic" && clock != "boottime":
+			return invalid("linux.timeOffsets", "%q is no clock that can be set, use monotonic or boottime", clock)
+		case !namespace:
+			return invalid(field, "needs a time namespace, add one to linux.namespaces")
+		case l.TimeOffsets[clock].Nanosecs >= 1_000_000_000:
+			return invalid(field+".nanosecs", "%d is out of range, use less than a second", l.TimeOffsets[clock].Nanosecs)
 		}
 	}
-	if m := r.Memory; m != nil {
-		for _, v := range []struct {
-			name  string
-			bytes *int64
-		}{{"limit", m.Limit}, {"reservation", m.Reservation}, {"swap", m.Swap}} {
-			if v.bytes != nil && *v.bytes < -1 {
-				return invalid("linux.resources.memory."+v.name, "%d is out of range, use bytes or -1 for no limit", *v.bytes)
+	return nil
+}
+
+func validateDevice(i int, d *specs.LinuxDevice) error {
+	bad := func(field, format string, args ...any) error {
+		return invalid(fmt.Sprintf("linux.devices[%d].%s", i, field), format, args...)
+	}
+	if !filepath.IsAbs(d.Path) || hasZero(d.Path) {
+		return bad("path", "%q is not an absolute path", d.Path)
+	}
+	switch d.Type {
+	case "c", "u", "b", "p":
+	default:
+		return bad("type", "%q is no device type, use c, u, b or p", d.Type)
+	}
+	// As the kernel's dev_t has them.
+	if d.Major < 0 || d.Major >= 1<<12 {
+		return bad("major", "%d is out of range, use 0 to 4095", d.Major)
+	}
+	if d.Minor < 0 || d.Minor >= 1<<20 {
+		return bad("minor", "%d is out of range, use 0 to 1048575", d.Minor)
+	}
+	for _, id := range [...]struct {
+		name string
+		id   *uint32
+	}{{"uid", d.UID}, {"gid", d.GID}} {
+		if id.id != nil {
+			if err := validateID32(fmt.Sprintf("linux.devices[%d].%s", i, id.name), *id.id); err != nil {
+				return err
 			}
 		}
-		if m.Limit != nil && m.Swap != nil && *m.Swap > 0 && *m.Limit > 0 && *m.Swap < *m.Limit {
-			return invalid("linux.resources.memory.swap", "%d is below memory.limit %d, it counts memory and swap together", *m.Swap, *m.Limit)
-		}
-		if m.Swappiness != nil && *m.Swappiness > 100 {
-			return invalid("linux.resources.memory.swappiness", "%d is out of range, use 0 to 100", *m.Swappiness)
-		}
 	}
-	if c := r.CPU; c != nil {
-		if c.Quota != nil && *c.Quota != -1 && *c.Quota < 0 {
-			return invalid("linux.resources.cpu.quota", "%d is out of range, use microseconds or -1 for no limit", *c.Quota)
+	return nil
+}
+
+// validateNetDevices checks the interfaces that are moved into the container.
+func validateNetDevices(l *specs.Linux, namespace bool) error {
+	for _, name := range slices.Sorted(maps.Keys(l.NetDevices)) {
+		if !isInterface(name) {
+			return invalid("linux.netDevices", "%q is no name of a network interface", name)
 		}
-		if c.Period != nil && *c.Period != 0 && (*c.Period < 1000 || *c.Period > 1_000_000) {
-			return invalid("linux.resources.cpu.period", "%d is out of range, use 1000 to 1000000 microseconds", *c.Period)
+		if to := l.NetDevices[name].Name; to != "" && !isInterface(to) {
+			return invalid("linux.netDevices."+name+".name", "%q is no name of a network interface", to)
+		}
+		if !namespace {
+			return invalid("linux.netDevices."+name, "needs a network namespace, add one to linux.namespaces")
 		}
 	}
 	return nil

@@ -28,17 +28,13 @@ func ValidateProcess(p *specs.Process) error {
 		return err
 	}
 	for i, a := range p.Args {
-		if err := validateText(fmt.Sprintf("process.args[%d]", i), a); err != nil {
-			return err
+		if hasZero(a) {
+			return validateText(fmt.Sprintf("process.args[%d]", i), a)
 		}
 	}
 	for i, e := range p.Env {
-		field := fmt.Sprintf("process.env[%d]", i)
-		if err := validateText(field, e); err != nil {
-			return err
-		}
-		if name, _, ok := strings.Cut(e, "="); !ok || name == "" {
-			return invalid(field, "%q is not of the form NAME=value", e)
+		if err := validateEnv(e); err != nil {
+			return fmt.Errorf("%w: process.env[%d] %w", ErrInvalidSpec, i, err)
 		}
 	}
 	if err := validateUser(p.User); err != nil {
@@ -52,6 +48,19 @@ func ValidateProcess(p *specs.Process) error {
 	}
 	if s := p.ConsoleSize; s != nil && (s.Height > math.MaxUint16 || s.Width > math.MaxUint16) {
 		return invalid("process.consoleSize", "%dx%d is out of range, the most is %d", s.Width, s.Height, math.MaxUint16)
+	}
+	if err := validateScheduling(p); err != nil {
+		return err
+	}
+	return texts{{"process.apparmorProfile", p.ApparmorProfile}, {"process.selinuxLabel", p.SelinuxLabel}}.validate()
+}
+
+func validateEnv(e string) error {
+	if i := strings.IndexByte(e, 0); i >= 0 {
+		return fmt.Errorf("%q has a zero byte at position %d", e, i+1)
+	}
+	if strings.IndexByte(e, '=') <= 0 {
+		return fmt.Errorf("%q is not of the form NAME=value", e)
 	}
 	return nil
 }

@@ -55,12 +55,12 @@ func (s *Service) adopt(ctx context.Context, id string) {
 	}
 	c := newContainer(s, rec)
 	held := s.hold.get("c/" + id)
-	c.init = adoptProcess(*rec.Process, held["pid"])
-	delete(held, "pid")
 	if c.engine, err = s.cfg.Engine.Load(ctx, id); err != nil {
 		c.engine = nil
 		log.Warn("the engine has lost the container", "error", err)
 	}
+	c.init = adoptProcess(c.engine, *rec.Process, held["pid"])
+	delete(held, "pid")
 	c.adoptPhase(ctx)
 	c.adoptStdio(held)
 	held.close() // what was not taken
@@ -123,7 +123,7 @@ func (c *container) adoptExecs() {
 		e := &execution{c: c, id: rec.ID, rec: rec, started: make(chan struct{}), watched: make(chan struct{})}
 		close(e.started)
 		held := c.s.hold.get(e.key())
-		e.proc = adoptProcess(*rec.Process, held["pid"])
+		e.proc = adoptProcess(c.engine, *rec.Process, held["pid"])
 		e.stdin = held[stdinName]
 		if e.tty = held["tty"]; e.tty != nil {
 			e.relay = startRelay(e.tty, rec.Stdin, rec.Stdout, c.log)

@@ -43,9 +43,9 @@ func newContainer(s *Service, rec record) *container {
 	}
 }
 
-// create makes a container from a record that says what is wanted. On error nothing
-// is left of it.
-func (s *Service) create(ctx context.Context, rec record, opts runtime.CreateOptions) (_ *container, err error) {
+// create makes a container from a record that says what is wanted, restored if there is a
+// directory with a checkpoint. On error nothing is left of it.
+func (s *Service) create(ctx context.Context, rec record, opts runtime.CreateOptions, checkpoint string) (_ *container, err error) {
 	if err := runtime.ValidateID(rec.ID); err != nil {
 		return nil, err
 	}
@@ -97,7 +97,12 @@ func (s *Service) create(ctx context.Context, rec record, opts runtime.CreateOpt
 	}
 	if err := c.launch(ctx, func(child runtime.Stdio) (int, error) {
 		opts.Stdio, opts.Bundle = child, rec.Bundle
-		if c.engine, err = s.cfg.Engine.Create(ctx, c.id, spec, opts); err != nil {
+		if checkpoint != "" {
+			c.engine, err = c.restore(ctx, spec, opts, checkpoint)
+		} else {
+			c.engine, err = s.cfg.Engine.Create(ctx, c.id, spec, opts)
+		}
+		if err != nil {
 			return 0, err
 		}
 		return c.engine.Pid(), nil
@@ -109,7 +114,11 @@ func (s *Service) create(ctx context.Context, rec record, opts runtime.CreateOpt
 	}
 	holder := s.hold.keeper()
 	c.holdFiles()
-	if err := c.update(func(r *record) { r.Phase, r.Process = phaseCreated, c.init.record() }); err != nil {
+	made := phaseCreated
+	if checkpoint != "" {
+		made = phaseRunning
+	}
+	if err := c.update(func(r *record) { r.Phase, r.Restored, r.Process = made, checkpoint != "", c.init.record() }); err != nil {
 		return nil, fmt.Errorf("create container %s: %w", c.id, err)
 	}
 	c.stdio.run()
@@ -127,6 +136,14 @@ const undoTimeout = 10 * time.Second
 // maxIDLength keeps names of the keeper within bounds; containerd's limit is the same.
 const maxIDLength = 76
 
+// newProcess takes hold of a process that the engine has just started.
+func (c *container) newProcess(pid int) (*process, error) {
+	if r, ok := c.engine.(runtime.Remote); ok {
+		return remoteProcess(r, pid), nil
+	}
+	return newProcess(pid)
+}
+
 // launch has the engine start init on the child's ends of stdio, and takes hold of it.
 func (c *container) launch(ctx context.Context, start func(runtime.Stdio) (int, error)) error {
 	child, err := c.stdio.childEnds()
@@ -138,7 +155,7 @@ func (c *container) launch(ctx context.Context, start func(runtime.Stdio) (int, 
 	if err != nil {
 		return err
 	}
-	if c.init, err = newProcess(pid); err != nil {
+	if c.init, err = c.newProcess(pid); err != nil {
 		return err
 	}
 	if child.console != nil {
@@ -210,6 +227,10 @@ func (c *container) oomKilled() bool {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), undoTimeout)
 	defer cancel()
+	if counter, ok := c.engine.(runtime.OOMCounter); ok {
+		kills, err := counter.OOMKills(ctx)
+		return err == nil && kills > 0
+	}
 	st, err := c.engine.Stats(ctx)
 	return err == nil && st.OOMKills > 0
 }
@@ -221,7 +242,11 @@ const startGrace = 2 * time.Second
 func (c *container) start(ctx context.Context) error {
 	c.op.Lock()
 	defer c.op.Unlock()
-	if c.init.exitState() != nil || c.record().Phase == phaseDeleting {
+	rec := c.record()
+	if rec.Restored {
+		return nil // it has gone on where it was
+	}
+	if c.init.exitState() != nil || rec.Phase == phaseDeleting {
 		return fmt.Errorf("start container %s: %w", c.id, runtime.ErrNotRunning)
 	}
 	// A caller who goes away must not stop it half way: init, which has been woken
@@ -360,7 +385,7 @@ func (c *container) openLog() (*logFile, error) {
 	if c.rec.LogPath == "" {
 		return nil, nil
 	}
-	return openLog(c.rec.LogPath)
+	return openLog(c.rec.LogPath, c.rec.logLimit())
 }
 
 func (c *container) exitEvent(execID string, p *process) *api.Event {

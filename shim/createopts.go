@@ -25,10 +25,14 @@ func createOptions(a *anypb.Any, rec *record) (runtime.CreateOptions, error) {
 			return opts, fmt.Errorf("%w: options: %w", errInvalid, err)
 		}
 		rec.PodID, rec.Log, rec.LogPath = o.PodId, o.Log, o.LogPath
+		rec.LogFileBytes, rec.LogFiles = o.LogFileBytes, int(o.LogFiles)
+		if err := rec.logLimit().check(); err != nil {
+			return opts, err
+		}
 		if o.Log {
 			rec.Stdin, rec.StdinOnce = o.Stdin, o.StdinOnce
 		}
-		opts.SystemdCgroup = o.SystemdCgroup
+		opts.SystemdCgroup, opts.Handler = o.SystemdCgroup, o.Handler
 	case "containerd.runc.v1.Options":
 		var o options.Options
 		if err := proto.Unmarshal(a.Value, &o); err != nil {
@@ -38,6 +42,6 @@ func createOptions(a *anypb.Any, rec *record) (runtime.CreateOptions, error) {
 	default:
 		return opts, fmt.Errorf("%w: options of type %q", errInvalid, name)
 	}
-	rec.SystemdCgroup = opts.SystemdCgroup
+	rec.SystemdCgroup, rec.Handler = opts.SystemdCgroup, opts.Handler
 	return opts, nil
 }

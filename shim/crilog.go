@@ -15,6 +15,13 @@ import (
 // records, as the peers do.
 const maxLogLine = 16 << 10
 
+// logTime is how a record's time is written.
+const logTime = "2006-01-02T15:04:05.000000000Z07:00"
+
+// maxRecords is from where on no further record is appended, in bytes: empty lines take fifty
+// times as many as in the container's output.
+const maxRecords = 128 << 10
+
 // rest says what to do with text after the last line feed.
 type rest bool
 
@@ -23,10 +30,11 @@ const (
 	flushRest rest = true  // nothing will come: write it as a partial record
 )
 
-// appendLog appends data as records to dst and returns how many bytes of data went
-// into them. Less than maxLogLine bytes stay with keepRest, none with flushRest.
+// appendLog appends data as records to dst, until that has maxRecords, and returns how many
+// bytes of data went into them. Of the last line less than maxLogLine bytes stay with
+// keepRest, none with flushRest.
 func appendLog(dst, data []byte, now time.Time, stream string, r rest) (out []byte, used int) {
-	for used < len(data) {
+	for used < len(data) && len(dst) < maxRecords {
 		piece := data[used:]
 		tag := byte('F')
 		end := bytes.IndexByte(piece[:min(len(piece), maxLogLine+1)], '\n')
@@ -40,7 +48,7 @@ func appendLog(dst, data []byte, now time.Time, stream string, r rest) (out []by
 		default:
 			return dst, used
 		}
-		dst = now.AppendFormat(dst, "2006-01-02T15:04:05.000000000Z07:00")
+		dst = now.AppendFormat(dst, logTime)
 		dst = append(dst, ' ')
 		dst = append(dst, stream...)
 		dst = append(dst, ' ', tag, ' ')

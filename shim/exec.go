@@ -98,7 +98,7 @@ func (e *execution) start(ctx context.Context) (pid int, err error) {
 	}()
 	var child childEnds
 	defer child.close()
-	if e.rec.Terminal {
+	if e.c.rec.ownTerminal(e.rec.Terminal) {
 		if child.console, err = runtime.NewConsolePair(); err != nil {
 			return 0, err
 		}
@@ -119,7 +119,7 @@ func (e *execution) start(ctx context.Context) (pid int, err error) {
 	if pid, err = engine.Exec(ctx, e.spec, runtime.ExecOptions{Stdio: child.Stdio}); err != nil {
 		return 0, err
 	}
-	proc, err := newProcess(pid)
+	proc, err := e.c.newProcess(pid)
 	if err != nil {
 		return 0, err
 	}
@@ -200,9 +200,15 @@ func (e *execution) closeInput() {
 		in.Close()
 		e.holdFiles()
 	}
+	if p := e.process(); p != nil {
+		p.closeStdin()
+	}
 }
 
 func (e *execution) resize(width, height uint16) error {
+	if p := e.process(); e.rec.Terminal && p != nil && p.remote != nil {
+		return p.resize(width, height)
+	}
 	e.mu.Lock()
 	tty := e.tty
 	e.mu.Unlock()

@@ -3,13 +3,10 @@ package shim
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"os"
 	"strings"
 	"sync"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/shim/keeper"
 )
@@ -130,7 +127,7 @@ func (h *hold) watch(ctx context.Context, again func()) {
 			h.mu.Unlock()
 			h.log.Warn("the keeper is gone; waiting for the daemon to start another")
 		}
-		k, err := awaitKeeper(ctx, h.dir)
+		k, err := keeper.Await(ctx, h.dir)
 		if err != nil {
 			if ctx.Err() == nil {
 				h.log.Error("cannot wait for a keeper", "error", err)
@@ -141,30 +138,5 @@ func (h *hold) watch(ctx context.Context, again func()) {
 		h.k = k
 		h.mu.Unlock()
 		again()
-	}
-}
-
-// awaitKeeper returns when there is a keeper in dir.
-func awaitKeeper(ctx context.Context, dir string) (*keeper.Keeper, error) {
-	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
-	if err != nil {
-		return nil, fmt.Errorf("await keeper: %w", err)
-	}
-	f := os.NewFile(uintptr(fd), "inotify")
-	defer f.Close()
-	// IN_ATTRIB: the socket gets its mode when it listens already.
-	if _, err := unix.InotifyAddWatch(fd, dir, unix.IN_CREATE|unix.IN_ATTRIB|unix.IN_MOVED_TO|unix.IN_ONLYDIR); err != nil {
-		return nil, fmt.Errorf("await keeper in %s: %w", dir, err)
-	}
-	stop := context.AfterFunc(ctx, func() { f.Close() })
-	defer stop()
-	for buf := make([]byte, 4096); ; {
-		k, err := keeper.Dial(dir)
-		if !errors.Is(err, keeper.ErrGone) {
-			return k, err
-		}
-		if _, err := f.Read(buf); err != nil {
-			return nil, fmt.Errorf("await keeper: %w", err)
-		}
 	}
 }

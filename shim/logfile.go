@@ -6,16 +6,19 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
 
 // logFile is a container's log, written by the pumps of its two streams.
 type logFile struct {
-	path string
+	path  string
+	limit logLimit
 
-	mu sync.Mutex // also held over each write, so that only one is unfinished at a time
-	f  *os.File
+	mu    sync.Mutex // also held over each write, so that only one is unfinished at a time
+	f     *os.File
+	begun time.Time // when we began to write to f
 }
 
 // logMark is a place in a log file: everything from offset on was not there before.
@@ -26,12 +29,16 @@ type logMark struct {
 
 // openLog opens path for appending; its directory must exist. The error is errInvalid
 // if path is no place for a log.
-func openLog(path string) (*logFile, error) {
+func openLog(path string, limit logLimit) (*logFile, error) {
 	f, err := openLogFile(path)
 	if err != nil {
 		return nil, err
 	}
-	return &logFile{path: path, f: f}, nil
+	return newLog(path, limit, f), nil
+}
+
+func newLog(path string, limit logLimit, f *os.File) *logFile {
+	return &logFile{path: path, limit: limit, f: f, begun: time.Now()}
 }
 
 func openLogFile(path string) (*os.File, error) {
@@ -60,12 +67,15 @@ func openLogFile(path string) (*os.File, error) {
 // append writes records all or not at all. Before the write, mark tells where it
 // will begin; whoever finds that mark after a crash undoes the write with rollback.
 // done withdraws the mark, written or not, before the other stream can write: a
-// rollback would cut off what came after, too.
+// rollback would cut off what came after, too. With errLogFull nothing has happened.
 func (l *logFile) append(records []byte, mark func(logMark) error, done func()) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	defer done()
 	m, err := markOf(l.f)
+	if err == nil && l.limit.full(m.offset, len(records)) {
+		return errLogFull
+	}
+	defer done()
 	if err != nil {
 		return fmt.Errorf("write log: %w", err)
 	}
@@ -95,13 +105,25 @@ func (l *logFile) rollback(m logMark) error {
 	return nil
 }
 
-// replace goes on in another file. keep is told of it before the first write.
-func (l *logFile) replace(f *os.File, keep func(*os.File)) {
+// reopen goes on in the file that has the log's name now. keep is told of it before the first write.
+func (l *logFile) reopen(keep func(*os.File)) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if err := l.prune(0); err != nil {
+		return err
+	}
+	f, err := openLogFile(l.path)
+	if err != nil {
+		return err
+	}
+	l.goOn(f, keep)
+	return nil
+}
+
+func (l *logFile) goOn(f *os.File, keep func(*os.File)) {
 	keep(f)
 	l.f.Close()
-	l.f = f
+	l.f, l.begun = f, time.Now()
 }
 
 func (l *logFile) file() *os.File {

@@ -18,6 +18,7 @@ type process struct {
 	pid       int
 	startTime uint64
 	pidfd     *os.File      // nil if it was gone before anyone had one
+	remote    *remote       // nil if it is, or was, a child of ours
 	exited    chan struct{} // closed when exit is set
 
 	mu   sync.Mutex
@@ -41,13 +42,16 @@ func newProcess(pid int) (*process, error) {
 
 // adoptProcess takes hold of a process that an earlier shim started. held is the
 // pidfd that the keeper had, or nil.
-func adoptProcess(r processRecord, held *os.File) *process {
+func adoptProcess(engine runtime.Container, r processRecord, held *os.File) *process {
 	p := &process{pid: r.PID, startTime: r.StartTime, pidfd: held, exited: make(chan struct{})}
+	if r, ok := engine.(runtime.Remote); ok {
+		p.remote = newRemote(r)
+	}
 	if r.Exit != nil {
 		p.ended(*r.Exit)
 		return p
 	}
-	if p.pidfd == nil {
+	if p.pidfd == nil && p.remote == nil {
 		if f, err := pidfd.OpenStarted(r.PID, r.StartTime); err == nil {
 			p.pidfd = f
 		}
@@ -58,6 +62,9 @@ func adoptProcess(r processRecord, held *os.File) *process {
 // wait returns when the process has ended, with its code. Only one caller may wait;
 // it calls ended when others may know. ok is false if the process was let go of.
 func (p *process) wait() (e exitState, ok bool) {
+	if p.remote != nil {
+		return p.remote.wait(p.pid)
+	}
 	if p.pidfd == nil {
 		return endOf(pidfd.Unknown), true
 	}
@@ -99,6 +106,9 @@ func (p *process) record() *processRecord {
 
 // signal cannot hit another process that got the pid later.
 func (p *process) signal(sig unix.Signal) error {
+	if p.remote != nil && p.exitState() == nil {
+		return p.remote.signal(p.pid, sig)
+	}
 	if p.exitState() != nil || p.pidfd == nil {
 		return fmt.Errorf("signal process %d: %w", p.pid, runtime.ErrNotRunning)
 	}
@@ -116,5 +126,8 @@ func (p *process) signal(sig unix.Signal) error {
 func (p *process) close() {
 	if p.pidfd != nil {
 		p.pidfd.Close()
+	}
+	if p.remote != nil {
+		p.remote.stop()
 	}
 }

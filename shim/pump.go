@@ -20,7 +20,8 @@ type pump struct {
 	pipe   *os.File // our end of the FIFO, open for reading and writing, non-blocking
 	tty    *os.File // or nil
 	out    *fanout
-	busy   func() // called while bytes flow
+	busy   func()            // called while bytes flow
+	rotate func(n int) error // makes room for n bytes in a log with a limit
 	slog   *slog.Logger
 	done   chan struct{} // closed when the goroutine has ended
 
@@ -52,17 +53,13 @@ func (p *pump) start() {
 	go p.run()
 }
 
-// recover goes on where the pump of an earlier shim was.
-func (p *pump) recover() error {
+// resume goes on where the pump of an earlier shim was, once the stages are recovered.
+func (p *pump) resume() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if err := p.stage.recover(p.log); err != nil {
-		return err
-	}
 	b := pumpPool.Get().(*pumpBuffers)
 	defer pumpPool.Put(b)
 	p.write(b, keepRest)
-	return nil
 }
 
 func (p *pump) run() {
@@ -178,7 +175,9 @@ func (p *pump) fill(b *pumpBuffers) (n int, err error) {
 		withFD(p.pipe, func(fd int) { n, err = unix.Read(fd, b.chunk[:]) })
 		if n > 0 {
 			p.out.write(p.stream, b.chunk[:n])
-			p.append(b, b.chunk[:n], flushRest, func(logMark) error { return nil }, func(int) {})
+			for data := b.chunk[:n]; len(data) > 0; {
+				data = data[p.append(b, data, flushRest, func(logMark) error { return nil }, func(int) {}):]
+			}
 		}
 		return max(n, 0), err
 	}
@@ -240,7 +239,15 @@ func (p *pump) append(b *pumpBuffers, data []byte, r rest, mark func(logMark) er
 	if used == 0 {
 		return 0
 	}
-	if err := p.log.append(records, mark, func() { done(used) }); err != nil {
+	err := p.log.append(records, mark, func() { done(used) })
+	for errors.Is(err, errLogFull) {
+		if err = p.rotate(len(records)); err != nil {
+			done(used)
+			break
+		}
+		err = p.log.append(records, mark, func() { done(used) })
+	}
+	if err != nil {
 		// The container must go on when the disk is full; say once what happened.
 		if p.lost == 0 {
 			p.slog.Error("container output is lost", "stream", p.stream, "error", err)

@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/coracle-project/coracle/internal/atomicfile"
+	"github.com/coracle-project/coracle/runtime"
 )
 
 // phase is how far a container has come, as its record says.
@@ -37,14 +39,29 @@ type record struct {
 	StdinClosed bool   `json:"stdinClosed,omitempty"`
 	Log         bool   `json:"log,omitempty"` // the shim keeps stdio itself
 	LogPath     string `json:"logPath,omitempty"`
+	// The log's limit; absent for none.
+	LogFileBytes int64 `json:"logFileBytes,omitempty"`
+	LogFiles     int   `json:"logFiles,omitempty"`
 	// The caller's FIFOs, if the shim does not keep stdio itself.
 	StdinFIFO  string `json:"stdinFIFO,omitempty"`
 	StdoutFIFO string `json:"stdoutFIFO,omitempty"`
 	StderrFIFO string `json:"stderrFIFO,omitempty"`
 
 	SystemdCgroup bool `json:"systemdCgroup,omitempty"`
+	// Restored says that the processes come from a checkpoint and needed no start.
+	Restored bool `json:"restored,omitempty"`
+	// Handler is who made the container, if not the shim's own engine.
+	Handler string `json:"handler,omitempty"`
 
 	Process *processRecord `json:"process,omitempty"`
+}
+
+func (r *record) logLimit() logLimit { return logLimit{r.LogFileBytes, r.LogFiles} }
+
+// ownTerminal says that the container has a terminal whose master side the shim has. Another
+// containerd shim keeps those that it makes, and copies to and from FIFOs.
+func (r *record) ownTerminal(terminal bool) bool {
+	return terminal && !strings.HasPrefix(r.Handler, runtime.ShimHandler)
 }
 
 // processRecord is a process that was started, and its end once that is known.

@@ -72,13 +72,17 @@ func (s *stage) recover(log *logFile) error {
 	if s.start < stageHeader || s.start > s.end {
 		s.start = s.end // killed between the truncation and the header of reset
 	}
-	if state == stageWriting && log != nil {
-		return log.rollback(logMark{
-			dev: binary.NativeEndian.Uint64(h[24:]), ino: binary.NativeEndian.Uint64(h[32:]),
-			offset: int64(binary.NativeEndian.Uint64(h[40:])),
-		})
+	if state != stageWriting || log == nil {
+		return nil
 	}
-	return nil
+	if err := log.rollback(logMark{
+		dev: binary.NativeEndian.Uint64(h[24:]), ino: binary.NativeEndian.Uint64(h[32:]),
+		offset: int64(binary.NativeEndian.Uint64(h[40:])),
+	}); err != nil {
+		return err
+	}
+	// Once: what comes after it now may be the other stream's.
+	return s.mark(stageIdle, s.start, logMark{})
 }
 
 func (s *stage) mark(state stageState, start int64, m logMark) error {

@@ -52,7 +52,7 @@ func (r *pumpRig) begin() {
 	if err != nil {
 		r.Fatal(err)
 	}
-	log, err := openLog(filepath.Join(r.dir, "0.log"))
+	log, err := openLog(filepath.Join(r.dir, "0.log"), logLimit{})
 	if err != nil {
 		r.Fatal(err)
 	}
@@ -60,7 +60,7 @@ func (r *pumpRig) begin() {
 		stream: "stdout", pipe: pipe, out: &fanout{}, busy: func() {}, slog: slog.New(slog.DiscardHandler),
 		done: make(chan struct{}), stage: st, log: log,
 	}
-	if err := r.p.recover(); err != nil {
+	if err := r.p.stage.recover(r.p.log); err != nil {
 		r.Fatal(err)
 	}
 }

@@ -49,7 +49,7 @@ func makeStdio(c *container, log *logFile) (*stdio, error) {
 			return nil, err
 		}
 	}
-	if c.rec.Stdin && !c.rec.Terminal {
+	if s.wantsStdin() {
 		if err := makeFIFO(filepath.Join(c.dir, stdinName)); err != nil {
 			s.close()
 			return nil, err
@@ -70,6 +70,12 @@ func (s *stdio) outputs() []string {
 	return []string{stdoutName, stderrName}
 }
 
+// wantsStdin says whether there is a FIFO for input: not if that goes to a terminal of ours.
+func (s *stdio) wantsStdin() bool {
+	rec := &s.c.rec
+	return rec.Stdin && !rec.Terminal || rec.Terminal && !rec.ownTerminal(true)
+}
+
 // open makes the pumps, with the files that the keeper held or, where it has none,
 // with newly opened ones.
 func (s *stdio) open(held named) error {
@@ -83,7 +89,7 @@ func (s *stdio) open(held named) error {
 		if s.log != nil {
 			s.log.close()
 		}
-		s.log = &logFile{path: s.c.rec.LogPath, f: f}
+		s.log = newLog(s.c.rec.LogPath, s.c.rec.logLimit(), f)
 	}
 	if f := take("tty"); f != nil {
 		s.tty = f
@@ -104,7 +110,7 @@ func (s *stdio) open(held named) error {
 		}
 		s.pumps = append(s.pumps, &pump{
 			stream: name, pipe: pipe, out: &s.out, busy: s.c.s.memory.busy, slog: s.c.log,
-			done: make(chan struct{}), stage: st, log: s.log,
+			done: make(chan struct{}), stage: st, log: s.log, rotate: s.rotateLog,
 		})
 	}
 	s.stdin = take(stdinName)
@@ -137,7 +143,7 @@ func (s *stdio) childEnds() (ends *childEnds, err error) {
 		}
 	}()
 	rec := &s.c.rec
-	if rec.Terminal {
+	if rec.ownTerminal(rec.Terminal) {
 		if ends.console, err = runtime.NewConsolePair(); err != nil {
 			return ends, err
 		}
@@ -153,10 +159,12 @@ func (s *stdio) childEnds() (ends *childEnds, err error) {
 	if ends.Stdout, err = openBlocking(filepath.Join(s.c.dir, stdoutName), unix.O_RDWR); err != nil {
 		return ends, err
 	}
-	if ends.Stderr, err = openBlocking(filepath.Join(s.c.dir, stderrName), unix.O_RDWR); err != nil {
-		return ends, err
+	if !rec.Terminal {
+		if ends.Stderr, err = openBlocking(filepath.Join(s.c.dir, stderrName), unix.O_RDWR); err != nil {
+			return ends, err
+		}
 	}
-	if rec.Stdin {
+	if s.wantsStdin() {
 		// Unlike the outputs, each end has one direction only, or there would be no end of input.
 		path := filepath.Join(s.c.dir, stdinName)
 		if ends.Stdin, err = openBlocking(path, unix.O_RDONLY); err != nil {
@@ -233,7 +241,14 @@ func (s *stdio) run() {
 func (s *stdio) recover() error {
 	var errs []error
 	for _, p := range s.pumps {
-		errs = append(errs, p.recover())
+		// All before the first write: an unfinished one of the other stream is cut off to the log's end.
+		errs = append(errs, p.stage.recover(s.log))
+	}
+	if s.log != nil && s.log.cutShort() {
+		errs = append(errs, s.reopenLog())
+	}
+	for _, p := range s.pumps {
+		p.resume()
 	}
 	return errors.Join(errs...)
 }
@@ -275,11 +290,15 @@ func (s *stdio) closeInput() error {
 	}
 	in.Close()
 	s.c.holdFiles()
+	s.c.init.closeStdin()
 	return s.c.update(func(r *record) { r.StdinClosed = true })
 }
 
 // resize sets the terminal's size.
 func (s *stdio) resize(width, height uint16) error {
+	if s.c.rec.Terminal && s.c.init.remote != nil {
+		return s.c.init.resize(width, height)
+	}
 	if s.tty == nil {
 		return fmt.Errorf("%w: container %s has no terminal", errPrecondition, s.c.id)
 	}
@@ -310,17 +329,21 @@ func (s *stdio) reopenLog() error {
 	if s.log == nil {
 		return nil
 	}
-	f, err := openLogFile(s.log.path)
-	if err != nil {
-		return err
-	}
 	s.c.holding.Lock()
 	defer s.c.holding.Unlock()
-	// The keeper must have the new file before anything is written to it, or the next shim
-	// would look for an unfinished write in the old one.
-	s.log.replace(f, func(f *os.File) { s.c.holdLocked(s.filesWith(f)) })
-	return nil
+	return s.log.reopen(s.keepLog)
 }
+
+// rotateLog makes room in the log for n bytes.
+func (s *stdio) rotateLog(n int) error {
+	s.c.holding.Lock()
+	defer s.c.holding.Unlock()
+	return s.log.rotate(n, s.keepLog)
+}
+
+// keepLog gives the keeper the log's next file. It must have that before anything is written to
+// it, or the next shim would look for an unfinished write in the old one.
+func (s *stdio) keepLog(f *os.File) { s.c.holdLocked(s.filesWith(f)) }
 
 // close closes all files and waits for the pumps.
 func (s *stdio) close() {

@@ -24,10 +24,11 @@ import (
 
 var _ task.TTRPCTaskService = (*Service)(nil)
 
-// Create makes a container and leaves its init blocked.
+// Create makes a container and leaves its init blocked; one that is made from a checkpoint
+// goes on at once, and Start finds it running.
 func (s *Service) Create(ctx context.Context, r *task.CreateTaskRequest) (*task.CreateTaskResponse, error) {
-	if r.Checkpoint != "" || r.ParentCheckpoint != "" {
-		return nil, fmt.Errorf("create container %s from a checkpoint: %w", r.ID, errUnimplemented)
+	if r.ParentCheckpoint != "" {
+		return nil, fmt.Errorf("create container %s from a checkpoint with a parent: %w", r.ID, errUnimplemented)
 	}
 	rec := record{
 		ID: r.ID, Bundle: r.Bundle, Terminal: r.Terminal,
@@ -41,7 +42,7 @@ func (s *Service) Create(ctx context.Context, r *task.CreateTaskRequest) (*task.
 	if err != nil {
 		return nil, fmt.Errorf("create container %s: %w", r.ID, err)
 	}
-	c, err := s.create(ctx, rec, opts)
+	c, err := s.create(ctx, rec, opts, r.Checkpoint)
 	if err != nil {
 		undo()
 		return nil, err
@@ -146,12 +147,19 @@ func (s *Service) Kill(ctx context.Context, r *task.KillRequest) (*emptypb.Empty
 		}
 		return &emptypb.Empty{}, nil
 	}
-	if err := p.signal(sig); err != nil {
+	if err := c.signal(ctx, p, sig); err != nil {
 		kind := runtime.ErrNotFound
 		if errors.Is(err, unix.EINVAL) {
 			kind = errInvalid // no such signal
 		}
 		return nil, fmt.Errorf("kill container %s: %w: %w", c.id, kind, err)
+	}
+	if sig == unix.SIGKILL && r.ExecID != "" {
+		if p.remote != nil {
+			// Another program's pids may be those of a virtual machine: they name nobody here.
+			return &emptypb.Empty{}, nil
+		}
+		return &emptypb.Empty{}, c.killSession(ctx, p.pid)
 	}
 	if sig == unix.SIGKILL && c.isPaused() {
 		// A frozen process does not die before it is thawed (cgroup v1).
@@ -160,6 +168,19 @@ func (s *Service) Kill(ctx context.Context, r *task.KillRequest) (*emptypb.Empty
 		}
 	}
 	return &emptypb.Empty{}, nil
+}
+
+// signal sends a signal to init or an exec. The init of a container that another program has made
+// takes it through that: its pid may be that of a sandbox.
+func (c *container) signal(ctx context.Context, p *process, sig unix.Signal) error {
+	if p != c.init || c.record().Handler == "" || p.exitState() != nil {
+		return p.signal(sig)
+	}
+	engine, err := c.alive()
+	if err != nil {
+		return err
+	}
+	return engine.Signal(ctx, sig)
 }
 
 // State describes init or an exec.
@@ -402,11 +423,6 @@ func (s *Service) Shutdown(_ context.Context, r *task.ShutdownRequest) (*emptypb
 		defer s.once.Do(func() { close(s.done) })
 	}
 	return &emptypb.Empty{}, nil
-}
-
-// Checkpoint is not implemented yet.
-func (s *Service) Checkpoint(_ context.Context, r *task.CheckpointTaskRequest) (*emptypb.Empty, error) {
-	return nil, fmt.Errorf("checkpoint container %s: %w", r.ID, errUnimplemented)
 }
 
 // lastElement is the message name in a type URL.

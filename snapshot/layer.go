@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"path/filepath"
@@ -55,35 +56,36 @@ func newName() string { return rand.Text() }
 
 func (w *LayerWriter) path() string { return filepath.Join(w.store.stagingDir(), w.name) }
 
-// Dir is the directory to unpack into, in overlayfs' on-disk form: whiteouts are
-// character devices 0/0, opaque directories carry trusted.overlay.opaque=y.
-func (w *LayerWriter) Dir() string { return filepath.Join(w.path(), "fs") }
+// Dir is the directory to unpack into, with the markers that Store.Markers says.
+func (w *LayerWriter) Dir() string { return upperIn(w.path()) }
 
-// Commit gives the layer its final name; bytes and inodes are its usage. If another
+// Commit gives the layer its final name. If another
 // writer was faster the staged copy is dropped and Commit succeeds. On error the
 // writer is as before and Abort ends it.
-func (w *LayerWriter) Commit(ctx context.Context, diffID digest.Digest, bytes, inodes int64) error {
+func (w *LayerWriter) Commit(ctx context.Context, diffID digest.Digest) error {
 	if w.done {
 		return fmt.Errorf("commit layer %s: writer has ended", diffID)
 	}
 	if err := checkDigest(diffID); err != nil {
 		return err
 	}
-	data, err := json.Marshal(layerFile{Version: 1, DiffID: diffID, Bytes: bytes, Inodes: inodes})
-	if err != nil {
+	if err := w.store.driver.seal(ctx, w.path()); err != nil {
 		return fmt.Errorf("commit layer %s: %w", diffID, err)
 	}
-	if err := atomicfile.Write(filepath.Join(w.path(), "layer.json"), data, 0o600); err != nil {
+	u, err := w.record(ctx, diffID)
+	if err != nil {
 		return fmt.Errorf("commit layer %s: %w", diffID, err)
 	}
 	if err := fault.At(ctx, "snapshot.layer.recorded"); err != nil {
 		return err
 	}
-	won, err := w.store.publish(w.path(), diffID, Usage{Bytes: bytes, Inodes: inodes})
+	won, err := w.store.publish(w.path(), diffID, u)
 	if err != nil {
 		return err
 	}
-	if !won {
+	if won {
+		w.store.endQuarantine(diffID)
+	} else {
 		if err := w.Abort(); err != nil {
 			return err
 		}
@@ -92,8 +94,32 @@ func (w *LayerWriter) Commit(ctx context.Context, diffID digest.Digest, bytes, i
 	return fault.At(ctx, "snapshot.layer.published")
 }
 
+// record writes layer.json with what the layer takes, itself included.
+func (w *LayerWriter) record(ctx context.Context, diffID digest.Digest) (Usage, error) {
+	path := filepath.Join(w.path(), "layer.json")
+	f := layerFile{Version: 1, DiffID: diffID}
+	for range 2 { // the second time with the file that is there
+		data, err := json.Marshal(f)
+		if err == nil {
+			err = atomicfile.Write(path, data, 0o600)
+		}
+		if err != nil {
+			return Usage{}, err
+		}
+		if f.Bytes > 0 {
+			break
+		}
+		u, err := measure(ctx, w.path())
+		if err != nil {
+			return Usage{}, err
+		}
+		f.Bytes, f.Inodes = u.Bytes, u.Inodes
+	}
+	return Usage{Bytes: f.Bytes, Inodes: f.Inodes}, nil
+}
+
 // publish renames a staged layer to its final name and reports whether it was the
-// first under that name.
+// first under that name. It takes the place of a lazy one, with its users.
 func (s *Store) publish(staged string, diffID digest.Digest, u Usage) (won bool, err error) {
 	s.renames.Lock()
 	defer s.renames.Unlock()
@@ -106,9 +132,25 @@ func (s *Store) publish(staged string, diffID digest.Digest, u Usage) (won bool,
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if l := s.layers[diffID]; l != nil {
+		l.usage, l.lazy = u, ""
+		return true, nil
+	}
 	s.layers[diffID] = &layer{usage: u}
 	return true, nil
 }
+
+// Recipe creates the file for how the layer's archive is made again, kept with the layer.
+// The caller closes it before Commit.
+func (w *LayerWriter) Recipe() (io.WriteCloser, error) {
+	f, err := os.OpenFile(filepath.Join(w.path(), recipeName), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("stage a layer: %w", err)
+	}
+	return f, nil
+}
+
+const recipeName = "recipe"
 
 // Abort drops the layer. After Commit or a first Abort it does nothing.
 func (w *LayerWriter) Abort() error {
@@ -120,22 +162,35 @@ func (w *LayerWriter) Abort() error {
 	return nil
 }
 
-// HasLayer reports whether the layer is there, whole.
+// HasLayer reports whether the layer is there, whole; a lazy one is not.
 func (s *Store) HasLayer(diffID digest.Digest) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.layers[diffID] != nil
+	l := s.layers[diffID]
+	return l != nil && l.lazy == ""
 }
 
-// Layers lists all whole layers, sorted.
+// InUse says whether a snapshot, or somebody who reads it, uses a layer.
+func (s *Store) InUse(diffID digest.Digest) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l := s.layers[diffID]
+	return l != nil && l.users > 0
+}
+
+// Layers lists all layers, lazy ones too, sorted.
 func (s *Store) Layers() ([]digest.Digest, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Sorted(maps.Keys(s.layers)), nil
 }
 
-// LayerUsage returns what the layer takes, as said when it was committed.
+// LayerUsage returns what the layer takes, as said when it was committed; of a lazy one, what has
+// come by now.
 func (s *Store) LayerUsage(diffID digest.Digest) (Usage, error) {
+	if s.LazyBlob(diffID) != "" {
+		return s.lazyUsage(diffID)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	l := s.layers[diffID]
@@ -161,7 +216,12 @@ func (s *Store) RemoveLayer(ctx context.Context, diffID digest.Digest) error {
 	if err != nil || taken == nil {
 		return err
 	}
-	if err := s.discard(s.layerDir(diffID)); err != nil {
+	if taken.lazy != "" {
+		err = s.dropLazy(diffID)
+	} else if err = s.driver.free(s.layerDir(diffID)); err == nil {
+		err = s.discard(s.layerDir(diffID))
+	}
+	if err != nil {
 		s.mu.Lock()
 		s.layers[diffID] = taken
 		s.mu.Unlock()

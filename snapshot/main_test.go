@@ -44,7 +44,7 @@ func startedWith(t testing.TB, c Config) *Store {
 			}
 		}
 		_ = s.Close()
-		left, err := s.mounts()
+		left, err := s.driver.mounts(s.snapshotsDir())
 		if err != nil || len(left) > 0 {
 			t.Errorf("mounts left: %v, %v", left, err)
 		}
@@ -68,7 +68,7 @@ func commitLayer(t testing.TB, s *Store, name string, fill func(dir string)) dig
 	}
 	fill(w.Dir())
 	d := digest.FromString(name)
-	if err := w.Commit(t.Context(), d, int64(len(name)), 1); err != nil {
+	if err := w.Commit(t.Context(), d); err != nil {
 		t.Fatal(err)
 	}
 	return d

@@ -3,17 +3,22 @@ package snapshot
 import (
 	"fmt"
 	"os"
+	"path/filepath"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/internal/ownthread"
 )
 
 // overlay is one overlayfs mount.
 //
 // volatile: nothing is synced at unmount; a container's writable layer does not
-// outlive a crash of the machine. index and metacopy are off whatever the kernel's
-// default: both leave xattrs in layers that tie them to one mount or host, and
-// metacopy is unsafe with layers that are not trusted (overlayfs.rst).
+// outlive a crash of the machine. index, metacopy and redirect_dir are off whatever the
+// kernel's default: they leave xattrs in upper directories that tie them to one mount or
+// host, are unsafe to follow in layers that are not trusted (overlayfs.rst), and a
+// directory of changes that has none of them can be told apart without its layers.
 type overlay struct {
 	lower       []string // uppermost first
 	upper, work string
@@ -26,24 +31,22 @@ func (o overlay) parameters() [][2]string {
 		{"workdir", o.work},
 		{"index", "off"},
 		{"metacopy", "off"},
+		{"redirect_dir", "off"},
 		{"volatile", ""},
 	}
 }
 
-// mount mounts the overlay at the directory target.
-func (o overlay) mount(target string, api mountAPI) error {
+// mount mounts the overlay at the root's target.
+func (o overlay) mount(r rootfs, api mountAPI) error {
 	if api == byString {
-		return o.mountByString(target)
+		return onOwnThread(func() error { return o.mountByString(r) })
 	}
 	fd, err := o.detached()
 	if err != nil {
 		return err
 	}
 	defer unix.Close(fd)
-	if err := unix.MoveMount(fd, "", unix.AT_FDCWD, target, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
-		return fmt.Errorf("attach overlay at %s: %w", target, err)
-	}
-	return nil
+	return attach(fd, r)
 }
 
 // mountAPI is how this kernel is told the lower directories.
@@ -84,11 +87,11 @@ func (o overlay) detached() (int, error) {
 	}
 	defer unix.Close(fs)
 	if err := unix.FsconfigSetString(fs, "source", "overlay"); err != nil {
-		return -1, explain(fs, "source=overlay", err)
+		return -1, explain(fs, "overlay", "source=overlay", err)
 	}
 	for _, dir := range o.lower {
 		if err := unix.FsconfigSetString(fs, "lowerdir+", dir); err != nil {
-			return -1, explain(fs, "lowerdir+="+dir, err)
+			return -1, explain(fs, "overlay", "lowerdir+="+dir, err)
 		}
 	}
 	for _, p := range o.parameters() {
@@ -98,25 +101,25 @@ func (o overlay) detached() (int, error) {
 			err = unix.FsconfigSetString(fs, p[0], p[1])
 		}
 		if err != nil {
-			return -1, explain(fs, p[0]+"="+p[1], err)
+			return -1, explain(fs, "overlay", p[0]+"="+p[1], err)
 		}
 	}
 	if err := unix.FsconfigCreate(fs); err != nil {
-		return -1, explain(fs, "create", err)
+		return -1, explain(fs, "overlay", "create", err)
 	}
 	fd, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, 0)
 	if err != nil {
-		return -1, explain(fs, "fsmount", err)
+		return -1, explain(fs, "overlay", "fsmount", err)
 	}
 	return fd, nil
 }
 
 // explain adds the kernel's own words on why a step of making a mount failed.
-func explain(fs int, step string, err error) error {
+func explain(fs int, kind, step string, err error) error {
 	if words := kernelLog(fs); words != "" {
-		return fmt.Errorf("mount overlay: %s: %w (%s)", step, err, words)
+		return fmt.Errorf("mount %s: %s: %w (%s)", kind, step, err, words)
 	}
-	return fmt.Errorf("mount overlay: %s: %w", step, err)
+	return fmt.Errorf("mount %s: %s: %w", kind, step, err)
 }
 
 // kernelLog reads the messages waiting on a file system context.
@@ -132,28 +135,92 @@ func kernelLog(fs int) string {
 	}
 }
 
+// take makes the overlay and returns a descriptor of the mount, which is in no namespace
+// that outlives this thread's.
+func (o overlay) take(r rootfs, api mountAPI) (int, error) {
+	if api == oneByOne {
+		return o.detached()
+	}
+	if err := o.mountByString(r); err != nil {
+		return -1, err
+	}
+	fd, err := unix.OpenTree(unix.AT_FDCWD, r.target, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if err != nil {
+		return -1, fmt.Errorf("open tree %s: %w", r.target, err)
+	}
+	return fd, nil
+}
+
 // mountByString mounts the overlay with mount(2), for kernels without
-// "lowerdir+". All options must fit on a page there.
-func (o overlay) mountByString(target string) error {
-	options := "lowerdir=" + strings.Join(o.lower, ":")
+// "lowerdir+". All options must fit on a page there: many layers are named by numbers,
+// as links in a directory that the calling thread, which must have one of its own, goes to.
+func (o overlay) mountByString(r rootfs) error {
+	options, page := o.options(o.lower), os.Getpagesize()
+	if len(options) >= page {
+		names, remove, err := o.numbered()
+		if err != nil {
+			return err
+		}
+		defer remove()
+		options = o.options(names)
+	}
+	if len(options) >= page {
+		return fmt.Errorf("mount overlay: %w: %d layers make options of %d bytes, and this kernel takes %d; use a newer kernel",
+			ErrUnsupported, len(o.lower), len(options), page-1)
+	}
+	var flags uintptr
+	if r.access == ReadOnly {
+		flags = unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV // as attach
+	}
+	if err := unix.Mount("overlay", r.target, "overlay", flags, options); err != nil {
+		return fmt.Errorf("mount overlay at %s: %w", r.target, err)
+	}
+	return nil
+}
+
+func (o overlay) options(lower []string) string {
+	options := "lowerdir=" + strings.Join(lower, ":")
 	for _, p := range o.parameters() {
 		options += "," + p[0]
 		if p[1] != "" {
 			options += "=" + p[1]
 		}
 	}
-	if page := os.Getpagesize(); len(options) >= page {
-		return fmt.Errorf("mount overlay: %w: %d layers make options of %d bytes, and this kernel takes %d; use a newer kernel or a shorter root path",
-			ErrUnsupported, len(o.lower), len(options), page-1)
-	}
-	if err := unix.Mount("overlay", target, "overlay", 0, options); err != nil {
-		return fmt.Errorf("mount overlay at %s: %w", target, err)
-	}
-	return nil
+	return options
 }
 
-// unmount detaches the overlay mounted at target; none there is fine.
-func unmount(target string) error {
+// numbered makes links to the lower directories, and goes to where they are.
+func (o overlay) numbered() (names []string, remove func(), err error) {
+	dir := filepath.Join(filepath.Dir(o.upper), "l")
+	remove = func() { _ = os.RemoveAll(dir) } // what is left goes with the snapshot
+	remove()
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return nil, nil, err
+	}
+	for i, lower := range o.lower {
+		names = append(names, strconv.Itoa(i))
+		if err := os.Symlink(lower, filepath.Join(dir, names[i])); err != nil {
+			return nil, nil, err
+		}
+	}
+	if err := unix.Chdir(dir); err != nil {
+		return nil, nil, fmt.Errorf("go to %s: %w", dir, err)
+	}
+	return names, remove, nil
+}
+
+// onOwnThread runs f on a thread with a working directory of its own, and throws it away.
+func onOwnThread(f func() error) error {
+	return ownthread.Run(func() error {
+		if err := unix.Unshare(unix.CLONE_FS); err != nil {
+			return err
+		}
+		return f()
+	})
+}
+
+// unmountOverlay detaches the overlay mounted at target; none there is fine.
+func unmountOverlay(target string) error {
 	mounted, err := isOverlayRoot(target)
 	if err != nil || !mounted {
 		return err

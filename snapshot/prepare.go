@@ -25,14 +25,20 @@ func (s *Store) Prepare(ctx context.Context, id string, o PrepareOptions) (Snaps
 	if err := o.check(id); err != nil {
 		return Snapshot{}, err
 	}
+	if o.Driver != "" && o.Driver != s.driverName {
+		return Snapshot{}, fmt.Errorf("%w: snapshot %s: driver %q, but the store's is %s", ErrInvalid, id, o.Driver, s.driverName)
+	}
 	release, err := s.busy.Acquire(ctx, id)
 	if err != nil {
 		return Snapshot{}, fmt.Errorf("prepare snapshot %w", err)
 	}
 	defer release()
 
-	snap := Snapshot{ID: id, Layers: slices.Clone(o.Layers), Target: filepath.Clean(o.Target), Upper: filepath.Join(s.snapshotDir(id), "fs")}
-	state, err := s.reserve(snap)
+	snap := Snapshot{
+		ID: id, Layers: slices.Clone(o.Layers), Target: filepath.Clean(o.Target), Upper: upperIn(s.snapshotDir(id)),
+		Users: o.Users, Access: o.Access, Limit: cmp.Or(o.Limit, s.limit),
+	}
+	snap, state, err := s.reserve(snap)
 	if err != nil {
 		return Snapshot{}, err
 	}
@@ -69,7 +75,26 @@ func (o PrepareOptions) check(id string) error {
 			return fmt.Errorf("snapshot %s: %w", id, err)
 		}
 	}
+	if o.Access != ReadWrite && o.Access != ReadOnly {
+		return fmt.Errorf("%w: snapshot %s: access %q", ErrInvalid, id, o.Access)
+	}
+	if o.Limit.Bytes < 0 || o.Limit.Inodes < 0 {
+		return fmt.Errorf("%w: snapshot %s: limit of %d bytes and %d inodes is negative", ErrInvalid, id, o.Limit.Bytes, o.Limit.Inodes)
+	}
+	if err := o.Users.check(); err != nil {
+		return fmt.Errorf("snapshot %s: %w", id, err)
+	}
 	return nil
+}
+
+// options are those that the snapshot was prepared with.
+func (s Snapshot) options() PrepareOptions {
+	return PrepareOptions{Layers: s.Layers, Target: s.Target, Users: s.Users, Access: s.Access, Limit: s.Limit}
+}
+
+// same says whether the snapshot is what the options ask for.
+func (s Snapshot) same(o Snapshot) bool {
+	return slices.Equal(s.Layers, o.Layers) && s.Target == o.Target && s.Users.equal(o.Users) && s.Access == o.Access && s.Limit == o.Limit
 }
 
 // standing is what there is of a snapshot when Prepare is called.
@@ -81,26 +106,32 @@ const (
 	isUnmounted
 )
 
-// reserve enters the snapshot in the index, so that its layers stay.
-func (s *Store) reserve(snap Snapshot) (standing, error) {
+// reserve enters the snapshot in the index, so that its layers stay, and returns it with
+// what is decided here: its project.
+func (s *Store) reserve(snap Snapshot) (Snapshot, standing, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if e := s.snapshots[snap.ID]; e != nil {
-		if !slices.Equal(e.snap.Layers, snap.Layers) || e.snap.Target != snap.Target {
-			return 0, fmt.Errorf("prepare snapshot %s: %w, with other layers or at another target (%s)", snap.ID, ErrExists, e.snap.Target)
+		if !e.snap.same(snap) {
+			return snap, 0, fmt.Errorf("prepare snapshot %s: %w, with other layers, options or at another target (%s)", snap.ID, ErrExists, e.snap.Target)
 		}
 		if e.mounted {
-			return isMounted, nil
+			return e.snap, isMounted, nil
 		}
-		return isUnmounted, nil
+		return e.snap, isUnmounted, nil
 	}
 	for _, d := range snap.Layers {
 		if s.layers[d] == nil {
-			return 0, fmt.Errorf("prepare snapshot %s: %w: %s", snap.ID, ErrLayerMissing, d)
+			return snap, 0, fmt.Errorf("prepare snapshot %s: %w: %s", snap.ID, ErrLayerMissing, d)
 		}
 	}
+	if s.quota != nil {
+		snap.Project = s.freeProjectLocked()
+	} else if snap.Limit != (Usage{}) {
+		return snap, 0, fmt.Errorf("prepare snapshot %s: %w: a limit needs project quotas, and %s on %s has none; mount it with prjquota", snap.ID, ErrUnsupported, s.root, fsType(s.root))
+	}
 	s.addLocked(snap)
-	return isNew, nil
+	return snap, isNew, nil
 }
 
 func (s *Store) addLocked(snap Snapshot) *entry {
@@ -109,6 +140,7 @@ func (s *Store) addLocked(snap Snapshot) *entry {
 	for _, d := range snap.Layers {
 		if l := s.layers[d]; l != nil {
 			l.users++
+			e.layers = append(e.layers, l)
 		}
 	}
 	return e
@@ -131,11 +163,7 @@ func (s *Store) release(id string) (freed bool) {
 		return false
 	}
 	delete(s.snapshots, id)
-	for _, d := range e.snap.Layers {
-		l := s.layers[d]
-		if l == nil {
-			continue
-		}
+	for _, l := range e.layers {
 		if l.users--; l.users == 0 && l.wanted {
 			l.wanted, freed = false, true
 		}
@@ -179,13 +207,9 @@ func (s *Store) build(ctx context.Context, snap Snapshot) error {
 	return s.mountFresh(ctx, snap)
 }
 
-// mountFresh makes empty upper and work directories and mounts the overlay.
+// mountFresh has the driver make the root.
 func (s *Store) mountFresh(ctx context.Context, snap Snapshot) error {
-	work := filepath.Join(s.snapshotDir(snap.ID), "work")
-	if err := os.Mkdir(work, 0o700); err != nil {
-		return err
-	}
-	if err := s.makeUpper(snap); err != nil {
+	if err := s.quota.begin(s.snapshotDir(snap.ID), snap); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(snap.Target, 0o755); err != nil {
@@ -197,77 +221,59 @@ func (s *Store) mountFresh(ctx context.Context, snap Snapshot) error {
 	} else if taken {
 		return fmt.Errorf("%w: another overlay is mounted at %s", ErrInvalid, snap.Target)
 	}
-	o := overlay{lower: s.lowerDirs(snap.Layers), upper: snap.Upper, work: work}
-	if err := o.mount(snap.Target, s.api); err != nil {
+	users, err := snap.Users.open()
+	if err != nil {
+		return err
+	}
+	if users != nil {
+		defer users.Close()
+	}
+	s.landing.RLock()
+	defer s.landing.RUnlock()
+	r := s.rootfs(snap)
+	r.users, r.ids = users, snap.Users
+	if err := s.driver.mount(ctx, r); err != nil {
 		return err
 	}
 	s.setMounted(snap.ID, true)
 	return fault.At(ctx, "snapshot.prepare.mounted")
 }
 
-// makeUpper makes the upper directory. The root of an overlay shows the upper
-// directory's owner and mode, so these are taken from the layer that would show
-// without it.
-func (s *Store) makeUpper(snap Snapshot) error {
-	if err := os.Mkdir(snap.Upper, 0o755); err != nil {
-		return err
-	}
-	if len(snap.Layers) == 0 {
-		return nil
-	}
-	var st unix.Stat_t
-	top := filepath.Join(s.layerDir(snap.Layers[len(snap.Layers)-1]), "fs")
-	if err := unix.Stat(top, &st); err != nil {
-		return fmt.Errorf("stat %s: %w", top, err)
-	}
-	if st.Uid != 0 || st.Gid != 0 {
-		if err := os.Chown(snap.Upper, int(st.Uid), int(st.Gid)); err != nil {
-			return err
-		}
-	}
-	if err := unix.Chmod(snap.Upper, st.Mode&0o7777); err != nil {
-		return fmt.Errorf("chmod %s: %w", snap.Upper, err)
-	}
-	return nil
+// rootfs is the snapshot as drivers see it, its user namespace left out.
+func (s *Store) rootfs(snap Snapshot) rootfs {
+	return rootfs{dir: s.snapshotDir(snap.ID), layers: s.layerDirs(snap.Layers), target: snap.Target, access: snap.Access}
 }
 
-// lowerDirs returns the layers' directories, uppermost first as overlayfs wants. It
-// takes none twice (ELOOP), but images have layers twice, mostly empty ones: the
-// uppermost is enough, for it covers or hides whatever its double could show.
-func (s *Store) lowerDirs(layers []digest.Digest) []string {
-	if len(layers) == 0 {
-		return []string{s.emptyDir()}
-	}
+// layerDirs returns the layers' directories, lowest first. Overlayfs takes none twice
+// (ELOOP), but images have layers twice, mostly empty ones: the uppermost is enough, for
+// it covers or hides whatever its double could show.
+func (s *Store) layerDirs(layers []digest.Digest) []string {
 	dirs := make([]string, 0, len(layers))
 	seen := make(map[digest.Digest]bool, len(layers))
 	for _, d := range slices.Backward(layers) {
 		if !seen[d] {
 			seen[d] = true
-			dirs = append(dirs, filepath.Join(s.layerDir(d), "fs"))
+			dirs = append(dirs, s.dirOf(d))
 		}
 	}
+	slices.Reverse(dirs)
 	return dirs
 }
 
 // remount mounts a snapshot whose record was there but whose mount was not: a
-// crash came in between, or the machine was reset. Nothing in its upper directory
-// means that nobody has used it; then it is made anew.
+// crash came in between, or the machine was reset. If nobody can have used it, it is made
+// anew.
 func (s *Store) remount(ctx context.Context, snap Snapshot) error {
-	entries, err := os.ReadDir(snap.Upper)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
+	untouched, err := s.driver.untouched(s.rootfs(snap))
+	if err != nil {
 		return err
 	}
-	if len(entries) > 0 {
+	if !untouched {
 		return fmt.Errorf("%w: %s is not empty; remove the snapshot and prepare another", ErrUnclean, snap.Upper)
 	}
 	for _, d := range snap.Layers {
-		if !s.HasLayer(d) {
+		if !s.hasAny(d) {
 			return fmt.Errorf("%w: %s", ErrLayerMissing, d)
-		}
-	}
-	for _, dir := range []string{snap.Upper, filepath.Join(s.snapshotDir(snap.ID), "work")} {
-		if err := s.discard(dir); err != nil {
-			return err
 		}
 	}
 	return s.mountFresh(ctx, snap)
@@ -302,7 +308,7 @@ func (s *Store) Remove(ctx context.Context, id string) error {
 // the caller's going away, and no step of it waits, so ctx steers fault points only.
 func (s *Store) demolish(ctx context.Context, snap Snapshot) error {
 	if s.isMounted(snap.ID) {
-		if err := unmount(snap.Target); err != nil {
+		if err := s.driver.unmount(snap.Target); err != nil {
 			return err
 		}
 		s.setMounted(snap.ID, false)
@@ -313,6 +319,7 @@ func (s *Store) demolish(ctx context.Context, snap Snapshot) error {
 	if err := s.discard(s.snapshotDir(snap.ID)); err != nil {
 		return err
 	}
+	s.quota.end(snap)
 	// The target may be somebody else's directory, or gone.
 	switch err := unix.Rmdir(snap.Target); err {
 	case nil, unix.ENOENT, unix.ENOTEMPTY, unix.EEXIST, unix.EBUSY, unix.ENOTDIR:

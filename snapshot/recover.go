@@ -8,9 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
-	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
 
@@ -18,7 +16,7 @@ const recordName = "snapshot.json"
 
 // loadSnapshots reads the records and finds out which of them are mounted.
 func (s *Store) loadSnapshots(ctx context.Context) error {
-	mounts, err := s.mounts()
+	mounts, err := s.driver.mounts(s.snapshotsDir())
 	if err != nil {
 		return err
 	}
@@ -41,7 +39,7 @@ func (s *Store) loadSnapshots(ctx context.Context) error {
 			continue
 		}
 		s.mu.Lock()
-		s.addLocked(snap).mounted = slices.Contains(mounts[snap.Upper], snap.Target)
+		s.addLocked(snap).mounted = slices.Contains(mounts[snap.ID], snap.Target)
 		s.mu.Unlock()
 	}
 	return s.dropStrays(mounts)
@@ -59,10 +57,10 @@ func (s *Store) readRecord(id string) (Snapshot, error) {
 	if err := json.Unmarshal(data, &snap); err != nil {
 		return Snapshot{}, fmt.Errorf("%s: %w", recordName, err)
 	}
-	if snap.ID != id || snap.Upper != filepath.Join(s.snapshotDir(id), "fs") {
+	if snap.ID != id || snap.Upper != upperIn(s.snapshotDir(id)) {
 		return Snapshot{}, fmt.Errorf("%s: belongs to %q in %q", recordName, snap.ID, snap.Upper)
 	}
-	if err := (PrepareOptions{Layers: snap.Layers, Target: snap.Target}).check(id); err != nil {
+	if err := snap.options().check(id); err != nil {
 		return Snapshot{}, fmt.Errorf("%s: %w", recordName, err)
 	}
 	return snap, nil
@@ -71,65 +69,19 @@ func (s *Store) readRecord(id string) (Snapshot, error) {
 // dropStrays unmounts what is mounted from this store and not recorded, or away
 // from its target.
 func (s *Store) dropStrays(mounts map[string][]string) error {
-	for upper, points := range mounts {
-		snap, err := s.Get(filepath.Base(filepath.Dir(upper)))
+	for id, points := range mounts {
+		snap, err := s.Get(id)
 		for _, point := range points {
 			if err == nil && point == snap.Target {
 				continue
 			}
-			s.log.Warn("unmounting a snapshot that is not recorded", "upper", upper, "target", point)
+			s.log.Warn("unmounting a snapshot that is not recorded", "snapshot", id, "target", point)
 			if err := unix.Unmount(point, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
 				return fmt.Errorf("unmount %s: %w", point, err)
 			}
 		}
 	}
 	return nil
-}
-
-// mounts returns the mount points of this store's overlays by upper directory.
-func (s *Store) mounts() (map[string][]string, error) {
-	found := map[string][]string{}
-	_, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
-		if m.FSType != "overlay" {
-			return true, false
-		}
-		if upper := upperOf(m.VFSOptions); strings.HasPrefix(upper, s.snapshotsDir()+"/") {
-			found[upper] = append(found[upper], m.Mountpoint)
-		}
-		return true, false
-	})
-	if err != nil {
-		return nil, fmt.Errorf("read mounts: %w", err)
-	}
-	return found, nil
-}
-
-// upperOf finds the upper directory in an overlay's options.
-func upperOf(options string) string {
-	for o := range strings.SplitSeq(options, ",") {
-		if upper, ok := strings.CutPrefix(o, "upperdir="); ok {
-			return unescape(upper)
-		}
-	}
-	return ""
-}
-
-// unescape undoes the kernel's \ooo for blanks in /proc files (seq_path_root(3)).
-func unescape(s string) string {
-	var b strings.Builder
-	for i := 0; i < len(s); i++ {
-		if s[i] == '\\' && i+3 < len(s) && isOctal(s[i+1:i+4]) {
-			b.WriteByte((s[i+1]-'0')<<6 | (s[i+2]-'0')<<3 | (s[i+3] - '0'))
-			i += 3
-			continue
-		}
-		b.WriteByte(s[i])
-	}
-	return b.String()
-}
-
-func isOctal(s string) bool {
-	return strings.Trim(s, "01234567") == "" && s[0] <= '3'
 }
 
 // Recover removes every snapshot whose id is not claimed, and mounts again those
@@ -149,7 +101,7 @@ func (s *Store) Recover(ctx context.Context, claimed []string) error {
 			errs = append(errs, s.Remove(ctx, snap.ID))
 			continue
 		}
-		_, err := s.Prepare(ctx, snap.ID, PrepareOptions{Layers: snap.Layers, Target: snap.Target})
+		_, err := s.Prepare(ctx, snap.ID, snap.options())
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)

@@ -31,24 +31,24 @@ func TestMountsOutliveTheStore(t *testing.T) {
 func TestHalfStates(t *testing.T) {
 	for name, leave := range map[string]func(t *testing.T, s *Store, snap Snapshot){
 		"directory without a record": func(t *testing.T, s *Store, snap Snapshot) {
-			if err := errors.Join(unmount(snap.Target), os.RemoveAll(s.snapshotDir("c")), os.Mkdir(s.snapshotDir("c"), 0o700)); err != nil {
+			if err := errors.Join(unmountOverlay(snap.Target), os.RemoveAll(s.snapshotDir("c")), os.Mkdir(s.snapshotDir("c"), 0o700)); err != nil {
 				t.Fatal(err)
 			}
 		},
 		"broken record": func(t *testing.T, s *Store, snap Snapshot) {
-			if err := unmount(snap.Target); err != nil {
+			if err := unmountOverlay(snap.Target); err != nil {
 				t.Fatal(err)
 			}
 			write(t, filepath.Join(s.snapshotDir("c"), recordName), "{")
 		},
 		"snapshot.prepare.recorded": func(t *testing.T, s *Store, snap Snapshot) {
-			if err := errors.Join(unmount(snap.Target), os.RemoveAll(snap.Upper), os.RemoveAll(filepath.Join(s.snapshotDir("c"), "work"))); err != nil {
+			if err := errors.Join(unmountOverlay(snap.Target), os.RemoveAll(snap.Upper), os.RemoveAll(filepath.Join(s.snapshotDir("c"), "work"))); err != nil {
 				t.Fatal(err)
 			}
 		},
 		"snapshot.prepare.mounted": func(*testing.T, *Store, Snapshot) {},
 		"snapshot.remove.unmounted": func(t *testing.T, s *Store, snap Snapshot) {
-			if err := unmount(snap.Target); err != nil {
+			if err := unmountOverlay(snap.Target); err != nil {
 				t.Fatal(err)
 			}
 		},
@@ -96,7 +96,7 @@ func TestRecoverAfterAReset(t *testing.T) {
 	used, unused, unclaimed := prepared(t, s, "used", layers...), prepared(t, s, "unused", layers...), prepared(t, s, "unclaimed", layers...)
 	write(t, filepath.Join(used.Target, "file"), "x")
 	for _, snap := range []Snapshot{used, unused, unclaimed} {
-		if err := unmount(snap.Target); err != nil {
+		if err := unmountOverlay(snap.Target); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -164,4 +164,23 @@ func FuzzUnescape(f *testing.F) {
 		}
 		_ = unescape(x)
 	})
+}
+
+// A probe that is killed leaves its mount in staging, where it could never be deleted.
+func TestStartUnmountsProbes(t *testing.T) {
+	s := started(t, t.TempDir())
+	_ = s.Close()
+	dir := filepath.Join(s.stagingDir(), "killed")
+	for _, at := range []string{filepath.Join(dir, "target"), filepath.Join(dir, "target", "on top")} {
+		if err := errors.Join(os.MkdirAll(at, 0o700), unix.Mount("tmpfs", at, "tmpfs", 0, "")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s = started(t, s.root)
+	if err := s.Flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if exists(dir) {
+		t.Error("the probe's directory is left")
+	}
 }

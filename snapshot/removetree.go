@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/internal/treewalk"
 )
 
 // maxNesting bounds the descriptors that a removal holds, one per directory level.
@@ -86,7 +88,7 @@ func (r *remover) empty(parent int, name string, depth int) error {
 		}
 		var failed error
 		removed := 0
-		err := eachEntry(fd, func(entry string) error {
+		err := treewalk.EachEntry(fd, func(entry string) error {
 			if err := r.remove(fd, entry, depth+1); err != nil {
 				failed = err
 				return nil
@@ -99,27 +101,6 @@ func (r *remover) empty(parent int, name string, depth int) error {
 		}
 		if removed == 0 {
 			return failed
-		}
-	}
-}
-
-// eachEntry calls f for all that an open directory holds from its offset on.
-func eachEntry(fd int, f func(name string) error) error {
-	buf := make([]byte, 8<<10)
-	var names []string
-	for {
-		n, err := unix.Getdents(fd, buf)
-		if err == unix.EINTR {
-			continue
-		}
-		if err != nil || n == 0 {
-			return err
-		}
-		_, _, names = unix.ParseDirent(buf[:n], -1, names[:0])
-		for _, name := range names {
-			if err := f(name); err != nil {
-				return err
-			}
 		}
 	}
 }

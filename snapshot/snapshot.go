@@ -1,14 +1,28 @@
-// Package snapshot keeps layered root file systems on overlayfs: read-only layers
-// shared by all images that contain them, and one writable layer per container.
-// It knows nothing of registries or CRI.
+// Package snapshot keeps layered root file systems: read-only layers shared by all
+// images that contain them, and one writable layer per container over them. It knows
+// nothing of registries or CRI.
+//
+// # Words
+//
+// A layer is what one archive of an image unpacks to, named by its diff id. A snapshot is
+// a root file system made of layers, with what its container wrote. A driver is how both
+// are kept: Overlay, EROFS or Native; driver.go says what each must do, and one suite of
+// tests (conformance*_test.go) holds all of them to it. Changes are what a snapshot has
+// that its layers do not, as the archive of a new layer.
 //
 // # On disk (under the root directory given to New)
 //
-//	layers/sha256/<hex of the diff id>/fs     unpacked layer, overlay whiteouts
+//	driver                                    name of the driver that made what follows
+//	layers/sha256/<hex of the diff id>/fs     unpacked layer, with the driver's markers,
+//	                                          or layer.erofs instead
+//	layers/sha256/<hex>/recipe                how to make the layer's archive again
+//	                                          (package image/unpack), if it was written
 //	layers/sha256/<hex>/layer.json            usage; written before the rename that
 //	                                          gives the directory its final name
 //	snapshots/<container id>/snapshot.json    the record; written first
-//	snapshots/<container id>/{fs,work}        overlay's upper and work directories
+//	snapshots/<container id>/{fs,work}        what the container wrote; overlay's work
+//	quarantine/<hex>.<random>/                layers found damaged, out of use
+//	lazy/<hex>/                               layers that are not here yet (lazy.go)
 //	staging/<random>/                         layers being unpacked, and what is
 //	                                          being deleted; emptied by Start
 //	empty/                                    the lower directory of a snapshot
@@ -25,12 +39,15 @@
 // "volatile" (no sync at unmount), what is in them then cannot be trusted: such a
 // snapshot can be removed, or prepared again if nothing was written to it.
 //
+// A damaged store starts: what cannot be read is dropped with a warning.
+//
 // # Example
 //
 //	w, _ := s.NewLayer(ctx)                  // image/ unpacks a tar stream into w.Dir()
-//	_ = w.Commit(ctx, diffID, bytes, inodes) // now HasLayer(diffID)
+//	_ = w.Commit(ctx, diffID) // now HasLayer(diffID)
 //	snap, _ := s.Prepare(ctx, id, snapshot.PrepareOptions{Layers: diffIDs, Target: dir})
 //	…                                        // the root is mounted at dir
+//	_ = s.Changes(ctx, id, archive)          // an archive that unpacks to a new layer
 //	_ = s.Remove(ctx, id)                    // unmounted and deleted; idempotent
 package snapshot
 
@@ -46,18 +63,21 @@ var (
 	ErrNotFound     = errors.New("snapshot not found")
 	ErrLayerMissing = errors.New("layer is not in the store")
 	ErrLayerInUse   = errors.New("layer is in use by a snapshot")
+	// ErrDamaged is a layer that is there and cannot be used.
+	ErrDamaged = errors.New("layer is damaged")
 	// ErrInvalid is an id, digest or path that cannot name what it should.
 	ErrInvalid = errors.New("invalid argument")
-	// ErrUnsupported is a file system or kernel that cannot hold snapshots.
-	ErrUnsupported = errors.New("overlayfs not usable")
+	// ErrUnsupported is a file system or kernel that cannot hold snapshots, or not
+	// such ones.
+	ErrUnsupported = errors.New("not supported here")
 	// ErrUnclean is a snapshot that lost its mount after it had been written to.
 	ErrUnclean = errors.New("writable layer was lost with its mount")
 )
 
 // Usage is space taken on disk.
 type Usage struct {
-	Bytes  int64 // allocated bytes (blocks of 512 bytes, hard links counted once)
-	Inodes int64
+	Bytes  int64 `json:"bytes,omitempty"` // allocated (blocks of 512 bytes, hard links counted once)
+	Inodes int64 `json:"inodes,omitempty"`
 }
 
 // PrepareOptions describes the root file system of one container.
@@ -67,12 +87,36 @@ type PrepareOptions struct {
 	// Target is the absolute path of the directory that the root is mounted
 	// at; it is created if missing.
 	Target string
+	// Users are the ids that the root shows in place of those on disk; nothing maps
+	// none. Layers are shared all the same: nothing is copied or chowned.
+	Users Users
+	// Access is ReadWrite if empty.
+	Access Access
+	// Driver is which of several stores is meant; a Store takes its own, or none.
+	Driver DriverName
+	// Limit is the most that may be written; a zero field is no limit. Without project
+	// quotas on the file system a limit is ErrUnsupported.
+	Limit Usage
 }
 
-// Snapshot is a mounted writable root file system.
+// Access says what may be done to a root.
+type Access string
+
+// The kinds of access.
+const (
+	ReadWrite Access = ""
+	ReadOnly  Access = "ro"
+)
+
+// Snapshot is a mounted root file system.
 type Snapshot struct {
 	ID     string          `json:"id"`
 	Layers []digest.Digest `json:"layers"`
 	Target string          `json:"target"` // mount point
 	Upper  string          `json:"upper"`  // directory with what the container wrote
+	Users  Users           `json:"users,omitzero"`
+	Access Access          `json:"access,omitempty"`
+	Limit  Usage           `json:"limit,omitzero"`
+	// Project is the id under which the file system counts what was written; 0 none.
+	Project uint32 `json:"project,omitempty"`
 }

@@ -78,8 +78,9 @@ func TestMountOptions(t *testing.T) {
 
 func TestPrepareByOptionString(t *testing.T) {
 	s := started(t, t.TempDir())
-	s.api = byString // as a kernel without lowerdir+
-	if err := s.probe(); err != nil {
+	d := s.driver.(*overlayDriver)
+	d.api = byString // as a kernel without lowerdir+
+	if err := d.tryOverlay(t.TempDir()); err != nil {
 		t.Error(err)
 	}
 	layers := commitLayers(t, s, 130)
@@ -87,12 +88,31 @@ func TestPrepareByOptionString(t *testing.T) {
 	if read(t, filepath.Join(snap.Target, "top")) != "2" {
 		t.Error("wrong order of layers")
 	}
-	_, err := s.Prepare(t.Context(), "d", PrepareOptions{Layers: layers, Target: filepath.Join(t.TempDir(), "d")})
-	if !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "130 layers") {
-		t.Errorf("error %v", err)
+	users := Users{UIDs: []IDMap{{Host: 200000, Length: 10}}, GIDs: []IDMap{{Host: 300000, Length: 10}}}
+	mapped, err := s.Prepare(t.Context(), "m", PrepareOptions{Layers: layers[:3], Target: filepath.Join(t.TempDir(), "m"), Users: users, Access: ReadOnly})
+	if err != nil {
+		t.Fatal(err)
 	}
-	if _, err := s.Get("d"); !errors.Is(err, ErrNotFound) || exists(s.snapshotDir("d")) {
-		t.Errorf("left: %v", err)
+	var st unix.Stat_t
+	if err := unix.Stat(filepath.Join(mapped.Target, "top"), &st); err != nil || st.Uid != 200000 || st.Gid != 300000 {
+		t.Errorf("mapped ids: %d:%d, %v", st.Uid, st.Gid, err)
+	}
+	if o := mountOf(t, mapped.Target).Options; !strings.Contains(o, "ro") || !strings.Contains(o, "nosuid") {
+		t.Errorf("mounted %q, read-only", o)
+	}
+	many, err := s.Prepare(t.Context(), "many", PrepareOptions{Layers: layers, Target: filepath.Join(t.TempDir(), "many")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if read(t, filepath.Join(many.Target, "top")) != "129" || read(t, filepath.Join(many.Target, "0")) != "0" {
+		t.Error("wrong layers")
+	}
+	mapped, err = s.Prepare(t.Context(), "mm", PrepareOptions{Layers: layers, Target: filepath.Join(t.TempDir(), "mm"), Users: users})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Stat(filepath.Join(mapped.Target, "0"), &st); err != nil || st.Uid != 200000 {
+		t.Errorf("many mapped layers: %d, %v", st.Uid, err)
 	}
 }
 

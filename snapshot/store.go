@@ -1,6 +1,7 @@
 package snapshot
 
 import (
+	"cmp"
 	"context"
 	_ "crypto/sha256" // for digest.Digest.Validate
 	"errors"
@@ -22,10 +23,21 @@ type Config struct {
 	// Root is the absolute path of the store's directory. It becomes part of
 	// mount options, so it is at most maxRoot bytes long and has no ':', ',' or '\'.
 	Root string
+	// Driver is Overlay if empty. A root that another driver has filled can be taken
+	// over when it has no mounted snapshots; its layers are dropped.
+	Driver DriverName
+	// Projects is which range of quota projects its snapshots have: stores that may be on one
+	// file system need different ones.
+	Projects int
+	// Limit is that of snapshots that bring none of their own. Without project quotas
+	// Start fails with ErrUnsupported if it is set.
+	Limit Usage
 	// Freed, if not nil, is called when no snapshot uses a layer any more whose
 	// removal was refused with ErrLayerInUse: it is time to try again. It must
 	// not block, and may be called from Start's return on.
 	Freed func()
+	// Shown, if not nil, says whether a lazy layer is still shown (BeginLazy); Start asks.
+	Shown func(diffID digest.Digest) bool
 	Log   *slog.Logger // slog.Default() if nil
 }
 
@@ -39,30 +51,43 @@ type Store struct {
 	root  string
 	log   *slog.Logger
 	freed func()
+	shown func(digest.Digest) bool
 	trash *trash
-	api   mountAPI     // set by Start
 	busy  keylock.Lock // by snapshot id
+
+	limit      Usage // default of snapshots
+	projects   int
+	driverName DriverName
+	driver     driver  // set by Start
+	quota      *quotas // set by Start; nil without project quotas
 
 	// renames is held while a directory gets or loses its final name in
 	// layers/, so that a commit and a removal of one layer cannot cross.
 	renames sync.Mutex
+	// landing is held while a lazy layer's mount goes away, and for reading while a root
+	// is made of layers' directories.
+	landing sync.RWMutex
 
-	mu        sync.Mutex
-	layers    map[digest.Digest]*layer
-	snapshots map[string]*entry
+	mu          sync.Mutex
+	layers      map[digest.Digest]*layer
+	snapshots   map[string]*entry
+	lastProject uint32 // given to a snapshot
 }
 
-// layer is one whole layer.
+// layer is one layer.
 type layer struct {
 	usage Usage
 	users int // snapshots made of it
 	// wanted says that RemoveLayer was refused because of the users.
 	wanted bool
+	// lazy is the blob that somebody shows the layer from; "": it is unpacked. Guarded by Store.mu.
+	lazy digest.Digest
 }
 
 // entry is one snapshot.
 type entry struct {
 	snap    Snapshot
+	layers  []*layer // those it uses, which may be in quarantine by now
 	mounted bool
 }
 
@@ -75,20 +100,27 @@ func New(c Config) *Store {
 		c.Freed = func() {}
 	}
 	s := &Store{
-		root:      filepath.Clean(c.Root),
-		log:       c.Log,
-		freed:     c.Freed,
-		layers:    map[digest.Digest]*layer{},
-		snapshots: map[string]*entry{},
+		root:       filepath.Clean(c.Root),
+		limit:      c.Limit,
+		projects:   c.Projects,
+		driverName: cmp.Or(c.Driver, Overlay),
+		log:        c.Log,
+		freed:      c.Freed,
+		shown:      c.Shown,
+		layers:     map[digest.Digest]*layer{},
+		snapshots:  map[string]*entry{},
 	}
 	s.trash = newTrash(s.stagingDir(), c.Log)
 	return s
 }
 
+// emptyName is the directory that stands for the layers of a snapshot without any.
+const emptyName = "empty"
+
 func (s *Store) stagingDir() string           { return filepath.Join(s.root, "staging") }
 func (s *Store) layersDir() string            { return filepath.Join(s.root, "layers", "sha256") }
 func (s *Store) snapshotsDir() string         { return filepath.Join(s.root, "snapshots") }
-func (s *Store) emptyDir() string             { return filepath.Join(s.root, "empty") }
+func (s *Store) emptyDir() string             { return filepath.Join(s.root, emptyName) }
 func (s *Store) snapshotDir(id string) string { return filepath.Join(s.snapshotsDir(), id) }
 func (s *Store) layerDir(d digest.Digest) string {
 	return filepath.Join(s.layersDir(), d.Encoded())
@@ -100,21 +132,25 @@ func (s *Store) Start(ctx context.Context) error {
 	if err := checkRoot(s.root); err != nil {
 		return err
 	}
-	for _, dir := range []string{s.root, s.stagingDir(), s.layersDir(), s.snapshotsDir(), s.emptyDir()} {
+	d, err := newDriver(s.driverName, s.root, s.discard)
+	if err != nil {
+		return err
+	}
+	s.driver = d
+	for _, dir := range []string{s.root, s.stagingDir(), s.layersDir(), s.snapshotsDir(), s.emptyDir(), s.quarantineDir(), s.lazyTop()} {
 		if err := os.MkdirAll(dir, 0o711); err != nil {
 			return fmt.Errorf("snapshot store: %w", err)
 		}
 	}
+	spread(s.stagingDir()) // where layers are unpacked
 	// Layers are as their images made them, set-user-id programs included: no
 	// user of the host may reach into them.
 	if err := os.Chmod(s.root, 0o700); err != nil {
 		return fmt.Errorf("snapshot store: %w", err)
 	}
-	api, err := findMountAPI()
-	if err != nil {
+	if err := s.dropProbes(); err != nil {
 		return err
 	}
-	s.api = api
 	left, err := os.ReadDir(s.stagingDir())
 	if err != nil {
 		return fmt.Errorf("snapshot store: %w", err)
@@ -122,10 +158,26 @@ func (s *Store) Start(ctx context.Context) error {
 	if err := s.probe(); err != nil {
 		return err
 	}
+	if err := s.takeOver(); err != nil {
+		return err
+	}
+	s.quota = findQuotas(s.root)
+	if s.quota == nil && s.limit != (Usage{}) {
+		return fmt.Errorf("snapshot store: %w: limits need project quotas, and %s on %s has none; mount it with prjquota, or set no limits", ErrUnsupported, s.root, fsType(s.root))
+	}
 	if err := s.loadLayers(); err != nil {
 		return err
 	}
+	if err := s.loadLazy(s.shown); err != nil {
+		return err
+	}
+	if err := s.dropLayerMounts(); err != nil {
+		return err
+	}
 	if err := s.loadSnapshots(ctx); err != nil {
+		return err
+	}
+	if err := s.dropOldQuarantine(); err != nil {
 		return err
 	}
 	s.trash.start()
@@ -136,11 +188,30 @@ func (s *Store) Start(ctx context.Context) error {
 }
 
 // Close stops deleting in the background; what is left is deleted after the next
-// Start. Snapshots stay mounted.
+// Start. Snapshots stay mounted, and the layers that they are made of.
 func (s *Store) Close() error {
 	s.trash.close()
-	return nil
+	var errs []error
+	for _, d := range s.idleLayers() {
+		errs = append(errs, s.driver.free(s.layerDir(d)))
+	}
+	return errors.Join(append(errs, s.quota.close())...)
 }
+
+// idleLayers are those that nothing uses.
+func (s *Store) idleLayers() (idle []digest.Digest) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for d, l := range s.layers {
+		if l.users == 0 {
+			idle = append(idle, d)
+		}
+	}
+	return idle
+}
+
+// Markers say how layers are to be unpacked for the store's driver.
+func (s *Store) Markers() Markers { return s.driver.markers() }
 
 // Flush waits until everything removed before it was called is off the disk.
 func (s *Store) Flush(ctx context.Context) error { return s.trash.flush(ctx) }

@@ -60,53 +60,6 @@ func TestUsage(t *testing.T) {
 	}
 }
 
-// A container could make the daemon remember all its directories and hard links.
-func TestUsageWithLittleMemory(t *testing.T) {
-	dir := t.TempDir()
-	for i := range 20 {
-		below := filepath.Join(dir, fmt.Sprint(i), "a", "b")
-		if err := os.MkdirAll(below, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		name := filepath.Join(below, "file")
-		write(t, name, strings.Repeat("x", 10_000))
-		for _, link := range []string{"link", "../link"} {
-			if err := os.Link(name, filepath.Join(below, link)); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	unix.Sync() // so that blocks are allocated
-	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Close(fd)
-	of := func(pending, linked int) Usage {
-		t.Helper()
-		m := meter{ctx: t.Context(), maxPending: pending, maxLinked: linked}
-		if err := m.add(fd); err != nil {
-			t.Fatal(err)
-		}
-		if m.pending != 0 || m.nested != 0 || len(m.linked) > linked {
-			t.Errorf("pending %d, nested %d, %d linked", m.pending, m.nested, len(m.linked))
-		}
-		if _, err := unix.Seek(fd, 0, unix.SEEK_SET); err != nil {
-			t.Fatal(err)
-		}
-		return m.total()
-	}
-	want := of(maxPending, maxLinked)
-	if want.Inodes != 1+20*4 {
-		t.Fatalf("%+v", want)
-	}
-	for _, room := range []struct{ pending, linked int }{{0, maxLinked}, {8, maxLinked}, {maxPending, 0}, {maxPending, 7}, {0, 0}} {
-		if got := of(room.pending, room.linked); got.Inodes != want.Inodes || got.Bytes < want.Bytes-100 || got.Bytes > want.Bytes {
-			t.Errorf("with room for %+v: %+v, want %+v", room, got, want)
-		}
-	}
-}
-
 func TestUsageStaysOnTheFileSystem(t *testing.T) {
 	s := started(t, t.TempDir())
 	snap := prepared(t, s, "c")

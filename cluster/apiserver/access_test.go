@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"log/slog"
@@ -44,7 +45,7 @@ func waitSeen(t *testing.T, informer cache.SharedIndexInformer, ok func(obj any)
 	defer func() { _ = informer.RemoveEventHandler(registration) }()
 	select {
 	case <-seen:
-	case <-time.After(10 * time.Second):
+	case <-time.After(patience):
 		t.Fatal("an informer did not see an object that was made")
 	}
 }
@@ -67,7 +68,7 @@ func waitDeleted(t *testing.T, informer cache.SharedIndexInformer, key string) {
 	}
 	select {
 	case <-gone:
-	case <-time.After(10 * time.Second):
+	case <-time.After(patience):
 		t.Fatal("an informer did not see that an object was deleted")
 	}
 }
@@ -275,6 +276,9 @@ func TestBootstrapTokens(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	atEnd(t, func(ctx context.Context) error {
+		return client.CoreV1().Secrets(made.Namespace).Delete(ctx, made.Name, metav1.DeleteOptions{})
+	})
 	waitSeen(t, server.Informers().Core().V1().Secrets().Informer(), func(obj any) bool { return obj.(*corev1.Secret).UID == made.UID })
 	config := rest.AnonymousClientConfig(overTLS(t))
 	config.BearerToken = "abcdef.0123456789abcdef"
@@ -298,6 +302,9 @@ func TestNodesReachTheirOwnObjectsOnly(t *testing.T) {
 	if own, err = n1.CoreV1().Nodes().Create(t.Context(), own, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	atEnd(t, func(ctx context.Context) error {
+		return client.CoreV1().Nodes().Delete(ctx, "n1", metav1.DeleteOptions{})
+	})
 	if len(own.Spec.Taints) != 1 || own.Spec.Taints[0].Key != corev1.TaintNodeNotReady {
 		t.Errorf("a new node's taints: %v", own.Spec.Taints)
 	}
@@ -308,6 +315,9 @@ func TestNodesReachTheirOwnObjectsOnly(t *testing.T) {
 	if _, err := client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n2"}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	atEnd(t, func(ctx context.Context) error {
+		return client.CoreV1().Nodes().Delete(ctx, "n2", metav1.DeleteOptions{})
+	})
 	other := own.DeepCopy()
 	other.Name, other.UID, other.ResourceVersion = "n2", "", ""
 	if _, err := n1.CoreV1().Nodes().UpdateStatus(t.Context(), other, metav1.UpdateOptions{}); !apierrors.IsForbidden(err) {
@@ -318,7 +328,7 @@ func TestNodesReachTheirOwnObjectsOnly(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	pod, err := client.CoreV1().Pods(ns).Create(t.Context(), &corev1.Pod{
+	_, err = client.CoreV1().Pods(ns).Create(t.Context(), &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: "p"},
 		Spec: corev1.PodSpec{
 			NodeName:   "n1",
@@ -329,10 +339,11 @@ func TestNodesReachTheirOwnObjectsOnly(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	waitSeen(t, server.Informers().Core().V1().Pods().Informer(), func(obj any) bool { return obj.(*corev1.Pod).UID == pod.UID })
-	if _, err := n1.CoreV1().Secrets(ns).Get(t.Context(), "used", metav1.GetOptions{}); err != nil {
-		t.Errorf("a secret of its pod: %v", err)
-	}
+	// What belongs to which node is noted beside the informer of pods, at a time of its own.
+	eventually(t, "a node reads a secret of its pod", func() (bool, error) {
+		_, err := n1.CoreV1().Secrets(ns).Get(t.Context(), "used", metav1.GetOptions{})
+		return err == nil, err
+	})
 	if _, err := n1.CoreV1().Secrets(ns).Get(t.Context(), "unused", metav1.GetOptions{}); !apierrors.IsForbidden(err) {
 		t.Errorf("another secret: %v", err)
 	}

@@ -27,21 +27,26 @@ import (
 	certsubject "k8s.io/kubernetes/plugin/pkg/admission/certificates/subjectrestriction"
 	"k8s.io/kubernetes/plugin/pkg/admission/defaulttolerationseconds"
 	"k8s.io/kubernetes/plugin/pkg/admission/limitranger"
+	"k8s.io/kubernetes/plugin/pkg/admission/network/defaultingressclass"
+	"k8s.io/kubernetes/plugin/pkg/admission/nodedeclaredfeatures"
 	"k8s.io/kubernetes/plugin/pkg/admission/noderestriction"
 	"k8s.io/kubernetes/plugin/pkg/admission/nodetaint"
+	"k8s.io/kubernetes/plugin/pkg/admission/podresize"
 	"k8s.io/kubernetes/plugin/pkg/admission/podtopologylabels"
 	podpriority "k8s.io/kubernetes/plugin/pkg/admission/priority"
 	"k8s.io/kubernetes/plugin/pkg/admission/runtimeclass"
 	"k8s.io/kubernetes/plugin/pkg/admission/security/podsecurity"
 	"k8s.io/kubernetes/plugin/pkg/admission/serviceaccount"
+	volumeresize "k8s.io/kubernetes/plugin/pkg/admission/storage/persistentvolume/resize"
+	"k8s.io/kubernetes/plugin/pkg/admission/storage/storageclass/setdefault"
 )
 
 // remapEvery is how often admission forgets what it knows of discovery (upstream's value).
 const remapEvery = 30 * time.Second
 
 // admissionPlugins are run in this order, which is upstream's: what changes objects first, quota last.
-// Of upstream's default plugins those for volumes and Ingresses are missing, since nothing acts on
-// them here: a finalizer of StorageObjectInUseProtection would never be removed.
+// Of upstream's default plugins StorageObjectInUseProtection is missing, since nothing would ever remove its
+// finalizer here, and those that concern what is not served (ClusterTrustBundles, PodGroups).
 var admissionPlugins = []struct {
 	name     string
 	register func(*admission.Plugins)
@@ -54,11 +59,16 @@ var admissionPlugins = []struct {
 	{podsecurity.PluginName, podsecurity.Register},
 	{podpriority.PluginName, podpriority.Register},
 	{defaulttolerationseconds.PluginName, defaulttolerationseconds.Register},
+	{setdefault.PluginName, setdefault.Register},
+	{volumeresize.PluginName, volumeresize.Register},
 	{runtimeclass.PluginName, runtimeclass.Register},
 	{certapproval.PluginName, certapproval.Register},
 	{certsigning.PluginName, certsigning.Register},
 	{certsubject.PluginName, certsubject.Register},
+	{defaultingressclass.PluginName, defaultingressclass.Register},
 	{podtopologylabels.PluginName, podtopologylabels.Register},
+	{nodedeclaredfeatures.PluginName, nodedeclaredfeatures.Register},
+	{podresize.PluginName, podresize.Register},
 	{unserved, registerUnserved},
 	{mutatingpolicy.PluginName, mutatingpolicy.Register},
 	{mutatingwebhook.PluginName, mutatingwebhook.Register},

@@ -76,7 +76,7 @@ func ensureRoles(work *errgroup.Group, client kubernetes.Interface) {
 			})
 		})
 	}
-	for _, roles := range [][]rbacv1.ClusterRole{bootstrappolicy.ClusterRoles(), bootstrappolicy.ControllerRoles()} {
+	for _, roles := range [][]rbacv1.ClusterRole{bootstrappolicy.ClusterRoles(), bootstrappolicy.ControllerRoles(), {metricsReader()}} {
 		for i := range roles {
 			role(reconciliation.ClusterRoleRuleOwner{ClusterRole: &roles[i]}, reconciliation.ClusterRoleModifier{Client: rbac.ClusterRoles()})
 		}
@@ -97,6 +97,22 @@ func ensureRoles(work *errgroup.Group, client kubernetes.Interface) {
 			binding(reconciliation.RoleBindingAdapter{RoleBinding: &bindings[i]},
 				reconciliation.RoleBindingClientAdapter{Client: rbac, NamespaceClient: namespaces})
 		}
+	}
+}
+
+// metricsReader lets those who may view a namespace, or the cluster, see what it uses. Elsewhere it comes with
+// metrics-server, which serves what this server does itself.
+func metricsReader() rbacv1.ClusterRole {
+	const aggregateTo = "rbac.authorization.k8s.io/aggregate-to-"
+	return rbacv1.ClusterRole{
+		ObjectMeta: metav1.ObjectMeta{
+			Name:        "system:aggregated-metrics-reader",
+			Labels:      map[string]string{aggregateTo + "view": "true", aggregateTo + "edit": "true", aggregateTo + "admin": "true"},
+			Annotations: map[string]string{rbacv1.AutoUpdateAnnotationKey: "true"},
+		},
+		Rules: []rbacv1.PolicyRule{{
+			APIGroups: []string{"metrics.k8s.io"}, Resources: []string{"pods", "nodes"}, Verbs: []string{"get", "list", "watch"},
+		}},
 	}
 }
 

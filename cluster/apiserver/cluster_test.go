@@ -99,8 +99,14 @@ func TestOpenAPIIsServedInAllForms(t *testing.T) {
 			if resp.StatusCode != http.StatusOK || resp.Header.Get("Content-Type") != test.contentType || !strings.HasPrefix(string(body), test.begins) {
 				t.Errorf("%s %s: %d %s %.60q", test.path, test.accept, resp.StatusCode, resp.Header.Get("Content-Type"), body)
 			}
-			if resp, _ := get(t, true, test.path, "Accept", test.accept, "If-None-Match", resp.Header.Get("Etag")); resp.StatusCode != http.StatusNotModified {
-				t.Errorf("%s again: %d", test.path, resp.StatusCode)
+			again := resp
+			for known := ""; again.StatusCode == http.StatusOK && again.Header.Get("Etag") != known; {
+				// What other tests have defined may still be leaving the document: then it is another one.
+				known = again.Header.Get("Etag")
+				again, _ = get(t, true, test.path, "Accept", test.accept, "If-None-Match", known)
+			}
+			if again.StatusCode != http.StatusNotModified {
+				t.Errorf("%s again: %d", test.path, again.StatusCode)
 			}
 		}
 	}
@@ -166,7 +172,7 @@ func TestBuiltInObjects(t *testing.T) {
 func TestPodAdmission(t *testing.T) {
 	client := admin(t)
 	ns := namespace(t, client)
-	if _, err := client.SchedulingV1().PriorityClasses().Create(t.Context(), &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: "high"}, Value: 7}, metav1.CreateOptions{}); err != nil {
+	if _, err := client.SchedulingV1().PriorityClasses().Create(t.Context(), &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: ns}, Value: 7}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	limits, err := client.CoreV1().LimitRanges(ns).Create(t.Context(), &corev1.LimitRange{
@@ -179,10 +185,10 @@ func TestPodAdmission(t *testing.T) {
 		t.Fatal(err)
 	}
 	waitSeen(t, server.Informers().Core().V1().LimitRanges().Informer(), func(obj any) bool { return obj.(*corev1.LimitRange).UID == limits.UID })
-	waitSeen(t, server.Informers().Scheduling().V1().PriorityClasses().Informer(), func(obj any) bool { return obj.(*schedulingv1.PriorityClass).Name == "high" })
+	waitSeen(t, server.Informers().Scheduling().V1().PriorityClasses().Informer(), func(obj any) bool { return obj.(*schedulingv1.PriorityClass).Name == ns })
 	pod, err := client.CoreV1().Pods(ns).Create(t.Context(), &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: "p"},
-		Spec:       corev1.PodSpec{PriorityClassName: "high", Containers: []corev1.Container{{Name: "main", Image: "image"}}},
+		Spec:       corev1.PodSpec{PriorityClassName: ns, Containers: []corev1.Container{{Name: "main", Image: "image"}}},
 	}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)

@@ -197,20 +197,10 @@ func mapsIn(ns string) ([]admissionregistrationv1.RuleWithOperations, *metav1.La
 // configuration from informers, some time after it was made.
 func until(t *testing.T, client kubernetes.Interface, ns string, wanted func(*corev1.ConfigMap, error) bool) {
 	t.Helper()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	deadline := time.After(20 * time.Second)
-	for {
+	eventually(t, "admission acts", func() (bool, error) {
 		m, err := client.CoreV1().ConfigMaps(ns).Create(t.Context(), configMap("a", map[string]string{"k": "v"}), metav1.CreateOptions{DryRun: []string{"All"}})
-		if wanted(m, err) {
-			return
-		}
-		select {
-		case <-tick.C:
-		case <-deadline:
-			t.Fatalf("admission did not come to act: %v, %v", m, err)
-		}
-	}
+		return wanted(m, err), err
+	})
 }
 
 func TestWebhooks(t *testing.T) {
@@ -224,7 +214,7 @@ func TestWebhooks(t *testing.T) {
 		}
 	})
 	_, err := client.AdmissionregistrationV1().MutatingWebhookConfigurations().Create(t.Context(), &admissionregistrationv1.MutatingWebhookConfiguration{
-		ObjectMeta: metav1.ObjectMeta{Name: "change"},
+		ObjectMeta: metav1.ObjectMeta{Name: ns},
 		Webhooks: []admissionregistrationv1.MutatingWebhook{{
 			Name: "change.example.org", ClientConfig: mutating, Rules: rules, NamespaceSelector: selector, SideEffects: none, AdmissionReviewVersions: []string{"v1"},
 		}},
@@ -238,7 +228,7 @@ func TestWebhooks(t *testing.T) {
 		return &admissionv1.AdmissionResponse{Allowed: false, Result: &metav1.Status{Message: "not on " + string(r.Operation)}}
 	})
 	_, err = client.AdmissionregistrationV1().ValidatingWebhookConfigurations().Create(t.Context(), &admissionregistrationv1.ValidatingWebhookConfiguration{
-		ObjectMeta: metav1.ObjectMeta{Name: "deny"},
+		ObjectMeta: metav1.ObjectMeta{Name: ns},
 		Webhooks: []admissionregistrationv1.ValidatingWebhook{{
 			Name: "deny.example.org", ClientConfig: validating, Rules: rules, NamespaceSelector: selector, SideEffects: none, AdmissionReviewVersions: []string{"v1"},
 		}},
@@ -257,7 +247,7 @@ func TestPolicies(t *testing.T) {
 	rules, selector := mapsIn(ns)
 	api := client.AdmissionregistrationV1()
 	_, err := api.ValidatingAdmissionPolicies().Create(t.Context(), &admissionregistrationv1.ValidatingAdmissionPolicy{
-		ObjectMeta: metav1.ObjectMeta{Name: "short.example.org"},
+		ObjectMeta: metav1.ObjectMeta{Name: ns},
 		Spec: admissionregistrationv1.ValidatingAdmissionPolicySpec{
 			MatchConstraints: &admissionregistrationv1.MatchResources{
 				NamespaceSelector: selector, ResourceRules: []admissionregistrationv1.NamedRuleWithOperations{{RuleWithOperations: rules[0]}},
@@ -269,9 +259,9 @@ func TestPolicies(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = api.ValidatingAdmissionPolicyBindings().Create(t.Context(), &admissionregistrationv1.ValidatingAdmissionPolicyBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: "short.example.org"},
+		ObjectMeta: metav1.ObjectMeta{Name: ns},
 		Spec: admissionregistrationv1.ValidatingAdmissionPolicyBindingSpec{
-			PolicyName: "short.example.org", ValidationActions: []admissionregistrationv1.ValidationAction{admissionregistrationv1.Deny},
+			PolicyName: ns, ValidationActions: []admissionregistrationv1.ValidationAction{admissionregistrationv1.Deny},
 		},
 	}, metav1.CreateOptions{})
 	if err != nil {

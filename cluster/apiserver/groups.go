@@ -8,6 +8,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
+	autoscalingv1 "k8s.io/api/autoscaling/v1"
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	batchv1 "k8s.io/api/batch/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -61,12 +62,12 @@ const (
 // nodePorts are given to Services of type NodePort (upstream's default).
 var nodePorts = utilnet.PortRange{Base: 30000, Size: 2768}
 
-// servedResources says which API groups are served, each in one version.
+// servedResources says which API groups are served, each in every version that is not deprecated.
 func servedResources() *serverstorage.ResourceConfig {
 	served := serverstorage.NewResourceConfig()
 	served.EnableVersions(
 		admissionregistrationv1.SchemeGroupVersion, appsv1.SchemeGroupVersion, authenticationv1.SchemeGroupVersion,
-		authorizationv1.SchemeGroupVersion, autoscalingv2.SchemeGroupVersion, batchv1.SchemeGroupVersion,
+		authorizationv1.SchemeGroupVersion, autoscalingv1.SchemeGroupVersion, autoscalingv2.SchemeGroupVersion, batchv1.SchemeGroupVersion,
 		certificatesv1.SchemeGroupVersion, coordinationv1.SchemeGroupVersion, corev1.SchemeGroupVersion,
 		discoveryv1.SchemeGroupVersion, eventsv1.SchemeGroupVersion, networkingv1.SchemeGroupVersion,
 		nodev1.SchemeGroupVersion, policyv1.SchemeGroupVersion, rbacv1.SchemeGroupVersion,

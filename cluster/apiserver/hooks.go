@@ -70,20 +70,21 @@ func (b *build) hooks(server *genericapiserver.GenericAPIServer) error {
 
 // kubernetesService returns what keeps the Service by which pods reach this server.
 func (b *build) kubernetesService(client kubernetes.Interface) *kubernetesservice.Controller {
-	var endpoints reconcilers.EndpointReconciler = noEndpoints{reconcilers.NewNoneEndpointReconciler()}
+	endpoints := reconcilers.NewNoneEndpointReconciler()
 	if !b.addresses.public.IsLoopback() { // endpoints on loopback are invalid
 		endpoints = reconcilers.NewMasterCountEndpointReconciler(1, reconcilers.NewEndpointsAdapter(client.CoreV1(), client.DiscoveryV1()))
 	}
 	return kubernetesservice.New(kubernetesservice.Config{
 		PublicIP: b.addresses.public, PublicServicePort: b.listener.Addr().(*net.TCPAddr).Port,
 		ServiceIP: b.addresses.kubernetes, ServicePort: servicePort,
-		EndpointReconciler: endpoints, EndpointInterval: reconcileEvery,
+		EndpointReconciler: keptEndpoints{endpoints}, EndpointInterval: reconcileEvery,
 	}, client, b.informers.Core().V1().Services())
 }
 
-// noEndpoints publishes nothing, and says so when asked to take it back.
-type noEndpoints struct{ reconcilers.EndpointReconciler }
+// keptEndpoints has nothing to take back when a server starts. The only server's endpoints of before are
+// put right, if they are wrong, when it is ready; with several, pods would not be sent to this one until then.
+type keptEndpoints struct{ reconcilers.EndpointReconciler }
 
-func (noEndpoints) RemoveEndpoints(name string, _ net.IP, _ []corev1.EndpointPort) error {
+func (keptEndpoints) RemoveEndpoints(name string, _ net.IP, _ []corev1.EndpointPort) error {
 	return storage.NewKeyNotFoundError(name, 0)
 }

@@ -15,6 +15,7 @@ import (
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -34,6 +35,9 @@ var (
 	// built is what server was built from.
 	built build
 )
+
+// patience bounds what a test waits for, on however slow a machine; it is never the time that a test takes.
+const patience = 5 * time.Minute
 
 func TestMain(m *testing.M) {
 	flag.Parse()
@@ -86,8 +90,8 @@ func withServer(m *testing.M) (int, error) {
 	case <-server.Ready():
 	case err := <-ended:
 		return 1, err
-	case <-time.After(time.Minute):
-		return 1, fmt.Errorf("the server was not ready after a minute")
+	case <-time.After(patience):
+		return 1, fmt.Errorf("the server was not ready after %v", patience)
 	}
 	code := m.Run()
 	stop()
@@ -165,5 +169,20 @@ func get(t *testing.T, asAdmin bool, path string, headers ...string) (*http.Resp
 }
 
 func selfReview() *authenticationv1.SelfSubjectReview { return &authenticationv1.SelfSubjectReview{} }
+
+// eventually asks until the answer is yes: for what takes effect when a part of the server has heard of
+// it, which nothing tells.
+func eventually(t *testing.T, what string, ask func() (bool, error)) {
+	t.Helper()
+	var last error
+	err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, patience, true, func(context.Context) (bool, error) {
+		var ok bool
+		ok, last = ask()
+		return ok, nil
+	})
+	if err != nil {
+		t.Fatalf("%s: %v; last answer %v", what, err, last)
+	}
+}
 
 func contains(all []string, one string) bool { return slices.Contains(all, one) }

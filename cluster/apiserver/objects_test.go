@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"context"
 	"encoding/json"
 	"strings"
 	"testing"
@@ -31,6 +32,16 @@ func namespace(t *testing.T, client kubernetes.Interface) string {
 		t.Fatal(err)
 	}
 	return n.Name
+}
+
+// atEnd undoes what a test has made beside its namespace, so that it can run again on the same server.
+func atEnd(t *testing.T, undo func(context.Context) error) {
+	t.Helper()
+	t.Cleanup(func() {
+		if err := undo(context.Background()); err != nil { // the test's own context has ended
+			t.Error(err)
+		}
+	})
 }
 
 func configMap(name string, data map[string]string) *corev1.ConfigMap {

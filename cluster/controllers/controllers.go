@@ -27,11 +27,14 @@ import (
 	"github.com/coracle-project/coracle/cluster/controllers/job"
 	"github.com/coracle-project/coracle/cluster/controllers/namespace"
 	"github.com/coracle-project/coracle/cluster/controllers/nodelifecycle"
+	"github.com/coracle-project/coracle/cluster/controllers/nodettl"
 	"github.com/coracle-project/coracle/cluster/controllers/podgc"
+	"github.com/coracle-project/coracle/cluster/controllers/policystatus"
 	"github.com/coracle-project/coracle/cluster/controllers/replicaset"
 	"github.com/coracle-project/coracle/cluster/controllers/resourcequota"
 	"github.com/coracle-project/coracle/cluster/controllers/rootca"
 	"github.com/coracle-project/coracle/cluster/controllers/serviceaccount"
+	"github.com/coracle-project/coracle/cluster/controllers/servicecidr"
 )
 
 // Runner is a controller that works until ctx ends. The informers of the Set that it was made with
@@ -104,6 +107,9 @@ func New(set *client.Set, o Options) ([]Runner, error) {
 		certificates.NewCleaner(set),
 		clusterroleaggregation.New(set),
 		bootstraptoken.New(set),
+		nodettl.New(set),
+		servicecidr.New(set),
+		policystatus.New(set),
 	}
 	if len(o.RootCA) > 0 {
 		all = append(all, rootca.New(set, o.RootCA))

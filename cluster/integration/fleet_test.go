@@ -125,10 +125,10 @@ func TestOperator(t *testing.T) {
 		t.Errorf("the finalizer's note says %v, %v", note.Data, err)
 	}
 	awaitEnd(ctx, t, c, &appsv1.DeploymentList{}, d)
-	told, err := boat.kube.EventsV1().Events(ns).List(ctx, metav1.ListOptions{FieldSelector: "reason=Sailing,regarding.name=herring"})
-	if err != nil || len(told.Items) == 0 || told.Items[0].Note != "the fleet's boats were created" {
-		t.Errorf("the operator's events are %v, %v", told.Items, err)
-	}
+	eventually(ctx, t, "the operator's event is told", func() (bool, error) { // it is sent beside its work
+		told, err := boat.kube.EventsV1().Events(ns).List(ctx, metav1.ListOptions{FieldSelector: "reason=Sailing,regarding.name=herring"})
+		return err == nil && len(told.Items) > 0 && told.Items[0].Note == "the fleet's boats were created", err
+	})
 }
 
 // validatesFleets checks the schema, its CEL rules, and that spec and status are apart.

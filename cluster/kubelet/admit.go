@@ -7,6 +7,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	resourcehelper "k8s.io/component-helpers/resource"
 	"k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
@@ -22,9 +23,13 @@ type admission struct {
 
 	mu   sync.Mutex
 	pods map[types.UID]*v1.Pod // admitted and not gone
+	// deferred are pods whose resize did not fit.
+	deferred sets.Set[types.UID]
 }
 
-func newAdmission(k *Kubelet) *admission { return &admission{k: k, pods: map[types.UID]*v1.Pod{}} }
+func newAdmission(k *Kubelet) *admission {
+	return &admission{k: k, pods: map[types.UID]*v1.Pod{}, deferred: sets.New[types.UID]()}
+}
 
 // apply runs a pod, the first time only if it fits. Whoever has been started before stays, as do
 // those that are only here to end.
@@ -32,17 +37,13 @@ func (a *admission) apply(p *v1.Pod) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if _, known := a.pods[p.UID]; !known && p.DeletionTimestamp == nil && p.Status.StartTime == nil && !over(p) {
-		n, err := a.k.watched.node()
-		if err != nil {
-			n = a.k.reporter.Node()
-		}
-		if reason, message, ok := admit(n, p, a.othersLocked(p)); !ok {
+		if reason, message, ok := a.admitLocked(p); !ok {
 			a.k.runner.Reject(p, reason, message)
 			return
 		}
 	}
 	if over(p) {
-		delete(a.pods, p.UID)
+		a.goneLocked(p)
 	} else {
 		a.pods[p.UID] = p
 	}
@@ -52,17 +53,55 @@ func (a *admission) apply(p *v1.Pod) {
 func (a *admission) remove(p *v1.Pod) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	delete(a.pods, p.UID)
+	a.goneLocked(p)
 	a.k.runner.Remove(p)
 }
 
-// othersLocked are the pods that take something of the node: not those that have ended here though
+func (a *admission) goneLocked(p *v1.Pod) {
+	delete(a.pods, p.UID)
+	a.deferred.Delete(p.UID)
+	a.retryLocked()
+}
+
+// resize has accept called if a pod that runs can be given what its spec asks for now; see
+// pod.Config.AdmitResize. Those that cannot are woken when another pod has gone or was resized.
+func (a *admission) resize(p *v1.Pod, accept func()) (message string, ok bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if _, message, ok = a.admitLocked(p); !ok {
+		a.deferred.Insert(p.UID)
+		return message, false
+	}
+	accept()
+	a.deferred.Delete(p.UID)
+	a.retryLocked()
+	return "", true
+}
+
+func (a *admission) retryLocked() {
+	for uid := range a.deferred {
+		a.k.runner.Wake(uid)
+	}
+}
+
+func (a *admission) admitLocked(p *v1.Pod) (reason, message string, ok bool) {
+	if reason, message, ok = a.k.evictor.Admit(p); !ok {
+		return reason, message, false
+	}
+	n, err := a.k.watched.node()
+	if err != nil {
+		n = a.k.reporter.Node()
+	}
+	return admit(n, p, a.othersLocked(p))
+}
+
+// othersLocked are the pods that take something of the node, with what they were allocated: not those that have ended here though
 // the API has not heard.
 func (a *admission) othersLocked(p *v1.Pod) []*v1.Pod {
 	others := make([]*v1.Pod, 0, len(a.pods))
-	for uid, o := range a.pods {
+	for uid := range a.pods {
 		if v, ok := a.k.runner.View(uid); uid != p.UID && ok && !over(v.Pod) {
-			others = append(others, o)
+			others = append(others, v.Pod)
 		}
 	}
 	return others

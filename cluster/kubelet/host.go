@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -35,6 +36,24 @@ func (k *Kubelet) Pods() []*v1.Pod {
 		pods = append(pods, v.Pod)
 	}
 	return pods
+}
+
+// active returns the pods that have not ended.
+func (k *Kubelet) active() []*v1.Pod {
+	return slices.DeleteFunc(k.Pods(), over)
+}
+
+// mountedImages are the images that pods have as volumes.
+func (k *Kubelet) mountedImages() []string {
+	var names []string
+	for _, p := range k.active() {
+		for i := range p.Spec.Volumes {
+			if image := p.Spec.Volumes[i].Image; image != nil {
+				names = append(names, image.Reference)
+			}
+		}
+	}
+	return names
 }
 
 // Pod implements Host.

@@ -1,7 +1,8 @@
 // Package kubelet runs the pods of one node over CRI.
 //
 // It is put together from small parts: pod runs pods, status reports them, probe asks containers,
-// images gets their images, volume and env give them what they read, cgroups bounds them, node reports
+// images gets their images, volume and env give them what they read, cgroups bounds them,
+// eviction ends those that the node cannot keep, node reports
 // the machine, server answers the API server, and cri is the way to the runtime. This package routes
 // between them: pods come from the API's watch and from static files, pass the node's admission and go
 // to the pod runner; the runtime's and the probes' news wake it.
@@ -34,6 +35,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/kubelet/cgroups"
 	"github.com/coracle-project/coracle/cluster/kubelet/cri"
 	"github.com/coracle-project/coracle/cluster/kubelet/env"
+	"github.com/coracle-project/coracle/cluster/kubelet/eviction"
 	"github.com/coracle-project/coracle/cluster/kubelet/images"
 	"github.com/coracle-project/coracle/cluster/kubelet/node"
 	"github.com/coracle-project/coracle/cluster/kubelet/pod"
@@ -56,6 +58,8 @@ type Kubelet struct {
 	env      Env
 	puller   *images.Puller
 	probes   *probe.Manager
+	collect  *images.Collector
+	evictor  *eviction.Manager
 	handlers func(class *string) (string, error)
 	listener net.Listener // of the HTTPS API; nil for none
 
@@ -110,6 +114,7 @@ func New(s *client.Set, o Options) (_ *Kubelet, err error) {
 	k.reporter, err = node.New(node.Config{
 		Name: o.NodeName, Labels: o.Labels, Taints: o.Taints, Addresses: o.NodeIPs, Port: o.Port,
 		MaxPods: o.MaxPods, PodCIDR: o.PodCIDR, RootDir: o.RootDir,
+		Pressure: func() []v1.NodeConditionType { return k.evictor.Conditions() },
 	}, s.Kube, runtime, k.watched.node, k.recorder)
 	if err != nil {
 		return nil, fmt.Errorf("kubelet: %w", err)
@@ -126,6 +131,14 @@ func New(s *client.Set, o Options) (_ *Kubelet, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("kubelet: %w", err)
 	}
+	k.collect = images.NewCollector(runtime, k.puller, o.ImageGC, k.recorder, node.Ref(o.NodeName))
+	k.collect.Mounted = k.mountedImages
+	k.evictor = eviction.New(eviction.Options{
+		Policy: o.Eviction, RootDir: o.RootDir, ImageDir: k.collect.Dir, Runtime: runtime,
+		Pods: k.active, Volumes: k.volumes.Usage, LogDir: func(p *v1.Pod) string { return pod.LogDir(o.LogDir, p) },
+		Evict:   func(uid types.UID, e status.Eviction) bool { return k.runner.Evict(uid, e) },
+		Reclaim: k.collect.RemoveUnused, Changed: k.reporter.Look, Recorder: k.recorder, Node: node.Ref(o.NodeName),
+	})
 	return k, nil
 }
 
@@ -173,8 +186,9 @@ func (k *Kubelet) Run(ctx context.Context) error {
 	k.runner = pod.NewRunner(ctx, pod.Config{
 		CRI: k.cri, Images: k.puller, Volumes: k.volumes, Env: k.env, Probes: k.probes, Status: k.status,
 		Cgroups: k.makeCgroups(ctx), DNS: k.dns(), Recorder: k.recorder, RuntimeHandler: k.handlers,
-		HostIPs: func() []string { return k.opts.NodeIPs },
-		RootDir: k.opts.RootDir, LogDir: k.opts.LogDir, LegacyLogDir: k.opts.LegacyLogDir,
+		AdmitResize: func(p *v1.Pod, accept func()) (string, bool) { return k.admit.resize(p, accept) },
+		HostIPs:     func() []string { return k.opts.NodeIPs },
+		RootDir:     k.opts.RootDir, LogDir: k.opts.LogDir, LegacyLogDir: k.opts.LegacyLogDir,
 		ClusterDomain: k.opts.ClusterDomain, MemoryCapacity: k.reporter.Machine().MemoryBytes,
 		Gone: func(uid types.UID) { k.static.gone(uid) },
 	})
@@ -198,8 +212,8 @@ func (k *Kubelet) Run(ctx context.Context) error {
 	wg.Go(func() { k.static.run(ctx) })
 	wg.Go(func() { k.watchPods(ctx) })
 	wg.Go(func() { k.cri.Watch(ctx, k.wake, k.runner.WakeAll) })
-	collector := images.NewCollector(k.cri, k.puller, k.opts.ImageGC, k.recorder, node.Ref(k.opts.NodeName))
-	wg.Go(func() { collector.Run(ctx) })
+	wg.Go(func() { k.collect.Run(ctx) })
+	wg.Go(func() { k.evictor.Run(ctx) })
 	select {
 	case <-ctx.Done():
 		return nil
@@ -250,6 +264,7 @@ func (k *Kubelet) dns() pod.DNS {
 func (k *Kubelet) server() (*server.Server, error) {
 	o := server.Options{
 		NodeName: k.opts.NodeName, Kube: k.set.Kube, RootDir: k.opts.RootDir, Listener: k.listener,
+		Volumes: k.volumes.Usage,
 	}
 	var err error
 	if k.opts.ClientCAFile != "" {

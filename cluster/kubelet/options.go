@@ -9,6 +9,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/coracle-project/coracle/cluster/kubelet/eviction"
 	"github.com/coracle-project/coracle/cluster/kubelet/images"
 )
 
@@ -58,6 +59,9 @@ type Options struct {
 
 	// ImageGC says when unused images are removed (images.DefaultGCPolicy).
 	ImageGC images.GCPolicy
+	// Eviction says when pods are ended because the node runs short of memory or disk (upstream's
+	// thresholds).
+	Eviction eviction.Policy
 	// Alone is set when no other component of the process needs all pods and nodes: then only this
 	// node's are watched.
 	Alone bool

@@ -113,7 +113,7 @@ func (k *Kubelet) remove(p *v1.Pod) {
 	k.admit.remove(p)
 }
 
-// endUnknown ends pods that run here, or have left volumes here, and that neither the API nor a file
+// endUnknown ends pods that run here, or have left files here, and that neither the API nor a file
 // asks for any more. It is called when all that ask have been heard.
 func (k *Kubelet) endUnknown(ctx context.Context) {
 	var pods []*v1.Pod
@@ -121,6 +121,9 @@ func (k *Kubelet) endUnknown(ctx context.Context) {
 		var err error
 		if pods, err = k.cri.LabelledPods(ctx); err == nil {
 			break
+		}
+		if ctx.Err() != nil {
+			return
 		}
 		slog.Warn("list the runtime's pods", "err", err)
 		select {
@@ -131,7 +134,7 @@ func (k *Kubelet) endUnknown(ctx context.Context) {
 	}
 	onDisk, err := k.volumes.OnDisk()
 	if err != nil {
-		slog.Warn("look for pods' volumes", "err", err)
+		slog.Warn("look for pods' directories", "err", err)
 	}
 	for _, uid := range onDisk {
 		if !slices.ContainsFunc(pods, func(p *v1.Pod) bool { return p.UID == uid }) {

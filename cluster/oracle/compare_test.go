@@ -81,3 +81,18 @@ func TestNormal(t *testing.T) {
 		t.Errorf("node port: got %v", got)
 	}
 }
+
+func TestOnlyTheFirstFailureToScheduleIsCompared(t *testing.T) {
+	event := func(pod, reason, at string) *unstructured.Unstructured {
+		return &unstructured.Unstructured{Object: map[string]any{"reason": reason, "eventTime": at, "involvedObject": map[string]any{"uid": pod}}}
+	}
+	var got []string
+	for _, e := range withoutFolded([]*unstructured.Unstructured{
+		event("a", "FailedScheduling", "3"), event("a", "FailedScheduling", "2"), event("a", "Scheduled", "4"), event("b", "FailedScheduling", "5"), event("a", "Scheduled", "6"),
+	}) {
+		got = append(got, e.Object["eventTime"].(string))
+	}
+	if fmt.Sprint(got) != "[2 4 5 6]" {
+		t.Errorf("left are those at %v", got)
+	}
+}

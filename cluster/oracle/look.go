@@ -70,16 +70,16 @@ func (s *side) look(ctx context.Context) error {
 	for key, value := range seen {
 		seen[key] = n.value(value)
 	}
-	events := map[string]any{}
+	var events []*unstructured.Unstructured
 	for _, o := range all {
 		if resources[o] == "events" {
-			events[n.event(o)] = true
+			events = append(events, o)
 			continue
 		}
 		seen[n.unique(resources[o], o)] = n.object(o)
 	}
-	for event := range events {
-		seen[event] = true
+	for _, event := range withoutFolded(events) {
+		seen[n.event(event)] = true
 	}
 	for _, command := range commands {
 		seen["kubectl "+command] = n.text(s.kubectl(ctx, command))
@@ -103,6 +103,28 @@ func (s *side) kubectl(ctx context.Context, command string) string {
 		fmt.Fprintln(&out, err)
 	}
 	return out.String()
+}
+
+// withoutFolded keeps of a pod's FailedScheduling events the first. A further one is counted with
+// the one before, whatever that says, unless the pod has changed in between, which is a matter of
+// time; the pod's condition has the last message.
+func withoutFolded(events []*unstructured.Unstructured) []*unstructured.Unstructured {
+	at := func(o *unstructured.Unstructured) string {
+		text, _, _ := unstructured.NestedString(o.Object, "eventTime")
+		return text
+	}
+	slices.SortStableFunc(events, func(a, b *unstructured.Unstructured) int { return strings.Compare(at(a), at(b)) })
+	tried := map[string]bool{}
+	return slices.DeleteFunc(events, func(o *unstructured.Unstructured) bool {
+		reason, _, _ := unstructured.NestedString(o.Object, "reason")
+		pod, _, _ := unstructured.NestedString(o.Object, "involvedObject", "uid")
+		if reason != "FailedScheduling" {
+			return false
+		}
+		again := tried[pod]
+		tried[pod] = true
+		return again
+	})
 }
 
 // event is what an event says, without how often and when.

@@ -131,6 +131,8 @@ func (n *normal) value(v any) any {
 				switch key {
 				case "groups", "resources": // discovery's, but for RBAC's, which are strings
 					item = keyed(list, "name")
+				case "rules":
+					item = permissions(list)
 				case "conditions":
 					item = keyed(list, "type")
 				case "managedFields":
@@ -158,6 +160,19 @@ func (n *normal) value(v any) any {
 	default:
 		return v
 	}
+}
+
+// permissions are RBAC's rules, in any order; other rules stay as they are.
+func permissions(list []any) any {
+	rules := lines{}
+	for _, item := range list {
+		rule, _ := item.(map[string]any)
+		if rule["verbs"] == nil {
+			return list
+		}
+		rules[text(rule)]++
+	}
+	return rules
 }
 
 // keyed makes a map of a list whose items are known by these fields; those with equal ones are

@@ -23,8 +23,8 @@ import (
 )
 
 // submit hands in the manifests, file by file in the order of their names. A file's name says what
-// is done with it: documents are created, or applied server-side in one with "update" in it, which
-// follows once what was before has settled. In one with "invalid" they are expected to be refused.
+// is done with it: documents are created, or applied server-side in one with "update" in it; in one
+// with "invalid" they are expected to be refused. Both follow once what was before has settled.
 func (s *side) submit(ctx context.Context) error {
 	names, err := fs.Glob(files, "manifests/*.yaml")
 	if err != nil {
@@ -32,7 +32,7 @@ func (s *side) submit(ctx context.Context) error {
 	}
 	for _, name := range names {
 		update, invalid := strings.Contains(name, "update"), strings.Contains(name, "invalid")
-		if update {
+		if update || invalid {
 			if err := s.settle(ctx); err != nil {
 				return err
 			}
@@ -74,6 +74,12 @@ func decode(name string) (all []*unstructured.Unstructured, err error) {
 // hand creates or applies one document. What is valid may have to wait for what was created just
 // before it: admission looks at caches, and a kind has to be served.
 func (s *side) hand(ctx context.Context, document *unstructured.Unstructured, update, invalid bool) (err error) {
+	quota := document.GetKind() == "ResourceQuota"
+	if quota { // what each namespace is given is there before it is counted
+		if err := s.settle(ctx); err != nil {
+			return err
+		}
+	}
 	_ = wait.PollUntilContextTimeout(ctx, poll, 15*time.Second, true, func(ctx context.Context) (bool, error) {
 		err = s.handOnce(ctx, document, update)
 		return err == nil || invalid, nil
@@ -81,7 +87,7 @@ func (s *side) hand(ctx context.Context, document *unstructured.Unstructured, up
 	if err != nil || invalid {
 		return err
 	}
-	if document.GetKind() == "ResourceQuota" {
+	if quota {
 		return s.settle(ctx) // it limits once it has counted
 	}
 	return nil
@@ -143,6 +149,16 @@ func (s *side) unsettled(ctx context.Context) (string, error) {
 		_, root := s.kube.CoreV1().ConfigMaps(n.Name).Get(ctx, "kube-root-ca.crt", metav1.GetOptions{})
 		if account != nil || root != nil {
 			return "namespace " + n.Name, nil
+		}
+	}
+	nodes, err := s.kube.CoreV1().Nodes().List(ctx, all)
+	if err != nil {
+		return "", err
+	}
+	for _, n := range nodes.Items {
+		cordoned := func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeUnschedulable }
+		if slices.ContainsFunc(n.Spec.Taints, cordoned) != n.Spec.Unschedulable {
+			return "node " + n.Name, nil
 		}
 	}
 	quotas, err := s.kube.CoreV1().ResourceQuotas("").List(ctx, all)

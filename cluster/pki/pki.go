@@ -12,7 +12,7 @@
 //	admin.kubeconfig       a cluster administrator, with certificate and key inside
 //	node-NAME.pem, node-NAME-serving.pem, node-NAME.kubeconfig
 //
-// [Ensure] is called at each start and once a day. It keeps what is good and makes anew what is
+// [Ensure] is called at each start, once a day, and when the clock was set. It keeps what is good and makes anew what is
 // missing, damaged, about to expire (30 days), not yet valid (the clock was ahead when it was
 // made), signed by another authority, or made for other hosts. A renewed authority keeps its key,
 // so that what it signed stays valid. Only a file that cannot be read or written is an error:

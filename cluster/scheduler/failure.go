@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
@@ -49,17 +50,24 @@ func (s *Scheduler) fail(ctx context.Context, profile *framework.Profile, pod *f
 	}
 	pod.Gate = ""
 	name := pod.Pod().Namespace + "/" + pod.Pod().Name
+	reason, message := v1.PodReasonUnschedulable, f.err.Error()
+	if !f.rejected {
+		reason = v1.PodReasonSchedulerError
+	}
+	before, now := pod.Told, framework.Told{Reason: reason, Message: message, Node: pod.Told.Node}
+	if f.nomination != nil {
+		now.Node = *f.nomination
+	}
+	pod.Told = now // the queue has it next
 	info := s.queue.Return(pod, f.nomination)
 	if info == nil {
 		slog.Debug("pod is gone or bound, though it could not be scheduled", "pod", name, "err", f.err)
 		return
 	}
-	reason := v1.PodReasonUnschedulable
 	if !f.rejected {
-		reason = v1.PodReasonSchedulerError
 		slog.Error("schedule", "pod", name, "err", f.err)
 	}
-	p, message := info.Pod(), f.err.Error()
+	p := info.Pod()
 	s.recorders[profile.Name].Eventf(p, nil, v1.EventTypeWarning, "FailedScheduling", "Scheduling", "%s", truncate(message))
 
 	status := p.Status.DeepCopy()
@@ -74,6 +82,9 @@ func (s *Scheduler) fail(ctx context.Context, profile *framework.Profile, pod *f
 		status.NominatedNodeName = *f.nomination
 		changed = true
 	}
+	if before != (framework.Told{}) && before != now {
+		p, changed = unlike(p, before, now), true
+	}
 	if !changed {
 		return
 	}
@@ -86,6 +97,18 @@ func (s *Scheduler) fail(ctx context.Context, profile *framework.Profile, pod *f
 	case s.patches <- write:
 	case <-ctx.Done():
 	}
+}
+
+// unlike returns pod without what its status says of scheduling, for a patch that says all of that:
+// what was told before is on its way, and pod, which does not show it yet, may happen to be like
+// what is to be told now.
+func unlike(pod *v1.Pod, before, now framework.Told) *v1.Pod {
+	other := *pod
+	if now.Node != before.Node {
+		other.Status.NominatedNodeName = before.Node
+	}
+	other.Status.Conditions = slices.DeleteFunc(slices.Clone(pod.Status.Conditions), func(c v1.PodCondition) bool { return c.Type == v1.PodScheduled })
+	return &other
 }
 
 // patch writes what fail has to say into pods' status, in that order and beside the cycles.

@@ -30,8 +30,21 @@ func (s *Scheduler) watch(f informers.SharedInformerFactory) error {
 	if err != nil {
 		return err
 	}
+	claims, err := s.watchStorage(f.Core().V1().PersistentVolumeClaims().Informer(), framework.Claim)
+	if err != nil {
+		return err
+	}
+	volumes, err := s.watchStorage(f.Core().V1().PersistentVolumes().Informer(), framework.Volume)
+	if err != nil {
+		return err
+	}
+	classes, err := s.watchStorage(f.Storage().V1().StorageClasses().Informer(), framework.Class)
+	if err != nil {
+		return err
+	}
 	s.synced = []toolscache.DoneChecker{
 		pods.HasSyncedChecker(), nodes.HasSyncedChecker(),
+		claims.HasSyncedChecker(), volumes.HasSyncedChecker(), classes.HasSyncedChecker(),
 		// What the plugins list.
 		f.Core().V1().Namespaces().Informer().HasSyncedChecker(),
 		f.Core().V1().Services().Informer().HasSyncedChecker(),
@@ -41,6 +54,16 @@ func (s *Scheduler) watch(f informers.SharedInformerFactory) error {
 		f.Policy().V1().PodDisruptionBudgets().Informer().HasSyncedChecker(),
 	}
 	return nil
+}
+
+// watchStorage has claims, volumes or classes that come or change move on pods that wait for them.
+func (s *Scheduler) watchStorage(informer toolscache.SharedIndexInformer, kind framework.Kind) (toolscache.ResourceEventHandlerRegistration, error) {
+	return informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+		AddFunc: func(obj any) { s.queue.Move(framework.Event{Kind: kind, Action: framework.Add}, nil, obj, nil) },
+		UpdateFunc: func(old, obj any) {
+			s.queue.Move(framework.Event{Kind: kind, Action: framework.UpdateOther}, old, obj, nil)
+		},
+	})
 }
 
 func terminal(pod *v1.Pod) bool {

@@ -226,6 +226,59 @@ func TestOnlyEventsThatMayHelpHaveAPodTriedAgain(t *testing.T) {
 	})
 }
 
+func TestCordonedNodeIsInWhatWaitingPodsSay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cordoned := node("a", "1")
+		c := start(t, scheduler.Options{}, cordoned)
+		defer c.stop()
+		c.create(pod("p", "2"))
+		c.event()
+		// The node's controller follows with the taint.
+		cordoned = cordoned.DeepCopy()
+		cordoned.Spec.Unschedulable = true
+		cordoned.Spec.Taints = []v1.Taint{{Key: v1.TaintNodeUnschedulable, Effect: v1.TaintEffectNoSchedule}}
+		if _, err := c.client.CoreV1().Nodes().Update(t.Context(), cordoned, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(15 * time.Second) // its back-off
+		synctest.Wait()
+		if got := condition(c.get("p")).Message; !strings.HasPrefix(got, "0/1 nodes are available: 1 node(s) were unschedulable.") {
+			t.Errorf("message is %q", got)
+		}
+	})
+}
+
+func TestLastFailureIsTheOneThatIsTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		plain := node("a", "1")
+		c := start(t, scheduler.Options{}, plain)
+		defer c.stop()
+		c.create(pod("p", "2"))
+		first := condition(c.get("p")).Message
+		// The next one is on its way for long, and meanwhile all is again as it was.
+		hold := make(chan struct{})
+		c.client.PrependReactor("patch", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+			<-hold
+			return false, nil, nil
+		})
+		tainted := plain.DeepCopy()
+		tainted.Spec.Taints = []v1.Taint{{Key: "k", Effect: v1.TaintEffectNoSchedule}}
+		for _, n := range []*v1.Node{tainted, plain} {
+			// Not by the client: it makes one call at a time.
+			if err := c.client.Tracker().Update(v1.SchemeGroupVersion.WithResource("nodes"), n, ""); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(15 * time.Second) // its back-off
+			synctest.Wait()
+		}
+		close(hold)
+		synctest.Wait()
+		if got := condition(c.get("p")).Message; got != first {
+			t.Errorf("message is %q, not %q", got, first)
+		}
+	})
+}
+
 func TestNoNodes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := start(t, scheduler.Options{})

@@ -21,7 +21,6 @@ import (
 
 	"github.com/coracle-project/coracle/internal/version"
 	"github.com/coracle-project/coracle/runtime"
-	"github.com/coracle-project/coracle/runtime/lc"
 	"github.com/coracle-project/coracle/shim/pidfd"
 	"github.com/coracle-project/coracle/shim/sock"
 )
@@ -56,7 +55,7 @@ func containerdCommand(args []string) error {
 	fs.BoolVar(&f.info, "info", false, "print containerd's RuntimeInfo and exit")
 	fs.Bool("debug", false, "ignored")
 	fs.String("socket", "", "ignored")
-	fs.String("address", "", "ignored: containerd waits for exits over the Task API")
+	address := fs.String("address", "", "socket for the event of publish; otherwise ignored: containerd waits for exits over the Task API")
 	fs.String("publish-binary", "", "ignored")
 	if err := fs.Parse(args); err != nil {
 		return err
@@ -69,6 +68,8 @@ func containerdCommand(args []string) error {
 		return printProto(&apitypes.RuntimeInfo{
 			Name: runtimeName, Version: &apitypes.RuntimeVersion{Version: version.Number()},
 		})
+	case fs.Arg(0) == "publish":
+		return publish(*address, fs.Args()[1:])
 	case fs.NArg() != 1:
 		return fmt.Errorf("one action is needed, start or delete, not %q", fs.Args())
 	}
@@ -143,11 +144,11 @@ func remove(f containerdFlags) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	endShim(dir)
-	engine, err := lc.New(lc.Config{StateDir: filepath.Join(dir, "engine"), Log: slog.New(slog.DiscardHandler)})
+	_, containers, err := openEngines("", dir, slog.New(slog.DiscardHandler))
 	if err != nil {
 		return fmt.Errorf("delete: %w", err)
 	}
-	if c, err := engine.Load(ctx, f.id); err == nil {
+	if c, err := containers.Load(ctx, f.id); err == nil {
 		if err := c.Delete(ctx, runtime.DeleteOptions{Force: true}); err != nil {
 			return fmt.Errorf("delete: %w", err)
 		}

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/internal/version"
+	"github.com/coracle-project/coracle/runtime/engine"
 	"github.com/coracle-project/coracle/runtime/lc"
 	"github.com/coracle-project/coracle/shim"
 	_ "github.com/coracle-project/coracle/shim/keeper/process" // argv[0] "coracle-keeper"
@@ -47,6 +48,7 @@ func serve(args []string) error {
 	state := fs.String("state", "", "`directory` of this shim's socket, records and FIFOs")
 	keeperDir := fs.String("keeper", "", "`directory` of the keeper's socket; none without")
 	name := fs.String("name", "shim/node", "`name` under which the keeper supervises this shim")
+	engineName := fs.String("engine", engine.Name, "`engine` of new containers: coracle or libcontainer")
 	listen := fs.Int("listen-fd", -1, "`descriptor` of the listening socket; without, it is made in the state directory")
 	ver := fs.Bool("version", false, "print the version and exit")
 	if err := fs.Parse(args); err != nil {
@@ -67,11 +69,14 @@ func serve(args []string) error {
 	if err != nil {
 		return err
 	}
-	engine, err := lc.New(lc.Config{StateDir: filepath.Join(*state, "engine"), Log: log})
+	own, containers, err := openEngines(*engineName, *state, log)
 	if err != nil {
 		return err
 	}
-	s := shim.New(shim.Config{StateDir: *state, Engine: engine, KeeperDir: *keeperDir, Name: *name, Log: log})
+	if err := own.Warm(); err != nil {
+		log.Warn("it will be tried again for the first container", "error", err)
+	}
+	s := shim.New(shim.Config{StateDir: *state, Engine: containers, KeeperDir: *keeperDir, Name: *name, Log: log})
 	// Off the main thread, which the engine keeps out of the scheduler's hands.
 	ended := make(chan error)
 	go func() {

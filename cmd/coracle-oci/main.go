@@ -1,15 +1,14 @@
 // Command coracle-oci makes and drives containers from OCI bundles. Its commands
 // and flags are those of runc, so podman, docker, containerd, CRI-O and buildkit
 // can use it in runc's place.
+//
+// It links no libcontainer, whose weight each start would pay for. What only that can do is done by
+// coracle-oci-libcontainer, which is executed in its place.
 package main
 
 import (
-	"os"
-
-	"github.com/coracle-project/coracle/runtime/lc"
+	"github.com/coracle-project/coracle/cmd/coracle-oci/cli"
+	_ "github.com/coracle-project/coracle/runtime/zygote/early" // the first container's starter
 )
 
-func main() {
-	lc.Init()
-	os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
-}
+func main() { cli.Main(nil) }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/coracle-project/coracle/internal/manpage"
 	"github.com/coracle-project/coracle/internal/version"
 )
 
@@ -19,6 +20,10 @@ func (p place) kubeRoot() string   { return filepath.Join(p.root, "kube") }
 func (p place) kubeState() string  { return filepath.Join(p.state, "kube") }
 func (p place) kubeconfig() string { return filepath.Join(p.root, "kubeconfig") }
 func (p place) logs() string       { return filepath.Join(p.root, "logs") }
+
+func (p place) kubelet() string     { return filepath.Join(p.kubeRoot(), "kubelet") }
+func (p place) kubeLog() string     { return filepath.Join(p.logs(), "kube.log") }
+func (p place) coracledLog() string { return filepath.Join(p.logs(), "coracled.log") }
 
 // supervisor is the file that the supervisor of the cluster process holds a lock on.
 func (p place) supervisor() string { return filepath.Join(p.state, "kube.lock") }
@@ -34,10 +39,15 @@ func command() *cobra.Command {
 	var p place
 	root := &cobra.Command{
 		Use:   "coracle",
-		Short: "run Kubernetes on this machine",
+		Short: "run Kubernetes on this machine, and look after its pods, containers and images",
 		Long: `coracle runs a single-node Kubernetes over coracled: API server, scheduler,
-controllers and kubelet in one process.`,
-		Example: `  coracle up
+controllers and kubelet in one process.
+
+It also shows what runs on a node and what is wrong with it, whoever asked for it:
+pods, ps, logs, exec, stats, events and image speak with coracled alone.`,
+		Example: `  coracle ps
+  coracle logs -f web/nginx
+  coracle up
   kubectl --kubeconfig $(coracle kubeconfig) get nodes
   coracle status
   coracle down --purge`,
@@ -55,11 +65,17 @@ controllers and kubelet in one process.`,
 			return nil
 		},
 	}
-	root.SetVersionTemplate("coracle {{.Version}}\n")
 	f := root.PersistentFlags()
 	f.StringVar(&p.root, "root", "/var/lib/coracle", "directory for what outlives a reboot")
 	f.StringVar(&p.state, "state", "/run/coracle", "directory for what a reboot may lose")
-	root.AddCommand(upCommand(&p), downCommand(&p), statusCommand(&p), kubeconfigCommand(&p), superviseCommand(&p))
+	root.AddCommand(upCommand(&p), downCommand(&p), statusCommand(&p), imageCommand(&p), kubeconfigCommand(&p), superviseCommand(&p))
+	root.AddCommand(manpage.Command(manpage.Page{
+		ExitStatus: "0 if all went well, 1 if not. exec ends with the exit code of what it ran; doctor with 1 if it found an error.",
+		Files: `/run/coracle/coracle.sock: where coracled is reached, unless --address or $CORACLE_ADDRESS says otherwise.
+/var/lib/coracle/kubeconfig: the administrator's, after coracle up.`,
+		SeeAlso: "coracled(8), coracle-oci(8)",
+	}))
+	root.AddCommand(append(workloadCommands(&p), doctorCommand(&p))...)
 	return root
 }
 

@@ -14,6 +14,9 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/internal/logfile"
 )
 
 func downCommand(p *place) *cobra.Command {
@@ -70,16 +73,25 @@ func down(ctx context.Context, p place, purge bool, out io.Writer) error {
 		}
 		steps.done("pods and coracled have ended")
 	}
+	if ours || purge {
+		if err := unmountBelow(filepath.Join(p.kubelet(), "pods")); err != nil {
+			return err
+		}
+	}
 	if ours { // otherwise its pods go on
-		if err := errors.Join(unmountBelow(p.kubeRoot()), removeCgroups(o.CgroupRoot)); err != nil {
+		if err := removeCgroups(o.CgroupRoot); err != nil {
 			return err
 		}
 	}
 	if purge {
-		if err := removeCluster(p, o); err != nil {
+		emptied, err := removeCluster(p, o)
+		if err != nil {
 			return err
 		}
 		steps.done("the cluster's data is removed")
+		for _, dir := range emptied {
+			steps.done(dir + " is a mount point: it is emptied and stays")
+		}
 	}
 	for _, path := range []string{p.kubeState(), p.supervisor()} {
 		if err := os.RemoveAll(path); err != nil {
@@ -127,20 +139,32 @@ func purgeCoracled(ctx context.Context, p place, o upOptions, images bool) error
 	return nil
 }
 
-// removeCluster removes what up and the cluster process have written.
-func removeCluster(p place, o upOptions) error {
+// removeCluster removes what up and the cluster process have written. It returns the mount points
+// among that, which stay.
+func removeCluster(p place, o upOptions) (emptied []string, err error) {
 	if o.PodLogs != "" {
-		if err := removePodLogs(filepath.Join(p.kubeRoot(), "kubelet"), o.PodLogs); err != nil {
-			return err
+		if err := removePodLogs(p.kubelet(), o.PodLogs); err != nil {
+			return nil, err
 		}
 	}
+	if emptied, err = removeTree(p.kubeRoot()); err != nil {
+		return nil, err
+	}
+	if err := errors.Join(logfile.Remove(p.kubeLog()), logfile.Remove(p.coracledLog())); err != nil {
+		return nil, err
+	}
 	// The settings last: what is left when this is cut off can then be removed by another down.
-	for _, path := range []string{p.kubeRoot(), p.kubeconfig(), filepath.Join(p.logs(), "kube.log"), filepath.Join(p.logs(), "coracled.log"), p.settings()} {
+	for _, path := range []string{p.kubeconfig(), p.settings()} {
 		if err := os.RemoveAll(path); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	_ = os.Remove(p.logs()) // when nobody else has files there
-	_ = os.Remove(p.root)
-	return nil
+	if len(emptied) > 0 {
+		return emptied, nil
+	}
+	if err := os.Remove(p.root); errors.Is(err, unix.EBUSY) {
+		emptied = append(emptied, p.root)
+	}
+	return emptied, nil
 }

@@ -18,6 +18,13 @@ import (
 
 // unmountBelow unmounts what the kubelet has mounted for pods' volumes, innermost first.
 func unmountBelow(dir string) error {
+	dir, err := filepath.EvalSymlinks(dir) // mounts are known by their real paths
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
 	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
 	if err != nil {
 		return err

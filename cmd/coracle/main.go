@@ -4,6 +4,8 @@
 //	coracle status  says what runs and what is wrong
 //	coracle down    stops what up has started
 //
+// and, for the node alone, without a Kubernetes: pods, ps, logs, exec, stats, events, and image.
+//
 // It talks to the parts as anybody would: to coracled in CRI, to the API server with the
 // administrator's kubeconfig. coracled is kept alive by its keeper; the cluster process by
 // "coracle supervise", which up leaves behind.
@@ -11,6 +13,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 )
@@ -19,7 +22,12 @@ func main() { os.Exit(run()) }
 
 // run is main without the exit, for the tests of the command line.
 func run() int {
-	if err := command().ExecuteContext(context.Background()); err != nil {
+	err := command().ExecuteContext(context.Background())
+	var code exitCode
+	if errors.As(err, &code) {
+		return int(code)
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "coracle:", err)
 		return 1
 	}

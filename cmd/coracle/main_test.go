@@ -13,7 +13,11 @@ const asSupervisor = "CORACLE_TEST_SUPERVISOR"
 
 func TestMain(m *testing.M) {
 	if lock := os.Getenv(asSupervisor); lock != "" {
-		os.Args = append([]string{"coracle", "supervise", "--state", lock, "--"}, os.Args[1:]...)
+		flags := []string{"coracle", "supervise", "--state", lock}
+		if len(os.Args) > 2 && os.Args[1] == "--log" {
+			flags, os.Args = append(flags, os.Args[1:3]...), os.Args[2:]
+		}
+		os.Args = append(append(flags, "--"), os.Args[1:]...)
 		os.Exit(run())
 	}
 	testscript.Main(leakChecked{m}, map[string]func(){"coracle": func() { os.Exit(run()) }})

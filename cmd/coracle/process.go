@@ -100,8 +100,8 @@ func (p place) exclusive(ctx context.Context) (release func(), err error) {
 }
 
 // holder returns the pid of the process that holds the lock of the file at path, 0 if none does. It
-// looks at the descriptors of the one that the file names: trying the lock would keep it, for that moment,
-// from a process that is just being started.
+// looks for the one that the file names in /proc/locks: trying the lock, and even to look at the
+// descriptor in /proc, would keep it, for that moment, from a process that is just being started.
 func holder(path string) (int, error) {
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -114,33 +114,24 @@ func holder(path string) (int, error) {
 	if err != nil {
 		return 0, nil //nolint:nilerr // nobody has got as far as writing it
 	}
-	file, err := os.Stat(path)
+	var file unix.Stat_t
+	if err := unix.Stat(path, &file); err != nil {
+		return 0, fmt.Errorf("stat %s: %w", path, err)
+	}
+	locks, err := os.ReadFile("/proc/locks")
 	if err != nil {
 		return 0, err
 	}
-	process := filepath.Join("/proc", strconv.Itoa(pid))
-	fds, err := os.ReadDir(filepath.Join(process, "fd"))
-	if err != nil && !gone(err) {
-		return 0, err
-	}
-	for _, fd := range fds {
-		open, err := os.Stat(filepath.Join(process, "fd", fd.Name()))
-		if err != nil || !os.SameFile(open, file) {
-			continue // also one that has been closed meanwhile
-		}
-		info, err := os.ReadFile(filepath.Join(process, "fdinfo", fd.Name()))
-		if err != nil && !gone(err) {
-			return 0, err
-		}
-		if strings.Contains(string(info), " FLOCK ") {
+	// proc_locks(5): 1: FLOCK  ADVISORY  WRITE 1234 fe:00:5678 0 EOF. The device is not stat's on
+	// every file system.
+	for line := range strings.Lines(string(locks)) {
+		f := strings.Fields(line)
+		if len(f) > 5 && f[1] == "FLOCK" && f[4] == strconv.Itoa(pid) && strings.HasSuffix(f[5], ":"+strconv.FormatUint(file.Ino, 10)) {
 			return pid, nil
 		}
 	}
 	return 0, nil
 }
-
-// gone says whether err is what reading of a process or a descriptor that is no more fails with.
-func gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) }
 
 // end sends SIGTERM to a process and waits until it is gone, or ctx is.
 func end(ctx context.Context, pid int) error {

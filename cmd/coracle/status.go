@@ -2,15 +2,12 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
-	"sigs.k8s.io/yaml"
 )
 
 // health is one line of status.
@@ -23,7 +20,7 @@ type health struct {
 }
 
 func statusCommand(p *place) *cobra.Command {
-	var format string
+	var format output
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "say what runs and what is wrong; exit with 1 if anything is",
@@ -34,7 +31,7 @@ func statusCommand(p *place) *cobra.Command {
 			ctx, cancel := context.WithTimeout(cmd.Context(), 10*time.Second)
 			defer cancel()
 			all := look(ctx, *p)
-			if err := printHealth(cmd.OutOrStdout(), format, all); err != nil {
+			if err := format.print(cmd.OutOrStdout(), all, func(w io.Writer) { healthRows(w, all) }); err != nil {
 				return err
 			}
 			for _, h := range all {
@@ -45,7 +42,7 @@ func statusCommand(p *place) *cobra.Command {
 			return nil
 		},
 	}
-	cmd.Flags().StringVarP(&format, "output", "o", "table", "table, json or yaml")
+	format.define(cmd)
 	return cmd
 }
 
@@ -85,26 +82,9 @@ func line(component, version, where string, err error) health {
 	return h
 }
 
-func printHealth(out io.Writer, format string, all []health) error {
-	switch format {
-	case "json":
-		e := json.NewEncoder(out)
-		e.SetIndent("", "  ")
-		return e.Encode(all)
-	case "yaml":
-		data, err := yaml.Marshal(all)
-		if err != nil {
-			return err
-		}
-		_, err = out.Write(data)
-		return err
-	case "table":
-		w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
-		_, _ = fmt.Fprintln(w, "COMPONENT\tHEALTHY\tVERSION\tMESSAGE")
-		for _, h := range all {
-			_, _ = fmt.Fprintf(w, "%s\t%t\t%s\t%s\n", h.Component, h.Healthy, h.Version, h.Message)
-		}
-		return w.Flush()
+func healthRows(w io.Writer, all []health) {
+	row(w, "COMPONENT", "HEALTHY", "VERSION", "MESSAGE")
+	for _, h := range all {
+		row(w, h.Component, h.Healthy, h.Version, h.Message)
 	}
-	return fmt.Errorf("--output %s: it is table, json or yaml", format)
 }

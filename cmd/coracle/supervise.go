@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -14,6 +15,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/internal/logfile"
 )
 
 const (
@@ -30,7 +33,8 @@ const (
 
 // superviseCommand is what up leaves running: the parent of the cluster process.
 func superviseCommand(p *place) *cobra.Command {
-	return &cobra.Command{
+	var log string
+	cmd := &cobra.Command{
 		Use:    "supervise -- PROGRAM [ARGS]",
 		Short:  "keep the cluster process running",
 		Hidden: true, // up starts it
@@ -43,13 +47,29 @@ func superviseCommand(p *place) *cobra.Command {
 			defer func() { _ = lock.Close() }()
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGTERM, syscall.SIGINT)
 			defer stop()
-			return supervise(ctx, args)
+			if log == "" {
+				return supervise(ctx, args, nil)
+			}
+			file, err := logfile.Open(log)
+			if err != nil {
+				return err
+			}
+			defer func() { _ = file.Close() }()
+			slog.SetDefault(slog.New(slog.NewTextHandler(file, nil)))
+			return supervise(ctx, args, file)
 		},
 	}
+	cmd.Flags().StringVar(&log, "log", "", "file for what both say, kept within bounds")
+	return cmd
 }
 
-// supervise runs a program again and again until ctx ends, and then ends it.
-func supervise(ctx context.Context, args []string) error {
+// supervise runs a program again and again until ctx ends, and then ends it. What the program says goes
+// to log, or if that is nil to where our own output goes.
+//
+// It comes through a pipe, whose other end is ours: so nobody has to look at how large the log is, and it
+// is set aside between two lines. A program whose supervisor is killed is ended, and what it still
+// wants to say then is lost.
+func supervise(ctx context.Context, args []string, log io.Writer) error {
 	// The kernel sends the death signal when the thread that has forked ends: keep this one.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -57,7 +77,7 @@ func supervise(ctx context.Context, args []string) error {
 	failures, worked := 0, false
 	for {
 		began := time.Now()
-		err := once(ctx, args)
+		err := once(ctx, args, log)
 		if ctx.Err() != nil {
 			return err
 		}
@@ -84,9 +104,12 @@ func supervise(ctx context.Context, args []string) error {
 }
 
 // once runs a program until it ends, or ctx does. The program does not outlive us, however we end.
-func once(ctx context.Context, args []string) error {
+func once(ctx context.Context, args []string, log io.Writer) error {
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	if log != nil {
+		cmd.Stdout, cmd.Stderr = log, log
+	}
 	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGTERM}
 	cmd.Cancel = func() error { return cmd.Process.Signal(unix.SIGTERM) }
 	cmd.WaitDelay = 30 * time.Second

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -72,6 +73,27 @@ func TestOneSupervisor(t *testing.T) {
 	}
 }
 
+// What the program says, on both of its outputs and in all of its lives, is in the supervisor's log, together with
+// what the supervisor has to say.
+func TestSupervisorLogs(t *testing.T) {
+	dir := t.TempDir()
+	log := filepath.Join(dir, "log")
+	script := `echo out; echo err >&2; if [ ! -e "$0" ]; then : >"$0"; exit 3; fi; printf "no end"; kill -TERM $PPID; exec sleep 1000`
+	cmd := exec.Command("/proc/self/exe", "--log", log, "sh", "-c", script, filepath.Join(dir, "lived"))
+	cmd.Env = append(os.Environ(), asSupervisor+"="+dir)
+	if said, err := cmd.CombinedOutput(); err != nil || len(said) != 0 {
+		t.Errorf("it ended with %v, and said: %s", err, said)
+	}
+	content, err := os.ReadFile(log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := regexp.MustCompile(`^out\nerr\ntime=\S+ level=ERROR msg="the cluster process ended and is started again" .*\nout\nerr\nno end$`)
+	if !want.Match(content) {
+		t.Errorf("the log is %q", content)
+	}
+}
+
 // A program that reports an error each time is not started for ever. One that is killed is, and begins
 // anew.
 func TestSupervisorGivesUp(t *testing.T) {
@@ -85,7 +107,7 @@ func TestSupervisorGivesUp(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "lives")
 			synctest.Test(t, func(t *testing.T) {
-				err := supervise(t.Context(), []string{"sh", "-c", test.script, file})
+				err := supervise(t.Context(), []string{"sh", "-c", test.script, file}, nil)
 				if err == nil || err.Error() != "the cluster process cannot be started: exit status 1" {
 					t.Errorf("the supervisor ended with %v", err)
 				}

@@ -38,7 +38,9 @@ type upOptions struct {
 	nodeIPs []string
 	etcd    []string
 	apply   []string
-	timeout time.Duration
+	// evictionHard are the kubelet's thresholds, in its own words; empty are its default ones.
+	evictionHard string
+	timeout      time.Duration
 }
 
 func upCommand(p *place) *cobra.Command {
@@ -72,6 +74,7 @@ starts what does not run, renews certificates that expire within 30 days, and wa
 	f.StringVar(&o.PodLogs, "pod-log-dir", "/var/log/pods", "directory for containers' logs")
 	f.StringVar(&o.CgroupRoot, "cgroup-root", "/coracle-kube", "cgroup below which pods' cgroups are made; down removes it")
 	f.StringSliceVar(&o.etcd, "etcd-servers", nil, "URLs of an etcd cluster to use instead of the built-in one")
+	f.StringVar(&o.evictionHard, "eviction-hard", "", "when pods are evicted, `THRESHOLDS` such as memory.available<100Mi,nodefs.available<5% (default: upstream's)")
 	f.StringSliceVar(&o.apply, "apply", nil, "manifests to apply with kubectl once the node is Ready")
 	f.DurationVar(&o.timeout, "timeout", 2*time.Minute, "how long all of it may take")
 	return cmd
@@ -112,7 +115,7 @@ func up(ctx context.Context, p place, o upOptions, out io.Writer) error {
 		return err
 	}
 	if err := client.awaitNode(ctx, o.Node, since); err != nil {
-		return fmt.Errorf("%w; 'coracle status%s' and %s may tell why", err, p.flags(), filepath.Join(p.logs(), "kube.log"))
+		return fmt.Errorf("%w; 'coracle status%s' and %s may tell why", err, p.flags(), p.kubeLog())
 	}
 	steps.done("node " + o.Node + " is Ready")
 	for _, manifest := range o.apply {
@@ -145,14 +148,14 @@ func upCoracled(ctx context.Context, p place, o *upOptions) error {
 	if err := o.remember(p); err != nil {
 		return err
 	}
-	args := []string{"--root", p.root, "--state", p.state, "--address", "unix://" + p.socket()}
+	log := p.coracledLog()
+	args := []string{"--root", p.root, "--state", p.state, "--address", "unix://" + p.socket(), "--log-file", log}
 	if o.Config != "" {
 		if o.Config, err = filepath.Abs(o.Config); err != nil {
 			return err
 		}
 		args = append(args, "--config", o.Config)
 	}
-	log := filepath.Join(p.logs(), "coracled.log")
 	cmd, err := launch(log, program, args...)
 	if err != nil {
 		return err
@@ -190,7 +193,7 @@ func orOther(ctx context.Context, err error, lock, what, log string, answers fun
 
 // upCluster starts the cluster process under its supervisor if it does not run.
 func upCluster(ctx context.Context, p place, o upOptions) error {
-	log := filepath.Join(p.logs(), "kube.log")
+	log := p.kubeLog()
 	answers := func(ctx context.Context) error {
 		client, err := openAPI(p.kubeconfig())
 		if err != nil {
@@ -215,7 +218,7 @@ func upCluster(ctx context.Context, p place, o upOptions) error {
 		return err
 	}
 	args := []string{
-		"supervise", "--root", p.root, "--state", p.state, "--", program, "server", "--root", p.kubeRoot(), "--state", p.kubeState(),
+		"supervise", "--root", p.root, "--state", p.state, "--log", log, "--", program, "server", "--root", p.kubeRoot(), "--state", p.kubeState(),
 		"--bind-address", o.Bind, "--port", strconv.Itoa(o.Port), "--node-name", o.Node, "--cri", "unix://" + p.socket(),
 		"--kubeconfig-out", p.kubeconfig(), "--pod-log-dir", o.PodLogs, "--cgroup-root", o.CgroupRoot,
 	}
@@ -224,6 +227,9 @@ func upCluster(ctx context.Context, p place, o upOptions) error {
 	}
 	if len(o.etcd) > 0 {
 		args = append(args, "--etcd-servers", strings.Join(o.etcd, ","))
+	}
+	if o.evictionHard != "" {
+		args = append(args, "--eviction-hard", o.evictionHard)
 	}
 	cmd, err := launch(log, self, args...)
 	if err != nil {

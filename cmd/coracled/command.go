@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -11,6 +12,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/coracle-project/coracle/cmd/coracled/config"
+	"github.com/coracle-project/coracle/image/registry"
+	"github.com/coracle-project/coracle/internal/logfile"
+	"github.com/coracle-project/coracle/internal/manpage"
 	"github.com/coracle-project/coracle/internal/version"
 )
 
@@ -18,7 +22,7 @@ const defaultConfigFile = "/etc/coracle/config.toml"
 
 // flags are the settings of the command line; those given win over the file's.
 type flags struct {
-	root, state, address, config, logLevel string
+	root, state, address, config, logLevel, logFile string
 }
 
 func command() *cobra.Command {
@@ -42,12 +46,29 @@ socket. Containers go on when it ends, however it ends; started again with the s
 			if err != nil {
 				return err
 			}
-			return runDaemon(cmd.Context(), c, f.again(cmd, c), newLog(c.Log))
+			out := io.Writer(os.Stderr)
+			if f.logFile != "" {
+				file, err := logfile.Open(f.logFile)
+				if err != nil {
+					return err
+				}
+				defer file.Close()
+				out = file
+			}
+			level := new(slog.LevelVar)
+			level.Set(c.Log.SlogLevel())
+			s := source{load: func() (config.Config, error) { return f.load(cmd) }, level: level}
+			return runDaemon(cmd.Context(), c, s, f.again(cmd, c), newLog(c.Log, level, out))
 		},
 	}
-	root.SetVersionTemplate("coracled {{.Version}}\n")
 	f.define(root)
-	root.AddCommand(configCommand(), purgeCommand(&f))
+	root.AddCommand(configCommand(), purgeCommand(&f), manpage.Command(manpage.Page{
+		Files: `/etc/coracle/config.toml: settings; coracled config default prints all with explanations. SIGHUP has it read again.
+/etc/coracle/certs.d: how registries are reached, as containerd has it.
+/run/coracle/coracle.sock: CRI, for the kubelet, crictl and coracle.`,
+		ExitStatus: "0 after SIGTERM or SIGINT, 1 on an error.",
+		SeeAlso:    "coracle(8), coracle-oci(8)",
+	}))
 	return root
 }
 
@@ -60,6 +81,7 @@ func (f *flags) define(cmd *cobra.Command) {
 	p.StringVar(&f.address, "address", "unix://"+d.Socket(), "socket to serve on; follows --state unless given")
 	p.StringVar(&f.config, "config", defaultConfigFile, "TOML file; only the default may be absent")
 	p.StringVar(&f.logLevel, "log-level", d.Log.Level, "debug, info, warn or error")
+	cmd.Flags().StringVar(&f.logFile, "log-file", "", "file to log to instead of standard error; from 10 MiB on it is set aside as FILE.1 to FILE.3")
 }
 
 // load reads the file and puts the flags that were given over it.
@@ -95,7 +117,12 @@ func (f *flags) load(cmd *cobra.Command) (config.Config, error) {
 func (f *flags) again(cmd *cobra.Command, c config.Config) []string {
 	args := []string{}
 	for _, flag := range []struct{ name, value string }{
-		{"root", c.Root}, {"state", c.State}, {"address", c.GRPC.Address}, {"config", absolute(f.config)}, {"log-level", c.Log.Level},
+		{"root", c.Root},
+		{"state", c.State},
+		{"address", c.GRPC.Address},
+		{"config", absolute(f.config)},
+		{"log-level", c.Log.Level},
+		{"log-file", absolute(f.logFile)},
 	} {
 		if cmd.Flags().Changed(flag.name) {
 			args = append(args, "--"+flag.name, flag.value)
@@ -133,20 +160,25 @@ func configCommand() *cobra.Command {
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if _, err := config.Load(args[0]); err != nil {
+			c, err := config.Load(args[0])
+			if err != nil {
 				return err
 			}
-			_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s: ok\n", args[0])
+			_, unreachable := registry.NewClient(registries(c.Image)) // reads the files that it names
+			if err := errors.Join(append(checkHandlers(c.Runtime), unreachable)...); err != nil {
+				return fmt.Errorf("config %s: %w", args[0], err)
+			}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: ok\n", args[0])
 			return err
 		},
 	})
 	return group
 }
 
-func newLog(c config.Log) *slog.Logger {
-	o := &slog.HandlerOptions{Level: c.SlogLevel()}
+func newLog(c config.Log, level slog.Leveler, out io.Writer) *slog.Logger {
+	o := &slog.HandlerOptions{Level: level}
 	if c.Format == "json" {
-		return slog.New(slog.NewJSONHandler(os.Stderr, o))
+		return slog.New(slog.NewJSONHandler(out, o))
 	}
-	return slog.New(slog.NewTextHandler(os.Stderr, o))
+	return slog.New(slog.NewTextHandler(out, o))
 }

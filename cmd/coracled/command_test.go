@@ -16,8 +16,8 @@ func TestArgumentsOfTheNextStart(t *testing.T) {
 	for name, tt := range map[string]struct{ args, want []string }{
 		"none": {nil, []string{}},
 		"all": {
-			[]string{"--root=r", "--state", "s", "--address", "unix:///a.sock", "--log-level", "warn"},
-			[]string{"--root", filepath.Join(dir, "r"), "--state", filepath.Join(dir, "s"), "--address", "unix:///a.sock", "--log-level", "warn"},
+			[]string{"--root=r", "--state", "s", "--address", "unix:///a.sock", "--log-level", "warn", "--log-file", "l"},
+			[]string{"--root", filepath.Join(dir, "r"), "--state", filepath.Join(dir, "s"), "--address", "unix:///a.sock", "--log-level", "warn", "--log-file", filepath.Join(dir, "l")},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

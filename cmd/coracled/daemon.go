@@ -13,11 +13,12 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
 	"k8s.io/klog/v2"
 
 	"github.com/coracle-project/coracle/cmd/coracled/config"
 	"github.com/coracle-project/coracle/cri"
+	"github.com/coracle-project/coracle/imageapi"
 	"github.com/coracle-project/coracle/internal/version"
 	"github.com/coracle-project/coracle/pod"
 )
@@ -26,8 +27,8 @@ import (
 // began are rolled on by the next start.
 const grace = 5 * time.Second
 
-// runDaemon serves until SIGTERM or SIGINT. Containers stay.
-func runDaemon(ctx context.Context, c config.Config, respawn []string, log *slog.Logger) error {
+// runDaemon serves until SIGTERM or SIGINT, and reloads s at SIGHUP. Containers stay.
+func runDaemon(ctx context.Context, c config.Config, s source, respawn []string, log *slog.Logger) error {
 	if err := needRoot(); err != nil {
 		return err
 	}
@@ -35,7 +36,10 @@ func runDaemon(ctx context.Context, c config.Config, respawn []string, log *slog
 	defer stop()
 	// A reader of our log that goes away, or a terminal that is closed, is no
 	// reason to end.
-	signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE)
+	signal.Ignore(syscall.SIGPIPE)
+	hangup := make(chan os.Signal, 1) // one that comes while we start is not forgotten
+	signal.Notify(hangup, syscall.SIGHUP)
+	defer signal.Stop(hangup)
 	klog.SetSlogLogger(log) // what the stream library has to say
 	memory := limitMemory()
 	defer memory.stop()
@@ -53,7 +57,7 @@ func runDaemon(ctx context.Context, c config.Config, respawn []string, log *slog
 	if err != nil {
 		return err
 	}
-	err = n.serve(ctx, memory.worked, began)
+	err = n.serve(ctx, memory.worked, began, hangup, s)
 	return errors.Join(err, n.close())
 }
 
@@ -76,59 +80,75 @@ func makeDirs(c config.Config) error {
 	return nil
 }
 
-// serve answers CRI calls until ctx ends.
-func (n *node) serve(ctx context.Context, worked func(), began time.Time) error {
+// serve answers CRI calls until ctx ends, and reloads s at each hangup.
+func (n *node) serve(ctx context.Context, worked func(), began time.Time, hangup <-chan os.Signal, s source) error {
+	deps := cri.Deps{
+		Pods: n.pods, Images: n.images, Unpack: n.unpackFor, Spec: n.spec, EngineSteps: n.engineSteps, Worked: worked, Log: n.log, Beside: n.imageService,
+	}
+	if err := n.observe(ctx, &deps, began); err != nil {
+		return err
+	}
+	l := *n.live.Load()
+	l.edge = n.handlers(ctx, l.config.Runtime)
+	n.live.Store(&l)
 	server, err := cri.New(cri.Config{
-		Version:           version.Number(),
-		SystemdCgroup:     n.config.Cgroup.Driver == "systemd",
-		RecursiveReadonly: recursiveReadonly(),
-		Handlers:          n.config.Runtime.Handlers,
-		ImageFS:           n.images.Root(),
-		StreamAddress:     n.config.Stream.Address,
-		Info: map[string]any{
-			"config": config.Keys(n.config), "version": version.String(), "golang": runtime.Version(), "pid": os.Getpid(),
+		Version:       version.Number(),
+		SystemdCgroup: n.config.Cgroup.Driver == "systemd",
+		Handlers:      func() []cri.Handler { return n.live.Load().edge },
+		ImageFS:       n.images.Root(),
+		StreamAddress: n.config.Stream.Address,
+		Info: func() map[string]any {
+			return map[string]any{
+				"config": config.Keys(n.live.Load().config), "version": version.String(), "golang": runtime.Version(), "pid": os.Getpid(),
+			}
 		},
-	}, cri.Deps{
-		Pods: n.pods, Images: n.images, Spec: n.spec, Worked: worked, Log: n.log,
-	})
+	}, deps)
 	if err != nil {
 		return err
 	}
-	l, err := listen(n.config.Socket())
+	listener, err := listen(n.config.Socket())
 	if err != nil {
 		server.Stop(ctx)
 		return err
 	}
 	served := make(chan error, 1)
-	go func() { served <- server.Serve(l) }()
+	go func() { served <- server.Serve(listener) }()
 	n.log.Info("ready", "version", version.Number(), "address", "unix://"+n.config.Socket(),
 		"pods", len(n.pods.Pods(pod.PodFilter{})), "took", time.Since(began))
-	if err := notify("READY=1"); err != nil {
-		n.log.Warn("systemd does not know that we are ready", "error", err)
-	}
-	select {
-	case err := <-served:
-		return err
-	case <-ctx.Done():
+	n.tell("READY=1")
+	for ctx.Err() == nil {
+		select {
+		case err := <-served:
+			return err
+		case <-hangup:
+			n.reload(ctx, s)
+		case <-ctx.Done():
+		}
 	}
 	n.log.Info("stopping; containers stay")
-	if err := notify("STOPPING=1"); err != nil {
-		n.log.Warn("systemd does not know that we stop", "error", err)
-	}
+	n.tell("STOPPING=1")
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
 	defer cancel()
 	server.Stop(bounded)
 	return <-served
 }
 
+// imageService adds the service of `coracle image`.
+func (n *node) imageService(r grpc.ServiceRegistrar) {
+	imageapi.Register(r, imageapi.Deps{Images: n.images, Snapshots: n.snapshots, Containers: n.pods, Root: n.config.Root, State: n.config.State})
+}
+
+// engineSteps reads what the shim has left of how it made a container.
+func (n *node) engineSteps(c pod.Container) ([]pod.Step, error) {
+	left, err := n.shim.EngineSteps(c.PodID, c.ID)
+	out := make([]pod.Step, len(left))
+	for i, s := range left {
+		out[i] = pod.Step(s)
+	}
+	return out, err
+}
+
 // spec reads the OCI spec that the shim made a container from.
 func (n *node) spec(c pod.Container) (json.RawMessage, error) {
 	return os.ReadFile(filepath.Join(n.config.State, "containers", c.ID, "config.json"))
-}
-
-// recursiveReadonly says whether the kernel has mount_setattr(2), since 5.12. The
-// call itself cannot succeed.
-func recursiveReadonly() bool {
-	err := unix.MountSetattr(-1, "", 0, &unix.MountAttr{})
-	return !errors.Is(err, unix.ENOSYS)
 }

@@ -2,11 +2,17 @@ package main
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
 	"log/slog"
 
 	"github.com/opencontainers/go-digest"
 
+	"github.com/coracle-project/coracle/cmd/coracled/snapshotters"
 	"github.com/coracle-project/coracle/image"
+	"github.com/coracle-project/coracle/image/unpack"
 	"github.com/coracle-project/coracle/snapshot"
 )
 
@@ -57,7 +63,13 @@ func (c *collector) close() error {
 // knows the other.
 type layerStore struct{ *snapshot.Store }
 
-var _ image.LayerStore = layerStore{}
+var (
+	_ image.LayerStore    = layerStore{}
+	_ image.LayerArchiver = layerStore{}
+	_ image.Quarantiner   = layerStore{}
+	_ image.UseTeller     = imageLayers{}
+	_ image.Flusher       = imageLayers{}
+)
 
 // NewLayer returns the store's layer as the interface that image/ wants.
 func (s layerStore) NewLayer(ctx context.Context) (image.LayerWriter, error) {
@@ -68,8 +80,64 @@ func (s layerStore) NewLayer(ctx context.Context) (image.LayerWriter, error) {
 	return w, nil
 }
 
+// Markers are the snapshot driver's, in the words of unpack/.
+func (s layerStore) Markers() unpack.Markers { return markers(s.Store) }
+
+func markers(s *snapshot.Store) unpack.Markers {
+	if s.Markers() == snapshot.FileMarkers {
+		return unpack.FileMarkers
+	}
+	return unpack.OverlayMarkers
+}
+
+// Archive makes the archive that a layer was unpacked from, and tells whether it is that:
+// unpack.ErrDamaged if not.
+func (s layerStore) Archive(ctx context.Context, diffID digest.Digest, w io.Writer) (err error) {
+	v, err := s.OpenLayer(ctx, diffID)
+	if errors.Is(err, snapshot.ErrDamaged) {
+		return fmt.Errorf("%w: %w", unpack.ErrDamaged, err)
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, v.Close()) }()
+	recipe, err := v.Recipe()
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("layer %s: %w", diffID, unpack.ErrNoRecipe)
+	}
+	if err != nil {
+		return err
+	}
+	defer recipe.Close()
+	verified := diffID.Verifier()
+	if err := unpack.Rebuild(ctx, recipe, v.Dir(), io.MultiWriter(w, verified)); err != nil {
+		return fmt.Errorf("layer %s: %w", diffID, err)
+	}
+	if !verified.Verified() {
+		return fmt.Errorf("layer %s: %w: its files have other content", diffID, unpack.ErrDamaged)
+	}
+	return nil
+}
+
+// imageLayers are the layers as the image store sees them: with their copies.
+type imageLayers struct {
+	layerStore
+	stores *snapshotters.Stores
+}
+
+// RemoveLayer removes the copies, too.
+func (l imageLayers) RemoveLayer(ctx context.Context, d digest.Digest) error {
+	return l.stores.RemoveLayer(ctx, d)
+}
+
+// InUse says whether a container uses the layer or a copy.
+func (l imageLayers) InUse(d digest.Digest) bool { return l.stores.InUse(d) }
+
+// Flush waits until what was removed is off the disk.
+func (l imageLayers) Flush(ctx context.Context) error { return l.stores.Flush(ctx) }
+
 // usage is what one layer takes, for the image store's Usage.
-func (s layerStore) usage(diffID digest.Digest) (bytes, inodes int64, err error) {
-	u, err := s.LayerUsage(diffID)
+func (l imageLayers) usage(diffID digest.Digest) (bytes, inodes int64, err error) {
+	u, err := l.stores.LayerUsage(diffID)
 	return u.Bytes, u.Inodes, err
 }

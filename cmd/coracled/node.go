@@ -8,11 +8,20 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"sync"
+	"sync/atomic"
 
 	"github.com/coracle-project/coracle/cmd/coracled/config"
+	"github.com/coracle-project/coracle/cmd/coracled/snapshotters"
 	"github.com/coracle-project/coracle/image"
+	"github.com/coracle-project/coracle/image/crypt"
+	"github.com/coracle-project/coracle/image/lazy"
+	"github.com/coracle-project/coracle/image/registry"
+	"github.com/coracle-project/coracle/image/trust"
 	"github.com/coracle-project/coracle/internal/cgroupwarm"
+	"github.com/coracle-project/coracle/internal/version"
 	"github.com/coracle-project/coracle/network"
+	"github.com/coracle-project/coracle/nri"
 	"github.com/coracle-project/coracle/pod"
 	"github.com/coracle-project/coracle/shim/client"
 	"github.com/coracle-project/coracle/snapshot"
@@ -27,10 +36,15 @@ type node struct {
 	config    config.Config
 	log       *slog.Logger
 	snapshots *snapshot.Store
+	stores    *snapshotters.Stores // that one, and those of handlers
 	images    *image.Store
+	lazy      *lazy.Client
 	network   *network.Manager
 	shim      *client.Client
 	pods      *pod.Manager
+
+	// live is the settings that a reload changes; those of config hold from start to end.
+	live atomic.Pointer[live]
 
 	// closers end what was started, the last first.
 	closers []func() error
@@ -40,6 +54,7 @@ type node struct {
 // with which the keeper starts the daemon again; nil if it must not.
 func startNode(ctx context.Context, c config.Config, respawn []string, log *slog.Logger) (*node, error) {
 	n := &node{config: c, log: log}
+	n.live.Store(&live{config: c, pods: podHandlers(c.Runtime)})
 	if err := n.start(ctx, respawn); err != nil {
 		return nil, errors.Join(err, n.close())
 	}
@@ -51,21 +66,46 @@ func (n *node) start(ctx context.Context, respawn []string) error {
 	// A removed image's layers stay while containers run from them, and go with
 	// the last of these.
 	garbage := newCollector()
-	n.snapshots = snapshot.New(snapshot.Config{Root: filepath.Join(c.Root, "snapshots"), Freed: garbage.poke, Log: n.log})
+	n.snapshots = snapshot.New(snapshot.Config{
+		Root:   filepath.Join(c.Root, "snapshots"),
+		Driver: snapshot.DriverName(c.Snapshot.Driver),
+		Limit:  snapshot.Usage{Bytes: c.Snapshot.MaxBytes, Inodes: c.Snapshot.MaxInodes},
+		Freed:  garbage.poke,
+		Shown:  n.lazyShown(ctx),
+		Log:    n.log,
+	})
 	if err := n.snapshots.Start(ctx); err != nil {
 		return err
 	}
 	n.closers = append(n.closers, n.snapshots.Close)
 
-	layers := layerStore{n.snapshots}
+	n.stores = snapshotters.New(snapshotters.Config{
+		Root: filepath.Join(c.Root, "snapshotters"), Node: n.snapshots, Driver: snapshot.DriverName(c.Snapshot.Driver),
+		Archive: layerStore{n.snapshots}.Archive, Markers: markers,
+		Limit: snapshot.Usage{Bytes: c.Snapshot.MaxBytes, Inodes: c.Snapshot.MaxInodes}, Freed: garbage.poke, Log: n.log,
+	})
+	n.closers = append(n.closers, n.stores.Close)
+	if err := n.stores.Start(ctx, wantedSnapshotters(c.Runtime)); err != nil {
+		return err
+	}
+
+	layers := imageLayers{layerStore{n.snapshots}, n.stores}
 	var err error
 	n.images, err = image.Open(image.Config{
-		Root:                   filepath.Join(c.Root, "images"),
-		Layers:                 layers,
-		LayerUsage:             layers.usage,
-		Registries:             registries(c.Image.Registry),
-		MaxConcurrentDownloads: c.Image.MaxConcurrentDownloads,
-		Log:                    n.log,
+		Root:       filepath.Join(c.Root, "images"),
+		Layers:     layers,
+		LayerUsage: layers.usage,
+		Lazy:       n.lazyLayers(),
+		Registries: registries(c.Image),
+
+		Policy:            policy(c.Image),
+		Keys:              crypt.Keys{Dir: c.Image.DecryptionKeys},
+		ShortNameRegistry: c.Image.ShortNameRegistry,
+		KeepBlobs:         c.Image.KeepBlobs,
+		Pinned:            c.Image.Pinned,
+		HighWater:         c.Image.GCHighWater,
+		LowWater:          c.Image.GCLowWater,
+		Log:               n.log,
 	})
 	if err != nil {
 		return err
@@ -80,17 +120,37 @@ func (n *node) start(ctx context.Context, respawn []string) error {
 	if err := n.startShim(ctx, respawn); err != nil {
 		return err
 	}
+	n.keepLazy(ctx)
+	deps := pod.Deps{
+		Shim: n.shim, Images: n.images, Snapshots: podSnapshots{n.snapshots, n.stores, n.images, garbage.poke, &sync.Map{}}, Network: n.network, Starting: n.starting(), Log: n.log,
+	}
+	var plugins *nri.Plugins
+	if c.NRI.Enabled {
+		plugins, err = nri.New(nri.Config{
+			Socket: c.NRI.Socket, PluginDir: c.NRI.PluginDir, PluginConfigDir: c.NRI.PluginConfigDir,
+			Version: version.Number(), Log: n.log,
+		})
+		if err != nil {
+			return err
+		}
+		n.closers = append(n.closers, plugins.Close)
+		deps.Plugins = plugins
+	}
 	n.pods = pod.New(pod.Options{
-		StateDir:        c.State,
-		ShimBinary:      n.shimBinary(),
-		CgroupDriver:    cgroupDriver(c),
-		CgroupRoot:      cgroupRoot(c),
-		RuntimeHandlers: append([]string{}, c.Runtime.Handlers...),
-	}, pod.Deps{
-		Shim: n.shim, Images: n.images, Snapshots: n.snapshots, Network: n.network, Starting: cgroupwarm.Keep, Log: n.log,
-	})
+		StateDir:     c.State,
+		ShimBinary:   n.shimBinary(),
+		CgroupDriver: cgroupDriver(c),
+		CgroupRoot:   cgroupRoot(c),
+		Handlers:     func() map[string]pod.Handler { return n.live.Load().pods },
+		Restore:      c.Runtime.Restore,
+		Rlimits:      c.Runtime.Rlimits(),
+		CDISpecDirs:  append([]string{}, c.Runtime.CDISpecDirs...),
+	}, deps)
 	n.closers = append(n.closers, n.pods.Close)
-	return n.pods.Start(ctx)
+	if err := n.pods.Start(ctx); err != nil || plugins == nil {
+		return err
+	}
+	return plugins.Start(n.pods)
 }
 
 func (n *node) startNetwork(ctx context.Context) error {
@@ -125,6 +185,7 @@ func (n *node) startShim(ctx context.Context, respawn []string) error {
 		Binary:        n.shimBinary(),
 		StateDir:      filepath.Join(n.config.State, "shim"),
 		Scope:         client.Scope(n.config.Shim.Scope),
+		Engine:        n.config.Shim.Engine,
 		SystemdCgroup: n.config.Cgroup.Driver == "systemd",
 		Daemon:        again,
 		Log:           n.log,
@@ -134,6 +195,15 @@ func (n *node) startShim(ctx context.Context, respawn []string) error {
 	}
 	n.closers = append(n.closers, n.shim.Close)
 	return n.shim.Start(ctx)
+}
+
+// starting is what is done when a pod or container begins to be made. Only libcontainer moves
+// processes between cgroups in the way that has to be kept warm.
+func (n *node) starting() func() {
+	if n.config.Shim.Engine == "libcontainer" {
+		return cgroupwarm.Keep
+	}
+	return nil
 }
 
 // environment is what a respawned daemon gets of ours: where programs, temporary
@@ -156,22 +226,44 @@ func (n *node) shimBinary() string {
 	if n.config.Shim.Binary != "" {
 		return n.config.Shim.Binary
 	}
-	self, err := os.Executable()
-	if err != nil {
-		return shimName // the client says that it is missing
-	}
-	return filepath.Join(filepath.Dir(self), shimName)
+	return beside(shimName)
 }
 
-func registries(in map[string]config.Registry) map[string]image.Registry {
-	out := make(map[string]image.Registry, len(in))
-	for host, r := range in {
-		out[host] = image.Registry{
+// beside is a program in our executable's directory.
+func beside(name string) string {
+	self, err := os.Executable()
+	if err != nil {
+		return name // whoever starts it says that it is missing
+	}
+	return filepath.Join(filepath.Dir(self), name)
+}
+
+func registries(c config.Image) registry.Config {
+	settings := make(map[string]registry.Settings, len(c.Registry))
+	for host, r := range c.Registry {
+		settings[host] = registry.Settings{
 			PlainHTTP: r.PlainHTTP, InsecureSkipVerify: r.InsecureSkipVerify, CAFile: r.CAFile,
-			Mirrors: r.Mirrors, TokenHosts: r.TokenHosts,
+			Mirrors: r.Mirrors, TokenHosts: r.TokenHosts, MaxConcurrentDownloads: r.MaxConcurrentDownloads,
+			Lazy: r.Lazy,
 		}
 	}
-	return out
+	return registry.Config{
+		Settings:               settings,
+		CertsDirs:              c.CertsDirs,
+		DockerConfig:           c.DockerConfig,
+		MaxConcurrentDownloads: c.MaxConcurrentDownloads,
+		ProgressTimeout:        c.ProgressTimeout(),
+	}
+}
+
+// defaultPolicy is where a signature policy is looked for if the settings name none.
+const defaultPolicy = "/etc/coracle/policy.toml"
+
+func policy(c config.Image) trust.File {
+	if c.Policy == "" {
+		return trust.File{Path: defaultPolicy, Optional: true}
+	}
+	return trust.File{Path: c.Policy}
 }
 
 func cgroupDriver(c config.Config) pod.CgroupDriver {

@@ -31,8 +31,8 @@ const (
 // ownState and ownRoot are what Coracle makes in its two directories. Nothing else
 // is deleted from them.
 var (
-	ownState = []string{"pods", "containers", "ns", "shim", "network", "lock"}
-	ownRoot  = []string{"images", "snapshots", "lock"}
+	ownState = []string{"pods", "containers", "ns", "shim", "network", "build", "lock"}
+	ownRoot  = []string{"images", "snapshots", "snapshotters", "build", "lock"}
 )
 
 func purgeCommand(f *flags) *cobra.Command {
@@ -53,7 +53,7 @@ state directory. Images stay unless --all is given.`,
 			}
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGTERM, syscall.SIGINT)
 			defer stop()
-			return purge(ctx, c, images, newLog(c.Log))
+			return purge(ctx, c, images, newLog(c.Log, c.Log.SlogLevel(), os.Stderr))
 		},
 	}
 	cmd.Flags().BoolVar(&images, "all", false, "remove the images, too")
@@ -114,12 +114,15 @@ func purgeState(ctx context.Context, c config.Config, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	if err := n.removePods(ctx); err != nil {
+	if err := errors.Join(n.removePods(ctx), n.removeMounts(ctx)); err != nil {
+		return errors.Join(err, n.close())
+	}
+	if err := n.snapshots.DropLazy(); err != nil {
 		return errors.Join(err, n.close())
 	}
 	// What pods leave behind is deleted in the background, by them and by what is below
 	// them: each is asked to be done before what it works with goes.
-	err = errors.Join(n.pods.Flush(ctx), n.snapshots.Flush(ctx), n.network.Flush(ctx), n.network.Purge(ctx), n.shim.Shutdown(ctx), n.close())
+	err = errors.Join(n.pods.Flush(ctx), n.stores.Flush(ctx), n.network.Flush(ctx), n.network.Purge(ctx), n.shim.Shutdown(ctx), n.close())
 	if err != nil {
 		return err
 	}

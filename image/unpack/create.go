@@ -19,7 +19,7 @@ const (
 func isExist(err error) bool { return errors.Is(err, unix.EEXIST) }
 
 // create makes anything but a directory or hard link; EEXIST if the name is taken.
-func (u *unpacker) create(d *safepath.Dir, base string, h *tar.Header, body io.Reader) error {
+func (u *unpacker) create(d *safepath.Dir, base, name string, h *tar.Header, body io.Reader) error {
 	var err error
 	switch h.Typeflag {
 	case tar.TypeSymlink:
@@ -34,38 +34,38 @@ func (u *unpacker) create(d *safepath.Dir, base string, h *tar.Header, body io.R
 	case tar.TypeFifo:
 		err = d.Mknod(base, unix.S_IFIFO|0o600, 0)
 	default:
-		return u.file(d, base, h, body)
+		return u.file(d, base, name, h, body)
 	}
 	if err != nil {
 		return err
 	}
-	u.usage.Inodes++
-	return u.attributes(d, base, h)
+	return u.attributes(d, base, h, nil)
 }
 
 // file writes a regular file.
-func (u *unpacker) file(d *safepath.Dir, base string, h *tar.Header, body io.Reader) error {
+func (u *unpacker) file(d *safepath.Dir, base, name string, h *tar.Header, body io.Reader) error {
 	if h.Size > u.lim.MaxBytes-u.written {
 		return fmt.Errorf("%w: files hold more than %d bytes", ErrLimit, u.lim.MaxBytes)
 	}
-	f, err := d.Create(base, 0o600)
+	f, err := d.Create(base, uint32(h.Mode)&0o777)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	u.usage.Inodes++
-	if err := u.content(f, h.Size, body); err != nil {
+	u.recipe.content(name, h)
+	err = u.content(f, h.Size, body)
+	u.recipe.resume()
+	if err != nil {
 		return err
 	}
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return fmt.Errorf("stat %s: %w", base, err)
 	}
-	u.usage.Bytes += st.Blocks * 512
 	if err := f.Close(); err != nil {
 		return err
 	}
-	return u.attributes(d, base, h)
+	return u.attributes(d, base, h, &st)
 }
 
 // content copies size bytes. Runs of zeros become holes: the file reads the same,
@@ -95,7 +95,7 @@ func (u *unpacker) content(f *os.File, size int64, body io.Reader) error {
 		if _, err := f.Write(b); err != nil {
 			return err
 		}
-		if err := u.checkFree(f, int64(len(b))); err != nil {
+		if err := u.checkFree(int64(len(b))); err != nil {
 			return err
 		}
 	}
@@ -119,14 +119,14 @@ func zero(b []byte) bool {
 }
 
 // checkFree stops before the file system is full.
-func (u *unpacker) checkFree(f *os.File, n int64) error {
+func (u *unpacker) checkFree(n int64) error {
 	u.sinceCheck += n
 	if u.sinceCheck < checkFree {
 		return nil
 	}
 	u.sinceCheck = 0
-	var st unix.Statfs_t
-	if err := unix.Fstatfs(int(f.Fd()), &st); err != nil {
+	st, err := u.root.Statfs()
+	if err != nil {
 		return err
 	}
 	if free := int64(st.Bavail) * st.Bsize; free < u.lim.MinFree {
@@ -140,7 +140,8 @@ func (u *unpacker) directory(d *safepath.Dir, base, name string, h *tar.Header) 
 	if err := u.revive(name); err != nil {
 		return err
 	}
-	err := d.Mkdir(base, 0o700)
+	mode := uint32(h.Mode) & 0o777
+	err := d.Mkdir(base, mode)
 	if isExist(err) {
 		st, serr := d.Lstat(base)
 		if serr != nil {
@@ -149,23 +150,20 @@ func (u *unpacker) directory(d *safepath.Dir, base, name string, h *tar.Header) 
 		if st.Mode&unix.S_IFMT == unix.S_IFDIR {
 			err = nil
 		} else {
-			if err := u.clear(d, base); err != nil {
+			if err := u.clear(d, base, name); err != nil {
 				return err
 			}
-			u.usage.Inodes++
-			err = d.Mkdir(base, 0o700)
+			err = d.Mkdir(base, mode)
 		}
-	} else {
-		u.usage.Inodes++
 	}
 	if err != nil {
-		return err
-	}
-	if err := u.attributes(d, base, h); err != nil {
 		return err
 	}
 	st, err := d.Lstat(base)
 	if err != nil {
+		return err
+	}
+	if err := u.attributes(d, base, h, &st); err != nil {
 		return err
 	}
 	return u.rememberTimes(name, st.Ino, h)
@@ -173,7 +171,7 @@ func (u *unpacker) directory(d *safepath.Dir, base, name string, h *tar.Header) 
 
 // hardLink links an earlier entry of this layer.
 func (u *unpacker) hardLink(d *safepath.Dir, base, name string, h *tar.Header) error {
-	target, err := cleanName(h.Linkname)
+	target, err := CleanName(h.Linkname)
 	if err != nil {
 		return err
 	}
@@ -189,8 +187,8 @@ func (u *unpacker) hardLink(d *safepath.Dir, base, name string, h *tar.Header) e
 	if err != nil {
 		return fmt.Errorf("hard link to %q, which is not in this layer: %w", h.Linkname, err)
 	}
-	if st.Mode&unix.S_IFMT == unix.S_IFDIR || isWhiteout(st) {
+	if hidden, _, err := WhiteoutOf(target); hidden != "" || err != nil || st.Mode&unix.S_IFMT == unix.S_IFDIR || isWhiteout(st) {
 		return invalid("hard link to %q, a directory or whiteout", h.Linkname)
 	}
-	return u.replacing(d, base, func() error { return d.Link(from, old, base) })
+	return u.replacing(d, base, name, func() error { return d.Link(from, old, base) })
 }

@@ -7,10 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"runtime"
 	"sync/atomic"
 
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
+
+	"github.com/coracle-project/coracle/internal/ctxio"
 )
 
 // readAhead is how much is buffered before the decompressor.
@@ -27,7 +31,13 @@ const ratioFree = 1 << 30
 // result is checked anyway. Damage of the compressed data is ErrInvalid, too great
 // an expansion ErrLimit. Close releases it, not r.
 func Decompress(ctx context.Context, r io.Reader, lim Limits) (io.ReadCloser, error) {
-	in := &counter{r: readerWithContext{ctx, r}}
+	return DecompressSized(ctx, r, 0, lim)
+}
+
+// DecompressSized is Decompress of a stream of known size, for which it chooses: igzip, if
+// it is installed, for large gzip, and more than one core for large zstd.
+func DecompressSized(ctx context.Context, r io.Reader, size int64, lim Limits) (io.ReadCloser, error) {
+	in := &counter{r: ctxio.Reader(ctx, r)}
 	br := bufio.NewReaderSize(in, readAhead)
 	magic, err := br.Peek(4)
 	if err != nil && !errors.Is(err, io.EOF) {
@@ -37,13 +47,13 @@ func Decompress(ctx context.Context, r io.Reader, lim Limits) (io.ReadCloser, er
 	out := &inflated{in: in, maxRatio: lim.MaxRatio, most: lim.MaxBytes + ratioFree}
 	switch {
 	case bytes.HasPrefix(magic, []byte{0x1f, 0x8b}):
-		z, err := gzip.NewReader(br)
+		z, err := inflate(ctx, br, size)
 		if err != nil {
 			return nil, in.blame(err)
 		}
 		out.r, out.close = z, z.Close
 	case isZstd(magic):
-		z, err := zstd.NewReader(br, zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true))
+		z, err := zstd.NewReader(br, zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecoderConcurrency(cores(size)), zstd.WithDecoderLowmem(true))
 		if err != nil {
 			return nil, in.blame(err)
 		}
@@ -52,6 +62,26 @@ func Decompress(ctx context.Context, r io.Reader, lim Limits) (io.ReadCloser, er
 		out.r, out.close = br, func() error { return nil }
 	}
 	return out, nil
+}
+
+// inflate reads gzip in the fastest way there is.
+func inflate(ctx context.Context, r io.Reader, size int64) (io.ReadCloser, error) {
+	if path := igzipPath(); path != "" && size >= igzipWorth && os.Geteuid() == 0 {
+		if z, err := newIgzip(ctx, path, r); err == nil {
+			return z, nil
+		}
+		// Nothing has been read yet, and what can be done without it is.
+	}
+	return gzip.NewReader(r)
+}
+
+// cores is how many cores zstd may decode one stream on. Its blocks depend on each other, so
+// that what goes on at once are stages: more than a few have nothing to do.
+func cores(size int64) int {
+	if size < 8<<20 {
+		return 1
+	}
+	return min(runtime.GOMAXPROCS(0), 4)
 }
 
 // isZstd knows a zstd frame and the skippable frames that may come before one
@@ -84,6 +114,9 @@ func (c *counter) Read(p []byte) (int, error) {
 func (c *counter) blame(err error) error {
 	if cause := c.err.Load(); cause != nil {
 		return *cause
+	}
+	if errors.Is(err, errDied) {
+		return err
 	}
 	return fmt.Errorf("%w: damaged compressed data: %w", ErrInvalid, err)
 }

@@ -22,7 +22,7 @@ func (u *unpacker) entry(h *tar.Header, body io.Reader) error {
 	default:
 		return invalid("unknown entry type %q", h.Typeflag)
 	}
-	name, err := cleanName(h.Name)
+	name, err := CleanName(h.Name)
 	if err != nil {
 		return err
 	}
@@ -32,11 +32,11 @@ func (u *unpacker) entry(h *tar.Header, body io.Reader) error {
 	if name == "." {
 		return u.rootEntry(h)
 	}
-	hidden, skip, err := whiteoutOf(name)
+	hidden, skip, err := WhiteoutOf(name)
 	if skip || err != nil {
 		return err
 	}
-	if hidden == opaqueMark {
+	if hidden == OpaqueMark {
 		return u.opaque(path.Dir(name))
 	}
 	if hidden != "" {
@@ -52,11 +52,11 @@ func (u *unpacker) entry(h *tar.Header, body io.Reader) error {
 	if h.Typeflag == tar.TypeLink {
 		return u.hardLink(dir, base, name, h)
 	}
-	return u.replacing(dir, base, func() error { return u.create(dir, base, h, body) })
+	return u.replacing(dir, base, name, func() error { return u.create(dir, base, name, h, body) })
 }
 
-// cleanName turns an archive's name into a path relative to the layer's root.
-func cleanName(name string) (string, error) {
+// CleanName turns an archive's name into a path relative to the layer's root.
+func CleanName(name string) (string, error) {
 	if name == "" || strings.ContainsRune(name, 0) {
 		return "", invalid("empty name or NUL in name")
 	}
@@ -143,7 +143,6 @@ func (u *unpacker) ensureDir(name string) (*safepath.Dir, error) {
 			d.Close()
 			return nil, err
 		}
-		u.usage.Inodes++
 		u.entries++ // one entry can make thousands
 	}
 	return d, nil
@@ -151,26 +150,32 @@ func (u *unpacker) ensureDir(name string) (*safepath.Dir, error) {
 
 // replacing runs create, and once more after removing what stands in its place:
 // later entries win.
-func (u *unpacker) replacing(d *safepath.Dir, base string, create func() error) error {
+func (u *unpacker) replacing(d *safepath.Dir, base, name string, create func() error) error {
 	err := create()
 	if !isExist(err) {
 		return err
 	}
-	if err := u.clear(d, base); err != nil {
+	if err := u.clear(d, base, name); err != nil {
 		return err
 	}
 	return create()
 }
 
 // clear removes an earlier entry of this layer.
-func (u *unpacker) clear(d *safepath.Dir, base string) error {
+func (u *unpacker) clear(d *safepath.Dir, base, name string) error {
 	st, err := d.Lstat(base)
 	if err != nil {
 		return err
 	}
-	if st.Mode&unix.S_IFMT != unix.S_IFDIR && st.Nlink == 1 {
-		u.usage.Inodes--
-		u.usage.Bytes -= st.Blocks * 512
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFREG, unix.S_IFDIR:
+		u.recipe.spoil()
+	case unix.S_IFLNK:
+		// The names of files that came by way of it lead elsewhere now.
+		if to, err := u.root.OpenDir(name); err == nil {
+			to.Close()
+			u.recipe.spoil()
+		}
 	}
 	return d.RemoveAll(base)
 }

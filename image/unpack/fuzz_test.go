@@ -23,7 +23,7 @@ func FuzzLayer(f *testing.F) {
 	f.Add(archive(f, symlink("l", "/"), hardlink("m", "l"), file("m/tmp/x", "1")))
 	f.Add([]byte("junk"))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		_, _, _ = unpackInto(t, Limits{MaxBytes: 1 << 20, MaxEntries: 200}, data)
+		_, _ = unpackInto(t, Limits{MaxBytes: 1 << 20, MaxEntries: 200}, data)
 	})
 }
 
@@ -50,7 +50,7 @@ func FuzzEntries(f *testing.F) {
 			}
 		}
 		_ = w.Close()
-		_, _, _ = unpackInto(t, Limits{MaxBytes: 1 << 20, MaxEntries: 200}, b.Bytes())
+		_, _ = unpackInto(t, Limits{MaxBytes: 1 << 20, MaxEntries: 200}, b.Bytes())
 	})
 }
 
@@ -93,11 +93,12 @@ func zstded(t testing.TB, data []byte) []byte {
 func TestDecompress(t *testing.T) {
 	const text = "the same for all"
 	for name, data := range map[string][]byte{
-		"gzip":       gzipped(t, []byte(text)),
-		"zstd":       zstded(t, []byte(text)),
-		"plain":      []byte(text),
-		"two gzips":  append(gzipped(t, []byte(text[:5])), gzipped(t, []byte(text[5:]))...),
-		"zstd frame": append([]byte{0x50, 0x2a, 0x4d, 0x18, 1, 0, 0, 0, 'x'}, zstded(t, []byte(text))...),
+		"gzip":         gzipped(t, []byte(text)),
+		"zstd":         zstded(t, []byte(text)),
+		"plain":        []byte(text),
+		"two gzips":    append(gzipped(t, []byte(text[:5])), gzipped(t, []byte(text[5:]))...),
+		"zstd:chunked": append(zstded(t, []byte(text[:5])), append(zstded(t, []byte(text[5:])), 0x50, 0x2a, 0x4d, 0x18, 1, 0, 0, 0, 'x')...),
+		"zstd frame":   append([]byte{0x50, 0x2a, 0x4d, 0x18, 1, 0, 0, 0, 'x'}, zstded(t, []byte(text))...),
 	} {
 		z, err := Decompress(t.Context(), bytes.NewReader(data), Limits{})
 		must(t, err)
@@ -176,7 +177,7 @@ func BenchmarkLayer(b *testing.B) {
 	for b.Loop() {
 		root := filepath.Join(b.TempDir(), "fs")
 		must(b, os.Mkdir(root, 0o755))
-		if _, err := Layer(b.Context(), bytes.NewReader(data), root, Limits{}); err != nil {
+		if err := Layer(b.Context(), bytes.NewReader(data), Target{Dir: root}, Limits{}); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -1,6 +1,6 @@
-// Package unpack writes one image layer, a tar stream, into a directory in the form
-// that overlayfs mounts: whiteouts become character devices 0/0, opaque
-// directories carry trusted.overlay.opaque=y.
+// Package unpack writes one image layer, a tar stream, into a directory: in the form
+// that overlayfs mounts, or with the markers that the archive has (Markers). It can write
+// down how to make the same stream again out of that directory (recipe.go).
 //
 // The stream is hostile. No entry is followed out of the directory (every path
 // goes through internal/safepath, and no file here may call package os with a
@@ -28,6 +28,7 @@ import (
 	"io"
 	"time"
 
+	"github.com/coracle-project/coracle/internal/ctxio"
 	"github.com/coracle-project/coracle/internal/safepath"
 )
 
@@ -68,35 +69,47 @@ func (l Limits) WithDefaults() Limits {
 	return l
 }
 
-// Usage is what a layer takes on disk: allocated bytes, hard links counted once. It
-// is an upper bound if the layer replaced directories of its own.
-type Usage struct {
-	Bytes, Inodes int64
+// Target is where a layer is unpacked.
+type Target struct {
+	Dir     string // must be empty
+	Markers Markers
+	// Recipe, if not nil, gets what Rebuild needs besides the directory.
+	Recipe io.Writer
 }
 
-// Layer reads an uncompressed layer to its end and writes it into dir, which must
-// be empty. It stops at the first error and leaves what it wrote to the caller.
+// Layer reads an uncompressed layer to its end and writes it into a target. It stops at the first error and leaves what it wrote to the caller.
 // Data after the end of the archive is read and ignored, since it counts for the
 // digest.
-func Layer(ctx context.Context, r io.Reader, dir string, lim Limits) (Usage, error) {
-	root, err := safepath.Open(dir)
+func Layer(ctx context.Context, r io.Reader, to Target, lim Limits) error {
+	root, err := safepath.Open(to.Dir)
 	if err != nil {
-		return Usage{}, err
+		return err
 	}
 	defer root.Close()
 	u := &unpacker{
 		ctx:       ctx,
 		root:      root.Strict(),
 		lim:       lim.WithDefaults(),
+		markers:   to.Markers,
 		buf:       make([]byte, chunk),
 		whiteouts: map[string]struct{}{},
 		times:     map[string]dirTimes{},
 	}
 	defer u.forgetParent()
-	if err := u.run(r); err != nil {
-		return Usage{}, err
+	if to.Recipe != nil {
+		if u.recipe, err = newRecorder(r, to.Recipe, u.checkFree); err != nil {
+			return fmt.Errorf("write recipe: %w", err)
+		}
+		r = u.recipe
 	}
-	return u.usage, nil
+	if err := u.run(r); err != nil {
+		u.recipe.abandon()
+		return err
+	}
+	if err := u.recipe.close(); err != nil {
+		return fmt.Errorf("write recipe: %w", err)
+	}
+	return nil
 }
 
 // unpacker is the state of one layer being written. It is used by one goroutine.
@@ -106,12 +119,14 @@ type unpacker struct {
 	lim  Limits
 	buf  []byte
 
+	markers Markers
+	recipe  *recorder // nil without
+
 	// The directory of the last entry, kept open: most entries are siblings.
 	parent     *safepath.Dir
 	parentName string
 
 	entries, written, sinceCheck int64
-	usage                        Usage
 
 	whiteouts map[string]struct{} // names made into whiteouts by this layer
 	times     map[string]dirTimes // set last: writing into a directory changes them
@@ -152,7 +167,7 @@ func (u *unpacker) run(r io.Reader) error {
 	if err := u.setTimes(); err != nil {
 		return err
 	}
-	_, err := io.CopyBuffer(struct{ io.Writer }{io.Discard}, readerWithContext{u.ctx, r}, u.buf)
+	_, err := io.CopyBuffer(struct{ io.Writer }{io.Discard}, ctxio.Reader(u.ctx, r), u.buf)
 	return err
 }
 
@@ -175,18 +190,5 @@ func (u *unpacker) prepareRoot() error {
 		return err
 	}
 	defer d.Close()
-	u.usage.Inodes++
 	return d.SetMode(0o755)
-}
-
-type readerWithContext struct {
-	ctx context.Context
-	r   io.Reader
-}
-
-func (r readerWithContext) Read(p []byte) (int, error) {
-	if err := r.ctx.Err(); err != nil {
-		return 0, err
-	}
-	return r.r.Read(p)
 }

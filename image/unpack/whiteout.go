@@ -8,16 +8,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// OpaqueMark is what WhiteoutOf says of a directory's mark that hides all beneath: what is left of
+// .wh..wh..opq.
+const OpaqueMark = ".wh..opq"
+
 const (
 	whiteoutPrefix = ".wh."
-	opaqueMark     = ".wh..opq" // what is left of .wh..wh..opq
 	metaPrefix     = ".wh..wh." // aufs' own files: .wh..wh.plnk, .wh..wh.aufs, …
 	opaqueXattr    = "trusted.overlay.opaque"
 )
 
-// whiteoutOf says which sibling an entry hides: "" none, opaqueMark all of them.
+// WhiteoutOf says which sibling an entry hides: "" none, OpaqueMark all of them.
 // skip is set for aufs' bookkeeping, which old images carry and nobody reads.
-func whiteoutOf(name string) (hidden string, skip bool, err error) {
+func WhiteoutOf(name string) (hidden string, skip bool, err error) {
 	parent, base := path.Split(name)
 	for part := range strings.SplitSeq(strings.TrimSuffix(parent, "/"), "/") {
 		if strings.HasPrefix(part, metaPrefix) {
@@ -34,7 +37,7 @@ func whiteoutOf(name string) (hidden string, skip bool, err error) {
 		return "", false, nil
 	}
 	if strings.HasPrefix(base, metaPrefix) {
-		return hidden, hidden != opaqueMark, nil
+		return hidden, hidden != OpaqueMark, nil
 	}
 	if hidden == "" || hidden == "." || hidden == ".." {
 		return "", false, invalid("whiteout of nothing")
@@ -52,10 +55,12 @@ func (u *unpacker) whiteout(name string) error {
 	if err != nil {
 		return err
 	}
+	if u.markers == FileMarkers {
+		return u.mark(d, whiteoutPrefix+base)
+	}
 	err = d.Mknod(base, unix.S_IFCHR, 0)
 	if err == nil {
 		u.whiteouts[name] = struct{}{}
-		u.usage.Inodes++
 		return u.hold(name)
 	}
 	if !isExist(err) {
@@ -77,6 +82,9 @@ func (u *unpacker) opaque(name string) error {
 		return err
 	}
 	defer d.Close()
+	if u.markers == FileMarkers {
+		return u.mark(d, whiteoutPrefix+OpaqueMark)
+	}
 	return d.SetXattr(opaqueXattr, []byte("y"))
 }
 

@@ -16,6 +16,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/coracle-project/coracle/integration/bench/page"
 	"github.com/coracle-project/coracle/internal/testkit"
 )
 
@@ -88,7 +89,7 @@ func benchmarkCluster(ctx context.Context, o options) error {
 	rep.Machine.LoadAfter = loadAverage()
 	fmt.Print(aligned(clusterRows(rep)))
 	if o.md != "" {
-		err = writePage(o.md, clusterPage(rep))
+		err = page.Write(o.md, page.Clusters, clusterPage(rep))
 	}
 	if o.out != "" {
 		raw, jerr := json.MarshalIndent(rep, "", "  ")
@@ -185,12 +186,9 @@ func significant(v float64) string {
 	return strconv.FormatFloat(v, 'f', digits, 64)
 }
 
-// clusterPart begins the cluster's part of the page.
-const clusterPart = "## Whole clusters\n"
-
 func clusterPage(rep clusterReport) string {
 	var b strings.Builder
-	b.WriteString(clusterPart + `
+	b.WriteString(string(page.Clusters) + "\n" + `
 One run, one machine, first Coracle's cluster (` + "`coracle up`" + `), then upstream's own: etcd, kube-apiserver,
 kube-controller-manager, kube-scheduler and kubelet over containerd and runc. To repeat it:
 
@@ -199,7 +197,7 @@ kube-controller-manager, kube-scheduler and kubelet over containerd and runc. To
 (` + "`BENCH_FLAGS=-md=docs/benchmarks.md`" + ` writes this part of the page.) × says how many times better Coracle's figure is.
 
 `)
-	b.WriteString(markdown(clusterRows(rep)))
+	b.WriteString(page.Table(clusterRows(rep)))
 	fmt.Fprintf(&b, "\n%s.\n", rep.Machine.describe(rep.Date))
 	for _, stack := range clusterStacks {
 		if about := rep.Versions[stack]; about != "" {

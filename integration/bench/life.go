@@ -65,6 +65,16 @@ func (p *pod) timed(s step, f func() error) error {
 	return nil
 }
 
+// podConfig is a pod of that name.
+func (c *client) podConfig(name string) *cri.PodSandboxConfig {
+	ns := &cri.NamespaceOption{Pid: cri.NamespaceMode_CONTAINER}
+	return &cri.PodSandboxConfig{
+		Metadata: &cri.PodSandboxMetadata{Name: name, Namespace: "bench", Uid: name},
+		Hostname: name, LogDirectory: filepath.Join(c.logs, name),
+		Linux: &cri.LinuxPodSandboxConfig{CgroupParent: "/" + c.cgroup, SecurityContext: &cri.LinuxSandboxSecurityContext{NamespaceOptions: ns}},
+	}
+}
+
 // start runs a pod.
 func (c *client) start(ctx context.Context) (*pod, error) {
 	c.seq++
@@ -73,12 +83,8 @@ func (c *client) start(ctx context.Context) (*pod, error) {
 	if err := os.MkdirAll(p.logs, 0o755); err != nil {
 		return nil, err
 	}
-	ns := &cri.NamespaceOption{Pid: cri.NamespaceMode_CONTAINER}
-	config := &cri.PodSandboxConfig{
-		Metadata: &cri.PodSandboxMetadata{Name: name, Namespace: "bench", Uid: name},
-		Hostname: name, LogDirectory: p.logs,
-		Linux: &cri.LinuxPodSandboxConfig{CgroupParent: "/" + c.cgroup, SecurityContext: &cri.LinuxSandboxSecurityContext{NamespaceOptions: ns}},
-	}
+	config := c.podConfig(name)
+	ns := config.GetLinux().GetSecurityContext().GetNamespaceOptions()
 	ctr := &cri.ContainerConfig{
 		Metadata: &cri.ContainerMetadata{Name: "main"}, Image: &cri.ImageSpec{Image: c.ref, UserSpecifiedImage: image}, // as the kubelet does
 		Command: []string{"/pause", marker}, LogPath: "main.log",
@@ -192,7 +198,7 @@ func measureLatency(ctx context.Context, targets []*target, results []*result, o
 	for i := range targets {
 		results[i].Latency = map[step]sample{}
 		for s, all := range times[i] {
-			results[i].Latency[s] = sample{N: len(all), P50: quantile(all, .5), P99: quantile(all, .99)}
+			results[i].Latency[s] = sampleOf(all)
 		}
 	}
 	return nil
@@ -203,6 +209,10 @@ type sample struct {
 	N   int     `json:"n"`
 	P50 float64 `json:"p50"`
 	P99 float64 `json:"p99"`
+}
+
+func sampleOf(all []float64) sample {
+	return sample{N: len(all), P50: quantile(all, .5), P99: quantile(all, .99)}
 }
 
 // quantile is the smallest value that q of all values do not exceed.

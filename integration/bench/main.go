@@ -6,6 +6,7 @@
 //	bin/test/bench -targets coracle -n 20 -rounds 2
 //	bin/test/bench -o out/bench.json -md docs/benchmarks.md
 //	bin/test/bench -cluster              whole clusters, Coracle's and upstream's
+//	bin/test/bench -images               pulling and unpacking
 //
 // Latency: all runtimes are up, and take turns in rounds, so that a noisy moment
 // falls on all of them. Memory: one runtime at a time is up, alone in a process
@@ -28,6 +29,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/coracle-project/coracle/integration/bench/page"
 	"github.com/coracle-project/coracle/integration/images"
 	"github.com/coracle-project/coracle/internal/testkit"
 	"github.com/coracle-project/coracle/internal/testkit/ociimage"
@@ -42,8 +44,12 @@ type options struct {
 	pods                int
 	seccomp             bool
 	noLatency, noMemory bool
+	noCrowd, noScale    bool
+	crowd, clients      int
 	cluster             bool
 	clusterFlags        string
+	images              bool
+	imageRounds, tiny   int
 }
 
 func main() { os.Exit(testkit.Isolate(run)) }
@@ -58,8 +64,15 @@ func run() int {
 	flag.BoolVar(&o.seccomp, "seccomp", false, "ask for the default seccomp profile, as a kubelet with seccompDefault does")
 	flag.BoolVar(&o.noLatency, "no-latency", false, "leave latency out")
 	flag.BoolVar(&o.noMemory, "no-memory", false, "leave memory out")
+	flag.IntVar(&o.crowd, "crowd", 100, "pods that are started at once")
+	flag.IntVar(&o.clients, "clients", 10, "clients that start them")
+	flag.BoolVar(&o.noCrowd, "no-crowd", false, "leave out pods that are started at once")
+	flag.BoolVar(&o.noScale, "no-scale", false, "leave out the first runtime with many pods")
 	flag.BoolVar(&o.cluster, "cluster", false, "measure whole clusters instead of runtimes")
 	flag.StringVar(&o.clusterFlags, "cluster-flags", "", "flags for cluster-bench, which -cluster runs")
+	flag.BoolVar(&o.images, "images", false, "measure pulling and unpacking images instead")
+	flag.IntVar(&o.imageRounds, "image-rounds", 3, "rounds of -images")
+	flag.IntVar(&o.tiny, "tiny", 1000, "tiny images of -images")
 	flag.StringVar(&o.out, "o", "", "write the figures as JSON to this file")
 	flag.StringVar(&o.md, "md", "", "write the table into this Markdown page")
 	flag.Parse()
@@ -68,6 +81,9 @@ func run() int {
 	measure := benchmark
 	if o.cluster {
 		measure = benchmarkCluster
+	}
+	if o.images {
+		measure = benchmarkImages
 	}
 	if err := measure(ctx, o); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
@@ -98,6 +114,8 @@ type result struct {
 	Version string          `json:"version"`
 	Latency map[step]sample `json:"latency_ms,omitempty"`
 	Memory  *memory         `json:"memory,omitempty"`
+	Crowd   *crowd          `json:"crowd,omitempty"`
+	Scale   *scale          `json:"scale,omitempty"`
 }
 
 func benchmark(ctx context.Context, o options) (err error) {
@@ -130,10 +148,23 @@ func benchmark(ctx context.Context, o options) (err error) {
 			}
 		}
 	}
+	for i, t := range targets {
+		if o.noCrowd {
+			break
+		}
+		if rep.Results[i].Crowd, err = measureCrowd(ctx, t, o); err != nil {
+			return fmt.Errorf("%s: %w", t.name, err)
+		}
+	}
+	if !o.noScale {
+		if rep.Results[0].Scale, err = measureScale(ctx, targets[0], o); err != nil {
+			return fmt.Errorf("%s: %w", targets[0].name, err)
+		}
+	}
 	rep.Machine.LoadAfter = loadAverage()
 	fmt.Print(aligned(rows(rep)))
 	if o.md != "" {
-		err = writePage(o.md, page(rep, o))
+		err = page.Write(o.md, page.Runtimes, runtimesPage(rep, o))
 	}
 	if o.out != "" {
 		raw, jerr := json.MarshalIndent(rep, "", "  ")

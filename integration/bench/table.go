@@ -1,43 +1,17 @@
 package main
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"strings"
-	"text/tabwriter"
+
+	"github.com/coracle-project/coracle/integration/bench/page"
 )
 
 // rows are the table: one row per figure, one column per runtime, and how many
 // times the first runtime's figure each other one is.
 func rows(rep report) [][]string {
-	head := []string{"p50 / p99, ms"}
-	for i, r := range rep.Results {
-		head = append(head, r.Target)
-		if i > 0 {
-			head = append(head, "×")
-		}
-	}
-	all := [][]string{head}
-	add := func(name string, value func(*result) (float64, string)) {
-		row := []string{name}
-		var first float64
-		for i, r := range rep.Results {
-			v, text := value(r)
-			row = append(row, text)
-			if i == 0 {
-				first = v
-				continue
-			}
-			ratio := "–"
-			if first > 0 && v > 0 {
-				ratio = fmt.Sprintf("%.1f", v/first)
-			}
-			row = append(row, ratio)
-		}
-		all = append(all, row)
-	}
+	c := compare("p50 / p99, ms", rep.Results, func(r *result) string { return r.Target })
+	add := c.add
 	if rep.Results[0].Latency != nil {
 		for _, s := range steps {
 			add(string(s), func(r *result) (float64, string) {
@@ -59,55 +33,43 @@ func rows(rep report) [][]string {
 			return mb, fmt.Sprintf("%.1f", mb)
 		})
 	}
+	if many := rep.Results[0].Crowd; many != nil {
+		add(fmt.Sprintf("s to start %d pods by %d clients", many.Pods, many.Clients), func(r *result) (float64, string) {
+			return r.Crowd.Seconds, fmt.Sprintf("%.1f", r.Crowd.Seconds)
+		})
+		add(fmt.Sprintf("MB RSS of the daemon at %d pods", many.Pods), func(r *result) (float64, string) {
+			mb := float64(r.Crowd.DaemonRSS) / 1024
+			return mb, fmt.Sprintf("%.1f", mb)
+		})
+	}
+	if s := rep.Results[0].Scale; s != nil {
+		own := func(name string, value func(*scale) sample) {
+			add(name, func(r *result) (float64, string) {
+				if r.Scale == nil {
+					return 0, "" // measured for the first only
+				}
+				v := value(r.Scale)
+				return v.P50, fmt.Sprintf("%.1f / %.1f", v.P50, v.P99)
+			})
+		}
+		own(fmt.Sprintf("pod start at %d pods", s.Few), func(s *scale) sample { return s.FewStart })
+		own(fmt.Sprintf("pod start at %d pods", s.Many), func(s *scale) sample { return s.ManyStart })
+		own(fmt.Sprintf("ListPodSandbox of %d", s.Listed), func(s *scale) sample { return s.ListPods })
+		own(fmt.Sprintf("ListContainers of %d", s.Listed), func(s *scale) sample { return s.ListContainers })
+	}
+	return c.rows
+}
+
+// versions are those of the runtimes that were measured.
+func (rep report) versions() (all [][2]string) {
+	for _, r := range rep.Results {
+		all = append(all, [2]string{r.Target, r.Version})
+	}
 	return all
 }
 
-// aligned is a table for a terminal.
-func aligned(rows [][]string) string {
-	var b strings.Builder
-	w := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
-	for _, row := range rows {
-		fmt.Fprintln(w, strings.Join(row, "\t"))
-	}
-	_ = w.Flush()
-	return b.String()
-}
-
-// markdown is a table in Markdown.
-func markdown(rows [][]string) string {
-	var b strings.Builder
-	for i, row := range rows {
-		fmt.Fprintf(&b, "| %s |\n", strings.Join(row, " | "))
-		if i == 0 {
-			fmt.Fprintf(&b, "| --- |%s\n", strings.Repeat(" ---: |", len(row)-1))
-		}
-	}
-	return b.String()
-}
-
-// writePage writes one of the two parts of a page and keeps the other: that about clusters begins
-// with the line clusterPart.
-func writePage(path, text string) error {
-	old, err := os.ReadFile(path)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	runtimes, clusters, found := strings.Cut(string(old), clusterPart)
-	if strings.HasPrefix(text, clusterPart) {
-		text = strings.TrimRight(runtimes, "\n") + "\n\n" + text
-	} else if found {
-		text += "\n" + clusterPart + clusters
-	}
-	return os.WriteFile(path, []byte(text), 0o644)
-}
-
-// describe is a sentence about a machine, without its end.
-func (m machine) describe(date string) string {
-	return fmt.Sprintf("%s, %d CPUs (%s), Linux %s", date, m.CPUs, m.Model, m.Kernel)
-}
-
-// page is the part of docs/benchmarks.md about runtimes.
-func page(rep report, o options) string {
+// runtimesPage is the part of docs/benchmarks.md about runtimes.
+func runtimesPage(rep report, o options) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, `# Benchmarks
 
@@ -119,13 +81,8 @@ One run, one machine, all runtimes taking turns. To repeat it:
 that is.
 
 `, rep.Command)
-	b.WriteString(markdown(rows(rep)))
-	fmt.Fprintf(&b, "\n%s, load %s before and %s after.\n", rep.Machine.describe(rep.Date), rep.Machine.LoadBefore, rep.Machine.LoadAfter)
-	for _, r := range rep.Results {
-		if r.Version != "" {
-			fmt.Fprintf(&b, "- %s: %s\n", r.Target, r.Version)
-		}
-	}
+	b.WriteString(page.Table(rows(rep)))
+	b.WriteString(rep.Machine.circumstances(rep.Date, rep.versions()))
 	profile := "no seccomp profile (the kubelet's default)"
 	if o.seccomp {
 		profile = "the runtime's default seccomp profile"
@@ -140,6 +97,8 @@ that is.
   RemoveContainer, StopPodSandbox, RemovePodSandbox. %d pods per runtime in %d rounds.
 - Memory: PSS of all processes in a process namespace that holds one runtime, less the payload, at %d pods
   less that at none, divided by %d. Kernel memory is not in it.
-`, profile, o.n*o.rounds, o.rounds, o.pods, o.pods)
+- %d pods by %d clients: each client has a connection of its own and takes the next pod as soon as its last one runs.
+- With many pods on the node only Coracle is measured: starts one after another at %d and %d pods, lists of %d.
+`, profile, o.n*o.rounds, o.rounds, o.pods, o.pods, o.crowd, o.clients, fewPods, manyPods, listedPods)
 	return b.String()
 }

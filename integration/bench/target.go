@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,7 +11,6 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/coracle-project/coracle/internal/testkit"
@@ -27,8 +25,10 @@ type target struct {
 	launch  func(t *target) (stop func() error, socket string, err error)
 
 	client *client
+	others int // clients that there were besides
 	stop   func() error
 	socket string
+	data   string // directory of images and layers
 }
 
 // chooseTargets returns the runtimes to measure, coracle first.
@@ -53,7 +53,7 @@ func chooseTargets(names, dir string, seccomp bool) ([]*target, error) {
 		if seccomp {
 			t.seccomp = &cri.SecurityProfile{ProfileType: cri.SecurityProfile_RuntimeDefault}
 		}
-		want := names == "" && t.name != "containerd+crun" && (i == 0 || installed(peers, t.name))
+		want := names == "" && (i == 0 || installed(peers, t.name))
 		for n := range strings.SplitSeq(names, ",") {
 			want = want || n == t.name
 		}
@@ -100,6 +100,7 @@ func (t *target) open() error {
 	if err := os.MkdirAll(filepath.Join(t.dir, "logs"), 0o755); err != nil {
 		return err
 	}
+	t.data = filepath.Join(t.dir, "root")
 	var err error
 	if t.stop, t.socket, err = t.launch(t); err != nil {
 		return err
@@ -138,25 +139,10 @@ func joinDown(err error, t *target) error {
 
 // pid is the daemon.
 func (t *target) pid() int {
-	c, err := net.Dial("unix", t.socket)
-	if err != nil {
-		return 0
-	}
-	defer c.Close()
-	raw, err := c.(*net.UnixConn).SyscallConn()
-	if err != nil {
-		return 0
-	}
-	pid := 0
-	_ = raw.Control(func(fd uintptr) {
-		if u, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
-			pid = int(u.Pid)
-		}
-	})
-	return pid
+	return testkit.SocketPID(t.socket)
 }
 
-func launchCoracle(*target) (func() error, string, error) {
+func launchCoracle(t *target) (func() error, string, error) {
 	d, err := testkit.NewDaemon(testkit.Options{Registries: []string{registryAddr}, LogLevel: "info"})
 	if err != nil {
 		return nil, "", err
@@ -164,6 +150,7 @@ func launchCoracle(*target) (func() error, string, error) {
 	if err := d.Start(); err != nil {
 		return nil, "", errors.Join(err, d.Purge(), d.RemoveScratch())
 	}
+	t.data = d.Root
 	return func() error { return errors.Join(d.Purge(), d.RemoveScratch()) }, d.Socket, nil
 }
 

@@ -1,11 +1,9 @@
 // Command critest runs the Kubernetes CRI validation tests (critest, built by
-// hack/tools.sh) against a coracled of its own, and compares what fails with a list
-// of known failures: a failure that is not on the list, and a test on the list that
-// passes, both fail the run.
+// hack/tools.sh) against a coracled of its own.
 //
-//	bin/test/critest -known integration/critest/known-failing.txt
+//	bin/test/critest
 //	bin/test/critest -focus 'port mapping' -v
-//	bin/test/critest -known … -md docs/cri-conformance.md
+//	bin/test/critest -md docs/cri-conformance.md
 //
 // critest asks for images at registry.k8s.io and gcr.io. In the namespaces that this
 // program makes for itself, those names are those of a registry on 127.0.0.1 that
@@ -35,17 +33,16 @@ import (
 var hosts = []string{"registry.k8s.io", "k8s.gcr.io", "gcr.io"}
 
 type options struct {
-	known, md, focus, skip, scope, keep string
-	verbose                             bool
+	md, focus, skip, scope, keep string
+	verbose                      bool
 }
 
 func main() { os.Exit(testkit.Isolate(run)) }
 
 func run() int {
 	var o options
-	flag.StringVar(&o.known, "known", "", "file with the tests that are known to fail")
 	flag.StringVar(&o.md, "md", "", "write the result as a Markdown page to this file")
-	flag.StringVar(&o.focus, "focus", "", "only tests that match this regular expression; known failures are not compared")
+	flag.StringVar(&o.focus, "focus", "", "only tests that match this regular expression")
 	flag.StringVar(&o.skip, "skip", "", "no tests that match this regular expression")
 	flag.StringVar(&o.scope, "scope", "", "shim.scope: node or pod")
 	flag.StringVar(&o.keep, "keep", "", "keep logs and reports in this directory")
@@ -118,7 +115,7 @@ func conformance(o options) (wrong []string, err error) {
 			return nil, err
 		}
 	}
-	return append(left, judge(results, o)...), nil
+	return append(left, failures(results)...), nil
 }
 
 // leftovers collects what the leak checker says.

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"encoding/xml"
 	"fmt"
 	"os"
@@ -108,54 +107,11 @@ func summarize(results []result) (s summary) {
 	return s
 }
 
-// readKnown reads a list of names, one a line; # begins a comment.
-func readKnown(path string) ([]string, error) {
-	if path == "" {
-		return nil, nil
-	}
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	var names []string
-	s := bufio.NewScanner(f)
-	for s.Scan() {
-		line := strings.TrimSpace(s.Text())
-		if line != "" && !strings.HasPrefix(line, "#") {
-			names = append(names, line)
-		}
-	}
-	return names, s.Err()
-}
-
-// judge compares the results with the known failures.
-func judge(results []result, o options) []string {
-	known, err := readKnown(o.known)
-	if err != nil {
-		return []string{err.Error()}
-	}
-	return compare(results, known, o.focus == "" && o.skip == "")
-}
-
-// compare returns what has to be mended. Only a complete run can tell that a listed
-// test does not exist.
-func compare(results []result, known []string, complete bool) []string {
-	var wrong []string
-	seen := map[string]bool{}
+// failures are what has to be mended.
+func failures(results []result) (wrong []string) {
 	for _, r := range results {
-		seen[r.name] = true
-		listed := slices.Contains(known, r.name)
-		switch {
-		case r.outcome == failed && !listed:
+		if r.outcome == failed {
 			wrong = append(wrong, fmt.Sprintf("FAILED %s\n\t%s", r.name, r.why))
-		case r.outcome == passed && listed:
-			wrong = append(wrong, fmt.Sprintf("PASSES, take it off the list: %s", r.name))
-		}
-	}
-	for _, name := range known {
-		if complete && !seen[name] {
-			wrong = append(wrong, fmt.Sprintf("on the list, but no such test: %s", name))
 		}
 	}
 	return wrong
@@ -169,8 +125,7 @@ func page(results []result, s summary) string {
 
 What the Kubernetes CRI validation suite (critest %s, unmodified but for the digest
 of one image) says of Coracle. Written by `+"`make critest CRITEST_FLAGS=-md=docs/cri-conformance.md`"+`;
-`+"`make test`"+` runs the same suite and compares it with
-[known-failing.txt](../integration/critest/known-failing.txt).
+`+"`make test`"+` runs the same suite and fails if a test does.
 
 | passed | failed | skipped |
 | ---: | ---: | ---: |

@@ -3,10 +3,16 @@
 package atomicfile
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/internal/kernfile"
 )
 
 // tempPrefix marks files that a crash may have left behind; readers of a directory
@@ -35,48 +41,52 @@ const (
 	syncAll
 )
 
-func replace(path string, data []byte, perm os.FileMode, d durability) (err error) {
-	dir := filepath.Dir(path)
-	f, err := os.CreateTemp(dir, tempPrefix+"*")
-	if err != nil {
+// serial tells apart the temporary files of this process.
+var serial atomic.Uint64
+
+func replace(path string, data []byte, perm os.FileMode, d durability) error {
+	if err := write(path, data, perm, d); err != nil {
 		return fmt.Errorf("replace %s: %w", path, err)
-	}
-	defer func() {
-		if err != nil {
-			f.Close() // a second close after a failed one does no harm
-			os.Remove(f.Name())
-			err = fmt.Errorf("replace %s: %w", path, err)
-		}
-	}()
-	if err := f.Chmod(perm); err != nil {
-		return err
-	}
-	if _, err := f.Write(data); err != nil {
-		return err
-	}
-	if d == syncAll {
-		if err := f.Sync(); err != nil {
-			return err
-		}
-	}
-	// Close before rename: a delayed write error must not be renamed into place.
-	if err := f.Close(); err != nil {
-		return err
-	}
-	if err := os.Rename(f.Name(), path); err != nil {
-		return err
-	}
-	if d == syncAll {
-		return syncDir(dir)
 	}
 	return nil
 }
 
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
+func write(path string, data []byte, perm os.FileMode, d durability) error {
+	dir := filepath.Dir(path)
+	tmp := ""
+	for {
+		tmp = filepath.Join(dir, fmt.Sprintf("%s%d-%d", tempPrefix, os.Getpid(), serial.Add(1)))
+		err := kernfile.Create(tmp, data, uint32(perm.Perm()))
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, os.ErrExist) { // what an earlier process of this pid has left
+			return err
+		}
+	}
+	err := error(nil)
+	if d == syncAll {
+		err = syncFile(tmp)
+	}
+	if err == nil {
+		err = unix.Rename(tmp, path)
+	}
+	if err != nil {
+		_ = os.Remove(tmp)
+		return err
+	}
+	if d == syncAll {
+		return syncFile(dir)
+	}
+	return nil
+}
+
+// syncFile writes a file or directory to disk.
+func syncFile(path string) error {
+	f, err := os.Open(path)
 	if err != nil {
 		return err
 	}
-	defer d.Close()
-	return d.Sync()
+	defer f.Close()
+	return f.Sync()
 }

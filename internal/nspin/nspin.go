@@ -1,5 +1,5 @@
-// Package nspin makes a pod's network, IPC and UTS namespaces and pins them with
-// bind mounts, so that they live without any process in them (namespaces(7)).
+// Package nspin makes a pod's network, IPC and UTS namespaces, and a user namespace that
+// they belong to if the pod has one, and pins them with bind mounts, so that they live without any process in them (namespaces(7)).
 //
 // # Life cycle
 //
@@ -30,11 +30,12 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/internal/fault"
+	"github.com/coracle-project/coracle/internal/ownthread"
 )
 
 // Kinds of error, for errors.Is.
@@ -50,6 +51,8 @@ type Spec struct {
 	Net, IPC, UTS bool
 	Hostname      string            // set in the UTS namespace, if UTS
 	Sysctls       map[string]string // dotted names; each must belong to a namespace of the spec
+	// Users are the ids of a user namespace of the pod's own, to which the others belong.
+	Users Users
 }
 
 // Set holds the paths of pinned namespaces; empty where the host's is used.
@@ -57,6 +60,8 @@ type Set struct {
 	Net string `json:"net,omitempty"`
 	IPC string `json:"ipc,omitempty"`
 	UTS string `json:"uts,omitempty"`
+	// User is the user namespace.
+	User string `json:"user,omitempty"`
 }
 
 // maxHostname is the kernel's __NEW_UTS_LEN.
@@ -84,7 +89,15 @@ func Create(ctx context.Context, dir string, spec Spec) (Set, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return Set{}, fmt.Errorf("namespace directory: %w", err)
 	}
-	if err := onThrowawayThread(func() error { return build(ctx, set, spec, writes) }); err != nil {
+	create := func() error { return ownthread.Run(func() error { return build(ctx, set, spec, writes) }) }
+	if !spec.Users.none() {
+		create = func() error {
+			return spec.Users.withNamespaces(spec.flags(), func(pid int) error {
+				return ownthread.Run(func() error { return buildIn(ctx, pid, set, spec, writes) })
+			})
+		}
+	}
+	if err := create(); err != nil {
 		return Set{}, errors.Join(err, Remove(dir))
 	}
 	return set, nil
@@ -102,12 +115,29 @@ func (s Spec) paths(dir string) Set {
 	if s.UTS {
 		set.UTS = filepath.Join(dir, "uts")
 	}
+	if !s.Users.none() {
+		set.User = filepath.Join(dir, "user")
+	}
 	return set
+}
+
+// flags are clone(2)'s for the namespaces of the spec but that of users.
+func (s Spec) flags() (flags uintptr) {
+	if s.Net {
+		flags |= unix.CLONE_NEWNET
+	}
+	if s.IPC {
+		flags |= unix.CLONE_NEWIPC
+	}
+	if s.UTS {
+		flags |= unix.CLONE_NEWUTS
+	}
+	return flags
 }
 
 // each calls f with the kernel's name and the pin of every namespace in the set.
 func (s Set) each(f func(kind, pin string) error) error {
-	for _, n := range [...]struct{ kind, pin string }{{"net", s.Net}, {"ipc", s.IPC}, {"uts", s.UTS}} {
+	for _, n := range [...]struct{ kind, pin string }{{"net", s.Net}, {"ipc", s.IPC}, {"uts", s.UTS}, {"user", s.User}} {
 		if n.pin == "" {
 			continue
 		}
@@ -121,6 +151,9 @@ func (s Set) each(f func(kind, pin string) error) error {
 func (s Spec) check() ([]sysctlWrite, error) {
 	if s.UTS && len(s.Hostname) > maxHostname {
 		return nil, fmt.Errorf("%w: host name of %d bytes is longer than %d", ErrInvalid, len(s.Hostname), maxHostname)
+	}
+	if err := s.Users.check(); err != nil {
+		return nil, err
 	}
 	return s.sysctlWrites()
 }
@@ -143,41 +176,30 @@ func pinned(path string) bool {
 	return unix.Statfs(path, &st) == nil && st.Type == unix.NSFS_MAGIC
 }
 
-// onThrowawayThread runs f on an operating system thread that ends with it,
-// because a thread that has left its namespaces must run nothing else.
-func onThrowawayThread(f func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		if unix.Gettid() == unix.Getpid() {
-			// The process's first thread never ends: it would keep the namespaces,
-			// and /proc/self would show them. Occupied here, it cannot be the one
-			// that runs the next attempt.
-			defer runtime.UnlockOSThread()
-			done <- onThrowawayThread(f)
-			return
-		}
-		// Not unlocked: the Go runtime ends the thread with the goroutine.
-		done <- f()
-	}()
-	return <-done
-}
-
 // build runs on the throwaway thread.
 func build(ctx context.Context, set Set, spec Spec, writes []sysctlWrite) error {
-	var flags int
-	if spec.Net {
-		flags |= unix.CLONE_NEWNET
-	}
-	if spec.IPC {
-		flags |= unix.CLONE_NEWIPC
-	}
-	if spec.UTS {
-		flags |= unix.CLONE_NEWUTS
-	}
-	if err := unix.Unshare(flags); err != nil {
+	if err := unix.Unshare(int(spec.flags())); err != nil {
 		return fmt.Errorf("unshare namespaces: %w", err)
 	}
+	if err := configure(ctx, spec, writes); err != nil {
+		return err
+	}
+	return pinAll(ctx, set, "/proc/thread-self/ns/")
+}
+
+// buildIn is build for namespaces that a process is in already.
+func buildIn(ctx context.Context, pid int, set Set, spec Spec, writes []sysctlWrite) error {
+	if err := enter(pid, set); err != nil {
+		return err
+	}
+	if err := configure(ctx, spec, writes); err != nil {
+		return err
+	}
+	return pinAll(ctx, set, nsPath(pid, ""))
+}
+
+// configure sets up the namespaces that the thread is in.
+func configure(ctx context.Context, spec Spec, writes []sysctlWrite) error {
 	if spec.UTS && spec.Hostname != "" {
 		if err := unix.Sethostname([]byte(spec.Hostname)); err != nil {
 			return fmt.Errorf("set host name %q: %w", spec.Hostname, err)
@@ -189,29 +211,35 @@ func build(ctx context.Context, set Set, spec Spec, writes []sysctlWrite) error 
 		}
 	}
 	for _, w := range writes {
-		if err := w.do(); err != nil {
+		do := w.do
+		if w.ipc() {
+			do = func() error { return spec.Users.asRoot(w.do) }
+		}
+		if err := do(); err != nil {
 			return err
 		}
 	}
-	if err := fault.At(ctx, "nspin.create.configured"); err != nil {
-		return err
-	}
+	return fault.At(ctx, "nspin.create.configured")
+}
+
+// pinAll pins the namespaces whose files are in a directory of /proc.
+func pinAll(ctx context.Context, set Set, from string) error {
 	return set.each(func(kind, pin string) error {
-		if err := pinThread(kind, pin); err != nil {
+		if err := pinOne(from+kind, pin); err != nil {
 			return err
 		}
 		return fault.At(ctx, "nspin.create.pinned")
 	})
 }
 
-// pinThread mounts this thread's namespace of one kind on a new file.
-func pinThread(kind, pin string) error {
+// pinOne mounts a namespace on a new file.
+func pinOne(from, pin string) error {
 	fd, err := unix.Open(pin, unix.O_CREAT|unix.O_EXCL|unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0o444)
 	if err != nil {
 		return fmt.Errorf("pin %s: %w", pin, err)
 	}
 	_ = unix.Close(fd)
-	if err := unix.Mount("/proc/thread-self/ns/"+kind, pin, "", unix.MS_BIND, ""); err != nil {
+	if err := unix.Mount(from, pin, "", unix.MS_BIND, ""); err != nil {
 		return fmt.Errorf("pin %s: bind mount: %w", pin, err)
 	}
 	return nil
@@ -222,7 +250,7 @@ func pinThread(kind, pin string) error {
 // is in them.
 func Remove(dir string) error {
 	var errs []error
-	_ = Spec{Net: true, IPC: true, UTS: true}.paths(dir).each(func(_, pin string) error {
+	_ = everything.paths(dir).each(func(_, pin string) error {
 		errs = append(errs, unpin(pin))
 		return nil
 	})
@@ -236,6 +264,9 @@ func Remove(dir string) error {
 		return fmt.Errorf("remove %s: %w", dir, err)
 	}
 }
+
+// everything is a spec of all kinds of namespaces.
+var everything = Spec{Net: true, IPC: true, UTS: true, Users: Users{UIDs: []syscall.SysProcIDMap{{}}}}
 
 // unpin removes every mount on the file, and the file.
 func unpin(pin string) error {

@@ -101,6 +101,11 @@ func (s Spec) owns(name string, parts []string) error {
 	return nil
 }
 
+// ipc says whether the sysctl belongs to an IPC namespace.
+func (w sysctlWrite) ipc() bool {
+	return !strings.HasPrefix(w.path, "/proc/sys/net/") && w.path != "/proc/sys/kernel/domainname"
+}
+
 // do writes the sysctl. A file under /proc/sys acts on the namespaces of the
 // thread that opens it, so it must run on the thread that has unshared.
 func (w sysctlWrite) do() error {

@@ -25,7 +25,10 @@ var mayImport = map[string][]string{
 	"network":  {},
 	"pod":      {"shim", "runtime", "image", "snapshot", "network"},
 	"cri":      {"pod", "image"},
-	"cmd":      {"cri", "pod", "shim", "runtime", "image", "snapshot", "network"},
+	"nri":      {"pod"},
+	"api":      {},
+	"imageapi": {"api", "pod", "image", "snapshot"},
+	"cmd":      {"cri", "nri", "api", "imageapi", "pod", "shim", "runtime", "image", "snapshot", "network"},
 }
 
 // pkg is what `go list -json` says of a package.
@@ -76,7 +79,7 @@ func TestTestkitStaysInTests(t *testing.T) {
 // TestSmallBinariesStaySmall is the budget of dependencies of the long-lived part:
 // what serves networks or speaks Kubernetes belongs in coracled.
 func TestSmallBinariesStaySmall(t *testing.T) {
-	for _, p := range list(t, "./cmd/containerd-shim-coracle-v1", "./cmd/coracle-oci") {
+	for _, p := range list(t, "./cmd/containerd-shim-coracle-v1", "./cmd/coracle-oci", "./cmd/coracle-oci-libcontainer") {
 		for _, d := range p.Deps {
 			for _, bad := range []string{"google.golang.org/grpc", "net/http", "go.opentelemetry.io/"} {
 				if d == bad || (strings.HasSuffix(bad, "/") && strings.HasPrefix(d, bad)) {
@@ -85,6 +88,34 @@ func TestSmallBinariesStaySmall(t *testing.T) {
 			}
 			if strings.HasPrefix(d, "k8s.io/") {
 				t.Errorf("%s links %s", p.ImportPath, d)
+			}
+		}
+	}
+}
+
+// TestCommandAsksTheDaemon keeps the operator's command a client: what it would do itself to
+// images or pods, it would do behind coracled's back.
+func TestCommandAsksTheDaemon(t *testing.T) {
+	for _, p := range list(t, "./cmd/coracle") {
+		for _, d := range p.Deps {
+			if slices.Contains([]string{"cri", "imageapi", "image", "snapshot", "pod", "network"}, layer(d)) {
+				t.Errorf("%s links %s", p.ImportPath, d)
+			}
+		}
+	}
+}
+
+// TestOCIBinaryIsSlim: each start of a container pays for what coracle-oci links, so what few
+// of them need is in coracle-oci-libcontainer.
+func TestOCIBinaryIsSlim(t *testing.T) {
+	for _, p := range list(t, "./cmd/coracle-oci") {
+		for _, d := range p.Deps {
+			for _, bad := range []string{
+				"github.com/opencontainers/runc", "github.com/seccomp", "github.com/checkpoint-restore", "go.yaml.in", "sigs.k8s.io",
+			} {
+				if strings.HasPrefix(d, bad) {
+					t.Errorf("%s links %s", p.ImportPath, d)
+				}
 			}
 		}
 	}

@@ -1,6 +1,7 @@
 package safepath
 
 import (
+	"os"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -48,4 +49,19 @@ func split(path string) (parent, base string, err error) {
 // plain says whether name is one component that names an entry of its directory.
 func plain(name string) bool {
 	return name != "" && name != "." && name != ".." && !strings.ContainsAny(name, "/\x00")
+}
+
+// Real is the host's path of what path leads to, without links. It holds only as long as
+// nothing in the root is renamed: use it for roots that are mounted read-only.
+func (r *Root) Real(path string) (string, error) {
+	fd, err := r.openat(path, unix.O_PATH, 0)
+	if err != nil {
+		return "", r.fail("resolve", path, err)
+	}
+	defer unix.Close(fd)
+	real, err := os.Readlink(procName(fd))
+	if err != nil {
+		return "", r.fail("resolve", path, err)
+	}
+	return real, nil
 }

@@ -23,6 +23,13 @@ func (r *Root) OpenFile(path string, flags int, mode uint32) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
+// Statfs describes the file system that the root is on.
+func (r *Root) Statfs() (unix.Statfs_t, error) {
+	var st unix.Statfs_t
+	err := unix.Fstatfs(r.fd, &st)
+	return st, r.fail("statfs", ".", err)
+}
+
 // OpenDir opens a directory, following links within the root.
 func (r *Root) OpenDir(path string) (*Dir, error) {
 	fd, err := r.openat(path, unix.O_RDONLY|unix.O_DIRECTORY, 0)

@@ -8,6 +8,22 @@ import (
 	"slices"
 )
 
+// MakeCgroups makes a cgroup in each hierarchy, as a kubelet wants its own to be there.
+func MakeCgroups(name string) error {
+	const top = "/sys/fs/cgroup"
+	if _, err := os.Stat(filepath.Join(top, "cgroup.controllers")); err == nil { // the only hierarchy
+		return os.MkdirAll(filepath.Join(top, name), 0o755)
+	}
+	tops, err := os.ReadDir(top)
+	for _, d := range tops {
+		// Links are other names of hierarchies.
+		if d.IsDir() {
+			err = errors.Join(err, os.MkdirAll(filepath.Join(top, d.Name(), name), 0o755))
+		}
+	}
+	return err
+}
+
 // RemoveCgroups deletes a cgroup parent and what is below it, in each hierarchy. A
 // runtime under test does not: its parent belongs to who named it, usually the kubelet.
 func RemoveCgroups(name string) error {

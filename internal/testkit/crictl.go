@@ -7,7 +7,6 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
-	"time"
 )
 
 // Crictl runs the real crictl against the daemon and returns what it printed,
@@ -27,7 +26,7 @@ func (d *Daemon) TryCrictl(stdin []byte, args ...string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, exe, append([]string{"-c", "/dev/null", "-r", "unix://" + d.Socket, "-t", "30s"}, args...)...)
 	var out, errs bytes.Buffer

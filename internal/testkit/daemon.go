@@ -24,8 +24,10 @@ import (
 
 // Names of the executables.
 const (
-	DaemonExe = "coracled"
-	ShimExe   = "containerd-shim-coracle-v1"
+	DaemonExe  = "coracled"
+	ShimExe    = "containerd-shim-coracle-v1"
+	LazyExe    = "coracle-lazy"
+	starterExe = "memfd:coracle-zygote" // the shim's starter of containers
 )
 
 // Options choose how a daemon runs. The zero value is the default configuration.
@@ -36,8 +38,12 @@ type Options struct {
 	Config string
 	// Scope is shim.scope, "node" if empty.
 	Scope string
+	// RootSize makes the root directory a tmpfs of that size, as mount(8) has it: "400m".
+	RootSize string
 	// CNIConfDir is network.cni_conf_dir; empty: a directory without configuration.
 	CNIConfDir string
+	// CNIBinDir is searched for plugins before the reference ones.
+	CNIBinDir string
 	// LogLevel is log.level, "debug" if empty.
 	LogLevel string
 	// NoSupervise keeps the keeper from starting a dead coracled again.
@@ -49,6 +55,10 @@ type Options struct {
 	// Bin overrides the directory of the binaries.
 	Bin string
 }
+
+// patience is when a wait gives up. Nothing is expected to take any part of it: on a machine that
+// does other things, too, everything takes as long as it takes.
+const patience = 2 * time.Minute
 
 // Daemon is a coracled on a scratch root.
 type Daemon struct {
@@ -116,8 +126,15 @@ func NewDaemon(o Options) (*Daemon, error) {
 	}
 	fmt.Fprintf(&c, "[log]\nlevel = %q\n\n[shim]\nscope = %q\nsupervise = %v\n\n", level, scope, !o.NoSupervise)
 	fmt.Fprintf(&c, "[network]\ncni_conf_dir = %q\n", cni)
-	if plugins, err := FindBin("tools", "cni"); err == nil {
-		fmt.Fprintf(&c, "cni_bin_dirs = [%q]\n", plugins)
+	var plugins []string
+	if o.CNIBinDir != "" {
+		plugins = append(plugins, o.CNIBinDir)
+	}
+	if reference, err := FindBin("tools", "cni"); err == nil {
+		plugins = append(plugins, reference)
+	}
+	if len(plugins) > 0 {
+		fmt.Fprintf(&c, "cni_bin_dirs = [\"%s\"]\n", strings.Join(plugins, `", "`))
 	}
 	for _, r := range o.Registries {
 		fmt.Fprintf(&c, "\n[image.registry.%q]\nplain_http = true\n", r)
@@ -141,6 +158,9 @@ func StartDaemon(t testing.TB, o Options) *Daemon {
 	if err := d.mountState(); err != nil {
 		t.Fatal(err)
 	}
+	if err := d.mountRoot(o.RootSize); err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("log of coracled:\n%s", d.LogTail(80))
@@ -153,6 +173,11 @@ func StartDaemon(t testing.TB, o Options) *Daemon {
 		}
 		if err := unix.Unmount(d.State, 0); err != nil {
 			t.Errorf("unmount %s: %v", d.State, err)
+		}
+		if o.RootSize != "" {
+			if err := unix.Unmount(d.Root, 0); err != nil {
+				t.Errorf("unmount %s: %v", d.Root, err)
+			}
 		}
 		before.Check(t)
 		if err := d.RemoveScratch(); err != nil {
@@ -172,6 +197,20 @@ func (d *Daemon) mountState() error {
 	}
 	if err := unix.Mount("tmpfs", d.State, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=700"); err != nil {
 		return fmt.Errorf("mount %s: %w", d.State, err)
+	}
+	return nil
+}
+
+// mountRoot makes the root directory as small as a test wants it.
+func (d *Daemon) mountRoot(size string) error {
+	if size == "" {
+		return nil
+	}
+	if err := os.Mkdir(d.Root, 0o700); err != nil {
+		return err
+	}
+	if err := unix.Mount("tmpfs", d.Root, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=700,size="+size); err != nil {
+		return fmt.Errorf("mount %s: %w", d.Root, err)
 	}
 	return nil
 }
@@ -202,7 +241,7 @@ func (d *Daemon) StartWith(env ...string) error {
 	if err := d.startProcess(env); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	return d.WaitReady(ctx)
 }
@@ -258,7 +297,12 @@ func (d *Daemon) WaitReady(ctx context.Context) error {
 
 // PID is the process that serves the socket now, 0 if there is none.
 func (d *Daemon) PID() int {
-	c, err := net.Dial("unix", d.Socket)
+	return SocketPID(d.Socket)
+}
+
+// SocketPID is the process that listens on a unix socket, 0 if none does.
+func SocketPID(socket string) int {
+	c, err := net.Dial("unix", socket)
 	if err != nil {
 		return 0
 	}
@@ -287,11 +331,15 @@ func (d *Daemon) Keepers() []int {
 	return d.pids(ShimExe, func(argv []string) bool { return argv[0] == "coracle-keeper" })
 }
 
+// Lazies are the processes that show layers which are pulled lazily: one at most.
+func (d *Daemon) Lazies() []int { return d.pids(LazyExe, func([]string) bool { return true }) }
+
 // Processes are all long-lived processes of the runtime, for leak.Scope and for
 // measuring memory.
 func (d *Daemon) Processes() []int {
 	any := func([]string) bool { return true }
-	return append(d.pids(DaemonExe, any), d.pids(ShimExe, any)...)
+	found := append(d.pids(DaemonExe, any), d.pids(ShimExe, any)...)
+	return append(append(found, d.pids(starterExe, any)...), d.Lazies()...)
 }
 
 // pids finds processes by executable and arguments. It relies on Isolate: another
@@ -317,7 +365,7 @@ func (d *Daemon) pids(exe string, match func(argv []string) bool) []int {
 }
 
 // Kill sends SIGKILL to a process and waits until it is gone.
-func Kill(pid int) error { return signalAndWait(pid, syscall.SIGKILL, 10*time.Second) }
+func Kill(pid int) error { return signalAndWait(pid, syscall.SIGKILL, patience) }
 
 // Terminate sends SIGTERM to coracled and waits for its end. Containers stay.
 func (d *Daemon) Terminate() error {
@@ -325,7 +373,7 @@ func (d *Daemon) Terminate() error {
 	if pid == 0 {
 		return errors.New("coracled is not running")
 	}
-	return signalAndWait(pid, syscall.SIGTERM, 20*time.Second)
+	return signalAndWait(pid, syscall.SIGTERM, patience)
 }
 
 // signalAndWait waits on a pidfd, so it cannot mistake another process for this one.
@@ -378,7 +426,7 @@ func WatchExit(pid int) (<-chan struct{}, error) {
 
 // Purge removes all pods and ends every process of the daemon.
 func (d *Daemon) Purge() error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, filepath.Join(d.bin, DaemonExe), append([]string{"purge"}, d.Args()...)...).CombinedOutput()
 	if err != nil {

@@ -20,8 +20,12 @@ type RegistryOptions struct {
 	Addr string // host:port
 	// Cert and Key are PEM files; both or none.
 	Cert, Key string
+	// ClientCA, with Cert, is the PEM file of who certifies clients; others are refused.
+	ClientCA string
 	// Htpasswd is a file with bcrypt hashes.
 	Htpasswd string
+	// Tokens, if not nil, is who the registry sends clients to.
+	Tokens *TokenServer
 }
 
 // Registry is a CNCF distribution registry with its data in a scratch directory.
@@ -62,7 +66,14 @@ func NewRegistry(dir string, o RegistryOptions) (*Registry, error) {
 	fmt.Fprintf(&c, "storage: {filesystem: {rootdirectory: %q}, delete: {enabled: true}}\n", filepath.Join(dir, "data"))
 	fmt.Fprintf(&c, "http:\n  addr: %q\n", o.Addr)
 	if o.Cert != "" {
-		fmt.Fprintf(&c, "  tls: {certificate: %q, key: %q}\n", o.Cert, o.Key)
+		fmt.Fprintf(&c, "  tls: {certificate: %q, key: %q", o.Cert, o.Key)
+		if o.ClientCA != "" {
+			fmt.Fprintf(&c, ", clientcas: [%q]", o.ClientCA)
+		}
+		fmt.Fprintf(&c, "}\n")
+	}
+	if s := o.Tokens; s != nil {
+		fmt.Fprintf(&c, "auth: {token: {realm: %q, service: %q, issuer: %q, rootcertbundle: %q}}\n", s.Realm, s.Service, s.Issuer, s.Cert)
 	}
 	if o.Htpasswd != "" {
 		fmt.Fprintf(&c, "auth: {htpasswd: {realm: test, path: %q}}\n", o.Htpasswd)
@@ -94,7 +105,7 @@ func NewRegistry(dir string, o RegistryOptions) (*Registry, error) {
 		<-exit
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()

@@ -6,11 +6,12 @@ import (
 	"fmt"
 	"runtime"
 	"runtime/debug"
+	"strings"
 )
 
 // Set by the linker.
 var (
-	Version string // "v0.1.0", or "v0.1.0-3-gabcdef0" after a tag
+	Version string // "v0.1.0", "v0.1.0-3-gabcdef0" after a tag, or "abcdef0" before there is one
 	Commit  string // full hash, "-dirty" appended if the tree was
 	Date    string // of the commit, RFC 3339
 )
@@ -18,12 +19,22 @@ var (
 // Number is the version alone, never empty: it is what CRI's Version call returns.
 func Number() string {
 	if Version != "" {
-		return Version
+		return semantic(Version)
 	}
 	if b, ok := debug.ReadBuildInfo(); ok && b.Main.Version != "" && b.Main.Version != "(devel)" {
 		return b.Main.Version
 	}
 	return "v0.0.0-dev"
+}
+
+// semantic makes a semantic version, as CRI wants it, of the name of a commit: the kubelet would make "Unknown" of
+// that in its node's status.
+func semantic(version string) string {
+	var major, minor, patch int
+	if n, _ := fmt.Sscanf(strings.TrimPrefix(version, "v"), "%d.%d.%d", &major, &minor, &patch); n == 3 {
+		return version
+	}
+	return "v0.0.0-git-" + version
 }
 
 // String is one line for --version.

@@ -33,3 +33,18 @@ func TestString(t *testing.T) {
 		})
 	}
 }
+
+// The kubelet shows "Unknown" for what is no semantic version.
+func TestNumberIsSemantic(t *testing.T) {
+	old := Version
+	t.Cleanup(func() { Version = old })
+	for set, want := range map[string]string{
+		"v1.2.3": "v1.2.3", "1.2.3": "1.2.3", "v0.4.0-12-gabcdef0-dirty": "v0.4.0-12-gabcdef0-dirty",
+		"6f61b9d": "v0.0.0-git-6f61b9d", "0123456-dirty": "v0.0.0-git-0123456-dirty", "v1": "v0.0.0-git-v1",
+	} {
+		Version = set
+		if got := Number(); got != want {
+			t.Errorf("%s becomes %s, want %s", set, got, want)
+		}
+	}
+}

@@ -106,7 +106,10 @@ func (m Mount) spec() specs.Mount {
 	default:
 		o = append(o, access(!m.Readonly))
 	}
-	return specs.Mount{Destination: m.Destination, Type: "bind", Source: m.Source, Options: o}
+	return specs.Mount{
+		Destination: m.Destination, Type: "bind", Source: m.Source, Options: append(o, m.Options...),
+		UIDMappings: m.UIDs, GIDMappings: m.GIDs,
+	}
 }
 
 // rootPropagation is the least propagation of the root under which all mounts get theirs.

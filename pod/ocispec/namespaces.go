@@ -7,6 +7,9 @@ import "github.com/opencontainers/runtime-spec/specs-go"
 type Namespaces struct {
 	Net, IPC, UTS, PID        string
 	HostNet, HostIPC, HostPID bool
+	// User is a user namespace with these ids; empty is the host's.
+	User       string
+	UIDs, GIDs []specs.LinuxIDMapping
 }
 
 // list is the spec's namespaces. The UTS namespace goes with the network's: a pod on
@@ -25,5 +28,6 @@ func (n Namespaces) list(ownCgroup bool) []specs.LinuxNamespace {
 	add(n.HostNet, specs.UTSNamespace, n.UTS)
 	add(n.HostPID, specs.PIDNamespace, n.PID)
 	add(!ownCgroup, specs.CgroupNamespace, "")
+	add(n.User == "", specs.UserNamespace, n.User)
 	return out
 }

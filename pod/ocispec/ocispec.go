@@ -10,6 +10,7 @@ package ocispec
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"slices"
 
@@ -34,6 +35,7 @@ type Input struct {
 	TTY        bool
 	UID, GID   uint32
 	Groups     []uint32
+	Rlimits    []specs.POSIXRlimit
 
 	Privileged   bool
 	NoNewPrivs   bool
@@ -56,6 +58,8 @@ type Input struct {
 
 	Resources   Resources
 	CgroupsPath string
+	// Annotations are others that the runtime gets to see.
+	Annotations map[string]string
 }
 
 // Identity is who the container is, for annotations.
@@ -74,6 +78,8 @@ type Mount struct {
 	Readonly            bool
 	RecursiveReadonly   bool
 	Propagation         string // "rprivate" (if empty), "rslave", "rshared"
+	Options             []string
+	UIDs, GIDs          []specs.LinuxIDMapping
 }
 
 // Device is a device node and what may be done with it.
@@ -97,15 +103,16 @@ func Container(in Input) (*specs.Spec, error) {
 			Args:     in.Args, Env: environment(in), Cwd: in.WorkingDir,
 			Capabilities: caps, NoNewPrivileges: in.NoNewPrivs,
 			ApparmorProfile: in.AppArmor, SelinuxLabel: in.ProcessLabel,
-			OOMScoreAdj: in.Resources.oomScoreAdj(),
+			OOMScoreAdj: in.Resources.oomScoreAdj(), Rlimits: in.Rlimits,
 		},
 		Mounts:      mounts(in),
-		Annotations: in.Identity.annotations("container"),
+		Annotations: in.Identity.annotations("container", in.Annotations),
 		Linux: &specs.Linux{
 			Namespaces:  in.Namespaces.list(!in.Privileged),
 			CgroupsPath: in.CgroupsPath,
 			Resources:   in.Resources.linux(),
 			MountLabel:  in.MountLabel,
+			UIDMappings: in.Namespaces.UIDs, GIDMappings: in.Namespaces.GIDs,
 		},
 	}
 	if s.Process.Cwd == "" {
@@ -133,15 +140,19 @@ func orDefault(given, def []string) []string {
 	return slices.Clone(given)
 }
 
-// annotations are those that peers set, which hooks and other tools read.
-func (i Identity) annotations(kind string) map[string]string {
-	a := map[string]string{
+// annotations are others, and those that peers set, which hooks and other tools read.
+func (i Identity) annotations(kind string, others map[string]string) map[string]string {
+	a := maps.Clone(others)
+	if a == nil {
+		a = map[string]string{}
+	}
+	maps.Copy(a, map[string]string{
 		"io.kubernetes.cri.container-type":    kind,
 		"io.kubernetes.cri.sandbox-id":        i.PodID,
 		"io.kubernetes.cri.sandbox-name":      i.PodName,
 		"io.kubernetes.cri.sandbox-namespace": i.PodNamespace,
 		"io.kubernetes.cri.sandbox-uid":       i.PodUID,
-	}
+	})
 	if i.Name != "" {
 		a["io.kubernetes.cri.container-name"] = i.Name
 		a["io.kubernetes.cri.image-name"] = i.Image

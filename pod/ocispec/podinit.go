@@ -19,12 +19,16 @@ const initUser = 65535
 // PodInit makes the spec of the process that holds a pod's PID namespace: no
 // capability, nothing writable, nothing but its own program to see.
 func PodInit(in Init) *specs.Spec {
+	user := uint32(initUser)
+	for _, m := range in.Namespaces.UIDs {
+		user = min(user, m.Size-1) // the last id that is mapped
+	}
 	adj := -998 // as peers' pause containers; the engine clamps it to what it may set
 	return &specs.Spec{
 		Version: specs.Version,
 		Root:    &specs.Root{Path: in.Root, Readonly: true},
 		Process: &specs.Process{
-			User: specs.User{UID: initUser, GID: initUser},
+			User: specs.User{UID: user, GID: user},
 			Args: []string{in.Path}, Cwd: "/",
 			Env:             []string{"GOMAXPROCS=1"},
 			Capabilities:    &specs.LinuxCapabilities{},
@@ -38,9 +42,10 @@ func PodInit(in Init) *specs.Spec {
 			{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "noexec", "mode=755", "size=64k"}},
 			{Destination: in.Path, Type: "bind", Source: in.Binary, Options: []string{"bind", "ro", "nosuid", "nodev", "rprivate"}},
 		},
-		Annotations: in.Identity.annotations("sandbox"),
+		Annotations: in.Identity.annotations("sandbox", nil),
 		Linux: &specs.Linux{
 			Namespaces:  in.Namespaces.list(false),
+			UIDMappings: in.Namespaces.UIDs, GIDMappings: in.Namespaces.GIDs,
 			CgroupsPath: in.CgroupsPath,
 			Resources: &specs.LinuxResources{
 				Devices: []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}},

@@ -66,40 +66,6 @@ func benchmarkStart(b *testing.B, pause time.Duration) {
 	}
 }
 
-// BenchmarkExec is an exec of true in a running container, to its reaping.
-func BenchmarkExec(b *testing.B) {
-	bundle := runtimetest.Bundle(b)
-	e, err := lc.New(lc.Config{StateDir: benchState(b)})
-	if err != nil {
-		b.Fatal(err)
-	}
-	ctx := b.Context()
-	spec := runtimetest.Spec("bench", "/bin/sleep", "1000")
-	c, err := e.Create(ctx, "bench", spec, runtime.CreateOptions{Bundle: bundle})
-	if err != nil {
-		b.Fatal(err)
-	}
-	initPid := c.Pid()
-	defer func() {
-		_ = c.Signal(ctx, unix.SIGKILL)
-		reap(b, initPid)
-		if err := c.Delete(ctx, runtime.DeleteOptions{Force: true}); err != nil {
-			b.Fatal(err)
-		}
-	}()
-	if err := c.Start(ctx); err != nil {
-		b.Fatal(err)
-	}
-	spec.Process.Args = []string{"/bin/true"}
-	for b.Loop() {
-		pid, err := c.Exec(ctx, spec.Process, runtime.ExecOptions{})
-		if err != nil {
-			b.Fatal(err)
-		}
-		reap(b, pid)
-	}
-}
-
 // benchState is on a tmpfs, as in real use.
 func benchState(b *testing.B) string {
 	dir, err := os.MkdirTemp("/dev/shm", "coracle-bench-")

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/runtime/internal/base"
 )
 
 // children are the processes that libcontainer starts for this program. It executes
@@ -43,7 +45,7 @@ func (t *childTable) begin() {
 
 // done says what became of it: child is whom the caller is given, zero if the start has
 // failed and is undone.
-func (t *childTable) done(child process) {
+func (t *childTable) done(child base.Process) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.starting--
@@ -65,7 +67,7 @@ func (t *childTable) forgetLocked() {
 		return
 	}
 	for pid, began := range t.given {
-		if _, start, err := procStat(pid); err != nil || start != began {
+		if _, start, err := base.ProcStat(pid); err != nil || start != began {
 			delete(t.given, pid)
 		}
 	}
@@ -87,7 +89,7 @@ func (t *childTable) reapRestsLocked() {
 		if err != nil {
 			continue
 		}
-		if _, began, err := procStat(pid); err != nil || t.given[pid] == began {
+		if _, began, err := base.ProcStat(pid); err != nil || t.given[pid] == began {
 			continue
 		}
 		reapRest(pid)
@@ -109,11 +111,11 @@ func isStage(stat []byte, parent int) bool {
 func reapRest(pid int) {
 	ctx, cancel := context.WithTimeout(context.Background(), restTimeout)
 	defer cancel()
-	fds := openPidfds([]int{pid})
+	fds := base.OpenPidfds([]int{pid})
 	for _, fd := range fds {
 		_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0) // a zombie takes no signal
 	}
-	_ = awaitExits(ctx, fds) // what cannot die yet is met again after the next failure
+	_ = base.AwaitExits(ctx, fds) // what cannot die yet is met again after the next failure
 	for _, fd := range fds {
 		_ = unix.Close(fd)
 	}

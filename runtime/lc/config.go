@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/moby/sys/userns"
 	"github.com/opencontainers/cgroups"
@@ -24,14 +25,18 @@ func (e *Engine) libcontainerConfig(id string, spec *specs.Spec, opts runtime.Cr
 		return nil, fmt.Errorf("%w: %w", runtime.ErrInvalidSpec, err)
 	}
 	rootless := os.Geteuid() != 0
-	cfg, err := specconv.CreateLibcontainerConfig(&specconv.CreateOpts{
+	rootlessCgroups := rootless || userns.RunningInUserNS()
+	if opts.RootlessCgroups != nil {
+		rootlessCgroups = *opts.RootlessCgroups
+	}
+	cfg, err := convert(&specconv.CreateOpts{
 		CgroupName:       id,
 		UseSystemdCgroup: opts.SystemdCgroup,
 		NoPivotRoot:      opts.NoPivot,
 		NoNewKeyring:     opts.NoNewKeyring,
 		Spec:             local,
 		RootlessEUID:     rootless,
-		RootlessCgroups:  rootless || userns.RunningInUserNS(),
+		RootlessCgroups:  rootlessCgroups,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", runtime.ErrInvalidSpec, err)
@@ -43,7 +48,7 @@ func (e *Engine) libcontainerConfig(id string, spec *specs.Spec, opts runtime.Cr
 	if cfg.Cgroups.Resources == nil {
 		cfg.Cgroups.Resources = &cgroups.Resources{}
 	}
-	cfg.OomScoreAdj = e.allowedOOMScore(id, cfg.OomScoreAdj)
+	cfg.OomScoreAdj = e.store.AllowedOOMScore(id, cfg.OomScoreAdj)
 	// Hooks after Start and after Delete are run by this package: libcontainer
 	// runs poststart hooks before init is let go.
 	delete(cfg.Hooks, configs.Poststart)
@@ -52,6 +57,28 @@ func (e *Engine) libcontainerConfig(id string, spec *specs.Spec, opts runtime.Cr
 		return nil, fmt.Errorf("%w: %w", runtime.ErrInvalidSpec, err)
 	}
 	return cfg, nil
+}
+
+// converting guards specconv's list of default devices.
+var converting sync.Mutex
+
+// convert is specconv's conversion for a process that makes more than one container: that one
+// puts its own default devices into each configuration, and for a user namespace gives them to
+// its root, so the containers after it would have devices that are not their root's.
+func convert(opts *specconv.CreateOpts) (*configs.Config, error) {
+	converting.Lock()
+	defer converting.Unlock()
+	cfg, err := specconv.CreateLibcontainerConfig(opts)
+	if err == nil {
+		for i, d := range cfg.Devices {
+			own := *d
+			cfg.Devices[i] = &own
+		}
+	}
+	for _, d := range specconv.AllowedDevices {
+		d.Uid, d.Gid = 0, 0
+	}
+	return cfg, err
 }
 
 // absolutePaths is a copy of spec in which no path depends on a working directory.

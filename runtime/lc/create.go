@@ -5,10 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"time"
 
-	"github.com/opencontainers/cgroups"
 	"github.com/opencontainers/cgroups/manager"
 	"github.com/opencontainers/runc/libcontainer"
 	"github.com/opencontainers/runc/libcontainer/configs"
@@ -18,6 +16,7 @@ import (
 	"github.com/coracle-project/coracle/internal/cgroupwarm"
 	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/coracle-project/coracle/runtime"
+	"github.com/coracle-project/coracle/runtime/internal/base"
 )
 
 // undoTimeout bounds the cleaning up after a failed Create, which must not
@@ -26,21 +25,22 @@ const undoTimeout = 10 * time.Second
 
 // Create implements runtime.Engine.
 func (e *Engine) Create(ctx context.Context, id string, spec *specs.Spec, opts runtime.CreateOptions) (runtime.Container, error) {
-	c, err := e.create(ctx, id, spec, opts)
+	start := func(lib *libcontainer.Container, init *libcontainer.Process) error { return lib.Start(init) }
+	c, err := e.create(ctx, id, spec, opts, start)
 	if err != nil {
 		return nil, fmt.Errorf("create container %s: %w", id, err)
 	}
 	return c, nil
 }
 
-func (e *Engine) create(ctx context.Context, id string, spec *specs.Spec, opts runtime.CreateOptions) (*container, error) {
+// starter makes a container's processes: init, or those that were saved.
+type starter func(*libcontainer.Container, *libcontainer.Process) error
+
+func (e *Engine) create(ctx context.Context, id string, spec *specs.Spec, opts runtime.CreateOptions, start starter) (*container, error) {
 	if err := runtime.ValidateID(id); err != nil {
 		return nil, err
 	}
-	if !filepath.IsAbs(opts.Bundle) {
-		return nil, fmt.Errorf("bundle %q is not an absolute path", opts.Bundle)
-	}
-	if err := runtime.ValidateSpec(spec, opts.Bundle); err != nil {
+	if err := runtime.ValidateSpecOnHostMounts(spec, opts.Bundle); err != nil {
 		return nil, err
 	}
 	cfg, err := e.libcontainerConfig(id, spec, opts)
@@ -56,7 +56,7 @@ func (e *Engine) create(ctx context.Context, id string, spec *specs.Spec, opts r
 	if err != nil {
 		return nil, err
 	}
-	if err := mustBeEmpty(cgm.GetPaths()); err != nil {
+	if err := base.MustBeEmpty(cgm.GetPaths()); err != nil {
 		return nil, err
 	}
 	if err := ctx.Err(); err != nil {
@@ -64,64 +64,44 @@ func (e *Engine) create(ctx context.Context, id string, spec *specs.Spec, opts r
 	}
 
 	cgroupwarm.Keep()
-	self, err := identify(os.Getpid())
+	self, err := base.Identify(os.Getpid())
 	if err != nil {
 		return nil, err
 	}
-	c := &container{engine: e, rec: &record{
-		Version: recordVersion, ID: id, Bundle: opts.Bundle, Annotations: spec.Annotations,
+	c := e.container(&base.Record{
+		Engine: Name, ID: id, Bundle: opts.Bundle, Annotations: spec.Annotations,
 		Creator: self, Created: time.Now().UTC(),
-		Cgroup: nameOf(cfg.Cgroups), CgroupPaths: cgm.GetPaths(),
-	}}
+		Cgroup: base.NameOf(cfg.Cgroups), CgroupPaths: cgm.GetPaths(),
+	})
 	if h := spec.Hooks; h != nil {
-		c.rec.Poststart, c.rec.Poststop = h.Poststart, h.Poststop
+		c.Rec.Poststart, c.Rec.Poststop = h.Poststart, h.Poststop
 	}
-	if err := e.claim(c.rec); err != nil {
+	if err := e.store.Claim(c.Rec); err != nil {
 		return nil, err
 	}
 	children.begin()
-	if err := c.build(ctx, cfg, proc); err != nil {
+	if err := c.build(ctx, cfg, proc, start); err != nil {
 		err = errors.Join(err, c.undo())
-		children.done(process{})
+		children.done(base.Process{})
 		return nil, err
 	}
-	children.done(c.rec.Init)
+	children.done(c.Rec.Init)
 	return c, nil
 }
 
-// mustBeEmpty refuses a cgroup that somebody's processes are in. Once the record
-// names a cgroup, everything in it and below it counts as the container's and dies
-// with it.
-func mustBeEmpty(paths map[string]string) error {
-	for _, path := range paths {
-		pids, err := cgroups.GetAllPids(path)
-		if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENODEV) {
-			continue
-		}
-		if err != nil {
-			return fmt.Errorf("look into cgroup %s: %w", path, err)
-		}
-		if len(pids) > 0 {
-			return fmt.Errorf("cgroup %s is not empty, it holds %d processes: %w; choose another linux.cgroupsPath",
-				path, len(pids), runtime.ErrInvalidSpec)
-		}
-	}
-	return nil
-}
-
 // build makes the container and records its init.
-func (c *container) build(ctx context.Context, cfg *configs.Config, proc *libcontainer.Process) error {
+func (c *container) build(ctx context.Context, cfg *configs.Config, proc *libcontainer.Process, start starter) error {
 	if err := fault.At(ctx, "runtime.create.claimed"); err != nil {
 		return err
 	}
-	lib, err := libcontainer.Create(c.dir(), c.rec.ID, cfg)
+	lib, err := libcontainer.Create(c.Dir(), c.Rec.ID, cfg)
 	if err != nil {
 		return err
 	}
 	// libcontainer knows no contexts. Killing what it has started makes it
 	// give up.
-	stop := context.AfterFunc(ctx, func() { _ = c.rec.signalPids(unix.SIGKILL) })
-	err = lib.Start(proc)
+	stop := context.AfterFunc(ctx, func() { _ = c.Rec.SignalPids(unix.SIGKILL) })
+	err = start(lib, proc)
 	if err == nil {
 		err = c.identifyInit(proc)
 	}
@@ -134,7 +114,7 @@ func (c *container) build(ctx context.Context, cfg *configs.Config, proc *libcon
 	if err := fault.At(ctx, "runtime.create.built"); err != nil {
 		return err
 	}
-	return c.rec.write(c.dir())
+	return c.Rec.Write(c.Dir())
 }
 
 func (c *container) identifyInit(proc *libcontainer.Process) error {
@@ -142,7 +122,7 @@ func (c *container) identifyInit(proc *libcontainer.Process) error {
 	if err != nil {
 		return err
 	}
-	c.rec.Init, err = identify(pid)
+	c.Rec.Init, err = base.Identify(pid)
 	return err
 }
 
@@ -150,8 +130,8 @@ func (c *container) identifyInit(proc *libcontainer.Process) error {
 func (c *container) undo() error {
 	ctx, cancel := context.WithTimeout(context.Background(), undoTimeout)
 	defer cancel()
-	pid := c.rec.Init.Pid
-	err := c.remove(ctx)
+	pid := c.Rec.Init.Pid
+	err := c.Remove(ctx)
 	if pid > 0 {
 		// It is our child and the caller never learns of it.
 		var status unix.WaitStatus

@@ -2,13 +2,9 @@
 //
 // # State directory
 //
-//	<StateDir>/<id>/record.json      what this package knows (see record)
+//	<StateDir>/<id>/record.json      see base.Record
 //	<StateDir>/<id>/<id>/state.json  libcontainer's own state, needed to exec
 //	<StateDir>/<id>/<id>/exec.fifo   exists from Create until Start
-//
-// The directory is made first and exclusively, so two Creates of one id cannot
-// both succeed, and never seen without its record (see claim.go). The record names the cgroups before they are made: whatever
-// instruction a Create is killed at, Delete finds what it left.
 //
 // # Processes
 //
@@ -19,16 +15,15 @@ package lc
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"log/slog"
-	"os"
 	"path/filepath"
-	"slices"
-	"sync"
 
 	"github.com/coracle-project/coracle/runtime"
+	"github.com/coracle-project/coracle/runtime/internal/base"
 )
+
+// Name is what records of containers call this engine.
+const Name = "libcontainer"
 
 // Config is what an Engine needs.
 type Config struct {
@@ -46,63 +41,49 @@ type Config struct {
 // Engine implements runtime.Engine. It holds no state besides the directory, so
 // any number of them, in any number of processes, may share one.
 type Engine struct {
-	dir string
-	log *slog.Logger
-
-	sweepOnce sync.Once
+	store *base.Store
+	log   *slog.Logger
 }
 
 var _ runtime.Engine = (*Engine)(nil)
 
 // New checks the configuration. It touches nothing.
 func New(cfg Config) (*Engine, error) {
-	if !filepath.IsAbs(cfg.StateDir) {
-		return nil, fmt.Errorf("make engine: state directory %q is not an absolute path", cfg.StateDir)
+	store, err := base.NewStore(cfg.StateDir, cfg.Log)
+	if err != nil {
+		return nil, err
 	}
-	log := cfg.Log
-	if log == nil {
-		log = slog.Default()
-	}
-	bridgeLogs(log)
-	return &Engine{dir: filepath.Clean(cfg.StateDir), log: log}, nil
+	bridgeLogs(store.Log())
+	return &Engine{store: store, log: store.Log()}, nil
 }
 
 // Load implements runtime.Engine.
 func (e *Engine) Load(_ context.Context, id string) (runtime.Container, error) {
-	if err := runtime.ValidateID(id); err != nil {
-		return nil, fmt.Errorf("load container: %w", err)
-	}
-	rec, err := readRecord(e.containerDir(id))
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("load container %s: %w", id, runtime.ErrNotFound)
-	}
+	rec, err := e.store.Load(id)
 	if err != nil {
-		return nil, fmt.Errorf("load container %s: %w", id, err)
+		return nil, err
 	}
-	return &container{engine: e, rec: rec}, nil
+	return e.container(rec), nil
 }
 
 // List implements runtime.Engine.
-func (e *Engine) List(_ context.Context) ([]string, error) {
-	e.sweepOnce.Do(e.sweep)
-	entries, err := os.ReadDir(e.dir)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("list containers: %w", err)
-	}
-	var ids []string
-	for _, entry := range entries {
-		if !entry.IsDir() || runtime.ValidateID(entry.Name()) != nil {
-			continue
-		}
-		if _, err := os.Stat(filepath.Join(e.dir, entry.Name(), recordFile)); err == nil {
-			ids = append(ids, entry.Name())
-		}
-	}
-	slices.Sort(ids)
-	return ids, nil
+func (e *Engine) List(context.Context) ([]string, error) { return e.store.List() }
+
+// container is a handle, as base.Container is.
+type container struct {
+	base.Container
+	engine *Engine
 }
 
-func (e *Engine) containerDir(id string) string { return filepath.Join(e.dir, id) }
+var _ runtime.Container = (*container)(nil)
+
+func (e *Engine) container(rec *base.Record) *container {
+	c := &container{Container: base.Container{Store: e.store, Rec: rec}, engine: e}
+	// There libcontainer's init waits: it opens the FIFO for writing, writes one byte and
+	// executes the user's program.
+	c.Gate = filepath.Join(c.libDir(), "exec.fifo")
+	return c
+}
+
+// libDir is libcontainer's directory of this container.
+func (c *container) libDir() string { return filepath.Join(c.Dir(), c.ID()) }

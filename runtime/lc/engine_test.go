@@ -16,4 +16,4 @@ func newEngine(t testing.TB, dir string) runtime.Engine {
 	return e
 }
 
-func TestEngine(t *testing.T) { runtimetest.Run(t, newEngine) }
+func TestEngine(t *testing.T) { runtimetest.RunLibcontainer(t, newEngine) }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/coracle-project/coracle/internal/cgroupwarm"
 	"github.com/coracle-project/coracle/runtime"
+	"github.com/coracle-project/coracle/runtime/internal/base"
 )
 
 // Exec implements runtime.Container. A paused container counts as not running:
@@ -18,7 +19,7 @@ import (
 func (c *container) Exec(ctx context.Context, p *specs.Process, opts runtime.ExecOptions) (int, error) {
 	pid, err := c.exec(ctx, p, opts)
 	if err != nil {
-		return 0, c.fail("exec in", err)
+		return 0, c.Fail("exec in", err)
 	}
 	return pid, nil
 }
@@ -31,24 +32,21 @@ func (c *container) exec(ctx context.Context, p *specs.Process, opts runtime.Exe
 	if err != nil {
 		return 0, err
 	}
+	proc.SubCgroupPaths = opts.Cgroups
 	if err := ctx.Err(); err != nil {
 		return 0, context.Cause(ctx)
 	}
-	status, err := c.status()
-	if err != nil {
+	if err := c.MayExec(opts); err != nil {
 		return 0, err
 	}
-	if status != specs.StateRunning {
-		return 0, fmt.Errorf("%w: it is %s", runtime.ErrNotRunning, status)
-	}
 	cgroupwarm.Keep()
-	lib, err := libcontainer.Load(c.dir(), c.rec.ID)
+	lib, err := libcontainer.Load(c.Dir(), c.Rec.ID)
 	if err != nil {
 		return 0, err
 	}
 	child, err := launch(lib, proc)
 	if err != nil {
-		if !c.rec.Init.alive() {
+		if !c.Rec.Init.Alive() {
 			return 0, fmt.Errorf("%w: it ended meanwhile: %w", runtime.ErrNotRunning, err)
 		}
 		return 0, err
@@ -58,28 +56,28 @@ func (c *container) exec(ctx context.Context, p *specs.Process, opts runtime.Exe
 }
 
 // launch starts a process that the caller reaps.
-func launch(lib *libcontainer.Container, proc *libcontainer.Process) (child process, err error) {
+func launch(lib *libcontainer.Container, proc *libcontainer.Process) (child base.Process, err error) {
 	children.begin()
 	defer func() { children.done(child) }()
 	if err := lib.Start(proc); err != nil {
-		return process{}, err
+		return base.Process{}, err
 	}
 	pid, err := proc.Pid()
 	if err != nil {
-		return process{}, err
+		return base.Process{}, err
 	}
-	return identify(pid)
+	return base.Identify(pid)
 }
 
 // setOOMScore gives an exec's process its own oom_score_adj; libcontainer gives
 // it the container's.
 func (c *container) setOOMScore(pid int, want *int) {
-	want = c.engine.allowedOOMScore(c.rec.ID, want)
+	want = c.engine.store.AllowedOOMScore(c.Rec.ID, want)
 	if want == nil {
 		return
 	}
 	err := os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", pid), []byte(strconv.Itoa(*want)), 0)
 	if err != nil && !os.IsNotExist(err) {
-		c.engine.log.Warn("oom_score_adj not set", "container", c.rec.ID, "pid", pid, "error", err)
+		c.engine.log.Warn("oom_score_adj not set", "container", c.Rec.ID, "pid", pid, "error", err)
 	}
 }

@@ -4,11 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
 
 	"github.com/opencontainers/runc/libcontainer"
 	"github.com/opencontainers/runc/libcontainer/configs"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/opencontainers/selinux/go-selinux"
+	"github.com/sirupsen/logrus"
 
 	"github.com/coracle-project/coracle/runtime"
 )
@@ -30,6 +32,8 @@ func libcontainerProcess(p *specs.Process, stdio runtime.Stdio) (*libcontainer.P
 		NoNewPrivileges: &noNewPrivileges,
 		Scheduler:       p.Scheduler, IOPriority: p.IOPriority, CPUAffinity: affinity,
 		ExtraFiles: stdio.Files,
+		// What init logs comes back through a pipe.
+		LogLevel: strconv.Itoa(int(logrus.GetLevel())),
 	}
 	for _, gid := range p.User.AdditionalGids {
 		out.AdditionalGroups = append(out.AdditionalGroups, int(gid))

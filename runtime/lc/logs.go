@@ -14,6 +14,9 @@ import (
 func bridgeLogs(log *slog.Logger) {
 	bridgeOnce.Do(func() {
 		logrus.SetOutput(io.Discard)
+		if log.Enabled(context.Background(), slog.LevelDebug) {
+			logrus.SetLevel(logrus.DebugLevel)
+		}
 		logrus.AddHook(logHook{log})
 	})
 }
@@ -23,7 +26,7 @@ var bridgeOnce sync.Once
 type logHook struct{ log *slog.Logger }
 
 func (logHook) Levels() []logrus.Level {
-	return []logrus.Level{logrus.PanicLevel, logrus.FatalLevel, logrus.ErrorLevel, logrus.WarnLevel, logrus.InfoLevel}
+	return []logrus.Level{logrus.PanicLevel, logrus.FatalLevel, logrus.ErrorLevel, logrus.WarnLevel, logrus.InfoLevel, logrus.DebugLevel}
 }
 
 func (h logHook) Fire(e *logrus.Entry) error {
@@ -33,6 +36,8 @@ func (h logHook) Fire(e *logrus.Entry) error {
 		level = slog.LevelError
 	case e.Level == logrus.WarnLevel:
 		level = slog.LevelWarn
+	case e.Level >= logrus.DebugLevel:
+		level = slog.LevelDebug
 	}
 	attrs := make([]any, 0, 2+2*len(e.Data))
 	attrs = append(attrs, "from", "libcontainer")

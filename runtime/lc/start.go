@@ -5,27 +5,24 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/runtime"
+	"github.com/coracle-project/coracle/runtime/internal/base"
 )
-
-// fifo is where libcontainer's init waits: it opens the FIFO for writing, writes
-// one byte and executes the user's program.
-func (c *container) fifo() string { return filepath.Join(c.libDir(), "exec.fifo") }
 
 // Start implements runtime.Container.
 func (c *container) Start(ctx context.Context) error {
 	if err := c.start(ctx); err != nil {
-		return c.fail("start", err)
+		return c.Fail("start", err)
 	}
 	return nil
 }
 
 func (c *container) start(ctx context.Context) error {
-	init := c.rec.Init
+	init := c.Rec.Init
 	if init.Pid == 0 {
 		return runtime.ErrNotRunning
 	}
@@ -39,12 +36,18 @@ func (c *container) start(ctx context.Context) error {
 	defer unix.Close(pidfd)
 	// Asked before init can go on: afterwards a short-lived program may well
 	// be dead, and that is no failure to start it.
-	if !init.alive() {
+	if !init.Alive() {
 		return runtime.ErrNotRunning
+	}
+	var exe os.FileInfo
+	if len(c.Rec.Poststart) > 0 {
+		if exe, err = os.Stat(executable(init)); err != nil {
+			return runtime.ErrNotRunning
+		}
 	}
 	// A reader that does not block lets init's open succeed; without one,
 	// init cannot write. No goroutine is left behind if init is dead.
-	fifo, err := os.OpenFile(c.fifo(), os.O_RDONLY|unix.O_NONBLOCK, 0)
+	fifo, err := os.OpenFile(c.Gate, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if errors.Is(err, os.ErrNotExist) {
 		return runtime.ErrRunning
 	}
@@ -55,15 +58,36 @@ func (c *container) start(ctx context.Context) error {
 	if err := awaitGo(ctx, fifo, pidfd); err != nil {
 		return err
 	}
-	if err := os.Remove(c.fifo()); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := os.Remove(c.Gate); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	// As the runtime spec says, a failing poststart hook is only worth a warning.
-	if err := c.runHooks(ctx, c.rec.Poststart, "running"); err != nil {
-		c.engine.log.Warn("poststart hook failed", "container", c.rec.ID, "error", err)
+	if exe == nil {
+		return nil
 	}
-	return nil
+	if err := awaitExec(ctx, init, exe); err != nil {
+		return err
+	}
+	return c.RunPoststart(ctx)
 }
+
+// awaitExec waits until init, which had the executable before, has executed the user's
+// program, or is dead. The kernel tells nobody when that happens.
+func awaitExec(ctx context.Context, init base.Process, before os.FileInfo) error {
+	const pause = 500 * time.Microsecond
+	for {
+		now, err := os.Stat(executable(init))
+		if err != nil || !os.SameFile(before, now) || !init.Alive() {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(pause):
+		}
+	}
+}
+
+func executable(p base.Process) string { return fmt.Sprintf("/proc/%d/exe", p.Pid) }
 
 // awaitGo waits until init, which pidfd stands for, has written its byte.
 // ErrNotRunning if it dies before, ErrRunning if another Start took the byte.

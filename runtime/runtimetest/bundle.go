@@ -2,6 +2,7 @@ package runtimetest
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -9,11 +10,24 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// CgroupParent is the parent of all cgroups that tests make.
-const CgroupParent = "/coracle-runtimetest"
+// CgroupParent is the parent of all cgroups that tests make: each test program's own, and that of
+// the processes it starts, so that none takes it away while another makes a cgroup in it.
+var CgroupParent = inherited("CORACLE_TEST_CGROUP", fmt.Sprintf("/coracle-runtimetest-%d", os.Getpid()))
+
+// inherited is an environment variable of this process and those that it starts.
+func inherited(name, otherwise string) string {
+	if v := os.Getenv(name); v != "" {
+		return v
+	}
+	_ = os.Setenv(name, otherwise) // fails for a bad name only
+	return otherwise
+}
 
 // applets are the programs in a test root file system, all busybox.
-var applets = []string{"sh", "true", "false", "cat", "sleep", "echo", "id", "stty", "kill", "hostname", "tty", "test", "env", "touch", "dd"}
+var applets = []string{
+	"sh", "true", "false", "cat", "sleep", "echo", "id", "stty", "kill", "hostname", "tty", "test", "env", "touch", "dd",
+	"ls", "stat", "mkdir", "mount", "umount", "ln", "readlink", "grep", "wc", "chmod", "nice", "ionice", "uname", "pwd", "ps", "cut", "rm", "mknod", "tr", "head", "seq", "ip", "ipcrm", "awk",
+}
 
 // Bundle makes a bundle directory with a busybox root file system and no
 // config.json, and returns its path.

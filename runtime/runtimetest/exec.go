@@ -71,6 +71,29 @@ var execTests = map[string]func(*rig){
 		r.end(c, pid)
 	},
 
+	"the host's /dev/null does not become the user's": func(r *rig) {
+		const uid = 4711 // nobody else's: whoever runs beside this test may do it, too
+		spec := r.spec("true")
+		spec.Process.User, spec.Process.Capabilities = specs.User{UID: uid, GID: uid}, nil
+		c := r.create(spec, runtime.Stdio{})
+		pid := c.Pid()
+		r.must(c.Start(r.Context()))
+		r.end(c, pid)
+		c, pid = r.running()
+		p := process("true")
+		p.User, p.Capabilities = specs.User{UID: uid, GID: uid}, nil
+		child, err := c.Exec(r.Context(), p, runtime.ExecOptions{})
+		r.must(err)
+		r.wait(child)
+		r.end(c, pid)
+		var st unix.Stat_t
+		r.must(unix.Stat("/dev/null", &st))
+		if st.Uid == uid {
+			r.must(unix.Chown("/dev/null", 0, 0))
+			r.Errorf("the host's /dev/null was given to user %d", uid)
+		}
+	},
+
 	"exec lands in the cgroup": func(r *rig) {
 		c, pid := r.running()
 		child, err := c.Exec(r.Context(), process("exec sleep 1000"), runtime.ExecOptions{})

@@ -44,15 +44,26 @@ var hookTests = map[string]func(*rig){
 		}
 	},
 
-	"failing hooks after start and delete are only warnings": func(r *rig) {
+	"a failing hook after delete is only a warning, and the next one runs": func(r *rig) {
 		spec := r.spec("true")
-		spec.Hooks = &specs.Hooks{
-			Poststart: []specs.Hook{{Path: "/bin/false"}},
-			Poststop:  []specs.Hook{{Path: "/no/such/hook"}},
-		}
+		log := filepath.Join(r.bundle, "hooks.log")
+		spec.Hooks = &specs.Hooks{Poststop: []specs.Hook{{Path: "/no/such/hook"}, hook(log, "poststop")}}
 		c := r.create(spec, runtime.Stdio{})
 		pid := c.Pid()
 		r.must(c.Start(r.Context()))
+		r.wait(pid)
+		r.must(c.Delete(r.Context(), runtime.DeleteOptions{}))
+		r.logIs(log, "poststop")
+	},
+
+	"a failing hook after start ends the container": func(r *rig) {
+		spec := r.spec("sleep 1000")
+		spec.Hooks = &specs.Hooks{Poststart: []specs.Hook{{Path: "/bin/false"}}}
+		c := r.create(spec, runtime.Stdio{})
+		pid := c.Pid()
+		if err := c.Start(r.Context()); err == nil {
+			r.Error("Start succeeded")
+		}
 		r.wait(pid)
 		r.must(c.Delete(r.Context(), runtime.DeleteOptions{}))
 	},
@@ -75,7 +86,12 @@ var hookTests = map[string]func(*rig){
 		_, err := os.ReadFile(reached)
 		r.must(err)
 		cancel()
-		r.must(os.WriteFile(goOn, []byte("\n"), 0))
+		// For reading, too: the hook may have been killed.
+		f, err := os.OpenFile(goOn, os.O_RDWR, 0)
+		r.must(err)
+		defer f.Close()
+		_, err = f.Write([]byte("\n"))
+		r.must(err)
 		r.wantErr(<-failed, context.Canceled)
 		_, err = r.engine.Load(r.Context(), idOf(spec))
 		r.wantErr(err, runtime.ErrNotFound)

@@ -4,11 +4,15 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
+	"github.com/opencontainers/cgroups"
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/coracle-project/coracle/runtime"
 )
+
+var unifiedField = differs("unified field", "linux.resources.unified on cgroup version 1", "the error is the library's", "it names the field")
 
 var resourceTests = map[string]func(*rig){
 	"limits, stats, update": func(r *rig) {
@@ -36,6 +40,66 @@ var resourceTests = map[string]func(*rig){
 		r.must(c.Update(r.Context(), nil))
 		r.end(c, pid)
 		r.wantErr(c.Update(r.Context(), &specs.LinuxResources{}), runtime.ErrNotRunning)
+	},
+
+	"an update of the quota leaves the period, and the other way round": func(r *rig) {
+		spec := Spec(r.id(), "/bin/sleep", "1000")
+		quota, period := int64(20_000), uint64(50_000)
+		spec.Linux.Resources.CPU = &specs.LinuxCPU{Quota: &quota, Period: &period}
+		c := r.create(spec, runtime.Stdio{})
+		pid := c.Pid()
+		r.must(c.Start(r.Context()))
+		inForce := func() string {
+			paths := c.(runtime.CgroupHolder).CgroupPaths()
+			var all []byte
+			for _, file := range []string{paths["cpu"] + "/cpu.cfs_quota_us", paths["cpu"] + "/cpu.cfs_period_us", paths[""] + "/cpu.max"} {
+				if data, err := os.ReadFile(file); err == nil {
+					all = append(all, data...)
+				}
+			}
+			return strings.Join(strings.Fields(string(all)), " ")
+		}
+		for _, u := range []struct {
+			cpu  specs.LinuxCPU
+			want string
+		}{
+			{specs.LinuxCPU{Quota: ptr(int64(30_000))}, "30000 50000"},
+			{specs.LinuxCPU{Period: ptr(uint64(60_000))}, "30000 60000"},
+			{specs.LinuxCPU{Quota: ptr(int64(10_000)), Period: ptr(uint64(40_000))}, "10000 40000"},
+		} {
+			r.must(c.Update(r.Context(), &specs.LinuxResources{CPU: &u.cpu}))
+			if got := inForce(); got != u.want {
+				r.Errorf("quota and period are %q, want %q", got, u.want)
+			}
+		}
+		r.end(c, pid)
+	},
+
+	"a device rule with access rwa is one with rw": func(r *rig) {
+		spec := allCapabilities(r.spec("mknod /tmp/m c 1 11 && head -c1 /tmp/m >/dev/null 2>&1 && echo readable; true"))
+		spec.Linux.Resources.Devices = append(spec.Linux.Resources.Devices, specs.LinuxDeviceCgroup{Type: "c", Major: ptr(int64(1)), Minor: ptr(int64(11)), Access: "rwa"})
+		r.says(spec, "")
+	},
+
+	"linux.resources.unified is for version 2": func(r *rig) {
+		spec := Spec(r.id(), "/bin/sleep", "1000")
+		spec.Linux.Resources.Unified = map[string]string{"memory.high": "67108864"}
+		if !cgroups.IsCgroup2UnifiedMode() {
+			r.refused(spec, either(r, unifiedField, "unified", `linux.resources.unified ["memory.high"] needs cgroup version 2`))
+			return
+		}
+		c := r.create(spec, runtime.Stdio{})
+		pid := c.Pid()
+		file := c.(runtime.CgroupHolder).CgroupPaths()[""] + "/memory.high"
+		if got, err := os.ReadFile(file); err != nil || string(got) != "67108864\n" {
+			r.Errorf("memory.high is %q, %v", got, err)
+		}
+		r.must(c.Start(r.Context()))
+		r.must(c.Update(r.Context(), &specs.LinuxResources{Unified: map[string]string{"memory.high": "max"}}))
+		if got, err := os.ReadFile(file); err != nil || string(got) != "max\n" {
+			r.Errorf("memory.high is %q after the update, %v", got, err)
+		}
+		r.end(c, pid)
 	},
 
 	"an update with the spec's resources leaves the devices usable": func(r *rig) {
@@ -130,7 +194,6 @@ var resourceTests = map[string]func(*rig){
 			Architectures: []specs.Arch{specs.ArchX86_64, specs.ArchAARCH64},
 			Syscalls:      []specs.LinuxSyscall{{Names: []string{"chmod", "fchmodat", "fchmodat2"}, Action: specs.ActErrno}},
 		}
-		r.must(os.Symlink("busybox", filepath.Join(r.bundle, "rootfs", "bin", "chmod")))
 		c := r.create(spec, runtime.Stdio{Stdout: out.write})
 		pid := c.Pid()
 		r.must(c.Start(r.Context()))

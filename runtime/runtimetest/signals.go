@@ -33,6 +33,17 @@ var signalTests = map[string]func(*rig){
 		r.must(c.Delete(r.Context(), runtime.DeleteOptions{}))
 	},
 
+	"SIGTERM ends a container that waits for start": func(r *rig) {
+		c := r.create(r.spec("true"), runtime.Stdio{})
+		pid := c.Pid()
+		r.must(c.Signal(r.Context(), unix.SIGUSR2)) // which ends it or not
+		if err := c.Signal(r.Context(), unix.SIGTERM); err != nil {
+			r.wantErr(err, runtime.ErrNotRunning)
+		}
+		r.wait(pid)
+		r.must(c.Delete(r.Context(), runtime.DeleteOptions{}))
+	},
+
 	"signal all reaches every process": func(r *rig) {
 		c, pid := r.running()
 		child, err := c.Exec(r.Context(), process("exec sleep 1000"), runtime.ExecOptions{})
@@ -55,6 +66,22 @@ var signalTests = map[string]func(*rig){
 		r.wait(pid)
 		r.must(c.Delete(r.Context(), runtime.DeleteOptions{}))
 		out.text() // ends only when all that hold the pipe are dead
+	},
+
+	// Whose processes fork faster than they can be found one by one. Init forks but once, before there are
+	// too many: a shell that cannot fork ends, without a word.
+	"signal all ends a fork bomb": func(r *rig) {
+		out := r.output()
+		spec := hostPid(r.spec("bomb() { bomb & bomb & }; exec 2>/dev/null; (while :; do bomb; done & while :; do bomb; done) & echo ready; exec sleep 1000"))
+		spec.Linux.Resources.Pids = &specs.LinuxPids{Limit: ptr(int64(100))}
+		c := r.create(spec, runtime.Stdio{Stdout: out.write})
+		pid := c.Pid()
+		r.must(c.Start(r.Context()))
+		out.line()
+		r.must(c.SignalAll(r.Context(), unix.SIGKILL))
+		out.text() // ends only when all that hold the pipe are dead
+		r.wait(pid)
+		r.must(c.Delete(r.Context(), runtime.DeleteOptions{}))
 	},
 
 	"delete kills what init left behind": func(r *rig) {

@@ -17,7 +17,7 @@ import (
 // read takes all a terminal's processes write. The master's end is EIO, not EOF.
 func readTerminal(r *rig, master *os.File) string {
 	r.Helper()
-	r.must(master.SetReadDeadline(time.Now().Add(20 * time.Second)))
+	r.must(master.SetReadDeadline(time.Now().Add(patience)))
 	data, err := io.ReadAll(master)
 	if err != nil && !errors.Is(err, unix.EIO) {
 		r.Fatal(err)

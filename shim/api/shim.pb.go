@@ -88,8 +88,14 @@ type CreateOptions struct {
 	StdinOnce bool `protobuf:"varint,4,opt,name=stdin_once,json=stdinOnce,proto3" json:"stdin_once,omitempty"`
 	// log: the shim itself keeps the stdio and writes log_path in the CRI log format
 	// (empty: nowhere). The stdio fields of the Create request are then empty.
-	Log           bool   `protobuf:"varint,5,opt,name=log,proto3" json:"log,omitempty"`
-	LogPath       string `protobuf:"bytes,6,opt,name=log_path,json=logPath,proto3" json:"log_path,omitempty"`
+	Log     bool   `protobuf:"varint,5,opt,name=log,proto3" json:"log,omitempty"`
+	LogPath string `protobuf:"bytes,6,opt,name=log_path,json=logPath,proto3" json:"log_path,omitempty"`
+	// handler is who makes the container, see runtime.CreateOptions; empty: the shim's own engine.
+	Handler string `protobuf:"bytes,7,opt,name=handler,proto3" json:"handler,omitempty"`
+	// The log's files are log_files at most, with that which is written, and have
+	// log_file_bytes each at most; 0: no limit, somebody else rotates.
+	LogFileBytes  int64 `protobuf:"varint,8,opt,name=log_file_bytes,json=logFileBytes,proto3" json:"log_file_bytes,omitempty"`
+	LogFiles      int32 `protobuf:"varint,9,opt,name=log_files,json=logFiles,proto3" json:"log_files,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -164,6 +170,27 @@ func (x *CreateOptions) GetLogPath() string {
 		return x.LogPath
 	}
 	return ""
+}
+
+func (x *CreateOptions) GetHandler() string {
+	if x != nil {
+		return x.Handler
+	}
+	return ""
+}
+
+func (x *CreateOptions) GetLogFileBytes() int64 {
+	if x != nil {
+		return x.LogFileBytes
+	}
+	return 0
+}
+
+func (x *CreateOptions) GetLogFiles() int32 {
+	if x != nil {
+		return x.LogFiles
+	}
+	return 0
 }
 
 type ListRequest struct {
@@ -622,7 +649,7 @@ var File_shim_api_shim_proto protoreflect.FileDescriptor
 
 const file_shim_api_shim_proto_rawDesc = "" +
 	"\n" +
-	"\x13shim/api/shim.proto\x12\x0fcoracle.shim.v1\"\xaf\x01\n" +
+	"\x13shim/api/shim.proto\x12\x0fcoracle.shim.v1\"\x8c\x02\n" +
 	"\rCreateOptions\x12\x15\n" +
 	"\x06pod_id\x18\x01 \x01(\tR\x05podId\x12%\n" +
 	"\x0esystemd_cgroup\x18\x02 \x01(\bR\rsystemdCgroup\x12\x14\n" +
@@ -630,7 +657,10 @@ const file_shim_api_shim_proto_rawDesc = "" +
 	"\n" +
 	"stdin_once\x18\x04 \x01(\bR\tstdinOnce\x12\x10\n" +
 	"\x03log\x18\x05 \x01(\bR\x03log\x12\x19\n" +
-	"\blog_path\x18\x06 \x01(\tR\alogPath\"\r\n" +
+	"\blog_path\x18\x06 \x01(\tR\alogPath\x12\x18\n" +
+	"\ahandler\x18\a \x01(\tR\ahandler\x12$\n" +
+	"\x0elog_file_bytes\x18\b \x01(\x03R\flogFileBytes\x12\x1b\n" +
+	"\tlog_files\x18\t \x01(\x05R\blogFiles\"\r\n" +
 	"\vListRequest\"\x8b\x01\n" +
 	"\fListResponse\x12G\n" +
 	"\n" +

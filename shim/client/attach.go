@@ -22,7 +22,7 @@ func (c *Client) Attach(ctx context.Context, podID, id string, s Streams) error 
 	defer p.close()
 	// A shim that is replaced must find stdin as it was, until we end it ourselves; but
 	// a reading guard on the outputs is ours alone, and a shim sees when that goes.
-	p.copy(s.Stdin)
+	p.copy(s.Stdin, func() {})
 	rctx, stop := context.WithCancel(ctx)
 	defer stop()
 	if s.Resize != nil {

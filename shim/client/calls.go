@@ -22,7 +22,8 @@ import (
 func (c *Client) Create(ctx context.Context, r CreateRequest) (pid int, err error) {
 	options, err := anypb.New(&api.CreateOptions{
 		PodId: r.PodID, SystemdCgroup: c.cfg.SystemdCgroup, Stdin: r.Stdin, StdinOnce: r.StdinOnce,
-		Log: true, LogPath: r.LogPath,
+		Log: true, LogPath: r.LogPath, Handler: r.Handler,
+		LogFileBytes: r.LogLimit.FileBytes, LogFiles: int32(r.LogLimit.Files),
 	})
 	if err != nil {
 		return 0, fmt.Errorf("create container %s: %w", r.ID, err)
@@ -35,10 +36,10 @@ func (c *Client) Create(ctx context.Context, r CreateRequest) (pid int, err erro
 	if err != nil {
 		return 0, fmt.Errorf("create container %s: %w", r.ID, err)
 	}
-	c.forget(r.ID) // an exit of an earlier container with this id
+	c.forget(l, r.ID) // an exit of an earlier container with this id
 	err = l.call(ctx, func(ctx context.Context, k *conn) error {
 		res, err := k.task.Create(ctx, &task.CreateTaskRequest{
-			ID: r.ID, Bundle: r.Bundle, Terminal: r.Terminal, Options: options,
+			ID: r.ID, Bundle: r.Bundle, Terminal: r.Terminal, Options: options, Checkpoint: r.Checkpoint,
 		})
 		pid = int(res.GetPid())
 		return err
@@ -72,7 +73,14 @@ func (c *Client) Kill(ctx context.Context, r KillRequest) error {
 // Delete frees a container that is not running (killing what is left of it);
 // idempotent. ErrRunning if it runs.
 func (c *Client) Delete(ctx context.Context, podID, id string) error {
-	err := c.retried(ctx, podID, func(ctx context.Context, k *conn) error {
+	l, err := c.forPod(podID)
+	if errors.Is(err, ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	err = l.again(ctx, func(ctx context.Context, k *conn) error {
 		_, err := k.task.Delete(ctx, &task.DeleteRequest{ID: id})
 		return err
 	})
@@ -84,14 +92,17 @@ func (c *Client) Delete(ctx context.Context, podID, id string) error {
 	case err != nil:
 		return err
 	}
-	c.forget(id)
+	c.forget(l, id)
 	return err
 }
 
-func (c *Client) forget(id string) {
+func (c *Client) forget(l *link, id string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.exits, id)
+	if e, told := c.exits[id]; told {
+		l.noteDeleted(id, e.Pid)
+		delete(c.exits, id)
+	}
 }
 
 // DeletePod says that no container of the pod is left: with ScopePod its shim ends.
@@ -193,6 +204,32 @@ func (c *Client) Stats(ctx context.Context, podID, id string) (runtime.Stats, er
 	}
 	s.Time = time.Now()
 	return s, nil
+}
+
+// Checkpoint saves the processes of a running container in a directory, which is made if
+// missing, and lets them go on. ErrUnsupported if criu(8) is missing or the container's
+// runtime cannot.
+func (c *Client) Checkpoint(ctx context.Context, podID, id, dir string) error {
+	return c.once(ctx, podID, func(ctx context.Context, k *conn) error {
+		_, err := k.task.Checkpoint(ctx, &task.CheckpointTaskRequest{ID: id, Path: dir})
+		return err
+	})
+}
+
+// Pause freezes all processes of a container; Resume lets them go on.
+func (c *Client) Pause(ctx context.Context, podID, id string) error {
+	return c.retried(ctx, podID, func(ctx context.Context, k *conn) error {
+		_, err := k.task.Pause(ctx, &task.PauseRequest{ID: id})
+		return err
+	})
+}
+
+// Resume undoes Pause.
+func (c *Client) Resume(ctx context.Context, podID, id string) error {
+	return c.retried(ctx, podID, func(ctx context.Context, k *conn) error {
+		_, err := k.task.Resume(ctx, &task.ResumeRequest{ID: id})
+		return err
+	})
 }
 
 // Update changes the resource limits; nil fields stay as they are.

@@ -57,6 +57,9 @@ type Config struct {
 	// records and FIFOs.
 	StateDir string
 	Scope    Scope
+	// Engine is which one makes the containers: coracle or libcontainer. Empty: the shim's
+	// default.
+	Engine string
 	// SystemdCgroup makes container cgroups systemd scopes.
 	SystemdCgroup bool
 	// Daemon, if not nil, is how the keeper starts the daemon again when it
@@ -78,13 +81,25 @@ type Respawn struct {
 type CreateRequest struct {
 	PodID, ID string
 	Bundle    string // absolute path of the directory with config.json
-	Terminal  bool
+	// Handler is who makes the container, see runtime.CreateOptions; empty: the shim's engine.
+	Handler  string
+	Terminal bool
+	// Checkpoint is a directory that Client.Checkpoint wrote: the container goes on from
+	// there, at once. The bundle has to be like that of the container which was saved.
+	Checkpoint string
 	// Stdin keeps stdin open for Attach; StdinOnce closes it when the first
 	// attached client goes. Without Stdin, stdin is /dev/null.
 	Stdin, StdinOnce bool
 	// LogPath is the CRI log file; its directory must exist. Empty: output is discarded
 	// (but can be attached to).
-	LogPath string
+	LogPath  string
+	LogLimit LogLimit
+}
+
+// LogLimit has the shim rotate a log itself. The zero value is no limit.
+type LogLimit struct {
+	FileBytes int64 // of one file; at least api.MinLogBytes
+	Files     int   // with the one that is written; at least 2
 }
 
 // Event is the end of a container's init, or an out-of-memory kill.

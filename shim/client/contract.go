@@ -23,6 +23,9 @@ type contract interface {
 	List(ctx context.Context) (map[string][]string, error)
 	Stats(ctx context.Context, podID, id string) (runtime.Stats, error)
 	Update(ctx context.Context, podID, id string, r *specs.LinuxResources) error
+	Checkpoint(ctx context.Context, podID, id, dir string) error
+	Pause(ctx context.Context, podID, id string) error
+	Resume(ctx context.Context, podID, id string) error
 	ReopenLog(ctx context.Context, podID, id string) error
 	Shutdown(ctx context.Context) error
 	Close() error

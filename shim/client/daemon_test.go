@@ -67,6 +67,7 @@ func TestKillDaemonAndShim(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := &rig{TB: t, dir: filepath.Join(dir, "shim"), bundles: t.TempDir()}
+	t.Cleanup(r.killLeft)
 	pidOf := func() int {
 		b, _ := os.ReadFile(filepath.Join(dir, "pid"))
 		pid, _ := strconv.Atoi(string(b))

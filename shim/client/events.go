@@ -83,12 +83,18 @@ func (c *Client) deliver(l *link, ev *api.Event) {
 		l.log.Warn("unknown event", "kind", ev.Kind)
 		return
 	}
-	c.mu.Lock()
-	old, seen := c.exits[e.ID]
-	seen = seen && old.Pid == e.Pid
-	c.exits[e.ID] = e
-	c.mu.Unlock()
-	if !seen {
+	if c.isNew(l, e) {
 		c.events.push(e)
 	}
+}
+
+func (c *Client) isNew(l *link, e Event) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if l.wasDeleted(e.ID, e.Pid) {
+		return false
+	}
+	old, seen := c.exits[e.ID]
+	c.exits[e.ID] = e
+	return !seen || old.Pid != e.Pid
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	task "github.com/containerd/containerd/api/runtime/task/v3"
@@ -15,8 +16,12 @@ import (
 // cleanupTimeout bounds what is done for a call after its context has ended.
 const cleanupTimeout = 10 * time.Second
 
+// killTimeout is how long an Exec that is over waits for the kernel to end what it killed.
+const killTimeout = 2 * time.Second
+
 // Exec runs a process to its end and returns its exit code. When ctx ends first the
-// process is killed and ctx's error returned. A process that survives the shim is
+// process is killed, with its session, and ctx's error returned once all are gone (but
+// processes that the kernel cannot end are waited for two seconds at most). A process that survives the shim is
 // waited for through the next one.
 //
 // What the process printed before it exited has been written to the Streams when Exec
@@ -50,16 +55,31 @@ func (c *Client) Exec(ctx context.Context, r ExecRequest) (exitCode int32, err e
 		return 0, err
 	}
 	// The caller need not wait for the shim to forget the process.
-	exited := false
-	defer func() { c.discardExec(ctx, l, r.ID, execID, exited) }()
+	exited, started := false, false
+	defer func() {
+		gone := c.discardExec(ctx, l, r.ID, execID, exited)
+		if started && !exited {
+			select {
+			case <-gone:
+			case <-time.After(killTimeout):
+			}
+		}
+	}()
 	if err := l.call(ctx, func(ctx context.Context, k *conn) error {
 		_, err := k.task.Start(ctx, &task.StartRequest{ID: r.ID, ExecID: execID})
 		return err
 	}); err != nil {
 		return 0, err
 	}
+	started = true
 	p.dropGuards()
-	p.copy(r.Streams.Stdin)
+	p.copy(r.Streams.Stdin, func() {
+		// Where another program keeps the process's stdin open besides us, it has to be told.
+		_ = l.call(ctx, func(ctx context.Context, k *conn) error {
+			_, err := k.task.CloseIO(ctx, &task.CloseIORequest{ID: r.ID, ExecID: execID, Stdin: true})
+			return err
+		})
+	})
 	rctx, stop := context.WithCancel(ctx)
 	defer stop()
 	if r.Streams.Resize != nil && r.Process.Terminal {
@@ -85,9 +105,13 @@ func (c *Client) Exec(ctx context.Context, r ExecRequest) (exitCode int32, err e
 
 // discardExec kills the process, unless it is known to have exited, and has the shim
 // forget it, behind the caller's back. That ctx has not ended tells nothing: the shim
-// knows its deadline too, and may be the first to see it pass.
-func (c *Client) discardExec(ctx context.Context, l *link, id, execID string, exited bool) {
+// knows its deadline too, and may be the first to see it pass. gone is closed when the process
+// has ended, or nobody tries to end it any more.
+func (c *Client) discardExec(ctx context.Context, l *link, id, execID string, exited bool) (gone <-chan struct{}) {
+	ended := make(chan struct{})
 	discard := func() {
+		end := sync.OnceFunc(func() { close(ended) })
+		defer end()
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 		defer cancel()
 		stop := context.AfterFunc(c.ctx, cancel)
@@ -101,6 +125,7 @@ func (c *Client) discardExec(ctx context.Context, l *link, id, execID string, ex
 				return err
 			})
 		}
+		end()
 		err := l.again(ctx, func(ctx context.Context, k *conn) error {
 			_, err := k.task.Delete(ctx, &task.DeleteRequest{ID: id, ExecID: execID})
 			return err
@@ -111,7 +136,10 @@ func (c *Client) discardExec(ctx context.Context, l *link, id, execID string, ex
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.closed {
+	if c.closed {
+		close(ended)
+	} else {
 		c.work.Go(discard)
 	}
+	return ended
 }

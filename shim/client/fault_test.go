@@ -5,8 +5,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
+	"github.com/coracle-project/coracle/internal/testkit"
+	"github.com/coracle-project/coracle/shim/api"
 	"github.com/coracle-project/coracle/shim/client"
 )
 
@@ -30,12 +33,20 @@ func TestKillAtEachStep(t *testing.T) {
 	defer func(old string) { binary = old }(binary)
 	binary = faulty
 
-	for _, point := range []string{"shim.create.recorded", "shim.create.launched"} {
+	for _, point := range []string{"shim.create.recorded", "shim.create.launched", "runtime.oci.create", "runtime.oci.created", "runtime.shim.start", "runtime.shim.started", "runtime.shim.created"} {
+		by := ""
+		if strings.HasPrefix(point, "runtime.oci.") {
+			by = "oci:/usr/sbin/runc"
+		}
+		if strings.HasPrefix(point, "runtime.shim.") {
+			by = "shim:" + testkit.Bin(t, "tools", "containerd-shim-runc-v2")
+		}
 		for _, action := range []string{"kill", "error"} {
 			t.Run(point+"/"+action, func(t *testing.T) {
 				arm(t, "")
 				r := newRig(t)
 				req := r.request("echo done")
+				req.Handler = by
 				arm(t, point+"="+action)
 				_, err := r.c.Create(r.ctx(), req)
 				if err == nil || (action == "kill" && !errors.Is(err, client.ErrUnavailable)) {
@@ -54,6 +65,48 @@ func TestKillAtEachStep(t *testing.T) {
 				if out := r.log(req.LogPath, "stdout"); out != "done\n" {
 					t.Errorf("log %q", out)
 				}
+			})
+		}
+	}
+	// A rotation of a log that is cut short at each of its steps loses no line.
+	for _, step := range []string{"pruned", "renamed", "opened"} {
+		for _, action := range []string{"kill", "error"} {
+			t.Run("shim.log."+step+"/"+action, func(t *testing.T) {
+				const lines = 20_000
+				arm(t, "")
+				r := newRig(t)
+				req := r.request("read go; " + count(lines))
+				req.Stdin = true
+				req.LogLimit = client.LogLimit{FileBytes: api.MinLogBytes, Files: 100}
+				r.run(req)
+				shim := r.shimPID()
+				arm(t, "shim.log."+step+"=1*"+action)
+				ctx, typed := r.ctx(), make(chan struct{})
+				go func() {
+					defer close(typed)
+					_ = r.c.Attach(ctx, pod, req.ID, client.Streams{Stdin: strings.NewReader("go\n")}) // the shim may be killed
+				}()
+				if action == "kill" {
+					r.waitNewShim(shim)
+					arm(t, "")
+				}
+				r.exit(req.ID)
+				<-typed
+				got, want := r.whole(req.LogPath), numbered(lines, "\n")
+				if action == "error" {
+					// What could not be written is missing, and said to be: a single piece.
+					before, after, found := strings.Cut(got, "[coracle: ")
+					if !found || !strings.HasPrefix(want, before) {
+						t.Fatalf("log has %d bytes with no word of a loss", len(got))
+					}
+					_, after, _ = strings.Cut(after, "\n")
+					if !strings.HasSuffix(want, "\n"+after) {
+						t.Errorf("after the loss: %q", after[:min(len(after), 100)])
+					}
+				} else if got != want {
+					t.Errorf("log: %s", firstDifference(got, want))
+				}
+				r.withinLimit(req)
 			})
 		}
 	}
@@ -105,7 +158,7 @@ func TestKillAtEachStep(t *testing.T) {
 	})
 	t.Run("shim.exec.started", func(t *testing.T) {
 		r := newRig(t)
-		req := r.request("sleep 100")
+		req := r.request("sleep 1000")
 		r.run(req)
 		arm(t, "shim.exec.started=error")
 		if _, err := r.c.Exec(r.ctx(), client.ExecRequest{PodID: pod, ID: req.ID, Process: process("/bin/sleep", "1000")}); err == nil {

@@ -121,9 +121,9 @@ func (p *fifos) dropGuards() {
 	p.guards = nil
 }
 
-// copy starts copying. The goroutine of stdin ends when its Reader returns; nobody can
-// wait for that.
-func (p *fifos) copy(stdin io.Reader) {
+// copy starts copying, and calls ended when stdin has been copied. The goroutine of stdin ends when
+// its Reader returns; nobody can wait for that.
+func (p *fifos) copy(stdin io.Reader, ended func()) {
 	for _, o := range p.outputs {
 		go o.copy()
 	}
@@ -131,6 +131,7 @@ func (p *fifos) copy(stdin io.Reader) {
 		go func() {
 			_, _ = io.Copy(onlyWriter{p.in}, stdin)
 			p.in.Close()
+			ended()
 		}()
 	}
 }

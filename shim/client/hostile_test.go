@@ -15,7 +15,7 @@ import (
 func TestNoDescriptorLeaks(t *testing.T) {
 	r := newRig(t)
 	const list = `for f in /proc/self/fd/*; do echo -n "${f##*/} "; done`
-	req := r.request(list + "; echo; sleep 100")
+	req := r.request(list + "; echo; sleep 1000")
 	req.Stdin = true
 	r.run(req)
 	r.waitLog(req.LogPath, "\n")
@@ -33,7 +33,7 @@ func TestNoDescriptorLeaks(t *testing.T) {
 // Exec ends with its process, though a child goes on writing for ever.
 func TestExecLeavesWriterBehind(t *testing.T) {
 	r := newRig(t)
-	req := r.request("sleep 100")
+	req := r.request("sleep 1000")
 	r.run(req)
 	var out bytes.Buffer
 	code, err := r.c.Exec(r.ctx(), client.ExecRequest{
@@ -61,7 +61,7 @@ func TestTerminalOpenedAgain(t *testing.T) {
 // a supervisor starts then, without its terminal if it had one.
 func TestKillAll(t *testing.T) {
 	r := newRig(t)
-	plain, tty := r.request("echo one; read x; while [ ! -e /go ]; do sleep 0.02; done; echo two; exit 7"), r.request("echo there; sleep 100")
+	plain, tty := r.request("echo one; read x; while [ ! -e /go ]; do sleep 0.02; done; echo two; exit 7"), r.request("echo there; sleep 1000")
 	plain.Stdin, tty.Terminal = true, true
 	r.run(plain)
 	r.run(tty)
@@ -75,7 +75,8 @@ func TestKillAll(t *testing.T) {
 	r.waitGone(shim)
 	r.connect()
 	again := r.shimPID()
-	if _, _, code := r.exec(plain.ID, "echo >/go"); code != 0 {
+	// Whether it ends by itself or with the container, which it lets end, nobody can tell.
+	if _, _, code := r.exec(plain.ID, "echo >/go"); code != 0 && code != 137 {
 		t.Errorf("exec: %d", code)
 	}
 	if ev := r.exit(plain.ID); ev.Pid == 0 {
@@ -96,7 +97,7 @@ func TestKillAll(t *testing.T) {
 
 func TestKillWithNoSignal(t *testing.T) {
 	r := newRig(t)
-	req := r.request("sleep 100")
+	req := r.request("sleep 1000")
 	r.run(req)
 	if err := r.c.Kill(r.ctx(), client.KillRequest{PodID: pod, ID: req.ID, Signal: 4711}); !errors.Is(err, client.ErrInvalid) {
 		t.Errorf("kill: %v", err)

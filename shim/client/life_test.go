@@ -71,7 +71,7 @@ func TestKill(t *testing.T) {
 	if ev := r.exit(req.ID); ev.ExitCode != 7 {
 		t.Errorf("event %+v", ev)
 	}
-	req = r.request("sleep 100")
+	req = r.request("sleep 1000")
 	r.run(req)
 	if err := r.c.Kill(r.ctx(), client.KillRequest{PodID: pod, ID: req.ID, Signal: unix.SIGKILL, All: true}); err != nil {
 		t.Fatal(err)
@@ -96,7 +96,7 @@ func TestDeleteCreated(t *testing.T) {
 
 func TestStats(t *testing.T) {
 	r := newRig(t)
-	req := r.request("sleep 100")
+	req := r.request("sleep 1000")
 	r.run(req)
 	s, err := r.c.Stats(r.ctx(), pod, req.ID)
 	if err != nil {
@@ -109,7 +109,7 @@ func TestStats(t *testing.T) {
 
 func TestExec(t *testing.T) {
 	r := newRig(t)
-	req := r.request("sleep 100")
+	req := r.request("sleep 1000")
 	r.run(req)
 	out, errs, code := r.exec(req.ID, "echo out; echo err >&2; exit 5")
 	if out != "out\n" || errs != "err\n" || code != 5 {
@@ -182,23 +182,16 @@ func TestExec(t *testing.T) {
 		}
 	})
 	// Nothing of the execs is left, once the shim has forgotten them.
-	deadline := time.Now().Add(10 * time.Second)
-	for {
+	r.waitFor("end of all execs", func() bool {
 		left, _ := filepath.Glob(filepath.Join(r.dir, "node", "c", "*", "exec-*"))
 		pipes, _ := os.ReadDir(filepath.Join(r.dir, "exec"))
-		if len(left)+len(pipes) == 0 {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("left: %v %v", left, pipes)
-		}
-		time.Sleep(time.Millisecond)
-	}
+		return len(left)+len(pipes) == 0
+	})
 }
 
 func TestBadCreate(t *testing.T) {
 	r := newRig(t)
-	good := r.request("sleep 100")
+	good := r.request("sleep 1000")
 	r.run(good)
 	shim := r.shimPID()
 	for name, tc := range map[string]struct {

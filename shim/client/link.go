@@ -34,6 +34,10 @@ type link struct {
 	mu      sync.Mutex
 	conn    *conn         // nil while there is none
 	changed chan struct{} // closed when conn is replaced
+	// deleted are the containers, with the pids of their inits, that were deleted since
+	// the connection began and until its shim has repeated all exits: theirs may be among
+	// them. nil otherwise.
+	deleted map[string]int
 }
 
 type conn struct {
@@ -126,6 +130,7 @@ func (l *link) follow(ctx context.Context, c *conn, deliver func(*api.Event)) er
 			default:
 				close(l.ready)
 			}
+			l.repeated()
 			continue
 		}
 		deliver(ev)
@@ -135,9 +140,37 @@ func (l *link) follow(ctx context.Context, c *conn, deliver func(*api.Event)) er
 func (l *link) set(c *conn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.conn = c
+	l.conn, l.deleted = c, nil
+	if c != nil {
+		l.deleted = make(map[string]int)
+	}
 	close(l.changed)
 	l.changed = make(chan struct{})
+}
+
+// repeated notes that the shim has repeated all exits that it had when the connection began.
+func (l *link) repeated() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.deleted = nil
+}
+
+// noteDeleted is told of a container whose exit has been delivered.
+func (l *link) noteDeleted(id string, pid int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.deleted != nil {
+		l.deleted[id] = pid
+	}
+}
+
+// wasDeleted reports whether an exit is one that is repeated though it has been delivered
+// and its container deleted.
+func (l *link) wasDeleted(id string, pid int) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	p, ok := l.deleted[id]
+	return ok && p == pid
 }
 
 // current waits for a live connection, as long as ctx lasts.

@@ -27,7 +27,7 @@ func TestOOM(t *testing.T) {
 
 func TestUpdate(t *testing.T) {
 	r := newRig(t)
-	req := r.request("sleep 100")
+	req := r.request("sleep 1000")
 	r.run(req)
 	limit := int64(64 << 20)
 	if err := r.c.Update(r.ctx(), pod, req.ID, &specs.LinuxResources{Memory: &specs.LinuxMemory{Limit: &limit}}); err != nil {

@@ -95,6 +95,21 @@ type rig struct {
 
 const pod = "pod-1"
 
+// patience is when a wait gives up. Nothing is expected to take any part of it: on a machine that
+// does other things, too, everything takes as long as it takes.
+const patience = 2 * time.Minute
+
+// handlers are who makes the containers of TestHandlers' rigs, by the name of its subtest.
+var handlers map[string]string
+
+// handler is who makes the rig's containers.
+func (r *rig) handler() string {
+	if names := strings.Split(r.Name(), "/"); len(names) > 1 && names[0] == "TestHandlers" {
+		return handlers[names[1]]
+	}
+	return ""
+}
+
 func newRig(t testing.TB) *rig {
 	r := &rig{TB: t, dir: filepath.Join(t.TempDir(), "shim"), bundles: t.TempDir()}
 	r.cfg = client.Config{Binary: binary, StateDir: r.dir, Scope: client.ScopeNode, Log: newLog(t)}
@@ -106,7 +121,7 @@ func newRig(t testing.TB) *rig {
 func newLog(t testing.TB) *slog.Logger { return slog.New(slog.NewTextHandler(t.Output(), nil)) }
 
 func (r *rig) ctx() context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	r.Cleanup(cancel)
 	return ctx
 }
@@ -224,7 +239,7 @@ func (r *rig) request(script string) client.CreateRequest {
 	if err := os.MkdirAll(logs, 0o755); err != nil {
 		r.Fatal(err)
 	}
-	return client.CreateRequest{PodID: pod, ID: id, Bundle: bundle, LogPath: filepath.Join(logs, id+".log")}
+	return client.CreateRequest{PodID: pod, ID: id, Bundle: bundle, LogPath: filepath.Join(logs, id+".log"), Handler: r.handler()}
 }
 
 func (r *rig) writeSpec(bundle string, spec *specs.Spec) {

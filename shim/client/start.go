@@ -23,10 +23,11 @@ type Client struct {
 	events eventQueue
 	keeper keeperLink
 
-	mu     sync.Mutex
-	links  map[string]*link // by name
-	exits  map[string]Event // the last exit of each container that is not deleted
-	closed bool
+	mu      sync.Mutex
+	links   map[string]*link  // by name
+	exits   map[string]Event  // the last exit of each container that is not deleted
+	helpers map[string]Helper // by name
+	closed  bool
 }
 
 // nodeShim is the name of the shim of all pods.
@@ -47,7 +48,7 @@ func New(cfg Config) (*Client, error) {
 	case cfg.Log == nil:
 		return nil, errors.New("shim client: no logger")
 	}
-	c := &Client{cfg: cfg, links: make(map[string]*link), exits: make(map[string]Event)}
+	c := &Client{cfg: cfg, links: make(map[string]*link), exits: make(map[string]Event), helpers: make(map[string]Helper)}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	c.events.init()
 	return c, nil
@@ -117,6 +118,9 @@ func (c *Client) abandon(ctx context.Context) {
 		if err := c.stopShim(ctx, l); err != nil {
 			c.cfg.Log.Warn("shim is left", "error", err)
 		}
+	}
+	if err := c.stopHelpers(ctx); err != nil {
+		c.cfg.Log.Warn("a program beside the shim is left", "error", err)
 	}
 	c.keeper.leave()
 	if k := c.keeper.get(); k != nil {
@@ -232,6 +236,9 @@ func (c *Client) Shutdown(ctx context.Context) error {
 		if err := c.endShim(ctx, l); err != nil {
 			return fmt.Errorf("shut shims down: %w", err)
 		}
+	}
+	if err := c.stopHelpers(ctx); err != nil {
+		return fmt.Errorf("shut shims down: %w", err)
 	}
 	k := c.keeper.get()
 	c.keeper.leave()

@@ -93,7 +93,6 @@ func TestResize(t *testing.T) {
 	r := newRig(t)
 	req := r.request("while ! stty size | grep -q '43 132'; do sleep 0.02; done; echo right")
 	req.Terminal, req.Stdin = true, true
-	req = withGrep(r, req)
 	r.run(req)
 	sizes := make(chan client.Size, 1)
 	sizes <- client.Size{Width: 132, Height: 43}
@@ -104,13 +103,6 @@ func TestResize(t *testing.T) {
 	if ev := r.exit(req.ID); ev.ExitCode != 0 || !strings.Contains(r.log(req.LogPath, "stdout"), "right") {
 		t.Errorf("event %+v", ev)
 	}
-}
-
-func withGrep(r *rig, req client.CreateRequest) client.CreateRequest {
-	if err := os.Symlink("busybox", req.Bundle+"/rootfs/bin/grep"); err != nil {
-		r.Fatal(err)
-	}
-	return req
 }
 
 func TestReopenLog(t *testing.T) {

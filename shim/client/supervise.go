@@ -123,6 +123,7 @@ func (c *Client) watchKeeper() {
 					c.cfg.Log.Error("shim is not supervised", "shim", l.name, "error", err)
 				}
 			}
+			c.ensureHelpers(c.ctx)
 			continue
 		}
 		c.cfg.Log.Error("there is no keeper", "error", err)
@@ -164,9 +165,12 @@ func (c *Client) ensure(ctx context.Context, l *link) error {
 			"-name", l.program(), "-listen-fd", "3",
 		},
 	}
+	if c.cfg.Engine != "" {
+		p.Args = append(p.Args, "-engine", c.cfg.Engine)
+	}
 	if p.PID, p.PIDFD = running(ctx, l); p.PIDFD != nil {
 		defer p.PIDFD.Close()
-	} else if err := makeListener(k, l); err != nil {
+	} else if err := makeListener(k, l.dir, sock.Shim, l.program()); err != nil {
 		return fmt.Errorf("shim %s: %w", l.name, err)
 	}
 	if _, err := k.Supervise(p); err != nil {
@@ -198,9 +202,9 @@ func running(ctx context.Context, l *link) (pid int, fd *os.File) {
 // another one takes its place.
 const adoptTimeout = 5 * time.Second
 
-// makeListener makes a new shim's socket and gives it to the keeper.
-func makeListener(k *keeper.Keeper, l *link) error {
-	s, err := sock.Listen(l.dir, sock.Shim, "unix")
+// makeListener makes the socket of a program that is about to start, and gives it to the keeper.
+func makeListener(k *keeper.Keeper, dir, name, program string) error {
+	s, err := sock.Listen(dir, name, "unix")
 	if err != nil {
 		return err
 	}
@@ -210,7 +214,7 @@ func makeListener(k *keeper.Keeper, l *link) error {
 		return err
 	}
 	defer f.Close()
-	return k.Put("pass/"+l.program(), "listen", f)
+	return k.Put("pass/"+program, "listen", f)
 }
 
 // shimEnv is the closed list of what a shim's environment has.
@@ -245,17 +249,23 @@ func (c *Client) stopShim(ctx context.Context, l *link) error {
 	c.mu.Unlock()
 	c.keeper.starting.Lock()
 	defer c.keeper.starting.Unlock()
-	pid, err := k.Who(l.program())
-	if err != nil && !errors.Is(err, keeper.ErrNotFound) {
+	if err := endProgram(ctx, k, l.program()); err != nil {
 		return fmt.Errorf("end shim %s: %w", l.name, err)
 	}
-	if err := errors.Join(k.Forget(l.program()), k.Del("pass/"+l.program())); err != nil {
-		return fmt.Errorf("end shim %s: %w", l.name, err)
+	return nil
+}
+
+// endProgram ends a program and its supervision.
+func endProgram(ctx context.Context, k *keeper.Keeper, name string) error {
+	pid, err := k.Who(name)
+	if err != nil && !errors.Is(err, keeper.ErrNotFound) {
+		return err
+	}
+	if err := errors.Join(k.Forget(name), k.Del("pass/"+name)); err != nil {
+		return err
 	}
 	if pid > 0 {
-		if err := endProcess(ctx, pid); err != nil {
-			return fmt.Errorf("end shim %s: %w", l.name, err)
-		}
+		return endProcess(ctx, pid)
 	}
 	return nil
 }

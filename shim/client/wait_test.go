@@ -34,7 +34,7 @@ func (l *lockedBuffer) String() string {
 // waitFor looks at a condition that has no event of its own until it holds.
 func (r *rig) waitFor(what string, holds func() bool) {
 	r.Helper()
-	for end := time.Now().Add(20 * time.Second); !holds(); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(patience); !holds(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			r.Fatalf("%s did not happen\n%s", what, r.shimLog())
 		}

@@ -5,11 +5,13 @@ package pidfd
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"strconv"
 	"syscall"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -45,16 +47,42 @@ func OpenStarted(pid int, start uint64) (*os.File, error) {
 // StartTime is when pid started, in clock ticks since boot: with the pid it names a
 // process for as long as the machine runs.
 func StartTime(pid int) (uint64, error) {
+	s, err := ReadStat(pid)
+	return s.StartTime, err
+}
+
+// Stat is some of proc_pid_stat(5).
+type Stat struct {
+	State     byte   // 'R', 'S', 'D', 'Z', …
+	Session   int    // pid of its leader
+	StartTime uint64 // clock ticks since boot
+}
+
+// ReadStat reads what the kernel says of pid.
+func ReadStat(pid int) (Stat, error) {
 	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
-		return 0, fmt.Errorf("start time of %d: %w", pid, err)
+		return Stat{}, fmt.Errorf("stat of process %d: %w", pid, err)
 	}
+	s, err := parseStat(b)
+	if err != nil {
+		return Stat{}, fmt.Errorf("stat of process %d: %w", pid, err)
+	}
+	return s, nil
+}
+
+func parseStat(b []byte) (s Stat, err error) {
 	// The second field is the command in parentheses and may hold anything.
 	fields := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
 	if len(fields) < 20 {
-		return 0, fmt.Errorf("start time of %d: malformed stat", pid)
+		return s, errors.New("malformed")
 	}
-	return strconv.ParseUint(string(fields[19]), 10, 64)
+	s.State = fields[0][0]
+	if s.Session, err = strconv.Atoi(string(fields[3])); err != nil {
+		return s, err
+	}
+	s.StartTime, err = strconv.ParseUint(string(fields[19]), 10, 64)
+	return s, err
 }
 
 // Wait returns when the process of f (which Open made) has ended, with its exit code:
@@ -71,6 +99,24 @@ func Wait(f *os.File, pid int) (code int32, err error) {
 		return ended
 	})
 	return code, err
+}
+
+// Ended returns when the process of f (which Open made), whoever its parent is, has ended,
+// reaped or not. It fails only when ctx ends first.
+func Ended(ctx context.Context, f *os.File) error {
+	rc, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	defer context.AfterFunc(ctx, func() { _ = f.SetReadDeadline(time.Unix(1, 0)) })()
+	err = rc.Read(func(fd uintptr) bool {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+		return err == nil && n > 0
+	})
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return ctx.Err()
+	}
+	return err
 }
 
 func status(fd, pid int) (code int32, ended bool) {

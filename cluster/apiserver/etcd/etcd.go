@@ -22,8 +22,10 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
+	"go.etcd.io/etcd/server/v3/etcdserver"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3rpc"
 	"go.etcd.io/etcd/server/v3/proxy/grpcproxy/adapter"
+	"go.etcd.io/raft/v3/raftpb"
 )
 
 const (
@@ -36,6 +38,16 @@ const (
 	// memory then; each may hold a whole object.
 	snapshotEvery = 2000
 	catchUp       = 100
+	// tick is etcd's clock, and an election takes electionTicks of it (the fewest that etcd allows). A
+	// member without peers needs neither, and [campaign] does not wait for them; an idle process should wake seldom.
+	tick          = time.Second
+	electionTicks = 5
+	// campaignEvery is how often a starting member tries to become its own leader.
+	campaignEvery = 2 * time.Millisecond
+	// Writes are in the log when they are answered. They are put into the database when so much time has
+	// passed, or when there are so many of them.
+	commitEvery = time.Second
+	commitLimit = 1000
 	// maxSocketPath is the kernel's limit (sockaddr_un.sun_path), with its final zero.
 	maxSocketPath = 107
 )
@@ -48,6 +60,8 @@ type Server struct {
 	etcd    *embed.Etcd
 	lock    *os.File
 	journal *journal
+	// behind gets an error if the log ends before the database.
+	behind chan error
 }
 
 // Start starts etcd with its data in dir/etcd and its socket in state, and waits until it serves.
@@ -70,7 +84,7 @@ func Start(ctx context.Context, dir, state string) (*Server, error) {
 		return nil, err
 	}
 	_ = os.Remove(socket) // left by a process that was killed; the lock says that none lives
-	s := &Server{Endpoint: "unix://" + socket, lock: lock, journal: newJournal()}
+	s := &Server{Endpoint: "unix://" + socket, lock: lock, journal: newJournal(), behind: make(chan error, 1)}
 	c := config(dir, socket)
 	c.ZapLoggerBuilder = embed.NewZapLoggerBuilder(s.journal.logger())
 	if err = whole(dir); err == nil {
@@ -80,23 +94,31 @@ func Start(ctx context.Context, dir, state string) (*Server, error) {
 		_ = lock.Close()
 		return nil, damaged(dir, err)
 	}
+	starting, started := context.WithCancel(ctx)
+	defer started()
+	go s.compare(starting)
+	go campaign(s.etcd.Server)
 	if err := s.serves(ctx, dir); err != nil {
 		return nil, err
 	}
 	return s, nil
 }
 
-// serves returns when the server in dir serves. If that fails, the server is closed, unless a
-// goroutine of its own has ended while it held what closing would wait for: then the process is expected
-// to end.
+// serves returns when the server in dir serves. If that fails, the server is closed, unless closing would
+// wait: for what a goroutine held that has ended, or for a log behind the database to catch up. Then the process is
+// expected to end.
 func (s *Server) serves(ctx context.Context, dir string) error {
 	var err error
 	select {
 	case <-s.etcd.Server.ReadyNotify():
+		// Until the first commit etcd cannot tell which version its database has, and would warn.
+		s.etcd.Server.KV().Commit()
 		s.journal.started.Store(true)
 		s.journal.running.Store(true)
 		return nil
 	case err = <-s.journal.died:
+		return damaged(dir, err)
+	case err = <-s.behind:
 		return damaged(dir, err)
 	case err = <-s.etcd.Err():
 	case <-s.etcd.Server.StopNotify():
@@ -111,6 +133,22 @@ func (s *Server) serves(ctx context.Context, dir string) error {
 	return fmt.Errorf("etcd in %s did not start: %w", dir, err)
 }
 
+// campaign makes the only member of a cluster its leader at once. By itself it would wait for the leader
+// that it might have missed: one to ten ticks. The message is the one by which a leader hands over; raft
+// ignores it while entries of its log that change the membership have not been applied. Also a server that
+// is to stop goes on until then: etcd waits for a leader first.
+func campaign(server *etcdserver.EtcdServer) {
+	again := time.NewTicker(campaignEvery)
+	defer again.Stop()
+	self := uint64(server.MemberID())
+	for server.Leader() == 0 {
+		if err := server.Process(context.Background(), raftpb.Message{Type: raftpb.MsgTimeoutNow, From: self, To: self}); err != nil {
+			return // it has been stopped
+		}
+		<-again.C
+	}
+}
+
 // config returns the configuration of an etcd with its data in dir that listens on socket.
 func config(dir, socket string) *embed.Config {
 	c := embed.NewConfig()
@@ -123,6 +161,8 @@ func config(dir, socket string) *embed.Config {
 	c.QuotaBackendBytes = quota
 	c.SnapshotCount = snapshotEvery
 	c.SnapshotCatchUpEntries = catchUp
+	c.TickMs, c.ElectionMs = uint(tick.Milliseconds()), uint((electionTicks * tick).Milliseconds())
+	c.BackendBatchInterval, c.BackendBatchLimit = commitEvery, commitLimit
 	c.EnableGRPCGateway = false
 	c.StrictReconfigCheck = true
 	// Requests that take longer than this are logged; a busy disk of a small machine is no news.

@@ -108,10 +108,22 @@ func TestBadStarts(t *testing.T) {
 	})
 	for name, damage := range map[string]func(t *testing.T, member string){
 		"damaged database": func(t *testing.T, member string) { scramble(t, filepath.Join(member, "snap", "db")) },
+		"damaged page of the database": func(t *testing.T, member string) {
+			scrambleAfter(t, filepath.Join(member, "snap", "db"), 2*int64(os.Getpagesize()))
+		},
 		"damaged log": func(t *testing.T, member string) {
 			logs, _ := filepath.Glob(filepath.Join(member, "wal", "*.wal"))
 			for _, log := range logs {
 				scramble(t, log)
+			}
+		},
+		"end of the log lost": func(t *testing.T, member string) {
+			logs, _ := filepath.Glob(filepath.Join(member, "wal", "*.wal"))
+			for _, log := range logs {
+				// The first page has where the log begins, and who writes it.
+				if err := os.Truncate(log, 4096); err != nil {
+					t.Error(err)
+				}
 			}
 		},
 		"log lost": func(t *testing.T, member string) { _ = os.RemoveAll(filepath.Join(member, "wal")) },
@@ -124,8 +136,10 @@ func TestBadStarts(t *testing.T) {
 			dir := shortDir(t)
 			s := start(t, dir)
 			client := s.Client()
-			if _, err := client.Put(t.Context(), "a", strings.Repeat("1", 10000)); err != nil {
-				t.Fatal(err)
+			for range 10 {
+				if _, err := client.Put(t.Context(), "a", strings.Repeat("1", 10000)); err != nil {
+					t.Fatal(err)
+				}
 			}
 			_ = client.Close()
 			s.Close()
@@ -152,14 +166,19 @@ func TestGoroutineEndsBeforeItServes(t *testing.T) {
 	}
 }
 
-// scramble overwrites the first pages of a file.
+// scramble overwrites the first pages of a file, scrambleAfter those after an offset.
 func scramble(t *testing.T, path string) {
+	t.Helper()
+	scrambleAfter(t, path, 0)
+}
+
+func scrambleAfter(t *testing.T, path string, offset int64) {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := f.WriteAt([]byte(strings.Repeat("garbage!", 2048)), 0); err != nil {
+	if _, err := f.WriteAt([]byte(strings.Repeat("garbage!", 2048)), offset); err != nil {
 		t.Fatal(err)
 	}
 	if err := f.Close(); err != nil {

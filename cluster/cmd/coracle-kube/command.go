@@ -59,7 +59,7 @@ func startLog(level string) error {
 		upstream = slog.LevelWarn
 	}
 	slog.SetDefault(slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: l})))
-	klog.SetSlogLogger(slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: upstream})))
+	klog.SetSlogLogger(slog.New(quiet{slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: upstream})}))
 	rest.SetDefaultWarningHandler(rest.NoWarnings{}) // warnings are for those who write manifests
 	return nil
 }

@@ -76,6 +76,7 @@ func TestWrongFlags(t *testing.T) {
 		{[]string{"server", "--node-ip", "here"}, `--node-ip "here" is no IP address, such as 10.0.0.1`},
 		{[]string{"server", "--static-pod-dir", "/nonexistent"}, "--static-pod-dir: stat /nonexistent: no such file or directory"},
 		{[]string{"server", "--static-pod-dir", file}, "is no directory"},
+		{[]string{"server", "--eviction-hard", "nodefs.available<lots"}, `eviction threshold "nodefs.available<lots": "lots" is no amount above 0, such as 100Mi or 5%`},
 		{append([]string{"server", "--bind-address", "x"}, node...), `--bind-address "x" is no IP address`},
 		{append([]string{"server", "--service-cidr", "x"}, node...), `--service-cidr "x" is no network`},
 		{[]string{"apiserver", "--token-file", "/nonexistent"}, "/nonexistent: no such file"},

@@ -25,6 +25,7 @@ const (
 func sparingly() {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
+		paceCollector()
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 
 	"github.com/coracle-project/coracle/cluster/apiserver"
 	"github.com/coracle-project/coracle/cluster/kubelet"
+	"github.com/coracle-project/coracle/cluster/kubelet/eviction"
 	"github.com/coracle-project/coracle/cluster/metricsapi"
 	"github.com/coracle-project/coracle/cluster/pki"
 )
@@ -118,6 +119,7 @@ type nodeOptions struct {
 	podLogs    string
 	maxPods    int
 	port       int
+	eviction   eviction.Policy
 }
 
 func (o *nodeOptions) define(f *pflag.FlagSet) {
@@ -129,6 +131,10 @@ func (o *nodeOptions) define(f *pflag.FlagSet) {
 	f.StringVar(&o.podLogs, "pod-log-dir", "/var/log/pods", "directory for containers' logs")
 	f.IntVar(&o.maxPods, "max-pods", 110, "how many pods this node takes")
 	f.IntVar(&o.port, "kubelet-port", 10250, "port of the kubelet's HTTPS API")
+	f.Func("eviction-hard", "when pods are evicted, `THRESHOLDS` such as memory.available<100Mi,nodefs.available<5% (default: upstream's)", func(text string) (err error) {
+		o.eviction.Hard, err = eviction.ParseHard(text)
+		return err
+	})
 }
 
 // kubelet translates; files are the node's credentials.
@@ -136,6 +142,7 @@ func (o *nodeOptions) kubelet(root string) kubelet.Options {
 	return kubelet.Options{
 		NodeName: o.name, NodeIPs: o.ips, Endpoint: o.cri, RootDir: filepath.Join(root, "kubelet"),
 		LogDir: o.podLogs, StaticPodDir: o.staticPods, CgroupRoot: o.cgroupRoot, MaxPods: o.maxPods, Port: o.port,
+		Eviction: o.eviction,
 	}
 }
 

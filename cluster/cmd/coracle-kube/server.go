@@ -21,9 +21,6 @@ import (
 	"github.com/coracle-project/coracle/cluster/scheduler"
 )
 
-// renewEvery is how often certificates are looked at while the cluster runs.
-const renewEvery = 24 * time.Hour
-
 func serverCommand() *cobra.Command {
 	var api apiOptions
 	var n nodeOptions
@@ -118,7 +115,7 @@ func together(ctx context.Context, server *apiserver.Server, began time.Time, re
 		case <-server.Ready():
 			slog.Info("serving", "address", server.Address(), "after", time.Since(began).Round(time.Millisecond), "version", versions())
 			go trimWhenCalm(ctx)
-			every(ctx, renewEvery, renew)
+			keepRenewed(ctx, began, renew)
 		case <-ctx.Done():
 		}
 		return nil
@@ -133,33 +130,6 @@ func withoutRepeat(err, before error) error {
 	if errors.Is(before, err) {
 		return nil
 	}
-	return err
-}
-
-// every calls f every d until ctx ends.
-func every(ctx context.Context, d time.Duration, f func() error) {
-	tick := time.NewTicker(d)
-	defer tick.Stop()
-	for {
-		select {
-		case <-tick.C:
-			if err := f(); err != nil {
-				slog.Error("certificates cannot be renewed", "err", err)
-			}
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
-// renewed makes sure that the certificates of a cluster that runs for longer than they last are good.
-// Who uses them looks at their files.
-func renewed(api *apiOptions, n *nodeOptions) error {
-	bundle, err := api.credentials(n.name, n.ips)
-	if err != nil {
-		return err
-	}
-	_, err = nodeFiles(bundle, n)
 	return err
 }
 

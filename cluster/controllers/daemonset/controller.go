@@ -76,51 +76,11 @@ func New(set *client.Set) *frame.Controller {
 	c.pods = &podcontrol.Control{Kind: kind, Kube: set.Kube, Events: events, Writes: c.writes, Cache: c.podCache}
 	c.queue = frame.New("daemonset", 2, c.writes.Guard(c.sync, func(key string, d time.Duration) { c.queue.AddAfter(key, d) }))
 	c.queue.Watch(daemons.Informer(), frame.Self)
-	c.queue.Watch(pods, c.concernsPod)
-	c.queue.Watch(revisions, c.concernsRevision)
+	c.queue.Watch(pods, adoption.Concerns(kind.Kind, c.daemons.GetPodDaemonSets))
+	c.queue.Watch(revisions, adoption.Concerns(kind.Kind, c.daemons.GetHistoryDaemonSets))
 	c.queue.Watch(nodes.Informer(), c.concernsNode)
 	c.queue.Also(func(ctx context.Context) { <-ctx.Done(); stop() })
 	return c.queue
-}
-
-// concernsPod is the DaemonSet that owns a pod, or those that might adopt it.
-func (c *controller) concernsPod(obj any) []string {
-	pod, ok := obj.(*corev1.Pod)
-	if !ok {
-		return nil
-	}
-	if metav1.GetControllerOfNoCopy(pod) != nil {
-		return frame.Owner(kind.Kind)(pod)
-	}
-	daemons, err := c.daemons.GetPodDaemonSets(pod)
-	if err != nil { // none matches
-		return nil
-	}
-	return keysOf(daemons)
-}
-
-// concernsRevision is the DaemonSet that owns a ControllerRevision, or those that might adopt it.
-func (c *controller) concernsRevision(obj any) []string {
-	revision, ok := obj.(*appsv1.ControllerRevision)
-	if !ok {
-		return nil
-	}
-	if metav1.GetControllerOfNoCopy(revision) != nil {
-		return frame.Owner(kind.Kind)(revision)
-	}
-	daemons, err := c.daemons.GetHistoryDaemonSets(revision)
-	if err != nil {
-		return nil
-	}
-	return keysOf(daemons)
-}
-
-func keysOf(daemons []*appsv1.DaemonSet) []string {
-	keys := make([]string, len(daemons))
-	for i, ds := range daemons {
-		keys[i] = cache.MetaObjectToName(ds).String()
-	}
-	return keys
 }
 
 // daemon is what one sync works on.

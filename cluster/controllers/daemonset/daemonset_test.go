@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/client-go/util/retry"
 	upstream "k8s.io/kubernetes/pkg/controller/daemon"
 	"k8s.io/kubernetes/pkg/controller/daemon/util"
 
@@ -92,11 +93,15 @@ func get(t *testing.T, s *apitest.Server) *appsv1.DaemonSet {
 
 func update(t *testing.T, s *apitest.Server, changes ...change) {
 	t.Helper()
-	ds := get(t, s)
-	for _, f := range changes {
-		f(ds)
-	}
-	if _, err := s.Kube.AppsV1().DaemonSets(ds.Namespace).Update(context.Background(), ds, metav1.UpdateOptions{}); err != nil {
+	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		ds := get(t, s)
+		for _, f := range changes {
+			f(ds)
+		}
+		_, err := s.Kube.AppsV1().DaemonSets(ds.Namespace).Update(context.Background(), ds, metav1.UpdateOptions{})
+		return err
+	})
+	if err != nil {
 		t.Fatal(err)
 	}
 	s.Settle()

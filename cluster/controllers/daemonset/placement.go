@@ -123,5 +123,5 @@ func (c *controller) concernsNode(obj any) []string {
 			concerned = append(concerned, ds)
 		}
 	}
-	return keysOf(concerned)
+	return adoption.KeysOf(concerned)
 }

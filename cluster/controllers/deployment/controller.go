@@ -73,30 +73,12 @@ func New(set *client.Set) *frame.Controller {
 	}
 	c.queue = frame.New("deployment", 5, c.writes.Guard(c.sync, func(key string, d time.Duration) { c.queue.AddAfter(key, d) }))
 	c.queue.Watch(deployments.Informer(), frame.Self)
-	c.queue.Watch(sets.Informer(), c.concernsSet)
+	c.queue.Watch(sets.Informer(), adoption.Concerns(kind.Kind, func(rs *appsv1.ReplicaSet) ([]*appsv1.Deployment, error) {
+		return util.GetDeploymentsForReplicaSet(c.deployments, rs)
+	}))
 	c.queue.Watch(pods, c.concernsPod)
 	c.queue.Also(func(ctx context.Context) { <-ctx.Done(); stop() })
 	return c.queue
-}
-
-// concernsSet is the Deployment that owns a ReplicaSet, or those that might adopt it.
-func (c *controller) concernsSet(obj any) []string {
-	rs, ok := obj.(*appsv1.ReplicaSet)
-	if !ok {
-		return nil
-	}
-	if metav1.GetControllerOfNoCopy(rs) != nil {
-		return frame.Owner(kind.Kind)(rs)
-	}
-	matching, err := util.GetDeploymentsForReplicaSet(c.deployments, rs)
-	if err != nil { // none matches
-		return nil
-	}
-	keys := make([]string, len(matching))
-	for i, d := range matching {
-		keys[i] = cache.MetaObjectToName(d).String()
-	}
-	return keys
 }
 
 // concernsPod is the Deployment two owners up, if it is one that waits for its old pods to be gone

@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/client-go/util/retry"
 	upstream "k8s.io/kubernetes/pkg/controller"
 	util "k8s.io/kubernetes/pkg/controller/deployment/util"
 
@@ -90,11 +91,15 @@ func get(t *testing.T, s *apitest.Server) *appsv1.Deployment {
 
 func change(t *testing.T, s *apitest.Server, f ...func(*appsv1.Deployment)) {
 	t.Helper()
-	d := get(t, s)
-	for _, f := range f {
-		f(d)
-	}
-	if _, err := s.Kube.AppsV1().Deployments(d.Namespace).Update(context.Background(), d, metav1.UpdateOptions{}); err != nil {
+	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		d := get(t, s)
+		for _, f := range f {
+			f(d)
+		}
+		_, err := s.Kube.AppsV1().Deployments(d.Namespace).Update(context.Background(), d, metav1.UpdateOptions{})
+		return err
+	})
+	if err != nil {
 		t.Fatal(err)
 	}
 	s.Settle()

@@ -194,6 +194,10 @@ func (c *controller) write(ctx context.Context, key string, service *corev1.Serv
 		if err == nil || apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
 			return nil
 		}
+		if apierrors.IsAlreadyExists(err) { // most likely by the last write, which the cache does not show yet
+			c.frame.AddAfter(key, staleRetry)
+			return nil
+		}
 		c.recorder.Eventf(e, corev1.EventTypeWarning, "FailedToCreateEndpoint",
 			"Failed to create endpoint for service %v/%v: %v", service.Namespace, service.Name, err)
 		return err

@@ -16,11 +16,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
 	upstream "k8s.io/kubernetes/pkg/controller/endpoint"
 	"sigs.k8s.io/yaml"
 
 	"github.com/coracle-project/coracle/cluster/client"
+	"github.com/coracle-project/coracle/cluster/controllers/frame"
 	"github.com/coracle-project/coracle/cluster/controllers/internal/apitest"
 )
 
@@ -44,6 +47,16 @@ var theirs = apitest.Controllers{func(set *client.Set) interface{ Run(context.Co
 }}
 
 var ctx = context.Background()
+
+func TestCacheThatDoesNotShowTheLastWriteIsNoFailure(t *testing.T) {
+	e := &corev1.Endpoints{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "web"}}
+	recorder := record.NewFakeRecorder(1)
+	c := &controller{set: &client.Set{Kube: fake.NewClientset(e)}, recorder: recorder, frame: frame.New("endpoints", 1, nil)}
+	service := &corev1.Service{ObjectMeta: e.ObjectMeta}
+	if err := c.write(ctx, "ns/web", service, e, e, true); err != nil || len(recorder.Events) > 0 {
+		t.Errorf("got error %v and %d events", err, len(recorder.Events))
+	}
+}
 
 // world is an API with Services, and pods behind them.
 type world struct {

@@ -54,7 +54,7 @@ func New(name string, workers int, sync Sync) *Controller {
 		Name: name, sync: sync, workers: workers,
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
 			workqueue.DefaultTypedControllerRateLimiter[string](),
-			workqueue.TypedRateLimitingQueueConfig[string]{Name: name}),
+			workqueue.TypedRateLimitingQueueConfig[string]{Name: name, Clock: calmClock{}}),
 	}
 }
 

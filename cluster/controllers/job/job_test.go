@@ -13,6 +13,7 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/retry"
 	"k8s.io/utils/ptr"
 
 	"github.com/coracle-project/coracle/cluster/controllers/internal/apitest"
@@ -99,11 +100,15 @@ func get(t *testing.T, s *apitest.Server) *batchv1.Job {
 
 func update(t *testing.T, s *apitest.Server, changes ...change) {
 	t.Helper()
-	j := get(t, s)
-	for _, f := range changes {
-		f(j)
-	}
-	if _, err := s.Kube.BatchV1().Jobs(j.Namespace).Update(context.Background(), j, metav1.UpdateOptions{}); err != nil {
+	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		j := get(t, s)
+		for _, f := range changes {
+			f(j)
+		}
+		_, err := s.Kube.BatchV1().Jobs(j.Namespace).Update(context.Background(), j, metav1.UpdateOptions{})
+		return err
+	})
+	if err != nil {
 		t.Fatal(err)
 	}
 	s.Settle()

@@ -60,29 +60,9 @@ func New(set *client.Set) *frame.Controller {
 	c.pods = &podcontrol.Control{Kind: kind, Kube: set.Kube, Events: events, Writes: c.writes, Cache: c.podCache}
 	c.queue = frame.New("replicaset", 5, c.writes.Guard(c.sync, func(key string, d time.Duration) { c.queue.AddAfter(key, d) }))
 	c.queue.Watch(sets.Informer(), frame.Self)
-	c.queue.Watch(pods, c.concerns)
+	c.queue.Watch(pods, adoption.Concerns(kind.Kind, c.sets.GetPodReplicaSets))
 	c.queue.Also(func(ctx context.Context) { <-ctx.Done(); stop() })
 	return c.queue
-}
-
-// concerns is the ReplicaSet that owns a pod, or those that might adopt it.
-func (c *controller) concerns(obj any) []string {
-	pod, ok := obj.(*corev1.Pod)
-	if !ok {
-		return nil
-	}
-	if metav1.GetControllerOfNoCopy(pod) != nil {
-		return frame.Owner(kind.Kind)(pod)
-	}
-	sets, err := c.sets.GetPodReplicaSets(pod)
-	if err != nil { // none matches
-		return nil
-	}
-	keys := make([]string, len(sets))
-	for i, rs := range sets {
-		keys[i] = cache.MetaObjectToName(rs).String()
-	}
-	return keys
 }
 
 func (c *controller) sync(ctx context.Context, key string) error {

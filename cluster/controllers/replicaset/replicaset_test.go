@@ -12,6 +12,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/retry"
 
 	"github.com/coracle-project/coracle/cluster/controllers/internal/apitest"
 	"github.com/coracle-project/coracle/cluster/controllers/replicaset"
@@ -58,9 +59,13 @@ func get(t *testing.T, s *apitest.Server) *appsv1.ReplicaSet {
 
 func resize(t *testing.T, s *apitest.Server, replicas int32) {
 	t.Helper()
-	rs := get(t, s)
-	rs.Spec.Replicas = &replicas
-	if _, err := s.Kube.AppsV1().ReplicaSets(rs.Namespace).Update(context.Background(), rs, metav1.UpdateOptions{}); err != nil {
+	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		rs := get(t, s)
+		rs.Spec.Replicas = &replicas
+		_, err := s.Kube.AppsV1().ReplicaSets(rs.Namespace).Update(context.Background(), rs, metav1.UpdateOptions{})
+		return err
+	})
+	if err != nil {
 		t.Fatal(err)
 	}
 	s.Settle()

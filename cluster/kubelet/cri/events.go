@@ -3,6 +3,7 @@ package cri
 import (
 	"context"
 	"log/slog"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -19,12 +20,13 @@ const (
 	// streamAgain is how often such a runtime is asked for events again: it may have been replaced
 	// by a newer one.
 	streamAgain = time.Minute
-	// refusal is how long a runtime may take to say that it has no events.
-	refusal = 200 * time.Millisecond
+	// headerless is how soon a stream is taken to have begun that has not said so.
+	headerless = 200 * time.Millisecond
 )
 
 // Watch calls changed with the UID of every pod in which the runtime has made, started, lost or
-// removed something, until ctx ends. It calls resync, if events may have been missed, whenever a
+// removed something, until ctx ends; not for a sandbox that is gone by the time its removal is told, as
+// the event does not say then whose it was. It calls resync, if events may have been missed, whenever a
 // stream of them begins. A runtime without GetContainerEvents is listed once a second instead.
 func (c *Client) Watch(ctx context.Context, changed func(types.UID), resync func()) {
 	l := lister{client: c, changed: changed}
@@ -47,10 +49,16 @@ func (c *Client) stream(ctx context.Context, changed func(types.UID), resync fun
 	if err != nil {
 		return err
 	}
-	// What happened before the stream is not repeated. That there is a stream is known when it has
-	// not been refused for a moment: its header may come only with the first event.
-	begun := time.AfterFunc(refusal, resync)
-	defer begun.Stop()
+	// What happened before the stream is not repeated, and its header tells that it has begun.
+	guessing, stop := context.WithCancel(ctx)
+	var guesses sync.WaitGroup
+	guesses.Go(func() { guess(guessing, resync) })
+	header, err := events.Header()
+	stop()
+	guesses.Wait()
+	if err == nil && header != nil {
+		resync()
+	}
 	for {
 		e, err := events.Recv()
 		if err != nil {
@@ -59,6 +67,17 @@ func (c *Client) stream(ctx context.Context, changed func(types.UID), resync fun
 		if uid := eventUID(e); uid != "" {
 			changed(uid)
 		}
+	}
+}
+
+// guess calls resync for runtimes that send no header before the first event: soon, since most streams
+// have begun by then, and now and then for a minute, as there is no telling on a slow machine.
+func guess(ctx context.Context, resync func()) {
+	for d := headerless; d < streamAgain; d *= 4 {
+		if sleep(ctx, d); ctx.Err() != nil {
+			return
+		}
+		resync()
 	}
 }
 

@@ -4,13 +4,19 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	grpcstatus "google.golang.org/grpc/status"
 	"k8s.io/apimachinery/pkg/types"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/coracle-project/coracle/cluster/kubelet/cri"
 	"github.com/coracle-project/coracle/cluster/kubelet/cri/critest"
 )
 
@@ -54,6 +60,81 @@ func TestWatchListsARuntimeWithoutEvents(t *testing.T) {
 			t.Errorf("told of %v and nothing happened", got)
 		}
 	})
+}
+
+// stream is one of events whose header comes when the test says so.
+type stream struct {
+	grpc.ClientStream // nothing else is called
+	ctx               context.Context
+	begun             chan struct{}
+}
+
+func (s *stream) NewStream(ctx context.Context, _ *grpc.StreamDesc, _ string, _ ...grpc.CallOption) (grpc.ClientStream, error) {
+	s.ctx = ctx
+	return s, nil
+}
+
+func (s *stream) Invoke(context.Context, string, any, any, ...grpc.CallOption) error {
+	return grpcstatus.Error(codes.Unimplemented, "there is only the stream")
+}
+
+func (s *stream) SendMsg(any) error { return nil }
+func (s *stream) CloseSend() error  { return nil }
+
+func (s *stream) Header() (metadata.MD, error) {
+	select {
+	case <-s.begun:
+		return metadata.MD{}, nil
+	case <-s.ctx.Done():
+		return nil, nil
+	}
+}
+
+func (s *stream) RecvMsg(any) error {
+	<-s.ctx.Done()
+	return s.ctx.Err()
+}
+
+// An event from before the stream is lost to it. A runtime, or machine, that takes its time to begin one
+// made kubelets miss what happened meanwhile.
+func TestAStreamThatBeginsLateIsPrecededByNothingUnseen(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		begins time.Duration
+		before int32 // resyncs until then
+	}{
+		{"at once", 0, 0},
+		{"late", 10 * time.Second, 3},
+		{"very late", time.Hour, 5},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := &stream{begun: make(chan struct{})}
+				if test.begins == 0 {
+					close(s.begun)
+				}
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				var resyncs atomic.Int32
+				go cri.NewClient(s).Watch(ctx, func(types.UID) {}, func() { resyncs.Add(1) })
+				if test.begins > 0 {
+					time.Sleep(test.begins)
+					if n := resyncs.Load(); n != test.before {
+						t.Errorf("%d resyncs before the stream has begun", n)
+					}
+					close(s.begun)
+				}
+				synctest.Wait()
+				if n := resyncs.Load(); n != test.before+1 {
+					t.Errorf("%d resyncs when the stream has begun", n)
+				}
+				time.Sleep(time.Hour)
+				if n := resyncs.Load(); n != test.before+1 {
+					t.Errorf("%d resyncs, and nothing happened", n)
+				}
+			})
+		})
+	}
 }
 
 func TestPodTellsTheNewestFirst(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/coracle-project/coracle/cluster/kubelet"
 	"github.com/coracle-project/coracle/cluster/kubelet/cri"
@@ -57,7 +58,7 @@ func (n *testNode) exec(p *v1.Pod, container string, args ...string) string {
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	out, err := n.client().Exec(n.ctx, id, append([]string{"/guest"}, args...), 5*time.Second)
+	out, err := n.client().Exec(n.ctx, id, append([]string{"/guest"}, args...), patience)
 	if err != nil {
 		n.t.Fatalf("%v: %s", err, out)
 	}
@@ -72,6 +73,18 @@ func (n *testNode) untilNoSandbox(p *v1.Pod) {
 	defer cancel()
 	looked := make(chan struct{}, 1)
 	go c.Watch(ctx, func(types.UID) { look(looked) }, func() { look(looked) })
+	// What Watch does not tell, since the event does not say whose it was: that a sandbox is gone.
+	events, err := c.Runtime.GetContainerEvents(ctx, &runtimeapi.GetEventsRequest{})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	go func() {
+		_, err := events.Header()
+		for err == nil {
+			look(looked)
+			_, err = events.Recv()
+		}
+	}()
 	for {
 		s, err := c.Pod(ctx, p.UID)
 		if err != nil {
@@ -80,7 +93,11 @@ func (n *testNode) untilNoSandbox(p *v1.Pod) {
 		if len(s.SandboxStatuses)+len(s.ContainerStatuses) == 0 {
 			return
 		}
-		<-looked
+		select {
+		case <-looked:
+		case <-ctx.Done():
+			n.t.Fatalf("of pod %s there are still %d sandboxes and %d containers", p.Name, len(s.SandboxStatuses), len(s.ContainerStatuses))
+		}
 	}
 }
 

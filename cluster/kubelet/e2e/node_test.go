@@ -20,17 +20,19 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	k8stesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
+	evictionapi "k8s.io/kubernetes/pkg/kubelet/eviction/api"
 	kubetypes "k8s.io/kubernetes/pkg/kubelet/types"
 	"k8s.io/utils/ptr"
 
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/kubelet"
+	"github.com/coracle-project/coracle/cluster/kubelet/eviction"
 )
 
 const nodeName = "n1"
 
-// patience bounds what a test waits for; it is never the time that a test takes.
-const patience = 60 * time.Second
+// patience bounds what a test waits for, on however slow a machine; it is never the time that a test takes.
+const patience = 5 * time.Minute
 
 // testNode is a kubelet on a runtime of its own, with an API that is only in memory: it keeps
 // objects and tells of changes, and nothing else happens in it by itself.
@@ -82,6 +84,8 @@ func newNode(t *testing.T, change func(*kubelet.Options)) *testNode {
 		NodeName: nodeName, NodeIPs: []string{"127.0.0.1"}, Endpoint: "unix://" + n.runtime.socket,
 		RootDir: filepath.Join(n.dir, "kubelet"), LogDir: filepath.Join(n.dir, "pods"), Port: -1,
 		CgroupRoot: "/" + filepath.Base(n.dir), ClusterDNS: []string{"10.96.0.10"},
+		// How much room the machine has is not the tests' business.
+		Eviction: eviction.Policy{Hard: map[evictionapi.Signal]evictionapi.ThresholdValue{}},
 	}
 	if change != nil {
 		change(&n.opts)
@@ -197,7 +201,7 @@ func (n *testNode) defaults(p *v1.Pod) {
 			c.TerminationMessagePath, c.TerminationMessagePolicy = "/dev/termination-log", v1.TerminationMessageReadFile
 			for _, probe := range []*v1.Probe{c.StartupProbe, c.LivenessProbe, c.ReadinessProbe} {
 				if probe != nil {
-					probe.PeriodSeconds, probe.TimeoutSeconds = max(probe.PeriodSeconds, 1), max(probe.TimeoutSeconds, 5)
+					probe.PeriodSeconds, probe.TimeoutSeconds = max(probe.PeriodSeconds, 1), max(probe.TimeoutSeconds, 60)
 					probe.SuccessThreshold, probe.FailureThreshold = max(probe.SuccessThreshold, 1), max(probe.FailureThreshold, 1)
 				}
 			}

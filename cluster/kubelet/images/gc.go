@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -36,6 +37,10 @@ var DefaultGCPolicy = GCPolicy{HighPercent: 85, LowPercent: 80, MinAge: 2 * time
 // Collector removes images that no container uses when the disk that they are on fills up, those
 // first that have not been used for longest.
 type Collector struct {
+	// Mounted, if set, returns the names of images that are in use as volumes: the runtime's list of
+	// containers does not tell. Set it before the collector is used.
+	Mounted func() []string
+
 	client   *cri.Client
 	puller   *Puller
 	policy   GCPolicy
@@ -101,6 +106,19 @@ func (g *Collector) Collect(ctx context.Context) error {
 	return nil
 }
 
+// RemoveUnused removes all images that no container uses and that are not younger than the policy's age.
+func (g *Collector) RemoveUnused(ctx context.Context) error {
+	unused, err := g.detect(ctx, time.Now())
+	if err != nil {
+		return err
+	}
+	freed, err := g.free(ctx, unused, math.MaxInt64, time.Now())
+	if freed > 0 {
+		slog.Info("removed all unused images", "bytes", freed)
+	}
+	return err
+}
+
 // detect notes which images are there and which are in use, and returns the others.
 func (g *Collector) detect(ctx context.Context, now time.Time) ([]*runtimeapi.Image, error) {
 	images, err := g.client.Images.ListImages(ctx, &runtimeapi.ListImagesRequest{})
@@ -114,6 +132,9 @@ func (g *Collector) detect(ctx context.Context, now time.Time) ([]*runtimeapi.Im
 	used := sets.New[string]()
 	for _, c := range containers.Containers {
 		used.Insert(c.ImageId, c.ImageRef, c.GetImage().GetImage())
+	}
+	if g.Mounted != nil {
+		used.Insert(g.Mounted()...)
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -178,16 +199,22 @@ func (g *Collector) free(ctx context.Context, unused []*runtimeapi.Image, want i
 
 // usage returns the size and the free space of the disk that images are on.
 func (g *Collector) usage(ctx context.Context) (capacity, available int64, err error) {
-	info, err := g.client.Images.ImageFsInfo(ctx, &runtimeapi.ImageFsInfoRequest{})
-	if err != nil {
+	dir, err := g.Dir(ctx)
+	if err != nil || dir == "" {
 		return 0, 0, err
 	}
-	for _, fs := range info.ImageFilesystems {
+	return g.disk(dir)
+}
+
+// Dir returns the directory that the runtime has its images in, nothing if it does not say.
+func (g *Collector) Dir(ctx context.Context) (string, error) {
+	info, err := g.client.Images.ImageFsInfo(ctx, &runtimeapi.ImageFsInfoRequest{})
+	for _, fs := range info.GetImageFilesystems() {
 		if path := fs.GetFsId().GetMountpoint(); path != "" {
-			return g.disk(path)
+			return path, err
 		}
 	}
-	return 0, 0, nil
+	return "", err
 }
 
 func statfs(path string) (capacity, available int64, err error) {

@@ -3,6 +3,7 @@ package images
 import (
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -81,31 +82,56 @@ func TestTheLongestUnusedImageGoesFirst(t *testing.T) {
 	}
 }
 
+func TestAMountedImageStays(t *testing.T) {
+	f := critest.New("unused", "volume")
+	g := collector(f, 1<<20)
+	g.policy.MinAge = 0
+	g.Mounted = func() []string { return []string{"volume"} }
+	if err := g.RemoveUnused(t.Context()); err != nil || left(t, f) != "volume" {
+		t.Errorf("%v, left %q", err, left(t, f))
+	}
+}
+
+func TestRemoveUnusedSparesTheYoungOnly(t *testing.T) {
+	f := critest.New("old", "young")
+	g := collector(f, 90<<20) // however free the disk is
+	if err := g.RemoveUnused(t.Context()); err != nil || left(t, f) != "old young" {
+		t.Errorf("%v, left %q", err, left(t, f))
+	}
+	g.seen["old"].first = time.Now().Add(-time.Hour)
+	if err := g.RemoveUnused(t.Context()); err != nil || left(t, f) != "young" {
+		t.Errorf("%v, left %q", err, left(t, f))
+	}
+}
+
 // The end of a back-off is read from the image manager's by a key that is its own business: this
 // test says when it changes.
 func TestAFailedPullIsHeldBack(t *testing.T) {
-	f := critest.New()
-	f.Fail("PullImage", errNoPull)
-	p, err := NewPuller(f.Client(), record.NewFakeRecorder(100), nil, t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "ns", UID: "u"}}
-	pod.Spec.Containers = []v1.Container{{Name: "c", Image: "x:1", ImagePullPolicy: v1.PullAlways}}
-	ensure := func() *Failure {
-		_, err := p.Ensure(t.Context(), pod, &pod.Spec.Containers[0], &runtimeapi.PodSandboxConfig{Metadata: &runtimeapi.PodSandboxMetadata{}}, "")
-		failure, ok := err.(*Failure)
-		if !ok {
-			t.Fatalf("error %v", err)
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		f := critest.New()
+		f.Fail("PullImage", errNoPull)
+		p, err := NewPuller(f.Client(), record.NewFakeRecorder(100), nil, dir)
+		if err != nil {
+			t.Fatal(err)
 		}
-		return failure
-	}
-	if got := ensure(); got.Reason != "ErrImagePull" || got.Message != errNoPull.Error() || time.Until(got.Until) > backOffTold {
-		t.Errorf("%+v", got)
-	}
-	if got := ensure(); got.Reason != "ImagePullBackOff" || time.Until(got.Until) < 9*time.Second || time.Until(got.Until) > 11*time.Second {
-		t.Errorf("%+v: until in %v", got, time.Until(got.Until))
-	}
+		pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "ns", UID: "u"}}
+		pod.Spec.Containers = []v1.Container{{Name: "c", Image: "x:1", ImagePullPolicy: v1.PullAlways}}
+		ensure := func() *Failure {
+			_, err := p.Ensure(t.Context(), pod, &pod.Spec.Containers[0], &runtimeapi.PodSandboxConfig{Metadata: &runtimeapi.PodSandboxMetadata{}}, "")
+			failure, ok := err.(*Failure)
+			if !ok {
+				t.Fatalf("error %v", err)
+			}
+			return failure
+		}
+		if got := ensure(); got.Reason != "ErrImagePull" || got.Message != errNoPull.Error() || time.Until(got.Until) > backOffTold {
+			t.Errorf("%+v", got)
+		}
+		if got := ensure(); got.Reason != "ImagePullBackOff" || time.Until(got.Until) != 10*time.Second+50*time.Millisecond {
+			t.Errorf("%+v: until in %v", got, time.Until(got.Until))
+		}
+	})
 }
 
 type pullError string

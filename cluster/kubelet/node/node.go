@@ -55,6 +55,8 @@ type Config struct {
 	PodCIDR string
 	// RootDir is on the file system that counts as ephemeral storage.
 	RootDir string
+	// Pressure, if given, returns what the node runs short of; Look is called when that changes.
+	Pressure func() []v1.NodeConditionType
 }
 
 // Reporter reports one node.

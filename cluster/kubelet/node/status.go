@@ -121,10 +121,12 @@ func (r *Reporter) fillRuntime(ctx context.Context, n *v1.Node) error {
 	if f := status.Features; f != nil {
 		s.Features = &v1.NodeFeatures{SupplementalGroupsPolicy: ptr.To(f.SupplementalGroupsPolicy)}
 	}
-	if images, err := r.runtime.Images.ListImages(ctx, &runtimeapi.ListImagesRequest{}); err != nil {
-		slog.Warn("list images for the node's status", "err", err)
-	} else {
+	images, err := r.runtime.Images.ListImages(ctx, &runtimeapi.ListImagesRequest{})
+	switch {
+	case err == nil:
 		s.Images = imageList(images.Images)
+	case ctx.Err() == nil:
+		slog.Warn("list images for the node's status", "err", err)
 	}
 	return notReady(status.GetStatus().GetConditions())
 }
@@ -158,20 +160,39 @@ func imageList(images []*runtimeapi.Image) []v1.ContainerImage {
 	return list
 }
 
+// pressures are the conditions of a node that runs short of something, in upstream's words.
+var pressures = []struct {
+	kind                       v1.NodeConditionType
+	fine, isFine, fineEvent    string
+	short, isShort, shortEvent string
+}{
+	{
+		v1.NodeMemoryPressure, "KubeletHasSufficientMemory", "kubelet has sufficient memory available", "NodeHasSufficientMemory",
+		"KubeletHasInsufficientMemory", "kubelet has insufficient memory available", "NodeHasInsufficientMemory",
+	},
+	{
+		v1.NodeDiskPressure, "KubeletHasNoDiskPressure", "kubelet has no disk pressure", "NodeHasNoDiskPressure",
+		"KubeletHasDiskPressure", "kubelet has disk pressure", "NodeHasDiskPressure",
+	},
+	{
+		v1.NodePIDPressure, "KubeletHasSufficientPID", "kubelet has sufficient PID available", "NodeHasSufficientPID",
+		"KubeletHasInsufficientPID", "kubelet has insufficient PID available", "NodeHasInsufficientPID",
+	},
+}
+
 // conditions sets the node's conditions, Ready last.
 func (r *Reporter) conditions(n *v1.Node, notReady error, now metav1.Time) {
-	for _, c := range []v1.NodeCondition{
-		{Type: v1.NodeMemoryPressure, Reason: "KubeletHasSufficientMemory", Message: "kubelet has sufficient memory available"},
-		{Type: v1.NodeDiskPressure, Reason: "KubeletHasNoDiskPressure", Message: "kubelet has no disk pressure"},
-		{Type: v1.NodePIDPressure, Reason: "KubeletHasSufficientPID", Message: "kubelet has sufficient PID available"},
-	} {
-		c.Status = v1.ConditionFalse
+	var pressure []v1.NodeConditionType
+	if r.config.Pressure != nil {
+		pressure = r.config.Pressure()
+	}
+	for _, p := range pressures {
+		c, event := v1.NodeCondition{Type: p.kind, Status: v1.ConditionFalse, Reason: p.fine, Message: p.isFine}, p.fineEvent
+		if slices.Contains(pressure, p.kind) {
+			c.Status, c.Reason, c.Message, event = v1.ConditionTrue, p.short, p.isShort, p.shortEvent
+		}
 		if r.condition(n, c, now) {
-			r.event(map[v1.NodeConditionType]string{
-				v1.NodeMemoryPressure: "NodeHasSufficientMemory",
-				v1.NodeDiskPressure:   "NodeHasNoDiskPressure",
-				v1.NodePIDPressure:    "NodeHasSufficientPID",
-			}[c.Type])
+			r.event(event)
 		}
 	}
 	c := v1.NodeCondition{Type: v1.NodeReady, Status: v1.ConditionTrue, Reason: "KubeletReady", Message: "kubelet is posting ready status"}

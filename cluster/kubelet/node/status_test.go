@@ -142,3 +142,35 @@ func TestARuntimeThatIsDown(t *testing.T) {
 		t.Errorf("%+v", c)
 	}
 }
+
+func TestPressureIsTold(t *testing.T) {
+	r := reporter(t, fake.NewClientset(), critest.New())
+	events := record.NewFakeRecorder(10)
+	r.recorder = events
+	n := r.initial()
+	for _, tc := range []struct {
+		short  []v1.NodeConditionType
+		memory v1.NodeCondition
+		event  string
+	}{
+		{nil, v1.NodeCondition{Status: v1.ConditionFalse, Reason: "KubeletHasSufficientMemory", Message: "kubelet has sufficient memory available"}, "NodeHasSufficientMemory"},
+		{[]v1.NodeConditionType{v1.NodeMemoryPressure}, v1.NodeCondition{Status: v1.ConditionTrue, Reason: "KubeletHasInsufficientMemory", Message: "kubelet has insufficient memory available"}, "NodeHasInsufficientMemory"},
+		{nil, v1.NodeCondition{Status: v1.ConditionFalse, Reason: "KubeletHasSufficientMemory", Message: "kubelet has sufficient memory available"}, "NodeHasSufficientMemory"},
+	} {
+		r.config.Pressure = func() []v1.NodeConditionType { return tc.short }
+		r.conditions(n, nil, metav1.Now())
+		_, c := nodeutil.GetNodeCondition(&n.Status, v1.NodeMemoryPressure)
+		if c.Status != tc.memory.Status || c.Reason != tc.memory.Reason || c.Message != tc.memory.Message {
+			t.Errorf("%+v, want %+v", c, tc.memory)
+		}
+		if got := <-events.Events; got != "Normal "+tc.event+" Node n1 status is now: "+tc.event {
+			t.Errorf("event %q", got)
+		}
+		if _, disk := nodeutil.GetNodeCondition(&n.Status, v1.NodeDiskPressure); disk.Status != v1.ConditionFalse {
+			t.Errorf("%+v", disk)
+		}
+		for len(events.Events) > 0 { // the other conditions' first
+			<-events.Events
+		}
+	}
+}

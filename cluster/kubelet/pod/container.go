@@ -14,8 +14,9 @@ import (
 	"github.com/coracle-project/coracle/cluster/kubelet/cri"
 )
 
-// containerConfig is a container as CRI wants it.
-func (w *worker) containerConfig(ctx context.Context, pod *v1.Pod, s Start, image string) (*runtimeapi.ContainerConfig, error) {
+// containerConfig is a container as CRI wants it, with the id of its image, and the images that are
+// mounted by the names of their volumes.
+func (w *worker) containerConfig(ctx context.Context, pod *v1.Pod, s Start, image string, volumes map[string]*runtimeapi.ImageSpec) (*runtimeapi.ContainerConfig, error) {
 	c := s.Container
 	restarts := w.restartCount(pod, c)
 	envs, command, args, err := w.r.Env.Resolve(ctx, pod, c, w.podIPs(pod), w.r.HostIPs())
@@ -25,6 +26,11 @@ func (w *worker) containerConfig(ctx context.Context, pod *v1.Pod, s Start, imag
 	mounts, err := w.mounts(ctx, pod, c, envs)
 	if err != nil {
 		return nil, err
+	}
+	for i := range c.VolumeMounts { // mounts begin with these
+		if spec := volumes[c.VolumeMounts[i].Name]; spec != nil {
+			mounts[i].Image = spec
+		}
 	}
 	user, err := w.imageUser(ctx, c.Image)
 	if err != nil {
@@ -99,7 +105,7 @@ func (w *worker) target(security *runtimeapi.LinuxContainerSecurityContext, s St
 	return nil
 }
 
-// mounts returns the container's volumes, the pod's hosts file and the file that the container may
+// mounts returns the container's volumes in the order of its volumeMounts, the pod's hosts file and the file that the container may
 // leave its last word in.
 func (w *worker) mounts(ctx context.Context, pod *v1.Pod, c *v1.Container, envs []*runtimeapi.KeyValue) ([]*runtimeapi.Mount, error) {
 	mounts, err := w.r.Volumes.Mounts(ctx, pod, c, envs)

@@ -26,6 +26,8 @@ type Facts struct {
 	BackOff *flowcontrol.Backoff
 	// ResetAll is set while a container's restart rule has all containers start anew.
 	ResetAll bool
+	// Restart are containers, by name and id, whose new resources take effect when they start anew.
+	Restart map[string]string
 }
 
 // Actions are what brings a pod closer to its spec. They are carried out in the order of the
@@ -93,6 +95,9 @@ type Wait struct {
 	BackOff   time.Duration
 	Until     time.Time
 }
+
+// resizeRestarts tells why a container is started anew whose resize policy asks for that.
+const resizeRestarts = "Container %s resize requires restart"
 
 // Decide returns the next actions. It calls nothing and changes nothing.
 func Decide(f Facts) Actions {
@@ -187,6 +192,10 @@ func (f *Facts) regular(c *v1.Container, a *Actions) (kept, started int) {
 	case changed(c, s):
 		stop.Message = fmt.Sprintf("Container %s definition changed", c.Name)
 		restart = true
+	case f.Restart[c.Name] == s.ID.ID:
+		stop.Message = fmt.Sprintf(resizeRestarts, c.Name)
+		a.Stop, a.Start = append(a.Stop, stop), append(a.Start, Start{Container: c})
+		return 0, 1
 	case f.Results.Get(s.ID.ID, probe.Liveness) == probe.Failure:
 		stop.Message, stop.Reason = fmt.Sprintf("Container %s failed liveness probe", c.Name), StopForLiveness
 	case f.Results.Get(s.ID.ID, probe.Startup) == probe.Failure:

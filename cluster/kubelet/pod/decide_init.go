@@ -139,6 +139,9 @@ func (w *initWalk) sidecar(i int, s *kubecontainer.Status) {
 	case changed(c, s):
 		w.end(i, s, "", "Init container %s definition changed", c.Name)
 		w.again(i)
+	case w.Restart[c.Name] == s.ID.ID:
+		w.end(i, s, "", resizeRestarts, c.Name)
+		w.again(i)
 	case w.Results.Get(s.ID.ID, probe.Liveness) == probe.Failure:
 		w.end(i, s, StopForLiveness, "Init container %s failed liveness probe", c.Name)
 		w.again(i)

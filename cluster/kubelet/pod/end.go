@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"sync"
 	"time"
 
@@ -22,11 +21,14 @@ import (
 // leastGrace is what every container gets to end by itself, however impatient its owner is.
 const leastGrace = 2 * time.Second
 
+// evictionGrace is what the containers of an evicted pod get: what they take is wanted now.
+const evictionGrace = time.Second
+
 // end stops all of a pod for good, frees what it used and reports how it ended.
 func (w *worker) end() error {
 	ctx, cancel := context.WithCancel(w.r.ctx)
 	defer cancel()
-	pod, _ := w.object()
+	pod := w.current()
 	if err := w.observe(ctx, pod); err != nil {
 		return err
 	}
@@ -52,7 +54,7 @@ func (w *worker) end() error {
 				return fmt.Errorf("container %s still runs after it was stopped", s.ID)
 			}
 		}
-		pod, _ = w.object()
+		pod = w.current()
 		w.report(pod, true)
 	}
 	w.r.Probes.Keep(w.uid)
@@ -231,7 +233,11 @@ func (w *worker) stopContainer(pod *v1.Pod, c *v1.Container, id, message string,
 		message = "Stopping container " + c.Name
 	}
 	w.event(pod, c, v1.EventTypeNormal, events.KillingContainer, "%s", message)
-	deadline := time.Now().Add(graceOf(pod, c, reason))
+	grace := graceOf(pod, c, reason)
+	if w.eviction() != nil {
+		grace = min(grace, evictionGrace)
+	}
+	deadline := time.Now().Add(grace)
 	if c.Lifecycle != nil && c.Lifecycle.PreStop != nil && time.Now().Before(deadline) {
 		ctx, cancel := hurry.until(deadline)
 		if _, err := w.hook(ctx, pod, c, id, c.Lifecycle.PreStop); err != nil && ctx.Err() == nil {
@@ -312,7 +318,7 @@ func (w *worker) reset(pod *v1.Pod, s *kubecontainer.Status) error {
 }
 
 // clean removes all that is left of a pod whose object is gone.
-func (w *worker) clean(pod *v1.Pod) error {
+func (w *worker) clean() error {
 	ctx, cancel := detached(callTimeout)
 	defer cancel()
 	o, err := w.r.CRI.Pod(ctx, w.uid)
@@ -330,7 +336,7 @@ func (w *worker) clean(pod *v1.Pod) error {
 			return fmt.Errorf("remove sandbox %s: %w", s.Id, err)
 		}
 	}
-	if err := os.RemoveAll(w.logDir(pod)); err != nil {
+	if err := w.r.removePodLogs(w.uid); err != nil {
 		slog.Warn("remove a pod's logs", "err", err)
 	}
 	if err := removeDir(w.r.dir(string(w.uid))); err != nil {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -102,6 +104,52 @@ func TestCallsThatFail(t *testing.T) {
 			})
 		})
 	}
+}
+
+// withImages is a pod that mounts an image beside a directory.
+func withImages(reference string, policy v1.PullPolicy) *v1.Pod {
+	p := onePod(v1.RestartPolicyAlways, "", "a")
+	p.Spec.Volumes = []v1.Volume{
+		{Name: "dir", VolumeSource: v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{}}},
+		{Name: "image", VolumeSource: v1.VolumeSource{Image: &v1.ImageVolumeSource{Reference: reference, PullPolicy: policy}}},
+	}
+	p.Spec.Containers[0].VolumeMounts = []v1.VolumeMount{{Name: "dir", MountPath: "/dir"}, {Name: "image", MountPath: "/image"}}
+	return p
+}
+
+func TestAnImageVolumeIsMountedByItsID(t *testing.T) {
+	onBench(t, func(b *bench) {
+		p := b.run(withImages("i:1", v1.PullAlways))
+		b.wantWaits(p, "running")
+		b.wantCalls("RunPodSandbox", "PullImage", "CreateContainer", "StartContainer")
+		v, _ := b.runner.View(p.UID)
+		resp, err := b.runtime.ContainerStatus(t.Context(), &runtimeapi.ContainerStatusRequest{ContainerId: v.Observed.ContainerStatuses[0].ID.ID})
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := resp.Status.Mounts
+		if m[0].Image != nil || m[1].Image.GetImage() != "i:1" || m[1].Image.GetUserSpecifiedImage() != "i:1" || m[1].ContainerPath != "/image" {
+			t.Errorf("mounts %v", m)
+		}
+	})
+}
+
+func TestAnImageVolumeThatIsNotThere(t *testing.T) {
+	onBench(t, func(b *bench) {
+		p := b.run(withImages("other:1", v1.PullNever))
+		b.wantWaits(p, `ErrImageNeverPull: Container image "other:1" is not present with pull policy of Never`)
+		b.wantCalls("RunPodSandbox")
+	})
+}
+
+func TestARuntimeThatMountsNoImages(t *testing.T) {
+	const why = `image volumes are not supported (mount "/image")`
+	onBench(t, func(b *bench) {
+		b.runtime.Fail("CreateContainer", grpcstatus.Error(codes.Unimplemented, why))
+		p := b.run(withImages("i:1", v1.PullIfNotPresent))
+		b.wantWaits(p, "CreateContainerError: "+why)
+		b.wantEvent("Warning Failed Error: " + why)
+	})
 }
 
 func TestAMissingConfigMap(t *testing.T) {
@@ -287,6 +335,31 @@ func TestRemoveUnknownUsesWhatContainersRemember(t *testing.T) {
 		b.wantCalls("StopContainer", "StopPodSandbox", "RemoveContainer", "RemovePodSandbox")
 		cancel()
 		second.Wait()
+	})
+}
+
+func TestAPodKnownFromDiskOnlyTakesItsLogsAlong(t *testing.T) {
+	onBench(t, func(b *bench) {
+		b.runner.LegacyLogDir = filepath.Join(b.runner.LogDir, "..", "links")
+		mine, others := filepath.Join(b.runner.LogDir, "ns_p_u"), filepath.Join(b.runner.LogDir, "ns_p_other-u")
+		link := func(of string) string { return filepath.Join(b.runner.LegacyLogDir, "p_ns_a-"+of+".log") }
+		for _, err := range []error{
+			os.MkdirAll(filepath.Join(mine, "a"), 0o700), os.MkdirAll(filepath.Join(others, "a"), 0o700), os.MkdirAll(b.runner.LegacyLogDir, 0o700),
+			os.MkdirAll(b.runner.dir("u"), 0o700), os.Symlink(filepath.Join(mine, "a/0.log"), link("1")), os.Symlink(filepath.Join(others, "a/0.log"), link("2")),
+		} {
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		p := &v1.Pod{}
+		p.UID = "u"
+		b.runner.RemoveUnknown(p)
+		synctest.Wait()
+		for path, stays := range map[string]bool{mine: false, others: true, link("1"): false, link("2"): true, b.runner.dir("u"): false} {
+			if _, err := os.Lstat(path); (err == nil) != stays {
+				t.Errorf("%s: %v, want it there: %t", path, err, stays)
+			}
+		}
 	})
 }
 

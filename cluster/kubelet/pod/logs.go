@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	kubecontainer "k8s.io/kubernetes/pkg/kubelet/container"
 )
 
@@ -20,11 +21,12 @@ import (
 //	LogDir/NAMESPACE_POD_UID/CONTAINER/RESTARTS.log
 //	LegacyLogDir/POD_NAMESPACE_CONTAINER-ID.log → the above
 
-func (w *worker) logDir(pod *v1.Pod) string { return w.r.podLogDir(pod) }
-
-func (r *Runner) podLogDir(pod *v1.Pod) string {
-	return filepath.Join(r.LogDir, fmt.Sprintf("%s_%s_%s", pod.Namespace, pod.Name, pod.UID))
+// LogDir returns the directory of a pod's logs below that of all pods' logs.
+func LogDir(all string, pod *v1.Pod) string {
+	return filepath.Join(all, fmt.Sprintf("%s_%s_%s", pod.Namespace, pod.Name, pod.UID))
 }
+
+func (w *worker) logDir(pod *v1.Pod) string { return LogDir(w.r.LogDir, pod) }
 
 // logName is a container's log in its pod's log directory.
 func logName(c *v1.Container, restarts int) string {
@@ -66,6 +68,41 @@ func (w *worker) unlinkLog(s *kubecontainer.Status) {
 		pod, _ := w.object()
 		_ = os.Remove(w.legacyLog(pod.Name, pod.Namespace, s.Name, s.ID.ID))
 	}
+}
+
+// removePodLogs removes a pod's logs and the links to them. They are found by the UID: of a pod that went
+// away while the kubelet did not run, nothing else may be known.
+func (r *Runner) removePodLogs(uid types.UID) error {
+	entries, err := os.ReadDir(r.LogDir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	errs := []error{err}
+	for _, e := range entries {
+		parts := strings.Split(e.Name(), "_") // neither of the three has one in it
+		if len(parts) != 3 || parts[2] != string(uid) {
+			continue
+		}
+		dir := filepath.Join(r.LogDir, e.Name())
+		errs = append(errs, r.removeLinks(parts[1]+"_"+parts[0]+"_", dir), os.RemoveAll(dir))
+	}
+	return errors.Join(errs...)
+}
+
+// removeLinks removes the links into a directory whose names begin with prefix.
+func (r *Runner) removeLinks(prefix, dir string) error {
+	if r.LegacyLogDir == "" {
+		return nil
+	}
+	entries, err := os.ReadDir(r.LegacyLogDir)
+	errs := []error{err}
+	for _, e := range entries {
+		link := filepath.Join(r.LegacyLogDir, e.Name())
+		if target, err := os.Readlink(link); strings.HasPrefix(e.Name(), prefix) && err == nil && strings.HasPrefix(target, dir+"/") {
+			errs = append(errs, os.Remove(link))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // removeDir removes a pod's directory, unless something is still mounted in it: then it would be

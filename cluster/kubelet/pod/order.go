@@ -66,7 +66,7 @@ func (o *order) ended(name string) {
 }
 
 // hurry tells those who stop a pod's containers that the pod's grace has been shortened: by a second
-// deletion, or because its object is gone. A nil hurry never does.
+// deletion, because its object is gone, or because the node evicts it. A nil hurry never does.
 type hurry struct {
 	worker *worker
 	began  time.Time
@@ -79,13 +79,13 @@ type hurry struct {
 
 func newHurry(w *worker, pod *v1.Pod) *hurry {
 	h := &hurry{worker: w, began: time.Now(), quit: make(chan struct{}), changed: make(chan struct{})}
-	go h.watch(pod)
+	go h.watch(pod, w.eviction() != nil)
 	return h
 }
 
 // watch looks at the pod's object whenever the worker is woken, on behalf of the worker's goroutine,
 // which waits for the containers meanwhile.
-func (h *hurry) watch(pod *v1.Pod) {
+func (h *hurry) watch(pod *v1.Pod, evicted bool) {
 	for {
 		select {
 		case <-h.quit:
@@ -96,6 +96,10 @@ func (h *hurry) watch(pod *v1.Pod) {
 		}
 		now, _ := h.worker.object()
 		grace := now.DeletionGracePeriodSeconds
+		if !evicted && h.worker.eviction() != nil {
+			evicted = true
+			h.bring(time.Now().Add(evictionGrace))
+		}
 		switch {
 		case grace != nil && (pod.DeletionGracePeriodSeconds == nil || *grace < *pod.DeletionGracePeriodSeconds):
 			h.bring(h.began.Add(time.Duration(*grace) * time.Second))
@@ -107,6 +111,9 @@ func (h *hurry) watch(pod *v1.Pod) {
 func (h *hurry) bring(by time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if !h.by.IsZero() && h.by.Before(by) {
+		return
+	}
 	h.by = by
 	close(h.changed)
 	h.changed = make(chan struct{})

@@ -10,7 +10,7 @@
 // volume's content has come, or a back-off is over. Then it looks at what the runtime has
 // (cri.Client.Pod), decides what comes next (Decide, a pure function), does that, and has the new
 // status written. It ends when the pod's object is being deleted (Apply), when the object is gone
-// (Remove), when all containers are done, or when the node ends it (an active deadline). Ending
+// (Remove), when all containers are done, or when the node ends it (an active deadline, Evict). Ending
 // stops the containers within their grace, then the sandbox, frees volumes and cgroups and reports the
 // final status; after that the object may be deleted, and when it is gone (Remove), containers, sandbox
 // and logs are removed.
@@ -75,6 +75,10 @@ type Config struct {
 	Recorder record.EventRecorder
 	// RuntimeHandler resolves a RuntimeClass's name.
 	RuntimeHandler func(class *string) (string, error)
+	// AdmitResize says whether the node can give a pod what its spec asks for now, and calls accept if so
+	// before anybody else is given something. If not, the message says why, and the pod is to be woken when
+	// another try makes sense.
+	AdmitResize func(pod *v1.Pod, accept func()) (message string, ok bool)
 	// HostIPs returns the node's addresses.
 	HostIPs func() []string
 	// RootDir is the kubelet's directory, LogDir that of pods' logs, LegacyLogDir (may be empty) that
@@ -120,6 +124,13 @@ func (r *Runner) Reject(pod *v1.Pod, reason, message string) {
 	rejected := pod.DeepCopy()
 	rejected.Status = status.Rejected(pod, reason, message, time.Now())
 	r.Apply(rejected)
+}
+
+// Evict ends a pod that the node cannot keep, within evictionGrace. It returns false if there is none
+// with this UID, or it has ended or been evicted before.
+func (r *Runner) Evict(uid types.UID, e status.Eviction) bool {
+	w := r.worker(uid)
+	return w != nil && w.evict(e)
 }
 
 // Remove ends a pod whose object is gone, and removes all of it from the node. The object's last
@@ -206,8 +217,8 @@ func (r *Runner) forget(w *worker) {
 	}
 }
 
-// View is what is known of a pod now: its object with the status that is reported of it, and what
-// the runtime was last seen to have.
+// View is what is known of a pod now: its object with the status that is reported of it and the
+// resources that it was allocated, and what the runtime was last seen to have.
 type View struct {
 	Pod      *v1.Pod
 	Observed *kubecontainer.PodStatus

@@ -28,7 +28,7 @@ func (r *Runner) sandboxConfig(ctx context.Context, pod *v1.Pod, attempt uint32)
 		Labels:       cri.SandboxLabels(pod),
 		Annotations:  pod.Annotations,
 		DnsConfig:    dns,
-		LogDirectory: r.podLogDir(pod),
+		LogDirectory: LogDir(r.LogDir, pod),
 	}
 	if !pod.Spec.HostNetwork {
 		name, domain, err := hostname(pod, r.ClusterDomain)

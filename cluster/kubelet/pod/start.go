@@ -101,10 +101,11 @@ func (w *worker) start(ctx context.Context, pod *v1.Pod, a *Actions, sandbox *ru
 	if err != nil {
 		return w.noImage(ctx, pod, c, err)
 	}
-	if err := w.imageVolumes(ctx, pod, c, sandbox, handler); err != nil {
+	volumes, err := w.imageVolumes(ctx, pod, c, sandbox, handler)
+	if err != nil {
 		return err
 	}
-	config, err := w.containerConfig(ctx, pod, s, image)
+	config, err := w.containerConfig(ctx, pod, s, image, volumes)
 	if err != nil {
 		return fail(createConfigError, err)
 	}
@@ -173,8 +174,10 @@ func (w *worker) noImage(ctx context.Context, pod *v1.Pod, c *v1.Container, err 
 	return &refusal{reason: missing.Reason, message: missing.Message, until: missing.Until}
 }
 
-// imageVolumes sees to it that the images which the container mounts are on the node.
-func (w *worker) imageVolumes(ctx context.Context, pod *v1.Pod, c *v1.Container, sandbox *runtimeapi.PodSandboxConfig, handler string) error {
+// imageVolumes sees to it that the images which the container mounts are on the node, and returns what
+// the runtime is to mount by the volumes' names.
+func (w *worker) imageVolumes(ctx context.Context, pod *v1.Pod, c *v1.Container, sandbox *runtimeapi.PodSandboxConfig, handler string) (map[string]*runtimeapi.ImageSpec, error) {
+	var specs map[string]*runtimeapi.ImageSpec
 	for i := range pod.Spec.Volumes {
 		v := &pod.Spec.Volumes[i]
 		if v.Image == nil || !slices.ContainsFunc(c.VolumeMounts, func(m v1.VolumeMount) bool { return m.Name == v.Name }) {
@@ -182,11 +185,18 @@ func (w *worker) imageVolumes(ctx context.Context, pod *v1.Pod, c *v1.Container,
 		}
 		as := *c // its events are the container's
 		as.Image, as.ImagePullPolicy = v.Image.Reference, v.Image.PullPolicy
-		if _, err := w.r.Images.Ensure(ctx, pod, &as, sandbox, handler); err != nil {
-			return w.noImage(ctx, pod, c, err)
+		id, err := w.r.Images.Ensure(ctx, pod, &as, sandbox, handler)
+		if err != nil {
+			return nil, w.noImage(ctx, pod, c, err)
+		}
+		if specs == nil {
+			specs = map[string]*runtimeapi.ImageSpec{}
+		}
+		specs[v.Name] = &runtimeapi.ImageSpec{
+			Image: id, UserSpecifiedImage: v.Image.Reference, RuntimeHandler: handler, Annotations: pod.Annotations,
 		}
 	}
-	return nil
+	return specs, nil
 }
 
 // look takes a container that was made or changed into what was observed.

@@ -47,6 +47,7 @@ func (w *worker) round(ctx context.Context, pod *v1.Pod) (acted bool, at time.Ti
 	if err := w.observe(ctx, pod); err != nil {
 		return false, at, err
 	}
+	pod = w.allocate(pod)
 	at = w.pastDeadline(pod)
 	s := w.report(pod, false)
 	if podutil.IsPodPhaseTerminal(s.Phase) {
@@ -58,12 +59,14 @@ func (w *worker) round(ctx context.Context, pod *v1.Pod) (acted bool, at time.Ti
 	}
 	a := Decide(Facts{
 		Pod: pod, Observed: w.observed, Results: w.r.Probes, BackOff: w.backOff,
-		ResetAll: restartingAll(&s),
+		ResetAll: restartingAll(&s), Restart: w.resizing.restart,
 	})
 	waited := w.wait(pod, &a)
-	tried := len(a.Start) > 0 || w.resize(ctx, pod)
+	resized := w.resize(ctx, pod)
+	tried := len(a.Start) > 0
 	acted, err = w.carryOut(ctx, pod, &a)
-	if acted || tried || waited || err != nil {
+	resized = w.resized(pod) || resized
+	if acted || tried || waited || resized || err != nil {
 		w.watchProbes(pod)
 		w.report(pod, false)
 	}
@@ -162,8 +165,7 @@ func restartingAll(s *v1.PodStatus) bool {
 
 // prepare makes what the pod's containers need and does not come from the runtime.
 func (w *worker) prepare(ctx context.Context, pod *v1.Pod) error {
-	if w.mounted != nil && (w.mounted == pod || equality.Semantic.DeepEqual(w.mounted.Labels, pod.Labels) &&
-		equality.Semantic.DeepEqual(w.mounted.Annotations, pod.Annotations)) {
+	if w.mounted != nil && (w.mounted == pod || sameFields(w.mounted, pod)) {
 		return nil
 	}
 	first := w.mounted == nil
@@ -187,6 +189,16 @@ func (w *worker) prepare(ctx context.Context, pod *v1.Pod) error {
 	}
 	w.mounted = pod
 	return nil
+}
+
+// sameFields says whether two states of a pod have the same fields that may be files in its volumes and
+// change while it runs: labels, annotations and resources.
+func sameFields(a, b *v1.Pod) bool {
+	if !equality.Semantic.DeepEqual(a.Labels, b.Labels) || !equality.Semantic.DeepEqual(a.Annotations, b.Annotations) {
+		return false
+	}
+	_, differs := allocationOf(a).apply(b)
+	return !differs
 }
 
 // Dir returns a pod's directory.
@@ -251,6 +263,9 @@ func (w *worker) nextTry(a *Actions) time.Time {
 		at = sooner(at, c.Until)
 	}
 	now := time.Now()
+	if w.resizing.again.After(now) {
+		at = sooner(at, w.resizing.again)
+	}
 	for _, h := range w.waiting {
 		if h.until.After(now) {
 			at = sooner(at, h.until)

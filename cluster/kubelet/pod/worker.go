@@ -39,9 +39,11 @@ type worker struct {
 	removed bool    // the object is gone
 	revived *v1.Pod // applied after it was gone
 	eager   bool    // something changed that a failed step may have waited for
-	cancel  func()  // ends what must not hold up the end of the pod: pulling, mounting
+	evicted *status.Eviction
+	cancel  func() // ends what must not hold up the end of the pod: pulling, mounting
 
 	known atomic.Pointer[View]
+	given atomic.Pointer[allocation]
 
 	backOff  *flowcontrol.Backoff
 	observed *kubecontainer.PodStatus
@@ -54,6 +56,7 @@ type worker struct {
 	mounted  *v1.Pod // the object whose volumes stand
 	seeded   bool    // probes know what was known before the kubelet was restarted
 	deadline bool    // the active deadline is over
+	resizing resizing
 	ending   bool
 	ended    bool
 	cleaned  bool
@@ -112,6 +115,25 @@ func (w *worker) remove(pod *v1.Pod) {
 	w.wake()
 }
 
+// evict has the pod end in a hurry. It returns false if the node has ended it before.
+func (w *worker) evict(e status.Eviction) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.evicted != nil || w.removed || podutil.IsPodPhaseTerminal(w.pod.Status.Phase) {
+		return false
+	}
+	w.evicted = &e
+	w.cancel()
+	w.wake()
+	return true
+}
+
+func (w *worker) eviction() *status.Eviction {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.evicted
+}
+
 func (w *worker) comesBack() *v1.Pod {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -125,13 +147,12 @@ func (w *worker) object() (pod *v1.Pod, removed bool) {
 }
 
 func (w *worker) view() View {
+	pod := w.current()
 	if v := w.known.Load(); v != nil {
-		pod, _ := w.object()
 		shown := *pod
 		shown.Status = v.Pod.Status
 		return View{Pod: &shown, Observed: v.Observed}
 	}
-	pod, _ := w.object()
 	return View{Pod: pod, Observed: &kubecontainer.PodStatus{ID: w.uid}}
 }
 
@@ -195,7 +216,7 @@ func (w *worker) step() time.Time {
 	w.cancel = cancel
 	w.mu.Unlock()
 	pod, removed := w.object()
-	if !w.ending && (removed || pod.DeletionTimestamp != nil || podutil.IsPodPhaseTerminal(pod.Status.Phase)) {
+	if !w.ending && (removed || w.eviction() != nil || pod.DeletionTimestamp != nil || podutil.IsPodPhaseTerminal(pod.Status.Phase)) {
 		w.ending = true
 	}
 	if !w.ending {
@@ -234,7 +255,7 @@ func (w *worker) step() time.Time {
 	if !removed {
 		return time.Time{} // until the object is gone, logs can be read
 	}
-	if err := w.clean(pod); err != nil {
+	if err := w.clean(); err != nil {
 		if w.r.ctx.Err() != nil {
 			return time.Time{}
 		}
@@ -257,9 +278,9 @@ func (w *worker) report(pod *v1.Pod, ended bool) v1.PodStatus {
 	}
 	in := status.Input{
 		Pod: pod, Observed: w.observed, Old: old, Waiting: waiting, Results: w.r.Probes,
-		HostIPs: w.r.HostIPs(), Ended: ended, Now: time.Now(),
+		HostIPs: w.r.HostIPs(), Resize: w.resizing.conditions(), Ended: ended, Now: time.Now(),
 	}
-	if w.deadline {
+	if in.Evict = w.eviction(); in.Evict == nil && w.deadline {
 		in.Evict = &status.Eviction{Reason: deadlineReason, Message: deadlineMessage}
 	}
 	w.status, w.written = status.Generate(in), true

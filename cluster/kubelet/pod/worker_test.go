@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -34,6 +35,7 @@ type bench struct {
 	kube    *fake.Clientset
 	edges   *edges
 	events  *record.FakeRecorder
+	full    atomic.Pointer[string] // why no resize fits
 }
 
 // edges are volumes, environment, cgroups and DNS that do nothing, or fail as told.
@@ -64,8 +66,12 @@ func (e *edges) Mount(context.Context, *v1.Pod) error {
 }
 func (e *edges) Refresh(context.Context, *v1.Pod) error   { e.note("refresh"); return nil }
 func (e *edges) Unmount(context.Context, types.UID) error { e.note("unmount"); return nil }
-func (e *edges) Mounts(context.Context, *v1.Pod, *v1.Container, []*runtimeapi.KeyValue) ([]*runtimeapi.Mount, error) {
-	return nil, nil
+func (e *edges) Mounts(_ context.Context, _ *v1.Pod, c *v1.Container, _ []*runtimeapi.KeyValue) ([]*runtimeapi.Mount, error) {
+	mounts := make([]*runtimeapi.Mount, len(c.VolumeMounts))
+	for i := range mounts {
+		mounts[i] = &runtimeapi.Mount{ContainerPath: c.VolumeMounts[i].MountPath}
+	}
+	return mounts, nil
 }
 
 func (e *edges) Resolve(_ context.Context, _ *v1.Pod, c *v1.Container, _, _ []string) ([]*runtimeapi.KeyValue, []string, []string, error) {
@@ -96,6 +102,13 @@ func onBench(t *testing.T, f func(b *bench)) {
 		b.runner = NewRunner(ctx, Config{
 			CRI: client, Images: puller, Volumes: b.edges, Env: b.edges, Cgroups: b.edges, DNS: b.edges,
 			Probes: probes, Status: writer, Recorder: b.events,
+			AdmitResize: func(_ *v1.Pod, accept func()) (string, bool) {
+				if why := b.full.Load(); why != nil {
+					return *why, false
+				}
+				accept()
+				return "", true
+			},
 			RuntimeHandler: func(*string) (string, error) { return "", nil }, HostIPs: func() []string { return []string{"192.0.2.1"} },
 			RootDir: filepath.Join(dir, "root"), LogDir: filepath.Join(dir, "logs"),
 		})

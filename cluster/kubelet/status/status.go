@@ -35,6 +35,8 @@ type Input struct {
 		Get(id string, kind probe.Kind) probe.Result
 	}
 	HostIPs []string
+	// Resize are the conditions of a resize that is under way.
+	Resize []v1.PodCondition
 	// Ended is set when all containers have been stopped for good.
 	Ended bool
 	// Evict is set when the node ends the pod for a reason of its own.
@@ -45,6 +47,9 @@ type Input struct {
 // Eviction is why the node ends a pod.
 type Eviction struct {
 	Reason, Message string
+	// Disruption is set when not the pod is to blame but the node, which a condition then tells those
+	// who count a pod's failures.
+	Disruption bool
 }
 
 // Reasons of waiting containers that have not failed.
@@ -138,6 +143,12 @@ func (in *Input) conditions(s *v1.PodStatus) {
 	}
 	if _, c := podutil.GetPodConditionFromList(old.Conditions, v1.DisruptionTarget); c != nil {
 		s.Conditions = podconditions.ReplaceOrAppendPodCondition(s.Conditions, c)
+	} else if in.Evict != nil && in.Evict.Disruption {
+		s.Conditions = podconditions.ReplaceOrAppendPodCondition(s.Conditions, &v1.PodCondition{
+			Type: v1.DisruptionTarget, Status: v1.ConditionTrue, Reason: v1.PodReasonTerminationByKubelet, Message: in.Evict.Message,
+			ObservedGeneration: podutil.CalculatePodConditionObservedGeneration(old, pod.Generation, v1.DisruptionTarget),
+			LastTransitionTime: metav1.NewTime(in.Now),
+		})
 	}
 	all := make([]v1.ContainerStatus, 0, len(s.InitContainerStatuses)+len(s.ContainerStatuses))
 	all = append(append(all, s.InitContainerStatuses...), s.ContainerStatuses...)
@@ -153,6 +164,9 @@ func (in *Input) conditions(s *v1.PodStatus) {
 			Status:             v1.ConditionTrue,
 			ObservedGeneration: podutil.CalculatePodConditionObservedGeneration(old, pod.Generation, v1.PodScheduled),
 		})
+	if !terminal(s.Phase) {
+		s.Conditions = append(s.Conditions, in.Resize...)
+	}
 	if podutil.AllContainersCouldRestart(&pod.Spec) {
 		s.Conditions = append(s.Conditions, kubestatus.GenerateAllContainersRestartingCondition(pod, in.Observed, old, s.Phase))
 	}
@@ -211,8 +225,8 @@ func finish(pod *v1.Pod, s, old *v1.PodStatus, now time.Time) {
 	}
 	for i := range s.Conditions {
 		c := &s.Conditions[i]
-		if !kubetypes.PodConditionByKubelet(c.Type) {
-			continue
+		if !kubetypes.PodConditionByKubelet(c.Type) || c.Type == v1.PodResizePending || c.Type == v1.PodResizeInProgress {
+			continue // those have times of their own
 		}
 		c.LastTransitionTime = metav1.NewTime(now)
 		if _, was := podutil.GetPodCondition(old, c.Type); was != nil && was.Status == c.Status {

@@ -106,8 +106,8 @@ func (m *Manager) removeAll(uid types.UID) error {
 	return errors.Join(errs...)
 }
 
-// OnDisk returns the UIDs of the pods that have volumes on disk, for whoever looks after pods
-// that went away while the kubelet did not run.
+// OnDisk returns the UIDs of the pods that have a directory, for whoever looks after pods that went
+// away while the kubelet did not run.
 func (m *Manager) OnDisk() ([]types.UID, error) {
 	entries, err := os.ReadDir(m.podsDir())
 	if errors.Is(err, os.ErrNotExist) {
@@ -118,11 +118,8 @@ func (m *Manager) OnDisk() ([]types.UID, error) {
 	}
 	var uids []types.UID
 	for _, e := range entries {
-		for _, dir := range []string{volumesDir, subPathsDir, pluginsDir} {
-			if _, err := os.Lstat(filepath.Join(m.podsDir(), e.Name(), dir)); err == nil {
-				uids = append(uids, types.UID(e.Name()))
-				break
-			}
+		if e.IsDir() {
+			uids = append(uids, types.UID(e.Name()))
 		}
 	}
 	return uids, nil

@@ -3,6 +3,7 @@ package volume
 import (
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -13,6 +14,13 @@ import (
 // maxDepth is how deep a tree is descended into, one descriptor for each level; what is deeper is moved up
 // first.
 const maxDepth = 64
+
+const (
+	// namesAtOnce is how many names of a directory are in memory at a time.
+	namesAtOnce = 512
+	// mostErrors of one directory are told.
+	mostErrors = 8
+)
 
 // stackedMounts bounds how many mounts on one place are taken away.
 const stackedMounts = 100
@@ -108,21 +116,31 @@ func (r *removal) entries(fd int, name string, depth int) error {
 	}
 	for {
 		r.moved = r.moved && depth > 0
-		names, err := dir.Readdirnames(-1)
-		if err != nil {
+		if err := r.pass(dir, fd, depth); err != nil || depth > 0 || !r.moved {
 			return err
 		}
-		var errs []error
+		if _, err := dir.Seek(0, io.SeekStart); err != nil {
+			return err
+		}
+	}
+}
+
+// pass goes through a directory once, some names at a time: a container may have made millions. What a file
+// system leaves out, as entries go while they are read, is found when the directory cannot be removed.
+func (r *removal) pass(dir *os.File, fd, depth int) error {
+	var errs []error
+	for {
+		names, err := dir.Readdirnames(namesAtOnce)
+		if errors.Is(err, io.EOF) {
+			return errors.Join(errs...)
+		}
+		if err != nil {
+			return errors.Join(append(errs, err)...)
+		}
 		for _, entry := range names {
-			if err := r.remove(fd, entry, depth+1); err != nil {
+			if err := r.remove(fd, entry, depth+1); err != nil && len(errs) < mostErrors {
 				errs = append(errs, err)
 			}
-		}
-		if err := errors.Join(errs...); err != nil || depth > 0 || !r.moved {
-			return err
-		}
-		if _, err := dir.Seek(0, 0); err != nil {
-			return err
 		}
 	}
 }

@@ -3,7 +3,6 @@ package volume
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"os"
@@ -38,22 +37,6 @@ func (m *Manager) Usage(ctx context.Context, pod *v1.Pod) []statsapi.VolumeStats
 		all = append(all, statsapi.VolumeStats{Name: vol.Name, FsStats: *stats})
 	}
 	return all
-}
-
-// Exceeded returns why the pod has to be evicted, in upstream's words, if one of its emptyDir volumes on
-// disk has grown beyond its limit; those in memory cannot.
-func (m *Manager) Exceeded(ctx context.Context, pod *v1.Pod) (why string, evict bool) {
-	for i := range pod.Spec.Volumes {
-		vol := &pod.Spec.Volumes[i]
-		if vol.EmptyDir == nil || vol.EmptyDir.Medium != v1.StorageMediumDefault || vol.EmptyDir.SizeLimit == nil || vol.EmptyDir.SizeLimit.Sign() <= 0 {
-			continue
-		}
-		stats, err := usageOf(ctx, m.dirOf(pod.UID, vol))
-		if err == nil && *stats.UsedBytes > uint64(vol.EmptyDir.SizeLimit.Value()) {
-			return fmt.Sprintf("Usage of EmptyDir volume %q exceeds the limit %q. ", vol.Name, vol.EmptyDir.SizeLimit.String()), true
-		}
-	}
-	return "", false
 }
 
 func usageOf(ctx context.Context, dir string) (*statsapi.FsStats, error) {

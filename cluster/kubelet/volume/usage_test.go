@@ -43,13 +43,6 @@ func TestUsage(t *testing.T) {
 	if *got[1].UsedBytes != 8192 || *got[1].CapacityBytes != 1<<20 {
 		t.Errorf("%d of %d bytes", *got[1].UsedBytes, *got[1].CapacityBytes)
 	}
-	if why, evict := n.Exceeded(context.Background(), pod); evict {
-		t.Error(why)
-	}
-	pod.Spec.Volumes[0].EmptyDir.SizeLimit = &limit
-	if why, evict := n.Exceeded(context.Background(), pod); !evict || why != `Usage of EmptyDir volume "disk" exceeds the limit "1Mi". ` {
-		t.Error(why, evict)
-	}
 	n.unmount(pod)
 	if _, err := os.Stat(host + "/large"); err != nil {
 		t.Error(err)

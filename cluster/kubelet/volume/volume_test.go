@@ -366,6 +366,12 @@ func TestEmptyDirs(t *testing.T) {
 		t.Error(uids, err)
 	}
 	n.unmount(pod)
+	if uids, err := n.OnDisk(); err != nil || len(uids) != 1 { // its directory may have more than volumes
+		t.Error(uids, err)
+	}
+	if err := os.Remove(n.podDir(pod.UID)); err != nil {
+		t.Error("something is left of its volumes:", err)
+	}
 	if uids, err := n.OnDisk(); err != nil || len(uids) != 0 {
 		t.Error(uids, err)
 	}

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/client-go/tools/cache"
 )
@@ -27,7 +28,7 @@ const (
 	UpdatePodToleration
 	// UpdatePodGatesGone is that the last scheduling gate was removed.
 	UpdatePodGatesGone
-	// UpdateOther is an update of which nothing above is true.
+	// UpdateOther is an update of which nothing above is true; of claims, volumes and classes, any.
 	UpdateOther
 
 	// Update is any update.
@@ -46,6 +47,10 @@ const (
 	AssignedPod
 	UnassignedPod
 	Node
+	// Claim is a PersistentVolumeClaim, Volume a PersistentVolume, Class a StorageClass.
+	Claim
+	Volume
+	Class
 )
 
 // Event is something that happened in the cluster, or a pattern of such.
@@ -77,6 +82,15 @@ func OnPod(f func(pod *PodInfo, old, new *v1.Pod) bool) Hint { return on(f) }
 
 // OnNode returns a Hint for events of nodes.
 func OnNode(f func(pod *PodInfo, old, new *v1.Node) bool) Hint { return on(f) }
+
+// OnClaim returns a Hint for events of PersistentVolumeClaims.
+func OnClaim(f func(pod *PodInfo, old, new *v1.PersistentVolumeClaim) bool) Hint { return on(f) }
+
+// OnVolume returns a Hint for events of PersistentVolumes.
+func OnVolume(f func(pod *PodInfo, old, new *v1.PersistentVolume) bool) Hint { return on(f) }
+
+// OnClass returns a Hint for events of StorageClasses.
+func OnClass(f func(pod *PodInfo, old, new *storagev1.StorageClass) bool) Hint { return on(f) }
 
 func on[T any](f func(pod *PodInfo, old, new *T) bool) Hint {
 	return func(pod *PodInfo, before, after any) bool {

@@ -97,6 +97,15 @@ type QueuedPod struct {
 	Gate string
 	// Ready is when the back-off ends; zero until it is worked out.
 	Ready time.Time
+	// Told is what the last failure told users.
+	Told Told
+}
+
+// Told is what the status of a pod says that could not be scheduled, as soon as it is written.
+type Told struct {
+	Reason, Message string
+	// Node is the one that the pod was nominated to.
+	Node string
 }
 
 // Key returns the pod's UID, by which the queue knows it.

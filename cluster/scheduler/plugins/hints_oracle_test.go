@@ -71,7 +71,7 @@ func TestHintsLikeUpstream(t *testing.T) {
 			upHints[e.Name()] = hints
 		}
 		for range 20 {
-			pod := w.Pod()
+			pod := w.stores(w.Pod())
 			info := framework.NewPodInfo(pod)
 			events, upEvents, before, after := w.happens(pod)
 			for _, e := range o.profile.Enqueuers {
@@ -121,8 +121,8 @@ func TestHintsLikeUpstream(t *testing.T) {
 func (w *world) happens(pod *v1.Pod) (events []framework.Event, upEvents []fwk.ClusterEvent, before, after any) {
 	node := w.Node()
 	node.Status.Allocatable[v1.ResourcePods] = resource.MustParse("110")
-	other := w.PodOn(node)
-	switch w.IntN(7) {
+	other := w.stores(w.PodOn(node))
+	switch w.IntN(10) {
 	case 0:
 		return []framework.Event{{Kind: framework.Node, Action: framework.Add}}, []fwk.ClusterEvent{{Resource: fwk.Node, ActionType: fwk.Add}}, nil, node
 	case 1:
@@ -137,8 +137,22 @@ func (w *world) happens(pod *v1.Pod) (events []framework.Event, upEvents []fwk.C
 	case 5:
 		changed := w.change(other)
 		return framework.PodChange(other, changed), upframework.PodSchedulingPropertiesChange(changed, other), other, changed
+	case 6:
+		return w.storageHappens(framework.Claim, fwk.PersistentVolumeClaim, w.claim(pod.Namespace, "claim-0"), w.claim(pod.Namespace, "claim-0"))
+	case 7:
+		return w.storageHappens(framework.Volume, fwk.PersistentVolume, w.volume("volume-0"), w.volume("volume-0"))
+	case 8:
+		return w.storageHappens(framework.Class, fwk.StorageClass, w.class(), w.class())
 	}
 	changed := w.change(pod)
 	changed.UID = types.UID(pod.Name)
 	return framework.PodChange(pod, changed), upframework.PodSchedulingPropertiesChange(changed, pod), pod, changed
+}
+
+// storageHappens has an object of storage come, or change from old to new.
+func (w *world) storageHappens(kind framework.Kind, resource fwk.EventResource, old, new any) (events []framework.Event, upEvents []fwk.ClusterEvent, before, after any) {
+	if w.IntN(2) == 0 {
+		return []framework.Event{{Kind: kind, Action: framework.Add}}, []fwk.ClusterEvent{{Resource: resource, ActionType: fwk.Add}}, nil, new
+	}
+	return []framework.Event{{Kind: kind, Action: framework.UpdateOther}}, []fwk.ClusterEvent{{Resource: resource, ActionType: fwk.Update}}, old, new
 }

@@ -50,10 +50,11 @@ type world struct {
 	pods      []*v1.Pod
 	nominated map[string][]*v1.Pod
 	args      plugins.Args
+	rejectors sets.Set[string] // the plugins that have rejected pods
 }
 
 func newWorld(t *testing.T, seed uint64) *world {
-	w := &world{Random: testkit.New(seed), nominated: make(map[string][]*v1.Pod)}
+	w := &world{Random: testkit.New(seed), nominated: make(map[string][]*v1.Pod), rejectors: sets.New[string]()}
 	w.args.Packing = seed%2 == 1
 	if seed%3 == 0 {
 		w.args.Resources = []plugins.ResourceWeight{{Name: v1.ResourceCPU, Weight: 1}, {Name: v1.ResourceEphemeralStorage, Weight: 2}, {Name: testkit.GPU, Weight: 3}}
@@ -70,13 +71,13 @@ func newWorld(t *testing.T, seed uint64) *world {
 			}}},
 		})
 	}
-	w.client = fake.NewClientset(objects...)
+	w.client = fake.NewClientset(append(objects, w.storage()...)...)
 	w.informers = informers.NewSharedInformerFactory(w.client, 0)
 	for range 1 + w.IntN(12) {
 		node := w.Node()
 		w.nodes = append(w.nodes, node)
 		for range w.IntN(5) {
-			w.pods = append(w.pods, w.owned(w.PodOn(node)))
+			w.pods = append(w.pods, w.stores(w.owned(w.PodOn(node))))
 		}
 		if w.IntN(5) == 0 {
 			w.nominated[node.Name] = append(w.nominated[node.Name], w.Pod())
@@ -133,7 +134,7 @@ func (n nominator) NominatedPodsForNode(node string) []fwk.PodInfo {
 }
 
 // notCompared are upstream's plugins for what this scheduler does not act on.
-var notCompared = sets.New("VolumeRestrictions", "NodeVolumeLimits", "VolumeBinding", "VolumeZone", "DynamicResources")
+var notCompared = sets.New("NodeVolumeLimits", "DynamicResources")
 
 // configure has upstream's plugin score as the world's settings say.
 func (w *world) configure(s *config.ScoringStrategy) {
@@ -198,15 +199,16 @@ func sorted(list []string) []string {
 func TestLikeUpstream(t *testing.T) {
 	// It needs what allocates devices, which is not compared.
 	featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.DRAExtendedResource, false)
-	rejections, scored := 0, 0
+	rejections, scored, ours, rejectors := 0, 0, sets.New[string](), sets.New[string]()
 	for seed := range uint64(300) {
 		w := newWorld(t, seed)
 		ctx, cancel := context.WithCancel(t.Context())
 		o := w.ours(t)
+		ours.Insert(o.profile.Rejectors()...)
 		_, _ = w.upstream(ctx, t) // registers its informers
 		w.start(ctx)
 		for range 6 {
-			pod := w.owned(w.Pod())
+			pod := w.stores(w.owned(w.Pod()))
 			r, s, placed := w.compare(ctx, t, o, pod, seed)
 			rejections += r
 			scored += s
@@ -221,6 +223,10 @@ func TestLikeUpstream(t *testing.T) {
 			}
 		}
 		cancel()
+		rejectors = rejectors.Union(w.rejectors)
+	}
+	if idle := ours.Difference(rejectors).Delete("DefaultPreemption", "DynamicResources", "NodeName", "SchedulingGates"); len(idle) > 0 {
+		t.Errorf("%v rejected no pod", sets.List(idle))
 	}
 	if rejections < 1000 || scored < 1000 {
 		t.Errorf("only %d rejections and %d scores were compared", rejections, scored)
@@ -254,6 +260,7 @@ func (w *world) compare(ctx context.Context, t *testing.T, o *ours, pod *v1.Pod,
 		t.Fatalf("%s: narrowed by %v, upstream %v", where, got, want)
 	}
 	if !status.OK() {
+		w.rejectors.Insert(status.Plugin())
 		return 1, 0, ""
 	}
 	if upResult.AllNodes() != (names == nil) || names != nil && !names.Equal(upResult.NodeNames) {
@@ -283,6 +290,7 @@ func (w *world) compare(ctx context.Context, t *testing.T, o *ours, pod *v1.Pod,
 			continue
 		}
 		rejections++
+		w.rejectors.Insert(got.Plugin())
 		misfit.Rejections.Set(n, got)
 		upMisfit.Diagnosis.NodeToStatus.Set(n.Node().Name, want)
 	}

@@ -1,6 +1,8 @@
 package queue
 
 import (
+	"slices"
+
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -23,7 +25,7 @@ type rules struct {
 func newRules(p *framework.Profile) *rules {
 	r := &rules{hints: make(map[string][]framework.EventHint)}
 	for _, e := range p.Enqueuers {
-		r.hints[e.Name()] = append([]framework.EventHint{}, e.Events()...)
+		r.hints[e.Name()] = withTaints(append([]framework.EventHint{}, e.Events()...))
 	}
 	for _, name := range p.Rejectors() {
 		if r.hints[name] == nil {
@@ -31,6 +33,19 @@ func newRules(p *framework.Profile) *rules {
 		}
 	}
 	return r
+}
+
+// withTaints has changes of taints move on every pod that waits for nodes. They seldom help it, but
+// may change why it waits, which users read after they have cordoned a node; upstream's does the same.
+func withTaints(hints []framework.EventHint) []framework.EventHint {
+	comes, taint := framework.Event{Kind: framework.Node, Action: framework.Add}, framework.Event{Kind: framework.Node, Action: framework.UpdateNodeTaint}
+	asked := func(e framework.Event) bool {
+		return slices.ContainsFunc(hints, func(h framework.EventHint) bool { return h.Event.Matches(e) })
+	}
+	if asked(comes) && !asked(taint) {
+		return append(hints, framework.EventHint{Event: taint})
+	}
+	return hints
 }
 
 // interestingLocked says whether any plugin asked for such events.

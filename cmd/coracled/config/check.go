@@ -7,10 +7,16 @@ import (
 	"maps"
 	"net"
 	"net/netip"
+	"net/url"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
+
+	"github.com/distribution/reference"
+
+	"github.com/coracle-project/coracle/internal/stricttoml"
 )
 
 const (
@@ -23,6 +29,12 @@ const (
 	maxMTU       = 65535
 	// minMTU is the least that IPv6 allows.
 	minMTU = 1280
+	// minProgressTimeout leaves room for the silence of one connection that is
+	// found dead (30 s) and tried again.
+	minProgressTimeout = time.Minute
+	// maxLazyTimeout is how long a process may hang that no signal ends.
+	minLazyTimeout = time.Second
+	maxLazyTimeout = 5 * time.Minute
 )
 
 // Check reports every setting whose value cannot be used, each with its key.
@@ -32,14 +44,21 @@ func (c *Config) Check() error {
 		oneOf("log.level", c.Log.Level, "debug", "info", "warn", "error"),
 		oneOf("log.format", c.Log.Format, "text", "json"),
 		oneOf("shim.scope", c.Shim.Scope, "node", "pod"),
+		oneOf("shim.engine", c.Shim.Engine, "coracle", "libcontainer"),
 		optionalPath("shim.binary", c.Shim.Binary),
 		checkSupervise(c.Shim.Supervise),
 		oneOf("cgroup.driver", c.Cgroup.Driver, "auto", "cgroupfs", "systemd"),
 		checkCgroupRoot(c.Cgroup),
 		c.Network.check(),
 		c.Image.check(),
-		checkHandlers(c.Runtime.Handlers),
+		c.Snapshot.check(),
+		c.Runtime.check(),
+		c.NRI.check(),
+		paths("runtime.cdi_spec_dirs", c.Runtime.CDISpecDirs),
+		checkUlimits(c.Runtime.Ulimits),
 		checkHostPort("stream.address", c.Stream.Address),
+		optionalHostPort("metrics.address", c.Metrics.Address),
+		c.Tracing.check(),
 	)
 }
 
@@ -103,6 +122,14 @@ func path(key, value string) error {
 	return nil
 }
 
+func paths(key string, values []string) error {
+	var errs []error
+	for _, value := range values {
+		errs = append(errs, path(key, value))
+	}
+	return errors.Join(errs...)
+}
+
 func optionalPath(key, value string) error {
 	if value == "" {
 		return nil
@@ -136,10 +163,7 @@ func (n *Network) check() error {
 	if n.MTU != 0 && (n.MTU < minMTU || n.MTU > maxMTU) {
 		errs = append(errs, wrong("network.mtu", "%d is neither 0 nor from %d to %d", n.MTU, minMTU, maxMTU))
 	}
-	for _, dir := range n.CNIBinDirs {
-		errs = append(errs, path("network.cni_bin_dirs", dir))
-	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, paths("network.cni_bin_dirs", n.CNIBinDirs))...)
 }
 
 // checkInterface wants a name that the kernel takes for a link (dev_valid_name) and
@@ -187,15 +211,66 @@ func checkSubnets(key string, subnets []string) error {
 	return nil
 }
 
+func (s *Snapshot) check() error {
+	errs := []error{oneOf("snapshot.driver", s.Driver, "overlay", "erofs", "native")}
+	if s.MaxBytes < 0 {
+		errs = append(errs, wrong("snapshot.max_bytes", "%d is negative", s.MaxBytes))
+	}
+	if s.MaxInodes < 0 {
+		errs = append(errs, wrong("snapshot.max_inodes", "%d is negative", s.MaxInodes))
+	}
+	return errors.Join(errs...)
+}
+
+// checkWater wants marks that a disk can be at, the low one below.
+func (i *Image) checkWater() error {
+	switch {
+	case i.GCHighWater == 0:
+		return nil
+	case i.GCHighWater < 2 || i.GCHighWater > 100:
+		return wrong("image.gc_high_water", "%d is neither 0 nor from 2 to 100", i.GCHighWater)
+	case i.GCLowWater < 1 || i.GCLowWater >= i.GCHighWater:
+		return wrong("image.gc_low_water", "%d is not from 1 to %d, below gc_high_water", i.GCLowWater, i.GCHighWater-1)
+	}
+	return nil
+}
+
+// checkPinned wants names that say their registry, as images are listed.
+func (i *Image) checkPinned() error {
+	for _, name := range i.Pinned {
+		if prefix := strings.TrimSuffix(name, "*"); !strings.Contains(prefix, "/") || strings.ContainsAny(prefix, "* \t\n") {
+			return wrong("image.pinned", "%q is not a full name (registry/repository:tag), nor the beginning of some with * after it", name)
+		}
+	}
+	return nil
+}
+
 func (i *Image) check() error {
-	var errs []error
+	errs := []error{i.checkWater(), i.checkPinned()}
 	if n := i.MaxConcurrentDownloads; n < 1 || n > maxDownloads {
 		errs = append(errs, wrong("image.max_concurrent_downloads", "%d is not from 1 to %d", n, maxDownloads))
 	}
+	if d, err := time.ParseDuration(i.PullProgressTimeout); err != nil || d < minProgressTimeout {
+		errs = append(errs, wrong("image.image_pull_progress_timeout", "%q is not a duration of at least %s, such as 5m", i.PullProgressTimeout, minProgressTimeout))
+	}
+	if d, err := time.ParseDuration(i.LazyReadTimeout); err != nil || d < minLazyTimeout || d > maxLazyTimeout {
+		errs = append(errs, wrong("image.lazy_read_timeout", "%q is not a duration from %s to %s, such as 30s", i.LazyReadTimeout, minLazyTimeout, maxLazyTimeout))
+	}
+	if r := i.ShortNameRegistry; r != "" {
+		errs = append(errs, checkShortNameRegistry("image.short_name_registry", r))
+	}
+	for _, dir := range i.CertsDirs {
+		errs = append(errs, path("image.certs_dirs", dir))
+	}
+	errs = append(errs, optionalPath("image.docker_config", i.DockerConfig), optionalPath("image.policy", i.Policy),
+		optionalPath("image.decryption_keys", i.DecryptionKeys))
 	for _, host := range slices.Sorted(maps.Keys(i.Registry)) {
 		r := i.Registry[host]
-		key := keyName([]string{"image", "registry", host})
+		key := stricttoml.KeyName([]string{"image", "registry", host})
 		errs = append(errs, checkRegistry(key, host), optionalPath(key+".ca_file", r.CAFile))
+		if n := r.MaxConcurrentDownloads; n < 0 || n > maxDownloads {
+			errs = append(errs, wrong(key+".max_concurrent_downloads", "%d is neither 0 nor from 1 to %d", n, maxDownloads))
+		}
 		for _, m := range r.Mirrors {
 			errs = append(errs, checkMirror(key+".mirrors", m))
 		}
@@ -204,6 +279,16 @@ func (i *Image) check() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// checkShortNameRegistry wants what a reference can begin with and still name a registry.
+func checkShortNameRegistry(key, prefix string) error {
+	const sample = "/team/app" // of one part, Docker Hub's names get another before it
+	named, err := reference.ParseNormalizedNamed(prefix + sample)
+	if err != nil || named.String() != prefix+sample {
+		return wrong(key, "%q is not a registry with a path if need be, such as docker.io or registry.example/mirror", prefix)
+	}
+	return nil
 }
 
 // checkMirror wants a registry, with or without a scheme.
@@ -244,17 +329,31 @@ func checkHostPort(key, address string) error {
 	return nil
 }
 
-func checkHandlers(names []string) error {
-	for i, name := range names {
-		if name == "" {
-			return wrong("runtime.handlers", "the unnamed handler is always there")
-		}
-		if strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789-") != "" {
-			return wrong("runtime.handlers", "%q: only lower-case letters, digits and -", name)
-		}
-		if slices.Contains(names[:i], name) {
-			return wrong("runtime.handlers", "%q stands twice", name)
+func optionalHostPort(key, address string) error {
+	if address == "" {
+		return nil
+	}
+	return checkHostPort(key, address)
+}
+
+func (t *Tracing) check() error {
+	var errs []error
+	if n := t.SamplePercent; n < 0 || n > 100 {
+		errs = append(errs, wrong("tracing.sample_percent", "%d is not from 0 to 100", n))
+	}
+	if t.Endpoint != "" {
+		u, err := url.Parse(t.Endpoint)
+		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.Path != "" && u.Path != "/" {
+			errs = append(errs, wrong("tracing.endpoint", "%q is not http://host:port or https://host:port", t.Endpoint))
 		}
 	}
-	return nil
+	return errors.Join(errs...)
+}
+
+func (n *NRI) check() error {
+	err := errors.Join(path("nri.socket", n.Socket), path("nri.plugin_dir", n.PluginDir), path("nri.plugin_config_dir", n.PluginConfigDir))
+	if err == nil && len(n.Socket) > maxSocket {
+		return wrong("nri.socket", "%q is longer than the %d bytes that a socket's path can have", n.Socket, maxSocket)
+	}
+	return err
 }

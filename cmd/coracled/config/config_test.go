@@ -12,6 +12,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/coracle-project/coracle/internal/stricttoml"
 )
 
 func TestDefaultRoundTrips(t *testing.T) {
@@ -46,6 +48,7 @@ func TestEveryKeyIsExplained(t *testing.T) {
 	}
 	walk(reflect.TypeFor[Config]())
 	walk(reflect.TypeFor[Registry]())
+	walk(reflect.TypeFor[Handler]())
 }
 
 func TestParse(t *testing.T) {
@@ -61,6 +64,18 @@ subnets = ["10.1.0.0/24"]
 plain_http = true
 mirrors = ["https://mirror.example", "[::1]:5000"]
 token_hosts = ["auth.example:5001"]
+[runtime.handler.crun]
+runtime = "oci:/usr/bin/crun"
+annotations = ["run.oci.systemd.subgroup"]
+[runtime.handler.kata]
+runtime = "shim:io.containerd.kata.v2"
+privileged_without_host_devices = true
+annotations = ["io.katacontainers.*"]
+overhead_cpu_millis = 250
+overhead_memory_bytes = 134217728
+log_file_bytes = 10485760
+log_files = 3
+snapshotter = "erofs"
 `))
 	if err != nil {
 		t.Fatal(err)
@@ -72,6 +87,13 @@ token_hosts = ["auth.example:5001"]
 	want.Network.Subnets = []string{"10.1.0.0/24"}
 	want.Image.Registry = map[string]Registry{
 		"127.0.0.1:5000": {PlainHTTP: true, Mirrors: []string{"https://mirror.example", "[::1]:5000"}, TokenHosts: []string{"auth.example:5001"}},
+	}
+	want.Runtime.Handler = map[string]Handler{
+		"crun": {Runtime: "oci:/usr/bin/crun", Annotations: []string{"run.oci.systemd.subgroup"}},
+		"kata": {
+			Runtime: "shim:io.containerd.kata.v2", PrivilegedWithoutHostDevices: true, Annotations: []string{"io.katacontainers.*"},
+			OverheadCPUMillis: 250, OverheadMemoryBytes: 128 << 20, LogFileBytes: 10 << 20, LogFiles: 3, Snapshotter: "erofs",
+		},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
@@ -143,6 +165,13 @@ func TestRejections(t *testing.T) {
 		{"conf dir", "[network]\ncni_conf_dir = ''", "network.cni_conf_dir: "},
 		{"bin dir", "[network]\ncni_bin_dirs = ['bin']", "network.cni_bin_dirs: "},
 		{"no downloads", "[image]\nmax_concurrent_downloads = 0", "image.max_concurrent_downloads: "},
+		{"unknown snapshot driver", "[snapshot]\ndriver = 'zfs'", "snapshot.driver: "},
+		{"negative limit", "[snapshot]\nmax_bytes = -1", "snapshot.max_bytes: "},
+		{"negative inodes", "[snapshot]\nmax_inodes = -1", "snapshot.max_inodes: "},
+		{"mark over all", "[image]\ngc_high_water = 101", "image.gc_high_water: "},
+		{"low mark above", "[image]\ngc_high_water = 80\ngc_low_water = 80", "image.gc_low_water: "},
+		{"pinned short name", "[image]\npinned = ['pause']", "image.pinned: "},
+		{"pinned with stars", "[image]\npinned = ['r.example/*/pause:*']", "image.pinned: "},
 		{"many downloads", "[image]\nmax_concurrent_downloads = 65", "image.max_concurrent_downloads: "},
 		{"registry with scheme", "[image.registry.'http://r']\nplain_http = true", "image.registry."},
 		{"registry with path", "[image.registry.'r/x']\nplain_http = true", "image.registry."},
@@ -152,12 +181,55 @@ func TestRejections(t *testing.T) {
 		{"token service as URL", "[image.registry.'r']\ntoken_hosts = ['https://a']", "token_hosts: "},
 		{"mirror with other scheme", "[image.registry.'r']\nmirrors = ['ftp://m']", "mirrors: "},
 		{"ca file", "[image.registry.'r']\nca_file = 'ca.pem'", "ca_file: "},
+		{"registry without downloads", "[image.registry.'r']\nmax_concurrent_downloads = -1", "line 2: image.registry.r.max_concurrent_downloads: "},
+		{"short names without registry", "[image]\nshort_name_registry = 'library'", "line 2: image.short_name_registry: "},
+		{"short names with scheme", "[image]\nshort_name_registry = 'https://r.example'", "image.short_name_registry: "},
+		{"short names with slash", "[image]\nshort_name_registry = 'r.example/'", "image.short_name_registry: "},
+		{"progress timeout", "[image]\nimage_pull_progress_timeout = '5'", "line 2: image.image_pull_progress_timeout: "},
+		{"lazy timeout", "[image]\nlazy_read_timeout = '5'", "line 2: image.lazy_read_timeout: "},
+		{"short lazy timeout", "[image]\nlazy_read_timeout = '5ms'", "from 1s to 5m0s"},
+		{"long lazy timeout", "[image]\nlazy_read_timeout = '1h'", "from 1s to 5m0s"},
+		{"short progress timeout", "[image]\nimage_pull_progress_timeout = '5s'", "at least 1m0s"},
+		{"relative certs dir", "[image]\ncerts_dirs = ['certs.d']", "image.certs_dirs: "},
+		{"relative docker config", "[image]\ndocker_config = '~/.docker/config.json'", "image.docker_config: "},
+		{"relative keys", "[image]\ndecryption_keys = 'keys'", "line 2: image.decryption_keys: "},
+		{"relative policy", "[image]\npolicy = 'policy.toml'", "line 2: image.policy: "},
 		{"empty handler", "[runtime]\nhandlers = ['']", "runtime.handlers: "},
 		{"handler name", "[runtime]\nhandlers = ['Run C']", "runtime.handlers: "},
 		{"handler twice", "[runtime]\nhandlers = ['a', 'a']", "runtime.handlers: "},
 		{"stream without port", "[stream]\naddress = '127.0.0.1'", "stream.address: "},
 		{"stream port", "[stream]\naddress = '127.0.0.1:70000'", "stream.address: "},
+		{"unknown ulimit", "[runtime]\nulimits = ['files=1']", "runtime.ulimits: "},
+		{"ulimit twice", "[runtime]\nulimits = ['core=0', 'core=1']", "runtime.ulimits: "},
+		{"negative ulimit", "[runtime]\nulimits = ['nofile=-5']", "runtime.ulimits: "},
+		{"ulimit above the hard one", "[runtime]\nulimits = ['nofile=2:1']", "runtime.ulimits: "},
+		{"metrics port", "[metrics]\naddress = '127.0.0.1'", "metrics.address: "},
+		{"tracing scheme", "[tracing]\nendpoint = '127.0.0.1:4317'", "tracing.endpoint: "},
+		{"tracing path", "[tracing]\nendpoint = 'http://127.0.0.1:4317/x'", "tracing.endpoint: "},
+		{"tracing share", "[tracing]\nsample_percent = 101", "tracing.sample_percent: "},
 		{"stream nothing", "[stream]\naddress = ':0'", "stream.address: "},
+		{"relative nri socket", "[nri]\nsocket = 'nri.sock'", `line 2: nri.socket: "nri.sock" is not an absolute path`},
+		{"long nri socket", "[nri]\nsocket = '/" + strings.Repeat("a", 107) + "'", "nri.socket: "},
+		{"relative plugins", "[nri]\nplugin_dir = 'plugins'", "nri.plugin_dir: "},
+		{"relative plugins' configuration", "[nri]\nplugin_config_dir = 'conf.d'", "nri.plugin_config_dir: "},
+		{"handler without a runtime", "[runtime.handler.x]", `runtime.handler.x.runtime: "" is none of coracle, oci:PATH, shim:NAME`},
+		{"handler of an unknown kind", "[runtime.handler.x]\nruntime = 'vm:x'", `line 2: runtime.handler.x.runtime: "vm:x" is none of coracle, oci:PATH, shim:NAME`},
+		{"relative OCI runtime", "[runtime.handler.x]\nruntime = 'oci:runc'", `line 2: runtime.handler.x.runtime: "runc" is not an absolute path`},
+		{"shim that is no name", "[runtime.handler.x]\nruntime = 'shim:kata'", `line 2: runtime.handler.x.runtime: "kata" is neither an absolute path nor a name such as io.containerd.runc.v2`},
+		{"shim with a relative path", "[runtime.handler.x]\nruntime = 'shim:../io.x.v2'", "runtime.handler.x.runtime: "},
+		{"handler's key", "[runtime.handler.x]\nruntime = 'coracle'\npath = '/x'", "line 3: unknown key runtime.handler.x.path"},
+		{"handler's name", "[runtime.handler.X_y]\nruntime = 'coracle'", `"X_y": only lower-case letters, digits and -`},
+		{"handler without a name", "[runtime.handler.'']\nruntime = 'coracle'", "the unnamed handler is always there"},
+		{"handler in both", "[runtime.handler.coracle]\nruntime = 'coracle'", `"coracle" is also in runtime.handlers; take it away there`},
+		{"handler's annotations", "[runtime.handler.x]\nruntime = 'coracle'\nannotations = ['a[']", `line 3: runtime.handler.x.annotations: "a[" is neither a name nor a pattern`},
+		{"handler's pattern that steers", "[runtime.handler.x]\nruntime = 'coracle'\nannotations = ['*', 'run.oci.*']", `line 3: runtime.handler.x.annotations: "run.oci.*": such annotations tell the runtime what to do`},
+		{"handler's overhead", "[runtime.handler.x]\nruntime = 'coracle'\noverhead_memory_bytes = -1", "line 3: runtime.handler.x.overhead_memory_bytes: -1 is below 0"},
+		{"handler's snapshotter", "[runtime.handler.x]\nruntime = 'coracle'\nsnapshotter = 'zfs'", `line 3: runtime.handler.x.snapshotter: "zfs"`},
+		{"small log", "[runtime]\nlog_file_bytes = 1000", "line 2: runtime.log_file_bytes: 1000 is neither 0 nor at least 262144"},
+		{"negative log", "[runtime.handler.x]\nruntime = 'coracle'\nlog_file_bytes = -1", "line 3: runtime.handler.x.log_file_bytes: -1 is neither 0 nor at least 262144"},
+		{"log of one file", "[runtime]\nlog_file_bytes = 1000000\nlog_files = 1", "line 3: runtime.log_files: 1 is neither 0 nor within 2 to 1000"},
+		{"log of files without a size", "[runtime]\nlog_files = 3", "line 2: runtime.log_files: 3 files of any size: set log_file_bytes, too"},
+		{"handler's cpu", "[runtime.handler.x]\nruntime = 'coracle'\noverhead_cpu_millis = -1", "runtime.handler.x.overhead_cpu_millis: -1 is below 0"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			_, err := Parse([]byte(tt.text))
@@ -168,17 +240,26 @@ func TestRejections(t *testing.T) {
 	}
 }
 
+func TestShortNameRegistry(t *testing.T) {
+	for _, good := range []string{"docker.io", "registry.example", "registry.example:5000/mirror/hub", "localhost"} {
+		if _, err := Parse([]byte("[image]\nshort_name_registry = '" + good + "'")); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 func TestKeysAreNamedAsInTheFile(t *testing.T) {
 	c := Default()
 	c.Image.Registry = map[string]Registry{"r:1": {PlainHTTP: true}}
 	image := Keys(c)["image"].(map[string]any)
-	want := map[string]any{
-		"max_concurrent_downloads": 6,
-		"registry": map[string]any{"r:1": map[string]any{
-			"plain_http": true, "insecure_skip_verify": false, "ca_file": "", "mirrors": []string(nil), "token_hosts": []string(nil),
-		}},
+	if n := image["max_concurrent_downloads"]; n != 6 {
+		t.Errorf("max_concurrent_downloads = %v", n)
 	}
-	if diff := cmp.Diff(want, image); diff != "" {
+	want := map[string]any{"r:1": map[string]any{
+		"plain_http": true, "insecure_skip_verify": false, "ca_file": "", "mirrors": []string(nil), "token_hosts": []string(nil),
+		"max_concurrent_downloads": 0, "lazy": false,
+	}}
+	if diff := cmp.Diff(want, image["registry"]); diff != "" {
 		t.Error(diff)
 	}
 }
@@ -206,7 +287,7 @@ func TestLoad(t *testing.T) {
 	if _, err := Load(bad); err == nil || !strings.Contains(err.Error(), bad+": line 1") {
 		t.Errorf("bad: %v", err)
 	}
-	if _, err := Load(write("large", strings.Repeat("#", maxSize+1))); err == nil || !strings.Contains(err.Error(), "larger") {
+	if _, err := Load(write("large", strings.Repeat("#", stricttoml.MaxSize+1))); err == nil || !strings.Contains(err.Error(), "larger") {
 		t.Errorf("large: %v", err)
 	}
 	many := write("many", "[log]\nlevel = 'x'\n[network]\nmtu = 1")

@@ -8,6 +8,8 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+
+	"github.com/coracle-project/coracle/internal/stricttoml"
 )
 
 // Write prints c as TOML, each key under its explanation. Parse reads it back to
@@ -47,10 +49,13 @@ func writeSections(b *bufio.Writer, prefix string, section reflect.Value) {
 			writeSections(b, name+".", value)
 			continue
 		}
-		registries := value.Interface().(map[string]Registry)
-		for _, host := range slices.Sorted(maps.Keys(registries)) {
-			fmt.Fprintf(b, "[%s.%s]\n", name, quote(host))
-			writeKeys(b, reflect.ValueOf(registries[host]))
+		inner := map[string]reflect.Value{}
+		for key, v := range value.Seq2() {
+			inner[key.String()] = v
+		}
+		for _, key := range slices.Sorted(maps.Keys(inner)) {
+			fmt.Fprintf(b, "[%s.%s]\n", name, stricttoml.Quote(key))
+			writeKeys(b, inner[key])
 		}
 	}
 }
@@ -62,6 +67,9 @@ func isSection(v reflect.Value) bool {
 func writeDoc(b *bufio.Writer, field reflect.StructField) {
 	for line := range strings.SplitSeq(field.Tag.Get("doc"), "\n") {
 		fmt.Fprintf(b, "# %s\n", line)
+	}
+	if isLive(field) {
+		b.WriteString("# A reload (SIGHUP) is enough.\n")
 	}
 }
 
@@ -77,29 +85,10 @@ func literal(v reflect.Value) string {
 		}
 		return "[" + strings.Join(parts, ", ") + "]"
 	case reflect.String:
-		return quote(v.String())
+		return stricttoml.Quote(v.String())
 	default:
 		return fmt.Sprint(v.Interface())
 	}
-}
-
-// quote makes a basic string. Go's own quoting has escapes that TOML has not.
-func quote(s string) string {
-	var b strings.Builder
-	b.WriteByte('"')
-	for _, r := range s {
-		switch {
-		case r == '"' || r == '\\':
-			b.WriteByte('\\')
-			b.WriteRune(r)
-		case r < 0x20 || r == 0x7f:
-			fmt.Fprintf(&b, `\u%04x`, r)
-		default:
-			b.WriteRune(r)
-		}
-	}
-	b.WriteByte('"')
-	return b.String()
 }
 
 // Keys is c as nested maps with the names that the file has, for a verbose Status.

@@ -38,6 +38,7 @@ type File struct {
 	Symlink  string
 	Hardlink string
 	UID, GID int
+	Xattrs   map[string]string
 }
 
 // Compression is how a layer's blob is packed.
@@ -48,6 +49,8 @@ const (
 	Gzip  Compression = "gzip"
 	Zstd  Compression = "zstd"
 	Plain Compression = "plain"
+	// Estargz is gzip in chunks of 64 KiB, with a table of contents that the manifest names.
+	Estargz Compression = "estargz"
 )
 
 // Layer is one layer, lowest entry first. Parents are not made by themselves.
@@ -96,6 +99,15 @@ func (i Image) Build() (Built, error) {
 		plain, err := l.tar()
 		if err != nil {
 			return Built{}, fmt.Errorf("layer %d: %w", n, err)
+		}
+		if l.Compression == Estargz {
+			d, diffID, err := b.addEstargz(plain)
+			if err != nil {
+				return Built{}, fmt.Errorf("layer %d: %w", n, err)
+			}
+			config.RootFS.DiffIDs = append(config.RootFS.DiffIDs, diffID)
+			manifest.Layers = append(manifest.Layers, d)
+			continue
 		}
 		packed, mediaType, err := l.pack(plain, i.Docker)
 		if err != nil {
@@ -146,6 +158,12 @@ func (l Layer) tar() ([]byte, error) {
 			if data, err = os.ReadFile(f.Source); err != nil {
 				return nil, err
 			}
+		}
+		for name, value := range f.Xattrs {
+			if h.PAXRecords == nil {
+				h.PAXRecords = map[string]string{}
+			}
+			h.PAXRecords["SCHILY.xattr."+name] = value
 		}
 		h.Size = int64(len(data))
 		if err := w.WriteHeader(h); err != nil {

@@ -20,12 +20,16 @@ type config struct {
 	Fail          string          `json:"fail"`
 	DNS           json.RawMessage `json:"dns"`
 	RuntimeConfig json.RawMessage `json:"runtimeConfig"`
+	Attachments   []struct {
+		ContainerID string `json:"containerID"`
+		IfName      string `json:"ifname"`
+	} `json:"cni.dev/valid-attachments"`
 }
 
 func main() {
 	command := os.Getenv("CNI_COMMAND")
 	if command == "VERSION" {
-		fmt.Println(`{"cniVersion":"1.0.0","supportedVersions":["0.4.0","1.0.0"]}`)
+		fmt.Println(`{"cniVersion":"1.0.0","supportedVersions":["0.4.0","1.0.0","1.1.0"]}`)
 		return
 	}
 	in, err := io.ReadAll(os.Stdin)
@@ -57,6 +61,12 @@ func main() {
 		}
 		fmt.Printf(`{"cniVersion":%q,"interfaces":[{"name":"eth0","sandbox":%q}],"ips":[{"address":"%s/24","interface":0,"version":"4"}],"dns":%s}`+"\n",
 			c.CNIVersion, os.Getenv("CNI_NETNS"), ip, dns)
+	case "GC":
+		collect(c)
+	case "STATUS":
+		if on, err := os.ReadFile(filepath.Join(c.Dir, "fail")); err == nil && strings.TrimSpace(string(on)) == command {
+			fail("the plugin is not ready")
+		}
 	case "DEL":
 		if on, err := os.ReadFile(filepath.Join(c.Dir, "fail")); err == nil && strings.TrimSpace(string(on)) == command {
 			fail("told to fail")
@@ -83,6 +93,20 @@ func take(c config, id string) string {
 	}
 	fail("no address left")
 	return ""
+}
+
+// collect frees the addresses of all that are not attached.
+func collect(c config) {
+	attached := map[string]bool{}
+	for _, a := range c.Attachments {
+		attached[a.ContainerID] = true
+	}
+	files, _ := filepath.Glob(filepath.Join(c.Dir, "192.0.2.*"))
+	for _, f := range files {
+		if owner, err := os.ReadFile(f); err == nil && !attached[string(owner)] {
+			os.Remove(f)
+		}
+	}
 }
 
 func free(c config, id string) {

@@ -34,6 +34,7 @@ type Fake struct {
 	images     map[string]*runtimeapi.Image
 	fail       map[string]error
 	block      map[string]chan struct{}
+	uses       map[string]*runtimeapi.ContainerStats // by container name
 	calls      []string
 	unready    string
 }
@@ -48,6 +49,7 @@ func New(images ...string) *Fake {
 	f := &Fake{
 		sandboxes: map[string]*runtimeapi.PodSandboxStatus{}, containers: map[string]*container{},
 		images: map[string]*runtimeapi.Image{}, fail: map[string]error{}, block: map[string]chan struct{}{},
+		uses: map[string]*runtimeapi.ContainerStats{},
 	}
 	for _, name := range images {
 		f.images[name] = &runtimeapi.Image{Id: name, RepoTags: []string{name}, Size: 1 << 20}
@@ -300,6 +302,61 @@ func (f *Fake) ListContainers(_ context.Context, r *runtimeapi.ListContainersReq
 				State: s.State, CreatedAt: s.CreatedAt, Labels: s.Labels, Annotations: s.Annotations,
 			})
 		}
+	}
+	return resp, nil
+}
+
+// Use sets what statistics tell of the containers of this name.
+func (f *Fake) Use(name string, workingSet, writable, inodes uint64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.uses[name] = &runtimeapi.ContainerStats{
+		Memory: &runtimeapi.MemoryUsage{
+			WorkingSetBytes: &runtimeapi.UInt64Value{Value: workingSet}, UsageBytes: &runtimeapi.UInt64Value{Value: workingSet},
+		},
+		WritableLayer: &runtimeapi.FilesystemUsage{
+			UsedBytes: &runtimeapi.UInt64Value{Value: writable}, InodesUsed: &runtimeapi.UInt64Value{Value: inodes},
+		},
+	}
+}
+
+// UpdateContainerResources implements CRI.
+func (f *Fake) UpdateContainerResources(_ context.Context, r *runtimeapi.UpdateContainerResourcesRequest) (*runtimeapi.UpdateContainerResourcesResponse, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	c := f.containers[r.ContainerId]
+	if c == nil {
+		return nil, grpcstatus.Error(codes.NotFound, "no such container")
+	}
+	c.status.Resources = &runtimeapi.ContainerResources{Linux: proto.CloneOf(r.Linux)}
+	return &runtimeapi.UpdateContainerResourcesResponse{}, nil
+}
+
+// ContainerStats implements CRI.
+func (f *Fake) ContainerStats(_ context.Context, r *runtimeapi.ContainerStatsRequest) (*runtimeapi.ContainerStatsResponse, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	c := f.containers[r.ContainerId]
+	if c == nil {
+		return nil, grpcstatus.Error(codes.NotFound, "no such container")
+	}
+	return &runtimeapi.ContainerStatsResponse{Stats: proto.CloneOf(f.uses[c.status.GetMetadata().GetName()])}, nil
+}
+
+// ListContainerStats implements CRI.
+func (f *Fake) ListContainerStats(_ context.Context, r *runtimeapi.ListContainerStatsRequest) (*runtimeapi.ListContainerStatsResponse, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	resp := &runtimeapi.ListContainerStatsResponse{}
+	for _, c := range f.containers {
+		s := c.status
+		use := f.uses[s.GetMetadata().GetName()]
+		if use == nil || !selected(s.Labels, r.GetFilter().GetLabelSelector()) {
+			continue
+		}
+		use = proto.CloneOf(use)
+		use.Attributes = &runtimeapi.ContainerAttributes{Id: s.Id, Metadata: s.Metadata, Labels: s.Labels}
+		resp.Stats = append(resp.Stats, use)
 	}
 	return resp, nil
 }

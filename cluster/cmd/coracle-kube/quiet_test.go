@@ -1,0 +1,50 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"k8s.io/klog/v2"
+)
+
+func TestErrorsOfThoseWhoHaveGoneAreForDebugging(t *testing.T) {
+	err := errors.New("read tcp 127.0.0.1:6443->127.0.0.1:1: use of closed network connection")
+	for name, tc := range map[string]struct {
+		log   func(l klog.Logger)
+		level slog.Level
+		want  string
+	}{
+		"a closed connection":      {func(l klog.Logger) { l.Error(err, "Error on socket receive") }, slog.LevelWarn, ""},
+		"a closed connection, too": {func(l klog.Logger) { l.WithName("x").WithValues("a", 1).Error(err, "Error") }, slog.LevelWarn, ""},
+		"who debugs":               {func(l klog.Logger) { l.Error(err, "Error on socket receive") }, slog.LevelDebug, "level=DEBUG"},
+		"in the message":           {func(l klog.Logger) { l.Error(nil, "failed to sync with latest state: context canceled") }, slog.LevelWarn, ""},
+		"after a timeout":          {func(l klog.Logger) { l.Error(nil, "Post-timeout activity") }, slog.LevelWarn, ""},
+		"anything else":            {func(l klog.Logger) { l.Error(errors.New("disk full"), "Error") }, slog.LevelWarn, "level=ERROR"},
+		"no error":                 {func(l klog.Logger) { l.Error(nil, "Timeout or abort while handling") }, slog.LevelWarn, "level=ERROR"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var out bytes.Buffer
+			handler := quiet{slog.NewTextHandler(&out, &slog.HandlerOptions{Level: tc.level})}
+			klog.SetSlogLogger(slog.New(handler))
+			defer klog.ClearLogger()
+			tc.log(klog.Background())
+			if got := out.String(); (got == "") != (tc.want == "") || !strings.Contains(got, tc.want) {
+				t.Errorf("%q, want %q", got, tc.want)
+			}
+		})
+	}
+}
+
+func TestFormattedErrorsAreReadToo(t *testing.T) {
+	var out bytes.Buffer
+	klog.SetSlogLogger(slog.New(quiet{slog.NewTextHandler(&out, nil)}))
+	defer klog.ClearLogger()
+	klog.Errorf("failed to sync with latest state: %v", fmt.Errorf("list: %w", errors.New("context canceled")))
+	if out.Len() != 0 {
+		t.Error(out.String())
+	}
+}

@@ -1,0 +1,105 @@
+// Package nodettl keeps the annotation node.alpha.kubernetes.io/ttl of every Node: for how many seconds its
+// kubelet may use a Secret or ConfigMap before it looks at it again. The larger the cluster, the longer.
+package nodettl
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	corelisters "k8s.io/client-go/listers/core/v1"
+
+	"github.com/coracle-project/coracle/cluster/client"
+	"github.com/coracle-project/coracle/cluster/controllers/frame"
+)
+
+// size is a size of clusters: from least to most nodes.
+type size struct {
+	least, most int
+	seconds     int
+}
+
+// sizes are upstream's. They overlap, so that a node that comes and goes does not change all others.
+var sizes = []size{
+	{0, 100, 0},
+	{90, 500, 15},
+	{450, 1000, 30},
+	{900, 2000, 60},
+	{1800, int(^uint(0) >> 1), 300},
+}
+
+type controller struct {
+	set   *client.Set
+	nodes corelisters.NodeLister
+
+	mu   sync.Mutex
+	size int // index into sizes
+}
+
+// New returns the controller; its keys are nodes. When the cluster has come to another size, all are woken.
+func New(set *client.Set) *frame.Controller {
+	nodes := set.Informers.Core().V1().Nodes()
+	c := &controller{set: set, nodes: nodes.Lister()}
+	f := frame.New("ttl", 5, c.sync)
+	f.Watch(nodes.Informer(), c.concerned)
+	return f
+}
+
+func (c *controller) concerned(obj any) []string {
+	all, _ := c.nodes.List(labels.Everything())
+	if !c.resize(len(all)) {
+		return frame.Self(obj)
+	}
+	keys := make([]string, 0, len(all))
+	for _, node := range all {
+		keys = append(keys, node.Name)
+	}
+	return keys
+}
+
+// resize notes how many nodes there are, and says whether that makes it a cluster of another size.
+func (c *controller) resize(nodes int) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	before := c.size
+	for nodes > sizes[c.size].most {
+		c.size++
+	}
+	for nodes < sizes[c.size].least {
+		c.size--
+	}
+	return c.size != before
+}
+
+func (c *controller) wanted() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return strconv.Itoa(sizes[c.size].seconds)
+}
+
+func (c *controller) sync(ctx context.Context, name string) error {
+	node, err := c.nodes.Get(name)
+	if err != nil {
+		return ignoreGone(err)
+	}
+	wanted := c.wanted()
+	if node.Annotations[corev1.ObjectTTLAnnotationKey] == wanted {
+		return nil
+	}
+	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, corev1.ObjectTTLAnnotationKey, wanted)
+	_, err = c.set.Kube.CoreV1().Nodes().Patch(ctx, name, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
+	return ignoreGone(err)
+}
+
+func ignoreGone(err error) error {
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}

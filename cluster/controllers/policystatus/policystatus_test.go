@@ -1,0 +1,94 @@
+package policystatus
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+
+	"github.com/coracle-project/coracle/cluster/apiserver"
+	"github.com/coracle-project/coracle/cluster/client"
+	"github.com/coracle-project/coracle/cluster/pki"
+)
+
+// serve runs an API server and the controller until the test ends. Only a real server has the types that
+// expressions are compared with.
+func serve(t *testing.T) *client.Set {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "policy") // t.TempDir's name is too long for a socket's
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	credentials, err := pki.Ensure(filepath.Join(dir, "pki"), "https://127.0.0.1:1", []string{"127.0.0.1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	server, err := apiserver.New(apiserver.Options{Root: dir, State: filepath.Join(dir, "run"), PKI: credentials})
+	if err != nil {
+		t.Fatal(err)
+	}
+	set, err := client.New(server.ClientConfig("controllers", "system:masters"), server.Informers())
+	if err != nil {
+		t.Fatal(err)
+	}
+	controller := New(set)
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- server.Run(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	select {
+	case <-server.Ready():
+	case err := <-ended:
+		ended <- nil
+		t.Fatal(err)
+	}
+	go controller.Run(ctx)
+	return set
+}
+
+func TestExpressionsThatDoNotFitAreTold(t *testing.T) {
+	policies := serve(t).Kube.AdmissionregistrationV1().ValidatingAdmissionPolicies()
+	policy := &admissionv1.ValidatingAdmissionPolicy{
+		ObjectMeta: metav1.ObjectMeta{Name: "replicas"},
+		Spec: admissionv1.ValidatingAdmissionPolicySpec{
+			MatchConstraints: &admissionv1.MatchResources{ResourceRules: []admissionv1.NamedRuleWithOperations{{
+				RuleWithOperations: admissionv1.RuleWithOperations{
+					Operations: []admissionv1.OperationType{admissionv1.Create},
+					Rule:       admissionv1.Rule{APIGroups: []string{"apps"}, APIVersions: []string{"v1"}, Resources: []string{"deployments"}},
+				},
+			}}},
+			Validations: []admissionv1.Validation{{Expression: "object.spec.replicas > 1"}, {Expression: "object.spec.sails > 1"}},
+		},
+	}
+	watch, err := policies.Watch(t.Context(), metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", policy.Name).String()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer watch.Stop()
+	if _, err := policies.Create(t.Context(), policy, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for e := range watch.ResultChan() {
+		got := e.Object.(*admissionv1.ValidatingAdmissionPolicy)
+		if got.Status.ObservedGeneration < got.Generation {
+			continue
+		}
+		w := got.Status.TypeChecking.ExpressionWarnings
+		if len(w) != 1 || w[0].FieldRef != "spec.validations[1].expression" || !strings.Contains(w[0].Warning, "sails") {
+			t.Errorf("warnings %+v", w)
+		}
+		return
+	}
+	t.Error("the watch ended before the policy was looked at")
+}

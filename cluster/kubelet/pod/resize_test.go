@@ -1,0 +1,233 @@
+package pod
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	grpcstatus "google.golang.org/grpc/status"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
+)
+
+// sized is a pod of one container with requests and limits of these amounts of CPU and memory.
+func sized(cpu, memory string) *v1.Pod {
+	p := onePod(v1.RestartPolicyNever, "", "a")
+	p.Generation = 1
+	give(p, cpu, memory)
+	return p
+}
+
+func give(p *v1.Pod, cpu, memory string) {
+	p.Spec.Containers[0].Resources = v1.ResourceRequirements{
+		Requests: v1.ResourceList{v1.ResourceCPU: resource.MustParse(cpu), v1.ResourceMemory: resource.MustParse(memory)},
+		Limits:   v1.ResourceList{v1.ResourceCPU: resource.MustParse(cpu), v1.ResourceMemory: resource.MustParse(memory)},
+	}
+}
+
+// get returns the only pod as the API has it.
+func (b *bench) get() *v1.Pod {
+	b.t.Helper()
+	p, err := b.kube.CoreV1().Pods("ns").Get(b.t.Context(), "p", metav1.GetOptions{})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return p
+}
+
+// resize changes the spec of the only pod, as the API's subresource does.
+func (b *bench) resize(cpu, memory string) *v1.Pod {
+	b.t.Helper()
+	p := b.get()
+	p.Generation++
+	give(p, cpu, memory)
+	p, err := b.kube.CoreV1().Pods("ns").Update(b.t.Context(), p, metav1.UpdateOptions{})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.runner.Status.Object(p.UID, p)
+	b.runner.Apply(p)
+	synctest.Wait()
+	return p
+}
+
+// wantGiven compares what the status says of the container with amounts of CPU and memory, and its conditions
+// with "TYPE REASON: MESSAGE", one per resize that is not over.
+func (b *bench) wantGiven(cpu, memory string, conditions ...string) {
+	b.t.Helper()
+	p := b.get()
+	c := p.Status.ContainerStatuses[0]
+	for name, list := range map[string]v1.ResourceList{"allocated": c.AllocatedResources, "requests": c.Resources.Requests, "limits": c.Resources.Limits} {
+		if list.Cpu().String() != cpu || list.Memory().String() != memory {
+			b.t.Errorf("%s: %s and %s, want %s and %s", name, list.Cpu(), list.Memory(), cpu, memory)
+		}
+	}
+	var got []string
+	for _, c := range p.Status.Conditions {
+		if c.Type == v1.PodResizePending || c.Type == v1.PodResizeInProgress {
+			got = append(got, string(c.Type)+" "+c.Reason+": "+c.Message)
+			if c.Status != v1.ConditionTrue || c.ObservedGeneration != p.Generation || c.LastTransitionTime.IsZero() {
+				b.t.Errorf("%+v", c)
+			}
+		}
+	}
+	if strings.Join(got, "\n") != strings.Join(conditions, "\n") {
+		b.t.Errorf("conditions %q, want %q", got, conditions)
+	}
+	if p.Status.ObservedGeneration != p.Generation {
+		b.t.Errorf("observed generation %d of %d", p.Status.ObservedGeneration, p.Generation)
+	}
+}
+
+func TestAResizeThatFits(t *testing.T) {
+	onBench(t, func(b *bench) {
+		b.run(sized("100m", "64Mi"))
+		b.runtime.Calls()
+		b.wantGiven("100m", "64Mi")
+		b.resize("200m", "128Mi")
+		b.wantCalls("UpdateContainerResources")
+		b.wantGiven("200m", "128Mi")
+		b.wantEvent(`Normal ResizeStarted Pod resize started: {"containers":[{"name":"a","resources":{"limits":{"cpu":"200m","memory":"128Mi"},"requests":{"cpu":"200m","memory":"128Mi"}}}],"generation":2}`)
+		b.wantEvent(`Normal ResizeCompleted Pod resize completed: `)
+	})
+}
+
+func TestAResizeThatDoesNotFitIsDeferred(t *testing.T) {
+	const why = "Node didn't have enough resource: cpu, requested: 200, used: 1900, capacity: 2000"
+	pending := "PodResizePending Deferred: " + why
+	onBench(t, func(b *bench) {
+		p := b.run(sized("100m", "64Mi"))
+		b.runtime.Calls()
+		b.full.Store(new(why))
+		b.resize("200m", "128Mi")
+		b.wantCalls()
+		b.wantGiven("100m", "64Mi", pending)
+		b.wantEvent("Warning ResizeDeferred Pod resize Deferred: ")
+		if v, _ := b.runner.View(p.UID); v.Pod.Spec.Containers[0].Resources.Requests.Cpu().String() != "100m" {
+			t.Errorf("others are told that it has %v", v.Pod.Spec.Containers[0].Resources)
+		}
+
+		// Another process of the kubelet goes on waiting, and gives it nothing else meanwhile.
+		ctx, cancel := context.WithCancel(b.t.Context())
+		second := NewRunner(ctx, b.runner.Config)
+		second.Apply(b.get())
+		synctest.Wait()
+		b.wantCalls()
+		b.wantGiven("100m", "64Mi", pending)
+		cancel()
+		second.Wait()
+
+		b.full.Store(nil)
+		b.runner.Wake(p.UID)
+		synctest.Wait()
+		b.wantCalls("UpdateContainerResources")
+		b.wantGiven("200m", "128Mi")
+	})
+}
+
+func TestADeferredResizeThatIsTakenBack(t *testing.T) {
+	onBench(t, func(b *bench) {
+		b.run(sized("100m", "64Mi"))
+		b.runtime.Calls()
+		b.full.Store(new("full"))
+		b.resize("200m", "128Mi")
+		b.resize("100m", "64Mi")
+		b.wantCalls()
+		b.wantGiven("100m", "64Mi")
+	})
+}
+
+func TestAContainerThatEndsWhileAResizeIsDeferredStartsAsItWas(t *testing.T) {
+	onBench(t, func(b *bench) {
+		p := sized("100m", "64Mi")
+		p.Spec.RestartPolicy = v1.RestartPolicyAlways
+		b.run(p)
+		b.full.Store(new("full"))
+		b.resize("200m", "128Mi")
+		b.exit(p, "a", 1)
+		b.wantWaits(p, "running")
+		b.wantGiven("100m", "64Mi", "PodResizePending Deferred: full")
+	})
+}
+
+func TestAResizePolicyStartsTheContainerAnew(t *testing.T) {
+	for name, tc := range map[string]struct {
+		cpu, memory string
+		calls       []string
+	}{
+		"what wants a restart": {"100m", "128Mi", []string{"StopContainer", "CreateContainer", "StartContainer"}},
+		"what does not":        {"200m", "64Mi", []string{"UpdateContainerResources"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			onBench(t, func(b *bench) {
+				p := sized("100m", "64Mi")
+				p.Spec.Containers[0].ResizePolicy = []v1.ContainerResizePolicy{
+					{ResourceName: v1.ResourceCPU, RestartPolicy: v1.NotRequired}, {ResourceName: v1.ResourceMemory, RestartPolicy: v1.RestartContainer},
+				}
+				b.run(p)
+				b.runtime.Calls()
+				b.resize(tc.cpu, tc.memory)
+				b.wantCalls(tc.calls...)
+				b.wantGiven(tc.cpu, tc.memory)
+				if len(tc.calls) > 1 {
+					b.wantEvent("Normal Killing Container a resize requires restart")
+				}
+			})
+		})
+	}
+}
+
+func TestAResizeThatTheRuntimeRefusesIsTriedAgain(t *testing.T) {
+	onBench(t, func(b *bench) {
+		b.run(sized("100m", "64Mi"))
+		b.runtime.Calls()
+		b.runtime.Fail("UpdateContainerResources", grpcstatus.Error(codes.Internal, "broken"))
+		b.resize("200m", "64Mi")
+		p := b.get()
+		_, c := podutil.GetPodCondition(&p.Status, v1.PodResizeInProgress)
+		if c == nil || c.Reason != "Error" || c.Message != "resize container a: broken" {
+			t.Fatalf("condition %+v", c)
+		}
+		b.wantEvent("Normal ResizeStarted")
+		b.wantEvent("Warning ResizeError Pod resize error: ")
+		b.runtime.Fail("UpdateContainerResources", nil)
+		time.Sleep(retryMost)
+		synctest.Wait()
+		b.wantGiven("200m", "64Mi")
+	})
+}
+
+func TestMemoryInUseIsNotTakenAway(t *testing.T) {
+	onBench(t, func(b *bench) {
+		b.run(sized("100m", "64Mi"))
+		b.runtime.Use("a", 48<<20, 0, 0)
+		b.runtime.Calls()
+		b.resize("100m", "32Mi")
+		b.wantCalls("ContainerStats")
+		p := b.get()
+		_, c := podutil.GetPodCondition(&p.Status, v1.PodResizeInProgress)
+		const want = `cannot decrease memory limits: attempting to set container "a" memory limit (33554432) below current usage (50331648)`
+		if c == nil || c.Reason != "Error" || c.Message != want {
+			t.Fatalf("condition %+v", c)
+		}
+		b.runtime.Use("a", 16<<20, 0, 0)
+		time.Sleep(retryMost)
+		synctest.Wait()
+		b.wantGiven("100m", "32Mi")
+	})
+}
+
+func TestTheConditionsOfAResizeEndWithThePod(t *testing.T) {
+	onBench(t, func(b *bench) {
+		p := b.run(sized("100m", "64Mi"))
+		b.full.Store(new("full"))
+		b.resize("200m", "64Mi")
+		b.exit(p, "a", 0)
+		b.wantGiven("100m", "64Mi")
+	})
+}

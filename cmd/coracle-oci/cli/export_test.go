@@ -1,0 +1,7 @@
+package cli
+
+// For tests of the program as a whole.
+const (
+	NotifyPrefix = notifyPrefix
+	NotifyName   = notifyName
+)

@@ -1,0 +1,250 @@
+package crilog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const stamp = "2026-01-02T03:04:05.678901234Z"
+
+func TestParse(t *testing.T) {
+	for _, tc := range []struct {
+		name, record, text, err string
+		partial                 bool
+	}{
+		{name: "whole", record: stamp + " stdout F hello  world", text: "hello  world"},
+		{name: "part", record: stamp + " stderr P abc", text: "abc", partial: true},
+		{name: "empty", record: stamp + " stdout F ", text: ""},
+		{name: "empty without space", record: stamp + " stdout F", text: ""},
+		{name: "tags to come", record: stamp + " stdout P:x:y abc", text: "abc", partial: true},
+		{name: "zone", record: "2026-01-02T03:04:05+02:00 stdout F x", text: "x"},
+		{name: "nothing", record: "", err: "TIME STREAM TAG TEXT"},
+		{name: "json", record: `{"log":"x\n","stream":"stdout"}`, err: "TIME STREAM TAG TEXT"},
+		{name: "time", record: "yesterday stdout F x", err: `"yesterday" is no time`},
+		{name: "stream", record: stamp + " stdin F x", err: "neither stdout nor stderr"},
+		{name: "tag", record: stamp + " stdout X x", err: "neither F nor P"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			l, err := Parse([]byte(tc.record))
+			if tc.err != "" {
+				if err == nil || !strings.Contains(err.Error(), tc.err) {
+					t.Fatalf("error %v, want %q in it", err, tc.err)
+				}
+				return
+			}
+			if err != nil || string(l.Text) != tc.text || l.Partial != tc.partial {
+				t.Errorf("%+v, %v", l, err)
+			}
+		})
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add([]byte(stamp + " stdout F hello"))
+	f.Add([]byte(stamp + " stderr P:a:b hello"))
+	f.Add([]byte("  "))
+	f.Fuzz(func(t *testing.T, record []byte) {
+		l, err := Parse(record)
+		if err == nil && (l.Stream != Stdout && l.Stream != Stderr || len(l.Text) > len(record)) {
+			t.Errorf("%q is %+v", record, l)
+		}
+	})
+}
+
+// record is the n-th second's record.
+func record(n int, tag, text string) string {
+	return fmt.Sprintf("2026-01-02T03:04:%02dZ stdout %s %s\n", n, tag, text)
+}
+
+func second(n int) time.Time { return time.Date(2026, 1, 2, 3, 4, n, 0, time.UTC) }
+
+func write(t *testing.T, path string, records ...string) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteString(strings.Join(records, "")); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestRead(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	write(t, path, record(1, "F", "a"), record(2, "P", "b1"), record(3, "F", "b2"), record(4, "F", "c"),
+		"2026-01-02T03:04:05Z stderr P d1\n", record(5, "F", "e"), "2026-01-02T03:04:06Z stderr F d2\n", "2026-01-02T03:04:07Z st")
+	for _, tc := range []struct {
+		name  string
+		tail  int
+		since time.Time
+		want  string
+	}{
+		{name: "all", tail: -1, want: "a b1 b2 c d1 e d2"},
+		{name: "none", tail: 0, want: ""},
+		{name: "last line", tail: 1, want: "e d2"},
+		{name: "a line of two records is one", tail: 4, want: "b1 b2 c d1 e d2"},
+		{name: "more than there are", tail: 100, want: "a b1 b2 c d1 e d2"},
+		{name: "since", tail: -1, since: second(4), want: "c d1 e d2"},
+		{name: "both", tail: 2, since: second(4), want: "d1 e d2"},
+		{name: "since the future", tail: 2, since: second(50), want: ""},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			var got []string
+			err := Read(t.Context(), path, Options{Tail: tc.tail, Since: tc.since}, func(l Line) error {
+				got = append(got, string(l.Text))
+				return nil
+			})
+			if s := strings.Join(got, " "); err != nil || s != tc.want {
+				t.Errorf("%q, %v; want %q", s, err, tc.want)
+			}
+		})
+	}
+}
+
+func TestReadRefuses(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "log")
+	sink := func(Line) error { return nil }
+	if err := Read(t.Context(), path, Options{Tail: -1}, sink); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("no file: %v", err)
+	}
+	write(t, path, record(1, "F", "a"), "what is this\n")
+	if err := Read(t.Context(), path, Options{Tail: -1}, sink); err == nil || !strings.Contains(err.Error(), "log:2: ") {
+		t.Errorf("bad record: %v", err)
+	}
+	long := filepath.Join(dir, "long")
+	write(t, long, strings.Repeat("x", maxRecord+1))
+	if err := Read(t.Context(), long, Options{Tail: -1}, sink); err == nil || !strings.Contains(err.Error(), "more than") {
+		t.Errorf("endless record: %v", err)
+	}
+	stop := errors.New("stop")
+	if err := Read(t.Context(), path, Options{Tail: -1}, func(Line) error { return stop }); !errors.Is(err, stop) {
+		t.Errorf("a sink's error: %v", err)
+	}
+}
+
+// follow reads a log and sends each text; the returned function ends it as the end of the container would.
+func follow(t *testing.T, path string) (texts <-chan string, end func() error) {
+	t.Helper()
+	out, ended, result := make(chan string), make(chan struct{}), make(chan error, 1)
+	go func() {
+		result <- Read(t.Context(), path, Options{Tail: -1, Ended: ended}, func(l Line) error {
+			out <- string(l.Text)
+			return nil
+		})
+		close(out)
+	}()
+	return out, func() error { close(ended); return <-result }
+}
+
+func want(t *testing.T, texts <-chan string, all ...string) {
+	t.Helper()
+	for _, w := range all {
+		if got := <-texts; got != w {
+			t.Fatalf("got %q, want %q", got, w)
+		}
+	}
+}
+
+func TestFollow(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	write(t, path, record(1, "F", "a"))
+	texts, end := follow(t, path)
+	want(t, texts, "a")
+	write(t, path, record(2, "F", "b"), "2026-01-02T03:04:03Z stdout")
+	want(t, texts, "b")
+	write(t, path, " F c\n")
+	want(t, texts, "c")
+
+	// The writer goes on with the old file until it has made the new one.
+	if err := os.Rename(path, path+".1"); err != nil {
+		t.Fatal(err)
+	}
+	write(t, path+".1", record(4, "F", "d"))
+	want(t, texts, "d")
+	write(t, path+".1", record(5, "F", "e"))
+	write(t, path, record(6, "F", "f"))
+	want(t, texts, "e", "f")
+
+	// Twice at once.
+	for i, name := range []string{".2", ".3"} {
+		if err := os.Rename(path, path+name); err != nil {
+			t.Fatal(err)
+		}
+		write(t, path, record(7+i, "F", name))
+		want(t, texts, name)
+	}
+
+	if err := os.Truncate(path, 0); err != nil {
+		t.Fatal(err)
+	}
+	write(t, path, record(9, "F", "g"))
+	want(t, texts, "g")
+	if err := end(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestFollowReadsWhatCameLast(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	write(t, path, record(1, "F", "a"))
+	ended := make(chan struct{})
+	close(ended)
+	var got []string
+	err := Read(t.Context(), path, Options{Tail: -1, Ended: ended}, func(l Line) error {
+		if len(got) == 0 {
+			write(t, path, record(2, "F", "b"))
+		}
+		got = append(got, string(l.Text))
+		return nil
+	})
+	if err != nil || strings.Join(got, "") != "ab" {
+		t.Errorf("%q, %v", got, err)
+	}
+}
+
+// A reader that is held up while the log is rotated more than once misses nothing.
+func TestFollowManyRotations(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	write(t, path, record(1, "F", "a"), record(1, "F", "held up"))
+	texts, end := follow(t, path)
+	want(t, texts, "a")
+	for i, name := range []string{"b", "c", "d"} {
+		old := path + ".2026-" + name
+		if err := os.Rename(path, old); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chtimes(old, second(i), second(i)); err != nil {
+			t.Fatal(err)
+		}
+		write(t, path, record(2+i, "F", name))
+	}
+	write(t, path+".2026-a.gz", "packed")
+	want(t, texts, "held up", "b", "c", "d")
+	if err := end(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestFollowEndsWithContext(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	write(t, path, record(1, "F", "a"))
+	ctx, cancel := context.WithCancel(t.Context())
+	err := Read(ctx, path, Options{Tail: -1, Ended: make(chan struct{})}, func(Line) error { cancel(); return nil })
+	if !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,67 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/coracle-project/coracle/cmd/coracle/daemon"
+	"github.com/coracle-project/coracle/cmd/coracle/doctor"
+	"github.com/coracle-project/coracle/internal/version"
+)
+
+func doctorCommand(p *place) *cobra.Command {
+	var (
+		format     output
+		file       string
+		registries []string
+	)
+	d := daemon.New(func() string { return "" })
+	cmd := &cobra.Command{
+		Use:   "doctor",
+		Short: "look for what is wrong with this node, and say how to mend it",
+		Long: `Look at the kernel, cgroups, coracled's configuration, the programs that it needs,
+disks, CNI, coracled itself if it runs, and whether the registries can be reached that are
+configured or that images came from. It changes nothing, and ends with 1 if there is an error.`,
+		Example: `  coracle doctor
+  coracle doctor --registry registry.example:5000
+  coracle doctor -o json | jq '.[] | select(.level != "ok")'`,
+		Args:              cobra.NoArgs,
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			places := doctor.Places{ConfigFile: file, Socket: d.Socket(), Registries: registries, Version: version.Number()}
+			if cmd.Flags().Changed("root") {
+				places.Root = p.root
+			}
+			if cmd.Flags().Changed("state") {
+				places.State = p.state
+			}
+			all := doctor.Examine(doctor.Gather(cmd.Context(), places))
+			out := cmd.OutOrStdout()
+			if err := format.print(out, all, func(w io.Writer) { findingRows(w, all) }); err != nil {
+				return err
+			}
+			if doctor.Sick(all) {
+				return errors.New("this node has faults that have to be mended")
+			}
+			return nil
+		},
+	}
+	format.define(cmd)
+	d.Define(cmd.Flags())
+	cmd.Flags().StringVar(&file, "config", "/etc/coracle/config.toml", "coracled's configuration file")
+	cmd.Flags().StringArrayVar(&registries, "registry", nil, "a registry to look at besides, as `HOST[:PORT]`; may be given again")
+	return cmd
+}
+
+// findingRows puts the mend on a line of its own, below what it mends.
+func findingRows(w io.Writer, all []doctor.Finding) {
+	for _, f := range all {
+		row(w, f.Level, f.Check, f.Message)
+		if f.Mend != "" {
+			row(w, "", "", fmt.Sprintf("→ %s", f.Mend))
+		}
+	}
+}

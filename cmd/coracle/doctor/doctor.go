@@ -1,0 +1,50 @@
+// Package doctor says what is wrong with a node, each finding with its mend. Facts are gathered
+// first, from the kernel, from files, from coracled if it runs and from registries; Examine, which is pure,
+// judges them. So every judgement is tested without a broken machine.
+package doctor
+
+// Level is how bad a finding is.
+type Level string
+
+// The levels. With a warning everything works that most nodes need.
+const (
+	OK      Level = "ok"
+	Warning Level = "warning"
+	Error   Level = "error"
+)
+
+// Finding is the result of one check.
+type Finding struct {
+	Check   string `json:"check"` // kernel, cgroups, cni…
+	Level   Level  `json:"level"`
+	Message string `json:"message"`
+	// Mend says what to do; empty if nothing has to be.
+	Mend string `json:"mend,omitempty"`
+}
+
+// Examine judges facts; findings come in the order in which somebody would mend them.
+func Examine(f *Facts) []Finding {
+	var all []Finding
+	for _, check := range []func(*Facts) []Finding{
+		checkUser, checkKernel, checkModules, checkNamespaces, checkCgroups, checkLimits, checkSecurity,
+		checkConfig, checkShim, checkDisks, checkCNI, checkDaemon, checkRegistries,
+	} {
+		all = append(all, check(f)...)
+	}
+	return all
+}
+
+// Sick says whether there is an error among findings.
+func Sick(all []Finding) bool {
+	for _, f := range all {
+		if f.Level == Error {
+			return true
+		}
+	}
+	return false
+}
+
+// one is a check's only finding.
+func one(check string, level Level, message, mend string) []Finding {
+	return []Finding{{Check: check, Level: level, Message: message, Mend: mend}}
+}

@@ -1,0 +1,146 @@
+package doctor
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// healthy is a node without a fault.
+func healthy() *Facts {
+	return &Facts{
+		Kernel: Kernel{
+			Release: "6.18.1-amd64", Overlay: true, NFTables: true, Seccomp: true,
+			Namespaces: []string{"cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts"},
+		},
+		Cgroups:  Cgroups{Version: 2, Controllers: []string{"cpuset", "cpu", "io", "memory", "pids"}, Driver: "systemd", Systemd: true},
+		Limits:   Limits{InotifyInstances: 1024, UserNamespaces: 1000},
+		Security: Security{AppArmor: true, AppArmorParser: true},
+		Config:   Config{Path: "/etc/coracle/config.toml", Exists: true},
+		Shim:     Program{"containerd-shim-coracle-v1", "/usr/bin/containerd-shim-coracle-v1"},
+		Disks: []Disk{
+			{Purpose: "root", Path: "/var/lib/coracle", Type: "ext4", Total: 100 << 30, Free: 50 << 30, Inodes: 1000, InodesFree: 500},
+			{Purpose: "state", Path: "/run/coracle", Type: "tmpfs", Total: 1 << 30, Free: 1 << 30},
+		},
+		CNI:        CNI{Dir: "/etc/cni/net.d"},
+		Daemon:     Daemon{Socket: "/run/coracle/coracle.sock", Exists: true, Version: "1.0.0", Mine: "1.0.0"},
+		Registries: []Registry{{Host: "registry.example", URL: "https://registry.example/v2/", Status: 401, Took: 30 * time.Millisecond}},
+	}
+}
+
+func TestHealthy(t *testing.T) {
+	all := Examine(healthy())
+	for _, f := range all {
+		if f.Level != OK || f.Mend != "" {
+			t.Errorf("%+v", f)
+		}
+	}
+	if Sick(all) || len(all) < 10 {
+		t.Errorf("%d findings", len(all))
+	}
+}
+
+// Each fault is found, by itself, with a mend.
+func TestFaults(t *testing.T) {
+	for _, tc := range []struct {
+		name    string
+		fault   func(*Facts)
+		check   string
+		level   Level
+		message string // a part of it
+		mend    string // likewise
+	}{
+		{"not root", func(f *Facts) { f.UID = 1000 }, "user", Warning, "not run as root", "sudo"},
+		{"old kernel", func(f *Facts) { f.Kernel.Release = "5.4.0-1" }, "kernel", Error, "5.4.0-1 is older than 5.10", "newer kernel"},
+		{"odd kernel", func(f *Facts) { f.Kernel.Release = "experimental" }, "kernel", Warning, `"experimental"`, ""},
+		{"no overlayfs", func(f *Facts) { f.Kernel.Overlay = false }, "overlayfs", Error, "no overlayfs", "CONFIG_OVERLAY_FS"},
+		{"no nftables", func(f *Facts) { f.Kernel.NFTables = false }, "nftables", Error, "no nftables", "modprobe nf_tables"},
+		{"no seccomp", func(f *Facts) { f.Kernel.Seccomp = false }, "seccomp", Error, "no seccomp", "CONFIG_SECCOMP_FILTER"},
+		{"no namespace", func(f *Facts) { f.Kernel.Namespaces = f.Kernel.Namespaces[1:] }, "namespaces", Error, "kind cgroup", "CONFIG_NAMESPACES"},
+		{"no user namespaces", func(f *Facts) { f.Limits.UserNamespaces = 0 }, "namespaces", Warning, "hostUsers", "sysctl"},
+		{"no cgroups", func(f *Facts) { f.Cgroups.Version = 0 }, "cgroups", Error, "nothing is mounted", "mount -t cgroup2"},
+		{"no memory controller", func(f *Facts) { f.Cgroups.Controllers = []string{"cpu", "cpuset", "pids", "io"} }, "cgroups", Error, "no memory controller", "cgroup_enable=memory"},
+		{"no pids controller", func(f *Facts) { f.Cgroups.Controllers = []string{"cpu", "cpuset", "memory", "io"} }, "cgroups", Warning, "no pids controller", "cgroup_disable=pids"},
+		{"two writers", func(f *Facts) { f.Cgroups.Driver = "auto" }, "cgroups", Warning, "two writers", `"systemd"`},
+		{"no systemd", func(f *Facts) { f.Cgroups.Systemd = false }, "cgroups", Error, "systemd does not run this machine", `"cgroupfs"`},
+		{"few inotify instances", func(f *Facts) { f.Limits.InotifyInstances = 10 }, "limits", Warning, "is 10", "sysctl"},
+		{"no apparmor_parser", func(f *Facts) { f.Security.AppArmorParser = false }, "apparmor", Warning, "no apparmor_parser", "package apparmor"},
+		{"broken configuration", func(f *Facts) { f.Config.Err = "config /x: line 3: no such key" }, "config", Error, "line 3", "coracled config check"},
+		{"no shim", func(f *Facts) { f.Shim.Path = "" }, "shim", Error, "not installed", "beside coracled"},
+		{"disk unreadable", func(f *Facts) { f.Disks[0].Err = "input/output error" }, "disk", Error, "input/output", "--root"},
+		{"disk read-only", func(f *Facts) { f.Disks[0].ReadOnly = true }, "disk", Error, "read-only", "mount it writable"},
+		{"disk full", func(f *Facts) { f.Disks[0].Free = 1 << 20 }, "disk", Error, "free", "coracle image prune"},
+		{"disk filling", func(f *Facts) { f.Disks[0].Free = 5 << 30 }, "disk", Warning, "5.369GB of 107.4GB free", "coracle image prune"},
+		{"no inodes", func(f *Facts) { f.Disks[0].InodesFree = 3 }, "disk", Error, "3 of 1000 inodes", "more inodes"},
+		{"root on overlay", func(f *Facts) { f.Disks[0].Type = "overlay" }, "disk", Error, "is on overlay", "of its own"},
+		{"root on nfs", func(f *Facts) { f.Disks[0].Type = "nfs" }, "disk", Error, "is on nfs", "local disk"},
+		{"root on tmpfs", func(f *Facts) { f.Disks[0].Type = "tmpfs" }, "disk", Warning, "is on tmpfs", "on a disk"},
+		{"state on a disk", func(f *Facts) { f.Disks[1].Type = "ext4" }, "disk", Warning, "is on ext4", "tmpfs"},
+		{"broken CNI", func(f *Facts) { f.CNI.Err = "/etc/cni/net.d/10.conf: bad" }, "cni", Error, "10.conf: bad", "built-in bridge"},
+		{"CNI plugins missing", func(f *Facts) {
+			f.CNI = CNI{File: "/etc/cni/net.d/10.conf", BinDirs: []string{"/opt/cni/bin"}, Missing: []string{"flannel"}}
+		}, "cni", Error, "none of /opt/cni/bin: flannel", "containernetworking-plugins"},
+		{"no daemon", func(f *Facts) { f.Daemon = Daemon{Socket: "/run/coracle/coracle.sock"} }, "daemon", Warning, "does not run", "systemctl start coracled"},
+		{"dead socket", func(f *Facts) { f.Daemon.Version, f.Daemon.Err = "", "connection refused" }, "daemon", Error, "connection refused", "systemctl restart"},
+		{"not ready", func(f *Facts) { f.Daemon.Conditions = []string{"NetworkReady: NetworkNotReady: x"} }, "daemon", Error, "NetworkReady", "nothing has to be restarted"},
+		{"another version", func(f *Facts) { f.Daemon.Version = "0.9.0" }, "daemon", Warning, "coracled is 0.9.0, this command is 1.0.0", "systemctl restart coracled"},
+		{"unknown registry", func(f *Facts) { f.Registries[0].Err, f.Registries[0].Kind = "no such host", NoName }, "registry", Error, "no such host", "resolv.conf"},
+		{"untrusted registry", func(f *Facts) { f.Registries[0].Err, f.Registries[0].Kind = "unknown authority", NoTrust }, "registry", Error, "unknown authority", `ca_file in [image.registry."registry.example"]`},
+		{"plain registry", func(f *Facts) { f.Registries[0].Err, f.Registries[0].Kind = "x", NotTLS }, "registry", Error, "x", "plain_http = true"},
+		{"silent registry", func(f *Facts) { f.Registries[0].Err, f.Registries[0].Kind = "no answer", NoAnswer }, "registry", Error, "no answer", "HTTPS_PROXY"},
+		{"dead registry", func(f *Facts) { f.Registries[0].Err, f.Registries[0].Kind = "refused", OtherReason }, "registry", Error, "refused", "see whether it runs"},
+		{"dead registry with a mirror", func(f *Facts) {
+			f.Registries[0].Err, f.Registries[0].Kind, f.Registries[0].Hosts = "refused", OtherReason, "/certs.d/x/hosts.toml"
+		}, "registry", Warning, "refused", "/certs.d/x/hosts.toml"},
+		{"ill registry", func(f *Facts) { f.Registries[0].Status = 503 }, "registry", Warning, "with 503", "see whether"},
+		{"slow registry", func(f *Facts) { f.Registries[0].Took = 3 * time.Second }, "registry", Warning, "3.0 s", "mirror"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			f := healthy()
+			tc.fault(f)
+			all := Examine(f)
+			var found []Finding
+			for _, x := range all {
+				if x.Level != OK {
+					found = append(found, x)
+				}
+			}
+			if len(found) != 1 {
+				t.Fatalf("%+v", found)
+			}
+			x := found[0]
+			if x.Check != tc.check || x.Level != tc.level || !strings.Contains(x.Message, tc.message) || !strings.Contains(x.Mend, tc.mend) || (x.Mend == "") != (tc.mend == "") {
+				t.Errorf("%+v", x)
+			}
+			if Sick(all) != (tc.level == Error) {
+				t.Errorf("sick: %v", Sick(all))
+			}
+		})
+	}
+}
+
+// Every disk is below its limit for one reason only, and a node without CNI does not need plugins.
+func TestNotFaults(t *testing.T) {
+	for name, change := range map[string]func(*Facts){
+		"kernel that forgets exits":   func(f *Facts) { f.Kernel.Release = "6.1.0" },
+		"file system without inodes":  func(f *Facts) { f.Disks[0].Inodes, f.Disks[0].InodesFree = 0, 0 },
+		"no configuration":            func(f *Facts) { f.Config.Exists = false },
+		"cgroup v1 with cgroupfs":     func(f *Facts) { f.Cgroups.Version, f.Cgroups.Driver = 1, "auto" },
+		"blkio as v1 calls it":        func(f *Facts) { f.Cgroups.Controllers[2] = "blkio" },
+		"CNI instead of nftables":     func(f *Facts) { f.Kernel.NFTables, f.CNI.File = false, "/etc/cni/net.d/10.conf" },
+		"registry that asks for none": func(f *Facts) { f.Registries[0].Status = 200 },
+		"no registry":                 func(f *Facts) { f.Registries = nil },
+	} {
+		f := healthy()
+		change(f)
+		for _, x := range Examine(f) {
+			if x.Level != OK {
+				t.Errorf("%s: %+v", name, x)
+			}
+		}
+	}
+}

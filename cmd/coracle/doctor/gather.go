@@ -1,0 +1,96 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+
+	"github.com/coracle-project/coracle/cmd/coracled/config"
+)
+
+// Places say where to look.
+type Places struct {
+	ConfigFile string // of coracled
+	// Root, State and Socket win over what the file says, unless empty.
+	Root, State, Socket string
+	// Registries are looked at besides those that the file names and images came from.
+	Registries []string
+	// Version is this command's.
+	Version string
+}
+
+// Gather looks at everything. It is bounded in time; what cannot be found out is told in the facts.
+func Gather(ctx context.Context, p Places) *Facts {
+	f := &Facts{UID: os.Geteuid(), Config: Config{Path: p.ConfigFile}}
+	c := f.Config.load()
+	if p.Root != "" {
+		c.Root = p.Root
+	}
+	if p.State != "" {
+		c.State = p.State
+	}
+	socket := p.Socket
+	if socket == "" {
+		socket = c.Socket()
+	}
+	f.Kernel, f.Limits, f.Security = readKernel(), readLimits(), readSecurity()
+	f.Cgroups = readCgroups(c.Cgroup.Driver)
+	f.Shim = findShim(c.Shim.Binary)
+	f.Disks = []Disk{readDisk("root", c.Root), readDisk("state", c.State)}
+	f.CNI = readCNI(c.Network.CNIConfDir, c.Network.CNIBinDirs)
+	daemon, used := askDaemon(ctx, socket)
+	daemon.Mine = p.Version
+	f.Daemon = daemon
+	f.Registries = askRegistries(ctx, registriesOf(&c.Image, append(used, p.Registries...)))
+	return f
+}
+
+// load returns the file's settings, or the defaults if there is none or it is broken.
+func (c *Config) load() config.Config {
+	loaded, err := config.Load(c.Path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return config.Default()
+	case err != nil:
+		c.Exists, c.Err = true, err.Error()
+		return config.Default()
+	}
+	c.Exists = true
+	return loaded
+}
+
+// findShim looks where coracled does: as configured, or beside coracled.
+func findShim(configured string) Program {
+	p := Program{Name: "containerd-shim-coracle-v1"}
+	var places []string
+	if configured != "" {
+		p.Name, places = configured, []string{configured}
+	} else {
+		if self, err := os.Executable(); err == nil {
+			places = append(places, filepath.Join(filepath.Dir(self), p.Name))
+		}
+		if daemon, err := exec.LookPath("coracled"); err == nil {
+			places = append(places, filepath.Join(filepath.Dir(daemon), p.Name))
+		}
+	}
+	for _, path := range places {
+		if found, err := exec.LookPath(path); err == nil {
+			p.Path = found
+			break
+		}
+	}
+	return p
+}
+
+// together calls f for each of many things at once and waits.
+func together[T any](all []T, f func(*T)) {
+	var wg sync.WaitGroup
+	for i := range all {
+		wg.Go(func() { f(&all[i]) })
+	}
+	wg.Wait()
+}

@@ -1,0 +1,62 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/distribution/reference"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// patience bounds each question to somebody else.
+const patience = 5 * time.Second
+
+// askDaemon also returns the registries that the daemon's images came from.
+func askDaemon(ctx context.Context, socket string) (d Daemon, registries []string) {
+	d = Daemon{Socket: socket, Exists: exists(socket)}
+	if !d.Exists {
+		return d, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	fail := func(err error) (Daemon, []string) {
+		d.Err = status.Convert(err).Message()
+		return d, registries
+	}
+	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return fail(err)
+	}
+	defer func() { _ = conn.Close() }()
+	runtime := runtimeapi.NewRuntimeServiceClient(conn)
+	v, err := runtime.Version(ctx, &runtimeapi.VersionRequest{})
+	if err != nil {
+		return fail(err)
+	}
+	s, err := runtime.Status(ctx, &runtimeapi.StatusRequest{})
+	if err != nil {
+		return fail(err)
+	}
+	for _, c := range s.GetStatus().GetConditions() {
+		if !c.GetStatus() {
+			d.Conditions = append(d.Conditions, fmt.Sprintf("%s: %s: %s", c.GetType(), c.GetReason(), c.GetMessage()))
+		}
+	}
+	images, err := runtimeapi.NewImageServiceClient(conn).ListImages(ctx, &runtimeapi.ListImagesRequest{})
+	if err != nil {
+		return fail(err)
+	}
+	for _, i := range images.GetImages() {
+		for _, name := range append(i.GetRepoTags(), i.GetRepoDigests()...) {
+			if n, err := reference.ParseNamed(name); err == nil {
+				registries = append(registries, reference.Domain(n))
+			}
+		}
+	}
+	d.Version = v.GetRuntimeVersion()
+	return d, registries
+}

@@ -1,0 +1,231 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"github.com/spf13/cobra"
+
+	imagesv1 "github.com/coracle-project/coracle/api/images/v1"
+)
+
+// pieceSize is how many bytes of an archive one message to the daemon has.
+const pieceSize = 256 << 10
+
+func (i *images) saveCommand() *cobra.Command {
+	var file, format string
+	cmd := &cobra.Command{
+		Use:   "save IMAGE...",
+		Short: "write images to an archive",
+		Long: `Write images, with the names they are given by, to an archive that other tools read.
+
+  oci         an OCI image layout in a tar archive (skopeo: oci-archive)
+  docker      what docker load and podman load read in any version (docker-archive)
+  oci-dir     an OCI image layout as a directory, which --file names
+
+The manifest of a saved OCI image, and so its digest, is the registry's as long as
+the layers' blobs were kept; else it is made anew, which is said. Its id stays.`,
+		Example: `  coracle image save -f app.tar registry.example/app:2 docker.io/library/redis:8
+  coracle image save --format docker app:2 | ssh host podman load
+  coracle image save --format oci-dir -f ./layout app:2`,
+		Args:              cobra.MinimumNArgs(1),
+		ValidArgsFunction: i.completeNames,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			request := &imagesv1.SaveRequest{Images: args}
+			switch format {
+			case "oci", "oci-dir":
+			case "docker":
+				request.Format = imagesv1.Format_FORMAT_DOCKER
+			default:
+				return fmt.Errorf("--format %s: it is oci, docker or oci-dir", format)
+			}
+			if format == "oci-dir" {
+				if file == "" {
+					return errors.New("--format oci-dir: say with --file which directory to make")
+				}
+				if err := checkNewDir(file); err != nil {
+					return err
+				}
+			}
+			return i.call(cmd, func(ctx context.Context, c imagesv1.ImagesClient) error {
+				s, err := c.Save(ctx, request)
+				if err != nil {
+					return err
+				}
+				p := newProgress(cmd.ErrOrStderr(), "save")
+				if format == "oci-dir" {
+					return receive(s, p, func(r io.Reader) error { return extractLayout(r, file) })
+				}
+				return i.toFile(cmd, file, func(w io.Writer) error {
+					return receive(s, p, func(r io.Reader) error { _, err := io.Copy(w, r); return err })
+				})
+			})
+		},
+	}
+	cmd.Flags().StringVarP(&file, "file", "f", "", "where to write to, instead of standard output")
+	cmd.Flags().StringVar(&format, "format", "oci", "oci, docker or oci-dir")
+	_ = cmd.RegisterFlagCompletionFunc("format", cobra.FixedCompletions([]string{"oci", "docker", "oci-dir"}, cobra.ShellCompDirectiveNoFileComp))
+	return cmd
+}
+
+func (i *images) loadCommand() *cobra.Command {
+	var file, name string
+	var format output
+	cmd := &cobra.Command{
+		Use:   "load",
+		Short: "read images from an archive",
+		Long: `Read images from an archive: docker-archive, OCI image layout, also packed with gzip
+or zstd, or from a directory with an OCI image layout. What it is is found out.
+Everything is checked against its digest before an image is there; of images for
+several platforms, this machine's is taken.`,
+		Example: `  coracle image load -f app.tar
+  podman save app:2 | coracle image load
+  coracle image load -f ./layout --name registry.example/app:2`,
+		Args:              cobra.NoArgs,
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return fromFile(cmd, file, func(r io.Reader, size int64) error {
+				return i.call(cmd, func(ctx context.Context, c imagesv1.ImagesClient) error {
+					s, err := c.Load(ctx)
+					if err != nil {
+						return err
+					}
+					p := newProgress(cmd.ErrOrStderr(), "load")
+					p.total = size
+					send := func(first bool, data []byte) error {
+						m := &imagesv1.LoadRequest{Data: data}
+						if first {
+							m.Name = name
+						}
+						return s.Send(m)
+					}
+					if err := transmit(r, p, send); err != nil {
+						return err
+					}
+					answer, err := s.CloseAndRecv()
+					for _, n := range answer.GetNotes() {
+						p.note(n)
+					}
+					return loaded(cmd, format, p, answer.GetImages(), err)
+				})
+			})
+		},
+	}
+	cmd.Flags().StringVarP(&file, "file", "f", "", "archive or directory to read, instead of standard input")
+	cmd.Flags().StringVar(&name, "name", "", "name of an image that the archive gives none")
+	format.define(cmd)
+	return cmd
+}
+
+func (i *images) importCommand() *cobra.Command {
+	var file, config string
+	var format output
+	cmd := &cobra.Command{
+		Use:   "import NAME",
+		Short: "make an image of a root file system's tar archive",
+		Long: `Make an image of one layer: the tar archive of a root file system, also packed with
+gzip or zstd. What to run in it, and all else of a configuration, may be given
+as a JSON file as the OCI image specification has it.`,
+		Example: `  debootstrap stable root && tar -C root -c . | coracle image import debian:mine
+  coracle image import -f root.tar.gz --config config.json app:1`,
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			conf, err := readConfiguration(config)
+			if err != nil {
+				return err
+			}
+			return fromFile(cmd, file, func(r io.Reader, size int64) error {
+				return i.call(cmd, func(ctx context.Context, c imagesv1.ImagesClient) error {
+					s, err := c.Import(ctx)
+					if err != nil {
+						return err
+					}
+					p := newProgress(cmd.ErrOrStderr(), "import "+args[0])
+					p.total = size
+					send := func(first bool, data []byte) error {
+						m := &imagesv1.ImportRequest{Data: data}
+						if first {
+							m.Name, m.Configuration = args[0], conf
+						}
+						return s.Send(m)
+					}
+					if err := transmit(r, p, send); err != nil {
+						return err
+					}
+					answer, err := s.CloseAndRecv()
+					return loaded(cmd, format, p, []*imagesv1.Image{answer.GetImage()}, err)
+				})
+			})
+		},
+	}
+	cmd.Flags().StringVarP(&file, "file", "f", "", "archive to read, instead of standard input")
+	cmd.Flags().StringVar(&config, "config", "", "JSON file with the image's configuration")
+	format.define(cmd)
+	return cmd
+}
+
+// readConfiguration reads and checks an OCI image configuration; none is fine.
+func readConfiguration(file string) ([]byte, error) {
+	if file == "" {
+		return nil, nil
+	}
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	var config ocispec.Image
+	if err := json.Unmarshal(data, &config); err != nil {
+		return nil, fmt.Errorf("--config %s: %w", file, err)
+	}
+	return data, nil
+}
+
+// loaded ends load and import.
+func loaded(cmd *cobra.Command, format output, p *progress, images []*imagesv1.Image, err error) error {
+	if err != nil {
+		p.abort()
+		return err
+	}
+	p.end()
+	all := make([]picture, 0, len(images))
+	for _, m := range images {
+		all = append(all, pictureOf(m))
+	}
+	return format.print(cmd.OutOrStdout(), all, func(w io.Writer) { nameRows(w, all) })
+}
+
+func (i *images) exportCommand() *cobra.Command {
+	var file string
+	cmd := &cobra.Command{
+		Use:   "export IMAGE",
+		Short: "write an image's files, its layers merged, as a tar archive",
+		Long: `Write an image's root file system, its layers merged, as a tar archive with owners,
+modes and extended attributes. Nothing else of the image is in it; see save.`,
+		Example: `  coracle image export busybox:1.36 | tar -t
+  coracle image export -f root.tar registry.example/app:2`,
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: i.completeNames,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return i.call(cmd, func(ctx context.Context, c imagesv1.ImagesClient) error {
+				s, err := c.Export(ctx, &imagesv1.ExportRequest{Image: args[0]})
+				if err != nil {
+					return err
+				}
+				return i.toFile(cmd, file, func(w io.Writer) error {
+					return receive(s, newProgress(cmd.ErrOrStderr(), "export "+args[0]), func(r io.Reader) error {
+						_, err := io.Copy(w, r)
+						return err
+					})
+				})
+			})
+		},
+	}
+	cmd.Flags().StringVarP(&file, "file", "f", "", "where to write to, instead of standard output")
+	return cmd
+}

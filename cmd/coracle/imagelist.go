@@ -1,0 +1,182 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"github.com/spf13/cobra"
+
+	imagesv1 "github.com/coracle-project/coracle/api/images/v1"
+)
+
+func (i *images) listCommand() *cobra.Command {
+	var format output
+	cmd := &cobra.Command{
+		Use:     "list",
+		Aliases: []string{"ls"},
+		Short:   "list the images, one line for each name",
+		Long: `List the images, one line for each name. SIZE is what a registry transfers,
+UNPACKED what the layers take on disk, shared ones counted for each image.`,
+		Example: `  coracle image list
+  coracle image list -o json | jq -r '.[].tags[]'`,
+		Args:              cobra.NoArgs,
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return i.call(cmd, func(ctx context.Context, c imagesv1.ImagesClient) error {
+				all, err := list(ctx, c)
+				if err != nil {
+					return err
+				}
+				return format.print(cmd.OutOrStdout(), all, func(w io.Writer) { listRows(w, all) })
+			})
+		},
+	}
+	format.define(cmd)
+	return cmd
+}
+
+// list asks for all images.
+func list(ctx context.Context, c imagesv1.ImagesClient) ([]picture, error) {
+	r, err := c.List(ctx, &imagesv1.ListRequest{})
+	all := make([]picture, 0, len(r.GetImages()))
+	for _, m := range r.GetImages() {
+		all = append(all, pictureOf(m))
+	}
+	return all, err
+}
+
+func listRows(w io.Writer, all []picture) {
+	row(w, "NAME", "ID", "SIZE", "UNPACKED", "PULLED", "CONTAINERS")
+	for _, p := range all {
+		var unpacked int64
+		for _, l := range p.Layers {
+			unpacked += l.Bytes
+		}
+		for _, name := range p.names() {
+			row(w, name, short(p.ID), human(p.Size), human(unpacked), ago(p.Pulled), len(p.Containers))
+		}
+	}
+}
+
+func (i *images) inspectCommand() *cobra.Command {
+	var format output
+	cmd := &cobra.Command{
+		Use:   "inspect IMAGE",
+		Short: "print all that is known of an image: layers, manifest, configuration",
+		Example: `  coracle image inspect busybox:1.36
+  coracle image inspect -o json busybox:1.36 | jq .configuration.config.Env`,
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: i.completeNames,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return i.call(cmd, func(ctx context.Context, c imagesv1.ImagesClient) error {
+				r, err := c.Inspect(ctx, &imagesv1.InspectRequest{Image: args[0]})
+				if err != nil {
+					return err
+				}
+				return format.print(cmd.OutOrStdout(), struct {
+					picture
+					Manifest      json.RawMessage `json:"manifestDocument"`
+					Configuration json.RawMessage `json:"configuration"`
+				}{pictureOf(r.GetImage()), r.GetManifest(), r.GetConfiguration()}, nil)
+			})
+		},
+	}
+	cmd.Flags().StringVarP((*string)(&format), "output", "o", "json", "json or yaml")
+	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"json", "yaml"}, cobra.ShellCompDirectiveNoFileComp))
+	cmd.PreRunE = func(*cobra.Command, []string) error {
+		if format == "table" {
+			return fmt.Errorf("--output table: an image's documents are no table; it is json or yaml")
+		}
+		return nil
+	}
+	return cmd
+}
+
+// step is one instruction that an image was made by.
+type step struct {
+	Created   *time.Time `json:"created"`
+	CreatedBy string     `json:"createdBy"`
+	Comment   string     `json:"comment,omitempty"`
+	Layer     string     `json:"layer,omitempty"` // diff id; none: the step changed no file
+	Bytes     int64      `json:"bytes"`           // unpacked
+}
+
+func (i *images) historyCommand() *cobra.Command {
+	var format output
+	cmd := &cobra.Command{
+		Use:   "history IMAGE",
+		Short: "show the steps that an image was made by, the newest first",
+		Example: `  coracle image history busybox:1.36
+  coracle image history -o json registry.example/app:2`,
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: i.completeNames,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return i.call(cmd, func(ctx context.Context, c imagesv1.ImagesClient) error {
+				r, err := c.Inspect(ctx, &imagesv1.InspectRequest{Image: args[0]})
+				if err != nil {
+					return err
+				}
+				steps, err := history(r)
+				if err != nil {
+					return err
+				}
+				return format.print(cmd.OutOrStdout(), steps, func(w io.Writer) { historyRows(w, steps) })
+			})
+		},
+	}
+	format.define(cmd)
+	return cmd
+}
+
+// history puts steps and layers together. An image's author may have written any number
+// of steps; layers that no step claims stand by themselves.
+func history(r *imagesv1.InspectResponse) ([]step, error) {
+	var config ocispec.Image
+	if err := json.Unmarshal(r.GetConfiguration(), &config); err != nil {
+		return nil, err
+	}
+	layers := pictureOf(r.GetImage()).Layers
+	steps := []step{}
+	add := func(s step, layered bool) {
+		if layered && len(layers) > 0 {
+			s.Layer, s.Bytes = layers[0].DiffID, layers[0].Bytes
+			layers = layers[1:]
+		}
+		steps = append([]step{s}, steps...)
+	}
+	for _, h := range config.History {
+		add(step{Created: h.Created, CreatedBy: h.CreatedBy, Comment: h.Comment}, !h.EmptyLayer)
+	}
+	for len(layers) > 0 {
+		add(step{}, true)
+	}
+	return steps, nil
+}
+
+func historyRows(w io.Writer, steps []step) {
+	row(w, "LAYER", "CREATED", "SIZE", "CREATED BY", "COMMENT")
+	for _, s := range steps {
+		created, layer := "-", "-"
+		if s.Created != nil {
+			created = ago(*s.Created)
+		}
+		if s.Layer != "" {
+			layer = short(s.Layer)
+		}
+		row(w, layer, created, human(s.Bytes), oneLine(s.CreatedBy, 60), oneLine(s.Comment, 30))
+	}
+}
+
+// oneLine shortens what an image's author wrote to something that keeps a table whole.
+func oneLine(s string, most int) string {
+	s = strings.Join(strings.FieldsFunc(s, func(r rune) bool { return r <= ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 }), " ")
+	if r := []rune(s); len(r) > most {
+		return string(r[:most-1]) + "…"
+	}
+	return s
+}

@@ -1,0 +1,96 @@
+package main
+
+import (
+	"context"
+	"io"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	imagesv1 "github.com/coracle-project/coracle/api/images/v1"
+)
+
+func (i *images) mountCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "mount IMAGE DIRECTORY",
+		Short: "show an image's files at a directory, to be read only",
+		Long: `Show an image's files at a directory, which is made if it is not there. They cannot
+be changed, set-user-id programs and devices there have no effect, and the image's
+layers stay as long as it is mounted; unmount it with 'coracle image unmount'.`,
+		Example: `  coracle image mount registry.example/app:2 /mnt/app
+  coracle image unmount /mnt/app`,
+		Args: cobra.ExactArgs(2),
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, begin string) ([]string, cobra.ShellCompDirective) {
+			if len(args) > 0 {
+				return nil, cobra.ShellCompDirectiveFilterDirs
+			}
+			return i.completeNames(cmd, args, begin)
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			dir, err := filepath.Abs(args[1])
+			if err != nil {
+				return err
+			}
+			return i.call(cmd, func(ctx context.Context, c imagesv1.ImagesClient) error {
+				_, err := c.Mount(ctx, &imagesv1.MountRequest{Image: args[0], Directory: dir})
+				return err
+			})
+		},
+	}
+}
+
+func (i *images) unmountCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:     "unmount DIRECTORY",
+		Aliases: []string{"umount"},
+		Short:   "end what mount has begun, and remove the directory",
+		Example: `  coracle image unmount /mnt/app`,
+		Args:    cobra.ExactArgs(1),
+		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+			return nil, cobra.ShellCompDirectiveFilterDirs
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			dir, err := filepath.Abs(args[0])
+			if err != nil {
+				return err
+			}
+			return i.call(cmd, func(ctx context.Context, c imagesv1.ImagesClient) error {
+				_, err := c.Unmount(ctx, &imagesv1.UnmountRequest{Directory: dir})
+				return err
+			})
+		},
+	}
+}
+
+func (i *images) commitCommand() *cobra.Command {
+	var format output
+	r := &imagesv1.CommitRequest{}
+	cmd := &cobra.Command{
+		Use:   "commit CONTAINER NAME",
+		Short: "make an image of a container's image and what the container changed",
+		Long: `Make an image of a container's image and one layer more: what the container has
+changed since it was created. Volumes are not part of it. A running container is not
+paused: a file that it is writing just then may be caught half written.`,
+		Example: `  coracle image commit 1f0c7b2ad1e5 registry.example/app:fixed
+  coracle image commit --change 'CMD ["/bin/app"]' --change 'ENV MODE=debug' 1f0c7b2ad1e5 app:debug`,
+		Args:              cobra.ExactArgs(2),
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			r.Container, r.Name = args[0], args[1]
+			return i.call(cmd, func(ctx context.Context, c imagesv1.ImagesClient) error {
+				answer, err := c.Commit(ctx, r)
+				if err != nil {
+					return err
+				}
+				all := []picture{pictureOf(answer.GetImage())}
+				return format.print(cmd.OutOrStdout(), all, func(w io.Writer) { nameRows(w, all) })
+			})
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&r.Author, "author", "", "who made it, for the image's configuration")
+	f.StringVarP(&r.Comment, "message", "m", "", "what for, for the image's history")
+	f.StringArrayVarP(&r.Changes, "change", "c", nil, "instruction of a Dockerfile for the configuration: CMD, ENTRYPOINT, ENV, EXPOSE,\nLABEL, STOPSIGNAL, USER, VOLUME or WORKDIR; may be given again")
+	format.define(cmd)
+	return cmd
+}

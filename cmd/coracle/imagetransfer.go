@@ -1,0 +1,167 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	imagesv1 "github.com/coracle-project/coracle/api/images/v1"
+)
+
+// credentials are the flags for a registry's.
+type credentials struct {
+	user          string
+	passwordStdin bool
+}
+
+func (k *credentials) define(cmd *cobra.Command) {
+	cmd.Flags().StringVarP(&k.user, "username", "u", "", "user name at the registry; with --password-stdin")
+	cmd.Flags().BoolVar(&k.passwordStdin, "password-stdin", false, "read the password from standard input")
+}
+
+// read returns nil if the daemon is to use what it has for the registry. A password is
+// no flag: every user of the machine can read those.
+func (k *credentials) read(in io.Reader) (*imagesv1.Credentials, error) {
+	if (k.user != "") != k.passwordStdin {
+		return nil, errors.New("--username and --password-stdin: give both or none")
+	}
+	if k.user == "" {
+		return nil, nil
+	}
+	line, err := bufio.NewReader(io.LimitReader(in, 64<<10)).ReadString('\n')
+	if err != nil && !errors.Is(err, io.EOF) {
+		return nil, fmt.Errorf("read password: %w", err)
+	}
+	return &imagesv1.Credentials{Username: k.user, Password: strings.TrimRight(line, "\r\n")}, nil
+}
+
+// stream is what Pull and Push answer with.
+type stream interface {
+	Recv() (*imagesv1.Progress, error)
+}
+
+// follow shows progress until the end, and returns the last message.
+func follow(s stream, p *progress) (last *imagesv1.Progress, err error) {
+	for {
+		m, err := s.Recv()
+		if errors.Is(err, io.EOF) {
+			p.end()
+			return last, nil
+		}
+		if err != nil {
+			p.abort()
+			return nil, err
+		}
+		for _, l := range m.GetLayers() {
+			p.part(int(l.GetPlace()), part{name: short(l.GetDigest()), done: l.GetDone(), total: l.GetTotal(), complete: l.GetComplete()})
+		}
+		p.at(m.GetDone(), m.GetTotal())
+		for _, n := range m.GetNotes() {
+			p.note(n)
+		}
+		last = m
+	}
+}
+
+func (i *images) pullCommand() *cobra.Command {
+	var format output
+	var creds credentials
+	cmd := &cobra.Command{
+		Use:   "pull IMAGE...",
+		Short: "fetch images from their registries",
+		Long: `Fetch images from their registries. Progress goes to standard error: a bar for each
+layer and one for all on a terminal, else a line now and then. Interrupted, nothing
+half is left.`,
+		Example: `  coracle image pull docker.io/library/busybox:1.36
+  coracle image pull registry.example/app@sha256:0e4d…
+  pass show registry | coracle image pull -u me --password-stdin registry.example/app:2`,
+		Args:              cobra.MinimumNArgs(1),
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			k, err := creds.read(cmd.InOrStdin())
+			if err != nil {
+				return err
+			}
+			return i.call(cmd, func(ctx context.Context, c imagesv1.ImagesClient) error {
+				var got []picture
+				for _, image := range args {
+					s, err := c.Pull(ctx, &imagesv1.PullRequest{Image: image, Credentials: k})
+					if err != nil {
+						return err
+					}
+					last, err := follow(s, newProgress(cmd.ErrOrStderr(), "pull "+image))
+					if err != nil {
+						return err
+					}
+					got = append(got, pictureOf(last.GetImage()))
+				}
+				return format.print(cmd.OutOrStdout(), got, func(w io.Writer) { nameRows(w, got) })
+			})
+		},
+	}
+	creds.define(cmd)
+	format.define(cmd)
+	return cmd
+}
+
+// sent is the answer of push.
+type sent struct {
+	Name   string `json:"name"`
+	Digest string `json:"digest"`
+}
+
+func (i *images) pushCommand() *cobra.Command {
+	var format output
+	var creds credentials
+	cmd := &cobra.Command{
+		Use:   "push IMAGE [NAME]",
+		Short: "send an image to a registry, under its name or another",
+		Long: `Send an image to a registry, under its name or another. Blobs that the registry
+has, in whatever repository of it this image came from, are not sent again. Of an
+image for several platforms, this machine's is sent.
+
+Without --username, the credentials are those that coracled has for the registry.`,
+		Example: `  coracle image push registry.example/team/app:2
+  coracle image push 4bcff63911fc registry.example/team/app:2
+  pass show registry | coracle image push -u me --password-stdin registry.example/app:2`,
+		Args:              cobra.RangeArgs(1, 2),
+		ValidArgsFunction: i.completeNames,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			k, err := creds.read(cmd.InOrStdin())
+			if err != nil {
+				return err
+			}
+			to := ""
+			if len(args) == 2 {
+				to = args[1]
+			}
+			return i.call(cmd, func(ctx context.Context, c imagesv1.ImagesClient) error {
+				s, err := c.Push(ctx, &imagesv1.PushRequest{Image: args[0], To: to, Credentials: k})
+				if err != nil {
+					return err
+				}
+				last, err := follow(s, newProgress(cmd.ErrOrStderr(), "push "+args[len(args)-1]))
+				if err != nil {
+					return err
+				}
+				done := sent{last.GetName(), last.GetDigest()}
+				return format.print(cmd.OutOrStdout(), done, func(w io.Writer) { row(w, done.Digest, done.Name) })
+			})
+		},
+	}
+	creds.define(cmd)
+	format.define(cmd)
+	return cmd
+}
+
+// nameRows is a short answer about images: id and names.
+func nameRows(w io.Writer, all []picture) {
+	for _, p := range all {
+		row(w, p.ID, strings.Join(p.names(), ", "))
+	}
+}

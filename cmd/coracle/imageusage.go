@@ -1,0 +1,68 @@
+package main
+
+import (
+	"context"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	imagesv1 "github.com/coracle-project/coracle/api/images/v1"
+)
+
+// owner is a line of `coracle image du`.
+type owner struct {
+	Kind   string   `json:"kind"`
+	Name   string   `json:"name"`
+	Owners []string `json:"owners"`
+	Bytes  int64    `json:"bytes"`
+	Inodes int64    `json:"inodes"`
+}
+
+func (i *images) usageCommand() *cobra.Command {
+	var format output
+	cmd := &cobra.Command{
+		Use:   "du",
+		Short: "say who owns every byte under coracled's root directory",
+		Long: `Say who owns every byte under coracled's root directory: layers and blobs with the
+images that need them, containers' writable layers, and the rest by directory.
+What has no owner and is a layer, blob or download is garbage, or belongs to
+something under way. Mounts below the root directory are not counted.`,
+		Example: `  coracle image du
+  coracle image du -o json | jq 'map(.bytes) | add'`,
+		Args:              cobra.NoArgs,
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return i.call(cmd, func(ctx context.Context, c imagesv1.ImagesClient) error {
+				r, err := c.Usage(ctx, &imagesv1.UsageRequest{})
+				if err != nil {
+					return err
+				}
+				all := make([]owner, 0, len(r.GetOwners()))
+				for _, o := range r.GetOwners() {
+					all = append(all, owner{Kind: o.GetKind(), Name: o.GetName(), Owners: orEmpty(o.GetOwners()), Bytes: o.GetBytes(), Inodes: o.GetInodes()})
+				}
+				return format.print(cmd.OutOrStdout(), all, func(w io.Writer) { usageRows(w, r.GetRoot(), all) })
+			})
+		},
+	}
+	format.define(cmd)
+	return cmd
+}
+
+func usageRows(w io.Writer, root string, all []owner) {
+	row(w, "SIZE", "INODES", "KIND", "NAME", "OWNER")
+	var bytes, inodes int64
+	for _, o := range all {
+		name, owners := o.Name, strings.Join(o.Owners, ", ")
+		if strings.HasPrefix(name, "sha256:") {
+			name = short(name)
+		}
+		if owners == "" {
+			owners = "-"
+		}
+		row(w, human(o.Bytes), o.Inodes, o.Kind, oneLine(name, 40), oneLine(owners, 80))
+		bytes, inodes = bytes+o.Bytes, inodes+o.Inodes
+	}
+	row(w, human(bytes), inodes, "total", root, "")
+}

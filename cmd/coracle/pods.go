@@ -1,0 +1,108 @@
+package main
+
+import (
+	"context"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// podLine is a pod in the output of `coracle pods`.
+type podLine struct {
+	ID         string            `json:"id"`
+	Name       string            `json:"name"`
+	Namespace  string            `json:"namespace"`
+	Attempt    uint32            `json:"attempt"`
+	State      string            `json:"state"`
+	IPs        []string          `json:"ips"`
+	Handler    string            `json:"runtimeHandler"`
+	Created    time.Time         `json:"created"`
+	Labels     map[string]string `json:"labels"`
+	Containers int               `json:"containers"`
+	Running    int               `json:"running"`
+}
+
+func (w *workload) podsCommand() *cobra.Command {
+	var format output
+	var chosen selection
+	cmd := &cobra.Command{
+		Use:   "pods",
+		Short: "list the pods of this node",
+		Long: `List the pods of this node, those that have ended too until they are removed.
+RUNNING says how many of a pod's containers run.`,
+		Example: `  coracle pods
+  coracle pods -n kube-system
+  coracle pods -l app=web -o json | jq -r '.[].ips[0]'`,
+		Args:              cobra.NoArgs,
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return w.look(cmd, func(ctx context.Context, c runtimeapi.RuntimeServiceClient, all inventory) error {
+				lines, err := podLines(ctx, c, all, &chosen)
+				if err != nil {
+					return err
+				}
+				return format.print(cmd.OutOrStdout(), lines, func(out io.Writer) { podRows(out, lines) })
+			})
+		},
+	}
+	format.define(cmd)
+	chosen.define(w, cmd)
+	return cmd
+}
+
+// podLines asks for the addresses of each pod, which lists do not tell. A pod that goes meanwhile is left out.
+func podLines(ctx context.Context, c runtimeapi.RuntimeServiceClient, all inventory, chosen *selection) ([]podLine, error) {
+	lines := []podLine{}
+	for _, p := range all.pods {
+		if !chosen.matches(p) {
+			continue
+		}
+		r, err := c.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: p.GetId()})
+		if status.Code(err) == codes.NotFound {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		l := podLine{
+			ID: p.GetId(), Name: p.GetMetadata().GetName(), Namespace: p.GetMetadata().GetNamespace(), Attempt: p.GetMetadata().GetAttempt(),
+			State: "not ready", IPs: []string{}, Handler: p.GetRuntimeHandler(), Created: time.Unix(0, p.GetCreatedAt()).UTC(), Labels: p.GetLabels(),
+		}
+		if r.GetStatus().GetState() == runtimeapi.PodSandboxState_SANDBOX_READY {
+			l.State = "ready"
+		}
+		if n := r.GetStatus().GetNetwork(); n.GetIp() != "" {
+			l.IPs = append(l.IPs, n.GetIp())
+			for _, more := range n.GetAdditionalIps() {
+				l.IPs = append(l.IPs, more.GetIp())
+			}
+		}
+		for _, ctr := range all.containers {
+			if ctr.GetPodSandboxId() != p.GetId() {
+				continue
+			}
+			l.Containers++
+			if ctr.GetState() == runtimeapi.ContainerState_CONTAINER_RUNNING {
+				l.Running++
+			}
+		}
+		lines = append(lines, l)
+	}
+	return lines, nil
+}
+
+func podRows(out io.Writer, lines []podLine) {
+	row(out, "POD ID", "NAMESPACE", "NAME", "STATE", "RUNNING", "IP", "CREATED")
+	for _, l := range lines {
+		ips := strings.Join(l.IPs, ",")
+		if ips == "" {
+			ips = "-"
+		}
+		row(out, shortID(l.ID), l.Namespace, l.Name, l.State, ratio(l.Running, l.Containers), ips, ago(l.Created))
+	}
+}

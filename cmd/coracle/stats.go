@@ -1,0 +1,111 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/coracle-project/coracle/cmd/coracle/usage"
+)
+
+// between is the time between the two readings that rates are computed from. The daemon reads
+// a thing once a second at most, and one after another: a second alone would now and then bring the same reading again.
+const between = 1100 * time.Millisecond
+
+func (w *workload) statsCommand() *cobra.Command {
+	var (
+		format output
+		chosen selection
+		pods   bool
+	)
+	cmd := &cobra.Command{
+		Use:   "stats",
+		Short: "print what containers use at the moment",
+		Long: `Print what the running containers use: cores and working set, with the limit if
+there is one, over one second, and the size of the writable layer. With -p the same for
+pods as a whole, and their processes and network. 'coracle top' goes on showing it.`,
+		Example: `  coracle stats
+  coracle stats -p -n kube-system
+  coracle stats -o json | jq 'map(.memoryBytes) | add'`,
+		Args:              cobra.NoArgs,
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return w.call(cmd, func(ctx context.Context, c runtimeapi.RuntimeServiceClient) error {
+				all, err := readTwice(ctx, c)
+				if err != nil {
+					return err
+				}
+				shown := []usage.Usage{}
+				for _, u := range all {
+					if (u.Container == "") == pods && chosen.matchesUsage(&u) {
+						shown = append(shown, u)
+					}
+				}
+				return format.print(cmd.OutOrStdout(), shown, func(out io.Writer) { statsRows(out, shown, pods) })
+			})
+		},
+	}
+	cmd.Flags().BoolVarP(&pods, "pods", "p", false, "pods instead of containers")
+	format.define(cmd)
+	chosen.define(w, cmd)
+	return cmd
+}
+
+func (s *selection) matchesUsage(u *usage.Usage) bool {
+	return s.matches(&runtimeapi.PodSandbox{Metadata: &runtimeapi.PodSandboxMetadata{Namespace: u.Namespace}, Labels: u.Labels})
+}
+
+// readTwice returns the second of two readings.
+func readTwice(ctx context.Context, c runtimeapi.RuntimeServiceClient) ([]usage.Usage, error) {
+	var m usage.Meter
+	if _, err := m.Read(ctx, c); err != nil {
+		return nil, err
+	}
+	select {
+	case <-time.After(between):
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	return m.Read(ctx, c)
+}
+
+func statsRows(out io.Writer, all []usage.Usage, pods bool) {
+	if pods {
+		row(out, "NAMESPACE", "POD", "CPU", "MEMORY", "LIMIT", "PROCESSES", "RECEIVED", "SENT", "DISK")
+	} else {
+		row(out, "NAMESPACE", "POD", "CONTAINER", "CPU", "MEMORY", "LIMIT", "DISK")
+	}
+	for _, u := range all {
+		if pods {
+			row(out, u.Namespace, u.Pod, coresText(u.CPU), human(int64(u.Memory)), limitText(u.MemoryLimit), u.Processes,
+				rateText(u.Received), rateText(u.Sent), human(int64(u.Disk)))
+		} else {
+			row(out, u.Namespace, u.Pod, u.Container, coresText(u.CPU), human(int64(u.Memory)), limitText(u.MemoryLimit), human(int64(u.Disk)))
+		}
+	}
+}
+
+func coresText(c *float64) string {
+	if c == nil {
+		return "-"
+	}
+	return fmt.Sprintf("%.3f", *c)
+}
+
+func limitText(bytes *uint64) string {
+	if bytes == nil {
+		return "-"
+	}
+	return human(int64(*bytes))
+}
+
+func rateText(perSecond *float64) string {
+	if perSecond == nil {
+		return "-"
+	}
+	return human(int64(*perSecond)) + "/s"
+}

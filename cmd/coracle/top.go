@@ -1,0 +1,133 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/containerd/console"
+	"github.com/spf13/cobra"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/coracle-project/coracle/cmd/coracle/usage"
+)
+
+// topFlags are those of `coracle top`.
+type topFlags struct {
+	chosen  selection
+	pods    bool
+	updates int
+}
+
+func (w *workload) topCommand() *cobra.Command {
+	var f topFlags
+	cmd := &cobra.Command{
+		Use:   "top",
+		Short: "show what containers use, anew each second",
+		Long: `Show what the running containers use, those that use most first, anew each second.
+
+Keys: c sorts by cores, m by memory, n by name; p changes between containers and pods; q ends.
+Where standard output is no terminal, one table after the other is printed instead.`,
+		Example: `  coracle top
+  coracle top -p -n kube-system
+  coracle top --updates 60 > minute.txt`,
+		Args:              cobra.NoArgs,
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return w.call(cmd, func(ctx context.Context, c runtimeapi.RuntimeServiceClient) error {
+				v := &topView{pods: f.pods, by: byCPU}
+				err := f.show(ctx, c, v, cmd.OutOrStdout())
+				if ctx.Err() != nil {
+					return nil // that is how this command ends
+				}
+				return err
+			})
+		},
+	}
+	cmd.Flags().BoolVarP(&f.pods, "pods", "p", false, "begin with pods instead of containers")
+	cmd.Flags().IntVar(&f.updates, "updates", 0, "end after so many; 0: go on until interrupted")
+	f.chosen.define(w, cmd)
+	return cmd
+}
+
+// show draws into our terminal if we have one on both ends, else prints.
+func (f *topFlags) show(ctx context.Context, c runtimeapi.RuntimeServiceClient, v *topView, out io.Writer) error {
+	terminal, err := console.ConsoleFromFile(os.Stdin)
+	if file, ok := out.(*os.File); err != nil || !ok || !isTerminal(file) {
+		return f.loop(ctx, c, nil, v, func(all []usage.Usage) error {
+			_, err := fmt.Fprintf(out, "%s\n\n", v.text(all))
+			return err
+		})
+	}
+	if err := terminal.SetRaw(); err != nil {
+		return err
+	}
+	defer func() { _ = terminal.Reset() }()
+	// The alternate screen, without a cursor; and back.
+	_, _ = io.WriteString(out, "\x1b[?1049h\x1b[?25l")
+	defer func() { _, _ = io.WriteString(out, "\x1b[?25h\x1b[?1049l") }()
+	keys := make(chan byte)
+	go readKeys(ctx, os.Stdin, keys)
+	return f.loop(ctx, c, keys, v, func(all []usage.Usage) error {
+		size, err := terminal.Size()
+		if err != nil {
+			return err
+		}
+		if size.Width == 0 || size.Height == 0 { // a terminal that was not told, as over some serial lines
+			size = console.WinSize{Width: 80, Height: 24}
+		}
+		_, err = io.WriteString(out, v.screen(all, int(size.Width), int(size.Height)))
+		return err
+	})
+}
+
+// readKeys ends with the process at the latest: a read of a terminal cannot be ended otherwise.
+func readKeys(ctx context.Context, in io.Reader, keys chan<- byte) {
+	defer close(keys)
+	var key [1]byte
+	for {
+		if _, err := in.Read(key[:]); err != nil {
+			return
+		}
+		select {
+		case keys <- key[0]:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// loop asks once a second, which is how often the daemon looks, and draws; after a key, too.
+func (f *topFlags) loop(ctx context.Context, c runtimeapi.RuntimeServiceClient, keys <-chan byte, v *topView, draw func([]usage.Usage) error) error {
+	var m usage.Meter
+	tick := time.NewTicker(between)
+	defer tick.Stop()
+	for n := 1; ; n++ {
+		read, err := m.Read(ctx, c)
+		if err != nil {
+			return err
+		}
+		all := slices.DeleteFunc(read, func(u usage.Usage) bool { return !f.chosen.matchesUsage(&u) })
+		if err := draw(all); err != nil || n == f.updates {
+			return err
+		}
+		for next := false; !next; {
+			select {
+			case <-tick.C:
+				next = true
+			case key, ok := <-keys:
+				if !ok || !v.press(key) {
+					return nil
+				}
+				if err := draw(all); err != nil {
+					return err
+				}
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+	}
+}

@@ -1,0 +1,90 @@
+package cri
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/coracle-project/coracle/pod"
+)
+
+// CheckpointContainer saves a running container in an archive, and lets it go on.
+func (s *service) CheckpointContainer(ctx context.Context, r *runtimeapi.CheckpointContainerRequest) (*runtimeapi.CheckpointContainerResponse, error) {
+	if err := required("container_id", r.GetContainerId()); err != nil {
+		return nil, err
+	}
+	if err := required("location", r.GetLocation()); err != nil {
+		return nil, err
+	}
+	timeout, err := seconds("timeout", r.GetTimeout())
+	if err != nil {
+		return nil, err
+	}
+	if err := s.deps.Pods.Checkpoint(ctx, r.GetContainerId(), r.GetLocation(), timeout); err != nil {
+		return nil, err
+	}
+	return &runtimeapi.CheckpointContainerResponse{}, nil
+}
+
+// CheckpointPod saves containers of a pod at one moment.
+func (s *service) CheckpointPod(ctx context.Context, r *runtimeapi.CheckpointPodRequest) (*runtimeapi.CheckpointPodResponse, error) {
+	if err := required("pod_sandbox_id", r.GetPodSandboxId()); err != nil {
+		return nil, err
+	}
+	if err := required("output_path", r.GetOutputPath()); err != nil {
+		return nil, err
+	}
+	if err := limited(ctx, r.GetOptions()); err != nil {
+		return nil, err
+	}
+	if err := s.deps.Pods.CheckpointPod(ctx, r.GetPodSandboxId(), r.GetOutputPath(), r.GetContainerIds()); err != nil {
+		return nil, err
+	}
+	return &runtimeapi.CheckpointPodResponse{}, nil
+}
+
+// RestorePod makes a pod whose containers go on from a checkpoint once they are started.
+func (s *service) RestorePod(ctx context.Context, r *runtimeapi.RestorePodRequest) (*runtimeapi.RestorePodResponse, error) {
+	if err := required("checkpoint_path", r.GetCheckpointPath()); err != nil {
+		return nil, err
+	}
+	if err := limited(ctx, r.GetOptions()); err != nil {
+		return nil, err
+	}
+	c, err := podConfig(r.GetConfig(), r.GetRuntimeHandler())
+	if err != nil {
+		return nil, err
+	}
+	var containers []pod.ContainerConfig
+	for _, one := range r.GetContainerConfigs() {
+		cc, err := containerConfig(one)
+		if err != nil {
+			return nil, err
+		}
+		containers = append(containers, cc)
+	}
+	podID, restored, err := s.deps.Pods.RestorePod(ctx, r.GetCheckpointPath(), c, containers)
+	if err != nil {
+		return nil, err
+	}
+	resp := &runtimeapi.RestorePodResponse{PodSandboxId: podID}
+	for _, one := range restored {
+		resp.RestoredContainers = append(resp.RestoredContainers, &runtimeapi.RestoredContainer{Name: one.Name, ContainerId: one.ID})
+	}
+	return resp, nil
+}
+
+// limited wants what the API wants of both calls: a deadline, and no options but those that
+// are documented, of which there are none.
+func limited(ctx context.Context, options map[string]string) error {
+	if _, ok := ctx.Deadline(); !ok {
+		return invalid("deadline", "the call needs one")
+	}
+	if len(options) > 0 {
+		return invalid("options", "%s: there are no options", strings.Join(slices.Sorted(maps.Keys(options)), ", "))
+	}
+	return nil
+}

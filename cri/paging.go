@@ -1,0 +1,80 @@
+package cri
+
+import (
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// The Stream methods give what the List methods of the same theme give, in pages
+// (KEP 5825): a node's pods need not fit into one message. What is listed is one view
+// taken at the beginning, so that nothing is in two pages and nothing is left out.
+
+// pageBytes is about how large a page is: large enough that few are needed, small
+// enough that gRPC's flow control window takes one without waiting.
+const pageBytes = 64 << 10
+
+// inPages sends items in pages of one item at least; no item, no page.
+func inPages[T proto.Message](items []T, send func(page []T) error) error {
+	begin, size := 0, 0
+	for i, item := range items {
+		n := proto.Size(item)
+		if i > begin && size+n > pageBytes {
+			if err := send(items[begin:i]); err != nil {
+				return err
+			}
+			begin, size = i, 0
+		}
+		size += n
+	}
+	if begin == len(items) {
+		return nil
+	}
+	return send(items[begin:])
+}
+
+// StreamPodSandboxes is ListPodSandbox in pages.
+func (s *service) StreamPodSandboxes(r *runtimeapi.StreamPodSandboxesRequest, out grpc.ServerStreamingServer[runtimeapi.StreamPodSandboxesResponse]) error {
+	return inPages(s.podItems(r.GetFilter()), func(page []*runtimeapi.PodSandbox) error {
+		return out.Send(&runtimeapi.StreamPodSandboxesResponse{PodSandboxes: page})
+	})
+}
+
+// StreamContainers is ListContainers in pages.
+func (s *service) StreamContainers(r *runtimeapi.StreamContainersRequest, out grpc.ServerStreamingServer[runtimeapi.StreamContainersResponse]) error {
+	return inPages(s.containerItems(r.GetFilter()), func(page []*runtimeapi.Container) error {
+		return out.Send(&runtimeapi.StreamContainersResponse{Containers: page})
+	})
+}
+
+// StreamImages is ListImages in pages.
+func (s *service) StreamImages(r *runtimeapi.StreamImagesRequest, out grpc.ServerStreamingServer[runtimeapi.StreamImagesResponse]) error {
+	items, err := s.imageItems(r.GetFilter())
+	if err != nil {
+		return err
+	}
+	return inPages(items, func(page []*runtimeapi.Image) error {
+		return out.Send(&runtimeapi.StreamImagesResponse{Images: page})
+	})
+}
+
+// StreamContainerStats is ListContainerStats in pages.
+func (s *service) StreamContainerStats(r *runtimeapi.StreamContainerStatsRequest, out grpc.ServerStreamingServer[runtimeapi.StreamContainerStatsResponse]) error {
+	return inPages(s.containerStatsItems(out.Context(), r.GetFilter()), func(page []*runtimeapi.ContainerStats) error {
+		return out.Send(&runtimeapi.StreamContainerStatsResponse{ContainerStats: page})
+	})
+}
+
+// StreamPodSandboxStats is ListPodSandboxStats in pages.
+func (s *service) StreamPodSandboxStats(r *runtimeapi.StreamPodSandboxStatsRequest, out grpc.ServerStreamingServer[runtimeapi.StreamPodSandboxStatsResponse]) error {
+	return inPages(s.podStatsItems(out.Context(), r.GetFilter()), func(page []*runtimeapi.PodSandboxStats) error {
+		return out.Send(&runtimeapi.StreamPodSandboxStatsResponse{PodSandboxStats: page})
+	})
+}
+
+// StreamPodSandboxMetrics is ListPodSandboxMetrics in pages.
+func (s *service) StreamPodSandboxMetrics(_ *runtimeapi.StreamPodSandboxMetricsRequest, out grpc.ServerStreamingServer[runtimeapi.StreamPodSandboxMetricsResponse]) error {
+	return inPages(s.metricsItems(out.Context()), func(page []*runtimeapi.PodSandboxMetrics) error {
+		return out.Send(&runtimeapi.StreamPodSandboxMetricsResponse{PodSandboxMetrics: page})
+	})
+}

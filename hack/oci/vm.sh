@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# The runtime's tests in a virtual machine with systemd and only the unified cgroup hierarchy:
+#   engine, lc    the suite of an engine
+#   snapshot      quotas, and an older kernel's overlayfs
+#   cli           the command line where it needs systemd, AppArmor and CRIU
+# each in a guest of its own. Names as arguments choose; none is all.
+# VM_RUN is a command that runs another as root in a throwaway guest:
+#   $VM_RUN --share DIR:PATH -t SECONDS -- COMMAND...
+# shows DIR read-only at PATH in the guest and ends with the command's status. The limit,
+# VM_TIMEOUT, only ends what hangs: emulated, on a busy machine, a part may take half an hour.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+go=${GO:-go}
+if [[ -z ${VM_RUN:-} ]]; then
+  echo "test-vm: VM_RUN is not set; name a command that runs another in a virtual machine, see hack/oci/vm.sh" >&2
+  exit 1
+fi
+out=bin/vm
+mkdir -p "$out"
+# The command line, with its companion.
+CGO_ENABLED=0 "$go" build -ldflags '-s -w' -o "$out/coracle-oci" ./cmd/coracle-oci
+CGO_ENABLED=1 "$go" build -tags seccomp,no_grpc,osusergo,netgo -ldflags '-s -w -linkmode external -extldflags -static' \
+  -o "$out/coracle-oci-libcontainer" ./cmd/coracle-oci-libcontainer 2>&1 | { grep -v "statically linked" || true; }
+for p in engine lc; do
+  CGO_ENABLED=1 "$go" test -c -tags seccomp,osusergo,netgo -ldflags '-s -w -linkmode external -extldflags -static' \
+    -o "$out/$p.test" "./runtime/$p" 2>&1 | { grep -v "statically linked" || true; }
+done
+CGO_ENABLED=0 "$go" test -c -tags vm -o "$out/snapshot.test" ./snapshot
+cp "$(command -v busybox)" "$out/busybox"
+cp hack/oci/vm/*.sh "$out/"
+# criu, with libraries that the guest may not have.
+hack/oci/build.sh criu
+criu=$(PATH=$PWD/bin/oci:$PATH command -v criu)
+rm -rf "$out/criu"
+mkdir "$out/criu"
+ldd "$criu" | awk '$2 == "=>" { print $3 }' | xargs cp -L -t "$out/criu" "$criu"
+
+bad=0
+(($#)) || set -- engine lc snapshot cli
+for part in "$@"; do
+  "$VM_RUN" --share "$PWD/$out:/b" -t "${VM_TIMEOUT:-3600}" -- sh /b/guest.sh "$part" || {
+    echo "test-vm: $part ended with status $?" >&2
+    bad=1
+  }
+done
+exit "$bad"

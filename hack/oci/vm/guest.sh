@@ -1,0 +1,33 @@
+#!/bin/sh
+# In the guest: one part of the tests, see vm.sh.
+
+# busybox may be a dynamic one there, which no test root file system can run.
+mount --bind /b/busybox /bin/busybox
+
+# suite NAME FLAG...: runs a test program, and shows of what it says only what is wrong.
+suite() {
+  name=$1 log=/var/tmp/$1.log
+  shift
+  mkdir -p "/var/tmp/$name" && cd "/var/tmp/$name" || exit 1
+  # The guest's limit is enough.
+  TMPDIR=/var/tmp "/b/$name.test" -test.v -test.timeout 0 "$@" >"$log" 2>&1
+  status=$?
+  [ $status = 0 ] || tail -n 30 "$log"
+  grep -E '^(--- FAIL|    --- FAIL|panic)|_test.go|\.go:[0-9]+: ' "$log"
+  echo "$name: $(grep -c -- '--- PASS' "$log") passed, $(grep -c -- '--- FAIL' "$log") failed"
+  exit $status
+}
+
+case $1 in
+  engine | lc)
+    skip=
+    if [ "$(printf '6.3\n%s\n' "$(uname -r)" | sort -V | head -n1)" != 6.3 ]; then
+      skip="id-mapped_bind_mounts|a_volume_with_the_ids_of"
+      echo "skipped: $skip, because tmpfs cannot be id-mapped before Linux 6.3"
+    fi
+    suite "$1" ${skip:+-test.skip "TestEngine.*/($skip)"}
+    ;;
+  # EROFS is mounted from files by Linux 6.12 and newer.
+  snapshot) suite snapshot -test.run 'TestQuotas|TestDriver|TestPrepare|TestManyLayers' -test.skip /erofs ;;
+  cli) exec sh /b/cli.sh ;;
+esac

@@ -1,0 +1,211 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"runtime"
+	"slices"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/coracle-project/coracle/image/archive"
+	"github.com/coracle-project/coracle/internal/fault"
+)
+
+// offer is an image from elsewhere than a registry: an archive, or made here. Its
+// documents and files are what their digests say.
+type offer interface {
+	Document(ctx context.Context, d ocispec.Descriptor) ([]byte, error)
+	// Open opens a layer's blob. fs.ErrNotExist: it is in the store, if anywhere.
+	Open(d ocispec.Descriptor) (*os.File, error)
+}
+
+// add brings an offered image into the store under some names. When it returns, the
+// image survives a reset of the machine; after an error nothing of it is left.
+func (s *Store) add(ctx context.Context, names []name, top ocispec.Descriptor, o offer) (Image, error) {
+	data, err := o.Document(ctx, top)
+	if err != nil {
+		return Image{}, asInvalid(err)
+	}
+	c, err := resolve(ctx, top, data, o.Document)
+	if err != nil {
+		return Image{}, asInvalid(err)
+	}
+	pins := append(c.blobs(), c.image.RootFS.DiffIDs...)
+	if err := s.pin(ctx, pins); err != nil {
+		return Image{}, err
+	}
+	img, err := s.take(ctx, names, c, o)
+	return img, errors.Join(err, s.settle(ctx, pins, err != nil))
+}
+
+// asInvalid gives a wrong archive the kind that a wrong image has.
+func asInvalid(err error) error {
+	if errors.Is(err, archive.ErrInvalid) {
+		return fmt.Errorf("%w: %w", ErrInvalidImage, err)
+	}
+	return err
+}
+
+// take stores everything that the image consists of and names it.
+func (s *Store) take(ctx context.Context, names []name, c *content, o offer) (img Image, err error) {
+	for _, d := range slices.Sorted(maps.Keys(c.documents)) {
+		if err := s.layout.put(d, c.documents[d]); err != nil {
+			return Image{}, fmt.Errorf("store blob %s: %w", d, err)
+		}
+		s.usage.add(d, int64(len(c.documents[d])))
+	}
+	c.forget()
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(runtime.GOMAXPROCS(0)) // unpacking computes
+	for i, l := range c.layers {
+		diffID := c.image.RootFS.DiffIDs[i]
+		g.Go(func() error {
+			for {
+				_, joined, err := s.layers.do(gctx, layerKey{blob: l.Digest, diffID: diffID}, func(ctx context.Context) (struct{}, error) {
+					return struct{}{}, s.takeLayer(ctx, l, diffID, o)
+				})
+				if err == nil || !joined || gctx.Err() != nil {
+					return err
+				}
+				// The other archive was wrong, or its client has gone: try ours.
+			}
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return Image{}, asInvalid(err)
+	}
+	if err := s.syncs.do(struct{}{}); err != nil {
+		return Image{}, err
+	}
+	if err := fault.At(ctx, "image.add.synced"); err != nil {
+		return Image{}, err
+	}
+	entries := make([]named, len(names))
+	for i, n := range names {
+		entries[i] = named{name: n, pulled: time.Now(), content: c}
+	}
+	if img, err = s.commit(entries...); err != nil {
+		return Image{}, err
+	}
+	return img, fault.At(ctx, "image.add.indexed")
+}
+
+// takeLayer stores and unpacks one offered layer.
+func (s *Store) takeLayer(ctx context.Context, d ocispec.Descriptor, diffID digest.Digest, o offer) error {
+	hasBlob, hasLayer := s.layout.has(d), s.cfg.Layers.HasLayer(diffID)
+	if hasLayer && s.knows(d.Digest, diffID, hasBlob) {
+		return nil
+	}
+	if hasBlob {
+		if err := s.unpackStored(ctx, d, diffID, hasLayer); err != nil {
+			return err
+		}
+		s.ledger.learn(d.Digest, diffID)
+		return nil
+	}
+	f, err := o.Open(d)
+	if errors.Is(err, fs.ErrNotExist) && hasLayer {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	// Also a layer that is there is read: the blob may be offered as another.
+	w, err := s.unpack(ctx, f, d, diffID, hasLayer)
+	if w != nil {
+		defer w.Abort() // nothing after Commit
+	}
+	if err != nil {
+		return err
+	}
+	if err := s.adopt(f, d); err != nil {
+		return fmt.Errorf("store blob %s: %w", d.Digest, err)
+	}
+	s.ledger.learn(d.Digest, diffID)
+	if w == nil {
+		return nil
+	}
+	return s.commitLayer(ctx, w, diffID)
+}
+
+// adopt gives a staged file the name of its blob, and leaves it the one it has. If blobs
+// are not kept there is nothing to do.
+func (s *Store) adopt(f *os.File, d ocispec.Descriptor) error {
+	if !s.cfg.KeepBlobs {
+		return nil
+	}
+	if err := f.Chmod(0o644); err != nil {
+		return err
+	}
+	// A damaged one may be there; renaming replaces it, and what is left of the second
+	// name if it was this file already goes with the directory.
+	second := f.Name() + ".blob"
+	if err := os.Link(f.Name(), second); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	if err := os.Rename(second, s.layout.blob(d.Digest)); err != nil {
+		return err
+	}
+	s.usage.add(d.Digest, d.Size)
+	return nil
+}
+
+// made is an image that is put together here.
+type made struct {
+	documents map[digest.Digest][]byte
+	files     map[digest.Digest]string // paths
+}
+
+func (m *made) Document(_ context.Context, d ocispec.Descriptor) ([]byte, error) {
+	if data, ok := m.documents[d.Digest]; ok {
+		return data, nil
+	}
+	return nil, fmt.Errorf("document %s: %w", d.Digest, fs.ErrNotExist)
+}
+
+func (m *made) Open(d ocispec.Descriptor) (*os.File, error) {
+	if path, ok := m.files[d.Digest]; ok {
+		return os.Open(path)
+	}
+	return nil, fmt.Errorf("blob %s: %w", d.Digest, fs.ErrNotExist)
+}
+
+// document keeps a document and returns its descriptor.
+func (m *made) document(mediaType string, data []byte) ocispec.Descriptor {
+	d := ocispec.Descriptor{MediaType: mediaType, Digest: digest.FromBytes(data), Size: int64(len(data))}
+	if m.documents == nil {
+		m.documents = map[digest.Digest][]byte{}
+	}
+	m.documents[d.Digest] = data
+	return d
+}
+
+// scratch makes a directory for files that are on their way into the store.
+func (s *Store) scratch() (dir string, remove func(), err error) {
+	dir, err = os.MkdirTemp(s.layout.ingest(), "scratch-*")
+	return dir, func() { _ = os.RemoveAll(dir) }, err // what is left goes with the next Open
+}
+
+// readerFunc is a reader that ends with a context.
+type readerFunc func(p []byte) (int, error)
+
+func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
+
+func until(ctx context.Context, r io.Reader) io.Reader {
+	return readerFunc(func(p []byte) (int, error) {
+		if err := ctx.Err(); err != nil {
+			return 0, err
+		}
+		return r.Read(p)
+	})
+}

@@ -1,0 +1,58 @@
+package image
+
+import "sync"
+
+// batches has work that costs the same for one and for many done for all who wait for it at
+// once: syncing a disk, writing the index. What comes while it is being done waits for
+// the next time, so that nobody is told of work that began before he asked.
+type batches[T any] struct {
+	work func([]T) error
+
+	mu      sync.Mutex
+	busy    bool
+	waiting []*waiter[T]
+}
+
+type waiter[T any] struct {
+	item T
+	lead chan bool // true: do the next batch; false: it is done
+	err  error     // set before lead is sent false
+}
+
+// do returns when a batch with the item is done.
+func (b *batches[T]) do(item T) error {
+	w := &waiter[T]{item: item, lead: make(chan bool, 1)}
+	b.mu.Lock()
+	b.waiting = append(b.waiting, w)
+	if !b.busy {
+		b.busy = true
+		w.lead <- true
+	}
+	b.mu.Unlock()
+	if !<-w.lead {
+		return w.err
+	}
+	b.mu.Lock()
+	batch := b.waiting
+	b.waiting = nil
+	b.mu.Unlock()
+	items := make([]T, len(batch))
+	for i, w := range batch {
+		items[i] = w.item
+	}
+	err := b.work(items)
+	for _, other := range batch {
+		if other != w {
+			other.err = err
+			other.lead <- false
+		}
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.waiting) > 0 {
+		b.waiting[0].lead <- true
+	} else {
+		b.busy = false
+	}
+	return err
+}

@@ -1,0 +1,275 @@
+package image
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+
+	"github.com/coracle-project/coracle/image/unpack"
+)
+
+// Archive makes the fake layer store one that can be verified.
+func (l *dirLayers) Archive(ctx context.Context, d digest.Digest, w io.Writer) error {
+	l.mu.Lock()
+	l.archived++
+	l.mu.Unlock()
+	recipe, err := os.Open(l.recipe(l.path(d)))
+	if err != nil {
+		return err
+	}
+	defer recipe.Close()
+	h := d.Verifier()
+	if err := unpack.Rebuild(ctx, recipe, l.path(d), io.MultiWriter(w, h)); err != nil {
+		return err
+	}
+	if !h.Verified() {
+		return unpack.ErrDamaged
+	}
+	return nil
+}
+
+// blobReads is how many blobs were asked for.
+func (r *fakeRegistry) blobReads() (n int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for path, k := range r.requests {
+		if strings.Contains(path, "/blobs/") {
+			n += k
+		}
+	}
+	return n
+}
+
+func TestDamagedIndex(t *testing.T) {
+	entry := fmt.Sprintf(`{"digest":%q,"size":1}`, digest.FromString("x"))
+	for name, damage := range map[string]func(string) string{
+		"no JSON":      func(string) string { return "{" },
+		"cut off":      func(s string) string { return s[:len(s)/2] },
+		"empty":        func(string) string { return "" },
+		"bad digest":   func(s string) string { return strings.Replace(s, "sha256:", "sha256:..", 1) },
+		"entry added":  func(s string) string { return strings.Replace(s, `"manifests": [`, `"manifests": [`+entry+",", 1) },
+		"wrong kind":   func(s string) string { return strings.Replace(s, `"manifests": [`, `"manifests": [7,`, 1) },
+		"another kind": func(string) string { return "[]" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			r, s := newFake(t), openStore(t, func(c *Config) { c.KeepBlobs = false })
+			r.image("app:1", threeLayers(), nil)
+			_, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
+			must(t, err)
+			data, err := os.ReadFile(s.layout.index())
+			must(t, err)
+			must(t, os.WriteFile(s.layout.index(), []byte(damage(string(data))), 0o644))
+			s.reopen(t)
+			aside, _ := filepath.Glob(s.layout.index() + ".damaged-*")
+			if len(aside) != 1 {
+				t.Errorf("set aside: %v", aside)
+			}
+			before := r.blobReads()
+			_, err = s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
+			must(t, err)
+			if n := r.blobReads() - before; n > 1 { // the configuration
+				t.Errorf("pulling again fetched %d blobs", n)
+			}
+			s.reopen(t)
+			if got := s.left(t); got != "images 1 blobs 2 layers 3 ingest 0 staging 0" {
+				t.Error(got)
+			}
+		})
+	}
+}
+
+func TestDamagedLedger(t *testing.T) {
+	for name, damage := range map[string]func([]byte) []byte{
+		"junk":      func([]byte) []byte { return bytes.Repeat([]byte("junk"), 5000) },
+		"truncated": func(b []byte) []byte { return b[:9000] },
+		"empty":     func([]byte) []byte { return nil },
+		"zeroed": func(b []byte) []byte {
+			clear(b[8192:])
+			return b
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r, s := newFake(t), openStore(t, func(c *Config) { c.KeepBlobs = false })
+			r.image("app:1", threeLayers(), nil)
+			_, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
+			must(t, err)
+			must(t, s.Close())
+			data, err := os.ReadFile(s.layout.ledger())
+			must(t, err)
+			must(t, os.WriteFile(s.layout.ledger(), damage(data), 0o600))
+			s.Store = nil
+			s.reopen(t)
+			if _, err := s.Get(r.ref("app:1")); err != nil {
+				t.Error(err)
+			}
+			_, err = s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
+			must(t, err)
+		})
+	}
+}
+
+// Layers are known again by the blobs that they came from, so that images share them
+// without the blobs; what only claims to be one is fetched and looked at.
+func TestWithoutBlobs(t *testing.T) {
+	r, s := newFake(t), openStore(t, func(c *Config) { c.KeepBlobs = false })
+	shared := gzipLayer(tarOf("shared", "1"))
+	r.image("a:1", []testLayer{shared, gzipLayer(tarOf("a", "1"))}, nil)
+	r.image("b:1", []testLayer{shared, gzipLayer(tarOf("b", "1"))}, nil)
+	_, err := s.Pull(t.Context(), r.ref("a:1"), PullOptions{})
+	must(t, err)
+	if got := s.left(t); got != "images 1 blobs 2 layers 2 ingest 0 staging 0" {
+		t.Error(got)
+	}
+	s.reopen(t)
+	before := r.blobReads()
+	_, err = s.Pull(t.Context(), r.ref("b:1"), PullOptions{})
+	must(t, err)
+	if n := r.blobReads() - before; n != 2 { // configuration, one layer
+		t.Errorf("%d blobs fetched", n)
+	}
+	lie := gzipLayer(tarOf("another", "1"))
+	lie.tar = shared.tar
+	r.image("lie:1", []testLayer{lie}, nil)
+	if _, err := s.Pull(t.Context(), r.ref("lie:1"), PullOptions{}); !errors.Is(err, ErrInvalidImage) {
+		t.Errorf("a blob that does not unpack to the layer it claims: %v", err)
+	}
+	must(t, s.Remove(t.Context(), r.ref("a:1")))
+	must(t, s.Remove(t.Context(), r.ref("b:1")))
+	if got := s.left(t); got != nothingLeft {
+		t.Error(got)
+	}
+}
+
+func TestBlobsGoWhenTheyAreNotKeptAnyMore(t *testing.T) {
+	r, s := newFake(t), openStore(t, nil)
+	r.image("app:1", threeLayers(), nil)
+	_, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
+	must(t, err)
+	s.cfg.KeepBlobs = false
+	s.reopen(t)
+	if got := s.left(t); got != "images 1 blobs 2 layers 3 ingest 0 staging 0" {
+		t.Error(got)
+	}
+}
+
+func TestVerifyAndRepair(t *testing.T) {
+	r, s := newFake(t), openStore(t, nil)
+	p := r.image("app:1", []testLayer{gzipLayer(tarOf("f", "content")), gzipLayer(tarOf("g", "more"))}, nil)
+	other := r.image("other:1", []testLayer{gzipLayer(tarOf("h", "x"))}, nil)
+	pull := func() {
+		for _, ref := range []string{"app:1", "other:1"} {
+			_, err := s.Pull(t.Context(), r.ref(ref), PullOptions{})
+			must(t, err)
+		}
+	}
+	for name, tc := range map[string]struct {
+		damage func() error
+		kind   string
+		digest digest.Digest
+	}{
+		"layer's file changed": {func() error {
+			return os.WriteFile(filepath.Join(s.layers.path(p.diffIDs[0]), "f"), []byte("CONTENT"), 0o600)
+		}, "layer", p.diffIDs[0]},
+		"layer's file gone": {func() error { return os.Remove(filepath.Join(s.layers.path(p.diffIDs[1]), "g")) }, "layer", p.diffIDs[1]},
+		"layer gone":        {func() error { return os.RemoveAll(s.layers.path(p.diffIDs[1])) }, "layer", p.diffIDs[1]},
+		"blob changed":      {func() error { return os.WriteFile(s.layout.blob(p.layers[0]), []byte("x"), 0o600) }, "blob", p.layers[0]},
+		"configuration":     {func() error { return os.WriteFile(s.layout.blob(p.config), []byte("{}"), 0o600) }, "document", p.config},
+		"manifest gone":     {func() error { return os.Remove(s.layout.blob(p.manifest)) }, "document", p.manifest},
+	} {
+		pull()
+		v, err := s.Verify(t.Context(), VerifyOptions{})
+		if err != nil || len(v.Damaged) != 0 || v.Documents != 4 || v.Blobs != 3 || v.Layers != 3 {
+			t.Fatalf("%s: before: %+v, %v", name, v, err)
+		}
+		must(t, tc.damage())
+		v, err = s.Verify(t.Context(), VerifyOptions{})
+		if err != nil || len(v.Damaged) != 1 || v.Damaged[0].Kind != tc.kind || v.Damaged[0].Digest != tc.digest ||
+			!slices.Equal(v.Damaged[0].Images, []string{r.ref("app:1")}) {
+			t.Errorf("%s: found %+v, %v", name, v, err)
+		}
+		if _, err := s.Get(r.ref("app:1")); err != nil {
+			t.Errorf("%s: reporting removed the image: %v", name, err)
+		}
+		if v, err := s.Verify(t.Context(), VerifyOptions{Images: []string{r.ref("other:1")}}); err != nil || len(v.Damaged) != 0 || v.Layers != 1 {
+			t.Errorf("%s: the other image: %+v, %v", name, v, err)
+		}
+		v, err = s.Verify(t.Context(), VerifyOptions{Repair: RefetchDamaged})
+		if err != nil || len(v.Dropped) != 0 || tc.kind != "blob" && !slices.Equal(v.Refetched, []string{r.ref("app:1")}) {
+			t.Errorf("%s: repair: %+v, %v", name, v, err)
+		}
+		v, err = s.Verify(t.Context(), VerifyOptions{})
+		if err != nil || len(v.Damaged) != 0 || v.Layers != 3 {
+			t.Errorf("%s: after the repair: %+v, %v", name, v, err)
+		}
+	}
+	must(t, os.WriteFile(filepath.Join(s.layers.path(p.diffIDs[0]), "f"), nil, 0o600))
+	v, err := s.Verify(t.Context(), VerifyOptions{Repair: DropDamaged})
+	if err != nil || !slices.Equal(slices.Collect(maps.Keys(v.Dropped)), []string{r.ref("app:1")}) {
+		t.Errorf("drop: %+v, %v", v, err)
+	}
+	if _, err := s.Get(r.ref("app:1")); !errors.Is(err, ErrNotFound) {
+		t.Errorf("the damaged image: %v", err)
+	}
+	if got := s.left(t); got != "images 1 blobs 3 layers 1 ingest 0 staging 0" {
+		t.Error(got)
+	}
+	must(t, os.RemoveAll(s.layers.path(other.diffIDs[0])))
+	r.Close()
+	v, err = s.Verify(t.Context(), VerifyOptions{Repair: RefetchDamaged})
+	if err != nil || v.Dropped[r.ref("other:1")] == nil {
+		t.Errorf("without a registry: %+v, %v", v, err)
+	}
+}
+
+func TestLease(t *testing.T) {
+	r, s := newFake(t), openStore(t, nil)
+	p := r.image("app:1", threeLayers(), nil)
+	_, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
+	must(t, err)
+	must(t, s.Lease(t.Context(), "mine", time.Hour, p.diffIDs[0], p.config))
+	must(t, s.Remove(t.Context(), r.ref("app:1")))
+	for range 2 {
+		if got := s.left(t); got != "images 0 blobs 1 layers 1 ingest 0 staging 0" {
+			t.Error(got)
+		}
+		s.reopen(t)
+	}
+	must(t, s.Release(t.Context(), "mine"))
+	must(t, s.Release(t.Context(), "never heard of"))
+	must(t, s.GC(t.Context()))
+	if got := s.left(t); got != nothingLeft {
+		t.Error(got)
+	}
+	for _, err := range []error{
+		s.Lease(t.Context(), "", time.Hour), s.Lease(t.Context(), "a", 0), s.Lease(t.Context(), "a", time.Hour, "sha256:.."),
+	} {
+		if err == nil {
+			t.Error("a bad lease is taken")
+		}
+	}
+}
+
+func TestLeasesEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := &ledger{leases: map[string]lease{"a": {Until: time.Now().Add(time.Minute), Digests: []digest.Digest{"x"}}}}
+		if keep, ended := l.leased(time.Now()); !keep["x"] || len(ended) != 0 {
+			t.Errorf("keep %v, ended %v", keep, ended)
+		}
+		time.Sleep(time.Minute)
+		if keep, ended := l.leased(time.Now()); keep["x"] || !slices.Equal(ended, []string{"a"}) {
+			t.Errorf("a minute later: keep %v, ended %v", keep, ended)
+		}
+	})
+}

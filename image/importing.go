@@ -1,0 +1,170 @@
+package image
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/specs-go"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/coracle-project/coracle/image/archive"
+	"github.com/coracle-project/coracle/image/unpack"
+)
+
+// Import makes an image of one layer: the tar archive of a root file system, packed
+// with gzip or zstd or not at all. Of the configuration, what the image consists of
+// (rootfs) is set here; a missing platform is this machine's.
+// Kinds: ErrInvalidImage, ErrInvalidReference.
+func (s *Store) Import(ctx context.Context, r io.Reader, ref string, config ocispec.Image) (Image, error) {
+	n, err := parseTag(ref)
+	if err != nil {
+		return Image{}, err
+	}
+	config.RootFS = ocispec.RootFS{}
+	config.History = append(config.History, ocispec.History{CreatedBy: "coracle image import"})
+	img, err := s.compose(ctx, n, base{config: config}, func(ctx context.Context, w io.Writer) error {
+		_, err := io.Copy(w, until(ctx, r))
+		return err
+	})
+	if err != nil {
+		return Image{}, fmt.Errorf("import %s: %w", n, err)
+	}
+	return img, nil
+}
+
+// base is what a composed image builds on.
+type base struct {
+	config ocispec.Image // its last step of the history is that of the new layer
+	layers []ocispec.Descriptor
+	// original is the configuration that config was made of; nil if there was none.
+	original []byte
+}
+
+// compose makes an image of a base and one layer more, and names it. write writes the
+// layer as a tar archive, packed or not.
+func (s *Store) compose(ctx context.Context, n name, b base, write func(context.Context, io.Writer) error) (Image, error) {
+	if err := s.begin(); err != nil {
+		return Image{}, err
+	}
+	defer s.wg.Done()
+	ctx, stop := s.bound(ctx)
+	defer stop()
+	dir, remove, err := s.scratch()
+	if err != nil {
+		return Image{}, err
+	}
+	defer remove()
+	path := filepath.Join(dir, "layer")
+	layer, diffID, err := s.stageLayer(ctx, path, write)
+	if err != nil {
+		return Image{}, s.because(ctx, err)
+	}
+	m := &made{files: map[digest.Digest]string{layer.Digest: path}}
+	top, err := m.assemble(b, layer, diffID)
+	if err != nil {
+		return Image{}, err
+	}
+	img, err := s.add(ctx, []name{n}, top, m)
+	return img, s.because(ctx, err)
+}
+
+// stageLayer writes a layer to a file and finds out what it is.
+func (s *Store) stageLayer(ctx context.Context, path string, write func(context.Context, io.Writer) error) (layer ocispec.Descriptor, diffID digest.Digest, err error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	if err != nil {
+		return layer, "", err
+	}
+	defer f.Close()
+	h := sha256.New()
+	room := &roomy{s: s, w: io.MultiWriter(f, h)}
+	if err := write(ctx, room); err != nil {
+		return layer, "", err
+	}
+	layer = ocispec.Descriptor{Digest: digest.NewDigest(digest.SHA256, h), Size: room.written}
+	if layer.MediaType, err = archive.LayerType(path); err != nil {
+		return layer, "", err
+	}
+	if _, err := f.Seek(0, io.SeekStart); err != nil {
+		return layer, "", err
+	}
+	z, err := unpack.Decompress(ctx, f, s.cfg.Layer)
+	if err == nil {
+		defer z.Close()
+		h.Reset()
+		_, err = io.Copy(h, z)
+	}
+	if err != nil {
+		return layer, "", fmt.Errorf("%w: %w", ErrInvalidImage, err)
+	}
+	return layer, digest.NewDigest(digest.SHA256, h), nil
+}
+
+// assemble makes configuration and manifest.
+func (m *made) assemble(b base, layer ocispec.Descriptor, diffID digest.Digest) (ocispec.Descriptor, error) {
+	c := b.config
+	now := time.Now().UTC()
+	c.Created = &now
+	if c.OS == "" {
+		c.OS = "linux"
+	}
+	if c.Architecture == "" {
+		c.Architecture = runtime.GOARCH
+	}
+	if n := len(c.History); n > 0 {
+		c.History[n-1].Created = &now
+	}
+	c.RootFS.Type = "layers"
+	c.RootFS.DiffIDs = append(c.RootFS.DiffIDs[:len(c.RootFS.DiffIDs):len(c.RootFS.DiffIDs)], diffID)
+	data, err := json.Marshal(c)
+	if err == nil {
+		data, err = keepUnknown(b.original, data)
+	}
+	if err != nil {
+		return ocispec.Descriptor{}, err
+	}
+	manifest := ocispec.Manifest{
+		Versioned: specs.Versioned{SchemaVersion: 2},
+		MediaType: ocispec.MediaTypeImageManifest,
+		Config:    m.document(ocispec.MediaTypeImageConfig, data),
+	}
+	for _, l := range b.layers {
+		l.MediaType = ociLayer(l.MediaType)
+		manifest.Layers = append(manifest.Layers, l)
+	}
+	manifest.Layers = append(manifest.Layers, layer)
+	if data, err = json.Marshal(manifest); err != nil {
+		return ocispec.Descriptor{}, err
+	}
+	return m.document(manifest.MediaType, data), nil
+}
+
+// roomy writes as long as there is room on the disk.
+type roomy struct {
+	s       *Store
+	w       io.Writer
+	written int64
+	checked int64
+}
+
+// roomStep is how often the free space is looked at, in bytes written.
+const roomStep = 16 << 20
+
+func (r *roomy) Write(p []byte) (int, error) {
+	if r.checked -= int64(len(p)); r.checked < 0 {
+		r.checked = roomStep
+		if err := r.s.checkRoom(roomStep); err != nil {
+			return 0, err
+		}
+	}
+	n, err := r.w.Write(p)
+	r.written += int64(n)
+	return n, err
+}

@@ -1,0 +1,67 @@
+package image
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// Documents are an image's manifest and configuration as they are in the store,
+// byte for byte.
+type Documents struct {
+	Manifest, Config []byte
+}
+
+// Documents reads the documents of an image, found as by Get.
+func (s *Store) Documents(ctx context.Context, refOrID string) (Image, Documents, error) {
+	e, err := s.now.Load().entry(refOrID)
+	if err != nil {
+		return Image{}, Documents{}, err
+	}
+	img, err := s.now.Load().find(e.config.Digest.String())
+	if err != nil {
+		return Image{}, Documents{}, err // removed just now
+	}
+	var d Documents
+	if d.Manifest, err = s.layout.read(ctx, ocispec.Descriptor{Digest: e.manifest}); err == nil {
+		d.Config, err = s.layout.read(ctx, e.config)
+	}
+	if err != nil {
+		return Image{}, Documents{}, fmt.Errorf("read image %s: %w", refOrID, err)
+	}
+	return *img, d, nil
+}
+
+// Blob is one file of the store's blobs.
+type Blob struct {
+	Digest digest.Digest
+	Bytes  int64 // allocated
+	// Images are the ids of those that consist of it; none: a pull under way
+	// needs it, or it is garbage.
+	Images []digest.Digest
+}
+
+// Blobs lists the blobs that are on disk, from memory.
+func (s *Store) Blobs() []Blob {
+	now := s.now.Load()
+	owners := map[digest.Digest]map[digest.Digest]bool{}
+	for _, e := range now.entries {
+		for _, d := range e.blobs() {
+			if owners[d] == nil {
+				owners[d] = map[digest.Digest]bool{}
+			}
+			owners[d][e.config.Digest] = true
+		}
+	}
+	s.usage.mu.Lock()
+	defer s.usage.mu.Unlock()
+	all := make([]Blob, 0, len(s.usage.blobs))
+	for _, d := range slices.Sorted(maps.Keys(s.usage.blobs)) {
+		all = append(all, Blob{Digest: d, Bytes: s.usage.blobs[d], Images: slices.Sorted(maps.Keys(owners[d]))})
+	}
+	return all
+}

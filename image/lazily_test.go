@@ -1,0 +1,362 @@
+package image
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/coracle-project/coracle/image/lazy"
+	"github.com/coracle-project/coracle/image/registry"
+)
+
+// fakeLazy is a layer store that shows lazy layers, which are names here and nothing else.
+type fakeLazy struct {
+	*dirLayers
+	r      *fakeRegistry
+	dir    string
+	refuse error // of ShowLazy
+
+	mu       sync.Mutex
+	shown    map[digest.Digest]LazyLayer
+	unpacked []digest.Digest
+	arrive   chan error // what becomes of the next that is awaited
+	gone     chan struct{}
+}
+
+func newLazyStore(t *testing.T, r *fakeRegistry) (*testStore, *fakeLazy) {
+	t.Helper()
+	f := &fakeLazy{r: r, dir: t.TempDir(), shown: map[digest.Digest]LazyLayer{}, arrive: make(chan error), gone: make(chan struct{})}
+	s := openStore(t, func(c *Config) {
+		f.dirLayers = c.Layers.(*dirLayers)
+		c.Layers, c.Lazy, c.KeepBlobs = f, f, false
+		c.Registries.Settings = map[string]registry.Settings{r.host(): {PlainHTTP: true, Lazy: true}}
+	})
+	return s, f
+}
+
+func (f *fakeLazy) ShowLazy(_ context.Context, l LazyLayer) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.refuse != nil {
+		return f.refuse
+	}
+	f.shown[l.DiffID] = l
+	return nil
+}
+
+func (f *fakeLazy) LazyBlob(d digest.Digest) digest.Digest {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if l, ok := f.shown[d]; ok && !f.HasLayer(d) {
+		return l.Blob.Digest
+	}
+	return ""
+}
+
+func (f *fakeLazy) AwaitLazy(ctx context.Context, d digest.Digest) (*os.File, error) {
+	select {
+	case err := <-f.arrive:
+		if err != nil {
+			return nil, err
+		}
+	case <-f.gone:
+		return nil, lazy.ErrNotShown
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	f.mu.Lock()
+	blob := f.shown[d].Blob.Digest
+	f.mu.Unlock()
+	f.r.mu.Lock()
+	data := f.r.blobs[blob]
+	f.r.mu.Unlock()
+	path := filepath.Join(f.dir, blob.Encoded())
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		return nil, err
+	}
+	return os.Open(path)
+}
+
+func (f *fakeLazy) LazyUnpacked(_ context.Context, d digest.Digest) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.unpacked = append(f.unpacked, d)
+	delete(f.shown, d)
+	return nil
+}
+
+func (f *fakeLazy) Layers() ([]digest.Digest, error) {
+	all, err := f.dirLayers.Layers()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for d := range f.shown {
+		all = append(all, d)
+	}
+	return all, err
+}
+
+func (f *fakeLazy) RemoveLayer(ctx context.Context, d digest.Digest) error {
+	f.mu.Lock()
+	if _, ok := f.shown[d]; ok && !f.HasLayer(d) {
+		delete(f.shown, d)
+		close(f.gone)
+	}
+	f.mu.Unlock()
+	return f.dirLayers.RemoveLayer(ctx, d)
+}
+
+// lazyLayer is one large enough, saying so much of itself.
+func lazyLayer(says string) testLayer {
+	noise := make([]byte, minLazy+1000)
+	_, _ = rand.NewChaCha8([32]byte{}).Read(noise)
+	return gzipLayer(tarOf("file", says, "noise", string(noise)))
+}
+
+func withTable(m *ocispec.Manifest, _ *ocispec.Image) {
+	m.Layers[0].Annotations = map[string]string{lazy.TOCAnnotation: digest.FromString("table").String()}
+}
+
+// landedNow waits for the landing of a layer that is under way.
+func landedNow(t *testing.T, s *testStore, d digest.Digest) {
+	t.Helper()
+	must(t, s.awaitWhole(t.Context(), d))
+}
+
+func TestPullLazily(t *testing.T) {
+	r := newFake(t)
+	s, f := newLazyStore(t, r)
+	p := r.image("app:1", []testLayer{lazyLayer("hello")}, withTable)
+	img, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{Auth: Auth{Username: "user", Password: "secret"}})
+	must(t, err)
+	if n := r.asked(p.layers[0].String()); n != 0 || f.HasLayer(p.diffIDs[0]) {
+		t.Errorf("the blob was asked for %d times", n)
+	}
+	f.mu.Lock()
+	l := f.shown[p.diffIDs[0]]
+	f.mu.Unlock()
+	if l.Image != r.ref("app:1") || l.Domain != r.host() || l.Path != "app" || l.Auth.Password != "secret" || l.TOC != digest.FromString("table") ||
+		l.Blob.Digest != p.layers[0] || !l.Hosts.Settings[r.host()].PlainHTTP {
+		t.Errorf("shown is %+v", l)
+	}
+	v, err := s.Verify(t.Context(), VerifyOptions{})
+	if must(t, err); len(v.Damaged) != 0 || len(v.Unverifiable) != 1 {
+		t.Errorf("verified: %+v", v)
+	}
+	// Pulled again it is here, as far as it is to be.
+	_, err = s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
+	must(t, err)
+	f.arrive <- nil
+	landedNow(t, s, p.diffIDs[0])
+	if s.content(t, p.diffIDs[0], "file") != "hello" || len(f.unpacked) != 1 {
+		t.Errorf("unpacked: %v", f.unpacked)
+	}
+	s.reopen(t)
+	if got, err := s.Get(img.ID.String()); err != nil || got.Layers[0] != p.diffIDs[0] {
+		t.Errorf("after a restart: %v", err)
+	}
+	_, err = s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
+	must(t, err)
+	if n := r.asked(p.layers[0].String()); n != 0 {
+		t.Errorf("the blob was asked for %d times", n)
+	}
+}
+
+// Nobody has compared a lazy layer with its diff id: it counts for images of the same blob alone,
+// or one that lies about its diff id would be what runs in another's place.
+func TestLazyLayerIsNoOtherImages(t *testing.T) {
+	for name, change := range map[string]func(*ocispec.Manifest, *ocispec.Image){"not lazy itself": nil, "lazy itself": withTable} {
+		t.Run(name, func(t *testing.T) {
+			r := newFake(t)
+			s, f := newLazyStore(t, r)
+			good := lazyLayer("good")
+			diffID := digest.FromBytes(good.tar)
+			r.image("liar:1", []testLayer{lazyLayer("evil")}, func(m *ocispec.Manifest, c *ocispec.Image) {
+				withTable(m, c)
+				c.RootFS.DiffIDs[0] = diffID
+			})
+			_, err := s.Pull(t.Context(), r.ref("liar:1"), PullOptions{})
+			must(t, err)
+			r.image("good:1", []testLayer{good}, change)
+			_, err = s.Pull(t.Context(), r.ref("good:1"), PullOptions{})
+			must(t, err)
+			if got := s.content(t, diffID, "file"); got != "good" {
+				t.Errorf("the layer says %q", got)
+			}
+			f.arrive <- nil
+			landedNow(t, s, diffID)
+		})
+	}
+}
+
+func TestLazyLayerThatLies(t *testing.T) {
+	r := newFake(t)
+	s, f := newLazyStore(t, r)
+	p := r.image("liar:1", []testLayer{lazyLayer("evil")}, func(m *ocispec.Manifest, c *ocispec.Image) {
+		withTable(m, c)
+		c.RootFS.DiffIDs[0] = digest.FromString("other")
+	})
+	_, err := s.Pull(t.Context(), r.ref("liar:1"), PullOptions{})
+	must(t, err)
+	f.arrive <- nil
+	s.landsNot(t, p.diffIDs[0])
+}
+
+// landsNot waits until a layer cannot be landed, and its image has gone.
+func (s *testStore) landsNot(t *testing.T, d digest.Digest) {
+	t.Helper()
+	_ = s.awaitWhole(t.Context(), d) // nil if it was over before
+	if got := s.left(t); !strings.HasPrefix(got, "images 0 ") || s.layers.HasLayer(d) {
+		t.Error(got)
+	}
+}
+
+func TestLazyBlobThatNeverComes(t *testing.T) {
+	r := newFake(t)
+	s, f := newLazyStore(t, r)
+	p := r.image("app:1", []testLayer{lazyLayer("x")}, withTable)
+	_, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
+	must(t, err)
+	f.arrive <- ErrInvalidImage
+	s.landsNot(t, p.diffIDs[0])
+}
+
+// A pull that names a layer while its landing gives it up has it landed again.
+func TestLazyLayerPulledWhileItIsGivenUp(t *testing.T) {
+	r := newFake(t)
+	s, f := newLazyStore(t, r)
+	p := r.image("app:1", []testLayer{lazyLayer("hello")}, withTable)
+	_, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
+	must(t, err)
+	diffID := p.diffIDs[0]
+	s.landingMu.Lock()
+	l := s.landings[diffID]
+	s.landingMu.Unlock()
+	pins := []digest.Digest{diffID} // as the pull has
+	must(t, s.pin(t.Context(), pins))
+	_, err = s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
+	must(t, err)
+	f.arrive <- ErrInvalidImage
+	select {
+	case f.arrive <- nil:
+	case <-l.done:
+		t.Fatal("it is shown, and nobody waits for it")
+	}
+	<-l.done
+	if s.content(t, diffID, "file") != "hello" {
+		t.Error("it is not what was pulled")
+	}
+	must(t, s.settle(t.Context(), pins, true))
+}
+
+// A layer that is not shown any more is pulled.
+func TestLazyLayerLost(t *testing.T) {
+	r := newFake(t)
+	s, f := newLazyStore(t, r)
+	p := r.image("app:1", []testLayer{lazyLayer("hello")}, withTable)
+	_, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
+	must(t, err)
+	f.arrive <- lazy.ErrGone
+	landedNow(t, s, p.diffIDs[0])
+	if s.content(t, p.diffIDs[0], "file") != "hello" || r.asked(p.layers[0].String()) != 1 {
+		t.Errorf("asked for %d times", r.asked(p.layers[0].String()))
+	}
+}
+
+func TestLazyImageRemoved(t *testing.T) {
+	r := newFake(t)
+	s, f := newLazyStore(t, r)
+	p := r.image("app:1", []testLayer{lazyLayer("x")}, withTable)
+	_, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
+	must(t, err)
+	must(t, s.Remove(t.Context(), r.ref("app:1")))
+	landedNow(t, s, p.diffIDs[0])
+	if got := s.left(t); got != nothingLeft || len(f.shown) > 0 {
+		t.Errorf("%s, shown %v", got, f.shown)
+	}
+}
+
+func TestLazyOverRestart(t *testing.T) {
+	r := newFake(t)
+	s, f := newLazyStore(t, r)
+	p := r.image("app:1", []testLayer{lazyLayer("hello")}, withTable)
+	_, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
+	must(t, err)
+	s.reopen(t)
+	if _, err := s.Get(r.ref("app:1")); err != nil {
+		t.Fatal(err)
+	}
+	f.arrive <- nil
+	landedNow(t, s, p.diffIDs[0])
+	if s.content(t, p.diffIDs[0], "file") != "hello" {
+		t.Error("the layer is not unpacked")
+	}
+
+	r.image("lost:1", []testLayer{lazyLayer("lost")}, withTable)
+	_, err = s.Pull(t.Context(), r.ref("lost:1"), PullOptions{})
+	must(t, err)
+	must(t, s.Close())
+	clear(f.shown)
+	s.Store, err = Open(s.cfg)
+	must(t, err)
+	if _, err := s.Get(r.ref("lost:1")); !errors.Is(err, ErrNotFound) {
+		t.Errorf("an image whose layer nobody shows: %v", err)
+	}
+}
+
+func TestPulledWhole(t *testing.T) {
+	small := gzipLayer(tarOf("file", "x"))
+	large := lazyLayer("x")
+	for name, tc := range map[string]struct {
+		layer  testLayer
+		change func(*ocispec.Manifest, *ocispec.Image)
+		config func(*Config, *fakeLazy)
+	}{
+		"small":     {small, withTable, nil},
+		"no table":  {large, nil, nil},
+		"refused":   {large, withTable, func(_ *Config, f *fakeLazy) { f.refuse = lazy.ErrUnsuitable }},
+		"not set":   {large, withTable, func(c *Config, _ *fakeLazy) { clear(c.Registries.Settings) }},
+		"keeps":     {large, withTable, func(c *Config, _ *fakeLazy) { c.KeepBlobs = true }},
+		"not gzip":  {plainLayer(large.tar), withTable, nil},
+		"no shower": {large, withTable, func(c *Config, _ *fakeLazy) { c.Lazy = nil }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newFake(t)
+			s, f := newLazyStore(t, r)
+			if tc.config != nil {
+				tc.config(&s.cfg, f)
+				s.reopen(t)
+			}
+			p := r.image("app:1", []testLayer{tc.layer}, tc.change)
+			_, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
+			must(t, err)
+			if s.content(t, p.diffIDs[0], "file") != "x" || len(f.shown) != 0 {
+				t.Errorf("shown %v", f.shown)
+			}
+		})
+	}
+}
+
+// What needs a layer's archive waits for the layer.
+func TestSaveWaitsForLazyLayer(t *testing.T) {
+	r := newFake(t)
+	s, f := newLazyStore(t, r)
+	p := r.image("app:1", []testLayer{lazyLayer("x")}, withTable)
+	_, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
+	must(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := s.rebuild(ctx, p.diffIDs[0], &bytes.Buffer{}); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+	f.arrive <- nil
+	landedNow(t, s, p.diffIDs[0])
+}

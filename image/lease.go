@@ -1,0 +1,78 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+)
+
+// Lease keeps blobs and layers (by their diff ids) from being collected until Release or
+// for so long, whichever is first, also over restarts. A lease of the same name is
+// replaced. Pulls need none: what they fetch is kept until they end, and what they
+// leave at a crash is not wanted.
+func (s *Store) Lease(ctx context.Context, name string, ttl time.Duration, digests ...digest.Digest) error {
+	if name == "" || ttl <= 0 {
+		return fmt.Errorf("lease %q for %s: want a name and a time", name, ttl)
+	}
+	for _, d := range digests {
+		if err := checkDigest(d); err != nil {
+			return fmt.Errorf("lease %q: %w", name, err)
+		}
+	}
+	if err := s.begin(); err != nil {
+		return err
+	}
+	defer s.wg.Done()
+	if err := s.lockSweep(ctx); err != nil {
+		return err
+	}
+	defer s.unlockSweep()
+	return s.ledger.putLease(name, &lease{Until: time.Now().Add(ttl), Digests: digests})
+}
+
+// Release ends a lease; one that is not there is fine. What it kept goes with the next
+// collection.
+func (s *Store) Release(ctx context.Context, name string) error {
+	if err := s.begin(); err != nil {
+		return err
+	}
+	defer s.wg.Done()
+	if err := s.lockSweep(ctx); err != nil {
+		return err
+	}
+	defer s.unlockSweep()
+	return s.ledger.putLease(name, nil)
+}
+
+const (
+	// salvageLease keeps what images that were lost to damage consisted of, so that
+	// pulling them again fetches only what is damaged.
+	salvageLease = "salvage"
+	salvageTime  = 24 * time.Hour
+)
+
+// salvage leases the layers that are there, and were once synced with an image. A pull that
+// the machine's reset has interrupted leaves layers, too, that must not be believed; the
+// ledger does not know those.
+func (s *Store) salvage() error {
+	layers, err := s.cfg.Layers.Layers()
+	if err != nil {
+		return fmt.Errorf("list layers: %w", err)
+	}
+	synced := s.ledger.synced()
+	layers = slices.DeleteFunc(layers, func(d digest.Digest) bool { return !synced[d] })
+	return s.ledger.putLease(salvageLease, &lease{Until: time.Now().Add(salvageTime), Digests: layers})
+}
+
+// endLeases drops leases that have ended.
+func (s *Store) endLeases(names []string) error {
+	var errs []error
+	for _, name := range names {
+		errs = append(errs, s.ledger.putLease(name, nil))
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,291 @@
+package image
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"os"
+	"runtime/debug"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+	"go.etcd.io/bbolt"
+	bbolterrors "go.etcd.io/bbolt/errors"
+)
+
+// ledger is what the store remembers besides the images themselves, in one bbolt file:
+//
+//	layers   blob digest → diff id: what was once seen to unpack to what
+//	leases   name → JSON of lease
+//
+// Which images there are is not in it: that is index.json's to say. So a ledger that is
+// lost costs downloads, and nothing else.
+type ledger struct {
+	path string
+	log  *slog.Logger
+	db   *bbolt.DB
+
+	mu     sync.Mutex
+	layers map[digest.Digest]digest.Digest
+	unsaid map[digest.Digest]digest.Digest // of layers, those not in the file yet
+	leases map[string]lease
+}
+
+// lease keeps blobs and layers that no image names.
+type lease struct {
+	Until   time.Time       `json:"until"`
+	Digests []digest.Digest `json:"digests"`
+}
+
+var (
+	bucketLayers = []byte("layers")
+	bucketLeases = []byte("leases")
+)
+
+// ledgerLock is how long another process may hold the file. The daemon's own lock on its
+// root comes first, so that this is a tool that looks into it.
+const ledgerLock = 5 * time.Second
+
+// openLedger opens the file, or makes one. A damaged one is set aside.
+func openLedger(path string, log *slog.Logger) (*ledger, error) {
+	l := &ledger{path: path, log: log}
+	err := l.load()
+	if err == nil || !errors.Is(err, errLedgerDamaged) {
+		return l, err
+	}
+	aside := setAside(path)
+	log.Warn("image ledger set aside: it is damaged; layers may be fetched again", "error", err, "moved", aside)
+	if err := os.Rename(path, aside); err != nil {
+		return nil, fmt.Errorf("set %s aside: %w", path, err)
+	}
+	return l, l.load()
+}
+
+// setAside is a name for a damaged file.
+func setAside(path string) string {
+	return path + ".damaged-" + time.Now().UTC().Format("20060102T150405.000")
+}
+
+// errNewLedger is a file that nothing has been written to.
+var errNewLedger = errors.New("new ledger")
+
+var errLedgerDamaged = errors.New("damaged ledger")
+
+// load reads all of the file, and so finds what is damaged in it.
+func (l *ledger) load() error {
+	l.layers, l.unsaid, l.leases = map[digest.Digest]digest.Digest{}, map[digest.Digest]digest.Digest{}, map[string]lease{}
+	err := guarded(func() (err error) {
+		l.db, err = bbolt.Open(l.path, 0o600, &bbolt.Options{Timeout: ledgerLock, FreelistType: bbolt.FreelistMapType})
+		if err != nil {
+			return err
+		}
+		if err := l.db.View(l.read); !errors.Is(err, errNewLedger) {
+			return err
+		}
+		return l.db.Update(func(tx *bbolt.Tx) error {
+			_, err := tx.CreateBucketIfNotExists(bucketLayers)
+			_, err2 := tx.CreateBucketIfNotExists(bucketLeases)
+			return errors.Join(err, err2)
+		})
+	})
+	var path *fs.PathError
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, bbolterrors.ErrTimeout):
+		return fmt.Errorf("open %s: another process holds it: %w", l.path, err)
+	case errors.As(err, &path):
+		return err // the file system's
+	}
+	if l.db != nil {
+		_ = guarded(l.db.Close)
+		l.db = nil
+	}
+	return fmt.Errorf("%w: %s: %w", errLedgerDamaged, l.path, err)
+}
+
+func (l *ledger) read(tx *bbolt.Tx) error {
+	layers, leases := tx.Bucket(bucketLayers), tx.Bucket(bucketLeases)
+	if layers == nil || leases == nil {
+		return errNewLedger
+	}
+	err := layers.ForEach(func(k, v []byte) error {
+		blob, diffID := digest.Digest(k), digest.Digest(v)
+		if err := errors.Join(checkDigest(blob), checkDigest(diffID)); err != nil {
+			return err
+		}
+		l.layers[blob] = diffID
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return leases.ForEach(func(k, v []byte) error {
+		var le lease
+		if err := json.Unmarshal(v, &le); err != nil {
+			return err
+		}
+		l.leases[string(k)] = le
+		return nil
+	})
+}
+
+// guarded makes errors of bbolt's ways to meet damage: panics, and faults in pages of the
+// mapped file that are not there.
+func guarded(f func() error) (err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("%v", r)
+		}
+	}()
+	return f()
+}
+
+// unpacksTo says whether a blob is known to unpack to a layer.
+func (l *ledger) unpacksTo(blob, diffID digest.Digest) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.layers[blob] == diffID
+}
+
+// synced are the layers that save was called for, which comes after all is on the disk.
+func (l *ledger) synced() map[digest.Digest]bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	all := make(map[digest.Digest]bool, len(l.layers))
+	for blob, diffID := range l.layers {
+		if _, not := l.unsaid[blob]; !not {
+			all[diffID] = true
+		}
+	}
+	return all
+}
+
+// learn remembers what a blob was seen to unpack to; save makes it last.
+func (l *ledger) learn(blob, diffID digest.Digest) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.layers[blob] != diffID {
+		l.layers[blob], l.unsaid[blob] = diffID, diffID
+	}
+}
+
+// forget drops what is known of layers that has says are gone.
+func (l *ledger) forget(has func(digest.Digest) bool) error {
+	l.mu.Lock()
+	var gone []digest.Digest
+	for blob, diffID := range l.layers {
+		if !has(diffID) {
+			gone = append(gone, blob)
+			delete(l.layers, blob)
+			delete(l.unsaid, blob)
+		}
+	}
+	l.mu.Unlock()
+	if len(gone) == 0 {
+		return nil
+	}
+	return l.update(func(tx *bbolt.Tx) error {
+		for _, blob := range gone {
+			if err := tx.Bucket(bucketLayers).Delete([]byte(blob)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// save makes last what was learnt of the images' layers. It comes after those are on the disk;
+// what other pulls have learnt meanwhile need not be there yet.
+func (l *ledger) save(images []named) error {
+	learnt := map[digest.Digest]digest.Digest{}
+	l.mu.Lock()
+	for _, e := range images {
+		for _, d := range e.layers {
+			if diffID, unsaid := l.unsaid[d.Digest]; unsaid {
+				learnt[d.Digest] = diffID
+			}
+		}
+	}
+	l.mu.Unlock()
+	if len(learnt) == 0 {
+		return nil
+	}
+	err := l.update(func(tx *bbolt.Tx) error {
+		for _, blob := range slices.Sorted(maps.Keys(learnt)) {
+			if err := tx.Bucket(bucketLayers).Put([]byte(blob), []byte(learnt[blob])); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	maps.DeleteFunc(l.unsaid, func(blob, diffID digest.Digest) bool { return learnt[blob] == diffID })
+	return nil
+}
+
+// putLease writes a lease, or deletes it if it is nil.
+func (l *ledger) putLease(name string, le *lease) error {
+	err := l.update(func(tx *bbolt.Tx) error {
+		if le == nil {
+			return tx.Bucket(bucketLeases).Delete([]byte(name))
+		}
+		data, err := json.Marshal(le)
+		if err != nil {
+			return err
+		}
+		return tx.Bucket(bucketLeases).Put([]byte(name), data)
+	})
+	if err != nil {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if le == nil {
+		delete(l.leases, name)
+	} else {
+		l.leases[name] = *le
+	}
+	return nil
+}
+
+// leased returns what leases keep, and the names of those that have ended.
+func (l *ledger) leased(now time.Time) (keep map[digest.Digest]bool, ended []string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	keep = map[digest.Digest]bool{}
+	for name, le := range l.leases {
+		if !now.Before(le.Until) {
+			ended = append(ended, name)
+			continue
+		}
+		for _, d := range le.Digests {
+			keep[d] = true
+		}
+	}
+	return keep, ended
+}
+
+func (l *ledger) update(f func(tx *bbolt.Tx) error) error {
+	if err := guarded(func() error { return l.db.Update(f) }); err != nil {
+		return fmt.Errorf("write %s: %w", l.path, err)
+	}
+	return nil
+}
+
+func (l *ledger) close() error {
+	if l == nil || l.db == nil {
+		return nil
+	}
+	return guarded(l.db.Close)
+}

@@ -1,0 +1,189 @@
+package image
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/distribution/reference"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/coracle-project/coracle/image/archive"
+)
+
+// Loaded is what came of an archive.
+type Loaded struct {
+	Images []Image
+	// Notes say, for people, what of the archive was left because it is not for this machine.
+	Notes []string
+}
+
+// Load reads an archive of images (package archive) and brings those for this machine
+// into the store. fallback is the name of an image that the archive gives none; a
+// bare tag there is put behind it. Kinds: ErrInvalidImage, ErrPlatform (nothing is for this
+// machine), ErrInvalidReference.
+func (s *Store) Load(ctx context.Context, r io.Reader, fallback string) (l Loaded, err error) {
+	if err := s.begin(); err != nil {
+		return l, err
+	}
+	defer s.wg.Done()
+	ctx, stop := s.bound(ctx)
+	defer stop()
+	dir, remove, err := s.scratch()
+	if err != nil {
+		return l, err
+	}
+	defer remove()
+	c, err := archive.Read(ctx, r, dir, s.cfg.Layer)
+	if err != nil {
+		return l, fmt.Errorf("load images: %w", s.because(ctx, asInvalid(err)))
+	}
+	ours, err := l.choose(ctx, c)
+	if err != nil {
+		return l, fmt.Errorf("load images: %w", s.because(ctx, asInvalid(err)))
+	}
+	names, err := archiveNames(ours, fallback)
+	if err != nil {
+		return l, fmt.Errorf("load images: %w", err)
+	}
+	for i, a := range ours {
+		img, err := s.add(ctx, names[i], a.Top, c)
+		if err != nil {
+			return l, fmt.Errorf("load image %s: %w", names[i][0], s.because(ctx, err))
+		}
+		l.Images = append(l.Images, img)
+	}
+	return l, nil
+}
+
+// choose finds the images for this machine, and notes the others. Of those not even the documents
+// have to be there.
+func (l *Loaded) choose(ctx context.Context, c *archive.Contents) (ours []archive.Image, err error) {
+	var foreign error
+	for _, a := range c.Images {
+		err := l.fits(ctx, a, c)
+		switch {
+		case err == nil:
+			ours = append(ours, a)
+		case errors.Is(err, ErrPlatform):
+			foreign = cmp.Or(foreign, err)
+			l.Notes = append(l.Notes, fmt.Sprintf("%.200q was left: %v", called(a), err))
+		default:
+			return nil, fmt.Errorf("%.200q: %w", called(a), err)
+		}
+	}
+	if len(ours) == 0 {
+		return nil, foreign
+	}
+	return ours, nil
+}
+
+// fits says why an image of an archive cannot be brought: ErrPlatform, or what is wrong with
+// its documents. Of one that can be, it notes the platforms that are left.
+func (l *Loaded) fits(ctx context.Context, a archive.Image, c *archive.Contents) error {
+	if platformScore(a.Platform) == 0 {
+		return fmt.Errorf("%w: it is for %s", ErrPlatform, platformName(a.Platform))
+	}
+	data, err := c.Document(ctx, a.Top)
+	if err != nil {
+		return err
+	}
+	if _, err := resolve(ctx, a.Top, data, c.Document); err != nil {
+		return err
+	}
+	doc, err := parseDocument(data, a.Top.MediaType)
+	if err != nil {
+		return err
+	}
+	others := slices.DeleteFunc(doc.Manifests, func(m ocispec.Descriptor) bool {
+		return platformScore(m.Platform) > 0 || m.Platform.OS == "unknown" // attestations
+	})
+	if len(others) > 0 {
+		l.Notes = append(l.Notes, fmt.Sprintf("%.200q: what its index offers for %s was left", called(a), offered(others)))
+	}
+	return nil
+}
+
+// called is how people know an image of an archive. Nobody has looked at such names yet: they are shown in quotes.
+func called(a archive.Image) string {
+	if len(a.Names) > 0 {
+		return a.Names[0]
+	}
+	return a.Top.Digest.String()
+}
+
+// bound is a context that ends with the caller's or with the store.
+func (s *Store) bound(ctx context.Context) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(s.ctx, func() { cancel(errClosed) })
+	return ctx, func() { stop(); cancel(nil) }
+}
+
+// because is err, or why the context ended if it has.
+func (s *Store) because(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
+}
+
+// archiveNames decides what each image of an archive is called.
+func archiveNames(images []archive.Image, fallback string) ([][]name, error) {
+	all := make([][]name, len(images))
+	fallen := map[name]bool{}
+	for i, img := range images {
+		tag := ""
+		for _, given := range img.Names {
+			if isTag(given) {
+				tag = given
+				continue
+			}
+			n, err := parseName(given)
+			if err != nil {
+				return nil, fmt.Errorf("%w: the archive names an image %q: %w", ErrInvalidImage, given, err)
+			}
+			if n.digest != "" {
+				// Whatever the name says: that of a saved image may be an index's, which
+				// is not in the archive, and that of a forged one somebody else's.
+				n.digest = img.Top.Digest
+			}
+			all[i] = append(all[i], n)
+		}
+		if len(all[i]) > 0 {
+			continue
+		}
+		n, err := fallbackName(fallback, tag, img.Top.Digest.String())
+		if err != nil {
+			return nil, err
+		}
+		if fallen[n] {
+			return nil, fmt.Errorf("%w: the archive has several images without a name, and %q can name one", ErrInvalidReference, fallback)
+		}
+		fallen[n] = true
+		all[i] = []name{n}
+	}
+	return all, nil
+}
+
+// isTag tells a bare tag (1.36) from a name: names in archives have a tag or a slash.
+func isTag(s string) bool {
+	return !strings.ContainsAny(s, "/:@") && reference.TagRegexp.FindString(s) == s
+}
+
+func fallbackName(fallback, tag, digest string) (name, error) {
+	if fallback == "" {
+		if tag != "" {
+			tag = fmt.Sprintf(" but the tag %q", tag)
+		}
+		return name{}, fmt.Errorf("%w: the archive gives image %s no name%s: say how to name it", ErrInvalidReference, digest, tag)
+	}
+	named, err := reference.ParseNormalizedNamed(fallback)
+	if err == nil && tag != "" && reference.IsNameOnly(named) {
+		fallback += ":" + tag
+	}
+	return parseTag(fallback)
+}

@@ -1,0 +1,200 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/opencontainers/go-digest"
+
+	"github.com/coracle-project/coracle/internal/fault"
+)
+
+// Tag gives an image, found as by Get, one more name: a reference with a tag, or the
+// tag latest. A name that another image has is moved to this one, as by a pull.
+// Kinds: ErrNotFound, ErrInvalidReference.
+func (s *Store) Tag(ctx context.Context, refOrID, ref string) (Image, error) {
+	n, err := parseTag(ref)
+	if err != nil {
+		return Image{}, err
+	}
+	if err := s.begin(); err != nil {
+		return Image{}, err
+	}
+	defer s.wg.Done()
+	s.commitMu.Lock()
+	defer s.commitMu.Unlock()
+	e, err := s.now.Load().entry(refOrID)
+	if err != nil {
+		return Image{}, err
+	}
+	e.name = n
+	if err := s.commitLocked(s.now.Load().with(e)); err != nil {
+		return Image{}, fmt.Errorf("tag image %s: %w", refOrID, err)
+	}
+	return *s.now.Load().images[e.config.Digest], fault.At(ctx, "image.tag.indexed")
+}
+
+// parseTag reads a name that an image is to be given.
+func parseTag(ref string) (name, error) {
+	n, err := parseName(ref)
+	if err == nil && n.digest != "" {
+		err = fmt.Errorf("%w: %q has a digest, which only a registry can give: name it name:tag", ErrInvalidReference, ref)
+	}
+	return n, err
+}
+
+// Removed is what a removal took away.
+type Removed struct {
+	Names []string      // index entries that are gone, normalized
+	ID    digest.Digest // the image, if it is gone with the last of its names
+	Bytes int64         // blobs and unpacked layers that were deleted, allocated
+}
+
+// Untag takes one name away, and the image with its last name; by id, the image with
+// all its names. Unlike Remove it fails with ErrNotFound if there is nothing to remove.
+func (s *Store) Untag(ctx context.Context, refOrID string) (Removed, error) {
+	if err := s.begin(); err != nil {
+		return Removed{}, err
+	}
+	defer s.wg.Done()
+	return s.takeAway(ctx, removal{ref: refOrID})
+}
+
+// RemoveIf removes an image with all its names if it may go when nothing can be pulled or tagged any
+// more: what it has become since the caller has looked counts. may must not call the store
+// but to read. An image that may not go, or is gone, is success, and Removed has no ID.
+func (s *Store) RemoveIf(ctx context.Context, id digest.Digest, may func(Image) bool) (Removed, error) {
+	if err := s.begin(); err != nil {
+		return Removed{}, err
+	}
+	defer s.wg.Done()
+	r, err := s.takeAway(ctx, removal{ref: id.String(), may: may})
+	if errors.Is(err, ErrNotFound) {
+		err = nil
+	}
+	return r, err
+}
+
+// removal says which names are to go.
+type removal struct {
+	ref string           // a reference or an id
+	all bool             // all names of the image, also by one of them
+	may func(Image) bool // nil: yes
+}
+
+// takeAway takes names from the index and deletes what only they needed.
+func (s *Store) takeAway(ctx context.Context, what removal) (Removed, error) {
+	r, only, err := s.untag(what)
+	if err != nil {
+		return Removed{}, fmt.Errorf("remove image %s: %w", what.ref, err)
+	}
+	freed := s.sizeOf(only)
+	if err := s.sweepUp(ctx, only); err != nil {
+		return r, err
+	}
+	r.Bytes = freed - s.sizeOf(only)
+	return r, nil
+}
+
+// untag changes the index, and returns what only the names that are gone needed.
+func (s *Store) untag(what removal) (r Removed, only needs, err error) {
+	s.commitMu.Lock()
+	defer s.commitMu.Unlock()
+	now := s.now.Load()
+	img, err := now.find(what.ref)
+	if err != nil || what.may != nil && !what.may(*img) {
+		return r, only, err
+	}
+	meant := now.entriesOf(what.ref, img)
+	if what.all {
+		meant = img.has
+	}
+	rest := slices.DeleteFunc(slices.Clone(now.entries), func(e named) bool {
+		if meant(e) {
+			r.Names = append(r.Names, e.name.String())
+			return true
+		}
+		return false
+	})
+	if err := s.commitLocked(rest); err != nil {
+		return r, only, err
+	}
+	if s.now.Load().images[img.ID] == nil {
+		r.ID = img.ID
+	}
+	return r, needsOf(now).minus(needsOf(s.now.Load())), nil
+}
+
+// entriesOf says which index entries what a user wrote means: those of a name, or all
+// of an image.
+func (c *catalog) entriesOf(refOrID string, img *Image) func(named) bool {
+	n, err := c.parse(refOrID)
+	hex, isHex := idPrefix(refOrID)
+	if err != nil || isHex && len(hex) == 64 || c.ids[n.String()] != img.ID {
+		return img.has
+	}
+	return func(e named) bool {
+		return e.name == n || n.digest != "" && e.name.repo == n.repo && e.top.Digest == n.digest
+	}
+}
+
+func (img *Image) has(e named) bool { return e.config.Digest == img.ID }
+
+// entry finds the newest of the index entries that are meant.
+func (c *catalog) entry(refOrID string) (named, error) {
+	img, err := c.find(refOrID)
+	if err != nil {
+		return named{}, err
+	}
+	var best named
+	meant := c.entriesOf(refOrID, img)
+	for _, e := range c.entries {
+		if meant(e) && (best.content == nil || e.pulled.After(best.pulled)) {
+			best = e
+		}
+	}
+	return best, nil
+}
+
+// needs is what a catalog keeps from being collected.
+type needs struct{ blobs, layers map[digest.Digest]bool }
+
+func needsOf(c *catalog) needs {
+	blobs, layers := c.reachable()
+	return needs{blobs, layers}
+}
+
+func (n needs) minus(m needs) needs {
+	left := needs{map[digest.Digest]bool{}, map[digest.Digest]bool{}}
+	for d := range n.blobs {
+		if !m.blobs[d] {
+			left.blobs[d] = true
+		}
+	}
+	for d := range n.layers {
+		if !m.layers[d] {
+			left.layers[d] = true
+		}
+	}
+	return left
+}
+
+// sizeOf is what of some blobs and layers is on disk, allocated bytes.
+func (s *Store) sizeOf(n needs) (bytes int64) {
+	s.usage.mu.Lock()
+	for d := range n.blobs {
+		bytes += s.usage.blobs[d]
+	}
+	s.usage.mu.Unlock()
+	if s.cfg.LayerUsage == nil {
+		return bytes
+	}
+	for d := range n.layers {
+		if b, _, err := s.cfg.LayerUsage(d); err == nil {
+			bytes += b
+		}
+	}
+	return bytes
+}

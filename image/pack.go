@@ -1,0 +1,276 @@
+package image
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/klauspost/compress/gzip"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/image/archive"
+	"github.com/coracle-project/coracle/image/crypt"
+	"github.com/coracle-project/coracle/image/unpack"
+	"github.com/coracle-project/coracle/internal/boundedjson"
+)
+
+// checkRoom fails if that many bytes more would fill the disk.
+func (s *Store) checkRoom(bytes int64) error {
+	free, err := s.layout.free()
+	if err != nil {
+		return err
+	}
+	if bytes+s.cfg.Layer.MinFree > free {
+		return fmt.Errorf("%s has %d bytes left and keeps %d free: %w", s.layout.root, free, s.cfg.Layer.MinFree, unix.ENOSPC)
+	}
+	return nil
+}
+
+// parcel is an image on its way out of the store. What it consists of stays until release.
+type parcel struct {
+	archive.Packed
+	top     ocispec.Descriptor
+	was     digest.Digest // the manifest in the store
+	notes   []string
+	release func() error
+}
+
+// packing says what of a parcel is wanted.
+type packing int
+
+const (
+	asBlobs packing = iota // manifests and blobs
+	asTars                 // configuration and unpacked layers: no blob is needed
+)
+
+// packer gets images ready to leave together. A layer that several of them have, or one has
+// twice, is packed anew once.
+type packer struct {
+	s  *Store
+	as packing
+	// elsewhere, if not nil, says that a blob is at the destination.
+	elsewhere func(ocispec.Descriptor) (bool, error)
+	scratch   string // of layers that were packed anew
+	anew      map[digest.Digest]ocispec.Descriptor
+	remove    func()
+}
+
+// newPacker returns a packer; close deletes what it has packed anew.
+func (s *Store) newPacker(as packing, elsewhere func(ocispec.Descriptor) (bool, error)) (*packer, error) {
+	dir, remove, err := s.scratch()
+	if err != nil {
+		return nil, err
+	}
+	return &packer{s, as, elsewhere, dir, map[digest.Digest]ocispec.Descriptor{}, remove}, nil
+}
+
+func (k *packer) close() { k.remove() }
+
+// pack gets an image ready. Layers whose blobs the store has not kept are packed anew for
+// asBlobs, unless elsewhere has them; then the manifest is another one than the image came
+// with, which notes say. The image's id stays.
+func (k *packer) pack(ctx context.Context, refOrID string) (*parcel, error) {
+	e, err := k.s.now.Load().entry(refOrID)
+	if err != nil {
+		return nil, err
+	}
+	pins := append(e.blobs(), e.image.RootFS.DiffIDs...)
+	if err := k.s.pin(ctx, pins); err != nil {
+		return nil, err
+	}
+	p := &parcel{release: func() error { return k.s.settle(ctx, pins, true) }}
+	if err := k.fill(ctx, p, e); err != nil {
+		return nil, errors.Join(err, p.release())
+	}
+	return p, nil
+}
+
+func (k *packer) fill(ctx context.Context, p *parcel, e named) error {
+	manifest, err := k.s.layout.read(ctx, ocispec.Descriptor{Digest: e.manifest})
+	if err != nil {
+		return err
+	}
+	config, err := k.s.layout.read(ctx, e.config)
+	if err != nil {
+		return err
+	}
+	doc, err := parseDocument(manifest, "")
+	if err != nil {
+		return err
+	}
+	mediaType := doc.MediaType
+	if mediaType == "" {
+		mediaType = ocispec.MediaTypeImageManifest
+	}
+	p.top, p.was = e.top, e.manifest
+	p.Names = []string{e.name.String()}
+	p.Config = e.config
+	p.Manifest = ocispec.Descriptor{MediaType: mediaType, Digest: e.manifest, Size: int64(len(manifest))}
+	p.Documents = map[digest.Digest][]byte{e.manifest: manifest, e.config.Digest: config}
+	anew := false
+	for i, d := range e.layers {
+		l, packed, err := k.layer(ctx, d, e.image.RootFS.DiffIDs[i])
+		if err != nil {
+			return err
+		}
+		if packed {
+			anew = true
+			if mediaType == dockerManifest {
+				l.Blob.MediaType = dockerLayerGzip // podman and CRI-O refuse OCI's in there
+			}
+		}
+		p.Layers = append(p.Layers, l)
+	}
+	if !anew {
+		return nil
+	}
+	return p.remake(manifest)
+}
+
+// layer describes one layer as it leaves; packed says that its blob is a new one.
+func (k *packer) layer(ctx context.Context, d ocispec.Descriptor, diffID digest.Digest) (l archive.Layer, packed bool, err error) {
+	s := k.s
+	l = archive.Layer{
+		Blob: d, DiffID: diffID,
+		Open:     func(context.Context) (io.ReadCloser, error) { return os.Open(s.layout.blob(d.Digest)) },
+		Unpacked: func(ctx context.Context) (io.ReadCloser, error) { return s.unpackedBlob(ctx, d) },
+	}
+	_, encrypted := crypt.Encrypted(d.MediaType)
+	if encrypted && k.as == asTars {
+		return l, false, fmt.Errorf("layer %s is encrypted, and would leave as plain text in an archive that has only unpacked layers", d.Digest)
+	}
+	if s.layout.has(d) {
+		return l, false, nil
+	}
+	l.Unpacked = func(ctx context.Context) (io.ReadCloser, error) { return s.rebuilt(ctx, diffID) }
+	if k.as == asTars {
+		return l, false, nil
+	}
+	if k.elsewhere != nil {
+		if there, err := k.elsewhere(d); err != nil || there {
+			return l, false, err
+		}
+	}
+	if encrypted {
+		return l, false, fmt.Errorf("layer %s is encrypted and its blob has not been kept: packed anew it would leave as plain text", d.Digest)
+	}
+	path := filepath.Join(k.scratch, diffID.Encoded())
+	l.Open = func(context.Context) (io.ReadCloser, error) { return os.Open(path) }
+	blob, there := k.anew[diffID]
+	if !there {
+		blob, _, err = s.stageLayer(ctx, path, func(ctx context.Context, w io.Writer) error {
+			z := gzip.NewWriter(w)
+			return errors.Join(s.rebuild(ctx, diffID, z), z.Close())
+		})
+		if err != nil {
+			return l, false, err
+		}
+		k.anew[diffID] = blob
+	}
+	l.Blob = blob
+	return l, true, nil
+}
+
+// LayerArchiver is a LayerStore that can make the archive of a layer again.
+type LayerArchiver interface {
+	// Archive writes the archive that a layer was unpacked from, byte for byte and not
+	// compressed.
+	Archive(ctx context.Context, diffID digest.Digest, w io.Writer) error
+}
+
+// rebuild writes a layer's archive.
+func (s *Store) rebuild(ctx context.Context, diffID digest.Digest, w io.Writer) error {
+	a, ok := s.cfg.Layers.(LayerArchiver)
+	if !ok {
+		return fmt.Errorf("the blob of layer %s is not in the store any more: %w", diffID, fs.ErrNotExist)
+	}
+	if err := s.awaitWhole(ctx, diffID); err != nil {
+		return err
+	}
+	return a.Archive(ctx, diffID, w)
+}
+
+// rebuilt is a reader of a layer's archive. Closing it before its end ends the making.
+func (s *Store) rebuilt(ctx context.Context, diffID digest.Digest) (io.ReadCloser, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	r, w := io.Pipe()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		w.CloseWithError(s.rebuild(ctx, diffID, w))
+	}()
+	return struct {
+		io.Reader
+		io.Closer
+	}{r, closerFunc(func() error {
+		cancel()
+		err := r.Close()
+		<-done
+		return err
+	})}, nil
+}
+
+// closerFunc is a closer that is a function.
+type closerFunc func() error
+
+func (f closerFunc) Close() error { return f() }
+
+// unpackedBlob opens a blob's tar archive.
+func (s *Store) unpackedBlob(ctx context.Context, d ocispec.Descriptor) (io.ReadCloser, error) {
+	f, err := os.Open(s.layout.blob(d.Digest))
+	if err != nil {
+		return nil, err
+	}
+	z, err := unpack.Decompress(ctx, f, s.cfg.Layer)
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return struct {
+		io.Reader
+		io.Closer
+	}{z, closers{z, f}}, nil
+}
+
+// closers closes all of them, in order.
+type closers []io.Closer
+
+func (cs closers) Close() error {
+	var errs []error
+	for _, c := range cs {
+		errs = append(errs, c.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// remake replaces the manifest by one with the layers as they are packed now. All
+// else in it stays as it is, also what is not known here.
+func (p *parcel) remake(manifest []byte) error {
+	var doc map[string]json.RawMessage
+	if err := boundedjson.Unmarshal(manifest, &doc); err != nil {
+		return err
+	}
+	layers := make([]ocispec.Descriptor, len(p.Layers))
+	for i, l := range p.Layers {
+		layers[i] = l.Blob
+	}
+	var err error
+	if doc["layers"], err = json.Marshal(layers); err != nil {
+		return err
+	}
+	data, err := json.Marshal(doc)
+	if err != nil {
+		return err
+	}
+	delete(p.Documents, p.Manifest.Digest)
+	p.Manifest.Digest, p.Manifest.Size = digest.FromBytes(data), int64(len(data))
+	p.Documents[p.Manifest.Digest] = data
+	p.notes = append(p.notes, fmt.Sprintf("the registry's blobs of %s were not kept: its layers are packed anew, and its manifest is %s, not %s", p.Names[0], p.Manifest.Digest, p.was))
+	return nil
+}

@@ -1,0 +1,157 @@
+package image
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/coracle-project/coracle/image/registry"
+)
+
+// PushOptions are the choices of one push.
+type PushOptions struct {
+	Auth Auth
+	// Progress, if not nil, is called from one goroutine at a time with the bytes that
+	// the registry has of all it needs.
+	Progress func(done, total int64)
+}
+
+// Pushed is what a registry has after a push.
+type Pushed struct {
+	Name   string        // normalized
+	Digest digest.Digest // of the manifest
+	Notes  []string      // what is not as a user may expect, for people
+}
+
+// pushes is how many blobs are sent at a time.
+const pushes = 3
+
+// Push sends an image, found as by Get, to the registry under a name with a tag; to ""
+// is the name that it is found by. Blobs that the registry has are not sent again, and
+// those that another of its repositories has are taken over from there. Of an image for several platforms,
+// this machine's is sent. Layers whose blobs are neither kept nor in the registry are packed
+// anew; Notes say so.
+func (s *Store) Push(ctx context.Context, refOrID, to string, o PushOptions) (Pushed, error) {
+	if to == "" {
+		to = refOrID
+	}
+	n, err := s.cfg.short().parse(to)
+	if err == nil && n.digest != "" {
+		err = fmt.Errorf("%w: %q has a digest: an image is pushed to name:tag", ErrInvalidReference, to)
+	}
+	if err != nil {
+		return Pushed{}, err
+	}
+	if err := s.begin(); err != nil {
+		return Pushed{}, err
+	}
+	defer s.wg.Done()
+	ctx, stop := s.bound(ctx)
+	defer stop()
+	pushed, err := s.push(ctx, refOrID, n, o)
+	if err != nil {
+		return Pushed{}, fmt.Errorf("push %s: %w", n, s.because(ctx, err))
+	}
+	return pushed, nil
+}
+
+func (s *Store) push(ctx context.Context, refOrID string, n name, o PushOptions) (pushed Pushed, err error) {
+	img, err := s.now.Load().find(refOrID)
+	if err != nil {
+		return pushed, err
+	}
+	repo, err := s.registries.Load().Repository(n.domain, n.path, o.Auth)
+	if err != nil {
+		return pushed, err
+	}
+	from := siblings(img, n)
+	up, err := repo.Upload(ctx, from...)
+	if err != nil {
+		return pushed, err
+	}
+	there := map[digest.Digest]bool{}
+	k, err := s.newPacker(asBlobs, func(d ocispec.Descriptor) (bool, error) {
+		has, err := up.Has(ctx, d, from...)
+		there[d.Digest] = has
+		return has, err
+	})
+	if err != nil {
+		return pushed, err
+	}
+	defer k.close()
+	p, err := k.pack(ctx, refOrID)
+	if err != nil {
+		return pushed, err
+	}
+	defer func() { err = errors.Join(err, p.release()) }()
+	if err := sendAll(ctx, up, p, from, there, o.Progress); err != nil {
+		return pushed, err
+	}
+	if err := up.Manifest(ctx, p.Manifest, p.Documents[p.Manifest.Digest], n.tag); err != nil {
+		return pushed, err
+	}
+	if p.top.Digest != p.was {
+		p.notes = append(p.notes, "the image was pulled for several platforms; only this machine's is pushed")
+	}
+	return Pushed{Name: n.String(), Digest: p.Manifest.Digest, Notes: p.notes}, nil
+}
+
+// siblings are the other repositories of the registry that the image came from.
+func siblings(img *Image, n name) (paths []string) {
+	for _, d := range img.RepoDigests {
+		if m, err := parseName(d); err == nil && m.domain == n.domain && m.path != n.path && !slices.Contains(paths, m.path) {
+			paths = append(paths, m.path)
+		}
+	}
+	return paths
+}
+
+// sendAll sends the blobs that the registry has not.
+func sendAll(ctx context.Context, up *registry.Upload, p *parcel, from []string, there map[digest.Digest]bool, report func(done, total int64)) error {
+	m := &meter{}
+	if report != nil {
+		m.watchers = []*watcher{{report: report}}
+	}
+	type blob struct {
+		d    ocispec.Descriptor
+		open func() (io.ReadCloser, error)
+	}
+	blobs := map[digest.Digest]blob{p.Config.Digest: {p.Config, func() (io.ReadCloser, error) {
+		return io.NopCloser(bytes.NewReader(p.Documents[p.Config.Digest])), nil
+	}}}
+	for _, l := range p.Layers {
+		blobs[l.Blob.Digest] = blob{l.Blob, func() (io.ReadCloser, error) { return l.Open(ctx) }}
+	}
+	var total int64
+	for _, b := range blobs {
+		total += b.d.Size
+	}
+	m.expect(total)
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(pushes)
+	for d, b := range blobs {
+		if there[d] {
+			m.add(b.d.Size)
+			continue
+		}
+		g.Go(func() error {
+			has, err := up.Has(gctx, b.d, from...)
+			if err != nil {
+				return err
+			}
+			if has {
+				m.add(b.d.Size)
+				return nil
+			}
+			return up.Blob(gctx, b.d, b.open, m.add)
+		})
+	}
+	return g.Wait()
+}

@@ -1,0 +1,131 @@
+package unpack
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"testing/iotest"
+	"time"
+)
+
+// inflater puts a program in the place of igzip, which need not be installed here.
+func inflater(t *testing.T, script string) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), igzip)
+	must(t, os.WriteFile(path, []byte("#!/bin/sh\n"+script), 0o755))
+	for dir := filepath.Dir(path); dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
+		must(t, os.Chmod(dir, 0o755)) // nobody executes it
+	}
+	was := igzipPath
+	igzipPath = func() string { return path }
+	t.Cleanup(func() { igzipPath = was })
+}
+
+func large(t *testing.T) (plain, packed []byte) {
+	t.Helper()
+	plain = make([]byte, 4<<20)
+	for i := range plain {
+		plain[i] = byte(rand.Uint32())
+	}
+	return plain, gzipped(t, plain)
+}
+
+func TestInflateInAProcess(t *testing.T) {
+	plain, packed := large(t)
+	for name, tc := range map[string]struct {
+		script string
+		data   []byte
+		kind   error
+		says   string
+	}{
+		"whole":         {"exec gzip -dc", packed, nil, ""},
+		"two members":   {"exec gzip -dc", append(bytes.Clone(packed), gzipped(t, []byte("more"))...), nil, ""},
+		"cut off":       {"exec gzip -dc", packed[:len(packed)/2], ErrInvalid, "unexpected end"},
+		"damaged":       {"exec gzip -dc", append(bytes.Clone(packed[:1<<20]), bytes.Repeat([]byte("x"), 2<<20)...), ErrInvalid, "exit status"},
+		"killed":        {"kill -9 $$", packed, errDied, "killed"},
+		"a long lament": {"yes lament | head -c 100000 >&2; exit 1", packed, ErrInvalid, "lament"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inflater(t, tc.script)
+			z, err := DecompressSized(t.Context(), bytes.NewReader(tc.data), int64(len(tc.data)), Limits{})
+			must(t, err)
+			got, err := io.ReadAll(z)
+			must(t, z.Close())
+			if !errors.Is(err, tc.kind) || err != nil && (!strings.Contains(err.Error(), tc.says) || len(err.Error()) > 2000) {
+				t.Errorf("error %v", err)
+			}
+			if tc.kind == nil && !bytes.HasPrefix(got, plain) {
+				t.Error("other content")
+			}
+		})
+	}
+}
+
+func TestInflateIsStopped(t *testing.T) {
+	_, packed := large(t)
+	inflater(t, "cat >/dev/null; exec sleep 1000")
+	z, err := DecompressSized(t.Context(), bytes.NewReader(packed), int64(len(packed)), Limits{})
+	must(t, err)
+	must(t, z.Close()) // kills it
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	z, err = DecompressSized(ctx, bytes.NewReader(packed), int64(len(packed)), Limits{})
+	must(t, err)
+	if _, err := io.ReadAll(z); err == nil {
+		t.Error("no error after the context's end")
+	}
+	must(t, z.Close())
+}
+
+func TestInflateBrokenStream(t *testing.T) {
+	_, packed := large(t)
+	inflater(t, "exec gzip -dc")
+	broken := errors.New("network")
+	r := io.MultiReader(bytes.NewReader(packed[:3<<20]), iotest.ErrReader(broken))
+	z, err := DecompressSized(t.Context(), r, int64(len(packed)), Limits{})
+	must(t, err)
+	if _, err := io.ReadAll(z); !errors.Is(err, broken) || errors.Is(err, ErrInvalid) {
+		t.Errorf("error %v", err)
+	}
+	must(t, z.Close())
+}
+
+// Regression: the process was to die with the thread that had started it, and threads end:
+// each root with mapped ids is mounted on one of its own.
+func TestInflateOutlivesItsThread(t *testing.T) {
+	plain, packed := large(t)
+	inflater(t, "exec gzip -dc")
+	started := make(chan io.ReadCloser)
+	go func() {
+		runtime.LockOSThread() // for ever: the thread ends with this goroutine
+		z, err := DecompressSized(t.Context(), bytes.NewReader(packed), int64(len(packed)), Limits{})
+		if err != nil {
+			t.Error(err)
+		}
+		started <- z
+	}()
+	z := <-started
+	got, err := io.ReadAll(z)
+	if must(t, z.Close()); err != nil || !bytes.Equal(got, plain) {
+		t.Errorf("%d bytes, %v", len(got), err)
+	}
+}
+
+func TestInflateWithoutTheProcess(t *testing.T) {
+	plain, packed := large(t)
+	inflater(t, "")
+	must(t, os.Remove(igzipPath()))
+	z, err := DecompressSized(t.Context(), bytes.NewReader(packed), int64(len(packed)), Limits{})
+	must(t, err)
+	got, err := io.ReadAll(z)
+	if must(t, z.Close()); err != nil || !bytes.Equal(got, plain) {
+		t.Errorf("%d bytes, %v", len(got), err)
+	}
+}

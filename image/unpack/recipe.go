@@ -1,0 +1,356 @@
+package unpack
+
+import (
+	"archive/tar"
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/klauspost/compress/zstd"
+	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/internal/safepath"
+)
+
+// A recipe is all of a layer's archive that is not in its unpacked files: headers, padding,
+// whatever comes after the end. With the files it makes the same archive again, byte for
+// byte, so that neither archive nor blob need be kept to save, push or verify a layer. It
+// takes some 40 bytes for each file.
+//
+// # Format
+//
+// A zstd frame (RFC 8878) that holds the eight bytes "corarec1", and then records. Numbers
+// are unsigned varints (encoding/binary).
+//
+//	0 LENGTH BYTES           bytes of the archive
+//	1 LENGTH NAME SIZE       the content of the regular file NAME, SIZE bytes of the archive
+//	2                        the end
+//	3                        the end of a recipe that cannot be followed: the layer has
+//	                         entries that replaced files of its own, or the recipe would
+//	                         have become too large
+const (
+	recipeMagic = "corarec1"
+
+	recordBytes   = 0
+	recordFile    = 1
+	recordEnd     = 2
+	recordUseless = 3
+)
+
+// ErrNoRecipe is a recipe that cannot make the archive.
+var ErrNoRecipe = errors.New("layer cannot be made into its archive again")
+
+// ErrDamaged is an unpacked layer whose files are not what they were.
+var ErrDamaged = errors.New("layer is damaged")
+
+const (
+	// maxRecipe bounds what a recipe holds, uncompressed: headers of a million files.
+	maxRecipe = 1 << 30
+	// recipeChunk is how many bytes are gathered into one record.
+	recipeChunk = 32 << 10
+	// maxRecipeName is the longest name of a file (PATH_MAX).
+	maxRecipeName = 4096
+	// recipeWindow bounds the memory of reading and writing; headers repeat sooner.
+	recipeWindow = 256 << 10
+)
+
+// recorder writes a recipe while an archive is read through it. A nil recorder does nothing
+// but read.
+type recorder struct {
+	r       io.Reader // the archive
+	z       *zstd.Encoder
+	pending []byte // bytes of the archive not in a record yet
+	paused  bool   // what is read is the content of a file that can be read again
+	useless bool
+	written int64
+	room    func(n int64) error // asked after each n bytes
+	err     error
+}
+
+func newRecorder(r io.Reader, to io.Writer, room func(n int64) error) (*recorder, error) {
+	z, err := zstd.NewWriter(to, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(1),
+		zstd.WithLowerEncoderMem(true), zstd.WithWindowSize(recipeWindow))
+	if err != nil {
+		return nil, err
+	}
+	rec := &recorder{r: r, z: z, room: room}
+	_, rec.err = z.Write([]byte(recipeMagic))
+	return rec, rec.err
+}
+
+func (r *recorder) Read(p []byte) (int, error) {
+	n, err := r.r.Read(p)
+	if r.paused || r.useless {
+		return n, err
+	}
+	r.pending = append(r.pending, p[:n]...)
+	if len(r.pending) >= recipeChunk {
+		r.flush()
+	}
+	if err == nil {
+		err = r.err
+	}
+	return n, err
+}
+
+// flush writes what is pending as a record.
+func (r *recorder) flush() {
+	if len(r.pending) > 0 {
+		r.record(recordBytes, r.pending)
+		r.pending = r.pending[:0]
+	}
+}
+
+func (r *recorder) record(kind byte, data []byte, numbers ...uint64) {
+	if r.useless || r.err != nil {
+		return
+	}
+	head := binary.AppendUvarint([]byte{kind}, uint64(len(data)))
+	tail := []byte{}
+	for _, n := range numbers {
+		tail = binary.AppendUvarint(tail, n)
+	}
+	n := int64(len(head) + len(data) + len(tail))
+	if r.written += n; r.written > maxRecipe {
+		r.spoil()
+		return
+	}
+	for _, b := range [][]byte{head, data, tail} {
+		if _, err := r.z.Write(b); err != nil {
+			r.err = err
+			return
+		}
+	}
+	r.err = r.room(n)
+}
+
+// content says that the next size bytes are those of the file called name, if that is so.
+func (r *recorder) content(name string, h *tar.Header) {
+	if r == nil || h.Size == 0 || isSparse(h) {
+		return
+	}
+	r.flush()
+	r.record(recordFile, []byte(name), uint64(h.Size))
+	r.paused = true
+}
+
+// isSparse says that a file's content in the archive is not what it reads as.
+func isSparse(h *tar.Header) bool {
+	if h.Typeflag == tar.TypeGNUSparse {
+		return true
+	}
+	for key := range h.PAXRecords {
+		if strings.HasPrefix(key, "GNU.sparse.") {
+			return true
+		}
+	}
+	return false
+}
+
+// resume ends content.
+func (r *recorder) resume() {
+	if r != nil {
+		r.paused = false
+	}
+}
+
+// spoil says that the recipe cannot be followed, because content is gone or too much.
+func (r *recorder) spoil() {
+	if r != nil {
+		r.useless, r.pending = true, nil
+	}
+}
+
+func (r *recorder) close() error {
+	if r == nil {
+		return nil
+	}
+	r.flush()
+	end := byte(recordEnd)
+	if r.useless {
+		end = recordUseless
+	}
+	_, err := r.z.Write([]byte{end})
+	return errors.Join(r.err, err, r.z.Close())
+}
+
+// abandon frees what a recorder holds.
+func (r *recorder) abandon() {
+	if r != nil {
+		_ = r.z.Close()
+	}
+}
+
+// Rebuild writes the archive that a layer was unpacked from: the recipe's bytes, and the
+// files' from the unpacked layer at dir. ErrNoRecipe if that is not possible,
+// ErrDamaged if files are missing or have another length or the recipe is damaged. That
+// all bytes are right only the digest of what was written tells.
+func Rebuild(ctx context.Context, recipe io.Reader, dir string, to io.Writer) error {
+	root, err := safepath.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	z, err := zstd.NewReader(recipe, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(8<<20))
+	if err != nil {
+		return fmt.Errorf("%w: recipe: %w", ErrDamaged, err)
+	}
+	defer z.Close()
+	b := &rebuilder{ctx: ctx, root: root.Strict(), in: bufio.NewReaderSize(z, recipeChunk), out: bufio.NewWriterSize(to, chunk), buf: make([]byte, chunk)}
+	if err := b.run(); err != nil {
+		return err
+	}
+	return b.out.Flush()
+}
+
+type rebuilder struct {
+	ctx  context.Context
+	root *safepath.Root
+	in   *bufio.Reader
+	out  *bufio.Writer
+	buf  []byte
+}
+
+func (b *rebuilder) run() error {
+	magic := make([]byte, len(recipeMagic))
+	if _, err := io.ReadFull(b.in, magic); err != nil {
+		return b.damaged(err)
+	}
+	if !bytes.Equal(magic, []byte(recipeMagic)) {
+		return fmt.Errorf("%w: recipe begins with %q", ErrDamaged, magic)
+	}
+	// What a file is damaged by may be the layer itself, which only the end tells.
+	var damage error
+	for {
+		if err := b.ctx.Err(); err != nil {
+			return err
+		}
+		kind, err := b.in.ReadByte()
+		if err != nil {
+			return b.damaged(err)
+		}
+		switch kind {
+		case recordBytes:
+			err = b.bytes()
+		case recordFile:
+			var name string
+			var size int64
+			if name, size, err = b.fileRecord(); err == nil && damage == nil {
+				damage = b.file(name, size)
+			}
+		case recordEnd:
+			return damage
+		case recordUseless:
+			return ErrNoRecipe
+		default:
+			err = fmt.Errorf("%w: recipe has a record of kind %d", ErrDamaged, kind)
+		}
+		if err != nil {
+			return err
+		}
+		if damage != nil {
+			b.out.Reset(io.Discard)
+		}
+	}
+}
+
+func (b *rebuilder) damaged(err error) error {
+	if errors.Is(err, io.EOF) {
+		err = io.ErrUnexpectedEOF
+	}
+	return fmt.Errorf("%w: recipe: %w", ErrDamaged, err)
+}
+
+// number reads a number that is at most so large.
+func (b *rebuilder) number(most uint64) (int64, error) {
+	n, err := binary.ReadUvarint(b.in)
+	if err == nil && n > most {
+		err = fmt.Errorf("number %d is over %d", n, most)
+	}
+	if err != nil {
+		return 0, b.damaged(err)
+	}
+	return int64(n), nil
+}
+
+func (b *rebuilder) bytes() error {
+	n, err := b.number(maxRecipe)
+	if err != nil {
+		return err
+	}
+	for n > 0 {
+		part := b.buf[:min(n, int64(len(b.buf)))]
+		if _, err := io.ReadFull(b.in, part); err != nil {
+			return b.damaged(err)
+		}
+		if _, err := b.out.Write(part); err != nil {
+			return err
+		}
+		n -= int64(len(part))
+	}
+	return nil
+}
+
+func (b *rebuilder) fileRecord() (name string, size int64, err error) {
+	n, err := b.number(maxRecipeName)
+	if err != nil {
+		return "", 0, err
+	}
+	buf := make([]byte, n)
+	if _, err := io.ReadFull(b.in, buf); err != nil {
+		return "", 0, b.damaged(err)
+	}
+	size, err = b.number(1 << 62)
+	return string(buf), size, err
+}
+
+func (b *rebuilder) file(name string, size int64) error {
+	err := b.content(name, size)
+	if errors.Is(err, unix.EUCLEAN) || errors.Is(err, unix.EBADMSG) { // what the file system says of itself
+		err = fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
+	if err != nil {
+		return fmt.Errorf("layer file %q: %w", name, err)
+	}
+	return nil
+}
+
+func (b *rebuilder) content(name string, size int64) error {
+	f, err := b.root.OpenFile(name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) || errors.Is(err, safepath.ErrEscapes) {
+		return fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if !st.Mode().IsRegular() || st.Size() != size {
+		return fmt.Errorf("%w: it has %d bytes and mode %s, and had %d", ErrDamaged, st.Size(), st.Mode(), size)
+	}
+	for left := size; left > 0; {
+		if err := b.ctx.Err(); err != nil {
+			return err
+		}
+		n, err := f.Read(b.buf[:min(left, int64(len(b.buf)))])
+		if errors.Is(err, io.EOF) {
+			return fmt.Errorf("%w: it became shorter", ErrDamaged)
+		}
+		if err != nil {
+			return err
+		}
+		if _, err := b.out.Write(b.buf[:n]); err != nil {
+			return err
+		}
+		left -= int64(n)
+	}
+	return nil
+}

@@ -1,0 +1,309 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"slices"
+
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/coracle-project/coracle/image/unpack"
+	"github.com/coracle-project/coracle/internal/fault"
+)
+
+// Repair is what Verify does about damage.
+type Repair int
+
+// The ways to repair.
+const (
+	// ReportDamage changes nothing.
+	ReportDamage Repair = iota
+	// DropDamaged takes what is damaged out of use, and with it the images that need
+	// it. Containers that run from them go on.
+	DropDamaged
+	// RefetchDamaged does that, and pulls the images again: only what was damaged is
+	// fetched.
+	RefetchDamaged
+)
+
+// VerifyOptions are the choices of one Verify.
+type VerifyOptions struct {
+	Images []string // found as by Get; all if empty
+	Repair Repair
+	Auth   Auth // for pulling again
+	// Progress, if not nil, is called before each thing is read.
+	Progress func(kind string, d digest.Digest)
+}
+
+// Damage is one thing that is not what its digest says.
+type Damage struct {
+	Kind   string // "document", "blob" or "layer"
+	Digest digest.Digest
+	Images []string // names of the images that need it, sorted
+	Cause  error
+}
+
+// Verified is what Verify has found.
+type Verified struct {
+	Documents, Blobs, Layers int // read and found right
+	Damaged                  []Damage
+	// Unverifiable are layers that are there and cannot be made into their archives
+	// again (unpack.ErrNoRecipe), and whose blobs are not kept; and lazy ones, which are
+	// compared with their digests as they come.
+	Unverifiable []digest.Digest
+	// Refetched are the names of images that were pulled again, Dropped those that
+	// are gone, with why they could not be, if that was tried.
+	Refetched []string
+	Dropped   map[string]error
+}
+
+// Quarantiner is a LayerStore that can take a damaged layer out of use.
+type Quarantiner interface {
+	Quarantine(diffID digest.Digest) error
+}
+
+// Verify reads all that images consist of, and compares it with its digests: documents
+// and blobs as they are, unpacked layers by making their archives again. Pulls and
+// containers go on meanwhile. An error is one of reading; damage is in the result.
+func (s *Store) Verify(ctx context.Context, o VerifyOptions) (Verified, error) {
+	if err := s.begin(); err != nil {
+		return Verified{}, err
+	}
+	defer s.wg.Done()
+	ctx, stop := s.bound(ctx)
+	defer stop()
+	v := &verifier{s: s, o: o, seen: map[digest.Digest]error{}, result: Verified{Dropped: map[string]error{}}}
+	entries, err := v.entries()
+	if err != nil {
+		return Verified{}, err
+	}
+	for _, e := range entries {
+		if err := v.image(ctx, e); err != nil {
+			return v.result, fmt.Errorf("verify image %s: %w", e.name, s.because(ctx, err))
+		}
+	}
+	if o.Repair != ReportDamage && len(v.result.Damaged) > 0 {
+		if err := v.repair(ctx); err != nil {
+			return v.result, fmt.Errorf("repair images: %w", s.because(ctx, err))
+		}
+	}
+	return v.result, nil
+}
+
+type verifier struct {
+	s      *Store
+	o      VerifyOptions
+	seen   map[digest.Digest]error // what has been read: nil, or how it is damaged
+	result Verified
+}
+
+func (v *verifier) entries() ([]named, error) {
+	now := v.s.now.Load()
+	if len(v.o.Images) == 0 {
+		return now.entries, nil
+	}
+	var all []named
+	for _, ref := range v.o.Images {
+		e, err := now.entry(ref)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, e)
+	}
+	return all, nil
+}
+
+// image reads all of one image, which cannot be collected meanwhile.
+func (v *verifier) image(ctx context.Context, e named) error {
+	pins := append(e.blobs(), e.image.RootFS.DiffIDs...)
+	if err := v.s.pin(ctx, pins); err != nil {
+		return err
+	}
+	err := v.read(ctx, e)
+	return errors.Join(err, v.s.settle(ctx, pins, true))
+}
+
+func (v *verifier) read(ctx context.Context, e named) error {
+	for d := range e.documents {
+		err := v.check(e, "document", d, func() error { return v.file(ctx, d) })
+		if err != nil {
+			return err
+		}
+	}
+	for i, l := range e.layers {
+		if v.s.layout.exists(l.Digest) {
+			if err := v.check(e, "blob", l.Digest, func() error { return v.blob(ctx, l) }); err != nil {
+				return err
+			}
+		}
+		diffID := e.image.RootFS.DiffIDs[i]
+		if err := v.check(e, "layer", diffID, func() error { return v.layer(ctx, diffID) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// check reads one thing, once, and notes the damage.
+func (v *verifier) check(e named, kind string, d digest.Digest, read func() error) error {
+	damage, seen := v.seen[d]
+	if !seen {
+		if v.o.Progress != nil {
+			v.o.Progress(kind, d)
+		}
+		err := read()
+		if err != nil && !isDamage(err) {
+			return err
+		}
+		damage = err
+		v.seen[d] = damage
+		if damage == nil {
+			v.count(kind)
+		}
+	}
+	if damage == nil {
+		return nil
+	}
+	i := slices.IndexFunc(v.result.Damaged, func(x Damage) bool { return x.Digest == d })
+	if i < 0 {
+		i = len(v.result.Damaged)
+		v.result.Damaged = append(v.result.Damaged, Damage{Kind: kind, Digest: d, Cause: damage})
+	}
+	names := &v.result.Damaged[i].Images
+	if at, there := slices.BinarySearch(*names, e.name.String()); !there {
+		*names = slices.Insert(*names, at, e.name.String())
+	}
+	return nil
+}
+
+func (v *verifier) count(kind string) {
+	switch kind {
+	case "document":
+		v.result.Documents++
+	case "blob":
+		v.result.Blobs++
+	default:
+		v.result.Layers++
+	}
+}
+
+func isDamage(err error) bool {
+	return errors.Is(err, ErrInvalidImage) || errors.Is(err, unpack.ErrDamaged) || errors.Is(err, fs.ErrNotExist)
+}
+
+func (v *verifier) blob(ctx context.Context, d ocispec.Descriptor) error {
+	if !v.s.layout.has(d) {
+		return fmt.Errorf("%w: its size is not the %d bytes that the manifest says", ErrInvalidImage, d.Size)
+	}
+	return v.file(ctx, d.Digest)
+}
+
+func (v *verifier) file(ctx context.Context, d digest.Digest) error {
+	f, err := os.Open(v.s.layout.blob(d))
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	h := d.Verifier()
+	if _, err := io.Copy(h, until(ctx, f)); err != nil {
+		return err
+	}
+	if !h.Verified() {
+		return fmt.Errorf("%w: its content has another digest", ErrInvalidImage)
+	}
+	return nil
+}
+
+func (v *verifier) layer(ctx context.Context, d digest.Digest) error {
+	if v.s.cfg.Lazy != nil && v.s.cfg.Lazy.LazyBlob(d) != "" {
+		v.result.Unverifiable = append(v.result.Unverifiable, d)
+		return nil
+	}
+	if !v.s.cfg.Layers.HasLayer(d) {
+		return fmt.Errorf("layer: %w", fs.ErrNotExist)
+	}
+	err := v.s.rebuild(ctx, d, io.Discard)
+	if errors.Is(err, unpack.ErrNoRecipe) {
+		v.result.Unverifiable = append(v.result.Unverifiable, d)
+		return nil
+	}
+	return err
+}
+
+// repair takes what is damaged out of use, then the images that need it, and then pulls
+// those again.
+func (v *verifier) repair(ctx context.Context) error {
+	lost := map[string]bool{}
+	for _, d := range v.result.Damaged {
+		if err := v.remove(ctx, d); err != nil {
+			return err
+		}
+		// What is kept needlessly can be damaged without harm to the image.
+		if d.Kind == "blob" {
+			continue
+		}
+		for _, name := range d.Images {
+			lost[name] = true
+		}
+	}
+	if err := fault.At(ctx, "image.verify.removed"); err != nil {
+		return err
+	}
+	if err := errors.Join(v.s.salvage(), v.forget(lost)); err != nil {
+		return err
+	}
+	err := v.refetch(ctx, lost)
+	// What the images alone needed is garbage, whatever has become of them.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
+	defer cancel()
+	return errors.Join(err, v.s.GC(ctx))
+}
+
+// refetch pulls images again that were lost, if that was asked for.
+func (v *verifier) refetch(ctx context.Context, lost map[string]bool) error {
+	if err := fault.At(ctx, "image.verify.dropped"); err != nil {
+		return err
+	}
+	for name := range lost {
+		if v.o.Repair != RefetchDamaged {
+			v.result.Dropped[name] = nil
+			continue
+		}
+		if _, err := v.s.Pull(ctx, name, PullOptions{Auth: v.o.Auth}); err != nil {
+			v.result.Dropped[name] = err
+			continue
+		}
+		v.result.Refetched = append(v.result.Refetched, name)
+	}
+	slices.Sort(v.result.Refetched)
+	return v.s.Release(ctx, salvageLease)
+}
+
+// remove takes one damaged thing out of use.
+func (v *verifier) remove(ctx context.Context, d Damage) error {
+	if d.Kind != "layer" {
+		if err := v.s.lockSweep(ctx); err != nil {
+			return err
+		}
+		defer v.s.unlockSweep()
+		return v.s.dropBlob(d.Digest)
+	}
+	q, ok := v.s.cfg.Layers.(Quarantiner)
+	if !ok {
+		return v.s.cfg.Layers.RemoveLayer(ctx, d.Digest)
+	}
+	return q.Quarantine(d.Digest)
+}
+
+// forget takes names from the index.
+func (v *verifier) forget(lost map[string]bool) error {
+	v.s.commitMu.Lock()
+	defer v.s.commitMu.Unlock()
+	rest := slices.DeleteFunc(slices.Clone(v.s.now.Load().entries), func(e named) bool { return lost[e.name.String()] })
+	return v.s.commitLocked(rest)
+}

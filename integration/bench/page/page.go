@@ -1,0 +1,71 @@
+// Package page keeps docs/benchmarks.md, whose parts are written by different programs at
+// different times.
+package page
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+)
+
+// Part is a part of the page: the heading that it begins with.
+type Part string
+
+// The parts, in order. The first begins with the page.
+const (
+	Runtimes  Part = "# Benchmarks"
+	Container Part = "## One container"
+	Clusters  Part = "## Whole clusters"
+	Images    Part = "## Images"
+)
+
+var parts = []Part{Runtimes, Container, Clusters, Images}
+
+// Write replaces a part of the page by text, which begins with the part's heading.
+func Write(path string, part Part, text string) error {
+	old, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return os.WriteFile(path, []byte(replace(string(old), part, text)), 0o644)
+}
+
+func replace(page string, part Part, text string) string {
+	have := split(page)
+	have[part] = text
+	var out []string
+	for _, p := range parts {
+		if t := strings.TrimSpace(have[p]); t != "" {
+			out = append(out, t)
+		}
+	}
+	return strings.Join(out, "\n\n") + "\n"
+}
+
+// split cuts a page at the headings of its parts.
+func split(page string) map[Part]string {
+	have, now := map[Part]string{}, Runtimes
+	for line := range strings.Lines(page) {
+		for _, p := range parts {
+			if strings.TrimRight(line, "\n") == string(p) {
+				now = p
+			}
+		}
+		have[now] += line
+	}
+	return have
+}
+
+// Table is a table in Markdown; the first row is its head.
+func Table(rows [][]string) string {
+	var b strings.Builder
+	for i, row := range rows {
+		fmt.Fprintf(&b, "| %s |\n", strings.Join(row, " | "))
+		if i == 0 {
+			fmt.Fprintf(&b, "| --- |%s\n", strings.Repeat(" ---: |", len(row)-1))
+		}
+	}
+	return b.String()
+}

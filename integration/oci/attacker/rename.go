@@ -1,0 +1,13 @@
+package main
+
+import (
+	"syscall"
+	"unsafe"
+)
+
+// renameExchange is renameat2(2) with RENAME_EXCHANGE.
+func renameExchange(a, b []byte) {
+	const exchange = 2
+	at := -100 // AT_FDCWD
+	_, _, _ = syscall.RawSyscall6(sysRenameat2, uintptr(at), uintptr(unsafe.Pointer(&a[0])), uintptr(at), uintptr(unsafe.Pointer(&b[0])), exchange, 0)
+}

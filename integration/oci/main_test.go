@@ -1,0 +1,202 @@
+//go:build cgo
+
+// Package oci attacks containers from within, in ways that have worked on runtimes, and sees
+// that they do not work on this one. A race is lost more often than won, so these tests find
+// holes that are wide: with a starter that can be traced, TestProcessesThatJoin counts a
+// thousand looks into memory.
+package oci
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/runtime"
+	"github.com/coracle-project/coracle/runtime/engine"
+	"github.com/coracle-project/coracle/runtime/lc"
+	"github.com/coracle-project/coracle/runtime/runtimetest"
+)
+
+func TestMain(m *testing.M) {
+	lc.Init()
+	code := m.Run()
+	runtimetest.RemoveCgroupParent()
+	os.Exit(code)
+}
+
+// attacker is the program that attacks, built once.
+var attacker = sync.OnceValues(func() ([]byte, error) {
+	dir, err := os.MkdirTemp("", "attacker")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	file := filepath.Join(dir, "attacker")
+	cmd := exec.Command("go", "build", "-o", file, "./attacker")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("build the attacker: %w: %s", err, out)
+	}
+	return os.ReadFile(file)
+})
+
+// rig is a test's engine and a root file system with the attacker in it.
+type rig struct {
+	*testing.T
+	engine *engine.Engine
+	bundle string
+}
+
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	r := &rig{T: t, bundle: runtimetest.Bundle(t)}
+	program, err := attacker()
+	r.must(err)
+	r.must(os.WriteFile(r.inRoot("attacker"), program, 0o755))
+	r.engine, err = engine.New(engine.Config{StateDir: filepath.Join(t.TempDir(), "state")})
+	r.must(err)
+	t.Cleanup(func() { _ = r.engine.Close() })
+	return r
+}
+
+func (r *rig) inRoot(path string) string { return filepath.Join(r.bundle, "rootfs", path) }
+
+func (r *rig) must(err error) {
+	r.Helper()
+	if err != nil {
+		r.Fatal(err)
+	}
+}
+
+var serial atomic.Int64
+
+func spec(args ...string) *specs.Spec {
+	return runtimetest.Spec(fmt.Sprintf("attack-%d-%d", os.Getpid(), serial.Add(1)), args...)
+}
+
+func id(s *specs.Spec) string { return filepath.Base(s.Linux.CgroupsPath) }
+
+// create makes a container and returns an error, or what takes it away.
+func (r *rig) create(s *specs.Spec, stdio runtime.Stdio) (runtime.Container, int, error) {
+	c, err := r.engine.Create(context.Background(), id(s), s, runtime.CreateOptions{Bundle: r.bundle, Stdio: stdio})
+	if err != nil {
+		return nil, 0, err
+	}
+	return c, c.Pid(), nil
+}
+
+// end kills, reaps and deletes.
+func (r *rig) end(c runtime.Container, pid int) {
+	r.Helper()
+	if err := c.Signal(context.Background(), unix.SIGKILL); err != nil && !errors.Is(err, runtime.ErrNotRunning) {
+		r.Fatal(err)
+	}
+	r.wait(pid)
+	r.must(c.Delete(context.Background(), runtime.DeleteOptions{Force: true}))
+}
+
+func (r *rig) wait(pid int) int {
+	r.Helper()
+	var ws unix.WaitStatus
+	for {
+		_, err := unix.Wait4(pid, &ws, 0, nil)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		r.must(err)
+		return ws.ExitStatus()
+	}
+}
+
+// run runs a container to its end and returns what it says.
+func (r *rig) run(s *specs.Spec) (string, error) {
+	r.Helper()
+	rd, wr, err := os.Pipe()
+	r.must(err)
+	defer rd.Close()
+	c, pid, err := r.create(s, runtime.Stdio{Stdout: wr, Stderr: wr})
+	if err != nil {
+		wr.Close()
+		return "", err
+	}
+	r.must(c.Start(context.Background()))
+	wr.Close()
+	out, err := io.ReadAll(rd)
+	r.must(err)
+	r.end(c, pid)
+	return strings.TrimSpace(string(out)), nil
+}
+
+// attack is a container that attacks until stop is called, which returns its successes.
+func (r *rig) attack(s *specs.Spec) (c runtime.Container, stop func() []string) {
+	r.Helper()
+	rd, wr, err := os.Pipe()
+	r.must(err)
+	c, pid, err := r.create(s, runtime.Stdio{Stdout: wr, Stderr: wr})
+	wr.Close()
+	r.must(err)
+	r.must(c.Start(context.Background()))
+	ready := make(chan struct{})
+	var (
+		hits []string
+		said bytes.Buffer
+		done = make(chan struct{})
+	)
+	go func() {
+		defer close(done)
+		b := make([]byte, 1)
+		for {
+			if _, err := rd.Read(b); err != nil {
+				break
+			}
+			if b[0] != '\n' {
+				said.Write(b)
+				continue
+			}
+			if line := said.String(); line == "ready" {
+				close(ready)
+			} else if len(hits) < 100_000 {
+				hits = append(hits, line)
+			}
+			said.Reset()
+		}
+	}()
+	select {
+	case <-ready:
+	case <-done:
+		r.Fatalf("the attacker ended: %s", said.String())
+	}
+	return c, func() []string {
+		r.end(c, pid)
+		<-done
+		rd.Close()
+		return hits
+	}
+}
+
+// unexpected are the hits that begin with none of these.
+func unexpected(hits []string, known ...string) map[string]int {
+	out := map[string]int{}
+next:
+	for _, h := range hits {
+		for _, k := range known {
+			if strings.HasPrefix(h, "HIT "+k) {
+				continue next
+			}
+		}
+		out[h]++
+	}
+	return out
+}

@@ -1,0 +1,218 @@
+package network
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/fsnotify/fsnotify"
+	"golang.org/x/sys/unix"
+)
+
+// cniFollower knows what the CNI configuration says now, from inotify: whoever asks whether pods can be
+// connected waits for no disk, and an operator reads in the log at once what a change of the files has come
+// to. Files and the directory itself may come, go and be replaced; while the directory is not there, what is
+// nearest above it is watched for it.
+//
+// A pod is connected by the files as they are then (cniNet.plan): an event may not have arrived yet.
+type cniFollower struct {
+	log     *slog.Logger
+	now     atomic.Pointer[cniState] // nil: nothing is followed
+	watcher *fsnotify.Watcher
+	done    chan struct{} // closed when the goroutine has ended
+
+	mu  sync.Mutex // one refresh at a time
+	dir string
+}
+
+// cniState is what findCNIConfig said.
+type cniState struct {
+	list *libcni.NetworkConfigList
+	err  error
+}
+
+// start begins to follow dir. Without inotify, of which a user has only so many instances, nothing is
+// followed, and the files are read each time.
+func (f *cniFollower) start(dir string) {
+	w, err := fsnotify.NewWatcher()
+	if err != nil {
+		f.log.Warn("changes of the CNI configuration are not told, because inotify cannot be had", "err", err)
+		return
+	}
+	f.watcher, f.done = w, make(chan struct{})
+	f.follow(dir)
+	go f.run()
+}
+
+// close ends the goroutine; nothing is followed then.
+func (f *cniFollower) close() error {
+	if f.watcher == nil {
+		return nil
+	}
+	err := f.watcher.Close()
+	<-f.done
+	f.now.Store(nil) // now that nothing sets it
+	return err
+}
+
+// follow has another directory followed from now on.
+func (f *cniFollower) follow(dir string) {
+	if f.watcher == nil {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.dir = filepath.Clean(dir)
+	f.refreshLocked()
+}
+
+// current is the configuration of dir as it was last seen, or as it is where that is not followed.
+func (f *cniFollower) current(dir string) (*libcni.NetworkConfigList, error) {
+	if s := f.now.Load(); s != nil {
+		return s.list, s.err
+	}
+	return findCNIConfig(dir)
+}
+
+func (f *cniFollower) run() {
+	defer close(f.done)
+	for {
+		select {
+		case e, ok := <-f.watcher.Events:
+			if !ok {
+				return
+			}
+			f.seen(e.Name)
+		case err, ok := <-f.watcher.Errors:
+			if !ok {
+				return
+			}
+			f.log.Warn("events of the CNI configuration were lost, reading it anew", "err", err)
+			f.seen("")
+		}
+	}
+}
+
+// seen is told the path of what has changed; empty: anything may have.
+func (f *cniFollower) seen(path string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	// Beside the directory there is what is none of our business.
+	if path == "" || isWithin(path, f.dir) || isWithin(f.dir, path) {
+		f.refreshLocked()
+	}
+}
+
+// refreshLocked watches what there is now, and then reads it: what changes after the reading is told. Where not
+// all of it can be watched, nothing is followed until a change is told.
+func (f *cniFollower) refreshLocked() {
+	if err := f.watchLocked(f.dir); err != nil {
+		f.now.Store(nil)
+		f.log.Warn("the CNI configuration is read each time that it is asked for, because it cannot be watched", "dir", f.dir, "err", err)
+		return
+	}
+	list, err := findCNIConfig(f.dir)
+	is := &cniState{list, err}
+	was := f.now.Swap(is)
+	if was == nil || !was.same(is) {
+		is.tell(f.log, f.dir, was == nil)
+	}
+}
+
+// watchLocked replaces all watches: a directory that was replaced by another of its name would not be noticed
+// by the old ones. Each directory is watched from the one above it, too, so that its coming is told.
+func (f *cniFollower) watchLocked(dir string) error {
+	for _, path := range f.watcher.WatchList() {
+		_ = f.watcher.Remove(path) // of what is gone there is none
+	}
+	for {
+		// The nearest that is there; another look, because the next one down may have come meanwhile.
+		top := dir
+		there, err := f.add(top)
+		for ; err == nil && !there && top != filepath.Dir(top); there, err = f.add(top) {
+			top = filepath.Dir(top)
+		}
+		if err != nil {
+			return err
+		}
+		if top == dir {
+			if _, err := f.add(filepath.Dir(dir)); err != nil {
+				return err
+			}
+			return f.watchEntries(dir)
+		}
+		next := dir
+		for filepath.Dir(next) != top {
+			next = filepath.Dir(next)
+		}
+		if there, err := f.add(next); !there {
+			return err
+		}
+	}
+}
+
+// watchEntries watches directories in dir: plugins of a list may be in files of one with its name.
+func (f *cniFollower) watchEntries(dir string) error {
+	entries, _ := os.ReadDir(dir) // its going is told
+	for _, e := range entries {
+		path := filepath.Join(dir, e.Name())
+		switch e.Type() {
+		case fs.ModeDir:
+			if _, err := f.add(path); err != nil {
+				return err
+			}
+		case fs.ModeSymlink:
+			return fmt.Errorf("%s is a link, and what it leads to may change elsewhere", path)
+		}
+	}
+	return nil
+}
+
+// add watches a path, if it is there. Other errors are mostly that a user has only so many watches.
+func (f *cniFollower) add(path string) (there bool, err error) {
+	err = f.watcher.Add(path)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("watch %s: %w", path, err)
+	}
+	return true, nil
+}
+
+// isWithin says whether path is dir, or below it.
+func isWithin(path, dir string) bool {
+	return path == dir || dir == "/" || strings.HasPrefix(path, dir+"/")
+}
+
+func (s *cniState) same(o *cniState) bool {
+	if s.err != nil || o.err != nil {
+		return s.err != nil && o.err != nil && s.err.Error() == o.err.Error()
+	}
+	if s.list == nil || o.list == nil {
+		return s.list == o.list
+	}
+	return bytes.Equal(s.list.Bytes, o.list.Bytes) &&
+		slices.EqualFunc(s.list.Plugins, o.list.Plugins, func(a, b *libcni.PluginConfig) bool { return bytes.Equal(a.Bytes, b.Bytes) })
+}
+
+// tell logs what is in force now; that there was no configuration at first and is none is no news.
+func (s *cniState) tell(log *slog.Logger, dir string, first bool) {
+	switch {
+	case s.err != nil:
+		log.Warn("the CNI configuration is broken, no pod can be connected", "dir", dir, "err", s.err)
+	case s.list != nil:
+		log.Info("a CNI configuration is in force", "dir", dir, "network", s.list.Name)
+	case !first:
+		log.Info("no CNI configuration any more, pods are connected to the built-in bridge", "dir", dir)
+	}
+}

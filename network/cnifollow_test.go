@@ -1,0 +1,217 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// told is a log whose lines can be waited for.
+type told struct {
+	slog.Handler
+	lines chan string
+}
+
+func newTold() told { return told{slog.DiscardHandler, make(chan string, 1000)} }
+
+func (h told) Enabled(context.Context, slog.Level) bool { return true }
+
+func (h told) Handle(_ context.Context, r slog.Record) error {
+	line := r.Message
+	r.Attrs(func(a slog.Attr) bool { line += fmt.Sprintf(" %s=%v", a.Key, a.Value); return true })
+	h.lines <- line
+	return nil
+}
+
+func (h told) WithAttrs([]slog.Attr) slog.Handler { return h }
+func (h told) WithGroup(string) slog.Handler      { return h }
+
+// await waits for a line that contains text. What comes before it, such as half of a file, is passed over.
+func (h told) await(t *testing.T, text string) {
+	t.Helper()
+	for {
+		select {
+		case line := <-h.lines:
+			if strings.Contains(line, text) {
+				return
+			}
+		case <-t.Context().Done():
+			t.Fatalf("not told: %s", text)
+		}
+	}
+}
+
+const (
+	inForce = "in force"
+	broken  = "is broken"
+	none    = "no CNI configuration any more"
+)
+
+// Whatever becomes of the configuration, and of the directory that it is in, is told, and Ready answers by it.
+func TestCNIConfigIsFollowed(t *testing.T) {
+	c := testConfig(t)
+	dir := withCNI(t, &c)
+	log := newTold()
+	c.Log = slog.New(log)
+	parent := filepath.Join(t.TempDir(), "not", "there", "yet")
+	good := filepath.Join(c.CNIConfDir, "10-test.conflist")
+	c.CNIConfDir = filepath.Join(parent, "net.d")
+	m := started(t, c)
+	put := func(path string) {
+		t.Helper()
+		b, err := os.ReadFile(good)
+		must(t, err)
+		must(t, os.WriteFile(path, b, 0o644))
+	}
+	ready := func(want error) {
+		t.Helper()
+		if err := m.Ready(t.Context()); !errors.Is(err, want) {
+			t.Errorf("ready: %v, want %v", err, want)
+		}
+	}
+	in := func(name string) string { return filepath.Join(c.CNIConfDir, name) }
+	ready(nil) // the built-in bridge
+
+	must(t, os.MkdirAll(c.CNIConfDir, 0o755))
+	put(in("10-a.conflist"))
+	log.await(t, inForce)
+	ready(nil)
+
+	must(t, os.WriteFile(in("05-broken.conf"), []byte("{"), 0o644))
+	log.await(t, broken)
+	ready(ErrConfig)
+
+	must(t, os.Rename(in("05-broken.conf"), in("05-broken.off")))
+	log.await(t, inForce)
+	ready(nil)
+
+	must(t, os.WriteFile(in("10-a.conflist"), []byte(strings.Replace(conf(dir, ""), `"name":"test"`, `"name":"other"`, 1)), 0o644))
+	log.await(t, "network=other")
+
+	must(t, os.Remove(in("10-a.conflist")))
+	log.await(t, none)
+	ready(nil)
+
+	// The directory goes, and another comes: in its place, ready made, and by way of a link.
+	put(in("10-a.conflist"))
+	log.await(t, inForce)
+	must(t, os.RemoveAll(filepath.Dir(parent)))
+	log.await(t, none)
+	must(t, os.MkdirAll(c.CNIConfDir, 0o755))
+	put(in("10-a.conflist"))
+	log.await(t, inForce)
+	must(t, os.Rename(c.CNIConfDir, c.CNIConfDir+".old"))
+	log.await(t, none)
+	must(t, os.Rename(c.CNIConfDir+".old", c.CNIConfDir))
+	log.await(t, inForce)
+	must(t, os.Rename(parent, parent+".old"))
+	log.await(t, none)
+	must(t, os.Symlink(parent+".old", parent))
+	log.await(t, inForce)
+	must(t, os.Remove(in("10-a.conflist")))
+	log.await(t, none)
+
+	// Settings may name another directory.
+	m.SetCNI(filepath.Dir(good), c.CNIBinDirs)
+	log.await(t, inForce)
+	must(t, os.WriteFile(good, nil, 0o644))
+	log.await(t, broken)
+	ready(ErrConfig)
+}
+
+// Plugins in files of their own are part of the configuration.
+func TestCNIPluginFilesAreFollowed(t *testing.T) {
+	c := testConfig(t)
+	dir := withCNI(t, &c)
+	must(t, os.RemoveAll(c.CNIConfDir))
+	writeConf(t, c, "10-a.conflist", `{"cniVersion":"1.0.0","name":"split","plugins":[{"type":"fakeplugin"}]}`)
+	log := newTold()
+	c.Log = slog.New(log)
+	started(t, c)
+	log.await(t, inForce)
+	must(t, os.Mkdir(filepath.Join(c.CNIConfDir, "split"), 0o755))
+	writeConf(t, c, "split/00.conf", fmt.Sprintf(`{"type":"fakeplugin","dir":%q}`, dir))
+	log.await(t, inForce)
+	writeConf(t, c, "split/00.conf", "{")
+	log.await(t, broken)
+}
+
+// Other files near a directory that is not there say nothing.
+func TestOnlyCNIConfigIsFollowed(t *testing.T) {
+	c := testConfig(t)
+	withCNI(t, &c)
+	log := newTold()
+	c.Log = slog.New(log)
+	c.CNIConfDir = filepath.Join(t.TempDir(), "net.d")
+	m := started(t, c)
+	before := m.cni.follow.now.Load()
+	m.cni.follow.seen(c.CNIConfDir + "x/10.conf")
+	m.cni.follow.seen(filepath.Join(filepath.Dir(c.CNIConfDir), "other"))
+	if m.cni.follow.now.Load() != before {
+		t.Error("read again for nothing")
+	}
+	m.cni.follow.seen("") // events were lost
+	if m.cni.follow.now.Load() == before {
+		t.Error("not read again")
+	}
+}
+
+// Where inotify cannot be had, the files are read each time.
+func TestCNIConfigWithoutInotify(t *testing.T) {
+	f := cniFollower{log: quiet}
+	dir := t.TempDir()
+	must(t, os.WriteFile(filepath.Join(dir, "10.conf"), []byte("{"), 0o644))
+	if _, err := f.current(dir); !errors.Is(err, ErrConfig) {
+		t.Errorf("%v", err)
+	}
+	f.follow(dir)
+	must(t, os.Remove(filepath.Join(dir, "10.conf")))
+	if list, err := f.current(dir); list != nil || err != nil {
+		t.Errorf("%v, %v", list, err)
+	}
+	must(t, f.close())
+}
+
+// A link's files may change where nothing is watched: they are read each time, until the link is gone.
+func TestLinkedCNIConfigIsReadEachTime(t *testing.T) {
+	c := testConfig(t)
+	withCNI(t, &c)
+	good := filepath.Join(c.CNIConfDir, "10-test.conflist")
+	elsewhere := filepath.Join(t.TempDir(), "real")
+	must(t, os.Rename(good, elsewhere))
+	must(t, os.Symlink(elsewhere, good))
+	log := newTold()
+	c.Log = slog.New(log)
+	m := started(t, c)
+	log.await(t, "is a link")
+	must(t, m.Ready(t.Context()))
+	must(t, os.WriteFile(elsewhere, []byte("{"), 0o644))
+	if err := m.Ready(t.Context()); !errors.Is(err, ErrConfig) {
+		t.Errorf("of what it was linked to: %v", err)
+	}
+	must(t, os.Rename(elsewhere, good))
+	log.await(t, broken)
+}
+
+// Watches are few on a busy node: without one the files are read each time.
+func TestCNIConfigWithoutWatches(t *testing.T) {
+	f := cniFollower{log: quiet}
+	dir := t.TempDir()
+	f.start(dir)
+	must(t, os.WriteFile(filepath.Join(dir, "10.conf"), []byte("{"), 0o644))
+	must(t, f.watcher.Close()) // adding fails from now on
+	<-f.done
+	f.follow(dir)
+	if _, err := f.current(dir); !errors.Is(err, ErrConfig) {
+		t.Errorf("%v", err)
+	}
+	must(t, os.Remove(filepath.Join(dir, "10.conf")))
+	if list, err := f.current(dir); list != nil || err != nil {
+		t.Errorf("%v, %v", list, err)
+	}
+}

@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# Makes the Debian packages of the binaries in BIN (default: bin) in a directory (default: out/deb).
+# Their times are those of the last commit: the same sources make the same packages.
+#
+#   packaging/build.sh [DIRECTORY]
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+go=${GO:-go}
+bin=$(realpath "${BIN:-bin}")
+mkdir -p "${1:-out/deb}"
+out=$(realpath "${1:-out/deb}")
+stage=$(mktemp -d)
+trap 'rm -rf "$stage"' EXIT
+root=$stage/root
+
+ARCH=$("$go" env GOARCH)
+SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || date +%s)}
+# v1.2.3-4-gabcdef0 is 1.2.3+4.gabcdef0, which sorts after 1.2.3; without a tag, before every release.
+version=$(git describe --tags --match 'v[0-9]*' 2>/dev/null || true)
+if [[ $version ]]; then
+  version=${version#v}
+  VERSION=$(sed -E 's/-([0-9]+-g[0-9a-f]+)$/+\1/; s/-/./2g; s/\+([0-9]+)-/+\1./; s/-/~/' <<<"$version")
+else
+  VERSION=0.0.0~git$(date -u -d "@$SOURCE_DATE_EPOCH" +%Y%m%d).$(git rev-parse --short HEAD 2>/dev/null || echo unknown)
+fi
+export ARCH SOURCE_DATE_EPOCH VERSION
+
+# put MODE FILE DESTINATION
+put() { install -D -m "$1" "$2" "$root$3"; }
+# packed DESTINATION < TEXT, as the policy wants manual pages and changelogs
+packed() { install -d "$(dirname "$root$1")" && gzip -9n >"$root$1.gz" && chmod 0644 "$root$1.gz"; }
+
+for b in coracled containerd-shim-coracle-v1 coracle-lazy coracle-oci coracle-oci-libcontainer coracle coracle-kube; do
+  put 0755 "$bin/$b" "/usr/bin/$b"
+done
+sed 's|/usr/local/bin|/usr/bin|' contrib/coracled.service >"$stage/coracled.service"
+put 0644 "$stage/coracled.service" /usr/lib/systemd/system/coracled.service
+put 0644 packaging/config.toml /etc/coracle/config.toml
+for b in coracled coracle coracle-oci; do
+  "$bin/$b" man | packed "/usr/share/man/man8/$b.8"
+  for shell in bash:bash-completion/completions/$b zsh:zsh/vendor-completions/_$b fish:fish/vendor_completions.d/$b.fish; do
+    "$bin/$b" completion "${shell%%:*}" >"$stage/completion"
+    put 0644 "$stage/completion" "/usr/share/${shell#*:}"
+  done
+done
+for page in README.md docs/operations.md docs/images.md docs/migration.md; do
+  put 0644 "$page" "/usr/share/doc/coracle/$(basename "$page")"
+done
+put 0644 contrib/crictl.yaml /usr/share/examples/crictl.yaml
+"$bin/coracled" config default >"$stage/config.toml"
+put 0644 "$stage/config.toml" /usr/share/examples/config.toml
+packed /usr/share/doc/coracle/CHANGELOG.md <CHANGELOG.md
+for p in coracle coracle-kube; do
+  put 0644 packaging/copyright "/usr/share/doc/$p/copyright"
+  printf '%s (%s) unstable; urgency=medium\n\n  * See CHANGELOG.md in /usr/share/doc/coracle.\n\n -- %s  %s\n' "$p" "$VERSION" \
+    "$(sed -n 's/^maintainer: //p' "packaging/$p.yaml")" "$(date -u -R -d "@$SOURCE_DATE_EPOCH")" |
+    packed "/usr/share/doc/$p/changelog"
+  put 0644 "packaging/$p.lintian-overrides" "/usr/share/lintian/overrides/$p"
+done
+
+cp packaging/{postinst,prerm,postrm} "$stage"
+(cd tools && "$go" build -o "$stage/deb" ./deb)
+packaging=$PWD/packaging
+for p in coracle coracle-kube; do
+  (cd "$stage" && ./deb -config "$packaging/$p.yaml" -out "$out")
+done

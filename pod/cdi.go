@@ -1,0 +1,55 @@
+package pod
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"tags.cncf.io/container-device-interface/pkg/cdi"
+	"tags.cncf.io/container-device-interface/pkg/parser"
+)
+
+// validateCDI checks names of CDI devices: vendor.example/class=name.
+func validateCDI(names []string) error {
+	for i, name := range names {
+		if _, _, _, err := parser.ParseQualifiedName(name); err != nil {
+			return fail(ErrInvalid, "CDI device %q is not of the form vendor.example/class=name: %w", name, err)
+		}
+		if slices.Contains(names[:i], name) {
+			return fail(ErrInvalid, "CDI device %q is asked for twice", name)
+		}
+	}
+	return nil
+}
+
+// injectCDI puts what the host's CDI specs say of the devices into the container's spec. The
+// spec files are read anew: few containers have such devices, and plugins write them at any
+// time. A device that cannot be found is an error, for without it the container would run
+// and do something else.
+func (m *Manager) injectCDI(spec *specs.Spec, names []string) error {
+	if len(names) == 0 {
+		return nil
+	}
+	dirs := strings.Join(m.opts.CDISpecDirs, ", ")
+	cache, err := cdi.NewCache(cdi.WithSpecDirs(m.opts.CDISpecDirs...), cdi.WithAutoRefresh(false))
+	if err != nil {
+		return fmt.Errorf("CDI specs in %s: %w", dirs, err)
+	}
+	unknown, err := cache.InjectDevices(spec, names...)
+	if err == nil {
+		return nil
+	}
+	if len(unknown) == 0 {
+		return fail(ErrInvalid, "CDI devices %s: %w", strings.Join(names, ", "), err)
+	}
+	var broken []error
+	for path, errs := range cache.GetErrors() {
+		broken = append(broken, fmt.Errorf("%s: %w", path, errors.Join(errs...)))
+	}
+	if len(broken) > 0 {
+		return fail(ErrPrecondition, "no CDI device %s in %s, where a spec cannot be read: %w", strings.Join(unknown, ", "), dirs, errors.Join(broken...))
+	}
+	return fail(ErrPrecondition, "no CDI device %s in %s", strings.Join(unknown, ", "), dirs)
+}

@@ -1,0 +1,276 @@
+package pod
+
+import (
+	"archive/tar"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// checkpointLimit is how long saving takes at most where the caller has no limit.
+const checkpointLimit = 2 * time.Minute
+
+// Checkpoint saves a running container in an archive at location, an absolute path, and lets
+// it go on. It is frozen meanwhile, so that memory and files fit together. On error no archive
+// is left. ErrUnsupported without criu(8); timeout 0 means two minutes.
+func (m *Manager) Checkpoint(ctx context.Context, id, location string, timeout time.Duration) error {
+	e, err := m.runningContainer(id)
+	if err != nil {
+		return during("checkpoint container", id, err)
+	}
+	if timeout <= 0 {
+		timeout = checkpointLimit
+	}
+	return during("checkpoint container", e.id, m.life.run(ctx, timeout, func(ctx context.Context) error {
+		return m.checkpointTo(ctx, e, location)
+	}))
+}
+
+func (m *Manager) checkpointTo(ctx context.Context, e *entry[containerRecord], location string) (err error) {
+	if !filepath.IsAbs(location) || filepath.Clean(location) != location {
+		return fail(ErrInvalid, "location %q is not an absolute path without . and ..", location)
+	}
+	if st, err := os.Lstat(location); err == nil && !st.Mode().IsRegular() {
+		return fail(ErrInvalid, "location %s exists and is not a file", location)
+	}
+	// Beside the archive: what has room for one has room for the other.
+	work := filepath.Join(filepath.Dir(location), ".coracle-checkpoint-"+newID()[:16])
+	if err := saving(e, work); err != nil {
+		return err
+	}
+	defer func() {
+		if rerr := os.RemoveAll(work); rerr != nil {
+			err = errors.Join(err, rerr)
+			return
+		}
+		err = errors.Join(err, saved(e, work))
+	}()
+	if err := os.Mkdir(work, 0o700); err != nil {
+		return fail(ErrInvalid, "location: %w", err)
+	}
+	dir, archive := filepath.Join(work, "container"), filepath.Join(work, "archive")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return err
+	}
+	if err := m.saveFrozen(ctx, map[*entry[containerRecord]]string{e: dir}); err != nil {
+		return err
+	}
+	if err := pack(archive, dir); err != nil {
+		return err
+	}
+	return os.Rename(archive, location)
+}
+
+// saveFrozen freezes the containers, saves each in its directory, and lets them go on in any
+// case. Nothing else is done to them meanwhile.
+func (m *Manager) saveFrozen(ctx context.Context, into map[*entry[containerRecord]]string) (err error) {
+	if _, err := exec.LookPath("criu"); err != nil {
+		return fail(ErrUnsupported, "checkpoints need criu(8), which is not installed: %w", err)
+	}
+	// In one order, so that two calls never wait for each other.
+	var es []*entry[containerRecord]
+	for e := range into {
+		es = append(es, e)
+	}
+	slices.SortFunc(es, func(a, b *entry[containerRecord]) int { return strings.Compare(a.id, b.id) })
+	for _, e := range es {
+		if err := e.turn.take(ctx); err != nil {
+			return err
+		}
+		defer e.turn.give()
+		if p := e.get().Phase; p != containerRunning {
+			return fail(ErrPrecondition, "container %s is not running (%s)", e.id, p)
+		}
+	}
+	var frozen []*entry[containerRecord]
+	defer func() {
+		undo, cancel := undoing(ctx)
+		defer cancel()
+		for _, e := range frozen {
+			err = errors.Join(err, m.thaw(undo, e))
+		}
+	}()
+	for _, e := range es {
+		// Thawed even if the answer was lost.
+		frozen = append(frozen, e)
+		if err := e.update(func(r *containerRecord) { r.Frozen = true }); err != nil {
+			return err
+		}
+		if err := m.Shim.Pause(ctx, e.get().PodID, e.id); err != nil {
+			return err
+		}
+	}
+	var tasks errgroup.Group
+	for _, e := range es {
+		tasks.Go(func() error { return during("container", e.id, m.save(ctx, e, into[e])) })
+	}
+	return tasks.Wait()
+}
+
+// thaw lets a container go on that was frozen to be saved, by this daemon or one that was killed.
+func (m *Manager) thaw(ctx context.Context, e *entry[containerRecord]) error {
+	if err := m.Shim.Resume(ctx, e.get().PodID, e.id); err != nil {
+		return err
+	}
+	return e.update(func(r *containerRecord) { r.Frozen = false })
+}
+
+// save writes a frozen container into an empty directory.
+func (m *Manager) save(ctx context.Context, e *entry[containerRecord], dir string) (err error) {
+	rec := e.get()
+	if err := m.Shim.Checkpoint(ctx, rec.PodID, e.id, filepath.Join(dir, savedImagesName)); err != nil {
+		return err
+	}
+	if err := m.faultAt(ctx, "pod.checkpoint.images"); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(filepath.Join(dir, savedDiffName), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(m.Snapshots.Changes(ctx, e.id, f), f.Close()); err != nil {
+		return err
+	}
+	return writeSaved(dir, rec, m.containerDir().Of(e.id))
+}
+
+// pack makes an archive of a directory.
+func pack(archive, dir string) (err error) {
+	f, err := os.OpenFile(archive, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	w := tar.NewWriter(f)
+	if err := w.AddFS(os.DirFS(dir)); err != nil {
+		return fmt.Errorf("pack the checkpoint: %w", err)
+	}
+	return w.Close()
+}
+
+// savedPod is pod.json of a pod's checkpoint; each container is in a directory named by its
+// number in the list.
+type savedPod struct {
+	Version    int       `json:"version"`
+	Handler    string    `json:"handler"`
+	Name       string    `json:"name"`
+	Namespace  string    `json:"namespace"`
+	UID        string    `json:"uid"`
+	Containers []string  `json:"containers"` // names
+	SavedAt    time.Time `json:"savedAt"`
+}
+
+const (
+	savedPodName    = "pod.json"
+	savedPodVersion = 1
+)
+
+// CheckpointPod saves containers of a ready pod, which must all run, in an existing empty
+// directory: all are frozen before the first is saved, and go on when the last one is. On
+// error the directory is empty again.
+func (m *Manager) CheckpointPod(ctx context.Context, podID, dir string, ids []string) error {
+	e, err := m.readyPod(podID)
+	if err != nil {
+		return during("checkpoint pod", podID, err)
+	}
+	return during("checkpoint pod", e.id, m.life.run(ctx, checkpointLimit, func(ctx context.Context) error {
+		return m.checkpointPod(ctx, e, dir, ids)
+	}))
+}
+
+func (m *Manager) checkpointPod(ctx context.Context, p *entry[podRecord], dir string, ids []string) (err error) {
+	if len(ids) == 0 {
+		return fail(ErrInvalid, "no containers are named")
+	}
+	if err := mustBeEmpty(dir); err != nil {
+		return err
+	}
+	c := &p.get().Config
+	sum := savedPod{
+		Version: savedPodVersion, Handler: c.RuntimeHandler, Name: c.Name, Namespace: c.Namespace, UID: c.UID, SavedAt: time.Now(),
+	}
+	into := map[*entry[containerRecord]]string{}
+	for i, id := range ids {
+		e, err := m.runningContainer(id)
+		if err != nil {
+			return during("container", id, err)
+		}
+		if e.get().PodID != p.id {
+			return fail(ErrInvalid, "container %s is in another pod", e.id)
+		}
+		if into[e] != "" {
+			return fail(ErrInvalid, "container %s is named twice", e.id)
+		}
+		into[e] = filepath.Join(dir, fmt.Sprint(i))
+		sum.Containers = append(sum.Containers, e.get().Config.Name)
+	}
+	last := filepath.Join(dir, savedPodName)
+	// Each container's record names all: whichever a crash leaves, no part of the checkpoint is left.
+	all := append(slices.Collect(maps.Values(into)), last)
+	defer func() {
+		if err != nil {
+			if rerr := emptied(dir); rerr != nil {
+				err = errors.Join(err, rerr)
+				return
+			}
+		}
+		for e := range into {
+			err = errors.Join(err, saved(e, all...))
+		}
+	}()
+	for e := range into {
+		if err := saving(e, all...); err != nil {
+			return err
+		}
+	}
+	for _, sub := range into {
+		if err := os.Mkdir(sub, 0o700); err != nil {
+			return err
+		}
+	}
+	if err := m.saveFrozen(ctx, into); err != nil {
+		return err
+	}
+	b, err := json.MarshalIndent(sum, "", " ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(last, b, 0o600)
+}
+
+// mustBeEmpty wants an existing directory with nothing in it, at an absolute path.
+func mustBeEmpty(dir string) error {
+	if !filepath.IsAbs(dir) {
+		return fail(ErrInvalid, "directory %q is not an absolute path", dir)
+	}
+	entries, err := os.ReadDir(dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return fail(ErrInvalid, "directory %s does not exist", dir)
+	case err != nil:
+		return fail(ErrInvalid, "directory: %w", err)
+	case len(entries) > 0:
+		return fail(ErrInvalid, "directory %s is not empty", dir)
+	}
+	return nil
+}
+
+// emptied removes what is in a directory that was empty.
+func emptied(dir string) error {
+	entries, err := os.ReadDir(dir)
+	for _, e := range entries {
+		err = errors.Join(err, os.RemoveAll(filepath.Join(dir, e.Name())))
+	}
+	return err
+}

@@ -1,0 +1,356 @@
+package pod
+
+import (
+	"archive/tar"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/fstest"
+
+	"github.com/opencontainers/go-digest"
+	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/image"
+)
+
+// withCRIU makes criu(8) be there, as far as its name goes: the shim is a fake.
+func withCRIU(t *testing.T) {
+	t.Helper()
+	dir := t.TempDir()
+	ok(t, os.WriteFile(filepath.Join(dir, "criu"), []byte("#!/bin/false\n"), 0o755))
+	t.Setenv("PATH", dir)
+}
+
+// thawed fails the test if a container was left frozen.
+func (b *bench) thawed() {
+	b.t.Helper()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for id, p := range b.procs {
+		if p.paused {
+			b.t.Errorf("container %.8s is frozen", id)
+		}
+	}
+}
+
+func TestCheckpoint(t *testing.T) {
+	withCRIU(t)
+	b := newBench(t)
+	m, _ := b.manager()
+	ctx := t.Context()
+	podID := must[string](t)(m.Run(ctx, podConfig("p")))
+	id := must[string](t)(m.Create(ctx, podID, containerConfig("run")))
+	ok(t, m.StartContainer(ctx, id))
+	dir := t.TempDir()
+	archive := filepath.Join(dir, "saved.tar")
+	ok(t, m.Checkpoint(ctx, id, archive, 0))
+	files := untar(t, archive)
+	var saved savedContainer
+	ok(t, json.Unmarshal(files[savedConfigName], &saved))
+	if saved.ID != id || saved.ImageName != "busybox" || saved.CheckpointedAt.IsZero() {
+		t.Errorf("%+v", saved)
+	}
+	if string(files["checkpoint/pages.img"]) != id || string(files[savedDiffName]) != "changes of "+id || len(files[savedSpecName]) == 0 {
+		t.Errorf("archive %v", files)
+	}
+	b.thawed()
+
+	// Nothing is left of one that fails, and the container goes on.
+	for _, call := range []string{"shim.Pause", "shim.Checkpoint", "snapshots.Changes"} {
+		b.fault(call, failing(errors.New("disk on fire")))
+		if err := m.Checkpoint(ctx, id, filepath.Join(dir, "other.tar"), 0); err == nil || !strings.Contains(err.Error(), "disk on fire") {
+			t.Errorf("%s: %v", call, err)
+		}
+		b.mend(call)
+		b.thawed()
+	}
+	for name, location := range map[string]string{
+		"relative": "x.tar", "with ..": dir + "/../x.tar", "a directory": dir, "in no directory": dir + "/none/x.tar", "empty": "",
+	} {
+		if err := m.Checkpoint(ctx, id, location, 0); !errors.Is(err, ErrInvalid) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	left, err := os.ReadDir(dir)
+	ok(t, err)
+	if len(left) != 1 {
+		t.Errorf("left: %v", left)
+	}
+	t.Setenv("PATH", "/nowhere")
+	if err := m.Checkpoint(ctx, id, archive, 0); !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "criu") {
+		t.Errorf("without criu: %v", err)
+	}
+	ok(t, m.Stop(ctx, podID))
+	if err := m.Checkpoint(ctx, id, archive, 0); !errors.Is(err, ErrPrecondition) {
+		t.Errorf("of a stopped container: %v", err)
+	}
+	ok(t, m.Remove(ctx, podID))
+	idle(t, m)
+}
+
+func untar(t *testing.T, archive string) map[string][]byte {
+	t.Helper()
+	f, err := os.Open(archive)
+	ok(t, err)
+	defer f.Close()
+	files := map[string][]byte{}
+	for r := tar.NewReader(f); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return files
+		}
+		ok(t, err)
+		files[strings.TrimSuffix(h.Name, "/")] = must[[]byte](t)(io.ReadAll(r))
+	}
+}
+
+// savedPodOf makes a pod with two containers and a checkpoint of it.
+func savedPodOf(t *testing.T, b *bench, m *Manager) (podID, dir string, ids []string) {
+	t.Helper()
+	ctx := t.Context()
+	podID = must[string](t)(m.Run(ctx, podConfig("p")))
+	for _, name := range []string{"one", "two"} {
+		c := containerConfig("run", name)
+		c.Name = name
+		id := must[string](t)(m.Create(ctx, podID, c))
+		ok(t, m.StartContainer(ctx, id))
+		ids = append(ids, id)
+	}
+	dir = t.TempDir()
+	ok(t, m.CheckpointPod(ctx, podID, dir, ids))
+	b.thawed()
+	return podID, dir, ids
+}
+
+func TestCheckpointPod(t *testing.T) {
+	withCRIU(t)
+	b := newBench(t)
+	m, _ := b.manager()
+	ctx := t.Context()
+	podID, dir, ids := savedPodOf(t, b, m)
+	other := must[string](t)(m.Run(ctx, podConfig("other")))
+	stranger := must[string](t)(m.Create(ctx, other, containerConfig("run")))
+	ok(t, m.StartContainer(ctx, stranger))
+	empty := t.TempDir()
+	for name, c := range map[string]struct {
+		dir  string
+		ids  []string
+		kind error
+	}{
+		"no containers":   {empty, nil, ErrInvalid},
+		"not empty":       {dir, ids, ErrInvalid},
+		"no directory":    {dir + "/none", ids, ErrInvalid},
+		"relative":        {"x", ids, ErrInvalid},
+		"twice":           {empty, []string{ids[0], ids[0]}, ErrInvalid},
+		"another pod's":   {empty, []string{stranger}, ErrInvalid},
+		"no such":         {empty, []string{"no-such"}, ErrNotFound},
+		"a file":          {dir + "/pod.json", ids, ErrInvalid},
+		"half another":    {empty, []string{ids[0], stranger}, ErrInvalid},
+		"prefix and name": {empty, []string{ids[0], ids[0][:20]}, ErrInvalid},
+	} {
+		if err := m.CheckpointPod(ctx, podID, c.dir, c.ids); !errors.Is(err, c.kind) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	b.fault("snapshots.Changes", failing(errors.New("disk on fire")))
+	if err := m.CheckpointPod(ctx, podID, empty, ids); err == nil {
+		t.Error("no error")
+	}
+	b.mend("snapshots.Changes")
+	b.thawed()
+	if left, err := os.ReadDir(empty); err != nil || len(left) != 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+	for _, id := range []string{podID, other} {
+		ok(t, m.Remove(ctx, id))
+	}
+	idle(t, m)
+}
+
+func TestRestorePod(t *testing.T) {
+	withCRIU(t)
+	b := newBench(t)
+	m, _ := b.manager()
+	ctx := t.Context()
+	podID, dir, _ := savedPodOf(t, b, m)
+	ok(t, m.Remove(ctx, podID))
+	config := func(name string) ContainerConfig {
+		c := containerConfig("run", name)
+		c.Name = name
+		return c
+	}
+	both := []ContainerConfig{config("two"), config("one")}
+	if _, _, err := m.RestorePod(ctx, dir, podConfig("q"), both); !errors.Is(err, ErrPrecondition) || !strings.Contains(err.Error(), "runtime.restore") {
+		t.Errorf("restoring is off: %v", err)
+	}
+	m.opts.Restore = true
+	other := config("one")
+	other.Command = []string{"run", "something else"}
+	for name, c := range map[string]struct {
+		dir        string
+		handler    string
+		containers []ContainerConfig
+	}{
+		"none":            {dir, "", nil},
+		"one only":        {dir, "", both[:1]},
+		"one twice":       {dir, "", []ContainerConfig{config("one"), config("one")}},
+		"unknown":         {dir, "", []ContainerConfig{config("one"), config("three")}},
+		"other command":   {dir, "", []ContainerConfig{config("two"), other}},
+		"relative":        {"x", "", both},
+		"no checkpoint":   {t.TempDir(), "", both},
+		"other handler":   {dir, "coracle", both},
+		"no such handler": {dir, "none", both},
+	} {
+		cfg := podConfig("q")
+		cfg.RuntimeHandler = c.handler
+		if _, _, err := m.RestorePod(ctx, c.dir, cfg, c.containers); !errors.Is(err, ErrInvalid) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	// Another image of the same name, and a directory that is elsewhere.
+	own := b.images["busybox"]
+	other2 := own
+	other2.ID = digest.FromString("another busybox")
+	b.images["busybox"] = other2
+	if _, _, err := m.RestorePod(ctx, dir, podConfig("q"), both); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "is of image") {
+		t.Errorf("of another image: %v", err)
+	}
+	b.images["busybox"] = own
+	moved := filepath.Join(t.TempDir(), "0")
+	ok(t, os.Rename(filepath.Join(dir, "0"), moved))
+	ok(t, os.Symlink(moved, filepath.Join(dir, "0")))
+	if _, _, err := m.RestorePod(ctx, dir, podConfig("q"), both); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "not a directory in it") {
+		t.Errorf("by way of a link: %v", err)
+	}
+	ok(t, os.Remove(filepath.Join(dir, "0")))
+	ok(t, os.Rename(moved, filepath.Join(dir, "0")))
+	idle(t, m)
+	b.nothingLeft()
+
+	podID, restored, err := m.RestorePod(ctx, dir, podConfig("q"), both)
+	ok(t, err)
+	if len(restored) != 2 || restored[0].Name != "two" || restored[1].Name != "one" {
+		t.Fatalf("%+v", restored)
+	}
+	if len(b.procs) != 0 {
+		t.Error("something runs before it is started")
+	}
+	id := restored[1].ID
+	if c := must[Container](t)(m.Container(id)); c.State != Created {
+		t.Errorf("restored container is %s", c.State)
+	}
+	if layers := b.layers[id]; len(layers) != 1 {
+		t.Errorf("root of layers %v, want what was written on top", layers)
+	}
+	// The images are looked at again before they are used.
+	images := filepath.Join(dir, "0", "checkpoint")
+	ok(t, os.Symlink("/etc/shadow", images+"/late.img"))
+	if err := m.StartContainer(ctx, id); !errors.Is(err, ErrInvalid) || len(b.procs) != 0 {
+		t.Errorf("start from images that were changed: %v", err)
+	}
+	ok(t, os.Remove(images+"/late.img"))
+	// A restart in between changes nothing.
+	ok(t, m.Close())
+	m, _ = b.manager()
+	ok(t, m.StartContainer(ctx, id))
+	if got := b.hostnames[filepath.Join(m.nsDir(podID), "uts")]; got != "host-q" {
+		t.Errorf("the pod's name is %q", got)
+	}
+	if got := b.proc(id).checkpoint; got != filepath.Join(dir, "0", "checkpoint") {
+		t.Errorf("started from %q", got)
+	}
+	ok(t, m.Remove(ctx, podID))
+	idle(t, m)
+	b.nothingLeft()
+}
+
+// TestCheckpointImage: a container of an image that is a checkpoint goes on from there, if
+// the operator lets it.
+func TestCheckpointImage(t *testing.T) {
+	withCRIU(t)
+	b := newBench(t)
+	m, _ := b.manager()
+	ctx := t.Context()
+	podID, dir, _ := savedPodOf(t, b, m)
+	ok(t, m.Remove(ctx, podID))
+	layer := []digest.Digest{digest.FromString("checkpoint")}
+	b.images["saved"] = image.Image{ID: digest.FromString("saved"), Layers: layer}
+	b.contents[layersKey(layer)] = os.DirFS(filepath.Join(dir, "0"))
+	plain := []digest.Digest{digest.FromString("plain")}
+	b.images["plain"] = image.Image{ID: digest.FromString("plain"), Layers: plain}
+	b.contents[layersKey(plain)] = fstest.MapFS{"file": {}}
+
+	podID = must[string](t)(m.Run(ctx, podConfig("q")))
+	c := ContainerConfig{Name: "one", Image: "saved"}
+	if _, err := m.Create(ctx, podID, c); !errors.Is(err, ErrInvalid) {
+		t.Errorf("restoring is off: %v", err)
+	}
+	m.opts.Restore = true
+	id := must[string](t)(m.Create(ctx, podID, c))
+	spec := b.bundle(id)
+	if !slices.Equal(spec.Process.Args, []string{"run", "one"}) {
+		t.Errorf("process %q", spec.Process.Args)
+	}
+	ok(t, m.StartContainer(ctx, id))
+	if got := b.proc(id).checkpoint; got != filepath.Join(b.state, "containers", id, "checkpoint", "checkpoint") {
+		t.Errorf("started from %q", got)
+	}
+	// An ordinary image of one layer is no checkpoint.
+	c = containerConfig("run")
+	c.Image = "plain"
+	must[string](t)(m.Create(ctx, podID, c))
+	// The image of the saved container has to be there.
+	delete(b.images, "busybox")
+	c = ContainerConfig{Name: "late", Image: "saved"}
+	if _, err := m.Create(ctx, podID, c); !errors.Is(err, ErrNotFound) || !strings.Contains(err.Error(), "busybox") {
+		t.Errorf("without the image: %v", err)
+	}
+	ok(t, m.Remove(ctx, podID))
+	idle(t, m)
+	b.nothingLeft()
+}
+
+// TestHostileCheckpoints are refused with one sentence.
+func TestHostileCheckpoints(t *testing.T) {
+	for name, spoil := range map[string]func(dir string) error{
+		"config is no JSON":  func(d string) error { return os.WriteFile(d+"/config.dump", []byte("{"), 0o600) },
+		"spec is no JSON":    func(d string) error { return os.WriteFile(d+"/spec.dump", []byte("[]"), 0o600) },
+		"spec is empty":      func(d string) error { return os.WriteFile(d+"/spec.dump", []byte("{}"), 0o600) },
+		"huge config":        func(d string) error { return os.Truncate(d+"/config.dump", maxSavedJSON+1) },
+		"config is a link":   func(d string) error { return relink(d+"/config.dump", "/etc/shadow") },
+		"images are a link":  func(d string) error { return relink(d+"/checkpoint", "/etc") },
+		"config is a device": func(d string) error { return relink(d+"/config.dump", "/dev/zero") },
+		"config is a FIFO":   func(d string) error { return errors.Join(os.Remove(d+"/config.dump"), mkfifo(d+"/config.dump")) },
+		"config is missing":  func(d string) error { return os.Remove(d + "/config.dump") },
+		"an image is a link": func(d string) error { return os.Symlink("/etc/shadow", d+"/checkpoint/pages-1.img") },
+		"an image is a FIFO": func(d string) error { return mkfifo(d + "/checkpoint/streams.json") },
+		"parent images":      func(d string) error { return os.Mkdir(d+"/checkpoint/parent", 0o700) },
+		"images are missing": func(d string) error { return os.RemoveAll(d + "/checkpoint") },
+		"config is a diretory": func(d string) error {
+			return errors.Join(os.Remove(d+"/config.dump"), os.Mkdir(d+"/config.dump", 0o700))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			ok(t, os.WriteFile(dir+"/config.dump", []byte("{}"), 0o600))
+			ok(t, os.WriteFile(dir+"/spec.dump", []byte(`{"process":{"args":["x"]},"linux":{}}`), 0o600))
+			ok(t, os.Mkdir(dir+"/checkpoint", 0o700))
+			if _, err := openSaved(dir); err != nil {
+				t.Fatal(err)
+			}
+			ok(t, spoil(dir))
+			if _, err := openSaved(dir); err == nil || strings.Contains(err.Error(), "\n") {
+				t.Errorf("%v", err)
+			}
+		})
+	}
+}
+
+func relink(path, to string) error { return errors.Join(os.RemoveAll(path), os.Symlink(to, path)) }
+
+func mkfifo(path string) error { return unix.Mkfifo(path, 0o600) }

@@ -1,0 +1,71 @@
+package pod
+
+import (
+	"maps"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/coracle-project/coracle/runtime"
+	"github.com/coracle-project/coracle/shim/client"
+	"github.com/coracle-project/coracle/snapshot"
+)
+
+// Handler is what a RuntimeClass chooses. The zero value is Coracle's own runtime.
+type Handler struct {
+	// Runtime makes the containers: client.CreateRequest.Handler.
+	Runtime string
+	// PrivilegedWithoutHostDevices gives privileged containers only those devices that they
+	// ask for.
+	PrivilegedWithoutHostDevices bool
+	// Annotations are names, or patterns as path.Match has them, of those annotations of pods and
+	// containers that the runtime gets to see. No pattern stands for one that steers the runtime.
+	Annotations []string
+	// Overhead is what a pod needs beyond its containers, if the caller does not say.
+	Overhead *Resources
+	// Snapshotter is which driver makes the containers' roots; the node's if empty.
+	Snapshotter snapshot.DriverName
+	// LogLimit has containers' logs rotated by their writer.
+	LogLimit client.LogLimit
+}
+
+// handlerNames are all names that a pod may give, sorted. The unnamed handler is always there.
+func (o *Options) handlerNames() []string {
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(o.Handlers())), func(name string) bool { return name == "" })
+}
+
+// handler is a pod's. The settings may have changed since the pod was made.
+func (m *Manager) handler(c *Config) (Handler, error) {
+	h, ok := m.opts.Handlers()[c.RuntimeHandler]
+	if !ok && c.RuntimeHandler != "" {
+		return h, fail(ErrPrecondition, "runtime handler %q of the pod is no longer configured; there are %q", c.RuntimeHandler, m.opts.handlerNames())
+	}
+	return h, nil
+}
+
+// sandboxed says that the runtime wants a pod to have a first container, the sandbox, before any
+// other: shims of virtual machines make that of it. It is the pod's init.
+func (h *Handler) sandboxed() bool { return strings.HasPrefix(h.Runtime, runtime.ShimHandler) }
+
+// passed are the annotations that the runtime gets to see; a container's own come before its
+// pod's.
+func (h *Handler) passed(pod, container map[string]string) map[string]string {
+	out := map[string]string{}
+	for _, from := range []map[string]string{pod, container} {
+		for name, value := range from {
+			if slices.ContainsFunc(h.Annotations, func(pattern string) bool { return stands(pattern, name) }) {
+				out[name] = value
+			}
+		}
+	}
+	return out
+}
+
+// stands says whether a pattern stands for a name.
+func stands(pattern, name string) bool {
+	if runtime.Steers(name) {
+		return pattern == name
+	}
+	fits, err := path.Match(pattern, name)
+	return err == nil && fits
+}

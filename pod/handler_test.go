@@ -1,0 +1,110 @@
+package pod
+
+import (
+	"encoding/json"
+	"errors"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+)
+
+// TestHandler: what a handler is configured for reaches its containers, and no others.
+func TestHandler(t *testing.T) {
+	b := newBench(t)
+	m, h := b.manager()
+	handlers := map[string]Handler{
+		"own": {},
+		"vm": {
+			Runtime: "oci:/usr/bin/vm", PrivilegedWithoutHostDevices: true,
+			Annotations: []string{"vm.example.*", "exact"}, Overhead: &Resources{MemoryLimit: 1 << 20},
+		},
+	}
+	m.opts.Handlers = func() map[string]Handler { return handlers }
+	defer func() {
+		for _, p := range m.Pods(PodFilter{}) {
+			ok(t, m.Stop(t.Context(), p.ID))
+			ok(t, m.Remove(t.Context(), p.ID))
+		}
+		idle(t, m)
+	}()
+	create := func(handler string) (Pod, *specs.Spec, *proc) {
+		pc := podConfig("p-" + handler)
+		pc.RuntimeHandler, pc.Privileged = handler, true
+		pc.Annotations = map[string]string{"vm.example.kernel": "small", "vm.example.disk": "pod", "exact": "1", "secret": "x"}
+		podID := must[string](t)(m.Run(t.Context(), pc))
+		c := containerConfig("run")
+		c.Security.Privileged = true
+		c.Annotations = map[string]string{"vm.example.disk": "container"}
+		id := must[string](t)(m.Create(t.Context(), podID, c))
+		ok(t, m.StartContainer(t.Context(), id))
+		raw, err := os.ReadFile(filepath.Join(b.state, "containers", id, "config.json"))
+		ok(t, err)
+		var spec specs.Spec
+		ok(t, json.Unmarshal(raw, &spec))
+		maps.DeleteFunc(spec.Annotations, func(name, _ string) bool { return strings.HasPrefix(name, "io.kubernetes.cri.") })
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		return must[Pod](t)(m.Pod(podID)), &spec, h.procs[id]
+	}
+
+	p, spec, proc := create("vm")
+	if want := map[string]string{"vm.example.kernel": "small", "vm.example.disk": "container", "exact": "1"}; !maps.Equal(spec.Annotations, want) {
+		t.Errorf("annotations %v, want %v", spec.Annotations, want)
+	}
+	if len(spec.Linux.Devices) > 0 || spec.Linux.Resources.Devices[0].Allow {
+		t.Errorf("privileged without host devices has %v, %v", spec.Linux.Devices, spec.Linux.Resources.Devices)
+	}
+	if p.Config.Overhead == nil || p.Config.Overhead.MemoryLimit != 1<<20 || proc.handler != "oci:/usr/bin/vm" {
+		t.Errorf("overhead %+v, handler %q", p.Config.Overhead, proc.handler)
+	}
+
+	p, spec, proc = create("own")
+	if len(spec.Annotations) > 0 || len(spec.Linux.Devices) == 0 || !spec.Linux.Resources.Devices[0].Allow ||
+		p.Config.Overhead != nil || proc.handler != "" {
+		t.Errorf("our own runtime: annotations %v, %d devices, overhead %v, handler %q", spec.Annotations, len(spec.Linux.Devices), p.Config.Overhead, proc.handler)
+	}
+}
+
+// TestHandlerThatIsGone: pods outlive a change of the configuration.
+func TestHandlerThatIsGone(t *testing.T) {
+	b := newBench(t)
+	m, _ := b.manager()
+	handlers := map[string]Handler{"old": {}, "new": {}}
+	m.opts.Handlers = func() map[string]Handler { return handlers }
+	pc := podConfig("p")
+	pc.RuntimeHandler = "old"
+	podID := must[string](t)(m.Run(t.Context(), pc))
+	delete(handlers, "old")
+	_, err := m.Create(t.Context(), podID, containerConfig("run"))
+	if !errors.Is(err, ErrPrecondition) || !strings.Contains(err.Error(), `runtime handler "old" of the pod is no longer configured; there are ["new"]`) {
+		t.Errorf("%v", err)
+	}
+	pc = podConfig("q")
+	pc.RuntimeHandler = "old"
+	if _, err := m.Run(t.Context(), pc); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), `unknown runtime handler "old"; there are ["new"]`) {
+		t.Errorf("%v", err)
+	}
+	ok(t, m.Stop(t.Context(), podID))
+	ok(t, m.Remove(t.Context(), podID))
+	idle(t, m)
+	b.nothingLeft()
+}
+
+// However wide the pattern, what steers the runtime has to be named.
+func TestSteeringAnnotationsAreNamed(t *testing.T) {
+	given := map[string]string{
+		"note": "", "run.oci.hooks.stdout": "", "run.oci.handler": "", "org.criu.config": "", "org.systemd.property.CPUQuota": "",
+		"module.wasm.image/variant": "", "krun.cpus": "", "dev.gvisor.flag.debug": "", "bundle": "", "org.example.criu": "",
+	}
+	h := Handler{Annotations: []string{"*", "*/*", "run.oci.*", "[a-z]*.oci.handler", "run.oci.handler"}}
+	want := map[string]string{"note": "", "run.oci.handler": "", "org.example.criu": ""}
+	for name, got := range map[string]map[string]string{"pod": h.passed(given, nil), "container": h.passed(nil, given)} {
+		if !maps.Equal(got, want) {
+			t.Errorf("of the %s's annotations %v are passed on, want %v", name, got, want)
+		}
+	}
+}

@@ -1,0 +1,96 @@
+package pod
+
+import (
+	"errors"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+)
+
+// someUsers maps 65536 ids.
+func someUsers(container, host uint32) IDMaps {
+	maps := []IDMap{{Container: container, Host: host, Length: 1 << 16}}
+	return IDMaps{UIDs: maps, GIDs: slices.Clone(maps)}
+}
+
+func TestUserNamespace(t *testing.T) {
+	b := newBench(t)
+	m, _ := b.manager()
+	ctx := t.Context()
+	cfg := podConfig("p")
+	cfg.Namespaces.User, cfg.Namespaces.Users = NamespacePod, someUsers(0, 100000)
+	podID := must[string](t)(m.Run(ctx, cfg))
+	for _, name := range []string{"hosts", "resolv.conf", "hostname", "shm"} {
+		var st unix.Stat_t
+		ok(t, unix.Stat(m.podFile(podID, name), &st))
+		if st.Uid != 100000 || st.Gid != 100000 {
+			t.Errorf("%s belongs to %d:%d", name, st.Uid, st.Gid)
+		}
+	}
+	c := containerConfig("run")
+	c.Security.Namespaces.PID = NamespacePod
+	c.Mounts = []Mount{{ContainerPath: "/image", Image: "busybox"}}
+	id := must[string](t)(m.Create(ctx, podID, c))
+	spec := b.bundle(id)
+	if !slices.Contains(spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace, Path: filepath.Join(m.nsDir(podID), "user")}) {
+		t.Errorf("namespaces %+v", spec.Linux.Namespaces)
+	}
+	want := []specs.LinuxIDMapping{{ContainerID: 0, HostID: 100000, Size: 1 << 16}}
+	if !slices.Equal(spec.Linux.UIDMappings, want) || !slices.Equal(spec.Linux.GIDMappings, want) {
+		t.Errorf("mappings %+v", spec.Linux.UIDMappings)
+	}
+	for _, snapshot := range append(m.containers.exact(id).get().volumes(), id) {
+		if got := b.users[snapshot]; len(got.UIDs) != 1 || got.UIDs[0].Host != 100000 {
+			t.Errorf("snapshot %s shows %+v", snapshot, got)
+		}
+	}
+	// A container may say what its pod says, and nothing else.
+	for _, n := range []Namespaces{
+		{User: NamespaceNode},
+		{User: NamespacePod, Users: someUsers(0, 5000)},
+	} {
+		c := containerConfig("run")
+		c.Name, c.Security.Namespaces = "other", n
+		if _, err := m.Create(ctx, podID, c); !errors.Is(err, ErrInvalid) {
+			t.Errorf("%+v: %v", n, err)
+		}
+	}
+	c = containerConfig("run")
+	c.Name, c.Security.Namespaces = "same", Namespaces{User: NamespacePod, Users: someUsers(0, 100000)}
+	must[string](t)(m.Create(ctx, podID, c))
+
+	ok(t, m.Close())
+	m, _ = b.manager()
+	if p := must[Pod](t)(m.Pod(podID)); p.State != Ready {
+		t.Errorf("after a restart the pod is %s", p.State)
+	}
+	ok(t, m.Remove(ctx, podID))
+	idle(t, m)
+	b.nothingLeft()
+}
+
+// TestAsRootOf: files that are made belong to the namespace's root, and later ones not.
+func TestAsRootOf(t *testing.T) {
+	dir := t.TempDir()
+	ok(t, unix.Chmod(dir, 0o777))
+	ok(t, unix.Chmod(filepath.Dir(dir), 0o755)) // the way there
+	mkdir := func(path string) uint32 {
+		ok(t, unix.Mkdir(path, 0o755))
+		var st unix.Stat_t
+		ok(t, unix.Stat(path, &st))
+		return st.Uid
+	}
+	ok(t, asRootOf(someUsers(0, 3000), func() error {
+		if got := mkdir(filepath.Join(dir, "inside")); got != 3000 {
+			t.Errorf("belongs to %d", got)
+		}
+		return nil
+	}))
+	if got := mkdir(filepath.Join(dir, "outside")); got != 0 {
+		t.Errorf("afterwards: belongs to %d", got)
+	}
+	ok(t, asRootOf(IDMaps{}, func() error { return nil }))
+}

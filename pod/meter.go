@@ -1,0 +1,101 @@
+package pod
+
+import (
+	"context"
+	"fmt"
+	"path"
+	"time"
+
+	"github.com/opencontainers/cgroups/systemd"
+
+	"github.com/coracle-project/coracle/internal/cgstat"
+	"github.com/coracle-project/coracle/network"
+)
+
+// Meter reads what cgroups and network namespaces have used; internal/cgstat and network/
+// do. A test double that injects faults is the other implementation. Paths of cgroups begin
+// at the root of each hierarchy.
+type Meter interface {
+	// Cgroup is cgstat.ErrNone if there is none.
+	Cgroup(ctx context.Context, path string) (cgstat.Usage, error)
+	Processes(ctx context.Context, path string) (cgstat.Processes, error)
+	Interfaces(ctx context.Context, netns string) ([]network.InterfaceUsage, error)
+}
+
+// meter is Meter on this host.
+type meter struct{}
+
+func (meter) Cgroup(_ context.Context, path string) (cgstat.Usage, error) { return cgstat.Read(path) }
+
+func (meter) Processes(ctx context.Context, path string) (cgstat.Processes, error) {
+	return cgstat.ReadProcesses(ctx, path)
+}
+
+func (meter) Interfaces(_ context.Context, netns string) ([]network.InterfaceUsage, error) {
+	return network.Usage(netns)
+}
+
+// meters are the readings of everything that is measured, by id of pod or container.
+type meters struct {
+	containers, pods recent[cgstat.Usage]
+	disk             recent[diskUsage]
+	interfaces       recent[[]network.InterfaceUsage]
+	processes        recent[cgstat.Processes]
+}
+
+func (x *meters) forgetContainer(id string) {
+	x.containers.forget(id)
+	x.disk.forget(id)
+	x.processes.forget(id)
+}
+
+func (x *meters) forgetPod(id string) {
+	x.pods.forget(id)
+	x.interfaces.forget(id)
+}
+
+// meterLimit bounds one reading: the kernel answers in microseconds.
+const meterLimit = 5 * time.Second
+
+// bounded has read done within the Manager's life.
+func bounded[T any](m *Manager, limit time.Duration, read func(context.Context) (T, error)) func(context.Context) (T, error) {
+	return func(ctx context.Context) (v T, err error) {
+		err = m.life.run(ctx, limit, func(ctx context.Context) error {
+			v, err = read(ctx)
+			return err
+		})
+		return v, err
+	}
+}
+
+func (m *Manager) keepContainer(id string) bool { return m.containers.exact(id) != nil }
+
+func (m *Manager) keepPod(id string) bool { return m.pods.exact(id) != nil }
+
+// containerCgroup is the path of a container's cgroup.
+func (m *Manager) containerCgroup(c *Config, id string) (string, error) {
+	if m.opts.CgroupDriver != Systemd {
+		return m.cgroupsPath(c, id), nil
+	}
+	slice, err := systemd.ExpandSlice(path.Base(m.cgroupParent(c)))
+	if err != nil {
+		return "", fmt.Errorf("cgroup of container %s: %w", id, err)
+	}
+	return path.Join(slice, "coracle-"+id+".scope"), nil
+}
+
+// podCgroup is the path of the cgroup that the caller has made for the pod, "" if it has
+// made none.
+func (m *Manager) podCgroup(c *Config) (string, error) {
+	if c.CgroupParent == "" {
+		return "", nil
+	}
+	if m.opts.CgroupDriver != Systemd {
+		return path.Join("/", c.CgroupParent), nil
+	}
+	slice, err := systemd.ExpandSlice(path.Base(c.CgroupParent))
+	if err != nil {
+		return "", fmt.Errorf("cgroup of the pod: %w", err)
+	}
+	return slice, nil
+}

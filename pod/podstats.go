@@ -1,0 +1,158 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/coracle-project/coracle/internal/cgstat"
+	"github.com/coracle-project/coracle/network"
+)
+
+// PodStats reads a pod's use. Of one that is not ready nothing is left to be read.
+func (m *Manager) PodStats(ctx context.Context, podID string) (PodStats, error) {
+	e, err := m.pods.find(podID)
+	if err != nil {
+		return PodStats{}, during("stats of pod", podID, err)
+	}
+	s, err := m.podStats(ctx, e)
+	return s, during("stats of pod", e.id, err)
+}
+
+// ListPodStats reads the use of all ready pods that fit f, in parallel. One that cannot be
+// read within a second is left out.
+func (m *Manager) ListPodStats(ctx context.Context, f PodStatsFilter) []PodStats {
+	var es []*entry[podRecord]
+	wanted := PodFilter{ID: f.ID, State: Ready, Labels: f.Labels}
+	for _, e := range m.pods.each((*podRecord).visible) {
+		if p := e.get().value(); wanted.fits(&p) {
+			es = append(es, e)
+		}
+	}
+	return readAll(ctx, m, es, m.podStats)
+}
+
+func (m *Manager) podStats(ctx context.Context, e *entry[podRecord]) (PodStats, error) {
+	s := PodStats{ID: e.id, Usage: cgstat.Usage{Time: time.Now()}}
+	rec := e.get()
+	if rec.Phase != podReady {
+		return s, nil
+	}
+	for _, ce := range m.containersOf(e.id) {
+		if ce.get().Phase != containerRunning {
+			continue
+		}
+		c, err := m.stats(ctx, ce, m.opts.DiskUsageAge)
+		if err != nil {
+			if ctx.Err() != nil {
+				return s, err
+			}
+			continue // it has ended meanwhile
+		}
+		s.Containers = append(s.Containers, c)
+	}
+	r, err := m.podUsage(ctx, e, s.Containers)
+	if err != nil {
+		return s, err
+	}
+	s.Usage, s.CPURate = r.val, rate(&r)
+	if netns := rec.Namespaces.Net; netns != "" {
+		n, err := m.meters.interfaces.get(ctx, e.id, m.opts.UsageAge, m.keepPod,
+			bounded(m, meterLimit, func(ctx context.Context) ([]network.InterfaceUsage, error) {
+				return m.Meter.Interfaces(ctx, netns)
+			}))
+		if err != nil {
+			return s, err
+		}
+		s.Interfaces, s.NetworkTime = n.val, n.at
+	}
+	return s, nil
+}
+
+// podUsage reads the pod's cgroup; without one, or before the first container is in it, the
+// containers are added up.
+func (m *Manager) podUsage(ctx context.Context, e *entry[podRecord], containers []ContainerStats) (reading[cgstat.Usage], error) {
+	path, err := m.podCgroup(&e.get().Config)
+	if err != nil {
+		return reading[cgstat.Usage]{}, err
+	}
+	return m.meters.pods.get(ctx, e.id, m.opts.UsageAge, m.keepPod,
+		bounded(m, meterLimit, func(ctx context.Context) (cgstat.Usage, error) {
+			if path == "" {
+				return sum(containers), nil
+			}
+			u, err := m.Meter.Cgroup(ctx, path)
+			if errors.Is(err, cgstat.ErrNone) {
+				return sum(containers), nil
+			}
+			return u, err
+		}))
+}
+
+// sum adds up what can be added: not limits, not peaks, and not the time lost waiting, which
+// containers lose at the same time.
+func sum(containers []ContainerStats) cgstat.Usage {
+	t := cgstat.Usage{Time: time.Now()}
+	for i := range containers {
+		u := &containers[i].Usage
+		t.CPU.Total += u.CPU.Total
+		t.CPU.User += u.CPU.User
+		t.CPU.System += u.CPU.System
+		t.CPU.Periods += u.CPU.Periods
+		t.CPU.ThrottledPeriods += u.CPU.ThrottledPeriods
+		t.CPU.Throttled += u.CPU.Throttled
+		t.Memory.Used += u.Memory.Used
+		t.Memory.WorkingSet += u.Memory.WorkingSet
+		t.Memory.RSS += u.Memory.RSS
+		t.Memory.Cache += u.Memory.Cache
+		t.Memory.Mapped += u.Memory.Mapped
+		t.Memory.Kernel += u.Memory.Kernel
+		t.Memory.ActiveFile += u.Memory.ActiveFile
+		t.Memory.InactiveFile += u.Memory.InactiveFile
+		t.Memory.Swap += u.Memory.Swap
+		t.Memory.Failures += u.Memory.Failures
+		t.Memory.PageFaults += u.Memory.PageFaults
+		t.Memory.MajorPageFaults += u.Memory.MajorPageFaults
+		t.Memory.OOMKills += u.Memory.OOMKills
+		t.Tasks += u.Tasks
+		for _, d := range u.Devices {
+			t.Devices = addDevice(t.Devices, d)
+		}
+	}
+	return t
+}
+
+// addDevice keeps one entry for each device: metrics with the same labels twice are refused.
+func addDevice(all []cgstat.Device, d cgstat.Device) []cgstat.Device {
+	i := slices.IndexFunc(all, func(have cgstat.Device) bool { return have.Major == d.Major && have.Minor == d.Minor })
+	if i < 0 {
+		return append(all, d)
+	}
+	all[i].ReadBytes += d.ReadBytes
+	all[i].WriteBytes += d.WriteBytes
+	all[i].Reads += d.Reads
+	all[i].Writes += d.Writes
+	return all
+}
+
+// Processes looks at all processes of a running container.
+func (m *Manager) Processes(ctx context.Context, id string) (cgstat.Processes, error) {
+	e, err := m.runningContainer(id)
+	if err != nil {
+		return cgstat.Processes{}, during("processes of container", id, err)
+	}
+	r, err := m.meters.processes.get(ctx, e.id, m.opts.UsageAge, m.keepContainer,
+		bounded(m, meterLimit, func(ctx context.Context) (cgstat.Processes, error) {
+			p := m.pods.exact(e.get().PodID)
+			if p == nil {
+				return cgstat.Processes{}, fail(ErrNotFound, "its pod is gone")
+			}
+			path, err := m.containerCgroup(&p.get().Config, e.id)
+			if err != nil {
+				return cgstat.Processes{}, err
+			}
+			return m.Meter.Processes(ctx, path)
+		}))
+	return r.val, during("processes of container", e.id, err)
+}

@@ -1,0 +1,285 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/coracle-project/coracle/internal/cgstat"
+)
+
+func TestStats(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // a list waits for a second, of its clock
+		b := newBench(t)
+		m, _ := b.manager()
+		ctx := t.Context()
+		podID := must[string](t)(m.Run(ctx, podConfig("p")))
+		var ids []string
+		for i := range 3 {
+			c := containerConfig("run")
+			c.Attempt = uint32(i)
+			ids = append(ids, must[string](t)(m.Create(ctx, podID, c)))
+			if i > 0 {
+				ok(t, m.StartContainer(ctx, ids[i]))
+			}
+		}
+		s := must[ContainerStats](t)(m.Stats(ctx, ids[1]))
+		if s.CPU.Total != 7 || s.Memory.WorkingSet != 10 || s.DiskBytes != 4096 || s.DiskInodes != 2 {
+			t.Errorf("got %+v", s)
+		}
+		if s := must[ContainerStats](t)(m.Stats(ctx, ids[0])); s.CPU.Total != 0 || s.DiskBytes != 4096 || s.Usage.Time.IsZero() {
+			t.Errorf("of one that was never started: %+v", s)
+		}
+		if got := m.ListStats(ctx, ContainerFilter{}); len(got) != 2 {
+			t.Errorf("%d readings, want those of the 2 that run", len(got))
+		}
+		n := b.count("snapshots.Usage")
+		m.ListStats(ctx, ContainerFilter{})
+		if b.count("snapshots.Usage") != n {
+			t.Error("a fresh reading of the disk was not used again")
+		}
+		ok(t, m.Remove(ctx, podID))
+		idle(t, m)
+		if _, known := m.meters.containers.peek(ids[1]); known {
+			t.Error("readings of a removed container are kept")
+		}
+	})
+}
+
+// TestHungCgroupDelaysNobody: one that cannot be read is left out of a list.
+func TestHungCgroupDelaysNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // a list waits for a second, of its clock
+		b := newBench(t)
+		m, _ := b.manager()
+		ctx := t.Context()
+		podID := must[string](t)(m.Run(ctx, podConfig("p")))
+		id := must[string](t)(m.Create(ctx, podID, containerConfig("run")))
+		ok(t, m.StartContainer(ctx, id))
+		entered, release := make(chan struct{}, 10), make(chan struct{})
+		b.fault("meter.Cgroup", hanging(entered, release))
+		short, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
+		defer cancel()
+		if got := m.ListStats(short, ContainerFilter{}); len(got) != 0 {
+			t.Errorf("%d readings of a hung cgroup", len(got))
+		}
+		if got := m.ListPodStats(short, PodStatsFilter{}); len(got) != 0 {
+			t.Errorf("%d readings of a hung pod", len(got))
+		}
+		close(release)
+		b.mend("meter.Cgroup")
+		ok(t, m.Remove(ctx, podID))
+	})
+}
+
+func TestPodStats(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // a list waits for a second, of its clock
+		b := newBench(t)
+		m, _ := b.manager()
+		ctx := t.Context()
+		podID := must[string](t)(m.Run(ctx, podConfig("p")))
+		for i := range 2 {
+			c := containerConfig("run")
+			c.Attempt = uint32(i)
+			ok(t, m.StartContainer(ctx, must[string](t)(m.Create(ctx, podID, c))))
+		}
+		s := must[PodStats](t)(m.PodStats(ctx, podID))
+		if len(s.Containers) != 2 || s.CPU.Total != 14 || s.Memory.WorkingSet != 20 || s.Tasks != 4 {
+			t.Errorf("sum of containers: %+v", s)
+		}
+		if len(s.Interfaces) != 1 || s.Interfaces[0].Name != "eth0" || s.NetworkTime.IsZero() {
+			t.Errorf("network: %+v", s.Interfaces)
+		}
+		if got := m.ListPodStats(ctx, PodStatsFilter{Labels: map[string]string{"no": "such"}}); len(got) != 0 {
+			t.Errorf("%d pods have a label that none has", len(got))
+		}
+		ok(t, m.Stop(ctx, podID))
+		if s := must[PodStats](t)(m.PodStats(ctx, podID)); len(s.Containers) != 0 || s.CPU.Total != 0 {
+			t.Errorf("of a stopped pod: %+v", s)
+		}
+		if got := m.ListPodStats(ctx, PodStatsFilter{}); len(got) != 0 {
+			t.Errorf("a stopped pod is listed: %+v", got)
+		}
+		if _, err := m.PodStats(ctx, "no-such"); !errors.Is(err, ErrNotFound) {
+			t.Errorf("unknown pod: %v", err)
+		}
+	})
+}
+
+// TestPodStatsOfTheCallersCgroup: what ended containers used counts too.
+func TestPodStatsOfTheCallersCgroup(t *testing.T) {
+	b := newBench(t)
+	m, _ := b.manager()
+	ctx := t.Context()
+	c := podConfig("p")
+	c.CgroupParent = "/kubepods/pod1"
+	c.Namespaces.Network = NamespaceNode
+	b.cgroups["/kubepods/pod1"] = cgstat.Usage{CPU: cgstat.CPU{Total: 99}}
+	podID := must[string](t)(m.Run(ctx, c))
+	s := must[PodStats](t)(m.PodStats(ctx, podID))
+	if s.CPU.Total != 99 || len(s.Interfaces) != 0 {
+		t.Errorf("got %+v", s)
+	}
+	ok(t, m.Remove(ctx, podID))
+	idle(t, m)
+}
+
+func TestCgroupPaths(t *testing.T) {
+	for name, c := range map[string]struct {
+		driver         CgroupDriver
+		parent         string
+		container, pod string
+	}{
+		"cgroupfs":              {Cgroupfs, "", "/coracle/c1", ""},
+		"cgroupfs, with parent": {Cgroupfs, "/kubepods/pod1", "/kubepods/pod1/c1", "/kubepods/pod1"},
+		"systemd":               {Systemd, "", "/system.slice/coracle-c1.scope", ""},
+		"systemd, with parent": {
+			Systemd, "kubepods-burstable-pod1.slice",
+			"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1.slice/coracle-c1.scope",
+			"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1.slice",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := New(Options{CgroupDriver: c.driver}, Deps{})
+			container := must[string](t)(m.containerCgroup(&Config{CgroupParent: c.parent}, "c1"))
+			pod := must[string](t)(m.podCgroup(&Config{CgroupParent: c.parent}))
+			if container != c.container || pod != c.pod {
+				t.Errorf("%q and %q, want %q and %q", container, pod, c.container, c.pod)
+			}
+		})
+	}
+}
+
+// TestOneReadingASecond: however many ask, a thing is read once a second.
+func TestOneReadingASecond(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var (
+			r     recent[int]
+			reads int
+			kept  = true
+		)
+		read := func(context.Context) (int, error) {
+			reads++
+			time.Sleep(10 * time.Millisecond)
+			return reads, nil
+		}
+		get := func() reading[int] {
+			return must[reading[int]](t)(r.get(t.Context(), "x", time.Second, func(string) bool { return kept }, read))
+		}
+		var wg sync.WaitGroup
+		for range 100 {
+			wg.Go(func() { get() })
+		}
+		wg.Wait()
+		if reads != 1 {
+			t.Errorf("%d readings for a hundred at a time", reads)
+		}
+		time.Sleep(900 * time.Millisecond)
+		if v := get(); v.val != 1 || v.before != nil {
+			t.Errorf("before the second is over: %+v", v)
+		}
+		time.Sleep(time.Second)
+		if v := get(); v.val != 2 || v.before == nil || v.before.val != 1 {
+			t.Errorf("after it: %+v", v)
+		}
+		kept = false
+		r.forget("x")
+		get()
+		if _, known := r.peek("x"); known {
+			t.Error("a reading of something that is gone was kept")
+		}
+	})
+}
+
+// TestReadingOfTheRemoved: whether a thing is still there is asked under the lock that forget
+// takes, so that nothing is kept after that.
+func TestReadingOfTheRemoved(t *testing.T) {
+	var r recent[int]
+	forgotten := make(chan struct{})
+	keep := func(id string) bool {
+		if r.mu.TryLock() {
+			r.mu.Unlock()
+			t.Error("asked without the lock")
+		}
+		go func() {
+			defer close(forgotten)
+			r.forget(id)
+		}()
+		return true
+	}
+	must[reading[int]](t)(r.get(t.Context(), "x", 0, keep, func(context.Context) (int, error) { return 1, nil }))
+	<-forgotten
+	if _, known := r.peek("x"); known {
+		t.Error("a reading of something that is gone was kept")
+	}
+}
+
+// TestSumOfDevices: containers that use the same device make one entry of it.
+func TestSumOfDevices(t *testing.T) {
+	of := func(minor uint64) cgstat.Device {
+		return cgstat.Device{Name: "d", Major: 8, Minor: minor, ReadBytes: 1, WriteBytes: 2, Reads: 3, Writes: 4}
+	}
+	got := sum([]ContainerStats{
+		{Usage: cgstat.Usage{Devices: []cgstat.Device{of(0), of(1)}}},
+		{Usage: cgstat.Usage{Devices: []cgstat.Device{of(1)}}},
+	}).Devices
+	both := cgstat.Device{Name: "d", Major: 8, Minor: 1, ReadBytes: 2, WriteBytes: 4, Reads: 6, Writes: 8}
+	if want := []cgstat.Device{of(0), both}; !slices.Equal(got, want) {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+}
+
+func TestRate(t *testing.T) {
+	at := time.Unix(100, 0)
+	of := func(total, before time.Duration, span time.Duration) *uint64 {
+		return rate(&reading[cgstat.Usage]{
+			val:    cgstat.Usage{Time: at.Add(span), CPU: cgstat.CPU{Total: total}},
+			before: &earlier[cgstat.Usage]{val: cgstat.Usage{Time: at, CPU: cgstat.CPU{Total: before}}},
+		})
+	}
+	if got := of(3*time.Second, time.Second, 4*time.Second); got == nil || *got != 5e8 {
+		t.Errorf("half a processor is %v", got)
+	}
+	for name, got := range map[string]*uint64{
+		"counter that fell":   of(0, time.Second, time.Second),
+		"clock that stood":    of(1, 0, 0),
+		"one reading":         rate(&reading[cgstat.Usage]{}),
+		"clock set backwards": of(2, 1, -time.Second),
+	} {
+		if got != nil {
+			t.Errorf("%s: %d", name, *got)
+		}
+	}
+}
+
+func TestUpdatePodResources(t *testing.T) {
+	b := newBench(t)
+	m, _ := b.manager()
+	ctx := t.Context()
+	podID := must[string](t)(m.Run(ctx, podConfig("p")))
+	ok(t, m.UpdatePodResources(ctx, podID, &Resources{MemoryLimit: 5}, nil))
+	ok(t, m.UpdatePodResources(ctx, podID, nil, &Resources{CPUShares: 6}))
+	p := must[Pod](t)(m.Pod(podID))
+	if p.Config.Overhead.MemoryLimit != 5 || p.Config.Resources.CPUShares != 6 {
+		t.Errorf("%+v, %+v", p.Config.Overhead, p.Config.Resources)
+	}
+	if err := m.UpdatePodResources(ctx, podID, &Resources{CPUPeriod: -1}, nil); !errors.Is(err, ErrInvalid) {
+		t.Errorf("bad overhead: %v", err)
+	}
+	if err := m.UpdatePodResources(ctx, "no-such", nil, nil); !errors.Is(err, ErrNotFound) {
+		t.Errorf("unknown pod: %v", err)
+	}
+	ok(t, m.Stop(ctx, podID))
+	if err := m.UpdatePodResources(ctx, podID, nil, nil); !errors.Is(err, ErrPrecondition) {
+		t.Errorf("stopped pod: %v", err)
+	}
+	ranges := []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")}
+	ok(t, m.SetPodCIDR(ctx, ranges))
+	if !slices.Equal(b.ranges, ranges) {
+		t.Errorf("ranges %v", b.ranges)
+	}
+}

@@ -1,0 +1,33 @@
+package pod
+
+import (
+	"slices"
+	"testing"
+)
+
+// TestSteps: where the time of a start went is recorded of every pod and container, and outlives the daemon.
+func TestSteps(t *testing.T) {
+	b := newBench(t)
+	m, _ := b.manager()
+	podID := must[string](t)(m.Run(t.Context(), podConfig("p")))
+	id := must[string](t)(m.Create(t.Context(), podID, containerConfig("run")))
+	ok(t, m.StartContainer(t.Context(), id))
+	for _, tc := range []struct {
+		of    string
+		steps []Step
+		want  []string
+	}{
+		{"pod", must[Pod](t)(m.Pod(podID)).Steps, []string{"record the intent", "make namespaces", "connect network", "write files"}},
+		{"container", must[Container](t)(m.Container(id)).Steps, []string{"mount root file system", "compute and write specification", "make process (shim and engine)", "execute program"}},
+	} {
+		for _, want := range tc.want {
+			if !slices.ContainsFunc(tc.steps, func(s Step) bool { return s.What == want && s.Took >= 0 && !s.Began.IsZero() }) {
+				t.Errorf("%s: no step %q in %v", tc.of, want, tc.steps)
+			}
+		}
+	}
+	ok(t, m.Stop(t.Context(), podID))
+	ok(t, m.Remove(t.Context(), podID))
+	idle(t, m)
+	b.nothingLeft()
+}

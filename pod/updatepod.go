@@ -1,0 +1,52 @@
+package pod
+
+import (
+	"context"
+	"net/netip"
+)
+
+// UpdatePodResources notes what the caller, who owns the pod's cgroup, has given the pod as
+// a whole; nil leaves what is noted. The pod's containers are not touched. ErrPrecondition if
+// the pod is not ready.
+func (m *Manager) UpdatePodResources(ctx context.Context, podID string, overhead, resources *Resources) error {
+	e, err := m.pods.find(podID)
+	if err != nil {
+		return during("update pod", podID, err)
+	}
+	for _, r := range []*Resources{overhead, resources} {
+		if r == nil {
+			continue
+		}
+		if err := r.validate(); err != nil {
+			return during("update pod", e.id, err)
+		}
+	}
+	return during("update pod", e.id, m.life.run(context.WithoutCancel(ctx), updateLimit, func(ctx context.Context) error {
+		if err := e.turn.take(ctx); err != nil {
+			return err
+		}
+		defer e.turn.give()
+		if err := mustBeReady(e); err != nil {
+			return err
+		}
+		if err := m.updatePod(ctx, e.get().value(), overhead, resources); err != nil {
+			return err
+		}
+		if err := e.update(func(r *podRecord) {
+			if overhead != nil {
+				r.Config.Overhead = overhead
+			}
+			if resources != nil {
+				r.Config.Resources = resources
+			}
+		}); err != nil {
+			return err
+		}
+		return m.tell(ctx, PodUpdated, e.get().value())
+	}))
+}
+
+// SetPodCIDR puts other address ranges in force for pods to come.
+func (m *Manager) SetPodCIDR(ctx context.Context, ranges []netip.Prefix) error {
+	return during("change address ranges of", "pods", m.Network.SetPodCIDR(ctx, ranges))
+}

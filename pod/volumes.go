@@ -1,0 +1,121 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strconv"
+
+	"github.com/coracle-project/coracle/image"
+	"github.com/coracle-project/coracle/internal/safepath"
+	"github.com/coracle-project/coracle/snapshot"
+)
+
+// An image volume is an image's files, mounted read-only into a container. It is a
+// snapshot that belongs to the container: its id follows from the container's and from the
+// place of the mount in the configuration, so that nothing needs to be written down to find
+// it again.
+
+// volumeID is the id of the snapshot of the container's mount number i. Ids of snapshots
+// have 64 bytes at most; what is left of the container's is random enough.
+func volumeID(containerID string, i int) string {
+	return containerID[:idLength*3/4] + "-v" + strconv.Itoa(i)
+}
+
+// volumes are the ids of the snapshots of a container's image volumes.
+func (r *containerRecord) volumes() (ids []string) {
+	for i := range r.Config.Mounts {
+		if r.Config.Mounts[i].Image != "" {
+			ids = append(ids, volumeID(r.ID, i))
+		}
+	}
+	if r.Checkpoint != "" {
+		ids = append(ids, checkpointImageID(r.ID)) // if it came from an image
+	}
+	return ids
+}
+
+// volume is an image volume that is mounted on the host.
+type volume struct {
+	source string // what the container gets
+	ref    string // of the image, as imageRef of containers
+}
+
+// mountVolumes mounts the images that the container's mounts name, by number of the mount.
+func (m *Manager) mountVolumes(ctx context.Context, e *entry[containerRecord], users snapshot.Users) (map[int]volume, error) {
+	var out map[int]volume
+	for i := range e.get().Config.Mounts {
+		mount := &e.get().Config.Mounts[i]
+		if mount.Image == "" {
+			continue
+		}
+		v, err := m.mountVolume(ctx, e, i, users)
+		if err != nil {
+			return nil, fmt.Errorf("mount %s: %w", mount.ContainerPath, err)
+		}
+		if out == nil {
+			out = map[int]volume{}
+		}
+		out[i] = v
+	}
+	return out, nil
+}
+
+func (m *Manager) mountVolume(ctx context.Context, e *entry[containerRecord], i int, users snapshot.Users) (volume, error) {
+	mount := &e.get().Config.Mounts[i]
+	img, err := m.Images.Get(mount.Image)
+	if errors.Is(err, image.ErrNotFound) {
+		return volume{}, fail(ErrNotFound, "image %q is not on this node; pull it first", mount.Image)
+	}
+	if err != nil {
+		return volume{}, err
+	}
+	target := filepath.Join(m.containerDir().Of(e.id), "volumes", strconv.Itoa(i))
+	_, err = m.Snapshots.Prepare(ctx, volumeID(e.id, i), snapshot.PrepareOptions{
+		Layers: img.Layers, Target: target, Users: users, Access: snapshot.ReadOnly,
+	})
+	if err != nil {
+		return volume{}, err
+	}
+	if err := m.faultAt(ctx, "pod.create.volume"); err != nil {
+		return volume{}, err
+	}
+	v := volume{source: target, ref: imageRef(&img)}
+	if mount.ImageSubPath == "" {
+		return v, nil
+	}
+	// Links in the image lead to places in the image.
+	root, err := safepath.Open(target)
+	if err != nil {
+		return volume{}, err
+	}
+	defer root.Close()
+	if v.source, err = root.Real(mount.ImageSubPath); err != nil {
+		return volume{}, fail(ErrInvalid, "sub-path %q of image %s: %w", mount.ImageSubPath, mount.Image, err)
+	}
+	return v, nil
+}
+
+// imageRef is how a container's status names an image: by a digest of a registry, else by
+// its id.
+func imageRef(img *image.Image) string {
+	if len(img.RepoDigests) > 0 {
+		return img.RepoDigests[0]
+	}
+	return img.ID.String()
+}
+
+// removeVolumes takes the container's image volumes down.
+func (m *Manager) removeVolumes(ctx context.Context, e *entry[containerRecord]) error {
+	ids := e.get().volumes()
+	if m.opts.Restore {
+		ids = append(ids, checkpointImageID(e.id)) // of one whose making was cut off
+	}
+	for _, id := range ids {
+		if err := m.Snapshots.Remove(ctx, id); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,437 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/internal/fault"
+	"github.com/coracle-project/coracle/runtime"
+	"github.com/coracle-project/coracle/runtime/internal/base"
+	"github.com/coracle-project/coracle/runtime/plan"
+)
+
+// undoTimeout bounds the cleaning up after a failed Create, which must not depend on the
+// caller's context.
+const undoTimeout = 10 * time.Second
+
+// Create implements runtime.Engine.
+func (e *Engine) Create(ctx context.Context, id string, spec *specs.Spec, opts runtime.CreateOptions) (runtime.Container, error) {
+	if err := runtime.ValidateID(id); err != nil {
+		return nil, err // which quotes the id
+	}
+	if e.onlyLoad {
+		return e.lc.Create(ctx, id, spec, opts)
+	}
+	if opts.NoPivot {
+		e.allowNoPivot()
+	}
+	c, err := e.create(ctx, id, spec, opts)
+	if errors.Is(err, plan.ErrUnsupported) {
+		e.log.Debug("left to libcontainer", "container", id, "reason", err)
+		return e.lc.Create(ctx, id, spec, opts)
+	}
+	if err != nil {
+		return nil, wrap("create", id, err)
+	}
+	return c, nil
+}
+
+func (e *Engine) create(ctx context.Context, id string, spec *specs.Spec, opts runtime.CreateOptions) (*container, error) {
+	if err := runtime.ValidateSpecOnHostMounts(spec, opts.Bundle); err != nil {
+		return nil, err
+	}
+	if spec.Linux == nil {
+		bare := *spec
+		bare.Linux = &specs.Linux{}
+		spec = &bare
+	}
+	if err := needsUserNamespace(spec); err != nil {
+		return nil, err
+	}
+	if e.alone && spec.Linux != nil && spec.Linux.Seccomp != nil {
+		// Beside what comes before it is wanted: planOptions waits for it, and says what is wrong.
+		go func() { _, _ = e.filters.Compile(spec.Linux.Seccomp) }()
+	}
+	watch := e.stopwatch("create " + id)
+	if e.made != nil {
+		watch.made = func(steps []plan.Step) { e.made(id, steps) }
+	}
+	cg, err := newCgroup(id, spec, opts)
+	if err != nil {
+		return nil, err
+	}
+	b := &birth{engine: e, id: id, spec: spec, opts: opts, cgroup: cg, watch: watch}
+	b.watch.lap("find the cgroup")
+	defer b.close()
+	if err := b.prepare(); err != nil {
+		return nil, err
+	}
+	b.watch.lap("plan")
+	if err := ctx.Err(); err != nil {
+		return nil, context.Cause(ctx)
+	}
+	self, err := base.Identify(os.Getpid())
+	if err != nil {
+		return nil, err
+	}
+	c := e.container(&base.Record{
+		Engine: Name, ID: id, Bundle: opts.Bundle, Annotations: spec.Annotations,
+		Creator: self, Created: time.Now().UTC(),
+		Cgroup: base.NameOf(cg.config), CgroupPaths: cg.paths(),
+	})
+	b.remember(c.Rec)
+	if c.Rec.Resctrl, err = e.serviceClass(id, spec.Linux.IntelRdt); err != nil {
+		return nil, err
+	}
+	if err := e.store.Claim(c.Rec); err != nil {
+		return nil, err
+	}
+	b.watch.lap("record")
+	if err := b.run(ctx, c); err != nil {
+		return nil, errors.Join(err, c.undo())
+	}
+	b.watch.done()
+	return c, nil
+}
+
+// birth is the making of one container.
+type birth struct {
+	engine *Engine
+	id     string
+	spec   *specs.Spec
+	opts   runtime.CreateOptions
+	cgroup *cgroup
+	plan   *plan.Plan
+	image  *plan.Image
+	conv   *conversation
+	mapper mapper
+	forked bool // the process that goes on is known; see plan.Forks
+	open   files
+	watch  stopwatch
+}
+
+// prepare makes the plan, and touches nothing but what it must look at.
+func (b *birth) prepare() error {
+	if err := b.terminal(); err != nil {
+		return err
+	}
+	if _, err := b.engine.zygote(); err != nil {
+		return err
+	}
+	if err := labelable(b.spec.Process, b.spec.Linux.MountLabel); err != nil {
+		return err
+	}
+	b.engine.warnOfCapabilities(b.id, b.spec.Process)
+	o, err := b.engine.planOptions(b.id, b.spec, &b.opts.Stdio)
+	if err != nil {
+		return err
+	}
+	o.NoNewKeyring, o.NoPivot = b.opts.NoNewKeyring, b.opts.NoPivot
+	b.mapper = newMapper(b.spec.Linux)
+	o.NoGroups = b.mapper.noGroups
+	o.Bundle, o.Rootfs = b.opts.Bundle, b.spec.Root.Path
+	if !filepath.IsAbs(o.Rootfs) {
+		o.Rootfs = filepath.Join(b.opts.Bundle, o.Rootfs)
+	}
+	if !b.engine.features.MountSetattr {
+		if o.RootFlags, err = mountFlags(o.Rootfs); err != nil {
+			return err
+		}
+	}
+	o.IsDir, o.Hide = isDir, b.engine.store.ContainerDir(b.id)
+	o.Home = homeIn(o.Rootfs, b.spec.Process.User.UID)
+	if o.Cgroup, err = b.cgroup.facts(b.spec); err != nil {
+		return err
+	}
+	if b.plan, err = plan.Create(b.engine.withOOMScore(b.id, b.spec), o); err != nil {
+		return invalidUnlessUnsupported(err)
+	}
+	b.engine.logSteps("create "+b.id, b.plan)
+	if err := b.ahead(); err != nil {
+		return err
+	}
+	b.image, err = b.watch.encode(b.plan, b.engine.features)
+	return err
+}
+
+// ahead has a starter of this container alone make namespaces already: a network namespace
+// takes the kernel as long as all of the container's mounts. Not below a user namespace, which has
+// to own them, nor where the starter has another child to make first: one for the owners of files.
+func (b *birth) ahead() error {
+	if slices.ContainsFunc(b.plan.Opens, func(o plan.Open) bool { return o.Tree != nil && o.Tree.IDMap != nil }) {
+		return nil
+	}
+	ns := b.plan.Namespaces & (unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS)
+	if !b.engine.alone || ns == 0 || b.plan.Namespaces&unix.CLONE_NEWUSER != 0 || rootless() {
+		return nil
+	}
+	z, err := b.engine.zygote()
+	if err != nil {
+		return err
+	}
+	return z.Ahead(ns)
+}
+
+func (b *birth) terminal() error {
+	if b.spec.Process.Terminal && b.opts.Stdio.Console == nil {
+		return errors.New("process.terminal is set but there is no console socket to send the terminal to")
+	}
+	return nil
+}
+
+func invalidUnlessUnsupported(err error) error {
+	if errors.Is(err, plan.ErrUnsupported) || errors.Is(err, runtime.ErrInvalidSpec) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", runtime.ErrInvalidSpec, err)
+}
+
+func isDir(path string) (bool, error) {
+	st, err := os.Stat(path)
+	if err != nil {
+		return false, err
+	}
+	return st.IsDir(), nil
+}
+
+// run makes the container and records its init.
+func (b *birth) run(ctx context.Context, c *container) error {
+	if err := fault.At(ctx, "runtime.create.claimed"); err != nil {
+		return err
+	}
+	if err := b.cgroup.make(); err != nil {
+		return err
+	}
+	if c.Rec.Resctrl != nil {
+		if err := c.Rec.Resctrl.Make(b.spec.Linux.IntelRdt); err != nil {
+			return err
+		}
+	}
+	gate, err := makeGate(c.Gate)
+	if err != nil {
+		return err
+	}
+	b.open.add(gate)
+	b.watch.lap("make the cgroup")
+	b.conv, err = b.watch.conversation()
+	if err != nil {
+		return err
+	}
+	fds, cgroupFd, err := b.descriptors(gate)
+	if err != nil {
+		return err
+	}
+	b.watch.lap("open what the plan needs")
+	pid, err := b.engine.clone(b.image, b.plan.Namespaces, cgroupFd, fds)
+	b.engine.retire()
+	b.open.close()
+	b.conv.closeChildEnd()
+	if err != nil {
+		return err
+	}
+	b.watch.lap("clone")
+	if err := b.talk(ctx, c, pid); err != nil {
+		return err
+	}
+	b.watch.lap("the plan")
+	if err := fault.At(ctx, "runtime.create.built"); err != nil {
+		return err
+	}
+	err = c.Rec.Write(c.Dir())
+	b.watch.lap("record")
+	return err
+}
+
+// talk does what the child asks for until it is complete.
+func (b *birth) talk(ctx context.Context, c *container, pid int) error {
+	c.Rec.Init.Pid = pid
+	// Not by a signal: which process it is changes while we listen.
+	stop := context.AfterFunc(ctx, b.conv.shut)
+	err := b.listen(ctx, c)
+	if !stop() && ctx.Err() != nil {
+		err = errors.Join(context.Cause(ctx), err)
+	}
+	if err != nil {
+		return err
+	}
+	c.Rec.Init, err = base.Identify(c.Rec.Init.Pid)
+	return err
+}
+
+func (b *birth) listen(ctx context.Context, c *container) error {
+	for {
+		kind, arg, errno, err := b.conv.next()
+		if err != nil {
+			return fmt.Errorf("the process died while the container was being made: %w", err)
+		}
+		if kind == plan.ReportError {
+			_ = b.follow(c) // so that it is reaped
+			return b.plan.Fail(b.image, int(arg), errno)
+		}
+		if kind != plan.ReportProcess && !b.beforeFork(kind, arg) {
+			if err := b.follow(c); err != nil {
+				return err
+			}
+		}
+		switch kind {
+		case plan.ReportProcess:
+			b.goesOn(c, int(arg))
+		case plan.ReportCopyUp:
+			if err := copyUp(ctx, c.Rec.Init.Pid, int(arg), int(errno)); err != nil {
+				return err
+			}
+			if err := b.conv.goOn(); err != nil {
+				return err
+			}
+		case plan.ReportTarget:
+			if err := b.makeTarget(c.Rec.Init.Pid, int(arg), int(errno)); err != nil {
+				return err
+			}
+			if err := b.conv.goOn(); err != nil {
+				return err
+			}
+		case plan.ReportPoint:
+			if err := b.at(ctx, c, plan.Point(arg)); err != nil {
+				return err
+			}
+			if err := b.conv.goOn(); err != nil {
+				return err
+			}
+		case plan.ReportTrace:
+			b.watch.inside = b.plan.Steps(b.conv.rest)
+		case plan.ReportListener:
+			l := listener{b.spec.Linux.Seccomp.ListenerPath, b.spec.Linux.Seccomp.ListenerMetadata}
+			if err := l.hand(c.Rec.Init.Pid, int(arg), c.StateAs(specs.StateCreating).State); err != nil {
+				return err
+			}
+			if err := b.conv.goOn(); err != nil {
+				return err
+			}
+		case plan.ReportCreated:
+			if c.Rec.Resctrl != nil {
+				return c.Rec.Resctrl.Add(c.Rec.Init.Pid)
+			}
+			return nil
+		}
+	}
+}
+
+// beforeFork says whether a report can come from the process that began.
+func (b *birth) beforeFork(kind, arg uint32) bool {
+	if kind != plan.ReportPoint {
+		return kind == plan.ReportTrace
+	}
+	p := plan.Point(arg)
+	return p == plan.PointMappings || p == plan.PointTime || p == plan.PointCgroup
+}
+
+// follow learns which process goes on, if another one has reported before that was said.
+func (b *birth) follow(c *container) error {
+	if b.forked || !b.plan.Forks() {
+		return nil
+	}
+	for {
+		kind, arg, _, err := b.conv.next()
+		if err != nil {
+			return fmt.Errorf("the process died while the container was being made: %w", err)
+		}
+		if kind == plan.ReportProcess {
+			b.goesOn(c, int(arg))
+			return nil
+		}
+	}
+}
+
+func (b *birth) goesOn(c *container, pid int) {
+	b.forked = true
+	reap(c.Rec.Init.Pid)
+	c.Rec.Init.Pid = pid
+}
+
+// at does what is due at a point of the plan.
+func (b *birth) at(ctx context.Context, c *container, p plan.Point) error {
+	switch p {
+	case plan.PointMappings:
+		if err := b.mapper.write(c.Rec.Init.Pid, b.plan.Mappings); err != nil {
+			return err
+		}
+		// Beyond its own user namespace the child has no rights.
+		if err := b.raiseLimits(c.Rec.Init.Pid); err != nil {
+			return err
+		}
+		return writeOOMScore(c.Rec.Init.Pid, b.engine.withOOMScore(b.id, b.spec).Process.OOMScoreAdj)
+	case plan.PointTime:
+		return writeTimeOffsets(c.Rec.Init.Pid, b.spec.Linux.TimeOffsets)
+	case plan.PointCgroup:
+		return b.cgroup.enter(c.Rec.Init.Pid)
+	case plan.PointNetwork:
+		return moveDevices(b.spec.Linux.NetDevices, c.Rec.Init.Pid)
+	case plan.PointHooks:
+		var err error
+		if c.Rec.Init, err = base.Identify(c.Rec.Init.Pid); err != nil {
+			return err
+		}
+		//lint:ignore SA1019 prestart is deprecated but still part of the spec
+		if err := c.RunHooks(ctx, "prestart", b.spec.Hooks.Prestart, specs.StateCreating); err != nil {
+			return err
+		}
+		if err := c.RunHooks(ctx, "createRuntime", b.spec.Hooks.CreateRuntime, specs.StateCreating); err != nil {
+			return err
+		}
+		return b.containerHooks(ctx, c)
+	}
+	return fmt.Errorf("the plan stops at an unknown point %d", p)
+}
+
+func (b *birth) close() {
+	b.open.close()
+	b.engine.retire()
+	if b.conv != nil {
+		b.conv.close()
+	}
+}
+
+// undo removes what a failed run left.
+func (c *container) undo() error {
+	ctx, cancel := context.WithTimeout(context.Background(), undoTimeout)
+	defer cancel()
+	pid := c.Rec.Init.Pid
+	if pid > 0 {
+		// It is our child, not yet reaped, so the number is still its own.
+		_ = unix.Kill(pid, unix.SIGKILL)
+		reap(pid)
+	}
+	c.Rec.Init = base.Process{}
+	return c.Remove(ctx)
+}
+
+func reap(pid int) {
+	var ws unix.WaitStatus
+	for {
+		_, err := unix.Wait4(pid, &ws, unix.WALL, nil)
+		if !errors.Is(err, unix.EINTR) {
+			return
+		}
+	}
+}
+
+// makeGate makes the FIFO at which the child waits for Start.
+func makeGate(path string) (int, error) {
+	if err := unix.Mkfifo(path, 0o600); err != nil {
+		return -1, fmt.Errorf("make %s: %w", path, err)
+	}
+	// For reading and writing, so that opening waits for nobody and reading never ends.
+	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("open %s: %w", path, err)
+	}
+	return fd, nil
+}

@@ -1,0 +1,315 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/runtime"
+	"github.com/coracle-project/coracle/runtime/plan"
+)
+
+// Exec implements runtime.Container. A paused container counts as not running: its new
+// process would be frozen too, half made.
+func (c *container) Exec(ctx context.Context, p *specs.Process, opts runtime.ExecOptions) (int, error) {
+	pid, err := c.exec(ctx, p, opts)
+	if err != nil {
+		return 0, c.Fail("exec in", err)
+	}
+	return pid, nil
+}
+
+func (c *container) exec(ctx context.Context, p *specs.Process, opts runtime.ExecOptions) (int, error) {
+	if err := runtime.ValidateProcess(p); err != nil {
+		return 0, err
+	}
+	if p.Terminal && opts.Stdio.Console == nil {
+		return 0, errors.New("process.terminal is set but there is no console socket to send the terminal to")
+	}
+	if err := ctx.Err(); err != nil {
+		return 0, context.Cause(ctx)
+	}
+	if err := c.MayExec(opts); err != nil {
+		return 0, err
+	}
+	return c.join(ctx, p, opts)
+}
+
+// join starts a process in a container whose init is past its gate, or waits at it.
+func (c *container) join(ctx context.Context, p *specs.Process, opts runtime.ExecOptions) (int, error) {
+	return c.joinAs(ctx, p, "", opts)
+}
+
+// joinAs is join with a program other than the process's first argument, unless it is "".
+func (c *container) joinAs(ctx context.Context, p *specs.Process, program string, opts runtime.ExecOptions) (int, error) {
+	pidfd, err := unix.PidfdOpen(c.Rec.Init.Pid, 0)
+	if err != nil {
+		return 0, runtime.ErrNotRunning
+	}
+	defer unix.Close(pidfd)
+	if !c.Rec.Init.Alive() { // the number may be another's now
+		return 0, runtime.ErrNotRunning
+	}
+	e := &entry{container: c, process: p, program: program, opts: opts, watch: c.engine.stopwatch("exec in " + c.ID())}
+	defer e.open.close()
+	if err := e.prepare(); err != nil {
+		return 0, err
+	}
+	e.watch.lap("plan")
+	pid, err := e.run(ctx, pidfd)
+	e.watch.done()
+	if err != nil && !c.Rec.Init.Alive() {
+		err = fmt.Errorf("%w: it ended meanwhile: %w", runtime.ErrNotRunning, err)
+	}
+	return pid, err
+}
+
+// entry is the making of one further process.
+type entry struct {
+	container *container
+	process   *specs.Process
+	program   string // see joinAs
+	opts      runtime.ExecOptions
+	plan      *plan.Plan
+	image     *plan.Image
+	unified   string // the cgroup to be cloned into, "" if there is none
+	attach    bool   // systemd moves it into its cgroup
+	open      files
+	watch     stopwatch
+}
+
+func (e *entry) prepare() error {
+	c := e.container
+	own, err := c.own()
+	if err != nil {
+		return err
+	}
+	if own.NoPivot {
+		c.engine.allowNoPivot()
+	}
+	spec := &specs.Spec{Linux: &specs.Linux{MemoryPolicy: own.MemoryPolicy}, Process: e.process}
+	if own.Personality != "" {
+		spec.Linux.Personality = &specs.LinuxPersonality{Domain: own.Personality}
+	}
+	if err := labelable(e.process, ""); err != nil {
+		return err
+	}
+	c.engine.warnOfCapabilities(c.ID(), e.process)
+	o, err := c.engine.planOptions(c.ID(), spec, &e.opts.Stdio)
+	if err != nil {
+		return err
+	}
+	o.Program = e.program
+	o.Seccomp, o.NoNewKeyring, o.NoGroups = own.filter(), own.NoNewKeyring, own.NoGroups
+	if !slices.ContainsFunc(e.process.Env, func(v string) bool { return strings.HasPrefix(v, "HOME=") && v != "HOME=" }) {
+		o.Home = homeIn(fmt.Sprintf("/proc/%d/root", c.Rec.Init.Pid), e.process.User.UID)
+	}
+	if o.Cgroup.Tasks, e.unified, err = c.cgroups(e.opts.Cgroups); err != nil {
+		return err
+	}
+	if e.attach = c.Rec.Cgroup.Systemd && rootless(); e.attach {
+		// Nobody else may move it out of the caller's cgroup.
+		o.Cgroup, e.unified = plan.Cgroup{}, ""
+	}
+	o.Cgroup.Wait = e.attach || c.Rec.Resctrl != nil
+	spec = c.engine.withOOMScore(c.ID(), spec)
+	if p := *spec.Process; p.ExecCPUAffinity == nil && own.Affinity != nil {
+		p.ExecCPUAffinity = own.Affinity
+		spec = &specs.Spec{Linux: spec.Linux, Process: &p}
+	}
+	if e.plan, err = plan.Exec(spec, spec.Process, own.Namespaces, o); err != nil {
+		return invalidUnlessUnsupported(err)
+	}
+	c.engine.logSteps("exec in "+c.ID(), e.plan)
+	e.image, err = e.watch.encode(e.plan, c.engine.features)
+	return err
+}
+
+// cgroups are where a process of the container belongs: the container's, or those below that
+// the caller names.
+func (c *container) cgroups(below map[string]string) (tasks []string, unified string, err error) {
+	for controller := range below {
+		if _, has := c.Rec.CgroupPaths[controller]; !has && controller != "" {
+			return nil, "", fmt.Errorf("unknown controller %q: the container has no cgroup of it", controller)
+		}
+		if slices.Contains(strings.Split(below[controller], "/"), "..") {
+			return nil, "", fmt.Errorf("bad sub cgroup path %q: it has to be below the container's", below[controller])
+		}
+	}
+	paths := make(map[string]string, len(c.Rec.CgroupPaths))
+	for controller, dir := range c.Rec.CgroupPaths {
+		sub, named := below[controller]
+		if !named && len(below) == 1 {
+			sub = below[""]
+		}
+		paths[controller] = filepath.Join(dir, filepath.Clean("/"+sub))
+	}
+	return taskFiles(paths), paths[""], nil
+}
+
+func (e *entry) run(ctx context.Context, pidfd int) (int, error) {
+	conv, err := e.watch.conversation()
+	if err != nil {
+		return 0, err
+	}
+	defer conv.close()
+	opener := &opener{engine: e.container.engine, stdio: &e.opts.Stdio, open: &e.open, given: map[string]int{
+		plan.FdSync: conv.childs, plan.FdContainer: pidfd,
+	}}
+	fds, err := opener.all(e.plan)
+	if err != nil {
+		return 0, err
+	}
+	into := -1
+	if e.unified != "" {
+		fd, err := e.container.openCgroup(e.unified)
+		if err != nil {
+			return 0, err
+		}
+		e.open.add(fd)
+		into = len(fds)
+		fds = append(fds, fd)
+	}
+	e.watch.lap("open what the plan needs")
+	pid, err := e.container.engine.clone(e.image, 0, into, fds)
+	conv.closeChildEnd()
+	if err != nil {
+		return 0, err
+	}
+	e.watch.lap("clone")
+	pid, err = e.listen(ctx, conv, pid)
+	e.watch.lap("the plan")
+	return pid, err
+}
+
+// hand gives the seccomp agent its descriptor and lets the process go on.
+func (e *entry) hand(conv *conversation, pid, fd int) error {
+	own, err := e.container.own()
+	if err != nil {
+		return err
+	}
+	if err := own.Listener.hand(pid, fd, e.container.StateAs(specs.StateRunning).State); err != nil {
+		return err
+	}
+	return conv.goOn()
+}
+
+// schedule gives the process its scheduler and lets it go on.
+func (e *entry) schedule(conv *conversation, pid int) error {
+	attr, err := plan.SchedAttr(*e.process.Scheduler)
+	if err != nil {
+		return err
+	}
+	if err := unix.SchedSetAttr(pid, attr, 0); err != nil {
+		return fmt.Errorf("set scheduling policy %s: sched_setattr: %w", e.process.Scheduler.Policy, err)
+	}
+	return conv.goOn()
+}
+
+// enter has systemd move a process into the container's cgroup, or one below it, and moves it into
+// its class of service.
+func (e *entry) enter(pid int) error {
+	if r := e.container.Rec.Resctrl; r != nil {
+		if err := r.Add(pid); err != nil {
+			return err
+		}
+	}
+	if !e.attach {
+		return nil
+	}
+	m, err := e.container.Rec.CgroupManager()
+	if err != nil {
+		return err
+	}
+	return m.AddPid(e.opts.Cgroups[""], pid)
+}
+
+// openCgroup opens the cgroup that a process is to be in. One that has cgroups below with
+// controllers of their own takes no process; then init's is it.
+func (c *container) openCgroup(dir string) (int, error) {
+	fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("open cgroup %s: %w", dir, err)
+	}
+	return fd, nil
+}
+
+// listen follows the process from the one that joins the container (first) to the one that is
+// in it, until that executes its program: then nobody has the socket any more.
+func (e *entry) listen(ctx context.Context, conv *conversation, first int) (int, error) {
+	pid, seccompFd, unscheduled := 0, -1, false
+	// Killed, it reports no more; but not hung up on, or a report of the other one's pid could be
+	// lost. It is reaped below, after this can no longer run.
+	killed := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() { defer close(killed); _ = unix.Kill(first, unix.SIGKILL) })
+	var failed error
+	for {
+		kind, arg, errno, err := conv.next()
+		if errors.Is(err, io.ErrUnexpectedEOF) {
+			break
+		}
+		if err != nil {
+			failed = err
+			break
+		}
+		switch kind {
+		case plan.ReportError:
+			failed = e.plan.Fail(e.image, int(arg), errno)
+		case plan.ReportTrace:
+			e.watch.inside = e.plan.Steps(conv.rest)
+		case plan.ReportPoint:
+			if unscheduled = plan.Point(arg) == plan.PointScheduler; unscheduled {
+				break
+			}
+			if err := e.enter(first); err != nil {
+				failed = err
+				_ = unix.Kill(first, unix.SIGKILL)
+			} else if err := conv.goOn(); err != nil {
+				failed = err
+			}
+		case plan.ReportProcess:
+			pid = int(arg)
+		case plan.ReportListener:
+			seccompFd = int(arg)
+		}
+		// The process and the one that it comes from report in any order.
+		if pid > 0 && seccompFd >= 0 {
+			if err := e.hand(conv, pid, seccompFd); err != nil {
+				failed = err
+				_ = unix.Kill(pid, unix.SIGKILL)
+			}
+			seccompFd = -1
+		}
+		if pid > 0 && unscheduled {
+			unscheduled = false
+			if err := e.schedule(conv, pid); err != nil {
+				failed = err
+				_ = unix.Kill(pid, unix.SIGKILL)
+			}
+		}
+	}
+	if !stop() {
+		<-killed
+		failed = errors.Join(context.Cause(ctx), failed)
+	}
+	if failed == nil && pid == 0 {
+		failed = errors.New("the process died while it joined the container")
+	}
+	if failed != nil && pid > 0 {
+		_ = unix.Kill(pid, unix.SIGKILL)
+		reap(pid)
+		pid = 0
+	}
+	if failed != nil {
+		_ = unix.Kill(first, unix.SIGKILL)
+	}
+	reap(first)
+	return pid, failed
+}

@@ -1,0 +1,125 @@
+package base
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/internal/fault"
+	"github.com/coracle-project/coracle/runtime"
+)
+
+// A container's directory appears with its record in it and goes as a whole, each by
+// a rename: killed in between, a process must not leave a directory without a record,
+// which would take an id for ever that Load says is free. What it does leave has one of
+// these prefixes, which no id can have, and is removed by the next engine's first Create
+// or List.
+const (
+	newPrefix  = "~new-"  // then the maker's pid and "-"
+	gonePrefix = "~gone-" // then the container's id
+)
+
+// Claim makes the container's directory and writes down what is about to be made.
+func (s *Store) Claim(rec *Record) error {
+	if err := os.MkdirAll(s.dir, 0o700); err != nil {
+		return err
+	}
+	s.sweepOnce.Do(s.sweep)
+	tmp, err := s.newDir()
+	if err != nil {
+		return err
+	}
+	if err := s.fill(tmp, rec); err != nil {
+		return errors.Join(err, os.RemoveAll(tmp))
+	}
+	return nil
+}
+
+// serial tells the directories apart that this process makes.
+var serial atomic.Uint64
+
+// newDir makes a directory of this process that is no container's yet.
+func (s *Store) newDir() (string, error) {
+	for {
+		dir := filepath.Join(s.dir, fmt.Sprintf("%s%d-%d", newPrefix, os.Getpid(), serial.Add(1)))
+		err := unix.Mkdir(dir, 0o700)
+		if errors.Is(err, unix.EEXIST) { // an earlier process had this one's pid
+			continue
+		}
+		if err != nil {
+			return "", fmt.Errorf("make directory of container: %w", err)
+		}
+		return dir, nil
+	}
+}
+
+// fill writes the record into a directory and gives that its name.
+func (s *Store) fill(tmp string, rec *Record) error {
+	if err := os.Chmod(tmp, 0o711); err != nil {
+		return err
+	}
+	if err := rec.writeFirst(tmp); err != nil {
+		return err
+	}
+	err := unix.Rename(tmp, s.ContainerDir(rec.ID))
+	if errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EEXIST) {
+		return runtime.ErrExists
+	}
+	if err != nil {
+		return fmt.Errorf("make directory of container: %w", err)
+	}
+	return nil
+}
+
+// Release removes the container's directory. It succeeds if there is none.
+func (s *Store) Release(ctx context.Context, rec *Record) error {
+	gone := filepath.Join(s.dir, fmt.Sprintf("%s%s-%d", gonePrefix, rec.ID, rec.Created.UnixNano()))
+	if err := unix.Rename(s.ContainerDir(rec.ID), gone); errors.Is(err, unix.ENOENT) {
+		return nil
+	} else if err != nil {
+		return fmt.Errorf("remove directory of container: %w", err)
+	}
+	if err := fault.At(ctx, "runtime.delete.renamed"); err != nil {
+		return err
+	}
+	// That is all there is in most.
+	_ = unix.Unlink(filepath.Join(gone, recordFile))
+	if unix.Rmdir(gone) == nil {
+		return nil
+	}
+	return os.RemoveAll(gone)
+}
+
+// sweep removes what killed processes left. What cannot be removed stays: it is in
+// nobody's way.
+func (s *Store) sweep() {
+	entries, err := os.ReadDir(s.dir)
+	if err != nil {
+		return
+	}
+	for _, entry := range entries {
+		name := entry.Name()
+		if rest, ok := strings.CutPrefix(name, newPrefix); ok && makerLives(rest) {
+			continue
+		} else if !ok && !strings.HasPrefix(name, gonePrefix) {
+			continue
+		}
+		if err := os.RemoveAll(filepath.Join(s.dir, name)); err != nil {
+			s.log.Warn("rest of a container not removed", "name", name, "error", err)
+		}
+	}
+}
+
+// makerLives says whether the process that begins a directory's name may still fill it.
+func makerLives(name string) bool {
+	pid, _, _ := strings.Cut(name, "-")
+	n, err := strconv.Atoi(pid)
+	return err == nil && n > 0 && !errors.Is(unix.Kill(n, 0), unix.ESRCH)
+}

@@ -1,0 +1,71 @@
+package base
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/coracle-project/coracle/runtime"
+)
+
+// What processes left that were killed while they claimed or released a container is
+// removed, takes no id and is not listed.
+func TestRestsOfClaims(t *testing.T) {
+	dir := t.TempDir()
+	mine := fmt.Sprintf("%s%d-1", newPrefix, os.Getpid())
+	dead := fmt.Sprintf("%s%d-1", newPrefix, math.MaxInt32)
+	for _, d := range []string{mine, dead, gonePrefix + "one-1/one"} {
+		if err := os.MkdirAll(filepath.Join(dir, d), 0o711); err != nil {
+			t.Fatal(err)
+		}
+	}
+	rec := Record{Version: 1, ID: "one", Created: time.Now()}
+	if err := rec.Write(filepath.Join(dir, mine)); err != nil {
+		t.Fatal(err)
+	}
+	s, err := NewStore(dir, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ids, err := s.List(); err != nil || len(ids) != 0 {
+		t.Errorf("list is %v, %v, want nothing", ids, err)
+	}
+	if got, want := names(t, dir), []string{mine}; !slices.Equal(got, want) {
+		t.Errorf("after the list there are %q, want %q", got, want)
+	}
+	if err := s.Claim(&rec); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Claim(&rec); !errors.Is(err, runtime.ErrExists) {
+		t.Errorf("a second claim: %v", err)
+	}
+	if got, want := names(t, dir), []string{"one", mine}; !slices.Equal(got, want) {
+		t.Errorf("in the state directory are %q, want %q", got, want)
+	}
+	for range 2 {
+		if err := s.Release(t.Context(), &rec); err != nil {
+			t.Error(err)
+		}
+	}
+	if got, want := names(t, dir), []string{mine}; !slices.Equal(got, want) {
+		t.Errorf("after the release there are %q, want %q", got, want)
+	}
+}
+
+func names(t *testing.T, dir string) []string {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []string
+	for _, e := range entries {
+		out = append(out, e.Name())
+	}
+	return out
+}

@@ -1,0 +1,123 @@
+package base
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"github.com/opencontainers/cgroups"
+	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/runtime"
+)
+
+// SignalAll implements runtime.Container.
+func (c *Container) SignalAll(_ context.Context, sig syscall.Signal) error {
+	if err := c.Rec.SignalPids(sig); err != nil {
+		return c.Fail("signal all processes of", err)
+	}
+	return nil
+}
+
+// SignalPids sends sig to all processes of the cgroup. ErrNotRunning if there is
+// none. Processes are found by cgroup, not by pid namespace, because a
+// container may share another's.
+func (r *Record) SignalPids(sig syscall.Signal) error {
+	if sig == unix.SIGKILL && r.cgroupKill() {
+		return nil
+	}
+	switch {
+	case sig != unix.SIGKILL:
+	case r.halt():
+		defer func() { _ = r.freeze(cgroups.Thawed) }() // on v1 a frozen process does not act on signals
+	default:
+		defer r.thaw() // if it is paused
+	}
+	sent := map[int]bool{}
+	// Without a freezer a process may fork while the list is read. The child of a killed
+	// parent shows up in the next round; rounds end when nothing new does.
+	for {
+		pids, err := r.pids()
+		if err != nil {
+			return err
+		}
+		found := false
+		for _, pid := range pids {
+			if sent[pid] {
+				continue
+			}
+			sent[pid], found = true, true
+			if err := unix.Kill(pid, sig); err != nil && !errors.Is(err, unix.ESRCH) {
+				return fmt.Errorf("send signal %d to process %d: %w", int(sig), pid, err)
+			}
+		}
+		if !found {
+			break
+		}
+	}
+	if len(sent) == 0 {
+		return runtime.ErrNotRunning
+	}
+	return nil
+}
+
+// halt freezes what is to be killed, so that no process forks while the others are found, and says whether it
+// could. A cgroup without processes is left alone, as is most of the time what is asked of a container that has ended.
+func (r *Record) halt() bool {
+	if pids, me, err := r.pidsAndMe(); err != nil || len(pids) == 0 || me {
+		return false
+	}
+	return r.freeze(cgroups.Frozen) == nil
+}
+
+// cgroupKill kills in one step where the kernel (5.14) and the hierarchy
+// (unified) can, also the v2 side of a hybrid machine. It is not used unless all
+// processes are in that hierarchy.
+func (r *Record) cgroupKill() bool {
+	path := r.CgroupPaths[""]
+	if path == "" || r.listPath() != path {
+		return false
+	}
+	if pids, me, err := r.pidsAndMe(); err != nil || len(pids) == 0 || me {
+		return false
+	}
+	return os.WriteFile(filepath.Join(path, "cgroup.kill"), []byte("1"), 0) == nil
+}
+
+// killAll kills every process of the container and waits until they are gone.
+func (r *Record) killAll(ctx context.Context) error {
+	for {
+		pids, err := r.pids()
+		if err != nil {
+			return err
+		}
+		if len(pids) == 0 {
+			return nil
+		}
+		watch := OpenPidfds(pids)
+		err = r.SignalPids(unix.SIGKILL)
+		if err == nil || errors.Is(err, runtime.ErrNotRunning) {
+			err = AwaitExits(ctx, watch)
+		}
+		for _, fd := range watch {
+			_ = unix.Close(fd)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// OpenPidfds skips processes that are gone already.
+func OpenPidfds(pids []int) []int {
+	fds := make([]int, 0, len(pids))
+	for _, pid := range pids {
+		if fd, err := unix.PidfdOpen(pid, 0); err == nil {
+			fds = append(fds, fd)
+		}
+	}
+	return fds
+}

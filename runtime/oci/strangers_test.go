@@ -1,0 +1,49 @@
+package oci
+
+import (
+	"os"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/runtime/internal/base"
+)
+
+// TestStrangersAreReaped: only what nobody has waited for within grace, and nothing is looked
+// at before a child has ended or once none is left.
+func TestStrangersAreReaped(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var (
+			ended, stop  = make(chan os.Signal, 1), make(chan struct{})
+			there        []base.Process
+			reaped       []base.Process
+			looks        int
+			known, alien = base.Process{Pid: 10, Start: 1}, base.Process{Pid: 11, Start: 1}
+		)
+		find := func() []base.Process { looks++; return slices.Clone(there) }
+		reap := func(p base.Process) {
+			reaped = append(reaped, p)
+			there = slices.DeleteFunc(there, func(q base.Process) bool { return q == p })
+		}
+		go lookAfter(ended, stop, find, reap)
+
+		time.Sleep(time.Hour)
+		there = []base.Process{known, alien}
+		ended <- unix.SIGCHLD
+		time.Sleep(grace + time.Second)
+		there = []base.Process{{Pid: known.Pid, Start: 2}, alien} // waited for; its pid has ended again
+		time.Sleep(grace)
+		if !slices.Equal(reaped, []base.Process{alien}) {
+			t.Errorf("reaped %v, want the stranger", reaped)
+		}
+		there = nil
+		time.Sleep(time.Hour)
+		if looks != 3 {
+			t.Errorf("looked %d times, want 3", looks)
+		}
+		close(stop)
+	})
+}

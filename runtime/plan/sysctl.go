@@ -1,0 +1,21 @@
+package plan
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/coracle-project/coracle/runtime"
+)
+
+// sysctls sets kernel parameters, those of the container's namespaces only.
+func (b *builder) sysctls() error {
+	l := b.spec.Linux
+	for _, n := range slices.Sorted(maps.Keys(l.Sysctl)) {
+		if err := runtime.ValidateSysctl(l, n); err != nil {
+			return err
+		}
+		b.add(WriteProc{Path: "sys/" + runtime.SysctlPath(n), Value: l.Sysctl[n], What: fmt.Sprintf("set sysctl %s to %s", n, l.Sysctl[n])})
+	}
+	return nil
+}

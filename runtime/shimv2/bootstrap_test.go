@@ -1,0 +1,61 @@
+package shimv2
+
+import (
+	"strings"
+	"testing"
+
+	bootstrap "github.com/containerd/containerd/api/runtime/bootstrap/v1"
+	"google.golang.org/protobuf/proto"
+)
+
+func TestParseStart(t *testing.T) {
+	message := func(version int32, address, protocol string) string {
+		b, err := proto.Marshal(&bootstrap.BootstrapResult{Version: version, Address: address, Protocol: protocol})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+	for name, c := range map[string]struct {
+		out, address, err string
+		version           int32
+	}{
+		"address alone":       {out: "unix:///run/containerd/s/abc\n", address: "/run/containerd/s/abc", version: 2},
+		"path alone":          {out: "/run/containerd/s/abc", address: "/run/containerd/s/abc", version: 2},
+		"JSON, version 2":     {out: `{"version":2,"address":"unix:///s","protocol":"ttrpc"}`, address: "/s", version: 2},
+		"JSON, version 3":     {out: " {\"version\":3,\"address\":\"unix:///s\",\"protocol\":\"ttrpc\"}\n", address: "/s", version: 3},
+		"message":             {out: message(3, "unix:///run/s", "ttrpc"), address: "/run/s", version: 3},
+		"nothing":             {out: "", err: "it speaks version 0 of the Task API; 2 and 3 are supported"},
+		"text":                {out: "hello", err: "it printed no address"},
+		"broken JSON":         {out: "{", err: "it printed no address"},
+		"future version":      {out: `{"version":4,"address":"unix:///s","protocol":"ttrpc"}`, err: "it speaks version 4"},
+		"gRPC":                {out: `{"version":3,"address":"unix:///s","protocol":"grpc"}`, err: `it speaks "grpc"; only ttrpc is supported`},
+		"a virtual machine's": {out: message(3, "vsock://2:1024", "ttrpc"), err: `its address "vsock://2:1024" is not a unix socket`},
+		"relative":            {out: `{"version":2,"address":"s.sock","protocol":"ttrpc"}`, err: "is not a unix socket"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			res, err := parseStart([]byte(c.out))
+			if c.err != "" {
+				if err == nil || !strings.Contains(err.Error(), c.err) {
+					t.Fatalf("error is %v, want %q", err, c.err)
+				}
+				return
+			}
+			if err != nil || res.Address != c.address || res.Version != c.version {
+				t.Errorf("%v, %v", res, err)
+			}
+		})
+	}
+}
+
+func FuzzParseStart(f *testing.F) {
+	for _, seed := range []string{"unix:///s", `{"version":3,"address":"unix:///s","protocol":"ttrpc"}`, "\x08\x03\x12\x02/s", ""} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, out []byte) {
+		res, err := parseStart(out)
+		if err == nil && (!strings.HasPrefix(res.Address, "/") || res.Version < 2 || res.Version > 3) {
+			t.Errorf("%q gives %v", out, res)
+		}
+	})
+}

@@ -1,0 +1,110 @@
+package shimv2
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"syscall"
+
+	task "github.com/containerd/containerd/api/runtime/task/v3"
+	"github.com/containerd/ttrpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/coracle-project/coracle/runtime"
+)
+
+// errGone says that a shim does not listen any more.
+var errGone = errors.New("the shim is gone")
+
+// conn is the connection to one shim.
+type conn struct {
+	client  *ttrpc.Client
+	service string
+	lost    chan struct{} // closed when it has ended
+}
+
+// connect returns the connection to a container's shim, which containers share. errGone if
+// nobody listens.
+func (e *Engine) connect(o *own) (*conn, error) {
+	if o.Address == "" {
+		return nil, errGone // it was killed before it had told
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if c := e.conns[o.Address]; c != nil {
+		select {
+		case <-c.lost:
+			delete(e.conns, o.Address)
+		default:
+			return c, nil
+		}
+	}
+	nc, err := net.Dial("unix", o.Address)
+	if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("%w: %w", errGone, err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("connect to shim: %w", err)
+	}
+	c := &conn{lost: make(chan struct{}), service: fmt.Sprintf("containerd.task.v%d.Task", o.Version)}
+	c.client = ttrpc.NewClient(nc, ttrpc.WithOnClose(func() { close(c.lost) }))
+	e.conns[o.Address] = c
+	return c, nil
+}
+
+// disconnect ends the connection to a shim that is not needed any more.
+func (e *Engine) disconnect(o *own) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if c := e.conns[o.Address]; c != nil {
+		c.client.Close()
+		delete(e.conns, o.Address)
+	}
+}
+
+// call makes one call. Messages of version 2 and 3 are the same on the wire.
+func (e *Engine) call(ctx context.Context, o *own, method string, req, resp any) error {
+	c, err := e.connect(o)
+	if err != nil {
+		return err
+	}
+	ctx = ttrpc.WithMetadata(ctx, ttrpc.MD{"containerd-namespace-ttrpc": {namespace}})
+	return callError(ctx, c.client.Call(ctx, c.service, method, req, resp))
+}
+
+// callError gives an error of a shim one of package runtime's kinds.
+func callError(ctx context.Context, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case errors.Is(err, ttrpc.ErrClosed), errors.Is(err, syscall.EPIPE), errors.Is(err, syscall.ECONNRESET):
+		return fmt.Errorf("%w: %w", errGone, err)
+	}
+	s, ok := status.FromError(err)
+	if !ok {
+		return err
+	}
+	for code, kind := range map[codes.Code]error{
+		codes.NotFound: runtime.ErrNotFound, codes.AlreadyExists: runtime.ErrExists,
+		codes.Unimplemented: runtime.ErrUnsupported,
+	} {
+		if s.Code() == code {
+			return fmt.Errorf("%w: %s", kind, s.Message())
+		}
+	}
+	return errors.New(s.Message())
+}
+
+// shimPid is the process that serves a connection; 0 if it does not say.
+func (e *Engine) shimPid(ctx context.Context, o *own, id string) int {
+	var res task.ConnectResponse
+	if err := e.call(ctx, o, "Connect", &task.ConnectRequest{ID: id}, &res); err != nil {
+		return 0
+	}
+	return int(res.ShimPid)
+}

@@ -1,0 +1,297 @@
+// Package zygote starts processes from plans (package plan) through a tiny helper process:
+// one thread, a few pages of memory, no libc and no Go runtime, in a mount namespace that
+// holds nothing of the host's. Go decides what a child does, the helper only carries it out.
+// See zygote.c.
+package zygote
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/runtime/plan"
+	"github.com/coracle-project/coracle/runtime/zygote/program"
+)
+
+// ErrGone says that the helper has died. Start another.
+var ErrGone = errors.New("the container starter has died")
+
+// ErrLost says that it died after it had got a request: whether the child lives, nobody knows.
+var ErrLost = errors.New("the container starter died while it started a process; try again")
+
+// Zygote is a running helper. Its methods may be called concurrently.
+type Zygote struct {
+	// NoFile is the RLIMIT_NOFILE, soft and hard, that programs inherit from this process's
+	// parent. The helper itself has a greater one.
+	NoFile [2]uint64
+
+	features plan.Features
+	plan     *plan.Plan // of its own surroundings
+
+	mu      sync.Mutex
+	sock    *os.File
+	process *program.Process
+	asked   []question      // and not answered yet
+	made    plan.Namespaces // by Ahead
+}
+
+// Start starts a helper, which makes its surroundings; it need not be done when Start returns.
+// The helper ends with this process, or by Close. noPivot is plan.Zygote's.
+func Start(f plan.Features, noPivot bool) (*Zygote, error) {
+	z := &Zygote{features: f, plan: plan.Zygote(noPivot)}
+	return z.start(z.setUp)
+}
+
+// StartPlain starts a helper that stays where this process is, and sees what it sees. Its
+// children make their own surroundings: see plan.Options.Gather.
+func StartPlain(f plan.Features) (*Zygote, error) {
+	z := &Zygote{features: f}
+	return z.start(func() error { return nil })
+}
+
+func (z *Zygote) start(setUp func() error) (*Zygote, error) {
+	var err error
+	if z.sock, z.process, err = program.Take(); z.sock == nil && err == nil {
+		z.sock, z.process, err = program.Start()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("start the container starter: %w", err)
+	}
+	if err = z.raiseNoFile(); err == nil {
+		err = setUp()
+	}
+	if err != nil {
+		_ = z.Close()
+		return nil, fmt.Errorf("start the container starter: %w", err)
+	}
+	return z, nil
+}
+
+// DiscardEarly ends the zygote that package early has started, if nobody wanted it.
+func DiscardEarly() {
+	sock, process, err := program.Take()
+	if sock == nil || err != nil {
+		return
+	}
+	_ = sock.Close()
+	_ = process.Kill()
+	_ = process.Wait()
+}
+
+func (z *Zygote) raiseNoFile() error {
+	var limit unix.Rlimit
+	if err := unix.Prlimit(z.process.Pid, unix.RLIMIT_NOFILE, nil, &limit); err != nil {
+		return fmt.Errorf("read RLIMIT_NOFILE: %w", err)
+	}
+	z.NoFile = [2]uint64{limit.Cur, limit.Max}
+	limit.Cur = limit.Max
+	if err := unix.Prlimit(z.process.Pid, unix.RLIMIT_NOFILE, &limit, nil); err != nil {
+		return fmt.Errorf("set RLIMIT_NOFILE: %w", err)
+	}
+	return nil
+}
+
+func (z *Zygote) setUp() error {
+	im, err := z.plan.Encode(z.features)
+	if err != nil {
+		return err
+	}
+	null, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open /dev/null: %w", err)
+	}
+	defer unix.Close(null)
+	tree, err := z.plan.Opens[1].Tree.Open(z.features)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(tree)
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	return z.ask(z.plan, im, []int{null, tree})
+}
+
+// Ahead has the helper make namespaces of its own, beside what the caller goes on with: the
+// next child inherits them instead of making them. That child has to be the last one; see Made.
+// The error comes from Clone.
+func (z *Zygote) Ahead(ns plan.Namespaces) error {
+	p := &plan.Plan{Ops: []plan.Op{plan.Unshare{Types: ns}}}
+	im, err := p.Encode(z.features)
+	if err != nil {
+		return err
+	}
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	z.made |= ns
+	return z.ask(p, im, nil)
+}
+
+// Made are the namespaces that the helper has made for its next child.
+func (z *Zygote) Made() plan.Namespaces {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	return z.made
+}
+
+// question is a plan that the helper runs itself.
+type question struct {
+	plan  *plan.Plan
+	image *plan.Image
+}
+
+// ask sends a plan for the helper itself. settled takes the answer.
+func (z *Zygote) ask(p *plan.Plan, im *plan.Image, fds []int) error {
+	z.asked = append(z.asked, question{p, im})
+	return z.send(im, 0, 0, fds)
+}
+
+// settled takes the answers to ask, before the first other request.
+func (z *Zygote) settled() error {
+	for len(z.asked) > 0 {
+		result, at, err := z.answer()
+		if err != nil {
+			return err
+		}
+		if result < 0 {
+			q := z.asked[0]
+			err := q.plan.Fail(q.image, int(at), unix.Errno(-result))
+			if q.plan == z.plan {
+				err = fmt.Errorf("start the container starter: %w", err)
+			}
+			z.end()
+			return err
+		}
+		z.asked = z.asked[1:]
+	}
+	return nil
+}
+
+// Clone starts a child with new namespaces, which runs a plan, and returns its pid. The child
+// is this process's own, to be reaped by it. The descriptors are the plan's, in order; the
+// caller keeps its own. With cgroup, a descriptor's number among them, the child is cloned
+// into that cgroup (version 2); -1 leaves it where this process is.
+func (z *Zygote) Clone(im *plan.Image, ns plan.Namespaces, cgroup int, fds []int) (int, error) {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	flags := uint64(ns&^z.made) | unix.CLONE_PARENT | unix.CLONE_CLEAR_SIGHAND
+	if cgroup >= 0 {
+		flags |= unix.CLONE_INTO_CGROUP
+	}
+	if ns&z.made != z.made {
+		return 0, fmt.Errorf("the starter has namespaces %v, which the process is not to have", (z.made &^ ns).Names())
+	}
+	if err := z.settled(); err != nil {
+		return 0, err
+	}
+	if err := z.send(im, flags, max(cgroup, 0), fds); err != nil {
+		return 0, err
+	}
+	result, _, err := z.answer()
+	if err != nil {
+		return 0, fmt.Errorf("%w: %v", ErrLost, err) // not ErrGone
+	}
+	switch errno := unix.Errno(-result); {
+	case result >= 0:
+		return int(result), nil
+	case errno == unix.EMFILE:
+		return 0, fmt.Errorf("the container needs %d descriptors, raise RLIMIT_NOFILE, whose hard limit is %d: %w", len(fds), z.NoFile[1], errno)
+	case errno == unix.EAGAIN:
+		return 0, fmt.Errorf("clone3: too many processes, see pids.max of the cgroup and RLIMIT_NPROC: %w", errno)
+	default:
+		return 0, fmt.Errorf("clone3: %w", errno)
+	}
+}
+
+// send sends a struct request of zygote.h.
+func (z *Zygote) send(im *plan.Image, flags uint64, cgroup int, fds []int) error {
+	const magic, most = 0x315a4f43, 250
+	if z.sock == nil {
+		return ErrGone
+	}
+	le := binary.LittleEndian
+	h := make([]byte, 0, 32)
+	h = le.AppendUint32(h, magic)
+	h = le.AppendUint32(h, uint32(len(im.Bytes)))
+	h = le.AppendUint32(h, uint32(im.Insns))
+	h = le.AppendUint32(h, uint32(len(fds)))
+	h = le.AppendUint64(h, flags)
+	h = le.AppendUint32(h, uint32(cgroup))
+	h = le.AppendUint32(h, 0) // the sync descriptor
+	raw := int(z.sock.Fd())
+	for first := true; first || len(fds) > 0; first = false {
+		n := min(len(fds), most)
+		if err := sendAll(raw, h, unix.UnixRights(fds[:n]...)); err != nil {
+			return z.gone(err)
+		}
+		fds, h = fds[n:], []byte{0}
+	}
+	if err := sendAll(raw, im.Bytes, nil); err != nil {
+		return z.gone(err)
+	}
+	return nil
+}
+
+// answer is a struct reply of zygote.h.
+func (z *Zygote) answer() (result, at int64, err error) {
+	if z.sock == nil {
+		return 0, 0, ErrGone
+	}
+	var reply [16]byte
+	if _, err := io.ReadFull(z.sock, reply[:]); err != nil {
+		return 0, 0, z.gone(err)
+	}
+	le := binary.LittleEndian
+	return int64(le.Uint64(reply[:])), int64(le.Uint64(reply[8:])), nil
+}
+
+func sendAll(sock int, b, oob []byte) error {
+	for len(b) > 0 {
+		n, err := unix.SendmsgN(sock, b, oob, nil, unix.MSG_NOSIGNAL)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		b, oob = b[n:], nil
+	}
+	return nil
+}
+
+// gone reaps a helper that has died. Its children live on.
+func (z *Zygote) gone(cause error) error {
+	z.end()
+	return fmt.Errorf("%w: %w", ErrGone, cause)
+}
+
+func (z *Zygote) end() {
+	if z.sock == nil {
+		return
+	}
+	_ = z.sock.Close()
+	z.sock = nil
+	_ = z.process.Kill()
+	_ = z.process.Wait()
+}
+
+// Dismiss makes the helper end and waits for nothing; Close reaps it, if nobody else has.
+func (z *Zygote) Dismiss() {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	if z.sock != nil {
+		_ = z.process.Kill()
+	}
+}
+
+// Close ends the helper. What it started lives on.
+func (z *Zygote) Close() error {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	z.end()
+	return nil
+}

@@ -1,0 +1,4 @@
+package client
+
+// KillTimeout is killTimeout.
+const KillTimeout = killTimeout

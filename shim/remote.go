@@ -1,0 +1,76 @@
+package shim
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/runtime"
+)
+
+// remote is a process's link to the program whose child it is.
+type remote struct {
+	runtime.Remote
+	ctx  context.Context // ends when the process is let go of
+	stop context.CancelFunc
+}
+
+func newRemote(r runtime.Remote) *remote {
+	ctx, stop := context.WithCancel(context.Background())
+	return &remote{r, ctx, stop}
+}
+
+func remoteProcess(r runtime.Remote, pid int) *process {
+	return &process{pid: pid, remote: newRemote(r), exited: make(chan struct{})}
+}
+
+// askAgain is how long is waited after a question that failed for no good reason.
+const askAgain = time.Second
+
+// wait returns when the process has ended; not ok if it was let go of.
+func (r *remote) wait(pid int) (e exitState, ok bool) {
+	for {
+		x, err := r.Wait(r.ctx, pid)
+		switch {
+		case err == nil:
+			return exitState{Code: int32(x.Status), At: x.At}, true
+		case r.ctx.Err() != nil:
+			return exitState{}, false
+		case errors.Is(err, runtime.ErrNotFound):
+			return exitState{Code: unknownExit, Unknown: true, At: time.Now()}, true
+		}
+		select {
+		case <-time.After(askAgain):
+		case <-r.ctx.Done():
+		}
+	}
+}
+
+// remoteTimeout bounds what is done to a process by its own program.
+const remoteTimeout = 10 * time.Second
+
+func (r *remote) signal(pid int, sig unix.Signal) error {
+	ctx, cancel := context.WithTimeout(r.ctx, remoteTimeout)
+	defer cancel()
+	return r.SignalProcess(ctx, pid, sig)
+}
+
+// resize sets the size of a terminal that the other program has.
+func (p *process) resize(width, height uint16) error {
+	ctx, cancel := context.WithTimeout(p.remote.ctx, remoteTimeout)
+	defer cancel()
+	return p.remote.Resize(ctx, p.pid, width, height)
+}
+
+// closeStdin has the other program, if there is one, close what it has of the process's input. One
+// that has ended has none.
+func (p *process) closeStdin() {
+	if p.remote == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(p.remote.ctx, remoteTimeout)
+	defer cancel()
+	_ = p.remote.CloseStdin(ctx, p.pid)
+}

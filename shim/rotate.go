@@ -1,0 +1,214 @@
+package shim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/internal/fault"
+	"github.com/coracle-project/coracle/shim/api"
+)
+
+// The kubelet looks at the sizes of logs every ten seconds, in which a container writes
+// gigabytes. A log with a limit is therefore rotated by its writer, before a write that
+// would exceed it: the oldest files go first, so that all of them together never take
+// more than the limit's product, and a kill between any two steps leaves no more.
+//
+// Names are the kubelet's (0.log.20060102-150405), which then finds, reads, packs and
+// removes the files like those that it has set aside itself.
+
+// logLimit bounds the files of a log; the zero value does not.
+type logLimit struct {
+	fileBytes int64 // of each file
+	files     int   // with the one that is written
+}
+
+func (l logLimit) check() error {
+	if l == (logLimit{}) || l.fileBytes >= api.MinLogBytes && l.files >= 2 {
+		return nil
+	}
+	return fmt.Errorf("%w: log limited to %d files of %d bytes: at least 2 files of %d bytes are needed", errInvalid, l.files, l.fileBytes, api.MinLogBytes)
+}
+
+// full says whether n more bytes are too many for a file that has size.
+func (l logLimit) full(size int64, n int) bool {
+	return l.fileBytes > 0 && size > 0 && size+int64(n) > l.fileBytes
+}
+
+// errLogFull asks for a rotation.
+var errLogFull = errors.New("log file is full")
+
+// noteWithin is how quickly a file has to be full for the next one to begin with a note. Who
+// follows a log by its name skips a file if it takes longer to read than to write; the
+// kubelet, which rotates no sooner, has those readers see all.
+const noteWithin = 10 * time.Second
+
+// rotate goes on in a new file, if n bytes do not fit into this one. keep is told of it
+// before any output is written to it.
+func (l *logFile) rotate(n int, keep func(*os.File)) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	m, err := markOf(l.f)
+	if err != nil {
+		return fmt.Errorf("rotate log: %w", err)
+	}
+	if !l.limit.full(m.offset, n) {
+		return nil // the other stream was quicker
+	}
+	aside := ""
+	if l.hasName(m) {
+		if err := l.prune(m.offset); err != nil {
+			return err
+		}
+		if err := faultAt("shim.log.pruned"); err != nil {
+			return err
+		}
+		aside, err = setAside(l.path, time.Now())
+		if err != nil && !errors.Is(err, os.ErrNotExist) { // or the kubelet was quicker
+			return err
+		}
+		if err := faultAt("shim.log.renamed"); err != nil {
+			return err
+		}
+	} else if err := l.prune(0); err != nil { // the kubelet has renamed it, and is about to say so
+		return err
+	}
+	f, err := openLogFile(l.path)
+	if err != nil {
+		return fmt.Errorf("rotate log: %w", err)
+	}
+	now := time.Now()
+	if took := now.Sub(l.begun); aside != "" && took < noteWithin {
+		// Less than a page, so written whole or not at all. Without it all goes on.
+		_, _ = f.Write(rotationNote(now, took, aside))
+	}
+	if err := faultAt("shim.log.opened"); err != nil {
+		f.Close()
+		return err
+	}
+	l.goOn(f, keep)
+	return nil
+}
+
+func rotationNote(now time.Time, took time.Duration, aside string) []byte {
+	return fmt.Appendf(nil, "%s stderr F [coracle: the log was full after %s and goes on here; what came before is in %s]\n",
+		now.Format(logTime), took.Round(time.Millisecond), filepath.Base(aside))
+}
+
+// faultAt is a fault point of work that is nobody's request.
+func faultAt(name string) error { return fault.At(context.Background(), name) }
+
+// hasName says whether the log's name still is that of its file.
+func (l *logFile) hasName(m logMark) bool {
+	var st unix.Stat_t
+	return unix.Lstat(l.path, &st) == nil && uint64(st.Dev) == m.dev && st.Ino == m.ino
+}
+
+// cutShort says that an earlier shim was killed while it rotated the log, or before the kubelet,
+// which had renamed it, had it opened anew.
+func (l *logFile) cutShort() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	m, err := markOf(l.f)
+	return l.limit != (logLimit{}) && err == nil && !l.hasName(m)
+}
+
+// prune removes the oldest files that were set aside, so that the log stays within its limit with
+// a whole new file, and with the current one, of that size, if it is about to be set aside (0: it is not).
+func (l *logFile) prune(size int64) error {
+	if l.limit == (logLimit{}) {
+		return nil
+	}
+	old, err := asideOf(l.path)
+	if err != nil {
+		return err
+	}
+	files := l.limit.files - 1
+	room := int64(files)
+	if size > 0 {
+		files--
+	}
+	sum := size
+	for _, f := range old {
+		sum += f.size
+	}
+	// Rounded up, because the limit's product may be more than an int64 holds.
+	for len(old) > 0 && (len(old) > files || (sum+room-1)/room > l.limit.fileBytes) {
+		if err := os.Remove(old[0].path); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("rotate log: %w", err)
+		}
+		sum -= old[0].size
+		old = old[1:]
+	}
+	return nil
+}
+
+// asideFile is a file that was set aside, by us or by the kubelet.
+type asideFile struct {
+	path string
+	time time.Time // in its name: what clocks on the wall showed, as if they were in UTC
+	size int64
+}
+
+// asideTime is what follows the name of a log that was set aside, in local time, as the kubelet has it.
+const asideTime = "20060102-150405"
+
+// asideOf returns them, the oldest first. Other files that begin like the log are somebody else's.
+func asideOf(path string) ([]asideFile, error) {
+	dir, base := filepath.Split(path)
+	entries, err := os.ReadDir(dir) // by name, and so by time
+	if err != nil {
+		return nil, fmt.Errorf("rotate log: %w", err)
+	}
+	var old []asideFile
+	for _, e := range entries {
+		stamp, ok := strings.CutPrefix(e.Name(), base+".")
+		if !ok {
+			continue
+		}
+		at, err := time.Parse(asideTime, strings.TrimSuffix(stamp, ".gz")) // the kubelet's, packed
+		if err != nil {
+			continue
+		}
+		info, err := e.Info()
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("rotate log: %w", err)
+		}
+		if info.Mode().IsRegular() {
+			old = append(old, asideFile{dir + e.Name(), at, info.Size()})
+		}
+	}
+	return old, nil
+}
+
+// setAside renames the log at path and returns its new name, which sorts behind those of all other files that
+// were set aside: within one second, or after the clock was set back, it has a time to come.
+func setAside(path string, now time.Time) (string, error) {
+	old, err := asideOf(path)
+	if err != nil {
+		return "", err
+	}
+	at, err := time.Parse(asideTime, now.Format(asideTime))
+	if err != nil {
+		return "", fmt.Errorf("rotate log: %w", err)
+	}
+	for _, f := range old {
+		if !at.After(f.time) {
+			at = f.time.Add(time.Second)
+		}
+	}
+	to := path + "." + at.Format(asideTime)
+	if err := os.Rename(path, to); err != nil {
+		return "", fmt.Errorf("rotate log: %w", err)
+	}
+	return to, nil
+}

@@ -1,0 +1,222 @@
+package snapshot
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/opencontainers/go-digest"
+	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/internal/atomicfile"
+)
+
+// A lazy layer is one that is not unpacked yet, and that somebody else shows as a mount meanwhile.
+// Roots can be made of it; else it does not count as whole (HasLayer). When it is committed
+// (LayerWriter.Commit), new roots are made of the unpacked layer; those that were made of the mount hold
+// it when EndLazy takes it away, which comes after whoever shows it knows of the unpacked files. The directory with the mount is of no use after a reboot, and not
+// believed without whoever shows it.
+//
+//	lazy/<hex of the diff id>/fs         where it is mounted
+//	lazy/<hex>/blob                      what has come of the layer's archive
+//	lazy/<hex>/lazy.json                 the record, once it is mounted
+//
+// The rules of locks: a root is made of layers' directories with landing held for reading, a mount is
+// taken away with landing held.
+
+const lazyFile = "lazy.json"
+
+// lazyRecord is the content of lazy.json.
+type lazyRecord struct {
+	Version int           `json:"version"` // 1
+	DiffID  digest.Digest `json:"diffID"`
+	Blob    digest.Digest `json:"blob"`
+}
+
+func (s *Store) lazyTop() string                 { return filepath.Join(s.root, "lazy") }
+func (s *Store) lazyDir(d digest.Digest) string  { return filepath.Join(s.lazyTop(), d.Encoded()) }
+func (s *Store) lazyBlob(d digest.Digest) string { return filepath.Join(s.lazyDir(d), "blob") }
+
+// BeginLazy makes the directory of a lazy layer, with an empty one to mount it on (fs). The caller
+// holds a layer against others who begin it, and ends with CommitLazy or AbortLazy. ErrExists if the
+// layer is there, ErrUnsupported if the driver has no use for mounts.
+func (s *Store) BeginLazy(diffID digest.Digest) (dir string, err error) {
+	if err := checkDigest(diffID); err != nil {
+		return "", err
+	}
+	if _, ok := s.driver.(*overlayDriver); !ok {
+		return "", fmt.Errorf("%w: lazy layers need the snapshot driver %s, not %s", ErrUnsupported, Overlay, s.driverName)
+	}
+	if s.hasAny(diffID) {
+		return "", fmt.Errorf("lazy layer %s: %w", diffID, ErrExists)
+	}
+	if err := s.dropLazy(diffID); err != nil { // of a daemon that was killed
+		return "", err
+	}
+	if err := os.MkdirAll(upperIn(s.lazyDir(diffID)), 0o700); err != nil {
+		return "", fmt.Errorf("lazy layer %s: %w", diffID, err)
+	}
+	return s.lazyDir(diffID), nil
+}
+
+// CommitLazy takes a layer into use that is mounted now, and of which blob it is.
+func (s *Store) CommitLazy(diffID, blob digest.Digest) error {
+	data, err := json.Marshal(lazyRecord{Version: 1, DiffID: diffID, Blob: blob})
+	if err == nil {
+		err = atomicfile.Write(filepath.Join(s.lazyDir(diffID), lazyFile), data, 0o600)
+	}
+	if err != nil {
+		return fmt.Errorf("lazy layer %s: %w", diffID, err)
+	}
+	s.renames.Lock()
+	defer s.renames.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.layers[diffID] != nil {
+		return fmt.Errorf("lazy layer %s: %w", diffID, ErrExists)
+	}
+	s.layers[diffID] = &layer{lazy: blob}
+	return nil
+}
+
+// AbortLazy undoes BeginLazy.
+func (s *Store) AbortLazy(diffID digest.Digest) error { return s.dropLazy(diffID) }
+
+// EndLazy takes away the mount of a layer that is unpacked now, or gone.
+func (s *Store) EndLazy(diffID digest.Digest) error {
+	if s.LazyBlob(diffID) != "" {
+		return fmt.Errorf("end lazy layer %s: it is not unpacked", diffID)
+	}
+	return s.dropLazy(diffID)
+}
+
+// LazyBlob says which blob a lazy layer is of; "" if the layer is unpacked, or not there.
+func (s *Store) LazyBlob(diffID digest.Digest) digest.Digest {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l := s.layers[diffID]; l != nil {
+		return l.lazy
+	}
+	return ""
+}
+
+// OpenLazyBlob opens what has come of a lazy layer's archive.
+func (s *Store) OpenLazyBlob(diffID digest.Digest) (*os.File, error) {
+	if err := checkDigest(diffID); err != nil {
+		return nil, err
+	}
+	f, err := os.Open(s.lazyBlob(diffID))
+	if err != nil {
+		return nil, fmt.Errorf("blob of lazy layer %s: %w", diffID, err)
+	}
+	return f, nil
+}
+
+// LayerDir is the directory with an unpacked layer's files. It stays while a snapshot has the layer.
+func (s *Store) LayerDir(diffID digest.Digest) string { return upperIn(s.layerDir(diffID)) }
+
+// hasAny says whether a layer is there, lazy or whole.
+func (s *Store) hasAny(diffID digest.Digest) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.layers[diffID] != nil
+}
+
+// dirOf is where a layer's fs is now. landing is held.
+func (s *Store) dirOf(d digest.Digest) string {
+	if s.LazyBlob(d) != "" {
+		return s.lazyDir(d)
+	}
+	return s.layerDir(d)
+}
+
+// dropLazy takes the mount away, if there is one, and what belongs to it. Roots that were made of it hold it.
+func (s *Store) dropLazy(d digest.Digest) error {
+	s.landing.Lock()
+	defer s.landing.Unlock()
+	at := upperIn(s.lazyDir(d))
+	for {
+		err := unix.Unmount(at, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
+			break // nothing is mounted there
+		}
+		if err != nil {
+			return fmt.Errorf("unmount lazy layer %s: %w", at, err)
+		}
+	}
+	return s.discard(s.lazyDir(d))
+}
+
+// DropLazy takes all lazy layers out of use: whoever shows them is about to end.
+func (s *Store) DropLazy() error {
+	s.renames.Lock()
+	defer s.renames.Unlock()
+	var all []digest.Digest
+	s.mu.Lock()
+	for d, l := range s.layers {
+		if l.lazy != "" {
+			delete(s.layers, d)
+			all = append(all, d)
+		}
+	}
+	s.mu.Unlock()
+	var errs []error
+	for _, d := range all {
+		errs = append(errs, s.dropLazy(d))
+	}
+	return errors.Join(errs...)
+}
+
+// lazyUsage is what has come of a layer.
+func (s *Store) lazyUsage(d digest.Digest) (Usage, error) {
+	var st unix.Stat_t
+	if err := unix.Lstat(s.lazyBlob(d), &st); err != nil {
+		return Usage{}, fmt.Errorf("layer %s: %w", d, ErrLayerMissing) // unpacked meanwhile
+	}
+	return Usage{Bytes: st.Blocks * 512, Inodes: 1}, nil
+}
+
+// loadLazy takes the lazy layers over that served says are shown still; the rest are no more.
+func (s *Store) loadLazy(served func(digest.Digest) bool) error {
+	entries, err := os.ReadDir(s.lazyTop())
+	if err != nil {
+		return fmt.Errorf("snapshot store: %w", err)
+	}
+	for _, e := range entries {
+		d := digest.NewDigestFromEncoded(digest.SHA256, e.Name())
+		blob, err := s.readLazy(d)
+		if err == nil && s.driverName == Overlay && served != nil && served(d) {
+			if !s.HasLayer(d) { // else EndLazy comes
+				s.layers[d] = &layer{lazy: blob}
+			}
+			continue
+		}
+		if !s.HasLayer(d) {
+			s.log.Warn("dropping a lazy layer that is not shown any more: what has it must be pulled again", "layer", e.Name(), "error", err)
+		}
+		if err := s.dropLazy(d); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *Store) readLazy(d digest.Digest) (blob digest.Digest, err error) {
+	if err := checkDigest(d); err != nil {
+		return "", err
+	}
+	data, err := os.ReadFile(filepath.Join(s.lazyDir(d), lazyFile))
+	if err != nil {
+		return "", err
+	}
+	var r lazyRecord
+	if err := json.Unmarshal(data, &r); err != nil {
+		return "", fmt.Errorf("%s: %w", lazyFile, err)
+	}
+	if r.Version != 1 || r.DiffID != d {
+		return "", fmt.Errorf("%s: version %d of %s", lazyFile, r.Version, r.DiffID)
+	}
+	return r.Blob, checkDigest(r.Blob)
+}

@@ -1,0 +1,155 @@
+package snapshot
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+)
+
+// overlayDriver mounts layers' directories with overlayfs.
+type overlayDriver struct {
+	root string   // the store's
+	api  mountAPI // set by probe
+}
+
+func (d *overlayDriver) markers() Markers { return OverlayMarkers }
+
+func (d *overlayDriver) seal(context.Context, string) error { return nil }
+
+func (d *overlayDriver) view(_ context.Context, dir string) (string, error) { return upperIn(dir), nil }
+
+func (d *overlayDriver) free(string) error { return nil }
+
+func (d *overlayDriver) mount(_ context.Context, r rootfs) error {
+	lower := make([]string, 0, len(r.layers))
+	for _, dir := range slices.Backward(r.layers) {
+		lower = append(lower, upperIn(dir))
+	}
+	return d.stack(lower, r)
+}
+
+// stack mounts the lower directories, uppermost first, with a new writable one above.
+func (d *overlayDriver) stack(lower []string, r rootfs) error {
+	work := filepath.Join(r.dir, "work")
+	for _, dir := range []string{work, r.upper()} {
+		if err := os.RemoveAll(dir); err != nil { // untouched, from a mount that did not come to be
+			return err
+		}
+	}
+	if err := os.Mkdir(work, 0o700); err != nil {
+		return err
+	}
+	if len(lower) == 0 {
+		lower = []string{filepath.Join(d.root, emptyName)}
+	}
+	o := overlay{lower: lower, upper: r.upper(), work: work}
+	if err := makeUpper(r.upper(), lower[0]); err != nil {
+		return err
+	}
+	if r.users == nil {
+		return o.mount(r, d.api)
+	}
+	fd := -1
+	err := whereMapped(d.root, r.users, r.ids, func() (err error) {
+		fd, err = o.take(r, d.api)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return attach(fd, r)
+}
+
+// makeUpper makes the upper directory. The root of an overlay shows the upper
+// directory's owner, mode and attributes, so these are taken from the layer that would
+// show without it.
+func makeUpper(upper, top string) error {
+	if err := os.Mkdir(upper, 0o755); err != nil {
+		return err
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(top, &st); err != nil {
+		return fmt.Errorf("stat %s: %w", top, err)
+	}
+	if st.Uid != 0 || st.Gid != 0 {
+		if err := os.Chown(upper, int(st.Uid), int(st.Gid)); err != nil {
+			return err
+		}
+	}
+	if err := unix.Chmod(upper, st.Mode&0o7777); err != nil {
+		return fmt.Errorf("chmod %s: %w", upper, err)
+	}
+	return nil
+}
+
+func (d *overlayDriver) unmount(target string) error { return unmountOverlay(target) }
+
+func (d *overlayDriver) untouched(r rootfs) (bool, error) {
+	entries, err := os.ReadDir(r.upper())
+	if errors.Is(err, os.ErrNotExist) {
+		return true, nil
+	}
+	return len(entries) == 0, err
+}
+
+func (d *overlayDriver) mounts(snapshots string) (map[string][]string, error) {
+	found := map[string][]string{}
+	_, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
+		if m.FSType != "overlay" {
+			return true, false
+		}
+		if dir, ok := strings.CutPrefix(filepath.Dir(upperOf(m.VFSOptions)), snapshots+"/"); ok {
+			found[dir] = append(found[dir], m.Mountpoint)
+		}
+		return true, false
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read mounts: %w", err)
+	}
+	return found, nil
+}
+
+// upperOf finds the upper directory in an overlay's options.
+func upperOf(options string) string {
+	for o := range strings.SplitSeq(options, ",") {
+		if upper, ok := strings.CutPrefix(o, "upperdir="); ok {
+			return unescape(upper)
+		}
+	}
+	return ""
+}
+
+// unescape undoes the kernel's \ooo for blanks in /proc files (seq_path_root(3)).
+func unescape(s string) string {
+	var b strings.Builder
+	for i := 0; i < len(s); i++ {
+		if s[i] == '\\' && i+3 < len(s) && isOctal(s[i+1:i+4]) {
+			b.WriteByte((s[i+1]-'0')<<6 | (s[i+2]-'0')<<3 | (s[i+3] - '0'))
+			i += 3
+			continue
+		}
+		b.WriteByte(s[i])
+	}
+	return b.String()
+}
+
+func isOctal(s string) bool {
+	return strings.Trim(s, "01234567") == "" && s[0] <= '3'
+}
+
+// changes of an overlay are its upper directory.
+func (d *overlayDriver) changes(ctx context.Context, r rootfs, to *changeWriter) error {
+	top := filepath.Join(d.root, emptyName)
+	if n := len(r.layers); n > 0 {
+		top = upperIn(r.layers[n-1])
+	}
+	return to.upper(ctx, r.upper(), top)
+}

@@ -1,0 +1,160 @@
+package snapshot
+
+import (
+	"fmt"
+	"os"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// quotas counts and limits what snapshots write with the file system's project quotas
+// (ext4 and xfs mounted with prjquota). Each snapshot is a project of its own; what
+// is made in its directories belongs to it by inheritance. A nil *quotas is a file system
+// without.
+type quotas struct{ root *os.File }
+
+// Projects are taken from ranges of their own: low numbers are administrators', and
+// the kubelet begins at 1048577.
+const (
+	firstProject = 0x0c0a0000 // of the first range
+	projectRange = 0x00010000 // how many a range has
+)
+
+// findQuotas says whether project quotas are counted and enforced at root.
+func findQuotas(root string) *quotas {
+	f, err := os.Open(root)
+	if err != nil {
+		return nil
+	}
+	q := &quotas{root: f}
+	if _, err := q.get(firstProject); err != nil {
+		_ = f.Close()
+		return nil
+	}
+	return q
+}
+
+func (q *quotas) close() error {
+	if q == nil {
+		return nil
+	}
+	return q.root.Close()
+}
+
+// begin makes the snapshot's directory a project's, and sets its limit. All that is made
+// in the directory from now on is counted.
+func (q *quotas) begin(dir string, snap Snapshot) error {
+	if q == nil || snap.Project == 0 {
+		return nil
+	}
+	if err := q.set(snap.Project, snap.Limit); err != nil {
+		return fmt.Errorf("set quota of snapshot %s: %w", snap.ID, err)
+	}
+	if err := setProject(dir, snap.Project); err != nil {
+		return fmt.Errorf("set project of %s: %w", dir, err)
+	}
+	return nil
+}
+
+// end lifts the limit, so that whoever gets the project next does not meet it. What is
+// still to be deleted counts for that one until it is gone, unlimited.
+func (q *quotas) end(snap Snapshot) {
+	if q != nil && snap.Project != 0 {
+		_ = q.set(snap.Project, Usage{}) // begin sets it anew in any case
+	}
+}
+
+// usage is what a project takes, without a walk.
+func (q *quotas) usage(project uint32) (Usage, error) {
+	b, err := q.get(project)
+	return Usage{Bytes: int64(b.curSpace), Inodes: int64(b.curInodes)}, err
+}
+
+// dqblk is struct if_dqblk of linux/quota.h; limits of space are in blocks of 1024 bytes.
+type dqblk struct {
+	hardSpace, softSpace, curSpace    uint64
+	hardInodes, softInodes, curInodes uint64
+	spaceTime, inodeTime              uint64
+	valid                             uint32
+	_                                 uint32
+}
+
+const (
+	projectQuota = 2 // PRJQUOTA
+	getQuota     = 0x800007<<8 | projectQuota
+	setQuota     = 0x800008<<8 | projectQuota
+	validLimits  = 1 | 4 // QIF_BLIMITS, QIF_ILIMITS
+)
+
+func (q *quotas) get(project uint32) (dqblk, error) {
+	var b dqblk
+	return b, q.call(getQuota, project, &b)
+}
+
+func (q *quotas) set(project uint32, limit Usage) error {
+	return q.call(setQuota, project, &dqblk{
+		hardSpace: uint64(limit.Bytes+1023) / 1024, hardInodes: uint64(limit.Inodes), valid: validLimits,
+	})
+}
+
+// call is quotactl_fd(2), Linux 5.14, which needs no name of a device.
+func (q *quotas) call(command uintptr, project uint32, b *dqblk) error {
+	_, _, errno := unix.Syscall6(unix.SYS_QUOTACTL_FD, q.root.Fd(), command, uintptr(project), uintptr(unsafe.Pointer(b)), 0, 0)
+	if errno != 0 {
+		return os.NewSyscallError("quotactl_fd", errno)
+	}
+	return nil
+}
+
+// fsxattr is struct fsxattr of linux/fs.h.
+type fsxattr struct {
+	xflags, extsize, nextents, project, cowextsize uint32
+	_                                              [8]byte
+}
+
+const (
+	getFsxattr     = 0x801c581f // FS_IOC_FSGETXATTR
+	setFsxattr     = 0x401c5820 // FS_IOC_FSSETXATTR
+	inheritProject = 0x200      // FS_XFLAG_PROJINHERIT
+)
+
+// setProject makes a directory a project's; what is made in it inherits that.
+func setProject(dir string, project uint32) error {
+	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	var x fsxattr
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), getFsxattr, uintptr(unsafe.Pointer(&x))); errno != 0 {
+		return os.NewSyscallError("FS_IOC_FSGETXATTR", errno)
+	}
+	x.project = project
+	x.xflags |= inheritProject
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), setFsxattr, uintptr(unsafe.Pointer(&x))); errno != 0 {
+		return os.NewSyscallError("FS_IOC_FSSETXATTR", errno)
+	}
+	return nil
+}
+
+// freeProjectLocked finds a project that no snapshot has; 0 if all are taken, which is
+// more than a node's containers.
+func (s *Store) freeProjectLocked() uint32 {
+	taken := make(map[uint32]bool, len(s.snapshots))
+	for _, e := range s.snapshots {
+		taken[e.snap.Project] = true
+	}
+	first := uint32(firstProject + s.projects*projectRange)
+	p := s.lastProject
+	for range projectRange {
+		if p++; p < first || p >= first+projectRange {
+			p = first
+		}
+		if !taken[p] {
+			s.lastProject = p
+			return p
+		}
+	}
+	return 0
+}

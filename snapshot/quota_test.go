@@ -1,0 +1,49 @@
+package snapshot
+
+import (
+	"errors"
+	"log/slog"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// A limit that nobody would keep is refused. quota_vm_test.go has the rest.
+func TestLimitsNeedProjectQuotas(t *testing.T) {
+	s := started(t, t.TempDir())
+	if s.quota != nil {
+		t.Fatal("this test wants a temporary directory without project quotas")
+	}
+	_, err := s.Prepare(t.Context(), "c", PrepareOptions{Target: filepath.Join(t.TempDir(), "c"), Limit: Usage{Bytes: 1}})
+	if !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "prjquota") || len(s.List()) != 0 {
+		t.Errorf("prepare: %v", err)
+	}
+	_, err = s.Prepare(t.Context(), "c", PrepareOptions{Target: filepath.Join(t.TempDir(), "c"), Limit: Usage{Bytes: -1}})
+	if !errors.Is(err, ErrInvalid) {
+		t.Errorf("negative: %v", err)
+	}
+	other := New(Config{Root: t.TempDir(), Limit: Usage{Inodes: 1}, Log: slog.New(slog.DiscardHandler)})
+	if err := other.Start(t.Context()); !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "prjquota") {
+		t.Errorf("start: %v", err)
+	}
+}
+
+func TestProjectsAreNotGivenTwice(t *testing.T) {
+	seen := map[uint32]bool{}
+	for projects := range 2 { // two stores
+		s := New(Config{Root: "/none", Projects: projects})
+		first := uint32(firstProject + projects*projectRange)
+		for range 300 {
+			p := s.freeProjectLocked()
+			if p < first || p >= first+projectRange || seen[p] {
+				t.Fatalf("project %d", p)
+			}
+			seen[p] = true
+			s.snapshots[strings.Repeat("x", len(seen))] = &entry{snap: Snapshot{Project: p}}
+		}
+		s.lastProject = first + projectRange - 1
+		if p := s.freeProjectLocked(); seen[p] || p < first || p >= first+projectRange {
+			t.Errorf("after the last comes %d", p)
+		}
+	}
+}

@@ -1,0 +1,103 @@
+package snapshot
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/opencontainers/go-digest"
+
+	"github.com/coracle-project/coracle/internal/atomicfile"
+)
+
+var errUnknownDriver = errors.New("unknown driver")
+
+// driverFile names the driver that made what is in the store.
+const driverFile = "driver"
+
+// takeOver makes the store this driver's. What another one has made is dropped, since
+// images can be pulled again; but not from under a container, whose root only that
+// driver can find again.
+func (s *Store) takeOver() error {
+	file := filepath.Join(s.root, driverFile)
+	data, err := os.ReadFile(file)
+	was := DriverName(strings.TrimSpace(string(data)))
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		was = Overlay // stores older than the file
+	case err != nil:
+		return fmt.Errorf("snapshot store: %w", err)
+	case was != Overlay && was != EROFS && was != Native:
+		// A damaged file must not cost containers their roots.
+		s.log.Warn("the snapshot store's driver is not known; taken to be the one that is set", "file", file, "content", was, "driver", s.driverName)
+		was, err = s.driverName, errUnknownDriver
+	}
+	if was != s.driverName {
+		if err := s.dropOther(was); err != nil {
+			return err
+		}
+	}
+	if was == s.driverName && err == nil {
+		return nil
+	}
+	if err := atomicfile.Write(file, []byte(s.driverName+"\n"), 0o600); err != nil {
+		return fmt.Errorf("snapshot store: %w", err)
+	}
+	return nil
+}
+
+func (s *Store) dropOther(was DriverName) error {
+	other, err := newDriver(was, s.root, s.discard)
+	if err != nil {
+		return err
+	}
+	mounts, err := other.mounts(s.snapshotsDir())
+	if err != nil {
+		return err
+	}
+	if len(mounts) > 0 {
+		return fmt.Errorf("%w: driver %s cannot take over %s while snapshots of driver %s are mounted; remove all containers first", ErrInvalid, s.driverName, s.root, was)
+	}
+	dropped := 0
+	for _, dir := range []string{s.layersDir(), s.snapshotsDir()} {
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			return fmt.Errorf("snapshot store: %w", err)
+		}
+		for name := range slices.Values(entries) {
+			if err := s.discard(filepath.Join(dir, name.Name())); err != nil {
+				return err
+			}
+			dropped++
+		}
+	}
+	if dropped > 0 {
+		s.log.Warn("layers and snapshots of another driver dropped; their images have to be pulled again", "driver", s.driverName, "was", was, "dropped", dropped)
+	}
+	return nil
+}
+
+// dropLayerMounts unmounts layers that are not in the store any more.
+func (s *Store) dropLayerMounts() error {
+	entries, err := os.ReadDir(filepath.Join(s.root, mountsDir))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("snapshot store: %w", err)
+	}
+	e := &erofsDriver{overlayDriver: overlayDriver{root: s.root}}
+	for _, m := range entries {
+		d := digest.NewDigestFromEncoded(digest.SHA256, m.Name())
+		if s.driverName == EROFS && s.HasLayer(d) {
+			continue
+		}
+		if err := e.free(filepath.Join(s.layersDir(), m.Name())); err != nil {
+			return err
+		}
+	}
+	return nil
+}
