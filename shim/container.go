@@ -158,6 +158,7 @@ func (c *container) launch(ctx context.Context, start func(runtime.Stdio) (int, 
 	if c.init, err = c.newProcess(pid); err != nil {
 		return err
 	}
+	c.init.awaitStdin(ctx, child, c.log)
 	if child.console != nil {
 		c.stdio.tty, err = child.console.Receive(ctx)
 	}

@@ -128,6 +128,7 @@ func (e *execution) start(ctx context.Context) (pid int, err error) {
 	e.mu.Unlock()
 	close(e.started)
 	go e.awaitExit()
+	proc.awaitStdin(ctx, &child, e.c.log)
 	if child.console != nil {
 		tty, err := child.console.Receive(ctx)
 		if err != nil {

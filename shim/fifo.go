@@ -1,9 +1,11 @@
 package shim
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 )
@@ -70,4 +72,43 @@ func dupPolled(f *os.File) (*os.File, error) {
 		return nil, fmt.Errorf("duplicate %s: %w", f.Name(), err)
 	}
 	return os.NewFile(uintptr(fd), f.Name()), nil
+}
+
+// awaitReader returns when someone has a FIFO open for reading, or when ctx ends. One who is about to
+// open it sees a writer at once (fifo(7)); that he has others is the caller's care.
+func awaitReader(ctx context.Context, path string) error {
+	// The file that is meant, whatever becomes of its name.
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open FIFO %s: %w", path, err)
+	}
+	defer unix.Close(fd)
+	path = "/proc/self/fd/" + strconv.Itoa(fd)
+	if w, err := openFIFO(path, unix.O_WRONLY); !errors.Is(err, unix.ENXIO) {
+		return closeOpened(w, err)
+	}
+	opened := make(chan error, 1)
+	go func() {
+		w, err := unix.Open(path, unix.O_WRONLY|unix.O_CLOEXEC, 0) // waits
+		for errors.Is(err, unix.EINTR) {
+			w, err = unix.Open(path, unix.O_WRONLY|unix.O_CLOEXEC, 0)
+		}
+		opened <- closeOpened(w, err)
+	}()
+	select {
+	case err := <-opened:
+		return err
+	case <-ctx.Done():
+	}
+	// A reader ends the wait.
+	r, err := openFIFO(path, unix.O_RDONLY)
+	<-opened
+	return errors.Join(ctx.Err(), closeOpened(r, err))
+}
+
+func closeOpened(fd int, err error) error {
+	if err != nil {
+		return err
+	}
+	return unix.Close(fd)
 }

@@ -3,6 +3,7 @@ package shim
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -62,6 +63,30 @@ func (p *process) resize(width, height uint16) error {
 	ctx, cancel := context.WithTimeout(p.remote.ctx, remoteTimeout)
 	defer cancel()
 	return p.remote.Resize(ctx, p.pid, width, height)
+}
+
+// awaitStdin closes our end of the input of a process that the other program has made, and returns when that
+// program has opened its own, which it may do after it has answered. What is written before
+// would be lost, and the end of input, if that came before, would never be seen.
+func (p *process) awaitStdin(ctx context.Context, child *childEnds, log *slog.Logger) {
+	if p.remote == nil || child.Stdin == nil {
+		return
+	}
+	path := child.Stdin.Name()
+	child.Stdin.Close()
+	child.Stdin = nil
+	ctx, cancel := context.WithTimeout(ctx, remoteTimeout)
+	defer cancel()
+	go func() {
+		select {
+		case <-p.exited:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	if err := awaitReader(ctx, path); err != nil && !errors.Is(err, context.Canceled) {
+		log.Warn("nobody reads the input of a process", "pid", p.pid, "error", err)
+	}
 }
 
 // closeStdin has the other program, if there is one, close what it has of the process's input. One

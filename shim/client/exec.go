@@ -65,6 +65,7 @@ func (c *Client) Exec(ctx context.Context, r ExecRequest) (exitCode int32, err e
 			}
 		}
 	}()
+	p.dropReader() // Start returns when the process's stdin is open
 	if err := l.call(ctx, func(ctx context.Context, k *conn) error {
 		_, err := k.task.Start(ctx, &task.StartRequest{ID: r.ID, ExecID: execID})
 		return err

@@ -22,7 +22,7 @@ type fifos struct {
 	outputs               []*output
 
 	mu     sync.Mutex
-	guards []*os.File
+	guards []*os.File // stdin's is the first
 }
 
 // output is a pipe that is read.
@@ -109,6 +109,17 @@ func (p *fifos) add(path string, theirs, ours int) (*os.File, error) {
 		mine = nil
 	}
 	return mine, err
+}
+
+// dropReader closes the guard that reads stdin: whoever waits for a reader must not take us for one.
+// What is written before there is one would be lost.
+func (p *fifos) dropReader() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.in != nil && len(p.guards) > 0 {
+		p.guards[0].Close()
+		p.guards = p.guards[1:]
+	}
 }
 
 // dropGuards is called when the other side has opened its ends.
