@@ -41,7 +41,7 @@ func (n *node) startLazy(ctx context.Context) error {
 	if n.shim == nil {
 		return fmt.Errorf("start %s: the shim is not there yet", lazyProgram)
 	}
-	return n.shim.StartHelper(ctx, client.Helper{
+	return n.shim.StartCompanion(ctx, client.Companion{
 		Name: lazyName, Binary: beside(lazyProgram), Socket: lazy.SocketName, Env: environment(),
 		PID: func(ctx context.Context) (int, error) {
 			s, err := n.lazy.Status(ctx)

@@ -23,11 +23,11 @@ type Client struct {
 	events eventQueue
 	keeper keeperLink
 
-	mu      sync.Mutex
-	links   map[string]*link  // by name
-	exits   map[string]Event  // the last exit of each container that is not deleted
-	helpers map[string]Helper // by name
-	closed  bool
+	mu         sync.Mutex
+	links      map[string]*link     // by name
+	exits      map[string]Event     // the last exit of each container that is not deleted
+	companions map[string]Companion // by name
+	closed     bool
 }
 
 // nodeShim is the name of the shim of all pods.
@@ -48,7 +48,7 @@ func New(cfg Config) (*Client, error) {
 	case cfg.Log == nil:
 		return nil, errors.New("shim client: no logger")
 	}
-	c := &Client{cfg: cfg, links: make(map[string]*link), exits: make(map[string]Event), helpers: make(map[string]Helper)}
+	c := &Client{cfg: cfg, links: make(map[string]*link), exits: make(map[string]Event), companions: make(map[string]Companion)}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	c.events.init()
 	return c, nil
@@ -119,7 +119,7 @@ func (c *Client) abandon(ctx context.Context) {
 			c.cfg.Log.Warn("shim is left", "error", err)
 		}
 	}
-	if err := c.stopHelpers(ctx); err != nil {
+	if err := c.stopCompanions(ctx); err != nil {
 		c.cfg.Log.Warn("a program beside the shim is left", "error", err)
 	}
 	c.keeper.leave()
@@ -237,7 +237,7 @@ func (c *Client) Shutdown(ctx context.Context) error {
 			return fmt.Errorf("shut shims down: %w", err)
 		}
 	}
-	if err := c.stopHelpers(ctx); err != nil {
+	if err := c.stopCompanions(ctx); err != nil {
 		return fmt.Errorf("shut shims down: %w", err)
 	}
 	k := c.keeper.get()

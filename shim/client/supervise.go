@@ -123,7 +123,7 @@ func (c *Client) watchKeeper() {
 					c.cfg.Log.Error("shim is not supervised", "shim", l.name, "error", err)
 				}
 			}
-			c.ensureHelpers(c.ctx)
+			c.ensureCompanions(c.ctx)
 			continue
 		}
 		c.cfg.Log.Error("there is no keeper", "error", err)
