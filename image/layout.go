@@ -13,9 +13,9 @@ import (
 
 	"github.com/coracle-project/coracle/image/registry"
 	"github.com/coracle-project/coracle/internal/atomicfile"
+	"github.com/coracle-project/coracle/internal/freespace"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
-	"golang.org/x/sys/unix"
 )
 
 // annotationPulled is when an index entry was last pulled, RFC 3339. It tells kubelet's
@@ -204,11 +204,11 @@ func (l layout) saveIndex(entries []named) error {
 	return atomicfile.WriteSync(l.index(), append(data, '\n'), 0o644)
 }
 
-// free returns the bytes that may still be written.
-func (l layout) free() (int64, error) {
-	var st unix.Statfs_t
-	if err := unix.Statfs(l.root, &st); err != nil {
-		return 0, fmt.Errorf("statfs %s: %w", l.root, err)
+// keepFree fails if so many bytes more would leave less than keep on the file system.
+func (l layout) keepFree(n, keep int64) error {
+	left, err := freespace.At(l.root)
+	if err != nil {
+		return err
 	}
-	return int64(st.Bavail) * st.Bsize, nil
+	return freespace.Keep(l.root, left, n, keep)
 }

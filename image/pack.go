@@ -13,7 +13,6 @@ import (
 	"github.com/klauspost/compress/gzip"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
-	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/image/archive"
 	"github.com/coracle-project/coracle/image/crypt"
@@ -23,14 +22,7 @@ import (
 
 // checkRoom fails if that many bytes more would fill the disk.
 func (s *Store) checkRoom(bytes int64) error {
-	free, err := s.layout.free()
-	if err != nil {
-		return err
-	}
-	if bytes+s.cfg.Layer.MinFree > free {
-		return fmt.Errorf("%s has %d bytes left and keeps %d free: %w", s.layout.root, free, s.cfg.Layer.MinFree, unix.ENOSPC)
-	}
-	return nil
+	return s.layout.keepFree(bytes, s.cfg.Layer.MinFree)
 }
 
 // parcel is an image on its way out of the store. What it consists of stays until release.

@@ -11,7 +11,6 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/image/registry"
 	"github.com/coracle-project/coracle/internal/fault"
@@ -217,12 +216,8 @@ func (s *Store) checkSpace(c *content) error {
 			need += l.Size
 		}
 	}
-	free, err := s.layout.free()
-	if err != nil {
-		return err
+	if need == 0 {
+		return nil
 	}
-	if need > 0 && need+s.cfg.Layer.MinFree > free {
-		return fmt.Errorf("image needs at least %d bytes, %s has %d left and keeps %d free: %w", need, s.layout.root, free, s.cfg.Layer.MinFree, unix.ENOSPC)
-	}
-	return nil
+	return s.layout.keepFree(need, s.cfg.Layer.MinFree)
 }

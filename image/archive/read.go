@@ -16,10 +16,10 @@ import (
 
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
-	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/image/unpack"
 	"github.com/coracle-project/coracle/internal/boundedjson"
+	"github.com/coracle-project/coracle/internal/freespace"
 )
 
 // Contents are the images of an archive that was read.
@@ -174,14 +174,11 @@ func (in *staging) file(name string, size int64) error {
 
 // room sees to it that an archive does not fill the disk.
 func (in *staging) room(size int64) error {
-	var st unix.Statfs_t
-	if err := unix.Statfs(in.c.dir, &st); err != nil {
-		return fmt.Errorf("statfs %s: %w", in.c.dir, err)
+	left, err := freespace.At(in.c.dir)
+	if err != nil {
+		return err
 	}
-	if free := int64(st.Bavail) * st.Bsize; size+in.minFree > free {
-		return fmt.Errorf("%d bytes more of the archive do not fit in %s, which has %d left and keeps %d free: %w", size, in.c.dir, free, in.minFree, unix.ENOSPC)
-	}
-	return nil
+	return freespace.Keep(in.c.dir, left, size, in.minFree)
 }
 
 // keep enters a file. Twice the same name with different content is an archive that two

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 
+	"github.com/coracle-project/coracle/internal/freespace"
 	"github.com/coracle-project/coracle/internal/safepath"
 	"golang.org/x/sys/unix"
 )
@@ -129,10 +130,7 @@ func (u *unpacker) checkFree(n int64) error {
 	if err != nil {
 		return err
 	}
-	if free := int64(st.Bavail) * st.Bsize; free < u.lim.MinFree {
-		return fmt.Errorf("only %d bytes left on the file system, unpacking keeps %d free: %w", free, u.lim.MinFree, unix.ENOSPC)
-	}
-	return nil
+	return freespace.Keep("the layer", freespace.Left(&st), 0, u.lim.MinFree)
 }
 
 // directory makes a directory or takes over one that is there.

@@ -8,11 +8,10 @@ import (
 	"os"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/coracle-project/coracle/image/lazy"
 	"github.com/coracle-project/coracle/image/registry"
 	"github.com/coracle-project/coracle/internal/ctxio"
+	"github.com/coracle-project/coracle/internal/freespace"
 )
 
 const (
@@ -90,14 +89,11 @@ func (l *shown) fillPart(ctx context.Context, f *os.File, at, n int64) error {
 }
 
 func checkFree(f *os.File, n int64) error {
-	var st unix.Statfs_t
-	if err := unix.Fstatfs(int(f.Fd()), &st); err != nil {
-		return fmt.Errorf("statfs %s: %w", f.Name(), err)
+	left, err := freespace.Of(f)
+	if err != nil {
+		return err
 	}
-	if free := int64(st.Bavail) * st.Bsize; free < n+minFree {
-		return fmt.Errorf("only %d bytes left on the file system of %s: %w", free, f.Name(), unix.ENOSPC)
-	}
-	return nil
+	return freespace.Keep(f.Name(), left, n, minFree)
 }
 
 // verify compares the whole file with the blob's digest.
