@@ -56,12 +56,7 @@ func TestLazyKilled(t *testing.T) {
 				}
 			}
 			n.ready()
-			r.spoil(func(*http.Request) faultproxy.Fault { return faultproxy.Fault{Reset: true} })
-			if !r.reads(c, 4) {
-				t.Error("cannot read when it is unpacked")
-			}
-			p.remove()
-			r.remove(n)
+			r.end(p, c, 4)
 			check()
 		})
 	}
@@ -90,15 +85,21 @@ func TestLazyKilledAtEachFaultPoint(t *testing.T) {
 			}
 			n.ready() // started by the keeper, without fault points armed
 			landed(n)
-			r.spoil(func(*http.Request) faultproxy.Fault { return faultproxy.Fault{Reset: true} })
-			if !r.reads(c, 0) {
-				t.Error("cannot be read")
-			}
-			p.remove()
-			r.remove(n)
+			r.end(p, c, 0)
 			check()
 		})
 	}
+}
+
+// end reads a file of a layer that is unpacked now, which the registry has no part in any more, and removes all.
+func (r *lazyRig) end(p *pod, c *container, file int) {
+	p.n.t.Helper()
+	r.spoil(func(*http.Request) faultproxy.Fault { return faultproxy.Fault{Reset: true} })
+	if !r.reads(c, file) {
+		p.n.t.Error("cannot be read when it is unpacked")
+	}
+	p.remove()
+	r.remove(p.n)
 }
 
 // A read that waits for the registry when the process is killed gets its answer from the next.
