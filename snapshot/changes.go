@@ -47,7 +47,9 @@ func (s *Store) Changes(ctx context.Context, id string, to io.Writer) error {
 		return err
 	}
 	w := newChangeWriter(to)
-	if err := s.driver.changes(ctx, s.rootfs(snap), w); err != nil {
+	r, release := s.rootfs(snap)
+	defer release()
+	if err := s.driver.changes(ctx, r, w); err != nil {
 		return fmt.Errorf("changes of snapshot %s: %w", id, err)
 	}
 	if err := w.tar.Close(); err != nil {

@@ -23,8 +23,9 @@ import (
 //	lazy/<hex>/blob                      what has come of the layer's archive
 //	lazy/<hex>/lazy.json                 the record, once it is mounted
 //
-// The rules of locks: a root is made of layers' directories with landing held for reading, a mount is
-// taken away with landing held.
+// Nobody waits for whoever shows a layer but the roots that are made of its mount: that process may be stopped, and
+// then each look at a file lasts until it goes on. A mount that is to be taken away while it is reached for goes with the
+// last who does that.
 
 const lazyFile = "lazy.json"
 
@@ -41,7 +42,7 @@ func (s *Store) lazyBlob(d digest.Digest) string { return filepath.Join(s.lazyDi
 
 // BeginLazy makes the directory of a lazy layer, with an empty one to mount it on (fs). The caller
 // holds a layer against others who begin it, and ends with CommitLazy or AbortLazy. ErrExists if the
-// layer is there, ErrUnsupported if the driver has no use for mounts.
+// layer is there, ErrLayerInUse if the one before has not gone yet, ErrUnsupported if the driver has no use for mounts.
 func (s *Store) BeginLazy(diffID digest.Digest) (dir string, err error) {
 	if err := checkDigest(diffID); err != nil {
 		return "", err
@@ -51,6 +52,9 @@ func (s *Store) BeginLazy(diffID digest.Digest) (dir string, err error) {
 	}
 	if s.hasAny(diffID) {
 		return "", fmt.Errorf("lazy layer %s: %w", diffID, ErrExists)
+	}
+	if s.isReached(diffID) {
+		return "", fmt.Errorf("lazy layer %s: %w: the mount before this one is still reached for", diffID, ErrLayerInUse)
 	}
 	if err := s.dropLazy(diffID); err != nil { // of a daemon that was killed
 		return "", err
@@ -84,7 +88,7 @@ func (s *Store) CommitLazy(diffID, blob digest.Digest) error {
 // AbortLazy undoes BeginLazy.
 func (s *Store) AbortLazy(diffID digest.Digest) error { return s.dropLazy(diffID) }
 
-// EndLazy takes away the mount of a layer that is unpacked now, or gone.
+// EndLazy takes away the mount of a layer that is unpacked now, or gone; it does not wait for roots that are made of it.
 func (s *Store) EndLazy(diffID digest.Digest) error {
 	if s.LazyBlob(diffID) != "" {
 		return fmt.Errorf("end lazy layer %s: it is not unpacked", diffID)
@@ -124,18 +128,65 @@ func (s *Store) hasAny(diffID digest.Digest) bool {
 	return s.layers[diffID] != nil
 }
 
-// dirOf is where a layer's fs is now. landing is held.
-func (s *Store) dirOf(d digest.Digest) string {
-	if s.LazyBlob(d) != "" {
-		return s.lazyDir(d)
-	}
-	return s.layerDir(d)
+// reached is a lazy layer whose mount is being reached for by its path. Guarded by Store.mu.
+type reached struct {
+	by   int
+	drop bool // the last of them does
 }
 
-// dropLazy takes the mount away, if there is one, and what belongs to it. Roots that were made of it hold it.
+// reachLocked is where a layer's fs is now. With a lazy one release says that it is not reached for by that path any more.
+func (s *Store) reachLocked(d digest.Digest) (dir string, release func()) {
+	if l := s.layers[d]; l == nil || l.lazy == "" {
+		return s.layerDir(d), func() {}
+	}
+	r := s.reached[d]
+	if r == nil {
+		r = &reached{}
+		s.reached[d] = r
+	}
+	r.by++
+	return s.lazyDir(d), func() { s.endReach(d, r) }
+}
+
+func (s *Store) endReach(d digest.Digest, r *reached) {
+	s.mu.Lock()
+	r.by--
+	if r.by == 0 && r.drop {
+		s.mu.Unlock()
+		if err := s.unmountLazy(d); err != nil {
+			s.log.Warn("a lazy layer's mount is left", "layer", d.String(), "error", err)
+		}
+		s.mu.Lock() // until now nobody could begin it anew
+	}
+	defer s.mu.Unlock()
+	if r.by == 0 {
+		delete(s.reached, d)
+	}
+}
+
+func (s *Store) isReached(d digest.Digest) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.reached[d] != nil
+}
+
+// dropLazy takes the mount of a layer away that is no lazy one any more, and what belongs to it; if it is being reached for,
+// then as soon as it is not.
 func (s *Store) dropLazy(d digest.Digest) error {
-	s.landing.Lock()
-	defer s.landing.Unlock()
+	s.mu.Lock()
+	r := s.reached[d]
+	if r != nil {
+		r.drop = true
+	}
+	s.mu.Unlock()
+	if r != nil {
+		return nil
+	}
+	return s.unmountLazy(d)
+}
+
+// unmountLazy is dropLazy when nobody reaches for the mount. Roots that were made of it hold it.
+func (s *Store) unmountLazy(d digest.Digest) error {
 	at := upperIn(s.lazyDir(d))
 	for {
 		err := unix.Unmount(at, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)

@@ -228,9 +228,8 @@ func (s *Store) mountFresh(ctx context.Context, snap Snapshot) error {
 	if users != nil {
 		defer users.Close()
 	}
-	s.landing.RLock()
-	defer s.landing.RUnlock()
-	r := s.rootfs(snap)
+	r, release := s.rootfs(snap)
+	defer release()
 	r.users, r.ids = users, snap.Users
 	if err := s.driver.mount(ctx, r); err != nil {
 		return err
@@ -239,32 +238,44 @@ func (s *Store) mountFresh(ctx context.Context, snap Snapshot) error {
 	return fault.At(ctx, "snapshot.prepare.mounted")
 }
 
-// rootfs is the snapshot as drivers see it, its user namespace left out.
-func (s *Store) rootfs(snap Snapshot) rootfs {
-	return rootfs{dir: s.snapshotDir(snap.ID), layers: s.layerDirs(snap.Layers), target: snap.Target, access: snap.Access}
+// rootfs is the snapshot as drivers see it, its user namespace left out. Until release the layers' directories stay
+// where they are.
+func (s *Store) rootfs(snap Snapshot) (r rootfs, release func()) {
+	dirs, release := s.layerDirs(snap.Layers)
+	return rootfs{dir: s.snapshotDir(snap.ID), layers: dirs, target: snap.Target, access: snap.Access}, release
 }
 
 // layerDirs returns the layers' directories, lowest first. Overlayfs takes none twice
 // (ELOOP), but images have layers twice, mostly empty ones: the uppermost is enough, for
 // it covers or hides whatever its double could show.
-func (s *Store) layerDirs(layers []digest.Digest) []string {
-	dirs := make([]string, 0, len(layers))
+func (s *Store) layerDirs(layers []digest.Digest) (dirs []string, release func()) {
+	dirs = make([]string, 0, len(layers))
+	var releases []func()
 	seen := make(map[digest.Digest]bool, len(layers))
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	for _, d := range slices.Backward(layers) {
 		if !seen[d] {
 			seen[d] = true
-			dirs = append(dirs, s.dirOf(d))
+			dir, release := s.reachLocked(d)
+			dirs, releases = append(dirs, dir), append(releases, release)
 		}
 	}
 	slices.Reverse(dirs)
-	return dirs
+	return dirs, func() {
+		for _, release := range releases {
+			release()
+		}
+	}
 }
 
 // remount mounts a snapshot whose record was there but whose mount was not: a
 // crash came in between, or the machine was reset. If nobody can have used it, it is made
 // anew.
 func (s *Store) remount(ctx context.Context, snap Snapshot) error {
-	untouched, err := s.driver.untouched(s.rootfs(snap))
+	r, release := s.rootfs(snap)
+	untouched, err := s.driver.untouched(r)
+	release()
 	if err != nil {
 		return err
 	}

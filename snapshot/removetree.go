@@ -17,7 +17,7 @@ import (
 const maxNesting = 32
 
 // removeTree deletes the entry name of the directory dir with all below it. It
-// follows no symbolic link.
+// follows no symbolic link, and looks into no mount.
 func removeTree(ctx context.Context, dir, name string) error {
 	top, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -54,6 +54,9 @@ func (r *remover) remove(parent int, name string, depth int) error {
 		return err
 	}
 	err = unix.Unlinkat(parent, name, unix.AT_REMOVEDIR)
+	for err == unix.EBUSY && depth == 1 && name == fsName && unmountAt(parent, name) == nil {
+		err = unix.Unlinkat(parent, name, unix.AT_REMOVEDIR)
+	}
 	if err == nil || err == unix.ENOENT {
 		return nil
 	}
@@ -72,6 +75,12 @@ func (r *remover) remove(parent int, name string, depth int) error {
 		return err
 	}
 	return unix.Unlinkat(parent, name, unix.AT_REMOVEDIR)
+}
+
+// unmountAt takes away what is mounted at an entry. At a layer's fs that is a lazy layer, mounted when nobody wanted it any
+// more; a mount that comes even later fails, since its directory is gone.
+func unmountAt(parent int, name string) error {
+	return unix.Unmount(fmt.Sprintf("/proc/self/fd/%d/%s", parent, name), unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 }
 
 func (r *remover) empty(parent int, name string, depth int) error {

@@ -64,14 +64,12 @@ type Store struct {
 	// renames is held while a directory gets or loses its final name in
 	// layers/, so that a commit and a removal of one layer cannot cross.
 	renames sync.Mutex
-	// landing is held while a lazy layer's mount goes away, and for reading while a root
-	// is made of layers' directories.
-	landing sync.RWMutex
 
 	mu          sync.Mutex
 	layers      map[digest.Digest]*layer
 	snapshots   map[string]*entry
-	lastProject uint32 // given to a snapshot
+	reached     map[digest.Digest]*reached // the lazy layers whose mounts are being reached for
+	lastProject uint32                     // given to a snapshot
 }
 
 // layer is one layer.
@@ -109,6 +107,7 @@ func New(c Config) *Store {
 		shown:      c.Shown,
 		layers:     map[digest.Digest]*layer{},
 		snapshots:  map[string]*entry{},
+		reached:    map[digest.Digest]*reached{},
 	}
 	s.trash = newTrash(s.stagingDir(), c.Log)
 	return s
