@@ -172,6 +172,7 @@ func (s *Server) Adopt(key string, data []byte, conn *os.File) error {
 	}
 	x.conn, x.greeting = conn, r.Greeting
 	if err := s.resume(x, r); err != nil {
+		x.unpacked.close()
 		x.source.close()
 		return fmt.Errorf("layer %s of image %s: %w", r.Layer.DiffID, r.Layer.Image, err)
 	}
