@@ -69,23 +69,38 @@ func (n *node) lazyShown(ctx context.Context) func(digest.Digest) bool {
 // keepLazy goes on keeping a program alive that runs, and tells it what was unpacked while nobody
 // could.
 func (n *node) keepLazy(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, lazyAnswer)
-	defer cancel()
-	s, err := n.lazy.Status(ctx)
-	if errors.Is(err, lazy.ErrGone) {
-		return
-	}
-	if err == nil {
-		err = n.startLazy(ctx)
-	}
-	for _, d := range s.Layers {
-		if n.snapshots.HasLayer(d) {
-			err = errors.Join(err, n.lazyLayers().LazyUnpacked(ctx, d))
-		}
-	}
-	if err != nil {
+	k := lazyKeeping{ask: n.lazy.Status, keep: n.startLazy, whole: n.snapshots.HasLayer, unpacked: n.lazyLayers().LazyUnpacked}
+	if err := k.run(ctx); err != nil {
 		n.log.Error("layers that were pulled lazily may be lost with their process", "error", err)
 	}
+}
+
+// lazyKeeping is keepLazy's calls.
+type lazyKeeping struct {
+	ask      func(context.Context) (lazy.Status, error)
+	keep     func(context.Context) error
+	whole    func(digest.Digest) bool
+	unpacked func(context.Context, digest.Digest) error
+}
+
+func (k lazyKeeping) run(ctx context.Context) error {
+	asking, cancel := context.WithTimeout(ctx, lazyAnswer)
+	defer cancel()
+	s, err := k.ask(asking)
+	if errors.Is(err, lazy.ErrGone) {
+		return nil
+	}
+	// One that does not answer, since it is stopped or the machine has much to do, may have layers of containers: it is
+	// kept alive all the same.
+	telling, cancel := context.WithTimeout(ctx, lazyAnswer)
+	defer cancel()
+	err = errors.Join(err, k.keep(telling))
+	for _, d := range s.Layers {
+		if k.whole(d) {
+			err = errors.Join(err, k.unpacked(telling, d))
+		}
+	}
+	return err
 }
 
 func (n *node) lazyLayers() lazyLayers {
