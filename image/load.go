@@ -18,8 +18,29 @@ import (
 // Loaded is what came of an archive.
 type Loaded struct {
 	Images []Image
-	// Notes say, for people, what of the archive was left because it is not for this machine.
+	// Notes say, for people, what of the archive was left because it is not for this machine: the first maxNotes, and how
+	// many more there are.
 	Notes []string
+
+	unsaid int // notes beyond maxNotes
+}
+
+// maxNotes is more than anybody reads. An archive may have ten thousand images, and their notes have to fit in one answer.
+const maxNotes = 100
+
+func (l *Loaded) note(format string, args ...any) {
+	if len(l.Notes) == maxNotes {
+		l.unsaid++
+		return
+	}
+	l.Notes = append(l.Notes, fmt.Sprintf(format, args...))
+}
+
+// endNotes says how many there would be.
+func (l *Loaded) endNotes() {
+	if l.unsaid > 0 {
+		l.Notes = append(l.Notes, fmt.Sprintf("and of %d more images all or some was left", l.unsaid))
+	}
 }
 
 // Load reads an archive of images (package archive) and brings those for this machine
@@ -71,7 +92,7 @@ func (l *Loaded) choose(ctx context.Context, c *archive.Contents) (ours []archiv
 			ours = append(ours, a)
 		case errors.Is(err, ErrPlatform):
 			foreign = cmp.Or(foreign, err)
-			l.Notes = append(l.Notes, fmt.Sprintf("%.200q was left: %v", called(a), err))
+			l.note("%.200q was left: %v", called(a), err)
 		default:
 			return nil, fmt.Errorf("%.200q: %w", called(a), err)
 		}
@@ -79,6 +100,7 @@ func (l *Loaded) choose(ctx context.Context, c *archive.Contents) (ours []archiv
 	if len(ours) == 0 {
 		return nil, foreign
 	}
+	l.endNotes()
 	return ours, nil
 }
 
@@ -103,7 +125,7 @@ func (l *Loaded) fits(ctx context.Context, a archive.Image, c *archive.Contents)
 		return platformScore(m.Platform) > 0 || m.Platform.OS == "unknown" // attestations
 	})
 	if len(others) > 0 {
-		l.Notes = append(l.Notes, fmt.Sprintf("%.200q: what its index offers for %s was left", called(a), offered(others)))
+		l.note("%.200q: what its index offers for %s was left", called(a), offered(others))
 	}
 	return nil
 }

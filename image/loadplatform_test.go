@@ -2,8 +2,10 @@ package image
 
 import (
 	"encoding/json"
+	"fmt"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"unicode"
@@ -116,6 +118,24 @@ func TestLoadNotesAreQuoted(t *testing.T) {
 	notes := strings.Join(loaded.Notes, "")
 	if len(loaded.Notes) != 2 || strings.ContainsFunc(notes, unicode.IsControl) || !strings.Contains(notes, `\x1b[2Japp\n`) || !strings.Contains(notes, `linux/\x1b]0;title\a`) {
 		t.Errorf("notes %q", loaded.Notes)
+	}
+}
+
+// Regression: an archive of many images for other machines had a note for each, more than an answer holds.
+func TestLoadNotesAreBounded(t *testing.T) {
+	for _, foreign := range []int{maxNotes, maxNotes + 1, maxNotes + 7} {
+		l := &layoutArchive{entries: entries{{"oci-layout", `{"imageLayoutVersion":"1.0.0"}`}}}
+		listed := []ocispec.Descriptor{l.image(runtime.GOARCH)}
+		for i := range foreign {
+			listed = append(listed, absentFor("s390x", strconv.Itoa(i)))
+		}
+		data, _ := json.Marshal(ocispec.Index{Manifests: listed})
+		loaded, err := openStore(t, nil).Load(t.Context(), append(l.entries, entries{{"index.json", string(data)}}...).tar(), "app:1")
+		must(t, err)
+		more := foreign - maxNotes
+		if last := loaded.Notes[len(loaded.Notes)-1]; len(loaded.Notes) != maxNotes+min(1, more) || (more > 0) != strings.Contains(last, fmt.Sprintf("of %d more", more)) {
+			t.Errorf("%d images: %d notes, the last %q", foreign, len(loaded.Notes), last)
+		}
 	}
 }
 
