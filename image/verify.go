@@ -42,7 +42,7 @@ type VerifyOptions struct {
 
 // Damage is one thing that is not what its digest says.
 type Damage struct {
-	Kind   string // "document", "blob" or "layer"
+	Kind   string // "document", "blob", "layer" or "copy"
 	Digest digest.Digest
 	Images []string // names of the images that need it, sorted
 	Cause  error
@@ -67,8 +67,18 @@ type Quarantiner interface {
 	Quarantine(diffID digest.Digest) error
 }
 
+// CopyKeeper is a LayerStore that makes copies of its layers for other drivers, when somebody wants one.
+type CopyKeeper interface {
+	// HasCopy says whether there is a copy of a layer.
+	HasCopy(diffID digest.Digest) bool
+	// CheckCopies reads the copies of a layer: unpack.ErrDamaged if one is not the layer.
+	CheckCopies(ctx context.Context, diffID digest.Digest) error
+	// DropCopies takes them out of use. Containers that run from them go on.
+	DropCopies(diffID digest.Digest) error
+}
+
 // Verify reads all that images consist of, and compares it with its digests: documents
-// and blobs as they are, unpacked layers by making their archives again. Pulls and
+// and blobs as they are, unpacked layers and their copies by making their archives again. Pulls and
 // containers go on meanwhile. An error is one of reading; damage is in the result.
 func (s *Store) Verify(ctx context.Context, o VerifyOptions) (Verified, error) {
 	if err := s.begin(); err != nil {
@@ -77,7 +87,7 @@ func (s *Store) Verify(ctx context.Context, o VerifyOptions) (Verified, error) {
 	defer s.wg.Done()
 	ctx, stop := s.bound(ctx)
 	defer stop()
-	v := &verifier{s: s, o: o, seen: map[digest.Digest]error{}, result: Verified{Dropped: map[string]error{}}}
+	v := &verifier{s: s, o: o, seen: map[thing]error{}, result: Verified{Dropped: map[string]error{}}}
 	entries, err := v.entries()
 	if err != nil {
 		return Verified{}, err
@@ -98,8 +108,14 @@ func (s *Store) Verify(ctx context.Context, o VerifyOptions) (Verified, error) {
 type verifier struct {
 	s      *Store
 	o      VerifyOptions
-	seen   map[digest.Digest]error // what has been read: nil, or how it is damaged
+	seen   map[thing]error // what has been read: nil, or how it is damaged
 	result Verified
+}
+
+// thing is one thing that is read. A layer that is not packed has the digest of its blob.
+type thing struct {
+	kind   string
+	digest digest.Digest
 }
 
 func (v *verifier) entries() ([]named, error) {
@@ -145,13 +161,25 @@ func (v *verifier) read(ctx context.Context, e named) error {
 		if err := v.check(e, "layer", diffID, func() error { return v.layer(ctx, diffID) }); err != nil {
 			return err
 		}
+		if err := v.copies(ctx, e, diffID); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
+// copies reads the copies of a layer that is itself whole, and can be compared.
+func (v *verifier) copies(ctx context.Context, e named, d digest.Digest) error {
+	k, ok := v.s.cfg.Layers.(CopyKeeper)
+	if !ok || !k.HasCopy(d) || v.seen[thing{"layer", d}] != nil || slices.Contains(v.result.Unverifiable, d) {
+		return nil
+	}
+	return v.check(e, "copy", d, func() error { return k.CheckCopies(ctx, d) })
+}
+
 // check reads one thing, once, and notes the damage.
 func (v *verifier) check(e named, kind string, d digest.Digest, read func() error) error {
-	damage, seen := v.seen[d]
+	damage, seen := v.seen[thing{kind, d}]
 	if !seen {
 		if v.o.Progress != nil {
 			v.o.Progress(kind, d)
@@ -161,7 +189,7 @@ func (v *verifier) check(e named, kind string, d digest.Digest, read func() erro
 			return err
 		}
 		damage = err
-		v.seen[d] = damage
+		v.seen[thing{kind, d}] = damage
 		if damage == nil {
 			v.count(kind)
 		}
@@ -169,7 +197,7 @@ func (v *verifier) check(e named, kind string, d digest.Digest, read func() erro
 	if damage == nil {
 		return nil
 	}
-	i := slices.IndexFunc(v.result.Damaged, func(x Damage) bool { return x.Digest == d })
+	i := slices.IndexFunc(v.result.Damaged, func(x Damage) bool { return x.Kind == kind && x.Digest == d })
 	if i < 0 {
 		i = len(v.result.Damaged)
 		v.result.Damaged = append(v.result.Damaged, Damage{Kind: kind, Digest: d, Cause: damage})
@@ -187,7 +215,7 @@ func (v *verifier) count(kind string) {
 		v.result.Documents++
 	case "blob":
 		v.result.Blobs++
-	default:
+	case "layer":
 		v.result.Layers++
 	}
 }
@@ -243,8 +271,8 @@ func (v *verifier) repair(ctx context.Context) error {
 		if err := v.remove(ctx, d); err != nil {
 			return err
 		}
-		// What is kept needlessly can be damaged without harm to the image.
-		if d.Kind == "blob" {
+		// What is kept needlessly, or can be made again, can be damaged without harm to the image.
+		if d.Kind == "blob" || d.Kind == "copy" {
 			continue
 		}
 		for _, name := range d.Images {
@@ -286,6 +314,9 @@ func (v *verifier) refetch(ctx context.Context, lost map[string]bool) error {
 
 // remove takes one damaged thing out of use.
 func (v *verifier) remove(ctx context.Context, d Damage) error {
+	if k, ok := v.s.cfg.Layers.(CopyKeeper); ok && d.Kind == "copy" {
+		return k.DropCopies(d.Digest)
+	}
 	if d.Kind != "layer" {
 		if err := v.s.lockSweep(ctx); err != nil {
 			return err

@@ -67,6 +67,7 @@ var (
 	_ image.LayerStore    = layerStore{}
 	_ image.LayerArchiver = layerStore{}
 	_ image.Quarantiner   = layerStore{}
+	_ image.CopyKeeper    = imageLayers{}
 	_ image.UseTeller     = imageLayers{}
 	_ image.Flusher       = imageLayers{}
 )
@@ -101,7 +102,12 @@ func (s layerStore) Archive(ctx context.Context, diffID digest.Digest, w io.Writ
 		return err
 	}
 	defer func() { err = errors.Join(err, v.Close()) }()
-	recipe, err := v.Recipe()
+	return archive(ctx, diffID, v, v, w)
+}
+
+// archive makes a layer's archive of its files, or those of a copy, and the layer's recipe.
+func archive(ctx context.Context, diffID digest.Digest, files, layer *snapshot.LayerView, w io.Writer) error {
+	recipe, err := layer.Recipe()
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("layer %s: %w", diffID, unpack.ErrNoRecipe)
 	}
@@ -110,7 +116,7 @@ func (s layerStore) Archive(ctx context.Context, diffID digest.Digest, w io.Writ
 	}
 	defer recipe.Close()
 	verified := diffID.Verifier()
-	if err := unpack.Rebuild(ctx, recipe, v.Dir(), io.MultiWriter(w, verified)); err != nil {
+	if err := unpack.Rebuild(ctx, recipe, files.Dir(), io.MultiWriter(w, verified)); err != nil {
 		return fmt.Errorf("layer %s: %w", diffID, err)
 	}
 	if !verified.Verified() {
@@ -129,6 +135,25 @@ type imageLayers struct {
 func (l imageLayers) RemoveLayer(ctx context.Context, d digest.Digest) error {
 	return l.stores.RemoveLayer(ctx, d)
 }
+
+// HasCopy says whether a handler's snapshotter has a copy of the layer.
+func (l imageLayers) HasCopy(d digest.Digest) bool { return l.stores.HasCopy(d) }
+
+// CheckCopies makes the layer's archive of each copy.
+func (l imageLayers) CheckCopies(ctx context.Context, d digest.Digest) (err error) {
+	layer, err := l.OpenLayer(ctx, d)
+	if errors.Is(err, snapshot.ErrLayerMissing) {
+		return nil // removed meanwhile, and its copies with it
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, layer.Close()) }()
+	return l.stores.EachCopy(ctx, d, func(files *snapshot.LayerView) error { return archive(ctx, d, files, layer, io.Discard) })
+}
+
+// DropCopies takes copies out of use. They are made again for the next container that wants them.
+func (l imageLayers) DropCopies(d digest.Digest) error { return l.stores.QuarantineCopies(d) }
 
 // InUse says whether a container uses the layer or a copy.
 func (l imageLayers) InUse(d digest.Digest) bool { return l.stores.InUse(d) }

@@ -1,16 +1,20 @@
 package main
 
 import (
+	"archive/tar"
+	"bytes"
 	"context"
 	"errors"
 	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/opencontainers/go-digest"
 
+	"github.com/coracle-project/coracle/cmd/coracled/snapshotters"
 	"github.com/coracle-project/coracle/image/unpack"
 	"github.com/coracle-project/coracle/snapshot"
 )
@@ -57,5 +61,78 @@ func TestArchiveOfDamagedLayer(t *testing.T) {
 	}
 	if err := (layerStore{s}).Archive(t.Context(), d, io.Discard); !errors.Is(err, unpack.ErrDamaged) {
 		t.Errorf("%v", err)
+	}
+}
+
+// copiedRig is a node's store with a layer of one file, and a copy of it for a handler.
+func copiedRig(t *testing.T) (l imageLayers, d digest.Digest, bring func(), copied string) {
+	t.Helper()
+	dir := t.TempDir()
+	log := slog.New(slog.DiscardHandler)
+	node := snapshot.New(snapshot.Config{Root: filepath.Join(dir, "node"), Driver: snapshot.EROFS, Log: log})
+	stores := snapshotters.New(snapshotters.Config{
+		Root: filepath.Join(dir, "more"), Node: node, Driver: snapshot.EROFS, Archive: layerStore{node}.Archive, Markers: markers, Log: log,
+	})
+	try := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	try(node.Start(t.Context()))
+	try(stores.Start(t.Context(), []snapshot.DriverName{snapshot.Native}))
+	t.Cleanup(func() {
+		if err := errors.Join(stores.Close(), node.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	try(w.WriteHeader(&tar.Header{Name: "file", Typeflag: tar.TypeReg, Size: 7, Mode: 0o644}))
+	_, err := w.Write([]byte("content"))
+	try(err)
+	try(w.Close())
+	d = digest.FromBytes(b.Bytes())
+	layer, err := node.NewLayer(t.Context())
+	try(err)
+	recipe, err := layer.Recipe()
+	try(err)
+	try(unpack.Layer(t.Context(), &b, unpack.Target{Dir: layer.Dir(), Markers: markers(node), Recipe: recipe}, unpack.Limits{MinFree: 1}))
+	try(recipe.Close())
+	try(layer.Commit(t.Context(), d))
+	bring = func() {
+		t.Helper()
+		try(stores.Bring(t.Context(), snapshot.Native, []digest.Digest{d}))
+	}
+	return imageLayers{layerStore{node}, stores}, d, bring, filepath.Join(dir, "more/native/layers/sha256", d.Encoded(), "fs/file")
+}
+
+// A handler's copy is compared with what the layer was made of, and made again when it is not that.
+func TestDamagedCopy(t *testing.T) {
+	l, d, bring, copied := copiedRig(t)
+	if l.HasCopy(d) || l.CheckCopies(t.Context(), d) != nil {
+		t.Error("there is a copy before anybody wants one")
+	}
+	for name, damage := range map[string]func() error{
+		"changed": func() error { return os.WriteFile(copied, []byte("CONTENT"), 0o600) },
+		"cut off": func() error { return os.Truncate(copied, 3) },
+		"gone":    func() error { return os.Remove(copied) },
+	} {
+		bring()
+		if err := l.CheckCopies(t.Context(), d); err != nil || !l.HasCopy(d) {
+			t.Errorf("%s: before: %v", name, err)
+		}
+		if err := damage(); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.CheckCopies(t.Context(), d); !errors.Is(err, unpack.ErrDamaged) || !strings.Contains(err.Error(), "snapshotter native") {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err := l.Archive(t.Context(), d, io.Discard); err != nil {
+			t.Errorf("%s: the layer itself: %v", name, err)
+		}
+		if err := l.DropCopies(d); err != nil || l.HasCopy(d) || !l.HasLayer(d) {
+			t.Errorf("%s: drop: %v", name, err)
+		}
 	}
 }

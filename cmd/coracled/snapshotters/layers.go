@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sync/errgroup"
@@ -119,6 +120,45 @@ func (s *Stores) RemoveLayer(ctx context.Context, d digest.Digest) error {
 		}
 	}
 	return s.cfg.Node.RemoveLayer(ctx, d)
+}
+
+// HasCopy says whether there is a copy of a layer.
+func (s *Stores) HasCopy(d digest.Digest) bool {
+	return slices.ContainsFunc(s.others(), func(store *snapshot.Store) bool { return store.HasLayer(d) })
+}
+
+// EachCopy calls visit with each copy of a layer, which stays meanwhile; one that cannot even be opened is unpack.ErrDamaged.
+// The error names the snapshotters whose copies visit had an error for.
+func (s *Stores) EachCopy(ctx context.Context, d digest.Digest, visit func(*snapshot.LayerView) error) error {
+	var errs []error
+	for _, name := range drivers {
+		store := s.at(name)
+		if store == nil {
+			continue
+		}
+		v, err := store.OpenLayer(ctx, d)
+		switch {
+		case errors.Is(err, snapshot.ErrLayerMissing):
+			continue
+		case errors.Is(err, snapshot.ErrDamaged):
+			err = fmt.Errorf("%w: %w", unpack.ErrDamaged, err)
+		case err == nil:
+			err = errors.Join(visit(v), v.Close())
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("copy for snapshotter %s: %w", name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// QuarantineCopies takes the copies of a layer out of use.
+func (s *Stores) QuarantineCopies(d digest.Digest) error {
+	var errs []error
+	for _, store := range s.others() {
+		errs = append(errs, store.Quarantine(d))
+	}
+	return errors.Join(errs...)
 }
 
 // InUse says whether a snapshot uses the layer or a copy.
