@@ -482,6 +482,10 @@ func (b *builder) cgroupBind(from, target string, o options) error {
 	if from == "" {
 		return unsupported("a cgroup mount without a cgroup")
 	}
+	if b.opts.Cgroup.Wait {
+		// What is bound is opened before the process is there, with which systemd makes the cgroup.
+		return unsupported("a cgroup mount of a cgroup that systemd makes")
+	}
 	tree := &Tree{Path: from, Recursive: true, Propagation: unix.MS_PRIVATE | unix.MS_REC}
 	tree.Set, tree.Clear = withTimes(o.set, o.clear)
 	fd := b.fd(Open{Name: "cgroup mount " + target, Tree: tree})

@@ -296,6 +296,8 @@ var cgroupCases = []mutation{
 	mountedOn("version 2, mounted writable", unified, func(*specs.Linux) {}, "rw"),
 	mountedOn("version 2, mounted without namespace", unified, without(specs.CgroupNamespace)),
 	mountedOn("version 2, of a cgroup that is not known", plan.Cgroup{Unified: true}, without(specs.CgroupNamespace)),
+	mountedOn("systemd's, mounted", plan.Cgroup{Unified: true, Own: unified.Own, Wait: true}, func(*specs.Linux) {}),
+	mountedOn("systemd's, mounted without namespace", plan.Cgroup{Unified: true, Own: unified.Own, Wait: true}, without(specs.CgroupNamespace)),
 	mountedOn("version 1, mounted", plan.Cgroup{Hierarchies: hierarchies}, func(*specs.Linux) {}),
 	mountedOn("version 1, mounted writable", plan.Cgroup{Hierarchies: hierarchies}, func(*specs.Linux) {}, "rw"),
 	mountedOn("version 1, mounted without namespace", plan.Cgroup{Hierarchies: hierarchies}, without(specs.CgroupNamespace)),
