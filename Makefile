@@ -131,8 +131,8 @@ test-image: build builder testbins ## image build, and archives to and from podm
 	cd build && CGO_ENABLED=0 $(GO) test ./...
 	CGO_ENABLED=0 $(GO) test -count=1 -tags image ./integration -run TestImageTools
 
-test-vm: deps ## the runtime's tests in a virtual machine (VM_RUN, see hack/oci/vm.sh)
-	@GO="$(GO)" hack/oci/vm.sh
+test-vm: deps ## tests in a virtual machine: the runtime, CRI validation (VM_RUN, VM_PARTS, see hack/oci/vm.sh)
+	@GO="$(GO)" hack/oci/vm.sh $(VM_PARTS)
 
 bench: build testbins ## benchmark against the peers that `make bench-peers` has installed
 	@GO="$(GO)" hack/tools.sh crictl registry cni

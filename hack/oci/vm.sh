@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# The runtime's tests in a virtual machine with systemd and only the unified cgroup hierarchy:
+# Tests in a virtual machine with systemd and only the unified cgroup hierarchy:
 #   engine, lc    the suite of an engine
 #   snapshot      quotas, and an older kernel's overlayfs
 #   cli           the command line where it needs systemd, AppArmor and CRIU
-# each in a guest of its own. Names as arguments choose; none is all.
+#   critest       coracled with systemd's cgroups: the CRI validation suite
+# each in a guest of its own. Names as arguments choose; none is all. VM_MD is the page of
+# docs/cri-conformance.md, if critest's part of it is to be written.
 # VM_RUN is a command that runs another as root in a throwaway guest:
 #   $VM_RUN --share DIR:PATH -t SECONDS -- COMMAND...
 # shows DIR read-only at PATH in the guest and ends with the command's status. The limit,
@@ -15,6 +17,7 @@ if [[ -z ${VM_RUN:-} ]]; then
   echo "test-vm: VM_RUN is not set; name a command that runs another in a virtual machine, see hack/oci/vm.sh" >&2
   exit 1
 fi
+(($#)) || set -- engine lc snapshot cli critest
 out=bin/vm
 mkdir -p "$out"
 # The command line, with its companion.
@@ -34,13 +37,25 @@ criu=$(PATH=$PWD/bin/oci:$PATH command -v criu)
 rm -rf "$out/criu"
 mkdir "$out/criu"
 ldd "$criu" | awk '$2 == "=>" { print $3 }' | xargs cp -L -t "$out/criu" "$criu"
+# What coracled needs, laid out as bin is.
+if [[ " $* " == *" critest "* ]]; then
+  make --no-print-directory build testbins
+  hack/tools.sh critest registry busybox
+  rm -rf "${out:?}/bin"
+  mkdir -p "$out/bin/tools" "$out/bin/test"
+  cp bin/{coracled,containerd-shim-coracle-v1} "$out/bin/"
+  cp bin/tools/{critest,registry,busybox} "$out/bin/tools/"
+  cp bin/test/{critest,web,pause,setuid} "$out/bin/test/"
+fi
 
 bad=0
-(($#)) || set -- engine lc snapshot cli
 for part in "$@"; do
-  "$VM_RUN" --share "$PWD/$out:/b" -t "${VM_TIMEOUT:-3600}" -- sh /b/guest.sh "$part" || {
+  "$VM_RUN" --share "$PWD/$out:/b" -t "${VM_TIMEOUT:-3600}" -- sh /b/guest.sh "$part" | tee "$out/$part.log" || {
     echo "test-vm: $part ended with status $?" >&2
     bad=1
   }
 done
+if [[ -n ${VM_MD:-} && " $* " == *" critest "* ]]; then
+  bin/test/critest -from "$out/critest.log" -md "$VM_MD"
+fi
 exit "$bad"

@@ -8,6 +8,9 @@
 // critest asks for images at registry.k8s.io and gcr.io. In the namespaces that this
 // program makes for itself, those names are those of a registry on 127.0.0.1 that
 // holds images of the same use (integration/images).
+//
+// With -systemd it makes no namespaces, since systemd knows processes by the ids that they have
+// in its own: that is for a machine made for this, such as that of hack/oci/vm.sh.
 package main
 
 import (
@@ -33,21 +36,42 @@ import (
 var hosts = []string{"registry.k8s.io", "k8s.gcr.io", "gcr.io"}
 
 type options struct {
-	md, focus, skip, scope, keep string
-	verbose                      bool
+	md, from, focus, skip, scope, keep string
+	limit                              time.Duration
+	systemd, verbose                   bool
 }
 
-func main() { os.Exit(testkit.Isolate(run)) }
+func main() {
+	o := parse()
+	run := func() int { return run(o) }
+	if o.systemd || o.from != "" {
+		os.Exit(run())
+	}
+	os.Exit(testkit.Isolate(run))
+}
 
-func run() int {
-	var o options
-	flag.StringVar(&o.md, "md", "", "write the result as a Markdown page to this file")
+func parse() (o options) {
+	flag.StringVar(&o.md, "md", "", "write the result as this machine's part of this Markdown page; - is standard output")
+	flag.StringVar(&o.from, "from", "", "run nothing: the part for -md is in this file, which -md=- wrote elsewhere")
 	flag.StringVar(&o.focus, "focus", "", "only tests that match this regular expression")
 	flag.StringVar(&o.skip, "skip", "", "no tests that match this regular expression")
 	flag.StringVar(&o.scope, "scope", "", "shim.scope: node or pod")
+	flag.BoolVar(&o.systemd, "systemd", false, "let systemd make the cgroups; for a machine made for this")
+	flag.DurationVar(&o.limit, "limit", 20*time.Minute, "end what takes longer")
 	flag.StringVar(&o.keep, "keep", "", "keep logs and reports in this directory")
 	flag.BoolVar(&o.verbose, "v", false, "show critest's own output")
 	flag.Parse()
+	return o
+}
+
+func run(o options) int {
+	if o.from != "" {
+		if err := takePart(o.md, o.from); err != nil {
+			fmt.Fprintln(os.Stderr, "critest:", err)
+			return 1
+		}
+		return 0
+	}
 	failures, err := conformance(o)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "critest:", err)
@@ -80,11 +104,19 @@ func conformance(o options) (wrong []string, err error) {
 	}
 	defer registry.Close()
 
-	before, err := leak.Take(leak.Scope{})
+	machine, err := describe(o.systemd)
 	if err != nil {
 		return nil, err
 	}
-	d, err := testkit.NewDaemon(testkit.Options{Registries: hosts, Scope: o.scope})
+	scope, config := leak.Scope{}, ""
+	if o.systemd {
+		scope, config = leak.Scope{Cgroups: []string{parentSlice}, Ignore: notOurs}, "[cgroup]\ndriver = \"systemd\"\n"
+	}
+	before, err := leak.Take(scope)
+	if err != nil {
+		return nil, err
+	}
+	d, err := testkit.NewDaemon(testkit.Options{Registries: hosts, Scope: o.scope, Config: config})
 	if err != nil {
 		return nil, err
 	}
@@ -111,11 +143,21 @@ func conformance(o options) (wrong []string, err error) {
 	sum := summarize(results)
 	fmt.Printf("critest: %d passed, %d failed, %d skipped in %v\n", sum.passed, sum.failed, sum.skipped, took)
 	if o.md != "" {
-		if err := os.WriteFile(o.md, []byte(page(results, sum)), 0o644); err != nil {
+		if err := writePart(o.md, machine, results); err != nil {
 			return nil, err
 		}
 	}
 	return append(left, failures(results)...), nil
+}
+
+// parentSlice is where critest puts its pods if systemd makes the cgroups. The slice itself
+// stays, as a kubelet's would; what is in it does not.
+const parentSlice = "/test.slice/"
+
+// notOurs says of a machine without namespaces of our own what comes and goes there by itself:
+// processes other than the runtime's. What containers leave would be in parentSlice, too.
+func notOurs(line string) bool {
+	return strings.HasPrefix(line, "process ") && !strings.Contains(line, "(coracle") && !strings.Contains(line, "(containerd-shim")
 }
 
 // leftovers collects what the leak checker says.
@@ -131,7 +173,7 @@ func publish(dir string) (*testkit.Registry, error) {
 	if err := os.WriteFile(file, []byte("127.0.0.1 localhost "+strings.Join(hosts, " ")+"\n"), 0o644); err != nil {
 		return nil, err
 	}
-	// In our mount namespace only.
+	// In our mount namespace only, if we have one.
 	if err := unix.Mount(file, "/etc/hosts", "", unix.MS_BIND, ""); err != nil {
 		return nil, fmt.Errorf("mount on /etc/hosts: %w", err)
 	}
@@ -167,7 +209,8 @@ func validate(d *testkit.Daemon, dir string, o options) ([]result, error) {
 	report := filepath.Join(dir, "junit.xml")
 	args := []string{
 		"--runtime-endpoint", "unix://" + d.Socket, "--image-endpoint", "unix://" + d.Socket,
-		"--ginkgo.junit-report", report, "--ginkgo.no-color", "--test.timeout", "20m",
+		"--ginkgo.junit-report", report, "--ginkgo.no-color",
+		"--test.timeout", o.limit.String(), "--ginkgo.timeout", o.limit.String(),
 	}
 	if o.focus != "" {
 		args = append(args, "--ginkgo.focus", o.focus)
@@ -200,19 +243,4 @@ func copyLog(d *testkit.Daemon, dir string) {
 	if raw, err := os.ReadFile(d.LogFile); err == nil {
 		_ = os.WriteFile(filepath.Join(dir, "coracled.log"), raw, 0o600)
 	}
-}
-
-// critestVersion asks the binary.
-func critestVersion() string {
-	exe, err := testkit.FindBin("tools", "critest")
-	if err != nil {
-		return "?"
-	}
-	out, _ := exec.Command(exe, "--version").Output()
-	for line := range strings.Lines(string(out)) {
-		if v, ok := strings.CutPrefix(strings.TrimSpace(line), "critest version: "); ok {
-			return v
-		}
-	}
-	return "?"
 }

@@ -4,8 +4,6 @@ import (
 	"encoding/xml"
 	"fmt"
 	"os"
-	"os/exec"
-	"runtime"
 	"slices"
 	"strings"
 )
@@ -115,39 +113,4 @@ func failures(results []result) (wrong []string) {
 		}
 	}
 	return wrong
-}
-
-// page is docs/cri-conformance.md.
-func page(results []result, s summary) string {
-	var b strings.Builder
-	kernel, _ := exec.Command("uname", "-r").Output()
-	fmt.Fprintf(&b, `# CRI conformance
-
-What the Kubernetes CRI validation suite (critest %s, unmodified but for the digest
-of one image) says of Coracle. Written by `+"`make critest CRITEST_FLAGS=-md=docs/cri-conformance.md`"+`;
-`+"`make test`"+` runs the same suite and fails if a test does.
-
-| passed | failed | skipped |
-| ---: | ---: | ---: |
-| %d | %d | %d |
-
-Machine: Linux %s, %s.
-`, critestVersion(), s.passed, s.failed, s.skipped, strings.TrimSpace(string(kernel)), runtime.GOARCH)
-	for _, part := range []struct {
-		title string
-		which outcome
-	}{{"Failed", failed}, {"Skipped", skipped}} {
-		fmt.Fprintf(&b, "\n## %s\n\n", part.title)
-		none := true
-		for _, r := range results {
-			if r.outcome == part.which {
-				none = false
-				fmt.Fprintf(&b, "- %s: %s\n", r.name, r.why)
-			}
-		}
-		if none {
-			b.WriteString("None.\n")
-		}
-	}
-	return b.String()
 }
