@@ -220,6 +220,10 @@ func (c *container) remove(ctx context.Context) error {
 			return err
 		}
 	}
+	// Again, because it may have failed when init ended; and a shim does not end before its last task.
+	if err := c.deleteTask(ctx); err != nil {
+		return fmt.Errorf("delete the shim's task: %w", err)
+	}
 	if err := c.endShim(ctx); err != nil {
 		return err
 	}
@@ -301,11 +305,20 @@ func (c *container) finish(ctx context.Context) (runtime.Exit, error) {
 	// The end is known: a shim that hangs now must not keep it from being told.
 	ctx, cancel := context.WithTimeout(ctx, forgetTimeout)
 	defer cancel()
-	if err := c.call(ctx, "Delete", &task.DeleteRequest{ID: c.ID()}, &task.DeleteResponse{}); err != nil &&
-		!errors.Is(err, runtime.ErrNotFound) && !errors.Is(err, errGone) {
+	if err := c.deleteTask(ctx); err != nil {
 		c.Store.Log().Warn("shim does not delete a task that has ended", "container", c.ID(), "error", err)
 	}
 	return x.result()
+}
+
+// deleteTask has the shim delete the task, which waits until all output has been copied. One that is
+// not there is deleted.
+func (c *container) deleteTask(ctx context.Context) error {
+	err := c.call(ctx, "Delete", &task.DeleteRequest{ID: c.ID()}, &task.DeleteResponse{})
+	if errors.Is(err, runtime.ErrNotFound) || errors.Is(err, errGone) {
+		return nil
+	}
+	return err
 }
 
 // lost is called when the shim has gone without its container's end being known: its program clears
@@ -330,21 +343,21 @@ func (c *container) endShim(ctx context.Context) error {
 		return nil
 	}
 	pid := c.engine.shimPid(ctx, &c.own, c.ID())
-	err := c.call(ctx, "Shutdown", &task.ShutdownRequest{ID: c.ID()}, &emptypb.Empty{})
-	c.engine.disconnect(&c.own)
-	c.engine.dropGroup(&c.own)
-	if errors.Is(err, errGone) || pid <= 0 {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("end the shim: %w", err)
-	}
-	fds := base.OpenPidfds([]int{pid})
+	fds := base.OpenPidfds([]int{pid}) // while the pid is the shim's
 	defer func() {
 		for _, fd := range fds {
 			_ = unix.Close(fd)
 		}
 	}()
+	err := c.call(ctx, "Shutdown", &task.ShutdownRequest{ID: c.ID()}, &emptypb.Empty{})
+	c.engine.disconnect(&c.own)
+	c.engine.dropGroup(&c.own)
+	if errors.Is(err, errGone) || len(fds) == 0 {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("end the shim: %w", err)
+	}
 	if err := base.AwaitExits(ctx, fds); err != nil {
 		return fmt.Errorf("end the shim: %w", err)
 	}
