@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"syscall"
+	"time"
 
 	task "github.com/containerd/containerd/api/runtime/task/v3"
 	"github.com/containerd/ttrpc"
@@ -82,6 +83,8 @@ func callError(ctx context.Context, err error) error {
 		return nil
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
+	case overdue(ctx):
+		return context.DeadlineExceeded
 	case errors.Is(err, ttrpc.ErrClosed), errors.Is(err, syscall.EPIPE), errors.Is(err, syscall.ECONNRESET):
 		return fmt.Errorf("%w: %w", errGone, err)
 	}
@@ -98,6 +101,13 @@ func callError(ctx context.Context, err error) error {
 		}
 	}
 	return errors.New(s.Message())
+}
+
+// overdue says whether a context's deadline has passed, whose timer may be late. A shim knows the deadline,
+// too, kills what it runs, and says of it only how that ended.
+func overdue(ctx context.Context) bool {
+	deadline, ok := ctx.Deadline()
+	return ok && !time.Now().Before(deadline)
 }
 
 // shimPid is the process that serves a connection; 0 if it does not say.
