@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	bootstrap "github.com/containerd/containerd/api/runtime/bootstrap/v1"
@@ -32,6 +33,27 @@ const maxSocketDir = 107 - 65
 
 // bundleDir is the shim's working directory for a container. Shims find a sandbox's files beside it.
 func (e *Engine) bundleDir(id string) string { return filepath.Join(e.rootDir, "b", id) }
+
+// removeBundle removes a container's bundle. A shim that others have, too, may be about to write into it:
+// containerd's writes down how a task ended when it has told that. So it is moved first, to where what is
+// written by its name does not come.
+func (e *Engine) removeBundle(id string) error {
+	gone := filepath.Join(e.rootDir, "gone", id)
+	if err := os.RemoveAll(gone); err != nil { // of a deletion that was cut short
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(gone), 0o700); err != nil {
+		return err
+	}
+	if err := os.Rename(e.bundleDir(id), gone); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	err := os.RemoveAll(gone)
+	for errors.Is(err, syscall.ENOTEMPTY) { // a file whose making had begun
+		err = os.RemoveAll(gone)
+	}
+	return err
+}
 
 // begin runs a shim's "start", which starts a process or finds the one of the container's group, and
 // notes where that listens.

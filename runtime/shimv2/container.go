@@ -230,7 +230,7 @@ func (c *container) remove(ctx context.Context) error {
 	if err := fault.At(ctx, "runtime.shim.deleted"); err != nil {
 		return err
 	}
-	if err := os.RemoveAll(c.engine.bundleDir(c.ID())); err != nil {
+	if err := c.engine.removeBundle(c.ID()); err != nil {
 		return err
 	}
 	if err := c.Remove(ctx); err != nil {

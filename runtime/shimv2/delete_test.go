@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"net"
+	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 
@@ -90,5 +92,37 @@ func TestTaskThatWasNotDeleted(t *testing.T) {
 	}
 	if !shim.ended {
 		t.Error("the shim runs on")
+	}
+}
+
+// TestShimWritesIntoABundleThatIsRemoved: the deletion failed because the directory was not empty again.
+func TestShimWritesIntoABundleThatIsRemoved(t *testing.T) {
+	dir := t.TempDir()
+	e, err := New(Config{StateDir: filepath.Join(dir, "state"), RootDir: filepath.Join(dir, "root")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	bundle := e.bundleDir("x")
+	for range 20 {
+		if err := os.MkdirAll(bundle, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		began, ended := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(ended)
+			for i := 0; ; i++ {
+				if os.WriteFile(filepath.Join(bundle, strconv.Itoa(i)), nil, 0o600) != nil {
+					return
+				}
+				if i == 10 {
+					close(began)
+				}
+			}
+		}()
+		<-began
+		if err := e.removeBundle("x"); err != nil {
+			t.Error(err)
+		}
+		<-ended
 	}
 }

@@ -21,6 +21,7 @@
 //	<StateDir>/<id>/exit.json    how init ended, from before the shim forgets it
 //	<StateDir>/<id>/exec-<pid>   the exec id of a process, see noteExec
 //	<RootDir>/b/<id>/            the bundle, the shim's working directory
+//	<RootDir>/gone/<id>/         a bundle that is being removed
 //	<RootDir>/s/                 the shims' sockets
 //	<RootDir>/events             where shims report events
 package shimv2
