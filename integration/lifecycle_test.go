@@ -121,7 +121,7 @@ func TestStopKillsAtDeadline(t *testing.T) {
 	c := p.run(shell("deaf", "trap '' TERM; echo ready; while :; do sleep 3600; done"))
 	eventually(t, "the trap is set", func() bool { return strings.Contains(c.output(""), "ready") })
 	begin := time.Now()
-	c.stop()
+	c.stopWithin(1)
 	if took := time.Since(begin); took < time.Second {
 		t.Errorf("stop with a grace of 1 s took %v", took)
 	}
@@ -285,7 +285,7 @@ func TestAnswersWhileShimHangs(t *testing.T) {
 	defer resume()
 	stopped := make(chan error, 1)
 	go func() {
-		_, err := n.StopContainer(n.ctx(), &cri.StopContainerRequest{ContainerId: c.id, Timeout: 10})
+		_, err := n.StopContainer(n.ctx(), &cri.StopContainerRequest{ContainerId: c.id, Timeout: callSeconds})
 		stopped <- err
 	}()
 	eventually(t, "the stop is under way", func() bool {

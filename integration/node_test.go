@@ -19,6 +19,9 @@ import (
 // on a machine that does other things, too, everything takes as long as it takes.
 const callTimeout = 2 * time.Minute
 
+// callSeconds is the same for a request that has a limit of its own.
+const callSeconds = int64(callTimeout / time.Second)
+
 // binDir is the repository's bin directory, of a path like bin/test/web.
 func binDir(p string) string { return filepath.Dir(filepath.Dir(p)) }
 
@@ -227,18 +230,21 @@ func (c *container) wait() *cri.ContainerStatus {
 func (c *container) exec(command ...string) (stdout string, code int32) {
 	n := c.p.n
 	n.t.Helper()
-	r, err := n.ExecSync(n.ctx(), &cri.ExecSyncRequest{ContainerId: c.id, Cmd: command, Timeout: 20})
+	r, err := n.ExecSync(n.ctx(), &cri.ExecSyncRequest{ContainerId: c.id, Cmd: command, Timeout: callSeconds})
 	if err != nil {
 		n.t.Fatal(err)
 	}
 	return string(r.GetStdout()), r.GetExitCode()
 }
 
-// stop gives SIGTERM one second.
-func (c *container) stop() {
+// stop gives SIGTERM all the time it may take.
+func (c *container) stop() { c.p.n.t.Helper(); c.stopWithin(callSeconds) }
+
+// stopWithin gives SIGTERM a grace.
+func (c *container) stopWithin(seconds int64) {
 	n := c.p.n
 	n.t.Helper()
-	if _, err := n.StopContainer(n.ctx(), &cri.StopContainerRequest{ContainerId: c.id, Timeout: 1}); err != nil {
+	if _, err := n.StopContainer(n.ctx(), &cri.StopContainerRequest{ContainerId: c.id, Timeout: seconds}); err != nil {
 		n.t.Fatal(err)
 	}
 }
