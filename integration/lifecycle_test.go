@@ -32,7 +32,7 @@ func TestPodLifecycle(t *testing.T) {
 			if s := p.status(); s.GetState() != cri.PodSandboxState_SANDBOX_READY || s.GetNetwork().GetIp() == "" {
 				t.Fatalf("pod status %v", s)
 			}
-			c := p.create(shell("main", "echo out; echo err >&2; "+forever))
+			c := p.create(shell("main", trap+"echo out; echo err >&2; "+forever))
 			if s := c.status(); s.GetState() != cri.ContainerState_CONTAINER_CREATED || s.GetStartedAt() != 0 {
 				t.Errorf("after create: %v", s)
 			}
@@ -269,14 +269,13 @@ func TestAnswersWhileShimHangs(t *testing.T) {
 	n := newNode(t, testkit.Options{})
 	n.pull("busybox")
 	p := n.runPod(nil)
-	c := p.run(shell("main", forever))
+	c := p.run(shell("main", trap+"echo ready; "+forever))
+	eventually(t, "the trap is set", func() bool { return strings.Contains(c.output(""), "ready") })
 	shims := n.Shims()
 	if len(shims) != 1 {
 		t.Fatalf("shims %v", shims)
 	}
-	if err := syscall.Kill(shims[0], syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	halt(t, shims[0])
 	resume := sync.OnceFunc(func() {
 		if err := syscall.Kill(shims[0], syscall.SIGCONT); err != nil {
 			t.Error(err)

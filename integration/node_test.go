@@ -176,8 +176,12 @@ func shell(name, script string) *cri.ContainerConfig {
 	}
 }
 
+// trap ends a script with 0 at SIGTERM, once it has been executed: a test that stops a container waits for what the
+// script prints after it.
+const trap = "trap 'exit 0' TERM; "
+
 // forever is a script that waits for SIGTERM.
-const forever = "trap 'exit 0' TERM; while :; do sleep 3600 & wait; done"
+const forever = trap + "while :; do sleep 3600 & wait; done"
 
 // create creates a container.
 func (p *pod) create(c *cri.ContainerConfig) *container {
