@@ -221,6 +221,16 @@ func chooseAppArmor(want string, privileged bool, loaded string, supported bool)
 
 // selinuxLabels makes the labels of process and mounts; none where SELinux is off.
 func selinuxLabels(l *SELinux, privileged bool) (process, mount string, err error) {
+	process, mount, err = label.InitLabels(l.options(privileged))
+	if err != nil {
+		return "", "", fail(ErrInvalid, "selinux label: %w", err)
+	}
+	return process, mount, nil
+}
+
+// options are a label's parts as label.InitLabels takes them: what is not named is as the host's policy has it for
+// containers, with categories of the container's own. A privileged container has a label only if one is asked for.
+func (l *SELinux) options(privileged bool) []string {
 	var opts []string
 	for _, part := range []struct{ name, value string }{
 		{"user", l.User}, {"role", l.Role}, {"type", l.Type}, {"level", l.Level},
@@ -230,11 +240,7 @@ func selinuxLabels(l *SELinux, privileged bool) (process, mount string, err erro
 		}
 	}
 	if privileged && len(opts) == 0 {
-		opts = []string{"disable"}
+		return []string{"disable"}
 	}
-	process, mount, err = label.InitLabels(opts)
-	if err != nil {
-		return "", "", fail(ErrInvalid, "selinux label: %w", err)
-	}
-	return process, mount, nil
+	return opts
 }
