@@ -178,7 +178,7 @@ const (
 
 // CheckpointPod saves containers of a ready pod, which must all run, in an existing empty
 // directory: all are frozen before the first is saved, and go on when the last one is. On
-// error the directory is empty again.
+// error the directory is empty again. What a daemon that was killed left of another one there is removed first.
 func (m *Manager) CheckpointPod(ctx context.Context, podID, dir string, ids []string) error {
 	e, err := m.readyPod(podID)
 	if err != nil {
@@ -192,6 +192,18 @@ func (m *Manager) CheckpointPod(ctx context.Context, podID, dir string, ids []st
 func (m *Manager) checkpointPod(ctx context.Context, p *entry[podRecord], dir string, ids []string) (err error) {
 	if len(ids) == 0 {
 		return fail(ErrInvalid, "no containers are named")
+	}
+	if !filepath.IsAbs(dir) {
+		return fail(ErrInvalid, "directory %q is not an absolute path", dir)
+	}
+	dir = filepath.Clean(dir)
+	release, err := m.savingIn.Acquire(ctx, dir)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if err := m.dropUnfinishedLocked(dir); err != nil {
+		return err
 	}
 	if err := mustBeEmpty(dir); err != nil {
 		return err
@@ -220,7 +232,7 @@ func (m *Manager) checkpointPod(ctx context.Context, p *entry[podRecord], dir st
 	all := append(slices.Collect(maps.Values(into)), last)
 	defer func() {
 		if err != nil {
-			if rerr := emptied(dir); rerr != nil {
+			if rerr := removeAll(all); rerr != nil {
 				err = errors.Join(err, rerr)
 				return
 			}
@@ -249,11 +261,8 @@ func (m *Manager) checkpointPod(ctx context.Context, p *entry[podRecord], dir st
 	return os.WriteFile(last, b, 0o600)
 }
 
-// mustBeEmpty wants an existing directory with nothing in it, at an absolute path.
+// mustBeEmpty wants an existing directory with nothing in it.
 func mustBeEmpty(dir string) error {
-	if !filepath.IsAbs(dir) {
-		return fail(ErrInvalid, "directory %q is not an absolute path", dir)
-	}
 	entries, err := os.ReadDir(dir)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -264,13 +273,4 @@ func mustBeEmpty(dir string) error {
 		return fail(ErrInvalid, "directory %s is not empty", dir)
 	}
 	return nil
-}
-
-// emptied removes what is in a directory that was empty.
-func emptied(dir string) error {
-	entries, err := os.ReadDir(dir)
-	for _, e := range entries {
-		err = errors.Join(err, os.RemoveAll(filepath.Join(dir, e.Name())))
-	}
-	return err
 }

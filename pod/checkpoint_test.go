@@ -127,6 +127,32 @@ func savedPodOf(t *testing.T, b *bench, m *Manager) (podID, dir string, ids []st
 	return podID, dir, ids
 }
 
+// TestCheckpointPodTwiceAtOnce: of two calls with one directory, the second finds the first one's files, and leaves them there.
+func TestCheckpointPodTwiceAtOnce(t *testing.T) {
+	withCRIU(t)
+	b := newBench(t)
+	m, _ := b.manager()
+	ctx := t.Context()
+	podID, _, ids := savedPodOf(t, b, m)
+	dir := t.TempDir()
+	errs := make(chan error)
+	for range 2 {
+		go func() { errs <- m.CheckpointPod(ctx, podID, dir, ids) }()
+	}
+	one, other := <-errs, <-errs
+	if one != nil {
+		one, other = other, one
+	}
+	if one != nil || !errors.Is(other, ErrInvalid) {
+		t.Errorf("%v, %v", one, other)
+	}
+	if left := must[[]os.DirEntry](t)(os.ReadDir(dir)); len(left) != 3 {
+		t.Errorf("checkpoint of %v", left)
+	}
+	ok(t, m.Remove(ctx, podID))
+	idle(t, m)
+}
+
 func TestCheckpointPod(t *testing.T) {
 	withCRIU(t)
 	b := newBench(t)

@@ -173,7 +173,7 @@ func (s fakeShim) Resume(ctx context.Context, _, id string) error {
 func (s fakeShim) Checkpoint(ctx context.Context, _, id, dir string) error {
 	return s.do(ctx, "shim.Checkpoint", func() error {
 		for other, p := range s.procs {
-			if !p.paused {
+			if p.state == client.StateRunning && !p.paused {
 				return fmt.Errorf("container %s is saved while %s goes on", id, other)
 			}
 		}

@@ -7,96 +7,145 @@ import (
 	"testing"
 )
 
+// caught is a pod that a daemon is killed at, while it saves the pod's running containers into dir.
+type caught struct {
+	*bench
+	m1      *Manager
+	podID   string
+	ids     []string
+	dir     string
+	crashed <-chan struct{}
+}
+
+// savingPod makes a pod with n running containers, and a daemon that will be killed when it has saved the memory of one.
+func savingPod(t *testing.T, n int) caught {
+	t.Helper()
+	withCRIU(t)
+	b := newBench(t)
+	m, hands := b.manager()
+	ctx := t.Context()
+	podID := must[string](t)(m.Run(ctx, podConfig("p")))
+	ids := make([]string, n)
+	for i := range ids {
+		c := containerConfig("run")
+		c.Name = fmt.Sprint("c", i)
+		ids[i] = must[string](t)(m.Create(ctx, podID, c))
+		ok(t, m.StartContainer(ctx, ids[i]))
+	}
+	return caught{b, m, podID, ids, t.TempDir(), b.crash(m, hands, "pod.checkpoint.images")}
+}
+
+// files is how many there are in dir.
+func (c *caught) files() int {
+	c.t.Helper()
+	return len(must[[]os.DirEntry](c.t)(os.ReadDir(c.dir)))
+}
+
 // TestCrashWhileFrozen: a container that was being saved when the daemon was killed goes on with the
 // next one.
 func TestCrashWhileFrozen(t *testing.T) {
-	withCRIU(t)
-	b := newBench(t)
-	m1, hands := b.manager()
-	ctx := t.Context()
-	podID := must[string](t)(m1.Run(ctx, podConfig("p")))
-	id := must[string](t)(m1.Create(ctx, podID, containerConfig("run")))
-	ok(t, m1.StartContainer(ctx, id))
-	crashed := b.crash(m1, hands, "pod.checkpoint.images")
-	dir := t.TempDir()
-	archive := filepath.Join(dir, "saved.tar")
-	go m1.Checkpoint(ctx, id, archive, 0)
-	<-crashed
-	if n := len(must[[]os.DirEntry](t)(os.ReadDir(dir))); n != 1 {
+	c := savingPod(t, 1)
+	ctx, id := t.Context(), c.ids[0]
+	archive := filepath.Join(c.dir, "saved.tar")
+	go c.m1.Checkpoint(ctx, id, archive, 0)
+	<-c.crashed
+	if n := c.files(); n != 1 {
 		t.Errorf("%d files while it is being saved", n)
 	}
-	m2, _ := b.manager()
-	b.thawed()
+	m2, _ := c.manager()
+	c.thawed()
 	ok(t, m2.Flush(ctx))
-	if left := must[[]os.DirEntry](t)(os.ReadDir(dir)); len(left) != 0 {
-		t.Errorf("left: %v", left)
+	if n := c.files(); n != 0 {
+		t.Errorf("%d files left", n)
 	}
 	ok(t, m2.Checkpoint(ctx, id, archive, 0))
-	if c := m2.containers.exact(id).get(); len(c.Saving) != 0 {
-		t.Errorf("still saving %v", c.Saving)
+	if r := m2.containers.exact(id).get(); len(r.Saving) != 0 {
+		t.Errorf("still saving %v", r.Saving)
 	}
-	ok(t, m2.Stop(ctx, podID))
-	ok(t, m2.Remove(ctx, podID))
+	ok(t, m2.Stop(ctx, c.podID))
+	ok(t, m2.Remove(ctx, c.podID))
 	idle(t, m2)
 }
 
 // TestCrashWhilePodIsSaved: what was written of a pod's checkpoint goes, and its containers go on.
 func TestCrashWhilePodIsSaved(t *testing.T) {
-	withCRIU(t)
-	b := newBench(t)
-	m1, hands := b.manager()
+	c := savingPod(t, 1)
 	ctx := t.Context()
-	podID := must[string](t)(m1.Run(ctx, podConfig("p")))
-	id := must[string](t)(m1.Create(ctx, podID, containerConfig("run")))
-	ok(t, m1.StartContainer(ctx, id))
-	crashed := b.crash(m1, hands, "pod.checkpoint.images")
-	dir := t.TempDir()
-	go m1.CheckpointPod(ctx, podID, dir, []string{id})
-	<-crashed
-	m2, _ := b.manager()
-	b.thawed()
+	go c.m1.CheckpointPod(ctx, c.podID, c.dir, c.ids)
+	<-c.crashed
+	m2, _ := c.manager()
+	c.thawed()
 	ok(t, m2.Flush(ctx))
-	if left := must[[]os.DirEntry](t)(os.ReadDir(dir)); len(left) != 0 {
-		t.Errorf("left: %v", left)
+	if n := c.files(); n != 0 {
+		t.Errorf("%d files left", n)
 	}
-	ok(t, m2.CheckpointPod(ctx, podID, dir, []string{id}))
-	if left := must[[]os.DirEntry](t)(os.ReadDir(dir)); len(left) != 2 {
-		t.Errorf("checkpoint of %v", left)
+	ok(t, m2.CheckpointPod(ctx, c.podID, c.dir, c.ids))
+	if n := c.files(); n != 2 {
+		t.Errorf("checkpoint of %d files", n)
 	}
-	ok(t, m2.Remove(ctx, podID))
+	ok(t, m2.Remove(ctx, c.podID))
 	idle(t, m2)
+}
+
+// TestRetryBeforeCleanUp: a pod that was being saved when the daemon was killed is saved again, into the same directory,
+// before the clean-up has had its turn. That leaves the new checkpoint alone, whichever of the containers is in it.
+func TestRetryBeforeCleanUp(t *testing.T) {
+	for name, again := range map[string]func(ids []string) []string{
+		"all":      func(ids []string) []string { return ids },
+		"one":      func(ids []string) []string { return ids[:1] },
+		"reversed": func(ids []string) []string { return []string{ids[1], ids[0]} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := savingPod(t, 2)
+			ctx := t.Context()
+			go c.m1.CheckpointPod(ctx, c.podID, c.dir, c.ids)
+			<-c.crashed
+			m2, _ := c.unstarted()
+			for range cleaners {
+				m2.clean.slots <- struct{}{}
+			}
+			ok(t, m2.Start(ctx))
+			ids := again(c.ids)
+			if len(ids) == 1 {
+				ok(t, m2.StopContainer(ctx, c.ids[1], 0))
+			}
+			ok(t, m2.CheckpointPod(ctx, c.podID, c.dir+"/", ids))
+			for range cleaners {
+				<-m2.clean.slots
+			}
+			ok(t, m2.Flush(ctx))
+			if n := c.files(); n != len(ids)+1 {
+				t.Errorf("checkpoint of %d files", n)
+			}
+			for _, id := range c.ids {
+				if r := m2.containers.exact(id).get(); len(r.Saving) != 0 {
+					t.Errorf("still saving %v", r.Saving)
+				}
+			}
+			ok(t, m2.Remove(ctx, c.podID))
+			idle(t, m2)
+		})
+	}
 }
 
 // TestCrashBeforeAllForgetASavedPod: a daemon that was killed after one container had forgotten the files of a
 // checkpoint, and before the other had, leaves no part of it.
 func TestCrashBeforeAllForgetASavedPod(t *testing.T) {
-	withCRIU(t)
-	b := newBench(t)
-	m1, hands := b.manager()
+	c := savingPod(t, 2)
 	ctx := t.Context()
-	podID := must[string](t)(m1.Run(ctx, podConfig("p")))
-	ids := make([]string, 2)
-	for i := range ids {
-		c := containerConfig("run")
-		c.Name = fmt.Sprint("c", i)
-		ids[i] = must[string](t)(m1.Create(ctx, podID, c))
-		ok(t, m1.StartContainer(ctx, ids[i]))
-	}
-	crashed := b.crash(m1, hands, "pod.checkpoint.images")
-	dir := t.TempDir()
-	go m1.CheckpointPod(ctx, podID, dir, ids)
-	<-crashed
-	forgot := *m1.containers.exact(ids[0]).get()
+	go c.m1.CheckpointPod(ctx, c.podID, c.dir, c.ids)
+	<-c.crashed
+	forgot := *c.m1.containers.exact(c.ids[0]).get()
 	if len(forgot.Saving) == 0 {
 		t.Error("nothing is noted of the first container")
 	}
 	forgot.Saving = nil
-	ok(t, m1.containerDir().Write(ids[0], forgot))
-	m2, _ := b.manager()
+	ok(t, c.m1.containerDir().Write(c.ids[0], forgot))
+	m2, _ := c.manager()
 	ok(t, m2.Flush(ctx))
-	if left := must[[]os.DirEntry](t)(os.ReadDir(dir)); len(left) != 0 {
-		t.Errorf("left: %v", left)
+	if n := c.files(); n != 0 {
+		t.Errorf("%d files left", n)
 	}
-	ok(t, m2.Remove(ctx, podID))
+	ok(t, m2.Remove(ctx, c.podID))
 	idle(t, m2)
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/coracle-project/coracle/internal/join"
+	"github.com/coracle-project/coracle/internal/keylock"
 	"github.com/coracle-project/coracle/pod/record"
 )
 
@@ -47,6 +48,9 @@ type Manager struct {
 	life  life
 
 	events watchers
+
+	savingIn   keylock.Lock // directories, for one checkpoint of a pod at a time
+	unfinished unfinished
 
 	unrecovered atomic.Int64 // steps of Start that failed
 

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"os"
+	"path/filepath"
 	"slices"
+	"sync"
 )
 
 // saving notes, before they are made, files of a checkpoint that is being made of a container.
@@ -24,6 +26,41 @@ func saved(e *entry[containerRecord], paths ...string) error {
 	return err
 }
 
+// unfinished are files of checkpoints that a daemon left that was killed, by the directory that they are in.
+type unfinished struct {
+	mu    sync.Mutex
+	paths map[string][]string
+}
+
+func (u *unfinished) add(paths []string) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.paths == nil {
+		u.paths = map[string][]string{}
+	}
+	for _, p := range paths {
+		dir := filepath.Dir(p)
+		if !slices.Contains(u.paths[dir], p) {
+			u.paths[dir] = append(u.paths[dir], p)
+		}
+	}
+}
+
+func (u *unfinished) in(dir string) []string {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return slices.Clone(u.paths[dir])
+}
+
+func (u *unfinished) gone(dir string, paths []string) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	left := slices.DeleteFunc(u.paths[dir], func(p string) bool { return slices.Contains(paths, p) })
+	if u.paths[dir] = left; len(left) == 0 {
+		delete(u.paths, dir)
+	}
+}
+
 // dropSaving has removed, in the background, what a daemon that was killed left of checkpoints. Nobody was ever
 // told of it, and the disk that it is on may hang.
 func (m *Manager) dropSaving(e *entry[containerRecord]) {
@@ -31,14 +68,54 @@ func (m *Manager) dropSaving(e *entry[containerRecord]) {
 	if len(paths) == 0 {
 		return
 	}
-	m.clean.queue("unfinished checkpoint", e.id, func(context.Context) error {
+	m.unfinished.add(paths)
+	m.clean.queue("unfinished checkpoint", e.id, func(ctx context.Context) error {
 		var errs []error
 		for _, p := range paths {
-			errs = append(errs, os.RemoveAll(p))
+			errs = append(errs, m.dropUnfinished(ctx, filepath.Dir(p)))
 		}
-		if err := errors.Join(errs...); err != nil {
-			return err
-		}
-		return saved(e, paths...)
+		return errors.Join(errs...)
 	})
+}
+
+// dropUnfinished removes what a daemon that was killed left in a directory.
+func (m *Manager) dropUnfinished(ctx context.Context, dir string) error {
+	if len(m.unfinished.in(dir)) == 0 {
+		return nil
+	}
+	release, err := m.savingIn.Acquire(ctx, dir)
+	if err != nil {
+		return err
+	}
+	defer release()
+	return m.dropUnfinishedLocked(dir)
+}
+
+// dropUnfinishedLocked needs the directory for itself: a new checkpoint there has files of the same names. So all
+// records forget them together, for the clean-up that the others have asked for comes when there may be new ones.
+func (m *Manager) dropUnfinishedLocked(dir string) error {
+	paths := m.unfinished.in(dir)
+	if len(paths) == 0 {
+		return nil
+	}
+	if err := removeAll(paths); err != nil {
+		return err
+	}
+	var errs []error
+	for _, e := range m.containers.each(func(r *containerRecord) bool { return len(r.Saving) > 0 }) {
+		errs = append(errs, saved(e, paths...))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	m.unfinished.gone(dir, paths)
+	return nil
+}
+
+func removeAll(paths []string) error {
+	var errs []error
+	for _, p := range paths {
+		errs = append(errs, os.RemoveAll(p))
+	}
+	return errors.Join(errs...)
 }
