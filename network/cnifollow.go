@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -20,8 +19,9 @@ import (
 
 // cniFollower knows what the CNI configuration says now, from inotify: whoever asks whether pods can be
 // connected waits for no disk, and an operator reads in the log at once what a change of the files has come
-// to. Files and the directory itself may come, go and be replaced; while the directory is not there, what is
-// nearest above it is watched for it.
+// to. Files, the directory itself and links on the way to it may come, go and be replaced; while the directory is
+// not there, what is nearest above it is watched for it. Of a directory further above that is given another name
+// the kernel tells nobody who watches only what is below it.
 //
 // A pod is connected by the files as they are then (cniNet.plan): an event may not have arrived yet.
 type cniFollower struct {
@@ -32,6 +32,7 @@ type cniFollower struct {
 
 	mu  sync.Mutex // one refresh at a time
 	dir string
+	way way // to dir, as it is watched
 }
 
 // cniState is what findCNIConfig said.
@@ -106,8 +107,7 @@ func (f *cniFollower) run() {
 func (f *cniFollower) seen(path string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	// Beside the directory there is what is none of our business.
-	if path == "" || isWithin(path, f.dir) || isWithin(f.dir, path) {
+	if path == "" || f.way.concerns(path) {
 		f.refreshLocked()
 	}
 }
@@ -129,35 +129,41 @@ func (f *cniFollower) refreshLocked() {
 }
 
 // watchLocked replaces all watches: a directory that was replaced by another of its name would not be noticed
-// by the old ones. Each directory is watched from the one above it, too, so that its coming is told.
+// by the old ones. Each directory that may lead elsewhere is watched, so that what comes in its place is told.
 func (f *cniFollower) watchLocked(dir string) error {
 	for _, path := range f.watcher.WatchList() {
 		_ = f.watcher.Remove(path) // of what is gone there is none
 	}
-	for {
-		// The nearest that is there; another look, because the next one down may have come meanwhile.
-		top := dir
-		there, err := f.add(top)
-		for ; err == nil && !there && top != filepath.Dir(top); there, err = f.add(top) {
-			top = filepath.Dir(top)
-		}
-		if err != nil {
+	w, err := wayTo(dir)
+	for err == nil {
+		var all bool
+		if all, err = f.watchWay(w); err != nil {
 			return err
 		}
-		if top == dir {
-			if _, err := f.add(filepath.Dir(dir)); err != nil {
+		// Another look, because it may have changed before it was watched.
+		was := w
+		if w, err = wayTo(dir); all && w.same(was) {
+			f.way = w
+			if w.end == "" {
 				return err
 			}
-			return f.watchEntries(dir)
-		}
-		next := dir
-		for filepath.Dir(next) != top {
-			next = filepath.Dir(next)
-		}
-		if there, err := f.add(next); !there {
-			return err
+			return errors.Join(err, f.watchEntries(w.end))
 		}
 	}
+	return err
+}
+
+// watchWay watches what a directory is reached by, and says whether all of it was there.
+func (f *cniFollower) watchWay(w way) (all bool, err error) {
+	for _, turn := range w.turns {
+		if there, err := f.add(filepath.Dir(turn)); !there {
+			return false, err
+		}
+	}
+	if w.end == "" {
+		return true, nil
+	}
+	return f.add(w.end)
 }
 
 // watchEntries watches directories in dir: plugins of a list may be in files of one with its name.
@@ -187,11 +193,6 @@ func (f *cniFollower) add(path string) (there bool, err error) {
 		return false, fmt.Errorf("watch %s: %w", path, err)
 	}
 	return true, nil
-}
-
-// isWithin says whether path is dir, or below it.
-func isWithin(path, dir string) bool {
-	return path == dir || dir == "/" || strings.HasPrefix(path, dir+"/")
 }
 
 func (s *cniState) same(o *cniState) bool {

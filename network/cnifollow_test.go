@@ -124,6 +124,56 @@ func TestCNIConfigIsFollowed(t *testing.T) {
 	ready(ErrConfig)
 }
 
+// Links on the way to the directory may lead elsewhere, by way of other links, or to where nothing is yet.
+func TestCNIConfigBehindLinksIsFollowed(t *testing.T) {
+	c := testConfig(t)
+	dir := withCNI(t, &c)
+	base := t.TempDir()
+	at := func(name string) string { return filepath.Join(base, name) }
+	for _, name := range []string{"one", "two"} {
+		must(t, os.MkdirAll(at(name+"/cni/net.d"), 0o755))
+		text := strings.Replace(conf(dir, ""), `"name":"test"`, fmt.Sprintf(`"name":%q`, name), 1)
+		must(t, os.WriteFile(at(name+"/cni/net.d/10.conflist"), []byte(text), 0o644))
+	}
+	link := func(name, to string) {
+		t.Helper()
+		must(t, os.Symlink(to, at("new")))
+		must(t, os.Rename(at("new"), at(name)))
+	}
+	must(t, os.Mkdir(at("etc"), 0o755))
+	link("current", "one")
+	link("etc/cni", "../current/./cni")
+	c.CNIConfDir = at("etc/cni/net.d")
+	log := newTold()
+	c.Log = slog.New(log)
+	started(t, c)
+	log.await(t, "network=one")
+	link("current", at("two"))
+	log.await(t, "network=two")
+	link("current", "three")
+	log.await(t, none)
+	must(t, os.Rename(at("one"), at("three")))
+	log.await(t, "network=one")
+	link("etc/cni", at("two/cni"))
+	log.await(t, "network=two")
+	must(t, os.Remove(at("etc/cni")))
+	log.await(t, none)
+	link("etc/cni", at("three/cni"))
+	log.await(t, "network=one")
+	must(t, os.WriteFile(at("three/cni/net.d/10.conflist"), []byte("{"), 0o644))
+	log.await(t, broken)
+	must(t, os.Rename(at("three/cni"), at("three/old")))
+	log.await(t, none)
+
+	// Links may lead in a circle, until one is mended.
+	link("current", "current")
+	link("etc/cni", at("current/cni"))
+	log.await(t, "too many levels of symbolic links")
+	must(t, os.Rename(at("three/old"), at("three/cni")))
+	link("current", "two")
+	log.await(t, "network=two")
+}
+
 // Plugins in files of their own are part of the configuration.
 func TestCNIPluginFilesAreFollowed(t *testing.T) {
 	c := testConfig(t)
