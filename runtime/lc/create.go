@@ -100,7 +100,7 @@ func (c *container) build(ctx context.Context, cfg *configs.Config, proc *libcon
 	}
 	// libcontainer knows no contexts. Killing what it has started makes it
 	// give up.
-	stop := context.AfterFunc(ctx, func() { _ = c.Rec.SignalPids(unix.SIGKILL) })
+	stop := context.AfterFunc(ctx, func() { _ = c.Rec.SignalPids(ctx, unix.SIGKILL) })
 	err = start(lib, proc)
 	if err == nil {
 		err = c.identifyInit(proc)

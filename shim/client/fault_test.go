@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/coracle-project/coracle/internal/testkit"
 	"github.com/coracle-project/coracle/shim/api"
 	"github.com/coracle-project/coracle/shim/client"
@@ -64,6 +66,54 @@ func TestKillAtEachStep(t *testing.T) {
 				r.exit(req.ID)
 				if out := r.log(req.LogPath, "stdout"); out != "done\n" {
 					t.Errorf("log %q", out)
+				}
+			})
+		}
+	}
+	// A kill that is cut short leaves nothing frozen: what it has not reached goes on, and can be killed.
+	for _, step := range []string{"noted", "frozen", "sent"} {
+		for _, action := range []string{"kill", "error"} {
+			t.Run("runtime.kill."+step+"/"+action, func(t *testing.T) {
+				arm(t, "")
+				r := newRig(t)
+				req := r.request("sleep 1000 & sleep 1000")
+				r.run(req)
+				shim := r.shimPID()
+				// Where the kernel can kill a cgroup, nothing is frozen and no such step is reached.
+				_, err := os.Stat(filepath.Join("/sys/fs/cgroup", cgroupParent, req.ID, "cgroup.kill"))
+				steps := err != nil
+				arm(t, "runtime.kill."+step+"="+action)
+				killed, ctx := make(chan error, 1), r.ctx()
+				go func() {
+					killed <- r.c.Kill(ctx, client.KillRequest{PodID: pod, ID: req.ID, Signal: unix.SIGKILL, All: true})
+				}()
+				if steps && action == "kill" {
+					r.waitNewShim(shim) // to which the client turns
+				}
+				failed := steps && action == "error"
+				if failed {
+					if err := <-killed; err == nil {
+						t.Error("no error")
+					}
+					killed <- nil
+				}
+				arm(t, "")
+				if err := <-killed; err != nil && !errors.Is(err, client.ErrNotRunning) { // it died of the first one
+					t.Error(err)
+				}
+				if failed && step != "sent" {
+					if out, _, _ := r.exec(req.ID, "echo goes on"); out != "goes on\n" {
+						t.Errorf("exec: %q", out)
+					}
+					if err := r.c.Kill(r.ctx(), client.KillRequest{PodID: pod, ID: req.ID, Signal: unix.SIGKILL, All: true}); err != nil {
+						t.Error(err)
+					}
+				}
+				if ev := r.exit(req.ID); ev.ExitCode != 137 {
+					t.Errorf("event %+v", ev)
+				}
+				if left, _ := filepath.Glob(filepath.Join(r.dir, "node", "*", req.ID, "halt-*")); len(left) != 0 {
+					t.Errorf("left: %v", left)
 				}
 			})
 		}

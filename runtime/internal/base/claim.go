@@ -75,6 +75,7 @@ func (s *Store) fill(tmp string, rec *Record) error {
 	if err != nil {
 		return fmt.Errorf("make directory of container: %w", err)
 	}
+	rec.dir = s.ContainerDir(rec.ID)
 	return nil
 }
 

@@ -46,7 +46,7 @@ func (c *Container) RunPoststart(ctx context.Context) error {
 	if err == nil {
 		return nil
 	}
-	if kill := c.Rec.SignalPids(unix.SIGKILL); kill != nil && !errors.Is(kill, runtime.ErrNotRunning) {
+	if kill := c.Rec.SignalPids(ctx, unix.SIGKILL); kill != nil && !errors.Is(kill, runtime.ErrNotRunning) {
 		err = errors.Join(err, kill)
 	}
 	return err

@@ -8,15 +8,15 @@ import (
 	"path/filepath"
 	"syscall"
 
-	"github.com/opencontainers/cgroups"
 	"golang.org/x/sys/unix"
 
+	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/coracle-project/coracle/runtime"
 )
 
 // SignalAll implements runtime.Container.
-func (c *Container) SignalAll(_ context.Context, sig syscall.Signal) error {
-	if err := c.Rec.SignalPids(sig); err != nil {
+func (c *Container) SignalAll(ctx context.Context, sig syscall.Signal) error {
+	if err := c.Rec.SignalPids(ctx, sig); err != nil {
 		return c.Fail("signal all processes of", err)
 	}
 	return nil
@@ -25,17 +25,28 @@ func (c *Container) SignalAll(_ context.Context, sig syscall.Signal) error {
 // SignalPids sends sig to all processes of the cgroup. ErrNotRunning if there is
 // none. Processes are found by cgroup, not by pid namespace, because a
 // container may share another's.
-func (r *Record) SignalPids(sig syscall.Signal) error {
-	if sig == unix.SIGKILL && r.cgroupKill() {
+func (r *Record) SignalPids(ctx context.Context, sig syscall.Signal) error {
+	if sig != unix.SIGKILL {
+		return r.signalEach(sig)
+	}
+	if r.cgroupKill() {
 		return nil
 	}
-	switch {
-	case sig != unix.SIGKILL:
-	case r.halt():
-		defer func() { _ = r.freeze(cgroups.Thawed) }() // on v1 a frozen process does not act on signals
-	default:
-		defer r.thaw() // if it is paused
+	thaw, err := r.halt(ctx)
+	if err != nil {
+		return err
 	}
+	if thaw == nil {
+		thaw = r.thaw // if it is paused
+	}
+	defer thaw() // on v1 a frozen process does not act on signals
+	if err := r.signalEach(sig); err != nil {
+		return err
+	}
+	return fault.At(ctx, "runtime.kill.sent")
+}
+
+func (r *Record) signalEach(sig syscall.Signal) error {
 	sent := map[int]bool{}
 	// Without a freezer a process may fork while the list is read. The child of a killed
 	// parent shows up in the next round; rounds end when nothing new does.
@@ -64,15 +75,6 @@ func (r *Record) SignalPids(sig syscall.Signal) error {
 	return nil
 }
 
-// halt freezes what is to be killed, so that no process forks while the others are found, and says whether it
-// could. A cgroup without processes is left alone, as is most of the time what is asked of a container that has ended.
-func (r *Record) halt() bool {
-	if pids, me, err := r.pidsAndMe(); err != nil || len(pids) == 0 || me {
-		return false
-	}
-	return r.freeze(cgroups.Frozen) == nil
-}
-
 // cgroupKill kills in one step where the kernel (5.14) and the hierarchy
 // (unified) can, also the v2 side of a hybrid machine. It is not used unless all
 // processes are in that hierarchy.
@@ -98,7 +100,7 @@ func (r *Record) killAll(ctx context.Context) error {
 			return nil
 		}
 		watch := OpenPidfds(pids)
-		err = r.SignalPids(unix.SIGKILL)
+		err = r.SignalPids(ctx, unix.SIGKILL)
 		if err == nil || errors.Is(err, runtime.ErrNotRunning) {
 			err = AwaitExits(ctx, watch)
 		}

@@ -49,6 +49,7 @@ type Record struct {
 	Own json.RawMessage `json:"own,omitempty"`
 
 	text []byte // as it was last read or written
+	dir  string // the container's; empty until that has its name
 }
 
 // CgroupName is the part of cgroups.Cgroup that finds a cgroup again.

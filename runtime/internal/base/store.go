@@ -5,6 +5,7 @@
 // # State directory
 //
 //	<StateDir>/<id>/record.json  what is known of a container (see Record)
+//	<StateDir>/<id>/halt-*       a kill that has frozen its processes (see halt.go)
 //
 // The directory is made first and exclusively, so two Creates of one id cannot both
 // succeed, and never seen without its record (see claim.go). The record names the cgroups
@@ -50,7 +51,8 @@ func (s *Store) Log() *slog.Logger { return s.log }
 // ContainerDir is a container's directory, which exists from Claim to Release.
 func (s *Store) ContainerDir(id string) string { return filepath.Join(s.dir, id) }
 
-// Load reads a container's record. ErrNotFound if there is none.
+// Load reads a container's record, and thaws what a kill has left frozen that did not live to its end. ErrNotFound if
+// there is none.
 func (s *Store) Load(id string) (*Record, error) {
 	if err := runtime.ValidateID(id); err != nil {
 		return nil, fmt.Errorf("load container: %w", err)
@@ -61,6 +63,10 @@ func (s *Store) Load(id string) (*Record, error) {
 	}
 	if err != nil {
 		return nil, fmt.Errorf("load container %s: %w", id, err)
+	}
+	rec.dir = s.ContainerDir(id)
+	if err := rec.thawLeft(); err != nil {
+		s.log.Warn("container stays frozen until it is loaded again", "container", id, "error", err)
 	}
 	return rec, nil
 }
