@@ -3,10 +3,8 @@
 package integration
 
 import (
-	"bufio"
 	"flag"
 	"fmt"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -133,21 +131,11 @@ func (k *kubelet) clear(t *testing.T, wave string) {
 // figures are what coracled tells of itself, and the shims' resident memory.
 func (n *node) figures(t *testing.T) map[string]float64 {
 	t.Helper()
-	r, err := http.Get("http://" + metricsAddress + "/metrics")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Body.Close()
+	own := scrape(t, "http://"+metricsAddress+"/metrics")
 	all := map[string]float64{}
-	for s := bufio.NewScanner(r.Body); s.Scan(); {
-		var value float64
-		for _, name := range []string{"go_goroutines", "process_open_fds", "process_resident_memory_bytes"} {
-			if rest, ok := strings.CutPrefix(s.Text(), name+" "); ok {
-				if _, err := fmt.Sscan(rest, &value); err != nil {
-					t.Fatal(err)
-				}
-				all[name] = value
-			}
+	for _, name := range []string{"go_goroutines", "process_open_fds", "process_resident_memory_bytes"} {
+		if value, there := own[name]; there {
+			all[name] = value
 		}
 	}
 	for _, pid := range n.Shims() {
