@@ -23,17 +23,21 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/coracle-project/coracle/internal/testkit"
 	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/runtime/engine"
 	"github.com/coracle-project/coracle/runtime/lc"
 	"github.com/coracle-project/coracle/runtime/runtimetest"
 )
 
+// In namespaces of their own: what others on the machine mount meanwhile is not what an attack has changed.
 func TestMain(m *testing.M) {
 	lc.Init()
-	code := m.Run()
-	runtimetest.RemoveCgroupParent()
-	os.Exit(code)
+	os.Exit(testkit.Isolate(func() int {
+		code := m.Run()
+		runtimetest.RemoveCgroupParent()
+		return code
+	}))
 }
 
 // attacker is the program that attacks, built once.
