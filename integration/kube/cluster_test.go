@@ -7,9 +7,14 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/coracle-project/coracle/internal/testkit"
 )
+
+// patience bounds what a test waits for, on however slow a machine; it is never the time that a test takes.
+// Scripts spell it out.
+const patience = 5 * time.Minute
 
 // cluster is what one `coracle up` started.
 type cluster struct {
@@ -34,7 +39,7 @@ func newCluster(t *testing.T) *cluster {
 	c := &cluster{
 		root: filepath.Join(dir, "root"), state: filepath.Join(dir, "state"),
 		coracle: testkit.Bin(t, "coracle"), kubectl: testkit.Bin(t, "tools", "kubectl"),
-		cgroup: fmt.Sprintf("/coracle-kube-%d", os.Getpid()),
+		cgroup: "/coracle-" + filepath.Base(dir), // cgroups are the whole machine's: other tests have theirs beside it
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -49,8 +54,10 @@ func newCluster(t *testing.T) *cluster {
 		if err := os.RemoveAll(dir); err != nil {
 			t.Error(err)
 		}
-		if left, err := filepath.Glob("/sys/fs/cgroup/*" + c.cgroup); err != nil || len(left) > 0 {
-			t.Errorf("down has left cgroups %v, %v", left, err)
+		for _, hierarchy := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/*"} { // the one, or version 1's
+			if left, err := filepath.Glob(hierarchy + c.cgroup); err != nil || len(left) > 0 {
+				t.Errorf("down has left cgroups %v, %v", left, err)
+			}
 		}
 	})
 	c.up(t)
@@ -66,7 +73,7 @@ func (c *cluster) up(t *testing.T, args ...string) string {
 func (c *cluster) upArgs() []string {
 	return []string{
 		"up", "--node-name", "boat", "--node-ip", "127.0.0.1", "--config", filepath.Join(filepath.Dir(c.root), "coracled.toml"),
-		"--cgroup-root", c.cgroup, "--pod-log-dir", filepath.Join(c.root, "logs", "pods"),
+		"--cgroup-root", c.cgroup, "--pod-log-dir", filepath.Join(c.root, "logs", "pods"), "--timeout", patience.String(),
 		"--eviction-hard", "memory.available<0%", // nothing is watched: how much room the machine has is not the tests' business
 	}
 }
@@ -99,6 +106,12 @@ func (c *cluster) kube(t *testing.T, args ...string) string {
 		t.Fatalf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
 	}
 	return out
+}
+
+// await runs kubectl wait or rollout status.
+func (c *cluster) await(t *testing.T, args ...string) {
+	t.Helper()
+	c.kube(t, append(args, "--timeout", patience.String())...)
 }
 
 func (c *cluster) tryKube(stdin string, args ...string) (string, error) {

@@ -32,7 +32,7 @@ func TestUpTogether(t *testing.T) {
 func TestPurgeAfterDown(t *testing.T) {
 	c := newCluster(t)
 	c.apply(t, webDeployment("web", 1))
-	c.kube(t, "rollout", "status", "deployment/web", "--timeout=60s")
+	c.await(t, "rollout", "status", "deployment/web")
 	c.run(t, "down")
 	c.run(t, "down")
 }

@@ -49,6 +49,8 @@ func (c *cluster) namespace(env *testscript.Env) error {
 	for _, args := range [][]string{
 		{"create", "namespace", name},
 		{"config", "set-context", "--current", "--namespace", name, "--kubeconfig", config},
+		// Pods are refused without it, and it is made behind the namespace's back.
+		{"wait", "serviceaccount/default", "--namespace", name, "--for=create", "--timeout", patience.String()},
 	} {
 		if out, err := c.tryKube("", args...); err != nil {
 			return &exec.Error{Name: "kubectl " + strings.Join(args, " ") + ": " + out, Err: err}

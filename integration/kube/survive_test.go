@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/coracle-project/coracle/internal/testkit"
 )
@@ -17,7 +18,7 @@ import (
 func TestDownAndUp(t *testing.T) {
 	c := newCluster(t)
 	c.apply(t, webDeployment("web", 2))
-	c.kube(t, "rollout", "status", "deployment/web", "--timeout=60s")
+	c.await(t, "rollout", "status", "deployment/web")
 	uid := c.kube(t, "get", "deployment", "web", "-o", "jsonpath={.metadata.uid}")
 	c.run(t, "down")
 	if _, err := c.tryKube("", "get", "nodes"); err == nil {
@@ -27,8 +28,8 @@ func TestDownAndUp(t *testing.T) {
 	if again := c.kube(t, "get", "deployment", "web", "-o", "jsonpath={.metadata.uid}"); again != uid {
 		t.Errorf("the Deployment is %s, and was %s", again, uid)
 	}
-	c.kube(t, "wait", "pods", "-l", "app=web", "--for=condition=Ready", "--timeout=60s")
-	c.kube(t, "rollout", "status", "deployment/web", "--timeout=60s")
+	c.await(t, "wait", "pods", "-l", "app=web", "--for=condition=Ready")
+	c.await(t, "rollout", "status", "deployment/web")
 	if out := c.run(t, "status"); strings.Contains(out, "false") {
 		t.Errorf("after up not all is well:\n%s", out)
 	}
@@ -39,8 +40,8 @@ func TestDownAndUp(t *testing.T) {
 func TestKillWhileRolling(t *testing.T) {
 	c := newCluster(t)
 	c.apply(t, webDeployment("steady", 1)+"---\n"+webDeployment("web", 4))
-	c.kube(t, "rollout", "status", "deployment/steady", "--timeout=60s")
-	c.kube(t, "rollout", "status", "deployment/web", "--timeout=60s")
+	c.await(t, "rollout", "status", "deployment/steady")
+	c.await(t, "rollout", "status", "deployment/web")
 	const started = "jsonpath={.items[0].status.containerStatuses[0].containerID} {.items[0].status.containerStatuses[0].state.running.startedAt}"
 	before := c.kube(t, "get", "pods", "-l", "app=steady", "-o", started)
 	for round := range 3 {
@@ -51,20 +52,30 @@ func TestKillWhileRolling(t *testing.T) {
 			}
 		}
 		c.up(t) // waits until all answer again
-		c.kube(t, "rollout", "status", "deployment/web", "--timeout=60s")
+		c.await(t, "rollout", "status", "deployment/web")
 	}
-	c.kube(t, "wait", "deployment/web", "--for=jsonpath={.status.replicas}=4", "--timeout=60s")
+	c.await(t, "wait", "deployment/web", "--for=jsonpath={.status.replicas}=4")
 	if after := c.kube(t, "get", "pods", "-l", "app=steady", "-o", started); after != before {
 		t.Errorf("the steady pod's container is %s, and was %s", after, before)
 	}
-	// What CRI runs is what the API server says, no more and no less.
-	c.kube(t, "wait", "pods", "-l", "app=web", "--for=condition=Ready", "--timeout=60s")
-	pods := strings.Fields(c.kube(t, "get", "pods", "-A", "-o", "jsonpath={.items[*].metadata.uid}"))
-	running := c.sandboxes(t)
-	slices.Sort(pods)
-	slices.Sort(running)
-	if !slices.Equal(pods, running) {
-		t.Errorf("the API server has pods %v, the runtime runs %v", pods, running)
+	c.sameEverywhere(t)
+}
+
+// sameEverywhere waits until CRI runs what the API server says, no more and no less. Pods that a rollout has replaced
+// may still be on their way out when it is done, and no command waits for the end of those only.
+func (c *cluster) sameEverywhere(t *testing.T) {
+	t.Helper()
+	for end := time.Now().Add(patience); ; {
+		pods := strings.Fields(c.kube(t, "get", "pods", "-A", "-o", "jsonpath={.items[*].metadata.uid}"))
+		running := c.sandboxes(t)
+		slices.Sort(pods)
+		slices.Sort(running)
+		if slices.Equal(pods, running) {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("the API server has pods %v, the runtime runs %v", pods, running)
+		}
 	}
 }
 
