@@ -45,7 +45,7 @@ func TestHandlers(t *testing.T) {
 				c.Annotations = map[string]string{"boat.example": "yes", "secret": "no"}
 				c.Linux.SecurityContext.NamespaceOptions = &cri.NamespaceOption{Pid: cri.NamespaceMode_POD}
 			})
-			conf := shell("main", "echo out; echo err >&2; "+forever)
+			conf := shell("main", trap+"echo out; echo err >&2; "+forever)
 			conf.Linux.SecurityContext.NamespaceOptions = &cri.NamespaceOption{Pid: cri.NamespaceMode_POD}
 			c := p.run(conf)
 			eventually(t, "the container logs", func() bool {
