@@ -38,28 +38,29 @@ type execution struct {
 // maxExecIDLength as maxIDLength.
 const maxExecIDLength = 76
 
-func (c *container) addExec(id string, rec execRecord, process []byte) error {
+func (c *container) addExec(id string, rec execRecord, process []byte) (*execution, error) {
 	if err := runtime.ValidateID(id); err != nil || len(id) > maxExecIDLength {
-		return fmt.Errorf("exec %q in container %s: %w", id, c.id, runtime.ErrInvalidID)
+		return nil, fmt.Errorf("exec %q in container %s: %w", id, c.id, runtime.ErrInvalidID)
 	}
 	var spec specs.Process
 	if err := json.Unmarshal(process, &spec); err != nil {
-		return fmt.Errorf("exec %s in container %s: %w: process: %w", id, c.id, runtime.ErrInvalidSpec, err)
+		return nil, fmt.Errorf("exec %s in container %s: %w: process: %w", id, c.id, runtime.ErrInvalidSpec, err)
 	}
 	spec.Terminal = rec.Terminal
 	rec.Version, rec.ID = recordVersion, id
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.rec.Phase != phaseRunning || c.deleted {
-		return fmt.Errorf("exec %s in container %s: %w", id, c.id, runtime.ErrNotRunning)
+		return nil, fmt.Errorf("exec %s in container %s: %w", id, c.id, runtime.ErrNotRunning)
 	}
 	if c.execs[id] != nil {
-		return fmt.Errorf("exec %s in container %s: %w", id, c.id, runtime.ErrExists)
+		return nil, fmt.Errorf("exec %s in container %s: %w", id, c.id, runtime.ErrExists)
 	}
-	c.execs[id] = &execution{
+	e := &execution{
 		c: c, id: id, spec: &spec, rec: rec, started: make(chan struct{}), watched: make(chan struct{}),
 	}
-	return nil
+	c.execs[id] = e
+	return e, nil
 }
 
 func (c *container) exec(id string) (*execution, error) {
@@ -84,11 +85,42 @@ func (c *container) allExecs() []*execution {
 func (e *execution) path() string { return filepath.Join(e.c.dir, "exec-"+e.id+".json") }
 func (e *execution) key() string  { return "x/" + e.c.id + "/" + e.id }
 
+// start starts the process and records it.
 func (e *execution) start(ctx context.Context) (pid int, err error) {
 	e.op.Lock()
 	defer e.op.Unlock()
+	p, err := e.launch(ctx)
+	if err != nil {
+		return 0, err
+	}
+	return p.pid, e.record(ctx)
+}
+
+// run is start, but does not wait for the record once the process has ended: then exit is how. Whoever
+// removes the execution waits for the record.
+func (e *execution) run(ctx context.Context) (exit *exitState, err error) {
+	e.op.Lock()
+	p, err := e.launch(ctx)
+	if err != nil {
+		e.op.Unlock()
+		return nil, err
+	}
+	recorded := make(chan error, 1)
+	go func() {
+		defer e.op.Unlock()
+		recorded <- e.record(ctx)
+	}()
+	select {
+	case <-p.exited:
+		return p.exitState(), nil
+	case err := <-recorded:
+		return p.exitState(), err
+	}
+}
+
+func (e *execution) launch(ctx context.Context) (_ *process, err error) {
 	if e.process() != nil {
-		return 0, fmt.Errorf("start exec %s in container %s: %w", e.id, e.c.id, runtime.ErrRunning)
+		return nil, fmt.Errorf("start exec %s in container %s: %w", e.id, e.c.id, runtime.ErrRunning)
 	}
 	defer func() {
 		if err != nil {
@@ -100,13 +132,13 @@ func (e *execution) start(ctx context.Context) (pid int, err error) {
 	defer child.close()
 	if e.c.rec.ownTerminal(e.rec.Terminal) {
 		if child.console, err = runtime.NewConsolePair(); err != nil {
-			return 0, err
+			return nil, err
 		}
 		child.Console = child.console.EngineEnd()
 	} else {
 		var in *os.File
 		if child.Stdio, in, err = callerEnds(e.rec.Stdin, e.rec.Stdout, e.rec.Stderr); err != nil {
-			return 0, fmt.Errorf("%w: %w", errInvalid, err)
+			return nil, fmt.Errorf("%w: %w", errInvalid, err)
 		}
 		e.mu.Lock()
 		e.stdin = in
@@ -114,14 +146,15 @@ func (e *execution) start(ctx context.Context) (pid int, err error) {
 	}
 	engine, err := e.c.alive()
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
-	if pid, err = engine.Exec(ctx, e.spec, runtime.ExecOptions{Stdio: child.Stdio}); err != nil {
-		return 0, err
+	pid, err := engine.Exec(ctx, e.spec, runtime.ExecOptions{Stdio: child.Stdio})
+	if err != nil {
+		return nil, err
 	}
 	proc, err := e.c.newProcess(pid)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	e.mu.Lock()
 	e.proc, e.spec = proc, nil
@@ -133,7 +166,7 @@ func (e *execution) start(ctx context.Context) (pid int, err error) {
 		tty, err := child.console.Receive(ctx)
 		if err != nil {
 			_ = proc.signal(unix.SIGKILL)
-			return 0, err
+			return nil, err
 		}
 		e.mu.Lock()
 		e.tty, e.relay = tty, startRelay(tty, e.rec.Stdin, e.rec.Stdout, e.c.log)
@@ -142,11 +175,16 @@ func (e *execution) start(ctx context.Context) (pid int, err error) {
 			e.relay.drain()
 		}
 	}
+	return proc, nil
+}
+
+// record has the process outlive this shim.
+func (e *execution) record(ctx context.Context) error {
 	e.holdFiles()
 	if err := e.persist(); err != nil {
 		e.c.log.Error("cannot record exec", "exec", e.id, "error", err)
 	}
-	return pid, fault.At(ctx, "shim.exec.started")
+	return fault.At(ctx, "shim.exec.started")
 }
 
 func (e *execution) awaitExit() {

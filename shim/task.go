@@ -80,7 +80,7 @@ func (s *Service) Exec(_ context.Context, r *task.ExecProcessRequest) (*emptypb.
 		return nil, fmt.Errorf("exec in %w", err)
 	}
 	rec := execRecord{Terminal: r.Terminal, Stdin: r.Stdin, Stdout: r.Stdout, Stderr: r.Stderr}
-	if err := c.addExec(r.ExecID, rec, r.Spec.GetValue()); err != nil {
+	if _, err := c.addExec(r.ExecID, rec, r.Spec.GetValue()); err != nil {
 		return nil, err
 	}
 	return &emptypb.Empty{}, nil

@@ -9,6 +9,7 @@ import (
 
 type ShimService interface {
 	Events(context.Context, *EventsRequest, Shim_EventsServer) error
+	Run(context.Context, *RunRequest) (*RunResponse, error)
 	Attach(context.Context, *AttachRequest) (*AttachResponse, error)
 	ReopenLog(context.Context, *ReopenLogRequest) (*ReopenLogResponse, error)
 	List(context.Context, *ListRequest) (*ListResponse, error)
@@ -30,6 +31,13 @@ func (x *shimEventsServer) Send(m *Event) error {
 func RegisterShimService(srv *ttrpc.Server, svc ShimService) {
 	srv.RegisterService("coracle.shim.v1.Shim", &ttrpc.ServiceDesc{
 		Methods: map[string]ttrpc.Method{
+			"Run": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req RunRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.Run(ctx, &req)
+			},
 			"Attach": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
 				var req AttachRequest
 				if err := unmarshal(&req); err != nil {
@@ -70,6 +78,7 @@ func RegisterShimService(srv *ttrpc.Server, svc ShimService) {
 
 type ShimClient interface {
 	Events(context.Context, *EventsRequest) (Shim_EventsClient, error)
+	Run(context.Context, *RunRequest) (*RunResponse, error)
 	Attach(context.Context, *AttachRequest) (*AttachResponse, error)
 	ReopenLog(context.Context, *ReopenLogRequest) (*ReopenLogResponse, error)
 	List(context.Context, *ListRequest) (*ListResponse, error)
@@ -112,6 +121,14 @@ func (x *shimEventsClient) Recv() (*Event, error) {
 		return nil, err
 	}
 	return m, nil
+}
+
+func (c *shimClient) Run(ctx context.Context, req *RunRequest) (*RunResponse, error) {
+	var resp RunResponse
+	if err := c.client.Call(ctx, "coracle.shim.v1.Shim", "Run", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
 }
 
 func (c *shimClient) Attach(ctx context.Context, req *AttachRequest) (*AttachResponse, error) {

@@ -10,7 +10,8 @@ import (
 	"time"
 
 	task "github.com/containerd/containerd/api/runtime/task/v3"
-	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/coracle-project/coracle/shim/api"
 )
 
 // cleanupTimeout bounds what is done for a call after its context has ended.
@@ -41,19 +42,6 @@ func (c *Client) Exec(ctx context.Context, r ExecRequest) (exitCode int32, err e
 	}
 	defer p.close()
 	execID := rand.Text()
-	if err := l.call(ctx, func(ctx context.Context, k *conn) error {
-		_, err := k.task.Exec(ctx, &task.ExecProcessRequest{
-			ID: r.ID, ExecID: execID, Terminal: r.Process.Terminal,
-			Stdin: p.stdin, Stdout: p.stdout, Stderr: p.stderr,
-			Spec: &anypb.Any{TypeUrl: ociTypes + "Process", Value: spec},
-		})
-		return err
-	}); err != nil {
-		if errors.Is(err, ctx.Err()) || errors.Is(err, ErrUnavailable) {
-			c.discardExec(ctx, l, r.ID, execID, false) // it may have been registered
-		}
-		return 0, err
-	}
 	// The caller need not wait for the shim to forget the process.
 	exited, started := false, false
 	defer func() {
@@ -65,14 +53,18 @@ func (c *Client) Exec(ctx context.Context, r ExecRequest) (exitCode int32, err e
 			}
 		}
 	}()
-	p.dropReader() // Start returns when the process's stdin is open
-	if err := l.call(ctx, func(ctx context.Context, k *conn) error {
-		_, err := k.task.Start(ctx, &task.StartRequest{ID: r.ID, ExecID: execID})
+	p.dropReader() // Run returns when the process's stdin is open
+	var run *api.RunResponse
+	if err := l.call(ctx, func(ctx context.Context, k *conn) (err error) {
+		run, err = k.run(ctx, &api.RunRequest{
+			Id: r.ID, ExecId: execID, Process: spec, Terminal: r.Process.Terminal,
+			Stdin: p.stdin, Stdout: p.stdout, Stderr: p.stderr,
+		})
 		return err
 	}); err != nil {
 		return 0, err
 	}
-	started = true
+	started, exited = true, run.Exited
 	p.dropGuards()
 	p.copy(r.Streams.Stdin, func() {
 		// Where another program keeps the process's stdin open besides us, it has to be told.
@@ -86,12 +78,14 @@ func (c *Client) Exec(ctx context.Context, r ExecRequest) (exitCode int32, err e
 	if r.Streams.Resize != nil && r.Process.Terminal {
 		go c.resize(rctx, r.PodID, r.ID, execID, r.Streams.Resize)
 	}
-	err = l.again(ctx, func(ctx context.Context, k *conn) error {
-		res, err := k.task.Wait(ctx, &task.WaitRequest{ID: r.ID, ExecID: execID})
-		exitCode = int32(res.GetExitStatus())
-		return err
-	})
-	exited = err == nil
+	if exitCode = int32(run.ExitStatus); !exited {
+		err = l.again(ctx, func(ctx context.Context, k *conn) error {
+			res, err := k.task.Wait(ctx, &task.WaitRequest{ID: r.ID, ExecID: execID})
+			exitCode = int32(res.GetExitStatus())
+			return err
+		})
+		exited = err == nil
+	}
 	if ctx.Err() != nil {
 		return 0, ctx.Err() // discardExec kills it
 	}

@@ -206,6 +206,21 @@ func TestKillAtEachStep(t *testing.T) {
 			t.Errorf("event %+v", ev)
 		}
 	})
+	// What has ended is told at once, recorded or not.
+	t.Run("shim.exec.started/ended", func(t *testing.T) {
+		r := newRig(t)
+		req := r.request("sleep 1000")
+		r.run(req)
+		arm(t, "shim.exec.started=hang")
+		if out, _, code := r.exec(req.ID, "echo ended; exit 7"); out != "ended\n" || code != 7 {
+			t.Errorf("exec: %q, %d", out, code)
+		}
+		arm(t, "")
+		r.waitFor("end of the exec", func() bool {
+			left, _ := filepath.Glob(filepath.Join(r.dir, "node", "c", "*", "exec-*"))
+			return len(left) == 0
+		})
+	})
 	t.Run("shim.exec.started", func(t *testing.T) {
 		r := newRig(t)
 		req := r.request("sleep 1000")
