@@ -111,6 +111,7 @@ unit: build ## unit tests
 
 integration: build-faults testbins ## end-to-end tests on a real registry, coracled and crictl
 	@GO="$(GO)" hack/tools.sh crictl registry cni kubectl runc-shim
+	cd tools && CGO_ENABLED=0 $(GO) build -o /dev/null ./deb # what it is made of: the tests have no network to fetch it
 	CGO_ENABLED=0 $(GO) test -count=1 -timeout 30m ./integration/...
 	CGO_ENABLED=1 $(GO) test -count=1 -timeout 30m -tags $(CGOTAGS) ./integration/oci
 	cd cluster && CGO_ENABLED=0 $(GO) test -count=1 ./integration/...
