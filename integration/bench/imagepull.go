@@ -78,23 +78,11 @@ func benchmarkImages(ctx context.Context, o options) (err error) {
 		rep.Workloads, rep.Unpacked = append(rep.Workloads, w.name), append(rep.Unpacked, w.unpacked)
 	}
 	for _, t := range targets {
-		r := &imageResult{Target: t.name, Pulled: map[string]pulled{}}
-		rep.Results = append(rep.Results, r)
-		for _, w := range work {
-			rounds := o.imageRounds
-			if len(w.refs) > 1 {
-				rounds = 1 // it is long enough
-			}
-			var all []pulled
-			for range rounds {
-				p, version, err := measurePull(ctx, t, w)
-				if err != nil {
-					return fmt.Errorf("%s, %s: %w", t.name, w.name, err)
-				}
-				r.Version = version
-				all = append(all, p)
-			}
-			r.Pulled[w.name] = median(all)
+		rep.Results = append(rep.Results, &imageResult{Target: t.name, Pulled: map[string]pulled{}})
+	}
+	for _, w := range work {
+		if err := measureWorkload(ctx, targets, w, rep); err != nil {
+			return err
 		}
 	}
 	rep.Machine.LoadAfter = loadAverage()
@@ -107,6 +95,30 @@ func benchmarkImages(ctx context.Context, o options) (err error) {
 		err = errors.Join(err, jerr, os.WriteFile(o.out, append(raw, '\n'), 0o644))
 	}
 	return errors.Join(err, os.RemoveAll(dir))
+}
+
+// measureWorkload pulls a workload with all runtimes, which take turns, so that a noisy moment
+// falls on all of them.
+func measureWorkload(ctx context.Context, targets []*target, w workload, rep imageReport) error {
+	rounds := rep.Rounds
+	if len(w.refs) > 1 {
+		rounds = 1 // it is long enough
+	}
+	all := make([][]pulled, len(targets))
+	for range rounds {
+		for i, t := range targets {
+			p, version, err := measurePull(ctx, t, w)
+			if err != nil {
+				return fmt.Errorf("%s, %s: %w", t.name, w.name, err)
+			}
+			rep.Results[i].Version = version
+			all[i] = append(all[i], p)
+		}
+	}
+	for i, r := range rep.Results {
+		r.Pulled[w.name] = median(all[i])
+	}
+	return nil
 }
 
 // median takes the median of each figure.

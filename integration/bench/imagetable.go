@@ -42,7 +42,7 @@ func imagePage(rep imageReport) string {
 	var b strings.Builder
 	b.WriteString(string(page.Images) + "\n")
 	b.WriteString(`
-One run, one machine, one runtime after the other, each with an empty directory, from a registry on
+One run, one machine, the runtimes by turns, each with an empty directory, from a registry on
 loopback. To repeat it:
 
     make bench-image
@@ -56,7 +56,7 @@ that is.
 	fmt.Fprintf(&b, `
 - Cold: PullImage with nothing there, until it has returned; of many images %d at a time. Warm: the same again. Median of
   %d rounds; the tiny images once.
-- CPU: of the daemon and its children. All gzip, which compresses to a third. Every runtime finds igzip and unpigz if they are installed.
+- CPU: of the daemon and its children. All gzip, which compresses to two thirds. Every runtime finds igzip and unpigz if they are installed.
 - Disk: what was allocated, after sync, beyond an empty store. In brackets the files alone, in whole blocks.
 - CreateContainer: median of %d, from the workload's first image. RemoveImage: of that image, which nothing uses.
 `, pullers, rep.Rounds, creates)

@@ -94,7 +94,7 @@ func (w *workload) layer(text *prose, dir string, files, bytes int) ociimage.Lay
 	return l
 }
 
-// prose makes bytes that compress about as programs do, to a third.
+// prose makes bytes that gzip compresses to two thirds, somewhat less than programs.
 type prose struct {
 	rand  *rand.Rand
 	words []string
