@@ -1,18 +1,29 @@
 package image
 
 import (
+	"hash"
 	"io"
+	"sync/atomic"
 )
 
 // ahead reads a stream in a goroutine of its own, a few buffers before whoever reads from
-// it: decompressing goes on on one core while another hashes and writes files.
+// it, and hashes in another what it has read: decompressing, hashing and writing files go on
+// at the same time, and none of them copies for another.
 type ahead struct {
-	full, free chan []byte
+	full, free chan *aheadBuffer
+	toHash     chan *aheadBuffer
 	stop       chan struct{}
-	done       chan struct{} // closed when the goroutine has ended
+	done       chan struct{} // closed when the reading goroutine has ended
+	hashed     chan struct{} // closed when the hashing one has
 	err        error         // what ended the stream; set before full is closed
 	now        []byte        // of the buffer being read
-	held       []byte        // that buffer
+	held       *aheadBuffer  // that buffer
+}
+
+// aheadBuffer goes back when it was both hashed and read.
+type aheadBuffer struct {
+	data  []byte
+	users atomic.Int32
 }
 
 const (
@@ -20,29 +31,38 @@ const (
 	aheadBytes   = 256 << 10 // of each
 )
 
-func readAhead(r io.Reader) *ahead {
+// readAhead reads r before anybody wants it, and writes all of it to h, which is complete when
+// close has returned after the end of the stream was read.
+func readAhead(r io.Reader, h hash.Hash) *ahead {
 	a := &ahead{
-		full: make(chan []byte, aheadBuffers), free: make(chan []byte, aheadBuffers),
-		stop: make(chan struct{}), done: make(chan struct{}),
+		// There is room for all: only waiting for free buffers blocks.
+		full: make(chan *aheadBuffer, aheadBuffers), free: make(chan *aheadBuffer, aheadBuffers),
+		toHash: make(chan *aheadBuffer, aheadBuffers),
+		stop:   make(chan struct{}), done: make(chan struct{}), hashed: make(chan struct{}),
 	}
 	for range aheadBuffers {
-		a.free <- make([]byte, aheadBytes)
+		a.free <- &aheadBuffer{data: make([]byte, aheadBytes)}
 	}
 	go a.run(r)
+	go a.hash(h)
 	return a
 }
 
 func (a *ahead) run(r io.Reader) {
 	defer close(a.done)
 	defer close(a.full)
+	defer close(a.toHash)
 	for {
 		select {
 		case <-a.stop:
 			return
 		case b := <-a.free:
-			n, err := io.ReadFull(r, b[:cap(b)])
+			n, err := io.ReadFull(r, b.data[:cap(b.data)])
 			if n > 0 {
-				a.full <- b[:n] // there is room for all
+				b.data = b.data[:n]
+				b.users.Store(2)
+				a.toHash <- b
+				a.full <- b
 			}
 			if err == io.ErrUnexpectedEOF {
 				err = io.EOF // a last buffer that is not full; r's own is wrapped
@@ -55,10 +75,24 @@ func (a *ahead) run(r io.Reader) {
 	}
 }
 
+func (a *ahead) hash(h hash.Hash) {
+	defer close(a.hashed)
+	for b := range a.toHash {
+		h.Write(b.data)
+		a.release(b)
+	}
+}
+
+func (a *ahead) release(b *aheadBuffer) {
+	if b.users.Add(-1) == 0 {
+		a.free <- b
+	}
+}
+
 func (a *ahead) Read(p []byte) (int, error) {
 	for len(a.now) == 0 {
 		if a.held != nil {
-			a.free <- a.held
+			a.release(a.held)
 			a.held = nil
 		}
 		b, ok := <-a.full
@@ -66,16 +100,17 @@ func (a *ahead) Read(p []byte) (int, error) {
 			<-a.done
 			return 0, a.err
 		}
-		a.now, a.held = b, b
+		a.now, a.held = b.data, b
 	}
 	n := copy(p, a.now)
 	a.now = a.now[n:]
 	return n, nil
 }
 
-// close ends the goroutine after the read that it is in, and waits for that. Nothing
-// is read from a afterwards.
+// close ends the goroutines after the read and write that they are in, and waits for that.
+// Nothing is read from a afterwards.
 func (a *ahead) close() {
 	close(a.stop)
 	<-a.done
+	<-a.hashed
 }

@@ -2,6 +2,7 @@ package image
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"errors"
 	"io"
 	"testing"
@@ -14,19 +15,20 @@ func TestReadAhead(t *testing.T) {
 		"whole":       bytes.NewReader(data),
 		"byte pieces": iotest.HalfReader(bytes.NewReader(data)),
 	} {
-		a := readAhead(r)
+		h := sha256.New()
+		a := readAhead(r, h)
 		got, err := io.ReadAll(a)
 		a.close()
-		if err != nil || !bytes.Equal(got, data) {
-			t.Errorf("%s: %d bytes, %v", name, len(got), err)
+		if err != nil || !bytes.Equal(got, data) || [sha256.Size]byte(h.Sum(nil)) != sha256.Sum256(data) {
+			t.Errorf("%s: %d bytes, %v, hash %x", name, len(got), err, h.Sum(nil))
 		}
 	}
 	broken := errors.New("broken")
-	a := readAhead(io.MultiReader(bytes.NewReader(data), iotest.ErrReader(broken)))
+	a := readAhead(io.MultiReader(bytes.NewReader(data), iotest.ErrReader(broken)), sha256.New())
 	got, err := io.ReadAll(a)
 	a.close()
 	if !errors.Is(err, broken) || !bytes.Equal(got, data) {
 		t.Errorf("%d bytes, %v", len(got), err)
 	}
-	readAhead(bytes.NewReader(data)).close() // read by nobody
+	readAhead(bytes.NewReader(data), sha256.New()).close() // read by nobody
 }

@@ -1,7 +1,6 @@
 package image
 
 import (
-	"bufio"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -11,6 +10,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"sync"
 	"sync/atomic"
 
 	"github.com/opencontainers/go-digest"
@@ -21,9 +21,6 @@ import (
 	"github.com/coracle-project/coracle/image/unpack"
 	"github.com/coracle-project/coracle/internal/fault"
 )
-
-// copyBuffer is how much of a layer is read at once.
-const copyBuffer = 128 << 10
 
 // layerKey tells apart what is fetched: a blob that should unpack to a diff id. The
 // registry is a part of it, lest a pull waits for a slower registry than its own.
@@ -196,17 +193,18 @@ func (s *Store) unpack(ctx context.Context, blob io.Reader, d ocispec.Descriptor
 		return nil, err
 	}
 	defer z.Close()
-	out := readAhead(z)
-	defer out.close()
+	h := sha256.New()
+	out := readAhead(z, h)
+	closeOut := sync.OnceFunc(out.close)
+	defer closeOut()
 	if waits, ok := blob.(interface{ abandon() }); ok {
 		defer waits.abandon() // or a stream that brings nothing more would hold us up
 	}
-	h := sha256.New()
-	tar := bufio.NewReaderSize(io.TeeReader(out, h), copyBuffer)
 	if verifyOnly {
-		if _, err := io.Copy(io.Discard, tar); err != nil {
+		if _, err := io.Copy(io.Discard, out); err != nil {
 			return nil, err
 		}
+		closeOut() // hashed to the end
 		return nil, checkDiffID(h, diffID)
 	}
 	w, err = s.cfg.Layers.NewLayer(ctx)
@@ -216,9 +214,10 @@ func (s *Store) unpack(ctx context.Context, blob io.Reader, d ocispec.Descriptor
 	if err := s.disks.add(filepath.Dir(w.Dir())); err != nil {
 		return w, err
 	}
-	if err := s.unpackInto(ctx, tar, w); err != nil {
+	if err := s.unpackInto(ctx, out, w); err != nil {
 		return w, err
 	}
+	closeOut() // hashed to the end
 	return w, checkDiffID(h, diffID)
 }
 

@@ -13,8 +13,10 @@ import (
 )
 
 const (
-	chunk     = 128 << 10 // bytes per read and write of a file
-	checkFree = 64 << 20  // bytes written between looks at the free space
+	chunk      = 128 << 10 // bytes per read and write of a file
+	checkFree  = 64 << 20  // bytes written between looks at the free space
+	flushSize  = 4 << 20   // bytes of a file that are sent to the disk at once
+	flushLeast = 1 << 20   // bytes at a file's end that are worth it
 )
 
 func isExist(err error) bool { return errors.Is(err, unix.EEXIST) }
@@ -70,9 +72,12 @@ func (u *unpacker) file(d *safepath.Dir, base, name string, h *tar.Header, body 
 }
 
 // content copies size bytes. Runs of zeros become holes: the file reads the same,
-// sparse files stay sparse, and a bomb of zeros does not fill the disk.
+// sparse files stay sparse, and a bomb of zeros does not fill the disk. Large files begin their
+// way to the disk meanwhile, since who commits the layer waits for that: a file system's own
+// writeback begins many seconds later.
 func (u *unpacker) content(f *os.File, size int64, body io.Reader) error {
 	hole := false
+	var at, flushed int64
 	for left := size; left > 0; {
 		if err := u.ctx.Err(); err != nil {
 			return err
@@ -85,6 +90,7 @@ func (u *unpacker) content(f *os.File, size int64, body io.Reader) error {
 			return err
 		}
 		left -= int64(len(b))
+		at += int64(len(b))
 		u.written += int64(len(b))
 		hole = len(b) >= 4096 && zero(b)
 		if hole {
@@ -96,6 +102,10 @@ func (u *unpacker) content(f *os.File, size int64, body io.Reader) error {
 		if _, err := f.Write(b); err != nil {
 			return err
 		}
+		if at-flushed >= flushSize || left == 0 && at-flushed >= flushLeast {
+			flush(f, flushed, at)
+			flushed = at
+		}
 		if err := u.checkFree(int64(len(b))); err != nil {
 			return err
 		}
@@ -104,6 +114,12 @@ func (u *unpacker) content(f *os.File, size int64, body io.Reader) error {
 		return f.Truncate(size)
 	}
 	return nil
+}
+
+// flush has a part of a file written to the disk, and does not wait for that. Whether that works
+// is no matter: what makes the layer last is the sync of its file system, which tells of errors.
+func flush(f *os.File, from, to int64) {
+	_ = unix.SyncFileRange(int(f.Fd()), from, to-from, unix.SYNC_FILE_RANGE_WRITE)
 }
 
 // zero says whether b is all zeros; it looks no further than the first that is not.

@@ -2,13 +2,17 @@ package unpack
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
 	"sync"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // igzip is ISA-L's gzip. It inflates twice as fast as the fastest package in Go, pipes
@@ -21,6 +25,11 @@ const igzip = "igzip"
 
 // igzipWorth is the least compressed size for which a process pays.
 const igzipWorth = 2 << 20
+
+const (
+	pipeBytes = 1 << 20   // of each of its pipes, and the size of its own buffers
+	feedBytes = 256 << 10 // given to it at once
+)
 
 // nobody is the user that needs no rights.
 const nobody = 65534
@@ -52,23 +61,59 @@ func newIgzip(ctx context.Context, path string, in io.Reader) (*igzipReader, err
 	z.cmd = exec.CommandContext(ctx, path, "-d", "-c")
 	z.cmd.Env = []string{}
 	z.cmd.Dir = "/"
-	z.cmd.Stdin = in
 	z.cmd.Stderr = &z.stderr
 	z.cmd.SysProcAttr = &syscall.SysProcAttr{
 		Credential: &syscall.Credential{Uid: nobody, Gid: nobody},
 		// No Pdeathsig: that is the death of the thread, which may come at any time. If
 		// the daemon dies, the end of its pipes ends this.
 	}
-	z.wait = sync.OnceValue(z.cmd.Wait)
-	var err error
-	if z.out, err = z.cmd.StdoutPipe(); err == nil {
-		err = z.cmd.Start()
-	}
-	if err != nil {
+	if err := z.start(in); err != nil {
 		stop()
 		return nil, fmt.Errorf("start %s: %w", path, err)
 	}
 	return z, nil
+}
+
+// start starts the process between two pipes, and a goroutine that feeds it.
+func (z *igzipReader) start(in io.Reader) error {
+	stdin, feed, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer stdin.Close()
+	out, stdout, err := os.Pipe()
+	if err != nil {
+		return errors.Join(err, feed.Close())
+	}
+	defer stdout.Close()
+	widen(feed)
+	widen(out)
+	z.cmd.Stdin, z.cmd.Stdout, z.out = stdin, stdout, out
+	if err := z.cmd.Start(); err != nil {
+		return errors.Join(err, feed.Close(), out.Close())
+	}
+	fed := make(chan error, 1)
+	go func() {
+		_, err := io.CopyBuffer(struct{ io.Writer }{feed}, struct{ io.Reader }{in}, make([]byte, feedBytes))
+		_ = feed.Close()
+		if errors.Is(err, syscall.EPIPE) {
+			err = nil // its exit status says why it wants no more
+		}
+		fed <- err
+	}()
+	z.wait = sync.OnceValue(func() error {
+		err := z.cmd.Wait()
+		return cmp.Or(err, <-fed)
+	})
+	return nil
+}
+
+// widen lets a pipe hold as much as igzip reads and writes at once, so that neither side is
+// woken for each 64 KiB. It goes without, too.
+func widen(pipe *os.File) {
+	if c, err := pipe.SyscallConn(); err == nil {
+		_ = c.Control(func(fd uintptr) { _, _ = unix.FcntlInt(fd, unix.F_SETPIPE_SZ, pipeBytes) })
+	}
 }
 
 func (z *igzipReader) Read(p []byte) (int, error) {

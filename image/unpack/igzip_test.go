@@ -88,13 +88,15 @@ func TestInflateBrokenStream(t *testing.T) {
 	_, packed := large(t)
 	inflater(t, "exec gzip -dc")
 	broken := errors.New("network")
-	r := io.MultiReader(bytes.NewReader(packed[:3<<20]), iotest.ErrReader(broken))
-	z, err := DecompressSized(t.Context(), r, int64(len(packed)), Limits{})
-	must(t, err)
-	if _, err := io.ReadAll(z); !errors.Is(err, broken) || errors.Is(err, ErrInvalid) {
-		t.Errorf("error %v", err)
+	for name, n := range map[string]int{"in the middle": 3 << 20, "behind a whole member": len(packed)} {
+		r := io.MultiReader(bytes.NewReader(packed[:n]), iotest.ErrReader(broken))
+		z, err := DecompressSized(t.Context(), r, int64(len(packed)), Limits{})
+		must(t, err)
+		if _, err := io.ReadAll(z); !errors.Is(err, broken) || errors.Is(err, ErrInvalid) {
+			t.Errorf("%s: error %v", name, err)
+		}
+		must(t, z.Close())
 	}
-	must(t, z.Close())
 }
 
 // Regression: the process was to die with the thread that had started it, and threads end:

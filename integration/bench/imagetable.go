@@ -56,7 +56,7 @@ that is.
 	fmt.Fprintf(&b, `
 - Cold: PullImage with nothing there, until it has returned; of many images %d at a time. Warm: the same again. Median of
   %d rounds; the tiny images once.
-- CPU: of the daemon and its children. All gzip, which compresses to two thirds. Every runtime finds igzip and unpigz if they are installed.
+- CPU: of the daemon and its children. All gzip, which compresses to two thirds. Every runtime finds igzip, which make deps installs.
 - Disk: what was allocated, after sync, beyond an empty store. In brackets the files alone, in whole blocks.
 - CreateContainer: median of %d, from the workload's first image. RemoveImage: of that image, which nothing uses.
 `, pullers, rep.Rounds, creates)
