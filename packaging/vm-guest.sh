@@ -29,6 +29,7 @@ coracle ps | grep running
 coracle trace web
 coracle stats
 coracle exec web -- busybox cat /proc/self/cgroup
+coracle exec web -- busybox cat /proc/self/attr/current | grep '^coracle-default (enforce)$'
 
 # Reloads, of good and of bad settings; then restarted, and killed. The pod does not notice.
 sed -i 's/^driver.*/&\n[log]\nlevel = "debug"/' /etc/coracle/config.toml

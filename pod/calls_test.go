@@ -186,40 +186,6 @@ func TestLimitsOnHost(t *testing.T) {
 	}
 }
 
-func TestChooseAppArmor(t *testing.T) {
-	const loaded = "coracle-default (enforce)\nmine (complain)\n"
-	for _, tc := range []struct {
-		want       string
-		privileged bool
-		loaded     string
-		supported  bool
-		profile    string
-		err        string
-	}{
-		{want: "", profile: ""},
-		{want: "runtime/default", profile: ""},
-		{want: "unconfined", profile: ""},
-		{want: "localhost/mine", err: "this host has no AppArmor"},
-		{want: "", loaded: loaded, supported: true, profile: "coracle-default"},
-		{want: "runtime/default", loaded: loaded, supported: true, profile: "coracle-default"},
-		{want: "runtime/default", loaded: "mine (enforce)\n", supported: true, profile: ""},
-		{want: "runtime/default", privileged: true, loaded: loaded, supported: true, profile: ""},
-		{want: "unconfined", loaded: loaded, supported: true, profile: ""},
-		{want: "localhost/mine", loaded: loaded, supported: true, profile: "mine"},
-		{want: "localhost/min", loaded: loaded, supported: true, err: "is not loaded on this host"},
-		{want: "localhost/", loaded: loaded, supported: true, err: "is not runtime/default"},
-		{want: "mine", loaded: loaded, supported: true, err: "is not runtime/default"},
-	} {
-		got, err := chooseAppArmor(tc.want, tc.privileged, tc.loaded, tc.supported)
-		switch {
-		case tc.err == "" && (err != nil || got != tc.profile):
-			t.Errorf("%q: got %q, %v, want %q", tc.want, got, err, tc.profile)
-		case tc.err != "" && (!errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), tc.err)):
-			t.Errorf("%q: error is %v, want %q", tc.want, err, tc.err)
-		}
-	}
-}
-
 // What containers can write to is not on the state directory's file system, which
 // they would fill up.
 func TestPodFilesAreBounded(t *testing.T) {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path"
-	"strings"
 
 	"github.com/opencontainers/selinux/go-selinux/label"
 
@@ -83,7 +82,7 @@ func (m *Manager) specInput(ctx context.Context, p *entry[podRecord], e *entry[c
 		return in, err
 	}
 	in.Annotations = handler.passed(pc.Annotations, c.Annotations)
-	if in.AppArmor, err = appArmorProfile(sec.AppArmor, sec.Privileged); err != nil {
+	if in.AppArmor, err = m.appArmorProfile(ctx, sec.AppArmor, sec.Privileged); err != nil {
 		return in, err
 	}
 	in.Seccomp, err = m.seccompProfile(&sec.Seccomp)
@@ -186,37 +185,6 @@ func (m *Manager) seccompProfile(s *Seccomp) (ocispec.Seccomp, error) {
 		return ocispec.Seccomp{JSON: string(b)}, nil
 	}
 	return ocispec.Seccomp{}, nil
-}
-
-// ourAppArmorProfile is applied for "runtime/default" where the operator has loaded it.
-const ourAppArmorProfile = "coracle-default"
-
-// appArmorProfile resolves a profile wish against the host.
-func appArmorProfile(want string, privileged bool) (string, error) {
-	loaded, err := os.ReadFile("/sys/kernel/security/apparmor/profiles")
-	return chooseAppArmor(want, privileged, string(loaded), err == nil)
-}
-
-// chooseAppArmor is appArmorProfile with what the kernel says: "name (mode)" in each line.
-func chooseAppArmor(want string, privileged bool, loaded string, supported bool) (string, error) {
-	has := func(name string) bool { return strings.Contains("\n"+loaded, "\n"+name+" (") }
-	switch name, local := strings.CutPrefix(want, "localhost/"); {
-	case privileged, want == "unconfined":
-		return "", nil
-	case want == "" || want == "runtime/default":
-		if has(ourAppArmorProfile) {
-			return ourAppArmorProfile, nil
-		}
-		return "", nil
-	case !local || name == "":
-		return "", fail(ErrInvalid, "AppArmor profile %q is not runtime/default, unconfined or localhost/NAME", want)
-	case !supported:
-		return "", fail(ErrInvalid, "AppArmor profile %q: this host has no AppArmor", want)
-	case !has(name):
-		return "", fail(ErrInvalid, "AppArmor profile %q is not loaded on this host; load it with apparmor_parser", want)
-	default:
-		return name, nil
-	}
 }
 
 // selinuxLabels makes the labels of process and mounts; none where SELinux is off.

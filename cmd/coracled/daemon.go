@@ -53,6 +53,7 @@ func runDaemon(ctx context.Context, c config.Config, s source, respawn []string,
 		return err
 	}
 	defer release()
+	go loadAppArmor(ctx, log)
 	n, err := startNode(ctx, c, respawn, log)
 	if err != nil {
 		return err

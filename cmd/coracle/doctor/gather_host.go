@@ -4,13 +4,14 @@ import (
 	"fmt"
 	"math"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/internal/apparmor"
 )
 
 func readKernel() Kernel {
@@ -71,9 +72,7 @@ func number(path string) int {
 }
 
 func readSecurity() Security {
-	on, _ := os.ReadFile("/sys/module/apparmor/parameters/enabled")
-	_, err := exec.LookPath("apparmor_parser")
-	return Security{AppArmor: strings.TrimSpace(string(on)) == "Y", AppArmorParser: err == nil || exists("/sbin/apparmor_parser")}
+	return Security{AppArmor: apparmor.Enabled(), AppArmorParser: apparmor.HasParser()}
 }
 
 func readCgroups(driver string) Cgroups {

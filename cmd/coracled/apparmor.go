@@ -1,0 +1,33 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+
+	"github.com/coracle-project/coracle/internal/apparmor"
+)
+
+// loadAppArmor loads the default profile before a container wants it, which would wait for it. One that is loaded
+// already stays.
+func loadAppArmor(ctx context.Context, log *slog.Logger) {
+	if !apparmor.Enabled() {
+		return
+	}
+	loaded, err := apparmor.Loaded()
+	if err != nil {
+		log.Warn("containers run without an AppArmor profile: mount securityfs on /sys/kernel/security", "error", err)
+		return
+	}
+	if loaded[apparmor.Default] {
+		return
+	}
+	switch err := apparmor.LoadDefault(ctx); {
+	case err == nil:
+		log.Info("AppArmor profile loaded", "profile", apparmor.Default)
+	case errors.Is(err, apparmor.ErrNoParser):
+		log.Warn("containers run without an AppArmor profile: install the package apparmor", "error", err)
+	case ctx.Err() == nil:
+		log.Warn("AppArmor profile not loaded", "error", err)
+	}
+}

@@ -1,0 +1,54 @@
+// Package upstream asks github.com/moby/profiles/apparmor for its profile.
+package upstream
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+
+	"github.com/moby/profiles/apparmor"
+
+	ours "github.com/coracle-project/coracle/internal/apparmor"
+)
+
+// include is what the profile takes from files of a host that has them; without them it says the same itself.
+var include = regexp.MustCompile(`(?m)^\s*#include <(tunables/global|abstractions/base)>\n`)
+
+// blank are the lines between what is included.
+var blank = regexp.MustCompile(`(?m)^\s*\n`)
+
+const header = `# The profile of github.com/moby/profiles/apparmor (Apache-2.0). Made by go generate: do not edit.
+`
+
+// Profile is upstream's profile under our name, for hosts with and without AppArmor's files. It is what
+// upstream gives to apparmor_parser, for which a script stands in. It changes PATH meanwhile.
+func Profile() (_ []byte, err error) {
+	dir, err := os.MkdirTemp("", "apparmor-")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	out := filepath.Join(dir, "profile")
+	script := fmt.Sprintf("#!/bin/sh\nexec cp \"$2\" '%s'\n", out)
+	if err := os.WriteFile(filepath.Join(dir, "apparmor_parser"), []byte(script), 0o755); err != nil {
+		return nil, err
+	}
+	path := os.Getenv("PATH")
+	if err := os.Setenv("PATH", dir+":"+path); err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, os.Setenv("PATH", path)) }()
+	if err := apparmor.InstallDefault(ours.Default); err != nil {
+		return nil, err
+	}
+	b, err := os.ReadFile(out)
+	if err != nil {
+		return nil, err
+	}
+	if include.Match(b) {
+		b = append([]byte("@{PROC}=/proc/\n"), include.ReplaceAll(b, nil)...)
+	}
+	return append([]byte(header), blank.ReplaceAll(b, nil)...), nil
+}

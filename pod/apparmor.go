@@ -1,0 +1,76 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+
+	"github.com/coracle-project/coracle/internal/apparmor"
+)
+
+// appArmor is what the host can do.
+type appArmor struct {
+	loaded apparmor.Profiles // nil where there is no AppArmor
+	load   func(context.Context) error
+	log    *slog.Logger
+}
+
+// appArmorProfile resolves what a container asks for on this host.
+func (m *Manager) appArmorProfile(ctx context.Context, want string, privileged bool) (string, error) {
+	host := appArmor{load: m.loadAppArmor, log: m.log}
+	if apparmor.Enabled() {
+		// Where securityfs is not mounted, or is hidden, it is as good as off.
+		host.loaded, _ = apparmor.Loaded()
+	}
+	return host.choose(ctx, want, privileged)
+}
+
+// loadAppArmor loads the default profile; those who want it at the same time wait for one attempt.
+func (m *Manager) loadAppArmor(ctx context.Context) error {
+	_, err := m.ops.Do(ctx, "apparmor", func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, apparmor.LoadDefault(ctx)
+	})
+	return err
+}
+
+// choose says which profile a container has, "" for none. The default one is loaded when it is missing:
+// at first, and after whoever has removed what is not among the host's files (aa-remove-unknown does).
+func (a appArmor) choose(ctx context.Context, want string, privileged bool) (string, error) {
+	switch name, local := strings.CutPrefix(want, "localhost/"); {
+	case want == "unconfined":
+		return "", nil
+	case want == "" || want == "runtime/default":
+		if privileged || a.loaded == nil {
+			return "", nil
+		}
+		return a.standard(ctx, want != "")
+	case !local || name == "":
+		return "", fail(ErrInvalid, "AppArmor profile %q is not runtime/default, unconfined or localhost/NAME", want)
+	case a.loaded == nil:
+		return "", fail(ErrInvalid, "AppArmor profile %q: this host has no AppArmor", want)
+	case !a.loaded[name]:
+		return "", fail(ErrInvalid, "AppArmor profile %q is not loaded on this host; load it with apparmor_parser", want)
+	default:
+		return name, nil
+	}
+}
+
+// standard is the default profile, loaded if it was not. Where nothing can load one, containers go without, which the
+// daemon says when it starts, and `coracle doctor`.
+func (a appArmor) standard(ctx context.Context, asked bool) (string, error) {
+	if a.loaded[apparmor.Default] {
+		return apparmor.Default, nil
+	}
+	switch err := a.load(ctx); {
+	case err == nil:
+		return apparmor.Default, nil
+	case errors.Is(err, apparmor.ErrNoParser):
+		return "", nil
+	case asked:
+		return "", fail(ErrUnavailable, "AppArmor profile runtime/default: %w", err)
+	default:
+		a.log.Warn("container runs without an AppArmor profile", "error", err)
+		return "", nil
+	}
+}
