@@ -52,7 +52,8 @@ func (c *container) checkpoint(opts runtime.CheckpointOptions) error {
 	if err != nil {
 		return err
 	}
-	return lib.Checkpoint(criu)
+	log := dumpLog(opts.ImageOptions)
+	return log.explain(lib.Checkpoint(criu))
 }
 
 // Restore implements runtime.Restorer.
@@ -74,7 +75,8 @@ func (e *Engine) restore(ctx context.Context, id string, spec *specs.Spec, creat
 		return nil, err
 	}
 	return e.create(ctx, id, spec, create, func(lib *libcontainer.Container, init *libcontainer.Process) error {
-		return lib.Restore(init, criu)
+		log := restoreLog(opts.ImageOptions)
+		return log.explain(lib.Restore(init, criu))
 	})
 }
 
