@@ -244,8 +244,8 @@ func (s *Store) forgetLayer(diffID digest.Digest) (*layer, error) {
 	return l, nil
 }
 
-// loadLayers reads the layers' records. A directory without a valid one was not
-// made by Commit, and is dropped.
+// loadLayers reads the layers' records. Commit names no layer without one: where it cannot be
+// read, the layer is damaged, but containers may run from it. What no layer is called is dropped.
 func (s *Store) loadLayers() error {
 	entries, err := os.ReadDir(s.layersDir())
 	if err != nil {
@@ -254,14 +254,19 @@ func (s *Store) loadLayers() error {
 	for _, e := range entries {
 		d := digest.NewDigestFromEncoded(digest.SHA256, e.Name())
 		u, err := readLayerFile(filepath.Join(s.layersDir(), e.Name()), d)
-		if err != nil {
-			s.log.Warn("dropping a broken layer", "layer", d, "error", err)
-			if err := s.discard(filepath.Join(s.layersDir(), e.Name())); err != nil {
-				return err
-			}
-			continue
+		switch {
+		case err == nil:
+			s.layers[d] = &layer{usage: u}
+		case checkDigest(d) == nil:
+			s.log.Warn("a layer's record cannot be read", "layer", d.String(), "error", err)
+			err = s.setAside(d)
+		default:
+			s.log.Warn("dropping what is no layer", "name", e.Name(), "error", err)
+			err = s.discard(filepath.Join(s.layersDir(), e.Name()))
 		}
-		s.layers[d] = &layer{usage: u}
+		if err != nil {
+			return err
+		}
 	}
 	return nil
 }

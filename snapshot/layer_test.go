@@ -152,7 +152,7 @@ func TestAbortAndBadCommit(t *testing.T) {
 	}
 }
 
-func TestStartDropsWhatIsNotWhole(t *testing.T) {
+func TestStartTakesWhatIsNotWholeOutOfUse(t *testing.T) {
 	s := started(t, t.TempDir())
 	good := commitLayer(t, s, "good", func(string) {})
 	if _, err := s.NewLayer(t.Context()); err != nil { // being unpacked when the crash comes
@@ -182,6 +182,9 @@ func TestStartDropsWhatIsNotWhole(t *testing.T) {
 	}
 	if left, _ := os.ReadDir(s.layersDir()); len(left) != 1 {
 		t.Errorf("left: %v", left)
+	}
+	if aside, _ := os.ReadDir(s.quarantineDir()); len(aside) != 3 {
+		t.Errorf("quarantine has %v", aside)
 	}
 	if left, _ := os.ReadDir(s.stagingDir()); len(left) != 0 {
 		t.Errorf("left in staging: %v", left)

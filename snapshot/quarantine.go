@@ -1,6 +1,7 @@
 package snapshot
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -9,12 +10,62 @@ import (
 	"time"
 
 	"github.com/opencontainers/go-digest"
+	"golang.org/x/sys/unix"
 )
 
 // quarantineTime is how long damaged layers are kept.
 const quarantineTime = 7 * 24 * time.Hour
 
 func (s *Store) quarantineDir() string { return filepath.Join(s.root, "quarantine") }
+
+// Quarantine takes a damaged layer out of use: no snapshot can be prepared from it any
+// more, and it can be committed anew. Containers that run from it go on, since their mounts
+// hold what they have. Its files are kept while there is a snapshot of the layer, and for
+// whoever wants to know what happened to them: until the layer is committed again, but not
+// beyond a week. What has to stay then goes with a later commit or Start. A layer that is
+// not there is fine.
+func (s *Store) Quarantine(diffID digest.Digest) error {
+	if err := checkDigest(diffID); err != nil {
+		return err
+	}
+	s.renames.Lock()
+	defer s.renames.Unlock()
+	s.mu.Lock()
+	l := s.layers[diffID]
+	delete(s.layers, diffID)
+	s.mu.Unlock()
+	if l == nil {
+		return nil
+	}
+	if l.lazy != "" {
+		return s.dropLazy(diffID)
+	}
+	if err := s.driver.free(s.layerDir(diffID)); err != nil {
+		s.log.Warn("a quarantined layer stays mounted", "layer", diffID.String(), "error", err)
+	}
+	if err := s.setAside(diffID); err != nil {
+		s.mu.Lock()
+		s.layers[diffID] = l
+		s.mu.Unlock()
+		return err
+	}
+	return nil
+}
+
+// setAside moves a layer's directory into quarantine, where its week begins. None there is fine.
+func (s *Store) setAside(diffID digest.Digest) error {
+	dir, to := s.layerDir(diffID), filepath.Join(s.quarantineDir(), diffID.Encoded()+"."+newName())
+	// A rename leaves the time as it was. If it cannot be set, the week has begun already.
+	now := unix.NsecToTimespec(time.Now().UnixNano())
+	_ = unix.UtimesNanoAt(unix.AT_FDCWD, dir, []unix.Timespec{now, now}, unix.AT_SYMLINK_NOFOLLOW)
+	if err := os.Rename(dir, to); errors.Is(err, os.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return fmt.Errorf("quarantine layer %s: %w", diffID, err)
+	}
+	s.log.Warn("layer quarantined: it is damaged", "layer", diffID.String(), "moved", to)
+	return nil
+}
 
 // endQuarantine deletes the damaged copies of a layer that is whole again.
 func (s *Store) endQuarantine(diffID digest.Digest) {

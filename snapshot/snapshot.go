@@ -39,7 +39,8 @@
 // "volatile" (no sync at unmount), what is in them then cannot be trusted: such a
 // snapshot can be removed, or prepared again if nothing was written to it.
 //
-// A damaged store starts: what cannot be read is dropped with a warning.
+// A damaged store starts, with a warning. A layer whose record cannot be read goes to
+// quarantine, as does one that is found damaged later.
 //
 // # Example
 //

@@ -2,7 +2,6 @@ package snapshot
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -85,40 +84,4 @@ func (s *Store) letGo(l *layer) {
 	if freed {
 		s.freed()
 	}
-}
-
-// Quarantine takes a damaged layer out of use: no snapshot can be prepared from it any
-// more, and it can be committed anew. Containers that run from it go on, since their mounts
-// hold what they have. Its files are kept while there is a snapshot of the layer, and for
-// whoever wants to know what happened to them: until the layer is committed again, but not
-// beyond a week. What has to stay then goes with a later commit or Start. A layer that is
-// not there is fine.
-func (s *Store) Quarantine(diffID digest.Digest) error {
-	if err := checkDigest(diffID); err != nil {
-		return err
-	}
-	s.renames.Lock()
-	defer s.renames.Unlock()
-	s.mu.Lock()
-	l := s.layers[diffID]
-	delete(s.layers, diffID)
-	s.mu.Unlock()
-	if l == nil {
-		return nil
-	}
-	if l.lazy != "" {
-		return s.dropLazy(diffID)
-	}
-	if err := s.driver.free(s.layerDir(diffID)); err != nil {
-		s.log.Warn("a quarantined layer stays mounted", "layer", diffID.String(), "error", err)
-	}
-	to := filepath.Join(s.quarantineDir(), diffID.Encoded()+"."+newName())
-	if err := os.Rename(s.layerDir(diffID), to); err != nil && !errors.Is(err, os.ErrNotExist) {
-		s.mu.Lock()
-		s.layers[diffID] = l
-		s.mu.Unlock()
-		return fmt.Errorf("quarantine layer %s: %w", diffID, err)
-	}
-	s.log.Warn("layer quarantined: it is damaged", "layer", diffID.String(), "moved", to)
-	return nil
 }
