@@ -328,21 +328,6 @@ func TestStatesSurviveTheWayBack(t *testing.T) {
 	}
 }
 
-func TestSignalsSurviveTheWayBack(t *testing.T) {
-	for n := range runtimeapi.Signal_name {
-		name, err := signalName(runtimeapi.Signal(n))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if back := signalNumber(name); back != runtimeapi.Signal(n) {
-			t.Errorf("%d became %q became %d", n, name, back)
-		}
-	}
-	if signalNumber("15") != runtimeapi.Signal_SIGNAL_RUNTIME_DEFAULT {
-		t.Error("a number is not the default")
-	}
-}
-
 func TestStopContainerTimeout(t *testing.T) {
 	e := serve(t, &double{})
 	for in, want := range map[int64]time.Duration{0: 0, 30: 30 * time.Second, math.MaxInt64: math.MaxInt64 / time.Second * time.Second} {

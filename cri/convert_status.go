@@ -3,7 +3,6 @@ package cri
 import (
 	"maps"
 	"slices"
-	"strings"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -79,7 +78,7 @@ func containerStatus(c *pod.Container) *runtimeapi.ContainerStatus {
 		User: &runtimeapi.ContainerUser{Linux: &runtimeapi.LinuxContainerUser{
 			Uid: c.UID, Gid: c.GID, SupplementalGroups: c.SupplementalGroups,
 		}},
-		StopSignal: signalNumber(c.Config.StopSignal),
+		StopSignal: stopSignal(c),
 	}
 	for _, m := range c.Config.Mounts {
 		mount := statusMount(m)
@@ -126,31 +125,4 @@ func linuxResources(r *pod.Resources) *runtimeapi.LinuxContainerResources {
 		out.HugepageLimits = append(out.HugepageLimits, &runtimeapi.HugepageLimit{PageSize: size, Limit: r.Hugepages[size]})
 	}
 	return out
-}
-
-// spelling is how the wire's enum spells real-time signals, which have a sign in
-// their names elsewhere.
-var (
-	spelling     = strings.NewReplacer("MINPLUS", "MIN+", "MAXMINUS", "MAX-")
-	wireSpelling = strings.NewReplacer("MIN+", "MINPLUS", "MAX-", "MAXMINUS")
-)
-
-// signalPrefix is what all names of the wire's enum begin with.
-const signalPrefix = "SIGNAL_"
-
-// signalName converts a stop signal to its usual name, "" for the image's own.
-func signalName(s runtimeapi.Signal) (string, error) {
-	name, ok := runtimeapi.Signal_name[int32(s)]
-	if !ok {
-		return "", invalid("config.stop_signal", "unknown signal %d", s)
-	}
-	if s == runtimeapi.Signal_SIGNAL_RUNTIME_DEFAULT {
-		return "", nil
-	}
-	return spelling.Replace(strings.TrimPrefix(name, signalPrefix)), nil
-}
-
-// signalNumber converts back; a name that the wire has no value for is the default.
-func signalNumber(name string) runtimeapi.Signal {
-	return runtimeapi.Signal(runtimeapi.Signal_value[signalPrefix+wireSpelling.Replace(name)])
 }

@@ -369,6 +369,9 @@ func TestStopSignals(t *testing.T) {
 		id := must[string](t)(m.Create(ctx, podID, c))
 		ok(t, m.StartContainer(ctx, id))
 		p := b.proc(id)
+		if c := must[Container](t)(m.Container(id)); tc.grace > 0 && c.StopSignal != tc.want {
+			t.Errorf("%+v: reported as %d", tc, c.StopSignal)
+		}
 		ok(t, m.StopContainer(ctx, id, tc.grace))
 		if !slices.Equal(p.signals, []syscall.Signal{tc.want}) {
 			t.Errorf("%+v: got signals %v", tc, p.signals)

@@ -1,6 +1,7 @@
 package pod
 
 import (
+	"fmt"
 	"strconv"
 	"strings"
 	"syscall"
@@ -15,6 +16,9 @@ const (
 	sigRTMax = 64
 )
 
+// aliases are the second names that signals have (signal(7)), and Kubernetes allows.
+var aliases = map[string]syscall.Signal{"SIGCLD": unix.SIGCHLD, "SIGIOT": unix.SIGABRT, "SIGPOLL": unix.SIGIO}
+
 // parseSignal turns "SIGTERM", "TERM", "15", "SIGRTMIN+3" or "RTMAX-1" into a signal.
 func parseSignal(s string) (syscall.Signal, error) {
 	bad := fail(ErrInvalid, "unknown signal %q", s)
@@ -26,6 +30,9 @@ func parseSignal(s string) (syscall.Signal, error) {
 	}
 	name := "SIG" + strings.TrimPrefix(strings.ToUpper(s), "SIG")
 	if n := unix.SignalNum(name); n != 0 {
+		return n, nil
+	}
+	if n, ok := aliases[name]; ok {
 		return n, nil
 	}
 	for prefix, base := range map[string]int{"SIGRTMIN": sigRTMin, "SIGRTMAX": sigRTMax} {
@@ -45,4 +52,21 @@ func parseSignal(s string) (syscall.Signal, error) {
 		}
 	}
 	return 0, bad
+}
+
+// SignalName is the name of a signal that parseSignal understands, "" if it has none. Real-time signals in the lower
+// half are counted from the first one, the others from the last one, as bash's kill -l does.
+func SignalName(s syscall.Signal) string {
+	const middle = (sigRTMin + sigRTMax) / 2
+	switch {
+	case s == sigRTMin:
+		return "SIGRTMIN"
+	case s == sigRTMax:
+		return "SIGRTMAX"
+	case s > sigRTMin && s <= middle:
+		return fmt.Sprintf("SIGRTMIN+%d", s-sigRTMin)
+	case s > middle && s < sigRTMax:
+		return fmt.Sprintf("SIGRTMAX-%d", sigRTMax-s)
+	}
+	return unix.SignalName(s)
 }

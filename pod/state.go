@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"net/netip"
+	"syscall"
 	"time"
 
 	"github.com/coracle-project/coracle/internal/nspin"
@@ -173,7 +174,7 @@ func (r *containerRecord) value() Container {
 		ImageID: r.ImageID, ImageRef: r.ImageRef,
 		CreatedAt: r.CreatedAt, StartedAt: r.StartedAt, FinishedAt: r.FinishedAt,
 		ExitCode: r.ExitCode, Reason: r.Reason, Message: r.Message,
-		LogPath: r.LogPath, Pid: r.Pid,
+		LogPath: r.LogPath, Pid: r.Pid, StopSignal: syscall.Signal(r.StopSignal),
 		UID: r.UID, GID: r.GID, SupplementalGroups: r.Groups, Snapshot: r.Upper,
 		VolumeRefs: r.VolumeRefs, Steps: r.Steps,
 	}

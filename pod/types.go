@@ -2,6 +2,7 @@ package pod
 
 import (
 	"net/netip"
+	"syscall"
 	"time"
 
 	"github.com/coracle-project/coracle/internal/cgstat"
@@ -225,6 +226,8 @@ type Container struct {
 	Message                          string
 	LogPath                          string // absolute
 	Pid                              int    // while running
+	// StopSignal is what Stop sends: the config's, else the image's, else SIGTERM.
+	StopSignal syscall.Signal
 	// User is who the container runs as, resolved against the image.
 	UID, GID           int64
 	SupplementalGroups []int64
