@@ -89,12 +89,28 @@ func (s *service) ContainerStatus(_ context.Context, r *runtimeapi.ContainerStat
 	if err != nil {
 		return nil, err
 	}
-	resp := &runtimeapi.ContainerStatusResponse{Status: containerStatus(&c)}
-	resp.Status.Image.Image = s.imageName(&c)
+	resp := &runtimeapi.ContainerStatusResponse{Status: s.containerStatus(&c)}
 	if r.GetVerbose() {
 		resp.Info, err = info(s.containerInfo(c))
 	}
 	return resp, err
+}
+
+// containerStatus is a container's status with its image by name.
+func (s *service) containerStatus(c *pod.Container) *runtimeapi.ContainerStatus {
+	out := containerStatus(c)
+	out.Image.Image = s.imageName(c)
+	return out
+}
+
+// containerStatuses are those of all of a pod's containers, newest first.
+func (s *service) containerStatuses(podID string) []*runtimeapi.ContainerStatus {
+	all := s.deps.Pods.Containers(pod.ContainerFilter{PodID: podID})
+	out := make([]*runtimeapi.ContainerStatus, 0, len(all))
+	for i := range all {
+		out = append(out, s.containerStatus(&all[i]))
+	}
+	return out
 }
 
 // imageName is the name that people know a container's image by: kubelets create

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -74,6 +75,18 @@ func (d *double) last(t *testing.T) call {
 		t.Fatal("nothing was called")
 	}
 	return d.calls[len(d.calls)-1]
+}
+
+// asked is the first argument of the newest call of a method; nil if there was none.
+func (d *double) asked(method string) any {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, c := range slices.Backward(d.calls) {
+		if c.method == method {
+			return c.args[0]
+		}
+	}
+	return nil
 }
 
 func (d *double) Run(_ context.Context, c pod.Config) (string, error) {

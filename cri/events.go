@@ -51,9 +51,6 @@ func (s *service) event(e pod.Event) *runtimeapi.ContainerEventResponse {
 	if err != nil {
 		return out // it is gone by now
 	}
-	out.PodSandboxStatus = podStatus(p)
-	for _, c := range s.deps.Pods.Containers(pod.ContainerFilter{PodID: p.ID}) {
-		out.ContainersStatuses = append(out.ContainersStatuses, containerStatus(&c))
-	}
+	out.PodSandboxStatus, out.ContainersStatuses = podStatus(p), s.containerStatuses(p.ID)
 	return out
 }

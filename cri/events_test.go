@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/coracle-project/coracle/image"
 	"github.com/coracle-project/coracle/pod"
 )
 
@@ -32,7 +33,8 @@ func TestContainerEvents(t *testing.T) {
 	e := serve(t, &double{
 		events:     events,
 		pods:       []pod.Pod{{ID: "p1", State: pod.Ready}},
-		containers: []pod.Container{{ID: "c1", PodID: "p1", State: pod.Exited, ExitCode: 3}},
+		containers: []pod.Container{{ID: "c1", PodID: "p1", State: pod.Exited, ExitCode: 3, ImageID: anImage().ID.String()}},
+		images:     []image.Image{anImage()},
 	})
 	stream := watch(t, e)
 	events <- pod.Event{Kind: pod.EventStopped, ID: "c1", PodID: "p1", At: at}
@@ -45,6 +47,9 @@ func TestContainerEvents(t *testing.T) {
 	}
 	if got.PodSandboxStatus.GetId() != "p1" || len(got.ContainersStatuses) != 1 || got.ContainersStatuses[0].ExitCode != 3 {
 		t.Errorf("the event's states are %v and %v", got.PodSandboxStatus, got.ContainersStatuses)
+	}
+	if name := got.ContainersStatuses[0].GetImage().GetImage(); name != anImage().RepoTags[0] {
+		t.Errorf("the image is called %q", name)
 	}
 	// Of a pod that is gone there is only the event.
 	events <- pod.Event{Kind: pod.EventDeleted, ID: "p2", PodID: "p2", At: at}

@@ -3,6 +3,7 @@ package cri
 import (
 	"context"
 	"net/netip"
+	"time"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -44,16 +45,20 @@ func (s *service) RemovePodSandbox(ctx context.Context, r *runtimeapi.RemovePodS
 	return &runtimeapi.RemovePodSandboxResponse{}, nil
 }
 
-// PodSandboxStatus reports one pod from memory.
+// PodSandboxStatus reports one pod and its containers from memory. A kubelet with evented PLEG decides by the timestamp
+// whether this or an event is newer (KEP 3386): it is taken first, so that it never claims more than what was read.
 func (s *service) PodSandboxStatus(_ context.Context, r *runtimeapi.PodSandboxStatusRequest) (*runtimeapi.PodSandboxStatusResponse, error) {
 	if err := required("pod_sandbox_id", r.GetPodSandboxId()); err != nil {
 		return nil, err
 	}
+	asOf := time.Now()
 	p, err := s.deps.Pods.Pod(r.GetPodSandboxId())
 	if err != nil {
 		return nil, err
 	}
-	resp := &runtimeapi.PodSandboxStatusResponse{Status: podStatus(p)}
+	resp := &runtimeapi.PodSandboxStatusResponse{
+		Status: podStatus(p), ContainersStatuses: s.containerStatuses(p.ID), Timestamp: nanos(asOf),
+	}
 	if r.GetVerbose() {
 		resp.Info, err = info(podInfo{PID: p.Pid, NetNS: p.NetNS, IPs: p.IPs, RuntimeHandler: p.Config.RuntimeHandler, Config: podConfigBack(&p.Config), Steps: p.Steps})
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/netip"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -13,6 +14,7 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/coracle-project/coracle/image"
 	"github.com/coracle-project/coracle/pod"
 )
 
@@ -179,6 +181,41 @@ func TestPodSandboxStatus(t *testing.T) {
 	if err != nil || len(resp.Info) != 0 {
 		t.Errorf("not verbose: %v, %v", resp.GetInfo(), err)
 	}
+}
+
+// A kubelet with evented PLEG takes the containers from here, and compares the timestamp with those of events: it must
+// not be later than what was read.
+func TestPodSandboxStatusHasItsContainers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := &double{pods: []pod.Pod{aPod()}, containers: []pod.Container{aContainer()}, images: []image.Image{anImage()}}
+		s := &service{deps: Deps{Pods: slow{d}, Images: imageDouble{d}}}
+		asked := time.Now()
+		resp, err := s.PodSandboxStatus(t.Context(), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: "pod1"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if resp.Timestamp != asked.UnixNano() {
+			t.Errorf("as of %v, asked at %v", time.Unix(0, resp.Timestamp), asked)
+		}
+		if diff := cmp.Diff(pod.ContainerFilter{PodID: "pod1234"}, d.asked("Containers")); diff != "" {
+			t.Error(diff)
+		}
+		one, err := s.ContainerStatus(t.Context(), &runtimeapi.ContainerStatusRequest{ContainerId: "c1"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff([]*runtimeapi.ContainerStatus{one.Status}, resp.ContainersStatuses, protocmp.Transform()); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
+// slow takes its time to answer about pods.
+type slow struct{ *double }
+
+func (s slow) Pod(id string) (pod.Pod, error) {
+	time.Sleep(time.Second)
+	return s.double.Pod(id)
 }
 
 func TestListPodSandbox(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -148,7 +149,8 @@ func (m *Manager) Container(id string) (Container, error) {
 // Containers returns the containers that fit f, newest first.
 func (m *Manager) Containers(f ContainerFilter) []Container {
 	var cs []Container
-	for _, e := range m.containers.each((*containerRecord).visible) {
+	inPod := func(r *containerRecord) bool { return r.visible() && strings.HasPrefix(r.PodID, f.PodID) }
+	for _, e := range m.containers.each(inPod) {
 		if c := e.get().value(); f.fits(&c) {
 			cs = append(cs, c)
 		}
