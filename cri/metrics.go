@@ -8,7 +8,6 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/coracle-project/coracle/cri/cadvisor"
-	"github.com/coracle-project/coracle/internal/cgstat"
 	"github.com/coracle-project/coracle/pod"
 )
 
@@ -40,8 +39,7 @@ func (s *service) metricsItems(ctx context.Context) []*runtimeapi.PodSandboxMetr
 			// Nothing is left of one that has just ended.
 			processes, _ := s.deps.Pods.Processes(ctx, c.ID)
 			one.Containers = append(one.Containers, cadvisor.Container{
-				Container: c, Image: s.imageName(&c), Stats: st,
-				Processes: processes, OpenFiles: cgstat.OpenFiles(c.Pid), FS: fs,
+				Container: c, Image: s.imageName(&c), Stats: st, Processes: processes, FS: fs,
 			})
 		}
 		items = append(items, cadvisor.Metrics(&one))

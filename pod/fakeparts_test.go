@@ -152,8 +152,8 @@ func (s fakeMeter) Cgroup(ctx context.Context, path string) (cgstat.Usage, error
 	return u, s.do(ctx, "meter.Cgroup", func() error { return nil })
 }
 
-func (s fakeMeter) Processes(ctx context.Context, _ string) (cgstat.Processes, error) {
-	return cgstat.Processes{Count: 1}, s.do(ctx, "meter.Processes", func() error { return nil })
+func (s fakeMeter) Processes(ctx context.Context, _ string, first int) (cgstat.Processes, error) {
+	return cgstat.Processes{Count: 1, OpenFiles: uint64(first)}, s.do(ctx, "meter.Processes", func() error { return nil })
 }
 
 func (s fakeMeter) Interfaces(ctx context.Context, _ string) ([]network.InterfaceUsage, error) {

@@ -18,7 +18,8 @@ import (
 type Meter interface {
 	// Cgroup is cgstat.ErrNone if there is none.
 	Cgroup(ctx context.Context, path string) (cgstat.Usage, error)
-	Processes(ctx context.Context, path string) (cgstat.Processes, error)
+	// Processes are those of a cgroup, the first of which is first.
+	Processes(ctx context.Context, path string, first int) (cgstat.Processes, error)
 	Interfaces(ctx context.Context, netns string) ([]network.InterfaceUsage, error)
 }
 
@@ -27,8 +28,8 @@ type meter struct{}
 
 func (meter) Cgroup(_ context.Context, path string) (cgstat.Usage, error) { return cgstat.Read(path) }
 
-func (meter) Processes(ctx context.Context, path string) (cgstat.Processes, error) {
-	return cgstat.ReadProcesses(ctx, path)
+func (meter) Processes(ctx context.Context, path string, first int) (cgstat.Processes, error) {
+	return cgstat.ReadProcesses(ctx, path, first)
 }
 
 func (meter) Interfaces(_ context.Context, netns string) ([]network.InterfaceUsage, error) {

@@ -152,7 +152,7 @@ func (m *Manager) Processes(ctx context.Context, id string) (cgstat.Processes, e
 			if err != nil {
 				return cgstat.Processes{}, err
 			}
-			return m.Meter.Processes(ctx, path)
+			return m.Meter.Processes(ctx, path, e.get().Pid)
 		}))
 	return r.val, during("processes of container", e.id, err)
 }

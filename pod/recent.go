@@ -39,7 +39,21 @@ func (r *recent[T]) get(ctx context.Context, id string, age time.Duration, keep 
 	if known && time.Since(old.at) < age {
 		return old, nil
 	}
-	got, err := r.reads.Do(ctx, id, func(ctx context.Context) (reading[T], error) {
+	got, err := r.renew(ctx, id, age, keep, read)
+	if known && errors.Is(err, context.DeadlineExceeded) {
+		return old, nil
+	}
+	return got, err
+}
+
+// renew reads id, or joins who does. It looks once more whether there is a reading that is young enough: whoever missed
+// one that was under way as he looked may come here just after its end.
+func (r *recent[T]) renew(ctx context.Context, id string, age time.Duration, keep func(id string) bool, read func(context.Context) (T, error)) (reading[T], error) {
+	return r.reads.Do(ctx, id, func(ctx context.Context) (reading[T], error) {
+		old, known := r.peek(id)
+		if known && time.Since(old.at) < age {
+			return old, nil
+		}
 		v, err := read(ctx)
 		if err != nil {
 			return reading[T]{}, err
@@ -51,10 +65,6 @@ func (r *recent[T]) get(ctx context.Context, id string, age time.Duration, keep 
 		r.set(id, now, keep)
 		return now, nil
 	})
-	if known && errors.Is(err, context.DeadlineExceeded) {
-		return old, nil
-	}
-	return got, err
 }
 
 func (r *recent[T]) peek(id string) (reading[T], bool) {

@@ -195,6 +195,31 @@ func TestOneReadingASecond(t *testing.T) {
 	})
 }
 
+// TestReadingThatWasMissed: whoever looked while another was reading, and found nothing young enough, gets what that one
+// has read, though it has ended by the time that he would join it.
+func TestReadingThatWasMissed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var (
+			r     recent[int]
+			reads int
+		)
+		// What get does once it has looked.
+		renew := func() reading[int] {
+			return must[reading[int]](t)(r.renew(t.Context(), "x", time.Second, func(string) bool { return true },
+				func(context.Context) (int, error) { reads++; return reads, nil }))
+		}
+		renew()
+		if v := renew(); v.val != 1 || reads != 1 {
+			t.Errorf("read %d times, got %+v", reads, v)
+		}
+		time.Sleep(2 * time.Second)
+		renew()
+		if v := renew(); reads != 2 || v.val != 2 || v.before == nil || v.before.val != 1 {
+			t.Errorf("later: read %d times, got %+v", reads, v)
+		}
+	})
+}
+
 // TestReadingOfTheRemoved: whether a thing is still there is asked under the lock that forget
 // takes, so that nothing is kept after that.
 func TestReadingOfTheRemoved(t *testing.T) {

@@ -29,8 +29,6 @@ type Container struct {
 	Image     string // as people know it
 	Stats     pod.ContainerStats
 	Processes cgstat.Processes
-	// OpenFiles is the soft limit of open files of its first process.
-	OpenFiles uint64
 	FS        FS
 }
 

@@ -50,7 +50,7 @@ var ofContainers = []family[*Container]{
 	},
 	{
 		name: "container_ulimits_soft", help: "Soft limits of the container's first process.", kind: gauge, labels: []string{"ulimit"},
-		of: func(c *Container) []point { return []point{{[]string{"max_open_files"}, c.OpenFiles}} },
+		of: func(c *Container) []point { return []point{{[]string{"max_open_files"}, c.Processes.OpenFiles}} },
 	},
 	{
 		name: "container_spec_cpu_period", help: "Period of the processor time's quota, in microseconds.", kind: gauge,

@@ -127,7 +127,7 @@ func TestNoSuchCgroup(t *testing.T) {
 	if _, err := Read("/coracle-no-such-cgroup"); !errors.Is(err, ErrNone) {
 		t.Errorf("Read: %v", err)
 	}
-	if _, err := ReadProcesses(t.Context(), "/coracle-no-such-cgroup"); !errors.Is(err, ErrNone) {
+	if _, err := ReadProcesses(t.Context(), "/coracle-no-such-cgroup", 1); !errors.Is(err, ErrNone) {
 		t.Errorf("ReadProcesses: %v", err)
 	}
 }
@@ -158,7 +158,7 @@ func TestReadOurOwn(t *testing.T) {
 	if u.Time.IsZero() || u.Tasks != 0 || u.CPU.Total != 0 {
 		t.Errorf("%+v", u)
 	}
-	if p, err := ReadProcesses(t.Context(), path); err != nil || p.Count != 0 {
+	if p, err := ReadProcesses(t.Context(), path, os.Getpid()); err != nil || p.Count != 0 || p.OpenFiles == 0 {
 		t.Errorf("%+v, %v", p, err)
 	}
 }
@@ -185,7 +185,7 @@ func TestProcesses(t *testing.T) {
 	if want := (States{Running: 1, Sleeping: 1, Stopped: 1, Uninterruptible: 1}); s != want {
 		t.Errorf("%+v, want %+v", s, want)
 	}
-	if OpenFiles(os.Getpid()) == 0 || OpenFiles(-1) != 0 || OpenFiles(0) != 0 {
+	if openFiles(os.Getpid()) == 0 || openFiles(-1) != 0 || openFiles(0) != 0 {
 		t.Error("limit of open files")
 	}
 }

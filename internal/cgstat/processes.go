@@ -20,16 +20,18 @@ type Processes struct {
 	Descriptors, Sockets uint64
 	// States counts threads.
 	States States
+	// OpenFiles is the soft limit of open files of the first process; 0 if that is gone.
+	OpenFiles uint64
 }
 
 // States are the states of threads as cAdvisor divides them, but for those that wait for
 // a device: the kernel tells them apart from other uninterruptible ones only over taskstats.
 type States struct{ Running, Sleeping, Stopped, Uninterruptible uint64 }
 
-// ReadProcesses looks at all processes of the cgroup at path and its descendants. One
+// ReadProcesses looks at all processes of the cgroup at path and its descendants, the first of which is first. One
 // that ends meanwhile counts as far as it was seen. ErrNone if there is no such cgroup, ctx's
 // error if that ends first: processes may have millions of open files.
-func ReadProcesses(ctx context.Context, path string) (Processes, error) {
+func ReadProcesses(ctx context.Context, path string, first int) (Processes, error) {
 	dir := filepath.Join(mountPoint, path)
 	if !unified() {
 		// The freezer has every process of a container, whatever it did to the others.
@@ -42,7 +44,7 @@ func ReadProcesses(ctx context.Context, path string) (Processes, error) {
 	if err != nil {
 		return Processes{}, fmt.Errorf("processes of cgroup %s: %w", path, gone(err))
 	}
-	var p Processes
+	p := Processes{OpenFiles: openFiles(first)}
 	for _, pid := range pids {
 		p.add(ctx, filepath.Join("/proc", strconv.Itoa(pid)))
 	}
@@ -108,8 +110,8 @@ func (s *States) add(stat []byte) {
 	}
 }
 
-// OpenFiles is the soft limit of open files of a process; 0 if it is gone.
-func OpenFiles(pid int) uint64 {
+// openFiles is the soft limit of open files of a process; 0 if it is gone.
+func openFiles(pid int) uint64 {
 	var lim unix.Rlimit
 	if pid <= 0 || unix.Prlimit(pid, unix.RLIMIT_NOFILE, nil, &lim) != nil {
 		return 0
