@@ -56,7 +56,7 @@ func (c *Config) Check() error {
 		c.NRI.check(),
 		paths("runtime.cdi_spec_dirs", c.Runtime.CDISpecDirs),
 		checkUlimits(c.Runtime.Ulimits),
-		checkHostPort("stream.address", c.Stream.Address),
+		checkLoopback("stream.address", c.Stream.Address),
 		optionalHostPort("metrics.address", c.Metrics.Address),
 		c.Tracing.check(),
 	)
@@ -327,6 +327,18 @@ func checkHostPort(key, address string) error {
 		return wrong(key, "%q has neither host nor port", address)
 	}
 	return nil
+}
+
+// checkLoopback wants an address that nobody else on the network reaches.
+func checkLoopback(key, address string) error {
+	if err := checkHostPort(key, address); err != nil {
+		return err
+	}
+	host, port, _ := net.SplitHostPort(address)
+	if ip, err := netip.ParseAddr(host); host == "localhost" || err == nil && ip.Unmap().IsLoopback() {
+		return nil
+	}
+	return wrong(key, "%q is not on loopback, and what is served here is not encrypted; write 127.0.0.1:%s", address, port)
 }
 
 func optionalHostPort(key, address string) error {

@@ -152,7 +152,7 @@ type Tracing struct {
 
 // Stream is section stream.
 type Stream struct {
-	Address string `toml:"address" doc:"host:port. The kubelet relays from here; port 0 takes a free one."`
+	Address string `toml:"address" doc:"host:port on loopback: streams are not encrypted, and whoever knows a stream's URL has it. The kubelet\nrelays from here; port 0 takes a free one."`
 }
 
 // Default is the one table of defaults.
