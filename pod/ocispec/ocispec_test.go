@@ -194,6 +194,32 @@ func TestCapabilities(t *testing.T) {
 	}
 }
 
+// What is dropped was left in the ambient set, which the kernel refuses: the container did not start.
+func TestDroppedAmbientCapabilities(t *testing.T) {
+	for _, tc := range []struct {
+		c    Capabilities
+		want []string
+	}{
+		{Capabilities{Ambient: []string{"CHOWN", "KILL"}, Drop: []string{"KILL"}}, []string{"CAP_CHOWN"}},
+		{Capabilities{Ambient: []string{"KILL"}, Drop: []string{"KILL"}}, nil},
+		{Capabilities{Ambient: []string{"KILL"}, Drop: []string{"ALL"}}, []string{"CAP_KILL"}},
+	} {
+		tc.c.Available = known
+		got, err := tc.c.sets(false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(got.Ambient, tc.want) || !slices.Equal(got.Inheritable, tc.want) {
+			t.Errorf("%+v: ambient %v, inheritable %v", tc.c, got.Ambient, got.Inheritable)
+		}
+		for _, name := range got.Ambient {
+			if !slices.Contains(got.Permitted, name) {
+				t.Errorf("%+v: %s is not permitted", tc.c, name)
+			}
+		}
+	}
+}
+
 func TestCapabilitiesOf(t *testing.T) {
 	got := CapabilitiesOf(1<<0 | 1<<40 | 1<<60)
 	if !slices.Equal(got, []string{"CAP_CHOWN", "CAP_CHECKPOINT_RESTORE"}) {
