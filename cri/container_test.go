@@ -128,6 +128,7 @@ func TestContainerConfigRejections(t *testing.T) {
 		"windows":               func(c *config) { c.Windows = &runtimeapi.WindowsContainerConfig{} },
 		"empty variable":        func(c *config) { c.Envs[0].Key = "" },
 		"equals in variable":    func(c *config) { c.Envs[0].Key = "A=B" },
+		"bytes in variable":     func(c *config) { c.Envs[0].Value = []byte("a\xff") },
 		"zero byte in variable": func(c *config) { c.Envs[0].Value = []byte("a\x00b") },
 		"no mount point":        func(c *config) { c.Mounts[0].ContainerPath = "" },
 		"no mount source":       func(c *config) { c.Mounts[1].HostPath = "" },
