@@ -197,14 +197,22 @@ func podStatus(p pod.Pod) *runtimeapi.PodSandboxStatus {
 
 func podFilter(f *runtimeapi.PodSandboxFilter) pod.PodFilter {
 	out := pod.PodFilter{ID: f.GetId(), Labels: f.GetLabelSelector()}
-	if f.GetState() != nil {
+	if f.GetState() == nil {
+		return out
+	}
+	switch f.GetState().GetState() {
+	case runtimeapi.PodSandboxState_SANDBOX_READY:
+		out.State = pod.Ready
+	case runtimeapi.PodSandboxState_SANDBOX_NOTREADY:
 		out.State = pod.NotReady
-		if f.GetState().GetState() == runtimeapi.PodSandboxState_SANDBOX_READY {
-			out.State = pod.Ready
-		}
+	default:
+		out.State = noPods
 	}
 	return out
 }
+
+// noPods is the state in a filter for one that CRI does not have: no pod is in it.
+const noPods pod.State = "unknown"
 
 // nanos is CRI's time: nanoseconds since 1970, 0 for not yet.
 func nanos(t time.Time) int64 {

@@ -229,6 +229,10 @@ func TestListPodSandbox(t *testing.T) {
 		"none":  {nil, pod.PodFilter{}},
 		"id":    {&runtimeapi.PodSandboxFilter{Id: "ab"}, pod.PodFilter{ID: "ab"}},
 		"ready": {&runtimeapi.PodSandboxFilter{State: &runtimeapi.PodSandboxStateValue{}}, pod.PodFilter{State: pod.Ready}},
+		"of the future": {
+			&runtimeapi.PodSandboxFilter{State: &runtimeapi.PodSandboxStateValue{State: 99}},
+			pod.PodFilter{State: noPods},
+		},
 		"not ready, labels": {
 			&runtimeapi.PodSandboxFilter{
 				State:         &runtimeapi.PodSandboxStateValue{State: runtimeapi.PodSandboxState_SANDBOX_NOTREADY},
