@@ -33,21 +33,25 @@ type endpoint struct {
 }
 
 func (c *Client) newEndpoint(registry string, h Host, a Auth) (*endpoint, error) {
-	pool, err := c.transports.of(&h, c.cfg.StallTimeout)
+	pools, err := c.transports.of(&h, c.cfg.StallTimeout)
 	if err != nil {
 		return nil, err
 	}
 	e := &endpoint{Host: h}
 	e.https.Store(h.Scheme == "https")
-	var rt http.RoundTripper = pool
-	if len(h.Header) > 0 {
-		rt = &withHeader{base: rt, of: e}
-	}
 	settings := registry
 	if h.mirror {
 		settings = h.Host
 	}
-	if trusted := c.cfg.Settings[settings].TokenHosts; len(trusted) > 0 {
+	trusted := c.cfg.Settings[settings].TokenHosts
+	var rt http.RoundTripper = pools.own
+	if pools.others != pools.own {
+		rt = &byHost{pools: pools, known: append([]string{h.Host}, trusted...)}
+	}
+	if len(h.Header) > 0 {
+		rt = &withHeader{base: rt, of: e}
+	}
+	if len(trusted) > 0 {
 		rt = &tokenService{base: rt, host: h.Host, trusted: trusted}
 	}
 	e.client = &auth.Client{

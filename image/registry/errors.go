@@ -3,7 +3,6 @@ package registry
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -119,6 +118,9 @@ func (r *Repository) transportError(ctx context.Context, e *endpoint, err error)
 	}
 	text := fmt.Sprintf("registry %s://%s: %s", e.scheme(), e.Host.Host, said)
 	hint, transient := hintFor(err)
+	if e.SkipVerify && isCertificate(err) { // of where the host sends us
+		hint = fmt.Sprintf("; certificates are not verified of %s alone: set ca_file for the registry, or ca in its hosts.toml, if this one is to be trusted, or name a token service in token_hosts", e.Host.Host)
+	}
 	return &remoteError{kind: ErrUnavailable, cause: err, text: text + hint, transient: transient}
 }
 
@@ -139,12 +141,15 @@ func isNetwork(err error) bool {
 		errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE)
 }
 
+// isCertificate says that a certificate could not be verified.
+func isCertificate(err error) bool {
+	var unverified *tls.CertificateVerificationError
+	return errors.As(err, &unverified)
+}
+
 // hintFor says what to do about an error of the network, and whether to try again.
 func hintFor(err error) (hint string, transient bool) {
 	var record tls.RecordHeaderError
-	var unknownCA x509.UnknownAuthorityError
-	var hostname x509.HostnameError
-	var invalid x509.CertificateInvalidError
 	var dns *net.DNSError
 	switch {
 	case errors.Is(err, errDowngrade), errors.Is(err, errTooManyRedirects):
@@ -153,7 +158,7 @@ func hintFor(err error) (hint string, transient bool) {
 		return "; is the registry running there?", false
 	case errors.Is(err, http.ErrSchemeMismatch), errors.As(err, &record):
 		return "; the registry speaks plain HTTP: set plain_http for it, or http:// in its hosts.toml", false
-	case errors.As(err, &unknownCA), errors.As(err, &hostname), errors.As(err, &invalid):
+	case isCertificate(err):
 		return "; set ca_file for the registry, or ca in its hosts.toml, if its certificate is to be trusted", false
 	case errors.As(err, &dns) && dns.IsNotFound:
 		return "; check the name of the registry", false

@@ -16,7 +16,8 @@ type Host struct {
 	Path         string // of the API's root: /v2
 	Can          Capability
 	// CAs and Pairs are PEM files: authorities to trust besides the system's, and
-	// certificates to show with their keys.
+	// certificates to show with their keys. CAs count where the host sends us, too; Pairs
+	// and SkipVerify do not.
 	CAs        []string
 	Pairs      []KeyPair
 	SkipVerify bool

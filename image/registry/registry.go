@@ -28,7 +28,8 @@
 // # Credentials
 //
 // Those given with an operation are for the registry itself: no mirror gets them, and no
-// host that a redirect leads to, nor do headers of hosts.toml.
+// host that a redirect leads to, nor do headers of hosts.toml. Client certificates are shown,
+// and skip_verify counts, at the host that they are set for and its TokenHosts alone.
 package registry
 
 import (
@@ -82,7 +83,7 @@ type Settings struct {
 	// PlainHTTP uses HTTP. A registry on loopback that is not listed at all
 	// is tried by HTTP first.
 	PlainHTTP bool
-	// InsecureSkipVerify accepts any certificate.
+	// InsecureSkipVerify accepts any certificate of the registry.
 	InsecureSkipVerify bool
 	// CAFile is a PEM file of certificate authorities to trust besides the system's.
 	CAFile string
@@ -92,7 +93,8 @@ type Settings struct {
 	Mirrors []string
 	// TokenHosts are the host[:port] of token services that the registry may send
 	// us to although they have private or loopback addresses. Those with public
-	// addresses, or on the registry's own host, need no entry.
+	// addresses, or on the registry's own host, need no entry. Those named are met as the
+	// registry is: with its client certificates and InsecureSkipVerify.
 	TokenHosts []string
 	// MaxConcurrentDownloads, if not 0, is used instead of Config's.
 	MaxConcurrentDownloads int

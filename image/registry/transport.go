@@ -13,8 +13,8 @@ import (
 )
 
 // transports are the connections to registries: one pool for all hosts without settings of
-// their own, and one for each host that has some. A host whose files have changed gets a
-// new pool, so that renewed certificates count from the next operation on.
+// their own, and pools for each host that has some. A host whose files have changed gets
+// new ones, so that renewed certificates count from the next operation on.
 type transports struct {
 	mu     sync.Mutex
 	shared *http.Transport
@@ -23,14 +23,26 @@ type transports struct {
 
 type ownTransport struct {
 	made [sha256.Size]byte // of what
-	*http.Transport
+	pools
 }
 
-// of returns the pool for a host. stall bounds connecting and each wait for an answer.
-func (t *transports) of(h *Host, stall time.Duration) (*http.Transport, error) {
+// pools are the connections that a host's settings lead to.
+type pools struct {
+	own *http.Transport // to the host
+	// others is to where it sends us, if that is not to be met as the host is; else own.
+	others *http.Transport
+}
+
+func (p pools) closeIdle() {
+	p.own.CloseIdleConnections()
+	p.others.CloseIdleConnections()
+}
+
+// of returns the pools for a host. stall bounds connecting and each wait for an answer.
+func (t *transports) of(h *Host, stall time.Duration) (pools, error) {
 	m, err := h.tls()
 	if err != nil {
-		return nil, err
+		return pools{}, err
 	}
 	dial := stall
 	if h.DialTimeout > 0 {
@@ -42,23 +54,27 @@ func (t *transports) of(h *Host, stall time.Duration) (*http.Transport, error) {
 		if t.shared == nil {
 			t.shared = newTransport(stall, dial, nil)
 		}
-		return t.shared, nil
+		return pools{t.shared, t.shared}, nil
 	}
 	made := sha256.Sum256(fmt.Appendf(m.source, "\n%s", dial))
 	key := h.Scheme + "://" + h.Host
 	old, ok := t.own[key]
 	if ok && old.made == made {
-		return old.Transport, nil
+		return old.pools, nil
 	}
 	if ok {
-		old.CloseIdleConnections()
+		old.closeIdle()
 	}
 	if t.own == nil {
 		t.own = map[string]ownTransport{}
 	}
-	rt := newTransport(stall, dial, m.config)
-	t.own[key] = ownTransport{made, rt}
-	return rt, nil
+	p := pools{own: newTransport(stall, dial, m.config)}
+	p.others = p.own
+	if h.SkipVerify || len(h.Pairs) > 0 {
+		p.others = newTransport(stall, dial, &tls.Config{RootCAs: m.config.RootCAs, MinVersion: m.config.MinVersion})
+	}
+	t.own[key] = ownTransport{made, p}
+	return p, nil
 }
 
 func newTransport(stall, dial time.Duration, c *tls.Config) *http.Transport {
@@ -85,7 +101,7 @@ func (t *transports) close() {
 		t.shared.CloseIdleConnections()
 	}
 	for _, o := range t.own {
-		o.CloseIdleConnections()
+		o.closeIdle()
 	}
 }
 

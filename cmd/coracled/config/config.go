@@ -101,7 +101,7 @@ type Registry struct {
 	InsecureSkipVerify     bool     `toml:"insecure_skip_verify" doc:"Accept any certificate."`
 	CAFile                 string   `toml:"ca_file" doc:"PEM file with certificate authorities to trust besides the system's."`
 	Mirrors                []string `toml:"mirrors" doc:"Registries to ask first, in order: host:port, or http:// or https:// before it.\nThey are not shown the credentials of a pull."`
-	TokenHosts             []string `toml:"token_hosts" doc:"host:port of token services, as the registry names them, that may get the credentials\nalthough their addresses are private. Public ones, and those on the registry's host, always may."`
+	TokenHosts             []string `toml:"token_hosts" doc:"host:port of token services, as the registry names them, that may get the credentials\nalthough their addresses are private, and that are met as the registry is: with its client\ncertificates and insecure_skip_verify. Public ones, and those on the registry's host, always may\nget credentials."`
 	Lazy                   bool     `toml:"lazy" doc:"Start containers before layers of estargz are here; docs/images.md says what that needs."`
 	MaxConcurrentDownloads int      `toml:"max_concurrent_downloads" doc:"For this registry instead of image.max_concurrent_downloads. 0: that."`
 }

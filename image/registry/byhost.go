@@ -1,0 +1,42 @@
+package registry
+
+import (
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+)
+
+// byHost is a transport that meets only a host itself as its settings say: with a client
+// certificate, or without verifying who it is. Where the host sends us, by redirects, the
+// location of an upload or a token service, it may not take either along: a hostile registry would have our
+// certificate open doors to it, and whoever is on the way there could be anybody.
+//
+// Token services that the operator has named for the registry (token_hosts) are met as the
+// registry is. They get its password, too.
+type byHost struct {
+	pools
+	known []string // host[:port]
+}
+
+// RoundTrip implements http.RoundTripper.
+func (t *byHost) RoundTrip(req *http.Request) (*http.Response, error) {
+	if slices.ContainsFunc(t.known, func(host string) bool { return sameHost(req.URL, host) }) {
+		return t.own.RoundTrip(req)
+	}
+	return t.others.RoundTrip(req)
+}
+
+// sameHost says whether a URL is at host[:port]. Capitals make no difference, nor whether the
+// scheme's own port is named.
+func sameHost(u *url.URL, host string) bool {
+	other := url.URL{Host: host}
+	return strings.EqualFold(u.Hostname(), other.Hostname()) && portOf(u, u.Port()) == portOf(u, other.Port())
+}
+
+func portOf(u *url.URL, port string) string {
+	if port != "" {
+		return port
+	}
+	return map[string]string{"http": "80", "https": "443"}[u.Scheme]
+}
