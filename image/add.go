@@ -1,6 +1,7 @@
 package image
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -105,19 +106,24 @@ func (s *Store) takeLayer(ctx context.Context, d ocispec.Descriptor, diffID dige
 	if hasLayer && s.knows(d.Digest, diffID, hasBlob) {
 		return nil
 	}
+	var rotten error
 	if hasBlob {
-		if err := s.unpackStored(ctx, d, diffID, hasLayer); err != nil {
+		err := s.unpackStored(ctx, d, diffID, hasLayer)
+		if err == nil {
+			s.ledger.learn(d.Digest, diffID)
+		}
+		if !errors.Is(err, errRotten) {
 			return err
 		}
-		s.ledger.learn(d.Digest, diffID)
-		return nil
+		s.cfg.Log.Warn("stored layer is not used", "blob", d.Digest.String(), "error", err)
+		rotten = err
 	}
 	f, err := o.Open(d)
 	if errors.Is(err, fs.ErrNotExist) && hasLayer {
 		return nil
 	}
 	if err != nil {
-		return err
+		return cmp.Or(rotten, err)
 	}
 	defer f.Close()
 	// Also a layer that is there is read: the blob may be offered as another.

@@ -61,9 +61,15 @@ func (s *Store) fetchLayer(ctx context.Context, src *registry.Repository, d ocis
 	defer release()
 	if hasBlob {
 		err = s.unpackStored(ctx, d, diffID, hasLayer)
-		m.add(d.Size)
-	} else {
+	}
+	switch {
+	case errors.Is(err, errRotten):
+		s.cfg.Log.Warn("layer is fetched again", "blob", d.Digest.String(), "error", err)
+		fallthrough
+	case !hasBlob:
 		err = s.arrive(ctx, src, d, diffID, hasLayer, m)
+	default:
+		m.add(d.Size)
 	}
 	if err != nil {
 		return err
@@ -151,14 +157,24 @@ func (s *Store) unpackArriving(ctx context.Context, src *registry.Repository, d 
 	return s.commitLayer(ctx, w, diffID)
 }
 
-// unpackStored unpacks a blob that is there already.
+// unpackStored unpacks a blob that is there already. Kinds: errRotten.
 func (s *Store) unpackStored(ctx context.Context, d ocispec.Descriptor, diffID digest.Digest, hasLayer bool) error {
 	f, err := os.Open(s.layout.blob(d.Digest))
-	if err != nil {
+	if isOfTheFile(err) {
+		return fmt.Errorf("%w: %w", errRotten, err)
+	} else if err != nil {
 		return err
 	}
 	defer f.Close()
-	return s.unpackFile(ctx, f, d, diffID, hasLayer)
+	err = s.unpackFile(ctx, f, d, diffID, hasLayer)
+	if err == nil || ctx.Err() != nil {
+		return err
+	}
+	// Only its size was looked at so far; its digest tells whether the image or the disk is to blame.
+	if rot := verifyFile(ctx, f, d.Digest); isOfTheFile(rot) && ctx.Err() == nil {
+		return fmt.Errorf("%w: %w", errRotten, rot)
+	}
+	return err
 }
 
 // unpackFile unpacks a blob.

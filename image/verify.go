@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"slices"
 
@@ -237,8 +238,13 @@ func (v *verifier) file(ctx context.Context, d digest.Digest) error {
 		return err
 	}
 	defer f.Close()
+	return verifyFile(ctx, f, d)
+}
+
+// verifyFile reads all of a blob.
+func verifyFile(ctx context.Context, f *os.File, d digest.Digest) error {
 	h := d.Verifier()
-	if _, err := io.Copy(h, until(ctx, f)); err != nil {
+	if _, err := io.Copy(h, until(ctx, io.NewSectionReader(f, 0, math.MaxInt64))); err != nil {
 		return err
 	}
 	if !h.Verified() {

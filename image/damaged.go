@@ -1,0 +1,25 @@
+package image
+
+import (
+	"errors"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// errRotten is a stored blob that is not what its digest says any more, or cannot be read. It
+// may as well not be there: what comes in its stead takes its name.
+var errRotten = errors.New("stored blob is damaged")
+
+// notOfTheFile are errors of reading a file that say nothing about what is in it: another time, or
+// with other rights, it may be read.
+var notOfTheFile = []error{
+	unix.EACCES, unix.EPERM, unix.EROFS, unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.ENOBUFS,
+	unix.ENOSPC, unix.EDQUOT, unix.EINTR, unix.EAGAIN, unix.EBUSY, unix.ETIMEDOUT, unix.ESTALE,
+}
+
+// isOfTheFile says whether an error of reading or opening a file means that the file is damaged:
+// it cannot be read (EIO, EUCLEAN), or is no file at all (EISDIR, ENOTDIR, ENXIO).
+func isOfTheFile(err error) bool {
+	return err != nil && !slices.ContainsFunc(notOfTheFile, func(other error) bool { return errors.Is(err, other) })
+}
