@@ -109,3 +109,36 @@ func userNamespaceOf(t *testing.T, n *node, pid cri.NamespaceMode) {
 	}
 	check()
 }
+
+// What the kubelet sends, on the wire: its defaults, or for procMount: Unmasked two empty lists, which all containers had
+// covered like any other.
+func TestUnmasked(t *testing.T) {
+	n := newNode(t, testkit.Options{})
+	n.pull("busybox")
+	covered := []string{"/proc/interrupts"} // which every kernel has
+	for name, tc := range map[string]struct {
+		users            *cri.UserNamespace
+		masked, readonly []string
+		want             bool // that it is covered
+	}{
+		"Unmasked":                    {users: userNamespace(), masked: []string{}, readonly: []string{}},
+		"Default in a user namespace": {users: userNamespace(), masked: covered, readonly: []string{"/proc/sys"}, want: true},
+		"nothing is said":             {want: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n.t = t
+			p := n.runPod(func(c *cri.PodSandboxConfig) {
+				c.Linux.SecurityContext.NamespaceOptions.UsernsOptions = tc.users
+			})
+			conf := shell("main", forever)
+			conf.Linux.SecurityContext.MaskedPaths, conf.Linux.SecurityContext.ReadonlyPaths = tc.masked, tc.readonly
+			mounts, _ := p.run(conf).exec("cat", "/proc/mounts")
+			for _, path := range []string{"/proc/interrupts", "/proc/sys"} {
+				if got := strings.Contains(mounts, " "+path+" "); got != tc.want {
+					t.Errorf("%s is covered: %t, in\n%s", path, got, mounts)
+				}
+			}
+			p.remove()
+		})
+	}
+}

@@ -44,7 +44,7 @@ type Input struct {
 	AppArmor     string // profile name, "" for none
 	ProcessLabel string // SELinux
 	MountLabel   string
-	// MaskedPaths and ReadonlyPaths nil mean the defaults; empty but not nil, none.
+	// MaskedPaths and ReadonlyPaths: see coveredPaths.
 	MaskedPaths, ReadonlyPaths []string
 
 	Namespaces Namespaces
@@ -124,8 +124,7 @@ func Container(in Input) (*specs.Spec, error) {
 		s.Linux.Devices = append(s.Linux.Devices, d.Node)
 	}
 	if !in.Privileged {
-		s.Linux.MaskedPaths = orDefault(in.MaskedPaths, DefaultMaskedPaths())
-		s.Linux.ReadonlyPaths = orDefault(in.ReadonlyPaths, DefaultReadonlyPaths())
+		s.Linux.MaskedPaths, s.Linux.ReadonlyPaths = in.coveredPaths()
 		if s.Linux.Seccomp, err = in.Seccomp.load(s); err != nil {
 			return nil, err
 		}
@@ -133,8 +132,18 @@ func Container(in Input) (*specs.Spec, error) {
 	return s, nil
 }
 
+// coveredPaths are the paths that are hidden and those that are read-only. CRI cannot tell a list that is empty from none:
+// the kubelet sends its defaults, or two empty lists for procMount: Unmasked, which Kubernetes allows in user namespaces
+// only; people with crictl send nothing. So nothing means the defaults, but in a user namespace it means nothing.
+func (in *Input) coveredPaths() (masked, readonly []string) {
+	if len(in.MaskedPaths) == 0 && len(in.ReadonlyPaths) == 0 && in.Namespaces.User != "" {
+		return nil, nil
+	}
+	return orDefault(in.MaskedPaths, DefaultMaskedPaths()), orDefault(in.ReadonlyPaths, DefaultReadonlyPaths())
+}
+
 func orDefault(given, def []string) []string {
-	if given == nil {
+	if len(given) == 0 {
 		return def
 	}
 	return slices.Clone(given)

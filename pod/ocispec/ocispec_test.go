@@ -76,7 +76,7 @@ func TestGolden(t *testing.T) {
 			in.AppArmor, in.ProcessLabel, in.MountLabel = "profile", "u:r:t:s0", "u:r:f:s0"
 			in.Capabilities.Add, in.Capabilities.Drop = []string{"net_admin"}, []string{"CAP_CHOWN", "KILL"}
 			in.Capabilities.Ambient = []string{"NET_BIND_SERVICE"}
-			in.MaskedPaths, in.ReadonlyPaths = []string{}, []string{"/proc/sys"}
+			in.MaskedPaths, in.ReadonlyPaths = []string{"/proc/kcore"}, []string{"/proc/sys"}
 			in.Seccomp.JSON = `{"defaultAction":"SCMP_ACT_ALLOW","syscalls":[
 				{"names":["mount"],"action":"SCMP_ACT_ERRNO","excludes":{"caps":["CAP_SYS_ADMIN"]}},
 				{"names":["reboot"],"action":"SCMP_ACT_ERRNO","includes":{"caps":["CAP_SYS_BOOT"]}}]}`
@@ -191,6 +191,36 @@ func TestCapabilities(t *testing.T) {
 		if _, err := c.sets(false); err == nil {
 			t.Errorf("%+v was taken", c)
 		}
+	}
+}
+
+// The kubelet sends two empty lists for procMount: Unmasked, which came out as all defaults.
+func TestCoveredPaths(t *testing.T) {
+	defaults := [2][]string{DefaultMaskedPaths(), DefaultReadonlyPaths()}
+	for name, tc := range map[string]struct {
+		masked, readonly []string
+		userns           string
+		want             [2][]string
+	}{
+		"nothing":                      {want: defaults},
+		"nothing, but not nil":         {masked: []string{}, readonly: []string{}, want: defaults},
+		"nothing in a user namespace":  {userns: "/ns/user", want: [2][]string{}},
+		"defaults in a user namespace": {masked: defaults[0], readonly: defaults[1], userns: "/ns/user", want: defaults},
+		"one list":                     {masked: []string{"/proc/a"}, want: [2][]string{{"/proc/a"}, defaults[1]}},
+		"one list in a user namespace": {readonly: []string{"/proc/a"}, userns: "/ns/user", want: [2][]string{defaults[0], {"/proc/a"}}},
+		"both lists":                   {masked: []string{"/proc/a"}, readonly: []string{"/proc/b"}, want: [2][]string{{"/proc/a"}, {"/proc/b"}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in := base()
+			in.MaskedPaths, in.ReadonlyPaths, in.Namespaces.User = tc.masked, tc.readonly, tc.userns
+			s, err := Container(in)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tc.want, [2][]string{s.Linux.MaskedPaths, s.Linux.ReadonlyPaths}); diff != "" {
+				t.Error(diff)
+			}
+		})
 	}
 }
 
