@@ -27,6 +27,7 @@ import (
 type guarded struct {
 	*testkit.Registry
 	tokens    *testkit.TokenServer
+	way       *faultproxy.Proxy // to the token service
 	cert, key string
 	transport *http.Transport
 	built     ociimage.Built
@@ -38,14 +39,20 @@ func newGuarded(t *testing.T) *guarded {
 	g := &guarded{ref: "team/app:1"}
 	cert, key, pool := selfSigned(t)
 	g.cert, g.key = cert, key
-	g.tokens = testkit.StartTokenServer(t, cert, key, map[string]string{"user": "secret"})
-	g.Registry = testkit.StartRegistry(t, testkit.RegistryOptions{Cert: cert, Key: key, Tokens: g.tokens})
+	pair, err := tls.LoadX509KeyPair(cert, key)
+	if err != nil {
+		t.Fatal(err)
+	}
 	g.transport = &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}}
+	g.tokens = testkit.StartTokenServer(t, cert, key, map[string]string{"user": "secret"})
+	g.way = faultproxy.Start(t, pair, g.tokens.URL, g.transport)
+	g.tokens.Realm = g.way.URL + "/token"
+	g.Registry = testkit.StartRegistry(t, testkit.RegistryOptions{Cert: cert, Key: key, Tokens: g.tokens})
 	t.Cleanup(g.transport.CloseIdleConnections)
 	noise := make([]byte, 300_000) // that no compression makes small
 	_, _ = rand.NewChaCha8([32]byte{}).Read(noise)
 	g.built = build(t, ociimage.File{Path: "noise", Mode: 0o644, Data: noise})
-	err := ociimage.Push(context.Background(), g.Addr+"/"+g.ref, g.built, ociimage.Registry{
+	err = ociimage.Push(context.Background(), g.Addr+"/"+g.ref, g.built, ociimage.Registry{
 		Username: "user", Password: "secret", Client: &http.Client{Transport: g.transport},
 	})
 	if err != nil {
@@ -71,9 +78,11 @@ func (g *guarded) hosts(t *testing.T, registry, text string) (config string) {
 	return fmt.Sprintf("[image]\ncerts_dirs = [%q]\n", dir)
 }
 
-// is says what a request of a pull is for: manifest, config or layer.
+// is says what a request of a pull is for: token, manifest, config or layer.
 func (g *guarded) is(r *http.Request) string {
 	switch {
+	case r.URL.Path == "/token":
+		return "token"
 	case strings.Contains(r.URL.Path, "/manifests/"):
 		return "manifest"
 	case slices.ContainsFunc(g.built.Order, func(d ocispec.Descriptor) bool {
@@ -181,42 +190,45 @@ func TestRegistryFaults(t *testing.T) {
 		fault faultproxy.Fault
 		times int32
 		// code of the failure by what is asked for; OK where a pull gets over it.
-		manifest, config, layer string
+		token, manifest, config, layer string
 	}{
-		{"429 twice", faultproxy.Fault{Status: 429, RetryAfter: "0"}, 2, "OK", "OK", "OK"},
-		{"429 with a date", faultproxy.Fault{Status: 429, RetryAfter: "Thu, 01 Jan 2026 00:00:00 GMT"}, 1, "OK", "OK", "OK"},
-		{"429 for an hour", faultproxy.Fault{Status: 429, RetryAfter: "3600"}, always, "Unavailable", "Unavailable", "Unavailable"},
-		{"429 for ever", faultproxy.Fault{Status: 429}, always, "Unavailable", "Unavailable", "Unavailable"},
-		{"500 once", faultproxy.Fault{Status: 500}, 1, "OK", "OK", "OK"},
-		{"503 for ever", faultproxy.Fault{Status: 503}, always, "Unavailable", "Unavailable", "Unavailable"},
-		{"408 once", faultproxy.Fault{Status: 408}, 1, "OK", "OK", "OK"},
-		{"400", faultproxy.Fault{Status: 400}, always, "Unavailable", "Unavailable", "Unavailable"},
-		{"403", faultproxy.Fault{Status: 403}, always, "Unauthenticated", "Unauthenticated", "Unauthenticated"},
-		{"404", faultproxy.Fault{Status: 404}, always, "NotFound", "NotFound", "NotFound"},
-		{"reset once", faultproxy.Fault{Reset: true}, 1, "OK", "OK", "OK"},
-		{"reset for ever", faultproxy.Fault{Reset: true}, always, "Unavailable", "Unavailable", "Unavailable"},
-		{"delay", faultproxy.Fault{Delay: 100 * time.Millisecond}, always, "OK", "OK", "OK"},
-		{"cut once", faultproxy.Fault{Break: faultproxy.Cut, At: 100}, 1, "OK", "OK", "OK"},
-		{"cut again and again", faultproxy.Fault{Break: faultproxy.Cut, At: 100_000}, 2, "OK", "OK", "OK"},
-		{"cut at once for ever", faultproxy.Fault{Break: faultproxy.Cut, At: 0}, always, "Unavailable", "Unavailable", "Unavailable"},
-		{"truncated", faultproxy.Fault{Break: faultproxy.Truncate, At: 100}, 1, "InvalidArgument", "InvalidArgument", "OK"},
-		{"truncated to nothing", faultproxy.Fault{Break: faultproxy.Truncate, At: 0}, always, "InvalidArgument", "InvalidArgument", "InvalidArgument"},
-		{"corrupt", faultproxy.Fault{Break: faultproxy.Corrupt, At: 100}, always, "InvalidArgument", "InvalidArgument", "InvalidArgument"},
-		{"corrupt near the end", faultproxy.Fault{Break: faultproxy.Corrupt, At: 250_000}, always, "OK", "OK", "InvalidArgument"},
+		{"429 twice", faultproxy.Fault{Status: 429, RetryAfter: "0"}, 2, "OK", "OK", "OK", "OK"},
+		{"429 with a date", faultproxy.Fault{Status: 429, RetryAfter: "Thu, 01 Jan 2026 00:00:00 GMT"}, 1, "OK", "OK", "OK", "OK"},
+		{"429 for an hour", faultproxy.Fault{Status: 429, RetryAfter: "3600"}, always, "Unavailable", "Unavailable", "Unavailable", "Unavailable"},
+		{"429 for ever", faultproxy.Fault{Status: 429}, always, "Unavailable", "Unavailable", "Unavailable", "Unavailable"},
+		{"500 once", faultproxy.Fault{Status: 500}, 1, "OK", "OK", "OK", "OK"},
+		{"503 for ever", faultproxy.Fault{Status: 503}, always, "Unavailable", "Unavailable", "Unavailable", "Unavailable"},
+		{"408 once", faultproxy.Fault{Status: 408}, 1, "OK", "OK", "OK", "OK"},
+		{"400", faultproxy.Fault{Status: 400}, always, "Unavailable", "Unavailable", "Unavailable", "Unavailable"},
+		{"403", faultproxy.Fault{Status: 403}, always, "Unauthenticated", "Unauthenticated", "Unauthenticated", "Unauthenticated"},
+		{"404", faultproxy.Fault{Status: 404}, always, "Unavailable", "NotFound", "NotFound", "NotFound"},
+		{"reset once", faultproxy.Fault{Reset: true}, 1, "OK", "OK", "OK", "OK"},
+		{"reset for ever", faultproxy.Fault{Reset: true}, always, "Unavailable", "Unavailable", "Unavailable", "Unavailable"},
+		{"delay", faultproxy.Fault{Delay: 100 * time.Millisecond}, always, "OK", "OK", "OK", "OK"},
+		{"cut once", faultproxy.Fault{Break: faultproxy.Cut, At: 100}, 1, "OK", "OK", "OK", "OK"},
+		{"cut again and again", faultproxy.Fault{Break: faultproxy.Cut, At: 100_000}, 2, "OK", "OK", "OK", "OK"},
+		{"cut at once for ever", faultproxy.Fault{Break: faultproxy.Cut, At: 0}, always, "Unavailable", "Unavailable", "Unavailable", "Unavailable"},
+		{"truncated", faultproxy.Fault{Break: faultproxy.Truncate, At: 100}, 1, "OK", "InvalidArgument", "InvalidArgument", "OK"},
+		{"truncated to nothing", faultproxy.Fault{Break: faultproxy.Truncate, At: 0}, always, "Unavailable", "InvalidArgument", "InvalidArgument", "InvalidArgument"},
+		{"corrupt", faultproxy.Fault{Break: faultproxy.Corrupt, At: 100}, always, "Unauthenticated", "InvalidArgument", "InvalidArgument", "InvalidArgument"},
+		{"corrupt near the end", faultproxy.Fault{Break: faultproxy.Corrupt, At: 250_000}, always, "OK", "OK", "OK", "InvalidArgument"},
 	} {
-		for kind, code := range map[string]string{"manifest": c.manifest, "config": c.config, "layer": c.layer} {
+		for kind, code := range map[string]string{"token": c.token, "manifest": c.manifest, "config": c.config, "layer": c.layer} {
 			t.Run(c.name+"/"+kind, func(t *testing.T) {
 				var left atomic.Int32
 				left.Store(c.times)
-				proxy.Set(func(r *http.Request) faultproxy.Fault {
+				fault := func(r *http.Request) faultproxy.Fault {
 					if r.Header.Get("Authorization") == "" || g.is(r) != kind || left.Add(-1) < 0 {
 						return faultproxy.Fault{}
 					}
 					return c.fault
-				})
+				}
+				proxy.Set(fault)
+				g.way.Set(fault)
 				_, err := n.Images.PullImage(n.ctx(), pull)
 				wantCode(t, "pull", err, code)
 				proxy.Set(nil)
+				g.way.Set(nil)
 				if code != "OK" {
 					check()
 					if _, err := n.Images.PullImage(n.ctx(), pull); err != nil {

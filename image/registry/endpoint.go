@@ -25,7 +25,8 @@ type endpoint struct {
 	https atomic.Bool // differs from Scheme once a guess was wrong
 	// client answers authentication challenges (Basic, Bearer with token
 	// services and OAuth2), keeping tokens for the time of the operation.
-	client *auth.Client
+	client   *auth.Client
+	refusals *refusals
 	// down is set when no connection could be made.
 	down atomic.Bool
 	// lied is set when a blob with bytes of it was not what its digest says.
@@ -48,6 +49,8 @@ func (c *Client) newEndpoint(registry string, h Host, a Auth) (*endpoint, error)
 	if pools.others != pools.own {
 		rt = &byHost{pools: pools, known: append([]string{h.Host}, trusted...)}
 	}
+	e.refusals = &refusals{base: rt}
+	rt = e.refusals
 	if len(h.Header) > 0 {
 		rt = &withHeader{base: rt, of: e}
 	}

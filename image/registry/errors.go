@@ -59,6 +59,10 @@ func (r *Repository) statusError(e *endpoint, what string, resp *http.Response) 
 	return r.refusal(e, what, resp.StatusCode, said, retryAfter(resp.Header, time.Now()))
 }
 
+// tokenRequest is what refusal says was asked for: whether the image is there is not told by a
+// token service that is not.
+const tokenRequest = "the token request"
+
 // refusal words a status. after is what Retry-After says.
 func (r *Repository) refusal(e *endpoint, what string, status int, said string, after time.Duration) error {
 	text := fmt.Sprintf("registry %s answers %d %s to %s%s", e.Host.Host, status, http.StatusText(status), what, said)
@@ -69,7 +73,7 @@ func (r *Repository) refusal(e *endpoint, what string, status int, said string, 
 			hint = "; it needs credentials (or the repository does not exist), and none were given"
 		}
 		return &remoteError{kind: ErrUnauthorized, text: text + hint}
-	case status == http.StatusNotFound:
+	case status == http.StatusNotFound && what != tokenRequest:
 		return &remoteError{kind: ErrNotFound, text: text}
 	case status == http.StatusTooManyRequests, status == http.StatusRequestTimeout, status >= 500:
 		if after > maxRetryAfter {
@@ -92,7 +96,7 @@ func (r *Repository) transportError(ctx context.Context, e *endpoint, err error)
 		if len(token.Errors) > 0 {
 			said = fmt.Sprintf(": %.300s", token.Errors.Error())
 		}
-		return r.refusal(e, "the token request", token.StatusCode, said, 0)
+		return r.refusal(e, tokenRequest, token.StatusCode, said, e.refusals.after(token.URL.String()))
 	}
 	var noCredentials *credentialError
 	if errors.As(err, &noCredentials) {

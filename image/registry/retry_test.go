@@ -67,6 +67,38 @@ func TestRetryBacksOffAndStopsAtOnce(t *testing.T) {
 	})
 }
 
+// Regression: what a token service said of when to come back was lost.
+func TestTooManyTokens(t *testing.T) {
+	for after, c := range map[string]struct {
+		tries int
+		want  string
+	}{"0": {2, ""}, "3600": {1, "to the token request; it asks to come back in 1h0m0s"}, "": {2, ""}} {
+		f := newFake(t)
+		blob := f.has([]byte("blob"))
+		tries := 0
+		f.intercept = func(w http.ResponseWriter, r *http.Request) bool {
+			switch {
+			case r.URL.Path == "/token":
+				if tries++; tries == 1 {
+					w.Header().Set("Retry-After", after)
+					w.WriteHeader(http.StatusTooManyRequests)
+				} else {
+					fmt.Fprint(w, `{"token":"good"}`)
+				}
+			case r.Header.Get("Authorization") == "Bearer good":
+				return false
+			default: // also a refusal, which says nothing of when
+				challenge(w, `Bearer realm="%s/token",service="s"`, f.URL)
+			}
+			return true
+		}
+		_, err := repository(t, client(t, Config{}, "", ""), f.host(), Auth{Username: "u", Password: "p"}).Fetch(t.Context(), blob)
+		if tries != c.tries || c.want == "" && err != nil || c.want != "" && (!errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), c.want)) {
+			t.Errorf("Retry-After %q: %d tries, %v", after, tries, err)
+		}
+	}
+}
+
 func TestTooManyRequests(t *testing.T) {
 	for _, c := range []struct {
 		after string
