@@ -48,18 +48,8 @@ func newPlace(t *target, peers, bridge, subnet string) (place, error) {
 	}
 	return place{
 		Dir: t.dir, Socket: filepath.Join(t.dir, "cri.sock"), Peers: peers, CNI: cni,
-		Registry: registryAddr, Bridge: bridge, Subnet: subnet, CanLowerOOM: canLowerOOM(),
+		Registry: registryAddr, Bridge: bridge, Subnet: subnet, CanLowerOOM: testkit.CanLowerOOM(),
 	}, nil
-}
-
-// canLowerOOM tries what needs CAP_SYS_RESOURCE, on this process, and puts it back.
-func canLowerOOM() bool {
-	const file = "/proc/self/oom_score_adj"
-	before, err := os.ReadFile(file)
-	if err != nil || os.WriteFile(file, []byte("-1"), 0) != nil {
-		return false
-	}
-	return os.WriteFile(file, before, 0) == nil
 }
 
 // The peers' networks can what Coracle's built-in one can, so that like is compared

@@ -14,7 +14,8 @@ import (
 // machine is what the outcome depends on.
 type machine struct {
 	kernel, arch            string
-	unified, systemd, armor bool // only the unified hierarchy of cgroups; made by systemd; AppArmor is on
+	peer                    string // who runs instead of Coracle
+	unified, systemd, armor bool   // only the unified hierarchy of cgroups; made by systemd; AppArmor is on
 }
 
 // describe looks at the machine.
@@ -50,5 +51,10 @@ func (m machine) String() string {
 	if m.armor {
 		armor = "AppArmor"
 	}
-	return fmt.Sprintf("%s, driver %s, %s", cgroups, driver, armor)
+	kind := fmt.Sprintf("%s, driver %s, %s", cgroups, driver, armor)
+	if m.peer != "" {
+		name, _, _ := strings.Cut(m.peer, " ")
+		kind += ": " + name + ", to compare with"
+	}
+	return kind
 }

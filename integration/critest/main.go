@@ -4,6 +4,7 @@
 //	bin/test/critest
 //	bin/test/critest -focus 'port mapping' -v
 //	bin/test/critest -md docs/cri-conformance.md
+//	bin/test/critest -peer
 //
 // critest asks for images at registry.k8s.io and gcr.io. In the namespaces that this
 // program makes for itself, those names are those of a registry on 127.0.0.1 that
@@ -15,6 +16,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -38,7 +40,7 @@ var hosts = []string{"registry.k8s.io", "k8s.gcr.io", "gcr.io"}
 type options struct {
 	md, from, focus, skip, scope, keep string
 	limit                              time.Duration
-	systemd, verbose                   bool
+	systemd, peer, verbose             bool
 }
 
 func main() {
@@ -57,6 +59,7 @@ func parse() (o options) {
 	flag.StringVar(&o.skip, "skip", "", "no tests that match this regular expression")
 	flag.StringVar(&o.scope, "scope", "", "shim.scope: node or pod")
 	flag.BoolVar(&o.systemd, "systemd", false, "let systemd make the cgroups; for a machine made for this")
+	flag.BoolVar(&o.peer, "peer", false, "validate the containerd of make bench-peers instead, to compare with")
 	flag.DurationVar(&o.limit, "limit", 20*time.Minute, "end what takes longer")
 	flag.StringVar(&o.keep, "keep", "", "keep logs and reports in this directory")
 	flag.BoolVar(&o.verbose, "v", false, "show critest's own output")
@@ -108,6 +111,9 @@ func conformance(o options) (wrong []string, err error) {
 	if err != nil {
 		return nil, err
 	}
+	if o.peer {
+		return nil, comparison(o, machine, dir, registry)
+	}
 	scope, config := leak.Scope{}, ""
 	if o.systemd {
 		scope, config = leak.Scope{Cgroups: []string{parentSlice}, Ignore: notOurs}, "[cgroup]\ndriver = \"systemd\"\n"
@@ -124,8 +130,8 @@ func conformance(o options) (wrong []string, err error) {
 		return nil, err
 	}
 	begin := time.Now()
-	results, runErr := validate(d, dir, o)
-	took := time.Since(begin).Round(time.Second)
+	results, runErr := validate(d.Socket, dir, o)
+	took := time.Since(begin)
 	if o.keep != "" {
 		copyLog(d, dir)
 	}
@@ -140,14 +146,33 @@ func conformance(o options) (wrong []string, err error) {
 	if runErr != nil {
 		return nil, runErr
 	}
+	return append(left, failures(results)...), tell(o, machine, results, took)
+}
+
+// tell prints the result, and writes it into the page.
+func tell(o options, m machine, results []result, took time.Duration) error {
 	sum := summarize(results)
-	fmt.Printf("critest: %d passed, %d failed, %d skipped in %v\n", sum.passed, sum.failed, sum.skipped, took)
-	if o.md != "" {
-		if err := writePart(o.md, machine, results); err != nil {
-			return nil, err
-		}
+	fmt.Printf("critest: %d passed, %d failed, %d skipped in %v\n", sum.passed, sum.failed, sum.skipped, took.Round(time.Second))
+	if o.md == "" {
+		return nil
 	}
-	return append(left, failures(results)...), nil
+	return writePart(o.md, m, results)
+}
+
+// comparison is what critest says of a peer, whose failures are not ours.
+func comparison(o options, m machine, dir string, registry *testkit.Registry) (err error) {
+	p, err := startPeer(dir, registry.Addr)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, p.stop()) }()
+	m.peer = p.name
+	begin := time.Now()
+	results, err := validate(p.socket, dir, o)
+	if err != nil {
+		return err
+	}
+	return tell(o, m, results, time.Since(begin))
 }
 
 // parentSlice is where critest puts its pods if systemd makes the cgroups. The slice itself
@@ -201,14 +226,14 @@ func publish(dir string) (*testkit.Registry, error) {
 }
 
 // validate runs critest and reads its report.
-func validate(d *testkit.Daemon, dir string, o options) ([]result, error) {
+func validate(socket, dir string, o options) ([]result, error) {
 	exe, err := testkit.FindBin("tools", "critest")
 	if err != nil {
 		return nil, err
 	}
 	report := filepath.Join(dir, "junit.xml")
 	args := []string{
-		"--runtime-endpoint", "unix://" + d.Socket, "--image-endpoint", "unix://" + d.Socket,
+		"--runtime-endpoint", "unix://" + socket, "--image-endpoint", "unix://" + socket,
 		"--ginkgo.junit-report", report, "--ginkgo.no-color",
 		"--test.timeout", o.limit.String(), "--ginkgo.timeout", o.limit.String(),
 	}

@@ -92,6 +92,9 @@ of one image) says of Coracle, on two kinds of machines:
   `+"`make critest CRITEST_FLAGS=-md=docs/cri-conformance.md`"+` writes its part
 - a virtual machine with systemd, only the unified hierarchy of cgroups, and AppArmor;
   `+"`make test-vm VM_RUN=COMMAND VM_PARTS=critest VM_MD=docs/cri-conformance.md`"+` writes its part
+
+and, on the first, of containerd, to compare with:
+`+"`make bench-peers critest CRITEST_FLAGS='-peer -md=docs/cri-conformance.md'`"+` writes that part.
 `, version)
 }
 
@@ -106,6 +109,9 @@ func part(m machine, results []result) string {
 
 Machine: Linux %s, %s.
 `, m, s.passed, s.failed, s.skipped, m.kernel, m.arch)
+	if m.peer != "" {
+		fmt.Fprintf(&b, "Runtime: %s.\n", m.peer)
+	}
 	for _, list := range []struct {
 		title string
 		which outcome

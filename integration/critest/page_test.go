@@ -35,6 +35,21 @@ func TestPart(t *testing.T) {
 	}
 }
 
+// A peer's part stands beside ours.
+func TestPeersPart(t *testing.T) {
+	ours, theirs := machine{kernel: "6.1"}, machine{kernel: "6.1", peer: "containerd 2.4.2 with runc 1.5.2"}
+	good := []result{{"good", passed, ""}}
+	page := merge(merge("", "# CRI\n", part(ours, good)), "# CRI\n", part(theirs, good))
+	if !strings.Contains(page, part(ours, good)) || !strings.HasSuffix(page, part(theirs, good)) {
+		t.Errorf("page is\n%s", page)
+	}
+	for _, want := range []string{"## cgroup v1, driver cgroupfs, no AppArmor: containerd, to compare with\n", "Runtime: containerd 2.4.2 with runc 1.5.2.\n"} {
+		if !strings.Contains(page, want) {
+			t.Errorf("no %q in\n%s", want, page)
+		}
+	}
+}
+
 // What a guest says has its part at the end.
 func TestTakePart(t *testing.T) {
 	dir := t.TempDir()
