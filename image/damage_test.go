@@ -63,30 +63,36 @@ func TestDamagedIndex(t *testing.T) {
 		"wrong kind":   func(s string) string { return strings.Replace(s, `"manifests": [`, `"manifests": [7,`, 1) },
 		"another kind": func(string) string { return "[]" },
 	} {
-		t.Run(name, func(t *testing.T) {
-			r, s := newFake(t), openStore(t, func(c *Config) { c.KeepBlobs = false })
-			r.image("app:1", threeLayers(), nil)
-			_, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
-			must(t, err)
-			data, err := os.ReadFile(s.layout.index())
-			must(t, err)
-			must(t, os.WriteFile(s.layout.index(), []byte(damage(string(data))), 0o644))
-			s.reopen(t)
-			aside, _ := filepath.Glob(s.layout.index() + ".damaged-*")
-			if len(aside) != 1 {
-				t.Errorf("set aside: %v", aside)
-			}
-			before := r.blobReads()
-			_, err = s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
-			must(t, err)
-			if n := r.blobReads() - before; n > 1 { // the configuration
-				t.Errorf("pulling again fetched %d blobs", n)
-			}
-			s.reopen(t)
-			if got := s.left(t); got != "images 1 blobs 2 layers 3 ingest 0 staging 0" {
-				t.Error(got)
-			}
-		})
+		for _, keep := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, blobs kept %v", name, keep), func(t *testing.T) {
+				r, s := newFake(t), openStore(t, func(c *Config) { c.KeepBlobs = keep })
+				r.image("app:1", threeLayers(), nil)
+				_, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
+				must(t, err)
+				data, err := os.ReadFile(s.layout.index())
+				must(t, err)
+				must(t, os.WriteFile(s.layout.index(), []byte(damage(string(data))), 0o644))
+				s.reopen(t)
+				aside, _ := filepath.Glob(s.layout.index() + ".damaged-*")
+				if len(aside) != 1 {
+					t.Errorf("set aside: %v", aside)
+				}
+				before := r.blobReads()
+				_, err = s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
+				must(t, err)
+				if n := r.blobReads() - before; n > 1 { // the configuration
+					t.Errorf("pulling again fetched %d blobs", n)
+				}
+				s.reopen(t)
+				want := "images 1 blobs 2 layers 3 ingest 0 staging 0"
+				if keep {
+					want = "images 1 blobs 5 layers 3 ingest 0 staging 0"
+				}
+				if got := s.left(t); got != want {
+					t.Error(got)
+				}
+			})
+		}
 	}
 }
 

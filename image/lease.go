@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -55,17 +56,22 @@ const (
 	salvageTime  = 24 * time.Hour
 )
 
-// salvage leases the layers that are there, and were once synced with an image. A pull that
-// the machine's reset has interrupted leaves layers, too, that must not be believed; the
-// ledger does not know those.
+// salvage leases the layers that are there, and were once synced with an image, and if blobs are
+// kept theirs: without its blob a layer would be fetched again for that. A pull that the machine's
+// reset has interrupted leaves layers, too, that must not be believed; the ledger does not know
+// those.
 func (s *Store) salvage() error {
 	layers, err := s.cfg.Layers.Layers()
 	if err != nil {
 		return fmt.Errorf("list layers: %w", err)
 	}
-	synced := s.ledger.synced()
-	layers = slices.DeleteFunc(layers, func(d digest.Digest) bool { return !synced[d] })
-	return s.ledger.putLease(salvageLease, &lease{Until: time.Now().Add(salvageTime), Digests: layers})
+	there := make(map[digest.Digest]bool, len(layers))
+	for _, d := range layers {
+		there[d] = true
+	}
+	keep := slices.Sorted(maps.Keys(s.ledger.synced()))
+	keep = slices.DeleteFunc(keep, func(d digest.Digest) bool { return !there[d] && !(s.cfg.KeepBlobs && s.layout.exists(d)) })
+	return s.ledger.putLease(salvageLease, &lease{Until: time.Now().Add(salvageTime), Digests: keep})
 }
 
 // endLeases drops leases that have ended.

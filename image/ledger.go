@@ -154,14 +154,15 @@ func (l *ledger) unpacksTo(blob, diffID digest.Digest) bool {
 	return l.layers[blob] == diffID
 }
 
-// synced are the layers that save was called for, which comes after all is on the disk.
+// synced are the layers that save was called for, which comes after all is on the disk, and the
+// blobs that they came from.
 func (l *ledger) synced() map[digest.Digest]bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	all := make(map[digest.Digest]bool, len(l.layers))
+	all := make(map[digest.Digest]bool, 2*len(l.layers))
 	for blob, diffID := range l.layers {
 		if _, not := l.unsaid[blob]; !not {
-			all[diffID] = true
+			all[diffID], all[blob] = true, true
 		}
 	}
 	return all

@@ -72,8 +72,8 @@ func TestOpenCleansUp(t *testing.T) {
 	must(t, os.WriteFile(s.layout.blob(digest.FromString("stray")), []byte("x"), 0o600))
 	must(t, os.Mkdir(s.layers.path(digest.FromString("stray")), 0o700))
 	s.reopen(t)
-	// Layers are kept for a day, for the damaged images will be pulled again.
-	if got := s.left(t); got != "images 1 blobs 5 layers 5 ingest 0 staging 0" {
+	// Layers and their blobs are kept for a day, for the damaged images will be pulled again.
+	if got := s.left(t); got != "images 1 blobs 7 layers 5 ingest 0 staging 0" {
 		t.Error(got)
 	}
 	must(t, s.Release(t.Context(), salvageLease))
