@@ -146,7 +146,8 @@ func files(v any, dir string) ([]string, error) {
 	return texts, err
 }
 
-// pairs reads a path, a list of them, or a list of [certificate, key].
+// pairs reads a path, a list of them, or a list of [certificate, key]. An empty key is in the
+// certificate's file, as in the example of containerd's docs/hosts.md.
 func pairs(v any, dir string) ([]KeyPair, error) {
 	list, ok := v.([]any)
 	if !ok && v != nil {
@@ -154,18 +155,17 @@ func pairs(v any, dir string) ([]KeyPair, error) {
 	}
 	var all []KeyPair
 	for _, item := range list {
-		f, err := files(item, dir)
+		f, err := texts(item)
 		if err != nil {
 			return nil, err
 		}
-		switch len(f) {
-		case 1:
-			all = append(all, KeyPair{f[0], f[0]})
-		case 2:
-			all = append(all, KeyPair{f[0], f[1]})
-		default:
+		if len(f) == 2 && f[1] == "" {
+			f = f[:1]
+		}
+		if len(f) < 1 || len(f) > 2 || f[0] == "" {
 			return nil, fmt.Errorf("%v is neither one file nor a certificate and its key", item)
 		}
+		all = append(all, KeyPair{Cert: below(dir, f[0]), Key: below(dir, f[len(f)-1])})
 	}
 	return all, nil
 }

@@ -40,6 +40,8 @@ func TestHostsFile(t *testing.T) {
 			  client = "both.pem"
 			[host."http://m.example:5000/v2"]
 			  client = ["one.pem", "two.pem"]
+			[host."http://e.example"]
+			  client = [["both.pem", ""], ["/c.pem", "c.key"]]
 			[host."https://registry-1.docker.io/hub"]
 			`, []Host{
 			{
@@ -49,6 +51,7 @@ func TestHostsFile(t *testing.T) {
 			},
 			{Scheme: "https", Host: "a.example", Path: "/v2/hub", Can: everything, mirror: true, Pairs: []KeyPair{{"/dir/both.pem", "/dir/both.pem"}}},
 			{Scheme: "http", Host: "m.example:5000", Path: "/v2", Can: everything, mirror: true, Pairs: []KeyPair{{"/dir/one.pem", "/dir/one.pem"}, {"/dir/two.pem", "/dir/two.pem"}}},
+			{Scheme: "http", Host: "e.example", Path: "/v2", Can: everything, mirror: true, Pairs: []KeyPair{{"/dir/both.pem", "/dir/both.pem"}, {"/c.pem", "/dir/c.key"}}},
 			{Scheme: "https", Host: "registry-1.docker.io", Path: "/hub/v2", Can: everything},
 			{Scheme: "https", Host: "registry-1.docker.io", Path: "/v2", Can: Pull | Resolve, CAs: []string{"/ca.pem"}},
 		}},
@@ -85,6 +88,8 @@ func TestHostsFileRejections(t *testing.T) {
 		"ca = ['a', 5]":                           "ca: 5 is not a string",
 		"client = [['a', 'b', 'c']]":              "is neither one file nor a certificate and its key",
 		"client = [[]]":                           "is neither one file nor a certificate and its key",
+		"client = ''":                             "is neither one file nor a certificate and its key",
+		"client = [['', 'b']]":                    "is neither one file nor a certificate and its key",
 		"client = true":                           "client: true is neither",
 		"header = {a = 5}":                        "header: a: 5 is neither",
 		"header = {'a b' = 'c'}":                  `"a b" is not the name of a header`,
