@@ -60,7 +60,7 @@ One build runs at a time.`,
 	f.BoolVar(&s.noCache, "no-cache", false, "run every step, whatever the cache has")
 	f.BoolVar(&s.pull, "pull", false, "pull the images to build on also if they are there")
 	f.StringVar(&s.progress, "progress", "auto", "auto, tty, plain or quiet")
-	f.StringVarP(&s.output, "output", "o", "table", "table or json")
+	f.StringVarP(&s.output, "output", "o", "table", "table, json or yaml")
 	f.Int64Var(&s.keep, "cache-size", 10_000, "how large the cache may be after the build, MB")
 	f.StringVar(&s.root, "root", "/var/lib/coracle", "directory for what outlives a reboot")
 	f.StringVar(&s.state, "state", "/run/coracle", "directory for what a reboot may lose")
@@ -85,8 +85,10 @@ func (s *settings) check() error {
 	default:
 		return fmt.Errorf("--progress %s: it is auto, tty, plain or quiet", s.progress)
 	}
-	if s.output != "table" && s.output != "json" {
-		return fmt.Errorf("--output %s: it is table or json", s.output)
+	switch s.output {
+	case "table", "json", "yaml":
+	default:
+		return fmt.Errorf("--output %s: it is table, json or yaml", s.output)
 	}
 	if st, err := os.Stat(s.context); err != nil {
 		return err

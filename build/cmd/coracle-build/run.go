@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+	"sigs.k8s.io/yaml"
 
 	imagesv1 "github.com/coracle-project/coracle/api/images/v1"
 	"github.com/coracle-project/coracle/build/bases"
@@ -114,10 +115,18 @@ func (s *settings) print(out io.Writer, images []*imagesv1.Image) error {
 	for _, m := range images {
 		all = append(all, image{m.GetId(), m.GetTags(), m.GetManifest()})
 	}
-	if s.output == "json" {
+	switch s.output {
+	case "json":
 		e := json.NewEncoder(out)
 		e.SetIndent("", "  ")
 		return e.Encode(all)
+	case "yaml":
+		data, err := yaml.Marshal(all)
+		if err != nil {
+			return err
+		}
+		_, err = out.Write(data)
+		return err
 	}
 	for _, i := range all {
 		for _, tag := range i.Tags {
