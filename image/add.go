@@ -7,10 +7,8 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"maps"
 	"os"
 	"runtime"
-	"slices"
 	"time"
 
 	"github.com/opencontainers/go-digest"
@@ -58,11 +56,8 @@ func asInvalid(err error) error {
 
 // take stores everything that the image consists of and names it.
 func (s *Store) take(ctx context.Context, names []name, c *content, o offer) (img Image, err error) {
-	for _, d := range slices.Sorted(maps.Keys(c.documents)) {
-		if err := s.layout.put(d, c.documents[d]); err != nil {
-			return Image{}, fmt.Errorf("store blob %s: %w", d, err)
-		}
-		s.usage.add(d, int64(len(c.documents[d])))
+	if err := s.putDocuments(c); err != nil {
+		return Image{}, err
 	}
 	c.forget()
 	g, gctx := errgroup.WithContext(ctx)
@@ -92,7 +87,7 @@ func (s *Store) take(ctx context.Context, names []name, c *content, o offer) (im
 	}
 	entries := make([]named, len(names))
 	for i, n := range names {
-		entries[i] = named{name: n, pulled: time.Now(), content: c}
+		entries[i] = named{name: n, pulled: at(time.Now()), content: c}
 	}
 	if img, err = s.commit(entries...); err != nil {
 		return Image{}, err
@@ -159,9 +154,11 @@ func (s *Store) adopt(f *os.File, d ocispec.Descriptor) error {
 	if err := os.Link(f.Name(), second); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
+	s.unsynced.add()
 	if err := os.Rename(second, s.layout.blob(d.Digest)); err != nil {
 		return err
 	}
+	s.unsynced.add()
 	s.usage.add(d.Digest, d.Size)
 	return nil
 }

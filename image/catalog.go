@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/opencontainers/go-digest"
@@ -13,22 +14,51 @@ import (
 // named is one entry of index.json with what it leads to.
 type named struct {
 	name   name
-	pulled time.Time
+	pulled *moment
 	*content
 }
 
-// catalog is all images at one moment. It is never changed, only replaced, so that
-// readers need no lock.
+// moment is a time that moves on. A pull that finds all there moves the entry's, and so costs no new
+// catalog and no new index.json.
+type moment struct{ at atomic.Pointer[time.Time] }
+
+func at(t time.Time) *moment {
+	m := &moment{}
+	m.at.Store(&t)
+	return m
+}
+
+func (m *moment) time() time.Time { return *m.at.Load() }
+
+// catalog is all images at one moment. But for when they were pulled it is never changed, only
+// replaced, so that readers need no lock.
 type catalog struct {
 	short   shortNames
 	entries []named
-	images  map[digest.Digest]*Image
+	images  map[digest.Digest]*known
 	ids     map[string]digest.Digest // by repo:tag and repo@digest
-	list    []Image                  // by id
+	list    []*known                 // by id
+}
+
+// known is an image with its entries.
+type known struct {
+	Image   // but for Pulled
+	entries []named
+}
+
+// view is the image as it is now.
+func (k *known) view() Image {
+	img := k.Image
+	for _, e := range k.entries {
+		if t := e.pulled.time(); t.After(img.Pulled) {
+			img.Pulled = t
+		}
+	}
+	return img
 }
 
 func newCatalog(entries []named, short shortNames, pinned pinnedNames) *catalog {
-	c := &catalog{short: short, entries: entries, images: map[digest.Digest]*Image{}, ids: map[string]digest.Digest{}}
+	c := &catalog{short: short, entries: entries, images: map[digest.Digest]*known{}, ids: map[string]digest.Digest{}}
 	for _, e := range entries {
 		c.add(e)
 	}
@@ -37,9 +67,9 @@ func newCatalog(entries []named, short shortNames, pinned pinnedNames) *catalog 
 		slices.Sort(img.RepoDigests)
 		img.RepoDigests = slices.Compact(img.RepoDigests)
 		img.Pinned = slices.ContainsFunc(img.RepoTags, pinned.has) || slices.ContainsFunc(img.RepoDigests, pinned.has)
-		c.list = append(c.list, *img)
+		c.list = append(c.list, img)
 	}
-	slices.SortFunc(c.list, func(a, b Image) int { return cmp.Compare(a.ID, b.ID) })
+	slices.SortFunc(c.list, func(a, b *known) int { return cmp.Compare(a.ID, b.ID) })
 	return c
 }
 
@@ -47,13 +77,14 @@ func (c *catalog) add(e named) {
 	id := e.config.Digest
 	img, ok := c.images[id]
 	if !ok {
-		img = &Image{ID: id}
+		img = &known{Image: Image{ID: id}}
 		c.images[id] = img
 	}
-	if !ok || e.pulled.After(img.Pulled) {
-		img.Manifest, img.Size, img.Pulled = e.manifest, e.size(), e.pulled
+	if !ok || e.pulled.time().After(img.view().Pulled) {
+		img.Manifest, img.Size = e.manifest, e.size()
 		img.Layers, img.Config = e.image.RootFS.DiffIDs, e.image.Config
 	}
+	img.entries = append(img.entries, e)
 	byDigest := e.name.repo + "@" + e.top.Digest.String()
 	img.RepoDigests = append(img.RepoDigests, byDigest)
 	c.ids[byDigest] = id
@@ -63,8 +94,21 @@ func (c *catalog) add(e named) {
 	}
 }
 
+// named is the entry of a name, and its image; nil if there is none.
+func (c *catalog) named(n name) (named, *known) {
+	img := c.images[c.ids[n.String()]]
+	if img == nil {
+		return named{}, nil
+	}
+	i := slices.IndexFunc(img.entries, func(e named) bool { return e.name == n })
+	if i < 0 {
+		return named{}, nil // it is known by this digest, but was pulled by a tag
+	}
+	return img.entries[i], img
+}
+
 // find looks an image up by reference, id or unique part of an id.
-func (c *catalog) find(ref string) (*Image, error) {
+func (c *catalog) find(ref string) (*known, error) {
 	if hex, ok := idPrefix(ref); ok && len(hex) == 64 {
 		if img := c.images[digest.NewDigestFromEncoded(digest.SHA256, hex)]; img != nil {
 			return img, nil
@@ -86,8 +130,8 @@ func (c *catalog) find(ref string) (*Image, error) {
 	return nil, fmt.Errorf("%w: %s", ErrNotFound, n)
 }
 
-func (c *catalog) byPrefix(ref, hex string) (*Image, error) {
-	var found *Image
+func (c *catalog) byPrefix(ref, hex string) (*known, error) {
+	var found *known
 	for id, img := range c.images {
 		if !strings.HasPrefix(id.Encoded(), hex) {
 			continue

@@ -16,7 +16,9 @@
 //
 // When Pull has returned, a machine reset keeps the image whole: the blobs and
 // unpacked layers are synced (one syncfs per file system) before index.json names
-// the image. Pulled data that no index entry reaches is removed at Open.
+// the image. Pulled data that no index entry reaches is removed at Open. A pull that finds all
+// there writes and syncs nothing; that it took place is written with the next change of the
+// index, or by Close.
 package image
 
 import (

@@ -33,7 +33,7 @@ func (s *Store) Documents(ctx context.Context, refOrID string) (Image, Documents
 	if err != nil {
 		return Image{}, Documents{}, fmt.Errorf("read image %s: %w", refOrID, err)
 	}
-	return *img, d, nil
+	return img.view(), d, nil
 }
 
 // Blob is one file of the store's blobs.

@@ -146,9 +146,11 @@ func (s *Store) unpackArriving(ctx context.Context, src *registry.Repository, d 
 		return err
 	}
 	if s.cfg.KeepBlobs {
+		s.unsynced.add()
 		if err := s.layout.keep(f, d.Digest); err != nil {
 			return fmt.Errorf("store blob %s: %w", d.Digest, err)
 		}
+		s.unsynced.add()
 		s.usage.add(d.Digest, d.Size)
 	}
 	if w == nil {

@@ -193,7 +193,7 @@ func (l layout) saveIndex(entries []named) error {
 		m := e.top
 		m.Annotations = map[string]string{
 			ocispec.AnnotationRefName: e.name.String(),
-			annotationPulled:          e.pulled.UTC().Format(time.RFC3339Nano),
+			annotationPulled:          e.pulled.time().UTC().Format(time.RFC3339Nano),
 		}
 		index.Manifests = append(index.Manifests, m)
 	}

@@ -204,6 +204,8 @@ func (s *Store) commitLayer(ctx context.Context, w LayerWriter, diffID digest.Di
 			return err
 		}
 	}
+	s.unsynced.add()
+	defer s.unsynced.add()
 	return w.Commit(ctx, diffID)
 }
 

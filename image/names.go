@@ -29,11 +29,11 @@ func (s *Store) Tag(ctx context.Context, refOrID, ref string) (Image, error) {
 	if err != nil {
 		return Image{}, err
 	}
-	e.name = n
+	e.name, e.pulled = n, at(e.pulled.time())
 	if err := s.commitLocked(s.now.Load().with(e)); err != nil {
 		return Image{}, fmt.Errorf("tag image %s: %w", refOrID, err)
 	}
-	return *s.now.Load().images[e.config.Digest], fault.At(ctx, "image.tag.indexed")
+	return s.now.Load().images[e.config.Digest].view(), fault.At(ctx, "image.tag.indexed")
 }
 
 // parseTag reads a name that an image is to be given.
@@ -104,7 +104,7 @@ func (s *Store) untag(what removal) (r Removed, only needs, err error) {
 	defer s.commitMu.Unlock()
 	now := s.now.Load()
 	img, err := now.find(what.ref)
-	if err != nil || what.may != nil && !what.may(*img) {
+	if err != nil || what.may != nil && !what.may(img.view()) {
 		return r, only, err
 	}
 	meant := now.entriesOf(what.ref, img)
@@ -129,7 +129,7 @@ func (s *Store) untag(what removal) (r Removed, only needs, err error) {
 
 // entriesOf says which index entries what a user wrote means: those of a name, or all
 // of an image.
-func (c *catalog) entriesOf(refOrID string, img *Image) func(named) bool {
+func (c *catalog) entriesOf(refOrID string, img *known) func(named) bool {
 	n, err := c.parse(refOrID)
 	hex, isHex := idPrefix(refOrID)
 	if err != nil || isHex && len(hex) == 64 || c.ids[n.String()] != img.ID {
@@ -140,7 +140,7 @@ func (c *catalog) entriesOf(refOrID string, img *Image) func(named) bool {
 	}
 }
 
-func (img *Image) has(e named) bool { return e.config.Digest == img.ID }
+func (img *known) has(e named) bool { return e.config.Digest == img.ID }
 
 // entry finds the newest of the index entries that are meant.
 func (c *catalog) entry(refOrID string) (named, error) {
@@ -151,7 +151,7 @@ func (c *catalog) entry(refOrID string) (named, error) {
 	var best named
 	meant := c.entriesOf(refOrID, img)
 	for _, e := range c.entries {
-		if meant(e) && (best.content == nil || e.pulled.After(best.pulled)) {
+		if meant(e) && (best.content == nil || e.pulled.time().After(best.pulled.time())) {
 			best = e
 		}
 	}

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"time"
 
 	"github.com/opencontainers/go-digest"
@@ -69,7 +67,7 @@ func (s *Store) pull(ctx context.Context, n name, a Auth, m *meter) (Image, erro
 	if err != nil {
 		return Image{}, err
 	}
-	c, err := resolve(ctx, top, data, src.Fetch)
+	c, err := resolve(ctx, top, data, s.stored(src.Fetch))
 	if err != nil {
 		return Image{}, err
 	}
@@ -83,6 +81,9 @@ func (s *Store) pull(ctx context.Context, n name, a Auth, m *meter) (Image, erro
 	}
 	if err := fault.At(ctx, "image.pull.resolved"); err != nil {
 		return Image{}, err
+	}
+	if img, ok := s.warm(n, c, m); ok {
+		return img, nil
 	}
 	pins := append(c.blobs(), c.image.RootFS.DiffIDs...)
 	if err := s.pin(ctx, pins); err != nil {
@@ -159,11 +160,8 @@ func (s *Store) fetch(ctx context.Context, n name, src *registry.Repository, a A
 	if err := s.checkSpace(c); err != nil {
 		return Image{}, err
 	}
-	for _, d := range slices.Sorted(maps.Keys(c.documents)) {
-		if err := s.layout.put(d, c.documents[d]); err != nil {
-			return Image{}, fmt.Errorf("store blob %s: %w", d, err)
-		}
-		s.usage.add(d, int64(len(c.documents[d])))
+	if err := s.putDocuments(c); err != nil {
+		return Image{}, err
 	}
 	m.add(c.config.Size)
 	c.forget()
@@ -192,7 +190,7 @@ func (s *Store) fetch(ctx context.Context, n name, src *registry.Repository, a A
 	if err := fault.At(ctx, "image.pull.synced"); err != nil {
 		return Image{}, err
 	}
-	img, err := s.commit(named{name: n, pulled: time.Now(), content: c})
+	img, err := s.commit(named{name: n, pulled: at(time.Now()), content: c})
 	if err != nil {
 		return Image{}, err
 	}

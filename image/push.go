@@ -71,7 +71,7 @@ func (s *Store) push(ctx context.Context, refOrID string, n name, o PushOptions)
 	if err != nil {
 		return pushed, err
 	}
-	from := siblings(img, n)
+	from := siblings(&img.Image, n)
 	up, err := repo.Upload(ctx, from...)
 	if err != nil {
 		return pushed, err

@@ -29,6 +29,7 @@ type Store struct {
 	// index.json has been.
 	now      atomic.Pointer[catalog]
 	commitMu sync.Mutex
+	outdated bool // index.json lacks times of pulls
 
 	pulls  flight[pullKey, Image]
 	layers flight[layerKey, struct{}]
@@ -45,11 +46,12 @@ type Store struct {
 	sweep chan struct{}
 	pins  map[digest.Digest]int // guarded by sweep
 
-	usage  usage
-	disks  disks
-	syncs  batches[struct{}] // of disks
-	enters batches[[]named]  // into the index, an image each
-	ledger *ledger
+	usage    usage
+	disks    disks
+	unsynced unsynced
+	syncs    batches[struct{}] // of disks
+	enters   batches[[]named]  // into the index, an image each
+	ledger   *ledger
 
 	reclaiming sync.Mutex // held while images are removed to make room
 
@@ -84,7 +86,7 @@ func Open(cfg Config) (*Store, error) {
 		pins:     map[digest.Digest]int{},
 	}
 	s.registries.Store(registries)
-	s.syncs.work = func([]struct{}) error { return s.disks.sync() }
+	s.syncs.work = func([]struct{}) error { return s.unsynced.during(s.disks.sync) }
 	s.enters.work = s.enter
 	s.ctx, s.close = context.WithCancel(context.Background())
 	if err := s.recover(s.ctx); err != nil {
@@ -119,7 +121,7 @@ func (s *Store) recover(ctx context.Context) error {
 			s.cfg.Log.Warn("image dropped: it is damaged and has to be pulled again", "image", e.name.String(), "error", err)
 			continue
 		}
-		entries = append(entries, named{name: e.name, pulled: e.pulled, content: c})
+		entries = append(entries, named{name: e.name, pulled: at(e.pulled), content: c})
 	}
 	s.now.Store(newCatalog(entries, s.cfg.short(), s.cfg.Pinned))
 	if len(entries) != len(index) || len(damage) > 0 {
@@ -162,11 +164,18 @@ func (s *Store) Get(refOrID string) (Image, error) {
 	if err != nil {
 		return Image{}, err
 	}
-	return *img, nil
+	return img.view(), nil
 }
 
 // List returns all images, ordered by id.
-func (s *Store) List() []Image { return slices.Clone(s.now.Load().list) }
+func (s *Store) List() []Image {
+	list := s.now.Load().list
+	all := make([]Image, len(list))
+	for i, img := range list {
+		all[i] = img.view()
+	}
+	return all
+}
 
 // Remove removes an image with all its names, whichever of them is given, as CRI's
 // RemoveImage asks. An image that is not there is success. Layers that containers run
@@ -188,6 +197,7 @@ func (s *Store) commitLocked(entries []named) error {
 	if err := s.layout.saveIndex(entries); err != nil {
 		return err
 	}
+	s.outdated = false
 	s.now.Store(newCatalog(entries, s.cfg.short(), s.cfg.Pinned))
 	return nil
 }
@@ -202,7 +212,7 @@ func (s *Store) commit(es ...named) (Image, error) {
 	if now.images[id] == nil { // removed as it came
 		now = newCatalog(es, s.cfg.short(), s.cfg.Pinned)
 	}
-	return *now.images[id], nil
+	return now.images[id].view(), nil
 }
 
 // enter puts images into the index, whose layers are on the disk.
@@ -249,7 +259,11 @@ func (s *Store) Close() error {
 	s.commitMu.Unlock()
 	s.wg.Wait()
 	s.registries.Load().Close()
-	return errors.Join(s.ledger.close(), s.disks.close())
+	var err error
+	if s.outdated {
+		err = s.layout.saveIndex(s.now.Load().entries)
+	}
+	return errors.Join(err, s.ledger.close(), s.disks.close())
 }
 
 // cleanupTimeout bounds cleaning up after a cancelled call.

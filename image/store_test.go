@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -220,7 +221,7 @@ func TestFind(t *testing.T) {
 
 func catalogEntry(repo, hex string) named {
 	id := digest.NewDigestFromEncoded(digest.SHA256, hex+strings.Repeat("0", 64-len(hex)))
-	return named{name: name{repo: repo, tag: "1"}, content: &content{config: ocispec.Descriptor{Digest: id}, image: &ocispec.Image{}}}
+	return named{name: name{repo: repo, tag: "1"}, pulled: at(time.Time{}), content: &content{config: ocispec.Descriptor{Digest: id}, image: &ocispec.Image{}}}
 }
 
 func TestPlatformScores(t *testing.T) {

@@ -1,0 +1,111 @@
+package image
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// warm ends a pull that finds all there: the name names what it is to name, and everything that the
+// image consists of is whole and on the disk. Then nothing is written and no disk is synced, which
+// would have this pull wait for whatever else the machine is writing. That the image was
+// pulled again is written with the next change of the index, or by Close.
+func (s *Store) warm(n name, c *content, m *meter) (img Image, ok bool) {
+	if !s.isWhole(c) || !s.unsynced.nothing() {
+		return Image{}, false
+	}
+	s.commitMu.Lock() // against removal
+	defer s.commitMu.Unlock()
+	e, k := s.now.Load().named(n)
+	if k == nil || e.top.Digest != c.top.Digest || e.top.MediaType != c.top.MediaType ||
+		e.manifest != c.manifest || k.Manifest != c.manifest {
+		return Image{}, false
+	}
+	t := time.Now()
+	e.pulled.at.Store(&t)
+	s.outdated = true
+	m.expect(c.size())
+	m.add(c.config.Size)
+	for i, p := range m.expectLayers(c.layers) {
+		p.add(c.layers[i].Size)
+		p.complete()
+	}
+	return k.view(), true
+}
+
+// isWhole says whether all of an image is in the store: its documents as they should be, its layers
+// unpacked from these blobs, and the blobs if they are to be kept.
+func (s *Store) isWhole(c *content) bool {
+	for d, data := range c.documents {
+		if !s.layout.holds(d, data) {
+			return false
+		}
+	}
+	for i, l := range c.layers {
+		diffID := c.image.RootFS.DiffIDs[i]
+		if !s.cfg.Layers.HasLayer(diffID) || !s.knows(l.Digest, diffID, s.cfg.KeepBlobs && s.layout.has(l)) {
+			return false
+		}
+	}
+	return true
+}
+
+// stored reads documents from the store if they are there, and else as before.
+func (s *Store) stored(otherwise reader) reader {
+	return func(ctx context.Context, d ocispec.Descriptor) ([]byte, error) {
+		if data, err := s.layout.read(ctx, d); err == nil && int64(len(data)) == d.Size {
+			return data, nil
+		}
+		return otherwise(ctx, d)
+	}
+}
+
+// putDocuments stores the documents of an image that are not there already.
+func (s *Store) putDocuments(c *content) error {
+	for _, d := range slices.Sorted(maps.Keys(c.documents)) {
+		data := c.documents[d]
+		if s.layout.holds(d, data) {
+			continue
+		}
+		s.unsynced.add()
+		if err := s.layout.put(d, data); err != nil {
+			return fmt.Errorf("store blob %s: %w", d, err)
+		}
+		s.unsynced.add()
+		s.usage.add(d, int64(len(data)))
+	}
+	return nil
+}
+
+// holds says whether a small blob is there with these bytes.
+func (l layout) holds(d digest.Digest, data []byte) bool {
+	had, err := os.ReadFile(l.blob(d))
+	return err == nil && bytes.Equal(had, data)
+}
+
+// unsynced counts what gets a name in the store, before and after it does, and what a sync has made
+// sure of. An image that the index names is synced, but for what was damaged and has just been
+// written again.
+type unsynced struct{ written, synced atomic.Uint64 }
+
+func (u *unsynced) add() { u.written.Add(1) }
+
+func (u *unsynced) nothing() bool { return u.written.Load() == u.synced.Load() }
+
+// during runs a sync, of which there is one at a time.
+func (u *unsynced) during(sync func() error) error {
+	n := u.written.Load()
+	err := sync()
+	if err == nil {
+		u.synced.Store(n)
+	}
+	return err
+}
