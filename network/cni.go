@@ -15,9 +15,9 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
-	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/coracle-project/coracle/internal/keylock"
@@ -29,8 +29,10 @@ import (
 type cniNet struct {
 	at      atomic.Pointer[cniPlaces] // SetCNI replaces it
 	follow  cniFollower
+	asks    *cniAsks
 	records records[cniLease]
-	busy    keylock.Lock // by pod id
+	busy    keylock.Lock  // by pod id
+	wait    time.Duration // of recover for plugins: strayLimit, but in tests
 
 	mu     sync.Mutex
 	leases map[string]cniLease
@@ -58,16 +60,17 @@ func newCNIPlaces(c Config) *cniPlaces {
 	return &cniPlaces{
 		confDir: c.CNIConfDir,
 		binDirs: c.CNIBinDirs,
-		// libcni makes a missing executor at its first use, without a lock.
-		cni: libcni.NewCNIConfigWithCacheDir(c.CNIBinDirs, c.CNICacheDir, &invoke.DefaultExec{RawExec: &invoke.RawExec{Stderr: os.Stderr}}),
+		cni:     libcni.NewCNIConfigWithCacheDir(c.CNIBinDirs, c.CNICacheDir, &pluginExec{stderr: os.Stderr}),
 	}
 }
 
 func newCNI(c Config) *cniNet {
 	n := &cniNet{
 		follow:  cniFollower{log: c.Log},
+		asks:    newCNIAsks(),
 		records: records[cniLease]{dir: filepath.Join(c.StateDir, "cni")},
 		leases:  map[string]cniLease{},
+		wait:    strayLimit,
 	}
 	n.at.Store(newCNIPlaces(c))
 	return n
@@ -93,18 +96,18 @@ func (n *cniNet) configured() (bool, error) {
 // Ready implements Network: the configuration is well-formed, its plugins are there and say
 // that they are ready.
 func (n *cniNet) Ready(ctx context.Context) error {
-	dir := n.at.Load().confDir
-	list, err := n.follow.current(dir)
+	at := n.at.Load()
+	list, err := n.follow.current(at.confDir)
 	if err != nil {
 		return err
 	}
 	if list == nil {
-		return fmt.Errorf("%w: no CNI configuration in %s", ErrConfig, dir)
+		return fmt.Errorf("%w: no CNI configuration in %s", ErrConfig, at.confDir)
 	}
 	if err := n.checkPlugins(list); err != nil {
 		return err
 	}
-	return n.status(ctx, list)
+	return n.asks.status(ctx, at, list)
 }
 
 func (n *cniNet) checkPlugins(list *libcni.NetworkConfigList) error {
@@ -338,13 +341,39 @@ func (n *cniNet) list() []Lease {
 	return all
 }
 
-// recover takes down what belongs to no claimed pod.
+// A start waits for the plugins to take down what belongs to no pod: for so many pods at a time, and so long.
+const (
+	straysAtOnce = 8
+	strayLimit   = 10 * time.Second
+)
+
+// recover takes down what belongs to no claimed pod. What has not gone in time is still in list then.
 func (n *cniNet) recover(ctx context.Context, claimed map[string]bool) error {
-	var errs []error
+	return errors.Join(n.removeStrays(ctx, claimed), n.collect(ctx))
+}
+
+func (n *cniNet) removeStrays(ctx context.Context, claimed map[string]bool) error {
+	ctx, cancel := context.WithTimeout(ctx, n.wait)
+	defer cancel()
+	var (
+		tasks errgroup.Group
+		mu    sync.Mutex
+		errs  []error
+	)
+	tasks.SetLimit(straysAtOnce)
 	for _, l := range n.list() {
-		if !claimed[l.PodID] {
-			errs = append(errs, n.Teardown(ctx, Pod{ID: l.PodID}))
+		if claimed[l.PodID] {
+			continue
 		}
+		tasks.Go(func() error {
+			if err := n.Teardown(ctx, Pod{ID: l.PodID}); err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				errs = append(errs, err)
+			}
+			return nil
+		})
 	}
-	return errors.Join(append(errs, n.collect(ctx))...)
+	_ = tasks.Wait() // it has none
+	return errors.Join(errs...)
 }

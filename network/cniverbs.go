@@ -12,14 +12,6 @@ import (
 // The verbs that CNI 1.1 added. With a configuration of an older version libcni does not
 // execute the plugins for them.
 
-// status asks the plugins whether they could connect a pod now.
-func (n *cniNet) status(ctx context.Context, list *libcni.NetworkConfigList) error {
-	if err := n.at.Load().cni.GetStatusNetworkList(ctx, list); err != nil {
-		return fmt.Errorf("CNI network %q is not ready: %w", list.Name, err)
-	}
-	return nil
-}
-
 // collectLimit bounds the plugins' garbage collection, which a start waits for.
 const collectLimit = 30 * time.Second
 

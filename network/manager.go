@@ -133,10 +133,11 @@ func (m *Manager) Start(context.Context) error {
 	return nil
 }
 
-// Close finishes what Teardown left to the background, and follows the CNI configuration no more. Pods stay
-// connected.
+// Close finishes what Teardown left to the background, stops plugins that are being asked for their status, and
+// follows the CNI configuration no more. Pods stay connected.
 func (m *Manager) Close() error {
 	m.bridge.close()
+	m.cni.asks.close()
 	return m.cni.follow.close()
 }
 
@@ -185,7 +186,8 @@ func (m *Manager) Ready(ctx context.Context) error {
 }
 
 // Recover takes down what was set up for pods that are not claimed, and puts the
-// host's side in order for those that are.
+// host's side in order for those that are. A start waits for it: what a CNI plugin does not take down
+// within some seconds stays in Leases, for Teardown to be called again.
 func (m *Manager) Recover(ctx context.Context, claimed []string) error {
 	keep := make(map[string]bool, len(claimed))
 	for _, id := range claimed {

@@ -351,6 +351,19 @@ func TestStrays(t *testing.T) {
 	b.nothingLeft()
 }
 
+// What a network plugin did not let go of in time goes when it does: the daemon is up by then.
+func TestStrayNetworkIsTriedAgain(t *testing.T) {
+	b := newBench(t)
+	b.networks["straypod"] = network.Pod{ID: "straypod"}
+	b.fault("network.Recover", func(context.Context) error { return errors.New("the plugin hangs") })
+	m, _ := b.manager()
+	idle(t, m)
+	b.nothingLeft()
+	if b.count("network.Teardown") != 1 {
+		t.Errorf("calls %v", b.calls)
+	}
+}
+
 // A record of a newer daemon is not understood, so nothing is touched.
 func TestNewerRecordStays(t *testing.T) {
 	b := newBench(t)

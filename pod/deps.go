@@ -61,8 +61,11 @@ type Snapshots interface {
 type Network interface {
 	network.Network
 	SetPodCIDR(ctx context.Context, ranges []netip.Prefix) error
-	// Recover tears down what was set up for pods that are not claimed.
+	// Recover tears down what was set up for pods that are not claimed, as far as that goes in
+	// seconds; the rest stays in Leases.
 	Recover(ctx context.Context, claimed []string) error
+	// Leases are what pods have.
+	Leases() []network.Lease
 }
 
 // NamespacePins pins namespaces, as internal/nspin does.

@@ -132,6 +132,16 @@ func (s fakeNetwork) Recover(ctx context.Context, claimed []string) error {
 	})
 }
 
+func (s fakeNetwork) Leases() []network.Lease {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var all []network.Lease
+	for id := range s.networks {
+		all = append(all, network.Lease{PodID: id})
+	}
+	return all
+}
+
 func (s fakeNetwork) SetPodCIDR(ctx context.Context, ranges []netip.Prefix) error {
 	return s.do(ctx, "network.SetPodCIDR", func() error {
 		s.ranges = ranges

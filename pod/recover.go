@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/coracle-project/coracle/network"
 	"github.com/coracle-project/coracle/pod/record"
 	"github.com/coracle-project/coracle/shim/client"
 )
@@ -346,11 +347,23 @@ func (m *Manager) removeStrays(ctx context.Context, known map[string][]string, s
 	}
 	tasks.do("recover networks", "", func() error { return m.Network.Recover(ctx, pods) })
 	tasks.wait()
+	m.queueStrayNetworks()
 	// Snapshots go after the containers that may have used them, namespaces after
 	// the network that was in them. A root that is lost is the trouble of its own
 	// container, which fails to start.
 	m.attempt("recover root file systems", "", m.Snapshots.Recover(ctx, containers))
 	m.attempt("remove strays", "", m.removeStrayDirs(ctx, strayPods, strayContainers))
+}
+
+// queueStrayNetworks has what Recover did not take down, because a plugin hung or failed, tried again until it is gone.
+func (m *Manager) queueStrayNetworks() {
+	for _, l := range m.Network.Leases() {
+		if m.pods.exact(l.PodID) == nil {
+			m.clean.queue("network of unknown pod", l.PodID, func(ctx context.Context) error {
+				return m.Network.Teardown(ctx, network.Pod{ID: l.PodID})
+			})
+		}
+	}
 }
 
 func (m *Manager) removeStrayDirs(ctx context.Context, pods, containers []string) error {

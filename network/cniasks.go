@@ -1,0 +1,82 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+
+	"github.com/coracle-project/coracle/internal/join"
+)
+
+// cniAsks asks plugins for their status. The kubelet wants to know every few seconds and does not wait long:
+// whoever asks while plugins are still thinking joins the call that is under way, so that a plugin
+// that hangs is there once.
+type cniAsks struct {
+	calls join.Group[struct{}]
+	life  context.Context // until close
+	end   context.CancelFunc
+
+	mu   sync.Mutex // between work.Add and close
+	work sync.WaitGroup
+}
+
+func newCNIAsks() *cniAsks {
+	a := &cniAsks{}
+	a.life, a.end = context.WithCancel(context.Background())
+	return a
+}
+
+// statusLimit is how long plugins may think about their status, however long whoever asks waits.
+const statusLimit = 10 * time.Second
+
+// errClosed says why plugins are not asked.
+var errClosed = errors.New("the daemon is shutting down")
+
+// status asks the plugins of a list whether they could connect a pod now (CNI 1.1; those of an older
+// version are not executed for it).
+func (a *cniAsks) status(ctx context.Context, at *cniPlaces, list *libcni.NetworkConfigList) error {
+	config, err := completeCNI(list)
+	if err != nil {
+		return fmt.Errorf("%w: CNI network %q: %w", ErrConfig, list.Name, err)
+	}
+	// Another configuration, or other plugins, have another status.
+	key := strings.Join(at.binDirs, ":") + "\n" + string(config)
+	_, err = a.calls.Do(ctx, key, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, a.ask(ctx, at, list)
+	})
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return fmt.Errorf("CNI network %q: waiting for the status of its plugins: %w", list.Name, err)
+	}
+	return fmt.Errorf("CNI network %q is not ready: %w", list.Name, err)
+}
+
+func (a *cniAsks) ask(ctx context.Context, at *cniPlaces, list *libcni.NetworkConfigList) error {
+	a.mu.Lock()
+	if a.life.Err() != nil {
+		a.mu.Unlock()
+		return errClosed
+	}
+	a.work.Add(1)
+	a.mu.Unlock()
+	defer a.work.Done()
+	ctx, cancel := context.WithTimeout(ctx, statusLimit)
+	defer cancel()
+	defer context.AfterFunc(a.life, cancel)()
+	return at.cni.GetStatusNetworkList(ctx, list)
+}
+
+// close stops the plugins that are being asked, and waits until they have ended.
+func (a *cniAsks) close() {
+	a.mu.Lock()
+	a.end()
+	a.mu.Unlock()
+	a.work.Wait()
+}
