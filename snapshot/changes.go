@@ -46,6 +46,9 @@ func (s *Store) Changes(ctx context.Context, id string, to io.Writer) error {
 	if err != nil {
 		return err
 	}
+	if err := s.checkRecord(id); err != nil {
+		return fmt.Errorf("changes of %w", err)
+	}
 	w := newChangeWriter(to)
 	r, release := s.rootfs(snap)
 	defer release()

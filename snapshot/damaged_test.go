@@ -2,12 +2,15 @@ package snapshot
 
 import (
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 )
 
 // damages are what can become of a record.
@@ -77,5 +80,81 @@ func TestQuarantineLastsFromWhenItBegins(t *testing.T) {
 	s = restarted(t, s)
 	if left, _ := os.ReadDir(s.quarantineDir()); len(left) != 0 {
 		t.Errorf("after a week quarantine has %v", left)
+	}
+}
+
+// Regression: what a container had written was deleted at the next start when the record of its snapshot was damaged,
+// and its root unmounted.
+func TestDriverKeepsSnapshotsWithDamagedRecords(t *testing.T) {
+	for what, damage := range damages {
+		t.Run(what, func(t *testing.T) {
+			eachDriver(t, func(t *testing.T, s *Store) {
+				layers := twoLayers(t, s)
+				snap := prepared(t, s, "c", layers...)
+				write(t, filepath.Join(snap.Target, "mine"), "x")
+				elsewhere := t.TempDir() // which of the two is the target the mounts do not say
+				must(t, unix.Mount(snap.Target, elsewhere, "", unix.MS_BIND, ""))
+				before := looks(t, snap.Target)
+				must(t, damage(filepath.Join(s.snapshotDir("c"), recordName)))
+				must(t, damage(filepath.Join(s.layerDir(layers[0]), "layer.json")))
+				for range 2 {
+					s = again(t, s)
+					must(t, errors.Join(s.Recover(t.Context(), []string{"c"}), s.Flush(t.Context())))
+					for _, dir := range []string{snap.Target, elsewhere} {
+						mountOf(t, dir)
+						if diff := cmp.Diff(before, looks(t, dir)); diff != "" {
+							t.Fatalf("a running container lost its files: %s", diff)
+						}
+					}
+				}
+				if err := s.RemoveLayer(t.Context(), layers[1]); !errors.Is(err, ErrLayerInUse) {
+					t.Errorf("a layer that it may be made of is removed: %v", err)
+				}
+				if _, err := s.Prepare(t.Context(), "c", snap.options()); !errors.Is(err, ErrExists) || !errors.Is(err, errDamagedRecord) {
+					t.Errorf("prepare: %v", err)
+				}
+				if err := s.Changes(t.Context(), "c", io.Discard); !errors.Is(err, errDamagedRecord) {
+					t.Errorf("changes: %v", err)
+				}
+				if u, err := s.Usage(t.Context(), "c"); err != nil || u.Inodes < 2 {
+					t.Errorf("usage %+v, %v", u, err)
+				}
+				must(t, s.Remove(t.Context(), "c"))
+				must(t, errors.Join(s.RemoveLayer(t.Context(), layers[1]), s.Flush(t.Context())))
+				if exists(snap.Target) || exists(s.snapshotDir("c")) {
+					t.Error("directories are left")
+				}
+				if m, err := isMountRoot(elsewhere); err != nil || m {
+					t.Errorf("mounted elsewhere still: %t, %v", m, err)
+				}
+			})
+		})
+	}
+}
+
+// What was written before a reset is not to be trusted, but whose it is says when it goes.
+func TestDriverKeepsWhatWasWrittenWithDamagedRecords(t *testing.T) {
+	for what, damage := range damages {
+		t.Run(what, func(t *testing.T) {
+			eachDriver(t, func(t *testing.T, s *Store) {
+				snap := prepared(t, s, "c", twoLayers(t, s)...)
+				write(t, filepath.Join(snap.Target, "mine"), "x")
+				must(t, s.driver.unmount(snap.Target))
+				must(t, damage(filepath.Join(s.snapshotDir("c"), recordName)))
+				s = again(t, s)
+				err := s.Recover(t.Context(), []string{"c"})
+				if !errors.Is(err, ErrUnclean) || !strings.Contains(err.Error(), snap.Upper) {
+					t.Errorf("error %v", err)
+				}
+				must(t, s.Flush(t.Context()))
+				if read(t, filepath.Join(snap.Upper, "mine")) != "x" {
+					t.Error("what was written is gone")
+				}
+				must(t, errors.Join(s.Recover(t.Context(), nil), s.Flush(t.Context())))
+				if left, _ := os.ReadDir(s.snapshotsDir()); len(left) > 0 {
+					t.Errorf("left: %v", left)
+				}
+			})
+		})
 	}
 }

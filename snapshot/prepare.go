@@ -112,6 +112,9 @@ func (s *Store) reserve(snap Snapshot) (Snapshot, standing, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if e := s.snapshots[snap.ID]; e != nil {
+		if e.damaged {
+			return snap, 0, fmt.Errorf("prepare snapshot %s: %w: %w", snap.ID, ErrExists, errDamagedRecord)
+		}
 		if !e.snap.same(snap) {
 			return snap, 0, fmt.Errorf("prepare snapshot %s: %w, with other layers, options or at another target (%s)", snap.ID, ErrExists, e.snap.Target)
 		}
@@ -177,10 +180,18 @@ func (s *Store) setMounted(id string, mounted bool) {
 	s.snapshots[id].mounted = mounted
 }
 
-func (s *Store) isMounted(id string) bool {
+// pointsOf is where a snapshot is mounted; nowhere if there is none.
+func (s *Store) pointsOf(id string) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.snapshots[id].mounted
+	switch e := s.snapshots[id]; {
+	case e == nil || !e.mounted:
+		return nil
+	case e.damaged:
+		return e.points
+	default:
+		return []string{e.snap.Target}
+	}
 }
 
 // build makes the snapshot's directories, record first, and mounts it.
@@ -280,7 +291,7 @@ func (s *Store) remount(ctx context.Context, snap Snapshot) error {
 		return err
 	}
 	if !untouched {
-		return fmt.Errorf("%w: %s is not empty; remove the snapshot and prepare another", ErrUnclean, snap.Upper)
+		return unclean(snap)
 	}
 	for _, d := range snap.Layers {
 		if !s.hasAny(d) {
@@ -288,6 +299,10 @@ func (s *Store) remount(ctx context.Context, snap Snapshot) error {
 		}
 	}
 	return s.mountFresh(ctx, snap)
+}
+
+func unclean(snap Snapshot) error {
+	return fmt.Errorf("%w: %s is not empty; remove the snapshot and prepare another", ErrUnclean, snap.Upper)
 }
 
 // Remove unmounts and deletes the snapshot, and its target if that is empty. The
@@ -318,9 +333,11 @@ func (s *Store) Remove(ctx context.Context, id string) error {
 // demolish undoes build, however far that came. It must not be stopped halfway by
 // the caller's going away, and no step of it waits, so ctx steers fault points only.
 func (s *Store) demolish(ctx context.Context, snap Snapshot) error {
-	if s.isMounted(snap.ID) {
-		if err := s.driver.unmount(snap.Target); err != nil {
-			return err
+	if points := s.pointsOf(snap.ID); len(points) > 0 {
+		for _, point := range points {
+			if err := s.driver.unmount(point); err != nil {
+				return err
+			}
 		}
 		s.setMounted(snap.ID, false)
 	}

@@ -107,12 +107,12 @@ func (s *Store) eachQuarantined(drop func(d digest.Digest, since time.Time) bool
 	return nil
 }
 
-// hasSnapshotOf says whether a snapshot has a layer, be it damaged or whole again.
+// hasSnapshotOf says whether a snapshot has a layer, or may have it, be it damaged or whole again.
 func (s *Store) hasSnapshotOf(diffID digest.Digest) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, e := range s.snapshots {
-		if slices.Contains(e.snap.Layers, diffID) {
+		if e.damaged || slices.Contains(e.snap.Layers, diffID) {
 			return true
 		}
 	}

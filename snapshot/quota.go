@@ -121,19 +121,43 @@ const (
 
 // setProject makes a directory a project's; what is made in it inherits that.
 func setProject(dir string, project uint32) error {
+	return withFsxattr(dir, func(fd int, x *fsxattr) error {
+		x.project = project
+		x.xflags |= inheritProject
+		return ioctlFsxattr(fd, setFsxattr, "FS_IOC_FSSETXATTR", x)
+	})
+}
+
+// projectOf is which project a directory is; 0 none.
+func (q *quotas) projectOf(dir string) (project uint32, err error) {
+	if q == nil {
+		return 0, nil
+	}
+	err = withFsxattr(dir, func(_ int, x *fsxattr) error {
+		project = x.project
+		return nil
+	})
+	return project, err
+}
+
+// withFsxattr calls f with an open directory and its attributes.
+func withFsxattr(dir string, f func(fd int, x *fsxattr) error) error {
 	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(fd)
 	var x fsxattr
-	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), getFsxattr, uintptr(unsafe.Pointer(&x))); errno != 0 {
-		return os.NewSyscallError("FS_IOC_FSGETXATTR", errno)
+	if err := ioctlFsxattr(fd, getFsxattr, "FS_IOC_FSGETXATTR", &x); err != nil {
+		return err
 	}
-	x.project = project
-	x.xflags |= inheritProject
-	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), setFsxattr, uintptr(unsafe.Pointer(&x))); errno != 0 {
-		return os.NewSyscallError("FS_IOC_FSSETXATTR", errno)
+	return f(fd, &x)
+}
+
+func ioctlFsxattr(fd int, request uintptr, name string, x *fsxattr) error {
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), request, uintptr(unsafe.Pointer(x)))
+	if errno != 0 {
+		return os.NewSyscallError(name, errno)
 	}
 	return nil
 }

@@ -94,6 +94,11 @@ func TestQuotas(t *testing.T) {
 			if snap, err := s.Get("limited"); err != nil || snap.Project != limited.Project || snap.Limit != o.Limit {
 				t.Errorf("after a restart: %+v, %v", snap, err)
 			}
+			must(t, os.Truncate(filepath.Join(s.snapshotDir("free"), recordName), 0))
+			s = again(t, s)
+			if snap, err := s.Get("free"); err != nil || snap.Project != free.Project {
+				t.Errorf("with a damaged record: %+v, %v", snap, err)
+			}
 			must(t, s.Remove(t.Context(), "limited"))
 			must(t, s.Remove(t.Context(), "free"))
 			must(t, s.Flush(t.Context()))

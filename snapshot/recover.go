@@ -30,8 +30,11 @@ func (s *Store) loadSnapshots(ctx context.Context) error {
 		}
 		snap, err := s.readRecord(e.Name())
 		if err != nil {
-			// The record is written before all else, atomically: without one
-			// there is nothing but an empty directory.
+			if s.keepDamaged(e.Name(), mounts[e.Name()]) {
+				s.log.Warn("a snapshot's record is damaged: it is kept until its container is removed, and all layers with it", "snapshot", e.Name(), "error", err)
+				continue
+			}
+			// The record is written before all else: there is nothing yet, or no more.
 			s.log.Warn("dropping a snapshot without a valid record", "snapshot", e.Name(), "error", err)
 			if err := s.discard(filepath.Join(s.snapshotsDir(), e.Name())); err != nil {
 				return err
@@ -70,9 +73,9 @@ func (s *Store) readRecord(id string) (Snapshot, error) {
 // from its target.
 func (s *Store) dropStrays(mounts map[string][]string) error {
 	for id, points := range mounts {
-		snap, err := s.Get(id)
+		known := s.pointsOf(id)
 		for _, point := range points {
-			if err == nil && point == snap.Target {
+			if slices.Contains(known, point) {
 				continue
 			}
 			s.log.Warn("unmounting a snapshot that is not recorded", "snapshot", id, "target", point)
@@ -99,6 +102,13 @@ func (s *Store) Recover(ctx context.Context, claimed []string) error {
 	for _, snap := range s.List() {
 		if !keep[snap.ID] {
 			errs = append(errs, s.Remove(ctx, snap.ID))
+			continue
+		}
+		if len(s.pointsOf(snap.ID)) > 0 {
+			continue
+		}
+		if s.checkRecord(snap.ID) != nil {
+			errs = append(errs, fmt.Errorf("snapshot %s: %w", snap.ID, unclean(snap)))
 			continue
 		}
 		_, err := s.Prepare(ctx, snap.ID, snap.options())

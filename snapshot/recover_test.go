@@ -125,7 +125,7 @@ func TestStartUnmountsStrays(t *testing.T) {
 		t.Fatal(err)
 	}
 	gone := prepared(t, s, "gone")
-	if err := os.Remove(filepath.Join(s.snapshotDir("gone"), recordName)); err != nil {
+	if err := os.RemoveAll(s.snapshotDir("gone")); err != nil {
 		t.Fatal(err)
 	}
 	s.forget("gone")

@@ -40,7 +40,8 @@
 // snapshot can be removed, or prepared again if nothing was written to it.
 //
 // A damaged store starts, with a warning. A layer whose record cannot be read goes to
-// quarantine, as does one that is found damaged later.
+// quarantine, as does one that is found damaged later. A snapshot whose record cannot be
+// read is kept while it is mounted or something was written to it (damaged.go).
 //
 // # Example
 //

@@ -87,6 +87,9 @@ type entry struct {
 	snap    Snapshot
 	layers  []*layer // those it uses, which may be in quarantine by now
 	mounted bool
+	// damaged says that its record is; points are then where it is mounted.
+	damaged bool
+	points  []string
 }
 
 // New returns a store; it does no I/O. Start must be called before anything else.
