@@ -38,7 +38,7 @@ func TestUnpackEqualsUmoci(t *testing.T) {
 	layout, theirs := filepath.Join(dir, "layout")+":all", filepath.Join(dir, "theirs")
 	execute(t, "skopeo", "copy", "--src-tls-verify=false", "docker://"+ref, "oci:"+layout)
 	execute(t, "umoci", "raw", "unpack", "--image", layout, theirs)
-	want := describe(t, theirs)
+	want := describeRoot(t, theirs)
 	if len(want) < 25 {
 		t.Fatalf("umoci has unpacked %d names", len(want))
 	}
@@ -53,7 +53,7 @@ func TestUnpackEqualsUmoci(t *testing.T) {
 			ours := filepath.Join(t.TempDir(), "ours")
 			execute(t, coracle, "image", "--address", n.Socket, "mount", ref, ours)
 			defer execute(t, coracle, "image", "--address", n.Socket, "unmount", ours)
-			if diff := cmp.Diff(want, describe(t, ours)); diff != "" {
+			if diff := cmp.Diff(want, describeRoot(t, ours)); diff != "" {
 				t.Errorf("umoci (-) and we (+) differ: %s", diff)
 			}
 		})
@@ -116,8 +116,12 @@ func everything(t *testing.T) ociimage.Built {
 		file("opaque/.wh..wh..opq", ""), file("opaque/new", "new"),
 		dir("replaced-by-dir/", 0o755), file("replaced-by-dir/x", "in it"), file("replaced-by-file", "a file now"),
 	}
+	// A container's root directory is one that is made for it, and has to look like the last layer's.
+	root := []tar.Header{with(dir("./", 0o1751), func(h *tar.Header) {
+		h.Uid, h.Gid, h.PAXRecords = 7, 8, map[string]string{"SCHILY.xattr.user.note": "root"}
+	})}
 	var layers [][]byte
-	for _, entries := range [][]tar.Header{lower, upper} {
+	for _, entries := range [][]tar.Header{lower, upper, root} {
 		var b bytes.Buffer
 		w := tar.NewWriter(&b)
 		for _, h := range entries {
@@ -135,7 +139,7 @@ func everything(t *testing.T) ociimage.Built {
 		}
 		layers = append(layers, b.Bytes())
 	}
-	return imageOf(t, append(layers, gnuTar(t)...)...)
+	return imageOf(t, slices.Insert(layers, 2, gnuTar(t)...)...)
 }
 
 // gnuTar are layers that GNU tar has written: names longer than its own headers hold, and
@@ -196,6 +200,18 @@ func imageOf(t *testing.T, layers ...[]byte) ociimage.Built {
 	manifest.Config = add(ocispec.MediaTypeImageConfig, config)
 	b.Manifest = add(ocispec.MediaTypeImageManifest, manifest)
 	return b
+}
+
+// describeRoot is describe with the time of the root, which everything's last layer sets.
+func describeRoot(t *testing.T, root string) map[string]string {
+	t.Helper()
+	tree := describe(t, root)
+	info, err := os.Stat(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tree["."] += fmt.Sprintf(", at %v", info.ModTime())
+	return tree
 }
 
 // describe is a line for each name of a tree. Files with several names are told by the first

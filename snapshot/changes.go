@@ -98,8 +98,7 @@ func (w *changeWriter) upper(ctx context.Context, upper, top string) error {
 	return w.upperDir(ctx, fd, "", 0)
 }
 
-// beginRoot opens a root, which the caller closes, and writes it if its owner or mode is not
-// that of top.
+// beginRoot opens a root, which the caller closes, and writes it if it does not look as top does.
 func (w *changeWriter) beginRoot(dir, top string) (fd int, err error) {
 	fd, err = openRoot(dir)
 	if err != nil {
@@ -121,19 +120,6 @@ func openRoot(dir string) (int, error) {
 		return -1, &os.PathError{Op: "open", Path: dir, Err: err}
 	}
 	return fd, nil
-}
-
-// rootChanged compares owner and mode of a root with those of the directory that it began
-// with.
-func rootChanged(fd int, top string) (bool, error) {
-	var now, was unix.Stat_t
-	if err := unix.Fstat(fd, &now); err != nil {
-		return false, err
-	}
-	if err := unix.Lstat(top, &was); err != nil {
-		return false, &os.PathError{Op: "stat", Path: top, Err: err}
-	}
-	return now.Mode != was.Mode || now.Uid != was.Uid || now.Gid != was.Gid, nil
 }
 
 // root writes an entry for the root directory itself.

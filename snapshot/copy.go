@@ -24,8 +24,8 @@ type copier struct {
 	buf   []byte
 }
 
-// copyLayers makes the directory to, which must be empty, show what the layers do; its
-// owner and mode are those of top.
+// copyLayers makes the directory to, which must be empty, show what the layers do; it
+// looks as top does.
 func copyLayers(ctx context.Context, layers []string, top, to string) error {
 	root, err := safepath.Open(to)
 	if err != nil {
@@ -51,14 +51,7 @@ func copyLayers(ctx context.Context, layers []string, top, to string) error {
 	if err := c.tree(m, d, "", 0); err != nil {
 		return err
 	}
-	var st unix.Stat_t
-	if err := unix.Lstat(top, &st); err != nil {
-		return &os.PathError{Op: "stat", Path: top, Err: err}
-	}
-	if err := errors.Join(d.SetOwner(int(st.Uid), int(st.Gid)), d.SetMode(st.Mode)); err != nil {
-		return err
-	}
-	return d.SetTimes(time.Time{}, time.Unix(st.Mtim.Unix()))
+	return likeRoot(to, top)
 }
 
 // tree copies the content of one directory.

@@ -57,7 +57,7 @@ func (d nativeDriver) mount(ctx context.Context, r rootfs) error {
 	return attach(fd, r)
 }
 
-// top is the directory whose owner and mode the root begins with.
+// top is the directory that the root begins with.
 func (d nativeDriver) top(r rootfs) string {
 	if n := len(r.layers); n > 0 {
 		return upperIn(r.layers[n-1])

@@ -50,7 +50,12 @@ func (d *overlayDriver) stack(lower []string, r rootfs) error {
 		lower = []string{filepath.Join(d.root, emptyName)}
 	}
 	o := overlay{lower: lower, upper: r.upper(), work: work}
-	if err := makeUpper(r.upper(), lower[0]); err != nil {
+	if err := os.Mkdir(r.upper(), 0o755); err != nil {
+		return err
+	}
+	// The root of an overlay shows the upper directory's own attributes: they are to be those of the
+	// layer that would show without it.
+	if err := likeRoot(r.upper(), lower[0]); err != nil {
 		return err
 	}
 	if r.users == nil {
@@ -66,28 +71,6 @@ func (d *overlayDriver) stack(lower []string, r rootfs) error {
 	}
 	defer unix.Close(fd)
 	return attach(fd, r)
-}
-
-// makeUpper makes the upper directory. The root of an overlay shows the upper
-// directory's owner, mode and attributes, so these are taken from the layer that would
-// show without it.
-func makeUpper(upper, top string) error {
-	if err := os.Mkdir(upper, 0o755); err != nil {
-		return err
-	}
-	var st unix.Stat_t
-	if err := unix.Stat(top, &st); err != nil {
-		return fmt.Errorf("stat %s: %w", top, err)
-	}
-	if st.Uid != 0 || st.Gid != 0 {
-		if err := os.Chown(upper, int(st.Uid), int(st.Gid)); err != nil {
-			return err
-		}
-	}
-	if err := unix.Chmod(upper, st.Mode&0o7777); err != nil {
-		return fmt.Errorf("chmod %s: %w", upper, err)
-	}
-	return nil
 }
 
 func (d *overlayDriver) unmount(target string) error { return unmountOverlay(target) }

@@ -182,22 +182,6 @@ func TestSnapshotsShareLayersAndNothingElse(t *testing.T) {
 	}
 }
 
-func TestRootHasTheTopLayersOwnerAndMode(t *testing.T) {
-	s := started(t, t.TempDir())
-	l := commitLayer(t, s, "l", func(dir string) {
-		if err := errors.Join(os.Chown(dir, 7, 8), os.Chmod(dir, 0o1750|os.ModeSticky)); err != nil {
-			t.Fatal(err)
-		}
-	})
-	var st unix.Stat_t
-	if err := unix.Stat(prepared(t, s, "c", l).Target, &st); err != nil {
-		t.Fatal(err)
-	}
-	if st.Uid != 7 || st.Gid != 8 || st.Mode&0o7777 != 0o1750 {
-		t.Errorf("%d:%d %o", st.Uid, st.Gid, st.Mode)
-	}
-}
-
 func TestRemove(t *testing.T) {
 	s := started(t, t.TempDir())
 	snap := prepared(t, s, "c", commitLayers(t, s, 1)...)
