@@ -27,7 +27,8 @@ import (
 // with the configuration that it was set up with, which its record holds,
 // whatever the directory says by then.
 type cniNet struct {
-	at      atomic.Pointer[cniPlaces] // SetCNI replaces it
+	at      atomic.Pointer[cniPlaces]      // SetCNI replaces it
+	ranges  atomic.Pointer[[]netip.Prefix] // of pods, as the cluster has told; nil: it has not
 	follow  cniFollower
 	asks    *cniAsks
 	records records[cniLease]
@@ -190,7 +191,11 @@ func (n *cniNet) plan(p Pod) (cniLease, *libcni.NetworkConfigList, error) {
 	if err != nil {
 		return cniLease{}, nil, fmt.Errorf("%w: CNI network %q: %w", ErrConfig, list.Name, err)
 	}
-	caps, err := capabilities(p)
+	var ranges []netip.Prefix
+	if told := n.ranges.Load(); told != nil {
+		ranges = *told
+	}
+	caps, err := capabilities(p, ranges)
 	if err != nil {
 		return cniLease{}, nil, err
 	}

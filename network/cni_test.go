@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -45,7 +46,7 @@ func withCNI(t *testing.T, c *Config) (dir string) {
 
 func conf(dir, more string) string {
 	return fmt.Sprintf(`{"cniVersion":"1.0.0","name":"test","plugins":[
-		{"type":"fakeplugin","dir":%q,"capabilities":{"portMappings":true,"bandwidth":true}%s}]}`, dir, more)
+		{"type":"fakeplugin","dir":%q,"capabilities":{"portMappings":true,"bandwidth":true,"dns":true,"ipRanges":true}%s}]}`, dir, more)
 }
 
 func writeConf(t *testing.T, c Config, name, content string) {
@@ -79,7 +80,10 @@ func TestCNIGetsWhatItNeeds(t *testing.T) {
 		ID: "a", Name: "web-0", Namespace: "shop", UID: "u1", NetNS: path,
 		Ports:       []PortMapping{{Protocol: "tcp", HostPort: 8080, ContainerPort: 80}, {Protocol: "tcp", ContainerPort: 81}},
 		Annotations: map[string]string{ingressAnnotation: "10M"},
+		DNS:         DNS{Servers: []string{"192.0.2.54"}, Searches: []string{"shop.svc.test", "svc.test"}, Options: []string{"ndots:5"}},
 	}
+	must(t, m.SetPodCIDR(t.Context(), []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24"), netip.MustParsePrefix("2001:db8:1::/64")}))
+	m = started(t, c) // they are known after a restart
 	r, err := m.Setup(t.Context(), p)
 	must(t, err)
 	if fmt.Sprint(r) != "{[192.0.2.2] [192.0.2.53] [a.test] [ndots:2]}" {
@@ -89,6 +93,8 @@ func TestCNIGetsWhatItNeeds(t *testing.T) {
 	for _, want := range []string{
 		"ADD a netns=\"" + path + "\"", "K8S_POD_NAMESPACE=shop", "K8S_POD_NAME=web-0", "K8S_POD_INFRA_CONTAINER_ID=a", "K8S_POD_UID=u1", "IgnoreUnknown=1",
 		`"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]`, `"bandwidth":{"ingressRate":10000000,"ingressBurst":2147483647}`,
+		`"dns":{"servers":["192.0.2.54"],"searches":["shop.svc.test","svc.test"],"options":["ndots:5"]}`,
+		`"ipRanges":[[{"subnet":"198.51.100.0/24"}],[{"subnet":"2001:db8:1::/64"}]]`,
 	} {
 		if !strings.Contains(log, want) {
 			t.Errorf("the plugin was not told %s: %s", want, log)
@@ -96,6 +102,13 @@ func TestCNIGetsWhatItNeeds(t *testing.T) {
 	}
 	if hostLinkNames(t) != "lo" {
 		t.Error("the built-in bridge was made, too")
+	}
+	// A pod that says nothing of names gets nothing; what the cluster says anew is for the next one.
+	must(t, m.SetPodCIDR(t.Context(), []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24")}))
+	must(t, os.Remove(filepath.Join(dir, "log")))
+	connect(t, m, "b")
+	if log := pluginLog(t, dir); !strings.HasSuffix(log, `config={"ipRanges":[[{"subnet":"203.0.113.0/24"}]]}`+"\n") {
+		t.Errorf("the plugin was told %s", log)
 	}
 }
 

@@ -3,6 +3,7 @@ package network
 import (
 	"fmt"
 	"math"
+	"net/netip"
 	"strings"
 )
 
@@ -22,14 +23,27 @@ type bandwidth struct {
 	EgressBurst  uint64 `json:"egressBurst,omitempty"`
 }
 
+// resolver is CNI's "dns".
+type resolver struct {
+	Servers  []string `json:"servers,omitempty"`
+	Searches []string `json:"searches,omitempty"`
+	Options  []string `json:"options,omitempty"`
+}
+
+// ipRange is an entry of CNI's "ipRanges": a list of lists, of each of which a pod gets an address.
+type ipRange struct {
+	Subnet netip.Prefix `json:"subnet"`
+}
+
 // The annotations by which Kubernetes limits a pod's traffic.
 const (
 	ingressAnnotation = "kubernetes.io/ingress-bandwidth"
 	egressAnnotation  = "kubernetes.io/egress-bandwidth"
 )
 
-// capabilities are what plugins get that declare to want them.
-func capabilities(p Pod) (map[string]any, error) {
+// capabilities are what plugins get that declare to want them. ranges are those of the node, if the cluster has
+// told them.
+func capabilities(p Pod, ranges []netip.Prefix) (map[string]any, error) {
 	caps := map[string]any{}
 	ports, err := hostPorts(p.Ports)
 	if err != nil {
@@ -52,6 +66,16 @@ func capabilities(p Pod) (map[string]any, error) {
 	}
 	if bw != (bandwidth{}) {
 		caps["bandwidth"] = bw
+	}
+	if d := p.DNS; len(d.Servers)+len(d.Searches)+len(d.Options) > 0 {
+		caps["dns"] = resolver(d)
+	}
+	if len(ranges) > 0 {
+		sets := make([][]ipRange, 0, len(ranges))
+		for _, r := range ranges {
+			sets = append(sets, []ipRange{{r}})
+		}
+		caps["ipRanges"] = sets
 	}
 	if p.CgroupParent != "" {
 		caps["cgroupPath"] = p.CgroupParent

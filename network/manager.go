@@ -120,8 +120,13 @@ func (m *Manager) Start(context.Context) error {
 		return err
 	}
 	subnets, err := m.savedSubnets()
-	if err != nil {
+	switch {
+	case err != nil:
 		return err
+	case subnets == nil:
+		subnets = m.config.Subnets
+	default:
+		m.cni.ranges.Store(&subnets)
 	}
 	if err := m.cni.start(); err != nil {
 		return err
@@ -218,7 +223,8 @@ func (m *Manager) Flush(ctx context.Context) error {
 func (m *Manager) Purge(ctx context.Context) error { return m.bridge.purge(ctx) }
 
 // SetPodCIDR puts other address ranges in force for pods to come, as a cluster
-// assigns them to nodes, and remembers them. Pods keep what they have.
+// assigns them to nodes, and remembers them: on the built-in bridge, and as what CNI plugins get that
+// declare the capability ipRanges. Pods keep what they have.
 func (m *Manager) SetPodCIDR(_ context.Context, subnets []netip.Prefix) error {
 	if err := checkSubnets(subnets); err != nil {
 		return err
@@ -230,16 +236,17 @@ func (m *Manager) SetPodCIDR(_ context.Context, subnets []netip.Prefix) error {
 	if err := atomicfile.Write(m.subnetsFile(), data, 0o600); err != nil {
 		return fmt.Errorf("pod subnets: %w", err)
 	}
+	m.cni.ranges.Store(&subnets)
 	return m.bridge.changeSubnets(subnets)
 }
 
 func (m *Manager) subnetsFile() string { return filepath.Join(m.config.StateDir, "subnets.json") }
 
-// savedSubnets returns what SetPodCIDR was last given, or the configured ones.
+// savedSubnets returns what SetPodCIDR was last given, nil if it never was.
 func (m *Manager) savedSubnets() ([]netip.Prefix, error) {
 	data, err := os.ReadFile(m.subnetsFile())
 	if errors.Is(err, os.ErrNotExist) {
-		return m.config.Subnets, nil
+		return nil, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("pod subnets: %w", err)

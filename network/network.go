@@ -43,11 +43,15 @@ type Pod struct {
 	// NetNS is the path of the pinned network namespace.
 	NetNS string
 	Ports []PortMapping
-	// CgroupParent, Annotations and bandwidth limits are passed to CNI plugins
+	// CgroupParent, Annotations with their bandwidth limits, and DNS are passed to CNI plugins
 	// that ask for them.
 	CgroupParent string
 	Annotations  map[string]string
+	DNS          DNS
 }
+
+// DNS is how a pod resolves names, as its configuration says; all empty if it says nothing.
+type DNS struct{ Servers, Searches, Options []string }
 
 // PortMapping sends a port of the host to a port of the pod.
 type PortMapping struct {

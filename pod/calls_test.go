@@ -7,11 +7,14 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/network"
 )
 
 func TestExec(t *testing.T) {
@@ -221,6 +224,9 @@ func TestPodFiles(t *testing.T) {
 		if err != nil || !strings.Contains(string(got), want) {
 			t.Errorf("%s is %q, %v", name, got, err)
 		}
+	}
+	if told := b.networks[podID].DNS; !reflect.DeepEqual(told, network.DNS(cfg.DNS)) {
+		t.Errorf("the network was told %+v", told)
 	}
 	ok(t, m.Remove(t.Context(), podID))
 }

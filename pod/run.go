@@ -180,6 +180,7 @@ func (m *Manager) networkPod(id string, c *Config) network.Pod {
 		ID: id, Name: c.Name, Namespace: c.Namespace, UID: c.UID,
 		NetNS:        filepath.Join(m.nsDir(id), "net"),
 		CgroupParent: c.CgroupParent, Annotations: c.Annotations,
+		DNS: network.DNS(c.DNS),
 	}
 	for _, port := range c.Ports {
 		if port.HostPort == 0 {
