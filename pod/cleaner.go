@@ -10,16 +10,18 @@ import (
 // cleaner does slow deletions in the background, so that nobody waits for them. What
 // a job has to do stands in a record: a job lost to a crash is queued again by recovery.
 type cleaner struct {
-	life  *life
-	log   *slog.Logger
-	slots chan struct{} // one per job that may run at a time
+	life *life
+	log  *slog.Logger
+	// One per job that may run at a time. Those that are tried again have places of their own: what hangs, as a CNI
+	// plugin may for hours, holds up no job that has just come.
+	first, again chan struct{}
 
 	mu     sync.Mutex
 	active int           // jobs queued or running, not those that wait to be tried again
 	idle   chan struct{} // closed while active is 0
 }
 
-// cleaners is how many background deletions run at a time: they mostly wait for the
+// cleaners is how many background deletions run at a time, for the first time or again: they mostly wait for the
 // kernel's RCU, but each that runs competes with pods being started.
 const cleaners = 8
 
@@ -30,7 +32,7 @@ const (
 )
 
 func newCleaner(l *life, log *slog.Logger) *cleaner {
-	c := &cleaner{life: l, log: log, slots: make(chan struct{}, cleaners), idle: make(chan struct{})}
+	c := &cleaner{life: l, log: log, first: make(chan struct{}, cleaners), again: make(chan struct{}, cleaners), idle: make(chan struct{})}
 	close(c.idle)
 	return c
 }
@@ -40,8 +42,10 @@ func newCleaner(l *life, log *slog.Logger) *cleaner {
 func (c *cleaner) queue(what, id string, job func(context.Context) error) {
 	c.enter()
 	ok := c.life.start(func(ctx context.Context) {
+		slots := c.first
 		for wait := firstRetry; ; wait = min(2*wait, lastRetry) {
-			err := c.try(ctx, job)
+			err := c.try(ctx, slots, job)
+			slots = c.again
 			c.leave()
 			if err == nil || ctx.Err() != nil {
 				return
@@ -62,13 +66,13 @@ func (c *cleaner) queue(what, id string, job func(context.Context) error) {
 	}
 }
 
-func (c *cleaner) try(ctx context.Context, job func(context.Context) error) error {
+func (c *cleaner) try(ctx context.Context, slots chan struct{}, job func(context.Context) error) error {
 	select {
-	case c.slots <- struct{}{}:
+	case slots <- struct{}{}:
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	defer func() { <-c.slots }()
+	defer func() { <-slots }()
 	ctx, cancel := context.WithTimeout(ctx, cleanupLimit)
 	defer cancel()
 	return job(ctx)

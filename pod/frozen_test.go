@@ -102,7 +102,7 @@ func TestRetryBeforeCleanUp(t *testing.T) {
 			<-c.crashed
 			m2, _ := c.unstarted()
 			for range cleaners {
-				m2.clean.slots <- struct{}{}
+				m2.clean.first <- struct{}{}
 			}
 			ok(t, m2.Start(ctx))
 			ids := again(c.ids)
@@ -111,7 +111,7 @@ func TestRetryBeforeCleanUp(t *testing.T) {
 			}
 			ok(t, m2.CheckpointPod(ctx, c.podID, c.dir+"/", ids))
 			for range cleaners {
-				<-m2.clean.slots
+				<-m2.clean.first
 			}
 			ok(t, m2.Flush(ctx))
 			if n := c.files(); n != len(ids)+1 {
