@@ -20,30 +20,61 @@ const rounds = 16
 // machine has much else to do, or the process is frozen or waits for a broken disk.
 const dying = 5 * time.Second
 
-// killSession kills what is left of an exec, and waits until it is gone: the processes of the
-// session that it led. Its children would go on after a timeout otherwise, and hold its streams
-// open. One that began a session of its own meant to stay.
-func (c *container) killSession(ctx context.Context, leader int) error {
+// killSession kills what is left of an exec, and waits until it is gone: the processes of the session that it led, and those
+// that began one of their own and still have a stream of the exec's. They would go on after a timeout otherwise. What has let go of
+// the streams, too, or was there before the exec, meant to stay.
+func (c *container) killSession(ctx context.Context, e *execution, p *process) error {
 	engine, err := c.alive()
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, dying)
 	defer cancel()
+	streams := e.rec.streams()
+	defer streams.close()
+	err = killAll(ctx, engine, p.pid, func(_ int, s pidfd.Stat) bool { return s.Session == p.pid })
+	if err != nil {
+		return fmt.Errorf("kill the session of exec process %d in container %s: %w", p.pid, c.id, err)
+	}
+	select {
+	case <-p.exited: // it has the streams itself until then
+	case <-ctx.Done():
+		return nil // the kernel does not end it: nobody can do more
+	}
+	if !streams.inUse() {
+		return nil
+	}
+	err = killAll(ctx, engine, p.pid, func(pid int, s pidfd.Stat) bool {
+		return p.before(pid, s) && streams.heldBy(ctx, pid)
+	})
+	if err != nil {
+		return fmt.Errorf("kill who has streams of exec process %d in container %s: %w", p.pid, c.id, err)
+	}
+	return nil
+}
+
+// before says whether p is older than a process: a server that a client hands its streams to (SCM_RIGHTS) is not. Of two that started
+// in the same tick of the clock, the older one has the lower pid.
+func (p *process) before(pid int, s pidfd.Stat) bool {
+	return s.StartTime > p.startTime || s.StartTime == p.startTime && pid > p.pid
+}
+
+// whom says whether a process is to be killed.
+type whom func(pid int, s pidfd.Stat) bool
+
+// killAll kills whom it finds but one, and waits until all are gone.
+func killAll(ctx context.Context, engine runtime.Container, but int, kill whom) error {
 	for range rounds {
-		killed, err := killOnce(ctx, engine, leader)
-		if err != nil {
-			return fmt.Errorf("kill the session of exec process %d in container %s: %w", leader, c.id, err)
-		}
-		if killed == 0 {
-			return nil
+		killed, err := killOnce(ctx, engine, but, kill)
+		if killed == 0 || err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
 // killOnce kills whom it finds, and waits for them; more may have been forked meanwhile.
-func killOnce(ctx context.Context, engine runtime.Container, leader int) (killed int, err error) {
+func killOnce(ctx context.Context, engine runtime.Container, but int, kill whom) (killed int, err error) {
 	pids, err := engine.Pids(ctx)
 	if err != nil {
 		return 0, err
@@ -55,10 +86,10 @@ func killOnce(ctx context.Context, engine runtime.Container, leader int) (killed
 		}
 	}()
 	for _, pid := range pids {
-		if pid == leader {
+		if pid == but {
 			continue
 		}
-		f, err := killMember(pid, leader)
+		f, err := killProcess(pid, kill)
 		if err != nil {
 			return len(dead), err
 		}
@@ -74,15 +105,15 @@ func killOnce(ctx context.Context, engine runtime.Container, leader int) (killed
 	return len(dead), nil
 }
 
-// killMember kills a process, and returns its pidfd, if it is in the session and alive. The pidfd
+// killProcess kills a process, and returns its pidfd, if it is to be killed and alive. The pidfd
 // comes before the look, so that what is killed is what was looked at.
-func killMember(pid, leader int) (*os.File, error) {
+func killProcess(pid int, kill whom) (*os.File, error) {
 	f, err := pidfd.Open(pid)
 	if err != nil {
 		return nil, nil // it has ended
 	}
 	stat, err := pidfd.ReadStat(pid)
-	if err != nil || stat.Session != leader || stat.State == 'Z' || stat.State == 'X' {
+	if err != nil || stat.State == 'Z' || stat.State == 'X' || !kill(pid, stat) {
 		f.Close()
 		return nil, nil
 	}

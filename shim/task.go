@@ -129,9 +129,9 @@ func (s *Service) Kill(ctx context.Context, r *task.KillRequest) (*emptypb.Empty
 	}
 	sig := unix.Signal(r.Signal)
 	p := c.init
+	var e *execution
 	if r.ExecID != "" {
-		e, err := c.exec(r.ExecID)
-		if err != nil {
+		if e, err = c.exec(r.ExecID); err != nil {
 			return nil, fmt.Errorf("kill %w", err)
 		}
 		if p = e.process(); p == nil {
@@ -154,12 +154,12 @@ func (s *Service) Kill(ctx context.Context, r *task.KillRequest) (*emptypb.Empty
 		}
 		return nil, fmt.Errorf("kill container %s: %w: %w", c.id, kind, err)
 	}
-	if sig == unix.SIGKILL && r.ExecID != "" {
+	if sig == unix.SIGKILL && e != nil {
 		if p.remote != nil {
 			// Another program's pids may be those of a virtual machine: they name nobody here.
 			return &emptypb.Empty{}, nil
 		}
-		return &emptypb.Empty{}, c.killSession(ctx, p.pid)
+		return &emptypb.Empty{}, c.killSession(ctx, e, p)
 	}
 	if sig == unix.SIGKILL && c.isPaused() {
 		// A frozen process does not die before it is thawed (cgroup v1).

@@ -21,8 +21,8 @@ const cleanupTimeout = 10 * time.Second
 const killTimeout = 2 * time.Second
 
 // Exec runs a process to its end and returns its exit code. When ctx ends first the
-// process is killed, with its session, and ctx's error returned once all are gone (but
-// processes that the kernel cannot end are waited for two seconds at most). A process that survives the shim is
+// process is killed, with its session and, unless it has a terminal, what it has started that still has one of its streams; ctx's
+// error is returned once all are gone (but processes that the kernel cannot end are waited for two seconds at most). A process that survives the shim is
 // waited for through the next one.
 //
 // What the process printed before it exited has been written to the Streams when Exec

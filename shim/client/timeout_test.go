@@ -3,10 +3,13 @@ package client_test
 import (
 	"context"
 	"errors"
+	"io"
 	"path/filepath"
 	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/shim/client"
 )
@@ -49,11 +52,44 @@ func (f firstWrite) Write(p []byte) (int, error) {
 }
 
 // An exec whose caller gives up is gone when the call returns, with what it started: a
-// child that holds its streams too. What left the session stays.
+// child that holds its streams too, whether or not that has left the session. What has let go of the streams stays.
 func TestTimedOutExecIsGoneWithItsChildren(t *testing.T) {
 	r := newRig(t)
-	req := r.request("sleep 1000")
+	for _, tc := range []struct{ name, script, left string }{
+		{"session", "sleep 2001 & (sleep 2002 &) ; echo ready; exec sleep 2004", ""},
+		{"stdout", "setsid sh -c 'echo ready; exec sleep 2003' 2>/dev/null & exec sleep 2004", ""},
+		{"stderr", "setsid sh -c 'echo ready; exec sleep 2003 >/dev/null' & exec sleep 2004", ""},
+		{"stdin", "exec 7<&0; setsid sh -c 'echo ready; exec sleep 2003 <&7 7<&- >/dev/null 2>&1' & exec sleep 2004", ""},
+		{"a copy", "setsid sh -c 'echo ready; exec sleep 2003 7>&1 >/dev/null 2>&1' & exec sleep 2004", ""},
+		{"opened again", "setsid sh -c 'exec 7>/proc/self/fd/1 >/dev/null 2>&1; echo ready >&7; exec sleep 2003' & exec sleep 2004", ""},
+		{"several", "setsid sh -c 'setsid sleep 2002 & setsid sleep 2003 & echo ready; wait' & exec sleep 2004", ""},
+		{
+			"none", "mkfifo /in; setsid sh -c 'echo >/in; exec sleep 2005' </dev/null >/dev/null 2>&1 & read x </in; echo ready; exec sleep 2004",
+			"sleep 2005\n",
+		},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			req := r.request("sleep 1000")
+			r.run(req)
+			abandon(t, r, req.ID, tc.script, tc.left)
+		})
+	}
+}
+
+// A server that an exec has handed its streams to was there before, and is not the exec's.
+func TestTimedOutExecLeavesServersAlone(t *testing.T) {
+	r := newRig(t)
+	req := r.request("read pid < /in; exec 7>/proc/$pid/fd/8; echo ready >&7; exec sleep 2005")
+	if err := unix.Mkfifo(filepath.Join(req.Bundle, "rootfs", "in"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	r.run(req)
+	// Its stdout is another file while echo writes, and nobody can look into it while it executes the last command.
+	abandon(t, r, req.ID, "exec 8>&1; echo $$ > /in; sleep 2004; :", "sleep 2005\n")
+}
+
+// abandon runs a script that says when it is ready, gives up on it then, and sees which of the sleeps from 2000 on are left.
+func abandon(t *testing.T, r *rig, id, script, want string) {
 	ctx, giveUp := context.WithCancel(r.ctx())
 	defer giveUp()
 	ready, gaveUp := make(firstWrite, 1), make(chan time.Time, 1)
@@ -61,22 +97,23 @@ func TestTimedOutExecIsGoneWithItsChildren(t *testing.T) {
 		gaveUp <- <-ready
 		giveUp()
 	}()
+	input, write := io.Pipe() // open, so that the other side is, too
+	defer write.Close()
 	_, err := r.c.Exec(ctx, client.ExecRequest{
-		PodID: pod, ID: req.ID,
-		Process: process("/bin/sh", "-c", "sleep 2001 & (sleep 2002 &) ; setsid sh -c 'echo ready; exec sleep 2003' & exec sleep 2004"),
-		Streams: client.Streams{Stdout: ready},
+		PodID: pod, ID: id, Process: process("/bin/sh", "-c", script),
+		Streams: client.Streams{Stdin: input, Stdout: ready, Stderr: io.Discard},
 	})
 	if !errors.Is(err, context.Canceled) {
 		t.Fatalf("exec: %v", err)
 	}
 	took := time.Since(<-gaveUp)
 	left := func() string {
-		out, _, _ := r.exec(req.ID, "ps | grep -o '[s]leep 200[0-9]' | sort -u")
+		out, _, _ := r.exec(id, "ps | grep -o '[s]leep 200[0-9]' | sort -u")
 		return out
 	}
 	if took >= client.KillTimeout { // it returned without knowing
-		r.waitFor("end of the exec", func() bool { return left() == "sleep 2003\n" })
-	} else if out := left(); out != "sleep 2003\n" {
-		t.Errorf("left: %q", out)
+		r.waitFor("end of the exec", func() bool { return left() == want })
+	} else if out := left(); out != want {
+		t.Errorf("left: %q, want %q", out, want)
 	}
 }

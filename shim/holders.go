@@ -1,0 +1,102 @@
+package shim
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// stream is a FIFO that an exec had as one of its streams. It is held without being opened for anything, so that it can be asked
+// about when its name is gone.
+type stream struct {
+	f     *os.File
+	input bool
+}
+
+// streams are an exec's; none of one with a terminal, whose end everybody is told who has it.
+type streams []stream
+
+func (r *execRecord) streams() (all streams) {
+	if r.Terminal {
+		return nil
+	}
+	for _, path := range []string{r.Stdin, r.Stdout, r.Stderr} {
+		if path == "" {
+			continue
+		}
+		fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+		if err != nil {
+			continue // the caller has taken it away: whoever reads or writes it is told
+		}
+		all = append(all, stream{os.NewFile(uintptr(fd), path), path == r.Stdin})
+	}
+	return all
+}
+
+func (s streams) close() {
+	for _, one := range s {
+		one.f.Close()
+	}
+}
+
+// path leads to the FIFO whatever has become of its name.
+func (s stream) path() string { return "/proc/self/fd/" + strconv.Itoa(int(s.f.Fd())) }
+
+// inUse says whether somebody other than the caller may have one of the streams. It is cheap.
+func (s streams) inUse() bool {
+	for _, one := range s {
+		if !one.input {
+			if hasWriter(one.path()) {
+				return true
+			}
+		} else if w, err := openFIFO(one.path(), unix.O_WRONLY); err == nil {
+			unix.Close(w)
+			return true
+		}
+	}
+	return false
+}
+
+// heldBy says whether a process has one of the streams open. Names are compared and no file is looked at: a container's
+// own may be on a file system that does not answer.
+func (s streams) heldBy(ctx context.Context, pid int) bool {
+	dir, err := os.Open(filepath.Join("/proc", strconv.Itoa(pid), "fd"))
+	if err != nil {
+		return false // it has ended
+	}
+	defer dir.Close()
+	for ctx.Err() == nil {
+		names, err := dir.Readdirnames(256)
+		for _, name := range names {
+			if s.have(nameOf(filepath.Join(dir.Name(), name))) {
+				return true
+			}
+		}
+		if err != nil {
+			return false
+		}
+	}
+	return false
+}
+
+func (s streams) have(name string) bool {
+	for _, one := range s {
+		if name != "" && nameOf(one.path()) == name {
+			return true
+		}
+	}
+	return false
+}
+
+// nameOf is the name of the file that a link in /proc leads to, or had before it was removed; "" if it has none.
+func nameOf(link string) string {
+	name, err := os.Readlink(link)
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSuffix(name, " (deleted)")
+}
