@@ -103,7 +103,7 @@ lint: deps ## gofumpt, go vet, staticcheck, shellcheck, import rules
 	@GO="$(GO)" hack/lint.sh
 
 unit: build ## unit tests
-	@GO="$(GO)" hack/tools.sh runc-shim
+	@GO="$(GO)" hack/tools.sh runc-shim cni
 	CGO_ENABLED=1 $(GO) test -timeout 30m -tags $(UNITTAGS) $$($(GO) list -tags $(UNITTAGS) ./... | grep -v /integration)
 	CGO_ENABLED=1 $(GO) test -timeout 30m -race -short -tags $(UNITTAGS),$(FAULTTAG) $(RACE)
 	cd cluster && CGO_ENABLED=0 $(GO) test $$($(GO) list ./... | grep -v /integration)
