@@ -158,3 +158,30 @@ func TestDriverKeepsWhatWasWrittenWithDamagedRecords(t *testing.T) {
 		})
 	}
 }
+
+// Regression: a file among the directories of mounts or lazy layers kept the daemon from starting.
+func TestDriverStartsWithStrangeEntries(t *testing.T) {
+	eachDriver(t, func(t *testing.T, s *Store) {
+		layers := twoLayers(t, s)
+		snap := prepared(t, s, "c", layers...)
+		before := looks(t, snap.Target)
+		for _, in := range []string{mountsDir, "lazy", "layers/sha256", "snapshots", "quarantine"} {
+			dir := filepath.Join(s.root, in)
+			must(t, os.MkdirAll(filepath.Join(dir, "dir", "sub"), 0o700))
+			for _, name := range []string{"file", strings.Repeat("a", 64), "dir/file"} {
+				write(t, filepath.Join(dir, name), "x")
+			}
+			must(t, os.Symlink("/nowhere", filepath.Join(dir, "link")))
+		}
+		for range 2 {
+			s = again(t, s)
+			must(t, errors.Join(s.Recover(t.Context(), []string{"c"}), s.Flush(t.Context())))
+			if diff := cmp.Diff(before, looks(t, snap.Target)); diff != "" {
+				t.Fatal(diff)
+			}
+			if all, _ := s.Layers(); len(all) != 2 || len(s.List()) != 1 {
+				t.Errorf("layers %v, snapshots %v", all, s.List())
+			}
+		}
+	})
+}

@@ -190,7 +190,7 @@ func (s *Store) unmountLazy(d digest.Digest) error {
 	at := upperIn(s.lazyDir(d))
 	for {
 		err := unix.Unmount(at, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
-		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
+		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
 			break // nothing is mounted there
 		}
 		if err != nil {
@@ -248,7 +248,7 @@ func (s *Store) loadLazy(served func(digest.Digest) bool) error {
 			s.log.Warn("dropping a lazy layer that is not shown any more: what has it must be pulled again", "layer", e.Name(), "error", err)
 		}
 		if err := s.dropLazy(d); err != nil {
-			return err
+			s.log.Warn("it is left", "layer", e.Name(), "error", err)
 		}
 	}
 	return nil

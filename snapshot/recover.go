@@ -45,7 +45,8 @@ func (s *Store) loadSnapshots(ctx context.Context) error {
 		s.addLocked(snap).mounted = slices.Contains(mounts[snap.ID], snap.Target)
 		s.mu.Unlock()
 	}
-	return s.dropStrays(mounts)
+	s.dropStrays(mounts)
+	return nil
 }
 
 func (s *Store) readRecord(id string) (Snapshot, error) {
@@ -71,7 +72,7 @@ func (s *Store) readRecord(id string) (Snapshot, error) {
 
 // dropStrays unmounts what is mounted from this store and not recorded, or away
 // from its target.
-func (s *Store) dropStrays(mounts map[string][]string) error {
+func (s *Store) dropStrays(mounts map[string][]string) {
 	for id, points := range mounts {
 		known := s.pointsOf(id)
 		for _, point := range points {
@@ -80,11 +81,10 @@ func (s *Store) dropStrays(mounts map[string][]string) error {
 			}
 			s.log.Warn("unmounting a snapshot that is not recorded", "snapshot", id, "target", point)
 			if err := unix.Unmount(point, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
-				return fmt.Errorf("unmount %s: %w", point, err)
+				s.log.Warn("cannot unmount it", "snapshot", id, "target", point, "error", err)
 			}
 		}
 	}
-	return nil
 }
 
 // Recover removes every snapshot whose id is not claimed, and mounts again those

@@ -27,9 +27,16 @@ func (s *Store) takeOver() error {
 	was := DriverName(strings.TrimSpace(string(data)))
 	switch {
 	case errors.Is(err, os.ErrNotExist):
-		was = Overlay // stores older than the file
+		if was, err = s.guessDriver(); err != nil {
+			return err
+		}
+		err = errUnknownDriver
 	case err != nil:
-		return fmt.Errorf("snapshot store: %w", err)
+		s.log.Warn("the file that says what the snapshot store's driver is cannot be read; taken to be the one that is set", "file", file, "error", err, "driver", s.driverName)
+		if err := s.discard(file); err != nil { // it may be a directory
+			return err
+		}
+		was = s.driverName
 	case was != Overlay && was != EROFS && was != Native:
 		// A damaged file must not cost containers their roots.
 		s.log.Warn("the snapshot store's driver is not known; taken to be the one that is set", "file", file, "content", was, "driver", s.driverName)
@@ -47,6 +54,27 @@ func (s *Store) takeOver() error {
 		return fmt.Errorf("snapshot store: %w", err)
 	}
 	return nil
+}
+
+// guessDriver finds out who has made a store without the file: it may be new, older than the file, or have lost it.
+func (s *Store) guessDriver() (DriverName, error) {
+	mounts, err := nativeDriver{}.mounts(s.snapshotsDir())
+	if err != nil {
+		return "", err
+	}
+	if len(mounts) > 0 {
+		return Native, nil
+	}
+	layers, err := os.ReadDir(s.layersDir())
+	if err != nil {
+		return "", fmt.Errorf("snapshot store: %w", err)
+	}
+	for _, l := range layers {
+		if _, err := os.Lstat(filepath.Join(s.layersDir(), l.Name(), imageName)); err == nil {
+			return EROFS, nil
+		}
+	}
+	return Overlay, nil
 }
 
 func (s *Store) dropOther(was DriverName) error {
@@ -96,7 +124,7 @@ func (s *Store) dropLayerMounts() error {
 			continue
 		}
 		if err := e.free(filepath.Join(s.layersDir(), m.Name())); err != nil {
-			return err
+			s.log.Warn("what is mounted of no layer of the store is left", "error", err)
 		}
 	}
 	return nil
