@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/opencontainers/go-digest"
+	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/image/unpack"
 )
@@ -122,6 +123,71 @@ func TestDamagedLedger(t *testing.T) {
 			}
 			_, err = s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
 			must(t, err)
+		})
+	}
+}
+
+// Whatever is in the place of what belongs to the store, it opens, and images can be had again.
+func TestStrangeStore(t *testing.T) {
+	dir := func(path string) error {
+		return errors.Join(os.RemoveAll(path), os.MkdirAll(filepath.Join(path, "x"), 0o755))
+	}
+	file := func(path, data string) error {
+		return errors.Join(os.RemoveAll(path), os.WriteFile(path, []byte(data), 0o644))
+	}
+	pipe := func(path string) error { return errors.Join(os.RemoveAll(path), unix.Mkfifo(path, 0o600)) }
+	nowhere := func(path string) error { return errors.Join(os.RemoveAll(path), os.Symlink("/nowhere/at/all", path)) }
+	for name, tc := range map[string]struct {
+		damage  func(l layout, p pushed) error
+		kept    int // things set aside
+		fetched int // blobs, when the image is pulled again: of a lost one at least the configuration
+	}{
+		"index is a directory":   {func(l layout, _ pushed) error { return dir(l.index()) }, 1, 1},
+		"index is a pipe":        {func(l layout, _ pushed) error { return pipe(l.index()) }, 1, 1},
+		"ledger is a directory":  {func(l layout, _ pushed) error { return dir(l.ledger()) }, 1, 0},
+		"ledger is a pipe":       {func(l layout, _ pushed) error { return pipe(l.ledger()) }, 1, 0},
+		"blobs are a file":       {func(l layout, _ pushed) error { return file(filepath.Dir(l.blobs()), "") }, 1, 4},
+		"sha256 is a file":       {func(l layout, _ pushed) error { return file(l.blobs(), "") }, 1, 4},
+		"sha256 leads nowhere":   {func(l layout, _ pushed) error { return nowhere(l.blobs()) }, 1, 4},
+		"document is a dir":      {func(l layout, p pushed) error { return dir(l.blob(p.config)) }, 1, 1},
+		"document is a pipe":     {func(l layout, p pushed) error { return pipe(l.blob(p.manifest)) }, 1, 1},
+		"layer's blob is a dir":  {func(l layout, p pushed) error { return dir(l.blob(p.layers[0])) }, 1, 1},
+		"ingest is a file":       {func(l layout, _ pushed) error { return file(l.ingest(), "") }, 0, 0},
+		"temporary is a dir":     {func(l layout, _ pushed) error { return dir(filepath.Join(l.root, ".atomic-1-1")) }, 0, 0},
+		"oci-layout is junk":     {func(l layout, _ pushed) error { return file(l.root+"/oci-layout", "\x00\x00") }, 1, 0},
+		"oci-layout is empty":    {func(l layout, _ pushed) error { return file(l.root+"/oci-layout", "") }, 1, 0},
+		"oci-layout is a dir":    {func(l layout, _ pushed) error { return dir(l.root + "/oci-layout") }, 1, 0},
+		"oci-layout of tomorrow": {func(l layout, _ pushed) error { return file(l.root+"/oci-layout", `{"imageLayoutVersion":"9"}`) }, 1, 0},
+		"oci-layout is missing":  {func(l layout, _ pushed) error { return os.Remove(l.root + "/oci-layout") }, 0, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r, s := newFake(t), openStore(t, nil)
+			p := r.image("app:1", threeLayers(), nil)
+			_, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
+			must(t, err)
+			must(t, s.Close())
+			must(t, tc.damage(s.layout, p))
+			s.Store = nil
+			s.reopen(t)
+			if kept, err := filepath.Glob(s.layout.root + "/*.damaged-*"); err != nil || len(kept) != tc.kept {
+				t.Errorf("set aside: %v, %v", kept, err)
+			}
+			before := r.blobReads()
+			_, err = s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
+			must(t, err)
+			if n := r.blobReads() - before; n != tc.fetched {
+				t.Errorf("%d blobs fetched, want %d", n, tc.fetched)
+			}
+			s.reopen(t)
+			if got := s.left(t); got != "images 1 blobs 5 layers 3 ingest 0 staging 0" {
+				t.Error(got)
+			}
+			if data, err := os.ReadFile(s.layout.root + "/oci-layout"); err != nil || string(data) != `{"imageLayoutVersion":"1.0.0"}` {
+				t.Errorf("oci-layout is %q, %v", data, err)
+			}
+			if v, err := s.Verify(t.Context(), VerifyOptions{}); err != nil || len(v.Damaged) != 0 || v.Blobs != 3 || v.Layers != 3 {
+				t.Errorf("%+v, %v", v, err)
+			}
 		})
 	}
 }

@@ -2,7 +2,10 @@ package image
 
 import (
 	"errors"
+	"fmt"
+	"os"
 	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -22,4 +25,29 @@ var notOfTheFile = []error{
 // it cannot be read (EIO, EUCLEAN), or is no file at all (EISDIR, ENOTDIR, ENXIO).
 func isOfTheFile(err error) bool {
 	return err != nil && !slices.ContainsFunc(notOfTheFile, func(other error) bool { return errors.Is(err, other) })
+}
+
+// errNoFile is something else where a file belongs.
+var errNoFile = errors.New("not a regular file")
+
+// checkFile fails if something else than a file is there; of a pipe, say, opening it would not return.
+func checkFile(path string) error {
+	st, err := os.Stat(path)
+	if err == nil && !st.Mode().IsRegular() {
+		err = fmt.Errorf("%s: %w", path, errNoFile)
+	}
+	return err
+}
+
+// readFile reads a file of the store's own.
+func readFile(path string) ([]byte, error) {
+	if err := checkFile(path); err != nil {
+		return nil, err
+	}
+	return os.ReadFile(path)
+}
+
+// damagedName is the name that something damaged is kept under.
+func damagedName(path string) string {
+	return path + ".damaged-" + time.Now().UTC().Format("20060102T150405.000")
 }

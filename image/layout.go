@@ -35,43 +35,6 @@ func (l layout) blobs() string {
 
 func (l layout) blob(d digest.Digest) string { return filepath.Join(l.blobs(), d.Encoded()) }
 
-// create makes what is missing of the layout, and removes what a crash left behind.
-// The root is closed to other users: images may be private.
-func (l layout) create() error {
-	if err := os.MkdirAll(l.root, 0o700); err != nil {
-		return err
-	}
-	if err := os.MkdirAll(l.blobs(), 0o755); err != nil {
-		return err
-	}
-	files, err := os.ReadDir(l.root)
-	if err != nil {
-		return err
-	}
-	for _, f := range files {
-		if atomicfile.IsTemp(f.Name()) {
-			if err := os.Remove(filepath.Join(l.root, f.Name())); err != nil {
-				return err
-			}
-		}
-	}
-	if err := os.RemoveAll(l.ingest()); err != nil {
-		return err
-	}
-	if err := os.Mkdir(l.ingest(), 0o700); err != nil {
-		return err
-	}
-	file := filepath.Join(l.root, ocispec.ImageLayoutFile)
-	if _, err := os.Stat(file); !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	data, err := json.Marshal(ocispec.ImageLayout{Version: ocispec.ImageLayoutVersion})
-	if err != nil {
-		return err
-	}
-	return atomicfile.WriteSync(file, data, 0o644)
-}
-
 // stage opens a new file in ingest/.
 func (l layout) stage() (*os.File, error) { return os.CreateTemp(l.ingest(), "blob-*") }
 
@@ -124,13 +87,15 @@ func (l layout) read(_ context.Context, d ocispec.Descriptor) ([]byte, error) {
 }
 
 // loadIndex reads index.json; a missing one is a store without images. What cannot be
-// understood is damage: the file is set aside, and what can be understood is returned.
+// read or understood is damage; what can be understood is returned.
 func (l layout) loadIndex() (entries []indexEntry, damage []error, err error) {
-	data, err := os.ReadFile(l.index())
-	if errors.Is(err, fs.ErrNotExist) {
+	data, err := readFile(l.index())
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		return nil, nil, nil
-	}
-	if err != nil {
+	case isOfTheFile(err):
+		return nil, []error{err}, nil
+	case err != nil:
 		return nil, nil, err
 	}
 	var index struct {
@@ -152,14 +117,18 @@ func (l layout) loadIndex() (entries []indexEntry, damage []error, err error) {
 		}
 		entries = append(entries, e)
 	}
-	if len(damage) > 0 {
-		aside := setAside(l.index())
-		if err := os.WriteFile(aside, data, 0o600); err != nil {
-			return nil, nil, err
-		}
-		damage = append(damage, fmt.Errorf("it is kept as %s", aside))
-	}
 	return entries, damage, nil
+}
+
+// keepIndex gives a damaged index.json a second name. It has its own, too, until it is replaced, so
+// that the next start knows of the damage if this one does not get so far; but what is no file
+// cannot have two.
+func (l layout) keepIndex() (aside string, err error) {
+	aside = damagedName(l.index())
+	if os.Link(l.index(), aside) == nil {
+		return aside, nil
+	}
+	return aside, os.Rename(l.index(), aside)
 }
 
 // indexEntry is a line of index.json.

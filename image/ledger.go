@@ -58,17 +58,12 @@ func openLedger(path string, log *slog.Logger) (*ledger, error) {
 	if err == nil || !errors.Is(err, errLedgerDamaged) {
 		return l, err
 	}
-	aside := setAside(path)
+	aside := damagedName(path)
 	log.Warn("image ledger set aside: it is damaged; layers may be fetched again", "error", err, "moved", aside)
 	if err := os.Rename(path, aside); err != nil {
 		return nil, fmt.Errorf("set %s aside: %w", path, err)
 	}
 	return l, l.load()
-}
-
-// setAside is a name for a damaged file.
-func setAside(path string) string {
-	return path + ".damaged-" + time.Now().UTC().Format("20060102T150405.000")
 }
 
 // errNewLedger is a file that nothing has been written to.
@@ -80,6 +75,9 @@ var errLedgerDamaged = errors.New("damaged ledger")
 func (l *ledger) load() error {
 	l.layers, l.unsaid, l.leases = map[digest.Digest]digest.Digest{}, map[digest.Digest]digest.Digest{}, map[string]lease{}
 	err := guarded(func() (err error) {
+		if err := checkFile(l.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
 		l.db, err = bbolt.Open(l.path, 0o600, &bbolt.Options{Timeout: ledgerLock, FreelistType: bbolt.FreelistMapType})
 		if err != nil {
 			return err
@@ -93,14 +91,13 @@ func (l *ledger) load() error {
 			return errors.Join(err, err2)
 		})
 	})
-	var path *fs.PathError
 	switch {
 	case err == nil:
 		return nil
 	case errors.Is(err, bbolterrors.ErrTimeout):
 		return fmt.Errorf("open %s: another process holds it: %w", l.path, err)
-	case errors.As(err, &path):
-		return err // the file system's
+	case !isOfTheFile(err):
+		return err
 	}
 	if l.db != nil {
 		_ = guarded(l.db.Close)

@@ -97,13 +97,16 @@ func Open(cfg Config) (*Store, error) {
 }
 
 func (s *Store) recover(ctx context.Context) error {
-	if err := s.layout.create(); err != nil {
+	strange, err := s.layout.create()
+	for _, d := range strange {
+		s.cfg.Log.Warn("image store is damaged", "error", d)
+	}
+	if err != nil {
 		return fmt.Errorf("open image store: %w", err)
 	}
 	if err := s.disks.add(s.layout.root); err != nil {
 		return fmt.Errorf("open image store: %w", err)
 	}
-	var err error
 	if s.ledger, err = openLedger(s.layout.ledger(), s.cfg.Log); err != nil {
 		return fmt.Errorf("open image store: %w", err)
 	}
@@ -125,17 +128,35 @@ func (s *Store) recover(ctx context.Context) error {
 	}
 	s.now.Store(newCatalog(entries, s.cfg.short(), s.cfg.Pinned))
 	if len(entries) != len(index) || len(damage) > 0 {
-		if err := errors.Join(s.salvage(), s.layout.saveIndex(entries)); err != nil {
-			return err
+		if err := s.mendIndex(entries, len(damage) > 0); err != nil {
+			return fmt.Errorf("open image store: %w", err)
 		}
 	}
 	if err := s.usage.count(s.layout.blobs()); err != nil {
 		return fmt.Errorf("open image store: %w", err)
 	}
-	if err := s.GC(ctx); err != nil || s.cfg.Lazy == nil {
-		return err
+	if err := s.GC(ctx); err != nil {
+		s.cfg.Log.Warn("garbage of images is left", "error", err)
+	}
+	if s.cfg.Lazy == nil {
+		return nil
 	}
 	return s.landAll()
+}
+
+// mendIndex writes the index anew, with the images that are whole.
+func (s *Store) mendIndex(entries []named, damaged bool) error {
+	if err := s.salvage(); err != nil {
+		s.cfg.Log.Warn("images have to be pulled again with all of their layers", "error", err)
+	}
+	if damaged {
+		if aside, err := s.layout.keepIndex(); err != nil {
+			s.cfg.Log.Warn("damaged image index is not kept", "error", err)
+		} else {
+			s.cfg.Log.Warn("damaged image index is kept", "file", aside)
+		}
+	}
+	return s.layout.saveIndex(entries)
 }
 
 // loadContent reads an image back from the blobs and checks that all of it is there.

@@ -24,7 +24,7 @@ func (u *usage) count(dir string) error {
 	for _, f := range files {
 		info, err := f.Info()
 		if err != nil {
-			return err
+			continue // it is damaged; whoever needs it will tell
 		}
 		u.add(digest.NewDigestFromEncoded(digest.SHA256, f.Name()), info.Size())
 	}

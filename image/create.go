@@ -1,0 +1,153 @@
+package image
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/coracle-project/coracle/internal/atomicfile"
+)
+
+// create makes what is missing of the layout, and removes what a crash left behind. What is
+// damaged, or stands where something else belongs, is set aside and told.
+// The root is closed to other users: images may be private.
+func (l layout) create() (damage []error, err error) {
+	if err := os.MkdirAll(l.root, 0o700); err != nil {
+		return nil, err
+	}
+	found := func(d, err error) error {
+		if d != nil {
+			damage = append(damage, d)
+		}
+		return err
+	}
+	if err := found(l.makeDir(filepath.Dir(l.blobs()))); err != nil {
+		return damage, err
+	}
+	if err := found(l.makeDir(l.blobs())); err != nil {
+		return damage, err
+	}
+	strange, err := l.clearBlobs()
+	damage = append(damage, strange...)
+	if err != nil {
+		return damage, err
+	}
+	if err := l.removeTemps(); err != nil {
+		return damage, err
+	}
+	if err := os.RemoveAll(l.ingest()); isOfTheFile(err) {
+		if err := found(l.setAside(l.ingest(), err)); err != nil {
+			return damage, err
+		}
+	} else if err != nil {
+		return damage, err
+	}
+	if err := os.Mkdir(l.ingest(), 0o700); err != nil {
+		return damage, err
+	}
+	return damage, found(l.mark())
+}
+
+// makeDir makes sure that there is a directory that can be listed.
+func (l layout) makeDir(path string) (damage, err error) {
+	_, err = os.ReadDir(path)
+	if err == nil {
+		return nil, nil
+	}
+	if !isOfTheFile(err) {
+		return nil, err
+	}
+	if _, no := os.Lstat(path); !errors.Is(no, fs.ErrNotExist) {
+		if damage, err = l.setAside(path, err); err != nil {
+			return damage, err
+		}
+	}
+	return damage, os.Mkdir(path, 0o755)
+}
+
+// clearBlobs sets aside what has a blob's name and cannot be one: it would be in the blob's way.
+func (l layout) clearBlobs() (damage []error, err error) {
+	files, err := os.ReadDir(l.blobs())
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range files {
+		if f.Type().IsRegular() || f.Type() == fs.ModeSymlink || digest.NewDigestFromEncoded(digest.SHA256, f.Name()).Validate() != nil {
+			continue
+		}
+		d, err := l.setAside(filepath.Join(l.blobs(), f.Name()), errNoFile)
+		if err != nil {
+			return damage, err
+		}
+		damage = append(damage, d)
+	}
+	return damage, nil
+}
+
+// removeTemps removes what interrupted writes have left.
+func (l layout) removeTemps() error {
+	files, err := os.ReadDir(l.root)
+	if err != nil {
+		return err
+	}
+	for _, f := range files {
+		if atomicfile.IsTemp(f.Name()) {
+			if err := os.RemoveAll(filepath.Join(l.root, f.Name())); err != nil && !isOfTheFile(err) {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// mark makes sure of the file by which other tools know an OCI image layout.
+func (l layout) mark() (damage, err error) {
+	file := filepath.Join(l.root, ocispec.ImageLayoutFile)
+	err = readMark(file)
+	switch {
+	case err == nil:
+		return nil, nil
+	case errors.Is(err, fs.ErrNotExist):
+	case !isOfTheFile(err):
+		return nil, err
+	default:
+		if damage, err = l.setAside(file, err); err != nil {
+			return damage, err
+		}
+	}
+	data, err := json.Marshal(ocispec.ImageLayout{Version: ocispec.ImageLayoutVersion})
+	if err != nil {
+		return damage, err
+	}
+	return damage, atomicfile.WriteSync(file, data, 0o644)
+}
+
+func readMark(file string) error {
+	data, err := readFile(file)
+	if err != nil {
+		return err
+	}
+	var layout ocispec.ImageLayout
+	if err := json.Unmarshal(data, &layout); err != nil {
+		return fmt.Errorf("read %s: %w", file, err)
+	}
+	if layout.Version != ocispec.ImageLayoutVersion {
+		return fmt.Errorf("%s is of version %q, not %s", file, layout.Version, ocispec.ImageLayoutVersion)
+	}
+	return nil
+}
+
+// setAside moves what is damaged out of the way, to a name in the root, and says so.
+func (l layout) setAside(path string, cause error) (damage, err error) {
+	aside := damagedName(filepath.Join(l.root, filepath.Base(path)))
+	if err := os.Rename(path, aside); err != nil {
+		return cause, fmt.Errorf("set aside what is damaged: %w", err)
+	}
+	return fmt.Errorf("%s: %w; it is kept as %s", path, cause, aside), nil
+}
