@@ -305,6 +305,28 @@ func TestVerifyAndRepair(t *testing.T) {
 	}
 }
 
+// What was salvaged of a lost image is collected when it is given up, and the bytes are told.
+func TestReleaseSalvaged(t *testing.T) {
+	r, s := newFake(t), openStore(t, nil)
+	r.image("app:1", threeLayers(), nil)
+	_, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
+	must(t, err)
+	must(t, os.WriteFile(s.layout.index(), []byte("{"), 0o644))
+	s.reopen(t)
+	kept, _, err := s.Usage()
+	must(t, err)
+	if freed, err := s.Collect(t.Context()); freed != 0 || err != nil || kept == 0 {
+		t.Errorf("%d bytes of %d collected that are kept for a day, %v", freed, kept, err)
+	}
+	must(t, s.ReleaseSalvaged(t.Context()))
+	if freed, err := s.Collect(t.Context()); freed != kept || err != nil {
+		t.Errorf("%d bytes of %d collected, %v", freed, kept, err)
+	}
+	if got := s.left(t); got != nothingLeft {
+		t.Error(got)
+	}
+}
+
 func TestLease(t *testing.T) {
 	r, s := newFake(t), openStore(t, nil)
 	p := r.image("app:1", threeLayers(), nil)

@@ -54,9 +54,33 @@ func (s *Store) unpin(ctx context.Context, digests []digest.Digest) error {
 // Layers that a snapshot uses stay; call GC again when the layer store says that
 // one of them is free. Pulls go on meanwhile.
 func (s *Store) GC(ctx context.Context) error {
+	all, err := s.allThere()
+	if err != nil {
+		return err
+	}
+	return s.sweepUp(ctx, all)
+}
+
+// Collect is GC for whoever wants to know what it has deleted: allocated bytes.
+func (s *Store) Collect(ctx context.Context) (freed int64, err error) {
+	if err := s.begin(); err != nil {
+		return 0, err
+	}
+	defer s.wg.Done()
+	all, err := s.allThere()
+	if err != nil {
+		return 0, err
+	}
+	before := s.sizeOf(all)
+	err = s.sweepUp(ctx, all)
+	return before - s.sizeOf(all), err
+}
+
+// allThere is all that there is, needed or not.
+func (s *Store) allThere() (needs, error) {
 	files, err := os.ReadDir(s.layout.blobs())
 	if err != nil {
-		return fmt.Errorf("collect blobs: %w", err)
+		return needs{}, fmt.Errorf("collect blobs: %w", err)
 	}
 	all := needs{map[digest.Digest]bool{}, map[digest.Digest]bool{}}
 	for _, f := range files {
@@ -69,12 +93,12 @@ func (s *Store) GC(ctx context.Context) error {
 	}
 	layers, err := s.cfg.Layers.Layers()
 	if err != nil {
-		return fmt.Errorf("collect layers: %w", err)
+		return needs{}, fmt.Errorf("collect layers: %w", err)
 	}
 	for _, d := range layers {
 		all.layers[d] = true
 	}
-	return s.sweepUp(ctx, all)
+	return all, nil
 }
 
 // sweepUp removes of the candidates what nothing needs, and forgets what it was.

@@ -74,6 +74,9 @@ func (s *Store) salvage() error {
 	return s.ledger.putLease(salvageLease, &lease{Until: time.Now().Add(salvageTime), Digests: keep})
 }
 
+// ReleaseSalvaged gives up what is kept of images that were lost to damage.
+func (s *Store) ReleaseSalvaged(ctx context.Context) error { return s.Release(ctx, salvageLease) }
+
 // endLeases drops leases that have ended.
 func (s *Store) endLeases(names []string) error {
 	var errs []error

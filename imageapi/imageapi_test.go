@@ -253,6 +253,46 @@ func TestPrune(t *testing.T) {
 	}
 }
 
+// Garbage goes with a prune, and what damage has left of images with one of all.
+func TestPruneCollects(t *testing.T) {
+	w := newWorld(t)
+	// lost makes layers that a lease keeps and no image has.
+	lost := func(lease, file string) {
+		made := w.imported("localhost/lost:1", file, strings.Repeat(file, 10_000))
+		must(t, w.images.Lease(t.Context(), lease, time.Hour, digest.Digest(made.GetLayers()[0].GetDiffId())))
+		must(t, w.images.Remove(t.Context(), made.GetId()))
+	}
+	layers := func() int {
+		all, err := w.snapshots.Layers()
+		must(t, err)
+		return len(all)
+	}
+	lost("a tool's", "a")
+	lost("salvage", "b")
+	for _, tc := range []struct {
+		name  string
+		do    func() error
+		all   bool
+		left  int
+		frees bool
+	}{
+		{"leased", nil, false, 2, false},
+		{"a tool has let go", func() error { return w.images.Release(t.Context(), "a tool's") }, false, 1, true},
+		{"salvaged", nil, false, 1, false},
+		{"salvaged, all", nil, true, 0, true},
+		{"nothing", nil, true, 0, false},
+	} {
+		if tc.do != nil {
+			must(t, tc.do())
+		}
+		r, err := w.Prune(t.Context(), &imagesv1.PruneRequest{All: tc.all})
+		must(t, err)
+		if layers() != tc.left || len(r.GetRemoved()) != 0 || r.GetFreed() >= 10_000 != tc.frees {
+			t.Errorf("%s: %d layers left, pruned %v", tc.name, layers(), r)
+		}
+	}
+}
+
 // What was pulled or tagged since the images were listed is not pruned.
 func TestPrunable(t *testing.T) {
 	at := time.Unix(1, 0)

@@ -34,7 +34,8 @@ func (s *service) Remove(ctx context.Context, r *imagesv1.RemoveRequest) (*image
 }
 
 // Prune removes images that no container was made of and that are not pinned: those
-// without a tag, or all. An image that gets a tag or a container meanwhile stays.
+// without a tag, or all. An image that gets a tag or a container meanwhile stays. Then it collects
+// garbage; with all, what is kept for a day of images that damage has lost is garbage, too.
 func (s *service) Prune(ctx context.Context, r *imagesv1.PruneRequest) (*imagesv1.PruneResponse, error) {
 	v := s.look()
 	resp := &imagesv1.PruneResponse{}
@@ -51,6 +52,16 @@ func (s *service) Prune(ctx context.Context, r *imagesv1.PruneRequest) (*imagesv
 		resp.Removed = append(resp.Removed, s.message(&seen, v))
 		resp.Freed += gone.Bytes
 	}
+	if r.GetAll() {
+		if err := s.deps.Images.ReleaseSalvaged(ctx); err != nil {
+			return nil, err
+		}
+	}
+	freed, err := s.deps.Images.Collect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	resp.Freed += freed
 	return resp, nil
 }
 

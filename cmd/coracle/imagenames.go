@@ -90,7 +90,8 @@ func (i *images) pruneCommand() *cobra.Command {
 		Use:   "prune",
 		Short: "remove images that nothing uses",
 		Long: `Remove images that have lost their tags and that no container was made of; with
---all, all that no container was made of.`,
+--all, all that no container was made of. Then collect garbage: blobs and layers that
+nothing needs, with --all also those kept for a day of images that damage has lost.`,
 		Example: `  coracle image prune
   coracle image prune --all --yes`,
 		Args:              cobra.NoArgs,

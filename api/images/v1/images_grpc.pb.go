@@ -63,7 +63,7 @@ type ImagesClient interface {
 	Tag(ctx context.Context, in *TagRequest, opts ...grpc.CallOption) (*TagResponse, error)
 	// Remove takes away a name, or, by id, an image with all its names.
 	Remove(ctx context.Context, in *RemoveRequest, opts ...grpc.CallOption) (*RemoveResponse, error)
-	// Prune removes images that no container uses.
+	// Prune removes images that no container uses, and garbage.
 	Prune(ctx context.Context, in *PruneRequest, opts ...grpc.CallOption) (*PruneResponse, error)
 	// Pull fetches an image; the last message has it. Ending the call ends the pull,
 	// unless somebody else waits for the same.
@@ -325,7 +325,7 @@ type ImagesServer interface {
 	Tag(context.Context, *TagRequest) (*TagResponse, error)
 	// Remove takes away a name, or, by id, an image with all its names.
 	Remove(context.Context, *RemoveRequest) (*RemoveResponse, error)
-	// Prune removes images that no container uses.
+	// Prune removes images that no container uses, and garbage.
 	Prune(context.Context, *PruneRequest) (*PruneResponse, error)
 	// Pull fetches an image; the last message has it. Ending the call ends the pull,
 	// unless somebody else waits for the same.
