@@ -259,6 +259,10 @@ func TestExitWhileAway(t *testing.T) {
 		{"runs on", func(*bench, string) {}, Running, 0, ""},
 		{"ends", func(b *bench, id string) { b.exit(id, 5) }, Exited, 5, "Error"},
 		{"ends unseen", func(b *bench, id string) { b.exit(id, 255); b.procs[id].exitedAt = time.Time{} }, Exited, 255, "Unknown"},
+		{"ends unseen, out of memory", func(b *bench, id string) {
+			b.exit(id, 255)
+			b.procs[id].exitedAt, b.procs[id].oom = time.Time{}, true
+		}, Exited, 255, "OOMKilled"},
 		{"is lost", func(b *bench, id string) { delete(b.procs, id) }, Exited, 255, "Unknown"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -97,7 +97,7 @@ func (m *Manager) exited(e *entry[containerRecord], code int32, at time.Time, oo
 	err := e.observe(func(r *containerRecord) {
 		if first = r.running(); first {
 			r.exit(code, at, oom)
-			if unknown {
+			if unknown && !r.OOMKilled {
 				r.Reason = "Unknown"
 			}
 		}

@@ -103,7 +103,7 @@ func (s fakeShim) Status(ctx context.Context, _, id string) (st client.Status, e
 		if p == nil {
 			return client.ErrNotFound
 		}
-		st = client.Status{Pid: p.pid, State: p.state, ExitCode: p.code, ExitedAt: p.exitedAt}
+		st = client.Status{Pid: p.pid, State: p.state, ExitCode: p.code, ExitedAt: p.exitedAt, OOMKilled: p.oom}
 		return nil
 	})
 	return st, err

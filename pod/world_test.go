@@ -72,6 +72,7 @@ type proc struct {
 	state    client.State
 	code     int32
 	exitedAt time.Time
+	oom      bool
 	limits   *specs.LinuxResources
 	signals  []syscall.Signal
 	paused   bool

@@ -65,6 +65,7 @@ func (s *Service) adopt(ctx context.Context, id string) {
 	c.adoptStdio(held)
 	held.close() // what was not taken
 	if c.init.exitState() == nil {
+		s.oom.goOn(c)
 		go c.awaitExit()
 	} else {
 		c.stdio.out.close()

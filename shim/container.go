@@ -114,6 +114,7 @@ func (s *Service) create(ctx context.Context, rec record, opts runtime.CreateOpt
 	}
 	holder := s.hold.keeper()
 	c.holdFiles()
+	s.oom.begin(c)
 	made := phaseCreated
 	if checkpoint != "" {
 		made = phaseRunning
@@ -169,6 +170,7 @@ func (c *container) launch(ctx context.Context, start func(runtime.Stdio) (int, 
 func (c *container) undoCreate(log *logFile) {
 	ctx, cancel := context.WithTimeout(context.Background(), undoTimeout)
 	defer cancel()
+	c.s.oom.forget(c)
 	if c.engine != nil {
 		if err := c.engine.Delete(ctx, runtime.DeleteOptions{Force: true}); err != nil {
 			c.log.Error("cannot undo the creation", "error", err)
@@ -200,10 +202,8 @@ func (c *container) awaitExit() {
 	if !ok {
 		return
 	}
+	e.OOMKilled = c.s.oom.end(c, e.Code) // first of all, as systemd may be removing the cgroup
 	c.stdio.drain()
-	if e.Code != 0 {
-		e.OOMKilled = c.oomKilled()
-	}
 	if err := c.update(func(r *record) {
 		if r.Phase != phaseDeleting {
 			r.Phase = phaseExited
@@ -220,20 +220,6 @@ func (c *container) awaitExit() {
 		c.s.events.publish(&api.Event{Kind: api.Event_OOM, Id: c.id, PodId: c.record().PodID, Pid: uint32(c.init.pid), OomKilled: true})
 	}
 	c.s.events.publish(c.exitEvent("", c.init))
-}
-
-func (c *container) oomKilled() bool {
-	if c.engine == nil {
-		return false
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), undoTimeout)
-	defer cancel()
-	if counter, ok := c.engine.(runtime.OOMCounter); ok {
-		kills, err := counter.OOMKills(ctx)
-		return err == nil && kills > 0
-	}
-	st, err := c.engine.Stats(ctx)
-	return err == nil && st.OOMKills > 0
 }
 
 // startGrace is how long a start goes on whose caller is gone: less than a daemon's

@@ -48,6 +48,9 @@ type record struct {
 	StderrFIFO string `json:"stderrFIFO,omitempty"`
 
 	SystemdCgroup bool `json:"systemdCgroup,omitempty"`
+	// OOMBefore is what the cgroup above the container's has counted of kills that are not the
+	// container's, see oomKills; nil where that is not needed.
+	OOMBefore *int64 `json:"oomBefore,omitempty"`
 	// Restored says that the processes come from a checkpoint and needed no start.
 	Restored bool `json:"restored,omitempty"`
 	// Handler is who made the container, if not the shim's own engine.

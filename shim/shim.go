@@ -60,6 +60,7 @@ type Service struct {
 	log    *slog.Logger
 	hold   *hold
 	events events
+	oom    oomKills
 	memory memory
 	done   chan struct{} // closed when Shutdown asks for the end
 	once   sync.Once

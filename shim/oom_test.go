@@ -1,0 +1,147 @@
+package shim
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/coracle-project/coracle/runtime"
+)
+
+// TestOOMKills plays the life of containers below one cgroup, as the kernel and systemd do: kill counts there
+// and above, and gone removes a cgroup before the shim has looked. What an end tells is NAME=oom or NAME=no.
+func TestOOMKills(t *testing.T) {
+	for name, script := range map[string]string{
+		"not killed":                        "begin a; end a=no",
+		"killed":                            "begin a; kill a; end a=oom",
+		"not killed, cgroup gone":           "begin a; gone a; end a=no",
+		"killed, cgroup gone":               "begin a; kill a; gone a; end a=oom",
+		"one before it was killed":          "begin a; kill a; end a=oom; begin b; gone b; end b=no",
+		"one before it, unknown":            "begin a; kill a; gone a; end a=oom; begin b; gone b; end b=no; begin c; kill c; gone c; end c=oom",
+		"beside one that lives on":          "begin a; kill a; begin b; kill a; gone b; end b=no; end a=oom",
+		"both, one of which lives on":       "begin a; kill a; begin b; kill a; kill b; gone b; end b=oom; gone a; end a=oom",
+		"beside one that ends":              "begin a; begin b; kill a; end a=oom; gone b; end b=no",
+		"beside one that ends and is gone":  "begin a; begin b; kill a; gone a; end a=oom; gone b; end b=no",
+		"after one that has ended":          "begin a; begin b; kill a; end a=oom; kill b; gone b; end b=oom",
+		"beside one killed, ending well":    "begin a; begin b; kill a; gone a; end0 a=no; gone b; end b=no",
+		"begun between":                     "begin a; begin b; kill a; end a=oom; begin c; kill b; gone b; end b=oom; gone c; end c=no",
+		"by another shim":                   "begin a; begin b; kill a; end a=oom; restart; gone b; end b=no",
+		"by another shim, killed meanwhile": "begin a; begin b; kill a; restart; kill b; gone b; end b=oom; end a=oom",
+		"all is gone":                       "begin a; kill a; gone a; gone .; end a=no",
+		"above does not count":              "gone .; begin a; kill a; gone a; end a=no; begin b; kill b; end b=oom",
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := &killPlay{t: t, s: New(Config{StateDir: t.TempDir()}), slice: t.TempDir(), made: map[string]*container{}}
+			p.count(p.slice, 3) // long ago
+			for step := range strings.SplitSeq(script, "; ") {
+				verb, what, _ := strings.Cut(step, " ")
+				p.do(verb, what)
+			}
+			if n := len(p.s.oom.living); n != 0 {
+				t.Errorf("%d containers are still counted", n)
+			}
+		})
+	}
+}
+
+type killPlay struct {
+	t     *testing.T
+	s     *Service
+	slice string
+	made  map[string]*container
+}
+
+func (p *killPlay) do(verb, what string) {
+	dir := filepath.Join(p.slice, what)
+	switch verb {
+	case "begin":
+		p.count(dir, 0)
+		c := p.container(record{ID: what, SystemdCgroup: true})
+		p.s.oom.begin(c)
+		p.must(os.MkdirAll(c.dir, 0o700))
+		p.must(c.persist())
+	case "kill":
+		for _, d := range []string{dir, p.slice} {
+			if n, err := countOOMKills(d); err == nil {
+				p.count(d, n+1)
+			}
+		}
+	case "gone":
+		p.must(os.Remove(filepath.Join(dir, "memory.events")))
+	case "end", "end0":
+		id, want, _ := strings.Cut(what, "=")
+		code := int32(137)
+		if verb == "end0" {
+			code = 0
+		}
+		if got := p.s.oom.end(p.made[id], code); got != (want == "oom") {
+			p.t.Errorf("%s is killed: %t; want %s", id, got, want)
+		}
+		delete(p.made, id)
+	case "restart":
+		p.s = New(p.s.cfg)
+		for id := range p.made {
+			rec, err := readRecord(p.s.dirOf(id))
+			p.must(err)
+			p.s.oom.goOn(p.container(rec))
+		}
+	default:
+		p.t.Fatalf("unknown step %q", verb)
+	}
+}
+
+func (p *killPlay) container(rec record) *container {
+	rec.Version = recordVersion
+	p.s.log = slog.New(slog.DiscardHandler)
+	c := newContainer(p.s, rec)
+	c.engine = scope{dir: filepath.Join(p.slice, rec.ID)}
+	p.made[rec.ID] = c
+	return c
+}
+
+// count writes what a cgroup has counted.
+func (p *killPlay) count(dir string, n int64) {
+	p.must(os.MkdirAll(dir, 0o700))
+	p.must(os.WriteFile(filepath.Join(dir, "memory.events"), fmt.Appendf(nil, "low 0\nhigh 0\nmax 9\noom 7\noom_kill %d\noom_group_kill 0\n", n), 0o600))
+}
+
+func (p *killPlay) must(err error) {
+	if err != nil {
+		p.t.Helper()
+		p.t.Fatal(err)
+	}
+}
+
+// scope is a container in a cgroup that systemd has made.
+type scope struct {
+	runtime.Container
+	dir string
+}
+
+func (s scope) CgroupPaths() map[string]string { return map[string]string{"": s.dir} }
+
+func (s scope) OOMKills(context.Context) (uint64, error) {
+	n, err := countOOMKills(s.dir)
+	return uint64(n), err
+}
+
+// Where nobody but the shim removes the cgroup nothing is asked of the one above.
+func TestOOMKillsWithoutSystemd(t *testing.T) {
+	p := &killPlay{t: t, s: New(Config{StateDir: t.TempDir()}), slice: t.TempDir(), made: map[string]*container{}}
+	p.count(p.slice, 1)
+	p.count(filepath.Join(p.slice, "a"), 1)
+	c := p.container(record{ID: "a"})
+	p.s.oom.begin(c)
+	if c.record().OOMBefore != nil || len(p.s.oom.living) != 0 {
+		t.Error("it is counted as if systemd had made its cgroup")
+	}
+	for code, want := range map[int32]bool{0: false, 1: true} {
+		if got := p.s.oom.end(c, code); got != want {
+			t.Errorf("exit code %d: killed %t", code, got)
+		}
+	}
+}
