@@ -20,13 +20,14 @@ type cniAsks struct {
 	calls join.Group[struct{}]
 	life  context.Context // until close
 	end   context.CancelFunc
+	limit time.Duration // statusLimit, but in tests
 
 	mu   sync.Mutex // between work.Add and close
 	work sync.WaitGroup
 }
 
 func newCNIAsks() *cniAsks {
-	a := &cniAsks{}
+	a := &cniAsks{limit: statusLimit}
 	a.life, a.end = context.WithCancel(context.Background())
 	return a
 }
@@ -67,7 +68,7 @@ func (a *cniAsks) ask(ctx context.Context, at *cniPlaces, list *libcni.NetworkCo
 	a.work.Add(1)
 	a.mu.Unlock()
 	defer a.work.Done()
-	ctx, cancel := context.WithTimeout(ctx, statusLimit)
+	ctx, cancel := context.WithTimeout(ctx, a.limit)
 	defer cancel()
 	defer context.AfterFunc(a.life, cancel)()
 	return at.cni.GetStatusNetworkList(ctx, list)

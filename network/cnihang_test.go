@@ -147,6 +147,7 @@ func TestCNIStatusThatHangsIsAskedOnce(t *testing.T) {
 	dir := hangingPlugin(t, &c)
 	mend := hang(t, dir, "STATUS", "")
 	m := New(c) // ended by the test
+	m.cni.asks.limit = patience
 	must(t, m.Start(t.Context()))
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -203,6 +204,7 @@ func TestCNIRecoverDoesNotWaitForAHungPlugin(t *testing.T) {
 	if err := m.Recover(t.Context(), nil); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("error %v", err)
 	}
+	m.cni.wait = patience
 	if l := m.Leases(); len(l) != 1 || l[0].PodID != "bad" || !l[0].Removing {
 		t.Errorf("leases %v", l)
 	}

@@ -85,6 +85,7 @@ func testConfig(t testing.TB) Config {
 func started(t testing.TB, c Config) *Manager {
 	t.Helper()
 	m := New(c)
+	m.cni.wait = patience
 	if err := m.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
