@@ -11,14 +11,18 @@ import (
 	"os/exec"
 	"sync"
 	"syscall"
+	"time"
 
+	"github.com/klauspost/compress/gzip"
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/internal/confine"
 )
 
 // igzip is ISA-L's gzip. It inflates twice as fast as the fastest package in Go, pipes
 // included, and inflating is what bounds a pull. It is a process and not a library, so that
-// the daemon stays static, and so that C that reads what strangers have sent runs as nobody,
-// with nothing but its two pipes.
+// the daemon stays static, and so that C that reads what strangers have sent runs confined
+// (package confine): as nobody, with its two pipes and no other files or network.
 //
 // Whether it is used makes no difference to the result: that has a digest.
 const igzip = "igzip"
@@ -31,51 +35,63 @@ const (
 	feedBytes = 256 << 10 // given to it at once
 )
 
-// nobody is the user that needs no rights.
-const nobody = 65534
+// igzipLimits are more than igzip takes of the largest layer: it writes no file.
+var igzipLimits = confine.Limits{CPU: time.Hour, Memory: 512 << 20, Files: 16}
 
-// igzipPath is where the program is, "" if it is not installed.
+// igzipPath is where the program is, "" if it is not installed, or does not run as it is confined: its
+// libraries may be where only the system's are looked for.
 var igzipPath = sync.OnceValue(func() string {
 	path, err := exec.LookPath(igzip)
-	if err != nil {
+	if err != nil || os.Geteuid() != 0 || !inflates(path) {
 		return ""
 	}
 	return path
 })
 
-// errDied is a decompressor that somebody has ended: nothing is known of its input.
+// inflates tries the program.
+func inflates(path string) bool {
+	const word = "word"
+	var packed bytes.Buffer
+	w := gzip.NewWriter(&packed)
+	if _, err := w.Write([]byte(word)); err != nil || w.Close() != nil {
+		return false
+	}
+	z, err := newIgzip(context.Background(), path, &packed)
+	if err != nil {
+		return false
+	}
+	got, err := io.ReadAll(z)
+	return z.Close() == nil && err == nil && string(got) == word
+}
+
+// errDied is a decompressor that somebody has ended, or that could not begin: nothing is known
+// of its input.
 var errDied = errors.New(igzip + " ended")
+
+// noProgram is the least exit status with which shells and loaders say that they could not
+// run a program (POSIX, 2.8.2).
+const noProgram = 126
 
 // igzipReader is what a process of igzip makes of a stream.
 type igzipReader struct {
-	cmd    *exec.Cmd
-	out    io.ReadCloser
-	stderr tail
-	stop   context.CancelFunc
-	wait   func() error
+	out  io.ReadCloser
+	stop context.CancelFunc
+	wait func() error
 }
 
 func newIgzip(ctx context.Context, path string, in io.Reader) (*igzipReader, error) {
 	ctx, stop := context.WithCancel(ctx)
 	z := &igzipReader{stop: stop}
-	z.cmd = exec.CommandContext(ctx, path, "-d", "-c")
-	z.cmd.Env = []string{}
-	z.cmd.Dir = "/"
-	z.cmd.Stderr = &z.stderr
-	z.cmd.SysProcAttr = &syscall.SysProcAttr{
-		Credential: &syscall.Credential{Uid: nobody, Gid: nobody},
-		// No Pdeathsig: that is the death of the thread, which may come at any time. If
-		// the daemon dies, the end of its pipes ends this.
-	}
-	if err := z.start(in); err != nil {
+	if err := z.start(ctx, path, in); err != nil {
 		stop()
-		return nil, fmt.Errorf("start %s: %w", path, err)
+		return nil, err
 	}
 	return z, nil
 }
 
-// start starts the process between two pipes, and a goroutine that feeds it.
-func (z *igzipReader) start(in io.Reader) error {
+// start starts the process between two pipes, and a goroutine that feeds it. If the daemon dies,
+// the end of its pipes ends the process.
+func (z *igzipReader) start(ctx context.Context, path string, in io.Reader) error {
 	stdin, feed, err := os.Pipe()
 	if err != nil {
 		return err
@@ -88,10 +104,11 @@ func (z *igzipReader) start(in io.Reader) error {
 	defer stdout.Close()
 	widen(feed)
 	widen(out)
-	z.cmd.Stdin, z.cmd.Stdout, z.out = stdin, stdout, out
-	if err := z.cmd.Start(); err != nil {
+	process, err := confine.Start(ctx, confine.Program{Name: path, Args: []string{"-d", "-c"}, Stdin: stdin, Stdout: stdout, Limits: igzipLimits})
+	if err != nil {
 		return errors.Join(err, feed.Close(), out.Close())
 	}
+	z.out = out
 	fed := make(chan error, 1)
 	go func() {
 		_, err := io.CopyBuffer(struct{ io.Writer }{feed}, struct{ io.Reader }{in}, make([]byte, feedBytes))
@@ -102,7 +119,7 @@ func (z *igzipReader) start(in io.Reader) error {
 		fed <- err
 	}()
 	z.wait = sync.OnceValue(func() error {
-		err := z.cmd.Wait()
+		err := process.Wait()
 		return cmp.Or(err, <-fed)
 	})
 	return nil
@@ -123,10 +140,11 @@ func (z *igzipReader) Read(p []byte) (int, error) {
 	}
 	// The end of the pipe is not the end of the stream: it may have died.
 	if err := z.wait(); err != nil {
-		if z.cmd.ProcessState == nil || !z.cmd.ProcessState.Exited() {
+		var exit *exec.ExitError
+		if !errors.As(err, &exit) || !exit.Exited() || exit.ExitCode() >= noProgram {
 			return n, fmt.Errorf("%w: %w", errDied, err)
 		}
-		return n, fmt.Errorf("%s: %w: %s", igzip, err, bytes.TrimSpace(z.stderr.b))
+		return n, err
 	}
 	return n, io.EOF
 }
@@ -137,12 +155,4 @@ func (z *igzipReader) Close() error {
 	_ = z.out.Close()
 	_ = z.wait() // killed, most likely
 	return nil
-}
-
-// tail keeps the beginning of what a process complains of.
-type tail struct{ b []byte }
-
-func (t *tail) Write(p []byte) (int, error) {
-	t.b = append(t.b, p[:min(len(p), 512-min(len(t.b), 512))]...)
-	return len(p), nil
 }

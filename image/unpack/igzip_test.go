@@ -7,11 +7,14 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
 	"testing/iotest"
+
+	"golang.org/x/sys/unix"
 )
 
 // inflater puts a program in the place of igzip, which need not be installed here.
@@ -48,6 +51,7 @@ func TestInflateInAProcess(t *testing.T) {
 		"two members":   {"exec gzip -dc", append(bytes.Clone(packed), gzipped(t, []byte("more"))...), nil, ""},
 		"cut off":       {"exec gzip -dc", packed[:len(packed)/2], ErrInvalid, "unexpected end"},
 		"damaged":       {"exec gzip -dc", append(bytes.Clone(packed[:1<<20]), bytes.Repeat([]byte("x"), 2<<20)...), ErrInvalid, "exit status"},
+		"no program":    {"exec /does/not/exist", packed, errDied, "exit status 127"},
 		"killed":        {"kill -9 $$", packed, errDied, "killed"},
 		"a long lament": {"yes lament | head -c 100000 >&2; exit 1", packed, ErrInvalid, "lament"},
 	} {
@@ -67,9 +71,51 @@ func TestInflateInAProcess(t *testing.T) {
 	}
 }
 
+// What reads strangers' bytes is in namespaces of its own and may read no file but the system's.
+func TestInflateConfined(t *testing.T) {
+	packed := gzipped(t, []byte("x"))
+	file := filepath.Join(t.TempDir(), "file")
+	must(t, os.WriteFile(file, []byte("read"), 0o644))
+	inflater(t, "readlink /proc/self/ns/net; cat "+file+"; echo written >"+file+"; exit 0")
+	must(t, os.Chmod(filepath.Dir(file), 0o777))
+	must(t, os.Chmod(file, 0o666))
+	z, err := DecompressSized(t.Context(), bytes.NewReader(packed), igzipWorth, Limits{})
+	must(t, err)
+	got, err := io.ReadAll(z)
+	must(t, errors.Join(err, z.Close()))
+	net, err := os.Readlink("/proc/self/ns/net")
+	must(t, err)
+	if !bytes.HasPrefix(got, []byte("net:[")) || bytes.Contains(got, []byte(net)) {
+		t.Errorf("it is in %q, and this in %q", got, net)
+	}
+	data, err := os.ReadFile(file)
+	must(t, err)
+	if hasLandlock() && (bytes.Contains(got, []byte("read")) || string(data) != "read") {
+		t.Errorf("it read %q and wrote %q", got, data)
+	}
+}
+
+func hasLandlock() bool {
+	_, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION)
+	return errno == 0
+}
+
+// One that does not run where it is confined is none.
+func TestInflates(t *testing.T) {
+	for script, want := range map[string]bool{"exec gzip -dc": true, "exec /does/not/exist": false, "cat; exit 1": false, "exec cat": false} {
+		inflater(t, script)
+		if got := inflates(igzipPath()); got != want {
+			t.Errorf("%s: %v", script, got)
+		}
+	}
+	if path, err := exec.LookPath(igzip); err == nil && !inflates(path) { // the real one, where it is
+		t.Errorf("%s does not", path)
+	}
+}
+
 func TestInflateIsStopped(t *testing.T) {
 	_, packed := large(t)
-	inflater(t, "cat >/dev/null; exec sleep 1000")
+	inflater(t, "cat >&2; exec sleep 1000")
 	z, err := DecompressSized(t.Context(), bytes.NewReader(packed), int64(len(packed)), Limits{})
 	must(t, err)
 	must(t, z.Close()) // kills it

@@ -36,9 +36,12 @@ type Program struct {
 	Name string
 	Args []string
 	// Files is a directory that the program sees as /tmp/in, read-only, and Scratch one that it
-	// sees as /tmp. It has to be Nobody's, with an empty directory in. Both are all
+	// sees as /tmp. It has to be Nobody's, with an empty directory in. Both, or none, are all
 	// that there is besides the system's programs and libraries, where Landlock is.
 	Files, Scratch string
+	// Stdin is what the program reads; nil is nothing. Stdout is where its output goes; nil is to
+	// what is kept of what it says.
+	Stdin, Stdout *os.File
 	// Capabilities are those of the program, by number.
 	Capabilities []uintptr
 	Limits       Limits
@@ -69,21 +72,45 @@ const maxOutput = 1 << 10
 // Run runs the program until it ends or ctx does. The error has the end of what the program
 // said.
 func Run(ctx context.Context, p Program) error {
+	started, err := Start(ctx, p)
+	if err != nil {
+		return err
+	}
+	return started.Wait()
+}
+
+// Process is a program that was started.
+type Process struct {
+	ctx  context.Context // ends it
+	name string
+	cmd  *exec.Cmd
+	said tail
+}
+
+// Start starts the program; Wait has to be called. It is killed when ctx ends. The program's ends of pipes
+// are the caller's to close.
+func Start(ctx context.Context, p Program) (*Process, error) {
 	path, err := exec.LookPath(p.Name)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	null, err := os.Open(os.DevNull) // now: the confined thread cannot
-	if err != nil {
-		return err
+	if p.Stdin == nil {
+		null, err := os.Open(os.DevNull) // now: the confined thread cannot
+		if err != nil {
+			return nil, err
+		}
+		defer null.Close()
+		p.Stdin = null
 	}
-	defer null.Close()
-	var said tail
-	cmd := exec.CommandContext(ctx, "/bin/sh", append([]string{"-c", p.Limits.script(), path}, p.Args...)...)
-	cmd.Env, cmd.Dir = []string{}, "/"
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = null, &said, &said
-	cmd.WaitDelay = lingering
-	cmd.SysProcAttr = &syscall.SysProcAttr{
+	s := &Process{ctx: ctx, name: p.Name}
+	s.cmd = exec.CommandContext(ctx, "/bin/sh", append([]string{"-c", p.Limits.script(), path}, p.Args...)...)
+	s.cmd.Env, s.cmd.Dir = []string{}, "/"
+	s.cmd.Stdin, s.cmd.Stdout, s.cmd.Stderr = p.Stdin, &s.said, &s.said
+	if p.Stdout != nil {
+		s.cmd.Stdout = p.Stdout
+	}
+	s.cmd.WaitDelay = lingering
+	s.cmd.SysProcAttr = &syscall.SysProcAttr{
 		Credential:  &syscall.Credential{Uid: Nobody, Gid: Nobody},
 		AmbientCaps: p.Capabilities,
 	}
@@ -91,32 +118,47 @@ func Run(ctx context.Context, p Program) error {
 		if err := confineThread(path, p); err != nil {
 			return err
 		}
-		return cmd.Start()
+		return s.cmd.Start()
 	})
 	if err != nil {
-		return fmt.Errorf("start %s: %w", p.Name, err)
+		return nil, fmt.Errorf("start %s: %w", p.Name, err)
 	}
-	if err := cmd.Wait(); err != nil {
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		return fmt.Errorf("%s: %w: %s", p.Name, err, bytes.TrimSpace(said.b))
+	return s, nil
+}
+
+// Wait waits until the program has ended. The error, if it is not that of ctx, has an
+// exec.ExitError and the end of what the program said.
+func (s *Process) Wait() error {
+	err := s.cmd.Wait()
+	if err != nil && s.ctx.Err() != nil {
+		return context.Cause(s.ctx)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w: %s", s.name, err, bytes.TrimSpace(s.said.b))
 	}
 	return nil
 }
 
 // confineThread gives up what the program does not need, which is not to be had back.
 func confineThread(path string, p Program) error {
-	if err := unix.Unshare(unix.CLONE_NEWNS | unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS); err != nil {
+	namespaces := unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS
+	if p.Files != "" {
+		namespaces |= unix.CLONE_NEWNS
+	}
+	if err := unix.Unshare(namespaces); err != nil {
 		return fmt.Errorf("unshare: %w", err)
 	}
-	if err := showFiles(p); err != nil {
-		return err
+	writable := ""
+	if p.Files != "" {
+		if err := showFiles(p); err != nil {
+			return err
+		}
+		writable = Scratch
 	}
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("no_new_privs: %w", err)
 	}
-	if err := restrictFiles(path); err != nil {
+	if err := restrictFiles(path, writable); err != nil {
 		return err
 	}
 	return filterSyscalls()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -21,6 +22,9 @@ func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "confined" {
 		os.Exit(confined(os.Args[2]))
 	}
+	if len(os.Args) > 1 && os.Args[1] == "pipes" {
+		os.Exit(pipes(os.Args[2]))
+	}
 	if len(os.Args) > 1 && os.Args[1] == "leaves" {
 		os.Exit(leaves())
 	}
@@ -33,37 +37,63 @@ func TestMain(m *testing.M) {
 
 // confined tries what it may and what it must not.
 func confined(other string) int {
-	wrong := 0
-	check := func(what string, err, want error) {
-		if !errors.Is(err, want) {
-			wrong++
-			fmt.Printf("%s: %v, want %v\n", what, err, want)
-		}
-	}
-	if os.Getuid() != Nobody || os.Getgid() != Nobody || os.Getenv("PATH") != "" {
-		wrong++
-		fmt.Println("user", os.Getuid(), os.Getgid(), os.Environ())
-	}
+	var t trial
+	t.refused(other)
 	data, err := os.ReadFile(Files + "/secret")
-	check("read", err, nil)
-	check("write", os.WriteFile(Scratch+"/made", data, 0o644), nil)
-	check("write where it reads", os.WriteFile(Files+"/open/made", nil, 0o644), unix.EROFS)
-	_, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM, 0)
-	check("socket", err, unix.EPERM)
-	check("unshare", unix.Unshare(unix.CLONE_NEWNS), unix.EPERM)
-	check("mount", unix.Mount("none", "/", "tmpfs", 0, ""), unix.EPERM)
-	_, _, errno := unix.Syscall(unix.SYS_BPF, 0, 0, 0)
-	check("bpf", errno, unix.EPERM)
-	_, _, errno = unix.RawSyscall6(unix.SYS_CLONE, unix.CLONE_NEWUSER|uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
-	check("clone", errno, unix.EPERM)
-	_, _, errno = unix.Syscall(unix.SYS_CLONE3, 0, 0, 0)
-	check("clone3", errno, unix.ENOSYS)
-	if _, err := os.ReadFile(other); err == nil && hasLandlock() {
-		wrong++
-		fmt.Println("read another file")
+	t.check("read", err, nil)
+	t.check("write", os.WriteFile(Scratch+"/made", data, 0o644), nil)
+	t.check("write where it reads", os.WriteFile(Files+"/open/made", nil, 0o644), unix.EROFS)
+	return t.wrong
+}
+
+// pipes is a program without directories, which copies what it reads.
+func pipes(other string) int {
+	var t trial
+	t.refused(other)
+	if err := os.WriteFile(Scratch+"/confined-test", nil, 0o600); err == nil && hasLandlock() {
+		t.wrong++
+		fmt.Fprintln(os.Stderr, "wrote to /tmp")
 	}
-	check("make a file elsewhere", os.WriteFile("/var/tmp/confined-test", nil, 0o600), unix.EACCES)
-	return wrong
+	if net, err := os.Readlink("/proc/self/ns/net"); err != nil || net == os.Args[3] {
+		t.wrong++
+		fmt.Fprintln(os.Stderr, "network", net, err)
+	}
+	_, err := io.Copy(os.Stdout, os.Stdin)
+	t.check("copy", err, nil)
+	return t.wrong
+}
+
+// trial counts what was not as it is to be.
+type trial struct{ wrong int }
+
+func (t *trial) check(what string, err, want error) {
+	if !errors.Is(err, want) {
+		t.wrong++
+		fmt.Fprintf(os.Stderr, "%s: %v, want %v\n", what, err, want)
+	}
+}
+
+// refused tries what every program is refused. other is a file that anybody may read.
+func (t *trial) refused(other string) {
+	if os.Getuid() != Nobody || os.Getgid() != Nobody || os.Getenv("PATH") != "" {
+		t.wrong++
+		fmt.Fprintln(os.Stderr, "user", os.Getuid(), os.Getgid(), os.Environ())
+	}
+	_, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, 0)
+	t.check("socket", err, unix.EPERM)
+	t.check("unshare", unix.Unshare(unix.CLONE_NEWNS), unix.EPERM)
+	t.check("mount", unix.Mount("none", "/", "tmpfs", 0, ""), unix.EPERM)
+	_, _, errno := unix.Syscall(unix.SYS_BPF, 0, 0, 0)
+	t.check("bpf", errno, unix.EPERM)
+	_, _, errno = unix.RawSyscall6(unix.SYS_CLONE, unix.CLONE_NEWUSER|uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
+	t.check("clone", errno, unix.EPERM)
+	_, _, errno = unix.Syscall(unix.SYS_CLONE3, 0, 0, 0)
+	t.check("clone3", errno, unix.ENOSYS)
+	if _, err := os.ReadFile(other); err == nil && hasLandlock() {
+		t.wrong++
+		fmt.Fprintln(os.Stderr, "read another file")
+	}
+	t.check("make a file elsewhere", os.WriteFile("/var/tmp/confined-test", nil, 0o600), unix.EACCES)
 }
 
 // leaves ends before what it has started.
@@ -151,6 +181,25 @@ func TestRun(t *testing.T) {
 	must(t, err)
 	if _, err := os.Stat(filepath.Join(Scratch, "made")); err == nil {
 		t.Error("what the program mounts is mounted for all")
+	}
+}
+
+func TestBetweenPipes(t *testing.T) {
+	self, dir := reachable(t), t.TempDir()
+	other := filepath.Join(filepath.Dir(self), "other")
+	must(t, os.WriteFile(other, []byte("x"), 0o644))
+	must(t, os.WriteFile(filepath.Join(dir, "in"), []byte("streamed"), 0o600))
+	in, err := os.Open(filepath.Join(dir, "in"))
+	must(t, err)
+	defer in.Close()
+	out, err := os.Create(filepath.Join(dir, "out"))
+	must(t, err)
+	defer out.Close()
+	net, err := os.Readlink("/proc/self/ns/net")
+	must(t, err)
+	must(t, Run(t.Context(), Program{Name: self, Args: []string{"pipes", other, net}, Stdin: in, Stdout: out, Limits: plenty}))
+	if got, err := os.ReadFile(out.Name()); err != nil || string(got) != "streamed" {
+		t.Errorf("it wrote %q, %v", got, err)
 	}
 }
 

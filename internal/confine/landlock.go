@@ -22,8 +22,9 @@ const (
 // system is where programs and libraries are.
 var system = []string{"/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc/ld.so.cache"}
 
-// restrictFiles keeps the calling thread from all files but the system's and the program's own.
-func restrictFiles(program string) error {
+// restrictFiles keeps the calling thread from all files but the system's, the program and those in
+// a directory that it may write to, if that is not empty.
+func restrictFiles(program, writable string) error {
 	version, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION)
 	if errno == unix.ENOSYS || errno == unix.EOPNOTSUPP {
 		return nil
@@ -43,8 +44,10 @@ func restrictFiles(program string) error {
 			return fmt.Errorf("landlock: allow %s: %w", path, err)
 		}
 	}
-	if err := allow(rules, Scratch, attr.Access_fs&write); err != nil {
-		return fmt.Errorf("landlock: allow %s: %w", Scratch, err)
+	if writable != "" {
+		if err := allow(rules, writable, attr.Access_fs&write); err != nil {
+			return fmt.Errorf("landlock: allow %s: %w", writable, err)
+		}
 	}
 	if _, _, errno := unix.Syscall(unix.SYS_LANDLOCK_RESTRICT_SELF, uintptr(rules), 0, 0); errno != 0 {
 		return fmt.Errorf("landlock: restrict: %w", errno)
