@@ -3,8 +3,10 @@ package image
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -18,9 +20,15 @@ type named struct {
 	*content
 }
 
-// moment is a time that moves on. A pull that finds all there moves the entry's, and so costs no new
-// catalog and no new index.json.
-type moment struct{ at atomic.Pointer[time.Time] }
+// moment is a time that moves on, of one entry. A pull that finds all there moves it, and so costs no
+// new catalog and no new index.json.
+type moment struct {
+	at atomic.Pointer[time.Time]
+
+	// line is what index.json says of the entry, as of a time. Guarded by Store.commitMu.
+	line []byte
+	of   *time.Time
+}
 
 func at(t time.Time) *moment {
 	m := &moment{}
@@ -34,10 +42,11 @@ func (m *moment) time() time.Time { return *m.at.Load() }
 // replaced, so that readers need no lock.
 type catalog struct {
 	short   shortNames
+	pinned  pinnedNames
 	entries []named
 	images  map[digest.Digest]*known
 	ids     map[string]digest.Digest // by repo:tag and repo@digest
-	list    []*known                 // by id
+	list    func() []*known          // by id
 }
 
 // known is an image with its entries.
@@ -57,41 +66,76 @@ func (k *known) view() Image {
 	return img
 }
 
+// change is what makes one catalog of another.
+type change struct{ gone, come []named }
+
 func newCatalog(entries []named, short shortNames, pinned pinnedNames) *catalog {
-	c := &catalog{short: short, entries: entries, images: map[digest.Digest]*known{}, ids: map[string]digest.Digest{}}
-	for _, e := range entries {
-		c.add(e)
-	}
-	for _, img := range c.images {
-		slices.Sort(img.RepoTags)
-		slices.Sort(img.RepoDigests)
-		img.RepoDigests = slices.Compact(img.RepoDigests)
-		img.Pinned = slices.ContainsFunc(img.RepoTags, pinned.has) || slices.ContainsFunc(img.RepoDigests, pinned.has)
-		c.list = append(c.list, img)
-	}
-	slices.SortFunc(c.list, func(a, b *known) int { return cmp.Compare(a.ID, b.ID) })
-	return c
+	return (&catalog{short: short, pinned: pinned}).changed(entries, change{come: entries})
 }
 
-func (c *catalog) add(e named) {
-	id := e.config.Digest
-	img, ok := c.images[id]
-	if !ok {
-		img = &known{Image: Image{ID: id}}
-		c.images[id] = img
+// changed is the catalog of other entries. Only the images of those that a change has are looked at: most of
+// many images are the same in both.
+func (c *catalog) changed(entries []named, ch change) *catalog {
+	next := &catalog{short: c.short, pinned: c.pinned, entries: entries, images: maps.Clone(c.images), ids: maps.Clone(c.ids)}
+	if next.images == nil {
+		next.images, next.ids = map[digest.Digest]*known{}, map[string]digest.Digest{}
 	}
-	if !ok || e.pulled.time().After(img.view().Pulled) {
-		img.Manifest, img.Size = e.manifest, e.size()
-		img.Layers, img.Config = e.image.RootFS.DiffIDs, e.image.Config
+	next.list = sync.OnceValue(next.sorted)
+	others := map[digest.Digest][]named{} // of the images that change
+	for _, e := range slices.Concat(ch.gone, ch.come) {
+		if id := e.config.Digest; others[id] == nil && c.images[id] != nil {
+			others[id] = slices.Clone(c.images[id].entries)
+		}
 	}
-	img.entries = append(img.entries, e)
-	byDigest := e.name.repo + "@" + e.top.Digest.String()
-	img.RepoDigests = append(img.RepoDigests, byDigest)
-	c.ids[byDigest] = id
-	if e.name.tag != "" {
-		img.RepoTags = append(img.RepoTags, e.name.String())
-		c.ids[e.name.String()] = id
+	for _, e := range ch.come {
+		others[e.config.Digest] = append(others[e.config.Digest], e)
 	}
+	for _, e := range ch.gone {
+		others[e.config.Digest] = slices.DeleteFunc(others[e.config.Digest], func(o named) bool { return o.pulled == e.pulled })
+		delete(next.ids, e.byDigest())
+		delete(next.ids, e.name.String())
+	}
+	for id, es := range others {
+		if len(es) == 0 {
+			delete(next.images, id)
+			continue
+		}
+		next.images[id] = newKnown(id, es, c.pinned)
+		for _, e := range es {
+			next.ids[e.byDigest()], next.ids[e.name.String()] = id, id
+		}
+	}
+	return next
+}
+
+// newKnown is the image that entries name.
+func newKnown(id digest.Digest, entries []named, pinned pinnedNames) *known {
+	img := &known{Image: Image{ID: id}, entries: entries}
+	newest := entries[0]
+	for _, e := range entries {
+		if e.pulled.time().After(newest.pulled.time()) {
+			newest = e
+		}
+		img.RepoDigests = append(img.RepoDigests, e.byDigest())
+		if e.name.tag != "" {
+			img.RepoTags = append(img.RepoTags, e.name.String())
+		}
+	}
+	img.Manifest, img.Size = newest.manifest, newest.size()
+	img.Layers, img.Config = newest.image.RootFS.DiffIDs, newest.image.Config
+	slices.Sort(img.RepoTags)
+	slices.Sort(img.RepoDigests)
+	img.RepoDigests = slices.Compact(img.RepoDigests)
+	img.Pinned = slices.ContainsFunc(img.RepoTags, pinned.has) || slices.ContainsFunc(img.RepoDigests, pinned.has)
+	return img
+}
+
+// byDigest is the name that an entry's image has by the digest that it was pulled by.
+func (e named) byDigest() string { return e.name.repo + "@" + e.top.Digest.String() }
+
+// sorted are the images by id.
+func (c *catalog) sorted() []*known {
+	return slices.SortedFunc(maps.Values(c.images), func(a, b *known) int { return cmp.Compare(a.ID, b.ID) })
 }
 
 // named is the entry of a name, and its image; nil if there is none.
@@ -100,7 +144,7 @@ func (c *catalog) named(n name) (named, *known) {
 	if img == nil {
 		return named{}, nil
 	}
-	i := slices.IndexFunc(img.entries, func(e named) bool { return e.name == n })
+	i := indexOf(img.entries, n)
 	if i < 0 {
 		return named{}, nil // it is known by this digest, but was pulled by a tag
 	}
@@ -147,34 +191,41 @@ func (c *catalog) byPrefix(ref, hex string) (*known, error) {
 	return found, nil
 }
 
-// with returns the entries after a pull. A tag that pointed elsewhere moves; its old
+// with is the catalog after pulls, in their order. A tag that pointed elsewhere moves; its old
 // image stays under its digest, because containers may run from it.
-func (c *catalog) with(e named) []named {
-	out := make([]named, 0, len(c.entries)+1)
-	seen := map[string]bool{e.name.String(): true}
-	for _, old := range c.entries {
-		if old.name == e.name && old.top.Digest != e.top.Digest {
-			old.name.tag, old.name.digest = "", old.top.Digest
+func (c *catalog) with(images ...named) (*catalog, change) {
+	var ch change
+	entries := slices.Grow(slices.Clone(c.entries), len(images))
+	for _, e := range images {
+		for i := indexOf(entries, e.name); i >= 0; i = indexOf(entries, e.name) {
+			old := entries[i]
+			entries, ch.gone = slices.Delete(entries, i, i+1), append(ch.gone, old)
+			if old.top.Digest != e.top.Digest {
+				old.name.tag, old.name.digest = "", old.top.Digest
+				old.pulled = at(old.pulled.time())
+				if indexOf(entries, old.name) < 0 {
+					entries, ch.come = append(entries, old), append(ch.come, old)
+				}
+			}
 		}
-		if seen[old.name.String()] {
-			continue
-		}
-		seen[old.name.String()] = true
-		out = append(out, old)
+		entries, ch.come = append(entries, e), append(ch.come, e)
 	}
-	return append(out, e)
+	return c.changed(entries, ch), ch
 }
 
-// reachable are the blobs and the layers that the images need.
-func (c *catalog) reachable() (blobs, layers map[digest.Digest]bool) {
-	blobs, layers = map[digest.Digest]bool{}, map[digest.Digest]bool{}
-	for _, e := range c.entries {
-		for _, d := range e.blobs() {
-			blobs[d] = true
+func indexOf(entries []named, n name) int {
+	return slices.IndexFunc(entries, func(e named) bool { return e.name == n })
+}
+
+// without is the catalog without the entries that are meant.
+func (c *catalog) without(meant func(named) bool) (*catalog, change) {
+	var ch change
+	rest := slices.DeleteFunc(slices.Clone(c.entries), func(e named) bool {
+		if meant(e) {
+			ch.gone = append(ch.gone, e)
+			return true
 		}
-		for _, d := range e.image.RootFS.DiffIDs {
-			layers[d] = true
-		}
-	}
-	return blobs, layers
+		return false
+	})
+	return c.changed(rest, ch), ch
 }

@@ -60,8 +60,8 @@ func TestDamagedIndex(t *testing.T) {
 		"cut off":      func(s string) string { return s[:len(s)/2] },
 		"empty":        func(string) string { return "" },
 		"bad digest":   func(s string) string { return strings.Replace(s, "sha256:", "sha256:..", 1) },
-		"entry added":  func(s string) string { return strings.Replace(s, `"manifests": [`, `"manifests": [`+entry+",", 1) },
-		"wrong kind":   func(s string) string { return strings.Replace(s, `"manifests": [`, `"manifests": [7,`, 1) },
+		"entry added":  func(s string) string { return strings.Replace(s, `"manifests":[`, `"manifests":[`+entry+",", 1) },
+		"wrong kind":   func(s string) string { return strings.Replace(s, `"manifests":[`, `"manifests":[7,`, 1) },
 		"another kind": func(string) string { return "[]" },
 	} {
 		for _, keep := range []bool{false, true} {

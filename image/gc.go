@@ -58,7 +58,7 @@ func (s *Store) GC(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return s.sweepUp(ctx, all)
+	return s.sweepAll(ctx, all)
 }
 
 // Collect is GC for whoever wants to know what it has deleted: allocated bytes.
@@ -72,8 +72,15 @@ func (s *Store) Collect(ctx context.Context) (freed int64, err error) {
 		return 0, err
 	}
 	before := s.sizeOf(all)
-	err = s.sweepUp(ctx, all)
+	err = s.sweepAll(ctx, all)
 	return before - s.sizeOf(all), err
+}
+
+// sweepAll is sweepUp of all that there is: what the ledger knows of layers that are not there, for whatever
+// reason, is forgotten.
+func (s *Store) sweepAll(ctx context.Context, all needs) error {
+	_, err := s.collect(ctx, all)
+	return errors.Join(err, s.ledger.forget(func(d digest.Digest) bool { return !s.cfg.Layers.HasLayer(d) }))
 }
 
 // allThere is all that there is, needed or not.
@@ -82,7 +89,7 @@ func (s *Store) allThere() (needs, error) {
 	if err != nil {
 		return needs{}, fmt.Errorf("collect blobs: %w", err)
 	}
-	all := needs{map[digest.Digest]bool{}, map[digest.Digest]bool{}}
+	all := newNeeds()
 	for _, f := range files {
 		d := digest.NewDigestFromEncoded(digest.SHA256, f.Name())
 		if d.Validate() != nil {
@@ -103,51 +110,53 @@ func (s *Store) allThere() (needs, error) {
 
 // sweepUp removes of the candidates what nothing needs, and forgets what it was.
 func (s *Store) sweepUp(ctx context.Context, candidates needs) error {
-	return errors.Join(s.collect(ctx, candidates), s.ledger.forget(s.cfg.Layers.HasLayer))
+	removed, err := s.collect(ctx, candidates)
+	if len(removed) == 0 {
+		return err
+	}
+	return errors.Join(err, s.ledger.forget(func(d digest.Digest) bool { return removed[d] && !s.cfg.Layers.HasLayer(d) }))
 }
 
 // sweepBatch is how many things are looked at before those who wait for the sweep are let
 // in: a pull begins within milliseconds however much garbage there is.
 const sweepBatch = 32
 
-// collect removes of the candidates what nothing needs.
-func (s *Store) collect(ctx context.Context, candidates needs) error {
+// collect removes of the candidates what nothing needs, and returns the layers that it removed.
+func (s *Store) collect(ctx context.Context, candidates needs) (removed map[digest.Digest]bool, err error) {
+	removed = map[digest.Digest]bool{}
 	blobs, layers := slices.Sorted(maps.Keys(candidates.blobs)), slices.Sorted(maps.Keys(candidates.layers))
 	var errs []error
 	for len(blobs)+len(layers) > 0 {
 		n, m := min(len(blobs), sweepBatch), min(len(layers), sweepBatch)
-		err := s.sweepSome(ctx, blobs[:n], layers[:m])
+		err := s.sweepSome(ctx, blobs[:n], layers[:m], removed)
 		blobs, layers = blobs[n:], layers[m:]
 		if err != nil {
 			errs = append(errs, err)
 		}
 		if err := ctx.Err(); err != nil {
-			return err
+			return removed, err
 		}
 	}
-	return errors.Join(errs...)
+	return removed, errors.Join(errs...)
 }
 
-func (s *Store) sweepSome(ctx context.Context, blobs, layers []digest.Digest) error {
+// sweepSome is a batch of collect.
+func (s *Store) sweepSome(ctx context.Context, blobs, layers []digest.Digest, removed map[digest.Digest]bool) error {
 	if err := s.lockSweep(ctx); err != nil {
 		return err
 	}
 	defer s.unlockSweep()
-	// The catalog is read after the lock: a pull pins before it commits and
+	// The uses are read after the lock: a pull pins before it commits and
 	// unpins after, so what it needs is in one or the other.
 	kept, ended := s.ledger.leased(time.Now())
-	keepBlobs, keepLayers := s.reachable()
-	needed := func(d digest.Digest, keep map[digest.Digest]bool) bool {
-		return keep[d] || kept[d] || s.pins[d] > 0
-	}
 	errs := []error{s.endLeases(ended)}
 	for _, d := range blobs {
-		if !needed(d, keepBlobs) {
+		if !kept[d] && s.pins[d] == 0 && !s.uses.blob(d) {
 			errs = append(errs, s.dropBlob(d))
 		}
 	}
 	for _, d := range layers {
-		if needed(d, keepLayers) {
+		if kept[d] || s.pins[d] > 0 || s.uses.layer(d) {
 			continue
 		}
 		if err := s.cfg.Layers.RemoveLayer(ctx, d); err != nil {
@@ -156,26 +165,11 @@ func (s *Store) sweepSome(ctx context.Context, blobs, layers []digest.Digest) er
 			}
 			// Containers may run from it; the next collection tries again.
 			s.cfg.Log.Info("layer without image kept", "layer", d.String(), "cause", err)
+			continue
 		}
+		removed[d] = true
 	}
 	return errors.Join(errs...)
-}
-
-// reachable are the blobs and layers that the images need. If blobs are not kept, those of
-// layers are needed by nothing but a pull.
-func (s *Store) reachable() (blobs, layers map[digest.Digest]bool) {
-	now := s.now.Load()
-	blobs, layers = now.reachable()
-	if s.cfg.KeepBlobs {
-		return blobs, layers
-	}
-	clear(blobs)
-	for _, e := range now.entries {
-		for d := range e.documents {
-			blobs[d] = true
-		}
-	}
-	return blobs, layers
 }
 
 // dropBlob deletes a blob.

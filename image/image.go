@@ -9,7 +9,8 @@
 //
 // index.json is the one source of truth of which images exist: a manifest
 // descriptor per (name, digest) with the annotation
-// org.opencontainers.image.ref.name, replaced atomically. Everything else is
+// org.opencontainers.image.ref.name, replaced atomically; a line each, which only a change of
+// the entry makes anew. Everything else is
 // read from the blobs at Open and kept in memory.
 //
 // # Durability

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/coracle-project/coracle/image/registry"
@@ -154,23 +155,41 @@ func parseIndexEntry(m ocispec.Descriptor) (indexEntry, error) {
 	return indexEntry{name: n, top: m, pulled: pulled}, nil
 }
 
-// saveIndex replaces index.json, durably: this is the moment when images exist.
+// saveIndex replaces index.json, durably: this is the moment when images exist. Each entry is a line,
+// made when it changes.
 func (l layout) saveIndex(entries []named) error {
-	index := ocispec.Index{MediaType: ocispec.MediaTypeImageIndex, Manifests: make([]ocispec.Descriptor, 0, len(entries))}
-	index.SchemaVersion = 2
-	for _, e := range entries {
-		m := e.top
-		m.Annotations = map[string]string{
-			ocispec.AnnotationRefName: e.name.String(),
-			annotationPulled:          e.pulled.time().UTC().Format(time.RFC3339Nano),
+	data := fmt.Appendf(nil, `{"schemaVersion":2,"mediaType":%q,"manifests":[`, ocispec.MediaTypeImageIndex)
+	for i, e := range entries {
+		line, err := e.line()
+		if err != nil {
+			return fmt.Errorf("write index entry %s: %w", e.name, err)
 		}
-		index.Manifests = append(index.Manifests, m)
+		if i == 0 {
+			data = slices.Grow(data, len(entries)*(len(line)+16))
+		} else {
+			data = append(data, ',')
+		}
+		data = append(append(data, '\n'), line...)
 	}
-	data, err := json.MarshalIndent(index, "", "  ")
-	if err != nil {
-		return err
+	return atomicfile.WriteSync(l.index(), append(data, "\n]}\n"...), 0o644)
+}
+
+// line is the entry's line of index.json.
+func (e named) line() ([]byte, error) {
+	t := e.pulled.at.Load()
+	if e.pulled.of == t {
+		return e.pulled.line, nil
 	}
-	return atomicfile.WriteSync(l.index(), append(data, '\n'), 0o644)
+	m := e.top
+	m.Annotations = map[string]string{
+		ocispec.AnnotationRefName: e.name.String(),
+		annotationPulled:          t.UTC().Format(time.RFC3339Nano),
+	}
+	line, err := json.Marshal(m)
+	if err == nil {
+		e.pulled.line, e.pulled.of = line, t
+	}
+	return line, err
 }
 
 // keepFree fails if so many bytes more would leave less than keep on the file system.

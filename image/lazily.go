@@ -221,14 +221,14 @@ func (s *Store) landed(ctx context.Context, diffID digest.Digest) error {
 func (s *Store) dropWith(diffID digest.Digest) error {
 	s.commitMu.Lock()
 	defer s.commitMu.Unlock()
-	rest := slices.DeleteFunc(slices.Clone(s.now.Load().entries), func(e named) bool {
+	_, err := s.commitLocked(s.now.Load().without(func(e named) bool {
 		needs := slices.Contains(e.image.RootFS.DiffIDs, diffID)
 		if needs {
 			s.cfg.Log.Warn("image dropped: a layer of it is not whole and cannot be had; it has to be pulled again", "image", e.name.String())
 		}
 		return needs
-	})
-	return s.commitLocked(rest)
+	}))
+	return err
 }
 
 // awaitWhole returns when a layer is no lazy one, or cannot be an ordinary one.

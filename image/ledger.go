@@ -174,12 +174,12 @@ func (l *ledger) learn(blob, diffID digest.Digest) {
 	}
 }
 
-// forget drops what is known of layers that has says are gone.
-func (l *ledger) forget(has func(digest.Digest) bool) error {
+// forget drops what is known of layers that are gone.
+func (l *ledger) forget(isGone func(diffID digest.Digest) bool) error {
 	l.mu.Lock()
 	var gone []digest.Digest
 	for blob, diffID := range l.layers {
-		if !has(diffID) {
+		if isGone(diffID) {
 			gone = append(gone, blob)
 			delete(l.layers, blob)
 			delete(l.unsaid, blob)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/opencontainers/go-digest"
 
@@ -30,7 +29,7 @@ func (s *Store) Tag(ctx context.Context, refOrID, ref string) (Image, error) {
 		return Image{}, err
 	}
 	e.name, e.pulled = n, at(e.pulled.time())
-	if err := s.commitLocked(s.now.Load().with(e)); err != nil {
+	if _, err := s.commitLocked(s.now.Load().with(e)); err != nil {
 		return Image{}, fmt.Errorf("tag image %s: %w", refOrID, err)
 	}
 	return s.now.Load().images[e.config.Digest].view(), fault.At(ctx, "image.tag.indexed")
@@ -111,20 +110,17 @@ func (s *Store) untag(what removal) (r Removed, only needs, err error) {
 	if what.all {
 		meant = img.has
 	}
-	rest := slices.DeleteFunc(slices.Clone(now.entries), func(e named) bool {
-		if meant(e) {
-			r.Names = append(r.Names, e.name.String())
-			return true
-		}
-		return false
-	})
-	if err := s.commitLocked(rest); err != nil {
+	next, gone := now.without(meant)
+	if only, err = s.commitLocked(next, gone); err != nil {
 		return r, only, err
 	}
-	if s.now.Load().images[img.ID] == nil {
+	for _, e := range gone.gone {
+		r.Names = append(r.Names, e.name.String())
+	}
+	if next.images[img.ID] == nil {
 		r.ID = img.ID
 	}
-	return r, needsOf(now).minus(needsOf(s.now.Load())), nil
+	return r, only, nil
 }
 
 // entriesOf says which index entries what a user wrote means: those of a name, or all
@@ -156,29 +152,6 @@ func (c *catalog) entry(refOrID string) (named, error) {
 		}
 	}
 	return best, nil
-}
-
-// needs is what a catalog keeps from being collected.
-type needs struct{ blobs, layers map[digest.Digest]bool }
-
-func needsOf(c *catalog) needs {
-	blobs, layers := c.reachable()
-	return needs{blobs, layers}
-}
-
-func (n needs) minus(m needs) needs {
-	left := needs{map[digest.Digest]bool{}, map[digest.Digest]bool{}}
-	for d := range n.blobs {
-		if !m.blobs[d] {
-			left.blobs[d] = true
-		}
-	}
-	for d := range n.layers {
-		if !m.layers[d] {
-			left.layers[d] = true
-		}
-	}
-	return left
 }
 
 // sizeOf is what of some blobs and layers is on disk, allocated bytes.

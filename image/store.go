@@ -29,6 +29,7 @@ type Store struct {
 	// index.json has been.
 	now      atomic.Pointer[catalog]
 	commitMu sync.Mutex
+	uses     uses // of now's entries
 	outdated bool // index.json lacks times of pulls
 
 	pulls  flight[pullKey, Image]
@@ -127,6 +128,7 @@ func (s *Store) recover(ctx context.Context) error {
 		entries = append(entries, named{name: e.name, pulled: at(e.pulled), content: c})
 	}
 	s.now.Store(newCatalog(entries, s.cfg.short(), s.cfg.Pinned))
+	s.uses.change(change{come: entries}, s.cfg.KeepBlobs)
 	if len(entries) != len(index) || len(damage) > 0 {
 		if err := s.mendIndex(entries, len(damage) > 0); err != nil {
 			return fmt.Errorf("open image store: %w", err)
@@ -190,7 +192,7 @@ func (s *Store) Get(refOrID string) (Image, error) {
 
 // List returns all images, ordered by id.
 func (s *Store) List() []Image {
-	list := s.now.Load().list
+	list := s.now.Load().list()
 	all := make([]Image, len(list))
 	for i, img := range list {
 		all[i] = img.view()
@@ -213,14 +215,16 @@ func (s *Store) Remove(ctx context.Context, refOrID string) error {
 	return err
 }
 
-// commitLocked makes entries the store's images. commitMu is held.
-func (s *Store) commitLocked(entries []named) error {
-	if err := s.layout.saveIndex(entries); err != nil {
-		return err
+// commitLocked makes a catalog the store's, and returns what nothing needs any more after the change that
+// it came by. commitMu is held.
+func (s *Store) commitLocked(next *catalog, ch change) (needs, error) {
+	if err := s.layout.saveIndex(next.entries); err != nil {
+		return needs{}, err
 	}
 	s.outdated = false
-	s.now.Store(newCatalog(entries, s.cfg.short(), s.cfg.Pinned))
-	return nil
+	unneeded := s.uses.change(ch, s.cfg.KeepBlobs)
+	s.now.Store(next)
+	return unneeded, nil
 }
 
 // commit adds an image, under one name or more, that was pulled or brought.
@@ -244,11 +248,8 @@ func (s *Store) enter(images [][]named) error {
 	}
 	s.commitMu.Lock()
 	defer s.commitMu.Unlock()
-	c := *s.now.Load()
-	for _, e := range all {
-		c.entries = c.with(e)
-	}
-	return s.commitLocked(c.entries)
+	_, err := s.commitLocked(s.now.Load().with(all...))
+	return err
 }
 
 // begin enters a call that Close waits for.

@@ -341,6 +341,6 @@ func (v *verifier) remove(ctx context.Context, d Damage) error {
 func (v *verifier) forget(lost map[string]bool) error {
 	v.s.commitMu.Lock()
 	defer v.s.commitMu.Unlock()
-	rest := slices.DeleteFunc(slices.Clone(v.s.now.Load().entries), func(e named) bool { return lost[e.name.String()] })
-	return v.s.commitLocked(rest)
+	_, err := v.s.commitLocked(v.s.now.Load().without(func(e named) bool { return lost[e.name.String()] }))
+	return err
 }

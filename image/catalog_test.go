@@ -1,0 +1,139 @@
+package image
+
+import (
+	"fmt"
+	"io/fs"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"reflect"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// randomEntry is one of few names for one of few images of few layers.
+func randomEntry(rnd *rand.Rand, now int64) named {
+	of := func(what string, n int) digest.Digest { return digest.FromString(fmt.Sprint(what, rnd.IntN(n))) }
+	n := name{repo: fmt.Sprint("r.example/", rnd.IntN(3)), domain: "r.example", path: "x", tag: fmt.Sprint(rnd.IntN(3))}
+	id := rnd.IntN(5)
+	top := digest.FromString(fmt.Sprint("top", id))
+	if rnd.IntN(4) == 0 {
+		n.tag, n.digest = "", top
+	}
+	config := ocispec.Descriptor{Digest: digest.FromString(fmt.Sprint("config", id/2)), Size: int64(id)}
+	layers := []ocispec.Descriptor{{Digest: of("blob", 4)}, {Digest: of("blob", 4)}}
+	return named{name: n, pulled: at(time.Unix(now, 0)), content: &content{
+		top:      ocispec.Descriptor{MediaType: ocispec.MediaTypeImageManifest, Digest: top, Size: int64(id)},
+		manifest: top, config: config, layers: layers,
+		image:     &ocispec.Image{RootFS: ocispec.RootFS{DiffIDs: []digest.Digest{of("diff", 4), of("diff", 4)}}},
+		documents: map[digest.Digest][]byte{top: nil, config.Digest: nil},
+	}}
+}
+
+// Whatever the changes, a catalog is what one made anew of its entries is, and so are the uses.
+func TestCatalogChanges(t *testing.T) {
+	for seed := range uint64(20) {
+		rnd := rand.New(rand.NewPCG(seed, 1))
+		c := newCatalog(nil, "", pinnedNames{"r.example/1:*"})
+		var u uses
+		for step := range int64(100) {
+			var ch change
+			before := c
+			if rnd.IntN(3) > 0 {
+				images := []named{randomEntry(rnd, step*2)}
+				if rnd.IntN(2) > 0 {
+					images = append(images, randomEntry(rnd, step*2+1))
+				}
+				c, ch = c.with(images...)
+				for _, e := range images[len(images)-1:] {
+					if got, k := c.named(e.name); k == nil || got.content != e.content {
+						t.Fatalf("seed %d, step %d: %s is not what was pulled", seed, step, e.name)
+					}
+				}
+			} else {
+				repo := fmt.Sprint("r.example/", rnd.IntN(3))
+				c, ch = c.without(func(e named) bool { return e.name.repo == repo })
+				if slices.ContainsFunc(c.entries, func(e named) bool { return e.name.repo == repo }) {
+					t.Fatalf("seed %d, step %d: names of %s are left", seed, step, repo)
+				}
+			}
+			unneeded := u.change(ch, true)
+			anew := newCatalog(c.entries, "", c.pinned)
+			if got, want := views(c), views(anew); !reflect.DeepEqual(got, want) {
+				t.Fatalf("seed %d, step %d:\n%+v, made anew:\n%+v", seed, step, got, want)
+			}
+			if !maps.Equal(c.ids, anew.ids) {
+				t.Fatalf("seed %d, step %d: names %v, made anew %v", seed, step, c.ids, anew.ids)
+			}
+			var all uses
+			all.change(change{come: c.entries}, true)
+			if !maps.Equal(u.blobs, all.blobs) && len(u.blobs)+len(all.blobs) > 0 || !maps.Equal(u.layers, all.layers) && len(u.layers)+len(all.layers) > 0 {
+				t.Fatalf("seed %d, step %d: uses %v %v, counted anew %v %v", seed, step, u.blobs, u.layers, all.blobs, all.layers)
+			}
+			var had uses
+			had.change(change{come: before.entries}, true)
+			for d := range had.layers {
+				if unneeded.layers[d] == all.layer(d) {
+					t.Fatalf("seed %d, step %d: layer %s unneeded: %v, in use: %v", seed, step, d, unneeded.layers[d], all.layer(d))
+				}
+			}
+			for d := range had.blobs {
+				if unneeded.blobs[d] == all.blob(d) {
+					t.Fatalf("seed %d, step %d: blob %s unneeded: %v, in use: %v", seed, step, d, unneeded.blobs[d], all.blob(d))
+				}
+			}
+		}
+	}
+}
+
+// views are a catalog's images.
+func views(c *catalog) (all []Image) {
+	for _, img := range c.list() {
+		all = append(all, img.view())
+	}
+	return all
+}
+
+// A change costs nothing for images that stay as they are: not even their line of the index is made again.
+func TestCatalogKeepsWhatStays(t *testing.T) {
+	l := layout{t.TempDir()}
+	rnd := rand.New(rand.NewPCG(1, 2))
+	stays, moves := randomEntry(rnd, 1), randomEntry(rnd, 1)
+	stays.name = name{repo: "r.example/stays", domain: "r.example", path: "stays", tag: "1"}
+	stays.content.config.Digest = digest.FromString("stays")
+	c := newCatalog([]named{stays}, "", nil)
+	must(t, l.saveIndex(c.entries))
+	line, err := stays.line()
+	must(t, err)
+	next, _ := c.with(moves)
+	must(t, l.saveIndex(next.entries))
+	if next.images[stays.config.Digest] != c.images[stays.config.Digest] {
+		t.Error("the image that stays was made anew")
+	}
+	if again, err := stays.line(); err != nil || &again[0] != &line[0] {
+		t.Error("its line was made anew", err)
+	}
+	later := time.Unix(99, 0)
+	stays.pulled.at.Store(&later)
+	must(t, l.saveIndex(next.entries))
+	entries, damage, err := l.loadIndex()
+	if err != nil || len(damage) != 0 || len(entries) != 2 {
+		t.Fatal(entries, damage, err)
+	}
+	for i, e := range entries {
+		if want := next.entries[i]; e.name.String() != want.name.String() || !reflect.DeepEqual(e.top, want.top) || !e.pulled.Equal(want.pulled.time()) {
+			t.Errorf("entry %d: %+v, want %+v", i, e, want)
+		}
+	}
+	must(t, l.saveIndex(nil))
+	if entries, damage, err := l.loadIndex(); err != nil || len(damage)+len(entries) != 0 {
+		t.Error("no images:", entries, damage, err)
+	}
+	if st, err := os.Stat(l.index()); err != nil || st.Mode() != fs.FileMode(0o644) {
+		t.Error(st, err)
+	}
+}

@@ -1,0 +1,68 @@
+package image
+
+import (
+	"sync"
+
+	"github.com/opencontainers/go-digest"
+)
+
+// uses counts the index entries that need each blob and layer, so that who looks for garbage need not
+// look at all images.
+type uses struct {
+	mu            sync.RWMutex
+	blobs, layers map[digest.Digest]int
+}
+
+// needs are blobs and layers.
+type needs struct{ blobs, layers map[digest.Digest]bool }
+
+func newNeeds() needs { return needs{map[digest.Digest]bool{}, map[digest.Digest]bool{}} }
+
+// change counts anew, and returns what nothing needs any more. Blobs of layers count if they are
+// kept; else nothing but a pull needs them.
+func (u *uses) change(ch change, keepBlobs bool) needs {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.blobs == nil {
+		u.blobs, u.layers = map[digest.Digest]int{}, map[digest.Digest]int{}
+	}
+	unneeded := newNeeds()
+	count := func(uses map[digest.Digest]int, d digest.Digest, n int, unneeded map[digest.Digest]bool) {
+		if uses[d] += n; uses[d] == 0 {
+			delete(uses, d)
+			unneeded[d] = true
+		}
+	}
+	all := func(e named, n int) {
+		for d := range e.documents {
+			count(u.blobs, d, n, unneeded.blobs)
+		}
+		if keepBlobs {
+			for _, l := range e.layers {
+				count(u.blobs, l.Digest, n, unneeded.blobs)
+			}
+		}
+		for _, d := range e.image.RootFS.DiffIDs {
+			count(u.layers, d, n, unneeded.layers)
+		}
+	}
+	for _, e := range ch.come { // first, so that nothing seems to go that stays
+		all(e, 1)
+	}
+	for _, e := range ch.gone {
+		all(e, -1)
+	}
+	return unneeded
+}
+
+func (u *uses) blob(d digest.Digest) bool {
+	u.mu.RLock()
+	defer u.mu.RUnlock()
+	return u.blobs[d] > 0
+}
+
+func (u *uses) layer(d digest.Digest) bool {
+	u.mu.RLock()
+	defer u.mu.RUnlock()
+	return u.layers[d] > 0
+}
