@@ -159,7 +159,7 @@ func (s *Store) adopt(f *os.File, d ocispec.Descriptor) error {
 		return err
 	}
 	s.unsynced.add()
-	s.usage.add(d.Digest, d.Size)
+	s.countBlob(d.Digest)
 	return nil
 }
 

@@ -151,7 +151,7 @@ func (s *Store) unpackArriving(ctx context.Context, src *registry.Repository, d 
 			return fmt.Errorf("store blob %s: %w", d.Digest, err)
 		}
 		s.unsynced.add()
-		s.usage.add(d.Digest, d.Size)
+		s.countBlob(d.Digest)
 	}
 	if w == nil {
 		return nil

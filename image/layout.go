@@ -65,9 +65,10 @@ func (l layout) put(d digest.Digest, data []byte) error {
 	return l.keep(f, d)
 }
 
-// keep gives a staged file its final name.
+// keep closes a staged file and gives it its final name. An open one may have more blocks
+// allocated than it needs (xfs).
 func (l layout) keep(f *os.File, d digest.Digest) error {
-	if err := f.Chmod(0o644); err != nil {
+	if err := errors.Join(f.Chmod(0o644), f.Close()); err != nil {
 		return err
 	}
 	return os.Rename(f.Name(), l.blob(d))

@@ -63,7 +63,7 @@ func TestPullByTag(t *testing.T) {
 		t.Errorf("after reopening: %+v, %v; was %+v", again, err, img)
 	}
 	bytes, inodes, err := s.Usage()
-	if err != nil || bytes != 5*4096 || inodes != 5 {
+	if err != nil || bytes != s.blocks(t) || inodes != 5 {
 		t.Errorf("usage %d %d %v", bytes, inodes, err)
 	}
 }

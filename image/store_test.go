@@ -125,7 +125,7 @@ func TestUsageOfLayers(t *testing.T) {
 	r.image("app:1", threeLayers(), nil)
 	_, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
 	must(t, err)
-	if bytes, inodes, err := s.Usage(); bytes != 5*4096+3000 || inodes != 5+30 || err != nil {
+	if bytes, inodes, err := s.Usage(); bytes != s.blocks(t)+3000 || inodes != 5+30 || err != nil {
 		t.Errorf("usage %d %d %v", bytes, inodes, err)
 	}
 }

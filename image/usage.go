@@ -2,8 +2,10 @@ package image
 
 import (
 	"fmt"
+	"io/fs"
 	"os"
 	"sync"
+	"syscall"
 
 	"github.com/opencontainers/go-digest"
 )
@@ -26,14 +28,22 @@ func (u *usage) count(dir string) error {
 		if err != nil {
 			continue // it is damaged; whoever needs it will tell
 		}
-		u.add(digest.NewDigestFromEncoded(digest.SHA256, f.Name()), info.Size())
+		u.add(digest.NewDigestFromEncoded(digest.SHA256, f.Name()), allocated(info))
 	}
 	return nil
 }
 
+// countBlob counts a blob that has got its name.
+func (s *Store) countBlob(d digest.Digest) {
+	if info, err := os.Stat(s.layout.blob(d)); err == nil {
+		s.usage.add(d, allocated(info))
+	}
+}
+
+// allocated is what a file takes on its file system, bytes; st_blocks are of 512 whatever its own.
+func allocated(info fs.FileInfo) int64 { return info.Sys().(*syscall.Stat_t).Blocks * 512 }
+
 func (u *usage) add(d digest.Digest, size int64) {
-	const block = 4096
-	size = (size + block - 1) / block * block
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.blobs == nil {

@@ -80,7 +80,7 @@ func (s *Store) putDocuments(c *content) error {
 			return fmt.Errorf("store blob %s: %w", d, err)
 		}
 		s.unsynced.add()
-		s.usage.add(d, int64(len(data)))
+		s.countBlob(d)
 	}
 	return nil
 }
