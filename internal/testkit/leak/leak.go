@@ -36,16 +36,23 @@ type Scope struct {
 // and its kind, with the number of times it is there.
 type Snapshot struct {
 	scope Scope
-	seen  map[string]int
+	seen  map[string]seen
+}
+
+// seen is a thing as Left tells of it, and how many there are. What tells it from others is the key that
+// it is under: a process may change its name.
+type seen struct {
+	line string
+	n    int
 }
 
 // Take reads the present state.
 func Take(s Scope) (*Snapshot, error) {
-	seen, err := s.read()
+	now, err := s.read()
 	if err != nil {
 		return nil, err
 	}
-	return &Snapshot{scope: s, seen: seen}, nil
+	return &Snapshot{scope: s, seen: now}, nil
 }
 
 // Left returns, sorted, what is there now and was not there when the snapshot was
@@ -56,12 +63,13 @@ func (s *Snapshot) Left() ([]string, error) {
 		return nil, err
 	}
 	var left []string
-	for line, n := range now {
-		if n <= s.seen[line] || (s.scope.Ignore != nil && s.scope.Ignore(line)) {
+	for key, is := range now {
+		was, line := s.seen[key].n, is.line
+		if is.n <= was || (s.scope.Ignore != nil && s.scope.Ignore(line)) {
 			continue
 		}
-		if was := s.seen[line]; was > 0 {
-			line = fmt.Sprintf("%s (%d, were %d)", line, n, was)
+		if was > 0 {
+			line = fmt.Sprintf("%s (%d, were %d)", line, is.n, was)
 		}
 		left = append(left, line)
 	}
@@ -106,15 +114,16 @@ func (s *Snapshot) Check(t TB) {
 }
 
 // read counts everything in scope.
-func (s Scope) read() (map[string]int, error) {
-	seen := map[string]int{}
-	add := func(kind, what string) { seen[kind+" "+what]++ }
+func (s Scope) read() (map[string]seen, error) {
+	now := map[string]seen{}
+	put := func(key, line string) { now[key] = seen{line: line, n: now[key].n + 1} }
+	add := func(kind, what string) { put(kind+" "+what, kind+" "+what) }
 	var longLived []int
 	if s.PIDs != nil {
 		longLived = s.PIDs()
 	}
 	err := errors.Join(
-		processes(longLived, add),
+		processes(longLived, put),
 		mounts(add),
 		cgroups(s.Cgroups, add),
 		links(add),
@@ -124,5 +133,5 @@ func (s Scope) read() (map[string]int, error) {
 	for _, pid := range longLived {
 		err = errors.Join(err, descriptors(pid, add))
 	}
-	return seen, err
+	return now, err
 }

@@ -1,6 +1,7 @@
 package leak_test
 
 import (
+	"bufio"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -101,4 +102,35 @@ func TestCgroup(t *testing.T) {
 		t.Errorf("left = %q, want cgroup %s", left, dir)
 	}
 	before.Check(t)
+}
+
+// A process that gives itself another name is the same.
+func TestSeesAnotherNameNotAsAnotherProcess(t *testing.T) {
+	shell := exec.Command("sh", "-c", "read l; echo other >/proc/$$/comm; echo done; read l")
+	in, err := shell.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := shell.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := shell.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = in.Close(); _ = shell.Wait() }()
+	before, err := leak.Take(leak.Scope{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := in.Write([]byte("\n")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+		t.Fatal(err)
+	}
+	left, err := before.Left()
+	if err != nil || len(left) > 0 {
+		t.Errorf("left = %q, %v, want nothing", left, err)
+	}
 }

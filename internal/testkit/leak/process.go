@@ -14,8 +14,9 @@ import (
 )
 
 // processes lists all of this process namespace, each with its start time, as ids
-// are used again. The long-lived ones may be replaced by others of the same name.
-func processes(longLived []int, add func(kind, what string)) error {
+// are used again; not by their names, which they give themselves. The long-lived ones may be
+// replaced by others of the same name.
+func processes(longLived []int, put func(key, line string)) error {
 	dirs, err := os.ReadDir("/proc")
 	if err != nil {
 		return err
@@ -36,14 +37,17 @@ func processes(longLived []int, add func(kind, what string)) error {
 		open, end := strings.IndexByte(string(stat), '('), strings.LastIndexByte(string(stat), ')')
 		fields := strings.Fields(string(stat[end+1:]))
 		state, parent, start := fields[0], fields[1], fields[19]
-		what := fmt.Sprintf("%s (%s) started %s", d.Name(), stat[open+1:end], start)
+		key := fmt.Sprintf("process %s started %s", d.Name(), start)
+		line := fmt.Sprintf("process %s (%s) started %s", d.Name(), stat[open+1:end], start)
 		if slices.Contains(longLived, pid) {
-			what = "of the daemon: " + string(stat[open+1:end])
+			line = "process of the daemon: " + string(stat[open+1:end])
+			key = line
 		}
 		if state == "Z" {
-			what += ", not reaped by " + parent
+			line += ", not reaped by " + parent
+			key = line
 		}
-		add("process", what)
+		put(key, line)
 	}
 	return nil
 }
