@@ -11,6 +11,7 @@ import (
 
 	bolt "go.etcd.io/bbolt"
 	"go.etcd.io/etcd/server/v3/embed"
+	etcderrors "go.etcd.io/etcd/server/v3/etcdserver/errors"
 	"go.etcd.io/etcd/server/v3/storage/schema"
 	"golang.org/x/sys/unix"
 )
@@ -70,13 +71,18 @@ func opens(db string) (err error) {
 }
 
 // compare finds a log whose end is lost, which looks to etcd like one that ends sooner: a leader commits the
-// whole log before anything else, so then the database cannot be ahead. If it is, etcd would skip
-// all writes until its log has come to where the database is.
+// whole log before it answers a read, so then the database cannot be ahead. If it is, etcd would skip
+// all writes until its log has come to where the database is. It is called when there is a leader.
+//
+// The first commit that etcd tells of is no such moment: it may be an entry of an earlier leader, read from the
+// log up to where the log says that it is committed, and that is written with the next entry.
 func (s *Server) compare(ctx context.Context) {
-	select {
-	case <-s.etcd.Server.FirstCommitInTermNotify():
-	case <-ctx.Done():
-		return
+	for {
+		if err := s.etcd.Server.LinearizableReadNotify(ctx); err == nil {
+			break
+		} else if ctx.Err() != nil || errors.Is(err, etcderrors.ErrStopped) {
+			return
+		}
 	}
 	written, _ := schema.ReadConsistentIndex(s.etcd.Server.Backend().ReadTx())
 	if logged := s.etcd.Server.CommittedIndex(); written > logged {

@@ -96,8 +96,10 @@ func Start(ctx context.Context, dir, state string) (*Server, error) {
 	}
 	starting, started := context.WithCancel(ctx)
 	defer started()
-	go s.compare(starting)
-	go campaign(s.etcd.Server)
+	go func() {
+		campaign(s.etcd.Server)
+		s.compare(starting)
+	}()
 	if err := s.serves(ctx, dir); err != nil {
 		return nil, err
 	}

@@ -68,6 +68,39 @@ func TestStateSurvivesARestart(t *testing.T) {
 	}
 }
 
+// What a killed etcd leaves: its log says that an entry is committed when it has the next to write, and
+// the database may have that entry by then.
+func TestKilledWhenTheDatabaseHasAll(t *testing.T) {
+	dir := shortDir(t)
+	s := start(t, dir)
+	client := s.Client()
+	for range 10 {
+		if _, err := client.Put(t.Context(), "a", "1"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.etcd.Server.KV().Commit()
+	const killed = 10
+	copies := make([]string, killed)
+	for i := range copies {
+		copies[i] = shortDir(t)
+		if err := os.CopyFS(filepath.Join(copies[i], "etcd"), os.DirFS(filepath.Join(dir, "etcd"))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_ = client.Close()
+	s.Close()
+	for _, dir := range copies {
+		s := start(t, dir)
+		client := s.Client()
+		if got, err := client.Get(t.Context(), "a"); err != nil || got.Count != 1 || got.Kvs[0].Version != 10 {
+			t.Errorf("after the kill: %v, %v", got, err)
+		}
+		_ = client.Close()
+		s.Close()
+	}
+}
+
 func TestDirectoriesAreClosedToOthers(t *testing.T) {
 	dir := shortDir(t)
 	for _, d := range []string{filepath.Join(dir, "etcd"), filepath.Join(dir, "run")} {
