@@ -55,6 +55,7 @@ func defaultProfile(s *specs.Spec) (*specs.LinuxSeccomp, error) {
 	if err != nil {
 		return nil, fmt.Errorf("default seccomp profile: %w", err)
 	}
+	tighten(p)
 	if profiles.byCaps == nil || len(profiles.byCaps) >= maxProfiles {
 		profiles.byCaps = map[string]*specs.LinuxSeccomp{}
 	}

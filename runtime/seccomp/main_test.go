@@ -16,7 +16,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// defaultProfile is what pod/ocispec applies for RuntimeDefault.
+// defaultProfile is what pod/ocispec applies for RuntimeDefault, but for what that is stricter in.
 func defaultProfile(t testing.TB, capabilities ...string) *specs.LinuxSeccomp {
 	t.Helper()
 	p, err := seccomp.GetDefaultProfile(&specs.Spec{Process: &specs.Process{

@@ -1,0 +1,42 @@
+package ocispec
+
+import (
+	"slices"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+)
+
+// looser are system calls that moby's profile allows and containerd's does not: those of
+// security modules for CAP_SYS_ADMIN, and one that only riscv64 has.
+var looser = []string{"lsm_get_self_attr", "lsm_list_modules", "lsm_set_self_attr", "riscv_hwprobe"}
+
+// socketFamilies are those above AF_ALG that containers may have sockets of. AF_VSOCK is not among
+// them: it leads to the host, whatever the network namespace.
+var socketFamilies = []uint64{unix.AF_NFC, unix.AF_KCM, unix.AF_QIPCRTR, unix.AF_SMC, unix.AF_XDP, unix.AF_MCTP}
+
+// tighten makes moby's profile allow nothing that containerd's does not. moby allows sockets of any
+// family above AF_VSOCK; a filter compares 64 bits, of which the kernel takes the lower 32 as the
+// family, so AF_VSOCK and AF_ALG could be had with any of the upper ones set.
+func tighten(p *specs.LinuxSeccomp) {
+	rules := p.Syscalls[:0]
+	for _, r := range p.Syscalls {
+		r.Names = slices.DeleteFunc(r.Names, func(name string) bool { return name == "socket" || slices.Contains(looser, name) })
+		if len(r.Names) > 0 {
+			rules = append(rules, r)
+		}
+	}
+	p.Syscalls = append(rules, socketsOf(unix.AF_ALG, specs.OpLessThan))
+	for _, family := range socketFamilies {
+		p.Syscalls = append(p.Syscalls, socketsOf(family, specs.OpEqualTo))
+	}
+}
+
+// socketsOf allows socket(2) for some families. One condition each: libseccomp's callers take
+// several on one argument as alternatives.
+func socketsOf(family uint64, op specs.LinuxSeccompOperator) specs.LinuxSyscall {
+	return specs.LinuxSyscall{
+		Names: []string{"socket"}, Action: specs.ActAllow,
+		Args: []specs.LinuxSeccompArg{{Index: 0, Value: family, Op: op}},
+	}
+}
