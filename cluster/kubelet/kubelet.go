@@ -183,14 +183,21 @@ func (k *Kubelet) Run(ctx context.Context) error {
 	}
 	k.status = status.NewWriter(ctx, k.set.Kube)
 	defer k.status.Wait()
+	users := &userNamespaces{
+		podsDir: filepath.Join(k.opts.RootDir, "pods"), maxPods: k.opts.MaxPods, handler: k.handlers, supports: k.supportsUserNamespaces,
+	}
+	users.open()
 	k.runner = pod.NewRunner(ctx, pod.Config{
 		CRI: k.cri, Images: k.puller, Volumes: k.volumes, Env: k.env, Probes: k.probes, Status: k.status,
-		Cgroups: k.makeCgroups(ctx), DNS: k.dns(), Recorder: k.recorder, RuntimeHandler: k.handlers,
+		Cgroups: k.makeCgroups(ctx), Users: users, DNS: k.dns(), Recorder: k.recorder, RuntimeHandler: k.handlers,
 		AdmitResize: func(p *v1.Pod, accept func()) (string, bool) { return k.admit.resize(p, accept) },
 		HostIPs:     func() []string { return k.opts.NodeIPs },
 		RootDir:     k.opts.RootDir, LogDir: k.opts.LogDir, LegacyLogDir: k.opts.LegacyLogDir,
 		ClusterDomain: k.opts.ClusterDomain, MemoryCapacity: k.reporter.Machine().MemoryBytes,
-		Gone: func(uid types.UID) { k.static.gone(uid) },
+		Gone: func(uid types.UID) {
+			users.release(uid)
+			k.static.gone(uid)
+		},
 	})
 	defer k.runner.Wait()
 	k.admit = newAdmission(k)
@@ -304,12 +311,24 @@ func (k *Kubelet) recursiveReadOnly(p *v1.Pod) bool {
 	if err != nil {
 		return false
 	}
+	f := k.features(handler)
+	return f != nil && f.RecursiveReadOnlyMounts != nil && *f.RecursiveReadOnlyMounts
+}
+
+// supportsUserNamespaces says whether the runtime can give a pod of this handler a user namespace.
+func (k *Kubelet) supportsUserNamespaces(handler string) bool {
+	f := k.features(handler)
+	return f != nil && f.UserNamespaces != nil && *f.UserNamespaces
+}
+
+// features returns what the runtime says of a handler, nil for nothing.
+func (k *Kubelet) features(handler string) *v1.NodeRuntimeHandlerFeatures {
 	for _, h := range k.reporter.Node().Status.RuntimeHandlers {
-		if h.Name == handler && h.Features != nil && h.Features.RecursiveReadOnlyMounts != nil {
-			return *h.Features.RecursiveReadOnlyMounts
+		if h.Name == handler {
+			return h.Features
 		}
 	}
-	return false
+	return nil
 }
 
 // logging is a recorder for upstream's packages that want one with a logger.

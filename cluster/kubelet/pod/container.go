@@ -43,6 +43,11 @@ func (w *worker) containerConfig(ctx context.Context, pod *v1.Pod, s Start, imag
 	if err := w.target(security, s); err != nil {
 		return nil, err
 	}
+	if users := security.NamespaceOptions.UsernsOptions; users != nil {
+		for _, m := range mounts { // in a volume, files have the ids that they have in the container
+			m.UidMappings, m.GidMappings = users.Uids, users.Gids
+		}
+	}
 	if err := os.MkdirAll(filepath.Join(w.logDir(pod), c.Name), 0o755); err != nil {
 		return nil, fmt.Errorf("create container log directory for container %s failed: %w", c.Name, err)
 	}

@@ -36,3 +36,9 @@ type Env interface {
 	// ("configmap \"x\" not found", "couldn't find key a in ConfigMap ns/x").
 	Resolve(ctx context.Context, pod *v1.Pod, container *v1.Container, podIPs, hostIPs []string) (envs []*runtimeapi.KeyValue, command, args []string, err error)
 }
+
+// Users says which ids of the node a pod's users have. It is safe for concurrent use.
+type Users interface {
+	// Of returns the pod's user namespace, the same while it is on the node, or nil if that is the node's.
+	Of(pod *v1.Pod) (*runtimeapi.UserNamespace, error)
+}

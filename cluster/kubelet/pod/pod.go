@@ -71,6 +71,7 @@ type Config struct {
 	Probes   *probe.Manager
 	Status   *status.Writer
 	Cgroups  Cgroups
+	Users    Users
 	DNS      DNS
 	Recorder record.EventRecorder
 	// RuntimeHandler resolves a RuntimeClass's name.

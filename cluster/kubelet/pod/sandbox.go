@@ -46,7 +46,7 @@ func (r *Runner) sandboxConfig(ctx context.Context, pod *v1.Pod, attempt uint32)
 			})
 		}
 	}
-	security, err := sandboxSecurity(pod)
+	security, err := r.sandboxSecurity(pod)
 	if err != nil {
 		return nil, err
 	}
@@ -65,11 +65,15 @@ func (r *Runner) sandboxConfig(ctx context.Context, pod *v1.Pod, attempt uint32)
 	return c, nil
 }
 
-func sandboxSecurity(pod *v1.Pod) (*runtimeapi.LinuxSandboxSecurityContext, error) {
+func (r *Runner) sandboxSecurity(pod *v1.Pod) (*runtimeapi.LinuxSandboxSecurityContext, error) {
+	namespaces, err := r.namespaces(pod)
+	if err != nil {
+		return nil, err
+	}
 	s := &runtimeapi.LinuxSandboxSecurityContext{
 		Privileged:       kubecontainer.HasPrivilegedContainer(pod),
 		Seccomp:          &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault},
-		NamespaceOptions: namespaces(pod),
+		NamespaceOptions: namespaces,
 	}
 	sc := pod.Spec.SecurityContext
 	if sc == nil {
@@ -81,7 +85,6 @@ func sandboxSecurity(pod *v1.Pod) (*runtimeapi.LinuxSandboxSecurityContext, erro
 	if sc.RunAsGroup != nil {
 		s.RunAsGroup = &runtimeapi.Int64Value{Value: *sc.RunAsGroup}
 	}
-	var err error
 	if s.SupplementalGroups, s.SupplementalGroupsPolicy, err = groups(sc); err != nil {
 		return nil, err
 	}
@@ -90,12 +93,17 @@ func sandboxSecurity(pod *v1.Pod) (*runtimeapi.LinuxSandboxSecurityContext, erro
 }
 
 // namespaces says which namespaces of the pod's containers are the node's, the pod's or their own.
-func namespaces(pod *v1.Pod) *runtimeapi.NamespaceOption {
-	return &runtimeapi.NamespaceOption{
-		Ipc:     runtimeutil.IpcNamespaceForPod(pod),
-		Network: runtimeutil.NetworkNamespaceForPod(pod),
-		Pid:     runtimeutil.PidNamespaceForPod(pod),
+func (r *Runner) namespaces(pod *v1.Pod) (*runtimeapi.NamespaceOption, error) {
+	users, err := r.Users.Of(pod)
+	if err != nil {
+		return nil, err
 	}
+	return &runtimeapi.NamespaceOption{
+		Ipc:           runtimeutil.IpcNamespaceForPod(pod),
+		Network:       runtimeutil.NetworkNamespaceForPod(pod),
+		Pid:           runtimeutil.PidNamespaceForPod(pod),
+		UsernsOptions: users,
+	}, nil
 }
 
 func protocol(p v1.Protocol) runtimeapi.Protocol {

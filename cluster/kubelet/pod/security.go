@@ -26,8 +26,12 @@ func (r *Runner) containerSecurity(pod *v1.Pod, c *v1.Container, user imageUser)
 	if err := verifyNonRoot(pod, c, sc, user); err != nil {
 		return nil, err
 	}
+	namespaces, err := r.namespaces(pod)
+	if err != nil {
+		return nil, err
+	}
 	s := &runtimeapi.LinuxContainerSecurityContext{
-		NamespaceOptions: namespaces(pod),
+		NamespaceOptions: namespaces,
 		Capabilities:     capabilities(sc.Capabilities),
 		SelinuxOptions:   selinux(sc.SELinuxOptions),
 		Privileged:       sc.Privileged != nil && *sc.Privileged,
@@ -47,7 +51,6 @@ func (r *Runner) containerSecurity(pod *v1.Pod, c *v1.Container, user imageUser)
 	if sc.RunAsGroup != nil {
 		s.RunAsGroup = &runtimeapi.Int64Value{Value: *sc.RunAsGroup}
 	}
-	var err error
 	if s.Seccomp, err = r.seccomp(pod, c); err != nil {
 		return nil, err
 	}

@@ -79,9 +79,10 @@ func (e *edges) Resolve(_ context.Context, _ *v1.Pod, c *v1.Container, _, _ []st
 	defer e.mu.Unlock()
 	return nil, c.Command, c.Args, e.envErr
 }
-func (e *edges) Ensure(*v1.Pod) error   { return nil }
-func (e *edges) Parent(*v1.Pod) string  { return "" }
-func (e *edges) Remove(types.UID) error { return nil }
+func (e *edges) Of(*v1.Pod) (*runtimeapi.UserNamespace, error) { return nil, nil }
+func (e *edges) Ensure(*v1.Pod) error                          { return nil }
+func (e *edges) Parent(*v1.Pod) string                         { return "" }
+func (e *edges) Remove(types.UID) error                        { return nil }
 func (e *edges) GetPodDNS(context.Context, *v1.Pod) (*runtimeapi.DNSConfig, error) {
 	return &runtimeapi.DNSConfig{}, nil
 }
@@ -100,7 +101,7 @@ func onBench(t *testing.T, f func(b *bench)) {
 		writer := status.NewWriter(ctx, b.kube)
 		probes := probe.New(client.Exec, b.events, func(uid types.UID) { b.runner.Wake(uid) })
 		b.runner = NewRunner(ctx, Config{
-			CRI: client, Images: puller, Volumes: b.edges, Env: b.edges, Cgroups: b.edges, DNS: b.edges,
+			CRI: client, Images: puller, Volumes: b.edges, Env: b.edges, Cgroups: b.edges, Users: b.edges, DNS: b.edges,
 			Probes: probes, Status: writer, Recorder: b.events,
 			AdmitResize: func(_ *v1.Pod, accept func()) (string, bool) {
 				if why := b.full.Load(); why != nil {
