@@ -246,9 +246,38 @@ func (c *container) restore(ctx context.Context, spec *specs.Spec, opts runtime.
 		// libcontainer gives CRIU the new streams as its own.
 		fmt.Fprintf(&conf, "inherit-fd fd[%d]:%s\n", fd, ids[fd])
 	}
-	if err := atomicfile.Write(filepath.Join(opts.Bundle, criuConfigName), conf.Bytes(), 0o600); err != nil {
+	done, err := readableOnce(filepath.Join(opts.Bundle, criuConfigName), conf.Bytes())
+	if err != nil {
 		return nil, err
 	}
+	defer done()
 	withCRIUConfig(spec, opts.Bundle)
 	return restorer.Restore(ctx, c.id, spec, opts, runtime.RestoreOptions{ImageOptions: runtime.ImageOptions{ImageDir: images, WorkDir: c.dir}})
+}
+
+// readableOnce makes a file that is empty from its second opening on, until done is called. criu(8) 3.17 reads its
+// configuration twice, and fails when it has been told twice to inherit a descriptor: it closes it at the first.
+func readableOnce(path string, text []byte) (done func(), err error) {
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	done = func() {
+		os.Remove(path)
+		r.Close()
+	}
+	// Some hundred bytes: a pipe takes them without a reader. Without a writer, it has an end.
+	_, err = w.Write(text)
+	err = errors.Join(err, w.Close())
+	if err == nil {
+		withFD(r, func(fd int) { err = os.Symlink(fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), fd), path) })
+	}
+	if err != nil {
+		done()
+		return nil, err
+	}
+	return done, nil
 }

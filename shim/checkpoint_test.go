@@ -1,6 +1,7 @@
 package shim
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -32,5 +33,28 @@ func TestHostileStreams(t *testing.T) {
 				t.Errorf("%d bytes, %v", len(b), err)
 			}
 		})
+	}
+}
+
+// TestReadableOnce: who opens CRIU's configuration a second time, as Debian 12's does, finds nothing in it.
+func TestReadableOnce(t *testing.T) {
+	path := filepath.Join(t.TempDir(), criuConfigName)
+	for range 2 { // whatever is in its place
+		if err := os.WriteFile(path, []byte("external file[1:2]\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		done, err := readableOnce(path, []byte("one\ntwo\n"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range []string{"one\ntwo\n", "", ""} {
+			if b, err := os.ReadFile(path); err != nil || string(b) != want {
+				t.Errorf("read %q, %v; want %q", b, err, want)
+			}
+		}
+		done()
+		if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("left of it: %v", err)
+		}
 	}
 }
