@@ -130,8 +130,9 @@ func (c *container) identifyInit(proc *libcontainer.Process) error {
 func (c *container) undo() error {
 	ctx, cancel := context.WithTimeout(context.Background(), undoTimeout)
 	defer cancel()
-	pid := c.Rec.Init.Pid
+	pid, rests := c.Rec.Init.Pid, c.rests()
 	err := c.Remove(ctx)
+	c.reapRests(rests)
 	if pid > 0 {
 		// It is our child and the caller never learns of it.
 		var status unix.WaitStatus
