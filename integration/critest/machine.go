@@ -5,16 +5,18 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"runtime"
 	"strings"
 
 	"golang.org/x/sys/unix"
 )
 
-// machine is what the outcome depends on.
+// machine is what the outcome depends on: the one that the tests ran on, and who ran the containers.
 type machine struct {
 	kernel, arch            string
-	peer                    string // who runs instead of Coracle
+	runtime                 string // with its version, whose commit is what was measured
+	peer                    bool   // it is another than Coracle
 	unified, systemd, armor bool   // only the unified hierarchy of cgroups; made by systemd; AppArmor is on
 }
 
@@ -52,9 +54,21 @@ func (m machine) String() string {
 		armor = "AppArmor"
 	}
 	kind := fmt.Sprintf("%s, driver %s, %s", cgroups, driver, armor)
-	if m.peer != "" {
-		name, _, _ := strings.Cut(m.peer, " ")
+	if m.peer {
+		name, _, _ := strings.Cut(m.runtime, " ")
 		kind += ": " + name + ", to compare with"
 	}
 	return kind
+}
+
+// version is the word of a program's first line that looks like one.
+func version(exe, name string) string {
+	out, _ := exec.Command(exe, "--version").Output()
+	line, _, _ := strings.Cut(string(out), "\n")
+	for _, word := range strings.Fields(line) {
+		if digits := strings.TrimPrefix(word, "v"); digits != "" && digits[0] >= '0' && digits[0] <= '9' {
+			return name + " " + digits
+		}
+	}
+	return name
 }

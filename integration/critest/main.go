@@ -114,6 +114,11 @@ func conformance(o options) (wrong []string, err error) {
 	if o.peer {
 		return nil, comparison(o, machine, dir, registry)
 	}
+	exe, err := testkit.FindBin(testkit.DaemonExe)
+	if err != nil {
+		return nil, err
+	}
+	machine.runtime = version(exe, testkit.DaemonExe)
 	scope, config := leak.Scope{}, ""
 	if o.systemd {
 		scope, config = leak.Scope{Cgroups: []string{parentSlice}, Ignore: notOurs}, "[cgroup]\ndriver = \"systemd\"\n"
@@ -166,7 +171,7 @@ func comparison(o options, m machine, dir string, registry *testkit.Registry) (e
 		return err
 	}
 	defer func() { err = errors.Join(err, p.stop()) }()
-	m.peer = p.name
+	m.runtime, m.peer = p.name, true
 	begin := time.Now()
 	results, err := validate(p.socket, dir, o)
 	if err != nil {

@@ -108,10 +108,8 @@ func part(m machine, results []result) string {
 | %d | %d | %d |
 
 Machine: Linux %s, %s.
-`, m, s.passed, s.failed, s.skipped, m.kernel, m.arch)
-	if m.peer != "" {
-		fmt.Fprintf(&b, "Runtime: %s.\n", m.peer)
-	}
+Runtime: %s.
+`, m, s.passed, s.failed, s.skipped, m.kernel, m.arch, m.runtime)
 	for _, list := range []struct {
 		title string
 		which outcome

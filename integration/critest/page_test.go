@@ -25,9 +25,9 @@ func TestMerge(t *testing.T) {
 }
 
 func TestPart(t *testing.T) {
-	got := part(machine{kernel: "6.1", arch: "arm64", unified: true}, []result{{"a", passed, ""}, {"b", failed, "broken"}, {"c", skipped, "odd"}})
+	got := part(machine{kernel: "6.1", arch: "arm64", runtime: "coracled 1.2.3", unified: true}, []result{{"a", passed, ""}, {"b", failed, "broken"}, {"c", skipped, "odd"}})
 	for _, want := range []string{
-		"## cgroup v2, driver cgroupfs, no AppArmor\n", "| 1 | 1 | 1 |", "Linux 6.1, arm64", "### Failed\n\n- b: broken\n", "### Skipped\n\n- c: odd\n",
+		"## cgroup v2, driver cgroupfs, no AppArmor\n", "| 1 | 1 | 1 |", "Linux 6.1, arm64.\nRuntime: coracled 1.2.3.\n", "### Failed\n\n- b: broken\n", "### Skipped\n\n- c: odd\n",
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("no %q in\n%s", want, got)
@@ -37,7 +37,7 @@ func TestPart(t *testing.T) {
 
 // A peer's part stands beside ours.
 func TestPeersPart(t *testing.T) {
-	ours, theirs := machine{kernel: "6.1"}, machine{kernel: "6.1", peer: "containerd 2.4.2 with runc 1.5.2"}
+	ours, theirs := machine{kernel: "6.1"}, machine{kernel: "6.1", runtime: "containerd 2.4.2 with runc 1.5.2", peer: true}
 	good := []result{{"good", passed, ""}}
 	page := merge(merge("", "# CRI\n", part(ours, good)), "# CRI\n", part(theirs, good))
 	if !strings.Contains(page, part(ours, good)) || !strings.HasSuffix(page, part(theirs, good)) {

@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"time"
 
@@ -135,16 +134,4 @@ func (p *peer) stop() error {
 	case <-time.After(peerLimit):
 		return errors.Join(errors.New("containerd does not end"), p.cmd.Process.Kill())
 	}
-}
-
-// version is the word of a program's first line that looks like one.
-func version(exe, name string) string {
-	out, _ := exec.Command(exe, "--version").Output()
-	line, _, _ := strings.Cut(string(out), "\n")
-	for _, word := range strings.Fields(line) {
-		if digits := strings.TrimPrefix(word, "v"); digits != "" && digits[0] >= '0' && digits[0] <= '9' {
-			return name + " " + digits
-		}
-	}
-	return name
 }
