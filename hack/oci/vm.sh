@@ -3,6 +3,7 @@
 #   engine, lc    the suite of an engine
 #   snapshot      quotas, and an older kernel's overlayfs
 #   cli           the command line where it needs systemd, AppArmor and CRIU
+#   cri           coracled with systemd's cgroups: CRIU and out of memory, by crictl
 #   critest       coracled with systemd's cgroups: the CRI validation suite
 # each in a guest of its own. Names as arguments choose; none is all. VM_MD is the page of
 # docs/cri-conformance.md, if critest's part of it is to be written.
@@ -17,7 +18,7 @@ if [[ -z ${VM_RUN:-} ]]; then
   echo "test-vm: VM_RUN is not set; name a command that runs another in a virtual machine, see hack/oci/vm.sh" >&2
   exit 1
 fi
-(($#)) || set -- engine lc snapshot cli critest
+(($#)) || set -- engine lc snapshot cli cri critest
 out=bin/vm
 mkdir -p "$out"
 # The command line, with its companion.
@@ -38,13 +39,13 @@ rm -rf "$out/criu"
 mkdir "$out/criu"
 ldd "$criu" | awk '$2 == "=>" { print $3 }' | xargs cp -L -t "$out/criu" "$criu"
 # What coracled needs, laid out as bin is.
-if [[ " $* " == *" critest "* ]]; then
+if [[ " $* " == *" cri"* ]]; then
   make --no-print-directory build testbins
-  hack/tools.sh critest registry busybox
+  hack/tools.sh crictl critest registry busybox
   rm -rf "${out:?}/bin"
   mkdir -p "$out/bin/tools" "$out/bin/test"
-  cp bin/{coracled,containerd-shim-coracle-v1} "$out/bin/"
-  cp bin/tools/{critest,registry,busybox} "$out/bin/tools/"
+  cp bin/{coracled,containerd-shim-coracle-v1,coracle} "$out/bin/"
+  cp bin/tools/{crictl,critest,registry,busybox} "$out/bin/tools/"
   cp bin/test/{critest,web,pause,setuid} "$out/bin/test/"
 fi
 

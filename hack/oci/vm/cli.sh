@@ -1,18 +1,8 @@
 #!/bin/sh
 # In the guest: the command line where it needs systemd, AppArmor and CRIU. Ends with the number of
 # checks that failed.
-failed=0 checks=0
-# want NAME TEXT COMMAND...: the command says this.
-want() {
-  name=$1 text=$2
-  shift 2
-  said=$("$@" 2>&1)
-  checks=$((checks + 1))
-  [ "$said" = "$text" ] && return
-  failed=$((failed + 1))
-  printf 'FAIL: %s\n  says  %s\n  not   %s\n' "$name" "$said" "$text"
-}
-
+# shellcheck source=hack/oci/vm/want.sh
+. /b/want.sh
 OCI=/b/coracle-oci BOX=/var/tmp/box
 mkdir -p $BOX/rootfs/bin $BOX/rootfs/proc $BOX/rootfs/dev $BOX/rootfs/sys
 cp /b/busybox $BOX/rootfs/bin/

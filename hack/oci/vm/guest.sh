@@ -30,6 +30,7 @@ case $1 in
   # EROFS is mounted from files by Linux 6.12 and newer.
   snapshot) suite snapshot -test.run 'TestQuotas|TestDriver|TestPrepare|TestManyLayers' -test.skip /erofs ;;
   cli) exec sh /b/cli.sh ;;
+  cri) exec sh /b/cri.sh ;;
   critest)
     # Programs start faster from the guest's own disk.
     cp -r /b/bin /var/tmp/bin || exit
