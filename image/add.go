@@ -154,11 +154,12 @@ func (s *Store) adopt(f *os.File, d ocispec.Descriptor) error {
 	if err := os.Link(f.Name(), second); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	s.unsynced.add()
-	if err := os.Rename(second, s.layout.blob(d.Digest)); err != nil {
+	done := s.unsynced.begin()
+	err := os.Rename(second, s.layout.blob(d.Digest))
+	done()
+	if err != nil {
 		return err
 	}
-	s.unsynced.add()
 	s.countBlob(d.Digest)
 	return nil
 }

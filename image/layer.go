@@ -146,11 +146,12 @@ func (s *Store) unpackArriving(ctx context.Context, src *registry.Repository, d 
 		return err
 	}
 	if s.cfg.KeepBlobs {
-		s.unsynced.add()
-		if err := s.layout.keep(f, d.Digest); err != nil {
+		done := s.unsynced.begin()
+		err := s.layout.keep(f, d.Digest)
+		done()
+		if err != nil {
 			return fmt.Errorf("store blob %s: %w", d.Digest, err)
 		}
-		s.unsynced.add()
 		s.countBlob(d.Digest)
 	}
 	if w == nil {

@@ -204,8 +204,7 @@ func (s *Store) commitLayer(ctx context.Context, w LayerWriter, diffID digest.Di
 			return err
 		}
 	}
-	s.unsynced.add()
-	defer s.unsynced.add()
+	defer s.unsynced.begin()()
 	return w.Commit(ctx, diffID)
 }
 

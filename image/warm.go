@@ -75,11 +75,12 @@ func (s *Store) putDocuments(c *content) error {
 		if s.layout.holds(d, data) {
 			continue
 		}
-		s.unsynced.add()
-		if err := s.layout.put(d, data); err != nil {
+		done := s.unsynced.begin()
+		err := s.layout.put(d, data)
+		done()
+		if err != nil {
 			return fmt.Errorf("store blob %s: %w", d, err)
 		}
-		s.unsynced.add()
 		s.countBlob(d)
 	}
 	return nil
@@ -91,18 +92,22 @@ func (l layout) holds(d digest.Digest, data []byte) bool {
 	return err == nil && bytes.Equal(had, data)
 }
 
-// unsynced counts what gets a name in the store, before and after it does, and what a sync has made
-// sure of. An image that the index names is synced, but for what was damaged and has just been
+// unsynced counts what gets a name in the store, and what a sync has made sure of: what had its name
+// when that began. An image that the index names is synced, but for what was damaged and has just been
 // written again.
-type unsynced struct{ written, synced atomic.Uint64 }
+type unsynced struct{ begun, done, synced atomic.Uint64 }
 
-func (u *unsynced) add() { u.written.Add(1) }
+// begin comes before something gets a name, and done after, or when it does not.
+func (u *unsynced) begin() (done func()) {
+	u.begun.Add(1)
+	return func() { u.done.Add(1) }
+}
 
-func (u *unsynced) nothing() bool { return u.written.Load() == u.synced.Load() }
+func (u *unsynced) nothing() bool { return u.begun.Load() == u.synced.Load() }
 
 // during runs a sync, of which there is one at a time.
 func (u *unsynced) during(sync func() error) error {
-	n := u.written.Load()
+	n := u.done.Load()
 	err := sync()
 	if err == nil {
 		u.synced.Store(n)

@@ -1,6 +1,7 @@
 package image
 
 import (
+	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -118,7 +119,7 @@ func TestPullMendsWhatIsThere(t *testing.T) {
 			must(t, os.RemoveAll(s.layers.path(p.diffIDs[2])))
 		},
 		"not synced": func(_ *testing.T, _ *fakeRegistry, s *testStore, _ pushed) {
-			s.unsynced.add()
+			s.unsynced.begin()()
 		},
 		"tag moved": func(_ *testing.T, r *fakeRegistry, _ *testStore, _ pushed) {
 			r.image("app:1", threeLayers(), func(_ *ocispec.Manifest, c *ocispec.Image) { c.Config.User = "other" })
@@ -158,6 +159,34 @@ func TestPullMendsWhatIsThere(t *testing.T) {
 			}
 		})
 	}
+}
+
+// What gets its name while a sync runs may not be on the disk when that ends, and is not believed to be.
+func TestUnsynced(t *testing.T) {
+	var u unsynced
+	sync := func() error { return nil }
+	check := func(when string, want bool) {
+		t.Helper()
+		if got := u.nothing(); got != want {
+			t.Errorf("%s: nothing unsynced: %v", when, got)
+		}
+	}
+	check("new", true)
+	done := u.begin()
+	check("about to be named", false)
+	must(t, u.during(sync))
+	check("about to be named when a sync began", false)
+	done()
+	check("named since the sync", false)
+	failed := errors.New("failed")
+	if err := u.during(func() error { return failed }); !errors.Is(err, failed) {
+		t.Error(err)
+	}
+	check("a failed sync", false)
+	must(t, u.during(sync))
+	check("synced", true)
+	must(t, u.during(func() error { u.begin()(); return nil }))
+	check("named during a sync", false)
 }
 
 // A document that is there as it should be is not written again: until the next sync, those who
