@@ -22,6 +22,20 @@ func (s *Store) warm(n name, c *content, m *meter) (img Image, ok bool) {
 	if !s.isWhole(c) || !s.unsynced.nothing() {
 		return Image{}, false
 	}
+	if img, ok = s.pulledAgain(n, c); !ok {
+		return Image{}, false
+	}
+	m.expect(c.size())
+	m.add(c.config.Size)
+	for i, p := range m.expectLayers(c.layers) {
+		p.add(c.layers[i].Size)
+		p.complete()
+	}
+	return img, true
+}
+
+// pulledAgain notes when, if the name names what it is to name.
+func (s *Store) pulledAgain(n name, c *content) (img Image, ok bool) {
 	s.commitMu.Lock() // against removal
 	defer s.commitMu.Unlock()
 	e, k := s.now.Load().named(n)
@@ -32,12 +46,6 @@ func (s *Store) warm(n name, c *content, m *meter) (img Image, ok bool) {
 	t := time.Now()
 	e.pulled.at.Store(&t)
 	s.outdated = true
-	m.expect(c.size())
-	m.add(c.config.Size)
-	for i, p := range m.expectLayers(c.layers) {
-		p.add(c.layers[i].Size)
-		p.complete()
-	}
 	return k.view(), true
 }
 

@@ -68,7 +68,14 @@ func TestWarmPullWritesNothing(t *testing.T) {
 					var done, total int64
 					complete := 0
 					img, err := s.Pull(t.Context(), ref, PullOptions{
-						Progress: func(d, n int64) { done, total = d, n },
+						Progress: func(d, n int64) {
+							done, total = d, n
+							if !s.commitMu.TryLock() {
+								t.Error("whoever is told may hold up all who write")
+								return
+							}
+							s.commitMu.Unlock()
+						},
 						Layer: func(l LayerProgress) {
 							if l.Complete {
 								complete++
