@@ -39,8 +39,8 @@ type Snapshot struct {
 	seen  map[string]seen
 }
 
-// seen is a thing as Left tells of it, and how many there are. What tells it from others is the key that
-// it is under: a process may change its name.
+// seen is a thing as Left tells of it, if it does, and how many there are. What tells it from others is the
+// key that it is under: a process may change its name.
 type seen struct {
 	line string
 	n    int
@@ -65,7 +65,7 @@ func (s *Snapshot) Left() ([]string, error) {
 	var left []string
 	for key, is := range now {
 		was, line := s.seen[key].n, is.line
-		if is.n <= was || (s.scope.Ignore != nil && s.scope.Ignore(line)) {
+		if is.n <= was || line == "" || (s.scope.Ignore != nil && s.scope.Ignore(line)) {
 			continue
 		}
 		if was > 0 {

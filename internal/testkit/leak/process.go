@@ -15,7 +15,8 @@ import (
 
 // processes lists all of this process namespace, each with its start time, as ids
 // are used again; not by their names, which they give themselves. The long-lived ones may be
-// replaced by others of the same name.
+// replaced by others of the same name. A container that has not executed its own program yet passes
+// for one of them, so they go by their start, too, of which there is nothing to tell.
 func processes(longLived []int, put func(key, line string)) error {
 	dirs, err := os.ReadDir("/proc")
 	if err != nil {
@@ -40,6 +41,7 @@ func processes(longLived []int, put func(key, line string)) error {
 		key := fmt.Sprintf("process %s started %s", d.Name(), start)
 		line := fmt.Sprintf("process %s (%s) started %s", d.Name(), stat[open+1:end], start)
 		if slices.Contains(longLived, pid) {
+			put(key, "")
 			line = "process of the daemon: " + string(stat[open+1:end])
 			key = line
 		}
