@@ -53,6 +53,8 @@ func (a *cniAsks) status(ctx context.Context, at *cniPlaces, list *libcni.Networ
 	switch {
 	case err == nil:
 		return nil
+	case a.life.Err() != nil:
+		err = errClosed // which has killed the plugins, if they were asked before
 	case ctx.Err() != nil:
 		return fmt.Errorf("CNI network %q: waiting for the status of its plugins: %w", list.Name, err)
 	}

@@ -17,14 +17,13 @@ import (
 )
 
 // hanging is a CNI plugin that is a script. Where there is a file hang-VERB, or hang-VERB-POD, that verb never ends:
-// it waits for a process that it has started, which has its output open. Before that it writes "hangs" and
-// that process' id into the FIFO told, which both have open until they end. With a file daemon, ADD ends well and
-// leaves such a process.
+// it waits for a process that it has started, which has its output open. That one writes "hangs" and its id into
+// the FIFO told, which both have open until they end: itself, as it may still have to begin a session of its own when the plugin
+// knows the id. With a file daemon, ADD ends well and leaves such a process.
 const hanging = `#!/bin/sh
 hang() {
   exec 3>%[1]s/told
-  $1 sleep infinity &
-  echo hangs $! >&3
+  $1 sh -c 'echo hangs $$ >&3; exec sleep infinity' &
 }
 for what in $CNI_COMMAND $CNI_COMMAND-$CNI_CONTAINERID; do
   if [ -e %[1]s/hang-$what ]; then
@@ -58,6 +57,7 @@ func hang(t *testing.T, dir, verb, how string) (mend func()) {
 	t.Helper()
 	file := filepath.Join(dir, "hang-"+verb)
 	must(t, os.WriteFile(file, []byte(how), 0o600))
+	t.Cleanup(func() { _ = os.Remove(file) }) // nothing waits for it after a failure
 	return func() { t.Helper(); must(t, os.Remove(file)) }
 }
 
@@ -153,6 +153,7 @@ func TestCNIStatusThatHangsIsAskedOnce(t *testing.T) {
 	defer cancel()
 	wait := inBackground(func() error { return m.Ready(ctx) })
 	_, gone := hung(t, dir)
+	last := inBackground(func() error { return m.Ready(t.Context()) })
 	for range 3 {
 		impatient, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 		if err := m.Ready(impatient); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), `CNI network "test"`) {
@@ -166,6 +167,9 @@ func TestCNIStatusThatHangsIsAskedOnce(t *testing.T) {
 	}
 	must(t, m.Close())
 	gone()
+	if err := last(); !errors.Is(err, errClosed) {
+		t.Errorf("who waited until Close: %v", err)
+	}
 	if b, err := os.ReadFile(filepath.Join(dir, "hung")); err != nil || string(b) != "STATUS\n" {
 		t.Errorf("asked: %q, %v", b, err)
 	}

@@ -85,7 +85,7 @@ func testConfig(t testing.TB) Config {
 func started(t testing.TB, c Config) *Manager {
 	t.Helper()
 	m := New(c)
-	m.cni.wait = patience
+	m.cni.wait, m.cni.asks.limit = patience, patience
 	if err := m.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
