@@ -32,7 +32,12 @@ func (r *execRecord) streams() (all streams) {
 		if err != nil {
 			continue // the caller has taken it away: whoever reads or writes it is told
 		}
-		all = append(all, stream{os.NewFile(uintptr(fd), path), path == r.Stdin})
+		f := os.NewFile(uintptr(fd), path)
+		if st, err := f.Stat(); err != nil || st.Mode().Type() != os.ModeNamedPipe {
+			f.Close() // a file, which others may have for reasons of their own: /dev/null
+			continue
+		}
+		all = append(all, stream{f, path == r.Stdin})
 	}
 	return all
 }
