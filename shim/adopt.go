@@ -36,7 +36,16 @@ func (s *Service) Adopt(ctx context.Context) error {
 			return nil
 		})
 	}
-	return work.Wait()
+	if err := work.Wait(); err != nil {
+		return err
+	}
+	// Only when all are known: the end of one has others asked what was theirs (oomKills).
+	for _, c := range s.all() {
+		if c.init.exitState() == nil {
+			go c.awaitExit()
+		}
+	}
+	return nil
 }
 
 func (s *Service) adopt(ctx context.Context, id string) {
@@ -66,7 +75,6 @@ func (s *Service) adopt(ctx context.Context, id string) {
 	held.close() // what was not taken
 	if c.init.exitState() == nil {
 		s.oom.goOn(c)
-		go c.awaitExit()
 	} else {
 		c.stdio.out.close()
 		close(c.watched)

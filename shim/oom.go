@@ -65,12 +65,12 @@ func (o *oomKills) addLocked(c *container) {
 
 // end says whether that is why a container's init has ended, with this code.
 func (o *oomKills) end(c *container, code int32) bool {
-	before := c.record().OOMBefore
-	if before == nil && code == 0 {
+	counted := c.record().OOMBefore != nil
+	if !counted && code == 0 {
 		return false
 	}
 	n, err := c.oomKills()
-	if before == nil {
+	if !counted {
 		return err == nil && n > 0
 	}
 	o.mu.Lock()
@@ -82,7 +82,7 @@ func (o *oomKills) end(c *container, code int32) bool {
 		if err != nil {
 			return false // the cgroup above is gone, too: the pod is being removed
 		}
-		n = all - o.othersLocked(c, above) - *before
+		n = all - o.othersLocked(c, above) - *c.record().OOMBefore // as of now: others may just have ended
 	}
 	if n > 0 {
 		o.explainLocked(above, n)

@@ -2,14 +2,19 @@ package shim
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
+	goruntime "runtime"
 	"strings"
 	"testing"
 
+	"github.com/opencontainers/runtime-spec/specs-go"
+
 	"github.com/coracle-project/coracle/runtime"
+	"github.com/coracle-project/coracle/shim/pidfd"
 )
 
 // TestOOMKills plays the life of containers below one cgroup, as the kernel and systemd do: kill counts there
@@ -119,14 +124,30 @@ func (p *killPlay) must(err error) {
 // scope is a container in a cgroup that systemd has made.
 type scope struct {
 	runtime.Container
-	dir string
+	dir   string
+	asked func() // called when somebody wants to know what it has counted; or nil
 }
 
 func (s scope) CgroupPaths() map[string]string { return map[string]string{"": s.dir} }
 
 func (s scope) OOMKills(context.Context) (uint64, error) {
+	if s.asked != nil {
+		s.asked()
+	}
 	n, err := countOOMKills(s.dir)
 	return uint64(n), err
+}
+
+// One that ended while another's end was being looked into had its kills counted as the other's, too.
+func TestOOMKillsOfOneThatEndsMeanwhile(t *testing.T) {
+	p := &killPlay{t: t, s: New(Config{StateDir: t.TempDir()}), slice: t.TempDir(), made: map[string]*container{}}
+	p.count(p.slice, 0)
+	p.do("begin", "a")
+	p.do("begin", "b")
+	p.do("kill", "a")
+	p.do("gone", "b")
+	p.made["b"].engine = scope{dir: filepath.Join(p.slice, "b"), asked: func() { p.do("end", "a=oom") }}
+	p.do("end", "b=no")
 }
 
 // Where nobody but the shim removes the cgroup nothing is asked of the one above.
@@ -144,4 +165,55 @@ func TestOOMKillsWithoutSystemd(t *testing.T) {
 			t.Errorf("exit code %d: killed %t", code, got)
 		}
 	}
+}
+
+// A container that had ended before the next shim came was looked into before that shim knew its neighbours, whose kills
+// were counted as its own.
+func TestOOMKillsAfterAdoption(t *testing.T) {
+	slice := t.TempDir()
+	p := &killPlay{t: t, slice: slice}
+	p.count(slice, 1)
+	p.count(filepath.Join(slice, "alive"), 1)
+	var s *Service
+	s = New(Config{StateDir: t.TempDir(), Log: slog.New(slog.DiscardHandler), Engine: loader(func(id string) runtime.Container {
+		if id == "alive" { // slow to come: meanwhile the other may do whatever it does
+			for range 10_000 {
+				goruntime.Gosched()
+				if c, err := s.get("ended"); err == nil && c.init.exitState() != nil {
+					break
+				}
+			}
+		}
+		return scope{dir: filepath.Join(slice, id)}
+	})})
+	start, err := pidfd.StartTime(os.Getpid())
+	p.must(err)
+	for id, process := range map[string]processRecord{
+		"ended": {PID: os.Getpid(), StartTime: start + 1}, // as if another had the pid by now
+		"alive": {PID: os.Getpid(), StartTime: start},
+	} {
+		p.must(os.MkdirAll(s.dirOf(id), 0o700))
+		p.must(writeRecord(filepath.Join(s.dirOf(id), recordName), record{
+			Version: recordVersion, ID: id, Phase: phaseRunning, SystemdCgroup: true, OOMBefore: new(int64), Process: &process,
+		}))
+	}
+	p.must(s.Adopt(t.Context()))
+	defer s.letGo()
+	c, err := s.get("ended")
+	p.must(err)
+	<-c.init.exited
+	if c.init.exitState().OOMKilled {
+		t.Error("it has the other's kills")
+	}
+}
+
+// loader is an engine that has all containers that there are.
+type loader func(id string) runtime.Container
+
+func (loader) List(context.Context) ([]string, error) { return nil, nil }
+
+func (l loader) Load(_ context.Context, id string) (runtime.Container, error) { return l(id), nil }
+
+func (loader) Create(context.Context, string, *specs.Spec, runtime.CreateOptions) (runtime.Container, error) {
+	return nil, errors.ErrUnsupported
 }
