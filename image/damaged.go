@@ -27,6 +27,12 @@ func isOfTheFile(err error) bool {
 	return err != nil && !slices.ContainsFunc(notOfTheFile, func(other error) bool { return errors.Is(err, other) })
 }
 
+// isOfTheDisk says whether an error is that of a device that cannot read what was written to it, or of
+// a file system that has found itself damaged there.
+func isOfTheDisk(err error) bool {
+	return errors.Is(err, unix.EIO) || errors.Is(err, unix.EUCLEAN) || errors.Is(err, unix.EBADMSG)
+}
+
 // errNoFile is something else where a file belongs.
 var errNoFile = errors.New("not a regular file")
 

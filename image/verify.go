@@ -222,7 +222,7 @@ func (v *verifier) count(kind string) {
 }
 
 func isDamage(err error) bool {
-	return errors.Is(err, ErrInvalidImage) || errors.Is(err, unpack.ErrDamaged) || errors.Is(err, fs.ErrNotExist)
+	return errors.Is(err, ErrInvalidImage) || errors.Is(err, unpack.ErrDamaged) || errors.Is(err, fs.ErrNotExist) || isOfTheDisk(err)
 }
 
 func (v *verifier) blob(ctx context.Context, d ocispec.Descriptor) error {
