@@ -2,8 +2,12 @@ package integration
 
 import (
 	"context"
+	"errors"
+	"io/fs"
+	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -146,4 +150,103 @@ func TestPullTogether(t *testing.T) {
 			break
 		}
 	}
+}
+
+// What images are said to take is what their files do, to the byte: blobs, layers with their records, and their copies.
+// The root is a tmpfs: others may take more for a file once they have written it to a disk.
+func TestImageUsage(t *testing.T) {
+	n := newNode(t, testkit.Options{
+		RootSize: "400m",
+		Config:   "[image]\nkeep_blobs = true\n\n[runtime.handler.copied]\nruntime = \"coracle\"\nsnapshotter = \"native\"\n",
+	})
+	compare := func(when string) usage {
+		t.Helper()
+		said, is := n.imageUsage(), n.imageFiles()
+		if said != is {
+			t.Errorf("%s: said to take %+v, take %+v", when, said, is)
+		}
+		return said
+	}
+	if u := compare("before any"); u != (usage{}) {
+		t.Errorf("nothing takes %+v", u)
+	}
+	n.pull("busybox")
+	plain := compare("one image")
+	copied := func(name string) {
+		if _, err := n.Images.PullImage(n.ctx(), &cri.PullImageRequest{Image: &cri.ImageSpec{Image: testRef(name), RuntimeHandler: "copied"}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	copied("busybox")
+	one := compare("with copies of its layers")
+	n.pull("whiteout")
+	copied("repeated")
+	if u := compare("three"); plain.bytes >= one.bytes || one.bytes >= u.bytes {
+		t.Errorf("one takes %+v, with copies %+v, three %+v", plain, one, u)
+	}
+	p := n.runPod(nil)
+	p.run(shell("main", "echo mine >/file; "+forever))
+	compare("with a container")
+	killDaemon(n)
+	n.ready()
+	compare("started again")
+	remove := func(name string) {
+		if _, err := n.Images.RemoveImage(n.ctx(), &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: testRef(name)}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	remove("whiteout")
+	remove("repeated")
+	if u := compare("one again"); u != one {
+		t.Errorf("one took %+v, and takes %+v", one, u)
+	}
+	p.remove()
+	remove("busybox")
+	if u := compare("after all"); u != (usage{}) {
+		t.Errorf("nothing takes %+v", u)
+	}
+}
+
+// usage is what files take.
+type usage struct{ bytes, inodes uint64 }
+
+// imageUsage is what CRI says of images.
+func (n *node) imageUsage() usage {
+	n.t.Helper()
+	info, err := n.Images.ImageFsInfo(n.ctx(), &cri.ImageFsInfoRequest{})
+	if err != nil || len(info.GetImageFilesystems()) != 1 {
+		n.t.Fatalf("%v, %v", info, err)
+	}
+	u := info.GetImageFilesystems()[0]
+	return usage{u.GetUsedBytes().GetValue(), u.GetInodesUsed().GetValue()}
+}
+
+// imageFiles counts what they have, as du(1) does: files with several names once.
+func (n *node) imageFiles() (u usage) {
+	n.t.Helper()
+	seen := map[uint64]bool{}
+	count := func(_ string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		if st := info.Sys().(*syscall.Stat_t); !seen[st.Ino] {
+			seen[st.Ino] = true
+			u.bytes, u.inodes = u.bytes+uint64(st.Blocks)*512, u.inodes+1
+		}
+		return nil
+	}
+	for _, things := range []string{"images/blobs", "snapshots/layers", "snapshotters/*/layers"} {
+		found, err := filepath.Glob(filepath.Join(n.Root, things, "sha256", "*"))
+		for _, thing := range found {
+			err = errors.Join(err, filepath.WalkDir(thing, count))
+		}
+		if err != nil {
+			n.t.Fatal(err)
+		}
+	}
+	return u
 }
