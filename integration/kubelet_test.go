@@ -108,7 +108,12 @@ func startKubelet(t *testing.T, n *node, o kubeletOptions) *kubelet {
 		t.Fatal(err)
 	}
 	defer log.Close()
-	k.cmd = exec.Command(testkit.Bin(t, "peers", "bin", "kubelet"), args...)
+	program := "kubelet"
+	if version := os.Getenv("KUBELET_VERSION"); version != "" {
+		program += "-" + version
+		args = append(args, "--feature-gates", "KubeletCrashLoopBackOffMax=true,ImageVolume=true") // on by default since 1.35
+	}
+	k.cmd = exec.Command(testkit.Bin(t, "peers", "bin", program), args...)
 	k.cmd.Stdout, k.cmd.Stderr = log, log
 	if err := k.cmd.Start(); err != nil {
 		t.Fatal(err)
