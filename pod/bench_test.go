@@ -35,3 +35,22 @@ func BenchmarkCreate(b *testing.B) {
 	ok(b, m.Remove(ctx, podID))
 	idle(b, m)
 }
+
+// BenchmarkContainers lists a thousand containers.
+func BenchmarkContainers(b *testing.B) {
+	w := newBench(b)
+	m, _ := w.manager()
+	ctx := b.Context()
+	podID := must[string](b)(m.Run(ctx, podConfig("p")))
+	c := containerConfig("run")
+	for c.Attempt = range uint32(1000) {
+		must[string](b)(m.Create(ctx, podID, c))
+	}
+	for b.Loop() {
+		if n := len(m.Containers(ContainerFilter{})); n != 1000 {
+			b.Fatal(n)
+		}
+	}
+	ok(b, m.Remove(ctx, podID))
+	idle(b, m)
+}

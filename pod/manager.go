@@ -125,16 +125,26 @@ func (m *Manager) Pod(podID string) (Pod, error) {
 
 // Pods returns the pods that fit f, newest first.
 func (m *Manager) Pods(f PodFilter) []Pod {
-	var ps []Pod
-	for _, e := range m.pods.each((*podRecord).visible) {
-		if p := e.get().value(); f.fits(&p) {
+	rs := records(m.pods.each((*podRecord).visible), func(a, b *podRecord) int {
+		return cmp.Or(b.CreatedAt.Compare(a.CreatedAt), cmp.Compare(a.ID, b.ID))
+	})
+	ps := make([]Pod, 0, len(rs))
+	for _, r := range rs {
+		if p := r.value(); f.fits(&p) {
 			ps = append(ps, p)
 		}
 	}
-	slices.SortFunc(ps, func(a, b Pod) int {
-		return cmp.Or(b.CreatedAt.Compare(a.CreatedAt), cmp.Compare(a.ID, b.ID))
-	})
 	return ps
+}
+
+// records are what entries show now, in order: as pointers, since what they point to is large to move about.
+func records[T any](es []*entry[T], order func(a, b *T) int) []*T {
+	rs := make([]*T, len(es))
+	for i, e := range es {
+		rs[i] = e.get()
+	}
+	slices.SortFunc(rs, order)
+	return rs
 }
 
 // Container returns a container. ErrNotFound if there is none.
@@ -148,16 +158,16 @@ func (m *Manager) Container(id string) (Container, error) {
 
 // Containers returns the containers that fit f, newest first.
 func (m *Manager) Containers(f ContainerFilter) []Container {
-	var cs []Container
 	inPod := func(r *containerRecord) bool { return r.visible() && strings.HasPrefix(r.PodID, f.PodID) }
-	for _, e := range m.containers.each(inPod) {
-		if c := e.get().value(); f.fits(&c) {
+	rs := records(m.containers.each(inPod), func(a, b *containerRecord) int {
+		return cmp.Or(b.CreatedAt.Compare(a.CreatedAt), cmp.Compare(a.ID, b.ID))
+	})
+	cs := make([]Container, 0, len(rs))
+	for _, r := range rs {
+		if c := r.value(); f.fits(&c) {
 			cs = append(cs, c)
 		}
 	}
-	slices.SortFunc(cs, func(a, b Container) int {
-		return cmp.Or(b.CreatedAt.Compare(a.CreatedAt), cmp.Compare(a.ID, b.ID))
-	})
 	return cs
 }
 

@@ -20,6 +20,8 @@ type crowd struct {
 	Clients int `json:"clients"`
 	// Seconds are from the first call until all pods run.
 	Seconds float64 `json:"seconds"`
+	// Lives are seconds in which as many pods are started, stopped and removed.
+	Lives float64 `json:"lives_seconds"`
 	// DaemonRSS is the daemon's resident size with them, in kB.
 	DaemonRSS int64 `json:"daemon_rss_kb"`
 }
@@ -38,37 +40,47 @@ func (t *target) another() (*client, error) {
 
 // together has several clients start pods at once.
 func together(ctx context.Context, t *target, clients, pods int) (all []*pod, took time.Duration, err error) {
+	var mu sync.Mutex
+	took, err = inParallel(ctx, t, clients, pods, func(ctx context.Context, c *client) error {
+		p, err := c.start(ctx)
+		if err == nil {
+			mu.Lock()
+			all = append(all, p)
+			mu.Unlock()
+		}
+		return err
+	})
+	return all, took, err
+}
+
+// inParallel has several clients do something so many times together.
+func inParallel(ctx context.Context, t *target, clients, times int, do func(context.Context, *client) error) (took time.Duration, err error) {
 	list := make([]*client, clients)
 	for i := range list {
 		if list[i], err = t.another(); err != nil {
-			return nil, 0, err
+			return 0, err
 		}
 		defer list[i].Close()
 	}
-	next := make(chan struct{}, pods)
-	for range pods {
+	next := make(chan struct{}, times)
+	for range times {
 		next <- struct{}{}
 	}
 	close(next)
-	var mu sync.Mutex
 	g, gctx := errgroup.WithContext(ctx)
 	began := time.Now()
 	for _, c := range list {
 		g.Go(func() error {
 			for range next {
-				p, err := c.start(gctx)
-				if err != nil {
+				if err := do(gctx, c); err != nil {
 					return err
 				}
-				mu.Lock()
-				all = append(all, p)
-				mu.Unlock()
 			}
 			return nil
 		})
 	}
 	err = g.Wait()
-	return all, time.Since(began), err
+	return time.Since(began), err
 }
 
 // removeAll removes pods, several at a time: how long it takes is not measured.
@@ -101,8 +113,19 @@ func measureCrowd(ctx context.Context, t *target, o options) (r *crowd, err erro
 		return nil, err
 	}
 	r = &crowd{Pods: o.crowd, Clients: o.clients, Seconds: took.Seconds(), DaemonRSS: residentSize(t.pid())}
-	fmt.Fprintf(os.Stderr, "bench: %s: %d pods by %d clients in %.1f s\n", t.name, r.Pods, r.Clients, r.Seconds)
-	return r, removeAll(ctx, c, pods)
+	if err := errors.Join(removeAll(ctx, c, pods), rest(ctx)); err != nil {
+		return nil, err
+	}
+	took, err = inParallel(ctx, t, o.clients, o.crowd, func(ctx context.Context, c *client) error {
+		p, err := c.start(ctx)
+		if err != nil {
+			return err
+		}
+		return c.remove(ctx, p)
+	})
+	r.Lives = took.Seconds()
+	fmt.Fprintf(os.Stderr, "bench: %s: %d pods by %d clients in %.1f s, their whole lives in %.1f s\n", t.name, r.Pods, r.Clients, r.Seconds, r.Lives)
+	return r, err
 }
 
 // scale is how a runtime does with many pods on the node.

@@ -37,6 +37,9 @@ func rows(rep report) [][]string {
 		add(fmt.Sprintf("s to start %d pods by %d clients", many.Pods, many.Clients), func(r *result) (float64, string) {
 			return r.Crowd.Seconds, fmt.Sprintf("%.1f", r.Crowd.Seconds)
 		})
+		add(fmt.Sprintf("s for %d pods' whole lives by %d clients", many.Pods, many.Clients), func(r *result) (float64, string) {
+			return r.Crowd.Lives, fmt.Sprintf("%.1f", r.Crowd.Lives)
+		})
 		add(fmt.Sprintf("MB RSS of the daemon at %d pods", many.Pods), func(r *result) (float64, string) {
 			mb := float64(r.Crowd.DaemonRSS) / 1024
 			return mb, fmt.Sprintf("%.1f", mb)
@@ -97,7 +100,8 @@ that is.
   RemoveContainer, StopPodSandbox, RemovePodSandbox. %d pods per runtime in %d rounds.
 - Memory: PSS of all processes in a process namespace that holds one runtime, less the payload, at %d pods
   less that at none, divided by %d. Kernel memory is not in it.
-- %d pods by %d clients: each client has a connection of its own and takes the next pod as soon as its last one runs.
+- %d pods by %d clients: each client has a connection of its own and takes the next pod as soon as its last one runs;
+  in whole lives, as soon as its last one has been stopped and removed.
 - With many pods on the node only Coracle is measured: starts one after another at %d and %d pods, lists of %d.
 `, profile, o.n*o.rounds, o.rounds, o.pods, o.pods, o.crowd, o.clients, fewPods, manyPods, listedPods)
 	return b.String()
