@@ -104,7 +104,7 @@ func (b *bridge) attachPods(h *host) error {
 		if err := h.links.LinkSetMasterByIndex(l, h.index); err != nil {
 			return fmt.Errorf("attach %s: %w", name, err)
 		}
-		if err := (veth{name: name}).hairpin(h.links); err != nil {
+		if err := (veth{name: name}).makePort(h.links); err != nil {
 			return err
 		}
 	}

@@ -71,25 +71,44 @@ func (v veth) create(h *hostLinks) error {
 	if err := h.execute(req); err != nil {
 		return fmt.Errorf("create link %s: %w", v.name, err)
 	}
-	return v.hairpin(h)
+	return v.makePort(h)
 }
 
-// hairpin lets the bridge send a frame back by the port it came from: that is the
+// makePort says what cannot be said in create's message, before the pod's end is up.
+//
+// Hairpin mode lets the bridge send a frame back by the port it came from: that is the
 // way from a pod to itself by a host port or a service, when br_netfilter
-// translates the address on the bridge. It cannot be said in create's message.
-func (v veth) hairpin(h *hostLinks) error {
+// translates the address on the bridge.
+//
+// A port of a bridge needs no address, so it gets no IPv6 one of its own: each would be looked for
+// on the link, and tell of itself there.
+func (v veth) makePort(h *hostLinks) error {
+	err := v.setPort(h, true)
+	if errors.Is(err, unix.EAFNOSUPPORT) { // no IPv6 on such a link, be it for its MTU
+		err = v.setPort(h, false)
+	}
+	if err != nil {
+		return fmt.Errorf("set up bridge port %s: %w", v.name, err)
+	}
+	return nil
+}
+
+// setPort is makePort, with what needs IPv6 on the link or without.
+func (v veth) setPort(h *hostLinks, ipv6 bool) error {
 	req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_ACK)
 	req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
 	req.AddData(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(v.name)))
+	if ipv6 {
+		families := nl.NewRtAttr(unix.IFLA_AF_SPEC, nil)
+		families.AddRtAttr(unix.AF_INET6, nil).AddRtAttr(unix.IFLA_INET6_ADDR_GEN_MODE, nl.Uint8Attr(nl.IN6_ADDR_GEN_MODE_NONE))
+		req.AddData(families)
+	}
 	info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
 	info.AddRtAttr(nl.IFLA_INFO_SLAVE_KIND, nl.NonZeroTerminated("bridge"))
 	data := info.AddRtAttr(nl.IFLA_INFO_SLAVE_DATA, nil)
 	data.AddRtAttr(nl.IFLA_BRPORT_MODE, nl.Uint8Attr(1))
 	req.AddData(info)
-	if err := h.execute(req); err != nil {
-		return fmt.Errorf("set hairpin mode of link %s: %w", v.name, err)
-	}
-	return nil
+	return h.execute(req)
 }
 
 // hostLinks changes links of the host's namespace over one socket.
@@ -169,6 +188,9 @@ func configure(ns *os.File, addresses []podAddress) (given []netip.Addr, err err
 	link, err := h.LinkByName(podIf)
 	if err != nil {
 		return nil, fmt.Errorf("find %s in the pod: %w", podIf, err)
+	}
+	if err := calm(ns, h, link, addresses); err != nil {
+		return nil, err
 	}
 	if err := h.LinkSetUp(link); err != nil {
 		return nil, fmt.Errorf("bring up %s in the pod: %w", podIf, err)

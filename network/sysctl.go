@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// netSysctls is where the host's settings are. Such a file acts on the network
-// namespace of the thread that opens it, which is the daemon's.
+// netSysctls is where settings are. Such a file acts on the network namespace of the
+// thread that opens it, which is the host's but where another is said.
 const netSysctls = "/proc/sys/net"
 
 func readSysctl(name string) (string, error) {
@@ -28,6 +28,16 @@ func setSysctl(name, value string) error {
 		return fmt.Errorf("sysctl net/%s: %w", name, err)
 	}
 	return nil
+}
+
+// replaceSysctl writes a value if the kernel's default is there, and leaves alone what somebody chose.
+func replaceSysctl(name, standard, value string) error {
+	if now, err := readSysctl(name); err != nil {
+		return fmt.Errorf("sysctl net/%s: %w", name, err)
+	} else if now != standard {
+		return nil
+	}
+	return setSysctl(name, value)
 }
 
 // hasIPv6 reports whether the kernel speaks IPv6 and the host lets it.
