@@ -71,10 +71,9 @@ func (s *service) ListContainers(_ context.Context, r *runtimeapi.ListContainers
 }
 
 func (s *service) containerItems(f *runtimeapi.ContainerFilter) []*runtimeapi.Container {
-	containers := s.deps.Pods.Containers(containerFilter(f))
-	items := make([]*runtimeapi.Container, 0, len(containers))
-	for i := range containers {
-		items = append(items, containerItem(&containers[i]))
+	var items []*runtimeapi.Container
+	for c := range s.deps.Pods.Containers(containerFilter(f)) {
+		items = append(items, containerItem(&c))
 	}
 	return items
 }
@@ -105,10 +104,9 @@ func (s *service) containerStatus(c *pod.Container) *runtimeapi.ContainerStatus 
 
 // containerStatuses are those of all of a pod's containers, newest first.
 func (s *service) containerStatuses(podID string) []*runtimeapi.ContainerStatus {
-	all := s.deps.Pods.Containers(pod.ContainerFilter{PodID: podID})
-	out := make([]*runtimeapi.ContainerStatus, 0, len(all))
-	for i := range all {
-		out = append(out, s.containerStatus(&all[i]))
+	var out []*runtimeapi.ContainerStatus
+	for c := range s.deps.Pods.Containers(pod.ContainerFilter{PodID: podID}) {
+		out = append(out, s.containerStatus(&c))
 	}
 	return out
 }

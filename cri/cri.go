@@ -22,6 +22,7 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"iter"
 	"log/slog"
 	"net/netip"
 	"time"
@@ -42,7 +43,7 @@ type Pods interface {
 	Stop(ctx context.Context, podID string) error
 	Remove(ctx context.Context, podID string) error
 	Pod(podID string) (pod.Pod, error)
-	Pods(f pod.PodFilter) []pod.Pod
+	Pods(f pod.PodFilter) iter.Seq[pod.Pod]
 	Watch() (events <-chan pod.Event, stop func())
 
 	Create(ctx context.Context, podID string, c pod.ContainerConfig) (string, error)
@@ -50,7 +51,7 @@ type Pods interface {
 	StopContainer(ctx context.Context, id string, grace time.Duration) error
 	RemoveContainer(ctx context.Context, id string) error
 	Container(id string) (pod.Container, error)
-	Containers(f pod.ContainerFilter) []pod.Container
+	Containers(f pod.ContainerFilter) iter.Seq[pod.Container]
 	UpdatePodResources(ctx context.Context, podID string, overhead, resources *pod.Resources) error
 	UpdateResources(ctx context.Context, id string, r pod.Resources, annotations map[string]string) error
 	ReopenLog(ctx context.Context, id string) error

@@ -3,6 +3,7 @@ package cri
 import (
 	"context"
 	"io"
+	"iter"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -107,9 +108,9 @@ func (d *double) Pod(id string) (pod.Pod, error) {
 	return pod.Pod{}, pod.ErrNotFound
 }
 
-func (d *double) Pods(f pod.PodFilter) []pod.Pod {
+func (d *double) Pods(f pod.PodFilter) iter.Seq[pod.Pod] {
 	_ = d.note("Pods", f)
-	return d.pods
+	return slices.Values(d.pods)
 }
 
 func (d *double) Create(_ context.Context, podID string, c pod.ContainerConfig) (string, error) {
@@ -140,9 +141,9 @@ func (d *double) Container(id string) (pod.Container, error) {
 	return pod.Container{}, pod.ErrNotFound
 }
 
-func (d *double) Containers(f pod.ContainerFilter) []pod.Container {
+func (d *double) Containers(f pod.ContainerFilter) iter.Seq[pod.Container] {
 	_ = d.note("Containers", f)
-	return d.containers
+	return slices.Values(d.containers)
 }
 
 func (d *double) UpdateResources(_ context.Context, id string, r pod.Resources, annotations map[string]string) error {

@@ -93,10 +93,9 @@ func (s *service) ListPodSandbox(_ context.Context, r *runtimeapi.ListPodSandbox
 }
 
 func (s *service) podItems(f *runtimeapi.PodSandboxFilter) []*runtimeapi.PodSandbox {
-	pods := s.deps.Pods.Pods(podFilter(f))
-	items := make([]*runtimeapi.PodSandbox, 0, len(pods))
-	for i := range pods {
-		items = append(items, podItem(&pods[i]))
+	var items []*runtimeapi.PodSandbox
+	for p := range s.deps.Pods.Pods(podFilter(f)) {
+		items = append(items, podItem(&p))
 	}
 	return items
 }

@@ -50,7 +50,7 @@ func (s *service) Commit(ctx context.Context, r *imagesv1.CommitRequest) (*image
 
 // container finds a container by its id or the beginning of it.
 func (s *service) container(id string) (found pod.Container, err error) {
-	for _, c := range s.deps.Containers.Containers(pod.ContainerFilter{}) {
+	for c := range s.deps.Containers.Containers(pod.ContainerFilter{}) {
 		if !strings.HasPrefix(c.ID, id) {
 			continue
 		}

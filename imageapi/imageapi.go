@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"iter"
 
 	imagesv1 "github.com/coracle-project/coracle/api/images/v1"
 	"github.com/coracle-project/coracle/image"
@@ -29,7 +30,7 @@ import (
 
 // Containers is what the service asks about containers; pod.Manager implements it.
 type Containers interface {
-	Containers(f pod.ContainerFilter) []pod.Container
+	Containers(f pod.ContainerFilter) iter.Seq[pod.Container]
 }
 
 // Deps are the parts behind the edge.

@@ -7,10 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -55,7 +57,9 @@ func (l layers) usage(d digest.Digest) (bytes, inodes int64, err error) {
 // containers are what a test says that there is.
 type containers []pod.Container
 
-func (c *containers) Containers(pod.ContainerFilter) []pod.Container { return *c }
+func (c *containers) Containers(pod.ContainerFilter) iter.Seq[pod.Container] {
+	return slices.Values(*c)
+}
 
 // world is a client of a service over real stores.
 type world struct {

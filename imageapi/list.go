@@ -36,7 +36,7 @@ func (s *service) Inspect(ctx context.Context, r *imagesv1.InspectRequest) (*ima
 // users are the containers' ids by the image that they were made of.
 func (s *service) users() map[string][]string {
 	users := map[string][]string{}
-	for _, c := range s.deps.Containers.Containers(pod.ContainerFilter{}) {
+	for c := range s.deps.Containers.Containers(pod.ContainerFilter{}) {
 		users[c.ImageID] = append(users[c.ImageID], c.ID)
 	}
 	return users

@@ -118,7 +118,7 @@ func (s *service) owners() map[string]map[string]bool {
 		}
 	}
 	containers := map[string]string{}
-	for _, c := range s.deps.Containers.Containers(pod.ContainerFilter{}) {
+	for c := range s.deps.Containers.Containers(pod.ContainerFilter{}) {
 		containers[c.ID] = "container " + c.Config.Name
 		own(c.ID, containers[c.ID]) // of its writable layer, whichever store has that
 	}

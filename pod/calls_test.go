@@ -95,7 +95,7 @@ func TestUnknownAndAmbiguousIDs(t *testing.T) {
 	if err := m.Stop(ctx, twice); !errors.Is(err, ErrInvalid) {
 		t.Errorf("stop by an ambiguous prefix: %v", err)
 	}
-	for _, p := range m.Pods(PodFilter{}) {
+	for p := range m.Pods(PodFilter{}) {
 		ok(t, m.Remove(ctx, p.ID))
 	}
 }

@@ -3,6 +3,7 @@ package pod
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -52,14 +53,14 @@ func TestCallsJoin(t *testing.T) {
 	podID := together("network.Setup", func() (string, error) {
 		id, err := m.Run(ctx, podConfig("p"))
 		if errors.Is(err, ErrExists) {
-			id, err = m.Pods(PodFilter{})[0].ID, nil
+			id, err = slices.Collect(m.Pods(PodFilter{}))[0].ID, nil
 		}
 		return id, err
 	})
 	id := together("snapshots.Prepare", func() (string, error) {
 		id, err := m.Create(ctx, podID, containerConfig("run"))
 		if errors.Is(err, ErrExists) {
-			id, err = m.Containers(ContainerFilter{})[0].ID, nil
+			id, err = slices.Collect(m.Containers(ContainerFilter{}))[0].ID, nil
 		}
 		return id, err
 	})
@@ -165,7 +166,7 @@ func TestReadingNeverWaits(t *testing.T) {
 		if c := must[Container](t)(m.Container(id)); c.State != Created {
 			t.Fatalf("container is %s", c.State)
 		}
-		if len(m.Containers(ContainerFilter{PodID: podID[:10]})) != 1 || len(m.Pods(PodFilter{State: Ready})) != 1 {
+		if len(slices.Collect(m.Containers(ContainerFilter{PodID: podID[:10]}))) != 1 || len(slices.Collect(m.Pods(PodFilter{State: Ready}))) != 1 {
 			t.Fatal("lists are not whole")
 		}
 	}
@@ -205,7 +206,7 @@ func TestStopCrossesStart(t *testing.T) {
 		})
 		wg.Go(func() { ok(t, m.Stop(t.Context(), podID)) })
 		wg.Wait()
-		if running := m.Containers(ContainerFilter{State: Running}); len(running) > 0 {
+		if running := slices.Collect(m.Containers(ContainerFilter{State: Running})); len(running) > 0 {
 			t.Fatalf("round %d: %d containers run in a stopped pod", i, len(running))
 		}
 		ok(t, m.Remove(t.Context(), podID))
@@ -388,7 +389,7 @@ func TestClosed(t *testing.T) {
 	if err := m.Stop(t.Context(), podID); !errors.Is(err, ErrUnavailable) {
 		t.Errorf("Stop: %v", err)
 	}
-	if len(m.Pods(PodFilter{})) != 1 {
+	if len(slices.Collect(m.Pods(PodFilter{}))) != 1 {
 		t.Error("the pod cannot be read any more")
 	}
 	m2, _ := b.manager()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -147,22 +148,22 @@ func TestCrashAtEveryPoint(t *testing.T) {
 				m2, _ := b.manager()
 				idle(t, m2)
 				if tc.want.container == Exited {
-					for _, c := range m2.Containers(ContainerFilter{}) {
+					for c := range m2.Containers(ContainerFilter{}) {
 						ended(t, m2, c.ID)
 					}
 				}
 				var got want
-				for _, p := range m2.Pods(PodFilter{}) {
+				for p := range m2.Pods(PodFilter{}) {
 					got.pod = p.State
 				}
-				for _, c := range m2.Containers(ContainerFilter{}) {
+				for c := range m2.Containers(ContainerFilter{}) {
 					got.container = c.State
 				}
 				if got != tc.want {
 					t.Errorf("recovered to %+v, want %+v", got, tc.want)
 				}
 				b.agrees(m2)
-				for _, p := range m2.Pods(PodFilter{}) {
+				for p := range m2.Pods(PodFilter{}) {
 					ok(t, m2.Remove(t.Context(), p.ID))
 				}
 				idle(t, m2)
@@ -206,7 +207,7 @@ func (b *bench) agrees(m *Manager) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	known := map[string]bool{}
-	for _, p := range m.Pods(PodFilter{}) {
+	for p := range m.Pods(PodFilter{}) {
 		known[p.ID] = true
 		_, connected := b.networks[p.ID]
 		if connected != (p.State == Ready) || b.pins[m.nsDir(p.ID)] != (p.State == Ready) {
@@ -216,7 +217,7 @@ func (b *bench) agrees(m *Manager) {
 			b.t.Errorf("pod's init is %v, pid %d", init, p.Pid)
 		}
 	}
-	for _, c := range m.Containers(ContainerFilter{}) {
+	for c := range m.Containers(ContainerFilter{}) {
 		known[c.ID] = true
 		for _, id := range m.containers.exact(c.ID).get().volumes() {
 			known[id] = true
@@ -316,7 +317,7 @@ func TestCreationAfterRecovery(t *testing.T) {
 			cancel()
 			m2, _ := b.manager()
 			idle(t, m2)
-			pods, containers := m2.Pods(PodFilter{}), m2.Containers(ContainerFilter{})
+			pods, containers := slices.Collect(m2.Pods(PodFilter{})), slices.Collect(m2.Containers(ContainerFilter{}))
 			if len(pods) != 1 || len(containers) != tc.containers {
 				t.Fatalf("%d pods, %d containers", len(pods), len(containers))
 			}
@@ -415,7 +416,7 @@ func TestRecoveryOfMany(t *testing.T) {
 	begin := time.Now()
 	m2, _ := b.manager()
 	t.Logf("recovered %d containers in %v", n, time.Since(begin))
-	if running := len(m2.Containers(ContainerFilter{State: Running})); running != n {
+	if running := len(slices.Collect(m2.Containers(ContainerFilter{State: Running}))); running != n {
 		t.Errorf("%d run", running)
 	}
 	ok(t, m2.Remove(t.Context(), podID))

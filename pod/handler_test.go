@@ -25,7 +25,7 @@ func TestHandler(t *testing.T) {
 	}
 	m.opts.Handlers = func() map[string]Handler { return handlers }
 	defer func() {
-		for _, p := range m.Pods(PodFilter{}) {
+		for p := range m.Pods(PodFilter{}) {
 			ok(t, m.Stop(t.Context(), p.ID))
 			ok(t, m.Remove(t.Context(), p.ID))
 		}

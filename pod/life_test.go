@@ -85,7 +85,7 @@ func TestRemoveTakesAll(t *testing.T) {
 	c.Name = "never-started"
 	must[string](t)(m.Create(ctx, podID, c))
 	ok(t, m.Remove(ctx, podID))
-	if n := len(m.Containers(ContainerFilter{})) + len(m.Pods(PodFilter{})); n != 0 {
+	if n := len(slices.Collect(m.Containers(ContainerFilter{}))) + len(slices.Collect(m.Pods(PodFilter{}))); n != 0 {
 		t.Errorf("%d objects listed after Remove", n)
 	}
 	idle(t, m)
@@ -345,7 +345,7 @@ func TestFailuresLeaveNothing(t *testing.T) {
 			if _, err := m.Create(t.Context(), podID, c); !errors.Is(err, boom) {
 				t.Fatalf("got %v", err)
 			}
-			if n := len(m.Containers(ContainerFilter{})); n != 0 {
+			if n := len(slices.Collect(m.Containers(ContainerFilter{}))); n != 0 {
 				t.Errorf("%d containers", n)
 			}
 			b.mend(call)

@@ -3,6 +3,7 @@ package pod
 import (
 	"cmp"
 	"context"
+	"iter"
 	"log/slog"
 	"path/filepath"
 	"slices"
@@ -123,18 +124,19 @@ func (m *Manager) Pod(podID string) (Pod, error) {
 	return e.get().value(), nil
 }
 
-// Pods returns the pods that fit f, newest first.
-func (m *Manager) Pods(f PodFilter) []Pod {
+// Pods are the pods that fit f as they are at the time of the call, newest first. They are made one by one, for
+// they are large.
+func (m *Manager) Pods(f PodFilter) iter.Seq[Pod] {
 	rs := records(m.pods.each((*podRecord).visible), func(a, b *podRecord) int {
 		return cmp.Or(b.CreatedAt.Compare(a.CreatedAt), cmp.Compare(a.ID, b.ID))
 	})
-	ps := make([]Pod, 0, len(rs))
-	for _, r := range rs {
-		if p := r.value(); f.fits(&p) {
-			ps = append(ps, p)
+	return func(yield func(Pod) bool) {
+		for _, r := range rs {
+			if p := r.value(); f.fits(&p) && !yield(p) {
+				return
+			}
 		}
 	}
-	return ps
 }
 
 // records are what entries show now, in order: as pointers, since what they point to is large to move about.
@@ -156,19 +158,19 @@ func (m *Manager) Container(id string) (Container, error) {
 	return e.get().value(), nil
 }
 
-// Containers returns the containers that fit f, newest first.
-func (m *Manager) Containers(f ContainerFilter) []Container {
+// Containers are the containers that fit f, as Pods has them.
+func (m *Manager) Containers(f ContainerFilter) iter.Seq[Container] {
 	inPod := func(r *containerRecord) bool { return r.visible() && strings.HasPrefix(r.PodID, f.PodID) }
 	rs := records(m.containers.each(inPod), func(a, b *containerRecord) int {
 		return cmp.Or(b.CreatedAt.Compare(a.CreatedAt), cmp.Compare(a.ID, b.ID))
 	})
-	cs := make([]Container, 0, len(rs))
-	for _, r := range rs {
-		if c := r.value(); f.fits(&c) {
-			cs = append(cs, c)
+	return func(yield func(Container) bool) {
+		for _, r := range rs {
+			if c := r.value(); f.fits(&c) && !yield(c) {
+				return
+			}
 		}
 	}
-	return cs
 }
 
 // do runs work under key, or joins the one under way. The work goes on when ctx ends,

@@ -45,7 +45,7 @@ func TestIdlePodIsSmall(t *testing.T) {
 	if goroutinesAfter > goroutines+2 {
 		t.Errorf("%d goroutines more for %d pods", goroutinesAfter-goroutines, pods)
 	}
-	for _, p := range m.Pods(PodFilter{}) {
+	for p := range m.Pods(PodFilter{}) {
 		ok(t, m.Remove(t.Context(), p.ID))
 	}
 	idle(t, m)

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
@@ -152,7 +153,7 @@ func (m *Manager) Plugged() ([]Pod, []PluggedContainer) {
 			containers = append(containers, c)
 		}
 	}
-	return m.Pods(PodFilter{}), containers
+	return slices.Collect(m.Pods(PodFilter{})), containers
 }
 
 // UpdatePlugged changes limits that a plugin wants changed. They are those of the container that

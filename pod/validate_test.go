@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -207,7 +208,7 @@ func TestBadContainers(t *testing.T) {
 			t.Errorf("%s: got %q, %v", name, id, err)
 		}
 	}
-	if n := len(m.Containers(ContainerFilter{})); n != 0 {
+	if n := len(slices.Collect(m.Containers(ContainerFilter{}))); n != 0 {
 		t.Errorf("%d containers", n)
 	}
 	ok(t, m.Stop(t.Context(), podID))

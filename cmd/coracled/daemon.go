@@ -10,6 +10,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"syscall"
 	"time"
 
@@ -115,7 +116,7 @@ func (n *node) serve(ctx context.Context, worked func(), began time.Time, hangup
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
 	n.log.Info("ready", "version", version.Number(), "address", "unix://"+n.config.Socket(),
-		"pods", len(n.pods.Pods(pod.PodFilter{})), "took", time.Since(began))
+		"pods", len(slices.Collect(n.pods.Pods(pod.PodFilter{}))), "took", time.Since(began))
 	n.tell("READY=1")
 	for ctx.Err() == nil {
 		select {

@@ -50,11 +50,11 @@ func (n *node) observe(ctx context.Context, deps *cri.Deps, began time.Time) err
 // count says how many pods and containers there are in each state.
 func (n *node) count() (pods, containers map[string]int) {
 	pods = map[string]int{string(pod.Ready): 0, string(pod.NotReady): 0}
-	for _, p := range n.pods.Pods(pod.PodFilter{}) {
+	for p := range n.pods.Pods(pod.PodFilter{}) {
 		pods[string(p.State)]++
 	}
 	containers = map[string]int{string(pod.Created): 0, string(pod.Running): 0, string(pod.Exited): 0, string(pod.Unknown): 0}
-	for _, c := range n.pods.Containers(pod.ContainerFilter{}) {
+	for c := range n.pods.Containers(pod.ContainerFilter{}) {
 		containers[string(c.State)]++
 	}
 	return pods, containers

@@ -207,7 +207,7 @@ func hasOpen(pid int, f *os.File) bool {
 func (n *node) removePods(ctx context.Context) error {
 	var all errgroup.Group
 	all.SetLimit(atOnce)
-	for _, p := range n.pods.Pods(pod.PodFilter{}) {
+	for p := range n.pods.Pods(pod.PodFilter{}) {
 		all.Go(func() error {
 			if err := n.pods.Stop(ctx, p.ID); err != nil {
 				return err
