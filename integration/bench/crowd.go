@@ -88,7 +88,7 @@ func removeAll(ctx context.Context, c *client, pods []*pod) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(10)
 	for _, p := range pods {
-		g.Go(func() error { return c.remove(ctx, p) })
+		g.Go(func() error { return c.remove(ctx, p, grace) })
 	}
 	return g.Wait()
 }
@@ -121,7 +121,7 @@ func measureCrowd(ctx context.Context, t *target, o options) (r *crowd, err erro
 		if err != nil {
 			return err
 		}
-		return c.remove(ctx, p)
+		return c.remove(ctx, p, 0)
 	})
 	r.Lives = took.Seconds()
 	fmt.Fprintf(os.Stderr, "bench: %s: %d pods by %d clients in %.1f s, their whole lives in %.1f s\n", t.name, r.Pods, r.Clients, r.Seconds, r.Lives)

@@ -128,7 +128,17 @@ func benchmark(ctx context.Context, o options) (err error) {
 		return err
 	}
 	defer registry.Close()
-	targets, err := chooseTargets(o.targets, dir, o.seccomp)
+	disk := filepath.Join(dir, "d")
+	unmount, err := mountDisk(ctx, disk)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil { // the logs are there
+			fmt.Fprintf(os.Stderr, "bench: %s is left to look at, with a disk mounted in it: umount %s\n", dir, disk)
+		}
+	}()
+	targets, err := chooseTargets(o.targets, disk, o.seccomp)
 	if err != nil {
 		return err
 	}
@@ -170,7 +180,10 @@ func benchmark(ctx context.Context, o options) (err error) {
 		raw, jerr := json.MarshalIndent(rep, "", "  ")
 		err = errors.Join(err, jerr, os.WriteFile(o.out, append(raw, '\n'), 0o644))
 	}
-	return errors.Join(err, os.RemoveAll(dir))
+	if err := errors.Join(err, unmount()); err != nil {
+		return err
+	}
+	return os.RemoveAll(dir)
 }
 
 // publish starts a registry with the payload.

@@ -63,7 +63,7 @@ func measureMemory(ctx context.Context, t *target, pods int) (m *memory, err err
 	m.Idle, m.Busy, m.ByName, m.Processes = idle, busy, names, count
 	m.PerPod = float64(busy-idle) / float64(pods)
 	for _, p := range held {
-		if err := c.remove(ctx, p); err != nil {
+		if err := c.remove(ctx, p, grace); err != nil {
 			return nil, err
 		}
 	}

@@ -80,7 +80,7 @@ server = "http://{{.Registry}}"
 	"config.toml": `
 version = 3
 root = "{{.Dir}}/root"
-state = "{{.Dir}}/state"
+state = "/run/containerd"
 disabled_plugins = ["io.containerd.nri.v1.nri", "io.containerd.internal.v1.tracing", "io.containerd.tracing.processor.v1.otlp"]
 [grpc]
   address = "{{.Socket}}"
@@ -140,10 +140,10 @@ insecure = true
 	"crio.conf": `
 [crio]
 root = "{{.Dir}}/root"
-runroot = "{{.Dir}}/runroot"
+runroot = "/run/containers/storage"
 storage_driver = "overlay"
 log_dir = "{{.Dir}}/log"
-version_file = "{{.Dir}}/version"
+version_file = "/run/crio/version"
 version_file_persist = "{{.Dir}}/version-persist"
 clean_shutdown_file = "{{.Dir}}/clean.shutdown"
 [crio.api]
@@ -155,14 +155,14 @@ default_runtime = "crun"
 cgroup_manager = "cgroupfs"
 conmon_cgroup = "pod"
 pinns_path = "{{.Peers}}/bin/pinns"
-namespaces_dir = "{{.Dir}}/ns"
-container_exits_dir = "{{.Dir}}/exits"
-container_attach_socket_dir = "{{.Dir}}/attach"
+namespaces_dir = "/run/crio/ns"
+container_exits_dir = "/run/crio/exits"
+container_attach_socket_dir = "/run/crio/attach"
 hooks_dir = ["{{.Dir}}/hooks"]
 apparmor_profile = "unconfined"
 [crio.runtime.runtimes.crun]
 runtime_path = "{{.Peers}}/bin/crun"
-runtime_root = "{{.Dir}}/crun"
+runtime_root = "/run/crun"
 monitor_path = "{{.Peers}}/bin/conmon"
 [crio.image]
 pause_image = "{{.Registry}}/pause:3.10"

@@ -96,12 +96,14 @@ that is.
 - The payload is a static program that waits for SIGTERM, in a pod of one container with %s, on a bridge network with addresses handed out
   per node, masquerading and host ports (the pods publish none): Coracle's built-in one; for the peers the reference CNI
   plugins bridge and host-local with their nftables backends, and portmap for containerd (CRI-O maps host ports itself).
+- What a runtime keeps for as long as the node runs is on a tmpfs, as /run is on a node with systemd; the
+  rest is on a new ext4 that all share.
 - Pod start: from the call of RunPodSandbox until StartContainer has returned. Stop + remove: StopContainer,
   RemoveContainer, StopPodSandbox, RemovePodSandbox. %d pods per runtime in %d rounds.
 - Memory: PSS of all processes in a process namespace that holds one runtime, less the payload, at %d pods
   less that at none, divided by %d. Kernel memory is not in it.
 - %d pods by %d clients: each client has a connection of its own and takes the next pod as soon as its last one runs;
-  in whole lives, as soon as its last one has been stopped and removed.
+  in whole lives, as soon as its last one has been stopped (without a grace) and removed.
 - With many pods on the node only Coracle is measured: starts one after another at %d and %d pods, lists of %d.
 `, profile, o.n*o.rounds, o.rounds, o.pods, o.pods, o.crowd, o.clients, fewPods, manyPods, listedPods)
 	return b.String()

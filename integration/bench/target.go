@@ -143,20 +143,25 @@ func (t *target) pid() int {
 }
 
 func launchCoracle(t *target) (func() error, string, error) {
-	d, err := testkit.NewDaemon(testkit.Options{Registries: []string{registryAddr}, LogLevel: "info"})
+	d, err := testkit.NewDaemon(testkit.Options{Dir: t.dir, Registries: []string{registryAddr}, LogLevel: "info"})
 	if err != nil {
 		return nil, "", err
 	}
+	if err := d.MountState(); err != nil {
+		return nil, "", err
+	}
+	stop := func() error { return errors.Join(d.Purge(), d.UnmountState(), d.RemoveScratch()) }
 	if err := d.Start(); err != nil {
-		return nil, "", errors.Join(err, d.Purge(), d.RemoveScratch())
+		return nil, "", errors.Join(err, stop())
 	}
 	t.data = d.Root
-	return func() error { return errors.Join(d.Purge(), d.RemoveScratch()) }, d.Socket, nil
+	return stop, d.Socket, nil
 }
 
 // daemon starts a peer in a mount namespace of its own and waits until it answers.
 // crun refuses machines where cgroup2 is mounted beside the v1 controllers, so the
-// side mount is taken away in there; / is shared, as Kubernetes asks.
+// side mount is taken away in there; / is shared, as Kubernetes asks, and /run, where
+// it has its state, is a tmpfs, as on a node with systemd.
 func daemon(t *target, socket string, env []string, argv ...string) (func() error, string, error) {
 	log, err := os.Create(filepath.Join(t.dir, "daemon.log"))
 	if err != nil {
@@ -165,6 +170,7 @@ func daemon(t *target, socket string, env []string, argv ...string) (func() erro
 	defer log.Close()
 	const prepare = `
 		if [ "$(stat -fc %T /sys/fs/cgroup)" != cgroup2fs ] && mountpoint -q /sys/fs/cgroup/unified; then umount /sys/fs/cgroup/unified; fi
+		mount -t tmpfs -o nosuid,nodev,mode=755 tmpfs /run
 		mount --make-rshared /
 		exec "$@"`
 	cmd := exec.Command("unshare", append([]string{"-m", "--propagation", "private", "sh", "-c", prepare, "sh"}, argv...)...)

@@ -54,6 +54,9 @@ type Options struct {
 	Env    []string
 	// Bin overrides the directory of the binaries.
 	Bin string
+	// Dir is where the scratch root is made; empty: in the directory for temporary files. Short, for
+	// there are sockets below.
+	Dir string
 }
 
 // patience is when a wait gives up. Nothing is expected to take any part of it: on a machine that
@@ -94,7 +97,7 @@ func NewDaemon(o Options) (*Daemon, error) {
 	}
 	// Not t.TempDir: socket paths have to be short, and a failed purge must not turn
 	// into a removal through mounts that are still there.
-	dir, err := os.MkdirTemp("", "coracle-")
+	dir, err := os.MkdirTemp(o.Dir, "coracle-")
 	if err != nil {
 		return nil, err
 	}
@@ -155,7 +158,7 @@ func StartDaemon(t testing.TB, o Options) *Daemon {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := d.mountState(); err != nil {
+	if err := d.MountState(); err != nil {
 		t.Fatal(err)
 	}
 	if err := d.mountRoot(o.RootSize); err != nil {
@@ -171,8 +174,8 @@ func StartDaemon(t testing.TB, o Options) *Daemon {
 		if err := d.Purge(); err != nil {
 			t.Errorf("%v\n%s", err, d.LogTail(20))
 		}
-		if err := unix.Unmount(d.State, 0); err != nil {
-			t.Errorf("unmount %s: %v", d.State, err)
+		if err := d.UnmountState(); err != nil {
+			t.Error(err)
 		}
 		if o.RootSize != "" {
 			if err := unix.Unmount(d.Root, 0); err != nil {
@@ -190,13 +193,21 @@ func StartDaemon(t testing.TB, o Options) *Daemon {
 	return d
 }
 
-// mountState makes the state directory what /run is on a node with systemd.
-func (d *Daemon) mountState() error {
+// MountState makes the state directory what /run is on a node with systemd, until UnmountState.
+func (d *Daemon) MountState() error {
 	if err := os.Mkdir(d.State, 0o700); err != nil {
 		return err
 	}
 	if err := unix.Mount("tmpfs", d.State, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=700"); err != nil {
 		return fmt.Errorf("mount %s: %w", d.State, err)
+	}
+	return nil
+}
+
+// UnmountState takes away what MountState mounted, after Purge.
+func (d *Daemon) UnmountState() error {
+	if err := unix.Unmount(d.State, 0); err != nil {
+		return fmt.Errorf("unmount %s: %w", d.State, err)
 	}
 	return nil
 }
