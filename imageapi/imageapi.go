@@ -17,10 +17,11 @@
 package imageapi
 
 import (
+	"iter"
+
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"iter"
 
 	imagesv1 "github.com/coracle-project/coracle/api/images/v1"
 	"github.com/coracle-project/coracle/image"
