@@ -1,9 +1,12 @@
 package network
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"os"
+	"path/filepath"
 	"slices"
 
 	"github.com/vishvananda/netlink"
@@ -31,12 +34,45 @@ func calm(ns *os.File, h *netlink.Handle, link netlink.Link, addresses []podAddr
 		if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
 			return fmt.Errorf("enter the pod's network namespace: %w", err)
 		}
-		for _, name := range []string{"accept_dad", "accept_ra"} {
-			err := replaceSysctl("ipv6/conf/"+podIf+"/"+name, "1", "0")
-			if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.EROFS) { // of a daemon in a container
-				return fmt.Errorf("in the pod: %w", err)
-			}
+		err := calmHere()
+		if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.EROFS) { // no IPv6; a daemon in a container
+			return nil
 		}
-		return nil
+		return err
 	})
+}
+
+// calmHere is calm in the thread's network namespace. The directory is opened once: finding it takes
+// the kernel longer the more namespaces have one of that name.
+func calmHere() error {
+	dir, err := os.OpenRoot(filepath.Join(netSysctls, "ipv6/conf", podIf))
+	if err != nil {
+		return fmt.Errorf("sysctls of the pod's link: %w", err)
+	}
+	defer dir.Close()
+	for _, name := range []string{"accept_dad", "accept_ra"} {
+		if err := replaceDefault(dir, name, '1', '0'); err != nil {
+			return fmt.Errorf("sysctls of the pod's link: %w", err)
+		}
+	}
+	return nil
+}
+
+// replaceDefault writes a value of one digit if the kernel's default is there, and leaves alone what somebody chose.
+func replaceDefault(dir *os.Root, name string, standard, value byte) error {
+	f, err := dir.OpenFile(name, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	now := make([]byte, 16)
+	n, err := f.ReadAt(now, 0)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	if string(bytes.TrimSpace(now[:n])) != string(standard) {
+		return nil
+	}
+	_, err = f.WriteAt([]byte{value}, 0)
+	return err
 }

@@ -30,16 +30,6 @@ func setSysctl(name, value string) error {
 	return nil
 }
 
-// replaceSysctl writes a value if the kernel's default is there, and leaves alone what somebody chose.
-func replaceSysctl(name, standard, value string) error {
-	if now, err := readSysctl(name); err != nil {
-		return fmt.Errorf("sysctl net/%s: %w", name, err)
-	} else if now != standard {
-		return nil
-	}
-	return setSysctl(name, value)
-}
-
 // hasIPv6 reports whether the kernel speaks IPv6 and the host lets it.
 func hasIPv6() bool {
 	off, err := readSysctl("ipv6/conf/default/disable_ipv6")

@@ -164,16 +164,18 @@ func measureScale(ctx context.Context, t *target, o options) (r *scale, err erro
 		held = append(held, more...)
 		return errors.Join(err, rest(ctx))
 	}
+	// The pods are removed when all have been started: how much of a teardown still goes on is not what is asked.
 	measureStarts := func() (sample, error) {
 		var all []float64
+		var more []*pod
 		for range starts {
-			took, err := c.life(ctx)
+			p, err := c.start(ctx)
 			if err != nil {
 				return sample{}, err
 			}
-			all = append(all, took[podStart])
+			more, all = append(more, p), append(all, p.took[podStart])
 		}
-		return sampleOf(all), nil
+		return sampleOf(all), errors.Join(removeAll(ctx, c, more), rest(ctx))
 	}
 	if err := grow(fewPods); err != nil {
 		return nil, err
