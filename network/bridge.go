@@ -171,7 +171,7 @@ func (b *bridge) Setup(ctx context.Context, p Pod) (Result, error) {
 		if err != nil {
 			return Result{}, fmt.Errorf("network of pod %s: %w", p.ID, err)
 		}
-		l, err = b.connect(ctx, h, ns, l)
+		l, err = b.connect(ctx, h, ns, p, l)
 		if err == nil {
 			return Result{IPs: l.IPs}, nil
 		}
@@ -184,7 +184,7 @@ func (b *bridge) Setup(ctx context.Context, p Pod) (Result, error) {
 }
 
 // connect does what Setup is for, and returns the lease as it is then.
-func (b *bridge) connect(ctx context.Context, h *host, ns *os.File, l lease) (lease, error) {
+func (b *bridge) connect(ctx context.Context, h *host, ns *os.File, p Pod, l lease) (lease, error) {
 	if err := b.records.write(l.PodID, l); err != nil {
 		return l, err
 	}
@@ -199,7 +199,7 @@ func (b *bridge) connect(ctx context.Context, h *host, ns *os.File, l lease) (le
 	if err := fault.At(ctx, "network.setup.linked"); err != nil {
 		return l, err
 	}
-	given, err := configure(ns, addresses)
+	given, err := configure(ns, addresses, p.Sysctls)
 	if err != nil {
 		return l, err
 	}

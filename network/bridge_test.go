@@ -194,11 +194,11 @@ func TestSetupMendsWhatACrashLeft(t *testing.T) {
 				must(t, m.bridge.records.write("a", l))
 				must(t, veth{name: l.Link, master: h.index, mtu: 1500, mac: macOf(l.IPs[0]), netns: int(ns.Fd())}.create(h.links))
 			case 2:
-				_, err := m.bridge.connect(t.Context(), h, ns, l)
+				_, err := m.bridge.connect(t.Context(), h, ns, p, l)
 				must(t, err)
 				must(t, m.bridge.records.write("a", l))
 			case 3:
-				_, err := m.bridge.connect(t.Context(), h, ns, l)
+				_, err := m.bridge.connect(t.Context(), h, ns, p, l)
 				must(t, err)
 				l.Stage = removing
 				must(t, m.bridge.records.write("a", l))

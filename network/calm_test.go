@@ -11,66 +11,55 @@ import (
 	"github.com/coracle-project/coracle/internal/nspin"
 )
 
-// addresses6 are a link's IPv6 addresses in a network namespace.
-func addresses6(t *testing.T, netNS, link string) (all []netlink.Addr) {
+// expectIPv6 looks at a link's IPv6 settings in a network namespace.
+func expectIPv6(t *testing.T, netNS, link string, want map[string]string) {
 	t.Helper()
 	must(t, within(t, netNS, func() error {
-		l, err := netlink.LinkByName(link)
-		if err != nil {
-			return err
-		}
-		all, err = netlink.AddrList(l, netlink.FAMILY_V6)
-		return err
-	}))
-	return all
-}
-
-func expectSysctl(t *testing.T, netNS, name, want string) {
-	t.Helper()
-	must(t, within(t, netNS, func() error {
-		if v, err := readSysctl(name); err != nil || v != want {
-			t.Errorf("%s is %q, %v, want %s", name, v, err, want)
+		for name, value := range want {
+			if v, err := readSysctl("ipv6/conf/" + link + "/" + name); err != nil || v != value {
+				t.Errorf("%s of %s is %q, %v, want %s", name, link, v, err, value)
+			}
 		}
 		return nil
 	}))
 }
+
+// Values of addr_gen_mode (ip-sysctl.rst).
+const genEUI64, genNone = "0", "1"
 
 // Regression, CVE-2020-10749: a pod that called itself a router got its neighbours' IPv6 traffic. And each pod's
 // start sent every other pod what IPv6 looks for on a link.
 func TestPodsIgnorePodsThatCallThemselvesRouters(t *testing.T) {
 	m := started(t, testConfig(t))
 	p := connect(t, m, "a")
-	expectSysctl(t, p.NetNS, "ipv6/conf/eth0/accept_ra", "0")
-	expectSysctl(t, p.NetNS, "ipv6/conf/eth0/accept_dad", "0")
-	if addrs := addresses6(t, "", vethName("a")); len(addrs) != 0 {
-		t.Errorf("a port of the bridge has %v", addrs)
-	}
+	expectIPv6(t, p.NetNS, podIf, map[string]string{"accept_ra": "0", "accept_dad": "0", "addr_gen_mode": genEUI64})
+	expectIPv6(t, "", vethName("a"), map[string]string{"addr_gen_mode": genNone})
 }
 
-func TestPodWithSettingsOfItsOwn(t *testing.T) {
-	m := started(t, testConfig(t))
-	dir := filepath.Join(t.TempDir(), "pod")
-	set, err := nspin.Create(t.Context(), dir, nspin.Spec{Net: true, Sysctls: map[string]string{
-		"net.ipv6.conf.default.accept_ra": "2", "net.ipv6.conf.default.accept_dad": "2",
-	}})
-	must(t, err)
-	defer func() { must(t, nspin.Remove(dir)) }()
-	_, err = m.Setup(t.Context(), Pod{ID: "a", NetNS: set.Net})
-	must(t, err)
-	expectSysctl(t, set.Net, "ipv6/conf/eth0/accept_ra", "2")
-	expectSysctl(t, set.Net, "ipv6/conf/eth0/accept_dad", "2")
-}
-
-func TestPodOfAnIPv4Range(t *testing.T) {
+func TestPodOfAnIPv4RangeIgnoresThem(t *testing.T) {
 	c := testConfig(t)
 	c.Subnets = []netip.Prefix{netip.MustParsePrefix("10.99.0.0/24")}
 	m := started(t, c)
 	p := connect(t, m, "a")
-	if addrs := addresses6(t, p.NetNS, podIf); len(addrs) != 0 {
-		t.Errorf("the pod has %v", addrs)
-	}
-	if addrs := addresses6(t, "", vethName("a")); len(addrs) != 0 {
-		t.Errorf("a port of the bridge has %v", addrs)
+	expectIPv6(t, p.NetNS, podIf, map[string]string{"accept_ra": "0", "accept_dad": "0", "addr_gen_mode": genNone})
+	expectIPv6(t, "", vethName("a"), map[string]string{"addr_gen_mode": genNone})
+}
+
+// What a pod asks for counts, not what its namespace has from elsewhere (net.core.devconf_inherit_init_net).
+func TestPodWithSettingsOfItsOwn(t *testing.T) {
+	m := started(t, testConfig(t))
+	sysctls := map[string]string{"net.ipv6.conf.default.accept_ra": "2", "net.ipv6.conf.default.accept_dad": "2"}
+	for id, tc := range map[string]struct{ asked, want map[string]string }{
+		"asked for": {sysctls, map[string]string{"accept_ra": "2", "accept_dad": "2"}},
+		"inherited": {nil, map[string]string{"accept_ra": "0", "accept_dad": "0"}},
+	} {
+		dir := filepath.Join(t.TempDir(), "pod")
+		set, err := nspin.Create(t.Context(), dir, nspin.Spec{Net: true, Sysctls: sysctls})
+		must(t, err)
+		defer func() { must(t, nspin.Remove(dir)) }()
+		_, err = m.Setup(t.Context(), Pod{ID: id, NetNS: set.Net, Sysctls: tc.asked})
+		must(t, err)
+		expectIPv6(t, set.Net, podIf, tc.want)
 	}
 }
 

@@ -80,8 +80,8 @@ func (v veth) create(h *hostLinks) error {
 // way from a pod to itself by a host port or a service, when br_netfilter
 // translates the address on the bridge.
 //
-// A port of a bridge needs no address, so it gets no IPv6 one of its own: each would be looked for
-// on the link, and tell of itself there.
+// A port of a bridge needs no address, so it gets no IPv6 one of its own: the kernel would look for it
+// and tell of it on the link, in the pod's first second.
 func (v veth) makePort(h *hostLinks) error {
 	err := v.setPort(h, true)
 	if errors.Is(err, unix.EAFNOSUPPORT) { // no IPv6 on such a link, be it for its MTU
@@ -178,8 +178,8 @@ type podAddress struct {
 
 // configure brings up the pod's end and gives it addresses and default routes. It
 // returns the addresses that it has given: a pod may have IPv6 switched off
-// (sysctl net.ipv6.conf.all.disable_ipv6), and then goes without.
-func configure(ns *os.File, addresses []podAddress) (given []netip.Addr, err error) {
+// (sysctl net.ipv6.conf.all.disable_ipv6), and then goes without. sysctls are what the pod has chosen.
+func configure(ns *os.File, addresses []podAddress, sysctls map[string]string) (given []netip.Addr, err error) {
 	h, err := netlink.NewHandleAt(netns.NsHandle(ns.Fd()), unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("open netlink in the pod: %w", err)
@@ -189,7 +189,7 @@ func configure(ns *os.File, addresses []podAddress) (given []netip.Addr, err err
 	if err != nil {
 		return nil, fmt.Errorf("find %s in the pod: %w", podIf, err)
 	}
-	if err := calm(ns, h, link, addresses); err != nil {
+	if err := calm(ns, h, link, addresses, sysctls); err != nil {
 		return nil, err
 	}
 	if err := h.LinkSetUp(link); err != nil {

@@ -48,6 +48,8 @@ type Pod struct {
 	CgroupParent string
 	Annotations  map[string]string
 	DNS          DNS
+	// Sysctls are those that the pod's configuration asks for, by their dotted names. They are in force.
+	Sysctls map[string]string
 }
 
 // DNS is how a pod resolves names, as its configuration says; all empty if it says nothing.

@@ -180,7 +180,10 @@ func (m *Manager) networkPod(id string, c *Config) network.Pod {
 		ID: id, Name: c.Name, Namespace: c.Namespace, UID: c.UID,
 		NetNS:        filepath.Join(m.nsDir(id), "net"),
 		CgroupParent: c.CgroupParent, Annotations: c.Annotations,
-		DNS: network.DNS(c.DNS),
+		DNS: network.DNS(c.DNS), Sysctls: map[string]string{},
+	}
+	for k, v := range c.Sysctls {
+		p.Sysctls[dotted(k)] = v
 	}
 	for _, port := range c.Ports {
 		if port.HostPort == 0 {

@@ -130,7 +130,7 @@ func measureCrowd(ctx context.Context, t *target, o options) (r *crowd, err erro
 
 // scale is how a runtime does with many pods on the node.
 type scale struct {
-	// Few and Many are how many pods there were when FewStart and ManyStart were measured; Listed when the lists were.
+	// Few and Many are how many pods there were when the first of FewStart and ManyStart was measured; Listed when the lists were.
 	Few       int    `json:"few"`
 	Many      int    `json:"many"`
 	Listed    int    `json:"listed"`

@@ -123,15 +123,15 @@ func (c *client) exec(ctx context.Context, p *pod) error {
 	})
 }
 
-// grace is what a kubelet's StopContainer gives a container that has run for a while, in seconds. One that is stopped
+// grace is what StopContainer gives a container that has run for a while, in seconds. One that is stopped
 // as soon as it has been started gets none: the first process of a PID namespace that has no handler yet does not
 // see SIGTERM, so the grace would be what is measured.
 const grace = 10
 
-// remove makes the calls that the kubelet makes.
-func (c *client) remove(ctx context.Context, p *pod, grace int64) error {
+// remove makes the calls that the kubelet makes, with so many seconds of grace.
+func (c *client) remove(ctx context.Context, p *pod, seconds int64) error {
 	err := p.timed(teardown, func() error {
-		if _, err := c.StopContainer(ctx, &cri.StopContainerRequest{ContainerId: p.ctr, Timeout: grace}); err != nil {
+		if _, err := c.StopContainer(ctx, &cri.StopContainerRequest{ContainerId: p.ctr, Timeout: seconds}); err != nil {
 			return err
 		}
 		if _, err := c.RemoveContainer(ctx, &cri.RemoveContainerRequest{ContainerId: p.ctr}); err != nil {

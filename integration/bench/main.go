@@ -135,7 +135,7 @@ func benchmark(ctx context.Context, o options) (err error) {
 	}
 	defer func() {
 		if err != nil { // the logs are there
-			fmt.Fprintf(os.Stderr, "bench: %s is left to look at, with a disk mounted in it: umount %s\n", dir, disk)
+			fmt.Fprintf(os.Stderr, "bench: the logs are left in %s.img: mount -o loop %[1]s.img %[1]s\n", disk)
 		}
 	}()
 	targets, err := chooseTargets(o.targets, disk, o.seccomp)

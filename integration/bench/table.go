@@ -55,8 +55,8 @@ func rows(rep report) [][]string {
 				return v.P50, fmt.Sprintf("%.1f / %.1f", v.P50, v.P99)
 			})
 		}
-		own(fmt.Sprintf("pod start at %d pods", s.Few), func(s *scale) sample { return s.FewStart })
-		own(fmt.Sprintf("pod start at %d pods", s.Many), func(s *scale) sample { return s.ManyStart })
+		own(fmt.Sprintf("pod start from %d pods on", s.Few), func(s *scale) sample { return s.FewStart })
+		own(fmt.Sprintf("pod start from %d pods on", s.Many), func(s *scale) sample { return s.ManyStart })
 		own(fmt.Sprintf("ListPodSandbox of %d", s.Listed), func(s *scale) sample { return s.ListPods })
 		own(fmt.Sprintf("ListContainers of %d", s.Listed), func(s *scale) sample { return s.ListContainers })
 	}
@@ -104,7 +104,7 @@ that is.
   less that at none, divided by %d. Kernel memory is not in it.
 - %d pods by %d clients: each client has a connection of its own and takes the next pod as soon as its last one runs;
   in whole lives, as soon as its last one has been stopped (without a grace) and removed.
-- With many pods on the node only Coracle is measured: starts one after another at %d and %d pods, lists of %d.
-`, profile, o.n*o.rounds, o.rounds, o.pods, o.pods, o.crowd, o.clients, fewPods, manyPods, listedPods)
+- With many pods on the node only Coracle is measured: %d starts one after another when there are %d and %d pods, lists of %d.
+`, profile, o.n*o.rounds, o.rounds, o.pods, o.pods, o.crowd, o.clients, starts, fewPods, manyPods, listedPods)
 	return b.String()
 }

@@ -161,7 +161,8 @@ func launchCoracle(t *target) (func() error, string, error) {
 // daemon starts a peer in a mount namespace of its own and waits until it answers.
 // crun refuses machines where cgroup2 is mounted beside the v1 controllers, so the
 // side mount is taken away in there; / is shared, as Kubernetes asks, and /run, where
-// it has its state, is a tmpfs, as on a node with systemd.
+// it has its state, is a tmpfs, as on a node with systemd. What it writes elsewhere goes to the
+// disk that all have.
 func daemon(t *target, socket string, env []string, argv ...string) (func() error, string, error) {
 	log, err := os.Create(filepath.Join(t.dir, "daemon.log"))
 	if err != nil {
@@ -169,12 +170,15 @@ func daemon(t *target, socket string, env []string, argv ...string) (func() erro
 	}
 	defer log.Close()
 	const prepare = `
+		set -e
 		if [ "$(stat -fc %T /sys/fs/cgroup)" != cgroup2fs ] && mountpoint -q /sys/fs/cgroup/unified; then umount /sys/fs/cgroup/unified; fi
 		mount -t tmpfs -o nosuid,nodev,mode=755 tmpfs /run
+		mkdir -p /var/lib/cni "$BENCH_DIR/cni-cache" "$TMPDIR"
+		mount --bind "$BENCH_DIR/cni-cache" /var/lib/cni
 		mount --make-rshared /
 		exec "$@"`
 	cmd := exec.Command("unshare", append([]string{"-m", "--propagation", "private", "sh", "-c", prepare, "sh"}, argv...)...)
-	cmd.Env = append(os.Environ(), env...)
+	cmd.Env = append(append(os.Environ(), "BENCH_DIR="+t.dir, "TMPDIR="+filepath.Join(t.dir, "tmp")), env...)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
