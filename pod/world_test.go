@@ -130,7 +130,7 @@ func (w *world) take() *hands {
 	w.live = h
 	for id, p := range w.procs {
 		if p.state == client.StateStopped {
-			h.events <- client.Event{PodID: p.podID, ID: id, Kind: client.EventExit, ExitCode: p.code, ExitedAt: p.exitedAt}
+			h.events <- client.Event{PodID: p.podID, ID: id, Kind: client.EventExit, ExitCode: p.code, ExitedAt: p.exitedAt, OOMKilled: p.oom}
 		}
 	}
 	return h
