@@ -52,12 +52,7 @@ func calmHere(sysctls map[string]string) error {
 		if _, chosen := sysctls["net.ipv6.conf.default."+name]; chosen {
 			continue
 		}
-		f, err := dir.OpenFile(name, os.O_WRONLY, 0)
-		if err != nil {
-			return fmt.Errorf("sysctls of the pod's link: %w", err)
-		}
-		_, err = f.WriteString("0")
-		if err := errors.Join(err, f.Close()); err != nil {
+		if err := dir.WriteFile(name, []byte("0"), 0); err != nil {
 			return fmt.Errorf("sysctls of the pod's link: %w", err)
 		}
 	}

@@ -3,6 +3,7 @@ package pod
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -157,9 +158,7 @@ func (m *Manager) pinNamespaces(ctx context.Context, id string, c *Config, hostn
 		spec.Sysctls["net.ipv4.ip_unprivileged_port_start"] = "0"
 		spec.Sysctls["net.ipv4.ping_group_range"] = "0 2147483647"
 	}
-	for k, v := range c.Sysctls {
-		spec.Sysctls[dotted(k)] = v
-	}
+	maps.Copy(spec.Sysctls, c.dottedSysctls())
 	set, err := m.Namespaces.Create(ctx, m.nsDir(id), spec)
 	if err != nil {
 		return nspin.Set{}, fmt.Errorf("namespaces: %w", err)
@@ -180,10 +179,7 @@ func (m *Manager) networkPod(id string, c *Config) network.Pod {
 		ID: id, Name: c.Name, Namespace: c.Namespace, UID: c.UID,
 		NetNS:        filepath.Join(m.nsDir(id), "net"),
 		CgroupParent: c.CgroupParent, Annotations: c.Annotations,
-		DNS: network.DNS(c.DNS), Sysctls: map[string]string{},
-	}
-	for k, v := range c.Sysctls {
-		p.Sysctls[dotted(k)] = v
+		DNS: network.DNS(c.DNS), Sysctls: c.dottedSysctls(),
 	}
 	for _, port := range c.Ports {
 		if port.HostPort == 0 {

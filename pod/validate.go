@@ -184,6 +184,15 @@ func dotted(name string) string {
 	return name
 }
 
+// dottedSysctls are the pod's sysctls by their dotted names.
+func (c *Config) dottedSysctls() map[string]string {
+	all := map[string]string{}
+	for name, value := range c.Sysctls {
+		all[dotted(name)] = value
+	}
+	return all
+}
+
 // validateSysctls lets only those be set that belong to a namespace of the pod's own:
 // any other would change the host.
 func (c *Config) validateSysctls() error {
