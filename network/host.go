@@ -262,6 +262,22 @@ func (b *bridge) makeBridge(h *host) error {
 		return fmt.Errorf("bring up: %w", err)
 	}
 	h.index = link.Attrs().Index
+	return b.stopChatter(h)
+}
+
+// stopChatter keeps from the pods what their neighbours tell of IPv6 groups. The bridge itself must not go by that
+// either: where somebody asks for groups (a querier: any pod could), it would send what is for a group that
+// nobody has told of, such as a search for a neighbour, to nobody.
+func (b *bridge) stopChatter(h *host) error {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.Index = b.name, h.index
+	if err := h.links.BridgeSetMcastSnoop(&netlink.Bridge{LinkAttrs: attrs}, false); err != nil {
+		return fmt.Errorf("have multicast sent to all pods: %w", err)
+	}
+	if err := b.fw.keepReports(); err != nil {
+		b.log.Warn("cannot filter on the bridge: starts of pods take longer the more there are", "bridge", b.name, "error", err,
+			"hint", "the kernel needs CONFIG_NF_TABLES_BRIDGE")
+	}
 	return nil
 }
 
@@ -348,7 +364,7 @@ func (b *bridge) dropStrayLinks() error {
 	var errs []error
 	for _, l := range all {
 		a := l.Attrs()
-		if a.MasterIndex == br.Attrs().Index && l.Type() == "veth" && strings.HasPrefix(a.Name, "cor") && !known[a.Name] {
+		if a.MasterIndex == br.Attrs().Index && l.Type() == "veth" && strings.HasPrefix(a.Name, vethPrefix) && !known[a.Name] {
 			b.log.Warn("deleting a link that no pod owns", "link", a.Name)
 			errs = append(errs, deleteLink(a.Name))
 		}

@@ -18,11 +18,14 @@ import (
 // podIf is the name of the pod's interface.
 const podIf = "eth0"
 
+// vethPrefix is how all such names begin.
+const vethPrefix = "cor"
+
 // vethName is the host's end of a pod's link. 12 hex digits of a hash, because an
 // interface name has 15 bytes and pod ids may share a beginning.
 func vethName(podID string) string {
 	sum := sha256.Sum256([]byte(podID))
-	return "cor" + hex.EncodeToString(sum[:6])
+	return vethPrefix + hex.EncodeToString(sum[:6])
 }
 
 // macOf derives a local MAC address from an IP address, so that a neighbour's cache

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// firewall is the built-in bridge's nftables table, named like the bridge so that
+// firewall is the built-in bridge's nftables table (and one of another family, see keepReports), named like the bridge so that
 // two daemons on a host do not meet. Its rules never change with the pods; a
 // pod's host ports are elements of four maps:
 //
@@ -142,11 +142,19 @@ func (f *firewall) dropsForwarded() []*nftables.Chain {
 	})
 }
 
-// remove deletes the table; none there is fine.
+// remove deletes the tables; none there is fine.
 func (f *firewall) remove() error {
+	errs := []error{f.removeTable(f.table())}
+	if err := f.removeTable(f.bridgeTable()); !errors.Is(err, unix.EOPNOTSUPP) { // a kernel without tables for bridges
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+func (f *firewall) removeTable(t *nftables.Table) error {
 	return f.transaction(func(c *nftables.Conn) error {
-		c.AddTable(f.table())
-		c.DelTable(f.table())
+		c.AddTable(t)
+		c.DelTable(t)
 		return nil
 	})
 }
