@@ -67,15 +67,12 @@ func (s *service) RemoveContainer(ctx context.Context, r *runtimeapi.RemoveConta
 
 // ListContainers lists containers from memory.
 func (s *service) ListContainers(_ context.Context, r *runtimeapi.ListContainersRequest) (*runtimeapi.ListContainersResponse, error) {
-	return &runtimeapi.ListContainersResponse{Containers: s.containerItems(r.GetFilter())}, nil
+	items, err := s.containerItems(r.GetFilter())
+	return listing(&runtimeapi.ListContainersResponse{}, items), err
 }
 
-func (s *service) containerItems(f *runtimeapi.ContainerFilter) []*runtimeapi.Container {
-	var items []*runtimeapi.Container
-	for c := range s.deps.Pods.Containers(containerFilter(f)) {
-		items = append(items, containerItem(&c))
-	}
-	return items
+func (s *service) containerItems(f *runtimeapi.ContainerFilter) ([][]byte, error) {
+	return s.deps.Pods.ContainerItems(containerFilter(f), func(c *pod.Container) ([]byte, error) { return encodeItem(containerItem(c)) })
 }
 
 // ContainerStatus reports one container from memory. With verbose it also reads

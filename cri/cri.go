@@ -11,6 +11,7 @@
 // # Which file
 //
 //	sandbox.go, container.go, checkpoint.go, images.go, events.go, stats.go, metrics.go, status.go   the methods by theme
+//	encoded.go                                                 lists of pods and containers, put together from encoded items
 //	paging.go                                                  the Stream forms of the lists
 //	convert_*.go                                               proto ↔ Go values, no I/O
 //	streaming.go, tokens.go                                    Exec, Attach, PortForward
@@ -43,7 +44,7 @@ type Pods interface {
 	Stop(ctx context.Context, podID string) error
 	Remove(ctx context.Context, podID string) error
 	Pod(podID string) (pod.Pod, error)
-	Pods(f pod.PodFilter) iter.Seq[pod.Pod]
+	PodItems(f pod.PodFilter, encode func(*pod.Pod) ([]byte, error)) ([][]byte, error)
 	Watch() (events <-chan pod.Event, stop func())
 
 	Create(ctx context.Context, podID string, c pod.ContainerConfig) (string, error)
@@ -52,6 +53,7 @@ type Pods interface {
 	RemoveContainer(ctx context.Context, id string) error
 	Container(id string) (pod.Container, error)
 	Containers(f pod.ContainerFilter) iter.Seq[pod.Container]
+	ContainerItems(f pod.ContainerFilter, encode func(*pod.Container) ([]byte, error)) ([][]byte, error)
 	UpdatePodResources(ctx context.Context, podID string, overhead, resources *pod.Resources) error
 	UpdateResources(ctx context.Context, id string, r pod.Resources, annotations map[string]string) error
 	ReopenLog(ctx context.Context, id string) error

@@ -108,9 +108,22 @@ func (d *double) Pod(id string) (pod.Pod, error) {
 	return pod.Pod{}, pod.ErrNotFound
 }
 
-func (d *double) Pods(f pod.PodFilter) iter.Seq[pod.Pod] {
-	_ = d.note("Pods", f)
-	return slices.Values(d.pods)
+func (d *double) PodItems(f pod.PodFilter, encode func(*pod.Pod) ([]byte, error)) ([][]byte, error) {
+	if err := d.note("Pods", f); err != nil {
+		return nil, err
+	}
+	return encodeAll(d.pods, encode)
+}
+
+func encodeAll[T any](all []T, encode func(*T) ([]byte, error)) (items [][]byte, err error) {
+	for i := range all {
+		item, err := encode(&all[i])
+		if err != nil {
+			return nil, err
+		}
+		items = append(items, item)
+	}
+	return items, nil
 }
 
 func (d *double) Create(_ context.Context, podID string, c pod.ContainerConfig) (string, error) {
@@ -144,6 +157,13 @@ func (d *double) Container(id string) (pod.Container, error) {
 func (d *double) Containers(f pod.ContainerFilter) iter.Seq[pod.Container] {
 	_ = d.note("Containers", f)
 	return slices.Values(d.containers)
+}
+
+func (d *double) ContainerItems(f pod.ContainerFilter, encode func(*pod.Container) ([]byte, error)) ([][]byte, error) {
+	if err := d.note("Containers", f); err != nil {
+		return nil, err
+	}
+	return encodeAll(d.containers, encode)
 }
 
 func (d *double) UpdateResources(_ context.Context, id string, r pod.Resources, annotations map[string]string) error {

@@ -14,11 +14,20 @@ import (
 // enough that gRPC's flow control window takes one without waiting.
 const pageBytes = 64 << 10
 
-// inPages sends items in pages of one item at least; no item, no page.
+// inPages sends messages in pages of one at least; no message, no page.
 func inPages[T proto.Message](items []T, send func(page []T) error) error {
+	return inPagesOf(items, func(item T) int { return proto.Size(item) }, send)
+}
+
+// inEncodedPages is inPages for encoded items.
+func inEncodedPages(items [][]byte, send func(page [][]byte) error) error {
+	return inPagesOf(items, func(item []byte) int { return len(item) }, send)
+}
+
+func inPagesOf[T any](items []T, bytes func(T) int, send func(page []T) error) error {
 	begin, size := 0, 0
 	for i, item := range items {
-		n := proto.Size(item)
+		n := bytes(item)
 		if i > begin && size+n > pageBytes {
 			if err := send(items[begin:i]); err != nil {
 				return err
@@ -35,15 +44,23 @@ func inPages[T proto.Message](items []T, send func(page []T) error) error {
 
 // StreamPodSandboxes is ListPodSandbox in pages.
 func (s *service) StreamPodSandboxes(r *runtimeapi.StreamPodSandboxesRequest, out grpc.ServerStreamingServer[runtimeapi.StreamPodSandboxesResponse]) error {
-	return inPages(s.podItems(r.GetFilter()), func(page []*runtimeapi.PodSandbox) error {
-		return out.Send(&runtimeapi.StreamPodSandboxesResponse{PodSandboxes: page})
+	items, err := s.podItems(r.GetFilter())
+	if err != nil {
+		return err
+	}
+	return inEncodedPages(items, func(page [][]byte) error {
+		return out.Send(listing(&runtimeapi.StreamPodSandboxesResponse{}, page))
 	})
 }
 
 // StreamContainers is ListContainers in pages.
 func (s *service) StreamContainers(r *runtimeapi.StreamContainersRequest, out grpc.ServerStreamingServer[runtimeapi.StreamContainersResponse]) error {
-	return inPages(s.containerItems(r.GetFilter()), func(page []*runtimeapi.Container) error {
-		return out.Send(&runtimeapi.StreamContainersResponse{Containers: page})
+	items, err := s.containerItems(r.GetFilter())
+	if err != nil {
+		return err
+	}
+	return inEncodedPages(items, func(page [][]byte) error {
+		return out.Send(listing(&runtimeapi.StreamContainersResponse{}, page))
 	})
 }
 

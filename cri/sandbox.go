@@ -89,13 +89,10 @@ func (s *service) UpdatePodSandboxResources(ctx context.Context, r *runtimeapi.U
 
 // ListPodSandbox lists pods from memory.
 func (s *service) ListPodSandbox(_ context.Context, r *runtimeapi.ListPodSandboxRequest) (*runtimeapi.ListPodSandboxResponse, error) {
-	return &runtimeapi.ListPodSandboxResponse{Items: s.podItems(r.GetFilter())}, nil
+	items, err := s.podItems(r.GetFilter())
+	return listing(&runtimeapi.ListPodSandboxResponse{}, items), err
 }
 
-func (s *service) podItems(f *runtimeapi.PodSandboxFilter) []*runtimeapi.PodSandbox {
-	var items []*runtimeapi.PodSandbox
-	for p := range s.deps.Pods.Pods(podFilter(f)) {
-		items = append(items, podItem(&p))
-	}
-	return items
+func (s *service) podItems(f *runtimeapi.PodSandboxFilter) ([][]byte, error) {
+	return s.deps.Pods.PodItems(podFilter(f), func(p *pod.Pod) ([]byte, error) { return encodeItem(podItem(p)) })
 }

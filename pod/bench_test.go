@@ -36,8 +36,8 @@ func BenchmarkCreate(b *testing.B) {
 	idle(b, m)
 }
 
-// BenchmarkContainers lists a thousand containers.
-func BenchmarkContainers(b *testing.B) {
+// BenchmarkLists lists a thousand containers, as values and as a kubelet has them.
+func BenchmarkLists(b *testing.B) {
 	w := newBench(b)
 	m, _ := w.manager()
 	ctx := b.Context()
@@ -46,15 +46,25 @@ func BenchmarkContainers(b *testing.B) {
 	for c.Attempt = range uint32(1000) {
 		must[string](b)(m.Create(ctx, podID, c))
 	}
-	for b.Loop() {
-		n := 0
-		for range m.Containers(ContainerFilter{}) {
-			n++
+	b.Run("values", func(b *testing.B) {
+		for b.Loop() {
+			n := 0
+			for range m.Containers(ContainerFilter{}) {
+				n++
+			}
+			if n != 1000 {
+				b.Fatal(n)
+			}
 		}
-		if n != 1000 {
-			b.Fatal(n)
+	})
+	b.Run("items", func(b *testing.B) {
+		for b.Loop() {
+			all, err := m.ContainerItems(ContainerFilter{}, func(c *Container) ([]byte, error) { return []byte(c.ID), nil })
+			if err != nil || len(all) != 1000 {
+				b.Fatal(len(all), err)
+			}
 		}
-	}
+	})
 	ok(b, m.Remove(ctx, podID))
 	idle(b, m)
 }

@@ -16,7 +16,7 @@ type entry[T any] struct {
 	turn turn // of the operations that callers ask for
 	tidy turn // of background clean-up, which those do not wait for
 	dir  record.Dir[T]
-	val  atomic.Pointer[T]
+	val  atomic.Pointer[version[T]]
 	// changed is told of each new record, under mu: it must not wait for anything.
 	changed func(before, after *T)
 
@@ -26,17 +26,23 @@ type entry[T any] struct {
 	gone bool       // the record has been deleted
 }
 
+// version is a record that readers see, until there is a next.
+type version[T any] struct {
+	record T
+	item   atomic.Pointer[[]byte] // what PodItems or ContainerItems has made of it; nil if neither was asked
+}
+
 // errGone is what update returns when the object has been deleted meanwhile.
 var errGone = errors.New("deleted meanwhile")
 
 func newEntry[T any](id string, dir record.Dir[T], v T, changed func(before, after *T)) *entry[T] {
 	e := &entry[T]{id: id, turn: make(turn, 1), tidy: make(turn, 1), dir: dir, changed: changed}
-	e.val.Store(&v)
+	e.val.Store(&version[T]{record: v})
 	return e
 }
 
 // get returns the present record, which must not be changed.
-func (e *entry[T]) get() *T { return e.val.Load() }
+func (e *entry[T]) get() *T { return &e.val.Load().record }
 
 // update changes a copy of the record, writes it, and only then shows it to readers.
 func (e *entry[T]) update(change func(*T)) error {
@@ -45,12 +51,12 @@ func (e *entry[T]) update(change func(*T)) error {
 	if e.gone {
 		return errGone
 	}
-	next := *e.val.Load()
+	next := *e.get()
 	change(&next)
 	if err := e.dir.Write(e.id, next); err != nil {
 		return err
 	}
-	e.show(&next)
+	e.show(next)
 	return nil
 }
 
@@ -62,17 +68,18 @@ func (e *entry[T]) observe(change func(*T)) error {
 	if e.gone {
 		return errGone
 	}
-	next := *e.val.Load()
+	next := *e.get()
 	change(&next)
 	err := e.dir.Write(e.id, next)
-	e.show(&next)
+	e.show(next)
 	return err
 }
 
 // show makes next what readers see. The caller holds mu.
-func (e *entry[T]) show(next *T) {
-	before := e.val.Swap(next)
-	e.changed(before, next)
+func (e *entry[T]) show(next T) {
+	after := &version[T]{record: next}
+	before := e.val.Swap(after)
+	e.changed(&before.record, &after.record)
 }
 
 // erase deletes the record and the object's directory.

@@ -106,3 +106,16 @@ func (x *index[T]) each(fits func(*T) bool) []*entry[T] {
 	}
 	return es
 }
+
+// versions returns what readers see now of all entries that fit, in no order.
+func (x *index[T]) versions(fits func(*T) bool) []*version[T] {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	var vs []*version[T]
+	for _, e := range x.byID {
+		if v := e.val.Load(); fits(&v.record) {
+			vs = append(vs, v)
+		}
+	}
+	return vs
+}

@@ -1,13 +1,9 @@
 package pod
 
 import (
-	"cmp"
 	"context"
-	"iter"
 	"log/slog"
 	"path/filepath"
-	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -124,31 +120,6 @@ func (m *Manager) Pod(podID string) (Pod, error) {
 	return e.get().value(), nil
 }
 
-// Pods are the pods that fit f as they are at the time of the call, newest first. They are made one by one, for
-// they are large.
-func (m *Manager) Pods(f PodFilter) iter.Seq[Pod] {
-	rs := records(m.pods.each((*podRecord).visible), func(a, b *podRecord) int {
-		return cmp.Or(b.CreatedAt.Compare(a.CreatedAt), cmp.Compare(a.ID, b.ID))
-	})
-	return func(yield func(Pod) bool) {
-		for _, r := range rs {
-			if p := r.value(); f.fits(&p) && !yield(p) {
-				return
-			}
-		}
-	}
-}
-
-// records are what entries show now, in order: as pointers, since what they point to is large to move about.
-func records[T any](es []*entry[T], order func(a, b *T) int) []*T {
-	rs := make([]*T, len(es))
-	for i, e := range es {
-		rs[i] = e.get()
-	}
-	slices.SortFunc(rs, order)
-	return rs
-}
-
 // Container returns a container. ErrNotFound if there is none.
 func (m *Manager) Container(id string) (Container, error) {
 	e, err := m.containers.find(id)
@@ -156,21 +127,6 @@ func (m *Manager) Container(id string) (Container, error) {
 		return Container{}, err
 	}
 	return e.get().value(), nil
-}
-
-// Containers are the containers that fit f, as Pods has them.
-func (m *Manager) Containers(f ContainerFilter) iter.Seq[Container] {
-	inPod := func(r *containerRecord) bool { return r.visible() && strings.HasPrefix(r.PodID, f.PodID) }
-	rs := records(m.containers.each(inPod), func(a, b *containerRecord) int {
-		return cmp.Or(b.CreatedAt.Compare(a.CreatedAt), cmp.Compare(a.ID, b.ID))
-	})
-	return func(yield func(Container) bool) {
-		for _, r := range rs {
-			if c := r.value(); f.fits(&c) && !yield(c) {
-				return
-			}
-		}
-	}
 }
 
 // do runs work under key, or joins the one under way. The work goes on when ctx ends,

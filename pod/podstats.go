@@ -23,14 +23,8 @@ func (m *Manager) PodStats(ctx context.Context, podID string) (PodStats, error) 
 // ListPodStats reads the use of all ready pods that fit f, in parallel. One that cannot be
 // read within a second is left out.
 func (m *Manager) ListPodStats(ctx context.Context, f PodStatsFilter) []PodStats {
-	var es []*entry[podRecord]
 	wanted := PodFilter{ID: f.ID, State: Ready, Labels: f.Labels}
-	for _, e := range m.pods.each((*podRecord).visible) {
-		if p := e.get().value(); wanted.fits(&p) {
-			es = append(es, e)
-		}
-	}
-	return readAll(ctx, m, es, m.podStats)
+	return readAll(ctx, m, m.pods.each(wanted.fits), m.podStats)
 }
 
 func (m *Manager) podStats(ctx context.Context, e *entry[podRecord]) (PodStats, error) {

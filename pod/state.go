@@ -75,14 +75,17 @@ func (c *Config) hostIPC() bool { return c.Namespaces.IPC == NamespaceNode }
 
 // value is what callers see of the record.
 func (r *podRecord) value() Pod {
-	p := Pod{
-		ID: r.ID, Config: r.Config, State: NotReady, CreatedAt: r.CreatedAt,
+	return Pod{
+		ID: r.ID, Config: r.Config, State: r.state(), CreatedAt: r.CreatedAt,
 		IPs: r.IPs, NetNS: r.Namespaces.Net, Pid: r.InitPid, Steps: r.Steps,
 	}
+}
+
+func (r *podRecord) state() State {
 	if r.Phase == podReady {
-		p.State = Ready
+		return Ready
 	}
-	return p
+	return NotReady
 }
 
 // containerPhase is how far a container's life has come, as its record says it.
@@ -170,7 +173,7 @@ func (r *containerRecord) exit(code int32, at time.Time, oom bool) {
 // value is what callers see of the record.
 func (r *containerRecord) value() Container {
 	c := Container{
-		ID: r.ID, PodID: r.PodID, Config: r.Config, State: Unknown,
+		ID: r.ID, PodID: r.PodID, Config: r.Config, State: r.state(),
 		ImageID: r.ImageID, ImageRef: r.ImageRef,
 		CreatedAt: r.CreatedAt, StartedAt: r.StartedAt, FinishedAt: r.FinishedAt,
 		ExitCode: r.ExitCode, Reason: r.Reason, Message: r.Message,
@@ -178,13 +181,20 @@ func (r *containerRecord) value() Container {
 		UID: r.UID, GID: r.GID, SupplementalGroups: r.Groups, Snapshot: r.Upper,
 		VolumeRefs: r.VolumeRefs, Steps: r.Steps,
 	}
-	switch r.Phase {
-	case containerCreated, containerStarting:
-		c.State, c.StartedAt, c.Pid = Created, time.Time{}, 0
-	case containerRunning:
-		c.State = Running
-	case containerExited:
-		c.State = Exited
+	if c.State == Created {
+		c.StartedAt, c.Pid = time.Time{}, 0
 	}
 	return c
+}
+
+func (r *containerRecord) state() ContainerState {
+	switch r.Phase {
+	case containerCreated, containerStarting:
+		return Created
+	case containerRunning:
+		return Running
+	case containerExited:
+		return Exited
+	}
+	return Unknown
 }

@@ -27,12 +27,7 @@ func (m *Manager) Stats(ctx context.Context, id string) (ContainerStats, error) 
 // cannot be read within a second is left out. The writable layers' use may be
 // Options.DiskUsageAge old.
 func (m *Manager) ListStats(ctx context.Context, f ContainerFilter) []ContainerStats {
-	var es []*entry[containerRecord]
-	for _, e := range m.containers.each((*containerRecord).visible) {
-		if c := e.get().value(); c.State == Running && f.fits(&c) {
-			es = append(es, e)
-		}
-	}
+	es := m.containers.each(func(r *containerRecord) bool { return r.Phase == containerRunning && f.fits(r) })
 	return readAll(ctx, m, es, func(ctx context.Context, e *entry[containerRecord]) (ContainerStats, error) {
 		return m.stats(ctx, e, m.opts.DiskUsageAge)
 	})

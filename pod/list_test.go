@@ -1,0 +1,79 @@
+package pod
+
+import (
+	"errors"
+	"slices"
+	"testing"
+)
+
+// encodeOnce notes what it is asked to encode.
+type encodeOnce struct{ asked []string }
+
+func (x *encodeOnce) pod(p *Pod) ([]byte, error) { return x.note(p.ID + string(p.State)) }
+func (x *encodeOnce) container(c *Container) ([]byte, error) {
+	return x.note(c.ID + string(c.State))
+}
+
+func (x *encodeOnce) note(what string) ([]byte, error) {
+	x.asked = append(x.asked, what)
+	return []byte(what), nil
+}
+
+// expect looks at a list, and at how much of it was encoded for it.
+func (x *encodeOnce) expect(t *testing.T, what string, asked int, want ...string) func(got [][]byte, err error) {
+	return func(got [][]byte, err error) {
+		t.Helper()
+		var texts []string
+		for _, b := range got {
+			texts = append(texts, string(b))
+		}
+		if err != nil || !slices.Equal(texts, want) {
+			t.Errorf("%s: %q, %v, want %q", what, texts, err, want)
+		}
+		if len(x.asked) != asked {
+			t.Errorf("%s: encoded %q, want %d", what, x.asked, asked)
+		}
+		x.asked = nil
+	}
+}
+
+func TestItemsAreEncodedOncePerState(t *testing.T) {
+	w := newBench(t)
+	m, _ := w.manager()
+	ctx := t.Context()
+	podID := must[string](t)(m.Run(ctx, podConfig("p")))
+	c := containerConfig("run")
+	first := must[string](t)(m.Create(ctx, podID, c))
+	c.Attempt++
+	second := must[string](t)(m.Create(ctx, podID, c))
+
+	var x encodeOnce
+	all := ContainerFilter{}
+	x.expect(t, "first list", 2, second+"created", first+"created")(m.ContainerItems(all, x.container))
+	x.expect(t, "second list", 0, second+"created", first+"created")(m.ContainerItems(all, x.container))
+	x.expect(t, "filter by id", 0, first+"created")(m.ContainerItems(ContainerFilter{ID: first[:20]}, x.container))
+	x.expect(t, "filter by state", 0)(m.ContainerItems(ContainerFilter{State: Running}, x.container))
+	x.expect(t, "filter by label", 0)(m.ContainerItems(ContainerFilter{Labels: map[string]string{"no": "such"}}, x.container))
+	ok(t, m.StartContainer(ctx, second))
+	x.expect(t, "one has changed", 1, second+"running", first+"created")(m.ContainerItems(all, x.container))
+	ok(t, m.RemoveContainer(ctx, first))
+	x.expect(t, "one has gone", 0, second+"running")(m.ContainerItems(all, x.container))
+
+	x.expect(t, "pods", 1, podID+"ready")(m.PodItems(PodFilter{}, x.pod))
+	x.expect(t, "pods again", 0, podID+"ready")(m.PodItems(PodFilter{ID: podID, State: Ready}, x.pod))
+	ok(t, m.Stop(ctx, podID))
+	x.expect(t, "no pod is ready", 0)(m.PodItems(PodFilter{State: Ready}, x.pod))
+	x.expect(t, "pod has stopped", 1, podID+"notready")(m.PodItems(PodFilter{}, x.pod))
+
+	broken := errors.New("broken")
+	ok(t, m.RemoveContainer(ctx, second))
+	c.Attempt++
+	third := must[string](t)(m.Run(ctx, podConfig("q")))
+	if _, err := m.PodItems(PodFilter{ID: third}, func(*Pod) ([]byte, error) { return nil, broken }); !errors.Is(err, broken) {
+		t.Errorf("error %v", err)
+	}
+	x.expect(t, "after an error", 1, third+"ready")(m.PodItems(PodFilter{ID: third}, x.pod))
+	ok(t, m.Remove(ctx, podID))
+	ok(t, m.Remove(ctx, third))
+	idle(t, m)
+}
