@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/internal/ownthread"
+	"github.com/coracle-project/coracle/internal/procsys"
 )
 
 // calm keeps a pod's end, before it is up, from IPv6's search for duplicates and routers: a bridge sends
@@ -25,7 +26,7 @@ func calm(ns *os.File, h *netlink.Handle, link netlink.Link, addresses []podAddr
 		if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
 			return fmt.Errorf("enter the pod's network namespace: %w", err)
 		}
-		return calmHere(sysctls)
+		return procsys.Use(func(dir string) error { return calmHere(dir, sysctls) })
 	})
 	if err != nil && !errors.Is(err, os.ErrNotExist) { // no IPv6 on such a link, be it for its MTU
 		return err
@@ -40,10 +41,9 @@ func calm(ns *os.File, h *netlink.Handle, link netlink.Link, addresses []podAddr
 	return nil
 }
 
-// calmHere sets what sysctls do not choose otherwise, in the thread's network namespace. The directory is opened
-// once: finding it takes the kernel longer the more namespaces have one of that name.
-func calmHere(sysctls map[string]string) error {
-	dir, err := os.OpenRoot(filepath.Join(netSysctls, "ipv6/conf", podIf))
+// calmHere sets what sysctls do not choose otherwise, in the thread's network namespace.
+func calmHere(procSys string, sysctls map[string]string) error {
+	dir, err := os.OpenRoot(filepath.Join(procSys, "net/ipv6/conf", podIf))
 	if err != nil {
 		return fmt.Errorf("sysctls of the pod's link: %w", err)
 	}

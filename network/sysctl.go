@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/coracle-project/coracle/internal/procsys"
 )
 
 // netSysctls is where settings are. Such a file acts on the network namespace of the
@@ -32,8 +34,13 @@ func setSysctl(name, value string) error {
 
 // hasIPv6 reports whether the kernel speaks IPv6 and the host lets it.
 func hasIPv6() bool {
-	off, err := readSysctl("ipv6/conf/default/disable_ipv6")
-	return err == nil && off == "0"
+	on := false
+	err := procsys.Use(func(dir string) error { // asked for each pod
+		off, err := os.ReadFile(filepath.Join(dir, "net/ipv6/conf/default/disable_ipv6"))
+		on = strings.TrimSpace(string(off)) == "0"
+		return err
+	})
+	return err == nil && on
 }
 
 // enableForwarding makes the host a router for the pods.

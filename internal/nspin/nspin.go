@@ -36,6 +36,7 @@ import (
 
 	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/coracle-project/coracle/internal/ownthread"
+	"github.com/coracle-project/coracle/internal/procsys"
 )
 
 // Kinds of error, for errors.Is.
@@ -210,16 +211,25 @@ func configure(ctx context.Context, spec Spec, writes []sysctlWrite) error {
 			return err
 		}
 	}
+	if len(writes) > 0 {
+		if err := procsys.Use(func(dir string) error { return writeAll(spec, writes, dir) }); err != nil {
+			return err
+		}
+	}
+	return fault.At(ctx, "nspin.create.configured")
+}
+
+func writeAll(spec Spec, writes []sysctlWrite, dir string) error {
 	for _, w := range writes {
-		do := w.do
+		do := func() error { return w.do(dir) }
 		if w.ipc() {
-			do = func() error { return spec.Users.asRoot(w.do) }
+			do = func() error { return spec.Users.asRoot(func() error { return w.do(dir) }) }
 		}
 		if err := do(); err != nil {
 			return err
 		}
 	}
-	return fault.At(ctx, "nspin.create.configured")
+	return nil
 }
 
 // pinAll pins the namespaces whose files are in a directory of /proc.

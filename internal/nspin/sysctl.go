@@ -23,7 +23,7 @@ var ipcSysctls = map[string]bool{
 	"kernel.shm_rmid_forced": true,
 }
 
-// sysctlWrite is one checked sysctl.
+// sysctlWrite is one checked sysctl; path is below /proc/sys.
 type sysctlWrite struct {
 	name, path, value string
 }
@@ -43,7 +43,7 @@ func (s Spec) sysctlWrites() ([]sysctlWrite, error) {
 		if err := s.owns(name, parts); err != nil {
 			return nil, err
 		}
-		writes = append(writes, sysctlWrite{name: name, path: "/proc/sys/" + strings.Join(parts, "/"), value: s.Sysctls[name]})
+		writes = append(writes, sysctlWrite{name: name, path: strings.Join(parts, "/"), value: s.Sysctls[name]})
 	}
 	return writes, nil
 }
@@ -103,19 +103,19 @@ func (s Spec) owns(name string, parts []string) error {
 
 // ipc says whether the sysctl belongs to an IPC namespace.
 func (w sysctlWrite) ipc() bool {
-	return !strings.HasPrefix(w.path, "/proc/sys/net/") && w.path != "/proc/sys/kernel/domainname"
+	return !strings.HasPrefix(w.path, "net/") && w.path != "kernel/domainname"
 }
 
-// do writes the sysctl. A file under /proc/sys acts on the namespaces of the
+// do writes the sysctl in dir, which is a /proc/sys. A file there acts on the namespaces of the
 // thread that opens it, so it must run on the thread that has unshared.
-func (w sysctlWrite) do() error {
-	fd, err := unix.Open(w.path, unix.O_WRONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
+func (w sysctlWrite) do(dir string) error {
+	fd, err := unix.Open(dir+"/"+w.path, unix.O_WRONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
 	switch err {
 	case nil:
 	case unix.ENOENT, unix.ENOTDIR:
 		return fmt.Errorf("%w: sysctl %q: the kernel does not have it in this namespace", ErrInvalid, w.name)
 	default:
-		return fmt.Errorf("sysctl %q: %w", w.name, &os.PathError{Op: "open", Path: w.path, Err: err})
+		return fmt.Errorf("sysctl %q: %w", w.name, &os.PathError{Op: "open", Path: "/proc/sys/" + w.path, Err: err})
 	}
 	defer unix.Close(fd)
 	_, err = unix.Write(fd, []byte(w.value))
