@@ -65,10 +65,9 @@ func (s *service) RemoveContainer(ctx context.Context, r *runtimeapi.RemoveConta
 	return &runtimeapi.RemoveContainerResponse{}, nil
 }
 
-// ListContainers lists containers from memory.
-func (s *service) ListContainers(_ context.Context, r *runtimeapi.ListContainersRequest) (*runtimeapi.ListContainersResponse, error) {
-	items, err := s.containerItems(r.GetFilter())
-	return listing(&runtimeapi.ListContainersResponse{}, items), err
+// listContainers is ListContainers. It lists containers from memory.
+func (s *service) listContainers(r *runtimeapi.ListContainersRequest) (encodedList, error) {
+	return s.containerItems(r.GetFilter())
 }
 
 func (s *service) containerItems(f *runtimeapi.ContainerFilter) ([][]byte, error) {

@@ -49,7 +49,7 @@ func (s *service) StreamPodSandboxes(r *runtimeapi.StreamPodSandboxesRequest, ou
 		return err
 	}
 	return inEncodedPages(items, func(page [][]byte) error {
-		return out.Send(listing(&runtimeapi.StreamPodSandboxesResponse{}, page))
+		return out.SendMsg(encodedList(page))
 	})
 }
 
@@ -60,7 +60,7 @@ func (s *service) StreamContainers(r *runtimeapi.StreamContainersRequest, out gr
 		return err
 	}
 	return inEncodedPages(items, func(page [][]byte) error {
-		return out.Send(listing(&runtimeapi.StreamContainersResponse{}, page))
+		return out.SendMsg(encodedList(page))
 	})
 }
 

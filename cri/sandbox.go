@@ -87,10 +87,9 @@ func (s *service) UpdatePodSandboxResources(ctx context.Context, r *runtimeapi.U
 	return &runtimeapi.UpdatePodSandboxResourcesResponse{}, nil
 }
 
-// ListPodSandbox lists pods from memory.
-func (s *service) ListPodSandbox(_ context.Context, r *runtimeapi.ListPodSandboxRequest) (*runtimeapi.ListPodSandboxResponse, error) {
-	items, err := s.podItems(r.GetFilter())
-	return listing(&runtimeapi.ListPodSandboxResponse{}, items), err
+// listPods is ListPodSandbox. It lists pods from memory.
+func (s *service) listPods(r *runtimeapi.ListPodSandboxRequest) (encodedList, error) {
+	return s.podItems(r.GetFilter())
 }
 
 func (s *service) podItems(f *runtimeapi.PodSandboxFilter) ([][]byte, error) {

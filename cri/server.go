@@ -44,6 +44,7 @@ func New(c Config, d Deps) (*Server, error) {
 	}
 	o := observer{log: d.Log, worked: d.Worked, called: d.Called}
 	g := grpc.NewServer(append([]grpc.ServerOption{
+		grpc.ForceServerCodecV2(newCodec()),
 		grpc.MaxRecvMsgSize(maxMessage),
 		grpc.MaxSendMsgSize(maxMessage),
 		grpc.MaxConcurrentStreams(maxCalls),
@@ -57,7 +58,7 @@ func New(c Config, d Deps) (*Server, error) {
 	}, d.Options...)...)
 	ending := make(chan struct{})
 	s := &service{config: c, deps: d, stream: stream, ending: ending}
-	runtimeapi.RegisterRuntimeServiceServer(g, s)
+	g.RegisterService(runtimeService(), s)
 	runtimeapi.RegisterImageServiceServer(g, s)
 	if d.Beside != nil {
 		d.Beside(g)
