@@ -65,7 +65,7 @@ func (s *service) RemoveContainer(ctx context.Context, r *runtimeapi.RemoveConta
 	return &runtimeapi.RemoveContainerResponse{}, nil
 }
 
-// listContainers is ListContainers. It lists containers from memory.
+// listContainers is ListContainers (see runtimeService). It lists containers from memory.
 func (s *service) listContainers(r *runtimeapi.ListContainersRequest) (encodedList, error) {
 	return s.containerItems(r.GetFilter())
 }

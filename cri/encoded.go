@@ -20,7 +20,7 @@ import (
 // encodedList is an answer that is a list, such as ListContainersResponse: its items as encodeItem makes them.
 type encodedList [][]byte
 
-// itemsField is the number of the only field that such answers have.
+// itemsField is the number of the only field that such answers have (a test sees to that).
 const itemsField = 1
 
 // encodeItem is an item as it stands in an answer.

@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/coracle-project/coracle/pod"
@@ -24,11 +25,11 @@ func TestListsOfAnyLength(t *testing.T) {
 		e := serve(t, d)
 		pods, err := e.runtime.ListPodSandbox(t.Context(), &runtimeapi.ListPodSandboxRequest{})
 		if err != nil || len(pods.GetItems()) != n {
-			t.Errorf("%d pods of %d, %v", len(pods.GetItems()), n, err)
+			t.Fatalf("%d pods of %d, %v", len(pods.GetItems()), n, err)
 		}
 		containers, err := e.runtime.ListContainers(t.Context(), &runtimeapi.ListContainersRequest{})
 		if err != nil || len(containers.GetContainers()) != n {
-			t.Errorf("%d containers of %d, %v", len(containers.GetContainers()), n, err)
+			t.Fatalf("%d containers of %d, %v", len(containers.GetContainers()), n, err)
 		}
 		for i := range n {
 			if got := pods.GetItems()[i].GetId(); got != d.pods[i].ID {
@@ -37,6 +38,19 @@ func TestListsOfAnyLength(t *testing.T) {
 			if got := containers.GetContainers()[i].GetId(); got != d.containers[i].ID {
 				t.Errorf("container %d is %q", i, got)
 			}
+		}
+	}
+}
+
+// A field more, in a release of CRI to come, would be left out without a word.
+func TestListsHaveItemsAlone(t *testing.T) {
+	for _, m := range []proto.Message{
+		&runtimeapi.ListPodSandboxResponse{}, &runtimeapi.StreamPodSandboxesResponse{},
+		&runtimeapi.ListContainersResponse{}, &runtimeapi.StreamContainersResponse{},
+	} {
+		fields := m.ProtoReflect().Descriptor().Fields()
+		if fields.Len() != 1 || fields.Get(0).Number() != itemsField || !fields.Get(0).IsList() {
+			t.Errorf("%T has other fields: %v", m, fields)
 		}
 	}
 }

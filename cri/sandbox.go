@@ -87,7 +87,7 @@ func (s *service) UpdatePodSandboxResources(ctx context.Context, r *runtimeapi.U
 	return &runtimeapi.UpdatePodSandboxResourcesResponse{}, nil
 }
 
-// listPods is ListPodSandbox. It lists pods from memory.
+// listPods is ListPodSandbox (see runtimeService). It lists pods from memory.
 func (s *service) listPods(r *runtimeapi.ListPodSandboxRequest) (encodedList, error) {
 	return s.podItems(r.GetFilter())
 }

@@ -192,7 +192,7 @@ func (b *bridge) connect(ctx context.Context, h *host, ns *os.File, p Pod, l lea
 		return l, err
 	}
 	addresses := b.addresses(l)
-	v := veth{name: l.Link, master: h.index, mtu: h.mtu, mac: macOf(l.IPs[0]), netns: int(ns.Fd())}
+	v := veth{name: l.Link, master: h.index, group: linkGroup(b.name), mtu: h.mtu, mac: macOf(l.IPs[0]), netns: int(ns.Fd())}
 	if err := v.create(h.links); err != nil {
 		return l, err
 	}

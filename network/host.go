@@ -104,7 +104,7 @@ func (b *bridge) attachPods(h *host) error {
 		if err := h.links.LinkSetMasterByIndex(l, h.index); err != nil {
 			return fmt.Errorf("attach %s: %w", name, err)
 		}
-		if err := (veth{name: name}).makePort(h.links); err != nil {
+		if err := (veth{name: name, group: linkGroup(b.name)}).makePort(h.links); err != nil {
 			return err
 		}
 	}
@@ -262,7 +262,10 @@ func (b *bridge) makeBridge(h *host) error {
 		return fmt.Errorf("bring up: %w", err)
 	}
 	h.index = link.Attrs().Index
-	return b.stopChatter(h)
+	if err := b.stopChatter(h); err != nil {
+		b.log.Warn("pods hear of their neighbours' IPv6 groups: starts take longer the more pods there are", "bridge", b.name, "error", err)
+	}
+	return nil
 }
 
 // stopChatter keeps from the pods what their neighbours tell of IPv6 groups. The bridge itself must not go by that
@@ -275,8 +278,7 @@ func (b *bridge) stopChatter(h *host) error {
 		return fmt.Errorf("have multicast sent to all pods: %w", err)
 	}
 	if err := b.fw.keepReports(); err != nil {
-		b.log.Warn("cannot filter on the bridge: starts of pods take longer the more there are", "bridge", b.name, "error", err,
-			"hint", "the kernel needs CONFIG_NF_TABLES_BRIDGE")
+		return fmt.Errorf("filter on the bridge (CONFIG_NF_TABLES_BRIDGE): %w", err)
 	}
 	return nil
 }

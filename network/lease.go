@@ -57,12 +57,12 @@ func (b *bridge) reserve(p Pod, ports []hostPort) (lease, error) {
 		PodID: p.ID, Name: p.Name, Namespace: p.Namespace, NetNS: p.NetNS,
 		Stage: adding, Link: vethName(p.ID), Ports: ports,
 	}
+	v6 := hasIPv6()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if err := b.ports.claim(p.ID, ports); err != nil {
 		return lease{}, err
 	}
-	v6 := hasIPv6()
 	for _, pool := range b.pools {
 		if pool.subnet.Addr().Is6() && !v6 {
 			continue

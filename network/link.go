@@ -43,6 +43,7 @@ func macOf(a netip.Addr) net.HardwareAddr {
 type veth struct {
 	name   string // on the host
 	master int    // index of the bridge
+	group  uint32 // see linkGroup
 	mtu    int
 	mac    net.HardwareAddr // of the pod's end
 	netns  int              // descriptor of the pod's namespace
@@ -101,6 +102,7 @@ func (v veth) setPort(h *hostLinks, ipv6 bool) error {
 	req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_ACK)
 	req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
 	req.AddData(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(v.name)))
+	req.AddData(nl.NewRtAttr(unix.IFLA_GROUP, nl.Uint32Attr(v.group)))
 	if ipv6 {
 		families := nl.NewRtAttr(unix.IFLA_AF_SPEC, nil)
 		families.AddRtAttr(unix.AF_INET6, nil).AddRtAttr(unix.IFLA_INET6_ADDR_GEN_MODE, nl.Uint8Attr(nl.IN6_ADDR_GEN_MODE_NONE))

@@ -21,7 +21,7 @@ type Config struct {
 	// StateDir holds the records; on a tmpfs, for they are no truth after a
 	// reboot. It must be given.
 	StateDir string
-	// BridgeName is the built-in bridge's link and nftables table: "coracle0".
+	// BridgeName is the built-in bridge's link and nftables tables: "coracle0".
 	BridgeName string
 	// Subnets are the pods' address ranges on the built-in bridge, at most one
 	// per family: 10.85.0.0/16 and fd85:c0ac:1e00::/64.
@@ -218,7 +218,7 @@ func (m *Manager) Flush(ctx context.Context) error {
 	}
 }
 
-// Purge removes the bridge and its nftables table. It fails if a pod is left.
+// Purge removes the bridge and its nftables tables. It fails if a pod is left.
 // IP forwarding stays on: others may have come to count on it.
 func (m *Manager) Purge(ctx context.Context) error { return m.bridge.purge(ctx) }
 

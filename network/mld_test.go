@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -48,18 +49,50 @@ func packetSocket(t *testing.T, netNS string) (fd int) {
 			return err
 		}
 		t.Cleanup(func() { _ = unix.Close(fd) })
-		if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: int64(patience.Seconds())}); err != nil {
-			return err
-		}
 		return unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: proto, Ifindex: link.Index})
 	}))
 	return fd
+}
+
+func send(t *testing.T, fd int, frame []byte) {
+	t.Helper()
+	if _, err := unix.Write(fd, frame); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// receive waits for a frame, as long as it takes.
+func receive(fd int) ([]byte, error) { return receiveWithin(fd, patience) }
+
+func receiveWithin(fd int, wait time.Duration) ([]byte, error) {
+	limit := unix.NsecToTimeval(wait.Nanoseconds())
+	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit); err != nil {
+		return nil, err
+	}
+	buf := make([]byte, 2048)
+	n, err := unix.Read(fd, buf)
+	return buf[:max(n, 0)], err
+}
+
+// awaitForwarding sends from one pod to the other until something comes: the kernel lets a bridge's port forward a while after
+// it has been made.
+func awaitForwarding(t *testing.T, from, to int) {
+	t.Helper()
+	hello := report([]byte("hello"))
+	for end := time.Now().Add(patience); time.Now().Before(end); {
+		send(t, from, hello)
+		if frame, err := receiveWithin(to, 50*time.Millisecond); err == nil && string(frame) == string(hello) {
+			return
+		}
+	}
+	t.Fatal("nothing comes over the bridge")
 }
 
 // Each pod's start told all other pods of its addresses' groups: with 500 pods a quarter of a start's work.
 func TestPodsDoNotHearOfTheirNeighboursGroups(t *testing.T) {
 	m := started(t, testConfig(t))
 	a, b := packetSocket(t, connect(t, m, "a").NetNS), packetSocket(t, connect(t, m, "b").NetNS)
+	awaitForwarding(t, a, b)
 	const near, far = "ff02::1:ff00:2", "ff05::1234"
 	kept := [][]byte{
 		reportV1(mldReport, near), reportV1(mldDone, near),
@@ -72,25 +105,74 @@ func TestPodsDoNotHearOfTheirNeighboursGroups(t *testing.T) {
 		reportV2(near, near, near, near, near), reportV1(130, near),
 	}
 	for _, f := range append(kept, passed...) {
-		if _, err := unix.Write(a, f); err != nil {
-			t.Fatal(err)
-		}
+		send(t, a, f)
 	}
-	heard := map[string]bool{}
-	for buf := make([]byte, 2048); len(heard) < len(passed); {
-		n, err := unix.Read(b, buf)
+	for heard := map[string]bool{}; len(heard) < len(passed); {
+		frame, err := receive(b)
 		if err != nil {
 			t.Fatalf("%v after %d of %d that must pass", err, len(heard), len(passed))
 		}
 		for i, f := range kept {
-			if string(buf[:n]) == string(f) {
+			if string(frame) == string(f) {
 				t.Errorf("report %d of a group of this link went to a neighbour", i)
 			}
 		}
 		for _, f := range passed {
-			if string(buf[:n]) == string(f) {
+			if string(frame) == string(f) {
 				heard[string(f)] = true
 			}
+		}
+	}
+}
+
+// A network of somebody else's may be one that goes by reports.
+func TestReportsOnOtherBridgesPass(t *testing.T) {
+	m := started(t, testConfig(t))
+	p := connect(t, m, "a")
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "other0"
+	snooping := false // it would look at the checksums, too, and ours are none
+	must(t, netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs, MulticastSnooping: &snooping}))
+	other, err := netlink.LinkByName(attrs.Name)
+	must(t, err)
+	defer func() { must(t, netlink.LinkDel(other)) }()
+	must(t, netlink.LinkSetUp(other))
+	link, err := netlink.LinkByName(vethName(p.ID))
+	must(t, err)
+	if got := link.Attrs().Group; got != linkGroup(m.bridge.name) {
+		t.Errorf("a pod's link is in group %d", got)
+	}
+	var fds []int
+	for _, name := range []string{"core0", "core1"} {
+		netNS, _ := newNetNS(t)
+		ns, err := openNetns(netNS)
+		must(t, err)
+		defer ns.Close()
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name, attrs.MasterIndex = name, other.Attrs().Index
+		veth := &netlink.Veth{LinkAttrs: attrs, PeerName: podIf, PeerNamespace: netlink.NsFd(ns.Fd())}
+		must(t, netlink.LinkAdd(veth))
+		defer func() { must(t, netlink.LinkDel(veth)) }()
+		must(t, netlink.LinkSetUp(veth))
+		must(t, within(t, netNS, func() error {
+			eth, err := netlink.LinkByName(podIf)
+			if err != nil {
+				return err
+			}
+			return netlink.LinkSetUp(eth)
+		}))
+		fds = append(fds, packetSocket(t, netNS))
+	}
+	awaitForwarding(t, fds[0], fds[1])
+	want := reportV2("ff02::1:ff00:2")
+	send(t, fds[0], want)
+	for {
+		frame, err := receive(fds[1])
+		if err != nil {
+			t.Fatalf("the report did not come: %v", err)
+		}
+		if string(frame) == string(want) {
+			return
 		}
 	}
 }

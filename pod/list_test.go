@@ -67,7 +67,6 @@ func TestItemsAreEncodedOncePerState(t *testing.T) {
 
 	broken := errors.New("broken")
 	ok(t, m.RemoveContainer(ctx, second))
-	c.Attempt++
 	third := must[string](t)(m.Run(ctx, podConfig("q")))
 	if _, err := m.PodItems(PodFilter{ID: third}, func(*Pod) ([]byte, error) { return nil, broken }); !errors.Is(err, broken) {
 		t.Errorf("error %v", err)

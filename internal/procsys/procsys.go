@@ -13,56 +13,80 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// uses is how often one instance is used. To mount one and let it go takes 0.1 ms.
+// uses is how often one instance is used, or little more. To mount one and let it go takes 0.1 ms.
 const uses = 64
 
 // instance is a mount of proc.
 type instance struct {
 	fd   int
-	left int // times that it may still be begun to be used
+	left int // uses
 	busy int // users
 }
 
 var (
-	mu     sync.Mutex
-	latest *instance // nil if there is none that may be used
+	mu       sync.Mutex
+	latest   *instance // never nil again once there is one
+	mounting bool      // the next
+	refused  bool      // the kernel lets us mount none
 )
 
 // Use calls f with a path that leads to what /proc/sys does: a file under it is that of the namespaces of the thread
 // which opens it. The path is good until f returns.
 func Use(f func(dir string) error) error {
-	i, err := take()
-	if err != nil {
+	i := take()
+	if i == nil {
 		return f("/proc/sys") // it is no more than slower
 	}
 	defer i.put()
 	return f(fmt.Sprintf("/proc/self/fd/%d/sys", i.fd))
 }
 
-func take() (*instance, error) {
+// take returns an instance to use, or nil. Nobody waits while the next is mounted.
+func take() *instance {
+	if i, mount := present(); !mount {
+		return i
+	}
+	fd, err := mount()
 	mu.Lock()
 	defer mu.Unlock()
-	if latest == nil {
-		fd, err := mount()
-		if err != nil {
-			return nil, err
+	mounting = false
+	if err != nil {
+		if refused = latest == nil; !refused {
+			latest.left = uses // there is no other for now
 		}
-		latest = &instance{fd: fd, left: uses}
+		return nil
 	}
-	i := latest
-	i.busy++
-	i.left--
-	if i.left == 0 {
-		latest = nil
+	if old := latest; old != nil && old.busy == 0 {
+		defer unix.Close(old.fd)
 	}
-	return i, nil
+	latest = &instance{fd: fd, left: uses - 1, busy: 1}
+	return latest
+}
+
+// present returns the latest instance, to be used, unless the caller is to mount the next.
+func present() (i *instance, mount bool) {
+	mu.Lock()
+	defer mu.Unlock()
+	if refused {
+		return nil, false
+	}
+	if !mounting && (latest == nil || latest.left <= 0) {
+		mounting = true
+		return nil, true
+	}
+	if latest != nil {
+		latest.left--
+		latest.busy++
+	}
+	return latest, false
 }
 
 func (i *instance) put() {
 	mu.Lock()
-	defer mu.Unlock()
 	i.busy--
-	if i.busy == 0 && i.left == 0 {
+	last := i.busy == 0 && i != latest
+	mu.Unlock()
+	if last {
 		_ = unix.Close(i.fd)
 	}
 }

@@ -14,6 +14,14 @@ import (
 	"github.com/coracle-project/coracle/internal/ownthread"
 )
 
+func TestMain(m *testing.M) {
+	if os.Geteuid() != 0 {
+		fmt.Fprintln(os.Stderr, "these tests make network namespaces: run them as root")
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
 func descriptors(t *testing.T) int {
 	t.Helper()
 	all, err := os.ReadDir("/proc/self/fd")
@@ -23,51 +31,82 @@ func descriptors(t *testing.T) int {
 	return len(all)
 }
 
-const forward = "net/ipv4/ip_forward"
+const ttl = "net/ipv4/ip_default_ttl"
 
-// A setting is that of the thread's namespace, whoever has used the same instance before.
-func TestUseIsOfTheThreadsNamespace(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Fatal("this test makes network namespaces: run it as root")
-	}
-	was, err := os.ReadFile("/proc/sys/" + forward)
+func read(dir string) (string, error) {
+	b, err := os.ReadFile(filepath.Join(dir, ttl))
+	return strings.TrimSpace(string(b)), err
+}
+
+// Each thread gets a namespace with a value of its own, and finds that when all have written theirs, by whichever instance.
+func eachItsOwn(t *testing.T) {
+	t.Helper()
+	const threads = 2*uses + 3
+	host, err := read("/proc/sys")
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := "1"
-	if strings.TrimSpace(string(was)) == want {
-		want = "0"
-	}
-	before := descriptors(t)
-	var wg sync.WaitGroup
-	for range 2*uses + 3 {
-		wg.Go(func() {
+	var written, all sync.WaitGroup
+	written.Add(threads)
+	for i := range threads {
+		all.Go(func() {
+			want := fmt.Sprint(100 + i)
 			err := ownthread.Run(func() error {
-				if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-					return err
+				err := unix.Unshare(unix.CLONE_NEWNET)
+				if err == nil {
+					err = Use(func(dir string) error { return os.WriteFile(filepath.Join(dir, ttl), []byte(want), 0) })
 				}
-				return Use(func(dir string) error {
-					if err := os.WriteFile(filepath.Join(dir, forward), []byte(want), 0); err != nil {
-						return err
+				written.Done()
+				written.Wait()
+				return errors.Join(err, Use(func(dir string) error {
+					if got, err := read(dir); err != nil || got != want {
+						return fmt.Errorf("%s is %q, %v, want %s", dir, got, err, want)
 					}
-					b, err := os.ReadFile("/proc/sys/" + forward)
-					if got := strings.TrimSpace(string(b)); err == nil && got != want {
-						err = fmt.Errorf("it is %q after %q was written", got, want)
-					}
-					return err
-				})
+					return nil
+				}))
 			})
 			if err != nil {
 				t.Error(err)
 			}
 		})
 	}
-	wg.Wait()
-	if is, err := os.ReadFile("/proc/sys/" + forward); err != nil || string(is) != string(was) {
-		t.Errorf("the host's is %q, %v, was %q", is, err, was)
+	all.Wait()
+	if is, err := read("/proc/sys"); err != nil || is != host {
+		t.Errorf("the host's is %q, %v, was %q", is, err, host)
 	}
-	if after := descriptors(t); after > before+1 { // the latest instance
-		t.Errorf("%d descriptors, %d before", after, before)
+}
+
+func TestUseIsOfTheThreadsNamespace(t *testing.T) {
+	own := func(dir string) error {
+		if dir == "/proc/sys" {
+			t.Error("no instance of our own")
+		}
+		return nil
+	}
+	if err := Use(own); err != nil {
+		t.Error(err)
+	}
+	before := descriptors(t)
+	for range 3 {
+		eachItsOwn(t)
+		if after := descriptors(t); after != before {
+			t.Errorf("%d descriptors, %d before", after, before)
+		}
+	}
+}
+
+func TestUseWhereNothingCanBeMounted(t *testing.T) {
+	refused = true
+	defer func() { refused = false }()
+	eachItsOwn(t)
+	dirs := func(dir string) error {
+		if dir != "/proc/sys" {
+			t.Errorf("directory %s", dir)
+		}
+		return nil
+	}
+	if err := Use(dirs); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -52,7 +52,7 @@ type Cgroup struct {
 
 // Network is section network.
 type Network struct {
-	Bridge     string   `toml:"bridge" doc:"Name of the built-in bridge, and of its nftables table."`
+	Bridge     string   `toml:"bridge" doc:"Name of the built-in bridge, and of its nftables tables."`
 	Subnets    []string `toml:"subnets" doc:"Where the built-in bridge takes addresses from: an IPv4 range, an IPv6 range, or one of each."`
 	MTU        int      `toml:"mtu" doc:"Of the built-in bridge. 0: that of the default route's interface."`
 	CNIConfDir string   `toml:"cni_conf_dir" live:"true" doc:"Directory with *.conflist, *.conf or *.json."`
