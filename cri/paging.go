@@ -20,8 +20,8 @@ func inPages[T proto.Message](items []T, send func(page []T) error) error {
 }
 
 // inEncodedPages is inPages for encoded items.
-func inEncodedPages(items [][]byte, send func(page [][]byte) error) error {
-	return inPagesOf(items, func(item []byte) int { return len(item) }, send)
+func inEncodedPages(items [][]byte, out grpc.ServerStream) error {
+	return inPagesOf(items, func(item []byte) int { return len(item) }, func(page [][]byte) error { return out.SendMsg(encodedList(page)) })
 }
 
 func inPagesOf[T any](items []T, bytes func(T) int, send func(page []T) error) error {
@@ -48,9 +48,7 @@ func (s *service) StreamPodSandboxes(r *runtimeapi.StreamPodSandboxesRequest, ou
 	if err != nil {
 		return err
 	}
-	return inEncodedPages(items, func(page [][]byte) error {
-		return out.SendMsg(encodedList(page))
-	})
+	return inEncodedPages(items, out)
 }
 
 // StreamContainers is ListContainers in pages.
@@ -59,9 +57,7 @@ func (s *service) StreamContainers(r *runtimeapi.StreamContainersRequest, out gr
 	if err != nil {
 		return err
 	}
-	return inEncodedPages(items, func(page [][]byte) error {
-		return out.SendMsg(encodedList(page))
-	})
+	return inEncodedPages(items, out)
 }
 
 // StreamImages is ListImages in pages.

@@ -37,9 +37,7 @@ const mldRecords = 4
 func (f *firewall) keepReports() error {
 	return f.transaction(func(c *nftables.Conn) error {
 		t := f.bridgeTable()
-		c.AddTable(t)
-		c.DelTable(t)
-		c.AddTable(t)
+		renewTable(c, t)
 		chain := c.AddChain(&nftables.Chain{
 			Table: t, Name: "reports", Type: nftables.ChainTypeFilter,
 			Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRef(bridgeFilter),
@@ -81,11 +79,6 @@ func (f *firewall) bridgeTable() *nftables.Table {
 func linkGroup(bridge string) uint32 {
 	sum := sha256.Sum256([]byte(bridge))
 	return binary.BigEndian.Uint32(sum[:])>>2 | 1<<30 // not one that people use, and no negative number
-}
-
-// meta compares what is known of a packet beside its bytes.
-func meta(key expr.MetaKey, op expr.CmpOp, want ...byte) []expr.Any {
-	return []expr.Any{&expr.Meta{Key: key, Register: reg1}, &expr.Cmp{Op: op, Register: reg1, Data: want}}
 }
 
 // transport matches bytes of the header after IP's.

@@ -98,9 +98,7 @@ func (f *firewall) table() *nftables.Table {
 func (f *firewall) replace(subnets []netip.Prefix, ports []portEntry) error {
 	return f.transaction(func(c *nftables.Conn) error {
 		t := f.table()
-		c.AddTable(t) // so that there is one to delete
-		c.DelTable(t)
-		c.AddTable(t)
+		renewTable(c, t)
 		elements := portElements(ports)
 		for _, m := range f.maps() {
 			if err := c.AddSet(m, elements[m.Name]); err != nil {
@@ -112,6 +110,13 @@ func (f *firewall) replace(subnets []netip.Prefix, ports []portEntry) error {
 		f.addMasquerade(c, t, subnets)
 		return nil
 	})
+}
+
+// renewTable has a transaction begin with an empty table.
+func renewTable(c *nftables.Conn, t *nftables.Table) {
+	c.AddTable(t) // so that there is one to delete
+	c.DelTable(t)
+	c.AddTable(t)
 }
 
 // exists reports whether the table is there, as far as can be told.
@@ -268,12 +273,7 @@ func familyOf(a netip.Addr) family {
 // words is the number of 4-byte registers that an address fills.
 func (f family) words() uint32 { return uint32(f.bits / 32) }
 
-func (f family) is() []expr.Any {
-	return []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg1},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: []byte{f.proto}},
-	}
-}
+func (f family) is() []expr.Any { return meta(expr.MetaKeyNFPROTO, expr.CmpOpEq, f.proto) }
 
 // within matches the address at an offset of the header against a prefix.
 func (f family) within(offset uint32, p netip.Prefix) []expr.Any {
@@ -288,7 +288,12 @@ func (f family) within(offset uint32, p netip.Prefix) []expr.Any {
 func ifName(key expr.MetaKey, op expr.CmpOp, name string) []expr.Any {
 	padded := make([]byte, unix.IFNAMSIZ)
 	copy(padded, name)
-	return []expr.Any{&expr.Meta{Key: key, Register: reg1}, &expr.Cmp{Op: op, Register: reg1, Data: padded}}
+	return meta(key, op, padded...)
+}
+
+// meta compares what is known of a packet beside its bytes.
+func meta(key expr.MetaKey, op expr.CmpOp, want ...byte) []expr.Any {
+	return []expr.Any{&expr.Meta{Key: key, Register: reg1}, &expr.Cmp{Op: op, Register: reg1, Data: want}}
 }
 
 func rule(parts ...[]expr.Any) []expr.Any {

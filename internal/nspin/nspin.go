@@ -222,10 +222,13 @@ func configure(ctx context.Context, spec Spec, writes []sysctlWrite) error {
 func writeAll(spec Spec, writes []sysctlWrite, dir string) error {
 	for _, w := range writes {
 		do := func() error { return w.do(dir) }
+		var err error
 		if w.ipc() {
-			do = func() error { return spec.Users.asRoot(func() error { return w.do(dir) }) }
+			err = spec.Users.asRoot(do)
+		} else {
+			err = do()
 		}
-		if err := do(); err != nil {
+		if err != nil {
 			return err
 		}
 	}
