@@ -16,7 +16,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/coracle-project/coracle/image/archive"
-	"github.com/coracle-project/coracle/internal/fault"
 )
 
 // offer is an image from elsewhere than a registry: an archive, or made here. Its
@@ -82,7 +81,7 @@ func (s *Store) take(ctx context.Context, names []name, c *content, o offer) (im
 	if err := s.syncs.do(struct{}{}); err != nil {
 		return Image{}, err
 	}
-	if err := fault.At(ctx, "image.add.synced"); err != nil {
+	if err := faultAddSynced.At(ctx); err != nil {
 		return Image{}, err
 	}
 	entries := make([]named, len(names))
@@ -92,7 +91,7 @@ func (s *Store) take(ctx context.Context, names []name, c *content, o offer) (im
 	if img, err = s.commit(entries...); err != nil {
 		return Image{}, err
 	}
-	return img, fault.At(ctx, "image.add.indexed")
+	return img, faultAddIndexed.At(ctx)
 }
 
 // takeLayer stores and unpacks one offered layer.

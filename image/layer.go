@@ -19,7 +19,6 @@ import (
 
 	"github.com/coracle-project/coracle/image/registry"
 	"github.com/coracle-project/coracle/image/unpack"
-	"github.com/coracle-project/coracle/internal/fault"
 )
 
 // layerKey tells apart what is fetched: a blob that should unpack to a diff id. The
@@ -75,7 +74,7 @@ func (s *Store) fetchLayer(ctx context.Context, src *registry.Repository, d ocis
 		return err
 	}
 	s.ledger.learn(d.Digest, diffID)
-	return fault.At(ctx, "image.pull.layer")
+	return faultPullLayer.At(ctx)
 }
 
 // arrive unpacks a blob as it arrives, again without the mirrors that were found out to be

@@ -12,7 +12,6 @@ import (
 
 	"github.com/coracle-project/coracle/image/lazy"
 	"github.com/coracle-project/coracle/image/registry"
-	"github.com/coracle-project/coracle/internal/fault"
 )
 
 // LazyStore shows layers before they are here (package lazy): roots can be made of them, and their
@@ -186,14 +185,14 @@ func (s *Store) land(ctx context.Context, src *registry.Repository, d ocispec.De
 
 // landBlob unpacks a blob that has come. Its digest was compared where it came.
 func (s *Store) landBlob(ctx context.Context, f *os.File, d ocispec.Descriptor, diffID digest.Digest) error {
-	if err := fault.At(ctx, "image.lazy.whole"); err != nil {
+	if err := faultLazyWhole.At(ctx); err != nil {
 		return err
 	}
 	if err := s.unpackFile(ctx, f, d, diffID, false); err != nil {
 		return err
 	}
 	s.ledger.learn(d.Digest, diffID)
-	return fault.At(ctx, "image.lazy.unpacked")
+	return faultLazyUnpacked.At(ctx)
 }
 
 // commitLayer gives an unpacked layer its name. One that takes the place of a lazy layer is named by

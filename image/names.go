@@ -6,8 +6,6 @@ import (
 	"fmt"
 
 	"github.com/opencontainers/go-digest"
-
-	"github.com/coracle-project/coracle/internal/fault"
 )
 
 // Tag gives an image, found as by Get, one more name: a reference with a tag, or the
@@ -32,7 +30,7 @@ func (s *Store) Tag(ctx context.Context, refOrID, ref string) (Image, error) {
 	if _, err := s.commitLocked(s.now.Load().with(e)); err != nil {
 		return Image{}, fmt.Errorf("tag image %s: %w", refOrID, err)
 	}
-	return s.now.Load().images[e.config.Digest].view(), fault.At(ctx, "image.tag.indexed")
+	return s.now.Load().images[e.config.Digest].view(), faultTagIndexed.At(ctx)
 }
 
 // parseTag reads a name that an image is to be given.

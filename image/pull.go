@@ -11,7 +11,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/coracle-project/coracle/image/registry"
-	"github.com/coracle-project/coracle/internal/fault"
 )
 
 // pullKey is what makes two pulls the same. Credentials are a part of it: a pull
@@ -79,7 +78,7 @@ func (s *Store) pull(ctx context.Context, n name, a Auth, m *meter) (Image, erro
 			return Image{}, err // before anything is fetched in vain
 		}
 	}
-	if err := fault.At(ctx, "image.pull.resolved"); err != nil {
+	if err := faultPullResolved.At(ctx); err != nil {
 		return Image{}, err
 	}
 	if img, ok := s.warm(n, c, m); ok {
@@ -187,7 +186,7 @@ func (s *Store) fetch(ctx context.Context, n name, src *registry.Repository, a A
 	if err := s.syncs.do(struct{}{}); err != nil {
 		return Image{}, err
 	}
-	if err := fault.At(ctx, "image.pull.synced"); err != nil {
+	if err := faultPullSynced.At(ctx); err != nil {
 		return Image{}, err
 	}
 	img, err := s.commit(named{name: n, pulled: at(time.Now()), content: c})
@@ -199,7 +198,7 @@ func (s *Store) fetch(ctx context.Context, n name, src *registry.Repository, a A
 			s.landSoon(src, l, diffID)
 		}
 	}
-	return img, fault.At(ctx, "image.pull.indexed")
+	return img, faultPullIndexed.At(ctx)
 }
 
 // checkSpace refuses a pull that cannot fit: at least the blobs have to, and unpacked

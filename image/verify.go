@@ -14,7 +14,6 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/coracle-project/coracle/image/unpack"
-	"github.com/coracle-project/coracle/internal/fault"
 )
 
 // Repair is what Verify does about damage.
@@ -285,7 +284,7 @@ func (v *verifier) repair(ctx context.Context) error {
 			lost[name] = true
 		}
 	}
-	if err := fault.At(ctx, "image.verify.removed"); err != nil {
+	if err := faultVerifyRemoved.At(ctx); err != nil {
 		return err
 	}
 	if err := errors.Join(v.s.salvage(), v.forget(lost)); err != nil {
@@ -300,7 +299,7 @@ func (v *verifier) repair(ctx context.Context) error {
 
 // refetch pulls images again that were lost, if that was asked for.
 func (v *verifier) refetch(ctx context.Context, lost map[string]bool) error {
-	if err := fault.At(ctx, "image.verify.dropped"); err != nil {
+	if err := faultVerifyDropped.At(ctx); err != nil {
 		return err
 	}
 	for name := range lost {

@@ -5,10 +5,9 @@ import (
 	"bytes"
 	"errors"
 	"io"
-	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -22,45 +21,30 @@ import (
 	"github.com/coracle-project/coracle/internal/testkit"
 )
 
-// faultPoint matches a named fault point in the source.
-var faultPoint = regexp.MustCompile(`fault\.At\([^,]+, "([a-z.]+)"\)`)
-
-// faultPoints are all fault points of the packages that coracled is made of. What is
-// added there is tested here without further ado.
-func faultPoints(t *testing.T) []string {
-	return pointsIn(t, "pod", "image", "network", "snapshot", "internal/nspin")
-}
+// faultPoints are all fault points that are linked into coracled. What is added there is tested
+// here without further ado.
+func faultPoints(t *testing.T) []string { return pointsOf(t, "coracled") }
 
 // shimFaultPoints are those of the shim.
-func shimFaultPoints(t *testing.T) []string { return pointsIn(t, "shim", "runtime") }
+func shimFaultPoints(t *testing.T) []string { return pointsOf(t, "containerd-shim-coracle-v1") }
 
-func pointsIn(t *testing.T, dirs ...string) []string {
+// pointsOf asks a program for its fault points.
+func pointsOf(t *testing.T, program string) []string {
 	t.Helper()
-	var points []string
-	for _, dir := range dirs {
-		err := filepath.WalkDir(filepath.Join("..", dir), func(p string, d fs.DirEntry, err error) error {
-			if err != nil || d.IsDir() || !strings.HasSuffix(p, ".go") || strings.HasSuffix(p, "_test.go") {
-				return err
-			}
-			raw, err := os.ReadFile(p)
-			for _, m := range faultPoint.FindAllStringSubmatch(string(raw), -1) {
-				// CNI has its tests in network/: here the built-in bridge is in use.
-				// Layers that are pulled lazily have theirs in lazy_test.go. Where the kernel kills
-				// cgroups, nothing is frozen for that: see TestKillAtEachStep in shim/client.
-				if !strings.HasPrefix(m[1], "network.cni.") && !strings.HasPrefix(m[1], "image.lazy.") && !strings.HasPrefix(m[1], "runtime.kill.") {
-					points = append(points, m[1])
-				}
-			}
-			return err
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
+	cmd := exec.Command(testkit.Bin(t, "faults", program))
+	cmd.Env = []string{"CORACLE_FAULTS=list"}
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("fault points of %s: %v", program, err)
 	}
-	slices.Sort(points)
-	points = slices.Compact(points)
+	points := slices.DeleteFunc(strings.Fields(string(out)), func(p string) bool {
+		// CNI has its tests in network/: here the built-in bridge is in use.
+		// Layers that are pulled lazily have theirs in lazy_test.go. Where the kernel kills
+		// cgroups, nothing is frozen for that: see TestKillAtEachStep in shim/client.
+		return strings.HasPrefix(p, "network.cni.") || strings.HasPrefix(p, "image.lazy.") || strings.HasPrefix(p, "runtime.kill.")
+	})
 	if len(points) < 4 {
-		t.Fatalf("only %d fault points found in %q: %q", len(points), dirs, points)
+		t.Fatalf("only %d fault points in %s: %q", len(points), program, points)
 	}
 	return points
 }

@@ -10,7 +10,6 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/coracle-project/coracle/internal/keylock"
 )
 
@@ -188,7 +187,7 @@ func (b *bridge) connect(ctx context.Context, h *host, ns *os.File, p Pod, l lea
 	if err := b.records.write(l.PodID, l); err != nil {
 		return l, err
 	}
-	if err := fault.At(ctx, "network.setup.recorded"); err != nil {
+	if err := faultSetupRecorded.At(ctx); err != nil {
 		return l, err
 	}
 	addresses := b.addresses(l)
@@ -196,7 +195,7 @@ func (b *bridge) connect(ctx context.Context, h *host, ns *os.File, p Pod, l lea
 	if err := v.create(h.links); err != nil {
 		return l, err
 	}
-	if err := fault.At(ctx, "network.setup.linked"); err != nil {
+	if err := faultSetupLinked.At(ctx); err != nil {
 		return l, err
 	}
 	given, err := configure(ns, addresses, p.Sysctls)
@@ -204,13 +203,13 @@ func (b *bridge) connect(ctx context.Context, h *host, ns *os.File, p Pod, l lea
 		return l, err
 	}
 	l = b.keepOnly(l, given)
-	if err := fault.At(ctx, "network.setup.addressed"); err != nil {
+	if err := faultSetupAddressed.At(ctx); err != nil {
 		return l, err
 	}
 	if err := b.openPorts(l); err != nil {
 		return l, err
 	}
-	if err := fault.At(ctx, "network.setup.mapped"); err != nil {
+	if err := faultSetupMapped.At(ctx); err != nil {
 		return l, err
 	}
 	l.Stage = connected
@@ -270,13 +269,13 @@ func (b *bridge) retire(ctx context.Context, l lease) error {
 	if err := b.save(l); err != nil {
 		return err
 	}
-	if err := fault.At(ctx, "network.teardown.recorded"); err != nil {
+	if err := faultTeardownRecorded.At(ctx); err != nil {
 		return err
 	}
 	if err := b.fw.removePorts(l.entries()); err != nil {
 		return err
 	}
-	if err := fault.At(ctx, "network.teardown.unmapped"); err != nil {
+	if err := faultTeardownUnmapped.At(ctx); err != nil {
 		return err
 	}
 	b.mu.Lock()

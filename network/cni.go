@@ -19,7 +19,6 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/coracle-project/coracle/internal/keylock"
 )
 
@@ -203,14 +202,14 @@ func (n *cniNet) plan(p Pod) (cniLease, *libcni.NetworkConfigList, error) {
 }
 
 func (n *cniNet) add(ctx context.Context, l cniLease, list *libcni.NetworkConfigList) (Result, error) {
-	if err := fault.At(ctx, "network.cni.recorded"); err != nil {
+	if err := faultCniRecorded.At(ctx); err != nil {
 		return Result{}, err
 	}
 	res, err := n.at.Load().cni.AddNetworkList(ctx, list, l.runtime())
 	if err != nil {
 		return Result{}, err
 	}
-	if err := fault.At(ctx, "network.cni.added"); err != nil {
+	if err := faultCniAdded.At(ctx); err != nil {
 		return Result{}, err
 	}
 	return fromCNI(res)
@@ -301,13 +300,13 @@ func (n *cniNet) remove(ctx context.Context, l cniLease) error {
 	} else {
 		rt.NetNS = "" // gone; plugins then free what is outside (CNI spec, DEL)
 	}
-	if err := fault.At(ctx, "network.cni.removing"); err != nil {
+	if err := faultCniRemoving.At(ctx); err != nil {
 		return err
 	}
 	if err := n.at.Load().cni.DelNetworkList(ctx, list, rt); err != nil {
 		return fmt.Errorf("network of pod %s: CNI network %q: %w", l.PodID, list.Name, err)
 	}
-	if err := fault.At(ctx, "network.cni.removed"); err != nil {
+	if err := faultCniRemoved.At(ctx); err != nil {
 		return err
 	}
 	if err := n.records.remove(l.PodID); err != nil {

@@ -132,7 +132,7 @@ func (m *Manager) save(ctx context.Context, e *entry[containerRecord], dir strin
 	if err := m.Shim.Checkpoint(ctx, rec.PodID, e.id, filepath.Join(dir, savedImagesName)); err != nil {
 		return err
 	}
-	if err := m.faultAt(ctx, "pod.checkpoint.images"); err != nil {
+	if err := m.faultAt(ctx, faultCheckpointImages); err != nil {
 		return err
 	}
 	f, err := os.OpenFile(filepath.Join(dir, savedDiffName), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)

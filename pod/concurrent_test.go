@@ -9,6 +9,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/coracle-project/coracle/internal/fault"
+
 	"github.com/coracle-project/coracle/shim/client"
 )
 
@@ -331,7 +333,7 @@ func TestClosedDuringStart(t *testing.T) {
 		if call != "" {
 			b.fault(call, hanging(entered, nil))
 		} else {
-			m.faultAt = func(ctx context.Context, point string) error {
+			m.faultAt = func(ctx context.Context, point fault.Point) error {
 				if point != "pod.start.started" {
 					return nil
 				}

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/coracle-project/coracle/internal/fault"
+
 	"github.com/coracle-project/coracle/network"
 	"github.com/coracle-project/coracle/pod/record"
 	"github.com/coracle-project/coracle/shim/client"
@@ -26,9 +28,9 @@ func (b *bench) crash(m *Manager, h *hands, point string) <-chan struct{} {
 	crashed, over := make(chan struct{}), make(chan struct{})
 	b.t.Cleanup(func() { close(over) }) // runs before m is closed
 	var died bool
-	m.faultAt = func(_ context.Context, p string) error {
+	m.faultAt = func(_ context.Context, p fault.Point) error {
 		b.mu.Lock()
-		now := p == point && !died
+		now := string(p) == point && !died
 		if now {
 			died, h.dead = true, true
 		}

@@ -122,7 +122,7 @@ func (m *Manager) makeContainer(ctx context.Context, p *entry[podRecord], e *ent
 	if err := e.update(func(*containerRecord) {}); err != nil {
 		return err
 	}
-	if err := m.faultAt(ctx, "pod.create.recorded"); err != nil {
+	if err := m.faultAt(ctx, faultCreateRecorded); err != nil {
 		return err
 	}
 	if log := e.get().LogPath; log != "" {
@@ -168,7 +168,7 @@ func (m *Manager) makeContainer(ctx context.Context, p *entry[podRecord], e *ent
 		return fmt.Errorf("root file system: %w", err)
 	}
 	mounted := watch.step("mount root file system", prepared)
-	if err := m.faultAt(ctx, "pod.create.snapshot"); err != nil {
+	if err := m.faultAt(ctx, faultCreateSnapshot); err != nil {
 		return err
 	}
 	user, err := prepareRoot(root, &e.get().Config.Security, &img, p.get().Config.Namespaces.Users)

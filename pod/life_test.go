@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/coracle-project/coracle/internal/fault"
+
 	"github.com/coracle-project/coracle/shim/client"
 )
 
@@ -279,7 +281,7 @@ func TestFailedStartIsKilledLater(t *testing.T) {
 		podID := must[string](t)(m.Run(ctx, podConfig("p")))
 		id := must[string](t)(m.Create(ctx, podID, containerConfig("run")))
 		boom := errors.New("boom")
-		m.faultAt = func(_ context.Context, point string) error {
+		m.faultAt = func(_ context.Context, point fault.Point) error {
 			if point == "pod.start.started" {
 				return boom
 			}

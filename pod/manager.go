@@ -52,8 +52,8 @@ type Manager struct {
 
 	unrecovered atomic.Int64 // steps of Start that failed
 
-	// faultAt is fault.At, except in tests of crashes.
-	faultAt func(ctx context.Context, point string) error
+	// faultAt is fault.Point.At, except in tests of crashes.
+	faultAt func(ctx context.Context, point fault.Point) error
 }
 
 // New makes a Manager. It does no I/O; Start does.
@@ -75,7 +75,7 @@ func New(o Options, d Deps) *Manager {
 		pods:       newIndex("pod", (*podRecord).visible),
 		containers: newIndex("container", (*containerRecord).visible),
 		exits:      newExits(), stops: newStops(),
-		faultAt: fault.At,
+		faultAt: func(ctx context.Context, point fault.Point) error { return point.At(ctx) },
 	}
 	m.life.begin()
 	m.clean = newCleaner(&m.life, m.log)

@@ -31,12 +31,12 @@ func (m *Manager) sharedPID(ctx context.Context, p *entry[podRecord]) (pid int, 
 		if err := p.update(func(r *podRecord) { r.Init = true }); err != nil {
 			return err
 		}
-		if err := m.faultAt(ctx, "pod.init.recorded"); err != nil {
+		if err := m.faultAt(ctx, faultInitRecorded); err != nil {
 			return err
 		}
 		pid, err := m.startInit(ctx, p)
 		if err == nil {
-			err = m.faultAt(ctx, "pod.init.started")
+			err = m.faultAt(ctx, faultInitStarted)
 		}
 		if err != nil {
 			undo, cancel := undoing(ctx)

@@ -41,7 +41,7 @@ func (m *Manager) removePod(ctx context.Context, e *entry[podRecord]) error {
 	if err := tasks.Wait(); err != nil {
 		return err
 	}
-	if err := m.faultAt(ctx, "pod.remove.containers"); err != nil {
+	if err := m.faultAt(ctx, faultRemoveContainers); err != nil {
 		return err
 	}
 	if err := e.update(func(r *podRecord) { r.Phase = podRemoving }); err != nil {
@@ -50,7 +50,7 @@ func (m *Manager) removePod(ctx context.Context, e *entry[podRecord]) error {
 	m.pods.release(e)
 	_ = m.tell(ctx, PodRemoved, e.get().value()) // logged
 	m.queueCleaning(e)
-	return m.faultAt(ctx, "pod.remove.recorded")
+	return m.faultAt(ctx, faultRemoveRecorded)
 }
 
 // RemoveContainer deletes a container, killing it if it runs. Removing an unknown
@@ -95,7 +95,7 @@ func (m *Manager) removeStopped(ctx context.Context, e *entry[containerRecord]) 
 	if err := e.update(func(r *containerRecord) { r.Phase = containerRemoving }); err != nil {
 		return false, err
 	}
-	if err := m.faultAt(ctx, "pod.remove.container.recorded"); err != nil {
+	if err := m.faultAt(ctx, faultRemoveContainerRecorded); err != nil {
 		return false, err
 	}
 	_ = m.tellContainer(ctx, ContainerRemoved, e) // logged
@@ -137,7 +137,7 @@ func (m *Manager) dropContainer(ctx context.Context, e *entry[containerRecord]) 
 	if err := errors.Join(m.Snapshots.Remove(ctx, e.id), m.removeVolumes(ctx, e)); err != nil {
 		return err
 	}
-	if err := m.faultAt(ctx, "pod.remove.container.snapshot"); err != nil {
+	if err := m.faultAt(ctx, faultRemoveContainerSnapshot); err != nil {
 		return err
 	}
 	// What is still mounted must not be deleted through.

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/coracle-project/coracle/internal/fault"
+
 	"golang.org/x/sync/errgroup"
 
 	"github.com/coracle-project/coracle/internal/nspin"
@@ -66,9 +68,9 @@ func (m *Manager) run(ctx context.Context, c Config) (string, error) {
 func (m *Manager) makePod(ctx context.Context, e *entry[podRecord]) error {
 	begin := time.Now()
 	var watch stopwatch
-	stage := func(name string) error {
-		m.log.Debug("pod starting", "id", e.id, "stage", name, "after", time.Since(begin))
-		return m.faultAt(ctx, "pod.run."+name)
+	stage := func(point fault.Point) error {
+		m.log.Debug("pod starting", "id", e.id, "stage", point, "after", time.Since(begin))
+		return m.faultAt(ctx, point)
 	}
 	if err := m.podDir().Make(e.id); err != nil {
 		return err
@@ -76,7 +78,7 @@ func (m *Manager) makePod(ctx context.Context, e *entry[podRecord]) error {
 	if err := e.update(func(*podRecord) {}); err != nil {
 		return err
 	}
-	if err := stage("recorded"); err != nil {
+	if err := stage(faultRunRecorded); err != nil {
 		return err
 	}
 	c := &e.get().Config
@@ -99,7 +101,7 @@ func (m *Manager) makePod(ctx context.Context, e *entry[podRecord]) error {
 			return err
 		}
 		pinned := watch.step("make namespaces", recorded)
-		if err := stage("namespaces"); err != nil {
+		if err := stage(faultRunNamespaces); err != nil {
 			return err
 		}
 		if c.hostNetwork() {
@@ -109,7 +111,7 @@ func (m *Manager) makePod(ctx context.Context, e *entry[podRecord]) error {
 			return fmt.Errorf("network: %w", err)
 		}
 		watch.step("connect network", pinned)
-		return stage("network")
+		return stage(faultRunNetwork)
 	})
 	if err := tasks.Wait(); err != nil {
 		return err
@@ -135,7 +137,7 @@ func (m *Manager) makePod(ctx context.Context, e *entry[podRecord]) error {
 	}
 	// Only now does the record say that the pod is whole; an error at this point
 	// leaves it so.
-	if err := stage("ready"); err != nil {
+	if err := stage(faultRunReady); err != nil {
 		m.log.Warn("fault after the pod was ready", "id", e.id, "err", err)
 	}
 	return nil

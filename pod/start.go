@@ -7,6 +7,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/coracle-project/coracle/internal/fault"
+
 	"github.com/coracle-project/coracle/shim/client"
 )
 
@@ -40,9 +42,9 @@ func (m *Manager) startContainer(ctx context.Context, e *entry[containerRecord])
 	}
 	begin := time.Now()
 	var watch stopwatch
-	stage := func(name string) error {
-		m.log.Debug("container starting", "id", e.id, "stage", name, "after", time.Since(begin))
-		return m.faultAt(ctx, "pod.start."+name)
+	stage := func(point fault.Point) error {
+		m.log.Debug("container starting", "id", e.id, "stage", point, "after", time.Since(begin))
+		return m.faultAt(ctx, point)
 	}
 	p := m.pods.exact(rec.PodID)
 	if p == nil {
@@ -65,7 +67,7 @@ func (m *Manager) startContainer(ctx context.Context, e *entry[containerRecord])
 			return errors.Join(err, m.unstart(e))
 		}
 	}
-	if err := stage("recorded"); err != nil {
+	if err := stage(faultStartRecorded); err != nil {
 		return m.startFailed(ctx, e, err)
 	}
 	if err := m.tellContainer(ctx, ContainerStarts, e); err != nil {
@@ -93,7 +95,7 @@ func (m *Manager) startContainer(ctx context.Context, e *entry[containerRecord])
 		return m.startFailed(ctx, e, err)
 	}
 	created := watch.step("make process (shim and engine)", recorded)
-	if err := stage("created"); err != nil {
+	if err := stage(faultStartCreated); err != nil {
 		return m.startFailed(ctx, e, err)
 	}
 	if err := m.Shim.StartContainer(ctx, rec.PodID, e.id); err != nil {
@@ -103,7 +105,7 @@ func (m *Manager) startContainer(ctx context.Context, e *entry[containerRecord])
 	if err := m.renamePod(p, rec); err != nil {
 		return m.startFailed(ctx, e, err)
 	}
-	if err := stage("started"); err != nil {
+	if err := stage(faultStartStarted); err != nil {
 		return m.startFailed(ctx, e, err)
 	}
 	err = e.update(func(r *containerRecord) {

@@ -43,7 +43,7 @@ func (m *Manager) stopPod(ctx context.Context, e *entry[podRecord]) error {
 	if err := e.update(func(r *podRecord) { r.Phase = podStopping }); err != nil {
 		return err
 	}
-	if err := m.faultAt(ctx, "pod.stop.recorded"); err != nil {
+	if err := m.faultAt(ctx, faultStopRecorded); err != nil {
 		return err
 	}
 	c := &e.get().Config
@@ -62,7 +62,7 @@ func (m *Manager) stopPod(ctx context.Context, e *entry[podRecord]) error {
 	if err := m.endInit(ctx, e); err != nil {
 		return during("init of pod", e.id, err)
 	}
-	if err := m.faultAt(ctx, "pod.stop.killed"); err != nil {
+	if err := m.faultAt(ctx, faultStopKilled); err != nil {
 		return err
 	}
 	if err := e.update(func(r *podRecord) { r.Phase, r.Init, r.InitPid = podStopped, false, 0 }); err != nil {
@@ -70,7 +70,7 @@ func (m *Manager) stopPod(ctx context.Context, e *entry[podRecord]) error {
 	}
 	_ = m.tell(ctx, PodStopped, e.get().value()) // logged
 	m.queueCleaning(e)
-	return m.faultAt(ctx, "pod.stop.stopped")
+	return m.faultAt(ctx, faultStopStopped)
 }
 
 // containersOf returns all containers of a pod, half-made and half-removed ones too.
@@ -102,7 +102,7 @@ func (m *Manager) cleanPod(ctx context.Context, e *entry[podRecord]) error {
 	if e.get().Phase != podRemoving {
 		return e.update(func(r *podRecord) { r.Clean = true })
 	}
-	if err := m.faultAt(ctx, "pod.remove.cleaned"); err != nil {
+	if err := m.faultAt(ctx, faultRemoveCleaned); err != nil {
 		return err
 	}
 	if err := m.Shim.DeletePod(ctx, e.id); err != nil {

@@ -117,7 +117,7 @@ func (m *Manager) carryOutStop(ctx context.Context, e *entry[containerRecord], s
 		if err := e.update(func(r *containerRecord) { r.StopAt = at }); err != nil {
 			return err
 		}
-		if err := m.faultAt(ctx, "pod.stop.container.recorded"); err != nil {
+		if err := m.faultAt(ctx, faultStopContainerRecorded); err != nil {
 			return err
 		}
 		if err := m.signal(ctx, e, syscall.Signal(rec.StopSignal)); err != nil {
@@ -127,7 +127,7 @@ func (m *Manager) carryOutStop(ctx context.Context, e *entry[containerRecord], s
 			return err
 		}
 	}
-	if err := m.faultAt(ctx, "pod.stop.container.kill"); err != nil {
+	if err := m.faultAt(ctx, faultStopContainerKill); err != nil {
 		return err
 	}
 	if err := m.signal(ctx, e, syscall.SIGKILL); err != nil {

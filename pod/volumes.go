@@ -78,7 +78,7 @@ func (m *Manager) mountVolume(ctx context.Context, e *entry[containerRecord], i 
 	if err != nil {
 		return volume{}, err
 	}
-	if err := m.faultAt(ctx, "pod.create.volume"); err != nil {
+	if err := m.faultAt(ctx, faultCreateVolume); err != nil {
 		return volume{}, err
 	}
 	v := volume{source: target, ref: imageRef(&img)}

@@ -10,7 +10,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/shim/api"
 )
@@ -89,7 +88,7 @@ func (s *Service) create(ctx context.Context, rec record, opts runtime.CreateOpt
 	if err := c.persist(); err != nil {
 		return nil, fmt.Errorf("create container %s: %w", c.id, err)
 	}
-	if err := fault.At(ctx, "shim.create.recorded"); err != nil {
+	if err := faultCreateRecorded.At(ctx); err != nil {
 		return nil, fmt.Errorf("create container %s: %w", c.id, err)
 	}
 	if c.stdio, err = makeStdio(c, log); err != nil {
@@ -109,7 +108,7 @@ func (s *Service) create(ctx context.Context, rec record, opts runtime.CreateOpt
 	}); err != nil {
 		return nil, fmt.Errorf("create container %s: %w", c.id, err)
 	}
-	if err := fault.At(ctx, "shim.create.launched"); err != nil {
+	if err := faultCreateLaunched.At(ctx); err != nil {
 		return nil, fmt.Errorf("create container %s: %w", c.id, err)
 	}
 	holder := s.hold.keeper()
@@ -301,7 +300,7 @@ func (c *container) delete(ctx context.Context) error {
 	case <-ctx.Done():
 		return fmt.Errorf("delete container %s: init %d has not ended: %w", c.id, c.init.pid, ctx.Err())
 	}
-	if err := fault.At(ctx, "shim.delete.engine"); err != nil {
+	if err := faultDeleteEngine.At(ctx); err != nil {
 		return fmt.Errorf("delete container %s: %w", c.id, err)
 	}
 	for _, e := range c.allExecs() {

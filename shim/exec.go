@@ -12,7 +12,6 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
-	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/coracle-project/coracle/runtime"
 )
 
@@ -184,7 +183,7 @@ func (e *execution) record(ctx context.Context) error {
 	if err := e.persist(); err != nil {
 		e.c.log.Error("cannot record exec", "exec", e.id, "error", err)
 	}
-	return fault.At(ctx, "shim.exec.started")
+	return faultExecStarted.At(ctx)
 }
 
 func (e *execution) awaitExit() {

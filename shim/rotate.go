@@ -66,14 +66,14 @@ func (l *logFile) rotate(n int, keep func(*os.File)) error {
 		if err := l.prune(m.offset); err != nil {
 			return err
 		}
-		if err := faultAt("shim.log.pruned"); err != nil {
+		if err := faultAt(faultLogPruned); err != nil {
 			return err
 		}
 		aside, err = setAside(l.path, time.Now())
 		if err != nil && !errors.Is(err, os.ErrNotExist) { // or the kubelet was quicker
 			return err
 		}
-		if err := faultAt("shim.log.renamed"); err != nil {
+		if err := faultAt(faultLogRenamed); err != nil {
 			return err
 		}
 	} else if err := l.prune(0); err != nil { // the kubelet has renamed it, and is about to say so
@@ -88,7 +88,7 @@ func (l *logFile) rotate(n int, keep func(*os.File)) error {
 		// Less than a page, so written whole or not at all. Without it all goes on.
 		_, _ = f.Write(rotationNote(now, took, aside))
 	}
-	if err := faultAt("shim.log.opened"); err != nil {
+	if err := faultAt(faultLogOpened); err != nil {
 		f.Close()
 		return err
 	}
@@ -102,7 +102,7 @@ func rotationNote(now time.Time, took time.Duration, aside string) []byte {
 }
 
 // faultAt is a fault point of work that is nobody's request.
-func faultAt(name string) error { return fault.At(context.Background(), name) }
+func faultAt(p fault.Point) error { return p.At(context.Background()) }
 
 // hasName says whether the log's name still is that of its file.
 func (l *logFile) hasName(m logMark) bool {

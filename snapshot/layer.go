@@ -16,7 +16,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/internal/atomicfile"
-	"github.com/coracle-project/coracle/internal/fault"
 )
 
 // layerFile is the content of layer.json.
@@ -76,7 +75,7 @@ func (w *LayerWriter) Commit(ctx context.Context, diffID digest.Digest) error {
 	if err != nil {
 		return fmt.Errorf("commit layer %s: %w", diffID, err)
 	}
-	if err := fault.At(ctx, "snapshot.layer.recorded"); err != nil {
+	if err := faultLayerRecorded.At(ctx); err != nil {
 		return err
 	}
 	won, err := w.store.publish(w.path(), diffID, u)
@@ -91,7 +90,7 @@ func (w *LayerWriter) Commit(ctx context.Context, diffID digest.Digest) error {
 		}
 	}
 	w.done = true
-	return fault.At(ctx, "snapshot.layer.published")
+	return faultLayerPublished.At(ctx)
 }
 
 // record writes layer.json with what the layer takes, itself included.
@@ -227,7 +226,7 @@ func (s *Store) RemoveLayer(ctx context.Context, diffID digest.Digest) error {
 		s.mu.Unlock()
 		return fmt.Errorf("remove layer %s: %w", diffID, err)
 	}
-	return fault.At(ctx, "snapshot.layer.removed")
+	return faultLayerRemoved.At(ctx)
 }
 
 // forgetLayer takes an unused layer from the index, so that no snapshot can begin

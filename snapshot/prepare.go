@@ -14,7 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/internal/atomicfile"
-	"github.com/coracle-project/coracle/internal/fault"
 )
 
 // Prepare makes a writable root file system out of layers and mounts it at the
@@ -212,7 +211,7 @@ func (s *Store) build(ctx context.Context, snap Snapshot) error {
 	if err := atomicfile.Write(filepath.Join(dir, recordName), data, 0o600); err != nil {
 		return err
 	}
-	if err := fault.At(ctx, "snapshot.prepare.recorded"); err != nil {
+	if err := faultPrepareRecorded.At(ctx); err != nil {
 		return err
 	}
 	return s.mountFresh(ctx, snap)
@@ -246,7 +245,7 @@ func (s *Store) mountFresh(ctx context.Context, snap Snapshot) error {
 		return err
 	}
 	s.setMounted(snap.ID, true)
-	return fault.At(ctx, "snapshot.prepare.mounted")
+	return faultPrepareMounted.At(ctx)
 }
 
 // rootfs is the snapshot as drivers see it, its user namespace left out. Until release the layers' directories stay
@@ -341,7 +340,7 @@ func (s *Store) demolish(ctx context.Context, snap Snapshot) error {
 		}
 		s.setMounted(snap.ID, false)
 	}
-	if err := fault.At(ctx, "snapshot.remove.unmounted"); err != nil {
+	if err := faultRemoveUnmounted.At(ctx); err != nil {
 		return err
 	}
 	if err := s.discard(s.snapshotDir(snap.ID)); err != nil {
@@ -354,7 +353,7 @@ func (s *Store) demolish(ctx context.Context, snap Snapshot) error {
 	default:
 		return fmt.Errorf("remove %s: %w", snap.Target, err)
 	}
-	return fault.At(ctx, "snapshot.remove.discarded")
+	return faultRemoveDiscarded.At(ctx)
 }
 
 // Get returns a snapshot; ErrNotFound if there is none of that id.

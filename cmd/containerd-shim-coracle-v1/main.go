@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/coracle-project/coracle/internal/version"
 	"github.com/coracle-project/coracle/runtime/engine"
 	"github.com/coracle-project/coracle/runtime/lc"
@@ -29,6 +30,7 @@ import (
 
 func main() {
 	lc.Init() // does not return in a process that is to become a container
+	fault.Main()
 	if err := run(os.Args[1:]); err != nil && !errors.Is(err, flag.ErrHelp) {
 		fmt.Fprintln(os.Stderr, "containerd-shim-coracle-v1:", err)
 		os.Exit(1)

@@ -18,9 +18,11 @@ import (
 	"time"
 
 	"github.com/coracle-project/coracle/image/lazy/server"
+	"github.com/coracle-project/coracle/internal/fault"
 )
 
 func main() {
+	fault.Main()
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	if err := run(log); err != nil {
 		log.Error("coracle-lazy ends", "error", err)

@@ -1,7 +1,16 @@
 // Package fault marks the places where an operation can be interrupted, so that
 // tests can make it fail, hang or kill the process just there. In a release build
-// At is an empty function that the compiler removes; the points are live only with
+// Point.At is an empty function that the compiler removes; the points are live only with
 // the build tag "faults".
+//
+// A package declares its points as variables, in its faults.go, and reaches them by At:
+//
+//	var faultRunRecorded = fault.New("pod.run.recorded")
+//	…
+//	if err := faultRunRecorded.At(ctx); err != nil {
+//
+// A program built with the tag prints the points that are linked into it, and exits, when
+// CORACLE_FAULTS is "list": tests ask the program which points there are.
 //
 // Points are armed by the environment variable CORACLE_FAULTS, a comma-separated
 // list of NAME=ACTION:
@@ -16,6 +25,9 @@
 package fault
 
 import "errors"
+
+// Point is a named place between two side effects. The name begins with the package's.
+type Point string
 
 // ErrInjected is what an armed point with the action "error" returns.
 var ErrInjected = errors.New("injected fault")

@@ -5,7 +5,9 @@ package fault
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -21,8 +23,34 @@ var (
 	hits = map[string]int{} // how often each point was reached
 )
 
-// At is the fault point called name.
-func At(ctx context.Context, name string) error {
+// New registers a point. It panics if the name is taken: what is reached in several packages
+// is one variable of a package that they share.
+func New(name string) Point {
+	mu.Lock()
+	defer mu.Unlock()
+	if _, taken := hits[name]; taken {
+		panic("fault point " + name + ": declared twice")
+	}
+	hits[name] = 0
+	return Point(name)
+}
+
+// Main prints the names of all points, one a line, and ends the program if CORACLE_FAULTS is
+// "list". A program calls it first.
+func Main() {
+	if os.Getenv("CORACLE_FAULTS") != "list" {
+		return
+	}
+	mu.Lock()
+	for _, name := range slices.Sorted(maps.Keys(hits)) {
+		fmt.Println(name)
+	}
+	os.Exit(0)
+}
+
+// At returns an error, blocks or kills the process if the point is armed.
+func (p Point) At(ctx context.Context) error {
+	name := string(p)
 	mu.Lock()
 	hits[name]++
 	n := hits[name]

@@ -14,15 +14,15 @@ import (
 
 func TestErrorAndCount(t *testing.T) {
 	t.Setenv("CORACLE_FAULTS", "a=error, b=2*error")
-	if err := At(t.Context(), "a"); !errors.Is(err, ErrInjected) {
+	if err := Point("a").At(t.Context()); !errors.Is(err, ErrInjected) {
 		t.Errorf("a: got %v, want ErrInjected", err)
 	}
 	for i, want := range []bool{false, true, false} {
-		if err := At(t.Context(), "b"); (err != nil) != want {
+		if err := Point("b").At(t.Context()); (err != nil) != want {
 			t.Errorf("b, time %d: got %v", i+1, err)
 		}
 	}
-	if err := At(t.Context(), "unarmed"); err != nil {
+	if err := Point("unarmed").At(t.Context()); err != nil {
 		t.Errorf("unarmed: got %v", err)
 	}
 }
@@ -31,7 +31,7 @@ func TestHangEndsWithTheContext(t *testing.T) {
 	t.Setenv("CORACLE_FAULTS", "h=hang")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := At(ctx, "h"); !errors.Is(err, context.Canceled) {
+	if err := Point("h").At(ctx); !errors.Is(err, context.Canceled) {
 		t.Fatalf("got %v, want Canceled", err)
 	}
 }
@@ -39,20 +39,20 @@ func TestHangEndsWithTheContext(t *testing.T) {
 func TestFileArmsARunningProcess(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "faults")
 	t.Setenv("CORACLE_FAULTS_FILE", path)
-	if err := At(t.Context(), "f"); err != nil {
+	if err := Point("f").At(t.Context()); err != nil {
 		t.Fatalf("before: %v", err)
 	}
 	if err := os.WriteFile(path, []byte("f=error\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := At(t.Context(), "f"); !errors.Is(err, ErrInjected) {
+	if err := Point("f").At(t.Context()); !errors.Is(err, ErrInjected) {
 		t.Fatalf("after: got %v, want ErrInjected", err)
 	}
 }
 
 func TestKill(t *testing.T) {
 	if os.Getenv("FAULT_TEST_CHILD") != "" {
-		At(context.Background(), "k")
+		Point("k").At(context.Background())
 		return
 	}
 	cmd := exec.Command(os.Args[0], "-test.run=^TestKill$")

@@ -34,7 +34,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/coracle-project/coracle/internal/ownthread"
 	"github.com/coracle-project/coracle/internal/procsys"
 )
@@ -216,7 +215,7 @@ func configure(ctx context.Context, spec Spec, writes []sysctlWrite) error {
 			return err
 		}
 	}
-	return fault.At(ctx, "nspin.create.configured")
+	return faultCreateConfigured.At(ctx)
 }
 
 func writeAll(spec Spec, writes []sysctlWrite, dir string) error {
@@ -241,7 +240,7 @@ func pinAll(ctx context.Context, set Set, from string) error {
 		if err := pinOne(from+kind, pin); err != nil {
 			return err
 		}
-		return fault.At(ctx, "nspin.create.pinned")
+		return faultCreatePinned.At(ctx)
 	})
 }
 

@@ -12,7 +12,6 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
-	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/runtime/internal/base"
 	"github.com/coracle-project/coracle/runtime/plan"
@@ -204,7 +203,7 @@ func isDir(path string) (bool, error) {
 
 // run makes the container and records its init.
 func (b *birth) run(ctx context.Context, c *container) error {
-	if err := fault.At(ctx, "runtime.create.claimed"); err != nil {
+	if err := base.FaultCreateClaimed.At(ctx); err != nil {
 		return err
 	}
 	if err := b.cgroup.make(); err != nil {
@@ -242,7 +241,7 @@ func (b *birth) run(ctx context.Context, c *container) error {
 		return err
 	}
 	b.watch.lap("the plan")
-	if err := fault.At(ctx, "runtime.create.built"); err != nil {
+	if err := base.FaultCreateBuilt.At(ctx); err != nil {
 		return err
 	}
 	err = c.Rec.Write(c.Dir())

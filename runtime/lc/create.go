@@ -14,7 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/internal/cgroupwarm"
-	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/runtime/internal/base"
 )
@@ -91,7 +90,7 @@ func (e *Engine) create(ctx context.Context, id string, spec *specs.Spec, opts r
 
 // build makes the container and records its init.
 func (c *container) build(ctx context.Context, cfg *configs.Config, proc *libcontainer.Process, start starter) error {
-	if err := fault.At(ctx, "runtime.create.claimed"); err != nil {
+	if err := base.FaultCreateClaimed.At(ctx); err != nil {
 		return err
 	}
 	lib, err := libcontainer.Create(c.Dir(), c.Rec.ID, cfg)
@@ -111,7 +110,7 @@ func (c *container) build(ctx context.Context, cfg *configs.Config, proc *libcon
 	if err != nil {
 		return err
 	}
-	if err := fault.At(ctx, "runtime.create.built"); err != nil {
+	if err := base.FaultCreateBuilt.At(ctx); err != nil {
 		return err
 	}
 	return c.Rec.Write(c.Dir())

@@ -13,7 +13,6 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
-	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/runtime/internal/base"
 )
@@ -69,7 +68,7 @@ func (c *container) start(ctx context.Context) error {
 		}
 		return err
 	}
-	if err := fault.At(ctx, "runtime.oci.started"); err != nil {
+	if err := faultOciStarted.At(ctx); err != nil {
 		return err
 	}
 	return os.Remove(c.Gate)
@@ -277,7 +276,7 @@ func (c *container) remove(ctx context.Context) error {
 	if err != nil && c.known() {
 		return err
 	}
-	if err := fault.At(ctx, "runtime.oci.deleted"); err != nil {
+	if err := faultOciDeleted.At(ctx); err != nil {
 		return err
 	}
 	return c.Remove(ctx)

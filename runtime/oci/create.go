@@ -14,7 +14,6 @@ import (
 	"github.com/opencontainers/cgroups"
 	"github.com/opencontainers/runtime-spec/specs-go"
 
-	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/runtime/internal/base"
 	"github.com/coracle-project/coracle/runtime/internal/bundle"
@@ -85,14 +84,14 @@ func (c *container) build(ctx context.Context, spec *specs.Spec, opts runtime.Cr
 	if opts.NoNewKeyring {
 		args = append(args, "--no-new-keyring")
 	}
-	if err := fault.At(ctx, "runtime.oci.create"); err != nil {
+	if err := faultOciCreate.At(ctx); err != nil {
 		return err
 	}
 	c.Rec.Init, err = k.start(ctx, opts.Stdio, args, c.ID())
 	if err != nil {
 		return err
 	}
-	if err := fault.At(ctx, "runtime.oci.created"); err != nil {
+	if err := faultOciCreated.At(ctx); err != nil {
 		return err
 	}
 	if c.Rec.CgroupPaths == nil {

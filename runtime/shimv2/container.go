@@ -18,7 +18,6 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/coracle-project/coracle/internal/atomicfile"
-	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/runtime/internal/base"
 )
@@ -227,7 +226,7 @@ func (c *container) remove(ctx context.Context) error {
 	if err := c.endShim(ctx); err != nil {
 		return err
 	}
-	if err := fault.At(ctx, "runtime.shim.deleted"); err != nil {
+	if err := faultShimDeleted.At(ctx); err != nil {
 		return err
 	}
 	if err := c.engine.removeBundle(c.ID()); err != nil {

@@ -16,7 +16,6 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
-	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/runtime/internal/base"
 	"github.com/coracle-project/coracle/runtime/internal/bundle"
@@ -83,7 +82,7 @@ func (c *container) build(ctx context.Context, spec *specs.Spec, opts runtime.Cr
 		return err
 	}
 	defer group.give()
-	if err := fault.At(ctx, "runtime.shim.start"); err != nil {
+	if err := faultShimStart.At(ctx); err != nil {
 		return err
 	}
 	if err := c.engine.begin(ctx, &c.own, c.ID()); err != nil {
@@ -92,7 +91,7 @@ func (c *container) build(ctx context.Context, spec *specs.Spec, opts runtime.Cr
 	if err := c.note(); err != nil {
 		return err
 	}
-	if err := fault.At(ctx, "runtime.shim.started"); err != nil {
+	if err := faultShimStarted.At(ctx); err != nil {
 		return err
 	}
 	options, err := c.options(opts)
@@ -109,7 +108,7 @@ func (c *container) build(ctx context.Context, spec *specs.Spec, opts runtime.Cr
 	if c.Rec.Init, err = base.Identify(int(res.Pid)); err != nil {
 		return err
 	}
-	if err := fault.At(ctx, "runtime.shim.created"); err != nil {
+	if err := faultShimCreated.At(ctx); err != nil {
 		return err
 	}
 	return c.note()

@@ -12,7 +12,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/coracle-project/coracle/runtime"
 )
 
@@ -87,7 +86,7 @@ func (s *Store) Release(ctx context.Context, rec *Record) error {
 	} else if err != nil {
 		return fmt.Errorf("remove directory of container: %w", err)
 	}
-	if err := fault.At(ctx, "runtime.delete.renamed"); err != nil {
+	if err := faultDeleteRenamed.At(ctx); err != nil {
 		return err
 	}
 	// That is all there is in most.

@@ -12,7 +12,6 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
-	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/coracle-project/coracle/runtime"
 )
 
@@ -63,7 +62,7 @@ func (c *Container) Remove(ctx context.Context) error {
 	if err := c.killInit(ctx); err != nil {
 		return err
 	}
-	if err := fault.At(ctx, "runtime.delete.killed"); err != nil {
+	if err := faultDeleteKilled.At(ctx); err != nil {
 		return err
 	}
 	if err := c.removeBusyCgroups(ctx); err != nil {
@@ -74,7 +73,7 @@ func (c *Container) Remove(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := fault.At(ctx, "runtime.delete.cgroups"); err != nil {
+	if err := faultDeleteCgroups.At(ctx); err != nil {
 		return err
 	}
 	return c.Store.Release(ctx, c.Rec)

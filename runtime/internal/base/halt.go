@@ -13,7 +13,6 @@ import (
 	"github.com/opencontainers/cgroups"
 	"golang.org/x/sys/unix"
 
-	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/coracle-project/coracle/internal/kernfile"
 )
 
@@ -52,7 +51,7 @@ func (r *Record) halt(ctx context.Context) (thaw func(), err error) {
 	if err != nil {
 		return nil, nil // a kill can do without the freezer, but not freeze without the note
 	}
-	if err := fault.At(ctx, "runtime.kill.noted"); err != nil {
+	if err := faultKillNoted.At(ctx); err != nil {
 		return nil, errors.Join(err, unix.Unlink(note))
 	}
 	if r.freeze(cgroups.Frozen) != nil {
@@ -65,7 +64,7 @@ func (r *Record) halt(ctx context.Context) (thaw func(), err error) {
 			_ = unix.Unlink(note)
 		}
 	}
-	if err := fault.At(ctx, "runtime.kill.frozen"); err != nil {
+	if err := faultKillFrozen.At(ctx); err != nil {
 		thaw()
 		return nil, err
 	}

@@ -10,7 +10,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/coracle-project/coracle/runtime"
 )
 
@@ -43,7 +42,7 @@ func (r *Record) SignalPids(ctx context.Context, sig syscall.Signal) error {
 	if err := r.signalEach(sig); err != nil {
 		return err
 	}
-	return fault.At(ctx, "runtime.kill.sent")
+	return faultKillSent.At(ctx)
 }
 
 func (r *Record) signalEach(sig syscall.Signal) error {

@@ -1,0 +1,9 @@
+package nspin
+
+import "github.com/coracle-project/coracle/internal/fault"
+
+// The fault points of this package: places between two side effects where tests fail, hang or kill.
+var (
+	faultCreateConfigured = fault.New("nspin.create.configured")
+	faultCreatePinned     = fault.New("nspin.create.pinned")
+)

@@ -1,0 +1,17 @@
+package network
+
+import "github.com/coracle-project/coracle/internal/fault"
+
+// The fault points of this package: places between two side effects where tests fail, hang or kill.
+var (
+	faultCniAdded         = fault.New("network.cni.added")
+	faultCniRecorded      = fault.New("network.cni.recorded")
+	faultCniRemoved       = fault.New("network.cni.removed")
+	faultCniRemoving      = fault.New("network.cni.removing")
+	faultSetupAddressed   = fault.New("network.setup.addressed")
+	faultSetupLinked      = fault.New("network.setup.linked")
+	faultSetupMapped      = fault.New("network.setup.mapped")
+	faultSetupRecorded    = fault.New("network.setup.recorded")
+	faultTeardownRecorded = fault.New("network.teardown.recorded")
+	faultTeardownUnmapped = fault.New("network.teardown.unmapped")
+)

@@ -1,0 +1,15 @@
+package base
+
+import "github.com/coracle-project/coracle/internal/fault"
+
+// The fault points of this package: places between two side effects where tests fail, hang or kill.
+var (
+	FaultCreateBuilt   = fault.New("runtime.create.built")
+	FaultCreateClaimed = fault.New("runtime.create.claimed")
+	faultDeleteCgroups = fault.New("runtime.delete.cgroups")
+	faultDeleteKilled  = fault.New("runtime.delete.killed")
+	faultDeleteRenamed = fault.New("runtime.delete.renamed")
+	faultKillFrozen    = fault.New("runtime.kill.frozen")
+	faultKillNoted     = fault.New("runtime.kill.noted")
+	faultKillSent      = fault.New("runtime.kill.sent")
+)

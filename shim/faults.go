@@ -1,0 +1,14 @@
+package shim
+
+import "github.com/coracle-project/coracle/internal/fault"
+
+// The fault points of this package: places between two side effects where tests fail, hang or kill.
+var (
+	faultCreateLaunched = fault.New("shim.create.launched")
+	faultCreateRecorded = fault.New("shim.create.recorded")
+	faultDeleteEngine   = fault.New("shim.delete.engine")
+	faultExecStarted    = fault.New("shim.exec.started")
+	faultLogOpened      = fault.New("shim.log.opened")
+	faultLogPruned      = fault.New("shim.log.pruned")
+	faultLogRenamed     = fault.New("shim.log.renamed")
+)
