@@ -28,22 +28,43 @@ KUBELDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT) \
             -X k8s.io/component-base/version.gitVersion=$(shell sed -n 's|.*k8s.io/kubernetes \(v[^ ]*\).*|\1|p' cluster/go.mod | head -1)
 STATIC   := -linkmode external -extldflags -static
 
-# What links the runtime needs libseccomp, hence cgo; all binaries are static.
-CGOTAGS  := seccomp,no_grpc,netgo,osusergo
-GOBUILD  := $(GO) build -trimpath -buildvcs=false
-FAULTTAG := faults
-# Without it gRPC links HTML templates for pages that nobody serves, and as these call methods by their names, the
-# linker keeps every exported method of every type: 6 MB of coracled.
-GRPCTAG  := grpcnotrace
-# Without it coracled links an interpreter of WebAssembly, 2.6 MB, for NRI plugins in that.
-NRITAG   := nri_no_wasm
-UNITTAGS := seccomp,no_grpc
+# One set of flags for all that is compiled, so that a package is compiled once for programs, tests and
+# linters: no paths of this machine, no cgo but where a target asks for it, and one list of tags.
+#   seccomp                   libseccomp in what links the runtime (with cgo)
+#   no_grpc                   the shim has no gRPC
+#   netgo, osusergo           the same package net with and without cgo: static binaries
+#   grpcnotrace               gRPC without its HTML pages. Their templates call methods by name, so the linker
+#                             would keep every exported method of every type: 6 MB of coracled.
+#   nri_no_wasm               coracled without an interpreter of WebAssembly for NRI plugins: 2.6 MB
+TAGS     := seccomp,no_grpc,netgo,osusergo,grpcnotrace,nri_no_wasm
+FAULTTAGS := $(TAGS),faults
+# The other modules (cluster/, build/): some of what they link wants containerd's API with gRPC.
+OTHERTAGS := netgo,osusergo,grpcnotrace
+export GOFLAGS := -trimpath -buildvcs=false -tags=$(TAGS)
+export CGO_ENABLED := 0
+OTHER    := GOFLAGS='-trimpath -buildvcs=false -tags=$(OTHERTAGS)'
+GOBUILD  := $(GO) build
+# lint vets; compiled once for `go test` and for `go test -c`.
+GOTEST   := $(GO) test -vet=off -timeout 20m
 
-# Packages whose tests run under the race detector too: those that are about
+# The packages that cannot do without cgo. No other package is tested with it, but under the race detector.
+CGOPKGS  := ./cmd/containerd-shim-coracle-v1 ./cmd/coracle-oci ./cmd/coracle-oci/cli ./cmd/coracle-oci/cli/withlc \
+            ./runtime/engine ./runtime/lc ./runtime/seccomp ./shim/keeper ./shim/podinit
+
+# Packages whose tests run under the race detector, and only so: those that are about
 # concurrency and finish quickly.
 RACE     := ./pod/... ./shim/client/... ./image/... ./network/... ./snapshot/... ./cri/... ./imageapi/... ./internal/join/...
 
 KUBERACE := ./client/... ./inproc/... ./scheduler/... ./controllers/... ./kubelet/...
+
+# The shards of integration/: namespaces of their own, at the same time.
+SHARDS   := 4
+# Prerequisites of a part: none where `make test` has made them already, or each part would make them again.
+needs     = $(if $(PREPARED),,$(1))
+
+# What `make test` consists of, in the order in which parts begin.
+PARTS    := unit-race $(foreach k,$(shell seq $(SHARDS)),integration-$(k)) critest cluster-integration \
+            unit-cgo unit cluster-race cluster-unit lint integration-oci integration-kube integration-rest
 
 export CORACLE_BIN := $(BINDIR)
 
@@ -64,29 +85,29 @@ generate: ## make the generated files of api/ again (needs protoc)
 
 build: deps ## build all binaries into bin/
 	@mkdir -p bin
-	CGO_ENABLED=0 $(GOBUILD) -tags $(NRITAG),$(GRPCTAG) -ldflags "$(LDFLAGS)" -o bin/coracled ./cmd/coracled
-	CGO_ENABLED=1 $(GOBUILD) -tags $(CGOTAGS) -ldflags '$(LDFLAGS) $(STATIC)' -o bin/containerd-shim-coracle-v1 ./cmd/containerd-shim-coracle-v1
-	CGO_ENABLED=0 $(GOBUILD) -ldflags "$(LDFLAGS)" -o bin/coracle-oci ./cmd/coracle-oci
-	CGO_ENABLED=1 $(GOBUILD) -tags $(CGOTAGS) -ldflags '$(LDFLAGS) $(STATIC)' -o bin/coracle-oci-libcontainer ./cmd/coracle-oci-libcontainer
-	CGO_ENABLED=0 $(GOBUILD) -tags $(GRPCTAG) -ldflags "$(LDFLAGS)" -o bin/coracle ./cmd/coracle
-	CGO_ENABLED=0 $(GOBUILD) -ldflags "$(LDFLAGS)" -o bin/coracle-lazy ./cmd/coracle-lazy
-	cd cluster && CGO_ENABLED=0 $(GOBUILD) -ldflags "$(KUBELDFLAGS)" -o ../bin/coracle-kube ./cmd/coracle-kube
+	$(GOBUILD) -ldflags "$(LDFLAGS)" -o bin/coracled ./cmd/coracled
+	CGO_ENABLED=1 $(GOBUILD) -ldflags '$(LDFLAGS) $(STATIC)' -o bin/containerd-shim-coracle-v1 ./cmd/containerd-shim-coracle-v1
+	$(GOBUILD) -ldflags "$(LDFLAGS)" -o bin/coracle-oci ./cmd/coracle-oci
+	CGO_ENABLED=1 $(GOBUILD) -ldflags '$(LDFLAGS) $(STATIC)' -o bin/coracle-oci-libcontainer ./cmd/coracle-oci-libcontainer
+	$(GOBUILD) -ldflags "$(LDFLAGS)" -o bin/coracle ./cmd/coracle
+	$(GOBUILD) -ldflags "$(LDFLAGS)" -o bin/coracle-lazy ./cmd/coracle-lazy
+	cd cluster && $(OTHER) $(GOBUILD) -ldflags "$(KUBELDFLAGS)" -o ../bin/coracle-kube ./cmd/coracle-kube
 
 builder: ## build coracle-build and buildkitd into bin/, for `coracle image build`
 	@mkdir -p bin
-	cd build && CGO_ENABLED=0 $(GOBUILD) -ldflags '-s -w' -o ../bin/coracle-build ./cmd/coracle-build
-	cd build && CGO_ENABLED=0 $(GOBUILD) -ldflags '-s -w' -o ../bin/coracle-buildkitd github.com/moby/buildkit/cmd/buildkitd
+	cd build && $(OTHER) $(GOBUILD) -ldflags '-s -w' -o ../bin/coracle-build ./cmd/coracle-build
+	cd build && $(OTHER) $(GOBUILD) -ldflags '-s -w' -o ../bin/coracle-buildkitd github.com/moby/buildkit/cmd/buildkitd
 
 # The same binaries with fault points (internal/fault), for tests only.
 build-faults: build
 	@mkdir -p bin/faults
-	CGO_ENABLED=0 $(GOBUILD) -tags $(NRITAG),$(GRPCTAG),$(FAULTTAG) -ldflags "$(LDFLAGS)" -o bin/faults/coracled ./cmd/coracled
+	$(GOBUILD) -tags $(FAULTTAGS) -ldflags "$(LDFLAGS)" -o bin/faults/coracled ./cmd/coracled
 	cp bin/coracle-lazy bin/faults/
-	CGO_ENABLED=1 $(GOBUILD) -tags $(CGOTAGS),$(FAULTTAG) -ldflags '$(LDFLAGS) $(STATIC)' -o bin/faults/containerd-shim-coracle-v1 ./cmd/containerd-shim-coracle-v1
+	CGO_ENABLED=1 $(GOBUILD) -tags $(FAULTTAGS) -ldflags '$(LDFLAGS) $(STATIC)' -o bin/faults/containerd-shim-coracle-v1 ./cmd/containerd-shim-coracle-v1
 
 testbins: deps
 	@mkdir -p bin/test
-	CGO_ENABLED=0 $(GOBUILD) -ldflags '-s -w' -o bin/test/ ./integration/demo/web ./integration/imagetool ./integration/bench ./integration/critest ./integration/nriplugin
+	$(GOBUILD) -ldflags '-s -w' -o bin/test/ ./integration/demo/web ./integration/imagetool ./integration/bench ./integration/critest ./integration/nriplugin
 	@for p in pause setuid; do \
 	  [[ bin/test/$$p -nt integration/payload/$$p.c ]] || gcc -Os -Wall -Werror -static -s -o bin/test/$$p integration/payload/$$p.c; done
 
@@ -96,41 +117,77 @@ up: build testbins ## start a demo: a registry, and Kubernetes with a Deployment
 down: ## stop the demo and remove all that it made
 	@hack/demo/down.sh
 
-test: lint unit ## all tests (needs root)
-	@$(MAKE) --no-print-directory -j2 --output-sync=target integration critest
+test: ## all tests (needs root): the parts of `make parts`, and how long each took
+	@rm -f out/times
+	@hack/timed.sh build $(MAKE) --no-print-directory build-faults testbins tools shards
+	@$(MAKE) --no-print-directory -j4 -k --output-sync=target $(addprefix part-,$(PARTS)) || true
+	@hack/timed.sh --report
 
-lint: deps ## gofumpt, go vet, staticcheck, shellcheck, import rules
-	@GO="$(GO)" hack/lint.sh
+parts: ## the parts of `make test`; each is a target
+	@printf '%s\n' $(PARTS)
 
-unit: build ## unit tests
-	@GO="$(GO)" hack/tools.sh runc-shim cni
-	CGO_ENABLED=1 $(GO) test -timeout 30m -tags $(UNITTAGS) $$($(GO) list -tags $(UNITTAGS) ./... | grep -v /integration)
-	CGO_ENABLED=1 $(GO) test -timeout 30m -race -short -tags $(UNITTAGS),$(FAULTTAG) $(RACE)
-	cd cluster && CGO_ENABLED=0 $(GO) test $$($(GO) list ./... | grep -v /integration)
-	cd cluster && CGO_ENABLED=1 $(GO) test -race -short $(KUBERACE)
+part-%:
+	@hack/timed.sh $* $(MAKE) --no-print-directory PREPARED=1 $*
 
-integration: build-faults testbins ## end-to-end tests on a real registry, coracled and crictl
-	@GO="$(GO)" hack/tools.sh crictl registry cni kubectl runc-shim
-	cd tools && CGO_ENABLED=0 $(GO) build -o /dev/null ./deb # what it is made of: the tests have no network to fetch it
-	CGO_ENABLED=0 $(GO) test -count=1 -timeout 30m ./integration/...
-	CGO_ENABLED=1 $(GO) test -count=1 -timeout 30m -tags $(CGOTAGS) ./integration/oci
-	cd cluster && CGO_ENABLED=0 $(GO) test -count=1 ./integration/...
+lint: $(call needs,deps) ## gofumpt, go vet, staticcheck, shellcheck, import rules
+	@GO="$(GO)" nice hack/lint.sh
 
-critest: build testbins ## CRI validation tests
-	@GO="$(GO)" hack/tools.sh crictl critest registry busybox
+# The packages of one list are compiled and tested side by side.
+unit: $(call needs,build tools) ## unit tests, but for those of unit-cgo and unit-race
+	$(GOTEST) $$(CGO_ENABLED=1 $(GO) list ./... | grep -vE '/integration' | grep -vxF -f <(CGO_ENABLED=1 $(GO) list $(CGOPKGS) $(RACE)))
+
+unit-cgo: $(call needs,build tools) ## unit tests of the packages that need cgo
+	CGO_ENABLED=1 $(GOTEST) $(CGOPKGS)
+
+unit-race: $(call needs,build tools) ## unit tests under the race detector
+	CGO_ENABLED=1 $(GOTEST) -race -tags $(FAULTTAGS) $(RACE)
+
+cluster-unit: $(call needs,build) ## unit tests of the cluster, but for those of cluster-race
+	cd cluster && $(OTHER) $(GOTEST) $$($(GO) list ./... | grep -v /integration | grep -vxF -f <($(GO) list $(KUBERACE)))
+
+cluster-race: $(call needs,build) ## unit tests of the cluster under the race detector
+	cd cluster && $(OTHER) CGO_ENABLED=1 $(GOTEST) -race $(KUBERACE)
+
+tools: testbins ## third-party tools that tests need
+	@GO="$(GO)" hack/tools.sh runc-shim cni crictl critest registry kubectl busybox
+
+# The test binaries of integration/, for shards, and what they are made of: they have no network to fetch it.
+shards: deps
+	@mkdir -p bin/test
+	$(GOTEST) -c -o bin/test/integration.test ./integration
+	cd tools && $(OTHER) $(GO) build -o /dev/null ./deb
+
+integration: $(foreach k,$(shell seq $(SHARDS)),integration-$(k)) integration-oci integration-kube integration-rest cluster-integration ## end-to-end tests on a real registry, coracled and crictl
+
+integration-%: $(call needs,build-faults testbins tools shards)
+	@cd integration && ../hack/shard.sh $*/$(SHARDS) ../bin/test/integration.test weights.txt
+
+integration-oci: $(call needs,build-faults testbins tools)
+	CGO_ENABLED=1 $(GOTEST) -count=1 ./integration/oci
+
+integration-kube: $(call needs,build-faults testbins tools)
+	$(GOTEST) -count=1 ./integration/kube
+
+integration-rest: $(call needs,build-faults testbins tools)
+	$(GOTEST) -count=1 $$($(GO) list ./integration/... | grep -vE '/integration(/oci.*|/kube)?$$')
+
+cluster-integration: $(call needs,build-faults testbins tools)
+	cd cluster && $(OTHER) $(GOTEST) -count=1 ./integration/...
+
+critest: $(call needs,build testbins tools) ## CRI validation tests
 	bin/test/critest $(CRITEST_FLAGS)
 
 test-oci: deps ## coracle-oci beside runc: scripts, runtime-tools' validation, podman (needs root)
 	@mkdir -p bin/oci
-	CGO_ENABLED=0 $(GOBUILD) -ldflags "$(LDFLAGS)" -o bin/oci/coracle-oci ./cmd/coracle-oci
-	CGO_ENABLED=1 $(GOBUILD) -tags $(CGOTAGS) -ldflags '$(LDFLAGS) $(STATIC)' -o bin/oci/coracle-oci-libcontainer ./cmd/coracle-oci-libcontainer
+	$(GOBUILD) -ldflags "$(LDFLAGS)" -o bin/oci/coracle-oci ./cmd/coracle-oci
+	CGO_ENABLED=1 $(GOBUILD) -ldflags '$(LDFLAGS) $(STATIC)' -o bin/oci/coracle-oci-libcontainer ./cmd/coracle-oci-libcontainer
 	@GO="$(GO)" hack/oci/test.sh
 
 test-image: build builder testbins ## image build, and archives to and from podman, docker and skopeo (needs root)
 	@GO="$(GO)" hack/tools.sh crictl registry
 	@hack/image/deps.sh
-	cd build && CGO_ENABLED=0 $(GO) test ./...
-	CGO_ENABLED=0 $(GO) test -count=1 -tags image ./integration -run TestImageTools
+	cd build && $(OTHER) $(GO) test ./...
+	$(GO) test -count=1 -tags image ./integration -run TestImageTools
 
 test-vm: deps ## tests in a virtual machine: the runtime, CRI validation (VM_RUN, VM_PARTS, see hack/oci/vm.sh)
 	@GO="$(GO)" hack/oci/vm.sh $(VM_PARTS)
@@ -144,8 +201,8 @@ bench-image: build testbins bench-peers ## benchmark pulling and unpacking image
 
 bench-oci: deps ## benchmark one container: coracle-oci beside crun and runc, the engine beside libcontainer
 	@mkdir -p bin/test
-	CGO_ENABLED=0 $(GOBUILD) -ldflags "$(LDFLAGS)" -o bin/coracle-oci ./cmd/coracle-oci
-	CGO_ENABLED=1 $(GOBUILD) -tags $(CGOTAGS) -ldflags '-s -w $(STATIC)' -o bin/test/ocibench ./integration/ocibench
+	$(GOBUILD) -ldflags "$(LDFLAGS)" -o bin/coracle-oci ./cmd/coracle-oci
+	CGO_ENABLED=1 $(GOBUILD) -ldflags '-s -w $(STATIC)' -o bin/test/ocibench ./integration/ocibench
 	@GO="$(GO)" hack/peers/install.sh
 	bin/test/ocibench -md docs/benchmarks.md $(BENCH_FLAGS)
 
@@ -155,13 +212,13 @@ bench-peers: deps testbins ## install containerd + runc and CRI-O + crun for `ma
 
 bench-cluster: build testbins bench-peers ## benchmark the cluster against upstream's own
 	@GO="$(GO)" hack/peers/kube.sh
-	cd cluster && CGO_ENABLED=0 $(GOBUILD) -ldflags '-s -w' -o ../bin/test/cluster-bench ./bench
+	cd cluster && $(OTHER) $(GOBUILD) -ldflags '-s -w' -o ../bin/test/cluster-bench ./bench
 	bin/test/bench -cluster $(BENCH_FLAGS)
 
 oracle: build testbins ## compare the cluster with upstream's own control plane, each difference printed
 	@GO="$(GO)" hack/tools.sh kubectl
 	@GO="$(GO)" hack/peers/kube.sh
-	cd cluster && CGO_ENABLED=0 $(GOBUILD) -ldflags '-s -w' -o ../bin/test/oracle ./oracle
+	cd cluster && $(OTHER) $(GOBUILD) -ldflags '-s -w' -o ../bin/test/oracle ./oracle
 	bin/test/oracle -bin bin
 
 # KUBELET_VERSION=v1.34.10 takes the kubelet of that release; with KUBELET_FLAGS='-run TestKubeletStaticPods' it runs
@@ -169,10 +226,10 @@ oracle: build testbins ## compare the cluster with upstream's own control plane,
 test-kubelet: build-faults testbins ## upstream's kubelet on coracled: features, an API server, 1,000 pods without a leak (needs root; long)
 	@GO="$(GO)" hack/tools.sh crictl registry kubectl
 	@GO="$(GO)" hack/peers/$(if $(KUBELET_VERSION),kubelet.sh $(KUBELET_VERSION),kube.sh kubelet)
-	KUBELET_VERSION=$(KUBELET_VERSION) CGO_ENABLED=0 $(GO) test -count=1 -timeout 60m -tags kubelet ./integration -run TestKubelet $(KUBELET_FLAGS)
+	KUBELET_VERSION=$(KUBELET_VERSION) $(GO) test -count=1 -timeout 60m -tags kubelet ./integration -run TestKubelet $(KUBELET_FLAGS)
 
 kubelet-containerd: build bench-peers ## the kubelet's end-to-end tests on containerd
-	cd cluster && KUBELET_E2E_RUNTIME=containerd CGO_ENABLED=0 $(GO) test -count=1 ./kubelet/e2e
+	cd cluster && $(OTHER) KUBELET_E2E_RUNTIME=containerd $(GO) test -count=1 ./kubelet/e2e
 
 install: build ## install the binaries (of builder, too, if it was built) and the systemd unit (PREFIX, DESTDIR)
 	install -d "$(DESTDIR)$(PREFIX)/bin"

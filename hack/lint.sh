@@ -4,6 +4,9 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 go=${GO:-go}
 export CGO_ENABLED=1
+# The Makefile's list of tags, so that what is compiled for tests serves here, too.
+tags=$(sed -n 's/^TAGS *:= *//p' Makefile)
+export GOFLAGS="-trimpath -buildvcs=false -tags=$tags"
 bad=0
 tool() { "$go" tool -modfile=tools/go.mod "$@"; }
 
@@ -14,17 +17,21 @@ if [[ -n $unformatted ]]; then
   printf 'lint: not formatted (run %s tool -modfile=tools/go.mod gofumpt -w FILE):\n%s\n' "$go" "$unformatted" >&2
   bad=1
 fi
-"$go" vet -tags seccomp,no_grpc ./... || bad=1
-"$go" vet -tags seccomp,no_grpc,faults ./... || bad=1
-tool staticcheck -tags seccomp,no_grpc ./... || bad=1
-tool staticcheck -tags seccomp,no_grpc,faults ./... || bad=1
+"$go" vet ./... || bad=1
+tool staticcheck -tags "$tags" ./... || bad=1
+# The packages with files of their own for a tag.
+mapfile -t faulty < <(grep -rlE '^//go:build .*\bfaults\b' --include='*.go' . | xargs -n1 dirname | sort -u)
+"$go" vet -tags "$tags,faults" "${faulty[@]}" || bad=1
+tool staticcheck -tags "$tags,faults" "${faulty[@]}" || bad=1
 # Tests that other targets than `make test` run.
-"$go" vet -tags seccomp,no_grpc,image,kubelet ./integration || bad=1
-# cluster/ and build/ are modules of their own.
-(cd build && CGO_ENABLED=0 "$go" vet ./...) || bad=1
-(cd build && CGO_ENABLED=0 "$go" tool -modfile=../tools/go.mod staticcheck ./...) || bad=1
-(cd cluster && CGO_ENABLED=0 "$go" vet ./...) || bad=1
-(cd cluster && CGO_ENABLED=0 "$go" tool -modfile=../tools/go.mod staticcheck ./...) || bad=1
+"$go" vet -tags "$tags,image,kubelet" ./integration || bad=1
+# cluster/ and build/ are modules of their own, with tags of their own.
+tags=$(sed -n 's/^OTHERTAGS *:= *//p' Makefile)
+export GOFLAGS="-trimpath -buildvcs=false -tags=$tags" CGO_ENABLED=0
+(cd build && "$go" vet ./...) || bad=1
+(cd build && "$go" tool -modfile=../tools/go.mod staticcheck -tags "$tags" ./...) || bad=1
+(cd cluster && "$go" vet ./...) || bad=1
+(cd cluster && "$go" tool -modfile=../tools/go.mod staticcheck -tags "$tags" ./...) || bad=1
 
 mapfile -t scripts < <(find hack .ci packaging -type f \( -name "*.sh" -o -path ".ci/run" \) | sort)
 shellcheck -x "${scripts[@]}" || bad=1

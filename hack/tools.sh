@@ -48,7 +48,7 @@ fetch() {
 }
 
 # compile OUT PACKAGE LDFLAGS: in $src.
-compile() { (cd "$src" && CGO_ENABLED=0 GOWORK=off "$go" build -mod=mod -trimpath -buildvcs=false -ldflags "-s -w $3" -o "$1" "$2"); }
+compile() { (cd "$src" && CGO_ENABLED=0 GOWORK=off GOFLAGS=-tags=netgo,osusergo "$go" build -mod=mod -trimpath -buildvcs=false -ldflags "-s -w $3" -o "$1" "$2"); }
 
 crictl() {
   wanted crictl "$CRITOOLS" || return 0
@@ -70,7 +70,7 @@ critest() {
     return 1
   }
   sed -i "s/sha256:$upstream/$ours/" "$src/pkg/validate/consts.go"
-  (cd "$src" && CGO_ENABLED=0 GOWORK=off "$go" test -mod=mod -c -trimpath -ldflags "-s -w -X sigs.k8s.io/cri-tools/pkg/version.Version=${CRITOOLS#v}" \
+  (cd "$src" && CGO_ENABLED=0 GOWORK=off GOFLAGS=-tags=netgo,osusergo "$go" test -mod=mod -c -trimpath -ldflags "-s -w -X sigs.k8s.io/cri-tools/pkg/version.Version=${CRITOOLS#v}" \
     -o "$out/critest" ./cmd/critest)
   built critest "$CRITOOLS"
 }
@@ -87,7 +87,7 @@ kubectl() {
   version=$(cd cluster && GOWORK=off "$go" list -m -f '{{.Version}}' k8s.io/kubernetes)
   wanted kubectl "$version" || return 0
   echo "tools: building kubectl $version" >&2
-  (cd cluster && CGO_ENABLED=0 GOWORK=off "$go" build -trimpath -buildvcs=false -ldflags "-s -w \
+  (cd cluster && CGO_ENABLED=0 GOWORK=off GOFLAGS="-tags=$(sed -n 's/^OTHERTAGS *:= *//p' ../Makefile)" "$go" build -trimpath -buildvcs=false -ldflags "-s -w \
     -X k8s.io/component-base/version.gitVersion=$version" -o "$out/kubectl" k8s.io/kubernetes/cmd/kubectl)
   built kubectl "$version"
 }

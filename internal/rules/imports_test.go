@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -134,6 +135,7 @@ func layer(path string) string {
 func list(t *testing.T, patterns ...string) []pkg {
 	t.Helper()
 	cmd := exec.Command("go", append([]string{"list", "-json=ImportPath,ForTest,Imports,Deps", "-tags", tags}, patterns...)...)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=1") // or packages of C would have no files
 	cmd.Dir = "../.."
 	var stderr strings.Builder
 	cmd.Stderr = &stderr

@@ -21,6 +21,7 @@ func TestKillAtEachStep(t *testing.T) {
 	faulty := filepath.Join(t.TempDir(), "containerd-shim-coracle-v1")
 	build := exec.Command("go", "build", "-tags", "seccomp no_grpc faults", "-o", faulty,
 		"github.com/coracle-project/coracle/cmd/containerd-shim-coracle-v1")
+	build.Env = append(os.Environ(), "CGO_ENABLED=1")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build the shim: %v\n%s", err, out)
 	}

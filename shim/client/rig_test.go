@@ -46,6 +46,7 @@ func TestMain(m *testing.M) {
 	binary = filepath.Join(dir, "containerd-shim-coracle-v1")
 	build := exec.Command("go", "build", "-tags", "seccomp no_grpc", "-o", binary,
 		"github.com/coracle-project/coracle/cmd/containerd-shim-coracle-v1")
+	build.Env = append(os.Environ(), "CGO_ENABLED=1")
 	if out, err := build.CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "build the shim: %v\n%s", err, out)
 		os.Exit(1)

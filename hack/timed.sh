@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# timed.sh PART CMD...: runs CMD as one part of `make test`, and notes in out/times how long it took
+# and how much processor time. Prints nothing of its own. `timed.sh --report` prints the table, and
+# fails if a part did.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+times=out/times
+
+if [[ $1 == --report ]]; then
+  printf '\n%-22s %8s %8s  %s\n' part "wall s" "cpu s" result
+  # In the order in which they ended.
+  awk '{ printf "%-22s %8.1f %8.1f  %s\n", $1, $2, $3, $4 ? "FAILED (exit status " $4 ")" : "ok"; cpu += $3; bad += $4 != 0 }
+    END { printf "%-22s %8s %8.1f  %d parts, %d failed\n", "all", "", cpu, NR, bad; exit bad != 0 }' "$times"
+  exit
+fi
+
+part=$1
+shift
+mkdir -p out
+status=0
+began=$EPOCHREALTIME
+"$@" || status=$?
+ended=$EPOCHREALTIME
+# The second line is of the children, as 0m1.234s; a subshell would have others.
+times >"$times.$$"
+read -r user system < <(tail -1 "$times.$$")
+rm "$times.$$"
+seconds() { awk -v t="$1" 'BEGIN { split(t, p, /[ms]/); print p[1] * 60 + p[2] }'; }
+awk -v p="$part" -v b="$began" -v e="$ended" -v u="$(seconds "$user")" -v s="$(seconds "$system")" -v r="$status" \
+  'BEGIN { printf "%s %.3f %.3f %d\n", p, e - b, u + s, r }' >>"$times"
+exit "$status"
