@@ -150,6 +150,7 @@ cluster-race: $(call needs,build) ## unit tests of the cluster under the race de
 
 tools: testbins ## third-party tools that tests need
 	@GO="$(GO)" hack/tools.sh runc-shim cni crictl critest registry kubectl busybox
+	@GO="$(GO)" hack/previous.sh
 
 # The test binaries of integration/, for shards, and what they are made of: they have no network to fetch it.
 shards: deps
