@@ -25,13 +25,14 @@ import (
 //	ended POD NAME               waits until that has ended
 //	stop, start                  coracled
 //	rotate POD NAME              renames its log to .1 and has it opened anew, as the kubelet does
+//	opened POD NAME              waits until coracle reads its log
 func TestWorkloadCommands(t *testing.T) {
 	s := workloadScripts{coracle: testkit.Bin(t, "coracle"), worlds: map[string]*world{}}
 	testscript.RunT(serially{t}, testscript.Params{
 		Dir:   filepath.Join("testdata", "workload"),
 		Setup: s.setup,
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"pod": s.pod, "run": s.run, "ended": s.ended, "rotate": s.rotate,
+			"pod": s.pod, "run": s.run, "ended": s.ended, "rotate": s.rotate, "opened": s.opened,
 			"stop": s.stop, "start": s.start,
 		},
 		RequireExplicitExec: true,
@@ -123,6 +124,22 @@ func (s *workloadScripts) rotate(ts *testscript.TestScript, neg bool, args []str
 	ts.Check(os.Rename(c.log, c.log+".1"))
 	_, err := w.ReopenContainerLog(w.ctx(), &cri.ReopenContainerLogRequest{ContainerId: c.id})
 	ts.Check(err)
+}
+
+// opened waits until `coracle` reads a container's log.
+func (s *workloadScripts) opened(ts *testscript.TestScript, neg bool, args []string) {
+	w := s.world(ts, neg, args, 2, "opened POD NAME")
+	log := w.containers[args[0]+"/"+args[1]].log
+	eventually(w.t, "coracle has "+log+" open", func() bool {
+		files, _ := filepath.Glob("/proc/[0-9]*/fd/*")
+		for _, f := range files {
+			name, err := os.ReadFile(filepath.Join(filepath.Dir(filepath.Dir(f)), "comm"))
+			if target, lerr := os.Readlink(f); err == nil && lerr == nil && target == log && string(name) == "coracle\n" {
+				return true
+			}
+		}
+		return false
+	})
 }
 
 func (s *workloadScripts) stop(ts *testscript.TestScript, neg bool, args []string) {

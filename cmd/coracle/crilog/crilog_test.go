@@ -239,6 +239,33 @@ func TestFollowManyRotations(t *testing.T) {
 	}
 }
 
+// A follower that comes between the two halves of a rotation waits for the new file.
+func TestFollowBeginsInARotation(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	changed, ended, result := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	open := func() {
+		r, err := await(t.Context(), path, changed, ended)
+		if err == nil {
+			r.close()
+		}
+		result <- err
+	}
+	go open()
+	changed <- struct{}{} // taken by one that waits; it finds nothing and waits again
+	write(t, path, record(1, "F", "a"))
+	changed <- struct{}{}
+	if err := <-result; err != nil {
+		t.Error(err)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	close(ended)
+	if open(); !errors.Is(<-result, os.ErrNotExist) {
+		t.Error("a container that has ended without a log has one")
+	}
+}
+
 func TestFollowEndsWithContext(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	write(t, path, record(1, "F", "a"))

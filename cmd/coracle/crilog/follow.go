@@ -39,7 +39,7 @@ func Read(ctx context.Context, path string, o Options, sink func(Line) error) er
 		defer w.close()
 		changed = w.changed
 	}
-	r, err := open(path)
+	r, err := await(ctx, path, changed, o.Ended)
 	if err != nil {
 		return fmt.Errorf("log: %w", err)
 	}
@@ -88,6 +88,24 @@ func Read(ctx context.Context, path string, o Options, sink func(Line) error) er
 			ended = nil // one more look at what came last
 		case <-ctx.Done():
 			return ctx.Err()
+		}
+	}
+}
+
+// await opens the log. With ended, one that is not there is waited for until that is closed: a
+// rotation renames it before it makes the new one.
+func await(ctx context.Context, path string, changed, ended <-chan struct{}) (*reader, error) {
+	for {
+		r, err := open(path)
+		if ended == nil || !errors.Is(err, fs.ErrNotExist) {
+			return r, err
+		}
+		select {
+		case <-changed:
+		case <-ended:
+			ended = nil
+		case <-ctx.Done():
+			return nil, ctx.Err()
 		}
 	}
 }
