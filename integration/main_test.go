@@ -5,6 +5,7 @@ package integration
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"os"
 	"sync"
@@ -15,7 +16,13 @@ import (
 	"github.com/coracle-project/coracle/internal/testkit/ociimage"
 )
 
-func TestMain(m *testing.M) { os.Exit(testkit.Isolate(func() int { return withRegistry(m) })) }
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if flag.Lookup("test.list").Value.String() != "" {
+		os.Exit(m.Run()) // nothing runs
+	}
+	os.Exit(testkit.Isolate(func() int { return withRegistry(m) }))
+}
 
 // registry is the plain HTTP registry that all tests pull from.
 var registry *testkit.Registry

@@ -2,6 +2,8 @@
 # Makes the Debian packages of the binaries in BIN (default: bin) in a directory (default: out/deb).
 # Their times are those of the last commit: the same sources make the same packages.
 #
+# COMPRESSION=none makes large packages quickly.
+#
 #   packaging/build.sh [DIRECTORY]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -62,5 +64,6 @@ cp packaging/{postinst,prerm,postrm} "$stage"
 (cd tools && "$go" build -o "$stage/deb" ./deb)
 packaging=$PWD/packaging
 for p in coracle coracle-kube; do
-  (cd "$stage" && ./deb -config "$packaging/$p.yaml" -out "$out")
+  sed "s/^  compression: [a-z]*/  compression: ${COMPRESSION:-gzip}/" "$packaging/$p.yaml" >"$stage/$p.yaml"
+  (cd "$stage" && ./deb -config "$p.yaml" -out "$out")
 done
