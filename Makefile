@@ -51,9 +51,12 @@ GOTEST   := $(GO) test -vet=off -timeout 20m
 CGOPKGS  := ./cmd/containerd-shim-coracle-v1 ./cmd/coracle-oci ./cmd/coracle-oci/cli ./cmd/coracle-oci/cli/withlc \
             ./runtime/engine ./runtime/lc ./runtime/seccomp ./shim/keeper ./shim/podinit
 
-# Packages whose tests run under the race detector, and only so: those that are about
+# Packages whose tests run under the race detector, and but for SAMPLED only so: those that are about
 # concurrency and finish quickly.
 RACE     := ./pod/... ./shim/client/... ./image/... ./network/... ./snapshot/... ./cri/... ./imageapi/... ./internal/join/...
+
+# Those of them that take a sample under -short: the whole runs without the race detector.
+SAMPLED  := ./cri ./network
 
 KUBERACE := ./client/... ./inproc/... ./scheduler/... ./controllers/... ./kubelet/...
 
@@ -69,6 +72,7 @@ PARTS    := unit-race $(foreach k,$(shell seq $(SHARDS)),integration-$(k)) crite
 export CORACLE_BIN := $(BINDIR)
 
 .PHONY: help deps generate build builder build-faults tools testbins up down test unit lint integration critest \
+        tools shards parts unit-cgo unit-race cluster-unit cluster-race cluster-integration check-all \
         test-oci test-image test-vm bench bench-image bench-oci bench-peers bench-cluster oracle test-kubelet kubelet-containerd install deb test-deb-vm clean
 
 help: ## list the targets
@@ -123,6 +127,8 @@ test: ## all tests (needs root): the parts of `make parts`, and how long each to
 	@$(MAKE) --no-print-directory -j4 -k --output-sync=target $(addprefix part-,$(PARTS)) || true
 	@hack/timed.sh --report
 
+check-all: test test-oci test-image oracle test-kubelet ## all that this machine can test: hours
+
 parts: ## the parts of `make test`; each is a target
 	@printf '%s\n' $(PARTS)
 
@@ -134,13 +140,13 @@ lint: $(call needs,deps) ## gofumpt, go vet, staticcheck, shellcheck, import rul
 
 # The packages of one list are compiled and tested side by side.
 unit: $(call needs,build tools) ## unit tests, but for those of unit-cgo and unit-race
-	$(GOTEST) $$(CGO_ENABLED=1 $(GO) list ./... | grep -vE '/integration' | grep -vxF -f <(CGO_ENABLED=1 $(GO) list $(CGOPKGS) $(RACE)))
+	$(GOTEST) $$(CGO_ENABLED=1 $(GO) list ./... | grep -vE '/integration' | grep -vxF -f <(CGO_ENABLED=1 $(GO) list $(CGOPKGS) $(RACE))) $(SAMPLED)
 
 unit-cgo: $(call needs,build tools) ## unit tests of the packages that need cgo
 	CGO_ENABLED=1 $(GOTEST) $(CGOPKGS)
 
 unit-race: $(call needs,build tools) ## unit tests under the race detector
-	CGO_ENABLED=1 $(GOTEST) -race -tags $(FAULTTAGS) $(RACE)
+	CGO_ENABLED=1 $(GOTEST) -race -short -tags $(FAULTTAGS) $(RACE)
 
 cluster-unit: $(call needs,build) ## unit tests of the cluster, but for those of cluster-race
 	cd cluster && $(OTHER) $(GOTEST) $$($(GO) list ./... | grep -v /integration | grep -vxF -f <($(GO) list $(KUBERACE)))
