@@ -302,7 +302,7 @@ func uplinkMTU(h *hostLinks) int {
 // recover takes down what belongs to no claimed pod, and puts the host's side in
 // order if any pod is left.
 func (b *bridge) recover(ctx context.Context, claimed map[string]bool) error {
-	var errs []error
+	errs := []error{b.adoptLost(claimed)}
 	kept := 0
 	for _, l := range b.list() {
 		if claimed[l.PodID] {
@@ -320,7 +320,7 @@ func (b *bridge) recover(ctx context.Context, claimed map[string]bool) error {
 			errs = append(errs, err)
 		}
 	}
-	return errors.Join(append(errs, b.dropStrayLinks())...)
+	return errors.Join(append(errs, b.dropStrayLinks(claimed))...)
 }
 
 // standing reports whether the host has the bridge.
@@ -341,8 +341,9 @@ func (b *bridge) standing() (bool, error) {
 }
 
 // dropStrayLinks deletes links on the bridge that no record names: a crash came
-// between the record's removal and nothing else, so there should be none.
-func (b *bridge) dropStrayLinks() error {
+// between the record's removal and nothing else, so there should be none. A claimed pod's link
+// stays, even if nothing more could be found out about it.
+func (b *bridge) dropStrayLinks(claimed map[string]bool) error {
 	links, err := newHostLinks()
 	if err != nil {
 		return err
@@ -360,6 +361,9 @@ func (b *bridge) dropStrayLinks() error {
 		return fmt.Errorf("bridge %s: list links: %w", b.name, err)
 	}
 	known := map[string]bool{}
+	for id := range claimed {
+		known[vethName(id)] = true
+	}
 	for _, l := range b.list() {
 		known[l.Link] = true
 	}
