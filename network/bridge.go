@@ -49,7 +49,7 @@ func newBridge(name string, mtu int, stateDir string, log *slog.Logger) *bridge 
 		leases:  map[string]lease{},
 		ports:   portTable{},
 	}
-	b.reaper = newReaper(b.reap)
+	b.reaper = newReaper(log, b.reapOne)
 	return b
 }
 
@@ -65,7 +65,6 @@ func (b *bridge) start(subnets []netip.Prefix, all loaded[lease]) error {
 	for _, l := range all.records {
 		b.take(l)
 	}
-	b.reaper.start()
 	for id, l := range all.records {
 		if l.Stage == removing {
 			b.reaper.add(id)

@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 )
 
@@ -380,10 +379,8 @@ func (b *bridge) dropStrayLinks(claimed map[string]bool) error {
 
 // purge takes the host's side down. It fails if a pod is connected.
 func (b *bridge) purge(ctx context.Context) error {
-	select {
-	case <-b.reaper.idle():
-	case <-ctx.Done():
-		return fmt.Errorf("bridge %s: waiting for links to go: %w", b.name, context.Cause(ctx))
+	if err := b.reaper.idle(ctx); err != nil {
+		return fmt.Errorf("bridge %s: waiting for links to go: %w", b.name, err)
 	}
 	b.hostMu.Lock()
 	defer b.hostMu.Unlock()
@@ -397,26 +394,7 @@ func (b *bridge) purge(ctx context.Context) error {
 	return errors.Join(deleteLink(b.name), b.fw.remove())
 }
 
-// reapers bounds how many links are deleted side by side. The kernel takes 30 ms
-// for one (6.18, 2 CPUs), nearly all of it waiting, and holds no lock meanwhile.
-const reapers = 8
-
-// reap takes down the pods that Teardown left to the background.
-func (b *bridge) reap(podIDs []string) {
-	var g errgroup.Group
-	g.SetLimit(reapers)
-	for _, id := range podIDs {
-		g.Go(func() error {
-			if err := b.reapOne(id); err != nil {
-				// Nobody waits for it; it is tried again after the next start.
-				b.log.Error("cannot finish a pod's network; its addresses stay taken", "pod", id, "error", err)
-			}
-			return nil
-		})
-	}
-	_ = g.Wait()
-}
-
+// reapOne takes down a pod that Teardown left to the background.
 func (b *bridge) reapOne(podID string) error {
 	// What holds a pod is a Setup or Teardown of milliseconds.
 	release, err := b.busy.Acquire(context.Background(), podID)

@@ -207,14 +207,10 @@ func (m *Manager) Leases() []Lease {
 	return all
 }
 
-// Flush waits until the links of all pods torn down so far are gone.
+// Flush waits until the links of all pods torn down so far are gone, but for those that the kernel does not
+// delete within seconds.
 func (m *Manager) Flush(ctx context.Context) error {
-	select {
-	case <-m.bridge.reaper.idle():
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
+	return m.bridge.reaper.idle(ctx)
 }
 
 // Purge removes the bridge and its nftables tables. It fails if a pod is left.
