@@ -44,40 +44,28 @@ func newBridge(name string, mtu int, stateDir string, log *slog.Logger) *bridge 
 		name:    name,
 		mtu:     mtu,
 		log:     log,
-		records: records[lease]{dir: stateDir},
+		records: newRecords[lease](stateDir, "bridge", log),
 		fw:      &firewall{bridge: name},
 		leases:  map[string]lease{},
 		ports:   portTable{},
 	}
-	b.reaper = newReaper(b.reap)
+	b.reaper = newReaper(log, b.reapOne)
 	return b
 }
 
-// start reads the records. The host's side is made when it is first needed.
-func (b *bridge) start(subnets []netip.Prefix) error {
+// start takes over what the records say. The host's side is made when it is first needed.
+func (b *bridge) start(subnets []netip.Prefix, all loaded[lease]) error {
 	if err := b.setSubnets(subnets); err != nil {
 		return err
 	}
-	leases, err := b.records.load()
-	if err != nil {
+	b.records.tidy(all.left)
+	if err := b.replaceDamaged(all); err != nil {
 		return err
 	}
-	b.mu.Lock()
-	for id, l := range leases {
-		// Recover closes the ports of those that are going, before a pod can take them.
-		l.retired = l.Stage == removing
-		b.leases[id] = l
-		b.takeLocked(l.IPs)
-		if l.Stage == removing {
-			continue
-		}
-		if err := b.ports.claim(id, l.Ports); err != nil {
-			b.log.Warn("two records claim a host port", "pod", id, "error", err)
-		}
+	for _, l := range all.records {
+		b.take(l)
 	}
-	b.mu.Unlock()
-	b.reaper.start()
-	for id, l := range leases {
+	for id, l := range all.records {
 		if l.Stage == removing {
 			b.reaper.add(id)
 		}

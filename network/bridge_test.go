@@ -462,13 +462,3 @@ func TestBridgeNameTakenByAnotherLink(t *testing.T) {
 		t.Errorf("left: %v", m.Leases())
 	}
 }
-
-func TestBrokenRecordsAreAnError(t *testing.T) {
-	c := testConfig(t)
-	dir := filepath.Join(c.StateDir, "bridge")
-	must(t, os.MkdirAll(dir, 0o700))
-	must(t, os.WriteFile(filepath.Join(dir, "a.json"), []byte("{"), 0o600))
-	if err := New(c).Start(t.Context()); err == nil || !strings.Contains(err.Error(), "a.json") {
-		t.Errorf("error %v", err)
-	}
-}

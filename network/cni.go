@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"net/netip"
 	"os"
@@ -31,6 +32,7 @@ type cniNet struct {
 	follow  cniFollower
 	asks    *cniAsks
 	records records[cniLease]
+	log     *slog.Logger
 	busy    keylock.Lock  // by pod id
 	wait    time.Duration // of recover for plugins: strayLimit, but in tests
 
@@ -40,13 +42,14 @@ type cniNet struct {
 
 // cniLease is what a pod has of CNI, and its record's content.
 type cniLease struct {
-	PodID  string          `json:"podID"`
-	Stage  stage           `json:"stage"`
-	NetNS  string          `json:"netns"`
-	Config json.RawMessage `json:"config"`
-	Args   [][2]string     `json:"args"`
-	Caps   map[string]any  `json:"capabilities"`
-	Result Result          `json:"result"`
+	Version int             `json:"version"`
+	PodID   string          `json:"podID"`
+	Stage   stage           `json:"stage"`
+	NetNS   string          `json:"netns"`
+	Config  json.RawMessage `json:"config"`
+	Args    [][2]string     `json:"args"`
+	Caps    map[string]any  `json:"capabilities"`
+	Result  Result          `json:"result"`
 }
 
 // cniPlaces are where configuration and plugins are.
@@ -68,7 +71,8 @@ func newCNI(c Config) *cniNet {
 	n := &cniNet{
 		follow:  cniFollower{log: c.Log},
 		asks:    newCNIAsks(),
-		records: records[cniLease]{dir: filepath.Join(c.StateDir, "cni")},
+		records: newRecords[cniLease](c.StateDir, "cni", c.Log),
+		log:     c.Log,
 		leases:  map[string]cniLease{},
 		wait:    strayLimit,
 	}
@@ -76,15 +80,13 @@ func newCNI(c Config) *cniNet {
 	return n
 }
 
-func (n *cniNet) start() error {
-	leases, err := n.records.load()
-	if err != nil {
-		return err
-	}
+// start takes over what the records say.
+func (n *cniNet) start(all loaded[cniLease]) {
+	n.records.tidy(all.left)
+	n.replaceDamaged(all)
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.leases = leases
-	return nil
+	n.leases = all.records
 }
 
 // configured reports whether CNI is in force for the next pod; the error is a broken configuration.
@@ -142,8 +144,8 @@ func (n *cniNet) Setup(ctx context.Context, p Pod) (Result, error) {
 		if l.Stage == connected && l.NetNS == p.NetNS {
 			return l.Result, nil
 		}
-		// A crash left it half made or half taken down: begin anew.
-		if err := n.remove(ctx, l); err != nil {
+		// A crash left it half made or half taken down: start again.
+		if err := n.removeFor(ctx, l, p); err != nil {
 			return Result{}, err
 		}
 	}
@@ -271,6 +273,19 @@ func (n *cniNet) Teardown(ctx context.Context, p Pod) error {
 	if !ok {
 		return nil
 	}
+	return n.removeFor(ctx, l, p)
+}
+
+// removeFor is remove with what is known of the pod now, should its record have been lost.
+func (n *cniNet) removeFor(ctx context.Context, l cniLease, p Pod) error {
+	l, err := n.complete(l, p)
+	if err != nil {
+		return fmt.Errorf("network of pod %s: %w", l.PodID, err)
+	}
+	if !l.known() {
+		n.log.Warn("no CNI configuration to take down a pod with whose network record was lost; its namespace goes, what plugins keep outside may stay", "pod", l.PodID)
+		return n.forget(l)
+	}
 	return n.remove(ctx, l)
 }
 
@@ -309,6 +324,10 @@ func (n *cniNet) remove(ctx context.Context, l cniLease) error {
 	if err := faultCniRemoved.At(ctx); err != nil {
 		return err
 	}
+	return n.forget(l)
+}
+
+func (n *cniNet) forget(l cniLease) error {
 	if err := n.records.remove(l.PodID); err != nil {
 		return err
 	}
@@ -353,7 +372,17 @@ const (
 
 // recover takes down what belongs to no claimed pod. What has not gone in time is still in list then.
 func (n *cniNet) recover(ctx context.Context, claimed map[string]bool) error {
-	return errors.Join(n.removeStrays(ctx, claimed), n.collect(ctx))
+	n.adoptLost(claimed)
+	// A start waits for both, but not for one after the other. What is being removed is not garbage.
+	var collected error
+	var tasks errgroup.Group
+	tasks.Go(func() error {
+		collected = n.collect(ctx, claimed)
+		return nil
+	})
+	removed := n.removeStrays(ctx, claimed)
+	_ = tasks.Wait() // it has none
+	return errors.Join(removed, collected)
 }
 
 func (n *cniNet) removeStrays(ctx context.Context, claimed map[string]bool) error {

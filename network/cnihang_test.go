@@ -180,6 +180,17 @@ func TestCNIStatusThatHangsIsAskedOnce(t *testing.T) {
 	must(t, started(t, c).Ready(t.Context()))
 }
 
+// awaitLeases waits until there are n.
+func awaitLeases(t *testing.T, m *Manager, n int) {
+	t.Helper()
+	for end := time.Now().Add(patience); len(m.Leases()) != n; {
+		if time.Now().After(end) {
+			t.Fatalf("leases %v, want %d", m.Leases(), n)
+		}
+		time.Sleep(time.Millisecond) // there is no event for it
+	}
+}
+
 // The daemon did not come up while a plugin hung with what a pod had that is gone, nor were others' freed.
 func TestCNIRecoverDoesNotWaitForAHungPlugin(t *testing.T) {
 	c := testConfig(t)
@@ -192,12 +203,7 @@ func TestCNIRecoverDoesNotWaitForAHungPlugin(t *testing.T) {
 	defer cancel()
 	wait := inBackground(func() error { return m.Recover(ctx, nil) })
 	_, gone := hung(t, dir)
-	for {
-		if l := m.Leases(); len(l) == 1 {
-			break
-		}
-		time.Sleep(time.Millisecond) // the plugin has no event for it
-	}
+	awaitLeases(t, m, 1)
 	cancel()
 	if err := wait(); !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "pod bad") {
 		t.Errorf("error %v", err)

@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 )
 
@@ -302,7 +301,7 @@ func uplinkMTU(h *hostLinks) int {
 // recover takes down what belongs to no claimed pod, and puts the host's side in
 // order if any pod is left.
 func (b *bridge) recover(ctx context.Context, claimed map[string]bool) error {
-	var errs []error
+	errs := []error{b.adoptLost(claimed)}
 	kept := 0
 	for _, l := range b.list() {
 		if claimed[l.PodID] {
@@ -320,7 +319,7 @@ func (b *bridge) recover(ctx context.Context, claimed map[string]bool) error {
 			errs = append(errs, err)
 		}
 	}
-	return errors.Join(append(errs, b.dropStrayLinks())...)
+	return errors.Join(append(errs, b.dropStrayLinks(claimed))...)
 }
 
 // standing reports whether the host has the bridge.
@@ -341,8 +340,9 @@ func (b *bridge) standing() (bool, error) {
 }
 
 // dropStrayLinks deletes links on the bridge that no record names: a crash came
-// between the record's removal and nothing else, so there should be none.
-func (b *bridge) dropStrayLinks() error {
+// between the record's removal and nothing else, so there should be none. A claimed pod's link
+// stays, even if nothing more could be found out about it.
+func (b *bridge) dropStrayLinks(claimed map[string]bool) error {
 	links, err := newHostLinks()
 	if err != nil {
 		return err
@@ -360,6 +360,9 @@ func (b *bridge) dropStrayLinks() error {
 		return fmt.Errorf("bridge %s: list links: %w", b.name, err)
 	}
 	known := map[string]bool{}
+	for id := range claimed {
+		known[vethName(id)] = true
+	}
 	for _, l := range b.list() {
 		known[l.Link] = true
 	}
@@ -376,10 +379,8 @@ func (b *bridge) dropStrayLinks() error {
 
 // purge takes the host's side down. It fails if a pod is connected.
 func (b *bridge) purge(ctx context.Context) error {
-	select {
-	case <-b.reaper.idle():
-	case <-ctx.Done():
-		return fmt.Errorf("bridge %s: waiting for links to go: %w", b.name, context.Cause(ctx))
+	if err := b.reaper.idle(ctx); err != nil {
+		return fmt.Errorf("bridge %s: waiting for links to go: %w", b.name, err)
 	}
 	b.hostMu.Lock()
 	defer b.hostMu.Unlock()
@@ -393,26 +394,7 @@ func (b *bridge) purge(ctx context.Context) error {
 	return errors.Join(deleteLink(b.name), b.fw.remove())
 }
 
-// reapers bounds how many links are deleted side by side. The kernel takes 30 ms
-// for one (6.18, 2 CPUs), nearly all of it waiting, and holds no lock meanwhile.
-const reapers = 8
-
-// reap takes down the pods that Teardown left to the background.
-func (b *bridge) reap(podIDs []string) {
-	var g errgroup.Group
-	g.SetLimit(reapers)
-	for _, id := range podIDs {
-		g.Go(func() error {
-			if err := b.reapOne(id); err != nil {
-				// Nobody waits for it; it is tried again after the next start.
-				b.log.Error("cannot finish a pod's network; its addresses stay taken", "pod", id, "error", err)
-			}
-			return nil
-		})
-	}
-	_ = g.Wait()
-}
-
+// reapOne takes down a pod that Teardown left to the background.
 func (b *bridge) reapOne(podID string) error {
 	// What holds a pod is a Setup or Teardown of milliseconds.
 	release, err := b.busy.Acquire(context.Background(), podID)

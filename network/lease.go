@@ -1,12 +1,15 @@
 package network
 
 import (
+	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 )
 
 // lease is what a pod has of the bridge, and its record's content.
 type lease struct {
+	Version   int          `json:"version"`
 	PodID     string       `json:"podID"`
 	Name      string       `json:"name"`
 	Namespace string       `json:"namespace"`
@@ -19,6 +22,25 @@ type lease struct {
 	// retired says, in memory, that the host ports are closed: from then on they may
 	// be another pod's and must not be closed again.
 	retired bool
+}
+
+func (l lease) versioned() lease {
+	l.Version = recordVersion
+	return l
+}
+
+func (l lease) check(podID string) error {
+	switch {
+	case l.PodID != podID:
+		return fmt.Errorf("it is of pod %q", l.PodID)
+	case !l.Stage.known():
+		return fmt.Errorf("unknown stage %q", l.Stage)
+	case l.Link != vethName(podID):
+		return fmt.Errorf("link %q is not the pod's", l.Link)
+	case slices.ContainsFunc(l.IPs, func(ip netip.Addr) bool { return !ip.IsValid() }):
+		return errors.New("an address is empty")
+	}
+	return nil
 }
 
 func (l lease) entries() []portEntry {

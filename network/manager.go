@@ -3,17 +3,13 @@ package network
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-
-	"github.com/coracle-project/coracle/internal/atomicfile"
 )
 
 // Config is a Manager's settings; zero values have the defaults given.
@@ -99,7 +95,7 @@ func New(c Config) *Manager {
 	c = c.withDefaults()
 	return &Manager{
 		config: c,
-		bridge: newBridge(c.BridgeName, c.MTU, filepath.Join(c.StateDir, "bridge"), c.Log),
+		bridge: newBridge(c.BridgeName, c.MTU, c.StateDir, c.Log),
 		cni:    newCNI(c),
 	}
 }
@@ -113,25 +109,28 @@ func (m *Manager) SetCNI(confDir string, binDirs []string) {
 	m.cni.follow.follow(confDir)
 }
 
-// Start reads the records, and the CNI configuration, which it follows from then on. It touches nothing on the host: the bridge and its
-// table are made for the first pod.
+// Start reads the records, and the CNI configuration, which it follows from then on. It touches nothing on the host:
+// the bridge and its table are made for the first pod. A record that is damaged is set aside in the
+// directory "damaged", and written again from what the kernel and the cache of CNI say of the pod.
+// ErrVersion if a record is of a newer daemon; then nothing has been changed.
 func (m *Manager) Start(context.Context) error {
 	if err := m.config.check(); err != nil {
 		return err
 	}
-	subnets, err := m.savedSubnets()
-	switch {
-	case err != nil:
-		return err
-	case subnets == nil:
-		subnets = m.config.Subnets
-	default:
-		m.cni.ranges.Store(&subnets)
-	}
-	if err := m.cni.start(); err != nil {
+	bridged, err := m.bridge.records.load()
+	if err != nil {
 		return err
 	}
-	if err := m.bridge.start(subnets); err != nil {
+	plugged, err := m.cni.records.load()
+	if err != nil {
+		return err
+	}
+	subnets, err := m.startSubnets()
+	if err != nil {
+		return err
+	}
+	m.cni.start(plugged)
+	if err := m.bridge.start(subnets, bridged); err != nil {
 		return err
 	}
 	m.cni.follow.start(m.config.CNIConfDir)
@@ -208,52 +207,12 @@ func (m *Manager) Leases() []Lease {
 	return all
 }
 
-// Flush waits until the links of all pods torn down so far are gone.
+// Flush waits until the links of all pods torn down so far are gone, but for those that the kernel does not
+// delete within seconds.
 func (m *Manager) Flush(ctx context.Context) error {
-	select {
-	case <-m.bridge.reaper.idle():
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
+	return m.bridge.reaper.idle(ctx)
 }
 
 // Purge removes the bridge and its nftables tables. It fails if a pod is left.
 // IP forwarding stays on: others may have come to count on it.
 func (m *Manager) Purge(ctx context.Context) error { return m.bridge.purge(ctx) }
-
-// SetPodCIDR puts other address ranges in force for pods to come, as a cluster
-// assigns them to nodes, and remembers them: on the built-in bridge, and as what CNI plugins get that
-// declare the capability ipRanges. Pods keep what they have.
-func (m *Manager) SetPodCIDR(_ context.Context, subnets []netip.Prefix) error {
-	if err := checkSubnets(subnets); err != nil {
-		return err
-	}
-	data, err := json.Marshal(subnets)
-	if err != nil {
-		return fmt.Errorf("pod subnets: %w", err)
-	}
-	if err := atomicfile.Write(m.subnetsFile(), data, 0o600); err != nil {
-		return fmt.Errorf("pod subnets: %w", err)
-	}
-	m.cni.ranges.Store(&subnets)
-	return m.bridge.changeSubnets(subnets)
-}
-
-func (m *Manager) subnetsFile() string { return filepath.Join(m.config.StateDir, "subnets.json") }
-
-// savedSubnets returns what SetPodCIDR was last given, nil if it never was.
-func (m *Manager) savedSubnets() ([]netip.Prefix, error) {
-	data, err := os.ReadFile(m.subnetsFile())
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("pod subnets: %w", err)
-	}
-	var subnets []netip.Prefix
-	if err := json.Unmarshal(data, &subnets); err != nil {
-		return nil, fmt.Errorf("pod subnets: %s: %w", m.subnetsFile(), err)
-	}
-	return subnets, checkSubnets(subnets)
-}

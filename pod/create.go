@@ -45,7 +45,6 @@ func (m *Manager) create(ctx context.Context, p *entry[podRecord], c ContainerCo
 		return "", err
 	}
 	m.Starting()
-	defer m.holdPlugins()()
 	img, err := m.Images.Get(c.Image)
 	if errors.Is(err, image.ErrNotFound) {
 		return "", fail(ErrNotFound, "image %q is not on this node; pull it first", c.Image)
@@ -86,7 +85,7 @@ func (m *Manager) create(ctx context.Context, p *entry[podRecord], c ContainerCo
 	}
 	defer e.turn.give()
 	if err = m.makeContainer(ctx, p, e, img); err == nil {
-		return id, m.tellContainer(ctx, ContainerCreated, e)
+		return id, nil
 	}
 	undo, cancel := undoing(ctx)
 	defer cancel()
@@ -197,6 +196,9 @@ func (m *Manager) makeContainer(ctx context.Context, p *entry[podRecord], e *ent
 	if err := m.injectCDI(spec, e.get().Config.CDIDevices); err != nil {
 		return err
 	}
+	// New plugins wait from here on, not while roots and volumes are mounted: a plugin that waits
+	// keeps all other containers and pods from being made.
+	defer m.holdPlugins()()
 	if err := m.adjust(ctx, p, e, spec); err != nil {
 		return err
 	}
@@ -208,7 +210,7 @@ func (m *Manager) makeContainer(ctx context.Context, p *entry[podRecord], e *ent
 	if err := mustBeReady(p); err != nil {
 		return err
 	}
-	return e.update(func(r *containerRecord) {
+	err = e.update(func(r *containerRecord) {
 		r.Phase, r.Upper, r.Steps = containerCreated, snap.Upper, watch.all(nil)
 		if saved != nil {
 			r.Checkpoint = saved.images()
@@ -225,6 +227,10 @@ func (m *Manager) makeContainer(ctx context.Context, p *entry[podRecord], e *ent
 			r.Groups = append(r.Groups, int64(g))
 		}
 	})
+	if err != nil {
+		return err
+	}
+	return m.tellContainer(ctx, ContainerCreated, e)
 }
 
 // savedFor is the checkpoint that a container goes on from: the caller's, or the one that

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -78,4 +79,129 @@ func TestPluginsRefuseUpdateOfPod(t *testing.T) {
 	ok(t, m.Stop(ctx, podID))
 	ok(t, m.Remove(ctx, podID))
 	idle(t, m)
+}
+
+// holding is a plugin that holds as package nri does: a new plugin takes the lock for writing, and
+// whatever is made while it waits waits behind it.
+type holding struct {
+	Plugins
+	t    *testing.T
+	sync sync.RWMutex
+
+	mu   sync.Mutex
+	told []PluginEvent
+}
+
+func (p *holding) Hold() func() {
+	p.sync.RLock()
+	return p.sync.RUnlock
+}
+
+func (p *holding) Tell(_ context.Context, ev PluginEvent, _ Pod, _ *PluggedContainer) error {
+	if ev == PodRuns || ev == ContainerCreated {
+		p.held(string(ev))
+	}
+	return nil
+}
+
+func (p *holding) Adjust(context.Context, Pod, PluggedContainer) error {
+	p.held("adjust")
+	return nil
+}
+
+// held fails the test if a new plugin could be told what there is in the middle of a call.
+func (p *holding) held(call string) {
+	if p.sync.TryLock() {
+		p.sync.Unlock()
+		p.t.Errorf("%s: nothing is held", call)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.told = append(p.told, PluginEvent(call))
+}
+
+// arrive is a plugin that comes: it waits until nothing is held.
+func (p *holding) arrive(ctx context.Context) error {
+	in := make(chan struct{})
+	go func() {
+		p.sync.Lock()
+		p.sync.Unlock() //nolint:staticcheck // it has waited, which is all
+		close(in)
+	}()
+	select {
+	case <-in:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// TestPluginsDoNotWaitForMounts: while one container waited for its volume, or a pod for its network,
+// a plugin that came waited for it, and everything else that was to be made waited for the plugin.
+func TestPluginsDoNotWaitForMounts(t *testing.T) {
+	b := newBench(t)
+	m, _ := b.manager()
+	plugins := &holding{t: t}
+	m.Plugins = plugins
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	podID := must[string](t)(m.Run(ctx, podConfig("p")))
+
+	// hang has a call wait the first time that which says so, until release.
+	hang := func(call string, which func() bool) (waits chan struct{}, release func()) {
+		waits, end := make(chan struct{}), make(chan struct{})
+		var once sync.Once
+		b.fault(call, func(ctx context.Context) error {
+			if !which() {
+				return nil
+			}
+			once.Do(func() { close(waits) })
+			select {
+			case <-end:
+				return nil
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+		})
+		return waits, sync.OnceFunc(func() { close(end) })
+	}
+	others := func(what, name string) {
+		t.Helper()
+		if err := plugins.arrive(ctx); err != nil {
+			t.Fatalf("%s: a plugin that comes: %v", what, err)
+		}
+		other := containerConfig("run")
+		other.Name = name
+		must[string](t)(m.Create(ctx, podID, other))
+	}
+
+	var prepared atomic.Int32 // the root is the first, the volume the second
+	waits, release := hang("snapshots.Prepare", func() bool { return prepared.Add(1) == 2 })
+	defer release()
+	slow := containerConfig("run")
+	slow.Name, slow.Mounts = "slow", []Mount{{ContainerPath: "/volume", Image: "busybox"}}
+	made := make(chan error, 1)
+	go func() {
+		_, err := m.Create(ctx, podID, slow)
+		made <- err
+	}()
+	<-waits
+	others("while a volume is mounted", "other")
+	release()
+	ok(t, <-made)
+
+	waits, release = hang("network.Setup", func() bool { return true })
+	defer release()
+	go func() {
+		_, err := m.Run(ctx, podConfig("q"))
+		made <- err
+	}()
+	<-waits
+	others("while a pod is connected", "another")
+	release()
+	ok(t, <-made)
+	// Two runs, three creations.
+	if n := len(plugins.told); n != 2+3*2 {
+		t.Errorf("told %d times: %v", n, plugins.told)
+	}
 }

@@ -38,7 +38,6 @@ func (m *Manager) Run(ctx context.Context, c Config) (podID string, err error) {
 
 func (m *Manager) run(ctx context.Context, c Config) (string, error) {
 	m.Starting()
-	defer m.holdPlugins()()
 	id := newID()
 	e := newEntry(id, m.podDir(), podRecord{ID: id, Phase: podMaking, Config: c, CreatedAt: time.Now()}, m.podChanged)
 	if holder, ok := m.pods.add(c.identity(), e); !ok {
@@ -126,6 +125,8 @@ func (m *Manager) makePod(ctx context.Context, e *entry[podRecord]) error {
 	watch.step("write hosts and resolv.conf", connected)
 	p := e.get().value()
 	p.IPs, p.NetNS = net.IPs, set.Net
+	// New plugins wait from here on, not while the pod is connected: see makeContainer.
+	defer m.holdPlugins()()
 	if err := m.tell(ctx, PodRuns, p); err != nil {
 		return err
 	}

@@ -1,0 +1,213 @@
+package network
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/google/nftables"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// A pod of the built-in bridge whose record is damaged or lost keeps its network: the kernel says what it has. Its
+// link has a name that follows from the pod's id, the addresses are those in the namespace at the other end
+// of the link, and its host ports are the elements of the nftables maps that lead to these addresses.
+
+// adopt returns the lease of a pod as the kernel has it; false if the pod has no link, and so nothing
+// that could be taken from it.
+func (b *bridge) adopt(h *hostLinks, podID string) (lease, bool) {
+	l := lease{PodID: podID, Stage: connected, Link: vethName(podID)}
+	link, err := h.LinkByName(l.Link)
+	if errors.As(err, new(netlink.LinkNotFoundError)) {
+		return l, false
+	}
+	if err != nil {
+		b.log.Warn("cannot look for the link of a pod whose network record is lost", "pod", podID, "link", l.Link, "err", err)
+		return l, true
+	}
+	if l.IPs, err = farAddresses(link); err != nil {
+		b.log.Warn("cannot tell the addresses of a pod whose network record is lost; another pod may get them", "pod", podID, "link", l.Link, "err", err)
+		return l, true
+	}
+	if l.Ports, err = b.fw.portsOf(l.IPs); err != nil {
+		b.log.Warn("cannot tell the host ports of a pod whose network record is lost; another pod may get them", "pod", podID, "link", l.Link, "err", err)
+	}
+	return l, true
+}
+
+// farAddresses returns the addresses in the namespace at the other end of a link, IPv4 first, as the
+// kernel tells them to the host (IFA_TARGET_NETNSID, Linux 5.0): the namespace's path is not needed.
+func farAddresses(link netlink.Link) ([]netip.Addr, error) {
+	id := link.Attrs().NetNsID
+	if link.Type() != "veth" || id < 0 {
+		return nil, fmt.Errorf("link %s of type %s does not lead to another network namespace", link.Attrs().Name, link.Type())
+	}
+	// The kernel looks at a request for all addresses only if it is to check it strictly.
+	s, err := nl.GetNetlinkSocketAt(netns.None(), netns.None(), unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("open netlink: %w", err)
+	}
+	defer s.Close()
+	if err := unix.SetsockoptInt(s.GetFd(), unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1); err != nil {
+		return nil, fmt.Errorf("netlink: strict checks: %w", err)
+	}
+	req := nl.NewNetlinkRequest(unix.RTM_GETADDR, unix.NLM_F_DUMP)
+	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: s}}
+	req.AddData(nl.NewIfAddrmsg(unix.AF_UNSPEC))
+	req.AddData(nl.NewRtAttr(unix.IFA_TARGET_NETNSID, nl.Uint32Attr(uint32(id))))
+	messages, err := req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWADDR)
+	if err != nil {
+		return nil, fmt.Errorf("list addresses behind link %s: %w", link.Attrs().Name, err)
+	}
+	var ips []netip.Addr
+	for _, m := range messages {
+		if len(m) < unix.SizeofIfAddrmsg {
+			continue
+		}
+		attrs, err := nl.ParseRouteAttr(m[unix.SizeofIfAddrmsg:])
+		if err != nil {
+			return nil, fmt.Errorf("list addresses behind link %s: %w", link.Attrs().Name, err)
+		}
+		for _, a := range attrs {
+			if a.Attr.Type != unix.IFA_ADDRESS {
+				continue
+			}
+			ip, ok := netip.AddrFromSlice(a.Value)
+			if ok && !ip.IsLoopback() && !ip.IsLinkLocalUnicast() && !slices.Contains(ips, ip) {
+				ips = append(ips, ip)
+			}
+		}
+	}
+	slices.SortStableFunc(ips, func(a, b netip.Addr) int { return a.BitLen() - b.BitLen() })
+	return ips, nil
+}
+
+// portsOf returns the host ports that lead to one of the addresses. No table means none.
+func (f *firewall) portsOf(ips []netip.Addr) ([]hostPort, error) {
+	c, err := nftables.New()
+	if err != nil {
+		return nil, fmt.Errorf("open nftables: %w", err)
+	}
+	var ports []hostPort
+	for _, m := range f.maps() {
+		elements, err := c.GetSetElements(m)
+		if errors.Is(err, unix.ENOENT) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("nftables table %s: map %s: %w", f.bridge, m.Name, err)
+		}
+		for _, e := range elements {
+			p, pod, ok := portOf(e)
+			// A port of any address is in the maps of both families.
+			if ok && slices.Contains(ips, pod) && !slices.Contains(ports, p) {
+				ports = append(ports, p)
+			}
+		}
+	}
+	return ports, nil
+}
+
+// portOf reads what portElements has written.
+func portOf(e nftables.SetElement) (p hostPort, pod netip.Addr, ok bool) {
+	const fields = 8 // protocol and port, 4 bytes each
+	if len(e.Key) < fields || len(e.Val) < 4 {
+		return p, pod, false
+	}
+	address, key := e.Key[:len(e.Key)-fields], e.Key[len(e.Key)-fields:]
+	if len(address) > 0 {
+		if p.IP, ok = netip.AddrFromSlice(address); !ok {
+			return p, pod, false
+		}
+	}
+	for name, number := range protocols {
+		if number == key[0] {
+			p.Protocol = name
+		}
+	}
+	p.Port = binary.BigEndian.Uint16(key[4:])
+	p.Target = binary.BigEndian.Uint16(e.Val[len(e.Val)-4:])
+	pod, ok = netip.AddrFromSlice(e.Val[:len(e.Val)-4])
+	return p, pod, ok && p.Protocol != ""
+}
+
+// replaceDamaged puts leases as the kernel has them in the place of damaged records.
+func (b *bridge) replaceDamaged(all loaded[lease]) error {
+	if len(all.damaged) == 0 {
+		return nil
+	}
+	h, err := newHostLinks()
+	if err != nil {
+		return err
+	}
+	defer h.close()
+	for podID, why := range all.damaged {
+		l, ok := b.adopt(h, podID)
+		if !ok {
+			b.records.replace(podID, nil, why)
+			continue
+		}
+		all.records[podID] = l
+		b.records.replace(podID, &l, why)
+	}
+	return nil
+}
+
+// adoptLost gives claimed pods a lease that have a link, but no record.
+func (b *bridge) adoptLost(claimed map[string]bool) error {
+	lost := map[string]string{} // pod by link
+	for id := range claimed {
+		if _, ok := b.lease(id); !ok {
+			lost[vethName(id)] = id
+		}
+	}
+	if len(lost) == 0 {
+		return nil
+	}
+	h, err := newHostLinks()
+	if err != nil {
+		return err
+	}
+	defer h.close()
+	links, err := h.LinkList()
+	if err != nil {
+		return fmt.Errorf("bridge %s: list links: %w", b.name, err)
+	}
+	for _, link := range links {
+		podID, ok := lost[link.Attrs().Name]
+		if !ok {
+			continue
+		}
+		l, ok := b.adopt(h, podID)
+		if !ok {
+			continue
+		}
+		b.log.Warn("network record of a pod is missing: what it stood for is read from the kernel", "pod", podID, "link", l.Link)
+		b.take(l)
+		if err := b.records.write(podID, l); err != nil {
+			b.log.Warn("missing network record cannot be written", "pod", podID, "err", err)
+		}
+	}
+	return nil
+}
+
+// take puts a lease that was made by an earlier daemon in force, in memory.
+func (b *bridge) take(l lease) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	// Recover closes the ports of those that are going, before a pod can take them.
+	l.retired = l.Stage == removing
+	b.leases[l.PodID] = l
+	b.takeLocked(l.IPs)
+	if l.Stage == removing {
+		return
+	}
+	if err := b.ports.claim(l.PodID, l.Ports); err != nil {
+		b.log.Warn("two records claim a host port", "pod", l.PodID, "err", err)
+	}
+}

@@ -1,0 +1,152 @@
+package network
+
+import (
+	"bytes"
+	"fmt"
+
+	"github.com/containernetworking/cni/libcni"
+)
+
+// A pod of CNI's whose record is damaged or lost keeps its network: libcni's cache says what the plugins were given
+// and what they gave. Where the cache knows nothing of the pod either, its Teardown has the plugins
+// of the configuration in force delete what they know of it.
+
+// known says whether the record has the configuration that the pod was set up with.
+func (l cniLease) known() bool { return len(l.Config) > 0 && string(l.Config) != "null" }
+
+func (l cniLease) versioned() cniLease {
+	l.Version = recordVersion
+	return l
+}
+
+func (l cniLease) check(podID string) error {
+	switch {
+	case l.PodID != podID:
+		return fmt.Errorf("it is of pod %q", l.PodID)
+	case !l.Stage.known():
+		return fmt.Errorf("unknown stage %q", l.Stage)
+	case !l.known():
+		return nil
+	}
+	if _, err := libcni.NetworkConfFromBytes(l.Config); err != nil {
+		return fmt.Errorf("recorded configuration: %w", err)
+	}
+	return nil
+}
+
+// cached returns what libcni's cache knows of pods. A file of it that is damaged is ignored.
+func (n *cniNet) cached() map[string]*libcni.NetworkAttachment {
+	all := map[string]*libcni.NetworkAttachment{}
+	attachments, err := n.at.Load().cni.GetCachedAttachments("")
+	if err != nil {
+		n.log.Warn("the cache of CNI cannot be read", "err", err)
+	}
+	for _, a := range attachments {
+		if a.IfName == podIf {
+			all[a.ContainerID] = a
+		}
+	}
+	return all
+}
+
+// adopt returns the lease of a pod as the cache has it.
+func (n *cniNet) adopt(podID string, a *libcni.NetworkAttachment) cniLease {
+	l := cniLease{PodID: podID, Stage: adding}
+	if a == nil {
+		return l // the plugins may not have ended, or more is damaged than the record
+	}
+	l.NetNS, l.Args, l.Caps = a.NetNS, a.CniArgs, a.CapabilityArgs
+	list, err := n.listOf(a)
+	if err == nil {
+		l.Config, err = completeCNI(list)
+	}
+	if err != nil {
+		n.log.Warn("the cache of CNI has no usable configuration of a pod", "pod", podID, "network", a.Network, "err", err)
+		return l
+	}
+	res, err := n.at.Load().cni.GetNetworkListCachedResult(list, l.runtime())
+	if err == nil {
+		l.Result, err = fromCNI(res)
+	}
+	if err != nil {
+		n.log.Warn("the cache of CNI has no usable result of a pod", "pod", podID, "network", a.Network, "err", err)
+		return l
+	}
+	l.Stage = connected
+	return l
+}
+
+// listOf returns the configuration that a pod was set up with. The cache has the file's text, without
+// plugins of files next to it: these are taken from the configuration in force, if that is the same.
+func (n *cniNet) listOf(a *libcni.NetworkAttachment) (*libcni.NetworkConfigList, error) {
+	now, err := findCNIConfig(n.at.Load().confDir)
+	sameName := err == nil && now != nil && now.Name == a.Network
+	if sameName && bytes.Equal(now.Bytes, a.Config) {
+		return now, nil
+	}
+	then, err := libcni.NetworkConfFromBytes(a.Config)
+	if sameName && (err != nil || len(then.Plugins) == 0) {
+		return now, nil
+	}
+	return then, err
+}
+
+// replaceDamaged puts leases as the cache has them in the place of damaged records.
+func (n *cniNet) replaceDamaged(all loaded[cniLease]) {
+	if len(all.damaged) == 0 {
+		return
+	}
+	cached := n.cached()
+	for podID, why := range all.damaged {
+		l := n.adopt(podID, cached[podID])
+		all.records[podID] = l
+		n.records.replace(podID, &l, why)
+	}
+}
+
+// adoptLost gives claimed pods a lease that the cache knows of, but no record.
+func (n *cniNet) adoptLost(claimed map[string]bool) {
+	var lost []string
+	for id := range claimed {
+		if _, ok := n.lease(id); !ok {
+			lost = append(lost, id)
+		}
+	}
+	if len(lost) == 0 {
+		return
+	}
+	cached := n.cached()
+	for _, id := range lost {
+		if cached[id] == nil {
+			continue
+		}
+		n.log.Warn("network record of a pod is missing: what it stood for is read from the cache of CNI", "pod", id)
+		if err := n.save(n.adopt(id, cached[id])); err != nil {
+			n.log.Warn("missing network record cannot be written", "pod", id, "err", err)
+		}
+	}
+}
+
+// complete adds to a lease whose record was lost what Teardown is told of the pod.
+func (n *cniNet) complete(l cniLease, p Pod) (cniLease, error) {
+	if l.known() {
+		return l, nil
+	}
+	list, err := findCNIConfig(n.at.Load().confDir)
+	if err != nil || list == nil {
+		return l, err
+	}
+	if l.Config, err = completeCNI(list); err != nil {
+		return l, err
+	}
+	if l.NetNS == "" {
+		l.NetNS = p.NetNS
+	}
+	if l.Args == nil {
+		l.Args = cniArgs(p)
+	}
+	if l.Caps == nil {
+		l.Caps, err = capabilities(p, nil)
+	}
+	return l, err
+}

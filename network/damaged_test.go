@@ -1,0 +1,222 @@
+package network
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// damage is what can become of a record.
+var damage = map[string]func(t *testing.T, path string){
+	"truncated": func(t *testing.T, path string) { t.Helper(); must(t, os.Truncate(path, 20)) },
+	"empty":     func(t *testing.T, path string) { t.Helper(); must(t, os.Truncate(path, 0)) },
+	"null":      func(t *testing.T, path string) { t.Helper(); must(t, os.WriteFile(path, []byte("null"), 0o600)) },
+	"of another pod": func(t *testing.T, path string) {
+		t.Helper()
+		b, err := os.ReadFile(path)
+		must(t, err)
+		must(t, os.WriteFile(path, []byte(strings.Replace(string(b), `"podID":"a"`, `"podID":"b"`, 1)), 0o600))
+	},
+	"a directory": func(t *testing.T, path string) {
+		t.Helper()
+		must(t, os.Remove(path))
+		must(t, os.Mkdir(path, 0o700))
+	},
+	"missing": func(t *testing.T, path string) { t.Helper(); must(t, os.Remove(path)) },
+}
+
+// A damaged record kept the daemon from starting, and with it all pods of the node from being served.
+func TestDamagedRecord(t *testing.T) {
+	local := netip.MustParseAddr("127.0.0.1")
+	for name, hurt := range damage {
+		t.Run(name, func(t *testing.T) {
+			c := testConfig(t)
+			// Four addresses for pods: a reused one would be noticed.
+			c.Subnets = []netip.Prefix{netip.MustParsePrefix("10.1.2.0/29"), netip.MustParsePrefix("fd00::/64")}
+			m := started(t, c)
+			gw := m.bridge.pools[0].gateway().String()
+			a := connect(t, m, "a", PortMapping{Protocol: "tcp", HostPort: 80, ContainerPort: 8080},
+				PortMapping{Protocol: "udp", HostPort: 81, ContainerPort: 8081, HostIP: local})
+			b := connect(t, m, "b", PortMapping{Protocol: "tcp", HostPort: 82, ContainerPort: 80})
+			serve(t, a.NetNS, "a", "tcp", 8080)
+			serve(t, b.NetNS, "b", "tcp", 80)
+			before, _ := m.bridge.lease("a")
+			path := m.bridge.records.path("a")
+			hurt(t, path)
+
+			var log strings.Builder
+			c.Log = slog.New(slog.NewTextHandler(&log, nil))
+			m = started(t, c)
+			must(t, m.Recover(t.Context(), []string{"a", "b"}))
+			if !strings.Contains(log.String(), "network record") || !strings.Contains(log.String(), "pod=a") || strings.Contains(log.String(), "pod=b") {
+				t.Errorf("log %s", log.String())
+			}
+			kept, err := os.ReadDir(filepath.Join(c.StateDir, damagedDir))
+			if name != "missing" && (err != nil || len(kept) != 1 || kept[0].Name() != "bridge-a.json") {
+				t.Errorf("kept %v, %v", kept, err)
+			}
+			after, _ := m.bridge.lease("a")
+			if after.Stage != connected || !slices.Equal(after.IPs, before.IPs) || !sameSet(after.Ports, before.Ports) {
+				t.Errorf("lease %+v, want %+v", after, before)
+			}
+			// Pods go on, and what they have is theirs.
+			expect(t, "the pod", "", "tcp", local, 80, "a "+gw)
+			expect(t, "the other pod", "", "tcp", local, 82, "b "+gw)
+			for i := range 3 {
+				p := connect(t, m, fmt.Sprint("new", i))
+				if slices.ContainsFunc(p.ips, func(ip netip.Addr) bool { return slices.Contains(before.IPs, ip) }) {
+					t.Errorf("%v are a's", p.ips)
+				}
+			}
+			late, _ := newNetNS(t)
+			if _, err := m.Setup(t.Context(), Pod{ID: "late", NetNS: late, Ports: a.Ports[:1]}); !errors.Is(err, ErrPortInUse) {
+				t.Errorf("host port of a: error %v", err)
+			}
+			if _, err := m.Setup(t.Context(), Pod{ID: "late", NetNS: late}); !errors.Is(err, ErrExhausted) {
+				t.Errorf("more pods than addresses: error %v", err)
+			}
+			// The next start finds nothing to say.
+			log.Reset()
+			m = started(t, c)
+			must(t, m.Recover(t.Context(), []string{"a", "b", "new0", "new1", "new2"}))
+			if log.Len() > 0 {
+				t.Errorf("log of the next start: %s", log.String())
+			}
+			must(t, m.Teardown(t.Context(), a.Pod))
+			must(t, m.Flush(t.Context()))
+			if strings.Contains(hostLinkNames(t), before.Link) {
+				t.Error("the link is left")
+			}
+			expectNone(t, "after teardown", "", "tcp", local, 80)
+			if ip := connect(t, m, "last").ip4(); ip != a.ip4() {
+				t.Errorf("the last address is %s, not %s", ip, a.ip4())
+			}
+		})
+	}
+}
+
+func sameSet(a, b []hostPort) bool {
+	less := func(x, y hostPort) int { return strings.Compare(x.String(), y.String()) }
+	return slices.Equal(slices.SortedFunc(slices.Values(a), less), slices.SortedFunc(slices.Values(b), less))
+}
+
+// What a damaged record stood for goes if its pod is gone.
+func TestDamagedRecordOfNoPod(t *testing.T) {
+	c := testConfig(t)
+	m := started(t, c)
+	a := connect(t, m, "a")
+	must(t, os.Truncate(m.bridge.records.path("a"), 3))
+	must(t, os.WriteFile(m.bridge.records.path("never-there"), nil, 0o600))
+	m = started(t, c)
+	must(t, m.Recover(t.Context(), nil))
+	must(t, m.Flush(t.Context()))
+	if l := m.Leases(); len(l) > 0 {
+		t.Errorf("leases %v", l)
+	}
+	if left := hostLinkNames(t); strings.Contains(left, vethName("a")) {
+		t.Errorf("links %s", left)
+	}
+	if _, used := m.bridge.pools[0].used[a.ip4()]; used {
+		t.Error("its address is taken")
+	}
+}
+
+// A record that cannot be read for a moment is not damaged; one that never can is.
+func TestUnreadableRecord(t *testing.T) {
+	for name, failures := range map[string]int{"for a moment": 2, "for good": -1} {
+		for _, cause := range []error{unix.EIO, unix.EMFILE, unix.ENOMEM} {
+			t.Run(name+": "+cause.Error(), func(t *testing.T) {
+				c := testConfig(t)
+				m := started(t, c)
+				a := connect(t, m, "a", PortMapping{Protocol: "tcp", HostPort: 80, ContainerPort: 80})
+				connect(t, m, "b")
+				again := New(c)
+				left := failures
+				again.bridge.records.read = func(path string) ([]byte, error) {
+					if left != 0 && path == again.bridge.records.path("a") {
+						left--
+						return nil, &os.PathError{Op: "read", Path: path, Err: cause}
+					}
+					return os.ReadFile(path)
+				}
+				must(t, again.Start(t.Context()))
+				defer func() { must(t, again.Close()) }()
+				must(t, again.Recover(t.Context(), []string{"a", "b"}))
+				l, ok := again.bridge.lease("a")
+				if !ok || !slices.Equal(l.IPs, a.ips) || len(l.Ports) != 1 || len(again.Leases()) != 2 {
+					t.Errorf("lease %+v of %v", l, again.Leases())
+				}
+				_, err := os.Stat(filepath.Join(c.StateDir, damagedDir, "bridge-a.json"))
+				if set := err == nil; set != (failures < 0) {
+					t.Errorf("set aside: %t", set)
+				}
+			})
+		}
+	}
+}
+
+// A record of a newer daemon is not for this one to judge.
+func TestNewerRecord(t *testing.T) {
+	for _, file := range []string{"bridge/a.json", "cni/a.json", "subnets.json"} {
+		t.Run(file, func(t *testing.T) {
+			c := testConfig(t)
+			for name, content := range map[string]string{
+				"bridge/damaged.json": "{", "bridge/.atomic-1-1": "left", "cni/damaged.json": "{",
+				file: `{"version":2,"podID":["of","another","shape"]}`,
+			} {
+				path := filepath.Join(c.StateDir, name)
+				must(t, os.MkdirAll(filepath.Dir(path), 0o700))
+				must(t, os.WriteFile(path, []byte(content), 0o600))
+			}
+			before := tree(t, c.StateDir)
+			if err := New(c).Start(t.Context()); !errors.Is(err, ErrVersion) || !strings.Contains(err.Error(), filepath.Join(c.StateDir, file)) {
+				t.Errorf("error %v", err)
+			}
+			if after := tree(t, c.StateDir); after != before {
+				t.Errorf("changed from\n%s\nto\n%s", before, after)
+			}
+		})
+	}
+}
+
+// tree is what there is in a directory.
+func tree(t *testing.T, dir string) string {
+	t.Helper()
+	var all strings.Builder
+	must(t, filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		b, err := os.ReadFile(path)
+		fmt.Fprintf(&all, "%s: %s\n", path, b)
+		return err
+	}))
+	return all.String()
+}
+
+// The ranges that a cluster has assigned are those of the bridge, should their file be damaged.
+func TestDamagedSubnets(t *testing.T) {
+	c := testConfig(t)
+	m := started(t, c)
+	must(t, m.SetPodCIDR(t.Context(), []netip.Prefix{netip.MustParsePrefix("10.77.1.0/24")}))
+	connect(t, m, "a")
+	must(t, os.WriteFile(m.subnetsFile(), []byte(`["10.77`), 0o600))
+	for range 2 { // the second start finds no file
+		m = started(t, c)
+		must(t, m.Recover(t.Context(), []string{"a"}))
+	}
+	if b, err := os.ReadFile(filepath.Join(c.StateDir, damagedDir, "subnets.json")); err != nil || string(b) != `["10.77` {
+		t.Errorf("set aside: %q, %v", b, err)
+	}
+	if ip := connect(t, m, "b").ip4(); ip != netip.MustParseAddr("10.77.1.3") {
+		t.Errorf("address %s", ip)
+	}
+}

@@ -1,0 +1,166 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// reaped is what a reaper has called its function with.
+type reaped struct {
+	mu     sync.Mutex
+	keys   []string
+	now    int
+	most   int
+	broken error
+	hang   chan struct{} // what begins with "hang" waits for its end
+}
+
+func (w *reaped) work(key string) error {
+	w.mu.Lock()
+	w.now++
+	w.most = max(w.most, w.now)
+	err := w.broken
+	w.mu.Unlock()
+	if strings.HasPrefix(key, "hang") {
+		<-w.hang
+	} else {
+		time.Sleep(30 * time.Millisecond)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.now--
+	if err == nil {
+		w.keys = append(w.keys, key)
+	}
+	return err
+}
+
+func (w *reaped) done() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.keys
+}
+
+// One deletion that hung held up all that were asked for after it, and Flush.
+func TestReaperDoesNotWaitForItsSlowest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &reaped{hang: make(chan struct{})}
+		r := newReaper(quiet, w.work)
+		const hanging, others = 20, 100
+		for i := range hanging {
+			r.add(fmt.Sprint("hang", i))
+		}
+		for i := range others {
+			r.add(fmt.Sprint(i))
+		}
+		begin := time.Now()
+		must(t, r.idle(t.Context()))
+		// Three rounds of eight hang; what follows takes as long as it takes.
+		if took := time.Since(begin); took > 3*reapLimit+time.Second || len(w.done()) != others {
+			t.Errorf("%d are done after %v", len(w.done()), took)
+		}
+		// With no more that hang, none waits.
+		begin = time.Now()
+		r.add("after")
+		must(t, r.idle(t.Context()))
+		if took := time.Since(begin); took > time.Second {
+			t.Errorf("one more took %v", took)
+		}
+		close(w.hang)
+		synctest.Wait()
+		if n := len(w.done()); n != hanging+others+1 || r.hung != 0 || w.most > hanging+reapers {
+			t.Errorf("%d are done, %d hang, %d at once", n, r.hung, w.most)
+		}
+		begin = time.Now()
+		r.close()
+		if took := time.Since(begin); took > 0 {
+			t.Errorf("close took %v", took)
+		}
+	})
+}
+
+// The threads that hang in the kernel are bounded.
+func TestReaperBoundsWhatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &reaped{hang: make(chan struct{})}
+		r := newReaper(quiet, w.work)
+		for i := range 200 {
+			r.add(fmt.Sprint("hang", i))
+		}
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if w.most != mostHung+reapers {
+			t.Errorf("%d hang", w.most)
+		}
+		begin := time.Now()
+		go func() { time.Sleep(2 * reapLimit); close(w.hang) }()
+		r.close()
+		if took := time.Since(begin); took > 2*reapLimit {
+			t.Errorf("close took %v", took)
+		}
+		synctest.Wait()
+		if n := len(w.done()); n < mostHung+reapers || w.now != 0 {
+			t.Errorf("%d are done, %d go on", n, w.now)
+		}
+	})
+}
+
+// A deletion that failed was not tried again before the next start.
+func TestReaperTriesAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &reaped{broken: errors.New("no socket")}
+		r := newReaper(quiet, w.work)
+		r.add("a")
+		must(t, r.idle(t.Context()))
+		time.Sleep(10 * time.Minute)
+		if len(w.done()) != 0 {
+			t.Error("it was done")
+		}
+		w.mu.Lock()
+		w.broken = nil
+		w.mu.Unlock()
+		time.Sleep(lastRetry + time.Second)
+		if n := len(w.done()); n != 1 {
+			t.Errorf("it was done %d times", n)
+		}
+		w.mu.Lock()
+		w.broken = errors.New("again")
+		w.mu.Unlock()
+		r.add("b")
+		must(t, r.idle(t.Context()))
+		r.close()
+		if len(r.retries) != 0 {
+			t.Error("it is tried after close")
+		}
+		r.add("c")
+		must(t, r.idle(t.Context())) // nothing is taken any more
+	})
+}
+
+// A pod's link that cannot be deleted keeps no other pod's addresses.
+func TestTeardownDoesNotWaitForAnotherLink(t *testing.T) {
+	m := started(t, testConfig(t))
+	a, b := connect(t, m, "a"), connect(t, m, "b")
+	l, _ := m.bridge.lease("a")
+	must(t, m.bridge.retire(t.Context(), l))
+	release, err := m.bridge.busy.Acquire(t.Context(), "a")
+	must(t, err)
+	defer release() // before started's checks
+	m.bridge.reaper.add("a")
+	must(t, m.Teardown(t.Context(), b.Pod))
+	awaitLeases(t, m, 1)
+	if l := m.Leases(); l[0].PodID != "a" || l[0].IPs[0] != a.ip4() {
+		t.Errorf("leases %v", l)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	if err := m.Flush(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("flush: %v", err)
+	}
+}

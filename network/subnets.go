@@ -1,0 +1,123 @@
+package network
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/coracle-project/coracle/internal/atomicfile"
+)
+
+// SetPodCIDR puts other address ranges in force for pods to come, as a cluster
+// assigns them to nodes, and remembers them: on the built-in bridge, and as what CNI plugins get that
+// declare the capability ipRanges. Pods keep what they have.
+func (m *Manager) SetPodCIDR(_ context.Context, subnets []netip.Prefix) error {
+	if err := checkSubnets(subnets); err != nil {
+		return err
+	}
+	if err := m.saveSubnets(subnets); err != nil {
+		return err
+	}
+	m.cni.ranges.Store(&subnets)
+	return m.bridge.changeSubnets(subnets)
+}
+
+func (m *Manager) saveSubnets(subnets []netip.Prefix) error {
+	data, err := json.Marshal(subnets)
+	if err != nil {
+		return fmt.Errorf("pod subnets: %w", err)
+	}
+	if err := atomicfile.Write(m.subnetsFile(), data, 0o600); err != nil {
+		return fmt.Errorf("pod subnets: %w", err)
+	}
+	return nil
+}
+
+func (m *Manager) subnetsFile() string { return filepath.Join(m.config.StateDir, "subnets.json") }
+
+// startSubnets returns the ranges that are in force from the start on.
+func (m *Manager) startSubnets() ([]netip.Prefix, error) {
+	var w waits
+	saved, err := transient(&w, m.savedSubnets)
+	if errors.Is(err, ErrVersion) {
+		return nil, err
+	}
+	if err != nil {
+		kept, asideErr := setAside(m.subnetsFile(), filepath.Join(m.config.StateDir, damagedDir), filepath.Base(m.subnetsFile()))
+		saved = m.bridge.standingSubnets()
+		m.config.Log.Warn("the file of the pod subnets is damaged: it is set aside, the subnets are those of the bridge or of the settings until others are set",
+			"path", m.subnetsFile(), "moved", kept, "subnets", saved, "reason", err, "err", asideErr)
+		switch {
+		case asideErr != nil:
+		case saved == nil:
+			err = os.Remove(m.subnetsFile())
+		default:
+			err = m.saveSubnets(saved)
+		}
+		if asideErr == nil && err != nil && !errors.Is(err, os.ErrNotExist) {
+			m.config.Log.Warn("the damaged file of the pod subnets cannot be replaced", "path", m.subnetsFile(), "err", err)
+		}
+	}
+	if saved == nil {
+		return m.config.Subnets, nil
+	}
+	m.cni.ranges.Store(&saved)
+	return saved, nil
+}
+
+// savedSubnets returns what SetPodCIDR was last given, nil if it never was.
+func (m *Manager) savedSubnets() ([]netip.Prefix, error) {
+	data, err := os.ReadFile(m.subnetsFile())
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("pod subnets: %w", err)
+	}
+	if err := checkVersion(data); err != nil {
+		return nil, fmt.Errorf("pod subnets: %s: %w", m.subnetsFile(), err)
+	}
+	var subnets []netip.Prefix
+	if err := json.Unmarshal(data, &subnets); err != nil {
+		return nil, fmt.Errorf("pod subnets: %s: %w", m.subnetsFile(), err)
+	}
+	return subnets, checkSubnets(subnets)
+}
+
+// standingSubnets returns the ranges whose first addresses the bridge has, nil if it has none.
+func (b *bridge) standingSubnets() []netip.Prefix {
+	h, err := newHostLinks()
+	if err != nil {
+		return nil
+	}
+	defer h.close()
+	link, err := h.LinkByName(b.name)
+	if err != nil {
+		return nil
+	}
+	have, err := h.AddrList(link, netlink.FAMILY_ALL)
+	if err != nil {
+		return nil
+	}
+	var subnets []netip.Prefix
+	for _, a := range have {
+		ip, ok := netip.AddrFromSlice(a.IP)
+		bits, _ := a.Mask.Size()
+		if ip = ip.Unmap(); !ok || ip.IsLinkLocalUnicast() {
+			continue
+		}
+		if s := netip.PrefixFrom(ip, bits).Masked(); s.Addr().Next() == ip {
+			subnets = append(subnets, s)
+		}
+	}
+	if checkSubnets(subnets) != nil {
+		return nil
+	}
+	return subnets
+}
