@@ -93,14 +93,26 @@ func (r *room) check() {
 	r.checkLocked()
 }
 
-// checkLocked warns once when the file system gets nearly full, and makes the reserve if it is
-// missing and fits.
+// checkLocked looks at the file system, and makes the reserve if it is missing and fits.
 func (r *room) checkLocked() {
+	u, err := r.lookLocked()
+	if err != nil || r.held || u.BytesFree < reserveBytes+reserveSpare {
+		return
+	}
+	if err := makeReserve(r.file()); err != nil {
+		r.log.Warn("no reserve for stopping pods on a full state directory", "err", err)
+		return
+	}
+	r.held = true
+}
+
+// lookLocked warns once when the file system gets nearly full.
+func (r *room) lookLocked() (StateUsage, error) {
 	r.writes, r.checked = 0, time.Now()
 	u, err := usageAt(r.dir)
 	if err != nil {
 		r.log.Warn("state directory cannot be looked at", "err", err)
-		return
+		return u, err
 	}
 	switch percent := u.Percent(); {
 	case !r.scarce && percent >= scarceAt:
@@ -111,14 +123,7 @@ func (r *room) checkLocked() {
 		r.scarce = false
 		r.log.Info("state directory has room again", "path", r.dir, "percent", percent)
 	}
-	if r.held || u.BytesFree < reserveBytes+reserveSpare {
-		return
-	}
-	if err := makeReserve(r.file()); err != nil {
-		r.log.Warn("no reserve for stopping pods on a full state directory", "err", err)
-		return
-	}
-	r.held = true
+	return u, nil
 }
 
 // makeReserve allocates the reserve; one that is there already is filled up.
@@ -140,11 +145,11 @@ func makeReserve(path string) (err error) {
 func (r *room) free() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	_, _ = r.lookLocked() // logged; the next write must not take the reserve again at once
 	if !r.held {
 		return false
 	}
 	r.held = false
-	r.writes, r.checked = 0, time.Now() // or the next write would take it again at once
 	if err := os.Remove(r.file()); err != nil {
 		r.log.Error("reserve not given up", "err", err)
 		return false
@@ -160,7 +165,9 @@ func (r *room) explain(err error) error {
 	if err == nil || !noSpace(err) {
 		return err
 	}
-	u, uerr := usageAt(r.dir)
+	r.mu.Lock()
+	u, uerr := r.lookLocked()
+	r.mu.Unlock()
 	if uerr == nil && (u.BytesFree < reserveSpare || u.Inodes > 0 && u.InodesFree < 16) {
 		return fail(ErrExhausted, "the file system of the state directory %s is full (%d of %d bytes and %d of %d inodes free): %s: %w",
 			r.dir, u.BytesFree, u.Bytes, u.InodesFree, u.Inodes, roomRemedy, err)
