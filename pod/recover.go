@@ -116,7 +116,9 @@ func (m *Manager) recover(ctx context.Context, b bare) {
 			inShim[id] = true
 		}
 	}
-	m.recoverAll(ctx, inShim)
+	m.recoverContainers(ctx, inShim)
+	b = m.endStrays(ctx, known, b) // a pod that is to be removed is not before they are
+	m.recoverPods(ctx, inShim)
 	m.removeStrays(ctx, known, b)
 	m.logUnmanaged()
 	close(m.recovered)
@@ -180,10 +182,9 @@ func (m *Manager) awaitRecovery(ctx context.Context) error {
 	}
 }
 
-// recoverAll rolls every container and then every pod to where it belongs, many at a time.
-// One that cannot be is logged and tried again: it must not keep the daemon from serving the
-// others.
-func (m *Manager) recoverAll(ctx context.Context, inShim map[string]bool) {
+// recoverContainers rolls every container to where it belongs, many at a time. One that cannot be
+// is logged and tried again: it must not keep the daemon from serving the others.
+func (m *Manager) recoverContainers(ctx context.Context, inShim map[string]bool) {
 	tasks := m.sideBySide()
 	for _, e := range m.containers.each(func(*containerRecord) bool { return true }) {
 		tasks.do("recover container", e.id, func() error {
@@ -193,6 +194,11 @@ func (m *Manager) recoverAll(ctx context.Context, inShim map[string]bool) {
 		})
 	}
 	tasks.wait()
+}
+
+// recoverPods does the same for pods, after their containers.
+func (m *Manager) recoverPods(ctx context.Context, inShim map[string]bool) {
+	tasks := m.sideBySide()
 	for _, e := range m.pods.each(func(*podRecord) bool { return true }) {
 		tasks.do("recover pod", e.id, func() error {
 			return recoverOne(ctx, m, "pod", e, func(ctx context.Context, again bool) error {

@@ -13,10 +13,9 @@ import (
 	"github.com/coracle-project/coracle/shim/client"
 )
 
-// removeStrays removes what no record stands for: in the shims, and under the
-// directories of pods, containers, namespaces, snapshots and networks. It leaves alone what is
-// unmanaged, and finds out what else is: see Start.
-func (m *Manager) removeStrays(ctx context.Context, known map[string][]string, b bare) {
+// endStrays ends what the shims have without a record, and finds out what else is unmanaged: see
+// Start. It returns the directories that may be removed.
+func (m *Manager) endStrays(ctx context.Context, known map[string][]string, b bare) bare {
 	m.namePods(known)
 	b.containers = m.leaveBareContainers(known, b.containers)
 	b.pods = m.leaveBarePods(known, b.pods)
@@ -34,6 +33,13 @@ func (m *Manager) removeStrays(ctx context.Context, known map[string][]string, b
 		}
 	}
 	tasks.wait()
+	return b
+}
+
+// removeStrays removes what no record stands for: shims, and what is under the directories of pods,
+// containers, namespaces, snapshots and networks. It leaves alone what is unmanaged.
+func (m *Manager) removeStrays(ctx context.Context, known map[string][]string, b bare) {
+	tasks := m.sideBySide()
 	unmanagedPods := m.podsOfUnmanaged()
 	for podID := range known {
 		if m.pods.exact(podID) == nil && !unmanagedPods[podID] {
