@@ -67,7 +67,7 @@ func (l *link) ended() bool {
 	}
 }
 
-// run keeps the connection until ctx ends, and hands each event to deliver. ensure
+// run keeps the connection until ctx ends, and hands each event to deliver, but not the first READY. ensure
 // makes the keeper supervise the shim; it is called when connecting fails.
 func (l *link) run(ctx context.Context, ensure func(context.Context, *link) error, deliver func(*api.Event)) {
 	defer close(l.done)
@@ -125,12 +125,13 @@ func (l *link) follow(ctx context.Context, c *conn, deliver func(*api.Event)) er
 			return err
 		}
 		if ev.Kind == api.Event_READY {
+			l.repeated()
 			select {
 			case <-l.ready:
+				deliver(ev)
 			default:
 				close(l.ready)
 			}
-			l.repeated()
 			continue
 		}
 		deliver(ev)
