@@ -5,6 +5,9 @@
 #   cli           the command line where it needs systemd, AppArmor and CRIU
 #   cri           coracled with systemd's cgroups: CRIU and out of memory, by crictl
 #   critest       coracled with systemd's cgroups: the CRI validation suite
+#   integration   kills, crashes and upgrades, and the tests of networks
+#   oomkill       coracled, shim and keeper killed for memory, under systemd
+#   reboot        the machine reset in the middle of each operation; VM_RUN has to take --out DIR, too
 # each in a guest of its own. Names as arguments choose; none is all. VM_MD is the page of
 # docs/cri-conformance.md, if critest's part of it is to be written.
 # VM_RUN is a command that runs another as root in a throwaway guest:
@@ -18,7 +21,7 @@ if [[ -z ${VM_RUN:-} ]]; then
   echo "test-vm: VM_RUN is not set; name a command that runs another in a virtual machine, see hack/oci/vm.sh" >&2
   exit 1
 fi
-(($#)) || set -- engine lc snapshot cli cri critest
+(($#)) || set -- engine lc snapshot cli cri critest integration oomkill reboot
 out=bin/vm
 mkdir -p "$out"
 # The command line, with its companion.
@@ -39,18 +42,48 @@ rm -rf "$out/criu"
 mkdir "$out/criu"
 ldd "$criu" | awk '$2 == "=>" { print $3 }' | xargs cp -L -t "$out/criu" "$criu"
 # What coracled needs, laid out as bin is.
-if [[ " $* " == *" cri"* ]]; then
-  make --no-print-directory build testbins
-  hack/tools.sh crictl critest registry busybox
+if [[ " $* " =~ " "(cri|critest|integration|oomkill|reboot)" " ]]; then
+  make --no-print-directory build-faults testbins tools shards
   rm -rf "${out:?}/bin"
   mkdir -p "$out/bin/tools" "$out/bin/test"
-  cp bin/{coracled,containerd-shim-coracle-v1,coracle} "$out/bin/"
-  cp bin/tools/{crictl,critest,registry,busybox} "$out/bin/tools/"
-  cp bin/test/{critest,web,pause,setuid} "$out/bin/test/"
+  cp bin/{coracled,containerd-shim-coracle-v1,coracle,coracle-lazy} "$out/bin/"
+  cp -r bin/{faults,previous} "$out/bin/"
+  cp -r bin/tools/{crictl,critest,registry,busybox,cni} "$out/bin/tools/"
+  cp bin/test/{critest,web,pause,setuid,integration.test} "$out/bin/test/"
+  CGO_ENABLED=0 "$go" test -c -o "$out/bin/test/network.test" ./network
+  cp contrib/coracled.service "$out/"
 fi
+
+# reboot: a guest per step, with a disk that is the host's file. The step that resets the guest ends
+# as that does, and has said before that it got so far.
+reboot() {
+  local disk operation delay status
+  disk=$(mktemp -d)
+  guest() { "$VM_RUN" --share "$PWD/$out:/b" --out "$disk" -t "${VM_TIMEOUT:-3600}" -- sh /b/reboot.sh "$@"; }
+  guest setup || return
+  for operation in import remove-image run create start exec stop remove; do
+    for delay in 0.1 1 3; do
+      rm -f "$disk/reached"
+      status=0
+      guest reset "$operation" "$delay" >"$disk/said" 2>&1 || status=$?
+      if [[ ! -e $disk/reached ]] || ((status == 0)); then
+        cat "$disk/said"
+        echo "reboot: $operation was not reset in the middle" >&2
+        return 1
+      fi
+      guest check || { echo "reboot: after a reset $delay s into $operation" >&2; return 1; }
+      echo "reboot: $operation, after $delay s: ok"
+    done
+  done
+  rm -rf "$disk"
+}
 
 bad=0
 for part in "$@"; do
+  if [[ $part == reboot ]]; then
+    reboot || bad=1
+    continue
+  fi
   "$VM_RUN" --share "$PWD/$out:/b" -t "${VM_TIMEOUT:-3600}" -- sh /b/guest.sh "$part" | tee "$out/$part.log" || {
     echo "test-vm: $part ended with status $?" >&2
     bad=1

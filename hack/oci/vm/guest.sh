@@ -30,6 +30,23 @@ case $1 in
   # EROFS is mounted from files by Linux 6.12 and newer. Drivers are subtests of tests, or of their cases.
   snapshot) suite snapshot -test.run 'TestQuotas|TestDriver|TestPrepare|TestManyLayers' -test.skip '/erofs|//erofs' ;;
   cli) exec sh /b/cli.sh ;;
+  oomkill) exec sh /b/oomkill.sh ;;
+  integration)
+    cp -r /b/bin /var/tmp/bin && cp /var/tmp/bin/test/*.test /b/busybox /var/tmp/ || exit
+    export CORACLE_BIN=/var/tmp/bin
+    mkdir -p /var/tmp/log && cd /var/tmp || exit
+    bad=0
+    for run in 'integration TestKillWhileRunning/node|TestKillDuringOperations|TestExitInTheGap|TestTerminateAndStart|TestUpgrade|TestFaultPoints' 'network Test'; do
+      TMPDIR=/var/tmp "/var/tmp/${run%% *}.test" -test.v -test.timeout 0 -test.run "${run#* }" >"log/${run%% *}" 2>&1 || {
+        bad=1
+        grep -A20 -E -- '^ *--- FAIL|^panic' "log/${run%% *}" | head -n 200
+      }
+      # None skipped, and none that has not been run.
+      grep -E -A2 -- '--- SKIP' "log/${run%% *}"
+      echo "${run%% *}: $(grep -c -- '--- PASS' "log/${run%% *}") passed, $(grep -c -- '--- FAIL' "log/${run%% *}") failed"
+    done
+    exit $bad
+    ;;
   cri) exec sh /b/cri.sh ;;
   critest)
     # Programs start faster from the guest's own disk.
