@@ -32,7 +32,7 @@ func (s *service) Version(context.Context, *runtimeapi.VersionRequest) (*runtime
 }
 
 // Status reports whether pods can be run and connected, and what handlers can do.
-// The runtime is ready once it serves: recovery comes before the socket.
+// The runtime is ready once recovery has asked the shims what runs.
 func (s *service) Status(ctx context.Context, r *runtimeapi.StatusRequest) (*runtimeapi.StatusResponse, error) {
 	network := &runtimeapi.RuntimeCondition{Type: runtimeapi.NetworkReady, Status: true}
 	bounded, cancel := context.WithTimeout(ctx, networkAnswer)
@@ -42,11 +42,14 @@ func (s *service) Status(ctx context.Context, r *runtimeapi.StatusRequest) (*run
 		network.Reason = "NetworkNotReady"
 		network.Message = err.Error()
 	}
+	ready := &runtimeapi.RuntimeCondition{Type: runtimeapi.RuntimeReady, Status: true}
+	if err := s.deps.Pods.Ready(); err != nil {
+		ready.Status = false
+		ready.Reason = "RecoveryIncomplete"
+		ready.Message = err.Error()
+	}
 	resp := &runtimeapi.StatusResponse{
-		Status: &runtimeapi.RuntimeStatus{Conditions: []*runtimeapi.RuntimeCondition{
-			{Type: runtimeapi.RuntimeReady, Status: true},
-			network,
-		}},
+		Status:   &runtimeapi.RuntimeStatus{Conditions: []*runtimeapi.RuntimeCondition{ready, network}},
 		Features: &runtimeapi.RuntimeFeatures{SupplementalGroupsPolicy: true, MountOptions: true},
 	}
 	for _, h := range s.config.Handlers() {

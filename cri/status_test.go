@@ -56,6 +56,15 @@ func TestStatus(t *testing.T) {
 	if diff := cmp.Diff(network, resp.Status.Conditions[1], protocmp.Transform()); diff != "" {
 		t.Error(diff)
 	}
+	e.fail["Ready"] = errors.New("the shim hangs")
+	resp, err = e.runtime.Status(t.Context(), &runtimeapi.StatusRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	runtime := &runtimeapi.RuntimeCondition{Type: "RuntimeReady", Reason: "RecoveryIncomplete", Message: "the shim hangs"}
+	if diff := cmp.Diff(runtime, resp.Status.Conditions[0], protocmp.Transform()); diff != "" {
+		t.Error(diff)
+	}
 	if resp.Info != nil {
 		t.Errorf("info without verbose: %v", resp.Info)
 	}

@@ -102,6 +102,7 @@ func (n *node) serve(ctx context.Context, worked func(), began time.Time, hangup
 		Info: func() map[string]any {
 			return map[string]any{
 				"config": config.Keys(n.live.Load().config), "version": version.String(), "golang": runtime.Version(), "pid": os.Getpid(),
+				"unmanaged": append([]pod.Unmanaged{}, n.pods.Unmanaged()...), // [] and not null
 			}
 		},
 	}, deps)

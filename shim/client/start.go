@@ -55,8 +55,8 @@ func New(cfg Config) (*Client, error) {
 }
 
 // Start connects to (or starts) the keeper and the shims of all pods that have records
-// in StateDir. It does not wait for the shims' answers: List does. If it fails, a keeper that it
-// started for nobody ends again.
+// in StateDir, and returns when each has answered. If it fails, a keeper that it started
+// for nobody ends again.
 func (c *Client) Start(ctx context.Context) (err error) {
 	for _, dir := range []string{c.cfg.StateDir, filepath.Join(c.cfg.StateDir, "pods")} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -93,7 +93,15 @@ func (c *Client) Start(ctx context.Context) (err error) {
 		}
 	}
 	c.work.Go(c.watchKeeper)
-	return nil
+	for _, l := range c.all() {
+		select {
+		case <-l.ready:
+		case <-ctx.Done():
+			return fmt.Errorf("start shim client: shim %s does not answer: %w: %w", l.name, ErrUnavailable, ctx.Err())
+		}
+	}
+	_, err = c.List(ctx)
+	return err
 }
 
 // abandon ends the keeper, and the shims that it has started, unless there are
