@@ -27,7 +27,7 @@ static long call(long nr, u64 a, u64 b, u64 c, u64 d, u64 e, u64 f);
 #define HANDLER ".balign 16\n coracle_zygote_signal: .globl coracle_zygote_signal\n"
 
 #if defined(__x86_64__)
-enum { SYS_close = 3, SYS_mmap = 9, SYS_munmap = 11, SYS_recvmsg = 47, SYS_sendto = 44, SYS_exit = 60, SYS_exit_group = 231, SYS_clone3 = 435, SYS_openat2 = 437, SYS_read = 0, SYS_write = 1 };
+enum { SYS_close = 3, SYS_mmap = 9, SYS_munmap = 11, SYS_rt_sigaction = 13, SYS_rt_sigprocmask = 14, SYS_recvmsg = 47, SYS_sendto = 44, SYS_exit = 60, SYS_exit_group = 231, SYS_clone3 = 435, SYS_openat2 = 437, SYS_read = 0, SYS_write = 1 };
 #ifndef ZYGOTE_TEST
 // Where the kernel starts the program. Must be first in the section: see entry in elf.go.
 __asm__(".pushsection coracle_zygote,\"ax\",@progbits\n"
@@ -44,7 +44,7 @@ CODE static long call(long nr, u64 a, u64 b, u64 c, u64 d, u64 e, u64 f)
 }
 #endif
 #elif defined(__aarch64__)
-enum { SYS_close = 57, SYS_mmap = 222, SYS_munmap = 215, SYS_recvmsg = 212, SYS_sendto = 206, SYS_exit = 93, SYS_exit_group = 94, SYS_clone3 = 435, SYS_openat2 = 437, SYS_read = 63, SYS_write = 64 };
+enum { SYS_close = 57, SYS_mmap = 222, SYS_munmap = 215, SYS_rt_sigaction = 134, SYS_rt_sigprocmask = 135, SYS_recvmsg = 212, SYS_sendto = 206, SYS_exit = 93, SYS_exit_group = 94, SYS_clone3 = 435, SYS_openat2 = 437, SYS_read = 63, SYS_write = 64 };
 #ifndef ZYGOTE_TEST
 __asm__(".pushsection coracle_zygote,\"ax\",@progbits\n"
 	"coracle_zygote_start: .globl coracle_zygote_start\n"
@@ -158,10 +158,24 @@ CODE static long run(const struct request *q, u64 *at)
 	return 0;
 }
 
+// freshSignals gives each signal its default action and unblocks it. Both what is ignored and the
+// mask outlive execve(2), so a container would have what nohup(1), a shell or a service manager has
+// left to the maker, and CLONE_CLEAR_SIGHAND keeps what is ignored.
+CODE static void freshSignals(void)
+{
+	u64 nothing[4]; // struct sigaction with SIG_DFL, or an empty mask
+	for (int i = 0; i < 4; i++)
+		nothing[i] = 0;
+	for (u64 sig = 1; sig <= 64; sig++) // SIGKILL and SIGSTOP fail
+		call(SYS_rt_sigaction, sig, (u64)nothing, 0, 8, 0, 0);
+	call(SYS_rt_sigprocmask, 2 /* SIG_SETMASK */, (u64)nothing, 0, 8, 0, 0);
+}
+
 // child runs the plan and never returns: a plan that came to its end has nothing more to do.
 CODE __attribute__((noreturn)) static void child(const struct request *q)
 {
 	u64 at = 0;
+	freshSignals();
 	long err = run(q, &at);
 	if (err == 0)
 		quit(0);

@@ -178,7 +178,7 @@ func (z *Zygote) settled() error {
 func (z *Zygote) Clone(im *plan.Image, ns plan.Namespaces, cgroup int, fds []int) (int, error) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	flags := uint64(ns&^z.made) | unix.CLONE_PARENT | unix.CLONE_CLEAR_SIGHAND
+	flags := uint64(ns&^z.made) | unix.CLONE_PARENT
 	if cgroup >= 0 {
 		flags |= unix.CLONE_INTO_CGROUP
 	}
