@@ -129,7 +129,7 @@ func (c *container) adoptExecs() {
 			c.log.Error("exec forgotten", "error", err)
 			continue
 		}
-		e := &execution{c: c, id: rec.ID, rec: rec, started: make(chan struct{}), watched: make(chan struct{})}
+		e := newExecution(c, rec)
 		close(e.started)
 		held := c.s.hold.get(e.key())
 		e.proc = adoptProcess(c.engine, *rec.Process, held["pid"])
@@ -137,8 +137,10 @@ func (c *container) adoptExecs() {
 		if e.tty = held["tty"]; e.tty != nil {
 			e.relay = startRelay(e.tty, rec.Stdin, rec.Stdout, c.log)
 		}
+		c.s.execs.Add(1)
 		c.execs[e.id] = e
 		go e.awaitExit()
+		e.bind()
 	}
 }
 

@@ -32,7 +32,20 @@ type execution struct {
 	stdin   *os.File      // our write end, until CloseIO; or nil
 	started chan struct{} // closed when it has been started, or never will be
 	watched chan struct{} // closed when the goroutine that waits for the end has ended
+
+	// See bind.
+	life     context.Context // of its owner
+	bound    context.Context // life, and up to its deadline
+	release  func()          // undoes bind, and waits for what expire kills
+	released chan struct{}   // closed by release
+	expired  chan struct{}   // closed when expire has killed it
 }
+
+// maxExecs is how many execs a container may have at once, maxAllExecs how many all have. Each takes
+// up to six descriptors of the shim and three of the keeper, and an entry of the keeper's 16,384. A
+// kubelet runs three probes of a container at most at once, people a handful of shells; containerd and
+// CRI-O have no limit, so one container's probes that hang, or a client that loops, end the node's shim.
+const maxExecs, maxAllExecs = 128, 4096
 
 // maxExecIDLength as maxIDLength.
 const maxExecIDLength = 76
@@ -47,19 +60,46 @@ func (c *container) addExec(id string, rec execRecord, process []byte) (*executi
 	}
 	spec.Terminal = rec.Terminal
 	rec.Version, rec.ID = recordVersion, id
+	e := newExecution(c, rec)
+	e.spec = &spec
+	e.bind()
+	if err := c.admit(e); err != nil {
+		e.release()
+		return nil, err
+	}
+	return e, nil
+}
+
+// admit makes an exec one of the container's.
+func (c *container) admit(e *execution) error {
+	id := e.id
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.rec.Phase != phaseRunning || c.deleted {
-		return nil, fmt.Errorf("exec %s in container %s: %w", id, c.id, runtime.ErrNotRunning)
+		return fmt.Errorf("exec %s in container %s: %w", id, c.id, runtime.ErrNotRunning)
+	}
+	if e.bound.Err() != nil {
+		return fmt.Errorf("exec %s in container %s: %w: %w", id, c.id, errPrecondition, context.Cause(e.bound))
 	}
 	if c.execs[id] != nil {
-		return nil, fmt.Errorf("exec %s in container %s: %w", id, c.id, runtime.ErrExists)
+		return fmt.Errorf("exec %s in container %s: %w", id, c.id, runtime.ErrExists)
 	}
-	e := &execution{
-		c: c, id: id, spec: &spec, rec: rec, started: make(chan struct{}), watched: make(chan struct{}),
+	if len(c.execs) >= maxExecs {
+		return fmt.Errorf("exec %s in container %s: %w: it has %d already", id, c.id, errExhausted, maxExecs)
+	}
+	if c.s.execs.Add(1) > maxAllExecs {
+		c.s.execs.Add(-1)
+		return fmt.Errorf("exec %s in container %s: %w: all containers have %d already", id, c.id, errExhausted, maxAllExecs)
 	}
 	c.execs[id] = e
-	return e, nil
+	return nil
+}
+
+func newExecution(c *container, rec execRecord) *execution {
+	return &execution{
+		c: c, id: rec.ID, rec: rec, started: make(chan struct{}), watched: make(chan struct{}),
+		released: make(chan struct{}), expired: make(chan struct{}),
+	}
 }
 
 func (c *container) exec(id string) (*execution, error) {
@@ -121,6 +161,9 @@ func (e *execution) launch(ctx context.Context) (_ *process, err error) {
 	if e.process() != nil {
 		return nil, fmt.Errorf("start exec %s in container %s: %w", e.id, e.c.id, runtime.ErrRunning)
 	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(e.bound, func() { cancel(context.Cause(e.bound)) })()
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("exec in container %s: %w", e.c.id, err)
@@ -160,6 +203,9 @@ func (e *execution) launch(ctx context.Context) (_ *process, err error) {
 	e.mu.Unlock()
 	close(e.started)
 	go e.awaitExit()
+	if err := faultExecLaunched.At(ctx); err != nil {
+		return nil, err
+	}
 	proc.awaitStdin(ctx, &child, e.c.log)
 	if child.console != nil {
 		tty, err := child.console.Receive(ctx)
@@ -180,6 +226,9 @@ func (e *execution) launch(ctx context.Context) (_ *process, err error) {
 // record has the process outlive this shim.
 func (e *execution) record(ctx context.Context) error {
 	e.holdFiles()
+	if err := faultExecHeld.At(ctx); err != nil {
+		return err
+	}
 	if err := e.persist(); err != nil {
 		e.c.log.Error("cannot record exec", "exec", e.id, "error", err)
 	}
@@ -258,6 +307,7 @@ func (e *execution) resize(width, height uint16) error {
 
 // remove forgets the exec; a process that still runs is killed.
 func (e *execution) remove(ctx context.Context) {
+	e.release() // first: expire waits for a start under way, too
 	e.op.Lock()
 	defer e.op.Unlock()
 	if p := e.process(); p != nil {
@@ -269,6 +319,10 @@ func (e *execution) remove(ctx context.Context) {
 			}
 		}
 		e.c.s.hold.drop(e.key())
+		if err := faultExecDropped.At(ctx); err != nil {
+			e.c.log.Error("cannot forget exec", "exec", e.id, "error", err)
+			return
+		}
 		if err := os.Remove(e.path()); err != nil && !errors.Is(err, os.ErrNotExist) {
 			e.c.log.Error("cannot forget exec", "exec", e.id, "error", err)
 		}
@@ -276,7 +330,10 @@ func (e *execution) remove(ctx context.Context) {
 	e.close()
 	e.c.mu.Lock()
 	known := e.c.execs[e.id] == e
-	delete(e.c.execs, e.id)
+	if known {
+		delete(e.c.execs, e.id)
+		e.c.s.execs.Add(-1)
+	}
 	e.c.mu.Unlock()
 	if known && e.process() == nil {
 		close(e.started)
@@ -285,6 +342,7 @@ func (e *execution) remove(ctx context.Context) {
 
 // close closes all files; the process runs on.
 func (e *execution) close() {
+	e.release()
 	if p := e.process(); p != nil {
 		p.close()
 		<-e.watched

@@ -84,12 +84,16 @@ type exitState struct {
 
 // execRecord is an additional process in a container.
 type execRecord struct {
-	Version  int            `json:"version"`
-	ID       string         `json:"id"`
-	Terminal bool           `json:"terminal,omitempty"`
-	Stdin    string         `json:"stdin,omitempty"` // the caller's FIFOs
-	Stdout   string         `json:"stdout,omitempty"`
-	Stderr   string         `json:"stderr,omitempty"`
+	Version  int    `json:"version"`
+	ID       string `json:"id"`
+	Terminal bool   `json:"terminal,omitempty"`
+	Stdin    string `json:"stdin,omitempty"` // the caller's FIFOs
+	Stdout   string `json:"stdout,omitempty"`
+	Stderr   string `json:"stderr,omitempty"`
+	// Owner is the process that it ends with, if there is one.
+	Owner *owner `json:"owner,omitempty"`
+	// Deadline is when it has to have ended, on CLOCK_MONOTONIC; 0 for never.
+	Deadline time.Duration  `json:"deadlineNs,omitempty"`
 	Process  *processRecord `json:"process"`
 }
 
