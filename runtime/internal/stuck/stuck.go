@@ -1,6 +1,5 @@
-// Package stuck says of a process that does not do what it should what it does instead, and waits
-// for ends no longer than it is told: a process that waits for a broken disk, or is frozen, does not
-// act on SIGKILL either, and nobody who waits for it without a limit can do anything else.
+// Package stuck describes processes that hang, and waits for ends with a limit. A process that waits
+// for a broken disk, or is frozen, does not act on SIGKILL: a caller without a limit hangs with it.
 package stuck
 
 import (
@@ -24,15 +23,27 @@ var ErrAlive = errors.New("it has not ended")
 
 // State is the letter of a process's state in proc_pid_stat(5), 0 if it is gone.
 func State(pid int) byte {
+	state, _ := look(pid)
+	return state
+}
+
+// Parent is the pid of a process's parent, 0 if it is gone.
+func Parent(pid int) int {
+	_, parent := look(pid)
+	return parent
+}
+
+func look(pid int) (state byte, parent int) {
 	stat, err := os.ReadFile(file(pid, "stat"))
 	if err != nil {
-		return 0
+		return 0, 0
 	}
-	rest := bytes.TrimLeft(stat[bytes.LastIndexByte(stat, ')')+1:], " ") // its name may hold anything
-	if len(rest) == 0 {
-		return 0
+	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:]) // its name may hold anything
+	if len(fields) < 2 {
+		return 0, 0
 	}
-	return rest[0]
+	parent, _ = strconv.Atoi(string(fields[1]))
+	return fields[0][0], parent
 }
 
 // Stopped says whether a signal or a tracer has stopped the process.
@@ -72,12 +83,15 @@ func Stack(pid int) string {
 	return strings.Join(calls, " < ")
 }
 
-// Reap waits until a child, by its pid, which nobody else reaps, has ended, and reaps it. ErrAlive:
+// Reap waits until a child, by its pid, which no one else reaps, has ended, and reaps it. ErrAlive:
 // it has not ended in time. One that is no child of ours, or has been reaped, is no error.
 func Reap(pid int, most time.Duration) error {
 	fd, err := unix.PidfdOpen(pid, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
 	if err != nil {
-		return nil // it is gone
+		return fmt.Errorf("wait for process %d: pidfd_open: %w", pid, err)
 	}
 	defer unix.Close(fd)
 	if err := Await(pid, fd, most); err != nil {
