@@ -79,7 +79,7 @@ func (s *Service) adopt(ctx context.Context, id string) {
 		c.stdio.out.close()
 		close(c.watched)
 	}
-	c.adoptExecs()
+	c.adoptExecs(ctx)
 	s.add(c)
 	c.holdFiles()
 	log.Info("container adopted", "pid", c.init.pid, "phase", c.record().Phase)
@@ -121,12 +121,16 @@ func (c *container) adoptStdio(held named) {
 	c.stdio.run()
 }
 
-func (c *container) adoptExecs() {
+func (c *container) adoptExecs(ctx context.Context) {
 	paths, _ := filepath.Glob(filepath.Join(c.dir, "exec-*.json")) // the pattern is valid
 	for _, path := range paths {
 		rec, err := readExecRecord(path)
 		if err != nil || path != filepath.Join(c.dir, "exec-"+rec.ID+".json") || strings.Contains(rec.ID, "/") {
 			c.log.Error("exec forgotten", "error", err)
+			continue
+		}
+		if rec.Process == nil {
+			c.adoptIntent(ctx, rec, path)
 			continue
 		}
 		e := newExecution(c, rec)

@@ -7,12 +7,15 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/runtime"
+	"github.com/coracle-project/coracle/shim/pidfd"
 )
 
 // execution is an additional process in a container. The process has the caller's
@@ -41,10 +44,11 @@ type execution struct {
 	expired  chan struct{}   // closed when expire has killed it
 }
 
-// maxExecs is how many execs a container may have at once, maxAllExecs how many all have. Each takes
-// up to six descriptors of the shim and three of the keeper, and an entry of the keeper's 16,384. A
-// kubelet runs three probes of a container at most at once, people a handful of shells; containerd and
-// CRI-O have no limit, so one container's probes that hang, or a client that loops, end the node's shim.
+// maxExecs is how many execs a container may have at once, maxAllExecs how many all have. Each
+// takes up to six descriptors of the shim and three of the keeper, and an entry of the keeper's
+// 16,384. A kubelet runs three probes of a container at most at once, people a handful of shells;
+// containerd and CRI-O have no limit, so one container's probes that hang, or a client that loops,
+// end the node's shim.
 const maxExecs, maxAllExecs = 128, 4096
 
 // maxExecIDLength as maxIDLength.
@@ -168,6 +172,9 @@ func (e *execution) launch(ctx context.Context) (_ *process, err error) {
 		if err != nil {
 			err = fmt.Errorf("exec in container %s: %w", e.c.id, err)
 			e.closeFiles()
+			if e.process() == nil {
+				_ = os.Remove(e.path()) // intend may not have written it
+			}
 		}
 	}()
 	var child childEnds
@@ -188,6 +195,9 @@ func (e *execution) launch(ctx context.Context) (_ *process, err error) {
 	}
 	engine, err := e.c.alive()
 	if err != nil {
+		return nil, err
+	}
+	if err := e.intend(ctx); err != nil {
 		return nil, err
 	}
 	pid, err := engine.Exec(ctx, e.spec, runtime.ExecOptions{Stdio: child.Stdio})
@@ -221,6 +231,46 @@ func (e *execution) launch(ctx context.Context) (_ *process, err error) {
 		}
 	}
 	return proc, nil
+}
+
+// intend writes down that the process is about to be started. It may be killed without a trace only
+// by what it has of its owner's: see adoptIntent.
+func (e *execution) intend(ctx context.Context) error {
+	if e.rec.Owner == nil {
+		return nil
+	}
+	if err := writeRecord(e.path(), e.rec); err != nil {
+		return err
+	}
+	return faultExecIntended.At(ctx)
+}
+
+// adoptIntent ends what a start that the last shim did not live to record may have left: its caller
+// has been told that it failed, and no one knows the process. It is the one with the owner's FIFOs,
+// whose names are random and which may have been removed since. A terminal's end has hung it up.
+func (c *container) adoptIntent(ctx context.Context, rec execRecord, path string) {
+	ctx, cancel := context.WithTimeout(ctx, dying)
+	defer cancel()
+	err := c.killStarted(ctx, rec)
+	if err == nil {
+		c.s.hold.drop("x/" + c.id + "/" + rec.ID)
+		err = os.Remove(path)
+	}
+	if err != nil {
+		c.log.Error("cannot undo the start of an exec", "exec", rec.ID, "error", err)
+	}
+}
+
+func (c *container) killStarted(ctx context.Context, rec execRecord) error {
+	if strings.HasPrefix(c.record().Handler, runtime.ShimHandler) {
+		return nil // its processes may be those of a virtual machine
+	}
+	engine, err := c.alive()
+	if err != nil {
+		return nil // it has none
+	}
+	names := slices.DeleteFunc([]string{rec.Stdin, rec.Stdout, rec.Stderr}, func(s string) bool { return s == "" })
+	return killAll(ctx, engine, c.init.pid, func(pid int, _ pidfd.Stat) bool { return holdsAny(ctx, pid, names) })
 }
 
 // record has the process outlive this shim.

@@ -12,7 +12,8 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// One container cannot have so many execs that the shim or the keeper has no descriptors for others, nor can all.
+// One container cannot have so many execs that the shim or the keeper has no descriptors for
+// others, nor can all.
 func TestExecsAreLimited(t *testing.T) {
 	s := New(Config{Log: slog.New(slog.DiscardHandler)})
 	add := func(container, exec int) error {

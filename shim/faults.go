@@ -8,6 +8,7 @@ var (
 	faultCreateRecorded = fault.New("shim.create.recorded")
 	faultDeleteEngine   = fault.New("shim.delete.engine")
 	faultExecDropped    = fault.New("shim.exec.dropped")
+	faultExecIntended   = fault.New("shim.exec.intended")
 	faultExecHeld       = fault.New("shim.exec.held")
 	faultExecKilled     = fault.New("shim.exec.killed")
 	faultExecLaunched   = fault.New("shim.exec.launched")

@@ -90,15 +90,15 @@ func ownerOf(r *api.RunRequest) *owner {
 const overtime = 2 * time.Second
 
 // now is CLOCK_MONOTONIC, in which an exec's deadline is recorded: the next shim has to understand
-// it, and nobody sets it.
+// it, and it is never set.
 func now() time.Duration {
 	var t unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &t) // cannot fail
 	return time.Duration(t.Nano())
 }
 
-// bind has the exec end with its owner and at its deadline, until e.release is called. That may be at
-// once.
+// bind has the exec end with its owner and at its deadline, until e.release is called. That may be
+// at once.
 func (e *execution) bind() {
 	e.life = context.Background()
 	unbind := context.CancelFunc(nil)

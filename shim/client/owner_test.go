@@ -185,7 +185,8 @@ func TestExecsEndWithTheirDaemon(t *testing.T) {
 	}
 }
 
-// An exec whose daemon hangs ends soon after its deadline, also if the shim has been replaced since.
+// An exec whose daemon hangs ends soon after its deadline, also if the shim has been replaced
+// since.
 func TestExecOfHungDaemonEndsAtItsDeadline(t *testing.T) {
 	const timeout = time.Second
 	for name, meanwhile := range map[string]func(r *rig){

@@ -152,8 +152,8 @@ type ended struct {
 	_      [100]byte // siginfo_t has 128
 }
 
-// reap takes a child's status if it has ended. It goes by the descriptor (P_PIDFD, Linux 5.4): another
-// child may have got the pid since. ECHILD: it is no child of ours, or has been reaped.
+// reap takes a child's status if it has ended. It goes by the descriptor (P_PIDFD, Linux 5.4):
+// another child may have got the pid since. ECHILD: it is no child of ours, or has been reaped.
 func reap(fd int) (e ended, err error) {
 	// __WALL: the child may have been cloned with another exit signal than SIGCHLD.
 	const options = unix.WEXITED | unix.WNOHANG | unix.WALL
