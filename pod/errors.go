@@ -33,6 +33,7 @@ var kinds = []struct{ below, kind error }{
 	{client.ErrUnavailable, ErrUnavailable},
 	{client.ErrNotRunning, ErrPrecondition},
 	{client.ErrInvalid, ErrInvalid},
+	{client.ErrExhausted, ErrExhausted},
 	{client.ErrExists, ErrExists},
 	{client.ErrNotFound, ErrPrecondition}, // we know the container, so it is not the caller's mistake
 	{image.ErrNotFound, ErrNotFound},

@@ -79,7 +79,7 @@ func (s *Service) adopt(ctx context.Context, id string) {
 		c.stdio.out.close()
 		close(c.watched)
 	}
-	c.adoptExecs()
+	c.adoptExecs(ctx)
 	s.add(c)
 	c.holdFiles()
 	log.Info("container adopted", "pid", c.init.pid, "phase", c.record().Phase)
@@ -121,7 +121,7 @@ func (c *container) adoptStdio(held named) {
 	c.stdio.run()
 }
 
-func (c *container) adoptExecs() {
+func (c *container) adoptExecs(ctx context.Context) {
 	paths, _ := filepath.Glob(filepath.Join(c.dir, "exec-*.json")) // the pattern is valid
 	for _, path := range paths {
 		rec, err := readExecRecord(path)
@@ -129,7 +129,11 @@ func (c *container) adoptExecs() {
 			c.log.Error("exec forgotten", "error", err)
 			continue
 		}
-		e := &execution{c: c, id: rec.ID, rec: rec, started: make(chan struct{}), watched: make(chan struct{})}
+		if rec.Process == nil {
+			c.adoptIntent(ctx, rec, path)
+			continue
+		}
+		e := newExecution(c, rec)
 		close(e.started)
 		held := c.s.hold.get(e.key())
 		e.proc = adoptProcess(c.engine, *rec.Process, held["pid"])
@@ -137,8 +141,10 @@ func (c *container) adoptExecs() {
 		if e.tty = held["tty"]; e.tty != nil {
 			e.relay = startRelay(e.tty, rec.Stdin, rec.Stdout, c.log)
 		}
+		c.s.execs.Add(1)
 		c.execs[e.id] = e
 		go e.awaitExit()
+		e.bind()
 	}
 }
 

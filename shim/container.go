@@ -176,7 +176,11 @@ func (c *container) undoCreate(log *logFile) {
 		}
 	}
 	if c.init != nil {
-		_, _ = c.init.wait() // reaps it
+		stop := context.AfterFunc(ctx, c.init.close) // which ends wait, too
+		if _, reaped := c.init.wait(); !reaped {
+			c.log.Error("cannot undo the creation: init does not end", "pid", c.init.pid)
+		}
+		stop()
 		c.init.close()
 	}
 	c.s.dropHeld(c.id)
@@ -243,6 +247,9 @@ func (c *container) start(ctx context.Context) error {
 	engine, err := c.alive()
 	if err == nil {
 		err = engine.Start(finish)
+	}
+	if errors.Is(err, runtime.ErrRunning) && rec.Phase == phaseCreated {
+		err = nil // a shim was killed when it had let init go: its caller tries again
 	}
 	if err != nil {
 		return fmt.Errorf("start container %s: %w", c.id, err)

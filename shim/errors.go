@@ -16,6 +16,7 @@ var (
 	errInvalid       = errors.New("invalid argument")
 	errUnimplemented = errors.New("not implemented by this shim")
 	errPrecondition  = errors.New("not possible now")
+	errExhausted     = errors.New("too many execs run at once; end some")
 )
 
 // toStatus gives an error the code that travels over ttrpc. The codes are those that
@@ -55,6 +56,7 @@ func codeOf(err error) codes.Code {
 		{runtime.ErrInvalidSpec, codes.InvalidArgument},
 		{errInvalid, codes.InvalidArgument},
 		{errPrecondition, codes.FailedPrecondition},
+		{errExhausted, codes.ResourceExhausted},
 		{errUnimplemented, codes.Unimplemented},
 		{context.Canceled, codes.Canceled},
 		{context.DeadlineExceeded, codes.DeadlineExceeded},

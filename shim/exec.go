@@ -7,12 +7,15 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/runtime"
+	"github.com/coracle-project/coracle/shim/pidfd"
 )
 
 // execution is an additional process in a container. The process has the caller's
@@ -32,7 +35,21 @@ type execution struct {
 	stdin   *os.File      // our write end, until CloseIO; or nil
 	started chan struct{} // closed when it has been started, or never will be
 	watched chan struct{} // closed when the goroutine that waits for the end has ended
+
+	// See bind.
+	life     context.Context // of its owner
+	bound    context.Context // life, and up to its deadline
+	release  func()          // undoes bind, and waits for what expire kills
+	released chan struct{}   // closed by release
+	expired  chan struct{}   // closed when expire has killed it
 }
+
+// maxExecs is how many execs a container may have at once, maxAllExecs how many all have. Each
+// takes up to six descriptors of the shim and three of the keeper, and an entry of the keeper's
+// 16,384. A kubelet runs three probes of a container at most at once, people a handful of shells;
+// containerd and CRI-O have no limit, so one container's probes that hang, or a client that loops,
+// end the node's shim.
+const maxExecs, maxAllExecs = 128, 4096
 
 // maxExecIDLength as maxIDLength.
 const maxExecIDLength = 76
@@ -47,19 +64,46 @@ func (c *container) addExec(id string, rec execRecord, process []byte) (*executi
 	}
 	spec.Terminal = rec.Terminal
 	rec.Version, rec.ID = recordVersion, id
+	e := newExecution(c, rec)
+	e.spec = &spec
+	e.bind()
+	if err := c.admit(e); err != nil {
+		e.release()
+		return nil, err
+	}
+	return e, nil
+}
+
+// admit makes an exec one of the container's.
+func (c *container) admit(e *execution) error {
+	id := e.id
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.rec.Phase != phaseRunning || c.deleted {
-		return nil, fmt.Errorf("exec %s in container %s: %w", id, c.id, runtime.ErrNotRunning)
+		return fmt.Errorf("exec %s in container %s: %w", id, c.id, runtime.ErrNotRunning)
+	}
+	if e.bound.Err() != nil {
+		return fmt.Errorf("exec %s in container %s: %w: %w", id, c.id, errPrecondition, context.Cause(e.bound))
 	}
 	if c.execs[id] != nil {
-		return nil, fmt.Errorf("exec %s in container %s: %w", id, c.id, runtime.ErrExists)
+		return fmt.Errorf("exec %s in container %s: %w", id, c.id, runtime.ErrExists)
 	}
-	e := &execution{
-		c: c, id: id, spec: &spec, rec: rec, started: make(chan struct{}), watched: make(chan struct{}),
+	if len(c.execs) >= maxExecs {
+		return fmt.Errorf("exec %s in container %s: %w: it has %d already", id, c.id, errExhausted, maxExecs)
+	}
+	if c.s.execs.Add(1) > maxAllExecs {
+		c.s.execs.Add(-1)
+		return fmt.Errorf("exec %s in container %s: %w: all containers have %d already", id, c.id, errExhausted, maxAllExecs)
 	}
 	c.execs[id] = e
-	return e, nil
+	return nil
+}
+
+func newExecution(c *container, rec execRecord) *execution {
+	return &execution{
+		c: c, id: rec.ID, rec: rec, started: make(chan struct{}), watched: make(chan struct{}),
+		released: make(chan struct{}), expired: make(chan struct{}),
+	}
 }
 
 func (c *container) exec(id string) (*execution, error) {
@@ -121,10 +165,16 @@ func (e *execution) launch(ctx context.Context) (_ *process, err error) {
 	if e.process() != nil {
 		return nil, fmt.Errorf("start exec %s in container %s: %w", e.id, e.c.id, runtime.ErrRunning)
 	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(e.bound, func() { cancel(context.Cause(e.bound)) })()
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("exec in container %s: %w", e.c.id, err)
 			e.closeFiles()
+			if e.process() == nil {
+				_ = os.Remove(e.path()) // intend may not have written it
+			}
 		}
 	}()
 	var child childEnds
@@ -147,6 +197,9 @@ func (e *execution) launch(ctx context.Context) (_ *process, err error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := e.intend(ctx); err != nil {
+		return nil, err
+	}
 	pid, err := engine.Exec(ctx, e.spec, runtime.ExecOptions{Stdio: child.Stdio})
 	if err != nil {
 		return nil, err
@@ -160,6 +213,9 @@ func (e *execution) launch(ctx context.Context) (_ *process, err error) {
 	e.mu.Unlock()
 	close(e.started)
 	go e.awaitExit()
+	if err := faultExecLaunched.At(ctx); err != nil {
+		return nil, err
+	}
 	proc.awaitStdin(ctx, &child, e.c.log)
 	if child.console != nil {
 		tty, err := child.console.Receive(ctx)
@@ -177,9 +233,52 @@ func (e *execution) launch(ctx context.Context) (_ *process, err error) {
 	return proc, nil
 }
 
+// intend writes down that the process is about to be started. It may be killed without a trace only
+// by what it has of its owner's: see adoptIntent.
+func (e *execution) intend(ctx context.Context) error {
+	if e.rec.Owner == nil {
+		return nil
+	}
+	if err := writeRecord(e.path(), e.rec); err != nil {
+		return err
+	}
+	return faultExecIntended.At(ctx)
+}
+
+// adoptIntent ends what a start that the last shim did not live to record may have left: its caller
+// has been told that it failed, and no one knows the process. It is the one with the owner's FIFOs,
+// whose names are random and which may have been removed since. A terminal's end has hung it up.
+func (c *container) adoptIntent(ctx context.Context, rec execRecord, path string) {
+	ctx, cancel := context.WithTimeout(ctx, dying)
+	defer cancel()
+	err := c.killStarted(ctx, rec)
+	if err == nil {
+		c.s.hold.drop("x/" + c.id + "/" + rec.ID)
+		err = os.Remove(path)
+	}
+	if err != nil {
+		c.log.Error("cannot undo the start of an exec", "exec", rec.ID, "error", err)
+	}
+}
+
+func (c *container) killStarted(ctx context.Context, rec execRecord) error {
+	if strings.HasPrefix(c.record().Handler, runtime.ShimHandler) {
+		return nil // its processes may be those of a virtual machine
+	}
+	engine, err := c.alive()
+	if err != nil {
+		return nil // it has none
+	}
+	names := slices.DeleteFunc([]string{rec.Stdin, rec.Stdout, rec.Stderr}, func(s string) bool { return s == "" })
+	return killAll(ctx, engine, c.init.pid, func(pid int, _ pidfd.Stat) bool { return holdsAny(ctx, pid, names) })
+}
+
 // record has the process outlive this shim.
 func (e *execution) record(ctx context.Context) error {
 	e.holdFiles()
+	if err := faultExecHeld.At(ctx); err != nil {
+		return err
+	}
 	if err := e.persist(); err != nil {
 		e.c.log.Error("cannot record exec", "exec", e.id, "error", err)
 	}
@@ -258,6 +357,7 @@ func (e *execution) resize(width, height uint16) error {
 
 // remove forgets the exec; a process that still runs is killed.
 func (e *execution) remove(ctx context.Context) {
+	e.release() // first: expire waits for a start under way, too
 	e.op.Lock()
 	defer e.op.Unlock()
 	if p := e.process(); p != nil {
@@ -269,6 +369,10 @@ func (e *execution) remove(ctx context.Context) {
 			}
 		}
 		e.c.s.hold.drop(e.key())
+		if err := faultExecDropped.At(ctx); err != nil {
+			e.c.log.Error("cannot forget exec", "exec", e.id, "error", err)
+			return
+		}
 		if err := os.Remove(e.path()); err != nil && !errors.Is(err, os.ErrNotExist) {
 			e.c.log.Error("cannot forget exec", "exec", e.id, "error", err)
 		}
@@ -276,7 +380,10 @@ func (e *execution) remove(ctx context.Context) {
 	e.close()
 	e.c.mu.Lock()
 	known := e.c.execs[e.id] == e
-	delete(e.c.execs, e.id)
+	if known {
+		delete(e.c.execs, e.id)
+		e.c.s.execs.Add(-1)
+	}
 	e.c.mu.Unlock()
 	if known && e.process() == nil {
 		close(e.started)
@@ -285,6 +392,7 @@ func (e *execution) remove(ctx context.Context) {
 
 // close closes all files; the process runs on.
 func (e *execution) close() {
+	e.release()
 	if p := e.process(); p != nil {
 		p.close()
 		<-e.watched

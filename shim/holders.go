@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -68,7 +69,16 @@ func (s streams) inUse() bool {
 
 // heldBy says whether a process has one of the streams open. Names are compared and no file is looked at: a container's
 // own may be on a file system that does not answer.
-func (s streams) heldBy(ctx context.Context, pid int) bool {
+func (s streams) heldBy(ctx context.Context, pid int) bool { return anyFile(ctx, pid, s.have) }
+
+// holdsAny says whether a process has a file of one of these names open, which it may have had
+// before it was removed.
+func holdsAny(ctx context.Context, pid int, names []string) bool {
+	return anyFile(ctx, pid, func(name string) bool { return slices.Contains(names, name) })
+}
+
+// anyFile says whether the name of one of a process's files is wanted.
+func anyFile(ctx context.Context, pid int, wanted func(name string) bool) bool {
 	dir, err := os.Open(filepath.Join("/proc", strconv.Itoa(pid), "fd"))
 	if err != nil {
 		return false // it has ended
@@ -77,7 +87,7 @@ func (s streams) heldBy(ctx context.Context, pid int) bool {
 	for ctx.Err() == nil {
 		names, err := dir.Readdirnames(256)
 		for _, name := range names {
-			if s.have(nameOf(filepath.Join(dir.Name(), name))) {
+			if wanted(nameOf(filepath.Join(dir.Name(), name))) {
 				return true
 			}
 		}

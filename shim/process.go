@@ -68,7 +68,7 @@ func (p *process) wait() (e exitState, ok bool) {
 	if p.pidfd == nil {
 		return endOf(pidfd.Unknown), true
 	}
-	code, err := pidfd.Wait(p.pidfd, p.pid)
+	code, err := pidfd.Wait(p.pidfd)
 	if err != nil {
 		return exitState{}, false
 	}

@@ -84,13 +84,18 @@ type exitState struct {
 
 // execRecord is an additional process in a container.
 type execRecord struct {
-	Version  int            `json:"version"`
-	ID       string         `json:"id"`
-	Terminal bool           `json:"terminal,omitempty"`
-	Stdin    string         `json:"stdin,omitempty"` // the caller's FIFOs
-	Stdout   string         `json:"stdout,omitempty"`
-	Stderr   string         `json:"stderr,omitempty"`
-	Process  *processRecord `json:"process"`
+	Version  int    `json:"version"`
+	ID       string `json:"id"`
+	Terminal bool   `json:"terminal,omitempty"`
+	Stdin    string `json:"stdin,omitempty"` // the caller's FIFOs
+	Stdout   string `json:"stdout,omitempty"`
+	Stderr   string `json:"stderr,omitempty"`
+	// Owner is the process that it ends with, if there is one.
+	Owner *owner `json:"owner,omitempty"`
+	// Deadline is when it has to have ended, on CLOCK_MONOTONIC; 0 for never.
+	Deadline time.Duration `json:"deadlineNs,omitempty"`
+	// Process is nil while it is being started, which only one with an owner is on record for.
+	Process *processRecord `json:"process"`
 }
 
 const (
@@ -130,7 +135,7 @@ func readExecRecord(path string) (execRecord, error) {
 	if err := json.Unmarshal(b, &r); err != nil {
 		return r, fmt.Errorf("read exec record %s: %w", path, err)
 	}
-	if r.Version != recordVersion || r.Process == nil {
+	if r.Version != recordVersion || r.Process == nil && r.Owner == nil {
 		return r, fmt.Errorf("read exec record %s: version %d: %w", path, r.Version, errors.ErrUnsupported)
 	}
 	return r, nil

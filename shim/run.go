@@ -3,6 +3,7 @@ package shim
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/coracle-project/coracle/shim/api"
 )
@@ -13,7 +14,10 @@ func (s *Service) Run(ctx context.Context, r *api.RunRequest) (*api.RunResponse,
 	if err != nil {
 		return nil, fmt.Errorf("exec in %w", err)
 	}
-	rec := execRecord{Terminal: r.Terminal, Stdin: r.Stdin, Stdout: r.Stdout, Stderr: r.Stderr}
+	rec := execRecord{Terminal: r.Terminal, Stdin: r.Stdin, Stdout: r.Stdout, Stderr: r.Stderr, Owner: ownerOf(r)}
+	if r.TimeoutNs > 0 {
+		rec.Deadline = now() + time.Duration(r.TimeoutNs)
+	}
 	e, err := c.addExec(r.ExecId, rec, r.Process)
 	if err != nil {
 		return nil, err

@@ -2,6 +2,7 @@ package shim
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"time"
@@ -24,6 +25,10 @@ const dying = 5 * time.Second
 // that began one of their own and still have a stream of the exec's. They would go on after a timeout otherwise. What has let go of
 // the streams, too, or was there before the exec, meant to stay.
 func (c *container) killSession(ctx context.Context, e *execution, p *process) error {
+	if p.remote != nil {
+		// Another program's pids may be those of a virtual machine: they name nobody here.
+		return nil
+	}
 	engine, err := c.alive()
 	if err != nil {
 		return err
@@ -51,6 +56,14 @@ func (c *container) killSession(ctx context.Context, e *execution, p *process) e
 		return fmt.Errorf("kill who has streams of exec process %d in container %s: %w", p.pid, c.id, err)
 	}
 	return nil
+}
+
+// killExec kills an exec's process and what killSession takes along.
+func (c *container) killExec(ctx context.Context, e *execution, p *process) error {
+	if err := p.signal(unix.SIGKILL); err != nil && !errors.Is(err, runtime.ErrNotRunning) {
+		return err
+	}
+	return c.killSession(ctx, e, p)
 }
 
 // before says whether p is older than a process: a server that a client hands its streams to (SCM_RIGHTS) is not. Of two that started

@@ -34,6 +34,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	task "github.com/containerd/containerd/api/runtime/task/v3"
@@ -62,8 +63,13 @@ type Service struct {
 	events events
 	oom    oomKills
 	memory memory
-	done   chan struct{} // closed when Shutdown asks for the end
-	once   sync.Once
+	owners owners
+	execs  atomic.Int64 // of all containers
+	// serving ends with Serve.
+	serving context.Context
+	stop    context.CancelFunc
+	done    chan struct{} // closed when Shutdown asks for the end
+	once    sync.Once
 
 	mu         sync.Mutex
 	containers map[string]*container
@@ -72,7 +78,9 @@ type Service struct {
 
 // New makes a Service; Adopt and Serve do the work.
 func New(cfg Config) *Service {
+	serving, stop := context.WithCancel(context.Background())
 	return &Service{
+		serving: serving, stop: stop,
 		cfg: cfg, log: cfg.Log,
 		hold:       &hold{dir: cfg.KeeperDir, log: cfg.Log},
 		done:       make(chan struct{}),
@@ -107,6 +115,8 @@ func (s *Service) Serve(ctx context.Context, l net.Listener) error {
 	cancel()
 	background.Wait()
 	s.memory.stop()
+	s.stop()
+	s.owners.work.Wait()
 	s.letGo()
 	if errors.Is(err, ttrpc.ErrServerClosed) {
 		return nil

@@ -155,10 +155,6 @@ func (s *Service) Kill(ctx context.Context, r *task.KillRequest) (*emptypb.Empty
 		return nil, fmt.Errorf("kill container %s: %w: %w", c.id, kind, err)
 	}
 	if sig == unix.SIGKILL && e != nil {
-		if p.remote != nil {
-			// Another program's pids may be those of a virtual machine: they name nobody here.
-			return &emptypb.Empty{}, nil
-		}
 		return &emptypb.Empty{}, c.killSession(ctx, e, p)
 	}
 	if sig == unix.SIGKILL && c.isPaused() {

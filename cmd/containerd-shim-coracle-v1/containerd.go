@@ -192,7 +192,7 @@ func endShim(dir string) {
 	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
 		return
 	}
-	_, _ = pidfd.Wait(f, pid)
+	_, _ = pidfd.Wait(f)
 }
 
 func printProto(m proto.Message) error {

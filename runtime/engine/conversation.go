@@ -5,8 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/runtime/internal/stuck"
 )
 
 // conversation is the socket between a child that runs a plan and its maker.
@@ -27,14 +30,35 @@ func newConversation() (*conversation, error) {
 	return &conversation{ours: fds[0], childs: fds[1], buf: make([]byte, reportHead)}, nil
 }
 
-// next is the child's next report, struct report of zygote.h. io.ErrUnexpectedEOF says that
-// the child is gone.
-func (c *conversation) next() (kind, arg uint32, errno unix.Errno, err error) {
+// limitWaits has next look after the child as often; see stopped.
+func (c *conversation) limitWaits(d time.Duration) error {
+	t := unix.NsecToTimeval(d.Nanoseconds())
+	if err := unix.SetsockoptTimeval(c.ours, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &t); err != nil {
+		return fmt.Errorf("limit waits for the new process: %w", err)
+	}
+	return nil
+}
+
+// next is the child's next report, struct report of zygote.h. io.ErrUnexpectedEOF says that the
+// child is gone. It has as long as it takes, but if it has been stopped, by whatever means, it is
+// an error: pid, if not 0, is whose state is looked at.
+func (c *conversation) next(pid int) (kind, arg uint32, errno unix.Errno, err error) {
 	b := c.buf
-	for {
+	for stopped := 0; ; {
 		n, err := unix.Read(c.ours, b)
 		if errors.Is(err, unix.EINTR) {
 			continue
+		}
+		if errors.Is(err, unix.EAGAIN) {
+			if pid == 0 || !stuck.Stopped(pid) {
+				stopped = 0
+				continue
+			}
+			const looks = 2 // it may have been let go on since
+			if stopped++; stopped < looks {
+				continue
+			}
+			return 0, 0, 0, fmt.Errorf("%s, has been stopped", stuck.Describe(pid))
 		}
 		if err != nil {
 			return 0, 0, 0, fmt.Errorf("hear from the new process: %w", err)

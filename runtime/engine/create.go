@@ -14,7 +14,9 @@ import (
 
 	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/runtime/internal/base"
+	"github.com/coracle-project/coracle/runtime/internal/stuck"
 	"github.com/coracle-project/coracle/runtime/plan"
+	"github.com/coracle-project/coracle/runtime/zygote"
 )
 
 // undoTimeout bounds the cleaning up after a failed Create, which must not depend on the
@@ -209,6 +211,9 @@ func (b *birth) run(ctx context.Context, c *container) error {
 	if err := b.cgroup.make(); err != nil {
 		return err
 	}
+	if err := faultCreateCgroup.At(ctx); err != nil {
+		return err
+	}
 	if c.Rec.Resctrl != nil {
 		if err := c.Rec.Resctrl.Make(b.spec.Linux.IntelRdt); err != nil {
 			return err
@@ -219,6 +224,9 @@ func (b *birth) run(ctx context.Context, c *container) error {
 		return err
 	}
 	b.open.add(gate)
+	if err := faultCreateGated.At(ctx); err != nil {
+		return err
+	}
 	b.watch.lap("make the cgroup")
 	b.conv, err = b.watch.conversation()
 	if err != nil {
@@ -232,8 +240,14 @@ func (b *birth) run(ctx context.Context, c *container) error {
 	pid, err := b.engine.clone(b.image, b.plan.Namespaces, cgroupFd, fds)
 	b.engine.retire()
 	b.open.close()
+	if errors.Is(err, zygote.ErrLost) {
+		err = errors.Join(err, b.conv.endLost())
+	}
 	b.conv.closeChildEnd()
 	if err != nil {
+		return err
+	}
+	if err := b.conv.limitWaits(b.engine.patience.Idle); err != nil {
 		return err
 	}
 	b.watch.lap("clone")
@@ -252,6 +266,9 @@ func (b *birth) run(ctx context.Context, c *container) error {
 // talk does what the child asks for until it is complete.
 func (b *birth) talk(ctx context.Context, c *container, pid int) error {
 	c.Rec.Init.Pid = pid
+	if err := faultCreateCloned.At(ctx); err != nil {
+		return err
+	}
 	// Not by a signal: which process it is changes while we listen.
 	stop := context.AfterFunc(ctx, b.conv.shut)
 	err := b.listen(ctx, c)
@@ -267,7 +284,7 @@ func (b *birth) talk(ctx context.Context, c *container, pid int) error {
 
 func (b *birth) listen(ctx context.Context, c *container) error {
 	for {
-		kind, arg, errno, err := b.conv.next()
+		kind, arg, errno, err := b.conv.next(c.Rec.Init.Pid)
 		if err != nil {
 			return fmt.Errorf("the process died while the container was being made: %w", err)
 		}
@@ -338,7 +355,7 @@ func (b *birth) follow(c *container) error {
 		return nil
 	}
 	for {
-		kind, arg, _, err := b.conv.next()
+		kind, arg, _, err := b.conv.next(0)
 		if err != nil {
 			return fmt.Errorf("the process died while the container was being made: %w", err)
 		}
@@ -351,7 +368,9 @@ func (b *birth) follow(c *container) error {
 
 func (b *birth) goesOn(c *container, pid int) {
 	b.forked = true
-	reap(c.Rec.Init.Pid)
+	if err := stuck.Reap(c.Rec.Init.Pid, stuck.Patience); err != nil { // it ends by itself
+		b.engine.log.Warn("process that has made a container is left", "container", b.id, "error", err)
+	}
 	c.Rec.Init.Pid = pid
 }
 
@@ -403,23 +422,14 @@ func (c *container) undo() error {
 	ctx, cancel := context.WithTimeout(context.Background(), undoTimeout)
 	defer cancel()
 	pid := c.Rec.Init.Pid
+	var left error
 	if pid > 0 {
 		// It is our child, not yet reaped, so the number is still its own.
 		_ = unix.Kill(pid, unix.SIGKILL)
-		reap(pid)
+		left = stuck.Reap(pid, undoTimeout)
 	}
 	c.Rec.Init = base.Process{}
-	return c.Remove(ctx)
-}
-
-func reap(pid int) {
-	var ws unix.WaitStatus
-	for {
-		_, err := unix.Wait4(pid, &ws, unix.WALL, nil)
-		if !errors.Is(err, unix.EINTR) {
-			return
-		}
-	}
+	return errors.Join(left, c.Remove(ctx))
 }
 
 // makeGate makes the FIFO at which the child waits for Start.

@@ -69,6 +69,8 @@ type Config struct {
 	Alone bool
 	// Resctrl is where the resctrl file system is mounted, "" to find it (linux.intelRdt).
 	Resctrl string
+	// Patience is how long the starter is waited for; zero is zygote.DefaultPatience.
+	Patience zygote.Patience
 	// Features, if not nil, are the kernel's as the engine is to believe them.
 	Features *plan.Features
 }
@@ -86,6 +88,7 @@ type Engine struct {
 	trace    Trace
 	made     func(id string, steps []plan.Step)
 	alone    bool
+	patience zygote.Patience
 
 	mu      sync.Mutex
 	starter *zygote.Zygote   // nil until it is needed
@@ -103,6 +106,9 @@ func New(cfg Config) (*Engine, error) {
 		return nil, err
 	}
 	e := &Engine{store: store, log: store.Log(), lc: cfg.Fallback, trace: cfg.Trace, made: cfg.Made, resctrl: cfg.Resctrl, alone: cfg.Alone}
+	if e.patience = cfg.Patience; e.patience == (zygote.Patience{}) {
+		e.patience = zygote.DefaultPatience
+	}
 	if e.lc == nil {
 		e.lc = noFallback{}
 	}
@@ -170,6 +176,9 @@ func (e *Engine) clone(im *plan.Image, ns plan.Namespaces, cgroup int, fds []int
 			return 0, err
 		}
 		pid, err := z.Clone(im, ns, cgroup, fds)
+		if hung := (*zygote.Hung)(nil); errors.As(err, &hung) {
+			e.log.Warn("container starter hangs and is replaced", "starter", hung.Where, "stack", hung.Stack)
+		}
 		if errors.Is(err, zygote.ErrGone) || errors.Is(err, zygote.ErrLost) {
 			e.forget(z)
 		}
@@ -185,9 +194,9 @@ func (e *Engine) zygote() (*zygote.Zygote, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.starter == nil {
-		start := func() (*zygote.Zygote, error) { return zygote.Start(e.features, e.noPivot) }
+		start := func() (*zygote.Zygote, error) { return zygote.Start(e.features, e.noPivot, e.patience) }
 		if rootless() {
-			start = func() (*zygote.Zygote, error) { return zygote.StartPlain(e.features) }
+			start = func() (*zygote.Zygote, error) { return zygote.StartPlain(e.features, e.patience) }
 		}
 		z, err := start()
 		if err != nil {

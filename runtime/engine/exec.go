@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,7 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/runtime"
+	"github.com/coracle-project/coracle/runtime/internal/stuck"
 	"github.com/coracle-project/coracle/runtime/plan"
+	"github.com/coracle-project/coracle/runtime/zygote"
 )
 
 // Exec implements runtime.Container. A paused container counts as not running: its new
@@ -179,7 +182,13 @@ func (e *entry) run(ctx context.Context, pidfd int) (int, error) {
 	}
 	e.watch.lap("open what the plan needs")
 	pid, err := e.container.engine.clone(e.image, 0, into, fds)
+	if errors.Is(err, zygote.ErrLost) {
+		err = errors.Join(err, conv.endLost())
+	}
 	conv.closeChildEnd()
+	if err == nil {
+		err = conv.limitWaits(e.container.engine.patience.Idle)
+	}
 	if err != nil {
 		return 0, err
 	}
@@ -251,7 +260,7 @@ func (e *entry) listen(ctx context.Context, conv *conversation, first int) (int,
 	stop := context.AfterFunc(ctx, func() { defer close(killed); _ = unix.Kill(first, unix.SIGKILL) })
 	var failed error
 	for {
-		kind, arg, errno, err := conv.next()
+		kind, arg, errno, err := conv.next(cmp.Or(pid, first))
 		if errors.Is(err, io.ErrUnexpectedEOF) {
 			break
 		}
@@ -304,12 +313,15 @@ func (e *entry) listen(ctx context.Context, conv *conversation, first int) (int,
 	}
 	if failed != nil && pid > 0 {
 		_ = unix.Kill(pid, unix.SIGKILL)
-		reap(pid)
+		failed = errors.Join(failed, stuck.Reap(pid, stuck.Patience))
 		pid = 0
 	}
 	if failed != nil {
 		_ = unix.Kill(first, unix.SIGKILL)
 	}
-	reap(first)
+	// One that is left has nothing that the program needs.
+	if err := stuck.Reap(first, stuck.Patience); err != nil {
+		e.container.engine.log.Warn("process that has joined a container is left", "container", e.container.ID(), "error", err)
+	}
 	return pid, failed
 }

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/runtime/internal/base"
+	"github.com/coracle-project/coracle/runtime/internal/stuck"
 	"github.com/coracle-project/coracle/runtime/plan"
 )
 
@@ -112,29 +114,26 @@ func runInside(ctx context.Context, h specs.Hook, state []byte, start func(conte
 	if err != nil {
 		return err
 	}
-	killed := make(chan struct{})
-	stop := context.AfterFunc(ctx, func() { defer close(killed); _ = unix.Kill(pid, unix.SIGKILL) })
-	// Not reaped before it can no longer be killed.
-	var info unix.Siginfo
-	for {
-		if err = unix.Waitid(unix.P_PID, pid, &info, unix.WEXITED|unix.WNOWAIT, nil); !errors.Is(err, unix.EINTR) {
-			break
-		}
+	pidfd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return fmt.Errorf("pidfd_open: %w", err)
 	}
-	if !stop() {
-		<-killed
+	defer unix.Close(pidfd)
+	if err := base.AwaitExit(ctx, pidfd); err != nil {
+		_ = unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0)
+		if left := stuck.Reap(pid, stuck.Patience); left != nil {
+			return errors.Join(context.Cause(ctx), left)
+		}
+		return cmp.Or(context.Cause(ctx), err)
 	}
 	var ws unix.WaitStatus
-	for err == nil {
-		if _, err = unix.Wait4(pid, &ws, 0, nil); !errors.Is(err, unix.EINTR) {
+	for {
+		if _, err = unix.Wait4(pid, &ws, 0, nil); !errors.Is(err, unix.EINTR) { // it has ended
 			break
 		}
-		err = nil
 	}
 	const most = 1024 // bytes of output, enough for an error message
 	switch {
-	case ctx.Err() != nil:
-		return context.Cause(ctx)
 	case err != nil:
 		return err
 	case ws.Signaled():

@@ -13,10 +13,10 @@ import (
 	"testing"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
-	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/runtime/engine"
+	"github.com/coracle-project/coracle/runtime/runtimetest"
 )
 
 // runnerArg makes the test binary a process that runs one container to its end, in whatever
@@ -132,22 +132,12 @@ func (o order) carryOut() (status int, err error) {
 		if err != nil {
 			return 0, err
 		}
-		if _, err := exitOf(child); err != nil {
+		if _, err := runtimetest.Exit(child); err != nil {
 			return 0, err
 		}
 	}
 	if err := hold.Close(); err != nil {
 		return 0, err
 	}
-	return exitOf(pid)
-}
-
-func exitOf(pid int) (int, error) {
-	var ws unix.WaitStatus
-	for {
-		_, err := unix.Wait4(pid, &ws, 0, nil)
-		if !errors.Is(err, unix.EINTR) {
-			return ws.ExitStatus(), err
-		}
-	}
+	return runtimetest.Exit(pid)
 }

@@ -45,7 +45,7 @@ func TestSignalsWhileWaiting(t *testing.T) {
 		}
 	}
 	ended := func(c runtime.Container, pid, want int) {
-		if got, err := exitOf(pid); err != nil || got != want {
+		if got, err := runtimetest.Exit(pid); err != nil || got != want {
 			t.Errorf("it ended with %d, %v, want %d", got, err, want)
 		}
 		if err := c.Delete(t.Context(), runtime.DeleteOptions{}); err != nil {

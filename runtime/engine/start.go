@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/runtime"
+	"github.com/coracle-project/coracle/runtime/internal/base"
 )
 
 // Start implements runtime.Container.
@@ -97,6 +98,9 @@ func (c *container) open(ctx context.Context, gate int) error {
 		return runtime.ErrNotRunning
 	} else if err != nil {
 		return fmt.Errorf("let init go: %w", err)
+	}
+	if err := base.FaultStartReleased.At(ctx); err != nil {
+		return err
 	}
 	if err := os.Remove(c.Gate); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err

@@ -11,11 +11,13 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/runtime/engine"
+	"github.com/coracle-project/coracle/runtime/internal/base"
 	"github.com/coracle-project/coracle/runtime/plan"
 	"github.com/coracle-project/coracle/runtime/runtimetest"
 )
@@ -163,14 +165,10 @@ func kill(t *testing.T, pid int) {
 	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil {
 		t.Fatal(err)
 	}
-	for {
-		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, -1)
-		if n == 1 {
-			return
-		}
-		if !errors.Is(err, unix.EINTR) {
-			t.Fatalf("wait for process %d: %v", pid, err)
-		}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := base.AwaitExits(ctx, []int{fd}); err != nil {
+		t.Fatalf("wait for process %d: %v", pid, err)
 	}
 }
 
@@ -185,13 +183,7 @@ func open(t *testing.T) int {
 
 func await(t *testing.T, pid int) {
 	t.Helper()
-	for {
-		_, err := unix.Wait4(pid, nil, 0, nil)
-		if err == nil {
-			return
-		}
-		if !errors.Is(err, unix.EINTR) {
-			t.Fatal(err)
-		}
+	if _, err := runtimetest.Exit(pid); err != nil {
+		t.Fatal(err)
 	}
 }

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -10,7 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/runtime"
+	"github.com/coracle-project/coracle/runtime/internal/stuck"
 	"github.com/coracle-project/coracle/runtime/plan"
+	"github.com/coracle-project/coracle/runtime/zygote"
 )
 
 func (b *birth) raiseLimits(pid int) error {
@@ -65,12 +68,19 @@ func (e *Engine) userNamespace(m *plan.Mappings) (int, error) {
 		return -1, err
 	}
 	pid, err := e.clone(im, p.Namespaces, -1, []int{conv.childs})
+	if errors.Is(err, zygote.ErrLost) {
+		err = errors.Join(err, conv.endLost())
+	}
 	if err != nil {
 		conv.close()
 		return -1, err
 	}
-	defer reap(pid)
-	defer conv.close() // which ends it
+	defer func() {
+		conv.close() // which ends it
+		if err := stuck.Reap(pid, stuck.Patience); err != nil {
+			e.log.Warn("process that has made a user namespace is left", "error", err)
+		}
+	}()
 	if err := (mapper{}).write(pid, m); err != nil {
 		return -1, err
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/coracle-project/coracle/internal/cgroupwarm"
 	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/runtime/internal/base"
+	"github.com/coracle-project/coracle/runtime/internal/stuck"
 )
 
 // undoTimeout bounds the cleaning up after a failed Create, which must not
@@ -134,8 +135,7 @@ func (c *container) undo() error {
 	c.reapRests(rests)
 	if pid > 0 {
 		// It is our child and the caller never learns of it.
-		var status unix.WaitStatus
-		_, _ = unix.Wait4(pid, &status, 0, nil)
+		err = errors.Join(err, stuck.Reap(pid, undoTimeout))
 	}
 	return err
 }

@@ -3,11 +3,13 @@ package lc
 import (
 	"os"
 	"runtime"
+	"unsafe"
 
 	"github.com/opencontainers/runc/libcontainer"
 	// nsenter's C constructor joins and makes namespaces before the Go runtime
 	// starts threads, which setns(2) would refuse.
 	_ "github.com/opencontainers/runc/libcontainer/nsenter"
+	"golang.org/x/sys/unix"
 )
 
 // initArg is how libcontainer calls its own executable to become a container's
@@ -19,8 +21,28 @@ const initArg = "init"
 // calls it before anything else; tests do so in TestMain.
 func Init() {
 	if len(os.Args) > 1 && os.Args[1] == initArg && os.Getenv("_LIBCONTAINER_INITPIPE") != "" {
+		freshSignals()
 		libcontainer.Init()
 	}
+}
+
+// freshSignals gives what this process ignores its default action, and unblocks all signals of
+// this thread, which is the one that executes the container's program: both outlive execve(2). The
+// Go runtime has handlers for all but the ones it found ignored (SIGHUP, SIGINT).
+func freshSignals() {
+	const last, setSize, ignore = 64, 8, 1
+	type action struct {
+		handler, flags, restorer uintptr
+		mask                     uint64
+	}
+	for sig := uintptr(1); sig <= last; sig++ {
+		var now, standard action
+		_, _, errno := unix.RawSyscall6(unix.SYS_RT_SIGACTION, sig, 0, uintptr(unsafe.Pointer(&now)), setSize, 0, 0)
+		if errno == 0 && now.handler == ignore {
+			_, _, _ = unix.RawSyscall6(unix.SYS_RT_SIGACTION, sig, uintptr(unsafe.Pointer(&standard)), 0, setSize, 0, 0)
+		}
+	}
+	_ = unix.PthreadSigmask(unix.SIG_SETMASK, &unix.Sigset_t{}, nil) // it takes any mask
 }
 
 // Running Init here already spares each new container the initialisers of all

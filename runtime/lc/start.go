@@ -1,6 +1,7 @@
 package lc
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -55,7 +56,14 @@ func (c *container) start(ctx context.Context) error {
 		return err
 	}
 	defer fifo.Close()
-	if err := awaitGo(ctx, fifo, pidfd); err != nil {
+	err = awaitGo(ctx, fifo, pidfd, init.Pid)
+	if errors.Is(err, runtime.ErrRunning) && !waits(init.Pid) {
+		err = errors.Join(err, os.Remove(c.Gate)) // a Start was killed before it did
+	}
+	if err != nil {
+		return err
+	}
+	if err := base.FaultStartReleased.At(ctx); err != nil {
 		return err
 	}
 	if err := os.Remove(c.Gate); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -91,7 +99,7 @@ func executable(p base.Process) string { return fmt.Sprintf("/proc/%d/exe", p.Pi
 
 // awaitGo waits until init, which pidfd stands for, has written its byte.
 // ErrNotRunning if it dies before, ErrRunning if another Start took the byte.
-func awaitGo(ctx context.Context, fifo *os.File, pidfd int) error {
+func awaitGo(ctx context.Context, fifo *os.File, pidfd, pid int) error {
 	cancelled, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
 	if err != nil {
 		return fmt.Errorf("eventfd: %w", err)
@@ -117,21 +125,34 @@ func awaitGo(ctx context.Context, fifo *os.File, pidfd int) error {
 		return err
 	}
 	var result error
-	err = raw.Control(func(fd uintptr) { result = pollGo(ctx, int(fd), pidfd, cancelled) })
+	err = raw.Control(func(fd uintptr) { result = pollGo(ctx, int(fd), pidfd, cancelled, pid) })
 	return errors.Join(result, err)
 }
 
-func pollGo(ctx context.Context, fifo, pidfd, cancelled int) error {
+// waits says whether init still has the name that libcontainer gives it, until it executes its
+// program.
+func waits(pid int) bool {
+	name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+	return err == nil && bytes.HasPrefix(name, []byte("runc:["))
+}
+
+func pollGo(ctx context.Context, fifo, pidfd, cancelled, pid int) error {
+	const look = 100 // milliseconds, at an init that was let go by a Start that was killed
 	for {
 		fds := []unix.PollFd{
 			{Fd: int32(fifo), Events: unix.POLLIN},
 			{Fd: int32(pidfd), Events: unix.POLLIN},
 			{Fd: int32(cancelled), Events: unix.POLLIN},
 		}
-		if _, err := unix.Poll(fds, -1); errors.Is(err, unix.EINTR) {
+		n, err := unix.Poll(fds, look)
+		if errors.Is(err, unix.EINTR) || n == 0 && waits(pid) {
 			continue
-		} else if err != nil {
+		}
+		if err != nil {
 			return fmt.Errorf("poll: %w", err)
+		}
+		if n == 0 {
+			return readGo(fifo, false)
 		}
 		if fds[0].Revents != 0 || fds[1].Revents != 0 {
 			return readGo(fifo, fds[1].Revents != 0)

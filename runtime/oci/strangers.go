@@ -128,9 +128,10 @@ func children() []base.Process {
 	return found
 }
 
-// reap takes a child that has ended away. One that has not is left alone.
+// reap takes a child that has ended away. One that has not is left alone, and so is another one
+// that has got its pid.
 func reap(p base.Process) {
-	if p.Pid <= 0 {
+	if now, err := base.Identify(p.Pid); p.Pid <= 0 || err != nil || now != p {
 		return
 	}
 	for {

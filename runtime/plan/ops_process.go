@@ -193,7 +193,7 @@ const SignalHandler = 0x4000c0
 
 // EndBySignals lets people end the process while it waits: the first process of a pid namespace
 // ignores every signal that it has no handler for (pid_namespaces(7)). To execute a program takes
-// the handlers away. What is ignored, as by nohup(1), stays so.
+// the handlers away.
 type EndBySignals struct{}
 
 func (EndBySignals) String() string { return "let signals end the process while it waits" }
@@ -201,16 +201,11 @@ func (EndBySignals) String() string { return "let signals end the process while 
 func (EndBySignals) lower(a *asm) {
 	const (
 		restorer = 0x04000000 // SA_RESTORER, which amd64 insists on
-		ignored  = 1          // SIG_IGN
 		setSize  = 8
 	)
-	now, action := a.u64s(0, 0, 0, 0), a.u64s(SignalHandler, restorer, SignalHandler, 0) // struct sigaction
+	action := a.u64s(SignalHandler, restorer, SignalHandler, 0) // struct sigaction
 	for _, sig := range []unix.Signal{unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM} {
-		next := &label{}
-		a.call(unix.SYS_RT_SIGACTION, int(sig), 0, now, setSize)
-		a.call(opIfMem32Eq, now, ignored).then(next)
 		a.call(unix.SYS_RT_SIGACTION, int(sig), action, 0, setSize)
-		a.bind(next)
 	}
 }
 

@@ -48,7 +48,7 @@ type kind struct{ libcontainer, old bool }
 type group = map[string]func(*rig)
 
 var all = []group{
-	lifeTests, execTests, terminalTests, signalTests, badTests, resourceTests, hookTests,
+	lifeTests, execTests, terminalTests, signalTests, dispositionTests, startTests, badTests, resourceTests, hookTests,
 	mountTests, pathTests, userTests, joinTests, processTests, programTests, notifyTests, bigTests, deviceTests, labelTests, tmpfsTests,
 }
 

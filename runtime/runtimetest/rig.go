@@ -207,26 +207,12 @@ func (r *rig) end(c runtime.Container, pid int) {
 	r.must(c.Delete(r.Context(), runtime.DeleteOptions{Force: true}))
 }
 
-// wait reaps a child and returns its exit status as a shell does.
+// wait is Exit.
 func (r *rig) wait(pid int) int {
 	r.Helper()
-	if pid <= 0 {
-		r.Fatalf("no pid to wait for: %d", pid)
-	}
-	var ws unix.WaitStatus
-	for {
-		_, err := unix.Wait4(pid, &ws, 0, nil)
-		if errors.Is(err, unix.EINTR) {
-			continue
-		}
-		if err != nil {
-			r.Fatalf("wait for %d: %v", pid, err)
-		}
-		if ws.Signaled() {
-			return 128 + int(ws.Signal())
-		}
-		return ws.ExitStatus()
-	}
+	status, err := Exit(pid)
+	r.must(err)
+	return status
 }
 
 func (r *rig) status(c runtime.Container, want specs.ContainerState) {

@@ -20,6 +20,7 @@ import (
 	"github.com/coracle-project/coracle/internal/atomicfile"
 	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/runtime/internal/base"
+	"github.com/coracle-project/coracle/runtime/internal/stuck"
 )
 
 // container is a handle, as base.Container is, whose processes are a shim's.
@@ -360,7 +361,7 @@ func (c *container) endShim(ctx context.Context) error {
 	if err := base.AwaitExits(ctx, fds); err != nil {
 		return fmt.Errorf("end the shim: %w", err)
 	}
-	_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil) // it may be a child of ours
+	_ = stuck.ReapFD(fds[0]) // it may be a child of ours
 	return nil
 }
 

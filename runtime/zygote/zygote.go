@@ -11,9 +11,11 @@ import (
 	"io"
 	"os"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/coracle-project/coracle/runtime/internal/stuck"
 	"github.com/coracle-project/coracle/runtime/plan"
 	"github.com/coracle-project/coracle/runtime/zygote/program"
 )
@@ -21,8 +23,17 @@ import (
 // ErrGone says that the helper has died. Start another.
 var ErrGone = errors.New("the container starter has died")
 
-// ErrLost says that it died after it had got a request: whether the child lives, nobody knows.
+// ErrLost says that it died after it had got a request: its child may live, and has the
+// descriptors of the request.
 var ErrLost = errors.New("the container starter died while it started a process; try again")
+
+// Hung is why a helper was killed that did not answer. It comes within ErrGone or ErrLost.
+type Hung struct {
+	Where string // what process it is, and where it waits
+	Stack string // the kernel's, "" if that may not be known
+}
+
+func (h *Hung) Error() string { return "it did not answer: " + h.Where }
 
 // Zygote is a running helper. Its methods may be called concurrently.
 type Zygote struct {
@@ -32,6 +43,7 @@ type Zygote struct {
 
 	features plan.Features
 	plan     *plan.Plan // of its own surroundings
+	patience Patience
 
 	mu      sync.Mutex
 	sock    *os.File
@@ -40,17 +52,30 @@ type Zygote struct {
 	made    plan.Namespaces // by Ahead
 }
 
+// Patience is how long a helper may take for a step of a request: to read a part of it, or to
+// answer.
+type Patience struct {
+	// Idle is for one that waits, for what it cannot have to wait for, or is stopped.
+	Idle time.Duration
+	// Busy is for one that has work, or waits for a processor or within the kernel: to make a
+	// network namespace takes seconds where many are removed.
+	Busy time.Duration
+}
+
+// DefaultPatience is long: a machine may be starved, and a helper that is killed is replaced.
+var DefaultPatience = Patience{Idle: 10 * time.Second, Busy: 2 * time.Minute}
+
 // Start starts a helper, which makes its surroundings; it need not be done when Start returns.
 // The helper ends with this process, or by Close. noPivot is plan.Zygote's.
-func Start(f plan.Features, noPivot bool) (*Zygote, error) {
-	z := &Zygote{features: f, plan: plan.Zygote(noPivot)}
+func Start(f plan.Features, noPivot bool, p Patience) (*Zygote, error) {
+	z := &Zygote{features: f, plan: plan.Zygote(noPivot), patience: p}
 	return z.start(z.setUp)
 }
 
 // StartPlain starts a helper that stays where this process is, and sees what it sees. Its
 // children make their own surroundings: see plan.Options.Gather.
-func StartPlain(f plan.Features) (*Zygote, error) {
-	z := &Zygote{features: f}
+func StartPlain(f plan.Features, p Patience) (*Zygote, error) {
+	z := &Zygote{features: f, patience: p}
 	return z.start(func() error { return nil })
 }
 
@@ -62,7 +87,11 @@ func (z *Zygote) start(setUp func() error) (*Zygote, error) {
 	if err != nil {
 		return nil, fmt.Errorf("start the container starter: %w", err)
 	}
-	if err = z.raiseNoFile(); err == nil {
+	err = z.limitWaits()
+	if err == nil {
+		err = z.raiseNoFile()
+	}
+	if err == nil {
 		err = setUp()
 	}
 	if err != nil {
@@ -81,6 +110,31 @@ func DiscardEarly() {
 	_ = sock.Close()
 	_ = process.Kill()
 	_ = process.Wait()
+}
+
+// limitWaits has each wait on the socket end with EAGAIN after z.patience.Idle; see hung.
+func (z *Zygote) limitWaits() error {
+	t := unix.NsecToTimeval(z.patience.Idle.Nanoseconds())
+	for _, option := range []int{unix.SO_RCVTIMEO, unix.SO_SNDTIMEO} {
+		if err := unix.SetsockoptTimeval(int(z.sock.Fd()), unix.SOL_SOCKET, option, &t); err != nil {
+			return fmt.Errorf("limit waits for the starter: %w", err)
+		}
+	}
+	return nil
+}
+
+// hung says whether a wait for an event, poll(2)'s, that began then and has just ended without it
+// was long enough.
+func (z *Zygote) hung(began time.Time, event int16) error {
+	pid := z.process.Pid
+	if state := stuck.State(pid); (state == 'R' || state == 'D') && time.Since(began) < z.patience.Busy {
+		return nil
+	}
+	// It may have come between the wait and the look, after which the helper has nothing to do.
+	if n, err := unix.Poll([]unix.PollFd{{Fd: int32(z.sock.Fd()), Events: event}}, 0); n > 0 || errors.Is(err, unix.EINTR) {
+		return nil
+	}
+	return &Hung{stuck.Describe(pid), stuck.Stack(pid)}
 }
 
 func (z *Zygote) raiseNoFile() error {
@@ -178,7 +232,7 @@ func (z *Zygote) settled() error {
 func (z *Zygote) Clone(im *plan.Image, ns plan.Namespaces, cgroup int, fds []int) (int, error) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	flags := uint64(ns&^z.made) | unix.CLONE_PARENT | unix.CLONE_CLEAR_SIGHAND
+	flags := uint64(ns&^z.made) | unix.CLONE_PARENT
 	if cgroup >= 0 {
 		flags |= unix.CLONE_INTO_CGROUP
 	}
@@ -192,7 +246,9 @@ func (z *Zygote) Clone(im *plan.Image, ns plan.Namespaces, cgroup int, fds []int
 		return 0, err
 	}
 	result, _, err := z.answer()
-	if err != nil {
+	if hung := (*Hung)(nil); errors.As(err, &hung) {
+		return 0, fmt.Errorf("%w: %w", ErrLost, hung)
+	} else if err != nil {
 		return 0, fmt.Errorf("%w: %v", ErrLost, err) // not ErrGone
 	}
 	switch errno := unix.Errno(-result); {
@@ -225,12 +281,12 @@ func (z *Zygote) send(im *plan.Image, flags uint64, cgroup int, fds []int) error
 	raw := int(z.sock.Fd())
 	for first := true; first || len(fds) > 0; first = false {
 		n := min(len(fds), most)
-		if err := sendAll(raw, h, unix.UnixRights(fds[:n]...)); err != nil {
+		if err := z.sendAll(raw, h, unix.UnixRights(fds[:n]...)); err != nil {
 			return z.gone(err)
 		}
 		fds, h = fds[n:], []byte{0}
 	}
-	if err := sendAll(raw, im.Bytes, nil); err != nil {
+	if err := z.sendAll(raw, im.Bytes, nil); err != nil {
 		return z.gone(err)
 	}
 	return nil
@@ -242,23 +298,41 @@ func (z *Zygote) answer() (result, at int64, err error) {
 		return 0, 0, ErrGone
 	}
 	var reply [16]byte
-	if _, err := io.ReadFull(z.sock, reply[:]); err != nil {
-		return 0, 0, z.gone(err)
+	began := time.Now()
+	for have := 0; have < len(reply); {
+		n, err := unix.Read(int(z.sock.Fd()), reply[have:])
+		switch {
+		case errors.Is(err, unix.EAGAIN):
+			err = z.hung(began, unix.POLLIN)
+		case errors.Is(err, unix.EINTR):
+			err = nil
+		case err == nil && n == 0:
+			err = io.ErrUnexpectedEOF
+		}
+		if err != nil {
+			return 0, 0, z.gone(err)
+		}
+		have += max(n, 0)
 	}
 	le := binary.LittleEndian
 	return int64(le.Uint64(reply[:])), int64(le.Uint64(reply[8:])), nil
 }
 
-func sendAll(sock int, b, oob []byte) error {
-	for len(b) > 0 {
+func (z *Zygote) sendAll(sock int, b, oob []byte) error {
+	for began := time.Now(); len(b) > 0; {
 		n, err := unix.SendmsgN(sock, b, oob, nil, unix.MSG_NOSIGNAL)
-		if errors.Is(err, unix.EINTR) {
+		switch {
+		case errors.Is(err, unix.EINTR):
 			continue
-		}
-		if err != nil {
+		case errors.Is(err, unix.EAGAIN):
+			if err := z.hung(began, unix.POLLOUT); err != nil {
+				return err
+			}
+			continue
+		case err != nil:
 			return err
 		}
-		b, oob = b[n:], nil
+		b, oob, began = b[n:], nil, time.Now()
 	}
 	return nil
 }

@@ -410,14 +410,18 @@ func (x *Event) GetPodId() string {
 }
 
 type RunRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	ExecId        string                 `protobuf:"bytes,2,opt,name=exec_id,json=execId,proto3" json:"exec_id,omitempty"`
-	Process       []byte                 `protobuf:"bytes,3,opt,name=process,proto3" json:"process,omitempty"`    // OCI, in JSON
-	Terminal      bool                   `protobuf:"varint,4,opt,name=terminal,proto3" json:"terminal,omitempty"` // it counts, not what process says
-	Stdin         string                 `protobuf:"bytes,5,opt,name=stdin,proto3" json:"stdin,omitempty"`        // FIFO paths; empty: /dev/null
-	Stdout        string                 `protobuf:"bytes,6,opt,name=stdout,proto3" json:"stdout,omitempty"`
-	Stderr        string                 `protobuf:"bytes,7,opt,name=stderr,proto3" json:"stderr,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Id       string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	ExecId   string                 `protobuf:"bytes,2,opt,name=exec_id,json=execId,proto3" json:"exec_id,omitempty"`
+	Process  []byte                 `protobuf:"bytes,3,opt,name=process,proto3" json:"process,omitempty"`    // OCI, in JSON
+	Terminal bool                   `protobuf:"varint,4,opt,name=terminal,proto3" json:"terminal,omitempty"` // it counts, not what process says
+	Stdin    string                 `protobuf:"bytes,5,opt,name=stdin,proto3" json:"stdin,omitempty"`        // FIFO paths; empty: /dev/null
+	Stdout   string                 `protobuf:"bytes,6,opt,name=stdout,proto3" json:"stdout,omitempty"`
+	Stderr   string                 `protobuf:"bytes,7,opt,name=stderr,proto3" json:"stderr,omitempty"`
+	// The process is killed, with what killing an exec takes along, when its owner has ended.
+	// Absent: it has none.
+	Owner         *Owner `protobuf:"bytes,8,opt,name=owner,proto3" json:"owner,omitempty"`
+	TimeoutNs     int64  `protobuf:"varint,9,opt,name=timeout_ns,json=timeoutNs,proto3" json:"timeout_ns,omitempty"` // from now; it is killed a little later. 0: no limit
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -501,6 +505,81 @@ func (x *RunRequest) GetStderr() string {
 	return ""
 }
 
+func (x *RunRequest) GetOwner() *Owner {
+	if x != nil {
+		return x.Owner
+	}
+	return nil
+}
+
+func (x *RunRequest) GetTimeoutNs() int64 {
+	if x != nil {
+		return x.TimeoutNs
+	}
+	return 0
+}
+
+// Owner is the process, of the shim's machine, on whose behalf another one runs.
+type Owner struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pid           uint32                 `protobuf:"varint,1,opt,name=pid,proto3" json:"pid,omitempty"`
+	StartTime     uint64                 `protobuf:"varint,2,opt,name=start_time,json=startTime,proto3" json:"start_time,omitempty"`          // field 22 of its stat: clock ticks since boot
+	PidNamespace  uint64                 `protobuf:"varint,3,opt,name=pid_namespace,json=pidNamespace,proto3" json:"pid_namespace,omitempty"` // inode: the pid means something there only
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Owner) Reset() {
+	*x = Owner{}
+	mi := &file_shim_api_shim_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Owner) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Owner) ProtoMessage() {}
+
+func (x *Owner) ProtoReflect() protoreflect.Message {
+	mi := &file_shim_api_shim_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Owner.ProtoReflect.Descriptor instead.
+func (*Owner) Descriptor() ([]byte, []int) {
+	return file_shim_api_shim_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *Owner) GetPid() uint32 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+func (x *Owner) GetStartTime() uint64 {
+	if x != nil {
+		return x.StartTime
+	}
+	return 0
+}
+
+func (x *Owner) GetPidNamespace() uint64 {
+	if x != nil {
+		return x.PidNamespace
+	}
+	return 0
+}
+
 type RunResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Exited        bool                   `protobuf:"varint,1,opt,name=exited,proto3" json:"exited,omitempty"`                           // Wait need not be called
@@ -511,7 +590,7 @@ type RunResponse struct {
 
 func (x *RunResponse) Reset() {
 	*x = RunResponse{}
-	mi := &file_shim_api_shim_proto_msgTypes[6]
+	mi := &file_shim_api_shim_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -523,7 +602,7 @@ func (x *RunResponse) String() string {
 func (*RunResponse) ProtoMessage() {}
 
 func (x *RunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_api_shim_proto_msgTypes[6]
+	mi := &file_shim_api_shim_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -536,7 +615,7 @@ func (x *RunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunResponse.ProtoReflect.Descriptor instead.
 func (*RunResponse) Descriptor() ([]byte, []int) {
-	return file_shim_api_shim_proto_rawDescGZIP(), []int{6}
+	return file_shim_api_shim_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *RunResponse) GetExited() bool {
@@ -565,7 +644,7 @@ type AttachRequest struct {
 
 func (x *AttachRequest) Reset() {
 	*x = AttachRequest{}
-	mi := &file_shim_api_shim_proto_msgTypes[7]
+	mi := &file_shim_api_shim_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -577,7 +656,7 @@ func (x *AttachRequest) String() string {
 func (*AttachRequest) ProtoMessage() {}
 
 func (x *AttachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_api_shim_proto_msgTypes[7]
+	mi := &file_shim_api_shim_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -590,7 +669,7 @@ func (x *AttachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachRequest.ProtoReflect.Descriptor instead.
 func (*AttachRequest) Descriptor() ([]byte, []int) {
-	return file_shim_api_shim_proto_rawDescGZIP(), []int{7}
+	return file_shim_api_shim_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *AttachRequest) GetId() string {
@@ -629,7 +708,7 @@ type AttachResponse struct {
 
 func (x *AttachResponse) Reset() {
 	*x = AttachResponse{}
-	mi := &file_shim_api_shim_proto_msgTypes[8]
+	mi := &file_shim_api_shim_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -641,7 +720,7 @@ func (x *AttachResponse) String() string {
 func (*AttachResponse) ProtoMessage() {}
 
 func (x *AttachResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_api_shim_proto_msgTypes[8]
+	mi := &file_shim_api_shim_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -654,7 +733,7 @@ func (x *AttachResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachResponse.ProtoReflect.Descriptor instead.
 func (*AttachResponse) Descriptor() ([]byte, []int) {
-	return file_shim_api_shim_proto_rawDescGZIP(), []int{8}
+	return file_shim_api_shim_proto_rawDescGZIP(), []int{9}
 }
 
 type ReopenLogRequest struct {
@@ -666,7 +745,7 @@ type ReopenLogRequest struct {
 
 func (x *ReopenLogRequest) Reset() {
 	*x = ReopenLogRequest{}
-	mi := &file_shim_api_shim_proto_msgTypes[9]
+	mi := &file_shim_api_shim_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -678,7 +757,7 @@ func (x *ReopenLogRequest) String() string {
 func (*ReopenLogRequest) ProtoMessage() {}
 
 func (x *ReopenLogRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_api_shim_proto_msgTypes[9]
+	mi := &file_shim_api_shim_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -691,7 +770,7 @@ func (x *ReopenLogRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReopenLogRequest.ProtoReflect.Descriptor instead.
 func (*ReopenLogRequest) Descriptor() ([]byte, []int) {
-	return file_shim_api_shim_proto_rawDescGZIP(), []int{9}
+	return file_shim_api_shim_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ReopenLogRequest) GetId() string {
@@ -709,7 +788,7 @@ type ReopenLogResponse struct {
 
 func (x *ReopenLogResponse) Reset() {
 	*x = ReopenLogResponse{}
-	mi := &file_shim_api_shim_proto_msgTypes[10]
+	mi := &file_shim_api_shim_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -721,7 +800,7 @@ func (x *ReopenLogResponse) String() string {
 func (*ReopenLogResponse) ProtoMessage() {}
 
 func (x *ReopenLogResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_api_shim_proto_msgTypes[10]
+	mi := &file_shim_api_shim_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -734,7 +813,7 @@ func (x *ReopenLogResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReopenLogResponse.ProtoReflect.Descriptor instead.
 func (*ReopenLogResponse) Descriptor() ([]byte, []int) {
-	return file_shim_api_shim_proto_rawDescGZIP(), []int{10}
+	return file_shim_api_shim_proto_rawDescGZIP(), []int{11}
 }
 
 type ListResponse_Container struct {
@@ -747,7 +826,7 @@ type ListResponse_Container struct {
 
 func (x *ListResponse_Container) Reset() {
 	*x = ListResponse_Container{}
-	mi := &file_shim_api_shim_proto_msgTypes[11]
+	mi := &file_shim_api_shim_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -759,7 +838,7 @@ func (x *ListResponse_Container) String() string {
 func (*ListResponse_Container) ProtoMessage() {}
 
 func (x *ListResponse_Container) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_api_shim_proto_msgTypes[11]
+	mi := &file_shim_api_shim_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -830,7 +909,7 @@ const file_shim_api_shim_proto_rawDesc = "" +
 	"\vUNSPECIFIED\x10\x00\x12\t\n" +
 	"\x05READY\x10\x01\x12\b\n" +
 	"\x04EXIT\x10\x02\x12\a\n" +
-	"\x03OOM\x10\x03\"\xb1\x01\n" +
+	"\x03OOM\x10\x03\"\xfe\x01\n" +
 	"\n" +
 	"RunRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x17\n" +
@@ -839,7 +918,15 @@ const file_shim_api_shim_proto_rawDesc = "" +
 	"\bterminal\x18\x04 \x01(\bR\bterminal\x12\x14\n" +
 	"\x05stdin\x18\x05 \x01(\tR\x05stdin\x12\x16\n" +
 	"\x06stdout\x18\x06 \x01(\tR\x06stdout\x12\x16\n" +
-	"\x06stderr\x18\a \x01(\tR\x06stderr\"F\n" +
+	"\x06stderr\x18\a \x01(\tR\x06stderr\x12,\n" +
+	"\x05owner\x18\b \x01(\v2\x16.coracle.shim.v1.OwnerR\x05owner\x12\x1d\n" +
+	"\n" +
+	"timeout_ns\x18\t \x01(\x03R\ttimeoutNs\"]\n" +
+	"\x05Owner\x12\x10\n" +
+	"\x03pid\x18\x01 \x01(\rR\x03pid\x12\x1d\n" +
+	"\n" +
+	"start_time\x18\x02 \x01(\x04R\tstartTime\x12#\n" +
+	"\rpid_namespace\x18\x03 \x01(\x04R\fpidNamespace\"F\n" +
 	"\vRunResponse\x12\x16\n" +
 	"\x06exited\x18\x01 \x01(\bR\x06exited\x12\x1f\n" +
 	"\vexit_status\x18\x02 \x01(\rR\n" +
@@ -873,7 +960,7 @@ func file_shim_api_shim_proto_rawDescGZIP() []byte {
 }
 
 var file_shim_api_shim_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_shim_api_shim_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_shim_api_shim_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_shim_api_shim_proto_goTypes = []any{
 	(Event_Kind)(0),                // 0: coracle.shim.v1.Event.Kind
 	(*CreateOptions)(nil),          // 1: coracle.shim.v1.CreateOptions
@@ -882,31 +969,33 @@ var file_shim_api_shim_proto_goTypes = []any{
 	(*EventsRequest)(nil),          // 4: coracle.shim.v1.EventsRequest
 	(*Event)(nil),                  // 5: coracle.shim.v1.Event
 	(*RunRequest)(nil),             // 6: coracle.shim.v1.RunRequest
-	(*RunResponse)(nil),            // 7: coracle.shim.v1.RunResponse
-	(*AttachRequest)(nil),          // 8: coracle.shim.v1.AttachRequest
-	(*AttachResponse)(nil),         // 9: coracle.shim.v1.AttachResponse
-	(*ReopenLogRequest)(nil),       // 10: coracle.shim.v1.ReopenLogRequest
-	(*ReopenLogResponse)(nil),      // 11: coracle.shim.v1.ReopenLogResponse
-	(*ListResponse_Container)(nil), // 12: coracle.shim.v1.ListResponse.Container
+	(*Owner)(nil),                  // 7: coracle.shim.v1.Owner
+	(*RunResponse)(nil),            // 8: coracle.shim.v1.RunResponse
+	(*AttachRequest)(nil),          // 9: coracle.shim.v1.AttachRequest
+	(*AttachResponse)(nil),         // 10: coracle.shim.v1.AttachResponse
+	(*ReopenLogRequest)(nil),       // 11: coracle.shim.v1.ReopenLogRequest
+	(*ReopenLogResponse)(nil),      // 12: coracle.shim.v1.ReopenLogResponse
+	(*ListResponse_Container)(nil), // 13: coracle.shim.v1.ListResponse.Container
 }
 var file_shim_api_shim_proto_depIdxs = []int32{
-	12, // 0: coracle.shim.v1.ListResponse.containers:type_name -> coracle.shim.v1.ListResponse.Container
+	13, // 0: coracle.shim.v1.ListResponse.containers:type_name -> coracle.shim.v1.ListResponse.Container
 	0,  // 1: coracle.shim.v1.Event.kind:type_name -> coracle.shim.v1.Event.Kind
-	4,  // 2: coracle.shim.v1.Shim.Events:input_type -> coracle.shim.v1.EventsRequest
-	6,  // 3: coracle.shim.v1.Shim.Run:input_type -> coracle.shim.v1.RunRequest
-	8,  // 4: coracle.shim.v1.Shim.Attach:input_type -> coracle.shim.v1.AttachRequest
-	10, // 5: coracle.shim.v1.Shim.ReopenLog:input_type -> coracle.shim.v1.ReopenLogRequest
-	2,  // 6: coracle.shim.v1.Shim.List:input_type -> coracle.shim.v1.ListRequest
-	5,  // 7: coracle.shim.v1.Shim.Events:output_type -> coracle.shim.v1.Event
-	7,  // 8: coracle.shim.v1.Shim.Run:output_type -> coracle.shim.v1.RunResponse
-	9,  // 9: coracle.shim.v1.Shim.Attach:output_type -> coracle.shim.v1.AttachResponse
-	11, // 10: coracle.shim.v1.Shim.ReopenLog:output_type -> coracle.shim.v1.ReopenLogResponse
-	3,  // 11: coracle.shim.v1.Shim.List:output_type -> coracle.shim.v1.ListResponse
-	7,  // [7:12] is the sub-list for method output_type
-	2,  // [2:7] is the sub-list for method input_type
-	2,  // [2:2] is the sub-list for extension type_name
-	2,  // [2:2] is the sub-list for extension extendee
-	0,  // [0:2] is the sub-list for field type_name
+	7,  // 2: coracle.shim.v1.RunRequest.owner:type_name -> coracle.shim.v1.Owner
+	4,  // 3: coracle.shim.v1.Shim.Events:input_type -> coracle.shim.v1.EventsRequest
+	6,  // 4: coracle.shim.v1.Shim.Run:input_type -> coracle.shim.v1.RunRequest
+	9,  // 5: coracle.shim.v1.Shim.Attach:input_type -> coracle.shim.v1.AttachRequest
+	11, // 6: coracle.shim.v1.Shim.ReopenLog:input_type -> coracle.shim.v1.ReopenLogRequest
+	2,  // 7: coracle.shim.v1.Shim.List:input_type -> coracle.shim.v1.ListRequest
+	5,  // 8: coracle.shim.v1.Shim.Events:output_type -> coracle.shim.v1.Event
+	8,  // 9: coracle.shim.v1.Shim.Run:output_type -> coracle.shim.v1.RunResponse
+	10, // 10: coracle.shim.v1.Shim.Attach:output_type -> coracle.shim.v1.AttachResponse
+	12, // 11: coracle.shim.v1.Shim.ReopenLog:output_type -> coracle.shim.v1.ReopenLogResponse
+	3,  // 12: coracle.shim.v1.Shim.List:output_type -> coracle.shim.v1.ListResponse
+	8,  // [8:13] is the sub-list for method output_type
+	3,  // [3:8] is the sub-list for method input_type
+	3,  // [3:3] is the sub-list for extension type_name
+	3,  // [3:3] is the sub-list for extension extendee
+	0,  // [0:3] is the sub-list for field type_name
 }
 
 func init() { file_shim_api_shim_proto_init() }
@@ -920,7 +1009,7 @@ func file_shim_api_shim_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_shim_api_shim_proto_rawDesc), len(file_shim_api_shim_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   12,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -38,6 +38,7 @@ var (
 	ErrRunning     = errors.New("container is running")
 	ErrUnavailable = errors.New("shim unavailable")
 	ErrInvalid     = errors.New("invalid container")
+	ErrExhausted   = errors.New("too many processes at once")
 )
 
 // Scope says how many shims there are.

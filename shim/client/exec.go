@@ -6,12 +6,15 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"sync"
 	"time"
 
 	task "github.com/containerd/containerd/api/runtime/task/v3"
+	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/shim/api"
+	"github.com/coracle-project/coracle/shim/pidfd"
 )
 
 // cleanupTimeout bounds what is done for a call after its context has ended.
@@ -23,7 +26,8 @@ const killTimeout = 2 * time.Second
 // Exec runs a process to its end and returns its exit code. When ctx ends first the
 // process is killed, with its session and, unless it has a terminal, what it has started that still has one of its streams; ctx's
 // error is returned once all are gone (but processes that the kernel cannot end are waited for two seconds at most). A process that survives the shim is
-// waited for through the next one.
+// waited for through the next one. One that survives this process is killed by the shim, as is one
+// that runs two seconds longer than ctx's deadline allows.
 //
 // What the process printed before it exited has been written to the Streams when Exec
 // returns, but not what its children print later.
@@ -59,6 +63,7 @@ func (c *Client) Exec(ctx context.Context, r ExecRequest) (exitCode int32, err e
 		run, err = k.run(ctx, &api.RunRequest{
 			Id: r.ID, ExecId: execID, Process: spec, Terminal: r.Process.Terminal,
 			Stdin: p.stdin, Stdout: p.stdout, Stderr: p.stderr,
+			Owner: self(), TimeoutNs: timeoutOf(ctx),
 		})
 		return err
 	}); err != nil {
@@ -96,6 +101,28 @@ func (c *Client) Exec(ctx context.Context, r ExecRequest) (exitCode int32, err e
 		return exitCode, p.await(ctx) // the shim ends the output when it has copied all
 	}
 	return exitCode, p.finish(ctx)
+}
+
+// self is this process as the owner of execs, which end with it; nil if it cannot be told.
+var self = sync.OnceValue(func() *api.Owner {
+	start, err := pidfd.StartTime(os.Getpid())
+	if err != nil {
+		return nil
+	}
+	var ns unix.Stat_t
+	if err := unix.Stat("/proc/self/ns/pid", &ns); err != nil {
+		return nil
+	}
+	return &api.Owner{Pid: uint32(os.Getpid()), StartTime: start, PidNamespace: ns.Ino}
+})
+
+// timeoutOf is how long the shim has for what ctx is for, in nanoseconds; 0 for no limit.
+func timeoutOf(ctx context.Context) int64 {
+	end, limited := ctx.Deadline()
+	if !limited {
+		return 0
+	}
+	return max(int64(time.Until(end)), 1)
 }
 
 // discardExec kills the process, unless it is known to have exited, and has the shim

@@ -36,7 +36,7 @@ func TestKillAtEachStep(t *testing.T) {
 	defer func(old string) { binary = old }(binary)
 	binary = faulty
 
-	for _, point := range []string{"shim.create.recorded", "shim.create.launched", "runtime.oci.create", "runtime.oci.created", "runtime.shim.start", "runtime.shim.started", "runtime.shim.created"} {
+	for _, point := range []string{"shim.create.recorded", "shim.create.launched", "runtime.create.cgroup", "runtime.create.gated", "runtime.create.cloned", "runtime.oci.create", "runtime.oci.created", "runtime.shim.start", "runtime.shim.started", "runtime.shim.created"} {
 		by := ""
 		if strings.HasPrefix(point, "runtime.oci.") {
 			by = "oci:/usr/sbin/runc"
@@ -205,6 +205,51 @@ func TestKillAtEachStep(t *testing.T) {
 		r.run(req)
 		if ev := r.exit(req.ID); ev.ExitCode != 3 { // nor is its exit another one's
 			t.Errorf("event %+v", ev)
+		}
+	})
+	// An exec whose start the shim did not live to record is gone with the shim: its caller has
+	// seen an error.
+	for _, point := range []string{"shim.exec.intended", "shim.exec.launched", "shim.exec.held"} {
+		t.Run(point+"/kill", func(t *testing.T) {
+			r := newRig(t)
+			req := r.request("sleep 1000")
+			r.run(req)
+			arm(t, point+"=kill")
+			var out lockedBuffer
+			_, err := r.c.Exec(r.ctx(), client.ExecRequest{
+				PodID: pod, ID: req.ID, Process: process("/bin/sh", "-c", "sleep 2001; sleep 2002"), Streams: client.Streams{Stdout: &out},
+			})
+			if !errors.Is(err, client.ErrUnavailable) {
+				t.Errorf("exec: %v", err)
+			}
+			arm(t, "")
+			if left := r.sleeping(req.ID); left != "" {
+				t.Errorf("left: %q", left)
+			}
+			r.noExecs()
+		})
+	}
+	// A start that the shim did not live to end has come to one or the other: it can be asked, and
+	// be tried again, and what has been let go is told of as any other.
+	t.Run("runtime.start.released/kill", func(t *testing.T) {
+		r := newRig(t)
+		req := r.request("sleep 1000")
+		if _, err := r.c.Create(r.ctx(), req); err != nil {
+			t.Fatal(err)
+		}
+		arm(t, "runtime.start.released=kill")
+		if err := r.c.StartContainer(r.ctx(), pod, req.ID); !errors.Is(err, client.ErrUnavailable) {
+			t.Errorf("start: %v", err)
+		}
+		arm(t, "")
+		if err := r.c.StartContainer(r.ctx(), pod, req.ID); err != nil {
+			t.Errorf("start, tried again: %v", err)
+		}
+		if st, err := r.c.Status(r.ctx(), pod, req.ID); err != nil || st.State != client.StateRunning {
+			t.Errorf("status: %+v, %v", st, err)
+		}
+		if err := r.c.StartContainer(r.ctx(), pod, req.ID); err == nil || errors.Is(err, client.ErrUnavailable) {
+			t.Errorf("start of what runs: %v", err)
 		}
 	})
 	// What has ended is told at once, recorded or not.

@@ -246,6 +246,8 @@ func callError(err error) error {
 		return remoteError{ErrExists, s.Message()}
 	case codes.FailedPrecondition:
 		return remoteError{ErrNotRunning, s.Message()}
+	case codes.ResourceExhausted:
+		return remoteError{ErrExhausted, s.Message()}
 	case codes.InvalidArgument:
 		return remoteError{ErrInvalid, s.Message()}
 	case codes.Unavailable:

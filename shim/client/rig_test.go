@@ -35,6 +35,10 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(1)
 	}
+	if order := os.Getenv(ownerVar); order != "" {
+		fmt.Fprintln(os.Stderr, "daemon:", obey(order))
+		os.Exit(1)
+	}
 	if os.Geteuid() != 0 {
 		fmt.Fprintln(os.Stderr, "these tests make containers and need root")
 		os.Exit(1)

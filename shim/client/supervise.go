@@ -285,7 +285,7 @@ func endProcess(ctx context.Context, pid int) error {
 	if err := unix.Kill(pid, unix.SIGTERM); err != nil && !errors.Is(err, unix.ESRCH) {
 		return err
 	}
-	if _, err := pidfd.Wait(f, pid); err != nil {
+	if _, err := pidfd.Wait(f); err != nil {
 		return fmt.Errorf("process %d does not end: %w", pid, errors.Join(ctx.Err(), err))
 	}
 	return nil

@@ -88,14 +88,14 @@ func parseStat(b []byte) (s Stat, err error) {
 // Wait returns when the process of f (which Open made) has ended, with its exit code:
 // 128+signal if a signal killed it, Unknown if it cannot be learned. A child is reaped.
 // It fails only when f is closed meanwhile.
-func Wait(f *os.File, pid int) (code int32, err error) {
+func Wait(f *os.File) (code int32, err error) {
 	rc, err := f.SyscallConn()
 	if err != nil {
 		return Unknown, err
 	}
 	err = rc.Read(func(fd uintptr) bool {
 		var ended bool
-		code, ended = status(int(fd), pid)
+		code, ended = status(int(fd))
 		return ended
 	})
 	return code, err
@@ -119,25 +119,17 @@ func Ended(ctx context.Context, f *os.File) error {
 	return err
 }
 
-func status(fd, pid int) (code int32, ended bool) {
+func status(fd int) (code int32, ended bool) {
 	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 	if n, err := unix.Poll(p, 0); err != nil || n == 0 {
 		return 0, false
 	}
-	// __WALL: the child may have been cloned with another exit signal than SIGCHLD.
-	var ws unix.WaitStatus
-	for {
-		got, err := unix.Wait4(pid, &ws, unix.WNOHANG|unix.WALL, nil)
-		if errors.Is(err, unix.EINTR) {
-			continue
-		}
-		if got == pid {
-			return exitCode(ws), true
-		}
-		if err == nil {
-			return 0, false // ours, and not quite ended
-		}
-		break
+	child, err := reap(fd)
+	switch {
+	case err == nil && child.pid != 0:
+		return child.exitCode(), true
+	case err == nil:
+		return 0, false // ours, and not quite ended
 	}
 	raw, known, err := exitInfo(fd)
 	switch {
@@ -147,6 +139,42 @@ func status(fd, pid int) (code int32, ended bool) {
 		return 0, false // its parent has not reaped it: that will wake us again
 	}
 	return Unknown, true
+}
+
+// ended is what waitid(2) says of a process: the part of siginfo_t that it fills, on 64 bits.
+type ended struct {
+	_      [2]int32 // si_signo, si_errno
+	code   int32
+	_      int32
+	pid    int32 // 0: there is nothing to say yet
+	_      uint32
+	status int32
+	_      [100]byte // siginfo_t has 128
+}
+
+// reap takes a child's status if it has ended. It goes by the descriptor (P_PIDFD, Linux 5.4):
+// another child may have got the pid since. ECHILD: it is no child of ours, or has been reaped.
+func reap(fd int) (e ended, err error) {
+	// __WALL: the child may have been cloned with another exit signal than SIGCHLD.
+	const options = unix.WEXITED | unix.WNOHANG | unix.WALL
+	for {
+		_, _, errno := unix.Syscall6(unix.SYS_WAITID, unix.P_PIDFD, uintptr(fd), uintptr(unsafe.Pointer(&e)), options, 0, 0)
+		switch errno {
+		case unix.EINTR:
+		case 0:
+			return e, nil
+		default:
+			return e, errno
+		}
+	}
+}
+
+func (e ended) exitCode() int32 {
+	const exited = 1 // CLD_EXITED; the others are signals
+	if e.code == exited {
+		return e.status
+	}
+	return 128 + e.status
 }
 
 func exitCode(ws unix.WaitStatus) int32 {

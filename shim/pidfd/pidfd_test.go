@@ -4,8 +4,12 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"runtime"
 	"syscall"
 	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/shim/pidfd"
 )
@@ -20,7 +24,7 @@ func TestWaitForChild(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if code, err := pidfd.Wait(f, cmd.Process.Pid); err != nil || code != want {
+		if code, err := pidfd.Wait(f); err != nil || code != want {
 			t.Errorf("%s: %d, %v", script, code, err)
 		}
 		f.Close()
@@ -46,9 +50,67 @@ func TestWaitForReaped(t *testing.T) {
 	defer f.Close()
 	in.Close()
 	cmd.Wait()
-	if code, err := pidfd.Wait(f, cmd.Process.Pid); err != nil || (code != 7 && code != pidfd.Unknown) {
+	if code, err := pidfd.Wait(f); err != nil || (code != 7 && code != pidfd.Unknown) {
 		t.Errorf("%d, %v", code, err)
 	}
+}
+
+// A child that has got the pid of one that is gone keeps its status for who waits for it.
+func TestWaitWhosePidWasReused(t *testing.T) {
+	const tries = 50 // others on the machine take pids, too
+	for range tries {
+		cmd := exec.Command("sh", "-c", "read x; exit 7")
+		in, err := cmd.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		pid := cmd.Process.Pid
+		f, err := pidfd.Open(pid)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		in.Close()
+		_ = cmd.Wait() // exit status 7
+		if err := exitAs(pid, 9); errors.Is(err, unix.EEXIST) {
+			continue
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		// It has ended when it can be waited for.
+		if err := unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil); err != nil {
+			t.Fatal(err)
+		}
+		if code, err := pidfd.Wait(f); err != nil || code != 7 && code != pidfd.Unknown {
+			t.Errorf("the first one ended with %d, %v", code, err)
+		}
+		var ws unix.WaitStatus
+		if got, err := unix.Wait4(pid, &ws, unix.WNOHANG, nil); err != nil || got != pid || ws.ExitStatus() != 9 {
+			t.Errorf("the second one: pid %d, status %d, %v", got, ws.ExitStatus(), err)
+		}
+		return
+	}
+	t.Fatalf("none of %d pids was free again", tries)
+}
+
+// exitAs starts a child with this pid that exits at once. EEXIST: the pid is taken.
+func exitAs(pid int, status uintptr) error {
+	tid := int32(pid)
+	args := struct {
+		flags, pidfd, childTID, parentTID, exitSignal, stack, stackSize, tls, setTID, setTIDSize uint64
+	}{exitSignal: uint64(unix.SIGCHLD), setTID: uint64(uintptr(unsafe.Pointer(&tid))), setTIDSize: 1}
+	got, _, errno := unix.RawSyscall(unix.SYS_CLONE3, uintptr(unsafe.Pointer(&args)), unsafe.Sizeof(args), 0)
+	if errno != 0 {
+		return errno
+	}
+	for got == 0 {
+		_, _, _ = unix.RawSyscall(unix.SYS_EXIT_GROUP, status, 0, 0)
+	}
+	runtime.KeepAlive(&tid)
+	return nil
 }
 
 func TestCloseEndsWait(t *testing.T) {
@@ -58,7 +120,7 @@ func TestCloseEndsWait(t *testing.T) {
 	}
 	done := make(chan error)
 	go func() {
-		_, err := pidfd.Wait(f, os.Getpid())
+		_, err := pidfd.Wait(f)
 		done <- err
 	}()
 	f.Close()

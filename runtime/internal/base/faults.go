@@ -6,6 +6,7 @@ import "github.com/coracle-project/coracle/internal/fault"
 var (
 	FaultCreateBuilt   = fault.New("runtime.create.built")
 	FaultCreateClaimed = fault.New("runtime.create.claimed")
+	FaultStartReleased = fault.New("runtime.start.released")
 	faultDeleteCgroups = fault.New("runtime.delete.cgroups")
 	faultDeleteKilled  = fault.New("runtime.delete.killed")
 	faultDeleteRenamed = fault.New("runtime.delete.renamed")

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -46,21 +48,49 @@ func (r *Record) SignalPids(ctx context.Context, sig syscall.Signal) error {
 }
 
 func (r *Record) signalEach(sig syscall.Signal) error {
-	sent := map[int]bool{}
+	const most = 256 // descriptors at once
+	sent, held := map[int]bool{}, map[int]int{}
+	defer func() {
+		for _, fd := range held {
+			_ = unix.Close(fd)
+		}
+	}()
 	// Without a freezer a process may fork while the list is read. The child of a killed
 	// parent shows up in the next round; rounds end when nothing new does.
+	//
+	// A pid is signalled one round after its pidfd was opened: what has had it since, and is listed
+	// again, is the container's. By the pid alone it could be another process that got it
+	// meanwhile.
 	for {
 		pids, err := r.pids()
 		if err != nil {
 			return err
 		}
 		found := false
+		maps.DeleteFunc(held, func(pid, fd int) bool { return !slices.Contains(pids, pid) && unix.Close(fd) == nil })
 		for _, pid := range pids {
 			if sent[pid] {
 				continue
 			}
-			sent[pid], found = true, true
-			if err := unix.Kill(pid, sig); err != nil && !errors.Is(err, unix.ESRCH) {
+			found = true
+			fd, listed := held[pid]
+			if !listed && len(held) == most {
+				continue // its turn comes
+			}
+			if !listed {
+				if fd, err = unix.PidfdOpen(pid, 0); err == nil {
+					held[pid] = fd
+				}
+				if err == nil || errors.Is(err, unix.ESRCH) {
+					continue
+				}
+				return fmt.Errorf("send signal %d to process %d: pidfd_open: %w", int(sig), pid, err)
+			}
+			err := unix.PidfdSendSignal(fd, sig, nil, 0)
+			_ = unix.Close(fd)
+			delete(held, pid)
+			sent[pid] = !errors.Is(err, unix.ESRCH) // else another one has the pid now
+			if err != nil && sent[pid] {
 				return fmt.Errorf("send signal %d to process %d: %w", int(sig), pid, err)
 			}
 		}

@@ -2,6 +2,8 @@ package program
 
 import (
 	"errors"
+	"fmt"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -16,9 +18,25 @@ type Process struct {
 // Kill kills it, whoever has its pid by now.
 func (p *Process) Kill() error { return unix.PidfdSendSignal(p.pidfd, unix.SIGKILL, nil, 0) }
 
-// Wait reaps it, if nobody else has, and gives the descriptor back. It may be called once.
+// waitTimeout bounds Wait: a killed process may wait for something in the kernel.
+const waitTimeout = 10 * time.Second
+
+// Wait reaps it, if nobody else has, and gives the descriptor back. It may be called once. One that
+// does not end in time stays a zombie, later on, until this process ends.
 func (p *Process) Wait() error {
 	defer unix.Close(p.pidfd)
+	for deadline := time.Now().Add(waitTimeout); ; {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(p.pidfd), Events: unix.POLLIN}}, int(max(time.Until(deadline), 0)/time.Millisecond))
+		if n > 0 {
+			break
+		}
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			return err
+		}
+		if time.Until(deadline) <= 0 {
+			return fmt.Errorf("process %d has not ended", p.Pid)
+		}
+	}
 	for {
 		err := unix.Waitid(unix.P_PIDFD, p.pidfd, nil, unix.WEXITED, nil)
 		if errors.Is(err, unix.ECHILD) {

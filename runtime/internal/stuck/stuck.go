@@ -1,0 +1,133 @@
+// Package stuck describes processes that hang, and waits for ends with a limit. A process that waits
+// for a broken disk, or is frozen, does not act on SIGKILL: a caller without a limit hangs with it.
+package stuck
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Patience is how long a process that has been killed is waited for where nothing else is said: to
+// give back the memory of a large one takes seconds.
+const Patience = 30 * time.Second
+
+// ErrAlive says that a process has not ended.
+var ErrAlive = errors.New("it has not ended")
+
+// State is the letter of a process's state in proc_pid_stat(5), 0 if it is gone.
+func State(pid int) byte {
+	state, _ := look(pid)
+	return state
+}
+
+// Parent is the pid of a process's parent, 0 if it is gone.
+func Parent(pid int) int {
+	_, parent := look(pid)
+	return parent
+}
+
+func look(pid int) (state byte, parent int) {
+	stat, err := os.ReadFile(file(pid, "stat"))
+	if err != nil {
+		return 0, 0
+	}
+	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:]) // its name may hold anything
+	if len(fields) < 2 {
+		return 0, 0
+	}
+	parent, _ = strconv.Atoi(string(fields[1]))
+	return fields[0][0], parent
+}
+
+// Stopped says whether a signal or a tracer has stopped the process.
+func Stopped(pid int) bool {
+	s := State(pid)
+	return s == 'T' || s == 't'
+}
+
+// Describe names a process, its state and where in the kernel it waits.
+func Describe(pid int) string {
+	state := State(pid)
+	if state == 0 {
+		return fmt.Sprintf("process %d, which is gone", pid)
+	}
+	where, err := os.ReadFile(file(pid, "wchan"))
+	if err != nil || len(where) == 0 || string(where) == "0" {
+		return fmt.Sprintf("process %d, in state %c", pid, state)
+	}
+	return fmt.Sprintf("process %d, in state %c, in %s", pid, state, where)
+}
+
+// Stack is what the kernel does for the process, innermost call first, on one line; "" if that may
+// not be known.
+func Stack(pid int) string {
+	stack, err := os.ReadFile(file(pid, "stack"))
+	if err != nil {
+		return ""
+	}
+	var calls []string
+	for line := range strings.Lines(string(stack)) {
+		call := strings.TrimSpace(line)
+		if _, after, found := strings.Cut(call, "] "); found {
+			call = after // "[<0>] do_wait+0x5a/0xe0"
+		}
+		calls = append(calls, call)
+	}
+	return strings.Join(calls, " < ")
+}
+
+// Reap waits until a child, by its pid, which no one else reaps, has ended, and reaps it. ErrAlive:
+// it has not ended in time. One that is no child of ours, or has been reaped, is no error.
+func Reap(pid int, most time.Duration) error {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("wait for process %d: pidfd_open: %w", pid, err)
+	}
+	defer unix.Close(fd)
+	if err := Await(pid, fd, most); err != nil {
+		return err
+	}
+	return ReapFD(fd)
+}
+
+// ReapFD reaps a child that has ended.
+func ReapFD(pidfd int) error {
+	for {
+		// __WALL: it may have been cloned with another exit signal than SIGCHLD.
+		err := unix.Waitid(unix.P_PIDFD, pidfd, nil, unix.WEXITED|unix.WNOHANG|unix.WALL, nil)
+		if errors.Is(err, unix.ECHILD) {
+			return nil
+		}
+		if !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+}
+
+// Await waits until the process of a pidfd has ended, reaped or not. ErrAlive: it has not in time.
+func Await(pid, pidfd int, most time.Duration) error {
+	for deadline := time.Now().Add(most); ; {
+		left := time.Until(deadline)
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, int(max(left, 0)/time.Millisecond))
+		switch {
+		case n > 0:
+			return nil
+		case err != nil && !errors.Is(err, unix.EINTR):
+			return fmt.Errorf("wait for process %d: %w", pid, err)
+		case time.Until(deadline) <= 0:
+			return fmt.Errorf("%s: %w", Describe(pid), ErrAlive)
+		}
+	}
+}
+
+func file(pid int, name string) string { return "/proc/" + strconv.Itoa(pid) + "/" + name }

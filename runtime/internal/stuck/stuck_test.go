@@ -1,0 +1,48 @@
+package stuck
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestReap(t *testing.T) {
+	cmd := exec.Command("sleep", "1000")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	pid := cmd.Process.Pid
+	if got := Parent(pid); got != os.Getpid() {
+		t.Errorf("its parent is %d, want %d", got, os.Getpid())
+	}
+	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(time.Minute); !Stopped(pid); {
+		if time.Now().After(end) {
+			t.Fatal("it has not been stopped")
+		}
+	}
+	err := Reap(pid, time.Millisecond)
+	if want := fmt.Sprintf("process %d, in state T", pid); !errors.Is(err, ErrAlive) || !strings.Contains(err.Error(), want) {
+		t.Errorf("reap a living one: %v, want one with %q", err, want)
+	}
+	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if err := Reap(pid, Patience); err != nil {
+		t.Errorf("reap a killed one: %v", err)
+	}
+	if err := cmd.Wait(); !errors.Is(err, unix.ECHILD) {
+		t.Errorf("wait: %v, want %v", err, unix.ECHILD)
+	}
+	if err := Reap(pid, Patience); err != nil {
+		t.Errorf("reap a reaped one: %v", err)
+	}
+}

@@ -1,0 +1,212 @@
+package client_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/shim/client"
+	"github.com/coracle-project/coracle/shim/keeper"
+)
+
+// ownerVar makes the test binary a daemon that runs execs, see order.
+const ownerVar = "CORACLE_SHIM_TEST_OWNER"
+
+// order is what such a daemon does.
+type order struct {
+	Config  client.Config
+	ID      string
+	Scripts []string // each says when it is ready, and ends by itself much later
+	TTY     bool
+	Timeout time.Duration
+}
+
+// obey prints a line for each script that is ready.
+func obey(text string) error {
+	var o order
+	if err := json.Unmarshal([]byte(text), &o); err != nil {
+		return err
+	}
+	o.Config.Log = slog.Default()
+	c, err := client.New(o.Config)
+	if err != nil {
+		return err
+	}
+	ctx := context.Background()
+	if err := c.Start(ctx); err != nil {
+		return err
+	}
+	failed := make(chan error)
+	for _, script := range o.Scripts {
+		go func() {
+			ctx := ctx
+			if o.Timeout > 0 {
+				var cancel context.CancelFunc
+				ctx, cancel = context.WithTimeout(ctx, o.Timeout)
+				defer cancel()
+			}
+			p := process("/bin/sh", "-c", script)
+			p.Terminal = o.TTY
+			code, err := c.Exec(ctx, client.ExecRequest{PodID: pod, ID: o.ID, Process: p, Streams: client.Streams{Stdout: os.Stdout}})
+			failed <- fmt.Errorf("exec ended with %d, %v", code, err)
+		}()
+	}
+	return <-failed
+}
+
+// daemonOf starts a daemon and waits until its execs are ready.
+func (r *rig) daemonOf(o order) *os.Process {
+	r.Helper()
+	o.Config = r.cfg
+	o.Config.Log = nil
+	text, err := json.Marshal(o)
+	if err != nil {
+		r.Fatal(err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		r.Fatal(err)
+	}
+	cmd := exec.CommandContext(r.ctx(), self)
+	cmd.Env = append(os.Environ(), ownerVar+"="+string(text))
+	cmd.Stderr = r.Output()
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		r.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		r.Fatal(err)
+	}
+	r.Cleanup(func() {
+		_ = cmd.Process.Kill() // most tests have
+		_ = cmd.Wait()
+	})
+	said := bufio.NewScanner(out)
+	for range o.Scripts {
+		if !said.Scan() {
+			r.Fatalf("the daemon says no more: %v\n%s", said.Err(), r.shimLog())
+		}
+	}
+	return cmd.Process
+}
+
+// sleeping is which of the sleeps from 2000 on run in a container.
+func (r *rig) sleeping(id string) string {
+	out, _, _ := r.exec(id, "ps | grep -o '[s]leep 200[0-9]' | sort -u | tr '\\n' ' '")
+	return out
+}
+
+// noExecs waits until the shim and the keeper have forgotten all execs.
+func (r *rig) noExecs() {
+	r.Helper()
+	k, err := keeper.Dial(r.dir)
+	if err != nil {
+		r.Fatal(err)
+	}
+	defer k.Close()
+	r.waitFor("end of all execs", func() bool {
+		left, err := filepath.Glob(filepath.Join(r.dir, "node", "c", "*", "exec-*"))
+		held, kerr := k.List("x/")
+		return err == nil && kerr == nil && len(left)+len(held) == 0
+	})
+}
+
+// Execs of a daemon that is killed end with it, and with them what they have started; those of
+// another daemon go on, and so does what has let go of the streams.
+func TestExecsEndWithTheirDaemon(t *testing.T) {
+	scripts := []string{
+		"sleep 2001 & echo ready; exec sleep 2002",
+		"setsid sh -c 'echo ready; exec sleep 2003' & exec sleep 2004",
+		"mkfifo /in; setsid sh -c 'echo >/in; exec sleep 2005' </dev/null >/dev/null 2>&1 & read x </in; echo ready; exec sleep 2006",
+	}
+	for _, tc := range []struct {
+		name   string
+		tty    bool
+		killed func(r *rig, id string, daemon *os.Process)
+	}{
+		{"the shim sees it", false, func(r *rig, id string, daemon *os.Process) { r.sendSignal(daemon.Pid, unix.SIGKILL) }},
+		{"with a terminal", true, func(r *rig, id string, daemon *os.Process) { r.sendSignal(daemon.Pid, unix.SIGKILL) }},
+		{"the next shim sees it", false, func(r *rig, id string, daemon *os.Process) {
+			old := r.killShim()
+			r.waitNewShim(old)
+			if got, want := r.sleeping(id), "sleep 2001 sleep 2002 sleep 2003 sleep 2004 sleep 2005 sleep 2006 "; got != want {
+				r.Errorf("with the next shim there is %q, want %q", got, want)
+			}
+			r.sendSignal(daemon.Pid, unix.SIGKILL)
+		}},
+		{"there is no shim then", false, func(r *rig, id string, daemon *os.Process) {
+			shim := r.shimPID()
+			r.sendSignal(shim, unix.SIGSTOP) // it sees nothing any more
+			r.sendSignal(daemon.Pid, unix.SIGKILL)
+			r.waitDead(daemon.Pid)
+			r.sendSignal(shim, unix.SIGKILL)
+			r.waitNewShim(shim)
+		}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r := newRig(t)
+			req := r.request("sleep 1000")
+			r.run(req)
+			o, want := order{ID: req.ID, Scripts: scripts}, "sleep 2005 "
+			if tc.tty {
+				// What has a session of its own and no stream is not found, nor is it meant to.
+				o = order{ID: req.ID, Scripts: []string{"trap '' HUP; sleep 2001 & echo ready; sleep 2002"}, TTY: true}
+				want = ""
+			}
+			daemon := r.daemonOf(o)
+			ours, done := make(firstWrite, 1), make(chan error, 1)
+			ctx, giveUp := context.WithCancel(r.ctx())
+			defer giveUp()
+			go func() {
+				_, err := r.c.Exec(ctx, client.ExecRequest{
+					PodID: pod, ID: req.ID, Process: process("/bin/sh", "-c", "echo; exec sleep 3000"), Streams: client.Streams{Stdout: ours},
+				})
+				done <- err
+			}()
+			<-ours
+			tc.killed(r, req.ID, daemon)
+			r.waitFor("end of the daemon's execs", func() bool { return r.sleeping(req.ID) == want })
+			if out, _, _ := r.exec(req.ID, "ps | grep -c '[s]leep 3000'"); out != "1\n" {
+				t.Errorf("execs of the other daemon: %q", out)
+			}
+			giveUp()
+			<-done
+			r.noExecs()
+		})
+	}
+}
+
+// An exec whose daemon hangs ends soon after its deadline, also if the shim has been replaced
+// since.
+func TestExecOfHungDaemonEndsAtItsDeadline(t *testing.T) {
+	const timeout = time.Second
+	for name, meanwhile := range map[string]func(r *rig){
+		"same shim": func(*rig) {},
+		"next shim": func(r *rig) { r.waitNewShim(r.killShim()) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			req := r.request("sleep 1000")
+			r.run(req)
+			daemon := r.daemonOf(order{ID: req.ID, Scripts: []string{"sleep 2001 & echo ready; exec sleep 2002"}, Timeout: timeout})
+			began := time.Now()
+			r.sendSignal(daemon.Pid, unix.SIGSTOP)
+			meanwhile(r)
+			r.waitFor("end of the exec", func() bool { return r.sleeping(req.ID) == "" })
+			if took := time.Since(began); took < timeout {
+				t.Errorf("it ended after %v, before its deadline", took)
+			}
+			r.sendSignal(daemon.Pid, unix.SIGKILL)
+			r.noExecs()
+		})
+	}
+}

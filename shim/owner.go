@@ -1,0 +1,154 @@
+package shim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/shim/api"
+	"github.com/coracle-project/coracle/shim/pidfd"
+)
+
+// owner is the process on whose behalf an exec runs: the daemon. The exec ends with it. A daemon
+// that merely connects again, to the next shim, is the same process.
+type owner struct {
+	PID       int    `json:"pid"`
+	StartTime uint64 `json:"startTime"` // clock ticks since boot
+	// Namespace is the inode of the pid namespace that PID is of.
+	Namespace uint64 `json:"pidNamespace"`
+}
+
+var (
+	errOwnerGone = errors.New("the daemon that started it has ended")
+	errTimeout   = errors.New("its time is over")
+)
+
+// owners knows when owners end. One goroutine waits for each, which is for the one daemon there is.
+type owners struct {
+	mu   sync.Mutex
+	live map[owner]context.Context
+	work sync.WaitGroup
+}
+
+// life returns a context that ends when the process has ended, or at once if it has already.
+// It ends with none of another pid namespace, whose processes cannot be watched from here.
+func (o *owners) life(serving context.Context, w owner) context.Context {
+	if here, err := pidNamespace(); err != nil || here != w.Namespace {
+		return context.Background()
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if ctx := o.live[w]; ctx != nil {
+		return ctx
+	}
+	ctx, end := context.WithCancelCause(context.Background())
+	process, err := pidfd.OpenStarted(w.PID, w.StartTime)
+	if err != nil {
+		end(errOwnerGone)
+		return ctx
+	}
+	if o.live == nil {
+		o.live = make(map[owner]context.Context)
+	}
+	o.live[w] = ctx
+	o.work.Go(func() {
+		defer process.Close()
+		if pidfd.Ended(serving, process) != nil {
+			return // the shim ends; the next one goes on
+		}
+		o.mu.Lock()
+		delete(o.live, w)
+		o.mu.Unlock()
+		end(errOwnerGone)
+	})
+	return ctx
+}
+
+// pidNamespace is the inode of this process's pid namespace.
+func pidNamespace() (uint64, error) {
+	var st unix.Stat_t
+	if err := unix.Stat("/proc/self/ns/pid", &st); err != nil {
+		return 0, fmt.Errorf("look at the pid namespace: %w", err)
+	}
+	return st.Ino, nil
+}
+
+// ownerOf is nil if the request names none.
+func ownerOf(r *api.RunRequest) *owner {
+	if r.Owner == nil {
+		return nil
+	}
+	return &owner{int(r.Owner.Pid), r.Owner.StartTime, r.Owner.PidNamespace}
+}
+
+// overtime is how much longer than it was given an exec may run: its owner, who kills it and tells
+// the caller of the timeout, comes first.
+const overtime = 2 * time.Second
+
+// now is CLOCK_MONOTONIC, in which an exec's deadline is recorded: the next shim has to understand
+// it, and it is never set.
+func now() time.Duration {
+	var t unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &t) // cannot fail
+	return time.Duration(t.Nano())
+}
+
+// bind has the exec end with its owner and at its deadline, until e.release is called. That may be
+// at once.
+func (e *execution) bind() {
+	e.life = context.Background()
+	unbind := context.CancelFunc(nil)
+	if e.rec.Owner != nil {
+		e.life = e.c.s.owners.life(e.c.s.serving, *e.rec.Owner)
+	}
+	if e.rec.Deadline > 0 {
+		e.bound, unbind = context.WithTimeoutCause(e.life, e.rec.Deadline+overtime-now(), errTimeout)
+	} else {
+		e.bound, unbind = context.WithCancel(e.life)
+	}
+	var disarm func() bool
+	armed := make(chan struct{}) // it may be over already
+	e.release = sync.OnceFunc(func() {
+		<-armed
+		if !disarm() {
+			<-e.expired
+		}
+		unbind()
+		close(e.released)
+	})
+	disarm = context.AfterFunc(e.bound, e.expire)
+	close(armed)
+}
+
+// expire kills an exec whose owner has ended or whose time is over, and removes it when there is no
+// owner any more who does.
+func (e *execution) expire() {
+	ctx, cancel := context.WithTimeout(context.Background(), dying)
+	defer cancel()
+	e.op.Lock() // a start under way fails: it minds e.bound
+	p := e.process()
+	e.op.Unlock()
+	cause := context.Cause(e.bound)
+	if p != nil && p.exitState() == nil {
+		e.c.log.Warn("exec is killed", "exec", e.id, "pid", p.pid, "reason", cause)
+		if err := e.c.killExec(ctx, e, p); err != nil {
+			e.c.log.Error("cannot kill exec", "exec", e.id, "pid", p.pid, "error", err)
+		}
+	}
+	err := faultExecKilled.At(ctx)
+	close(e.expired)
+	if err != nil {
+		return
+	}
+	select {
+	case <-e.life.Done():
+		ctx, cancel := context.WithTimeout(context.Background(), dying)
+		defer cancel()
+		e.remove(ctx)
+	case <-e.released:
+	}
+}
