@@ -207,9 +207,20 @@ func (s *service) ExecSync(ctx context.Context, r *runtimeapi.ExecSyncRequest) (
 	if err != nil {
 		return nil, err
 	}
+	// gRPC ends the context when the answer is encoded.
+	context.AfterFunc(ctx, res.Free)
 	stdout, stderr := fit(res.Stdout, res.Stderr, maxMessage-1024)
+	if res.StdoutCut {
+		stdout = append(stdout, outputCut...)
+	}
+	if res.StderrCut {
+		stderr = append(stderr, outputCut...)
+	}
 	return &runtimeapi.ExecSyncResponse{Stdout: stdout, Stderr: stderr, ExitCode: res.ExitCode}, nil
 }
+
+// outputCut ends an output that is not whole because other calls' outputs take too much memory.
+const outputCut = "\n[coracle: output cut here, because commands that run at the same time print too much]\n"
 
 // fit cuts two outputs to limit bytes in all, the longer one first: both in full
 // would not go through a message.

@@ -357,6 +357,18 @@ func TestExecSyncFitsAMessage(t *testing.T) {
 	}
 }
 
+func TestExecSyncSaysThatOutputIsCut(t *testing.T) {
+	full := make([]byte, pod.MaxExecSyncOutput)
+	e := serve(t, &double{execSync: pod.ExecSyncResult{Stdout: full, Stderr: []byte("few"), StdoutCut: true, ExitCode: 3}})
+	resp, err := e.runtime.ExecSync(t.Context(), &runtimeapi.ExecSyncRequest{ContainerId: "c", Cmd: []string{"yes"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if resp.ExitCode != 3 || !bytes.HasSuffix(resp.Stdout, []byte(outputCut)) || string(resp.Stderr) != "few" {
+		t.Errorf("code %d, %d bytes, %q", resp.ExitCode, len(resp.Stdout), resp.Stderr)
+	}
+}
+
 func TestFit(t *testing.T) {
 	for _, tt := range []struct{ a, b, limit, wantA, wantB int }{
 		{3, 4, 10, 3, 4},

@@ -1,7 +1,6 @@
 package pod
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -19,32 +18,29 @@ import (
 
 // ExecSync runs a command in a running container to its end. timeout 0 means none; when
 // it passes, the command is killed and the error is context.DeadlineExceeded. What a stream has
-// beyond MaxExecSyncOutput is read and dropped. req.Streams and TTY are not used.
+// beyond MaxExecSyncOutput is read and dropped, and what it has beyond the budget of all calls; the result
+// tells the latter. The caller frees the result. req.Streams and TTY are not used.
 func (m *Manager) ExecSync(ctx context.Context, req ExecRequest, timeout time.Duration) (ExecSyncResult, error) {
 	if timeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, timeout)
 		defer cancel()
 	}
-	stdout, stderr := &capped{left: MaxExecSyncOutput}, &capped{left: MaxExecSyncOutput}
+	stdout, stderr := &keptOutput{budget: &m.execOutput}, &keptOutput{budget: &m.execOutput}
 	req.TTY = false
 	req.Streams = Streams{Stdout: stdout, Stderr: stderr}
 	code, err := m.Exec(ctx, req)
-	return ExecSyncResult{Stdout: stdout.Bytes(), Stderr: stderr.Bytes(), ExitCode: code}, err
-}
-
-// capped keeps the first bytes written to it and takes the rest without a word, so that
-// the writer is not stopped.
-type capped struct {
-	bytes.Buffer
-	left int
-}
-
-func (c *capped) Write(p []byte) (int, error) {
-	n := min(len(p), c.left)
-	c.left -= n
-	c.Buffer.Write(p[:n])
-	return len(p), nil
+	free := func() {
+		stdout.free()
+		stderr.free()
+	}
+	if err != nil {
+		free()
+		return ExecSyncResult{}, err
+	}
+	return ExecSyncResult{
+		Stdout: stdout.bytes, Stderr: stderr.bytes, StdoutCut: stdout.cut, StderrCut: stderr.cut, ExitCode: code, free: free,
+	}, nil
 }
 
 // Exec runs a command in a running container and copies its streams until it has ended;

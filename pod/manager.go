@@ -45,6 +45,8 @@ type Manager struct {
 
 	events watchers
 
+	execOutput outputBudget
+
 	savingIn   keylock.Lock // directories, for one checkpoint of a pod at a time
 	unfinished unfinished
 

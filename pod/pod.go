@@ -80,8 +80,18 @@ type ExecRequest struct {
 
 // ExecSyncResult is what a command printed and how it ended.
 type ExecSyncResult struct {
-	Stdout, Stderr []byte // each cut at MaxExecSyncOutput bytes
-	ExitCode       int32
+	Stdout, Stderr       []byte // each cut at MaxExecSyncOutput bytes
+	StdoutCut, StderrCut bool   // cut before, because all calls together keep too much
+	ExitCode             int32
+
+	free func()
+}
+
+// Free lets other calls keep as much output as this one did. The result is not used afterwards.
+func (r *ExecSyncResult) Free() {
+	if r.free != nil {
+		r.free()
+	}
 }
 
 // MaxExecSyncOutput bounds each stream of ExecSync (16 MiB, as peers do).

@@ -18,7 +18,7 @@ const maxLogLine = 16 << 10
 // logTime is how a record's time is written.
 const logTime = "2006-01-02T15:04:05.000000000Z07:00"
 
-// maxRecords is from where on no further record is appended, in bytes: empty lines take fifty
+// maxRecords is from where on no further record is appended, in bytes: empty lines take forty
 // times as many as in the container's output.
 const maxRecords = 128 << 10
 
@@ -34,6 +34,10 @@ const (
 // bytes of data went into them. Of the last line less than maxLogLine bytes stay with
 // keepRest, none with flushRest.
 func appendLog(dst, data []byte, now time.Time, stream string, r rest) (out []byte, used int) {
+	// The time is written once for all records: of an empty line it took 150 of 200 ns.
+	var room [len(logTime) + 32]byte
+	head := append(now.AppendFormat(room[:0], logTime), ' ')
+	head = append(append(head, stream...), " F "...)
 	for used < len(data) && len(dst) < maxRecords {
 		piece := data[used:]
 		tag := byte('F')
@@ -48,10 +52,8 @@ func appendLog(dst, data []byte, now time.Time, stream string, r rest) (out []by
 		default:
 			return dst, used
 		}
-		dst = now.AppendFormat(dst, logTime)
-		dst = append(dst, ' ')
-		dst = append(dst, stream...)
-		dst = append(dst, ' ', tag, ' ')
+		dst = append(dst, head...)
+		dst[len(dst)-2] = tag
 		dst = append(dst, piece[:end]...)
 		dst = append(dst, '\n')
 		used += end + skip

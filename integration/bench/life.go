@@ -75,8 +75,13 @@ func (c *client) podConfig(name string) *cri.PodSandboxConfig {
 	}
 }
 
-// start runs a pod.
+// start runs a pod with the idle payload.
 func (c *client) start(ctx context.Context) (*pod, error) {
+	return c.startWith(ctx, func(*cri.ContainerConfig) {})
+}
+
+// startWith runs a pod with a container that change makes of the payload's.
+func (c *client) startWith(ctx context.Context, change func(*cri.ContainerConfig)) (*pod, error) {
 	c.seq++
 	name := fmt.Sprintf("%s-%d", c.prefix, c.seq)
 	p := &pod{took: map[step]float64{}, logs: filepath.Join(c.logs, name)}
@@ -90,6 +95,7 @@ func (c *client) start(ctx context.Context) (*pod, error) {
 		Command: []string{"/pause", marker}, LogPath: "main.log",
 		Linux: &cri.LinuxContainerConfig{SecurityContext: &cri.LinuxContainerSecurityContext{NamespaceOptions: ns, Seccomp: c.seccomp}},
 	}
+	change(ctr)
 	err := p.timed(podStart, func() error {
 		if err := p.timed(runSandbox, func() error {
 			r, err := c.RunPodSandbox(ctx, &cri.RunPodSandboxRequest{Config: config, RuntimeHandler: c.handler})

@@ -7,6 +7,7 @@
 //	bin/test/bench -o out/bench.json -md docs/benchmarks.md
 //	bin/test/bench -cluster              whole clusters, Coracle's and upstream's
 //	bin/test/bench -images               pulling and unpacking
+//	bin/test/bench -writers 4            starts and execs beside containers that write as fast as they may
 //
 // Latency: all runtimes are up, and take turns in rounds, so that a noisy moment
 // falls on all of them. Memory: one runtime at a time is up, alone in a process
@@ -50,6 +51,7 @@ type options struct {
 	clusterFlags        string
 	images              bool
 	imageRounds, tiny   int
+	writers             int
 }
 
 func main() { os.Exit(testkit.Isolate(run)) }
@@ -73,6 +75,7 @@ func run() int {
 	flag.BoolVar(&o.images, "images", false, "measure pulling and unpacking images instead")
 	flag.IntVar(&o.imageRounds, "image-rounds", 3, "rounds of -images")
 	flag.IntVar(&o.tiny, "tiny", 1000, "tiny images of -images")
+	flag.IntVar(&o.writers, "writers", 0, "measure instead how starts and execs do beside so many containers that write empty lines, each with 5 % of a CPU")
 	flag.StringVar(&o.out, "o", "", "write the figures as JSON to this file")
 	flag.StringVar(&o.md, "md", "", "write the table into this Markdown page")
 	flag.Parse()
@@ -84,6 +87,9 @@ func run() int {
 	}
 	if o.images {
 		measure = benchmarkImages
+	}
+	if o.writers > 0 {
+		measure = benchmarkWriters
 	}
 	if err := measure(ctx, o); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
@@ -118,7 +124,12 @@ type result struct {
 	Scale   *scale          `json:"scale,omitempty"`
 }
 
-func benchmark(ctx context.Context, o options) (err error) {
+func benchmark(ctx context.Context, o options) error {
+	return withTargets(ctx, o, func(targets []*target) error { return benchmarkRuntimes(ctx, targets, o) })
+}
+
+// withTargets calls measure with the runtimes on a disk of their own, and a registry that has the payload.
+func withTargets(ctx context.Context, o options, measure func([]*target) error) (err error) {
 	dir, err := os.MkdirTemp("", "bench-")
 	if err != nil {
 		return err
@@ -142,6 +153,13 @@ func benchmark(ctx context.Context, o options) (err error) {
 	if err != nil {
 		return err
 	}
+	if err := errors.Join(measure(targets), unmount()); err != nil {
+		return err
+	}
+	return os.RemoveAll(dir)
+}
+
+func benchmarkRuntimes(ctx context.Context, targets []*target, o options) (err error) {
 	rep := report{Date: time.Now().UTC().Format(time.DateOnly), Command: "make bench-peers bench", Machine: thisMachine()}
 	for _, t := range targets {
 		rep.Results = append(rep.Results, &result{Target: t.name})
@@ -180,10 +198,7 @@ func benchmark(ctx context.Context, o options) (err error) {
 		raw, jerr := json.MarshalIndent(rep, "", "  ")
 		err = errors.Join(err, jerr, os.WriteFile(o.out, append(raw, '\n'), 0o644))
 	}
-	if err := errors.Join(err, unmount()); err != nil {
-		return err
-	}
-	return os.RemoveAll(dir)
+	return err
 }
 
 // publish starts a registry with the payload.

@@ -1,0 +1,159 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// A container that writes empty lines makes a record of 40 bytes of each byte, so one with little CPU can keep
+// whatever writes its log busy. benchmarkWriters measures what that does to other pods.
+
+// execsPerPod are timed in each pod that is started.
+const execsPerPod = 5
+
+// beside is what other pods' calls take in one round, in milliseconds.
+type beside struct{ starts, execs []float64 }
+
+// benchmarkWriters lets rounds without writers and rounds with them take turns, for each runtime alone.
+func benchmarkWriters(ctx context.Context, o options) error {
+	return withTargets(ctx, o, func(targets []*target) error {
+		for _, t := range targets {
+			if err := measureWriters(ctx, t, o); err != nil {
+				return fmt.Errorf("%s: %w", t.name, err)
+			}
+		}
+		return nil
+	})
+}
+
+func measureWriters(ctx context.Context, t *target, o options) (err error) {
+	c, err := t.up(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = joinDown(err, t) }()
+	for range o.warm {
+		if _, err := c.life(ctx); err != nil {
+			return err
+		}
+	}
+	var quiet, loud beside
+	for round := range o.rounds {
+		q, err := c.others(ctx, o.n)
+		if err != nil {
+			return err
+		}
+		l, note, err := besideWriters(ctx, c, o)
+		if err != nil {
+			return err
+		}
+		fmt.Printf("%s: round %d: quiet %s; %d writers %s; %s\n", t.name, round+1, q, o.writers, l, note)
+		quiet, loud = quiet.and(q), loud.and(l)
+	}
+	start, exec := quantile(loud.starts, .5)/quantile(quiet.starts, .5), quantile(loud.execs, .5)/quantile(quiet.execs, .5)
+	fmt.Printf("%s: all rounds: quiet %s; %d writers %s; pod start %.2f times, ExecSync %.2f times\n", t.name, quiet, o.writers, loud, start, exec)
+	return nil
+}
+
+func (b beside) String() string {
+	return fmt.Sprintf("pod start %.1f ms, ExecSync %.1f ms", quantile(b.starts, .5), quantile(b.execs, .5))
+}
+
+func (b beside) and(more beside) beside {
+	return beside{append(b.starts, more.starts...), append(b.execs, more.execs...)}
+}
+
+// others times n pods one after the other. They are removed when all have been started: how
+// much of a teardown still goes on is not what is asked.
+func (c *client) others(ctx context.Context, n int) (b beside, err error) {
+	var pods []*pod
+	defer func() { err = errors.Join(err, removeAll(ctx, c, pods), rest(ctx)) }()
+	for range n {
+		p, err := c.start(ctx)
+		if err != nil {
+			return b, err
+		}
+		pods, b.starts = append(pods, p), append(b.starts, p.took[podStart])
+		for range execsPerPod {
+			if err := c.exec(ctx, p); err != nil {
+				return b, err
+			}
+			b.execs = append(b.execs, p.took[execSync])
+		}
+	}
+	return b, nil
+}
+
+// besideWriters is others while writers write. note says what they wrote, and what that took the shims, if there are any.
+func besideWriters(ctx context.Context, c *client, o options) (b beside, note string, err error) {
+	var writers []*pod
+	defer func() {
+		for _, p := range writers {
+			err = errors.Join(err, c.remove(ctx, p, 0))
+		}
+		err = errors.Join(err, rest(ctx))
+	}()
+	for range o.writers {
+		p, err := c.startWith(ctx, func(ctr *cri.ContainerConfig) {
+			ctr.Command = []string{"/bin/sh", "-c", `exec tr '\000' '\n' </dev/zero`}
+			ctr.Linux.Resources = &cri.LinuxContainerResources{CpuPeriod: 100_000, CpuQuota: 5_000}
+		})
+		if err != nil {
+			return b, "", err
+		}
+		writers = append(writers, p)
+	}
+	if err := rest(ctx); err != nil {
+		return b, "", err
+	}
+	began, cpu, size := time.Now(), shimCPU(), logBytes(writers)
+	b, err = c.others(ctx, o.n)
+	took := time.Since(began).Seconds()
+	note = fmt.Sprintf("%.0f MB/s of log, shims took %.0f %% of a CPU", float64(logBytes(writers)-size)/1e6/took, 100*(shimCPU()-cpu).Seconds()/took)
+	return b, note, err
+}
+
+// logBytes is the size of pods' logs.
+func logBytes(pods []*pod) (sum int64) {
+	for _, p := range pods {
+		files, _ := filepath.Glob(filepath.Join(p.logs, "*")) // the pattern is valid
+		for _, name := range files {
+			if st, err := os.Stat(name); err == nil {
+				sum += st.Size()
+			}
+		}
+	}
+	return sum
+}
+
+// shimCPU is what all shims that run have used.
+func shimCPU() (sum time.Duration) {
+	stats, _ := filepath.Glob("/proc/[0-9]*/stat") // the pattern is valid
+	for _, name := range stats {
+		exe, err := os.Readlink(filepath.Join(filepath.Dir(name), "exe"))
+		if err != nil || !strings.HasPrefix(filepath.Base(exe), "containerd-shim") {
+			continue
+		}
+		raw, err := os.ReadFile(name)
+		if err != nil {
+			continue
+		}
+		_, after, _ := strings.Cut(string(raw), ") ")
+		f := strings.Fields(after)
+		if len(f) < 13 {
+			continue
+		}
+		var user, system int64 // fields 14 and 15 of proc(5), in ticks of 10 ms
+		if _, err := fmt.Sscan(f[11]+" "+f[12], &user, &system); err == nil {
+			sum += time.Duration(user+system) * 10 * time.Millisecond
+		}
+	}
+	return sum
+}

@@ -1,0 +1,63 @@
+package pod
+
+import (
+	"bytes"
+	"sync"
+	"testing"
+)
+
+// Commands that print more than there is room for, all at once: each call ends with its exit code, and its output is
+// whole or says that it was cut. All that is kept stays within the budget, and can be kept again.
+func TestExecSyncOutputBudget(t *testing.T) {
+	b := newBench(t)
+	m, _ := b.manager()
+	ctx := t.Context()
+	id := must[string](t)(m.Create(ctx, must[string](t)(m.Run(ctx, podConfig("p"))), containerConfig("run")))
+	ok(t, m.StartContainer(ctx, id))
+	const calls, most = 40, 100 << 20
+	m.execOutput.most = most
+	results := make([]ExecSyncResult, calls)
+	var all sync.WaitGroup
+	for i := range results {
+		all.Go(func() {
+			r, err := m.ExecSync(ctx, ExecRequest{Container: id, Command: []string{"flood"}}, 0)
+			if err != nil {
+				t.Error(err)
+			}
+			results[i] = r
+		})
+	}
+	all.Wait()
+	kept, cut := 0, 0
+	for i, r := range results {
+		kept += cap(r.Stdout)
+		switch {
+		case r.ExitCode != 3 || len(r.Stdout) < execOutputFree || r.StderrCut || len(r.Stderr) > 0:
+			t.Errorf("call %d: code %d, %d and %d bytes", i, r.ExitCode, len(r.Stdout), len(r.Stderr))
+		case r.StdoutCut:
+			cut++
+		case len(r.Stdout) != MaxExecSyncOutput:
+			t.Errorf("call %d: %d bytes without a word", i, len(r.Stdout))
+		}
+	}
+	if kept > most/2+calls*execOutputFree || cut == 0 {
+		t.Errorf("%d bytes are kept, %d of %d calls are cut", kept, cut, calls)
+	}
+	// A command that prints little is not affected.
+	r := must[ExecSyncResult](t)(m.ExecSync(ctx, ExecRequest{Container: id, Command: []string{"env"}}, 0))
+	if r.StdoutCut || !bytes.Contains(r.Stdout, []byte("A=image")) {
+		t.Errorf("output %q, cut: %t", r.Stdout, r.StdoutCut)
+	}
+	for i := range results {
+		results[i].Free()
+		results[i].Free() // twice does no harm
+	}
+	if m.execOutput.used != 0 {
+		t.Errorf("%d bytes are never given back", m.execOutput.used)
+	}
+	whole := must[ExecSyncResult](t)(m.ExecSync(ctx, ExecRequest{Container: id, Command: []string{"flood"}}, 0))
+	if whole.StdoutCut || len(whole.Stdout) != MaxExecSyncOutput {
+		t.Errorf("%d bytes, cut: %t", len(whole.Stdout), whole.StdoutCut)
+	}
+	whole.Free()
+}
