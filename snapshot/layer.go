@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/internal/atomicfile"
+	"github.com/coracle-project/coracle/internal/transient"
 )
 
 // layerFile is the content of layer.json.
@@ -250,12 +251,15 @@ func (s *Store) loadLayers() error {
 	if err != nil {
 		return fmt.Errorf("snapshot store: %w", err)
 	}
+	var w transient.Waits
 	for _, e := range entries {
 		d := digest.NewDigestFromEncoded(digest.SHA256, e.Name())
-		u, err := readLayerFile(filepath.Join(s.layersDir(), e.Name()), d)
+		u, err := transient.Try(&w, func() (Usage, error) { return s.readLayerFile(filepath.Join(s.layersDir(), e.Name()), d) })
 		switch {
 		case err == nil:
 			s.layers[d] = &layer{usage: u}
+		case transient.Scarce(err): // of all layers, not of this one
+			return fmt.Errorf("snapshot store: layer %s: %w", d, err)
 		case checkDigest(d) == nil:
 			s.log.Warn("a layer's record cannot be read", "layer", d.String(), "error", err)
 			err = s.setAside(d)
@@ -263,18 +267,18 @@ func (s *Store) loadLayers() error {
 			s.log.Warn("dropping what is no layer", "name", e.Name(), "error", err)
 			err = s.discard(filepath.Join(s.layersDir(), e.Name()))
 		}
-		if err != nil {
-			return err
+		if err != nil { // it is not offered, which is what counts
+			s.log.Warn("what is damaged among the layers stays where it is", "name", e.Name(), "err", err)
 		}
 	}
 	return nil
 }
 
-func readLayerFile(dir string, d digest.Digest) (Usage, error) {
+func (s *Store) readLayerFile(dir string, d digest.Digest) (Usage, error) {
 	if err := checkDigest(d); err != nil {
 		return Usage{}, err
 	}
-	data, err := os.ReadFile(filepath.Join(dir, "layer.json"))
+	data, err := s.readFile(filepath.Join(dir, "layer.json"))
 	if err != nil {
 		return Usage{}, err
 	}
