@@ -45,6 +45,9 @@ func (s *Store) NewLayer(ctx context.Context) (*LayerWriter, error) {
 	if err := os.Mkdir(w.path(), 0o700); err != nil {
 		return nil, fmt.Errorf("stage a layer: %w", err)
 	}
+	if err := faultLayerStaged.At(ctx); err != nil {
+		return nil, errors.Join(err, w.Abort())
+	}
 	// 0755 is what an image without an entry for its root directory gets.
 	if err := os.Mkdir(w.Dir(), 0o755); err != nil {
 		return nil, errors.Join(fmt.Errorf("stage a layer: %w", err), w.Abort())
@@ -71,6 +74,9 @@ func (w *LayerWriter) Commit(ctx context.Context, diffID digest.Digest) error {
 	}
 	if err := w.store.driver.seal(ctx, w.path()); err != nil {
 		return fmt.Errorf("commit layer %s: %w", diffID, err)
+	}
+	if err := faultLayerSealed.At(ctx); err != nil {
+		return err
 	}
 	u, err := w.record(ctx, diffID)
 	if err != nil {
