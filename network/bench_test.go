@@ -50,7 +50,7 @@ func BenchmarkSetupTeardown(b *testing.B) {
 					b.Fatal(err)
 				}
 				flushed += time.Since(mid)
-				if err := nspin.Remove(ns); err != nil {
+				if err := nspin.Remove(context.WithoutCancel(b.Context()), ns); err != nil {
 					b.Fatal(err)
 				}
 				b.StartTimer()
@@ -84,7 +84,7 @@ func BenchmarkChurn(b *testing.B) {
 			b.Fatal(err)
 		}
 		t3 := time.Now()
-		if err := nspin.Remove(ns); err != nil {
+		if err := nspin.Remove(context.WithoutCancel(b.Context()), ns); err != nil {
 			b.Fatal(err)
 		}
 		t4 := time.Now()

@@ -180,7 +180,7 @@ func (b *bridge) connect(ctx context.Context, h *host, ns *os.File, p Pod, l lea
 	}
 	addresses := b.addresses(l)
 	v := veth{name: l.Link, master: h.index, group: linkGroup(b.name), mtu: h.mtu, mac: macOf(l.IPs[0]), netns: int(ns.Fd())}
-	if err := v.create(h.links); err != nil {
+	if err := v.create(ctx, h.links); err != nil {
 		return l, err
 	}
 	if err := faultSetupLinked.At(ctx); err != nil {
@@ -279,7 +279,7 @@ func (b *bridge) undo(ctx context.Context, l lease) error {
 	if err := b.retire(context.WithoutCancel(ctx), l); err != nil {
 		return err
 	}
-	return b.finish(l)
+	return b.finish(context.WithoutCancel(ctx), l)
 }
 
 // Ready implements Network.

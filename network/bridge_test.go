@@ -2,6 +2,7 @@ package network
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -192,7 +193,7 @@ func TestSetupMendsWhatACrashLeft(t *testing.T) {
 				must(t, m.bridge.records.write("a", l))
 			case 1:
 				must(t, m.bridge.records.write("a", l))
-				must(t, veth{name: l.Link, master: h.index, mtu: 1500, mac: macOf(l.IPs[0]), netns: int(ns.Fd())}.create(h.links))
+				must(t, veth{name: l.Link, master: h.index, mtu: 1500, mac: macOf(l.IPs[0]), netns: int(ns.Fd())}.create(t.Context(), h.links))
 			case 2:
 				_, err := m.bridge.connect(t.Context(), h, ns, p, l)
 				must(t, err)
@@ -252,7 +253,7 @@ func TestPodWithoutIPv6(t *testing.T) {
 		"net.ipv6.conf.all.disable_ipv6": "1", "net.ipv6.conf.default.disable_ipv6": "1",
 	}})
 	must(t, err)
-	defer func() { must(t, nspin.Remove(dir)) }()
+	defer func() { must(t, nspin.Remove(context.WithoutCancel(t.Context()), dir)) }()
 	r, err := m.Setup(t.Context(), Pod{ID: "a", NetNS: set.Net, Ports: []PortMapping{{Protocol: "tcp", HostPort: 80, ContainerPort: 80}}})
 	must(t, err)
 	if len(r.IPs) != 1 || !r.IPs[0].Is4() || len(m.bridge.pools[1].used) != 0 {

@@ -1,6 +1,7 @@
 package network
 
 import (
+	"context"
 	"net/netip"
 	"path/filepath"
 	"testing"
@@ -56,7 +57,7 @@ func TestPodWithSettingsOfItsOwn(t *testing.T) {
 		dir := filepath.Join(t.TempDir(), "pod")
 		set, err := nspin.Create(t.Context(), dir, nspin.Spec{Net: true, Sysctls: sysctls})
 		must(t, err)
-		defer func() { must(t, nspin.Remove(dir)) }()
+		defer func() { must(t, nspin.Remove(context.WithoutCancel(t.Context()), dir)) }()
 		_, err = m.Setup(t.Context(), Pod{ID: id, NetNS: set.Net, Sysctls: tc.asked})
 		must(t, err)
 		expectIPv6(t, set.Net, podIf, tc.want)

@@ -395,9 +395,9 @@ func (b *bridge) purge(ctx context.Context) error {
 }
 
 // reapOne takes down a pod that Teardown left to the background.
-func (b *bridge) reapOne(podID string) error {
+func (b *bridge) reapOne(ctx context.Context, podID string) error {
 	// What holds a pod is a Setup or Teardown of milliseconds.
-	release, err := b.busy.Acquire(context.Background(), podID)
+	release, err := b.busy.Acquire(ctx, podID)
 	if err != nil {
 		return err
 	}
@@ -406,13 +406,16 @@ func (b *bridge) reapOne(podID string) error {
 	if !ok || l.Stage != removing {
 		return nil // a Setup was faster, and took it down itself
 	}
-	return b.finish(l)
+	return b.finish(ctx, l)
 }
 
 // finish deletes the link of a lease that is retired, then its record, and frees
 // its addresses. The caller holds the pod.
-func (b *bridge) finish(l lease) error {
+func (b *bridge) finish(ctx context.Context, l lease) error {
 	if err := deleteLink(l.Link); err != nil {
+		return err
+	}
+	if err := faultReapUnlinked.At(ctx); err != nil {
 		return err
 	}
 	if err := b.records.remove(l.PodID); err != nil {

@@ -1,6 +1,7 @@
 package network
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -52,7 +53,7 @@ type veth struct {
 // create makes the pair in one message: the host's end up and on the bridge, the
 // pod's end in the pod's namespace. netlink.LinkAdd takes one message each for
 // that, and each waits for the kernel's one lock on network configuration.
-func (v veth) create(h *hostLinks) error {
+func (v veth) create(ctx context.Context, h *hostLinks) error {
 	req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK)
 	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
 	msg.Flags, msg.Change = unix.IFF_UP, unix.IFF_UP
@@ -74,6 +75,9 @@ func (v veth) create(h *hostLinks) error {
 
 	if err := h.execute(req); err != nil {
 		return fmt.Errorf("create link %s: %w", v.name, err)
+	}
+	if err := faultSetupCreated.At(ctx); err != nil {
+		return err
 	}
 	return v.makePort(h)
 }

@@ -132,7 +132,7 @@ func newNetNS(t testing.TB) (path string, end func()) {
 		t.Fatal(err)
 	}
 	end = func() {
-		if err := nspin.Remove(dir); err != nil {
+		if err := nspin.Remove(context.WithoutCancel(t.Context()), dir); err != nil {
 			t.Error(err)
 		}
 	}

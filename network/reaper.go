@@ -21,9 +21,9 @@ const (
 )
 
 // reaper calls a function with the keys that were added, in the background and a few side by side. A call that
-// hangs does not hold up the others: it cannot be cut off, because it waits in the kernel, but it loses its place.
+// hangs does not hold up the others: its context ends, and if it goes on, because it waits in the kernel, it loses its place.
 type reaper struct {
-	work func(key string) error
+	work func(ctx context.Context, key string) error
 	log  *slog.Logger
 
 	mu      sync.Mutex
@@ -47,7 +47,7 @@ type reaping struct {
 	ended, late, replaced bool
 }
 
-func newReaper(log *slog.Logger, work func(string) error) *reaper {
+func newReaper(log *slog.Logger, work func(context.Context, string) error) *reaper {
 	return &reaper{work: work, log: log, pending: map[*reaping]struct{}{}, retries: map[*time.Timer]struct{}{}}
 }
 
@@ -116,7 +116,9 @@ func (r *reaper) run() {
 			return
 		}
 		overdue := time.AfterFunc(reapLimit, func() { r.overdue(it) })
-		err := r.work(it.key)
+		ctx, cancel := context.WithTimeout(context.Background(), reapLimit)
+		err := r.work(ctx, it.key)
+		cancel()
 		overdue.Stop()
 		if r.ended(it, err) {
 			return

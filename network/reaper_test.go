@@ -21,7 +21,7 @@ type reaped struct {
 	hang   chan struct{} // what begins with "hang" waits for its end
 }
 
-func (w *reaped) work(key string) error {
+func (w *reaped) work(_ context.Context, key string) error {
 	w.mu.Lock()
 	w.now++
 	w.most = max(w.most, w.now)

@@ -8,11 +8,9 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/internal/atomicfile"
+	"github.com/coracle-project/coracle/internal/transient"
 )
 
 // ErrVersion says that a record was written by a daemon too new for this one. Nothing has been
@@ -90,8 +88,8 @@ func (r records[T]) load() (loaded[T], error) {
 	if err := os.MkdirAll(r.dir, 0o700); err != nil {
 		return all, fmt.Errorf("network records: %w", err)
 	}
-	var w waits
-	entries, err := transient(&w, func() ([]os.DirEntry, error) { return os.ReadDir(r.dir) })
+	var w transient.Waits
+	entries, err := transient.Try(&w, func() ([]os.DirEntry, error) { return os.ReadDir(r.dir) })
 	if err != nil {
 		return all, fmt.Errorf("network records: %w", err)
 	}
@@ -106,7 +104,7 @@ func (r records[T]) load() (loaded[T], error) {
 			r.log.Warn("ignoring a file among the network records", "path", path)
 			continue
 		}
-		rec, err := transient(&w, func() (T, error) { return r.parse(podID) })
+		rec, err := transient.Try(&w, func() (T, error) { return r.parse(podID) })
 		switch {
 		case err == nil:
 			all.records[podID] = rec
@@ -205,38 +203,6 @@ func setAside(path, dir, name string) (string, error) {
 		}
 		return to, os.Rename(path, to)
 	}
-}
-
-// waits is how often one load has waited for errors that may pass: all its records share it, so that
-// many which stay unreadable do not hold up the start.
-type waits int
-
-const (
-	mostWaits = 10
-	oneWait   = 50 * time.Millisecond
-)
-
-// transient calls f again while its error is one that may pass.
-func transient[T any](w *waits, f func() (T, error)) (T, error) {
-	for {
-		v, err := f()
-		if err == nil || !mayPass(err) || *w >= mostWaits {
-			return v, err
-		}
-		*w++
-		time.Sleep(oneWait)
-	}
-}
-
-// mayPass says whether the cause is the machine's or this process's state, not the file's. EIO is among
-// them because of disks behind a network.
-func mayPass(err error) bool {
-	for _, e := range []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.ENOBUFS, unix.EAGAIN, unix.EINTR, unix.EIO} {
-		if errors.Is(err, e) {
-			return true
-		}
-	}
-	return false
 }
 
 // checkPodID keeps pod ids from naming anything but one file.

@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/coracle-project/coracle/internal/atomicfile"
+	"github.com/coracle-project/coracle/internal/transient"
 )
 
 // SetPodCIDR puts other address ranges in force for pods to come, as a cluster
@@ -43,8 +44,8 @@ func (m *Manager) subnetsFile() string { return filepath.Join(m.config.StateDir,
 
 // startSubnets returns the ranges that are in force from the start on.
 func (m *Manager) startSubnets() ([]netip.Prefix, error) {
-	var w waits
-	saved, err := transient(&w, m.savedSubnets)
+	var w transient.Waits
+	saved, err := transient.Try(&w, m.savedSubnets)
 	if errors.Is(err, ErrVersion) {
 		return nil, err
 	}

@@ -87,7 +87,7 @@ func (pins) Create(ctx context.Context, dir string, s nspin.Spec) (nspin.Set, er
 	return nspin.Create(ctx, dir, s)
 }
 
-func (pins) Remove(_ context.Context, dir string) error { return nspin.Remove(dir) }
+func (pins) Remove(ctx context.Context, dir string) error { return nspin.Remove(ctx, dir) }
 
 func (pins) SetHostname(pin, name string) error { return nspin.SetHostname(pin, name) }
 

@@ -3,6 +3,7 @@ package snapshot
 import (
 	"errors"
 	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -184,4 +185,73 @@ func TestDriverStartsWithStrangeEntries(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Regression: with no descriptor left for a moment, all layers were taken to be damaged and set aside, and with
+// them every image had to be pulled again; snapshots were of no more use than damaged ones.
+func TestRecordsThatCannotBeReadForAMoment(t *testing.T) {
+	for _, cause := range []error{unix.EMFILE, unix.ENOMEM, unix.EIO} {
+		t.Run(cause.Error(), func(t *testing.T) {
+			s := started(t, t.TempDir())
+			layers := commitLayers(t, s, 2)
+			snap := prepared(t, s, "c", layers...)
+			must(t, s.Close())
+			failing := func(failures int) *Store {
+				s := New(Config{Root: s.root, Log: slog.New(slog.DiscardHandler)})
+				s.readFile = func(path string) ([]byte, error) {
+					if failures--; failures >= 0 {
+						return nil, &os.PathError{Op: "open", Path: path, Err: cause}
+					}
+					return os.ReadFile(path)
+				}
+				return s
+			}
+			if cause != unix.EIO { // for as long as this process lives
+				if err := failing(1000).Start(t.Context()); !errors.Is(err, cause) {
+					t.Errorf("start without descriptors: %v", err)
+				}
+			}
+			again := failing(3)
+			must(t, again.Start(t.Context()))
+			defer func() { must(t, again.Close()) }()
+			if !again.HasLayer(layers[0]) || !again.HasLayer(layers[1]) {
+				t.Error("a layer was set aside")
+			}
+			if _, err := again.Prepare(t.Context(), "c", snap.options()); err != nil {
+				t.Errorf("the snapshot is taken to be damaged: %v", err)
+			}
+		})
+	}
+}
+
+// Regression: one directory that could not be moved away, here because something is mounted on it, kept the
+// store, and with it the daemon, from starting.
+func TestStartDoesNotNeedToDropStrays(t *testing.T) {
+	s := started(t, t.TempDir())
+	layers := commitLayers(t, s, 1)
+	snap := prepared(t, s, "c", layers...)
+	write(t, filepath.Join(snap.Target, "file"), "x")
+	must(t, s.Close())
+	old := filepath.Join(s.quarantineDir(), strings.Repeat("b", 64)+".X")
+	strays := []string{
+		filepath.Join(s.snapshotsDir(), "stray"), filepath.Join(s.layersDir(), "no-layer"),
+		filepath.Join(s.layersDir(), strings.Repeat("a", 64)), old,
+	}
+	for _, dir := range strays {
+		must(t, os.Mkdir(dir, 0o700))
+		must(t, unix.Mount("tmpfs", dir, "tmpfs", 0, ""))
+		defer func() { must(t, unix.Unmount(dir, unix.MNT_DETACH)) }()
+	}
+	long := time.Now().Add(-2 * quarantineTime)
+	must(t, os.Chtimes(old, long, long))
+	s = started(t, s.root)
+	if !s.HasLayer(layers[0]) || read(t, filepath.Join(snap.Target, "file")) != "x" {
+		t.Error("what is whole is not there")
+	}
+	for _, dir := range strays {
+		if !exists(dir) {
+			t.Errorf("%s is gone", dir)
+		}
+	}
+	prepared(t, s, "d", layers...)
 }

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/internal/atomicfile"
+	"github.com/coracle-project/coracle/internal/transient"
 )
 
 // layerFile is the content of layer.json.
@@ -44,6 +45,9 @@ func (s *Store) NewLayer(ctx context.Context) (*LayerWriter, error) {
 	if err := os.Mkdir(w.path(), 0o700); err != nil {
 		return nil, fmt.Errorf("stage a layer: %w", err)
 	}
+	if err := faultLayerStaged.At(ctx); err != nil {
+		return nil, errors.Join(err, w.Abort())
+	}
 	// 0755 is what an image without an entry for its root directory gets.
 	if err := os.Mkdir(w.Dir(), 0o755); err != nil {
 		return nil, errors.Join(fmt.Errorf("stage a layer: %w", err), w.Abort())
@@ -70,6 +74,9 @@ func (w *LayerWriter) Commit(ctx context.Context, diffID digest.Digest) error {
 	}
 	if err := w.store.driver.seal(ctx, w.path()); err != nil {
 		return fmt.Errorf("commit layer %s: %w", diffID, err)
+	}
+	if err := faultLayerSealed.At(ctx); err != nil {
+		return err
 	}
 	u, err := w.record(ctx, diffID)
 	if err != nil {
@@ -250,12 +257,15 @@ func (s *Store) loadLayers() error {
 	if err != nil {
 		return fmt.Errorf("snapshot store: %w", err)
 	}
+	var w transient.Waits
 	for _, e := range entries {
 		d := digest.NewDigestFromEncoded(digest.SHA256, e.Name())
-		u, err := readLayerFile(filepath.Join(s.layersDir(), e.Name()), d)
+		u, err := transient.Try(&w, func() (Usage, error) { return s.readLayerFile(filepath.Join(s.layersDir(), e.Name()), d) })
 		switch {
 		case err == nil:
 			s.layers[d] = &layer{usage: u}
+		case transient.Scarce(err): // of all layers, not of this one
+			return fmt.Errorf("snapshot store: layer %s: %w", d, err)
 		case checkDigest(d) == nil:
 			s.log.Warn("a layer's record cannot be read", "layer", d.String(), "error", err)
 			err = s.setAside(d)
@@ -263,18 +273,18 @@ func (s *Store) loadLayers() error {
 			s.log.Warn("dropping what is no layer", "name", e.Name(), "error", err)
 			err = s.discard(filepath.Join(s.layersDir(), e.Name()))
 		}
-		if err != nil {
-			return err
+		if err != nil { // it is not offered, which is what counts
+			s.log.Warn("what is damaged among the layers stays where it is", "name", e.Name(), "err", err)
 		}
 	}
 	return nil
 }
 
-func readLayerFile(dir string, d digest.Digest) (Usage, error) {
+func (s *Store) readLayerFile(dir string, d digest.Digest) (Usage, error) {
 	if err := checkDigest(d); err != nil {
 		return Usage{}, err
 	}
-	data, err := os.ReadFile(filepath.Join(dir, "layer.json"))
+	data, err := s.readFile(filepath.Join(dir, "layer.json"))
 	if err != nil {
 		return Usage{}, err
 	}

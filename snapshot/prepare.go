@@ -204,6 +204,9 @@ func (s *Store) build(ctx context.Context, snap Snapshot) error {
 	if err != nil {
 		return err
 	}
+	if err := faultPrepareMade.At(ctx); err != nil {
+		return err
+	}
 	data, err := json.Marshal(snap)
 	if err != nil {
 		return err
@@ -223,6 +226,9 @@ func (s *Store) mountFresh(ctx context.Context, snap Snapshot) error {
 		return err
 	}
 	if err := os.MkdirAll(snap.Target, 0o755); err != nil {
+		return err
+	}
+	if err := faultPrepareTargeted.At(ctx); err != nil {
 		return err
 	}
 	// Were there another already, unmounting could take the wrong one.
@@ -344,6 +350,9 @@ func (s *Store) demolish(ctx context.Context, snap Snapshot) error {
 		return err
 	}
 	if err := s.discard(s.snapshotDir(snap.ID)); err != nil {
+		return err
+	}
+	if err := faultRemoveMoved.At(ctx); err != nil {
 		return err
 	}
 	s.quota.end(snap)

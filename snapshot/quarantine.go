@@ -90,6 +90,7 @@ func (s *Store) eachQuarantined(drop func(d digest.Digest, since time.Time) bool
 	if err != nil {
 		return fmt.Errorf("snapshot store: %w", err)
 	}
+	var errs []error
 	for _, e := range entries {
 		info, err := e.Info()
 		if err != nil {
@@ -100,11 +101,9 @@ func (s *Store) eachQuarantined(drop func(d digest.Digest, since time.Time) bool
 		if s.hasSnapshotOf(d) || !drop(d, info.ModTime()) {
 			continue
 		}
-		if err := s.discard(filepath.Join(s.quarantineDir(), e.Name())); err != nil {
-			return err
-		}
+		errs = append(errs, s.discard(filepath.Join(s.quarantineDir(), e.Name())))
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // hasSnapshotOf says whether a snapshot has a layer, or may have it, be it damaged or whole again.

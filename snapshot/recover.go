@@ -10,6 +10,8 @@ import (
 	"slices"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/internal/transient"
 )
 
 const recordName = "snapshot.json"
@@ -24,11 +26,12 @@ func (s *Store) loadSnapshots(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("snapshot store: %w", err)
 	}
+	var w transient.Waits
 	for _, e := range entries {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		snap, err := s.readRecord(e.Name())
+		snap, err := transient.Try(&w, func() (Snapshot, error) { return s.readRecord(e.Name()) })
 		if err != nil {
 			if s.keepDamaged(e.Name(), mounts[e.Name()]) {
 				s.log.Warn("a snapshot's record is damaged: it is kept until its container is removed, and all layers with it", "snapshot", e.Name(), "error", err)
@@ -37,7 +40,7 @@ func (s *Store) loadSnapshots(ctx context.Context) error {
 			// The record is written before all else: there is nothing yet, or no more.
 			s.log.Warn("dropping a snapshot without a valid record", "snapshot", e.Name(), "error", err)
 			if err := s.discard(filepath.Join(s.snapshotsDir(), e.Name())); err != nil {
-				return err
+				s.log.Warn("it stays where it is", "snapshot", e.Name(), "err", err)
 			}
 			continue
 		}
@@ -53,7 +56,7 @@ func (s *Store) readRecord(id string) (Snapshot, error) {
 	if err := checkID(id); err != nil {
 		return Snapshot{}, err
 	}
-	data, err := os.ReadFile(filepath.Join(s.snapshotDir(id), recordName))
+	data, err := s.readFile(filepath.Join(s.snapshotDir(id), recordName))
 	if err != nil {
 		return Snapshot{}, err
 	}

@@ -58,8 +58,9 @@ type Store struct {
 	limit      Usage // default of snapshots
 	projects   int
 	driverName DriverName
-	driver     driver  // set by Start
-	quota      *quotas // set by Start; nil without project quotas
+	driver     driver                            // set by Start
+	quota      *quotas                           // set by Start; nil without project quotas
+	readFile   func(path string) ([]byte, error) // of records: os.ReadFile, but in tests
 
 	// renames is held while a directory gets or loses its final name in
 	// layers/, so that a commit and a removal of one layer cannot cross.
@@ -106,6 +107,7 @@ func New(c Config) *Store {
 		projects:   c.Projects,
 		driverName: cmp.Or(c.Driver, Overlay),
 		log:        c.Log,
+		readFile:   os.ReadFile,
 		freed:      c.Freed,
 		shown:      c.Shown,
 		layers:     map[digest.Digest]*layer{},
@@ -180,7 +182,7 @@ func (s *Store) Start(ctx context.Context) error {
 		return err
 	}
 	if err := s.dropOldQuarantine(); err != nil {
-		return err
+		s.log.Warn("old damaged layers are kept", "err", err)
 	}
 	s.trash.start()
 	for _, e := range left {

@@ -6,4 +6,5 @@ import "github.com/coracle-project/coracle/internal/fault"
 var (
 	faultCreateConfigured = fault.New("nspin.create.configured")
 	faultCreatePinned     = fault.New("nspin.create.pinned")
+	faultRemoveUnpinned   = fault.New("nspin.remove.unpinned")
 )

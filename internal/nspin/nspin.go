@@ -6,7 +6,7 @@
 //	nspin.Root(dir)                      once, at start
 //	set, err := nspin.Create(ctx, dir+"/"+podID, spec)
 //	…                                    processes enter set.Net, set.IPC, set.UTS
-//	nspin.Remove(dir + "/" + podID)      idempotent
+//	nspin.Remove(ctx, dir + "/" + podID) idempotent
 //
 // Create configures a namespace completely before it pins it, so a directory in
 // which every wanted pin is there is a finished set: Create returns it as it is.
@@ -83,7 +83,7 @@ func Create(ctx context.Context, dir string, spec Spec) (Set, error) {
 	if done {
 		return set, nil
 	}
-	if err := Remove(dir); err != nil {
+	if err := Remove(ctx, dir); err != nil {
 		return Set{}, err
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -98,7 +98,7 @@ func Create(ctx context.Context, dir string, spec Spec) (Set, error) {
 		}
 	}
 	if err := create(); err != nil {
-		return Set{}, errors.Join(err, Remove(dir))
+		return Set{}, errors.Join(err, Remove(context.WithoutCancel(ctx), dir))
 	}
 	return set, nil
 }
@@ -260,10 +260,14 @@ func pinOne(from, pin string) error {
 // Remove unpins what is pinned in dir, and removes dir if nothing else is in it.
 // It succeeds if there is nothing. The kernel ends the namespaces once no process
 // is in them.
-func Remove(dir string) error {
+func Remove(ctx context.Context, dir string) error {
 	var errs []error
 	_ = everything.paths(dir).each(func(_, pin string) error {
-		errs = append(errs, unpin(pin))
+		there, err := unpin(pin)
+		if there && err == nil {
+			err = faultRemoveUnpinned.At(ctx)
+		}
+		errs = append(errs, err)
 		return nil
 	})
 	if err := errors.Join(errs...); err != nil {
@@ -280,19 +284,19 @@ func Remove(dir string) error {
 // everything is a spec of all kinds of namespaces.
 var everything = Spec{Net: true, IPC: true, UTS: true, Users: Users{UIDs: []syscall.SysProcIDMap{{}}}}
 
-// unpin removes every mount on the file, and the file.
-func unpin(pin string) error {
+// unpin removes every mount on the file, and the file, and says whether it was there.
+func unpin(pin string) (there bool, err error) {
 	for {
 		err := unix.Unlink(pin)
 		if err == nil || err == unix.ENOENT {
-			return nil
+			return err == nil, nil
 		}
 		if err != unix.EBUSY {
-			return fmt.Errorf("unpin %s: %w", pin, err)
+			return true, fmt.Errorf("unpin %s: %w", pin, err)
 		}
 		// A mount point of this mount namespace cannot be unlinked.
 		if err := unix.Unmount(pin, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
-			return fmt.Errorf("unpin %s: unmount: %w", pin, err)
+			return true, fmt.Errorf("unpin %s: unmount: %w", pin, err)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package nspin
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -50,7 +51,7 @@ func create(t testing.TB, dir string, spec Spec) Set {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := Remove(dir); err != nil {
+		if err := Remove(context.WithoutCancel(t.Context()), dir); err != nil {
 			t.Error(err)
 		}
 	})
@@ -117,7 +118,7 @@ func TestCreateMakesNamespacesOfItsOwn(t *testing.T) {
 		}
 		return nil
 	})
-	if err := Remove(dir); err != nil {
+	if err := Remove(context.WithoutCancel(t.Context()), dir); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Lstat(dir); !errors.Is(err, os.ErrNotExist) {
@@ -303,7 +304,7 @@ func TestCreateReplacesWhatACrashLeft(t *testing.T) {
 }
 
 func TestRemoveNothing(t *testing.T) {
-	if err := Remove(filepath.Join(t.TempDir(), "none", "pod")); err != nil {
+	if err := Remove(t.Context(), filepath.Join(t.TempDir(), "none", "pod")); err != nil {
 		t.Error(err)
 	}
 }
@@ -315,7 +316,7 @@ func TestRemoveKeepsForeignFiles(t *testing.T) {
 	if err := os.WriteFile(mine, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := Remove(dir); err != nil {
+	if err := Remove(context.WithoutCancel(t.Context()), dir); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Remove(mine); err != nil {
@@ -397,7 +398,7 @@ func TestRootDoesNotPropagate(t *testing.T) {
 			t.Errorf("the pin spread to %s", m)
 		}
 	}
-	if err := Remove(filepath.Join(dir, "pod")); err != nil {
+	if err := Remove(t.Context(), filepath.Join(dir, "pod")); err != nil {
 		t.Error(err)
 	}
 }
@@ -418,7 +419,7 @@ func TestThreadsAreThrownAway(t *testing.T) {
 			if _, err := Create(t.Context(), pod, all); err != nil {
 				t.Error(err)
 			}
-			if err := Remove(pod); err != nil {
+			if err := Remove(context.WithoutCancel(t.Context()), pod); err != nil {
 				t.Error(err)
 			}
 		})
@@ -474,7 +475,7 @@ func BenchmarkCreateRemove(b *testing.B) {
 			b.Fatal(err)
 		}
 		mid := time.Now()
-		if err := Remove(pod); err != nil {
+		if err := Remove(context.WithoutCancel(b.Context()), pod); err != nil {
 			b.Fatal(err)
 		}
 		made += mid.Sub(start)

@@ -1,6 +1,7 @@
 package nspin
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -72,7 +73,7 @@ func TestCreateWithUsers(t *testing.T) {
 	if again := create(t, dir, spec); again != set || inode(t, again.User) != users {
 		t.Error("a second Create made others")
 	}
-	if err := Remove(dir); err != nil {
+	if err := Remove(context.WithoutCancel(t.Context()), dir); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
