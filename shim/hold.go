@@ -63,7 +63,7 @@ func (h *hold) put(key string, files named) {
 		return
 	}
 	if err := k.Put(key, strings.Join(names, " "), list...); err != nil &&
-		!errors.Is(err, keeper.ErrGone) && !errors.Is(err, os.ErrClosed) { // the container is being deleted
+		!errors.Is(err, keeper.ErrGone) && !errors.Is(err, keeper.ErrHung) && !errors.Is(err, os.ErrClosed) { // the container is being deleted
 		h.log.Error("keeper refused descriptors", "key", key, "error", err)
 	}
 }
