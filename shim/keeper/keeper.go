@@ -16,17 +16,26 @@
 // A program gets the descriptors held under "pass/<name>" as 3, 4, … when it starts.
 // If the keeper itself is killed nothing is lost: the daemon starts another, and both
 // put their descriptors there again (Done tells when).
+//
+// The keeper waits for nothing, so it answers at once. If it has not answered within
+// Timeout it is hung: the call fails with ErrHung and the connection is closed, because a
+// late answer would be taken for that of the next call. The daemon then ends it and starts
+// another (Start).
 package keeper
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
 	"os"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -47,10 +56,22 @@ const SocketName = "keeper.sock"
 // ProcessName is the argv[0] that makes the shim's binary the keeper.
 const ProcessName = "coracle-keeper"
 
+// Timeout is how long a call waits for the keeper's answer. Time that the machine sleeps does
+// not count.
+const Timeout = 2 * time.Second
+
 // Kinds of error, for errors.Is.
 var (
 	ErrNotFound = errors.New("not held by the keeper")
 	ErrGone     = errors.New("keeper is gone")
+	ErrHung     = errors.New("keeper does not answer")
+)
+
+// Features of a keeper. One that was started by an older version may lack some.
+const (
+	FeatureStatus   = "status"    // Status tells all
+	FeatureStay     = "stay"      // a program that exits with ExitStay is not started again
+	FeatureBoundLog = "bound-log" // Program.BoundLog
 )
 
 type op uint32
@@ -64,63 +85,42 @@ const (
 	opForget
 	opWho
 	opQuit
+	opInfo
+	opStatus
 )
 
 const (
-	flagPrefix = 1
-	flagAdopt  = 2
+	flagPrefix   = 1
+	flagAdopt    = 2
+	flagBoundLog = 4
 )
 
 // Keeper is a connection to the keeper. Its methods may be called concurrently.
 type Keeper struct {
 	conn  *net.UnixConn
 	watch *os.File // the connection once more: Watch must not hold conn's read lock
+
+	version  int
+	features []string
+	pid      int
+
 	done  chan struct{}
 	once  sync.Once
+	cause error // why done is closed
 
 	mu  sync.Mutex // one request at a time
 	buf []byte
 }
 
-// Listen makes the keeper's socket in dir, which must be private to root.
-func Listen(dir string) (*net.UnixListener, error) {
-	return sock.Listen(dir, SocketName, "unixpacket")
-}
-
-// Spawn starts a keeper that serves l. The keeper is no child of the caller and
-// outlives it.
-func Spawn(binary string, l *net.UnixListener) error {
-	f, err := l.File()
-	if err != nil {
-		return fmt.Errorf("start keeper: %w", err)
-	}
-	defer f.Close()
-	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	if err != nil {
-		return fmt.Errorf("start keeper: %w", err)
-	}
-	defer null.Close()
-	p, err := os.StartProcess(binary, []string{ProcessName}, &os.ProcAttr{
-		Dir: "/", Env: []string{}, Files: []*os.File{null, null, null, f},
-	})
-	if err != nil {
-		return fmt.Errorf("start keeper: %w", err)
-	}
-	st, err := p.Wait() // of the intermediate process; the keeper has forked off it
-	if err != nil {
-		return fmt.Errorf("start keeper: %w", err)
-	}
-	if !st.Success() {
-		return fmt.Errorf("start keeper: %s", st)
-	}
-	return nil
-}
-
-// Dial connects to the keeper in dir. The error is ErrGone if none runs there.
+// Dial connects to the keeper in dir. The error is ErrGone if none runs there, and ErrHung
+// if it does not answer.
 func Dial(dir string) (*Keeper, error) {
-	c, err := sock.Dial(dir, SocketName, "unixpacket")
+	c, err := dial(dir, time.Now().Add(Timeout))
 	if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("dial keeper: %w: %w", ErrGone, err)
+	}
+	if errors.Is(err, syscall.EAGAIN) {
+		return nil, fmt.Errorf("dial keeper: %w: %w", ErrHung, err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("dial keeper: %w", err)
@@ -129,17 +129,99 @@ func Dial(dir string) (*Keeper, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("dial keeper: %w", err), c.Close())
 	}
-	return &Keeper{conn: c, watch: w, done: make(chan struct{}), buf: make([]byte, 4096)}, nil
+	k := &Keeper{conn: c, watch: w, done: make(chan struct{}), buf: make([]byte, 4096)}
+	if err := k.greet(); err != nil {
+		k.Close()
+		return nil, fmt.Errorf("dial keeper: %w", err)
+	}
+	return k, nil
+}
+
+// dial tries again until the deadline while the queue of the socket is full (EAGAIN): the
+// keeper may be short of descriptors.
+func dial(dir string, deadline time.Time) (*net.UnixConn, error) {
+	for {
+		c, err := sock.Dial(dir, SocketName, "unixpacket")
+		if !errors.Is(err, syscall.EAGAIN) || time.Until(deadline) <= 0 {
+			return c, err
+		}
+		time.Sleep(dialPause)
+	}
+}
+
+const dialPause = 20 * time.Millisecond
+
+// greet asks for version and features. Keepers before version 1 do not know the question.
+func (k *Keeper) greet() error {
+	version, body, _, err := k.call(request{op: opInfo, strings: []string{"info"}})
+	if errors.Is(err, syscall.ENOSYS) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	parts := strings.Split(strings.TrimSuffix(string(body), "\x00"), "\x00")
+	if k.pid, err = strconv.Atoi(parts[0]); err != nil {
+		return fmt.Errorf("pid of the keeper: %w", err)
+	}
+	k.version, k.features = int(version), parts[1:]
+	return nil
+}
+
+// Version is the version of the keeper's protocol, 0 for a keeper that does not tell it.
+func (k *Keeper) Version() int { return k.version }
+
+// Has says whether the keeper has a feature.
+func (k *Keeper) Has(feature string) bool { return slices.Contains(k.features, feature) }
+
+// PID is the keeper's pid, 0 if it does not tell it (version 0).
+func (k *Keeper) PID() int { return k.pid }
+
+// Ping returns when the keeper has answered, with ErrHung when it has not before ctx's
+// deadline, or within Timeout if there is none. It closes the connection in that case, as all
+// calls do.
+func (k *Keeper) Ping(ctx context.Context) error {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		deadline = time.Now().Add(Timeout)
+	}
+	_, _, _, err := k.callUntil(deadline, request{op: opInfo, strings: []string{"info"}})
+	if errors.Is(err, syscall.ENOSYS) {
+		return nil // an answer of version 0
+	}
+	return err
 }
 
 // Close disconnects; the keeper goes on holding everything.
 func (k *Keeper) Close() error {
-	k.once.Do(func() { close(k.done) })
-	return errors.Join(k.watch.Close(), k.conn.Close())
+	k.lose(fmt.Errorf("%w: %w", ErrGone, os.ErrClosed))
+	return nil
 }
 
-// Done is closed when a call has found the keeper gone, when Watch has, or at Close.
+// Done is closed when a call has found the keeper gone or hung, when Watch has, or at Close.
 func (k *Keeper) Done() <-chan struct{} { return k.done }
+
+// Err says why Done is closed: ErrHung, or ErrGone, which is also os.ErrClosed after Close.
+// It is nil before.
+func (k *Keeper) Err() error {
+	select {
+	case <-k.done:
+		return k.cause
+	default:
+		return nil
+	}
+}
+
+// lose closes the connection for the first cause, which it returns.
+func (k *Keeper) lose(cause error) error {
+	k.once.Do(func() {
+		k.cause = cause
+		_ = k.watch.Close() // also ends Watch
+		_ = k.conn.Close()
+		close(k.done)
+	})
+	return k.cause
+}
 
 // Put holds copies of files (1 to MaxFDs) and meta under key, instead of what was
 // held there.
@@ -190,65 +272,30 @@ func (k *Keeper) List(prefix string) ([]string, error) {
 	}
 }
 
-// Program is what the keeper starts again whenever it ends.
-type Program struct {
-	Name string
-	Path string
-	Args []string // with argv[0]
-	Env  []string
-	Log  *os.File // becomes its stdout and stderr
-	// PID and PIDFD, if PIDFD is not nil, are the process that runs already.
-	PID   int
-	PIDFD *os.File
-}
-
-// Supervise starts p, unless it runs already or is adopted, and starts it again
-// whenever it ends, until Forget. It returns p's pid.
-func (k *Keeper) Supervise(p Program) (int, error) {
-	r := request{op: opSupervise, nargs: len(p.Args), nenv: len(p.Env), files: []*os.File{p.Log}}
-	r.strings = append(append([]string{p.Name, p.Path}, p.Args...), p.Env...)
-	if p.PIDFD != nil {
-		r.flags, r.arg = flagAdopt, uint32(p.PID)
-		r.files = append(r.files, p.PIDFD)
-	}
-	pid, _, _, err := k.call(r)
-	return int(pid), err
-}
-
-// Forget ends the supervision of a program, which goes on running.
-func (k *Keeper) Forget(name string) error {
-	_, _, _, err := k.call(request{op: opForget, strings: []string{name}})
-	return err
-}
-
-// Who returns the pid of a supervised program, 0 between two starts.
-func (k *Keeper) Who(name string) (int, error) {
-	pid, _, _, err := k.call(request{op: opWho, strings: []string{name}})
-	return int(pid), err
-}
-
 // Quit ends the keeper, which drops all it holds, and returns when it is gone.
 func (k *Keeper) Quit() error {
 	_, _, _, err := k.call(request{op: opQuit, strings: []string{""}})
-	if err == nil {
-		k.Watch()
+	if err != nil {
+		return err
 	}
-	return err
+	defer time.AfterFunc(Timeout, func() { _ = k.lose(ErrHung) }).Stop()
+	k.Watch()
+	if errors.Is(k.Err(), ErrHung) {
+		return k.Err()
+	}
+	return nil
 }
 
-// Watch returns when the keeper has gone away or k has been closed.
+// Watch returns when the keeper has gone away, a call has found it hung, or k has been closed.
 func (k *Keeper) Watch() {
-	rc, err := k.watch.SyscallConn()
-	if err != nil {
-		k.once.Do(func() { close(k.done) })
-		return
+	if rc, err := k.watch.SyscallConn(); err == nil {
+		_ = rc.Read(func(fd uintptr) bool {
+			p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+			n, err := unix.Poll(p, 0)
+			return err == nil && n > 0 && p[0].Revents&(unix.POLLHUP|unix.POLLRDHUP|unix.POLLERR) != 0
+		})
 	}
-	_ = rc.Read(func(fd uintptr) bool {
-		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
-		n, err := unix.Poll(p, 0)
-		return err == nil && n > 0 && p[0].Revents&(unix.POLLHUP|unix.POLLRDHUP|unix.POLLERR) != 0
-	})
-	k.once.Do(func() { close(k.done) })
+	_ = k.lose(ErrGone)
 }
 
 type request struct {
@@ -278,9 +325,12 @@ func (r request) encode() ([]byte, error) {
 	return b, nil
 }
 
-// call sends one request and waits for its answer, which the keeper gives without
-// ever waiting for anything itself.
+// call sends one request and waits for its answer.
 func (k *Keeper) call(r request) (value uint32, body []byte, files []*os.File, err error) {
+	return k.callUntil(time.Now().Add(Timeout), r)
+}
+
+func (k *Keeper) callUntil(deadline time.Time, r request) (value uint32, body []byte, files []*os.File, err error) {
 	b, err := r.encode()
 	if err != nil {
 		return 0, nil, nil, err
@@ -306,17 +356,27 @@ func (k *Keeper) call(r request) (value uint32, body []byte, files []*os.File, e
 	if r.op == opList && len(k.buf) < maxPacket {
 		k.buf = make([]byte, maxPacket)
 	}
+	if err := k.Err(); err != nil {
+		return 0, nil, nil, err
+	}
+	if err := k.conn.SetDeadline(deadline); err != nil {
+		return 0, nil, nil, k.lost(err)
+	}
 	if _, _, err := k.conn.WriteMsgUnix(b, oob, nil); err != nil {
-		return 0, nil, nil, k.gone(err)
+		return 0, nil, nil, k.lost(err)
 	}
 	control := make([]byte, unix.CmsgSpace(4*MaxFDs))
-	n, cn, _, _, err := k.conn.ReadMsgUnix(k.buf, control)
+	n, cn, flags, err := k.receive(control)
 	if err != nil || n < 8 {
-		return 0, nil, nil, k.gone(err)
+		return 0, nil, nil, k.lost(err)
 	}
 	files, err = received(control[:cn])
 	if err != nil {
 		return 0, nil, nil, fmt.Errorf("ask keeper: %w", err)
+	}
+	if flags&unix.MSG_CTRUNC != 0 { // no descriptor was free here
+		closeAll(files)
+		return 0, nil, nil, fmt.Errorf("ask keeper about %q: %w", r.strings[0], syscall.EMFILE)
 	}
 	if code := int32(binary.NativeEndian.Uint32(k.buf)); code != 0 {
 		closeAll(files)
@@ -330,12 +390,40 @@ func (k *Keeper) call(r request) (value uint32, body []byte, files []*os.File, e
 	return binary.NativeEndian.Uint32(k.buf[4:]), body, files, nil
 }
 
-func (k *Keeper) gone(err error) error {
-	k.once.Do(func() { close(k.done) })
-	if err == nil {
-		return ErrGone
+// receive takes an answer. One that has come counts even after the deadline: this process may
+// not have run for a while (SIGSTOP, no CPU), which is not the keeper's fault.
+func (k *Keeper) receive(control []byte) (n, cn, flags int, err error) {
+	n, cn, flags, _, err = k.conn.ReadMsgUnix(k.buf, control)
+	if !errors.Is(err, os.ErrDeadlineExceeded) {
+		return n, cn, flags, err
 	}
-	return fmt.Errorf("%w: %w", ErrGone, err)
+	var ready bool
+	rc, rerr := k.conn.SyscallConn()
+	if rerr == nil {
+		rerr = rc.Control(func(fd uintptr) {
+			n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+			ready = err == nil && n > 0
+		})
+	}
+	if rerr != nil || !ready {
+		return 0, 0, 0, err
+	}
+	if err := k.conn.SetDeadline(time.Time{}); err != nil {
+		return 0, 0, 0, err
+	}
+	n, cn, flags, _, err = k.conn.ReadMsgUnix(k.buf, control)
+	return n, cn, flags, err
+}
+
+// lost closes the connection after a call has failed.
+func (k *Keeper) lost(err error) error {
+	switch {
+	case err == nil: // a short answer, or the end
+		return k.lose(ErrGone)
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return k.lose(ErrHung)
+	}
+	return k.lose(fmt.Errorf("%w: %w", ErrGone, err))
 }
 
 // borrow gives f's descriptor until release, without making it blocking as Fd would.

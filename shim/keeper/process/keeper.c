@@ -4,328 +4,71 @@
 //
 // Descriptor 3 is a listening SOCK_SEQPACKET socket. Each packet is a request and is
 // answered by one packet; see keeper.h for the layout. The keeper allocates nothing:
-// its tables are static, and their pages cost memory only once they are used.
+// its tables are static, and their pages cost memory only once they are used. It waits
+// for nothing but epoll.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/close_range.h>
-#include <linux/sched.h>
 #include <signal.h>
 #include <stdint.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "keeper.h"
+#include "internal.h"
 
-// ---- tables ----
+// What INFO tells after the pid: clients ask for these, not for versions.
+static const char features[] = "status\0stay\0bound-log";
 
-struct held { // descriptors under a key; free while key[0] == 0
-	char key[KEEPER_MAX_KEY];
-	char meta[KEEPER_MAX_META];
-	uint32_t hash;
-	uint32_t nfd;
-	int32_t fd[KEEPER_MAX_FDS];
-};
-
-struct program { // a supervised program; free while name[0] == 0
-	char name[KEEPER_MAX_KEY];
-	uint16_t nargs, nenv;
-	uint32_t len;    // of its strings in blob[]
-	int32_t log;     // becomes stdout and stderr; -1: /dev/null
-	int32_t pidfd;   // -1: not running
-	int32_t pid;
-	int64_t due;     // when to start it, in ms; 0: it runs
-	int64_t starts[KEEPER_BURST]; // times of the latest starts, a ring
-	uint32_t nstarts;
-};
-
-static struct held held[KEEPER_MAX_HELD];
-static uint32_t nheld; // all used entries are below it
-static struct program program[KEEPER_MAX_PROGRAMS];
-static char blob[KEEPER_MAX_PROGRAMS][KEEPER_MAX_BLOB]; // path, argv, env
-static uint32_t nprogram;
+char oom_score[16];
 
 static char in[KEEPER_MAX_PACKET], out[KEEPER_MAX_PACKET];
 static int epfd = -1;
-static char oom_score[16];
+static int64_t accept_due; // when to listen again after accept has failed; 0: it listens
 
-enum { TAG_LISTEN, TAG_CONN, TAG_PROGRAM };
-
-static int64_t now_ms(void)
+// The time that the machine sleeps does not count: nothing runs, so nothing is late.
+int64_t now_ms(void)
 {
 	struct timespec t;
-	clock_gettime(CLOCK_BOOTTIME, &t);
+	clock_gettime(CLOCK_MONOTONIC, &t);
 	return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
-static uint32_t hash_of(const char *s)
-{
-	uint32_t h = 2166136261u;
-	while (*s)
-		h = (h ^ (unsigned char)*s++) * 16777619u;
-	return h;
-}
-
-static void close_all(const int *fd, uint32_t n)
+void close_all(const int *fd, uint32_t n)
 {
 	for (uint32_t i = 0; i < n; i++)
 		close(fd[i]);
 }
 
-static int watch(int fd, uint32_t tag, uint32_t value)
+static int control(int op, int fd, uint32_t events, uint32_t tag, uint32_t value)
 {
-	struct epoll_event ev = {.events = EPOLLIN, .data.u64 = (uint64_t)tag << 32 | value};
-	return epoll_ctl(epfd, EPOLL_CTL_ADD, fd, &ev);
+	struct epoll_event ev = {.events = events, .data.u64 = (uint64_t)tag << 32 | value};
+	return epoll_ctl(epfd, op, fd, &ev);
 }
 
-// unwatch_close also works where another process has the same open file: epoll would
-// go on reporting it after a mere close.
-static void unwatch_close(int fd)
+int watch(int fd, uint32_t tag, uint32_t value)
+{
+	return control(EPOLL_CTL_ADD, fd, EPOLLIN, tag, value);
+}
+
+int watch_end(int fd, uint32_t tag, uint32_t value)
+{
+	return control(EPOLL_CTL_MOD, fd, 0, tag, value);
+}
+
+void unwatch_close(int fd)
 {
 	if (fd < 0)
 		return;
 	epoll_ctl(epfd, EPOLL_CTL_DEL, fd, NULL);
 	close(fd);
-}
-
-// ---- held descriptors ----
-
-static struct held *find_held(const char *key)
-{
-	uint32_t h = hash_of(key);
-	for (uint32_t i = 0; i < nheld; i++)
-		if (held[i].hash == h && held[i].key[0] && strcmp(held[i].key, key) == 0)
-			return &held[i];
-	return NULL;
-}
-
-static void drop_held(struct held *e)
-{
-	close_all(e->fd, e->nfd);
-	memset(e, 0, sizeof *e);
-	while (nheld > 0 && !held[nheld - 1].key[0])
-		nheld--;
-}
-
-static int put(const char *key, const char *meta, const int *fd, uint32_t n)
-{
-	struct held *e = find_held(key);
-	for (uint32_t i = 0; !e && i < KEEPER_MAX_HELD; i++)
-		if (!held[i].key[0]) {
-			e = &held[i];
-			if (i >= nheld)
-				nheld = i + 1;
-		}
-	if (!e)
-		return -ENOSPC;
-	close_all(e->fd, e->nfd);
-	strcpy(e->key, key);
-	strcpy(e->meta, meta);
-	e->hash = hash_of(key);
-	e->nfd = n;
-	memcpy(e->fd, fd, n * sizeof *fd);
-	return 0;
-}
-
-static int del(const char *key, int prefix)
-{
-	if (!prefix) {
-		struct held *e = find_held(key);
-		if (e)
-			drop_held(e);
-		return 0;
-	}
-	size_t len = strlen(key);
-	for (uint32_t i = 0, end = nheld; i < end; i++)
-		if (held[i].key[0] && strncmp(held[i].key, key, len) == 0)
-			drop_held(&held[i]);
-	return 0;
-}
-
-// list writes the keys with a prefix, from the from-th entry of the table on, as
-// many as fit; *next is where to go on, 0 at the end.
-static uint32_t list(const char *prefix, uint32_t from, char *buf, uint32_t size, uint32_t *next)
-{
-	uint32_t used = 0;
-	size_t len = strlen(prefix);
-	*next = 0;
-	for (uint32_t i = from; i < nheld; i++) {
-		if (!held[i].key[0] || strncmp(held[i].key, prefix, len) != 0)
-			continue;
-		uint32_t n = (uint32_t)strlen(held[i].key) + 1;
-		if (n > size - used) {
-			*next = i;
-			break;
-		}
-		memcpy(buf + used, held[i].key, n);
-		used += n;
-	}
-	return used;
-}
-
-// ---- supervised programs ----
-
-static struct program *find_program(const char *name)
-{
-	for (uint32_t i = 0; i < nprogram; i++)
-		if (program[i].name[0] && strcmp(program[i].name, name) == 0)
-			return &program[i];
-	return NULL;
-}
-
-// run_child is what the child does between clone and exec.
-static void run_child(struct program *p)
-{
-	char *strings = blob[p - program], *path = strings;
-	char *argv[KEEPER_MAX_STRINGS + 1], *env[KEEPER_MAX_STRINGS + 1];
-	char *s = strings + strlen(strings) + 1;
-	for (int i = 0; i < p->nargs; i++, s += strlen(s) + 1)
-		argv[i] = s;
-	argv[p->nargs] = NULL;
-	for (int i = 0; i < p->nenv; i++, s += strlen(s) + 1)
-		env[i] = s;
-	env[p->nenv] = NULL;
-
-	// Descriptors held under "pass/<name>" (a listening socket) become 3, 4, ….
-	char key[sizeof "pass/" + KEEPER_MAX_KEY] = "pass/";
-	strcat(key, p->name);
-	struct held *pass = find_held(key);
-	int fds[3 + KEEPER_MAX_FDS], n = 3;
-	int null = open("/dev/null", O_RDWR | O_CLOEXEC);
-	fds[0] = null;
-	fds[1] = fds[2] = p->log >= 0 ? p->log : null;
-	for (uint32_t i = 0; pass && i < pass->nfd; i++)
-		fds[n++] = pass->fd[i];
-	for (int i = 0; i < n; i++) // first out of the way of 0..n-1
-		if ((fds[i] = fcntl(fds[i], F_DUPFD_CLOEXEC, 64)) < 0)
-			_exit(126);
-	for (int i = 0; i < n; i++)
-		if (dup2(fds[i], i) < 0)
-			_exit(126);
-	syscall(SYS_close_range, n, ~0U, 0);
-
-	int f = open("/proc/self/oom_score_adj", O_WRONLY);
-	if (f >= 0) {
-		if (write(f, oom_score, strlen(oom_score)) < 0)
-			errno = 0; // not permitted: it stays as it is
-		close(f);
-	}
-	for (int sig = 1; sig < 65; sig++)
-		signal(sig, SIG_DFL);
-	setsid();
-	execve(path, argv, env);
-	_exit(127);
-}
-
-static void schedule(struct program *p)
-{
-	int64_t now = now_ms(), oldest = p->starts[p->nstarts % KEEPER_BURST];
-	unwatch_close(p->pidfd);
-	p->pidfd = -1;
-	p->pid = 0;
-	p->due = now;
-	if (p->nstarts >= KEEPER_BURST && now - oldest < KEEPER_BURST_MS)
-		p->due = now + KEEPER_SLOW_MS;
-}
-
-static int start(struct program *p)
-{
-	int pidfd = -1;
-	p->starts[p->nstarts++ % KEEPER_BURST] = now_ms();
-	// A plain fork that also gives the pidfd: SIGCHLD is ignored, so a pid alone could be reused at once.
-	long pid = syscall(SYS_clone, CLONE_PIDFD | SIGCHLD, 0, &pidfd, 0, 0);
-	if (pid == 0)
-		run_child(p);
-	if (pid < 0) {
-		int err = errno;
-		p->due = now_ms() + KEEPER_SLOW_MS;
-		return -err;
-	}
-	fcntl(pidfd, F_SETFD, FD_CLOEXEC);
-	p->pid = (int)pid;
-	p->pidfd = pidfd;
-	p->due = 0;
-	watch(pidfd, TAG_PROGRAM, (uint32_t)(p - program));
-	return 0;
-}
-
-static void forget(struct program *p)
-{
-	unwatch_close(p->pidfd);
-	if (p->log >= 0)
-		close(p->log);
-	memset(p, 0, sizeof *p);
-	while (nprogram > 0 && !program[nprogram - 1].name[0])
-		nprogram--;
-}
-
-// supervise takes over the descriptors it uses and says how many in *used.
-static int supervise(const struct keeper_request *r, const char *name, const char *strings, uint32_t len,
-		     const int *fd, uint32_t nfd, uint32_t *used, struct program **res)
-{
-	int adopt = (r->flags & KEEPER_ADOPT) != 0;
-	if (nfd != (adopt ? 2u : 1u) || len > KEEPER_MAX_BLOB || r->nargs == 0)
-		return -EINVAL;
-	struct program *p = find_program(name);
-	if (!p) {
-		uint32_t i = 0;
-		while (i < KEEPER_MAX_PROGRAMS && program[i].name[0])
-			i++;
-		if (i == KEEPER_MAX_PROGRAMS)
-			return -ENOSPC;
-		if (i >= nprogram)
-			nprogram = i + 1;
-		p = &program[i];
-		memset(p, 0, sizeof *p);
-		p->log = p->pidfd = -1;
-		strcpy(p->name, name);
-	}
-	memcpy(blob[p - program], strings, len);
-	p->len = len;
-	p->nargs = r->nargs;
-	p->nenv = r->nenv;
-	if (p->log >= 0)
-		close(p->log);
-	p->log = fd[0];
-	*used = 1;
-	*res = p;
-	if (adopt) {
-		unwatch_close(p->pidfd);
-		*used = 2;
-		p->pidfd = fd[1];
-		p->pid = (int)r->arg;
-		p->due = 0;
-		return watch(p->pidfd, TAG_PROGRAM, (uint32_t)(p - program)) < 0 ? -errno : 0;
-	}
-	return p->pidfd >= 0 ? 0 : start(p);
-}
-
-static void exited(uint32_t i)
-{
-	if (i < nprogram && program[i].name[0] && program[i].pidfd >= 0)
-		schedule(&program[i]);
-}
-
-// start_due starts what is due and returns epoll's next timeout.
-static int start_due(void)
-{
-	int64_t now = now_ms(), next = -1;
-	for (uint32_t i = 0; i < nprogram; i++) {
-		struct program *p = &program[i];
-		if (!p->name[0] || !p->due)
-			continue;
-		if (p->due <= now && start(p) == 0)
-			continue;
-		if (next < 0 || p->due - now < next)
-			next = p->due > now ? p->due - now : 0;
-	}
-	return (int)next;
 }
 
 // ---- requests ----
@@ -356,8 +99,26 @@ static void reply(int conn, int err, uint32_t value, uint32_t len, const int *fd
 		c->cmsg_len = CMSG_LEN(sizeof(int) * nfd);
 		memcpy(CMSG_DATA(c), fd, sizeof(int) * nfd);
 	}
-	if (sendmsg(conn, &m, MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
+	if (sendmsg(conn, &m, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0)
+		return;
+	if (nfd > 0 && errno != EAGAIN && errno != EPIPE) // descriptors cannot be passed now
+		reply(conn, -errno, 0, 0, NULL, 0);
+	else
 		shutdown(conn, SHUT_RDWR); // a client that does not read its answers
+}
+
+// info writes the pid and the features.
+static uint32_t info(char *body)
+{
+	char digits[16];
+	int n = sizeof digits;
+	digits[--n] = 0;
+	for (unsigned int pid = (unsigned int)getpid(); pid > 0; pid /= 10)
+		digits[--n] = (char)('0' + pid % 10);
+	uint32_t len = (uint32_t)(sizeof digits - n);
+	memcpy(body, digits + n, len);
+	memcpy(body + len, features, sizeof features);
+	return len + sizeof features;
 }
 
 // handle answers the request of len bytes in in[]. It returns how many of the nfd
@@ -385,12 +146,12 @@ static uint32_t handle(int conn, uint32_t len, const int *fd, uint32_t nfd)
 		const char *meta = next_string(&at, len);
 		if (!meta || strlen(meta) >= KEEPER_MAX_META || nfd == 0 || at != len)
 			err = -EINVAL;
-		else if ((err = put(key, meta, fd, nfd)) == 0)
+		else if ((err = held_put(key, meta, fd, nfd)) == 0)
 			used = nfd;
 		break;
 	}
 	case KEEPER_GET:
-		if (!(e = find_held(key))) {
+		if (!(e = held_find(key))) {
 			err = -ENOENT;
 			break;
 		}
@@ -399,10 +160,10 @@ static uint32_t handle(int conn, uint32_t len, const int *fd, uint32_t nfd)
 		reply(conn, 0, e->nfd, n, e->fd, e->nfd);
 		return 0;
 	case KEEPER_DEL:
-		err = del(key, (r.flags & KEEPER_PREFIX) != 0);
+		held_del(key, (r.flags & KEEPER_PREFIX) != 0);
 		break;
 	case KEEPER_LIST:
-		n = list(key, r.arg, body, room, &value);
+		n = held_list(key, r.arg, body, room, &value);
 		break;
 	case KEEPER_SUPERVISE: {
 		uint32_t from = at, count = 1u + r.nargs + r.nenv;
@@ -414,20 +175,33 @@ static uint32_t handle(int conn, uint32_t len, const int *fd, uint32_t nfd)
 		if (!err && at != len)
 			err = -EINVAL;
 		if (!err)
-			err = supervise(&r, key, in + from, len - from, fd, nfd, &used, &p);
+			err = program_supervise(&r, key, in + from, len - from, fd, nfd, &used, &p);
 		if (p)
-			value = (uint32_t)p->pid;
+			value = program_pid(p);
 		break;
 	}
 	case KEEPER_FORGET:
-		if ((p = find_program(key)))
-			forget(p);
+		if ((p = program_find(key)))
+			program_forget(p);
 		break;
 	case KEEPER_WHO:
-		if ((p = find_program(key)))
-			value = (uint32_t)p->pid;
+		if ((p = program_find(key)))
+			value = program_pid(p);
 		else
 			err = -ENOENT;
+		break;
+	case KEEPER_STATUS:
+		if ((p = program_find(key))) {
+			struct keeper_status s;
+			program_status(p, &s);
+			value = program_pid(p);
+			memcpy(body, &s, n = sizeof s);
+		} else
+			err = -ENOENT;
+		break;
+	case KEEPER_INFO:
+		value = KEEPER_VERSION;
+		n = info(body);
 		break;
 	case KEEPER_QUIT:
 		close(3); // who has the answer connects to this keeper no more
@@ -467,7 +241,9 @@ static void receive(int conn)
 				close(got);
 		}
 	}
-	if (m.msg_flags & (MSG_TRUNC | MSG_CTRUNC))
+	if ((m.msg_flags & MSG_CTRUNC) && nfd < KEEPER_MAX_FDS) // no descriptor is free here
+		reply(conn, -EMFILE, 0, 0, NULL, 0);
+	else if (m.msg_flags & (MSG_TRUNC | MSG_CTRUNC))
 		reply(conn, -EMSGSIZE, 0, 0, NULL, 0);
 	else
 		used = handle(conn, (uint32_t)len, fd, nfd);
@@ -479,11 +255,31 @@ static void accept_one(int listener)
 	struct ucred peer;
 	socklen_t len = sizeof peer;
 	int conn = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-	if (conn < 0)
+	if (conn < 0) {
+		// The client stays in the queue, and epoll would report it again at once (EMFILE, ENFILE,
+		// ENOMEM…). ECONNABORTED and EINTR are about one connection.
+		if (errno != EAGAIN && errno != ECONNABORTED && errno != EINTR && watch_end(listener, TAG_LISTEN, 0) == 0)
+			accept_due = now_ms() + KEEPER_ACCEPT_MS;
 		return;
+	}
 	if (getsockopt(conn, SOL_SOCKET, SO_PEERCRED, &peer, &len) < 0 || peer.uid != geteuid() ||
 	    watch(conn, TAG_CONN, (uint32_t)conn) < 0)
 		close(conn);
+}
+
+// listen_again ends the pause after accept has failed, in time. It returns the
+// milliseconds until then, or -1.
+static int64_t listen_again(int listener)
+{
+	if (accept_due == 0)
+		return -1;
+	int64_t left = accept_due - now_ms();
+	if (left > 0)
+		return left;
+	if (control(EPOLL_CTL_MOD, listener, EPOLLIN, TAG_LISTEN, 0) < 0)
+		return KEEPER_ACCEPT_MS;
+	accept_due = 0;
+	return -1;
 }
 
 // ---- start ----
@@ -493,7 +289,7 @@ static void settle(void)
 	struct rlimit files;
 	prctl(PR_SET_NAME, "coracle-keeper");
 	prctl(PR_SET_CHILD_SUBREAPER, 1);
-	signal(SIGCHLD, SIG_IGN); // children and orphans are reaped by the kernel
+	signal(SIGCHLD, SIG_DFL);
 	signal(SIGHUP, SIG_IGN);
 	signal(SIGINT, SIG_IGN);
 	signal(SIGTERM, SIG_IGN);
@@ -504,6 +300,7 @@ static void settle(void)
 	if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
 		files.rlim_cur = files.rlim_max;
 		setrlimit(RLIMIT_NOFILE, &files);
+		held_limit(files.rlim_cur);
 	}
 	int f = open("/proc/self/oom_score_adj", O_RDWR | O_CLOEXEC);
 	if (f >= 0) {
@@ -528,12 +325,22 @@ __attribute__((constructor)) static void keeper(int argc, char **argv)
 	fcntl(3, F_SETFD, FD_CLOEXEC);
 	fcntl(3, F_SETFL, O_NONBLOCK); // a peer that left the queue must not block accept
 	epfd = epoll_create1(EPOLL_CLOEXEC);
-	if (epfd < 0 || watch(3, TAG_LISTEN, 3) < 0)
+	sigset_t chld;
+	sigemptyset(&chld);
+	sigaddset(&chld, SIGCHLD);
+	sigprocmask(SIG_BLOCK, &chld, NULL);
+	int children = signalfd(-1, &chld, SFD_CLOEXEC | SFD_NONBLOCK);
+	if (epfd < 0 || children < 0 || watch(3, TAG_LISTEN, 0) < 0 || watch(children, TAG_CHILD, 0) < 0)
 		_exit(1);
-	for (;;) {
+	for (int more = 0;;) {
 		struct epoll_event ev;
-		int timeout = start_due();
-		if (epoll_wait(epfd, &ev, 1, timeout) != 1)
+		struct signalfd_siginfo si;
+		if (more)
+			more = program_reap();
+		int64_t next = program_start_due(), accept = listen_again(3);
+		if (accept >= 0 && (next < 0 || accept < next))
+			next = accept;
+		if (epoll_wait(epfd, &ev, 1, more ? 0 : (int)next) != 1)
 			continue;
 		uint32_t value = (uint32_t)ev.data.u64;
 		switch (ev.data.u64 >> 32) {
@@ -544,7 +351,12 @@ __attribute__((constructor)) static void keeper(int argc, char **argv)
 			receive((int)value);
 			break;
 		case TAG_PROGRAM:
-			exited(value);
+			program_event(value);
+			break;
+		case TAG_CHILD:
+			if (read(children, &si, sizeof si) < 0)
+				errno = 0; // nothing to read; the signal says no more than that there may be children
+			more = 1;
 			break;
 		}
 	}

@@ -1,0 +1,189 @@
+package keeper
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/shim/pidfd"
+	"github.com/coracle-project/coracle/shim/sock"
+)
+
+// Listen makes the keeper's socket in dir, which must be private to root.
+func Listen(dir string) (*net.UnixListener, error) {
+	return sock.Listen(dir, SocketName, "unixpacket")
+}
+
+// Start starts a keeper in dir, in place of one that hangs or cannot be reached. If there was
+// one, report says what its threads did before it was killed.
+func Start(ctx context.Context, dir, binary string) (report string, err error) {
+	for { // more than one only after something has gone wrong
+		did, err := Kill(ctx, dir)
+		report += did
+		if errors.Is(err, ErrGone) {
+			break
+		}
+		if err != nil {
+			return report, err
+		}
+	}
+	l, err := Listen(dir)
+	if err != nil {
+		return report, err
+	}
+	defer l.Close()
+	return report, Spawn(binary, l)
+}
+
+// Spawn starts a keeper that serves l. The keeper is no child of the caller and
+// outlives it.
+func Spawn(binary string, l *net.UnixListener) error {
+	f, err := l.File()
+	if err != nil {
+		return fmt.Errorf("start keeper: %w", err)
+	}
+	defer f.Close()
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return fmt.Errorf("start keeper: %w", err)
+	}
+	defer null.Close()
+	p, err := os.StartProcess(binary, []string{ProcessName}, &os.ProcAttr{
+		Dir: "/", Env: []string{}, Files: []*os.File{null, null, null, f},
+	})
+	if err != nil {
+		return fmt.Errorf("start keeper: %w", err)
+	}
+	defer time.AfterFunc(spawnTimeout, func() { _ = p.Kill() }).Stop()
+	st, err := p.Wait() // of the intermediate process; the keeper has forked off it
+	if err != nil {
+		return fmt.Errorf("start keeper: %w", err)
+	}
+	if !st.Success() {
+		return fmt.Errorf("start keeper: %s", st)
+	}
+	return nil
+}
+
+// spawnTimeout is for reading the binary, from a slow disk.
+const spawnTimeout = 30 * time.Second
+
+// Kill kills the keeper of dir, which need not answer nor be reachable by its socket's name,
+// and returns when it has ended. The report says what its threads did before. The error is
+// ErrGone if there is none.
+func Kill(ctx context.Context, dir string) (report string, err error) {
+	pid, f, err := find(dir)
+	if err != nil {
+		return "", fmt.Errorf("kill keeper: %w", err)
+	}
+	defer f.Close()
+	report = threads(pid)
+	rc, err := f.SyscallConn()
+	if err != nil {
+		return report, fmt.Errorf("kill keeper %d: %w", pid, err)
+	}
+	if cerr := rc.Control(func(fd uintptr) { err = unix.PidfdSendSignal(int(fd), unix.SIGKILL, nil, 0) }); cerr != nil {
+		err = cerr
+	}
+	if err != nil && !errors.Is(err, unix.ESRCH) {
+		return report, fmt.Errorf("kill keeper %d: %w", pid, err)
+	}
+	if err := pidfd.Ended(ctx, f); err != nil {
+		return report, fmt.Errorf("kill keeper %d: it does not end: %w", pid, err)
+	}
+	return report, nil
+}
+
+// find looks for the keeper of dir among all processes: a hung keeper cannot be asked, and
+// the peer of a connection is the process that called listen(2). Each candidate is pinned by a pidfd
+// before it is looked at, so that its pid cannot come to mean another process.
+func find(dir string) (pid int, f *os.File, err error) {
+	want, err := os.Stat(dir)
+	if err != nil {
+		if errors.Is(err, os.ErrNotExist) {
+			return 0, nil, ErrGone
+		}
+		return 0, nil, err
+	}
+	all, err := os.ReadDir("/proc")
+	if err != nil {
+		return 0, nil, err
+	}
+	for _, e := range all {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		if comm, err := os.ReadFile(filepath.Join("/proc", e.Name(), "comm")); err != nil || strings.TrimSpace(string(comm)) != ProcessName {
+			continue
+		}
+		f, err := pidfd.Open(pid)
+		if errors.Is(err, unix.ESRCH) {
+			continue
+		}
+		if err != nil {
+			return 0, nil, err
+		}
+		if got, err := os.Stat(listensIn(f)); err == nil && os.SameFile(want, got) {
+			return pid, f, nil
+		}
+		f.Close()
+	}
+	return 0, nil, ErrGone
+}
+
+// listensIn returns the directory of the socket that a keeper has as descriptor 3, "" if it is
+// not a keeper: any process may have the name.
+func listensIn(process *os.File) (dir string) {
+	rc, err := process.SyscallConn()
+	if err != nil {
+		return ""
+	}
+	_ = rc.Control(func(fd uintptr) {
+		s, err := unix.PidfdGetfd(int(fd), 3, 0)
+		if err != nil {
+			return
+		}
+		defer unix.Close(s)
+		if domain, err := unix.GetsockoptInt(s, unix.SOL_SOCKET, unix.SO_DOMAIN); err != nil || domain != unix.AF_UNIX {
+			return
+		}
+		// Its bound name is a path below /proc/self (package sock): only the kernel knows the file.
+		file, err := unix.IoctlRetInt(s, siocUnixFile)
+		if err != nil {
+			return
+		}
+		defer unix.Close(file)
+		path, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(file))
+		if err == nil && strings.TrimSuffix(filepath.Base(path), " (deleted)") == SocketName {
+			dir = filepath.Dir(path)
+		}
+	})
+	return dir
+}
+
+// siocUnixFile opens the file that a unix socket is bound to (O_PATH). It needs CAP_NET_ADMIN.
+const siocUnixFile = 0x89e0 // SIOCUNIXFILE of linux/un.h
+
+// threads describes a process for a log: where each thread is in the kernel.
+func threads(pid int) string {
+	var b strings.Builder
+	task := fmt.Sprintf("/proc/%d/task", pid)
+	tids, _ := os.ReadDir(task) // what cannot be read is missing in the report
+	for _, t := range tids {
+		for _, name := range []string{"stat", "wchan", "syscall", "stack"} {
+			if text, err := os.ReadFile(filepath.Join(task, t.Name(), name)); err == nil {
+				fmt.Fprintf(&b, "%s %s: %s\n", t.Name(), name, strings.TrimSpace(string(text)))
+			}
+		}
+	}
+	return b.String()
+}
