@@ -72,6 +72,7 @@ const (
 	FeatureStatus   = "status"    // Status tells all
 	FeatureStay     = "stay"      // a program that exits with ExitStay is not started again
 	FeatureBoundLog = "bound-log" // Program.BoundLog
+	FeatureExit     = "exit"      // Exit
 )
 
 type op uint32
@@ -87,6 +88,7 @@ const (
 	opQuit
 	opInfo
 	opStatus
+	opExit
 )
 
 const (
@@ -270,6 +272,17 @@ func (k *Keeper) List(prefix string) ([]string, error) {
 		}
 		from = next
 	}
+}
+
+// Exit tells how a process ended, with field 22 of its /proc/<pid>/stat, that had been left to the
+// keeper: one whose parent, a shim, had ended before it. ErrNotFound if it runs, was not the
+// keeper's, or if 4096 others have ended since.
+func (k *Keeper) Exit(pid int, startTime uint64) (unix.WaitStatus, error) {
+	if !k.Has(FeatureExit) {
+		return 0, ErrNotFound
+	}
+	status, _, _, err := k.call(request{op: opExit, arg: uint32(pid), strings: []string{strconv.FormatUint(startTime, 10)}})
+	return unix.WaitStatus(status), err
 }
 
 // Quit ends the keeper, which drops all it holds, and returns when it is gone.

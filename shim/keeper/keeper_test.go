@@ -51,6 +51,11 @@ func child(args []string) {
 	}
 	fmt.Printf("%s env=%s passed=%s\n", strings.Join(args, " "), os.Getenv("MARK"), extra)
 	switch args[0] {
+	case "shell":
+		if err := orphan(os.Stdout, args[1]); err != nil {
+			panic(err)
+		}
+		os.Exit(keeper.ExitStay)
 	case "wait": // until no one reads its output: no test leaves it behind
 		for {
 			if n, _ := unix.Poll([]unix.PollFd{{Fd: 1}}, -1); n > 0 {

@@ -134,7 +134,7 @@ func status(fd int) (code int32, ended bool) {
 	raw, known, err := exitInfo(fd)
 	switch {
 	case known:
-		return exitCode(unix.WaitStatus(raw)), true
+		return ExitCode(unix.WaitStatus(raw)), true
 	case err == nil && p[0].Revents&unix.POLLHUP == 0:
 		return 0, false // its parent has not reaped it: that will wake us again
 	}
@@ -177,7 +177,8 @@ func (e ended) exitCode() int32 {
 	return 128 + e.status
 }
 
-func exitCode(ws unix.WaitStatus) int32 {
+// ExitCode is the exit code of a wait status: 128+signal if a signal ended the process.
+func ExitCode(ws unix.WaitStatus) int32 {
 	if ws.Signaled() {
 		return 128 + int32(ws.Signal())
 	}

@@ -1,4 +1,4 @@
-// What the keeper's own files share: held.c, program.c and keeper.c.
+// What the keeper's own files share: held.c, program.c, orphan.c and keeper.c.
 #pragma once
 #include <stdint.h>
 
@@ -40,6 +40,14 @@ void program_event(uint32_t i);
 int program_reap(void);
 // program_start_due starts what is due and returns the milliseconds until the next is, or -1.
 int64_t program_start_due(void);
+
+// ---- orphan.c: how processes ended that are no programs ----
+
+// orphan_start is when a process that is not reaped yet began, or 0.
+uint64_t orphan_start(int32_t pid);
+void orphan_ended(int32_t pid, uint64_t start, int32_t status);
+// orphan_status returns 1 if it knows.
+int orphan_status(int32_t pid, uint64_t start, int32_t *status);
 
 // ---- keeper.c: the loop, requests ----
 

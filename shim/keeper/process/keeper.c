@@ -12,6 +12,7 @@
 #include <linux/close_range.h>
 #include <signal.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/prctl.h>
@@ -25,7 +26,7 @@
 #include "internal.h"
 
 // What INFO tells after the pid: clients ask for these, not for versions.
-static const char features[] = "status\0stay\0bound-log";
+static const char features[] = "status\0stay\0bound-log\0exit";
 
 char oom_score[16];
 
@@ -199,6 +200,16 @@ static uint32_t handle(int conn, uint32_t len, const int *fd, uint32_t nfd)
 		} else
 			err = -ENOENT;
 		break;
+	case KEEPER_EXIT: {
+		int32_t status;
+		for (int i = 0; i < KEEPER_MAX_ORPHANS / 64 && program_reap(); i++)
+			; // it may be dead, and not reaped yet
+		if (orphan_status((int32_t)r.arg, strtoull(key, NULL, 10), &status))
+			value = (uint32_t)status;
+		else
+			err = -ENOENT;
+		break;
+	}
 	case KEEPER_INFO:
 		value = KEEPER_VERSION;
 		n = info(body);

@@ -14,13 +14,14 @@ enum {
 	KEEPER_QUIT,      // ""                                   →
 	KEEPER_INFO,      // anything                             → version; pid, features…
 	KEEPER_STATUS,    // name                                 → value: pid; keeper_status
+	KEEPER_EXIT,      // start time; arg: pid                 → value: wait status
 };
 
 // Flags of DEL (PREFIX) and SUPERVISE.
 enum { KEEPER_PREFIX = 1, KEEPER_ADOPT = 2, KEEPER_BOUND_LOG = 4 };
 
 struct keeper_request { // followed by NUL-terminated strings
-	uint32_t op, flags, arg; // arg: LIST where to begin; SUPERVISE with ADOPT: pid
+	uint32_t op, flags, arg; // arg: LIST where to begin; SUPERVISE with ADOPT, EXIT: pid
 	uint16_t nargs, nenv;
 };
 
@@ -56,6 +57,7 @@ struct keeper_status { // new fields are added at the end
 #define KEEPER_MAX_PROGRAMS 1024
 #define KEEPER_MAX_BLOB 8192
 #define KEEPER_MAX_STRINGS 128
+#define KEEPER_MAX_ORPHANS 4096
 #define KEEPER_MAX_PACKET 65536
 #define KEEPER_MAX_LOG (8 << 20) // bytes, with BOUND_LOG, before it is emptied at a start
 #define KEEPER_BURST 10          // starts in …

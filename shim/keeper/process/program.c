@@ -185,16 +185,24 @@ int program_reap(void)
 {
 	for (int n = 0; n < 64; n++) { // at a time: a flood of orphans must not keep requests waiting
 		siginfo_t si = {0};
-		if (waitid(P_ALL, 0, &si, WEXITED | WNOHANG | __WALL) < 0 || si.si_pid == 0)
+		if (waitid(P_ALL, 0, &si, WEXITED | WNOHANG | WNOWAIT | __WALL) < 0 || si.si_pid == 0)
 			return 0;
+		uint64_t began = orphan_start(si.si_pid);
+		int known = 0;
 		for (uint32_t i = 0; i < nprogram; i++) {
 			struct program *p = &program[i];
 			if (!p->name[0] || p->state != KEEPER_RUNNING || p->pid != si.si_pid)
 				continue;
 			struct pollfd end = {.fd = p->pidfd, .events = POLLIN};
-			if (p->pidfd < 0 || poll(&end, 1, 0) == 1)
-				ended(p, wait_status(&si));
+			if (p->pidfd >= 0 && poll(&end, 1, 0) != 1)
+				continue;
+			known = 1;
+			ended(p, wait_status(&si));
 		}
+		if (!known)
+			orphan_ended(si.si_pid, began, wait_status(&si));
+		if (waitid(P_PID, (id_t)si.si_pid, NULL, WEXITED | WNOHANG | __WALL) < 0)
+			return 0; // never seen; it must not keep us busy
 	}
 	return 1;
 }
