@@ -62,6 +62,7 @@ type Service struct {
 	events events
 	oom    oomKills
 	memory memory
+	share  *share
 	done   chan struct{} // closed when Shutdown asks for the end
 	once   sync.Once
 
@@ -75,6 +76,7 @@ func New(cfg Config) *Service {
 	return &Service{
 		cfg: cfg, log: cfg.Log,
 		hold:       &hold{dir: cfg.KeeperDir, log: cfg.Log},
+		share:      newShare(),
 		done:       make(chan struct{}),
 		containers: make(map[string]*container),
 		creating:   make(map[string]chan struct{}),
