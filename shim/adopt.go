@@ -115,10 +115,7 @@ func (c *container) adoptStdio(held named) {
 	if err := c.stdio.open(held); err != nil {
 		c.log.Error("output of the container is lost", "error", err)
 	}
-	if err := c.stdio.recover(); err != nil {
-		c.log.Error("log may have lines twice", "error", err)
-	}
-	c.stdio.run()
+	c.stdio.resume()
 }
 
 func (c *container) adoptExecs(ctx context.Context) {

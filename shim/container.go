@@ -339,10 +339,7 @@ func (c *container) close() {
 func (c *container) holdFiles() {
 	c.holding.Lock()
 	defer c.holding.Unlock()
-	c.holdLocked(c.stdio.files())
-}
-
-func (c *container) holdLocked(files named) {
+	files := c.stdio.files()
 	if c.init.exitState() == nil {
 		files["pid"] = c.init.pidfd
 	}

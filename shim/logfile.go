@@ -15,10 +15,13 @@ import (
 type logFile struct {
 	path  string
 	limit logLimit
+	most  int64 // bytes of a file without a limit
 
-	mu    sync.Mutex // also held over each write, so that only one is unfinished at a time
-	f     *os.File
-	begun time.Time // when we began to write to f
+	mu    sync.Mutex // held over each write, so that only one is unfinished at a time, and each change of f
+	begun time.Time  // when we began to write to f
+
+	current sync.Mutex // held to change f, or to read it without mu, which a file system may keep held
+	f       *os.File
 }
 
 // logMark is a place in a log file: everything from offset on was not there before.
@@ -38,20 +41,23 @@ func openLog(path string, limit logLimit) (*logFile, error) {
 }
 
 func newLog(path string, limit logLimit, f *os.File) *logFile {
-	return &logFile{path: path, limit: limit, f: f, begun: time.Now()}
+	return &logFile{path: path, limit: limit, most: maxLogFile, f: f, begun: time.Now()}
 }
 
 func openLogFile(path string) (*os.File, error) {
 	if !filepath.IsAbs(path) {
 		return nil, fmt.Errorf("%w: bad log path %q: it must be absolute", errInvalid, path)
 	}
-	if st, err := os.Stat(filepath.Dir(path)); err != nil {
+	if st, err := os.Stat(filepath.Dir(path)); err != nil { // needs no descriptor
 		return nil, fmt.Errorf("%w: bad log path %s: make its directory first: %w", errInvalid, path, err)
 	} else if !st.IsDir() {
 		return nil, fmt.Errorf("%w: bad log path %s: its parent is not a directory", errInvalid, path)
 	}
 	// O_NONBLOCK so that a FIFO in the file's place cannot hang the shim.
 	fd, err := unix.Open(path, unix.O_WRONLY|unix.O_APPEND|unix.O_CREAT|unix.O_CLOEXEC|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0o640)
+	if exhausted(err) {
+		return nil, fmt.Errorf("open log %s: %w", path, err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: bad log path %s: %w", errInvalid, path, err)
 	}
@@ -67,12 +73,13 @@ func openLogFile(path string) (*os.File, error) {
 // append writes records all or not at all. Before the write, mark tells where it
 // will begin; whoever finds that mark after a crash undoes the write with rollback.
 // done withdraws the mark, written or not, before the other stream can write: a
-// rollback would cut off what came after, too. With errLogFull nothing has happened.
-func (l *logFile) append(records []byte, mark func(logMark) error, done func()) error {
+// rollback would cut off what came after, too. With errLogFull, where times files of the log's
+// size are no room for them, nothing has happened.
+func (l *logFile) append(records []byte, times int64, mark func(logMark) error, done func()) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	m, err := markOf(l.f)
-	if err == nil && l.limit.full(m.offset, len(records)) {
+	if err == nil && l.full(m.offset, len(records), times) {
 		return errLogFull
 	}
 	defer done()
@@ -105,8 +112,9 @@ func (l *logFile) rollback(m logMark) error {
 	return nil
 }
 
-// reopen goes on in the file that has the log's name now. keep is told of it before the first write.
-func (l *logFile) reopen(keep func(*os.File)) error {
+// reopen goes on in the file that has the log's name now. keep is called with that
+// as the current file, before the first write to it.
+func (l *logFile) reopen(keep func()) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if err := l.prune(0); err != nil {
@@ -120,15 +128,20 @@ func (l *logFile) reopen(keep func(*os.File)) error {
 	return nil
 }
 
-func (l *logFile) goOn(f *os.File, keep func(*os.File)) {
-	keep(f)
-	l.f.Close()
-	l.f, l.begun = f, time.Now()
+func (l *logFile) goOn(f *os.File, keep func()) {
+	old := l.f
+	l.current.Lock()
+	l.f = f
+	l.current.Unlock()
+	l.begun = time.Now()
+	keep()
+	old.Close()
 }
 
+// file is the current file, even while a write to it hangs.
 func (l *logFile) file() *os.File {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.current.Lock()
+	defer l.current.Unlock()
 	return l.f
 }
 

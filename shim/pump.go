@@ -1,9 +1,11 @@
 package shim
 
 import (
+	"bytes"
 	"errors"
 	"log/slog"
 	"os"
+	"runtime"
 	"sync"
 	"time"
 
@@ -14,7 +16,8 @@ import (
 // whoever is attached. With a terminal the bytes come from its master and go through
 // the pipe all the same, because the pipe survives the shim in the keeper.
 //
-// It holds no buffer and no thread while nothing flows.
+// It holds no buffer and no thread while nothing flows. While much flows it takes turns with
+// the other pumps (see share), one for each write to the log.
 type pump struct {
 	stream string   // "stdout" or "stderr"
 	pipe   *os.File // our end of the FIFO, open for reading and writing, non-blocking
@@ -22,23 +25,26 @@ type pump struct {
 	out    *fanout
 	busy   func()            // called while bytes flow
 	rotate func(n int) error // makes room for n bytes in a log with a limit
+	share  *share            // all pumps'
+	rate   *logRate          // the container's
 	slog   *slog.Logger
+	turn   *turn
+	ready  chan struct{} // closed when it may begin; nil for at once
+	ending chan struct{} // closed when it shall end
+	over   sync.Once     // closes ending
 	done   chan struct{} // closed when the goroutine has ended
 
 	mu      sync.Mutex // held over moving bytes
 	stage   *stage
 	log     *logFile // or nil
+	more    bool     // the stage may have what can be written now
 	lost    int      // bytes that could not be written (disk full), to be told when it can be
 	running bool
-	stopped bool
 }
 
 // Sizes of the buffers of a busy pump. A buffer of log records is larger than the
 // bytes in them by the headers.
-const (
-	chunkSize  = 64 << 10
-	drainLimit = 4 << 20 // bytes a drain carries at most: a container must not hold its exit up
-)
+const chunkSize = 64 << 10
 
 type pumpBuffers struct {
 	chunk   [chunkSize]byte
@@ -53,17 +59,15 @@ func (p *pump) start() {
 	go p.run()
 }
 
-// resume goes on where the pump of an earlier shim was, once the stages are recovered.
-func (p *pump) resume() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	b := pumpPool.Get().(*pumpBuffers)
-	defer pumpPool.Put(b)
-	p.write(b, keepRest)
-}
-
 func (p *pump) run() {
 	defer close(p.done)
+	if p.ready != nil {
+		select {
+		case <-p.ready:
+		case <-p.ending:
+			return
+		}
+	}
 	source := p.pipe
 	if p.tty != nil {
 		source = p.tty
@@ -95,23 +99,57 @@ func readable(fd uintptr) bool {
 
 // carryAll moves bytes until there are none. ended: none will come.
 func (p *pump) carryAll() (ended bool) {
-	for {
-		// The lock is free between two chunks, for drain.
-		n, ended := p.carry(chunkSize)
-		if n == 0 || ended {
+	for p.awaitTurn() {
+		moved, ended := p.takeTurn()
+		if !moved || ended {
 			return ended
 		}
 		p.busy()
 	}
+	return true
 }
 
-// drain carries what is there now, at most drainLimit bytes, and the unfinished
-// line too.
-func (p *pump) drain() {
-	p.carry(drainLimit)
+// awaitTurn returns when the pump may go on. false: never.
+func (p *pump) awaitTurn() bool {
+	if pause := p.rate.pause(); pause > 0 {
+		timer := time.NewTimer(pause)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+		case <-p.ending:
+			return false
+		}
+	}
+	return p.share.take(p.turn, p.ending)
+}
+
+func (p *pump) takeTurn() (moved, ended bool) {
+	runtime.LockOSThread() // whose time is measured
+	defer runtime.UnlockOSThread()
+	began := threadTime()
+	defer func() { p.share.done(p.turn, threadTime()-began) }()
+	// The lock is free between two turns, for drain.
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.stopped {
+	b := pumpPool.Get().(*pumpBuffers)
+	defer pumpPool.Put(b)
+	n, ended := p.step(b)
+	return n > 0, ended
+}
+
+// drain carries what is there now, and the unfinished line too. It waits for no turn, because the container's exit waits for it.
+// What others that have the pipe open go on to write is left to the pump.
+func (p *pump) drain() {
+	limit := chunkSize // of a terminal's own
+	withFD(p.pipe, func(fd int) {
+		if size, err := unix.FcntlInt(uintptr(fd), unix.F_GETPIPE_SZ, 0); err == nil {
+			limit += size
+		}
+	})
+	p.carry(limit)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.stopped() {
 		return
 	}
 	b := pumpPool.Get().(*pumpBuffers)
@@ -119,30 +157,57 @@ func (p *pump) drain() {
 	p.write(b, flushRest)
 }
 
-// carry moves bytes until there are none, or limit is reached. ended: none will come.
-func (p *pump) carry(limit int) (total int, ended bool) {
+// carry moves what is in the stage, and from the pipe until that is empty or limit is reached.
+func (p *pump) carry(limit int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.stopped {
-		return 0, true
+	if p.stopped() {
+		return
 	}
 	b := pumpPool.Get().(*pumpBuffers)
 	defer pumpPool.Put(b)
-	for total < limit {
-		ttyEnded := p.tty != nil && p.fromTerminal(b)
-		n, err := p.fill(b)
-		if n > 0 {
-			total += n
-			p.write(b, keepRest)
-			continue
+	p.write(b, keepRest)
+	for total := 0; total < limit; {
+		n, ended := p.step(b)
+		if n == 0 || ended {
+			return
 		}
-		if err != nil && !errors.Is(err, unix.EAGAIN) {
-			p.slog.Error("cannot read container output", "stream", p.stream, "error", err)
-			return total, true
-		}
-		return total, ttyEnded
+		total += n
+		p.write(b, keepRest)
 	}
-	return total, false
+}
+
+func (p *pump) stopped() bool {
+	select {
+	case <-p.ending:
+		return true
+	default:
+		return false
+	}
+}
+
+// step moves some bytes: what can be written is, or the stage is filled. n is 0 if there was nothing to
+// do. ended: there never will be.
+func (p *pump) step(b *pumpBuffers) (n int, ended bool) {
+	if p.stopped() {
+		return 0, true
+	}
+	if p.more {
+		if n = p.writeSome(b, keepRest); n > 0 {
+			return n, false
+		}
+	}
+	ttyEnded := p.tty != nil && p.fromTerminal(b)
+	n, err := p.fill(b)
+	if n > 0 {
+		p.writeSome(b, keepRest)
+		return n, false
+	}
+	if err != nil && !errors.Is(err, unix.EAGAIN) {
+		p.slog.Error("cannot read container output", "stream", p.stream, "error", err)
+		return 0, true
+	}
+	return 0, ttyEnded
 }
 
 // fromTerminal moves what the terminal has into the (empty) pipe.
@@ -171,15 +236,7 @@ func (p *pump) fill(b *pumpBuffers) (n int, err error) {
 	before := p.stage.end
 	withFD(p.pipe, func(fd int) { n, err = p.stage.fill(fd) })
 	if err != nil && !errors.Is(err, unix.EAGAIN) {
-		// No room for the stage: rather a log that is not proof against kill -9 than a container that hangs.
-		withFD(p.pipe, func(fd int) { n, err = unix.Read(fd, b.chunk[:]) })
-		if n > 0 {
-			p.out.write(p.stream, b.chunk[:n])
-			for data := b.chunk[:n]; len(data) > 0; {
-				data = data[p.append(b, data, flushRest, func(logMark) error { return nil }, func(int) {}):]
-			}
-		}
-		return max(n, 0), err
+		return p.bypass(b)
 	}
 	for at := before; n > 0 && at < p.stage.end && p.out.attached(); {
 		piece := b.chunk[:min(chunkSize, p.stage.end-at)]
@@ -192,35 +249,58 @@ func (p *pump) fill(b *pumpBuffers) (n int, err error) {
 	return max(n, 0), err
 }
 
-// write brings what is in the stage into the log.
+// bypass moves what the pipe has into the log. Without room for the stage, better a log that is not
+// proof against kill -9 than a container that hangs.
+func (p *pump) bypass(b *pumpBuffers) (n int, err error) {
+	p.write(b, flushRest) // what is in the stage comes first
+	withFD(p.pipe, func(fd int) { n, err = unix.Read(fd, b.chunk[:]) })
+	if n <= 0 {
+		return 0, err
+	}
+	p.out.write(p.stream, b.chunk[:n])
+	for data := b.chunk[:n]; len(data) > 0; {
+		data = data[p.append(b, data, flushRest, func(logMark) error { return nil }, func(int) {}):]
+	}
+	return n, nil
+}
+
+// write brings all of the stage into the log.
 func (p *pump) write(b *pumpBuffers, r rest) {
+	for p.writeSome(b, r) > 0 {
+	}
+}
+
+// writeSome brings as much of the stage into the log as one write takes, and returns how many bytes of the
+// container's these are.
+func (p *pump) writeSome(b *pumpBuffers, r rest) (used int) {
+	defer func() { p.more = used > 0 && p.stage.start < p.stage.end }()
+	staged := int(p.stage.end - p.stage.start)
+	if staged == 0 {
+		return 0
+	}
 	if p.log == nil {
-		if err := p.stage.done(int(p.stage.end - p.stage.start)); err != nil {
+		if err := p.stage.done(staged); err != nil {
 			p.slog.Error("cannot discard container output", "stream", p.stream, "error", err)
+			return 0
 		}
-		return
+		return staged
 	}
-	for p.stage.start < p.stage.end {
-		data, err := p.stage.bytes(b.chunk[:])
-		if err != nil {
-			p.slog.Error("cannot read stage", "stream", p.stream, "error", err)
-			return
-		}
-		last := r
-		if p.stage.full() && p.stage.end-p.stage.start <= maxLogLine {
-			last = flushRest
-		}
-		used := p.append(b, data, last,
-			func(m logMark) error { return p.stage.mark(stageWriting, p.stage.start, m) },
-			func(n int) { err = p.stage.done(n) })
-		if used == 0 {
-			return // an unfinished line waits for its end
-		}
-		if err != nil {
-			p.slog.Error("cannot mark output as logged", "stream", p.stream, "error", err)
-			return
-		}
+	data, err := p.stage.bytes(b.chunk[:])
+	if err != nil {
+		p.slog.Error("cannot read stage", "stream", p.stream, "error", err)
+		return 0
 	}
+	if p.stage.full() && staged <= maxLogLine {
+		r = flushRest
+	}
+	used = p.append(b, data, r,
+		func(m logMark) error { return p.stage.mark(stageWriting, p.stage.start, m) },
+		func(n int) { err = p.stage.done(n) })
+	if err != nil {
+		p.slog.Error("cannot mark output as logged", "stream", p.stream, "error", err)
+		return 0
+	}
+	return used // 0: an unfinished line waits for its end
 }
 
 // append writes data to the log and returns how many bytes of it are dealt with; done
@@ -239,13 +319,19 @@ func (p *pump) append(b *pumpBuffers, data []byte, r rest, mark func(logMark) er
 	if used == 0 {
 		return 0
 	}
-	err := p.log.append(records, mark, func() { done(used) })
+	err := p.log.append(records, 1, mark, func() { done(used) })
 	for errors.Is(err, errLogFull) {
-		if err = p.rotate(len(records)); err != nil {
+		times := int64(1)
+		if err = p.rotate(len(records)); exhausted(err) {
+			times = 2 // the next write tries again; until then the old file has to do
+		} else if err != nil {
 			done(used)
 			break
 		}
-		err = p.log.append(records, mark, func() { done(used) })
+		if err = p.log.append(records, times, mark, func() { done(used) }); times > 1 && errors.Is(err, errLogFull) {
+			done(used)
+			break
+		}
 	}
 	if err != nil {
 		// The container must go on when the disk is full; say once what happened.
@@ -256,14 +342,16 @@ func (p *pump) append(b *pumpBuffers, data []byte, r rest, mark func(logMark) er
 		return used
 	}
 	p.lost = 0
+	p.rate.wrote(len(records), bytes.Count(records, []byte{'\n'}))
 	return used
 }
 
-// stop ends the pump and closes the pump's files. The exit has been drained before.
+// end has the pump end after its turn.
+func (p *pump) end() { p.over.Do(func() { close(p.ending) }) }
+
+// stop ends the pump, waits for that, and closes its files. The exit has been drained before.
 func (p *pump) stop() {
-	p.mu.Lock()
-	p.stopped = true
-	p.mu.Unlock()
+	p.end()
 	if p.tty != nil {
 		p.tty.Close()
 	}
@@ -271,5 +359,7 @@ func (p *pump) stop() {
 	if p.running {
 		<-p.done
 	}
+	p.mu.Lock() // a drain may be under way
+	defer p.mu.Unlock()
 	p.stage.close()
 }

@@ -2,11 +2,264 @@ package shim
 
 import (
 	"bytes"
+	"io"
 	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
+
+// A pump that is paused holds its container's output back, and neither its end nor the next shim has to wait for
+// the pause: nothing is lost, and nothing is there twice.
+func TestPauseLosesNothing(t *testing.T) {
+	for name, end := range map[string]func(r *pumpRig){
+		"the container ends": func(r *pumpRig) { r.p.drain() },
+		"the shim is killed": func(r *pumpRig) {
+			r.p.stop()
+			r.p.log.close()
+			r.begin()
+			r.p.more = true
+			r.p.carry(drainLimit)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newPumpRig(t)
+			const lines = 30_000 // more than the log takes in one write, less than the FIFO holds
+			wrote := make(chan struct{})
+			r.p.busy = sync.OnceFunc(func() { // after the first turn
+				r.p.rate.until = time.Now().Add(time.Hour)
+				close(wrote)
+			})
+			if _, err := r.fifo.WriteString(strings.Repeat("\n", lines)); err != nil {
+				t.Fatal(err)
+			}
+			r.p.start()
+			<-wrote
+			if got := len(r.lines("stdout")); got == 0 || got == lines {
+				t.Fatalf("%d lines before the end", got)
+			}
+			end(r)
+			if got := len(r.lines("stdout")); got != lines {
+				t.Errorf("%d lines, want %d", got, lines)
+			}
+		})
+	}
+}
+
+// Others than init, which has ended, may go on to write as fast as they can: the drain does not wait for them.
+func TestDrainEnds(t *testing.T) {
+	r := newPumpRig(t)
+	var writer sync.WaitGroup
+	writer.Go(func() {
+		text := bytes.Repeat([]byte("line\n"), 1000)
+		for {
+			if _, err := r.fifo.Write(text); err != nil {
+				return
+			}
+		}
+	})
+	for range 3 {
+		before := len(r.text())
+		r.p.drain()
+		if n := len(r.text()) - before; n > 3*chunkSize { // the FIFO's size, a terminal's, and the last splice
+			t.Errorf("%d bytes were drained", n)
+		}
+	}
+	r.fifo.Close()
+	writer.Wait()
+}
+
+// hang has the log hang as one on a file system that does not answer: it is a pipe that nothing reads until release is called.
+func (r *pumpRig) hang() (release func()) {
+	r.Helper()
+	out, in, err := os.Pipe()
+	if err != nil {
+		r.Fatal(err)
+	}
+	_ = in.Fd() // blocking, as files are
+	full := make([]byte, 64<<10)
+	if _, err := in.Write(full); err != nil {
+		r.Fatal(err)
+	}
+	r.p.log.f.Close()
+	r.p.log.f = in
+	return func() { go io.Copy(io.Discard, out) }
+}
+
+// A log that hangs, because its file system does, holds neither other containers' pumps up, nor what asks for its file.
+func TestHungLog(t *testing.T) {
+	hung, other := newPumpRig(t), newPumpRig(t)
+	other.p.share = hung.p.share
+	release := hung.hang()
+	if _, err := hung.fifo.WriteString("into the void\n"); err != nil {
+		t.Fatal(err)
+	}
+	hung.p.start()
+	for end := time.Now().Add(time.Minute); hung.p.log.mu.TryLock(); { // until the write has begun
+		hung.p.log.mu.Unlock()
+		if time.Now().After(end) {
+			t.Fatal("nothing is written")
+		}
+		runtime.Gosched()
+	}
+	logged := make(chan struct{})
+	other.p.busy = sync.OnceFunc(func() { close(logged) })
+	if _, err := other.fifo.WriteString("line\n"); err != nil {
+		t.Fatal(err)
+	}
+	other.p.start()
+	select {
+	case <-logged:
+	case <-time.After(time.Minute):
+		t.Fatal("another container's pump hangs")
+	}
+	if got := other.text(); got != "line\n" {
+		t.Errorf("log %q", got)
+	}
+	if hung.p.log.file() == nil { // the keeper is given it
+		t.Error("no file")
+	}
+	release()
+}
+
+// The state directory is full: a process with mounts of its own tries that on a small tmpfs.
+func TestFullStateDirectory(t *testing.T) {
+	cmd := exec.Command("/proc/self/exe", "-test.run=^TestHelperFullStateDirectory$", "-test.v")
+	cmd.Env = append(os.Environ(), "HELPER_DIR="+t.TempDir())
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+	if out, err := cmd.CombinedOutput(); err != nil || !bytes.Contains(out, []byte("--- PASS: TestHelperFullStateDirectory")) {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// TestHelperFullStateDirectory is that process.
+func TestHelperFullStateDirectory(t *testing.T) {
+	dir := os.Getenv("HELPER_DIR")
+	if dir == "" {
+		return
+	}
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	r := newPumpRig(t)
+	st, err := openStage(filepath.Join(dir, "stage"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.p.stage.close()
+	r.p.stage = st
+	fill := func() {
+		f, err := os.Create(filepath.Join(dir, "filler"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		if _, err := f.Write(make([]byte, 1<<20)); err == nil {
+			t.Fatal("the file system is not full")
+		}
+	}
+	want := strings.Join(numbers(0, 2000), "")
+	// Full before the first byte; full with an unfinished line in the stage; with room again.
+	fill()
+	r.put(want)
+	if err := os.Remove(filepath.Join(dir, "filler")); err != nil {
+		t.Fatal(err)
+	}
+	r.put("unfin")
+	fill()
+	r.put("ished\n" + want)
+	if err := os.Remove(filepath.Join(dir, "filler")); err != nil {
+		t.Fatal(err)
+	}
+	r.put(want)
+	if got := r.text(); got != want+"unfinished\n"+want+want {
+		t.Errorf("log has %d bytes", len(got))
+	}
+	// With nothing to read the pump waits: a step moves nothing and does not fail.
+	fill()
+	if n, ended := r.p.step(new(pumpBuffers)); n != 0 || ended {
+		t.Errorf("%d bytes, ended: %t", n, ended)
+	}
+}
+
+// A rotation that fails for want of a descriptor is tried again at the next write; until then the old file takes what comes,
+// up to twice its size.
+func TestRotationWithoutDescriptors(t *testing.T) {
+	r := newPumpRig(t)
+	r.limited(2)
+	keep := r.p.rotate
+	r.p.rotate = func(int) error { return &os.PathError{Op: "open", Path: "x", Err: unix.EMFILE} }
+	lines := numbers(0, 6000)
+	r.put(strings.Join(lines, ""))
+	if names, _ := r.files(); len(names) != 1 || r.p.lost > 0 {
+		t.Errorf("files %q, %d bytes lost", names, r.p.lost)
+	}
+	r.p.rotate = keep
+	r.put("again\n")
+	if names, _ := r.files(); len(names) != 2 || !slices.Equal(r.lines("stdout"), append(lines, "again\n")) {
+		t.Errorf("files %q", names)
+	}
+	r.p.rotate = func(int) error { return unix.ENFILE }
+	r.put(strings.Join(numbers(0, 20_000), ""))
+	if st, err := os.Stat(r.p.log.path); err != nil || st.Size() > 2*r.p.log.limit.fileBytes || r.p.lost == 0 {
+		t.Errorf("%v, %v, %d bytes lost", st, err, r.p.lost)
+	}
+}
+
+// A log without a limit is rotated when it is very large, and one such file is kept. The kubelet's own stay.
+func TestLogWithoutLimit(t *testing.T) {
+	r := newPumpRig(t)
+	log := r.p.log
+	log.most = 1 << 20
+	r.p.rotate = func(n int) error { return log.rotate(n, func() {}) }
+	kubelets := log.path + ".20200101-000000"
+	if err := os.WriteFile(kubelets, []byte("2020-01-01T00:00:00Z stdout F old\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const end = 80_000
+	all := numbers(0, end)
+	for part := range slices.Chunk(all, 2000) {
+		r.put(strings.Join(part, ""))
+		if names, sum := r.files(); len(names) > 3 || sum > 2*log.most+100 {
+			t.Fatalf("%q have %d bytes", names, sum)
+		}
+	}
+	names, _ := r.files()
+	if len(names) != 3 || names[0] != kubelets {
+		t.Fatalf("files %q", names)
+	}
+	if err := os.Remove(kubelets); err != nil {
+		t.Fatal(err)
+	}
+	if got := r.lines("stdout"); len(got) < 15_000 || !slices.Equal(got, all[end-len(got):]) {
+		t.Errorf("%d lines, not the last ones", len(got))
+	}
+	// Who renames a small one will say when the next is to be opened; one of full size was a shim that was killed.
+	if err := os.Rename(log.path, kubelets); err != nil {
+		t.Fatal(err)
+	}
+	if err := log.f.Truncate(100); err != nil {
+		t.Fatal(err)
+	}
+	if log.cutShort() {
+		t.Error("a log that the kubelet has renamed is taken for one of ours")
+	}
+	if err := log.f.Truncate(log.most - 100); err != nil {
+		t.Fatal(err)
+	}
+	if !log.cutShort() {
+		t.Error("renamed at full size, and not found to be cut short")
+	}
+}
 
 // BenchmarkAppendLog is the cost of one record without any system call.
 func BenchmarkAppendLog(b *testing.B) {

@@ -36,9 +36,22 @@ func (l logLimit) check() error {
 	return fmt.Errorf("%w: log limited to %d files of %d bytes: at least 2 files of %d bytes are needed", errInvalid, l.files, l.fileBytes, api.MinLogBytes)
 }
 
-// full says whether n more bytes are too many for a file that has size.
-func (l logLimit) full(size int64, n int) bool {
-	return l.fileBytes > 0 && size > 0 && size+int64(n) > l.fileBytes
+// maxLogFile is where a log without a limit is rotated. The kubelet rotates long before; but where it does not run,
+// or is told not to, one container would fill the disk of all.
+const maxLogFile = 1 << 30
+
+// full says whether n more bytes are too many for so many files in one that has size.
+func (l *logFile) full(size int64, n int, times int64) bool {
+	limit := l.limit.fileBytes
+	if limit == 0 {
+		limit = l.most
+	}
+	return size > 0 && (size+int64(n)-1)/times >= limit
+}
+
+// exhausted says that a call failed for want of descriptors or memory, and may succeed later.
+func exhausted(err error) bool {
+	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM)
 }
 
 // errLogFull asks for a rotation.
@@ -49,16 +62,15 @@ var errLogFull = errors.New("log file is full")
 // kubelet, which rotates no sooner, has those readers see all.
 const noteWithin = 10 * time.Second
 
-// rotate goes on in a new file, if n bytes do not fit into this one. keep is told of it
-// before any output is written to it.
-func (l *logFile) rotate(n int, keep func(*os.File)) error {
+// rotate goes on in a new file, if n bytes do not fit into this one. keep as with reopen.
+func (l *logFile) rotate(n int, keep func()) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	m, err := markOf(l.f)
 	if err != nil {
 		return fmt.Errorf("rotate log: %w", err)
 	}
-	if !l.limit.full(m.offset, n) {
+	if !l.full(m.offset, n, 1) {
 		return nil // the other stream was quicker
 	}
 	aside := ""
@@ -116,13 +128,21 @@ func (l *logFile) cutShort() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	m, err := markOf(l.f)
-	return l.limit != (logLimit{}) && err == nil && !l.hasName(m)
+	// Without a limit the one who renamed it may not want it opened yet; at this size it was a shim.
+	rotates := l.limit != (logLimit{}) || err == nil && l.whole(m.offset)
+	return rotates && err == nil && !l.hasName(m)
 }
+
+// whole says that a file without a limit has a size at which it is rotated.
+func (l *logFile) whole(size int64) bool { return l.full(size, 2*maxRecords, 1) }
 
 // prune removes the oldest files that were set aside, so that the log stays within its limit with
 // a whole new file, and with the current one, of that size, if it is about to be set aside (0: it is not).
 func (l *logFile) prune(size int64) error {
 	if l.limit == (logLimit{}) {
+		if size > 0 {
+			return l.pruneWhole()
+		}
 		return nil
 	}
 	old, err := asideOf(l.path)
@@ -145,6 +165,24 @@ func (l *logFile) prune(size int64) error {
 		}
 		sum -= old[0].size
 		old = old[1:]
+	}
+	return nil
+}
+
+// pruneWhole removes what was set aside at the size of files without a limit: there is one before the current. Smaller
+// ones are the kubelet's, which keeps as many as it is told to.
+func (l *logFile) pruneWhole() error {
+	old, err := asideOf(l.path)
+	if err != nil {
+		return err
+	}
+	for _, f := range old {
+		if !l.whole(f.size) {
+			continue
+		}
+		if err := os.Remove(f.path); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("rotate log: %w", err)
+		}
 	}
 	return nil
 }

@@ -21,7 +21,7 @@ import (
 func (r *pumpRig) limited(files int) {
 	log := r.p.log
 	log.limit = logLimit{api.MinLogBytes, files}
-	r.p.rotate = func(n int) error { return log.rotate(n, func(*os.File) {}) }
+	r.p.rotate = func(n int) error { return log.rotate(n, func() {}) }
 }
 
 // put carries text through the pipe into the log, as much at a time as fits.
@@ -158,7 +158,7 @@ func TestKubeletRotatesToo(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.put("b\n")
-	if err := r.p.log.reopen(func(*os.File) {}); err != nil {
+	if err := r.p.log.reopen(func() {}); err != nil {
 		t.Fatal(err)
 	}
 	r.put("c\n")
@@ -204,7 +204,7 @@ func TestRotationCutShort(t *testing.T) {
 	if !log.cutShort() {
 		t.Error("opened, and not found to be cut short")
 	}
-	if err := log.reopen(func(*os.File) {}); err != nil || log.cutShort() {
+	if err := log.reopen(func() {}); err != nil || log.cutShort() {
 		t.Errorf("cut short after all: %v", err)
 	}
 }
@@ -296,7 +296,7 @@ func TestLargestLimit(t *testing.T) {
 	if err := os.WriteFile(old, []byte("old"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.p.log.reopen(func(*os.File) {}); err != nil {
+	if err := r.p.log.reopen(func() {}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(old); err != nil {
@@ -360,10 +360,15 @@ func TestRecoverBothStreams(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &stdio{c: &container{s: &Service{}}, log: r.p.log, pumps: []*pump{r.p, {stage: other, log: r.p.log, slog: r.p.slog, stream: "stderr"}}}
+	s := &stdio{c: &container{s: &Service{}}, log: r.p.log, pumps: []*pump{r.p, {
+		stage: other, log: r.p.log, slog: r.p.slog, stream: "stderr", rate: &logRate{},
+	}}}
 	for range 2 {
 		if err := s.recover(); err != nil {
 			t.Fatal(err)
+		}
+		for _, p := range s.pumps {
+			p.write(new(pumpBuffers), keepRest)
 		}
 		if got := r.lines("stdout"); !slices.Equal(got, []string{"first\n", "second\n"}) {
 			t.Errorf("lines %q", got)

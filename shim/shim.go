@@ -64,6 +64,7 @@ type Service struct {
 	oom    oomKills
 	memory memory
 	owners owners
+	share  *share
 	execs  atomic.Int64 // of all containers
 	// serving ends with Serve.
 	serving context.Context
@@ -83,6 +84,7 @@ func New(cfg Config) *Service {
 		serving: serving, stop: stop,
 		cfg: cfg, log: cfg.Log,
 		hold:       &hold{dir: cfg.KeeperDir, log: cfg.Log},
+		share:      newShare(),
 		done:       make(chan struct{}),
 		containers: make(map[string]*container),
 		creating:   make(map[string]chan struct{}),

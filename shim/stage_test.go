@@ -13,6 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// drainLimit is more than a test writes at once.
+const drainLimit = 4 << 20
+
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // pumpRig is a pump on a FIFO, without a container.
@@ -58,7 +61,8 @@ func (r *pumpRig) begin() {
 	}
 	r.p = &pump{
 		stream: "stdout", pipe: pipe, out: &fanout{}, busy: func() {}, slog: slog.New(slog.DiscardHandler),
-		done: make(chan struct{}), stage: st, log: log,
+		ending: make(chan struct{}), done: make(chan struct{}), stage: st, log: log,
+		share: newShare(), rate: &logRate{}, turn: newTurn(),
 	}
 	if err := r.p.stage.recover(r.p.log); err != nil {
 		r.Fatal(err)

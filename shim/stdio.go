@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -19,10 +20,13 @@ type stdio struct {
 	c     *container
 	log   *logFile // or nil
 	pumps []*pump
+	rate  logRate
 	out   fanout
 	tty   *os.File // the terminal's master; owned by the pump or the relay
 	relay *relay
 	once  sync.Once
+	// recovered is closed when the log is as if no earlier shim had been killed; nil for a new container.
+	recovered chan struct{}
 
 	mu     sync.Mutex
 	stdin  *os.File // our write end; nil if there is none (any more)
@@ -110,7 +114,8 @@ func (s *stdio) open(held named) error {
 		}
 		s.pumps = append(s.pumps, &pump{
 			stream: name, pipe: pipe, out: &s.out, busy: s.c.s.memory.busy, slog: s.c.log,
-			done: make(chan struct{}), stage: st, log: s.log, rotate: s.rotateLog,
+			ending: make(chan struct{}), done: make(chan struct{}), stage: st, log: s.log, rotate: s.rotateLog,
+			share: s.c.s.share, rate: &s.rate, turn: newTurn(),
 		})
 	}
 	s.stdin = take(stdinName)
@@ -237,6 +242,29 @@ func (s *stdio) run() {
 	}
 }
 
+// resume goes on where an earlier shim was. It does not wait for the log, whose file system may hang: the other
+// containers have to be adopted.
+func (s *stdio) resume() {
+	s.recovered = make(chan struct{})
+	for _, p := range s.pumps {
+		p.ready = s.recovered
+	}
+	go func() {
+		defer close(s.recovered)
+		if err := s.recover(); err != nil {
+			s.c.log.Error("log may have lines twice", "error", err)
+		}
+	}()
+	s.run()
+}
+
+// awaitRecovered returns when the log can be used.
+func (s *stdio) awaitRecovered() {
+	if s.recovered != nil {
+		<-s.recovered
+	}
+}
+
 // recover brings the log to the point from which the pumps can go on.
 func (s *stdio) recover() error {
 	var errs []error
@@ -245,18 +273,47 @@ func (s *stdio) recover() error {
 		errs = append(errs, p.stage.recover(s.log))
 	}
 	if s.log != nil && s.log.cutShort() {
-		errs = append(errs, s.reopenLog())
+		errs = append(errs, s.log.reopen(s.c.holdFiles))
 	}
 	for _, p := range s.pumps {
-		p.resume()
+		p.more = true
 	}
 	return errors.Join(errs...)
 }
 
+// How long an end waits for a log that does not take what is written: its file system hangs. What it has not taken then, it
+// gets later, if ever.
+const (
+	drainPatience = 10 * time.Second
+	closePatience = 2 * time.Second
+)
+
+// within waits for the end of do, but not longer than patience. It says whether do has ended.
+func within(patience time.Duration, do func()) bool {
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		do()
+	}()
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	select {
+	case <-ended:
+		return true
+	case <-timer.C:
+		return false
+	}
+}
+
 // drain carries what init left behind; those attached see the end.
 func (s *stdio) drain() {
-	for _, p := range s.pumps {
-		p.drain()
+	if !within(drainPatience, func() {
+		s.awaitRecovered()
+		for _, p := range s.pumps {
+			p.drain()
+		}
+	}) {
+		s.c.log.Error("log does not take the container's last output in time", "waited", drainPatience)
 	}
 	if s.relay != nil {
 		s.relay.drain()
@@ -307,17 +364,12 @@ func (s *stdio) resize(width, height uint16) error {
 
 // files are those that the keeper shall hold.
 func (s *stdio) files() named {
-	var log *os.File
-	if s.log != nil {
-		log = s.log.file()
-	}
-	return s.filesWith(log)
-}
-
-func (s *stdio) filesWith(log *os.File) named {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	files := named{"log": log, stdinName: s.stdin, "tty": s.tty}
+	files := named{stdinName: s.stdin, "tty": s.tty}
+	if s.log != nil {
+		files["log"] = s.log.file()
+	}
 	for _, p := range s.pumps {
 		files[p.stream] = p.pipe
 	}
@@ -329,21 +381,13 @@ func (s *stdio) reopenLog() error {
 	if s.log == nil {
 		return nil
 	}
-	s.c.holding.Lock()
-	defer s.c.holding.Unlock()
-	return s.log.reopen(s.keepLog)
+	s.awaitRecovered()
+	return s.log.reopen(s.c.holdFiles)
 }
 
-// rotateLog makes room in the log for n bytes.
-func (s *stdio) rotateLog(n int) error {
-	s.c.holding.Lock()
-	defer s.c.holding.Unlock()
-	return s.log.rotate(n, s.keepLog)
-}
-
-// keepLog gives the keeper the log's next file. It must have that before anything is written to
-// it, or the next shim would look for an unfinished write in the old one.
-func (s *stdio) keepLog(f *os.File) { s.c.holdLocked(s.filesWith(f)) }
+// rotateLog makes room in the log for n bytes. The keeper must have the next file before anything is
+// written to it, or the next shim would look for an unfinished write in the old one.
+func (s *stdio) rotateLog(n int) error { return s.log.rotate(n, s.c.holdFiles) }
 
 // close closes all files and waits for the pumps.
 func (s *stdio) close() {
@@ -360,14 +404,23 @@ func (s *stdio) close() {
 		if s.relay != nil {
 			s.relay.stop()
 		}
-		for _, p := range s.pumps {
-			p.stop()
-		}
-		if s.tty != nil {
-			s.tty.Close()
-		}
-		if s.log != nil {
-			s.log.close()
+		if !within(closePatience, s.closeOutputs) {
+			s.c.log.Error("log stays open, because a write to it hangs")
 		}
 	})
+}
+
+func (s *stdio) closeOutputs() {
+	for _, p := range s.pumps {
+		p.end()
+	}
+	for _, p := range s.pumps {
+		p.stop()
+	}
+	if s.tty != nil {
+		s.tty.Close()
+	}
+	if s.log != nil {
+		s.log.close()
+	}
 }
