@@ -238,6 +238,34 @@ func TestStartOnceMore(t *testing.T) {
 	}
 }
 
+// A daemon that dies before it starts a container once more leaves one that can be started.
+func TestCrashBeforeStartOnceMore(t *testing.T) {
+	b := newBench(t)
+	m1, h1 := b.manager()
+	crashed := b.crash(m1, h1, string(faultStartAgain))
+	podID := must[string](t)(m1.Run(t.Context(), podConfig("p")))
+	id := must[string](t)(m1.Create(t.Context(), podID, containerConfig("run")))
+	b.fault("shim.Create", failing(client.ErrUnavailable))
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go m1.StartContainer(ctx, id)
+	select {
+	case <-crashed:
+	case <-time.After(patience):
+		t.Fatal("the point was not reached")
+	}
+	cancel()
+	b.mend("shim.Create")
+	m2, _ := b.manager()
+	ok(t, m2.StartContainer(t.Context(), id))
+	if c := must[Container](t)(m2.Container(id)); c.State != Running {
+		t.Errorf("container is %s", c.State)
+	}
+	ok(t, m2.Remove(t.Context(), podID))
+	idle(t, m2)
+	b.nothingLeft()
+}
+
 // The deadline of a stop that outlives its daemon is not moved by who sets the clock.
 func TestStopDeadlineWithClockSetBack(t *testing.T) {
 	b := newBench(t)

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/coracle-project/coracle/internal/recordfile"
 	"github.com/coracle-project/coracle/pod/record"
 )
 
@@ -17,6 +18,7 @@ type entry[T any] struct {
 	tidy turn // of background clean-up, which those do not wait for
 	dir  record.Dir[T]
 	room *room // of the file system that dir is on
+	kept *recordfile.Kept
 	val  atomic.Pointer[version[T]]
 	// changed is told of each new record, under mu: it must not wait for anything.
 	changed func(before, after *T)
@@ -50,7 +52,7 @@ func (e *entry[T]) get() *T { return &e.val.Load().record }
 // update changes a copy of the record, writes it, and only then shows it to readers.
 func (e *entry[T]) update(change func(*T)) error {
 	return e.replace(change, func(next T) (shown bool, err error) {
-		err = e.dir.Write(e.id, next)
+		err = e.dir.Write(e.id, next, e.kept)
 		return err == nil, err
 	})
 }
@@ -79,11 +81,11 @@ func (e *entry[T]) observe(change func(*T)) error {
 // writeAnyhow writes the record, with the room of the reserve or of the old record if there is
 // no other.
 func (e *entry[T]) writeAnyhow(next T) error {
-	err := e.dir.Write(e.id, next)
+	err := e.dir.Write(e.id, next, e.kept)
 	if noSpace(err) && e.room.free() {
-		err = e.dir.Write(e.id, next)
+		err = e.dir.Write(e.id, next, e.kept)
 	}
-	if noSpace(err) && e.dir.Overwrite(e.id, next) == nil {
+	if noSpace(err) && e.dir.Overwrite(e.id, next, e.kept) == nil {
 		err = nil
 	}
 	return err

@@ -3,7 +3,6 @@ package pod
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 	"syscall"
 	"time"
@@ -153,12 +152,44 @@ func (m *Manager) end(ctx context.Context, podID, id string) error {
 	case err != nil:
 		return err
 	}
-	select {
-	case <-over:
-		return m.forget(ctx, podID, id)
-	case <-ctx.Done():
-		return fmt.Errorf("still alive after SIGKILL: %w", ctx.Err())
+	err = m.awaitKilled(ctx, over, func() (ended bool, err error) {
+		err = m.forget(ctx, podID, id)
+		return err == nil, ignoring(err, client.ErrRunning)
+	})
+	if err != nil {
+		return err
 	}
+	return m.forget(ctx, podID, id)
+}
+
+// awaitKilled waits for an end after SIGKILL. Of a container whose record the shim could not read
+// no event comes, so ask is asked as well, more and more rarely.
+func (m *Manager) awaitKilled(ctx context.Context, over <-chan struct{}, ask func() (ended bool, err error)) error {
+	for pause := firstKilledAsk; ; pause = min(2*pause, lastKilledAsk) {
+		t := time.NewTimer(pause)
+		select {
+		case <-over:
+			t.Stop()
+			return nil
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return fail(context.DeadlineExceeded, "still alive after SIGKILL: %w", ctx.Err())
+		}
+		if ended, err := ask(); ended || err != nil {
+			return err
+		}
+	}
+}
+
+const firstKilledAsk, lastKilledAsk = 250 * time.Millisecond, 30 * time.Second
+
+// ignoring returns nil for an error of a kind.
+func ignoring(err, kind error) error {
+	if errors.Is(err, kind) {
+		return nil
+	}
+	return err
 }
 
 // initExited makes a pod whose init died NotReady: its PID namespace is gone, and the

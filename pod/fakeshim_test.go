@@ -103,6 +103,9 @@ func (s fakeShim) Status(ctx context.Context, _, id string) (st client.Status, e
 		if p == nil {
 			return client.ErrNotFound
 		}
+		if p.unread {
+			return errors.New("container is unmanaged")
+		}
 		st = client.Status{Pid: p.pid, State: p.state, ExitCode: p.code, ExitedAt: p.exitedAt, OOMKilled: p.oom}
 		return nil
 	})

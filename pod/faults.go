@@ -5,6 +5,9 @@ import "github.com/coracle-project/coracle/internal/fault"
 // The fault points of this package: places between two side effects where tests fail, hang or kill.
 var (
 	faultCheckpointImages        = fault.New("pod.checkpoint.images")
+	faultCleanNamespaces         = fault.New("pod.clean.namespaces")
+	faultCleanNetwork            = fault.New("pod.clean.network")
+	faultRemoveContainerEnded    = fault.New("pod.remove.container.ended")
 	faultCreateRecorded          = fault.New("pod.create.recorded")
 	faultCreateSnapshot          = fault.New("pod.create.snapshot")
 	faultCreateVolume            = fault.New("pod.create.volume")

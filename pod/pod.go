@@ -28,7 +28,8 @@
 //	containers/<id>/volumes/<n>          mount point of the image volume that is mount n
 //
 // A record's "phase" is the intent or the result. Nothing is synced: the next boot
-// finds an empty directory, and removes what it finds elsewhere without a record.
+// finds an empty directory, and removes what it finds elsewhere without a record. What has a
+// record that cannot be read is unmanaged: see Unmanaged.
 //
 // # Volumes of images
 //

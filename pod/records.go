@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"path/filepath"
 
+	"github.com/coracle-project/coracle/internal/recordfile"
 	"github.com/coracle-project/coracle/pod/record"
 )
 
@@ -89,7 +90,7 @@ type bare struct{ pods, containers []string }
 func (m *Manager) index(r *Records) (b bare) {
 	for id, rec := range r.pods.Records {
 		m.created.passed(rec.CreatedAt)
-		if _, err := m.indexPod(id, rec); err != nil {
+		if _, err := m.indexPod(id, rec, r.pods.Kept[id]); err != nil {
 			m.leave(Unmanaged{Kind: UnmanagedPod, ID: id, PodID: id}, err)
 		}
 	}
@@ -102,7 +103,7 @@ func (m *Manager) index(r *Records) (b bare) {
 	}
 	for id, rec := range r.containers.Records {
 		m.created.passed(rec.CreatedAt)
-		if _, err := m.indexContainer(id, rec); err != nil {
+		if _, err := m.indexContainer(id, rec, r.containers.Kept[id]); err != nil {
 			m.leave(Unmanaged{Kind: UnmanagedContainer, ID: id, PodID: rec.PodID}, err)
 		}
 	}
@@ -117,8 +118,9 @@ func (m *Manager) index(r *Records) (b bare) {
 }
 
 // indexPod shows a pod with its turn taken.
-func (m *Manager) indexPod(id string, rec podRecord) (*entry[podRecord], error) {
+func (m *Manager) indexPod(id string, rec podRecord, kept *recordfile.Kept) (*entry[podRecord], error) {
 	e := newEntry(id, m.podDir(), &m.room, rec, m.podChanged)
+	e.kept = kept
 	_ = e.turn.take(m.life.ctx) // no one else has it
 	identity := rec.Config.identity()
 	if rec.Phase == podRemoving || rec.Phase == podMaking {
@@ -131,8 +133,9 @@ func (m *Manager) indexPod(id string, rec podRecord) (*entry[podRecord], error) 
 }
 
 // indexContainer shows a container with its turn taken.
-func (m *Manager) indexContainer(id string, rec containerRecord) (*entry[containerRecord], error) {
+func (m *Manager) indexContainer(id string, rec containerRecord, kept *recordfile.Kept) (*entry[containerRecord], error) {
 	e := newEntry(id, m.containerDir(), &m.room, rec, m.containerChanged)
+	e.kept = kept
 	_ = e.turn.take(m.life.ctx) // no one else has it
 	identity := containerIdentity(rec.PodID, &rec.Config)
 	if rec.Phase == containerRemoving || rec.Phase == containerMaking {

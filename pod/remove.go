@@ -143,6 +143,9 @@ func (m *Manager) dropContainer(ctx context.Context, e *entry[containerRecord]) 
 			return err
 		}
 	}
+	if err := m.faultAt(ctx, faultRemoveContainerEnded); err != nil {
+		return err
+	}
 	if err := errors.Join(m.Snapshots.Remove(ctx, e.id), m.removeVolumes(ctx, e)); err != nil {
 		return err
 	}

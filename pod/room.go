@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"time"
 
@@ -14,8 +15,9 @@ import (
 
 // room is the space on the state directory's file system. Others may fill it (/run is shared by
 // all services of a node), and then pods must still be stopped and removed, or nothing would
-// ever become free. A reserve file is deleted when an intent to stop or remove does not fit, and
-// made again when there is room.
+// ever become free. A reserve is deleted when an intent to stop or remove does not fit, and made
+// again when there is room. It is files, for inodes may be scarce, too, and its room is everyone's
+// then: the network's records and the shim's need some of it to take a pod down.
 type room struct {
 	dir string // the state directory
 	log *slog.Logger
@@ -28,7 +30,8 @@ type room struct {
 }
 
 const (
-	// reserveBytes is room for some hundred records of a page or two each.
+	// The reserve: room for some hundred records of a page or two each.
+	reserveFiles = 16
 	reserveBytes = 1 << 20
 	// reserveSpare is how much must be free beside the reserve for it to be made.
 	reserveSpare = 1 << 20
@@ -75,7 +78,7 @@ func (m *Manager) StateUsage() (StateUsage, error) { return usageAt(m.opts.State
 // noSpace says whether an error is that of a full file system: bytes, inodes (ENOSPC, too) or a quota.
 func noSpace(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
 
-func (r *room) file() string { return filepath.Join(r.dir, "reserve") }
+func (r *room) reserve() string { return filepath.Join(r.dir, "reserve") }
 
 // wrote is told of each record that was written.
 func (r *room) wrote() {
@@ -96,10 +99,10 @@ func (r *room) check() {
 // checkLocked looks at the file system, and makes the reserve if it is missing and fits.
 func (r *room) checkLocked() {
 	u, err := r.lookLocked()
-	if err != nil || r.held || u.BytesFree < reserveBytes+reserveSpare {
+	if err != nil || r.held || u.BytesFree < reserveBytes+reserveSpare || u.Inodes > 0 && u.InodesFree < 4*reserveFiles {
 		return
 	}
-	if err := makeReserve(r.file()); err != nil {
+	if err := makeReserve(r.reserve()); err != nil {
 		r.log.Warn("no reserve for stopping pods on a full state directory", "err", err)
 		return
 	}
@@ -126,19 +129,33 @@ func (r *room) lookLocked() (StateUsage, error) {
 	return u, nil
 }
 
-// makeReserve allocates the reserve; one that is there already is filled up.
-func makeReserve(path string) (err error) {
+// makeReserve allocates the reserve; what is there already is filled up.
+func makeReserve(dir string) (err error) {
+	defer func() {
+		if err != nil {
+			_ = os.RemoveAll(dir)
+		}
+	}()
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	for i := range reserveFiles {
+		if err := allocate(filepath.Join(dir, strconv.Itoa(i)), reserveBytes/reserveFiles); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func allocate(path string, size int64) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o600)
 	if err != nil {
 		return err
 	}
-	if err = unix.Fallocate(int(f.Fd()), 0, 0, reserveBytes); err != nil {
+	if err = unix.Fallocate(int(f.Fd()), 0, 0, size); err != nil {
 		err = &fs.PathError{Op: "allocate", Path: path, Err: err}
 	}
-	if err = errors.Join(err, f.Close()); err != nil {
-		_ = os.Remove(path)
-	}
-	return err
+	return errors.Join(err, f.Close())
 }
 
 // free gives up the reserve, and reports whether that made room.
@@ -150,7 +167,7 @@ func (r *room) free() bool {
 		return false
 	}
 	r.held = false
-	if err := os.Remove(r.file()); err != nil {
+	if err := os.RemoveAll(r.reserve()); err != nil {
 		r.log.Error("reserve not given up", "err", err)
 		return false
 	}

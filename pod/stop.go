@@ -134,7 +134,13 @@ func (m *Manager) dropPodParts(ctx context.Context, e *entry[podRecord]) error {
 			return err
 		}
 	}
+	if err := m.faultAt(ctx, faultCleanNetwork); err != nil {
+		return err
+	}
 	if err := m.Namespaces.Remove(ctx, m.nsDir(e.id)); err != nil {
+		return err
+	}
+	if err := m.faultAt(ctx, faultCleanNamespaces); err != nil {
 		return err
 	}
 	// What is still mounted must not be deleted through.

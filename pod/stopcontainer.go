@@ -136,12 +136,10 @@ func (m *Manager) carryOutStop(ctx context.Context, e *entry[containerRecord], s
 	if err := m.signal(ctx, e, syscall.SIGKILL); err != nil {
 		return err
 	}
-	select {
-	case <-over:
-		return nil
-	case <-ctx.Done():
-		return fail(context.DeadlineExceeded, "still alive after SIGKILL: %w", ctx.Err())
-	}
+	return m.awaitKilled(ctx, over, func() (ended bool, err error) {
+		err = m.settle(ctx, e)
+		return !e.get().running(), err
+	})
 }
 
 // awaitGrace waits until the container has ended or st's deadline, which may move, is
@@ -186,8 +184,17 @@ func (m *Manager) settle(ctx context.Context, e *entry[containerRecord]) error {
 	switch {
 	case errors.Is(err, client.ErrNotFound):
 		m.lost(e)
-	case err != nil:
+	case errors.Is(err, client.ErrUnavailable) || ctx.Err() != nil:
 		return err
+	case err != nil:
+		// The shim has it, and cannot say how it is: its record was damaged. It can be deleted
+		// once it has ended.
+		switch derr := m.forget(ctx, e.get().PodID, e.id); {
+		case derr == nil:
+			m.lost(e)
+		case !errors.Is(derr, client.ErrRunning):
+			return errors.Join(err, derr)
+		}
 	case s.State == client.StateStopped:
 		m.exited(e, s.ExitCode, s.ExitedAt, s.OOMKilled)
 	}

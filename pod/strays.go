@@ -25,6 +25,10 @@ func (m *Manager) endStrays(ctx context.Context, known map[string][]string, b ba
 			if m.containers.exact(id) != nil || m.pods.exact(id) != nil || m.unmanaged.has(id) {
 				continue
 			}
+			if podID == "" {
+				m.leave(Unmanaged{Kind: UnmanagedContainer, ID: id}, errors.New("its record is missing, and the shim does not know its pod"))
+				continue
+			}
 			if m.unmanaged.has(podID) {
 				m.leave(Unmanaged{Kind: UnmanagedContainer, ID: id, PodID: podID}, errors.New("its pod is unmanaged"))
 				continue
@@ -74,6 +78,9 @@ func (m *Manager) removeStrays(ctx context.Context, known map[string][]string, b
 // namePods gives unmanaged containers their pod, which the shim knows best.
 func (m *Manager) namePods(known map[string][]string) {
 	for podID, ids := range known {
+		if podID == "" {
+			continue // the shim could not read its own record
+		}
 		for _, id := range ids {
 			m.unmanaged.inPod(id, podID)
 		}
@@ -103,7 +110,9 @@ func (m *Manager) leaveBareContainers(known map[string][]string, ids []string) (
 	for _, id := range ids {
 		u := Unmanaged{Kind: UnmanagedContainer, ID: id, PodID: m.podInBundle(id)}
 		if podID, ok := podOf[id]; ok {
-			u.PodID = podID
+			if podID != "" {
+				u.PodID = podID
+			}
 			m.leave(u, errors.New("its record is missing, and the shim has the container"))
 			continue
 		}

@@ -195,7 +195,7 @@ func (m *Manager) adopt(ctx context.Context, u Unmanaged) (again bool) {
 
 // adoptPod shows and recovers a pod, and its containers that waited for it.
 func (m *Manager) adoptPod(ctx context.Context, id string) error {
-	rec, err := m.podDir().Load(id)
+	rec, kept, err := m.podDir().Load(id)
 	if err == nil {
 		err = rec.check(id)
 	}
@@ -203,7 +203,7 @@ func (m *Manager) adoptPod(ctx context.Context, id string) error {
 		return err
 	}
 	m.created.passed(rec.CreatedAt)
-	e, err := m.indexPod(id, rec)
+	e, err := m.indexPod(id, rec, kept)
 	if err != nil {
 		return err
 	}
@@ -227,7 +227,7 @@ func (m *Manager) adoptPod(ctx context.Context, id string) error {
 
 // adoptContainer also tells the container's pod, as far as it is known.
 func (m *Manager) adoptContainer(ctx context.Context, u Unmanaged) (podID string, err error) {
-	rec, err := m.containerDir().Load(u.ID)
+	rec, kept, err := m.containerDir().Load(u.ID)
 	if err == nil {
 		err = rec.check(u.ID)
 	}
@@ -235,7 +235,7 @@ func (m *Manager) adoptContainer(ctx context.Context, u Unmanaged) (podID string
 		return u.PodID, err
 	}
 	m.created.passed(rec.CreatedAt)
-	e, err := m.indexContainer(u.ID, rec)
+	e, err := m.indexContainer(u.ID, rec, kept)
 	if err != nil {
 		return rec.PodID, err
 	}

@@ -250,6 +250,53 @@ func setPhase(m *Manager, podID string, p podPhase) error {
 	return m.pods.exact(podID).update(func(r *podRecord) { r.Phase = p })
 }
 
+// A container whose record the shim cannot read either goes on, and can be stopped and removed.
+func TestShimCannotReadItsRecord(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		lose  func(m *Manager, id string) error
+		podID bool // the shim knows it
+	}{
+		{"our record is fine", func(*Manager, string) error { return nil }, true},
+		{"our record is damaged", func(m *Manager, id string) error { return os.Truncate(m.containerDir().File(id), 3) }, true},
+		{"our record is damaged, pod unknown", func(m *Manager, id string) error { return os.Truncate(m.containerDir().File(id), 3) }, false},
+		{"our directory is gone, pod unknown", func(m *Manager, id string) error { return os.RemoveAll(m.containerDir().Of(id)) }, false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			b := newBench(t)
+			m1, podID, id := b.lone()
+			ok(t, tc.lose(m1, id))
+			b.mu.Lock()
+			b.procs[id].unread = true
+			if !tc.podID {
+				b.procs[id].podID = ""
+			}
+			b.mu.Unlock()
+			m, _ := b.manager()
+			idle(t, m)
+			if p := b.proc(id); p == nil || p.state != client.StateRunning || len(p.signals) > 0 {
+				t.Errorf("container: %+v", p)
+			}
+			ok(t, m.StopContainer(t.Context(), id, 0))
+			if p := b.proc(id); p != nil && p.state != client.StateStopped {
+				t.Errorf("stopped, but: %+v", p)
+			}
+			ok(t, m.RemoveContainer(t.Context(), id))
+			ok(t, m.Remove(t.Context(), podID))
+			idle(t, m)
+			if len(m.Unmanaged()) != 0 {
+				t.Errorf("unmanaged: %+v", m.Unmanaged())
+			}
+			b.mu.Lock()
+			if !tc.podID {
+				delete(b.snapshots, volumeID(id, 0)) // with the directory, it is forgotten which there are
+			}
+			b.mu.Unlock()
+			b.nothingLeft()
+		})
+	}
+}
+
 // A directory without a record is removed only if nothing of it is known anywhere.
 func TestBareDirectories(t *testing.T) {
 	for _, tc := range []struct {

@@ -76,6 +76,9 @@ type proc struct {
 	limits   *specs.LinuxResources
 	signals  []syscall.Signal
 	paused   bool
+	// unread says that the shim cannot read its own record: it lists, kills and deletes the
+	// container, but tells neither its state nor its end. Its pod may not be known either.
+	unread bool
 	// checkpoint is what it was made from.
 	checkpoint string
 }
@@ -155,6 +158,9 @@ func (w *world) exitLocked(id string, code int32) {
 		return
 	}
 	p.state, p.code, p.exitedAt = client.StateStopped, code, time.Now()
+	if p.unread {
+		return
+	}
 	if w.live != nil && !w.live.dead {
 		w.live.events <- client.Event{PodID: p.podID, ID: id, Kind: client.EventExit, Pid: p.pid, ExitCode: code, ExitedAt: p.exitedAt}
 	}

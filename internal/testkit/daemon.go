@@ -40,6 +40,8 @@ type Options struct {
 	Scope string
 	// RootSize makes the root directory a tmpfs of that size, as mount(8) has it: "400m".
 	RootSize string
+	// StateSize does the same with the state directory: "16m".
+	StateSize string
 	// CNIConfDir is network.cni_conf_dir; empty: a directory without configuration.
 	CNIConfDir string
 	// CNIBinDir is searched for plugins before the reference ones.
@@ -161,7 +163,7 @@ func StartDaemon(t testing.TB, o Options) *Daemon {
 	if err := d.MountState(); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.mountRoot(o.RootSize); err != nil {
+	if err := errors.Join(mountSized(d.Root, o.RootSize), mountSized(d.State, o.StateSize)); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -177,9 +179,12 @@ func StartDaemon(t testing.TB, o Options) *Daemon {
 		if err := d.UnmountState(); err != nil {
 			t.Error(err)
 		}
-		if o.RootSize != "" {
-			if err := unix.Unmount(d.Root, 0); err != nil {
-				t.Errorf("unmount %s: %v", d.Root, err)
+		for dir, size := range map[string]string{d.Root: o.RootSize, d.State: o.StateSize} {
+			if size == "" {
+				continue
+			}
+			if err := unix.Unmount(dir, 0); err != nil {
+				t.Errorf("unmount %s: %v", dir, err)
 			}
 		}
 		before.Check(t)
@@ -212,16 +217,16 @@ func (d *Daemon) UnmountState() error {
 	return nil
 }
 
-// mountRoot makes the root directory as small as a test wants it.
-func (d *Daemon) mountRoot(size string) error {
+// mountSized makes one of the daemon's directories as small as a test wants it.
+func mountSized(dir, size string) error {
 	if size == "" {
 		return nil
 	}
-	if err := os.Mkdir(d.Root, 0o700); err != nil {
+	if err := os.Mkdir(dir, 0o700); err != nil {
 		return err
 	}
-	if err := unix.Mount("tmpfs", d.Root, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=700,size="+size); err != nil {
-		return fmt.Errorf("mount %s: %w", d.Root, err)
+	if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=700,size="+size); err != nil {
+		return fmt.Errorf("mount %s: %w", dir, err)
 	}
 	return nil
 }

@@ -3,15 +3,20 @@
 //
 //	DIR/<id>/<name>    {"version":1, …}
 //
+// A new field does not change the version: fields that a program does not know are kept when it
+// writes the record again.
+//
 // A document is replaced by an atomic rename and never synced: the file system does
 // not outlive the machine's next boot, and neither do the objects. The object's
 // directory holds whatever else belongs to it and goes with the record.
 package record
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -21,6 +26,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/internal/atomicfile"
+	"github.com/coracle-project/coracle/internal/recordfile"
 )
 
 // ErrVersion says that a record was written by a daemon too new for this one.
@@ -57,9 +63,9 @@ func (d Dir[T]) Make(id string) error {
 	return os.Mkdir(d.Of(id), 0o711)
 }
 
-// Write replaces the record of object id.
-func (d Dir[T]) Write(id string, v T) error {
-	b, err := json.Marshal(envelope[T]{d.Version, v})
+// Write replaces the record of object id. kept is what Load has kept of it; nil for a new one.
+func (d Dir[T]) Write(id string, v T, kept *recordfile.Kept) error {
+	b, err := kept.Marshal(envelope[T]{d.Version, v})
 	if err != nil {
 		return fmt.Errorf("write record %s: %w", id, err)
 	}
@@ -71,8 +77,8 @@ func (d Dir[T]) Write(id string, v T) error {
 
 // Overwrite replaces the record of object id within the pages that its file already has, for a
 // file system without room for a second file. A crash in the middle leaves a damaged record.
-func (d Dir[T]) Overwrite(id string, v T) error {
-	b, err := json.Marshal(envelope[T]{d.Version, v})
+func (d Dir[T]) Overwrite(id string, v T, kept *recordfile.Kept) error {
+	b, err := kept.Marshal(envelope[T]{d.Version, v})
 	if err != nil {
 		return fmt.Errorf("overwrite record %s: %w", id, err)
 	}
@@ -117,6 +123,8 @@ func (d Dir[T]) Remove(id string) error {
 // Loaded is what LoadAll found.
 type Loaded[T any] struct {
 	Records map[string]T
+	// Kept are the fields of records that T has no room for, of those that have any.
+	Kept map[string]*recordfile.Kept
 	// Unread are directories without a readable record, by name, with the reason: fs.ErrNotExist
 	// if there is no record, ErrVersion if it is too new, one for which Transient is true if
 	// reading failed in a way that may pass, anything else if the record is damaged.
@@ -129,7 +137,7 @@ const loaders = 8
 
 // LoadAll reads all records. A directory that does not exist holds none.
 func (d Dir[T]) LoadAll() (Loaded[T], error) {
-	l := Loaded[T]{Records: map[string]T{}, Unread: map[string]error{}}
+	l := Loaded[T]{Records: map[string]T{}, Kept: map[string]*recordfile.Kept{}, Unread: map[string]error{}}
 	var entries []os.DirEntry
 	err := retried(func() (err error) {
 		entries, err = os.ReadDir(d.Path)
@@ -149,12 +157,15 @@ func (d Dir[T]) LoadAll() (Loaded[T], error) {
 	for range loaders {
 		wg.Go(func() {
 			for id := range next {
-				v, err := d.Load(id)
+				v, kept, err := d.Load(id)
 				mu.Lock()
 				if err != nil {
 					l.Unread[id] = err
 				} else {
 					l.Records[id] = v
+				}
+				if kept != nil {
+					l.Kept[id] = kept
 				}
 				mu.Unlock()
 			}
@@ -168,8 +179,9 @@ func (d Dir[T]) LoadAll() (Loaded[T], error) {
 	return l, nil
 }
 
-// Load reads one record. What may pass (Transient) is tried again for some 0.1 s.
-func (d Dir[T]) Load(id string) (T, error) {
+// Load reads one record, and what T has no room for in it. What may pass (Transient) is tried
+// again for some 0.1 s.
+func (d Dir[T]) Load(id string) (T, *recordfile.Kept, error) {
 	var e envelope[T]
 	var b []byte
 	err := retried(func() (err error) {
@@ -177,25 +189,43 @@ func (d Dir[T]) Load(id string) (T, error) {
 		return err
 	})
 	if err != nil {
-		return e.Value, err
+		return e.Value, nil, err
 	}
-	if err := json.Unmarshal(b, &e); err != nil {
+	var kept *recordfile.Kept
+	if !knowsAll(b, &e) {
+		e = envelope[T]{}
+		kept = recordfile.Keep(b, e)
+		err = json.Unmarshal(b, &e)
+	}
+	if err != nil {
 		// A newer format may not fit into T at all.
 		var v struct {
 			Version int `json:"version"`
 		}
 		if json.Unmarshal(b, &v) == nil && v.Version > d.Version {
-			return e.Value, d.unknown(id, v.Version)
+			return e.Value, nil, d.unknown(id, v.Version)
 		}
-		return e.Value, fmt.Errorf("%s: %w", d.File(id), err)
+		return e.Value, nil, fmt.Errorf("%s: %w", d.File(id), err)
 	}
 	if e.Version > d.Version {
-		return e.Value, d.unknown(id, e.Version)
+		return e.Value, nil, d.unknown(id, e.Version)
 	}
 	if e.Version < 1 {
-		return e.Value, fmt.Errorf("%s: no version", d.File(id))
+		return e.Value, nil, fmt.Errorf("%s: no version", d.File(id))
 	}
-	return e.Value, nil
+	return e.Value, kept, nil
+}
+
+// knowsAll parses a record of which v has room for every field, as nearly all are; v is of no use
+// otherwise.
+func knowsAll(b []byte, v any) bool {
+	dec := json.NewDecoder(bytes.NewReader(b))
+	dec.DisallowUnknownFields()
+	if dec.Decode(v) != nil {
+		return false
+	}
+	_, err := dec.Token()
+	return errors.Is(err, io.EOF)
 }
 
 func (d Dir[T]) unknown(id string, version int) error {

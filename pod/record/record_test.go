@@ -1,12 +1,18 @@
 package record
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/internal/recordfile"
 )
 
 type thing struct{ Name string }
@@ -23,7 +29,7 @@ func TestRoundTrip(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, name := range []string{"first", id} {
-			if err := d.Write(id, thing{name}); err != nil {
+			if err := d.Write(id, thing{name}, nil); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -83,7 +89,80 @@ func TestBadRecordsAreStray(t *testing.T) {
 }
 
 func TestWriteWithoutDirectory(t *testing.T) {
-	if err := dir(t).Write("gone", thing{}); !errors.Is(err, fs.ErrNotExist) {
+	if err := dir(t).Write("gone", thing{}, nil); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("got %v", err)
+	}
+}
+
+// What a newer program has added is there still when this one has written the record.
+func TestUnknownFieldsAreKept(t *testing.T) {
+	d := dir(t)
+	if err := d.Make("a"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(d.File("a"), []byte(`{"version":1,"added":true,"value":{"Name":"old","New":{"x":[1]}}}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	l, err := d.LoadAll()
+	if err != nil || l.Records["a"].Name != "old" {
+		t.Fatalf("loaded %+v, %v", l, err)
+	}
+	for _, write := range []func(string, thing, *recordfile.Kept) error{d.Write, d.Overwrite} {
+		if err := write("a", thing{Name: "changed"}, l.Kept["a"]); err != nil {
+			t.Fatal(err)
+		}
+		got, err := os.ReadFile(d.File("a"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var rec map[string]any
+		if err := json.Unmarshal(got, &rec); err != nil {
+			t.Fatal(err)
+		}
+		value, _ := rec["value"].(map[string]any)
+		if rec["added"] != true || value["New"] == nil || value["Name"] != "changed" {
+			t.Errorf("written: %s", got)
+		}
+	}
+}
+
+// Errors that say nothing of the record are told from those that do.
+func TestTransient(t *testing.T) {
+	d := dir(t)
+	if err := d.Make("a"); err != nil {
+		t.Fatal(err)
+	}
+	// Address 0 is not mapped: EIO (proc_pid_mem(5)).
+	if err := os.Symlink("/proc/self/mem", d.File("a")); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := d.Load("a"); !Transient(err) {
+		t.Errorf("I/O error: %v", err)
+	}
+	if err := errors.Join(os.Remove(d.File("a")), os.WriteFile(d.File("a"), []byte("{"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := d.Load("a"); err == nil || Transient(err) {
+		t.Errorf("damaged: %v", err)
+	}
+}
+
+// A record is overwritten within the pages that it has, and not beyond.
+func TestOverwriteStaysWithinPages(t *testing.T) {
+	d := dir(t)
+	if err := errors.Join(d.Make("a"), d.Write("a", thing{Name: strings.Repeat("x", 1000)}, nil)); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Overwrite("a", thing{Name: "short"}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if v, _, err := d.Load("a"); err != nil || v.Name != "short" {
+		t.Errorf("got %+v, %v", v, err)
+	}
+	if err := d.Overwrite("a", thing{Name: strings.Repeat("x", 1<<16)}, nil); !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("beyond its pages: %v", err)
+	}
+	if v, _, err := d.Load("a"); err != nil || v.Name != "short" {
+		t.Errorf("afterwards %+v, %v", v, err)
 	}
 }

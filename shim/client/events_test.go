@@ -39,3 +39,16 @@ func TestExitRepeatedAfterDelete(t *testing.T) {
 		t.Error("what is deleted is remembered")
 	}
 }
+
+// The daemon compares its records with a shim: it is told when another one has taken its place.
+func TestReconnectionIsTold(t *testing.T) {
+	c := &Client{exits: map[string]Event{}}
+	c.events.init()
+	for name, podID := range map[string]string{nodeShim: "", "p1": "p1"} {
+		c.events.queue = nil
+		c.deliver(&link{name: name}, &api.Event{Kind: api.Event_READY})
+		if q := c.events.queue; len(q) != 1 || q[0].Kind != EventReconnected || q[0].PodID != podID {
+			t.Errorf("shim %s: told %+v", name, q)
+		}
+	}
+}
