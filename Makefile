@@ -85,7 +85,7 @@ generate: ## make the generated files of api/ again (needs protoc)
 	@mkdir -p bin/tools/protoc
 	cd tools && GOBIN=$(BINDIR)/tools/protoc $(GO) install google.golang.org/protobuf/cmd/protoc-gen-go google.golang.org/grpc/cmd/protoc-gen-go-grpc
 	PATH=$(BINDIR)/tools/protoc:$$PATH protoc -I api --go_out=api --go_opt=paths=source_relative \
-	  --go-grpc_out=api --go-grpc_opt=paths=source_relative api/images/v1/images.proto
+	  --go-grpc_out=api --go-grpc_opt=paths=source_relative api/images/v1/images.proto api/node/v1/node.proto
 
 build: deps ## build all binaries into bin/
 	@mkdir -p bin
@@ -112,6 +112,7 @@ build-faults: build
 testbins: deps
 	@mkdir -p bin/test
 	$(GOBUILD) -ldflags '-s -w' -o bin/test/ ./integration/demo/web ./integration/imagetool ./integration/bench ./integration/critest ./integration/nriplugin
+	$(GOBUILD) -ldflags '-s -w' -o bin/test/plugin/ ./network/testdata/fakeplugin
 	@for p in pause setuid; do \
 	  [[ bin/test/$$p -nt integration/payload/$$p.c ]] || gcc -Os -Wall -Werror -static -s -o bin/test/$$p integration/payload/$$p.c; done
 

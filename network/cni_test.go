@@ -7,29 +7,18 @@ import (
 	"math"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
+
+	"github.com/coracle-project/coracle/internal/testkit"
 )
 
-// pluginDir is what fakePlugin made, for TestMain to remove.
-var pluginDir string
-
-// fakePlugin builds the plugin once and returns the directory it is in.
-var fakePlugin = sync.OnceValues(func() (string, error) {
-	dir, err := os.MkdirTemp("", "cni-plugin")
-	if err != nil {
-		return "", err
-	}
-	pluginDir = dir
-	out, err := exec.Command("go", "build", "-o", filepath.Join(dir, "fakeplugin"), "./testdata/fakeplugin").CombinedOutput()
-	if err != nil {
-		return "", fmt.Errorf("%w: %s", err, out)
-	}
-	return dir, nil
-})
+// fakePlugin is the directory with the plugin that `make testbins` has built.
+func fakePlugin() (string, error) {
+	plugin, err := testkit.FindBin("test", "plugin", "fakeplugin")
+	return filepath.Dir(plugin), err
+}
 
 // withCNI adds a working CNI configuration and returns the plugin's directory.
 func withCNI(t *testing.T, c *Config) (dir string) {

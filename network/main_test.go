@@ -37,12 +37,7 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
-		if pluginDir != "" {
-			_ = os.RemoveAll(pluginDir)
-		}
-		os.Exit(code)
-	}))
+	goleak.VerifyTestMain(m)
 }
 
 func runInside() int {

@@ -49,7 +49,7 @@ if [[ " $* " =~ " "(cri|critest|integration|oomkill|reboot)" " ]]; then
   cp bin/{coracled,containerd-shim-coracle-v1,coracle,coracle-lazy} "$out/bin/"
   cp -r bin/{faults,previous} "$out/bin/"
   cp -r bin/tools/{crictl,critest,registry,busybox,cni} "$out/bin/tools/"
-  cp bin/test/{critest,web,pause,setuid,integration.test} "$out/bin/test/"
+  cp -r bin/test/{critest,web,pause,setuid,integration.test,plugin} "$out/bin/test/"
   CGO_ENABLED=0 "$go" test -c -o "$out/bin/test/network.test" ./network
   cp contrib/coracled.service "$out/"
 fi

@@ -36,8 +36,9 @@ case $1 in
     export CORACLE_BIN=/var/tmp/bin
     mkdir -p /var/tmp/log && cd /var/tmp || exit
     bad=0
+    echo "skipped: TestDistributions.*, because the guest has no CNI plugins of its distribution"
     for run in 'integration TestKillWhileRunning/node|TestKillDuringOperations|TestExitInTheGap|TestTerminateAndStart|TestUpgrade|TestFaultPoints' 'network Test'; do
-      TMPDIR=/var/tmp "/var/tmp/${run%% *}.test" -test.v -test.timeout 0 -test.run "${run#* }" >"log/${run%% *}" 2>&1 || {
+      TMPDIR=/var/tmp "/var/tmp/${run%% *}.test" -test.v -test.timeout 0 -test.run "${run#* }" -test.skip TestDistributions >"log/${run%% *}" 2>&1 || {
         bad=1
         grep -A20 -E -- '^ *--- FAIL|^panic' "log/${run%% *}" | head -n 200
       }
