@@ -97,6 +97,34 @@ func TestFullStateDirectory(t *testing.T) {
 	check()
 }
 
+// On a full root directory containers and pods can be stopped and removed, too.
+func TestFullRootDirectory(t *testing.T) {
+	n := newNode(t, testkit.Options{RootSize: "64m"})
+	n.pull("busybox")
+	n.warm()
+	check := n.noLeaks()
+	p := n.runPod(nil)
+	c := p.run(shell("full", forever))
+	filling := filepath.Join(n.Root, "filling")
+	fill(t, filling)
+	_, err := n.CreateContainer(n.ctx(), &cri.CreateContainerRequest{PodSandboxId: p.id, Config: shell("more", forever), SandboxConfig: p.config})
+	if status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), n.Root) {
+		t.Errorf("a container on a full root directory: %v", err)
+	}
+	c.stop()
+	if s := c.status(); s.GetState() != cri.ContainerState_CONTAINER_EXITED || s.GetExitCode() != 0 {
+		t.Errorf("stopped container: %v", s)
+	}
+	fill(t, filling)
+	c.remove()
+	fill(t, filling)
+	p.remove()
+	if err := os.Remove(filling); err != nil {
+		t.Fatal(err)
+	}
+	check()
+}
+
 // fill takes all that is left of a file system, into a file.
 func fill(t *testing.T, path string) {
 	t.Helper()

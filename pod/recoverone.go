@@ -3,6 +3,7 @@ package pod
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"os"
 	"time"
 
@@ -120,7 +121,9 @@ func (m *Manager) recoverReady(ctx context.Context, e *entry[podRecord], initInS
 		if path == "" {
 			continue
 		}
-		if _, err := os.Stat(path); err != nil {
+		if _, err := os.Stat(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		} else if err != nil {
 			m.log.Error("a pod's namespace is gone, the pod is not ready any more", "id", e.id, "err", err)
 			return e.intend(func(r *podRecord) { r.Phase = podBroken })
 		}

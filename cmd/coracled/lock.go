@@ -108,7 +108,9 @@ func own(f *os.File) (*dirLock, error) {
 		return nil, nil
 	}
 	pid := strconv.Itoa(os.Getpid()) + "\n"
-	if err := errors.Join(f.Truncate(0), writeAt(f, pid)); err != nil {
+	// The old pid is written over first, so that no page is needed; a full file system must not keep
+	// the daemon from starting, for then nothing on it could be removed.
+	if err := errors.Join(writeAt(f, pid), f.Truncate(int64(len(pid)))); err != nil && !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EDQUOT) {
 		_ = f.Close()
 		return nil, fmt.Errorf("write %s: %w", f.Name(), err)
 	}
