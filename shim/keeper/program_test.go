@@ -92,7 +92,9 @@ func TestChangedCommandLine(t *testing.T) {
 // that; a new command line does.
 func TestSuperviseWhileWaiting(t *testing.T) {
 	k, _ := start(t)
-	p, lines := program(t, "end")
+	p, lines := program(t, "wait")
+	self, wait := p.Path, p.Args
+	p.Path, p.Args = "/bin/sh", []string{"sh", "-c", "echo started"} // ends faster than we do
 	if _, err := k.Supervise(p); err != nil {
 		t.Fatal(err)
 	}
@@ -110,7 +112,7 @@ func TestSuperviseWhileWaiting(t *testing.T) {
 	if pid, err := k.Supervise(p); err != nil || pid != 0 {
 		t.Errorf("supervise what waits: pid %d, %v", pid, err)
 	}
-	p.Args = append(p.Args[:2:2], "wait")
+	p.Path, p.Args = self, wait
 	if pid, err := k.Supervise(p); err != nil || pid == 0 {
 		t.Errorf("supervise with another command line: pid %d, %v", pid, err)
 	}
