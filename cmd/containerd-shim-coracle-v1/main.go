@@ -67,6 +67,12 @@ func serve(args []string) error {
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT)
 	defer stop()
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil)).With("shim", *name)
+	// Before anything is made or changed: a shim of this directory may still be ending.
+	lock, err := shim.LockState(ctx, *state, shim.LockPatience)
+	if err != nil {
+		return err
+	}
+	defer lock.Release()
 	l, err := listener(*listen, *state)
 	if err != nil {
 		return err
