@@ -32,8 +32,17 @@ func (s *service) Version(context.Context, *runtimeapi.VersionRequest) (*runtime
 }
 
 // Status reports whether pods can be run and connected, and what handlers can do.
-// The runtime is ready once it serves: recovery comes before the socket.
+// The runtime is ready once it serves, for recovery comes before the socket, unless it is without
+// a shim.
 func (s *service) Status(ctx context.Context, r *runtimeapi.StatusRequest) (*runtimeapi.StatusResponse, error) {
+	ready := &runtimeapi.RuntimeCondition{Type: runtimeapi.RuntimeReady, Status: true}
+	if s.deps.RuntimeReady != nil {
+		if err := s.deps.RuntimeReady(); err != nil {
+			ready.Status = false
+			ready.Reason = "ShimUnavailable"
+			ready.Message = err.Error()
+		}
+	}
 	network := &runtimeapi.RuntimeCondition{Type: runtimeapi.NetworkReady, Status: true}
 	bounded, cancel := context.WithTimeout(ctx, networkAnswer)
 	defer cancel()
@@ -43,10 +52,7 @@ func (s *service) Status(ctx context.Context, r *runtimeapi.StatusRequest) (*run
 		network.Message = err.Error()
 	}
 	resp := &runtimeapi.StatusResponse{
-		Status: &runtimeapi.RuntimeStatus{Conditions: []*runtimeapi.RuntimeCondition{
-			{Type: runtimeapi.RuntimeReady, Status: true},
-			network,
-		}},
+		Status:   &runtimeapi.RuntimeStatus{Conditions: []*runtimeapi.RuntimeCondition{ready, network}},
 		Features: &runtimeapi.RuntimeFeatures{SupplementalGroupsPolicy: true, MountOptions: true},
 	}
 	for _, h := range s.config.Handlers() {
