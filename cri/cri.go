@@ -40,6 +40,8 @@ import (
 // Pods is what the edge asks of the node's pods and containers. pod.Manager
 // implements it; its package comment says how each method behaves.
 type Pods interface {
+	// Ready says why nothing can be started yet; nil if it can.
+	Ready() error
 	Run(ctx context.Context, c pod.Config) (string, error)
 	Stop(ctx context.Context, podID string) error
 	Remove(ctx context.Context, podID string) error

@@ -251,6 +251,8 @@ func (d *double) Watch() (<-chan pod.Event, func()) {
 	return d.events, func() { _ = d.note("unwatch") }
 }
 
+func (d *double) Ready() error { return d.note("Ready") }
+
 func (d *double) NetworkReady(context.Context) error { return d.note("NetworkReady") }
 
 // imageDouble is the half of a double that is an image store: both halves have a

@@ -32,9 +32,16 @@ func (s *service) Version(context.Context, *runtimeapi.VersionRequest) (*runtime
 }
 
 // Status reports whether pods can be run and connected, and what handlers can do.
-// The runtime is ready once it serves, for recovery comes before the socket, unless it is without
-// a shim.
+// The runtime is ready once recovery has asked the shims what runs, and while there is a shim.
 func (s *service) Status(ctx context.Context, r *runtimeapi.StatusRequest) (*runtimeapi.StatusResponse, error) {
+	network := &runtimeapi.RuntimeCondition{Type: runtimeapi.NetworkReady, Status: true}
+	bounded, cancel := context.WithTimeout(ctx, networkAnswer)
+	defer cancel()
+	if err := s.deps.Pods.NetworkReady(bounded); err != nil {
+		network.Status = false
+		network.Reason = "NetworkNotReady"
+		network.Message = err.Error()
+	}
 	ready := &runtimeapi.RuntimeCondition{Type: runtimeapi.RuntimeReady, Status: true}
 	if s.deps.RuntimeReady != nil {
 		if err := s.deps.RuntimeReady(); err != nil {
@@ -43,13 +50,10 @@ func (s *service) Status(ctx context.Context, r *runtimeapi.StatusRequest) (*run
 			ready.Message = err.Error()
 		}
 	}
-	network := &runtimeapi.RuntimeCondition{Type: runtimeapi.NetworkReady, Status: true}
-	bounded, cancel := context.WithTimeout(ctx, networkAnswer)
-	defer cancel()
-	if err := s.deps.Pods.NetworkReady(bounded); err != nil {
-		network.Status = false
-		network.Reason = "NetworkNotReady"
-		network.Message = err.Error()
+	if err := s.deps.Pods.Ready(); err != nil && ready.Status {
+		ready.Status = false
+		ready.Reason = "RecoveryIncomplete"
+		ready.Message = err.Error()
 	}
 	resp := &runtimeapi.StatusResponse{
 		Status:   &runtimeapi.RuntimeStatus{Conditions: []*runtimeapi.RuntimeCondition{ready, network}},

@@ -56,6 +56,15 @@ func TestStatus(t *testing.T) {
 	if diff := cmp.Diff(network, resp.Status.Conditions[1], protocmp.Transform()); diff != "" {
 		t.Error(diff)
 	}
+	e.fail["Ready"] = errors.New("the shim hangs")
+	resp, err = e.runtime.Status(t.Context(), &runtimeapi.StatusRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	runtime := &runtimeapi.RuntimeCondition{Type: "RuntimeReady", Reason: "RecoveryIncomplete", Message: "the shim hangs"}
+	if diff := cmp.Diff(runtime, resp.Status.Conditions[0], protocmp.Transform()); diff != "" {
+		t.Error(diff)
+	}
 	if resp.Info != nil {
 		t.Errorf("info without verbose: %v", resp.Info)
 	}
@@ -63,7 +72,7 @@ func TestStatus(t *testing.T) {
 
 func TestRuntimeNotReady(t *testing.T) {
 	var err error
-	e := serve(t, &double{}, func(_ *Config, d *Deps) { d.RuntimeReady = func() error { return err } })
+	e := serve(t, &double{fail: map[string]error{}}, func(_ *Config, d *Deps) { d.RuntimeReady = func() error { return err } })
 	for _, want := range []*runtimeapi.RuntimeCondition{
 		{Type: "RuntimeReady", Status: true},
 		{Type: "RuntimeReady", Reason: "ShimUnavailable", Message: "shim node: ended for good"},

@@ -350,9 +350,6 @@ func TestStrays(t *testing.T) {
 		ok(t, os.MkdirAll(dir, 0o755))
 	}
 	b.snapshots["stray"] = filepath.Join(b.state, "containers", "y", "rootfs")
-	bad := filepath.Join(b.state, "pods", "z")
-	ok(t, os.MkdirAll(bad, 0o755))
-	ok(t, os.WriteFile(filepath.Join(bad, "pod.json"), []byte(`{"version":`), 0o600))
 	m, _ := b.manager()
 	idle(t, m)
 	b.nothingLeft()
@@ -388,7 +385,7 @@ func TestNewerRecordStays(t *testing.T) {
 	}
 }
 
-// A container whose pod's record is lost goes with it.
+// A container whose pod's directory is lost goes on, and goes when it is removed.
 func TestContainerWithoutPod(t *testing.T) {
 	b := newBench(t)
 	m1, h1 := b.manager()
@@ -398,8 +395,15 @@ func TestContainerWithoutPod(t *testing.T) {
 	b.kill(h1)
 	ok(t, unmount(m1.podFiles(podID)))
 	ok(t, os.RemoveAll(m1.podDir().Of(podID)))
-	m2, _ := b.manager()
+	m2, h2 := b.manager()
 	idle(t, m2)
+	if p := b.proc(id); p == nil || p.state != client.StateRunning || !b.pins[m1.nsDir(podID)] || len(b.networks) != 1 {
+		t.Errorf("container %+v, namespaces %v, networks %v", p, b.pins, b.networks)
+	}
+	ok(t, m2.RemoveContainer(t.Context(), id))
+	b.kill(h2)
+	m3, _ := b.manager() // for it no one holds the pod's network any more
+	idle(t, m3)
 	b.nothingLeft()
 }
 

@@ -41,6 +41,9 @@ func (m *Manager) Create(ctx context.Context, podID string, c ContainerConfig) (
 // create makes a container; from is a directory with a saved one that it goes on from, or
 // empty.
 func (m *Manager) create(ctx context.Context, p *entry[podRecord], c ContainerConfig, from string) (string, error) {
+	if err := m.awaitRecovery(ctx); err != nil {
+		return "", err
+	}
 	if err := mustBeReady(p); err != nil {
 		return "", err
 	}
@@ -55,7 +58,7 @@ func (m *Manager) create(ctx context.Context, p *entry[podRecord], c ContainerCo
 	}
 	id := newID()
 	rec := containerRecord{
-		ID: id, PodID: p.id, Phase: containerMaking, Config: c, CreatedAt: time.Now(),
+		ID: id, PodID: p.id, Phase: containerMaking, Config: c, CreatedAt: m.created.next(),
 		ImageID: img.ID.String(), LogPath: logPath(&p.get().Config, &c),
 		Checkpoint: from,
 	}
@@ -74,7 +77,7 @@ func (m *Manager) create(ctx context.Context, p *entry[podRecord], c ContainerCo
 		return "", err
 	}
 	rec.StopSignal = int(sig)
-	e := newEntry(id, m.containerDir(), rec, m.containerChanged)
+	e := newEntry(id, m.containerDir(), &m.room, rec, m.containerChanged)
 	if holder, ok := m.containers.add(containerIdentity(p.id, &c), e); !ok {
 		if m.repeatedCreate(holder, &c) {
 			return holder, nil
@@ -94,7 +97,7 @@ func (m *Manager) create(ctx context.Context, p *entry[podRecord], c ContainerCo
 		m.log.Error("half-made container not cleaned up, trying again in the background", "id", id, "err", derr)
 		m.queueDrop(e)
 	}
-	return "", err
+	return "", m.room.explain(err)
 }
 
 func mustBeReady(p *entry[podRecord]) error {

@@ -120,6 +120,8 @@ type Options struct {
 	// StateDir is the daemon's state directory (tmpfs); pods/ and containers/
 	// are made in it.
 	StateDir string
+	// Records are what ReadRecords has read of StateDir; nil: Start reads them.
+	Records *Records
 	// ShimBinary is bind-mounted into pods with a shared PID namespace as their init.
 	ShimBinary string
 	// CgroupDriver is Cgroupfs if empty.

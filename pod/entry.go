@@ -16,6 +16,7 @@ type entry[T any] struct {
 	turn turn // of the operations that callers ask for
 	tidy turn // of background clean-up, which those do not wait for
 	dir  record.Dir[T]
+	room *room // of the file system that dir is on
 	val  atomic.Pointer[version[T]]
 	// changed is told of each new record, under mu: it must not wait for anything.
 	changed func(before, after *T)
@@ -37,8 +38,8 @@ type version[T any] struct {
 // errGone is what update returns when the object has been deleted meanwhile.
 var errGone = errors.New("deleted meanwhile")
 
-func newEntry[T any](id string, dir record.Dir[T], v T, changed func(before, after *T)) *entry[T] {
-	e := &entry[T]{id: id, turn: make(turn, 1), tidy: make(turn, 1), dir: dir, changed: changed}
+func newEntry[T any](id string, dir record.Dir[T], r *room, v T, changed func(before, after *T)) *entry[T] {
+	e := &entry[T]{id: id, turn: make(turn, 1), tidy: make(turn, 1), dir: dir, room: r, changed: changed}
 	e.val.Store(&version[T]{record: v})
 	return e
 }
@@ -48,23 +49,47 @@ func (e *entry[T]) get() *T { return &e.val.Load().record }
 
 // update changes a copy of the record, writes it, and only then shows it to readers.
 func (e *entry[T]) update(change func(*T)) error {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.gone {
-		return errGone
-	}
-	next := *e.get()
-	change(&next)
-	if err := e.dir.Write(e.id, next); err != nil {
-		return err
-	}
-	e.show(next)
-	return nil
+	return e.replace(change, func(next T) (shown bool, err error) {
+		err = e.dir.Write(e.id, next)
+		return err == nil, err
+	})
+}
+
+// intend is update for what frees things: stopping, removing, and taking back. A full file
+// system must not keep it from being done, so then the record is changed in memory alone. If
+// the daemon dies before it has been written, the next one finds the record of before: it asks
+// the shim what runs, and the caller, who has had no answer, asks again.
+func (e *entry[T]) intend(change func(*T)) error {
+	return e.replace(change, func(next T) (shown bool, err error) {
+		err = e.writeAnyhow(next)
+		if noSpace(err) {
+			e.room.log.Error("record not written, state directory is full; going on", "id", e.id, "err", err)
+			err = nil
+		}
+		return err == nil, err
+	})
 }
 
 // observe is update for what has happened whether or not it can be written down,
 // such as an exit: readers see it even if the write fails.
 func (e *entry[T]) observe(change func(*T)) error {
+	return e.replace(change, func(next T) (shown bool, err error) { return true, e.writeAnyhow(next) })
+}
+
+// writeAnyhow writes the record, with the room of the reserve or of the old record if there is
+// no other.
+func (e *entry[T]) writeAnyhow(next T) error {
+	err := e.dir.Write(e.id, next)
+	if noSpace(err) && e.room.free() {
+		err = e.dir.Write(e.id, next)
+	}
+	if noSpace(err) && e.dir.Overwrite(e.id, next) == nil {
+		err = nil
+	}
+	return err
+}
+
+func (e *entry[T]) replace(change func(*T), write func(T) (shown bool, err error)) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.gone {
@@ -72,8 +97,13 @@ func (e *entry[T]) observe(change func(*T)) error {
 	}
 	next := *e.get()
 	change(&next)
-	err := e.dir.Write(e.id, next)
-	e.show(next)
+	shown, err := write(next)
+	if shown {
+		e.show(next)
+	}
+	if err == nil {
+		e.room.wrote()
+	}
 	return err
 }
 

@@ -67,6 +67,13 @@ func (m *Manager) watch(ctx context.Context) {
 // apply notes one event. Of objects that are unknown or being removed only those who
 // wait for their end want to know.
 func (m *Manager) apply(ev client.Event) {
+	if ev.Kind == client.EventReconnected {
+		select {
+		case m.reconnected <- struct{}{}:
+		default: // the comparison that is due sees it
+		}
+		return
+	}
 	if e := m.containers.exact(ev.ID); e != nil {
 		switch ev.Kind {
 		case client.EventOOM:

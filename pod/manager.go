@@ -3,9 +3,7 @@ package pod
 import (
 	"context"
 	"log/slog"
-	"path/filepath"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/coracle-project/coracle/internal/fault"
@@ -50,7 +48,9 @@ type Manager struct {
 	savingIn   keylock.Lock // directories, for one checkpoint of a pod at a time
 	unfinished unfinished
 
-	unrecovered atomic.Int64 // steps of Start that failed
+	recovery
+	room    room
+	created stamps
 
 	// faultAt is fault.Point.At, except in tests of crashes.
 	faultAt func(ctx context.Context, point fault.Point) error
@@ -74,7 +74,8 @@ func New(o Options, d Deps) *Manager {
 		opts: o.withDefaults(), Deps: d, log: d.Log,
 		pods:       newIndex("pod", (*podRecord).visible),
 		containers: newIndex("container", (*containerRecord).visible),
-		exits:      newExits(), stops: newStops(),
+		exits:      newExits(), stops: newStops(), recovery: newRecovery(),
+		room:    room{dir: o.StateDir, log: d.Log},
 		faultAt: func(ctx context.Context, point fault.Point) error { return point.At(ctx) },
 	}
 	m.life.begin()
@@ -99,31 +100,31 @@ func (m *Manager) Flush(ctx context.Context) error {
 	return during("clean up after", "pods", m.clean.drain(ctx))
 }
 
-func (m *Manager) podDir() record.Dir[podRecord] {
-	return record.Dir[podRecord]{
-		Path: filepath.Join(m.opts.StateDir, "pods"), Name: "pod.json", Version: recordVersion,
-	}
-}
+func (m *Manager) podDir() record.Dir[podRecord] { return podsIn(m.opts.StateDir) }
 
-func (m *Manager) containerDir() record.Dir[containerRecord] {
-	return record.Dir[containerRecord]{
-		Path: filepath.Join(m.opts.StateDir, "containers"), Name: "container.json", Version: recordVersion,
-	}
-}
+func (m *Manager) containerDir() record.Dir[containerRecord] { return containersIn(m.opts.StateDir) }
 
-// Pod returns a pod. ErrNotFound if there is none.
+// Pod returns a pod. ErrNotFound if there is none. Of an unmanaged one there is not more than its
+// id.
 func (m *Manager) Pod(podID string) (Pod, error) {
 	e, err := m.pods.find(podID)
 	if err != nil {
+		if u, ok := m.findUnmanaged(UnmanagedPod, podID); ok {
+			return Pod{ID: u.ID, State: NotReady}, nil
+		}
 		return Pod{}, err
 	}
 	return e.get().value(), nil
 }
 
-// Container returns a container. ErrNotFound if there is none.
+// Container returns a container. ErrNotFound if there is none. Of an unmanaged one there is not
+// more than its id, its pod's, and the reason.
 func (m *Manager) Container(id string) (Container, error) {
 	e, err := m.containers.find(id)
 	if err != nil {
+		if u, ok := m.findUnmanaged(UnmanagedContainer, id); ok {
+			return Container{ID: u.ID, PodID: u.PodID, State: Unknown, Reason: "Unmanaged", Message: u.Reason}, nil
+		}
 		return Container{}, err
 	}
 	return e.get().value(), nil

@@ -5,19 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/coracle-project/coracle/network"
-	"github.com/coracle-project/coracle/pod/record"
 	"github.com/coracle-project/coracle/shim/client"
 )
 
-// Start is recovery, and must have returned before any other method but Close is called.
-// It reads all records, asks the shims what is really there, and rolls every operation
-// that was cut off back (making) or forward (stopping, removing):
+// Start is recovery. It reads all records, asks the shims what is really there, and rolls every
+// operation that was cut off back (making) or forward (stopping, removing):
 //
 //	record        shim says         becomes
 //	making        anything          rolled back: nobody ever learned its id
@@ -30,11 +27,43 @@ import (
 //	running       unknown           exited, code 255, reason "Unknown"
 //	exited        anything          exited; freed in the shim
 //	removing      anything          removed
-//	none          anything          killed and freed
+//	too new       anything          an error before anything is touched (record.ErrVersion)
+//	unreadable    anything          unmanaged: left as it is, see Unmanaged
 //
-// What needs time is done in the background after Start has returned; only what callers
-// could see is waited for.
+// Only what says of itself that it was being made or removed is rolled back. What has no record
+// is removed where our own removal can have left it, else it is unmanaged, too:
+//
+//	without a record                                    becomes
+//	container's directory, nothing mounted, shim        removed: Remove deletes the record first,
+//	  does not know it                                    after all that it stands for
+//	container's directory, else                         unmanaged
+//	pod's directory; no network, namespaces, files,     removed, likewise
+//	  nor containers in the shim
+//	pod's directory, else                               unmanaged
+//	container in the shim, without any directory:
+//	  its pod is unmanaged                              unmanaged
+//	  its pod has no directory                          killed: both have been removed
+//	  its pod is being made, stopped or removed         killed: so is all that is in it
+//	  its pod stays, it was never let go or has ended   freed: nothing runs
+//	  its pod stays, it runs                            unmanaged
+//	container whose pod has no record                   unmanaged, unless being made or removed
+//	network, namespaces, snapshot of no pod or          removed
+//	  container above
+//
+// Start returns when that is done, or after recoveryWait: a shim that hangs must not keep the
+// daemon from showing what its records say. Recovery then goes on in the background: what was not
+// recovered yet can be listed, and operations on it wait. What needs time anyway is always done in
+// the background; only what callers could see is waited for. Before Start no other method but
+// Close may be called.
 func (m *Manager) Start(ctx context.Context) error {
+	records := m.opts.Records
+	if records == nil {
+		var err error
+		if records, err = ReadRecords(m.opts.StateDir); err != nil {
+			return fmt.Errorf("start pod manager: %w", err)
+		}
+	}
+	m.opts.Records = nil // they are as large as all entries
 	for _, dir := range []string{m.podDir().Path, m.containerDir().Path} {
 		if err := os.MkdirAll(dir, 0o711); err != nil {
 			return fmt.Errorf("start pod manager: %w", err)
@@ -43,93 +72,163 @@ func (m *Manager) Start(ctx context.Context) error {
 	if err := m.Namespaces.Root(m.nsRoot()); err != nil {
 		return fmt.Errorf("start pod manager: %w", err)
 	}
-	strayPods, strayContainers, err := m.load()
-	if err != nil {
-		return fmt.Errorf("start pod manager: %w", err)
-	}
+	m.room.check()
+	bare := m.index(records)
 	// Exits that fell into the gap come as events too; from here on they find
 	// their containers.
 	m.life.start(m.watch)
-	known, err := m.Shim.List(ctx)
-	if err != nil {
-		return fmt.Errorf("start pod manager: ask the shims: %w", err)
+	m.life.start(func(ctx context.Context) { m.recover(ctx, bare) })
+	m.life.start(m.compareAfterReconnect)
+	t := time.NewTimer(recoveryWait)
+	defer t.Stop()
+	select {
+	case <-m.recovered:
+		return nil
+	case <-t.C:
+		m.log.Warn("recovery goes on in the background", "err", m.Ready())
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("start pod manager: %w", ctx.Err())
 	}
-	m.recoverAll(ctx, known)
-	m.removeStrays(ctx, known, strayPods, strayContainers)
-	return nil
 }
 
-// load fills the indexes from the records.
-func (m *Manager) load() (strayPods, strayContainers []string, err error) {
-	pods, err := m.podDir().LoadAll()
-	if err != nil {
-		return nil, nil, err
-	}
-	containers, err := m.containerDir().LoadAll()
-	if err != nil {
-		return nil, nil, err
-	}
-	for id, rec := range pods.Records {
-		e := newEntry(id, m.podDir(), rec, m.podChanged)
-		identity := rec.Config.identity()
-		if rec.Phase == podRemoving || rec.Phase == podMaking {
-			identity += "\x00" + id // its name is free already
-		}
-		if holder, ok := m.pods.add(identity, e); !ok {
-			m.log.Error("two pods of one name, the second is left out", "name", rec.Config.String(), "id", id, "holder", holder)
-		}
-	}
-	for id, rec := range containers.Records {
-		e := newEntry(id, m.containerDir(), rec, m.containerChanged)
-		identity := containerIdentity(rec.PodID, &rec.Config)
-		if rec.Phase == containerRemoving || rec.Phase == containerMaking {
-			identity += "\x00" + id
-		}
-		if holder, ok := m.containers.add(identity, e); !ok {
-			m.log.Error("two containers of one name, the second is left out", "name", rec.Config.Name, "id", id, "holder", holder)
-		}
-	}
-	if strayPods, err = m.strays("pod", pods.Stray); err != nil {
-		return nil, nil, err
-	}
-	strayContainers, err = m.strays("container", containers.Stray)
-	return strayPods, strayContainers, err
-}
+const (
+	// recoveryWait is how long Start waits for recovery.
+	recoveryWait = 5 * time.Second
+	// listLimit bounds one question for all containers.
+	listLimit = 10 * time.Second
+	// The shims are asked again after a pause that doubles.
+	firstAsk, lastAsk = 50 * time.Millisecond, 5 * time.Second
+	// recoverLimit bounds what is done for one pod or container at a time.
+	recoverLimit = 10 * time.Second
+)
 
-// strays logs and lists directories without a readable record. A record of a newer
-// daemon is an error: without understanding it, all that it stands for would be removed.
-func (m *Manager) strays(what string, stray map[string]error) ([]string, error) {
-	var ids []string
-	for id, err := range stray {
-		if errors.Is(err, record.ErrVersion) {
-			return nil, fmt.Errorf("record of %s %s: %w; run the newer daemon, or remove its pods with it first", what, id, err)
-		}
-		if !errors.Is(err, os.ErrNotExist) {
-			m.log.Error("unreadable record, removed with what it stood for", "what", what, "id", id, "err", err)
-		}
-		ids = append(ids, id)
+// recover puts everything in order. The turns of all entries are taken; each is given when its
+// entry has been recovered, or that has failed.
+func (m *Manager) recover(ctx context.Context, b bare) {
+	known, err := m.askShims(ctx)
+	if err != nil {
+		return // the life has ended
 	}
-	return ids, nil
-}
-
-// recoverAll rolls every container and then every pod to where it belongs, many at a time.
-// One that cannot be is logged: it must not keep the daemon from serving the others.
-func (m *Manager) recoverAll(ctx context.Context, known map[string][]string) {
 	inShim := map[string]bool{}
 	for _, ids := range known {
 		for _, id := range ids {
 			inShim[id] = true
 		}
 	}
+	m.recoverContainers(ctx, inShim)
+	b = m.endStrays(ctx, known, b) // a pod that is to be removed is not before they are
+	m.recoverPods(ctx, inShim)
+	m.removeStrays(ctx, known, b)
+	m.logUnmanaged()
+	close(m.recovered)
+}
+
+// askShims asks for all containers until there is an answer.
+func (m *Manager) askShims(ctx context.Context) (map[string][]string, error) {
+	for pause := firstAsk; ; pause = min(2*pause, lastAsk) {
+		try, cancel := context.WithTimeout(ctx, listLimit)
+		known, err := m.Shim.List(try)
+		cancel()
+		if err == nil {
+			return known, nil
+		}
+		m.waiting.Store(&err)
+		m.log.Warn("shims do not say what runs, asking again", "in", pause, "err", err)
+		if err := sleep(ctx, pause); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// sleep waits for d, or until ctx ends.
+func sleep(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Ready says why nothing can be started yet, nil once recovery has asked the shims what runs.
+func (m *Manager) Ready() error {
+	select {
+	case <-m.recovered:
+		return nil
+	default:
+	}
+	if err := m.waiting.Load(); err != nil {
+		return fail(ErrUnavailable, "recovery waits for the shim: %w", *err)
+	}
+	return fail(ErrUnavailable, "recovery is under way")
+}
+
+// awaitRecovery is for what makes pods and containers: recovery would take their parts for
+// leftovers.
+func (m *Manager) awaitRecovery(ctx context.Context) error {
+	select {
+	case <-m.recovered:
+		return nil
+	default:
+	}
+	select {
+	case <-m.recovered:
+		return nil
+	case <-ctx.Done():
+		return errors.Join(m.Ready(), ctx.Err())
+	}
+}
+
+// recoverContainers rolls every container to where it belongs, many at a time. One that cannot be
+// is logged and tried again: it must not keep the daemon from serving the others.
+func (m *Manager) recoverContainers(ctx context.Context, inShim map[string]bool) {
 	tasks := m.sideBySide()
 	for _, e := range m.containers.each(func(*containerRecord) bool { return true }) {
-		tasks.do("recover container", e.id, func() error { return m.recoverContainer(ctx, e, inShim[e.id]) })
+		tasks.do("recover container", e.id, func() error {
+			return recoverOne(ctx, m, "container", e, func(ctx context.Context, again bool) error {
+				return m.recoverContainer(ctx, e, inShim[e.id] || again)
+			})
+		})
 	}
 	tasks.wait()
+}
+
+// recoverPods does the same for pods, after their containers.
+func (m *Manager) recoverPods(ctx context.Context, inShim map[string]bool) {
+	tasks := m.sideBySide()
 	for _, e := range m.pods.each(func(*podRecord) bool { return true }) {
-		tasks.do("recover pod", e.id, func() error { return m.recoverPod(ctx, e, inShim[e.id]) })
+		tasks.do("recover pod", e.id, func() error {
+			return recoverOne(ctx, m, "pod", e, func(ctx context.Context, again bool) error {
+				return m.recoverPod(ctx, e, inShim[e.id] || again)
+			})
+		})
 	}
 	tasks.wait()
+}
+
+// recoverOne recovers an entry whose turn recovery has, and gives the turn. If that fails it is
+// tried again in the background.
+func recoverOne[T any](ctx context.Context, m *Manager, what string, e *entry[T], do func(ctx context.Context, again bool) error) error {
+	bounded, cancel := context.WithTimeout(ctx, recoverLimit)
+	defer cancel()
+	err := do(bounded, false)
+	e.turn.give()
+	if err != nil && ctx.Err() == nil {
+		m.clean.queue("unrecovered "+what, e.id, func(ctx context.Context) error {
+			if err := e.turn.take(ctx); err != nil {
+				return err
+			}
+			defer e.turn.give()
+			if e.isGone() {
+				return nil
+			}
+			return do(ctx, true)
+		})
+	}
+	return err
 }
 
 // steps are done side by side, so many at a time. One that fails is logged, and the
@@ -154,245 +253,109 @@ func (s *steps) do(op, id string, step func() error) {
 
 func (s *steps) wait() { _ = s.tasks.Wait() } // no step returns an error
 
-// RecoveryErrors is how many things Start could not put in order; the log says which.
+// RecoveryErrors is how many things recovery could not put in order; the log says which.
 func (m *Manager) RecoveryErrors() int { return int(m.unrecovered.Load()) }
 
 // attempt logs a step of the recovery that failed.
 func (m *Manager) attempt(op, id string, err error) {
-	if err != nil {
+	if err != nil && m.life.ctx.Err() == nil {
 		m.unrecovered.Add(1)
 		m.log.Error("recovery incomplete", "op", op, "id", id, "err", err)
 	}
 }
 
-func (m *Manager) recoverContainer(ctx context.Context, e *entry[containerRecord], inShim bool) error {
-	m.dropSaving(e)
-	rec := e.get()
-	if m.pods.exact(rec.PodID) == nil {
-		if err := m.endLeftover(ctx, rec.PodID, e.id, inShim); err != nil {
-			return err
+// recovery is the Manager's part of it.
+type recovery struct {
+	recovered   chan struct{}         // closed when recovery has gone through everything once
+	waiting     atomic.Pointer[error] // why it has not begun
+	unrecovered atomic.Int64          // steps that failed
+	reconnected chan struct{}         // has a token when a shim was connected to again
+	unmanaged   unmanagedSet
+}
+
+func newRecovery() recovery {
+	return recovery{recovered: make(chan struct{}), reconnected: make(chan struct{}, 1), unmanaged: newUnmanagedSet()}
+}
+
+// compareAfterReconnect ends containers that a new shim does not know. The shim that died had
+// them, and a shim writes a container's record before it says that the container runs: one that
+// its successor does not know has been lost, and its end will not be told.
+func (m *Manager) compareAfterReconnect(ctx context.Context) {
+	select {
+	case <-m.recovered: // what happens before, recovery sees
+	case <-ctx.Done():
+		return
+	}
+	for {
+		select {
+		case <-m.reconnected:
+		case <-ctx.Done():
+			return
 		}
-		m.queueDrop(e)
-		return nil
-	}
-	switch rec.Phase {
-	case containerMaking, containerRemoving:
-		m.queueDrop(e)
-		return nil
-	case containerCreated:
-		return nil
-	case containerExited:
-		if inShim {
-			m.clean.queue("exited container", e.id, func(ctx context.Context) error { return m.end(ctx, rec.PodID, e.id) })
-		}
-		return nil
-	}
-	s := client.Status{}
-	err := error(client.ErrNotFound)
-	if inShim {
-		s, err = m.Shim.Status(ctx, rec.PodID, e.id)
-	}
-	switch {
-	case errors.Is(err, client.ErrNotFound) && rec.Phase == containerStarting:
-		return m.startCutOff(e)
-	case errors.Is(err, client.ErrNotFound):
-		m.exited(e, unknownExit, time.Time{}, false)
-		return nil
-	case err != nil:
-		return err
-	case s.State == client.StateStopped:
-		m.exited(e, s.ExitCode, s.ExitedAt, s.OOMKilled)
-		return nil
-	case s.State == client.StateCreated:
-		if err := m.endLeftover(ctx, rec.PodID, e.id, true); err != nil {
-			return err
-		}
-		return m.startCutOff(e)
-	}
-	if rec.Phase != containerRunning || rec.Pid != s.Pid {
-		if err := e.update(func(r *containerRecord) {
-			if r.running() {
-				r.Phase, r.Pid = containerRunning, s.Pid
+		for pause := firstAsk; ; pause = min(2*pause, lastAsk) {
+			err := m.endLost(ctx)
+			if err == nil {
+				break
 			}
-		}); err != nil {
-			return err
-		}
-	}
-	if rec.Frozen {
-		if err := m.thaw(ctx, e); err != nil {
-			return err
-		}
-	}
-	if !rec.StopAt.IsZero() {
-		m.finishStop(e, time.Until(rec.StopAt))
-	}
-	return nil
-}
-
-// startCutOff makes a container that the last daemon was about to start a created one
-// again. StartedAt stays, for the shim may still come upon that daemon's call.
-func (m *Manager) startCutOff(e *entry[containerRecord]) error {
-	return e.update(func(r *containerRecord) { r.Phase = containerCreated })
-}
-
-// finishStop goes on with a stop that the last daemon did not live to end.
-func (m *Manager) finishStop(e *entry[containerRecord], grace time.Duration) {
-	m.life.start(func(ctx context.Context) {
-		if err := m.stopContainer(ctx, e, max(grace, 0)); err != nil && ctx.Err() == nil {
-			m.log.Error("stop from before the restart failed", "id", e.id, "err", err)
-		}
-	})
-}
-
-func (m *Manager) recoverPod(ctx context.Context, e *entry[podRecord], initInShim bool) error {
-	rec := e.get()
-	switch rec.Phase {
-	case podMaking:
-		m.clean.queue("half-made pod", e.id, func(ctx context.Context) error {
-			if err := m.undoPod(ctx, e); err != nil {
-				return err
+			m.log.Warn("containers not compared with a new shim's, trying again", "in", pause, "err", err)
+			if sleep(ctx, pause) != nil {
+				return
 			}
-			return m.Shim.DeletePod(ctx, e.id)
-		})
-	case podRemoving:
-		m.queueCleaning(e)
-	case podStopping:
-		m.clean.queue("half-stopped pod", e.id, func(ctx context.Context) error {
-			if err := e.turn.take(ctx); err != nil {
-				return err
-			}
-			defer e.turn.give()
-			return m.stopPod(ctx, e)
-		})
-	case podStopped:
-		if !rec.Clean {
-			m.queueCleaning(e)
 		}
-	case podReady:
-		return m.recoverReady(ctx, e, initInShim)
 	}
-	return nil
 }
 
-// recoverReady looks whether what a ready pod stands on is still there.
-func (m *Manager) recoverReady(ctx context.Context, e *entry[podRecord], initInShim bool) error {
-	rec := e.get()
-	for _, path := range []string{rec.Namespaces.Net, rec.Namespaces.IPC, rec.Namespaces.UTS, rec.Namespaces.User} {
-		if path == "" {
-			continue
-		}
-		if _, err := os.Stat(path); err != nil {
-			m.log.Error("a pod's namespace is gone, the pod is not ready any more", "id", e.id, "err", err)
-			return e.update(func(r *podRecord) { r.Phase = podBroken })
-		}
-	}
-	if !rec.Init {
+// endLost notes the end of what runs according to its record and is unknown to the shims. What
+// is starting is left to its start. What runs by its record stays in the shim until its end has
+// been noted, so there is no moment at which it is missing for another reason.
+func (m *Manager) endLost(ctx context.Context) error {
+	running := m.containers.each(func(r *containerRecord) bool { return r.Phase == containerRunning })
+	inits := m.pods.each(func(r *podRecord) bool { return r.InitPid != 0 })
+	if len(running)+len(inits) == 0 {
 		return nil
 	}
-	s, err := client.Status{}, error(client.ErrNotFound)
-	if initInShim {
-		s, err = m.Shim.Status(ctx, e.id, e.id)
-	}
-	switch {
-	case err != nil && !errors.Is(err, client.ErrNotFound):
-		return err
-	case err == nil && s.State == client.StateRunning:
-		return e.update(func(r *podRecord) { r.InitPid = s.Pid })
-	case rec.InitPid != 0:
-		m.initExited(e)
-		return nil
-	}
-	// It was being started: no container is in its namespace yet. Init stays set, for
-	// the shim may still come upon the last daemon's call.
-	return m.endLeftover(ctx, e.id, e.id, initInShim)
-}
-
-// endLeftover ends and frees a container in the shim, if it is there.
-func (m *Manager) endLeftover(ctx context.Context, podID, id string, inShim bool) error {
-	if !inShim {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, leftoverLimit)
+	bounded, cancel := context.WithTimeout(ctx, listLimit)
 	defer cancel()
-	return m.end(ctx, podID, id)
-}
-
-// leftoverLimit is how long recovery waits for one container to die.
-const leftoverLimit = 5 * time.Second
-
-// removeStrays removes what no record stands for: in the shims, and under the
-// directories of pods, containers, namespaces, snapshots and networks.
-func (m *Manager) removeStrays(ctx context.Context, known map[string][]string, strayPods, strayContainers []string) {
-	tasks := m.sideBySide()
-	for podID, ids := range known {
-		for _, id := range ids {
-			if m.containers.exact(id) == nil && m.pods.exact(id) == nil {
-				m.log.Warn("container in the shim without a record, killing it", "id", id, "pod", podID)
-				tasks.do("kill unknown container", id, func() error { return m.endLeftover(ctx, podID, id, true) })
-			}
-		}
-	}
-	tasks.wait()
-	for podID := range known {
-		if m.pods.exact(podID) == nil {
-			tasks.do("end shim of unknown pod", podID, func() error { return m.Shim.DeletePod(ctx, podID) })
-		}
-	}
-	var pods, containers []string
-	for _, e := range m.pods.each(func(*podRecord) bool { return true }) {
-		pods = append(pods, e.id)
-	}
-	for _, e := range m.containers.each((*containerRecord).visible) {
-		containers = append(append(containers, e.id), e.get().volumes()...)
-	}
-	tasks.do("recover networks", "", func() error { return m.Network.Recover(ctx, pods) })
-	tasks.wait()
-	m.queueStrayNetworks()
-	// Snapshots go after the containers that may have used them, namespaces after
-	// the network that was in them. A root that is lost is the trouble of its own
-	// container, which fails to start.
-	m.attempt("recover root file systems", "", m.Snapshots.Recover(ctx, containers))
-	m.attempt("remove strays", "", m.removeStrayDirs(ctx, strayPods, strayContainers))
-}
-
-// queueStrayNetworks has what Recover did not take down, because a plugin hung or failed, tried again until it is gone.
-func (m *Manager) queueStrayNetworks() {
-	for _, l := range m.Network.Leases() {
-		if m.pods.exact(l.PodID) == nil {
-			m.clean.queue("network of unknown pod", l.PodID, func(ctx context.Context) error {
-				return m.Network.Teardown(ctx, network.Pod{ID: l.PodID})
-			})
-		}
-	}
-}
-
-func (m *Manager) removeStrayDirs(ctx context.Context, pods, containers []string) error {
-	for _, id := range containers {
-		if err := unmount(filepath.Join(m.containerDir().Of(id), "rootfs")); err != nil {
-			return err
-		}
-		if err := m.containerDir().Remove(id); err != nil {
-			return err
-		}
-	}
-	for _, id := range pods {
-		if err := unmount(m.podFiles(id)); err != nil {
-			return err
-		}
-		if err := m.podDir().Remove(id); err != nil {
-			return err
-		}
-	}
-	pinned, err := os.ReadDir(m.nsRoot())
+	known, err := m.Shim.List(bounded)
 	if err != nil {
 		return err
 	}
-	for _, d := range pinned {
-		if m.pods.exact(d.Name()) == nil {
-			if err := m.Namespaces.Remove(ctx, m.nsDir(d.Name())); err != nil {
-				return err
-			}
+	inShim := map[string]bool{}
+	for _, ids := range known {
+		for _, id := range ids {
+			inShim[id] = true
+		}
+	}
+	for _, e := range running {
+		if inShim[e.id] {
+			continue
+		}
+		switch s, err := m.Shim.Status(bounded, e.get().PodID, e.id); {
+		case errors.Is(err, client.ErrNotFound):
+			m.lost(e)
+		case err != nil:
+			return err
+		case s.State == client.StateStopped:
+			m.exited(e, s.ExitCode, s.ExitedAt, s.OOMKilled)
+		}
+	}
+	for _, e := range inits {
+		if inShim[e.id] {
+			continue
+		}
+		if _, err := m.Shim.Status(bounded, e.id, e.id); errors.Is(err, client.ErrNotFound) {
+			m.initExited(e)
+		} else if err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+// lost notes that a container has ended while no one saw it.
+func (m *Manager) lost(e *entry[containerRecord]) {
+	if e.get().running() {
+		m.log.Error("container lost: its shim does not know it", "id", e.id, "pod", e.get().PodID)
+	}
+	m.exited(e, unknownExit, time.Time{}, false)
 }

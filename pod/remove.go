@@ -13,6 +13,9 @@ import (
 func (m *Manager) Remove(ctx context.Context, podID string) error {
 	e, err := m.pods.find(podID)
 	if errors.Is(err, ErrNotFound) {
+		if u, ok := m.findUnmanaged(UnmanagedPod, podID); ok {
+			return during("remove pod", u.ID, m.removeUnmanaged(ctx, u))
+		}
 		return nil
 	}
 	if err != nil {
@@ -38,13 +41,16 @@ func (m *Manager) removePod(ctx context.Context, e *entry[podRecord]) error {
 	for _, ce := range m.containersOf(e.id) {
 		tasks.Go(func() error { return during("container", ce.id, m.removeContainer(ctx, ce)) })
 	}
+	for _, u := range m.unmanagedIn(e.id) {
+		tasks.Go(func() error { return during("container", u.ID, m.dropUnmanagedContainer(ctx, u)) })
+	}
 	if err := tasks.Wait(); err != nil {
 		return err
 	}
 	if err := m.faultAt(ctx, faultRemoveContainers); err != nil {
 		return err
 	}
-	if err := e.update(func(r *podRecord) { r.Phase = podRemoving }); err != nil {
+	if err := e.intend(func(r *podRecord) { r.Phase = podRemoving }); err != nil {
 		return err
 	}
 	m.pods.release(e)
@@ -58,6 +64,9 @@ func (m *Manager) removePod(ctx context.Context, e *entry[podRecord]) error {
 func (m *Manager) RemoveContainer(ctx context.Context, id string) error {
 	e, err := m.containers.find(id)
 	if errors.Is(err, ErrNotFound) {
+		if u, ok := m.findUnmanaged(UnmanagedContainer, id); ok {
+			return during("remove container", u.ID, m.removeUnmanaged(ctx, u))
+		}
 		return nil
 	}
 	if err != nil {
@@ -92,7 +101,7 @@ func (m *Manager) removeStopped(ctx context.Context, e *entry[containerRecord]) 
 	if e.get().running() {
 		return false, nil
 	}
-	if err := e.update(func(r *containerRecord) { r.Phase = containerRemoving }); err != nil {
+	if err := e.intend(func(r *containerRecord) { r.Phase = containerRemoving }); err != nil {
 		return false, err
 	}
 	if err := m.faultAt(ctx, faultRemoveContainerRecorded); err != nil {

@@ -37,10 +37,14 @@ func (m *Manager) Run(ctx context.Context, c Config) (podID string, err error) {
 }
 
 func (m *Manager) run(ctx context.Context, c Config) (string, error) {
+	if err := m.awaitRecovery(ctx); err != nil {
+		return "", err
+	}
 	m.Starting()
 	defer m.holdPlugins()()
 	id := newID()
-	e := newEntry(id, m.podDir(), podRecord{ID: id, Phase: podMaking, Config: c, CreatedAt: time.Now()}, m.podChanged)
+	rec := podRecord{ID: id, Phase: podMaking, Config: c, CreatedAt: m.created.next()}
+	e := newEntry(id, m.podDir(), &m.room, rec, m.podChanged)
 	if holder, ok := m.pods.add(c.identity(), e); !ok {
 		if m.repeatedRun(holder, &c) {
 			return holder, nil
@@ -62,7 +66,7 @@ func (m *Manager) run(ctx context.Context, c Config) (string, error) {
 		m.pods.release(e)
 		m.clean.queue("pod", id, func(ctx context.Context) error { return m.undoPod(ctx, e) })
 	}
-	return "", err
+	return "", m.room.explain(err)
 }
 
 func (m *Manager) makePod(ctx context.Context, e *entry[podRecord]) error {

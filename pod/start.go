@@ -51,7 +51,7 @@ func (m *Manager) startContainer(ctx context.Context, e *entry[containerRecord])
 		return fail(ErrPrecondition, "its pod %s is gone", rec.PodID)
 	}
 	if err := e.update(func(r *containerRecord) { r.Phase, r.StartedAt = containerStarting, begin }); err != nil {
-		return err
+		return m.room.explain(err)
 	}
 	// Looked at after the container has shown itself: a pod that stops now waits
 	// for our turn.
@@ -83,25 +83,34 @@ func (m *Manager) startContainer(ctx context.Context, e *entry[containerRecord])
 		LogPath: rec.LogPath, LogLimit: handler.LogLimit, Checkpoint: rec.Checkpoint,
 	}
 	recorded := watch.step("record the start", begin)
-	pid, err := m.Shim.Create(ctx, create)
-	if errors.Is(err, client.ErrExists) {
-		// A start that the last daemon did not live to end, and that the shim was
-		// not done with yet when this one asked what it has.
-		if err = m.end(ctx, rec.PodID, e.id); err == nil {
-			pid, err = m.Shim.Create(ctx, create)
+	launch := func() (pid int, err error) {
+		if pid, err = m.Shim.Create(ctx, create); errors.Is(err, client.ErrExists) {
+			// A start that the last daemon did not live to end, and that the shim was
+			// not done with yet when this one asked what it has.
+			if err = m.end(ctx, rec.PodID, e.id); err == nil {
+				pid, err = m.Shim.Create(ctx, create)
+			}
 		}
+		if err != nil {
+			return 0, err
+		}
+		created := watch.step("make process (shim and engine)", recorded)
+		if err := stage(faultStartCreated); err != nil {
+			return 0, err
+		}
+		if err := m.Shim.StartContainer(ctx, rec.PodID, e.id); err != nil {
+			return 0, err
+		}
+		watch.step("execute program", created)
+		return pid, nil
+	}
+	pid, err := launch()
+	if errors.Is(err, client.ErrUnavailable) && ctx.Err() == nil {
+		pid, err = m.relaunch(ctx, e, err, launch)
 	}
 	if err != nil {
 		return m.startFailed(ctx, e, err)
 	}
-	created := watch.step("make process (shim and engine)", recorded)
-	if err := stage(faultStartCreated); err != nil {
-		return m.startFailed(ctx, e, err)
-	}
-	if err := m.Shim.StartContainer(ctx, rec.PodID, e.id); err != nil {
-		return m.startFailed(ctx, e, err)
-	}
-	watch.step("execute program", created)
 	if err := m.renamePod(p, rec); err != nil {
 		return m.startFailed(ctx, e, err)
 	}
@@ -119,6 +128,32 @@ func (m *Manager) startContainer(ctx context.Context, e *entry[containerRecord])
 		return m.startFailed(ctx, e, err)
 	}
 	return m.tellContainer(ctx, ContainerStarted, e)
+}
+
+// relaunch goes on with a start that the shim's death cut off. The next shim knows how far it
+// came: if the user's program was never let go, the start is tried once more, and never twice.
+func (m *Manager) relaunch(ctx context.Context, e *entry[containerRecord], cause error, launch func() (pid int, err error)) (pid int, err error) {
+	podID := e.get().PodID
+	s, err := m.Shim.Status(ctx, podID, e.id)
+	switch {
+	case errors.Is(err, client.ErrNotFound):
+	case err != nil:
+		return 0, errors.Join(cause, err)
+	case s.State == client.StateStopped:
+		m.exited(e, s.ExitCode, s.ExitedAt, s.OOMKilled)
+		return s.Pid, nil
+	case s.State != client.StateCreated:
+		return s.Pid, nil
+	default:
+		if err := m.end(ctx, podID, e.id); err != nil {
+			return 0, errors.Join(cause, err)
+		}
+	}
+	m.log.Warn("shim died under a start, starting once more", "id", e.id, "err", cause)
+	if err := m.faultAt(ctx, faultStartAgain); err != nil {
+		return 0, err
+	}
+	return launch()
 }
 
 // renamePod gives the pod its host name back after a restore, which brings that of the saved
@@ -155,7 +190,7 @@ func (m *Manager) targetStillRuns(c *ContainerConfig) error {
 
 // unstart takes the intent to start back: the shim has not been told.
 func (m *Manager) unstart(e *entry[containerRecord]) error {
-	return e.update(func(r *containerRecord) { r.Phase, r.StartedAt = containerCreated, time.Time{} })
+	return e.intend(func(r *containerRecord) { r.Phase, r.StartedAt = containerCreated, time.Time{} })
 }
 
 // startFailed ends a start that cannot go on: what the shim has is killed and freed, and

@@ -114,6 +114,8 @@ type containerRecord struct {
 	FinishedAt time.Time `json:"finishedAt,omitzero"`
 	// StopAt is when a stop under way turns to SIGKILL; zero if none is.
 	StopAt time.Time `json:"stopAt,omitzero"`
+	// StopAtBoot is the same as the time since boot, which no one can set.
+	StopAtBoot time.Duration `json:"stopAtBoot,omitempty"`
 
 	Pid       int    `json:"pid,omitempty"`
 	ExitCode  int32  `json:"exitCode,omitempty"`
@@ -157,7 +159,7 @@ func (r *containerRecord) running() bool {
 
 // exit notes how the container ended.
 func (r *containerRecord) exit(code int32, at time.Time, oom bool) {
-	r.Phase, r.Pid, r.StopAt = containerExited, 0, time.Time{}
+	r.Phase, r.Pid, r.StopAt, r.StopAtBoot = containerExited, 0, time.Time{}, 0
 	r.ExitCode, r.FinishedAt = code, at
 	r.OOMKilled = r.OOMKilled || oom
 	switch {

@@ -18,6 +18,9 @@ import (
 func (m *Manager) Stop(ctx context.Context, podID string) error {
 	e, err := m.pods.find(podID)
 	if errors.Is(err, ErrNotFound) {
+		if u, ok := m.findUnmanaged(UnmanagedPod, podID); ok {
+			return during("stop pod", u.ID, m.stopUnmanaged(ctx, u))
+		}
 		return nil
 	}
 	if err != nil {
@@ -40,7 +43,7 @@ func (m *Manager) stopPod(ctx context.Context, e *entry[podRecord]) error {
 	}
 	// From here on no container of the pod is created or started: those
 	// operations look at the pod after they have shown themselves to us.
-	if err := e.update(func(r *podRecord) { r.Phase = podStopping }); err != nil {
+	if err := e.intend(func(r *podRecord) { r.Phase = podStopping }); err != nil {
 		return err
 	}
 	if err := m.faultAt(ctx, faultStopRecorded); err != nil {
@@ -50,6 +53,9 @@ func (m *Manager) stopPod(ctx context.Context, e *entry[podRecord]) error {
 	var tasks errgroup.Group
 	for _, ce := range m.containersOf(e.id) {
 		tasks.Go(func() error { return during("container", ce.id, m.stopContainer(ctx, ce, 0)) })
+	}
+	for _, u := range m.unmanagedIn(e.id) {
+		tasks.Go(func() error { return during("container", u.ID, m.end(ctx, e.id, u.ID)) })
 	}
 	// A host port must be free for the next pod when Stop has returned.
 	if np := m.networkPod(e.id, c); len(np.Ports) > 0 && !c.hostNetwork() {
@@ -65,7 +71,7 @@ func (m *Manager) stopPod(ctx context.Context, e *entry[podRecord]) error {
 	if err := m.faultAt(ctx, faultStopKilled); err != nil {
 		return err
 	}
-	if err := e.update(func(r *podRecord) { r.Phase, r.Init, r.InitPid = podStopped, false, 0 }); err != nil {
+	if err := e.intend(func(r *podRecord) { r.Phase, r.Init, r.InitPid = podStopped, false, 0 }); err != nil {
 		return err
 	}
 	_ = m.tell(ctx, PodStopped, e.get().value()) // logged
@@ -100,7 +106,7 @@ func (m *Manager) cleanPod(ctx context.Context, e *entry[podRecord]) error {
 		}
 	}
 	if e.get().Phase != podRemoving {
-		return e.update(func(r *podRecord) { r.Clean = true })
+		return e.intend(func(r *podRecord) { r.Clean = true })
 	}
 	if err := m.faultAt(ctx, faultRemoveCleaned); err != nil {
 		return err

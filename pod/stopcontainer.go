@@ -73,6 +73,9 @@ func (s *stopping) deadline() time.Time {
 func (m *Manager) StopContainer(ctx context.Context, id string, grace time.Duration) error {
 	e, err := m.containers.find(id)
 	if errors.Is(err, ErrNotFound) {
+		if u, ok := m.findUnmanaged(UnmanagedContainer, id); ok {
+			return during("stop container", u.ID, m.stopUnmanaged(ctx, u))
+		}
 		return nil
 	}
 	if err != nil {
@@ -114,7 +117,7 @@ func (m *Manager) carryOutStop(ctx context.Context, e *entry[containerRecord], s
 	}
 	over := m.exits.of(e.id, func() bool { return !e.get().running() })
 	if at := st.deadline(); time.Until(at) > 0 {
-		if err := e.update(func(r *containerRecord) { r.StopAt = at }); err != nil {
+		if err := e.intend(func(r *containerRecord) { r.stopBy(at) }); err != nil {
 			return err
 		}
 		if err := m.faultAt(ctx, faultStopContainerRecorded); err != nil {
@@ -182,7 +185,7 @@ func (m *Manager) settle(ctx context.Context, e *entry[containerRecord]) error {
 	s, err := m.Shim.Status(ctx, e.get().PodID, e.id)
 	switch {
 	case errors.Is(err, client.ErrNotFound):
-		m.exited(e, unknownExit, time.Time{}, false)
+		m.lost(e)
 	case err != nil:
 		return err
 	case s.State == client.StateStopped:

@@ -20,8 +20,10 @@ import (
 // volumeID is the id of the snapshot of the container's mount number i. Ids of snapshots
 // have 64 bytes at most; what is left of the container's is random enough.
 func volumeID(containerID string, i int) string {
-	return containerID[:idLength*3/4] + "-v" + strconv.Itoa(i)
+	return volumePrefix(containerID) + strconv.Itoa(i)
 }
+
+func volumePrefix(containerID string) string { return containerID[:idLength*3/4] + "-v" }
 
 // volumes are the ids of the snapshots of a container's image volumes.
 func (r *containerRecord) volumes() (ids []string) {

@@ -66,7 +66,7 @@ socket. Containers go on when it ends, however it ends; started again with the s
 		Files: `/etc/coracle/config.toml: settings; coracled config default prints all with explanations. SIGHUP has it read again.
 /etc/coracle/certs.d: how registries are reached, as containerd has it.
 /run/coracle/coracle.sock: CRI, for the kubelet, crictl and coracle.`,
-		ExitStatus: "0 after SIGTERM or SIGINT, 1 on an error.",
+		ExitStatus: "0 after SIGTERM or SIGINT, 1 on an error, 78 if the state directory has records of a newer coracled.",
 		SeeAlso:    "coracle(8), coracle-oci(8)",
 	}))
 	return root

@@ -102,7 +102,8 @@ func (n *node) serve(ctx context.Context, worked func(), began time.Time, hangup
 		Info: func() map[string]any {
 			return map[string]any{
 				"config": config.Keys(n.live.Load().config), "version": version.String(), "golang": runtime.Version(), "pid": os.Getpid(),
-				"shims": n.shim.Shims(),
+				"shims":     n.shim.Shims(),
+				"unmanaged": append([]pod.Unmanaged{}, n.pods.Unmanaged()...), // [] and not null
 			}
 		},
 	}, deps)

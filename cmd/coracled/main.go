@@ -3,10 +3,12 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 
 	"github.com/coracle-project/coracle/internal/fault"
+	"github.com/coracle-project/coracle/pod/record"
 )
 
 func main() { os.Exit(run()) }
@@ -16,7 +18,18 @@ func run() int {
 	fault.Main()
 	if err := command().ExecuteContext(context.Background()); err != nil {
 		fmt.Fprintln(os.Stderr, "coracled:", err)
-		return 1
+		return exitStatus(err)
 	}
 	return 0
+}
+
+// exitConfig is EX_CONFIG of sysexits.h: another start would fail as this one did. Neither the
+// keeper nor systemd (RestartPreventExitStatus) starts coracled again then.
+const exitConfig = 78
+
+func exitStatus(err error) int {
+	if errors.Is(err, record.ErrVersion) {
+		return exitConfig
+	}
+	return 1
 }

@@ -53,15 +53,20 @@ type node struct {
 // startNode starts the parts, each after those it builds on. respawn is the arguments
 // with which the keeper starts the daemon again; nil if it must not.
 func startNode(ctx context.Context, c config.Config, respawn []string, log *slog.Logger) (*node, error) {
+	// Before anything else: what a newer daemon has recorded must not be touched.
+	records, err := pod.ReadRecords(c.State)
+	if err != nil {
+		return nil, err
+	}
 	n := &node{config: c, log: log}
 	n.live.Store(&live{config: c, pods: podHandlers(c.Runtime)})
-	if err := n.start(ctx, respawn); err != nil {
+	if err := n.start(ctx, records, respawn); err != nil {
 		return nil, errors.Join(err, n.close())
 	}
 	return n, nil
 }
 
-func (n *node) start(ctx context.Context, respawn []string) error {
+func (n *node) start(ctx context.Context, records *pod.Records, respawn []string) error {
 	c := n.config
 	// A removed image's layers stay while containers run from them, and go with
 	// the last of these.
@@ -138,6 +143,7 @@ func (n *node) start(ctx context.Context, respawn []string) error {
 	}
 	n.pods = pod.New(pod.Options{
 		StateDir:     c.State,
+		Records:      records,
 		ShimBinary:   n.shimBinary(),
 		CgroupDriver: cgroupDriver(c),
 		CgroupRoot:   cgroupRoot(c),

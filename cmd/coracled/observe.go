@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"math"
 	"time"
 
 	"google.golang.org/grpc"
@@ -35,6 +36,16 @@ func (n *node) observe(ctx context.Context, deps *cri.Deps, began time.Time) err
 	}
 	m := telemetry.NewMetrics(version.Number())
 	m.Objects(n.count)
+	m.State(telemetry.State{
+		Unmanaged: func() int { return len(n.pods.Unmanaged()) },
+		Used: func() float64 {
+			u, err := n.pods.StateUsage()
+			if err != nil {
+				return math.NaN()
+			}
+			return float64(u.Percent()) / 100
+		},
+	})
 	pods, containers := n.count()
 	m.Recovered(telemetry.Recovery{Took: time.Since(began), Pods: sum(pods), Containers: sum(containers), Errors: n.pods.RecoveryErrors()})
 	server, err := telemetry.Listen(n.config.Metrics.Address, m, n.log)

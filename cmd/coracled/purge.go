@@ -31,7 +31,7 @@ const (
 // ownState and ownRoot are what Coracle makes in its two directories. Nothing else
 // is deleted from them.
 var (
-	ownState = []string{"pods", "containers", "ns", "shim", "network", "build", "lock"}
+	ownState = []string{"pods", "containers", "ns", "shim", "network", "build", "reserve", "lock"}
 	ownRoot  = []string{"images", "snapshots", "snapshotters", "build", "lock"}
 )
 
@@ -215,7 +215,19 @@ func (n *node) removePods(ctx context.Context) error {
 			return n.pods.Remove(ctx, p.ID)
 		})
 	}
-	return all.Wait()
+	if err := all.Wait(); err != nil {
+		return err
+	}
+	for _, u := range n.pods.Unmanaged() { // pods first: they take their containers along
+		remove := n.pods.RemoveContainer
+		if u.Kind == pod.UnmanagedPod {
+			remove = n.pods.Remove
+		}
+		if err := remove(ctx, u.ID); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // removeOwn deletes the named entries of dir, and dir if nothing else is in it. It

@@ -24,7 +24,7 @@ func (n *node) watchdog(ctx context.Context) (stop func()) {
 	go func() {
 		defer close(ended)
 		// Two chances in each period, as sd_watchdog_enabled(3) advises.
-		feed(ctx, period/2, func(ctx context.Context) error { return probe(ctx, n.config.Socket()) }, n.tell, func(err error) {
+		feed(ctx, period/2, func(ctx context.Context) error { return askSelf(ctx, n.config.Socket()) }, n.tell, func(err error) {
 			n.log.Error("daemon does not answer itself; systemd will restart it", "err", err)
 		})
 	}()
@@ -70,26 +70,26 @@ func feed(ctx context.Context, every time.Duration, probe func(context.Context) 
 	}
 }
 
-// probe makes the calls that the kubelet cannot do without, and which depend on nothing but the
+// askSelf makes the calls that the kubelet cannot do without, and which depend on nothing but the
 // daemon: the server accepts and answers, and the tables of pods and containers can be read. A shim
 // that hangs is not the daemon's fault.
-func probe(ctx context.Context, socket string) error {
+func askSelf(ctx context.Context, socket string) error {
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
-		return fmt.Errorf("probe %s: %w", socket, err)
+		return fmt.Errorf("call own socket %s: %w", socket, err)
 	}
 	defer func() { _ = conn.Close() }()
 	c := runtimeapi.NewRuntimeServiceClient(conn)
 	if _, err := c.Version(ctx, &runtimeapi.VersionRequest{}); err != nil {
-		return fmt.Errorf("probe %s: %w", socket, err)
+		return fmt.Errorf("call own socket %s: %w", socket, err)
 	}
 	// No pod has this id, so that the answers are short.
 	const none = "watchdog"
 	if _, err := c.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{Filter: &runtimeapi.PodSandboxFilter{Id: none}}); err != nil {
-		return fmt.Errorf("probe %s: %w", socket, err)
+		return fmt.Errorf("call own socket %s: %w", socket, err)
 	}
 	if _, err := c.ListContainers(ctx, &runtimeapi.ListContainersRequest{Filter: &runtimeapi.ContainerFilter{Id: none}}); err != nil {
-		return fmt.Errorf("probe %s: %w", socket, err)
+		return fmt.Errorf("call own socket %s: %w", socket, err)
 	}
 	return nil
 }

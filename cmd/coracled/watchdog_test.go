@@ -102,7 +102,7 @@ func TestWatchdogProbe(t *testing.T) {
 			limit = 100 * time.Millisecond
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), limit)
-		if err := probe(ctx, path); (err != nil) != hang {
+		if err := askSelf(ctx, path); (err != nil) != hang {
 			t.Errorf("hangs %v: %v", hang, err)
 		}
 		cancel()
@@ -110,7 +110,7 @@ func TestWatchdogProbe(t *testing.T) {
 		if err := <-served; err != nil {
 			t.Error(err)
 		}
-		if err := probe(t.Context(), path); err == nil {
+		if err := askSelf(t.Context(), path); err == nil {
 			t.Error("a daemon that does not listen passes")
 		}
 	}

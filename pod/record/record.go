@@ -16,6 +16,9 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/internal/atomicfile"
 )
@@ -41,6 +44,9 @@ type envelope[T any] struct {
 // Of is the directory of object id.
 func (d Dir[T]) Of(id string) string { return filepath.Join(d.Path, id) }
 
+// File is the record's file of object id.
+func (d Dir[T]) File(id string) string { return filepath.Join(d.Of(id), d.Name) }
+
 // Make makes the directory of a new object. fs.ErrExist if there is one.
 func (d Dir[T]) Make(id string) error {
 	if err := os.MkdirAll(d.Path, 0o711); err != nil {
@@ -57,17 +63,49 @@ func (d Dir[T]) Write(id string, v T) error {
 	if err != nil {
 		return fmt.Errorf("write record %s: %w", id, err)
 	}
-	if err := atomicfile.Write(filepath.Join(d.Of(id), d.Name), b, 0o600); err != nil {
+	if err := atomicfile.Write(d.File(id), b, 0o600); err != nil {
 		return fmt.Errorf("write record %s: %w", id, err)
 	}
 	return nil
 }
 
+// Overwrite replaces the record of object id within the pages that its file already has, for a
+// file system without room for a second file. A crash in the middle leaves a damaged record.
+func (d Dir[T]) Overwrite(id string, v T) error {
+	b, err := json.Marshal(envelope[T]{d.Version, v})
+	if err != nil {
+		return fmt.Errorf("overwrite record %s: %w", id, err)
+	}
+	if err := overwrite(d.File(id), b); err != nil {
+		return fmt.Errorf("overwrite record %s: %w", id, err)
+	}
+	return nil
+}
+
+func overwrite(path string, b []byte) (err error) {
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return &fs.PathError{Op: "stat", Path: path, Err: err}
+	}
+	if int64(len(b)) > st.Blocks*512 { // st_blocks counts 512 bytes each (stat(2))
+		return &fs.PathError{Op: "overwrite", Path: path, Err: unix.ENOSPC}
+	}
+	if _, err := f.WriteAt(b, 0); err != nil {
+		return err
+	}
+	return f.Truncate(int64(len(b)))
+}
+
 // Remove deletes the object's directory with all that is in it. The record goes
-// first, so that what a crash leaves is a directory without one, which LoadAll
-// reports as stray.
+// first, so that what a crash leaves is a directory without one: LoadAll reports it
+// as unread, with fs.ErrNotExist.
 func (d Dir[T]) Remove(id string) error {
-	if err := os.Remove(filepath.Join(d.Of(id), d.Name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := os.Remove(d.File(id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove record %s: %w", id, err)
 	}
 	if err := os.RemoveAll(d.Of(id)); err != nil {
@@ -79,8 +117,10 @@ func (d Dir[T]) Remove(id string) error {
 // Loaded is what LoadAll found.
 type Loaded[T any] struct {
 	Records map[string]T
-	// Stray are directories without a readable record, by name, with the reason.
-	Stray map[string]error
+	// Unread are directories without a readable record, by name, with the reason: fs.ErrNotExist
+	// if there is no record, ErrVersion if it is too new, one for which Transient is true if
+	// reading failed in a way that may pass, anything else if the record is damaged.
+	Unread map[string]error
 }
 
 // loaders is how many records are read at once. They are in memory (tmpfs), so more
@@ -89,8 +129,12 @@ const loaders = 8
 
 // LoadAll reads all records. A directory that does not exist holds none.
 func (d Dir[T]) LoadAll() (Loaded[T], error) {
-	l := Loaded[T]{Records: map[string]T{}, Stray: map[string]error{}}
-	entries, err := os.ReadDir(d.Path)
+	l := Loaded[T]{Records: map[string]T{}, Unread: map[string]error{}}
+	var entries []os.DirEntry
+	err := retried(func() (err error) {
+		entries, err = os.ReadDir(d.Path)
+		return err
+	})
 	if errors.Is(err, fs.ErrNotExist) {
 		return l, nil
 	}
@@ -105,10 +149,10 @@ func (d Dir[T]) LoadAll() (Loaded[T], error) {
 	for range loaders {
 		wg.Go(func() {
 			for id := range next {
-				v, err := d.load(id)
+				v, err := d.Load(id)
 				mu.Lock()
 				if err != nil {
-					l.Stray[id] = err
+					l.Unread[id] = err
 				} else {
 					l.Records[id] = v
 				}
@@ -124,17 +168,60 @@ func (d Dir[T]) LoadAll() (Loaded[T], error) {
 	return l, nil
 }
 
-func (d Dir[T]) load(id string) (T, error) {
+// Load reads one record. What may pass (Transient) is tried again for some 0.1 s.
+func (d Dir[T]) Load(id string) (T, error) {
 	var e envelope[T]
-	b, err := os.ReadFile(filepath.Join(d.Of(id), d.Name))
+	var b []byte
+	err := retried(func() (err error) {
+		b, err = os.ReadFile(d.File(id))
+		return err
+	})
 	if err != nil {
 		return e.Value, err
 	}
 	if err := json.Unmarshal(b, &e); err != nil {
-		return e.Value, err
+		// A newer format may not fit into T at all.
+		var v struct {
+			Version int `json:"version"`
+		}
+		if json.Unmarshal(b, &v) == nil && v.Version > d.Version {
+			return e.Value, d.unknown(id, v.Version)
+		}
+		return e.Value, fmt.Errorf("%s: %w", d.File(id), err)
 	}
-	if e.Version < 1 || e.Version > d.Version {
-		return e.Value, fmt.Errorf("%w %d, this daemon knows up to %d", ErrVersion, e.Version, d.Version)
+	if e.Version > d.Version {
+		return e.Value, d.unknown(id, e.Version)
+	}
+	if e.Version < 1 {
+		return e.Value, fmt.Errorf("%s: no version", d.File(id))
 	}
 	return e.Value, nil
+}
+
+func (d Dir[T]) unknown(id string, version int) error {
+	return fmt.Errorf("%s: %w %d, this daemon knows up to %d", d.File(id), ErrVersion, version, d.Version)
+}
+
+// transient are errors of reading that say nothing of the file: the process or the machine is
+// short of something, or a device has failed once.
+var transient = []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.EIO, unix.EINTR, unix.EAGAIN}
+
+// Transient reports whether reading may succeed later.
+func Transient(err error) bool {
+	for _, t := range transient {
+		if errors.Is(err, t) {
+			return true
+		}
+	}
+	return false
+}
+
+// retried does read until it succeeds, fails for good, or has failed five times.
+func retried(read func() error) error {
+	err := read()
+	for pause := 5 * time.Millisecond; Transient(err) && pause < 100*time.Millisecond; pause *= 2 {
+		time.Sleep(pause)
+		err = read()
+	}
+	return err
 }

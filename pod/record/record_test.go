@@ -38,8 +38,8 @@ func TestRoundTrip(t *testing.T) {
 		t.Errorf("Remove twice: %v", err)
 	}
 	l, err := d.LoadAll()
-	if err != nil || len(l.Records) != 19 || len(l.Stray) != 0 {
-		t.Fatalf("%d records, %d strays, %v", len(l.Records), len(l.Stray), err)
+	if err != nil || len(l.Records) != 19 || len(l.Unread) != 0 {
+		t.Fatalf("%d records, %d strays, %v", len(l.Records), len(l.Unread), err)
 	}
 	for id, v := range l.Records {
 		if v.Name != id {
@@ -50,7 +50,7 @@ func TestRoundTrip(t *testing.T) {
 
 func TestNothingThere(t *testing.T) {
 	l, err := dir(t).LoadAll()
-	if err != nil || len(l.Records)+len(l.Stray) != 0 {
+	if err != nil || len(l.Records)+len(l.Unread) != 0 {
 		t.Errorf("got %+v, %v", l, err)
 	}
 }
@@ -74,11 +74,11 @@ func TestBadRecordsAreStray(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(l.Records) != 0 || len(l.Stray) != 7 {
-		t.Fatalf("records %v, strays %v", l.Records, l.Stray)
+	if len(l.Records) != 0 || len(l.Unread) != 7 {
+		t.Fatalf("records %v, strays %v", l.Records, l.Unread)
 	}
-	if !errors.Is(l.Stray["newer"], ErrVersion) || !errors.Is(l.Stray["no-record"], fs.ErrNotExist) {
-		t.Errorf("reasons: %v", l.Stray)
+	if !errors.Is(l.Unread["newer"], ErrVersion) || !errors.Is(l.Unread["no-record"], fs.ErrNotExist) {
+		t.Errorf("reasons: %v", l.Unread)
 	}
 }
 

@@ -161,10 +161,19 @@ func stateOf(s tasktypes.Status) State {
 	return StateRunning
 }
 
-// List returns container ids by pod id, as the shims know them.
+// List returns container ids by pod id, as the shims know them. The exits that they repeat at a
+// start have come by then.
 func (c *Client) List(ctx context.Context) (map[string][]string, error) {
 	all := make(map[string][]string)
 	for _, l := range c.all() {
+		if err := l.gone(); err != nil {
+			return nil, fmt.Errorf("list containers: %w: %w", ErrUnavailable, err)
+		}
+		select {
+		case <-l.first:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("list containers: %w", l.unavailable(ctx))
+		}
 		pods, err := list(ctx, l)
 		if err != nil {
 			return nil, fmt.Errorf("list containers: %w", err)

@@ -104,7 +104,7 @@ type LogLimit struct {
 	Files     int   // with the one that is written; at least 2
 }
 
-// Event is the end of a container's init, or an out-of-memory kill.
+// Event is the end of a container's init, an out-of-memory kill, or a new shim.
 type Event struct {
 	PodID, ID string
 	Kind      EventKind
@@ -121,6 +121,9 @@ type EventKind int
 const (
 	EventExit EventKind = iota + 1
 	EventOOM
+	// EventReconnected says that a shim has taken another's place: the events of all exits that
+	// it knows have come before. It has no ID, and a PodID if the shim is that pod's.
+	EventReconnected
 )
 
 // Status is what the shim knows of a container now.

@@ -59,11 +59,24 @@ func (q *eventQueue) run(ctx context.Context) {
 // after a daemon restart until Delete). Closed by Close.
 func (c *Client) Events() <-chan Event { return c.events.out }
 
+// reconnected tells that another shim than the first is connected, and has repeated all exits.
+func (c *Client) reconnected(l *link) {
+	e := Event{Kind: EventReconnected}
+	if l.name != nodeShim {
+		e.PodID = l.name
+	}
+	c.events.push(e)
+}
+
 // deliver passes an event of a shim on, unless it was seen before: a new shim repeats
 // the exits of all containers that are not deleted.
 func (c *Client) deliver(l *link, ev *api.Event) {
 	if ev.ExecId != "" {
 		return // Exec waits for its own process
+	}
+	if ev.Kind == api.Event_READY {
+		c.reconnected(l)
+		return
 	}
 	e := Event{
 		PodID: ev.PodId, ID: ev.Id, Pid: int(ev.Pid), ExitCode: int32(ev.ExitStatus),

@@ -28,7 +28,7 @@ func TestHungShimIsReplaced(t *testing.T) {
 		t.Error(err)
 	}
 	old := r.shimPID()
-	r.sendSignal(old, unix.SIGSTOP)
+	r.halt(old)
 	ctx, cancel := context.WithTimeout(r.ctx(), 10*time.Millisecond)
 	defer cancel()
 	if _, err := r.c.Status(ctx, pod, req.ID); !errors.Is(err, context.DeadlineExceeded) {
@@ -64,7 +64,7 @@ func TestSlowShimIsLeftAlone(t *testing.T) {
 	req := r.request("sleep 1000")
 	r.run(req)
 	shim := r.shimPID()
-	r.sendSignal(shim, unix.SIGSTOP)
+	r.halt(shim)
 	done, ctx := make(chan error, 1), r.ctx()
 	go func() {
 		_, err := r.c.Status(ctx, pod, req.ID)
@@ -90,7 +90,7 @@ func TestHungShimAndDeadKeeper(t *testing.T) {
 	r.run(req)
 	r.waitLog(req.LogPath, "line number 100\n")
 	k, old := r.keeperPID(), r.shimPID()
-	r.sendSignal(old, unix.SIGSTOP)
+	r.halt(old)
 	r.sendSignal(k, unix.SIGKILL)
 	r.waitGone(k)
 	if _, err := r.c.Status(r.ctx(), pod, req.ID); err != nil {
@@ -106,6 +106,22 @@ func TestHungShimAndDeadKeeper(t *testing.T) {
 	if got, want := r.log(req.LogPath, "stdout"), numbered(lines, "\n"); got != want {
 		t.Errorf("log has %d bytes, want %d; first difference: %s", len(got), len(want), firstDifference(got, want))
 	}
+}
+
+// halt stops a process as a hang would, and returns when none of its threads runs any more.
+func (r *rig) halt(pid int) {
+	r.Helper()
+	r.sendSignal(pid, unix.SIGSTOP)
+	r.waitFor("halt", func() bool {
+		threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+		for _, path := range threads {
+			b, err := os.ReadFile(path)
+			if _, state, _ := strings.Cut(string(b), ") "); err == nil && !strings.HasPrefix(state, "T") {
+				return false
+			}
+		}
+		return len(threads) > 0
+	})
 }
 
 // shims are the processes that serve the rig's state directory.
@@ -128,7 +144,7 @@ func TestStartWithHungShim(t *testing.T) {
 	r.waitLog(req.LogPath, "ready")
 	r.disconnect()
 	old := r.shimPID()
-	r.sendSignal(old, unix.SIGSTOP)
+	r.halt(old)
 	r.connect()
 	r.waitFor("unavailability", func() bool { return r.c.Health() != nil })
 	r.alive(req)

@@ -71,6 +71,7 @@ func (c *Client) connectKeeper(ctx context.Context) (started bool, err error) {
 			case <-time.After(c.cfg.limits.keeper):
 				continue
 			case <-ctx.Done():
+				return started, errors.Join(err, ctx.Err())
 			}
 		case started, !errors.Is(err, keeper.ErrGone) && !errors.Is(err, keeper.ErrHung):
 			return started, err

@@ -232,6 +232,7 @@ func (l *link) follow(ctx context.Context, c *conn, ready func(), deliver func(*
 			ready()
 			select {
 			case <-l.first:
+				deliver(ev)
 			default:
 				close(l.first)
 			}

@@ -50,10 +50,10 @@ func (c *Client) repair(ctx context.Context, l *link) error {
 	if err != nil {
 		return err
 	}
-	l.log.Warn("shim cannot be reached by its socket; it is replaced")
 	if err := c.renew(ctx, k, l, false); err != nil {
 		return fmt.Errorf("repair shim %s: %w", l.name, err)
 	}
+	l.log.Warn("shim replaced: its socket was gone, or another's")
 	return nil
 }
 

@@ -45,6 +45,11 @@ func checkDisks(f *Facts) []Finding {
 func checkDisk(d *Disk) Finding {
 	f := Finding{Check: "disk", Level: Error}
 	at := fmt.Sprintf("%s (%s)", d.Path, d.Purpose)
+	room, inodes := "coracle image du says what takes space, coracle image prune frees what no container needs", "coracle image prune frees what no container needs; make the file system again with more inodes"
+	if d.Purpose == "state" {
+		room = "remove pods, and look what else is on it; to make a tmpfs larger: mount -o remount,size=SIZE " + d.Path
+		inodes = "remove pods, and look what else is on it; for more in a tmpfs: mount -o remount,nr_inodes=NUMBER " + d.Path
+	}
 	percent := func(free, total uint64) uint64 { return free * 100 / max(total, 1) }
 	free := fmt.Sprintf("%s of %s free", units.HumanSize(float64(d.Free)), units.HumanSize(float64(d.Total)))
 	switch {
@@ -63,11 +68,13 @@ func checkDisk(d *Disk) Finding {
 			f.Mend = "images take memory there and are gone after a reboot: put root on a disk"
 		}
 	case d.Free < errBytes || percent(d.Free, d.Total) < errPercent:
-		f.Message, f.Mend = at+": "+free, "coracle image du says what takes space, coracle image prune frees what no container needs"
+		f.Message, f.Mend = at+": "+free, room
 	case d.Inodes > 0 && percent(d.InodesFree, d.Inodes) < errPercent:
-		f.Message, f.Mend = fmt.Sprintf("%s: %d of %d inodes free", at, d.InodesFree, d.Inodes), "coracle image prune frees what no container needs; make the file system anew with more inodes"
+		f.Message, f.Mend = fmt.Sprintf("%s: %d of %d inodes free", at, d.InodesFree, d.Inodes), inodes
 	case percent(d.Free, d.Total) < warnPercent:
-		f.Level, f.Message, f.Mend = Warning, at+": "+free, "coracle image du says what takes space, coracle image prune frees what no container needs"
+		f.Level, f.Message, f.Mend = Warning, at+": "+free, room
+	case d.Purpose == "state" && d.Inodes > 0 && percent(d.InodesFree, d.Inodes) < warnPercent:
+		f.Level, f.Message, f.Mend = Warning, fmt.Sprintf("%s: %d of %d inodes free", at, d.InodesFree, d.Inodes), inodes
 	case d.Purpose == "state" && d.Type != "tmpfs":
 		f.Level, f.Message, f.Mend = Warning, at+" is on "+d.Type+": records are written to a disk that a reboot makes worthless", "put state on a tmpfs, as /run is on most machines"
 	default:
@@ -88,6 +95,18 @@ func checkCNI(f *Facts) []Finding {
 	default:
 		return one("cni", OK, c.File+" and its plugins are there", "")
 	}
+}
+
+func checkUnmanaged(f *Facts) []Finding {
+	all := make([]Finding, 0, len(f.Daemon.Unmanaged))
+	for _, u := range f.Daemon.Unmanaged {
+		remove := "crictl rm "
+		if u.Kind == "pod" {
+			remove = "crictl rmp "
+		}
+		all = append(all, Finding{"unmanaged", Warning, u.Kind + " " + u.ID + " is not managed: " + u.Reason, "repair its record and restart coracled, or remove all of it: " + remove + u.ID})
+	}
+	return all
 }
 
 func checkDaemon(f *Facts) []Finding {

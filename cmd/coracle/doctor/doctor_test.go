@@ -79,6 +79,9 @@ func TestFaults(t *testing.T) {
 		{"root on overlay", func(f *Facts) { f.Disks[0].Type = "overlay" }, "disk", Error, "is on overlay", "of its own"},
 		{"root on nfs", func(f *Facts) { f.Disks[0].Type = "nfs" }, "disk", Error, "is on nfs", "local disk"},
 		{"root on tmpfs", func(f *Facts) { f.Disks[0].Type = "tmpfs" }, "disk", Warning, "is on tmpfs", "on a disk"},
+		{"state full", func(f *Facts) { f.Disks[1].Free = 0 }, "disk", Error, "/run/coracle (state): 0B of", "remount,size=SIZE /run/coracle"},
+		{"state filling", func(f *Facts) { f.Disks[1].Total, f.Disks[1].Free = 10<<30, 1<<29 }, "disk", Warning, "free", "remove pods"},
+		{"state running out of inodes", func(f *Facts) { f.Disks[1].Inodes, f.Disks[1].InodesFree = 100, 9 }, "disk", Warning, "9 of 100 inodes", "nr_inodes"},
 		{"state on a disk", func(f *Facts) { f.Disks[1].Type = "ext4" }, "disk", Warning, "is on ext4", "tmpfs"},
 		{"broken CNI", func(f *Facts) { f.CNI.Err = "/etc/cni/net.d/10.conf: bad" }, "cni", Error, "10.conf: bad", "built-in bridge"},
 		{"CNI plugins missing", func(f *Facts) {
@@ -87,6 +90,12 @@ func TestFaults(t *testing.T) {
 		{"no daemon", func(f *Facts) { f.Daemon = Daemon{Socket: "/run/coracle/coracle.sock"} }, "daemon", Warning, "does not run", "systemctl start coracled"},
 		{"dead socket", func(f *Facts) { f.Daemon.Version, f.Daemon.Err = "", "connection refused" }, "daemon", Error, "connection refused", "systemctl restart"},
 		{"not ready", func(f *Facts) { f.Daemon.Conditions = []string{"NetworkReady: NetworkNotReady: x"} }, "daemon", Error, "NetworkReady", "nothing has to be restarted"},
+		{"unmanaged pod", func(f *Facts) {
+			f.Daemon.Unmanaged = []Unmanaged{{Kind: "pod", ID: "abc", Reason: "its record is missing"}}
+		}, "unmanaged", Warning, "pod abc is not managed: its record is missing", "crictl rmp abc"},
+		{"unmanaged container", func(f *Facts) {
+			f.Daemon.Unmanaged = []Unmanaged{{Kind: "container", ID: "abc", Reason: "unexpected end of JSON input"}}
+		}, "unmanaged", Warning, "unexpected end", "crictl rm abc"},
 		{"another version", func(f *Facts) { f.Daemon.Version = "0.9.0" }, "daemon", Warning, "coracled is 0.9.0, this command is 1.0.0", "systemctl restart coracled"},
 		{"unknown registry", func(f *Facts) { f.Registries[0].Err, f.Registries[0].Kind = "no such host", NoName }, "registry", Error, "no such host", "resolv.conf"},
 		{"untrusted registry", func(f *Facts) { f.Registries[0].Err, f.Registries[0].Kind = "unknown authority", NoTrust }, "registry", Error, "unknown authority", `ca_file in [image.registry."registry.example"]`},

@@ -86,8 +86,17 @@ type Daemon struct {
 	Err     string // why it did not answer
 	// Conditions are those of CRI's Status that are false, with their reasons.
 	Conditions []string
+	// Unmanaged are the pods and containers whose records coracled cannot read.
+	Unmanaged []Unmanaged
 	// Mine is the version of this command.
 	Mine string
+}
+
+// Unmanaged is a pod or container that coracled leaves as it is.
+type Unmanaged struct {
+	Kind   string `json:"kind"` // "pod" or "container"
+	ID     string `json:"id"`
+	Reason string `json:"reason"`
 }
 
 // Registry is one that images come from.

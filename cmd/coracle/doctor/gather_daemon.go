@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"time"
 
@@ -37,13 +38,18 @@ func askDaemon(ctx context.Context, socket string) (d Daemon, registries []strin
 	if err != nil {
 		return fail(err)
 	}
-	s, err := runtime.Status(ctx, &runtimeapi.StatusRequest{})
+	s, err := runtime.Status(ctx, &runtimeapi.StatusRequest{Verbose: true})
 	if err != nil {
 		return fail(err)
 	}
 	for _, c := range s.GetStatus().GetConditions() {
 		if !c.GetStatus() {
 			d.Conditions = append(d.Conditions, fmt.Sprintf("%s: %s: %s", c.GetType(), c.GetReason(), c.GetMessage()))
+		}
+	}
+	if list, ok := s.GetInfo()["unmanaged"]; ok { // older daemons have none
+		if err := json.Unmarshal([]byte(list), &d.Unmanaged); err != nil {
+			return fail(fmt.Errorf("list of what is unmanaged: %w", err))
 		}
 	}
 	images, err := runtimeapi.NewImageServiceClient(conn).ListImages(ctx, &runtimeapi.ListImagesRequest{})

@@ -96,6 +96,27 @@ func (m *Metrics) Objects(count func() (pods, containers map[string]int)) {
 	m.registry.MustRegister(objects{count})
 }
 
+// State is how the state directory is, asked at each scrape.
+type State struct {
+	// Unmanaged is how many pods and containers have no readable record.
+	Unmanaged func() int
+	// Used is how full its file system is, 0 to 1; NaN if that is not known.
+	Used func() float64
+}
+
+// State adds what is known of the state directory.
+func (m *Metrics) State(s State) {
+	m.registry.MustRegister(
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Namespace: namespace, Name: "unmanaged",
+			Help: "Pods and containers that are left as they are because their records cannot be read; crictl info lists them.",
+		}, func() float64 { return float64(s.Unmanaged()) }),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Namespace: namespace, Name: "state_used_ratio",
+			Help: "How full the state directory's file system is, in bytes or inodes, whichever is scarcer: 0 to 1.",
+		}, s.Used))
+}
+
 // objects is a collector of what is there at the moment.
 type objects struct {
 	count func() (pods, containers map[string]int)

@@ -38,6 +38,7 @@ func TestMetricsAreServed(t *testing.T) {
 	m.Objects(func() (pods, containers map[string]int) {
 		return map[string]int{"ready": 2}, map[string]int{"running": 3}
 	})
+	m.State(State{Unmanaged: func() int { return 4 }, Used: func() float64 { return 0.5 }})
 	s, err := Listen("127.0.0.1:0", m, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
@@ -62,6 +63,8 @@ func TestMetricsAreServed(t *testing.T) {
 		`coracle_pods{state="ready"} 2`,
 		`coracle_containers{state="running"} 3`,
 		`coracle_build_info{version="v1.2.3"} 1`,
+		`coracle_unmanaged 4`,
+		`coracle_state_used_ratio 0.5`,
 		`go_goroutines `,
 		`process_open_fds `,
 	} {

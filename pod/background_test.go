@@ -1,0 +1,299 @@
+package pod
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/coracle-project/coracle/shim/client"
+)
+
+// While the shim hangs, lists are served from the records, and operations wait.
+func TestRecoveryWaitsForShimInBackground(t *testing.T) {
+	b := newBench(t)
+	_, podID, id := b.lone()
+	synctest.Test(t, func(t *testing.T) {
+		b := &bench{world: b.world, t: t, state: b.state}
+		hung, release := make(chan struct{}, 64), make(chan struct{})
+		b.fault("shim.List", hanging(hung, release))
+		m, _ := b.unstarted()
+		begin := time.Now()
+		ok(t, m.Start(t.Context()))
+		if took := time.Since(begin); took != recoveryWait {
+			t.Errorf("Start took %v", took)
+		}
+		if err := m.Ready(); !errors.Is(err, ErrUnavailable) {
+			t.Errorf("ready: %v", err)
+		}
+		pods, running := slices.Collect(m.Pods(PodFilter{State: Ready})), slices.Collect(m.Containers(ContainerFilter{State: Running}))
+		if len(pods) != 1 || len(running) != 1 || running[0].ID != id {
+			t.Errorf("%d pods, %d running containers", len(pods), len(running))
+		}
+		for name, op := range map[string]func(context.Context) error{
+			"run": func(ctx context.Context) error { _, err := m.Run(ctx, podConfig("q")); return err },
+			"create": func(ctx context.Context) error {
+				_, err := m.Create(ctx, podID, containerConfig("run", "2"))
+				return err
+			},
+			"stop":     func(ctx context.Context) error { return m.StopContainer(ctx, id, 0) },
+			"stop pod": func(ctx context.Context) error { return m.Stop(ctx, podID) },
+		} {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			if err := op(ctx); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("%s: %v", name, err)
+			}
+			cancel()
+		}
+		if p := b.proc(id); p.state != client.StateRunning || len(p.signals) > 0 {
+			t.Errorf("container: %+v", p)
+		}
+		close(release)
+		<-m.recovered
+		ok(t, m.Ready())
+		ok(t, m.Stop(t.Context(), podID)) // joins the one above, as Run does
+		must[string](t)(m.Run(t.Context(), podConfig("q")))
+		if p := b.proc(id); p != nil && p.state != client.StateStopped {
+			t.Errorf("container: %+v", p)
+		}
+		for p := range m.Pods(PodFilter{}) {
+			ok(t, m.Remove(t.Context(), p.ID))
+		}
+		idle(t, m)
+		b.nothingLeft()
+		ok(t, m.Close())
+	})
+}
+
+// Shims that do not answer are asked again.
+func TestShimsAreAskedAgain(t *testing.T) {
+	b := newBench(t)
+	_, podID, id := b.lone()
+	tries := make(chan struct{}, 16)
+	b.fault("shim.List", failTimes(3, client.ErrUnavailable, tries))
+	m, _ := b.manager()
+	if len(tries) != 4 {
+		t.Errorf("asked %d times", len(tries))
+	}
+	b.untouched(m, podID, id)
+	b.agrees(m)
+	ok(t, m.Remove(t.Context(), podID))
+	idle(t, m)
+	b.nothingLeft()
+}
+
+// One container that the shim says nothing of keeps no other from being recovered, and is itself
+// when the shim does.
+func TestContainerRecoveredLater(t *testing.T) {
+	b := newBench(t)
+	_, podID, id := b.lone()
+	b.exit(id, 7)
+	tries := make(chan struct{}, 16)
+	b.fault("shim.Status", failTimes(1, client.ErrUnavailable, tries))
+	m, h := b.unstarted()
+	h.events = make(chan client.Event) // its end is not told
+	m.Shim = fakeShim{h}
+	ok(t, m.Start(t.Context()))
+	if m.RecoveryErrors() != 1 {
+		t.Errorf("%d errors", m.RecoveryErrors())
+	}
+	if c := ended(t, m, id); c.ExitCode != 7 {
+		t.Errorf("container is %s, %d", c.State, c.ExitCode)
+	}
+	ok(t, m.Remove(t.Context(), podID))
+	idle(t, m)
+	b.nothingLeft()
+}
+
+// reconnect has the manager told of a new shim.
+func (h *hands) reconnect() { h.events <- client.Event{Kind: client.EventReconnected} }
+
+// What a new shim does not know has ended; what it knows goes on.
+func TestContainersLostWithTheirShim(t *testing.T) {
+	b := newBench(t)
+	m, h := b.manager()
+	cfg := podConfig("p")
+	cfg.Namespaces.PID = NamespacePod
+	podID := must[string](t)(m.Run(t.Context(), cfg))
+	var ids []string
+	for _, name := range []string{"lost", "kept", "ended"} {
+		c := containerConfig("run")
+		c.Name, c.Security.Namespaces.PID = name, NamespacePod
+		id := must[string](t)(m.Create(t.Context(), podID, c))
+		ok(t, m.StartContainer(t.Context(), id))
+		ids = append(ids, id)
+	}
+	lost, kept, over := ids[0], ids[1], ids[2]
+	b.mu.Lock()
+	delete(b.procs, lost)
+	delete(b.procs, podID)
+	b.mu.Unlock()
+	// Its end is told before the connection is, as the client does.
+	b.exit(over, 9)
+	h.reconnect()
+	if c := ended(t, m, lost); c.ExitCode != 255 || c.Reason != "Unknown" {
+		t.Errorf("lost container: %d, %q", c.ExitCode, c.Reason)
+	}
+	if c := ended(t, m, over); c.ExitCode != 9 || c.Reason != "Error" {
+		t.Errorf("ended container: %d, %q", c.ExitCode, c.Reason)
+	}
+	if c := must[Container](t)(m.Container(kept)); c.State != Running {
+		t.Errorf("kept container: %s", c.State)
+	}
+	select {
+	case <-m.exits.of(podID, func() bool { return m.pods.exact(podID).get().InitPid == 0 }):
+	case <-time.After(patience):
+		t.Error("the pod's init is missing and the pod does not know")
+	}
+	if p := must[Pod](t)(m.Pod(podID)); p.State != NotReady {
+		t.Errorf("pod without its init: %s", p.State)
+	}
+	ok(t, m.Remove(t.Context(), podID))
+	idle(t, m)
+	b.nothingLeft()
+}
+
+// A container that is being started is unknown to the shim for a moment, and not lost.
+func TestStartWhileShimReconnects(t *testing.T) {
+	b := newBench(t)
+	m, h := b.manager()
+	podID := must[string](t)(m.Run(t.Context(), podConfig("p")))
+	other := containerConfig("run")
+	other.Name = "other"
+	oid := must[string](t)(m.Create(t.Context(), podID, other))
+	ok(t, m.StartContainer(t.Context(), oid))
+	id := must[string](t)(m.Create(t.Context(), podID, containerConfig("run")))
+	entered, release := make(chan struct{}, 1), make(chan struct{})
+	b.fault("shim.Create", hanging(entered, release))
+	done := make(chan error, 1)
+	go func() { done <- m.StartContainer(t.Context(), id) }()
+	<-entered
+	b.mu.Lock()
+	delete(b.procs, oid)
+	b.mu.Unlock()
+	h.reconnect()
+	ended(t, m, oid) // the comparison has gone through all
+	close(release)
+	ok(t, <-done)
+	if c := must[Container](t)(m.Container(id)); c.State != Running {
+		t.Errorf("container is %s", c.State)
+	}
+	ok(t, m.Remove(t.Context(), podID))
+	idle(t, m)
+	b.nothingLeft()
+}
+
+// A start that the shim's death cuts off is tried once more, if the program was never let go.
+func TestStartOnceMore(t *testing.T) {
+	for _, tc := range []struct {
+		name    string
+		call    string
+		dies    int32
+		left    func(b *bench, id string) // what the next shim finds, under the lock
+		state   ContainerState
+		code    int32
+		creates int
+	}{
+		{"while it was made", "shim.Create", 1, func(*bench, string) {}, Running, 0, 1},
+		{"made, not let go", "shim.StartContainer", 1, func(*bench, string) {}, Running, 0, 2},
+		{"made, rolled back", "shim.StartContainer", 1, func(b *bench, id string) { delete(b.procs, id) }, Running, 0, 2},
+		{"let go", "shim.StartContainer", 1, func(b *bench, id string) { b.procs[id].state = client.StateRunning }, Running, 0, 1},
+		{"let go, and ended", "shim.StartContainer", 1, func(b *bench, id string) {
+			b.procs[id].state = client.StateRunning
+			b.exitLocked(id, 4)
+		}, Exited, 4, 1},
+		{"twice", "shim.StartContainer", 2, func(b *bench, id string) { delete(b.procs, id) }, Exited, exitStartFailed, 2},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			b := newBench(t)
+			m, _ := b.manager()
+			podID := must[string](t)(m.Run(t.Context(), podConfig("p")))
+			id := must[string](t)(m.Create(t.Context(), podID, containerConfig("run")))
+			died := int32(0)
+			b.fault(tc.call, func(context.Context) error {
+				if died++; died > tc.dies {
+					return nil
+				}
+				b.mu.Lock()
+				defer b.mu.Unlock()
+				tc.left(b, id)
+				return client.ErrUnavailable
+			})
+			err := m.StartContainer(t.Context(), id)
+			if failed := err != nil; failed != (tc.dies > 1) {
+				t.Errorf("start: %v", err)
+			}
+			c := must[Container](t)(m.Container(id))
+			if c.State != tc.state || c.ExitCode != tc.code || b.count("shim.Create") != tc.creates {
+				t.Errorf("container is %s, %d (%s); made %d times", c.State, c.ExitCode, c.Message, b.count("shim.Create"))
+			}
+			ok(t, m.Remove(t.Context(), podID))
+			idle(t, m)
+			b.nothingLeft()
+		})
+	}
+}
+
+// The deadline of a stop that outlives its daemon is not moved by who sets the clock.
+func TestStopDeadlineWithClockSetBack(t *testing.T) {
+	b := newBench(t)
+	m1, h1 := b.manager()
+	crashed := b.crash(m1, h1, string(faultStopContainerRecorded))
+	podID := must[string](t)(m1.Run(t.Context(), podConfig("p")))
+	id := must[string](t)(m1.Create(t.Context(), podID, containerConfig("stubborn")))
+	ok(t, m1.StartContainer(t.Context(), id))
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go m1.StopContainer(ctx, id, 100*time.Millisecond)
+	<-crashed
+	cancel()
+	// The clock is a day behind what it was when the deadline was written.
+	file := m1.containerDir().File(id)
+	var rec struct {
+		Version int            `json:"version"`
+		Value   map[string]any `json:"value"`
+	}
+	ok(t, json.Unmarshal(must[[]byte](t)(os.ReadFile(file)), &rec))
+	rec.Value["stopAt"] = time.Now().Add(24 * time.Hour)
+	ok(t, os.WriteFile(file, must[[]byte](t)(json.Marshal(rec)), 0o600))
+	m2, _ := b.manager()
+	if c := ended(t, m2, id); c.ExitCode != 137 {
+		t.Errorf("exit code %d", c.ExitCode)
+	}
+	ok(t, m2.Remove(t.Context(), podID))
+	idle(t, m2)
+	b.nothingLeft()
+}
+
+// What is created after the clock has been set back is newer in lists, also after a restart.
+func TestOrderWithClockSetBack(t *testing.T) {
+	b := newBench(t)
+	m1, h1 := b.manager()
+	first := must[string](t)(m1.Run(t.Context(), podConfig("1")))
+	// The first was made when the clock was a day ahead.
+	ahead := time.Now().Add(24 * time.Hour).Round(0)
+	ok(t, m1.pods.exact(first).update(func(r *podRecord) { r.CreatedAt = ahead }))
+	b.kill(h1)
+	m2, _ := b.manager()
+	second := must[string](t)(m2.Run(t.Context(), podConfig("2")))
+	third := must[string](t)(m2.Run(t.Context(), podConfig("3")))
+	var order []string
+	for p := range m2.Pods(PodFilter{}) {
+		order = append(order, p.ID)
+	}
+	if want := []string{third, second, first}; !slices.Equal(order, want) {
+		t.Errorf("order %v, want %v", order, want)
+	}
+	if p := must[Pod](t)(m2.Pod(third)); !p.CreatedAt.Equal(ahead.Add(2)) {
+		t.Errorf("created at %v, want 2 ns after %v", p.CreatedAt, ahead)
+	}
+	for _, id := range order {
+		ok(t, m2.Remove(t.Context(), id))
+	}
+	idle(t, m2)
+	b.nothingLeft()
+}

@@ -1,0 +1,163 @@
+package pod
+
+import (
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// mountSized mounts a tmpfs of its own size on a directory.
+func mountSized(dir, size string) error { return unix.Mount("test", dir, "tmpfs", 0, size) }
+
+// onSmall puts the bench's state directory on a tmpfs of its own.
+func (b *bench) onSmall(size string) {
+	b.t.Helper()
+	ok(b.t, mountSized(b.state, size))
+	b.state = filepath.Join(b.state, "s")
+	ok(b.t, os.Mkdir(b.state, 0o700))
+}
+
+// fillBytes leaves no page free.
+func (b *bench) fillBytes() {
+	b.t.Helper()
+	path := filepath.Join(b.state, "filling")
+	f := must[*os.File](b.t)(os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o600))
+	defer f.Close()
+	size := must[os.FileInfo](b.t)(f.Stat()).Size()
+	for step := int64(1 << 20); step >= 4096; {
+		switch err := unix.Fallocate(int(f.Fd()), 0, size, step); {
+		case err == nil:
+			size += step
+		case errors.Is(err, unix.ENOSPC):
+			step /= 2
+		default:
+			b.t.Fatal(err)
+		}
+	}
+}
+
+// fillInodes leaves no inode free.
+func (b *bench) fillInodes() {
+	b.t.Helper()
+	dir := filepath.Join(b.state, "filling")
+	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, unix.EEXIST) && !errors.Is(err, unix.ENOSPC) {
+		b.t.Fatal(err)
+	}
+	for {
+		_, err := os.MkdirTemp(dir, "")
+		if errors.Is(err, unix.ENOSPC) {
+			return
+		}
+		ok(b.t, err)
+	}
+}
+
+// An intent that can be written nowhere is carried out, and a daemon that does not know of it finds
+// the truth, or is asked again.
+func TestIntentInMemoryOnly(t *testing.T) {
+	b := newBench(t)
+	b.onSmall("size=8m")
+	m1, h1 := b.manager()
+	podID := must[string](t)(m1.Run(t.Context(), podConfig("p")))
+	id := must[string](t)(m1.Create(t.Context(), podID, containerConfig("run")))
+	ok(t, m1.StartContainer(t.Context(), id))
+	// The record fills its page, so the longer one of a stop does not fit into that.
+	e := m1.containers.exact(id)
+	size := func() int { return int(must[os.FileInfo](t)(os.Stat(e.dir.File(id))).Size()) }
+	ok(t, e.update(func(r *containerRecord) { r.Message = strings.Repeat("x", 4096-size()-len(`"message":"",`)) }))
+	if size() != 4096 {
+		t.Fatalf("%d bytes", size())
+	}
+	ok(t, os.Remove(m1.room.file()))
+	b.fillBytes()
+	ok(t, m1.StopContainer(t.Context(), id, time.Hour))
+	if c := must[Container](t)(m1.Container(id)); c.State != Exited || c.ExitCode != 143 {
+		t.Errorf("container is %s, %d", c.State, c.ExitCode)
+	}
+	b.kill(h1)
+	m2, _ := b.manager()
+	if c := must[Container](t)(m2.Container(id)); c.State != Exited {
+		t.Errorf("after a restart, container is %s, %d", c.State, c.ExitCode)
+	}
+	ok(t, m2.Remove(t.Context(), podID))
+	idle(t, m2)
+	b.nothingLeft()
+}
+
+// On a full state directory pods can be stopped and removed, and none be made.
+func TestFullStateDirectory(t *testing.T) {
+	for _, tc := range []struct {
+		name, size string
+		fill       func(b *bench)
+	}{
+		{"no bytes", "size=8m", (*bench).fillBytes},
+		{"no inodes", "size=8m,nr_inodes=100", (*bench).fillInodes},
+		{"no bytes, no reserve", "size=8m", func(b *bench) {
+			_ = os.Remove(filepath.Join(b.state, "reserve")) // the second time it has been used
+			b.fillBytes()
+		}},
+		{"no inodes, no reserve", "size=8m,nr_inodes=100", func(b *bench) {
+			_ = os.Remove(filepath.Join(b.state, "reserve")) // the second time it has been used
+			b.fillInodes()
+		}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			b := newBench(t)
+			b.onSmall(tc.size)
+			var log strings.Builder
+			m, h := b.unstarted()
+			m.log = slog.New(slog.NewTextHandler(&log, nil))
+			m.room.log = m.log
+			ok(t, m.Start(t.Context()))
+			podID := must[string](t)(m.Run(t.Context(), podConfig("p")))
+			id := must[string](t)(m.Create(t.Context(), podID, containerConfig("stubborn")))
+			ok(t, m.StartContainer(t.Context(), id))
+			tc.fill(b)
+			_, err := m.Run(t.Context(), podConfig("q"))
+			if !errors.Is(err, ErrExhausted) || !strings.Contains(err.Error(), b.state) || !strings.Contains(err.Error(), "remount") {
+				t.Errorf("run: %v", err)
+			}
+			c := containerConfig("run")
+			c.Name = "d"
+			if _, err = m.Create(t.Context(), podID, c); !errors.Is(err, ErrExhausted) {
+				t.Errorf("create: %v", err)
+			}
+			for _, sub := range []string{"pods", "containers"} {
+				if left := must[[]os.DirEntry](t)(os.ReadDir(filepath.Join(b.state, sub))); len(left) != 1 {
+					t.Errorf("%s: %v", sub, left)
+				}
+			}
+			ok(t, m.StopContainer(t.Context(), id, 10*time.Millisecond))
+			if c := must[Container](t)(m.Container(id)); c.State != Exited || c.ExitCode != 137 {
+				t.Errorf("container is %s, %d", c.State, c.ExitCode)
+			}
+			ok(t, m.Stop(t.Context(), podID))
+			tc.fill(b)
+			b.kill(h)
+			m2, _ := b.manager()
+			if c := must[Container](t)(m2.Container(id)); c.State != Exited || c.ExitCode != 137 {
+				t.Errorf("after a restart, container is %s, %d", c.State, c.ExitCode)
+			}
+			ok(t, m2.Remove(t.Context(), podID))
+			idle(t, m2)
+			b.nothingLeft()
+			if n := strings.Count(log.String(), "nearly full"); n != 1 {
+				t.Errorf("%d warnings:\n%s", n, &log)
+			}
+			ok(t, os.RemoveAll(filepath.Join(b.state, "filling")))
+			m2.room.check()
+			if st, err := os.Stat(filepath.Join(b.state, "reserve")); err != nil || st.Sys().(*syscall.Stat_t).Blocks*512 != reserveBytes {
+				t.Errorf("the reserve is not made again: %v", err)
+			}
+			ok(t, m2.Remove(t.Context(), must[string](t)(m2.Run(t.Context(), podConfig("q")))))
+			idle(t, m2)
+		})
+	}
+}

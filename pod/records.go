@@ -1,0 +1,147 @@
+package pod
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+
+	"github.com/coracle-project/coracle/pod/record"
+)
+
+// Records are the records of a state directory.
+type Records struct {
+	pods       record.Loaded[podRecord]
+	containers record.Loaded[containerRecord]
+}
+
+// ReadRecords reads all records and changes nothing. A record of a newer daemon is an error
+// (record.ErrVersion): without understanding it, no one knows what is to be left alone.
+func ReadRecords(stateDir string) (*Records, error) {
+	pods, err := podsIn(stateDir).LoadAll()
+	if err != nil {
+		return nil, err
+	}
+	containers, err := containersIn(stateDir).LoadAll()
+	if err != nil {
+		return nil, err
+	}
+	for id, rec := range pods.Records {
+		if err := rec.check(id); err != nil {
+			delete(pods.Records, id)
+			pods.Unread[id] = err
+		}
+	}
+	for id, rec := range containers.Records {
+		if err := rec.check(id); err != nil {
+			delete(containers.Records, id)
+			containers.Unread[id] = err
+		}
+	}
+	for _, unread := range []map[string]error{pods.Unread, containers.Unread} {
+		for _, err := range unread {
+			if errors.Is(err, record.ErrVersion) {
+				return nil, fmt.Errorf("record %w; start the newer coracled again, or remove its pods with it before this one is started", err)
+			}
+		}
+	}
+	return &Records{pods, containers}, nil
+}
+
+func podsIn(stateDir string) record.Dir[podRecord] {
+	return record.Dir[podRecord]{Path: filepath.Join(stateDir, "pods"), Name: "pod.json", Version: recordVersion}
+}
+
+func containersIn(stateDir string) record.Dir[containerRecord] {
+	return record.Dir[containerRecord]{Path: filepath.Join(stateDir, "containers"), Name: "container.json", Version: recordVersion}
+}
+
+// check says what is wrong with a record that could be parsed.
+func (r *podRecord) check(id string) error {
+	switch r.Phase {
+	case podMaking, podReady, podBroken, podStopping, podStopped, podRemoving:
+	default:
+		return fmt.Errorf("pod.json: unknown phase %q", r.Phase)
+	}
+	if r.ID != id {
+		return fmt.Errorf("pod.json: belongs to pod %q", r.ID)
+	}
+	return nil
+}
+
+func (r *containerRecord) check(id string) error {
+	switch r.Phase {
+	case containerMaking, containerCreated, containerStarting, containerRunning, containerExited, containerRemoving:
+	default:
+		return fmt.Errorf("container.json: unknown phase %q", r.Phase)
+	}
+	if r.ID != id {
+		return fmt.Errorf("container.json: belongs to container %q", r.ID)
+	}
+	return nil
+}
+
+// bare are directories without any record.
+type bare struct{ pods, containers []string }
+
+// index shows what the records say, with all turns taken. What has an unreadable record becomes
+// unmanaged.
+func (m *Manager) index(r *Records) (b bare) {
+	for id, rec := range r.pods.Records {
+		m.created.passed(rec.CreatedAt)
+		if _, err := m.indexPod(id, rec); err != nil {
+			m.leave(Unmanaged{Kind: UnmanagedPod, ID: id, PodID: id}, err)
+		}
+	}
+	for id, err := range r.pods.Unread {
+		if errors.Is(err, fs.ErrNotExist) {
+			b.pods = append(b.pods, id)
+			continue
+		}
+		m.leave(Unmanaged{Kind: UnmanagedPod, ID: id, PodID: id}, err)
+	}
+	for id, rec := range r.containers.Records {
+		m.created.passed(rec.CreatedAt)
+		if _, err := m.indexContainer(id, rec); err != nil {
+			m.leave(Unmanaged{Kind: UnmanagedContainer, ID: id, PodID: rec.PodID}, err)
+		}
+	}
+	for id, err := range r.containers.Unread {
+		if errors.Is(err, fs.ErrNotExist) {
+			b.containers = append(b.containers, id)
+			continue
+		}
+		m.leave(Unmanaged{Kind: UnmanagedContainer, ID: id, PodID: m.podInBundle(id)}, err)
+	}
+	return b
+}
+
+// indexPod shows a pod with its turn taken.
+func (m *Manager) indexPod(id string, rec podRecord) (*entry[podRecord], error) {
+	e := newEntry(id, m.podDir(), &m.room, rec, m.podChanged)
+	_ = e.turn.take(m.life.ctx) // no one else has it
+	identity := rec.Config.identity()
+	if rec.Phase == podRemoving || rec.Phase == podMaking {
+		identity += "\x00" + id // its name is free already
+	}
+	if holder, ok := m.pods.add(identity, e); !ok {
+		return nil, fmt.Errorf("pod %s has the same name %s", holder, rec.Config.String())
+	}
+	return e, nil
+}
+
+// indexContainer shows a container with its turn taken.
+func (m *Manager) indexContainer(id string, rec containerRecord) (*entry[containerRecord], error) {
+	e := newEntry(id, m.containerDir(), &m.room, rec, m.containerChanged)
+	_ = e.turn.take(m.life.ctx) // no one else has it
+	identity := containerIdentity(rec.PodID, &rec.Config)
+	if rec.Phase == containerRemoving || rec.Phase == containerMaking {
+		identity += "\x00" + id
+	} else if m.pods.exact(rec.PodID) == nil {
+		return nil, fmt.Errorf("the record of its pod %s is missing or unreadable", rec.PodID)
+	}
+	if holder, ok := m.containers.add(identity, e); !ok {
+		return nil, fmt.Errorf("container %s has the same name %s", holder, rec.Config.Name)
+	}
+	return e, nil
+}

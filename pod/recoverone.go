@@ -1,0 +1,160 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"os"
+	"time"
+
+	"github.com/coracle-project/coracle/shim/client"
+)
+
+// recoverContainer is called by who has the container's turn. inShim is false if the shim is
+// known not to have it.
+func (m *Manager) recoverContainer(ctx context.Context, e *entry[containerRecord], inShim bool) error {
+	m.dropSaving(e)
+	rec := e.get()
+	switch rec.Phase {
+	case containerMaking, containerRemoving:
+		m.queueDrop(e)
+		return nil
+	case containerCreated:
+		return nil
+	case containerExited:
+		if inShim {
+			m.clean.queue("exited container", e.id, func(ctx context.Context) error { return m.end(ctx, rec.PodID, e.id) })
+		}
+		return nil
+	}
+	s := client.Status{}
+	err := error(client.ErrNotFound)
+	if inShim {
+		s, err = m.Shim.Status(ctx, rec.PodID, e.id)
+	}
+	switch {
+	case errors.Is(err, client.ErrNotFound) && rec.Phase == containerStarting:
+		return m.startCutOff(e)
+	case errors.Is(err, client.ErrNotFound):
+		m.lost(e)
+		return nil
+	case err != nil:
+		return err
+	case s.State == client.StateStopped:
+		m.exited(e, s.ExitCode, s.ExitedAt, s.OOMKilled)
+		return nil
+	case s.State == client.StateCreated:
+		if err := m.endLeftover(ctx, rec.PodID, e.id, true); err != nil {
+			return err
+		}
+		return m.startCutOff(e)
+	}
+	if rec.Phase != containerRunning || rec.Pid != s.Pid {
+		if err := e.intend(func(r *containerRecord) {
+			if r.running() {
+				r.Phase, r.Pid = containerRunning, s.Pid
+			}
+		}); err != nil {
+			return err
+		}
+	}
+	if rec.Frozen {
+		if err := m.thaw(ctx, e); err != nil {
+			return err
+		}
+	}
+	if !rec.StopAt.IsZero() {
+		m.finishStop(e, rec.untilKill())
+	}
+	return nil
+}
+
+// startCutOff makes a container that the last daemon was about to start a created one
+// again. StartedAt stays, for the shim may still come upon that daemon's call.
+func (m *Manager) startCutOff(e *entry[containerRecord]) error {
+	return e.intend(func(r *containerRecord) { r.Phase = containerCreated })
+}
+
+// finishStop goes on with a stop that the last daemon did not live to end.
+func (m *Manager) finishStop(e *entry[containerRecord], grace time.Duration) {
+	m.life.start(func(ctx context.Context) {
+		if err := m.stopContainer(ctx, e, max(grace, 0)); err != nil && ctx.Err() == nil {
+			m.log.Error("stop from before the restart failed", "id", e.id, "err", err)
+		}
+	})
+}
+
+func (m *Manager) recoverPod(ctx context.Context, e *entry[podRecord], initInShim bool) error {
+	rec := e.get()
+	switch rec.Phase {
+	case podMaking:
+		m.clean.queue("half-made pod", e.id, func(ctx context.Context) error {
+			if err := m.undoPod(ctx, e); err != nil {
+				return err
+			}
+			return m.Shim.DeletePod(ctx, e.id)
+		})
+	case podRemoving:
+		m.queueCleaning(e)
+	case podStopping:
+		m.clean.queue("half-stopped pod", e.id, func(ctx context.Context) error {
+			if err := e.turn.take(ctx); err != nil {
+				return err
+			}
+			defer e.turn.give()
+			return m.stopPod(ctx, e)
+		})
+	case podStopped:
+		if !rec.Clean {
+			m.queueCleaning(e)
+		}
+	case podReady:
+		return m.recoverReady(ctx, e, initInShim)
+	}
+	return nil
+}
+
+// recoverReady looks whether what a ready pod stands on is still there.
+func (m *Manager) recoverReady(ctx context.Context, e *entry[podRecord], initInShim bool) error {
+	rec := e.get()
+	for _, path := range []string{rec.Namespaces.Net, rec.Namespaces.IPC, rec.Namespaces.UTS, rec.Namespaces.User} {
+		if path == "" {
+			continue
+		}
+		if _, err := os.Stat(path); err != nil {
+			m.log.Error("a pod's namespace is gone, the pod is not ready any more", "id", e.id, "err", err)
+			return e.intend(func(r *podRecord) { r.Phase = podBroken })
+		}
+	}
+	if !rec.Init {
+		return nil
+	}
+	s, err := client.Status{}, error(client.ErrNotFound)
+	if initInShim {
+		s, err = m.Shim.Status(ctx, e.id, e.id)
+	}
+	switch {
+	case err != nil && !errors.Is(err, client.ErrNotFound):
+		return err
+	case err == nil && s.State == client.StateRunning:
+		return e.intend(func(r *podRecord) { r.InitPid = s.Pid })
+	case rec.InitPid != 0:
+		m.initExited(e)
+		return nil
+	}
+	// It was being started: no container is in its namespace yet. Init stays set, for
+	// the shim may still come upon the last daemon's call.
+	return m.endLeftover(ctx, e.id, e.id, initInShim)
+}
+
+// endLeftover ends and frees a container in the shim, if it is there.
+func (m *Manager) endLeftover(ctx context.Context, podID, id string, inShim bool) error {
+	if !inShim {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, leftoverLimit)
+	defer cancel()
+	return m.end(ctx, podID, id)
+}
+
+// leftoverLimit is how long recovery waits for one container to die.
+const leftoverLimit = 5 * time.Second

@@ -1,0 +1,180 @@
+package pod
+
+import (
+	"errors"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// room is the space on the state directory's file system. Others may fill it (/run is shared by
+// all services of a node), and then pods must still be stopped and removed, or nothing would
+// ever become free. A reserve file is deleted when an intent to stop or remove does not fit, and
+// made again when there is room.
+type room struct {
+	dir string // the state directory
+	log *slog.Logger
+
+	mu      sync.Mutex
+	held    bool      // the reserve is there
+	checked time.Time // when the file system was looked at
+	writes  int       // of records, since then
+	scarce  bool      // it was nearly full then
+}
+
+const (
+	// reserveBytes is room for some hundred records of a page or two each.
+	reserveBytes = 1 << 20
+	// reserveSpare is how much must be free beside the reserve for it to be made.
+	reserveSpare = 1 << 20
+	// The file system is looked at once in so many writes, and once in so much time if there
+	// are any.
+	roomWrites = 64
+	roomAge    = 10 * time.Second
+	// What is nearly full, in percent, and what is not any more.
+	scarceAt, plentyAt = 90, 85
+)
+
+// StateUsage is how full the state directory's file system is.
+type StateUsage struct {
+	Path               string
+	Bytes, BytesFree   uint64
+	Inodes, InodesFree uint64 // Inodes is 0 if their number is not fixed
+}
+
+// Percent is how much is used of what is scarcer, bytes or inodes.
+func (u StateUsage) Percent() int {
+	percent := func(free, total uint64) int {
+		if total == 0 {
+			return 0
+		}
+		return int((total - min(free, total)) * 100 / total)
+	}
+	return max(percent(u.BytesFree, u.Bytes), percent(u.InodesFree, u.Inodes))
+}
+
+func usageAt(path string) (StateUsage, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(path, &st); err != nil {
+		return StateUsage{}, &fs.PathError{Op: "statfs", Path: path, Err: err}
+	}
+	size := uint64(st.Bsize)
+	return StateUsage{
+		Path: path, Bytes: st.Blocks * size, BytesFree: st.Bavail * size, Inodes: st.Files, InodesFree: st.Ffree,
+	}, nil
+}
+
+// StateUsage looks how full the state directory's file system is.
+func (m *Manager) StateUsage() (StateUsage, error) { return usageAt(m.opts.StateDir) }
+
+// noSpace says whether an error is that of a full file system: bytes, inodes (ENOSPC, too) or a quota.
+func noSpace(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
+
+func (r *room) file() string { return filepath.Join(r.dir, "reserve") }
+
+// wrote is told of each record that was written.
+func (r *room) wrote() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.writes++; r.writes >= roomWrites || time.Since(r.checked) >= roomAge {
+		r.checkLocked()
+	}
+}
+
+// check looks at the file system now.
+func (r *room) check() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.checkLocked()
+}
+
+// checkLocked looks at the file system, and makes the reserve if it is missing and fits.
+func (r *room) checkLocked() {
+	u, err := r.lookLocked()
+	if err != nil || r.held || u.BytesFree < reserveBytes+reserveSpare {
+		return
+	}
+	if err := makeReserve(r.file()); err != nil {
+		r.log.Warn("no reserve for stopping pods on a full state directory", "err", err)
+		return
+	}
+	r.held = true
+}
+
+// lookLocked warns once when the file system gets nearly full.
+func (r *room) lookLocked() (StateUsage, error) {
+	r.writes, r.checked = 0, time.Now()
+	u, err := usageAt(r.dir)
+	if err != nil {
+		r.log.Warn("state directory cannot be looked at", "err", err)
+		return u, err
+	}
+	switch percent := u.Percent(); {
+	case !r.scarce && percent >= scarceAt:
+		r.scarce = true
+		r.log.Warn("state directory is nearly full, "+roomRemedy, "path", r.dir, "percent", percent,
+			"bytes free", u.BytesFree, "inodes free", u.InodesFree)
+	case r.scarce && percent < plentyAt:
+		r.scarce = false
+		r.log.Info("state directory has room again", "path", r.dir, "percent", percent)
+	}
+	return u, nil
+}
+
+// makeReserve allocates the reserve; one that is there already is filled up.
+func makeReserve(path string) (err error) {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	if err = unix.Fallocate(int(f.Fd()), 0, 0, reserveBytes); err != nil {
+		err = &fs.PathError{Op: "allocate", Path: path, Err: err}
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		_ = os.Remove(path)
+	}
+	return err
+}
+
+// free gives up the reserve, and reports whether that made room.
+func (r *room) free() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	_, _ = r.lookLocked() // logged; the next write must not take the reserve again at once
+	if !r.held {
+		return false
+	}
+	r.held = false
+	if err := os.Remove(r.file()); err != nil {
+		r.log.Error("reserve not given up", "err", err)
+		return false
+	}
+	r.log.Warn("state directory is full, its reserve is used to stop and remove pods; "+roomRemedy, "path", r.dir)
+	return true
+}
+
+const roomRemedy = "remove pods, or make its file system larger (a tmpfs: mount -o remount,size=SIZE,nr_inodes=NUMBER)"
+
+// explain says what to do about an error that comes of a full file system.
+func (r *room) explain(err error) error {
+	if err == nil || !noSpace(err) {
+		return err
+	}
+	r.mu.Lock()
+	u, uerr := r.lookLocked()
+	r.mu.Unlock()
+	if uerr == nil && (u.BytesFree < reserveSpare || u.Inodes > 0 && u.InodesFree < 16) {
+		return fail(ErrExhausted, "the file system of the state directory %s is full (%d of %d bytes and %d of %d inodes free): %s: %w",
+			r.dir, u.BytesFree, u.Bytes, u.InodesFree, u.Inodes, roomRemedy, err)
+	}
+	var at *fs.PathError
+	if errors.As(err, &at) {
+		return fail(ErrExhausted, "the file system of %s is full; free space on it (coracle image prune) or make it larger: %w", at.Path, err)
+	}
+	return fail(ErrExhausted, "a file system is full: %w", err)
+}

@@ -1,0 +1,237 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/network"
+	"github.com/coracle-project/coracle/shim/client"
+)
+
+// endStrays ends what the shims have without a record, and finds out what else is unmanaged: see
+// Start. It returns the directories that may be removed.
+func (m *Manager) endStrays(ctx context.Context, known map[string][]string, b bare) bare {
+	m.namePods(known)
+	b.containers = m.leaveBareContainers(known, b.containers)
+	b.pods = m.leaveBarePods(known, b.pods)
+	tasks := m.sideBySide()
+	for podID, ids := range known {
+		for _, id := range ids {
+			if m.containers.exact(id) != nil || m.pods.exact(id) != nil || m.unmanaged.has(id) {
+				continue
+			}
+			if m.unmanaged.has(podID) {
+				m.leave(Unmanaged{Kind: UnmanagedContainer, ID: id, PodID: podID}, errors.New("its pod is unmanaged"))
+				continue
+			}
+			tasks.do("end container without a record", id, func() error { return m.endRecordless(ctx, podID, id) })
+		}
+	}
+	tasks.wait()
+	return b
+}
+
+// removeStrays removes what no record stands for: shims, and what is under the directories of pods,
+// containers, namespaces, snapshots and networks. It leaves alone what is unmanaged.
+func (m *Manager) removeStrays(ctx context.Context, known map[string][]string, b bare) {
+	tasks := m.sideBySide()
+	unmanagedPods := m.podsOfUnmanaged()
+	for podID := range known {
+		if m.pods.exact(podID) == nil && !unmanagedPods[podID] {
+			tasks.do("end shim of unknown pod", podID, func() error { return m.Shim.DeletePod(ctx, podID) })
+		}
+	}
+	var pods, containers []string
+	for _, e := range m.pods.each(func(*podRecord) bool { return true }) {
+		pods = append(pods, e.id)
+	}
+	for id := range unmanagedPods {
+		pods = append(pods, id)
+	}
+	for _, e := range m.containers.each((*containerRecord).visible) {
+		containers = append(append(containers, e.id), e.get().volumes()...)
+	}
+	for _, u := range m.Unmanaged() {
+		if u.Kind == UnmanagedContainer {
+			containers = append(containers, m.unmanagedSnapshots(u.ID)...)
+		}
+	}
+	tasks.do("recover networks", "", func() error { return m.Network.Recover(ctx, pods) })
+	tasks.wait()
+	m.queueStrayNetworks(unmanagedPods)
+	// Snapshots go after the containers that may have used them, namespaces after
+	// the network that was in them. A root that is lost is the trouble of its own
+	// container, which fails to start.
+	m.attempt("recover root file systems", "", m.Snapshots.Recover(ctx, containers))
+	m.attempt("remove strays", "", m.removeStrayDirs(ctx, b, unmanagedPods))
+}
+
+// namePods gives unmanaged containers their pod, which the shim knows best.
+func (m *Manager) namePods(known map[string][]string) {
+	for podID, ids := range known {
+		for _, id := range ids {
+			m.unmanaged.inPod(id, podID)
+		}
+	}
+}
+
+// podsOfUnmanaged are the pods of which something must stay, though they may have no entry.
+func (m *Manager) podsOfUnmanaged() map[string]bool {
+	pods := map[string]bool{}
+	for _, u := range m.Unmanaged() {
+		if u.PodID != "" {
+			pods[u.PodID] = true
+		}
+	}
+	return pods
+}
+
+// leaveBareContainers makes those directories without a record unmanaged that our own removal
+// cannot have left, and returns the others.
+func (m *Manager) leaveBareContainers(known map[string][]string, ids []string) (removable []string) {
+	podOf := map[string]string{}
+	for podID, in := range known {
+		for _, id := range in {
+			podOf[id] = podID
+		}
+	}
+	for _, id := range ids {
+		u := Unmanaged{Kind: UnmanagedContainer, ID: id, PodID: m.podInBundle(id)}
+		if podID, ok := podOf[id]; ok {
+			u.PodID = podID
+			m.leave(u, errors.New("its record is missing, and the shim has the container"))
+			continue
+		}
+		mounted, err := mountedAt(mountPoints(m.containerDir().Of(id)))
+		switch {
+		case err != nil:
+			m.leave(u, fmt.Errorf("its record is missing: %w", err))
+		case mounted != "":
+			m.leave(u, fmt.Errorf("its record is missing, and %s is mounted", mounted))
+		default:
+			removable = append(removable, id)
+		}
+	}
+	return removable
+}
+
+// leaveBarePods is the same for pods.
+func (m *Manager) leaveBarePods(known map[string][]string, ids []string) (removable []string) {
+	if len(ids) == 0 {
+		return nil
+	}
+	connected := map[string]bool{}
+	for _, l := range m.Network.Leases() {
+		connected[l.PodID] = true
+	}
+	for _, id := range ids {
+		leave := func(why error) { m.leave(Unmanaged{Kind: UnmanagedPod, ID: id, PodID: id}, why) }
+		mounted, err := mountedAt([]string{m.podFiles(id)})
+		_, pinned := os.Stat(m.nsDir(id))
+		switch {
+		case len(known[id]) > 0 || len(m.unmanagedIn(id)) > 0:
+			leave(errors.New("its record is missing, and it has containers"))
+		case connected[id]:
+			leave(errors.New("its record is missing, and it has a network"))
+		case !errors.Is(pinned, fs.ErrNotExist):
+			leave(errors.New("its record is missing, and it has namespaces"))
+		case err != nil:
+			leave(fmt.Errorf("its record is missing: %w", err))
+		case mounted != "":
+			leave(fmt.Errorf("its record is missing, and %s is mounted", mounted))
+		default:
+			removable = append(removable, id)
+		}
+	}
+	return removable
+}
+
+// mountedAt is the first of the paths where something is mounted, if there is one.
+func mountedAt(paths []string) (string, error) {
+	for _, path := range paths {
+		var st unix.Statx_t
+		err := unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT, 0, &st)
+		switch {
+		case errors.Is(err, unix.ENOENT):
+		case err != nil:
+			return "", &fs.PathError{Op: "statx", Path: path, Err: err}
+		case st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0: // Linux 5.8
+			return path, nil
+		}
+	}
+	return "", nil
+}
+
+// endRecordless decides on a container in the shim that has neither a record nor a directory.
+// Ours is removed after its end, so it is there because the shim carried out a call of a daemon
+// that had died, or because others removed the directory.
+func (m *Manager) endRecordless(ctx context.Context, podID, id string) error {
+	stays := false
+	if p := m.pods.exact(podID); p != nil {
+		switch p.get().Phase {
+		case podReady, podBroken:
+			stays = true
+		}
+	}
+	if stays {
+		bounded, cancel := context.WithTimeout(ctx, recoverLimit)
+		s, err := m.Shim.Status(bounded, podID, id)
+		cancel()
+		switch {
+		case errors.Is(err, client.ErrNotFound):
+			return nil
+		case err != nil:
+			m.leave(Unmanaged{Kind: UnmanagedContainer, ID: id, PodID: podID}, fmt.Errorf("its directory is missing: %w", err))
+			return nil
+		case s.State == client.StateRunning || s.State == client.StatePaused:
+			m.leave(Unmanaged{Kind: UnmanagedContainer, ID: id, PodID: podID}, errors.New("its directory is missing, and it runs"))
+			return nil
+		}
+	}
+	m.log.Warn("container in the shim without a record, ending it", "id", id, "pod", podID)
+	return m.endLeftover(ctx, podID, id, true)
+}
+
+// queueStrayNetworks has what Recover did not take down, because a plugin hung or failed, tried again until it is gone.
+func (m *Manager) queueStrayNetworks(unmanaged map[string]bool) {
+	for _, l := range m.Network.Leases() {
+		if m.pods.exact(l.PodID) == nil && !unmanaged[l.PodID] {
+			m.clean.queue("network of unknown pod", l.PodID, func(ctx context.Context) error {
+				return m.Network.Teardown(ctx, network.Pod{ID: l.PodID})
+			})
+		}
+	}
+}
+
+func (m *Manager) removeStrayDirs(ctx context.Context, b bare, unmanagedPods map[string]bool) error {
+	for _, id := range b.containers {
+		if err := m.removeContainerDir(id); err != nil {
+			return err
+		}
+	}
+	for _, id := range b.pods {
+		if err := unmount(m.podFiles(id)); err != nil {
+			return err
+		}
+		if err := m.podDir().Remove(id); err != nil {
+			return err
+		}
+	}
+	pinned, err := os.ReadDir(m.nsRoot())
+	if err != nil {
+		return err
+	}
+	for _, d := range pinned {
+		if m.pods.exact(d.Name()) == nil && !unmanagedPods[d.Name()] {
+			if err := m.Namespaces.Remove(ctx, m.nsDir(d.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

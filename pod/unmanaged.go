@@ -1,0 +1,431 @@
+package pod
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/coracle-project/coracle/internal/keylock"
+	"github.com/coracle-project/coracle/network"
+	"github.com/coracle-project/coracle/pod/record"
+)
+
+// Unmanaged is a pod or container of which something is there and may run, and whose record cannot
+// tell what. It is in no list, and nothing of it is touched: not its processes, network,
+// namespaces, root nor volumes. Stop, Remove, StopContainer and RemoveContainer take its id, and
+// then stop or remove all that is found under it.
+type Unmanaged struct {
+	Kind UnmanagedKind `json:"kind"`
+	ID   string        `json:"id"`
+	// PodID is the pod's own id, or that of a container's pod; empty if it is not known.
+	PodID string `json:"podID,omitempty"`
+	// Reason says what is wrong and what can be done.
+	Reason string `json:"reason"`
+}
+
+// UnmanagedKind is what an Unmanaged is.
+type UnmanagedKind string
+
+// The kinds.
+const (
+	UnmanagedPod       UnmanagedKind = "pod"
+	UnmanagedContainer UnmanagedKind = "container"
+)
+
+// unmanagedSet is what is unmanaged, by id.
+type unmanagedSet struct {
+	busy keylock.Lock // ids that are being recovered or removed
+
+	mu   sync.Mutex
+	byID map[string]Unmanaged
+}
+
+func newUnmanagedSet() unmanagedSet { return unmanagedSet{byID: map[string]Unmanaged{}} }
+
+func (s *unmanagedSet) put(u Unmanaged) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.byID[u.ID] = u
+}
+
+// inPod notes the pod of a container.
+func (s *unmanagedSet) inPod(id, podID string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if u, ok := s.byID[id]; ok && u.Kind == UnmanagedContainer {
+		u.PodID = podID
+		s.byID[id] = u
+	}
+}
+
+func (s *unmanagedSet) drop(id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.byID, id)
+}
+
+func (s *unmanagedSet) has(id string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, ok := s.byID[id]
+	return ok
+}
+
+// all returns what fits, sorted by kind and id.
+func (s *unmanagedSet) all(fits func(Unmanaged) bool) []Unmanaged {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var us []Unmanaged
+	for _, u := range s.byID {
+		if fits(u) {
+			us = append(us, u)
+		}
+	}
+	slices.SortFunc(us, func(a, b Unmanaged) int {
+		return cmp.Or(-cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.ID, b.ID))
+	})
+	return us
+}
+
+// Unmanaged are the pods and containers that are left as they are, pods first.
+func (m *Manager) Unmanaged() []Unmanaged {
+	return m.unmanaged.all(func(Unmanaged) bool { return true })
+}
+
+// unmanagedIn are the unmanaged containers of a pod.
+func (m *Manager) unmanagedIn(podID string) []Unmanaged {
+	return m.unmanaged.all(func(u Unmanaged) bool { return u.Kind == UnmanagedContainer && u.PodID == podID })
+}
+
+// findUnmanaged finds one by its id or a unique prefix.
+func (m *Manager) findUnmanaged(kind UnmanagedKind, id string) (Unmanaged, bool) {
+	us := m.unmanaged.all(func(u Unmanaged) bool {
+		return u.Kind == kind && (u.ID == id || id != "" && len(id) < idLength && strings.HasPrefix(u.ID, id))
+	})
+	if len(us) == 1 {
+		return us[0], true
+	}
+	for _, u := range us {
+		if u.ID == id {
+			return u, true
+		}
+	}
+	return Unmanaged{}, false
+}
+
+// leave makes something unmanaged. If its record may be read later, that is tried.
+func (m *Manager) leave(u Unmanaged, cause error) {
+	m.unmanaged.put(u.because(cause))
+	if record.Transient(cause) {
+		m.life.start(func(ctx context.Context) { m.readAgain(ctx, u) })
+	}
+}
+
+// because gives it its reason, with the command that removes it.
+func (u Unmanaged) because(cause error) Unmanaged {
+	remove := "crictl rm "
+	if u.Kind == UnmanagedPod {
+		remove = "crictl rmp "
+	}
+	u.Reason = cause.Error() + "; nothing of it is touched until it is removed by its id: " + remove + u.ID
+	return u
+}
+
+// logUnmanaged says once what recovery has left alone.
+func (m *Manager) logUnmanaged() {
+	for _, u := range m.Unmanaged() {
+		m.log.Error("unmanaged "+string(u.Kind)+", left as it is", "id", u.ID, "pod", u.PodID, "reason", u.Reason)
+	}
+}
+
+// A record that could not be read for a reason that may pass is read again after a pause that
+// doubles.
+const (
+	firstReread = time.Second
+	lastReread  = 10 * time.Minute
+)
+
+// readAgain reads a record until that succeeds, or its object has been removed.
+func (m *Manager) readAgain(ctx context.Context, u Unmanaged) {
+	if m.awaitRecovery(ctx) != nil {
+		return
+	}
+	for pause := firstReread; ; pause = min(2*pause, lastReread) {
+		if sleep(ctx, pause) != nil {
+			return
+		}
+		release, err := m.unmanaged.busy.Acquire(ctx, u.ID)
+		if err != nil {
+			return
+		}
+		again := m.unmanaged.has(u.ID) && m.adopt(ctx, u)
+		release()
+		if !again {
+			return
+		}
+	}
+}
+
+// adopt takes an unmanaged pod or container back if its record can be read by now. again says
+// that it may be readable later. The caller holds its id.
+func (m *Manager) adopt(ctx context.Context, u Unmanaged) (again bool) {
+	var err error
+	if u.Kind == UnmanagedPod {
+		err = m.adoptPod(ctx, u.ID)
+	} else {
+		u.PodID, err = m.adoptContainer(ctx, u)
+	}
+	switch {
+	case err == nil:
+		m.log.Info("record is readable again, "+string(u.Kind)+" is managed", "id", u.ID)
+		return false
+	case record.Transient(err):
+		return true
+	}
+	m.unmanaged.put(u.because(err))
+	return false
+}
+
+// adoptPod shows and recovers a pod, and its containers that waited for it.
+func (m *Manager) adoptPod(ctx context.Context, id string) error {
+	rec, err := m.podDir().Load(id)
+	if err == nil {
+		err = rec.check(id)
+	}
+	if err != nil {
+		return err
+	}
+	m.created.passed(rec.CreatedAt)
+	e, err := m.indexPod(id, rec)
+	if err != nil {
+		return err
+	}
+	m.unmanaged.drop(id)
+	m.podChanged(&podRecord{Phase: podMaking}, &rec)
+	m.attempt("recover pod", id, recoverOne(ctx, m, "pod", e, func(ctx context.Context, _ bool) error {
+		return m.recoverPod(ctx, e, true)
+	}))
+	for _, u := range m.unmanagedIn(id) {
+		release, err := m.unmanaged.busy.Acquire(ctx, u.ID)
+		if err != nil {
+			return nil // the life ends
+		}
+		if m.unmanaged.has(u.ID) {
+			m.adopt(ctx, u)
+		}
+		release()
+	}
+	return nil
+}
+
+// adoptContainer also tells the container's pod, as far as it is known.
+func (m *Manager) adoptContainer(ctx context.Context, u Unmanaged) (podID string, err error) {
+	rec, err := m.containerDir().Load(u.ID)
+	if err == nil {
+		err = rec.check(u.ID)
+	}
+	if err != nil {
+		return u.PodID, err
+	}
+	m.created.passed(rec.CreatedAt)
+	e, err := m.indexContainer(u.ID, rec)
+	if err != nil {
+		return rec.PodID, err
+	}
+	m.unmanaged.drop(u.ID)
+	m.containerChanged(&containerRecord{Phase: containerMaking}, &rec)
+	m.attempt("recover container", u.ID, recoverOne(ctx, m, "container", e, func(ctx context.Context, _ bool) error {
+		return m.recoverContainer(ctx, e, true)
+	}))
+	return rec.PodID, nil
+}
+
+// podInBundle is the pod that a container's bundle names, empty if it cannot be known.
+func (m *Manager) podInBundle(id string) string {
+	b, err := os.ReadFile(filepath.Join(m.containerDir().Of(id), "config.json"))
+	if err != nil {
+		return ""
+	}
+	var spec struct {
+		Annotations map[string]string `json:"annotations"`
+	}
+	if json.Unmarshal(b, &spec) != nil {
+		return ""
+	}
+	return spec.Annotations[sandboxAnnotation]
+}
+
+// sandboxAnnotation has the pod's id in each container's specification.
+const sandboxAnnotation = "io.kubernetes.cri.sandbox-id"
+
+// unmanagedSnapshots are the ids of the snapshots that a container without a record has: those of
+// its root, and of the mount points in its directory (see volumes).
+func (m *Manager) unmanagedSnapshots(id string) []string {
+	ids := []string{id}
+	if len(id) < idLength {
+		return ids // not an id of ours
+	}
+	dir := m.containerDir().Of(id)
+	mounts, _ := os.ReadDir(filepath.Join(dir, "volumes")) // none if there is no directory
+	for _, mount := range mounts {
+		ids = append(ids, volumePrefix(id)+mount.Name())
+	}
+	if _, err := os.Stat(filepath.Join(dir, "checkpoint")); err == nil {
+		ids = append(ids, checkpointImageID(id))
+	}
+	return ids
+}
+
+// stopUnmanaged kills what runs under the id of an unmanaged pod or container.
+func (m *Manager) stopUnmanaged(ctx context.Context, u Unmanaged) error {
+	return m.do(ctx, "stop-unmanaged/"+u.ID, stopLimit, func(ctx context.Context) error {
+		if err := m.awaitRecovery(ctx); err != nil {
+			return err
+		}
+		if u.Kind == UnmanagedContainer {
+			return m.end(ctx, u.PodID, u.ID)
+		}
+		ids, err := m.shimHas(ctx, u.ID)
+		if err != nil {
+			return err
+		}
+		for _, id := range ids {
+			if err := m.end(ctx, u.ID, id); err != nil {
+				return during("container", id, err)
+			}
+		}
+		return nil
+	})
+}
+
+// shimHas are the containers of an unmanaged pod, with its init.
+func (m *Manager) shimHas(ctx context.Context, podID string) ([]string, error) {
+	known, err := m.Shim.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return known[podID], nil
+}
+
+// removeUnmanaged removes all that is found under the id of an unmanaged pod or container.
+func (m *Manager) removeUnmanaged(ctx context.Context, u Unmanaged) error {
+	return m.do(ctx, "remove-unmanaged/"+u.ID, removeLimit, func(ctx context.Context) error {
+		if err := m.awaitRecovery(ctx); err != nil {
+			return err
+		}
+		m.log.Warn("removing an unmanaged "+string(u.Kind)+" by request", "id", u.ID, "pod", u.PodID)
+		if u.Kind == UnmanagedContainer {
+			return m.dropUnmanagedContainer(ctx, u)
+		}
+		return m.dropUnmanagedPod(ctx, u.ID)
+	})
+}
+
+func (m *Manager) dropUnmanagedPod(ctx context.Context, podID string) error {
+	release, err := m.unmanaged.busy.Acquire(ctx, podID)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if !m.unmanaged.has(podID) {
+		return fail(ErrUnavailable, "its record has been read meanwhile, try again")
+	}
+	for _, u := range m.unmanagedIn(podID) {
+		if err := m.dropUnmanagedContainer(ctx, u); err != nil {
+			return during("container", u.ID, err)
+		}
+	}
+	ids, err := m.shimHas(ctx, podID) // the init
+	if err != nil {
+		return err
+	}
+	for _, id := range ids {
+		if err := m.end(ctx, podID, id); err != nil {
+			return during("container", id, err)
+		}
+	}
+	if err := m.faultAt(ctx, faultUnmanagedEnded); err != nil {
+		return err
+	}
+	if err := m.Network.Teardown(ctx, network.Pod{ID: podID, NetNS: filepath.Join(m.nsDir(podID), "net")}); err != nil {
+		return err
+	}
+	if err := m.faultAt(ctx, faultUnmanagedNetwork); err != nil {
+		return err
+	}
+	if err := m.Namespaces.Remove(ctx, m.nsDir(podID)); err != nil {
+		return err
+	}
+	if err := m.Shim.DeletePod(ctx, podID); err != nil {
+		return err
+	}
+	if err := unmount(m.podFiles(podID)); err != nil {
+		return err
+	}
+	if err := m.podDir().Remove(podID); err != nil {
+		return err
+	}
+	m.unmanaged.drop(podID)
+	return nil
+}
+
+func (m *Manager) dropUnmanagedContainer(ctx context.Context, u Unmanaged) error {
+	release, err := m.unmanaged.busy.Acquire(ctx, u.ID)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if !m.unmanaged.has(u.ID) {
+		return nil
+	}
+	if err := m.end(ctx, u.PodID, u.ID); err != nil {
+		return err
+	}
+	if err := m.faultAt(ctx, faultUnmanagedKilled); err != nil {
+		return err
+	}
+	var errs []error
+	for _, id := range m.unmanagedSnapshots(u.ID) {
+		errs = append(errs, m.Snapshots.Remove(ctx, id))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	if err := m.faultAt(ctx, faultUnmanagedSnapshots); err != nil {
+		return err
+	}
+	if err := m.removeContainerDir(u.ID); err != nil {
+		return err
+	}
+	m.unmanaged.drop(u.ID)
+	return nil
+}
+
+// removeContainerDir removes a directory without an entry. What is still mounted must not be
+// deleted through.
+func (m *Manager) removeContainerDir(id string) error {
+	dir := m.containerDir().Of(id)
+	for _, at := range mountPoints(dir) {
+		if err := unmount(at); err != nil {
+			return err
+		}
+	}
+	return m.containerDir().Remove(id)
+}
+
+// mountPoints are the places in a container's directory where something may be mounted.
+func mountPoints(dir string) []string {
+	at := []string{filepath.Join(dir, "rootfs"), filepath.Join(dir, "checkpoint")}
+	volumes, _ := os.ReadDir(filepath.Join(dir, "volumes")) // none if there is no directory
+	for _, v := range volumes {
+		at = append(at, filepath.Join(dir, "volumes", v.Name()))
+	}
+	return at
+}

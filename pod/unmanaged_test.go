@@ -1,0 +1,355 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/coracle-project/coracle/internal/fault"
+	"github.com/coracle-project/coracle/network"
+	"github.com/coracle-project/coracle/shim/client"
+)
+
+// lone is a running container with an image volume in a pod with a name, made by a daemon that is
+// dead since.
+func (b *bench) lone() (m *Manager, podID, id string) {
+	b.t.Helper()
+	m, h := b.manager()
+	podID = must[string](b.t)(m.Run(b.t.Context(), podConfig("p")))
+	c := containerConfig("run")
+	c.Mounts = []Mount{{ContainerPath: "/image", Image: "busybox"}}
+	id = must[string](b.t)(m.Create(b.t.Context(), podID, c))
+	ok(b.t, m.StartContainer(b.t.Context(), id))
+	b.kill(h)
+	return m, podID, id
+}
+
+// untouched fails the test unless all of lone's is as it was.
+func (b *bench) untouched(m *Manager, podID, id string) {
+	b.t.Helper()
+	mounted, err := mountedAt([]string{m.podFiles(podID)})
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	p := b.procs[id]
+	if p == nil || p.state != client.StateRunning || len(p.signals) > 0 {
+		b.t.Errorf("container: %+v", p)
+	}
+	if b.snapshots[id] == "" || b.snapshots[volumeID(id, 0)] == "" {
+		b.t.Errorf("snapshots: %v", b.snapshots)
+	}
+	if _, connected := b.networks[podID]; !connected || !b.pins[m.nsDir(podID)] {
+		b.t.Errorf("networks %v, namespaces %v", b.networks, b.pins)
+	}
+	if err != nil || mounted == "" {
+		b.t.Errorf("the pod's files: %q, %v", mounted, err)
+	}
+}
+
+// damage is what may happen to a record, and what the reason says then.
+var damage = []struct {
+	name, reason string
+	do           func(file string) error
+}{
+	{"truncated", "unexpected end of JSON", func(file string) error { return os.Truncate(file, 30) }},
+	{"emptied", "unexpected end of JSON", func(file string) error { return os.Truncate(file, 0) }},
+	{"another's", "belongs to", func(file string) error { return replaceIn(file, `"id":"`, `"id":"x`) }},
+	{"phase of the future", `unknown phase "xr`, func(file string) error { return replaceIn(file, `"phase":"r`, `"phase":"xr`) }},
+	{"unreadable for now", "input/output error", unreadable},
+	{"missing", "missing", os.Remove},
+}
+
+func replaceIn(file, old, with string) error {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(file, []byte(strings.Replace(string(b), old, with, 1)), 0o600)
+}
+
+// unreadable makes reading the file fail with EIO, as address 0 is not mapped (proc_pid_mem(5)). The
+// record is beside it then.
+func unreadable(file string) error {
+	return errors.Join(os.Rename(file, file+".kept"), os.Symlink("/proc/self/mem", file))
+}
+
+// A container that runs goes on, with all that belongs to it, whatever has happened to its record or
+// its pod's. It is gone when it is removed by its id.
+func TestUnreadableRecordIsLeftAlone(t *testing.T) {
+	for _, d := range damage {
+		for _, kind := range []UnmanagedKind{UnmanagedPod, UnmanagedContainer} {
+			t.Run(d.name+"/"+string(kind), func(t *testing.T) {
+				b := newBench(t)
+				m1, podID, id := b.lone()
+				file := m1.containerDir().File(id)
+				if kind == UnmanagedPod {
+					file = m1.podDir().File(podID)
+				}
+				ok(t, d.do(file))
+				m, _ := b.manager()
+				idle(t, m)
+				b.untouched(m, podID, id)
+				us := m.Unmanaged()
+				want := 1
+				if kind == UnmanagedPod {
+					want = 2 // and its container
+				}
+				if len(us) != want || us[0].Kind != kind || !strings.Contains(us[0].Reason, d.reason) {
+					t.Fatalf("unmanaged: %+v", us)
+				}
+				for _, u := range us {
+					if u.PodID != podID || !strings.Contains(u.Reason, u.ID) {
+						t.Errorf("unmanaged: %+v", u)
+					}
+				}
+				pods, containers := len(slices.Collect(m.Pods(PodFilter{}))), len(slices.Collect(m.Containers(ContainerFilter{})))
+				if kind == UnmanagedPod && pods != 0 || containers != 0 {
+					t.Errorf("listed: %d pods, %d containers", pods, containers)
+				}
+				if kind == UnmanagedContainer {
+					c := must[Container](t)(m.Container(id[:12]))
+					if c.ID != id || c.State != Unknown || c.Message == "" {
+						t.Errorf("its status: %+v", c)
+					}
+					ok(t, m.StopContainer(t.Context(), id, 0))
+					if p := b.proc(id); p != nil {
+						t.Errorf("stopped, but: %+v", p)
+					}
+					ok(t, m.RemoveContainer(t.Context(), id))
+				} else {
+					if p := must[Pod](t)(m.Pod(podID)); p.ID != podID || p.State != NotReady {
+						t.Errorf("its status: %+v", p)
+					}
+					ok(t, m.Stop(t.Context(), podID))
+					if p := b.proc(id); p != nil {
+						t.Errorf("stopped, but: %+v", p)
+					}
+				}
+				ok(t, m.Remove(t.Context(), podID))
+				if us := m.Unmanaged(); len(us) != 0 {
+					t.Errorf("still unmanaged: %+v", us)
+				}
+				idle(t, m)
+				b.nothingLeft()
+			})
+		}
+	}
+}
+
+// A pod with a container whose record is lost can be stopped and removed as any.
+func TestPodTakesUnmanagedContainerAlong(t *testing.T) {
+	b := newBench(t)
+	m1, podID, id := b.lone()
+	ok(t, os.Truncate(m1.containerDir().File(id), 3))
+	m, _ := b.manager()
+	ok(t, m.Stop(t.Context(), podID))
+	if p := b.proc(id); p != nil {
+		t.Errorf("the pod is stopped, its container is %+v", p)
+	}
+	ok(t, m.Remove(t.Context(), podID))
+	idle(t, m)
+	b.nothingLeft()
+}
+
+// What could not be read for a reason that passes is managed as soon as it can be.
+func TestRecordsReadableAgain(t *testing.T) {
+	b := newBench(t)
+	m1, podID, id := b.lone()
+	files := []string{m1.podDir().File(podID), m1.containerDir().File(id)}
+	for _, file := range files {
+		ok(t, unreadable(file))
+	}
+	m, _ := b.manager()
+	events, stop := m.Watch()
+	defer stop()
+	b.untouched(m, podID, id)
+	if us := m.Unmanaged(); len(us) != 2 {
+		t.Fatalf("unmanaged: %+v", us)
+	}
+	for _, file := range files {
+		ok(t, os.Rename(file+".kept", file))
+	}
+	started := map[string]bool{}
+	deadline := time.After(patience)
+	for !started[podID] || !started[id] {
+		select {
+		case ev := <-events:
+			started[ev.ID] = started[ev.ID] || ev.Kind == EventStarted
+		case <-deadline:
+			t.Fatalf("unmanaged: %+v", m.Unmanaged())
+		}
+	}
+	// Its operations wait until it has been recovered.
+	ok(t, m.StopContainer(t.Context(), id, 0))
+	if c := must[Container](t)(m.Container(id)); c.State != Exited || c.ExitCode != 137 {
+		t.Errorf("container is %s, %d", c.State, c.ExitCode)
+	}
+	ok(t, m.Remove(t.Context(), podID))
+	if us := m.Unmanaged(); len(us) != 0 {
+		t.Errorf("still unmanaged: %+v", us)
+	}
+	idle(t, m)
+	b.nothingLeft()
+}
+
+// What the shim has without any record is killed only where it must be ours to remove.
+func TestContainersWithoutDirectory(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		pod   func(m *Manager, podID string) error // what happens to the pod before
+		state client.State
+		kept  bool
+	}{
+		{"ready pod, running", nil, client.StateRunning, true},
+		{"ready pod, paused", nil, client.StatePaused, true},
+		{"ready pod, never let go", nil, client.StateCreated, false},
+		{"ready pod, ended", nil, client.StateStopped, false},
+		{"stopped pod, running", func(m *Manager, id string) error { return m.Stop(context.Background(), id) }, client.StateRunning, false},
+		{"pod half made, running", func(m *Manager, id string) error { return setPhase(m, id, podMaking) }, client.StateRunning, false},
+		{"pod half removed, running", func(m *Manager, id string) error { return setPhase(m, id, podRemoving) }, client.StateRunning, false},
+		{"pod unmanaged, running", func(m *Manager, id string) error { return os.Truncate(m.podDir().File(id), 3) }, client.StateRunning, true},
+		{"pod gone, running", func(m *Manager, id string) error {
+			return errors.Join(unmount(m.podFiles(id)), os.RemoveAll(m.podDir().Of(id)))
+		}, client.StateRunning, false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			b := newBench(t)
+			m1, h := b.manager()
+			podID, id := must[string](t)(m1.Run(t.Context(), podConfig("p"))), newID()
+			if tc.pod != nil {
+				ok(t, tc.pod(m1, podID))
+				idle(t, m1)
+			}
+			b.kill(h)
+			b.mu.Lock()
+			b.procs[id] = &proc{podID: podID, args: []string{"run"}, state: tc.state}
+			b.mu.Unlock()
+			m, _ := b.manager()
+			idle(t, m)
+			if kept := b.proc(id) != nil; kept != tc.kept {
+				t.Errorf("kept %t, unmanaged %+v", kept, m.Unmanaged())
+			}
+			if tc.kept {
+				if len(m.unmanagedIn(podID)) != 1 {
+					t.Errorf("unmanaged: %+v", m.Unmanaged())
+				}
+				ok(t, m.RemoveContainer(t.Context(), id))
+			}
+			ok(t, m.Remove(t.Context(), podID))
+			idle(t, m)
+			b.nothingLeft()
+		})
+	}
+}
+
+func setPhase(m *Manager, podID string, p podPhase) error {
+	return m.pods.exact(podID).update(func(r *podRecord) { r.Phase = p })
+}
+
+// A directory without a record is removed only if nothing of it is known anywhere.
+func TestBareDirectories(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		kind UnmanagedKind
+		have func(b *bench, m *Manager, id string) error
+		kept bool
+	}{
+		{"container, nothing", UnmanagedContainer, func(*bench, *Manager, string) error { return nil }, false},
+		{"container, mounted", UnmanagedContainer, func(_ *bench, m *Manager, id string) error {
+			return mountTmpfs(filepath.Join(m.containerDir().Of(id), "rootfs"))
+		}, true},
+		{"container, volume mounted", UnmanagedContainer, func(_ *bench, m *Manager, id string) error {
+			return mountTmpfs(filepath.Join(m.containerDir().Of(id), "volumes", "1"))
+		}, true},
+		{"container, in the shim", UnmanagedContainer, func(b *bench, _ *Manager, id string) error {
+			b.procs[id] = &proc{podID: newID(), args: []string{"run"}, state: client.StateStopped}
+			return nil
+		}, true},
+		{"pod, nothing", UnmanagedPod, func(*bench, *Manager, string) error { return nil }, false},
+		{"pod, network", UnmanagedPod, func(b *bench, _ *Manager, id string) error {
+			b.networks[id] = network.Pod{ID: id}
+			return nil
+		}, true},
+		{"pod, namespaces", UnmanagedPod, func(b *bench, m *Manager, id string) error {
+			b.pins[m.nsDir(id)] = true
+			return os.MkdirAll(m.nsDir(id), 0o755)
+		}, true},
+		{"pod, files mounted", UnmanagedPod, func(_ *bench, m *Manager, id string) error { return mountTmpfs(m.podFiles(id)) }, true},
+		{"pod, container in the shim", UnmanagedPod, func(b *bench, _ *Manager, id string) error {
+			b.procs[newID()] = &proc{podID: id, args: []string{"run"}, state: client.StateRunning}
+			return nil
+		}, true},
+		{"pod, container's bundle names it", UnmanagedPod, func(_ *bench, m *Manager, id string) error {
+			c := newID()
+			ok := m.containerDir().Make(c)
+			return errors.Join(ok, os.WriteFile(m.containerDir().File(c), nil, 0o600),
+				os.WriteFile(filepath.Join(m.containerDir().Of(c), "config.json"), []byte(`{"annotations":{"io.kubernetes.cri.sandbox-id":"`+id+`"}}`), 0o600))
+		}, true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			b := newBench(t)
+			m, _ := b.unstarted()
+			id := newID()
+			if tc.kind == UnmanagedPod {
+				ok(t, m.podDir().Make(id))
+			} else {
+				ok(t, m.containerDir().Make(id))
+			}
+			ok(t, tc.have(b, m, id))
+			ok(t, m.Start(t.Context()))
+			idle(t, m)
+			_, kept := m.findUnmanaged(tc.kind, id)
+			if kept != tc.kept {
+				t.Errorf("kept %t: %+v", kept, m.Unmanaged())
+			}
+			if tc.kind == UnmanagedPod {
+				ok(t, m.Remove(t.Context(), id))
+			} else {
+				ok(t, m.RemoveContainer(t.Context(), id))
+			}
+			idle(t, m)
+			b.nothingLeft()
+		})
+	}
+}
+
+func mountTmpfs(dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	return mountSized(dir, "size=64k")
+}
+
+// The removal of what is unmanaged can be cut off anywhere, and is then asked for again.
+func TestCrashWhileRemovingUnmanaged(t *testing.T) {
+	for _, point := range []fault.Point{faultUnmanagedKilled, faultUnmanagedSnapshots, faultUnmanagedEnded, faultUnmanagedNetwork} {
+		t.Run(string(point), func(t *testing.T) {
+			b := newBench(t)
+			m1, podID, id := b.lone()
+			ok(t, os.Truncate(m1.podDir().File(podID), 3))
+			ok(t, os.Truncate(m1.containerDir().File(id), 3))
+			m2, h2 := b.manager()
+			crashed := b.crash(m2, h2, string(point))
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			go m2.Remove(ctx, podID)
+			select {
+			case <-crashed:
+			case <-time.After(patience):
+				t.Fatal("the point was not reached")
+			}
+			cancel()
+			m, _ := b.manager()
+			ok(t, m.Remove(t.Context(), podID))
+			if us := m.Unmanaged(); len(us) != 0 {
+				t.Errorf("still unmanaged: %+v", us)
+			}
+			idle(t, m)
+			b.nothingLeft()
+		})
+	}
+}
