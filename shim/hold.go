@@ -34,9 +34,13 @@ func (h *hold) connect() {
 		h.log.Warn("no keeper: a killed shim would lose terminals", "error", err)
 		return
 	}
+	h.set(k)
+}
+
+func (h *hold) set(k *keeper.Keeper) {
 	h.mu.Lock()
+	defer h.mu.Unlock()
 	h.k = k
-	h.mu.Unlock()
 }
 
 func (h *hold) keeper() *keeper.Keeper {
@@ -108,7 +112,7 @@ func (n named) close() {
 	}
 }
 
-// watch calls again with every new keeper after the first is gone, until ctx ends.
+// watch calls again with every new keeper after the first is gone or hung, until ctx ends.
 func (h *hold) watch(ctx context.Context, again func()) {
 	if h.dir == "" {
 		return
@@ -121,22 +125,16 @@ func (h *hold) watch(ctx context.Context, again func()) {
 			if ctx.Err() != nil {
 				return
 			}
-			k.Close()
-			h.mu.Lock()
-			h.k = nil
-			h.mu.Unlock()
-			h.log.Warn("the keeper is gone; waiting for the daemon to start another")
+			h.set(nil)
+			h.log.Warn("keeper is lost; waiting for the daemon to start another", "error", k.Err())
 		}
-		k, err := keeper.Await(ctx, h.dir)
+		k, err := keeper.Await(ctx, h.dir, func(err error) {
+			h.log.Error("cannot wait for a keeper; trying again", "error", err)
+		})
 		if err != nil {
-			if ctx.Err() == nil {
-				h.log.Error("cannot wait for a keeper", "error", err)
-			}
 			return
 		}
-		h.mu.Lock()
-		h.k = k
-		h.mu.Unlock()
+		h.set(k)
 		again()
 	}
 }

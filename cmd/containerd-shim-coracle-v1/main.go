@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/internal/fault"
+	"github.com/coracle-project/coracle/internal/logfile"
 	"github.com/coracle-project/coracle/internal/version"
 	"github.com/coracle-project/coracle/runtime/engine"
 	"github.com/coracle-project/coracle/runtime/lc"
@@ -66,13 +67,18 @@ func serve(args []string) error {
 	tuneMemory()
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT)
 	defer stop()
-	log := slog.New(slog.NewTextHandler(os.Stderr, nil)).With("shim", *name)
 	// Before anything is made or changed: a shim of this directory may still be ending.
 	lock, err := shim.LockState(ctx, *state, shim.LockPatience)
 	if err != nil {
 		return err
 	}
 	defer lock.Release()
+	out, err := logfile.Stderr(filepath.Join(*state, "shim.log"))
+	if err != nil {
+		return err
+	}
+	log := slog.New(slog.NewTextHandler(out, nil)).With("shim", *name)
+	slog.SetDefault(log) // and of package log
 	l, err := listener(*listen, *state)
 	if err != nil {
 		return err

@@ -118,15 +118,13 @@ func (h *holder) watch(ctx context.Context, s *server.Server) {
 		if ctx.Err() != nil {
 			return
 		}
-		h.log.Warn("the keeper is gone; waiting for coracled to start another")
-		next, err := keeper.Await(ctx, h.dir)
+		h.log.Warn("keeper is lost; waiting for coracled to start another", "error", k.Err())
+		next, err := keeper.Await(ctx, h.dir, func(err error) {
+			h.log.Error("cannot wait for a keeper; trying again", "error", err)
+		})
 		if err != nil {
-			if ctx.Err() == nil {
-				h.log.Error("cannot wait for a keeper", "error", err)
-			}
 			return
 		}
-		k.Close()
 		h.mu.Lock()
 		h.k = next
 		h.mu.Unlock()

@@ -13,19 +13,20 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"runtime/debug"
 	"syscall"
 	"time"
 
 	"github.com/coracle-project/coracle/image/lazy/server"
 	"github.com/coracle-project/coracle/internal/fault"
+	"github.com/coracle-project/coracle/internal/logfile"
 )
 
 func main() {
 	fault.Main()
-	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
-	if err := run(log); err != nil {
-		log.Error("coracle-lazy ends", "error", err)
+	if err := run(); err != nil {
+		slog.Error("coracle-lazy ends", "error", err)
 		os.Exit(1)
 	}
 }
@@ -33,7 +34,7 @@ func main() {
 // gcPercent is less than Go's 100, since most of the memory is what is kept of chunks.
 const gcPercent = 50
 
-func run(log *slog.Logger) error {
+func run() error {
 	keeperDir := flag.String("keeper", "", "directory of the keeper's socket")
 	name := flag.String("name", "", "what the keeper calls this program")
 	fd := flag.Uint("listen-fd", 0, "descriptor of the socket to serve")
@@ -41,6 +42,12 @@ func run(log *slog.Logger) error {
 	if *keeperDir == "" || *name == "" || *fd == 0 || flag.NArg() > 0 {
 		return errors.New("coracled starts this program, with -keeper, -name and -listen-fd")
 	}
+	out, err := logfile.Stderr(filepath.Join(*keeperDir, filepath.Base(*name), filepath.Base(*name)+".log"))
+	if err != nil {
+		return err
+	}
+	log := slog.New(slog.NewTextHandler(out, nil))
+	slog.SetDefault(log) // and of package log, which go-fuse uses
 	debug.SetGCPercent(gcPercent)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()

@@ -6,6 +6,9 @@
 // as their standard error (a child, one that is started again, a panic's trace) need not be told. Only
 // what such a process writes in the moment between copy and truncation is lost.
 //
+// What can twice not be set aside, as the disk is full perhaps, is dropped. A log in memory is smaller
+// (Stderr).
+//
 // The loggers in use elsewhere rename the file, which others then go on writing to, and cut it anywhere.
 package logfile
 
@@ -16,8 +19,8 @@ import (
 	"io/fs"
 	"math"
 	"os"
-	"path/filepath"
 	"sync"
+	"syscall"
 )
 
 // Sizes of a log.
@@ -28,21 +31,27 @@ const (
 	Kept = 3
 )
 
+// Sizes of a log in memory (tmpfs).
+const (
+	memoryLimit = 4 << 20
+	memoryKept  = 1
+)
+
 // File is a log. It is safe for concurrent use.
 type File struct {
 	path  string
 	limit int64
+	kept  int
 
 	mu    sync.Mutex
 	f     *os.File
-	size  int64
-	retry int64 // the size from which on setting aside is tried again after it failed
+	retry int64 // the size from which on setting aside is tried again after it failed; 0: it did not
 }
 
 // Open returns the log at path, which is made if there is none, for appending.
-func Open(path string) (*File, error) { return open(path, Limit) }
+func Open(path string) (*File, error) { return open(path, Limit, Kept) }
 
-func open(path string, limit int64) (*File, error) {
+func open(path string, limit int64, kept int) (*File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_APPEND|os.O_CREATE, 0o640)
 	if err != nil {
 		return nil, err
@@ -54,7 +63,9 @@ func open(path string, limit int64) (*File, error) {
 	if !info.Mode().IsRegular() {
 		return nil, errors.Join(fmt.Errorf("log %s is not a regular file: it cannot be set aside; name another", path), f.Close())
 	}
-	return &File{path: path, limit: limit, f: f, size: info.Size()}, nil
+	l := &File{path: path, limit: limit, kept: kept, f: f}
+	l.bound() // the trace of a panic may have come after the last line of our own
+	return l, nil
 }
 
 // Write appends p. It never fails: whoever writes a log has better things to do than to stop when the
@@ -62,15 +73,41 @@ func open(path string, limit int64) (*File, error) {
 func (l *File) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	n, _ := l.f.Write(p)
-	l.size += int64(n)
-	if l.size >= max(l.limit, l.retry) && len(p) > 0 && p[len(p)-1] == '\n' {
-		if err := l.setAside(); err != nil {
-			l.retry = l.size + l.limit
-			fmt.Fprintf(l.f, "the log could not be set aside: %v\n", err)
-		}
+	_, _ = l.f.Write(p)
+	if len(p) > 0 && p[len(p)-1] == '\n' {
+		l.bound()
 	}
 	return len(p), nil
+}
+
+// bound sets the file aside if it is too large. If that fails twice, because the file system is
+// full perhaps, the file is emptied: what is said next is worth more.
+func (l *File) bound() {
+	size := l.size() // others write, too
+	if size < max(l.limit, l.retry) {
+		return
+	}
+	err := l.setAside()
+	if err != nil && l.retry > 0 {
+		if terr := l.f.Truncate(0); terr == nil {
+			l.retry = 0
+			fmt.Fprintf(l.f, "%d bytes of log were dropped, as they could not be set aside: %v\n", size, err)
+			return
+		}
+	}
+	l.retry = 0
+	if err != nil {
+		fmt.Fprintf(l.f, "the log could not be set aside: %v\n", err)
+		l.retry = l.size() + l.limit
+	}
+}
+
+func (l *File) size() int64 {
+	info, err := l.f.Stat()
+	if err != nil {
+		return 0 // closed
+	}
+	return info.Size()
 }
 
 // Close closes the file; what is written after that is dropped.
@@ -81,12 +118,19 @@ func (l *File) Close() error {
 }
 
 func (l *File) setAside() error {
-	copied, err := os.CreateTemp(filepath.Dir(l.path), filepath.Base(l.path)+".")
+	info, err := l.f.Stat()
+	if err != nil {
+		return err
+	}
+	// Always the same name: a process that is killed here leaves one file, and the next uses it.
+	copied, err := os.OpenFile(aside(l.path, 0), os.O_WRONLY|os.O_CREATE|os.O_TRUNC|syscall.O_NOFOLLOW, info.Mode().Perm())
 	if err != nil {
 		return err
 	}
 	defer os.Remove(copied.Name()) // fails when all is well
-	info, err := l.f.Stat()
+	if l.kept == 1 {               // make room first: both are in memory
+		err = remove(aside(l.path, 1))
+	}
 	if err == nil {
 		_, err = io.Copy(copied, io.NewSectionReader(l.f, 0, math.MaxInt64)) // also what others write meanwhile
 	}
@@ -96,7 +140,7 @@ func (l *File) setAside() error {
 	if err = errors.Join(err, copied.Close()); err != nil {
 		return err
 	}
-	for i := Kept; i > 1; i-- {
+	for i := l.kept; i > 1; i-- {
 		if err := os.Rename(aside(l.path, i-1), aside(l.path, i)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
@@ -105,18 +149,14 @@ func (l *File) setAside() error {
 		return err
 	}
 	// Cut off here, lines are in both files, and none is lost.
-	if err := l.f.Truncate(0); err != nil {
-		return err
-	}
-	l.size, l.retry = 0, 0
-	return nil
+	return l.f.Truncate(0)
 }
 
 func aside(path string, i int) string { return fmt.Sprintf("%s.%d", path, i) }
 
 // Remove removes a log and what was set aside of it.
 func Remove(path string) error {
-	errs := []error{remove(path)}
+	errs := []error{remove(path), remove(aside(path, 0))}
 	for i := range Kept {
 		errs = append(errs, remove(aside(path, i+1)))
 	}

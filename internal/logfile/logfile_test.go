@@ -38,7 +38,7 @@ func TestNoLineIsLostAndNoneIsCut(t *testing.T) {
 	if err := os.WriteFile(path, []byte("before\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	l, err := open(path, 100)
+	l, err := open(path, 100, Kept)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +88,7 @@ func TestOthersGoOnWritingToTheSameFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer other.Close()
-	l, err := open(path, 10)
+	l, err := open(path, 10, Kept)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,7 +102,7 @@ func TestOthersGoOnWritingToTheSameFile(t *testing.T) {
 
 func TestManyWritersAtOnce(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
-	l, err := open(path, 5000)
+	l, err := open(path, 5000, Kept)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -124,7 +124,7 @@ func TestManyWritersAtOnce(t *testing.T) {
 
 func TestALogThatCannotBeSetAsideGoesOn(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
-	l, err := open(path, 10)
+	l, err := open(path, 10, Kept)
 	if err != nil {
 		t.Fatal(err)
 	}

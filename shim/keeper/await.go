@@ -2,15 +2,43 @@ package keeper
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// Await returns when there is a keeper in dir.
-func Await(ctx context.Context, dir string) (*Keeper, error) {
+// Await returns when there is a keeper in dir that answers. It fails only when ctx ends: it
+// reports everything else (no descriptor is free, dir does not exist, the keeper is hung) to
+// failed and tries again after a pause, which grows.
+func Await(ctx context.Context, dir string, failed func(error)) (*Keeper, error) {
+	for pause := firstPause; ; pause = min(2*pause, lastPause) {
+		k, err := await(ctx, dir)
+		if err == nil {
+			return k, nil
+		}
+		if ctx.Err() != nil {
+			return nil, fmt.Errorf("await keeper: %w", ctx.Err())
+		}
+		failed(err)
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return nil, fmt.Errorf("await keeper: %w", ctx.Err())
+		}
+	}
+}
+
+const (
+	firstPause = 50 * time.Millisecond
+	lastPause  = time.Second
+)
+
+// await returns when there is a keeper in dir, or with the first failure.
+func await(ctx context.Context, dir string) (*Keeper, error) {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
 		return nil, fmt.Errorf("await keeper: %w", err)
@@ -18,7 +46,8 @@ func Await(ctx context.Context, dir string) (*Keeper, error) {
 	f := os.NewFile(uintptr(fd), "inotify")
 	defer f.Close()
 	// IN_ATTRIB: the socket gets its mode when it listens already.
-	if _, err := unix.InotifyAddWatch(fd, dir, unix.IN_CREATE|unix.IN_ATTRIB|unix.IN_MOVED_TO|unix.IN_ONLYDIR); err != nil {
+	const events = unix.IN_CREATE | unix.IN_ATTRIB | unix.IN_MOVED_TO | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF
+	if _, err := unix.InotifyAddWatch(fd, dir, events|unix.IN_ONLYDIR); err != nil {
 		return nil, fmt.Errorf("await keeper in %s: %w", dir, err)
 	}
 	stop := context.AfterFunc(ctx, func() { f.Close() })
@@ -28,8 +57,24 @@ func Await(ctx context.Context, dir string) (*Keeper, error) {
 		if !errors.Is(err, ErrGone) {
 			return k, err
 		}
-		if _, err := f.Read(buf); err != nil {
-			return nil, fmt.Errorf("await keeper: %w", err)
+		n, err := f.Read(buf)
+		if err != nil {
+			return nil, fmt.Errorf("await keeper in %s: %w", dir, err)
+		}
+		if moved(buf[:n]) {
+			return nil, fmt.Errorf("await keeper in %s: the directory was removed or renamed", dir)
 		}
 	}
+}
+
+// moved says whether inotify events are about the end of the directory's name.
+func moved(events []byte) bool {
+	for len(events) >= unix.SizeofInotifyEvent {
+		mask := binary.NativeEndian.Uint32(events[4:])
+		if mask&(unix.IN_DELETE_SELF|unix.IN_MOVE_SELF|unix.IN_IGNORED) != 0 {
+			return true
+		}
+		events = events[unix.SizeofInotifyEvent+binary.NativeEndian.Uint32(events[12:]):]
+	}
+	return false
 }

@@ -275,10 +275,15 @@ func (k *Keeper) List(prefix string) ([]string, error) {
 // Quit ends the keeper, which drops all it holds, and returns when it is gone.
 func (k *Keeper) Quit() error {
 	_, _, _, err := k.call(request{op: opQuit, strings: []string{""}})
-	if err == nil {
-		k.Watch()
+	if err != nil {
+		return err
 	}
-	return err
+	defer time.AfterFunc(Timeout, func() { _ = k.lose(ErrHung) }).Stop()
+	k.Watch()
+	if errors.Is(k.Err(), ErrHung) {
+		return k.Err()
+	}
+	return nil
 }
 
 // Watch returns when the keeper has gone away, a call has found it hung, or k has been closed.

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -16,6 +17,7 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/shim/keeper"
 	_ "github.com/coracle-project/coracle/shim/keeper/process" // this test binary is the keeper, too
@@ -30,7 +32,7 @@ func TestMain(m *testing.M) {
 }
 
 // child is a supervised program: it writes its arguments, and its descriptor 3 if it
-// has one, and then ends or waits.
+// has one, and then does what the first one says.
 func child(args []string) {
 	extra := ""
 	if f := os.NewFile(3, "passed"); f != nil {
@@ -39,11 +41,49 @@ func child(args []string) {
 			extra = strings.TrimSpace(string(b))
 		}
 	}
-	fmt.Printf("%s env=%s passed=%s\n", strings.Join(args, " "), os.Getenv("MARK"), extra)
-	if args[0] == "wait" {
+	if args[0] == "lookalike" { // has the keeper's name and nothing else of it
+		if err := os.WriteFile("/proc/self/comm", []byte(keeper.ProcessName), 0); err != nil {
+			panic(err)
+		}
+		comm, _ := os.ReadFile("/proc/self/comm")
+		os.Stdout.Write(comm)
 		select {}
 	}
+	fmt.Printf("%s env=%s passed=%s\n", strings.Join(args, " "), os.Getenv("MARK"), extra)
+	switch args[0] {
+	case "wait": // until no one reads its output: no test leaves it behind
+		for {
+			if n, _ := unix.Poll([]unix.PollFd{{Fd: 1}}, -1); n > 0 {
+				os.Exit(0)
+			}
+		}
+	case "stay":
+		os.Exit(keeper.ExitStay)
+	case "orphan": // leaves a process behind
+		c := exec.Command(os.Args[0], "child", "wait")
+		c.Stdout = os.Stdout
+		if err := c.Start(); err != nil {
+			panic(err)
+		}
+		fmt.Println(c.Process.Pid)
+	}
 	os.Exit(0)
+}
+
+// eventually waits for a condition that has no event.
+func eventually(t testing.TB, what string, cond func() bool) {
+	t.Helper()
+	deadline := time.NewTimer(10 * time.Second)
+	defer deadline.Stop()
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for !cond() {
+		select {
+		case <-tick.C:
+		case <-deadline.C:
+			t.Fatal("in vain: ", what)
+		}
+	}
 }
 
 func start(t testing.TB) (*keeper.Keeper, string) {
@@ -65,12 +105,10 @@ func start(t testing.TB) (*keeper.Keeper, string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if err := k.Quit(); err != nil && !errors.Is(err, keeper.ErrGone) {
-			t.Error(err)
-		}
-		k.Close()
-	})
+	t.Cleanup(func() { quit(t, k) })
+	if k.PID() <= 1 { // which kill(2) would take for something else
+		t.Fatalf("the keeper's pid is %d", k.PID())
+	}
 	return k, dir
 }
 
@@ -283,7 +321,7 @@ func FuzzRequest(f *testing.F) {
 		b = binary.NativeEndian.AppendUint16(b, nargs)
 		return append(binary.NativeEndian.AppendUint16(b, nenv), rest...)
 	}
-	for op := range uint32(10) {
+	for op := range uint32(12) {
 		f.Add(request(op, 0, 0, 0, 0, "key\x00"))
 		f.Add(request(op, 3, 1<<31, 65535, 65535, "key\x00more"))
 		f.Add(request(op, 0, 0, 1, 1, "name\x00/path\x00arg\x00env=x\x00"))

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -24,9 +25,15 @@ func Listen(dir string) (*net.UnixListener, error) {
 // Start starts a keeper in dir, in place of one that hangs or cannot be reached. If there was
 // one, report says what its threads did before it was killed.
 func Start(ctx context.Context, dir, binary string) (report string, err error) {
-	report, err = Kill(ctx, dir)
-	if err != nil && !errors.Is(err, ErrGone) {
-		return report, err
+	for { // more than one only after something has gone wrong
+		did, err := Kill(ctx, dir)
+		report += did
+		if errors.Is(err, ErrGone) {
+			break
+		}
+		if err != nil {
+			return report, err
+		}
 	}
 	l, err := Listen(dir)
 	if err != nil {
@@ -55,6 +62,7 @@ func Spawn(binary string, l *net.UnixListener) error {
 	if err != nil {
 		return fmt.Errorf("start keeper: %w", err)
 	}
+	defer time.AfterFunc(spawnTimeout, func() { _ = p.Kill() }).Stop()
 	st, err := p.Wait() // of the intermediate process; the keeper has forked off it
 	if err != nil {
 		return fmt.Errorf("start keeper: %w", err)
@@ -64,6 +72,9 @@ func Spawn(binary string, l *net.UnixListener) error {
 	}
 	return nil
 }
+
+// spawnTimeout is for reading the binary, from a slow disk.
+const spawnTimeout = 30 * time.Second
 
 // Kill kills the keeper of dir, which need not answer nor be reachable by its socket's name,
 // and returns when it has ended. The report says what its threads did before. The error is
@@ -91,8 +102,8 @@ func Kill(ctx context.Context, dir string) (report string, err error) {
 	return report, nil
 }
 
-// find looks for the keeper of dir among all processes: the keeper that hangs cannot be asked,
-// and the peer of a connection is whoever called listen(2). Each candidate is pinned by a pidfd
+// find looks for the keeper of dir among all processes: a hung keeper cannot be asked, and
+// the peer of a connection is the process that called listen(2). Each candidate is pinned by a pidfd
 // before it is looked at, so that its pid cannot come to mean another process.
 func find(dir string) (pid int, f *os.File, err error) {
 	want, err := os.Stat(dir)
@@ -130,7 +141,7 @@ func find(dir string) (pid int, f *os.File, err error) {
 }
 
 // listensIn returns the directory of the socket that a keeper has as descriptor 3, "" if it is
-// no such process: anybody may have the name.
+// not a keeper: any process may have the name.
 func listensIn(process *os.File) (dir string) {
 	rc, err := process.SyscallConn()
 	if err != nil {

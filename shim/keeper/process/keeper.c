@@ -256,7 +256,7 @@ static void accept_one(int listener)
 	socklen_t len = sizeof peer;
 	int conn = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
 	if (conn < 0) {
-		// Who is in the queue stays there and would be reported again at once (EMFILE, ENFILE,
+		// The client stays in the queue, and epoll would report it again at once (EMFILE, ENFILE,
 		// ENOMEM…). ECONNABORTED and EINTR are about one connection.
 		if (errno != EAGAIN && errno != ECONNABORTED && errno != EINTR && watch_end(listener, TAG_LISTEN, 0) == 0)
 			accept_due = now_ms() + KEEPER_ACCEPT_MS;

@@ -208,24 +208,23 @@ struct pidfd_info {
 #define INFO_EXIT (1 << 3)
 #define GET_INFO _IOWR(0xff, 11, struct pidfd_info)
 
-// program_event is told that an adopted program is dead. If it is not our child the
-// kernel (Linux 6.15) tells its status once its parent has reaped it, which is about now.
+// program_event is told that an adopted program is dead. If it is not our child the kernel
+// (Linux 6.15) tells its status once its parent has reaped it, which is about now. A child that
+// is traced becomes ours when its tracer has reaped it. Both may take for ever.
 void program_event(uint32_t i)
 {
 	struct program *p = &program[i];
 	if (i >= nprogram || !p->name[0] || p->pidfd < 0)
 		return;
 	siginfo_t si = {0};
-	if (waitid((idtype_t)3 /* P_PIDFD */, (id_t)p->pidfd, &si, WEXITED | WNOHANG | __WALL) == 0) {
-		if (si.si_pid != 0)
-			ended(p, wait_status(&si));
-		return;
-	}
 	struct pidfd_info info = {.mask = INFO_EXIT};
-	int known = ioctl(p->pidfd, GET_INFO, &info) == 0;
-	if (known && (info.mask & INFO_EXIT) != 0)
+	int ours = waitid((idtype_t)3 /* P_PIDFD */, (id_t)p->pidfd, &si, WEXITED | WNOHANG | __WALL) == 0;
+	int told = !ours && ioctl(p->pidfd, GET_INFO, &info) == 0;
+	if (ours && si.si_pid != 0)
+		ended(p, wait_status(&si));
+	else if (told && (info.mask & INFO_EXIT) != 0)
 		ended(p, info.exit_code);
-	else if (known && p->state != ENDING && watch_end(p->pidfd, TAG_PROGRAM, i) == 0)
+	else if ((ours || told) && p->state != ENDING && watch_end(p->pidfd, TAG_PROGRAM, i) == 0)
 		wait_until(p, ENDING, now_ms() + KEEPER_REAP_MS);
 	else
 		ended(p, KEEPER_UNKNOWN);

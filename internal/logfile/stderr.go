@@ -1,0 +1,47 @@
+package logfile
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Stderr returns where a program that the keeper starts writes its log. If its standard error
+// is the file at path, or one that was removed, the log is that file, kept within bounds for a
+// file in memory; standard output and error then go to the file at path, so that the trace of
+// a panic does. If it is anything else, a terminal say, that is the log.
+func Stderr(path string) (io.Writer, error) {
+	if yes, err := isStderr(path); err != nil || !yes {
+		return os.Stderr, err
+	}
+	l, err := open(path, memoryLimit, memoryKept)
+	if err != nil {
+		return os.Stderr, err
+	}
+	for _, fd := range []int{1, 2} {
+		if err := unix.Dup3(int(l.f.Fd()), fd, 0); err != nil {
+			return os.Stderr, errors.Join(fmt.Errorf("log to %s: %w", path, err), l.Close())
+		}
+	}
+	return l, nil
+}
+
+func isStderr(path string) (bool, error) {
+	is, err := os.Stderr.Stat()
+	if err != nil || !is.Mode().IsRegular() {
+		return false, nil // closed, or no file
+	}
+	if st, ok := is.Sys().(*syscall.Stat_t); ok && st.Nlink == 0 {
+		return true, nil
+	}
+	named, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil && os.SameFile(is, named), err
+}
