@@ -120,6 +120,9 @@ type Handler struct {
 type Deps struct {
 	Pods   Pods
 	Images Images
+	// RuntimeReady says why containers cannot be started now; nil if they can. It must not block.
+	// May be nil.
+	RuntimeReady func() error
 	// Spec reads a container's OCI spec for a verbose ContainerStatus. May be nil.
 	Spec func(c pod.Container) (json.RawMessage, error)
 	// EngineSteps tells, for a verbose ContainerStatus, where the engine's part of making a container went. May be nil.

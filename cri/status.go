@@ -32,7 +32,7 @@ func (s *service) Version(context.Context, *runtimeapi.VersionRequest) (*runtime
 }
 
 // Status reports whether pods can be run and connected, and what handlers can do.
-// The runtime is ready once recovery has asked the shims what runs.
+// The runtime is ready once recovery has asked the shims what runs, and while there is a shim.
 func (s *service) Status(ctx context.Context, r *runtimeapi.StatusRequest) (*runtimeapi.StatusResponse, error) {
 	network := &runtimeapi.RuntimeCondition{Type: runtimeapi.NetworkReady, Status: true}
 	bounded, cancel := context.WithTimeout(ctx, networkAnswer)
@@ -43,7 +43,14 @@ func (s *service) Status(ctx context.Context, r *runtimeapi.StatusRequest) (*run
 		network.Message = err.Error()
 	}
 	ready := &runtimeapi.RuntimeCondition{Type: runtimeapi.RuntimeReady, Status: true}
-	if err := s.deps.Pods.Ready(); err != nil {
+	if s.deps.RuntimeReady != nil {
+		if err := s.deps.RuntimeReady(); err != nil {
+			ready.Status = false
+			ready.Reason = "ShimUnavailable"
+			ready.Message = err.Error()
+		}
+	}
+	if err := s.deps.Pods.Ready(); err != nil && ready.Status {
 		ready.Status = false
 		ready.Reason = "RecoveryIncomplete"
 		ready.Message = err.Error()

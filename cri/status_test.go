@@ -70,6 +70,27 @@ func TestStatus(t *testing.T) {
 	}
 }
 
+func TestRuntimeNotReady(t *testing.T) {
+	var err error
+	e := serve(t, &double{fail: map[string]error{}}, func(_ *Config, d *Deps) { d.RuntimeReady = func() error { return err } })
+	for _, want := range []*runtimeapi.RuntimeCondition{
+		{Type: "RuntimeReady", Status: true},
+		{Type: "RuntimeReady", Reason: "ShimUnavailable", Message: "shim node: ended for good"},
+		{Type: "RuntimeReady", Status: true},
+	} {
+		if err = nil; !want.Status {
+			err = errors.New(want.Message)
+		}
+		resp, err := e.runtime.Status(t.Context(), &runtimeapi.StatusRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, resp.Status.Conditions[0], protocmp.Transform()); diff != "" {
+			t.Error(diff)
+		}
+	}
+}
+
 func TestRuntimeConfig(t *testing.T) {
 	for systemd, want := range map[bool]runtimeapi.CgroupDriver{
 		false: runtimeapi.CgroupDriver_CGROUPFS,

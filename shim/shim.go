@@ -31,6 +31,7 @@ import (
 	"log/slog"
 	"maps"
 	"net"
+	"os"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -42,6 +43,7 @@ import (
 
 	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/shim/api"
+	"github.com/coracle-project/coracle/shim/sock"
 )
 
 // Config is what a shim needs. Paths are absolute.
@@ -137,7 +139,11 @@ func (s *Service) intercept(ctx context.Context, unmarshal ttrpc.Unmarshaler, _ 
 func (s *Service) holdAll(l net.Listener) {
 	if u, ok := l.(*net.UnixListener); ok {
 		if f, err := u.File(); err == nil {
-			s.hold.put("pass/"+s.cfg.Name, named{"listen": f})
+			// The daemon has made another listener if the name is not ours any more, and the next
+			// shim must get that one.
+			if named, err := sock.Named(f, s.cfg.StateDir, sock.Shim); err != nil || named {
+				s.hold.put("pass/"+s.cfg.Name, map[string]*os.File{"listen": f})
+			}
 			f.Close()
 		}
 	}

@@ -67,6 +67,12 @@ func serve(args []string) error {
 	tuneMemory()
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT)
 	defer stop()
+	// Before anything is made or changed: a shim of this directory may still be ending.
+	lock, err := shim.LockState(ctx, *state, shim.LockPatience)
+	if err != nil {
+		return err
+	}
+	defer lock.Release()
 	out, err := logfile.Stderr(filepath.Join(*state, "shim.log"))
 	if err != nil {
 		return err

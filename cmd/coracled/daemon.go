@@ -85,7 +85,7 @@ func makeDirs(c config.Config) error {
 // serve answers CRI calls until ctx ends, and reloads s at each hangup.
 func (n *node) serve(ctx context.Context, worked func(), began time.Time, hangup <-chan os.Signal, s source) error {
 	deps := cri.Deps{
-		Pods: n.pods, Images: n.images, Unpack: n.unpackFor, Spec: n.spec, EngineSteps: n.engineSteps, Worked: worked, Log: n.log, Beside: n.imageService,
+		Pods: n.pods, Images: n.images, RuntimeReady: n.shim.Health, Unpack: n.unpackFor, Spec: n.spec, EngineSteps: n.engineSteps, Worked: worked, Log: n.log, Beside: n.imageService,
 	}
 	if err := n.observe(ctx, &deps, began); err != nil {
 		return err
@@ -102,6 +102,7 @@ func (n *node) serve(ctx context.Context, worked func(), began time.Time, hangup
 		Info: func() map[string]any {
 			return map[string]any{
 				"config": config.Keys(n.live.Load().config), "version": version.String(), "golang": runtime.Version(), "pid": os.Getpid(),
+				"shims":     n.shim.Shims(),
 				"unmanaged": append([]pod.Unmanaged{}, n.pods.Unmanaged()...), // [] and not null
 			}
 		},
@@ -119,6 +120,8 @@ func (n *node) serve(ctx context.Context, worked func(), began time.Time, hangup
 	n.log.Info("ready", "version", version.Number(), "address", "unix://"+n.config.Socket(),
 		"pods", len(slices.Collect(n.pods.Pods(pod.PodFilter{}))), "took", time.Since(began))
 	n.tell("READY=1")
+	stopWatchdog := n.watchdog(ctx)
+	defer stopWatchdog()
 	for ctx.Err() == nil {
 		select {
 		case err := <-served:

@@ -166,10 +166,13 @@ func stateOf(s tasktypes.Status) State {
 func (c *Client) List(ctx context.Context) (map[string][]string, error) {
 	all := make(map[string][]string)
 	for _, l := range c.all() {
+		if err := l.gone(); err != nil {
+			return nil, fmt.Errorf("list containers: %w: %w", ErrUnavailable, err)
+		}
 		select {
-		case <-l.ready:
+		case <-l.first:
 		case <-ctx.Done():
-			return nil, fmt.Errorf("list containers: shim %s does not answer: %w: %w", l.name, ErrUnavailable, ctx.Err())
+			return nil, fmt.Errorf("list containers: %w", l.unavailable(ctx))
 		}
 		pods, err := list(ctx, l)
 		if err != nil {

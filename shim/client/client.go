@@ -68,6 +68,8 @@ type Config struct {
 	// does that.
 	Daemon *Respawn
 	Log    *slog.Logger
+
+	limits limits // defaultLimits, except in tests
 }
 
 // Respawn is a command to start again.

@@ -60,9 +60,9 @@ func (c *Client) ensureCompanion(ctx context.Context, comp Companion) error {
 		return fmt.Errorf("start %s: no keeper: %w", comp.Name, ErrUnavailable)
 	}
 	program := companionPrefix + comp.Name
-	if _, err := k.Who(program); err == nil {
-		return nil
-	} else if !errors.Is(err, keeper.ErrNotFound) {
+	_, err := k.Who(program)
+	known := err == nil
+	if err != nil && !errors.Is(err, keeper.ErrNotFound) {
 		return fmt.Errorf("start %s: %w", comp.Name, err)
 	}
 	dir := c.CompanionDir(comp.Name)
@@ -75,10 +75,12 @@ func (c *Client) ensureCompanion(ctx context.Context, comp Companion) error {
 	}
 	defer log.Close()
 	p := keeper.Program{
-		Name: program, Path: comp.Binary, Log: log, Env: append(shimEnv(), comp.Env...),
+		Name: program, Path: comp.Binary, Log: log, BoundLog: true, Env: append(shimEnv(), comp.Env...),
 		Args: []string{comp.Binary, "-keeper", c.cfg.StateDir, "-name", program, "-listen-fd", "3"},
 	}
-	if p.PID, p.PIDFD = runningCompanion(ctx, comp); p.PIDFD != nil {
+	if known {
+		// It runs on, and the keeper learns how to start the next one.
+	} else if p.PID, p.PIDFD = runningCompanion(ctx, comp); p.PIDFD != nil {
 		defer p.PIDFD.Close()
 	} else if err := makeListener(k, dir, comp.Socket, program); err != nil {
 		return fmt.Errorf("start %s: %w", comp.Name, err)

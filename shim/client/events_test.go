@@ -10,7 +10,7 @@ import (
 // A new shim repeats the exits of containers that are not deleted: what is deleted while
 // the repetition is on its way is not told twice, and the next container of that id is.
 func TestExitRepeatedAfterDelete(t *testing.T) {
-	l := newLink("node", t.TempDir(), slog.New(slog.DiscardHandler))
+	l := newLink("node", &Config{Log: slog.New(slog.DiscardHandler)})
 	c := &Client{exits: map[string]Event{}}
 	c.events.init()
 	exit := func(pid uint32) { c.deliver(l, &api.Event{Kind: api.Event_EXIT, Id: "a", Pid: pid}) }
@@ -20,12 +20,12 @@ func TestExitRepeatedAfterDelete(t *testing.T) {
 			t.Fatalf("told %d times, want %d", got, want)
 		}
 	}
-	l.set(&conn{})
+	l.set(&conn{}, nil)
 	l.repeated()
 	exit(1)
 	told(1)
-	l.set(nil) // the shim dies
-	l.set(&conn{})
+	l.set(nil, nil) // the shim dies
+	l.set(&conn{}, nil)
 	exit(1)
 	told(1)
 	c.forget(l, "a")

@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"sync"
+	"syscall"
 	"time"
 
 	task "github.com/containerd/containerd/api/runtime/task/v3"
@@ -21,19 +24,27 @@ import (
 
 // link is the connection to one shim, made again whenever the shim is replaced. The
 // keeper holds the shim's listening socket, so connecting succeeds at any time, and
-// the first request waits in the socket until the next shim is there.
+// the first request waits in the socket until the next shim is there. Where that is not so,
+// because the socket's file is gone, the Client repairs it.
 type link struct {
-	name string // "node", or the pod's id
-	dir  string
-	log  *slog.Logger
+	name   string // "node", or the pod's id
+	dir    string
+	log    *slog.Logger
+	limits limits
 
-	ready  chan struct{} // closed when the first READY event has come
+	slow func() // is called after a call that took long
+
+	first  chan struct{} // closed when the first READY event has come
 	cancel context.CancelFunc
 	done   chan struct{} // closed when run has returned
 
+	attention attention
+	cond      condition
+
 	mu      sync.Mutex
 	conn    *conn         // nil while there is none
-	changed chan struct{} // closed when conn is replaced
+	dialErr error         // why there is none
+	changed chan struct{} // closed when conn is replaced, or none will come
 	// deleted are the containers, with the pids of their inits, that were deleted since
 	// the connection began and until its shim has repeated all exits: theirs may be among
 	// them. nil otherwise.
@@ -47,12 +58,16 @@ type conn struct {
 	lost chan struct{} // closed when the connection has ended
 }
 
-func newLink(name, dir string, log *slog.Logger) *link {
-	return &link{
-		name: name, dir: dir, log: log.With("shim", name),
-		ready: make(chan struct{}), done: make(chan struct{}), changed: make(chan struct{}),
+func newLink(name string, cfg *Config) *link {
+	l := &link{
+		name: name, dir: shimDir(cfg.StateDir, name), log: cfg.Log.With("shim", name), limits: cfg.limits,
+		first: make(chan struct{}), done: make(chan struct{}), changed: make(chan struct{}),
 	}
+	l.cond.since = time.Now()
+	return l
 }
+
+func (l *link) logPath() string { return filepath.Join(l.dir, "shim.log") }
 
 // program is the shim's name in the keeper.
 func (l *link) program() string { return "shim/" + l.name }
@@ -67,35 +82,103 @@ func (l *link) ended() bool {
 	}
 }
 
-// run keeps the connection until ctx ends, and hands each event to deliver, but not the first READY. ensure
-// makes the keeper supervise the shim; it is called when connecting fails.
-func (l *link) run(ctx context.Context, ensure func(context.Context, *link) error, deliver func(*api.Event)) {
+// run keeps the connection until ctx ends, and delivers events.
+func (l *link) run(ctx context.Context, c *Client) {
 	defer close(l.done)
-	for pause := time.Duration(0); ctx.Err() == nil; {
-		c, err := l.connect()
-		if err == nil {
-			pause = 0
-			err = l.follow(ctx, c, deliver)
-			l.set(nil)
-			c.Close()
-		}
-		if ctx.Err() != nil {
-			return
-		}
-		if errors.Is(err, os.ErrNotExist) || isRefused(err) {
-			if err = ensure(ctx, l); err != nil {
-				// Not even the keeper can be had: that is worth a growing pause.
-				pause = min(2*pause+10*time.Millisecond, time.Second)
+	defer l.attention.end()
+	for r := (retry{}); ctx.Err() == nil; {
+		l.await(ctx, c, &r)
+	}
+}
+
+// retry makes attempts rarer and rarer: the first follows at once, the others after a pause.
+type retry struct {
+	tries int // without an answer
+	pause time.Duration
+}
+
+const (
+	quickTries = 2  // before anything is repaired: the keeper may be about to start the shim
+	warnTries  = 5  // before it is logged
+	everyTries = 20 // between repairs of a socket that takes connections and closes them
+	maxPause   = time.Second
+)
+
+// wait waits before the next attempt.
+func (r *retry) wait(ctx context.Context) {
+	select {
+	case <-time.After(r.pause):
+	case <-ctx.Done():
+	}
+	r.pause = min(2*r.pause+10*time.Millisecond, maxPause)
+}
+
+// await connects again and again until the shim has answered, and follows that connection to
+// its end.
+func (l *link) await(ctx context.Context, c *Client, r *retry) {
+	answered := l.begin() // a shim that does not answer is noticed although no one asks for anything
+	defer answered()
+	l.setReady(false)
+	for began := (time.Time{}); began.IsZero() && ctx.Err() == nil; r.wait(ctx) {
+		dialed, err := l.once(ctx, c, func() {
+			answered()
+			l.setReady(true)
+			c.observe(l)
+			if r.tries >= warnTries {
+				l.log.Info("shim answers again", "tries", r.tries)
 			}
-		}
-		if err != nil && !errors.Is(err, ttrpc.ErrClosed) {
-			l.log.Warn("shim connection", "error", err)
-		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
+			began, r.tries = time.Now(), 0
+		})
+		switch {
+		case ctx.Err() != nil:
+			return
+		case began.IsZero():
+			l.missed(ctx, c, r, dialed, err)
+		case time.Since(began) > maxPause:
+			r.pause = 0
 		}
 	}
+}
+
+// missed is done after an attempt to reach the shim has failed.
+func (l *link) missed(ctx context.Context, c *Client, r *retry, dialed bool, err error) {
+	r.tries++
+	if (!dialed && unreachable(err) && r.tries > quickTries) || (dialed && r.tries%everyTries == 0) {
+		if rerr := c.repair(ctx, l); rerr != nil {
+			err = rerr
+		}
+	}
+	l.failed(err)
+	if r.tries == warnTries {
+		l.log.Warn("shim is not reached; trying again", "tries", r.tries, "err", err)
+	}
+}
+
+// once connects, and follows the connection to its end. Then err is not nil.
+func (l *link) once(ctx context.Context, c *Client, ready func()) (dialed bool, err error) {
+	k, err := l.connect()
+	if err != nil {
+		l.set(nil, err)
+		return false, err
+	}
+	err = l.follow(ctx, k, ready, func(ev *api.Event) { c.deliver(l, ev) })
+	l.set(nil, err)
+	k.Close()
+	return true, err
+}
+
+// unreachable says whether no shim will ever get connections to the socket: there is no such
+// file, or no one listens on it. Other errors are about this process (no free descriptor), or
+// will pass.
+func unreachable(err error) bool {
+	for _, one := range []syscall.Errno{
+		syscall.ENOENT, syscall.ECONNREFUSED, syscall.ENOTDIR, syscall.EPROTOTYPE, syscall.ELOOP, syscall.ENOTSOCK,
+	} {
+		if errors.Is(err, one) {
+			return true
+		}
+	}
+	return false
 }
 
 func (l *link) connect() (*conn, error) {
@@ -104,14 +187,34 @@ func (l *link) connect() (*conn, error) {
 		return nil, err
 	}
 	c := &conn{lost: make(chan struct{})}
-	c.Client = ttrpc.NewClient(nc, ttrpc.WithOnClose(func() { close(c.lost) }))
+	c.Client = ttrpc.NewClient(boundedConn{nc, l.limits.ping}, ttrpc.WithOnClose(func() { close(c.lost) }))
 	c.task, c.shim = task.NewTTRPCTaskClient(c.Client), api.NewShimClient(c.Client)
 	return c, nil
 }
 
-// follow reads events until the connection ends. Calls may use it from the start.
-func (l *link) follow(ctx context.Context, c *conn, deliver func(*api.Event)) error {
-	l.set(c)
+// boundedConn is closed when the peer takes nothing: ttrpc writes under a lock and without
+// regard to contexts, so that one call that does not fit would hold all others for ever.
+type boundedConn struct {
+	net.Conn
+	patience time.Duration
+}
+
+func (c boundedConn) Write(b []byte) (int, error) {
+	if err := c.SetWriteDeadline(time.Now().Add(c.patience)); err != nil {
+		return 0, err
+	}
+	n, err := c.Conn.Write(b)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		c.Close()
+		return n, fmt.Errorf("shim takes no requests: %w", io.ErrClosedPipe)
+	}
+	return n, errors.Join(err, c.SetWriteDeadline(time.Time{})) // no timer on an idle node
+}
+
+// follow reads events until the connection ends, or fails otherwise. Calls may use it from the
+// start.
+func (l *link) follow(ctx context.Context, c *conn, ready func(), deliver func(*api.Event)) error {
+	l.set(c, nil)
 	// The stream has no other way to end than with its connection.
 	stop := context.AfterFunc(ctx, func() { c.Close() })
 	defer stop()
@@ -126,11 +229,12 @@ func (l *link) follow(ctx context.Context, c *conn, deliver func(*api.Event)) er
 		}
 		if ev.Kind == api.Event_READY {
 			l.repeated()
+			ready()
 			select {
-			case <-l.ready:
+			case <-l.first:
 				deliver(ev)
 			default:
-				close(l.ready)
+				close(l.first)
 			}
 			continue
 		}
@@ -138,10 +242,10 @@ func (l *link) follow(ctx context.Context, c *conn, deliver func(*api.Event)) er
 	}
 }
 
-func (l *link) set(c *conn) {
+func (l *link) set(c *conn, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.conn, l.deleted = c, nil
+	l.conn, l.dialErr, l.deleted = c, err, nil
 	if c != nil {
 		l.deleted = make(map[string]int)
 	}
@@ -174,12 +278,22 @@ func (l *link) wasDeleted(id string, pid int) bool {
 	return ok && p == pid
 }
 
+// dialed is the connection, or why there is none.
+func (l *link) dialed() (*conn, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.conn, l.dialErr
+}
+
 // current waits for a live connection, as long as ctx lasts.
 func (l *link) current(ctx context.Context) (*conn, error) {
 	for {
 		l.mu.Lock()
 		c, changed := l.conn, l.changed
 		l.mu.Unlock()
+		if err := l.gone(); err != nil {
+			return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
+		}
 		if c != nil {
 			select {
 			case <-c.lost:
@@ -192,28 +306,54 @@ func (l *link) current(ctx context.Context) (*conn, error) {
 		case <-l.done:
 			return nil, fmt.Errorf("shim %s: closed: %w", l.name, ErrUnavailable)
 		case <-ctx.Done():
-			return nil, fmt.Errorf("shim %s: %w: %w", l.name, ErrUnavailable, ctx.Err())
+			return nil, l.unavailable(ctx)
 		}
 	}
 }
 
+// unavailable is the error of a call whose context has ended before the shim's answer.
+func (l *link) unavailable(ctx context.Context) error {
+	if err := l.health(); err != nil {
+		return fmt.Errorf("%w: %w: %w", ErrUnavailable, err, ctx.Err())
+	}
+	return fmt.Errorf("shim %s: %w: %w", l.name, ErrUnavailable, ctx.Err())
+}
+
 // call makes one call, which fails with ErrUnavailable if the shim dies under it.
 func (l *link) call(ctx context.Context, do func(context.Context, *conn) error) error {
+	defer l.begin()()
 	c, err := l.current(ctx)
 	if err != nil {
 		return err
 	}
-	return callError(do(ctx, c))
+	began := time.Now()
+	err = l.inTime(ctx, callError(do(ctx, c)))
+	if time.Since(began) > slowCall {
+		l.slow()
+	}
+	return err
+}
+
+// slowCall is how long a call takes whose shim may be waiting for the keeper.
+const slowCall = time.Second
+
+// inTime says of a call whose context has ended why it was not answered, if that is known.
+func (l *link) inTime(ctx context.Context, err error) error {
+	if err != nil && ctx.Err() != nil && l.health() != nil {
+		return l.unavailable(ctx)
+	}
+	return err
 }
 
 // again is call for what may be done twice: it goes on with the next shim.
 func (l *link) again(ctx context.Context, do func(context.Context, *conn) error) error {
+	defer l.begin()()
 	for {
 		c, err := l.current(ctx)
 		if err != nil {
 			return err
 		}
-		err = callError(do(ctx, c))
+		err = l.inTime(ctx, callError(do(ctx, c)))
 		if !errors.Is(err, ErrUnavailable) {
 			return err
 		}
@@ -232,7 +372,7 @@ func callError(err error) error {
 	if err == nil {
 		return nil
 	}
-	if errors.Is(err, ttrpc.ErrClosed) || isRefused(err) {
+	if errors.Is(err, ttrpc.ErrClosed) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) {
 		return fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
 	s, ok := status.FromError(err)

@@ -115,9 +115,17 @@ func (r *rig) handler() string {
 	return ""
 }
 
-func newRig(t testing.TB) *rig {
+func newRig(t testing.TB) *rig { return newRigWith(t, func(*client.Config) {}) }
+
+// newShortRig is a rig that soon takes silence for a hang.
+func newShortRig(t testing.TB) *rig {
+	return newRigWith(t, func(c *client.Config) { c.SetLimits(client.ShortLimits()) })
+}
+
+func newRigWith(t testing.TB, set func(*client.Config)) *rig {
 	r := &rig{TB: t, dir: filepath.Join(t.TempDir(), "shim"), bundles: t.TempDir()}
 	r.cfg = client.Config{Binary: binary, StateDir: r.dir, Scope: client.ScopeNode, Log: newLog(t)}
+	set(&r.cfg)
 	r.connect()
 	t.Cleanup(r.end)
 	return r

@@ -7,10 +7,9 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
-	"syscall"
+	"time"
 
 	"github.com/coracle-project/coracle/runtime"
-	"github.com/coracle-project/coracle/shim/api"
 	"github.com/coracle-project/coracle/shim/keeper"
 )
 
@@ -22,6 +21,8 @@ type Client struct {
 	work   sync.WaitGroup // goroutines of the Client
 	events eventQueue
 	keeper keeperLink
+	// slowCalls has a message after a call that took long.
+	slowCalls chan struct{}
 
 	mu         sync.Mutex
 	links      map[string]*link     // by name
@@ -48,15 +49,21 @@ func New(cfg Config) (*Client, error) {
 	case cfg.Log == nil:
 		return nil, errors.New("shim client: no logger")
 	}
-	c := &Client{cfg: cfg, links: make(map[string]*link), exits: make(map[string]Event), companions: make(map[string]Companion)}
+	if cfg.limits == (limits{}) {
+		cfg.limits = defaultLimits()
+	}
+	c := &Client{
+		cfg: cfg, links: make(map[string]*link), exits: make(map[string]Event), companions: make(map[string]Companion),
+		slowCalls: make(chan struct{}, 1),
+	}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	c.events.init()
 	return c, nil
 }
 
 // Start connects to (or starts) the keeper and the shims of all pods that have records
-// in StateDir, and returns when each has answered. If it fails, a keeper that it started
-// for nobody ends again.
+// in StateDir, and returns when each has answered, or after five seconds without those that have
+// not: see Health. If it fails, a keeper that it started for nobody ends again.
 func (c *Client) Start(ctx context.Context) (err error) {
 	for _, dir := range []string{c.cfg.StateDir, filepath.Join(c.cfg.StateDir, "pods")} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -73,7 +80,7 @@ func (c *Client) Start(ctx context.Context) (err error) {
 	if err := os.Mkdir(c.execDir(), 0o700); err != nil {
 		return fmt.Errorf("start shim client: %w", err)
 	}
-	spawned, err := c.connectKeeper()
+	spawned, err := c.connectKeeper(ctx)
 	defer func() {
 		if err != nil && spawned {
 			c.abandon(ctx)
@@ -93,15 +100,33 @@ func (c *Client) Start(ctx context.Context) (err error) {
 		}
 	}
 	c.work.Go(c.watchKeeper)
+	c.work.Go(c.pingKeeper)
+	return c.awaitShims(ctx)
+}
+
+// awaitShims waits until each shim has answered, but not for ones that hang: the daemon has to
+// serve without them.
+func (c *Client) awaitShims(ctx context.Context) error {
+	bounded, cancel := context.WithTimeout(ctx, c.cfg.limits.start)
+	defer cancel()
 	for _, l := range c.all() {
 		select {
-		case <-l.ready:
-		case <-ctx.Done():
-			return fmt.Errorf("start shim client: shim %s does not answer: %w: %w", l.name, ErrUnavailable, ctx.Err())
+		case <-l.first:
+			// A creation that the last daemon did not live to see the end of must not turn up
+			// afterwards: this waits for it.
+			if _, err := list(bounded, l); err != nil && bounded.Err() == nil {
+				return fmt.Errorf("start shim client: %w", err)
+			}
+		case <-bounded.Done():
+			if ctx.Err() == nil {
+				c.cfg.Log.Warn("starting without a shim that does not answer", "shim", l.name, "err", l.unavailable(bounded))
+			}
 		}
 	}
-	_, err = c.List(ctx)
-	return err
+	if ctx.Err() != nil {
+		return fmt.Errorf("start shim client: %w: %w", ErrUnavailable, ctx.Err())
+	}
+	return nil
 }
 
 // abandon ends the keeper, and the shims that it has started, unless there are
@@ -161,15 +186,26 @@ func (c *Client) open(ctx context.Context, name string) (*link, error) {
 		}
 		return l, nil
 	}
-	l = newLink(name, shimDir(c.cfg.StateDir, name), c.cfg.Log)
+	l = c.newLink(name)
 	c.links[name] = l
-	lctx, cancel := context.WithCancel(c.ctx)
-	l.cancel = cancel
-	c.work.Go(func() {
-		l.run(lctx, c.ensure, func(ev *api.Event) { c.deliver(l, ev) })
-	})
 	c.mu.Unlock()
 	return l, c.ensure(ctx, l)
+}
+
+// newLink makes a link and begins to connect. c.mu is held.
+func (c *Client) newLink(name string) *link {
+	l := newLink(name, &c.cfg)
+	ctx, cancel := context.WithCancel(c.ctx)
+	l.cancel, l.slow = cancel, c.noteSlow
+	l.attention.timer = time.AfterFunc(l.limits.attend, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if !c.closed {
+			c.work.Go(func() { l.attend(ctx, c) })
+		}
+	})
+	c.work.Go(func() { l.run(ctx, c) })
+	return l
 }
 
 // maxPodID keeps names within the keeper's bounds.
@@ -254,7 +290,3 @@ func (c *Client) Shutdown(ctx context.Context) error {
 }
 
 func (c *Client) execDir() string { return filepath.Join(c.cfg.StateDir, "exec") }
-
-func isRefused(err error) bool {
-	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
-}

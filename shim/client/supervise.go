@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
-	"sync"
 	"time"
 
 	task "github.com/containerd/containerd/api/runtime/task/v3"
@@ -17,193 +15,242 @@ import (
 	"github.com/coracle-project/coracle/shim/sock"
 )
 
-// daemonName is the daemon's name in the keeper.
-const daemonName = "daemon"
-
-// keeperLink is the current keeper.
-type keeperLink struct {
-	mu   sync.Mutex
-	k    *keeper.Keeper
-	left bool // no other keeper is wanted
-
-	starting sync.Mutex // held while a shim is being looked for or started
-}
-
-func (l *keeperLink) get() *keeper.Keeper {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.k
-}
-
-func (l *keeperLink) set(k *keeper.Keeper) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.k != nil {
-		l.k.Close()
-	}
-	l.k = k
-}
-
-func (l *keeperLink) leave() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.left = true
-}
-
-func (l *keeperLink) wanted() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return !l.left
-}
-
-func (l *keeperLink) close() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.left = true
-	if l.k != nil {
-		l.k.Close()
-	}
-}
-
-// connectKeeper finds the keeper or starts one (spawned), and has it supervise the daemon.
-func (c *Client) connectKeeper() (spawned bool, err error) {
-	k, err := keeper.Dial(c.cfg.StateDir)
-	if errors.Is(err, keeper.ErrGone) {
-		l, lerr := keeper.Listen(c.cfg.StateDir)
-		if lerr != nil {
-			return false, lerr
-		}
-		err = keeper.Spawn(c.cfg.Binary, l)
-		l.Close()
-		if err != nil {
-			return false, err
-		}
-		spawned = true
-		k, err = keeper.Dial(c.cfg.StateDir)
-	}
-	if err != nil {
-		return spawned, err
-	}
-	c.keeper.set(k)
-	return spawned, c.superviseDaemon(k)
-}
-
-func (c *Client) superviseDaemon(k *keeper.Keeper) error {
-	d := c.cfg.Daemon
-	if d == nil {
-		return k.Forget(daemonName)
-	}
-	self, err := pidfd.Open(os.Getpid())
-	if err != nil {
-		return err
-	}
-	defer self.Close()
-	_, err = k.Supervise(keeper.Program{
-		Name: daemonName, Path: d.Path, Args: d.Args, Env: d.Env, Log: os.Stderr, PID: os.Getpid(), PIDFD: self,
-	})
-	return err
-}
-
-// watchKeeper replaces a keeper that has died.
-func (c *Client) watchKeeper() {
-	pause := time.Duration(0)
-	for {
-		if k := c.keeper.get(); k != nil {
-			k.Watch()
-		}
-		if c.ctx.Err() != nil || !c.keeper.wanted() {
-			return
-		}
-		_, err := c.connectKeeper()
-		if err == nil {
-			pause = 0
-			c.cfg.Log.Warn("the keeper was gone; another one is there")
-			for _, l := range c.all() {
-				if err := c.ensure(c.ctx, l); err != nil {
-					c.cfg.Log.Error("shim is not supervised", "shim", l.name, "error", err)
-				}
-			}
-			c.ensureCompanions(c.ctx)
-			continue
-		}
-		c.cfg.Log.Error("there is no keeper", "error", err)
-		pause = min(2*pause+50*time.Millisecond, 5*time.Second)
-		select {
-		case <-time.After(pause):
-		case <-c.ctx.Done():
-			return
-		}
-	}
-}
-
 // ensure makes the keeper supervise l's shim: one that runs is adopted, else one is
-// started.
+// started. The keeper is told the present command line in any case: the next shim is that of an
+// upgrade.
 func (c *Client) ensure(ctx context.Context, l *link) error {
 	c.keeper.starting.Lock()
 	defer c.keeper.starting.Unlock()
-	k := c.keeper.get()
-	if k == nil || ctx.Err() != nil || l.ended() {
-		return fmt.Errorf("shim %s: %w", l.name, ErrUnavailable)
+	k, err := c.keeperFor(ctx, l)
+	if err != nil {
+		return err
 	}
-	if _, err := k.Who(l.program()); err == nil {
-		return nil
-	} else if !errors.Is(err, keeper.ErrNotFound) {
-		return fmt.Errorf("shim %s: %w", l.name, err)
+	_, err = k.Who(l.program())
+	switch {
+	case errors.Is(err, keeper.ErrNotFound):
+		err = c.adoptOrStart(ctx, k, l)
+	case err == nil && misplaced(k, l):
+		l.log.Warn("the shim's socket has been replaced; the shim is, too")
+		err = c.renew(ctx, k, l, false)
+	case err == nil:
+		err = c.supervise(k, l, nil)
 	}
-	if err := os.MkdirAll(l.dir, 0o700); err != nil {
-		return fmt.Errorf("shim %s: %w", l.name, err)
-	}
-	log, err := os.OpenFile(filepath.Join(l.dir, "shim.log"), os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
 	if err != nil {
 		return fmt.Errorf("shim %s: %w", l.name, err)
 	}
+	return nil
+}
+
+// repair makes a shim reachable whose socket is gone or has been replaced: there is no way to
+// bind the socket that the shim has to a name again.
+func (c *Client) repair(ctx context.Context, l *link) error {
+	c.keeper.starting.Lock()
+	defer c.keeper.starting.Unlock()
+	k, err := c.keeperFor(ctx, l)
+	if err != nil {
+		return err
+	}
+	if err := c.renew(ctx, k, l, false); err != nil {
+		return fmt.Errorf("repair shim %s: %w", l.name, err)
+	}
+	l.log.Warn("shim replaced: its socket was gone, or another's")
+	return nil
+}
+
+// replace ends a shim that does not answer, and has the next one started.
+func (c *Client) replace(ctx context.Context, l *link) error {
+	c.keeper.starting.Lock()
+	defer c.keeper.starting.Unlock()
+	k, err := c.keeperFor(ctx, l)
+	if err != nil {
+		return err
+	}
+	if err := c.renew(ctx, k, l, true); err != nil {
+		return fmt.Errorf("replace shim %s: %w", l.name, err)
+	}
+	return nil
+}
+
+// keeperFor is the keeper, as long as l is of use. c.keeper.starting is held.
+func (c *Client) keeperFor(ctx context.Context, l *link) (*keeper.Keeper, error) {
+	k := c.keeper.get()
+	if k == nil || ctx.Err() != nil || l.ended() {
+		return nil, fmt.Errorf("shim %s: %w", l.name, ErrUnavailable)
+	}
+	return k, nil
+}
+
+// adoptOrStart gives a keeper a shim that it does not know.
+func (c *Client) adoptOrStart(ctx context.Context, k *keeper.Keeper, l *link) error {
+	if p := running(ctx, l); p != nil {
+		defer p.f.Close()
+		return c.supervise(k, l, p)
+	}
+	if err := makeListener(k, l.dir, sock.Shim, l.program()); err != nil {
+		return err
+	}
+	return c.supervise(k, l, nil)
+}
+
+// renew makes another listener, ends the processes that may still serve the old one, and has a
+// shim started on the new one. dump says that their stacks are of interest.
+func (c *Client) renew(ctx context.Context, k *keeper.Keeper, l *link, dump bool) error {
+	if err := makeListener(k, l.dir, sock.Shim, l.program()); err != nil {
+		return err
+	}
+	_, err := k.Who(l.program())
+	known := err == nil
+	if known { // the keeper starts the next one by itself
+		if err := c.supervise(k, l, nil); err != nil {
+			return err
+		}
+	}
+	old := processes(k, l)
+	defer closeProcesses(old)
+	for _, p := range old {
+		if err := c.kill(ctx, l, p, dump); err != nil {
+			return err
+		}
+	}
+	// The connection need not have been to one of them: anyone may have taken the socket's name.
+	if k, _ := l.dialed(); k != nil {
+		k.Close()
+	}
+	if known {
+		return nil
+	}
+	return c.supervise(k, l, nil)
+}
+
+// kill ends a shim. Its containers stay, and the next shim goes on with them.
+func (c *Client) kill(ctx context.Context, l *link, p *process, dump bool) error {
+	if dump {
+		saved, err := p.dump(ctx, l.dir, l.limits.dump)
+		if err != nil {
+			l.log.Warn("stacks of the shim are not saved", "err", err)
+		}
+		if saved == "" {
+			saved = l.logPath()
+		}
+		l.log.Warn("shim is killed", "pid", p.pid, "stacks", saved)
+	}
+	ctx, cancel := context.WithTimeout(ctx, l.limits.kill)
+	defer cancel()
+	return p.end(ctx, unix.SIGKILL)
+}
+
+// supervise tells the keeper how to start a shim, and which one runs; the keeper starts one if
+// none does.
+func (c *Client) supervise(k *keeper.Keeper, l *link, p *process) error {
+	if err := os.MkdirAll(l.dir, 0o700); err != nil {
+		return err
+	}
+	log, err := os.OpenFile(l.logPath(), os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
 	defer log.Close()
-	p := keeper.Program{
-		Name: l.program(), Path: c.cfg.Binary, Log: log, Env: shimEnv(),
+	prog := keeper.Program{
+		Name: l.program(), Path: c.cfg.Binary, Log: log, BoundLog: true, Env: shimEnv(),
 		Args: []string{
 			c.cfg.Binary, "serve", "-state", l.dir, "-keeper", c.cfg.StateDir,
 			"-name", l.program(), "-listen-fd", "3",
 		},
 	}
 	if c.cfg.Engine != "" {
-		p.Args = append(p.Args, "-engine", c.cfg.Engine)
+		prog.Args = append(prog.Args, "-engine", c.cfg.Engine)
 	}
-	if p.PID, p.PIDFD = running(ctx, l); p.PIDFD != nil {
-		defer p.PIDFD.Close()
-	} else if err := makeListener(k, l.dir, sock.Shim, l.program()); err != nil {
-		return fmt.Errorf("shim %s: %w", l.name, err)
+	if p != nil {
+		prog.PID, prog.PIDFD = p.pid, p.f
 	}
-	if _, err := k.Supervise(p); err != nil {
-		return fmt.Errorf("shim %s: %w", l.name, err)
-	}
-	return nil
+	_, err = k.Supervise(prog)
+	return err
 }
 
-// running finds the shim of an earlier keeper.
-func running(ctx context.Context, l *link) (pid int, fd *os.File) {
+// processes are the processes of a shim, which need not answer.
+func processes(k *keeper.Keeper, l *link) []*process {
+	var all []*process
+	holder := lockHolder(l.dir)
+	if holder != nil {
+		all = append(all, holder)
+	}
+	if p := childOf(k, l.program()); p != nil && (holder == nil || holder.pid != p.pid) {
+		all = append(all, p)
+	}
+	return all
+}
+
+// childOf is the process that a keeper supervises under a name; nil if there is none.
+func childOf(k *keeper.Keeper, program string) *process {
+	pid, err := k.Who(program)
+	if err != nil || pid == 0 {
+		return nil
+	}
+	f, err := pidfd.Open(pid)
+	if err != nil {
+		return nil
+	}
+	// Until the keeper has seen the process end, its pid is not another one's.
+	if again, err := k.Who(program); err != nil || again != pid {
+		f.Close()
+		return nil
+	}
+	return &process{pid, f}
+}
+
+// running finds the shim of an earlier keeper. It need not answer, unless it is of a release
+// without the lock.
+func running(ctx context.Context, l *link) *process {
+	if p := lockHolder(l.dir); p != nil {
+		return p
+	}
 	c, err := l.connect()
 	if err != nil {
-		return 0, nil
+		return nil
 	}
 	defer c.Close()
 	ctx, cancel := context.WithTimeout(ctx, adoptTimeout)
 	defer cancel()
 	res, err := c.task.Connect(ctx, &task.ConnectRequest{})
 	if err != nil {
-		return 0, nil
+		return nil
 	}
-	if fd, err = pidfd.Open(int(res.ShimPid)); err != nil {
-		return 0, nil
+	f, err := pidfd.Open(int(res.ShimPid))
+	if err != nil {
+		return nil
 	}
-	return int(res.ShimPid), fd
+	return &process{int(res.ShimPid), f}
 }
 
 // adoptTimeout is how long a shim whose keeper has died may take to answer, before
 // another one takes its place.
 const adoptTimeout = 5 * time.Second
 
+// misplaced says that the name of a shim's socket leads elsewhere than to the listener that the
+// keeper holds for it.
+func misplaced(k *keeper.Keeper, l *link) bool {
+	_, files, err := k.Get("pass/" + l.program())
+	if err != nil {
+		return false
+	}
+	defer func() {
+		for _, f := range files {
+			f.Close()
+		}
+	}()
+	for _, f := range files {
+		if named, err := sock.Named(f, l.dir, sock.Shim); err == nil && !named {
+			return true
+		}
+	}
+	return false
+}
+
 // makeListener makes the socket of a program that is about to start, and gives it to the keeper.
 func makeListener(k *keeper.Keeper, dir, name, program string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
 	s, err := sock.Listen(dir, name, "unix")
 	if err != nil {
 		return err
@@ -266,27 +313,6 @@ func endProgram(ctx context.Context, k *keeper.Keeper, name string) error {
 	}
 	if pid > 0 {
 		return endProcess(ctx, pid)
-	}
-	return nil
-}
-
-// endProcess asks a process to end and waits for it.
-func endProcess(ctx context.Context, pid int) error {
-	f, err := pidfd.Open(pid)
-	if errors.Is(err, unix.ESRCH) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	stop := context.AfterFunc(ctx, func() { f.Close() })
-	defer stop()
-	if err := unix.Kill(pid, unix.SIGTERM); err != nil && !errors.Is(err, unix.ESRCH) {
-		return err
-	}
-	if _, err := pidfd.Wait(f); err != nil {
-		return fmt.Errorf("process %d does not end: %w", pid, errors.Join(ctx.Err(), err))
 	}
 	return nil
 }

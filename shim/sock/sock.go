@@ -3,10 +3,12 @@
 package sock
 
 import (
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -20,7 +22,7 @@ const Shim = "shim.sock"
 func Listen(dir, name, network string) (*net.UnixListener, error) {
 	var l *net.UnixListener
 	err := at(dir, name, func(path string) (err error) {
-		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		if err := remove(path); err != nil {
 			return err
 		}
 		if l, err = net.ListenUnix(network, &net.UnixAddr{Name: path, Net: network}); err != nil {
@@ -37,6 +39,52 @@ func Listen(dir, name, network string) (*net.UnixListener, error) {
 	}
 	return l, nil
 }
+
+// remove removes what has the socket's name. A directory with something in it is only moved away.
+func remove(path string) error {
+	err := os.Remove(path)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return nil
+	case errors.Is(err, unix.ENOTEMPTY):
+		return os.Rename(path, path+".moved-"+rand.Text())
+	}
+	return err
+}
+
+// Named says whether name in dir is the socket that a listener is bound to. It is not when the
+// file was removed or replaced; the listener then gets no connections. It needs CAP_NET_ADMIN.
+func Named(listener *os.File, dir, name string) (bool, error) {
+	rc, err := listener.SyscallConn()
+	if err != nil {
+		return false, err
+	}
+	var bound, now unix.Stat_t
+	if cerr := rc.Control(func(fd uintptr) {
+		// The name that it was bound by is one below /proc/self: only the kernel knows the file.
+		var file int
+		if file, err = unix.IoctlRetInt(int(fd), siocUnixFile); err == nil {
+			err = unix.Fstat(file, &bound)
+			unix.Close(file)
+		}
+	}); cerr != nil {
+		err = cerr
+	}
+	if err != nil {
+		return false, fmt.Errorf("find the file of socket %s: %w", name, err)
+	}
+	err = unix.Lstat(filepath.Join(dir, name), &now)
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("find socket %s in %s: %w", name, dir, err)
+	}
+	return bound.Dev == now.Dev && bound.Ino == now.Ino, nil
+}
+
+// siocUnixFile opens the file that a unix socket is bound to (O_PATH); linux/un.h.
+const siocUnixFile = 0x89e0
 
 // Dial connects to a socket in dir.
 func Dial(dir, name, network string) (*net.UnixConn, error) {

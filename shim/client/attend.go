@@ -1,0 +1,173 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	task "github.com/containerd/containerd/api/runtime/task/v3"
+	"golang.org/x/sys/unix"
+)
+
+// attention notices a shim that does not answer. It works only while something is expected of
+// the shim: a call, or the events after a connection. On an idle node it has no timer.
+type attention struct {
+	mu      sync.Mutex
+	pending int           // what is expected
+	idle    chan struct{} // closed when pending becomes 0
+	timer   *time.Timer   // runs attend when something has been pending for limits.attend
+	active  bool          // attend runs
+	closed  bool
+}
+
+// begin says that an answer is expected until done is called, once or more.
+func (l *link) begin() (done func()) {
+	a := &l.attention
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.pending++; a.pending == 1 {
+		a.idle = make(chan struct{})
+		if !a.active && !a.closed {
+			a.timer.Reset(l.limits.attend)
+		}
+	}
+	return sync.OnceFunc(l.answered)
+}
+
+func (l *link) answered() {
+	a := &l.attention
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.pending--; a.pending == 0 {
+		a.timer.Stop()
+		close(a.idle)
+	}
+}
+
+// end stops the pings for good.
+func (a *attention) end() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.closed = true
+	a.timer.Stop()
+}
+
+// claim makes the caller the one that attends, unless there is one or nothing is expected.
+func (a *attention) claim() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.active || a.closed || a.pending == 0 {
+		return false
+	}
+	a.active = true
+	return true
+}
+
+// leave ends the claim if nothing is expected any more.
+func (a *attention) leave() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.pending > 0 && !a.closed {
+		return false
+	}
+	a.active = false
+	return true
+}
+
+func (a *attention) idled() <-chan struct{} {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.idle
+}
+
+// attend pings the shim until nothing is expected of it any more. A process that does not answer
+// is replaced.
+func (l *link) attend(ctx context.Context, c *Client) {
+	if !l.attention.claim() {
+		return
+	}
+	var pinging pinger
+	pause := l.limits.ping
+	// A shim that is silent is attended to until it answers, whether callers wait or have given up.
+	for missed := 0; missed > 0 || !l.attention.leave(); {
+		answered := pinging.ping(ctx, l)
+		if ctx.Err() != nil {
+			return
+		}
+		replaced := false
+		if !answered || !l.ready() {
+			replaced = c.observe(l) // by the keeper: the next process has its own time
+			pause = l.limits.ping
+		}
+		if answered || replaced {
+			missed = 0
+		} else {
+			missed++
+		}
+		l.silent(missed)
+		switch {
+		case answered || l.gone() != nil:
+			l.rest(ctx, pause)
+			pause = min(2*pause, l.limits.calm)
+		case missed >= l.limits.replace:
+			missed = 0
+			l.log.Warn("shim does not answer; it is replaced", "pings", l.limits.replace)
+			if err := c.replace(ctx, l); err != nil && ctx.Err() == nil {
+				l.failed(err)
+				l.log.Error("shim that does not answer is not replaced", "err", err)
+			}
+		}
+	}
+}
+
+// rest waits while the shim answers.
+func (l *link) rest(ctx context.Context, pause time.Duration) {
+	t := time.NewTimer(pause)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-l.attention.idled():
+	case <-ctx.Done():
+	}
+}
+
+// pinger asks one question at a time: one that nobody reads must not be followed by more.
+type pinger struct {
+	asked *conn
+	reply chan error
+}
+
+// ping reports whether the shim answers within limits.ping. It takes all of that time if not.
+func (p *pinger) ping(ctx context.Context, l *link) bool {
+	t := time.NewTimer(l.limits.ping)
+	defer t.Stop()
+	k, err := l.dialed()
+	if k == nil {
+		// link.run goes on connecting. That fails for too many connections which wait to be
+		// accepted, which is silence too, and otherwise for reasons that are not the process's.
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+		}
+		return !errors.Is(err, unix.EAGAIN)
+	}
+	if p.asked != k {
+		p.asked, p.reply = k, make(chan error, 1)
+		reply := p.reply
+		// It outlives this call, and ends with its answer or the connection.
+		go func() {
+			_, err := k.task.Connect(ctx, &task.ConnectRequest{})
+			reply <- err
+		}()
+	}
+	select {
+	case <-p.reply: // an error is an answer, too, or the connection's end
+		p.asked = nil
+		return true
+	case <-t.C:
+		return false
+	case <-ctx.Done():
+		return false
+	}
+}

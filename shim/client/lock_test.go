@@ -1,0 +1,58 @@
+package client_test
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/shim"
+)
+
+// The lock of the state directory ends with the shim: neither a container, nor an exec, nor
+// the keeper, nor the starter has inherited it.
+func TestLockEndsWithTheShim(t *testing.T) {
+	r := newRig(t)
+	req := r.request("sleep 1000")
+	r.run(req)
+	r.exec(req.ID, "sleep 1000 </dev/null >/dev/null 2>&1 &")
+	node := filepath.Join(r.dir, "node")
+	old := r.shimPID()
+	if pid, _, ok := shim.LockHolder(node); !ok || pid != old {
+		t.Errorf("holder %d, %v; want the shim, %d", pid, ok, old)
+	}
+	locks := []string{node, filepath.Join(node, shim.LockName)}
+	for _, path := range locks {
+		if err := tryLock(path); err != unix.EWOULDBLOCK {
+			t.Errorf("lock of %s while the shim runs: %v", path, err)
+		}
+	}
+	// The keeper is stopped, so that nothing replaces the shim before we have looked.
+	keeper := r.keeperPID()
+	r.sendSignal(keeper, unix.SIGSTOP)
+	r.sendSignal(old, unix.SIGKILL)
+	r.waitDead(old)
+	for _, path := range locks {
+		if err := tryLock(path); err != nil {
+			t.Errorf("lock of %s after the shim's death: %v", path, err)
+		}
+	}
+	r.sendSignal(keeper, unix.SIGCONT)
+	r.waitNewShim(old)
+	if _, err := r.c.Status(r.ctx(), pod, req.ID); err != nil {
+		t.Error(err)
+	}
+	if pid, _, ok := shim.LockHolder(node); !ok || pid != r.shimPID() {
+		t.Errorf("holder %d, %v; want the next shim, %d", pid, ok, r.shimPID())
+	}
+}
+
+func tryLock(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+}

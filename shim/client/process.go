@@ -1,0 +1,109 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/shim/pidfd"
+)
+
+// process is a process by its pidfd, which keeps naming it when the pid has been reused.
+type process struct {
+	pid int
+	f   *os.File
+}
+
+// lockName is the file in a shim's state directory that the shim keeps locked (flock(2)) from
+// before it adopts containers to its end. It holds the shim's pid and start time.
+const lockName = "shim.lock"
+
+// lockHolder is the process that holds the lock of a shim's state directory; nil if none does,
+// or the shim is of a release without the lock.
+func lockHolder(dir string) *process {
+	f, err := os.OpenFile(filepath.Join(dir, lockName), os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	text := make([]byte, 64)
+	n, err := f.Read(text)
+	if err != nil {
+		return nil
+	}
+	var pid int
+	var start uint64
+	if _, err := fmt.Sscanf(string(text[:n]), "%d %d\n", &pid, &start); err != nil {
+		return nil
+	}
+	// A damaged file must not name another process. A shim that wants the lock in this instant
+	// waits for it.
+	if unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB) == nil {
+		return nil
+	}
+	p, err := pidfd.OpenStarted(pid, start)
+	if err != nil {
+		return nil
+	}
+	return &process{pid, p}
+}
+
+func closeProcesses(all []*process) {
+	for _, p := range all {
+		p.f.Close()
+	}
+}
+
+// signal sends a signal to the process, and to no other that got its pid. No error if it has
+// ended.
+func (p *process) signal(sig unix.Signal) error {
+	rc, err := p.f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	if cerr := rc.Control(func(fd uintptr) { err = unix.PidfdSendSignal(int(fd), sig, nil, 0) }); cerr != nil {
+		return cerr
+	}
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	return err
+}
+
+// end sends a signal and waits until the process has ended, or ctx has.
+func (p *process) end(ctx context.Context, sig unix.Signal) error {
+	if err := p.signal(sig); err != nil {
+		return fmt.Errorf("signal process %d: %w", p.pid, err)
+	}
+	if err := p.ended(ctx); err != nil {
+		return fmt.Errorf("process %d does not end: %w", p.pid, err)
+	}
+	return nil
+}
+
+// ended returns when the process has ended, or with an error when ctx has.
+func (p *process) ended(ctx context.Context) error {
+	if err := p.f.SetReadDeadline(time.Time{}); err != nil { // that an earlier wait has left
+		return err
+	}
+	return pidfd.Ended(ctx, p.f)
+}
+
+// endProcess asks a process to end and waits for it.
+func endProcess(ctx context.Context, pid int) error {
+	f, err := pidfd.Open(pid)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	p := &process{pid, f}
+	defer f.Close()
+	return p.end(ctx, unix.SIGTERM)
+}
