@@ -55,6 +55,7 @@ func codeOf(err error) codes.Code {
 		{runtime.ErrInvalidSpec, codes.InvalidArgument},
 		{errInvalid, codes.InvalidArgument},
 		{errPrecondition, codes.FailedPrecondition},
+		{errEnding, codes.Unavailable},
 		{errUnimplemented, codes.Unimplemented},
 		{context.Canceled, codes.Canceled},
 		{context.DeadlineExceeded, codes.DeadlineExceeded},

@@ -81,7 +81,7 @@ func (c *container) allExecs() []*execution {
 	return all
 }
 
-func (e *execution) path() string { return filepath.Join(e.c.dir, "exec-"+e.id+".json") }
+func (e *execution) path() string { return filepath.Join(e.c.dir, execPrefix+e.id+execSuffix) }
 func (e *execution) key() string  { return "x/" + e.c.id + "/" + e.id }
 
 // start starts the process and records it.
@@ -214,7 +214,7 @@ func (e *execution) persist() error {
 	rec := e.rec
 	rec.Process = &processRecord{PID: e.proc.pid, StartTime: e.proc.startTime}
 	e.mu.Unlock()
-	return writeRecord(e.path(), rec)
+	return writeRecord(e.path(), rec, rec.kept)
 }
 
 func (e *execution) holdFiles() {
@@ -263,6 +263,8 @@ func (e *execution) remove(ctx context.Context) {
 	if p := e.process(); p != nil {
 		if p.exitState() == nil {
 			_ = p.signal(unix.SIGKILL) // it may end just now
+			ctx, cancel := context.WithTimeout(ctx, dying)
+			defer cancel()
 			select {
 			case <-p.exited:
 			case <-ctx.Done():

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -24,6 +25,7 @@ type pump struct {
 	rotate func(n int) error // makes room for n bytes in a log with a limit
 	slog   *slog.Logger
 	done   chan struct{} // closed when the goroutine has ended
+	moved  atomic.Int64  // bytes that are dealt with, so that a log that hangs can be told from a slow one
 
 	mu      sync.Mutex // held over moving bytes
 	stage   *stage
@@ -213,6 +215,7 @@ func (p *pump) write(b *pumpBuffers, r rest) {
 		used := p.append(b, data, last,
 			func(m logMark) error { return p.stage.mark(stageWriting, p.stage.start, m) },
 			func(n int) { err = p.stage.done(n) })
+		p.moved.Add(int64(used))
 		if used == 0 {
 			return // an unfinished line waits for its end
 		}

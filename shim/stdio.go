@@ -264,6 +264,14 @@ func (s *stdio) drain() {
 	s.out.close()
 }
 
+// moved is how many bytes have been brought into the log.
+func (s *stdio) moved() (n int64) {
+	for _, p := range s.pumps {
+		n += p.moved.Load()
+	}
+	return n
+}
+
 // input is a new descriptor of init's stdin for one writer; nil if it has none.
 func (s *stdio) input() (*os.File, error) {
 	s.mu.Lock()

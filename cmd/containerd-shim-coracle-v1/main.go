@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/internal/fault"
+	"github.com/coracle-project/coracle/internal/recordfile"
 	"github.com/coracle-project/coracle/internal/version"
 	"github.com/coracle-project/coracle/runtime/engine"
 	"github.com/coracle-project/coracle/runtime/lc"
@@ -28,11 +29,18 @@ import (
 	"github.com/coracle-project/coracle/shim/sock"
 )
 
+// exitStay (EX_CONFIG of sysexits.h) tells the keeper that it is no use to start this program again
+// before something has changed: keeper.ExitStay.
+const exitStay = 78
+
 func main() {
 	lc.Init() // does not return in a process that is to become a container
 	fault.Main()
 	if err := run(os.Args[1:]); err != nil && !errors.Is(err, flag.ErrHelp) {
 		fmt.Fprintln(os.Stderr, "containerd-shim-coracle-v1:", err)
+		if recordfile.Newer(err) != nil {
+			os.Exit(exitStay)
+		}
 		os.Exit(1)
 	}
 }
@@ -73,18 +81,21 @@ func serve(args []string) error {
 		return err
 	}
 	defer lock.Release()
-	l, err := listener(*listen, *state)
+	own, containers, err := openEngines(*engineName, *state, log)
 	if err != nil {
 		return err
 	}
-	own, containers, err := openEngines(*engineName, *state, log)
+	s := shim.New(shim.Config{StateDir: *state, Engine: containers, KeeperDir: *keeperDir, Name: *name, Log: log})
+	if err := s.CheckRecords(ctx); err != nil {
+		return err
+	}
+	l, err := listener(*listen, *state)
 	if err != nil {
 		return err
 	}
 	if err := own.Warm(); err != nil {
 		log.Warn("it will be tried again for the first container", "error", err)
 	}
-	s := shim.New(shim.Config{StateDir: *state, Engine: containers, KeeperDir: *keeperDir, Name: *name, Log: log})
 	// Off the main thread, which the engine keeps out of the scheduler's hands.
 	ended := make(chan error)
 	go func() {
