@@ -41,6 +41,37 @@ type CgroupHolder interface {
 	CgroupPaths() map[string]string
 }
 
+// Known is what the caller of an engine remembers of a container.
+type Known struct {
+	// Pid and StartTime (clock ticks since boot) name init; 0 if they are not known.
+	Pid       int
+	StartTime uint64
+	Bundle    string
+	// CgroupPaths are what CgroupHolder told.
+	CgroupPaths map[string]string
+}
+
+// Rebuilder is an Engine that can go on with a container whose record it cannot read.
+type Rebuilder interface {
+	// Rebuild writes the record again, from what was noted before the container was made and
+	// from what the caller knows, and keeps the useless one next to it. ErrNotFound if neither
+	// says anything.
+	Rebuild(ctx context.Context, id string, known Known) (Container, error)
+}
+
+// RecordChecker is an Engine that can tell whether it understands its own records.
+type RecordChecker interface {
+	// CheckRecords fails with a *recordfile.NewerError if a newer program wrote one of them. It
+	// changes nothing.
+	CheckRecords(ctx context.Context) error
+}
+
+// Recorded is a Container that tells its init as its record has it, also when that has ended.
+type Recorded interface {
+	// Init is 0, 0 if none was recorded: the creation did not come to its end.
+	Init() (pid int, startTime uint64)
+}
+
 // RdtUpdater is a Container whose share of caches and memory bandwidth can be changed
 // (Intel RDT, linux.intelRdt in the runtime spec).
 type RdtUpdater interface {

@@ -6,16 +6,18 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/coracle-project/coracle/internal/recordfile"
 	"github.com/coracle-project/coracle/runtime"
 )
 
 // Adopt takes over the containers of an earlier shim in the state directory. It runs
-// before Serve. What cannot be adopted is reported as exited, never lost.
+// after CheckRecords and before Serve. A container is never ended because something about it
+// cannot be read: only what a record says was being created or deleted is removed. What can be
+// adopted in no way is listed as unmanaged, with the reason, and left alone.
 func (s *Service) Adopt(ctx context.Context) error {
 	s.hold.connect()
 	if _, err := s.cfg.Engine.List(ctx); err != nil { // clears up behind the earlier one
@@ -32,12 +34,15 @@ func (s *Service) Adopt(ctx context.Context) error {
 	work.SetLimit(4)
 	for _, e := range entries {
 		work.Go(func() error {
-			s.adopt(ctx, e.Name())
+			s.adoptOrLeave(ctx, e.Name())
 			return nil
 		})
 	}
 	if err := work.Wait(); err != nil {
 		return err
+	}
+	if ctx.Err() != nil {
+		return fmt.Errorf("adopt: %w", context.Cause(ctx))
 	}
 	// Only when all are known: the end of one has others asked what was theirs (oomKills).
 	for _, c := range s.all() {
@@ -48,41 +53,127 @@ func (s *Service) Adopt(ctx context.Context) error {
 	return nil
 }
 
-func (s *Service) adopt(ctx context.Context, id string) {
+// adoptOrLeave adopts a container, or notes why it is unmanaged. c is nil if there is none.
+func (s *Service) adoptOrLeave(ctx context.Context, id string) (c *container) {
 	log := s.log.With("container", id)
+	c, err := s.adopt(ctx, id)
+	switch {
+	case err != nil:
+		log.Error("container is left alone", "error", err)
+		s.leave(id, err)
+	case c == nil:
+		s.forget(id) // the rest of a creation or a deletion is gone
+	default:
+		s.add(c)
+		log.Info("container adopted", "pid", c.init.pid, "phase", c.record().Phase)
+	}
+	return c
+}
+
+// adopt returns the container, or nil if what was left of it has been removed. If it fails,
+// nothing is changed.
+func (s *Service) adopt(ctx context.Context, id string) (*container, error) {
 	rec, err := readRecord(s.dirOf(id))
-	if err != nil || rec.Phase == phaseCreating || rec.Phase == phaseDeleting || rec.Process == nil {
+	if err == nil && rec.Process == nil && rec.Phase != phaseCreating && rec.Phase != phaseDeleting {
+		err = fmt.Errorf("read record: no process: %w", recordfile.ErrDamaged)
+	}
+	if err != nil {
+		if rec, err = s.reconstruct(ctx, id, err); errors.Is(err, errNeverRan) {
+			rec.Phase, err = phaseCreating, nil
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	if rec.Phase == phaseCreating || rec.Phase == phaseDeleting {
 		// The creation was cut short; its caller has seen an error and may repeat it.
 		// So was the deletion of what had not been started.
-		if err != nil && !errors.Is(err, os.ErrNotExist) {
-			log.Error("container with an unreadable record is removed", "error", err)
-		}
 		if err := s.rollBack(ctx, id); err != nil {
-			log.Error("cannot roll back a container that was not started", "error", err)
+			return nil, fmt.Errorf("roll back what was not started: %w", err)
 		}
-		return
+		return nil, nil
 	}
+	return s.takeOver(ctx, rec)
+}
+
+// takeOver makes the container of a record. First all is opened, then something is done: an
+// adoption that fails for want of descriptors is tried again from its beginning.
+func (s *Service) takeOver(ctx context.Context, rec record) (_ *container, err error) {
 	c := newContainer(s, rec)
-	held := s.hold.get("c/" + id)
-	if c.engine, err = s.cfg.Engine.Load(ctx, id); err != nil {
-		c.engine = nil
-		log.Warn("the engine has lost the container", "error", err)
+	held, err := s.hold.get("c/" + rec.ID)
+	if err != nil {
+		return nil, err
 	}
-	c.init = adoptProcess(c.engine, *rec.Process, held["pid"])
+	defer func() { held.close() }() // what was not taken
+	if c.engine, err = s.loadEngine(ctx, &c.rec); err != nil {
+		return nil, err
+	}
+	if c.init, err = adoptProcess(c.engine, *rec.Process, held["pid"]); err != nil {
+		return nil, err
+	}
 	delete(held, "pid")
+	defer func() {
+		if err != nil {
+			c.init.close()
+		}
+	}()
+	if err = c.openHeld(held); err != nil {
+		c.stdio.close()
+		return nil, err
+	}
+	execs, intents, err := c.openExecs()
+	if err != nil {
+		c.stdio.close()
+		return nil, err
+	}
 	c.adoptPhase(ctx)
-	c.adoptStdio(held)
-	held.close() // what was not taken
+	c.goOnWithStdio()
 	if c.init.exitState() == nil {
 		s.oom.goOn(c)
 	} else {
 		c.stdio.out.close()
+		close(c.drained)
 		close(c.watched)
 	}
-	c.adoptExecs(ctx)
-	s.add(c)
+	c.adoptExecs(execs)
+	for _, rec := range intents {
+		c.adoptIntent(ctx, rec)
+	}
 	c.holdFiles()
-	log.Info("container adopted", "pid", c.init.pid, "phase", c.record().Phase)
+	return c, nil
+}
+
+// loadEngine is the engine's side of a container; nil if the engine has lost it for good.
+func (s *Service) loadEngine(ctx context.Context, rec *record) (runtime.Container, error) {
+	c, err := s.cfg.Engine.Load(ctx, rec.ID)
+	if err == nil || recordfile.Transient(err) || recordfile.Newer(err) != nil || ctx.Err() != nil {
+		return c, err
+	}
+	log := s.log.With("container", rec.ID)
+	log.Warn("the engine has lost the container", "error", err)
+	e, ok := s.cfg.Engine.(runtime.Rebuilder)
+	if !ok || rec.Process == nil || rec.Process.Exit != nil && errors.Is(err, runtime.ErrNotFound) {
+		return nil, nil // what has ended may have been deleted as far as the engine is concerned
+	}
+	c, err = e.Rebuild(ctx, rec.ID, rec.known())
+	if recordfile.Transient(err) || ctx.Err() != nil {
+		return nil, err
+	}
+	if err != nil {
+		log.Error("the container can only be signalled", "error", err)
+		return nil, nil
+	}
+	log.Warn("the engine's record was made again")
+	return c, nil
+}
+
+// known is what the engine may need of a record.
+func (r *record) known() runtime.Known {
+	k := runtime.Known{Bundle: r.Bundle, CgroupPaths: r.Cgroups}
+	if r.Process != nil {
+		k.Pid, k.StartTime = r.Process.PID, r.Process.StartTime
+	}
+	return k
 }
 
 // adoptPhase finds out what the record cannot know: the shim may have been killed
@@ -96,47 +187,105 @@ func (c *container) adoptPhase(ctx context.Context) {
 	}
 }
 
-func (c *container) adoptStdio(held named) {
+// openHeld opens the files of stdio. It fails only for want of resources.
+func (c *container) openHeld(held named) error {
 	c.stdio = &stdio{c: c}
 	if !c.rec.Log {
 		c.stdio.tty, c.stdio.stdin = held["tty"], held[stdinName]
 		delete(held, "tty")
 		delete(held, stdinName)
-		c.stdio.run()
-		return
+		return nil
 	}
 	if held["log"] == nil {
 		log, err := c.openLog()
+		if recordfile.Transient(err) {
+			return err
+		}
 		if err != nil {
 			c.log.Error("container goes on without a log", "error", err)
 		}
 		c.stdio.log = log
 	}
-	if err := c.stdio.open(held); err != nil {
+	if err := c.stdio.open(held); recordfile.Transient(err) {
+		return err
+	} else if err != nil {
 		c.log.Error("output of the container is lost", "error", err)
 	}
-	c.stdio.resume()
+	return nil
 }
 
-func (c *container) adoptExecs(ctx context.Context) {
-	paths, _ := filepath.Glob(filepath.Join(c.dir, "exec-*.json")) // the pattern is valid
-	for _, path := range paths {
-		rec, err := readExecRecord(path)
-		if err != nil || path != filepath.Join(c.dir, "exec-"+rec.ID+".json") || strings.Contains(rec.ID, "/") {
-			c.log.Error("exec forgotten", "error", err)
-			continue
+func (c *container) goOnWithStdio() {
+	if c.rec.Log {
+		c.stdio.resume()
+	} else {
+		c.stdio.run()
+	}
+}
+
+// openExecs makes the execs that have a record, without going on with them. intents are the records
+// of those that were being started.
+func (c *container) openExecs() (all []*execution, intents []execRecord, err error) {
+	ids, err := execRecords(c.dir)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer func() {
+		if err == nil {
+			return
 		}
-		if rec.Process == nil {
-			c.adoptIntent(ctx, rec, path)
-			continue
+		for _, e := range all {
+			e.proc.close()
+			(named{"tty": e.tty, stdinName: e.stdin}).close()
 		}
-		e := newExecution(c, rec)
+	}()
+	for _, id := range ids {
+		e := newExecution(c, execRecord{ID: id})
 		close(e.started)
-		held := c.s.hold.get(e.key())
-		e.proc = adoptProcess(c.engine, *rec.Process, held["pid"])
-		e.stdin = held[stdinName]
-		if e.tty = held["tty"]; e.tty != nil {
-			e.relay = startRelay(e.tty, rec.Stdin, rec.Stdout, c.log)
+		held, err := c.s.hold.get(e.key())
+		if err != nil {
+			return all, nil, err
+		}
+		if e.rec, err = c.execRecord(e, held); err == nil && e.rec.Process != nil {
+			e.proc, err = adoptProcess(c.engine, *e.rec.Process, held["pid"])
+		}
+		if err != nil || e.proc == nil {
+			held.close()
+			if err != nil {
+				return all, nil, err
+			}
+			if e.rec.Owner != nil {
+				intents = append(intents, e.rec)
+			}
+			continue
+		}
+		e.stdin, e.tty = held[stdinName], held["tty"]
+		all = append(all, e)
+	}
+	return all, intents, nil
+}
+
+// execRecord reads the record of an exec, or makes it of what the keeper holds of it; without
+// a process nothing is known of it.
+func (c *container) execRecord(e *execution, held named) (execRecord, error) {
+	rec, err := readExecRecord(e.path())
+	if err == nil || recordfile.Transient(err) || recordfile.Newer(err) != nil {
+		return rec, err
+	}
+	rec = execRecord{Version: recordVersion, ID: e.id, Terminal: held["tty"] != nil}
+	if rec.Process, err = processOf(held["pid"]); err != nil {
+		return rec, err
+	}
+	c.log.Error("record of an exec was not readable", "exec", e.id, "made again", rec.Process != nil)
+	if err := replaceBad(e.path(), rec, rec.Process != nil); err != nil {
+		c.log.Error("cannot record exec", "exec", e.id, "error", err)
+	}
+	return rec, nil
+}
+
+func (c *container) adoptExecs(all []*execution) {
+	for _, e := range all {
+		if e.tty != nil {
+			e.relay = startRelay(e.tty, e.rec.Stdin, e.rec.Stdout, c.log)
 		}
 		c.s.execs.Add(1)
 		c.execs[e.id] = e
@@ -150,6 +299,11 @@ func (s *Service) rollBack(ctx context.Context, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, undoTimeout)
 	defer cancel()
 	c, err := s.cfg.Engine.Load(ctx, id)
+	if errors.Is(err, recordfile.ErrDamaged) {
+		if e, ok := s.cfg.Engine.(runtime.Rebuilder); ok {
+			c, err = e.Rebuild(ctx, id, runtime.Known{})
+		}
+	}
 	switch {
 	case err == nil:
 		err = c.Delete(ctx, runtime.DeleteOptions{Force: true})

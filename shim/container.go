@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/coracle-project/coracle/internal/recordfile"
 	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/shim/api"
 )
@@ -23,6 +24,7 @@ type container struct {
 	init    *process
 	stdio   *stdio
 	watched chan struct{} // closed when the goroutine that waits for init has ended
+	drained chan struct{} // closed when the output of init, which has ended, is in the log
 
 	op      sync.Mutex // Start, Pause, Resume, Update, Delete: one at a time
 	holding sync.Mutex // putting files into the keeper; before any lock of stdio
@@ -38,7 +40,7 @@ func newContainer(s *Service, rec record) *container {
 	return &container{
 		s: s, id: rec.ID, dir: s.dirOf(rec.ID), rec: rec,
 		log: s.log.With("container", rec.ID), execs: make(map[string]*execution),
-		watched: make(chan struct{}),
+		watched: make(chan struct{}), drained: make(chan struct{}),
 	}
 }
 
@@ -88,6 +90,8 @@ func (s *Service) create(ctx context.Context, rec record, opts runtime.CreateOpt
 	if err := c.persist(); err != nil {
 		return nil, fmt.Errorf("create container %s: %w", c.id, err)
 	}
+	// A link costs no copy: the record is replaced, never written in place.
+	_ = os.Link(filepath.Join(c.dir, recordName), filepath.Join(c.dir, wantedName))
 	if err := faultCreateRecorded.At(ctx); err != nil {
 		return nil, fmt.Errorf("create container %s: %w", c.id, err)
 	}
@@ -118,7 +122,9 @@ func (s *Service) create(ctx context.Context, rec record, opts runtime.CreateOpt
 	if checkpoint != "" {
 		made = phaseRunning
 	}
-	if err := c.update(func(r *record) { r.Phase, r.Restored, r.Process = made, checkpoint != "", c.init.record() }); err != nil {
+	if err := c.update(func(r *record) {
+		r.Phase, r.Restored, r.Process, r.Cgroups = made, checkpoint != "", c.init.record(), cgroupsOf(c.engine)
+	}); err != nil {
 		return nil, fmt.Errorf("create container %s: %w", c.id, err)
 	}
 	c.stdio.run()
@@ -128,6 +134,14 @@ func (s *Service) create(ctx context.Context, rec record, opts runtime.CreateOpt
 		c.holdFiles() // holdAll may have gone by before we were there to be seen
 	}
 	return c, nil
+}
+
+// cgroupsOf are the cgroups of a container, if its engine can tell.
+func cgroupsOf(engine runtime.Container) map[string]string {
+	if h, ok := engine.(runtime.CgroupHolder); ok {
+		return h.CgroupPaths()
+	}
+	return nil
 }
 
 // undoTimeout bounds what is cleaned up after the request that asked for it.
@@ -176,12 +190,7 @@ func (c *container) undoCreate(log *logFile) {
 		}
 	}
 	if c.init != nil {
-		stop := context.AfterFunc(ctx, c.init.close) // which ends wait, too
-		if _, reaped := c.init.wait(); !reaped {
-			c.log.Error("cannot undo the creation: init does not end", "pid", c.init.pid)
-		}
-		stop()
-		c.init.close()
+		c.init.reap(ctx)
 	}
 	c.s.dropHeld(c.id)
 	if log != nil {
@@ -206,7 +215,7 @@ func (c *container) awaitExit() {
 		return
 	}
 	e.OOMKilled = c.s.oom.end(c, e.Code) // first of all, as systemd may be removing the cgroup
-	c.stdio.drain()
+	c.drain()
 	if err := c.update(func(r *record) {
 		if r.Phase != phaseDeleting {
 			r.Phase = phaseExited
@@ -223,6 +232,32 @@ func (c *container) awaitExit() {
 		c.s.events.publish(&api.Event{Kind: api.Event_OOM, Id: c.id, PodId: c.record().PodID, Pid: uint32(c.init.pid), OomKilled: true})
 	}
 	c.s.events.publish(c.exitEvent("", c.init))
+}
+
+// drainPatience is how long an exit is held back for output that makes no progress into the log:
+// the log's disk hangs.
+const drainPatience = 2 * time.Second
+
+// drain brings the rest of init's output into the log, so that who hears of the exit finds the log
+// complete. A disk that hangs does not hold the exit up: the rest is then drained behind it.
+func (c *container) drain() {
+	go func() {
+		defer close(c.drained)
+		c.stdio.drain()
+	}()
+	for before := c.stdio.moved(); ; {
+		select {
+		case <-c.drained:
+			return
+		case <-time.After(drainPatience):
+		}
+		now := c.stdio.moved()
+		if now == before {
+			c.log.Error("the log does not take the container's last output; its exit is told before")
+			return
+		}
+		before = now
+	}
 }
 
 // startGrace is how long a start goes on whose caller is gone: less than a daemon's
@@ -272,9 +307,14 @@ func (c *container) alive() (runtime.Container, error) {
 	return c.engine, nil
 }
 
+// deleteTimeout bounds a deletion whose caller sets no limit. It can be repeated.
+const deleteTimeout = 30 * time.Second
+
 // delete frees everything. Exits before start and leftovers of a dead init are killed;
 // a running container is ErrRunning.
 func (c *container) delete(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, deleteTimeout)
+	defer cancel()
 	c.op.Lock()
 	defer c.op.Unlock()
 	c.mu.Lock()
@@ -298,7 +338,7 @@ func (c *container) delete(ctx context.Context) error {
 		}
 	}
 	if c.engine != nil {
-		if err := c.engine.Delete(ctx, runtime.DeleteOptions{Force: true}); err != nil {
+		if err := c.deleteEngine(ctx); err != nil {
 			return fmt.Errorf("delete container %s: %w", c.id, err)
 		}
 	}
@@ -306,6 +346,12 @@ func (c *container) delete(ctx context.Context) error {
 	case <-c.init.exited:
 	case <-ctx.Done():
 		return fmt.Errorf("delete container %s: init %d has not ended: %w", c.id, c.init.pid, ctx.Err())
+	}
+	select {
+	case <-c.drained:
+	case <-time.After(closePatience): // a log that hangs must not keep its container
+	case <-ctx.Done():
+		return fmt.Errorf("delete container %s: its log does not take the last output: %w", c.id, ctx.Err())
 	}
 	if err := faultDeleteEngine.At(ctx); err != nil {
 		return fmt.Errorf("delete container %s: %w", c.id, err)
@@ -323,6 +369,25 @@ func (c *container) delete(ctx context.Context) error {
 	c.mu.Unlock()
 	c.s.forget(c.id)
 	return nil
+}
+
+// deleteEngine has the engine delete the container, also if its record has become unreadable since
+// it was loaded.
+func (c *container) deleteEngine(ctx context.Context) error {
+	err := c.engine.Delete(ctx, runtime.DeleteOptions{Force: true})
+	if !errors.Is(err, recordfile.ErrDamaged) {
+		return err
+	}
+	e, ok := c.s.cfg.Engine.(runtime.Rebuilder)
+	if !ok {
+		return err
+	}
+	rec := c.record()
+	again, rerr := e.Rebuild(ctx, c.id, rec.known())
+	if rerr != nil {
+		return errors.Join(err, rerr)
+	}
+	return again.Delete(ctx, runtime.DeleteOptions{Force: true})
 }
 
 // close closes all files of the container, which runs on.
@@ -360,7 +425,7 @@ func (c *container) update(change func(*record)) error {
 	if c.deleted {
 		return nil
 	}
-	return writeRecord(filepath.Join(c.dir, recordName), c.rec)
+	return writeRecord(filepath.Join(c.dir, recordName), c.rec, c.rec.kept)
 }
 
 func (c *container) persist() error { return c.update(func(*record) {}) }

@@ -57,6 +57,7 @@ func codeOf(err error) codes.Code {
 		{errInvalid, codes.InvalidArgument},
 		{errPrecondition, codes.FailedPrecondition},
 		{errExhausted, codes.ResourceExhausted},
+		{errEnding, codes.Unavailable},
 		{errUnimplemented, codes.Unimplemented},
 		{context.Canceled, codes.Canceled},
 		{context.DeadlineExceeded, codes.DeadlineExceeded},

@@ -125,7 +125,7 @@ func (c *container) allExecs() []*execution {
 	return all
 }
 
-func (e *execution) path() string { return filepath.Join(e.c.dir, "exec-"+e.id+".json") }
+func (e *execution) path() string { return filepath.Join(e.c.dir, execPrefix+e.id+execSuffix) }
 func (e *execution) key() string  { return "x/" + e.c.id + "/" + e.id }
 
 // start starts the process and records it.
@@ -239,7 +239,7 @@ func (e *execution) intend(ctx context.Context) error {
 	if e.rec.Owner == nil {
 		return nil
 	}
-	if err := writeRecord(e.path(), e.rec); err != nil {
+	if err := writeRecord(e.path(), e.rec, e.rec.kept); err != nil {
 		return err
 	}
 	return faultExecIntended.At(ctx)
@@ -248,13 +248,13 @@ func (e *execution) intend(ctx context.Context) error {
 // adoptIntent ends what a start that the last shim did not live to record may have left: its caller
 // has been told that it failed, and no one knows the process. It is the one with the owner's FIFOs,
 // whose names are random and which may have been removed since. A terminal's end has hung it up.
-func (c *container) adoptIntent(ctx context.Context, rec execRecord, path string) {
+func (c *container) adoptIntent(ctx context.Context, rec execRecord) {
 	ctx, cancel := context.WithTimeout(ctx, dying)
 	defer cancel()
 	err := c.killStarted(ctx, rec)
 	if err == nil {
 		c.s.hold.drop("x/" + c.id + "/" + rec.ID)
-		err = os.Remove(path)
+		err = os.Remove((&execution{c: c, id: rec.ID}).path())
 	}
 	if err != nil {
 		c.log.Error("cannot undo the start of an exec", "exec", rec.ID, "error", err)
@@ -313,7 +313,7 @@ func (e *execution) persist() error {
 	rec := e.rec
 	rec.Process = &processRecord{PID: e.proc.pid, StartTime: e.proc.startTime}
 	e.mu.Unlock()
-	return writeRecord(e.path(), rec)
+	return writeRecord(e.path(), rec, rec.kept)
 }
 
 func (e *execution) holdFiles() {
@@ -363,6 +363,8 @@ func (e *execution) remove(ctx context.Context) {
 	if p := e.process(); p != nil {
 		if p.exitState() == nil {
 			_ = p.signal(unix.SIGKILL) // it may end just now
+			ctx, cancel := context.WithTimeout(ctx, dying)
+			defer cancel()
 			select {
 			case <-p.exited:
 			case <-ctx.Done():

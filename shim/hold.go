@@ -3,11 +3,14 @@ package shim
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"strings"
 	"sync"
+	"syscall"
 
+	"github.com/coracle-project/coracle/internal/recordfile"
 	"github.com/coracle-project/coracle/shim/keeper"
 )
 
@@ -72,23 +75,34 @@ func (h *hold) put(key string, files named) {
 	}
 }
 
-// get returns what is held under key; empty if nothing is.
-func (h *hold) get(key string) named {
+// get returns what is held under key; empty if nothing is. It fails if something is held that this
+// process has no room for.
+func (h *hold) get(key string) (named, error) {
 	k := h.keeper()
 	if k == nil {
-		return named{}
+		return named{}, nil
 	}
 	meta, files, err := k.Get(key)
+	if recordfile.Transient(err) {
+		return nil, fmt.Errorf("take files of %s from the keeper: %w", key, err)
+	}
 	if err != nil {
-		return named{}
+		return named{}, nil
 	}
 	held := named{}
-	for i, n := range strings.Fields(meta) {
-		if i < len(files) {
-			held[n] = files[i]
+	names := strings.Fields(meta)
+	for i, f := range files {
+		if i < len(names) {
+			held[names[i]] = f
+		} else {
+			f.Close()
 		}
 	}
-	return held
+	if len(files) < len(names) { // unix(7): what finds no free descriptor is dropped
+		held.close()
+		return nil, fmt.Errorf("take files of %s from the keeper: %w", key, syscall.EMFILE)
+	}
+	return held, nil
 }
 
 func (h *hold) drop(key string) {

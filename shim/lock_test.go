@@ -81,7 +81,8 @@ func TestLockEndsWithContext(t *testing.T) {
 	}
 }
 
-// A full disk, or something else in the file's place, keeps no shim from starting, nor does it let two start.
+// A full disk, or something else in the file's place, keeps no shim from starting, nor does it let
+// two start.
 func TestLockWithoutFile(t *testing.T) {
 	for name, spoil := range map[string]func(dir string) error{
 		"full":      fillInodes,

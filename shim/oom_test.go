@@ -195,7 +195,7 @@ func TestOOMKillsAfterAdoption(t *testing.T) {
 		p.must(os.MkdirAll(s.dirOf(id), 0o700))
 		p.must(writeRecord(filepath.Join(s.dirOf(id), recordName), record{
 			Version: recordVersion, ID: id, Phase: phaseRunning, SystemdCgroup: true, OOMBefore: new(int64), Process: &process,
-		}))
+		}, nil))
 	}
 	p.must(s.Adopt(t.Context()))
 	defer s.letGo()

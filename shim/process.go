@@ -1,6 +1,7 @@
 package shim
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -9,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/coracle-project/coracle/internal/recordfile"
 	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/shim/pidfd"
 )
@@ -41,22 +43,28 @@ func newProcess(pid int) (*process, error) {
 }
 
 // adoptProcess takes hold of a process that an earlier shim started. held is the
-// pidfd that the keeper had, or nil.
-func adoptProcess(engine runtime.Container, r processRecord, held *os.File) *process {
+// pidfd that the keeper had, or nil. It fails only for want of resources.
+func adoptProcess(engine runtime.Container, r processRecord, held *os.File) (*process, error) {
 	p := &process{pid: r.PID, startTime: r.StartTime, pidfd: held, exited: make(chan struct{})}
+	if r.Exit == nil && held == nil && !isRemote(engine) {
+		f, err := pidfd.OpenStarted(r.PID, r.StartTime)
+		if recordfile.Transient(err) {
+			return nil, err
+		}
+		p.pidfd = f // nil: it has ended
+	}
 	if r, ok := engine.(runtime.Remote); ok {
 		p.remote = newRemote(r)
 	}
 	if r.Exit != nil {
 		p.ended(*r.Exit)
-		return p
 	}
-	if p.pidfd == nil && p.remote == nil {
-		if f, err := pidfd.OpenStarted(r.PID, r.StartTime); err == nil {
-			p.pidfd = f
-		}
-	}
-	return p
+	return p, nil
+}
+
+func isRemote(engine runtime.Container) bool {
+	_, is := engine.(runtime.Remote)
+	return is
 }
 
 // wait returns when the process has ended, with its code. Only one caller may wait;
@@ -73,6 +81,21 @@ func (p *process) wait() (e exitState, ok bool) {
 		return exitState{}, false
 	}
 	return endOf(code), true
+}
+
+// reap waits for the end of a process that has been killed, and lets go of it. One that the kernel
+// does not end within ctx is reaped whenever it ends.
+func (p *process) reap(ctx context.Context) {
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_, _ = p.wait()
+		p.close()
+	}()
+	select {
+	case <-ended:
+	case <-ctx.Done():
+	}
 }
 
 // endOf is the state of a process that has just been found to have ended.

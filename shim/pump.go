@@ -7,6 +7,7 @@ import (
 	"os"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -33,6 +34,7 @@ type pump struct {
 	ending chan struct{} // closed when it shall end
 	over   sync.Once     // closes ending
 	done   chan struct{} // closed when the goroutine has ended
+	moved  atomic.Int64  // bytes that are dealt with, so that a log that hangs can be told from a slow one
 
 	mu      sync.Mutex // held over moving bytes
 	stage   *stage
@@ -258,6 +260,7 @@ func (p *pump) bypass(b *pumpBuffers) (n int, err error) {
 		return 0, err
 	}
 	p.out.write(p.stream, b.chunk[:n])
+	p.moved.Add(int64(n))
 	for data := b.chunk[:n]; len(data) > 0; {
 		data = data[p.append(b, data, flushRest, func(logMark) error { return nil }, func(int) {}):]
 	}
@@ -296,6 +299,7 @@ func (p *pump) writeSome(b *pumpBuffers, r rest) (used int) {
 	used = p.append(b, data, r,
 		func(m logMark) error { return p.stage.mark(stageWriting, p.stage.start, m) },
 		func(n int) { err = p.stage.done(n) })
+	p.moved.Add(int64(used))
 	if err != nil {
 		p.slog.Error("cannot mark output as logged", "stream", p.stream, "error", err)
 		return 0

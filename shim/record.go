@@ -1,8 +1,7 @@
 package shim
 
 import (
-	"encoding/json"
-	"errors"
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -10,6 +9,7 @@ import (
 	"time"
 
 	"github.com/coracle-project/coracle/internal/atomicfile"
+	"github.com/coracle-project/coracle/internal/recordfile"
 	"github.com/coracle-project/coracle/runtime"
 )
 
@@ -55,8 +55,13 @@ type record struct {
 	Restored bool `json:"restored,omitempty"`
 	// Handler is who made the container, if not the shim's own engine.
 	Handler string `json:"handler,omitempty"`
+	// Cgroups are the container's, by controller, see runtime.CgroupHolder: by them it can be ended
+	// even if the engine has lost it.
+	Cgroups map[string]string `json:"cgroups,omitempty"`
 
 	Process *processRecord `json:"process,omitempty"`
+
+	kept *recordfile.Kept // what a newer shim has written down besides
 }
 
 func (r *record) logLimit() logLimit { return logLimit{r.LogFileBytes, r.LogFiles} }
@@ -96,47 +101,106 @@ type execRecord struct {
 	Deadline time.Duration `json:"deadlineNs,omitempty"`
 	// Process is nil while it is being started, which only one with an owner is on record for.
 	Process *processRecord `json:"process"`
+
+	kept *recordfile.Kept
 }
 
 const (
 	recordVersion = 1
 	recordName    = "container.json"
+	// wantedName is the record as it was before the container was made: what was asked for. It is
+	// there for the day when the record cannot be read.
+	wantedName = "wanted.json"
+	// badSuffix is appended to the name of a record that could not be read.
+	badSuffix = ".bad"
+
+	execPrefix, execSuffix = "exec-", ".json"
 )
 
-func writeRecord(path string, r any) error {
-	b, err := json.Marshal(r)
+func writeRecord(path string, r any, kept *recordfile.Kept) error {
+	b, err := kept.Marshal(r)
 	if err != nil {
 		return fmt.Errorf("write record: %w", err)
 	}
 	return atomicfile.Write(path, b, 0o600)
 }
 
-func readRecord(dir string) (record, error) {
-	var r record
-	b, err := os.ReadFile(filepath.Join(dir, recordName))
+// readRecord reads a container's record. Its errors are of the kinds of package recordfile, or
+// os.ErrNotExist.
+func readRecord(dir string) (record, error) { return readRecordFile(dir, recordName) }
+
+func readRecordFile(dir, name string) (record, error) {
+	path := filepath.Join(dir, name)
+	b, err := recordfile.Read(path)
 	if err != nil {
-		return r, fmt.Errorf("read record: %w", err)
+		return record{}, fmt.Errorf("read record: %w", err)
 	}
-	if err := json.Unmarshal(b, &r); err != nil {
-		return r, fmt.Errorf("read record %s: %w", dir, err)
+	var r record
+	if r.kept, err = recordfile.Decode(path, b, recordVersion, &r); err != nil {
+		return record{}, fmt.Errorf("read record: %w", err)
 	}
-	if r.Version != recordVersion || r.ID != filepath.Base(dir) {
-		return r, fmt.Errorf("read record %s: version %d of container %q: %w", dir, r.Version, r.ID, errors.ErrUnsupported)
+	if r.ID != filepath.Base(dir) {
+		return record{}, fmt.Errorf("read record %s: it is of container %q: %w", path, r.ID, recordfile.ErrDamaged)
 	}
 	return r, nil
 }
 
 func readExecRecord(path string) (execRecord, error) {
-	var r execRecord
-	b, err := os.ReadFile(path)
+	b, err := recordfile.Read(path)
 	if err != nil {
-		return r, fmt.Errorf("read exec record: %w", err)
+		return execRecord{}, fmt.Errorf("read exec record: %w", err)
 	}
-	if err := json.Unmarshal(b, &r); err != nil {
-		return r, fmt.Errorf("read exec record %s: %w", path, err)
+	var r execRecord
+	if r.kept, err = recordfile.Decode(path, b, recordVersion, &r); err != nil {
+		return execRecord{}, fmt.Errorf("read exec record: %w", err)
 	}
-	if r.Version != recordVersion || r.Process == nil && r.Owner == nil {
-		return r, fmt.Errorf("read exec record %s: version %d: %w", path, r.Version, errors.ErrUnsupported)
+	if r.Process == nil && r.Owner == nil || execPrefix+r.ID+execSuffix != filepath.Base(path) {
+		return execRecord{}, fmt.Errorf("read exec record %s: it is of exec %q: %w", path, r.ID, recordfile.ErrDamaged)
 	}
 	return r, nil
+}
+
+// execRecords are the ids of those execs of a container that have a record.
+func execRecords(dir string) ([]string, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, fmt.Errorf("read exec records: %w", err)
+	}
+	var ids []string
+	for _, entry := range entries {
+		rest, is := strings.CutPrefix(entry.Name(), execPrefix)
+		if id, ends := strings.CutSuffix(rest, execSuffix); is && ends && runtime.ValidateID(id) == nil {
+			ids = append(ids, id)
+		}
+	}
+	return ids, nil
+}
+
+// CheckRecords fails with a *recordfile.NewerError if a newer program wrote one of the records in
+// the state directory. Then this one must not go on: it would misunderstand them. It changes
+// nothing, and runs before Adopt.
+func (s *Service) CheckRecords(ctx context.Context) error {
+	if e, ok := s.cfg.Engine.(runtime.RecordChecker); ok {
+		if err := e.CheckRecords(ctx); recordfile.Newer(err) != nil {
+			return err
+		}
+	}
+	entries, err := os.ReadDir(filepath.Join(s.cfg.StateDir, "c"))
+	if err != nil {
+		return nil // whatever it is, Adopt meets it, too
+	}
+	for _, entry := range entries {
+		dir := s.dirOf(entry.Name())
+		names := []string{recordName, wantedName}
+		ids, _ := execRecords(dir)
+		for _, id := range ids {
+			names = append(names, execPrefix+id+execSuffix)
+		}
+		for _, name := range names {
+			if err := recordfile.CheckFile(filepath.Join(dir, name), recordVersion); recordfile.Newer(err) != nil {
+				return fmt.Errorf("container %s: %w", entry.Name(), err)
+			}
+		}
+	}
+	return nil
 }

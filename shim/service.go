@@ -3,8 +3,11 @@ package shim
 import (
 	"context"
 	"fmt"
+	"os"
 
+	"github.com/coracle-project/coracle/internal/version"
 	"github.com/coracle-project/coracle/shim/api"
+	"github.com/coracle-project/coracle/shim/pidfd"
 )
 
 // ReopenLog implements api.ShimService.
@@ -26,6 +29,11 @@ func (s *Service) List(ctx context.Context, _ *api.ListRequest) (*api.ListRespon
 	res := &api.ListResponse{}
 	for _, c := range s.all() {
 		res.Containers = append(res.Containers, &api.ListResponse_Container{Id: c.id, PodId: c.record().PodID})
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, u := range s.unmanaged {
+		res.Containers = append(res.Containers, &api.ListResponse_Container{Id: u.id, PodId: u.podID, Unmanaged: u.reason.Error()})
 	}
 	return res, nil
 }
@@ -53,4 +61,25 @@ func (s *Service) exits() []*api.Event {
 		}
 	}
 	return evs
+}
+
+// Protocol is what InfoResponse calls so.
+const Protocol = 2
+
+// Features are what clients of this shim may rely on. A name is never given another meaning.
+var Features = []string{
+	"info",      // Info
+	"lock",      // the state directory is locked, see LockState
+	"restart",   // SIGTERM ends the shim after the calls under way, and the next one adopts
+	"unmanaged", // List says what could not be adopted, instead of removing it
+}
+
+// Info implements api.ShimService.
+func (s *Service) Info(context.Context, *api.InfoRequest) (*api.InfoResponse, error) {
+	res := &api.InfoResponse{Pid: uint32(os.Getpid()), Version: version.Number(), Protocol: Protocol, Features: Features}
+	var err error
+	if res.StartTime, err = pidfd.StartTime(os.Getpid()); err != nil {
+		return nil, fmt.Errorf("info: %w", err)
+	}
+	return res, nil
 }

@@ -32,6 +32,7 @@ import (
 	"maps"
 	"net"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -64,6 +65,7 @@ type Service struct {
 	hold   *hold
 	events events
 	oom    oomKills
+	calls  calls
 	memory memory
 	owners owners
 	share  *share
@@ -76,6 +78,7 @@ type Service struct {
 
 	mu         sync.Mutex
 	containers map[string]*container
+	unmanaged  map[string]*unmanaged
 	creating   map[string]chan struct{} // closed when the creation has ended
 }
 
@@ -89,6 +92,7 @@ func New(cfg Config) *Service {
 		share:      newShare(),
 		done:       make(chan struct{}),
 		containers: make(map[string]*container),
+		unmanaged:  make(map[string]*unmanaged),
 		creating:   make(map[string]chan struct{}),
 	}
 }
@@ -104,14 +108,19 @@ func (s *Service) Serve(ctx context.Context, l net.Listener) error {
 	task.RegisterTTRPCTaskService(srv, s)
 	api.RegisterShimService(srv, s)
 
-	ctx, cancel := context.WithCancel(ctx)
+	// Calls under way outlive ctx: they are waited for.
+	asked := ctx
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	var background sync.WaitGroup
+	background.Go(func() { s.retry(ctx) })
 	background.Go(func() { s.hold.watch(ctx, func() { s.holdAll(l) }) })
 	background.Go(func() {
 		select {
-		case <-ctx.Done():
+		case <-asked.Done():
 		case <-s.done:
+		case <-ctx.Done():
 		}
+		s.calls.finish(lastCalls)
 		cancel()
 		srv.Close()
 	})
@@ -128,10 +137,19 @@ func (s *Service) Serve(ctx context.Context, l net.Listener) error {
 	return err
 }
 
-// intercept turns errors into codes, once for all methods.
-func (s *Service) intercept(ctx context.Context, unmarshal ttrpc.Unmarshaler, _ *ttrpc.UnaryServerInfo, method ttrpc.Method) (any, error) {
+// intercept turns errors into codes, once for all methods, and counts the calls under way.
+func (s *Service) intercept(ctx context.Context, unmarshal ttrpc.Unmarshaler, info *ttrpc.UnaryServerInfo, method ttrpc.Method) (any, error) {
 	s.memory.busy()
+	if !lasting[path.Base(info.FullMethod)] {
+		if !s.calls.begin() {
+			return nil, toStatus(errEnding)
+		}
+		defer s.calls.end()
+	}
 	res, err := method(ctx, unmarshal)
+	if errors.Is(err, context.Canceled) && s.calls.finishing() {
+		err = errEnding // it was not the caller who gave up
+	}
 	return res, toStatus(err)
 }
 
@@ -155,10 +173,22 @@ func (s *Service) holdAll(l net.Listener) {
 	}
 }
 
-// letGo closes all files, so that the goroutines that wait on them end.
+// letGo closes all files, so that the goroutines that wait on them end. It is not waited for
+// longer than lastCalls: one log's disk may hang, and the process ends anyway.
 func (s *Service) letGo() {
-	for _, c := range s.all() {
-		c.close()
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		var work sync.WaitGroup
+		for _, c := range s.all() {
+			work.Go(c.close)
+		}
+		work.Wait()
+	}()
+	select {
+	case <-closed:
+	case <-time.After(lastCalls):
+		s.log.Error("files of containers are not closed in time")
 	}
 	if k := s.hold.keeper(); k != nil {
 		k.Close()
@@ -181,6 +211,9 @@ func (s *Service) get(id string) (*container, error) {
 	if c := s.containers[id]; c != nil {
 		return c, nil
 	}
+	if u := s.unmanaged[id]; u != nil {
+		return nil, u.err()
+	}
 	return nil, fmt.Errorf("container %s: %w", id, runtime.ErrNotFound)
 }
 
@@ -188,6 +221,9 @@ func (s *Service) get(id string) (*container, error) {
 func (s *Service) reserve(id string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if u := s.unmanaged[id]; u != nil {
+		return fmt.Errorf("%w: %w", u.err(), runtime.ErrExists)
+	}
 	if s.containers[id] != nil || s.creating[id] != nil {
 		return fmt.Errorf("container %s: %w", id, runtime.ErrExists)
 	}
@@ -200,6 +236,7 @@ func (s *Service) forget(id string) {
 	defer s.mu.Unlock()
 	s.createdLocked(id)
 	delete(s.containers, id)
+	delete(s.unmanaged, id)
 }
 
 func (s *Service) add(c *container) {
@@ -207,6 +244,7 @@ func (s *Service) add(c *container) {
 	defer s.mu.Unlock()
 	s.createdLocked(c.id)
 	s.containers[c.id] = c
+	delete(s.unmanaged, c.id)
 }
 
 func (s *Service) createdLocked(id string) {

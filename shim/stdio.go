@@ -281,12 +281,9 @@ func (s *stdio) recover() error {
 	return errors.Join(errs...)
 }
 
-// How long an end waits for a log that does not take what is written: its file system hangs. What it has not taken then, it
-// gets later, if ever.
-const (
-	drainPatience = 10 * time.Second
-	closePatience = 2 * time.Second
-)
+// closePatience is how long an end waits for a log that does not take what is written: its file system
+// hangs. What it has not taken then, it gets later, if ever.
+const closePatience = 2 * time.Second
 
 // within waits for the end of do, but not longer than patience. It says whether do has ended.
 func within(patience time.Duration, do func()) bool {
@@ -307,18 +304,22 @@ func within(patience time.Duration, do func()) bool {
 
 // drain carries what init left behind; those attached see the end.
 func (s *stdio) drain() {
-	if !within(drainPatience, func() {
-		s.awaitRecovered()
-		for _, p := range s.pumps {
-			p.drain()
-		}
-	}) {
-		s.c.log.Error("log does not take the container's last output in time", "waited", drainPatience)
+	s.awaitRecovered()
+	for _, p := range s.pumps {
+		p.drain()
 	}
 	if s.relay != nil {
 		s.relay.drain()
 	}
 	s.out.close()
+}
+
+// moved is how many bytes have been brought into the log.
+func (s *stdio) moved() (n int64) {
+	for _, p := range s.pumps {
+		n += p.moved.Load()
+	}
+	return n
 }
 
 // input is a new descriptor of init's stdin for one writer; nil if it has none.

@@ -91,6 +91,9 @@ func (s *Service) Delete(ctx context.Context, r *task.DeleteRequest) (*task.Dele
 	if err := s.created(ctx, r.ID); err != nil {
 		return nil, fmt.Errorf("delete %w", err)
 	}
+	if u := s.notManaged(r.ID); u != nil && r.ExecID == "" {
+		return s.deleteUnmanaged(ctx, u)
+	}
 	c, err := s.get(r.ID)
 	if err != nil {
 		return nil, fmt.Errorf("delete %w", err)
@@ -123,6 +126,9 @@ func (s *Service) Delete(ctx context.Context, r *task.DeleteRequest) (*task.Dele
 // Kill signals init, an exec, or all processes of the container. What has ended
 // already is NotFound, as containerd expects.
 func (s *Service) Kill(ctx context.Context, r *task.KillRequest) (*emptypb.Empty, error) {
+	if u := s.notManaged(r.ID); u != nil && r.ExecID == "" {
+		return &emptypb.Empty{}, s.killUnmanaged(ctx, u, unix.Signal(r.Signal), r.All)
+	}
 	c, err := s.get(r.ID)
 	if err != nil {
 		return nil, fmt.Errorf("kill %w", err)
@@ -412,7 +418,7 @@ func (s *Service) Connect(_ context.Context, r *task.ConnectRequest) (*task.Conn
 // Shutdown ends the shim if it has no container, or in any case with Now.
 func (s *Service) Shutdown(_ context.Context, r *task.ShutdownRequest) (*emptypb.Empty, error) {
 	s.mu.Lock()
-	n := len(s.containers)
+	n := len(s.containers) + len(s.unmanaged)
 	s.mu.Unlock()
 	if n == 0 || r.Now {
 		// After the answer is out: Done is acted on by Serve, which ends connections.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"log/slog"
@@ -19,6 +20,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/coracle-project/coracle/internal/recordfile"
 	"github.com/coracle-project/coracle/internal/version"
 	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/shim/pidfd"
@@ -148,7 +150,11 @@ func remove(f containerdFlags) error {
 	if err != nil {
 		return fmt.Errorf("delete: %w", err)
 	}
-	if c, err := containers.Load(ctx, f.id); err == nil {
+	c, err := containers.Load(ctx, f.id)
+	if errors.Is(err, recordfile.ErrDamaged) {
+		c, err = containers.Rebuild(ctx, f.id, runtime.Known{Bundle: f.bundle})
+	}
+	if err == nil {
 		if err := c.Delete(ctx, runtime.DeleteOptions{Force: true}); err != nil {
 			return fmt.Errorf("delete: %w", err)
 		}

@@ -39,7 +39,7 @@ func openEngines(name, state string, log *slog.Logger) (own *engine.Engine, all 
 	if err != nil {
 		return nil, nil, err
 	}
-	all, err = handler.New(dir, own,
+	all, err = handler.New(dir, engine.Name, own,
 		handler.Other{Prefix: runtime.OCIHandler, Name: oci.Name, Engine: commands},
 		handler.Other{Prefix: runtime.ShimHandler, Name: shimv2.Name, Engine: shims})
 	return own, all, err

@@ -20,10 +20,12 @@ import (
 
 	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/coracle-project/coracle/internal/logfile"
+	"github.com/coracle-project/coracle/internal/recordfile"
 	"github.com/coracle-project/coracle/internal/version"
 	"github.com/coracle-project/coracle/runtime/engine"
 	"github.com/coracle-project/coracle/runtime/lc"
 	"github.com/coracle-project/coracle/shim"
+	"github.com/coracle-project/coracle/shim/keeper"
 	_ "github.com/coracle-project/coracle/shim/keeper/process" // argv[0] "coracle-keeper"
 	_ "github.com/coracle-project/coracle/shim/podinit"        // argv[0] "/coracle-pod-init"
 	"github.com/coracle-project/coracle/shim/sock"
@@ -34,6 +36,9 @@ func main() {
 	fault.Main()
 	if err := run(os.Args[1:]); err != nil && !errors.Is(err, flag.ErrHelp) {
 		fmt.Fprintln(os.Stderr, "containerd-shim-coracle-v1:", err)
+		if recordfile.Newer(err) != nil {
+			os.Exit(keeper.ExitStay)
+		}
 		os.Exit(1)
 	}
 }
@@ -79,18 +84,21 @@ func serve(args []string) error {
 	}
 	log := slog.New(slog.NewTextHandler(out, nil)).With("shim", *name)
 	slog.SetDefault(log) // and of package log
-	l, err := listener(*listen, *state)
+	own, containers, err := openEngines(*engineName, *state, log)
 	if err != nil {
 		return err
 	}
-	own, containers, err := openEngines(*engineName, *state, log)
+	s := shim.New(shim.Config{StateDir: *state, Engine: containers, KeeperDir: *keeperDir, Name: *name, Log: log})
+	if err := s.CheckRecords(ctx); err != nil {
+		return err
+	}
+	l, err := listener(*listen, *state)
 	if err != nil {
 		return err
 	}
 	if err := own.Warm(); err != nil {
 		log.Warn("it will be tried again for the first container", "error", err)
 	}
-	s := shim.New(shim.Config{StateDir: *state, Engine: containers, KeeperDir: *keeperDir, Name: *name, Log: log})
 	// Off the main thread, which the engine keeps out of the scheduler's hands.
 	ended := make(chan error)
 	go func() {

@@ -30,22 +30,26 @@ type Other struct {
 // Engine implements runtime.Engine and runtime.Restorer.
 type Engine struct {
 	store   *base.Store
+	name    string // what records call the builtin engine
 	builtin runtime.Engine
 	others  []Other
 }
 
 var (
-	_ runtime.Engine   = (*Engine)(nil)
-	_ runtime.Restorer = (*Engine)(nil)
+	_ runtime.Engine        = (*Engine)(nil)
+	_ runtime.Restorer      = (*Engine)(nil)
+	_ runtime.Rebuilder     = (*Engine)(nil)
+	_ runtime.RecordChecker = (*Engine)(nil)
 )
 
-// New makes an Engine of those that have stateDir in common. It touches nothing.
-func New(stateDir string, builtin runtime.Engine, others ...Other) (*Engine, error) {
+// New makes an Engine of those that have stateDir in common; name is what records call the
+// builtin one. It touches nothing.
+func New(stateDir, name string, builtin runtime.Engine, others ...Other) (*Engine, error) {
 	store, err := base.NewStore(stateDir, nil)
 	if err != nil {
 		return nil, err
 	}
-	return &Engine{store: store, builtin: builtin, others: others}, nil
+	return &Engine{store: store, name: name, builtin: builtin, others: others}, nil
 }
 
 // Create implements runtime.Engine. ErrUnsupported if nobody knows the handler.
@@ -77,6 +81,34 @@ func (e *Engine) Load(ctx context.Context, id string) (runtime.Container, error)
 
 // List implements runtime.Engine.
 func (e *Engine) List(ctx context.Context) ([]string, error) { return e.builtin.List(ctx) }
+
+// CheckRecords implements runtime.RecordChecker.
+func (e *Engine) CheckRecords(context.Context) error { return e.store.CheckRecords() }
+
+// Rebuild implements runtime.Rebuilder.
+func (e *Engine) Rebuild(ctx context.Context, id string, known runtime.Known) (runtime.Container, error) {
+	rec, err := e.store.Rebuild(id, e.name, known)
+	if err != nil {
+		return nil, err
+	}
+	if c, err := e.Load(ctx, id); err == nil {
+		return c, nil
+	}
+	// It could not be written, or an engine cannot go on with it: what is left is to signal and
+	// delete the container.
+	return &remains{base.Container{Store: e.store, Rec: rec}}, nil
+}
+
+// remains is a container that can only be ended.
+type remains struct{ base.Container }
+
+func (r *remains) Start(context.Context) error {
+	return r.Fail("start", fmt.Errorf("its record is lost: %w", runtime.ErrUnsupported))
+}
+
+func (r *remains) Exec(context.Context, *specs.Process, runtime.ExecOptions) (int, error) {
+	return 0, r.Fail("exec in", fmt.Errorf("its record is lost: %w", runtime.ErrUnsupported))
+}
 
 // Restore implements runtime.Restorer, for containers without a handler.
 func (e *Engine) Restore(ctx context.Context, id string, spec *specs.Spec, create runtime.CreateOptions, opts runtime.RestoreOptions) (runtime.Container, error) {

@@ -73,7 +73,7 @@ func (x Event_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Event_Kind.Descriptor instead.
 func (Event_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_shim_api_shim_proto_rawDescGZIP(), []int{4, 0}
+	return file_shim_api_shim_proto_rawDescGZIP(), []int{6, 0}
 }
 
 // CreateOptions go into the options field of the Task service's Create. Without
@@ -273,6 +273,120 @@ func (x *ListResponse) GetContainers() []*ListResponse_Container {
 	return nil
 }
 
+type InfoRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InfoRequest) Reset() {
+	*x = InfoRequest{}
+	mi := &file_shim_api_shim_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InfoRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InfoRequest) ProtoMessage() {}
+
+func (x *InfoRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_shim_api_shim_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InfoRequest.ProtoReflect.Descriptor instead.
+func (*InfoRequest) Descriptor() ([]byte, []int) {
+	return file_shim_api_shim_proto_rawDescGZIP(), []int{3}
+}
+
+type InfoResponse struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Pid       uint32                 `protobuf:"varint,1,opt,name=pid,proto3" json:"pid,omitempty"`
+	StartTime uint64                 `protobuf:"varint,2,opt,name=start_time,json=startTime,proto3" json:"start_time,omitempty"` // field 22 of /proc/<pid>/stat: with the pid it names one process
+	Version   string                 `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`                       // as Connect of the Task service has it
+	// protocol is raised when something is added to this service, or to what shim and daemon have in common.
+	Protocol uint32 `protobuf:"varint,4,opt,name=protocol,proto3" json:"protocol,omitempty"`
+	// features are what a client may rely on; see shim.Features.
+	Features      []string `protobuf:"bytes,5,rep,name=features,proto3" json:"features,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InfoResponse) Reset() {
+	*x = InfoResponse{}
+	mi := &file_shim_api_shim_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InfoResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InfoResponse) ProtoMessage() {}
+
+func (x *InfoResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_shim_api_shim_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InfoResponse.ProtoReflect.Descriptor instead.
+func (*InfoResponse) Descriptor() ([]byte, []int) {
+	return file_shim_api_shim_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *InfoResponse) GetPid() uint32 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+func (x *InfoResponse) GetStartTime() uint64 {
+	if x != nil {
+		return x.StartTime
+	}
+	return 0
+}
+
+func (x *InfoResponse) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *InfoResponse) GetProtocol() uint32 {
+	if x != nil {
+		return x.Protocol
+	}
+	return 0
+}
+
+func (x *InfoResponse) GetFeatures() []string {
+	if x != nil {
+		return x.Features
+	}
+	return nil
+}
+
 type EventsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -281,7 +395,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_shim_api_shim_proto_msgTypes[3]
+	mi := &file_shim_api_shim_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -293,7 +407,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_api_shim_proto_msgTypes[3]
+	mi := &file_shim_api_shim_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -306,7 +420,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_shim_api_shim_proto_rawDescGZIP(), []int{3}
+	return file_shim_api_shim_proto_rawDescGZIP(), []int{5}
 }
 
 type Event struct {
@@ -325,7 +439,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_shim_api_shim_proto_msgTypes[4]
+	mi := &file_shim_api_shim_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -337,7 +451,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_api_shim_proto_msgTypes[4]
+	mi := &file_shim_api_shim_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -350,7 +464,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_shim_api_shim_proto_rawDescGZIP(), []int{4}
+	return file_shim_api_shim_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Event) GetKind() Event_Kind {
@@ -428,7 +542,7 @@ type RunRequest struct {
 
 func (x *RunRequest) Reset() {
 	*x = RunRequest{}
-	mi := &file_shim_api_shim_proto_msgTypes[5]
+	mi := &file_shim_api_shim_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -440,7 +554,7 @@ func (x *RunRequest) String() string {
 func (*RunRequest) ProtoMessage() {}
 
 func (x *RunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_api_shim_proto_msgTypes[5]
+	mi := &file_shim_api_shim_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -453,7 +567,7 @@ func (x *RunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunRequest.ProtoReflect.Descriptor instead.
 func (*RunRequest) Descriptor() ([]byte, []int) {
-	return file_shim_api_shim_proto_rawDescGZIP(), []int{5}
+	return file_shim_api_shim_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *RunRequest) GetId() string {
@@ -531,7 +645,7 @@ type Owner struct {
 
 func (x *Owner) Reset() {
 	*x = Owner{}
-	mi := &file_shim_api_shim_proto_msgTypes[6]
+	mi := &file_shim_api_shim_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -543,7 +657,7 @@ func (x *Owner) String() string {
 func (*Owner) ProtoMessage() {}
 
 func (x *Owner) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_api_shim_proto_msgTypes[6]
+	mi := &file_shim_api_shim_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -556,7 +670,7 @@ func (x *Owner) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Owner.ProtoReflect.Descriptor instead.
 func (*Owner) Descriptor() ([]byte, []int) {
-	return file_shim_api_shim_proto_rawDescGZIP(), []int{6}
+	return file_shim_api_shim_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Owner) GetPid() uint32 {
@@ -590,7 +704,7 @@ type RunResponse struct {
 
 func (x *RunResponse) Reset() {
 	*x = RunResponse{}
-	mi := &file_shim_api_shim_proto_msgTypes[7]
+	mi := &file_shim_api_shim_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -602,7 +716,7 @@ func (x *RunResponse) String() string {
 func (*RunResponse) ProtoMessage() {}
 
 func (x *RunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_api_shim_proto_msgTypes[7]
+	mi := &file_shim_api_shim_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -615,7 +729,7 @@ func (x *RunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunResponse.ProtoReflect.Descriptor instead.
 func (*RunResponse) Descriptor() ([]byte, []int) {
-	return file_shim_api_shim_proto_rawDescGZIP(), []int{7}
+	return file_shim_api_shim_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *RunResponse) GetExited() bool {
@@ -644,7 +758,7 @@ type AttachRequest struct {
 
 func (x *AttachRequest) Reset() {
 	*x = AttachRequest{}
-	mi := &file_shim_api_shim_proto_msgTypes[8]
+	mi := &file_shim_api_shim_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -656,7 +770,7 @@ func (x *AttachRequest) String() string {
 func (*AttachRequest) ProtoMessage() {}
 
 func (x *AttachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_api_shim_proto_msgTypes[8]
+	mi := &file_shim_api_shim_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -669,7 +783,7 @@ func (x *AttachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachRequest.ProtoReflect.Descriptor instead.
 func (*AttachRequest) Descriptor() ([]byte, []int) {
-	return file_shim_api_shim_proto_rawDescGZIP(), []int{8}
+	return file_shim_api_shim_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *AttachRequest) GetId() string {
@@ -708,7 +822,7 @@ type AttachResponse struct {
 
 func (x *AttachResponse) Reset() {
 	*x = AttachResponse{}
-	mi := &file_shim_api_shim_proto_msgTypes[9]
+	mi := &file_shim_api_shim_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -720,7 +834,7 @@ func (x *AttachResponse) String() string {
 func (*AttachResponse) ProtoMessage() {}
 
 func (x *AttachResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_api_shim_proto_msgTypes[9]
+	mi := &file_shim_api_shim_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -733,7 +847,7 @@ func (x *AttachResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachResponse.ProtoReflect.Descriptor instead.
 func (*AttachResponse) Descriptor() ([]byte, []int) {
-	return file_shim_api_shim_proto_rawDescGZIP(), []int{9}
+	return file_shim_api_shim_proto_rawDescGZIP(), []int{11}
 }
 
 type ReopenLogRequest struct {
@@ -745,7 +859,7 @@ type ReopenLogRequest struct {
 
 func (x *ReopenLogRequest) Reset() {
 	*x = ReopenLogRequest{}
-	mi := &file_shim_api_shim_proto_msgTypes[10]
+	mi := &file_shim_api_shim_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -757,7 +871,7 @@ func (x *ReopenLogRequest) String() string {
 func (*ReopenLogRequest) ProtoMessage() {}
 
 func (x *ReopenLogRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_api_shim_proto_msgTypes[10]
+	mi := &file_shim_api_shim_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -770,7 +884,7 @@ func (x *ReopenLogRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReopenLogRequest.ProtoReflect.Descriptor instead.
 func (*ReopenLogRequest) Descriptor() ([]byte, []int) {
-	return file_shim_api_shim_proto_rawDescGZIP(), []int{10}
+	return file_shim_api_shim_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ReopenLogRequest) GetId() string {
@@ -788,7 +902,7 @@ type ReopenLogResponse struct {
 
 func (x *ReopenLogResponse) Reset() {
 	*x = ReopenLogResponse{}
-	mi := &file_shim_api_shim_proto_msgTypes[11]
+	mi := &file_shim_api_shim_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -800,7 +914,7 @@ func (x *ReopenLogResponse) String() string {
 func (*ReopenLogResponse) ProtoMessage() {}
 
 func (x *ReopenLogResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_api_shim_proto_msgTypes[11]
+	mi := &file_shim_api_shim_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -813,20 +927,23 @@ func (x *ReopenLogResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReopenLogResponse.ProtoReflect.Descriptor instead.
 func (*ReopenLogResponse) Descriptor() ([]byte, []int) {
-	return file_shim_api_shim_proto_rawDescGZIP(), []int{11}
+	return file_shim_api_shim_proto_rawDescGZIP(), []int{13}
 }
 
 type ListResponse_Container struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	PodId         string                 `protobuf:"bytes,2,opt,name=pod_id,json=podId,proto3" json:"pod_id,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	PodId string                 `protobuf:"bytes,2,opt,name=pod_id,json=podId,proto3" json:"pod_id,omitempty"` // empty if it is not known
+	// unmanaged is why the shim could not adopt the container; empty for all others. It may run.
+	// Its id is taken. Kill and, once it has ended, Delete work as far as possible, and nothing else.
+	Unmanaged     string `protobuf:"bytes,3,opt,name=unmanaged,proto3" json:"unmanaged,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ListResponse_Container) Reset() {
 	*x = ListResponse_Container{}
-	mi := &file_shim_api_shim_proto_msgTypes[12]
+	mi := &file_shim_api_shim_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -838,7 +955,7 @@ func (x *ListResponse_Container) String() string {
 func (*ListResponse_Container) ProtoMessage() {}
 
 func (x *ListResponse_Container) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_api_shim_proto_msgTypes[12]
+	mi := &file_shim_api_shim_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -868,6 +985,13 @@ func (x *ListResponse_Container) GetPodId() string {
 	return ""
 }
 
+func (x *ListResponse_Container) GetUnmanaged() string {
+	if x != nil {
+		return x.Unmanaged
+	}
+	return ""
+}
+
 var File_shim_api_shim_proto protoreflect.FileDescriptor
 
 const file_shim_api_shim_proto_rawDesc = "" +
@@ -884,14 +1008,23 @@ const file_shim_api_shim_proto_rawDesc = "" +
 	"\ahandler\x18\a \x01(\tR\ahandler\x12$\n" +
 	"\x0elog_file_bytes\x18\b \x01(\x03R\flogFileBytes\x12\x1b\n" +
 	"\tlog_files\x18\t \x01(\x05R\blogFiles\"\r\n" +
-	"\vListRequest\"\x8b\x01\n" +
+	"\vListRequest\"\xa9\x01\n" +
 	"\fListResponse\x12G\n" +
 	"\n" +
 	"containers\x18\x01 \x03(\v2'.coracle.shim.v1.ListResponse.ContainerR\n" +
-	"containers\x1a2\n" +
+	"containers\x1aP\n" +
 	"\tContainer\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x15\n" +
-	"\x06pod_id\x18\x02 \x01(\tR\x05podId\"\x0f\n" +
+	"\x06pod_id\x18\x02 \x01(\tR\x05podId\x12\x1c\n" +
+	"\tunmanaged\x18\x03 \x01(\tR\tunmanaged\"\r\n" +
+	"\vInfoRequest\"\x91\x01\n" +
+	"\fInfoResponse\x12\x10\n" +
+	"\x03pid\x18\x01 \x01(\rR\x03pid\x12\x1d\n" +
+	"\n" +
+	"start_time\x18\x02 \x01(\x04R\tstartTime\x12\x18\n" +
+	"\aversion\x18\x03 \x01(\tR\aversion\x12\x1a\n" +
+	"\bprotocol\x18\x04 \x01(\rR\bprotocol\x12\x1a\n" +
+	"\bfeatures\x18\x05 \x03(\tR\bfeatures\"\x0f\n" +
 	"\rEventsRequest\"\xa3\x02\n" +
 	"\x05Event\x12/\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x1b.coracle.shim.v1.Event.KindR\x04kind\x12\x0e\n" +
@@ -939,13 +1072,14 @@ const file_shim_api_shim_proto_rawDesc = "" +
 	"\x0eAttachResponse\"\"\n" +
 	"\x10ReopenLogRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x13\n" +
-	"\x11ReopenLogResponse2\xf0\x02\n" +
+	"\x11ReopenLogResponse2\xb5\x03\n" +
 	"\x04Shim\x12B\n" +
 	"\x06Events\x12\x1e.coracle.shim.v1.EventsRequest\x1a\x16.coracle.shim.v1.Event0\x01\x12@\n" +
 	"\x03Run\x12\x1b.coracle.shim.v1.RunRequest\x1a\x1c.coracle.shim.v1.RunResponse\x12I\n" +
 	"\x06Attach\x12\x1e.coracle.shim.v1.AttachRequest\x1a\x1f.coracle.shim.v1.AttachResponse\x12R\n" +
 	"\tReopenLog\x12!.coracle.shim.v1.ReopenLogRequest\x1a\".coracle.shim.v1.ReopenLogResponse\x12C\n" +
-	"\x04List\x12\x1c.coracle.shim.v1.ListRequest\x1a\x1d.coracle.shim.v1.ListResponseB1Z/github.com/coracle-project/coracle/shim/api;apib\x06proto3"
+	"\x04List\x12\x1c.coracle.shim.v1.ListRequest\x1a\x1d.coracle.shim.v1.ListResponse\x12C\n" +
+	"\x04Info\x12\x1c.coracle.shim.v1.InfoRequest\x1a\x1d.coracle.shim.v1.InfoResponseB1Z/github.com/coracle-project/coracle/shim/api;apib\x06proto3"
 
 var (
 	file_shim_api_shim_proto_rawDescOnce sync.Once
@@ -960,39 +1094,43 @@ func file_shim_api_shim_proto_rawDescGZIP() []byte {
 }
 
 var file_shim_api_shim_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_shim_api_shim_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_shim_api_shim_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_shim_api_shim_proto_goTypes = []any{
 	(Event_Kind)(0),                // 0: coracle.shim.v1.Event.Kind
 	(*CreateOptions)(nil),          // 1: coracle.shim.v1.CreateOptions
 	(*ListRequest)(nil),            // 2: coracle.shim.v1.ListRequest
 	(*ListResponse)(nil),           // 3: coracle.shim.v1.ListResponse
-	(*EventsRequest)(nil),          // 4: coracle.shim.v1.EventsRequest
-	(*Event)(nil),                  // 5: coracle.shim.v1.Event
-	(*RunRequest)(nil),             // 6: coracle.shim.v1.RunRequest
-	(*Owner)(nil),                  // 7: coracle.shim.v1.Owner
-	(*RunResponse)(nil),            // 8: coracle.shim.v1.RunResponse
-	(*AttachRequest)(nil),          // 9: coracle.shim.v1.AttachRequest
-	(*AttachResponse)(nil),         // 10: coracle.shim.v1.AttachResponse
-	(*ReopenLogRequest)(nil),       // 11: coracle.shim.v1.ReopenLogRequest
-	(*ReopenLogResponse)(nil),      // 12: coracle.shim.v1.ReopenLogResponse
-	(*ListResponse_Container)(nil), // 13: coracle.shim.v1.ListResponse.Container
+	(*InfoRequest)(nil),            // 4: coracle.shim.v1.InfoRequest
+	(*InfoResponse)(nil),           // 5: coracle.shim.v1.InfoResponse
+	(*EventsRequest)(nil),          // 6: coracle.shim.v1.EventsRequest
+	(*Event)(nil),                  // 7: coracle.shim.v1.Event
+	(*RunRequest)(nil),             // 8: coracle.shim.v1.RunRequest
+	(*Owner)(nil),                  // 9: coracle.shim.v1.Owner
+	(*RunResponse)(nil),            // 10: coracle.shim.v1.RunResponse
+	(*AttachRequest)(nil),          // 11: coracle.shim.v1.AttachRequest
+	(*AttachResponse)(nil),         // 12: coracle.shim.v1.AttachResponse
+	(*ReopenLogRequest)(nil),       // 13: coracle.shim.v1.ReopenLogRequest
+	(*ReopenLogResponse)(nil),      // 14: coracle.shim.v1.ReopenLogResponse
+	(*ListResponse_Container)(nil), // 15: coracle.shim.v1.ListResponse.Container
 }
 var file_shim_api_shim_proto_depIdxs = []int32{
-	13, // 0: coracle.shim.v1.ListResponse.containers:type_name -> coracle.shim.v1.ListResponse.Container
+	15, // 0: coracle.shim.v1.ListResponse.containers:type_name -> coracle.shim.v1.ListResponse.Container
 	0,  // 1: coracle.shim.v1.Event.kind:type_name -> coracle.shim.v1.Event.Kind
-	7,  // 2: coracle.shim.v1.RunRequest.owner:type_name -> coracle.shim.v1.Owner
-	4,  // 3: coracle.shim.v1.Shim.Events:input_type -> coracle.shim.v1.EventsRequest
-	6,  // 4: coracle.shim.v1.Shim.Run:input_type -> coracle.shim.v1.RunRequest
-	9,  // 5: coracle.shim.v1.Shim.Attach:input_type -> coracle.shim.v1.AttachRequest
-	11, // 6: coracle.shim.v1.Shim.ReopenLog:input_type -> coracle.shim.v1.ReopenLogRequest
+	9,  // 2: coracle.shim.v1.RunRequest.owner:type_name -> coracle.shim.v1.Owner
+	6,  // 3: coracle.shim.v1.Shim.Events:input_type -> coracle.shim.v1.EventsRequest
+	8,  // 4: coracle.shim.v1.Shim.Run:input_type -> coracle.shim.v1.RunRequest
+	11, // 5: coracle.shim.v1.Shim.Attach:input_type -> coracle.shim.v1.AttachRequest
+	13, // 6: coracle.shim.v1.Shim.ReopenLog:input_type -> coracle.shim.v1.ReopenLogRequest
 	2,  // 7: coracle.shim.v1.Shim.List:input_type -> coracle.shim.v1.ListRequest
-	5,  // 8: coracle.shim.v1.Shim.Events:output_type -> coracle.shim.v1.Event
-	8,  // 9: coracle.shim.v1.Shim.Run:output_type -> coracle.shim.v1.RunResponse
-	10, // 10: coracle.shim.v1.Shim.Attach:output_type -> coracle.shim.v1.AttachResponse
-	12, // 11: coracle.shim.v1.Shim.ReopenLog:output_type -> coracle.shim.v1.ReopenLogResponse
-	3,  // 12: coracle.shim.v1.Shim.List:output_type -> coracle.shim.v1.ListResponse
-	8,  // [8:13] is the sub-list for method output_type
-	3,  // [3:8] is the sub-list for method input_type
+	4,  // 8: coracle.shim.v1.Shim.Info:input_type -> coracle.shim.v1.InfoRequest
+	7,  // 9: coracle.shim.v1.Shim.Events:output_type -> coracle.shim.v1.Event
+	10, // 10: coracle.shim.v1.Shim.Run:output_type -> coracle.shim.v1.RunResponse
+	12, // 11: coracle.shim.v1.Shim.Attach:output_type -> coracle.shim.v1.AttachResponse
+	14, // 12: coracle.shim.v1.Shim.ReopenLog:output_type -> coracle.shim.v1.ReopenLogResponse
+	3,  // 13: coracle.shim.v1.Shim.List:output_type -> coracle.shim.v1.ListResponse
+	5,  // 14: coracle.shim.v1.Shim.Info:output_type -> coracle.shim.v1.InfoResponse
+	9,  // [9:15] is the sub-list for method output_type
+	3,  // [3:9] is the sub-list for method input_type
 	3,  // [3:3] is the sub-list for extension type_name
 	3,  // [3:3] is the sub-list for extension extendee
 	0,  // [0:3] is the sub-list for field type_name
@@ -1009,7 +1147,7 @@ func file_shim_api_shim_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_shim_api_shim_proto_rawDesc), len(file_shim_api_shim_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   13,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

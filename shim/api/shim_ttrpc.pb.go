@@ -13,6 +13,7 @@ type ShimService interface {
 	Attach(context.Context, *AttachRequest) (*AttachResponse, error)
 	ReopenLog(context.Context, *ReopenLogRequest) (*ReopenLogResponse, error)
 	List(context.Context, *ListRequest) (*ListResponse, error)
+	Info(context.Context, *InfoRequest) (*InfoResponse, error)
 }
 
 type Shim_EventsServer interface {
@@ -59,6 +60,13 @@ func RegisterShimService(srv *ttrpc.Server, svc ShimService) {
 				}
 				return svc.List(ctx, &req)
 			},
+			"Info": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req InfoRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.Info(ctx, &req)
+			},
 		},
 		Streams: map[string]ttrpc.Stream{
 			"Events": {
@@ -82,6 +90,7 @@ type ShimClient interface {
 	Attach(context.Context, *AttachRequest) (*AttachResponse, error)
 	ReopenLog(context.Context, *ReopenLogRequest) (*ReopenLogResponse, error)
 	List(context.Context, *ListRequest) (*ListResponse, error)
+	Info(context.Context, *InfoRequest) (*InfoResponse, error)
 }
 
 type shimClient struct {
@@ -150,6 +159,14 @@ func (c *shimClient) ReopenLog(ctx context.Context, req *ReopenLogRequest) (*Reo
 func (c *shimClient) List(ctx context.Context, req *ListRequest) (*ListResponse, error) {
 	var resp ListResponse
 	if err := c.client.Call(ctx, "coracle.shim.v1.Shim", "List", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *shimClient) Info(ctx context.Context, req *InfoRequest) (*InfoResponse, error) {
+	var resp InfoResponse
+	if err := c.client.Call(ctx, "coracle.shim.v1.Shim", "Info", req, &resp); err != nil {
 		return nil, err
 	}
 	return &resp, nil

@@ -67,6 +67,9 @@ func (s *Store) fill(tmp string, rec *Record) error {
 	if err := rec.writeFirst(tmp); err != nil {
 		return err
 	}
+	// A link costs no copy, and the record is never written in place. Without it a damaged record
+	// is worse, and nothing else.
+	_ = unix.Link(filepath.Join(tmp, recordFile), filepath.Join(tmp, claimFile))
 	err := unix.Rename(tmp, s.ContainerDir(rec.ID))
 	if errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EEXIST) {
 		return runtime.ErrExists
@@ -91,6 +94,7 @@ func (s *Store) Release(ctx context.Context, rec *Record) error {
 	}
 	// That is all there is in most.
 	_ = unix.Unlink(filepath.Join(gone, recordFile))
+	_ = unix.Unlink(filepath.Join(gone, claimFile))
 	if unix.Rmdir(gone) == nil {
 		return nil
 	}

@@ -3,7 +3,9 @@ package base
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"time"
 
@@ -12,11 +14,17 @@ import (
 
 	"github.com/coracle-project/coracle/internal/atomicfile"
 	"github.com/coracle-project/coracle/internal/kernfile"
+	"github.com/coracle-project/coracle/internal/recordfile"
 	"github.com/coracle-project/coracle/runtime/internal/resctrl"
 )
 
 const (
-	recordFile    = "record.json"
+	recordFile = "record.json"
+	// claimFile is the record as Claim wrote it: all but init. It is what a container whose
+	// record is damaged is driven by (Store.Rebuild).
+	claimFile = "claim.json"
+	// badSuffix is appended to the name of a record that could not be read.
+	badSuffix     = ".bad"
 	recordVersion = 1
 	recordMode    = 0o600
 )
@@ -48,8 +56,9 @@ type Record struct {
 	// Own is what the engine alone understands.
 	Own json.RawMessage `json:"own,omitempty"`
 
-	text []byte // as it was last read or written
-	dir  string // the container's; empty until that has its name
+	text    []byte // as it was last read or written
+	rebuilt bool   // by Rebuild, so that it may not be what is on disk
+	dir     string // the container's; empty until that has its name
 }
 
 // CgroupName is the part of cgroups.Cgroup that finds a cgroup again.
@@ -70,18 +79,20 @@ func NameOf(c *cgroups.Cgroup) CgroupName {
 	}
 }
 
-func readRecord(dir string) (*Record, error) {
-	data, err := kernfile.Read(filepath.Join(dir, recordFile))
+func readRecord(dir string) (*Record, error) { return readFile(filepath.Join(dir, recordFile)) }
+
+func readFile(path string) (*Record, error) {
+	data, err := recordfile.Read(path)
 	if err != nil {
 		return nil, err
 	}
 	var r Record
-	if err := json.Unmarshal(data, &r); err != nil {
-		return nil, fmt.Errorf("read %s: %w", filepath.Join(dir, recordFile), err)
-	}
-	if r.Version != recordVersion {
-		return nil, fmt.Errorf("read %s: version %d is unknown, this program writes %d",
-			filepath.Join(dir, recordFile), r.Version, recordVersion)
+	if err := json.Unmarshal(data, &r); err != nil || r.Version != recordVersion {
+		// A newer version may have other types, too.
+		if cerr := recordfile.Check(path, data, recordVersion); cerr != nil {
+			return nil, cerr
+		}
+		return nil, fmt.Errorf("read %s: %w: %w", path, recordfile.ErrDamaged, err)
 	}
 	r.text = data
 	return &r, nil
@@ -110,16 +121,30 @@ func (r *Record) write(dir string, write func(string, []byte) error) error {
 	return nil
 }
 
-// isIn says whether the directory has this record: it may have another's, of a container that was
-// made later, or none (os.ErrNotExist).
+// isIn says whether the directory is this record's: it may be another's, of a container that was
+// made later, or be gone (os.ErrNotExist).
 func (r *Record) isIn(dir string) (bool, error) {
-	data, err := kernfile.Read(filepath.Join(dir, recordFile))
-	if err != nil || bytes.Equal(data, r.text) {
-		return err == nil, err
+	data, err := recordfile.Read(filepath.Join(dir, recordFile))
+	if err == nil && bytes.Equal(data, r.text) {
+		return true, nil
 	}
 	now, err := readRecord(dir)
-	if err != nil {
-		return false, err
+	switch {
+	case err == nil:
+		return now.Created.Equal(r.Created), nil
+	case errors.Is(err, recordfile.ErrDamaged), errors.Is(err, os.ErrNotExist):
+		// The record was spoiled after it was read. Whose directory it is, the claim says; it
+		// was there before the directory had its name.
+		claim, cerr := readFile(filepath.Join(dir, claimFile))
+		if cerr == nil {
+			return claim.Created.Equal(r.Created) || r.rebuilt, nil
+		}
+		if errors.Is(err, recordfile.ErrDamaged) {
+			return true, nil
+		}
 	}
-	return now.Created.Equal(r.Created), nil
+	if r.rebuilt && errors.Is(err, os.ErrNotExist) {
+		return true, nil // its cgroups are left, if nothing else
+	}
+	return false, err
 }

@@ -5,6 +5,7 @@
 // # State directory
 //
 //	<StateDir>/<id>/record.json  what is known of a container (see Record)
+//	<StateDir>/<id>/claim.json   the same, as it was before the container was made
 //	<StateDir>/<id>/halt-*       a kill that has frozen its processes (see halt.go)
 //
 // The directory is made first and exclusively, so two Creates of one id cannot both
@@ -22,6 +23,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/coracle-project/coracle/internal/recordfile"
 	"github.com/coracle-project/coracle/runtime"
 )
 
@@ -59,6 +61,9 @@ func (s *Store) Load(id string) (*Record, error) {
 	}
 	rec, err := readRecord(s.ContainerDir(id))
 	if errors.Is(err, os.ErrNotExist) {
+		if _, cerr := os.Lstat(filepath.Join(s.ContainerDir(id), claimFile)); cerr == nil {
+			return nil, fmt.Errorf("load container %s: %s is missing: %w", id, recordFile, recordfile.ErrDamaged)
+		}
 		return nil, fmt.Errorf("load container %s: %w", id, runtime.ErrNotFound)
 	}
 	if err != nil {
@@ -86,7 +91,8 @@ func (s *Store) List() ([]string, error) {
 		if !entry.IsDir() || runtime.ValidateID(entry.Name()) != nil {
 			continue
 		}
-		if _, err := os.Stat(filepath.Join(s.dir, entry.Name(), recordFile)); err == nil {
+		// What cannot be looked at is there, too.
+		if _, err := os.Stat(filepath.Join(s.dir, entry.Name(), recordFile)); !errors.Is(err, os.ErrNotExist) {
 			ids = append(ids, entry.Name())
 		}
 	}

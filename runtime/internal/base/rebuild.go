@@ -1,0 +1,145 @@
+package base
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/opencontainers/cgroups"
+	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/internal/recordfile"
+	"github.com/coracle-project/coracle/runtime"
+)
+
+// Init implements runtime.Recorded.
+func (c *Container) Init() (pid int, startTime uint64) { return c.Rec.Init.Pid, c.Rec.Init.Start }
+
+// CheckRecords implements runtime.RecordChecker.
+func (s *Store) CheckRecords() error {
+	entries, err := os.ReadDir(s.dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("check containers' records: %w", err)
+	}
+	for _, entry := range entries {
+		if !entry.IsDir() || runtime.ValidateID(entry.Name()) != nil {
+			continue
+		}
+		for _, name := range []string{recordFile, claimFile} {
+			err := recordfile.CheckFile(filepath.Join(s.dir, entry.Name(), name), recordVersion)
+			if recordfile.Newer(err) != nil {
+				return fmt.Errorf("container %s: %w", entry.Name(), err)
+			}
+		}
+	}
+	return nil
+}
+
+// Rebuild makes the record of a container that Load cannot read: from the claim, which has all
+// but init, and from what the caller knows. engine is who made the container if there is no claim.
+// The record is good for the handle also where it cannot be written.
+func (s *Store) Rebuild(id, engine string, known runtime.Known) (*Record, error) {
+	if err := runtime.ValidateID(id); err != nil {
+		return nil, fmt.Errorf("rebuild record of container: %w", err)
+	}
+	dir := s.ContainerDir(id)
+	rec, err := readFile(filepath.Join(dir, claimFile))
+	switch {
+	case err == nil && rec.ID == id:
+	case recordfile.Transient(err) || recordfile.Newer(err) != nil:
+		return nil, fmt.Errorf("rebuild record of container %s: %w", id, err)
+	case known.Pid == 0 && len(known.CgroupPaths) == 0:
+		return nil, fmt.Errorf("rebuild record of container %s: nothing is known of it: %w", id, runtime.ErrNotFound)
+	default:
+		rec = &Record{Engine: engine, ID: id, Bundle: known.Bundle, Created: time.Now().UTC()}
+	}
+	rec.Init = Process{Pid: known.Pid, Start: known.StartTime}
+	if len(rec.CgroupPaths) == 0 {
+		if rec.CgroupPaths = known.CgroupPaths; len(rec.CgroupPaths) == 0 && rec.Init.Alive() {
+			if rec.CgroupPaths, err = cgroupsNamed(rec.Init.Pid, id); err != nil {
+				return nil, fmt.Errorf("rebuild record of container %s: %w", id, err)
+			}
+		}
+	}
+	rec.rebuilt = true
+	if rec.Init.Pid == 0 {
+		return rec, nil // good for ending it; another time more may be known
+	}
+	if err := s.replaceBad(dir, rec); err != nil {
+		s.log.Warn("container's record not written again", "container", id, "error", err)
+	}
+	rec.dir = dir
+	return rec, nil
+}
+
+// replaceBad writes a record in place of one that is kept aside.
+func (s *Store) replaceBad(dir string, rec *Record) error {
+	if err := os.MkdirAll(dir, 0o711); err != nil {
+		return err
+	}
+	path := filepath.Join(dir, recordFile)
+	if err := unix.Rename(path, path+badSuffix); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("keep %s aside: %w", path, err)
+	}
+	return rec.Write(dir)
+}
+
+// cgroupsNamed are the cgroups of a process, by controller, that are named after a container:
+// what is in them counts as the container's, and is killed with it, so that no other will do.
+func cgroupsNamed(pid int, id string) (map[string]string, error) {
+	in, err := cgroups.ParseCgroupFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	if err != nil {
+		return nil, err
+	}
+	out := map[string]string{}
+	for controller, path := range in {
+		if path = upTo(path, id); path == "" {
+			continue
+		}
+		if controller == "" {
+			if root := unifiedRoot(); root != "" {
+				out[""] = filepath.Join(root, path)
+			}
+			continue
+		}
+		mount, root, err := cgroups.FindCgroupMountpointAndRoot("", controller)
+		if err != nil {
+			continue // a hierarchy that is mounted nowhere
+		}
+		rel, err := filepath.Rel(root, path)
+		if err != nil {
+			return nil, err
+		}
+		out[controller] = filepath.Join(mount, rel)
+	}
+	return out, nil
+}
+
+// upTo is the path as far as the element that has the id in its name; "" if there is none.
+func upTo(path, id string) string {
+	elements := strings.Split(path, "/")
+	for i, element := range elements {
+		if element == id || strings.HasSuffix(element, "-"+id+".scope") {
+			return strings.Join(elements[:i+1], "/")
+		}
+	}
+	return ""
+}
+
+func unifiedRoot() string {
+	const root = "/sys/fs/cgroup"
+	if cgroups.IsCgroup2UnifiedMode() {
+		return root
+	}
+	if cgroups.IsCgroup2HybridMode() {
+		return root + "/unified"
+	}
+	return ""
+}

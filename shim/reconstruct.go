@@ -1,0 +1,230 @@
+package shim
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/internal/recordfile"
+	"github.com/coracle-project/coracle/runtime"
+	"github.com/coracle-project/coracle/shim/pidfd"
+)
+
+// errNeverRan says that a container without a readable record never had a process.
+var errNeverRan = errors.New("container never had a process")
+
+// sandboxAnnotation names a container's pod in its OCI configuration, as containerd has it.
+const sandboxAnnotation = "io.kubernetes.cri.sandbox-id"
+
+// reconstruct makes a record in place of one that could not be read because of cause. What was
+// asked for is in wanted.json, or at least in the first part of the record; the process is known to
+// the engine and to the keeper. The useless file is kept aside. errNeverRan: there is nothing to
+// lose.
+func (s *Service) reconstruct(ctx context.Context, id string, cause error) (rec record, err error) {
+	if recordfile.Transient(cause) || recordfile.Newer(cause) != nil {
+		return rec, cause
+	}
+	rec, noFile, err := s.remembered(id)
+	if err != nil {
+		return rec, err
+	}
+	held, err := s.hold.get("c/" + id)
+	if err != nil {
+		return rec, err
+	}
+	defer held.close()
+	known, status, err := s.askEngine(ctx, &rec)
+	if err != nil {
+		return rec, err
+	}
+	if known.never && held["pid"] == nil || noFile && known.nothing && len(held) == 0 {
+		return rec, errNeverRan
+	}
+	if known.process != nil && (rec.Process == nil || *rec.Process != *known.process) && (rec.Process == nil || rec.Process.Exit == nil) {
+		rec.Process = known.process
+	}
+	if rec.Process == nil {
+		if rec.Process, err = processOf(held["pid"]); err != nil {
+			return rec, err
+		}
+	}
+	if rec.Process == nil {
+		return rec, fmt.Errorf("%w; neither the engine nor the keeper knows its process", cause)
+	}
+	switch {
+	case rec.Process.Exit != nil:
+		rec.Phase = phaseExited
+	case status == specs.StateCreated:
+		rec.Phase = phaseCreated
+	default:
+		rec.Phase = phaseRunning // also if it has ended: that is found out in a moment
+	}
+	if rec.PodID == "" {
+		rec.PodID = podOf(&rec)
+	}
+	s.guessStdio(&rec, held)
+	s.log.Error("container's record was not readable and is made again", "container", id, "error", cause,
+		"pid", rec.Process.PID, "phase", rec.Phase)
+	if err := replaceBad(filepath.Join(s.dirOf(id), recordName), rec, true); err != nil {
+		s.log.Error("cannot write the record", "container", id, "error", err)
+	}
+	return rec, nil
+}
+
+// remembered is what the files of a container say without its record. noFile: there are none.
+func (s *Service) remembered(id string) (rec record, noFile bool, err error) {
+	dir := s.dirOf(id)
+	rec, err = readRecordFile(dir, wantedName)
+	if recordfile.Transient(err) || recordfile.Newer(err) != nil {
+		return rec, false, err
+	}
+	wanted := err == nil
+	data, err := recordfile.Read(filepath.Join(dir, recordName))
+	if recordfile.Transient(err) {
+		return rec, false, err
+	}
+	salvage(data, &rec)
+	if rec.Version > recordVersion {
+		return rec, false, &recordfile.NewerError{Path: filepath.Join(dir, recordName), Found: rec.Version, Known: recordVersion}
+	}
+	rec.Version, rec.ID, rec.Phase = recordVersion, id, ""
+	return rec, !wanted && errors.Is(err, os.ErrNotExist), nil
+}
+
+// salvage reads what a damaged record begins with: all fields before the damage.
+func salvage(data []byte, rec *record) {
+	dec := json.NewDecoder(bytes.NewReader(data))
+	if t, err := dec.Token(); err != nil || t != json.Delim('{') {
+		return
+	}
+	for dec.More() {
+		t, err := dec.Token()
+		name, is := t.(string)
+		var value json.RawMessage
+		if err != nil || !is || dec.Decode(&value) != nil {
+			return
+		}
+		with := *rec
+		if json.Unmarshal(fmt.Appendf(nil, "{%q:%s}", name, value), &with) == nil {
+			*rec = with
+		}
+	}
+}
+
+// engineKnows is what the engine says of a container whose record is lost.
+type engineKnows struct {
+	process *processRecord
+	nothing bool // it has no container of that id
+	never   bool // it has one whose creation did not come to its end
+}
+
+func (s *Service) askEngine(ctx context.Context, rec *record) (k engineKnows, status specs.ContainerState, err error) {
+	c, err := s.cfg.Engine.Load(ctx, rec.ID)
+	switch {
+	case recordfile.Transient(err), recordfile.Newer(err) != nil, ctx.Err() != nil:
+		return k, "", errors.Join(err, ctx.Err())
+	case errors.Is(err, runtime.ErrNotFound):
+		k.nothing = true
+		return k, "", nil
+	case err != nil:
+		return k, "", nil // its record is damaged, too
+	}
+	if st, err := c.State(ctx); err == nil {
+		status = st.Status
+		rec.Bundle = st.Bundle
+		if pod := st.Annotations[sandboxAnnotation]; rec.PodID == "" {
+			rec.PodID = pod
+		}
+	}
+	if rec.Cgroups == nil {
+		rec.Cgroups = cgroupsOf(c)
+	}
+	if r, ok := c.(runtime.Recorded); ok {
+		pid, start := r.Init()
+		if pid != 0 {
+			k.process = &processRecord{PID: pid, StartTime: start}
+		}
+		k.never = pid == 0
+	}
+	return k, status, nil
+}
+
+// processOf is the process of a pidfd; nil if it has ended, so that its number says nothing.
+func processOf(f *os.File) (*processRecord, error) {
+	if f == nil {
+		return nil, nil
+	}
+	var info []byte
+	var err error
+	withFD(f, func(fd int) { info, err = os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", fd)) })
+	if err != nil {
+		return nil, fmt.Errorf("find process of a pidfd: %w", err)
+	}
+	for line := range strings.Lines(string(info)) {
+		var pid int
+		if n, _ := fmt.Sscanf(line, "Pid: %d", &pid); n != 1 || pid <= 0 { // -1: it is reaped
+			continue
+		}
+		start, err := pidfd.StartTime(pid)
+		if recordfile.Transient(err) {
+			return nil, err
+		}
+		if err != nil {
+			return nil, nil
+		}
+		return &processRecord{PID: pid, StartTime: start}, nil
+	}
+	return nil, nil
+}
+
+// podOf finds the pod in the bundle.
+func podOf(rec *record) string {
+	if rec.Bundle == "" {
+		return ""
+	}
+	spec, err := runtime.LoadSpec(rec.Bundle)
+	if err != nil {
+		return ""
+	}
+	return spec.Annotations[sandboxAnnotation]
+}
+
+// guessStdio tells from a container's files how its streams are kept, if nothing else does.
+func (s *Service) guessStdio(rec *record, held named) {
+	is := func(name string) bool {
+		var st unix.Stat_t
+		return unix.Lstat(filepath.Join(s.dirOf(rec.ID), name), &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFIFO
+	}
+	if !rec.Log && is(stdoutName) {
+		rec.Log = true
+		rec.Terminal = !is(stderrName)
+		rec.Stdin = rec.Terminal || is(stdinName)
+	}
+	if rec.Log && rec.LogPath == "" && held["log"] != nil {
+		withFD(held["log"], func(fd int) {
+			if path, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd)); err == nil {
+				rec.LogPath = strings.TrimSuffix(path, " (deleted)")
+			}
+		})
+	}
+}
+
+// replaceBad keeps a record that cannot be read aside, and writes another in its place if there
+// is one.
+func replaceBad(path string, rec any, write bool) error {
+	if err := unix.Rename(path, path+badSuffix); err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("keep %s aside: %w", path, err)
+	}
+	if !write {
+		return nil
+	}
+	return writeRecord(path, rec, nil)
+}
