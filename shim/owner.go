@@ -27,45 +27,61 @@ var (
 	errTimeout   = errors.New("its time is over")
 )
 
-// owners knows when owners end. One goroutine waits for each, which is for the one daemon there is.
+// owners knows when owners end. One goroutine waits for each that has execs.
 type owners struct {
 	mu   sync.Mutex
-	live map[owner]context.Context
+	live map[owner]*watch
 	work sync.WaitGroup
 }
 
-// life returns a context that ends when the process has ended, or at once if it has already.
-// It ends with none of another pid namespace, whose processes cannot be watched from here.
-func (o *owners) life(serving context.Context, w owner) context.Context {
+// watch is the wait for an owner's end, for all its execs.
+type watch struct {
+	ctx   context.Context // ends with the owner
+	stop  context.CancelFunc
+	users int
+}
+
+// life returns a context that ends when the process has ended, or at once if it has already, and
+// what to call when that is of no interest any more. It ends with none of another pid namespace,
+// whose processes cannot be watched from here.
+func (o *owners) life(serving context.Context, w owner) (_ context.Context, leave func()) {
 	if here, err := pidNamespace(); err != nil || here != w.Namespace {
-		return context.Background()
+		return context.Background(), func() {}
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if ctx := o.live[w]; ctx != nil {
-		return ctx
+	if one := o.live[w]; one != nil {
+		one.users++
+		return one.ctx, func() { o.leave(w, one) }
 	}
 	ctx, end := context.WithCancelCause(context.Background())
 	process, err := pidfd.OpenStarted(w.PID, w.StartTime)
 	if err != nil {
 		end(errOwnerGone)
-		return ctx
+		return ctx, func() {}
 	}
 	if o.live == nil {
-		o.live = make(map[owner]context.Context)
+		o.live = make(map[owner]*watch)
 	}
-	o.live[w] = ctx
+	watching, stop := context.WithCancel(serving)
+	one := &watch{ctx, stop, 1}
+	o.live[w] = one
 	o.work.Go(func() {
 		defer process.Close()
-		if pidfd.Ended(serving, process) != nil {
-			return // the shim ends; the next one goes on
+		if pidfd.Ended(watching, process) == nil {
+			end(errOwnerGone)
 		}
-		o.mu.Lock()
-		delete(o.live, w)
-		o.mu.Unlock()
-		end(errOwnerGone)
 	})
-	return ctx
+	return ctx, func() { o.leave(w, one) }
+}
+
+func (o *owners) leave(w owner, one *watch) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if one.users--; one.users == 0 {
+		delete(o.live, w)
+		one.stop()
+	}
 }
 
 // pidNamespace is the inode of this process's pid namespace.
@@ -101,9 +117,9 @@ func now() time.Duration {
 // at once.
 func (e *execution) bind() {
 	e.life = context.Background()
-	unbind := context.CancelFunc(nil)
+	unbind, leave := context.CancelFunc(nil), func() {}
 	if e.rec.Owner != nil {
-		e.life = e.c.s.owners.life(e.c.s.serving, *e.rec.Owner)
+		e.life, leave = e.c.s.owners.life(e.c.s.serving, *e.rec.Owner)
 	}
 	if e.rec.Deadline > 0 {
 		e.bound, unbind = context.WithTimeoutCause(e.life, e.rec.Deadline+overtime-now(), errTimeout)
@@ -118,6 +134,7 @@ func (e *execution) bind() {
 			<-e.expired
 		}
 		unbind()
+		leave()
 		close(e.released)
 	})
 	disarm = context.AfterFunc(e.bound, e.expire)
