@@ -303,3 +303,21 @@ func BenchmarkPump(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkPumpThroughput is how fast a container's output flows when nothing else wants the shim, within both limits.
+func BenchmarkPumpThroughput(b *testing.B) {
+	for name, line := range map[string]string{"empty": "\n", "100 bytes": strings.Repeat("x", 99) + "\n", "long": strings.Repeat("x", 16<<10-1) + "\n"} {
+		b.Run(name, func(b *testing.B) {
+			r := newPumpRig(b)
+			r.p.start()
+			text := strings.Repeat(line, 32<<10/len(line))
+			b.SetBytes(int64(len(text)))
+			for b.Loop() {
+				if _, err := r.fifo.WriteString(text); err != nil {
+					b.Fatal(err)
+				}
+			}
+			r.p.drain()
+		})
+	}
+}
