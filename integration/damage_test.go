@@ -97,9 +97,9 @@ func TestFullStateDirectory(t *testing.T) {
 	check()
 }
 
-// On a full root directory containers and pods can be stopped and removed, too.
+// On a full root directory (128 MiB of it are always kept from images) containers and pods can be stopped and removed, too.
 func TestFullRootDirectory(t *testing.T) {
-	n := newNode(t, testkit.Options{RootSize: "64m"})
+	n := newNode(t, testkit.Options{RootSize: "200m"})
 	n.pull("busybox")
 	n.warm()
 	check := n.noLeaks()

@@ -109,6 +109,31 @@ func TestContainerRecoveredLater(t *testing.T) {
 	b.nothingLeft()
 }
 
+// A namespace that cannot be looked at is not one that is gone.
+func TestNamespaceThatCannotBeLookedAt(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		spoil func(pin string) error
+		state State
+	}{
+		{"gone", os.Remove, NotReady},
+		{"unreadable", func(pin string) error { return errors.Join(os.Remove(pin), os.Symlink(pin, pin)) }, Ready}, // ELOOP
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			b := newBench(t)
+			m1, podID, _ := b.lone()
+			ok(t, tc.spoil(m1.pods.exact(podID).get().Namespaces.Net))
+			m, _ := b.manager()
+			if p := must[Pod](t)(m.Pod(podID)); p.State != tc.state {
+				t.Errorf("pod is %s", p.State)
+			}
+			ok(t, m.Remove(t.Context(), podID))
+			idle(t, m)
+			b.nothingLeft()
+		})
+	}
+}
+
 // reconnect has the manager told of a new shim.
 func (h *hands) reconnect() { h.events <- client.Event{Kind: client.EventReconnected} }
 

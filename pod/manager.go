@@ -106,13 +106,13 @@ func (m *Manager) podDir() record.Dir[podRecord] { return podsIn(m.opts.StateDir
 
 func (m *Manager) containerDir() record.Dir[containerRecord] { return containersIn(m.opts.StateDir) }
 
-// Pod returns a pod. ErrNotFound if there is none. Of an unmanaged one there is not more than its
-// id.
+// Pod returns a pod. ErrNotFound if there is none. Of an unmanaged one not more than its id
+// is known.
 func (m *Manager) Pod(podID string) (Pod, error) {
 	e, err := m.pods.find(podID)
 	if err != nil {
 		if u, ok := m.findUnmanaged(UnmanagedPod, podID); ok {
-			return Pod{ID: u.ID, State: NotReady}, nil
+			return u.pod(), nil
 		}
 		return Pod{}, err
 	}
@@ -125,7 +125,7 @@ func (m *Manager) Container(id string) (Container, error) {
 	e, err := m.containers.find(id)
 	if err != nil {
 		if u, ok := m.findUnmanaged(UnmanagedContainer, id); ok {
-			return Container{ID: u.ID, PodID: u.PodID, State: Unknown, Reason: "Unmanaged", Message: u.Reason}, nil
+			return u.container(), nil
 		}
 		return Container{}, err
 	}

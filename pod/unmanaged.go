@@ -28,6 +28,26 @@ type Unmanaged struct {
 	PodID string `json:"podID,omitempty"`
 	// Reason says what is wrong and what can be done.
 	Reason string `json:"reason"`
+	// Since is when it was found.
+	Since time.Time `json:"since"`
+}
+
+// unmanagedName stands for names that are not known. Clients of CRI refuse a status without them,
+// and crictl asks for the status of what it removes.
+const unmanagedName = "unmanaged"
+
+// pod is its status.
+func (u Unmanaged) pod() Pod {
+	return Pod{ID: u.ID, Config: Config{Name: unmanagedName, Namespace: unmanagedName, UID: u.ID}, State: NotReady, CreatedAt: u.Since}
+}
+
+// container is its status.
+func (u Unmanaged) container() Container {
+	return Container{
+		ID: u.ID, PodID: u.PodID, Config: ContainerConfig{Name: unmanagedName, Image: unmanagedName},
+		ImageID: unmanagedName, ImageRef: unmanagedName,
+		State: Unknown, CreatedAt: u.Since, Reason: "Unmanaged", Message: u.Reason,
+	}
 }
 
 // UnmanagedKind is what an Unmanaged is.
@@ -133,6 +153,9 @@ func (u Unmanaged) because(cause error) Unmanaged {
 	remove := "crictl rm "
 	if u.Kind == UnmanagedPod {
 		remove = "crictl rmp "
+	}
+	if u.Since.IsZero() {
+		u.Since = time.Now()
 	}
 	u.Reason = cause.Error() + "; nothing of it is touched until it is removed by its id: " + remove + u.ID
 	return u

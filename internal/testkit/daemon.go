@@ -40,7 +40,7 @@ type Options struct {
 	Scope string
 	// RootSize makes the root directory a tmpfs of that size, as mount(8) has it: "400m".
 	RootSize string
-	// StateSize does the same with the state directory: "16m".
+	// StateSize is the size of the state directory's tmpfs, likewise.
 	StateSize string
 	// CNIConfDir is network.cni_conf_dir; empty: a directory without configuration.
 	CNIConfDir string
@@ -163,7 +163,7 @@ func StartDaemon(t testing.TB, o Options) *Daemon {
 	if err := d.MountState(); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(mountSized(d.Root, o.RootSize), mountSized(d.State, o.StateSize)); err != nil {
+	if err := errors.Join(d.mountRoot(o.RootSize), d.resizeState(o.StateSize)); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -179,12 +179,9 @@ func StartDaemon(t testing.TB, o Options) *Daemon {
 		if err := d.UnmountState(); err != nil {
 			t.Error(err)
 		}
-		for dir, size := range map[string]string{d.Root: o.RootSize, d.State: o.StateSize} {
-			if size == "" {
-				continue
-			}
-			if err := unix.Unmount(dir, 0); err != nil {
-				t.Errorf("unmount %s: %v", dir, err)
+		if o.RootSize != "" {
+			if err := unix.Unmount(d.Root, 0); err != nil {
+				t.Errorf("unmount %s: %v", d.Root, err)
 			}
 		}
 		before.Check(t)
@@ -217,16 +214,28 @@ func (d *Daemon) UnmountState() error {
 	return nil
 }
 
-// mountSized makes one of the daemon's directories as small as a test wants it.
-func mountSized(dir, size string) error {
+// mountRoot makes the root directory as small as a test wants it.
+func (d *Daemon) mountRoot(size string) error {
 	if size == "" {
 		return nil
 	}
-	if err := os.Mkdir(dir, 0o700); err != nil {
+	if err := os.Mkdir(d.Root, 0o700); err != nil {
 		return err
 	}
-	if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=700,size="+size); err != nil {
-		return fmt.Errorf("mount %s: %w", dir, err)
+	if err := unix.Mount("tmpfs", d.Root, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=700,size="+size); err != nil {
+		return fmt.Errorf("mount %s: %w", d.Root, err)
+	}
+	return nil
+}
+
+// resizeState does the same with the state directory, which is mounted.
+func (d *Daemon) resizeState(size string) error {
+	if size == "" {
+		return nil
+	}
+	flags := uintptr(unix.MS_REMOUNT | unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC)
+	if err := unix.Mount("tmpfs", d.State, "tmpfs", flags, "size="+size); err != nil {
+		return fmt.Errorf("remount %s: %w", d.State, err)
 	}
 	return nil
 }
