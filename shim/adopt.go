@@ -108,7 +108,7 @@ func (s *Service) takeOver(ctx context.Context, rec record) (_ *container, err e
 	if c.engine, err = s.loadEngine(ctx, &c.rec); err != nil {
 		return nil, err
 	}
-	if c.init, err = adoptProcess(c.engine, *rec.Process, held["pid"]); err != nil {
+	if c.init, err = s.hold.adoptProcess(c.engine, *rec.Process, held["pid"]); err != nil {
 		return nil, err
 	}
 	delete(held, "pid")
@@ -246,7 +246,7 @@ func (c *container) openExecs() (all []*execution, intents []execRecord, err err
 			return all, nil, err
 		}
 		if e.rec, err = c.execRecord(e, held); err == nil && e.rec.Process != nil {
-			e.proc, err = adoptProcess(c.engine, *e.rec.Process, held["pid"])
+			e.proc, err = c.s.hold.adoptProcess(c.engine, *e.rec.Process, held["pid"])
 		}
 		if err != nil || e.proc == nil {
 			held.close()

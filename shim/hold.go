@@ -12,6 +12,7 @@ import (
 
 	"github.com/coracle-project/coracle/internal/recordfile"
 	"github.com/coracle-project/coracle/shim/keeper"
+	"github.com/coracle-project/coracle/shim/pidfd"
 )
 
 // hold is the shim's link to the keeper, which keeps copies of descriptors beyond the
@@ -103,6 +104,17 @@ func (h *hold) get(key string) (named, error) {
 		return nil, fmt.Errorf("take files of %s from the keeper: %w", key, syscall.EMFILE)
 	}
 	return held, nil
+}
+
+// exit asks the keeper how a process ended that a dead shim had left to it: before Linux 6.15 only
+// its last parent can tell.
+func (h *hold) exit(pid int, startTime uint64) (code int32, ok bool) {
+	k := h.keeper()
+	if k == nil {
+		return 0, false
+	}
+	status, err := k.Exit(pid, startTime)
+	return pidfd.ExitCode(status), err == nil
 }
 
 func (h *hold) drop(key string) {

@@ -22,6 +22,8 @@ type process struct {
 	pidfd     *os.File      // nil if it was gone before anyone had one
 	remote    *remote       // nil if it is, or was, a child of ours
 	exited    chan struct{} // closed when exit is set
+	// left tells how it ended if the keeper was its last parent; nil for a child of ours.
+	left func(pid int, startTime uint64) (code int32, ok bool)
 
 	mu   sync.Mutex
 	exit *exitState
@@ -44,8 +46,8 @@ func newProcess(pid int) (*process, error) {
 
 // adoptProcess takes hold of a process that an earlier shim started. held is the
 // pidfd that the keeper had, or nil. It fails only for want of resources.
-func adoptProcess(engine runtime.Container, r processRecord, held *os.File) (*process, error) {
-	p := &process{pid: r.PID, startTime: r.StartTime, pidfd: held, exited: make(chan struct{})}
+func (h *hold) adoptProcess(engine runtime.Container, r processRecord, held *os.File) (*process, error) {
+	p := &process{pid: r.PID, startTime: r.StartTime, pidfd: held, left: h.exit, exited: make(chan struct{})}
 	if r.Exit == nil && held == nil && !isRemote(engine) {
 		f, err := pidfd.OpenStarted(r.PID, r.StartTime)
 		if recordfile.Transient(err) {
@@ -73,12 +75,16 @@ func (p *process) wait() (e exitState, ok bool) {
 	if p.remote != nil {
 		return p.remote.wait(p.pid)
 	}
-	if p.pidfd == nil {
-		return endOf(pidfd.Unknown), true
+	code, err := int32(pidfd.Unknown), error(nil)
+	if p.pidfd != nil {
+		if code, err = pidfd.Wait(p.pidfd); err != nil {
+			return exitState{}, false
+		}
 	}
-	code, err := pidfd.Wait(p.pidfd)
-	if err != nil {
-		return exitState{}, false
+	if code == pidfd.Unknown && p.left != nil {
+		if told, ok := p.left(p.pid, p.startTime); ok {
+			code = told
+		}
 	}
 	return endOf(code), true
 }

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/shim"
+	"github.com/coracle-project/coracle/shim/pidfd"
 )
 
 // The lock of the state directory ends with the shim: neither a container, nor an exec, nor
@@ -31,8 +32,15 @@ func TestLockEndsWithTheShim(t *testing.T) {
 	// The keeper is stopped, so that nothing replaces the shim before we have looked.
 	keeper := r.keeperPID()
 	r.sendSignal(keeper, unix.SIGSTOP)
+	process, err := pidfd.Open(old)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer process.Close()
 	r.sendSignal(old, unix.SIGKILL)
-	r.waitDead(old)
+	if err := pidfd.Ended(r.ctx(), process); err != nil { // with all its threads
+		t.Fatal(err)
+	}
 	for _, path := range locks {
 		if err := tryLock(path); err != nil {
 			t.Errorf("lock of %s after the shim's death: %v", path, err)

@@ -21,6 +21,23 @@ func (c *Client) RestartShim(ctx context.Context, name string) error {
 	return nil
 }
 
+// ShimVersion is the version of the program that a shim runs. ErrNotFound if there is none of that
+// name.
+func (c *Client) ShimVersion(ctx context.Context, name string) (version string, err error) {
+	c.mu.Lock()
+	l := c.links[name]
+	c.mu.Unlock()
+	if l == nil {
+		return "", ErrNotFound
+	}
+	err = l.again(ctx, func(ctx context.Context, k *conn) error {
+		res, err := k.task.Connect(ctx, &task.ConnectRequest{})
+		version = res.GetVersion()
+		return err
+	})
+	return version, err
+}
+
 func (c *Client) restartShim(ctx context.Context, name string) error {
 	c.mu.Lock()
 	l := c.links[name]
