@@ -75,7 +75,7 @@ pods, ps, logs, exec, stats, events and image speak with coracled alone.`,
 /var/lib/coracle/kubeconfig: the administrator's, after coracle up.`,
 		SeeAlso: "coracled(8), coracle-oci(8)",
 	}))
-	root.AddCommand(append(workloadCommands(&p), doctorCommand(&p))...)
+	root.AddCommand(append(workloadCommands(&p), shimCommand(&p), doctorCommand(&p))...)
 	return root
 }
 

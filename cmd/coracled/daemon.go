@@ -21,6 +21,7 @@ import (
 	"github.com/coracle-project/coracle/cri"
 	"github.com/coracle-project/coracle/imageapi"
 	"github.com/coracle-project/coracle/internal/version"
+	"github.com/coracle-project/coracle/nodeapi"
 	"github.com/coracle-project/coracle/pod"
 )
 
@@ -85,7 +86,7 @@ func makeDirs(c config.Config) error {
 // serve answers CRI calls until ctx ends, and reloads s at each hangup.
 func (n *node) serve(ctx context.Context, worked func(), began time.Time, hangup <-chan os.Signal, s source) error {
 	deps := cri.Deps{
-		Pods: n.pods, Images: n.images, RuntimeReady: n.shim.Health, Unpack: n.unpackFor, Spec: n.spec, EngineSteps: n.engineSteps, Worked: worked, Log: n.log, Beside: n.imageService,
+		Pods: n.pods, Images: n.images, RuntimeReady: n.shim.Health, Unpack: n.unpackFor, Spec: n.spec, EngineSteps: n.engineSteps, Worked: worked, Log: n.log, Beside: n.services,
 	}
 	if err := n.observe(ctx, &deps, began); err != nil {
 		return err
@@ -139,8 +140,9 @@ func (n *node) serve(ctx context.Context, worked func(), began time.Time, hangup
 	return <-served
 }
 
-// imageService adds the service of `coracle image`.
-func (n *node) imageService(r grpc.ServiceRegistrar) {
+// services adds those of `coracle image` and `coracle shim`.
+func (n *node) services(r grpc.ServiceRegistrar) {
+	nodeapi.Register(r, n.shim)
 	imageapi.Register(r, imageapi.Deps{Images: n.images, Snapshots: n.snapshots, Containers: n.pods, Root: n.config.Root, State: n.config.State})
 }
 

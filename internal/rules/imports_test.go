@@ -29,7 +29,8 @@ var mayImport = map[string][]string{
 	"nri":      {"pod"},
 	"api":      {},
 	"imageapi": {"api", "pod", "image", "snapshot"},
-	"cmd":      {"cri", "nri", "api", "imageapi", "pod", "shim", "runtime", "image", "snapshot", "network"},
+	"nodeapi":  {"api", "shim"},
+	"cmd":      {"cri", "nri", "api", "imageapi", "nodeapi", "pod", "shim", "runtime", "image", "snapshot", "network"},
 }
 
 // pkg is what `go list -json` says of a package.

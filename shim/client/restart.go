@@ -77,6 +77,7 @@ func (c *Client) restartShim(ctx context.Context, name string) error {
 	if err == nil && now == old {
 		err = fmt.Errorf("process %d still answers", old)
 	}
+	c.observe(l) // Shims shows the next one
 	return err
 }
 

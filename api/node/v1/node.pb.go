@@ -200,8 +200,11 @@ func (x *RestartShimsResponse) GetShims() []*Shim {
 type Shim struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Pid           uint32                 `protobuf:"varint,2,opt,name=pid,proto3" json:"pid,omitempty"`
-	Version       string                 `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"` // of the program that runs
+	Pid           uint32                 `protobuf:"varint,2,opt,name=pid,proto3" json:"pid,omitempty"`                          // 0: none runs
+	Version       string                 `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`                   // of the program that runs; empty if it does not answer
+	Starts        uint32                 `protobuf:"varint,4,opt,name=starts,proto3" json:"starts,omitempty"`                    // by the keeper that runs
+	LastExit      string                 `protobuf:"bytes,5,opt,name=last_exit,json=lastExit,proto3" json:"last_exit,omitempty"` // how the process before ended; empty if none has
+	Problem       string                 `protobuf:"bytes,6,opt,name=problem,proto3" json:"problem,omitempty"`                   // why it is unavailable
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -257,6 +260,27 @@ func (x *Shim) GetVersion() string {
 	return ""
 }
 
+func (x *Shim) GetStarts() uint32 {
+	if x != nil {
+		return x.Starts
+	}
+	return 0
+}
+
+func (x *Shim) GetLastExit() string {
+	if x != nil {
+		return x.LastExit
+	}
+	return ""
+}
+
+func (x *Shim) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
+}
+
 var File_node_v1_node_proto protoreflect.FileDescriptor
 
 const file_node_v1_node_proto_rawDesc = "" +
@@ -268,11 +292,14 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x13RestartShimsRequest\x12\x14\n" +
 	"\x05names\x18\x01 \x03(\tR\x05names\"C\n" +
 	"\x14RestartShimsResponse\x12+\n" +
-	"\x05shims\x18\x01 \x03(\v2\x15.coracle.node.v1.ShimR\x05shims\"F\n" +
+	"\x05shims\x18\x01 \x03(\v2\x15.coracle.node.v1.ShimR\x05shims\"\x95\x01\n" +
 	"\x04Shim\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\rR\x03pid\x12\x18\n" +
-	"\aversion\x18\x03 \x01(\tR\aversion2\xb7\x01\n" +
+	"\aversion\x18\x03 \x01(\tR\aversion\x12\x16\n" +
+	"\x06starts\x18\x04 \x01(\rR\x06starts\x12\x1b\n" +
+	"\tlast_exit\x18\x05 \x01(\tR\blastExit\x12\x18\n" +
+	"\aproblem\x18\x06 \x01(\tR\aproblem2\xb7\x01\n" +
 	"\x04Node\x12R\n" +
 	"\tListShims\x12!.coracle.node.v1.ListShimsRequest\x1a\".coracle.node.v1.ListShimsResponse\x12[\n" +
 	"\fRestartShims\x12$.coracle.node.v1.RestartShimsRequest\x1a%.coracle.node.v1.RestartShimsResponseB7Z5github.com/coracle-project/coracle/api/node/v1;nodev1b\x06proto3"

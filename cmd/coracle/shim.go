@@ -1,0 +1,122 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+
+	nodev1 "github.com/coracle-project/coracle/api/node/v1"
+	"github.com/coracle-project/coracle/cmd/coracle/daemon"
+)
+
+// shims are the commands about shims, the parents of containers.
+type shims struct{ daemon *daemon.Daemon }
+
+// shimLine is a shim in their output.
+type shimLine struct {
+	Name     string `json:"name"`
+	PID      uint32 `json:"pid"`
+	Version  string `json:"version,omitempty"`
+	Starts   uint32 `json:"starts"`
+	LastExit string `json:"lastExit,omitempty"`
+	Problem  string `json:"problem,omitempty"`
+}
+
+func shimCommand(p *place) *cobra.Command {
+	s := &shims{daemon: daemon.New(p.socket)}
+	cmd := &cobra.Command{
+		Use:   "shim",
+		Short: "list and restart the parents of containers",
+		Long: `A shim is the parent of containers: it has their input and output, writes their logs and
+knows how they ended. There is one for all pods, called node, or one for each pod, called by the
+pod's id (shim.scope). Containers run on without it.`,
+		Example: `  coracle shim list
+  coracle shim restart`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	s.daemon.Define(cmd.PersistentFlags())
+	cmd.AddCommand(s.listCommand(), s.restartCommand())
+	return cmd
+}
+
+func (s *shims) listCommand() *cobra.Command {
+	var format output
+	cmd := &cobra.Command{
+		Use:     "list",
+		Aliases: []string{"ls"},
+		Short:   "list the shims: version, starts, and what is wrong",
+		Example: `  coracle shim list
+  coracle shim list -o json`,
+		Args:              cobra.NoArgs,
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return s.print(cmd, format, func(ctx context.Context, c nodev1.NodeClient) ([]*nodev1.Shim, error) {
+				r, err := c.ListShims(ctx, &nodev1.ListShimsRequest{})
+				return r.GetShims(), err
+			})
+		},
+	}
+	format.define(cmd)
+	return cmd
+}
+
+func (s *shims) restartCommand() *cobra.Command {
+	var format output
+	cmd := &cobra.Command{
+		Use:   "restart [NAME...]",
+		Short: "replace shims by the program that is installed now",
+		Long: `Replace shims, all if none is named, by the program that is installed now: after an upgrade,
+or when one misbehaves. Calls under way end first. Containers run on, and neither output nor exit
+status is lost.`,
+		Example: `  coracle shim restart
+  coracle shim restart node`,
+		ValidArgsFunction: s.completeNames,
+		RunE: func(cmd *cobra.Command, names []string) error {
+			return s.print(cmd, format, func(ctx context.Context, c nodev1.NodeClient) ([]*nodev1.Shim, error) {
+				r, err := c.RestartShims(ctx, &nodev1.RestartShimsRequest{Names: names})
+				return r.GetShims(), err
+			})
+		},
+	}
+	format.define(cmd)
+	return cmd
+}
+
+// print prints the shims that a call returns.
+func (s *shims) print(cmd *cobra.Command, format output, call func(context.Context, nodev1.NodeClient) ([]*nodev1.Shim, error)) error {
+	return s.daemon.Call(cmd.Context(), func(ctx context.Context, conn *grpc.ClientConn) error {
+		found, err := call(ctx, nodev1.NewNodeClient(conn))
+		if err != nil {
+			return err
+		}
+		lines := make([]shimLine, len(found))
+		for i, f := range found {
+			lines[i] = shimLine{f.GetName(), f.GetPid(), f.GetVersion(), f.GetStarts(), f.GetLastExit(), f.GetProblem()}
+		}
+		return format.print(cmd.OutOrStdout(), lines, func(out io.Writer) {
+			row(out, "NAME", "PID", "VERSION", "STARTS", "LAST EXIT", "PROBLEM")
+			for _, l := range lines {
+				row(out, l.Name, l.PID, l.Version, l.Starts, cmp.Or(l.LastExit, "-"), cmp.Or(l.Problem, "-"))
+			}
+		})
+	})
+}
+
+func (s *shims) completeNames(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+	ctx, cancel := context.WithTimeout(cmd.Context(), time.Second)
+	defer cancel()
+	var names []string
+	_ = s.daemon.Call(ctx, func(ctx context.Context, conn *grpc.ClientConn) error {
+		r, err := nodev1.NewNodeClient(conn).ListShims(ctx, &nodev1.ListShimsRequest{})
+		for _, f := range r.GetShims() {
+			names = append(names, f.GetName())
+		}
+		return err
+	})
+	return names, cobra.ShellCompDirectiveNoFileComp
+}
