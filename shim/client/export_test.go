@@ -22,3 +22,6 @@ func ShortLimits() Limits {
 
 // SetLimits gives a Config limits.
 func (c *Config) SetLimits(l Limits) { c.limits = l }
+
+// Starts is how many starts in a window are no restart loop.
+func (l limits) Starts() int { return l.starts }

@@ -147,15 +147,27 @@ func (c *Client) observe(l *link) (other bool) {
 	if s.State == keeper.Stayed {
 		words = lastLine(l.logPath())
 	}
-	other, looping := l.note(s, words)
-	if looping {
+	other, news := l.note(s, words)
+	switch news {
+	case restarted:
+		l.log.Warn("shim was started again", "pid", s.PID, "starts", s.Starts, "last", lastExit(s))
+	case looping:
 		l.log.Warn("shim ends again and again", "starts", s.Starts, "last", lastExit(s), "log", l.logPath())
 	}
 	return other
 }
 
-// note keeps what the keeper says. looping is true once for each restart loop.
-func (l *link) note(s keeper.Status, words string) (other, looping bool) {
+// news is what is worth a line in the log.
+type news int
+
+const (
+	none      news = iota
+	restarted      // once or a few times
+	looping        // more often; told once for each loop
+)
+
+// note keeps what the keeper says.
+func (l *link) note(s keeper.Status, words string) (other bool, n news) {
 	a := &l.cond
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -164,17 +176,22 @@ func (l *link) note(s keeper.Status, words string) (other, looping bool) {
 	a.now, a.words = s, words
 	if a.window.IsZero() || s.Starts < before.Starts { // nothing was known; or of another keeper
 		a.window, a.counted = now, s.Starts
-		return other, false
+		return other, none
 	}
 	if now.Sub(a.window) > l.limits.window {
 		a.window, a.counted = now, before.Starts
 	}
-	if s.Starts == before.Starts || s.Starts-a.counted <= l.limits.starts {
-		return other, false
+	switch {
+	case s.Starts == before.Starts:
+		return other, none
+	case s.Starts-a.counted <= l.limits.starts:
+		return other, restarted
 	}
-	looping = !now.Before(a.looping)
+	if !now.Before(a.looping) {
+		n = looping
+	}
 	a.looping = now.Add(l.limits.window / 2)
-	return other, looping
+	return other, n
 }
 
 func lastExit(s keeper.Status) string {

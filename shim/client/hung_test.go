@@ -156,8 +156,7 @@ func TestStartWithHungShim(t *testing.T) {
 func TestRestartLoop(t *testing.T) {
 	var log lockedBuffer
 	r := newRigWith(t, func(c *client.Config) {
-		limits := client.ShortLimits()
-		c.SetLimits(limits)
+		c.SetLimits(client.ShortLimits())
 		c.Log = slog.New(slog.NewTextHandler(&log, nil))
 	})
 	for range 8 {
@@ -174,6 +173,9 @@ func TestRestartLoop(t *testing.T) {
 	}
 	if n := strings.Count(log.String(), "ends again and again"); n != 1 {
 		t.Errorf("%d warnings:\n%s", n, log.String())
+	}
+	if n := strings.Count(log.String(), "was started again"); n == 0 || n > client.ShortLimits().Starts() {
+		t.Errorf("%d restarts are logged:\n%s", n, log.String())
 	}
 	if s := r.c.Shims(); len(s) != 1 || s[0].Starts < 7 || s[0].Problem == "" || s[0].LastExit != "signal killed" {
 		t.Errorf("shims: %+v", s)

@@ -26,7 +26,7 @@ func defaultLimits() limits {
 		attend: 5 * time.Second, ping: 5 * time.Second, calm: time.Minute,
 		unready: 6, replace: 12,
 		dump: 2 * time.Second, kill: 10 * time.Second,
-		absent: 10 * time.Second, start: 5 * time.Second,
+		absent: 10 * time.Second, start: 2 * time.Second,
 		window: time.Minute, starts: 5,
 		keeper: time.Second,
 	}

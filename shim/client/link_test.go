@@ -34,3 +34,40 @@ func TestOutageIsQuiet(t *testing.T) {
 		}
 	})
 }
+
+// A shim is attended to while something is expected of it, and not on an idle node.
+func TestIdleShimIsLeftAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLink("node", &Config{Log: slog.New(slog.DiscardHandler), limits: defaultLimits()})
+		fired := 0
+		l.attention.timer = time.AfterFunc(time.Hour, func() { fired++ })
+		for range 3 {
+			done := l.begin()
+			time.Sleep(l.limits.attend - 1)
+			done()
+			done() // counts once
+		}
+		time.Sleep(24 * time.Hour)
+		synctest.Wait()
+		if fired != 0 || l.attention.pending != 0 {
+			t.Errorf("attended to %d times, %d calls pending", fired, l.attention.pending)
+		}
+		first, second := l.begin(), l.begin()
+		first()
+		time.Sleep(l.limits.attend)
+		synctest.Wait()
+		if fired != 1 {
+			t.Errorf("attended to %d times while a call was pending", fired)
+		}
+		second()
+	})
+}
+
+// BenchmarkBegin is what noticing a hang adds to each call.
+func BenchmarkBegin(b *testing.B) {
+	l := newLink("node", &Config{Log: slog.New(slog.DiscardHandler), limits: defaultLimits()})
+	l.attention.timer = time.AfterFunc(time.Hour, func() {})
+	for b.Loop() {
+		l.begin()()
+	}
+}

@@ -62,7 +62,7 @@ func New(cfg Config) (*Client, error) {
 }
 
 // Start connects to (or starts) the keeper and the shims of all pods that have records
-// in StateDir, and returns when each has answered, or after five seconds without those that have
+// in StateDir, and returns when each has answered, or after two seconds without those that have
 // not: see Health. If it fails, a keeper that it started for nobody ends again.
 func (c *Client) Start(ctx context.Context) (err error) {
 	for _, dir := range []string{c.cfg.StateDir, filepath.Join(c.cfg.StateDir, "pods")} {
