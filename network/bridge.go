@@ -254,7 +254,7 @@ func (b *bridge) Teardown(ctx context.Context, p Pod) error {
 // retire marks a lease as going and closes its host ports.
 func (b *bridge) retire(ctx context.Context, l lease) error {
 	l.Stage = removing
-	if err := b.save(l); err != nil {
+	if err := ignoringFull(b.save(l)); err != nil {
 		return err
 	}
 	if err := faultTeardownRecorded.At(ctx); err != nil {

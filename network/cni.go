@@ -302,7 +302,7 @@ func (n *cniNet) undo(ctx context.Context, l cniLease) error {
 // remove takes down what there is of a lease. The caller holds the pod.
 func (n *cniNet) remove(ctx context.Context, l cniLease) error {
 	l.Stage = removing
-	if err := n.save(l); err != nil {
+	if err := ignoringFull(n.save(l)); err != nil {
 		return err
 	}
 	list, err := libcni.NetworkConfFromBytes(l.Config)

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/coracle-project/coracle/internal/atomicfile"
 	"github.com/coracle-project/coracle/internal/transient"
 )
@@ -64,6 +66,15 @@ func (r records[T]) write(podID string, rec T) error {
 		return fmt.Errorf("network record of pod %s: %w", podID, err)
 	}
 	return nil
+}
+
+// ignoringFull forgives a full file system to the record of a teardown: what is to be freed must
+// not wait for room. The record stays as it was, and recovery tears down again.
+func ignoringFull(err error) error {
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return nil
+	}
+	return err
 }
 
 func (r records[T]) remove(podID string) error {
