@@ -48,7 +48,7 @@ KUBERACE := ./client/... ./inproc/... ./scheduler/... ./controllers/... ./kubele
 export CORACLE_BIN := $(BINDIR)
 
 .PHONY: help deps generate build builder build-faults tools testbins up down test unit lint integration critest \
-        test-oci test-image test-vm bench bench-image bench-oci bench-peers bench-cluster oracle test-kubelet kubelet-containerd install deb test-deb-vm clean
+        crash-matrix test-oci test-image test-vm bench bench-image bench-oci bench-peers bench-cluster oracle test-kubelet kubelet-containerd install deb test-deb-vm clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -115,6 +115,10 @@ integration: build-faults testbins ## end-to-end tests on a real registry, corac
 	CGO_ENABLED=0 $(GO) test -count=1 -timeout 30m ./integration/...
 	CGO_ENABLED=1 $(GO) test -count=1 -timeout 30m -tags $(CGOTAGS) ./integration/oci
 	cd cluster && CGO_ENABLED=0 $(GO) test -count=1 ./integration/...
+
+crash-matrix: build-faults testbins ## every fault at every fault point of every operation; writes docs/crash-matrix.md (needs root)
+	@GO="$(GO)" hack/tools.sh registry cni
+	CGO_ENABLED=0 $(GO) test -count=1 -timeout 60m ./integration/crashmatrix -run TestFaultPoints -args -page=$(CURDIR)/docs/crash-matrix.md
 
 critest: build testbins ## CRI validation tests
 	@GO="$(GO)" hack/tools.sh crictl critest registry busybox

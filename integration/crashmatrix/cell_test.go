@@ -71,19 +71,12 @@ func (c *cell) passes() ([]string, error) {
 	if err := c.setUp(); err != nil {
 		return nil, err
 	}
+	c.n.quiet()
 	c.n.faults.Disarm()
 	if err := through(c.op.name, func() error { return c.op.do(c) }); err != nil {
 		return nil, err
 	}
 	points := c.n.quiet()
-	// What is opened once for all is no leak.
-	for name, ask := range c.n.overviews() {
-		ctx, cancel := callContext()
-		if err := ask(ctx); err != nil {
-			return nil, fmt.Errorf("%s: %w", name, err)
-		}
-		cancel()
-	}
 	err := c.tearDown()
 	c.n.quiet()
 	return points, err
@@ -133,7 +126,13 @@ func (c *cell) run() (found error) {
 	if err := c.bystander.end(); err != nil {
 		found = errors.Join(found, fmt.Errorf("bystander: %w", err))
 	}
-	if err := c.n.leaks(); err != nil {
+	patience := settleLimit
+	for _, l := range limits {
+		if l.of(c.kind.name, c.point) {
+			patience = 3 * time.Second
+		}
+	}
+	if err := c.n.leaks(patience); err != nil {
 		// What is left now is not to be found again by the next.
 		found = errors.Join(found, err, c.n.takeBaseline())
 	}

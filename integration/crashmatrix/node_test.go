@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -65,6 +66,13 @@ func newNode(t *testing.T, kind nodeKind) *node {
 		}
 	}
 	d := testkit.StartDaemon(t, o)
+	if kind == onCNI {
+		t.Cleanup(func() { // the plugin leaves it
+			if l, err := netlink.LinkByName("matrix0"); err == nil {
+				_ = netlink.LinkDel(l)
+			}
+		})
+	}
 	conn, err := grpc.NewClient("unix://"+d.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()), testkit.Quickly)
 	if err != nil {
 		t.Fatal(err)
@@ -160,23 +168,45 @@ func (n *node) ready() error {
 		}))
 }
 
-// takeBaseline says that what is there now is no leak.
+// takeBaseline says that what is there now is no leak. What is opened once for all is there then.
 func (n *node) takeBaseline() error {
+	w, err := n.newWorkload(nil, nil)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(n.pull(testRef("busybox")), w.upTo(running)); err != nil {
+		return err
+	}
+	for name, ask := range n.overviews() {
+		ctx, cancel := callContext()
+		if err := ask(ctx); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		cancel()
+	}
+	if err := w.end(); err != nil {
+		return err
+	}
+	n.quiet()
 	// Logs grow with each request for good reasons.
 	ignore := func(line string) bool { return strings.Contains(line, n.Logs) || n.IsCgroupParent(line) }
-	var err error
 	n.before, err = leak.Take(leak.Scope{
 		Dirs: []string{n.Root, n.State, n.cni}, Cgroups: []string{n.Cgroup}, PIDs: n.Processes, Ignore: ignore,
 	})
 	return err
 }
 
+// lostLines is one line for each thing that is left.
+func lostLines(left []string) error {
+	return errors.New("left behind: " + strings.Join(left, "\nleft behind: "))
+}
+
 // leaks waits until nothing is left.
-func (n *node) leaks() error {
-	return await(settleLimit, 20*time.Millisecond, func() error {
+func (n *node) leaks(limit time.Duration) error {
+	return await(limit, 20*time.Millisecond, func() error {
 		left, err := n.before.Left()
 		if err == nil && len(left) > 0 {
-			err = fmt.Errorf("left behind: %s", strings.Join(left, "; "))
+			err = lostLines(left)
 		}
 		return err
 	})

@@ -69,8 +69,9 @@ var operations = []operation{
 	{name: "run pod, CNI", node: onCNI, do: onWorkload((*workload).run)},
 	{name: "create", from: podRuns, do: onWorkload((*workload).create)},
 	{name: "create, image volume", from: podRuns, container: imageVolume, do: onWorkload((*workload).create)},
+	{name: "create, shared PID namespace", from: podRuns, pod: sharedPID, container: sharesPID, own: true, do: onWorkload((*workload).create)},
 	{name: "start", from: created, do: onWorkload((*workload).start)},
-	{name: "start, shared PID namespace", from: created, pod: sharedPID, container: sharesPID, own: true, do: onWorkload((*workload).start)},
+	{name: "start, shared PID namespace", from: created, pod: sharedPID, container: sharesPID, do: onWorkload((*workload).start)},
 	{name: "start, user namespace", from: created, pod: ownUsers, do: onWorkload((*workload).start)},
 	{name: "exec", from: running, do: func(c *cell) error { return c.w.exec("echo out; exit 3", "out\n", 3) }},
 	{name: "update", from: running, do: (*cell).update, done: (*cell).updated},
@@ -230,9 +231,14 @@ func (c *cell) importMade(tag string) error {
 	return through("Import", func() error { return c.importOnce(tag) })
 }
 
-// removeMade also removes what has lost its name to a second try.
+// removeMade also removes what has lost its name to a second try, and what was set aside as damaged,
+// which is kept for those who want to know what happened.
 func (c *cell) removeMade() error {
-	return errors.Join(c.n.removeImage(madeName+"1"), c.n.removeImage(madeName+"2"), through("Prune", func() error {
+	aside, err := filepath.Glob(filepath.Join(c.n.Root, "snapshots", "quarantine", "*"))
+	for _, dir := range aside {
+		err = errors.Join(err, os.RemoveAll(dir))
+	}
+	return errors.Join(err, c.n.removeImage(madeName+"1"), c.n.removeImage(madeName+"2"), through("Prune", func() error {
 		_, err := call(c.n.made.Prune, &imagesv1.PruneRequest{})
 		return err
 	}))

@@ -263,7 +263,6 @@ func (w *workload) logWhole() error {
 // lostNoted is a piece of a log that is missing, in whose place the log says so.
 const lostNoted lostError = "a piece of the log, which says so"
 
-
 // end stops the workload wherever it is, judges it, and removes it.
 func (w *workload) end() error {
 	if w.podID == "" {

@@ -3,7 +3,6 @@ package client_test
 import (
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -18,12 +17,7 @@ import (
 // A shim that kills itself at a step of Create or Delete: the next one rolls the
 // creation back, so that it can be repeated, and the deletion can be, too.
 func TestKillAtEachStep(t *testing.T) {
-	faulty := filepath.Join(t.TempDir(), "containerd-shim-coracle-v1")
-	build := exec.Command("go", "build", "-tags", "seccomp no_grpc faults", "-o", faulty,
-		"github.com/coracle-project/coracle/cmd/containerd-shim-coracle-v1")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build the shim: %v\n%s", err, out)
-	}
+	faulty := testkit.Bin(t, "faults", testkit.ShimExe)
 	faults := filepath.Join(t.TempDir(), "faults")
 	t.Setenv("CORACLE_FAULTS_FILE", faults)
 	arm := func(t *testing.T, point string) {
@@ -71,9 +65,9 @@ func TestKillAtEachStep(t *testing.T) {
 		}
 	}
 	// A kill that is cut short leaves nothing frozen: what it has not reached goes on, and can be killed.
-	for _, step := range []string{"noted", "frozen", "sent"} {
+	for _, point := range testkit.FaultPointsOf(t, testkit.ShimExe, "runtime.kill.") {
 		for _, action := range []string{"kill", "error"} {
-			t.Run("runtime.kill."+step+"/"+action, func(t *testing.T) {
+			t.Run(point+"/"+action, func(t *testing.T) {
 				arm(t, "")
 				r := newRig(t)
 				req := r.request("sleep 1000 & sleep 1000")
@@ -82,7 +76,7 @@ func TestKillAtEachStep(t *testing.T) {
 				// Where the kernel can kill a cgroup, nothing is frozen and no such step is reached.
 				_, err := os.Stat(filepath.Join("/sys/fs/cgroup", cgroupParent, req.ID, "cgroup.kill"))
 				steps := err != nil
-				arm(t, "runtime.kill."+step+"="+action)
+				arm(t, point+"="+action)
 				killed, ctx := make(chan error, 1), r.ctx()
 				go func() {
 					killed <- r.c.Kill(ctx, client.KillRequest{PodID: pod, ID: req.ID, Signal: unix.SIGKILL, All: true})
@@ -101,7 +95,7 @@ func TestKillAtEachStep(t *testing.T) {
 				if err := <-killed; err != nil && !errors.Is(err, client.ErrNotRunning) { // it died of the first one
 					t.Error(err)
 				}
-				if failed && step != "sent" {
+				if failed && point != "runtime.kill.sent" {
 					if out, _, _ := r.exec(req.ID, "echo goes on"); out != "goes on\n" {
 						t.Errorf("exec: %q", out)
 					}
