@@ -28,10 +28,6 @@ var limits = []limit{
 		"no descriptors", "runtime.", "left behind: file",
 		"A shim without descriptors cannot delete a directory that it has renamed for that: it stays until the next shim starts.",
 	},
-	{
-		"no descriptors", "snapshot.", "left behind: file",
-		"A daemon without descriptors cannot delete a layer's files that it has set aside for that: they stay until the next one starts.",
-	},
 }
 
 // of says whether a limit is about a cell.

@@ -23,9 +23,9 @@ import (
 // Limits of waits. Nothing is expected to take any part of them: on a machine that does other
 // things, too, everything takes as long as it takes.
 const (
-	callLimit    = 30 * time.Second // of one call
-	throughLimit = time.Minute      // until a repeated call gets through
-	settleLimit  = 30 * time.Second // until nothing is left
+	callLimit    = 15 * time.Second // of one call
+	throughLimit = 30 * time.Second // until a repeated call gets through
+	settleLimit  = 20 * time.Second // until nothing is left
 )
 
 // node is a daemon that serves many cells, and its clients.

@@ -37,7 +37,10 @@
 // anything happens there: its name, and what is about to happen, if anything.
 package fault
 
-import "errors"
+import (
+	"errors"
+	"os"
+)
 
 // Point is a named place between two side effects. The name begins with the package's.
 type Point string
@@ -51,3 +54,20 @@ const (
 	// TakenSuffix is what the name of a file gets that has armed a fault which happens once.
 	TakenSuffix = ".taken"
 )
+
+const (
+	fileVar    = "CORACLE_FAULTS_FILE"
+	reachedVar = "CORACLE_FAULTS_REACHED"
+)
+
+// Environ is what a program gives to those that it starts: the files. The list in CORACLE_FAULTS is
+// for one process. It is the same in all builds: a test without the tag starts programs with it.
+func Environ() []string {
+	var env []string
+	for _, name := range []string{fileVar, reachedVar} {
+		if v, ok := os.LookupEnv(name); ok {
+			env = append(env, name+"="+v)
+		}
+	}
+	return env
+}

@@ -15,6 +15,3 @@ func (Point) At(context.Context) error { return nil }
 
 // Main does nothing in a build without the tag "faults".
 func Main() {}
-
-// Environ is empty in a build without the tag "faults".
-func Environ() []string { return nil }

@@ -14,11 +14,8 @@ import (
 // Enabled says whether fault points are live in this build.
 const Enabled = true
 
-const (
-	listVar    = "CORACLE_FAULTS"
-	fileVar    = "CORACLE_FAULTS_FILE"
-	reachedVar = "CORACLE_FAULTS_REACHED"
-)
+// listVar arms points, or is "list".
+const listVar = "CORACLE_FAULTS"
 
 var (
 	mu   sync.Mutex
@@ -48,18 +45,6 @@ func Main() {
 		fmt.Println(name)
 	}
 	os.Exit(0)
-}
-
-// Environ is what a program gives to those that it starts: the files. The list in
-// CORACLE_FAULTS is for one process.
-func Environ() []string {
-	var env []string
-	for _, name := range []string{fileVar, reachedVar} {
-		if v, ok := os.LookupEnv(name); ok {
-			env = append(env, name+"="+v)
-		}
-	}
-	return env
 }
 
 // At returns an error, blocks or kills the process if the point is armed.
