@@ -200,7 +200,7 @@ func (c *cell) fault() error {
 	select {
 	case err := <-ended:
 		return errors.Join(found, err)
-	case <-time.After(throughLimit + callLimit):
+	case <-time.After(throughLimit + 2*callLimit):
 		return errors.Join(found, fmt.Errorf("%s hangs", c.op.name))
 	}
 }

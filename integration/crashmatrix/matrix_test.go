@@ -59,6 +59,9 @@ func TestFaultPoints(t *testing.T) {
 					r := result{row{c.op, c.point, c.at}, c.kind, c.run()}
 					t.Logf("%.2f s", time.Since(begin).Seconds())
 					all = append(all, r)
+					if *page != "" { // each time: a run that is cut short shows how far it came
+						writePage(t, *page, all)
+					}
 					if r.lost != nil && r.limit() == "" {
 						t.Error(r.lost)
 					}
@@ -73,9 +76,6 @@ func TestFaultPoints(t *testing.T) {
 		if !passed[point] && !isElsewhere(point) && !isSkipped(point) {
 			t.Errorf("no operation passes the fault point %s", point)
 		}
-	}
-	if *page != "" {
-		writePage(t, *page, all)
 	}
 }
 
