@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -186,12 +187,12 @@ func (c *cell) reopenLog() error {
 }
 
 // noCRIU says why nothing can be checkpointed.
-func noCRIU() string {
+var noCRIU = sync.OnceValue(func() string {
 	if out, err := exec.Command("criu", "check").CombinedOutput(); err != nil {
 		return strings.TrimSpace(fmt.Sprintf("criu check: %v %.100s", err, out))
 	}
 	return ""
-}
+})
 
 func (c *cell) archive() string { return filepath.Join(c.w.pod.LogDirectory, "saved.tar") }
 
