@@ -168,6 +168,17 @@ func (n *node) ready() error {
 		}))
 }
 
+// begin removes all that is left of a cell, the processes, too, and starts coracled again.
+func (n *node) begin() error {
+	if err := n.Purge(); err != nil {
+		return err
+	}
+	if err := n.Start(); err != nil {
+		return err
+	}
+	return n.takeBaseline()
+}
+
 // takeBaseline says that what is there now is no leak. What is opened once for all is there then.
 func (n *node) takeBaseline() error {
 	w, err := n.newWorkload(nil, nil)
@@ -196,8 +207,14 @@ func (n *node) takeBaseline() error {
 	return err
 }
 
+// mostLines is how many things that are left are told.
+const mostLines = 20
+
 // lostLines is one line for each thing that is left.
 func lostLines(left []string) error {
+	if more := len(left) - mostLines; more > 0 {
+		left = append(left[:mostLines:mostLines], fmt.Sprint("and ", more, " more"))
+	}
 	return errors.New("left behind: " + strings.Join(left, "\nleft behind: "))
 }
 
