@@ -21,10 +21,6 @@ var limits = []limit{
 		"A starter that was killed is a zombie until its shim starts the next container.",
 	},
 	{
-		"no descriptors", "shim.create.", "left behind: file",
-		"A shim without descriptors cannot take back a creation that fails: the record stays until the next shim starts.",
-	},
-	{
 		"no descriptors", "runtime.", "left behind: file",
 		"A shim without descriptors cannot delete a directory that it has renamed for that: it stays until the next shim starts.",
 	},

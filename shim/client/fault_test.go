@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/coracle-project/coracle/internal/testkit"
 	"github.com/coracle-project/coracle/shim/api"
 	"github.com/coracle-project/coracle/shim/client"
@@ -228,5 +229,42 @@ func TestKillAtEachStep(t *testing.T) {
 			left, _ := filepath.Glob(filepath.Join(r.dir, "node", "c", "*", "exec-*"))
 			return len(left) == 0
 		})
+	})
+	// A shim that has no descriptors left cannot take back what it has made, until it has some again.
+	t.Run("shim.create.launched/emfile", func(t *testing.T) {
+		r := newRig(t)
+		first, req := r.request("sleep 1000"), r.request("exit 3")
+		r.run(first)
+		shim := r.shimPID()
+		var limit unix.Rlimit
+		if err := unix.Prlimit(shim, unix.RLIMIT_NOFILE, nil, &limit); err != nil {
+			t.Fatal(err)
+		}
+		arm(t, "shim.create.launched=once*emfile")
+		created := make(chan error, 1)
+		ctx := r.ctx()
+		go func() {
+			_, err := r.c.Create(ctx, req)
+			created <- err
+		}()
+		r.waitFor("the lack of descriptors", func() bool {
+			_, err := os.Stat(faults + fault.TakenSuffix)
+			return err == nil
+		})
+		// Until it has found out.
+		r.waitFor("a failure", func() bool { return strings.Contains(r.shimLog(), "too many open files") })
+		if err := unix.Prlimit(shim, unix.RLIMIT_NOFILE, &limit, nil); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-created; err == nil {
+			t.Error("created without descriptors")
+		}
+		if left, _ := filepath.Glob(filepath.Join(r.dir, "node", "*", req.ID)); len(left) != 0 {
+			t.Errorf("left: %v", left)
+		}
+		r.run(req)
+		if ev := r.exit(req.ID); ev.ExitCode != 3 {
+			t.Errorf("event %+v", ev)
+		}
 	})
 }
