@@ -72,7 +72,7 @@ PARTS    := unit-race $(foreach k,$(shell seq $(SHARDS)),integration-$(k)) crite
 export CORACLE_BIN := $(BINDIR)
 
 .PHONY: help deps generate build builder build-faults tools testbins up down test unit lint integration critest \
-        tools shards parts unit-cgo unit-race cluster-unit cluster-race cluster-integration check-all \
+        tools shards parts unit-cgo unit-race cluster-unit cluster-race cluster-integration check-all crash-matrix \
         test-oci test-image test-vm bench bench-image bench-oci bench-peers bench-cluster oracle test-kubelet kubelet-containerd install deb test-deb-vm clean
 
 help: ## list the targets
@@ -128,13 +128,16 @@ test: ## all tests (needs root): the parts of `make parts`, and how long each to
 	@$(MAKE) --no-print-directory -j4 -k --output-sync=target $(addprefix part-,$(PARTS)) || true
 	@hack/timed.sh --report
 
-check-all: test test-oci test-image oracle test-kubelet ## all that this machine can test: hours
+check-all: test crash-matrix test-oci test-image oracle test-kubelet ## all that this machine can test: hours
 
 parts: ## the parts of `make test`; each is a target
 	@printf '%s\n' $(PARTS)
 
 part-%:
 	@hack/timed.sh $* $(MAKE) --no-print-directory PREPARED=1 $*
+
+crash-matrix: build-faults testbins tools ## every fault at every fault point of every operation; writes docs/crash-matrix.md (needs root)
+	$(GO) test -vet=off -count=1 -timeout 60m ./integration/crashmatrix -run TestFaultPoints -args -page=$(CURDIR)/docs/crash-matrix.md
 
 lint: $(call needs,deps) ## gofumpt, go vet, staticcheck, shellcheck, import rules
 	@GO="$(GO)" nice hack/lint.sh

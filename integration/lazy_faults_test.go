@@ -64,11 +64,11 @@ func TestLazyKilled(t *testing.T) {
 
 // coracled dies while it makes an ordinary layer of a lazy one, and the next goes on.
 func TestLazyKilledAtEachFaultPoint(t *testing.T) {
-	for _, point := range []string{"image.lazy.whole", "image.lazy.unpacked"} {
+	for _, point := range testkit.FaultPointsOf(t, testkit.DaemonExe, "image.lazy.") {
 		t.Run(point, func(t *testing.T) {
 			r := newLazyRig(t)
-			armed := filepath.Join(t.TempDir(), "faults")
-			n := r.node(t, testkit.Options{Faults: true, Env: []string{"CORACLE_FAULTS_FILE=" + armed}})
+			faults := testkit.NewFaults(t)
+			n := r.node(t, testkit.Options{Faults: true, Env: faults.Env()})
 			r.warm(n)
 			check := n.noLeaks()
 			p, c := r.start(n)
@@ -76,14 +76,14 @@ func TestLazyKilledAtEachFaultPoint(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			writeFile(t, armed, point+"=kill")
+			faults.Arm(point, "kill")
 			r.release()
 			select {
 			case <-gone:
 			case <-time.After(time.Minute):
 				t.Fatal("the fault point was not reached")
 			}
-			n.ready() // started by the keeper, without fault points armed
+			n.ready()
 			landed(n)
 			r.end(p, c, 0)
 			check()

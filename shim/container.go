@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/coracle-project/coracle/internal/recordfile"
 	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/shim/api"
@@ -185,8 +187,11 @@ func (c *container) undoCreate(log *logFile) {
 	defer cancel()
 	c.s.oom.forget(c)
 	if c.engine != nil {
-		if err := c.engine.Delete(ctx, runtime.DeleteOptions{Force: true}); err != nil {
+		if err := insist(ctx, func() error { return c.engine.Delete(ctx, runtime.DeleteOptions{Force: true}) }); err != nil {
 			c.log.Error("cannot undo the creation", "error", err)
+			if c.init != nil {
+				_ = c.init.signal(unix.SIGKILL) // or there would be no end to wait for
+			}
 		}
 	}
 	if c.init != nil {
@@ -202,8 +207,26 @@ func (c *container) undoCreate(log *logFile) {
 	if c.stdio != nil {
 		c.stdio.close()
 	}
-	if err := os.RemoveAll(c.dir); err != nil {
+	if err := insist(ctx, func() error { return os.RemoveAll(c.dir) }); err != nil {
 		c.log.Error("cannot undo the creation", "error", err)
+	}
+}
+
+// insist repeats f until it succeeds or ctx ends: what it lacks may come back, as descriptors do, and
+// no other call knows what is to be undone.
+func insist(ctx context.Context, f func() error) error {
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := f()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return err
+		}
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"path/filepath"
 	"sync"
+	"time"
 )
 
 // trash deletes directories of the staging directory in one background goroutine,
@@ -81,13 +82,31 @@ func (t *trash) push(x trashed) {
 	}
 }
 
+// firstRetry and lastRetry bound the time after which what could not be deleted is tried again: the
+// cause may pass, as a lack of descriptors does, and until then the files take room.
+const (
+	firstRetry = time.Second
+	lastRetry  = 5 * time.Minute
+)
+
 func (t *trash) run() {
 	defer close(t.done)
+	var (
+		failed []string
+		retry  <-chan time.Time
+		pause  = firstRetry
+	)
 	for {
 		select {
 		case <-t.ctx.Done():
 			return
 		case <-t.wake:
+		case <-retry:
+			retry = nil
+			for _, name := range failed {
+				t.push(trashed{name: name})
+			}
+			failed = nil
 		}
 		for {
 			x, ok := t.pop()
@@ -103,9 +122,16 @@ func (t *trash) run() {
 				return
 			}
 			if err != nil {
-				// Nobody waits for it, and the next Start tries again.
-				t.log.Warn("cannot delete", "path", filepath.Join(t.dir, x.name), "error", err)
+				t.log.Warn("cannot delete, trying again later", "path", filepath.Join(t.dir, x.name), "error", err)
+				failed = append(failed, x.name)
 			}
+		}
+		switch {
+		case len(failed) == 0:
+			pause = firstRetry
+		case retry == nil:
+			retry = time.After(pause)
+			pause = min(2*pause, lastRetry)
 		}
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/coracle-project/coracle/image/registry"
 	"github.com/coracle-project/coracle/image/trust"
 	"github.com/coracle-project/coracle/internal/cgroupwarm"
+	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/coracle-project/coracle/internal/version"
 	"github.com/coracle-project/coracle/network"
 	"github.com/coracle-project/coracle/nri"
@@ -224,7 +225,7 @@ func environment() []string {
 			env = append(env, name+"="+value)
 		}
 	}
-	return env
+	return append(env, fault.Environ()...)
 }
 
 // shimBinary is the configured shim or the one beside our executable.

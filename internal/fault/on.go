@@ -8,15 +8,14 @@ import (
 	"maps"
 	"os"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
-
-	"golang.org/x/sys/unix"
 )
 
 // Enabled says whether fault points are live in this build.
 const Enabled = true
+
+// listVar arms points, or is "list".
+const listVar = "CORACLE_FAULTS"
 
 var (
 	mu   sync.Mutex
@@ -38,7 +37,7 @@ func New(name string) Point {
 // Main prints the names of all points, one a line, and ends the program if CORACLE_FAULTS is
 // "list". A program calls it first.
 func Main() {
-	if os.Getenv("CORACLE_FAULTS") != "list" {
+	if os.Getenv(listVar) != "list" {
 		return
 	}
 	mu.Lock()
@@ -55,50 +54,28 @@ func (p Point) At(ctx context.Context) error {
 	hits[name]++
 	n := hits[name]
 	mu.Unlock()
-	switch action := armed(name, n); action {
-	case "":
+	f := armed(name, n)
+	note(name, f.action)
+	if f.action == "" {
 		return nil
-	case "error":
-		return fmt.Errorf("%w at %s", ErrInjected, name)
-	case "hang":
-		<-ctx.Done()
-		return fmt.Errorf("%w at %s: %w", ErrInjected, name, ctx.Err())
-	case "kill":
-		unix.Kill(os.Getpid(), unix.SIGKILL)
-		select {} // the signal is on its way
-	default:
-		panic(fmt.Sprintf("fault point %s: unknown action %q, want error, hang or kill", name, action))
 	}
+	return f.act(ctx, name)
 }
 
-// armed returns the action for the n-th time that the point is reached, if any.
-func armed(name string, n int) string {
-	for _, list := range []string{os.Getenv("CORACLE_FAULTS"), fromFile()} {
-		for item := range strings.SplitSeq(strings.TrimSpace(list), ",") {
-			point, action, ok := strings.Cut(strings.TrimSpace(item), "=")
-			if !ok || point != name {
-				continue
-			}
-			if times, a, ok := strings.Cut(action, "*"); ok {
-				if want, err := strconv.Atoi(times); err != nil || want != n {
-					continue
-				}
-				action = a
-			}
-			return action
-		}
-	}
-	return ""
-}
-
-func fromFile() string {
-	path := os.Getenv("CORACLE_FAULTS_FILE")
+// note tells the test. A process without descriptors cannot, and goes on.
+func note(name, action string) {
+	path := os.Getenv(reachedVar)
 	if path == "" {
-		return ""
+		return
 	}
-	b, err := os.ReadFile(path)
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
 	if err != nil {
-		return "" // not armed yet
+		return
 	}
-	return string(b)
+	defer f.Close()
+	line := name
+	if action != "" {
+		line += " " + action
+	}
+	_, _ = f.WriteString(line + "\n")
 }

@@ -76,10 +76,11 @@ type Daemon struct {
 	// Logs is the parent of pods' log directories.
 	Logs string
 
-	dir  string
-	bin  string
-	env  []string
-	exit chan struct{} // closed when the process that Start started has ended
+	dir       string
+	bin       string
+	env       []string
+	stateSize string
+	exit      chan struct{} // closed when the process that Start started has ended
 }
 
 // NewDaemon makes the scratch root and the configuration, and starts nothing.
@@ -104,7 +105,7 @@ func NewDaemon(o Options) (*Daemon, error) {
 		return nil, err
 	}
 	d := &Daemon{
-		dir: dir, bin: bin, env: o.Env,
+		dir: dir, bin: bin, env: o.Env, stateSize: o.StateSize,
 		Root:    filepath.Join(dir, "root"),
 		State:   filepath.Join(dir, "state"),
 		Socket:  filepath.Join(dir, "coracle.sock"),
@@ -200,7 +201,11 @@ func (d *Daemon) MountState() error {
 	if err := os.Mkdir(d.State, 0o700); err != nil {
 		return err
 	}
-	if err := unix.Mount("tmpfs", d.State, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=700"); err != nil {
+	options := "mode=700"
+	if d.stateSize != "" {
+		options += ",size=" + d.stateSize
+	}
+	if err := unix.Mount("tmpfs", d.State, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, options); err != nil {
 		return fmt.Errorf("mount %s: %w", d.State, err)
 	}
 	return nil
@@ -355,6 +360,9 @@ func (d *Daemon) Shims() []int {
 func (d *Daemon) Keepers() []int {
 	return d.pids(ShimExe, func(argv []string) bool { return argv[0] == "coracle-keeper" })
 }
+
+// Starters are the processes that clone containers for the shims.
+func (d *Daemon) Starters() []int { return d.pids(starterExe, func([]string) bool { return true }) }
 
 // Lazies are the processes that show layers which are pulled lazily: one at most.
 func (d *Daemon) Lazies() []int { return d.pids(LazyExe, func([]string) bool { return true }) }

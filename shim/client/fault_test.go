@@ -3,13 +3,13 @@ package client_test
 import (
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/coracle-project/coracle/internal/testkit"
 	"github.com/coracle-project/coracle/shim/api"
 	"github.com/coracle-project/coracle/shim/client"
@@ -18,13 +18,7 @@ import (
 // A shim that kills itself at a step of Create or Delete: the next one rolls the
 // creation back, so that it can be repeated, and the deletion can be, too.
 func TestKillAtEachStep(t *testing.T) {
-	faulty := filepath.Join(t.TempDir(), "containerd-shim-coracle-v1")
-	build := exec.Command("go", "build", "-tags", "seccomp no_grpc faults", "-o", faulty,
-		"github.com/coracle-project/coracle/cmd/containerd-shim-coracle-v1")
-	build.Env = append(os.Environ(), "CGO_ENABLED=1")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build the shim: %v\n%s", err, out)
-	}
+	faulty := testkit.Bin(t, "faults", testkit.ShimExe)
 	faults := filepath.Join(t.TempDir(), "faults")
 	t.Setenv("CORACLE_FAULTS_FILE", faults)
 	arm := func(t *testing.T, point string) {
@@ -36,7 +30,7 @@ func TestKillAtEachStep(t *testing.T) {
 	defer func(old string) { binary = old }(binary)
 	binary = faulty
 
-	for _, point := range []string{"shim.create.recorded", "shim.create.launched", "runtime.create.cgroup", "runtime.create.gated", "runtime.create.cloned", "runtime.oci.create", "runtime.oci.created", "runtime.shim.start", "runtime.shim.started", "runtime.shim.created"} {
+	for _, point := range []string{"shim.create.recorded", "shim.create.launched", "runtime.oci.create", "runtime.oci.created", "runtime.shim.start", "runtime.shim.started", "runtime.shim.created"} {
 		by := ""
 		if strings.HasPrefix(point, "runtime.oci.") {
 			by = "oci:/usr/sbin/runc"
@@ -72,9 +66,9 @@ func TestKillAtEachStep(t *testing.T) {
 		}
 	}
 	// A kill that is cut short leaves nothing frozen: what it has not reached goes on, and can be killed.
-	for _, step := range []string{"noted", "frozen", "sent"} {
+	for _, point := range testkit.FaultPointsOf(t, testkit.ShimExe, "runtime.kill.") {
 		for _, action := range []string{"kill", "error"} {
-			t.Run("runtime.kill."+step+"/"+action, func(t *testing.T) {
+			t.Run(point+"/"+action, func(t *testing.T) {
 				arm(t, "")
 				r := newRig(t)
 				req := r.request("sleep 1000 & sleep 1000")
@@ -83,7 +77,7 @@ func TestKillAtEachStep(t *testing.T) {
 				// Where the kernel can kill a cgroup, nothing is frozen and no such step is reached.
 				_, err := os.Stat(filepath.Join("/sys/fs/cgroup", cgroupParent, req.ID, "cgroup.kill"))
 				steps := err != nil
-				arm(t, "runtime.kill."+step+"="+action)
+				arm(t, point+"="+action)
 				killed, ctx := make(chan error, 1), r.ctx()
 				go func() {
 					killed <- r.c.Kill(ctx, client.KillRequest{PodID: pod, ID: req.ID, Signal: unix.SIGKILL, All: true})
@@ -102,7 +96,7 @@ func TestKillAtEachStep(t *testing.T) {
 				if err := <-killed; err != nil && !errors.Is(err, client.ErrNotRunning) { // it died of the first one
 					t.Error(err)
 				}
-				if failed && step != "sent" {
+				if failed && point != "runtime.kill.sent" {
 					if out, _, _ := r.exec(req.ID, "echo goes on"); out != "goes on\n" {
 						t.Errorf("exec: %q", out)
 					}
@@ -207,51 +201,6 @@ func TestKillAtEachStep(t *testing.T) {
 			t.Errorf("event %+v", ev)
 		}
 	})
-	// An exec whose start the shim did not live to record is gone with the shim: its caller has
-	// seen an error.
-	for _, point := range []string{"shim.exec.intended", "shim.exec.launched", "shim.exec.held"} {
-		t.Run(point+"/kill", func(t *testing.T) {
-			r := newRig(t)
-			req := r.request("sleep 1000")
-			r.run(req)
-			arm(t, point+"=kill")
-			var out lockedBuffer
-			_, err := r.c.Exec(r.ctx(), client.ExecRequest{
-				PodID: pod, ID: req.ID, Process: process("/bin/sh", "-c", "sleep 2001; sleep 2002"), Streams: client.Streams{Stdout: &out},
-			})
-			if !errors.Is(err, client.ErrUnavailable) {
-				t.Errorf("exec: %v", err)
-			}
-			arm(t, "")
-			if left := r.sleeping(req.ID); left != "" {
-				t.Errorf("left: %q", left)
-			}
-			r.noExecs()
-		})
-	}
-	// A start that the shim did not live to end has come to one or the other: it can be asked, and
-	// be tried again, and what has been let go is told of as any other.
-	t.Run("runtime.start.released/kill", func(t *testing.T) {
-		r := newRig(t)
-		req := r.request("sleep 1000")
-		if _, err := r.c.Create(r.ctx(), req); err != nil {
-			t.Fatal(err)
-		}
-		arm(t, "runtime.start.released=kill")
-		if err := r.c.StartContainer(r.ctx(), pod, req.ID); !errors.Is(err, client.ErrUnavailable) {
-			t.Errorf("start: %v", err)
-		}
-		arm(t, "")
-		if err := r.c.StartContainer(r.ctx(), pod, req.ID); err != nil {
-			t.Errorf("start, tried again: %v", err)
-		}
-		if st, err := r.c.Status(r.ctx(), pod, req.ID); err != nil || st.State != client.StateRunning {
-			t.Errorf("status: %+v, %v", st, err)
-		}
-		if err := r.c.StartContainer(r.ctx(), pod, req.ID); err == nil || errors.Is(err, client.ErrUnavailable) {
-			t.Errorf("start of what runs: %v", err)
-		}
-	})
 	// What has ended is told at once, recorded or not.
 	t.Run("shim.exec.started/ended", func(t *testing.T) {
 		r := newRig(t)
@@ -280,5 +229,42 @@ func TestKillAtEachStep(t *testing.T) {
 			left, _ := filepath.Glob(filepath.Join(r.dir, "node", "c", "*", "exec-*"))
 			return len(left) == 0
 		})
+	})
+	// A shim that has no descriptors left cannot take back what it has made, until it has some again.
+	t.Run("shim.create.launched/emfile", func(t *testing.T) {
+		r := newRig(t)
+		first, req := r.request("sleep 1000"), r.request("exit 3")
+		r.run(first)
+		shim := r.shimPID()
+		var limit unix.Rlimit
+		if err := unix.Prlimit(shim, unix.RLIMIT_NOFILE, nil, &limit); err != nil {
+			t.Fatal(err)
+		}
+		arm(t, "shim.create.launched=once*emfile")
+		created := make(chan error, 1)
+		ctx := r.ctx()
+		go func() {
+			_, err := r.c.Create(ctx, req)
+			created <- err
+		}()
+		r.waitFor("the lack of descriptors", func() bool {
+			_, err := os.Stat(faults + fault.TakenSuffix)
+			return err == nil
+		})
+		// Until it has found out.
+		r.waitFor("a failure", func() bool { return strings.Contains(r.shimLog(), "too many open files") })
+		if err := unix.Prlimit(shim, unix.RLIMIT_NOFILE, &limit, nil); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-created; err == nil {
+			t.Error("created without descriptors")
+		}
+		if left, _ := filepath.Glob(filepath.Join(r.dir, "node", "*", req.ID)); len(left) != 0 {
+			t.Errorf("left: %v", left)
+		}
+		r.run(req)
+		if ev := r.exit(req.ID); ev.ExitCode != 3 {
+			t.Errorf("event %+v", ev)
+		}
 	})
 }

@@ -10,6 +10,7 @@ import (
 	task "github.com/containerd/containerd/api/runtime/task/v3"
 	"golang.org/x/sys/unix"
 
+	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/coracle-project/coracle/shim/keeper"
 	"github.com/coracle-project/coracle/shim/pidfd"
 	"github.com/coracle-project/coracle/shim/sock"
@@ -266,13 +267,7 @@ func makeListener(k *keeper.Keeper, dir, name, program string) error {
 
 // shimEnv is the closed list of what a shim's environment has.
 func shimEnv() []string {
-	env := []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
-	for _, name := range []string{"CORACLE_FAULTS", "CORACLE_FAULTS_FILE"} { // read by builds with fault points only
-		if v, ok := os.LookupEnv(name); ok {
-			env = append(env, name+"="+v)
-		}
-	}
-	return env
+	return append([]string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}, fault.Environ()...)
 }
 
 // endShim ends a shim without containers for good.

@@ -201,10 +201,18 @@ const (
 // exitInfo asks for the wait status of a process that has been reaped. Kernels that
 // cannot tell fail; kernels that can, and cannot yet, say not known.
 func exitInfo(fd int) (status int32, known bool, err error) {
-	i := info{mask: infoExit}
-	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), getInfo, uintptr(unsafe.Pointer(&i)))
-	if errno != 0 {
-		return 0, false, errno
+	for range 2 {
+		i := info{mask: infoExit}
+		_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), getInfo, uintptr(unsafe.Pointer(&i)))
+		if errno == 0 {
+			return i.exitCode, i.mask&infoExit != 0, nil
+		}
+		err = errno
+		// pidfd_info (fs/pidfs.c, 6.15) looks for the status first, and then for the process: it
+		// fails so if the process was reaped in between. The status is there from then on.
+		if errno != unix.ESRCH {
+			break
+		}
 	}
-	return i.exitCode, i.mask&infoExit != 0, nil
+	return 0, false, err
 }

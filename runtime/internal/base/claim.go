@@ -90,7 +90,8 @@ func (s *Store) Release(ctx context.Context, rec *Record) error {
 		return fmt.Errorf("remove directory of container: %w", err)
 	}
 	if err := faultDeleteRenamed.At(ctx); err != nil {
-		return err
+		// The next try does not find the container any more, and this directory even less.
+		return errors.Join(err, os.RemoveAll(gone))
 	}
 	// That is all there is in most.
 	_ = unix.Unlink(filepath.Join(gone, recordFile))

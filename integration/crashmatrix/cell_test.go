@@ -1,0 +1,210 @@
+package crashmatrix
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/internal/testkit"
+)
+
+// cell is an operation during which a fault happens at a point.
+type cell struct {
+	n     *node
+	op    operation
+	point string
+	at    program
+	kind  kind
+
+	w         *workload // of the operation
+	bystander *workload
+	others    []*workload // that could not be removed while it lasted
+	diffID    string      // of the image that was imported
+	process   int         // that passes the point
+	limit     unix.Rlimit // of its descriptors
+}
+
+// errNotReached is a cell in which nothing happened.
+var errNotReached = errors.New("the point was not reached")
+
+// setUp makes what the operation needs.
+func (c *cell) setUp() error {
+	if err := c.n.pull(testRef("busybox")); err != nil {
+		return err
+	}
+	var err error
+	if c.w, err = c.n.newWorkload(c.op.pod, c.op.container); err != nil {
+		return err
+	}
+	c.w.killed = c.op.kills
+	if err := c.w.upTo(c.op.from); err != nil {
+		return err
+	}
+	if c.op.prepare != nil {
+		return c.op.prepare(c)
+	}
+	return nil
+}
+
+// tearDown judges what has become of the operation and removes all.
+func (c *cell) tearDown() error {
+	var err error
+	if c.op.done != nil {
+		err = c.op.done(c)
+	}
+	err = errors.Join(err, c.w.end())
+	for _, w := range c.others {
+		w.killed = true
+		if w.podID != "" {
+			err = errors.Join(err, through("StopPodSandbox", w.stopPod), through("RemovePodSandbox", w.removePod))
+		}
+	}
+	return err
+}
+
+// passes runs the operation without a fault and returns the points that it passes, also those that
+// come a little later.
+func (c *cell) passes() ([]string, error) {
+	if err := c.setUp(); err != nil {
+		return nil, err
+	}
+	c.n.quiet()
+	c.n.faults.Disarm()
+	if err := through(c.op.name, func() error { return c.op.do(c) }); err != nil {
+		return nil, err
+	}
+	points := c.n.quiet()
+	err := c.tearDown()
+	c.n.quiet()
+	return points, err
+}
+
+// quiet waits until no point has been reached for a while, and returns those that were: nothing
+// announces the end of what is done after a call.
+func (n *node) quiet() []string {
+	points := n.faults.Reached()
+	for still := 0; still < 20; {
+		<-time.After(10 * time.Millisecond)
+		now := n.faults.Reached()
+		if still++; len(now) > len(points) {
+			still = 0
+		}
+		points = now
+	}
+	slices.Sort(points)
+	return slices.Compact(points)
+}
+
+// run has the fault happen and returns what was lost.
+func (c *cell) run() (found error) {
+	var err error
+	if c.bystander, err = c.n.newWorkload(nil, nil); err != nil {
+		return err
+	}
+	if err := errors.Join(c.n.pull(testRef("busybox")), c.bystander.upTo(running)); err != nil {
+		return fmt.Errorf("bystander: %w", err)
+	}
+	same, err := c.bystander.pid()
+	if err != nil {
+		return fmt.Errorf("bystander: %w", err)
+	}
+	if err := c.setUp(); err != nil {
+		return fmt.Errorf("before the fault: %w", err)
+	}
+	found = c.fault()
+	c.n.faults.Disarm()
+	if err := c.n.ready(); err != nil {
+		return errors.Join(found, err)
+	}
+	found = errors.Join(found, c.tearDown())
+	if now, err := c.bystander.pid(); err != nil || now != same {
+		found = errors.Join(found, lost("bystander: it was process %d, is %d (%v)", same, now, err))
+	}
+	if err := c.bystander.end(); err != nil {
+		found = errors.Join(found, fmt.Errorf("bystander: %w", err))
+	}
+	patience := settleLimit
+	for _, l := range limits {
+		if l.of(c.kind.name, c.point) {
+			patience = 3 * time.Second
+		}
+	}
+	if err := c.n.leaks(patience); err != nil {
+		// What is left now is not to be found again by the next.
+		found = errors.Join(found, err)
+		if knownLimit(c.kind.name, c.point, found) != "" {
+			return errors.Join(found, c.n.takeBaseline())
+		}
+		return errors.Join(found, c.n.begin())
+	}
+	return found
+}
+
+// fault does the operation with the point armed.
+func (c *cell) fault() error {
+	var err error
+	if c.process, err = c.n.process(c.at); err != nil {
+		return err
+	}
+	if err := unix.Prlimit(c.process, unix.RLIMIT_NOFILE, nil, &c.limit); err != nil {
+		return err
+	}
+	action, victims, err := c.kind.action(c.n, c.at, c.process)
+	if err != nil {
+		return err
+	}
+	gone := make([]<-chan struct{}, len(victims))
+	for i, pid := range victims {
+		if gone[i], err = testkit.WatchExit(pid); err != nil {
+			return err
+		}
+	}
+	c.n.faults.Arm(c.point, action)
+	tried, ended := make(chan struct{}), make(chan error, 1)
+	go func() {
+		first := true
+		ended <- through(c.op.name, func() error {
+			err := c.op.do(c)
+			if first {
+				close(tried)
+			}
+			first = false
+			return err
+		})
+	}()
+	// Some work is done when the call has ended.
+	reached := until("reached", c.n.faults.Taken)
+	if reached != nil {
+		return errors.Join(errNotReached, <-ended)
+	}
+	for i, pid := range victims {
+		select {
+		case <-gone[i]:
+		case <-time.After(settleLimit):
+			return fmt.Errorf("process %d was not killed", pid)
+		}
+	}
+	var found error
+	if c.kind.lasts {
+		// Until the client has been told, or as long as a client may wait for that.
+		select {
+		case <-tried:
+		case <-time.After(2 * time.Second):
+		}
+	}
+	if c.kind.meanwhile != nil {
+		found = c.kind.meanwhile(c)
+	}
+	if c.kind.undo != nil {
+		found = errors.Join(found, c.kind.undo(c))
+	}
+	select {
+	case err := <-ended:
+		return errors.Join(found, err)
+	case <-time.After(throughLimit + 2*callLimit):
+		return errors.Join(found, fmt.Errorf("%s hangs", c.op.name))
+	}
+}

@@ -1,0 +1,230 @@
+package crashmatrix
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	imagesv1 "github.com/coracle-project/coracle/api/images/v1"
+	"github.com/coracle-project/coracle/internal/testkit"
+	"github.com/coracle-project/coracle/internal/testkit/leak"
+)
+
+// Limits of waits. Nothing is expected to take any part of them: on a machine that does other
+// things, too, everything takes as long as it takes.
+const (
+	callLimit    = 15 * time.Second // of one call
+	throughLimit = 30 * time.Second // until a repeated call gets through
+	settleLimit  = 20 * time.Second // until nothing is left
+)
+
+// node is a daemon that serves many cells, and its clients.
+type node struct {
+	*testkit.Daemon
+	*testkit.CRI
+	made   imagesv1.ImagesClient
+	faults *testkit.Faults
+	t      testing.TB
+	seq    int
+	before *leak.Snapshot // of a node that has done all operations once
+	cni    string         // where the plugins keep addresses
+}
+
+// Both file systems are small, so that they can be filled. Logs have a limit, so that their
+// rotation can be interrupted.
+const (
+	rootSize  = "400m"
+	stateSize = "48m"
+	logConfig = "[runtime]\nlog_file_bytes = 262144\nlog_files = 100\n"
+)
+
+// newNode starts a daemon with fault points, on the built-in bridge or on CNI plugins.
+func newNode(t *testing.T, kind nodeKind) *node {
+	t.Helper()
+	faults := testkit.NewFaults(t)
+	o := testkit.Options{
+		Registries: []string{registry.Addr}, Faults: true, Env: faults.Env(),
+		RootSize: rootSize, StateSize: stateSize, Config: logConfig,
+	}
+	cni := t.TempDir()
+	if kind == onCNI {
+		o.CNIConfDir = t.TempDir()
+		conf := fmt.Sprintf(`{"cniVersion": "1.0.0", "name": "matrix", "plugins": [{"type": "bridge", "bridge": "matrix0",
+			"isGateway": true, "ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": "10.77.0.0/16"}]]}}]}`, cni)
+		if err := os.WriteFile(filepath.Join(o.CNIConfDir, "10.conflist"), []byte(conf), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d := testkit.StartDaemon(t, o)
+	if kind == onCNI {
+		t.Cleanup(func() { // the plugin leaves it
+			if l, err := netlink.LinkByName("matrix0"); err == nil {
+				_ = netlink.LinkDel(l)
+			}
+		})
+	}
+	conn, err := grpc.NewClient("unix://"+d.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()), testkit.Quickly)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return &node{Daemon: d, CRI: d.CRI(t), made: imagesv1.NewImagesClient(conn), faults: faults, t: t, cni: cni}
+}
+
+func testRef(name string) string { return registry.Addr + "/test/" + name + ":1" }
+
+// call is one call.
+func call[Req, Res any](f func(context.Context, Req, ...grpc.CallOption) (Res, error), req Req) (Res, error) {
+	ctx, cancel := callContext()
+	defer cancel()
+	return f(ctx, req)
+}
+
+// callContext is for one call.
+func callContext() (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.Background(), callLimit)
+}
+
+// through repeats a call until it succeeds, as the kubelet does.
+func through(what string, f func() error) error {
+	err := await(throughLimit, 20*time.Millisecond, f)
+	if err != nil {
+		return fmt.Errorf("%s does not get through within %s: %w", what, throughLimit, err)
+	}
+	return nil
+}
+
+// await repeats f until it succeeds, or something is lost for good.
+func await(limit, every time.Duration, f func() error) error {
+	end := time.NewTimer(limit)
+	defer end.Stop()
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for {
+		err := f()
+		var gone lostError
+		if err == nil || errors.As(err, &gone) {
+			return err
+		}
+		select {
+		case <-tick.C:
+		case <-end.C:
+			return err
+		}
+	}
+}
+
+// until is await for a condition.
+func until(what string, f func() bool) error {
+	return await(settleLimit, 5*time.Millisecond, func() error {
+		if f() {
+			return nil
+		}
+		return errors.New("not within " + settleLimit.String() + ": " + what)
+	})
+}
+
+// pull has an image on the node.
+func (n *node) pull(ref string) error {
+	return through("PullImage", func() error {
+		_, err := call(n.Images.PullImage, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: ref}})
+		return err
+	})
+}
+
+// hasImage says whether an image has the name.
+func (n *node) hasImage(ref string) (bool, error) {
+	r, err := call(n.Images.ImageStatus, &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: ref}})
+	return r.GetImage() != nil, err
+}
+
+// removeImage removes an image if it is there.
+func (n *node) removeImage(ref string) error {
+	return through("RemoveImage", func() error {
+		_, err := call(n.Images.RemoveImage, &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: ref}})
+		return err
+	})
+}
+
+// ready waits until coracled serves, and a shim and a keeper are there.
+func (n *node) ready() error {
+	return errors.Join(
+		until("coracled, shim and keeper are back", func() bool {
+			return n.PID() != 0 && len(n.Shims()) > 0 && len(n.Keepers()) == 1
+		}),
+		through("Version", func() error {
+			_, err := call(n.Version, &cri.VersionRequest{})
+			return err
+		}))
+}
+
+// begin removes all that is left of a cell, the processes, too, and starts coracled again.
+func (n *node) begin() error {
+	if err := n.Purge(); err != nil {
+		return err
+	}
+	if err := n.Start(); err != nil {
+		return err
+	}
+	return n.takeBaseline()
+}
+
+// takeBaseline says that what is there now is no leak. What is opened once for all is there then.
+func (n *node) takeBaseline() error {
+	w, err := n.newWorkload(nil, nil)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(n.pull(testRef("busybox")), w.upTo(running)); err != nil {
+		return err
+	}
+	for name, ask := range n.overviews() {
+		ctx, cancel := callContext()
+		if err := ask(ctx); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		cancel()
+	}
+	if err := w.end(); err != nil {
+		return err
+	}
+	n.quiet()
+	// Logs grow with each request for good reasons.
+	ignore := func(line string) bool { return strings.Contains(line, n.Logs) || n.IsCgroupParent(line) }
+	n.before, err = leak.Take(leak.Scope{
+		Dirs: []string{n.Root, n.State, n.cni}, Cgroups: []string{n.Cgroup}, PIDs: n.Processes, Ignore: ignore,
+	})
+	return err
+}
+
+// mostLines is how many things that are left are told.
+const mostLines = 20
+
+// lostLines is one line for each thing that is left.
+func lostLines(left []string) error {
+	if more := len(left) - mostLines; more > 0 {
+		left = append(left[:mostLines:mostLines], fmt.Sprint("and ", more, " more"))
+	}
+	return errors.New("left behind: " + strings.Join(left, "\nleft behind: "))
+}
+
+// leaks waits until nothing is left.
+func (n *node) leaks(limit time.Duration) error {
+	return await(limit, 20*time.Millisecond, func() error {
+		left, err := n.before.Left()
+		if err == nil && len(left) > 0 {
+			err = lostLines(left)
+		}
+		return err
+	})
+}

@@ -1,0 +1,69 @@
+//go:build faults
+
+package fault
+
+import (
+	"os"
+	"strconv"
+	"strings"
+)
+
+// armedFault is what happens at a point.
+type armedFault struct {
+	action string
+	// lasts says whether a hang goes on; nil: until the context ends.
+	lasts func() bool
+}
+
+// armed is what happens the n-th time that the point is reached.
+func armed(name string, n int) armedFault {
+	if action := find(os.Getenv(listVar), name, n); action != "" {
+		return armedFault{action: action}
+	}
+	path := os.Getenv(fileVar)
+	action := find(read(path), name, n)
+	if action == "" {
+		return armedFault{}
+	}
+	if action, once := strings.CutPrefix(action, "once*"); once {
+		taken := path + TakenSuffix
+		if os.Rename(path, taken) != nil {
+			return armedFault{} // another process was the first
+		}
+		return armedFault{action, func() bool {
+			_, err := os.Lstat(taken)
+			return err == nil
+		}}
+	}
+	return armedFault{action, func() bool { return find(read(path), name, n) == action }}
+}
+
+// find is the action of a list of NAME=ACTION for the n-th time.
+func find(list, name string, n int) string {
+	for item := range strings.SplitSeq(strings.TrimSpace(list), ",") {
+		point, action, ok := strings.Cut(strings.TrimSpace(item), "=")
+		if !ok || point != name {
+			continue
+		}
+		times, rest, ok := strings.Cut(action, "*")
+		if !ok || times == "once" {
+			return action
+		}
+		if want, err := strconv.Atoi(times); err == nil && want == n {
+			return rest
+		}
+	}
+	return ""
+}
+
+// read is the content of a file, nothing as long as there is none.
+func read(path string) string {
+	if path == "" {
+		return ""
+	}
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return ""
+	}
+	return string(b)
+}
