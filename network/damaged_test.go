@@ -187,6 +187,33 @@ func TestNewerRecord(t *testing.T) {
 	}
 }
 
+// Fields that a newer daemon has added survive a rewrite, and go with the record.
+func TestUnknownFieldsAreKept(t *testing.T) {
+	dir := t.TempDir()
+	must(t, os.MkdirAll(filepath.Join(dir, "cni"), 0o700))
+	path := filepath.Join(dir, "cni", "a.json")
+	must(t, os.WriteFile(path, []byte(`{"version":1,"podID":"a","stage":"connected","netns":"/run/netns/a","config":{"name":"x"},"later":{"x":[1,2]}}`), 0o600))
+	r := newRecords[cniLease](dir, "cni", slog.New(slog.DiscardHandler))
+	all, err := r.load()
+	must(t, err)
+	l, ok := all.records["a"]
+	if !ok {
+		t.Fatalf("loaded %+v", all)
+	}
+	l.Stage = removing
+	must(t, r.write("a", l))
+	b, err := os.ReadFile(path)
+	must(t, err)
+	if s := string(b); !strings.Contains(s, `"later":{"x":[1,2]}`) || !strings.Contains(s, `"stage":"removing"`) {
+		t.Errorf("rewritten as %s", s)
+	}
+	must(t, r.remove("a"))
+	must(t, r.write("a", l)) // another pod of that id
+	if b, err = os.ReadFile(path); err != nil || strings.Contains(string(b), "later") {
+		t.Errorf("written as %s, %v", b, err)
+	}
+}
+
 // tree is what there is in a directory.
 func tree(t *testing.T, dir string) string {
 	t.Helper()

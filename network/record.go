@@ -8,10 +8,12 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/internal/atomicfile"
+	"github.com/coracle-project/coracle/internal/recordfile"
 	"github.com/coracle-project/coracle/internal/transient"
 )
 
@@ -19,7 +21,8 @@ import (
 // changed then.
 var ErrVersion = errors.New("unknown record version")
 
-// recordVersion is the newest format that this daemon understands. The first records said none.
+// recordVersion is the newest format that this daemon understands. The first records said none. A
+// new field does not change it: fields that a daemon does not know are kept.
 const recordVersion = 1
 
 // stage is how far a driver is with a pod; it is written before the step it names.
@@ -49,16 +52,19 @@ type records[T record[T]] struct {
 	aside string
 	log   *slog.Logger
 	read  func(path string) ([]byte, error) // os.ReadFile, but in tests
+	kept  *sync.Map                         // by pod id: *recordfile.Kept, the fields of a newer daemon
 }
 
 func newRecords[T record[T]](stateDir, kind string, log *slog.Logger) records[T] {
-	return records[T]{dir: filepath.Join(stateDir, kind), aside: filepath.Join(stateDir, damagedDir), log: log, read: os.ReadFile}
+	return records[T]{dir: filepath.Join(stateDir, kind), aside: filepath.Join(stateDir, damagedDir), log: log, read: os.ReadFile, kept: &sync.Map{}}
 }
 
 func (r records[T]) path(podID string) string { return filepath.Join(r.dir, podID+".json") }
 
 func (r records[T]) write(podID string, rec T) error {
-	data, err := json.Marshal(rec.versioned())
+	kept, _ := r.kept.Load(podID)
+	k, _ := kept.(*recordfile.Kept)
+	data, err := k.Marshal(rec.versioned())
 	if err != nil {
 		return fmt.Errorf("network record of pod %s: %w", podID, err)
 	}
@@ -78,6 +84,7 @@ func ignoringFull(err error) error {
 }
 
 func (r records[T]) remove(podID string) error {
+	r.kept.Delete(podID)
 	if err := os.Remove(r.path(podID)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("network record of pod %s: %w", podID, err)
 	}
@@ -139,6 +146,9 @@ func (r records[T]) parse(podID string) (rec T, err error) {
 	}
 	if err := json.Unmarshal(data, &rec); err != nil {
 		return rec, err
+	}
+	if k := recordfile.Keep(data, &rec); k != nil {
+		r.kept.Store(podID, k)
 	}
 	return rec, rec.check(podID)
 }

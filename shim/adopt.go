@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/coracle-project/coracle/internal/recordfile"
+	"github.com/coracle-project/coracle/internal/transient"
 	"github.com/coracle-project/coracle/runtime"
 )
 
@@ -146,7 +147,7 @@ func (s *Service) takeOver(ctx context.Context, rec record) (_ *container, err e
 // loadEngine is the engine's side of a container; nil if the engine has lost it for good.
 func (s *Service) loadEngine(ctx context.Context, rec *record) (runtime.Container, error) {
 	c, err := s.cfg.Engine.Load(ctx, rec.ID)
-	if err == nil || recordfile.Transient(err) || recordfile.Newer(err) != nil || ctx.Err() != nil {
+	if err == nil || transient.Is(err) || recordfile.Newer(err) != nil || ctx.Err() != nil {
 		return c, err
 	}
 	log := s.log.With("container", rec.ID)
@@ -156,7 +157,7 @@ func (s *Service) loadEngine(ctx context.Context, rec *record) (runtime.Containe
 		return nil, nil // what has ended may have been deleted as far as the engine is concerned
 	}
 	c, err = e.Rebuild(ctx, rec.ID, rec.known())
-	if recordfile.Transient(err) || ctx.Err() != nil {
+	if transient.Is(err) || ctx.Err() != nil {
 		return nil, err
 	}
 	if err != nil {
@@ -198,7 +199,7 @@ func (c *container) openHeld(held named) error {
 	}
 	if held["log"] == nil {
 		log, err := c.openLog()
-		if recordfile.Transient(err) {
+		if transient.Is(err) {
 			return err
 		}
 		if err != nil {
@@ -206,7 +207,7 @@ func (c *container) openHeld(held named) error {
 		}
 		c.stdio.log = log
 	}
-	if err := c.stdio.open(held); recordfile.Transient(err) {
+	if err := c.stdio.open(held); transient.Is(err) {
 		return err
 	} else if err != nil {
 		c.log.Error("output of the container is lost", "error", err)
@@ -268,7 +269,7 @@ func (c *container) openExecs() (all []*execution, intents []execRecord, err err
 // a process nothing is known of it.
 func (c *container) execRecord(e *execution, held named) (execRecord, error) {
 	rec, err := readExecRecord(e.path())
-	if err == nil || recordfile.Transient(err) || recordfile.Newer(err) != nil {
+	if err == nil || transient.Is(err) || recordfile.Newer(err) != nil {
 		return rec, err
 	}
 	rec = execRecord{Version: recordVersion, ID: e.id, Terminal: held["tty"] != nil}

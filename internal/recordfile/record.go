@@ -8,9 +8,9 @@
 //
 // Three kinds of failure are told apart, because they ask for different things:
 //
-//	Transient(err)   the file may be fine: try again later
-//	*NewerError      the file is fine: leave it to the program that wrote it
-//	ErrDamaged       the file is useless: go by what else is known
+//	transient.Is(err)  the file may be fine: try again later
+//	*NewerError        the file is fine: leave it to the program that wrote it
+//	ErrDamaged         the file is useless: go by what else is known
 package recordfile
 
 import (
@@ -43,17 +43,6 @@ func Newer(err error) *NewerError {
 		return e
 	}
 	return nil
-}
-
-// Transient says whether an error is about the state of this process or the machine and not
-// about the file.
-func Transient(err error) bool {
-	for _, errno := range []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.EIO, unix.EINTR, unix.EAGAIN} {
-		if errors.Is(err, errno) {
-			return true
-		}
-	}
-	return false
 }
 
 // maxSize bounds a record. Those of containers have a few kilobytes; seccomp filters and
