@@ -99,6 +99,9 @@ type execRecord struct {
 	Owner *owner `json:"owner,omitempty"`
 	// Deadline is when it has to have ended, on CLOCK_MONOTONIC; 0 for never.
 	Deadline time.Duration `json:"deadlineNs,omitempty"`
+	// Ending is set before the shim kills it for its owner's end or its deadline: what the process has
+	// started is killed, too, even if the process has ended by then.
+	Ending bool `json:"ending,omitempty"`
 	// Process is nil while it is being started, which only one with an owner is on record for.
 	Process *processRecord `json:"process"`
 
