@@ -132,9 +132,11 @@ func (s *Service) takeOver(ctx context.Context, rec record) (_ *container, err e
 	if c.init.exitState() == nil {
 		s.oom.goOn(c)
 	} else {
-		c.stdio.out.close()
-		close(c.drained)
 		close(c.watched)
+		go func() { // the exit may have been told before the log had taken all
+			defer close(c.drained)
+			c.stdio.drain()
+		}()
 	}
 	c.adoptExecs(execs)
 	for _, rec := range intents {
@@ -284,12 +286,17 @@ func (c *container) execRecord(e *execution, held named) (execRecord, error) {
 }
 
 func (c *container) adoptExecs(all []*execution) {
+	// All before the first goes on: one whose owner has ended removes itself.
+	c.mu.Lock()
+	for _, e := range all {
+		c.execs[e.id] = e
+	}
+	c.mu.Unlock()
+	c.s.execs.Add(int64(len(all)))
 	for _, e := range all {
 		if e.tty != nil {
 			e.relay = startRelay(e.tty, e.rec.Stdin, e.rec.Stdout, c.log)
 		}
-		c.s.execs.Add(1)
-		c.execs[e.id] = e
 		go e.awaitExit()
 		e.bind()
 	}
