@@ -14,9 +14,11 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/image/archive"
 )
@@ -331,5 +333,34 @@ func TestSavePacksOnce(t *testing.T) {
 	}
 	if left := s.left(t); !strings.HasSuffix(left, "ingest 0 staging 0") {
 		t.Error(left)
+	}
+}
+
+// Regression: a store without descriptors cannot delete what an import has staged, which then stayed
+// until the next Open.
+func TestImportWithoutDescriptors(t *testing.T) {
+	s := openStore(t, nil)
+	var limit unix.Rlimit
+	must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+	broken := errors.New("broken")
+	_, err := s.Import(t.Context(), readerFunc(func([]byte) (int, error) {
+		return 0, errors.Join(broken, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Max: limit.Max}))
+	}), "imported", ocispec.Image{})
+	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
+	if !errors.Is(err, broken) {
+		t.Fatal(err)
+	}
+	if left := s.left(t); !strings.Contains(left, "ingest 1") {
+		t.Fatalf("nothing is left to be deleted later: %s", left)
+	}
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	deadline := time.After(time.Minute)
+	for s.left(t) != nothingLeft {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatal(s.left(t))
+		}
 	}
 }
