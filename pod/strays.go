@@ -19,6 +19,7 @@ func (m *Manager) endStrays(ctx context.Context, known map[string][]string, b ba
 	m.namePods(known)
 	b.containers = m.leaveBareContainers(known, b.containers)
 	b.pods = m.leaveBarePods(known, b.pods)
+	unmanagedPods := m.podsOfUnmanaged()
 	tasks := m.sideBySide()
 	for podID, ids := range known {
 		for _, id := range ids {
@@ -29,7 +30,11 @@ func (m *Manager) endStrays(ctx context.Context, known map[string][]string, b ba
 				m.leave(Unmanaged{Kind: UnmanagedContainer, ID: id}, errors.New("its record is missing, and the shim does not know its pod"))
 				continue
 			}
-			if m.unmanaged.has(podID) {
+			if m.pods.exact(podID) == nil && unmanagedPods[podID] {
+				if id == podID { // the init: the containers in its PID namespace end with it
+					m.leave(Unmanaged{Kind: UnmanagedPod, ID: id, PodID: id}, errors.New("its directory is missing, and it has unmanaged containers"))
+					continue
+				}
 				m.leave(Unmanaged{Kind: UnmanagedContainer, ID: id, PodID: podID}, errors.New("its pod is unmanaged"))
 				continue
 			}
