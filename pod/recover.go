@@ -41,7 +41,8 @@ import (
 //	  nor containers in the shim
 //	pod's directory, else                               unmanaged
 //	container in the shim, without any directory:
-//	  its pod is unmanaged, or not known to the shim    unmanaged
+//	  its pod is unmanaged, or one of its containers
+//	    is, or the shim does not know its pod           unmanaged
 //	  its pod has no directory                          killed: both have been removed
 //	  its pod is being made, stopped or removed         killed: so is all that is in it
 //	  its pod stays, it was never let go or has ended   freed: nothing runs
