@@ -12,6 +12,8 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/internal/transient"
 )
 
 // A pod of the built-in bridge whose record is damaged or lost keeps its network: the kernel says what it has. Its
@@ -19,25 +21,33 @@ import (
 // of the link, and its host ports are the elements of the nftables maps that lead to these addresses.
 
 // adopt returns the lease of a pod as the kernel has it; false if the pod has no link, and so nothing
-// that could be taken from it.
-func (b *bridge) adopt(h *hostLinks, podID string) (lease, bool) {
+// that could be taken from it. The error says that the kernel could not be asked, for a reason that
+// may pass: a lease without what the pod has would give that to another pod.
+func (b *bridge) adopt(h *hostLinks, podID string) (lease, bool, error) {
 	l := lease{PodID: podID, Stage: connected, Link: vethName(podID)}
 	link, err := h.LinkByName(l.Link)
 	if errors.As(err, new(netlink.LinkNotFoundError)) {
-		return l, false
+		return l, false, nil
 	}
 	if err != nil {
-		b.log.Warn("cannot look for the link of a pod whose network record is lost", "pod", podID, "link", l.Link, "err", err)
-		return l, true
+		return l, false, fmt.Errorf("adopt network of pod %s: look for link %s: %w", podID, l.Link, err)
 	}
-	if l.IPs, err = farAddresses(link); err != nil {
+	l.IPs, err = farAddresses(link)
+	if transient.Is(err) {
+		return l, false, fmt.Errorf("adopt network of pod %s: %w", podID, err)
+	}
+	if err != nil {
 		b.log.Warn("cannot tell the addresses of a pod whose network record is lost; another pod may get them", "pod", podID, "link", l.Link, "err", err)
-		return l, true
+		return l, true, nil
 	}
-	if l.Ports, err = b.fw.portsOf(l.IPs); err != nil {
+	l.Ports, err = b.fw.portsOf(l.IPs)
+	if transient.Is(err) {
+		return l, false, fmt.Errorf("adopt network of pod %s: %w", podID, err)
+	}
+	if err != nil {
 		b.log.Warn("cannot tell the host ports of a pod whose network record is lost; another pod may get them", "pod", podID, "link", l.Link, "err", err)
 	}
-	return l, true
+	return l, true, nil
 }
 
 // farAddresses returns the addresses in the namespace at the other end of a link, IPv4 first, as the
@@ -147,7 +157,10 @@ func (b *bridge) replaceDamaged(all loaded[lease]) error {
 	}
 	defer h.close()
 	for podID, why := range all.damaged {
-		l, ok := b.adopt(h, podID)
+		l, ok, err := b.adopt(h, podID)
+		if err != nil {
+			return err
+		}
 		if !ok {
 			b.records.replace(podID, nil, why)
 			continue
@@ -183,7 +196,10 @@ func (b *bridge) adoptLost(claimed map[string]bool) error {
 		if !ok {
 			continue
 		}
-		l, ok := b.adopt(h, podID)
+		l, ok, err := b.adopt(h, podID)
+		if err != nil {
+			return err
+		}
 		if !ok {
 			continue
 		}

@@ -100,7 +100,8 @@ type loaded[T any] struct {
 	left []string
 }
 
-// load reads all records and changes nothing. ErrVersion if one is of a newer daemon.
+// load reads all records and changes nothing. ErrVersion if one is of a newer daemon. A record that
+// cannot be read for a reason that may pass is no damaged one: the start fails, and comes again.
 func (r records[T]) load() (loaded[T], error) {
 	all := loaded[T]{records: map[string]T{}, damaged: map[string]error{}}
 	if err := os.MkdirAll(r.dir, 0o700); err != nil {
@@ -128,6 +129,8 @@ func (r records[T]) load() (loaded[T], error) {
 			all.records[podID] = rec
 		case errors.Is(err, ErrVersion):
 			return all, fmt.Errorf("network record %s: %w", path, err)
+		case transient.Is(err):
+			return all, fmt.Errorf("network record: %w", err)
 		case errors.Is(err, os.ErrNotExist): // an operator has just taken it away
 		default:
 			all.damaged[podID] = err
