@@ -168,13 +168,13 @@ func TestRestartLoop(t *testing.T) {
 	}
 	r.waitFor("unavailability", func() bool { return r.c.Health() != nil })
 	err := r.c.Health().Error()
-	if !strings.Contains(err, "ends again and again") || !strings.Contains(err, "signal killed") || !strings.Contains(err, "shim.log") {
+	if !strings.Contains(err, "keeps ending") || !strings.Contains(err, "signal killed") || !strings.Contains(err, "shim.log") {
 		t.Error(err)
 	}
-	if n := strings.Count(log.String(), "ends again and again"); n != 1 {
+	if n := strings.Count(log.String(), "keeps ending"); n != 1 {
 		t.Errorf("%d warnings:\n%s", n, log.String())
 	}
-	if n := strings.Count(log.String(), "was started again"); n == 0 || n > client.ShortLimits().Starts() {
+	if n := strings.Count(log.String(), "was restarted"); n == 0 || n > client.ShortLimits().Starts() {
 		t.Errorf("%d restarts are logged:\n%s", n, log.String())
 	}
 	if s := r.c.Shims(); len(s) != 1 || s[0].Starts < 7 || s[0].Problem == "" || s[0].LastExit != "signal killed" {

@@ -29,7 +29,7 @@ func TestOutageIsQuiet(t *testing.T) {
 		if n := strings.Count(log.String(), "\n"); n != 1 {
 			t.Errorf("log has %d lines:\n%s", n, log.String())
 		}
-		if err := l.health(); err == nil || !strings.Contains(err.Error(), "not reached for 1m0s") {
+		if err := l.health(); err == nil || !strings.Contains(err.Error(), "unreachable for 1m0s") {
 			t.Errorf("health: %v", err)
 		}
 	})

@@ -22,10 +22,10 @@ func Listen(dir string) (*net.UnixListener, error) {
 	return sock.Listen(dir, SocketName, "unixpacket")
 }
 
-// Start starts a keeper in dir, in place of one that hangs or cannot be reached. If there was
-// one, report says what its threads did before it was killed.
+// Start starts a keeper in dir. It kills a keeper there that hangs or cannot be reached; report
+// then says what its threads were doing.
 func Start(ctx context.Context, dir, binary string) (report string, err error) {
-	for { // more than one only after something has gone wrong
+	for { // repeats only after a failure
 		did, err := Kill(ctx, dir)
 		report += did
 		if errors.Is(err, ErrGone) {
@@ -43,8 +43,7 @@ func Start(ctx context.Context, dir, binary string) (report string, err error) {
 	return report, Spawn(binary, l)
 }
 
-// Spawn starts a keeper that serves l. The keeper is no child of the caller and
-// outlives it.
+// Spawn starts a keeper that serves l. The keeper is not a child of the caller and outlives it.
 func Spawn(binary string, l *net.UnixListener) error {
 	f, err := l.File()
 	if err != nil {
@@ -63,7 +62,7 @@ func Spawn(binary string, l *net.UnixListener) error {
 		return fmt.Errorf("start keeper: %w", err)
 	}
 	defer time.AfterFunc(spawnTimeout, func() { _ = p.Kill() }).Stop()
-	st, err := p.Wait() // of the intermediate process; the keeper has forked off it
+	st, err := p.Wait() // of the intermediate process, which has forked the keeper
 	if err != nil {
 		return fmt.Errorf("start keeper: %w", err)
 	}
@@ -73,12 +72,12 @@ func Spawn(binary string, l *net.UnixListener) error {
 	return nil
 }
 
-// spawnTimeout is for reading the binary, from a slow disk.
+// spawnTimeout leaves time to read the binary from a slow disk.
 const spawnTimeout = 30 * time.Second
 
-// Kill kills the keeper of dir, which need not answer nor be reachable by its socket's name,
-// and returns when it has ended. The report says what its threads did before. The error is
-// ErrGone if there is none.
+// Kill kills the keeper of dir and returns when it has ended. The keeper need not answer, and its
+// socket's name may be gone. The report says what its threads were doing. Kill fails with ErrGone
+// if there is no keeper.
 func Kill(ctx context.Context, dir string) (report string, err error) {
 	pid, f, err := find(dir)
 	if err != nil {
@@ -97,14 +96,14 @@ func Kill(ctx context.Context, dir string) (report string, err error) {
 		return report, fmt.Errorf("kill keeper %d: %w", pid, err)
 	}
 	if err := pidfd.Ended(ctx, f); err != nil {
-		return report, fmt.Errorf("kill keeper %d: it does not end: %w", pid, err)
+		return report, fmt.Errorf("kill keeper %d: await its end: %w", pid, err)
 	}
 	return report, nil
 }
 
-// find looks for the keeper of dir among all processes: a hung keeper cannot be asked, and
-// the peer of a connection is the process that called listen(2). Each candidate is pinned by a pidfd
-// before it is looked at, so that its pid cannot come to mean another process.
+// find looks for the keeper of dir among all processes: a hung keeper cannot be asked, and the peer
+// of a connection is the process that called listen(2). It opens a pidfd of each candidate before
+// it examines the candidate, so that the pid cannot be reused meanwhile.
 func find(dir string) (pid int, f *os.File, err error) {
 	want, err := os.Stat(dir)
 	if err != nil {
@@ -140,8 +139,8 @@ func find(dir string) (pid int, f *os.File, err error) {
 	return 0, nil, ErrGone
 }
 
-// listensIn returns the directory of the socket that a keeper has as descriptor 3, "" if it is
-// not a keeper: any process may have the name.
+// listensIn returns the directory of the socket that a keeper has as descriptor 3. It returns "" if
+// the process is not a keeper: any process may have that name.
 func listensIn(process *os.File) (dir string) {
 	rc, err := process.SyscallConn()
 	if err != nil {
@@ -156,7 +155,7 @@ func listensIn(process *os.File) (dir string) {
 		if domain, err := unix.GetsockoptInt(s, unix.SOL_SOCKET, unix.SO_DOMAIN); err != nil || domain != unix.AF_UNIX {
 			return
 		}
-		// Its bound name is a path below /proc/self (package sock): only the kernel knows the file.
+		// Its bound name is a path below /proc/self (package sock). Only the kernel knows the file.
 		file, err := unix.IoctlRetInt(s, siocUnixFile)
 		if err != nil {
 			return
@@ -173,11 +172,11 @@ func listensIn(process *os.File) (dir string) {
 // siocUnixFile opens the file that a unix socket is bound to (O_PATH). It needs CAP_NET_ADMIN.
 const siocUnixFile = 0x89e0 // SIOCUNIXFILE of linux/un.h
 
-// threads describes a process for a log: where each thread is in the kernel.
+// threads returns a report for a log: where each thread of a process is in the kernel.
 func threads(pid int) string {
 	var b strings.Builder
 	task := fmt.Sprintf("/proc/%d/task", pid)
-	tids, _ := os.ReadDir(task) // what cannot be read is missing in the report
+	tids, _ := os.ReadDir(task) // the report omits what cannot be read
 	for _, t := range tids {
 		for _, name := range []string{"stat", "wchan", "syscall", "stack"} {
 			if text, err := os.ReadFile(filepath.Join(task, t.Name(), name)); err == nil {
