@@ -42,7 +42,7 @@ func ReadRecords(stateDir string) (*Records, error) {
 	for _, unread := range []map[string]error{pods.Unread, containers.Unread} {
 		for _, err := range unread {
 			if errors.Is(err, record.ErrVersion) {
-				return nil, fmt.Errorf("record %w; start the newer coracled again, or use it to remove its pods before you start this one", err)
+				return nil, fmt.Errorf("record %w; start the newer coracled again, or remove its pods with it before you start this one", err)
 			}
 		}
 	}

@@ -23,8 +23,8 @@ func run() int {
 	return 0
 }
 
-// exitConfig is EX_CONFIG of sysexits.h: another start would fail as this one did. Neither the
-// keeper nor systemd (RestartPreventExitStatus) starts coracled again then.
+// exitConfig is EX_CONFIG of sysexits.h: a restart would fail in the same way. Neither the keeper
+// nor systemd (RestartPreventExitStatus) then restarts coracled.
 const exitConfig = 78
 
 func exitStatus(err error) int {
