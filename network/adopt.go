@@ -16,9 +16,10 @@ import (
 	"github.com/coracle-project/coracle/internal/transient"
 )
 
-// A pod of the built-in bridge whose record is damaged or lost keeps its network: the kernel says what it has. Its
-// link has a name that follows from the pod's id, the addresses are those in the namespace at the other end
-// of the link, and its host ports are the elements of the nftables maps that lead to these addresses.
+// A pod of the built-in bridge keeps its network if its record is damaged or lost: the kernel knows
+// what the pod has. The name of its link follows from the pod's id. Its addresses are those in the
+// namespace at the other end of the link. Its host ports are the elements of the nftables maps that
+// lead to these addresses.
 
 // adopt returns the lease of a pod as the kernel has it; false if the pod has no link, and so nothing
 // that could be taken from it. The error says that the kernel could not be asked, for a reason that
@@ -50,21 +51,22 @@ func (b *bridge) adopt(h *hostLinks, podID string) (lease, bool, error) {
 	return l, true, nil
 }
 
-// farAddresses returns the addresses in the namespace at the other end of a link, IPv4 first, as the
-// kernel tells them to the host (IFA_TARGET_NETNSID, Linux 5.0): the namespace's path is not needed.
+// farAddresses returns the addresses in the namespace at the other end of a link, IPv4 first. The
+// kernel reports them to the host (IFA_TARGET_NETNSID, Linux 5.0), so the namespace's path is not
+// needed.
 func farAddresses(link netlink.Link) ([]netip.Addr, error) {
 	id := link.Attrs().NetNsID
 	if link.Type() != "veth" || id < 0 {
 		return nil, fmt.Errorf("link %s of type %s does not lead to another network namespace", link.Attrs().Name, link.Type())
 	}
-	// The kernel looks at a request for all addresses only if it is to check it strictly.
+	// The kernel evaluates a request for all addresses only with strict checks.
 	s, err := nl.GetNetlinkSocketAt(netns.None(), netns.None(), unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("open netlink: %w", err)
 	}
 	defer s.Close()
 	if err := unix.SetsockoptInt(s.GetFd(), unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1); err != nil {
-		return nil, fmt.Errorf("netlink: strict checks: %w", err)
+		return nil, fmt.Errorf("enable strict netlink checks: %w", err)
 	}
 	req := nl.NewNetlinkRequest(unix.RTM_GETADDR, unix.NLM_F_DUMP)
 	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: s}}
@@ -97,7 +99,7 @@ func farAddresses(link netlink.Link) ([]netip.Addr, error) {
 	return ips, nil
 }
 
-// portsOf returns the host ports that lead to one of the addresses. No table means none.
+// portsOf returns the host ports that lead to one of the addresses. Without a table there are none.
 func (f *firewall) portsOf(ips []netip.Addr) ([]hostPort, error) {
 	c, err := nftables.New()
 	if err != nil {
@@ -110,7 +112,7 @@ func (f *firewall) portsOf(ips []netip.Addr) ([]hostPort, error) {
 			continue
 		}
 		if err != nil {
-			return nil, fmt.Errorf("nftables table %s: map %s: %w", f.bridge, m.Name, err)
+			return nil, fmt.Errorf("list nftables map %s %s: %w", f.bridge, m.Name, err)
 		}
 		for _, e := range elements {
 			p, pod, ok := portOf(e)
@@ -123,7 +125,7 @@ func (f *firewall) portsOf(ips []netip.Addr) ([]hostPort, error) {
 	return ports, nil
 }
 
-// portOf reads what portElements has written.
+// portOf parses an element that portElements has written.
 func portOf(e nftables.SetElement) (p hostPort, pod netip.Addr, ok bool) {
 	const fields = 8 // protocol and port, 4 bytes each
 	if len(e.Key) < fields || len(e.Val) < 4 {
@@ -146,7 +148,7 @@ func portOf(e nftables.SetElement) (p hostPort, pod netip.Addr, ok bool) {
 	return p, pod, ok && p.Protocol != ""
 }
 
-// replaceDamaged puts leases as the kernel has them in the place of damaged records.
+// replaceDamaged replaces damaged records with leases from the kernel's state.
 func (b *bridge) replaceDamaged(all loaded[lease]) error {
 	if len(all.damaged) == 0 {
 		return nil
@@ -171,7 +173,7 @@ func (b *bridge) replaceDamaged(all loaded[lease]) error {
 	return nil
 }
 
-// adoptLost gives claimed pods a lease that have a link, but no record.
+// adoptLost adds a lease for each claimed pod that has a link but no record.
 func (b *bridge) adoptLost(claimed map[string]bool) error {
 	lost := map[string]string{} // pod by link
 	for id := range claimed {
@@ -203,20 +205,20 @@ func (b *bridge) adoptLost(claimed map[string]bool) error {
 		if !ok {
 			continue
 		}
-		b.log.Warn("network record of a pod is missing: what it stood for is read from the kernel", "pod", podID, "link", l.Link)
+		b.log.Warn("network record of pod is missing; rebuilding it from the kernel's state", "pod", podID, "link", l.Link)
 		b.take(l)
 		if err := b.records.write(podID, l); err != nil {
-			b.log.Warn("missing network record cannot be written", "pod", podID, "err", err)
+			b.log.Warn("cannot write missing network record", "pod", podID, "err", err)
 		}
 	}
 	return nil
 }
 
-// take puts a lease that was made by an earlier daemon in force, in memory.
+// take puts a lease of an earlier daemon into force, in memory.
 func (b *bridge) take(l lease) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	// Recover closes the ports of those that are going, before a pod can take them.
+	// Recover closes the ports of the pods that it removes before another pod can take them.
 	l.retired = l.Stage == removing
 	b.leases[l.PodID] = l
 	b.takeLocked(l.IPs)

@@ -13,8 +13,8 @@ import (
 	"github.com/coracle-project/coracle/shim/client"
 )
 
-// endStrays ends what the shims have without a record, and finds out what else is unmanaged: see
-// Start. It returns the directories that may be removed.
+// endStrays ends containers that the shims have and that have no record, and finds all other
+// unmanaged objects: see Start. It returns the directories that may be removed.
 func (m *Manager) endStrays(ctx context.Context, known map[string][]string, b bare) bare {
 	m.namePods(known)
 	b.containers = m.leaveBareContainers(known, b.containers)
@@ -45,8 +45,8 @@ func (m *Manager) endStrays(ctx context.Context, known map[string][]string, b ba
 	return b
 }
 
-// removeStrays removes what no record stands for: shims, and what is under the directories of pods,
-// containers, namespaces, snapshots and networks. It leaves alone what is unmanaged.
+// removeStrays removes everything that belongs to no record: shims, and what is in the directories
+// of pods, containers, namespaces, snapshots and networks. It leaves unmanaged objects alone.
 func (m *Manager) removeStrays(ctx context.Context, known map[string][]string, b bare) {
 	tasks := m.sideBySide()
 	unmanagedPods := m.podsOfUnmanaged()
@@ -85,7 +85,7 @@ func (m *Manager) removeStrays(ctx context.Context, known map[string][]string, b
 	m.attempt("remove strays", "", m.removeStrayDirs(ctx, b, unmanagedPods))
 }
 
-// namePods gives unmanaged containers their pod, which the shim knows best.
+// namePods sets the pods of unmanaged containers, as the shim knows them.
 func (m *Manager) namePods(known map[string][]string) {
 	for podID, ids := range known {
 		if podID == "" {
@@ -97,7 +97,7 @@ func (m *Manager) namePods(known map[string][]string) {
 	}
 }
 
-// podsOfUnmanaged are the pods of which something must stay, though they may have no entry.
+// podsOfUnmanaged returns the pods that own something unmanaged, though they may have no entry.
 func (m *Manager) podsOfUnmanaged() map[string]bool {
 	pods := map[string]bool{}
 	for _, u := range m.Unmanaged() {
@@ -108,8 +108,8 @@ func (m *Manager) podsOfUnmanaged() map[string]bool {
 	return pods
 }
 
-// leaveBareContainers makes those directories without a record unmanaged that our own removal
-// cannot have left, and returns the others.
+// leaveBareContainers makes directories without a record unmanaged, unless our own removal can have
+// left them. It returns those that can be removed.
 func (m *Manager) leaveBareContainers(known map[string][]string, ids []string) (removable []string) {
 	podOf := map[string]string{}
 	for podID, in := range known {
@@ -143,7 +143,7 @@ func (m *Manager) leaveBareContainers(known map[string][]string, ids []string) (
 	return removable
 }
 
-// leaveBarePods is the same for pods.
+// leaveBarePods does the same for pods.
 func (m *Manager) leaveBarePods(known map[string][]string, ids []string) (removable []string) {
 	if len(ids) == 0 {
 		return nil
@@ -174,7 +174,7 @@ func (m *Manager) leaveBarePods(known map[string][]string, ids []string) (remova
 	return removable
 }
 
-// mountedAt is the first of the paths where something is mounted, if there is one.
+// mountedAt returns the first of the paths where something is mounted, or "".
 func mountedAt(paths []string) (string, error) {
 	for _, path := range paths {
 		var st unix.Statx_t
@@ -190,9 +190,9 @@ func mountedAt(paths []string) (string, error) {
 	return "", nil
 }
 
-// endRecordless decides on a container in the shim that has neither a record nor a directory.
-// Ours is removed after its end, so it is there because the shim carried out a call of a daemon
-// that had died, or because others removed the directory.
+// endRecordless handles a container in the shim that has neither a record nor a directory. We
+// remove the directory only after the container's end. So either the shim carried out the call of a
+// daemon that had died, or another program removed the directory.
 func (m *Manager) endRecordless(ctx context.Context, podID, id string) error {
 	stays := false
 	if p := m.pods.exact(podID); p != nil {
@@ -216,11 +216,12 @@ func (m *Manager) endRecordless(ctx context.Context, podID, id string) error {
 			return nil
 		}
 	}
-	m.log.Warn("container in the shim without a record, ending it", "id", id, "pod", podID)
+	m.log.Warn("killing container of the shim that has no record", "id", id, "pod", podID)
 	return m.endLeftover(ctx, podID, id, true)
 }
 
-// queueStrayNetworks has what Recover did not take down, because a plugin hung or failed, tried again until it is gone.
+// queueStrayNetworks queues networks that Recover could not take down, because a plugin hung or
+// failed, for retries until they are gone.
 func (m *Manager) queueStrayNetworks(unmanaged map[string]bool) {
 	for _, l := range m.Network.Leases() {
 		if m.pods.exact(l.PodID) == nil && !unmanaged[l.PodID] {

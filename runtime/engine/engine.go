@@ -70,7 +70,7 @@ type Config struct {
 	Alone bool
 	// Resctrl is where the resctrl file system is mounted, "" to find it (linux.intelRdt).
 	Resctrl string
-	// Patience is how long the starter is waited for; zero is zygote.DefaultPatience.
+	// Patience is how long to wait for the starter; zero is zygote.DefaultPatience.
 	Patience zygote.Patience
 	// Features, if not nil, are the kernel's as the engine is to believe them.
 	Features *plan.Features
@@ -183,7 +183,7 @@ func (e *Engine) clone(im *plan.Image, ns plan.Namespaces, cgroup int, fds []int
 		}
 		pid, err := z.Clone(im, ns, cgroup, fds)
 		if hung := (*zygote.Hung)(nil); errors.As(err, &hung) {
-			e.log.Warn("container starter hangs and is replaced", "starter", hung.Where, "stack", hung.Stack)
+			e.log.Warn("replacing container starter that hangs", "starter", hung.Where, "stack", hung.Stack)
 		}
 		if errors.Is(err, zygote.ErrGone) || errors.Is(err, zygote.ErrLost) {
 			e.forget(z)

@@ -161,8 +161,8 @@ func stateOf(s tasktypes.Status) State {
 	return StateRunning
 }
 
-// List returns container ids by pod id, as the shims know them. The exits that they repeat at a
-// start have come by then.
+// List returns container ids by pod id, as the shims know them. When it returns, the exits that the
+// shims repeat at a start have been delivered.
 func (c *Client) List(ctx context.Context) (map[string][]string, error) {
 	all := make(map[string][]string)
 	for _, l := range c.all() {

@@ -23,8 +23,8 @@ func Listen(dir string) (*net.UnixListener, error) {
 	return sock.Listen(dir, SocketName, "unixpacket")
 }
 
-// Start starts a keeper in dir, in place of one that hangs or cannot be reached. If there was
-// one, report says what its threads did before it was killed.
+// Start starts a keeper in dir. It kills a keeper there that hangs or cannot be reached; report
+// then says what its threads were doing.
 func Start(ctx context.Context, dir, binary string) (report string, err error) {
 	// There is more than one only after something has gone wrong. The limit is for a program that
 	// poses as a keeper and forks faster than it is killed.
@@ -69,7 +69,7 @@ func Spawn(binary string, l *net.UnixListener) error {
 		return fmt.Errorf("start keeper: %w", err)
 	}
 	defer time.AfterFunc(spawnTimeout, func() { _ = p.Kill() }).Stop()
-	st, err := p.Wait() // of the intermediate process; the keeper has forked off it
+	st, err := p.Wait() // of the intermediate process, which has forked the keeper
 	if err != nil {
 		return fmt.Errorf("start keeper: %w", err)
 	}
@@ -79,12 +79,12 @@ func Spawn(binary string, l *net.UnixListener) error {
 	return nil
 }
 
-// spawnTimeout is for reading the binary, from a slow disk.
+// spawnTimeout leaves time to read the binary from a slow disk.
 const spawnTimeout = 30 * time.Second
 
-// Kill kills the keeper of dir, which need not answer nor be reachable by its socket's name,
-// and returns when it has ended. The report says what its threads did before. The error is
-// ErrGone if there is none.
+// Kill kills the keeper of dir and returns when it has ended. The keeper need not answer, and its
+// socket's name may be gone. The report says what its threads were doing. Kill fails with ErrGone
+// if there is no keeper.
 func Kill(ctx context.Context, dir string) (report string, err error) {
 	pid, f, err := find(dir)
 	if err != nil {
@@ -103,14 +103,14 @@ func Kill(ctx context.Context, dir string) (report string, err error) {
 		return report, fmt.Errorf("kill keeper %d: %w", pid, err)
 	}
 	if err := pidfd.Ended(ctx, f); err != nil {
-		return report, fmt.Errorf("kill keeper %d: it does not end: %w", pid, err)
+		return report, fmt.Errorf("kill keeper %d: await its end: %w", pid, err)
 	}
 	return report, nil
 }
 
-// find looks for the keeper of dir among all processes: a hung keeper cannot be asked, and
-// the peer of a connection is the process that called listen(2). Each candidate is pinned by a pidfd
-// before it is looked at, so that its pid cannot come to mean another process.
+// find looks for the keeper of dir among all processes: a hung keeper cannot be asked, and the peer
+// of a connection is the process that called listen(2). It opens a pidfd of each candidate before
+// it examines the candidate, so that the pid cannot be reused meanwhile.
 func find(dir string) (pid int, f *os.File, err error) {
 	want, err := os.Stat(dir)
 	if err != nil {
@@ -211,7 +211,7 @@ const mostReport = 64 << 10
 func threads(pid int) string {
 	var b strings.Builder
 	task := fmt.Sprintf("/proc/%d/task", pid)
-	tids, _ := os.ReadDir(task) // what cannot be read is missing in the report
+	tids, _ := os.ReadDir(task) // the report omits what cannot be read
 	for _, t := range tids {
 		if b.Len() > mostReport {
 			b.WriteString("and more threads\n")

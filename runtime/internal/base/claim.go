@@ -68,8 +68,8 @@ func (s *Store) fill(tmp string, rec *Record) error {
 	if err := rec.writeFirst(tmp); err != nil {
 		return err
 	}
-	// A link costs no copy, and the record is never written in place. Without it a damaged record
-	// is worse, and nothing else.
+	// A link costs no copy, and is safe: the record is never written in place. Without the link, a
+	// damaged record cannot be rebuilt as well, but all else works.
 	_ = unix.Link(filepath.Join(tmp, recordFile), filepath.Join(tmp, claimFile))
 	err := unix.Rename(tmp, s.ContainerDir(rec.ID))
 	if errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EEXIST) {

@@ -5,7 +5,7 @@
 // # State directory
 //
 //	<StateDir>/<id>/record.json  what is known of a container (see Record)
-//	<StateDir>/<id>/claim.json   the same, as it was before the container was made
+//	<StateDir>/<id>/claim.json   its first version, from before the container was made
 //	<StateDir>/<id>/halt-*       a kill that has frozen its processes (see halt.go)
 //
 // The directory is made first and exclusively, so two Creates of one id cannot both
@@ -97,7 +97,7 @@ func (s *Store) List() ([]string, error) {
 		if !entry.IsDir() || runtime.ValidateID(entry.Name()) != nil {
 			continue
 		}
-		// What cannot be looked at is there, too.
+		// If stat fails for another reason, assume that the file exists.
 		if _, err := os.Stat(filepath.Join(s.dir, entry.Name(), recordFile)); !errors.Is(err, os.ErrNotExist) {
 			ids = append(ids, entry.Name())
 		}

@@ -18,11 +18,11 @@ type Process struct {
 // Kill kills it, whoever has its pid by now.
 func (p *Process) Kill() error { return unix.PidfdSendSignal(p.pidfd, unix.SIGKILL, nil, 0) }
 
-// waitTimeout bounds Wait: a killed process may wait for something in the kernel.
+// waitTimeout limits Wait: a killed process may wait for something in the kernel.
 const waitTimeout = 10 * time.Second
 
-// Wait reaps it, if nobody else has, and gives the descriptor back. It may be called once. One that
-// does not end in time stays a zombie, later on, until this process ends.
+// Wait reaps the process, unless it has been reaped, and closes the descriptor. It may be called
+// once. A process that does not end in time becomes a zombie later, until this process ends.
 func (p *Process) Wait() error {
 	defer unix.Close(p.pidfd)
 	for deadline := time.Now().Add(waitTimeout); ; {
