@@ -89,6 +89,7 @@ func (l *link) attend(ctx context.Context, c *Client) {
 	}
 	var pinging pinger
 	pause := l.limits.ping
+	silent := 0 // the process whose unanswered pings are counted
 	// A shim that is silent is attended to until it answers, whether callers wait or have given up.
 	for missed := 0; missed > 0 || !l.attention.leave(); {
 		answered := pinging.ping(ctx, l)
@@ -103,6 +104,9 @@ func (l *link) attend(ctx context.Context, c *Client) {
 		if answered || replaced {
 			missed = 0
 		} else {
+			if missed == 0 {
+				silent = l.pid()
+			}
 			missed++
 		}
 		l.silent(missed)
@@ -112,8 +116,7 @@ func (l *link) attend(ctx context.Context, c *Client) {
 			pause = min(2*pause, l.limits.calm)
 		case missed >= l.limits.replace:
 			missed = 0
-			l.log.Warn("shim does not answer; it is replaced", "pings", l.limits.replace)
-			if err := c.replace(ctx, l); err != nil && ctx.Err() == nil {
+			if err := c.replace(ctx, l, silent); err != nil && ctx.Err() == nil {
 				l.failed(err)
 				l.log.Error("shim that does not answer is not replaced", "err", err)
 			}

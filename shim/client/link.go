@@ -143,8 +143,9 @@ func (l *link) await(ctx context.Context, c *Client, r *retry) {
 // missed is done after an attempt to reach the shim has failed.
 func (l *link) missed(ctx context.Context, c *Client, r *retry, dialed bool, err error) {
 	r.tries++
-	if (!dialed && unreachable(err) && r.tries > quickTries) || (dialed && r.tries%everyTries == 0) {
-		if rerr := c.repair(ctx, l); rerr != nil {
+	lost := !dialed && unreachable(err) && r.tries > quickTries
+	if lost || (dialed && r.tries%everyTries == 0) {
+		if rerr := c.repair(ctx, l, lost); rerr != nil {
 			err = rerr
 		}
 	}
