@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// damage is what can become of a record.
+// damage lists what can happen to a record.
 var damage = map[string]func(t *testing.T, path string){
 	"truncated": func(t *testing.T, path string) { t.Helper(); must(t, os.Truncate(path, 20)) },
 	"empty":     func(t *testing.T, path string) { t.Helper(); must(t, os.Truncate(path, 0)) },
@@ -33,13 +33,14 @@ var damage = map[string]func(t *testing.T, path string){
 	"missing": func(t *testing.T, path string) { t.Helper(); must(t, os.Remove(path)) },
 }
 
-// A damaged record kept the daemon from starting, and with it all pods of the node from being served.
+// Regression: a damaged record prevented the daemon from starting, and so affected all pods of the
+// node.
 func TestDamagedRecord(t *testing.T) {
 	local := netip.MustParseAddr("127.0.0.1")
 	for name, hurt := range damage {
 		t.Run(name, func(t *testing.T) {
 			c := testConfig(t)
-			// Four addresses for pods: a reused one would be noticed.
+			// With only four addresses for pods, the test notices a reused one.
 			c.Subnets = []netip.Prefix{netip.MustParsePrefix("10.1.2.0/29"), netip.MustParsePrefix("fd00::/64")}
 			m := started(t, c)
 			gw := m.bridge.pools[0].gateway().String()
@@ -67,7 +68,7 @@ func TestDamagedRecord(t *testing.T) {
 			if after.Stage != connected || !slices.Equal(after.IPs, before.IPs) || !sameSet(after.Ports, before.Ports) {
 				t.Errorf("lease %+v, want %+v", after, before)
 			}
-			// Pods go on, and what they have is theirs.
+			// The pods keep working, and keep what they have.
 			expect(t, "the pod", "", "tcp", local, 80, "a "+gw)
 			expect(t, "the other pod", "", "tcp", local, 82, "b "+gw)
 			for i := range 3 {
@@ -83,7 +84,7 @@ func TestDamagedRecord(t *testing.T) {
 			if _, err := m.Setup(t.Context(), Pod{ID: "late", NetNS: late}); !errors.Is(err, ErrExhausted) {
 				t.Errorf("more pods than addresses: error %v", err)
 			}
-			// The next start finds nothing to say.
+			// The next start has nothing to report.
 			log.Reset()
 			m = started(t, c)
 			must(t, m.Recover(t.Context(), []string{"a", "b", "new0", "new1", "new2"}))
@@ -108,7 +109,7 @@ func sameSet(a, b []hostPort) bool {
 	return slices.Equal(slices.SortedFunc(slices.Values(a), less), slices.SortedFunc(slices.Values(b), less))
 }
 
-// What a damaged record stood for goes if its pod is gone.
+// What belongs to a damaged record is removed if its pod is gone.
 func TestDamagedRecordOfNoPod(t *testing.T) {
 	c := testConfig(t)
 	m := started(t, c)
@@ -129,7 +130,7 @@ func TestDamagedRecordOfNoPod(t *testing.T) {
 	}
 }
 
-// A record that cannot be read for a moment is not damaged; one that never can is.
+// A record that cannot be read for a moment is not damaged. One that can never be read is.
 func TestUnreadableRecord(t *testing.T) {
 	for name, failures := range map[string]int{"for a moment": 2, "for good": -1} {
 		for _, cause := range []error{unix.EIO, unix.EMFILE, unix.ENOMEM} {
@@ -163,7 +164,7 @@ func TestUnreadableRecord(t *testing.T) {
 	}
 }
 
-// A record of a newer daemon is not for this one to judge.
+// This daemon must not touch a record of a newer daemon.
 func TestNewerRecord(t *testing.T) {
 	for _, file := range []string{"bridge/a.json", "cni/a.json", "subnets.json"} {
 		t.Run(file, func(t *testing.T) {
@@ -187,7 +188,7 @@ func TestNewerRecord(t *testing.T) {
 	}
 }
 
-// tree is what there is in a directory.
+// tree returns the contents of a directory.
 func tree(t *testing.T, dir string) string {
 	t.Helper()
 	var all strings.Builder
@@ -202,7 +203,7 @@ func tree(t *testing.T, dir string) string {
 	return all.String()
 }
 
-// The ranges that a cluster has assigned are those of the bridge, should their file be damaged.
+// If the file of the ranges that a cluster has assigned is damaged, the bridge's ranges are used.
 func TestDamagedSubnets(t *testing.T) {
 	c := testConfig(t)
 	m := started(t, c)
