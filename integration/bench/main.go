@@ -128,7 +128,8 @@ func benchmark(ctx context.Context, o options) error {
 	return withTargets(ctx, o, func(targets []*target) error { return benchmarkRuntimes(ctx, targets, o) })
 }
 
-// withTargets calls measure with the runtimes on a disk of their own, and a registry that has the payload.
+// withTargets calls measure with the runtimes on their own disk, and a registry that has the
+// payload.
 func withTargets(ctx context.Context, o options, measure func([]*target) error) (err error) {
 	dir, err := os.MkdirTemp("", "bench-")
 	if err != nil {

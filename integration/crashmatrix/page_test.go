@@ -41,7 +41,7 @@ file or descriptor is left.
   terminal's other side any more. Containers without one go on.
 `
 
-// writePage writes what was found.
+// writePage writes the results.
 func writePage(t *testing.T, path string, all []result) {
 	t.Helper()
 	var host unix.Utsname
@@ -114,10 +114,10 @@ func writeRow(b *strings.Builder, all []result) {
 	}
 }
 
-// varying are the parts of an error that are another in each run.
+// varying are the parts of an error that differ in each run.
 var varying = regexp.MustCompile(`/tmp/coracle-[0-9]+|[0-9a-f]{64}|process [0-9]+|[A-Z0-9]{26}|[0-9]{6,}`)
 
-// oneLine fits an error into a table.
+// oneLine makes an error fit into a table.
 func oneLine(err error) string {
 	s := varying.ReplaceAllString(strings.Join(strings.Fields(err.Error()), " "), "…")
 	if len(s) > 300 {
