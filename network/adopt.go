@@ -12,6 +12,8 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/internal/transient"
 )
 
 // A pod of the built-in bridge keeps its network if its record is damaged or lost: the kernel knows
@@ -19,26 +21,34 @@ import (
 // namespace at the other end of the link. Its host ports are the elements of the nftables maps that
 // lead to these addresses.
 
-// adopt returns the lease of a pod from the kernel's state. It returns false if the pod has no
-// link, and so nothing that another pod could take.
-func (b *bridge) adopt(h *hostLinks, podID string) (lease, bool) {
+// adopt returns the lease of a pod as the kernel has it; false if the pod has no link, and so nothing
+// that could be taken from it. The error says that the kernel could not be asked, for a reason that
+// may pass: a lease without what the pod has would give that to another pod.
+func (b *bridge) adopt(h *hostLinks, podID string) (lease, bool, error) {
 	l := lease{PodID: podID, Stage: connected, Link: vethName(podID)}
 	link, err := h.LinkByName(l.Link)
 	if errors.As(err, new(netlink.LinkNotFoundError)) {
-		return l, false
+		return l, false, nil
 	}
 	if err != nil {
-		b.log.Warn("cannot find link of pod whose network record is lost", "pod", podID, "link", l.Link, "err", err)
-		return l, true
+		return l, false, fmt.Errorf("adopt network of pod %s: look for link %s: %w", podID, l.Link, err)
 	}
-	if l.IPs, err = farAddresses(link); err != nil {
-		b.log.Warn("cannot read addresses of pod whose network record is lost; another pod may get them", "pod", podID, "link", l.Link, "err", err)
-		return l, true
+	l.IPs, err = farAddresses(link)
+	if transient.Is(err) {
+		return l, false, fmt.Errorf("adopt network of pod %s: %w", podID, err)
 	}
-	if l.Ports, err = b.fw.portsOf(l.IPs); err != nil {
-		b.log.Warn("cannot read host ports of pod whose network record is lost; another pod may get them", "pod", podID, "link", l.Link, "err", err)
+	if err != nil {
+		b.log.Warn("cannot tell the addresses of a pod whose network record is lost; another pod may get them", "pod", podID, "link", l.Link, "err", err)
+		return l, true, nil
 	}
-	return l, true
+	l.Ports, err = b.fw.portsOf(l.IPs)
+	if transient.Is(err) {
+		return l, false, fmt.Errorf("adopt network of pod %s: %w", podID, err)
+	}
+	if err != nil {
+		b.log.Warn("cannot tell the host ports of a pod whose network record is lost; another pod may get them", "pod", podID, "link", l.Link, "err", err)
+	}
+	return l, true, nil
 }
 
 // farAddresses returns the addresses in the namespace at the other end of a link, IPv4 first. The
@@ -149,7 +159,10 @@ func (b *bridge) replaceDamaged(all loaded[lease]) error {
 	}
 	defer h.close()
 	for podID, why := range all.damaged {
-		l, ok := b.adopt(h, podID)
+		l, ok, err := b.adopt(h, podID)
+		if err != nil {
+			return err
+		}
 		if !ok {
 			b.records.replace(podID, nil, why)
 			continue
@@ -185,7 +198,10 @@ func (b *bridge) adoptLost(claimed map[string]bool) error {
 		if !ok {
 			continue
 		}
-		l, ok := b.adopt(h, podID)
+		l, ok, err := b.adopt(h, podID)
+		if err != nil {
+			return err
+		}
 		if !ok {
 			continue
 		}

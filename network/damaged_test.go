@@ -130,7 +130,8 @@ func TestDamagedRecordOfNoPod(t *testing.T) {
 	}
 }
 
-// A record that cannot be read for a moment is not damaged. One that can never be read is.
+// Regression: a record that cannot be read because of a shortage is not damaged, even if that lasts.
+// It was replaced, and a record of CNI lost its configuration.
 func TestUnreadableRecord(t *testing.T) {
 	for name, failures := range map[string]int{"for a moment": 2, "for good": -1} {
 		for _, cause := range []error{unix.EIO, unix.EMFILE, unix.ENOMEM} {
@@ -139,6 +140,7 @@ func TestUnreadableRecord(t *testing.T) {
 				m := started(t, c)
 				a := connect(t, m, "a", PortMapping{Protocol: "tcp", HostPort: 80, ContainerPort: 80})
 				connect(t, m, "b")
+				before := tree(t, c.StateDir)
 				again := New(c)
 				left := failures
 				again.bridge.records.read = func(path string) ([]byte, error) {
@@ -148,19 +150,49 @@ func TestUnreadableRecord(t *testing.T) {
 					}
 					return os.ReadFile(path)
 				}
-				must(t, again.Start(t.Context()))
+				err := again.Start(t.Context())
 				defer func() { must(t, again.Close()) }()
+				if after := tree(t, c.StateDir); after != before {
+					t.Errorf("changed from\n%s\nto\n%s", before, after)
+				}
+				if failures < 0 {
+					if !errors.Is(err, cause) || !strings.Contains(err.Error(), again.bridge.records.path("a")) {
+						t.Errorf("start: %v", err)
+					}
+					return
+				}
+				must(t, err)
 				must(t, again.Recover(t.Context(), []string{"a", "b"}))
 				l, ok := again.bridge.lease("a")
 				if !ok || !slices.Equal(l.IPs, a.ips) || len(l.Ports) != 1 || len(again.Leases()) != 2 {
 					t.Errorf("lease %+v of %v", l, again.Leases())
 				}
-				_, err := os.Stat(filepath.Join(c.StateDir, damagedDir, "bridge-a.json"))
-				if set := err == nil; set != (failures < 0) {
-					t.Errorf("set aside: %t", set)
-				}
 			})
 		}
+	}
+}
+
+// Regression: a start that could not ask the kernel gave a pod with a damaged record a lease
+// without addresses.
+func TestDamagedRecordAndNoDescriptors(t *testing.T) {
+	c := testConfig(t)
+	m := started(t, c)
+	a := connect(t, m, "a")
+	h, err := newHostLinks()
+	must(t, err)
+	defer h.close()
+	var was unix.Rlimit
+	must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &was))
+	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 0, Max: was.Max}))
+	l, ok, err := m.bridge.adopt(h, "a")
+	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &was))
+	if ok || !errors.Is(err, unix.EMFILE) {
+		t.Errorf("adopted %+v, %t, %v", l, ok, err)
+	}
+	must(t, os.Truncate(m.bridge.records.path("a"), 0))
+	m = started(t, c)
+	if l, _ = m.bridge.lease("a"); !slices.Equal(l.IPs, a.ips) {
+		t.Errorf("lease %+v, want %v", l, a.ips)
 	}
 }
 
@@ -185,6 +217,33 @@ func TestNewerRecord(t *testing.T) {
 				t.Errorf("changed from\n%s\nto\n%s", before, after)
 			}
 		})
+	}
+}
+
+// Fields that a newer daemon has added survive a rewrite, and go with the record.
+func TestUnknownFieldsAreKept(t *testing.T) {
+	dir := t.TempDir()
+	must(t, os.MkdirAll(filepath.Join(dir, "cni"), 0o700))
+	path := filepath.Join(dir, "cni", "a.json")
+	must(t, os.WriteFile(path, []byte(`{"version":1,"podID":"a","stage":"connected","netns":"/run/netns/a","config":{"name":"x"},"later":{"x":[1,2]}}`), 0o600))
+	r := newRecords[cniLease](dir, "cni", slog.New(slog.DiscardHandler))
+	all, err := r.load()
+	must(t, err)
+	l, ok := all.records["a"]
+	if !ok {
+		t.Fatalf("loaded %+v", all)
+	}
+	l.Stage = removing
+	must(t, r.write("a", l))
+	b, err := os.ReadFile(path)
+	must(t, err)
+	if s := string(b); !strings.Contains(s, `"later":{"x":[1,2]}`) || !strings.Contains(s, `"stage":"removing"`) {
+		t.Errorf("rewritten as %s", s)
+	}
+	must(t, r.remove("a"))
+	must(t, r.write("a", l)) // another pod of that id
+	if b, err = os.ReadFile(path); err != nil || strings.Contains(string(b), "later") {
+		t.Errorf("written as %s, %v", b, err)
 	}
 }
 

@@ -8,10 +8,12 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/internal/atomicfile"
+	"github.com/coracle-project/coracle/internal/recordfile"
 	"github.com/coracle-project/coracle/internal/transient"
 )
 
@@ -19,8 +21,8 @@ import (
 // changed then.
 var ErrVersion = errors.New("unknown record version")
 
-// recordVersion is the newest format that this daemon understands. The first records had no
-// version.
+// recordVersion is the newest format that this daemon understands. The first records said none. A
+// new field does not change it: fields that a daemon does not know are kept.
 const recordVersion = 1
 
 // stage is how far a driver is with a pod; it is written before the step it names.
@@ -49,17 +51,20 @@ type records[T record[T]] struct {
 	// aside is the directory where damaged records are kept for the operator.
 	aside string
 	log   *slog.Logger
-	read  func(path string) ([]byte, error) // os.ReadFile, except in tests
+	read  func(path string) ([]byte, error) // os.ReadFile, but in tests
+	kept  *sync.Map                         // by pod id: *recordfile.Kept, the fields of a newer daemon
 }
 
 func newRecords[T record[T]](stateDir, kind string, log *slog.Logger) records[T] {
-	return records[T]{dir: filepath.Join(stateDir, kind), aside: filepath.Join(stateDir, damagedDir), log: log, read: os.ReadFile}
+	return records[T]{dir: filepath.Join(stateDir, kind), aside: filepath.Join(stateDir, damagedDir), log: log, read: os.ReadFile, kept: &sync.Map{}}
 }
 
 func (r records[T]) path(podID string) string { return filepath.Join(r.dir, podID+".json") }
 
 func (r records[T]) write(podID string, rec T) error {
-	data, err := json.Marshal(rec.versioned())
+	kept, _ := r.kept.Load(podID)
+	k, _ := kept.(*recordfile.Kept)
+	data, err := k.Marshal(rec.versioned())
 	if err != nil {
 		return fmt.Errorf("network record of pod %s: %w", podID, err)
 	}
@@ -79,6 +84,7 @@ func ignoringFull(err error) error {
 }
 
 func (r records[T]) remove(podID string) error {
+	r.kept.Delete(podID)
 	if err := os.Remove(r.path(podID)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("network record of pod %s: %w", podID, err)
 	}
@@ -94,8 +100,8 @@ type loaded[T any] struct {
 	left []string
 }
 
-// load reads all records and changes nothing. It returns ErrVersion if one was written by a newer
-// daemon.
+// load reads all records and changes nothing. ErrVersion if one is of a newer daemon. A record that
+// cannot be read for a reason that may pass is no damaged one: the start fails, and comes again.
 func (r records[T]) load() (loaded[T], error) {
 	all := loaded[T]{records: map[string]T{}, damaged: map[string]error{}}
 	if err := os.MkdirAll(r.dir, 0o700); err != nil {
@@ -122,8 +128,10 @@ func (r records[T]) load() (loaded[T], error) {
 		case err == nil:
 			all.records[podID] = rec
 		case errors.Is(err, ErrVersion):
-			return all, fmt.Errorf("read network record %s: %w", path, err)
-		case errors.Is(err, os.ErrNotExist): // an operator has just removed it
+			return all, fmt.Errorf("network record %s: %w", path, err)
+		case transient.Is(err):
+			return all, fmt.Errorf("network record: %w", err)
+		case errors.Is(err, os.ErrNotExist): // an operator has just taken it away
 		default:
 			all.damaged[podID] = err
 		}
@@ -141,6 +149,9 @@ func (r records[T]) parse(podID string) (rec T, err error) {
 	}
 	if err := json.Unmarshal(data, &rec); err != nil {
 		return rec, err
+	}
+	if k := recordfile.Keep(data, &rec); k != nil {
+		r.kept.Store(podID, k)
 	}
 	return rec, rec.check(podID)
 }

@@ -38,9 +38,10 @@ func (m *Manager) ExecSync(ctx context.Context, req ExecRequest, timeout time.Du
 		free()
 		return ExecSyncResult{}, err
 	}
-	return ExecSyncResult{
-		Stdout: stdout.bytes, Stderr: stderr.bytes, StdoutCut: stdout.cut, StderrCut: stderr.cut, ExitCode: code, free: free,
-	}, nil
+	r := ExecSyncResult{ExitCode: code, free: free}
+	r.Stdout, r.StdoutCut = stdout.result()
+	r.Stderr, r.StderrCut = stderr.result()
+	return r, nil
 }
 
 // Exec runs a command in a running container and copies its streams until it has ended;

@@ -49,14 +49,19 @@ func (b *outputBudget) give(n int) {
 // never blocks.
 type keptOutput struct {
 	budget *outputBudget
+
+	mu     sync.Mutex // copying may go on when the call has given up
 	bytes  []byte
 	taken  int  // of the budget
 	cut    bool // the budget was used up
+	closed bool // what comes now is dropped
 }
 
 func (k *keptOutput) Write(p []byte) (int, error) {
-	for rest := p; len(rest) > 0 && !k.cut && len(k.bytes) < MaxExecSyncOutput; {
-		if len(k.bytes) == cap(k.bytes) && !k.grow() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for rest := p; len(rest) > 0 && !k.closed && !k.cut && len(k.bytes) < MaxExecSyncOutput; {
+		if len(k.bytes) == cap(k.bytes) && !k.growLocked() {
 			k.cut = true
 			break
 		}
@@ -66,8 +71,8 @@ func (k *keptOutput) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// grow makes room for more. The old bytes count until they have been copied.
-func (k *keptOutput) grow() bool {
+// growLocked makes room for more. The old bytes are counted until they have been copied.
+func (k *keptOutput) growLocked() bool {
 	if k.bytes == nil {
 		k.bytes = make([]byte, 0, execOutputFree)
 		return true
@@ -82,7 +87,18 @@ func (k *keptOutput) grow() bool {
 	return true
 }
 
+// result ends the keeping. The budget is used until free.
+func (k *keptOutput) result() (b []byte, cut bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.closed = true
+	return k.bytes, k.cut
+}
+
 func (k *keptOutput) free() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.closed = true
 	k.budget.give(k.taken)
 	k.taken = 0
 }

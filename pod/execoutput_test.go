@@ -2,6 +2,8 @@ package pod
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"sync"
 	"testing"
 )
@@ -61,4 +63,23 @@ func TestExecSyncOutputBudget(t *testing.T) {
 		t.Errorf("%d bytes, cut: %t", len(whole.Stdout), whole.StdoutCut)
 	}
 	whole.Free()
+}
+
+// What comes after a call has given up is dropped: the budget of all calls is whole again.
+func TestExecSyncOutputComesLate(t *testing.T) {
+	b := newBench(t)
+	m, _ := b.manager()
+	id := must[string](t)(m.Create(t.Context(), must[string](t)(m.Run(t.Context(), podConfig("p"))), containerConfig("run")))
+	ok(t, m.StartContainer(t.Context(), id))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := m.ExecSync(ctx, ExecRequest{Container: id, Command: []string{"late"}}, 0); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	b.late.Wait()
+	m.execOutput.mu.Lock()
+	defer m.execOutput.mu.Unlock()
+	if m.execOutput.used != 0 {
+		t.Errorf("%d bytes are never given back", m.execOutput.used)
+	}
 }

@@ -165,3 +165,38 @@ func TestFullStateDirectory(t *testing.T) {
 		})
 	}
 }
+
+// A daemon that starts on a full state directory still has the reserve that the last one made, be it
+// only a part, and completes it when there is room.
+func TestReserveOutlivesDaemon(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		lose func(reserve string) error
+	}{
+		{"whole", func(string) error { return nil }},
+		{"part", func(reserve string) error { return os.Remove(filepath.Join(reserve, "0")) }},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			b := newBench(t)
+			b.onSmall("size=8m")
+			m1, h1 := b.manager()
+			b.kill(h1)
+			ok(t, tc.lose(m1.room.reserve()))
+			b.fillBytes()
+			m2, h2 := b.manager()
+			if !m2.room.free() {
+				t.Error("there is no reserve to give up")
+			}
+			if _, err := os.Lstat(m2.room.reserve()); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("the reserve is still there: %v", err)
+			}
+			ok(t, os.Remove(filepath.Join(b.state, "filling")))
+			b.kill(h2)
+			ok(t, os.Mkdir(m2.room.reserve(), 0o700)) // a part
+			m3, _ := b.manager()
+			if files := must[[]os.DirEntry](t)(os.ReadDir(m3.room.reserve())); len(files) != reserveFiles {
+				t.Errorf("the reserve has %d files", len(files))
+			}
+		})
+	}
+}

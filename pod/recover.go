@@ -40,8 +40,9 @@ import (
 //	pod's directory; no network, namespaces, files,     removed, likewise
 //	  nor containers in the shim
 //	pod's directory, else                               unmanaged
-//	container in the shim, without a directory:
-//	  its pod is unmanaged, or unknown to the shim      unmanaged
+//	container in the shim, without any directory:
+//	  its pod is unmanaged, or one of its containers
+//	    is, or the shim does not know its pod           unmanaged
 //	  its pod has no directory                          killed: both have been removed
 //	  its pod is being made, stopped or removed         killed with the pod
 //	  its pod stays, it never started or has ended      freed: nothing runs

@@ -24,10 +24,11 @@ type room struct {
 	log *slog.Logger
 
 	mu      sync.Mutex
-	held    bool      // the reserve exists
-	checked time.Time // last check of the file system
-	writes  int       // of records, since the last check
-	scarce  bool      // nearly full at the last check
+	held    bool      // something of the reserve is there
+	whole   bool      // all of it is
+	checked time.Time // when the file system was looked at
+	writes  int       // of records, since then
+	scarce  bool      // it was nearly full then
 }
 
 const (
@@ -90,24 +91,28 @@ func (r *room) wrote() {
 	}
 }
 
-// check checks the file system now.
+// check looks at the file system now, and for the reserve, which an earlier daemon may have made:
+// on a full file system there is no room to make another. Whether it is whole is not known.
 func (r *room) check() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	_, err := os.Lstat(r.reserve())
+	r.held, r.whole = err == nil, false
 	r.checkLocked()
 }
 
-// checkLocked checks the file system, and builds the reserve if it is missing and fits.
+// checkLocked looks at the file system, and makes or completes the reserve if it fits.
 func (r *room) checkLocked() {
 	u, err := r.lookLocked()
-	if err != nil || r.held || u.BytesFree < reserveBytes+reserveSpare || u.Inodes > 0 && u.InodesFree < 4*reserveFiles {
+	if err != nil || r.whole || u.BytesFree < reserveBytes+reserveSpare || u.Inodes > 0 && u.InodesFree < 4*reserveFiles {
 		return
 	}
 	if err := makeReserve(r.reserve()); err != nil {
-		r.log.Warn("cannot build reserve for stopping pods on a full state directory", "err", err)
+		r.log.Warn("no reserve for stopping pods on a full state directory", "err", err)
+		r.held = false
 		return
 	}
-	r.held = true
+	r.held, r.whole = true, true
 }
 
 // lookLocked warns once when the file system becomes nearly full.
@@ -167,7 +172,7 @@ func (r *room) free() bool {
 	if !r.held {
 		return false
 	}
-	r.held = false
+	r.held, r.whole = false, false
 	if err := os.RemoveAll(r.reserve()); err != nil {
 		r.log.Error("cannot delete reserve", "err", err)
 		return false

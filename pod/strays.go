@@ -19,6 +19,7 @@ func (m *Manager) endStrays(ctx context.Context, known map[string][]string, b ba
 	m.namePods(known)
 	b.containers = m.leaveBareContainers(known, b.containers)
 	b.pods = m.leaveBarePods(known, b.pods)
+	unmanagedPods := m.podsOfUnmanaged()
 	tasks := m.sideBySide()
 	for podID, ids := range known {
 		for _, id := range ids {
@@ -29,7 +30,11 @@ func (m *Manager) endStrays(ctx context.Context, known map[string][]string, b ba
 				m.leave(Unmanaged{Kind: UnmanagedContainer, ID: id}, errors.New("its record is missing, and the shim does not know its pod"))
 				continue
 			}
-			if m.unmanaged.has(podID) {
+			if m.pods.exact(podID) == nil && unmanagedPods[podID] {
+				if id == podID { // the init: the containers in its PID namespace end with it
+					m.leave(Unmanaged{Kind: UnmanagedPod, ID: id, PodID: id}, errors.New("its directory is missing, and it has unmanaged containers"))
+					continue
+				}
 				m.leave(Unmanaged{Kind: UnmanagedContainer, ID: id, PodID: podID}, errors.New("its pod is unmanaged"))
 				continue
 			}
@@ -60,18 +65,23 @@ func (m *Manager) removeStrays(ctx context.Context, known map[string][]string, b
 	for _, e := range m.containers.each((*containerRecord).visible) {
 		containers = append(append(containers, e.id), e.get().volumes()...)
 	}
+	var unseen error // snapshots of what may run
 	for _, u := range m.Unmanaged() {
 		if u.Kind == UnmanagedContainer {
-			containers = append(containers, m.unmanagedSnapshots(u.ID)...)
+			ids, err := m.unmanagedSnapshots(u.ID)
+			containers, unseen = append(containers, ids...), errors.Join(unseen, err)
 		}
 	}
 	tasks.do("recover networks", "", func() error { return m.Network.Recover(ctx, pods) })
 	tasks.wait()
 	m.queueStrayNetworks(unmanagedPods)
-	// Snapshots are recovered after the containers that may have used them, and namespaces after
-	// the network in them. If a root is lost, only its own container is affected: it fails to
-	// start.
-	m.attempt("recover root file systems", "", m.Snapshots.Recover(ctx, containers))
+	// Snapshots go after the containers that may have used them, namespaces after
+	// the network that was in them. A root that is lost is the trouble of its own
+	// container, which fails to start.
+	if unseen == nil {
+		unseen = m.Snapshots.Recover(ctx, containers)
+	}
+	m.attempt("recover root file systems", "", unseen)
 	m.attempt("remove strays", "", m.removeStrayDirs(ctx, b, unmanagedPods))
 }
 
@@ -116,7 +126,11 @@ func (m *Manager) leaveBareContainers(known map[string][]string, ids []string) (
 			m.leave(u, errors.New("its record is missing, and the shim has the container"))
 			continue
 		}
-		mounted, err := mountedAt(mountPoints(m.containerDir().Of(id)))
+		mounted := ""
+		points, err := mountPoints(m.containerDir().Of(id))
+		if err == nil {
+			mounted, err = mountedAt(points)
+		}
 		switch {
 		case err != nil:
 			m.leave(u, fmt.Errorf("its record is missing: %w", err))

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -287,22 +288,29 @@ func (m *Manager) podInBundle(id string) string {
 // sandboxAnnotation holds the pod's id in each container's specification.
 const sandboxAnnotation = "io.kubernetes.cri.sandbox-id"
 
-// unmanagedSnapshots returns the ids of the snapshots of a container without a record: of its root,
-// and of the mount points in its directory (see volumes).
-func (m *Manager) unmanagedSnapshots(id string) []string {
+// unmanagedSnapshots are the ids of the snapshots that a container without a record has: those of
+// its root, and of the mount points in its directory (see volumes). On an error there may be more
+// than can be seen now.
+func (m *Manager) unmanagedSnapshots(id string) ([]string, error) {
 	ids := []string{id}
 	if len(id) < idLength {
-		return ids // not an id of ours
+		return ids, nil // not an id of ours
 	}
 	dir := m.containerDir().Of(id)
-	mounts, _ := os.ReadDir(filepath.Join(dir, "volumes")) // none if the directory is missing
+	mounts, err := os.ReadDir(filepath.Join(dir, "volumes"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
 	for _, mount := range mounts {
 		ids = append(ids, volumePrefix(id)+mount.Name())
 	}
-	if _, err := os.Stat(filepath.Join(dir, "checkpoint")); err == nil {
+	switch _, err := os.Stat(filepath.Join(dir, "checkpoint")); {
+	case err == nil:
 		ids = append(ids, checkpointImageID(id))
+	case !errors.Is(err, fs.ErrNotExist):
+		return nil, err
 	}
-	return ids
+	return ids, nil
 }
 
 // stopUnmanaged kills all processes of an unmanaged pod or container.
@@ -413,8 +421,12 @@ func (m *Manager) dropUnmanagedContainer(ctx context.Context, u Unmanaged) error
 	if err := m.faultAt(ctx, faultUnmanagedKilled); err != nil {
 		return err
 	}
+	snapshots, err := m.unmanagedSnapshots(u.ID)
+	if err != nil {
+		return err
+	}
 	var errs []error
-	for _, id := range m.unmanagedSnapshots(u.ID) {
+	for _, id := range snapshots {
 		errs = append(errs, m.Snapshots.Remove(ctx, id))
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -434,7 +446,11 @@ func (m *Manager) dropUnmanagedContainer(ctx context.Context, u Unmanaged) error
 // reach into mounts.
 func (m *Manager) removeContainerDir(id string) error {
 	dir := m.containerDir().Of(id)
-	for _, at := range mountPoints(dir) {
+	points, err := mountPoints(dir)
+	if err != nil {
+		return err
+	}
+	for _, at := range points {
 		if err := unmount(at); err != nil {
 			return err
 		}
@@ -442,12 +458,15 @@ func (m *Manager) removeContainerDir(id string) error {
 	return m.containerDir().Remove(id)
 }
 
-// mountPoints returns the places in a container's directory where something may be mounted.
-func mountPoints(dir string) []string {
+// mountPoints are the places in a container's directory where something may be mounted.
+func mountPoints(dir string) ([]string, error) {
 	at := []string{filepath.Join(dir, "rootfs"), filepath.Join(dir, "checkpoint")}
-	volumes, _ := os.ReadDir(filepath.Join(dir, "volumes")) // none if the directory is missing
+	volumes, err := os.ReadDir(filepath.Join(dir, "volumes"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
 	for _, v := range volumes {
 		at = append(at, filepath.Join(dir, "volumes", v.Name()))
 	}
-	return at
+	return at, nil
 }

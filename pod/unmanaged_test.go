@@ -196,6 +196,45 @@ func TestRecordsReadableAgain(t *testing.T) {
 	b.nothingLeft()
 }
 
+// The init of a pod whose directory is lost keeps the containers in the pod's PID namespace alive.
+// They have their records, so the init stays with them, and the pod can be removed as a whole.
+func TestInitOfUnmanagedContainersStays(t *testing.T) {
+	b := newBench(t)
+	m1, h := b.manager()
+	podID, id := b.sharing(m1)
+	b.kill(h)
+	ok(t, errors.Join(unmount(m1.podFiles(podID)), os.RemoveAll(m1.podDir().Of(podID))))
+	m, _ := b.manager()
+	idle(t, m)
+	for _, one := range []string{podID, id} {
+		if p := b.proc(one); p == nil || p.state != client.StateRunning || len(p.signals) > 0 {
+			t.Errorf("%s: %+v", one, p)
+		}
+	}
+	if len(m.unmanagedIn(podID)) != 1 {
+		t.Errorf("unmanaged: %+v", m.Unmanaged())
+	}
+	ok(t, m.Remove(t.Context(), podID))
+	if us := m.Unmanaged(); len(us) != 0 {
+		t.Errorf("still unmanaged: %+v", us)
+	}
+	idle(t, m)
+	b.nothingLeft()
+}
+
+// sharing is a running container in its pod's PID namespace.
+func (b *bench) sharing(m *Manager) (podID, id string) {
+	b.t.Helper()
+	cfg := podConfig("p")
+	cfg.Namespaces.PID = NamespacePod
+	podID = must[string](b.t)(m.Run(b.t.Context(), cfg))
+	c := containerConfig("run")
+	c.Security.Namespaces.PID = NamespacePod
+	id = must[string](b.t)(m.Create(b.t.Context(), podID, c))
+	ok(b.t, m.StartContainer(b.t.Context(), id))
+	return podID, id
+}
+
 // A container that the shim has without any record is killed only where it must be ours to remove.
 func TestContainersWithoutDirectory(t *testing.T) {
 	for _, tc := range []struct {

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/coracle-project/coracle/internal/recordfile"
+	"github.com/coracle-project/coracle/internal/transient"
 	"github.com/coracle-project/coracle/runtime"
 )
 
@@ -131,9 +132,11 @@ func (s *Service) takeOver(ctx context.Context, rec record) (_ *container, err e
 	if c.init.exitState() == nil {
 		s.oom.goOn(c)
 	} else {
-		c.stdio.out.close()
-		close(c.drained)
 		close(c.watched)
+		go func() { // the exit may have been told before the log had taken all
+			defer close(c.drained)
+			c.stdio.drain()
+		}()
 	}
 	c.adoptExecs(execs)
 	for _, rec := range intents {
@@ -146,7 +149,7 @@ func (s *Service) takeOver(ctx context.Context, rec record) (_ *container, err e
 // loadEngine loads the container in its engine. It returns nil if the engine has lost it for good.
 func (s *Service) loadEngine(ctx context.Context, rec *record) (runtime.Container, error) {
 	c, err := s.cfg.Engine.Load(ctx, rec.ID)
-	if err == nil || recordfile.Transient(err) || recordfile.Newer(err) != nil || ctx.Err() != nil {
+	if err == nil || transient.Is(err) || recordfile.Newer(err) != nil || ctx.Err() != nil {
 		return c, err
 	}
 	log := s.log.With("container", rec.ID)
@@ -156,7 +159,7 @@ func (s *Service) loadEngine(ctx context.Context, rec *record) (runtime.Containe
 		return nil, nil // the engine may already have deleted a container that has ended
 	}
 	c, err = e.Rebuild(ctx, rec.ID, rec.known())
-	if recordfile.Transient(err) || ctx.Err() != nil {
+	if transient.Is(err) || ctx.Err() != nil {
 		return nil, err
 	}
 	if err != nil {
@@ -198,7 +201,7 @@ func (c *container) openHeld(held named) error {
 	}
 	if held["log"] == nil {
 		log, err := c.openLog()
-		if recordfile.Transient(err) {
+		if transient.Is(err) {
 			return err
 		}
 		if err != nil {
@@ -206,7 +209,7 @@ func (c *container) openHeld(held named) error {
 		}
 		c.stdio.log = log
 	}
-	if err := c.stdio.open(held); recordfile.Transient(err) {
+	if err := c.stdio.open(held); transient.Is(err) {
 		return err
 	} else if err != nil {
 		c.log.Error("output of the container is lost", "error", err)
@@ -268,7 +271,7 @@ func (c *container) openExecs() (all []*execution, intents []execRecord, err err
 // if the keeper does not hold the process either.
 func (c *container) execRecord(e *execution, held named) (execRecord, error) {
 	rec, err := readExecRecord(e.path())
-	if err == nil || recordfile.Transient(err) || recordfile.Newer(err) != nil {
+	if err == nil || transient.Is(err) || recordfile.Newer(err) != nil {
 		return rec, err
 	}
 	rec = execRecord{Version: recordVersion, ID: e.id, Terminal: held["tty"] != nil}
@@ -283,12 +286,17 @@ func (c *container) execRecord(e *execution, held named) (execRecord, error) {
 }
 
 func (c *container) adoptExecs(all []*execution) {
+	// All before the first goes on: one whose owner has ended removes itself.
+	c.mu.Lock()
+	for _, e := range all {
+		c.execs[e.id] = e
+	}
+	c.mu.Unlock()
+	c.s.execs.Add(int64(len(all)))
 	for _, e := range all {
 		if e.tty != nil {
 			e.relay = startRelay(e.tty, e.rec.Stdin, e.rec.Stdout, c.log)
 		}
-		c.s.execs.Add(1)
-		c.execs[e.id] = e
 		go e.awaitExit()
 		e.bind()
 	}

@@ -13,6 +13,7 @@ var (
 	faultExecHeld       = fault.New("shim.exec.held")
 	faultExecKilled     = fault.New("shim.exec.killed")
 	faultExecLaunched   = fault.New("shim.exec.launched")
+	faultExecSignalled  = fault.New("shim.exec.signalled")
 	faultExecStarted    = fault.New("shim.exec.started")
 	faultLogOpened      = fault.New("shim.log.opened")
 	faultLogPruned      = fault.New("shim.log.pruned")

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/coracle-project/coracle/internal/recordfile"
+	"github.com/coracle-project/coracle/internal/transient"
 	"github.com/coracle-project/coracle/runtime/engine"
 	"github.com/coracle-project/coracle/runtime/handler"
 	"github.com/coracle-project/coracle/runtime/plan"
@@ -146,15 +146,15 @@ func TestAdoptionWithoutDescriptors(t *testing.T) {
 		err := s.Adopt(t.Context())
 		restore()
 		switch u := s.notManaged("web"); {
-		case err != nil && recordfile.Transient(err):
-			if err := s.Adopt(t.Context()); err != nil { // as in the next shim
+		case err != nil && transient.Is(err):
+			if err := s.Adopt(t.Context()); err != nil { // as the next shim does
 				t.Fatal(err)
 			}
 		case err != nil:
 			t.Fatalf("%d descriptors: %v", free, err)
 		case u != nil:
 			left++
-			if !recordfile.Transient(u.reason) || u.podID != "p1" {
+			if !transient.Is(u.reason) || u.podID != "p1" {
 				t.Errorf("%d descriptors: unmanaged %+v", free, u)
 			}
 			s.retry(t.Context())

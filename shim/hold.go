@@ -10,7 +10,7 @@ import (
 	"sync"
 	"syscall"
 
-	"github.com/coracle-project/coracle/internal/recordfile"
+	"github.com/coracle-project/coracle/internal/transient"
 	"github.com/coracle-project/coracle/shim/keeper"
 	"github.com/coracle-project/coracle/shim/pidfd"
 )
@@ -84,7 +84,7 @@ func (h *hold) get(key string) (named, error) {
 		return named{}, nil
 	}
 	meta, files, err := k.Get(key)
-	if recordfile.Transient(err) {
+	if transient.Is(err) {
 		return nil, fmt.Errorf("take files of %s from the keeper: %w", key, err)
 	}
 	if err != nil {

@@ -141,8 +141,24 @@ func (e *execution) bind() {
 	close(armed)
 }
 
-// expire kills an exec whose owner has ended or whose deadline has passed. If the owner has ended,
-// expire also removes the exec.
+// ends says whether an exec is to be killed: it runs, or an earlier shim had begun to kill it, and may
+// not have got beyond the process itself. That is written down first.
+func (e *execution) ends(p *process) bool {
+	e.mu.Lock()
+	begun := e.rec.Ending
+	e.rec.Ending = begun || p.exitState() == nil
+	now := e.rec.Ending
+	e.mu.Unlock()
+	if now && !begun {
+		if err := e.persist(); err != nil {
+			e.c.log.Error("cannot record that an exec is killed", "exec", e.id, "error", err)
+		}
+	}
+	return now
+}
+
+// expire kills an exec whose owner has ended or whose time is over, and removes it when there is no
+// owner any more who does.
 func (e *execution) expire() {
 	ctx, cancel := context.WithTimeout(context.Background(), dying)
 	defer cancel()
@@ -150,8 +166,8 @@ func (e *execution) expire() {
 	p := e.process()
 	e.op.Unlock()
 	cause := context.Cause(e.bound)
-	if p != nil && p.exitState() == nil {
-		e.c.log.Warn("killing exec", "exec", e.id, "pid", p.pid, "reason", cause)
+	if p != nil && e.ends(p) {
+		e.c.log.Warn("exec is killed", "exec", e.id, "pid", p.pid, "reason", cause)
 		if err := e.c.killExec(ctx, e, p); err != nil {
 			e.c.log.Error("cannot kill exec", "exec", e.id, "pid", p.pid, "error", err)
 		}

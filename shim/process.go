@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/coracle-project/coracle/internal/recordfile"
+	"github.com/coracle-project/coracle/internal/transient"
 	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/shim/pidfd"
 )
@@ -51,7 +51,7 @@ func (h *hold) adoptProcess(engine runtime.Container, r processRecord, held *os.
 	p := &process{pid: r.PID, startTime: r.StartTime, pidfd: held, left: h.exit, exited: make(chan struct{})}
 	if r.Exit == nil && held == nil && !isRemote(engine) {
 		f, err := pidfd.OpenStarted(r.PID, r.StartTime)
-		if recordfile.Transient(err) {
+		if transient.Is(err) {
 			return nil, err
 		}
 		p.pidfd = f // nil: the process has ended

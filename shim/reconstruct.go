@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/internal/recordfile"
+	"github.com/coracle-project/coracle/internal/transient"
 	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/shim/pidfd"
 )
@@ -28,7 +29,7 @@ const sandboxAnnotation = "io.kubernetes.cri.sandbox-id"
 // wanted.json, or at least in the first part of the record. The engine and the keeper know the
 // process. The damaged file is kept aside. errNeverRan: there is nothing to lose.
 func (s *Service) reconstruct(ctx context.Context, id string, cause error) (rec record, err error) {
-	if recordfile.Transient(cause) || recordfile.Newer(cause) != nil {
+	if transient.Is(cause) || recordfile.Newer(cause) != nil {
 		return rec, cause
 	}
 	rec, noFile, err := s.remembered(id)
@@ -82,12 +83,12 @@ func (s *Service) reconstruct(ctx context.Context, id string, cause error) (rec 
 func (s *Service) remembered(id string) (rec record, noFile bool, err error) {
 	dir := s.dirOf(id)
 	rec, err = readRecordFile(dir, wantedName)
-	if recordfile.Transient(err) || recordfile.Newer(err) != nil {
+	if transient.Is(err) || recordfile.Newer(err) != nil {
 		return rec, false, err
 	}
 	wanted := err == nil
 	data, err := recordfile.Read(filepath.Join(dir, recordName))
-	if recordfile.Transient(err) {
+	if transient.Is(err) {
 		return rec, false, err
 	}
 	salvage(data, &rec)
@@ -128,7 +129,7 @@ type engineKnows struct {
 func (s *Service) askEngine(ctx context.Context, rec *record) (k engineKnows, status specs.ContainerState, err error) {
 	c, err := s.cfg.Engine.Load(ctx, rec.ID)
 	switch {
-	case recordfile.Transient(err), recordfile.Newer(err) != nil, ctx.Err() != nil:
+	case transient.Is(err), recordfile.Newer(err) != nil, ctx.Err() != nil:
 		return k, "", errors.Join(err, ctx.Err())
 	case errors.Is(err, runtime.ErrNotFound):
 		k.nothing = true
@@ -174,7 +175,7 @@ func processOf(f *os.File) (*processRecord, error) {
 			continue
 		}
 		start, err := pidfd.StartTime(pid)
-		if recordfile.Transient(err) {
+		if transient.Is(err) {
 			return nil, err
 		}
 		if err != nil {

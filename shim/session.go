@@ -63,6 +63,9 @@ func (c *container) killExec(ctx context.Context, e *execution, p *process) erro
 	if err := p.signal(unix.SIGKILL); err != nil && !errors.Is(err, runtime.ErrNotRunning) {
 		return err
 	}
+	if err := faultExecSignalled.At(ctx); err != nil {
+		return err
+	}
 	return c.killSession(ctx, e, p)
 }
 

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/coracle-project/coracle/internal/recordfile"
+	"github.com/coracle-project/coracle/internal/transient"
 	"github.com/coracle-project/coracle/runtime"
 )
 
@@ -63,7 +64,7 @@ func (s *Service) waiting() (all []*unmanaged) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, u := range s.unmanaged {
-		if recordfile.Transient(u.reason) {
+		if transient.Is(u.reason) {
 			all = append(all, u)
 		}
 	}
@@ -118,7 +119,7 @@ func (s *Service) handle(ctx context.Context, u *unmanaged) (runtime.Container, 
 		return c, nil
 	}
 	e, ok := s.cfg.Engine.(runtime.Rebuilder)
-	if !ok || recordfile.Transient(err) || recordfile.Newer(err) != nil {
+	if !ok || transient.Is(err) || recordfile.Newer(err) != nil {
 		return nil, err
 	}
 	rec, _, err := s.remembered(u.id)

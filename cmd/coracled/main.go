@@ -8,7 +8,9 @@ import (
 	"os"
 
 	"github.com/coracle-project/coracle/internal/fault"
+	"github.com/coracle-project/coracle/network"
 	"github.com/coracle-project/coracle/pod/record"
+	"github.com/coracle-project/coracle/shim/keeper"
 )
 
 func main() { os.Exit(run()) }
@@ -23,13 +25,11 @@ func run() int {
 	return 0
 }
 
-// exitConfig is EX_CONFIG of sysexits.h: a restart would fail in the same way. Neither the keeper
-// nor systemd (RestartPreventExitStatus) then restarts coracled.
-const exitConfig = 78
-
+// exitStatus is 1, or, for records of a newer release, what has neither the keeper nor systemd
+// (RestartPreventExitStatus) start coracled again: another start would fail as this one did.
 func exitStatus(err error) int {
-	if errors.Is(err, record.ErrVersion) {
-		return exitConfig
+	if errors.Is(err, record.ErrVersion) || errors.Is(err, network.ErrVersion) {
+		return keeper.ExitStay
 	}
 	return 1
 }

@@ -13,6 +13,10 @@ type limit struct {
 
 var limits = []limit{
 	{
+		"kill keeper and shim", "", "exit code 255, want",
+		"The exit status of a container that ended while there was neither shim nor keeper.",
+	},
+	{
 		"error", "shim.log.", string(lostNoted),
 		"When a log with a limit cannot be rotated, what does not fit is missing, and the log says so in its place.",
 	},

@@ -18,6 +18,11 @@ var elsewhere = map[string]string{
 	"runtime.oci.":  "integration TestShimKilledAtEachFaultPoint", // containers of other OCI runtimes
 	"runtime.shim.": "integration TestShimKilledAtEachFaultPoint", // and of other shims
 	"runtime.kill.": "shim/client TestKillAtEachStep",             // where the kernel cannot kill a cgroup
+
+	"pod.start.again":     "pod TestCrashBeforeStartOnceMore",        // a shim that dies under a start
+	"pod.unmanaged.":      "pod TestCrashWhileRemovingUnmanaged",     // damaged records
+	"shim.exec.killed":    "shim/client TestExecsEndWithTheirDaemon", // execs without a daemon
+	"shim.exec.signalled": "shim/client TestExecsEndWithTheirDaemon",
 }
 
 // prefixes are the packages that have side effects, and therefore fault points.

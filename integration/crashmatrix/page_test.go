@@ -35,8 +35,8 @@ file or descriptor is left.
 
 ## Known limits
 
-- Before Linux 6.15 the exit status of a container that ends while neither its shim nor the keeper lives is not
-  known; it is reported as 255. From 6.15 on the kernel tells it afterwards.
+- The exit status of a container that ends while neither its shim nor the keeper lives is not known; it is
+  reported as 255. Before Linux 6.15 that is so, too, while only its shim is being replaced.
 - When keeper and shim die at the same instant, a container with a terminal gets a hang-up, as nobody holds the
   terminal's other side any more. Containers without one go on.
 `

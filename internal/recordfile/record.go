@@ -7,9 +7,9 @@
 //
 // There are three kinds of failure, because they need different reactions:
 //
-//	Transient(err)   the file may be fine: try again later
-//	*NewerError      the file is fine: leave it to the program that wrote it
-//	ErrDamaged       the file is useless: use what else is known
+//	transient.Is(err)  the file may be fine: try again later
+//	*NewerError        the file is fine: leave it to the program that wrote it
+//	ErrDamaged         the file is useless: go by what else is known
 package recordfile
 
 import (
@@ -44,18 +44,7 @@ func Newer(err error) *NewerError {
 	return nil
 }
 
-// Transient reports whether an error is caused by the state of this process or of the machine, and
-// not by the file.
-func Transient(err error) bool {
-	for _, errno := range []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.EIO, unix.EINTR, unix.EAGAIN} {
-		if errors.Is(err, errno) {
-			return true
-		}
-	}
-	return false
-}
-
-// maxSize limits a record. Records of containers have a few kilobytes; seccomp filters and
+// maxSize bounds a record. Those of containers have a few kilobytes; seccomp filters and
 // annotations can make them larger.
 const maxSize = 16 << 20
 

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/internal/transient"
 )
 
 type inner struct {
@@ -139,7 +141,7 @@ func TestReadWhatIsNoRecord(t *testing.T) {
 		if err := make(path); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := Read(path); !errors.Is(err, ErrDamaged) || Transient(err) {
+		if _, err := Read(path); !errors.Is(err, ErrDamaged) || transient.Is(err) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -150,12 +152,12 @@ func TestReadWhatIsNoRecord(t *testing.T) {
 
 func TestTransient(t *testing.T) {
 	for _, errno := range []unix.Errno{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.EIO} {
-		if err := fmt.Errorf("read: %w", &fs.PathError{Err: errno}); !Transient(err) {
+		if err := fmt.Errorf("read: %w", &fs.PathError{Err: errno}); !transient.Is(err) {
 			t.Errorf("%v is not transient", err)
 		}
 	}
 	for _, err := range []error{nil, ErrDamaged, fs.ErrNotExist, &NewerError{}} {
-		if Transient(err) {
+		if transient.Is(err) {
 			t.Errorf("%v is transient", err)
 		}
 	}

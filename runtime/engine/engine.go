@@ -17,6 +17,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"path/filepath"
 	"sync"
@@ -153,14 +154,19 @@ func (e *Engine) Dismiss() {
 	}
 }
 
-// Close ends the starter process. Containers live on, and a further Create starts it again.
+// Close ends the starter process and what is done in the background, that of Config.Fallback, too.
+// Containers live on, and a further Create starts the starter again.
 func (e *Engine) Close() error {
+	e.store.Close()
+	var errs []error
+	if c, ok := e.lc.(io.Closer); ok {
+		errs = append(errs, c.Close())
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.starter != nil {
 		e.retired, e.starter = append(e.retired, e.starter), nil
 	}
-	var errs []error
 	for _, z := range e.retired {
 		errs = append(errs, z.Close())
 	}

@@ -131,5 +131,6 @@ func (e *Engine) Close() error {
 		closeOne(o.Engine)
 	}
 	closeOne(e.builtin)
+	e.store.Close()
 	return errors.Join(errs...)
 }

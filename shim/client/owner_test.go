@@ -2,8 +2,10 @@ package client_test
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -14,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/coracle-project/coracle/internal/testkit"
 	"github.com/coracle-project/coracle/shim/client"
 	"github.com/coracle-project/coracle/shim/keeper"
 )
@@ -99,10 +102,22 @@ func (r *rig) daemonOf(o order) *os.Process {
 	return cmd.Process
 }
 
-// sleeping returns which of the sleeps from 2000 on run in a container.
+// sleeping is which of the sleeps from 2000 on run in a container. It is asked again if the
+// connection of a shim that has just been killed takes the question.
 func (r *rig) sleeping(id string) string {
-	out, _, _ := r.exec(id, "ps | grep -o '[s]leep 200[0-9]' | sort -u | tr '\\n' ' '")
-	return out
+	for {
+		var out bytes.Buffer
+		_, err := r.c.Exec(r.ctx(), client.ExecRequest{
+			PodID: pod, ID: id, Streams: client.Streams{Stdout: &out},
+			Process: process("/bin/sh", "-c", "ps | grep -o '[s]leep 200[0-9]' | sort -u | tr '\\n' ' '"),
+		})
+		if err == nil {
+			return out.String()
+		}
+		if !errors.Is(err, client.ErrUnavailable) {
+			r.Fatal(err)
+		}
+	}
 }
 
 // noExecs waits until the shim and the keeper have removed all execs.
@@ -128,6 +143,15 @@ func TestExecsEndWithTheirDaemon(t *testing.T) {
 		"setsid sh -c 'echo ready; exec sleep 2003' & exec sleep 2004",
 		"mkfifo /in; setsid sh -c 'echo >/in; exec sleep 2005' </dev/null >/dev/null 2>&1 & read x </in; echo ready; exec sleep 2006",
 	}
+	faults := filepath.Join(t.TempDir(), "faults")
+	t.Setenv("CORACLE_FAULTS_FILE", faults)
+	arm := func(r *rig, point string) {
+		if err := os.WriteFile(faults, []byte(point), 0o600); err != nil {
+			r.Fatal(err)
+		}
+	}
+	defer func(old string) { binary = old }(binary)
+	binary = testkit.Bin(t, "faults", testkit.ShimExe)
 	for _, tc := range []struct {
 		name   string
 		tty    bool
@@ -142,6 +166,22 @@ func TestExecsEndWithTheirDaemon(t *testing.T) {
 				r.Errorf("with the next shim there is %q, want %q", got, want)
 			}
 			r.sendSignal(daemon.Pid, unix.SIGKILL)
+		}},
+		{"the shim is killed while it ends them", false, func(r *rig, id string, daemon *os.Process) {
+			shim := r.shimPID()
+			arm(r, "shim.exec.signalled=kill")
+			r.sendSignal(daemon.Pid, unix.SIGKILL)
+			r.waitDead(shim)
+			arm(r, "")
+			r.waitNewShim(shim)
+		}},
+		{"the shim is killed when it has ended one", false, func(r *rig, id string, daemon *os.Process) {
+			shim := r.shimPID()
+			arm(r, "shim.exec.killed=kill")
+			r.sendSignal(daemon.Pid, unix.SIGKILL)
+			r.waitDead(shim)
+			arm(r, "")
+			r.waitNewShim(shim)
 		}},
 		{"there is no shim then", false, func(r *rig, id string, daemon *os.Process) {
 			shim := r.shimPID()

@@ -339,9 +339,10 @@ func (r request) encode() ([]byte, error) {
 
 // call sends one request and waits for its answer.
 func (k *Keeper) call(r request) (value uint32, body []byte, files []*os.File, err error) {
-	return k.callUntil(time.Now().Add(Timeout), r)
+	return k.callUntil(time.Time{}, r)
 }
 
+// callUntil is call with another deadline than Timeout from when it is this call's turn.
 func (k *Keeper) callUntil(deadline time.Time, r request) (value uint32, body []byte, files []*os.File, err error) {
 	b, err := r.encode()
 	if err != nil {
@@ -370,6 +371,9 @@ func (k *Keeper) callUntil(deadline time.Time, r request) (value uint32, body []
 	}
 	if err := k.Err(); err != nil {
 		return 0, nil, nil, err
+	}
+	if deadline.IsZero() {
+		deadline = time.Now().Add(Timeout)
 	}
 	if err := k.conn.SetDeadline(deadline); err != nil {
 		return 0, nil, nil, k.lost(err)

@@ -49,6 +49,12 @@ func child(args []string) {
 		os.Stdout.Write(comm)
 		select {}
 	}
+	if args[0] == "poser" {
+		if err := pose(args[1]); err != nil {
+			panic(err)
+		}
+		os.Exit(0)
+	}
 	fmt.Printf("%s env=%s passed=%s\n", strings.Join(args, " "), os.Getenv("MARK"), extra)
 	switch args[0] {
 	case "shell":

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -25,7 +26,9 @@ func Listen(dir string) (*net.UnixListener, error) {
 // Start starts a keeper in dir. It kills a keeper there that hangs or cannot be reached; report
 // then says what its threads were doing.
 func Start(ctx context.Context, dir, binary string) (report string, err error) {
-	for { // repeats only after a failure
+	// There is more than one only after something has gone wrong. The limit is for a program that
+	// poses as a keeper and forks faster than it is killed.
+	for range mostKeepers {
 		did, err := Kill(ctx, dir)
 		report += did
 		if errors.Is(err, ErrGone) {
@@ -43,7 +46,11 @@ func Start(ctx context.Context, dir, binary string) (report string, err error) {
 	return report, Spawn(binary, l)
 }
 
-// Spawn starts a keeper that serves l. The keeper is not a child of the caller and outlives it.
+// mostKeepers is how many keepers of one directory Start kills.
+const mostKeepers = 3
+
+// Spawn starts a keeper that serves l. The keeper is no child of the caller and
+// outlives it.
 func Spawn(binary string, l *net.UnixListener) error {
 	f, err := l.File()
 	if err != nil {
@@ -131,7 +138,7 @@ func find(dir string) (pid int, f *os.File, err error) {
 		if err != nil {
 			return 0, nil, err
 		}
-		if got, err := os.Stat(listensIn(f)); err == nil && os.SameFile(want, got) {
+		if keeps(f, dir, want) {
 			return pid, f, nil
 		}
 		f.Close()
@@ -139,45 +146,77 @@ func find(dir string) (pid int, f *os.File, err error) {
 	return 0, nil, ErrGone
 }
 
-// listensIn returns the directory of the socket that a keeper has as descriptor 3. It returns "" if
-// the process is not a keeper: any process may have that name.
-func listensIn(process *os.File) (dir string) {
+// keeps says whether a process is the keeper of dir, which is the file want. Any process may have
+// the keeper's name, and the path of a socket in another mount namespace is what it is there: a
+// container can have a socket of the same path. So the socket's file is compared as well.
+func keeps(process *os.File, dir string, want os.FileInfo) bool {
+	path, bound, err := listensOn(process)
+	if err != nil {
+		return false
+	}
+	path, deleted := strings.CutSuffix(path, " (deleted)")
+	if filepath.Base(path) != SocketName {
+		return false
+	}
+	if got, err := os.Stat(filepath.Dir(path)); err != nil || !os.SameFile(want, got) {
+		return false
+	}
+	if !deleted {
+		var now unix.Stat_t
+		err := unix.Lstat(filepath.Join(dir, SocketName), &now)
+		return err == nil && now.Dev == bound.Dev && now.Ino == bound.Ino
+	}
+	d, ok := want.Sys().(*syscall.Stat_t)
+	return ok && d.Dev == bound.Dev
+}
+
+// listensOn returns the path and the file of the socket that a keeper has as descriptor 3.
+func listensOn(process *os.File) (path string, bound unix.Stat_t, err error) {
 	rc, err := process.SyscallConn()
 	if err != nil {
-		return ""
+		return "", bound, err
 	}
-	_ = rc.Control(func(fd uintptr) {
-		s, err := unix.PidfdGetfd(int(fd), 3, 0)
-		if err != nil {
+	cerr := rc.Control(func(fd uintptr) {
+		var s, domain, file int
+		if s, err = unix.PidfdGetfd(int(fd), 3, 0); err != nil {
 			return
 		}
 		defer unix.Close(s)
-		if domain, err := unix.GetsockoptInt(s, unix.SOL_SOCKET, unix.SO_DOMAIN); err != nil || domain != unix.AF_UNIX {
-			return
+		if domain, err = unix.GetsockoptInt(s, unix.SOL_SOCKET, unix.SO_DOMAIN); err == nil && domain != unix.AF_UNIX {
+			err = unix.EAFNOSUPPORT
 		}
-		// Its bound name is a path below /proc/self (package sock). Only the kernel knows the file.
-		file, err := unix.IoctlRetInt(s, siocUnixFile)
 		if err != nil {
 			return
 		}
-		defer unix.Close(file)
-		path, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(file))
-		if err == nil && strings.TrimSuffix(filepath.Base(path), " (deleted)") == SocketName {
-			dir = filepath.Dir(path)
+		// Its bound name is a path below /proc/self (package sock): only the kernel knows the file.
+		if file, err = unix.IoctlRetInt(s, siocUnixFile); err != nil {
+			return
 		}
+		defer unix.Close(file)
+		if err = unix.Fstat(file, &bound); err != nil {
+			return
+		}
+		path, err = os.Readlink("/proc/self/fd/" + strconv.Itoa(file))
 	})
-	return dir
+	return path, bound, errors.Join(err, cerr)
 }
 
 // siocUnixFile opens the file that a unix socket is bound to (O_PATH). It needs CAP_NET_ADMIN.
 const siocUnixFile = 0x89e0 // SIOCUNIXFILE of linux/un.h
 
-// threads returns a report for a log: where each thread of a process is in the kernel.
+// mostReport bounds what is said of one process, in bytes. A keeper has a few threads.
+const mostReport = 64 << 10
+
+// threads describes a process for a log: where each thread is in the kernel.
 func threads(pid int) string {
 	var b strings.Builder
 	task := fmt.Sprintf("/proc/%d/task", pid)
 	tids, _ := os.ReadDir(task) // the report omits what cannot be read
 	for _, t := range tids {
+		if b.Len() > mostReport {
+			b.WriteString("and more threads\n")
+			break
+		}
 		for _, name := range []string{"stat", "wchan", "syscall", "stack"} {
 			if text, err := os.ReadFile(filepath.Join(task, t.Name(), name)); err == nil {
 				fmt.Fprintf(&b, "%s %s: %s\n", t.Name(), name, strings.TrimSpace(string(text)))

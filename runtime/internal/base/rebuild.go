@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/internal/recordfile"
+	"github.com/coracle-project/coracle/internal/transient"
 	"github.com/coracle-project/coracle/runtime"
 )
 
@@ -53,7 +54,7 @@ func (s *Store) Rebuild(id, engine string, known runtime.Known) (*Record, error)
 	rec, err := readFile(filepath.Join(dir, claimFile))
 	switch {
 	case err == nil && rec.ID == id:
-	case recordfile.Transient(err) || recordfile.Newer(err) != nil:
+	case transient.Is(err) || recordfile.Newer(err) != nil:
 		return nil, fmt.Errorf("rebuild record of container %s: %w", id, err)
 	case known.Pid == 0 && len(known.CgroupPaths) == 0:
 		return nil, fmt.Errorf("rebuild record of container %s: nothing is known about it: %w", id, runtime.ErrNotFound)

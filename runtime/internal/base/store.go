@@ -24,6 +24,7 @@ import (
 	"sync"
 
 	"github.com/coracle-project/coracle/internal/recordfile"
+	"github.com/coracle-project/coracle/internal/remover"
 	"github.com/coracle-project/coracle/runtime"
 )
 
@@ -32,6 +33,8 @@ import (
 type Store struct {
 	dir string
 	log *slog.Logger
+	// remover deletes what no container's name leads to any more.
+	remover *remover.Remover
 
 	sweepOnce sync.Once
 }
@@ -44,8 +47,11 @@ func NewStore(dir string, log *slog.Logger) (*Store, error) {
 	if log == nil {
 		log = slog.Default()
 	}
-	return &Store{dir: filepath.Clean(dir), log: log}, nil
+	return &Store{dir: filepath.Clean(dir), log: log, remover: remover.New(log)}, nil
 }
+
+// Close ends what the store does in the background: it deletes again what could not be deleted.
+func (s *Store) Close() { s.remover.Close() }
 
 // Log is where warnings go, such as a setting the kernel refused.
 func (s *Store) Log() *slog.Logger { return s.log }
