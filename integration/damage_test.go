@@ -37,13 +37,13 @@ func TestDamagedRecord(t *testing.T) {
 			killDaemon(n)
 			n.ready()
 			size := logSize(c)
-			eventually(t, "the container goes on writing", func() bool { return logSize(c) > size+1000 })
+			eventually(t, "the container keeps writing", func() bool { return logSize(c) > size+1000 })
 			list, err := n.ListContainers(n.ctx(), &cri.ListContainersRequest{})
 			if err != nil || len(list.GetContainers()) != 0 {
 				t.Errorf("listed: %v, %v", list, err)
 			}
 			if out := n.Crictl(t, "info"); !strings.Contains(out, "unexpected end of JSON input") || !strings.Contains(out, id) {
-				t.Errorf("crictl info does not say it:\n%s", out)
+				t.Errorf("crictl info does not report it:\n%s", out)
 			}
 			if kind == "pod" {
 				n.Crictl(t, "rmp", id)

@@ -78,7 +78,7 @@ func TestStderrIsBounded(t *testing.T) {
 		_ = start(t, path, f, "LOGFILE_TEST_LINES=6000").Run() // it panics
 		now, before := sizes(t, path)
 		if now == 0 || now > memoryLimit+1<<16 || before < memoryLimit || before > memoryLimit+1<<16 {
-			t.Errorf("log of %d bytes, and %d of before", now, before)
+			t.Errorf("log of %d bytes, and %d in the previous one", now, before)
 		}
 	}
 	text, err := os.ReadFile(path)
@@ -91,7 +91,7 @@ func TestStderrIsBounded(t *testing.T) {
 	}
 	_ = start(t, path, f).Run() // it panics
 	if now, before := sizes(t, path); now > 10_000 || before != memoryLimit+1<<20 {
-		t.Errorf("log of %d bytes, and %d of before", now, before)
+		t.Errorf("log of %d bytes, and %d in the previous one", now, before)
 	}
 }
 
@@ -119,7 +119,7 @@ func TestStderrOfKilledProgram(t *testing.T) {
 		}
 		_ = start(t, path, f).Run() // it panics
 		if now, before := sizes(t, path); now > 10_000 || before != int64(len(full)) {
-			t.Errorf("killed while %s: log of %d bytes, and %d of before", name, now, before)
+			t.Errorf("killed while %s: log of %d bytes, and %d in the previous one", name, now, before)
 		}
 	}
 }
