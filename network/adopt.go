@@ -21,9 +21,9 @@ import (
 // namespace at the other end of the link. Its host ports are the elements of the nftables maps that
 // lead to these addresses.
 
-// adopt returns the lease of a pod as the kernel has it; false if the pod has no link, and so nothing
-// that could be taken from it. The error says that the kernel could not be asked, for a reason that
-// may pass: a lease without what the pod has would give that to another pod.
+// adopt returns the lease of a pod from the kernel's state. It returns false if the pod has no
+// link, and so nothing that another pod could take. It fails if the kernel could not be asked, for
+// a reason that may pass: with an incomplete lease, another pod would get the rest.
 func (b *bridge) adopt(h *hostLinks, podID string) (lease, bool, error) {
 	l := lease{PodID: podID, Stage: connected, Link: vethName(podID)}
 	link, err := h.LinkByName(l.Link)
@@ -31,14 +31,14 @@ func (b *bridge) adopt(h *hostLinks, podID string) (lease, bool, error) {
 		return l, false, nil
 	}
 	if err != nil {
-		return l, false, fmt.Errorf("adopt network of pod %s: look for link %s: %w", podID, l.Link, err)
+		return l, false, fmt.Errorf("adopt network of pod %s: find link %s: %w", podID, l.Link, err)
 	}
 	given, err := farAddresses(link)
 	if transient.Is(err) {
 		return l, false, fmt.Errorf("adopt network of pod %s: %w", podID, err)
 	}
 	if err != nil {
-		b.log.Warn("cannot tell the addresses of a pod whose network record is lost; another pod may get them", "pod", podID, "link", l.Link, "err", err)
+		b.log.Warn("cannot read addresses of pod whose network record is lost; another pod may get them", "pod", podID, "link", l.Link, "err", err)
 		return l, true, nil
 	}
 	l.IPs = b.assigned(given)
@@ -47,7 +47,7 @@ func (b *bridge) adopt(h *hostLinks, podID string) (lease, bool, error) {
 		return l, false, fmt.Errorf("adopt network of pod %s: %w", podID, err)
 	}
 	if err != nil {
-		b.log.Warn("cannot tell the host ports of a pod whose network record is lost; another pod may get them", "pod", podID, "link", l.Link, "err", err)
+		b.log.Warn("cannot read host ports of pod whose network record is lost; another pod may get them", "pod", podID, "link", l.Link, "err", err)
 	}
 	return l, true, nil
 }

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// damage is what can become of a record.
+// damage lists what can happen to a record.
 var damage = map[string]func(t *testing.T, path string){
 	"truncated": func(t *testing.T, path string) { t.Helper(); must(t, os.Truncate(path, 20)) },
 	"empty":     func(t *testing.T, path string) { t.Helper(); must(t, os.Truncate(path, 0)) },
@@ -35,13 +35,14 @@ var damage = map[string]func(t *testing.T, path string){
 	"missing": func(t *testing.T, path string) { t.Helper(); must(t, os.Remove(path)) },
 }
 
-// A damaged record kept the daemon from starting, and with it all pods of the node from being served.
+// Regression: a damaged record prevented the daemon from starting, and so affected all pods of the
+// node.
 func TestDamagedRecord(t *testing.T) {
 	local := netip.MustParseAddr("127.0.0.1")
 	for name, hurt := range damage {
 		t.Run(name, func(t *testing.T) {
 			c := testConfig(t)
-			// Four addresses for pods: a reused one would be noticed.
+			// With only four addresses for pods, the test notices a reused one.
 			c.Subnets = []netip.Prefix{netip.MustParsePrefix("10.1.2.0/29"), netip.MustParsePrefix("fd00::/64")}
 			m := started(t, c)
 			gw := m.bridge.pools[0].gateway().String()
@@ -69,7 +70,7 @@ func TestDamagedRecord(t *testing.T) {
 			if after.Stage != connected || !slices.Equal(after.IPs, before.IPs) || !sameSet(after.Ports, before.Ports) {
 				t.Errorf("lease %+v, want %+v", after, before)
 			}
-			// Pods go on, and what they have is theirs.
+			// The pods keep working, and keep what they have.
 			expect(t, "the pod", "", "tcp", local, 80, "a "+gw)
 			expect(t, "the other pod", "", "tcp", local, 82, "b "+gw)
 			for i := range 3 {
@@ -85,7 +86,7 @@ func TestDamagedRecord(t *testing.T) {
 			if _, err := m.Setup(t.Context(), Pod{ID: "late", NetNS: late}); !errors.Is(err, ErrExhausted) {
 				t.Errorf("more pods than addresses: error %v", err)
 			}
-			// The next start finds nothing to say.
+			// The next start has nothing to report.
 			log.Reset()
 			m = started(t, c)
 			must(t, m.Recover(t.Context(), []string{"a", "b", "new0", "new1", "new2"}))
@@ -110,7 +111,7 @@ func sameSet(a, b []hostPort) bool {
 	return slices.Equal(slices.SortedFunc(slices.Values(a), less), slices.SortedFunc(slices.Values(b), less))
 }
 
-// What a damaged record stood for goes if its pod is gone.
+// What belongs to a damaged record is removed if its pod is gone.
 func TestDamagedRecordOfNoPod(t *testing.T) {
 	c := testConfig(t)
 	m := started(t, c)
@@ -131,8 +132,8 @@ func TestDamagedRecordOfNoPod(t *testing.T) {
 	}
 }
 
-// A record that cannot be read for want of something is not damaged, not even if that lasts: it was
-// replaced, and a record of CNI lost its configuration.
+// Regression: a record that cannot be read because of a shortage is not damaged, even if that lasts.
+// It was replaced, and a record of CNI lost its configuration.
 func TestUnreadableRecord(t *testing.T) {
 	for name, failures := range map[string]int{"for a moment": 2, "for good": -1} {
 		for _, cause := range []error{unix.EIO, unix.EMFILE, unix.ENOMEM} {
@@ -173,7 +174,8 @@ func TestUnreadableRecord(t *testing.T) {
 	}
 }
 
-// A start that could not ask the kernel gave a pod with a damaged record a lease without addresses.
+// Regression: a start that could not ask the kernel gave a pod with a damaged record a lease
+// without addresses.
 func TestDamagedRecordAndNoDescriptors(t *testing.T) {
 	c := testConfig(t)
 	m := started(t, c)
@@ -196,7 +198,7 @@ func TestDamagedRecordAndNoDescriptors(t *testing.T) {
 	}
 }
 
-// A record of a newer daemon is not for this one to judge.
+// This daemon must not touch a record of a newer daemon.
 func TestNewerRecord(t *testing.T) {
 	for _, file := range []string{"bridge/a.json", "cni/a.json", "subnets.json"} {
 		t.Run(file, func(t *testing.T) {
@@ -247,7 +249,7 @@ func TestUnknownFieldsAreKept(t *testing.T) {
 	}
 }
 
-// tree is what there is in a directory.
+// tree returns the contents of a directory.
 func tree(t *testing.T, dir string) string {
 	t.Helper()
 	var all strings.Builder
@@ -262,7 +264,7 @@ func tree(t *testing.T, dir string) string {
 	return all.String()
 }
 
-// The ranges that a cluster has assigned are those of the bridge, should their file be damaged.
+// If the file of the ranges that a cluster has assigned is damaged, the bridge's ranges are used.
 func TestDamagedSubnets(t *testing.T) {
 	c := testConfig(t)
 	m := started(t, c)

@@ -21,8 +21,8 @@ import (
 // changed then.
 var ErrVersion = errors.New("unknown record version")
 
-// recordVersion is the newest format that this daemon understands. The first records said none. A
-// new field does not change it: fields that a daemon does not know are kept.
+// recordVersion is the newest format that this daemon understands. The first records had no
+// version. A new field does not change it: a daemon keeps the fields that it does not know.
 const recordVersion = 1
 
 // stage is how far a driver is with a pod; it is written before the step it names.
@@ -100,8 +100,9 @@ type loaded[T any] struct {
 	left []string
 }
 
-// load reads all records and changes nothing. ErrVersion if one is of a newer daemon. A record that
-// cannot be read for a reason that may pass is no damaged one: the start fails, and comes again.
+// load reads all records and changes nothing. It returns ErrVersion if one was written by a newer
+// daemon. A record that cannot be read for a reason that may pass is not damaged: the start fails,
+// and is tried again.
 func (r records[T]) load() (loaded[T], error) {
 	all := loaded[T]{records: map[string]T{}, damaged: map[string]error{}}
 	if err := os.MkdirAll(r.dir, 0o700); err != nil {
@@ -128,10 +129,10 @@ func (r records[T]) load() (loaded[T], error) {
 		case err == nil:
 			all.records[podID] = rec
 		case errors.Is(err, ErrVersion):
-			return all, fmt.Errorf("network record %s: %w", path, err)
+			return all, fmt.Errorf("read network record %s: %w", path, err)
 		case transient.Is(err):
-			return all, fmt.Errorf("network record: %w", err)
-		case errors.Is(err, os.ErrNotExist): // an operator has just taken it away
+			return all, fmt.Errorf("read network record: %w", err)
+		case errors.Is(err, os.ErrNotExist): // an operator has just removed it
 		default:
 			all.damaged[podID] = err
 		}

@@ -50,11 +50,11 @@ func (b *outputBudget) give(n int) {
 type keptOutput struct {
 	budget *outputBudget
 
-	mu     sync.Mutex // copying may go on when the call has given up
+	mu     sync.Mutex // copying may continue after the call has given up
 	bytes  []byte
 	taken  int  // of the budget
 	cut    bool // the budget was used up
-	closed bool // what comes now is dropped
+	closed bool // further bytes are dropped
 }
 
 func (k *keptOutput) Write(p []byte) (int, error) {
@@ -71,7 +71,7 @@ func (k *keptOutput) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// growLocked makes room for more. The old bytes are counted until they have been copied.
+// growLocked makes room for more. The old bytes count until they have been copied.
 func (k *keptOutput) growLocked() bool {
 	if k.bytes == nil {
 		k.bytes = make([]byte, 0, execOutputFree)
@@ -87,7 +87,7 @@ func (k *keptOutput) growLocked() bool {
 	return true
 }
 
-// result ends the keeping. The budget is used until free.
+// result ends the collection. The budget stays in use until free.
 func (k *keptOutput) result() (b []byte, cut bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -8,8 +8,9 @@ import (
 	"testing"
 )
 
-// Commands that print more than there is room for, all at once: each call ends with its exit code, and its output is
-// whole or says that it was cut. All that is kept stays within the budget, and can be kept again.
+// Many commands at once print more than fits into the budget. Each call returns its exit code, and
+// its output is whole or marked as cut. The kept output stays within the budget, which is free
+// again afterwards.
 func TestExecSyncOutputBudget(t *testing.T) {
 	b := newBench(t)
 	m, _ := b.manager()
@@ -52,7 +53,7 @@ func TestExecSyncOutputBudget(t *testing.T) {
 	}
 	for i := range results {
 		results[i].Free()
-		results[i].Free() // twice does no harm
+		results[i].Free() // a second call does no harm
 	}
 	if m.execOutput.used != 0 {
 		t.Errorf("%d bytes are never given back", m.execOutput.used)

@@ -28,7 +28,7 @@ import (
 //	exited        anything          exited; freed in the shim
 //	removing      anything          removed
 //	too new       anything          an error before any change (record.ErrVersion)
-//	unreadable    anything          unmanaged: left as it is, see Unmanaged
+//	unreadable    anything          unmanaged: left alone, see Unmanaged
 //
 // Only an object whose record says that it was being made or removed is rolled back. Without a
 // record, what our own removal can have left is removed; the rest is unmanaged:

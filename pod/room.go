@@ -24,11 +24,11 @@ type room struct {
 	log *slog.Logger
 
 	mu      sync.Mutex
-	held    bool      // something of the reserve is there
-	whole   bool      // all of it is
-	checked time.Time // when the file system was looked at
-	writes  int       // of records, since then
-	scarce  bool      // it was nearly full then
+	held    bool      // some of the reserve exists
+	whole   bool      // all of the reserve exists
+	checked time.Time // last check of the file system
+	writes  int       // of records, since the last check
+	scarce  bool      // nearly full at the last check
 }
 
 const (
@@ -91,8 +91,8 @@ func (r *room) wrote() {
 	}
 }
 
-// check looks at the file system now, and for the reserve, which an earlier daemon may have made:
-// on a full file system there is no room to make another. Whether it is whole is not known.
+// check checks the file system now. It also checks for a reserve of an earlier daemon, which on a
+// full file system could not be rebuilt. That reserve may be incomplete.
 func (r *room) check() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -101,14 +101,14 @@ func (r *room) check() {
 	r.checkLocked()
 }
 
-// checkLocked looks at the file system, and makes or completes the reserve if it fits.
+// checkLocked checks the file system, and builds or completes the reserve if it fits.
 func (r *room) checkLocked() {
 	u, err := r.lookLocked()
 	if err != nil || r.whole || u.BytesFree < reserveBytes+reserveSpare || u.Inodes > 0 && u.InodesFree < 4*reserveFiles {
 		return
 	}
 	if err := makeReserve(r.reserve()); err != nil {
-		r.log.Warn("no reserve for stopping pods on a full state directory", "err", err)
+		r.log.Warn("cannot build reserve for stopping pods on a full state directory", "err", err)
 		r.held = false
 		return
 	}
@@ -130,7 +130,7 @@ func (r *room) lookLocked() (StateUsage, error) {
 			"bytes free", u.BytesFree, "inodes free", u.InodesFree)
 	case r.scarce && percent < plentyAt:
 		r.scarce = false
-		r.log.Info("state directory has room again", "path", r.dir, "percent", percent)
+		r.log.Info("state directory has space again", "path", r.dir, "percent", percent)
 	}
 	return u, nil
 }

@@ -31,7 +31,7 @@ func (m *Manager) endStrays(ctx context.Context, known map[string][]string, b ba
 				continue
 			}
 			if m.pods.exact(podID) == nil && unmanagedPods[podID] {
-				if id == podID { // the init: the containers in its PID namespace end with it
+				if id == podID { // init: killing it would end the containers in its PID namespace
 					m.leave(Unmanaged{Kind: UnmanagedPod, ID: id, PodID: id}, errors.New("its directory is missing, and it has unmanaged containers"))
 					continue
 				}
@@ -68,7 +68,7 @@ func (m *Manager) removeStrays(ctx context.Context, a answers, b bare) {
 	for _, e := range m.containers.each((*containerRecord).visible) {
 		containers = append(append(containers, e.id), e.get().volumes()...)
 	}
-	var unseen error // snapshots of what may run
+	var unseen error // whether some snapshots of unmanaged containers are unknown
 	for _, u := range m.Unmanaged() {
 		if u.Kind == UnmanagedContainer {
 			ids, err := m.unmanagedSnapshots(u.ID)
@@ -78,9 +78,9 @@ func (m *Manager) removeStrays(ctx context.Context, a answers, b bare) {
 	tasks.do("recover networks", "", func() error { return m.Network.Recover(ctx, pods) })
 	tasks.wait()
 	m.queueStrayNetworks(unmanagedPods)
-	// Snapshots go after the containers that may have used them, namespaces after
-	// the network that was in them. A root that is lost is the trouble of its own
-	// container, which fails to start.
+	// Snapshots are recovered after the containers that may have used them, and namespaces after
+	// the network in them. If a root is lost, only its own container is affected: it fails to
+	// start.
 	if unseen == nil {
 		unseen = m.Snapshots.Recover(ctx, containers)
 	}

@@ -165,7 +165,7 @@ func (u Unmanaged) because(cause error) Unmanaged {
 // logUnmanaged logs once what recovery has left alone.
 func (m *Manager) logUnmanaged() {
 	for _, u := range m.Unmanaged() {
-		m.log.Error("unmanaged "+string(u.Kind)+", left as it is", "id", u.ID, "pod", u.PodID, "reason", u.Reason)
+		m.log.Error("leaving unmanaged "+string(u.Kind)+" alone", "id", u.ID, "pod", u.PodID, "reason", u.Reason)
 	}
 }
 
@@ -288,9 +288,8 @@ func (m *Manager) podInBundle(id string) string {
 // sandboxAnnotation holds the pod's id in each container's specification.
 const sandboxAnnotation = "io.kubernetes.cri.sandbox-id"
 
-// unmanagedSnapshots are the ids of the snapshots that a container without a record has: those of
-// its root, and of the mount points in its directory (see volumes). On an error there may be more
-// than can be seen now.
+// unmanagedSnapshots returns the ids of the snapshots of a container without a record: of its root,
+// and of the mount points in its directory (see volumes). If it fails, there may be more.
 func (m *Manager) unmanagedSnapshots(id string) ([]string, error) {
 	ids := []string{id}
 	if len(id) < idLength {

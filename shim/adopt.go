@@ -60,7 +60,7 @@ func (s *Service) adoptOrLeave(ctx context.Context, id string) (c *container) {
 	c, err := s.adopt(ctx, id)
 	switch {
 	case err != nil:
-		log.Error("container is left alone", "error", err)
+		log.Error("cannot adopt container; leaving it unmanaged", "error", err)
 		s.leave(id, err)
 	case c == nil:
 		s.forget(id) // the remains of a creation or a deletion were removed
@@ -133,7 +133,7 @@ func (s *Service) takeOver(ctx context.Context, rec record) (_ *container, err e
 		s.oom.goOn(c)
 	} else {
 		close(c.watched)
-		go func() { // the exit may have been told before the log had taken all
+		go func() { // the exit may have been reported before the log was complete
 			defer close(c.drained)
 			c.stdio.drain()
 		}()
@@ -278,7 +278,7 @@ func (c *container) execRecord(e *execution, held named) (execRecord, error) {
 	if rec.Process, err = processOf(held["pid"]); err != nil {
 		return rec, err
 	}
-	c.log.Error("record of an exec was not readable", "exec", e.id, "made again", rec.Process != nil)
+	c.log.Error("record of exec was unreadable", "exec", e.id, "rebuilt", rec.Process != nil)
 	if err := replaceBad(e.path(), rec, rec.Process != nil); err != nil {
 		c.log.Error("cannot record exec", "exec", e.id, "error", err)
 	}
@@ -286,7 +286,7 @@ func (c *container) execRecord(e *execution, held named) (execRecord, error) {
 }
 
 func (c *container) adoptExecs(all []*execution) {
-	// All before the first goes on: one whose owner has ended removes itself.
+	// Add all before the first one continues: an exec whose owner has ended removes itself.
 	c.mu.Lock()
 	for _, e := range all {
 		c.execs[e.id] = e

@@ -165,7 +165,7 @@ func (e *execution) launch(ctx context.Context) (_ *process, err error) {
 	if e.process() != nil {
 		return nil, fmt.Errorf("start exec %s in container %s: %w", e.id, e.c.id, runtime.ErrRunning)
 	}
-	if e.bound.Err() != nil { // it has been removed, or will be
+	if e.bound.Err() != nil { // the exec has been removed, or is about to be
 		return nil, fmt.Errorf("start exec %s in container %s: %w: %w", e.id, e.c.id, errPrecondition, context.Cause(e.bound))
 	}
 	ctx, cancel := context.WithCancelCause(ctx)

@@ -141,8 +141,8 @@ func (e *execution) bind() {
 	close(armed)
 }
 
-// ends says whether an exec is to be killed: it runs, or an earlier shim had begun to kill it, and may
-// not have got beyond the process itself. That is written down first.
+// ends reports whether to kill an exec: it runs, or an earlier shim began to kill it and may have
+// killed only the process itself. The record says so before the kill.
 func (e *execution) ends(p *process) bool {
 	e.mu.Lock()
 	begun := e.rec.Ending
@@ -151,14 +151,14 @@ func (e *execution) ends(p *process) bool {
 	e.mu.Unlock()
 	if now && !begun {
 		if err := e.persist(); err != nil {
-			e.c.log.Error("cannot record that an exec is killed", "exec", e.id, "error", err)
+			e.c.log.Error("cannot record the kill of an exec", "exec", e.id, "error", err)
 		}
 	}
 	return now
 }
 
-// expire kills an exec whose owner has ended or whose time is over, and removes it when there is no
-// owner any more who does.
+// expire kills an exec whose owner has ended or whose deadline has passed. If the owner has ended,
+// expire also removes the exec.
 func (e *execution) expire() {
 	ctx, cancel := context.WithTimeout(context.Background(), dying)
 	defer cancel()
@@ -167,7 +167,7 @@ func (e *execution) expire() {
 	e.op.Unlock()
 	cause := context.Cause(e.bound)
 	if p != nil && e.ends(p) {
-		e.c.log.Warn("exec is killed", "exec", e.id, "pid", p.pid, "reason", cause)
+		e.c.log.Warn("killing exec", "exec", e.id, "pid", p.pid, "reason", cause)
 		if err := e.c.killExec(ctx, e, p); err != nil {
 			e.c.log.Error("cannot kill exec", "exec", e.id, "pid", p.pid, "error", err)
 		}

@@ -99,10 +99,12 @@ type execRecord struct {
 	Owner *owner `json:"owner,omitempty"`
 	// Deadline is when the exec must have ended, on CLOCK_MONOTONIC; 0 for never.
 	Deadline time.Duration `json:"deadlineNs,omitempty"`
-	// Ending is set before the shim kills it for its owner's end or its deadline: what the process has
-	// started is killed, too, even if the process has ended by then.
+	// Ending is set before the shim kills the exec because of its owner's end or its deadline. The
+	// processes that the exec started are then killed too, even if its own process has ended by
+	// then.
 	Ending bool `json:"ending,omitempty"`
-	// Process is nil while it is being started, which only one with an owner is on record for.
+	// Process is nil while the process is being started. Only an exec with an owner has a record
+	// then.
 	Process *processRecord `json:"process"`
 
 	kept *recordfile.Kept

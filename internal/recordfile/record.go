@@ -9,7 +9,7 @@
 //
 //	transient.Is(err)  the file may be fine: try again later
 //	*NewerError        the file is fine: leave it to the program that wrote it
-//	ErrDamaged         the file is useless: go by what else is known
+//	ErrDamaged         the file is useless: use what else is known
 package recordfile
 
 import (
@@ -44,7 +44,7 @@ func Newer(err error) *NewerError {
 	return nil
 }
 
-// maxSize bounds a record. Those of containers have a few kilobytes; seccomp filters and
+// maxSize limits a record. Records of containers have a few kilobytes; seccomp filters and
 // annotations can make them larger.
 const maxSize = 16 << 20
 

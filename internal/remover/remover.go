@@ -1,5 +1,5 @@
-// Package remover deletes trees that no one waits for, and tries again what cannot be deleted yet. To
-// list a directory takes a descriptor, so a process that has none left for a moment cannot delete.
+// Package remover deletes trees in the background, and repeats failed deletions. Listing a
+// directory takes a descriptor, so a process without free descriptors cannot delete for a moment.
 package remover
 
 import (
@@ -9,27 +9,27 @@ import (
 	"time"
 )
 
-// A failed deletion is tried again after firstPause, then twice as late each time up to lastPause:
-// mostTries are a good eight hours.
+// A failed deletion is repeated after firstPause, then after twice as long each time, up to
+// lastPause. mostTries take a good eight hours.
 const (
 	firstPause = 100 * time.Millisecond
 	lastPause  = 5 * time.Minute
 	mostTries  = 100
 )
 
-// Remover deletes trees. Its methods may be called concurrently. It has no goroutine and no timer as
-// long as nothing fails.
+// Remover deletes trees. Its methods may be called concurrently. It has no goroutine and no timer
+// while nothing fails.
 type Remover struct {
 	log    *slog.Logger
-	delete func(path string) error // os.RemoveAll, but in tests
+	delete func(path string) error // os.RemoveAll, except in tests
 
 	mu     sync.Mutex
 	left   map[*tree]struct{} // to be tried again
 	closed bool
-	trying sync.WaitGroup // what timers have started; Add is called with mu held
+	trying sync.WaitGroup // calls started by timers; Add is called with mu held
 }
 
-// tree is what could not be deleted.
+// tree is a path that could not be deleted.
 type tree struct {
 	path  string
 	tries int
@@ -37,19 +37,19 @@ type tree struct {
 	timer *time.Timer   // guarded by Remover.mu
 }
 
-// New makes a Remover that logs what it has to try again.
+// New makes a Remover that logs failed deletions.
 func New(log *slog.Logger) *Remover {
 	return &Remover{log: log, delete: os.RemoveAll, left: map[*tree]struct{}{}}
 }
 
-// Remove deletes a path with everything in it. What fails is tried again in the background, until
-// Close. The caller must not use the path again.
+// Remove deletes a path with everything in it. It repeats a failed deletion in the background,
+// until Close. The caller must not use the path again.
 func (r *Remover) Remove(path string) {
 	err := r.delete(path)
 	if err == nil {
 		return
 	}
-	r.log.Warn("cannot delete, trying again later", "path", path, "err", err)
+	r.log.Warn("cannot delete files; trying again later", "path", path, "err", err)
 	r.later(&tree{path: path, tries: 1, pause: firstPause})
 }
 
@@ -74,13 +74,13 @@ func (r *Remover) again(t *tree) {
 	switch {
 	case err == nil:
 	case t.tries == mostTries:
-		r.log.Error("cannot delete, giving up", "path", t.path, "tries", t.tries, "err", err)
+		r.log.Error("cannot delete files; giving up", "path", t.path, "tries", t.tries, "err", err)
 	default:
 		r.later(t)
 	}
 }
 
-// take says whether a tree is still to be tried.
+// take reports whether a tree must still be deleted.
 func (r *Remover) take(t *tree) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -92,7 +92,8 @@ func (r *Remover) take(t *tree) bool {
 	return true
 }
 
-// Close ends the tries, and waits for those under way. What is left stays; Remove tries once from then on.
+// Close ends the retries, and waits for calls in progress. What is not deleted stays. After Close,
+// Remove tries only once.
 func (r *Remover) Close() {
 	r.mu.Lock()
 	r.closed = true

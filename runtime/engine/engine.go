@@ -154,8 +154,8 @@ func (e *Engine) Dismiss() {
 	}
 }
 
-// Close ends the starter process and what is done in the background, that of Config.Fallback, too.
-// Containers live on, and a further Create starts the starter again.
+// Close ends the starter process and background work, including that of Config.Fallback. Containers
+// keep running, and a later Create starts the starter again.
 func (e *Engine) Close() error {
 	e.store.Close()
 	var errs []error

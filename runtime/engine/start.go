@@ -69,8 +69,9 @@ func (c *container) State(ctx context.Context) (runtime.State, error) {
 	return c.Container.State(ctx)
 }
 
-// finishStart removes the gate if init has been let go: a Start that was killed has not come to that.
-// Whoever took the container for one that waits would run its program twice.
+// finishStart removes the gate if init has been released: the Start that released it was killed
+// before it removed the gate. With the gate, the container would look like one that waits, and its
+// program could run twice.
 func (c *container) finishStart() error {
 	gate, err := unix.Open(c.Gate, unix.O_WRONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	switch {

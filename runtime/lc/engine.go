@@ -69,7 +69,7 @@ func (e *Engine) Load(_ context.Context, id string) (runtime.Container, error) {
 // List implements runtime.Engine.
 func (e *Engine) List(context.Context) ([]string, error) { return e.store.List() }
 
-// Close ends what is done in the background. Containers live on.
+// Close ends background work. Containers keep running.
 func (e *Engine) Close() error {
 	e.store.Close()
 	return nil

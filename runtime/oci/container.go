@@ -82,7 +82,7 @@ func (c *container) State(ctx context.Context) (runtime.State, error) {
 	if err == nil && status == specs.StateCreated {
 		status, err = c.asked(ctx)
 		if err == nil && status == specs.StateRunning {
-			err = os.Remove(c.Gate) // what a Start that was killed has not come to: others go by it
+			err = os.Remove(c.Gate) // a Start was killed before it did; others check the gate
 			if errors.Is(err, fs.ErrNotExist) {
 				err = nil
 			}

@@ -342,7 +342,7 @@ func (k *Keeper) call(r request) (value uint32, body []byte, files []*os.File, e
 	return k.callUntil(time.Time{}, r)
 }
 
-// callUntil is call with another deadline than Timeout from when it is this call's turn.
+// callUntil is call with a deadline other than Timeout, which starts when it is this call's turn.
 func (k *Keeper) callUntil(deadline time.Time, r request) (value uint32, body []byte, files []*os.File, err error) {
 	b, err := r.encode()
 	if err != nil {

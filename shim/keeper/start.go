@@ -26,7 +26,7 @@ func Listen(dir string) (*net.UnixListener, error) {
 // Start starts a keeper in dir. It kills a keeper there that hangs or cannot be reached; report
 // then says what its threads were doing.
 func Start(ctx context.Context, dir, binary string) (report string, err error) {
-	// There is more than one only after something has gone wrong. The limit is for a program that
+	// There is more than one keeper only after a failure. The limit guards against a program that
 	// poses as a keeper and forks faster than it is killed.
 	for range mostKeepers {
 		did, err := Kill(ctx, dir)
@@ -49,8 +49,7 @@ func Start(ctx context.Context, dir, binary string) (report string, err error) {
 // mostKeepers is how many keepers of one directory Start kills.
 const mostKeepers = 3
 
-// Spawn starts a keeper that serves l. The keeper is no child of the caller and
-// outlives it.
+// Spawn starts a keeper that serves l. The keeper is not a child of the caller and outlives it.
 func Spawn(binary string, l *net.UnixListener) error {
 	f, err := l.File()
 	if err != nil {
@@ -146,9 +145,9 @@ func find(dir string) (pid int, f *os.File, err error) {
 	return 0, nil, ErrGone
 }
 
-// keeps says whether a process is the keeper of dir, which is the file want. Any process may have
-// the keeper's name, and the path of a socket in another mount namespace is what it is there: a
-// container can have a socket of the same path. So the socket's file is compared as well.
+// keeps reports whether a process is the keeper of dir, which is the file want. Any process may
+// have the keeper's name. A container can have a socket of the same path, because a path in another
+// mount namespace means another file. So keeps also compares the socket's file.
 func keeps(process *os.File, dir string, want os.FileInfo) bool {
 	path, bound, err := listensOn(process)
 	if err != nil {
@@ -188,7 +187,7 @@ func listensOn(process *os.File) (path string, bound unix.Stat_t, err error) {
 		if err != nil {
 			return
 		}
-		// Its bound name is a path below /proc/self (package sock): only the kernel knows the file.
+		// Its bound name is a path below /proc/self (package sock). Only the kernel knows the file.
 		if file, err = unix.IoctlRetInt(s, siocUnixFile); err != nil {
 			return
 		}
@@ -204,10 +203,10 @@ func listensOn(process *os.File) (path string, bound unix.Stat_t, err error) {
 // siocUnixFile opens the file that a unix socket is bound to (O_PATH). It needs CAP_NET_ADMIN.
 const siocUnixFile = 0x89e0 // SIOCUNIXFILE of linux/un.h
 
-// mostReport bounds what is said of one process, in bytes. A keeper has a few threads.
+// mostReport limits the report on one process, in bytes. A keeper has a few threads.
 const mostReport = 64 << 10
 
-// threads describes a process for a log: where each thread is in the kernel.
+// threads returns a report for a log: where each thread of a process is in the kernel.
 func threads(pid int) string {
 	var b strings.Builder
 	task := fmt.Sprintf("/proc/%d/task", pid)

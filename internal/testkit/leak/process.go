@@ -84,7 +84,7 @@ func descriptors(pid int, add func(kind, what string)) error {
 
 var inode = regexp.MustCompile(`\[\d+\]`)
 
-// keeperName is what the keeper calls itself; its program is the shim's.
+// keeperName is the keeper's name for itself; its program is the shim's.
 const keeperName = "coracle-keeper"
 
 // exeName is the base name of a process's program: a replaced shim must compare

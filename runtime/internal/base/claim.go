@@ -83,7 +83,7 @@ func (s *Store) fill(tmp string, rec *Record) error {
 }
 
 // Release removes the container's directory. It succeeds if there is none. The container is gone
-// when its directory has another name: what cannot be deleted yet is deleted later.
+// once its directory has another name; files that cannot be deleted yet are deleted later.
 func (s *Store) Release(ctx context.Context, rec *Record) error {
 	gone := filepath.Join(s.dir, fmt.Sprintf("%s%s-%d", gonePrefix, rec.ID, rec.Created.UnixNano()))
 	if err := unix.Rename(s.ContainerDir(rec.ID), gone); errors.Is(err, unix.ENOENT) {
@@ -92,7 +92,7 @@ func (s *Store) Release(ctx context.Context, rec *Record) error {
 		return fmt.Errorf("remove directory of container: %w", err)
 	}
 	if err := faultDeleteRenamed.At(ctx); err != nil {
-		// The next try does not find the container any more, and this directory even less.
+		// The next try no longer finds the container, and cannot find this directory.
 		s.remover.Remove(gone)
 		return err
 	}

@@ -33,7 +33,7 @@ import (
 type Store struct {
 	dir string
 	log *slog.Logger
-	// remover deletes what no container's name leads to any more.
+	// remover deletes directories that no longer have a container's name.
 	remover *remover.Remover
 
 	sweepOnce sync.Once
@@ -50,7 +50,7 @@ func NewStore(dir string, log *slog.Logger) (*Store, error) {
 	return &Store{dir: filepath.Clean(dir), log: log, remover: remover.New(log)}, nil
 }
 
-// Close ends what the store does in the background: it deletes again what could not be deleted.
+// Close ends the background work of the store: repeated deletions.
 func (s *Store) Close() { s.remover.Close() }
 
 // Log is where warnings go, such as a setting the kernel refused.
