@@ -41,6 +41,7 @@ type pump struct {
 	log     *logFile // or nil
 	more    bool     // the stage may have what can be written now
 	lost    int      // bytes that could not be written (disk full), to be told when it can be
+	stuck   bool     // the last rotation failed
 	running bool
 }
 
@@ -325,17 +326,18 @@ func (p *pump) append(b *pumpBuffers, data []byte, r rest, mark func(logMark) er
 	}
 	err := p.log.append(records, 1, mark, func() { done(used) })
 	for errors.Is(err, errLogFull) {
-		times := int64(1)
-		if err = p.rotate(len(records)); exhausted(err) {
-			times = 2 // the next write tries again; until then the old file has to do
-		} else if err != nil {
-			done(used)
-			break
+		failed := p.rotate(len(records))
+		p.sayRotation(failed)
+		if failed == nil {
+			err = p.log.append(records, 1, mark, func() { done(used) })
+			continue
 		}
-		if err = p.log.append(records, times, mark, func() { done(used) }); times > 1 && errors.Is(err, errLogFull) {
+		// The next write tries again; until then the old file has to do.
+		if err = p.log.append(records, 2, mark, func() { done(used) }); errors.Is(err, errLogFull) {
+			err = failed
 			done(used)
-			break
 		}
+		break
 	}
 	if err != nil {
 		// The container must go on when the disk is full; say once what happened.
@@ -348,6 +350,14 @@ func (p *pump) append(b *pumpBuffers, data []byte, r rest, mark func(logMark) er
 	p.lost = 0
 	p.rate.wrote(len(records), bytes.Count(records, []byte{'\n'}))
 	return used
+}
+
+// sayRotation says once that the log cannot be rotated.
+func (p *pump) sayRotation(err error) {
+	if err != nil && !p.stuck {
+		p.slog.Error("log is not rotated; its file becomes larger", "stream", p.stream, "error", err)
+	}
+	p.stuck = err != nil
 }
 
 // end has the pump end after its turn.
