@@ -41,6 +41,7 @@ type pump struct {
 	log     *logFile // or nil
 	more    bool     // the stage may have bytes that can be written now
 	lost    int      // bytes that could not be written (disk full), to be told when it can be
+	stuck   bool     // the last rotation failed
 	running bool
 }
 
@@ -326,17 +327,18 @@ func (p *pump) append(b *pumpBuffers, data []byte, r rest, mark func(logMark) er
 	}
 	err := p.log.append(records, 1, mark, func() { done(used) })
 	for errors.Is(err, errLogFull) {
-		times := int64(1)
-		if err = p.rotate(len(records)); exhausted(err) {
-			times = 2 // the next write tries again; until then the old file is used
-		} else if err != nil {
-			done(used)
-			break
+		failed := p.rotate(len(records))
+		p.sayRotation(failed)
+		if failed == nil {
+			err = p.log.append(records, 1, mark, func() { done(used) })
+			continue
 		}
-		if err = p.log.append(records, times, mark, func() { done(used) }); times > 1 && errors.Is(err, errLogFull) {
+		// The next write tries again; until then the old file has to do.
+		if err = p.log.append(records, 2, mark, func() { done(used) }); errors.Is(err, errLogFull) {
+			err = failed
 			done(used)
-			break
 		}
+		break
 	}
 	if err != nil {
 		// The container must go on when the disk is full; say once what happened.
@@ -351,7 +353,15 @@ func (p *pump) append(b *pumpBuffers, data []byte, r rest, mark func(logMark) er
 	return used
 }
 
-// end makes the pump end after its turn.
+// sayRotation says once that the log cannot be rotated.
+func (p *pump) sayRotation(err error) {
+	if err != nil && !p.stuck {
+		p.slog.Error("log is not rotated; its file becomes larger", "stream", p.stream, "error", err)
+	}
+	p.stuck = err != nil
+}
+
+// end has the pump end after its turn.
 func (p *pump) end() { p.over.Do(func() { close(p.ending) }) }
 
 // stop ends the pump, waits for it, and closes its files. The container's exit drained it before.

@@ -194,32 +194,7 @@ func TestHelperFullStateDirectory(t *testing.T) {
 	}
 }
 
-// A rotation that fails for lack of a descriptor is repeated at the next write. Until then the old
-// file takes the output, up to twice its size.
-func TestRotationWithoutDescriptors(t *testing.T) {
-	r := newPumpRig(t)
-	r.limited(2)
-	keep := r.p.rotate
-	r.p.rotate = func(int) error { return &os.PathError{Op: "open", Path: "x", Err: unix.EMFILE} }
-	lines := numbers(0, 6000)
-	r.put(strings.Join(lines, ""))
-	if names, _ := r.files(); len(names) != 1 || r.p.lost > 0 {
-		t.Errorf("files %q, %d bytes lost", names, r.p.lost)
-	}
-	r.p.rotate = keep
-	r.put("again\n")
-	if names, _ := r.files(); len(names) != 2 || !slices.Equal(r.lines("stdout"), append(lines, "again\n")) {
-		t.Errorf("files %q", names)
-	}
-	r.p.rotate = func(int) error { return unix.ENFILE }
-	r.put(strings.Join(numbers(0, 20_000), ""))
-	if st, err := os.Stat(r.p.log.path); err != nil || st.Size() > 2*r.p.log.limit.fileBytes || r.p.lost == 0 {
-		t.Errorf("%v, %v, %d bytes lost", st, err, r.p.lost)
-	}
-}
-
-// A log without a limit is rotated when it is very large, and one such file is kept. The kubelet's
-// files stay.
+// A log without a limit is rotated when it is very large, and one such file is kept. The kubelet's own stay.
 func TestLogWithoutLimit(t *testing.T) {
 	r := newPumpRig(t)
 	log := r.p.log

@@ -304,22 +304,75 @@ func TestLargestLimit(t *testing.T) {
 	}
 }
 
-// A log that cannot be rotated does not grow, and does not hold the container up.
+// A rotation that fails is tried again at the next write. Until then the old file takes what comes, up to twice
+// its size; then the log says how much is missing. The container is not held up.
 func TestRotationFails(t *testing.T) {
-	r := newPumpRig(t)
-	r.limited(2)
-	keep := r.p.rotate
-	r.p.rotate = func(int) error { return unix.EROFS }
-	r.put(strings.Join(numbers(0, 6000), ""))
-	if _, sum := r.files(); sum > api.MinLogBytes || r.p.lost == 0 {
-		t.Errorf("%d bytes, %d lost", sum, r.p.lost)
+	for _, cause := range []error{&os.PathError{Op: "open", Path: "x", Err: unix.EMFILE}, unix.EROFS} {
+		t.Run(cause.Error(), func(t *testing.T) {
+			r := newPumpRig(t)
+			r.limited(2)
+			keep := r.p.rotate
+			r.p.rotate = func(int) error { return cause }
+			lines := numbers(0, 6000)
+			r.put(strings.Join(lines, ""))
+			if names, sum := r.files(); len(names) != 1 || sum <= api.MinLogBytes || r.p.lost > 0 {
+				t.Errorf("%q have %d bytes, %d are lost", names, sum, r.p.lost)
+			}
+			r.p.rotate = keep
+			r.put("again\n")
+			if names, _ := r.files(); len(names) != 2 || !slices.Equal(r.lines("stdout"), append(lines, "again\n")) {
+				t.Errorf("files %q", names)
+			}
+			r.p.rotate = func(int) error { return cause }
+			r.put(strings.Join(numbers(0, 20_000), ""))
+			lost := r.p.lost
+			if st, err := os.Stat(r.p.log.path); err != nil || st.Size() > 2*api.MinLogBytes || lost == 0 {
+				t.Errorf("%v, %v, %d bytes lost", st, err, lost)
+			}
+			r.p.rotate = keep
+			r.put("and again\n")
+			got := r.lines("stdout")
+			if want := []string{string(lostNote(lost)), "and again\n"}; !slices.Equal(got[len(got)-2:], want) {
+				t.Errorf("log ends with %q", got[len(got)-2:])
+			}
+		})
 	}
-	r.p.rotate = keep
-	lost := r.p.lost
-	r.put("again\n")
-	got := r.lines("stdout")
-	if !slices.Equal(got[len(got)-2:], []string{string(lostNote(lost)), "again\n"}) {
-		t.Errorf("log ends with %q", got[len(got)-2:])
+}
+
+// A rotation that fails between its steps loses nothing and leaves nothing in the wrong order: the old file goes on under
+// its new name until the next write.
+func TestRotationFailsBetweenSteps(t *testing.T) {
+	for name, step := range map[string]func(r *pumpRig) error{
+		"renamed": func(r *pumpRig) error {
+			_, err := setAside(r.p.log.path, time.Now())
+			return err
+		},
+		"opened": func(r *pumpRig) error {
+			if _, err := setAside(r.p.log.path, time.Now()); err != nil {
+				return err
+			}
+			return os.WriteFile(r.p.log.path, nil, 0o640)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newPumpRig(t)
+			r.limited(3)
+			log, failed := r.p.log, false
+			r.p.rotate = func(n int) error {
+				if failed {
+					return log.rotate(n, func() {})
+				}
+				failed = true
+				return errors.Join(step(r), unix.EIO)
+			}
+			lines := numbers(0, 6000)
+			for part := range slices.Chunk(lines, 100) {
+				r.put(strings.Join(part, ""))
+			}
+			if names, _ := r.files(); !failed || len(names) < 2 || r.p.lost > 0 || !slices.Equal(r.lines("stdout"), lines) {
+				t.Errorf("failed: %t, files %q, %d bytes lost, %d lines", failed, names, r.p.lost, len(r.lines("stdout")))
+			}
+		})
 	}
 }
 

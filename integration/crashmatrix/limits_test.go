@@ -17,8 +17,12 @@ var limits = []limit{
 		"The exit status of a container that ended while there was neither shim nor keeper.",
 	},
 	{
-		"error", "shim.log.", string(lostNoted),
-		"When a log with a limit cannot be rotated, what does not fit is missing, and the log says so in its place.",
+		"kill starter", "", "left behind: process ",
+		"A starter that was killed is a zombie until its shim starts the next container.",
+	},
+	{
+		"no descriptors", "runtime.", "left behind: file",
+		"A shim without descriptors cannot delete a directory that it has renamed for that: it stays until the next shim starts.",
 	},
 }
 

@@ -203,14 +203,16 @@ func (w *workload) logs() ([]string, error) {
 	return aside, err
 }
 
-// lines returns what the container wrote, without the shim's own lines. The last line of the
-// current file may be incomplete.
+// lines are what the container wrote, without what the shim says of the log itself. A line may be in
+// several records, and these in two files. The last line of the file that is written may not be
+// whole yet.
 func (w *workload) lines() ([]string, error) {
 	files, err := w.logs()
 	if err != nil {
 		return nil, err
 	}
 	var all []string
+	begun := "" // of a line
 	for _, f := range files {
 		lines, err := testkit.ReadLog(f)
 		if err != nil && f != files[len(files)-1] {
@@ -220,8 +222,13 @@ func (w *workload) lines() ([]string, error) {
 			if l.Stream == "stderr" && strings.HasPrefix(l.Text, "[coracle: the log was full") {
 				continue
 			}
-			all = append(all, l.Text)
+			if begun += l.Text; !l.Partial {
+				all, begun = append(all, begun), ""
+			}
 		}
+	}
+	if begun != "" {
+		all = append(all, begun)
 	}
 	return all, nil
 }
