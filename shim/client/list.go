@@ -85,9 +85,19 @@ func list(ctx context.Context, l *link) (map[string][]string, error) {
 		pods = make(map[string][]string)
 		res, err := k.shim.List(ctx, &api.ListRequest{})
 		for _, one := range res.GetContainers() {
-			pods[one.PodId] = append(pods[one.PodId], one.Id)
+			pod := l.podOf(one)
+			pods[pod] = append(pods[pod], one.Id)
 		}
 		return err
 	})
 	return pods, err
+}
+
+// podOf is a container's pod, empty if it is not known: the shim could not read its record. A
+// pod's own shim has no others.
+func (l *link) podOf(one *api.ListResponse_Container) string {
+	if one.PodId == "" && l.name != nodeShim {
+		return l.name
+	}
+	return one.PodId
 }
