@@ -220,7 +220,7 @@ func TestNewerRecord(t *testing.T) {
 	}
 }
 
-// Fields that a newer daemon has added survive a rewrite, and go with the record.
+// Fields that a newer daemon added survive a rewrite, and go with the record.
 func TestUnknownFieldsAreKept(t *testing.T) {
 	dir := t.TempDir()
 	must(t, os.MkdirAll(filepath.Join(dir, "cni"), 0o700))
@@ -241,7 +241,7 @@ func TestUnknownFieldsAreKept(t *testing.T) {
 		t.Errorf("rewritten as %s", s)
 	}
 	must(t, r.remove("a"))
-	must(t, r.write("a", l)) // another pod of that id
+	must(t, r.write("a", l)) // another pod with that id
 	if b, err = os.ReadFile(path); err != nil || strings.Contains(string(b), "later") {
 		t.Errorf("written as %s, %v", b, err)
 	}
