@@ -142,9 +142,9 @@ crash-matrix: build-faults testbins tools ## every fault at every fault point of
 lint: $(call needs,deps) ## gofumpt, go vet, staticcheck, shellcheck, import rules
 	@GO="$(GO)" nice hack/lint.sh
 
-# The packages of one list are compiled and tested in parallel.
-unit: $(call needs,build tools) ## unit tests, except those of unit-cgo and unit-race
-	$(GOTEST) $$(CGO_ENABLED=1 $(GO) list ./... | grep -vE '/integration' | grep -vxF -f <(CGO_ENABLED=1 $(GO) list $(CGOPKGS) $(RACE))) $(SAMPLED)
+# The packages of one list are compiled and tested side by side.
+unit: $(call needs,build tools) ## unit tests, but for those of unit-cgo and unit-race
+	$(GOTEST) $$(CGO_ENABLED=1 $(GO) list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | grep -v /integration | grep -vxF -f <(CGO_ENABLED=1 $(GO) list $(CGOPKGS) $(RACE))) $(SAMPLED)
 
 unit-cgo: $(call needs,build tools) ## unit tests of the packages that need cgo
 	CGO_ENABLED=1 $(GOTEST) $(CGOPKGS)

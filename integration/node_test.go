@@ -85,7 +85,7 @@ func (n *node) noLeaks() func() {
 	// Ignore what grows with each request for good reasons. The keeper has a pidfd for each program
 	// that is not its child, and this number differs from one keeper to the next.
 	ignore := func(line string) bool {
-		return strings.Contains(line, n.Logs) || n.IsCgroupParent(line) || line == "descriptor of coracle-keeper: anon_inode:[pidfd]"
+		return strings.Contains(line, n.Logs) || n.IsCgroupParent(line) || line == testkit.KeeperPidfds
 	}
 	before, err := leak.Take(leak.Scope{
 		Dirs: []string{n.Root, n.State}, Cgroups: []string{n.Cgroup}, PIDs: n.Processes, Ignore: ignore,

@@ -33,7 +33,7 @@ func (b *bridge) adopt(h *hostLinks, podID string) (lease, bool, error) {
 	if err != nil {
 		return l, false, fmt.Errorf("adopt network of pod %s: find link %s: %w", podID, l.Link, err)
 	}
-	l.IPs, err = farAddresses(link)
+	given, err := farAddresses(link)
 	if transient.Is(err) {
 		return l, false, fmt.Errorf("adopt network of pod %s: %w", podID, err)
 	}
@@ -41,6 +41,7 @@ func (b *bridge) adopt(h *hostLinks, podID string) (lease, bool, error) {
 		b.log.Warn("cannot read addresses of pod whose network record is lost; another pod may get them", "pod", podID, "link", l.Link, "err", err)
 		return l, true, nil
 	}
+	l.IPs = b.assigned(given)
 	l.Ports, err = b.fw.portsOf(l.IPs)
 	if transient.Is(err) {
 		return l, false, fmt.Errorf("adopt network of pod %s: %w", podID, err)
@@ -51,9 +52,26 @@ func (b *bridge) adopt(h *hostLinks, podID string) (lease, bool, error) {
 	return l, true, nil
 }
 
-// farAddresses returns the addresses in the namespace at the other end of a link, IPv4 first. The
-// kernel reports them to the host (IFA_TARGET_NETNSID, Linux 5.0), so the namespace's path is not
-// needed.
+// assigned returns those of a pod's addresses that the bridge can have given it: one of each pool
+// at most, and none that another pod has. A pod that may change its network (CAP_NET_ADMIN) can
+// have any address.
+func (b *bridge) assigned(given []netip.Addr) []netip.Addr {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var ips []netip.Addr
+	for _, p := range b.pools {
+		for _, ip := range given {
+			if _, used := p.used[ip]; !used && p.first.Compare(ip) <= 0 && ip.Compare(p.last) <= 0 {
+				ips = append(ips, ip)
+				break
+			}
+		}
+	}
+	return ips
+}
+
+// farAddresses returns the addresses of the other end of a link, oldest first, as the kernel
+// tells them to the host (IFA_TARGET_NETNSID, Linux 5.0): the namespace's path is not needed.
 func farAddresses(link netlink.Link) ([]netip.Addr, error) {
 	id := link.Attrs().NetNsID
 	if link.Type() != "veth" || id < 0 {
@@ -78,7 +96,7 @@ func farAddresses(link netlink.Link) ([]netip.Addr, error) {
 	}
 	var ips []netip.Addr
 	for _, m := range messages {
-		if len(m) < unix.SizeofIfAddrmsg {
+		if len(m) < unix.SizeofIfAddrmsg || binary.NativeEndian.Uint32(m[4:]) != uint32(link.Attrs().ParentIndex) { // ifa_index
 			continue
 		}
 		attrs, err := nl.ParseRouteAttr(m[unix.SizeofIfAddrmsg:])
@@ -90,12 +108,15 @@ func farAddresses(link netlink.Link) ([]netip.Addr, error) {
 				continue
 			}
 			ip, ok := netip.AddrFromSlice(a.Value)
-			if ok && !ip.IsLoopback() && !ip.IsLinkLocalUnicast() && !slices.Contains(ips, ip) {
+			switch {
+			case !ok:
+			case ip.Is6(): // the kernel tells of the newest first (ipv6_link_dev_addr)
+				ips = slices.Insert(ips, 0, ip)
+			default:
 				ips = append(ips, ip)
 			}
 		}
 	}
-	slices.SortStableFunc(ips, func(a, b netip.Addr) int { return a.BitLen() - b.BitLen() })
 	return ips, nil
 }
 
@@ -148,7 +169,8 @@ func portOf(e nftables.SetElement) (p hostPort, pod netip.Addr, ok bool) {
 	return p, pod, ok && p.Protocol != ""
 }
 
-// replaceDamaged replaces damaged records with leases from the kernel's state.
+// replaceDamaged puts leases as the kernel has them in the place of damaged records, and in force.
+// The leases of good records are: what they hold is no other pod's.
 func (b *bridge) replaceDamaged(all loaded[lease]) error {
 	if len(all.damaged) == 0 {
 		return nil
@@ -167,7 +189,7 @@ func (b *bridge) replaceDamaged(all loaded[lease]) error {
 			b.records.replace(podID, nil, why)
 			continue
 		}
-		all.records[podID] = l
+		b.take(l)
 		b.records.replace(podID, &l, why)
 	}
 	return nil

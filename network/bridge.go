@@ -59,11 +59,11 @@ func (b *bridge) start(subnets []netip.Prefix, all loaded[lease]) error {
 		return err
 	}
 	b.records.tidy(all.left)
-	if err := b.replaceDamaged(all); err != nil {
-		return err
-	}
 	for _, l := range all.records {
 		b.take(l)
+	}
+	if err := b.replaceDamaged(all); err != nil {
+		return err
 	}
 	for id, l := range all.records {
 		if l.Stage == removing {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -278,5 +280,63 @@ func TestDamagedSubnets(t *testing.T) {
 	}
 	if ip := connect(t, m, "b").ip4(); ip != netip.MustParseAddr("10.77.1.3") {
 		t.Errorf("address %s", ip)
+	}
+}
+
+// A pod that may change its network gave itself addresses, also another pod's: its record damaged,
+// they became its lease.
+func TestDamagedRecordOfGreedyPod(t *testing.T) {
+	c := testConfig(t)
+	m := started(t, c)
+	a, b := connect(t, m, "a"), connect(t, m, "b")
+	pools := m.bridge.pools
+	must(t, within(t, a.NetNS, func() error {
+		extra := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "extra"}}
+		if err := netlink.LinkAdd(extra); err != nil {
+			return err
+		}
+		eth, err := netlink.LinkByName(podIf)
+		if err != nil {
+			return err
+		}
+		add := func(link netlink.Link, ip netip.Addr) error {
+			return netlink.AddrAdd(link, &netlink.Addr{IPNet: &net.IPNet{IP: ip.AsSlice(), Mask: net.CIDRMask(ip.BitLen(), ip.BitLen())}, Flags: unix.IFA_F_NODAD})
+		}
+		err = errors.Join(add(eth, netip.MustParseAddr("192.0.2.1")), add(extra, netip.MustParseAddr("192.0.2.2")))
+		for i, ip := range b.ips {
+			free := pools[i].next.Next()
+			err = errors.Join(err, add(eth, ip), add(eth, free), add(extra, free.Next()))
+		}
+		return err
+	}))
+	if len(b.ips) != 2 {
+		t.Fatalf("b has %v", b.ips)
+	}
+	must(t, os.Truncate(m.bridge.records.path("a"), 0))
+	m = started(t, c)
+	if l, _ := m.bridge.lease("a"); !slices.Equal(l.IPs, a.ips) {
+		t.Errorf("lease %v, want %v", l.IPs, a.ips)
+	}
+	if l, _ := m.bridge.lease("b"); !slices.Equal(l.IPs, b.ips) {
+		t.Errorf("the other lease %v, want %v", l.IPs, b.ips)
+	}
+	// Its own addresses given up, it gets no other pod's.
+	must(t, within(t, a.NetNS, func() error {
+		eth, err := netlink.LinkByName(podIf)
+		if err != nil {
+			return err
+		}
+		addrs, err := netlink.AddrList(eth, netlink.FAMILY_ALL)
+		for _, addr := range addrs {
+			if ip, ok := netip.AddrFromSlice(addr.IP); ok && !slices.Contains(b.ips, ip.Unmap()) {
+				err = errors.Join(err, netlink.AddrDel(eth, &addr))
+			}
+		}
+		return err
+	}))
+	must(t, os.Truncate(m.bridge.records.path("a"), 0))
+	m = started(t, c)
+	if l, ok := m.bridge.lease("a"); !ok || len(l.IPs) != 0 {
+		t.Errorf("lease %v", l.IPs)
 	}
 }

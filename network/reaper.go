@@ -33,6 +33,7 @@ type reaper struct {
 	retries map[*time.Timer]struct{}
 	running int // goroutines that take from the queue
 	hung    int
+	keeping map[*reaping]struct{} // late, and not replaced because too many hang
 	closed  bool
 	wg      sync.WaitGroup // running
 }
@@ -49,7 +50,7 @@ type reaping struct {
 }
 
 func newReaper(log *slog.Logger, work func(context.Context, string) error) *reaper {
-	return &reaper{work: work, log: log, pending: map[*reaping]struct{}{}, retries: map[*time.Timer]struct{}{}}
+	return &reaper{work: work, log: log, pending: map[*reaping]struct{}{}, keeping: map[*reaping]struct{}{}, retries: map[*time.Timer]struct{}{}}
 }
 
 // close processes the rest of the queue, unless hanging calls prevent it. It does not wait for
@@ -61,6 +62,10 @@ func (r *reaper) close() {
 		t.Stop()
 	}
 	clear(r.retries)
+	for it := range r.keeping {
+		r.replaceLocked(it)
+	}
+	clear(r.keeping)
 	r.mu.Unlock()
 	enough := time.AfterFunc(reapLimit, func() {
 		r.mu.Lock()
@@ -153,8 +158,13 @@ func (r *reaper) overdue(it *reaping) {
 	r.settleLocked(it)
 	r.log.Warn("deletion of pod's link is slow", "pod", it.key, "limit", reapLimit)
 	if r.hung >= mostHung && !r.closed {
+		r.keeping[it] = struct{}{}
 		return
 	}
+	r.replaceLocked(it)
+}
+
+func (r *reaper) replaceLocked(it *reaping) {
 	it.replaced = true
 	r.hung++
 	r.running--
@@ -167,6 +177,7 @@ func (r *reaper) ended(it *reaping, err error) (replaced bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	it.ended = true
+	delete(r.keeping, it)
 	if !it.late {
 		r.settleLocked(it)
 	}

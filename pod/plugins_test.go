@@ -125,8 +125,8 @@ func (p *holding) arrive(ctx context.Context) error {
 	in := make(chan struct{})
 	go func() {
 		p.sync.Lock()
-		p.sync.Unlock() //nolint:staticcheck // waiting is all it has to do
 		close(in)
+		p.sync.Unlock()
 	}()
 	select {
 	case <-in:

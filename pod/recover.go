@@ -51,6 +51,8 @@ import (
 //	network, namespaces, snapshot of no pod or          removed
 //	  container above
 //
+// Of a pod whose own shim does not answer all stays as it is until it does; see recoverLate.
+//
 // Start returns when that is done, or after recoveryWait: a shim that hangs must not keep the
 // daemon from showing what its records say. Recovery then continues in the background: objects that
 // are not recovered yet can be listed, and operations on them wait. Slow cleanup always runs in the
@@ -106,37 +108,37 @@ const (
 // recover recovers all objects. The turns of all entries are taken. Each is released when the
 // recovery of its entry has succeeded or failed.
 func (m *Manager) recover(ctx context.Context, b bare) {
-	known, err := m.askShims(ctx)
+	a, err := m.askShims(ctx)
 	if err != nil {
 		return // the daemon is stopping
 	}
-	inShim := map[string]bool{}
-	for _, ids := range known {
-		for _, id := range ids {
-			inShim[id] = true
-		}
+	for podID, err := range a.silent {
+		m.attempt("ask the pod's shim", podID, err)
 	}
-	m.recoverContainers(ctx, inShim)
-	b = m.endStrays(ctx, known, b) // before pods are removed: their stray containers must go first
-	m.recoverPods(ctx, inShim)
-	m.removeStrays(ctx, known, b)
+	inShim := a.inShim()
+	b = m.leaveUnanswered(a, b)
+	m.recoverContainers(ctx, inShim, a.answered)
+	b = m.endStrays(ctx, a.known, b) // a pod that is to be removed is not before they are
+	m.recoverPods(ctx, inShim, a.answered)
+	m.removeStrays(ctx, a, b)
 	m.logUnmanaged()
 	close(m.recovered)
+	m.recoverLate(ctx, a.silent)
 }
 
-// askShims asks for all containers until it gets an answer.
-func (m *Manager) askShims(ctx context.Context) (map[string][]string, error) {
+// askShims asks for all containers until there is an answer. Shims of single pods may be missing in it.
+func (m *Manager) askShims(ctx context.Context) (answers, error) {
 	for pause := firstAsk; ; pause = min(2*pause, lastAsk) {
 		try, cancel := context.WithTimeout(ctx, listLimit)
-		known, err := m.Shim.List(try)
+		a, err := m.listShims(try)
 		cancel()
 		if err == nil {
-			return known, nil
+			return a, nil
 		}
 		m.waiting.Store(&err)
 		m.log.Warn("cannot list containers of shims; trying again", "in", pause, "err", err)
 		if err := sleep(ctx, pause); err != nil {
-			return nil, err
+			return answers{}, err
 		}
 	}
 }
@@ -182,11 +184,11 @@ func (m *Manager) awaitRecovery(ctx context.Context) error {
 	}
 }
 
-// recoverContainers recovers every container, many at a time. A failure is logged and tried again:
-// it must not keep the daemon from serving the other containers.
-func (m *Manager) recoverContainers(ctx context.Context, inShim map[string]bool) {
+// recoverContainers rolls every container of these pods to where it belongs, many at a time. One that cannot be
+// is logged and tried again: it must not keep the daemon from serving the others.
+func (m *Manager) recoverContainers(ctx context.Context, inShim map[string]bool, of func(podID string) bool) {
 	tasks := m.sideBySide()
-	for _, e := range m.containers.each(func(*containerRecord) bool { return true }) {
+	for _, e := range m.containers.each(func(r *containerRecord) bool { return of(r.PodID) }) {
 		tasks.do("recover container", e.id, func() error {
 			return recoverOne(ctx, m, "container", e, func(ctx context.Context, again bool) error {
 				return m.recoverContainer(ctx, e, inShim[e.id] || again)
@@ -196,10 +198,13 @@ func (m *Manager) recoverContainers(ctx context.Context, inShim map[string]bool)
 	tasks.wait()
 }
 
-// recoverPods recovers pods, after their containers.
-func (m *Manager) recoverPods(ctx context.Context, inShim map[string]bool) {
+// recoverPods does the same for pods, after their containers.
+func (m *Manager) recoverPods(ctx context.Context, inShim map[string]bool, of func(podID string) bool) {
 	tasks := m.sideBySide()
 	for _, e := range m.pods.each(func(*podRecord) bool { return true }) {
+		if !of(e.id) {
+			continue
+		}
 		tasks.do("recover pod", e.id, func() error {
 			return recoverOne(ctx, m, "pod", e, func(ctx context.Context, again bool) error {
 				return m.recoverPod(ctx, e, inShim[e.id] || again)
@@ -316,18 +321,13 @@ func (m *Manager) endLost(ctx context.Context) error {
 	}
 	bounded, cancel := context.WithTimeout(ctx, listLimit)
 	defer cancel()
-	known, err := m.Shim.List(bounded)
+	a, err := m.listShims(bounded)
 	if err != nil {
 		return err
 	}
-	inShim := map[string]bool{}
-	for _, ids := range known {
-		for _, id := range ids {
-			inShim[id] = true
-		}
-	}
+	inShim := a.inShim()
 	for _, e := range running {
-		if inShim[e.id] {
+		if inShim[e.id] || !a.answered(e.get().PodID) {
 			continue
 		}
 		switch s, err := m.Shim.Status(bounded, e.get().PodID, e.id); {
@@ -340,7 +340,7 @@ func (m *Manager) endLost(ctx context.Context) error {
 		}
 	}
 	for _, e := range inits {
-		if inShim[e.id] {
+		if inShim[e.id] || !a.answered(e.id) {
 			continue
 		}
 		if _, err := m.Shim.Status(bounded, e.id, e.id); errors.Is(err, client.ErrNotFound) {
@@ -348,6 +348,9 @@ func (m *Manager) endLost(ctx context.Context) error {
 		} else if err != nil {
 			return err
 		}
+	}
+	if len(a.silent) > 0 {
+		return &client.UnansweredError{Pods: a.silent}
 	}
 	return nil
 }

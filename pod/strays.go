@@ -45,12 +45,15 @@ func (m *Manager) endStrays(ctx context.Context, known map[string][]string, b ba
 	return b
 }
 
-// removeStrays removes everything that belongs to no record: shims, and what is in the directories
-// of pods, containers, namespaces, snapshots and networks. It leaves unmanaged objects alone.
-func (m *Manager) removeStrays(ctx context.Context, known map[string][]string, b bare) {
+// removeStrays removes what no record stands for: shims, and what is under the directories of pods,
+// containers, namespaces, snapshots and networks. It leaves alone what is unmanaged.
+func (m *Manager) removeStrays(ctx context.Context, a answers, b bare) {
 	tasks := m.sideBySide()
 	unmanagedPods := m.podsOfUnmanaged()
-	for podID := range known {
+	for podID := range a.silent {
+		unmanagedPods[podID] = true // for now
+	}
+	for podID := range a.known {
 		if m.pods.exact(podID) == nil && !unmanagedPods[podID] {
 			tasks.do("end shim of unknown pod", podID, func() error { return m.Shim.DeletePod(ctx, podID) })
 		}

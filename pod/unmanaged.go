@@ -336,11 +336,11 @@ func (m *Manager) stopUnmanaged(ctx context.Context, u Unmanaged) error {
 
 // shimHas returns the shim's containers of an unmanaged pod, including its init.
 func (m *Manager) shimHas(ctx context.Context, podID string) ([]string, error) {
-	known, err := m.Shim.List(ctx)
+	a, err := m.listShims(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return known[podID], nil
+	return a.known[podID], a.silent[podID]
 }
 
 // removeUnmanaged removes everything found under the id of an unmanaged pod or container.

@@ -20,14 +20,6 @@ var limits = []limit{
 		"error", "shim.log.", string(lostNoted),
 		"When a log with a limit cannot be rotated, what does not fit is missing, and the log says so in its place.",
 	},
-	{
-		"kill starter", "", "left behind: process ",
-		"A starter that was killed is a zombie until its shim starts the next container.",
-	},
-	{
-		"no descriptors", "runtime.", "left behind: file",
-		"A shim without descriptors cannot delete a directory that it has renamed for that: it stays until the next shim starts.",
-	},
 }
 
 // of reports whether a limit applies to a cell.

@@ -55,7 +55,7 @@ func TestUnknownFieldsOutliveARewrite(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.ID, s.Flag = "b", false
+	s.ID, s.Flag, s.hidden = "b", false, 1
 	after, err := kept.Marshal(&s)
 	if err != nil {
 		t.Fatal(err)

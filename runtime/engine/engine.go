@@ -209,6 +209,11 @@ func (e *Engine) zygote() (*zygote.Zygote, error) {
 			return nil, err
 		}
 		e.starter = z
+		if !e.alone { // it would end with this process before long
+			if err := z.Watch(func() { e.forget(z) }); err != nil {
+				e.log.Warn("a container starter that dies will be a zombie until the next is started", "err", err)
+			}
+		}
 	}
 	return e.starter, nil
 }

@@ -352,6 +352,15 @@ func (z *Zygote) end() {
 	_ = z.process.Wait()
 }
 
+// Watch has died called as soon as the helper dies, and then reaps it. Without that it is a zombie
+// until the next call. Watch is to be called once, first of all.
+func (z *Zygote) Watch(died func()) error {
+	return z.process.Watch(func() {
+		died()
+		_ = z.Close()
+	})
+}
+
 // Dismiss makes the helper end and waits for nothing; Close reaps it, if nobody else has.
 func (z *Zygote) Dismiss() {
 	z.mu.Lock()

@@ -91,7 +91,8 @@ func (l *link) attend(ctx context.Context, c *Client) {
 	}
 	var pinging pinger
 	pause := l.limits.ping
-	// Attend to a silent shim until it answers, even if its callers have given up.
+	silent := 0 // the process whose unanswered pings are counted
+	// A shim that is silent is attended to until it answers, whether callers wait or have given up.
 	for missed := 0; missed > 0 || !l.attention.leave(); {
 		answered := pinging.ping(ctx, l)
 		if ctx.Err() != nil {
@@ -105,6 +106,9 @@ func (l *link) attend(ctx context.Context, c *Client) {
 		if answered || replaced {
 			missed = 0
 		} else {
+			if missed == 0 {
+				silent = l.pid()
+			}
 			missed++
 		}
 		l.silent(missed)
@@ -114,8 +118,7 @@ func (l *link) attend(ctx context.Context, c *Client) {
 			pause = min(2*pause, l.limits.calm)
 		case missed >= l.limits.replace:
 			missed = 0
-			l.log.Warn("replacing shim that does not answer", "pings", l.limits.replace)
-			if err := c.replace(ctx, l); err != nil && ctx.Err() == nil {
+			if err := c.replace(ctx, l, silent); err != nil && ctx.Err() == nil {
 				l.failed(err)
 				l.log.Error("cannot replace shim that does not answer", "err", err)
 			}

@@ -107,6 +107,13 @@ func (l *link) ready() bool {
 	return l.cond.isReady
 }
 
+// pid is the shim's process as the keeper last told it; 0 for none.
+func (l *link) pid() int {
+	l.cond.mu.Lock()
+	defer l.cond.mu.Unlock()
+	return l.cond.now.PID
+}
+
 func (l *link) setReady(is bool) {
 	l.cond.mu.Lock()
 	defer l.cond.mu.Unlock()

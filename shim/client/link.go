@@ -142,8 +142,9 @@ func (l *link) await(ctx context.Context, c *Client, r *retry) {
 // missed handles a failed attempt to reach the shim.
 func (l *link) missed(ctx context.Context, c *Client, r *retry, dialed bool, err error) {
 	r.tries++
-	if (!dialed && unreachable(err) && r.tries > quickTries) || (dialed && r.tries%everyTries == 0) {
-		if rerr := c.repair(ctx, l); rerr != nil {
+	lost := !dialed && unreachable(err) && r.tries > quickTries
+	if lost || (dialed && r.tries%everyTries == 0) {
+		if rerr := c.repair(ctx, l, lost); rerr != nil {
 			err = rerr
 		}
 	}
