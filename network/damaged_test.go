@@ -283,8 +283,8 @@ func TestDamagedSubnets(t *testing.T) {
 	}
 }
 
-// A pod that may change its network gave itself addresses, also another pod's: its record damaged,
-// they became its lease.
+// Regression: a pod that may change its network gave itself addresses, including one of another
+// pod. When its record was damaged, they became its lease.
 func TestDamagedRecordOfGreedyPod(t *testing.T) {
 	c := testConfig(t)
 	m := started(t, c)
@@ -320,7 +320,7 @@ func TestDamagedRecordOfGreedyPod(t *testing.T) {
 	if l, _ := m.bridge.lease("b"); !slices.Equal(l.IPs, b.ips) {
 		t.Errorf("the other lease %v, want %v", l.IPs, b.ips)
 	}
-	// Its own addresses given up, it gets no other pod's.
+	// A pod that has given up its own addresses does not get another pod's.
 	must(t, within(t, a.NetNS, func() error {
 		eth, err := netlink.LinkByName(podIf)
 		if err != nil {
