@@ -132,8 +132,8 @@ func TestDamagedRecordOfNoPod(t *testing.T) {
 	}
 }
 
-// Regression: a record that cannot be read because of a shortage is not damaged, even if that lasts.
-// It was replaced, and a record of CNI lost its configuration.
+// Regression: a record that cannot be read because of a shortage is not damaged, even if the
+// shortage lasts. It was replaced, and a record of CNI lost its configuration.
 func TestUnreadableRecord(t *testing.T) {
 	for name, failures := range map[string]int{"for a moment": 2, "for good": -1} {
 		for _, cause := range []error{unix.EIO, unix.EMFILE, unix.ENOMEM} {
