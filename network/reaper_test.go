@@ -101,7 +101,7 @@ func TestReaperBoundsWhatHangs(t *testing.T) {
 		if w.most != mostHung+reapers {
 			t.Errorf("%d hang", w.most)
 		}
-		// The kernel goes on long after close; close waited for it.
+		// The kernel continues long after close, which waited for it.
 		begin := time.Now()
 		time.AfterFunc(time.Hour, func() { close(w.hang) })
 		r.close()
