@@ -28,44 +28,44 @@ KUBELDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT) \
             -X k8s.io/component-base/version.gitVersion=$(shell sed -n 's|.*k8s.io/kubernetes \(v[^ ]*\).*|\1|p' cluster/go.mod | head -1)
 STATIC   := -linkmode external -extldflags -static
 
-# One set of flags for all that is compiled, so that a package is compiled once for programs, tests and
-# linters: no paths of this machine, no cgo but where a target asks for it, and one list of tags.
-#   seccomp                   libseccomp in what links the runtime (with cgo)
+# One set of flags for everything, so that a package is compiled once for programs, tests and
+# linters: no paths of this machine, no cgo unless a target asks for it, and one list of tags.
+#   seccomp                   libseccomp in programs that link the runtime (with cgo)
 #   no_grpc                   the shim has no gRPC
 #   netgo, osusergo           the same package net with and without cgo: static binaries
-#   grpcnotrace               gRPC without its HTML pages. Their templates call methods by name, so the linker
-#                             would keep every exported method of every type: 6 MB of coracled.
-#   nri_no_wasm               coracled without an interpreter of WebAssembly for NRI plugins: 2.6 MB
+#   grpcnotrace               gRPC without its HTML pages. Their templates call methods by name, so
+#                             the linker would keep every exported method: 6 MB of coracled.
+#   nri_no_wasm               coracled without a WebAssembly interpreter for NRI plugins: 2.6 MB
 TAGS     := seccomp,no_grpc,netgo,osusergo,grpcnotrace,nri_no_wasm
 FAULTTAGS := $(TAGS),faults
-# The other modules (cluster/, build/): some of what they link wants containerd's API with gRPC.
+# The other modules (cluster/, build/): some of their packages need containerd's API with gRPC.
 OTHERTAGS := netgo,osusergo,grpcnotrace
 export GOFLAGS := -trimpath -buildvcs=false -tags=$(TAGS)
 export CGO_ENABLED := 0
 OTHER    := GOFLAGS='-trimpath -buildvcs=false -tags=$(OTHERTAGS)'
 GOBUILD  := $(GO) build
-# lint vets; compiled once for `go test` and for `go test -c`.
+# lint runs vet. Without it, `go test` and `go test -c` share their compiled packages.
 GOTEST   := $(GO) test -vet=off -timeout 20m
 
-# The packages that cannot do without cgo. No other package is tested with it, but under the race detector.
+# The packages that need cgo. Other packages are tested with cgo only under the race detector.
 CGOPKGS  := ./cmd/containerd-shim-coracle-v1 ./cmd/coracle-oci ./cmd/coracle-oci/cli ./cmd/coracle-oci/cli/withlc \
             ./runtime/engine ./runtime/lc ./runtime/seccomp ./shim/keeper ./shim/podinit
 
-# Packages whose tests run under the race detector, and but for SAMPLED only so: those that are about
-# concurrency and finish quickly.
+# Packages whose tests run under the race detector, and, except SAMPLED, only there: packages about
+# concurrency that finish quickly.
 RACE     := ./pod/... ./shim/client/... ./image/... ./network/... ./snapshot/... ./cri/... ./imageapi/... ./internal/join/...
 
-# Those of them that take a sample under -short: the whole runs without the race detector.
+# Packages of RACE that run only a sample under -short. All their tests run without the race detector.
 SAMPLED  := ./cri ./network
 
 KUBERACE := ./client/... ./inproc/... ./scheduler/... ./controllers/... ./kubelet/...
 
-# The shards of integration/: namespaces of their own, at the same time.
+# The shards of integration/ run in parallel, in their own namespaces.
 SHARDS   := 4
-# Prerequisites of a part: none where `make test` has made them already, or each part would make them again.
+# Prerequisites of a part: none if `make test` has built them, or each part would build them again.
 needs     = $(if $(PREPARED),,$(1))
 
-# What `make test` consists of, in the order in which parts begin.
+# The parts of `make test`, in the order in which they start.
 PARTS    := unit-race $(foreach k,$(shell seq $(SHARDS)),integration-$(k)) critest cluster-integration \
             unit-cgo unit cluster-race cluster-unit lint integration-oci integration-kube integration-rest
 
@@ -128,7 +128,7 @@ test: ## all tests (needs root): the parts of `make parts`, and how long each to
 	@$(MAKE) --no-print-directory -j4 -k --output-sync=target $(addprefix part-,$(PARTS)) || true
 	@hack/timed.sh --report
 
-check-all: test crash-matrix test-oci test-image oracle test-kubelet ## all that this machine can test: hours
+check-all: test crash-matrix test-oci test-image oracle test-kubelet ## all tests that this machine can run: hours
 
 parts: ## the parts of `make test`; each is a target
 	@printf '%s\n' $(PARTS)
@@ -144,7 +144,7 @@ lint: $(call needs,deps) ## gofumpt, go vet, staticcheck, shellcheck, import rul
 
 # The packages of one list are compiled and tested side by side.
 unit: $(call needs,build tools) ## unit tests, but for those of unit-cgo and unit-race
-	$(GOTEST) $$(CGO_ENABLED=1 $(GO) list ./... | grep -vE '/integration' | grep -vxF -f <(CGO_ENABLED=1 $(GO) list $(CGOPKGS) $(RACE))) $(SAMPLED)
+	$(GOTEST) $$(CGO_ENABLED=1 $(GO) list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | grep -v /integration | grep -vxF -f <(CGO_ENABLED=1 $(GO) list $(CGOPKGS) $(RACE))) $(SAMPLED)
 
 unit-cgo: $(call needs,build tools) ## unit tests of the packages that need cgo
 	CGO_ENABLED=1 $(GOTEST) $(CGOPKGS)
@@ -152,7 +152,7 @@ unit-cgo: $(call needs,build tools) ## unit tests of the packages that need cgo
 unit-race: $(call needs,build tools) ## unit tests under the race detector
 	CGO_ENABLED=1 $(GOTEST) -race -short -tags $(FAULTTAGS) $(RACE)
 
-cluster-unit: $(call needs,build) ## unit tests of the cluster, but for those of cluster-race
+cluster-unit: $(call needs,build) ## unit tests of the cluster, except those of cluster-race
 	cd cluster && $(OTHER) $(GOTEST) $$($(GO) list ./... | grep -v /integration | grep -vxF -f <($(GO) list $(KUBERACE)))
 
 cluster-race: $(call needs,build) ## unit tests of the cluster under the race detector
@@ -162,7 +162,7 @@ tools: testbins ## third-party tools that tests need
 	@GO="$(GO)" hack/tools.sh runc-shim cni crictl critest registry kubectl busybox
 	@GO="$(GO)" hack/previous.sh
 
-# The test binaries of integration/, for shards, and what they are made of: they have no network to fetch it.
+# The test binaries of integration/, and their dependencies: shards have no network to fetch them.
 shards: deps
 	@mkdir -p bin/test
 	$(GOTEST) -c -o bin/test/integration.test ./integration

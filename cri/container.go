@@ -219,7 +219,7 @@ func (s *service) ExecSync(ctx context.Context, r *runtimeapi.ExecSyncRequest) (
 	return &runtimeapi.ExecSyncResponse{Stdout: stdout, Stderr: stderr, ExitCode: res.ExitCode}, nil
 }
 
-// outputCut ends an output that is not whole because other calls' outputs take too much memory.
+// outputCut marks output that was truncated because the output of other calls took too much memory.
 const outputCut = "\n[coracle: output cut here, because commands that run at the same time print too much]\n"
 
 // fit cuts two outputs to limit bytes in all, the longer one first: both in full

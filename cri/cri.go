@@ -40,7 +40,7 @@ import (
 // Pods is what the edge asks of the node's pods and containers. pod.Manager
 // implements it; its package comment says how each method behaves.
 type Pods interface {
-	// Ready says why nothing can be started yet; nil if it can.
+	// Ready returns why nothing can be started yet; nil if everything can.
 	Ready() error
 	Run(ctx context.Context, c pod.Config) (string, error)
 	Stop(ctx context.Context, podID string) error
@@ -120,8 +120,8 @@ type Handler struct {
 type Deps struct {
 	Pods   Pods
 	Images Images
-	// RuntimeReady says why containers cannot be started now; nil if they can. It must not block.
-	// May be nil.
+	// RuntimeReady returns why containers cannot be started now; nil if they can. It must not
+	// block. May be nil.
 	RuntimeReady func() error
 	// Spec reads a container's OCI spec for a verbose ContainerStatus. May be nil.
 	Spec func(c pod.Container) (json.RawMessage, error)

@@ -32,7 +32,8 @@ func (s *service) Version(context.Context, *runtimeapi.VersionRequest) (*runtime
 }
 
 // Status reports whether pods can be run and connected, and what handlers can do.
-// The runtime is ready once recovery has asked the shims what runs, and while there is a shim.
+// The runtime is ready once recovery has asked the shims what runs, and while containers can be
+// started.
 func (s *service) Status(ctx context.Context, r *runtimeapi.StatusRequest) (*runtimeapi.StatusResponse, error) {
 	network := &runtimeapi.RuntimeCondition{Type: runtimeapi.NetworkReady, Status: true}
 	bounded, cancel := context.WithTimeout(ctx, networkAnswer)

@@ -4,7 +4,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 go=${GO:-go}
 export CGO_ENABLED=1
-# The Makefile's list of tags, so that what is compiled for tests serves here, too.
+# The Makefile's list of tags, so that packages compiled for tests are reused here.
 tags=$(sed -n 's/^TAGS *:= *//p' Makefile)
 export GOFLAGS="-trimpath -buildvcs=false -tags=$tags"
 bad=0
@@ -19,13 +19,13 @@ if [[ -n $unformatted ]]; then
 fi
 "$go" vet ./... || bad=1
 tool staticcheck -tags "$tags" ./... || bad=1
-# The packages with files of their own for a tag.
+# Packages with their own files for a tag.
 mapfile -t faulty < <(grep -rlE '^//go:build .*\bfaults\b' --include='*.go' . | xargs -n1 dirname | sort -u)
 "$go" vet -tags "$tags,faults" "${faulty[@]}" || bad=1
 tool staticcheck -tags "$tags,faults" "${faulty[@]}" || bad=1
 # Tests that other targets than `make test` run.
 "$go" vet -tags "$tags,image,kubelet" ./integration || bad=1
-# cluster/ and build/ are modules of their own, with tags of their own.
+# cluster/ and build/ are modules of their own, with their own tags.
 tags=$(sed -n 's/^OTHERTAGS *:= *//p' Makefile)
 export GOFLAGS="-trimpath -buildvcs=false -tags=$tags" CGO_ENABLED=0
 (cd build && "$go" vet ./...) || bad=1

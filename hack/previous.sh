@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# previous.sh: builds coracled and the shim of the release before this one into bin/previous, for
-# tests of upgrades. Until the first release that is a commit; afterwards it will be a tag. Idempotent.
+# previous.sh: builds coracled and the shim of the previous release into bin/previous, for upgrade
+# tests. Until the first release the previous release is a commit; afterwards it will be a tag.
+# Idempotent.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 go=${GO:-go}
@@ -19,7 +20,7 @@ git archive "$PREVIOUS" | tar x -C "$tmp"
 rm -rf "$out"
 mkdir -p "$out"
 cd "$tmp"
-# The flags of this release's build: what has not changed is compiled already.
+# The flags of this release's build, so that unchanged packages are not compiled again.
 CGO_ENABLED=0 "$go" build -ldflags '-s -w' -o "$out/coracled" ./cmd/coracled
 CGO_ENABLED=1 "$go" build -ldflags '-s -w -linkmode external -extldflags -static' -o "$out/containerd-shim-coracle-v1" ./cmd/containerd-shim-coracle-v1
 touch "$out/.stamp-$PREVIOUS"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # shard.sh K/N BINARY WEIGHTS: runs the K-th of N parts of a compiled test binary's tests, in the
-# working directory. WEIGHTS has lines "TestName seconds" for tests that take long; any other counts
-# as one second. The parts depend on nothing but these, together have every test, and take about the
-# same time: the longest test first, each to the part with the least so far.
+# working directory. WEIGHTS has lines "TestName seconds" for slow tests; any other test counts as
+# one second. The parts depend only on these inputs, cover every test, and take about the same time:
+# the longest test comes first, and each test goes to the part with the least time so far.
 set -euo pipefail
 k=${1%/*} n=${1#*/} binary=$2 weights=$3
 
@@ -19,8 +19,8 @@ mine=$(awk -v k="$k" -v n="$n" '
   }')
 [[ -n $mine ]] || { echo "shard.sh: part $1 of $binary has no tests" >&2; exit 1; }
 
-# All that is printed goes to a log, of which the end of each test counts: a binary that ended
-# without having run them must not pass.
+# All output goes to a log. The end of each test is counted there: a binary that ends without having
+# run its tests must not pass.
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 status=0

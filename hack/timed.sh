@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# timed.sh PART CMD...: runs CMD as one part of `make test`, and notes in out/times how long it took
-# and how much processor time. Prints nothing of its own. `timed.sh --report` prints the table, and
-# fails if a part did.
+# timed.sh PART CMD...: runs CMD as one part of `make test`, and records in out/times its duration
+# and its CPU time. It prints nothing itself. `timed.sh --report` prints the table, and fails if a
+# part failed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 times=out/times
@@ -21,7 +21,7 @@ status=0
 began=$EPOCHREALTIME
 "$@" || status=$?
 ended=$EPOCHREALTIME
-# The second line is of the children, as 0m1.234s; a subshell would have others.
+# The second line is the children's times, as 0m1.234s. A subshell would have other children.
 times >"$times.$$"
 read -r user system < <(tail -1 "$times.$$")
 rm "$times.$$"

@@ -196,7 +196,7 @@ func (m *made) document(mediaType string, data []byte) ocispec.Descriptor {
 // scratch makes a directory for files that are on their way into the store.
 func (s *Store) scratch() (dir string, remove func(), err error) {
 	dir, err = os.MkdirTemp(s.layout.ingest(), "scratch-*")
-	return dir, func() { _ = os.RemoveAll(dir) }, err // what is left goes with the next Open
+	return dir, func() { s.remover.Remove(dir) }, err // the next Open removes what remains
 }
 
 // readerFunc is a reader that ends with a context.

@@ -2,7 +2,8 @@ package image
 
 import "github.com/coracle-project/coracle/internal/fault"
 
-// The fault points of this package: places between two side effects where tests fail, hang or kill.
+// The fault points of this package: places between two side effects, where tests inject errors,
+// hangs and kills.
 var (
 	faultAddIndexed    = fault.New("image.add.indexed")
 	faultAddSynced     = fault.New("image.add.synced")

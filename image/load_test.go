@@ -14,9 +14,11 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/image/archive"
 )
@@ -332,4 +334,38 @@ func TestSavePacksOnce(t *testing.T) {
 	if left := s.left(t); !strings.HasSuffix(left, "ingest 0 staging 0") {
 		t.Error(left)
 	}
+}
+
+// Regression: a store without descriptors cannot delete what an import has staged, which then stayed
+// until the next Open.
+func TestImportWithoutDescriptors(t *testing.T) {
+	s := openStore(t, nil)
+	var limit unix.Rlimit
+	must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+	broken := errors.New("broken")
+	var scratch []string
+	_, err := s.Import(t.Context(), readerFunc(func([]byte) (int, error) {
+		scratch, _ = filepath.Glob(filepath.Join(s.layout.ingest(), "scratch-*"))
+		return 0, errors.Join(broken, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Max: limit.Max}))
+	}), "imported", ocispec.Image{})
+	there := len(scratch) == 1 && exists(scratch[0])
+	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
+	if !errors.Is(err, broken) || !there {
+		t.Fatalf("%v; of %q is left: %v", err, scratch, there)
+	}
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	deadline := time.After(time.Minute)
+	for s.left(t) != nothingLeft {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatal(s.left(t))
+		}
+	}
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
 }

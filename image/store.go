@@ -13,6 +13,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/coracle-project/coracle/image/registry"
+	"github.com/coracle-project/coracle/internal/remover"
 )
 
 // errClosed is returned by calls on a closed store.
@@ -54,6 +55,8 @@ type Store struct {
 	enters   batches[[]named]  // into the index, an image each
 	ledger   *ledger
 
+	remover *remover.Remover // of scratch directories
+
 	reclaiming sync.Mutex // held while images are removed to make room
 
 	ctx   context.Context // ends at Close
@@ -85,6 +88,7 @@ func Open(cfg Config) (*Store, error) {
 		landings: map[digest.Digest]*landing{},
 		sweep:    make(chan struct{}, 1),
 		pins:     map[digest.Digest]int{},
+		remover:  remover.New(cfg.Log),
 	}
 	s.registries.Store(registries)
 	s.syncs.work = func([]struct{}) error { return s.unsynced.during(s.disks.sync) }
@@ -280,6 +284,7 @@ func (s *Store) Close() error {
 	s.close()
 	s.commitMu.Unlock()
 	s.wg.Wait()
+	s.remover.Close()
 	s.registries.Load().Close()
 	var err error
 	if s.outdated {

@@ -15,8 +15,8 @@ import (
 	"github.com/coracle-project/coracle/internal/testkit"
 )
 
-// A container goes on when a restarted daemon cannot read its record, or its pod's. It is shown as
-// unmanaged, and gone when it is removed by its id.
+// A container keeps running when a restarted daemon cannot read its record, or its pod's. It is
+// shown as unmanaged, and gone when it is removed by its id.
 func TestDamagedRecord(t *testing.T) {
 	for _, kind := range []string{"pod", "container"} {
 		t.Run(kind, func(t *testing.T) {
@@ -37,13 +37,13 @@ func TestDamagedRecord(t *testing.T) {
 			killDaemon(n)
 			n.ready()
 			size := logSize(c)
-			eventually(t, "the container goes on writing", func() bool { return logSize(c) > size+1000 })
+			eventually(t, "the container keeps writing", func() bool { return logSize(c) > size+1000 })
 			list, err := n.ListContainers(n.ctx(), &cri.ListContainersRequest{})
 			if err != nil || len(list.GetContainers()) != 0 {
 				t.Errorf("listed: %v, %v", list, err)
 			}
 			if out := n.Crictl(t, "info"); !strings.Contains(out, "unexpected end of JSON input") || !strings.Contains(out, id) {
-				t.Errorf("crictl info does not say it:\n%s", out)
+				t.Errorf("crictl info does not report it:\n%s", out)
 			}
 			if kind == "pod" {
 				n.Crictl(t, "rmp", id)
@@ -59,14 +59,14 @@ func TestDamagedRecord(t *testing.T) {
 	}
 }
 
-// On a full state directory pods can be stopped and removed, and none be started.
+// On a full state directory pods can be stopped and removed, but not started.
 func TestFullStateDirectory(t *testing.T) {
 	n := newNode(t, testkit.Options{StateSize: "24m"})
 	n.pull("busybox")
 	n.warm()
 	check := n.noLeaks()
 	p := n.runPod(func(c *cri.PodSandboxConfig) {
-		c.PortMappings = []*cri.PortMapping{{ContainerPort: 80, HostPort: 23456}} // has to be freed at once
+		c.PortMappings = []*cri.PortMapping{{ContainerPort: 80, HostPort: 23456}} // must be freed at once
 	})
 	stopped := p.run(shell("stopped", forever))
 	running := p.run(shell("running", forever))
@@ -97,7 +97,8 @@ func TestFullStateDirectory(t *testing.T) {
 	check()
 }
 
-// On a full root directory (128 MiB of it are always kept from images) containers and pods can be stopped and removed, too.
+// Containers and pods can also be stopped and removed on a full root directory, of which 128 MiB
+// are always kept from images.
 func TestFullRootDirectory(t *testing.T) {
 	n := newNode(t, testkit.Options{RootSize: "200m"})
 	n.pull("busybox")
@@ -125,7 +126,7 @@ func TestFullRootDirectory(t *testing.T) {
 	check()
 }
 
-// fill takes all that is left of a file system, into a file.
+// fill fills the rest of a file system with one file.
 func fill(t *testing.T, path string) {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)

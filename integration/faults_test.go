@@ -10,8 +10,8 @@ import (
 	"github.com/coracle-project/coracle/internal/testkit"
 )
 
-// The shim kills itself, or fails once, at each of the fault points that it passes with containers of
-// other runtimes. The others are in crashmatrix.
+// The shim kills itself, or fails once, at each fault point that it passes with containers of other
+// runtimes. The other points are in crashmatrix.
 func TestShimKilledAtEachFaultPoint(t *testing.T) {
 	for _, tc := range []struct{ prefix, handler string }{
 		{"runtime.oci.", "oci:" + runc},
@@ -36,7 +36,7 @@ func TestShimKilledAtEachFaultPoint(t *testing.T) {
 	}
 }
 
-// faultAt has a pod live its life, and one thing happen to the shim meanwhile.
+// faultAt takes a pod through its life, and makes one fault happen to the shim meanwhile.
 func faultAt(t *testing.T, n *node, faults *testkit.Faults, point, action string, pid cri.NamespaceMode) {
 	check := n.noLeaks()
 	before := n.Shims()
@@ -53,7 +53,8 @@ func faultAt(t *testing.T, n *node, faults *testkit.Faults, point, action string
 		defer close(done)
 		retryLifeWith(t, n, pid)
 	}()
-	// This may come after the end of the calls: some of their work is done behind their back.
+	// The point may be reached after the end of the calls: some of their work is done in the
+	// background.
 	eventually(t, "the fault point is reached", faults.Taken)
 	if action == "kill" {
 		select {

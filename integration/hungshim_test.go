@@ -26,8 +26,8 @@ func (n *node) runtimeReady() *cri.RuntimeCondition {
 	return nil
 }
 
-// A coracled that is restarted while the shim hangs serves lists, and says that the runtime is not
-// ready and why. When the shim goes on, so does all else.
+// A coracled that is restarted while the shim hangs serves lists, and reports that the runtime is
+// not ready and why. When the shim continues, everything works again.
 func TestRestartWhileShimHangs(t *testing.T) {
 	n := newNode(t, testkit.Options{})
 	n.pull("busybox")

@@ -19,7 +19,7 @@ import (
 func TestMain(m *testing.M) {
 	flag.Parse()
 	if flag.Lookup("test.list").Value.String() != "" {
-		os.Exit(m.Run()) // nothing runs
+		os.Exit(m.Run()) // lists the tests, and runs none
 	}
 	os.Exit(testkit.Isolate(func() int { return withRegistry(m) }))
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/coracle-project/coracle/internal/testkit"
 )
 
-// installed is a directory of programs, as a package manager leaves it: an upgrade puts other
-// files under the same names, and what runs goes on from the old ones until it is restarted.
+// installed is a directory of programs, as a package manager maintains it: an upgrade puts other
+// files under the same names. Running programs keep the old files until they are restarted.
 type installed struct {
 	t   *testing.T
 	dir string
@@ -51,7 +51,7 @@ func (i *installed) release(release string) {
 func (i *installed) daemon(release string) { i.put(testkit.DaemonExe, release, testkit.DaemonExe) }
 func (i *installed) shim(release string)   { i.put(testkit.ShimExe, release, testkit.ShimExe) }
 
-// restartDaemon ends coracled, as systemctl restart does, and starts what is installed now.
+// restartDaemon ends coracled, as systemctl restart does, and starts the installed one.
 func restartDaemon(n *node) {
 	n.t.Helper()
 	if err := n.Terminate(); err != nil {
@@ -63,9 +63,9 @@ func restartDaemon(n *node) {
 	n.ready()
 }
 
-// Each program is replaced by that of this release, and by that of the release before again, while
-// pods run: they go on, no line of their logs is lost or doubled, and what is there can be used,
-// stopped and removed by either release.
+// While pods run, each program is replaced by the one of this release, and then again by the one of
+// the previous release. The pods keep running, no line of their logs is lost or duplicated, and
+// either release can use, stop and remove them.
 func TestUpgrade(t *testing.T) {
 	daemons := func(n *node) []int { return []int{n.PID()} }
 	shims := func(n *node) []int { return n.Shims() }
@@ -74,7 +74,7 @@ func TestUpgrade(t *testing.T) {
 		name    string
 		replace func(i *installed, release string)
 		restart func(n *node)
-		pids    func(n *node) []int // of the processes that are to be of the release then
+		pids    func(n *node) []int // of the processes that must then be of the release
 	}{
 		{"daemon", (*installed).daemon, restartDaemon, daemons},
 		{"shim", (*installed).shim, func(n *node) { killShims(n); n.ready() }, shims},
@@ -121,7 +121,7 @@ func TestUpgrade(t *testing.T) {
 					t.Fatal("none runs")
 				}
 				for _, pid := range pids {
-					// That of a file that was replaced says so.
+					// The link of a replaced file ends in " (deleted)".
 					if exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid)); err != nil || filepath.Dir(exe) != programs.dir || strings.HasSuffix(exe, " (deleted)") {
 						t.Errorf("process %d runs %q, %v", pid, exe, err)
 					}

@@ -12,49 +12,79 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/internal/transient"
 )
 
-// A pod of the built-in bridge whose record is damaged or lost keeps its network: the kernel says what it has. Its
-// link has a name that follows from the pod's id, the addresses are those in the namespace at the other end
-// of the link, and its host ports are the elements of the nftables maps that lead to these addresses.
+// A pod of the built-in bridge keeps its network if its record is damaged or lost: the kernel knows
+// what the pod has. The name of its link follows from the pod's id. Its addresses are those in the
+// namespace at the other end of the link. Its host ports are the elements of the nftables maps that
+// lead to these addresses.
 
-// adopt returns the lease of a pod as the kernel has it; false if the pod has no link, and so nothing
-// that could be taken from it.
-func (b *bridge) adopt(h *hostLinks, podID string) (lease, bool) {
+// adopt returns the lease of a pod from the kernel's state. It returns false if the pod has no
+// link, and so nothing that another pod could take. It fails if the kernel could not be asked, for
+// a reason that may pass: with an incomplete lease, another pod would get the rest.
+func (b *bridge) adopt(h *hostLinks, podID string) (lease, bool, error) {
 	l := lease{PodID: podID, Stage: connected, Link: vethName(podID)}
 	link, err := h.LinkByName(l.Link)
 	if errors.As(err, new(netlink.LinkNotFoundError)) {
-		return l, false
+		return l, false, nil
 	}
 	if err != nil {
-		b.log.Warn("cannot look for the link of a pod whose network record is lost", "pod", podID, "link", l.Link, "err", err)
-		return l, true
+		return l, false, fmt.Errorf("adopt network of pod %s: find link %s: %w", podID, l.Link, err)
 	}
-	if l.IPs, err = farAddresses(link); err != nil {
-		b.log.Warn("cannot tell the addresses of a pod whose network record is lost; another pod may get them", "pod", podID, "link", l.Link, "err", err)
-		return l, true
+	given, err := farAddresses(link)
+	if transient.Is(err) {
+		return l, false, fmt.Errorf("adopt network of pod %s: %w", podID, err)
 	}
-	if l.Ports, err = b.fw.portsOf(l.IPs); err != nil {
-		b.log.Warn("cannot tell the host ports of a pod whose network record is lost; another pod may get them", "pod", podID, "link", l.Link, "err", err)
+	if err != nil {
+		b.log.Warn("cannot read addresses of pod whose network record is lost; another pod may get them", "pod", podID, "link", l.Link, "err", err)
+		return l, true, nil
 	}
-	return l, true
+	l.IPs = b.assigned(given)
+	l.Ports, err = b.fw.portsOf(l.IPs)
+	if transient.Is(err) {
+		return l, false, fmt.Errorf("adopt network of pod %s: %w", podID, err)
+	}
+	if err != nil {
+		b.log.Warn("cannot read host ports of pod whose network record is lost; another pod may get them", "pod", podID, "link", l.Link, "err", err)
+	}
+	return l, true, nil
 }
 
-// farAddresses returns the addresses in the namespace at the other end of a link, IPv4 first, as the
-// kernel tells them to the host (IFA_TARGET_NETNSID, Linux 5.0): the namespace's path is not needed.
+// assigned returns those of a pod's addresses that the bridge can have given it: one of each pool
+// at most, and none that another pod has. A pod that may change its network (CAP_NET_ADMIN) can
+// have any address.
+func (b *bridge) assigned(given []netip.Addr) []netip.Addr {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var ips []netip.Addr
+	for _, p := range b.pools {
+		for _, ip := range given {
+			if _, used := p.used[ip]; !used && p.first.Compare(ip) <= 0 && ip.Compare(p.last) <= 0 {
+				ips = append(ips, ip)
+				break
+			}
+		}
+	}
+	return ips
+}
+
+// farAddresses returns the addresses of the other end of a link, oldest first, as the kernel
+// tells them to the host (IFA_TARGET_NETNSID, Linux 5.0): the namespace's path is not needed.
 func farAddresses(link netlink.Link) ([]netip.Addr, error) {
 	id := link.Attrs().NetNsID
 	if link.Type() != "veth" || id < 0 {
 		return nil, fmt.Errorf("link %s of type %s does not lead to another network namespace", link.Attrs().Name, link.Type())
 	}
-	// The kernel looks at a request for all addresses only if it is to check it strictly.
+	// The kernel evaluates a request for all addresses only with strict checks.
 	s, err := nl.GetNetlinkSocketAt(netns.None(), netns.None(), unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("open netlink: %w", err)
 	}
 	defer s.Close()
 	if err := unix.SetsockoptInt(s.GetFd(), unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1); err != nil {
-		return nil, fmt.Errorf("netlink: strict checks: %w", err)
+		return nil, fmt.Errorf("enable strict netlink checks: %w", err)
 	}
 	req := nl.NewNetlinkRequest(unix.RTM_GETADDR, unix.NLM_F_DUMP)
 	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: s}}
@@ -66,7 +96,7 @@ func farAddresses(link netlink.Link) ([]netip.Addr, error) {
 	}
 	var ips []netip.Addr
 	for _, m := range messages {
-		if len(m) < unix.SizeofIfAddrmsg {
+		if len(m) < unix.SizeofIfAddrmsg || binary.NativeEndian.Uint32(m[4:]) != uint32(link.Attrs().ParentIndex) { // ifa_index
 			continue
 		}
 		attrs, err := nl.ParseRouteAttr(m[unix.SizeofIfAddrmsg:])
@@ -78,16 +108,19 @@ func farAddresses(link netlink.Link) ([]netip.Addr, error) {
 				continue
 			}
 			ip, ok := netip.AddrFromSlice(a.Value)
-			if ok && !ip.IsLoopback() && !ip.IsLinkLocalUnicast() && !slices.Contains(ips, ip) {
+			switch {
+			case !ok:
+			case ip.Is6(): // the kernel tells of the newest first (ipv6_link_dev_addr)
+				ips = slices.Insert(ips, 0, ip)
+			default:
 				ips = append(ips, ip)
 			}
 		}
 	}
-	slices.SortStableFunc(ips, func(a, b netip.Addr) int { return a.BitLen() - b.BitLen() })
 	return ips, nil
 }
 
-// portsOf returns the host ports that lead to one of the addresses. No table means none.
+// portsOf returns the host ports that lead to one of the addresses. Without a table there are none.
 func (f *firewall) portsOf(ips []netip.Addr) ([]hostPort, error) {
 	c, err := nftables.New()
 	if err != nil {
@@ -100,7 +133,7 @@ func (f *firewall) portsOf(ips []netip.Addr) ([]hostPort, error) {
 			continue
 		}
 		if err != nil {
-			return nil, fmt.Errorf("nftables table %s: map %s: %w", f.bridge, m.Name, err)
+			return nil, fmt.Errorf("list nftables map %s %s: %w", f.bridge, m.Name, err)
 		}
 		for _, e := range elements {
 			p, pod, ok := portOf(e)
@@ -113,7 +146,7 @@ func (f *firewall) portsOf(ips []netip.Addr) ([]hostPort, error) {
 	return ports, nil
 }
 
-// portOf reads what portElements has written.
+// portOf parses an element that portElements has written.
 func portOf(e nftables.SetElement) (p hostPort, pod netip.Addr, ok bool) {
 	const fields = 8 // protocol and port, 4 bytes each
 	if len(e.Key) < fields || len(e.Val) < 4 {
@@ -136,7 +169,8 @@ func portOf(e nftables.SetElement) (p hostPort, pod netip.Addr, ok bool) {
 	return p, pod, ok && p.Protocol != ""
 }
 
-// replaceDamaged puts leases as the kernel has them in the place of damaged records.
+// replaceDamaged puts leases as the kernel has them in the place of damaged records, and in force.
+// The leases of good records are: what they hold is no other pod's.
 func (b *bridge) replaceDamaged(all loaded[lease]) error {
 	if len(all.damaged) == 0 {
 		return nil
@@ -147,18 +181,21 @@ func (b *bridge) replaceDamaged(all loaded[lease]) error {
 	}
 	defer h.close()
 	for podID, why := range all.damaged {
-		l, ok := b.adopt(h, podID)
+		l, ok, err := b.adopt(h, podID)
+		if err != nil {
+			return err
+		}
 		if !ok {
 			b.records.replace(podID, nil, why)
 			continue
 		}
-		all.records[podID] = l
+		b.take(l)
 		b.records.replace(podID, &l, why)
 	}
 	return nil
 }
 
-// adoptLost gives claimed pods a lease that have a link, but no record.
+// adoptLost adds a lease for each claimed pod that has a link but no record.
 func (b *bridge) adoptLost(claimed map[string]bool) error {
 	lost := map[string]string{} // pod by link
 	for id := range claimed {
@@ -183,24 +220,27 @@ func (b *bridge) adoptLost(claimed map[string]bool) error {
 		if !ok {
 			continue
 		}
-		l, ok := b.adopt(h, podID)
+		l, ok, err := b.adopt(h, podID)
+		if err != nil {
+			return err
+		}
 		if !ok {
 			continue
 		}
-		b.log.Warn("network record of a pod is missing: what it stood for is read from the kernel", "pod", podID, "link", l.Link)
+		b.log.Warn("network record of pod is missing; rebuilding it from the kernel's state", "pod", podID, "link", l.Link)
 		b.take(l)
 		if err := b.records.write(podID, l); err != nil {
-			b.log.Warn("missing network record cannot be written", "pod", podID, "err", err)
+			b.log.Warn("cannot write missing network record", "pod", podID, "err", err)
 		}
 	}
 	return nil
 }
 
-// take puts a lease that was made by an earlier daemon in force, in memory.
+// take puts a lease of an earlier daemon into force, in memory.
 func (b *bridge) take(l lease) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	// Recover closes the ports of those that are going, before a pod can take them.
+	// Recover closes the ports of the pods that it removes before another pod can take them.
 	l.retired = l.Stage == removing
 	b.leases[l.PodID] = l
 	b.takeLocked(l.IPs)

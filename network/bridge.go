@@ -53,17 +53,17 @@ func newBridge(name string, mtu int, stateDir string, log *slog.Logger) *bridge 
 	return b
 }
 
-// start takes over what the records say. The host's side is made when it is first needed.
+// start takes over the state in the records. The host's side is set up when it is first needed.
 func (b *bridge) start(subnets []netip.Prefix, all loaded[lease]) error {
 	if err := b.setSubnets(subnets); err != nil {
 		return err
 	}
 	b.records.tidy(all.left)
-	if err := b.replaceDamaged(all); err != nil {
-		return err
-	}
 	for _, l := range all.records {
 		b.take(l)
+	}
+	if err := b.replaceDamaged(all); err != nil {
+		return err
 	}
 	for id, l := range all.records {
 		if l.Stage == removing {

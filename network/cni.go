@@ -80,7 +80,7 @@ func newCNI(c Config) *cniNet {
 	return n
 }
 
-// start takes over what the records say.
+// start takes over the state in the records.
 func (n *cniNet) start(all loaded[cniLease]) {
 	n.records.tidy(all.left)
 	n.replaceDamaged(all)
@@ -144,7 +144,7 @@ func (n *cniNet) Setup(ctx context.Context, p Pod) (Result, error) {
 		if l.Stage == connected && l.NetNS == p.NetNS {
 			return l.Result, nil
 		}
-		// A crash left it half made or half taken down: start again.
+		// A crash interrupted the setup or the teardown: start again.
 		if err := n.removeFor(ctx, l, p); err != nil {
 			return Result{}, err
 		}
@@ -276,14 +276,14 @@ func (n *cniNet) Teardown(ctx context.Context, p Pod) error {
 	return n.removeFor(ctx, l, p)
 }
 
-// removeFor is remove with what is known of the pod now, should its record have been lost.
+// removeFor is remove with the pod's current data, in case the record was lost.
 func (n *cniNet) removeFor(ctx context.Context, l cniLease, p Pod) error {
 	l, err := n.complete(l, p)
 	if err != nil {
-		return fmt.Errorf("network of pod %s: %w", l.PodID, err)
+		return fmt.Errorf("remove network of pod %s: %w", l.PodID, err)
 	}
 	if !l.known() {
-		n.log.Warn("no CNI configuration to take down a pod with whose network record was lost; its namespace goes, what plugins keep outside may stay", "pod", l.PodID)
+		n.log.Warn("network record of pod was lost and there is no CNI configuration; its namespace is removed, but what plugins keep outside it may remain", "pod", l.PodID)
 		return n.forget(l)
 	}
 	return n.remove(ctx, l)
@@ -373,7 +373,7 @@ const (
 // recover takes down what belongs to no claimed pod. What has not gone in time is still in list then.
 func (n *cniNet) recover(ctx context.Context, claimed map[string]bool) error {
 	n.adoptLost(claimed)
-	// A start waits for both, but not for one after the other. What is being removed is not garbage.
+	// A start waits for both, in parallel. What is being removed is not garbage.
 	var collected error
 	var tasks errgroup.Group
 	tasks.Go(func() error {
@@ -381,7 +381,7 @@ func (n *cniNet) recover(ctx context.Context, claimed map[string]bool) error {
 		return nil
 	})
 	removed := n.removeStrays(ctx, claimed)
-	_ = tasks.Wait() // it has none
+	_ = tasks.Wait() // it never returns an error
 	return errors.Join(removed, collected)
 }
 

@@ -14,7 +14,7 @@ import (
 	"github.com/coracle-project/coracle/internal/testkit"
 )
 
-// fakePlugin is the directory with the plugin that `make testbins` has built.
+// fakePlugin returns the directory with the plugin that `make testbins` has built.
 func fakePlugin() (string, error) {
 	plugin, err := testkit.FindBin("test", "plugin", "fakeplugin")
 	return filepath.Dir(plugin), err

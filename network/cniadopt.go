@@ -7,11 +7,11 @@ import (
 	"github.com/containernetworking/cni/libcni"
 )
 
-// A pod of CNI's whose record is damaged or lost keeps its network: libcni's cache says what the plugins were given
-// and what they gave. Where the cache knows nothing of the pod either, its Teardown has the plugins
-// of the configuration in force delete what they know of it.
+// A pod of CNI keeps its network if its record is damaged or lost: libcni's cache has the plugins'
+// input and results. If the cache does not know the pod either, its Teardown calls the plugins of
+// the current configuration, which delete what they know of the pod.
 
-// known says whether the record has the configuration that the pod was set up with.
+// known reports whether the record has the configuration that the pod was set up with.
 func (l cniLease) known() bool { return len(l.Config) > 0 && string(l.Config) != "null" }
 
 func (l cniLease) versioned() cniLease {
@@ -22,24 +22,24 @@ func (l cniLease) versioned() cniLease {
 func (l cniLease) check(podID string) error {
 	switch {
 	case l.PodID != podID:
-		return fmt.Errorf("it is of pod %q", l.PodID)
+		return fmt.Errorf("it belongs to pod %q", l.PodID)
 	case !l.Stage.known():
 		return fmt.Errorf("unknown stage %q", l.Stage)
 	case !l.known():
 		return nil
 	}
 	if _, err := libcni.NetworkConfFromBytes(l.Config); err != nil {
-		return fmt.Errorf("recorded configuration: %w", err)
+		return fmt.Errorf("parse recorded configuration: %w", err)
 	}
 	return nil
 }
 
-// cached returns what libcni's cache knows of pods. A file of it that is damaged is ignored.
+// cached returns what libcni's cache knows about pods. It ignores damaged files of the cache.
 func (n *cniNet) cached() map[string]*libcni.NetworkAttachment {
 	all := map[string]*libcni.NetworkAttachment{}
 	attachments, err := n.at.Load().cni.GetCachedAttachments("")
 	if err != nil {
-		n.log.Warn("the cache of CNI cannot be read", "err", err)
+		n.log.Warn("cannot read CNI cache", "err", err)
 	}
 	for _, a := range attachments {
 		if a.IfName == podIf {
@@ -49,11 +49,11 @@ func (n *cniNet) cached() map[string]*libcni.NetworkAttachment {
 	return all
 }
 
-// adopt returns the lease of a pod as the cache has it.
+// adopt returns the lease of a pod from the cache.
 func (n *cniNet) adopt(podID string, a *libcni.NetworkAttachment) cniLease {
 	l := cniLease{PodID: podID, Stage: adding}
 	if a == nil {
-		return l // the plugins may not have ended, or more is damaged than the record
+		return l // the plugins may not have finished, or more than the record is damaged
 	}
 	l.NetNS, l.Args, l.Caps = a.NetNS, a.CniArgs, a.CapabilityArgs
 	list, err := n.listOf(a)
@@ -61,7 +61,7 @@ func (n *cniNet) adopt(podID string, a *libcni.NetworkAttachment) cniLease {
 		l.Config, err = completeCNI(list)
 	}
 	if err != nil {
-		n.log.Warn("the cache of CNI has no usable configuration of a pod", "pod", podID, "network", a.Network, "err", err)
+		n.log.Warn("CNI cache has no usable configuration of pod", "pod", podID, "network", a.Network, "err", err)
 		return l
 	}
 	res, err := n.at.Load().cni.GetNetworkListCachedResult(list, l.runtime())
@@ -69,15 +69,16 @@ func (n *cniNet) adopt(podID string, a *libcni.NetworkAttachment) cniLease {
 		l.Result, err = fromCNI(res)
 	}
 	if err != nil {
-		n.log.Warn("the cache of CNI has no usable result of a pod", "pod", podID, "network", a.Network, "err", err)
+		n.log.Warn("CNI cache has no usable result of pod", "pod", podID, "network", a.Network, "err", err)
 		return l
 	}
 	l.Stage = connected
 	return l
 }
 
-// listOf returns the configuration that a pod was set up with. The cache has the file's text, without
-// plugins of files next to it: these are taken from the configuration in force, if that is the same.
+// listOf returns the configuration that a pod was set up with. The cache has the text of the file,
+// without plugins that are in files next to it. Those come from the current configuration, if it
+// has the same text.
 func (n *cniNet) listOf(a *libcni.NetworkAttachment) (*libcni.NetworkConfigList, error) {
 	now, err := findCNIConfig(n.at.Load().confDir)
 	sameName := err == nil && now != nil && now.Name == a.Network
@@ -91,7 +92,7 @@ func (n *cniNet) listOf(a *libcni.NetworkAttachment) (*libcni.NetworkConfigList,
 	return then, err
 }
 
-// replaceDamaged puts leases as the cache has them in the place of damaged records.
+// replaceDamaged replaces damaged records with leases from the cache.
 func (n *cniNet) replaceDamaged(all loaded[cniLease]) {
 	if len(all.damaged) == 0 {
 		return
@@ -104,7 +105,7 @@ func (n *cniNet) replaceDamaged(all loaded[cniLease]) {
 	}
 }
 
-// adoptLost gives claimed pods a lease that the cache knows of, but no record.
+// adoptLost adds a lease for each claimed pod that is in the cache but has no record.
 func (n *cniNet) adoptLost(claimed map[string]bool) {
 	var lost []string
 	for id := range claimed {
@@ -120,14 +121,14 @@ func (n *cniNet) adoptLost(claimed map[string]bool) {
 		if cached[id] == nil {
 			continue
 		}
-		n.log.Warn("network record of a pod is missing: what it stood for is read from the cache of CNI", "pod", id)
+		n.log.Warn("network record of pod is missing; rebuilding it from the CNI cache", "pod", id)
 		if err := n.save(n.adopt(id, cached[id])); err != nil {
-			n.log.Warn("missing network record cannot be written", "pod", id, "err", err)
+			n.log.Warn("cannot write missing network record", "pod", id, "err", err)
 		}
 	}
 }
 
-// complete adds to a lease whose record was lost what Teardown is told of the pod.
+// complete adds what Teardown knows about the pod to a lease whose record was lost.
 func (n *cniNet) complete(l cniLease, p Pod) (cniLease, error) {
 	if l.known() {
 		return l, nil

@@ -10,12 +10,12 @@ import (
 	"testing"
 )
 
-// cacheFile is libcni's of a pod.
+// cacheFile returns a pod's file in libcni's cache.
 func cacheFile(c Config, podID string) string {
 	return filepath.Join(c.StateDir, "cni-cache/results", "test-"+podID+"-eth0")
 }
 
-// A damaged record of a pod that the operator's plugins have connected kept the daemon from starting.
+// Regression: a damaged record of a pod on CNI prevented the daemon from starting.
 func TestCNIDamagedRecord(t *testing.T) {
 	caches := map[string]func(t *testing.T, path string){
 		"whole":     func(*testing.T, string) {},
@@ -32,7 +32,7 @@ func TestCNIDamagedRecord(t *testing.T) {
 				a, b := connect(t, m, "a"), connect(t, m, "b")
 				hurt(t, m.cni.records.path("a"))
 				hurtCache(t, cacheFile(c, "a"))
-				if cache == "whole" { // of a pod that is known, the configuration of its setup counts
+				if cache == "whole" { // for a known pod, the configuration of its setup is used
 					writeConf(t, c, "10-test.conflist", conf11(t.TempDir()))
 				}
 				m = started(t, c)
@@ -66,7 +66,7 @@ func TestCNIDamagedRecord(t *testing.T) {
 	}
 }
 
-// Nothing is left to take a pod down with: its namespace goes without the plugins.
+// Nothing is left to take a pod down with: its namespace is removed without the plugins.
 func TestCNIDamagedRecordAndNoConfiguration(t *testing.T) {
 	c := testConfig(t)
 	withCNI(t, &c)
@@ -82,7 +82,7 @@ func TestCNIDamagedRecordAndNoConfiguration(t *testing.T) {
 	}
 }
 
-// A damaged result in libcni's cache keeps no pod from being taken down.
+// A damaged result in libcni's cache does not prevent a pod's teardown.
 func TestCNIDamagedCache(t *testing.T) {
 	c := testConfig(t)
 	dir := withCNI(t, &c)
@@ -97,22 +97,22 @@ func TestCNIDamagedCache(t *testing.T) {
 	}
 }
 
-// A start waited for a garbage collection that hung after it had waited for a deletion.
+// Regression: a start waited for a deletion, and then for a garbage collection that hung.
 func TestCNIRecoverDoesNotWaitForHungGarbageCollection(t *testing.T) {
 	c := testConfig(t)
 	dir := hangingPlugin(t, &c)
 	m := started(t, c)
 	connect(t, m, "gone")
-	mend := hang(t, dir, "GC", "")
+	release := hang(t, dir, "GC", "")
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	wait := inBackground(func() error { return m.Recover(ctx, nil) })
 	_, gone := hung(t, dir)
-	awaitLeases(t, m, 0) // of the pod that is gone
+	awaitLeases(t, m, 0) // of the removed pod
 	cancel()
 	if err := wait(); !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "garbage collection") {
 		t.Errorf("error %v", err)
 	}
 	gone()
-	mend()
+	release()
 }

@@ -180,7 +180,7 @@ func TestCNIStatusThatHangsIsAskedOnce(t *testing.T) {
 	must(t, started(t, c).Ready(t.Context()))
 }
 
-// awaitLeases waits until there are n.
+// awaitLeases waits until there are n leases.
 func awaitLeases(t *testing.T, m *Manager, n int) {
 	t.Helper()
 	for end := time.Now().Add(patience); len(m.Leases()) != n; {

@@ -14,8 +14,8 @@ import (
 // execute the plugins for them.
 
 // collect tells the plugins which attachments there are, so that they free what belongs to
-// any other: addresses of pods whose record or DEL was lost with a crash or a reboot. Of a claimed
-// pod nothing is freed, even if its record was lost.
+// any other: addresses of pods whose record or DEL was lost in a crash or a reboot. Nothing of a
+// claimed pod is freed, even if its record was lost.
 func (n *cniNet) collect(ctx context.Context, claimed map[string]bool) error {
 	list, err := findCNIConfig(n.at.Load().confDir)
 	if err != nil || list == nil {

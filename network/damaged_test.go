@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -11,10 +12,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
-// damage is what can become of a record.
+// damage lists what can happen to a record.
 var damage = map[string]func(t *testing.T, path string){
 	"truncated": func(t *testing.T, path string) { t.Helper(); must(t, os.Truncate(path, 20)) },
 	"empty":     func(t *testing.T, path string) { t.Helper(); must(t, os.Truncate(path, 0)) },
@@ -33,13 +35,14 @@ var damage = map[string]func(t *testing.T, path string){
 	"missing": func(t *testing.T, path string) { t.Helper(); must(t, os.Remove(path)) },
 }
 
-// A damaged record kept the daemon from starting, and with it all pods of the node from being served.
+// Regression: a damaged record prevented the daemon from starting, and so affected all pods of the
+// node.
 func TestDamagedRecord(t *testing.T) {
 	local := netip.MustParseAddr("127.0.0.1")
 	for name, hurt := range damage {
 		t.Run(name, func(t *testing.T) {
 			c := testConfig(t)
-			// Four addresses for pods: a reused one would be noticed.
+			// With only four addresses for pods, the test notices a reused one.
 			c.Subnets = []netip.Prefix{netip.MustParsePrefix("10.1.2.0/29"), netip.MustParsePrefix("fd00::/64")}
 			m := started(t, c)
 			gw := m.bridge.pools[0].gateway().String()
@@ -67,7 +70,7 @@ func TestDamagedRecord(t *testing.T) {
 			if after.Stage != connected || !slices.Equal(after.IPs, before.IPs) || !sameSet(after.Ports, before.Ports) {
 				t.Errorf("lease %+v, want %+v", after, before)
 			}
-			// Pods go on, and what they have is theirs.
+			// The pods keep working, and keep what they have.
 			expect(t, "the pod", "", "tcp", local, 80, "a "+gw)
 			expect(t, "the other pod", "", "tcp", local, 82, "b "+gw)
 			for i := range 3 {
@@ -83,7 +86,7 @@ func TestDamagedRecord(t *testing.T) {
 			if _, err := m.Setup(t.Context(), Pod{ID: "late", NetNS: late}); !errors.Is(err, ErrExhausted) {
 				t.Errorf("more pods than addresses: error %v", err)
 			}
-			// The next start finds nothing to say.
+			// The next start has nothing to report.
 			log.Reset()
 			m = started(t, c)
 			must(t, m.Recover(t.Context(), []string{"a", "b", "new0", "new1", "new2"}))
@@ -108,7 +111,7 @@ func sameSet(a, b []hostPort) bool {
 	return slices.Equal(slices.SortedFunc(slices.Values(a), less), slices.SortedFunc(slices.Values(b), less))
 }
 
-// What a damaged record stood for goes if its pod is gone.
+// What belongs to a damaged record is removed if its pod is gone.
 func TestDamagedRecordOfNoPod(t *testing.T) {
 	c := testConfig(t)
 	m := started(t, c)
@@ -129,7 +132,8 @@ func TestDamagedRecordOfNoPod(t *testing.T) {
 	}
 }
 
-// A record that cannot be read for a moment is not damaged; one that never can is.
+// Regression: a record that cannot be read because of a shortage is not damaged, even if that lasts.
+// It was replaced, and a record of CNI lost its configuration.
 func TestUnreadableRecord(t *testing.T) {
 	for name, failures := range map[string]int{"for a moment": 2, "for good": -1} {
 		for _, cause := range []error{unix.EIO, unix.EMFILE, unix.ENOMEM} {
@@ -138,6 +142,7 @@ func TestUnreadableRecord(t *testing.T) {
 				m := started(t, c)
 				a := connect(t, m, "a", PortMapping{Protocol: "tcp", HostPort: 80, ContainerPort: 80})
 				connect(t, m, "b")
+				before := tree(t, c.StateDir)
 				again := New(c)
 				left := failures
 				again.bridge.records.read = func(path string) ([]byte, error) {
@@ -147,23 +152,53 @@ func TestUnreadableRecord(t *testing.T) {
 					}
 					return os.ReadFile(path)
 				}
-				must(t, again.Start(t.Context()))
+				err := again.Start(t.Context())
 				defer func() { must(t, again.Close()) }()
+				if after := tree(t, c.StateDir); after != before {
+					t.Errorf("changed from\n%s\nto\n%s", before, after)
+				}
+				if failures < 0 {
+					if !errors.Is(err, cause) || !strings.Contains(err.Error(), again.bridge.records.path("a")) {
+						t.Errorf("start: %v", err)
+					}
+					return
+				}
+				must(t, err)
 				must(t, again.Recover(t.Context(), []string{"a", "b"}))
 				l, ok := again.bridge.lease("a")
 				if !ok || !slices.Equal(l.IPs, a.ips) || len(l.Ports) != 1 || len(again.Leases()) != 2 {
 					t.Errorf("lease %+v of %v", l, again.Leases())
-				}
-				_, err := os.Stat(filepath.Join(c.StateDir, damagedDir, "bridge-a.json"))
-				if set := err == nil; set != (failures < 0) {
-					t.Errorf("set aside: %t", set)
 				}
 			})
 		}
 	}
 }
 
-// A record of a newer daemon is not for this one to judge.
+// Regression: a start that could not ask the kernel gave a pod with a damaged record a lease
+// without addresses.
+func TestDamagedRecordAndNoDescriptors(t *testing.T) {
+	c := testConfig(t)
+	m := started(t, c)
+	a := connect(t, m, "a")
+	h, err := newHostLinks()
+	must(t, err)
+	defer h.close()
+	var was unix.Rlimit
+	must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &was))
+	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 0, Max: was.Max}))
+	l, ok, err := m.bridge.adopt(h, "a")
+	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &was))
+	if ok || !errors.Is(err, unix.EMFILE) {
+		t.Errorf("adopted %+v, %t, %v", l, ok, err)
+	}
+	must(t, os.Truncate(m.bridge.records.path("a"), 0))
+	m = started(t, c)
+	if l, _ = m.bridge.lease("a"); !slices.Equal(l.IPs, a.ips) {
+		t.Errorf("lease %+v, want %v", l, a.ips)
+	}
+}
+
+// This daemon must not touch a record of a newer daemon.
 func TestNewerRecord(t *testing.T) {
 	for _, file := range []string{"bridge/a.json", "cni/a.json", "subnets.json"} {
 		t.Run(file, func(t *testing.T) {
@@ -214,7 +249,7 @@ func TestUnknownFieldsAreKept(t *testing.T) {
 	}
 }
 
-// tree is what there is in a directory.
+// tree returns the contents of a directory.
 func tree(t *testing.T, dir string) string {
 	t.Helper()
 	var all strings.Builder
@@ -229,7 +264,7 @@ func tree(t *testing.T, dir string) string {
 	return all.String()
 }
 
-// The ranges that a cluster has assigned are those of the bridge, should their file be damaged.
+// If the file of the ranges that a cluster has assigned is damaged, the bridge's ranges are used.
 func TestDamagedSubnets(t *testing.T) {
 	c := testConfig(t)
 	m := started(t, c)
@@ -245,5 +280,63 @@ func TestDamagedSubnets(t *testing.T) {
 	}
 	if ip := connect(t, m, "b").ip4(); ip != netip.MustParseAddr("10.77.1.3") {
 		t.Errorf("address %s", ip)
+	}
+}
+
+// A pod that may change its network gave itself addresses, also another pod's: its record damaged,
+// they became its lease.
+func TestDamagedRecordOfGreedyPod(t *testing.T) {
+	c := testConfig(t)
+	m := started(t, c)
+	a, b := connect(t, m, "a"), connect(t, m, "b")
+	pools := m.bridge.pools
+	must(t, within(t, a.NetNS, func() error {
+		extra := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "extra"}}
+		if err := netlink.LinkAdd(extra); err != nil {
+			return err
+		}
+		eth, err := netlink.LinkByName(podIf)
+		if err != nil {
+			return err
+		}
+		add := func(link netlink.Link, ip netip.Addr) error {
+			return netlink.AddrAdd(link, &netlink.Addr{IPNet: &net.IPNet{IP: ip.AsSlice(), Mask: net.CIDRMask(ip.BitLen(), ip.BitLen())}, Flags: unix.IFA_F_NODAD})
+		}
+		err = errors.Join(add(eth, netip.MustParseAddr("192.0.2.1")), add(extra, netip.MustParseAddr("192.0.2.2")))
+		for i, ip := range b.ips {
+			free := pools[i].next.Next()
+			err = errors.Join(err, add(eth, ip), add(eth, free), add(extra, free.Next()))
+		}
+		return err
+	}))
+	if len(b.ips) != 2 {
+		t.Fatalf("b has %v", b.ips)
+	}
+	must(t, os.Truncate(m.bridge.records.path("a"), 0))
+	m = started(t, c)
+	if l, _ := m.bridge.lease("a"); !slices.Equal(l.IPs, a.ips) {
+		t.Errorf("lease %v, want %v", l.IPs, a.ips)
+	}
+	if l, _ := m.bridge.lease("b"); !slices.Equal(l.IPs, b.ips) {
+		t.Errorf("the other lease %v, want %v", l.IPs, b.ips)
+	}
+	// Its own addresses given up, it gets no other pod's.
+	must(t, within(t, a.NetNS, func() error {
+		eth, err := netlink.LinkByName(podIf)
+		if err != nil {
+			return err
+		}
+		addrs, err := netlink.AddrList(eth, netlink.FAMILY_ALL)
+		for _, addr := range addrs {
+			if ip, ok := netip.AddrFromSlice(addr.IP); ok && !slices.Contains(b.ips, ip.Unmap()) {
+				err = errors.Join(err, netlink.AddrDel(eth, &addr))
+			}
+		}
+		return err
+	}))
+	must(t, os.Truncate(m.bridge.records.path("a"), 0))
+	m = started(t, c)
+	if l, ok := m.bridge.lease("a"); !ok || len(l.IPs) != 0 {
+		t.Errorf("lease %v", l.IPs)
 	}
 }

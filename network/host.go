@@ -341,7 +341,7 @@ func (b *bridge) standing() (bool, error) {
 
 // dropStrayLinks deletes links on the bridge that no record names: a crash came
 // between the record's removal and nothing else, so there should be none. A claimed pod's link
-// stays, even if nothing more could be found out about it.
+// stays, even if nothing more is known about the pod.
 func (b *bridge) dropStrayLinks(claimed map[string]bool) error {
 	links, err := newHostLinks()
 	if err != nil {
@@ -380,7 +380,7 @@ func (b *bridge) dropStrayLinks(claimed map[string]bool) error {
 // purge takes the host's side down. It fails if a pod is connected.
 func (b *bridge) purge(ctx context.Context) error {
 	if err := b.reaper.idle(ctx); err != nil {
-		return fmt.Errorf("bridge %s: waiting for links to go: %w", b.name, err)
+		return fmt.Errorf("bridge %s: await deletion of links: %w", b.name, err)
 	}
 	b.hostMu.Lock()
 	defer b.hostMu.Unlock()

@@ -32,7 +32,7 @@ func (l lease) versioned() lease {
 func (l lease) check(podID string) error {
 	switch {
 	case l.PodID != podID:
-		return fmt.Errorf("it is of pod %q", l.PodID)
+		return fmt.Errorf("it belongs to pod %q", l.PodID)
 	case !l.Stage.known():
 		return fmt.Errorf("unknown stage %q", l.Stage)
 	case l.Link != vethName(podID):

@@ -109,10 +109,10 @@ func (m *Manager) SetCNI(confDir string, binDirs []string) {
 	m.cni.follow.follow(confDir)
 }
 
-// Start reads the records, and the CNI configuration, which it follows from then on. It touches nothing on the host:
-// the bridge and its table are made for the first pod. A record that is damaged is set aside in the
-// directory "damaged", and written again from what the kernel and the cache of CNI say of the pod.
-// ErrVersion if a record is of a newer daemon; then nothing has been changed.
+// Start reads the records and the CNI configuration, which it watches from then on. It changes
+// nothing on the host: the bridge and its table are made for the first pod. Start moves a damaged
+// record to the directory "damaged" and rebuilds it from the kernel's state or the CNI cache. If a
+// record was written by a newer daemon, Start returns ErrVersion and changes nothing.
 func (m *Manager) Start(context.Context) error {
 	if err := m.config.check(); err != nil {
 		return err
@@ -207,8 +207,8 @@ func (m *Manager) Leases() []Lease {
 	return all
 }
 
-// Flush waits until the links of all pods torn down so far are gone, but for those that the kernel does not
-// delete within seconds.
+// Flush waits until the links of all pods torn down so far are gone, except those that the kernel
+// does not delete within seconds.
 func (m *Manager) Flush(ctx context.Context) error {
 	return m.bridge.reaper.idle(ctx)
 }

@@ -13,10 +13,10 @@
 //	cni/<pod id>.json      what a pod was set up with by CNI, configuration included
 //	cni-cache/             libcni's own
 //	subnets.json           what SetPodCIDR was last given
-//	damaged/               records that could not be read, for the operator; they are in use no more
+//	damaged/               unreadable records, kept for the operator and no longer used
 //
-// A record has a version; one of a newer daemon stops Start (ErrVersion). A record that is damaged or lost costs
-// its pod nothing: what it said is found out again (adopt.go, cniadopt.go).
+// A record has a version. A record of a newer daemon stops Start (ErrVersion). A pod keeps its
+// network if its record is damaged or lost: the record is rebuilt (adopt.go, cniadopt.go).
 //
 // # Example
 //

@@ -7,51 +7,54 @@ import (
 	"time"
 )
 
-// reapers bounds how many links are deleted side by side. The kernel takes 30 ms
-// for one (6.18, 2 CPUs), nearly all of it waiting, and holds no lock meanwhile.
+// reapers limits how many links are deleted in parallel. The kernel takes 30 ms for one (6.18, 2
+// CPUs), nearly all of it waiting, and holds no lock meanwhile.
 const reapers = 8
 
 const (
-	// reapLimit is how long one call may take before another is made in its place.
+	// reapLimit is how long one call may take before another takes its place.
 	reapLimit = 5 * time.Second
-	// mostHung bounds calls that take longer: each of them has a thread, which waits in the kernel.
+	// mostHung limits the calls that take longer: each has a thread, which waits in the kernel.
 	mostHung = 56
-	// A call that failed is made again after a second, then after twice as long, up to a minute.
+	// A failed call is repeated after a second, then after twice as long each time, up to a minute.
 	firstRetry, lastRetry = time.Second, time.Minute
 )
 
-// reaper calls a function with the keys that were added, in the background and a few side by side. A call that
-// hangs does not hold up the others: its context ends, and if it goes on, because it waits in the kernel, it loses its place.
+// reaper calls a function with each added key in the background, a few in parallel. A call that
+// hangs does not delay the others: its context ends, and if it still waits in the kernel, it loses
+// its place.
 type reaper struct {
 	work func(ctx context.Context, key string) error
 	log  *slog.Logger
 
 	mu      sync.Mutex
 	queue   []*reaping
-	pending map[*reaping]struct{} // in the queue, or in a call that does not take too long
+	pending map[*reaping]struct{} // in the queue, or in a call that is in time
 	retries map[*time.Timer]struct{}
 	running int // goroutines that take from the queue
 	hung    int
+	keeping map[*reaping]struct{} // late, and not replaced because too many hang
 	closed  bool
 	wg      sync.WaitGroup // running
 }
 
-// reaping is a key that was added.
+// reaping is an added key.
 type reaping struct {
 	key      string
 	failures int
 	// settled is closed when the call has ended or takes too long.
 	settled chan struct{}
-	// The rest is guarded by reaper.mu: ended says that the call has; late that it took too long;
-	// replaced that another goroutine has taken its place.
+	// The rest is guarded by reaper.mu. ended: the call has ended; late: it took too long;
+	// replaced: another goroutine has taken its place.
 	ended, late, replaced bool
 }
 
 func newReaper(log *slog.Logger, work func(context.Context, string) error) *reaper {
-	return &reaper{work: work, log: log, pending: map[*reaping]struct{}{}, retries: map[*time.Timer]struct{}{}}
+	return &reaper{work: work, log: log, pending: map[*reaping]struct{}{}, keeping: map[*reaping]struct{}{}, retries: map[*time.Timer]struct{}{}}
 }
 
-// close works off the queue, for as long as it is not held up. Calls that hang are left to themselves.
+// close processes the rest of the queue, unless hanging calls prevent it. It does not wait for
+// those.
 func (r *reaper) close() {
 	r.mu.Lock()
 	r.closed = true
@@ -59,6 +62,10 @@ func (r *reaper) close() {
 		t.Stop()
 	}
 	clear(r.retries)
+	for it := range r.keeping {
+		r.replaceLocked(it)
+	}
+	clear(r.keeping)
 	r.mu.Unlock()
 	enough := time.AfterFunc(reapLimit, func() {
 		r.mu.Lock()
@@ -91,7 +98,7 @@ func (r *reaper) spawnLocked() {
 	}
 }
 
-// idle waits until all added before is worked off, has failed once or takes too long.
+// idle waits until every key added so far is done, has failed once, or takes too long.
 func (r *reaper) idle(ctx context.Context) error {
 	r.mu.Lock()
 	before := make([]*reaping, 0, len(r.pending))
@@ -126,7 +133,7 @@ func (r *reaper) run() {
 	}
 }
 
-// next takes a key from the queue; nil if it is empty, and then the goroutine ends.
+// next takes a key from the queue. If the queue is empty it returns nil, and the goroutine ends.
 func (r *reaper) next() *reaping {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -140,7 +147,7 @@ func (r *reaper) next() *reaping {
 	return it
 }
 
-// overdue gives the place of a call that takes too long to another.
+// overdue gives the place of a call that takes too long to a new goroutine.
 func (r *reaper) overdue(it *reaping) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -149,22 +156,28 @@ func (r *reaper) overdue(it *reaping) {
 	}
 	it.late = true
 	r.settleLocked(it)
-	r.log.Warn("deleting a pod's link takes long", "pod", it.key, "limit", reapLimit)
+	r.log.Warn("deletion of pod's link is slow", "pod", it.key, "limit", reapLimit)
 	if r.hung >= mostHung && !r.closed {
+		r.keeping[it] = struct{}{}
 		return
 	}
+	r.replaceLocked(it)
+}
+
+func (r *reaper) replaceLocked(it *reaping) {
 	it.replaced = true
 	r.hung++
 	r.running--
-	r.spawnLocked() // before Done: close may be waiting
+	r.spawnLocked() // before Done, because close may be waiting
 	r.wg.Done()
 }
 
-// ended notes the end of a call, and says whether its goroutine was replaced.
+// ended records the end of a call, and reports whether its goroutine was replaced.
 func (r *reaper) ended(it *reaping, err error) (replaced bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	it.ended = true
+	delete(r.keeping, it)
 	if !it.late {
 		r.settleLocked(it)
 	}
@@ -184,9 +197,9 @@ func (r *reaper) settleLocked(it *reaping) {
 
 func (r *reaper) retryLocked(it *reaping, err error) {
 	again := min(firstRetry<<min(it.failures, 10), lastRetry)
-	r.log.Error("cannot finish a pod's network; its addresses stay taken until it is tried again", "pod", it.key, "after", again, "err", err)
+	r.log.Error("cannot remove network of pod; its addresses stay in use until the next attempt", "pod", it.key, "after", again, "err", err)
 	if r.closed {
-		return // until the next start
+		return // until the next start of the daemon
 	}
 	next := &reaping{key: it.key, failures: it.failures + 1}
 	var t *time.Timer

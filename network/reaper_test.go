@@ -11,14 +11,14 @@ import (
 	"time"
 )
 
-// reaped is what a reaper has called its function with.
+// reaped records the calls of a reaper's function.
 type reaped struct {
 	mu     sync.Mutex
 	keys   []string
 	now    int
 	most   int
 	broken error
-	hang   chan struct{} // what begins with "hang" waits for its end
+	hang   chan struct{} // calls with a name that begins with "hang" block until it is closed
 }
 
 func (w *reaped) work(_ context.Context, key string) error {
@@ -47,7 +47,7 @@ func (w *reaped) done() []string {
 	return w.keys
 }
 
-// One deletion that hung held up all that were asked for after it, and Flush.
+// Regression: one deletion that hung delayed all later ones, and Flush.
 func TestReaperDoesNotWaitForItsSlowest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &reaped{hang: make(chan struct{})}
@@ -61,11 +61,11 @@ func TestReaperDoesNotWaitForItsSlowest(t *testing.T) {
 		}
 		begin := time.Now()
 		must(t, r.idle(t.Context()))
-		// Three rounds of eight hang; what follows takes as long as it takes.
+		// Three rounds of eight hang; the others take their normal time.
 		if took := time.Since(begin); took > 3*reapLimit+time.Second || len(w.done()) != others {
 			t.Errorf("%d are done after %v", len(w.done()), took)
 		}
-		// With no more that hang, none waits.
+		// If no more calls hang, none waits.
 		begin = time.Now()
 		r.add("after")
 		must(t, r.idle(t.Context()))
@@ -85,7 +85,7 @@ func TestReaperDoesNotWaitForItsSlowest(t *testing.T) {
 	})
 }
 
-// The threads that hang in the kernel are bounded.
+// The threads that hang in the kernel are limited.
 func TestReaperBoundsWhatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &reaped{hang: make(chan struct{})}
@@ -98,12 +98,14 @@ func TestReaperBoundsWhatHangs(t *testing.T) {
 		if w.most != mostHung+reapers {
 			t.Errorf("%d hang", w.most)
 		}
+		// The kernel goes on long after close; close waited for it.
 		begin := time.Now()
-		go func() { time.Sleep(2 * reapLimit); close(w.hang) }()
+		time.AfterFunc(time.Hour, func() { close(w.hang) })
 		r.close()
 		if took := time.Since(begin); took > 2*reapLimit {
 			t.Errorf("close took %v", took)
 		}
+		<-w.hang
 		synctest.Wait()
 		if n := len(w.done()); n < mostHung+reapers || w.now != 0 {
 			t.Errorf("%d are done, %d go on", n, w.now)
@@ -111,7 +113,7 @@ func TestReaperBoundsWhatHangs(t *testing.T) {
 	})
 }
 
-// A deletion that failed was not tried again before the next start.
+// Regression: a failed deletion was not repeated before the next start.
 func TestReaperTriesAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &reaped{broken: errors.New("no socket")}
@@ -139,11 +141,11 @@ func TestReaperTriesAgain(t *testing.T) {
 			t.Error("it is tried after close")
 		}
 		r.add("c")
-		must(t, r.idle(t.Context())) // nothing is taken any more
+		must(t, r.idle(t.Context())) // nothing is accepted any more
 	})
 }
 
-// A pod's link that cannot be deleted keeps no other pod's addresses.
+// A pod's link that cannot be deleted does not block another pod's addresses.
 func TestTeardownDoesNotWaitForAnotherLink(t *testing.T) {
 	m := started(t, testConfig(t))
 	a, b := connect(t, m, "a"), connect(t, m, "b")

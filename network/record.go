@@ -17,12 +17,12 @@ import (
 	"github.com/coracle-project/coracle/internal/transient"
 )
 
-// ErrVersion says that a record was written by a daemon too new for this one. Nothing has been
+// ErrVersion means that a record was written by a daemon too new for this one. Nothing has been
 // changed then.
 var ErrVersion = errors.New("unknown record version")
 
-// recordVersion is the newest format that this daemon understands. The first records said none. A
-// new field does not change it: fields that a daemon does not know are kept.
+// recordVersion is the newest format that this daemon understands. The first records had no
+// version. A new field does not change it: a daemon keeps the fields that it does not know.
 const recordVersion = 1
 
 // stage is how far a driver is with a pod; it is written before the step it names.
@@ -36,11 +36,11 @@ const (
 
 func (s stage) known() bool { return s == adding || s == connected || s == removing }
 
-// record is what a driver keeps of a pod.
+// record is what a driver records about a pod.
 type record[T any] interface {
 	// versioned returns the record with its version set.
 	versioned() T
-	// check says why the record cannot be that of the pod.
+	// check returns why the record cannot be the pod's.
 	check(podID string) error
 }
 
@@ -48,7 +48,7 @@ type record[T any] interface {
 // done, or is about to do. It is on a tmpfs, so nothing is synced.
 type records[T record[T]] struct {
 	dir string
-	// aside is where damaged records are kept for the operator.
+	// aside is the directory where damaged records are kept for the operator.
 	aside string
 	log   *slog.Logger
 	read  func(path string) ([]byte, error) // os.ReadFile, but in tests
@@ -74,8 +74,8 @@ func (r records[T]) write(podID string, rec T) error {
 	return nil
 }
 
-// ignoringFull forgives a full file system to the record of a teardown: what is to be freed must
-// not wait for room. The record stays as it was, and recovery tears down again.
+// ignoringFull ignores a full file system when the record of a teardown is written, because what
+// frees space must not wait for space. The old record stays, and recovery repeats the teardown.
 func ignoringFull(err error) error {
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
 		return nil
@@ -91,25 +91,27 @@ func (r records[T]) remove(podID string) error {
 	return nil
 }
 
-// loaded is what load has found, by pod id.
+// loaded is the result of load, by pod id.
 type loaded[T any] struct {
 	records map[string]T
-	// damaged are records that cannot be read or make no sense, with the reason.
+	// damaged are records that cannot be read or are invalid, with the reason.
 	damaged map[string]error
-	// left are files of writes that were cut off.
+	// left are temporary files of interrupted writes.
 	left []string
 }
 
-// load reads all records and changes nothing. ErrVersion if one is of a newer daemon.
+// load reads all records and changes nothing. It returns ErrVersion if one was written by a newer
+// daemon. A record that cannot be read for a reason that may pass is not damaged: the start fails,
+// and is tried again.
 func (r records[T]) load() (loaded[T], error) {
 	all := loaded[T]{records: map[string]T{}, damaged: map[string]error{}}
 	if err := os.MkdirAll(r.dir, 0o700); err != nil {
-		return all, fmt.Errorf("network records: %w", err)
+		return all, fmt.Errorf("read network records: %w", err)
 	}
 	var w transient.Waits
 	entries, err := transient.Try(&w, func() ([]os.DirEntry, error) { return os.ReadDir(r.dir) })
 	if err != nil {
-		return all, fmt.Errorf("network records: %w", err)
+		return all, fmt.Errorf("read network records: %w", err)
 	}
 	for _, e := range entries {
 		path := filepath.Join(r.dir, e.Name())
@@ -119,7 +121,7 @@ func (r records[T]) load() (loaded[T], error) {
 			continue
 		}
 		if !ok || checkPodID(podID) != nil {
-			r.log.Warn("ignoring a file among the network records", "path", path)
+			r.log.Warn("ignoring unknown file among network records", "path", path)
 			continue
 		}
 		rec, err := transient.Try(&w, func() (T, error) { return r.parse(podID) })
@@ -127,8 +129,10 @@ func (r records[T]) load() (loaded[T], error) {
 		case err == nil:
 			all.records[podID] = rec
 		case errors.Is(err, ErrVersion):
-			return all, fmt.Errorf("network record %s: %w", path, err)
-		case errors.Is(err, os.ErrNotExist): // an operator has just taken it away
+			return all, fmt.Errorf("read network record %s: %w", path, err)
+		case transient.Is(err):
+			return all, fmt.Errorf("read network record: %w", err)
+		case errors.Is(err, os.ErrNotExist): // an operator has just removed it
 		default:
 			all.damaged[podID] = err
 		}
@@ -153,35 +157,35 @@ func (r records[T]) parse(podID string) (rec T, err error) {
 	return rec, rec.check(podID)
 }
 
-// checkVersion looks at the version alone: the rest of a newer record may be of another shape.
+// checkVersion checks only the version: the rest of a newer record may have other types.
 func checkVersion(data []byte) error {
 	var v struct {
 		Version int `json:"version"`
 	}
 	if json.Unmarshal(data, &v) == nil && v.Version > recordVersion {
-		return fmt.Errorf("%w %d, this daemon knows up to %d", ErrVersion, v.Version, recordVersion)
+		return fmt.Errorf("%w %d; this daemon knows versions up to %d: start the newer coracled again, or remove its pods with it first", ErrVersion, v.Version, recordVersion)
 	}
 	return nil
 }
 
-// tidy removes what writes that were cut off have left.
+// tidy removes temporary files of interrupted writes.
 func (r records[T]) tidy(left []string) {
 	for _, path := range left {
 		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-			r.log.Warn("a temporary file of the network records stays", "path", path, "err", err)
+			r.log.Warn("cannot remove temporary file of network records", "path", path, "err", err)
 		}
 	}
 }
 
-// replace keeps a damaged record for the operator and writes another in its place, or removes it if
-// there is nothing to say of the pod. The old one stays in place until then: a record that is missing
-// would give the pod's link away.
+// replace keeps a damaged record for the operator and writes another in its place. If nothing is
+// known about the pod, it removes the record. The old record stays in place until then: without a
+// record, another pod could get the link.
 func (r records[T]) replace(podID string, rec *T, why error) {
 	path := r.path(podID)
 	kept, err := setAside(path, r.aside, filepath.Base(r.dir)+"-"+podID+".json")
 	switch {
 	case err != nil:
-		r.log.Warn("network record is damaged and cannot be set aside", "pod", podID, "path", path, "reason", why, "err", err)
+		r.log.Warn("cannot set damaged network record aside", "pod", podID, "path", path, "reason", why, "err", err)
 		return // the next start tries again
 	case rec == nil:
 		err = r.remove(podID)
@@ -189,17 +193,17 @@ func (r records[T]) replace(podID string, rec *T, why error) {
 		err = r.write(podID, *rec)
 	}
 	if err != nil {
-		r.log.Warn("damaged network record cannot be replaced", "pod", podID, "path", path, "err", err)
+		r.log.Warn("cannot replace damaged network record", "pod", podID, "path", path, "err", err)
 	}
-	r.log.Warn("network record was damaged: it is set aside, what it stood for is read from the kernel",
+	r.log.Warn("network record was damaged; it was set aside and rebuilt",
 		"pod", podID, "path", path, "moved", kept, "reason", why)
 }
 
-// damagedDir is where damaged records are kept, in the state directory.
+// damagedDir is the directory of damaged records, in the state directory.
 const damagedDir = "damaged"
 
-// setAside gives a damaged file a second name in the directory dir, and returns its path. What is no
-// file is moved there.
+// setAside gives a damaged file a second name in the directory dir, and returns its path. Anything
+// but a file is moved there.
 func setAside(path, dir, name string) (string, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", err
@@ -215,7 +219,7 @@ func setAside(path, dir, name string) (string, error) {
 		}
 		if there, err := os.Lstat(to); err == nil {
 			if os.SameFile(st, there) {
-				return to, nil // a start before this one came so far
+				return to, nil // an earlier start got this far
 			}
 			continue
 		}

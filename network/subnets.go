@@ -15,9 +15,9 @@ import (
 	"github.com/coracle-project/coracle/internal/transient"
 )
 
-// SetPodCIDR puts other address ranges in force for pods to come, as a cluster
-// assigns them to nodes, and remembers them: on the built-in bridge, and as what CNI plugins get that
-// declare the capability ipRanges. Pods keep what they have.
+// SetPodCIDR sets other address ranges for future pods, as a cluster assigns them to nodes, and
+// records them. They apply to the built-in bridge, and to CNI plugins that declare the capability
+// ipRanges. Existing pods keep their addresses.
 func (m *Manager) SetPodCIDR(_ context.Context, subnets []netip.Prefix) error {
 	if err := checkSubnets(subnets); err != nil {
 		return err
@@ -32,17 +32,17 @@ func (m *Manager) SetPodCIDR(_ context.Context, subnets []netip.Prefix) error {
 func (m *Manager) saveSubnets(subnets []netip.Prefix) error {
 	data, err := json.Marshal(subnets)
 	if err != nil {
-		return fmt.Errorf("pod subnets: %w", err)
+		return fmt.Errorf("set pod subnets: %w", err)
 	}
 	if err := atomicfile.Write(m.subnetsFile(), data, 0o600); err != nil {
-		return fmt.Errorf("pod subnets: %w", err)
+		return fmt.Errorf("set pod subnets: %w", err)
 	}
 	return nil
 }
 
 func (m *Manager) subnetsFile() string { return filepath.Join(m.config.StateDir, "subnets.json") }
 
-// startSubnets returns the ranges that are in force from the start on.
+// startSubnets returns the ranges to use from the start.
 func (m *Manager) startSubnets() ([]netip.Prefix, error) {
 	var w transient.Waits
 	saved, err := transient.Try(&w, m.savedSubnets)
@@ -52,7 +52,7 @@ func (m *Manager) startSubnets() ([]netip.Prefix, error) {
 	if err != nil {
 		kept, asideErr := setAside(m.subnetsFile(), filepath.Join(m.config.StateDir, damagedDir), filepath.Base(m.subnetsFile()))
 		saved = m.bridge.standingSubnets()
-		m.config.Log.Warn("the file of the pod subnets is damaged: it is set aside, the subnets are those of the bridge or of the settings until others are set",
+		m.config.Log.Warn("file of pod subnets was damaged and set aside; using the subnets of the bridge or of the settings until others are set",
 			"path", m.subnetsFile(), "moved", kept, "subnets", saved, "reason", err, "err", asideErr)
 		switch {
 		case asideErr != nil:
@@ -62,7 +62,7 @@ func (m *Manager) startSubnets() ([]netip.Prefix, error) {
 			err = m.saveSubnets(saved)
 		}
 		if asideErr == nil && err != nil && !errors.Is(err, os.ErrNotExist) {
-			m.config.Log.Warn("the damaged file of the pod subnets cannot be replaced", "path", m.subnetsFile(), "err", err)
+			m.config.Log.Warn("cannot replace damaged file of pod subnets", "path", m.subnetsFile(), "err", err)
 		}
 	}
 	if saved == nil {
@@ -72,26 +72,26 @@ func (m *Manager) startSubnets() ([]netip.Prefix, error) {
 	return saved, nil
 }
 
-// savedSubnets returns what SetPodCIDR was last given, nil if it never was.
+// savedSubnets returns the ranges last given to SetPodCIDR; nil if it was never called.
 func (m *Manager) savedSubnets() ([]netip.Prefix, error) {
 	data, err := os.ReadFile(m.subnetsFile())
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("pod subnets: %w", err)
+		return nil, fmt.Errorf("read pod subnets: %w", err)
 	}
 	if err := checkVersion(data); err != nil {
-		return nil, fmt.Errorf("pod subnets: %s: %w", m.subnetsFile(), err)
+		return nil, fmt.Errorf("read pod subnets %s: %w", m.subnetsFile(), err)
 	}
 	var subnets []netip.Prefix
 	if err := json.Unmarshal(data, &subnets); err != nil {
-		return nil, fmt.Errorf("pod subnets: %s: %w", m.subnetsFile(), err)
+		return nil, fmt.Errorf("read pod subnets %s: %w", m.subnetsFile(), err)
 	}
 	return subnets, checkSubnets(subnets)
 }
 
-// standingSubnets returns the ranges whose first addresses the bridge has, nil if it has none.
+// standingSubnets returns the ranges whose first addresses the bridge has; nil if it has none.
 func (b *bridge) standingSubnets() []netip.Prefix {
 	h, err := newHostLinks()
 	if err != nil {

@@ -1,4 +1,5 @@
-// Package nodeapi serves coracled's node service (api/node/v1): a thin edge over shim/client.
+// Package nodeapi serves coracled's node service (api/node/v1). It is a thin layer over
+// shim/client.
 package nodeapi
 
 import (
@@ -17,16 +18,16 @@ import (
 
 // Shims are the shims of the node; *client.Client.
 type Shims interface {
-	// Shims says how they do, without asking them.
+	// Shims describes the shims without asking them.
 	Shims() []client.Shim
 	// ShimVersion asks a shim for its version.
 	ShimVersion(ctx context.Context, name string) (string, error)
-	// RestartShim ends a shim and waits for the next one. client.ErrNotFound if there is none of
-	// that name.
+	// RestartShim ends a shim and waits for the next one. It returns client.ErrNotFound if there is
+	// no such shim.
 	RestartShim(ctx context.Context, name string) error
 }
 
-// askLimit is how long a shim is waited for that may hang.
+// askLimit is how long to wait for the answer of a shim, which may hang.
 const askLimit = time.Second
 
 // Register adds the service to a server.
@@ -56,14 +57,14 @@ func (s *service) RestartShims(ctx context.Context, r *nodev1.RestartShimsReques
 	return &nodev1.RestartShimsResponse{Shims: s.list(ctx, names)}, nil
 }
 
-// list describes the shims of these names, or all.
+// list describes the shims with these names, or all.
 func (s *service) list(ctx context.Context, names []string) (all []*nodev1.Shim) {
 	for _, shim := range s.shims.Shims() {
 		if names != nil && !slices.Contains(names, shim.Name) {
 			continue
 		}
 		ask, cancel := context.WithTimeout(ctx, askLimit)
-		version, _ := s.shims.ShimVersion(ask, shim.Name) // one that does not answer has a problem
+		version, _ := s.shims.ShimVersion(ask, shim.Name) // a shim that does not answer has a problem
 		cancel()
 		all = append(all, &nodev1.Shim{
 			Name: shim.Name, Pid: uint32(shim.PID), Version: version, Starts: uint32(shim.Starts),

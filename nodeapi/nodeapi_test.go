@@ -13,7 +13,7 @@ import (
 	"github.com/coracle-project/coracle/shim/client"
 )
 
-// fakeShims are two shims, of which one hangs.
+// fakeShims are two shims, one of which hangs.
 type fakeShims struct{ restarted []string }
 
 func (f *fakeShims) Shims() []client.Shim {

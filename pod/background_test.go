@@ -55,7 +55,7 @@ func TestRecoveryWaitsForShimInBackground(t *testing.T) {
 		close(release)
 		<-m.recovered
 		ok(t, m.Ready())
-		ok(t, m.Stop(t.Context(), podID)) // joins the one above, as Run does
+		ok(t, m.Stop(t.Context(), podID)) // joins the call above, as Run does
 		must[string](t)(m.Run(t.Context(), podConfig("q")))
 		if p := b.proc(id); p != nil && p.state != client.StateStopped {
 			t.Errorf("container: %+v", p)
@@ -86,8 +86,8 @@ func TestShimsAreAskedAgain(t *testing.T) {
 	b.nothingLeft()
 }
 
-// One container that the shim says nothing of keeps no other from being recovered, and is itself
-// when the shim does.
+// If the shim does not answer about one container, the others are recovered. That container is
+// recovered when the shim answers.
 func TestContainerRecoveredLater(t *testing.T) {
 	b := newBench(t)
 	_, podID, id := b.lone()
@@ -95,7 +95,7 @@ func TestContainerRecoveredLater(t *testing.T) {
 	tries := make(chan struct{}, 16)
 	b.fault("shim.Status", failTimes(1, client.ErrUnavailable, tries))
 	m, h := b.unstarted()
-	h.events = make(chan client.Event) // its end is not told
+	h.events = make(chan client.Event) // no exit is reported
 	m.Shim = fakeShim{h}
 	ok(t, m.Start(t.Context()))
 	if m.RecoveryErrors() != 1 {
@@ -109,7 +109,7 @@ func TestContainerRecoveredLater(t *testing.T) {
 	b.nothingLeft()
 }
 
-// A namespace that cannot be looked at is not one that is gone.
+// A namespace that cannot be examined does not count as gone.
 func TestNamespaceThatCannotBeLookedAt(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
@@ -134,10 +134,10 @@ func TestNamespaceThatCannotBeLookedAt(t *testing.T) {
 	}
 }
 
-// reconnect has the manager told of a new shim.
+// reconnect reports a new shim to the manager.
 func (h *hands) reconnect() { h.events <- client.Event{Kind: client.EventReconnected} }
 
-// What a new shim does not know has ended; what it knows goes on.
+// Containers that a new shim does not know have ended; those that it knows keep running.
 func TestContainersLostWithTheirShim(t *testing.T) {
 	b := newBench(t)
 	m, h := b.manager()
@@ -157,7 +157,7 @@ func TestContainersLostWithTheirShim(t *testing.T) {
 	delete(b.procs, lost)
 	delete(b.procs, podID)
 	b.mu.Unlock()
-	// Its end is told before the connection is, as the client does.
+	// The client reports its exit before the connection.
 	b.exit(over, 9)
 	h.reconnect()
 	if c := ended(t, m, lost); c.ExitCode != 255 || c.Reason != "Unknown" {
@@ -182,7 +182,7 @@ func TestContainersLostWithTheirShim(t *testing.T) {
 	b.nothingLeft()
 }
 
-// A container that is being started is unknown to the shim for a moment, and not lost.
+// A container that is being started is unknown to the shim for a moment, but not lost.
 func TestStartWhileShimReconnects(t *testing.T) {
 	b := newBench(t)
 	m, h := b.manager()
@@ -201,7 +201,7 @@ func TestStartWhileShimReconnects(t *testing.T) {
 	delete(b.procs, oid)
 	b.mu.Unlock()
 	h.reconnect()
-	ended(t, m, oid) // the comparison has gone through all
+	ended(t, m, oid) // the comparison has handled all
 	close(release)
 	ok(t, <-done)
 	if c := must[Container](t)(m.Container(id)); c.State != Running {
@@ -212,13 +212,13 @@ func TestStartWhileShimReconnects(t *testing.T) {
 	b.nothingLeft()
 }
 
-// A start that the shim's death cuts off is tried once more, if the program was never let go.
+// A start that is interrupted by the shim's death is repeated once, if the program has not run.
 func TestStartOnceMore(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
 		call    string
 		dies    int32
-		left    func(b *bench, id string) // what the next shim finds, under the lock
+		left    func(b *bench, id string) // state found by the next shim, under the lock
 		state   ContainerState
 		code    int32
 		creates int
@@ -263,7 +263,7 @@ func TestStartOnceMore(t *testing.T) {
 	}
 }
 
-// A daemon that dies before it starts a container once more leaves one that can be started.
+// A daemon that dies before it repeats a start leaves a container that can be started.
 func TestCrashBeforeStartOnceMore(t *testing.T) {
 	b := newBench(t)
 	m1, h1 := b.manager()
@@ -291,7 +291,7 @@ func TestCrashBeforeStartOnceMore(t *testing.T) {
 	b.nothingLeft()
 }
 
-// The deadline of a stop that outlives its daemon is not moved by who sets the clock.
+// The deadline of a stop that outlives its daemon does not move when the clock is set.
 func TestStopDeadlineWithClockSetBack(t *testing.T) {
 	b := newBench(t)
 	m1, h1 := b.manager()
@@ -304,7 +304,7 @@ func TestStopDeadlineWithClockSetBack(t *testing.T) {
 	go m1.StopContainer(ctx, id, 100*time.Millisecond)
 	<-crashed
 	cancel()
-	// The clock is a day behind what it was when the deadline was written.
+	// The clock is a day behind the time at which the deadline was written.
 	file := m1.containerDir().File(id)
 	var rec struct {
 		Version int            `json:"version"`
@@ -322,12 +322,12 @@ func TestStopDeadlineWithClockSetBack(t *testing.T) {
 	b.nothingLeft()
 }
 
-// What is created after the clock has been set back is newer in lists, also after a restart.
+// An object created after the clock was set back is newer in lists, even after a restart.
 func TestOrderWithClockSetBack(t *testing.T) {
 	b := newBench(t)
 	m1, h1 := b.manager()
 	first := must[string](t)(m1.Run(t.Context(), podConfig("1")))
-	// The first was made when the clock was a day ahead.
+	// The first object was made when the clock was a day ahead.
 	ahead := time.Now().Add(24 * time.Hour).Round(0)
 	ok(t, m1.pods.exact(first).update(func(r *podRecord) { r.CreatedAt = ahead }))
 	b.kill(h1)

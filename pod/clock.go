@@ -7,7 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stamps are times of creation. Lists are in their order, and the wall clock may be set back.
+// stamps makes creation times that always increase, even if the wall clock is set back. Lists are
+// sorted by them.
 type stamps struct {
 	mu   sync.Mutex
 	last time.Time
@@ -18,7 +19,7 @@ func (s *stamps) next() time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
-	// Round strips the monotonic reading, which says nothing of what a record had.
+	// Round strips the monotonic reading: a stamp from a record has none.
 	if wall := now.Round(0); !wall.After(s.last) {
 		now = s.last.Add(time.Nanosecond)
 	}
@@ -26,7 +27,7 @@ func (s *stamps) next() time.Time {
 	return now
 }
 
-// passed is told of a stamp that an earlier daemon gave.
+// passed records a stamp that an earlier daemon made.
 func (s *stamps) passed(t time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -35,22 +36,22 @@ func (s *stamps) passed(t time.Time) {
 	}
 }
 
-// sinceBoot is the time since the machine was started. No one can set it, and it goes on while the
-// machine sleeps (clock_gettime(2), CLOCK_BOOTTIME). A record does not outlive the boot.
+// sinceBoot is the time since boot. It cannot be set, and it includes suspended time
+// (clock_gettime(2), CLOCK_BOOTTIME). Records do not outlive the boot.
 var sinceBoot = func() time.Duration {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
-		return 0 // Linux 2.6.39 has it
+		return 0 // cannot fail since Linux 2.6.39
 	}
 	return time.Duration(ts.Nano())
 }
 
-// stopBy notes when a stop under way turns to SIGKILL.
+// stopBy records when a stop in progress will send SIGKILL.
 func (r *containerRecord) stopBy(at time.Time) {
 	r.StopAt, r.StopAtBoot = at, sinceBoot()+time.Until(at)
 }
 
-// untilKill is how long a stop under way still waits.
+// untilKill is how much longer a stop in progress waits.
 func (r *containerRecord) untilKill() time.Duration {
 	if r.StopAtBoot != 0 {
 		return r.StopAtBoot - sinceBoot()

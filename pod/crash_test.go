@@ -389,7 +389,7 @@ func TestNewerRecordStays(t *testing.T) {
 	}
 }
 
-// A container whose pod's directory is lost goes on, and goes when it is removed.
+// A container whose pod's directory is lost keeps running, and goes when it is removed.
 func TestContainerWithoutPod(t *testing.T) {
 	b := newBench(t)
 	m1, h1 := b.manager()
@@ -406,7 +406,7 @@ func TestContainerWithoutPod(t *testing.T) {
 	}
 	ok(t, m2.RemoveContainer(t.Context(), id))
 	b.kill(h2)
-	m3, _ := b.manager() // for it no one holds the pod's network any more
+	m3, _ := b.manager() // for it, the pod's network has no owner any more
 	idle(t, m3)
 	b.nothingLeft()
 }

@@ -199,8 +199,8 @@ func (m *Manager) makeContainer(ctx context.Context, p *entry[podRecord], e *ent
 	if err := m.injectCDI(spec, e.get().Config.CDIDevices); err != nil {
 		return err
 	}
-	// New plugins wait from here on, not while roots and volumes are mounted: a plugin that waits
-	// keeps all other containers and pods from being made.
+	// Hold new plugins only from here on, not while root and volumes are mounted: a waiting plugin
+	// blocks the creation of all other containers and pods.
 	defer m.holdPlugins()()
 	if err := m.adjust(ctx, p, e, spec); err != nil {
 		return err

@@ -120,7 +120,7 @@ type Options struct {
 	// StateDir is the daemon's state directory (tmpfs); pods/ and containers/
 	// are made in it.
 	StateDir string
-	// Records are what ReadRecords has read of StateDir; nil: Start reads them.
+	// Records is the result of ReadRecords for StateDir; nil: Start reads them.
 	Records *Records
 	// ShimBinary is bind-mounted into pods with a shared PID namespace as their init.
 	ShimBinary string

@@ -17,7 +17,7 @@ type entry[T any] struct {
 	turn turn // of the operations that callers ask for
 	tidy turn // of background clean-up, which those do not wait for
 	dir  record.Dir[T]
-	room *room // of the file system that dir is on
+	room *room // on the file system of dir
 	kept *recordfile.Kept
 	val  atomic.Pointer[version[T]]
 	// changed is told of each new record, under mu: it must not wait for anything.
@@ -57,15 +57,15 @@ func (e *entry[T]) update(change func(*T)) error {
 	})
 }
 
-// intend is update for what frees things: stopping, removing, and taking back. A full file
-// system must not keep it from being done, so then the record is changed in memory alone. If
-// the daemon dies before it has been written, the next one finds the record of before: it asks
-// the shim what runs, and the caller, who has had no answer, asks again.
+// intend is update for operations that free resources: stop, remove and rollback. A full file
+// system must not prevent them, so intend then changes the record in memory only. If the daemon
+// dies before the record is written, the next one finds the old record. It asks the shim what runs,
+// and the caller, who got no answer, retries.
 func (e *entry[T]) intend(change func(*T)) error {
 	return e.replace(change, func(next T) (shown bool, err error) {
 		err = e.writeAnyhow(next)
 		if noSpace(err) {
-			e.room.log.Error("record not written, state directory is full; going on", "id", e.id, "err", err)
+			e.room.log.Error("record not written: state directory is full; continuing", "id", e.id, "err", err)
 			err = nil
 		}
 		return err == nil, err
@@ -78,8 +78,8 @@ func (e *entry[T]) observe(change func(*T)) error {
 	return e.replace(change, func(next T) (shown bool, err error) { return true, e.writeAnyhow(next) })
 }
 
-// writeAnyhow writes the record, with the room of the reserve or of the old record if there is
-// no other.
+// writeAnyhow writes the record. On a full file system it uses the space of the reserve, then of
+// the old record.
 func (e *entry[T]) writeAnyhow(next T) error {
 	err := e.dir.Write(e.id, next, e.kept)
 	if noSpace(err) && e.room.free() {

@@ -18,8 +18,8 @@ import (
 
 // ExecSync runs a command in a running container to its end. timeout 0 means none; when
 // it passes, the command is killed and the error is context.DeadlineExceeded. What a stream has
-// beyond MaxExecSyncOutput is read and dropped, and what it has beyond the budget of all calls; the result
-// tells the latter. The caller frees the result. req.Streams and TTY are not used.
+// beyond MaxExecSyncOutput is read and dropped, as is output beyond the budget shared by all calls;
+// the result reports the latter. The caller frees the result. req.Streams and TTY are not used.
 func (m *Manager) ExecSync(ctx context.Context, req ExecRequest, timeout time.Duration) (ExecSyncResult, error) {
 	if timeout > 0 {
 		var cancel context.CancelFunc
@@ -38,9 +38,10 @@ func (m *Manager) ExecSync(ctx context.Context, req ExecRequest, timeout time.Du
 		free()
 		return ExecSyncResult{}, err
 	}
-	return ExecSyncResult{
-		Stdout: stdout.bytes, Stderr: stderr.bytes, StdoutCut: stdout.cut, StderrCut: stderr.cut, ExitCode: code, free: free,
-	}, nil
+	r := ExecSyncResult{ExitCode: code, free: free}
+	r.Stdout, r.StdoutCut = stdout.result()
+	r.Stderr, r.StderrCut = stderr.result()
+	return r, nil
 }
 
 // Exec runs a command in a running container and copies its streams until it has ended;

@@ -2,27 +2,29 @@ package pod
 
 import "sync"
 
-// The output of ExecSync is kept in memory until the answer is encoded. One call is limited, as with the
-// peers; but hundreds of calls, which hundreds of pods may make a kubelet do at once with their probes, would take
-// gigabytes. So all of them together have a budget. A call that finds it used up goes on: its command runs to its
-// end, its exit code is told, which is all that a probe asks for, and its output is cut and says so. To fail or to wait
-// instead would let one pod's output fail the probes of others.
+// The output of ExecSync is kept in memory until the answer is encoded. Each call is limited, as in
+// containerd and CRI-O. But a kubelet may run hundreds of probes at once, whose outputs together
+// could take gigabytes. So all calls share a budget. If the budget is used up, a call still
+// continues: its command runs to its end, the exit code, which is all that a probe needs, is
+// returned, and the output is truncated and marked so. If the call failed or waited instead, one
+// pod's output would fail the probes of others.
 
 const (
-	// execOutputBudget is what all calls together may keep, in bytes.
+	// execOutputBudget is how much all calls together may keep, in bytes.
 	execOutputBudget = 256 << 20
-	// execOutputFree is what each stream may keep whatever others do. The kubelet shows 10 KiB of a probe's output.
+	// execOutputFree is what each stream may always keep. The kubelet shows 10 KiB of a probe's
+	// output.
 	execOutputFree = 16 << 10
 )
 
-// outputBudget counts what is kept. The zero value has execOutputBudget.
+// outputBudget counts the bytes kept. The zero value has execOutputBudget.
 type outputBudget struct {
 	mu   sync.Mutex
 	used int
 	most int // for tests
 }
 
-// take takes n bytes, twice: the answer is a copy. false if there are not as many left.
+// take reserves 2n bytes, because the answer is a copy. It returns false if not enough are left.
 func (b *outputBudget) take(n int) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -43,18 +45,23 @@ func (b *outputBudget) give(n int) {
 	b.used -= 2 * n
 }
 
-// keptOutput keeps the first bytes written to it and takes the rest without a word, so that
-// the writer is not stopped.
+// keptOutput keeps the first bytes written to it and silently discards the rest, so that the writer
+// never blocks.
 type keptOutput struct {
 	budget *outputBudget
+
+	mu     sync.Mutex // copying may continue after the call has given up
 	bytes  []byte
 	taken  int  // of the budget
 	cut    bool // the budget was used up
+	closed bool // further bytes are dropped
 }
 
 func (k *keptOutput) Write(p []byte) (int, error) {
-	for rest := p; len(rest) > 0 && !k.cut && len(k.bytes) < MaxExecSyncOutput; {
-		if len(k.bytes) == cap(k.bytes) && !k.grow() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for rest := p; len(rest) > 0 && !k.closed && !k.cut && len(k.bytes) < MaxExecSyncOutput; {
+		if len(k.bytes) == cap(k.bytes) && !k.growLocked() {
 			k.cut = true
 			break
 		}
@@ -64,8 +71,8 @@ func (k *keptOutput) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// grow makes room for more. The old bytes are counted until they have been copied.
-func (k *keptOutput) grow() bool {
+// growLocked makes room for more. The old bytes count until they have been copied.
+func (k *keptOutput) growLocked() bool {
 	if k.bytes == nil {
 		k.bytes = make([]byte, 0, execOutputFree)
 		return true
@@ -80,7 +87,18 @@ func (k *keptOutput) grow() bool {
 	return true
 }
 
+// result ends the collection. The budget stays in use until free.
+func (k *keptOutput) result() (b []byte, cut bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.closed = true
+	return k.bytes, k.cut
+}
+
 func (k *keptOutput) free() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.closed = true
 	k.budget.give(k.taken)
 	k.taken = 0
 }

@@ -2,12 +2,15 @@ package pod
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"sync"
 	"testing"
 )
 
-// Commands that print more than there is room for, all at once: each call ends with its exit code, and its output is
-// whole or says that it was cut. All that is kept stays within the budget, and can be kept again.
+// Many commands at once print more than fits into the budget. Each call returns its exit code, and
+// its output is whole or marked as cut. The kept output stays within the budget, which is free
+// again afterwards.
 func TestExecSyncOutputBudget(t *testing.T) {
 	b := newBench(t)
 	m, _ := b.manager()
@@ -50,7 +53,7 @@ func TestExecSyncOutputBudget(t *testing.T) {
 	}
 	for i := range results {
 		results[i].Free()
-		results[i].Free() // twice does no harm
+		results[i].Free() // a second call does no harm
 	}
 	if m.execOutput.used != 0 {
 		t.Errorf("%d bytes are never given back", m.execOutput.used)
@@ -60,4 +63,23 @@ func TestExecSyncOutputBudget(t *testing.T) {
 		t.Errorf("%d bytes, cut: %t", len(whole.Stdout), whole.StdoutCut)
 	}
 	whole.Free()
+}
+
+// What comes after a call has given up is dropped: the budget of all calls is whole again.
+func TestExecSyncOutputComesLate(t *testing.T) {
+	b := newBench(t)
+	m, _ := b.manager()
+	id := must[string](t)(m.Create(t.Context(), must[string](t)(m.Run(t.Context(), podConfig("p"))), containerConfig("run")))
+	ok(t, m.StartContainer(t.Context(), id))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := m.ExecSync(ctx, ExecRequest{Container: id, Command: []string{"late"}}, 0); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	b.late.Wait()
+	m.execOutput.mu.Lock()
+	defer m.execOutput.mu.Unlock()
+	if m.execOutput.used != 0 {
+		t.Errorf("%d bytes are never given back", m.execOutput.used)
+	}
 }

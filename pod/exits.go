@@ -69,7 +69,7 @@ func (m *Manager) apply(ev client.Event) {
 	if ev.Kind == client.EventReconnected {
 		select {
 		case m.reconnected <- struct{}{}:
-		default: // the comparison that is due sees it
+		default: // a comparison is due already and will see the exit
 		}
 		return
 	}
@@ -162,8 +162,8 @@ func (m *Manager) end(ctx context.Context, podID, id string) error {
 	return m.forget(ctx, podID, id)
 }
 
-// awaitKilled waits for an end after SIGKILL. Of a container whose record the shim could not read
-// no event comes, so ask is asked as well, more and more rarely.
+// awaitKilled waits for the end after SIGKILL. A container whose record the shim could not read
+// sends no event, so awaitKilled also calls ask, with growing pauses.
 func (m *Manager) awaitKilled(ctx context.Context, over <-chan struct{}, ask func() (ended bool, err error)) error {
 	for pause := firstKilledAsk; ; pause = min(2*pause, lastKilledAsk) {
 		t := time.NewTimer(pause)
@@ -184,7 +184,7 @@ func (m *Manager) awaitKilled(ctx context.Context, over <-chan struct{}, ask fun
 
 const firstKilledAsk, lastKilledAsk = 250 * time.Millisecond, 30 * time.Second
 
-// ignoring returns nil for an error of a kind.
+// ignoring returns nil if err is of a kind.
 func ignoring(err, kind error) error {
 	if errors.Is(err, kind) {
 		return nil

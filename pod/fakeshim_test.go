@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -116,7 +117,12 @@ func (s fakeShim) List(ctx context.Context) (map[string][]string, error) {
 	out := map[string][]string{}
 	err := s.do(ctx, "shim.List", func() error {
 		for id, p := range s.procs {
-			out[p.podID] = append(out[p.podID], id)
+			if s.silent[p.podID] == nil {
+				out[p.podID] = append(out[p.podID], id)
+			}
+		}
+		if len(s.silent) > 0 {
+			return &client.UnansweredError{Pods: maps.Clone(s.silent)}
 		}
 		return nil
 	})
@@ -141,6 +147,10 @@ func (s fakeShim) Exec(ctx context.Context, r client.ExecRequest) (int32, error)
 	switch r.Process.Args[0] {
 	case "sleep":
 		<-ctx.Done()
+		return 0, ctx.Err()
+	case "late": // its output is copied when the call has returned already
+		<-ctx.Done()
+		s.late.Go(func() { r.Streams.Stdout.Write(make([]byte, 1<<20)) })
 		return 0, ctx.Err()
 	case "flood":
 		chunk := make([]byte, 1<<20)

@@ -2,7 +2,8 @@ package pod
 
 import "github.com/coracle-project/coracle/internal/fault"
 
-// The fault points of this package: places between two side effects where tests fail, hang or kill.
+// The fault points of this package: places between two side effects, where tests inject errors,
+// hangs and kills.
 var (
 	faultCheckpointImages        = fault.New("pod.checkpoint.images")
 	faultCleanNamespaces         = fault.New("pod.clean.namespaces")

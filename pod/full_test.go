@@ -13,10 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mountSized mounts a tmpfs of its own size on a directory.
+// mountSized mounts a tmpfs of the given size on a directory.
 func mountSized(dir, size string) error { return unix.Mount("test", dir, "tmpfs", 0, size) }
 
-// onSmall puts the bench's state directory on a tmpfs of its own.
+// onSmall puts the bench's state directory on its own tmpfs.
 func (b *bench) onSmall(size string) {
 	b.t.Helper()
 	ok(b.t, mountSized(b.state, size))
@@ -59,8 +59,8 @@ func (b *bench) fillInodes() {
 	}
 }
 
-// An intent that can be written nowhere is carried out, and a daemon that does not know of it finds
-// the truth, or is asked again.
+// An intent that cannot be written is carried out. A daemon that does not know of it finds the
+// actual state, or gets the request again.
 func TestIntentInMemoryOnly(t *testing.T) {
 	b := newBench(t)
 	b.onSmall("size=8m")
@@ -68,7 +68,7 @@ func TestIntentInMemoryOnly(t *testing.T) {
 	podID := must[string](t)(m1.Run(t.Context(), podConfig("p")))
 	id := must[string](t)(m1.Create(t.Context(), podID, containerConfig("run")))
 	ok(t, m1.StartContainer(t.Context(), id))
-	// The record fills its page, so the longer one of a stop does not fit into that.
+	// The record fills its page, so the longer record of a stop does not fit.
 	e := m1.containers.exact(id)
 	size := func() int { return int(must[os.FileInfo](t)(os.Stat(e.dir.File(id))).Size()) }
 	ok(t, e.update(func(r *containerRecord) { r.Message = strings.Repeat("x", 4096-size()-len(`"message":"",`)) }))
@@ -91,7 +91,7 @@ func TestIntentInMemoryOnly(t *testing.T) {
 	b.nothingLeft()
 }
 
-// On a full state directory pods can be stopped and removed, and none be made.
+// On a full state directory pods can be stopped and removed, but not created.
 func TestFullStateDirectory(t *testing.T) {
 	for _, tc := range []struct {
 		name, size string
@@ -100,11 +100,11 @@ func TestFullStateDirectory(t *testing.T) {
 		{"no bytes", "size=8m", (*bench).fillBytes},
 		{"no inodes", "size=8m,nr_inodes=200", (*bench).fillInodes},
 		{"no bytes, no reserve", "size=8m", func(b *bench) {
-			_ = os.RemoveAll(filepath.Join(b.state, "reserve")) // the second time it has been used
+			_ = os.RemoveAll(filepath.Join(b.state, "reserve")) // used up already
 			b.fillBytes()
 		}},
 		{"no inodes, no reserve", "size=8m,nr_inodes=200", func(b *bench) {
-			_ = os.RemoveAll(filepath.Join(b.state, "reserve")) // the second time it has been used
+			_ = os.RemoveAll(filepath.Join(b.state, "reserve")) // used up already
 			b.fillInodes()
 		}},
 	} {
@@ -162,6 +162,41 @@ func TestFullStateDirectory(t *testing.T) {
 			}
 			ok(t, m2.Remove(t.Context(), must[string](t)(m2.Run(t.Context(), podConfig("q")))))
 			idle(t, m2)
+		})
+	}
+}
+
+// A daemon that starts on a full state directory still has the reserve that the last one made, be it
+// only a part, and completes it when there is room.
+func TestReserveOutlivesDaemon(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		lose func(reserve string) error
+	}{
+		{"whole", func(string) error { return nil }},
+		{"part", func(reserve string) error { return os.Remove(filepath.Join(reserve, "0")) }},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			b := newBench(t)
+			b.onSmall("size=8m")
+			m1, h1 := b.manager()
+			b.kill(h1)
+			ok(t, tc.lose(m1.room.reserve()))
+			b.fillBytes()
+			m2, h2 := b.manager()
+			if !m2.room.free() {
+				t.Error("there is no reserve to give up")
+			}
+			if _, err := os.Lstat(m2.room.reserve()); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("the reserve is still there: %v", err)
+			}
+			ok(t, os.Remove(filepath.Join(b.state, "filling")))
+			b.kill(h2)
+			ok(t, os.Mkdir(m2.room.reserve(), 0o700)) // a part
+			m3, _ := b.manager()
+			if files := must[[]os.DirEntry](t)(os.ReadDir(m3.room.reserve())); len(files) != reserveFiles {
+				t.Errorf("the reserve has %d files", len(files))
+			}
 		})
 	}
 }

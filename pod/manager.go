@@ -54,7 +54,7 @@ type Manager struct {
 	room    room
 	created stamps
 
-	// faultAt is fault.Point.At, except in tests of crashes.
+	// faultAt is fault.Point.At, except in crash tests.
 	faultAt func(ctx context.Context, point fault.Point) error
 }
 
@@ -106,8 +106,7 @@ func (m *Manager) podDir() record.Dir[podRecord] { return podsIn(m.opts.StateDir
 
 func (m *Manager) containerDir() record.Dir[containerRecord] { return containersIn(m.opts.StateDir) }
 
-// Pod returns a pod. ErrNotFound if there is none. Of an unmanaged one not more than its id
-// is known.
+// Pod returns a pod, or ErrNotFound. Of an unmanaged pod only the id is known.
 func (m *Manager) Pod(podID string) (Pod, error) {
 	e, err := m.pods.find(podID)
 	if err != nil {
@@ -119,8 +118,8 @@ func (m *Manager) Pod(podID string) (Pod, error) {
 	return e.get().value(), nil
 }
 
-// Container returns a container. ErrNotFound if there is none. Of an unmanaged one there is not
-// more than its id, its pod's, and the reason.
+// Container returns a container, or ErrNotFound. Of an unmanaged container only its id, its pod's
+// id and the reason are known.
 func (m *Manager) Container(id string) (Container, error) {
 	e, err := m.containers.find(id)
 	if err != nil {

@@ -22,8 +22,9 @@ import (
 // created, started or updated. What ends, ends.
 type Plugins interface {
 	// Hold keeps new plugins from being told what there is, until release is called: they
-	// would not know of what the others are told just now. It waits while a new plugin waits or is
-	// told, so it must be held for no longer than the others' calls and the record of them take.
+	// would miss the change that the other plugins are just being sent. It waits while a new plugin
+	// waits or is being synchronized, so the caller must release it as soon as the other plugins
+	// have been called and the change is recorded.
 	Hold() (release func())
 	// Tell is called with container nil for what happens to a pod.
 	Tell(ctx context.Context, ev PluginEvent, p Pod, c *PluggedContainer) error

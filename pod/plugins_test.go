@@ -82,7 +82,7 @@ func TestPluginsRefuseUpdateOfPod(t *testing.T) {
 }
 
 // holding is a plugin that holds as package nri does: a new plugin takes the lock for writing, and
-// whatever is made while it waits waits behind it.
+// every creation after that waits behind it.
 type holding struct {
 	Plugins
 	t    *testing.T
@@ -109,7 +109,7 @@ func (p *holding) Adjust(context.Context, Pod, PluggedContainer) error {
 	return nil
 }
 
-// held fails the test if a new plugin could be told what there is in the middle of a call.
+// held fails the test if a new plugin could be synchronized in the middle of a call.
 func (p *holding) held(call string) {
 	if p.sync.TryLock() {
 		p.sync.Unlock()
@@ -120,13 +120,13 @@ func (p *holding) held(call string) {
 	p.told = append(p.told, PluginEvent(call))
 }
 
-// arrive is a plugin that comes: it waits until nothing is held.
+// arrive simulates a new plugin: it waits until nothing is held.
 func (p *holding) arrive(ctx context.Context) error {
 	in := make(chan struct{})
 	go func() {
 		p.sync.Lock()
-		p.sync.Unlock() //nolint:staticcheck // it has waited, which is all
 		close(in)
+		p.sync.Unlock()
 	}()
 	select {
 	case <-in:
@@ -136,8 +136,8 @@ func (p *holding) arrive(ctx context.Context) error {
 	}
 }
 
-// TestPluginsDoNotWaitForMounts: while one container waited for its volume, or a pod for its network,
-// a plugin that came waited for it, and everything else that was to be made waited for the plugin.
+// TestPluginsDoNotWaitForMounts: regression: while one container waited for its volume, or a pod
+// for its network, a new plugin waited for that, and all other creations waited for the plugin.
 func TestPluginsDoNotWaitForMounts(t *testing.T) {
 	b := newBench(t)
 	m, _ := b.manager()
@@ -147,7 +147,7 @@ func TestPluginsDoNotWaitForMounts(t *testing.T) {
 	defer cancel()
 	podID := must[string](t)(m.Run(ctx, podConfig("p")))
 
-	// hang has a call wait the first time that which says so, until release.
+	// hang makes the first call for which that returns true wait until release.
 	hang := func(call string, which func() bool) (waits chan struct{}, release func()) {
 		waits, end := make(chan struct{}), make(chan struct{})
 		var once sync.Once

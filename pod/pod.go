@@ -28,8 +28,8 @@
 //	containers/<id>/volumes/<n>          mount point of the image volume that is mount n
 //
 // A record's "phase" is the intent or the result. Nothing is synced: the next boot
-// finds an empty directory, and removes what it finds elsewhere without a record. What has a
-// record that cannot be read is unmanaged: see Unmanaged.
+// finds an empty directory, and removes everything elsewhere that has no record. An object with an
+// unreadable record is unmanaged: see Unmanaged.
 //
 // # Volumes of images
 //
@@ -81,14 +81,15 @@ type ExecRequest struct {
 
 // ExecSyncResult is what a command printed and how it ended.
 type ExecSyncResult struct {
-	Stdout, Stderr       []byte // each cut at MaxExecSyncOutput bytes
-	StdoutCut, StderrCut bool   // cut before, because all calls together keep too much
+	Stdout, Stderr       []byte // each truncated at MaxExecSyncOutput bytes
+	StdoutCut, StderrCut bool   // truncated earlier, because all calls together kept too much
 	ExitCode             int32
 
 	free func()
 }
 
-// Free lets other calls keep as much output as this one did. The result is not used afterwards.
+// Free returns this output's share of the budget to other calls. The result must not be used
+// afterwards.
 func (r *ExecSyncResult) Free() {
 	if r.free != nil {
 		r.free()

@@ -17,7 +17,7 @@ type Records struct {
 }
 
 // ReadRecords reads all records and changes nothing. A record of a newer daemon is an error
-// (record.ErrVersion): without understanding it, no one knows what is to be left alone.
+// (record.ErrVersion): this daemon does not understand it, and could destroy what it describes.
 func ReadRecords(stateDir string) (*Records, error) {
 	pods, err := podsIn(stateDir).LoadAll()
 	if err != nil {
@@ -42,7 +42,7 @@ func ReadRecords(stateDir string) (*Records, error) {
 	for _, unread := range []map[string]error{pods.Unread, containers.Unread} {
 		for _, err := range unread {
 			if errors.Is(err, record.ErrVersion) {
-				return nil, fmt.Errorf("record %w; start the newer coracled again, or remove its pods with it before this one is started", err)
+				return nil, fmt.Errorf("record %w; start the newer coracled again, or remove its pods with it before you start this one", err)
 			}
 		}
 	}
@@ -57,7 +57,7 @@ func containersIn(stateDir string) record.Dir[containerRecord] {
 	return record.Dir[containerRecord]{Path: filepath.Join(stateDir, "containers"), Name: "container.json", Version: recordVersion}
 }
 
-// check says what is wrong with a record that could be parsed.
+// check validates a parsed record.
 func (r *podRecord) check(id string) error {
 	switch r.Phase {
 	case podMaking, podReady, podBroken, podStopping, podStopped, podRemoving:
@@ -82,10 +82,10 @@ func (r *containerRecord) check(id string) error {
 	return nil
 }
 
-// bare are directories without any record.
+// bare are directories without a record.
 type bare struct{ pods, containers []string }
 
-// index shows what the records say, with all turns taken. What has an unreadable record becomes
+// index adds the records' objects, with all turns taken. Objects with an unreadable record become
 // unmanaged.
 func (m *Manager) index(r *Records) (b bare) {
 	for id, rec := range r.pods.Records {
@@ -117,14 +117,14 @@ func (m *Manager) index(r *Records) (b bare) {
 	return b
 }
 
-// indexPod shows a pod with its turn taken.
+// indexPod adds a pod with its turn taken.
 func (m *Manager) indexPod(id string, rec podRecord, kept *recordfile.Kept) (*entry[podRecord], error) {
 	e := newEntry(id, m.podDir(), &m.room, rec, m.podChanged)
 	e.kept = kept
-	_ = e.turn.take(m.life.ctx) // no one else has it
+	_ = e.turn.take(m.life.ctx) // the turn is free: the entry is new
 	identity := rec.Config.identity()
 	if rec.Phase == podRemoving || rec.Phase == podMaking {
-		identity += "\x00" + id // its name is free already
+		identity += "\x00" + id // its name is already in use
 	}
 	if holder, ok := m.pods.add(identity, e); !ok {
 		return nil, fmt.Errorf("pod %s has the same name %s", holder, rec.Config.String())
@@ -132,11 +132,11 @@ func (m *Manager) indexPod(id string, rec podRecord, kept *recordfile.Kept) (*en
 	return e, nil
 }
 
-// indexContainer shows a container with its turn taken.
+// indexContainer adds a container with its turn taken.
 func (m *Manager) indexContainer(id string, rec containerRecord, kept *recordfile.Kept) (*entry[containerRecord], error) {
 	e := newEntry(id, m.containerDir(), &m.room, rec, m.containerChanged)
 	e.kept = kept
-	_ = e.turn.take(m.life.ctx) // no one else has it
+	_ = e.turn.take(m.life.ctx) // the turn is free: the entry is new
 	identity := containerIdentity(rec.PodID, &rec.Config)
 	if rec.Phase == containerRemoving || rec.Phase == containerMaking {
 		identity += "\x00" + id

@@ -13,8 +13,8 @@ import (
 	"github.com/coracle-project/coracle/shim/client"
 )
 
-// Start is recovery. It reads all records, asks the shims what is really there, and rolls every
-// operation that was cut off back (making) or forward (stopping, removing):
+// Start is recovery. It reads all records, asks the shims for the actual state, and rolls every
+// interrupted operation back (making) or forward (stopping, removing):
 //
 //	record        shim says         becomes
 //	making        anything          rolled back: nobody ever learned its id
@@ -27,34 +27,36 @@ import (
 //	running       unknown           exited, code 255, reason "Unknown"
 //	exited        anything          exited; freed in the shim
 //	removing      anything          removed
-//	too new       anything          an error before anything is touched (record.ErrVersion)
-//	unreadable    anything          unmanaged: left as it is, see Unmanaged
+//	too new       anything          an error before any change (record.ErrVersion)
+//	unreadable    anything          unmanaged: left alone, see Unmanaged
 //
-// Only what says of itself that it was being made or removed is rolled back. What has no record
-// is removed where our own removal can have left it, else it is unmanaged, too:
+// Only an object whose record says that it was being made or removed is rolled back. Without a
+// record, what our own removal can have left is removed; the rest is unmanaged:
 //
 //	without a record                                    becomes
 //	container's directory, nothing mounted, shim        removed: Remove deletes the record first,
-//	  does not know it                                    after all that it stands for
+//	  does not know it                                    after everything else
 //	container's directory, else                         unmanaged
 //	pod's directory; no network, namespaces, files,     removed, likewise
 //	  nor containers in the shim
 //	pod's directory, else                               unmanaged
 //	container in the shim, without any directory:
-//	  its pod is unmanaged, or not known to the shim    unmanaged
+//	  its pod is unmanaged, or one of its containers
+//	    is, or the shim does not know its pod           unmanaged
 //	  its pod has no directory                          killed: both have been removed
-//	  its pod is being made, stopped or removed         killed: so is all that is in it
-//	  its pod stays, it was never let go or has ended   freed: nothing runs
+//	  its pod is being made, stopped or removed         killed with the pod
+//	  its pod stays, it never started or has ended      freed: nothing runs
 //	  its pod stays, it runs                            unmanaged
 //	container whose pod has no record                   unmanaged, unless being made or removed
 //	network, namespaces, snapshot of no pod or          removed
 //	  container above
 //
+// Of a pod whose own shim does not answer all stays as it is until it does; see recoverLate.
+//
 // Start returns when that is done, or after recoveryWait: a shim that hangs must not keep the
-// daemon from showing what its records say. Recovery then goes on in the background: what was not
-// recovered yet can be listed, and operations on it wait. What needs time anyway is always done in
-// the background; only what callers could see is waited for. Before Start no other method but
-// Close may be called.
+// daemon from showing what its records say. Recovery then continues in the background: objects that
+// are not recovered yet can be listed, and operations on them wait. Slow cleanup always runs in the
+// background; Start waits only for what callers could see. Before Start, only Close may be called.
 func (m *Manager) Start(ctx context.Context) error {
 	records := m.opts.Records
 	if records == nil {
@@ -63,7 +65,7 @@ func (m *Manager) Start(ctx context.Context) error {
 			return fmt.Errorf("start pod manager: %w", err)
 		}
 	}
-	m.opts.Records = nil // they are as large as all entries
+	m.opts.Records = nil // free the memory: they are as large as all entries
 	for _, dir := range []string{m.podDir().Path, m.containerDir().Path} {
 		if err := os.MkdirAll(dir, 0o711); err != nil {
 			return fmt.Errorf("start pod manager: %w", err)
@@ -85,7 +87,7 @@ func (m *Manager) Start(ctx context.Context) error {
 	case <-m.recovered:
 		return nil
 	case <-t.C:
-		m.log.Warn("recovery goes on in the background", "err", m.Ready())
+		m.log.Warn("recovery continues in the background", "err", m.Ready())
 		return nil
 	case <-ctx.Done():
 		return fmt.Errorf("start pod manager: %w", ctx.Err())
@@ -95,48 +97,48 @@ func (m *Manager) Start(ctx context.Context) error {
 const (
 	// recoveryWait is how long Start waits for recovery.
 	recoveryWait = 5 * time.Second
-	// listLimit bounds one question for all containers.
+	// listLimit limits one request for all containers.
 	listLimit = 10 * time.Second
-	// The shims are asked again after a pause that doubles.
+	// The pause before the shims are asked again doubles each time.
 	firstAsk, lastAsk = 50 * time.Millisecond, 5 * time.Second
-	// recoverLimit bounds what is done for one pod or container at a time.
+	// recoverLimit limits each recovery step of one pod or container.
 	recoverLimit = 10 * time.Second
 )
 
-// recover puts everything in order. The turns of all entries are taken; each is given when its
-// entry has been recovered, or that has failed.
+// recover recovers all objects. The turns of all entries are taken. Each is released when the
+// recovery of its entry has succeeded or failed.
 func (m *Manager) recover(ctx context.Context, b bare) {
-	known, err := m.askShims(ctx)
+	a, err := m.askShims(ctx)
 	if err != nil {
-		return // the life has ended
+		return // the daemon is stopping
 	}
-	inShim := map[string]bool{}
-	for _, ids := range known {
-		for _, id := range ids {
-			inShim[id] = true
-		}
+	for podID, err := range a.silent {
+		m.attempt("ask the pod's shim", podID, err)
 	}
-	m.recoverContainers(ctx, inShim)
-	b = m.endStrays(ctx, known, b) // a pod that is to be removed is not before they are
-	m.recoverPods(ctx, inShim)
-	m.removeStrays(ctx, known, b)
+	inShim := a.inShim()
+	b = m.leaveUnanswered(a, b)
+	m.recoverContainers(ctx, inShim, a.answered)
+	b = m.endStrays(ctx, a.known, b) // a pod that is to be removed is not before they are
+	m.recoverPods(ctx, inShim, a.answered)
+	m.removeStrays(ctx, a, b)
 	m.logUnmanaged()
 	close(m.recovered)
+	m.recoverLate(ctx, a.silent)
 }
 
-// askShims asks for all containers until there is an answer.
-func (m *Manager) askShims(ctx context.Context) (map[string][]string, error) {
+// askShims asks for all containers until there is an answer. Shims of single pods may be missing in it.
+func (m *Manager) askShims(ctx context.Context) (answers, error) {
 	for pause := firstAsk; ; pause = min(2*pause, lastAsk) {
 		try, cancel := context.WithTimeout(ctx, listLimit)
-		known, err := m.Shim.List(try)
+		a, err := m.listShims(try)
 		cancel()
 		if err == nil {
-			return known, nil
+			return a, nil
 		}
 		m.waiting.Store(&err)
-		m.log.Warn("shims do not say what runs, asking again", "in", pause, "err", err)
+		m.log.Warn("cannot list containers of shims; trying again", "in", pause, "err", err)
 		if err := sleep(ctx, pause); err != nil {
-			return nil, err
+			return answers{}, err
 		}
 	}
 }
@@ -153,7 +155,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// Ready says why nothing can be started yet, nil once recovery has asked the shims what runs.
+// Ready returns why nothing can be started yet; nil once the shims have reported what runs.
 func (m *Manager) Ready() error {
 	select {
 	case <-m.recovered:
@@ -163,10 +165,10 @@ func (m *Manager) Ready() error {
 	if err := m.waiting.Load(); err != nil {
 		return fail(ErrUnavailable, "recovery waits for the shim: %w", *err)
 	}
-	return fail(ErrUnavailable, "recovery is under way")
+	return fail(ErrUnavailable, "recovery is in progress")
 }
 
-// awaitRecovery is for what makes pods and containers: recovery would take their parts for
+// awaitRecovery delays the creation of pods and containers. Recovery would take their parts for
 // leftovers.
 func (m *Manager) awaitRecovery(ctx context.Context) error {
 	select {
@@ -182,11 +184,11 @@ func (m *Manager) awaitRecovery(ctx context.Context) error {
 	}
 }
 
-// recoverContainers rolls every container to where it belongs, many at a time. One that cannot be
+// recoverContainers rolls every container of these pods to where it belongs, many at a time. One that cannot be
 // is logged and tried again: it must not keep the daemon from serving the others.
-func (m *Manager) recoverContainers(ctx context.Context, inShim map[string]bool) {
+func (m *Manager) recoverContainers(ctx context.Context, inShim map[string]bool, of func(podID string) bool) {
 	tasks := m.sideBySide()
-	for _, e := range m.containers.each(func(*containerRecord) bool { return true }) {
+	for _, e := range m.containers.each(func(r *containerRecord) bool { return of(r.PodID) }) {
 		tasks.do("recover container", e.id, func() error {
 			return recoverOne(ctx, m, "container", e, func(ctx context.Context, again bool) error {
 				return m.recoverContainer(ctx, e, inShim[e.id] || again)
@@ -197,9 +199,12 @@ func (m *Manager) recoverContainers(ctx context.Context, inShim map[string]bool)
 }
 
 // recoverPods does the same for pods, after their containers.
-func (m *Manager) recoverPods(ctx context.Context, inShim map[string]bool) {
+func (m *Manager) recoverPods(ctx context.Context, inShim map[string]bool, of func(podID string) bool) {
 	tasks := m.sideBySide()
 	for _, e := range m.pods.each(func(*podRecord) bool { return true }) {
+		if !of(e.id) {
+			continue
+		}
 		tasks.do("recover pod", e.id, func() error {
 			return recoverOne(ctx, m, "pod", e, func(ctx context.Context, again bool) error {
 				return m.recoverPod(ctx, e, inShim[e.id] || again)
@@ -209,8 +214,8 @@ func (m *Manager) recoverPods(ctx context.Context, inShim map[string]bool) {
 	tasks.wait()
 }
 
-// recoverOne recovers an entry whose turn recovery has, and gives the turn. If that fails it is
-// tried again in the background.
+// recoverOne recovers an entry whose turn recovery holds, and releases the turn. After a failure it
+// tries again in the background.
 func recoverOne[T any](ctx context.Context, m *Manager, what string, e *entry[T], do func(ctx context.Context, again bool) error) error {
 	bounded, cancel := context.WithTimeout(ctx, recoverLimit)
 	defer cancel()
@@ -253,7 +258,7 @@ func (s *steps) do(op, id string, step func() error) {
 
 func (s *steps) wait() { _ = s.tasks.Wait() } // no step returns an error
 
-// RecoveryErrors is how many things recovery could not put in order; the log says which.
+// RecoveryErrors counts the failed recovery steps. The log has the details.
 func (m *Manager) RecoveryErrors() int { return int(m.unrecovered.Load()) }
 
 // attempt logs a step of the recovery that failed.
@@ -264,12 +269,12 @@ func (m *Manager) attempt(op, id string, err error) {
 	}
 }
 
-// recovery is the Manager's part of it.
+// recovery is the recovery state of the Manager.
 type recovery struct {
-	recovered   chan struct{}         // closed when recovery has gone through everything once
-	waiting     atomic.Pointer[error] // why it has not begun
+	recovered   chan struct{}         // closed when recovery has handled everything once
+	waiting     atomic.Pointer[error] // why it has not started
 	unrecovered atomic.Int64          // steps that failed
-	reconnected chan struct{}         // has a token when a shim was connected to again
+	reconnected chan struct{}         // has a token after a shim was replaced
 	unmanaged   unmanagedSet
 }
 
@@ -277,12 +282,12 @@ func newRecovery() recovery {
 	return recovery{recovered: make(chan struct{}), reconnected: make(chan struct{}, 1), unmanaged: newUnmanagedSet()}
 }
 
-// compareAfterReconnect ends containers that a new shim does not know. The shim that died had
-// them, and a shim writes a container's record before it says that the container runs: one that
-// its successor does not know has been lost, and its end will not be told.
+// compareAfterReconnect marks as ended the containers that a new shim does not know. The previous
+// shim had them. A shim writes a container's record before it reports that the container runs. So a
+// container that the new shim does not know is lost, and its exit will not be reported.
 func (m *Manager) compareAfterReconnect(ctx context.Context) {
 	select {
-	case <-m.recovered: // what happens before, recovery sees
+	case <-m.recovered: // recovery sees what happens before this
 	case <-ctx.Done():
 		return
 	}
@@ -297,7 +302,7 @@ func (m *Manager) compareAfterReconnect(ctx context.Context) {
 			if err == nil {
 				break
 			}
-			m.log.Warn("containers not compared with a new shim's, trying again", "in", pause, "err", err)
+			m.log.Warn("cannot compare containers with those of a new shim; trying again", "in", pause, "err", err)
 			if sleep(ctx, pause) != nil {
 				return
 			}
@@ -305,9 +310,9 @@ func (m *Manager) compareAfterReconnect(ctx context.Context) {
 	}
 }
 
-// endLost notes the end of what runs according to its record and is unknown to the shims. What
-// is starting is left to its start. What runs by its record stays in the shim until its end has
-// been noted, so there is no moment at which it is missing for another reason.
+// endLost marks as ended each container that runs according to its record and that the shims do not
+// know. A container that is starting is handled by its start. A running container stays in the shim
+// until its end is recorded, so it is missing for no other reason.
 func (m *Manager) endLost(ctx context.Context) error {
 	running := m.containers.each(func(r *containerRecord) bool { return r.Phase == containerRunning })
 	inits := m.pods.each(func(r *podRecord) bool { return r.InitPid != 0 })
@@ -316,18 +321,13 @@ func (m *Manager) endLost(ctx context.Context) error {
 	}
 	bounded, cancel := context.WithTimeout(ctx, listLimit)
 	defer cancel()
-	known, err := m.Shim.List(bounded)
+	a, err := m.listShims(bounded)
 	if err != nil {
 		return err
 	}
-	inShim := map[string]bool{}
-	for _, ids := range known {
-		for _, id := range ids {
-			inShim[id] = true
-		}
-	}
+	inShim := a.inShim()
 	for _, e := range running {
-		if inShim[e.id] {
+		if inShim[e.id] || !a.answered(e.get().PodID) {
 			continue
 		}
 		switch s, err := m.Shim.Status(bounded, e.get().PodID, e.id); {
@@ -340,7 +340,7 @@ func (m *Manager) endLost(ctx context.Context) error {
 		}
 	}
 	for _, e := range inits {
-		if inShim[e.id] {
+		if inShim[e.id] || !a.answered(e.id) {
 			continue
 		}
 		if _, err := m.Shim.Status(bounded, e.id, e.id); errors.Is(err, client.ErrNotFound) {
@@ -349,13 +349,16 @@ func (m *Manager) endLost(ctx context.Context) error {
 			return err
 		}
 	}
+	if len(a.silent) > 0 {
+		return &client.UnansweredError{Pods: a.silent}
+	}
 	return nil
 }
 
-// lost notes that a container has ended while no one saw it.
+// lost records that a container has ended unobserved.
 func (m *Manager) lost(e *entry[containerRecord]) {
 	if e.get().running() {
-		m.log.Error("container lost: its shim does not know it", "id", e.id, "pod", e.get().PodID)
+		m.log.Error("container is lost: its shim does not know it", "id", e.id, "pod", e.get().PodID)
 	}
 	m.exited(e, unknownExit, time.Time{}, false)
 }

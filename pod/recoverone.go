@@ -10,8 +10,8 @@ import (
 	"github.com/coracle-project/coracle/shim/client"
 )
 
-// recoverContainer is called by who has the container's turn. inShim is false if the shim is
-// known not to have it.
+// recoverContainer runs with the container's turn held. inShim is false if the shim is known not to
+// have the container.
 func (m *Manager) recoverContainer(ctx context.Context, e *entry[containerRecord], inShim bool) error {
 	m.dropSaving(e)
 	rec := e.get()
@@ -69,13 +69,13 @@ func (m *Manager) recoverContainer(ctx context.Context, e *entry[containerRecord
 	return nil
 }
 
-// startCutOff makes a container that the last daemon was about to start a created one
-// again. StartedAt stays, for the shim may still come upon that daemon's call.
+// startCutOff sets a container whose start was interrupted back to created. StartedAt stays,
+// because the shim may still process the last daemon's call.
 func (m *Manager) startCutOff(e *entry[containerRecord]) error {
 	return e.intend(func(r *containerRecord) { r.Phase = containerCreated })
 }
 
-// finishStop goes on with a stop that the last daemon did not live to end.
+// finishStop continues a stop that the last daemon began.
 func (m *Manager) finishStop(e *entry[containerRecord], grace time.Duration) {
 	m.life.start(func(ctx context.Context) {
 		if err := m.stopContainer(ctx, e, max(grace, 0)); err != nil && ctx.Err() == nil {
@@ -114,7 +114,7 @@ func (m *Manager) recoverPod(ctx context.Context, e *entry[podRecord], initInShi
 	return nil
 }
 
-// recoverReady looks whether what a ready pod stands on is still there.
+// recoverReady checks that everything a ready pod needs still exists.
 func (m *Manager) recoverReady(ctx context.Context, e *entry[podRecord], initInShim bool) error {
 	rec := e.get()
 	for _, path := range []string{rec.Namespaces.Net, rec.Namespaces.IPC, rec.Namespaces.UTS, rec.Namespaces.User} {
@@ -124,7 +124,7 @@ func (m *Manager) recoverReady(ctx context.Context, e *entry[podRecord], initInS
 		if _, err := os.Stat(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		} else if err != nil {
-			m.log.Error("a pod's namespace is gone, the pod is not ready any more", "id", e.id, "err", err)
+			m.log.Error("namespace of pod is gone; the pod is not ready any more", "id", e.id, "err", err)
 			return e.intend(func(r *podRecord) { r.Phase = podBroken })
 		}
 	}
@@ -144,12 +144,12 @@ func (m *Manager) recoverReady(ctx context.Context, e *entry[podRecord], initInS
 		m.initExited(e)
 		return nil
 	}
-	// It was being started: no container is in its namespace yet. Init stays set, for
-	// the shim may still come upon the last daemon's call.
+	// The init was being started: no container is in its namespace yet. Init stays set, because the
+	// shim may still process the last daemon's call.
 	return m.endLeftover(ctx, e.id, e.id, initInShim)
 }
 
-// endLeftover ends and frees a container in the shim, if it is there.
+// endLeftover kills and frees a container in the shim, if it exists there.
 func (m *Manager) endLeftover(ctx context.Context, podID, id string, inShim bool) error {
 	if !inShim {
 		return nil

@@ -13,44 +13,45 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// room is the space on the state directory's file system. Others may fill it (/run is shared by
-// all services of a node), and then pods must still be stopped and removed, or nothing would
-// ever become free. A reserve is deleted when an intent to stop or remove does not fit, and made
-// again when there is room. It is files, for inodes may be scarce, too, and its room is everyone's
-// then: the network's records and the shim's need some of it to take a pod down.
+// room is the space on the state directory's file system. Other programs may fill it: /run is
+// shared by all services of a node. Pods must then still be stopped and removed, or space would
+// never become free. So room holds a reserve. It is deleted when an intent to stop or remove does
+// not fit, and rebuilt when there is space again. The reserve consists of files because inodes may
+// run out too. Any program can use its space; the records of the network and of the shim need some
+// of it to take a pod down.
 type room struct {
 	dir string // the state directory
 	log *slog.Logger
 
 	mu      sync.Mutex
-	held    bool      // the reserve is there
-	checked time.Time // when the file system was looked at
-	writes  int       // of records, since then
-	scarce  bool      // it was nearly full then
+	held    bool      // some of the reserve exists
+	whole   bool      // all of the reserve exists
+	checked time.Time // last check of the file system
+	writes  int       // of records, since the last check
+	scarce  bool      // nearly full at the last check
 }
 
 const (
-	// The reserve: room for some hundred records of a page or two each.
+	// The reserve has space for some hundred records of a page or two each.
 	reserveFiles = 16
 	reserveBytes = 1 << 20
-	// reserveSpare is how much must be free beside the reserve for it to be made.
+	// reserveSpare is how much must be free in addition to the reserve before it is built.
 	reserveSpare = 1 << 20
-	// The file system is looked at once in so many writes, and once in so much time if there
-	// are any.
+	// After a write, the file system is checked if roomWrites writes or roomAge have passed.
 	roomWrites = 64
 	roomAge    = 10 * time.Second
-	// What is nearly full, in percent, and what is not any more.
+	// The file system is nearly full from scarceAt percent, and no longer below plentyAt.
 	scarceAt, plentyAt = 90, 85
 )
 
-// StateUsage is how full the state directory's file system is.
+// StateUsage is the usage of the state directory's file system.
 type StateUsage struct {
 	Path               string
 	Bytes, BytesFree   uint64
 	Inodes, InodesFree uint64 // Inodes is 0 if their number is not fixed
 }
 
-// Percent is how much is used of what is scarcer, bytes or inodes.
+// Percent is the usage of bytes or inodes, whichever is higher.
 func (u StateUsage) Percent() int {
 	percent := func(free, total uint64) int {
 		if total == 0 {
@@ -72,15 +73,16 @@ func usageAt(path string) (StateUsage, error) {
 	}, nil
 }
 
-// StateUsage looks how full the state directory's file system is.
+// StateUsage returns the usage of the state directory's file system.
 func (m *Manager) StateUsage() (StateUsage, error) { return usageAt(m.opts.StateDir) }
 
-// noSpace says whether an error is that of a full file system: bytes, inodes (ENOSPC, too) or a quota.
+// noSpace reports whether an error means a full file system: out of bytes or inodes (both ENOSPC),
+// or over quota.
 func noSpace(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
 
 func (r *room) reserve() string { return filepath.Join(r.dir, "reserve") }
 
-// wrote is told of each record that was written.
+// wrote is called after each written record.
 func (r *room) wrote() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -89,32 +91,36 @@ func (r *room) wrote() {
 	}
 }
 
-// check looks at the file system now.
+// check checks the file system now. It also checks for a reserve of an earlier daemon, which on a
+// full file system could not be rebuilt. That reserve may be incomplete.
 func (r *room) check() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	_, err := os.Lstat(r.reserve())
+	r.held, r.whole = err == nil, false
 	r.checkLocked()
 }
 
-// checkLocked looks at the file system, and makes the reserve if it is missing and fits.
+// checkLocked checks the file system, and builds or completes the reserve if it fits.
 func (r *room) checkLocked() {
 	u, err := r.lookLocked()
-	if err != nil || r.held || u.BytesFree < reserveBytes+reserveSpare || u.Inodes > 0 && u.InodesFree < 4*reserveFiles {
+	if err != nil || r.whole || u.BytesFree < reserveBytes+reserveSpare || u.Inodes > 0 && u.InodesFree < 4*reserveFiles {
 		return
 	}
 	if err := makeReserve(r.reserve()); err != nil {
-		r.log.Warn("no reserve for stopping pods on a full state directory", "err", err)
+		r.log.Warn("cannot build reserve for stopping pods on a full state directory", "err", err)
+		r.held = false
 		return
 	}
-	r.held = true
+	r.held, r.whole = true, true
 }
 
-// lookLocked warns once when the file system gets nearly full.
+// lookLocked warns once when the file system becomes nearly full.
 func (r *room) lookLocked() (StateUsage, error) {
 	r.writes, r.checked = 0, time.Now()
 	u, err := usageAt(r.dir)
 	if err != nil {
-		r.log.Warn("state directory cannot be looked at", "err", err)
+		r.log.Warn("cannot check state directory", "err", err)
 		return u, err
 	}
 	switch percent := u.Percent(); {
@@ -124,12 +130,12 @@ func (r *room) lookLocked() (StateUsage, error) {
 			"bytes free", u.BytesFree, "inodes free", u.InodesFree)
 	case r.scarce && percent < plentyAt:
 		r.scarce = false
-		r.log.Info("state directory has room again", "path", r.dir, "percent", percent)
+		r.log.Info("state directory has space again", "path", r.dir, "percent", percent)
 	}
 	return u, nil
 }
 
-// makeReserve allocates the reserve; what is there already is filled up.
+// makeReserve allocates the reserve. It completes a partial one.
 func makeReserve(dir string) (err error) {
 	defer func() {
 		if err != nil {
@@ -158,26 +164,26 @@ func allocate(path string, size int64) error {
 	return errors.Join(err, f.Close())
 }
 
-// free gives up the reserve, and reports whether that made room.
+// free deletes the reserve, and reports whether that made space.
 func (r *room) free() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	_, _ = r.lookLocked() // logged; the next write must not take the reserve again at once
+	_, _ = r.lookLocked() // logged; the next write must not rebuild the reserve at once
 	if !r.held {
 		return false
 	}
-	r.held = false
+	r.held, r.whole = false, false
 	if err := os.RemoveAll(r.reserve()); err != nil {
-		r.log.Error("reserve not given up", "err", err)
+		r.log.Error("cannot delete reserve", "err", err)
 		return false
 	}
-	r.log.Warn("state directory is full, its reserve is used to stop and remove pods; "+roomRemedy, "path", r.dir)
+	r.log.Warn("state directory is full; using its reserve to stop and remove pods; "+roomRemedy, "path", r.dir)
 	return true
 }
 
 const roomRemedy = "remove pods, or make its file system larger (a tmpfs: mount -o remount,size=SIZE,nr_inodes=NUMBER)"
 
-// explain says what to do about an error that comes of a full file system.
+// explain adds the remedy to an error caused by a full file system.
 func (r *room) explain(err error) error {
 	if err == nil || !noSpace(err) {
 		return err

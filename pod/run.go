@@ -129,7 +129,7 @@ func (m *Manager) makePod(ctx context.Context, e *entry[podRecord]) error {
 	watch.step("write hosts and resolv.conf", connected)
 	p := e.get().value()
 	p.IPs, p.NetNS = net.IPs, set.Net
-	// New plugins wait from here on, not while the pod is connected: see makeContainer.
+	// Hold new plugins only from here on, not while the pod is being connected: see makeContainer.
 	defer m.holdPlugins()()
 	if err := m.tell(ctx, PodRuns, p); err != nil {
 		return err

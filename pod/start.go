@@ -85,8 +85,8 @@ func (m *Manager) startContainer(ctx context.Context, e *entry[containerRecord])
 	recorded := watch.step("record the start", begin)
 	launch := func() (pid int, err error) {
 		if pid, err = m.Shim.Create(ctx, create); errors.Is(err, client.ErrExists) {
-			// A start that the last daemon did not live to end, and that the shim was
-			// not done with yet when this one asked what it has.
+			// The last daemon began this start, and the shim had not finished it when this daemon
+			// asked what it has.
 			if err = m.end(ctx, rec.PodID, e.id); err == nil {
 				pid, err = m.Shim.Create(ctx, create)
 			}
@@ -130,8 +130,9 @@ func (m *Manager) startContainer(ctx context.Context, e *entry[containerRecord])
 	return m.tellContainer(ctx, ContainerStarted, e)
 }
 
-// relaunch goes on with a start that the shim's death cut off. The next shim knows how far it
-// came: if the user's program was never let go, the start is tried once more, and never twice.
+// relaunch continues a start that was interrupted by the shim's death. The next shim knows how far
+// the start got. If the user's program never ran, the start is repeated once, so the program never
+// runs twice.
 func (m *Manager) relaunch(ctx context.Context, e *entry[containerRecord], cause error, launch func() (pid int, err error)) (pid int, err error) {
 	podID := e.get().PodID
 	s, err := m.Shim.Status(ctx, podID, e.id)
@@ -149,7 +150,7 @@ func (m *Manager) relaunch(ctx context.Context, e *entry[containerRecord], cause
 			return 0, errors.Join(cause, err)
 		}
 	}
-	m.log.Warn("shim died under a start, starting once more", "id", e.id, "err", cause)
+	m.log.Warn("shim died during a start; repeating the start", "id", e.id, "err", cause)
 	if err := m.faultAt(ctx, faultStartAgain); err != nil {
 		return 0, err
 	}

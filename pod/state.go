@@ -114,7 +114,7 @@ type containerRecord struct {
 	FinishedAt time.Time `json:"finishedAt,omitzero"`
 	// StopAt is when a stop under way turns to SIGKILL; zero if none is.
 	StopAt time.Time `json:"stopAt,omitzero"`
-	// StopAtBoot is the same as the time since boot, which no one can set.
+	// StopAtBoot is StopAt as time since boot, which cannot be set.
 	StopAtBoot time.Duration `json:"stopAtBoot,omitempty"`
 
 	Pid       int    `json:"pid,omitempty"`

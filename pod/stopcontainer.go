@@ -187,8 +187,8 @@ func (m *Manager) settle(ctx context.Context, e *entry[containerRecord]) error {
 	case errors.Is(err, client.ErrUnavailable) || ctx.Err() != nil:
 		return err
 	case err != nil:
-		// The shim has it, and cannot say how it is: its record was damaged. It can be deleted
-		// once it has ended.
+		// The shim has the container but does not know its state, because its record was damaged.
+		// It can be deleted once it has ended.
 		switch derr := m.forget(ctx, e.get().PodID, e.id); {
 		case derr == nil:
 			m.lost(e)

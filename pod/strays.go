@@ -13,12 +13,13 @@ import (
 	"github.com/coracle-project/coracle/shim/client"
 )
 
-// endStrays ends what the shims have without a record, and finds out what else is unmanaged: see
-// Start. It returns the directories that may be removed.
+// endStrays ends containers that the shims have and that have no record, and finds all other
+// unmanaged objects: see Start. It returns the directories that may be removed.
 func (m *Manager) endStrays(ctx context.Context, known map[string][]string, b bare) bare {
 	m.namePods(known)
 	b.containers = m.leaveBareContainers(known, b.containers)
 	b.pods = m.leaveBarePods(known, b.pods)
+	unmanagedPods := m.podsOfUnmanaged()
 	tasks := m.sideBySide()
 	for podID, ids := range known {
 		for _, id := range ids {
@@ -29,7 +30,11 @@ func (m *Manager) endStrays(ctx context.Context, known map[string][]string, b ba
 				m.leave(Unmanaged{Kind: UnmanagedContainer, ID: id}, errors.New("its record is missing, and the shim does not know its pod"))
 				continue
 			}
-			if m.unmanaged.has(podID) {
+			if m.pods.exact(podID) == nil && unmanagedPods[podID] {
+				if id == podID { // init: killing it would end the containers in its PID namespace
+					m.leave(Unmanaged{Kind: UnmanagedPod, ID: id, PodID: id}, errors.New("its directory is missing, and it has unmanaged containers"))
+					continue
+				}
 				m.leave(Unmanaged{Kind: UnmanagedContainer, ID: id, PodID: podID}, errors.New("its pod is unmanaged"))
 				continue
 			}
@@ -42,10 +47,13 @@ func (m *Manager) endStrays(ctx context.Context, known map[string][]string, b ba
 
 // removeStrays removes what no record stands for: shims, and what is under the directories of pods,
 // containers, namespaces, snapshots and networks. It leaves alone what is unmanaged.
-func (m *Manager) removeStrays(ctx context.Context, known map[string][]string, b bare) {
+func (m *Manager) removeStrays(ctx context.Context, a answers, b bare) {
 	tasks := m.sideBySide()
 	unmanagedPods := m.podsOfUnmanaged()
-	for podID := range known {
+	for podID := range a.silent {
+		unmanagedPods[podID] = true // for now
+	}
+	for podID := range a.known {
 		if m.pods.exact(podID) == nil && !unmanagedPods[podID] {
 			tasks.do("end shim of unknown pod", podID, func() error { return m.Shim.DeletePod(ctx, podID) })
 		}
@@ -60,22 +68,27 @@ func (m *Manager) removeStrays(ctx context.Context, known map[string][]string, b
 	for _, e := range m.containers.each((*containerRecord).visible) {
 		containers = append(append(containers, e.id), e.get().volumes()...)
 	}
+	var unseen error // whether some snapshots of unmanaged containers are unknown
 	for _, u := range m.Unmanaged() {
 		if u.Kind == UnmanagedContainer {
-			containers = append(containers, m.unmanagedSnapshots(u.ID)...)
+			ids, err := m.unmanagedSnapshots(u.ID)
+			containers, unseen = append(containers, ids...), errors.Join(unseen, err)
 		}
 	}
 	tasks.do("recover networks", "", func() error { return m.Network.Recover(ctx, pods) })
 	tasks.wait()
 	m.queueStrayNetworks(unmanagedPods)
-	// Snapshots go after the containers that may have used them, namespaces after
-	// the network that was in them. A root that is lost is the trouble of its own
-	// container, which fails to start.
-	m.attempt("recover root file systems", "", m.Snapshots.Recover(ctx, containers))
+	// Snapshots are recovered after the containers that may have used them, and namespaces after
+	// the network in them. If a root is lost, only its own container is affected: it fails to
+	// start.
+	if unseen == nil {
+		unseen = m.Snapshots.Recover(ctx, containers)
+	}
+	m.attempt("recover root file systems", "", unseen)
 	m.attempt("remove strays", "", m.removeStrayDirs(ctx, b, unmanagedPods))
 }
 
-// namePods gives unmanaged containers their pod, which the shim knows best.
+// namePods sets the pods of unmanaged containers, as the shim knows them.
 func (m *Manager) namePods(known map[string][]string) {
 	for podID, ids := range known {
 		if podID == "" {
@@ -87,7 +100,7 @@ func (m *Manager) namePods(known map[string][]string) {
 	}
 }
 
-// podsOfUnmanaged are the pods of which something must stay, though they may have no entry.
+// podsOfUnmanaged returns the pods that own something unmanaged, though they may have no entry.
 func (m *Manager) podsOfUnmanaged() map[string]bool {
 	pods := map[string]bool{}
 	for _, u := range m.Unmanaged() {
@@ -98,8 +111,8 @@ func (m *Manager) podsOfUnmanaged() map[string]bool {
 	return pods
 }
 
-// leaveBareContainers makes those directories without a record unmanaged that our own removal
-// cannot have left, and returns the others.
+// leaveBareContainers makes directories without a record unmanaged, unless our own removal can have
+// left them. It returns those that can be removed.
 func (m *Manager) leaveBareContainers(known map[string][]string, ids []string) (removable []string) {
 	podOf := map[string]string{}
 	for podID, in := range known {
@@ -116,7 +129,11 @@ func (m *Manager) leaveBareContainers(known map[string][]string, ids []string) (
 			m.leave(u, errors.New("its record is missing, and the shim has the container"))
 			continue
 		}
-		mounted, err := mountedAt(mountPoints(m.containerDir().Of(id)))
+		mounted := ""
+		points, err := mountPoints(m.containerDir().Of(id))
+		if err == nil {
+			mounted, err = mountedAt(points)
+		}
 		switch {
 		case err != nil:
 			m.leave(u, fmt.Errorf("its record is missing: %w", err))
@@ -129,7 +146,7 @@ func (m *Manager) leaveBareContainers(known map[string][]string, ids []string) (
 	return removable
 }
 
-// leaveBarePods is the same for pods.
+// leaveBarePods does the same for pods.
 func (m *Manager) leaveBarePods(known map[string][]string, ids []string) (removable []string) {
 	if len(ids) == 0 {
 		return nil
@@ -160,7 +177,7 @@ func (m *Manager) leaveBarePods(known map[string][]string, ids []string) (remova
 	return removable
 }
 
-// mountedAt is the first of the paths where something is mounted, if there is one.
+// mountedAt returns the first of the paths where something is mounted, or "".
 func mountedAt(paths []string) (string, error) {
 	for _, path := range paths {
 		var st unix.Statx_t
@@ -176,9 +193,9 @@ func mountedAt(paths []string) (string, error) {
 	return "", nil
 }
 
-// endRecordless decides on a container in the shim that has neither a record nor a directory.
-// Ours is removed after its end, so it is there because the shim carried out a call of a daemon
-// that had died, or because others removed the directory.
+// endRecordless handles a container in the shim that has neither a record nor a directory. We
+// remove the directory only after the container's end. So either the shim carried out the call of a
+// daemon that had died, or another program removed the directory.
 func (m *Manager) endRecordless(ctx context.Context, podID, id string) error {
 	stays := false
 	if p := m.pods.exact(podID); p != nil {
@@ -202,11 +219,12 @@ func (m *Manager) endRecordless(ctx context.Context, podID, id string) error {
 			return nil
 		}
 	}
-	m.log.Warn("container in the shim without a record, ending it", "id", id, "pod", podID)
+	m.log.Warn("killing container of the shim that has no record", "id", id, "pod", podID)
 	return m.endLeftover(ctx, podID, id, true)
 }
 
-// queueStrayNetworks has what Recover did not take down, because a plugin hung or failed, tried again until it is gone.
+// queueStrayNetworks queues networks that Recover could not take down, because a plugin hung or
+// failed, for retries until they are gone.
 func (m *Manager) queueStrayNetworks(unmanaged map[string]bool) {
 	for _, l := range m.Network.Leases() {
 		if m.pods.exact(l.PodID) == nil && !unmanaged[l.PodID] {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,14 +18,14 @@ import (
 	"github.com/coracle-project/coracle/pod/record"
 )
 
-// Unmanaged is a pod or container of which something is there and may run, and whose record cannot
-// tell what. It is in no list, and nothing of it is touched: not its processes, network,
-// namespaces, root nor volumes. Stop, Remove, StopContainer and RemoveContainer take its id, and
-// then stop or remove all that is found under it.
+// Unmanaged is a pod or container that has no usable record, but parts of it exist and may be
+// running. It is in no list. Its processes, network, namespaces, root and volumes stay untouched.
+// Stop, Remove, StopContainer and RemoveContainer accept its id; they stop or remove everything
+// found under that id.
 type Unmanaged struct {
 	Kind UnmanagedKind `json:"kind"`
 	ID   string        `json:"id"`
-	// PodID is the pod's own id, or that of a container's pod; empty if it is not known.
+	// PodID is the pod's own id, or the id of a container's pod; empty if unknown.
 	PodID string `json:"podID,omitempty"`
 	// Reason says what is wrong and what can be done.
 	Reason string `json:"reason"`
@@ -32,16 +33,16 @@ type Unmanaged struct {
 	Since time.Time `json:"since"`
 }
 
-// unmanagedName stands for names that are not known. Clients of CRI refuse a status without them,
-// and crictl asks for the status of what it removes.
+// unmanagedName replaces unknown names. CRI clients reject a status without names, and crictl asks
+// for the status of what it removes.
 const unmanagedName = "unmanaged"
 
-// pod is its status.
+// pod returns its status.
 func (u Unmanaged) pod() Pod {
 	return Pod{ID: u.ID, Config: Config{Name: unmanagedName, Namespace: unmanagedName, UID: u.ID}, State: NotReady, CreatedAt: u.Since}
 }
 
-// container is its status.
+// container returns its status.
 func (u Unmanaged) container() Container {
 	return Container{
 		ID: u.ID, PodID: u.PodID, Config: ContainerConfig{Name: unmanagedName, Image: unmanagedName},
@@ -50,7 +51,7 @@ func (u Unmanaged) container() Container {
 	}
 }
 
-// UnmanagedKind is what an Unmanaged is.
+// UnmanagedKind is the kind of an Unmanaged.
 type UnmanagedKind string
 
 // The kinds.
@@ -59,7 +60,7 @@ const (
 	UnmanagedContainer UnmanagedKind = "container"
 )
 
-// unmanagedSet is what is unmanaged, by id.
+// unmanagedSet holds the unmanaged objects by id.
 type unmanagedSet struct {
 	busy keylock.Lock // ids that are being recovered or removed
 
@@ -75,7 +76,7 @@ func (s *unmanagedSet) put(u Unmanaged) {
 	s.byID[u.ID] = u
 }
 
-// inPod notes the pod of a container.
+// inPod sets the pod of a container.
 func (s *unmanagedSet) inPod(id, podID string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -98,7 +99,7 @@ func (s *unmanagedSet) has(id string) bool {
 	return ok
 }
 
-// all returns what fits, sorted by kind and id.
+// all returns the objects that fit, sorted by kind and id.
 func (s *unmanagedSet) all(fits func(Unmanaged) bool) []Unmanaged {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -114,17 +115,17 @@ func (s *unmanagedSet) all(fits func(Unmanaged) bool) []Unmanaged {
 	return us
 }
 
-// Unmanaged are the pods and containers that are left as they are, pods first.
+// Unmanaged returns all unmanaged pods and containers, pods first.
 func (m *Manager) Unmanaged() []Unmanaged {
 	return m.unmanaged.all(func(Unmanaged) bool { return true })
 }
 
-// unmanagedIn are the unmanaged containers of a pod.
+// unmanagedIn returns the unmanaged containers of a pod.
 func (m *Manager) unmanagedIn(podID string) []Unmanaged {
 	return m.unmanaged.all(func(u Unmanaged) bool { return u.Kind == UnmanagedContainer && u.PodID == podID })
 }
 
-// findUnmanaged finds one by its id or a unique prefix.
+// findUnmanaged finds an object by its id or a unique prefix.
 func (m *Manager) findUnmanaged(kind UnmanagedKind, id string) (Unmanaged, bool) {
 	us := m.unmanaged.all(func(u Unmanaged) bool {
 		return u.Kind == kind && (u.ID == id || id != "" && len(id) < idLength && strings.HasPrefix(u.ID, id))
@@ -140,7 +141,7 @@ func (m *Manager) findUnmanaged(kind UnmanagedKind, id string) (Unmanaged, bool)
 	return Unmanaged{}, false
 }
 
-// leave makes something unmanaged. If its record may be read later, that is tried.
+// leave makes an object unmanaged. If its record may become readable, leave schedules retries.
 func (m *Manager) leave(u Unmanaged, cause error) {
 	m.unmanaged.put(u.because(cause))
 	if record.Transient(cause) {
@@ -148,7 +149,7 @@ func (m *Manager) leave(u Unmanaged, cause error) {
 	}
 }
 
-// because gives it its reason, with the command that removes it.
+// because sets the reason, with the command that removes the object.
 func (u Unmanaged) because(cause error) Unmanaged {
 	remove := "crictl rm "
 	if u.Kind == UnmanagedPod {
@@ -157,25 +158,24 @@ func (u Unmanaged) because(cause error) Unmanaged {
 	if u.Since.IsZero() {
 		u.Since = time.Now()
 	}
-	u.Reason = cause.Error() + "; nothing of it is touched until it is removed by its id: " + remove + u.ID
+	u.Reason = cause.Error() + "; it stays untouched until you remove it by its id: " + remove + u.ID
 	return u
 }
 
-// logUnmanaged says once what recovery has left alone.
+// logUnmanaged logs once what recovery has left alone.
 func (m *Manager) logUnmanaged() {
 	for _, u := range m.Unmanaged() {
-		m.log.Error("unmanaged "+string(u.Kind)+", left as it is", "id", u.ID, "pod", u.PodID, "reason", u.Reason)
+		m.log.Error("leaving unmanaged "+string(u.Kind)+" alone", "id", u.ID, "pod", u.PodID, "reason", u.Reason)
 	}
 }
 
-// A record that could not be read for a reason that may pass is read again after a pause that
-// doubles.
+// Pauses between attempts to read a record that may become readable. The pause doubles each time.
 const (
 	firstReread = time.Second
 	lastReread  = 10 * time.Minute
 )
 
-// readAgain reads a record until that succeeds, or its object has been removed.
+// readAgain reads a record until it succeeds, or the object has been removed.
 func (m *Manager) readAgain(ctx context.Context, u Unmanaged) {
 	if m.awaitRecovery(ctx) != nil {
 		return
@@ -196,8 +196,8 @@ func (m *Manager) readAgain(ctx context.Context, u Unmanaged) {
 	}
 }
 
-// adopt takes an unmanaged pod or container back if its record can be read by now. again says
-// that it may be readable later. The caller holds its id.
+// adopt takes over an unmanaged pod or container if its record is now readable. again reports that
+// it may be readable later. The caller holds its id.
 func (m *Manager) adopt(ctx context.Context, u Unmanaged) (again bool) {
 	var err error
 	if u.Kind == UnmanagedPod {
@@ -216,7 +216,7 @@ func (m *Manager) adopt(ctx context.Context, u Unmanaged) (again bool) {
 	return false
 }
 
-// adoptPod shows and recovers a pod, and its containers that waited for it.
+// adoptPod indexes and recovers a pod, and its containers that waited for it.
 func (m *Manager) adoptPod(ctx context.Context, id string) error {
 	rec, kept, err := m.podDir().Load(id)
 	if err == nil {
@@ -238,7 +238,7 @@ func (m *Manager) adoptPod(ctx context.Context, id string) error {
 	for _, u := range m.unmanagedIn(id) {
 		release, err := m.unmanaged.busy.Acquire(ctx, u.ID)
 		if err != nil {
-			return nil // the life ends
+			return nil // the daemon is stopping
 		}
 		if m.unmanaged.has(u.ID) {
 			m.adopt(ctx, u)
@@ -248,7 +248,7 @@ func (m *Manager) adoptPod(ctx context.Context, id string) error {
 	return nil
 }
 
-// adoptContainer also tells the container's pod, as far as it is known.
+// adoptContainer also returns the container's pod, if known.
 func (m *Manager) adoptContainer(ctx context.Context, u Unmanaged) (podID string, err error) {
 	rec, kept, err := m.containerDir().Load(u.ID)
 	if err == nil {
@@ -270,7 +270,7 @@ func (m *Manager) adoptContainer(ctx context.Context, u Unmanaged) (podID string
 	return rec.PodID, nil
 }
 
-// podInBundle is the pod that a container's bundle names, empty if it cannot be known.
+// podInBundle returns the pod that a container's bundle names, or "".
 func (m *Manager) podInBundle(id string) string {
 	b, err := os.ReadFile(filepath.Join(m.containerDir().Of(id), "config.json"))
 	if err != nil {
@@ -285,28 +285,34 @@ func (m *Manager) podInBundle(id string) string {
 	return spec.Annotations[sandboxAnnotation]
 }
 
-// sandboxAnnotation has the pod's id in each container's specification.
+// sandboxAnnotation holds the pod's id in each container's specification.
 const sandboxAnnotation = "io.kubernetes.cri.sandbox-id"
 
-// unmanagedSnapshots are the ids of the snapshots that a container without a record has: those of
-// its root, and of the mount points in its directory (see volumes).
-func (m *Manager) unmanagedSnapshots(id string) []string {
+// unmanagedSnapshots returns the ids of the snapshots of a container without a record: of its root,
+// and of the mount points in its directory (see volumes). If it fails, there may be more.
+func (m *Manager) unmanagedSnapshots(id string) ([]string, error) {
 	ids := []string{id}
 	if len(id) < idLength {
-		return ids // not an id of ours
+		return ids, nil // not an id of ours
 	}
 	dir := m.containerDir().Of(id)
-	mounts, _ := os.ReadDir(filepath.Join(dir, "volumes")) // none if there is no directory
+	mounts, err := os.ReadDir(filepath.Join(dir, "volumes"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
 	for _, mount := range mounts {
 		ids = append(ids, volumePrefix(id)+mount.Name())
 	}
-	if _, err := os.Stat(filepath.Join(dir, "checkpoint")); err == nil {
+	switch _, err := os.Stat(filepath.Join(dir, "checkpoint")); {
+	case err == nil:
 		ids = append(ids, checkpointImageID(id))
+	case !errors.Is(err, fs.ErrNotExist):
+		return nil, err
 	}
-	return ids
+	return ids, nil
 }
 
-// stopUnmanaged kills what runs under the id of an unmanaged pod or container.
+// stopUnmanaged kills all processes of an unmanaged pod or container.
 func (m *Manager) stopUnmanaged(ctx context.Context, u Unmanaged) error {
 	return m.do(ctx, "stop-unmanaged/"+u.ID, stopLimit, func(ctx context.Context) error {
 		if err := m.awaitRecovery(ctx); err != nil {
@@ -328,16 +334,16 @@ func (m *Manager) stopUnmanaged(ctx context.Context, u Unmanaged) error {
 	})
 }
 
-// shimHas are the containers of an unmanaged pod, with its init.
+// shimHas returns the shim's containers of an unmanaged pod, including its init.
 func (m *Manager) shimHas(ctx context.Context, podID string) ([]string, error) {
-	known, err := m.Shim.List(ctx)
+	a, err := m.listShims(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return known[podID], nil
+	return a.known[podID], a.silent[podID]
 }
 
-// removeUnmanaged removes all that is found under the id of an unmanaged pod or container.
+// removeUnmanaged removes everything found under the id of an unmanaged pod or container.
 func (m *Manager) removeUnmanaged(ctx context.Context, u Unmanaged) error {
 	return m.do(ctx, "remove-unmanaged/"+u.ID, removeLimit, func(ctx context.Context) error {
 		if err := m.awaitRecovery(ctx); err != nil {
@@ -358,7 +364,7 @@ func (m *Manager) dropUnmanagedPod(ctx context.Context, podID string) error {
 	}
 	defer release()
 	if !m.unmanaged.has(podID) {
-		return fail(ErrUnavailable, "its record has been read meanwhile, try again")
+		return fail(ErrUnavailable, "its record has become readable; try again")
 	}
 	for _, u := range m.unmanagedIn(podID) {
 		if err := m.dropUnmanagedContainer(ctx, u); err != nil {
@@ -414,8 +420,12 @@ func (m *Manager) dropUnmanagedContainer(ctx context.Context, u Unmanaged) error
 	if err := m.faultAt(ctx, faultUnmanagedKilled); err != nil {
 		return err
 	}
+	snapshots, err := m.unmanagedSnapshots(u.ID)
+	if err != nil {
+		return err
+	}
 	var errs []error
-	for _, id := range m.unmanagedSnapshots(u.ID) {
+	for _, id := range snapshots {
 		errs = append(errs, m.Snapshots.Remove(ctx, id))
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -431,11 +441,15 @@ func (m *Manager) dropUnmanagedContainer(ctx context.Context, u Unmanaged) error
 	return nil
 }
 
-// removeContainerDir removes a directory without an entry. What is still mounted must not be
-// deleted through.
+// removeContainerDir removes a directory without an entry. It unmounts first: deletion must not
+// reach into mounts.
 func (m *Manager) removeContainerDir(id string) error {
 	dir := m.containerDir().Of(id)
-	for _, at := range mountPoints(dir) {
+	points, err := mountPoints(dir)
+	if err != nil {
+		return err
+	}
+	for _, at := range points {
 		if err := unmount(at); err != nil {
 			return err
 		}
@@ -444,11 +458,14 @@ func (m *Manager) removeContainerDir(id string) error {
 }
 
 // mountPoints are the places in a container's directory where something may be mounted.
-func mountPoints(dir string) []string {
+func mountPoints(dir string) ([]string, error) {
 	at := []string{filepath.Join(dir, "rootfs"), filepath.Join(dir, "checkpoint")}
-	volumes, _ := os.ReadDir(filepath.Join(dir, "volumes")) // none if there is no directory
+	volumes, err := os.ReadDir(filepath.Join(dir, "volumes"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
 	for _, v := range volumes {
 		at = append(at, filepath.Join(dir, "volumes", v.Name()))
 	}
-	return at
+	return at, nil
 }

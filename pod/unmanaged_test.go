@@ -15,8 +15,8 @@ import (
 	"github.com/coracle-project/coracle/shim/client"
 )
 
-// lone is a running container with an image volume in a pod with a name, made by a daemon that is
-// dead since.
+// lone is a running container with an image volume, in a pod with a name. The daemon that made it
+// is dead.
 func (b *bench) lone() (m *Manager, podID, id string) {
 	b.t.Helper()
 	m, h := b.manager()
@@ -29,7 +29,7 @@ func (b *bench) lone() (m *Manager, podID, id string) {
 	return m, podID, id
 }
 
-// untouched fails the test unless all of lone's is as it was.
+// untouched fails the test unless everything of lone is as before.
 func (b *bench) untouched(m *Manager, podID, id string) {
 	b.t.Helper()
 	mounted, err := mountedAt([]string{m.podFiles(podID)})
@@ -50,7 +50,7 @@ func (b *bench) untouched(m *Manager, podID, id string) {
 	}
 }
 
-// damage is what may happen to a record, and what the reason says then.
+// damage is what can happen to a record, and the reason reported then.
 var damage = []struct {
 	name, reason string
 	do           func(file string) error
@@ -71,14 +71,14 @@ func replaceIn(file, old, with string) error {
 	return os.WriteFile(file, []byte(strings.Replace(string(b), old, with, 1)), 0o600)
 }
 
-// unreadable makes reading the file fail with EIO, as address 0 is not mapped (proc_pid_mem(5)). The
-// record is beside it then.
+// unreadable makes reading the file fail with EIO, because address 0 is not mapped
+// (proc_pid_mem(5)). The record is then in the file next to it.
 func unreadable(file string) error {
 	return errors.Join(os.Rename(file, file+".kept"), os.Symlink("/proc/self/mem", file))
 }
 
-// A container that runs goes on, with all that belongs to it, whatever has happened to its record or
-// its pod's. It is gone when it is removed by its id.
+// Whatever happens to its record or its pod's record, a running container keeps running, with
+// everything that belongs to it. It is gone when it is removed by its id.
 func TestUnreadableRecordIsLeftAlone(t *testing.T) {
 	for _, d := range damage {
 		for _, kind := range []UnmanagedKind{UnmanagedPod, UnmanagedContainer} {
@@ -96,7 +96,7 @@ func TestUnreadableRecordIsLeftAlone(t *testing.T) {
 				us := m.Unmanaged()
 				want := 1
 				if kind == UnmanagedPod {
-					want = 2 // and its container
+					want = 2 // the pod and its container
 				}
 				if len(us) != want || us[0].Kind != kind || !strings.Contains(us[0].Reason, d.reason) {
 					t.Fatalf("unmanaged: %+v", us)
@@ -140,7 +140,7 @@ func TestUnreadableRecordIsLeftAlone(t *testing.T) {
 	}
 }
 
-// A pod with a container whose record is lost can be stopped and removed as any.
+// A pod with a container whose record is lost can be stopped and removed like any other.
 func TestPodTakesUnmanagedContainerAlong(t *testing.T) {
 	b := newBench(t)
 	m1, podID, id := b.lone()
@@ -155,7 +155,7 @@ func TestPodTakesUnmanagedContainerAlong(t *testing.T) {
 	b.nothingLeft()
 }
 
-// What could not be read for a reason that passes is managed as soon as it can be.
+// An object whose record could not be read for a moment is managed as soon as it can be read.
 func TestRecordsReadableAgain(t *testing.T) {
 	b := newBench(t)
 	m1, podID, id := b.lone()
@@ -196,11 +196,50 @@ func TestRecordsReadableAgain(t *testing.T) {
 	b.nothingLeft()
 }
 
-// What the shim has without any record is killed only where it must be ours to remove.
+// The init of a pod whose directory is lost keeps the containers in the pod's PID namespace alive.
+// They have their records, so the init stays with them, and the pod can be removed as a whole.
+func TestInitOfUnmanagedContainersStays(t *testing.T) {
+	b := newBench(t)
+	m1, h := b.manager()
+	podID, id := b.sharing(m1)
+	b.kill(h)
+	ok(t, errors.Join(unmount(m1.podFiles(podID)), os.RemoveAll(m1.podDir().Of(podID))))
+	m, _ := b.manager()
+	idle(t, m)
+	for _, one := range []string{podID, id} {
+		if p := b.proc(one); p == nil || p.state != client.StateRunning || len(p.signals) > 0 {
+			t.Errorf("%s: %+v", one, p)
+		}
+	}
+	if len(m.unmanagedIn(podID)) != 1 {
+		t.Errorf("unmanaged: %+v", m.Unmanaged())
+	}
+	ok(t, m.Remove(t.Context(), podID))
+	if us := m.Unmanaged(); len(us) != 0 {
+		t.Errorf("still unmanaged: %+v", us)
+	}
+	idle(t, m)
+	b.nothingLeft()
+}
+
+// sharing is a running container in its pod's PID namespace.
+func (b *bench) sharing(m *Manager) (podID, id string) {
+	b.t.Helper()
+	cfg := podConfig("p")
+	cfg.Namespaces.PID = NamespacePod
+	podID = must[string](b.t)(m.Run(b.t.Context(), cfg))
+	c := containerConfig("run")
+	c.Security.Namespaces.PID = NamespacePod
+	id = must[string](b.t)(m.Create(b.t.Context(), podID, c))
+	ok(b.t, m.StartContainer(b.t.Context(), id))
+	return podID, id
+}
+
+// A container that the shim has without any record is killed only where it must be ours to remove.
 func TestContainersWithoutDirectory(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
-		pod   func(m *Manager, podID string) error // what happens to the pod before
+		pod   func(m *Manager, podID string) error // what happens to the pod first
 		state client.State
 		kept  bool
 	}{
@@ -250,12 +289,13 @@ func setPhase(m *Manager, podID string, p podPhase) error {
 	return m.pods.exact(podID).update(func(r *podRecord) { r.Phase = p })
 }
 
-// A container whose record the shim cannot read either goes on, and can be stopped and removed.
+// A container whose record the shim cannot read either keeps running, and can be stopped and
+// removed.
 func TestShimCannotReadItsRecord(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
 		lose  func(m *Manager, id string) error
-		podID bool // the shim knows it
+		podID bool // the shim knows the pod
 	}{
 		{"our record is fine", func(*Manager, string) error { return nil }, true},
 		{"our record is damaged", func(m *Manager, id string) error { return os.Truncate(m.containerDir().File(id), 3) }, true},
@@ -289,7 +329,7 @@ func TestShimCannotReadItsRecord(t *testing.T) {
 			}
 			b.mu.Lock()
 			if !tc.podID {
-				delete(b.snapshots, volumeID(id, 0)) // with the directory, it is forgotten which there are
+				delete(b.snapshots, volumeID(id, 0)) // without the directory, the volumes' snapshots are unknown
 			}
 			b.mu.Unlock()
 			b.nothingLeft()
@@ -297,7 +337,7 @@ func TestShimCannotReadItsRecord(t *testing.T) {
 	}
 }
 
-// A directory without a record is removed only if nothing of it is known anywhere.
+// A directory without a record is removed only if no other part knows the object.
 func TestBareDirectories(t *testing.T) {
 	for _, tc := range []struct {
 		name string
@@ -371,7 +411,7 @@ func mountTmpfs(dir string) error {
 	return mountSized(dir, "size=64k")
 }
 
-// The removal of what is unmanaged can be cut off anywhere, and is then asked for again.
+// The removal of an unmanaged object can be interrupted anywhere, and is then repeated.
 func TestCrashWhileRemovingUnmanaged(t *testing.T) {
 	for _, point := range []fault.Point{faultUnmanagedKilled, faultUnmanagedSnapshots, faultUnmanagedEnded, faultUnmanagedNetwork} {
 		t.Run(string(point), func(t *testing.T) {

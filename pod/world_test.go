@@ -56,6 +56,8 @@ type world struct {
 	nextPid   int
 	live      *hands
 	calls     []string
+	silent    map[string]error // pods whose shims do not answer List
+	late      sync.WaitGroup   // copying that goes on after its exec has returned
 
 	// before, if it has the name of a call ("shim.Create"), is run first and can
 	// fail it or make it wait: see fault and mend.
@@ -76,8 +78,8 @@ type proc struct {
 	limits   *specs.LinuxResources
 	signals  []syscall.Signal
 	paused   bool
-	// unread says that the shim cannot read its own record: it lists, kills and deletes the
-	// container, but tells neither its state nor its end. Its pod may not be known either.
+	// unread means that the shim cannot read its own record: it lists, kills and deletes the
+	// container, but reports neither its state nor its exit. It may not know its pod either.
 	unread bool
 	// checkpoint is what it was made from.
 	checkpoint string

@@ -41,34 +41,34 @@ type CgroupHolder interface {
 	CgroupPaths() map[string]string
 }
 
-// Known is what the caller of an engine remembers of a container.
+// Known is what the caller of an engine knows about a container.
 type Known struct {
-	// Pid and StartTime (clock ticks since boot) name init; 0 if they are not known.
+	// Pid and StartTime (clock ticks since boot) identify init; 0 if unknown.
 	Pid       int
 	StartTime uint64
 	Bundle    string
-	// CgroupPaths are what CgroupHolder told.
+	// CgroupPaths are the paths that CgroupHolder returned.
 	CgroupPaths map[string]string
 }
 
-// Rebuilder is an Engine that can go on with a container whose record it cannot read.
+// Rebuilder is an Engine that can continue with a container whose record it cannot read.
 type Rebuilder interface {
-	// Rebuild writes the record again, from what was noted before the container was made and
-	// from what the caller knows, and keeps the useless one next to it. ErrNotFound if neither
-	// says anything.
+	// Rebuild rebuilds the record from what was recorded before the container was created and from
+	// what the caller knows. It keeps the damaged record next to the new one. It returns
+	// ErrNotFound if neither source knows anything.
 	Rebuild(ctx context.Context, id string, known Known) (Container, error)
 }
 
-// RecordChecker is an Engine that can tell whether it understands its own records.
+// RecordChecker is an Engine that can check whether it understands its own records.
 type RecordChecker interface {
-	// CheckRecords fails with a *recordfile.NewerError if a newer program wrote one of them. It
-	// changes nothing.
+	// CheckRecords fails with a *recordfile.NewerError if a newer program wrote one of the records.
+	// It changes nothing.
 	CheckRecords(ctx context.Context) error
 }
 
-// Recorded is a Container that tells its init as its record has it, also when that has ended.
+// Recorded is a Container that returns its init from its record, even after init has ended.
 type Recorded interface {
-	// Init is 0, 0 if none was recorded: the creation did not come to its end.
+	// Init returns 0, 0 if none was recorded: the creation did not finish.
 	Init() (pid int, startTime uint64)
 }
 

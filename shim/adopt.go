@@ -16,9 +16,9 @@ import (
 )
 
 // Adopt takes over the containers of an earlier shim in the state directory. It runs
-// after CheckRecords and before Serve. A container is never ended because something about it
-// cannot be read: only what a record says was being created or deleted is removed. What can be
-// adopted in no way is listed as unmanaged, with the reason, and left alone.
+// after CheckRecords and before Serve. An unreadable file never ends a container: Adopt removes a
+// container only if its record says that it was being created or deleted. A container that cannot
+// be adopted is listed as unmanaged, with the reason, and left alone.
 func (s *Service) Adopt(ctx context.Context) error {
 	s.hold.connect()
 	if _, err := s.cfg.Engine.List(ctx); err != nil { // clears up behind the earlier one
@@ -54,16 +54,16 @@ func (s *Service) Adopt(ctx context.Context) error {
 	return nil
 }
 
-// adoptOrLeave adopts a container, or notes why it is unmanaged. c is nil if there is none.
+// adoptOrLeave adopts a container, or lists it as unmanaged with the reason. c is nil if neither.
 func (s *Service) adoptOrLeave(ctx context.Context, id string) (c *container) {
 	log := s.log.With("container", id)
 	c, err := s.adopt(ctx, id)
 	switch {
 	case err != nil:
-		log.Error("container is left alone", "error", err)
+		log.Error("cannot adopt container; leaving it unmanaged", "error", err)
 		s.leave(id, err)
 	case c == nil:
-		s.forget(id) // the rest of a creation or a deletion is gone
+		s.forget(id) // the remains of a creation or a deletion were removed
 	default:
 		s.add(c)
 		log.Info("container adopted", "pid", c.init.pid, "phase", c.record().Phase)
@@ -71,8 +71,8 @@ func (s *Service) adoptOrLeave(ctx context.Context, id string) (c *container) {
 	return c
 }
 
-// adopt returns the container, or nil if what was left of it has been removed. If it fails,
-// nothing is changed.
+// adopt returns the container, or nil if it was unfinished and has been removed. If it fails,
+// nothing has changed.
 func (s *Service) adopt(ctx context.Context, id string) (*container, error) {
 	rec, err := readRecord(s.dirOf(id))
 	if err == nil && rec.Process == nil && rec.Phase != phaseCreating && rec.Phase != phaseDeleting {
@@ -90,22 +90,22 @@ func (s *Service) adopt(ctx context.Context, id string) (*container, error) {
 		// The creation was cut short; its caller has seen an error and may repeat it.
 		// So was the deletion of what had not been started.
 		if err := s.rollBack(ctx, id); err != nil {
-			return nil, fmt.Errorf("roll back what was not started: %w", err)
+			return nil, fmt.Errorf("roll back the unfinished creation: %w", err)
 		}
 		return nil, nil
 	}
 	return s.takeOver(ctx, rec)
 }
 
-// takeOver makes the container of a record. First all is opened, then something is done: an
-// adoption that fails for want of descriptors is tried again from its beginning.
+// takeOver builds the container from its record. It opens every file before it changes anything, so
+// an adoption that fails because descriptors are used up can be repeated from the start.
 func (s *Service) takeOver(ctx context.Context, rec record) (_ *container, err error) {
 	c := newContainer(s, rec)
 	held, err := s.hold.get("c/" + rec.ID)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { held.close() }() // what was not taken
+	defer func() { held.close() }() // the files that were not used
 	if c.engine, err = s.loadEngine(ctx, &c.rec); err != nil {
 		return nil, err
 	}
@@ -132,9 +132,11 @@ func (s *Service) takeOver(ctx context.Context, rec record) (_ *container, err e
 	if c.init.exitState() == nil {
 		s.oom.goOn(c)
 	} else {
-		c.stdio.out.close()
-		close(c.drained)
 		close(c.watched)
+		go func() { // the exit may have been reported before the log was complete
+			defer close(c.drained)
+			c.stdio.drain()
+		}()
 	}
 	c.adoptExecs(execs)
 	for _, rec := range intents {
@@ -144,31 +146,31 @@ func (s *Service) takeOver(ctx context.Context, rec record) (_ *container, err e
 	return c, nil
 }
 
-// loadEngine is the engine's side of a container; nil if the engine has lost it for good.
+// loadEngine loads the container in its engine. It returns nil if the engine has lost it for good.
 func (s *Service) loadEngine(ctx context.Context, rec *record) (runtime.Container, error) {
 	c, err := s.cfg.Engine.Load(ctx, rec.ID)
 	if err == nil || transient.Is(err) || recordfile.Newer(err) != nil || ctx.Err() != nil {
 		return c, err
 	}
 	log := s.log.With("container", rec.ID)
-	log.Warn("the engine has lost the container", "error", err)
+	log.Warn("engine has lost the container", "error", err)
 	e, ok := s.cfg.Engine.(runtime.Rebuilder)
 	if !ok || rec.Process == nil || rec.Process.Exit != nil && errors.Is(err, runtime.ErrNotFound) {
-		return nil, nil // what has ended may have been deleted as far as the engine is concerned
+		return nil, nil // the engine may already have deleted a container that has ended
 	}
 	c, err = e.Rebuild(ctx, rec.ID, rec.known())
 	if transient.Is(err) || ctx.Err() != nil {
 		return nil, err
 	}
 	if err != nil {
-		log.Error("the container can only be signalled", "error", err)
+		log.Error("container can only be signalled", "error", err)
 		return nil, nil
 	}
-	log.Warn("the engine's record was made again")
+	log.Warn("engine's record was rebuilt")
 	return c, nil
 }
 
-// known is what the engine may need of a record.
+// known is what the engine may need from a record.
 func (r *record) known() runtime.Known {
 	k := runtime.Known{Bundle: r.Bundle, CgroupPaths: r.Cgroups}
 	if r.Process != nil {
@@ -188,7 +190,7 @@ func (c *container) adoptPhase(ctx context.Context) {
 	}
 }
 
-// openHeld opens the files of stdio. It fails only for want of resources.
+// openHeld opens the files of stdio. It fails only if descriptors or memory are used up.
 func (c *container) openHeld(held named) error {
 	c.stdio = &stdio{c: c}
 	if !c.rec.Log {
@@ -223,8 +225,8 @@ func (c *container) goOnWithStdio() {
 	}
 }
 
-// openExecs makes the execs that have a record, without going on with them. intents are the records
-// of those that were being started.
+// openExecs loads the execs that have a record, but does not resume them. intents are the records
+// of the execs that were being started.
 func (c *container) openExecs() (all []*execution, intents []execRecord, err error) {
 	ids, err := execRecords(c.dir)
 	if err != nil {
@@ -265,8 +267,8 @@ func (c *container) openExecs() (all []*execution, intents []execRecord, err err
 	return all, intents, nil
 }
 
-// execRecord reads the record of an exec, or makes it of what the keeper holds of it; without
-// a process nothing is known of it.
+// execRecord reads the record of an exec, or rebuilds it from the keeper's data. Process stays nil
+// if the keeper does not hold the process either.
 func (c *container) execRecord(e *execution, held named) (execRecord, error) {
 	rec, err := readExecRecord(e.path())
 	if err == nil || transient.Is(err) || recordfile.Newer(err) != nil {
@@ -276,7 +278,7 @@ func (c *container) execRecord(e *execution, held named) (execRecord, error) {
 	if rec.Process, err = processOf(held["pid"]); err != nil {
 		return rec, err
 	}
-	c.log.Error("record of an exec was not readable", "exec", e.id, "made again", rec.Process != nil)
+	c.log.Error("record of exec was unreadable", "exec", e.id, "rebuilt", rec.Process != nil)
 	if err := replaceBad(e.path(), rec, rec.Process != nil); err != nil {
 		c.log.Error("cannot record exec", "exec", e.id, "error", err)
 	}
@@ -284,12 +286,17 @@ func (c *container) execRecord(e *execution, held named) (execRecord, error) {
 }
 
 func (c *container) adoptExecs(all []*execution) {
+	// Add all before the first one continues: an exec whose owner has ended removes itself.
+	c.mu.Lock()
+	for _, e := range all {
+		c.execs[e.id] = e
+	}
+	c.mu.Unlock()
+	c.s.execs.Add(int64(len(all)))
 	for _, e := range all {
 		if e.tty != nil {
 			e.relay = startRelay(e.tty, e.rec.Stdin, e.rec.Stdout, c.log)
 		}
-		c.s.execs.Add(1)
-		c.execs[e.id] = e
 		go e.awaitExit()
 		e.bind()
 	}

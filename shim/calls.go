@@ -6,28 +6,29 @@ import (
 	"time"
 )
 
-// errEnding is the answer of a shim that is about to end: the next one takes the call.
-var errEnding = errors.New("the shim is ending; ask the next one")
+// errEnding is the error of calls to a shim that is about to end. The caller repeats the call, and
+// the next shim answers.
+var errEnding = errors.New("the shim is ending; repeat the call")
 
 const (
-	// lastCalls is how long a shim that is to end waits for the calls under way.
+	// lastCalls is how long a shim that is about to end waits for calls in progress.
 	lastCalls = 5 * time.Second
-	// lastAnswers is how long the answers of these calls get to leave.
+	// lastAnswers is how long the answers to these calls may take to be sent.
 	lastAnswers = 20 * time.Millisecond
 )
 
-// lasting are calls that take as long as a process lives. A shim that ends does not wait for
-// them: their callers ask the next one.
+// lasting lists the calls that last as long as a process. A shim that ends does not wait for them:
+// their callers repeat them with the next shim.
 var lasting = map[string]bool{"Wait": true, "Attach": true}
 
-// calls counts the calls under way.
+// calls counts the calls in progress.
 type calls struct {
 	mu    sync.Mutex
 	n     int
-	ended chan struct{} // not nil: no further call begins; closed when none is under way
+	ended chan struct{} // non-nil: no new call may start; closed when no call is in progress
 }
 
-// begin says whether a call may begin; then end ends it.
+// begin reports whether a call may start. If so, the caller ends it with end.
 func (c *calls) begin() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -47,14 +48,14 @@ func (c *calls) end() {
 	}
 }
 
-// finishing says that the shim is about to end.
+// finishing reports whether the shim is about to end.
 func (c *calls) finishing() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.ended != nil
 }
 
-// finish lets no further call begin and waits for those under way, at most for limit.
+// finish refuses new calls and waits for the calls in progress, at most for limit.
 func (c *calls) finish(limit time.Duration) {
 	c.mu.Lock()
 	if c.ended != nil {
@@ -69,7 +70,7 @@ func (c *calls) finish(limit time.Duration) {
 	c.mu.Unlock()
 	select {
 	case <-c.ended:
-		time.Sleep(lastAnswers) // ttrpc does not tell when an answer is out
+		time.Sleep(lastAnswers) // ttrpc does not report when an answer has been sent
 	case <-time.After(limit):
 	}
 }

@@ -26,7 +26,7 @@ type container struct {
 	init    *process
 	stdio   *stdio
 	watched chan struct{} // closed when the goroutine that waits for init has ended
-	drained chan struct{} // closed when the output of init, which has ended, is in the log
+	drained chan struct{} // closed when the output of an ended init is in the log
 
 	op      sync.Mutex // Start, Pause, Resume, Update, Delete: one at a time
 	holding sync.Mutex // putting files into the keeper; before any lock of stdio
@@ -92,7 +92,7 @@ func (s *Service) create(ctx context.Context, rec record, opts runtime.CreateOpt
 	if err := c.persist(); err != nil {
 		return nil, fmt.Errorf("create container %s: %w", c.id, err)
 	}
-	// A link costs no copy: the record is replaced, never written in place.
+	// A link costs no copy, and is safe: the record is replaced, never written in place.
 	_ = os.Link(filepath.Join(c.dir, recordName), filepath.Join(c.dir, wantedName))
 	if err := faultCreateRecorded.At(ctx); err != nil {
 		return nil, fmt.Errorf("create container %s: %w", c.id, err)
@@ -138,7 +138,7 @@ func (s *Service) create(ctx context.Context, rec record, opts runtime.CreateOpt
 	return c, nil
 }
 
-// cgroupsOf are the cgroups of a container, if its engine can tell.
+// cgroupsOf returns the cgroups of a container, if its engine can report them.
 func cgroupsOf(engine runtime.Container) map[string]string {
 	if h, ok := engine.(runtime.CgroupHolder); ok {
 		return h.CgroupPaths()
@@ -190,7 +190,7 @@ func (c *container) undoCreate(log *logFile) {
 		if err := insist(ctx, func() error { return c.engine.Delete(ctx, runtime.DeleteOptions{Force: true}) }); err != nil {
 			c.log.Error("cannot undo the creation", "error", err)
 			if c.init != nil {
-				_ = c.init.signal(unix.SIGKILL) // or there would be no end to wait for
+				_ = c.init.signal(unix.SIGKILL) // otherwise init would never end
 			}
 		}
 	}
@@ -212,8 +212,8 @@ func (c *container) undoCreate(log *logFile) {
 	}
 }
 
-// insist repeats f until it succeeds or ctx ends: what it lacks may come back, as descriptors do, and
-// no other call knows what is to be undone.
+// insist repeats f until it succeeds or ctx ends. A shortage, such as of descriptors, may pass, and
+// no other call knows what to undo.
 func insist(ctx context.Context, f func() error) error {
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
@@ -257,12 +257,13 @@ func (c *container) awaitExit() {
 	c.s.events.publish(c.exitEvent("", c.init))
 }
 
-// drainPatience is how long an exit is held back for output that makes no progress into the log:
+// drainPatience is how long an exit waits for output that makes no progress into the log because
 // the log's disk hangs.
 const drainPatience = 2 * time.Second
 
-// drain brings the rest of init's output into the log, so that who hears of the exit finds the log
-// complete. A disk that hangs does not hold the exit up: the rest is then drained behind it.
+// drain writes the rest of init's output to the log, so that the log is complete when the exit is
+// reported. A disk that hangs does not hold up the exit: the rest is then drained in the
+// background.
 func (c *container) drain() {
 	go func() {
 		defer close(c.drained)
@@ -276,7 +277,7 @@ func (c *container) drain() {
 		}
 		now := c.stdio.moved()
 		if now == before {
-			c.log.Error("the log does not take the container's last output; its exit is told before")
+			c.log.Error("log does not accept the last output; reporting the exit without it")
 			return
 		}
 		before = now
@@ -307,7 +308,7 @@ func (c *container) start(ctx context.Context) error {
 		err = engine.Start(finish)
 	}
 	if errors.Is(err, runtime.ErrRunning) && rec.Phase == phaseCreated {
-		err = nil // a shim was killed when it had let init go: its caller tries again
+		err = nil // a shim was killed after it had released init; its caller tries again
 	}
 	if err != nil {
 		return fmt.Errorf("start container %s: %w", c.id, err)
@@ -330,7 +331,7 @@ func (c *container) alive() (runtime.Container, error) {
 	return c.engine, nil
 }
 
-// deleteTimeout bounds a deletion whose caller sets no limit. It can be repeated.
+// deleteTimeout limits a deletion without a deadline. The deletion can be repeated.
 const deleteTimeout = 30 * time.Second
 
 // delete frees everything. Exits before start and leftovers of a dead init are killed;
@@ -372,9 +373,9 @@ func (c *container) delete(ctx context.Context) error {
 	}
 	select {
 	case <-c.drained:
-	case <-time.After(closePatience): // a log that hangs must not keep its container
+	case <-time.After(closePatience): // a log that hangs must not block the deletion
 	case <-ctx.Done():
-		return fmt.Errorf("delete container %s: its log does not take the last output: %w", c.id, ctx.Err())
+		return fmt.Errorf("delete container %s: write the last output to its log: %w", c.id, ctx.Err())
 	}
 	if err := faultDeleteEngine.At(ctx); err != nil {
 		return fmt.Errorf("delete container %s: %w", c.id, err)
@@ -394,8 +395,8 @@ func (c *container) delete(ctx context.Context) error {
 	return nil
 }
 
-// deleteEngine has the engine delete the container, also if its record has become unreadable since
-// it was loaded.
+// deleteEngine makes the engine delete the container, even if its record has become unreadable
+// since it was loaded.
 func (c *container) deleteEngine(ctx context.Context) error {
 	err := c.engine.Delete(ctx, runtime.DeleteOptions{Force: true})
 	if !errors.Is(err, recordfile.ErrDamaged) {

@@ -18,8 +18,8 @@ const maxLogLine = 16 << 10
 // logTime is how a record's time is written.
 const logTime = "2006-01-02T15:04:05.000000000Z07:00"
 
-// maxRecords is from where on no further record is appended, in bytes: empty lines take forty
-// times as many as in the container's output.
+// maxRecords is the size in bytes from which no further record is appended. Empty lines take forty
+// times as many bytes in the log as in the container's output.
 const maxRecords = 128 << 10
 
 // rest says what to do with text after the last line feed.
@@ -34,7 +34,7 @@ const (
 // bytes of data went into them. Of the last line less than maxLogLine bytes stay with
 // keepRest, none with flushRest.
 func appendLog(dst, data []byte, now time.Time, stream string, r rest) (out []byte, used int) {
-	// The time is written once for all records: of an empty line it took 150 of 200 ns.
+	// Format the time once for all records: per empty line it took 150 of 200 ns.
 	var room [len(logTime) + 32]byte
 	head := append(now.AppendFormat(room[:0], logTime), ' ')
 	head = append(append(head, stream...), " F "...)

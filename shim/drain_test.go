@@ -33,7 +33,7 @@ func drainRig(t *testing.T) (*container, *pumpRig) {
 	return c, r
 }
 
-// exits are the ids of the containers whose ends are told.
+// exits returns the ids of the containers whose exits have been reported.
 func exits(t *testing.T, s *Service) <-chan string {
 	ctx, cancel := context.WithCancel(context.Background())
 	ids, ready, ended := make(chan string, 1), make(chan struct{}), make(chan struct{})
@@ -57,12 +57,12 @@ func exits(t *testing.T, s *Service) <-chan string {
 	return ids
 }
 
-// A log on a disk that hangs holds no exit up; a deletion waits for it within bounds.
+// A log on a disk that hangs does not delay an exit. A deletion waits for the log, with a limit.
 func TestExitIsToldWhileTheLogHangs(t *testing.T) {
 	c, r := drainRig(t)
 	told := exits(t, c.s)
 	r.fifo.WriteString("last words\n")
-	r.p.log.mu.Lock() // a write to the log holds it while it hangs
+	r.p.log.mu.Lock() // a write that hangs holds the lock
 	go c.awaitExit()
 	if id := <-told; id != "one" {
 		t.Errorf("exit of %q", id)
@@ -90,7 +90,7 @@ func TestExitIsToldWhileTheLogHangs(t *testing.T) {
 	}
 }
 
-// Who hears of an exit finds the log complete.
+// When an exit is reported, the log is complete.
 func TestExitIsToldAfterTheLog(t *testing.T) {
 	c, r := drainRig(t)
 	told := exits(t, c.s)

@@ -16,7 +16,7 @@ var (
 	errInvalid       = errors.New("invalid argument")
 	errUnimplemented = errors.New("not implemented by this shim")
 	errPrecondition  = errors.New("not possible now")
-	errExhausted     = errors.New("too many execs run at once; end some")
+	errExhausted     = errors.New("too many execs are running; end some")
 )
 
 // toStatus gives an error the code that travels over ttrpc. The codes are those that

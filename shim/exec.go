@@ -37,18 +37,18 @@ type execution struct {
 	watched chan struct{} // closed when the goroutine that waits for the end has ended
 
 	// See bind.
-	life     context.Context // of its owner
-	bound    context.Context // life, and up to its deadline
-	release  func()          // undoes bind, and waits for what expire kills
+	life     context.Context // ends with the owner
+	bound    context.Context // ends with life or at the deadline
+	release  func()          // undoes bind, and waits for expire
 	released chan struct{}   // closed by release
-	expired  chan struct{}   // closed when expire has killed it
+	expired  chan struct{}   // closed when expire is done
 }
 
-// maxExecs is how many execs a container may have at once, maxAllExecs how many all have. Each
-// takes up to six descriptors of the shim and three of the keeper, and an entry of the keeper's
-// 16,384. A kubelet runs three probes of a container at most at once, people a handful of shells;
-// containerd and CRI-O have no limit, so one container's probes that hang, or a client that loops,
-// end the node's shim.
+// maxExecs limits the execs of one container, maxAllExecs the execs of all. Each takes up to six
+// descriptors of the shim, three of the keeper, and one of the keeper's 16,384 entries. A kubelet
+// runs at most three probes of a container at once, and people a handful of shells. containerd and
+// CRI-O have no limit: there, hanging probes of one container, or a client that loops, can kill the
+// node's shim.
 const maxExecs, maxAllExecs = 128, 4096
 
 // maxExecIDLength as maxIDLength.
@@ -74,7 +74,7 @@ func (c *container) addExec(id string, rec execRecord, process []byte) (*executi
 	return e, nil
 }
 
-// admit makes an exec one of the container's.
+// admit adds an exec to the container, unless a limit forbids it.
 func (c *container) admit(e *execution) error {
 	id := e.id
 	c.mu.Lock()
@@ -89,11 +89,11 @@ func (c *container) admit(e *execution) error {
 		return fmt.Errorf("exec %s in container %s: %w", id, c.id, runtime.ErrExists)
 	}
 	if len(c.execs) >= maxExecs {
-		return fmt.Errorf("exec %s in container %s: %w: it has %d already", id, c.id, errExhausted, maxExecs)
+		return fmt.Errorf("exec %s in container %s: %w: the container already has %d", id, c.id, errExhausted, maxExecs)
 	}
 	if c.s.execs.Add(1) > maxAllExecs {
 		c.s.execs.Add(-1)
-		return fmt.Errorf("exec %s in container %s: %w: all containers have %d already", id, c.id, errExhausted, maxAllExecs)
+		return fmt.Errorf("exec %s in container %s: %w: all containers together already have %d", id, c.id, errExhausted, maxAllExecs)
 	}
 	c.execs[id] = e
 	return nil
@@ -165,6 +165,9 @@ func (e *execution) launch(ctx context.Context) (_ *process, err error) {
 	if e.process() != nil {
 		return nil, fmt.Errorf("start exec %s in container %s: %w", e.id, e.c.id, runtime.ErrRunning)
 	}
+	if e.bound.Err() != nil { // the exec has been removed, or is about to be
+		return nil, fmt.Errorf("start exec %s in container %s: %w: %w", e.id, e.c.id, errPrecondition, context.Cause(e.bound))
+	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(e.bound, func() { cancel(context.Cause(e.bound)) })()
@@ -173,7 +176,7 @@ func (e *execution) launch(ctx context.Context) (_ *process, err error) {
 			err = fmt.Errorf("exec in container %s: %w", e.c.id, err)
 			e.closeFiles()
 			if e.process() == nil {
-				_ = os.Remove(e.path()) // intend may not have written it
+				_ = os.Remove(e.path()) // intend may not have written the record
 			}
 		}
 	}()
@@ -233,8 +236,8 @@ func (e *execution) launch(ctx context.Context) (_ *process, err error) {
 	return proc, nil
 }
 
-// intend writes down that the process is about to be started. It may be killed without a trace only
-// by what it has of its owner's: see adoptIntent.
+// intend records that the process is about to be started. adoptIntent can find and kill the process
+// only by what it got from its owner.
 func (e *execution) intend(ctx context.Context) error {
 	if e.rec.Owner == nil {
 		return nil
@@ -245,9 +248,10 @@ func (e *execution) intend(ctx context.Context) error {
 	return faultExecIntended.At(ctx)
 }
 
-// adoptIntent ends what a start that the last shim did not live to record may have left: its caller
-// has been told that it failed, and no one knows the process. It is the one with the owner's FIFOs,
-// whose names are random and which may have been removed since. A terminal's end has hung it up.
+// adoptIntent kills what is left of a start that the last shim began and did not record. The caller
+// has got an error, and no other part knows the process. It is found by the owner's FIFOs, whose
+// names are random and which may have been removed since. With a terminal it has already been hung
+// up.
 func (c *container) adoptIntent(ctx context.Context, rec execRecord) {
 	ctx, cancel := context.WithTimeout(ctx, dying)
 	defer cancel()
@@ -263,11 +267,11 @@ func (c *container) adoptIntent(ctx context.Context, rec execRecord) {
 
 func (c *container) killStarted(ctx context.Context, rec execRecord) error {
 	if strings.HasPrefix(c.record().Handler, runtime.ShimHandler) {
-		return nil // its processes may be those of a virtual machine
+		return nil // its pids may belong to a virtual machine
 	}
 	engine, err := c.alive()
 	if err != nil {
-		return nil // it has none
+		return nil // no process was started
 	}
 	names := slices.DeleteFunc([]string{rec.Stdin, rec.Stdout, rec.Stderr}, func(s string) bool { return s == "" })
 	return killAll(ctx, engine, c.init.pid, func(pid int, _ pidfd.Stat) bool { return holdsAny(ctx, pid, names) })
@@ -357,7 +361,7 @@ func (e *execution) resize(width, height uint16) error {
 
 // remove forgets the exec; a process that still runs is killed.
 func (e *execution) remove(ctx context.Context) {
-	e.release() // first: expire waits for a start under way, too
+	e.release() // first, because expire waits for a start in progress too
 	e.op.Lock()
 	defer e.op.Unlock()
 	if p := e.process(); p != nil {
@@ -372,7 +376,7 @@ func (e *execution) remove(ctx context.Context) {
 		}
 		e.c.s.hold.drop(e.key())
 		if err := faultExecDropped.At(ctx); err != nil {
-			e.c.log.Error("cannot forget exec", "exec", e.id, "error", err)
+			e.c.log.Error("cannot remove record of exec", "exec", e.id, "error", err)
 			return
 		}
 		if err := os.Remove(e.path()); err != nil && !errors.Is(err, os.ErrNotExist) {

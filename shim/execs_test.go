@@ -12,8 +12,8 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// One container cannot have so many execs that the shim or the keeper has no descriptors for
-// others, nor can all.
+// Neither one container nor all together can have so many execs that the shim or the keeper runs
+// out of descriptors.
 func TestExecsAreLimited(t *testing.T) {
 	s := New(Config{Log: slog.New(slog.DiscardHandler)})
 	add := func(container, exec int) error {

@@ -17,8 +17,8 @@ import (
 	"github.com/coracle-project/coracle/runtime/plan"
 )
 
-// golden is a state directory as an earlier release has left it, whose records have a field
-// that only a later release knows.
+// golden makes the state directory of an earlier release. Its records have a field that only a
+// later release knows.
 func golden(t *testing.T, version string) (state, logs string) {
 	from, state, logs := filepath.Join("testdata", "golden", version), t.TempDir(), t.TempDir()
 	if err := os.CopyFS(state, os.DirFS(from)); err != nil {
@@ -48,7 +48,7 @@ func golden(t *testing.T, version string) (state, logs string) {
 	return state, logs
 }
 
-// adopting is a shim on a state directory, before adoption.
+// adopting makes a shim on a state directory, before adoption.
 func adopting(t *testing.T, state string) *Service {
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
 	dir := filepath.Join(state, "engine")
@@ -63,7 +63,7 @@ func adopting(t *testing.T, state string) *Service {
 	return New(Config{StateDir: state, Engine: all, Log: log})
 }
 
-// What an earlier release has written is adopted, and what a later one has is kept.
+// Records of an earlier release are adopted, and fields of a later release are kept.
 func TestGoldenRecords(t *testing.T) {
 	state, logs := golden(t, "v1")
 	s := adopting(t, state)
@@ -135,8 +135,8 @@ func object(t *testing.T, path string) (fields map[string]any) {
 	return fields
 }
 
-// A shim that runs out of descriptors at any step of an adoption neither removes nor forgets the
-// container, and adopts it when there are more.
+// A shim that runs out of descriptors at any step of an adoption neither removes the container nor
+// drops it, and adopts it when descriptors are free again.
 func TestAdoptionWithoutDescriptors(t *testing.T) {
 	left, adopted := 0, 0
 	for free := 1; adopted < 2; free++ {
@@ -177,11 +177,11 @@ func TestAdoptionWithoutDescriptors(t *testing.T) {
 		}
 	}
 	if left == 0 {
-		t.Error("no adoption was left for want of descriptors")
+		t.Error("no adoption failed for lack of descriptors")
 	}
 }
 
-// fewDescriptors leaves this process with so many free descriptors.
+// fewDescriptors leaves this process only a few free descriptors.
 func fewDescriptors(t *testing.T, free int) (restore func()) {
 	var old unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &old); err != nil {

@@ -76,8 +76,8 @@ func (h *hold) put(key string, files named) {
 	}
 }
 
-// get returns what is held under key; empty if nothing is. It fails if something is held that this
-// process has no room for.
+// get returns the files held under key; empty if there are none. It fails if this process has no
+// free descriptors for them.
 func (h *hold) get(key string) (named, error) {
 	k := h.keeper()
 	if k == nil {
@@ -99,15 +99,15 @@ func (h *hold) get(key string) (named, error) {
 			f.Close()
 		}
 	}
-	if len(files) < len(names) { // unix(7): what finds no free descriptor is dropped
+	if len(files) < len(names) { // unix(7): descriptors that do not fit are dropped
 		held.close()
 		return nil, fmt.Errorf("take files of %s from the keeper: %w", key, syscall.EMFILE)
 	}
 	return held, nil
 }
 
-// exit asks the keeper how a process ended that a dead shim had left to it: before Linux 6.15 only
-// its last parent can tell.
+// exit asks the keeper how a process ended that was reparented to it when its shim died. Before
+// Linux 6.15 only the last parent knows.
 func (h *hold) exit(pid int, startTime uint64) (code int32, ok bool) {
 	k := h.keeper()
 	if k == nil {
@@ -138,7 +138,8 @@ func (n named) close() {
 	}
 }
 
-// watch calls again with every new keeper after the first is gone or hung, until ctx ends.
+// watch calls again with every new keeper, each time the previous one is gone or hung, until ctx
+// ends.
 func (h *hold) watch(ctx context.Context, again func()) {
 	if h.dir == "" {
 		return

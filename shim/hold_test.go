@@ -15,7 +15,7 @@ import (
 	"github.com/coracle-project/coracle/shim/keeper"
 )
 
-// logged hands the messages of a log to a test.
+// logged passes the messages of a log to a test.
 type logged chan string
 
 func (l logged) Write(p []byte) (int, error) {
@@ -39,7 +39,7 @@ func (l logged) next(t *testing.T, text string) {
 	}
 }
 
-// answerInfo is a keeper of an old version: it knows nothing, and says so.
+// answerInfo answers as a keeper of an old version does: it knows no request.
 func answerInfo(l *net.UnixListener) {
 	for {
 		c, err := l.Accept()
@@ -61,8 +61,8 @@ func answerInfo(l *net.UnixListener) {
 	}
 }
 
-// A shim that cannot wait for the next keeper (no descriptor for inotify, or here no directory)
-// tries again until it can. It gave up for ever.
+// A shim that cannot wait for the next keeper (no descriptor for inotify or, in this test, no
+// directory) tries again until it can. It used to give up for good.
 func TestWatchKeeperTriesAgain(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "later")
 	log := make(logged, 100)
@@ -80,7 +80,7 @@ func TestWatchKeeperTriesAgain(t *testing.T) {
 	for range 2 {
 		log.next(t, "no such file or directory")
 	}
-	// The directory comes with the socket, and is taken away again.
+	// The directory is created with the socket, and then removed again.
 	for i := range 2 {
 		made := filepath.Join(t.TempDir(), "made")
 		if err := os.Mkdir(made, 0o700); err != nil {
@@ -109,7 +109,7 @@ func TestWatchKeeperTriesAgain(t *testing.T) {
 	}
 }
 
-// The directory of the keeper is removed while the shim waits in it.
+// The keeper's directory is removed while the shim waits in it.
 func TestWatchKeeperDirectoryReplaced(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "dir")
 	if err := os.Mkdir(dir, 0o700); err != nil {

@@ -71,13 +71,13 @@ func (s streams) inUse() bool {
 // own may be on a file system that does not answer.
 func (s streams) heldBy(ctx context.Context, pid int) bool { return anyFile(ctx, pid, s.have) }
 
-// holdsAny says whether a process has a file of one of these names open, which it may have had
-// before it was removed.
+// holdsAny reports whether a process has a file of one of these names open. The file may have been
+// removed since.
 func holdsAny(ctx context.Context, pid int, names []string) bool {
 	return anyFile(ctx, pid, func(name string) bool { return slices.Contains(names, name) })
 }
 
-// anyFile says whether the name of one of a process's files is wanted.
+// anyFile reports whether one of a process's open files has a wanted name.
 func anyFile(ctx context.Context, pid int, wanted func(name string) bool) bool {
 	dir, err := os.Open(filepath.Join("/proc", strconv.Itoa(pid), "fd"))
 	if err != nil {

@@ -15,27 +15,27 @@ import (
 	"github.com/coracle-project/coracle/shim/pidfd"
 )
 
-// LockName is the name of the lock file in a shim's state directory. Its first line is the
-// holder's pid and start time (pidfd.StartTime); it may be empty if the disk was full.
+// LockName is the name of the lock file in a shim's state directory. Its first line is the holder's
+// pid and start time (pidfd.StartTime). The file may be empty if the disk was full.
 const LockName = "shim.lock"
 
-// LockPatience is how long a shim waits for the one before it to end.
+// LockPatience is how long a shim waits for the previous one to end.
 const LockPatience = 10 * time.Second
 
-// ErrLocked says that another shim has the state directory.
+// ErrLocked means that another shim holds the state directory.
 var ErrLocked = errors.New("another shim holds the state directory")
 
-// Lock is the right to adopt and change what is in a state directory. It ends with the
-// process: two shims that adopted the same containers would both write their logs.
+// Lock is the right to adopt the contents of a state directory and to change them. It ends with the
+// process. Without it, two shims that adopted the same containers would both write their logs.
 type Lock struct {
-	// The directory itself is locked too, because a file that is missing cannot be made on a
-	// full disk. All descriptors are O_CLOEXEC: a flock(2) belongs to the open file, and a child
-	// that kept it would keep the next shim out.
+	// The directory itself is locked too, because a missing file cannot be created on a full disk.
+	// All descriptors are O_CLOEXEC: a flock(2) belongs to the open file, so a child that inherited
+	// it would lock out the next shim.
 	dir, file *os.File
 }
 
-// LockState takes the lock of a state directory. While another process has it, LockState waits,
-// at most for patience; then it fails with ErrLocked and names the holder.
+// LockState locks a state directory. While another process holds the lock, LockState waits, at most
+// for patience. Then it fails with ErrLocked and names the holder.
 func LockState(ctx context.Context, state string, patience time.Duration) (*Lock, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -48,8 +48,8 @@ func LockState(ctx context.Context, state string, patience time.Duration) (*Lock
 	}
 	l := &Lock{dir: dir}
 	path := filepath.Join(state, LockName)
-	// O_NOFOLLOW, O_NONBLOCK: whatever has taken the file's place, opening it neither leads
-	// elsewhere nor hangs. Without the file the lock of the directory has to do.
+	// With O_NOFOLLOW and O_NONBLOCK, opening a symlink or FIFO in the file's place neither follows
+	// it nor hangs. Without the file, the directory's lock is enough.
 	l.file, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
 	if err != nil {
 		return l, nil
@@ -62,7 +62,7 @@ func LockState(ctx context.Context, state string, patience time.Duration) (*Lock
 	return l, nil
 }
 
-// sign writes down who has the lock. That is information only: it may fail on a full disk.
+// sign records the holder of the lock. It is for information only, and may fail on a full disk.
 func (l *Lock) sign() {
 	start, err := pidfd.StartTime(os.Getpid())
 	if err != nil {
@@ -70,13 +70,13 @@ func (l *Lock) sign() {
 	}
 	text := fmt.Appendf(nil, "%d %d\n", os.Getpid(), start)
 	if _, err := l.file.WriteAt(text, 0); err == nil {
-		_ = l.file.Truncate(int64(len(text))) // after the write: a reader sees a whole first line
+		_ = l.file.Truncate(int64(len(text))) // after the write, so that a reader sees a whole first line
 		return
 	}
-	_ = l.file.Truncate(0) // rather nothing than an earlier holder
+	_ = l.file.Truncate(0) // an empty file is better than an earlier holder
 }
 
-// Release gives the lock up.
+// Release releases the lock.
 func (l *Lock) Release() {
 	l.dir.Close()
 	if l.file != nil {
@@ -84,10 +84,10 @@ func (l *Lock) Release() {
 	}
 }
 
-// LockHolder reads who has signed the lock of a state directory last. ok is false if that is
-// not known. The holder may have ended since.
+// LockHolder reads which process last took the lock of a state directory. ok is false if that is
+// unknown. The process may have ended since.
 func LockHolder(state string) (pid int, start uint64, ok bool) {
-	// Neither a FIFO in its place nor a link may hang or lead astray who asks.
+	// O_NOFOLLOW, O_NONBLOCK: see LockState.
 	f, err := os.OpenFile(filepath.Join(state, LockName), os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return 0, 0, false
@@ -97,14 +97,14 @@ func LockHolder(state string) (pid int, start uint64, ok bool) {
 		return 0, 0, false
 	}
 	b := make([]byte, 64)
-	m, _ := f.ReadAt(b, 0) // at the end it is io.EOF
+	m, _ := f.ReadAt(b, 0) // io.EOF at the end of the file
 	b = b[:m]
 	line, _, whole := bytes.Cut(b, []byte("\n"))
 	n, err := fmt.Sscanf(string(line), "%d %d", &pid, &start)
 	return pid, start, whole && err == nil && n == 2
 }
 
-// flock takes an exclusive lock. It closes the file if it fails.
+// flock takes an exclusive lock. If it fails, it closes the file.
 func flock(ctx context.Context, f *os.File) error {
 	fd := int(f.Fd())
 	err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)
@@ -115,8 +115,8 @@ func flock(ctx context.Context, f *os.File) error {
 		f.Close()
 		return fmt.Errorf("flock %s: %w", f.Name(), err)
 	}
-	// The call cannot be given up, so that this thread outlives a wait that was too short: by as
-	// much as the holder, or as this process, which ends without the lock.
+	// flock(2) cannot be cancelled. After a timeout this thread keeps waiting until the holder
+	// ends, or until this process ends without the lock.
 	locked := make(chan error, 1)
 	go func() {
 		err := unix.Flock(fd, unix.LOCK_EX)
@@ -141,7 +141,7 @@ func flock(ctx context.Context, f *os.File) error {
 	}
 }
 
-// lockFailed says who has the lock, if that is why.
+// lockFailed adds the holder to the error, if another process holds the lock.
 func lockFailed(state string, err error) error {
 	err = fmt.Errorf("lock state directory %s: %w", state, err)
 	if !errors.Is(err, ErrLocked) {
@@ -149,11 +149,11 @@ func lockFailed(state string, err error) error {
 	}
 	pid, start, ok := LockHolder(state)
 	if !ok {
-		return fmt.Errorf("%w; it has not written its pid into %s", err, LockName)
+		return fmt.Errorf("%w; its pid is not in %s", err, LockName)
 	}
 	if now, serr := pidfd.StartTime(pid); serr != nil || now != start {
-		return fmt.Errorf("%w; process %d, which took it last, has ended", err, pid)
+		return fmt.Errorf("%w; process %d took it last and has ended", err, pid)
 	}
-	name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)) // it may end just now
+	name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)) // the process may be ending
 	return fmt.Errorf("%w: process %d (%s)", err, pid, strings.TrimSpace(string(name)))
 }

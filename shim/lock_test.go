@@ -29,7 +29,7 @@ func TestLockNamesItsHolder(t *testing.T) {
 	first.Release()
 }
 
-// The second one gets the lock when the first one ends, and not before.
+// The second process gets the lock when the first one ends, and not earlier.
 func TestLockIsWaitedFor(t *testing.T) {
 	dir := t.TempDir()
 	first, err := LockState(t.Context(), dir, time.Minute)
@@ -81,8 +81,8 @@ func TestLockEndsWithContext(t *testing.T) {
 	}
 }
 
-// A full disk, or something else in the file's place, keeps no shim from starting, nor does it let
-// two start.
+// A full disk, or another kind of file in the file's place, does not prevent a shim from starting,
+// nor does it let two shims start.
 func TestLockWithoutFile(t *testing.T) {
 	for name, spoil := range map[string]func(dir string) error{
 		"full":      fillInodes,
@@ -126,7 +126,7 @@ func fillInodes(dir string) error {
 	}
 }
 
-// No room for the content: the lock is empty, and holds.
+// Without space for its content the lock file is empty, and still locked.
 func TestLockOnFullDisk(t *testing.T) {
 	dir := t.TempDir()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {

@@ -15,12 +15,12 @@ import (
 type logFile struct {
 	path  string
 	limit logLimit
-	most  int64 // bytes of a file without a limit
+	most  int64 // largest size of a file without a limit
 
-	mu    sync.Mutex // held over each write, so that only one is unfinished at a time, and each change of f
-	begun time.Time  // when we began to write to f
+	mu    sync.Mutex // held over each write and change of f: at most one write is unfinished
+	begun time.Time  // when f was first written to
 
-	current sync.Mutex // held to change f, or to read it without mu, which a file system may keep held
+	current sync.Mutex // held to change f, or to read it without mu: a write that hangs holds mu
 	f       *os.File
 }
 
@@ -72,9 +72,9 @@ func openLogFile(path string) (*os.File, error) {
 
 // append writes records all or not at all. Before the write, mark tells where it
 // will begin; whoever finds that mark after a crash undoes the write with rollback.
-// done withdraws the mark, written or not, before the other stream can write: a
-// rollback would cut off what came after, too. With errLogFull, where times files of the log's
-// size are no room for them, nothing has happened.
+// done withdraws the mark, written or not, before the other stream can write: a rollback would also
+// cut off later records. append fails with errLogFull, and changes nothing, if the records do not
+// fit into times files of the log's size.
 func (l *logFile) append(records []byte, times int64, mark func(logMark) error, done func()) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -112,8 +112,8 @@ func (l *logFile) rollback(m logMark) error {
 	return nil
 }
 
-// reopen goes on in the file that has the log's name now. keep is called with that
-// as the current file, before the first write to it.
+// reopen continues in the file that has the log's name now. It calls keep with that file as the
+// current one, before the first write to it.
 func (l *logFile) reopen(keep func()) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -138,7 +138,7 @@ func (l *logFile) goOn(f *os.File, keep func()) {
 	old.Close()
 }
 
-// file is the current file, even while a write to it hangs.
+// file returns the current file, even while a write to it hangs.
 func (l *logFile) file() *os.File {
 	l.current.Lock()
 	defer l.current.Unlock()

@@ -5,24 +5,24 @@ import (
 	"time"
 )
 
-// What a container may write to its log in a second: more than programs log, and much less than the shim and a disk
-// take. 50 MB of lines with 100 bytes are 500,000 records, of 140 bytes each. Empty lines meet
-// the second limit with 26 MB.
+// Limits for what a container may write to its log per second: more than programs log, and much
+// less than the shim and a disk can handle. 50 MB of 100-byte lines are 500,000 records of 140
+// bytes each. Empty lines reach the second limit at 26 MB.
 const (
 	logRateBytes   = 128 << 20
 	logRateRecords = 600_000
 )
 
-// logRateBurst is what may be written at once after a pause, as time at the full rate.
+// logRateBurst is how much may be written at once after a pause, as time at the full rate.
 const logRateBurst = 100 * time.Millisecond
 
-// logRate bounds what a container, with both of its streams, writes to its log.
+// logRate limits what a container writes to its log, with both streams together.
 type logRate struct {
 	mu    sync.Mutex
-	until time.Time // when what has been written would have been written at the full rate
+	until time.Time // when everything written so far would have been written at the full rate
 }
 
-// wrote counts what has been written.
+// wrote records what has been written.
 func (r *logRate) wrote(bytes, records int) {
 	cost := max(time.Duration(bytes)*time.Second/logRateBytes, time.Duration(records)*time.Second/logRateRecords)
 	r.mu.Lock()
@@ -33,7 +33,7 @@ func (r *logRate) wrote(bytes, records int) {
 	r.until = r.until.Add(cost)
 }
 
-// pause is how long the container has to wait before it writes more.
+// pause is how long the container must wait before it writes more.
 func (r *logRate) pause() time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()

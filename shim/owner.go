@@ -13,37 +13,37 @@ import (
 	"github.com/coracle-project/coracle/shim/pidfd"
 )
 
-// owner is the process on whose behalf an exec runs: the daemon. The exec ends with it. A daemon
-// that merely connects again, to the next shim, is the same process.
+// owner is the process that an exec runs for: the daemon. The exec ends with it. A daemon that
+// reconnects, to the next shim, is still the same process.
 type owner struct {
 	PID       int    `json:"pid"`
 	StartTime uint64 `json:"startTime"` // clock ticks since boot
-	// Namespace is the inode of the pid namespace that PID is of.
+	// Namespace is the inode of PID's pid namespace.
 	Namespace uint64 `json:"pidNamespace"`
 }
 
 var (
-	errOwnerGone = errors.New("the daemon that started it has ended")
-	errTimeout   = errors.New("its time is over")
+	errOwnerGone = errors.New("the daemon that started the exec has ended")
+	errTimeout   = errors.New("deadline exceeded")
 )
 
-// owners knows when owners end. One goroutine waits for each that has execs.
+// owners watches for the end of owners, with one goroutine for each owner that has execs.
 type owners struct {
 	mu   sync.Mutex
 	live map[owner]*watch
 	work sync.WaitGroup
 }
 
-// watch is the wait for an owner's end, for all its execs.
+// watch waits for an owner's end, for all its execs.
 type watch struct {
 	ctx   context.Context // ends with the owner
 	stop  context.CancelFunc
 	users int
 }
 
-// life returns a context that ends when the process has ended, or at once if it has already, and
-// what to call when that is of no interest any more. It ends with none of another pid namespace,
-// whose processes cannot be watched from here.
+// life returns a context that ends when the process ends, or at once if it has ended already. The
+// caller calls leave when it no longer needs the context. For an owner in another pid namespace,
+// which cannot be watched from here, the context never ends.
 func (o *owners) life(serving context.Context, w owner) (_ context.Context, leave func()) {
 	if here, err := pidNamespace(); err != nil || here != w.Namespace {
 		return context.Background(), func() {}
@@ -84,16 +84,16 @@ func (o *owners) leave(w owner, one *watch) {
 	}
 }
 
-// pidNamespace is the inode of this process's pid namespace.
+// pidNamespace returns the inode of this process's pid namespace.
 func pidNamespace() (uint64, error) {
 	var st unix.Stat_t
 	if err := unix.Stat("/proc/self/ns/pid", &st); err != nil {
-		return 0, fmt.Errorf("look at the pid namespace: %w", err)
+		return 0, fmt.Errorf("stat pid namespace: %w", err)
 	}
 	return st.Ino, nil
 }
 
-// ownerOf is nil if the request names none.
+// ownerOf returns nil if the request names no owner.
 func ownerOf(r *api.RunRequest) *owner {
 	if r.Owner == nil {
 		return nil
@@ -101,20 +101,20 @@ func ownerOf(r *api.RunRequest) *owner {
 	return &owner{int(r.Owner.Pid), r.Owner.StartTime, r.Owner.PidNamespace}
 }
 
-// overtime is how much longer than it was given an exec may run: its owner, who kills it and tells
-// the caller of the timeout, comes first.
+// overtime is how long an exec may run past its deadline. It lets the owner act first: the owner
+// kills the exec and reports the timeout to its caller.
 const overtime = 2 * time.Second
 
-// now is CLOCK_MONOTONIC, in which an exec's deadline is recorded: the next shim has to understand
-// it, and it is never set.
+// now is CLOCK_MONOTONIC, in which an exec's deadline is recorded. The next shim reads the same
+// clock, and the clock is never set.
 func now() time.Duration {
 	var t unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &t) // cannot fail
 	return time.Duration(t.Nano())
 }
 
-// bind has the exec end with its owner and at its deadline, until e.release is called. That may be
-// at once.
+// bind makes the exec end with its owner and at its deadline, until e.release is called. The end
+// may come at once.
 func (e *execution) bind() {
 	e.life = context.Background()
 	unbind, leave := context.CancelFunc(nil), func() {}
@@ -127,7 +127,7 @@ func (e *execution) bind() {
 		e.bound, unbind = context.WithCancel(e.life)
 	}
 	var disarm func() bool
-	armed := make(chan struct{}) // it may be over already
+	armed := make(chan struct{}) // e.bound may have ended already
 	e.release = sync.OnceFunc(func() {
 		<-armed
 		if !disarm() {
@@ -141,8 +141,8 @@ func (e *execution) bind() {
 	close(armed)
 }
 
-// ends says whether an exec is to be killed: it runs, or an earlier shim had begun to kill it, and may
-// not have got beyond the process itself. That is written down first.
+// ends reports whether to kill an exec: it runs, or an earlier shim began to kill it and may have
+// killed only the process itself. The record says so before the kill.
 func (e *execution) ends(p *process) bool {
 	e.mu.Lock()
 	begun := e.rec.Ending
@@ -151,23 +151,23 @@ func (e *execution) ends(p *process) bool {
 	e.mu.Unlock()
 	if now && !begun {
 		if err := e.persist(); err != nil {
-			e.c.log.Error("cannot record that an exec is killed", "exec", e.id, "error", err)
+			e.c.log.Error("cannot record the kill of an exec", "exec", e.id, "error", err)
 		}
 	}
 	return now
 }
 
-// expire kills an exec whose owner has ended or whose time is over, and removes it when there is no
-// owner any more who does.
+// expire kills an exec whose owner has ended or whose deadline has passed. If the owner has ended,
+// expire also removes the exec.
 func (e *execution) expire() {
 	ctx, cancel := context.WithTimeout(context.Background(), dying)
 	defer cancel()
-	e.op.Lock() // a start under way fails: it minds e.bound
+	e.op.Lock() // a start in progress fails, because it checks e.bound
 	p := e.process()
 	e.op.Unlock()
 	cause := context.Cause(e.bound)
 	if p != nil && e.ends(p) {
-		e.c.log.Warn("exec is killed", "exec", e.id, "pid", p.pid, "reason", cause)
+		e.c.log.Warn("killing exec", "exec", e.id, "pid", p.pid, "reason", cause)
 		if err := e.c.killExec(ctx, e, p); err != nil {
 			e.c.log.Error("cannot kill exec", "exec", e.id, "pid", p.pid, "error", err)
 		}

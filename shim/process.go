@@ -22,7 +22,8 @@ type process struct {
 	pidfd     *os.File      // nil if it was gone before anyone had one
 	remote    *remote       // nil if it is, or was, a child of ours
 	exited    chan struct{} // closed when exit is set
-	// left tells how it ended if the keeper was its last parent; nil for a child of ours.
+	// left returns how the process ended if the keeper was its last parent; nil for a child of
+	// ours.
 	left func(pid int, startTime uint64) (code int32, ok bool)
 
 	mu   sync.Mutex
@@ -44,8 +45,8 @@ func newProcess(pid int) (*process, error) {
 	return &process{pid: pid, startTime: start, pidfd: f, exited: make(chan struct{})}, nil
 }
 
-// adoptProcess takes hold of a process that an earlier shim started. held is the
-// pidfd that the keeper had, or nil. It fails only for want of resources.
+// adoptProcess takes over a process that an earlier shim started. held is the pidfd that the keeper
+// had, or nil. It fails only if descriptors or memory are used up.
 func (h *hold) adoptProcess(engine runtime.Container, r processRecord, held *os.File) (*process, error) {
 	p := &process{pid: r.PID, startTime: r.StartTime, pidfd: held, left: h.exit, exited: make(chan struct{})}
 	if r.Exit == nil && held == nil && !isRemote(engine) {
@@ -53,7 +54,7 @@ func (h *hold) adoptProcess(engine runtime.Container, r processRecord, held *os.
 		if transient.Is(err) {
 			return nil, err
 		}
-		p.pidfd = f // nil: it has ended
+		p.pidfd = f // nil: the process has ended
 	}
 	if r, ok := engine.(runtime.Remote); ok {
 		p.remote = newRemote(r)
@@ -89,8 +90,8 @@ func (p *process) wait() (e exitState, ok bool) {
 	return endOf(code), true
 }
 
-// reap waits for the end of a process that has been killed, and lets go of it. One that the kernel
-// does not end within ctx is reaped whenever it ends.
+// reap waits for the end of a killed process and releases it. If the kernel does not end the
+// process before ctx ends, it is reaped in the background.
 func (p *process) reap(ctx context.Context) {
 	ended := make(chan struct{})
 	go func() {

@@ -17,8 +17,8 @@ import (
 // whoever is attached. With a terminal the bytes come from its master and go through
 // the pipe all the same, because the pipe survives the shim in the keeper.
 //
-// It holds no buffer and no thread while nothing flows. While much flows it takes turns with
-// the other pumps (see share), one for each write to the log.
+// A pump needs no buffer and no thread while no bytes flow. Under load it takes turns with the
+// other pumps (see share), one turn for each write to the log.
 type pump struct {
 	stream string   // "stdout" or "stderr"
 	pipe   *os.File // our end of the FIFO, open for reading and writing, non-blocking
@@ -26,20 +26,20 @@ type pump struct {
 	out    *fanout
 	busy   func()            // called while bytes flow
 	rotate func(n int) error // makes room for n bytes in a log with a limit
-	share  *share            // all pumps'
-	rate   *logRate          // the container's
+	share  *share            // shared by all pumps
+	rate   *logRate          // of the container
 	slog   *slog.Logger
 	turn   *turn
-	ready  chan struct{} // closed when it may begin; nil for at once
-	ending chan struct{} // closed when it shall end
+	ready  chan struct{} // closed when the pump may start; nil: at once
+	ending chan struct{} // closed when the pump must end
 	over   sync.Once     // closes ending
 	done   chan struct{} // closed when the goroutine has ended
-	moved  atomic.Int64  // bytes that are dealt with, so that a log that hangs can be told from a slow one
+	moved  atomic.Int64  // bytes handled so far: a log that hangs differs from a slow one
 
 	mu      sync.Mutex // held over moving bytes
 	stage   *stage
 	log     *logFile // or nil
-	more    bool     // the stage may have what can be written now
+	more    bool     // the stage may have bytes that can be written now
 	lost    int      // bytes that could not be written (disk full), to be told when it can be
 	stuck   bool     // the last rotation failed
 	running bool
@@ -112,7 +112,7 @@ func (p *pump) carryAll() (ended bool) {
 	return true
 }
 
-// awaitTurn returns when the pump may go on. false: never.
+// awaitTurn returns when the pump may continue. It returns false if the pump must end.
 func (p *pump) awaitTurn() bool {
 	if pause := p.rate.pause(); pause > 0 {
 		timer := time.NewTimer(pause)
@@ -127,11 +127,11 @@ func (p *pump) awaitTurn() bool {
 }
 
 func (p *pump) takeTurn() (moved, ended bool) {
-	runtime.LockOSThread() // whose time is measured
+	runtime.LockOSThread() // threadTime measures this thread
 	defer runtime.UnlockOSThread()
 	began := threadTime()
 	defer func() { p.share.done(p.turn, threadTime()-began) }()
-	// The lock is free between two turns, for drain.
+	// The lock is free between two turns, so that drain can take it.
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	b := pumpPool.Get().(*pumpBuffers)
@@ -140,10 +140,11 @@ func (p *pump) takeTurn() (moved, ended bool) {
 	return n > 0, ended
 }
 
-// drain carries what is there now, and the unfinished line too. It waits for no turn, because the container's exit waits for it.
-// What others that have the pipe open go on to write is left to the pump.
+// drain carries the bytes that are there now, including an unfinished line. It does not wait for a
+// turn, because the container's exit waits for it. It leaves later bytes, from other processes that
+// have the pipe open, to the pump.
 func (p *pump) drain() {
-	limit := chunkSize // of a terminal's own
+	limit := chunkSize // the terminal's own buffer
 	withFD(p.pipe, func(fd int) {
 		if size, err := unix.FcntlInt(uintptr(fd), unix.F_GETPIPE_SZ, 0); err == nil {
 			limit += size
@@ -160,7 +161,7 @@ func (p *pump) drain() {
 	p.write(b, flushRest)
 }
 
-// carry moves what is in the stage, and from the pipe until that is empty or limit is reached.
+// carry moves the stage's bytes, then the pipe's until it is empty or limit is reached.
 func (p *pump) carry(limit int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -189,8 +190,8 @@ func (p *pump) stopped() bool {
 	}
 }
 
-// step moves some bytes: what can be written is, or the stage is filled. n is 0 if there was nothing to
-// do. ended: there never will be.
+// step moves some bytes: it writes what can be written, or else fills the stage. n is 0 if there
+// was nothing to do. ended: there will never be more.
 func (p *pump) step(b *pumpBuffers) (n int, ended bool) {
 	if p.stopped() {
 		return 0, true
@@ -252,10 +253,10 @@ func (p *pump) fill(b *pumpBuffers) (n int, err error) {
 	return max(n, 0), err
 }
 
-// bypass moves what the pipe has into the log. Without room for the stage, better a log that is not
-// proof against kill -9 than a container that hangs.
+// bypass moves the pipe's bytes into the log without the stage, for which there is no room. The log
+// is then not safe against kill -9, but the container does not hang.
 func (p *pump) bypass(b *pumpBuffers) (n int, err error) {
-	p.write(b, flushRest) // what is in the stage comes first
+	p.write(b, flushRest) // first the bytes in the stage
 	withFD(p.pipe, func(fd int) { n, err = unix.Read(fd, b.chunk[:]) })
 	if n <= 0 {
 		return 0, err
@@ -268,14 +269,14 @@ func (p *pump) bypass(b *pumpBuffers) (n int, err error) {
 	return n, nil
 }
 
-// write brings all of the stage into the log.
+// write writes the whole stage to the log.
 func (p *pump) write(b *pumpBuffers, r rest) {
 	for p.writeSome(b, r) > 0 {
 	}
 }
 
-// writeSome brings as much of the stage into the log as one write takes, and returns how many bytes of the
-// container's these are.
+// writeSome writes as much of the stage to the log as one write takes. It returns how many of the
+// container's bytes that was.
 func (p *pump) writeSome(b *pumpBuffers, r rest) (used int) {
 	defer func() { p.more = used > 0 && p.stage.start < p.stage.end }()
 	staged := int(p.stage.end - p.stage.start)
@@ -332,7 +333,7 @@ func (p *pump) append(b *pumpBuffers, data []byte, r rest, mark func(logMark) er
 			err = p.log.append(records, 1, mark, func() { done(used) })
 			continue
 		}
-		// The next write tries again; until then the old file has to do.
+		// The next write tries again. Until then the old file is used, up to twice its size.
 		if err = p.log.append(records, 2, mark, func() { done(used) }); errors.Is(err, errLogFull) {
 			err = failed
 			done(used)
@@ -352,7 +353,7 @@ func (p *pump) append(b *pumpBuffers, data []byte, r rest, mark func(logMark) er
 	return used
 }
 
-// sayRotation says once that the log cannot be rotated.
+// sayRotation logs once that the log cannot be rotated.
 func (p *pump) sayRotation(err error) {
 	if err != nil && !p.stuck {
 		p.slog.Error("log is not rotated; its file becomes larger", "stream", p.stream, "error", err)
@@ -360,10 +361,10 @@ func (p *pump) sayRotation(err error) {
 	p.stuck = err != nil
 }
 
-// end has the pump end after its turn.
+// end makes the pump end after its turn.
 func (p *pump) end() { p.over.Do(func() { close(p.ending) }) }
 
-// stop ends the pump, waits for that, and closes its files. The exit has been drained before.
+// stop ends the pump, waits for it, and closes its files. The container's exit drained it before.
 func (p *pump) stop() {
 	p.end()
 	if p.tty != nil {
@@ -373,7 +374,7 @@ func (p *pump) stop() {
 	if p.running {
 		<-p.done
 	}
-	p.mu.Lock() // a drain may be under way
+	p.mu.Lock() // a drain may be in progress
 	defer p.mu.Unlock()
 	p.stage.close()
 }

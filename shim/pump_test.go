@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A pump that is paused holds its container's output back, and neither its end nor the next shim has to wait for
-// the pause: nothing is lost, and nothing is there twice.
+// A paused pump holds its container's output back. Neither the end of the container nor the next
+// shim waits for the pause. Nothing is lost, and nothing is logged twice.
 func TestPauseLosesNothing(t *testing.T) {
 	for name, end := range map[string]func(r *pumpRig){
 		"the container ends": func(r *pumpRig) { r.p.drain() },
@@ -32,7 +32,7 @@ func TestPauseLosesNothing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newPumpRig(t)
-			const lines = 30_000 // more than the log takes in one write, less than the FIFO holds
+			const lines = 30_000 // more than one write to the log, less than the FIFO holds
 			wrote := make(chan struct{})
 			r.p.busy = sync.OnceFunc(func() { // after the first turn
 				r.p.rate.until = time.Now().Add(time.Hour)
@@ -54,7 +54,8 @@ func TestPauseLosesNothing(t *testing.T) {
 	}
 }
 
-// Others than init, which has ended, may go on to write as fast as they can: the drain does not wait for them.
+// After init has ended, other processes may keep writing as fast as they can: the drain does not
+// wait for them.
 func TestDrainEnds(t *testing.T) {
 	r := newPumpRig(t)
 	var writer sync.WaitGroup
@@ -77,7 +78,8 @@ func TestDrainEnds(t *testing.T) {
 	writer.Wait()
 }
 
-// hang has the log hang as one on a file system that does not answer: it is a pipe that nothing reads until release is called.
+// hang makes the log hang like one on a file system that does not answer: it is a pipe that nothing
+// reads until release is called.
 func (r *pumpRig) hang() (release func()) {
 	r.Helper()
 	out, in, err := os.Pipe()
@@ -94,7 +96,8 @@ func (r *pumpRig) hang() (release func()) {
 	return func() { go io.Copy(io.Discard, out) }
 }
 
-// A log that hangs, because its file system does, holds neither other containers' pumps up, nor what asks for its file.
+// A log that hangs, because its file system does, delays neither the pumps of other containers nor
+// requests for its file.
 func TestHungLog(t *testing.T) {
 	hung, other := newPumpRig(t), newPumpRig(t)
 	other.p.share = hung.p.share
@@ -103,7 +106,7 @@ func TestHungLog(t *testing.T) {
 		t.Fatal(err)
 	}
 	hung.p.start()
-	for end := time.Now().Add(time.Minute); hung.p.log.mu.TryLock(); { // until the write has begun
+	for end := time.Now().Add(time.Minute); hung.p.log.mu.TryLock(); { // until the write has started
 		hung.p.log.mu.Unlock()
 		if time.Now().After(end) {
 			t.Fatal("nothing is written")
@@ -124,13 +127,13 @@ func TestHungLog(t *testing.T) {
 	if got := other.text(); got != "line\n" {
 		t.Errorf("log %q", got)
 	}
-	if hung.p.log.file() == nil { // the keeper is given it
+	if hung.p.log.file() == nil { // the keeper gets the file
 		t.Error("no file")
 	}
 	release()
 }
 
-// The state directory is full: a process with mounts of its own tries that on a small tmpfs.
+// The state directory is full: a process with its own mounts tests that on a small tmpfs.
 func TestFullStateDirectory(t *testing.T) {
 	cmd := exec.Command("/proc/self/exe", "-test.run=^TestHelperFullStateDirectory$", "-test.v")
 	cmd.Env = append(os.Environ(), "HELPER_DIR="+t.TempDir())
@@ -168,7 +171,7 @@ func TestHelperFullStateDirectory(t *testing.T) {
 		}
 	}
 	want := strings.Join(numbers(0, 2000), "")
-	// Full before the first byte; full with an unfinished line in the stage; with room again.
+	// Full before the first byte; full with an unfinished line in the stage; with space again.
 	fill()
 	r.put(want)
 	if err := os.Remove(filepath.Join(dir, "filler")); err != nil {
@@ -184,14 +187,15 @@ func TestHelperFullStateDirectory(t *testing.T) {
 	if got := r.text(); got != want+"unfinished\n"+want+want {
 		t.Errorf("log has %d bytes", len(got))
 	}
-	// With nothing to read the pump waits: a step moves nothing and does not fail.
+	// With nothing to read, the pump waits: a step moves nothing and does not fail.
 	fill()
 	if n, ended := r.p.step(new(pumpBuffers)); n != 0 || ended {
 		t.Errorf("%d bytes, ended: %t", n, ended)
 	}
 }
 
-// A log without a limit is rotated when it is very large, and one such file is kept. The kubelet's own stay.
+// A log without a limit is rotated when it is very large, and one such file is kept. The kubelet's
+// files stay.
 func TestLogWithoutLimit(t *testing.T) {
 	r := newPumpRig(t)
 	log := r.p.log
@@ -219,7 +223,8 @@ func TestLogWithoutLimit(t *testing.T) {
 	if got := r.lines("stdout"); len(got) < 15_000 || !slices.Equal(got, all[end-len(got):]) {
 		t.Errorf("%d lines, not the last ones", len(got))
 	}
-	// Who renames a small one will say when the next is to be opened; one of full size was a shim that was killed.
+	// If the kubelet renames a small file, it will say when to reopen it. A file of full size was
+	// renamed by a shim that was killed.
 	if err := os.Rename(log.path, kubelets); err != nil {
 		t.Fatal(err)
 	}
@@ -237,7 +242,7 @@ func TestLogWithoutLimit(t *testing.T) {
 	}
 }
 
-// BenchmarkAppendLog is the cost of one record without any system call.
+// BenchmarkAppendLog measures one record without any system call.
 func BenchmarkAppendLog(b *testing.B) {
 	for name, line := range map[string]string{"empty": "\n", "100 bytes": strings.Repeat("x", 99) + "\n"} {
 		b.Run(name, func(b *testing.B) {
@@ -257,7 +262,7 @@ func BenchmarkAppendLog(b *testing.B) {
 	}
 }
 
-// BenchmarkPump is the cost of one record from the pipe into a log on disk.
+// BenchmarkPump measures one record from the pipe to a log on disk.
 func BenchmarkPump(b *testing.B) {
 	for name, line := range map[string]string{"empty": "\n", "100 bytes": strings.Repeat("x", 99) + "\n"} {
 		b.Run(name, func(b *testing.B) {
@@ -270,7 +275,7 @@ func BenchmarkPump(b *testing.B) {
 				}
 				r.p.carry(drainLimit)
 				if records += len(text) / len(line); records > 1<<20 && records%(1<<20) < len(text)/len(line) {
-					if err := os.Truncate(r.p.log.path, 0); err != nil { // not the disk is measured
+					if err := os.Truncate(r.p.log.path, 0); err != nil { // the disk is not measured
 						b.Fatal(err)
 					}
 				}
@@ -280,7 +285,8 @@ func BenchmarkPump(b *testing.B) {
 	}
 }
 
-// BenchmarkPumpThroughput is how fast a container's output flows when nothing else wants the shim, within both limits.
+// BenchmarkPumpThroughput measures the throughput of one container's output on an idle shim, within
+// both limits.
 func BenchmarkPumpThroughput(b *testing.B) {
 	for name, line := range map[string]string{"empty": "\n", "100 bytes": strings.Repeat("x", 99) + "\n", "long": strings.Repeat("x", 16<<10-1) + "\n"} {
 		b.Run(name, func(b *testing.B) {

@@ -19,16 +19,15 @@ import (
 	"github.com/coracle-project/coracle/shim/pidfd"
 )
 
-// errNeverRan says that a container without a readable record never had a process.
+// errNeverRan means that a container without a readable record never had a process.
 var errNeverRan = errors.New("container never had a process")
 
-// sandboxAnnotation names a container's pod in its OCI configuration, as containerd has it.
+// sandboxAnnotation holds a container's pod in its OCI configuration, as containerd sets it.
 const sandboxAnnotation = "io.kubernetes.cri.sandbox-id"
 
-// reconstruct makes a record in place of one that could not be read because of cause. What was
-// asked for is in wanted.json, or at least in the first part of the record; the process is known to
-// the engine and to the keeper. The useless file is kept aside. errNeverRan: there is nothing to
-// lose.
+// reconstruct rebuilds a record that could not be read because of cause. What was requested is in
+// wanted.json, or at least in the first part of the record. The engine and the keeper know the
+// process. The damaged file is kept aside. errNeverRan: there is nothing to lose.
 func (s *Service) reconstruct(ctx context.Context, id string, cause error) (rec record, err error) {
 	if transient.Is(cause) || recordfile.Newer(cause) != nil {
 		return rec, cause
@@ -66,13 +65,13 @@ func (s *Service) reconstruct(ctx context.Context, id string, cause error) (rec 
 	case status == specs.StateCreated:
 		rec.Phase = phaseCreated
 	default:
-		rec.Phase = phaseRunning // also if it has ended: that is found out in a moment
+		rec.Phase = phaseRunning // also if it has ended: the caller soon finds that out
 	}
 	if rec.PodID == "" {
 		rec.PodID = podOf(&rec)
 	}
 	s.guessStdio(&rec, held)
-	s.log.Error("container's record was not readable and is made again", "container", id, "error", cause,
+	s.log.Error("container's record was unreadable and is rebuilt", "container", id, "error", cause,
 		"pid", rec.Process.PID, "phase", rec.Phase)
 	if err := replaceBad(filepath.Join(s.dirOf(id), recordName), rec, true); err != nil {
 		s.log.Error("cannot write the record", "container", id, "error", err)
@@ -80,7 +79,7 @@ func (s *Service) reconstruct(ctx context.Context, id string, cause error) (rec 
 	return rec, nil
 }
 
-// remembered is what the files of a container say without its record. noFile: there are none.
+// remembered returns what the files of a container say, without its record. noFile: there are none.
 func (s *Service) remembered(id string) (rec record, noFile bool, err error) {
 	dir := s.dirOf(id)
 	rec, err = readRecordFile(dir, wantedName)
@@ -100,7 +99,7 @@ func (s *Service) remembered(id string) (rec record, noFile bool, err error) {
 	return rec, !wanted && errors.Is(err, os.ErrNotExist), nil
 }
 
-// salvage reads what a damaged record begins with: all fields before the damage.
+// salvage reads the intact start of a damaged record: all fields before the damage.
 func salvage(data []byte, rec *record) {
 	dec := json.NewDecoder(bytes.NewReader(data))
 	if t, err := dec.Token(); err != nil || t != json.Delim('{') {
@@ -120,11 +119,11 @@ func salvage(data []byte, rec *record) {
 	}
 }
 
-// engineKnows is what the engine says of a container whose record is lost.
+// engineKnows is what the engine knows about a container whose record is lost.
 type engineKnows struct {
 	process *processRecord
-	nothing bool // it has no container of that id
-	never   bool // it has one whose creation did not come to its end
+	nothing bool // the engine has no container with that id
+	never   bool // the engine has a container whose creation did not finish
 }
 
 func (s *Service) askEngine(ctx context.Context, rec *record) (k engineKnows, status specs.ContainerState, err error) {
@@ -136,7 +135,7 @@ func (s *Service) askEngine(ctx context.Context, rec *record) (k engineKnows, st
 		k.nothing = true
 		return k, "", nil
 	case err != nil:
-		return k, "", nil // its record is damaged, too
+		return k, "", nil // the engine's record is damaged too
 	}
 	if st, err := c.State(ctx); err == nil {
 		status = st.Status
@@ -158,7 +157,8 @@ func (s *Service) askEngine(ctx context.Context, rec *record) (k engineKnows, st
 	return k, status, nil
 }
 
-// processOf is the process of a pidfd; nil if it has ended, so that its number says nothing.
+// processOf returns the process of a pidfd; nil if it has ended, because its pid then means
+// nothing.
 func processOf(f *os.File) (*processRecord, error) {
 	if f == nil {
 		return nil, nil
@@ -167,11 +167,11 @@ func processOf(f *os.File) (*processRecord, error) {
 	var err error
 	withFD(f, func(fd int) { info, err = os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", fd)) })
 	if err != nil {
-		return nil, fmt.Errorf("find process of a pidfd: %w", err)
+		return nil, fmt.Errorf("find process of pidfd: %w", err)
 	}
 	for line := range strings.Lines(string(info)) {
 		var pid int
-		if n, _ := fmt.Sscanf(line, "Pid: %d", &pid); n != 1 || pid <= 0 { // -1: it is reaped
+		if n, _ := fmt.Sscanf(line, "Pid: %d", &pid); n != 1 || pid <= 0 { // -1: reaped
 			continue
 		}
 		start, err := pidfd.StartTime(pid)
@@ -186,7 +186,7 @@ func processOf(f *os.File) (*processRecord, error) {
 	return nil, nil
 }
 
-// podOf finds the pod in the bundle.
+// podOf reads the pod from the bundle.
 func podOf(rec *record) string {
 	if rec.Bundle == "" {
 		return ""
@@ -198,7 +198,7 @@ func podOf(rec *record) string {
 	return spec.Annotations[sandboxAnnotation]
 }
 
-// guessStdio tells from a container's files how its streams are kept, if nothing else does.
+// guessStdio derives from a container's files how its streams are kept, if nothing else says so.
 func (s *Service) guessStdio(rec *record, held named) {
 	is := func(name string) bool {
 		var st unix.Stat_t
@@ -218,8 +218,7 @@ func (s *Service) guessStdio(rec *record, held named) {
 	}
 }
 
-// replaceBad keeps a record that cannot be read aside, and writes another in its place if there
-// is one.
+// replaceBad keeps an unreadable record aside and writes another, if any, in its place.
 func replaceBad(path string, rec any, write bool) error {
 	if err := unix.Rename(path, path+badSuffix); err != nil && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("keep %s aside: %w", path, err)

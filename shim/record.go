@@ -55,13 +55,13 @@ type record struct {
 	Restored bool `json:"restored,omitempty"`
 	// Handler is who made the container, if not the shim's own engine.
 	Handler string `json:"handler,omitempty"`
-	// Cgroups are the container's, by controller, see runtime.CgroupHolder: by them it can be ended
-	// even if the engine has lost it.
+	// Cgroups are the container's cgroups by controller, see runtime.CgroupHolder. With them the
+	// container can be killed even if the engine has lost it.
 	Cgroups map[string]string `json:"cgroups,omitempty"`
 
 	Process *processRecord `json:"process,omitempty"`
 
-	kept *recordfile.Kept // what a newer shim has written down besides
+	kept *recordfile.Kept // fields that a newer shim wrote
 }
 
 func (r *record) logLimit() logLimit { return logLimit{r.LogFileBytes, r.LogFiles} }
@@ -95,14 +95,16 @@ type execRecord struct {
 	Stdin    string `json:"stdin,omitempty"` // the caller's FIFOs
 	Stdout   string `json:"stdout,omitempty"`
 	Stderr   string `json:"stderr,omitempty"`
-	// Owner is the process that it ends with, if there is one.
+	// Owner is the process that the exec ends with, if any.
 	Owner *owner `json:"owner,omitempty"`
-	// Deadline is when it has to have ended, on CLOCK_MONOTONIC; 0 for never.
+	// Deadline is when the exec must have ended, on CLOCK_MONOTONIC; 0 for never.
 	Deadline time.Duration `json:"deadlineNs,omitempty"`
-	// Ending is set before the shim kills it for its owner's end or its deadline: what the process has
-	// started is killed, too, even if the process has ended by then.
+	// Ending is set before the shim kills the exec because of its owner's end or its deadline. The
+	// processes that the exec started are then killed too, even if its own process has ended by
+	// then.
 	Ending bool `json:"ending,omitempty"`
-	// Process is nil while it is being started, which only one with an owner is on record for.
+	// Process is nil while the process is being started. Only an exec with an owner has a record
+	// then.
 	Process *processRecord `json:"process"`
 
 	kept *recordfile.Kept
@@ -111,10 +113,10 @@ type execRecord struct {
 const (
 	recordVersion = 1
 	recordName    = "container.json"
-	// wantedName is the record as it was before the container was made: what was asked for. It is
-	// there for the day when the record cannot be read.
+	// wantedName is a copy of the record from before the container was created: what was requested.
+	// It is used if the record cannot be read.
 	wantedName = "wanted.json"
-	// badSuffix is appended to the name of a record that could not be read.
+	// badSuffix is appended to the name of an unreadable record.
 	badSuffix = ".bad"
 
 	execPrefix, execSuffix = "exec-", ".json"
@@ -128,7 +130,7 @@ func writeRecord(path string, r any, kept *recordfile.Kept) error {
 	return atomicfile.Write(path, b, 0o600)
 }
 
-// readRecord reads a container's record. Its errors are of the kinds of package recordfile, or
+// readRecord reads a container's record. Its errors are those of package recordfile, or
 // os.ErrNotExist.
 func readRecord(dir string) (record, error) { return readRecordFile(dir, recordName) }
 
@@ -143,7 +145,7 @@ func readRecordFile(dir, name string) (record, error) {
 		return record{}, fmt.Errorf("read record: %w", err)
 	}
 	if r.ID != filepath.Base(dir) {
-		return record{}, fmt.Errorf("read record %s: it is of container %q: %w", path, r.ID, recordfile.ErrDamaged)
+		return record{}, fmt.Errorf("read record %s: it belongs to container %q: %w", path, r.ID, recordfile.ErrDamaged)
 	}
 	return r, nil
 }
@@ -158,12 +160,12 @@ func readExecRecord(path string) (execRecord, error) {
 		return execRecord{}, fmt.Errorf("read exec record: %w", err)
 	}
 	if r.Process == nil && r.Owner == nil || execPrefix+r.ID+execSuffix != filepath.Base(path) {
-		return execRecord{}, fmt.Errorf("read exec record %s: it is of exec %q: %w", path, r.ID, recordfile.ErrDamaged)
+		return execRecord{}, fmt.Errorf("read exec record %s: it belongs to exec %q: %w", path, r.ID, recordfile.ErrDamaged)
 	}
 	return r, nil
 }
 
-// execRecords are the ids of those execs of a container that have a record.
+// execRecords returns the ids of a container's execs that have a record.
 func execRecords(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -180,8 +182,8 @@ func execRecords(dir string) ([]string, error) {
 }
 
 // CheckRecords fails with a *recordfile.NewerError if a newer program wrote one of the records in
-// the state directory. Then this one must not go on: it would misunderstand them. It changes
-// nothing, and runs before Adopt.
+// the state directory. This program must then stop: it would misunderstand them. CheckRecords
+// changes nothing, and runs before Adopt.
 func (s *Service) CheckRecords(ctx context.Context) error {
 	if e, ok := s.cfg.Engine.(runtime.RecordChecker); ok {
 		if err := e.CheckRecords(ctx); recordfile.Newer(err) != nil {
@@ -190,7 +192,7 @@ func (s *Service) CheckRecords(ctx context.Context) error {
 	}
 	entries, err := os.ReadDir(filepath.Join(s.cfg.StateDir, "c"))
 	if err != nil {
-		return nil // whatever it is, Adopt meets it, too
+		return nil // Adopt handles the error
 	}
 	for _, entry := range entries {
 		dir := s.dirOf(entry.Name())

@@ -36,11 +36,12 @@ func (l logLimit) check() error {
 	return fmt.Errorf("%w: log limited to %d files of %d bytes: at least 2 files of %d bytes are needed", errInvalid, l.files, l.fileBytes, api.MinLogBytes)
 }
 
-// maxLogFile is where a log without a limit is rotated. The kubelet rotates long before; but where it does not run,
-// or is told not to, one container would fill the disk of all.
+// maxLogFile is the size at which a log without a limit is rotated. The kubelet rotates it much
+// earlier. Where the kubelet does not run, or is configured not to rotate, one container would
+// otherwise fill everyone's disk.
 const maxLogFile = 1 << 30
 
-// full says whether n more bytes are too many for so many files in one that has size.
+// full reports whether n more bytes make a file of size exceed the size of times files.
 func (l *logFile) full(size int64, n int, times int64) bool {
 	limit := l.limit.fileBytes
 	if limit == 0 {
@@ -49,7 +50,8 @@ func (l *logFile) full(size int64, n int, times int64) bool {
 	return size > 0 && (size+int64(n)-1)/times >= limit
 }
 
-// exhausted says that a call failed for want of descriptors or memory, and may succeed later.
+// exhausted reports whether a call failed because descriptors or memory are used up. It may succeed
+// later.
 func exhausted(err error) bool {
 	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM)
 }
@@ -62,7 +64,7 @@ var errLogFull = errors.New("log file is full")
 // kubelet, which rotates no sooner, has those readers see all.
 const noteWithin = 10 * time.Second
 
-// rotate goes on in a new file, if n bytes do not fit into this one. keep as with reopen.
+// rotate continues in a new file if n bytes do not fit into this one. For keep see reopen.
 func (l *logFile) rotate(n int, keep func()) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -128,12 +130,13 @@ func (l *logFile) cutShort() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	m, err := markOf(l.f)
-	// Without a limit the one who renamed it may not want it opened yet; at this size it was a shim.
+	// Without a limit, the kubelet may have renamed the file and not want it reopened yet. At this
+	// size it was a shim.
 	rotates := l.limit != (logLimit{}) || err == nil && l.whole(m.offset)
 	return rotates && err == nil && !l.hasName(m)
 }
 
-// whole says that a file without a limit has a size at which it is rotated.
+// whole reports whether a file without a limit has reached the size at which it is rotated.
 func (l *logFile) whole(size int64) bool { return l.full(size, 2*maxRecords, 1) }
 
 // prune removes the oldest files that were set aside, so that the log stays within its limit with
@@ -169,8 +172,9 @@ func (l *logFile) prune(size int64) error {
 	return nil
 }
 
-// pruneWhole removes what was set aside at the size of files without a limit: there is one before the current. Smaller
-// ones are the kubelet's, which keeps as many as it is told to.
+// pruneWhole removes the full files that were set aside of a log without a limit. One full file is
+// kept, next to the current one. Smaller files belong to the kubelet, which keeps as many as it is
+// configured to.
 func (l *logFile) pruneWhole() error {
 	old, err := asideOf(l.path)
 	if err != nil {

@@ -63,15 +63,15 @@ func (s *Service) exits() []*api.Event {
 	return evs
 }
 
-// Protocol is what InfoResponse calls so.
+// Protocol is the value of InfoResponse.Protocol.
 const Protocol = 2
 
-// Features are what clients of this shim may rely on. A name is never given another meaning.
+// Features are what clients of this shim can rely on. A name never changes its meaning.
 var Features = []string{
 	"info",      // Info
 	"lock",      // the state directory is locked, see LockState
-	"restart",   // SIGTERM ends the shim after the calls under way, and the next one adopts
-	"unmanaged", // List says what could not be adopted, instead of removing it
+	"restart",   // SIGTERM ends the shim after the calls in progress, and the next one adopts
+	"unmanaged", // List reports what could not be adopted, instead of removing it
 }
 
 // Info implements api.ShimService.

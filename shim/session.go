@@ -26,7 +26,7 @@ const dying = 5 * time.Second
 // the streams, too, or was there before the exec, meant to stay.
 func (c *container) killSession(ctx context.Context, e *execution, p *process) error {
 	if p.remote != nil {
-		// Another program's pids may be those of a virtual machine: they name nobody here.
+		// A remote program's pids may belong to a virtual machine: they mean nothing here.
 		return nil
 	}
 	engine, err := c.alive()
@@ -58,7 +58,7 @@ func (c *container) killSession(ctx context.Context, e *execution, p *process) e
 	return nil
 }
 
-// killExec kills an exec's process and what killSession takes along.
+// killExec kills an exec's process and everything that killSession kills.
 func (c *container) killExec(ctx context.Context, e *execution, p *process) error {
 	if err := p.signal(unix.SIGKILL); err != nil && !errors.Is(err, runtime.ErrNotRunning) {
 		return err

@@ -9,57 +9,59 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A container pays for what it writes, and the shim for what it makes of it: 40 bytes in the log of one byte,
-// if that is an empty line. So a container with little CPU could keep the shim, and with it the starts
-// and execs of all other pods, busy. Two limits prevent that:
+// A container pays for what it writes, but the shim pays for processing it: an empty line, of one
+// byte, becomes 40 bytes in the log. So a container with little CPU could keep the shim busy, and
+// delay the starts and execs of all other pods. Two limits prevent that:
 //
 //   - share bounds the CPU time of all pumps together;
-//   - logRate bounds what one container writes to its log.
+//   - logRate limits what one container writes to its log.
 //
-// Both only ever pause a pump, and so the container once its FIFO is full: nothing is lost. The drain at a
-// container's end waits for neither. While no pump waits they cost nothing: there are no tickers.
+// Both only pause a pump, and so the container once its FIFO is full. Nothing is lost. The drain at
+// a container's end ignores both. While no pump waits they cost nothing: there are no tickers.
 
-// share is the pumps' share of the CPUs. A pump takes a turn for each write to its log, in the order
-// of asking. A turn is paid for in advance, with what the pump's last one took, and corrected
-// afterwards. So a turn that hangs, because the log's file system does, holds no other pump up.
+// share is the pumps' share of the CPUs. A pump takes a turn for each write to its log. Turns are
+// granted in the order of requests. A turn is paid in advance, at the cost of the pump's last turn,
+// and corrected afterwards. So a turn that hangs, because the log's file system hangs, does not
+// delay other pumps.
 type share struct {
-	cpus float64 // how many CPUs pumps may use, on average
+	cpus float64 // average number of CPUs that pumps may use
 
 	mu      sync.Mutex
-	balance time.Duration // CPU time that may be used now; below 0 after turns that took longer than expected
+	balance time.Duration // CPU time that may be used now; below 0 after long turns
 	at      time.Time     // when the balance was computed
 	waiting []*turn
 	timer   *time.Timer // runs while a pump waits
 }
 
-// turn is one pump's place among the others.
+// turn is one pump's place in the queue.
 type turn struct {
-	granted chan struct{} // has an element when the turn has come
-	paid    time.Duration // for this turn or, between two, for the next one
+	granted chan struct{} // has an element when the turn is granted
+	paid    time.Duration // for this turn or, between turns, for the next one
 }
 
 const (
-	// shareSaved is the most CPU time that is saved up: how long pumps may keep CPUs to themselves.
+	// shareSaved is the most CPU time that can be saved up: how long pumps may use the CPUs without
+	// a pause.
 	shareSaved = 2 * time.Millisecond
-	// shareQuantum is what has to be there before waiting pumps go on. Waking them for each turn would
-	// take as long as a small turn does.
+	// shareQuantum is the CPU time that must be available before waiting pumps are woken. Waking a
+	// pump takes about as long as a small turn.
 	shareQuantum = time.Millisecond
-	// shareDebt bounds what turns that took longer than expected cost the later ones.
+	// shareDebt limits how much turns that took longer than expected delay later ones.
 	shareDebt = 100 * time.Millisecond
-	// turnCost is what a pump's first turn is expected to take.
+	// turnCost is the expected cost of a pump's first turn.
 	turnCost = 50 * time.Microsecond
 )
 
-// newShare gives pumps an eighth of the CPUs that the shim uses. There is then nearly always an idle one, and only an
-// idle one sees a request at once: Go's scheduler looks at sockets when it has nothing else to do, or after 10 ms.
-// An eighth of two CPUs logs 100 MB/s of lines with 100 bytes.
+// newShare gives pumps an eighth of the CPUs that the shim uses. So one CPU is nearly always idle,
+// and only an idle CPU handles a request at once: Go's scheduler checks sockets when it is idle, or
+// after 10 ms. An eighth of two CPUs logs 100 MB/s of 100-byte lines.
 func newShare() *share {
 	return &share{cpus: float64(runtime.GOMAXPROCS(0)) / 8, balance: shareSaved, at: time.Now()}
 }
 
 func newTurn() *turn { return &turn{granted: make(chan struct{}, 1), paid: turnCost} }
 
-// take waits for t's turn. It returns false if stop is closed before.
+// take waits for t's turn. It returns false if stop is closed first.
 func (s *share) take(t *turn, stop <-chan struct{}) bool {
 	s.mu.Lock()
 	s.computeLocked()
@@ -82,14 +84,14 @@ func (s *share) take(t *turn, stop <-chan struct{}) bool {
 	defer s.mu.Unlock()
 	if i := slices.Index(s.waiting, t); i >= 0 {
 		s.waiting = slices.Delete(s.waiting, i, i+1)
-	} else { // it was granted at the same time
+	} else { // the turn was granted at the same time
 		<-t.granted
 		s.balance += t.paid
 	}
 	return false
 }
 
-// done says how much CPU time t's turn took.
+// done reports how much CPU time t's turn took.
 func (s *share) done(t *turn, took time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -97,7 +99,7 @@ func (s *share) done(t *turn, took time.Duration) {
 	t.paid = took
 }
 
-// threadTime is the CPU time of the calling thread.
+// threadTime returns the CPU time of the calling thread.
 func threadTime() time.Duration {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts); err != nil {
@@ -121,7 +123,7 @@ func (s *share) wakeLaterLocked() {
 	s.timer.Reset(wait)
 }
 
-// wake grants waiting pumps as many turns as there is time for.
+// wake grants waiting pumps as many turns as the balance allows.
 func (s *share) wake() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

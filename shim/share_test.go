@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// spend takes turns until the end, each of which takes cost, and returns how many there were.
+// spend takes turns until the end, each of which costs cost. It returns their number.
 func spend(s *share, cost time.Duration, end time.Time) (turns int) {
 	t := newTurn()
 	for time.Now().Before(end) && s.take(t, nil) {
@@ -18,7 +18,7 @@ func spend(s *share, cost time.Duration, end time.Time) (turns int) {
 	return turns
 }
 
-// Pumps that always have something to do get the share, no more, and each the same.
+// Pumps that are always busy get the share, no more, and all get the same.
 func TestShareOfManyPumps(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const pumps, cost, span = 8, 200 * time.Microsecond, 10 * time.Second
@@ -44,7 +44,7 @@ func TestShareOfManyPumps(t *testing.T) {
 	})
 }
 
-// A pump that takes less than the share never waits.
+// A pump that uses less than the share never waits.
 func TestLightPumpDoesNotWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newShare()
@@ -61,7 +61,7 @@ func TestLightPumpDoesNotWait(t *testing.T) {
 	})
 }
 
-// A turn that never ends, because the log's file system hangs, holds no other pump up.
+// A turn that never ends, because the log's file system hangs, does not delay other pumps.
 func TestHungTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newShare()
@@ -75,7 +75,7 @@ func TestHungTurn(t *testing.T) {
 	})
 }
 
-// A pump that is stopped while it waits gets no turn, and the one behind it does.
+// A pump that is stopped while it waits gets no turn, and the next one does.
 func TestStopWhileWaiting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newShare()

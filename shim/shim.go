@@ -70,10 +70,10 @@ type Service struct {
 	owners owners
 	share  *share
 	execs  atomic.Int64 // of all containers
-	// serving ends with Serve.
+	// serving ends when Serve returns.
 	serving context.Context
 	stop    context.CancelFunc
-	done    chan struct{} // closed when Shutdown asks for the end
+	done    chan struct{} // closed when Shutdown requests the end
 	once    sync.Once
 
 	mu         sync.Mutex
@@ -108,7 +108,7 @@ func (s *Service) Serve(ctx context.Context, l net.Listener) error {
 	task.RegisterTTRPCTaskService(srv, s)
 	api.RegisterShimService(srv, s)
 
-	// Calls under way outlive ctx: they are waited for.
+	// Calls in progress outlive ctx: Serve waits for them.
 	asked := ctx
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	var background sync.WaitGroup
@@ -137,7 +137,7 @@ func (s *Service) Serve(ctx context.Context, l net.Listener) error {
 	return err
 }
 
-// intercept turns errors into codes, once for all methods, and counts the calls under way.
+// intercept converts errors to codes, once for all methods, and counts the calls in progress.
 func (s *Service) intercept(ctx context.Context, unmarshal ttrpc.Unmarshaler, info *ttrpc.UnaryServerInfo, method ttrpc.Method) (any, error) {
 	s.memory.busy()
 	if !lasting[path.Base(info.FullMethod)] {
@@ -148,7 +148,7 @@ func (s *Service) intercept(ctx context.Context, unmarshal ttrpc.Unmarshaler, in
 	}
 	res, err := method(ctx, unmarshal)
 	if errors.Is(err, context.Canceled) && s.calls.finishing() {
-		err = errEnding // it was not the caller who gave up
+		err = errEnding // the caller did not give up
 	}
 	return res, toStatus(err)
 }
@@ -157,7 +157,7 @@ func (s *Service) intercept(ctx context.Context, unmarshal ttrpc.Unmarshaler, in
 func (s *Service) holdAll(l net.Listener) {
 	if u, ok := l.(*net.UnixListener); ok {
 		if f, err := u.File(); err == nil {
-			// The daemon has made another listener if the name is not ours any more, and the next
+			// If the name is no longer ours, the daemon has made another listener, and the next
 			// shim must get that one.
 			if named, err := sock.Named(f, s.cfg.StateDir, sock.Shim); err != nil || named {
 				s.hold.put("pass/"+s.cfg.Name, map[string]*os.File{"listen": f})
@@ -173,8 +173,8 @@ func (s *Service) holdAll(l net.Listener) {
 	}
 }
 
-// letGo closes all files, so that the goroutines that wait on them end. It is not waited for
-// longer than lastCalls: one log's disk may hang, and the process ends anyway.
+// letGo closes all files, so that the goroutines that wait on them end. It waits at most lastCalls:
+// a log's disk may hang, and the process ends anyway.
 func (s *Service) letGo() {
 	closed := make(chan struct{})
 	go func() {
@@ -188,7 +188,7 @@ func (s *Service) letGo() {
 	select {
 	case <-closed:
 	case <-time.After(lastCalls):
-		s.log.Error("files of containers are not closed in time")
+		s.log.Error("cannot close files of containers in time")
 	}
 	if k := s.hold.keeper(); k != nil {
 		k.Close()

@@ -25,7 +25,8 @@ type stdio struct {
 	tty   *os.File // the terminal's master; owned by the pump or the relay
 	relay *relay
 	once  sync.Once
-	// recovered is closed when the log is as if no earlier shim had been killed; nil for a new container.
+	// recovered is closed when the log is consistent after the end of an earlier shim; nil for a
+	// new container.
 	recovered chan struct{}
 
 	mu     sync.Mutex
@@ -242,8 +243,8 @@ func (s *stdio) run() {
 	}
 }
 
-// resume goes on where an earlier shim was. It does not wait for the log, whose file system may hang: the other
-// containers have to be adopted.
+// resume continues where an earlier shim stopped. It does not wait for the log, whose file system
+// may hang, because the other containers must be adopted.
 func (s *stdio) resume() {
 	s.recovered = make(chan struct{})
 	for _, p := range s.pumps {
@@ -252,7 +253,7 @@ func (s *stdio) resume() {
 	go func() {
 		defer close(s.recovered)
 		if err := s.recover(); err != nil {
-			s.c.log.Error("log may have lines twice", "error", err)
+			s.c.log.Error("log may contain duplicate lines", "error", err)
 		}
 	}()
 	s.run()
@@ -281,11 +282,11 @@ func (s *stdio) recover() error {
 	return errors.Join(errs...)
 }
 
-// closePatience is how long an end waits for a log that does not take what is written: its file system
-// hangs. What it has not taken then, it gets later, if ever.
+// closePatience is how long the end of a container waits for a log whose file system hangs. The
+// remaining output may be written later.
 const closePatience = 2 * time.Second
 
-// within waits for the end of do, but not longer than patience. It says whether do has ended.
+// within waits for the end of do, at most for patience. It reports whether do has ended.
 func within(patience time.Duration, do func()) bool {
 	ended := make(chan struct{})
 	go func() {
@@ -314,7 +315,7 @@ func (s *stdio) drain() {
 	s.out.close()
 }
 
-// moved is how many bytes have been brought into the log.
+// moved returns how many bytes have been written to the log.
 func (s *stdio) moved() (n int64) {
 	for _, p := range s.pumps {
 		n += p.moved.Load()
@@ -386,8 +387,8 @@ func (s *stdio) reopenLog() error {
 	return s.log.reopen(s.c.holdFiles)
 }
 
-// rotateLog makes room in the log for n bytes. The keeper must have the next file before anything is
-// written to it, or the next shim would look for an unfinished write in the old one.
+// rotateLog makes room in the log for n bytes. The keeper must hold the next file before anything
+// is written to it. Otherwise the next shim would look for an unfinished write in the old one.
 func (s *stdio) rotateLog(n int) error { return s.log.rotate(n, s.c.holdFiles) }
 
 // close closes all files and waits for the pumps.
@@ -406,7 +407,7 @@ func (s *stdio) close() {
 			s.relay.stop()
 		}
 		if !within(closePatience, s.closeOutputs) {
-			s.c.log.Error("log stays open, because a write to it hangs")
+			s.c.log.Error("log stays open: a write to it hangs")
 		}
 	})
 }

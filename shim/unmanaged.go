@@ -18,23 +18,23 @@ import (
 	"github.com/coracle-project/coracle/runtime"
 )
 
-// unmanaged is a container that could not be adopted. Nothing of it is touched unless somebody
-// asks for it by its id: it can be signalled and, once it has ended, deleted. A fault that may pass
-// is waited for; the next shim tries again in any case.
+// unmanaged is a container that could not be adopted. The shim touches it only on request: it can
+// be signalled and, once it has ended, deleted. If the reason may pass, the shim retries the
+// adoption. The next shim retries in any case.
 type unmanaged struct {
 	id, podID string
 	reason    error
 	op        sync.Mutex // adoption, Kill, Delete: one at a time
 }
 
-// errUnmanaged is the kind of errors about such a container.
+// errUnmanaged is wrapped by errors about such a container.
 var errUnmanaged = errors.New("container is unmanaged")
 
 func (u *unmanaged) err() error {
 	return fmt.Errorf("container %s: %w: %w", u.id, errUnmanaged, u.reason)
 }
 
-// leave notes that a container could not be adopted.
+// leave records that a container could not be adopted.
 func (s *Service) leave(id string, reason error) {
 	u := &unmanaged{id: id, reason: reason}
 	if rec, _, err := s.remembered(id); err == nil {
@@ -52,14 +52,14 @@ func (s *Service) leave(id string, reason error) {
 	s.unmanaged[id] = u
 }
 
-// notManaged is an unmanaged container by its id, or nil.
+// notManaged returns an unmanaged container by its id, or nil.
 func (s *Service) notManaged(id string) *unmanaged {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.unmanaged[id]
 }
 
-// waiting are the unmanaged containers whose reason may pass.
+// waiting returns the unmanaged containers whose reason may pass.
 func (s *Service) waiting() (all []*unmanaged) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -71,14 +71,14 @@ func (s *Service) waiting() (all []*unmanaged) {
 	return all
 }
 
-// The pauses between two tries to adopt what could not be adopted for want of resources.
+// Pauses between attempts to adopt a container when descriptors or memory are used up.
 const (
 	firstRetry = 100 * time.Millisecond
 	lastRetry  = 30 * time.Second
 )
 
-// retry adopts containers whose adoption failed for want of resources, until none is left. The
-// pauses grow.
+// retry adopts containers whose adoption failed because descriptors or memory were used up, until
+// none is left. The pauses grow.
 func (s *Service) retry(ctx context.Context) {
 	for pause := firstRetry; ; pause = min(2*pause, lastRetry) {
 		all := s.waiting()
@@ -100,7 +100,7 @@ func (s *Service) adoptAgain(ctx context.Context, u *unmanaged) {
 	u.op.Lock()
 	defer u.op.Unlock()
 	if s.notManaged(u.id) != u || ctx.Err() != nil {
-		return // deleted meanwhile
+		return // the container was deleted meanwhile
 	}
 	c := s.adoptOrLeave(ctx, u.id)
 	switch {
@@ -108,11 +108,11 @@ func (s *Service) adoptAgain(ctx context.Context, u *unmanaged) {
 	case c.init.exitState() == nil:
 		go c.awaitExit()
 	case c.record().Phase != phaseDeleting:
-		s.events.publish(c.exitEvent("", c.init)) // those who listen have not been told
+		s.events.publish(c.exitEvent("", c.init)) // subscribers do not know of the exit yet
 	}
 }
 
-// handle is by what an unmanaged container can be ended.
+// handle returns what is needed to end an unmanaged container.
 func (s *Service) handle(ctx context.Context, u *unmanaged) (runtime.Container, error) {
 	c, err := s.cfg.Engine.Load(ctx, u.id)
 	if err == nil {
@@ -153,7 +153,7 @@ func (s *Service) killUnmanaged(ctx context.Context, u *unmanaged, sig unix.Sign
 		err = c.SignalAll(ctx, sig)
 	}
 	if errors.Is(err, runtime.ErrNotRunning) {
-		err = fmt.Errorf("%w: %w", runtime.ErrNotFound, err) // as Kill has it
+		err = fmt.Errorf("%w: %w", runtime.ErrNotFound, err) // as Kill does
 	}
 	if err != nil {
 		return fmt.Errorf("kill %w: %w", u.err(), err)
@@ -161,8 +161,7 @@ func (s *Service) killUnmanaged(ctx context.Context, u *unmanaged, sig unix.Sign
 	return nil
 }
 
-// deleteUnmanaged removes an unmanaged container whose processes have ended, or that was not
-// started.
+// deleteUnmanaged removes an unmanaged container whose processes have ended or never started.
 func (s *Service) deleteUnmanaged(ctx context.Context, u *unmanaged) (*task.DeleteResponse, error) {
 	u.op.Lock()
 	defer u.op.Unlock()
@@ -197,7 +196,7 @@ func initOf(c runtime.Container) (pid int, start uint64) {
 	return 0, 0
 }
 
-// runs says whether a container's program runs. Where init is not known, every process counts.
+// runs reports whether a container's program runs. If init is unknown, every process counts.
 func runs(ctx context.Context, c runtime.Container, init int) bool {
 	if init == 0 {
 		pids, err := c.Pids(ctx)

@@ -187,8 +187,8 @@ func TestDriverStartsWithStrangeEntries(t *testing.T) {
 	})
 }
 
-// Regression: with no descriptor left for a moment, all layers were taken to be damaged and set aside, and with
-// them every image had to be pulled again; snapshots were of no more use than damaged ones.
+// Regression: without a free descriptor for a moment, all layers counted as damaged and were set
+// aside. Every image had to be pulled again, and the snapshots were as useless as damaged ones.
 func TestRecordsThatCannotBeReadForAMoment(t *testing.T) {
 	for _, cause := range []error{unix.EMFILE, unix.ENOMEM, unix.EIO} {
 		t.Run(cause.Error(), func(t *testing.T) {
@@ -206,7 +206,7 @@ func TestRecordsThatCannotBeReadForAMoment(t *testing.T) {
 				}
 				return s
 			}
-			if cause != unix.EIO { // for as long as this process lives
+			if cause != unix.EIO { // as long as this process lives
 				if err := failing(1000).Start(t.Context()); !errors.Is(err, cause) {
 					t.Errorf("start without descriptors: %v", err)
 				}
@@ -224,8 +224,8 @@ func TestRecordsThatCannotBeReadForAMoment(t *testing.T) {
 	}
 }
 
-// Regression: one directory that could not be moved away, here because something is mounted on it, kept the
-// store, and with it the daemon, from starting.
+// Regression: one directory that could not be moved away, here because it is a mount point,
+// prevented the store, and so the daemon, from starting.
 func TestStartDoesNotNeedToDropStrays(t *testing.T) {
 	s := started(t, t.TempDir())
 	layers := commitLayers(t, s, 1)

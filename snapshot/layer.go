@@ -264,7 +264,7 @@ func (s *Store) loadLayers() error {
 		switch {
 		case err == nil:
 			s.layers[d] = &layer{usage: u}
-		case transient.Scarce(err): // of all layers, not of this one
+		case transient.Scarce(err): // affects all layers, not only this one
 			return fmt.Errorf("snapshot store: layer %s: %w", d, err)
 		case checkDigest(d) == nil:
 			s.log.Warn("a layer's record cannot be read", "layer", d.String(), "error", err)
@@ -273,8 +273,8 @@ func (s *Store) loadLayers() error {
 			s.log.Warn("dropping what is no layer", "name", e.Name(), "error", err)
 			err = s.discard(filepath.Join(s.layersDir(), e.Name()))
 		}
-		if err != nil { // it is not offered, which is what counts
-			s.log.Warn("what is damaged among the layers stays where it is", "name", e.Name(), "err", err)
+		if err != nil { // the layer is not offered, which is what counts
+			s.log.Warn("cannot remove damaged layer; it stays in place", "name", e.Name(), "err", err)
 		}
 	}
 	return nil

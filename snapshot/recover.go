@@ -40,7 +40,7 @@ func (s *Store) loadSnapshots(ctx context.Context) error {
 			// The record is written before all else: there is nothing yet, or no more.
 			s.log.Warn("dropping a snapshot without a valid record", "snapshot", e.Name(), "error", err)
 			if err := s.discard(filepath.Join(s.snapshotsDir(), e.Name())); err != nil {
-				s.log.Warn("it stays where it is", "snapshot", e.Name(), "err", err)
+				s.log.Warn("cannot remove snapshot without a valid record; it stays in place", "snapshot", e.Name(), "err", err)
 			}
 			continue
 		}

@@ -60,7 +60,7 @@ type Store struct {
 	driverName DriverName
 	driver     driver                            // set by Start
 	quota      *quotas                           // set by Start; nil without project quotas
-	readFile   func(path string) ([]byte, error) // of records: os.ReadFile, but in tests
+	readFile   func(path string) ([]byte, error) // of records: os.ReadFile, except in tests
 
 	// renames is held while a directory gets or loses its final name in
 	// layers/, so that a commit and a removal of one layer cannot cross.
@@ -182,7 +182,7 @@ func (s *Store) Start(ctx context.Context) error {
 		return err
 	}
 	if err := s.dropOldQuarantine(); err != nil {
-		s.log.Warn("old damaged layers are kept", "err", err)
+		s.log.Warn("cannot remove old damaged layers", "err", err)
 	}
 	s.trash.start()
 	for _, e := range left {

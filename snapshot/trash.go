@@ -82,8 +82,8 @@ func (t *trash) push(x trashed) {
 	}
 }
 
-// firstRetry and lastRetry bound the time after which what could not be deleted is tried again: the
-// cause may pass, as a lack of descriptors does, and until then the files take room.
+// firstRetry and lastRetry limit the pause before a failed deletion is repeated. The cause may
+// pass, such as a lack of descriptors. Until then the files take space.
 const (
 	firstRetry = time.Second
 	lastRetry  = 5 * time.Minute
@@ -122,7 +122,7 @@ func (t *trash) run() {
 				return
 			}
 			if err != nil {
-				t.log.Warn("cannot delete, trying again later", "path", filepath.Join(t.dir, x.name), "error", err)
+				t.log.Warn("cannot delete file; trying again later", "path", filepath.Join(t.dir, x.name), "error", err)
 				failed = append(failed, x.name)
 			}
 		}

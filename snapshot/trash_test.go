@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What cannot be deleted is tried again, less and less often, until it can be.
+// A failed deletion is repeated, with growing pauses, until it succeeds.
 func TestTrashTriesAgain(t *testing.T) {
 	dir := t.TempDir()
 	busy := filepath.Join(dir, "gone", "sub", "mount")

@@ -72,7 +72,7 @@ func serve(args []string) error {
 	tuneMemory()
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT)
 	defer stop()
-	// Before anything is made or changed: a shim of this directory may still be ending.
+	// Before any change: another shim of this directory may still be ending.
 	lock, err := shim.LockState(ctx, *state, shim.LockPatience)
 	if err != nil {
 		return err
@@ -83,7 +83,7 @@ func serve(args []string) error {
 		return err
 	}
 	log := slog.New(slog.NewTextHandler(out, nil)).With("shim", *name)
-	slog.SetDefault(log) // and of package log
+	slog.SetDefault(log) // and for package log
 	own, containers, err := openEngines(*engineName, *state, log)
 	if err != nil {
 		return err

@@ -26,7 +26,7 @@ import (
 func main() {
 	fault.Main()
 	if err := run(); err != nil {
-		slog.Error("coracle-lazy ends", "error", err)
+		slog.Error("coracle-lazy failed", "error", err)
 		os.Exit(1)
 	}
 }
@@ -47,7 +47,7 @@ func run() error {
 		return err
 	}
 	log := slog.New(slog.NewTextHandler(out, nil))
-	slog.SetDefault(log) // and of package log, which go-fuse uses
+	slog.SetDefault(log) // and for package log, which go-fuse uses
 	debug.SetGCPercent(gcPercent)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()

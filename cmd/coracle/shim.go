@@ -13,10 +13,10 @@ import (
 	"github.com/coracle-project/coracle/cmd/coracle/daemon"
 )
 
-// shims are the commands about shims, the parents of containers.
+// shims are the commands about shims.
 type shims struct{ daemon *daemon.Daemon }
 
-// shimLine is a shim in their output.
+// shimLine is a shim in the output.
 type shimLine struct {
 	Name     string `json:"name"`
 	PID      uint32 `json:"pid"`
@@ -30,10 +30,10 @@ func shimCommand(p *place) *cobra.Command {
 	s := &shims{daemon: daemon.New(p.socket)}
 	cmd := &cobra.Command{
 		Use:   "shim",
-		Short: "list and restart the parents of containers",
-		Long: `A shim is the parent of containers: it has their input and output, writes their logs and
-knows how they ended. There is one for all pods, called node, or one for each pod, called by the
-pod's id (shim.scope). Containers run on without it.`,
+		Short: "list and restart shims, the parents of containers",
+		Long: `A shim is the parent of containers: it holds their input and output, writes their logs and
+records their exit status. There is one for all pods, called node, or one for each pod, named by the
+pod's id (shim.scope). Containers keep running without it.`,
 		Example: `  coracle shim list
   coracle shim restart`,
 		Args: cobra.NoArgs,
@@ -49,7 +49,7 @@ func (s *shims) listCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "list",
 		Aliases: []string{"ls"},
-		Short:   "list the shims: version, starts, and what is wrong",
+		Short:   "list the shims: version, starts, and problems",
 		Example: `  coracle shim list
   coracle shim list -o json`,
 		Args:              cobra.NoArgs,
@@ -69,9 +69,9 @@ func (s *shims) restartCommand() *cobra.Command {
 	var format output
 	cmd := &cobra.Command{
 		Use:   "restart [NAME...]",
-		Short: "replace shims by the program that is installed now",
-		Long: `Replace shims, all if none is named, by the program that is installed now: after an upgrade,
-or when one misbehaves. Calls under way end first. Containers run on, and neither output nor exit
+		Short: "restart shims with the installed program",
+		Long: `Restart shims, all if none is named, with the installed program: after an upgrade,
+or when one misbehaves. Calls in progress finish first. Containers keep running, and no output or exit
 status is lost.`,
 		Example: `  coracle shim restart
   coracle shim restart node`,

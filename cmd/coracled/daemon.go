@@ -104,7 +104,7 @@ func (n *node) serve(ctx context.Context, worked func(), began time.Time, hangup
 			return map[string]any{
 				"config": config.Keys(n.live.Load().config), "version": version.String(), "golang": runtime.Version(), "pid": os.Getpid(),
 				"shims":     n.shim.Shims(),
-				"unmanaged": append([]pod.Unmanaged{}, n.pods.Unmanaged()...), // [] and not null
+				"unmanaged": append([]pod.Unmanaged{}, n.pods.Unmanaged()...), // [], not null
 			}
 		},
 	}, deps)
@@ -140,7 +140,7 @@ func (n *node) serve(ctx context.Context, worked func(), began time.Time, hangup
 	return <-served
 }
 
-// services adds those of `coracle image` and `coracle shim`.
+// services adds the services of `coracle image` and `coracle shim`.
 func (n *node) services(r grpc.ServiceRegistrar) {
 	nodeapi.Register(r, n.shim)
 	imageapi.Register(r, imageapi.Deps{Images: n.images, Snapshots: n.snapshots, Containers: n.pods, Root: n.config.Root, State: n.config.State})

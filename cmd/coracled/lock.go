@@ -108,8 +108,8 @@ func own(f *os.File) (*dirLock, error) {
 		return nil, nil
 	}
 	pid := strconv.Itoa(os.Getpid()) + "\n"
-	// The old pid is written over first, so that no page is needed; a full file system must not keep
-	// the daemon from starting, for then nothing on it could be removed.
+	// Overwrite the old pid first, because that needs no new page. The daemon must start even on a
+	// full file system: otherwise nothing on it could be removed.
 	if err := errors.Join(writeAt(f, pid), f.Truncate(int64(len(pid)))); err != nil && !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EDQUOT) {
 		_ = f.Close()
 		return nil, fmt.Errorf("write %s: %w", f.Name(), err)

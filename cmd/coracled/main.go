@@ -25,8 +25,8 @@ func run() int {
 	return 0
 }
 
-// exitStatus is 1, or, for records of a newer release, what has neither the keeper nor systemd
-// (RestartPreventExitStatus) start coracled again: another start would fail as this one did.
+// exitStatus is 1 or, for records of a newer release, keeper.ExitStay. Neither the keeper nor
+// systemd (RestartPreventExitStatus) then restarts coracled: a restart would fail in the same way.
 func exitStatus(err error) int {
 	if errors.Is(err, record.ErrVersion) || errors.Is(err, network.ErrVersion) {
 		return keeper.ExitStay

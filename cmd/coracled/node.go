@@ -54,7 +54,7 @@ type node struct {
 // startNode starts the parts, each after those it builds on. respawn is the arguments
 // with which the keeper starts the daemon again; nil if it must not.
 func startNode(ctx context.Context, c config.Config, respawn []string, log *slog.Logger) (*node, error) {
-	// Before anything else: what a newer daemon has recorded must not be touched.
+	// First of all: do not touch the records of a newer daemon.
 	records, err := pod.ReadRecords(c.State)
 	if err != nil {
 		return nil, err

@@ -12,8 +12,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// watchdog tells systemd that the daemon works (WATCHDOG=1, sd_notify(3)) as long as it answers
-// calls on its own socket. systemd restarts a daemon that does not. stop ends it.
+// watchdog tells systemd that the daemon works (WATCHDOG=1, sd_notify(3)) as long as the daemon
+// answers calls on its own socket. systemd restarts a daemon that does not. stop ends the watchdog.
 func (n *node) watchdog(ctx context.Context) (stop func()) {
 	period := watchdogPeriod(os.Getenv, os.Getpid())
 	if period == 0 {
@@ -23,7 +23,7 @@ func (n *node) watchdog(ctx context.Context) (stop func()) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		// Two chances in each period, as sd_watchdog_enabled(3) advises.
+		// Probe twice per period, as sd_watchdog_enabled(3) advises.
 		feed(ctx, period/2, func(ctx context.Context) error { return askSelf(ctx, n.config.Socket()) }, n.tell, func(err error) {
 			n.log.Error("daemon does not answer itself; systemd will restart it", "err", err)
 		})
@@ -34,7 +34,8 @@ func (n *node) watchdog(ctx context.Context) (stop func()) {
 	}
 }
 
-// watchdogPeriod is the time within which systemd wants to hear of this process; 0 if it does not.
+// watchdogPeriod is the time within which systemd expects a message from this process; 0 if it
+// expects none.
 func watchdogPeriod(env func(string) string, self int) time.Duration {
 	if pid := env("WATCHDOG_PID"); pid != "" && pid != strconv.Itoa(self) {
 		return 0
@@ -46,7 +47,7 @@ func watchdogPeriod(env func(string) string, self int) time.Duration {
 	return time.Duration(usec) * time.Microsecond
 }
 
-// feed tells systemd after each probe that succeeds, until ctx ends.
+// feed notifies systemd after each successful probe, until ctx ends.
 func feed(ctx context.Context, every time.Duration, probe func(context.Context) error, tell func(string), failed func(error)) {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
@@ -70,9 +71,9 @@ func feed(ctx context.Context, every time.Duration, probe func(context.Context) 
 	}
 }
 
-// askSelf makes the calls that the kubelet cannot do without, and which depend on nothing but the
-// daemon: the server accepts and answers, and the tables of pods and containers can be read. A shim
-// that hangs is not the daemon's fault.
+// askSelf makes calls that the kubelet needs and that depend only on the daemon: they show that the
+// server accepts and answers, and that the tables of pods and containers can be read. A shim that
+// hangs does not fail them.
 func askSelf(ctx context.Context, socket string) error {
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -83,7 +84,7 @@ func askSelf(ctx context.Context, socket string) error {
 	if _, err := c.Version(ctx, &runtimeapi.VersionRequest{}); err != nil {
 		return fmt.Errorf("call own socket %s: %w", socket, err)
 	}
-	// No pod has this id, so that the answers are short.
+	// No pod has this id, so the answers are short.
 	const none = "watchdog"
 	if _, err := c.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{Filter: &runtimeapi.PodSandboxFilter{Id: none}}); err != nil {
 		return fmt.Errorf("call own socket %s: %w", socket, err)

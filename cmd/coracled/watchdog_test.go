@@ -31,7 +31,7 @@ func TestWatchdogPeriod(t *testing.T) {
 	}
 }
 
-// systemd hears of a daemon as long as its probes succeed, and no longer.
+// systemd gets messages as long as the daemon's probes succeed, and no longer.
 func TestWatchdogNeedsAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -64,7 +64,7 @@ func TestWatchdogNeedsAnswers(t *testing.T) {
 	})
 }
 
-// probed is a runtime service that answers the probe, unless it hangs in a list.
+// probed is a runtime service that answers the probe, or hangs in a list.
 type probed struct {
 	runtimeapi.UnimplementedRuntimeServiceServer
 	hang bool

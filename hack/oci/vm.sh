@@ -54,8 +54,8 @@ if [[ " $* " =~ " "(cri|critest|integration|oomkill|reboot)" " ]]; then
   cp contrib/coracled.service "$out/"
 fi
 
-# reboot: a guest per step, with a disk that is the host's file. The step that resets the guest ends
-# as that does, and has said before that it got so far.
+# reboot: one guest per step. The disk is a file of the host. The step that resets the guest fails,
+# because the guest ends, so it first writes the file "reached".
 reboot() {
   local disk operation delay status
   disk=$(mktemp -d)
@@ -68,7 +68,7 @@ reboot() {
       guest reset "$operation" "$delay" >"$disk/said" 2>&1 || status=$?
       if [[ ! -e $disk/reached ]] || ((status == 0)); then
         cat "$disk/said"
-        echo "reboot: $operation was not reset in the middle" >&2
+        echo "reboot: $operation was not reset while it ran" >&2
         return 1
       fi
       guest check || { echo "reboot: after a reset $delay s into $operation" >&2; return 1; }

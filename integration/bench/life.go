@@ -80,7 +80,7 @@ func (c *client) start(ctx context.Context) (*pod, error) {
 	return c.startWith(ctx, func(*cri.ContainerConfig) {})
 }
 
-// startWith runs a pod with a container that change makes of the payload's.
+// startWith runs a pod with the payload's container, modified by change.
 func (c *client) startWith(ctx context.Context, change func(*cri.ContainerConfig)) (*pod, error) {
 	c.seq++
 	name := fmt.Sprintf("%s-%d", c.prefix, c.seq)

@@ -7,7 +7,7 @@
 //	bin/test/bench -o out/bench.json -md docs/benchmarks.md
 //	bin/test/bench -cluster              whole clusters, Coracle's and upstream's
 //	bin/test/bench -images               pulling and unpacking
-//	bin/test/bench -writers 4            starts and execs beside containers that write as fast as they may
+//	bin/test/bench -writers 4            starts and execs next to containers that write at full speed
 //
 // Latency: all runtimes are up, and take turns in rounds, so that a noisy moment
 // falls on all of them. Memory: one runtime at a time is up, alone in a process
@@ -75,7 +75,7 @@ func run() int {
 	flag.BoolVar(&o.images, "images", false, "measure pulling and unpacking images instead")
 	flag.IntVar(&o.imageRounds, "image-rounds", 3, "rounds of -images")
 	flag.IntVar(&o.tiny, "tiny", 1000, "tiny images of -images")
-	flag.IntVar(&o.writers, "writers", 0, "measure instead how starts and execs do beside so many containers that write empty lines, each with 5 % of a CPU")
+	flag.IntVar(&o.writers, "writers", 0, "measure starts and execs next to this many containers that write empty lines, each with 5 % of a CPU")
 	flag.StringVar(&o.out, "o", "", "write the figures as JSON to this file")
 	flag.StringVar(&o.md, "md", "", "write the table into this Markdown page")
 	flag.Parse()
@@ -128,7 +128,8 @@ func benchmark(ctx context.Context, o options) error {
 	return withTargets(ctx, o, func(targets []*target) error { return benchmarkRuntimes(ctx, targets, o) })
 }
 
-// withTargets calls measure with the runtimes on a disk of their own, and a registry that has the payload.
+// withTargets calls measure with the runtimes on their own disk, and a registry that has the
+// payload.
 func withTargets(ctx context.Context, o options, measure func([]*target) error) (err error) {
 	dir, err := os.MkdirTemp("", "bench-")
 	if err != nil {

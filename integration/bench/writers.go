@@ -12,16 +12,17 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// A container that writes empty lines makes a record of 40 bytes of each byte, so one with little CPU can keep
-// whatever writes its log busy. benchmarkWriters measures what that does to other pods.
+// A container that writes empty lines makes a record of 40 bytes from each byte. So with little CPU
+// it can keep the process that writes its log busy. benchmarkWriters measures the effect on other
+// pods.
 
 // execsPerPod are timed in each pod that is started.
 const execsPerPod = 5
 
-// beside is what other pods' calls take in one round, in milliseconds.
+// beside has the durations of other pods' calls in one round, in milliseconds.
 type beside struct{ starts, execs []float64 }
 
-// benchmarkWriters lets rounds without writers and rounds with them take turns, for each runtime alone.
+// benchmarkWriters alternates rounds without writers and rounds with them, for each runtime alone.
 func benchmarkWriters(ctx context.Context, o options) error {
 	return withTargets(ctx, o, func(targets []*target) error {
 		for _, t := range targets {
@@ -70,8 +71,8 @@ func (b beside) and(more beside) beside {
 	return beside{append(b.starts, more.starts...), append(b.execs, more.execs...)}
 }
 
-// others times n pods one after the other. They are removed when all have been started: how
-// much of a teardown still goes on is not what is asked.
+// others times n pods one after the other. It removes them when all have been started, so that
+// teardowns do not affect the times.
 func (c *client) others(ctx context.Context, n int) (b beside, err error) {
 	var pods []*pod
 	defer func() { err = errors.Join(err, removeAll(ctx, c, pods), rest(ctx)) }()
@@ -91,7 +92,8 @@ func (c *client) others(ctx context.Context, n int) (b beside, err error) {
 	return b, nil
 }
 
-// besideWriters is others while writers write. note says what they wrote, and what that took the shims, if there are any.
+// besideWriters calls others while writers write. note says what they wrote, and what that cost the
+// shims, if there are any.
 func besideWriters(ctx context.Context, c *client, o options) (b beside, note string, err error) {
 	var writers []*pod
 	defer func() {
@@ -133,7 +135,7 @@ func logBytes(pods []*pod) (sum int64) {
 	return sum
 }
 
-// shimCPU is what all shims that run have used.
+// shimCPU is the CPU time used by all running shims.
 func shimCPU() (sum time.Duration) {
 	stats, _ := filepath.Glob("/proc/[0-9]*/stat") // the pattern is valid
 	for _, name := range stats {

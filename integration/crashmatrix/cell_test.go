@@ -21,13 +21,13 @@ type cell struct {
 
 	w         *workload // of the operation
 	bystander *workload
-	others    []*workload // that could not be removed while it lasted
-	diffID    string      // of the image that was imported
+	others    []*workload // could not be removed during the fault
+	diffID    string      // of the imported image
 	process   int         // that passes the point
-	limit     unix.Rlimit // of its descriptors
+	limit     unix.Rlimit // of its open files
 }
 
-// errNotReached is a cell in which nothing happened.
+// errNotReached means that nothing happened in a cell.
 var errNotReached = errors.New("the point was not reached")
 
 // setUp makes what the operation needs.
@@ -49,7 +49,7 @@ func (c *cell) setUp() error {
 	return nil
 }
 
-// tearDown judges what has become of the operation and removes all.
+// tearDown checks the result of the operation and removes everything.
 func (c *cell) tearDown() error {
 	var err error
 	if c.op.done != nil {
@@ -65,8 +65,8 @@ func (c *cell) tearDown() error {
 	return err
 }
 
-// passes runs the operation without a fault and returns the points that it passes, also those that
-// come a little later.
+// passes runs the operation without a fault. It returns the points that it passes, including those
+// that follow a little later.
 func (c *cell) passes() ([]string, error) {
 	if err := c.setUp(); err != nil {
 		return nil, err
@@ -82,8 +82,8 @@ func (c *cell) passes() ([]string, error) {
 	return points, err
 }
 
-// quiet waits until no point has been reached for a while, and returns those that were: nothing
-// announces the end of what is done after a call.
+// quiet waits until no point has been reached for a while, and returns the points that were. No
+// event marks the end of the work after a call.
 func (n *node) quiet() []string {
 	points := n.faults.Reached()
 	for still := 0; still < 20; {
@@ -98,7 +98,7 @@ func (n *node) quiet() []string {
 	return slices.Compact(points)
 }
 
-// run has the fault happen and returns what was lost.
+// run makes the fault happen and returns what was lost.
 func (c *cell) run() (found error) {
 	var err error
 	if c.bystander, err = c.n.newWorkload(nil, nil); err != nil {
@@ -133,7 +133,7 @@ func (c *cell) run() (found error) {
 		}
 	}
 	if err := c.n.leaks(patience); err != nil {
-		// What is left now is not to be found again by the next.
+		// Remove leftovers, so that the next cell does not find them again.
 		found = errors.Join(found, err)
 		if knownLimit(c.kind.name, c.point, found) != "" {
 			return errors.Join(found, c.n.takeBaseline())
@@ -143,7 +143,7 @@ func (c *cell) run() (found error) {
 	return found
 }
 
-// fault does the operation with the point armed.
+// fault runs the operation with the point armed.
 func (c *cell) fault() error {
 	var err error
 	if c.process, err = c.n.process(c.at); err != nil {
@@ -175,7 +175,7 @@ func (c *cell) fault() error {
 			return err
 		})
 	}()
-	// Some work is done when the call has ended.
+	// Some work is done after the call has ended.
 	reached := until("reached", c.n.faults.Taken)
 	if reached != nil {
 		return errors.Join(errNotReached, <-ended)
@@ -189,7 +189,7 @@ func (c *cell) fault() error {
 	}
 	var found error
 	if c.kind.lasts {
-		// Until the client has been told, or as long as a client may wait for that.
+		// Until the client has an answer, or as long as a client may wait for one.
 		select {
 		case <-tried:
 		case <-time.After(2 * time.Second):

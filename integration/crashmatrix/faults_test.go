@@ -15,7 +15,7 @@ import (
 	"github.com/coracle-project/coracle/internal/testkit"
 )
 
-// program is what passes a point.
+// program is the program that passes a point.
 type program string
 
 const (
@@ -26,16 +26,16 @@ const (
 // kind is a kind of fault.
 type kind struct {
 	name string
-	// action is what happens at the point in the process, which is one of those of the program.
+	// action is what happens at the point, in a process of the program.
 	// victims are the processes that are dead afterwards.
 	action func(n *node, at program, process int) (action string, victims []int, err error)
-	// meanwhile is done when it has happened and before it is taken back; the operation's first try
-	// has ended if lasts says so.
+	// meanwhile runs after the fault has happened and before it is undone. If lasts is set, the
+	// operation's first try has ended by then.
 	meanwhile func(*cell) error
-	// undo takes back what lasts.
+	// undo ends a lasting fault.
 	undo  func(c *cell) error
 	lasts bool
-	// other says that it is not the process at the point that dies.
+	// other means that a process other than the one at the point dies.
 	other program
 }
 
@@ -60,7 +60,7 @@ var kinds = []kind{
 	{name: "kill keeper and shim", action: killing((*node).keeper, (*node).shims)},
 }
 
-// of says whether a fault is one of its own at a program's points: to kill the shim at its own is
+// of reports whether a fault applies to a program's points. Killing the shim at its own points is
 // "kill".
 func (k kind) of(p program) bool { return k.other != p }
 
@@ -68,7 +68,7 @@ func just(action string) func(*node, program, int) (string, []int, error) {
 	return func(*node, program, int) (string, []int, error) { return action, nil, nil }
 }
 
-// killing kills processes, perhaps with that one at the point among them.
+// killing kills processes, possibly including the one at the point.
 func killing(which ...func(*node) ([]int, error)) func(*node, program, int) (string, []int, error) {
 	return func(n *node, _ program, _ int) (string, []int, error) {
 		var all []int
@@ -98,7 +98,7 @@ func (n *node) starters() ([]int, error) { return one("starter", n.Starters()) }
 func (n *node) shims() ([]int, error)    { return one("shim", n.Shims()) }
 func (n *node) daemons() ([]int, error)  { return one("coracled", []int{n.PID()}) }
 
-// process is the one that passes the points of a program.
+// process is the process that passes the points of a program.
 func (n *node) process(p program) (int, error) {
 	pids, err := n.daemons()
 	if p == shim {
@@ -119,7 +119,7 @@ func (c *cell) raiseLimit() error {
 	return err
 }
 
-// othersGoOn wants everything else to work while one operation hangs.
+// othersGoOn checks that everything else works while one operation hangs.
 func (c *cell) othersGoOn() error {
 	var found []error
 	for name, ask := range c.n.overviews() {
@@ -149,13 +149,13 @@ func (c *cell) othersGoOn() error {
 	}} {
 		if err := step(); err != nil {
 			found = append(found, lost("while it hangs, %s: %v", name, err))
-			c.others = append(c.others, w) // which has to go
+			c.others = append(c.others, w) // must be removed later
 		}
 	}
 	return errors.Join(found...)
 }
 
-// overviews are the calls about everything.
+// overviews are the calls that list everything.
 func (n *node) overviews() map[string]func(context.Context) error {
 	return map[string]func(context.Context) error{
 		"Status": func(ctx context.Context) error {

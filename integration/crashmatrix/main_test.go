@@ -1,17 +1,17 @@
-// Package crashmatrix takes a node through its operations while something fails at each fault
-// point that they pass, and judges what was lost.
+// Package crashmatrix takes a node through its operations while something fails at each fault point
+// that they pass, and checks what was lost.
 //
-//   - An operation (operations_test.go) is a call of a client, with what it needs before and how to
-//     tell afterwards that it was done. The client repeats it until it succeeds, as the kubelet does.
-//   - Which points an operation passes is found out by running it once.
+//   - An operation (operations_test.go) is a request of a client, with its preparation and a check of
+//     its result. The client repeats it until it succeeds, as the kubelet does.
+//   - The points that an operation passes are found by running it once.
 //   - A fault (faults_test.go) happens once, at such a point: the process dies, gets an error, hangs,
-//     has no room or no descriptors left, or another process dies at that moment.
-//   - A cell (cell_test.go) is an operation, a point and a fault. It is all right if the container
-//     of the operation and a bystander have all lines of their logs and their exit statuses, the
-//     bystander is the same process all the time, the client gets through, and nothing is left.
+//     runs out of space or descriptors, or another process dies at that moment.
+//   - A cell (cell_test.go) is an operation, a point and a fault. It passes if the container of the
+//     operation and a bystander have all lines of their logs and their exit statuses, the bystander
+//     is the same process all the time, the client succeeds, and nothing is left behind.
 //
-// `make test` runs every point with an error, a hang and a kill, and a sample of the rest. The whole
-// matrix, which writes docs/crash-matrix.md, is `make crash-matrix`.
+// `make test` runs every point with an error, a hang and a kill, and a sample of the rest. `make
+// crash-matrix` runs the whole matrix and writes docs/crash-matrix.md.
 package crashmatrix
 
 import (
@@ -27,7 +27,7 @@ import (
 	"github.com/coracle-project/coracle/internal/testkit/ociimage"
 )
 
-// page is where TestMatrix writes what it found; without it there is only the sample.
+// page is where TestMatrix writes its results. Without it, only the sample runs.
 var page = flag.String("page", "", "run the whole matrix and write it to this `file`")
 
 func TestMain(m *testing.M) {

@@ -11,8 +11,8 @@ import (
 	"github.com/coracle-project/coracle/internal/testkit"
 )
 
-// elsewhere are the fault points that no operation here passes, by prefix, with the test that
-// does and fails if it does not. Those tests ask the programs for their points, too.
+// elsewhere are the fault points that no operation here passes, by prefix, each with the test that
+// passes them and fails if it does not. Those tests also ask the programs for their points.
 var elsewhere = map[string]string{
 	"image.lazy.":   "integration TestLazyKilledAtEachFaultPoint", // layers that are pulled lazily
 	"runtime.oci.":  "integration TestShimKilledAtEachFaultPoint", // containers of other OCI runtimes
@@ -25,7 +25,7 @@ var elsewhere = map[string]string{
 	"shim.exec.signalled": "shim/client TestExecsEndWithTheirDaemon",
 }
 
-// prefixes are the packages that have side effects, and so fault points.
+// prefixes are the packages that have side effects, and therefore fault points.
 var prefixes = []string{
 	"image.", "network.cni.", "network.setup.", "network.teardown.", "nspin.", "pod.", "runtime.", "runtime.oci.", "runtime.shim.", "shim.", "snapshot.",
 }
@@ -46,7 +46,7 @@ type result struct {
 
 func (r result) limit() string { return knownLimit(r.kind.name, r.row.point, r.lost) }
 
-// TestFaultPoints has faults happen at every fault point of every program.
+// TestFaultPoints makes faults happen at every fault point of every program.
 func TestFaultPoints(t *testing.T) {
 	points := allPoints(t)
 	passed := map[string]bool{}
@@ -64,7 +64,7 @@ func TestFaultPoints(t *testing.T) {
 					r := result{row{c.op, c.point, c.at}, c.kind, c.run()}
 					t.Logf("%.2f s", time.Since(begin).Seconds())
 					all = append(all, r)
-					if *page != "" { // each time: a run that is cut short shows how far it came
+					if *page != "" { // each time, so that an interrupted run shows its progress
 						writePage(t, *page, all)
 					}
 					if r.lost != nil && r.limit() == "" {
@@ -84,7 +84,7 @@ func TestFaultPoints(t *testing.T) {
 	}
 }
 
-// allPoints are those of the daemon and of the shim.
+// allPoints are the points of the daemon and of the shim.
 func allPoints(t *testing.T) map[string]program {
 	t.Helper()
 	points := map[string]program{}
@@ -124,12 +124,12 @@ func isElsewhere(point string) bool {
 	return false
 }
 
-// isSkipped says whether a point belongs to an operation that cannot be done here.
+// isSkipped reports whether a point belongs to an operation that cannot run here.
 func isSkipped(point string) bool {
 	return strings.HasPrefix(point, "pod.checkpoint.") && noCRIU() != ""
 }
 
-// passedOn does all operations of a kind of node once, which finds out the points that they pass.
+// passedOn runs all operations of a kind of node once, and returns the points that they pass.
 func passedOn(t *testing.T, n *node, kind nodeKind, points map[string]program) []row {
 	t.Helper()
 	var rows []row
@@ -165,8 +165,9 @@ func operationsOn(kind nodeKind) []operation {
 // each is how many of kinds every point gets in every run.
 const each = 3
 
-// plan are the cells of the whole matrix, or the first kinds of fault at the points that were not
-// passed before by another operation, and of each operation one of the others at one point, chosen by their names.
+// plan returns the cells to run. For the page, these are all cells. Otherwise they are the first
+// kinds of fault at all points that no earlier operation passes, and for each operation one of the
+// other kinds at one point, chosen by their names.
 func plan(rows []row, passed map[string]bool, whole bool) []cell {
 	var cells []cell
 	add := func(r row, k kind) {
@@ -204,7 +205,7 @@ func plan(rows []row, passed map[string]bool, whole bool) []cell {
 	return cells
 }
 
-// pick chooses one by a name.
+// pick chooses one element by a name.
 func pick[T any](from []T, name string) T {
 	h := fnv.New32a()
 	h.Write([]byte(name))

@@ -20,10 +20,9 @@ import (
 	"github.com/coracle-project/coracle/internal/testkit/leak"
 )
 
-// Limits of waits. Nothing is expected to take any part of them: on a machine that does other
-// things, too, everything takes as long as it takes.
+// Limits for waits. They are much longer than expected, because the machine may be busy.
 const (
-	callLimit    = 15 * time.Second // of one call
+	callLimit    = 15 * time.Second // for one call
 	throughLimit = 30 * time.Second // until a repeated call gets through
 	settleLimit  = 20 * time.Second // until nothing is left
 )
@@ -36,11 +35,11 @@ type node struct {
 	faults *testkit.Faults
 	t      testing.TB
 	seq    int
-	before *leak.Snapshot // of a node that has done all operations once
+	before *leak.Snapshot // of a node that has run all operations once
 	cni    string         // where the plugins keep addresses
 }
 
-// Both file systems are small, so that they can be filled. Logs have a limit, so that their
+// Both file systems are small, so that tests can fill them. Logs have a limit, so that their
 // rotation can be interrupted.
 const (
 	rootSize  = "400m"
@@ -67,7 +66,7 @@ func newNode(t *testing.T, kind nodeKind) *node {
 	}
 	d := testkit.StartDaemon(t, o)
 	if kind == onCNI {
-		t.Cleanup(func() { // the plugin leaves it
+		t.Cleanup(func() { // the plugin does not remove it
 			if l, err := netlink.LinkByName("matrix0"); err == nil {
 				_ = netlink.LinkDel(l)
 			}
@@ -83,14 +82,14 @@ func newNode(t *testing.T, kind nodeKind) *node {
 
 func testRef(name string) string { return registry.Addr + "/test/" + name + ":1" }
 
-// call is one call.
+// call makes one call.
 func call[Req, Res any](f func(context.Context, Req, ...grpc.CallOption) (Res, error), req Req) (Res, error) {
 	ctx, cancel := callContext()
 	defer cancel()
 	return f(ctx, req)
 }
 
-// callContext is for one call.
+// callContext is the context of one call.
 func callContext() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.Background(), callLimit)
 }
@@ -104,7 +103,7 @@ func through(what string, f func() error) error {
 	return nil
 }
 
-// await repeats f until it succeeds, or something is lost for good.
+// await repeats f until it succeeds, or fails for good.
 func await(limit, every time.Duration, f func() error) error {
 	end := time.NewTimer(limit)
 	defer end.Stop()
@@ -134,7 +133,7 @@ func until(what string, f func() bool) error {
 	})
 }
 
-// pull has an image on the node.
+// pull makes sure that an image is on the node.
 func (n *node) pull(ref string) error {
 	return through("PullImage", func() error {
 		_, err := call(n.Images.PullImage, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: ref}})
@@ -142,13 +141,13 @@ func (n *node) pull(ref string) error {
 	})
 }
 
-// hasImage says whether an image has the name.
+// hasImage reports whether an image has the name.
 func (n *node) hasImage(ref string) (bool, error) {
 	r, err := call(n.Images.ImageStatus, &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: ref}})
 	return r.GetImage() != nil, err
 }
 
-// removeImage removes an image if it is there.
+// removeImage removes an image if it exists.
 func (n *node) removeImage(ref string) error {
 	return through("RemoveImage", func() error {
 		_, err := call(n.Images.RemoveImage, &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: ref}})
@@ -156,7 +155,7 @@ func (n *node) removeImage(ref string) error {
 	})
 }
 
-// ready waits until coracled serves, and a shim and a keeper are there.
+// ready waits until coracled serves, and a shim and a keeper run.
 func (n *node) ready() error {
 	return errors.Join(
 		until("coracled, shim and keeper are back", func() bool {
@@ -168,7 +167,8 @@ func (n *node) ready() error {
 		}))
 }
 
-// begin removes all that is left of a cell, the processes, too, and starts coracled again.
+// begin removes everything that is left of a cell, including the processes, and starts coracled
+// again.
 func (n *node) begin() error {
 	if err := n.Purge(); err != nil {
 		return err
@@ -179,7 +179,8 @@ func (n *node) begin() error {
 	return n.takeBaseline()
 }
 
-// takeBaseline says that what is there now is no leak. What is opened once for all is there then.
+// takeBaseline declares the current state to be free of leaks. Everything that is opened only once
+// is open then.
 func (n *node) takeBaseline() error {
 	w, err := n.newWorkload(nil, nil)
 	if err != nil {
@@ -199,18 +200,20 @@ func (n *node) takeBaseline() error {
 		return err
 	}
 	n.quiet()
-	// Logs grow with each request for good reasons.
-	ignore := func(line string) bool { return strings.Contains(line, n.Logs) || n.IsCgroupParent(line) }
+	// Logs grow with each request for good reasons; keepers differ in how many programs they have adopted.
+	ignore := func(line string) bool {
+		return strings.Contains(line, n.Logs) || n.IsCgroupParent(line) || line == testkit.KeeperPidfds
+	}
 	n.before, err = leak.Take(leak.Scope{
 		Dirs: []string{n.Root, n.State, n.cni}, Cgroups: []string{n.Cgroup}, PIDs: n.Processes, Ignore: ignore,
 	})
 	return err
 }
 
-// mostLines is how many things that are left are told.
+// mostLines is how many leftovers are reported.
 const mostLines = 20
 
-// lostLines is one line for each thing that is left.
+// lostLines returns one line for each leftover.
 func lostLines(left []string) error {
 	if more := len(left) - mostLines; more > 0 {
 		left = append(left[:mostLines:mostLines], fmt.Sprint("and ", more, " more"))

@@ -26,7 +26,7 @@ const (
 	onCNI    nodeKind = "CNI"
 )
 
-// stage is how far a workload is before the operation.
+// stage is the state of a workload before the operation.
 type stage int
 
 const (
@@ -38,30 +38,32 @@ const (
 	stopped
 )
 
-// operation is what a client wants done.
+// operation is a request of a client.
 type operation struct {
 	name string
 	node nodeKind // onBridge if empty
-	// pod and container change the workload's configuration, which is at stage from before.
+	// pod and container change the workload's configuration; its stage before the operation is
+	// from.
 	pod       func(*cri.PodSandboxConfig)
 	container func(*cri.ContainerConfig)
 	from      stage
-	// kills says that the container is not asked to end.
+	// kills means that the container is not asked to end.
 	kills bool
-	// prepare is what else is there before.
+	// prepare makes what else must exist first.
 	prepare func(*cell) error
-	// do is one try; it is repeated until it succeeds.
+	// do is one try. It is repeated until it succeeds.
 	do func(*cell) error
-	// done says what is wrong afterwards, and takes away what prepare and do made. The workload's
-	// end is judged for all.
+	// done checks the result, and removes what prepare and do made. The end of the workload is
+	// checked for all operations.
 	done func(*cell) error
-	// own says that its points are not the same as in other operations: here they are of the pod's init.
+	// own means that its points differ from those of other operations: here they are of the pod's
+	// init.
 	own bool
-	// skip is why the operation cannot be done here.
+	// skip returns why the operation cannot run here.
 	skip func() string
 }
 
-// operations are all that a client can ask for that changes something.
+// operations are all requests of a client that change something.
 var operations = []operation{
 	{name: "pull", prepare: (*cell).withoutWeb, do: func(c *cell) error { return c.pullOnce("web") }, done: (*cell).webIsWhole},
 	{name: "run pod", do: onWorkload((*workload).run)},
@@ -131,7 +133,7 @@ func (c *cell) removeOnce(name string) error {
 
 func (c *cell) withoutWeb() error { return c.n.removeImage(testRef("web")) }
 
-// webIsWhole reads all of the image again.
+// webIsWhole reads the whole image again.
 func (c *cell) webIsWhole() error {
 	has, err := c.n.hasImage(testRef("web"))
 	if err == nil && !has {
@@ -160,7 +162,7 @@ func (c *cell) updated() error {
 	return err
 }
 
-// burst has the container write more than its log may hold.
+// burst makes the container write more than its log may hold.
 func (c *cell) burst() error {
 	files, err := c.w.logs()
 	if err != nil || len(files) > 1 {
@@ -175,7 +177,7 @@ func (c *cell) burst() error {
 	})
 }
 
-// renameLog does what the kubelet does before it has the log opened again.
+// renameLog does what the kubelet does before it asks to reopen the log.
 func (c *cell) renameLog() error {
 	path := filepath.Join(c.w.pod.LogDirectory, c.w.conf.LogPath)
 	return os.Rename(path, path+".20060102-150405")
@@ -186,7 +188,7 @@ func (c *cell) reopenLog() error {
 	return err
 }
 
-// noCRIU says why nothing can be checkpointed.
+// noCRIU returns why nothing can be checkpointed.
 var noCRIU = sync.OnceValue(func() string {
 	if out, err := exec.Command("criu", "check").CombinedOutput(); err != nil {
 		return strings.TrimSpace(fmt.Sprintf("criu check: %v %.100s", err, out))
@@ -211,7 +213,7 @@ func (c *cell) checkpointed() error {
 
 const madeName = "localhost/made:"
 
-// importOnce makes an image of an archive with one file.
+// importOnce makes an image from an archive with one file.
 func (c *cell) importOnce(tag string) error {
 	ctx, cancel := callContext()
 	defer cancel()
@@ -219,7 +221,7 @@ func (c *cell) importOnce(tag string) error {
 	if err != nil {
 		return err
 	}
-	// The end of the call, not Send, tells what was wrong.
+	// The end of the call reports the failure, not Send.
 	_ = s.Send(&imagesv1.ImportRequest{Name: madeName + tag, Data: oneFile()})
 	r, err := s.CloseAndRecv()
 	if err == nil {
@@ -232,8 +234,8 @@ func (c *cell) importMade(tag string) error {
 	return through("Import", func() error { return c.importOnce(tag) })
 }
 
-// removeMade also removes what has lost its name to a second try, and what was set aside as damaged,
-// which is kept for those who want to know what happened.
+// removeMade also removes an image that lost its name to a second try, and damaged layers that were
+// set aside for the operator.
 func (c *cell) removeMade() error {
 	aside, err := filepath.Glob(filepath.Join(c.n.Root, "snapshots", "quarantine", "*"))
 	for _, dir := range aside {
@@ -258,7 +260,7 @@ func (c *cell) verify() error {
 	return c.verifyImages(imagesv1.Repair_REPAIR_DROP, madeName+"1")
 }
 
-// verifyImages fails if the images are damaged and are not to be repaired.
+// verifyImages fails if the images are damaged and cannot be repaired.
 func (c *cell) verifyImages(r imagesv1.Repair, names ...string) error {
 	ctx, cancel := callContext()
 	defer cancel()
@@ -271,7 +273,7 @@ func (c *cell) verifyImages(r imagesv1.Repair, names ...string) error {
 		}
 	}
 	if !errors.Is(err, io.EOF) {
-		// It was dropped by an earlier try whose answer was lost.
+		// An earlier try dropped it, and its answer was lost.
 		if has, herr := c.n.hasImage(names[0]); r == imagesv1.Repair_REPAIR_DROP && herr == nil && !has {
 			return nil
 		}
@@ -301,11 +303,11 @@ func (c *cell) pruned() error {
 	if err == nil && has {
 		err = lost("the image was not pruned")
 	}
-	// Without a container of it, the other image goes, too.
+	// Without a container that uses it, the other image goes too.
 	return errors.Join(err, c.removeMade(), c.n.pull(testRef("busybox")))
 }
 
-// oneFile is an archive of a root file system.
+// oneFile returns an archive of a root file system.
 func oneFile() []byte {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)

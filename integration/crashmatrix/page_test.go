@@ -13,35 +13,35 @@ import (
 
 const pageHead = `# Crash matrix
 
-What is lost if something fails at each of the places between two side effects ([fault
+What is lost if something fails at a place between two side effects ([fault
 points](../internal/fault/fault.go)) that an operation passes. Made by ` + "`make crash-matrix`" + `; a sample of it
 is part of ` + "`make test`" + `.
 
-In each cell a client wants an operation done and repeats it until it is. A fault happens once, for real, in the
-process that passes the point, or to another process at that moment. Meanwhile another pod's container writes a
-numbered line every 5 ms. Nothing is lost if both containers' logs have every line once, their exit statuses are right,
-the other container is the same process all the time, the client gets through, and no process, mount, cgroup, link,
-file or descriptor is left.
+In each cell a client repeats an operation until it succeeds. A real fault happens once, in the
+process that passes the point, or to another process at that moment. Meanwhile another pod's
+container writes a numbered line every 5 ms. Nothing is lost if both containers' logs have every
+line once, their exit statuses are right, the other container is the same process all the time, the
+client succeeds, and no process, mount, cgroup, link, file or descriptor is left behind.
 
 | fault | what happens at the point |
 | --- | --- |
 | kill | the process that passes it gets SIGKILL |
 | error | its next step fails |
-| hang | it goes no further; other pods start, run and end, and all is listed meanwhile |
+| hang | it stops there; meanwhile other pods start, run and end, and lists work |
 | no room in state, in root | the file system is full until the client's first try has ended |
 | no descriptors | the process cannot open anything until then |
 | kill keeper, starter, shim, daemon | another process gets SIGKILL |
-| kill keeper and shim | both do |
+| kill keeper and shim | both get SIGKILL |
 
 ## Known limits
 
-- The exit status of a container that ends while neither its shim nor the keeper lives is not known; it is
-  reported as 255. Before Linux 6.15 that is so, too, while only its shim is being replaced.
-- When keeper and shim die at the same instant, a container with a terminal gets a hang-up, as nobody holds the
-  terminal's other side any more. Containers without one go on.
+- The exit status of a container that ends while neither its shim nor the keeper lives is unknown. It
+  is reported as 255.
+- When keeper and shim die at the same instant, a container with a terminal gets a hang-up, because
+  no process holds the terminal's other side. Containers without a terminal keep running.
 `
 
-// writePage writes what was found.
+// writePage writes the results.
 func writePage(t *testing.T, path string, all []result) {
 	t.Helper()
 	var host unix.Utsname
@@ -66,7 +66,7 @@ func writePage(t *testing.T, path string, all []result) {
 			fmt.Fprintf(&b, "- %s\n", l.says)
 		}
 	}
-	fmt.Fprintf(&b, "\n## Results\n\nLinux %s, %d cells: in %d nothing was lost, in %d what a known limit says, in %d more than that.\n",
+	fmt.Fprintf(&b, "\n## Results\n\nLinux %s, %d cells: nothing lost in %d, a known limit in %d, another loss in %d.\n",
 		strings.Join(release[:2], "."), len(all), len(all)-bad-known, known, bad)
 	for _, op := range operations {
 		if op.skip != nil && op.skip() != "" {
@@ -114,10 +114,10 @@ func writeRow(b *strings.Builder, all []result) {
 	}
 }
 
-// varying are the parts of an error that are another in each run.
+// varying are the parts of an error that differ in each run.
 var varying = regexp.MustCompile(`/tmp/coracle-[0-9]+|[0-9a-f]{64}|process [0-9]+|[A-Z0-9]{26}|[0-9]{6,}`)
 
-// oneLine fits an error into a table.
+// oneLine makes an error fit into a table.
 func oneLine(err error) string {
 	s := varying.ReplaceAllString(strings.Join(strings.Fields(err.Error()), " "), "…")
 	if len(s) > 300 {

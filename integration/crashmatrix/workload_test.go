@@ -16,11 +16,11 @@ import (
 	"github.com/coracle-project/coracle/internal/testkit"
 )
 
-// exitCode is what a container ends with that is asked to.
+// exitCode is the exit code of a container that is asked to end.
 const exitCode = 7
 
-// counting writes a numbered line every few milliseconds, many at once when there is a file
-// /burst, and at SIGTERM a last one.
+// counting writes a numbered line every few milliseconds, many at once if there is a file /burst,
+// and a last line at SIGTERM.
 const counting = `trap 'echo last; exit 7' TERM
 i=0
 say() { i=$((i+1)); echo "line $i"; }
@@ -37,10 +37,10 @@ type workload struct {
 	podID  string
 	conf   *cri.ContainerConfig
 	id     string
-	killed bool // and so it has no last line
+	killed bool // so it has no last line
 }
 
-// newWorkload has nothing on the node yet.
+// newWorkload makes a workload that is not on the node yet.
 func (n *node) newWorkload(changePod func(*cri.PodSandboxConfig), changeContainer func(*cri.ContainerConfig)) (*workload, error) {
 	n.seq++
 	name := fmt.Sprintf("pod-%d", n.seq)
@@ -78,7 +78,8 @@ func (w *workload) run() error {
 	return err
 }
 
-// create is another attempt each time, as the kubelet's: what is left of a try goes with its pod.
+// create makes a new attempt each time, as the kubelet does. The remains of a failed try go with
+// the pod.
 func (w *workload) create() error {
 	w.conf.Metadata.Attempt++
 	w.conf.LogPath = fmt.Sprintf("main-%d.log", w.conf.Metadata.Attempt)
@@ -100,7 +101,7 @@ func (w *workload) start() error {
 	if err == nil {
 		return nil
 	}
-	// The start may have worked, and only its answer been lost.
+	// The start may have worked, and only its answer was lost.
 	s, serr := w.status()
 	if serr == nil && s.GetState() == cri.ContainerState_CONTAINER_RUNNING {
 		return nil
@@ -129,7 +130,7 @@ func (w *workload) pid() (int, error) {
 	return info.PID, nil
 }
 
-// exec runs a command that prints and exits in a way of its own.
+// exec runs a command with a known output and exit code.
 func (w *workload) exec(command string, wantOut string, wantCode int32) error {
 	r, err := call(w.n.ExecSync, &cri.ExecSyncRequest{ContainerId: w.id, Cmd: []string{"sh", "-c", command}, Timeout: int64(callLimit.Seconds())})
 	if err != nil {
@@ -161,7 +162,7 @@ func (w *workload) removePod() error {
 	return err
 }
 
-// lost is something that a fault has cost.
+// lost reports something that a fault has cost.
 func lost(format string, args ...any) error { return lostError(fmt.Sprintf(format, args...)) }
 
 type lostError string
@@ -179,7 +180,7 @@ func (w *workload) upTo(s stage) error {
 	return nil
 }
 
-// counts waits for lines that are new.
+// counts waits for new lines.
 func (w *workload) counts() error {
 	before, err := w.lines()
 	if err != nil {
@@ -191,7 +192,7 @@ func (w *workload) counts() error {
 	})
 }
 
-// logs are the files of the container's log, the oldest first.
+// logs returns the files of the container's log, oldest first.
 func (w *workload) logs() ([]string, error) {
 	path := filepath.Join(w.pod.LogDirectory, w.conf.LogPath)
 	aside, err := filepath.Glob(path + ".*")
@@ -202,9 +203,8 @@ func (w *workload) logs() ([]string, error) {
 	return aside, err
 }
 
-// lines are what the container wrote, without what the shim says of the log itself. A line may be in
-// several records, and these in two files. The last line of the file that is written may not be
-// whole yet.
+// lines returns what the container wrote, without the shim's own lines. A line may be in several
+// records, and these in two files. The last line of the current file may be incomplete.
 func (w *workload) lines() ([]string, error) {
 	files, err := w.logs()
 	if err != nil {
@@ -232,7 +232,7 @@ func (w *workload) lines() ([]string, error) {
 	return all, nil
 }
 
-// logWhole says what of the log is missing, there twice or torn.
+// logWhole reports what is missing, duplicated or torn in the log.
 func (w *workload) logWhole() error {
 	lines, err := w.lines()
 	if err != nil {
@@ -267,10 +267,10 @@ func (w *workload) logWhole() error {
 	return nil
 }
 
-// lostNoted is a piece of a log that is missing, in whose place the log says so.
+// lostNoted is a missing piece of a log that the log itself reports.
 const lostNoted lostError = "a piece of the log, which says so"
 
-// end stops the workload wherever it is, judges it, and removes it.
+// end stops the workload in any stage, checks it, and removes it.
 func (w *workload) end() error {
 	if w.podID == "" {
 		return nil

@@ -17,11 +17,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hangTick is how often a hang that a file has armed looks whether it is over.
+// hangTick is how often a hang that a file has armed checks whether it is over.
 const hangTick = 5 * time.Millisecond
 
-// act is the fault itself. An action that is not known, or cannot be done, panics: a test must not
-// pass without its fault.
+// act performs the fault. It panics if an action is unknown or fails: a test must not pass without
+// its fault.
 func (f armedFault) act(ctx context.Context, name string) error {
 	verb, object, _ := strings.Cut(f.action, ":")
 	var err error
@@ -68,13 +68,13 @@ func (f armedFault) hang(ctx context.Context) error {
 	return nil
 }
 
-// kill kills processes, this one last.
+// kill kills processes, this process last.
 func kill(pids []string) error {
 	self := strconv.Itoa(os.Getpid())
 	for _, s := range pids {
 		pid, err := strconv.Atoi(s)
 		if err != nil || pid <= 1 {
-			return fmt.Errorf("%q is no process id", s)
+			return fmt.Errorf("%q is not a process id", s)
 		}
 		if s == self {
 			continue
@@ -90,7 +90,7 @@ func kill(pids []string) error {
 	select {} // the signal is on its way
 }
 
-// fill takes all room of a directory's file system.
+// fill fills the file system of a directory.
 func fill(dir string) error {
 	f, err := os.OpenFile(filepath.Join(dir, FillName), os.O_WRONLY|os.O_CREATE, 0o600)
 	if err != nil {
@@ -112,8 +112,9 @@ func fill(dir string) error {
 	return nil
 }
 
-// exhaust sets the limit of open files to the lowest free descriptor. Neither unix.Setrlimit nor
-// unix.Prlimit: with them the programs that this one starts would get the limit, too.
+// exhaust sets the limit of open files to the lowest free descriptor. It does not use
+// unix.Setrlimit or unix.Prlimit: with these, programs started by this process would get the limit
+// too.
 func exhaust() error {
 	lowest, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.EMFILE) {

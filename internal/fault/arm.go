@@ -8,14 +8,14 @@ import (
 	"strings"
 )
 
-// armedFault is what happens at a point.
+// armedFault is the fault armed at a point.
 type armedFault struct {
 	action string
-	// lasts says whether a hang goes on; nil: until the context ends.
+	// lasts reports whether a hang continues; nil: until the context ends.
 	lasts func() bool
 }
 
-// armed is what happens the n-th time that the point is reached.
+// armed returns the fault for the n-th time that the point is reached.
 func armed(name string, n int) armedFault {
 	if action := find(os.Getenv(listVar), name, n); action != "" {
 		return armedFault{action: action}
@@ -28,7 +28,7 @@ func armed(name string, n int) armedFault {
 	if action, once := strings.CutPrefix(action, "once*"); once {
 		taken := path + TakenSuffix
 		if os.Rename(path, taken) != nil {
-			return armedFault{} // another process was the first
+			return armedFault{} // another process was faster
 		}
 		return armedFault{action, func() bool {
 			_, err := os.Lstat(taken)
@@ -38,7 +38,7 @@ func armed(name string, n int) armedFault {
 	return armedFault{action, func() bool { return find(read(path), name, n) == action }}
 }
 
-// find is the action of a list of NAME=ACTION for the n-th time.
+// find returns the action in a list of NAME=ACTION for the n-th time.
 func find(list, name string, n int) string {
 	for item := range strings.SplitSeq(strings.TrimSpace(list), ",") {
 		point, action, ok := strings.Cut(strings.TrimSpace(item), "=")
@@ -56,7 +56,7 @@ func find(list, name string, n int) string {
 	return ""
 }
 
-// read is the content of a file, nothing as long as there is none.
+// read returns the content of a file, "" if the file does not exist.
 func read(path string) string {
 	if path == "" {
 		return ""

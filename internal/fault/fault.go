@@ -3,14 +3,14 @@
 // Point.At is an empty function that the compiler removes; the points are live only with
 // the build tag "faults".
 //
-// A package declares its points as variables, in its faults.go, and reaches them by At:
+// A package declares its points as variables in its faults.go, and calls At at each point:
 //
 //	var faultRunRecorded = fault.New("pod.run.recorded")
 //	…
 //	if err := faultRunRecorded.At(ctx); err != nil {
 //
-// A program built with the tag prints the points that are linked into it, and exits, when
-// CORACLE_FAULTS is "list": tests ask the program which points there are.
+// If CORACLE_FAULTS is "list", a program built with the tag prints the points that are linked into
+// it, and exits. Tests use that to find the points.
 //
 // Points are armed by the environment variable CORACLE_FAULTS, a comma-separated
 // list of NAME=ACTION:
@@ -26,15 +26,15 @@
 //	pod.stop.killed=2*error        only the second time the point is reached
 //
 // A file named by CORACLE_FAULTS_FILE, read at each point, arms points in a running
-// process in the same notation. There
+// process in the same notation. In such a file,
 //
-//	pod.run.network=once*error     happens once, whichever process is the first at the point
+//	pod.run.network=once*error     happens once, in the first process at the point
 //
-// That process renames the file: TakenSuffix is added to its name. A hang that a file has armed
-// ends when the file does not say so any more, or, with once, when the renamed file is gone.
+// That process renames the file: it adds TakenSuffix to the name. A hang armed by a file ends when
+// the file no longer arms it or, with once, when the renamed file is gone.
 //
 // A file named by CORACLE_FAULTS_REACHED gets a line for each point that is reached, before
-// anything happens there: its name, and what is about to happen, if anything.
+// anything happens there: the point's name, and the fault that is about to happen, if any.
 package fault
 
 import (
@@ -42,16 +42,16 @@ import (
 	"os"
 )
 
-// Point is a named place between two side effects. The name begins with the package's.
+// Point is a named place between two side effects. Its name begins with the name of the package.
 type Point string
 
 // ErrInjected is what an armed point with the action "error" returns.
 var ErrInjected = errors.New("injected fault")
 
 const (
-	// FillName is the file that takes all room of a file system.
+	// FillName is the name of the file that fills a file system.
 	FillName = "coracle-fault-fill"
-	// TakenSuffix is what the name of a file gets that has armed a fault which happens once.
+	// TakenSuffix is appended to the name of a file when its fault, armed to happen once, happens.
 	TakenSuffix = ".taken"
 )
 
@@ -60,8 +60,9 @@ const (
 	reachedVar = "CORACLE_FAULTS_REACHED"
 )
 
-// Environ is what a program gives to those that it starts: the files. The list in CORACLE_FAULTS is
-// for one process. It is the same in all builds: a test without the tag starts programs with it.
+// Environ returns the variables that a program passes to programs that it starts: the names of the
+// files. The list in CORACLE_FAULTS applies to one process only. Environ is the same in all builds:
+// a test without the tag starts programs that have it.
 func Environ() []string {
 	var env []string
 	for _, name := range []string{fileVar, reachedVar} {

@@ -7,7 +7,7 @@ import "context"
 // Enabled says whether fault points are live in this build.
 const Enabled = false
 
-// New is the point with a name.
+// New returns the point with a name.
 func New(name string) Point { return Point(name) }
 
 // At does nothing in a build without the tag "faults".

@@ -22,8 +22,8 @@ var (
 	hits = map[string]int{} // how often each point was reached
 )
 
-// New registers a point. It panics if the name is taken: what is reached in several packages
-// is one variable of a package that they share.
+// New registers a point. It panics if the name exists: several packages that reach the same point
+// must share one variable.
 func New(name string) Point {
 	mu.Lock()
 	defer mu.Unlock()
@@ -34,7 +34,7 @@ func New(name string) Point {
 	return Point(name)
 }
 
-// Main prints the names of all points, one a line, and ends the program if CORACLE_FAULTS is
+// Main prints the names of all points, one per line, and ends the program, if CORACLE_FAULTS is
 // "list". A program calls it first.
 func Main() {
 	if os.Getenv(listVar) != "list" {
@@ -62,7 +62,8 @@ func (p Point) At(ctx context.Context) error {
 	return f.act(ctx, name)
 }
 
-// note tells the test. A process without descriptors cannot, and goes on.
+// note records that the point was reached. A process without free descriptors cannot, and
+// continues.
 func note(name, action string) {
 	path := os.Getenv(reachedVar)
 	if path == "" {

@@ -40,7 +40,7 @@ func TestHangEndsWithTheContext(t *testing.T) {
 	}
 }
 
-// armFile has the points of this process armed by a file.
+// armFile arms the points of this process by a file.
 func armFile(t *testing.T, list string) (path string) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "faults")
@@ -128,7 +128,7 @@ func TestReached(t *testing.T) {
 	}
 }
 
-// child runs a test of this name in a process of its own, in which inChild is true.
+// child runs a test of this name in its own process, in which inChild is true.
 func child(t *testing.T, env ...string) *exec.Cmd {
 	cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
 	cmd.Env = append(append(os.Environ(), "FAULT_TEST_CHILD=1"), env...)

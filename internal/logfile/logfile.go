@@ -6,8 +6,8 @@
 // as their standard error (a child, one that is started again, a panic's trace) need not be told. Only
 // what such a process writes in the moment between copy and truncation is lost.
 //
-// What can twice not be set aside, as the disk is full perhaps, is dropped. A log in memory is smaller
-// (Stderr).
+// If a file cannot be set aside twice, for example because the disk is full, its contents are
+// dropped. A log in memory is smaller (Stderr).
 //
 // The loggers in use elsewhere rename the file, which others then go on writing to, and cut it anywhere.
 package logfile
@@ -45,7 +45,7 @@ type File struct {
 
 	mu    sync.Mutex
 	f     *os.File
-	retry int64 // the size from which on setting aside is tried again after it failed; 0: it did not
+	retry int64 // after a failure: the size at which to try again; 0: no failure
 }
 
 // Open returns the log at path, which is made if there is none, for appending.
@@ -64,7 +64,7 @@ func open(path string, limit int64, kept int) (*File, error) {
 		return nil, errors.Join(fmt.Errorf("log %s is not a regular file: it cannot be set aside; name another", path), f.Close())
 	}
 	l := &File{path: path, limit: limit, kept: kept, f: f}
-	l.bound() // the trace of a panic may have come after the last line of our own
+	l.bound() // a panic may have added its trace after our last line
 	return l, nil
 }
 
@@ -80,10 +80,10 @@ func (l *File) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// bound sets the file aside if it is too large. If that fails twice, because the file system is
-// full perhaps, the file is emptied: what is said next is worth more.
+// bound sets the file aside if it is too large. If that fails twice, for example because the file
+// system is full, it empties the file: new lines are more useful than old ones.
 func (l *File) bound() {
-	size := l.size() // others write, too
+	size := l.size() // other processes write too
 	if size < max(l.limit, l.retry) {
 		return
 	}
@@ -91,7 +91,7 @@ func (l *File) bound() {
 	if err != nil && l.retry > 0 {
 		if terr := l.f.Truncate(0); terr == nil {
 			l.retry = 0
-			fmt.Fprintf(l.f, "%d bytes of log were dropped, as they could not be set aside: %v\n", size, err)
+			fmt.Fprintf(l.f, "%d bytes of log were dropped because they could not be set aside: %v\n", size, err)
 			return
 		}
 	}
@@ -122,7 +122,8 @@ func (l *File) setAside() error {
 	if err != nil {
 		return err
 	}
-	// Always the same name: a process that is killed here leaves one file, and the next uses it.
+	// Always use the same name: a process that is killed here leaves one file, and the next reuses
+	// it.
 	copied, err := os.OpenFile(aside(l.path, 0), os.O_WRONLY|os.O_CREATE|os.O_TRUNC|syscall.O_NOFOLLOW, info.Mode().Perm())
 	if err != nil {
 		return err

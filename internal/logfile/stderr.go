@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Stderr returns where a program that the keeper starts writes its log. If its standard error
-// is the file at path, or one that was removed, the log is that file, kept within bounds for a
-// file in memory; standard output and error then go to the file at path, so that the trace of
-// a panic does. If it is anything else, a terminal say, that is the log.
+// Stderr returns where a program that the keeper starts writes its log. If its standard error is
+// the file at path, or a removed file, the log is the file at path, limited to the size of a file
+// in memory. Standard output and error then go to that file too, so that it gets the trace of a
+// panic. If standard error is anything else, such as a terminal, Stderr returns it.
 func Stderr(path string) (io.Writer, error) {
 	if yes, err := isStderr(path); err != nil || !yes {
 		return os.Stderr, err
@@ -34,7 +34,7 @@ func Stderr(path string) (io.Writer, error) {
 func isStderr(path string) (bool, error) {
 	is, err := os.Stderr.Stat()
 	if err != nil || !is.Mode().IsRegular() {
-		return false, nil // closed, or no file
+		return false, nil // closed, or not a file
 	}
 	if st, ok := is.Sys().(*syscall.Stat_t); ok && st.Nlink == 0 {
 		return true, nil

@@ -20,7 +20,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// program logs LINES lines to its log and panics, if there were any.
+// program logs LINES lines to its log, and panics if there were any.
 func program(path string) {
 	w, err := Stderr(path)
 	if err != nil {
@@ -69,8 +69,8 @@ func sizes(t *testing.T, path string) (now, before int64) {
 	return st.Size(), before
 }
 
-// A program that says much and panics, again and again, with the file that its keeper opened
-// once: both files stay within their bounds, and the trace is in the log.
+// A program logs much and panics, repeatedly, with the file that its keeper opened once. Both files
+// stay within their limits, and the trace is in the log.
 func TestStderrIsBounded(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	f := inherited(t, path)
@@ -78,27 +78,27 @@ func TestStderrIsBounded(t *testing.T) {
 		_ = start(t, path, f, "LOGFILE_TEST_LINES=6000").Run() // it panics
 		now, before := sizes(t, path)
 		if now == 0 || now > memoryLimit+1<<16 || before < memoryLimit || before > memoryLimit+1<<16 {
-			t.Errorf("log of %d bytes, and %d of before", now, before)
+			t.Errorf("log of %d bytes, and %d in the previous one", now, before)
 		}
 	}
 	text, err := os.ReadFile(path)
 	if err != nil || !strings.Contains(string(text[max(0, len(text)-10_000):]), "panic: the end") {
 		t.Errorf("no trace of the panic: %v", err)
 	}
-	// A log that only traces made too large is set aside at the next start.
+	// A log that became too large only by traces is set aside at the next start.
 	if err := os.Truncate(path, memoryLimit+1<<20); err != nil {
 		t.Fatal(err)
 	}
 	_ = start(t, path, f).Run() // it panics
 	if now, before := sizes(t, path); now > 10_000 || before != memoryLimit+1<<20 {
-		t.Errorf("log of %d bytes, and %d of before", now, before)
+		t.Errorf("log of %d bytes, and %d in the previous one", now, before)
 	}
 }
 
-// What a program leaves that is killed while it sets its log aside is used up by the next start.
+// The next start uses up the files of a program that was killed while it set its log aside.
 func TestStderrOfKilledProgram(t *testing.T) {
 	full := strings.Repeat(strings.Repeat("y", 999)+"\n", memoryLimit/1000+1)
-	for name, left := range map[string][2]string{ // the copy, and what was set aside before
+	for name, left := range map[string][2]string{ // the copy, and the file set aside earlier
 		"copying":           {full[:1<<20], ""},
 		"copied":            {full, ""},
 		"renamed":           {"", full},
@@ -119,12 +119,12 @@ func TestStderrOfKilledProgram(t *testing.T) {
 		}
 		_ = start(t, path, f).Run() // it panics
 		if now, before := sizes(t, path); now > 10_000 || before != int64(len(full)) {
-			t.Errorf("killed while %s: log of %d bytes, and %d of before", name, now, before)
+			t.Errorf("killed while %s: log of %d bytes, and %d in the previous one", name, now, before)
 		}
 	}
 }
 
-// The log was removed, but the keeper has it open: the next start goes to a new one.
+// The log was removed, but the keeper has it open: the next start uses a new file.
 func TestStderrWasRemoved(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	f := inherited(t, path)
@@ -138,7 +138,7 @@ func TestStderrWasRemoved(t *testing.T) {
 	}
 }
 
-// Standard error that is not the log is left alone, however large.
+// Standard error that is not the log is left alone, however large it is.
 func TestStderrIsAnotherFile(t *testing.T) {
 	dir := t.TempDir()
 	f := inherited(t, filepath.Join(dir, "mine"))
@@ -166,7 +166,7 @@ func TestStderrIsAnotherFile(t *testing.T) {
 	_ = cmd.Wait() // it panics
 }
 
-// The file system is full: what cannot be set aside is dropped rather than kept.
+// The file system is full: a log that cannot be set aside is dropped.
 func TestLogOnFullFileSystem(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	l, err := open(path, 1000, 1)
@@ -174,7 +174,7 @@ func TestLogOnFullFileSystem(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	if err := syscall.Mkdir(aside(path, 0), 0o700); err != nil { // stands for it: no copy can be made
+	if err := syscall.Mkdir(aside(path, 0), 0o700); err != nil { // simulates it: no copy can be made
 		t.Fatal(err)
 	}
 	for range 1000 {

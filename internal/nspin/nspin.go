@@ -284,7 +284,7 @@ func Remove(ctx context.Context, dir string) error {
 // everything is a spec of all kinds of namespaces.
 var everything = Spec{Net: true, IPC: true, UTS: true, Users: Users{UIDs: []syscall.SysProcIDMap{{}}}}
 
-// unpin removes every mount on the file, and the file, and says whether it was there.
+// unpin removes every mount on the file, and the file. It reports whether the file existed.
 func unpin(pin string) (there bool, err error) {
 	for {
 		err := unix.Unlink(pin)

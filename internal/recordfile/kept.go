@@ -9,20 +9,21 @@ import (
 	"strings"
 )
 
-// Kept are the fields of a record that this program does not know: a newer program wrote them,
-// and wants to find them again. nil is none, which is what nearly all records have.
+// Kept are the fields of a record that this program does not know. A newer program wrote them, and
+// needs them again. Nearly all records have none, which is nil.
 //
-// Objects inside the record are looked into as well, where the program's type is a struct or a
-// map of structs. Elements of arrays are not: which is which is not known after a change.
+// Kept includes fields of objects inside the record if the program's type there is a struct or a
+// map of structs. It does not include fields of array elements: after a change, the elements cannot
+// be matched.
 type Kept struct {
 	fields map[string]json.RawMessage
 	below  map[string]*Kept // by the name of the field that the object is in
 }
 
-// Keep finds the fields of data that v, a struct or a pointer to one, has no room for.
+// Keep returns the fields of data that v, a struct or a pointer to one, does not have.
 func Keep(data []byte, v any) *Kept { return unknown(data, reflect.TypeOf(v)) }
 
-// Marshal encodes v with the kept fields. A field of v goes before a kept one of its name.
+// Marshal encodes v with the kept fields. A field of v overrides a kept field of the same name.
 func (k *Kept) Marshal(v any) ([]byte, error) {
 	data, err := json.Marshal(v)
 	if k == nil || err != nil {
@@ -34,7 +35,7 @@ func (k *Kept) Marshal(v any) ([]byte, error) {
 func (k *Kept) merge(data []byte) []byte {
 	var known map[string]json.RawMessage
 	if json.Unmarshal(data, &known) != nil || known == nil {
-		return data // null, or no object any more
+		return data // null, or no longer an object
 	}
 	for name, below := range k.below {
 		if value, has := known[name]; has && !bytes.Equal(value, []byte("null")) {
@@ -46,14 +47,14 @@ func (k *Kept) merge(data []byte) []byte {
 			known[name] = value
 		}
 	}
-	// The program's own order, and what it does not know behind: a record is read by people, too.
+	// The program's own order, followed by the unknown fields: people read records too.
 	var out bytes.Buffer
 	out.WriteByte('{')
 	put := func(name string) {
 		if out.Len() > 1 {
 			out.WriteByte(',')
 		}
-		quoted, _ := json.Marshal(name) // a string always can be
+		quoted, _ := json.Marshal(name) // a string can always be encoded
 		out.Write(quoted)
 		out.WriteByte(':')
 		out.Write(known[name])
@@ -71,7 +72,7 @@ func (k *Kept) merge(data []byte) []byte {
 	return out.Bytes()
 }
 
-// names are those of an object's fields, in order.
+// names returns the names of an object's fields, in order.
 func names(data []byte) []string {
 	var out []string
 	dec := json.NewDecoder(bytes.NewReader(data))
@@ -90,7 +91,7 @@ func names(data []byte) []string {
 	return out
 }
 
-// unknown are the fields of an object that a type has no room for.
+// unknown returns the fields of an object that a type does not have.
 func unknown(data []byte, t reflect.Type) *Kept {
 	for t != nil && t.Kind() == reflect.Pointer {
 		t = t.Elem()
@@ -114,7 +115,7 @@ func unknown(data []byte, t reflect.Type) *Kept {
 			}
 			continue
 		}
-		// Package json takes a name in any case, so such a name is known.
+		// Package json ignores the case of names, so such a name is known.
 		known := ""
 		for field := range fields {
 			if field == name || known == "" && strings.EqualFold(field, name) {
@@ -144,12 +145,12 @@ func hasFold(object map[string]json.RawMessage, name string) bool {
 
 var marshaler = reflect.TypeFor[json.Marshaler]()
 
-// encodesItself says whether a type is not encoded field by field, such as time.Time.
+// encodesItself reports whether a type is not encoded field by field, such as time.Time.
 func encodesItself(t reflect.Type) bool {
 	return t.Implements(marshaler) || reflect.PointerTo(t).Implements(marshaler)
 }
 
-// fieldsOf are the fields of a struct by the names that package json gives them.
+// fieldsOf returns the fields of a struct by their names in package json.
 func fieldsOf(t reflect.Type) map[string]reflect.Type {
 	out := map[string]reflect.Type{}
 	for i := range t.NumField() {

@@ -1,16 +1,15 @@
-// Package recordfile reads and writes the JSON files in which our programs write down what they
-// have made, so that the next program, older or newer, can go on with it.
+// Package recordfile reads and writes the JSON files in which our programs record what they have
+// made, so that the next program, older or newer, can continue with it.
 //
-// A record has a field "version". Adding a field keeps the version: a program keeps the fields
-// that it does not know when it writes the record again (Kept). Only a change that an older
-// program would misunderstand raises the version; an older program that meets such a record
-// leaves it alone (NewerError).
+// A record has a field "version". A new field keeps the version: a program keeps the fields that it
+// does not know when it rewrites the record (Kept). Only a change that an older program would
+// misunderstand raises the version. An older program leaves such a record alone (NewerError).
 //
-// Three kinds of failure are told apart, because they ask for different things:
+// There are three kinds of failure, because they need different reactions:
 //
 //	transient.Is(err)  the file may be fine: try again later
 //	*NewerError        the file is fine: leave it to the program that wrote it
-//	ErrDamaged         the file is useless: go by what else is known
+//	ErrDamaged         the file is useless: use what else is known
 package recordfile
 
 import (
@@ -22,21 +21,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrDamaged is the kind of all errors about what a record holds.
+// ErrDamaged is wrapped by all errors about the content of a record.
 var ErrDamaged = errors.New("damaged record")
 
-// NewerError says that a record has a version that this program does not know yet.
+// NewerError means that a record has a version that this program does not know yet.
 type NewerError struct {
 	Path         string
 	Found, Known int
 }
 
 func (e *NewerError) Error() string {
-	return fmt.Sprintf("record %s has version %d, and this program knows versions up to %d: a newer Coracle wrote it; install that version again, or remove what the record describes with it first",
+	return fmt.Sprintf("record %s has version %d, and this program knows versions up to %d: a newer Coracle wrote it; install that version again, or first remove with it what the record describes",
 		e.Path, e.Found, e.Known)
 }
 
-// Newer is the NewerError in err, or nil.
+// Newer returns the NewerError in err, or nil.
 func Newer(err error) *NewerError {
 	var e *NewerError
 	if errors.As(err, &e) {
@@ -45,7 +44,7 @@ func Newer(err error) *NewerError {
 	return nil
 }
 
-// maxSize bounds a record. Those of containers have a few kilobytes; seccomp filters and
+// maxSize limits a record. Records of containers have a few kilobytes; seccomp filters and
 // annotations can make them larger.
 const maxSize = 16 << 20
 
@@ -56,7 +55,7 @@ func Read(path string) ([]byte, error) {
 		return unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0)
 	})
 	switch {
-	case errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENXIO): // a symbolic link, a socket
+	case errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENXIO): // a symbolic link or a socket
 		return nil, fmt.Errorf("read %s: not a regular file: %w", path, ErrDamaged)
 	case err != nil:
 		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
@@ -82,7 +81,7 @@ func Read(path string) ([]byte, error) {
 			return out, nil
 		}
 		if out = out[:len(out)+n]; len(out) > maxSize {
-			return nil, fmt.Errorf("read %s: it grows: %w", path, ErrDamaged)
+			return nil, fmt.Errorf("read %s: file grows while it is read: %w", path, ErrDamaged)
 		}
 		if len(out) == cap(out) {
 			out = append(out, 0)[:len(out)]
@@ -99,8 +98,8 @@ func again(call func() (int, error)) (int, error) {
 	}
 }
 
-// Check looks at the version of a record with the given content, and at nothing else. known is
-// the version that this program writes.
+// Check checks only the version of a record with the given content. known is the version that this
+// program writes.
 func Check(path string, data []byte, known int) error {
 	var v struct {
 		Version *int `json:"version"`
@@ -117,7 +116,7 @@ func Check(path string, data []byte, known int) error {
 	return nil
 }
 
-// CheckFile is Check of a file.
+// CheckFile is Check for a file.
 func CheckFile(path string, known int) error {
 	data, err := Read(path)
 	if err != nil {
@@ -126,8 +125,8 @@ func CheckFile(path string, known int) error {
 	return Check(path, data, known)
 }
 
-// Decode reads a record of a version that this program knows into v, a pointer to a struct.
-// kept is what the record has beyond that.
+// Decode decodes a record of a version that this program knows into v, a pointer to a struct. kept
+// is the fields that v does not have.
 func Decode(path string, data []byte, known int, v any) (kept *Kept, err error) {
 	if err := Check(path, data, known); err != nil {
 		return nil, err

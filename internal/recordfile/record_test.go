@@ -55,7 +55,7 @@ func TestUnknownFieldsOutliveARewrite(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.ID, s.Flag = "b", false
+	s.ID, s.Flag, s.hidden = "b", false, 1
 	after, err := kept.Marshal(&s)
 	if err != nil {
 		t.Fatal(err)
@@ -67,7 +67,7 @@ func TestUnknownFieldsOutliveARewrite(t *testing.T) {
 	if !bytes.HasPrefix(after, []byte(`{"kind":"k","version":1,"id":"b",`)) {
 		t.Errorf("order of fields: %s", after)
 	}
-	// What the program takes away, goes with all that was in it.
+	// A field that the program removes goes with everything in it.
 	s.Process = nil
 	if after, err = kept.Marshal(&s); err != nil || strings.Contains(string(after), "cgroup") {
 		t.Errorf("without the process: %s, %v", after, err)
@@ -126,7 +126,7 @@ func TestVersions(t *testing.T) {
 	}
 }
 
-// What is no record must neither hang the reader nor be taken for a passing fault.
+// A file that is not a record must neither hang the reader nor count as a temporary failure.
 func TestReadWhatIsNoRecord(t *testing.T) {
 	dir := t.TempDir()
 	for name, make := range map[string]func(path string) error{
@@ -163,8 +163,8 @@ func TestTransient(t *testing.T) {
 	}
 }
 
-// Whatever is read: what comes out is JSON, has the program's fields as they were set, and
-// every unknown field of the top.
+// For any input, the output is JSON, has the program's fields as they were set, and has every
+// unknown field of the top level.
 func FuzzKept(f *testing.F) {
 	for _, s := range []string{
 		`{"version":1,"id":"a","new":1}`, `{"version":1,"process":{"x":{}},"y":null}`, `{"version":1,"ID":"x","iD":2}`,
@@ -181,7 +181,7 @@ func FuzzKept(f *testing.F) {
 		s.ID = "changed"
 		out, err := kept.Marshal(&s)
 		if err != nil {
-			return // a RawMessage may be wrong
+			return // a RawMessage may be invalid
 		}
 		var back sample
 		if _, err := Decode("f", out, 1, &back); err != nil {

@@ -18,8 +18,8 @@ type CRI struct {
 	conn   *grpc.ClientConn
 }
 
-// Quickly connects again to a runtime that was killed: without it a client waits a second first,
-// which is most of the time of a test that kills.
+// Quickly makes a client reconnect quickly to a runtime that was killed. Without it the client
+// first waits a second, which is most of the time of a test that kills.
 var Quickly = grpc.WithConnectParams(grpc.ConnectParams{
 	Backoff: backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1.5, MaxDelay: 200 * time.Millisecond}, MinConnectTimeout: patience,
 })

@@ -40,7 +40,7 @@ type Options struct {
 	Scope string
 	// RootSize makes the root directory a tmpfs of that size, as mount(8) has it: "400m".
 	RootSize string
-	// StateSize is the size of the state directory's tmpfs, likewise.
+	// StateSize is the same for the state directory's tmpfs.
 	StateSize string
 	// CNIConfDir is network.cni_conf_dir; empty: a directory without configuration.
 	CNIConfDir string
@@ -80,7 +80,7 @@ type Daemon struct {
 	bin       string
 	env       []string
 	stateSize string
-	exit      chan struct{} // closed when the process that Start started has ended
+	exit      chan struct{} // closed when the process started by Start has ended
 }
 
 // NewDaemon makes the scratch root and the configuration, and starts nothing.
@@ -233,7 +233,7 @@ func (d *Daemon) mountRoot(size string) error {
 	return nil
 }
 
-// resizeState does the same with the state directory, which is mounted.
+// resizeState does the same with the state directory, which is already mounted.
 func (d *Daemon) resizeState(size string) error {
 	if size == "" {
 		return nil
@@ -251,6 +251,10 @@ func skeleton(d *Daemon) func(string) bool {
 		return strings.HasPrefix(line, "file "+d.Root) || line == "file "+d.State || d.IsCgroupParent(line)
 	}
 }
+
+// KeeperPidfds is the line of the leak checker about the keeper's pidfds: it has one for each program
+// that it has adopted, and none for those that it has started.
+const KeeperPidfds = "descriptor of coracle-keeper: anon_inode:[pidfd]"
 
 // IsCgroupParent says whether a line of the leak checker is about Cgroup itself, which
 // is the test's as it is the kubelet's elsewhere.
@@ -361,7 +365,7 @@ func (d *Daemon) Keepers() []int {
 	return d.pids(ShimExe, func(argv []string) bool { return argv[0] == "coracle-keeper" })
 }
 
-// Starters are the processes that clone containers for the shims.
+// Starters returns the processes that clone containers for the shims.
 func (d *Daemon) Starters() []int { return d.pids(starterExe, func([]string) bool { return true }) }
 
 // Lazies are the processes that show layers which are pulled lazily: one at most.

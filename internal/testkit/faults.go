@@ -11,7 +11,7 @@ import (
 	"github.com/coracle-project/coracle/internal/fault"
 )
 
-// FaultPoints asks a program built with fault points which ones are linked into it.
+// FaultPoints asks a program built with fault points which points are linked into it.
 func FaultPoints(program string) ([]string, error) {
 	exe, err := FindBin("faults", program)
 	if err != nil {
@@ -30,8 +30,8 @@ func FaultPoints(program string) ([]string, error) {
 	return points, nil
 }
 
-// FaultPointsOf are the fault points of a program whose names begin with one of prefixes; there
-// is one for each, or the test fails.
+// FaultPointsOf returns the fault points of a program whose names begin with one of prefixes. The
+// test fails if a prefix has none.
 func FaultPointsOf(t testing.TB, program string, prefixes ...string) []string {
 	t.Helper()
 	all, err := FaultPoints(program)
@@ -53,29 +53,30 @@ func FaultPointsOf(t testing.TB, program string, prefixes ...string) []string {
 	return points
 }
 
-// Faults arms the fault points of programs that run with its environment.
+// Faults arms fault points of programs that run with its environment.
 type Faults struct {
 	t             testing.TB
 	file, reached string
-	from          int // bytes of reached that were there before the last Arm
+	from          int // size of reached at the last Arm
 }
 
-// NewFaults arms nothing yet.
+// NewFaults returns a Faults that arms nothing yet.
 func NewFaults(t testing.TB) *Faults {
 	dir := t.TempDir()
 	return &Faults{t: t, file: filepath.Join(dir, "armed"), reached: filepath.Join(dir, "reached")}
 }
 
-// Env is for the environment of programs.
+// Env is added to the environment of programs.
 func (f *Faults) Env() []string {
 	return []string{"CORACLE_FAULTS_FILE=" + f.file, "CORACLE_FAULTS_REACHED=" + f.reached}
 }
 
-// Arm has an action happen once, where a point is reached next. What was armed is not any more.
+// Arm makes an action happen once, at the next process that reaches the point. It replaces what was
+// armed.
 func (f *Faults) Arm(point, action string) {
 	f.t.Helper()
 	f.Disarm()
-	// Renamed: no process may see half of it.
+	// Rename the file, so that no process sees half of it.
 	if err := os.WriteFile(f.file+".new", []byte(point+"=once*"+action), 0o600); err != nil {
 		f.t.Fatal(err)
 	}
@@ -84,7 +85,7 @@ func (f *Faults) Arm(point, action string) {
 	}
 }
 
-// Disarm ends a hang and takes back what has not happened yet. Reached begins again.
+// Disarm ends a hang, and disarms a fault that has not happened yet. It also resets Reached.
 func (f *Faults) Disarm() {
 	f.t.Helper()
 	for _, name := range []string{f.file, f.file + fault.TakenSuffix} {
@@ -95,14 +96,14 @@ func (f *Faults) Disarm() {
 	f.from = len(f.lines())
 }
 
-// Taken says whether what was armed has happened, or is about to.
+// Taken reports whether the armed fault has happened or is about to.
 func (f *Faults) Taken() bool {
 	_, err := os.Lstat(f.file + fault.TakenSuffix)
 	return err == nil
 }
 
-// Reached are the points that were reached since Arm or Disarm, in order, each with what happened
-// there, if anything.
+// Reached returns the points reached since Arm or Disarm, in order, each with the fault that
+// happened there, if any.
 func (f *Faults) Reached() []string {
 	f.t.Helper()
 	return strings.FieldsFunc(f.lines()[f.from:], func(r rune) bool { return r == '\n' })

@@ -1,5 +1,5 @@
-// Package transient calls again what failed for a reason that may pass, so that a record is not taken
-// to be damaged because this process had no descriptor left for a moment.
+// Package transient repeats operations that failed for a reason that may pass. So a record does not
+// count as damaged because this process had no free descriptor for a moment.
 package transient
 
 import (
@@ -9,17 +9,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Waits is how often was waited. What is read in one go shares it, so that many files which stay
-// unreadable do not hold up a start. The zero value is ready.
+// Waits counts the waits so far. All files read in one pass share it, so that many unreadable files
+// do not delay a start. The zero value is ready.
 type Waits int
 
-// A start waits for half a second in all.
+// A start waits for half a second in total.
 const (
 	mostWaits = 10
 	oneWait   = 50 * time.Millisecond
 )
 
-// Try calls f again while its error is one that may pass.
+// Try repeats f while its error may pass.
 func Try[T any](w *Waits, f func() (T, error)) (T, error) {
 	for {
 		v, err := f()
@@ -31,13 +31,13 @@ func Try[T any](w *Waits, f func() (T, error)) (T, error) {
 	}
 }
 
-// Is says whether an error may pass. EIO is among them because of disks behind a network.
+// Is reports whether an error may pass. EIO may, because of disks on a network.
 func Is(err error) bool {
 	return Scarce(err) || errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) || errors.Is(err, unix.EIO)
 }
 
-// Scarce says whether the cause is what the machine or this process has too little of, and so not
-// what was to be read.
+// Scarce reports whether the cause is a shortage in the machine or this process, and not the file
+// to be read.
 func Scarce(err error) bool {
 	for _, e := range []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.ENOBUFS} {
 		if errors.Is(err, e) {

@@ -50,7 +50,7 @@ func TestTry(t *testing.T) {
 	}
 }
 
-// All that is read in one go waits for half a second together.
+// All reads of one pass together wait for half a second.
 func TestWaitsAreShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var w Waits

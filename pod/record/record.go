@@ -3,8 +3,8 @@
 //
 //	DIR/<id>/<name>    {"version":1, …}
 //
-// A new field does not change the version: fields that a program does not know are kept when it
-// writes the record again.
+// A new field does not change the version: a program keeps the fields that it does not know when it
+// rewrites the record.
 //
 // A document is replaced by an atomic rename and never synced: the file system does
 // not outlive the machine's next boot, and neither do the objects. The object's
@@ -63,7 +63,7 @@ func (d Dir[T]) Make(id string) error {
 	return os.Mkdir(d.Of(id), 0o711)
 }
 
-// Write replaces the record of object id. kept is what Load has kept of it; nil for a new one.
+// Write replaces the record of object id. kept is what Load returned for it; nil for a new record.
 func (d Dir[T]) Write(id string, v T, kept *recordfile.Kept) error {
 	b, err := kept.Marshal(envelope[T]{d.Version, v})
 	if err != nil {
@@ -75,8 +75,8 @@ func (d Dir[T]) Write(id string, v T, kept *recordfile.Kept) error {
 	return nil
 }
 
-// Overwrite replaces the record of object id within the pages that its file already has, for a
-// file system without room for a second file. A crash in the middle leaves a damaged record.
+// Overwrite replaces the record of object id within the pages that its file already has, for a file
+// system without space for a second file. A crash in the middle leaves a damaged record.
 func (d Dir[T]) Overwrite(id string, v T, kept *recordfile.Kept) error {
 	b, err := kept.Marshal(envelope[T]{d.Version, v})
 	if err != nil {
@@ -98,7 +98,7 @@ func overwrite(path string, b []byte) (err error) {
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return &fs.PathError{Op: "stat", Path: path, Err: err}
 	}
-	if int64(len(b)) > st.Blocks*512 { // st_blocks counts 512 bytes each (stat(2))
+	if int64(len(b)) > st.Blocks*512 { // st_blocks counts units of 512 bytes (stat(2))
 		return &fs.PathError{Op: "overwrite", Path: path, Err: unix.ENOSPC}
 	}
 	if _, err := f.WriteAt(b, 0); err != nil {
@@ -108,8 +108,8 @@ func overwrite(path string, b []byte) (err error) {
 }
 
 // Remove deletes the object's directory with all that is in it. The record goes
-// first, so that what a crash leaves is a directory without one: LoadAll reports it
-// as unread, with fs.ErrNotExist.
+// first, so a crash leaves a directory without a record: LoadAll reports it as unread, with
+// fs.ErrNotExist.
 func (d Dir[T]) Remove(id string) error {
 	if err := os.Remove(d.File(id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove record %s: %w", id, err)
@@ -123,11 +123,11 @@ func (d Dir[T]) Remove(id string) error {
 // Loaded is what LoadAll found.
 type Loaded[T any] struct {
 	Records map[string]T
-	// Kept are the fields of records that T has no room for, of those that have any.
+	// Kept are the fields that T does not know, for each record that has any.
 	Kept map[string]*recordfile.Kept
-	// Unread are directories without a readable record, by name, with the reason: fs.ErrNotExist
-	// if there is no record, ErrVersion if it is too new, one for which Transient is true if
-	// reading failed in a way that may pass, anything else if the record is damaged.
+	// Unread are the directories without a readable record, by name, with the reason:
+	// fs.ErrNotExist if there is no record, ErrVersion if it is too new, an error with Transient
+	// true if reading may succeed later, any other error if the record is damaged.
 	Unread map[string]error
 }
 
@@ -179,8 +179,8 @@ func (d Dir[T]) LoadAll() (Loaded[T], error) {
 	return l, nil
 }
 
-// Load reads one record, and what T has no room for in it. What may pass (Transient) is tried
-// again for some 0.1 s.
+// Load reads one record, and the fields of it that T does not know. It retries transient errors
+// (Transient) for about 0.1 s.
 func (d Dir[T]) Load(id string) (T, *recordfile.Kept, error) {
 	var e envelope[T]
 	var b []byte
@@ -216,8 +216,8 @@ func (d Dir[T]) Load(id string) (T, *recordfile.Kept, error) {
 	return e.Value, kept, nil
 }
 
-// knowsAll parses a record of which v has room for every field, as nearly all are; v is of no use
-// otherwise.
+// knowsAll parses a record into v and reports whether v knows every field, as it nearly always
+// does. If not, v is unusable.
 func knowsAll(b []byte, v any) bool {
 	dec := json.NewDecoder(bytes.NewReader(b))
 	dec.DisallowUnknownFields()
@@ -232,8 +232,8 @@ func (d Dir[T]) unknown(id string, version int) error {
 	return fmt.Errorf("%s: %w %d, this daemon knows up to %d", d.File(id), ErrVersion, version, d.Version)
 }
 
-// transient are errors of reading that say nothing of the file: the process or the machine is
-// short of something, or a device has failed once.
+// transient are read errors that say nothing about the file: the process or the machine lacks a
+// resource, or a device failed once.
 var transient = []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.EIO, unix.EINTR, unix.EAGAIN}
 
 // Transient reports whether reading may succeed later.
@@ -246,7 +246,7 @@ func Transient(err error) bool {
 	return false
 }
 
-// retried does read until it succeeds, fails for good, or has failed five times.
+// retried calls read until it succeeds, fails permanently, or has failed five times.
 func retried(read func() error) error {
 	err := read()
 	for pause := 5 * time.Millisecond; Transient(err) && pause < 100*time.Millisecond; pause *= 2 {

@@ -94,7 +94,7 @@ func TestWriteWithoutDirectory(t *testing.T) {
 	}
 }
 
-// What a newer program has added is there still when this one has written the record.
+// Fields that a newer program added are still there after this one has rewritten the record.
 func TestUnknownFieldsAreKept(t *testing.T) {
 	d := dir(t)
 	if err := d.Make("a"); err != nil {
@@ -126,7 +126,7 @@ func TestUnknownFieldsAreKept(t *testing.T) {
 	}
 }
 
-// Errors that say nothing of the record are told from those that do.
+// Errors that say nothing about the record are distinguished from those that do.
 func TestTransient(t *testing.T) {
 	d := dir(t)
 	if err := d.Make("a"); err != nil {

@@ -30,7 +30,7 @@ func newConversation() (*conversation, error) {
 	return &conversation{ours: fds[0], childs: fds[1], buf: make([]byte, reportHead)}, nil
 }
 
-// limitWaits has next look after the child as often; see stopped.
+// limitWaits makes next check the child at regular intervals; see stopped.
 func (c *conversation) limitWaits(d time.Duration) error {
 	t := unix.NsecToTimeval(d.Nanoseconds())
 	if err := unix.SetsockoptTimeval(c.ours, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &t); err != nil {
@@ -39,9 +39,9 @@ func (c *conversation) limitWaits(d time.Duration) error {
 	return nil
 }
 
-// next is the child's next report, struct report of zygote.h. io.ErrUnexpectedEOF says that the
-// child is gone. It has as long as it takes, but if it has been stopped, by whatever means, it is
-// an error: pid, if not 0, is whose state is looked at.
+// next returns the child's next report, struct report of zygote.h. io.ErrUnexpectedEOF means that
+// the child has ended. There is no time limit, but a stopped child is an error. pid is the process
+// to check for that; 0 for none.
 func (c *conversation) next(pid int) (kind, arg uint32, errno unix.Errno, err error) {
 	b := c.buf
 	for stopped := 0; ; {
@@ -54,7 +54,7 @@ func (c *conversation) next(pid int) (kind, arg uint32, errno unix.Errno, err er
 				stopped = 0
 				continue
 			}
-			const looks = 2 // it may have been let go on since
+			const looks = 2 // it may have been continued in between
 			if stopped++; stopped < looks {
 				continue
 			}

@@ -369,7 +369,7 @@ func (b *birth) follow(c *container) error {
 func (b *birth) goesOn(c *container, pid int) {
 	b.forked = true
 	if err := stuck.Reap(c.Rec.Init.Pid, stuck.Patience); err != nil { // it ends by itself
-		b.engine.log.Warn("process that has made a container is left", "container", b.id, "error", err)
+		b.engine.log.Warn("process that created the container has not ended", "container", b.id, "error", err)
 	}
 	c.Rec.Init.Pid = pid
 }

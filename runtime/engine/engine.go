@@ -17,6 +17,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"path/filepath"
 	"sync"
@@ -69,7 +70,7 @@ type Config struct {
 	Alone bool
 	// Resctrl is where the resctrl file system is mounted, "" to find it (linux.intelRdt).
 	Resctrl string
-	// Patience is how long the starter is waited for; zero is zygote.DefaultPatience.
+	// Patience is how long to wait for the starter; zero is zygote.DefaultPatience.
 	Patience zygote.Patience
 	// Features, if not nil, are the kernel's as the engine is to believe them.
 	Features *plan.Features
@@ -153,14 +154,19 @@ func (e *Engine) Dismiss() {
 	}
 }
 
-// Close ends the starter process. Containers live on, and a further Create starts it again.
+// Close ends the starter process and background work, including that of Config.Fallback. Containers
+// keep running, and a later Create starts the starter again.
 func (e *Engine) Close() error {
+	e.store.Close()
+	var errs []error
+	if c, ok := e.lc.(io.Closer); ok {
+		errs = append(errs, c.Close())
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.starter != nil {
 		e.retired, e.starter = append(e.retired, e.starter), nil
 	}
-	var errs []error
 	for _, z := range e.retired {
 		errs = append(errs, z.Close())
 	}
@@ -177,7 +183,7 @@ func (e *Engine) clone(im *plan.Image, ns plan.Namespaces, cgroup int, fds []int
 		}
 		pid, err := z.Clone(im, ns, cgroup, fds)
 		if hung := (*zygote.Hung)(nil); errors.As(err, &hung) {
-			e.log.Warn("container starter hangs and is replaced", "starter", hung.Where, "stack", hung.Stack)
+			e.log.Warn("replacing container starter that hangs", "starter", hung.Where, "stack", hung.Stack)
 		}
 		if errors.Is(err, zygote.ErrGone) || errors.Is(err, zygote.ErrLost) {
 			e.forget(z)
@@ -203,6 +209,11 @@ func (e *Engine) zygote() (*zygote.Zygote, error) {
 			return nil, err
 		}
 		e.starter = z
+		if !e.alone { // it would end with this process before long
+			if err := z.Watch(func() { e.forget(z) }); err != nil {
+				e.log.Warn("a container starter that dies will be a zombie until the next is started", "err", err)
+			}
+		}
 	}
 	return e.starter, nil
 }

@@ -319,9 +319,9 @@ func (e *entry) listen(ctx context.Context, conv *conversation, first int) (int,
 	if failed != nil {
 		_ = unix.Kill(first, unix.SIGKILL)
 	}
-	// One that is left has nothing that the program needs.
+	// A joining process that remains holds nothing that the program needs.
 	if err := stuck.Reap(first, stuck.Patience); err != nil {
-		e.container.engine.log.Warn("process that has joined a container is left", "container", e.container.ID(), "error", err)
+		e.container.engine.log.Warn("process that joined the container has not ended", "container", e.container.ID(), "error", err)
 	}
 	return pid, failed
 }

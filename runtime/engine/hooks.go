@@ -128,7 +128,7 @@ func runInside(ctx context.Context, h specs.Hook, state []byte, start func(conte
 	}
 	var ws unix.WaitStatus
 	for {
-		if _, err = unix.Wait4(pid, &ws, 0, nil); !errors.Is(err, unix.EINTR) { // it has ended
+		if _, err = unix.Wait4(pid, &ws, 0, nil); !errors.Is(err, unix.EINTR) { // the process has ended
 			break
 		}
 	}

@@ -20,7 +20,7 @@ import (
 	"github.com/coracle-project/coracle/runtime/zygote"
 )
 
-// impatient is an engine that takes a starter that does nothing to hang soon.
+// impatient is an engine that soon considers an idle starter hung.
 func impatient(t *testing.T) (*engine.Engine, string) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "state")
@@ -32,8 +32,8 @@ func impatient(t *testing.T) (*engine.Engine, string) {
 	return e, dir
 }
 
-// A starter that hangs is killed and replaced. What it was to make fails and leaves nothing, and
-// what it has made goes on.
+// A starter that hangs is killed and replaced. What it was about to create fails and leaves nothing
+// behind; what it has created keeps running.
 func TestStarterHangs(t *testing.T) {
 	bundle, ctx := runtimetest.Bundle(t), t.Context()
 	e, dir := impatient(t)
@@ -49,7 +49,7 @@ func TestStarterHangs(t *testing.T) {
 	if err := c.Start(ctx); err != nil {
 		t.Fatal(err)
 	}
-	inits := []int{pid} // a container is a starter by name, too, until it executes its program
+	inits := []int{pid} // a new container also has the starter's name until it executes its program
 	stop := func() int {
 		t.Helper()
 		running := slices.DeleteFunc(starters(t), func(p int) bool { return slices.Contains(inits, p) })
@@ -94,7 +94,7 @@ func TestStarterHangs(t *testing.T) {
 	nothingLeft(t, e, dir, id(1))
 }
 
-// A process that is stopped while it makes its container is no reason to wait for ever.
+// A process that is stopped while it creates its container must not be awaited for ever.
 func TestProcessIsStoppedWhileItMakesTheContainer(t *testing.T) {
 	bundle := runtimetest.Bundle(t)
 	e, dir := impatient(t)

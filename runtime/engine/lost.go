@@ -11,13 +11,13 @@ import (
 	"github.com/coracle-project/coracle/runtime/internal/stuck"
 )
 
-// endLost kills and reaps the children that have the child's end of a conversation: those of a
-// starter that died, or was killed, before it could tell their pids. It is called before our copy
-// of that end is closed.
+// endLost kills and reaps children that have the child's end of a conversation. A starter cloned
+// them, but died or was killed before it could report their pids. The caller closes our copy of
+// that end afterwards.
 func (c *conversation) endLost() error {
 	var st unix.Stat_t
 	if err := unix.Fstat(c.childs, &st); err != nil {
-		return fmt.Errorf("look for the starter's child: %w", err)
+		return fmt.Errorf("find the starter's child: %w", err)
 	}
 	socket := fmt.Sprintf("socket:[%d]", st.Ino)
 	paths, _ := filepath.Glob("/proc/[1-9]*") // the pattern is valid
@@ -28,7 +28,7 @@ func (c *conversation) endLost() error {
 		}
 		fd, err := unix.PidfdOpen(pid, 0)
 		if err != nil {
-			continue // it has ended
+			continue // the process has ended
 		}
 		_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
 		_ = unix.Close(fd)
@@ -39,7 +39,7 @@ func (c *conversation) endLost() error {
 	return nil
 }
 
-// holds says whether a process has a descriptor that leads to a name.
+// holds reports whether a process has a descriptor that leads to a name.
 func holds(pid int, name string) bool {
 	fds, err := os.ReadDir(filepath.Join("/proc", strconv.Itoa(pid), "fd"))
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A child that the starter had made when it died is found by what it has, and reaped.
+// A child that the starter had cloned when it died is found by its descriptors, and reaped.
 func TestEndLost(t *testing.T) {
 	conv, err := newConversation()
 	if err != nil {

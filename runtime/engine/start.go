@@ -61,6 +61,37 @@ func (c *container) start(ctx context.Context) error {
 	return c.RunPoststart(ctx)
 }
 
+// State implements runtime.Container.
+func (c *container) State(ctx context.Context) (runtime.State, error) {
+	if err := c.finishStart(); err != nil {
+		return runtime.State{}, c.Fail("get state of", err)
+	}
+	return c.Container.State(ctx)
+}
+
+// finishStart removes the gate if init has been released: the Start that released it was killed
+// before it removed the gate. With the gate, the container would look like one that waits, and its
+// program could run twice.
+func (c *container) finishStart() error {
+	gate, err := unix.Open(c.Gate, unix.O_WRONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	switch {
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENXIO) && !c.Rec.Init.Alive():
+		return nil
+	case err != nil && !errors.Is(err, unix.ENXIO):
+		return fmt.Errorf("open %s: %w", c.Gate, err)
+	case err == nil:
+		unread, err := unix.IoctlGetInt(gate, unix.TIOCINQ)
+		unix.Close(gate)
+		if err != nil || unread == 0 {
+			return err // it waits
+		}
+	}
+	if err := os.Remove(c.Gate); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
 // executed waits until init has executed its program, or ended: then nobody has the gate open
 // for reading (poll(2), POLLERR).
 func executed(ctx context.Context, gate int) error {

@@ -92,6 +92,49 @@ func TestStarterIsKilled(t *testing.T) {
 	}
 }
 
+// Regression: a starter that was killed was a zombie until the next container was started. None is
+// started in its place before that.
+func TestKilledStarterIsReaped(t *testing.T) {
+	e, err := engine.New(engine.Config{StateDir: filepath.Join(t.TempDir(), "state")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	for range 3 {
+		if err := e.Warm(); err != nil {
+			t.Fatal(err)
+		}
+		before := open(t)
+		pids := starters(t)
+		if len(pids) != 1 {
+			t.Fatalf("starters are %v", pids)
+		}
+		kill(t, pids[0])
+		within(t, "the starter is reaped", func() bool { return unix.Kill(pids[0], 0) != nil })
+		if pids := starters(t); len(pids) != 0 {
+			t.Errorf("starters %v have been started for nothing", pids)
+		}
+		if err := e.Warm(); err != nil {
+			t.Fatal(err)
+		}
+		within(t, "its descriptors are closed", func() bool { return open(t) <= before })
+	}
+}
+
+// within waits for what nothing announces.
+func within(t *testing.T, what string, so func() bool) {
+	t.Helper()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.After(time.Minute); !so(); {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatalf("not within a minute: %s", what)
+		}
+	}
+}
+
 // Nothing is left open, whether a container could be made or not.
 func TestDescriptorsOfTheEngine(t *testing.T) {
 	bundle, ctx := runtimetest.Bundle(t), context.Background()

@@ -76,9 +76,9 @@ func (e *Engine) userNamespace(m *plan.Mappings) (int, error) {
 		return -1, err
 	}
 	defer func() {
-		conv.close() // which ends it
+		conv.close() // the process then ends
 		if err := stuck.Reap(pid, stuck.Patience); err != nil {
-			e.log.Warn("process that has made a user namespace is left", "error", err)
+			e.log.Warn("process that created a user namespace has not ended", "error", err)
 		}
 	}()
 	if err := (mapper{}).write(pid, m); err != nil {

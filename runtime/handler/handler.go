@@ -30,7 +30,7 @@ type Other struct {
 // Engine implements runtime.Engine and runtime.Restorer.
 type Engine struct {
 	store   *base.Store
-	name    string // what records call the builtin engine
+	name    string // the name of the builtin engine in records
 	builtin runtime.Engine
 	others  []Other
 }
@@ -42,8 +42,8 @@ var (
 	_ runtime.RecordChecker = (*Engine)(nil)
 )
 
-// New makes an Engine of those that have stateDir in common; name is what records call the
-// builtin one. It touches nothing.
+// New makes an Engine from engines that share stateDir. name is the name of the builtin engine in
+// records. New changes nothing.
 func New(stateDir, name string, builtin runtime.Engine, others ...Other) (*Engine, error) {
 	store, err := base.NewStore(stateDir, nil)
 	if err != nil {
@@ -94,12 +94,12 @@ func (e *Engine) Rebuild(ctx context.Context, id string, known runtime.Known) (r
 	if c, err := e.Load(ctx, id); err == nil {
 		return c, nil
 	}
-	// It could not be written, or an engine cannot go on with it: what is left is to signal and
-	// delete the container.
+	// The record could not be written, or an engine cannot continue with it. The container can only
+	// be signalled and deleted.
 	return &remains{base.Container{Store: e.store, Rec: rec}}, nil
 }
 
-// remains is a container that can only be ended.
+// remains is a container that can only be signalled and deleted.
 type remains struct{ base.Container }
 
 func (r *remains) Start(context.Context) error {
@@ -131,5 +131,6 @@ func (e *Engine) Close() error {
 		closeOne(o.Engine)
 	}
 	closeOne(e.builtin)
+	e.store.Close()
 	return errors.Join(errs...)
 }

@@ -69,6 +69,12 @@ func (e *Engine) Load(_ context.Context, id string) (runtime.Container, error) {
 // List implements runtime.Engine.
 func (e *Engine) List(context.Context) ([]string, error) { return e.store.List() }
 
+// Close ends background work. Containers keep running.
+func (e *Engine) Close() error {
+	e.store.Close()
+	return nil
+}
+
 // container is a handle, as base.Container is.
 type container struct {
 	base.Container

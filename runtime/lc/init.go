@@ -26,9 +26,10 @@ func Init() {
 	}
 }
 
-// freshSignals gives what this process ignores its default action, and unblocks all signals of
-// this thread, which is the one that executes the container's program: both outlive execve(2). The
-// Go runtime has handlers for all but the ones it found ignored (SIGHUP, SIGINT).
+// freshSignals resets every ignored signal of this process to its default action, and unblocks all
+// signals of this thread, which executes the container's program. Both would otherwise survive
+// execve(2). The Go runtime has handlers for all signals but those that were ignored at its start
+// (SIGHUP, SIGINT).
 func freshSignals() {
 	const last, setSize, ignore = 64, 8, 1
 	type action struct {
@@ -42,7 +43,7 @@ func freshSignals() {
 			_, _, _ = unix.RawSyscall6(unix.SYS_RT_SIGACTION, sig, uintptr(unsafe.Pointer(&standard)), 0, setSize, 0, 0)
 		}
 	}
-	_ = unix.PthreadSigmask(unix.SIG_SETMASK, &unix.Sigset_t{}, nil) // it takes any mask
+	_ = unix.PthreadSigmask(unix.SIG_SETMASK, &unix.Sigset_t{}, nil) // cannot fail: every mask is valid
 }
 
 // Running Init here already spares each new container the initialisers of all

@@ -58,7 +58,7 @@ func (c *container) start(ctx context.Context) error {
 	defer fifo.Close()
 	err = awaitGo(ctx, fifo, pidfd, init.Pid)
 	if errors.Is(err, runtime.ErrRunning) && !waits(init.Pid) {
-		err = errors.Join(err, os.Remove(c.Gate)) // a Start was killed before it did
+		err = errors.Join(err, os.Remove(c.Gate)) // a Start was killed before it removed the gate
 	}
 	if err != nil {
 		return err
@@ -129,7 +129,7 @@ func awaitGo(ctx context.Context, fifo *os.File, pidfd, pid int) error {
 	return errors.Join(result, err)
 }
 
-// waits says whether init still has the name that libcontainer gives it, until it executes its
+// waits reports whether init still has the name that libcontainer gives it until it executes its
 // program.
 func waits(pid int) bool {
 	name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
@@ -137,7 +137,7 @@ func waits(pid int) bool {
 }
 
 func pollGo(ctx context.Context, fifo, pidfd, cancelled, pid int) error {
-	const look = 100 // milliseconds, at an init that was let go by a Start that was killed
+	const look = 100 // milliseconds; init may have been released by a Start that was killed
 	for {
 		fds := []unix.PollFd{
 			{Fd: int32(fifo), Events: unix.POLLIN},

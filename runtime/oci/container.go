@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -80,6 +81,12 @@ func (c *container) State(ctx context.Context) (runtime.State, error) {
 	status, err := c.Status()
 	if err == nil && status == specs.StateCreated {
 		status, err = c.asked(ctx)
+		if err == nil && status == specs.StateRunning {
+			err = os.Remove(c.Gate) // a Start was killed before it did; others check the gate
+			if errors.Is(err, fs.ErrNotExist) {
+				err = nil
+			}
+		}
 	}
 	if err != nil {
 		return runtime.State{}, c.Fail("get state of", err)

@@ -97,6 +97,7 @@ func (e *Engine) List(context.Context) ([]string, error) { return e.store.List()
 // for their processes that have ended.
 func (e *Engine) Close() error {
 	e.strangers.close()
+	e.store.Close()
 	return nil
 }
 

@@ -128,8 +128,8 @@ func children() []base.Process {
 	return found
 }
 
-// reap takes a child that has ended away. One that has not is left alone, and so is another one
-// that has got its pid.
+// reap reaps a child that has ended. It ignores a child that has not, and another process that has
+// got its pid.
 func reap(p base.Process) {
 	if now, err := base.Identify(p.Pid); p.Pid <= 0 || err != nil || now != p {
 		return

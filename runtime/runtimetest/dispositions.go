@@ -13,7 +13,7 @@ import (
 	cruntime "github.com/coracle-project/coracle/runtime"
 )
 
-// deaf are signals that callers ignore or block: nohup(1), a shell's background jobs and service
+// deaf are signals that callers ignore or block, as nohup(1), a shell's background jobs and service
 // managers do.
 var deaf = []unix.Signal{unix.SIGHUP, unix.SIGINT, unix.SIGPIPE, unix.SIGUSR1, unix.SIGTERM}
 
@@ -41,7 +41,7 @@ var dispositionTests = group{
 	},
 }
 
-// defaultSignals makes a container and a further process of it, and sees what they do on signals.
+// defaultSignals creates a container and another process in it, and checks what both do on signals.
 func (r *rig) defaultSignals() {
 	r.Helper()
 	look := []string{"/bin/grep", "-E", "^Sig(Blk|Ign|Cgt)", "/proc/self/status"}

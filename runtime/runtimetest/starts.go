@@ -12,8 +12,8 @@ import (
 )
 
 var startTests = group{
-	// The gate is left then; no process waits at it.
-	"a start that was killed when it had let init go": func(r *rig) {
+	// The gate remains; no process waits at it.
+	"a start that was killed after it had released init": func(r *rig) {
 		out := r.output()
 		c := r.create(r.spec("echo ready; exec sleep 1000"), runtime.Stdio{Stdout: out.write})
 		pid := c.Pid()

@@ -361,7 +361,7 @@ func (c *container) endShim(ctx context.Context) error {
 	if err := base.AwaitExits(ctx, fds); err != nil {
 		return fmt.Errorf("end the shim: %w", err)
 	}
-	_ = stuck.ReapFD(fds[0]) // it may be a child of ours
+	_ = stuck.ReapFD(fds[0]) // it may be our child
 	return nil
 }
 

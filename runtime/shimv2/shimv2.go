@@ -108,6 +108,7 @@ func (e *Engine) List(context.Context) ([]string, error) { return e.store.List()
 
 // Close ends all connections. Shims and containers live on.
 func (e *Engine) Close() error {
+	e.store.Close()
 	e.mu.Lock()
 	for _, c := range e.conns {
 		c.client.Close()

@@ -23,14 +23,14 @@ import (
 // ErrGone says that the helper has died. Start another.
 var ErrGone = errors.New("the container starter has died")
 
-// ErrLost says that it died after it had got a request: its child may live, and has the
-// descriptors of the request.
+// ErrLost means that the helper died after it had received a request. Its child may be alive, and
+// has the descriptors of the request.
 var ErrLost = errors.New("the container starter died while it started a process; try again")
 
-// Hung is why a helper was killed that did not answer. It comes within ErrGone or ErrLost.
+// Hung says why a helper that did not answer was killed. It is wrapped in ErrGone or ErrLost.
 type Hung struct {
-	Where string // what process it is, and where it waits
-	Stack string // the kernel's, "" if that may not be known
+	Where string // which process, and where it waits
+	Stack string // of the kernel; "" if it may not be read
 }
 
 func (h *Hung) Error() string { return "it did not answer: " + h.Where }
@@ -52,17 +52,16 @@ type Zygote struct {
 	made    plan.Namespaces // by Ahead
 }
 
-// Patience is how long a helper may take for a step of a request: to read a part of it, or to
-// answer.
+// Patience limits a helper's step of a request: reading a part of it, or answering.
 type Patience struct {
-	// Idle is for one that waits, for what it cannot have to wait for, or is stopped.
+	// Idle applies to a helper that is stopped, or sleeps although it has nothing to wait for.
 	Idle time.Duration
-	// Busy is for one that has work, or waits for a processor or within the kernel: to make a
-	// network namespace takes seconds where many are removed.
+	// Busy applies to a helper that works, or waits for a CPU or in the kernel: making a network
+	// namespace takes seconds while many are being removed.
 	Busy time.Duration
 }
 
-// DefaultPatience is long: a machine may be starved, and a helper that is killed is replaced.
+// DefaultPatience is long: a machine may be overloaded, and a helper that was killed is replaced.
 var DefaultPatience = Patience{Idle: 10 * time.Second, Busy: 2 * time.Minute}
 
 // Start starts a helper, which makes its surroundings; it need not be done when Start returns.
@@ -112,7 +111,7 @@ func DiscardEarly() {
 	_ = process.Wait()
 }
 
-// limitWaits has each wait on the socket end with EAGAIN after z.patience.Idle; see hung.
+// limitWaits makes each wait on the socket end with EAGAIN after z.patience.Idle; see hung.
 func (z *Zygote) limitWaits() error {
 	t := unix.NsecToTimeval(z.patience.Idle.Nanoseconds())
 	for _, option := range []int{unix.SO_RCVTIMEO, unix.SO_SNDTIMEO} {
@@ -123,14 +122,14 @@ func (z *Zygote) limitWaits() error {
 	return nil
 }
 
-// hung says whether a wait for an event, poll(2)'s, that began then and has just ended without it
-// was long enough.
+// hung returns why the helper counts as hung, or nil. A wait for an event of poll(2) started at
+// began and has just ended without the event.
 func (z *Zygote) hung(began time.Time, event int16) error {
 	pid := z.process.Pid
 	if state := stuck.State(pid); (state == 'R' || state == 'D') && time.Since(began) < z.patience.Busy {
 		return nil
 	}
-	// It may have come between the wait and the look, after which the helper has nothing to do.
+	// The event may have come after the wait; the helper then has nothing to do.
 	if n, err := unix.Poll([]unix.PollFd{{Fd: int32(z.sock.Fd()), Events: event}}, 0); n > 0 || errors.Is(err, unix.EINTR) {
 		return nil
 	}
@@ -351,6 +350,15 @@ func (z *Zygote) end() {
 	z.sock = nil
 	_ = z.process.Kill()
 	_ = z.process.Wait()
+}
+
+// Watch has died called as soon as the helper dies, and then reaps it. Without that it is a zombie
+// until the next call. Watch is to be called once, first of all.
+func (z *Zygote) Watch(died func()) error {
+	return z.process.Watch(func() {
+		died()
+		_ = z.Close()
+	})
 }
 
 // Dismiss makes the helper end and waits for nothing; Close reaps it, if nobody else has.

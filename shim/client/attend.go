@@ -10,18 +10,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// attention notices a shim that does not answer. It works only while something is expected of
-// the shim: a call, or the events after a connection. On an idle node it has no timer.
+// attention detects a shim that does not answer. It runs only while an answer is expected: to a
+// call, or the first events after connecting. On an idle node it has no timer.
 type attention struct {
 	mu      sync.Mutex
-	pending int           // what is expected
+	pending int           // number of expected answers
 	idle    chan struct{} // closed when pending becomes 0
 	timer   *time.Timer   // runs attend when something has been pending for limits.attend
-	active  bool          // attend runs
+	active  bool          // attend is running
 	closed  bool
 }
 
-// begin says that an answer is expected until done is called, once or more.
+// begin reports an expected answer. The caller calls done, at least once, when it is no longer
+// expected.
 func (l *link) begin() (done func()) {
 	a := &l.attention
 	a.mu.Lock()
@@ -53,7 +54,8 @@ func (a *attention) end() {
 	a.timer.Stop()
 }
 
-// claim makes the caller the one that attends, unless there is one or nothing is expected.
+// claim makes the caller the one that attends. It fails if another goroutine attends or no answer
+// is expected.
 func (a *attention) claim() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -64,7 +66,7 @@ func (a *attention) claim() bool {
 	return true
 }
 
-// leave ends the claim if nothing is expected any more.
+// leave ends the claim if no answer is expected any more.
 func (a *attention) leave() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -81,14 +83,15 @@ func (a *attention) idled() <-chan struct{} {
 	return a.idle
 }
 
-// attend pings the shim until nothing is expected of it any more. A process that does not answer
-// is replaced.
+// attend pings the shim until no answer is expected any more. It replaces a process that does not
+// answer.
 func (l *link) attend(ctx context.Context, c *Client) {
 	if !l.attention.claim() {
 		return
 	}
 	var pinging pinger
 	pause := l.limits.ping
+	silent := 0 // the process whose unanswered pings are counted
 	// A shim that is silent is attended to until it answers, whether callers wait or have given up.
 	for missed := 0; missed > 0 || !l.attention.leave(); {
 		answered := pinging.ping(ctx, l)
@@ -97,12 +100,15 @@ func (l *link) attend(ctx context.Context, c *Client) {
 		}
 		replaced := false
 		if !answered || !l.ready() {
-			replaced = c.observe(l) // by the keeper: the next process has its own time
+			replaced = c.observe(l) // by the keeper: the new process gets its own count
 			pause = l.limits.ping
 		}
 		if answered || replaced {
 			missed = 0
 		} else {
+			if missed == 0 {
+				silent = l.pid()
+			}
 			missed++
 		}
 		l.silent(missed)
@@ -112,16 +118,15 @@ func (l *link) attend(ctx context.Context, c *Client) {
 			pause = min(2*pause, l.limits.calm)
 		case missed >= l.limits.replace:
 			missed = 0
-			l.log.Warn("shim does not answer; it is replaced", "pings", l.limits.replace)
-			if err := c.replace(ctx, l); err != nil && ctx.Err() == nil {
+			if err := c.replace(ctx, l, silent); err != nil && ctx.Err() == nil {
 				l.failed(err)
-				l.log.Error("shim that does not answer is not replaced", "err", err)
+				l.log.Error("cannot replace shim that does not answer", "err", err)
 			}
 		}
 	}
 }
 
-// rest waits while the shim answers.
+// rest waits between pings while the shim answers.
 func (l *link) rest(ctx context.Context, pause time.Duration) {
 	t := time.NewTimer(pause)
 	defer t.Stop()
@@ -132,20 +137,21 @@ func (l *link) rest(ctx context.Context, pause time.Duration) {
 	}
 }
 
-// pinger asks one question at a time: one that nobody reads must not be followed by more.
+// pinger sends one ping at a time: a ping that the shim has not read must not be followed by more.
 type pinger struct {
 	asked *conn
 	reply chan error
 }
 
-// ping reports whether the shim answers within limits.ping. It takes all of that time if not.
+// ping reports whether the shim answers within limits.ping. Without an answer it takes all of that
+// time.
 func (p *pinger) ping(ctx context.Context, l *link) bool {
 	t := time.NewTimer(l.limits.ping)
 	defer t.Stop()
 	k, err := l.dialed()
 	if k == nil {
-		// link.run goes on connecting. That fails for too many connections which wait to be
-		// accepted, which is silence too, and otherwise for reasons that are not the process's.
+		// link.run keeps connecting. Connecting fails if too many connections wait to be accepted,
+		// which counts as silence. Other failures are not the process's fault.
 		select {
 		case <-t.C:
 		case <-ctx.Done():
@@ -155,14 +161,14 @@ func (p *pinger) ping(ctx context.Context, l *link) bool {
 	if p.asked != k {
 		p.asked, p.reply = k, make(chan error, 1)
 		reply := p.reply
-		// It outlives this call, and ends with its answer or the connection.
+		// The request outlives this call. It ends with its answer or with the connection.
 		go func() {
 			_, err := k.task.Connect(ctx, &task.ConnectRequest{})
 			reply <- err
 		}()
 	}
 	select {
-	case <-p.reply: // an error is an answer, too, or the connection's end
+	case <-p.reply: // an error, or the end of the connection, is an answer too
 		p.asked = nil
 		return true
 	case <-t.C:

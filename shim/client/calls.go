@@ -161,42 +161,6 @@ func stateOf(s tasktypes.Status) State {
 	return StateRunning
 }
 
-// List returns container ids by pod id, as the shims know them. The exits that they repeat at a
-// start have come by then.
-func (c *Client) List(ctx context.Context) (map[string][]string, error) {
-	all := make(map[string][]string)
-	for _, l := range c.all() {
-		if err := l.gone(); err != nil {
-			return nil, fmt.Errorf("list containers: %w: %w", ErrUnavailable, err)
-		}
-		select {
-		case <-l.first:
-		case <-ctx.Done():
-			return nil, fmt.Errorf("list containers: %w", l.unavailable(ctx))
-		}
-		pods, err := list(ctx, l)
-		if err != nil {
-			return nil, fmt.Errorf("list containers: %w", err)
-		}
-		for pod, ids := range pods {
-			all[pod] = append(all[pod], ids...)
-		}
-	}
-	return all, nil
-}
-
-func list(ctx context.Context, l *link) (map[string][]string, error) {
-	pods := make(map[string][]string)
-	err := l.again(ctx, func(ctx context.Context, k *conn) error {
-		res, err := k.shim.List(ctx, &api.ListRequest{})
-		for _, one := range res.GetContainers() {
-			pods[one.PodId] = append(pods[one.PodId], one.Id)
-		}
-		return err
-	})
-	return pods, err
-}
-
 // Stats reads the container's cgroup.
 func (c *Client) Stats(ctx context.Context, podID, id string) (runtime.Stats, error) {
 	var res *task.StatsResponse

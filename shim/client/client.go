@@ -38,7 +38,7 @@ var (
 	ErrRunning     = errors.New("container is running")
 	ErrUnavailable = errors.New("shim unavailable")
 	ErrInvalid     = errors.New("invalid container")
-	ErrExhausted   = errors.New("too many processes at once")
+	ErrExhausted   = errors.New("too many processes")
 )
 
 // Scope says how many shims there are.
@@ -105,7 +105,7 @@ type LogLimit struct {
 	Files     int   // with the one that is written; at least 2
 }
 
-// Event is the end of a container's init, an out-of-memory kill, or a new shim.
+// Event is the exit of a container's init, an out-of-memory kill, or a new shim.
 type Event struct {
 	PodID, ID string
 	Kind      EventKind
@@ -122,8 +122,9 @@ type EventKind int
 const (
 	EventExit EventKind = iota + 1
 	EventOOM
-	// EventReconnected says that a shim has taken another's place: the events of all exits that
-	// it knows have come before. It has no ID, and a PodID if the shim is that pod's.
+	// EventReconnected reports that a new shim has replaced another. The events of all exits that
+	// it knows have been delivered before. ID is empty. PodID is set if the shim belongs to one
+	// pod.
 	EventReconnected
 )
 

@@ -79,7 +79,7 @@ func (c *Client) ensureCompanion(ctx context.Context, comp Companion) error {
 		Args: []string{comp.Binary, "-keeper", c.cfg.StateDir, "-name", program, "-listen-fd", "3"},
 	}
 	if known {
-		// It runs on, and the keeper learns how to start the next one.
+		// The running companion stays. The keeper learns the command line of the next one.
 	} else if p.PID, p.PIDFD = runningCompanion(ctx, comp); p.PIDFD != nil {
 		defer p.PIDFD.Close()
 	} else if err := makeListener(k, dir, comp.Socket, program); err != nil {

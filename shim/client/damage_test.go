@@ -15,10 +15,10 @@ import (
 	"github.com/coracle-project/coracle/shim/client"
 )
 
-// twoLines prints a line, and another one when it is told to.
+// twoLines prints a line, and another one once /tmp/go exists.
 const twoLines = "echo before; while ! test -e /tmp/go; do sleep 0.02; done; echo after; sleep 1000"
 
-// records are the files of a container whose damage a shim may meet.
+// records are the files of a container that a test damages.
 type records struct{ record, wanted, engine, claim string }
 
 func (r *rig) records(id string) records {
@@ -38,18 +38,18 @@ func cut(path string) error {
 	return os.Truncate(path, st.Size()/2)
 }
 
-// instead puts something else in a file's place.
+// instead puts something else in the place of a file.
 func instead(path string, what func(path string) error) error {
 	return errors.Join(os.Remove(path), what(path))
 }
 
-// A shim that cannot read what the one before it has written: the container runs on, its log goes
-// on, and all that can be done to it can be done.
+// A shim cannot read what the previous one has written: the container keeps running, its log
+// continues, and every operation on it works.
 func TestDamagedRecords(t *testing.T) {
 	for name, test := range map[string]struct {
 		damage func(f records) error
-		keeper bool // it is gone, too
-		noExec bool // what a further process needs to know is lost
+		keeper bool // the keeper is gone too
+		noExec bool // data needed for further processes is lost
 	}{
 		"record cut":       {damage: func(f records) error { return cut(f.record) }},
 		"record empty":     {damage: func(f records) error { return os.Truncate(f.record, 0) }},
@@ -116,14 +116,14 @@ func TestDamagedRecords(t *testing.T) {
 			if got := r.log(req.LogPath, "stdout"); got != "before\nafter\n" {
 				t.Errorf("log %q", got)
 			}
-			// What was made again is as good as the first one.
+			// The rebuilt record is as good as the first one.
 			r.waitNewShim(r.killShim())
 			r.endAndDelete(req, after.Pid)
 		})
 	}
 }
 
-// endAndDelete kills a container and sees that nothing of it is left.
+// endAndDelete kills a container and checks that nothing of it is left.
 func (r *rig) endAndDelete(req client.CreateRequest, pid int) {
 	r.Helper()
 	if err := r.c.Kill(r.ctx(), client.KillRequest{PodID: pod, ID: req.ID, Signal: unix.SIGKILL, All: true}); err != nil {
@@ -148,12 +148,12 @@ func (r *rig) endAndDelete(req client.CreateRequest, pid int) {
 	}
 }
 
-// withoutShim does something between two shims, and between two keepers if the keeper is to go.
+// withoutShim calls a function while no shim runs and, if asked, no keeper.
 func (r *rig) withoutShim(keeper bool, do func()) {
 	r.Helper()
 	k, shim := r.keeperPID(), r.shimPID()
 	if keeper {
-		r.disconnect() // or the daemon would start others at once
+		r.disconnect() // otherwise the daemon would start others at once
 		r.sendSignal(k, unix.SIGKILL)
 		r.sendSignal(shim, unix.SIGKILL)
 		r.waitDead(k)
@@ -170,8 +170,8 @@ func (r *rig) withoutShim(keeper bool, do func()) {
 	r.waitNewShim(shim)
 }
 
-// A record of a newer program: the shim changes nothing, says why, and exits with the status that
-// keeps it from being started again.
+// The record of a newer program: the shim changes nothing, gives the reason, and exits with the
+// status that prevents a restart.
 func TestNewerRecords(t *testing.T) {
 	for name, file := range map[string]func(f records) string{
 		"container": func(f records) string { return f.record },
@@ -202,7 +202,7 @@ func TestNewerRecords(t *testing.T) {
 			}
 			newer := []byte(strings.Replace(string(old), `"version":1`, `"version":2`, 1))
 			r.withoutShim(false, func() {
-				// This one would be rolled back.
+				// Without the check, this record would be rolled back.
 				rec := r.records(creating.ID).record
 				b, err := os.ReadFile(rec)
 				if err != nil {
@@ -237,7 +237,7 @@ func TestNewerRecords(t *testing.T) {
 	}
 }
 
-// Nothing tells the container's process: it is listed, left alone, and can still be ended.
+// The container's process is unknown: the container is listed, left alone, and can still be ended.
 func TestUnmanagedContainer(t *testing.T) {
 	r := newRig(t)
 	req := r.request("sleep 1000")

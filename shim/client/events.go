@@ -59,7 +59,7 @@ func (q *eventQueue) run(ctx context.Context) {
 // after a daemon restart until Delete). Closed by Close.
 func (c *Client) Events() <-chan Event { return c.events.out }
 
-// reconnected tells that another shim than the first is connected, and has repeated all exits.
+// reconnected reports that a shim other than the first is connected and has repeated all exits.
 func (c *Client) reconnected(l *link) {
 	e := Event{Kind: EventReconnected}
 	if l.name != nodeShim {

@@ -40,7 +40,8 @@ func TestExitRepeatedAfterDelete(t *testing.T) {
 	}
 }
 
-// The daemon compares its records with a shim: it is told when another one has taken its place.
+// The daemon compares its records with a shim's: it gets an event when a new shim has replaced
+// another.
 func TestReconnectionIsTold(t *testing.T) {
 	c := &Client{exits: map[string]Event{}}
 	c.events.init()

@@ -26,8 +26,8 @@ const killTimeout = 2 * time.Second
 // Exec runs a process to its end and returns its exit code. When ctx ends first the
 // process is killed, with its session and, unless it has a terminal, what it has started that still has one of its streams; ctx's
 // error is returned once all are gone (but processes that the kernel cannot end are waited for two seconds at most). A process that survives the shim is
-// waited for through the next one. One that survives this process is killed by the shim, as is one
-// that runs two seconds longer than ctx's deadline allows.
+// awaited through the next shim. The shim kills a process that outlives this daemon, or that runs
+// two seconds beyond ctx's deadline.
 //
 // What the process printed before it exited has been written to the Streams when Exec
 // returns, but not what its children print later.
@@ -103,7 +103,8 @@ func (c *Client) Exec(ctx context.Context, r ExecRequest) (exitCode int32, err e
 	return exitCode, p.finish(ctx)
 }
 
-// self is this process as the owner of execs, which end with it; nil if it cannot be told.
+// self identifies this process as the owner of its execs, which end with it. nil if that is
+// unknown.
 var self = sync.OnceValue(func() *api.Owner {
 	start, err := pidfd.StartTime(os.Getpid())
 	if err != nil {
@@ -116,7 +117,7 @@ var self = sync.OnceValue(func() *api.Owner {
 	return &api.Owner{Pid: uint32(os.Getpid()), StartTime: start, PidNamespace: ns.Ino}
 })
 
-// timeoutOf is how long the shim has for what ctx is for, in nanoseconds; 0 for no limit.
+// timeoutOf is the time left until ctx's deadline, in nanoseconds; 0 for no limit.
 func timeoutOf(ctx context.Context) int64 {
 	end, limited := ctx.Deadline()
 	if !limited {

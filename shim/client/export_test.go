@@ -5,10 +5,10 @@ import "time"
 // KillTimeout is killTimeout.
 const KillTimeout = killTimeout
 
-// Limits is limits.
+// Limits exports limits.
 type Limits = limits
 
-// ShortLimits are limits for tests, in which everything is noticed within a second or two.
+// ShortLimits are limits for tests, in which everything is detected within a second or two.
 func ShortLimits() Limits {
 	return limits{
 		attend: 50 * time.Millisecond, ping: 100 * time.Millisecond, calm: time.Second,
@@ -20,8 +20,8 @@ func ShortLimits() Limits {
 	}
 }
 
-// SetLimits gives a Config limits.
+// SetLimits sets the limits of a Config.
 func (c *Config) SetLimits(l Limits) { c.limits = l }
 
-// Starts is how many starts in a window are no restart loop.
+// Starts is the number of starts in a window that is not yet a restart loop.
 func (l limits) Starts() int { return l.starts }

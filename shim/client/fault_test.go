@@ -230,7 +230,7 @@ func TestKillAtEachStep(t *testing.T) {
 			return len(left) == 0
 		})
 	})
-	// A shim that has no descriptors left cannot take back what it has made, until it has some again.
+	// A shim without free descriptors cannot undo a creation until it has some again.
 	t.Run("shim.create.launched/emfile", func(t *testing.T) {
 		r := newRig(t)
 		first, req := r.request("sleep 1000"), r.request("exit 3")
@@ -251,7 +251,7 @@ func TestKillAtEachStep(t *testing.T) {
 			_, err := os.Stat(faults + fault.TakenSuffix)
 			return err == nil
 		})
-		// Until it has found out.
+		// Until the shim fails for the first time.
 		r.waitFor("a failure", func() bool { return strings.Contains(r.shimLog(), "too many open files") })
 		if err := unix.Prlimit(shim, unix.RLIMIT_NOFILE, &limit, nil); err != nil {
 			t.Fatal(err)

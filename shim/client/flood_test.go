@@ -27,7 +27,7 @@ func (r *rig) flood() client.CreateRequest {
 	return req
 }
 
-// shimTime is the CPU time that the shim has used.
+// shimTime is the CPU time used by the shim.
 func (r *rig) shimTime() time.Duration {
 	r.Helper()
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", r.shimPID()))
@@ -43,8 +43,9 @@ func (r *rig) shimTime() time.Duration {
 	return time.Duration(user+system) * 10 * time.Millisecond
 }
 
-// Containers with next to no CPU that write what costs the shim most: it spends its pumps' share on them and not more, each
-// of them gets something, and another container's command runs and ends meanwhile.
+// Containers with almost no CPU write the output that costs the shim most. The shim spends only its
+// pumps' share on them, each of them makes progress, and another container's command completes
+// meanwhile.
 func TestFloodsShare(t *testing.T) {
 	r := newRig(t)
 	var floods []client.CreateRequest
@@ -63,7 +64,7 @@ func TestFloodsShare(t *testing.T) {
 		}
 		return st.Size()
 	}
-	// Long enough for ticks of 10 ms, however fast the machine is.
+	// Long enough for ticks of 10 ms on any machine.
 	began, used := time.Now(), r.shimTime()
 	r.waitFor("logs of all", func() bool {
 		for _, req := range floods {
@@ -83,7 +84,7 @@ func TestFloodsShare(t *testing.T) {
 	t.Logf("the shim used %.2f of a CPU", share)
 }
 
-// A shim that is killed again and again while a flood is held back: each of its lines is in the log once.
+// A shim is killed repeatedly while a flood is held back: each line is in the log exactly once.
 func TestKillShimInFlood(t *testing.T) {
 	const lines = 1_200_000 // twice as many as may be written in a second
 	r := newRig(t)
@@ -111,7 +112,7 @@ func TestKillShimInFlood(t *testing.T) {
 	}
 }
 
-// A log without a limit is rotated at 1 GiB, and no line is lost at that.
+// A log without a limit is rotated at 1 GiB without losing a line.
 func TestLogOfOneGigabyte(t *testing.T) {
 	const lines, room = 8000, 200_000 // more room than one write takes
 	r := newRig(t)
@@ -138,8 +139,8 @@ func TestLogOfOneGigabyte(t *testing.T) {
 	}
 	defer f.Close()
 	tail := make([]byte, room+1)
-	n, _ := f.ReadAt(tail, 1<<30-room) // to its end
-	if n > room {                      // none, if all came in one piece
+	n, _ := f.ReadAt(tail, 1<<30-room) // up to the end of the file
+	if n > room {                      // no rotation, if all came in one piece
 		t.Fatalf("%d bytes were written to the first file", n)
 	}
 	if err := os.WriteFile(files[0]+".tail", tail[:n], 0o600); err != nil {

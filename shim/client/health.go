@@ -12,32 +12,32 @@ import (
 	"github.com/coracle-project/coracle/shim/keeper"
 )
 
-// condition is what is known of a shim without asking anyone.
+// condition is what is known about a shim without asking it.
 type condition struct {
 	mu      sync.Mutex
-	isReady bool      // there is a connection, and READY has come
+	isReady bool      // connected, and READY has come
 	since   time.Time // of isReady
-	missed  int       // pings without an answer
+	missed  int       // consecutive pings without an answer
 	cause   error     // why the last attempt to reach or replace the shim failed
 	now     keeper.Status
 	words   string    // the last line of the log of a shim that has ended for good
-	window  time.Time // when the starts began to be counted
+	window  time.Time // when the counting of starts began
 	counted int       // starts at that time
-	looping time.Time // until when a restart loop counts
+	looping time.Time // end of the time in which a restart loop is reported
 }
 
-// Shim says how a shim does.
+// Shim describes the state of a shim.
 type Shim struct {
 	Name   string `json:"name"` // "node", or the pod's id
 	PID    int    `json:"pid"`
-	Starts int    `json:"starts"` // by the keeper that runs
-	// LastExit says how the process before ended; empty if none has.
+	Starts int    `json:"starts"` // by the current keeper
+	// LastExit says how the previous process ended; empty if none has.
 	LastExit string `json:"lastExit,omitempty"`
 	Problem  string `json:"problem,omitempty"` // why it is unavailable
 }
 
-// Health returns nil if containers can be started, else why not. It asks no one and does not wait.
-// With a shim per pod, the trouble of one pod is not the node's.
+// Health returns nil if containers can be started, else the reason. It returns at once, from what
+// is known. With one shim per pod, a fault of one pod is not a fault of the node.
 func (c *Client) Health() error {
 	c.mu.Lock()
 	l := c.links[nodeShim]
@@ -48,7 +48,7 @@ func (c *Client) Health() error {
 	return l.health()
 }
 
-// Shims says how all shims do, as far as that is known without asking them.
+// Shims describes all shims, from what is known without asking them.
 func (c *Client) Shims() []Shim {
 	var all []Shim
 	for _, l := range c.all() {
@@ -68,7 +68,7 @@ func (l *link) shim() Shim {
 	return s
 }
 
-// health says why the shim is unavailable.
+// health returns why the shim is unavailable.
 func (l *link) health() error {
 	a := &l.cond
 	a.mu.Lock()
@@ -79,9 +79,9 @@ func (l *link) health() error {
 	case a.missed >= l.limits.unready:
 		return fmt.Errorf("shim %s: process %d has not answered %d pings", l.name, a.now.PID, a.missed)
 	case now.Before(a.looping):
-		return fmt.Errorf("shim %s: ends again and again, last with %s (%s)", l.name, lastExit(a.now), l.logPath())
+		return fmt.Errorf("shim %s: keeps ending, last with %s (%s)", l.name, lastExit(a.now), l.logPath())
 	case !a.isReady && now.Sub(a.since) >= l.limits.absent:
-		err := fmt.Errorf("shim %s: not reached for %s", l.name, now.Sub(a.since).Truncate(time.Second))
+		err := fmt.Errorf("shim %s: unreachable for %s", l.name, now.Sub(a.since).Truncate(time.Second))
 		if a.cause != nil {
 			err = fmt.Errorf("%w: %w", err, a.cause)
 		}
@@ -90,7 +90,7 @@ func (l *link) health() error {
 	return nil
 }
 
-// gone returns why no other shim will come by itself.
+// gone returns why the shim will not be restarted automatically.
 func (l *link) gone() error {
 	l.cond.mu.Lock()
 	stayed := l.cond.now.State == keeper.Stayed
@@ -107,6 +107,13 @@ func (l *link) ready() bool {
 	return l.cond.isReady
 }
 
+// pid is the shim's process as the keeper last told it; 0 for none.
+func (l *link) pid() int {
+	l.cond.mu.Lock()
+	defer l.cond.mu.Unlock()
+	return l.cond.now.PID
+}
+
 func (l *link) setReady(is bool) {
 	l.cond.mu.Lock()
 	defer l.cond.mu.Unlock()
@@ -118,22 +125,22 @@ func (l *link) setReady(is bool) {
 	}
 }
 
-// silent notes how many pings have not been answered.
+// silent records how many pings have not been answered.
 func (l *link) silent(missed int) {
 	l.cond.mu.Lock()
 	defer l.cond.mu.Unlock()
 	l.cond.missed = missed
 }
 
-// failed notes why the shim could not be reached or replaced.
+// failed records why the shim could not be reached or replaced.
 func (l *link) failed(err error) {
 	l.cond.mu.Lock()
 	defer l.cond.mu.Unlock()
 	l.cond.cause = err
 }
 
-// observe asks the keeper about a shim. other says that what was known of the process before
-// does not hold for the one that runs now, or that none runs.
+// observe asks the keeper about a shim. other reports whether the process has changed or ended:
+// what was known about the previous one no longer holds.
 func (c *Client) observe(l *link) (other bool) {
 	k := c.keeper.get()
 	if k == nil {
@@ -141,7 +148,7 @@ func (c *Client) observe(l *link) (other bool) {
 	}
 	s, err := k.Status(l.program())
 	if err != nil {
-		return false // watchKeeper cares for the keeper
+		return false // watchKeeper takes care of the keeper
 	}
 	words := ""
 	if s.State == keeper.Stayed {
@@ -150,23 +157,23 @@ func (c *Client) observe(l *link) (other bool) {
 	other, news := l.note(s, words)
 	switch news {
 	case restarted:
-		l.log.Warn("shim was started again", "pid", s.PID, "starts", s.Starts, "last", lastExit(s))
+		l.log.Warn("shim was restarted", "pid", s.PID, "starts", s.Starts, "last", lastExit(s))
 	case looping:
-		l.log.Warn("shim ends again and again", "starts", s.Starts, "last", lastExit(s), "log", l.logPath())
+		l.log.Warn("shim keeps ending", "starts", s.Starts, "last", lastExit(s), "log", l.logPath())
 	}
 	return other
 }
 
-// news is what is worth a line in the log.
+// news is a change worth logging.
 type news int
 
 const (
 	none      news = iota
 	restarted      // once or a few times
-	looping        // more often; told once for each loop
+	looping        // more often; reported once per loop
 )
 
-// note keeps what the keeper says.
+// note stores the keeper's status.
 func (l *link) note(s keeper.Status, words string) (other bool, n news) {
 	a := &l.cond
 	a.mu.Lock()
@@ -174,7 +181,7 @@ func (l *link) note(s keeper.Status, words string) (other bool, n news) {
 	now, before := time.Now(), a.now
 	other = s.State != keeper.Running || s.PID != before.PID
 	a.now, a.words = s, words
-	if a.window.IsZero() || s.Starts < before.Starts { // nothing was known; or of another keeper
+	if a.window.IsZero() || s.Starts < before.Starts { // first status, or a new keeper
 		a.window, a.counted = now, s.Starts
 		return other, none
 	}
@@ -199,17 +206,17 @@ func lastExit(s keeper.Status) string {
 	case s.Ends == 0:
 		return ""
 	case !s.ExitKnown:
-		return "an unknown status"
+		return "unknown status"
 	case s.Exit.Signaled():
 		return "signal " + s.Exit.Signal().String()
 	}
 	return fmt.Sprintf("exit status %d", s.Exit.ExitStatus())
 }
 
-// maxLine bounds a line of a shim's log in a message.
+// maxLine limits a line of a shim's log in a message.
 const maxLine = 512
 
-// lastLine is the last line of a file, or why it cannot be read.
+// lastLine is the last line of a file, or the error that prevents reading it.
 func lastLine(path string) string {
 	f, err := os.Open(path)
 	if err != nil {

@@ -17,8 +17,8 @@ import (
 	"github.com/coracle-project/coracle/shim/client"
 )
 
-// A shim that does not answer is noticed, its stacks are saved, and the next one takes its
-// place: the container lives, and a call that waited is answered.
+// A shim that does not answer is detected, its stacks are saved, and the next one replaces it. The
+// container lives, and a waiting call is answered.
 func TestHungShimIsReplaced(t *testing.T) {
 	r := newShortRig(t)
 	req := r.request("trap 'exit 7' TERM; echo ready; while :; do sleep 0.02; done")
@@ -81,8 +81,8 @@ func TestSlowShimIsLeftAlone(t *testing.T) {
 	}
 }
 
-// A shim that hangs when its keeper dies is adopted by the next keeper, not doubled: two would
-// read the same FIFOs.
+// A shim that hangs when its keeper dies is adopted by the next keeper and not started twice: two
+// shims would read the same FIFOs.
 func TestHungShimAndDeadKeeper(t *testing.T) {
 	const lines = 20_000
 	r := newShortRig(t)
@@ -108,7 +108,7 @@ func TestHungShimAndDeadKeeper(t *testing.T) {
 	}
 }
 
-// halt stops a process as a hang would, and returns when none of its threads runs any more.
+// halt stops a process as a hang would, and returns when all of its threads have stopped.
 func (r *rig) halt(pid int) {
 	r.Helper()
 	r.sendSignal(pid, unix.SIGSTOP)
@@ -124,11 +124,11 @@ func (r *rig) halt(pid int) {
 	})
 }
 
-// shims are the processes that serve the rig's state directory.
+// shims returns the processes that serve the rig's state directory.
 func (r *rig) shims() (pids []string) {
 	all, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	for _, path := range all {
-		b, _ := os.ReadFile(path) // it may have ended
+		b, _ := os.ReadFile(path) // the process may have ended
 		if bytes.Contains(b, []byte("serve\x00-state\x00"+filepath.Join(r.dir, "node")+"\x00")) {
 			pids = append(pids, filepath.Base(filepath.Dir(path)))
 		}
@@ -136,7 +136,7 @@ func (r *rig) shims() (pids []string) {
 	return pids
 }
 
-// A daemon comes up beside a shim that hangs, and serves when the shim has been replaced.
+// A daemon starts while a shim hangs, and serves when the shim has been replaced.
 func TestStartWithHungShim(t *testing.T) {
 	r := newShortRig(t)
 	req := r.request("trap 'exit 7' TERM; echo ready; while :; do sleep 0.02; done")
@@ -151,8 +151,8 @@ func TestStartWithHungShim(t *testing.T) {
 	r.waitGone(old)
 }
 
-// A shim that ends again and again is reported once, with how it ended; the runtime is not
-// ready meanwhile.
+// A shim that keeps ending is reported once, with its exit status. Meanwhile the runtime is not
+// ready.
 func TestRestartLoop(t *testing.T) {
 	var log lockedBuffer
 	r := newRigWith(t, func(c *client.Config) {
@@ -168,13 +168,13 @@ func TestRestartLoop(t *testing.T) {
 	}
 	r.waitFor("unavailability", func() bool { return r.c.Health() != nil })
 	err := r.c.Health().Error()
-	if !strings.Contains(err, "ends again and again") || !strings.Contains(err, "signal killed") || !strings.Contains(err, "shim.log") {
+	if !strings.Contains(err, "keeps ending") || !strings.Contains(err, "signal killed") || !strings.Contains(err, "shim.log") {
 		t.Error(err)
 	}
-	if n := strings.Count(log.String(), "ends again and again"); n != 1 {
+	if n := strings.Count(log.String(), "keeps ending"); n != 1 {
 		t.Errorf("%d warnings:\n%s", n, log.String())
 	}
-	if n := strings.Count(log.String(), "was started again"); n == 0 || n > client.ShortLimits().Starts() {
+	if n := strings.Count(log.String(), "was restarted"); n == 0 || n > client.ShortLimits().Starts() {
 		t.Errorf("%d restarts are logged:\n%s", n, log.String())
 	}
 	if s := r.c.Shims(); len(s) != 1 || s[0].Starts < 7 || s[0].Problem == "" || s[0].LastExit != "signal killed" {
@@ -182,7 +182,7 @@ func TestRestartLoop(t *testing.T) {
 	}
 }
 
-// A shim that must not be started again is not; calls fail at once and say why.
+// A shim that must not be restarted is not restarted. Calls fail at once and give the reason.
 func TestShimThatStays(t *testing.T) {
 	r := newShortRig(t)
 	req := r.request("trap 'exit 7' TERM; echo ready; while :; do sleep 0.02; done")
@@ -205,7 +205,7 @@ func TestShimThatStays(t *testing.T) {
 	r.alive(req)
 }
 
-// script is an executable shell script.
+// script makes an executable shell script.
 func (r *rig) script(text string) string {
 	r.Helper()
 	path := filepath.Join(r.TempDir(), "shim")
@@ -215,7 +215,7 @@ func (r *rig) script(text string) string {
 	return path
 }
 
-// The next shim is that of the present configuration, though the keeper knew another one.
+// The next shim uses the current configuration, although the keeper knew another one.
 func TestShimOfPresentConfiguration(t *testing.T) {
 	r := newRig(t)
 	r.disconnect()

@@ -8,7 +8,7 @@ import (
 	"github.com/coracle-project/coracle/shim/keeper"
 )
 
-// A keeper that does not answer is replaced, the shim stays, and its descriptors are held again.
+// A keeper that does not answer is replaced. The shim stays, and its descriptors are held again.
 func TestHungKeeperIsReplaced(t *testing.T) {
 	for _, restart := range []bool{false, true} {
 		t.Run(fmt.Sprintf("restart=%v", restart), func(t *testing.T) {
@@ -23,7 +23,7 @@ func TestHungKeeperIsReplaced(t *testing.T) {
 				r.connect()
 			}
 			other := r.request("exit 5")
-			r.run(other) // it waits for the keeper, as far as a shim does
+			r.run(other) // it waits for the keeper only as long as a shim does
 			r.exit(other.ID)
 			r.waitGone(k)
 			r.waitHeld(req.ID)
@@ -39,7 +39,7 @@ func TestHungKeeperIsReplaced(t *testing.T) {
 	}
 }
 
-// waitHeld waits until the keeper has a container's descriptors and the shim's listener.
+// waitHeld waits until the keeper holds a container's descriptors and the shim's listener.
 func (r *rig) waitHeld(id string) {
 	r.Helper()
 	r.waitFor("held descriptors", func() bool {

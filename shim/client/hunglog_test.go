@@ -13,7 +13,7 @@ import (
 	"github.com/coracle-project/coracle/shim/client"
 )
 
-// hangingFS is a directory as a file system that can be told not to answer, like one on a server that is gone.
+// hangingFS is a file system that can be made to hang, like one on a server that is gone.
 type hangingFS struct {
 	fuse.RawFileSystem
 
@@ -51,7 +51,7 @@ func newHangingFS(t *testing.T) (h *hangingFS, dir string) {
 	return h, dir
 }
 
-// hang has calls wait for answer; stuck has an element once one does.
+// hang makes calls wait for answer; stuck has an element once one does.
 func (h *hangingFS) hang() (stuck <-chan struct{}) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -125,15 +125,15 @@ func (r *rig) works() {
 	}
 }
 
-// A log's file system that hangs concerns that log only: other containers run, log and end, commands run in its own, and
-// the next shim adopts all of them.
+// A log's file system that hangs affects that log only: other containers run, log and end, commands
+// run in the log's container, and the next shim adopts all of them.
 func TestHungLog(t *testing.T) {
 	h, dir := newHangingFS(t)
 	r := newRig(t)
-	defer h.answer() // before the rig's end
+	defer h.answer() // before the rig ends
 	silent := r.request("exec sleep 1000")
 	silent.LogPath = filepath.Join(dir, "silent.log")
-	silent.LogLimit = client.LogLimit{FileBytes: api.MinLogBytes, Files: 2} // is looked at when the shim adopts the container
+	silent.LogLimit = client.LogLimit{FileBytes: api.MinLogBytes, Files: 2} // checked when the shim adopts the container
 	r.run(silent)
 	stuck := h.hang()
 	r.waitNewShim(r.killShim())

@@ -11,14 +11,14 @@ import (
 	"github.com/coracle-project/coracle/shim/pidfd"
 )
 
-// daemonName is the daemon's name in the keeper.
+// daemonName is the daemon's program name in the keeper.
 const daemonName = "daemon"
 
-// keeperLink is the current keeper.
+// keeperLink is the connection to the current keeper.
 type keeperLink struct {
 	mu   sync.Mutex
 	k    *keeper.Keeper
-	left bool // no other keeper is wanted
+	left bool // closed for good: no keeper is wanted any more
 
 	starting sync.Mutex // held while a shim is being looked for or started
 }
@@ -59,14 +59,14 @@ func (l *keeperLink) close() {
 	}
 }
 
-// connectKeeper finds the keeper or starts one (started), and has it supervise the daemon. A
-// keeper that hangs is killed.
+// connectKeeper finds the keeper, or starts one (started), and makes it supervise the daemon. It
+// kills a keeper that hangs.
 func (c *Client) connectKeeper(ctx context.Context) (started bool, err error) {
 	for tries := 1; ; tries++ {
 		err = c.dialKeeper()
 		switch {
 		case errors.Is(err, keeper.ErrHung) && tries < hungTries:
-			// It may only have waited for the CPU.
+			// The keeper may only have waited for the CPU.
 			select {
 			case <-time.After(c.cfg.limits.keeper):
 				continue
@@ -83,7 +83,7 @@ func (c *Client) connectKeeper(ctx context.Context) (started bool, err error) {
 	}
 }
 
-// hungTries is how often in a row a keeper must not answer before it is killed.
+// hungTries is the number of consecutive unanswered attempts after which a keeper is killed.
 const hungTries = 3
 
 func (c *Client) dialKeeper() error {
@@ -99,7 +99,7 @@ func (c *Client) dialKeeper() error {
 	return nil
 }
 
-// startKeeper starts a keeper, in place of one that hangs or whose socket is gone.
+// startKeeper starts a keeper. It replaces one that hangs or whose socket is gone.
 func (c *Client) startKeeper(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, c.cfg.limits.kill)
 	defer cancel()
@@ -109,9 +109,9 @@ func (c *Client) startKeeper(ctx context.Context) error {
 	}
 	saved, serr := saveReport(c.cfg.StateDir, "keeper", []byte(report))
 	if serr != nil {
-		c.cfg.Log.Warn("stacks of the keeper are not saved", "err", serr)
+		c.cfg.Log.Warn("cannot save stacks of keeper", "err", serr)
 	}
-	c.cfg.Log.Warn("keeper was killed: it did not answer, or its socket was gone", "stacks", saved)
+	c.cfg.Log.Warn("keeper was killed: no answer, or its socket was gone", "stacks", saved)
 	return err
 }
 
@@ -145,7 +145,7 @@ func (c *Client) watchKeeper() {
 		if err == nil {
 			pause = 0
 			if started {
-				c.cfg.Log.Warn("the keeper was gone; another one runs")
+				c.cfg.Log.Warn("keeper was lost; a new one runs")
 			}
 			for _, l := range c.all() {
 				if err := c.ensure(c.ctx, l); err != nil {
@@ -158,7 +158,7 @@ func (c *Client) watchKeeper() {
 		if c.ctx.Err() != nil {
 			return
 		}
-		c.cfg.Log.Error("there is no keeper", "err", err)
+		c.cfg.Log.Error("cannot start keeper", "err", err)
 		pause = min(2*pause+50*time.Millisecond, 5*time.Second)
 		select {
 		case <-time.After(pause):
@@ -168,9 +168,8 @@ func (c *Client) watchKeeper() {
 	}
 }
 
-// pingKeeper asks the keeper whether it answers, after each call that took long: a shim that
-// waits for the keeper is slow, but no one else would notice. watchKeeper replaces a keeper that
-// does not answer.
+// pingKeeper pings the keeper after each slow call. A shim that waits for a hung keeper is slow,
+// and nothing else would notice. watchKeeper replaces a keeper that does not answer.
 func (c *Client) pingKeeper() {
 	for {
 		select {
@@ -189,7 +188,7 @@ func (c *Client) pingKeeper() {
 	}
 }
 
-// noteSlow has the keeper asked.
+// noteSlow makes pingKeeper ping the keeper.
 func (c *Client) noteSlow() {
 	select {
 	case c.slowCalls <- struct{}{}:

@@ -2,14 +2,14 @@ package client
 
 import "time"
 
-// limits say when a shim or keeper that does not answer is noticed, and what follows. All of
-// them are counted in unanswered pings or measured by CLOCK_MONOTONIC, which stands still while
-// the machine is suspended. Pings are counted rather than the time since the last answer, so that
-// a daemon that was stopped itself replaces nothing when it goes on.
+// limits say when a shim or keeper counts as unresponsive, and what happens then. They count
+// unanswered pings, or are measured by CLOCK_MONOTONIC, which stops while the machine is suspended.
+// Counting pings instead of the time since the last answer has another reason: a daemon that was
+// itself stopped must not replace anything when it resumes.
 type limits struct {
-	attend  time.Duration // a call that has been pending for so long begins the pings
-	ping    time.Duration // for a ping to be answered, and the first pause between two
-	calm    time.Duration // longest pause between pings that are answered
+	attend  time.Duration // a call pending for this long starts the pings
+	ping    time.Duration // for the answer to a ping, and the first pause between pings
+	calm    time.Duration // longest pause between answered pings
 	unready int           // unanswered pings after which the shim counts as unavailable
 	replace int           // unanswered pings after which its process is replaced
 	dump    time.Duration // for a Go program to write its stacks and end
@@ -17,7 +17,7 @@ type limits struct {
 	absent  time.Duration // without a connection, after which the shim counts as unavailable
 	start   time.Duration // for shims to answer before Start returns without them
 	window  time.Duration // in which starts are counted
-	keeper  time.Duration // between pings of a keeper that may hang
+	keeper  time.Duration // between pings of a keeper that may be hung
 	starts  int           // more than these in a window are a restart loop
 }
 

@@ -24,15 +24,15 @@ import (
 
 // link is the connection to one shim, made again whenever the shim is replaced. The
 // keeper holds the shim's listening socket, so connecting succeeds at any time, and
-// the first request waits in the socket until the next shim is there. Where that is not so,
-// because the socket's file is gone, the Client repairs it.
+// the first request waits in the socket until the next shim is there. If the socket's file is gone,
+// the Client repairs it.
 type link struct {
 	name   string // "node", or the pod's id
 	dir    string
 	log    *slog.Logger
 	limits limits
 
-	slow func() // is called after a call that took long
+	slow func() // called after a slow call
 
 	first  chan struct{} // closed when the first READY event has come
 	cancel context.CancelFunc
@@ -43,8 +43,8 @@ type link struct {
 
 	mu      sync.Mutex
 	conn    *conn         // nil while there is none
-	dialErr error         // why there is none
-	changed chan struct{} // closed when conn is replaced, or none will come
+	dialErr error         // why conn is nil
+	changed chan struct{} // closed when conn is replaced, or when no connection will follow
 	// deleted are the containers, with the pids of their inits, that were deleted since
 	// the connection began and until its shim has repeated all exits: theirs may be among
 	// them. nil otherwise.
@@ -91,16 +91,16 @@ func (l *link) run(ctx context.Context, c *Client) {
 	}
 }
 
-// retry makes attempts rarer and rarer: the first follows at once, the others after a pause.
+// retry spaces out the attempts: the first follows at once, the others after growing pauses.
 type retry struct {
 	tries int // without an answer
 	pause time.Duration
 }
 
 const (
-	quickTries = 2  // before anything is repaired: the keeper may be about to start the shim
-	warnTries  = 5  // before it is logged
-	everyTries = 20 // between repairs of a socket that takes connections and closes them
+	quickTries = 2  // before a repair: the keeper may be about to start the shim
+	warnTries  = 5  // before a warning
+	everyTries = 20 // between repairs of a socket that accepts connections and closes them
 	maxPause   = time.Second
 )
 
@@ -113,10 +113,9 @@ func (r *retry) wait(ctx context.Context) {
 	r.pause = min(2*r.pause+10*time.Millisecond, maxPause)
 }
 
-// await connects again and again until the shim has answered, and follows that connection to
-// its end.
+// await connects repeatedly until the shim has answered, and follows that connection to its end.
 func (l *link) await(ctx context.Context, c *Client, r *retry) {
-	answered := l.begin() // a shim that does not answer is noticed although no one asks for anything
+	answered := l.begin() // an unresponsive shim is detected even without calls
 	defer answered()
 	l.setReady(false)
 	for began := (time.Time{}); began.IsZero() && ctx.Err() == nil; r.wait(ctx) {
@@ -140,21 +139,23 @@ func (l *link) await(ctx context.Context, c *Client, r *retry) {
 	}
 }
 
-// missed is done after an attempt to reach the shim has failed.
+// missed handles a failed attempt to reach the shim.
 func (l *link) missed(ctx context.Context, c *Client, r *retry, dialed bool, err error) {
 	r.tries++
-	if (!dialed && unreachable(err) && r.tries > quickTries) || (dialed && r.tries%everyTries == 0) {
-		if rerr := c.repair(ctx, l); rerr != nil {
+	lost := !dialed && unreachable(err) && r.tries > quickTries
+	if lost || (dialed && r.tries%everyTries == 0) {
+		if rerr := c.repair(ctx, l, lost); rerr != nil {
 			err = rerr
 		}
 	}
 	l.failed(err)
 	if r.tries == warnTries {
-		l.log.Warn("shim is not reached; trying again", "tries", r.tries, "err", err)
+		l.log.Warn("cannot reach shim; trying again", "tries", r.tries, "err", err)
 	}
 }
 
-// once connects, and follows the connection to its end. Then err is not nil.
+// once connects and follows the connection to its end. It returns an error once the connection has
+// ended or failed.
 func (l *link) once(ctx context.Context, c *Client, ready func()) (dialed bool, err error) {
 	k, err := l.connect()
 	if err != nil {
@@ -167,9 +168,9 @@ func (l *link) once(ctx context.Context, c *Client, ready func()) (dialed bool, 
 	return true, err
 }
 
-// unreachable says whether no shim will ever get connections to the socket: there is no such
-// file, or no one listens on it. Other errors are about this process (no free descriptor), or
-// will pass.
+// unreachable reports whether no shim can ever receive connections on the socket: its file is
+// missing, or no process listens on it. Other errors are temporary, or concern this process (no
+// free descriptor).
 func unreachable(err error) bool {
 	for _, one := range []syscall.Errno{
 		syscall.ENOENT, syscall.ECONNREFUSED, syscall.ENOTDIR, syscall.EPROTOTYPE, syscall.ELOOP, syscall.ENOTSOCK,
@@ -192,8 +193,8 @@ func (l *link) connect() (*conn, error) {
 	return c, nil
 }
 
-// boundedConn is closed when the peer takes nothing: ttrpc writes under a lock and without
-// regard to contexts, so that one call that does not fit would hold all others for ever.
+// boundedConn closes the connection when the peer stops reading. ttrpc holds a lock while it writes
+// and ignores contexts, so one blocked write would block all other calls for ever.
 type boundedConn struct {
 	net.Conn
 	patience time.Duration
@@ -211,7 +212,7 @@ func (c boundedConn) Write(b []byte) (int, error) {
 	return n, errors.Join(err, c.SetWriteDeadline(time.Time{})) // no timer on an idle node
 }
 
-// follow reads events until the connection ends, or fails otherwise. Calls may use it from the
+// follow reads events until the connection ends or fails. Calls may use the connection from the
 // start.
 func (l *link) follow(ctx context.Context, c *conn, ready func(), deliver func(*api.Event)) error {
 	l.set(c, nil)
@@ -278,7 +279,7 @@ func (l *link) wasDeleted(id string, pid int) bool {
 	return ok && p == pid
 }
 
-// dialed is the connection, or why there is none.
+// dialed returns the connection, or the reason why there is none.
 func (l *link) dialed() (*conn, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -311,7 +312,7 @@ func (l *link) current(ctx context.Context) (*conn, error) {
 	}
 }
 
-// unavailable is the error of a call whose context has ended before the shim's answer.
+// unavailable is the error of a call whose context ended before the shim answered.
 func (l *link) unavailable(ctx context.Context) error {
 	if err := l.health(); err != nil {
 		return fmt.Errorf("%w: %w: %w", ErrUnavailable, err, ctx.Err())
@@ -334,10 +335,11 @@ func (l *link) call(ctx context.Context, do func(context.Context, *conn) error) 
 	return err
 }
 
-// slowCall is how long a call takes whose shim may be waiting for the keeper.
+// slowCall is the duration after which a call counts as slow: its shim may be waiting for the
+// keeper.
 const slowCall = time.Second
 
-// inTime says of a call whose context has ended why it was not answered, if that is known.
+// inTime adds to the error of a call whose context has ended the reason, if it is known.
 func (l *link) inTime(ctx context.Context, err error) error {
 	if err != nil && ctx.Err() != nil && l.health() != nil {
 		return l.unavailable(ctx)

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// An outage costs an attempt a second, and a line in the log.
+// An outage costs one attempt per second, and one line in the log.
 func TestOutageIsQuiet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log strings.Builder
@@ -29,13 +29,13 @@ func TestOutageIsQuiet(t *testing.T) {
 		if n := strings.Count(log.String(), "\n"); n != 1 {
 			t.Errorf("log has %d lines:\n%s", n, log.String())
 		}
-		if err := l.health(); err == nil || !strings.Contains(err.Error(), "not reached for 1m0s") {
+		if err := l.health(); err == nil || !strings.Contains(err.Error(), "unreachable for 1m0s") {
 			t.Errorf("health: %v", err)
 		}
 	})
 }
 
-// A shim is attended to while something is expected of it, and not on an idle node.
+// A shim is attended to only while an answer is expected, and not on an idle node.
 func TestIdleShimIsLeftAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLink("node", &Config{Log: slog.New(slog.DiscardHandler), limits: defaultLimits()})
@@ -45,7 +45,7 @@ func TestIdleShimIsLeftAlone(t *testing.T) {
 			done := l.begin()
 			time.Sleep(l.limits.attend - 1)
 			done()
-			done() // counts once
+			done() // counts only once
 		}
 		time.Sleep(24 * time.Hour)
 		synctest.Wait()
@@ -63,7 +63,7 @@ func TestIdleShimIsLeftAlone(t *testing.T) {
 	})
 }
 
-// BenchmarkBegin is what noticing a hang adds to each call.
+// BenchmarkBegin measures what detecting hangs adds to each call.
 func BenchmarkBegin(b *testing.B) {
 	l := newLink("node", &Config{Log: slog.New(slog.DiscardHandler), limits: defaultLimits()})
 	l.attention.timer = time.AfterFunc(time.Hour, func() {})

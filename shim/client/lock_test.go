@@ -11,8 +11,8 @@ import (
 	"github.com/coracle-project/coracle/shim/pidfd"
 )
 
-// The lock of the state directory ends with the shim: neither a container, nor an exec, nor
-// the keeper, nor the starter has inherited it.
+// The lock of the state directory ends with the shim: containers, execs, the keeper and the starter
+// do not inherit it.
 func TestLockEndsWithTheShim(t *testing.T) {
 	r := newRig(t)
 	req := r.request("sleep 1000")
@@ -29,7 +29,7 @@ func TestLockEndsWithTheShim(t *testing.T) {
 			t.Errorf("lock of %s while the shim runs: %v", path, err)
 		}
 	}
-	// The keeper is stopped, so that nothing replaces the shim before we have looked.
+	// Stop the keeper, so that nothing replaces the shim before the test has checked the lock.
 	keeper := r.keeperPID()
 	r.sendSignal(keeper, unix.SIGSTOP)
 	process, err := pidfd.Open(old)
@@ -38,7 +38,7 @@ func TestLockEndsWithTheShim(t *testing.T) {
 	}
 	defer process.Close()
 	r.sendSignal(old, unix.SIGKILL)
-	if err := pidfd.Ended(r.ctx(), process); err != nil { // with all its threads
+	if err := pidfd.Ended(r.ctx(), process); err != nil { // including all its threads
 		t.Fatal(err)
 	}
 	for _, path := range locks {

@@ -24,11 +24,11 @@ import (
 // ownerVar makes the test binary a daemon that runs execs, see order.
 const ownerVar = "CORACLE_SHIM_TEST_OWNER"
 
-// order is what such a daemon does.
+// order tells such a daemon what to do.
 type order struct {
 	Config  client.Config
 	ID      string
-	Scripts []string // each says when it is ready, and ends by itself much later
+	Scripts []string // each prints a line when it is ready, and ends by itself much later
 	TTY     bool
 	Timeout time.Duration
 }
@@ -90,7 +90,7 @@ func (r *rig) daemonOf(o order) *os.Process {
 		r.Fatal(err)
 	}
 	r.Cleanup(func() {
-		_ = cmd.Process.Kill() // most tests have
+		_ = cmd.Process.Kill() // most tests have killed it
 		_ = cmd.Wait()
 	})
 	said := bufio.NewScanner(out)
@@ -120,7 +120,7 @@ func (r *rig) sleeping(id string) string {
 	}
 }
 
-// noExecs waits until the shim and the keeper have forgotten all execs.
+// noExecs waits until the shim and the keeper have removed all execs.
 func (r *rig) noExecs() {
 	r.Helper()
 	k, err := keeper.Dial(r.dir)
@@ -135,8 +135,8 @@ func (r *rig) noExecs() {
 	})
 }
 
-// Execs of a daemon that is killed end with it, and with them what they have started; those of
-// another daemon go on, and so does what has let go of the streams.
+// The execs of a killed daemon end with it, and so do the processes that they started. The execs of
+// another daemon keep running, and so do processes that have closed the streams.
 func TestExecsEndWithTheirDaemon(t *testing.T) {
 	scripts := []string{
 		"sleep 2001 & echo ready; exec sleep 2002",
@@ -185,7 +185,7 @@ func TestExecsEndWithTheirDaemon(t *testing.T) {
 		}},
 		{"there is no shim then", false, func(r *rig, id string, daemon *os.Process) {
 			shim := r.shimPID()
-			r.sendSignal(shim, unix.SIGSTOP) // it sees nothing any more
+			r.sendSignal(shim, unix.SIGSTOP) // it no longer sees anything
 			r.sendSignal(daemon.Pid, unix.SIGKILL)
 			r.waitDead(daemon.Pid)
 			r.sendSignal(shim, unix.SIGKILL)
@@ -198,7 +198,7 @@ func TestExecsEndWithTheirDaemon(t *testing.T) {
 			r.run(req)
 			o, want := order{ID: req.ID, Scripts: scripts}, "sleep 2005 "
 			if tc.tty {
-				// What has a session of its own and no stream is not found, nor is it meant to.
+				// A process with its own session and without a stream is not found, by design.
 				o = order{ID: req.ID, Scripts: []string{"trap '' HUP; sleep 2001 & echo ready; sleep 2002"}, TTY: true}
 				want = ""
 			}
@@ -225,8 +225,8 @@ func TestExecsEndWithTheirDaemon(t *testing.T) {
 	}
 }
 
-// An exec whose daemon hangs ends soon after its deadline, also if the shim has been replaced
-// since.
+// An exec whose daemon hangs ends soon after its deadline, even if the shim has been replaced
+// meanwhile.
 func TestExecOfHungDaemonEndsAtItsDeadline(t *testing.T) {
 	const timeout = time.Second
 	for name, meanwhile := range map[string]func(r *rig){

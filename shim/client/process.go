@@ -13,18 +13,18 @@ import (
 	"github.com/coracle-project/coracle/shim/pidfd"
 )
 
-// process is a process by its pidfd, which keeps naming it when the pid has been reused.
+// process is a process held by its pidfd, which still identifies it after its pid has been reused.
 type process struct {
 	pid int
 	f   *os.File
 }
 
-// lockName is the file in a shim's state directory that the shim keeps locked (flock(2)) from
-// before it adopts containers to its end. It holds the shim's pid and start time.
+// lockName is the file in a shim's state directory that the shim locks (flock(2)), from before it
+// adopts containers until it ends. It contains the shim's pid and start time.
 const lockName = "shim.lock"
 
-// lockHolder is the process that holds the lock of a shim's state directory; nil if none does,
-// or the shim is of a release without the lock.
+// lockHolder returns the process that holds the lock of a shim's state directory. It returns nil if
+// no process does, or if the shim's release has no lock.
 func lockHolder(dir string) *process {
 	f, err := os.OpenFile(filepath.Join(dir, lockName), os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -41,8 +41,8 @@ func lockHolder(dir string) *process {
 	if _, err := fmt.Sscanf(string(text[:n]), "%d %d\n", &pid, &start); err != nil {
 		return nil
 	}
-	// A damaged file must not name another process. A shim that wants the lock in this instant
-	// waits for it.
+	// A damaged file must not identify another process. A shim that is just taking the lock waits
+	// for this check.
 	if unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB) == nil {
 		return nil
 	}
@@ -59,8 +59,8 @@ func closeProcesses(all []*process) {
 	}
 }
 
-// signal sends a signal to the process, and to no other that got its pid. No error if it has
-// ended.
+// signal sends a signal to this process only, even if its pid has been reused. A process that has
+// ended is not an error.
 func (p *process) signal(sig unix.Signal) error {
 	rc, err := p.f.SyscallConn()
 	if err != nil {
@@ -75,20 +75,20 @@ func (p *process) signal(sig unix.Signal) error {
 	return err
 }
 
-// end sends a signal and waits until the process has ended, or ctx has.
+// end sends a signal and waits until the process has ended or ctx ends.
 func (p *process) end(ctx context.Context, sig unix.Signal) error {
 	if err := p.signal(sig); err != nil {
 		return fmt.Errorf("signal process %d: %w", p.pid, err)
 	}
 	if err := p.ended(ctx); err != nil {
-		return fmt.Errorf("process %d does not end: %w", p.pid, err)
+		return fmt.Errorf("await end of process %d: %w", p.pid, err)
 	}
 	return nil
 }
 
-// ended returns when the process has ended, or with an error when ctx has.
+// ended returns when the process has ended, or with an error when ctx ends.
 func (p *process) ended(ctx context.Context) error {
-	if err := p.f.SetReadDeadline(time.Time{}); err != nil { // that an earlier wait has left
+	if err := p.f.SetReadDeadline(time.Time{}); err != nil { // from an earlier wait
 		return err
 	}
 	return pidfd.Ended(ctx, p.f)

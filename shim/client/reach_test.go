@@ -11,8 +11,8 @@ import (
 	"github.com/coracle-project/coracle/shim/client"
 )
 
-// Whatever becomes of the name of the shim's socket, the next shim is reached, and goes on with
-// the containers.
+// Whatever happens to the name of the shim's socket, the next shim can be reached and adopts the
+// containers.
 func TestSocketOfShimLost(t *testing.T) {
 	for name, damage := range map[string]func(t *testing.T, path string){
 		"removed":   func(*testing.T, string) {},
@@ -60,8 +60,7 @@ func TestSocketOfShimLost(t *testing.T) {
 	}
 }
 
-// Without its directory a shim knows no container any more, but the containers live, and the
-// shim serves.
+// Without its directory a shim knows no containers, but the containers live, and the shim serves.
 func TestDirectoryOfShimRemoved(t *testing.T) {
 	r := newShortRig(t)
 	req := r.request("sleep 1000")
@@ -88,10 +87,10 @@ func TestDirectoryOfShimRemoved(t *testing.T) {
 	}
 }
 
-// alive ends a container that says "ready" and traps TERM, by way of the shim.
+// alive ends a container that prints "ready" and traps TERM, through the shim.
 func (r *rig) alive(req client.CreateRequest) {
 	r.Helper()
-	// An exec is not tried again when it meets the end of the old shim's connection.
+	// An exec is not repeated when the connection to the old shim ends.
 	if _, err := r.c.Status(r.ctx(), pod, req.ID); err != nil {
 		r.Fatal(err)
 	}

@@ -11,9 +11,9 @@ import (
 	"github.com/coracle-project/coracle/shim/pidfd"
 )
 
-// RestartShim has a shim end after the calls under way, and returns when the next one answers.
-// Containers run on. name is "node", or a pod's id with ScopePod. ErrNotFound if there is no such
-// shim.
+// RestartShim makes a shim end after the calls in progress, and returns when the next shim answers.
+// Containers keep running. name is "node", or a pod's id with ScopePod. It returns ErrNotFound if
+// there is no such shim.
 func (c *Client) RestartShim(ctx context.Context, name string) error {
 	if err := c.restartShim(ctx, name); err != nil {
 		return fmt.Errorf("restart shim %s: %w", name, err)
@@ -21,8 +21,8 @@ func (c *Client) RestartShim(ctx context.Context, name string) error {
 	return nil
 }
 
-// ShimVersion is the version of the program that a shim runs. ErrNotFound if there is none of that
-// name.
+// ShimVersion is the version of the program that a shim runs. It returns ErrNotFound if there is no
+// such shim.
 func (c *Client) ShimVersion(ctx context.Context, name string) (version string, err error) {
 	c.mu.Lock()
 	l := c.links[name]
@@ -45,7 +45,7 @@ func (c *Client) restartShim(ctx context.Context, name string) error {
 	if l == nil {
 		return ErrNotFound
 	}
-	// The keeper starts the next one, with the command line that it knows then.
+	// The keeper starts the next shim with the command line given here.
 	if err := c.ensure(ctx, l); err != nil {
 		return err
 	}
@@ -59,7 +59,8 @@ func (c *Client) restartShim(ctx context.Context, name string) error {
 	}
 	if err == nil {
 		defer f.Close()
-		// The pidfd was opened while it might have ended; what answers now is what it names.
+		// The process may have ended while the pidfd was opened. An answer from the same pid proves
+		// that the pidfd is right.
 		now, err := answering(ctx, l)
 		if err != nil {
 			return err
@@ -69,7 +70,7 @@ func (c *Client) restartShim(ctx context.Context, name string) error {
 				return fmt.Errorf("process %d: %w", old, err)
 			}
 			if err := pidfd.Ended(ctx, f); err != nil {
-				return fmt.Errorf("process %d does not end: %w", old, err)
+				return fmt.Errorf("await end of process %d: %w", old, err)
 			}
 		}
 	}
@@ -77,11 +78,11 @@ func (c *Client) restartShim(ctx context.Context, name string) error {
 	if err == nil && now == old {
 		err = fmt.Errorf("process %d still answers", old)
 	}
-	c.observe(l) // Shims shows the next one
+	c.observe(l) // so that Shims lists the new process
 	return err
 }
 
-// answering is the pid of the shim that answers.
+// answering returns the pid of the shim that answers.
 func answering(ctx context.Context, l *link) (pid int, err error) {
 	err = l.again(ctx, func(ctx context.Context, k *conn) error {
 		res, err := k.task.Connect(ctx, &task.ConnectRequest{})

@@ -9,7 +9,7 @@ import (
 	"github.com/coracle-project/coracle/shim/client"
 )
 
-// A restart that was asked for: calls under way end as if there were none, and containers go on.
+// A requested restart: calls in progress complete normally, and containers keep running.
 func TestRestartShim(t *testing.T) {
 	r := newRig(t)
 	req := r.request(twoLines)
@@ -24,14 +24,14 @@ func TestRestartShim(t *testing.T) {
 		}
 		code <- n
 	}()
-	// Creations go on meanwhile: each is made once.
+	// Creations continue meanwhile: each happens once.
 	created := make(chan client.CreateRequest, 20)
 	go func() {
 		defer close(created)
 		for range 20 {
 			one := r.request("exit 3")
 			_, err := r.c.Create(r.ctx(), one)
-			for errors.Is(err, client.ErrUnavailable) { // it has not begun, or it would exist now
+			for errors.Is(err, client.ErrUnavailable) { // the creation has not started: otherwise the container would exist
 				_, err = r.c.Create(r.ctx(), one)
 			}
 			if err != nil {

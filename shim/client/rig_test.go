@@ -117,7 +117,7 @@ func (r *rig) handler() string {
 
 func newRig(t testing.TB) *rig { return newRigWith(t, func(*client.Config) {}) }
 
-// newShortRig is a rig that soon takes silence for a hang.
+// newShortRig is a rig with short limits for hangs.
 func newShortRig(t testing.TB) *rig {
 	return newRigWith(t, func(c *client.Config) { c.SetLimits(client.ShortLimits()) })
 }

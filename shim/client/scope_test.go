@@ -1,10 +1,12 @@
 package client_test
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -81,5 +83,47 @@ func TestBadConfig(t *testing.T) {
 		if _, err := client.New(cfg); err == nil {
 			t.Errorf("%s: accepted", name)
 		}
+	}
+}
+
+// One pod's shim that does not answer keeps nothing from being known of the others.
+func TestListWithoutOneShim(t *testing.T) {
+	r := newRig(t)
+	if err := r.c.Shutdown(r.ctx()); err != nil {
+		t.Fatal(err)
+	}
+	r.reader.Wait()
+	r.cfg.Scope = client.ScopePod
+	r.connect()
+	for _, p := range []string{"a", "b"} {
+		req := r.request("while :; do sleep 1; done")
+		req.PodID = p
+		r.run(req)
+	}
+	k, err := keeper.Dial(r.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer k.Close()
+	pid, err := k.Who("shim/a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.halt(pid)
+	ctx, cancel := context.WithTimeout(r.ctx(), 500*time.Millisecond)
+	defer cancel()
+	pods, err := r.c.List(ctx)
+	var silent *client.UnansweredError
+	if !errors.As(err, &silent) || len(silent.Pods) != 1 || silent.Pods["a"] == nil || !errors.Is(err, client.ErrUnavailable) {
+		t.Errorf("error: %v", err)
+	}
+	if len(pods) != 1 || len(pods["b"]) != 1 {
+		t.Errorf("list: %v", pods)
+	}
+	if err := unix.Kill(pid, unix.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	if pods, err = r.c.List(r.ctx()); err != nil || len(pods) != 2 {
+		t.Errorf("list: %v, %v", pods, err)
 	}
 }

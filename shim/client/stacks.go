@@ -15,15 +15,15 @@ import (
 )
 
 const (
-	maxStackFiles   = 5       // in a directory
-	maxStackThreads = 512     // in a file
-	maxStackBytes   = 1 << 20 // of a file
+	maxStackFiles   = 5       // per directory
+	maxStackThreads = 512     // per file
+	maxStackBytes   = 1 << 20 // per file
 	stacksPrefix    = "stacks-"
 )
 
-// dump has a Go program write the stacks of its goroutines to its log, which ends it, or saves
-// in dir what the kernel knows of its threads. Either says later why it hung. saved is the
-// file, "" for the log.
+// dump makes a Go program write the stacks of its goroutines to its log, which ends it. If that
+// fails, dump saves the kernel's view of its threads in dir. Either shows later why the program
+// hung. saved is the file, "" for the log.
 func (p *process) dump(ctx context.Context, dir string, patience time.Duration) (saved string, err error) {
 	if err := p.signal(unix.SIGQUIT); err != nil {
 		return "", fmt.Errorf("signal process %d: %w", p.pid, err)
@@ -36,7 +36,7 @@ func (p *process) dump(ctx context.Context, dir string, patience time.Duration) 
 	return saveStacks(dir, p.pid)
 }
 
-// saveStacks writes a file in dir with what each thread of a process waits for.
+// saveStacks writes a file in dir that shows where each thread of a process waits.
 func saveStacks(dir string, pid int) (string, error) {
 	var b bytes.Buffer
 	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
@@ -57,7 +57,7 @@ func saveStacks(dir string, pid int) (string, error) {
 	return saveReport(dir, "shim", b.Bytes())
 }
 
-// saveReport writes a file in dir, and removes the oldest of its kind beyond maxStackFiles.
+// saveReport writes a file in dir and removes the oldest such files beyond maxStackFiles.
 func saveReport(dir, of string, text []byte) (string, error) {
 	// The time comes first, so that names sort by age.
 	path := filepath.Join(dir, stacksPrefix+time.Now().UTC().Format("20060102-150405.000000000")+"-"+of)

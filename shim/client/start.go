@@ -21,7 +21,7 @@ type Client struct {
 	work   sync.WaitGroup // goroutines of the Client
 	events eventQueue
 	keeper keeperLink
-	// slowCalls has a message after a call that took long.
+	// slowCalls receives a message after each slow call.
 	slowCalls chan struct{}
 
 	mu         sync.Mutex
@@ -62,8 +62,8 @@ func New(cfg Config) (*Client, error) {
 }
 
 // Start connects to (or starts) the keeper and the shims of all pods that have records
-// in StateDir, and returns when each has answered, or after two seconds without those that have
-// not: see Health. If it fails, a keeper that it started for nobody ends again.
+// in StateDir. It returns when each has answered, or after two seconds without those that have not:
+// see Health. If Start fails, it ends a keeper that it has started and that no shim uses.
 func (c *Client) Start(ctx context.Context) (err error) {
 	for _, dir := range []string{c.cfg.StateDir, filepath.Join(c.cfg.StateDir, "pods")} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -104,16 +104,16 @@ func (c *Client) Start(ctx context.Context) (err error) {
 	return c.awaitShims(ctx)
 }
 
-// awaitShims waits until each shim has answered, but not for ones that hang: the daemon has to
-// serve without them.
+// awaitShims waits until each shim has answered. It does not wait for shims that hang: the daemon
+// must serve without them.
 func (c *Client) awaitShims(ctx context.Context) error {
 	bounded, cancel := context.WithTimeout(ctx, c.cfg.limits.start)
 	defer cancel()
 	for _, l := range c.all() {
 		select {
 		case <-l.first:
-			// A creation that the last daemon did not live to see the end of must not turn up
-			// afterwards: this waits for it.
+			// A creation that outlived the last daemon must not complete after this point, so wait
+			// for it.
 			if _, err := list(bounded, l); err != nil && bounded.Err() == nil {
 				return fmt.Errorf("start shim client: %w", err)
 			}
@@ -192,7 +192,7 @@ func (c *Client) open(ctx context.Context, name string) (*link, error) {
 	return l, c.ensure(ctx, l)
 }
 
-// newLink makes a link and begins to connect. c.mu is held.
+// newLink makes a link and starts connecting. The caller holds c.mu.
 func (c *Client) newLink(name string) *link {
 	l := newLink(name, &c.cfg)
 	ctx, cancel := context.WithCancel(c.ctx)

@@ -16,9 +16,8 @@ import (
 	"github.com/coracle-project/coracle/shim/sock"
 )
 
-// ensure makes the keeper supervise l's shim: one that runs is adopted, else one is
-// started. The keeper is told the present command line in any case: the next shim is that of an
-// upgrade.
+// ensure makes the keeper supervise l's shim: it adopts a running shim, or starts one. In either
+// case the keeper gets the current command line, so that the next shim runs the upgraded program.
 func (c *Client) ensure(ctx context.Context, l *link) error {
 	c.keeper.starting.Lock()
 	defer c.keeper.starting.Unlock()
@@ -31,7 +30,7 @@ func (c *Client) ensure(ctx context.Context, l *link) error {
 	case errors.Is(err, keeper.ErrNotFound):
 		err = c.adoptOrStart(ctx, k, l)
 	case err == nil && misplaced(k, l):
-		l.log.Warn("the shim's socket has been replaced; the shim is, too")
+		l.log.Warn("replacing shim whose socket was replaced")
 		err = c.renew(ctx, k, l, false)
 	case err == nil:
 		err = c.supervise(k, l, nil)
@@ -43,36 +42,52 @@ func (c *Client) ensure(ctx context.Context, l *link) error {
 }
 
 // repair makes a shim reachable whose socket is gone or has been replaced: there is no way to
-// bind the socket that the shim has to a name again.
-func (c *Client) repair(ctx context.Context, l *link) error {
+// bind the socket that the shim has to a name again. lost says that nothing listened on the
+// socket when the caller tried: ensure may have made it while repair waited for the lock, and the
+// shim on it must not be killed.
+func (c *Client) repair(ctx context.Context, l *link, lost bool) error {
 	c.keeper.starting.Lock()
 	defer c.keeper.starting.Unlock()
 	k, err := c.keeperFor(ctx, l)
 	if err != nil {
 		return err
+	}
+	if lost {
+		conn, err := l.connect()
+		if err == nil {
+			return conn.Close()
+		}
+		if !unreachable(err) {
+			return err
+		}
 	}
 	if err := c.renew(ctx, k, l, false); err != nil {
 		return fmt.Errorf("repair shim %s: %w", l.name, err)
 	}
-	l.log.Warn("shim replaced: its socket was gone, or another's")
+	l.log.Warn("shim was replaced: its socket was gone or was replaced")
 	return nil
 }
 
-// replace ends a shim that does not answer, and has the next one started.
-func (c *Client) replace(ctx context.Context, l *link) error {
+// replace ends a shim that does not answer, and has the next one started. silent is the pid that
+// did not answer: another process may have taken its place while replace waited for the lock.
+func (c *Client) replace(ctx context.Context, l *link, silent int) error {
 	c.keeper.starting.Lock()
 	defer c.keeper.starting.Unlock()
 	k, err := c.keeperFor(ctx, l)
 	if err != nil {
 		return err
 	}
+	if pid, err := k.Who(l.program()); err == nil && pid != silent {
+		return nil
+	}
+	l.log.Warn("shim does not answer; it is replaced", "pings", l.limits.replace)
 	if err := c.renew(ctx, k, l, true); err != nil {
 		return fmt.Errorf("replace shim %s: %w", l.name, err)
 	}
 	return nil
 }
 
-// keeperFor is the keeper, as long as l is of use. c.keeper.starting is held.
+// keeperFor returns the keeper while l is in use. The caller holds c.keeper.starting.
 func (c *Client) keeperFor(ctx context.Context, l *link) (*keeper.Keeper, error) {
 	k := c.keeper.get()
 	if k == nil || ctx.Err() != nil || l.ended() {
@@ -81,7 +96,7 @@ func (c *Client) keeperFor(ctx context.Context, l *link) (*keeper.Keeper, error)
 	return k, nil
 }
 
-// adoptOrStart gives a keeper a shim that it does not know.
+// adoptOrStart makes a keeper supervise a shim that it does not know.
 func (c *Client) adoptOrStart(ctx context.Context, k *keeper.Keeper, l *link) error {
 	if p := running(ctx, l); p != nil {
 		defer p.f.Close()
@@ -93,15 +108,15 @@ func (c *Client) adoptOrStart(ctx context.Context, k *keeper.Keeper, l *link) er
 	return c.supervise(k, l, nil)
 }
 
-// renew makes another listener, ends the processes that may still serve the old one, and has a
-// shim started on the new one. dump says that their stacks are of interest.
+// renew makes a new listener, ends the processes that may still serve the old one, and starts a
+// shim on the new one. dump asks for their stacks.
 func (c *Client) renew(ctx context.Context, k *keeper.Keeper, l *link, dump bool) error {
 	if err := makeListener(k, l.dir, sock.Shim, l.program()); err != nil {
 		return err
 	}
 	_, err := k.Who(l.program())
 	known := err == nil
-	if known { // the keeper starts the next one by itself
+	if known { // the keeper starts the next shim by itself
 		if err := c.supervise(k, l, nil); err != nil {
 			return err
 		}
@@ -113,7 +128,8 @@ func (c *Client) renew(ctx context.Context, k *keeper.Keeper, l *link, dump bool
 			return err
 		}
 	}
-	// The connection need not have been to one of them: anyone may have taken the socket's name.
+	// The connection may have led to another process: any process could have taken the socket's
+	// name.
 	if k, _ := l.dialed(); k != nil {
 		k.Close()
 	}
@@ -123,25 +139,25 @@ func (c *Client) renew(ctx context.Context, k *keeper.Keeper, l *link, dump bool
 	return c.supervise(k, l, nil)
 }
 
-// kill ends a shim. Its containers stay, and the next shim goes on with them.
+// kill ends a shim. Its containers keep running, and the next shim adopts them.
 func (c *Client) kill(ctx context.Context, l *link, p *process, dump bool) error {
 	if dump {
 		saved, err := p.dump(ctx, l.dir, l.limits.dump)
 		if err != nil {
-			l.log.Warn("stacks of the shim are not saved", "err", err)
+			l.log.Warn("cannot save stacks of shim", "err", err)
 		}
 		if saved == "" {
 			saved = l.logPath()
 		}
-		l.log.Warn("shim is killed", "pid", p.pid, "stacks", saved)
+		l.log.Warn("killing shim", "pid", p.pid, "stacks", saved)
 	}
 	ctx, cancel := context.WithTimeout(ctx, l.limits.kill)
 	defer cancel()
 	return p.end(ctx, unix.SIGKILL)
 }
 
-// supervise tells the keeper how to start a shim, and which one runs; the keeper starts one if
-// none does.
+// supervise tells the keeper how to start a shim and which process runs now. The keeper starts one
+// if none runs.
 func (c *Client) supervise(k *keeper.Keeper, l *link, p *process) error {
 	if err := os.MkdirAll(l.dir, 0o700); err != nil {
 		return err
@@ -168,7 +184,7 @@ func (c *Client) supervise(k *keeper.Keeper, l *link, p *process) error {
 	return err
 }
 
-// processes are the processes of a shim, which need not answer.
+// processes returns the processes of a shim. They need not answer.
 func processes(k *keeper.Keeper, l *link) []*process {
 	var all []*process
 	holder := lockHolder(l.dir)
@@ -181,7 +197,7 @@ func processes(k *keeper.Keeper, l *link) []*process {
 	return all
 }
 
-// childOf is the process that a keeper supervises under a name; nil if there is none.
+// childOf returns the process that a keeper supervises under a name, or nil.
 func childOf(k *keeper.Keeper, program string) *process {
 	pid, err := k.Who(program)
 	if err != nil || pid == 0 {
@@ -191,7 +207,7 @@ func childOf(k *keeper.Keeper, program string) *process {
 	if err != nil {
 		return nil
 	}
-	// Until the keeper has seen the process end, its pid is not another one's.
+	// The pid cannot be reused until the keeper has reaped the process.
 	if again, err := k.Who(program); err != nil || again != pid {
 		f.Close()
 		return nil
@@ -199,8 +215,8 @@ func childOf(k *keeper.Keeper, program string) *process {
 	return &process{pid, f}
 }
 
-// running finds the shim of an earlier keeper. It need not answer, unless it is of a release
-// without the lock.
+// running finds the shim of an earlier keeper. The shim must answer only if its release has no
+// lock.
 func running(ctx context.Context, l *link) *process {
 	if p := lockHolder(l.dir); p != nil {
 		return p
@@ -227,7 +243,7 @@ func running(ctx context.Context, l *link) *process {
 // another one takes its place.
 const adoptTimeout = 5 * time.Second
 
-// misplaced says that the name of a shim's socket leads elsewhere than to the listener that the
+// misplaced reports whether the name of a shim's socket no longer leads to the listener that the
 // keeper holds for it.
 func misplaced(k *keeper.Keeper, l *link) bool {
 	_, files, err := k.Get("pass/" + l.program())

@@ -7,15 +7,15 @@ import (
 	"github.com/coracle-project/coracle/shim/api"
 )
 
-// Unmanaged is a container that a shim could not adopt: it is among those of List, may run, and
-// answers Kill and, once it has ended, Delete, and nothing else. The shim may adopt it later.
+// Unmanaged is a container that a shim could not adopt. It may be running. List includes it. It can
+// be killed and, once it has ended, deleted; no other call works. The shim may adopt it later.
 type Unmanaged struct {
-	PodID  string // empty if that is not known either
+	PodID  string // empty if unknown
 	ID     string
 	Reason string
 }
 
-// Unmanaged lists these containers.
+// Unmanaged lists the unmanaged containers.
 func (c *Client) Unmanaged(ctx context.Context) ([]Unmanaged, error) {
 	var all []Unmanaged
 	for _, l := range c.all() {

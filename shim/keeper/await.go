@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Await returns when there is a keeper in dir that answers. It fails only when ctx ends: it
-// reports everything else (no descriptor is free, dir does not exist, the keeper is hung) to
-// failed and tries again after a pause, which grows.
+// Await returns when a keeper in dir answers. It fails only when ctx ends. It reports every other
+// failure (no free descriptor, dir does not exist, the keeper is hung) to failed, and tries again
+// after a growing pause.
 func Await(ctx context.Context, dir string, failed func(error)) (*Keeper, error) {
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
 		k, err := await(ctx, dir)
@@ -37,7 +37,7 @@ const (
 	lastPause  = time.Second
 )
 
-// await returns when there is a keeper in dir, or with the first failure.
+// await returns when there is a keeper in dir, or on the first failure.
 func await(ctx context.Context, dir string) (*Keeper, error) {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
@@ -67,7 +67,7 @@ func await(ctx context.Context, dir string) (*Keeper, error) {
 	}
 }
 
-// moved says whether inotify events are about the end of the directory's name.
+// moved reports whether inotify events say that the directory was removed or renamed.
 func moved(events []byte) bool {
 	for len(events) >= unix.SizeofInotifyEvent {
 		mask := binary.NativeEndian.Uint32(events[4:])

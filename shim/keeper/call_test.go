@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// A process that did not run for longer than Timeout, after it had asked, takes the answer that
-// has come meanwhile instead of calling the keeper hung.
+// A process that did not run for longer than Timeout after its request accepts the answer that has
+// arrived meanwhile. It does not consider the keeper hung.
 func TestLateForTheAnswer(t *testing.T) {
 	dir := t.TempDir()
 	l, err := Listen(dir)
@@ -29,9 +29,9 @@ func TestLateForTheAnswer(t *testing.T) {
 		b := make([]byte, 100)
 		_, err = c.Read(b) // INFO
 		_, werr := c.Write(append(binary.NativeEndian.AppendUint32(nil, ^uint32(syscall.ENOSYS)+1), 0, 0, 0, 0))
-		_, aerr := c.Write(append(binary.NativeEndian.AppendUint32(nil, 0), 42, 0, 0, 0)) // of a call to come
+		_, aerr := c.Write(append(binary.NativeEndian.AppendUint32(nil, 0), 42, 0, 0, 0)) // answers a later call
 		served <- errors.Join(err, werr, aerr)
-		_, _ = c.Read(b) // the end
+		_, _ = c.Read(b) // end of file
 	}()
 	k, err := Dial(dir)
 	if err != nil {

@@ -24,13 +24,13 @@ import (
 
 func quit(t testing.TB, k *keeper.Keeper) {
 	t.Helper()
-	if err := k.Quit(); err != nil && k.Err() == nil { // a test may have lost it
+	if err := k.Quit(); err != nil && k.Err() == nil { // a test may have lost the keeper
 		t.Error(err)
 	}
 	k.Close()
 }
 
-// serveOld answers one client as a keeper of before version 1, which knows WHO.
+// serveOld answers one client as a keeper before version 1 does, which knows WHO.
 func serveOld(l *net.UnixListener) error {
 	c, err := l.Accept()
 	if err != nil {
@@ -55,13 +55,13 @@ func serveOld(l *net.UnixListener) error {
 	}
 }
 
-// dead says whether a process has ended, reaped or not.
+// dead reports whether a process has ended, reaped or not.
 func dead(pid int) bool {
 	s, err := pidfd.ReadStat(pid)
 	return errors.Is(err, os.ErrNotExist) || s.State == 'Z'
 }
 
-// A keeper that does not answer is told from one that is gone, in time, and replaced.
+// A keeper that does not answer is distinguished from one that is gone, in time, and replaced.
 func TestHung(t *testing.T) {
 	k, dir := start(t)
 	self, _ := os.Executable()
@@ -79,7 +79,7 @@ func TestHung(t *testing.T) {
 	if err := k.Ping(ctx); !errors.Is(err, keeper.ErrHung) || errors.Is(err, keeper.ErrGone) {
 		t.Errorf("ping: %v", err)
 	}
-	<-k.Done() // those who watch it notice
+	<-k.Done() // watchers get the signal
 	k.Watch()
 	begin := time.Now()
 	if _, err := k.List(""); !errors.Is(err, keeper.ErrHung) || !errors.Is(k.Err(), keeper.ErrHung) || time.Since(begin) > keeper.Timeout/2 {
@@ -126,7 +126,7 @@ func TestHung(t *testing.T) {
 	}
 }
 
-// connect(2) to a socket whose queue is full.
+// connect(2) to a socket with a full queue.
 func TestDialFullQueue(t *testing.T) {
 	dir := t.TempDir()
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
@@ -150,8 +150,8 @@ func TestDialFullQueue(t *testing.T) {
 	}
 }
 
-// Kill finds the keeper of a directory by its socket, of which the name may be lost, and
-// neither that of another directory nor a process that only has the name.
+// Kill finds the keeper of a directory by its socket, whose name may be lost. It finds neither the
+// keeper of another directory nor a process that only has the same name.
 func TestKillFindsTheKeeper(t *testing.T) {
 	other, otherDir := start(t)
 	k, dir := start(t)
@@ -190,7 +190,7 @@ func TestKillFindsTheKeeper(t *testing.T) {
 	}
 }
 
-// ---- out of descriptors ----
+// ---- no free descriptors ----
 
 // limitFiles sets the soft limit of a process.
 func limitFiles(t *testing.T, pid int, n uint64) (old uint64) {
@@ -229,8 +229,8 @@ func ticks(t *testing.T, pid int) (n int) {
 	return user + system
 }
 
-// A keeper that cannot accept for lack of descriptors neither spins nor refuses: the client
-// waits, and is served when there are some.
+// A keeper that cannot accept for lack of descriptors neither spins nor refuses: the client waits,
+// and is served when descriptors are free.
 func TestAcceptWithoutDescriptors(t *testing.T) {
 	k, dir := start(t)
 	was := limitFiles(t, k.PID(), openFiles(t, k.PID()))
@@ -253,7 +253,7 @@ func TestAcceptWithoutDescriptors(t *testing.T) {
 		t.Fatalf("a client that could not be accepted got %v, %v", answer[:n], err)
 	}
 	if err := k.Ping(t.Context()); err != nil {
-		t.Errorf("a client of before: %v", err)
+		t.Errorf("an earlier client: %v", err)
 	}
 	if used := ticks(t, k.PID()) - before; used > 10 {
 		t.Errorf("the keeper used %d0 ms of %v", used, pause)
@@ -267,7 +267,7 @@ func TestAcceptWithoutDescriptors(t *testing.T) {
 	}
 }
 
-// Descriptors that the keeper cannot receive are refused, with the cause, and it goes on.
+// The keeper refuses descriptors that it cannot receive, gives the cause, and continues.
 func TestPutWithoutDescriptors(t *testing.T) {
 	k, _ := start(t)
 	was := limitFiles(t, k.PID(), openFiles(t, k.PID())+1)
@@ -284,7 +284,7 @@ func TestPutWithoutDescriptors(t *testing.T) {
 	}
 }
 
-// What is held leaves room for connections and for a start.
+// The held descriptors leave room for connections and for a start.
 func TestHeldLeaveRoom(t *testing.T) {
 	dir := t.TempDir()
 	l, err := keeper.Listen(dir)

@@ -17,10 +17,10 @@
 // If the keeper itself is killed nothing is lost: the daemon starts another, and both
 // put their descriptors there again (Done tells when).
 //
-// The keeper waits for nothing, so it answers at once. If it has not answered within
-// Timeout it is hung: the call fails with ErrHung and the connection is closed, because a
-// late answer would be taken for that of the next call. The daemon then ends it and starts
-// another (Start).
+// The keeper never blocks, so it answers at once. If it has not answered within Timeout, it counts
+// as hung: the call fails with ErrHung and the connection is closed, because a late answer would be
+// taken for the answer to the next call. The daemon then kills the keeper and starts another
+// (Start).
 package keeper
 
 import (
@@ -56,8 +56,8 @@ const SocketName = "keeper.sock"
 // ProcessName is the argv[0] that makes the shim's binary the keeper.
 const ProcessName = "coracle-keeper"
 
-// Timeout is how long a call waits for the keeper's answer. Time that the machine sleeps does
-// not count.
+// Timeout is how long a call waits for the keeper's answer. Time while the machine is suspended
+// does not count.
 const Timeout = 2 * time.Second
 
 // Kinds of error, for errors.Is.
@@ -67,9 +67,9 @@ var (
 	ErrHung     = errors.New("keeper does not answer")
 )
 
-// Features of a keeper. One that was started by an older version may lack some.
+// Features of a keeper. A keeper of an older version may lack some.
 const (
-	FeatureStatus   = "status"    // Status tells all
+	FeatureStatus   = "status"    // Status returns everything
 	FeatureStay     = "stay"      // a program that exits with ExitStay is not started again
 	FeatureBoundLog = "bound-log" // Program.BoundLog
 	FeatureExit     = "exit"      // Exit
@@ -114,8 +114,8 @@ type Keeper struct {
 	buf []byte
 }
 
-// Dial connects to the keeper in dir. The error is ErrGone if none runs there, and ErrHung
-// if it does not answer.
+// Dial connects to the keeper in dir. It fails with ErrGone if none runs there, and with ErrHung if
+// the keeper does not answer.
 func Dial(dir string) (*Keeper, error) {
 	c, err := dial(dir, time.Now().Add(Timeout))
 	if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, os.ErrNotExist) {
@@ -127,7 +127,7 @@ func Dial(dir string) (*Keeper, error) {
 	if err != nil {
 		return nil, fmt.Errorf("dial keeper: %w", err)
 	}
-	w, err := c.File() // non-blocking, since c is
+	w, err := c.File() // non-blocking, because c is
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("dial keeper: %w", err), c.Close())
 	}
@@ -139,8 +139,8 @@ func Dial(dir string) (*Keeper, error) {
 	return k, nil
 }
 
-// dial tries again until the deadline while the queue of the socket is full (EAGAIN): the
-// keeper may be short of descriptors.
+// dial tries again until the deadline while the socket's queue is full (EAGAIN), because the keeper
+// may lack descriptors.
 func dial(dir string, deadline time.Time) (*net.UnixConn, error) {
 	for {
 		c, err := sock.Dial(dir, SocketName, "unixpacket")
@@ -153,7 +153,7 @@ func dial(dir string, deadline time.Time) (*net.UnixConn, error) {
 
 const dialPause = 20 * time.Millisecond
 
-// greet asks for version and features. Keepers before version 1 do not know the question.
+// greet asks for version and features. Keepers before version 1 do not know this request.
 func (k *Keeper) greet() error {
 	version, body, _, err := k.call(request{op: opInfo, strings: []string{"info"}})
 	if errors.Is(err, syscall.ENOSYS) {
@@ -164,24 +164,23 @@ func (k *Keeper) greet() error {
 	}
 	parts := strings.Split(strings.TrimSuffix(string(body), "\x00"), "\x00")
 	if k.pid, err = strconv.Atoi(parts[0]); err != nil {
-		return fmt.Errorf("pid of the keeper: %w", err)
+		return fmt.Errorf("parse pid of keeper: %w", err)
 	}
 	k.version, k.features = int(version), parts[1:]
 	return nil
 }
 
-// Version is the version of the keeper's protocol, 0 for a keeper that does not tell it.
+// Version is the version of the keeper's protocol, 0 for a keeper that does not report it.
 func (k *Keeper) Version() int { return k.version }
 
-// Has says whether the keeper has a feature.
+// Has reports whether the keeper has a feature.
 func (k *Keeper) Has(feature string) bool { return slices.Contains(k.features, feature) }
 
-// PID is the keeper's pid, 0 if it does not tell it (version 0).
+// PID is the keeper's pid, 0 if the keeper does not report it (version 0).
 func (k *Keeper) PID() int { return k.pid }
 
-// Ping returns when the keeper has answered, with ErrHung when it has not before ctx's
-// deadline, or within Timeout if there is none. It closes the connection in that case, as all
-// calls do.
+// Ping returns when the keeper has answered. Without an answer before ctx's deadline, or within
+// Timeout if ctx has none, it fails with ErrHung. It then closes the connection, as all calls do.
 func (k *Keeper) Ping(ctx context.Context) error {
 	deadline, ok := ctx.Deadline()
 	if !ok {
@@ -200,11 +199,11 @@ func (k *Keeper) Close() error {
 	return nil
 }
 
-// Done is closed when a call has found the keeper gone or hung, when Watch has, or at Close.
+// Done is closed when a call or Watch has found the keeper gone or hung, or by Close.
 func (k *Keeper) Done() <-chan struct{} { return k.done }
 
-// Err says why Done is closed: ErrHung, or ErrGone, which is also os.ErrClosed after Close.
-// It is nil before.
+// Err says why Done is closed: ErrHung, or ErrGone, which is also os.ErrClosed after Close. It is
+// nil while Done is open.
 func (k *Keeper) Err() error {
 	select {
 	case <-k.done:
@@ -214,7 +213,7 @@ func (k *Keeper) Err() error {
 	}
 }
 
-// lose closes the connection for the first cause, which it returns.
+// lose closes the connection. It returns the first cause.
 func (k *Keeper) lose(cause error) error {
 	k.once.Do(func() {
 		k.cause = cause
@@ -274,9 +273,9 @@ func (k *Keeper) List(prefix string) ([]string, error) {
 	}
 }
 
-// Exit tells how a process ended, with field 22 of its /proc/<pid>/stat, that had been left to the
-// keeper: one whose parent, a shim, had ended before it. ErrNotFound if it runs, was not the
-// keeper's, or if 4096 others have ended since.
+// Exit returns how a process ended that became the keeper's child when its parent, a shim, died.
+// startTime is field 22 of its /proc/<pid>/stat. Exit returns ErrNotFound if the process runs, was
+// not the keeper's child, or if 4096 others have ended since.
 func (k *Keeper) Exit(pid int, startTime uint64) (unix.WaitStatus, error) {
 	if !k.Has(FeatureExit) {
 		return 0, ErrNotFound
@@ -299,7 +298,7 @@ func (k *Keeper) Quit() error {
 	return nil
 }
 
-// Watch returns when the keeper has gone away, a call has found it hung, or k has been closed.
+// Watch returns when the keeper is gone, a call has found it hung, or k is closed.
 func (k *Keeper) Watch() {
 	if rc, err := k.watch.SyscallConn(); err == nil {
 		_ = rc.Read(func(fd uintptr) bool {
@@ -340,9 +339,10 @@ func (r request) encode() ([]byte, error) {
 
 // call sends one request and waits for its answer.
 func (k *Keeper) call(r request) (value uint32, body []byte, files []*os.File, err error) {
-	return k.callUntil(time.Now().Add(Timeout), r)
+	return k.callUntil(time.Time{}, r)
 }
 
+// callUntil is call with a deadline other than Timeout, which starts when it is this call's turn.
 func (k *Keeper) callUntil(deadline time.Time, r request) (value uint32, body []byte, files []*os.File, err error) {
 	b, err := r.encode()
 	if err != nil {
@@ -372,6 +372,9 @@ func (k *Keeper) callUntil(deadline time.Time, r request) (value uint32, body []
 	if err := k.Err(); err != nil {
 		return 0, nil, nil, err
 	}
+	if deadline.IsZero() {
+		deadline = time.Now().Add(Timeout)
+	}
 	if err := k.conn.SetDeadline(deadline); err != nil {
 		return 0, nil, nil, k.lost(err)
 	}
@@ -387,7 +390,7 @@ func (k *Keeper) callUntil(deadline time.Time, r request) (value uint32, body []
 	if err != nil {
 		return 0, nil, nil, fmt.Errorf("ask keeper: %w", err)
 	}
-	if flags&unix.MSG_CTRUNC != 0 { // no descriptor was free here
+	if flags&unix.MSG_CTRUNC != 0 { // this process had no free descriptor
 		closeAll(files)
 		return 0, nil, nil, fmt.Errorf("ask keeper about %q: %w", r.strings[0], syscall.EMFILE)
 	}
@@ -403,8 +406,8 @@ func (k *Keeper) callUntil(deadline time.Time, r request) (value uint32, body []
 	return binary.NativeEndian.Uint32(k.buf[4:]), body, files, nil
 }
 
-// receive takes an answer. One that has come counts even after the deadline: this process may
-// not have run for a while (SIGSTOP, no CPU), which is not the keeper's fault.
+// receive reads an answer. An answer that has arrived counts even after the deadline: this process
+// may not have run for a while (SIGSTOP, no CPU), which is not the keeper's fault.
 func (k *Keeper) receive(control []byte) (n, cn, flags int, err error) {
 	n, cn, flags, _, err = k.conn.ReadMsgUnix(k.buf, control)
 	if !errors.Is(err, os.ErrDeadlineExceeded) {
@@ -431,7 +434,7 @@ func (k *Keeper) receive(control []byte) (n, cn, flags int, err error) {
 // lost closes the connection after a call has failed.
 func (k *Keeper) lost(err error) error {
 	switch {
-	case err == nil: // a short answer, or the end
+	case err == nil: // a short answer, or end of file
 		return k.lose(ErrGone)
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return k.lose(ErrHung)

@@ -41,13 +41,19 @@ func child(args []string) {
 			extra = strings.TrimSpace(string(b))
 		}
 	}
-	if args[0] == "lookalike" { // has the keeper's name and nothing else of it
+	if args[0] == "lookalike" { // only has the keeper's name
 		if err := os.WriteFile("/proc/self/comm", []byte(keeper.ProcessName), 0); err != nil {
 			panic(err)
 		}
 		comm, _ := os.ReadFile("/proc/self/comm")
 		os.Stdout.Write(comm)
 		select {}
+	}
+	if args[0] == "poser" {
+		if err := pose(args[1]); err != nil {
+			panic(err)
+		}
+		os.Exit(0)
 	}
 	fmt.Printf("%s env=%s passed=%s\n", strings.Join(args, " "), os.Getenv("MARK"), extra)
 	switch args[0] {
@@ -56,7 +62,7 @@ func child(args []string) {
 			panic(err)
 		}
 		os.Exit(keeper.ExitStay)
-	case "wait": // until no one reads its output: no test leaves it behind
+	case "wait": // until its output has no reader: no test leaves it behind
 		for {
 			if n, _ := unix.Poll([]unix.PollFd{{Fd: 1}}, -1); n > 0 {
 				os.Exit(0)
@@ -75,7 +81,7 @@ func child(args []string) {
 	os.Exit(0)
 }
 
-// eventually waits for a condition that has no event.
+// eventually polls for a condition that has no event.
 func eventually(t testing.TB, what string, cond func() bool) {
 	t.Helper()
 	deadline := time.NewTimer(10 * time.Second)
@@ -86,7 +92,7 @@ func eventually(t testing.TB, what string, cond func() bool) {
 		select {
 		case <-tick.C:
 		case <-deadline.C:
-			t.Fatal("in vain: ", what)
+			t.Fatal("timeout: ", what)
 		}
 	}
 }
@@ -111,7 +117,7 @@ func start(t testing.TB) (*keeper.Keeper, string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { quit(t, k) })
-	if k.PID() <= 1 { // which kill(2) would take for something else
+	if k.PID() <= 1 { // kill(2) would give such a pid another meaning
 		t.Fatalf("the keeper's pid is %d", k.PID())
 	}
 	return k, dir

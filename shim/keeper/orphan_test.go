@@ -13,17 +13,17 @@ import (
 	"github.com/coracle-project/coracle/shim/pidfd"
 )
 
-// Processes that their dead parent has left to the keeper are reaped, and how they ended is known:
-// before Linux 6.15 no one else can tell.
+// The keeper reaps processes that their dead parent has left to it, and knows how they ended.
+// Before Linux 6.15 only the parent can report that.
 func TestExitOfOrphans(t *testing.T) {
 	k, _ := start(t)
 	for script, want := range map[string]int32{"exit 7": 7, "kill -KILL $$": 137} {
-		// The program's child outlives it, and waits for its input to be closed.
+		// The program's child outlives the program, and waits until its input is closed.
 		p, out := program(t, "shell", script)
 		if _, err := k.Supervise(p); err != nil {
 			t.Fatal(err)
 		}
-		line(t, out) // of its arguments
+		line(t, out) // the line with its arguments
 		pid, err := strconv.Atoi(line(t, out))
 		if err != nil {
 			t.Fatal(err)

@@ -8,32 +8,32 @@ import (
 	"time"
 )
 
-// ExitStay is the exit code of a program that must not be started again before the next
-// Supervise, because a start cannot help: a record is of a newer version, say. It is
-// EX_CONFIG of sysexits.h.
+// ExitStay is the exit code of a program that must not be restarted before the next Supervise,
+// because a restart cannot help: for example, a record has a newer version. It is EX_CONFIG of
+// sysexits.h.
 const ExitStay = 78
 
-// Program is what the keeper starts again whenever it ends.
+// Program is a program that the keeper restarts whenever it ends.
 type Program struct {
 	Name string
 	Path string
-	Args []string // with argv[0]
+	Args []string // including argv[0]
 	Env  []string
 	Log  *os.File // becomes its stdout and stderr
-	// BoundLog has the keeper empty Log before a start if it has more than 8 MiB. The program
-	// should bound it too, and earlier; this is for one that never gets so far.
+	// BoundLog makes the keeper empty Log before a start if it is larger than 8 MiB. The program
+	// should limit its log earlier itself; this is for a program that fails before that.
 	BoundLog bool
-	// PID and PIDFD, if PIDFD is not nil, are the process that runs already.
+	// PID and PIDFD, if PIDFD is not nil, identify the process that already runs.
 	PID   int
 	PIDFD *os.File
 }
 
-// Supervise starts p and starts it again whenever it ends, until Forget. It returns p's pid,
-// 0 if it waits for its start.
+// Supervise starts p and restarts it whenever it ends, until Forget. It returns p's pid, or 0 if p
+// waits for its start.
 //
-// The command line, environment and log given last are those of the next start. A program
-// that runs goes on running, and one that waits because it ends too often is started in its
-// time, or at once if its command line has changed. With PIDFD a process is adopted instead.
+// The command line, environment and log apply to the next start. A running program keeps running. A
+// program that waits because it ends too often is started when its pause is over, or at once if its
+// command line has changed. With PIDFD the process is adopted instead of started.
 func (k *Keeper) Supervise(p Program) (int, error) {
 	r := request{op: opSupervise, nargs: len(p.Args), nenv: len(p.Env), files: []*os.File{p.Log}}
 	r.strings = append(append([]string{p.Name, p.Path}, p.Args...), p.Env...)
@@ -49,7 +49,7 @@ func (k *Keeper) Supervise(p Program) (int, error) {
 	return int(pid), err
 }
 
-// Forget ends the supervision of a program, which goes on running.
+// Forget ends the supervision of a program. The program keeps running.
 func (k *Keeper) Forget(name string) error {
 	_, _, _, err := k.call(request{op: opForget, strings: []string{name}})
 	return err
@@ -61,16 +61,16 @@ func (k *Keeper) Who(name string) (int, error) {
 	return int(pid), err
 }
 
-// State is what a supervised program does.
+// State is the state of a supervised program.
 type State uint32
 
 // States of a program.
 const (
 	Running State = iota + 1
-	// Waiting programs have ended and are started at Status.Next: at once, or within a second
-	// after ten starts within ten.
+	// A Waiting program has ended and is started at Status.Next: at once, or within a second after
+	// ten starts in ten seconds.
 	Waiting
-	// Stayed programs have exited with ExitStay, and are started by the next Supervise only.
+	// A Stayed program has exited with ExitStay. Only the next Supervise starts it.
 	Stayed
 )
 
@@ -86,24 +86,25 @@ func (s State) String() string {
 	return fmt.Sprintf("state %d", uint32(s))
 }
 
-// Status is what a keeper knows of a program. Another keeper, after this one was killed, begins
-// with counts of 0 again.
+// Status is what a keeper knows about a program. If the keeper is killed, the next one counts from
+// 0.
 type Status struct {
 	State  State
 	PID    int // 0 unless Running
-	Starts int // by this keeper; Supervise does not set it back, Forget does
-	// Started is the last of Starts; zero if there was none: the process was adopted.
+	Starts int // by this keeper; reset by Forget, not by Supervise
+	// Started is the time of the last start; zero if there was none, because the process was
+	// adopted.
 	Started time.Time
 	Ends    int       // seen by this keeper
 	Next    time.Time // of the next start, if Waiting
-	// Exit is how the program ended the last time, if ExitKnown. The status of an adopted process
-	// is known from Linux 6.15 on.
+	// Exit is how the program last ended, if ExitKnown. The status of an adopted process is known
+	// since Linux 6.15.
 	Exit      syscall.WaitStatus
 	ExitKnown bool
 }
 
-// Status returns what the keeper knows of a program. A keeper without FeatureStatus tells
-// only State and PID.
+// Status returns what the keeper knows about a program. A keeper without FeatureStatus returns only
+// State and PID.
 func (k *Keeper) Status(name string) (Status, error) {
 	if !k.Has(FeatureStatus) {
 		pid, err := k.Who(name)
@@ -123,7 +124,7 @@ func (k *Keeper) Status(name string) (Status, error) {
 	return decodeStatus(int(pid), body, time.Now())
 }
 
-// decodeStatus reads struct keeper_status of process/keeper.h; a newer keeper's is longer.
+// decodeStatus decodes struct keeper_status of process/keeper.h. A newer keeper's status is longer.
 func decodeStatus(pid int, b []byte, now time.Time) (Status, error) {
 	if len(b) < 32 {
 		return Status{}, fmt.Errorf("status of %d bytes from the keeper: %w", len(b), syscall.EBADMSG)

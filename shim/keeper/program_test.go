@@ -19,7 +19,7 @@ import (
 	"github.com/coracle-project/coracle/shim/sock"
 )
 
-// program is this test binary as a supervised program, and what it writes.
+// program returns this test binary as a supervised program, and its output.
 func program(t testing.TB, args ...string) (keeper.Program, *bufio.Scanner) {
 	t.Helper()
 	self, err := os.Executable()
@@ -61,7 +61,7 @@ func kill(t testing.TB, pid int) {
 	}
 }
 
-// The command line given last is that of the next start, also while the program runs.
+// The next start uses the last command line, even if the program runs when it is set.
 func TestChangedCommandLine(t *testing.T) {
 	k, _ := start(t)
 	p, lines := program(t, "wait", "old")
@@ -88,13 +88,13 @@ func TestChangedCommandLine(t *testing.T) {
 	}
 }
 
-// A program that ends too often waits, and a Supervise that changes nothing does not shorten
-// that; a new command line does.
+// A program that ends too often waits. A Supervise that changes nothing does not shorten the wait;
+// a new command line does.
 func TestSuperviseWhileWaiting(t *testing.T) {
 	k, _ := start(t)
 	p, lines := program(t, "wait")
 	self, wait := p.Path, p.Args
-	p.Path, p.Args = "/bin/sh", []string{"sh", "-c", "echo started"} // ends faster than we do
+	p.Path, p.Args = "/bin/sh", []string{"sh", "-c", "echo started"} // ends before the test continues
 	if _, err := k.Supervise(p); err != nil {
 		t.Fatal(err)
 	}
@@ -121,17 +121,18 @@ func TestSuperviseWhileWaiting(t *testing.T) {
 	}
 }
 
-// A program that exits with ExitStay is started by the next Supervise only.
+// A program that exits with ExitStay is started only by the next Supervise.
 func TestExitStay(t *testing.T) {
 	k, _ := start(t)
 	p, lines := program(t, "stay")
 	if _, err := k.Supervise(p); err != nil {
 		t.Fatal(err)
 	}
-	for starts := 1; starts <= 12; starts++ { // more than are paced
+	for starts := 1; starts <= 12; starts++ { // more than the limit of quick starts
 		line(t, lines)
 		eventually(t, "the program stays", func() bool { return status(t, k, "p").State == keeper.Stayed })
-		// The keeper starts what is due before it waits for requests: this one would be.
+		// The keeper starts due programs before it waits for requests, so this one would have
+		// started.
 		if s := status(t, k, "p"); s.Starts != starts || s.Ends != starts || s.PID != 0 || !s.Next.IsZero() ||
 			!s.ExitKnown || s.Exit.ExitStatus() != keeper.ExitStay {
 			t.Fatalf("status %+v, want %d starts", s, starts)
@@ -142,7 +143,7 @@ func TestExitStay(t *testing.T) {
 	}
 }
 
-// adopted starts a process that is no child of the keeper and has the keeper adopt it.
+// adopted starts a process that is not a child of the keeper and makes the keeper adopt it.
 func adopted(t *testing.T, k *keeper.Keeper, p keeper.Program) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command(p.Path, p.Args[1:]...)
@@ -152,7 +153,7 @@ func adopted(t *testing.T, k *keeper.Keeper, p keeper.Program) *exec.Cmd {
 	}
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
-		_ = cmd.Wait() // may have been waited for
+		_ = cmd.Wait() // the test may have waited for it
 	})
 	f, err := pidfd.Open(cmd.Process.Pid)
 	if err != nil {
@@ -166,7 +167,7 @@ func adopted(t *testing.T, k *keeper.Keeper, p keeper.Program) *exec.Cmd {
 	return cmd
 }
 
-// The keeper learns how an adopted process ended, where the kernel tells.
+// The keeper learns how an adopted process ended, if the kernel can report it.
 func TestAdoptedEnd(t *testing.T) {
 	k, _ := start(t)
 	p, lines := program(t, "wait")
@@ -185,8 +186,8 @@ func TestAdoptedEnd(t *testing.T) {
 	if want := kernelTellsExit(t); s.ExitKnown != want || (want && s.Exit.Signal() != syscall.SIGKILL) {
 		t.Errorf("exit status %v, known %v, want %v", s.Exit, s.ExitKnown, want)
 	}
-	// The one that runs now is the keeper's child, and is adopted all the same (a daemon does
-	// that with itself).
+	// The current process is the keeper's child, and can still be adopted (a daemon does that with
+	// itself).
 	f, err := pidfd.Open(s.PID)
 	if err != nil {
 		t.Fatal(err)
@@ -203,7 +204,7 @@ func TestAdoptedEnd(t *testing.T) {
 	}
 }
 
-// A parent that does not reap an adopted process does not keep it from being started again.
+// A parent that does not reap an adopted process does not prevent its restart.
 func TestAdoptedIsNotReaped(t *testing.T) {
 	k, _ := start(t)
 	p, lines := program(t, "wait")
@@ -229,7 +230,7 @@ func kernelTellsExit(t *testing.T) bool {
 	return major > 6 || major == 6 && minor >= 15
 }
 
-// Processes that a dead program leaves behind come to the keeper, which reaps them.
+// Processes that a dead program leaves behind become children of the keeper, which reaps them.
 func TestOrphans(t *testing.T) {
 	k, _ := start(t)
 	p, lines := program(t, "orphan")
@@ -238,7 +239,7 @@ func TestOrphans(t *testing.T) {
 	}
 	var orphan int
 	for orphan == 0 {
-		orphan, _ = strconv.Atoi(line(t, lines)) // other lines are those of the two
+		orphan, _ = strconv.Atoi(line(t, lines)) // skips the lines of the two programs
 	}
 	if err := k.Forget("p"); err != nil {
 		t.Fatal(err)
@@ -247,7 +248,7 @@ func TestOrphans(t *testing.T) {
 	kill(t, orphan)
 	eventually(t, "the orphan is reaped", func() bool { return errors.Is(syscall.Kill(orphan, 0), syscall.ESRCH) })
 	p.Log.Close()
-	for lines.Scan() { // further starts before Forget
+	for lines.Scan() { // other starts before Forget
 		if pid, err := strconv.Atoi(lines.Text()); err == nil {
 			kill(t, pid)
 		}
@@ -267,7 +268,7 @@ func parent(t *testing.T, pid int) (ppid int) {
 	return ppid
 }
 
-// A keeper that was killed has lost its counts; the next one adopts what runs.
+// A keeper that was killed loses its counts. The next one adopts the running programs.
 func TestReplacedKeeper(t *testing.T) {
 	k, dir := start(t)
 	p, lines := program(t, "wait")
@@ -311,7 +312,7 @@ func TestReplacedKeeper(t *testing.T) {
 	}
 }
 
-// A log that has grown is emptied at a start, if the keeper is told so.
+// A large log is emptied at a start, if the keeper is asked to.
 func TestBoundLog(t *testing.T) {
 	k, _ := start(t)
 	for _, bound := range []bool{false, true} {
@@ -338,7 +339,7 @@ func TestBoundLog(t *testing.T) {
 	}
 }
 
-// Clients of before version 1 get the answers that they know: WHO is a head of 8 bytes.
+// Clients before version 1 get the answers that they know: WHO is a head of 8 bytes.
 func TestOldClient(t *testing.T) {
 	k, dir := start(t)
 	p, _ := program(t, "wait")
@@ -362,7 +363,7 @@ func TestOldClient(t *testing.T) {
 	}
 }
 
-// A keeper of before version 1 says ENOSYS to what it does not know.
+// A keeper before version 1 answers ENOSYS to requests that it does not know.
 func TestOldKeeper(t *testing.T) {
 	dir := t.TempDir()
 	l, err := keeper.Listen(dir)

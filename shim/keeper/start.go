@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -22,10 +23,12 @@ func Listen(dir string) (*net.UnixListener, error) {
 	return sock.Listen(dir, SocketName, "unixpacket")
 }
 
-// Start starts a keeper in dir, in place of one that hangs or cannot be reached. If there was
-// one, report says what its threads did before it was killed.
+// Start starts a keeper in dir. It kills a keeper there that hangs or cannot be reached; report
+// then says what its threads were doing.
 func Start(ctx context.Context, dir, binary string) (report string, err error) {
-	for { // more than one only after something has gone wrong
+	// There is more than one keeper only after a failure. The limit guards against a program that
+	// poses as a keeper and forks faster than it is killed.
+	for range mostKeepers {
 		did, err := Kill(ctx, dir)
 		report += did
 		if errors.Is(err, ErrGone) {
@@ -43,8 +46,10 @@ func Start(ctx context.Context, dir, binary string) (report string, err error) {
 	return report, Spawn(binary, l)
 }
 
-// Spawn starts a keeper that serves l. The keeper is no child of the caller and
-// outlives it.
+// mostKeepers is how many keepers of one directory Start kills.
+const mostKeepers = 3
+
+// Spawn starts a keeper that serves l. The keeper is not a child of the caller and outlives it.
 func Spawn(binary string, l *net.UnixListener) error {
 	f, err := l.File()
 	if err != nil {
@@ -63,7 +68,7 @@ func Spawn(binary string, l *net.UnixListener) error {
 		return fmt.Errorf("start keeper: %w", err)
 	}
 	defer time.AfterFunc(spawnTimeout, func() { _ = p.Kill() }).Stop()
-	st, err := p.Wait() // of the intermediate process; the keeper has forked off it
+	st, err := p.Wait() // of the intermediate process, which has forked the keeper
 	if err != nil {
 		return fmt.Errorf("start keeper: %w", err)
 	}
@@ -73,12 +78,12 @@ func Spawn(binary string, l *net.UnixListener) error {
 	return nil
 }
 
-// spawnTimeout is for reading the binary, from a slow disk.
+// spawnTimeout leaves time to read the binary from a slow disk.
 const spawnTimeout = 30 * time.Second
 
-// Kill kills the keeper of dir, which need not answer nor be reachable by its socket's name,
-// and returns when it has ended. The report says what its threads did before. The error is
-// ErrGone if there is none.
+// Kill kills the keeper of dir and returns when it has ended. The keeper need not answer, and its
+// socket's name may be gone. The report says what its threads were doing. Kill fails with ErrGone
+// if there is no keeper.
 func Kill(ctx context.Context, dir string) (report string, err error) {
 	pid, f, err := find(dir)
 	if err != nil {
@@ -97,14 +102,14 @@ func Kill(ctx context.Context, dir string) (report string, err error) {
 		return report, fmt.Errorf("kill keeper %d: %w", pid, err)
 	}
 	if err := pidfd.Ended(ctx, f); err != nil {
-		return report, fmt.Errorf("kill keeper %d: it does not end: %w", pid, err)
+		return report, fmt.Errorf("kill keeper %d: await its end: %w", pid, err)
 	}
 	return report, nil
 }
 
-// find looks for the keeper of dir among all processes: a hung keeper cannot be asked, and
-// the peer of a connection is the process that called listen(2). Each candidate is pinned by a pidfd
-// before it is looked at, so that its pid cannot come to mean another process.
+// find looks for the keeper of dir among all processes: a hung keeper cannot be asked, and the peer
+// of a connection is the process that called listen(2). It opens a pidfd of each candidate before
+// it examines the candidate, so that the pid cannot be reused meanwhile.
 func find(dir string) (pid int, f *os.File, err error) {
 	want, err := os.Stat(dir)
 	if err != nil {
@@ -132,7 +137,7 @@ func find(dir string) (pid int, f *os.File, err error) {
 		if err != nil {
 			return 0, nil, err
 		}
-		if got, err := os.Stat(listensIn(f)); err == nil && os.SameFile(want, got) {
+		if keeps(f, dir, want) {
 			return pid, f, nil
 		}
 		f.Close()
@@ -140,45 +145,77 @@ func find(dir string) (pid int, f *os.File, err error) {
 	return 0, nil, ErrGone
 }
 
-// listensIn returns the directory of the socket that a keeper has as descriptor 3, "" if it is
-// not a keeper: any process may have the name.
-func listensIn(process *os.File) (dir string) {
+// keeps reports whether a process is the keeper of dir, which is the file want. Any process may
+// have the keeper's name. A container can have a socket of the same path, because a path in another
+// mount namespace means another file. So keeps also compares the socket's file.
+func keeps(process *os.File, dir string, want os.FileInfo) bool {
+	path, bound, err := listensOn(process)
+	if err != nil {
+		return false
+	}
+	path, deleted := strings.CutSuffix(path, " (deleted)")
+	if filepath.Base(path) != SocketName {
+		return false
+	}
+	if got, err := os.Stat(filepath.Dir(path)); err != nil || !os.SameFile(want, got) {
+		return false
+	}
+	if !deleted {
+		var now unix.Stat_t
+		err := unix.Lstat(filepath.Join(dir, SocketName), &now)
+		return err == nil && now.Dev == bound.Dev && now.Ino == bound.Ino
+	}
+	d, ok := want.Sys().(*syscall.Stat_t)
+	return ok && d.Dev == bound.Dev
+}
+
+// listensOn returns the path and the file of the socket that a keeper has as descriptor 3.
+func listensOn(process *os.File) (path string, bound unix.Stat_t, err error) {
 	rc, err := process.SyscallConn()
 	if err != nil {
-		return ""
+		return "", bound, err
 	}
-	_ = rc.Control(func(fd uintptr) {
-		s, err := unix.PidfdGetfd(int(fd), 3, 0)
-		if err != nil {
+	cerr := rc.Control(func(fd uintptr) {
+		var s, domain, file int
+		if s, err = unix.PidfdGetfd(int(fd), 3, 0); err != nil {
 			return
 		}
 		defer unix.Close(s)
-		if domain, err := unix.GetsockoptInt(s, unix.SOL_SOCKET, unix.SO_DOMAIN); err != nil || domain != unix.AF_UNIX {
-			return
+		if domain, err = unix.GetsockoptInt(s, unix.SOL_SOCKET, unix.SO_DOMAIN); err == nil && domain != unix.AF_UNIX {
+			err = unix.EAFNOSUPPORT
 		}
-		// Its bound name is a path below /proc/self (package sock): only the kernel knows the file.
-		file, err := unix.IoctlRetInt(s, siocUnixFile)
 		if err != nil {
 			return
 		}
-		defer unix.Close(file)
-		path, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(file))
-		if err == nil && strings.TrimSuffix(filepath.Base(path), " (deleted)") == SocketName {
-			dir = filepath.Dir(path)
+		// Its bound name is a path below /proc/self (package sock). Only the kernel knows the file.
+		if file, err = unix.IoctlRetInt(s, siocUnixFile); err != nil {
+			return
 		}
+		defer unix.Close(file)
+		if err = unix.Fstat(file, &bound); err != nil {
+			return
+		}
+		path, err = os.Readlink("/proc/self/fd/" + strconv.Itoa(file))
 	})
-	return dir
+	return path, bound, errors.Join(err, cerr)
 }
 
 // siocUnixFile opens the file that a unix socket is bound to (O_PATH). It needs CAP_NET_ADMIN.
 const siocUnixFile = 0x89e0 // SIOCUNIXFILE of linux/un.h
 
-// threads describes a process for a log: where each thread is in the kernel.
+// mostReport limits the report on one process, in bytes. A keeper has a few threads.
+const mostReport = 64 << 10
+
+// threads returns a report for a log: where each thread of a process is in the kernel.
 func threads(pid int) string {
 	var b strings.Builder
 	task := fmt.Sprintf("/proc/%d/task", pid)
-	tids, _ := os.ReadDir(task) // what cannot be read is missing in the report
+	tids, _ := os.ReadDir(task) // the report omits what cannot be read
 	for _, t := range tids {
+		if b.Len() > mostReport {
+			b.WriteString("and more threads\n")
+			break
+		}
 		for _, name := range []string{"stat", "wchan", "syscall", "stack"} {
 			if text, err := os.ReadFile(filepath.Join(task, t.Name(), name)); err == nil {
 				fmt.Fprintf(&b, "%s %s: %s\n", t.Name(), name, strings.TrimSpace(string(text)))

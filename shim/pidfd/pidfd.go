@@ -129,7 +129,7 @@ func status(fd int) (code int32, ended bool) {
 	case err == nil && child.pid != 0:
 		return child.exitCode(), true
 	case err == nil:
-		return 0, false // ours, and not quite ended
+		return 0, false // our child, but not quite ended
 	}
 	raw, known, err := exitInfo(fd)
 	switch {
@@ -141,21 +141,21 @@ func status(fd int) (code int32, ended bool) {
 	return Unknown, true
 }
 
-// ended is what waitid(2) says of a process: the part of siginfo_t that it fills, on 64 bits.
+// ended is the part of siginfo_t that waitid(2) fills for a process, on 64 bits.
 type ended struct {
 	_      [2]int32 // si_signo, si_errno
 	code   int32
 	_      int32
-	pid    int32 // 0: there is nothing to say yet
+	pid    int32 // 0: nothing to report yet
 	_      uint32
 	status int32
-	_      [100]byte // siginfo_t has 128
+	_      [100]byte // siginfo_t has 128 bytes
 }
 
-// reap takes a child's status if it has ended. It goes by the descriptor (P_PIDFD, Linux 5.4):
-// another child may have got the pid since. ECHILD: it is no child of ours, or has been reaped.
+// reap reaps a child if it has ended. It uses the descriptor (P_PIDFD, Linux 5.4), because another
+// child may have got the pid since. ECHILD: the process is not our child or has been reaped.
 func reap(fd int) (e ended, err error) {
-	// __WALL: the child may have been cloned with another exit signal than SIGCHLD.
+	// __WALL: the child may have been cloned with an exit signal other than SIGCHLD.
 	const options = unix.WEXITED | unix.WNOHANG | unix.WALL
 	for {
 		_, _, errno := unix.Syscall6(unix.SYS_WAITID, unix.P_PIDFD, uintptr(fd), uintptr(unsafe.Pointer(&e)), options, 0, 0)
@@ -170,14 +170,14 @@ func reap(fd int) (e ended, err error) {
 }
 
 func (e ended) exitCode() int32 {
-	const exited = 1 // CLD_EXITED; the others are signals
+	const exited = 1 // CLD_EXITED; the other values mean a signal
 	if e.code == exited {
 		return e.status
 	}
 	return 128 + e.status
 }
 
-// ExitCode is the exit code of a wait status: 128+signal if a signal ended the process.
+// ExitCode returns the exit code of a wait status: 128+signal if a signal ended the process.
 func ExitCode(ws unix.WaitStatus) int32 {
 	if ws.Signaled() {
 		return 128 + int32(ws.Signal())
@@ -208,8 +208,8 @@ func exitInfo(fd int) (status int32, known bool, err error) {
 			return i.exitCode, i.mask&infoExit != 0, nil
 		}
 		err = errno
-		// pidfd_info (fs/pidfs.c, 6.15) looks for the status first, and then for the process: it
-		// fails so if the process was reaped in between. The status is there from then on.
+		// pidfd_info (fs/pidfs.c, 6.15) looks up the status first, then the process. It fails like
+		// this if the process was reaped in between; the status exists from then on.
 		if errno != unix.ESRCH {
 			break
 		}

@@ -55,9 +55,9 @@ func TestWaitForReaped(t *testing.T) {
 	}
 }
 
-// A child that has got the pid of one that is gone keeps its status for who waits for it.
+// A child that has got the pid of a process that is gone keeps its status for its own waiter.
 func TestWaitWhosePidWasReused(t *testing.T) {
-	const tries = 50 // others on the machine take pids, too
+	const tries = 50 // other processes on the machine take pids too
 	for range tries {
 		cmd := exec.Command("sh", "-c", "read x; exit 7")
 		in, err := cmd.StdinPipe()
@@ -80,7 +80,7 @@ func TestWaitWhosePidWasReused(t *testing.T) {
 		} else if err != nil {
 			t.Fatal(err)
 		}
-		// It has ended when it can be waited for.
+		// The process has ended when it can be waited for.
 		if err := unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil); err != nil {
 			t.Fatal(err)
 		}
@@ -96,7 +96,7 @@ func TestWaitWhosePidWasReused(t *testing.T) {
 	t.Fatalf("none of %d pids was free again", tries)
 }
 
-// exitAs starts a child with this pid that exits at once. EEXIST: the pid is taken.
+// exitAs starts a child that has this pid and exits at once. EEXIST: the pid is in use.
 func exitAs(pid int, status uintptr) error {
 	tid := int32(pid)
 	args := struct {

@@ -11,7 +11,7 @@ import (
 	"github.com/coracle-project/coracle/shim/pidfd"
 )
 
-// TestParent is the parent of processes that TestWaitWhileReaped waits for, and reaps them at once.
+// TestParent is the parent of processes that TestWaitWhileReaped waits for. It reaps them at once.
 func TestParent(t *testing.T) {
 	if os.Getenv("PIDFD_PARENT") == "" {
 		return
@@ -30,8 +30,8 @@ func TestParent(t *testing.T) {
 	}
 }
 
-// The process of another parent ends while it is asked how: what it was before it was reaped is not
-// known yet, and afterwards the process is not there, in one and the same question.
+// The process of another parent ends while its status is requested. Before the process is reaped,
+// the status is not known yet; afterwards the process does not exist. One request can meet both.
 func TestWaitWhileReaped(t *testing.T) {
 	const rounds = 1000
 	parent := exec.Command("/proc/self/exe", "-test.run=^TestParent$")

@@ -40,7 +40,7 @@ func Listen(dir, name, network string) (*net.UnixListener, error) {
 	return l, nil
 }
 
-// remove removes what has the socket's name. A directory with something in it is only moved away.
+// remove removes the file at path. It only renames a directory that is not empty.
 func remove(path string) error {
 	err := os.Remove(path)
 	switch {
@@ -52,8 +52,8 @@ func remove(path string) error {
 	return err
 }
 
-// Named says whether name in dir is the socket that a listener is bound to. It is not when the
-// file was removed or replaced; the listener then gets no connections. It needs CAP_NET_ADMIN.
+// Named reports whether name in dir is the socket that a listener is bound to. If the file was
+// removed or replaced, the listener gets no connections. It needs CAP_NET_ADMIN.
 func Named(listener *os.File, dir, name string) (bool, error) {
 	rc, err := listener.SyscallConn()
 	if err != nil {
@@ -61,7 +61,7 @@ func Named(listener *os.File, dir, name string) (bool, error) {
 	}
 	var bound, now unix.Stat_t
 	if cerr := rc.Control(func(fd uintptr) {
-		// The name that it was bound by is one below /proc/self: only the kernel knows the file.
+		// The name that it was bound by is a path below /proc/self. Only the kernel knows the file.
 		var file int
 		if file, err = unix.IoctlRetInt(int(fd), siocUnixFile); err == nil {
 			err = unix.Fstat(file, &bound)
@@ -83,7 +83,7 @@ func Named(listener *os.File, dir, name string) (bool, error) {
 	return bound.Dev == now.Dev && bound.Ino == now.Ino, nil
 }
 
-// siocUnixFile opens the file that a unix socket is bound to (O_PATH); linux/un.h.
+// siocUnixFile opens the file that a unix socket is bound to (O_PATH); see linux/un.h.
 const siocUnixFile = 0x89e0
 
 // Dial connects to a socket in dir.

@@ -1,6 +1,6 @@
-// Package nodev1 is the wire form of coracled's node service, which stands next to CRI on the
-// daemon's socket. node.proto is its documentation; package nodeapi serves it, `coracle shim` is its
-// client.
+// Package nodev1 is the wire format of coracled's node service, which is served next to CRI on the
+// daemon's socket. node.proto is its documentation. Package nodeapi serves it, and `coracle shim`
+// is its client.
 //
-// The generated files are made again with `make generate`.
+// Regenerate the generated files with `make generate`.
 package nodev1

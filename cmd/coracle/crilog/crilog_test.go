@@ -239,7 +239,7 @@ func TestFollowManyRotations(t *testing.T) {
 	}
 }
 
-// A follower that comes between the two halves of a rotation waits for the new file.
+// A follower that starts between the two halves of a rotation waits for the new file.
 func TestFollowBeginsInARotation(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	changed, ended, result := make(chan struct{}), make(chan struct{}), make(chan error, 1)
@@ -251,7 +251,7 @@ func TestFollowBeginsInARotation(t *testing.T) {
 		result <- err
 	}
 	go open()
-	changed <- struct{}{} // taken by one that waits; it finds nothing and waits again
+	changed <- struct{}{} // taken by a waiting follower, which finds nothing and waits again
 	write(t, path, record(1, "F", "a"))
 	changed <- struct{}{}
 	if err := <-result; err != nil {

@@ -92,8 +92,8 @@ func Read(ctx context.Context, path string, o Options, sink func(Line) error) er
 	}
 }
 
-// await opens the log. With ended, one that is not there is waited for until that is closed: a
-// rotation renames it before it makes the new one.
+// await opens the log. If ended is set, it waits for a missing file until ended is closed: a
+// rotation renames the old file before it makes the new one.
 func await(ctx context.Context, path string, changed, ended <-chan struct{}) (*reader, error) {
 	for {
 		r, err := open(path)

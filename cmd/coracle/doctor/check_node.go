@@ -45,10 +45,10 @@ func checkDisks(f *Facts) []Finding {
 func checkDisk(d *Disk) Finding {
 	f := Finding{Check: "disk", Level: Error}
 	at := fmt.Sprintf("%s (%s)", d.Path, d.Purpose)
-	room, inodes := "coracle image du says what takes space, coracle image prune frees what no container needs", "coracle image prune frees what no container needs; make the file system again with more inodes"
+	room, inodes := "find what takes space with coracle image du; free what no container needs with coracle image prune", "free what no container needs with coracle image prune; or recreate the file system with more inodes"
 	if d.Purpose == "state" {
-		room = "remove pods, and look what else is on it; to make a tmpfs larger: mount -o remount,size=SIZE " + d.Path
-		inodes = "remove pods, and look what else is on it; for more in a tmpfs: mount -o remount,nr_inodes=NUMBER " + d.Path
+		room = "remove pods, and check for other files on it; to enlarge a tmpfs: mount -o remount,size=SIZE " + d.Path
+		inodes = "remove pods, and check for other files on it; to raise the limit of a tmpfs: mount -o remount,nr_inodes=NUMBER " + d.Path
 	}
 	percent := func(free, total uint64) uint64 { return free * 100 / max(total, 1) }
 	free := fmt.Sprintf("%s of %s free", units.HumanSize(float64(d.Free)), units.HumanSize(float64(d.Total)))

@@ -92,7 +92,7 @@ type Daemon struct {
 	Mine string
 }
 
-// Unmanaged is a pod or container that coracled leaves as it is.
+// Unmanaged is a pod or container that coracled leaves alone.
 type Unmanaged struct {
 	Kind   string `json:"kind"` // "pod" or "container"
 	ID     string `json:"id"`

@@ -47,9 +47,9 @@ func askDaemon(ctx context.Context, socket string) (d Daemon, registries []strin
 			d.Conditions = append(d.Conditions, fmt.Sprintf("%s: %s: %s", c.GetType(), c.GetReason(), c.GetMessage()))
 		}
 	}
-	if list, ok := s.GetInfo()["unmanaged"]; ok { // older daemons have none
+	if list, ok := s.GetInfo()["unmanaged"]; ok { // older daemons do not report it
 		if err := json.Unmarshal([]byte(list), &d.Unmanaged); err != nil {
-			return fail(fmt.Errorf("list of what is unmanaged: %w", err))
+			return fail(fmt.Errorf("parse list of unmanaged objects: %w", err))
 		}
 	}
 	images, err := runtimeapi.NewImageServiceClient(conn).ListImages(ctx, &runtimeapi.ListImagesRequest{})

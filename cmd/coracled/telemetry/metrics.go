@@ -96,24 +96,24 @@ func (m *Metrics) Objects(count func() (pods, containers map[string]int)) {
 	m.registry.MustRegister(objects{count})
 }
 
-// State is how the state directory is, asked at each scrape.
+// State is the state of the state directory. It is read at each scrape.
 type State struct {
-	// Unmanaged is how many pods and containers have no readable record.
+	// Unmanaged is the number of pods and containers without a readable record.
 	Unmanaged func() int
-	// Used is how full its file system is, 0 to 1; NaN if that is not known.
+	// Used is the usage of its file system, 0 to 1; NaN if unknown.
 	Used func() float64
 }
 
-// State adds what is known of the state directory.
+// State adds the metrics of the state directory.
 func (m *Metrics) State(s State) {
 	m.registry.MustRegister(
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Namespace: namespace, Name: "unmanaged",
-			Help: "Pods and containers that are left as they are because their records cannot be read; crictl info lists them.",
+			Help: "Pods and containers that are left alone because their records cannot be read; crictl info lists them.",
 		}, func() float64 { return float64(s.Unmanaged()) }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Namespace: namespace, Name: "state_used_ratio",
-			Help: "How full the state directory's file system is, in bytes or inodes, whichever is scarcer: 0 to 1.",
+			Help: "Usage of the state directory's file system, in bytes or inodes, whichever is higher: 0 to 1.",
 		}, s.Used))
 }
 

@@ -42,7 +42,7 @@ case $1 in
         bad=1
         grep -A20 -E -- '^ *--- FAIL|^panic' "log/${run%% *}" | head -n 200
       }
-      # None skipped, and none that has not been run.
+      # No test was skipped, and every test has run.
       grep -E -A2 -- '--- SKIP' "log/${run%% *}"
       echo "${run%% *}: $(grep -c -- '--- PASS' "log/${run%% *}") passed, $(grep -c -- '--- FAIL' "log/${run%% *}") failed"
     done

@@ -1,6 +1,7 @@
 #!/bin/sh
-# In the guest: the kernel's out-of-memory killer takes coracled, the shim and the keeper in turn,
-# under systemd, while a container writes numbered lines. Ends with the number of failed checks.
+# Runs in the guest. The kernel's out-of-memory killer kills coracled, the shim and the keeper in
+# turn, under systemd, while a container writes numbered lines. The exit status is the number of
+# failed checks.
 # shellcheck disable=SC2317 # functions that want calls
 # shellcheck source=hack/oci/vm/want.sh
 . /b/want.sh
@@ -26,9 +27,10 @@ END
 id=$(crictl run --no-pull ctr.json pod.json) || exit
 init=$(crictl inspect "$id" | sed -n 's/^ *"pid": \([0-9]*\),*$/\1/p' | head -n 1)
 
-# named PATTERN: pids of processes whose command line matches.
+# named PATTERN: prints the pids of processes whose command line matches.
 named() { pgrep -f "$1"; }
-# oom PATTERN: the kernel kills the process, as the one that it likes best, when memory runs out.
+# oom PATTERN: makes the process the kernel's preferred victim, and triggers its out-of-memory
+# killer.
 oom() {
   pid=$(named "$1" | head -n 1)
   [ "$pid" ] || { echo "no process matches $1"; return; }
@@ -38,9 +40,9 @@ oom() {
     echo f >/proc/sysrq-trigger
     sleep 0.1
   done
-  # The positive control: it was that kill which ended it.
-  [ "$(dmesg | grep -c 'Out of memory: Killed process')" -gt "$before" ] || { echo "no one was killed"; return; }
-  dmesg | grep -q "Killed process $pid " || { echo "another process than $pid was killed"; return; }
+  # Check that this kill ended the process.
+  [ "$(dmesg | grep -c 'Out of memory: Killed process')" -gt "$before" ] || { echo "no process was killed"; return; }
+  dmesg | grep -q "Killed process $pid " || { echo "a process other than $pid was killed"; return; }
   until new=$(named "$1" | head -n 1) && [ "$new" ] && [ "$new" != "$pid" ] && crictl version >/dev/null 2>&1; do sleep 0.1; done
   echo killed
 }

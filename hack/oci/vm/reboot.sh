@@ -1,8 +1,8 @@
 #!/bin/sh
-# In the guest: one boot of the test of resets, see vm.sh. /out has a disk that outlives the guest.
+# Runs in the guest: one boot of the reset test, see vm.sh. /out has a disk that outlives the guest.
 #   reboot.sh setup           makes the disk, with an image on it
 #   reboot.sh reset OPERATION resets the machine in the middle of an operation
-#   reboot.sh check           what a reset has left
+#   reboot.sh check           checks the state after a reset
 BIN=/b/bin
 disk=/out/disk
 mkdir -p /d /run/coracle
@@ -34,7 +34,7 @@ case $1 in
     sync
     ;;
   reset)
-    # What the operation needs.
+    # Prepare what the operation needs.
     case $2 in
       create | start | exec | stop | remove) pod=$(crictl runp pod.json) || exit ;;
     esac
@@ -44,7 +44,7 @@ case $1 in
     case $2 in
       exec | stop | remove) crictl start "$ctr" >/dev/null || exit ;;
     esac
-    # Over and over, so that the reset, wherever it falls, falls into one.
+    # Repeat the operation, so that the reset always hits one in progress.
     echo "in the middle of $2" >/out/reached
     case $2 in
       import) n=0 && while :; do n=$((n + 1)) && import "local.test/more:$n"; done & ;;
@@ -64,8 +64,8 @@ case $1 in
   check)
     failed=0
     bad() { failed=1 && echo "FAIL: $*" && tail -n 20 coracled.log; }
-    [ "$(crictl pods -q)$(crictl ps -a -q)" = "" ] || bad "pods of before the reset are listed"
-    crictl inspecti local.test/busybox:1 >/dev/null || bad "the image of before is gone"
+    [ "$(crictl pods -q)$(crictl ps -a -q)" = "" ] || bad "pods from before the reset are listed"
+    crictl inspecti local.test/busybox:1 >/dev/null || bad "the image from before the reset is gone"
     $BIN/coracle image verify >verify.log 2>&1 || { cat verify.log && bad "images are damaged"; }
     id=$(crictl run --no-pull ctr.json pod.json) || bad "no pod can be run"
     [ "$(crictl exec -s "$id" echo yes)" = yes ] || bad "exec"

@@ -84,9 +84,15 @@ func descriptors(pid int, add func(kind, what string)) error {
 
 var inode = regexp.MustCompile(`\[\d+\]`)
 
+// keeperName is the keeper's name for itself; its program is the shim's.
+const keeperName = "coracle-keeper"
+
 // exeName is the base name of a process's program: a replaced shim must compare
 // with the one before.
 func exeName(pid int) string {
+	if comm, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "comm")); err == nil && string(comm) == keeperName+"\n" {
+		return keeperName
+	}
 	exe, err := os.Readlink(filepath.Join("/proc", strconv.Itoa(pid), "exe"))
 	if err != nil {
 		return "?"

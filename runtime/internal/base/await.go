@@ -13,11 +13,11 @@ import (
 	"github.com/coracle-project/coracle/runtime/internal/stuck"
 )
 
-// AwaitExit waits until the process behind a pidfd is dead, as long as ctx lasts.
+// AwaitExit waits until the process behind a pidfd is dead or ctx ends.
 func AwaitExit(ctx context.Context, pidfd int) error { return await(ctx, []int{pidfd}) }
 
 // AwaitExits waits until all processes behind the pidfds are dead (reaped or
-// not), as long as ctx and stuck.Patience allow. It leaves the file descriptors open.
+// not), until ctx ends or stuck.Patience is over. It leaves the file descriptors open.
 func AwaitExits(ctx context.Context, pidfds []int) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, stuck.Patience, stuck.ErrAlive)
 	defer cancel()
@@ -49,7 +49,7 @@ func await(ctx context.Context, pidfds []int) error {
 	return nil
 }
 
-// pidOf is the pid behind a pidfd, 0 if it cannot be told.
+// pidOf returns the pid behind a pidfd, 0 if it is unknown.
 func pidOf(pidfd int32) (pid int) {
 	info, err := kernfile.Read(fmt.Sprintf("/proc/self/fdinfo/%d", pidfd))
 	if err != nil {

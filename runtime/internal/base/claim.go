@@ -36,7 +36,8 @@ func (s *Store) Claim(rec *Record) error {
 		return err
 	}
 	if err := s.fill(tmp, rec); err != nil {
-		return errors.Join(err, os.RemoveAll(tmp))
+		s.remover.Remove(tmp)
+		return err
 	}
 	return nil
 }
@@ -67,8 +68,8 @@ func (s *Store) fill(tmp string, rec *Record) error {
 	if err := rec.writeFirst(tmp); err != nil {
 		return err
 	}
-	// A link costs no copy, and the record is never written in place. Without it a damaged record
-	// is worse, and nothing else.
+	// A link costs no copy, and is safe: the record is never written in place. Without the link, a
+	// damaged record cannot be rebuilt as well, but all else works.
 	_ = unix.Link(filepath.Join(tmp, recordFile), filepath.Join(tmp, claimFile))
 	err := unix.Rename(tmp, s.ContainerDir(rec.ID))
 	if errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EEXIST) {
@@ -81,7 +82,8 @@ func (s *Store) fill(tmp string, rec *Record) error {
 	return nil
 }
 
-// Release removes the container's directory. It succeeds if there is none.
+// Release removes the container's directory. It succeeds if there is none. The container is gone
+// once its directory has another name; files that cannot be deleted yet are deleted later.
 func (s *Store) Release(ctx context.Context, rec *Record) error {
 	gone := filepath.Join(s.dir, fmt.Sprintf("%s%s-%d", gonePrefix, rec.ID, rec.Created.UnixNano()))
 	if err := unix.Rename(s.ContainerDir(rec.ID), gone); errors.Is(err, unix.ENOENT) {
@@ -90,8 +92,9 @@ func (s *Store) Release(ctx context.Context, rec *Record) error {
 		return fmt.Errorf("remove directory of container: %w", err)
 	}
 	if err := faultDeleteRenamed.At(ctx); err != nil {
-		// The next try does not find the container any more, and this directory even less.
-		return errors.Join(err, os.RemoveAll(gone))
+		// The next try no longer finds the container, and cannot find this directory.
+		s.remover.Remove(gone)
+		return err
 	}
 	// That is all there is in most.
 	_ = unix.Unlink(filepath.Join(gone, recordFile))
@@ -99,11 +102,11 @@ func (s *Store) Release(ctx context.Context, rec *Record) error {
 	if unix.Rmdir(gone) == nil {
 		return nil
 	}
-	return os.RemoveAll(gone)
+	s.remover.Remove(gone)
+	return nil
 }
 
-// sweep removes what killed processes left. What cannot be removed stays: it is in
-// nobody's way.
+// sweep removes what killed processes left.
 func (s *Store) sweep() {
 	entries, err := os.ReadDir(s.dir)
 	if err != nil {
@@ -116,9 +119,7 @@ func (s *Store) sweep() {
 		} else if !ok && !strings.HasPrefix(name, gonePrefix) {
 			continue
 		}
-		if err := os.RemoveAll(filepath.Join(s.dir, name)); err != nil {
-			s.log.Warn("rest of a container not removed", "name", name, "error", err)
-		}
+		s.remover.Remove(filepath.Join(s.dir, name))
 	}
 }
 

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/coracle-project/coracle/runtime"
 )
 
@@ -55,6 +57,49 @@ func TestRestsOfClaims(t *testing.T) {
 	}
 	if got, want := names(t, dir), []string{mine}; !slices.Equal(got, want) {
 		t.Errorf("after the release there are %q, want %q", got, want)
+	}
+}
+
+// Regression: a process without descriptors cannot delete a directory with other files than the
+// record. It stayed until the next engine's first Create or List.
+func TestReleaseWithoutDescriptors(t *testing.T) {
+	dir := t.TempDir()
+	s, err := NewStore(dir, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	rec := Record{Version: 1, ID: "one", Created: time.Now()}
+	if err := s.Claim(&rec); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(s.ContainerDir("one"), "more"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Max: limit.Max}); err != nil {
+		t.Fatal(err)
+	}
+	released := s.Release(t.Context(), &rec)
+	_, there := os.Lstat(filepath.Join(dir, fmt.Sprintf("%sone-%d", gonePrefix, rec.Created.UnixNano())))
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	if released != nil || there != nil {
+		t.Fatalf("released: %v; what is to be deleted later: %v", released, there)
+	}
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	deadline := time.After(time.Minute)
+	for len(names(t, dir)) > 0 {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatalf("left are %q", names(t, dir))
+		}
 	}
 }
 

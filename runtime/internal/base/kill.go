@@ -48,7 +48,7 @@ func (r *Record) SignalPids(ctx context.Context, sig syscall.Signal) error {
 }
 
 func (r *Record) signalEach(sig syscall.Signal) error {
-	const most = 256 // descriptors at once
+	const most = 256 // open descriptors
 	sent, held := map[int]bool{}, map[int]int{}
 	defer func() {
 		for _, fd := range held {
@@ -58,9 +58,9 @@ func (r *Record) signalEach(sig syscall.Signal) error {
 	// Without a freezer a process may fork while the list is read. The child of a killed
 	// parent shows up in the next round; rounds end when nothing new does.
 	//
-	// A pid is signalled one round after its pidfd was opened: what has had it since, and is listed
-	// again, is the container's. By the pid alone it could be another process that got it
-	// meanwhile.
+	// A pid is signalled one round after its pidfd was opened: if the pid is still listed then, the
+	// pidfd's process belongs to the container. Without the pidfd, the pid could have been reused
+	// by another process.
 	for {
 		pids, err := r.pids()
 		if err != nil {
@@ -75,7 +75,7 @@ func (r *Record) signalEach(sig syscall.Signal) error {
 			found = true
 			fd, listed := held[pid]
 			if !listed && len(held) == most {
-				continue // its turn comes
+				continue // in a later round
 			}
 			if !listed {
 				if fd, err = unix.PidfdOpen(pid, 0); err == nil {
@@ -89,7 +89,7 @@ func (r *Record) signalEach(sig syscall.Signal) error {
 			err := unix.PidfdSendSignal(fd, sig, nil, 0)
 			_ = unix.Close(fd)
 			delete(held, pid)
-			sent[pid] = !errors.Is(err, unix.ESRCH) // else another one has the pid now
+			sent[pid] = !errors.Is(err, unix.ESRCH) // ESRCH: another process has the pid now
 			if err != nil && sent[pid] {
 				return fmt.Errorf("send signal %d to process %d: %w", int(sig), pid, err)
 			}

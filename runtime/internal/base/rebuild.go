@@ -43,9 +43,9 @@ func (s *Store) CheckRecords() error {
 	return nil
 }
 
-// Rebuild makes the record of a container that Load cannot read: from the claim, which has all
-// but init, and from what the caller knows. engine is who made the container if there is no claim.
-// The record is good for the handle also where it cannot be written.
+// Rebuild rebuilds the record of a container that Load cannot read: from the claim, which has
+// everything but init, and from what the caller knows. Without a claim, engine is the engine that
+// made the container. The returned record is usable even if it cannot be written.
 func (s *Store) Rebuild(id, engine string, known runtime.Known) (*Record, error) {
 	if err := runtime.ValidateID(id); err != nil {
 		return nil, fmt.Errorf("rebuild record of container: %w", err)
@@ -57,7 +57,7 @@ func (s *Store) Rebuild(id, engine string, known runtime.Known) (*Record, error)
 	case transient.Is(err) || recordfile.Newer(err) != nil:
 		return nil, fmt.Errorf("rebuild record of container %s: %w", id, err)
 	case known.Pid == 0 && len(known.CgroupPaths) == 0:
-		return nil, fmt.Errorf("rebuild record of container %s: nothing is known of it: %w", id, runtime.ErrNotFound)
+		return nil, fmt.Errorf("rebuild record of container %s: nothing is known about it: %w", id, runtime.ErrNotFound)
 	default:
 		rec = &Record{Engine: engine, ID: id, Bundle: known.Bundle, Created: time.Now().UTC()}
 	}
@@ -71,16 +71,16 @@ func (s *Store) Rebuild(id, engine string, known runtime.Known) (*Record, error)
 	}
 	rec.rebuilt = true
 	if rec.Init.Pid == 0 {
-		return rec, nil // good for ending it; another time more may be known
+		return rec, nil // enough to end the container; a later call may know more
 	}
 	if err := s.replaceBad(dir, rec); err != nil {
-		s.log.Warn("container's record not written again", "container", id, "error", err)
+		s.log.Warn("cannot rewrite record of container", "container", id, "error", err)
 	}
 	rec.dir = dir
 	return rec, nil
 }
 
-// replaceBad writes a record in place of one that is kept aside.
+// replaceBad writes a record in place of a damaged one, which it keeps aside.
 func (s *Store) replaceBad(dir string, rec *Record) error {
 	if err := os.MkdirAll(dir, 0o711); err != nil {
 		return err
@@ -92,8 +92,9 @@ func (s *Store) replaceBad(dir string, rec *Record) error {
 	return rec.Write(dir)
 }
 
-// cgroupsNamed are the cgroups of a process, by controller, that are named after a container:
-// what is in them counts as the container's, and is killed with it, so that no other will do.
+// cgroupsNamed returns the cgroups of a process, by controller, that are named after a container.
+// Everything in these cgroups counts as the container's and is killed with it, so other cgroups
+// must not be used.
 func cgroupsNamed(pid int, id string) (map[string]string, error) {
 	in, err := cgroups.ParseCgroupFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 	if err != nil {
@@ -112,7 +113,7 @@ func cgroupsNamed(pid int, id string) (map[string]string, error) {
 		}
 		mount, root, err := cgroups.FindCgroupMountpointAndRoot("", controller)
 		if err != nil {
-			continue // a hierarchy that is mounted nowhere
+			continue // a hierarchy that is not mounted
 		}
 		rel, err := filepath.Rel(root, path)
 		if err != nil {
@@ -123,7 +124,7 @@ func cgroupsNamed(pid int, id string) (map[string]string, error) {
 	return out, nil
 }
 
-// upTo is the path as far as the element that has the id in its name; "" if there is none.
+// upTo returns the path up to the element that has the id in its name; "" if there is none.
 func upTo(path, id string) string {
 	elements := strings.Split(path, "/")
 	for i, element := range elements {

@@ -73,7 +73,7 @@ func TestRebuild(t *testing.T) {
 	}
 }
 
-// What neither the engine nor its caller knows cannot be made again.
+// A record cannot be rebuilt if neither the engine nor its caller knows the container.
 func TestRebuildOfNothing(t *testing.T) {
 	s, _ := rebuilding(t)
 	if _, err := s.Rebuild("two", "coracle", runtime.Known{}); !errors.Is(err, runtime.ErrNotFound) {
@@ -81,7 +81,7 @@ func TestRebuildOfNothing(t *testing.T) {
 	}
 }
 
-// Neither Load nor List nor the first Claim removes what a newer program has written.
+// Neither Load nor List nor the first Claim removes a record of a newer program.
 func TestNewerRecord(t *testing.T) {
 	s, _ := rebuilding(t)
 	path := filepath.Join(s.ContainerDir("one"), recordFile)

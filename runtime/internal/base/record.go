@@ -20,10 +20,10 @@ import (
 
 const (
 	recordFile = "record.json"
-	// claimFile is the record as Claim wrote it: all but init. It is what a container whose
-	// record is damaged is driven by (Store.Rebuild).
+	// claimFile is the record as Claim wrote it: everything but init. A damaged record is rebuilt
+	// from it (Store.Rebuild).
 	claimFile = "claim.json"
-	// badSuffix is appended to the name of a record that could not be read.
+	// badSuffix is appended to the name of an unreadable record.
 	badSuffix     = ".bad"
 	recordVersion = 1
 	recordMode    = 0o600
@@ -56,9 +56,9 @@ type Record struct {
 	// Own is what the engine alone understands.
 	Own json.RawMessage `json:"own,omitempty"`
 
-	text    []byte // as it was last read or written
-	rebuilt bool   // by Rebuild, so that it may not be what is on disk
-	dir     string // the container's; empty until that has its name
+	text    []byte // as last read or written
+	rebuilt bool   // by Rebuild; it may differ from the file
+	dir     string // the container's; empty until the directory has its final name
 }
 
 // CgroupName is the part of cgroups.Cgroup that finds a cgroup again.
@@ -88,7 +88,7 @@ func readFile(path string) (*Record, error) {
 	}
 	var r Record
 	if err := json.Unmarshal(data, &r); err != nil || r.Version != recordVersion {
-		// A newer version may have other types, too.
+		// A newer version may have other types too.
 		if cerr := recordfile.Check(path, data, recordVersion); cerr != nil {
 			return nil, cerr
 		}
@@ -121,7 +121,7 @@ func (r *Record) write(dir string, write func(string, []byte) error) error {
 	return nil
 }
 
-// isIn says whether the directory is this record's: it may be another's, of a container that was
+// isIn reports whether the directory belongs to this record. It may belong to a container that was
 // made later, or be gone (os.ErrNotExist).
 func (r *Record) isIn(dir string) (bool, error) {
 	data, err := recordfile.Read(filepath.Join(dir, recordFile))
@@ -133,8 +133,8 @@ func (r *Record) isIn(dir string) (bool, error) {
 	case err == nil:
 		return now.Created.Equal(r.Created), nil
 	case errors.Is(err, recordfile.ErrDamaged), errors.Is(err, os.ErrNotExist):
-		// The record was spoiled after it was read. Whose directory it is, the claim says; it
-		// was there before the directory had its name.
+		// The record was damaged after it was read. The claim says whose directory it is: it was
+		// there before the directory got its name.
 		claim, cerr := readFile(filepath.Join(dir, claimFile))
 		if cerr == nil {
 			return claim.Created.Equal(r.Created) || r.rebuilt, nil
@@ -144,7 +144,7 @@ func (r *Record) isIn(dir string) (bool, error) {
 		}
 	}
 	if r.rebuilt && errors.Is(err, os.ErrNotExist) {
-		return true, nil // its cgroups are left, if nothing else
+		return true, nil // at least its cgroups remain
 	}
 	return false, err
 }

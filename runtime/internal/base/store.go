@@ -5,7 +5,7 @@
 // # State directory
 //
 //	<StateDir>/<id>/record.json  what is known of a container (see Record)
-//	<StateDir>/<id>/claim.json   the same, as it was before the container was made
+//	<StateDir>/<id>/claim.json   its first version, from before the container was made
 //	<StateDir>/<id>/halt-*       a kill that has frozen its processes (see halt.go)
 //
 // The directory is made first and exclusively, so two Creates of one id cannot both
@@ -24,6 +24,7 @@ import (
 	"sync"
 
 	"github.com/coracle-project/coracle/internal/recordfile"
+	"github.com/coracle-project/coracle/internal/remover"
 	"github.com/coracle-project/coracle/runtime"
 )
 
@@ -32,6 +33,8 @@ import (
 type Store struct {
 	dir string
 	log *slog.Logger
+	// remover deletes directories that no longer have a container's name.
+	remover *remover.Remover
 
 	sweepOnce sync.Once
 }
@@ -44,8 +47,11 @@ func NewStore(dir string, log *slog.Logger) (*Store, error) {
 	if log == nil {
 		log = slog.Default()
 	}
-	return &Store{dir: filepath.Clean(dir), log: log}, nil
+	return &Store{dir: filepath.Clean(dir), log: log, remover: remover.New(log)}, nil
 }
+
+// Close ends the background work of the store: repeated deletions.
+func (s *Store) Close() { s.remover.Close() }
 
 // Log is where warnings go, such as a setting the kernel refused.
 func (s *Store) Log() *slog.Logger { return s.log }
@@ -91,7 +97,7 @@ func (s *Store) List() ([]string, error) {
 		if !entry.IsDir() || runtime.ValidateID(entry.Name()) != nil {
 			continue
 		}
-		// What cannot be looked at is there, too.
+		// If stat fails for another reason, assume that the file exists.
 		if _, err := os.Stat(filepath.Join(s.dir, entry.Name(), recordFile)); !errors.Is(err, os.ErrNotExist) {
 			ids = append(ids, entry.Name())
 		}

@@ -1,5 +1,6 @@
-// Package stuck describes processes that hang, and waits for ends with a limit. A process that waits
-// for a broken disk, or is frozen, does not act on SIGKILL: a caller without a limit hangs with it.
+// Package stuck describes processes that hang, and waits for their end with a limit. A process that
+// waits for a broken disk, or is frozen, does not act on SIGKILL. A caller without a limit would
+// hang too.
 package stuck
 
 import (
@@ -14,20 +15,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Patience is how long a process that has been killed is waited for where nothing else is said: to
-// give back the memory of a large one takes seconds.
+// Patience is the default limit for the wait for a killed process: freeing the memory of a large
+// process takes seconds.
 const Patience = 30 * time.Second
 
-// ErrAlive says that a process has not ended.
+// ErrAlive means that a process has not ended.
 var ErrAlive = errors.New("it has not ended")
 
-// State is the letter of a process's state in proc_pid_stat(5), 0 if it is gone.
+// State is the letter of a process's state in proc_pid_stat(5), 0 if the process is gone.
 func State(pid int) byte {
 	state, _ := look(pid)
 	return state
 }
 
-// Parent is the pid of a process's parent, 0 if it is gone.
+// Parent is the pid of a process's parent, 0 if the process is gone.
 func Parent(pid int) int {
 	_, parent := look(pid)
 	return parent
@@ -38,7 +39,7 @@ func look(pid int) (state byte, parent int) {
 	if err != nil {
 		return 0, 0
 	}
-	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:]) // its name may hold anything
+	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:]) // its name may contain anything
 	if len(fields) < 2 {
 		return 0, 0
 	}
@@ -46,13 +47,13 @@ func look(pid int) (state byte, parent int) {
 	return fields[0][0], parent
 }
 
-// Stopped says whether a signal or a tracer has stopped the process.
+// Stopped reports whether a signal or a tracer has stopped the process.
 func Stopped(pid int) bool {
 	s := State(pid)
 	return s == 'T' || s == 't'
 }
 
-// Describe names a process, its state and where in the kernel it waits.
+// Describe returns a process's pid, its state and where in the kernel it waits.
 func Describe(pid int) string {
 	state := State(pid)
 	if state == 0 {
@@ -65,8 +66,8 @@ func Describe(pid int) string {
 	return fmt.Sprintf("process %d, in state %c, in %s", pid, state, where)
 }
 
-// Stack is what the kernel does for the process, innermost call first, on one line; "" if that may
-// not be known.
+// Stack returns the process's kernel stack, innermost call first, on one line; "" if it may not be
+// read.
 func Stack(pid int) string {
 	stack, err := os.ReadFile(file(pid, "stack"))
 	if err != nil {
@@ -83,8 +84,8 @@ func Stack(pid int) string {
 	return strings.Join(calls, " < ")
 }
 
-// Reap waits until a child, by its pid, which no one else reaps, has ended, and reaps it. ErrAlive:
-// it has not ended in time. One that is no child of ours, or has been reaped, is no error.
+// Reap waits until a child has ended, and reaps it. No other code may reap it. ErrAlive: the child
+// has not ended in time. A process that is not our child, or has been reaped, is not an error.
 func Reap(pid int, most time.Duration) error {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if errors.Is(err, unix.ESRCH) {
@@ -103,7 +104,7 @@ func Reap(pid int, most time.Duration) error {
 // ReapFD reaps a child that has ended.
 func ReapFD(pidfd int) error {
 	for {
-		// __WALL: it may have been cloned with another exit signal than SIGCHLD.
+		// __WALL: the child may have been cloned with an exit signal other than SIGCHLD.
 		err := unix.Waitid(unix.P_PIDFD, pidfd, nil, unix.WEXITED|unix.WNOHANG|unix.WALL, nil)
 		if errors.Is(err, unix.ECHILD) {
 			return nil
@@ -114,7 +115,8 @@ func ReapFD(pidfd int) error {
 	}
 }
 
-// Await waits until the process of a pidfd has ended, reaped or not. ErrAlive: it has not in time.
+// Await waits until the process of a pidfd has ended, reaped or not. ErrAlive: it has not ended in
+// time.
 func Await(pid, pidfd int, most time.Duration) error {
 	for deadline := time.Now().Add(most); ; {
 		left := time.Until(deadline)

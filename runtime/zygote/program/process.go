@@ -3,6 +3,7 @@ package program
 import (
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -13,10 +14,43 @@ import (
 type Process struct {
 	Pid   int
 	pidfd int
+	file  *os.File // has pidfd since Watch; nil before
 }
 
 // Kill kills it, whoever has its pid by now.
 func (p *Process) Kill() error { return unix.PidfdSendSignal(p.pidfd, unix.SIGKILL, nil, 0) }
+
+// Watch calls ended when the process has ended by itself. A goroutine without a thread waits for that,
+// until Wait. Watch is to be called once, and before all but Kill.
+func (p *Process) Watch(ended func()) error {
+	if err := unix.SetNonblock(p.pidfd, true); err != nil { // or the poller would not have it
+		return fmt.Errorf("watch process %d: %w", p.Pid, err)
+	}
+	p.file = os.NewFile(uintptr(p.pidfd), "pidfd")
+	rc, err := p.file.SyscallConn()
+	if err != nil {
+		return fmt.Errorf("watch process %d: %w", p.Pid, err)
+	}
+	go func() {
+		err := rc.Read(func(fd uintptr) bool {
+			n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+			return err == nil && n > 0
+		})
+		if err == nil {
+			ended()
+		}
+	}()
+	return nil
+}
+
+// close gives the descriptor back. A goroutine of Watch that waits ends.
+func (p *Process) close() {
+	if p.file != nil {
+		_ = p.file.Close()
+		return
+	}
+	_ = unix.Close(p.pidfd)
+}
 
 // waitTimeout bounds Wait: a killed process may wait for something in the kernel.
 const waitTimeout = 10 * time.Second
@@ -24,7 +58,7 @@ const waitTimeout = 10 * time.Second
 // Wait reaps it, if nobody else has, and gives the descriptor back. It may be called once. One that
 // does not end in time stays a zombie, later on, until this process ends.
 func (p *Process) Wait() error {
-	defer unix.Close(p.pidfd)
+	defer p.close()
 	for deadline := time.Now().Add(waitTimeout); ; {
 		n, err := unix.Poll([]unix.PollFd{{Fd: int32(p.pidfd), Events: unix.POLLIN}}, int(max(time.Until(deadline), 0)/time.Millisecond))
 		if n > 0 {

@@ -4,12 +4,12 @@
 #include "internal.h"
 
 static struct held held[KEEPER_MAX_HELD];
-static uint32_t nheld;     // all used entries are below it
-static uint64_t nfiles;    // descriptors in them
-static uint64_t max_files; // that may be in them
+static uint32_t nheld;     // all used entries have a lower index
+static uint64_t nfiles;    // number of descriptors in them
+static uint64_t max_files; // most descriptors in them
 
-// A quarter is left for connections, and for what is received before it is refused: a
-// keeper that cannot accept would look hung.
+// A quarter is reserved for connections, and for descriptors that are received and then refused. A
+// keeper that cannot accept connections would look hung.
 void held_limit(uint64_t files)
 {
 	max_files = files - files / 4;

@@ -1,4 +1,4 @@
-// What the keeper's own files share: held.c, program.c, orphan.c and keeper.c.
+// Declarations shared by the keeper's own files: held.c, program.c, orphan.c and keeper.c.
 #pragma once
 #include <stdint.h>
 
@@ -14,39 +14,40 @@ struct held { // free while key[0] == 0
 	int32_t fd[KEEPER_MAX_FDS];
 };
 
-// held_limit sets how many descriptors may be held of those that the process may have.
+// held_limit sets how many of the process's files (its limit) may be held descriptors.
 void held_limit(uint64_t files);
 struct held *held_find(const char *key);
-// held_put takes over the descriptors if it returns 0.
+// held_put takes ownership of the descriptors if it returns 0.
 int held_put(const char *key, const char *meta, const int *fd, uint32_t n);
 void held_del(const char *key, int prefix);
-// held_list writes the keys with a prefix, from the from-th entry of the table on, as many
-// as fit; *next is where to go on, 0 at the end. It returns the bytes written.
+// held_list writes the keys with a prefix, starting at the table's entry from, as many as fit.
+// *next is the entry to continue at, 0 at the end. It returns the bytes written.
 uint32_t held_list(const char *prefix, uint32_t from, char *buf, uint32_t size, uint32_t *next);
 
-// ---- program.c: programs that are started again ----
+// ---- program.c: programs that are restarted ----
 
 struct program;
 struct program *program_find(const char *name);
 uint32_t program_pid(const struct program *p);
 void program_status(const struct program *p, struct keeper_status *s);
-// program_supervise takes over the first *used descriptors, also where it fails.
+// program_supervise takes ownership of the first *used descriptors, also if it fails.
 int program_supervise(const struct keeper_request *r, const char *name, const char *strings, uint32_t len,
 		      const int *fd, uint32_t nfd, uint32_t *used, struct program **res);
 void program_forget(struct program *p);
 // program_event handles the pidfd of the i-th program.
 void program_event(uint32_t i);
-// program_reap reaps children and orphans. It returns 1 if there may be more.
+// program_reap reaps children and orphans. It returns 1 if more may be left.
 int program_reap(void);
-// program_start_due starts what is due and returns the milliseconds until the next is, or -1.
+// program_start_due starts the programs that are due. It returns the milliseconds until the next
+// start, or -1.
 int64_t program_start_due(void);
 
-// ---- orphan.c: how processes ended that are no programs ----
+// ---- orphan.c: how processes ended that are not programs ----
 
-// orphan_start is when a process that is not reaped yet began, or 0.
+// orphan_start returns the start time of a process that has not been reaped, or 0.
 uint64_t orphan_start(int32_t pid);
 void orphan_ended(int32_t pid, uint64_t start, int32_t status);
-// orphan_status returns 1 if it knows.
+// orphan_status returns 1 if the status is known.
 int orphan_status(int32_t pid, uint64_t start, int32_t *status);
 
 // ---- keeper.c: the loop, requests ----
@@ -60,6 +61,6 @@ void close_all(const int *fd, uint32_t n);
 int watch(int fd, uint32_t tag, uint32_t value);
 // watch_end waits for EPOLLHUP and EPOLLERR only.
 int watch_end(int fd, uint32_t tag, uint32_t value);
-// unwatch_close also works where another process has the same open file: epoll would
-// go on reporting it after a mere close.
+// unwatch_close also works if another process shares the open file: after a plain close, epoll
+// would keep reporting it.
 void unwatch_close(int fd);

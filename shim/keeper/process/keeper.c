@@ -4,8 +4,8 @@
 //
 // Descriptor 3 is a listening SOCK_SEQPACKET socket. Each packet is a request and is
 // answered by one packet; see keeper.h for the layout. The keeper allocates nothing:
-// its tables are static, and their pages cost memory only once they are used. It waits
-// for nothing but epoll.
+// its tables are static, and their pages cost memory only once they are used. It blocks only in
+// epoll.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -25,16 +25,16 @@
 
 #include "internal.h"
 
-// What INFO tells after the pid: clients ask for these, not for versions.
+// The features that INFO returns after the pid. Clients check features, not versions.
 static const char features[] = "status\0stay\0bound-log\0exit";
 
 char oom_score[16];
 
 static char in[KEEPER_MAX_PACKET], out[KEEPER_MAX_PACKET];
 static int epfd = -1;
-static int64_t accept_due; // when to listen again after accept has failed; 0: it listens
+static int64_t accept_due; // when to listen again after a failed accept; 0: listening
 
-// The time that the machine sleeps does not count: nothing runs, so nothing is late.
+// Time while the machine is suspended does not count: nothing runs, so nothing is late.
 int64_t now_ms(void)
 {
 	struct timespec t;
@@ -203,7 +203,7 @@ static uint32_t handle(int conn, uint32_t len, const int *fd, uint32_t nfd)
 	case KEEPER_EXIT: {
 		int32_t status;
 		for (int i = 0; i < KEEPER_MAX_ORPHANS / 64 && program_reap(); i++)
-			; // it may be dead, and not reaped yet
+			; // it may be dead but not reaped yet
 		if (orphan_status((int32_t)r.arg, strtoull(key, NULL, 10), &status))
 			value = (uint32_t)status;
 		else
@@ -252,7 +252,7 @@ static void receive(int conn)
 				close(got);
 		}
 	}
-	if ((m.msg_flags & MSG_CTRUNC) && nfd < KEEPER_MAX_FDS) // no descriptor is free here
+	if ((m.msg_flags & MSG_CTRUNC) && nfd < KEEPER_MAX_FDS) // no free descriptor in this process
 		reply(conn, -EMFILE, 0, 0, NULL, 0);
 	else if (m.msg_flags & (MSG_TRUNC | MSG_CTRUNC))
 		reply(conn, -EMSGSIZE, 0, 0, NULL, 0);
@@ -268,7 +268,7 @@ static void accept_one(int listener)
 	int conn = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
 	if (conn < 0) {
 		// The client stays in the queue, and epoll would report it again at once (EMFILE, ENFILE,
-		// ENOMEM…). ECONNABORTED and EINTR are about one connection.
+		// ENOMEM…). ECONNABORTED and EINTR concern one connection only.
 		if (errno != EAGAIN && errno != ECONNABORTED && errno != EINTR && watch_end(listener, TAG_LISTEN, 0) == 0)
 			accept_due = now_ms() + KEEPER_ACCEPT_MS;
 		return;
@@ -278,8 +278,8 @@ static void accept_one(int listener)
 		close(conn);
 }
 
-// listen_again ends the pause after accept has failed, in time. It returns the
-// milliseconds until then, or -1.
+// listen_again ends the pause after a failed accept when it is over. It returns the milliseconds
+// until then, or -1.
 static int64_t listen_again(int listener)
 {
 	if (accept_due == 0)
@@ -366,7 +366,7 @@ __attribute__((constructor)) static void keeper(int argc, char **argv)
 			break;
 		case TAG_CHILD:
 			if (read(children, &si, sizeof si) < 0)
-				errno = 0; // nothing to read; the signal says no more than that there may be children
+				errno = 0; // nothing to read; the signal only means that there may be children
 			more = 1;
 			break;
 		}

@@ -21,7 +21,7 @@ enum {
 enum { KEEPER_PREFIX = 1, KEEPER_ADOPT = 2, KEEPER_BOUND_LOG = 4 };
 
 struct keeper_request { // followed by NUL-terminated strings
-	uint32_t op, flags, arg; // arg: LIST where to begin; SUPERVISE with ADOPT, EXIT: pid
+	uint32_t op, flags, arg; // arg: LIST first entry; SUPERVISE with ADOPT, EXIT: pid
 	uint16_t nargs, nenv;
 };
 
@@ -30,24 +30,24 @@ struct keeper_reply { // followed by NUL-terminated strings
 	uint32_t value;
 };
 
-// What a program does.
+// States of a program.
 enum {
 	KEEPER_RUNNING = 1,
-	KEEPER_WAITING, // it is started as soon as next_ms have passed
-	KEEPER_STAYED,  // it is not started before the next SUPERVISE: it exited with KEEPER_EXIT_STAY
+	KEEPER_WAITING, // it is started when next_ms have passed
+	KEEPER_STAYED,  // not started before the next SUPERVISE: it exited with KEEPER_EXIT_STAY
 };
 
 struct keeper_status { // new fields are added at the end
 	uint32_t state;
 	uint32_t starts;  // by this keeper
-	int32_t status;   // how it ended the last time, as wait(2) has it, or KEEPER_UNKNOWN
-	uint32_t ends;    // that this keeper has seen
-	int64_t since_ms; // since the last start by this keeper; -1: none
-	int64_t next_ms;  // until the next start; -1: none is due
+	int32_t status;   // how it last ended, as in wait(2), or KEEPER_UNKNOWN
+	uint32_t ends;    // seen by this keeper
+	int64_t since_ms; // since the last start by this keeper; -1: never started
+	int64_t next_ms;  // until the next start; -1: no start is due
 };
 
 #define KEEPER_VERSION 1
-#define KEEPER_EXIT_STAY 78 // EX_CONFIG of sysexits.h: starting the program again cannot help
+#define KEEPER_EXIT_STAY 78 // EX_CONFIG of sysexits.h: restarting the program cannot help
 #define KEEPER_UNKNOWN (-1)
 
 #define KEEPER_MAX_KEY 192
@@ -59,9 +59,9 @@ struct keeper_status { // new fields are added at the end
 #define KEEPER_MAX_STRINGS 128
 #define KEEPER_MAX_ORPHANS 4096
 #define KEEPER_MAX_PACKET 65536
-#define KEEPER_MAX_LOG (8 << 20) // bytes, with BOUND_LOG, before it is emptied at a start
-#define KEEPER_BURST 10          // starts in …
-#define KEEPER_BURST_MS 10000    // … this time, before it slows down to one per …
+#define KEEPER_MAX_LOG (8 << 20) // bytes; with BOUND_LOG a larger log is emptied at a start
+#define KEEPER_BURST 10          // starts within …
+#define KEEPER_BURST_MS 10000    // … this time, after which it slows down to one per …
 #define KEEPER_SLOW_MS 1000
 #define KEEPER_REAP_MS 100   // how long the parent of an adopted program may take to reap it
-#define KEEPER_ACCEPT_MS 100 // pause after accept has failed
+#define KEEPER_ACCEPT_MS 100 // pause after a failed accept

@@ -6,14 +6,14 @@
 
 #include "internal.h"
 
-// How orphans ended: the containers of a dead shim are the keeper's children, so that no one else
-// can learn it before Linux 6.15. A ring of the latest.
+// How orphans ended. The containers of a dead shim become the keeper's children, and before Linux
+// 6.15 only the parent can learn how they ended. A ring of the latest.
 static struct orphan {
-	uint64_t start; // in clock ticks since boot: with the pid it names one process
+	uint64_t start; // in clock ticks since boot; with the pid it identifies the process
 	int32_t pid;    // 0: free
 	int32_t status;
 } orphan[KEEPER_MAX_ORPHANS];
-static uint32_t norphan; // all that have ended
+static uint32_t norphan; // number of all that have ended
 
 uint64_t orphan_start(int32_t pid)
 {
@@ -25,7 +25,7 @@ uint64_t orphan_start(int32_t pid)
 	if (n <= 0)
 		return 0;
 	text[n] = 0;
-	// The second field is in parentheses and may hold anything; the start is the 22nd.
+	// The second field is in parentheses and may contain anything. The start time is field 22.
 	s = strrchr(text, ')');
 	for (int field = 2; s && field < 22; field++)
 		s = strchr(s + 1, ' ');

@@ -17,17 +17,17 @@ enum { ENDING = KEEPER_STAYED + 1 }; // dead, but its parent has not reaped it; 
 struct program { // free while name[0] == 0
 	char name[KEEPER_MAX_KEY];
 	uint16_t nargs, nenv;
-	uint32_t len;      // of its strings in blob[]
+	uint32_t len;      // of the strings in blob[]
 	int32_t log;       // becomes stdout and stderr
-	int32_t bound_log; // the log is ours to empty
+	int32_t bound_log; // the keeper may empty the log
 	int32_t state;     // KEEPER_RUNNING… or ENDING
 	int32_t pid;       // while it runs
-	int32_t pidfd;     // of an adopted program, which may be no child of ours; else -1
-	int32_t status;    // of its last end
+	int32_t pidfd;     // of an adopted program, which may not be our child; else -1
+	int32_t status;    // how it last ended
 	uint32_t ends;
-	int64_t due; // when WAITING or ENDING: until when, in ms
+	int64_t due; // when WAITING or ENDING: until this time, in ms
 	int64_t starts[KEEPER_BURST]; // times of the latest starts, a ring
-	uint32_t nstarts, burst; // burst: nstarts when the present burst began
+	uint32_t nstarts, burst; // burst: nstarts when the current burst began
 };
 
 static struct program program[KEEPER_MAX_PROGRAMS];
@@ -61,8 +61,8 @@ void program_status(const struct program *p, struct keeper_status *s)
 
 // ---- start ----
 
-// close_others closes all descriptors but the n in keep, which is sorted: a child at its
-// limit could not open what it needs.
+// close_others closes all descriptors but the n in keep, which is sorted. A child at its descriptor
+// limit could not open the files it needs.
 static void close_others(const int *keep, int n)
 {
 	unsigned int from = 0;
@@ -74,7 +74,7 @@ static void close_others(const int *keep, int n)
 	syscall(SYS_close_range, from, ~0U, 0);
 }
 
-// run_child is what the child does between fork and exec.
+// run_child runs in the child between fork and exec.
 static void run_child(struct program *p)
 {
 	char *strings = blob[p - program], *path = strings;
@@ -103,7 +103,7 @@ static void run_child(struct program *p)
 	}
 	close_others(sorted, nsorted);
 	fds[0] = open("/dev/null", O_RDWR | O_CLOEXEC);
-	for (int i = 0; i < n; i++) // first out of the way of 0..n-1
+	for (int i = 0; i < n; i++) // first move them away from 0..n-1
 		if ((fds[i] = fcntl(fds[i], F_DUPFD_CLOEXEC, 64)) < 0)
 			_exit(126);
 	for (int i = 0; i < n; i++)
@@ -114,7 +114,7 @@ static void run_child(struct program *p)
 	int f = open("/proc/self/oom_score_adj", O_WRONLY);
 	if (f >= 0) {
 		if (write(f, oom_score, strlen(oom_score)) < 0)
-			errno = 0; // not permitted: it stays as it is
+			errno = 0; // not permitted: the score stays as it is
 		close(f);
 	}
 	for (int sig = 1; sig < 65; sig++)
@@ -127,14 +127,14 @@ static void run_child(struct program *p)
 	_exit(127);
 }
 
-// empty_log keeps what a program writes that never gets as far as bounding its log itself
-// from filling the file system.
+// empty_log empties a log that is too long. It protects the file system from a program that fails
+// before it limits its log itself.
 static void empty_log(const struct program *p)
 {
 	struct stat st;
 	if (p->bound_log && fstat(p->log, &st) == 0 && S_ISREG(st.st_mode) && st.st_size > KEEPER_MAX_LOG &&
 	    ftruncate(p->log, 0) < 0)
-		errno = 0; // it goes on growing
+		errno = 0; // the log keeps growing
 }
 
 static void wait_until(struct program *p, int state, int64_t due)
@@ -157,7 +157,7 @@ static void start(struct program *p)
 	}
 	p->starts[p->nstarts++ % KEEPER_BURST] = now;
 	p->state = KEEPER_RUNNING;
-	p->pid = pid; // no other process has it until we reap this one
+	p->pid = pid; // its pid is not reused until we reap it
 }
 
 // ---- end ----
@@ -183,7 +183,7 @@ static int32_t wait_status(const siginfo_t *si)
 
 int program_reap(void)
 {
-	for (int n = 0; n < 64; n++) { // at a time: a flood of orphans must not keep requests waiting
+	for (int n = 0; n < 64; n++) { // per call: a flood of orphans must not delay requests
 		siginfo_t si = {0};
 		if (waitid(P_ALL, 0, &si, WEXITED | WNOHANG | WNOWAIT | __WALL) < 0 || si.si_pid == 0)
 			return 0;
@@ -202,12 +202,12 @@ int program_reap(void)
 		if (!known)
 			orphan_ended(si.si_pid, began, wait_status(&si));
 		if (waitid(P_PID, (id_t)si.si_pid, NULL, WEXITED | WNOHANG | __WALL) < 0)
-			return 0; // never seen; it must not keep us busy
+			return 0; // should not happen; it must not become a busy loop
 	}
 	return 1;
 }
 
-// pidfd_info is struct pidfd_info of linux/pidfd.h, its first published size.
+// pidfd_info is struct pidfd_info of linux/pidfd.h in its first published size.
 struct pidfd_info {
 	uint64_t mask, cgroup;
 	uint32_t pid, tgid, ppid, ruid, rgid, euid, egid, suid, sgid, fsuid, fsgid;
@@ -216,9 +216,9 @@ struct pidfd_info {
 #define INFO_EXIT (1 << 3)
 #define GET_INFO _IOWR(0xff, 11, struct pidfd_info)
 
-// program_event is told that an adopted program is dead. If it is not our child the kernel
-// (Linux 6.15) tells its status once its parent has reaped it, which is about now. A child that
-// is traced becomes ours when its tracer has reaped it. Both may take for ever.
+// program_event handles the death of an adopted program. If it is not our child, the kernel (Linux
+// 6.15) reports its status once its parent has reaped it, usually at once. A traced child becomes
+// ours to reap when its tracer has reaped it. Either may take for ever.
 void program_event(uint32_t i)
 {
 	struct program *p = &program[i];
@@ -261,7 +261,7 @@ int program_supervise(const struct keeper_request *r, const char *name, const ch
 		i++;
 	if (i == KEEPER_MAX_PROGRAMS)
 		return -ENOSPC;
-	// Before anything is changed: a program whose end we do not see is never started again.
+	// First, before any change: a program whose end is not watched would never be restarted.
 	if (adopt && watch(fd[1], TAG_PROGRAM, i) < 0)
 		return -errno;
 	int changed = !p || p->len != len || p->nargs != r->nargs || p->nenv != r->nenv || memcmp(blob[i], strings, len) != 0;

@@ -1,0 +1,122 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/coracle-project/coracle/network"
+	"github.com/coracle-project/coracle/shim/client"
+)
+
+// Where pods have shims of their own, one that does not answer holds up its pod alone: nothing of the
+// pod is touched, and operations on it wait, until it answers. The others are recovered at once.
+
+// answers is what the shims have said.
+type answers struct {
+	known  map[string][]string // containers by pod
+	silent map[string]error    // pods whose shims have not answered
+}
+
+// listShims asks for all containers. An error says that nothing is known.
+func (m *Manager) listShims(ctx context.Context) (answers, error) {
+	known, err := m.Shim.List(ctx)
+	var some *client.UnansweredError
+	if errors.As(err, &some) {
+		return answers{known: known, silent: some.Pods}, nil
+	}
+	return answers{known: known}, err
+}
+
+// answered says whether all is known of a pod.
+func (a answers) answered(podID string) bool { return a.silent[podID] == nil }
+
+func (a answers) inShim() map[string]bool {
+	in := map[string]bool{}
+	for _, ids := range a.known {
+		for _, id := range ids {
+			in[id] = true
+		}
+	}
+	return in
+}
+
+// leaveUnanswered makes directories without a record unmanaged if a shim that has not answered may
+// have something of them, and returns the others.
+func (m *Manager) leaveUnanswered(a answers, b bare) (rest bare) {
+	if len(a.silent) == 0 {
+		return b
+	}
+	for _, id := range b.containers {
+		podID := m.podInBundle(id)
+		if podID != "" && a.answered(podID) {
+			rest.containers = append(rest.containers, id)
+			continue
+		}
+		m.leave(Unmanaged{Kind: UnmanagedContainer, ID: id, PodID: podID}, errors.New("its record is missing, and a shim that may have it does not answer"))
+	}
+	for _, id := range b.pods {
+		if a.answered(id) {
+			rest.pods = append(rest.pods, id)
+			continue
+		}
+		m.leave(Unmanaged{Kind: UnmanagedPod, ID: id, PodID: id}, fmt.Errorf("its record is missing, and its shim does not answer: %w", a.silent[id]))
+	}
+	return rest
+}
+
+// recoverLate recovers the pods whose shims had not answered as soon as they do.
+func (m *Manager) recoverLate(ctx context.Context, silent map[string]error) {
+	for pause := firstAsk; len(silent) > 0; pause = min(2*pause, lastAsk) {
+		if sleep(ctx, pause) != nil {
+			return
+		}
+		try, cancel := context.WithTimeout(ctx, listLimit)
+		all, err := m.listShims(try)
+		cancel()
+		if err != nil {
+			continue // as before; the next try may tell more
+		}
+		came, still := answers{known: map[string][]string{}}, map[string]error{}
+		late := map[string]bool{}
+		for podID := range silent {
+			if err := all.silent[podID]; err != nil {
+				still[podID] = err
+				continue
+			}
+			late[podID] = true
+			if ids := all.known[podID]; len(ids) > 0 {
+				came.known[podID] = ids
+			}
+		}
+		silent = still
+		if len(late) == 0 {
+			continue
+		}
+		pause = firstAsk
+		isLate := func(podID string) bool { return late[podID] }
+		m.recoverContainers(ctx, came.inShim(), isLate)
+		m.endStrays(ctx, came.known, bare{})
+		m.recoverPods(ctx, came.inShim(), isLate)
+		m.removeLate(late)
+	}
+}
+
+// removeLate removes pods that no record stands for.
+func (m *Manager) removeLate(late map[string]bool) {
+	unmanaged := m.podsOfUnmanaged()
+	for podID := range late {
+		if m.pods.exact(podID) != nil || unmanaged[podID] {
+			continue
+		}
+		m.clean.queue("unknown pod", podID, func(ctx context.Context) error {
+			if err := m.Network.Teardown(ctx, network.Pod{ID: podID}); err != nil {
+				return err
+			}
+			if err := m.Namespaces.Remove(ctx, m.nsDir(podID)); err != nil {
+				return err
+			}
+			return m.Shim.DeletePod(ctx, podID)
+		})
+	}
+}

@@ -1,0 +1,71 @@
+package pod
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// unlistable makes reading the directory fail with ELOOP. Its contents are beside it then.
+func unlistable(dir string) error {
+	if err := os.Rename(dir, dir+".kept"); err != nil && !os.IsNotExist(err) {
+		return err
+	}
+	return os.Symlink(dir, dir)
+}
+
+func listable(dir string) error {
+	if err := os.Remove(dir); err != nil {
+		return err
+	}
+	if err := os.Rename(dir+".kept", dir); err != nil && !os.IsNotExist(err) {
+		return err
+	}
+	return nil
+}
+
+// When it cannot be read which volumes an unmanaged container has, none is removed.
+func TestVolumesOfUnmanagedCannotBeRead(t *testing.T) {
+	b := newBench(t)
+	m1, podID, id := b.lone()
+	ok(t, os.Truncate(m1.containerDir().File(id), 3))
+	volumes := filepath.Join(m1.containerDir().Of(id), "volumes")
+	ok(t, unlistable(volumes))
+	m, _ := b.manager()
+	idle(t, m)
+	b.untouched(m, podID, id)
+	if m.RecoveryErrors() == 0 {
+		t.Error("recovery says that it is complete")
+	}
+	if err := m.RemoveContainer(t.Context(), id); err == nil {
+		t.Error("removed without its volumes")
+	}
+	ok(t, listable(volumes))
+	ok(t, m.RemoveContainer(t.Context(), id))
+	ok(t, m.Remove(t.Context(), podID))
+	idle(t, m)
+	b.nothingLeft()
+}
+
+// A bare directory of which it cannot be read whether something is mounted in it is left alone.
+func TestBareDirectoryCannotBeRead(t *testing.T) {
+	b := newBench(t)
+	m, _ := b.unstarted()
+	id := newID()
+	ok(t, m.containerDir().Make(id))
+	volumes := filepath.Join(m.containerDir().Of(id), "volumes")
+	ok(t, mountTmpfs(filepath.Join(volumes+".kept", "1")))
+	ok(t, unlistable(volumes))
+	ok(t, m.Start(t.Context()))
+	idle(t, m)
+	if mounted, err := mountedAt([]string{filepath.Join(volumes+".kept", "1")}); err != nil || mounted == "" {
+		t.Errorf("mounted: %q, %v", mounted, err)
+	}
+	if _, kept := m.findUnmanaged(UnmanagedContainer, id); !kept {
+		t.Error("it is not unmanaged")
+	}
+	ok(t, listable(volumes))
+	ok(t, m.RemoveContainer(t.Context(), id))
+	idle(t, m)
+	b.nothingLeft()
+}

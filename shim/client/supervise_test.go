@@ -1,0 +1,123 @@
+package client
+
+import (
+	"encoding/binary"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/coracle-project/coracle/shim/keeper"
+	"github.com/coracle-project/coracle/shim/sock"
+)
+
+// fakeKeeper answers each request with success and a number, and notes the requests.
+type fakeKeeper struct {
+	value uint32
+
+	mu  sync.Mutex
+	ops []uint32
+}
+
+// The requests, see keeper/process/keeper.h.
+const (
+	opPut = 1
+	opWho = 7
+)
+
+func (f *fakeKeeper) asked() []uint32 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.ops)
+}
+
+// fakeClient is a Client with a keeper that answers each request with value, and a link whose shim
+// has a socket.
+func fakeClient(t *testing.T, value uint32) (*Client, *link, *fakeKeeper) {
+	t.Helper()
+	dir := t.TempDir()
+	served, err := keeper.Listen(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &fakeKeeper{value: value}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		conn, err := served.Accept()
+		if err != nil {
+			return
+		}
+		defer conn.Close()
+		for b := make([]byte, 1000); ; {
+			if n, err := conn.Read(b); err != nil || n == 0 {
+				return
+			}
+			f.mu.Lock()
+			f.ops = append(f.ops, binary.NativeEndian.Uint32(b))
+			f.mu.Unlock()
+			answer := binary.NativeEndian.AppendUint32(make([]byte, 4), f.value)
+			if _, err := conn.Write(append(answer, "1\x00"...)); err != nil { // INFO's answer begins with a pid
+				return
+			}
+		}
+	}()
+	k, err := keeper.Dial(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		k.Close()
+		served.Close()
+		<-ended
+	})
+	c, err := New(Config{Binary: "/no/such", StateDir: dir, Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.keeper.set(k)
+	l := newLink("node", &c.cfg)
+	l.attention.timer = time.AfterFunc(time.Hour, func() {})
+	t.Cleanup(l.attention.end)
+	if err := os.Mkdir(l.dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	listener, err := sock.Listen(l.dir, sock.Shim, "unix")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { listener.Close() })
+	return c, l, f
+}
+
+// A shim that has been started while repair waited for its turn is left alone. With a shim for each
+// pod and many pods at once, it was killed with the requests that it had.
+func TestRepairLeavesNewShimAlone(t *testing.T) {
+	c, l, k := fakeClient(t, 0)
+	before, err := os.Stat(filepath.Join(l.dir, sock.Shim))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.repair(t.Context(), l, true); err != nil {
+		t.Fatal(err)
+	}
+	after, err := os.Stat(filepath.Join(l.dir, sock.Shim))
+	if err != nil || !os.SameFile(before, after) || slices.Contains(k.asked(), opPut) {
+		t.Errorf("the socket was replaced: %v, requests to the keeper %v", err, k.asked())
+	}
+}
+
+// A shim that has taken the place of the silent one while replace waited for its turn is left alone.
+func TestReplaceLeavesNewShimAlone(t *testing.T) {
+	const now, silent = 4_000_001, 4_000_002
+	c, l, k := fakeClient(t, now)
+	if err := c.replace(t.Context(), l, silent); err != nil {
+		t.Fatal(err)
+	}
+	if asked := k.asked(); !slices.Contains(asked, opWho) || slices.Contains(asked, opPut) {
+		t.Errorf("requests to the keeper %v", asked)
+	}
+}
