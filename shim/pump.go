@@ -333,7 +333,7 @@ func (p *pump) append(b *pumpBuffers, data []byte, r rest, mark func(logMark) er
 			err = p.log.append(records, 1, mark, func() { done(used) })
 			continue
 		}
-		// The next write tries again; until then the old file has to do.
+		// The next write tries again. Until then the old file is used, up to twice its size.
 		if err = p.log.append(records, 2, mark, func() { done(used) }); errors.Is(err, errLogFull) {
 			err = failed
 			done(used)
@@ -353,7 +353,7 @@ func (p *pump) append(b *pumpBuffers, data []byte, r rest, mark func(logMark) er
 	return used
 }
 
-// sayRotation says once that the log cannot be rotated.
+// sayRotation logs once that the log cannot be rotated.
 func (p *pump) sayRotation(err error) {
 	if err != nil && !p.stuck {
 		p.slog.Error("log is not rotated; its file becomes larger", "stream", p.stream, "error", err)
@@ -361,7 +361,7 @@ func (p *pump) sayRotation(err error) {
 	p.stuck = err != nil
 }
 
-// end has the pump end after its turn.
+// end makes the pump end after its turn.
 func (p *pump) end() { p.over.Do(func() { close(p.ending) }) }
 
 // stop ends the pump, waits for it, and closes its files. The container's exit drained it before.

@@ -194,7 +194,8 @@ func TestHelperFullStateDirectory(t *testing.T) {
 	}
 }
 
-// A log without a limit is rotated when it is very large, and one such file is kept. The kubelet's own stay.
+// A log without a limit is rotated when it is very large, and one such file is kept. The kubelet's
+// files stay.
 func TestLogWithoutLimit(t *testing.T) {
 	r := newPumpRig(t)
 	log := r.p.log

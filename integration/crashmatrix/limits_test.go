@@ -16,14 +16,6 @@ var limits = []limit{
 		"kill keeper and shim", "", "exit code 255, want",
 		"The exit status of a container that ended while there was neither shim nor keeper.",
 	},
-	{
-		"kill starter", "", "left behind: process ",
-		"A starter that was killed is a zombie until its shim starts the next container.",
-	},
-	{
-		"no descriptors", "runtime.", "left behind: file",
-		"A shim without descriptors cannot delete a directory that it has renamed for that: it stays until the next shim starts.",
-	},
 }
 
 // of reports whether a limit applies to a cell.

@@ -203,9 +203,8 @@ func (w *workload) logs() ([]string, error) {
 	return aside, err
 }
 
-// lines are what the container wrote, without what the shim says of the log itself. A line may be in
-// several records, and these in two files. The last line of the file that is written may not be
-// whole yet.
+// lines returns what the container wrote, without the shim's own lines. A line may be in several
+// records, and these in two files. The last line of the current file may be incomplete.
 func (w *workload) lines() ([]string, error) {
 	files, err := w.logs()
 	if err != nil {
