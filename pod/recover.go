@@ -163,8 +163,11 @@ func (m *Manager) Ready() error {
 		return nil
 	default:
 	}
-	if err := m.waiting.Load(); err != nil {
+	if err := m.waiting.Load(); err != nil && m.step.Load() == nil {
 		return fail(ErrUnavailable, "recovery waits for the shim: %w", *err)
+	}
+	if step := m.step.Load(); step != nil {
+		return fail(ErrUnavailable, "recovery is under way: %s", *step)
 	}
 	return fail(ErrUnavailable, "recovery is under way")
 }
@@ -272,15 +275,17 @@ func (m *Manager) attempt(op, id string, err error) {
 
 // recovery is the Manager's part of it.
 type recovery struct {
-	recovered   chan struct{}         // closed when recovery has gone through everything once
-	waiting     atomic.Pointer[error] // why it has not begun
-	unrecovered atomic.Int64          // steps that failed
-	reconnected chan struct{}         // has a token when a shim was connected to again
+	recovered   chan struct{}          // closed when recovery has gone through everything once
+	waiting     atomic.Pointer[error]  // why it has not begun
+	step        atomic.Pointer[string] // what is under way at its end
+	stepLimit   time.Duration          // of such a step
+	unrecovered atomic.Int64           // steps that failed
+	reconnected chan struct{}          // has a token when a shim was connected to again
 	unmanaged   unmanagedSet
 }
 
 func newRecovery() recovery {
-	return recovery{recovered: make(chan struct{}), reconnected: make(chan struct{}, 1), unmanaged: newUnmanagedSet()}
+	return recovery{stepLimit: recoverLimit, recovered: make(chan struct{}), reconnected: make(chan struct{}, 1), unmanaged: newUnmanagedSet()}
 }
 
 // compareAfterReconnect ends containers that a new shim does not know. The shim that died had
