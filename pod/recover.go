@@ -163,10 +163,13 @@ func (m *Manager) Ready() error {
 		return nil
 	default:
 	}
-	if err := m.waiting.Load(); err != nil {
+	if err := m.waiting.Load(); err != nil && m.step.Load() == nil {
 		return fail(ErrUnavailable, "recovery waits for the shim: %w", *err)
 	}
-	return fail(ErrUnavailable, "recovery is in progress")
+	if step := m.step.Load(); step != nil {
+		return fail(ErrUnavailable, "recovery is under way: %s", *step)
+	}
+	return fail(ErrUnavailable, "recovery is under way")
 }
 
 // awaitRecovery delays the creation of pods and containers. Recovery would take their parts for
@@ -272,15 +275,17 @@ func (m *Manager) attempt(op, id string, err error) {
 
 // recovery is the recovery state of the Manager.
 type recovery struct {
-	recovered   chan struct{}         // closed when recovery has handled everything once
-	waiting     atomic.Pointer[error] // why it has not started
-	unrecovered atomic.Int64          // steps that failed
-	reconnected chan struct{}         // has a token after a shim was replaced
+	recovered   chan struct{}          // closed when recovery has gone through everything once
+	waiting     atomic.Pointer[error]  // why it has not begun
+	step        atomic.Pointer[string] // what is under way at its end
+	stepLimit   time.Duration          // of such a step
+	unrecovered atomic.Int64           // steps that failed
+	reconnected chan struct{}          // has a token when a shim was connected to again
 	unmanaged   unmanagedSet
 }
 
 func newRecovery() recovery {
-	return recovery{recovered: make(chan struct{}), reconnected: make(chan struct{}, 1), unmanaged: newUnmanagedSet()}
+	return recovery{stepLimit: recoverLimit, recovered: make(chan struct{}), reconnected: make(chan struct{}, 1), unmanaged: newUnmanagedSet()}
 }
 
 // compareAfterReconnect marks as ended the containers that a new shim does not know. The previous

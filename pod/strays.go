@@ -48,14 +48,13 @@ func (m *Manager) endStrays(ctx context.Context, known map[string][]string, b ba
 // removeStrays removes everything that belongs to no record: shims, and what is in the directories
 // of pods, containers, namespaces, snapshots and networks. It leaves unmanaged objects alone.
 func (m *Manager) removeStrays(ctx context.Context, a answers, b bare) {
-	tasks := m.sideBySide()
 	unmanagedPods := m.podsOfUnmanaged()
 	for podID := range a.silent {
 		unmanagedPods[podID] = true // for now
 	}
 	for podID := range a.known {
 		if m.pods.exact(podID) == nil && !unmanagedPods[podID] {
-			tasks.do("end shim of unknown pod", podID, func() error { return m.Shim.DeletePod(ctx, podID) })
+			m.clean.queue("shim of unknown pod", podID, func(ctx context.Context) error { return m.Shim.DeletePod(ctx, podID) })
 		}
 	}
 	var pods, containers []string
@@ -75,17 +74,45 @@ func (m *Manager) removeStrays(ctx context.Context, a answers, b bare) {
 			containers, unseen = append(containers, ids...), errors.Join(unseen, err)
 		}
 	}
-	tasks.do("recover networks", "", func() error { return m.Network.Recover(ctx, pods) })
-	tasks.wait()
+	m.within(ctx, "recover networks", func(ctx context.Context) error { return m.Network.Recover(ctx, pods) })
 	m.queueStrayNetworks(unmanagedPods)
-	// Snapshots are recovered after the containers that may have used them, and namespaces after
-	// the network in them. If a root is lost, only its own container is affected: it fails to
-	// start.
-	if unseen == nil {
-		unseen = m.Snapshots.Recover(ctx, containers)
+	// Snapshots go after the containers that may have used them, namespaces after
+	// the network that was in them. A root that is lost is the trouble of its own
+	// container, which fails to start.
+	m.within(ctx, "recover root file systems", func(ctx context.Context) error {
+		if unseen != nil {
+			return unseen
+		}
+		return m.Snapshots.Recover(ctx, containers)
+	})
+	m.queueStrayDirs(b)
+	m.attempt("remove strays", "", m.queueStrayNamespaces(unmanagedPods))
+}
+
+// within does one step of the recovery, as long as stepLimit. What hangs longer, as a call into a
+// FUSE file system may, is left behind: the daemon must serve the others.
+func (m *Manager) within(ctx context.Context, op string, step func(context.Context) error) {
+	m.step.Store(&op)
+	ctx, cancel := context.WithTimeout(ctx, m.stepLimit)
+	done := make(chan error, 1)
+	if !m.life.start(func(context.Context) {
+		defer cancel()
+		done <- step(ctx)
+	}) {
+		cancel()
+		return
 	}
-	m.attempt("recover root file systems", "", unseen)
-	m.attempt("remove strays", "", m.removeStrayDirs(ctx, b, unmanagedPods))
+	select {
+	case err := <-done:
+		m.attempt(op, "", err)
+	case <-ctx.Done():
+		select {
+		case err := <-done: // it has ended itself, or noticed
+			m.attempt(op, "", err)
+		default:
+			m.attempt(op, "", fmt.Errorf("still under way after %s: %w", m.stepLimit, ctx.Err()))
+		}
+	}
 }
 
 // namePods sets the pods of unmanaged containers, as the shim knows them.
@@ -235,29 +262,30 @@ func (m *Manager) queueStrayNetworks(unmanaged map[string]bool) {
 	}
 }
 
-func (m *Manager) removeStrayDirs(ctx context.Context, b bare, unmanagedPods map[string]bool) error {
+// queueStrayDirs has the directories removed in the background: no one waits for that.
+func (m *Manager) queueStrayDirs(b bare) {
 	for _, id := range b.containers {
-		if err := m.removeContainerDir(id); err != nil {
-			return err
-		}
+		m.clean.queue("directory of unknown container", id, func(context.Context) error { return m.removeContainerDir(id) })
 	}
 	for _, id := range b.pods {
-		if err := unmount(m.podFiles(id)); err != nil {
-			return err
-		}
-		if err := m.podDir().Remove(id); err != nil {
-			return err
-		}
+		m.clean.queue("directory of unknown pod", id, func(context.Context) error {
+			if err := unmount(m.podFiles(id)); err != nil {
+				return err
+			}
+			return m.podDir().Remove(id)
+		})
 	}
+}
+
+// queueStrayNamespaces is the same for namespaces.
+func (m *Manager) queueStrayNamespaces(unmanagedPods map[string]bool) error {
 	pinned, err := os.ReadDir(m.nsRoot())
 	if err != nil {
 		return err
 	}
 	for _, d := range pinned {
-		if m.pods.exact(d.Name()) == nil && !unmanagedPods[d.Name()] {
-			if err := m.Namespaces.Remove(ctx, m.nsDir(d.Name())); err != nil {
-				return err
-			}
+		if id := d.Name(); m.pods.exact(id) == nil && !unmanagedPods[id] {
+			m.clean.queue("namespaces of unknown pod", id, func(ctx context.Context) error { return m.Namespaces.Remove(ctx, m.nsDir(id)) })
 		}
 	}
 	return nil

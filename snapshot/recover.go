@@ -96,13 +96,17 @@ func (s *Store) dropStrays(mounts map[string][]string) {
 func (s *Store) Recover(ctx context.Context, claimed []string) error {
 	keep := make(map[string]bool, len(claimed))
 	var errs []error
+	all := s.List() // what is made later is not for us to judge
 	for _, id := range claimed {
 		keep[id] = true
 		if _, err := s.Get(id); err != nil {
 			errs = append(errs, err)
 		}
 	}
-	for _, snap := range s.List() {
+	for _, snap := range all {
+		if err := ctx.Err(); err != nil { // callers have given up: claims may have changed
+			return errors.Join(append(errs, err)...)
+		}
 		if !keep[snap.ID] {
 			errs = append(errs, s.Remove(ctx, snap.ID))
 			continue

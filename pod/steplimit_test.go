@@ -1,0 +1,57 @@
+package pod
+
+import (
+	"context"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/coracle-project/coracle/shim/client"
+)
+
+// A step at the end of recovery that hangs is left behind, and Ready names it meanwhile.
+func TestHungStepOfRecovery(t *testing.T) {
+	for call, step := range map[string]string{
+		"snapshots.Recover": "recover root file systems",
+		"network.Recover":   "recover networks",
+		"shim.DeletePod":    "",
+		"pins.Remove":       "",
+	} {
+		t.Run(call, func(t *testing.T) {
+			b := newBench(t)
+			m1, podID, id := b.lone()
+			stray := newID()
+			b.mu.Lock()
+			b.procs[stray] = &proc{podID: stray, args: []string{"run"}, state: client.StateRunning}
+			b.pins[m1.nsDir(stray)] = true
+			b.mu.Unlock()
+			ok(t, os.Mkdir(m1.nsDir(stray), 0o755))
+			release, reached := make(chan struct{}), make(chan error, 64)
+			m, _ := b.unstarted()
+			m.stepLimit = 50 * time.Millisecond
+			b.fault(call, func(context.Context) error {
+				select {
+				case reached <- m.Ready():
+				default:
+				}
+				<-release
+				return nil
+			})
+			ok(t, m.Start(t.Context()))
+			err := m.Ready()
+			during := <-reached
+			close(release)
+			if err != nil {
+				t.Errorf("it is not left behind: %v", err)
+			}
+			if step != "" && (during == nil || !strings.Contains(during.Error(), step) || m.RecoveryErrors() != 1) {
+				t.Errorf("ready says %v, %d errors", during, m.RecoveryErrors())
+			}
+			b.mend(call)
+			ok(t, m.StopContainer(t.Context(), id, 0))
+			ok(t, m.Remove(t.Context(), podID))
+			idle(t, m)
+		})
+	}
+}
