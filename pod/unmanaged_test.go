@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/coracle-project/coracle/network"
 	"github.com/coracle-project/coracle/shim/client"
@@ -53,14 +55,14 @@ func (b *bench) untouched(m *Manager, podID, id string) {
 // damage is what can happen to a record, and the reason reported then.
 var damage = []struct {
 	name, reason string
-	do           func(file string) error
+	do           func(t *testing.T, file string)
 }{
-	{"truncated", "unexpected end of JSON", func(file string) error { return os.Truncate(file, 30) }},
-	{"emptied", "unexpected end of JSON", func(file string) error { return os.Truncate(file, 0) }},
-	{"another's", "belongs to", func(file string) error { return replaceIn(file, `"id":"`, `"id":"x`) }},
-	{"phase of the future", `unknown phase "xr`, func(file string) error { return replaceIn(file, `"phase":"r`, `"phase":"xr`) }},
-	{"unreadable for now", "input/output error", unreadable},
-	{"missing", "missing", os.Remove},
+	{"truncated", "unexpected end of JSON", func(t *testing.T, file string) { t.Helper(); ok(t, os.Truncate(file, 30)) }},
+	{"emptied", "unexpected end of JSON", func(t *testing.T, file string) { t.Helper(); ok(t, os.Truncate(file, 0)) }},
+	{"another's", "belongs to", func(t *testing.T, file string) { t.Helper(); ok(t, replaceIn(file, `"id":"`, `"id":"x`)) }},
+	{"phase of the future", `unknown phase "xr`, func(t *testing.T, file string) { t.Helper(); ok(t, replaceIn(file, `"phase":"r`, `"phase":"xr`)) }},
+	{"unreadable for now", "resource temporarily unavailable", func(t *testing.T, file string) { t.Helper(); unreadable(t, file) }},
+	{"missing", "missing", func(t *testing.T, file string) { t.Helper(); ok(t, os.Remove(file)) }},
 }
 
 func replaceIn(file, old, with string) error {
@@ -71,10 +73,14 @@ func replaceIn(file, old, with string) error {
 	return os.WriteFile(file, []byte(strings.Replace(string(b), old, with, 1)), 0o600)
 }
 
-// unreadable makes reading the file fail with EIO, because address 0 is not mapped
-// (proc_pid_mem(5)). The record is then in the file next to it.
-func unreadable(file string) error {
-	return errors.Join(os.Rename(file, file+".kept"), os.Symlink("/proc/self/mem", file))
+// unreadable makes opening the file without waiting fail with EAGAIN, until the lease that it returns
+// is closed (fcntl(2), "Leases").
+func unreadable(t *testing.T, file string) *os.File {
+	t.Helper()
+	lease := must[*os.File](t)(os.Open(file))
+	t.Cleanup(func() { _ = lease.Close() }) // the test may have closed it
+	must[int](t)(unix.FcntlInt(lease.Fd(), unix.F_SETLEASE, unix.F_WRLCK))
+	return lease
 }
 
 // Whatever happens to its record or its pod's record, a running container keeps running, with
@@ -89,7 +95,7 @@ func TestUnreadableRecordIsLeftAlone(t *testing.T) {
 				if kind == UnmanagedPod {
 					file = m1.podDir().File(podID)
 				}
-				ok(t, d.do(file))
+				d.do(t, file)
 				m, _ := b.manager()
 				idle(t, m)
 				b.untouched(m, podID, id)
@@ -160,8 +166,9 @@ func TestRecordsReadableAgain(t *testing.T) {
 	b := newBench(t)
 	m1, podID, id := b.lone()
 	files := []string{m1.podDir().File(podID), m1.containerDir().File(id)}
+	var leases []*os.File
 	for _, file := range files {
-		ok(t, unreadable(file))
+		leases = append(leases, unreadable(t, file))
 	}
 	m, _ := b.manager()
 	events, stop := m.Watch()
@@ -170,8 +177,8 @@ func TestRecordsReadableAgain(t *testing.T) {
 	if us := m.Unmanaged(); len(us) != 2 {
 		t.Fatalf("unmanaged: %+v", us)
 	}
-	for _, file := range files {
-		ok(t, os.Rename(file+".kept", file))
+	for _, lease := range leases {
+		ok(t, lease.Close())
 	}
 	started := map[string]bool{}
 	deadline := time.After(patience)
@@ -441,32 +448,28 @@ func TestCrashWhileRemovingUnmanaged(t *testing.T) {
 	}
 }
 
-// Where pods have shims of their own, a container whose pod is not known is not taken for ended
-// while a shim that may have it does not answer.
-func TestUnmanagedOfUnknownPod(t *testing.T) {
+// A FIFO in a record's place, which no one writes to, kept the daemon from starting.
+func TestFIFOInARecordsPlace(t *testing.T) {
 	b := newBench(t)
 	m1, podID, id := b.lone()
-	ok(t, os.Truncate(m1.containerDir().File(id), 3))
-	ok(t, os.Truncate(filepath.Join(m1.containerDir().Of(id), "config.json"), 3))
-	b.mu.Lock()
-	b.silent = map[string]error{podID: client.ErrUnavailable}
-	b.mu.Unlock()
-	b.fault("shim.Delete", func(context.Context) error { return errors.New("no such shim") })
+	file := m1.podDir().File(podID)
+	ok(t, errors.Join(os.Remove(file), unix.Mkfifo(file, 0o600)))
+	// Should the start wait for a writer, it gets one that writes nothing.
+	opened := make(chan error, 1)
+	late := time.AfterFunc(20*time.Second, func() {
+		fd, err := unix.Open(file, unix.O_WRONLY|unix.O_NONBLOCK, 0)
+		opened <- err
+		_ = unix.Close(fd)
+	})
 	m, _ := b.manager()
-	if u, _ := m.findUnmanaged(UnmanagedContainer, id); u.ID != id || u.PodID != "" {
-		t.Fatalf("unmanaged: %+v", m.Unmanaged())
+	if !late.Stop() && <-opened == nil {
+		t.Error("the start waited for the FIFO")
 	}
-	for _, op := range []error{m.StopContainer(t.Context(), id, 0), m.RemoveContainer(t.Context(), id)} {
-		if !errors.Is(op, client.ErrUnavailable) {
-			t.Errorf("error: %v", op)
-		}
-	}
+	idle(t, m)
 	b.untouched(m, podID, id)
-	b.mend("shim.Delete")
-	b.mu.Lock()
-	b.silent = nil
-	b.mu.Unlock()
-	ok(t, m.RemoveContainer(t.Context(), id))
+	if us := m.Unmanaged(); len(us) != 2 || us[0].Kind != UnmanagedPod || !strings.Contains(us[0].Reason, "not a regular file") {
+		t.Errorf("unmanaged: %+v", us)
+	}
 	ok(t, m.Remove(t.Context(), podID))
 	idle(t, m)
 	b.nothingLeft()

@@ -4,14 +4,15 @@ package transient
 
 import (
 	"errors"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// Waits counts the waits so far. All files read in one pass share it, so that many unreadable files
-// do not delay a start. The zero value is ready.
-type Waits int
+// Waits is how often was waited. What is read in one go shares it, so that many files which stay
+// unreadable do not hold up a start. The zero value is ready, also for several goroutines.
+type Waits struct{ n atomic.Int32 }
 
 // A start waits for half a second in total.
 const (
@@ -23,15 +24,17 @@ const (
 func Try[T any](w *Waits, f func() (T, error)) (T, error) {
 	for {
 		v, err := f()
-		if err == nil || !Is(err) || *w >= mostWaits {
+		if err == nil || !Is(err) || !w.take() {
 			return v, err
 		}
-		*w++
 		time.Sleep(oneWait)
 	}
 }
 
-// Is reports whether an error may pass. EIO may, because of disks on a network.
+// take says whether to wait once more.
+func (w *Waits) take() bool { return w.n.Load() < mostWaits && w.n.Add(1) <= mostWaits }
+
+// Is says whether an error may pass. EIO is among them because of disks behind a network.
 func Is(err error) bool {
 	return Scarce(err) || errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) || errors.Is(err, unix.EIO)
 }

@@ -21,12 +21,12 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/internal/atomicfile"
 	"github.com/coracle-project/coracle/internal/recordfile"
+	"github.com/coracle-project/coracle/internal/transient"
 )
 
 // ErrVersion says that a record was written by a daemon too new for this one.
@@ -138,11 +138,8 @@ const loaders = 8
 // LoadAll reads all records. A directory that does not exist holds none.
 func (d Dir[T]) LoadAll() (Loaded[T], error) {
 	l := Loaded[T]{Records: map[string]T{}, Kept: map[string]*recordfile.Kept{}, Unread: map[string]error{}}
-	var entries []os.DirEntry
-	err := retried(func() (err error) {
-		entries, err = os.ReadDir(d.Path)
-		return err
-	})
+	var waits transient.Waits
+	entries, err := transient.Try(&waits, func() ([]os.DirEntry, error) { return os.ReadDir(d.Path) })
 	if errors.Is(err, fs.ErrNotExist) {
 		return l, nil
 	}
@@ -157,7 +154,7 @@ func (d Dir[T]) LoadAll() (Loaded[T], error) {
 	for range loaders {
 		wg.Go(func() {
 			for id := range next {
-				v, kept, err := d.Load(id)
+				v, kept, err := d.load(id, &waits)
 				mu.Lock()
 				if err != nil {
 					l.Unread[id] = err
@@ -179,15 +176,13 @@ func (d Dir[T]) LoadAll() (Loaded[T], error) {
 	return l, nil
 }
 
-// Load reads one record, and the fields of it that T does not know. It retries transient errors
-// (Transient) for about 0.1 s.
-func (d Dir[T]) Load(id string) (T, *recordfile.Kept, error) {
+// Load reads one record, and what T has no room for in it. What may pass (Transient) is tried
+// again for half a second.
+func (d Dir[T]) Load(id string) (T, *recordfile.Kept, error) { return d.load(id, &transient.Waits{}) }
+
+func (d Dir[T]) load(id string, waits *transient.Waits) (T, *recordfile.Kept, error) {
 	var e envelope[T]
-	var b []byte
-	err := retried(func() (err error) {
-		b, err = os.ReadFile(d.File(id))
-		return err
-	})
+	b, err := transient.Try(waits, func() ([]byte, error) { return recordfile.Read(d.File(id)) })
 	if err != nil {
 		return e.Value, nil, err
 	}
@@ -232,26 +227,5 @@ func (d Dir[T]) unknown(id string, version int) error {
 	return fmt.Errorf("%s: %w %d, this daemon knows up to %d", d.File(id), ErrVersion, version, d.Version)
 }
 
-// transient are read errors that say nothing about the file: the process or the machine lacks a
-// resource, or a device failed once.
-var transient = []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.EIO, unix.EINTR, unix.EAGAIN}
-
 // Transient reports whether reading may succeed later.
-func Transient(err error) bool {
-	for _, t := range transient {
-		if errors.Is(err, t) {
-			return true
-		}
-	}
-	return false
-}
-
-// retried calls read until it succeeds, fails permanently, or has failed five times.
-func retried(read func() error) error {
-	err := read()
-	for pause := 5 * time.Millisecond; Transient(err) && pause < 100*time.Millisecond; pause *= 2 {
-		time.Sleep(pause)
-		err = read()
-	}
-	return err
-}
+func Transient(err error) bool { return transient.Is(err) }

@@ -9,10 +9,13 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/internal/recordfile"
+	"github.com/coracle-project/coracle/internal/transient"
 )
 
 type thing struct{ Name string }
@@ -126,24 +129,90 @@ func TestUnknownFieldsAreKept(t *testing.T) {
 	}
 }
 
-// Errors that say nothing about the record are distinguished from those that do.
+// withoutDescriptors runs f while this process can open nothing.
+func withoutDescriptors(t *testing.T, f func()) {
+	t.Helper()
+	var was unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
+			t.Error(err)
+		}
+	}()
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Max: was.Max}); err != nil {
+		t.Fatal(err)
+	}
+	f()
+}
+
+// Errors that say nothing of the record are told from those that do.
 func TestTransient(t *testing.T) {
 	d := dir(t)
-	if err := d.Make("a"); err != nil {
+	if err := errors.Join(d.Make("a"), d.Write("a", thing{}, nil)); err != nil {
 		t.Fatal(err)
 	}
-	// Address 0 is not mapped: EIO (proc_pid_mem(5)).
-	if err := os.Symlink("/proc/self/mem", d.File("a")); err != nil {
-		t.Fatal(err)
-	}
-	if _, _, err := d.Load("a"); !Transient(err) {
-		t.Errorf("I/O error: %v", err)
+	withoutDescriptors(t, func() {
+		if _, _, err := d.Load("a"); !errors.Is(err, unix.EMFILE) || !Transient(err) {
+			t.Errorf("no descriptors: %v", err)
+		}
+	})
+	if _, _, err := d.Load("a"); err != nil {
+		t.Errorf("with descriptors: %v", err)
 	}
 	if err := errors.Join(os.Remove(d.File("a")), os.WriteFile(d.File("a"), []byte("{"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	if _, _, err := d.Load("a"); err == nil || Transient(err) {
 		t.Errorf("damaged: %v", err)
+	}
+}
+
+// All records together are waited for half a second: a hundred that stayed unreadable held up a
+// start for as many waits.
+func TestWaitsAreShared(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := dir(t)
+		var waits transient.Waits
+		if err := errors.Join(d.Make("a"), d.Write("a", thing{}, nil)); err != nil {
+			t.Fatal(err)
+		}
+		begin := time.Now()
+		withoutDescriptors(t, func() {
+			for range 100 {
+				if _, _, err := d.load("a", &waits); !Transient(err) {
+					t.Errorf("no descriptors: %v", err)
+				}
+			}
+		})
+		if took := time.Since(begin); took == 0 || took > time.Second {
+			t.Errorf("took %v", took)
+		}
+	})
+}
+
+// What is no file in a record's place, such as a FIFO that no one writes to, held up the start.
+func TestFIFO(t *testing.T) {
+	d := dir(t)
+	if err := errors.Join(d.Make("a"), unix.Mkfifo(d.File("a"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	loaded := make(chan error, 1)
+	go func() {
+		l, err := d.LoadAll()
+		if unread := l.Unread["a"]; err == nil && (!errors.Is(unread, recordfile.ErrDamaged) || Transient(unread)) {
+			err = fmt.Errorf("unread: %w", unread)
+		}
+		loaded <- err
+	}()
+	select {
+	case err := <-loaded:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("it waits for the FIFO")
 	}
 }
 
