@@ -8,6 +8,7 @@ import (
 
 	task "github.com/containerd/containerd/api/runtime/task/v3"
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/status"
 )
 
 // attention notices a shim that does not answer. It works only while something is expected of
@@ -165,9 +166,17 @@ func (p *pinger) ping(ctx context.Context, l *link) bool {
 		}()
 	}
 	select {
-	case <-p.reply: // an error is an answer, too, or the connection's end
+	case err := <-p.reply:
 		p.asked = nil
-		return true
+		if _, answered := status.FromError(err); answered { // the shim's error is an answer, too
+			return true
+		}
+		// The connection's end is none: it is closed here when the shim takes no more requests.
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+		}
+		return false
 	case <-t.C:
 		return false
 	case <-ctx.Done():
