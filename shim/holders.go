@@ -2,6 +2,7 @@ package shim
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,20 +19,26 @@ type stream struct {
 	input bool
 }
 
-// streams are an exec's; none of one with a terminal, whose end everybody is told who has it.
+// streams are the FIFOs of an exec. Empty for terminals: every holder already sees the hang-up.
 type streams []stream
 
-func (r *execRecord) streams() (all streams) {
+// streams opens the FIFOs. gone are the names of those that have been removed: a daemon that starts
+// removes what the one before it has left, before the shim has ended that daemon's execs. Only a
+// name can tell then who holds one.
+func (r *execRecord) streams() (all streams, gone []string) {
 	if r.Terminal {
-		return nil
+		return nil, nil
 	}
 	for _, path := range []string{r.Stdin, r.Stdout, r.Stderr} {
 		if path == "" {
 			continue
 		}
 		fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+		if errors.Is(err, unix.ENOENT) {
+			gone = append(gone, resolved(path))
+		}
 		if err != nil {
-			continue // the caller has taken it away: whoever reads or writes it is told
+			continue
 		}
 		f := os.NewFile(uintptr(fd), path)
 		if st, err := f.Stat(); err != nil || st.Mode().Type() != os.ModeNamedPipe {
@@ -40,7 +47,21 @@ func (r *execRecord) streams() (all streams) {
 		}
 		all = append(all, stream{f, path == r.Stdin})
 	}
-	return all
+	return all, gone
+}
+
+// resolved is a removed file's name without symbolic links, as /proc shows it. Its directory may
+// have been removed, too.
+func resolved(path string) string {
+	dir := filepath.Dir(path)
+	if dir == path {
+		return path
+	}
+	real, err := filepath.EvalSymlinks(dir)
+	if err != nil {
+		real = resolved(dir)
+	}
+	return filepath.Join(real, filepath.Base(path))
 }
 
 func (s streams) close() {

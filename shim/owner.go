@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/shim/api"
 	"github.com/coracle-project/coracle/shim/pidfd"
 )
@@ -157,8 +158,32 @@ func (e *execution) ends(p *process) bool {
 	return now
 }
 
-// expire kills an exec whose owner has ended or whose deadline has passed. If the owner has ended,
-// expire also removes the exec.
+// kill kills an exec for a caller. It is recorded first, so that the next shim goes on if this one
+// dies meanwhile. A start or a removal under way is not waited for: it may wait for the process. The
+// start's own record says so, too.
+func (e *execution) kill(ctx context.Context, p *process) error {
+	ends := false
+	if e.op.TryLock() {
+		known, err := e.c.exec(e.id)
+		ends = err == nil && known == e && e.ends(p)
+		e.op.Unlock()
+	} else {
+		e.mu.Lock()
+		e.rec.Ending = e.rec.Ending || p.exitState() == nil
+		ends = e.rec.Ending
+		e.mu.Unlock()
+	}
+	if !ends {
+		return fmt.Errorf("kill exec %s in container %s: %w", e.id, e.c.id, runtime.ErrNotFound)
+	}
+	if err := e.c.killExec(ctx, e, p); err != nil {
+		return fmt.Errorf("kill exec %s in container %s: %w", e.id, e.c.id, err)
+	}
+	return nil
+}
+
+// expire kills an exec whose owner has ended or whose time is over, and removes it when there is no
+// owner any more who does.
 func (e *execution) expire() {
 	ctx, cancel := context.WithTimeout(context.Background(), dying)
 	defer cancel()

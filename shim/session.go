@@ -35,7 +35,7 @@ func (c *container) killSession(ctx context.Context, e *execution, p *process) e
 	}
 	ctx, cancel := context.WithTimeout(ctx, dying)
 	defer cancel()
-	streams := e.rec.streams()
+	streams, gone := e.rec.streams()
 	defer streams.close()
 	err = killAll(ctx, engine, p.pid, func(_ int, s pidfd.Stat) bool { return s.Session == p.pid })
 	if err != nil {
@@ -46,11 +46,11 @@ func (c *container) killSession(ctx context.Context, e *execution, p *process) e
 	case <-ctx.Done():
 		return nil // the kernel does not end it: nobody can do more
 	}
-	if !streams.inUse() {
+	if len(gone) == 0 && !streams.inUse() {
 		return nil
 	}
 	err = killAll(ctx, engine, p.pid, func(pid int, s pidfd.Stat) bool {
-		return p.before(pid, s) && streams.heldBy(ctx, pid)
+		return p.before(pid, s) && (streams.heldBy(ctx, pid) || holdsAny(ctx, pid, gone))
 	})
 	if err != nil {
 		return fmt.Errorf("kill who has streams of exec process %d in container %s: %w", p.pid, c.id, err)

@@ -124,7 +124,8 @@ func (s *Service) Delete(ctx context.Context, r *task.DeleteRequest) (*task.Dele
 }
 
 // Kill signals init, an exec, or all processes of the container. What has ended
-// already is NotFound, as containerd expects.
+// already is NotFound, as containerd expects. An exec whose kill an earlier shim has begun is not:
+// what it has started may be left.
 func (s *Service) Kill(ctx context.Context, r *task.KillRequest) (*emptypb.Empty, error) {
 	if u := s.notManaged(r.ID); u != nil && r.ExecID == "" {
 		return &emptypb.Empty{}, s.killUnmanaged(ctx, u, unix.Signal(r.Signal), r.All)
@@ -153,15 +154,15 @@ func (s *Service) Kill(ctx context.Context, r *task.KillRequest) (*emptypb.Empty
 		}
 		return &emptypb.Empty{}, nil
 	}
+	if sig == unix.SIGKILL && e != nil {
+		return &emptypb.Empty{}, e.kill(ctx, p)
+	}
 	if err := c.signal(ctx, p, sig); err != nil {
 		kind := runtime.ErrNotFound
 		if errors.Is(err, unix.EINVAL) {
 			kind = errInvalid // no such signal
 		}
 		return nil, fmt.Errorf("kill container %s: %w: %w", c.id, kind, err)
-	}
-	if sig == unix.SIGKILL && e != nil {
-		return &emptypb.Empty{}, c.killSession(ctx, e, p)
 	}
 	if sig == unix.SIGKILL && c.isPaused() {
 		// A frozen process does not die before it is thawed (cgroup v1).

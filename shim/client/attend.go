@@ -8,6 +8,7 @@ import (
 
 	task "github.com/containerd/containerd/api/runtime/task/v3"
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/status"
 )
 
 // attention detects a shim that does not answer. It runs only while an answer is expected: to a
@@ -168,9 +169,17 @@ func (p *pinger) ping(ctx context.Context, l *link) bool {
 		}()
 	}
 	select {
-	case <-p.reply: // an error, or the end of the connection, is an answer too
+	case err := <-p.reply:
 		p.asked = nil
-		return true
+		if _, answered := status.FromError(err); answered { // the shim's error is an answer, too
+			return true
+		}
+		// The connection's end is none: it is closed here when the shim takes no more requests.
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+		}
+		return false
 	case <-t.C:
 		return false
 	case <-ctx.Done():

@@ -63,7 +63,31 @@ func TestIdleShimIsLeftAlone(t *testing.T) {
 	})
 }
 
-// BenchmarkBegin measures what detecting hangs adds to each call.
+// A shim that hangs takes no more requests when its socket is full, and the connection is closed for
+// that. It was taken for an answer, so that the shim with the most callers was replaced the latest.
+func TestEndOfConnectionIsNoAnswer(t *testing.T) {
+	c, l, _ := fakeClient(t, 0) // the socket is listened on, and no one accepts
+	l.limits.ping = 20 * time.Millisecond
+	k, err := l.connect()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer k.Close()
+	l.set(k, nil)
+	var p pinger
+	for i := range 3 {
+		if i == 1 {
+			_ = k.Close()
+			<-k.lost
+		}
+		began := time.Now()
+		if p.ping(c.ctx, l) || time.Since(began) < l.limits.ping {
+			t.Errorf("ping %d counts as answered after %v", i, time.Since(began))
+		}
+	}
+}
+
+// BenchmarkBegin is what noticing a hang adds to each call.
 func BenchmarkBegin(b *testing.B) {
 	l := newLink("node", &Config{Log: slog.New(slog.DiscardHandler), limits: defaultLimits()})
 	l.attention.timer = time.AfterFunc(time.Hour, func() {})

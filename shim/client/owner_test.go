@@ -183,6 +183,16 @@ func TestExecsEndWithTheirDaemon(t *testing.T) {
 			arm(r, "")
 			r.waitNewShim(shim)
 		}},
+		{"their FIFOs are gone then", false, func(r *rig, id string, daemon *os.Process) {
+			shim := r.shimPID()
+			r.sendSignal(shim, unix.SIGSTOP)
+			r.sendSignal(daemon.Pid, unix.SIGKILL)
+			r.waitDead(daemon.Pid)
+			must(t, os.RemoveAll(filepath.Join(r.dir, "exec"))) // as the next daemon does when it starts
+			must(t, os.Mkdir(filepath.Join(r.dir, "exec"), 0o700))
+			r.sendSignal(shim, unix.SIGKILL)
+			r.waitNewShim(shim)
+		}},
 		{"there is no shim then", false, func(r *rig, id string, daemon *os.Process) {
 			shim := r.shimPID()
 			r.sendSignal(shim, unix.SIGSTOP) // it no longer sees anything

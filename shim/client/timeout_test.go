@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"os"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -11,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/coracle-project/coracle/internal/testkit"
 	"github.com/coracle-project/coracle/shim/client"
 )
 
@@ -74,6 +76,31 @@ func TestTimedOutExecIsGoneWithItsChildren(t *testing.T) {
 			abandon(t, r, req.ID, tc.script, tc.left)
 		})
 	}
+}
+
+// An exec whose caller gives up is gone with what it started also if the shim dies when it has
+// killed the process alone: the next shim is asked again, and goes on.
+func TestTimedOutExecIsGoneThoughTheShimDies(t *testing.T) {
+	faults := filepath.Join(t.TempDir(), "faults")
+	t.Setenv("CORACLE_FAULTS_FILE", faults)
+	defer func(old string) { binary = old }(binary)
+	binary = testkit.Bin(t, "faults", testkit.ShimExe)
+	r := newRig(t)
+	req := r.request("sleep 1000")
+	r.run(req)
+	shim := r.shimPID()
+	must(t, os.WriteFile(faults, []byte("shim.exec.signalled=kill"), 0o600))
+	disarmed := make(chan error, 1)
+	go func() {
+		r.waitDead(shim)
+		disarmed <- os.Remove(faults)
+	}()
+	abandon(t, r, req.ID, "sleep 2001 & setsid sh -c 'echo ready; exec sleep 2003' & exec sleep 2004", "")
+	if now := r.shimPID(); now == shim {
+		t.Error("the shim did not die")
+		r.killShim()
+	}
+	must(t, <-disarmed)
 }
 
 // A server that an exec has handed its streams to was there before, and is not the exec's.
