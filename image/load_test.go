@@ -336,8 +336,8 @@ func TestSavePacksOnce(t *testing.T) {
 	}
 }
 
-// Regression: a store without descriptors cannot delete what an import has staged, which then stayed
-// until the next Open.
+// Regression: a store without descriptors could not delete the staged files of an import. They
+// stayed until the next Open.
 func TestImportWithoutDescriptors(t *testing.T) {
 	s := openStore(t, nil)
 	var limit unix.Rlimit

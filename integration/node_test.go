@@ -82,8 +82,8 @@ func (n *node) warm() {
 // shim count too.
 func (n *node) noLeaks() func() {
 	n.t.Helper()
-	// Not what grows with each request for good reasons. The keeper has a pidfd for each program that is no child of its,
-	// which differs from one keeper to the next.
+	// Ignore what grows with each request for good reasons. The keeper has a pidfd for each program
+	// that is not its child, and this number differs from one keeper to the next.
 	ignore := func(line string) bool {
 		return strings.Contains(line, n.Logs) || n.IsCgroupParent(line) || line == testkit.KeeperPidfds
 	}

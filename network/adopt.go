@@ -52,9 +52,9 @@ func (b *bridge) adopt(h *hostLinks, podID string) (lease, bool, error) {
 	return l, true, nil
 }
 
-// assigned returns those of a pod's addresses that the bridge can have given it: one of each pool
-// at most, and none that another pod has. A pod that may change its network (CAP_NET_ADMIN) can
-// have any address.
+// assigned returns the addresses of a pod that the bridge can have given it: at most one of each
+// pool, and none that another pod has. A pod that may change its network (CAP_NET_ADMIN) can have
+// any address.
 func (b *bridge) assigned(given []netip.Addr) []netip.Addr {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -70,8 +70,8 @@ func (b *bridge) assigned(given []netip.Addr) []netip.Addr {
 	return ips
 }
 
-// farAddresses returns the addresses of the other end of a link, oldest first, as the kernel
-// tells them to the host (IFA_TARGET_NETNSID, Linux 5.0): the namespace's path is not needed.
+// farAddresses returns the addresses of the other end of a link, oldest first. The kernel reports
+// them to the host (IFA_TARGET_NETNSID, Linux 5.0), so the namespace's path is not needed.
 func farAddresses(link netlink.Link) ([]netip.Addr, error) {
 	id := link.Attrs().NetNsID
 	if link.Type() != "veth" || id < 0 {
@@ -110,7 +110,7 @@ func farAddresses(link netlink.Link) ([]netip.Addr, error) {
 			ip, ok := netip.AddrFromSlice(a.Value)
 			switch {
 			case !ok:
-			case ip.Is6(): // the kernel tells of the newest first (ipv6_link_dev_addr)
+			case ip.Is6(): // the kernel reports the newest first (ipv6_link_dev_addr)
 				ips = slices.Insert(ips, 0, ip)
 			default:
 				ips = append(ips, ip)
@@ -169,8 +169,8 @@ func portOf(e nftables.SetElement) (p hostPort, pod netip.Addr, ok bool) {
 	return p, pod, ok && p.Protocol != ""
 }
 
-// replaceDamaged puts leases as the kernel has them in the place of damaged records, and in force.
-// The leases of good records are: what they hold is no other pod's.
+// replaceDamaged replaces damaged records with leases from the kernel's state, and puts these into
+// force. The leases of good records already are, so no pod gets what they hold.
 func (b *bridge) replaceDamaged(all loaded[lease]) error {
 	if len(all.damaged) == 0 {
 		return nil

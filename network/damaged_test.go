@@ -132,8 +132,8 @@ func TestDamagedRecordOfNoPod(t *testing.T) {
 	}
 }
 
-// Regression: a record that cannot be read because of a shortage is not damaged, even if that lasts.
-// It was replaced, and a record of CNI lost its configuration.
+// Regression: a record that cannot be read because of a shortage is not damaged, even if the
+// shortage lasts. It was replaced, and a record of CNI lost its configuration.
 func TestUnreadableRecord(t *testing.T) {
 	for name, failures := range map[string]int{"for a moment": 2, "for good": -1} {
 		for _, cause := range []error{unix.EIO, unix.EMFILE, unix.ENOMEM} {
@@ -222,7 +222,7 @@ func TestNewerRecord(t *testing.T) {
 	}
 }
 
-// Fields that a newer daemon has added survive a rewrite, and go with the record.
+// Fields that a newer daemon added survive a rewrite, and go with the record.
 func TestUnknownFieldsAreKept(t *testing.T) {
 	dir := t.TempDir()
 	must(t, os.MkdirAll(filepath.Join(dir, "cni"), 0o700))
@@ -243,7 +243,7 @@ func TestUnknownFieldsAreKept(t *testing.T) {
 		t.Errorf("rewritten as %s", s)
 	}
 	must(t, r.remove("a"))
-	must(t, r.write("a", l)) // another pod of that id
+	must(t, r.write("a", l)) // another pod with that id
 	if b, err = os.ReadFile(path); err != nil || strings.Contains(string(b), "later") {
 		t.Errorf("written as %s, %v", b, err)
 	}
@@ -283,8 +283,8 @@ func TestDamagedSubnets(t *testing.T) {
 	}
 }
 
-// A pod that may change its network gave itself addresses, also another pod's: its record damaged,
-// they became its lease.
+// Regression: a pod that may change its network gave itself addresses, including one of another
+// pod. When its record was damaged, they became its lease.
 func TestDamagedRecordOfGreedyPod(t *testing.T) {
 	c := testConfig(t)
 	m := started(t, c)
@@ -320,7 +320,7 @@ func TestDamagedRecordOfGreedyPod(t *testing.T) {
 	if l, _ := m.bridge.lease("b"); !slices.Equal(l.IPs, b.ips) {
 		t.Errorf("the other lease %v, want %v", l.IPs, b.ips)
 	}
-	// Its own addresses given up, it gets no other pod's.
+	// A pod that has given up its own addresses does not get another pod's.
 	must(t, within(t, a.NetNS, func() error {
 		eth, err := netlink.LinkByName(podIf)
 		if err != nil {

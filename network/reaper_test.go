@@ -4,11 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // reaped records the calls of a reaper's function.
@@ -98,7 +101,7 @@ func TestReaperBoundsWhatHangs(t *testing.T) {
 		if w.most != mostHung+reapers {
 			t.Errorf("%d hang", w.most)
 		}
-		// The kernel goes on long after close; close waited for it.
+		// The kernel continues long after close, which waited for it.
 		begin := time.Now()
 		time.AfterFunc(time.Hour, func() { close(w.hang) })
 		r.close()
@@ -164,5 +167,34 @@ func TestTeardownDoesNotWaitForAnotherLink(t *testing.T) {
 	defer cancel()
 	if err := m.Flush(ctx); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("flush: %v", err)
+	}
+}
+
+// A link that cannot be deleted, because the daemon has no descriptor left for a socket, is deleted
+// later, and with it the record goes: the pod is gone by then, and no one calls Teardown for it again.
+func TestTeardownWithoutDescriptors(t *testing.T) {
+	m := started(t, testConfig(t))
+	p := connect(t, m, "a")
+	var limit unix.Rlimit
+	must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+	b := m.bridge
+	tries := make(chan error)
+	b.reaper.work = func(ctx context.Context, key string) error {
+		err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Max: limit.Max})
+		if err == nil {
+			err = b.reapOne(ctx, key)
+		}
+		err = errors.Join(err, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
+		b.reaper.work = b.reapOne
+		tries <- err
+		return err
+	}
+	must(t, m.Teardown(t.Context(), p.Pod))
+	if err := <-tries; !errors.Is(err, unix.EMFILE) {
+		t.Fatalf("the first try: %v, want %v", err, unix.EMFILE)
+	}
+	awaitLeases(t, m, 0)
+	if _, err := os.Lstat(b.records.path("a")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the record: %v", err)
 	}
 }

@@ -65,7 +65,7 @@ func TestExecSyncOutputBudget(t *testing.T) {
 	whole.Free()
 }
 
-// What comes after a call has given up is dropped: the budget of all calls is whole again.
+// Output that comes after a call has given up is dropped: the shared budget is free again.
 func TestExecSyncOutputComesLate(t *testing.T) {
 	b := newBench(t)
 	m, _ := b.manager()

@@ -166,8 +166,8 @@ func TestFullStateDirectory(t *testing.T) {
 	}
 }
 
-// A daemon that starts on a full state directory still has the reserve that the last one made, be it
-// only a part, and completes it when there is room.
+// A daemon that starts on a full state directory keeps the reserve of the last daemon, even if it
+// is incomplete, and completes it when there is space.
 func TestReserveOutlivesDaemon(t *testing.T) {
 	for _, tc := range []struct {
 		name string

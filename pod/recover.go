@@ -51,7 +51,7 @@ import (
 //	network, namespaces, snapshot of no pod or          removed
 //	  container above
 //
-// Of a pod whose own shim does not answer all stays as it is until it does; see recoverLate.
+// If a pod's own shim does not answer, the pod stays as it is until it does; see recoverLate.
 //
 // Start returns when that is done, or after recoveryWait: a shim that hangs must not keep the
 // daemon from showing what its records say. Recovery then continues in the background: objects that
@@ -118,7 +118,7 @@ func (m *Manager) recover(ctx context.Context, b bare) {
 	inShim := a.inShim()
 	b = m.leaveUnanswered(a, b)
 	m.recoverContainers(ctx, inShim, a.answered)
-	b = m.endStrays(ctx, a.known, b) // a pod that is to be removed is not before they are
+	b = m.endStrays(ctx, a.known, b) // before pods are removed: their stray containers must go first
 	m.recoverPods(ctx, inShim, a.answered)
 	m.removeStrays(ctx, a, b)
 	m.logUnmanaged()
@@ -126,7 +126,8 @@ func (m *Manager) recover(ctx context.Context, b bare) {
 	m.recoverLate(ctx, a.silent)
 }
 
-// askShims asks for all containers until there is an answer. Shims of single pods may be missing in it.
+// askShims asks for all containers until it gets an answer. Shims of single pods may be missing in
+// it.
 func (m *Manager) askShims(ctx context.Context) (answers, error) {
 	for pause := firstAsk; ; pause = min(2*pause, lastAsk) {
 		try, cancel := context.WithTimeout(ctx, listLimit)
@@ -184,8 +185,8 @@ func (m *Manager) awaitRecovery(ctx context.Context) error {
 	}
 }
 
-// recoverContainers rolls every container of these pods to where it belongs, many at a time. One that cannot be
-// is logged and tried again: it must not keep the daemon from serving the others.
+// recoverContainers recovers every container of these pods, many at a time. A failure is logged and
+// tried again: it must not keep the daemon from serving the other containers.
 func (m *Manager) recoverContainers(ctx context.Context, inShim map[string]bool, of func(podID string) bool) {
 	tasks := m.sideBySide()
 	for _, e := range m.containers.each(func(r *containerRecord) bool { return of(r.PodID) }) {
@@ -198,7 +199,7 @@ func (m *Manager) recoverContainers(ctx context.Context, inShim map[string]bool,
 	tasks.wait()
 }
 
-// recoverPods does the same for pods, after their containers.
+// recoverPods recovers pods, after their containers.
 func (m *Manager) recoverPods(ctx context.Context, inShim map[string]bool, of func(podID string) bool) {
 	tasks := m.sideBySide()
 	for _, e := range m.pods.each(func(*podRecord) bool { return true }) {

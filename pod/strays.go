@@ -45,8 +45,8 @@ func (m *Manager) endStrays(ctx context.Context, known map[string][]string, b ba
 	return b
 }
 
-// removeStrays removes what no record stands for: shims, and what is under the directories of pods,
-// containers, namespaces, snapshots and networks. It leaves alone what is unmanaged.
+// removeStrays removes everything that belongs to no record: shims, and what is in the directories
+// of pods, containers, namespaces, snapshots and networks. It leaves unmanaged objects alone.
 func (m *Manager) removeStrays(ctx context.Context, a answers, b bare) {
 	tasks := m.sideBySide()
 	unmanagedPods := m.podsOfUnmanaged()

@@ -9,16 +9,16 @@ import (
 	"github.com/coracle-project/coracle/shim/client"
 )
 
-// Where pods have shims of their own, one that does not answer holds up its pod alone: nothing of the
-// pod is touched, and operations on it wait, until it answers. The others are recovered at once.
+// With one shim per pod, a shim that does not answer delays only its own pod: until it answers, the
+// pod stays untouched, and operations on it wait. The other pods are recovered at once.
 
-// answers is what the shims have said.
+// answers is what the shims have reported.
 type answers struct {
 	known  map[string][]string // containers by pod
 	silent map[string]error    // pods whose shims have not answered
 }
 
-// listShims asks for all containers. An error says that nothing is known.
+// listShims asks for all containers. If it fails, nothing is known.
 func (m *Manager) listShims(ctx context.Context) (answers, error) {
 	known, err := m.Shim.List(ctx)
 	var some *client.UnansweredError
@@ -28,7 +28,7 @@ func (m *Manager) listShims(ctx context.Context) (answers, error) {
 	return answers{known: known}, err
 }
 
-// answered says whether all is known of a pod.
+// answered reports whether everything is known about a pod.
 func (a answers) answered(podID string) bool { return a.silent[podID] == nil }
 
 func (a answers) inShim() map[string]bool {
@@ -42,7 +42,7 @@ func (a answers) inShim() map[string]bool {
 }
 
 // leaveUnanswered makes directories without a record unmanaged if a shim that has not answered may
-// have something of them, and returns the others.
+// have a part of them. It returns the others.
 func (m *Manager) leaveUnanswered(a answers, b bare) (rest bare) {
 	if len(a.silent) == 0 {
 		return b
@@ -65,7 +65,7 @@ func (m *Manager) leaveUnanswered(a answers, b bare) (rest bare) {
 	return rest
 }
 
-// recoverLate recovers the pods whose shims had not answered as soon as they do.
+// recoverLate recovers each pod whose shim had not answered, as soon as the shim answers.
 func (m *Manager) recoverLate(ctx context.Context, silent map[string]error) {
 	for pause := firstAsk; len(silent) > 0; pause = min(2*pause, lastAsk) {
 		if sleep(ctx, pause) != nil {
@@ -75,7 +75,7 @@ func (m *Manager) recoverLate(ctx context.Context, silent map[string]error) {
 		all, err := m.listShims(try)
 		cancel()
 		if err != nil {
-			continue // as before; the next try may tell more
+			continue // the next try may get more answers
 		}
 		came, still := answers{known: map[string][]string{}}, map[string]error{}
 		late := map[string]bool{}
@@ -102,7 +102,7 @@ func (m *Manager) recoverLate(ctx context.Context, silent map[string]error) {
 	}
 }
 
-// removeLate removes pods that no record stands for.
+// removeLate removes pods that have no record.
 func (m *Manager) removeLate(late map[string]bool) {
 	unmanaged := m.podsOfUnmanaged()
 	for podID := range late {

@@ -12,8 +12,8 @@ import (
 	"github.com/coracle-project/coracle/shim/client"
 )
 
-// While the shim of one pod does not answer, the other pods are recovered and work. The pod is left as it
-// is, with what has no record, and is recovered when the shim answers.
+// While the shim of one pod does not answer, the other pods are recovered and work. The pod, and
+// everything without a record, stays as it is. The pod is recovered when the shim answers.
 func TestRecoveryWithoutOneShim(t *testing.T) {
 	b := newBench(t)
 	m1, h := b.manager()

@@ -16,6 +16,7 @@ import (
 	"github.com/coracle-project/coracle/internal/keylock"
 	"github.com/coracle-project/coracle/network"
 	"github.com/coracle-project/coracle/pod/record"
+	"github.com/coracle-project/coracle/shim/client"
 )
 
 // Unmanaged is a pod or container that has no usable record, but parts of it exist and may be
@@ -319,7 +320,7 @@ func (m *Manager) stopUnmanaged(ctx context.Context, u Unmanaged) error {
 			return err
 		}
 		if u.Kind == UnmanagedContainer {
-			return m.end(ctx, u.PodID, u.ID)
+			return m.endUnmanaged(ctx, u)
 		}
 		ids, err := m.shimHas(ctx, u.ID)
 		if err != nil {
@@ -334,7 +335,27 @@ func (m *Manager) stopUnmanaged(ctx context.Context, u Unmanaged) error {
 	})
 }
 
-// shimHas returns the shim's containers of an unmanaged pod, including its init.
+// endUnmanaged ends a container. If its pod is not known, any shim may have it.
+func (m *Manager) endUnmanaged(ctx context.Context, u Unmanaged) error {
+	if u.PodID != "" {
+		return m.end(ctx, u.PodID, u.ID)
+	}
+	a, err := m.listShims(ctx)
+	if err != nil {
+		return err
+	}
+	for podID, ids := range a.known {
+		if slices.Contains(ids, u.ID) {
+			return m.end(ctx, podID, u.ID)
+		}
+	}
+	if len(a.silent) > 0 {
+		return &client.UnansweredError{Pods: a.silent}
+	}
+	return nil
+}
+
+// shimHas are the containers of an unmanaged pod, with its init.
 func (m *Manager) shimHas(ctx context.Context, podID string) ([]string, error) {
 	a, err := m.listShims(ctx)
 	if err != nil {
@@ -414,7 +435,7 @@ func (m *Manager) dropUnmanagedContainer(ctx context.Context, u Unmanaged) error
 	if !m.unmanaged.has(u.ID) {
 		return nil
 	}
-	if err := m.end(ctx, u.PodID, u.ID); err != nil {
+	if err := m.endUnmanaged(ctx, u); err != nil {
 		return err
 	}
 	if err := m.faultAt(ctx, faultUnmanagedKilled); err != nil {

@@ -440,3 +440,34 @@ func TestCrashWhileRemovingUnmanaged(t *testing.T) {
 		})
 	}
 }
+
+// Where pods have shims of their own, a container whose pod is not known is not taken for ended
+// while a shim that may have it does not answer.
+func TestUnmanagedOfUnknownPod(t *testing.T) {
+	b := newBench(t)
+	m1, podID, id := b.lone()
+	ok(t, os.Truncate(m1.containerDir().File(id), 3))
+	ok(t, os.Truncate(filepath.Join(m1.containerDir().Of(id), "config.json"), 3))
+	b.mu.Lock()
+	b.silent = map[string]error{podID: client.ErrUnavailable}
+	b.mu.Unlock()
+	b.fault("shim.Delete", func(context.Context) error { return errors.New("no such shim") })
+	m, _ := b.manager()
+	if u, _ := m.findUnmanaged(UnmanagedContainer, id); u.ID != id || u.PodID != "" {
+		t.Fatalf("unmanaged: %+v", m.Unmanaged())
+	}
+	for _, op := range []error{m.StopContainer(t.Context(), id, 0), m.RemoveContainer(t.Context(), id)} {
+		if !errors.Is(op, client.ErrUnavailable) {
+			t.Errorf("error: %v", op)
+		}
+	}
+	b.untouched(m, podID, id)
+	b.mend("shim.Delete")
+	b.mu.Lock()
+	b.silent = nil
+	b.mu.Unlock()
+	ok(t, m.RemoveContainer(t.Context(), id))
+	ok(t, m.Remove(t.Context(), podID))
+	idle(t, m)
+	b.nothingLeft()
+}

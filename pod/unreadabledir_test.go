@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// unlistable makes reading the directory fail with ELOOP. Its contents are beside it then.
+// unlistable makes reading the directory fail with ELOOP. Its contents are then in the directory
+// next to it.
 func unlistable(dir string) error {
 	if err := os.Rename(dir, dir+".kept"); err != nil && !os.IsNotExist(err) {
 		return err
@@ -24,7 +25,7 @@ func listable(dir string) error {
 	return nil
 }
 
-// When it cannot be read which volumes an unmanaged container has, none is removed.
+// If the volumes of an unmanaged container cannot be listed, none is removed.
 func TestVolumesOfUnmanagedCannotBeRead(t *testing.T) {
 	b := newBench(t)
 	m1, podID, id := b.lone()
@@ -47,7 +48,7 @@ func TestVolumesOfUnmanagedCannotBeRead(t *testing.T) {
 	b.nothingLeft()
 }
 
-// A bare directory of which it cannot be read whether something is mounted in it is left alone.
+// A bare directory is left alone if it is unknown whether something is mounted in it.
 func TestBareDirectoryCannotBeRead(t *testing.T) {
 	b := newBench(t)
 	m, _ := b.unstarted()

@@ -147,7 +147,7 @@ func TestAdoptionWithoutDescriptors(t *testing.T) {
 		restore()
 		switch u := s.notManaged("web"); {
 		case err != nil && transient.Is(err):
-			if err := s.Adopt(t.Context()); err != nil { // as the next shim does
+			if err := s.Adopt(t.Context()); err != nil { // as in the next shim
 				t.Fatal(err)
 			}
 		case err != nil:

@@ -1,11 +1,11 @@
 // Package crashmatrix takes a node through its operations while something fails at each fault point
 // that they pass, and checks what was lost.
 //
-//   - An operation (operations_test.go) is a request of a client, with its preparation and a check of
-//     its result. The client repeats it until it succeeds, as the kubelet does.
+//   - An operation (operations_test.go) is a request of a client, with its preparation and a check
+//     of its result. The client repeats it until it succeeds, as the kubelet does.
 //   - The points that an operation passes are found by running it once.
-//   - A fault (faults_test.go) happens once, at such a point: the process dies, gets an error, hangs,
-//     runs out of space or descriptors, or another process dies at that moment.
+//   - A fault (faults_test.go) happens once, at such a point: the process dies, gets an error,
+//     hangs, runs out of space or descriptors, or another process dies at that moment.
 //   - A cell (cell_test.go) is an operation, a point and a fault. It passes if the container of the
 //     operation and a bystander have all lines of their logs and their exit statuses, the bystander
 //     is the same process all the time, the client succeeds, and nothing is left behind.

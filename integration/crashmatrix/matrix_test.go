@@ -19,7 +19,7 @@ var elsewhere = map[string]string{
 	"runtime.shim.": "integration TestShimKilledAtEachFaultPoint", // and of other shims
 	"runtime.kill.": "shim/client TestKillAtEachStep",             // where the kernel cannot kill a cgroup
 
-	"pod.start.again":     "pod TestCrashBeforeStartOnceMore",        // a shim that dies under a start
+	"pod.start.again":     "pod TestCrashBeforeStartOnceMore",        // a shim that dies during a start
 	"pod.unmanaged.":      "pod TestCrashWhileRemovingUnmanaged",     // damaged records
 	"shim.exec.killed":    "shim/client TestExecsEndWithTheirDaemon", // execs without a daemon
 	"shim.exec.signalled": "shim/client TestExecsEndWithTheirDaemon",

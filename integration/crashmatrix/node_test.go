@@ -200,7 +200,8 @@ func (n *node) takeBaseline() error {
 		return err
 	}
 	n.quiet()
-	// Logs grow with each request for good reasons; keepers differ in how many programs they have adopted.
+	// Logs grow with each request for good reasons. The number of adopted programs differs between
+	// keepers.
 	ignore := func(line string) bool {
 		return strings.Contains(line, n.Logs) || n.IsCgroupParent(line) || line == testkit.KeeperPidfds
 	}

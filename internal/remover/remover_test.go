@@ -14,7 +14,7 @@ import (
 
 var quiet = slog.New(slog.DiscardHandler)
 
-// flaky fails that many times, and then deletes.
+// flaky fails a given number of times, and then deletes.
 func flaky(r *Remover, failures int64) (calls *atomic.Int64) {
 	calls = new(atomic.Int64)
 	r.delete = func(string) error {
@@ -37,7 +37,7 @@ func TestRemove(t *testing.T) {
 	if _, err := os.Lstat(dir); !os.IsNotExist(err) {
 		t.Errorf("it is there: %v", err)
 	}
-	r.Remove(dir) // nothing there is success
+	r.Remove(dir) // a missing path is a success
 	if len(r.left) != 0 {
 		t.Errorf("%d are tried again", len(r.left))
 	}
@@ -80,7 +80,7 @@ func TestGivesUp(t *testing.T) {
 	})
 }
 
-// Nothing is tried after Close, not even what was being tried.
+// Nothing is tried after Close, not even what was in progress.
 func TestClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := New(quiet)
@@ -99,7 +99,7 @@ func TestClose(t *testing.T) {
 		waiting := len(r.left)
 		r.mu.Unlock()
 		time.Sleep(firstPause)
-		synctest.Wait() // it is being tried
+		synctest.Wait() // a try is in progress
 		slow.Store(false)
 		r.Remove("/y") // waits
 		begin := time.Now()

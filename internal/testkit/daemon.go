@@ -252,8 +252,8 @@ func skeleton(d *Daemon) func(string) bool {
 	}
 }
 
-// KeeperPidfds is the line of the leak checker about the keeper's pidfds: it has one for each program
-// that it has adopted, and none for those that it has started.
+// KeeperPidfds is the leak checker's line about the keeper's pidfds. The keeper has one for each
+// program that it has adopted, and none for those that it has started.
 const KeeperPidfds = "descriptor of coracle-keeper: anon_inode:[pidfd]"
 
 // IsCgroupParent says whether a line of the leak checker is about Cgroup itself, which

@@ -209,9 +209,9 @@ func (e *Engine) zygote() (*zygote.Zygote, error) {
 			return nil, err
 		}
 		e.starter = z
-		if !e.alone { // it would end with this process before long
+		if !e.alone { // it would soon end with this process
 			if err := z.Watch(func() { e.forget(z) }); err != nil {
-				e.log.Warn("a container starter that dies will be a zombie until the next is started", "err", err)
+				e.log.Warn("cannot watch container starter; a dead one stays a zombie until the next is started", "err", err)
 			}
 		}
 	}

@@ -1,10 +1,12 @@
 package engine
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -19,24 +21,38 @@ func (c *conversation) endLost() error {
 	if err := unix.Fstat(c.childs, &st); err != nil {
 		return fmt.Errorf("find the starter's child: %w", err)
 	}
-	socket := fmt.Sprintf("socket:[%d]", st.Ino)
-	paths, _ := filepath.Glob("/proc/[1-9]*") // the pattern is valid
-	for _, path := range paths {
-		pid, err := strconv.Atoi(filepath.Base(path))
-		if err != nil || stuck.Parent(pid) != os.Getpid() || !holds(pid, socket) {
-			continue
-		}
-		fd, err := unix.PidfdOpen(pid, 0)
-		if err != nil {
-			continue // the process has ended
-		}
+	lost, err := childrenWith(fmt.Sprintf("socket:[%d]", st.Ino))
+	for pid, fd := range lost {
 		_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
 		_ = unix.Close(fd)
-		if err := stuck.Reap(pid, stuck.Patience); err != nil {
-			return fmt.Errorf("end the starter's child: %w", err)
+		if rerr := stuck.Reap(pid, stuck.Patience); rerr != nil {
+			err = errors.Join(err, fmt.Errorf("end the starter's child: %w", rerr))
 		}
 	}
-	return nil
+	return err
+}
+
+// childrenWith returns a pidfd of each child of ours that has a descriptor that leads to a name. A
+// child that another goroutine starts has all our descriptors until it executes its program. It is
+// none of them: nothing is between fork and exec while ForkLock is held.
+func childrenWith(name string) (pidfds map[int]int, err error) {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	paths, err := filepath.Glob("/proc/[1-9]*")
+	if err != nil {
+		return nil, err
+	}
+	pidfds = map[int]int{}
+	for _, path := range paths {
+		pid, err := strconv.Atoi(filepath.Base(path))
+		if err != nil || stuck.Parent(pid) != os.Getpid() || !holds(pid, name) {
+			continue
+		}
+		if fd, err := unix.PidfdOpen(pid, 0); err == nil { // or it has ended
+			pidfds[pid] = fd
+		}
+	}
+	return pidfds, nil
 }
 
 // holds reports whether a process has a descriptor that leads to a name.

@@ -14,8 +14,9 @@ import (
 	"github.com/coracle-project/coracle/runtime/runtimetest"
 )
 
-// A Start may be killed when it has let init go, whether init has seen that yet or not: the container
-// runs from then on, and is not taken for one that waits. Looking at one that waits changes nothing.
+// A Start may be killed after it has released init, before or after init has seen that. The
+// container then counts as running, and not as waiting. Reading the state of a waiting container
+// changes nothing.
 func TestStateWhenStartWasKilled(t *testing.T) {
 	bundle, state := runtimetest.Bundle(t), filepath.Join(t.TempDir(), "state")
 	e, err := engine.New(engine.Config{StateDir: state})
@@ -39,7 +40,7 @@ func TestStateWhenStartWasKilled(t *testing.T) {
 		want(specs.StateCreated)
 		gate := filepath.Join(state, id, "exec.fifo")
 		if stopped {
-			// It does not read what Start writes.
+			// The process does not read what Start writes.
 			if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
 				t.Fatal(err)
 			}

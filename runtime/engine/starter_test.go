@@ -92,7 +92,7 @@ func TestStarterIsKilled(t *testing.T) {
 	}
 }
 
-// Regression: a starter that was killed was a zombie until the next container was started. None is
+// Regression: a killed starter was a zombie until the next container was started. No starter is
 // started in its place before that.
 func TestKilledStarterIsReaped(t *testing.T) {
 	e, err := engine.New(engine.Config{StateDir: filepath.Join(t.TempDir(), "state")})
@@ -121,7 +121,7 @@ func TestKilledStarterIsReaped(t *testing.T) {
 	}
 }
 
-// within waits for what nothing announces.
+// within polls for a condition that has no event.
 func within(t *testing.T, what string, so func() bool) {
 	t.Helper()
 	tick := time.NewTicker(time.Millisecond)

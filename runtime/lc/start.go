@@ -1,11 +1,12 @@
 package lc
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -57,8 +58,8 @@ func (c *container) start(ctx context.Context) error {
 	}
 	defer fifo.Close()
 	err = awaitGo(ctx, fifo, pidfd, init.Pid)
-	if errors.Is(err, runtime.ErrRunning) && !waits(init.Pid) {
-		err = errors.Join(err, os.Remove(c.Gate)) // a Start was killed before it removed the gate
+	if errors.Is(err, runtime.ErrRunning) && !waits(init.Pid, fifo) {
+		err = errors.Join(err, os.Remove(c.Gate)) // a Start was killed before it did
 	}
 	if err != nil {
 		return err
@@ -125,19 +126,26 @@ func awaitGo(ctx context.Context, fifo *os.File, pidfd, pid int) error {
 		return err
 	}
 	var result error
-	err = raw.Control(func(fd uintptr) { result = pollGo(ctx, int(fd), pidfd, cancelled, pid) })
+	err = raw.Control(func(fd uintptr) { result = pollGo(ctx, fifo, int(fd), pidfd, cancelled, pid) })
 	return errors.Join(result, err)
 }
 
-// waits reports whether init still has the name that libcontainer gives it until it executes its
-// program.
-func waits(pid int) bool {
-	name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
-	return err == nil && bytes.HasPrefix(name, []byte("runc:["))
+// waits says whether init still has the FIFO, which libcontainer passes to it and closes before it
+// executes the program. The program cannot have it. It could have any name.
+func waits(pid int, fifo *os.File) bool {
+	gate, err := fifo.Stat()
+	if err != nil {
+		return false
+	}
+	fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+	return err == nil && slices.ContainsFunc(fds, func(fd string) bool {
+		held, err := os.Stat(fd)
+		return err == nil && os.SameFile(gate, held)
+	})
 }
 
-func pollGo(ctx context.Context, fifo, pidfd, cancelled, pid int) error {
-	const look = 100 // milliseconds; init may have been released by a Start that was killed
+func pollGo(ctx context.Context, gate *os.File, fifo, pidfd, cancelled, pid int) error {
+	const look = 100 // milliseconds, at an init that was let go by a Start that was killed
 	for {
 		fds := []unix.PollFd{
 			{Fd: int32(fifo), Events: unix.POLLIN},
@@ -145,7 +153,7 @@ func pollGo(ctx context.Context, fifo, pidfd, cancelled, pid int) error {
 			{Fd: int32(cancelled), Events: unix.POLLIN},
 		}
 		n, err := unix.Poll(fds, look)
-		if errors.Is(err, unix.EINTR) || n == 0 && waits(pid) {
+		if errors.Is(err, unix.EINTR) || n == 0 && waits(pid, gate) {
 			continue
 		}
 		if err != nil {

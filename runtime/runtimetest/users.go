@@ -67,7 +67,8 @@ var userTests = map[string]func(*rig){
 		c := r.create(r.inUserNamespace(Spec(r.id(), "/bin/sleep", "1000")), runtime.Stdio{})
 		pid := c.Pid()
 		r.must(c.Start(r.Context()))
-		p := process("id -u; id -g; id -G; cut -c1-40 /proc/self/uid_map | tr -s ' '; cat /proc/self/oom_score_adj; grep CapEff /proc/self/status | cut -c9-")
+		// libcontainer's engine sets the score when the process runs already.
+		p := process("id -u; id -g; id -G; cut -c1-40 /proc/self/uid_map | tr -s ' '; until grep -x 400 /proc/self/oom_score_adj; do :; done; grep CapEff /proc/self/status | cut -c9-")
 		p.OOMScoreAdj = ptr(400)
 		p.Rlimits = []specs.POSIXRlimit{{Type: "RLIMIT_NOFILE", Soft: 100, Hard: 200}, {Type: "RLIMIT_CORE"}}
 		r.execSays(c, p, "0\n0\n0\n 0 100000 65536\n400\n00000000880425fb")

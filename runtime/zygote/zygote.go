@@ -352,8 +352,8 @@ func (z *Zygote) end() {
 	_ = z.process.Wait()
 }
 
-// Watch has died called as soon as the helper dies, and then reaps it. Without that it is a zombie
-// until the next call. Watch is to be called once, first of all.
+// Watch calls died as soon as the helper dies, and then reaps it. Without Watch, a dead helper is a
+// zombie until the next call. Watch may be called once, before all other methods.
 func (z *Zygote) Watch(died func()) error {
 	return z.process.Watch(func() {
 		died()

@@ -92,7 +92,7 @@ func (l *link) attend(ctx context.Context, c *Client) {
 	var pinging pinger
 	pause := l.limits.ping
 	silent := 0 // the process whose unanswered pings are counted
-	// A shim that is silent is attended to until it answers, whether callers wait or have given up.
+	// Attend to a silent shim until it answers, even if its callers have given up.
 	for missed := 0; missed > 0 || !l.attention.leave(); {
 		answered := pinging.ping(ctx, l)
 		if ctx.Err() != nil {

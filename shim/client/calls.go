@@ -74,7 +74,7 @@ func (c *Client) Kill(ctx context.Context, r KillRequest) error {
 // idempotent. ErrRunning if it runs.
 func (c *Client) Delete(ctx context.Context, podID, id string) error {
 	l, err := c.forPod(podID)
-	if errors.Is(err, ErrNotFound) {
+	if errors.Is(err, ErrNotFound) && podID != "" { // without a pod it may be in any shim
 		return nil
 	}
 	if err != nil {

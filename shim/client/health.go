@@ -107,7 +107,7 @@ func (l *link) ready() bool {
 	return l.cond.isReady
 }
 
-// pid is the shim's process as the keeper last told it; 0 for none.
+// pid is the shim's process as last reported by the keeper; 0 for none.
 func (l *link) pid() int {
 	l.cond.mu.Lock()
 	defer l.cond.mu.Unlock()

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/shim/client"
+	"github.com/coracle-project/coracle/shim/keeper"
 )
 
 // A shim that does not answer is detected, its stacks are saved, and the next one replaces it. The
@@ -226,11 +227,12 @@ func TestShimOfPresentConfiguration(t *testing.T) {
 	r.cfg.Binary, r.cfg.Engine = moved, "libcontainer"
 	r.connect()
 	r.waitNewShim(r.killShim())
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", r.shimPID()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	args := strings.Split(string(b), "\x00")
+	var args []string
+	r.waitFor("the shim's own arguments", func() bool { // the keeper's until it has executed the program
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", r.shimPID()))
+		args = strings.Split(string(b), "\x00")
+		return err == nil && args[0] != keeper.ProcessName
+	})
 	if args[0] != moved || !strings.Contains(strings.Join(args, " "), "-engine libcontainer") {
 		t.Errorf("arguments %q", args)
 	}

@@ -11,8 +11,8 @@ import (
 	"github.com/coracle-project/coracle/shim/api"
 )
 
-// UnansweredError is List's when shims of single pods have not answered. What the others have is
-// listed.
+// UnansweredError is the error of List if shims of single pods have not answered. The containers of
+// the other pods are listed.
 type UnansweredError struct {
 	Pods map[string]error // why, by pod id
 }
@@ -22,12 +22,13 @@ func (e *UnansweredError) Error() string {
 	return fmt.Sprintf("list containers: no answer for pods %s: %v", strings.Join(pods, ", "), e.Pods[pods[0]])
 }
 
-// Unwrap says that it is of the kind ErrUnavailable.
+// Unwrap makes it match ErrUnavailable.
 func (e *UnansweredError) Unwrap() error { return ErrUnavailable }
 
-// List returns container ids by pod id, as the shims know them. The exits that they repeat at a
-// start have come by then. All shims are asked at once, so that one that hangs costs the others
-// nothing; if it is that of a pod, the error is an UnansweredError.
+// List returns container ids by pod id, as the shims know them. When it returns, the exits that the
+// shims repeat at a start have been delivered. All shims are asked at once, so that one that hangs
+// does not delay the others. If the shim of a single pod does not answer, the error is an
+// UnansweredError.
 func (c *Client) List(ctx context.Context) (map[string][]string, error) {
 	var (
 		tasks  sync.WaitGroup
@@ -59,14 +60,14 @@ func (c *Client) List(ctx context.Context) (map[string][]string, error) {
 	return all, nil
 }
 
-// has says whether the shim is still one of ours: not after DeletePod.
+// has reports whether the shim is still one of ours: not after DeletePod.
 func (c *Client) has(l *link) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.links[l.name] == l
 }
 
-// list asks once the shim has repeated its exits.
+// list lists the containers of a shim once it has repeated its exits.
 func (l *link) list(ctx context.Context) (map[string][]string, error) {
 	if err := l.gone(); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
@@ -85,9 +86,19 @@ func list(ctx context.Context, l *link) (map[string][]string, error) {
 		pods = make(map[string][]string)
 		res, err := k.shim.List(ctx, &api.ListRequest{})
 		for _, one := range res.GetContainers() {
-			pods[one.PodId] = append(pods[one.PodId], one.Id)
+			pod := l.podOf(one)
+			pods[pod] = append(pods[pod], one.Id)
 		}
 		return err
 	})
 	return pods, err
+}
+
+// podOf is a container's pod, empty if it is not known: the shim could not read its record. A
+// pod's own shim has no others.
+func (l *link) podOf(one *api.ListResponse_Container) string {
+	if one.PodId == "" && l.name != nodeShim {
+		return l.name
+	}
+	return one.PodId
 }

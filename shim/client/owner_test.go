@@ -102,8 +102,8 @@ func (r *rig) daemonOf(o order) *os.Process {
 	return cmd.Process
 }
 
-// sleeping is which of the sleeps from 2000 on run in a container. It is asked again if the
-// connection of a shim that has just been killed takes the question.
+// sleeping returns which of the sleeps from 2000 on run in a container. It asks again if the
+// request went to a shim that has just been killed.
 func (r *rig) sleeping(id string) string {
 	for {
 		var out bytes.Buffer

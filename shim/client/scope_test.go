@@ -86,7 +86,7 @@ func TestBadConfig(t *testing.T) {
 	}
 }
 
-// One pod's shim that does not answer keeps nothing from being known of the others.
+// If one pod's shim does not answer, the containers of the others are still known.
 func TestListWithoutOneShim(t *testing.T) {
 	r := newRig(t)
 	if err := r.c.Shutdown(r.ctx()); err != nil {

@@ -41,10 +41,10 @@ func (c *Client) ensure(ctx context.Context, l *link) error {
 	return nil
 }
 
-// repair makes a shim reachable whose socket is gone or has been replaced: there is no way to
-// bind the socket that the shim has to a name again. lost says that nothing listened on the
-// socket when the caller tried: ensure may have made it while repair waited for the lock, and the
-// shim on it must not be killed.
+// repair replaces a shim whose socket is gone or was replaced. The shim's socket cannot be bound to
+// a name a second time. lost means that nothing listened on the socket when the caller tried.
+// ensure may have made the socket while repair waited for the lock; the shim on it must not be
+// killed.
 func (c *Client) repair(ctx context.Context, l *link, lost bool) error {
 	c.keeper.starting.Lock()
 	defer c.keeper.starting.Unlock()
@@ -68,8 +68,8 @@ func (c *Client) repair(ctx context.Context, l *link, lost bool) error {
 	return nil
 }
 
-// replace ends a shim that does not answer, and has the next one started. silent is the pid that
-// did not answer: another process may have taken its place while replace waited for the lock.
+// replace ends a shim that does not answer and starts the next one. silent is the pid that did not
+// answer: another process may have taken its place while replace waited for the lock.
 func (c *Client) replace(ctx context.Context, l *link, silent int) error {
 	c.keeper.starting.Lock()
 	defer c.keeper.starting.Unlock()
@@ -80,7 +80,7 @@ func (c *Client) replace(ctx context.Context, l *link, silent int) error {
 	if pid, err := k.Who(l.program()); err == nil && pid != silent {
 		return nil
 	}
-	l.log.Warn("shim does not answer; it is replaced", "pings", l.limits.replace)
+	l.log.Warn("replacing shim that does not answer", "pings", l.limits.replace)
 	if err := c.renew(ctx, k, l, true); err != nil {
 		return fmt.Errorf("replace shim %s: %w", l.name, err)
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/coracle-project/coracle/shim/sock"
 )
 
-// fakeKeeper answers each request with success and a number, and notes the requests.
+// fakeKeeper answers each request with success and a number, and records the requests.
 type fakeKeeper struct {
 	value uint32
 
@@ -93,8 +93,8 @@ func fakeClient(t *testing.T, value uint32) (*Client, *link, *fakeKeeper) {
 	return c, l, f
 }
 
-// A shim that has been started while repair waited for its turn is left alone. With a shim for each
-// pod and many pods at once, it was killed with the requests that it had.
+// Regression: a shim that was started while repair waited for its turn is left alone. With one shim
+// per pod and many pods at once, it was killed together with its requests.
 func TestRepairLeavesNewShimAlone(t *testing.T) {
 	c, l, k := fakeClient(t, 0)
 	before, err := os.Stat(filepath.Join(l.dir, sock.Shim))
@@ -110,7 +110,7 @@ func TestRepairLeavesNewShimAlone(t *testing.T) {
 	}
 }
 
-// A shim that has taken the place of the silent one while replace waited for its turn is left alone.
+// A shim that has replaced the silent one while replace waited for its turn is left alone.
 func TestReplaceLeavesNewShimAlone(t *testing.T) {
 	const now, silent = 4_000_001, 4_000_002
 	c, l, k := fakeClient(t, now)

@@ -23,7 +23,7 @@ func (c *Client) Unmanaged(ctx context.Context) ([]Unmanaged, error) {
 			res, err := k.shim.List(ctx, &api.ListRequest{})
 			for _, one := range res.GetContainers() {
 				if one.Unmanaged != "" {
-					all = append(all, Unmanaged{PodID: one.PodId, ID: one.Id, Reason: one.Unmanaged})
+					all = append(all, Unmanaged{PodID: l.podOf(one), ID: one.Id, Reason: one.Unmanaged})
 				}
 			}
 			return err

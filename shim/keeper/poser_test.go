@@ -16,8 +16,8 @@ import (
 	"github.com/coracle-project/coracle/shim/keeper"
 )
 
-// pose makes this process look like the keeper of dir from a mount namespace of its own: its name,
-// and descriptor 3 a socket of the same path on another file system.
+// pose makes this process look like the keeper of dir, in its own mount namespace: it has the
+// keeper's name, and descriptor 3 is a socket with the same path on another file system.
 func pose(dir string) error {
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, ""); err != nil {
 		return fmt.Errorf("mount: %w", err)
@@ -29,7 +29,7 @@ func pose(dir string) error {
 	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: filepath.Join(dir, keeper.SocketName)}); err != nil {
 		return fmt.Errorf("bind: %w", err)
 	}
-	if err := unix.Dup3(fd, 3, 0); err != nil { // the parent has passed something in its place
+	if err := unix.Dup3(fd, 3, 0); err != nil { // the parent has passed a placeholder
 		return err
 	}
 	if err := os.WriteFile("/proc/self/comm", []byte(keeper.ProcessName), 0); err != nil {
@@ -45,8 +45,8 @@ func pose(dir string) error {
 	return nil
 }
 
-// A container's process that has the keeper's name and a socket of the keeper's path, in a mount
-// namespace of its own, was killed as the keeper, and as often as it forked.
+// Regression: a container's process with the keeper's name and a socket with the keeper's path, in
+// its own mount namespace, was killed as the keeper, each time it forked.
 func TestPoserInAnotherMountNamespace(t *testing.T) {
 	k, dir := start(t)
 	poser := exec.Command("/proc/self/exe", "child", "poser", dir)
@@ -65,7 +65,7 @@ func TestPoserInAnotherMountNamespace(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() {
-		stdin.Close() // the poser ends then
+		stdin.Close() // ends the poser
 		if err := poser.Wait(); err != nil {
 			t.Errorf("the poser: %v", err)
 		}
@@ -73,7 +73,7 @@ func TestPoserInAnotherMountNamespace(t *testing.T) {
 	if got, err := bufio.NewReader(stdout).ReadString('\n'); err != nil || got != "ready\n" {
 		t.Fatalf("the poser says %q, %v", got, err)
 	}
-	// By its path alone, it is the keeper.
+	// Judged by its path only, it is the keeper.
 	if comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", poser.Process.Pid)); err != nil || string(comm) != keeper.ProcessName+"\n" {
 		t.Fatalf("the poser's name is %q, %v", comm, err)
 	}

@@ -60,8 +60,8 @@ func TestRestsOfClaims(t *testing.T) {
 	}
 }
 
-// Regression: a process without descriptors cannot delete a directory with other files than the
-// record. It stayed until the next engine's first Create or List.
+// Regression: a process without descriptors could not delete a directory with files other than the
+// record. The directory stayed until the next engine's first Create or List.
 func TestReleaseWithoutDescriptors(t *testing.T) {
 	dir := t.TempDir()
 	s, err := NewStore(dir, slog.New(slog.DiscardHandler))

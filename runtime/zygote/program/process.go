@@ -14,16 +14,16 @@ import (
 type Process struct {
 	Pid   int
 	pidfd int
-	file  *os.File // has pidfd since Watch; nil before
+	file  *os.File // has pidfd after Watch; nil before
 }
 
 // Kill kills it, whoever has its pid by now.
 func (p *Process) Kill() error { return unix.PidfdSendSignal(p.pidfd, unix.SIGKILL, nil, 0) }
 
-// Watch calls ended when the process has ended by itself. A goroutine without a thread waits for that,
-// until Wait. Watch is to be called once, and before all but Kill.
+// Watch calls ended when the process has ended by itself. Until Wait, a goroutine, which needs no
+// thread, waits for that. Watch may be called once, and before all methods but Kill.
 func (p *Process) Watch(ended func()) error {
-	if err := unix.SetNonblock(p.pidfd, true); err != nil { // or the poller would not have it
+	if err := unix.SetNonblock(p.pidfd, true); err != nil { // otherwise the poller would not accept it
 		return fmt.Errorf("watch process %d: %w", p.Pid, err)
 	}
 	p.file = os.NewFile(uintptr(p.pidfd), "pidfd")
@@ -43,7 +43,7 @@ func (p *Process) Watch(ended func()) error {
 	return nil
 }
 
-// close gives the descriptor back. A goroutine of Watch that waits ends.
+// close closes the descriptor, which ends the goroutine of Watch.
 func (p *Process) close() {
 	if p.file != nil {
 		_ = p.file.Close()
@@ -52,11 +52,11 @@ func (p *Process) close() {
 	_ = unix.Close(p.pidfd)
 }
 
-// waitTimeout bounds Wait: a killed process may wait for something in the kernel.
+// waitTimeout limits Wait: a killed process may wait for something in the kernel.
 const waitTimeout = 10 * time.Second
 
-// Wait reaps it, if nobody else has, and gives the descriptor back. It may be called once. One that
-// does not end in time stays a zombie, later on, until this process ends.
+// Wait reaps the process, unless it has been reaped, and closes the descriptor. It may be called
+// once. A process that does not end in time becomes a zombie later, until this process ends.
 func (p *Process) Wait() error {
 	defer p.close()
 	for deadline := time.Now().Add(waitTimeout); ; {
