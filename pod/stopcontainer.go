@@ -184,9 +184,7 @@ func (m *Manager) settle(ctx context.Context, e *entry[containerRecord]) error {
 	switch {
 	case errors.Is(err, client.ErrNotFound):
 		m.lost(e)
-	case errors.Is(err, client.ErrUnavailable) || ctx.Err() != nil:
-		return err
-	case err != nil:
+	case errors.Is(err, client.ErrDamaged) && ctx.Err() == nil:
 		// The shim has it, and cannot say how it is: its record was damaged. It can be deleted
 		// once it has ended.
 		switch derr := m.forget(ctx, e.get().PodID, e.id); {
@@ -195,6 +193,8 @@ func (m *Manager) settle(ctx context.Context, e *entry[containerRecord]) error {
 		case !errors.Is(derr, client.ErrRunning):
 			return errors.Join(err, derr)
 		}
+	case err != nil: // the shim may know the end, and say so later
+		return err
 	case s.State == client.StateStopped:
 		m.exited(e, s.ExitCode, s.ExitedAt, s.OOMKilled)
 	}
