@@ -105,7 +105,7 @@ func (s fakeShim) Status(ctx context.Context, _, id string) (st client.Status, e
 			return client.ErrNotFound
 		}
 		if p.unread {
-			return errors.New("container is unmanaged")
+			return client.ErrDamaged
 		}
 		st = client.Status{Pid: p.pid, State: p.state, ExitCode: p.code, ExitedAt: p.exitedAt, OOMKilled: p.oom}
 		return nil

@@ -27,6 +27,9 @@ func (m *Manager) StartContainer(ctx context.Context, id string) error {
 		return during("start container", id, err)
 	}
 	return during("start container", e.id, m.do(ctx, "start/"+e.id, startLimit, func(ctx context.Context) error {
+		if err := m.awaitRecovery(ctx); err != nil {
+			return err // its root may be lost, and be made again
+		}
 		if err := e.turn.take(ctx); err != nil {
 			return err
 		}

@@ -55,3 +55,29 @@ func TestHungStepOfRecovery(t *testing.T) {
 		})
 	}
 }
+
+// A container is not started before recovery has made its root again.
+func TestStartAwaitsRecovery(t *testing.T) {
+	b := newBench(t)
+	m1, h := b.manager()
+	id := must[string](t)(m1.Create(t.Context(), must[string](t)(m1.Run(t.Context(), podConfig("p"))), containerConfig("run")))
+	b.kill(h)
+	m, _ := b.unstarted()
+	b.fault("snapshots.Recover", func(context.Context) error {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		defer cancel()
+		if err := m.StartContainer(ctx, id); err == nil {
+			t.Error("started before its root was there")
+		}
+		return nil
+	})
+	ok(t, m.Start(t.Context()))
+	if b.count("snapshots.Recover") < 2 {
+		t.Error("the roots were not recovered")
+	}
+	// The start goes on though its caller has gone; another joins it or comes too late.
+	_ = m.StartContainer(t.Context(), id)
+	if c := must[Container](t)(m.Container(id)); c.State != Running {
+		t.Errorf("container is %s", c.State)
+	}
+}

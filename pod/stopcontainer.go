@@ -184,17 +184,17 @@ func (m *Manager) settle(ctx context.Context, e *entry[containerRecord]) error {
 	switch {
 	case errors.Is(err, client.ErrNotFound):
 		m.lost(e)
-	case errors.Is(err, client.ErrUnavailable) || ctx.Err() != nil:
-		return err
-	case err != nil:
-		// The shim has the container but does not know its state, because its record was damaged.
-		// It can be deleted once it has ended.
+	case errors.Is(err, client.ErrDamaged) && ctx.Err() == nil:
+		// The shim has it, and cannot say how it is: its record was damaged. It can be deleted
+		// once it has ended.
 		switch derr := m.forget(ctx, e.get().PodID, e.id); {
 		case derr == nil:
 			m.lost(e)
 		case !errors.Is(derr, client.ErrRunning):
 			return errors.Join(err, derr)
 		}
+	case err != nil: // the shim may know the end, and say so later
+		return err
 	case s.State == client.StateStopped:
 		m.exited(e, s.ExitCode, s.ExitedAt, s.OOMKilled)
 	}

@@ -58,6 +58,8 @@ func codeOf(err error) codes.Code {
 		{errPrecondition, codes.FailedPrecondition},
 		{errExhausted, codes.ResourceExhausted},
 		{errEnding, codes.Unavailable},
+		{errUnmanaged, codes.DataLoss},
+		{errUnmanagedForNow, codes.ResourceExhausted},
 		{errUnimplemented, codes.Unimplemented},
 		{context.Canceled, codes.Canceled},
 		{context.DeadlineExceeded, codes.DeadlineExceeded},

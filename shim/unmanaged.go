@@ -27,11 +27,21 @@ type unmanaged struct {
 	op        sync.Mutex // adoption, Kill, Delete: one at a time
 }
 
-// errUnmanaged is wrapped by errors about such a container.
-var errUnmanaged = errors.New("container is unmanaged")
+// The kinds of errors about such a container. For now means that its reason may pass: then the shim
+// will adopt it, and know its end.
+var (
+	errUnmanaged       = errors.New("container is unmanaged")
+	errUnmanagedForNow = errors.New("container is unmanaged for now")
+)
 
+// err is of one of these kinds alone: that something of the container was not found must not tell a
+// caller that there is no container.
 func (u *unmanaged) err() error {
-	return fmt.Errorf("container %s: %w: %w", u.id, errUnmanaged, u.reason)
+	kind := errUnmanaged
+	if transient.Is(u.reason) {
+		kind = errUnmanagedForNow
+	}
+	return fmt.Errorf("container %s: %w: %v", u.id, kind, u.reason)
 }
 
 // leave records that a container could not be adopted.

@@ -36,6 +36,7 @@ var (
 	ErrExists      = errors.New("container already exists in the shim")
 	ErrNotRunning  = errors.New("container is not running")
 	ErrRunning     = errors.New("container is running")
+	ErrDamaged     = errors.New("the shim cannot read the container's record")
 	ErrUnavailable = errors.New("shim unavailable")
 	ErrInvalid     = errors.New("invalid container")
 	ErrExhausted   = errors.New("too many processes")

@@ -392,6 +392,8 @@ func callError(err error) error {
 		return remoteError{ErrExhausted, s.Message()}
 	case codes.InvalidArgument:
 		return remoteError{ErrInvalid, s.Message()}
+	case codes.DataLoss:
+		return remoteError{ErrDamaged, s.Message()}
 	case codes.Unavailable:
 		return remoteError{ErrUnavailable, s.Message()}
 	case codes.DeadlineExceeded:
