@@ -32,6 +32,11 @@ var damage = map[string]func(t *testing.T, path string){
 		must(t, os.Remove(path))
 		must(t, os.Mkdir(path, 0o700))
 	},
+	"a FIFO": func(t *testing.T, path string) { // no one writes to it
+		t.Helper()
+		must(t, os.Remove(path))
+		must(t, unix.Mkfifo(path, 0o600))
+	},
 	"missing": func(t *testing.T, path string) { t.Helper(); must(t, os.Remove(path)) },
 }
 

@@ -51,12 +51,12 @@ type records[T record[T]] struct {
 	// aside is the directory where damaged records are kept for the operator.
 	aside string
 	log   *slog.Logger
-	read  func(path string) ([]byte, error) // os.ReadFile, but in tests
+	read  func(path string) ([]byte, error) // recordfile.Read, but in tests
 	kept  *sync.Map                         // by pod id: *recordfile.Kept, the fields of a newer daemon
 }
 
 func newRecords[T record[T]](stateDir, kind string, log *slog.Logger) records[T] {
-	return records[T]{dir: filepath.Join(stateDir, kind), aside: filepath.Join(stateDir, damagedDir), log: log, read: os.ReadFile, kept: &sync.Map{}}
+	return records[T]{dir: filepath.Join(stateDir, kind), aside: filepath.Join(stateDir, damagedDir), log: log, read: recordfile.Read, kept: &sync.Map{}}
 }
 
 func (r records[T]) path(podID string) string { return filepath.Join(r.dir, podID+".json") }

@@ -1,6 +1,7 @@
 package lc
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -131,15 +132,21 @@ func awaitGo(ctx context.Context, fifo *os.File, pidfd, pid int) error {
 }
 
 // waits says whether init still has the FIFO, which libcontainer passes to it and closes before it
-// executes the program. The program cannot have it. It could have any name.
+// executes the program. The program cannot have it. It could have the name that libcontainer gives
+// init, by which one must go where the kernel shows no descriptors: without root, in a user namespace.
 func waits(pid int, fifo *os.File) bool {
 	gate, err := fifo.Stat()
 	if err != nil {
 		return false
 	}
-	fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
-	return err == nil && slices.ContainsFunc(fds, func(fd string) bool {
-		held, err := os.Stat(fd)
+	dir := fmt.Sprintf("/proc/%d/fd", pid)
+	fds, err := os.ReadDir(dir)
+	if errors.Is(err, os.ErrPermission) {
+		name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+		return err == nil && bytes.HasPrefix(name, []byte("runc:["))
+	}
+	return err == nil && slices.ContainsFunc(fds, func(fd os.DirEntry) bool {
+		held, err := os.Stat(filepath.Join(dir, fd.Name()))
 		return err == nil && os.SameFile(gate, held)
 	})
 }
