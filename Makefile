@@ -149,7 +149,7 @@ unit: $(call needs,build tools) ## unit tests, but for those of unit-cgo and uni
 unit-cgo: $(call needs,build tools) ## unit tests of the packages that need cgo
 	CGO_ENABLED=1 $(GOTEST) $(CGOPKGS)
 
-unit-race: $(call needs,build tools) ## unit tests under the race detector
+unit-race: $(call needs,build-faults tools) ## unit tests under the race detector
 	CGO_ENABLED=1 $(GOTEST) -race -short -tags $(FAULTTAGS) $(RACE)
 
 cluster-unit: $(call needs,build) ## unit tests of the cluster, except those of cluster-race
