@@ -170,108 +170,6 @@ func (m *Manager) logUnmanaged() {
 	}
 }
 
-// A record that could not be read for a reason that may pass is read again after a pause that
-// doubles.
-const (
-	firstReread = time.Second
-	lastReread  = 10 * time.Minute
-)
-
-// readAgain reads a record until that succeeds, or its object has been removed.
-func (m *Manager) readAgain(ctx context.Context, u Unmanaged) {
-	if m.awaitRecovery(ctx) != nil {
-		return
-	}
-	for pause := firstReread; ; pause = min(2*pause, lastReread) {
-		if sleep(ctx, pause) != nil {
-			return
-		}
-		release, err := m.unmanaged.busy.Acquire(ctx, u.ID)
-		if err != nil {
-			return
-		}
-		again := m.unmanaged.has(u.ID) && m.adopt(ctx, u)
-		release()
-		if !again {
-			return
-		}
-	}
-}
-
-// adopt takes an unmanaged pod or container back if its record can be read by now. again says
-// that it may be readable later. The caller holds its id.
-func (m *Manager) adopt(ctx context.Context, u Unmanaged) (again bool) {
-	var err error
-	if u.Kind == UnmanagedPod {
-		err = m.adoptPod(ctx, u.ID)
-	} else {
-		u.PodID, err = m.adoptContainer(ctx, u)
-	}
-	switch {
-	case err == nil:
-		m.log.Info("record is readable again, "+string(u.Kind)+" is managed", "id", u.ID)
-		return false
-	case record.Transient(err):
-		return true
-	}
-	m.unmanaged.put(u.because(err))
-	return false
-}
-
-// adoptPod shows and recovers a pod, and its containers that waited for it.
-func (m *Manager) adoptPod(ctx context.Context, id string) error {
-	rec, kept, err := m.podDir().Load(id)
-	if err == nil {
-		err = rec.check(id)
-	}
-	if err != nil {
-		return err
-	}
-	m.created.passed(rec.CreatedAt)
-	e, err := m.indexPod(id, rec, kept)
-	if err != nil {
-		return err
-	}
-	m.unmanaged.drop(id)
-	m.podChanged(&podRecord{Phase: podMaking}, &rec)
-	m.attempt("recover pod", id, recoverOne(ctx, m, "pod", e, func(ctx context.Context, _ bool) error {
-		return m.recoverPod(ctx, e, true)
-	}))
-	for _, u := range m.unmanagedIn(id) {
-		release, err := m.unmanaged.busy.Acquire(ctx, u.ID)
-		if err != nil {
-			return nil // the life ends
-		}
-		if m.unmanaged.has(u.ID) {
-			m.adopt(ctx, u)
-		}
-		release()
-	}
-	return nil
-}
-
-// adoptContainer also tells the container's pod, as far as it is known.
-func (m *Manager) adoptContainer(ctx context.Context, u Unmanaged) (podID string, err error) {
-	rec, kept, err := m.containerDir().Load(u.ID)
-	if err == nil {
-		err = rec.check(u.ID)
-	}
-	if err != nil {
-		return u.PodID, err
-	}
-	m.created.passed(rec.CreatedAt)
-	e, err := m.indexContainer(u.ID, rec, kept)
-	if err != nil {
-		return rec.PodID, err
-	}
-	m.unmanaged.drop(u.ID)
-	m.containerChanged(&containerRecord{Phase: containerMaking}, &rec)
-	m.attempt("recover container", u.ID, recoverOne(ctx, m, "container", e, func(ctx context.Context, _ bool) error {
-		return m.recoverContainer(ctx, e, true)
-	}))
-	return rec.PodID, nil
-}
-
 // podInBundle is the pod that a container's bundle names, empty if it cannot be known.
 func (m *Manager) podInBundle(id string) string {
 	b, err := os.ReadFile(filepath.Join(m.containerDir().Of(id), "config.json"))
@@ -435,7 +333,10 @@ func (m *Manager) dropUnmanagedContainer(ctx context.Context, u Unmanaged) error
 	}
 	defer release()
 	if !m.unmanaged.has(u.ID) {
-		return nil
+		if m.containers.exact(u.ID) == nil {
+			return nil // another call removed it
+		}
+		return fail(ErrUnavailable, "its record has been read meanwhile, try again")
 	}
 	if err := m.endUnmanaged(ctx, u); err != nil {
 		return err
