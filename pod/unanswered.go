@@ -9,8 +9,8 @@ import (
 	"github.com/coracle-project/coracle/shim/client"
 )
 
-// Where pods have shims of their own, one that does not answer holds up its pod alone: nothing of the
-// pod is touched, and operations on it wait, until it answers. The others are recovered at once.
+// Where pods have shims of their own, one that does not answer holds up its pod alone: nothing of
+// the pod is touched, and operations on it wait, until it answers. The others are recovered at once.
 
 // answers is what the shims have said.
 type answers struct {
