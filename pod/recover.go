@@ -126,8 +126,8 @@ func (m *Manager) recover(ctx context.Context, b bare) {
 	m.recoverLate(ctx, a.silent)
 }
 
-// askShims asks for all containers until it gets an answer. Shims of single pods may be missing in
-// it.
+// askShims asks for all containers until there is an answer. Shims of single pods may be missing
+// in it.
 func (m *Manager) askShims(ctx context.Context) (answers, error) {
 	for pause := firstAsk; ; pause = min(2*pause, lastAsk) {
 		try, cancel := context.WithTimeout(ctx, listLimit)
@@ -188,8 +188,8 @@ func (m *Manager) awaitRecovery(ctx context.Context) error {
 	}
 }
 
-// recoverContainers recovers every container of these pods, many at a time. A failure is logged and
-// tried again: it must not keep the daemon from serving the other containers.
+// recoverContainers rolls every container of these pods to where it belongs, many at a time. One
+// that cannot be is logged and tried again: it must not keep the daemon from serving the others.
 func (m *Manager) recoverContainers(ctx context.Context, inShim map[string]bool, of func(podID string) bool) {
 	tasks := m.sideBySide()
 	for _, e := range m.containers.each(func(r *containerRecord) bool { return of(r.PodID) }) {

@@ -38,10 +38,11 @@ func (m *Manager) removePod(ctx context.Context, e *entry[podRecord]) error {
 		return err
 	}
 	var tasks errgroup.Group
+	unmanaged := m.unmanagedIn(e.id) // first: one that is adopted meanwhile is in both lists, not in neither
 	for _, ce := range m.containersOf(e.id) {
 		tasks.Go(func() error { return during("container", ce.id, m.removeContainer(ctx, ce)) })
 	}
-	for _, u := range m.unmanagedIn(e.id) {
+	for _, u := range unmanaged {
 		tasks.Go(func() error { return during("container", u.ID, m.dropUnmanagedContainer(ctx, u)) })
 	}
 	if err := tasks.Wait(); err != nil {

@@ -51,10 +51,11 @@ func (m *Manager) stopPod(ctx context.Context, e *entry[podRecord]) error {
 	}
 	c := &e.get().Config
 	var tasks errgroup.Group
+	unmanaged := m.unmanagedIn(e.id) // first, as in removePod
 	for _, ce := range m.containersOf(e.id) {
 		tasks.Go(func() error { return during("container", ce.id, m.stopContainer(ctx, ce, 0)) })
 	}
-	for _, u := range m.unmanagedIn(e.id) {
+	for _, u := range unmanaged {
 		tasks.Go(func() error { return during("container", u.ID, m.end(ctx, e.id, u.ID)) })
 	}
 	// A host port must be free for the next pod when Stop has returned.

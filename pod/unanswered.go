@@ -9,8 +9,8 @@ import (
 	"github.com/coracle-project/coracle/shim/client"
 )
 
-// With one shim per pod, a shim that does not answer delays only its own pod: until it answers, the
-// pod stays untouched, and operations on it wait. The other pods are recovered at once.
+// Where pods have shims of their own, one that does not answer holds up its pod alone: nothing of
+// the pod is touched, and operations on it wait, until it answers. The others are recovered at once.
 
 // answers is what the shims have reported.
 type answers struct {

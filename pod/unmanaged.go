@@ -170,108 +170,7 @@ func (m *Manager) logUnmanaged() {
 	}
 }
 
-// Pauses between attempts to read a record that may become readable. The pause doubles each time.
-const (
-	firstReread = time.Second
-	lastReread  = 10 * time.Minute
-)
-
-// readAgain reads a record until it succeeds, or the object has been removed.
-func (m *Manager) readAgain(ctx context.Context, u Unmanaged) {
-	if m.awaitRecovery(ctx) != nil {
-		return
-	}
-	for pause := firstReread; ; pause = min(2*pause, lastReread) {
-		if sleep(ctx, pause) != nil {
-			return
-		}
-		release, err := m.unmanaged.busy.Acquire(ctx, u.ID)
-		if err != nil {
-			return
-		}
-		again := m.unmanaged.has(u.ID) && m.adopt(ctx, u)
-		release()
-		if !again {
-			return
-		}
-	}
-}
-
-// adopt takes over an unmanaged pod or container if its record is now readable. again reports that
-// it may be readable later. The caller holds its id.
-func (m *Manager) adopt(ctx context.Context, u Unmanaged) (again bool) {
-	var err error
-	if u.Kind == UnmanagedPod {
-		err = m.adoptPod(ctx, u.ID)
-	} else {
-		u.PodID, err = m.adoptContainer(ctx, u)
-	}
-	switch {
-	case err == nil:
-		m.log.Info("record is readable again, "+string(u.Kind)+" is managed", "id", u.ID)
-		return false
-	case record.Transient(err):
-		return true
-	}
-	m.unmanaged.put(u.because(err))
-	return false
-}
-
-// adoptPod indexes and recovers a pod, and its containers that waited for it.
-func (m *Manager) adoptPod(ctx context.Context, id string) error {
-	rec, kept, err := m.podDir().Load(id)
-	if err == nil {
-		err = rec.check(id)
-	}
-	if err != nil {
-		return err
-	}
-	m.created.passed(rec.CreatedAt)
-	e, err := m.indexPod(id, rec, kept)
-	if err != nil {
-		return err
-	}
-	m.unmanaged.drop(id)
-	m.podChanged(&podRecord{Phase: podMaking}, &rec)
-	m.attempt("recover pod", id, recoverOne(ctx, m, "pod", e, func(ctx context.Context, _ bool) error {
-		return m.recoverPod(ctx, e, true)
-	}))
-	for _, u := range m.unmanagedIn(id) {
-		release, err := m.unmanaged.busy.Acquire(ctx, u.ID)
-		if err != nil {
-			return nil // the daemon is stopping
-		}
-		if m.unmanaged.has(u.ID) {
-			m.adopt(ctx, u)
-		}
-		release()
-	}
-	return nil
-}
-
-// adoptContainer also returns the container's pod, if known.
-func (m *Manager) adoptContainer(ctx context.Context, u Unmanaged) (podID string, err error) {
-	rec, kept, err := m.containerDir().Load(u.ID)
-	if err == nil {
-		err = rec.check(u.ID)
-	}
-	if err != nil {
-		return u.PodID, err
-	}
-	m.created.passed(rec.CreatedAt)
-	e, err := m.indexContainer(u.ID, rec, kept)
-	if err != nil {
-		return rec.PodID, err
-	}
-	m.unmanaged.drop(u.ID)
-	m.containerChanged(&containerRecord{Phase: containerMaking}, &rec)
-	m.attempt("recover container", u.ID, recoverOne(ctx, m, "container", e, func(ctx context.Context, _ bool) error {
-		return m.recoverContainer(ctx, e, true)
-	}))
-	return rec.PodID, nil
-}
-
-// podInBundle returns the pod that a container's bundle names, or "".
+// podInBundle is the pod that a container's bundle names, empty if it cannot be known.
 func (m *Manager) podInBundle(id string) string {
 	b, err := os.ReadFile(filepath.Join(m.containerDir().Of(id), "config.json"))
 	if err != nil {
@@ -433,7 +332,10 @@ func (m *Manager) dropUnmanagedContainer(ctx context.Context, u Unmanaged) error
 	}
 	defer release()
 	if !m.unmanaged.has(u.ID) {
-		return nil
+		if m.containers.exact(u.ID) == nil {
+			return nil // another call removed it
+		}
+		return fail(ErrUnavailable, "its record has been read meanwhile, try again")
 	}
 	if err := m.endUnmanaged(ctx, u); err != nil {
 		return err

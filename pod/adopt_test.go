@@ -1,0 +1,74 @@
+package pod
+
+import (
+	"errors"
+	"os"
+	"testing"
+	"time"
+)
+
+// A removal that finds its container adopted meanwhile does not say that it was removed.
+func TestRemovalMeetsAdoption(t *testing.T) {
+	b := newBench(t)
+	m1, podID, id := b.lone()
+	file := m1.containerDir().File(id)
+	ok(t, os.Rename(file, file+".kept"))
+	m, _ := b.manager()
+	u, found := m.findUnmanaged(UnmanagedContainer, id)
+	if !found {
+		t.Fatalf("unmanaged: %+v", m.Unmanaged())
+	}
+	ok(t, os.Rename(file+".kept", file))
+	// While its pod is stopped it stays what the stop takes it for.
+	ok(t, setPhase(m, podID, podStopping))
+	if again := m.adopt(t.Context(), u); !again || !m.unmanaged.has(id) {
+		t.Errorf("adopted from under a stop: again %t, unmanaged %+v", again, m.Unmanaged())
+	}
+	ok(t, setPhase(m, podID, podReady))
+	if again := m.adopt(t.Context(), u); again || m.unmanaged.has(id) {
+		t.Errorf("not adopted: %+v", m.Unmanaged())
+	}
+	if err := m.dropUnmanagedContainer(t.Context(), u); !errors.Is(err, ErrUnavailable) {
+		t.Errorf("removal: %v", err)
+	}
+	ok(t, m.Remove(t.Context(), podID))
+	ok(t, m.dropUnmanagedContainer(t.Context(), u))
+	idle(t, m)
+	b.nothingLeft()
+}
+
+// A container that waited for its pod's record, and cannot be read when that can, is read again.
+func TestContainerReadableAfterItsPod(t *testing.T) {
+	b := newBench(t)
+	m1, podID, id := b.lone()
+	pod, container := m1.podDir().File(podID), m1.containerDir().File(id)
+	ok(t, unreadable(pod))
+	m, _ := b.manager()
+	events, stop := m.Watch()
+	defer stop()
+	ok(t, unreadable(container))
+	ok(t, os.Rename(pod+".kept", pod))
+	deadline, kept := time.After(patience), true
+	for started := map[string]bool{}; !started[id]; {
+		select {
+		case ev := <-events:
+			started[ev.ID] = started[ev.ID] || ev.Kind == EventStarted
+			if ev.ID == podID && kept {
+				kept = false
+				// Its containers are adopted under their ids after this.
+				release, err := m.unmanaged.busy.Acquire(t.Context(), podID)
+				ok(t, err)
+				release()
+				if m.containers.exact(id) != nil {
+					t.Fatal("the container was not unreadable")
+				}
+				ok(t, os.Rename(container+".kept", container))
+			}
+		case <-deadline:
+			t.Fatalf("unmanaged: %+v", m.Unmanaged())
+		}
+	}
+	ok(t, m.Remove(t.Context(), podID))
+	idle(t, m)
+	b.nothingLeft()
+}
