@@ -113,6 +113,7 @@ func (s *Service) Serve(ctx context.Context, l net.Listener) error {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	var background sync.WaitGroup
 	background.Go(func() { s.retry(ctx) })
+	background.Go(s.dropStale)
 	background.Go(func() { s.hold.watch(ctx, func() { s.holdAll(l) }) })
 	background.Go(func() {
 		select {
@@ -153,7 +154,7 @@ func (s *Service) intercept(ctx context.Context, unmarshal ttrpc.Unmarshaler, in
 	return res, toStatus(err)
 }
 
-// holdAll puts everything into a new keeper.
+// holdAll puts everything into a new keeper, and nothing else is left in it.
 func (s *Service) holdAll(l net.Listener) {
 	if u, ok := l.(*net.UnixListener); ok {
 		if f, err := u.File(); err == nil {
@@ -171,6 +172,7 @@ func (s *Service) holdAll(l net.Listener) {
 			e.holdFiles()
 		}
 	}
+	s.dropStale() // it may be the same keeper again
 }
 
 // letGo closes all files, so that the goroutines that wait on them end. It waits at most lastCalls:
