@@ -42,12 +42,12 @@ func TestContainerReadableAfterItsPod(t *testing.T) {
 	b := newBench(t)
 	m1, podID, id := b.lone()
 	pod, container := m1.podDir().File(podID), m1.containerDir().File(id)
-	ok(t, unreadable(pod))
+	podLease := unreadable(t, pod)
 	m, _ := b.manager()
 	events, stop := m.Watch()
 	defer stop()
-	ok(t, unreadable(container))
-	ok(t, os.Rename(pod+".kept", pod))
+	lease := unreadable(t, container)
+	ok(t, podLease.Close())
 	deadline, kept := time.After(patience), true
 	for started := map[string]bool{}; !started[id]; {
 		select {
@@ -62,7 +62,7 @@ func TestContainerReadableAfterItsPod(t *testing.T) {
 				if m.containers.exact(id) != nil {
 					t.Fatal("the container was not unreadable")
 				}
-				ok(t, os.Rename(container+".kept", container))
+				ok(t, lease.Close())
 			}
 		case <-deadline:
 			t.Fatalf("unmanaged: %+v", m.Unmanaged())

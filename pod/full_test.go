@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -111,7 +112,7 @@ func TestFullStateDirectory(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			b := newBench(t)
 			b.onSmall(tc.size)
-			var log strings.Builder
+			var log syncLog
 			m, h := b.unstarted()
 			m.log = slog.New(slog.NewTextHandler(&log, nil))
 			m.room.log = m.log
@@ -141,6 +142,7 @@ func TestFullStateDirectory(t *testing.T) {
 			ok(t, m.Stop(t.Context(), podID))
 			tc.fill(b)
 			b.kill(h)
+			ok(t, m.Close()) // its clean-up must not meet that of the next one
 			m2, _ := b.manager()
 			if c := must[Container](t)(m2.Container(id)); c.State != Exited || c.ExitCode != 137 {
 				t.Errorf("after a restart, container is %s, %d", c.State, c.ExitCode)
@@ -149,7 +151,7 @@ func TestFullStateDirectory(t *testing.T) {
 			idle(t, m2)
 			b.nothingLeft()
 			if n := strings.Count(log.String(), "nearly full"); n != 1 {
-				t.Errorf("%d warnings:\n%s", n, &log)
+				t.Errorf("%d warnings:\n%s", n, log.String())
 			}
 			ok(t, os.RemoveAll(filepath.Join(b.state, "filling")))
 			m2.room.check()
@@ -199,4 +201,22 @@ func TestReserveOutlivesDaemon(t *testing.T) {
 			}
 		})
 	}
+}
+
+// syncLog is the log of a manager, which may write to it when it counts as killed.
+type syncLog struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *syncLog) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *syncLog) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
 }
