@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/coracle-project/coracle/internal/transient"
 	"github.com/coracle-project/coracle/shim/keeper"
@@ -22,29 +23,45 @@ type hold struct {
 	dir string // "" for no keeper
 	log *slog.Logger
 
-	mu sync.Mutex
-	k  *keeper.Keeper // nil while there is none
+	mu   sync.Mutex
+	k    *keeper.Keeper // nil while there is none
+	hung bool           // there is none because the last one did not answer
 }
 
 // named is a set of files under short names, as one entry of the keeper.
 type named map[string]*os.File
 
+// hungPatience is how long connect tries a keeper that does not answer. It may only wait for the
+// CPU; the daemon replaces one that hangs.
+const hungPatience = 5 * time.Second
+
 func (h *hold) connect() {
 	if h.dir == "" {
 		return
 	}
+	began := time.Now()
 	k, err := keeper.Dial(h.dir)
+	for errors.Is(err, keeper.ErrHung) && time.Since(began) < hungPatience {
+		k, err = keeper.Dial(h.dir)
+	}
 	if err != nil {
 		h.log.Warn("no keeper: a killed shim would lose terminals", "error", err)
-		return
 	}
-	h.set(k)
+	h.set(k, err)
 }
 
-func (h *hold) set(k *keeper.Keeper) {
+// set changes the keeper; cause is why there is none.
+func (h *hold) set(k *keeper.Keeper, cause error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.k = k
+	h.k, h.hung = k, k == nil && errors.Is(cause, keeper.ErrHung)
+}
+
+// lastHung says that there is no keeper because the last one did not answer.
+func (h *hold) lastHung() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.hung
 }
 
 func (h *hold) keeper() *keeper.Keeper {
@@ -76,14 +93,21 @@ func (h *hold) put(key string, files named) {
 	}
 }
 
-// get returns the files held under key; empty if there are none. It fails if this process has no
-// free descriptors for them.
+// get returns what is held under key; empty if nothing is. It fails with an error that may pass if
+// something is held that this process has no room for, or if the keeper does not answer: one that
+// went on without its terminal would later have the keeper drop the last descriptor of it.
 func (h *hold) get(key string) (named, error) {
 	k := h.keeper()
+	if k == nil && h.lastHung() {
+		return nil, fmt.Errorf("take files of %s from the keeper: %w: %w", key, keeper.ErrHung, syscall.EAGAIN)
+	}
 	if k == nil {
 		return named{}, nil
 	}
 	meta, files, err := k.Get(key)
+	if errors.Is(err, keeper.ErrHung) {
+		err = fmt.Errorf("%w: %w", err, syscall.EAGAIN)
+	}
 	if transient.Is(err) {
 		return nil, fmt.Errorf("take files of %s from the keeper: %w", key, err)
 	}
@@ -152,7 +176,7 @@ func (h *hold) watch(ctx context.Context, again func()) {
 			if ctx.Err() != nil {
 				return
 			}
-			h.set(nil)
+			h.set(nil, k.Err())
 			h.log.Warn("keeper is lost; waiting for the daemon to start another", "error", k.Err())
 		}
 		k, err := keeper.Await(ctx, h.dir, func(err error) {
@@ -161,7 +185,7 @@ func (h *hold) watch(ctx context.Context, again func()) {
 		if err != nil {
 			return
 		}
-		h.set(k)
+		h.set(k, nil)
 		again()
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/coracle-project/coracle/internal/transient"
 	"github.com/coracle-project/coracle/shim/keeper"
 )
 
@@ -61,8 +62,72 @@ func answerInfo(l *net.UnixListener) {
 	}
 }
 
-// A shim that cannot wait for the next keeper (no descriptor for inotify or, in this test, no
-// directory) tries again until it can. It used to give up for good.
+// A keeper that does not answer while a container is adopted holds what it held: the adoption is
+// tried again. The container went on without its terminal.
+func TestHungKeeperHoldsSomething(t *testing.T) {
+	dir := t.TempDir()
+	l, err := keeper.Listen(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	late := make(chan error, 1)
+	go func() {
+		c, err := l.Accept()
+		if err != nil {
+			late <- err
+			return
+		}
+		defer c.Close()
+		_, err = c.Read(make([]byte, 100)) // INFO
+		_, _ = c.Read(make([]byte, 100))   // the caller has given up
+		late <- err
+		answerOnce(l)
+	}()
+	h := &hold{dir: dir, log: slog.New(slog.DiscardHandler)}
+	h.connect()
+	if err := <-late; err != nil {
+		t.Fatal(err)
+	}
+	k := h.keeper()
+	if k == nil {
+		t.Fatal("a keeper that answers the second time is not there")
+	}
+	defer k.Close()
+	if held, err := h.get("c/x"); !transient.Is(err) {
+		t.Errorf("of a keeper that hangs: %v, %v", held, err)
+	}
+	h.set(nil, k.Err())
+	if held, err := h.get("c/x"); !transient.Is(err) {
+		t.Errorf("when it has been given up: %v, %v", held, err)
+	}
+	h.set(nil, keeper.ErrGone)
+	if held, err := h.get("c/x"); err != nil || len(held) != 0 {
+		t.Errorf("of a keeper that is gone: %v, %v", held, err)
+	}
+}
+
+// answerOnce answers the first question, and no other.
+func answerOnce(l net.Listener) {
+	c, err := l.Accept()
+	if err != nil {
+		return
+	}
+	defer c.Close()
+	b := make([]byte, 100)
+	if _, err := c.Read(b); err != nil {
+		return
+	}
+	if _, err := c.Write([]byte{byte(0x100 - int(unix.ENOSYS)), 0xff, 0xff, 0xff, 0, 0, 0, 0}); err != nil {
+		return
+	}
+	for n := 1; n > 0 && err == nil; {
+		n, err = c.Read(b)
+	}
+}
+
+// A shim that cannot wait for the next keeper (no descriptor for inotify, or here no directory)
+// tries again until it can. It gave up for ever.
 func TestWatchKeeperTriesAgain(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "later")
 	log := make(logged, 100)
