@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"sync"
 	"time"
@@ -29,13 +30,18 @@ func (l *keeperLink) get() *keeper.Keeper {
 	return l.k
 }
 
-func (l *keeperLink) set(k *keeper.Keeper) {
+// set changes the keeper, unless none is wanted any more.
+func (l *keeperLink) set(k *keeper.Keeper) (wanted bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.left {
+		return false
+	}
 	if l.k != nil {
 		l.k.Close()
 	}
 	l.k = k
+	return true
 }
 
 func (l *keeperLink) leave() {
@@ -95,8 +101,12 @@ func (c *Client) dialKeeper() error {
 		k.Close()
 		return err
 	}
-	c.keeper.set(k)
-	return nil
+	if c.keeper.set(k) {
+		return nil
+	}
+	defer k.Close()
+	// Close may have had the daemon forgotten before superviseDaemon.
+	return errors.Join(fmt.Errorf("connect to keeper: closed: %w", ErrUnavailable), k.Forget(daemonName))
 }
 
 // startKeeper starts a keeper. It replaces one that hangs or whose socket is gone.

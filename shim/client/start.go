@@ -245,6 +245,7 @@ func (c *Client) Close() error {
 	c.closed = true
 	c.mu.Unlock()
 	var err error
+	c.keeper.leave() // first: watchKeeper may be about to have a keeper supervise the daemon
 	if k := c.keeper.get(); k != nil && c.cfg.Daemon != nil {
 		if err = k.Forget(daemonName); errors.Is(err, keeper.ErrGone) {
 			err = nil

@@ -3,6 +3,7 @@ package client
 import (
 	"encoding/binary"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -24,8 +25,10 @@ type fakeKeeper struct {
 
 // The requests, see keeper/process/keeper.h.
 const (
-	opPut = 1
-	opWho = 7
+	opPut       = 1
+	opSupervise = 5
+	opForget    = 6
+	opWho       = 7
 )
 
 func (f *fakeKeeper) asked() []uint32 {
@@ -44,13 +47,8 @@ func fakeClient(t *testing.T, value uint32) (*Client, *link, *fakeKeeper) {
 		t.Fatal(err)
 	}
 	f := &fakeKeeper{value: value}
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		conn, err := served.Accept()
-		if err != nil {
-			return
-		}
+	var work sync.WaitGroup
+	serve := func(conn net.Conn) {
 		defer conn.Close()
 		for b := make([]byte, 1000); ; {
 			if n, err := conn.Read(b); err != nil || n == 0 {
@@ -64,21 +62,30 @@ func fakeClient(t *testing.T, value uint32) (*Client, *link, *fakeKeeper) {
 				return
 			}
 		}
-	}()
+	}
+	work.Go(func() {
+		for {
+			conn, err := served.Accept()
+			if err != nil {
+				return
+			}
+			work.Go(func() { serve(conn) })
+		}
+	})
 	k, err := keeper.Dial(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		k.Close()
-		served.Close()
-		<-ended
-	})
 	c, err := New(Config{Binary: "/no/such", StateDir: dir, Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
 	if err != nil {
 		t.Fatal(err)
 	}
 	c.keeper.set(k)
+	t.Cleanup(func() {
+		c.keeper.close()
+		served.Close()
+		work.Wait()
+	})
 	l := newLink("node", &c.cfg)
 	l.attention.timer = time.AfterFunc(time.Hour, func() {})
 	t.Cleanup(l.attention.end)
@@ -118,6 +125,25 @@ func TestReplaceLeavesNewShimAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	if asked := k.asked(); !slices.Contains(asked, opWho) || slices.Contains(asked, opPut) {
+		t.Errorf("requests to the keeper %v", asked)
+	}
+}
+
+// A connection to a keeper that is being made when the Client is closed does not leave the daemon
+// supervised: it would be started again after its orderly end.
+func TestKeeperOfClosedClientForgetsDaemon(t *testing.T) {
+	c, _, k := fakeClient(t, 0)
+	c.cfg.Daemon = &Respawn{Path: "/no/such", Args: []string{"daemon"}}
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	closed := c.keeper.get()
+	if err := c.dialKeeper(); err == nil {
+		t.Error("connected")
+	}
+	asked := k.asked()
+	supervised := slices.Index(asked, opSupervise)
+	if supervised < 0 || !slices.Contains(asked[supervised:], opForget) || c.keeper.get() != closed {
 		t.Errorf("requests to the keeper %v", asked)
 	}
 }
