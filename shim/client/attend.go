@@ -119,7 +119,10 @@ func (l *link) attend(ctx context.Context, c *Client) {
 			pause = min(2*pause, l.limits.calm)
 		case missed >= l.limits.replace:
 			missed = 0
-			if err := c.replace(ctx, l, silent); err != nil && ctx.Err() == nil {
+			err := c.replace(ctx, l, silent)
+			if err == nil {
+				l.silent(0) // the next shim has its own count, and may never be asked
+			} else if ctx.Err() == nil {
 				l.failed(err)
 				l.log.Error("cannot replace shim that does not answer", "err", err)
 			}

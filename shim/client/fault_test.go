@@ -138,18 +138,11 @@ func TestKillAtEachStep(t *testing.T) {
 				r.exit(req.ID)
 				<-typed
 				got, want := r.whole(req.LogPath), numbered(lines, "\n")
-				if action == "error" {
-					// What could not be written is missing, and said to be: a single piece.
-					before, after, found := strings.Cut(got, "[coracle: ")
-					if !found || !strings.HasPrefix(want, before) {
-						t.Fatalf("log has %d bytes with no word of a loss", len(got))
-					}
-					_, after, _ = strings.Cut(after, "\n")
-					if !strings.HasSuffix(want, "\n"+after) {
-						t.Errorf("after the loss: %q", after[:min(len(after), 100)])
-					}
-				} else if got != want {
+				if got != want {
 					t.Errorf("log: %s", firstDifference(got, want))
+				}
+				if action == "error" {
+					return // the old file may have become larger
 				}
 				r.withinLimit(req)
 			})
