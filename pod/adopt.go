@@ -5,7 +5,7 @@ import (
 	"errors"
 	"time"
 
-	"github.com/coracle-project/coracle/pod/record"
+	"github.com/coracle-project/coracle/internal/transient"
 )
 
 // A record that could not be read for a reason that may pass is read again after a pause that
@@ -49,7 +49,7 @@ func (m *Manager) adopt(ctx context.Context, u Unmanaged) (again bool) {
 	case err == nil:
 		m.log.Info("record is readable again, "+string(u.Kind)+" is managed", "id", u.ID)
 		return false
-	case record.Transient(err), errors.Is(err, errPodStops):
+	case transient.Is(err), errors.Is(err, errPodStops):
 		return true
 	}
 	m.unmanaged.put(u.because(err))

@@ -14,8 +14,8 @@ import (
 	"time"
 
 	"github.com/coracle-project/coracle/internal/keylock"
+	"github.com/coracle-project/coracle/internal/transient"
 	"github.com/coracle-project/coracle/network"
-	"github.com/coracle-project/coracle/pod/record"
 	"github.com/coracle-project/coracle/shim/client"
 )
 
@@ -145,7 +145,7 @@ func (m *Manager) findUnmanaged(kind UnmanagedKind, id string) (Unmanaged, bool)
 // leave makes an object unmanaged. If its record may become readable, leave schedules retries.
 func (m *Manager) leave(u Unmanaged, cause error) {
 	m.unmanaged.put(u.because(cause))
-	if record.Transient(cause) {
+	if transient.Is(cause) {
 		m.life.start(func(ctx context.Context) { m.readAgain(ctx, u) })
 	}
 }

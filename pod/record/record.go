@@ -126,7 +126,7 @@ type Loaded[T any] struct {
 	// Kept are the fields that T does not know, for each record that has any.
 	Kept map[string]*recordfile.Kept
 	// Unread are the directories without a readable record, by name, with the reason:
-	// fs.ErrNotExist if there is no record, ErrVersion if it is too new, an error with Transient
+	// fs.ErrNotExist if there is no record, ErrVersion if it is too new, an error with transient.Is
 	// true if reading may succeed later, any other error if the record is damaged.
 	Unread map[string]error
 }
@@ -176,7 +176,7 @@ func (d Dir[T]) LoadAll() (Loaded[T], error) {
 	return l, nil
 }
 
-// Load reads one record, and what T has no room for in it. What may pass (Transient) is tried
+// Load reads one record, and what T has no room for in it. What may pass (transient.Is) is tried
 // again for half a second.
 func (d Dir[T]) Load(id string) (T, *recordfile.Kept, error) { return d.load(id, &transient.Waits{}) }
 
@@ -226,6 +226,3 @@ func knowsAll(b []byte, v any) bool {
 func (d Dir[T]) unknown(id string, version int) error {
 	return fmt.Errorf("%s: %w %d, this daemon knows up to %d", d.File(id), ErrVersion, version, d.Version)
 }
-
-// Transient reports whether reading may succeed later.
-func Transient(err error) bool { return transient.Is(err) }

@@ -154,7 +154,7 @@ func TestTransient(t *testing.T) {
 		t.Fatal(err)
 	}
 	withoutDescriptors(t, func() {
-		if _, _, err := d.Load("a"); !errors.Is(err, unix.EMFILE) || !Transient(err) {
+		if _, _, err := d.Load("a"); !errors.Is(err, unix.EMFILE) || !transient.Is(err) {
 			t.Errorf("no descriptors: %v", err)
 		}
 	})
@@ -164,7 +164,7 @@ func TestTransient(t *testing.T) {
 	if err := errors.Join(os.Remove(d.File("a")), os.WriteFile(d.File("a"), []byte("{"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := d.Load("a"); err == nil || Transient(err) {
+	if _, _, err := d.Load("a"); err == nil || transient.Is(err) {
 		t.Errorf("damaged: %v", err)
 	}
 }
@@ -181,7 +181,7 @@ func TestWaitsAreShared(t *testing.T) {
 		begin := time.Now()
 		withoutDescriptors(t, func() {
 			for range 100 {
-				if _, _, err := d.load("a", &waits); !Transient(err) {
+				if _, _, err := d.load("a", &waits); !transient.Is(err) {
 					t.Errorf("no descriptors: %v", err)
 				}
 			}
@@ -201,7 +201,7 @@ func TestFIFO(t *testing.T) {
 	loaded := make(chan error, 1)
 	go func() {
 		l, err := d.LoadAll()
-		if unread := l.Unread["a"]; err == nil && (!errors.Is(unread, recordfile.ErrDamaged) || Transient(unread)) {
+		if unread := l.Unread["a"]; err == nil && (!errors.Is(unread, recordfile.ErrDamaged) || transient.Is(unread)) {
 			err = fmt.Errorf("unread: %w", unread)
 		}
 		loaded <- err
