@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/internal/transient"
 )
 
 // Patience is the default limit for the wait for a killed process: freeing the memory of a large
@@ -91,6 +93,9 @@ func Reap(pid int, most time.Duration) error {
 	if errors.Is(err, unix.ESRCH) {
 		return nil
 	}
+	if transient.Scarce(err) {
+		return reapByNumber(pid, most)
+	}
 	if err != nil {
 		return fmt.Errorf("wait for process %d: pidfd_open: %w", pid, err)
 	}
@@ -101,16 +106,41 @@ func Reap(pid int, most time.Duration) error {
 	return ReapFD(fd)
 }
 
+// reapByNumber is Reap without a descriptor, for a process that has none left. The number stays the
+// child's until it is reaped, but it can only be asked again and again.
+func reapByNumber(pid int, most time.Duration) error {
+	const tick = 2 * time.Millisecond
+	for deadline := time.Now().Add(most); ; time.Sleep(tick) {
+		ended, err := reap(unix.P_PID, pid)
+		if ended || err != nil {
+			return err
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%s: %w", Describe(pid), ErrAlive)
+		}
+	}
+}
+
 // ReapFD reaps a child that has ended.
 func ReapFD(pidfd int) error {
+	_, err := reap(unix.P_PIDFD, pidfd)
+	return err
+}
+
+// reap reaps a child if it has ended. One that is gone has.
+func reap(by, id int) (ended bool, err error) {
 	for {
+		// waitid(2) leaves the structure as it is while the child runs.
+		var info unix.Siginfo
 		// __WALL: the child may have been cloned with an exit signal other than SIGCHLD.
-		err := unix.Waitid(unix.P_PIDFD, pidfd, nil, unix.WEXITED|unix.WNOHANG|unix.WALL, nil)
-		if errors.Is(err, unix.ECHILD) {
-			return nil
-		}
-		if !errors.Is(err, unix.EINTR) {
-			return err
+		err := unix.Waitid(by, id, &info, unix.WEXITED|unix.WNOHANG|unix.WALL, nil)
+		switch {
+		case errors.Is(err, unix.ECHILD):
+			return true, nil
+		case err == nil:
+			return info.Signo != 0, nil
+		case !errors.Is(err, unix.EINTR):
+			return false, err
 		}
 	}
 }

@@ -46,3 +46,41 @@ func TestReap(t *testing.T) {
 		t.Errorf("reap a reaped one: %v", err)
 	}
 }
+
+func TestReapWithoutDescriptors(t *testing.T) {
+	cmd := exec.Command("sleep", "1000")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	pid := cmd.Process.Pid
+	var before unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Max: before.Max}); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
+			t.Error(err)
+		}
+	}()
+	if fd, err := unix.PidfdOpen(pid, 0); !errors.Is(err, unix.EMFILE) {
+		t.Fatalf("pidfd_open: %d, %v, want %v", fd, err, unix.EMFILE)
+	}
+	if err := Reap(pid, 10*time.Millisecond); !errors.Is(err, ErrAlive) {
+		t.Errorf("reap a living one: %v, want %v", err, ErrAlive)
+	}
+	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if err := Reap(pid, Patience); err != nil {
+		t.Errorf("reap a killed one: %v", err)
+	}
+	if err := unix.Kill(pid, 0); !errors.Is(err, unix.ESRCH) {
+		t.Errorf("kill a reaped one: %v, want %v", err, unix.ESRCH)
+	}
+	if err := Reap(pid, Patience); err != nil {
+		t.Errorf("reap a reaped one: %v", err)
+	}
+}
