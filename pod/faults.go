@@ -36,4 +36,6 @@ var (
 	faultUnmanagedNetwork        = fault.New("pod.unmanaged.network")
 	faultUnmanagedSnapshots      = fault.New("pod.unmanaged.snapshots")
 	faultStopStopped             = fault.New("pod.stop.stopped")
+	faultUpdateChanged           = fault.New("pod.update.changed")
+	faultUpdateRewritten         = fault.New("pod.update.rewritten")
 )

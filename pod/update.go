@@ -49,11 +49,17 @@ func (m *Manager) updateResources(ctx context.Context, e *entry[containerRecord]
 		if err := m.Shim.Update(ctx, rec.PodID, e.id, limits); err != nil {
 			return err
 		}
+		if err := faultUpdateChanged.At(ctx); err != nil {
+			return err
+		}
 	case containerCreated:
 	default:
 		return fail(ErrPrecondition, "it is %s, only a created or running container has limits to change", rec.Phase)
 	}
 	if err := m.rewriteResources(e, next); err != nil {
+		return err
+	}
+	if err := faultUpdateRewritten.At(ctx); err != nil {
 		return err
 	}
 	if err := e.update(func(r *containerRecord) { r.Config.Resources = next }); err != nil {

@@ -18,4 +18,6 @@ var (
 	faultLogOpened      = fault.New("shim.log.opened")
 	faultLogPruned      = fault.New("shim.log.pruned")
 	faultLogRenamed     = fault.New("shim.log.renamed")
+	faultLogReopened    = fault.New("shim.log.reopened")
+	faultUpdateChanged  = fault.New("shim.update.changed")
 )

@@ -124,6 +124,10 @@ func (l *logFile) reopen(keep func()) error {
 	if err != nil {
 		return err
 	}
+	if err := faultAt(faultLogReopened); err != nil {
+		f.Close()
+		return err
+	}
 	l.goOn(f, keep)
 	return nil
 }

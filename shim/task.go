@@ -368,6 +368,9 @@ func (s *Service) Update(ctx context.Context, r *task.UpdateTaskRequest) (*empty
 	if err := engine.Update(ctx, &res); err != nil {
 		return nil, fmt.Errorf("update container %s: %w", c.id, err)
 	}
+	if err := faultUpdateChanged.At(ctx); err != nil {
+		return nil, fmt.Errorf("update container %s: %w", c.id, err)
+	}
 	return &emptypb.Empty{}, nil
 }
 
