@@ -14,6 +14,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/internal/recordfile"
 )
 
 // damage lists what can happen to a record.
@@ -217,7 +219,7 @@ func TestNewerRecord(t *testing.T) {
 				must(t, os.WriteFile(path, []byte(content), 0o600))
 			}
 			before := tree(t, c.StateDir)
-			if err := New(c).Start(t.Context()); !errors.Is(err, ErrVersion) || !strings.Contains(err.Error(), filepath.Join(c.StateDir, file)) {
+			if err := New(c).Start(t.Context()); recordfile.Newer(err) == nil || !strings.Contains(err.Error(), filepath.Join(c.StateDir, file)) {
 				t.Errorf("error %v", err)
 			}
 			if after := tree(t, c.StateDir); after != before {

@@ -112,7 +112,7 @@ func (m *Manager) SetCNI(confDir string, binDirs []string) {
 // Start reads the records and the CNI configuration, which it watches from then on. It changes
 // nothing on the host: the bridge and its table are made for the first pod. Start moves a damaged
 // record to the directory "damaged" and rebuilds it from the kernel's state or the CNI cache. If a
-// record was written by a newer daemon, Start returns ErrVersion and changes nothing.
+// newer daemon wrote a record, Start returns a *recordfile.NewerError and changes nothing.
 func (m *Manager) Start(context.Context) error {
 	if err := m.config.check(); err != nil {
 		return err

@@ -15,8 +15,9 @@
 //	subnets.json           what SetPodCIDR was last given
 //	damaged/               unreadable records, kept for the operator and no longer used
 //
-// A record has a version. A record of a newer daemon stops Start (ErrVersion). A pod keeps its
-// network if its record is damaged or lost: the record is rebuilt (adopt.go, cniadopt.go).
+// A record has a version. A record of a newer daemon stops Start (*recordfile.NewerError). A pod
+// keeps its network if its record is damaged or lost: the record is rebuilt (adopt.go,
+// cniadopt.go).
 //
 // # Example
 //

@@ -17,10 +17,6 @@ import (
 	"github.com/coracle-project/coracle/internal/transient"
 )
 
-// ErrVersion means that a record was written by a daemon too new for this one. Nothing has been
-// changed then.
-var ErrVersion = errors.New("unknown record version")
-
 // recordVersion is the newest format that this daemon understands. The first records had no
 // version. A new field does not change it: a daemon keeps the fields that it does not know.
 const recordVersion = 1
@@ -100,8 +96,8 @@ type loaded[T any] struct {
 	left []string
 }
 
-// load reads all records and changes nothing. It returns ErrVersion if one was written by a newer
-// daemon. A record that cannot be read for a reason that may pass is not damaged: the start fails,
+// load reads all records and changes nothing. It returns a *recordfile.NewerError if a newer
+// daemon wrote one. A record that cannot be read for a reason that may pass is not damaged: the start fails,
 // and is tried again.
 func (r records[T]) load() (loaded[T], error) {
 	all := loaded[T]{records: map[string]T{}, damaged: map[string]error{}}
@@ -128,8 +124,8 @@ func (r records[T]) load() (loaded[T], error) {
 		switch {
 		case err == nil:
 			all.records[podID] = rec
-		case errors.Is(err, ErrVersion):
-			return all, fmt.Errorf("read network record %s: %w", path, err)
+		case recordfile.Newer(err) != nil:
+			return all, fmt.Errorf("read network record: %w", err)
 		case transient.Is(err):
 			return all, fmt.Errorf("read network record: %w", err)
 		case errors.Is(err, os.ErrNotExist): // an operator has just removed it
@@ -145,7 +141,7 @@ func (r records[T]) parse(podID string) (rec T, err error) {
 	if err != nil {
 		return rec, err
 	}
-	if err := checkVersion(data); err != nil {
+	if err := recordfile.CheckNotNewer(r.path(podID), data, recordVersion); err != nil {
 		return rec, err
 	}
 	if err := json.Unmarshal(data, &rec); err != nil {
@@ -155,17 +151,6 @@ func (r records[T]) parse(podID string) (rec T, err error) {
 		r.kept.Store(podID, k)
 	}
 	return rec, rec.check(podID)
-}
-
-// checkVersion checks only the version: the rest of a newer record may have other types.
-func checkVersion(data []byte) error {
-	var v struct {
-		Version int `json:"version"`
-	}
-	if json.Unmarshal(data, &v) == nil && v.Version > recordVersion {
-		return fmt.Errorf("%w %d; this daemon knows versions up to %d: start the newer coracled again, or remove its pods with it first", ErrVersion, v.Version, recordVersion)
-	}
-	return nil
 }
 
 // tidy removes temporary files of interrupted writes.

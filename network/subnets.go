@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/coracle-project/coracle/internal/atomicfile"
+	"github.com/coracle-project/coracle/internal/recordfile"
 	"github.com/coracle-project/coracle/internal/transient"
 )
 
@@ -46,7 +47,7 @@ func (m *Manager) subnetsFile() string { return filepath.Join(m.config.StateDir,
 func (m *Manager) startSubnets() ([]netip.Prefix, error) {
 	var w transient.Waits
 	saved, err := transient.Try(&w, m.savedSubnets)
-	if errors.Is(err, ErrVersion) {
+	if recordfile.Newer(err) != nil {
 		return nil, err
 	}
 	if err != nil {
@@ -81,8 +82,8 @@ func (m *Manager) savedSubnets() ([]netip.Prefix, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read pod subnets: %w", err)
 	}
-	if err := checkVersion(data); err != nil {
-		return nil, fmt.Errorf("read pod subnets %s: %w", m.subnetsFile(), err)
+	if err := recordfile.CheckNotNewer(m.subnetsFile(), data, recordVersion); err != nil {
+		return nil, fmt.Errorf("read pod subnets: %w", err)
 	}
 	var subnets []netip.Prefix
 	if err := json.Unmarshal(data, &subnets); err != nil {

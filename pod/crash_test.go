@@ -13,9 +13,9 @@ import (
 	"time"
 
 	"github.com/coracle-project/coracle/internal/fault"
+	"github.com/coracle-project/coracle/internal/recordfile"
 
 	"github.com/coracle-project/coracle/network"
-	"github.com/coracle-project/coracle/pod/record"
 	"github.com/coracle-project/coracle/shim/client"
 )
 
@@ -381,7 +381,7 @@ func TestNewerRecordStays(t *testing.T) {
 	file := filepath.Join(dir, "pod.json")
 	ok(t, os.WriteFile(file, []byte(`{"version":99,"value":{}}`), 0o600))
 	m, _ := b.unstarted()
-	if err := m.Start(t.Context()); !errors.Is(err, record.ErrVersion) {
+	if err := m.Start(t.Context()); recordfile.Newer(err) == nil {
 		t.Errorf("got %v", err)
 	}
 	if _, err := os.Stat(file); err != nil || len(b.networks) != 1 {

@@ -17,7 +17,7 @@ type Records struct {
 }
 
 // ReadRecords reads all records and changes nothing. A record of a newer daemon is an error
-// (record.ErrVersion): this daemon does not understand it, and could destroy what it describes.
+// (*recordfile.NewerError): this daemon does not understand it, and could destroy what it describes.
 func ReadRecords(stateDir string) (*Records, error) {
 	pods, err := podsIn(stateDir).LoadAll()
 	if err != nil {
@@ -41,8 +41,8 @@ func ReadRecords(stateDir string) (*Records, error) {
 	}
 	for _, unread := range []map[string]error{pods.Unread, containers.Unread} {
 		for _, err := range unread {
-			if errors.Is(err, record.ErrVersion) {
-				return nil, fmt.Errorf("record %w; start the newer coracled again, or remove its pods with it before you start this one", err)
+			if recordfile.Newer(err) != nil {
+				return nil, err
 			}
 		}
 	}

@@ -27,7 +27,7 @@ import (
 //	running       unknown           exited, code 255, reason "Unknown"
 //	exited        anything          exited; freed in the shim
 //	removing      anything          removed
-//	too new       anything          an error before any change (record.ErrVersion)
+//	too new       anything          an error before any change (*recordfile.NewerError)
 //	unreadable    anything          unmanaged: left alone, see Unmanaged
 //
 // Only an object whose record says that it was being made or removed is rolled back. Without a

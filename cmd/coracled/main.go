@@ -3,13 +3,11 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 
 	"github.com/coracle-project/coracle/internal/fault"
-	"github.com/coracle-project/coracle/network"
-	"github.com/coracle-project/coracle/pod/record"
+	"github.com/coracle-project/coracle/internal/recordfile"
 	"github.com/coracle-project/coracle/shim/keeper"
 )
 
@@ -28,7 +26,7 @@ func run() int {
 // exitStatus is 1 or, for records of a newer release, keeper.ExitStay. Neither the keeper nor
 // systemd (RestartPreventExitStatus) then restarts coracled: a restart would fail in the same way.
 func exitStatus(err error) int {
-	if errors.Is(err, record.ErrVersion) || errors.Is(err, network.ErrVersion) {
+	if recordfile.Newer(err) != nil {
 		return keeper.ExitStay
 	}
 	return 1

@@ -116,6 +116,15 @@ func Check(path string, data []byte, known int) error {
 	return nil
 }
 
+// CheckNotNewer returns a NewerError for a record with a newer version, and nil for any other
+// content. The rest of a newer record may have other types, so it is checked before it is parsed.
+func CheckNotNewer(path string, data []byte, known int) error {
+	if err := Check(path, data, known); Newer(err) != nil {
+		return err
+	}
+	return nil
+}
+
 // CheckFile is Check for a file.
 func CheckFile(path string, known int) error {
 	data, err := Read(path)

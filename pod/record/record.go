@@ -29,9 +29,6 @@ import (
 	"github.com/coracle-project/coracle/internal/transient"
 )
 
-// ErrVersion says that a record was written by a daemon too new for this one.
-var ErrVersion = errors.New("unknown record version")
-
 // Dir is a directory of records of type T, each in a directory of its own.
 type Dir[T any] struct {
 	// Path is the absolute directory; Name the record's file name in each
@@ -126,7 +123,7 @@ type Loaded[T any] struct {
 	// Kept are the fields that T does not know, for each record that has any.
 	Kept map[string]*recordfile.Kept
 	// Unread are the directories without a readable record, by name, with the reason:
-	// fs.ErrNotExist if there is no record, ErrVersion if it is too new, an error with transient.Is
+	// fs.ErrNotExist if there is no record, a *recordfile.NewerError if it is too new, an error with transient.Is
 	// true if reading may succeed later, any other error if the record is damaged.
 	Unread map[string]error
 }
@@ -194,16 +191,13 @@ func (d Dir[T]) load(id string, waits *transient.Waits) (T, *recordfile.Kept, er
 	}
 	if err != nil {
 		// A newer format may not fit into T at all.
-		var v struct {
-			Version int `json:"version"`
-		}
-		if json.Unmarshal(b, &v) == nil && v.Version > d.Version {
-			return e.Value, nil, d.unknown(id, v.Version)
+		if newer := recordfile.CheckNotNewer(d.File(id), b, d.Version); newer != nil {
+			return e.Value, nil, newer
 		}
 		return e.Value, nil, fmt.Errorf("%s: %w", d.File(id), err)
 	}
 	if e.Version > d.Version {
-		return e.Value, nil, d.unknown(id, e.Version)
+		return e.Value, nil, &recordfile.NewerError{Path: d.File(id), Found: e.Version, Known: d.Version}
 	}
 	if e.Version < 1 {
 		return e.Value, nil, fmt.Errorf("%s: no version", d.File(id))
@@ -221,8 +215,4 @@ func knowsAll(b []byte, v any) bool {
 	}
 	_, err := dec.Token()
 	return errors.Is(err, io.EOF)
-}
-
-func (d Dir[T]) unknown(id string, version int) error {
-	return fmt.Errorf("%s: %w %d, this daemon knows up to %d", d.File(id), ErrVersion, version, d.Version)
 }
