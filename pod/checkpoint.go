@@ -51,7 +51,8 @@ func (m *Manager) checkpointTo(ctx context.Context, e *entry[containerRecord], l
 	}
 	defer func() {
 		if rerr := os.RemoveAll(work); rerr != nil {
-			err = errors.Join(err, rerr)
+			m.log.Warn("cannot remove files of checkpoint; trying again later", "path", work, "err", rerr)
+			m.dropLater(e, []string{work})
 			return
 		}
 		err = errors.Join(err, saved(e, work))
@@ -234,6 +235,9 @@ func (m *Manager) checkpointPod(ctx context.Context, p *entry[podRecord], dir st
 		if err != nil {
 			if rerr := removeAll(all); rerr != nil {
 				err = errors.Join(err, rerr)
+				for e := range into {
+					m.dropLater(e, all)
+				}
 				return
 			}
 		}

@@ -26,7 +26,8 @@ func saved(e *entry[containerRecord], paths ...string) error {
 	return err
 }
 
-// unfinished are files of checkpoints that a daemon left that was killed, by the directory that they are in.
+// unfinished are files that a failed checkpoint or a killed daemon left, by the directory that they
+// are in.
 type unfinished struct {
 	mu    sync.Mutex
 	paths map[string][]string
@@ -61,10 +62,9 @@ func (u *unfinished) gone(dir string, paths []string) {
 	}
 }
 
-// dropSaving has removed, in the background, what a daemon that was killed left of checkpoints. Nobody was ever
-// told of it, and the disk that it is on may hang.
-func (m *Manager) dropSaving(e *entry[containerRecord]) {
-	paths := e.get().Saving
+// dropLater removes what is left of checkpoints in the background, and tries until it succeeds. The
+// disk that it is on may hang.
+func (m *Manager) dropLater(e *entry[containerRecord], paths []string) {
 	if len(paths) == 0 {
 		return
 	}
@@ -78,7 +78,7 @@ func (m *Manager) dropSaving(e *entry[containerRecord]) {
 	})
 }
 
-// dropUnfinished removes what a daemon that was killed left in a directory.
+// dropUnfinished removes what is left of checkpoints in a directory.
 func (m *Manager) dropUnfinished(ctx context.Context, dir string) error {
 	if len(m.unfinished.in(dir)) == 0 {
 		return nil
