@@ -229,7 +229,8 @@ func (b *bridge) makeBridge(h *host) error {
 		attrs.Name, attrs.MTU = b.name, h.mtu
 		// Its own: else it takes the lowest of its ports', and changes with them.
 		attrs.HardwareAddr = macOf(b.subnets()[0].Addr().Next())
-		if err := h.links.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil && !errors.Is(err, unix.EEXIST) {
+		noSnooping := false // see stopChatter
+		if err := h.links.LinkAdd(&netlink.Bridge{LinkAttrs: attrs, MulticastSnooping: &noSnooping}); err != nil && !errors.Is(err, unix.EEXIST) {
 			return fmt.Errorf("create: %w", err)
 		}
 		if link, err = h.links.LinkByName(b.name); err != nil {
@@ -261,7 +262,7 @@ func (b *bridge) makeBridge(h *host) error {
 		return fmt.Errorf("bring up: %w", err)
 	}
 	h.index = link.Attrs().Index
-	if err := b.stopChatter(h); err != nil {
+	if err := b.stopChatter(h, link); err != nil {
 		b.log.Warn("pods hear of their neighbours' IPv6 groups: starts take longer the more pods there are", "bridge", b.name, "error", err)
 	}
 	return nil
@@ -270,11 +271,15 @@ func (b *bridge) makeBridge(h *host) error {
 // stopChatter keeps from the pods what their neighbours tell of IPv6 groups. The bridge itself must not go by that
 // either: where somebody asks for groups (a querier: any pod could), it would send what is for a group that
 // nobody has told of, such as a search for a neighbour, to nobody.
-func (b *bridge) stopChatter(h *host) error {
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.Index = b.name, h.index
-	if err := h.links.BridgeSetMcastSnoop(&netlink.Bridge{LinkAttrs: attrs}, false); err != nil {
-		return fmt.Errorf("have multicast sent to all pods: %w", err)
+func (b *bridge) stopChatter(h *host, link netlink.Link) error {
+	// Only if it is not off yet: the library sends the name, too, and before Linux 6.2 a link that is
+	// up refuses even its own.
+	if br, ok := link.(*netlink.Bridge); !ok || br.MulticastSnooping == nil || *br.MulticastSnooping {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name, attrs.Index = b.name, h.index
+		if err := h.links.BridgeSetMcastSnoop(&netlink.Bridge{LinkAttrs: attrs}, false); err != nil {
+			return fmt.Errorf("have multicast sent to all pods: %w", err)
+		}
 	}
 	if err := b.fw.keepReports(); err != nil {
 		return fmt.Errorf("filter on the bridge (CONFIG_NF_TABLES_BRIDGE): %w", err)
