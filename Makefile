@@ -137,7 +137,8 @@ part-%:
 	@hack/timed.sh $* $(MAKE) --no-print-directory PREPARED=1 $*
 
 crash-matrix: build-faults testbins tools ## every fault at every fault point of every operation; writes docs/crash-matrix.md (needs root)
-	$(GO) test -vet=off -count=1 -timeout 60m ./integration/crashmatrix -run TestFaultPoints -args -page=$(CURDIR)/docs/crash-matrix.md
+	hack/oci/build.sh criu
+	PATH=$(BINDIR)/oci:$$PATH $(GO) test -vet=off -count=1 -timeout 60m ./integration/crashmatrix -run TestFaultPoints -args -page=$(CURDIR)/docs/crash-matrix.md
 
 lint: $(call needs,deps) ## gofumpt, go vet, staticcheck, shellcheck, import rules
 	@GO="$(GO)" nice hack/lint.sh

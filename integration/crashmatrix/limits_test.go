@@ -14,7 +14,7 @@ type limit struct {
 var limits = []limit{
 	{
 		"kill keeper and shim", "", "exit code 255, want",
-		"The exit status of a container that ended while there was neither shim nor keeper.",
+		"The exit status of a container that ends while neither shim nor keeper lives is unknown: it is 255.",
 	},
 }
 
