@@ -81,16 +81,28 @@ func (r *Record) freeze(state cgroups.FreezerState) error {
 }
 
 // thaw lets a killed process of a paused container die: on v1 a frozen process
-// does not act on signals.
-func (r *Record) thaw() {
+// does not act on signals. It succeeds if there is no cgroup any more.
+func (r *Record) thaw() error {
 	if r.CgroupPaths["freezer"] == "" {
-		return
+		return nil
 	}
-	if cgm, err := r.CgroupManager(); err == nil {
-		if state, err := cgm.GetFreezerState(); err == nil && state == cgroups.Frozen {
-			_ = cgm.Freeze(cgroups.Thawed)
-		}
+	cgm, err := r.CgroupManager()
+	if err != nil {
+		return err
 	}
+	state, err := cgm.GetFreezerState()
+	if err == nil && state == cgroups.Frozen {
+		err = cgm.Freeze(cgroups.Thawed)
+	}
+	return unlessGone(err)
+}
+
+// unlessGone returns nil for the error of a cgroup that is gone.
+func unlessGone(err error) error {
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENODEV) {
+		return nil
+	}
+	return err
 }
 
 // Pids implements runtime.Container.

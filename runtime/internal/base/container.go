@@ -102,7 +102,9 @@ func (c *Container) Signal(_ context.Context, sig syscall.Signal) error {
 		return c.Fail("signal", err)
 	}
 	if sig == unix.SIGKILL {
-		c.Rec.thaw()
+		if err := c.Rec.thaw(); err != nil {
+			return c.Fail("thaw", err)
+		}
 	}
 	return nil
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -40,44 +39,82 @@ func (r *Record) noteHalt() (string, error) {
 // halt freezes what is to be killed, so that no process forks while the others are found. The caller thaws it with
 // the returned function, which is nil if it is not frozen. A cgroup without processes is left alone, as is most of the
 // time what is asked of a container that has ended.
-func (r *Record) halt(ctx context.Context) (thaw func(), err error) {
+//
+// A kill can do without the freezer. So it freezes only if it can thaw: with a note, and with a descriptor of the
+// freezer, because there may be none left to open it again.
+func (r *Record) halt(ctx context.Context) (thaw func() error, err error) {
 	if pids, me, err := r.pidsAndMe(); err != nil || len(pids) == 0 || me {
 		return nil, nil
 	}
-	if r.CgroupPaths["freezer"] == "" && !cgroups.IsCgroup2UnifiedMode() {
+	freezer, err := r.openFreezer()
+	if err != nil {
 		return nil, nil
 	}
 	note, err := r.noteHalt()
 	if err != nil {
-		return nil, nil // a kill can do without the freezer, but not freeze without the note
-	}
-	if err := faultKillNoted.At(ctx); err != nil {
-		return nil, errors.Join(err, unix.Unlink(note))
-	}
-	if r.freeze(cgroups.Frozen) != nil {
-		_ = r.unfreeze()
-		_ = unix.Unlink(note)
+		_ = unix.Close(freezer.fd)
 		return nil, nil
 	}
-	thaw = func() {
-		if r.unfreeze() == nil {
-			_ = unix.Unlink(note)
+	thaw = func() error {
+		defer unix.Close(freezer.fd)
+		if err := freezer.thaw(); err != nil {
+			return err
 		}
+		_ = unix.Unlink(note)
+		return nil
+	}
+	if err := faultKillNoted.At(ctx); err != nil {
+		return nil, errors.Join(err, thaw())
+	}
+	if r.freeze(cgroups.Frozen) != nil {
+		return nil, thaw()
 	}
 	if err := faultKillFrozen.At(ctx); err != nil {
-		thaw()
-		return nil, err
+		return nil, errors.Join(err, thaw())
 	}
 	return thaw, nil
 }
 
-// unfreeze succeeds where there is no cgroup any more.
-func (r *Record) unfreeze() error {
-	err := r.freeze(cgroups.Thawed)
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
-		return nil
+// freezer is an open file that thaws a cgroup.
+type freezer struct {
+	fd     int
+	thawed string // what to write
+}
+
+// openFreezer fails if the container has no freezer.
+func (r *Record) openFreezer() (freezer, error) {
+	path, thawed := filepath.Join(r.CgroupPaths["freezer"], "freezer.state"), string(cgroups.Thawed)
+	if r.CgroupPaths["freezer"] == "" {
+		if !cgroups.IsCgroup2UnifiedMode() || r.CgroupPaths[""] == "" {
+			return freezer{}, errors.New("the container has no freezer")
+		}
+		path, thawed = filepath.Join(r.CgroupPaths[""], "cgroup.freeze"), "0"
 	}
-	return err
+	fd, err := unix.Open(path, unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return freezer{}, fmt.Errorf("open %s: %w", path, err)
+	}
+	return freezer{fd, thawed}, nil
+}
+
+// thaw succeeds if there is no cgroup any more.
+func (f freezer) thaw() error {
+	for {
+		_, err := unix.Write(f.fd, []byte(f.thawed))
+		if !errors.Is(err, unix.EINTR) {
+			return unlessGone(err)
+		}
+	}
+}
+
+// unfreeze succeeds if there is no cgroup any more.
+func (r *Record) unfreeze() error {
+	f, err := r.openFreezer()
+	if err != nil {
+		return unlessGone(err)
+	}
+	defer unix.Close(f.fd)
+	return f.thaw()
 }
 
 // thawLeft thaws what kills have left frozen that did not live to their end.

@@ -132,7 +132,33 @@ func TestKillerLives(t *testing.T) {
 		t.Error(err)
 	}
 	rec.is(t, cgroups.Frozen, 1)
-	thaw()
+	if err := thaw(); err != nil {
+		t.Error(err)
+	}
+	rec.is(t, cgroups.Thawed, 0)
+}
+
+// A kill thaws what it has frozen, even if it can open nothing by then.
+func TestThawWithoutDescriptors(t *testing.T) {
+	_, rec := sleeping(t)
+	thaw, err := rec.halt(t.Context())
+	if thaw == nil {
+		t.Fatalf("not frozen: %v", err)
+	}
+	var before unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Max: before.Max}); err != nil {
+		t.Fatal(err)
+	}
+	err = thaw()
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
+		t.Fatal(err)
+	}
+	if err != nil {
+		t.Error(err)
+	}
 	rec.is(t, cgroups.Thawed, 0)
 }
 

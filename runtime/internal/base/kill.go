@@ -26,7 +26,7 @@ func (c *Container) SignalAll(ctx context.Context, sig syscall.Signal) error {
 // SignalPids sends sig to all processes of the cgroup. ErrNotRunning if there is
 // none. Processes are found by cgroup, not by pid namespace, because a
 // container may share another's.
-func (r *Record) SignalPids(ctx context.Context, sig syscall.Signal) error {
+func (r *Record) SignalPids(ctx context.Context, sig syscall.Signal) (err error) {
 	if sig != unix.SIGKILL {
 		return r.signalEach(sig)
 	}
@@ -40,7 +40,7 @@ func (r *Record) SignalPids(ctx context.Context, sig syscall.Signal) error {
 	if thaw == nil {
 		thaw = r.thaw // if it is paused
 	}
-	defer thaw() // on v1 a frozen process does not act on signals
+	defer func() { err = errors.Join(err, thaw()) }() // on v1 a frozen process does not act on signals
 	if err := r.signalEach(sig); err != nil {
 		return err
 	}
