@@ -105,8 +105,7 @@ func through(what string, f func() error) error {
 
 // await repeats f until it succeeds, or fails for good.
 func await(limit, every time.Duration, f func() error) error {
-	end := time.NewTimer(limit)
-	defer end.Stop()
+	end := time.Now().Add(limit)
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for {
@@ -115,9 +114,7 @@ func await(limit, every time.Duration, f func() error) error {
 		if err == nil || errors.As(err, &gone) {
 			return err
 		}
-		select {
-		case <-tick.C:
-		case <-end.C:
+		if <-tick.C; time.Now().After(end) {
 			return err
 		}
 	}
