@@ -105,7 +105,8 @@ func TestKilledStarterIsReaped(t *testing.T) {
 			t.Fatal(err)
 		}
 		before := open(t)
-		pids := starters(t)
+		var pids []int
+		within(t, "the starter has its name", func() bool { pids = starters(t); return len(pids) > 0 })
 		if len(pids) != 1 {
 			t.Fatalf("starters are %v", pids)
 		}
