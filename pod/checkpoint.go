@@ -50,12 +50,14 @@ func (m *Manager) checkpointTo(ctx context.Context, e *entry[containerRecord], l
 		return err
 	}
 	defer func() {
-		if rerr := os.RemoveAll(work); rerr != nil {
-			m.log.Warn("cannot remove files of checkpoint; trying again later", "path", work, "err", rerr)
-			m.dropLater(e, []string{work})
-			return
+		rerr := os.RemoveAll(work)
+		if rerr == nil {
+			rerr = saved(e, work)
 		}
-		err = errors.Join(err, saved(e, work))
+		if rerr != nil { // which is no fault of the archive's
+			m.log.Warn("cannot clean up after checkpoint; trying again later", "path", work, "err", rerr)
+			m.dropLater(e.id, []string{work})
+		}
 	}()
 	if err := os.Mkdir(work, 0o700); err != nil {
 		return fail(ErrInvalid, "location: %w", err)
@@ -232,17 +234,18 @@ func (m *Manager) checkpointPod(ctx context.Context, p *entry[podRecord], dir st
 	// Each container's record names all: whichever a crash leaves, no part of the checkpoint is left.
 	all := append(slices.Collect(maps.Values(into)), last)
 	defer func() {
-		if err != nil {
-			if rerr := removeAll(all); rerr != nil {
-				err = errors.Join(err, rerr)
-				for e := range into {
-					m.dropLater(e, all)
-				}
+		if err == nil {
+			if err = forget(into, all); err == nil {
 				return
 			}
 		}
-		for e := range into {
-			err = errors.Join(err, saved(e, all...))
+		rerr := removeAll(all)
+		if rerr == nil {
+			rerr = forget(into, all)
+		}
+		if rerr != nil {
+			err = errors.Join(err, rerr)
+			m.dropLater(p.id, all)
 		}
 	}()
 	for e := range into {
@@ -263,6 +266,15 @@ func (m *Manager) checkpointPod(ctx context.Context, p *entry[podRecord], dir st
 		return err
 	}
 	return os.WriteFile(last, b, 0o600)
+}
+
+// forget is saved for all containers of a checkpoint.
+func forget(of map[*entry[containerRecord]]string, paths []string) error {
+	var errs []error
+	for e := range of {
+		errs = append(errs, saved(e, paths...))
+	}
+	return errors.Join(errs...)
 }
 
 // mustBeEmpty wants an existing directory with nothing in it.

@@ -2,6 +2,7 @@ package pod
 
 import (
 	"archive/tar"
+	"context"
 	"encoding/json"
 	"errors"
 	"io"
@@ -11,6 +12,7 @@ import (
 	"strings"
 	"testing"
 	"testing/fstest"
+	"time"
 
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"
@@ -68,6 +70,29 @@ func TestCheckpoint(t *testing.T) {
 		}
 		b.mend(call)
 		b.thawed()
+	}
+	// Files that cannot be removed now are removed later.
+	mounted := ""
+	b.fault("shim.Checkpoint", func(context.Context) error {
+		work := must[[]string](t)(filepath.Glob(filepath.Join(dir, ".coracle-checkpoint-*")))
+		mounted = work[0]
+		ok(t, unix.Mount("busy", mounted, "tmpfs", 0, ""))
+		return errors.New("disk on fire")
+	})
+	if err := m.Checkpoint(ctx, id, filepath.Join(dir, "other.tar"), 0); err == nil || !strings.Contains(err.Error(), "disk on fire") {
+		t.Errorf("a busy directory: %v", err)
+	}
+	b.mend("shim.Checkpoint")
+	if r := m.containers.exact(id).get(); !slices.Contains(r.Saving, mounted) {
+		t.Errorf("forgot %s: %v", mounted, r.Saving)
+	}
+	ok(t, unix.Unmount(mounted, unix.MNT_DETACH))
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for end := time.Now().Add(time.Minute); len(m.containers.exact(id).get().Saving) > 0; <-tick.C {
+		if time.Now().After(end) {
+			t.Fatal("still saving")
+		}
 	}
 	for name, location := range map[string]string{
 		"relative": "x.tar", "with ..": dir + "/../x.tar", "a directory": dir, "in no directory": dir + "/none/x.tar", "empty": "",

@@ -13,7 +13,7 @@ import (
 // recoverContainer runs with the container's turn held. inShim is false if the shim is known not to
 // have the container.
 func (m *Manager) recoverContainer(ctx context.Context, e *entry[containerRecord], inShim bool) error {
-	m.dropLater(e, e.get().Saving)
+	m.dropLater(e.id, e.get().Saving)
 	rec := e.get()
 	switch rec.Phase {
 	case containerMaking, containerRemoving:

@@ -62,14 +62,14 @@ func (u *unfinished) gone(dir string, paths []string) {
 	}
 }
 
-// dropLater removes what is left of checkpoints in the background, and tries until it succeeds. The
-// disk that it is on may hang.
-func (m *Manager) dropLater(e *entry[containerRecord], paths []string) {
+// dropLater removes leftovers of checkpoints in the background until it succeeds. Their disk may
+// hang. id is for the log.
+func (m *Manager) dropLater(id string, paths []string) {
 	if len(paths) == 0 {
 		return
 	}
 	m.unfinished.add(paths)
-	m.clean.queue("unfinished checkpoint", e.id, func(ctx context.Context) error {
+	m.clean.queue("unfinished checkpoint", id, func(ctx context.Context) error {
 		var errs []error
 		for _, p := range paths {
 			errs = append(errs, m.dropUnfinished(ctx, filepath.Dir(p)))

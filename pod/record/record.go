@@ -189,15 +189,13 @@ func (d Dir[T]) load(id string, waits *transient.Waits) (T, *recordfile.Kept, er
 		kept = recordfile.Keep(b, e)
 		err = json.Unmarshal(b, &e)
 	}
-	if err != nil {
-		// A newer format may not fit into T at all.
+	if err != nil || e.Version > d.Version { // a newer format may not fit into T at all
 		if newer := recordfile.CheckNotNewer(d.File(id), b, d.Version); newer != nil {
 			return e.Value, nil, newer
 		}
-		return e.Value, nil, fmt.Errorf("%s: %w", d.File(id), err)
 	}
-	if e.Version > d.Version {
-		return e.Value, nil, &recordfile.NewerError{Path: d.File(id), Found: e.Version, Known: d.Version}
+	if err != nil {
+		return e.Value, nil, fmt.Errorf("%s: %w", d.File(id), err)
 	}
 	if e.Version < 1 {
 		return e.Value, nil, fmt.Errorf("%s: no version", d.File(id))
