@@ -54,8 +54,8 @@ func (i *installed) release(release string) {
 func (i *installed) daemon(release string) { i.put(testkit.DaemonExe, release, testkit.DaemonExe) }
 func (i *installed) shim(release string)   { i.put(testkit.ShimExe, release, testkit.ShimExe) }
 
-// kernelKeepsExits reports whether the kernel tells the exit status of a process that its parent has
-// reaped (PIDFD_GET_INFO, Linux 6.15).
+// kernelKeepsExits reports whether the kernel keeps the exit status of a process that its parent
+// has reaped (PIDFD_GET_INFO, Linux 6.15).
 func kernelKeepsExits(t *testing.T) bool {
 	t.Helper()
 	cmd := exec.Command("true")
@@ -92,11 +92,11 @@ func TestUpgrade(t *testing.T) {
 	shims := func(n *node) []int { return n.Shims() }
 	keepers := func(n *node) []int { return n.Keepers() }
 	parts := []struct {
-		name    string
-		replace func(i *installed, release string)
-		restart func(n *node)
-		pids    func(n *node) []int // of the processes that must then be of the release
-		shim    bool                // is restarted
+		name         string
+		replace      func(i *installed, release string)
+		restart      func(n *node)
+		pids         func(n *node) []int // of the processes that must then be of the release
+		restartsShim bool
 	}{
 		{"daemon", (*installed).daemon, restartDaemon, daemons, false},
 		{"shim", (*installed).shim, func(n *node) { killShims(n); n.ready() }, shims, true},
@@ -157,8 +157,8 @@ func TestUpgrade(t *testing.T) {
 			checkNumbered(t, writer, lines)
 			ends.stop()
 			want := int32(0)
-			if part.shim && !kernelKeepsExits(t) {
-				want = 255 // the previous release did not ask the keeper for it
+			if part.restartsShim && !kernelKeepsExits(t) {
+				want = 255 // the previous release does not ask the keeper for it
 			}
 			if s := ends.wait(); s.GetExitCode() != want {
 				t.Errorf("it ended with %d at SIGTERM, want %d", s.GetExitCode(), want)

@@ -66,7 +66,7 @@ func withRegistry(m *testing.M) int {
 func shareCRIU() error {
 	const dir = "/usr/local/sbin" // the first in a shim's PATH
 	path, err := exec.LookPath("criu")
-	if err != nil {
+	if err != nil || filepath.Dir(path) == dir {
 		return nil // see noCRIU
 	}
 	if err := unix.Mount("criu", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=755"); err != nil {

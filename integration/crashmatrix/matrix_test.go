@@ -48,6 +48,9 @@ func (r result) limit() string { return knownLimit(r.kind.name, r.row.point, r.l
 
 // TestFaultPoints makes faults happen at every fault point of every program.
 func TestFaultPoints(t *testing.T) {
+	if *page != "" && noCRIU() != "" {
+		t.Fatalf("the page needs criu: %s", noCRIU())
+	}
 	points := allPoints(t)
 	passed := map[string]bool{}
 	var all []result

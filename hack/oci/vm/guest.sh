@@ -40,7 +40,11 @@ case $1 in
     for run in 'integration TestKillWhileRunning/node|TestKillDuringOperations|TestExitInTheGap|TestTerminateAndStart|TestUpgrade|TestFaultPoints' 'network Test'; do
       TMPDIR=/var/tmp "/var/tmp/${run%% *}.test" -test.v -test.timeout 0 -test.run "${run#* }" -test.skip TestDistributions >"log/${run%% *}" 2>&1 || {
         bad=1
-        grep -E '^ *--- FAIL|^panic|_test\.go:[0-9]+: ' "log/${run%% *}" | cut -c1-600 | head -n 200
+        {
+          grep -E '^ *--- FAIL' "log/${run%% *}"
+          grep -E -A30 '^panic|^fatal error' "log/${run%% *}"
+          grep -E '_test\.go:[0-9]+: ' "log/${run%% *}" | tail -n 150
+        } | cut -c1-600
       }
       # No test was skipped, and every test has run.
       grep -E -A2 -- '--- SKIP' "log/${run%% *}"

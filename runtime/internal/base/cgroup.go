@@ -81,7 +81,7 @@ func (r *Record) freeze(state cgroups.FreezerState) error {
 }
 
 // thaw lets a killed process of a paused container die: on v1 a frozen process
-// does not act on signals. It succeeds if there is no cgroup any more.
+// does not act on signals. It succeeds if the cgroup is gone.
 func (r *Record) thaw() error {
 	if r.CgroupPaths["freezer"] == "" {
 		return nil

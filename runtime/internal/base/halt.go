@@ -40,8 +40,8 @@ func (r *Record) noteHalt() (string, error) {
 // the returned function, which is nil if it is not frozen. A cgroup without processes is left alone, as is most of the
 // time what is asked of a container that has ended.
 //
-// A kill can do without the freezer. So it freezes only if it can thaw: with a note, and with a descriptor of the
-// freezer, because there may be none left to open it again.
+// A kill works without the freezer. So halt freezes only if it is sure to thaw: it has a note and an
+// open descriptor, since opening one later may fail.
 func (r *Record) halt(ctx context.Context) (thaw func() error, err error) {
 	if pids, me, err := r.pidsAndMe(); err != nil || len(pids) == 0 || me {
 		return nil, nil
@@ -97,7 +97,7 @@ func (r *Record) openFreezer() (freezer, error) {
 	return freezer{fd, thawed}, nil
 }
 
-// thaw succeeds if there is no cgroup any more.
+// thaw succeeds if the cgroup is gone.
 func (f freezer) thaw() error {
 	for {
 		_, err := unix.Write(f.fd, []byte(f.thawed))
@@ -107,7 +107,7 @@ func (f freezer) thaw() error {
 	}
 }
 
-// unfreeze succeeds if there is no cgroup any more.
+// unfreeze succeeds if the cgroup is gone.
 func (r *Record) unfreeze() error {
 	f, err := r.openFreezer()
 	if err != nil {

@@ -138,13 +138,9 @@ func TestKillerLives(t *testing.T) {
 	rec.is(t, cgroups.Thawed, 0)
 }
 
-// A kill thaws what it has frozen, even if it can open nothing by then.
-func TestThawWithoutDescriptors(t *testing.T) {
-	_, rec := sleeping(t)
-	thaw, err := rec.halt(t.Context())
-	if thaw == nil {
-		t.Fatalf("not frozen: %v", err)
-	}
+// withoutDescriptors runs f while this process can open nothing.
+func withoutDescriptors(t *testing.T, f func()) {
+	t.Helper()
 	var before unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
 		t.Fatal(err)
@@ -152,13 +148,30 @@ func TestThawWithoutDescriptors(t *testing.T) {
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Max: before.Max}); err != nil {
 		t.Fatal(err)
 	}
-	err = thaw()
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
-		t.Fatal(err)
+	defer func() {
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
+			t.Error(err)
+		}
+	}()
+	f()
+}
+
+// A kill thaws what it has frozen, even if it can open nothing by then.
+func TestThawWithoutDescriptors(t *testing.T) {
+	_, rec := sleeping(t)
+	thaw, err := rec.halt(t.Context())
+	if thaw == nil {
+		t.Fatalf("not frozen: %v", err)
 	}
-	if err != nil {
-		t.Error(err)
-	}
+	rec.is(t, cgroups.Frozen, 1)
+	withoutDescriptors(t, func() {
+		if fd, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0); !errors.Is(err, unix.EMFILE) {
+			t.Errorf("open: %d, %v, want %v", fd, err, unix.EMFILE)
+		}
+		if err := thaw(); err != nil {
+			t.Error(err)
+		}
+	})
 	rec.is(t, cgroups.Thawed, 0)
 }
 

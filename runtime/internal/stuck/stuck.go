@@ -87,7 +87,8 @@ func Stack(pid int) string {
 }
 
 // Reap waits until a child has ended, and reaps it. No other code may reap it. ErrAlive: the child
-// has not ended in time. A process that is not our child, or has been reaped, is not an error.
+// has not ended in time. A process that has been reaped, or is not our child, is not an error; without
+// free descriptors Reap does not wait for the latter.
 func Reap(pid int, most time.Duration) error {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if errors.Is(err, unix.ESRCH) {
@@ -106,8 +107,8 @@ func Reap(pid int, most time.Duration) error {
 	return ReapFD(fd)
 }
 
-// reapByNumber is Reap without a descriptor, for a process that has none left. The number stays the
-// child's until it is reaped, but it can only be asked again and again.
+// reapByNumber is Reap for a program without free descriptors. The pid stays the child's until it is
+// reaped, and can only be polled.
 func reapByNumber(pid int, most time.Duration) error {
 	const tick = 2 * time.Millisecond
 	for deadline := time.Now().Add(most); ; time.Sleep(tick) {
@@ -127,10 +128,10 @@ func ReapFD(pidfd int) error {
 	return err
 }
 
-// reap reaps a child if it has ended. One that is gone has.
+// reap reaps a child if it has ended. It reports true also for one that is reaped already.
 func reap(by, id int) (ended bool, err error) {
 	for {
-		// waitid(2) leaves the structure as it is while the child runs.
+		// si_signo is 0 if no child has ended (waitid(2), WNOHANG).
 		var info unix.Siginfo
 		// __WALL: the child may have been cloned with an exit signal other than SIGCHLD.
 		err := unix.Waitid(by, id, &info, unix.WEXITED|unix.WNOHANG|unix.WALL, nil)

@@ -52,6 +52,7 @@ func TestReapWithoutDescriptors(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { _, _ = cmd.Process.Kill(), cmd.Process.Release() })
 	pid := cmd.Process.Pid
 	var before unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
