@@ -16,7 +16,7 @@ import (
 	"github.com/coracle-project/coracle/internal/transient"
 )
 
-// A pod of the built-in bridge keeps its network if its record is damaged or lost: the kernel knows
+// A pod of the built-in network keeps it if its record is damaged or lost: the kernel knows
 // what the pod has. The name of its link follows from the pod's id. Its addresses are those in the
 // namespace at the other end of the link. Its host ports are the elements of the nftables maps that
 // lead to these addresses.
@@ -24,7 +24,7 @@ import (
 // adopt returns the lease of a pod from the kernel's state. It returns false if the pod has no
 // link, and so nothing that another pod could take. It fails if the kernel could not be asked, for
 // a reason that may pass: with an incomplete lease, another pod would get the rest.
-func (b *bridge) adopt(h *hostLinks, podID string) (lease, bool, error) {
+func (b *builtin) adopt(h *hostLinks, podID string) (lease, bool, error) {
 	l := lease{PodID: podID, Stage: connected, Link: vethName(podID)}
 	link, err := h.LinkByName(l.Link)
 	if errors.As(err, new(netlink.LinkNotFoundError)) {
@@ -41,6 +41,7 @@ func (b *bridge) adopt(h *hostLinks, podID string) (lease, bool, error) {
 		b.log.Warn("cannot read addresses of pod whose network record is lost; another pod may get them", "pod", podID, "link", l.Link, "err", err)
 		return l, true, nil
 	}
+	l.Routed = link.Attrs().MasterIndex == 0
 	l.IPs = b.assigned(given)
 	l.Ports, err = b.fw.portsOf(l.IPs)
 	if transient.Is(err) {
@@ -52,10 +53,10 @@ func (b *bridge) adopt(h *hostLinks, podID string) (lease, bool, error) {
 	return l, true, nil
 }
 
-// assigned returns the addresses of a pod that the bridge can have given it: at most one of each
+// assigned returns the addresses of a pod that the network can have given it: at most one of each
 // pool, and none that another pod has. A pod that may change its network (CAP_NET_ADMIN) can have
 // any address.
-func (b *bridge) assigned(given []netip.Addr) []netip.Addr {
+func (b *builtin) assigned(given []netip.Addr) []netip.Addr {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	var ips []netip.Addr
@@ -133,7 +134,7 @@ func (f *firewall) portsOf(ips []netip.Addr) ([]hostPort, error) {
 			continue
 		}
 		if err != nil {
-			return nil, fmt.Errorf("list nftables map %s %s: %w", f.bridge, m.Name, err)
+			return nil, fmt.Errorf("list nftables map %s %s: %w", f.name, m.Name, err)
 		}
 		for _, e := range elements {
 			p, pod, ok := portOf(e)
@@ -171,7 +172,7 @@ func portOf(e nftables.SetElement) (p hostPort, pod netip.Addr, ok bool) {
 
 // replaceDamaged replaces damaged records with leases from the kernel's state, and puts these into
 // force. The leases of good records already are, so no pod gets what they hold.
-func (b *bridge) replaceDamaged(all loaded[lease]) error {
+func (b *builtin) replaceDamaged(all loaded[lease]) error {
 	if len(all.damaged) == 0 {
 		return nil
 	}
@@ -196,7 +197,7 @@ func (b *bridge) replaceDamaged(all loaded[lease]) error {
 }
 
 // adoptLost adds a lease for each claimed pod that has a link but no record.
-func (b *bridge) adoptLost(claimed map[string]bool) error {
+func (b *builtin) adoptLost(claimed map[string]bool) error {
 	lost := map[string]string{} // pod by link
 	for id := range claimed {
 		if _, ok := b.lease(id); !ok {
@@ -213,7 +214,7 @@ func (b *bridge) adoptLost(claimed map[string]bool) error {
 	defer h.close()
 	links, err := h.LinkList()
 	if err != nil {
-		return fmt.Errorf("bridge %s: list links: %w", b.name, err)
+		return fmt.Errorf("network %s: list links: %w", b.name, err)
 	}
 	for _, link := range links {
 		podID, ok := lost[link.Attrs().Name]
@@ -237,7 +238,7 @@ func (b *bridge) adoptLost(claimed map[string]bool) error {
 }
 
 // take puts a lease of an earlier daemon into force, in memory.
-func (b *bridge) take(l lease) {
+func (b *builtin) take(l lease) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	// Recover closes the ports of the pods that it removes before another pod can take them.

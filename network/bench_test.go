@@ -21,7 +21,7 @@ func BenchmarkSetupTeardown(b *testing.B) {
 		b.Run(bc.name, func(b *testing.B) {
 			m := started(b, testConfig(b))
 			dir := b.TempDir()
-			if _, err := m.bridge.ensureHost(); err != nil {
+			if _, err := m.builtin.ensureHost(); err != nil {
 				b.Fatal(err)
 			}
 			var up, down, flushed time.Duration

@@ -52,14 +52,14 @@ func TestDamagedRecord(t *testing.T) {
 			// With only four addresses for pods, the test notices a reused one.
 			c.Subnets = []netip.Prefix{netip.MustParsePrefix("10.1.2.0/29"), netip.MustParsePrefix("fd00::/64")}
 			m := started(t, c)
-			gw := m.bridge.pools[0].gateway().String()
+			gw := m.builtin.pools[0].gateway().String()
 			a := connect(t, m, "a", PortMapping{Protocol: "tcp", HostPort: 80, ContainerPort: 8080},
 				PortMapping{Protocol: "udp", HostPort: 81, ContainerPort: 8081, HostIP: local})
 			b := connect(t, m, "b", PortMapping{Protocol: "tcp", HostPort: 82, ContainerPort: 80})
 			serve(t, a.NetNS, "a", "tcp", 8080)
 			serve(t, b.NetNS, "b", "tcp", 80)
-			before, _ := m.bridge.lease("a")
-			path := m.bridge.records.path("a")
+			before, _ := m.builtin.lease("a")
+			path := m.builtin.records.path("a")
 			hurt(t, path)
 
 			var log strings.Builder
@@ -73,7 +73,7 @@ func TestDamagedRecord(t *testing.T) {
 			if name != "missing" && (err != nil || len(kept) != 1 || kept[0].Name() != "bridge-a.json") {
 				t.Errorf("kept %v, %v", kept, err)
 			}
-			after, _ := m.bridge.lease("a")
+			after, _ := m.builtin.lease("a")
 			if after.Stage != connected || !slices.Equal(after.IPs, before.IPs) || !sameSet(after.Ports, before.Ports) {
 				t.Errorf("lease %+v, want %+v", after, before)
 			}
@@ -123,8 +123,8 @@ func TestDamagedRecordOfNoPod(t *testing.T) {
 	c := testConfig(t)
 	m := started(t, c)
 	a := connect(t, m, "a")
-	must(t, os.Truncate(m.bridge.records.path("a"), 3))
-	must(t, os.WriteFile(m.bridge.records.path("never-there"), nil, 0o600))
+	must(t, os.Truncate(m.builtin.records.path("a"), 3))
+	must(t, os.WriteFile(m.builtin.records.path("never-there"), nil, 0o600))
 	m = started(t, c)
 	must(t, m.Recover(t.Context(), nil))
 	must(t, m.Flush(t.Context()))
@@ -134,7 +134,7 @@ func TestDamagedRecordOfNoPod(t *testing.T) {
 	if left := hostLinkNames(t); strings.Contains(left, vethName("a")) {
 		t.Errorf("links %s", left)
 	}
-	if _, used := m.bridge.pools[0].used[a.ip4()]; used {
+	if _, used := m.builtin.pools[0].used[a.ip4()]; used {
 		t.Error("its address is taken")
 	}
 }
@@ -152,8 +152,8 @@ func TestUnreadableRecord(t *testing.T) {
 				before := tree(t, c.StateDir)
 				again := New(c)
 				left := failures
-				again.bridge.records.read = func(path string) ([]byte, error) {
-					if left != 0 && path == again.bridge.records.path("a") {
+				again.builtin.records.read = func(path string) ([]byte, error) {
+					if left != 0 && path == again.builtin.records.path("a") {
 						left--
 						return nil, &os.PathError{Op: "read", Path: path, Err: cause}
 					}
@@ -165,14 +165,14 @@ func TestUnreadableRecord(t *testing.T) {
 					t.Errorf("changed from\n%s\nto\n%s", before, after)
 				}
 				if failures < 0 {
-					if !errors.Is(err, cause) || !strings.Contains(err.Error(), again.bridge.records.path("a")) {
+					if !errors.Is(err, cause) || !strings.Contains(err.Error(), again.builtin.records.path("a")) {
 						t.Errorf("start: %v", err)
 					}
 					return
 				}
 				must(t, err)
 				must(t, again.Recover(t.Context(), []string{"a", "b"}))
-				l, ok := again.bridge.lease("a")
+				l, ok := again.builtin.lease("a")
 				if !ok || !slices.Equal(l.IPs, a.ips) || len(l.Ports) != 1 || len(again.Leases()) != 2 {
 					t.Errorf("lease %+v of %v", l, again.Leases())
 				}
@@ -193,14 +193,14 @@ func TestDamagedRecordAndNoDescriptors(t *testing.T) {
 	var was unix.Rlimit
 	must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &was))
 	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 0, Max: was.Max}))
-	l, ok, err := m.bridge.adopt(h, "a")
+	l, ok, err := m.builtin.adopt(h, "a")
 	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &was))
 	if ok || !errors.Is(err, unix.EMFILE) {
 		t.Errorf("adopted %+v, %t, %v", l, ok, err)
 	}
-	must(t, os.Truncate(m.bridge.records.path("a"), 0))
+	must(t, os.Truncate(m.builtin.records.path("a"), 0))
 	m = started(t, c)
-	if l, _ = m.bridge.lease("a"); !slices.Equal(l.IPs, a.ips) {
+	if l, _ = m.builtin.lease("a"); !slices.Equal(l.IPs, a.ips) {
 		t.Errorf("lease %+v, want %v", l, a.ips)
 	}
 }
@@ -296,7 +296,7 @@ func TestDamagedRecordOfGreedyPod(t *testing.T) {
 	c := testConfig(t)
 	m := started(t, c)
 	a, b := connect(t, m, "a"), connect(t, m, "b")
-	pools := m.bridge.pools
+	pools := m.builtin.pools
 	must(t, within(t, a.NetNS, func() error {
 		extra := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "extra"}}
 		if err := netlink.LinkAdd(extra); err != nil {
@@ -319,12 +319,12 @@ func TestDamagedRecordOfGreedyPod(t *testing.T) {
 	if len(b.ips) != 2 {
 		t.Fatalf("b has %v", b.ips)
 	}
-	must(t, os.Truncate(m.bridge.records.path("a"), 0))
+	must(t, os.Truncate(m.builtin.records.path("a"), 0))
 	m = started(t, c)
-	if l, _ := m.bridge.lease("a"); !slices.Equal(l.IPs, a.ips) {
+	if l, _ := m.builtin.lease("a"); !slices.Equal(l.IPs, a.ips) {
 		t.Errorf("lease %v, want %v", l.IPs, a.ips)
 	}
-	if l, _ := m.bridge.lease("b"); !slices.Equal(l.IPs, b.ips) {
+	if l, _ := m.builtin.lease("b"); !slices.Equal(l.IPs, b.ips) {
 		t.Errorf("the other lease %v, want %v", l.IPs, b.ips)
 	}
 	// A pod that has given up its own addresses does not get another pod's.
@@ -341,9 +341,9 @@ func TestDamagedRecordOfGreedyPod(t *testing.T) {
 		}
 		return err
 	}))
-	must(t, os.Truncate(m.bridge.records.path("a"), 0))
+	must(t, os.Truncate(m.builtin.records.path("a"), 0))
 	m = started(t, c)
-	if l, ok := m.bridge.lease("a"); !ok || len(l.IPs) != 0 {
+	if l, ok := m.builtin.lease("a"); !ok || len(l.IPs) != 0 {
 		t.Errorf("lease %v", l.IPs)
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 
@@ -13,18 +12,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// host is the host's side of the bridge network, made.
+// host is the host's side of the built-in network, made.
 type host struct {
-	links *hostLinks
-	index int // of the bridge
-	mtu   int
+	links    *hostLinks
+	mtu      int
+	gateways []netip.Addr // the host's addresses towards pods, one per family
+	bridge   *oldBridge   // nil if there is none
 }
 
 // defaultMTU is Ethernet's.
 const defaultMTU = 1500
 
 // ensureHost returns the host's side, making what is missing.
-func (b *bridge) ensureHost() (*host, error) {
+func (b *builtin) ensureHost() (*host, error) {
 	b.hostMu.Lock()
 	defer b.hostMu.Unlock()
 	if b.host != nil {
@@ -37,7 +37,7 @@ func (b *bridge) ensureHost() (*host, error) {
 	h := &host{links: links}
 	if err := b.makeHostLocked(h); err != nil {
 		links.close()
-		return nil, fmt.Errorf("bridge %s: %w", b.name, err)
+		return nil, fmt.Errorf("network %s: %w", b.name, err)
 	}
 	b.host = h
 	return h, nil
@@ -45,48 +45,53 @@ func (b *bridge) ensureHost() (*host, error) {
 
 // mendHost makes the host's side anew if something of it has gone since it was made
 // as h, and reports whether it did.
-func (b *bridge) mendHost(h *host) bool {
+func (b *builtin) mendHost(h *host) bool {
 	b.hostMu.Lock()
 	defer b.hostMu.Unlock()
 	if b.host != h {
 		return b.host != nil // another Setup was faster
 	}
-	_, err := h.links.LinkByIndex(h.index)
-	if err == nil && b.fw.exists() {
+	if b.fw.exists() && h.hasGateways() {
 		return false
 	}
-	b.log.Warn("the bridge or its nftables table has gone; making it again", "bridge", b.name)
+	b.log.Warn("the nftables table of the pods' network, or the host's addresses in it, have gone; making them again", "network", b.name)
 	// The sockets are used by others meanwhile, so they stay.
 	mended := &host{links: h.links}
 	if err := b.makeHostLocked(mended); err != nil {
-		b.log.Error("cannot make the bridge again", "bridge", b.name, "error", err)
+		b.log.Error("cannot make the host's side of the pods' network again", "network", b.name, "error", err)
 		return false
 	}
 	b.host = mended
 	return true
 }
 
-func (b *bridge) makeHostLocked(h *host) error {
+func (b *builtin) makeHostLocked(h *host) error {
 	h.mtu = b.mtu
 	if h.mtu == 0 {
 		h.mtu = uplinkMTU(h.links)
 	}
-	if err := b.makeBridge(h); err != nil {
+	var err error
+	if h.bridge, err = b.findBridge(h.links); err != nil {
 		return err
 	}
-	if err := b.attachPods(h); err != nil {
+	if err := b.dress(h); err != nil {
+		return err
+	}
+	if err := b.reconnect(h); err != nil {
 		return err
 	}
 	b.warnOfDrops()
-	return b.dress(h)
+	return nil
 }
 
-// attachPods puts the links of connected pods on the bridge, which they fell off if
-// somebody deleted it.
-func (b *bridge) attachPods(h *host) error {
-	mine := map[string]bool{}
-	for _, l := range b.list() {
-		mine[l.Link] = !l.Removing
+// reconnect gives pods that are connected back what they have lost of their links: by a program that changes routes, or by
+// an earlier release that has put their links on its bridge.
+func (b *builtin) reconnect(h *host) error {
+	mine := map[string]lease{}
+	for _, l := range b.connected() {
+		if l.Routed {
+			mine[l.Link] = l
+		}
 	}
 	if len(mine) == 0 {
 		return nil
@@ -95,16 +100,28 @@ func (b *bridge) attachPods(h *host) error {
 	if err != nil {
 		return fmt.Errorf("list links: %w", err)
 	}
-	for _, l := range links {
-		name := l.Attrs().Name
-		if !mine[name] || l.Attrs().MasterIndex == h.index {
+	routes, err := h.links.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Protocol: routeProtocol}, netlink.RT_FILTER_PROTOCOL)
+	if err != nil {
+		return fmt.Errorf("list routes: %w", err)
+	}
+	count := map[int]int{} // by link
+	for _, r := range routes {
+		count[r.LinkIndex]++
+	}
+	for _, nlLink := range links {
+		at := nlLink.Attrs()
+		l, ok := mine[at.Name]
+		if !ok || at.MasterIndex == 0 && count[at.Index] == len(l.IPs) {
 			continue
 		}
-		if err := h.links.LinkSetMasterByIndex(l, h.index); err != nil {
-			return fmt.Errorf("attach %s: %w", name, err)
+		b.log.Info("connecting a pod again", "pod", l.PodID, "link", l.Link)
+		if at.MasterIndex != 0 {
+			if err := h.links.LinkSetNoMaster(nlLink); err != nil {
+				return fmt.Errorf("take %s off its bridge: %w", l.Link, err)
+			}
 		}
-		if err := (veth{name: name, group: linkGroup(b.name)}).makePort(h.links); err != nil {
-			return err
+		if err := b.linkOf(h, l, at.Index).connect(h.links.Handle, h.gateways); err != nil {
+			return fmt.Errorf("pod %s: %w", l.PodID, err)
 		}
 	}
 	return nil
@@ -112,73 +129,139 @@ func (b *bridge) attachPods(h *host) error {
 
 // warnOfDrops tells the operator of another firewall that drops what is forwarded
 // (docker's and firewalld's policy): no rule of ours can overrule it.
-func (b *bridge) warnOfDrops() {
+func (b *builtin) warnOfDrops() {
 	for _, c := range b.fw.dropsForwarded() {
-		b.log.Warn("another firewall drops forwarded packets: unless it has a rule for the bridge, pods do not reach beyond this host",
-			"bridge", b.name, "table", c.Table.Name, "chain", c.Name)
+		b.log.Warn("another firewall drops forwarded packets: unless it has a rule for the pods' ranges, pods do not reach beyond this host",
+			"subnets", b.subnets(), "table", c.Table.Name, "chain", c.Name)
 	}
 }
 
-// dress gives the bridge its addresses and the host its rules, for the subnets in
-// force now.
-func (b *bridge) dress(h *host) error {
-	var v4, v6 bool
+// dress gives the host its addresses, routes and rules, for the subnets in force now. The rules come before forwarding is
+// on.
+func (b *builtin) dress(h *host) error {
 	var subnets []netip.Prefix
+	h.gateways = nil
 	for _, s := range b.subnets() {
 		if s.Addr().Is6() && !hasIPv6() {
 			b.log.Warn("the host has no IPv6: pods get none", "subnet", s)
 			continue
 		}
-		v4, v6 = v4 || s.Addr().Is4(), v6 || s.Addr().Is6()
-		addr := &netlink.Addr{IPNet: ipNet(s.Addr().Next(), s.Bits())}
-		if s.Addr().Is6() {
-			addr.Flags = unix.IFA_F_NODAD
-		}
-		link := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: b.name, Index: h.index}}
-		if err := h.links.AddrReplace(link, addr); err != nil {
-			return fmt.Errorf("address %s: %w", addr, err)
-		}
-		subnets = append(subnets, s)
+		subnets, h.gateways = append(subnets, s), append(h.gateways, s.Addr().Next())
 	}
-	if err := b.dropStaleAddresses(h, subnets); err != nil {
+	if err := b.claimRanges(h.links, subnets); err != nil {
 		return err
 	}
-	if err := enableForwarding(b.name, v4, v6); err != nil {
+	off, err := forwardingIsOff(subnets)
+	if err != nil {
 		return err
 	}
-	return b.fw.replace(b.withLeased(subnets), b.openEntries())
+	r := ruleset{
+		subnets: b.withLeased(subnets), gateways: h.gateways, allowed: b.allowed,
+		bridge: h.bridge != nil, pods: b.entries,
+	}
+	if r.uplinks, err = b.closedUplinks(h.links, off); err != nil {
+		return err
+	}
+	if err := b.fw.replace(r); err != nil {
+		return err
+	}
+	if err := enableForwarding(off); err != nil {
+		return err
+	}
+	return h.bridge.dress(h, b.leasedIPs())
 }
 
-// dropStaleAddresses takes from the bridge what neither the subnets in force nor a
-// pod's address needs: the range that it had before another was configured. The route
-// that comes with such an address would swallow what is meant for somebody else.
-func (b *bridge) dropStaleAddresses(h *host, subnets []netip.Prefix) error {
-	link := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: b.name, Index: h.index}}
-	have, err := h.links.AddrList(link, netlink.FAMILY_ALL)
+// rangeRoute says that nobody has an address of a range of pods, unless a pod's own route says otherwise: else a packet to a
+// pod that is gone would leave by the default route. Protocol and metric tell that it is ours.
+func (b *builtin) rangeRoute(s netip.Prefix) *netlink.Route {
+	return &netlink.Route{Dst: ipNet(s.Addr(), s.Bits()), Type: unix.RTN_UNREACHABLE, Protocol: routeProtocol, Priority: int(linkGroup(b.name))}
+}
+
+// gatewayAddr is the host's address towards pods. It is on loopback, because it is of no link more than of another, and of
+// host scope, so that the host never takes it to speak to anybody else.
+func gatewayAddr(gw netip.Addr) *netlink.Addr {
+	return &netlink.Addr{IPNet: ipNet(gw, gw.BitLen()), Scope: unix.RT_SCOPE_HOST, Flags: unix.IFA_F_NODAD}
+}
+
+// claimRanges gives the host an address in each range of pods, and a route for what no pod has of it. Ranges of earlier
+// settings are given up; their routes tell which these were.
+func (b *builtin) claimRanges(h *hostLinks, subnets []netip.Prefix) error {
+	lo, err := h.LinkByName("lo")
 	if err != nil {
-		return fmt.Errorf("list addresses: %w", err)
+		return fmt.Errorf("find lo: %w", err)
 	}
-	inUse := b.leasedIPs()
-	for _, a := range have {
-		ip, ok := netip.AddrFromSlice(a.IP)
-		ip = ip.Unmap()
-		if !ok || ip.IsLinkLocalUnicast() {
-			continue
+	have, err := b.ranges(h)
+	if err != nil {
+		return err
+	}
+	for _, s := range have {
+		if !slices.Contains(subnets, s) {
+			b.log.Info("giving up a range of pods", "network", b.name, "range", s)
+			if err := b.dropRange(h, lo, s); err != nil {
+				return err
+			}
 		}
-		bits, _ := a.Mask.Size()
-		of := netip.PrefixFrom(ip, bits).Masked()
-		if slices.Contains(subnets, of) && ip == of.Addr().Next() || slices.ContainsFunc(inUse, of.Contains) {
-			continue
+	}
+	for _, s := range subnets {
+		if err := h.RouteReplace(b.rangeRoute(s)); err != nil {
+			return fmt.Errorf("route for the pods' range %s: %w", s, err)
 		}
-		b.log.Info("removing an address that no pod needs any more", "bridge", b.name, "address", a.IPNet)
-		if err := h.links.AddrDel(link, &a); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
-			return fmt.Errorf("remove address %s: %w", a.IPNet, err)
+		if err := h.AddrReplace(lo, gatewayAddr(s.Addr().Next())); err != nil {
+			return fmt.Errorf("give the host address %s: %w", s.Addr().Next(), err)
 		}
 	}
 	return nil
 }
 
-func (b *bridge) leasedIPs() []netip.Addr {
+// ranges lists the ranges that the host has routes of ours for.
+func (b *builtin) ranges(h *hostLinks) ([]netip.Prefix, error) {
+	filter := &netlink.Route{Protocol: routeProtocol, Type: unix.RTN_UNREACHABLE}
+	routes, err := h.RouteListFiltered(netlink.FAMILY_ALL, filter, netlink.RT_FILTER_PROTOCOL|netlink.RT_FILTER_TYPE)
+	if err != nil {
+		return nil, fmt.Errorf("list routes: %w", err)
+	}
+	var all []netip.Prefix
+	for _, r := range routes {
+		if r.Priority != int(linkGroup(b.name)) || r.Dst == nil {
+			continue
+		}
+		ip, ok := netip.AddrFromSlice(r.Dst.IP)
+		if bits, _ := r.Dst.Mask.Size(); ok {
+			all = append(all, netip.PrefixFrom(ip.Unmap(), bits))
+		}
+	}
+	return all, nil
+}
+
+func (b *builtin) dropRange(h *hostLinks, lo netlink.Link, s netip.Prefix) error {
+	if err := h.AddrDel(lo, gatewayAddr(s.Addr().Next())); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
+		return fmt.Errorf("remove the host's address %s: %w", s.Addr().Next(), err)
+	}
+	if err := h.RouteDel(b.rangeRoute(s)); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("remove the route for the pods' range %s: %w", s, err)
+	}
+	return nil
+}
+
+// hasGateways reports whether the host still has its addresses towards pods, as far as can be told.
+func (h *host) hasGateways() bool {
+	lo, err := h.links.LinkByName("lo")
+	if err != nil {
+		return true
+	}
+	have, err := h.links.AddrList(lo, netlink.FAMILY_ALL)
+	if err != nil {
+		return true
+	}
+	for _, gw := range h.gateways {
+		if !slices.ContainsFunc(have, func(a netlink.Addr) bool { return a.IP.Equal(gw.AsSlice()) }) {
+			return false
+		}
+	}
+	return true
+}
+
+func (b *builtin) leasedIPs() []netip.Addr {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	var all []netip.Addr
@@ -189,102 +272,41 @@ func (b *bridge) leasedIPs() []netip.Addr {
 }
 
 // withLeased adds the addresses of pods whose subnet is no longer in force.
-func (b *bridge) withLeased(subnets []netip.Prefix) []netip.Prefix {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for _, l := range b.leases {
-		for _, ip := range l.IPs {
-			known := false
-			for _, s := range subnets {
-				known = known || s.Contains(ip)
-			}
-			if !known {
-				subnets = append(subnets, netip.PrefixFrom(ip, ip.BitLen()))
-			}
+func (b *builtin) withLeased(subnets []netip.Prefix) []netip.Prefix {
+	all := slices.Clone(subnets)
+	for _, ip := range b.leasedIPs() {
+		if !slices.ContainsFunc(subnets, func(s netip.Prefix) bool { return s.Contains(ip) }) {
+			all = append(all, netip.PrefixFrom(ip, ip.BitLen()))
 		}
 	}
-	return subnets
+	return all
 }
 
-// openEntries returns the host ports of all pods that are connected.
-func (b *bridge) openEntries() []portEntry {
+// connected returns the leases of all pods that are.
+func (b *builtin) connected() []lease {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	var entries []portEntry
+	var all []lease
 	for _, l := range b.leases {
 		if l.Stage == connected {
-			entries = append(entries, l.entries()...)
+			all = append(all, l)
 		}
 	}
-	return entries
+	return all
 }
 
-// makeBridge makes the bridge, or takes the one that is there.
-func (b *bridge) makeBridge(h *host) error {
-	link, err := h.links.LinkByName(b.name)
-	switch {
-	case err == nil:
-	case errors.As(err, new(netlink.LinkNotFoundError)):
-		attrs := netlink.NewLinkAttrs()
-		attrs.Name, attrs.MTU = b.name, h.mtu
-		// Its own: else it takes the lowest of its ports', and changes with them.
-		attrs.HardwareAddr = macOf(b.subnets()[0].Addr().Next())
-		noSnooping := false // see stopChatter
-		if err := h.links.LinkAdd(&netlink.Bridge{LinkAttrs: attrs, MulticastSnooping: &noSnooping}); err != nil && !errors.Is(err, unix.EEXIST) {
-			return fmt.Errorf("create: %w", err)
-		}
-		if link, err = h.links.LinkByName(b.name); err != nil {
-			return fmt.Errorf("find: %w", err)
-		}
-	default:
-		return fmt.Errorf("find: %w", err)
-	}
-	if link.Type() != "bridge" {
-		return fmt.Errorf("%w: the host has a link of that name, of type %s; choose another bridge name", ErrConfig, link.Type())
-	}
-	if link.Attrs().MTU != h.mtu { // another was configured when it was made
-		if err := h.links.LinkSetMTU(link, h.mtu); err != nil {
-			return fmt.Errorf("set MTU %d: %w", h.mtu, err)
+// entries returns what the rules must know of all pods, including those that are being connected: what these have added
+// must not get lost.
+func (b *builtin) entries() []podEntry {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var all []podEntry
+	for _, l := range b.leases {
+		if l.Stage != removing {
+			all = append(all, l.entry())
 		}
 	}
-	// Without a link-local address the host asks for no neighbour on behalf of
-	// others, so pods could not be reached for as long as the search for
-	// duplicates of that address takes: a second or two.
-	if err := setSysctl("ipv6/conf/"+b.name+"/accept_dad", "0"); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	// Pods may send router advertisements (CAP_NET_RAW), and the host would send its
-	// own traffic by whoever calls himself a router (CVE-2020-13401).
-	if err := setSysctl("ipv6/conf/"+b.name+"/accept_ra", "0"); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	if err := h.links.LinkSetUp(link); err != nil {
-		return fmt.Errorf("bring up: %w", err)
-	}
-	h.index = link.Attrs().Index
-	if err := b.stopChatter(h, link); err != nil {
-		b.log.Warn("pods hear of their neighbours' IPv6 groups: starts take longer the more pods there are", "bridge", b.name, "error", err)
-	}
-	return nil
-}
-
-// stopChatter keeps from the pods what their neighbours tell of IPv6 groups. The bridge itself must not go by that
-// either: where somebody asks for groups (a querier: any pod could), it would send what is for a group that
-// nobody has told of, such as a search for a neighbour, to nobody.
-func (b *bridge) stopChatter(h *host, link netlink.Link) error {
-	// Only if it is not off yet: the library sends the name, too, and before Linux 6.2 a link that is
-	// up refuses even its own.
-	if br, ok := link.(*netlink.Bridge); !ok || br.MulticastSnooping == nil || *br.MulticastSnooping {
-		attrs := netlink.NewLinkAttrs()
-		attrs.Name, attrs.Index = b.name, h.index
-		if err := h.links.BridgeSetMcastSnoop(&netlink.Bridge{LinkAttrs: attrs}, false); err != nil {
-			return fmt.Errorf("have multicast sent to all pods: %w", err)
-		}
-	}
-	if err := b.fw.keepReports(); err != nil {
-		return fmt.Errorf("filter on the bridge (CONFIG_NF_TABLES_BRIDGE): %w", err)
-	}
-	return nil
+	return all
 }
 
 // uplinkMTU returns the MTU of the link that the host's default route goes by.
@@ -305,7 +327,7 @@ func uplinkMTU(h *hostLinks) int {
 
 // recover takes down what belongs to no claimed pod, and puts the host's side in
 // order if any pod is left.
-func (b *bridge) recover(ctx context.Context, claimed map[string]bool) error {
+func (b *builtin) recover(ctx context.Context, claimed map[string]bool) error {
 	errs := []error{b.adoptLost(claimed)}
 	kept := 0
 	for _, l := range b.list() {
@@ -315,11 +337,9 @@ func (b *bridge) recover(ctx context.Context, claimed map[string]bool) error {
 		}
 		errs = append(errs, b.Teardown(ctx, Pod{ID: l.PodID}))
 	}
-	// A bridge that is there without pods may have host ports of pods whose teardown
-	// a crash cut short, or addresses of a range that is no longer configured.
-	standing, err := b.standing()
-	errs = append(errs, err)
-	if kept > 0 || standing {
+	// A table that is there without pods may have host ports of pods whose teardown
+	// a crash cut short, and the host may have a range that is no longer configured.
+	if kept > 0 || b.fw.exists() {
 		if _, err := b.ensureHost(); err != nil {
 			errs = append(errs, err)
 		}
@@ -327,42 +347,18 @@ func (b *bridge) recover(ctx context.Context, claimed map[string]bool) error {
 	return errors.Join(append(errs, b.dropStrayLinks(claimed))...)
 }
 
-// standing reports whether the host has the bridge.
-func (b *bridge) standing() (bool, error) {
-	links, err := newHostLinks()
-	if err != nil {
-		return false, err
-	}
-	defer links.close()
-	link, err := links.LinkByName(b.name)
-	if errors.As(err, new(netlink.LinkNotFoundError)) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("bridge %s: find: %w", b.name, err)
-	}
-	return link.Type() == "bridge", nil
-}
-
-// dropStrayLinks deletes links on the bridge that no record names: a crash came
+// dropStrayLinks deletes links of pods that no record names: a crash came
 // between the record's removal and nothing else, so there should be none. A claimed pod's link
 // stays, even if nothing more is known about the pod.
-func (b *bridge) dropStrayLinks(claimed map[string]bool) error {
+func (b *builtin) dropStrayLinks(claimed map[string]bool) error {
 	links, err := newHostLinks()
 	if err != nil {
 		return err
 	}
 	defer links.close()
-	br, err := links.LinkByName(b.name)
-	if errors.As(err, new(netlink.LinkNotFoundError)) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("bridge %s: find: %w", b.name, err)
-	}
 	all, err := links.LinkList()
 	if err != nil {
-		return fmt.Errorf("bridge %s: list links: %w", b.name, err)
+		return fmt.Errorf("network %s: list links: %w", b.name, err)
 	}
 	known := map[string]bool{}
 	for id := range claimed {
@@ -374,7 +370,7 @@ func (b *bridge) dropStrayLinks(claimed map[string]bool) error {
 	var errs []error
 	for _, l := range all {
 		a := l.Attrs()
-		if a.MasterIndex == br.Attrs().Index && l.Type() == "veth" && strings.HasPrefix(a.Name, vethPrefix) && !known[a.Name] {
+		if a.Group == linkGroup(b.name) && l.Type() == "veth" && strings.HasPrefix(a.Name, vethPrefix) && !known[a.Name] {
 			b.log.Warn("deleting a link that no pod owns", "link", a.Name)
 			errs = append(errs, deleteLink(a.Name))
 		}
@@ -383,24 +379,34 @@ func (b *bridge) dropStrayLinks(claimed map[string]bool) error {
 }
 
 // purge takes the host's side down. It fails if a pod is connected.
-func (b *bridge) purge(ctx context.Context) error {
+func (b *builtin) purge(ctx context.Context) error {
 	if err := b.reaper.idle(ctx); err != nil {
-		return fmt.Errorf("bridge %s: await deletion of links: %w", b.name, err)
+		return fmt.Errorf("network %s: await deletion of links: %w", b.name, err)
 	}
 	b.hostMu.Lock()
 	defer b.hostMu.Unlock()
 	if left := b.list(); len(left) > 0 {
-		return fmt.Errorf("bridge %s: still used by %d pods, one is %s", b.name, len(left), left[0].PodID)
+		return fmt.Errorf("network %s: still used by %d pods, one is %s", b.name, len(left), left[0].PodID)
 	}
 	if b.host != nil {
 		b.host.links.close()
 		b.host = nil
 	}
-	return errors.Join(deleteLink(b.name), b.fw.remove())
+	links, err := newHostLinks()
+	if err != nil {
+		return err
+	}
+	defer links.close()
+	errs := []error{b.claimRanges(links, nil)}
+	old, err := b.findBridge(links)
+	if err == nil && old != nil {
+		err = deleteLink(b.name)
+	}
+	return errors.Join(append(errs, err, b.fw.remove())...)
 }
 
 // reapOne takes down a pod that Teardown left to the background.
-func (b *bridge) reapOne(ctx context.Context, podID string) error {
+func (b *builtin) reapOne(ctx context.Context, podID string) error {
 	// What holds a pod is a Setup or Teardown of milliseconds.
 	release, err := b.busy.Acquire(ctx, podID)
 	if err != nil {
@@ -414,11 +420,13 @@ func (b *bridge) reapOne(ctx context.Context, podID string) error {
 	return b.finish(ctx, l)
 }
 
-// finish deletes the link of a lease that is retired, then its record, and frees
+// finish deletes the link of a lease that is retired, if it is still there, then its record, and frees
 // its addresses. The caller holds the pod.
-func (b *bridge) finish(ctx context.Context, l lease) error {
-	if err := deleteLink(l.Link); err != nil {
-		return err
+func (b *builtin) finish(ctx context.Context, l lease) error {
+	if linkExists(l.Link) {
+		if err := deleteLink(l.Link); err != nil {
+			return err
+		}
 	}
 	if err := faultReapUnlinked.At(ctx); err != nil {
 		return err
@@ -426,8 +434,9 @@ func (b *bridge) finish(ctx context.Context, l lease) error {
 	if err := b.records.remove(l.PodID); err != nil {
 		return err
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.freeLocked(l)
-	return nil
+	b.free(l)
+	if l.Routed {
+		return nil
+	}
+	return b.leaveBridge()
 }

@@ -37,7 +37,7 @@ func newPool(subnet netip.Prefix) (*pool, error) {
 	return p, nil
 }
 
-// gateway is the bridge's address: the first of the subnet.
+// gateway is the host's address towards pods: the first of the subnet.
 func (p *pool) gateway() netip.Addr { return p.subnet.Addr().Next() }
 
 func (p *pool) allocate() (netip.Addr, error) {

@@ -3,11 +3,12 @@ package network
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 )
 
-// lease is what a pod has of the bridge, and its record's content.
+// lease is what a pod has of the built-in network, and its record's content.
 type lease struct {
 	Version   int          `json:"version"`
 	PodID     string       `json:"podID"`
@@ -18,6 +19,8 @@ type lease struct {
 	Link      string       `json:"link"`
 	IPs       []netip.Addr `json:"ips"`
 	Ports     []hostPort   `json:"ports,omitempty"`
+	// Routed is false for a pod that an earlier release has put on its bridge.
+	Routed bool `json:"routed,omitempty"`
 
 	// retired says, in memory, that the host ports are closed: from then on they may
 	// be another pod's and must not be closed again.
@@ -43,20 +46,32 @@ func (l lease) check(podID string) error {
 	return nil
 }
 
-func (l lease) entries() []portEntry {
-	var entries []portEntry
+// mac is the hardware address of the pod's end.
+func (l lease) mac() net.HardwareAddr {
+	if len(l.IPs) == 0 {
+		return nil
+	}
+	return macOf(l.IPs[0])
+}
+
+// entry returns what the rules must know of the pod. One on a bridge is known by the bridge.
+func (l lease) entry() podEntry {
+	e := podEntry{link: l.Link, mac: l.mac()}
+	if l.Routed {
+		e.ips = l.IPs
+	}
 	for _, p := range l.Ports {
 		for _, ip := range l.IPs {
 			if !p.IP.IsValid() || p.IP.BitLen() == ip.BitLen() {
-				entries = append(entries, portEntry{p, ip})
+				e.ports = append(e.ports, portEntry{p, ip})
 			}
 		}
 	}
-	return entries
+	return e
 }
 
 // takeLocked marks addresses as used in the pools that have them.
-func (b *bridge) takeLocked(ips []netip.Addr) {
+func (b *builtin) takeLocked(ips []netip.Addr) {
 	for _, ip := range ips {
 		for _, p := range b.pools {
 			if p.subnet.Contains(ip) {
@@ -66,7 +81,7 @@ func (b *bridge) takeLocked(ips []netip.Addr) {
 	}
 }
 
-func (b *bridge) lease(podID string) (lease, bool) {
+func (b *builtin) lease(podID string) (lease, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	l, ok := b.leases[podID]
@@ -74,10 +89,10 @@ func (b *bridge) lease(podID string) (lease, bool) {
 }
 
 // reserve gives the pod addresses and host ports, in memory.
-func (b *bridge) reserve(p Pod, ports []hostPort) (lease, error) {
+func (b *builtin) reserve(p Pod, ports []hostPort) (lease, error) {
 	l := lease{
 		PodID: p.ID, Name: p.Name, Namespace: p.Namespace, NetNS: p.NetNS,
-		Stage: adding, Link: vethName(p.ID), Ports: ports,
+		Stage: adding, Link: vethName(p.ID), Ports: ports, Routed: true,
 	}
 	v6 := hasIPv6()
 	b.mu.Lock()
@@ -100,7 +115,13 @@ func (b *bridge) reserve(p Pod, ports []hostPort) (lease, error) {
 	return l, nil
 }
 
-func (b *bridge) freeLocked(l lease) {
+func (b *builtin) free(l lease) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.freeLocked(l)
+}
+
+func (b *builtin) freeLocked(l lease) {
 	b.ports.release(l.PodID, l.Ports)
 	for _, ip := range l.IPs {
 		for _, pool := range b.pools {
@@ -111,7 +132,7 @@ func (b *bridge) freeLocked(l lease) {
 }
 
 // keepOnly frees the addresses of a lease that the pod did not take.
-func (b *bridge) keepOnly(l lease, given []netip.Addr) lease {
+func (b *builtin) keepOnly(l lease, given []netip.Addr) lease {
 	if len(given) == len(l.IPs) {
 		return l
 	}
@@ -131,7 +152,7 @@ func (b *bridge) keepOnly(l lease, given []netip.Addr) lease {
 }
 
 // save records a lease, on disk first.
-func (b *bridge) save(l lease) error {
+func (b *builtin) save(l lease) error {
 	if err := b.records.write(l.PodID, l); err != nil {
 		return err
 	}
@@ -148,20 +169,22 @@ type Lease struct {
 	Link  string // host's end
 	// Removing is set while the link is being deleted after Teardown.
 	Removing bool
+	// Bridged is set for a pod that an earlier release has put on its bridge.
+	Bridged bool
 }
 
-func (b *bridge) list() []Lease {
+func (b *builtin) list() []Lease {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	var all []Lease
 	for _, l := range b.leases {
-		all = append(all, Lease{PodID: l.PodID, IPs: l.IPs, Link: l.Link, Removing: l.Stage == removing})
+		all = append(all, Lease{PodID: l.PodID, IPs: l.IPs, Link: l.Link, Removing: l.Stage == removing, Bridged: !l.Routed})
 	}
 	return all
 }
 
 // subnets returns the prefixes of the pools in force.
-func (b *bridge) subnets() []netip.Prefix {
+func (b *builtin) subnets() []netip.Prefix {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	var all []netip.Prefix

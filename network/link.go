@@ -3,9 +3,11 @@ package network
 import (
 	"context"
 	"crypto/sha256"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
@@ -40,84 +42,126 @@ func macOf(a netip.Addr) net.HardwareAddr {
 	return net.HardwareAddr{0x0a, 0x58, sum[0], sum[1], sum[2], sum[3]}
 }
 
-// veth is a pod's link.
-type veth struct {
-	name   string // on the host
-	master int    // index of the bridge
-	group  uint32 // see linkGroup
-	mtu    int
-	mac    net.HardwareAddr // of the pod's end
-	netns  int              // descriptor of the pod's namespace
+// hostMAC is the address of the host's end of every link. Pods have a permanent neighbour entry for
+// their gateway with it. No pod has it: it is macOf(0.0.0.1).
+var hostMAC = net.HardwareAddr{0x0a, 0x58, 0, 0, 0, 1}
+
+// podIndex is the index of the pod's end. The kernel takes ours, so nobody has to ask for it. The
+// first ones may be devices that the kernel makes in each namespace (net.core.fb_tunnels_only_for_init_net).
+// It must differ from that of the host's end: the kernel treats links that are their own peer as slow.
+const podIndex = 1000
+
+// Indexes of host ends: above those that the kernel counts up to.
+const firstIndex, lastIndex = 1 << 20, 1<<30 - 1
+
+// linkGroup is the group (ip-link(8)) of all links of a node's pods.
+func linkGroup(name string) uint32 {
+	sum := sha256.Sum256([]byte(name))
+	return binary.BigEndian.Uint32(sum[:])>>2 | 1<<30 // not one that people use, and no negative number
 }
 
-// create makes the pair in one message: the host's end up and on the bridge, the
-// pod's end in the pod's namespace. netlink.LinkAdd takes one message each for
-// that, and each waits for the kernel's one lock on network configuration.
-func (v veth) create(ctx context.Context, h *hostLinks) error {
-	req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK)
-	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
-	msg.Flags, msg.Change = unix.IFF_UP, unix.IFF_UP
-	req.AddData(msg)
-	req.AddData(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(v.name)))
-	req.AddData(nl.NewRtAttr(unix.IFLA_MTU, nl.Uint32Attr(uint32(v.mtu))))
-	req.AddData(nl.NewRtAttr(unix.IFLA_MASTER, nl.Uint32Attr(uint32(v.master))))
+// link is a pod's link: a veth pair, with the pod's routes and neighbours on both sides.
+type link struct {
+	name  string // of the host's end
+	index int    // of the host's end
+	group uint32
+	mtu   int
+	mac   net.HardwareAddr // of the pod's end
+	ips   []netip.Addr
+}
 
-	info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
-	info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated("veth"))
-	data := info.AddRtAttr(nl.IFLA_INFO_DATA, nil)
-	peer := data.AddRtAttr(nl.VETH_INFO_PEER, nil)
-	nl.NewIfInfomsgChild(peer, unix.AF_UNSPEC)
-	peer.AddRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(podIf))
-	peer.AddRtAttr(unix.IFLA_MTU, nl.Uint32Attr(uint32(v.mtu)))
-	peer.AddRtAttr(unix.IFLA_ADDRESS, v.mac)
-	peer.AddRtAttr(unix.IFLA_NET_NS_FD, nl.Uint32Attr(uint32(v.netns)))
-	req.AddData(info)
-
-	if err := h.execute(req); err != nil {
-		return fmt.Errorf("create link %s: %w", v.name, err)
+// create makes the pair: the host's end up, and the pod's end in the pod's namespace. The kernel takes the index that
+// we choose, so that what comes next need not ask for it.
+//
+// The host's end resolves no neighbours (IFF_NOARP): those that it has are permanent.
+func (l *link) create(ctx context.Context, h *hostLinks, netns int) error {
+	var err error
+	for range 3 { // in case the index is taken
+		l.index = firstIndex + rand.IntN(lastIndex-firstIndex)
+		if err = h.execute(l.request(netns)); !errors.Is(err, unix.EEXIST) && !errors.Is(err, unix.EBUSY) {
+			break
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("create link %s: %w", l.name, err)
 	}
 	if err := faultSetupCreated.At(ctx); err != nil {
 		return err
 	}
-	return v.makePort(h)
-}
-
-// makePort says what cannot be said in create's message, before the pod's end is up.
-//
-// Hairpin mode lets the bridge send a frame back by the port it came from: that is the
-// way from a pod to itself by a host port or a service, when br_netfilter
-// translates the address on the bridge.
-//
-// A port of a bridge needs no address, so it gets no IPv6 one of its own: the kernel would look for it
-// and tell of it on the link, in the pod's first second.
-func (v veth) makePort(h *hostLinks) error {
-	err := v.setPort(h, true)
-	if errors.Is(err, unix.EAFNOSUPPORT) { // no IPv6 on such a link, be it for its MTU
-		err = v.setPort(h, false)
-	}
-	if err != nil {
-		return fmt.Errorf("set up bridge port %s: %w", v.name, err)
+	// Nobody needs an IPv6 address of the host's end, and each would be work for the kernel in the pod's first second. It
+	// cannot be said in the first message.
+	req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_ACK)
+	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
+	msg.Index = int32(l.index)
+	req.AddData(msg)
+	families := nl.NewRtAttr(unix.IFLA_AF_SPEC, nil)
+	families.AddRtAttr(unix.AF_INET6, nil).AddRtAttr(unix.IFLA_INET6_ADDR_GEN_MODE, nl.Uint8Attr(nl.IN6_ADDR_GEN_MODE_NONE))
+	req.AddData(families)
+	if err := h.execute(req); err != nil && !errors.Is(err, unix.EAFNOSUPPORT) { // no IPv6 on such a link, be it for its MTU
+		return fmt.Errorf("switch off link-local address of %s: %w", l.name, err)
 	}
 	return nil
 }
 
-// setPort is makePort, with what needs IPv6 on the link or without.
-func (v veth) setPort(h *hostLinks, ipv6 bool) error {
-	req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_ACK)
-	req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
-	req.AddData(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(v.name)))
-	req.AddData(nl.NewRtAttr(unix.IFLA_GROUP, nl.Uint32Attr(v.group)))
-	if ipv6 {
-		families := nl.NewRtAttr(unix.IFLA_AF_SPEC, nil)
-		families.AddRtAttr(unix.AF_INET6, nil).AddRtAttr(unix.IFLA_INET6_ADDR_GEN_MODE, nl.Uint8Attr(nl.IN6_ADDR_GEN_MODE_NONE))
-		req.AddData(families)
-	}
+func (l *link) request(netns int) *nl.NetlinkRequest {
+	req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK)
+	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
+	msg.Index = int32(l.index)
+	msg.Flags, msg.Change = unix.IFF_UP|unix.IFF_NOARP, unix.IFF_UP|unix.IFF_NOARP
+	req.AddData(msg)
+	req.AddData(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(l.name)))
+	req.AddData(nl.NewRtAttr(unix.IFLA_MTU, nl.Uint32Attr(uint32(l.mtu))))
+	req.AddData(nl.NewRtAttr(unix.IFLA_ADDRESS, hostMAC))
+	req.AddData(nl.NewRtAttr(unix.IFLA_GROUP, nl.Uint32Attr(l.group)))
 	info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
-	info.AddRtAttr(nl.IFLA_INFO_SLAVE_KIND, nl.NonZeroTerminated("bridge"))
-	data := info.AddRtAttr(nl.IFLA_INFO_SLAVE_DATA, nil)
-	data.AddRtAttr(nl.IFLA_BRPORT_MODE, nl.Uint8Attr(1))
+	info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated("veth"))
+	peer := info.AddRtAttr(nl.IFLA_INFO_DATA, nil).AddRtAttr(nl.VETH_INFO_PEER, nil)
+	nl.NewIfInfomsgChild(peer, unix.AF_UNSPEC).Index = podIndex
+	peer.AddRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(podIf))
+	peer.AddRtAttr(unix.IFLA_MTU, nl.Uint32Attr(uint32(l.mtu)))
+	peer.AddRtAttr(unix.IFLA_ADDRESS, l.mac)
+	peer.AddRtAttr(unix.IFLA_NET_NS_FD, nl.Uint32Attr(uint32(netns)))
 	req.AddData(info)
-	return h.execute(req)
+	return req
+}
+
+// routeProtocol marks our routes (rtm_protocol, rtnetlink(7)).
+const routeProtocol = 85
+
+// connect gives the host a route and a permanent neighbour for each address of the pod. The gateways are the host's own
+// addresses towards pods.
+func (l *link) connect(h *netlink.Handle, gateways []netip.Addr) error {
+	for _, ip := range l.ips {
+		route := &netlink.Route{LinkIndex: l.index, Dst: ipNet(ip, ip.BitLen()), Scope: netlink.SCOPE_LINK, Protocol: routeProtocol}
+		if gw := gatewayOf(ip, gateways); gw.IsValid() {
+			route.Src = gw.AsSlice()
+		}
+		if err := h.RouteReplace(route); err != nil {
+			return fmt.Errorf("route to %s: %w", ip, err)
+		}
+		if err := h.NeighSet(neighbour(l.index, ip, l.mac)); err != nil {
+			return fmt.Errorf("neighbour %s: %w", ip, err)
+		}
+	}
+	return nil
+}
+
+// gatewayOf returns the gateway of an address's family, the zero Addr if there is none.
+func gatewayOf(ip netip.Addr, gateways []netip.Addr) netip.Addr {
+	for _, gw := range gateways {
+		if gw.BitLen() == ip.BitLen() {
+			return gw
+		}
+	}
+	return netip.Addr{}
+}
+
+func neighbour(index int, ip netip.Addr, mac net.HardwareAddr) *netlink.Neigh {
+	family := netlink.FAMILY_V4
+	if ip.Is6() {
+		family = netlink.FAMILY_V6
+	}
+	return &netlink.Neigh{LinkIndex: index, Family: family, State: netlink.NUD_PERMANENT, IP: ip.AsSlice(), HardwareAddr: mac}
 }
 
 // hostLinks changes links of the host's namespace over one socket.
@@ -178,51 +222,45 @@ func openNetns(path string) (*os.File, error) {
 	return f, nil
 }
 
-// podAddress is one address of a pod.
-type podAddress struct {
-	ip      netip.Addr
-	bits    int
-	gateway netip.Addr
-}
-
-// configure brings up the pod's end and gives it addresses and default routes. It
-// returns the addresses that it has given: a pod may have IPv6 switched off
-// (sysctl net.ipv6.conf.all.disable_ipv6), and then goes without. sysctls are what the pod has chosen.
-func configure(ns *os.File, addresses []podAddress, sysctls map[string]string) (given []netip.Addr, err error) {
+// configure brings up the pod's end and gives it addresses and default routes. It returns the addresses that it has given:
+// a pod may have IPv6 switched off (sysctl net.ipv6.conf.all.disable_ipv6), and then goes without.
+//
+// The addresses come first: when a link comes up, the kernel begins work under its one lock on network configuration, and
+// the next message would wait for that.
+func configure(ns *os.File, ips, gateways []netip.Addr) (given []netip.Addr, err error) {
 	h, err := netlink.NewHandleAt(netns.NsHandle(ns.Fd()), unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("open netlink in the pod: %w", err)
 	}
 	defer h.Close()
-	link, err := h.LinkByName(podIf)
-	if err != nil {
-		return nil, fmt.Errorf("find %s in the pod: %w", podIf, err)
-	}
-	if err := calm(ns, h, link, addresses, sysctls); err != nil {
-		return nil, err
-	}
-	if err := h.LinkSetUp(link); err != nil {
-		return nil, fmt.Errorf("bring up %s in the pod: %w", podIf, err)
-	}
-	for _, a := range addresses {
-		addr := &netlink.Addr{IPNet: ipNet(a.ip, a.bits)}
-		if a.ip.Is6() {
+	end := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: podIf, Index: podIndex}}
+	for _, ip := range ips {
+		addr := &netlink.Addr{IPNet: ipNet(ip, ip.BitLen())}
+		if ip.Is6() {
 			// The addresses are handed out by us: nobody else has them, and a
 			// program that starts at once could not bind a tentative one.
 			addr.Flags = unix.IFA_F_NODAD
 		}
-		err := h.AddrAdd(link, addr)
-		if a.ip.Is6() && len(given) > 0 && errors.Is(err, unix.EACCES) {
+		err := h.AddrAdd(end, addr)
+		if ip.Is6() && len(given) > 0 && errors.Is(err, unix.EACCES) {
 			continue
 		}
 		if err != nil {
-			return nil, fmt.Errorf("give the pod address %s: %w", a.ip, err)
+			return nil, fmt.Errorf("give the pod address %s: %w", ip, err)
 		}
-		route := &netlink.Route{LinkIndex: link.Attrs().Index, Gw: a.gateway.AsSlice()}
-		if err := h.RouteAdd(route); err != nil {
-			return nil, fmt.Errorf("give the pod a default route by %s: %w", a.gateway, err)
+		given = append(given, ip)
+	}
+	if err := h.LinkSetUp(end); err != nil {
+		return nil, fmt.Errorf("bring up %s in the pod: %w", podIf, err)
+	}
+	for _, ip := range given {
+		gw := gatewayOf(ip, gateways)
+		if err := h.NeighSet(neighbour(podIndex, gw, hostMAC)); err != nil {
+			return nil, fmt.Errorf("tell the pod of its gateway %s: %w", gw, err)
 		}
-		given = append(given, a.ip)
+		if err := h.RouteAdd(&netlink.Route{LinkIndex: podIndex, Gw: gw.AsSlice(), Flags: int(netlink.FLAG_ONLINK)}); err != nil {
+			return nil, fmt.Errorf("give the pod a default route by %s: %w", gw, err)
+		}
 	}
 	return given, nil
 }

@@ -81,6 +81,7 @@ func started(t testing.TB, c Config) *Manager {
 	t.Helper()
 	m := New(c)
 	m.cni.wait, m.cni.asks.limit = patience, patience
+	m.builtin.linger = 0 // most tests keep the namespaces
 	if err := m.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -95,6 +96,9 @@ func started(t testing.TB, c Config) *Manager {
 		_ = m.Close()
 		if left := hostLinkNames(t); left != "lo" {
 			t.Errorf("links left on the host: %s", left)
+		}
+		if left := loopbackAddresses(t); len(left) > 0 {
+			t.Errorf("addresses left on the host: %v", left)
 		}
 	})
 	return m
@@ -116,6 +120,25 @@ func hostLinkNames(t testing.TB) string {
 		}
 	}
 	return strings.Join(names, " ")
+}
+
+// loopbackAddresses are those of pods' ranges.
+func loopbackAddresses(t testing.TB) (all []string) {
+	t.Helper()
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addrs, err := netlink.AddrList(lo, netlink.FAMILY_ALL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range addrs {
+		if !a.IP.IsLoopback() {
+			all = append(all, a.IPNet.String())
+		}
+	}
+	return all
 }
 
 // newNetNS pins a network namespace; ending it may be done early.

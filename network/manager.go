@@ -17,15 +17,19 @@ type Config struct {
 	// StateDir holds the records; on a tmpfs, for they are no truth after a
 	// reboot. It must be given.
 	StateDir string
-	// BridgeName is the built-in bridge's link and nftables tables: "coracle0".
-	BridgeName string
-	// Subnets are the pods' address ranges on the built-in bridge, at most one
-	// per family: 10.85.0.0/16 and fd85:c0ac:1e00::/64.
+	// Name is that of the built-in network's nftables table, and tells its links from another
+	// daemon's: "coracle0". Earlier releases had a bridge of that name.
+	Name string
+	// Subnets are the pods' address ranges in the built-in network, at most one
+	// per family: 10.85.0.0/16 and fd85:c0ac:1e00::/64. The first address of each is the host's.
 	Subnets []netip.Prefix
-	// MTU of the built-in bridge; 0 is that of the host's default route.
+	// MTU of the pods' links; 0 is that of the host's default route.
 	MTU int
+	// AllowFrom are ranges beyond this host whose packets may go to pods by the pods' own addresses:
+	// none. Answers and host ports need no permission.
+	AllowFrom []netip.Prefix
 	// CNIConfDir is where a CNI configuration takes precedence over the built-in
-	// bridge: "/etc/cni/net.d".
+	// network: "/etc/cni/net.d".
 	CNIConfDir string
 	// CNIBinDirs are where plugins are: "/opt/cni/bin" and "/usr/lib/cni".
 	CNIBinDirs []string
@@ -35,7 +39,7 @@ type Config struct {
 }
 
 func (c Config) withDefaults() Config {
-	c.BridgeName = cmp.Or(c.BridgeName, "coracle0")
+	c.Name = cmp.Or(c.Name, "coracle0")
 	if c.Subnets == nil {
 		c.Subnets = []netip.Prefix{netip.MustParsePrefix("10.85.0.0/16"), netip.MustParsePrefix("fd85:c0ac:1e00::/64")}
 	}
@@ -53,10 +57,15 @@ func (c Config) check() error {
 	switch {
 	case !filepath.IsAbs(c.StateDir):
 		return fmt.Errorf("%w: network state directory %q is not an absolute path", ErrConfig, c.StateDir)
-	case len(c.BridgeName) > 15 || strings.ContainsAny(c.BridgeName, "/ \t\n:") || c.BridgeName == "." || c.BridgeName == "..":
-		return fmt.Errorf("%w: bridge name %q: at most 15 bytes, without '/', ':' and blanks", ErrConfig, c.BridgeName)
+	case len(c.Name) > 15 || strings.ContainsAny(c.Name, "/ \t\n:") || c.Name == "." || c.Name == "..":
+		return fmt.Errorf("%w: network name %q: at most 15 bytes, without '/', ':' and blanks", ErrConfig, c.Name)
 	case c.MTU != 0 && (c.MTU < 1280 || c.MTU > 65535):
 		return fmt.Errorf("%w: MTU %d is not between 1280 and 65535", ErrConfig, c.MTU)
+	}
+	for _, s := range c.AllowFrom {
+		if !s.IsValid() || s.Addr().Is4In6() {
+			return fmt.Errorf("%w: %s, from which pods may be reached, is not an address range", ErrConfig, s)
+		}
 	}
 	return checkSubnets(c.Subnets)
 }
@@ -81,11 +90,11 @@ func checkSubnets(subnets []netip.Prefix) error {
 }
 
 // Manager is the Network of a node: CNI when a configuration is there, else the
-// built-in bridge. A pod stays with the one that it was set up by.
+// built-in network. A pod stays with the one that it was set up by.
 type Manager struct {
-	config Config
-	bridge *bridge
-	cni    *cniNet
+	config  Config
+	builtin *builtin
+	cni     *cniNet
 }
 
 var _ Network = (*Manager)(nil)
@@ -94,9 +103,9 @@ var _ Network = (*Manager)(nil)
 func New(c Config) *Manager {
 	c = c.withDefaults()
 	return &Manager{
-		config: c,
-		bridge: newBridge(c.BridgeName, c.MTU, c.StateDir, c.Log),
-		cni:    newCNI(c),
+		config:  c,
+		builtin: newBuiltin(c),
+		cni:     newCNI(c),
 	}
 }
 
@@ -110,14 +119,14 @@ func (m *Manager) SetCNI(confDir string, binDirs []string) {
 }
 
 // Start reads the records and the CNI configuration, which it watches from then on. It changes
-// nothing on the host: the bridge and its table are made for the first pod. Start moves a damaged
+// nothing on the host: addresses and rules are made for the first pod. Start moves a damaged
 // record to the directory "damaged" and rebuilds it from the kernel's state or the CNI cache. If a
 // newer daemon wrote a record, Start returns a *recordfile.NewerError and changes nothing.
 func (m *Manager) Start(context.Context) error {
 	if err := m.config.check(); err != nil {
 		return err
 	}
-	bridged, err := m.bridge.records.load()
+	bridged, err := m.builtin.records.load()
 	if err != nil {
 		return err
 	}
@@ -130,7 +139,7 @@ func (m *Manager) Start(context.Context) error {
 		return err
 	}
 	m.cni.start(plugged)
-	if err := m.bridge.start(subnets, bridged); err != nil {
+	if err := m.builtin.start(subnets, bridged); err != nil {
 		return err
 	}
 	m.cni.follow.start(m.config.CNIConfDir)
@@ -140,7 +149,7 @@ func (m *Manager) Start(context.Context) error {
 // Close finishes what Teardown left to the background, stops plugins that are being asked for their status, and
 // follows the CNI configuration no more. Pods stay connected.
 func (m *Manager) Close() error {
-	m.bridge.close()
+	m.builtin.close()
 	m.cni.asks.close()
 	return m.cni.follow.close()
 }
@@ -156,8 +165,8 @@ func (m *Manager) Setup(ctx context.Context, p Pod) (Result, error) {
 
 // networkOf returns the network that has the pod, or will have it.
 func (m *Manager) networkOf(podID string) (Network, error) {
-	if _, ok := m.bridge.lease(podID); ok {
-		return m.bridge, nil
+	if _, ok := m.builtin.lease(podID); ok {
+		return m.builtin, nil
 	}
 	if _, ok := m.cni.lease(podID); ok {
 		return m.cni, nil
@@ -169,12 +178,12 @@ func (m *Manager) networkOf(podID string) (Network, error) {
 	if use {
 		return m.cni, nil
 	}
-	return m.bridge, nil
+	return m.builtin, nil
 }
 
 // Teardown implements Network.
 func (m *Manager) Teardown(ctx context.Context, p Pod) error {
-	return errors.Join(m.bridge.Teardown(ctx, p), m.cni.Teardown(ctx, p))
+	return errors.Join(m.builtin.Teardown(ctx, p), m.cni.Teardown(ctx, p))
 }
 
 // Ready implements Network.
@@ -186,7 +195,7 @@ func (m *Manager) Ready(ctx context.Context) error {
 	case list != nil:
 		return m.cni.Ready(ctx)
 	}
-	return m.bridge.Ready(ctx)
+	return m.builtin.Ready(ctx)
 }
 
 // Recover takes down what was set up for pods that are not claimed, and puts the
@@ -197,22 +206,29 @@ func (m *Manager) Recover(ctx context.Context, claimed []string) error {
 	for _, id := range claimed {
 		keep[id] = true
 	}
-	return errors.Join(m.bridge.recover(ctx, keep), m.cni.recover(ctx, keep))
+	return errors.Join(m.builtin.recover(ctx, keep), m.cni.recover(ctx, keep))
 }
 
 // Leases returns what pods have, sorted by pod.
 func (m *Manager) Leases() []Lease {
-	all := append(m.bridge.list(), m.cni.list()...)
+	all := append(m.builtin.list(), m.cni.list()...)
 	slices.SortFunc(all, func(a, b Lease) int { return cmp.Compare(a.PodID, b.PodID) })
 	return all
+}
+
+// Bridged returns the pods that an earlier release has put on its bridge, by id, sorted. They move when they are made anew.
+func (m *Manager) Bridged() []string {
+	ids := m.builtin.onBridge()
+	slices.Sort(ids)
+	return ids
 }
 
 // Flush waits until the links of all pods torn down so far are gone, except those that the kernel
 // does not delete within seconds.
 func (m *Manager) Flush(ctx context.Context) error {
-	return m.bridge.reaper.idle(ctx)
+	return m.builtin.reaper.idle(ctx)
 }
 
-// Purge removes the bridge and its nftables tables. It fails if a pod is left.
+// Purge removes the nftables table, and the addresses and routes for the ranges of pods. It fails if a pod is left.
 // IP forwarding stays on: others may have come to count on it.
-func (m *Manager) Purge(ctx context.Context) error { return m.bridge.purge(ctx) }
+func (m *Manager) Purge(ctx context.Context) error { return m.builtin.purge(ctx) }

@@ -1,5 +1,5 @@
 // Package network connects pods: through the CNI plugins that a node operator has
-// configured, or, with nothing configured, through a built-in bridge (netlink and
+// configured, or, with nothing configured, through a built-in network (netlink and
 // nftables, no program executed). It knows no CRI types.
 //
 // A pod's network namespace is made and pinned elsewhere (internal/nspin); this
@@ -9,7 +9,7 @@
 //
 // # On disk (under Config.StateDir, on a tmpfs)
 //
-//	bridge/<pod id>.json   what a pod has of the built-in bridge
+//	bridge/<pod id>.json   what a pod has of the built-in network
 //	cni/<pod id>.json      what a pod was set up with by CNI, configuration included
 //	cni-cache/             libcni's own
 //	subnets.json           what SetPodCIDR was last given
@@ -76,7 +76,7 @@ type Result struct {
 }
 
 // Network is one way to connect pods; Manager picks the one in force. The
-// built-in bridge, the CNI driver and a fault-injecting test double implement it
+// built-in network, the CNI driver and a fault-injecting test double implement it
 // and pass the suite in networktest.
 type Network interface {
 	// Setup connects the pod; on error nothing is left behind. Calling it

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"sync"
@@ -13,16 +14,32 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// firewall is the built-in bridge's nftables table (and one of another family, see keepReports), named like the bridge so that
-// two daemons on a host do not meet. Its rules never change with the pods; a
-// pod's host ports are elements of four maps:
+// firewall is the built-in network's nftables table. Its name is a setting, so that two daemons on a host do not meet. Its
+// rules do not change with the pods; what a pod has are elements:
 //
 //	table inet coracle0 {
+//	  set pods4 { type ifname . ether_addr . ipv4_addr }      # pods6: the same for IPv6
 //	  map ports4     { type inet_proto . inet_service : ipv4_addr . inet_service }
 //	  map addrports4 { type ipv4_addr . inet_proto . inet_service : ipv4_addr . inet_service }
 //	  map ports6, addrports6: the same for IPv6
-//	  chain guard { type filter hook prerouting priority raw
-//	    iifname coracle0 ip daddr 127.0.0.0/8 drop }      # see route_localnet in sysctl.go
+//	  chain sources { type filter hook prerouting priority raw
+//	    iifgroup != PODS return
+//	    ip daddr 127.0.0.0/8 drop                              # see route_localnet in sysctl.go
+//	    iifname . ether saddr . ip saddr @pods4 return
+//	    ip saddr 0.0.0.0 ip daddr 255.255.255.255 udp dport 67 return
+//	    icmpv6 type { nd-router-solicit … nd-redirect } drop   # neighbours are permanent, and pods are no routers
+//	    iifname . ether saddr . ip6 saddr @pods6 return
+//	    ip6 saddr fe80::/10 return                             # the host does not forward it
+//	    drop }
+//	  chain forward { type filter hook forward priority filter
+//	    iifgroup PODS return
+//	    oifgroup PODS goto to_pods
+//	    iifname @uplinks4 oifname @uplinks4 drop }             # see forwarding.go
+//	  chain to_pods {
+//	    ct state established,related return
+//	    ct status dnat return
+//	    ip saddr 10.1.0.0/16 return                            # Config.AllowFrom
+//	    drop }
 //	  chain prerouting { type nat hook prerouting priority dstnat; fib daddr type local jump hostports }
 //	  chain output     { type nat hook output priority dstnat; fib daddr type local jump hostports }
 //	  chain hostports {
@@ -30,21 +47,37 @@ import (
 //	    dnat ip  to meta l4proto . th dport map @ports4
 //	    …and for ip6, ::1 left out }
 //	  chain postrouting { type nat hook postrouting priority srcnat
-//	    ip saddr 10.85.0.0/16 oifname != coracle0 masquerade     # pods to elsewhere
-//	    ip saddr 127.0.0.0/8 oifname coracle0 masquerade         # the host's own localhost:port
-//	    ip saddr 10.85.0.0/16 oifname coracle0 ct status dnat masquerade }  # a pod to a host port of a pod
+//	    ip saddr 10.85.0.0/16 oifgroup != PODS masquerade                       # pods to elsewhere
+//	    ip saddr 127.0.0.0/8 oifgroup PODS snat to 10.85.0.1                    # the host's own localhost:port
+//	    ip saddr 10.85.0.0/16 oifgroup PODS ct status dnat snat to 10.85.0.1 }  # a pod to a host port of a pod
 //	}
 //
-// The last is by address, because a packet that br_netfilter shows to the hook has
-// no input interface.
-//
-// It accepts nothing: where another table drops forwarded packets (firewalld, a
-// DROP policy by docker), the operator must let the bridge through there.
+// PODS is the group of the pods' links (linkGroup). It accepts nothing: where another table drops forwarded packets
+// (firewalld, a DROP policy by docker), the operator must let the pods' ranges through there.
 type firewall struct {
-	bridge string
+	name string
 
 	mu   sync.Mutex
 	conn *nftables.Conn // nil until needed
+}
+
+// ruleset is what the table is made of.
+type ruleset struct {
+	subnets  []netip.Prefix // of pods
+	gateways []netip.Addr
+	allowed  []netip.Prefix // see Config.AllowFrom
+	// uplinks are the interfaces between which nothing is forwarded, by family; nil if anything may be.
+	uplinks map[family][]string
+	bridge  bool              // pods of an earlier release are on a bridge
+	pods    func() []podEntry // asked when nothing else can change the table
+}
+
+// podEntry is what the table knows of a pod.
+type podEntry struct {
+	link  string
+	mac   net.HardwareAddr
+	ips   []netip.Addr
+	ports []portEntry
 }
 
 // portEntry is one host port with the pod's address of one family.
@@ -71,7 +104,7 @@ func (f *firewall) transaction(build func(*nftables.Conn) error) error {
 	}
 	if err != nil {
 		f.closeLocked() // with what is queued, or was not read
-		return fmt.Errorf("nftables table %s: %w", f.bridge, err)
+		return fmt.Errorf("nftables table %s: %w", f.name, err)
 	}
 	return nil
 }
@@ -90,24 +123,27 @@ func (f *firewall) closeLocked() {
 }
 
 func (f *firewall) table() *nftables.Table {
-	return &nftables.Table{Name: f.bridge, Family: nftables.TableFamilyINet}
+	return &nftables.Table{Name: f.name, Family: nftables.TableFamilyINet}
 }
 
 // replace makes the table anew, in one transaction: nobody sees it half made, and
 // connections that are translated already stay so.
-func (f *firewall) replace(subnets []netip.Prefix, ports []portEntry) error {
+func (f *firewall) replace(r ruleset) error {
 	return f.transaction(func(c *nftables.Conn) error {
 		t := f.table()
 		renewTable(c, t)
-		elements := portElements(ports)
-		for _, m := range f.maps() {
-			if err := c.AddSet(m, elements[m.Name]); err != nil {
-				return fmt.Errorf("map %s: %w", m.Name, err)
+		elements := elementsOf(r.pods())
+		for _, s := range f.sets() {
+			if err := c.AddSet(s, elements[s.Name]); err != nil {
+				return fmt.Errorf("set %s: %w", s.Name, err)
 			}
 		}
-		f.addGuard(c, t)
+		f.addSources(c, t, r.bridge)
+		if err := f.addForward(c, t, r); err != nil {
+			return err
+		}
 		f.addHostPorts(c, t)
-		f.addMasquerade(c, t, subnets)
+		f.addPostrouting(c, t, r)
 		return nil
 	})
 }
@@ -125,7 +161,7 @@ func (f *firewall) exists() bool {
 	if err != nil {
 		return true
 	}
-	_, err = c.ListTableOfFamily(f.bridge, nftables.TableFamilyINet)
+	_, err = c.ListTableOfFamily(f.name, nftables.TableFamilyINet)
 	return !errors.Is(err, unix.ENOENT)
 }
 
@@ -147,10 +183,11 @@ func (f *firewall) dropsForwarded() []*nftables.Chain {
 	})
 }
 
-// remove deletes the tables; none there is fine.
+// remove deletes the table, and that which earlier releases had for their bridge; none there is fine.
 func (f *firewall) remove() error {
 	errs := []error{f.removeTable(f.table())}
-	if err := f.removeTable(f.bridgeTable()); !errors.Is(err, unix.EOPNOTSUPP) { // a kernel without tables for bridges
+	err := f.removeTable(&nftables.Table{Name: f.name, Family: nftables.TableFamilyBridge})
+	if !errors.Is(err, unix.EOPNOTSUPP) { // a kernel without tables for bridges
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
@@ -164,45 +201,60 @@ func (f *firewall) removeTable(t *nftables.Table) error {
 	})
 }
 
-// addPorts and removePorts change a pod's host ports, all or none.
-func (f *firewall) addPorts(ports []portEntry) error {
-	return f.change(ports, (*nftables.Conn).SetAddElements)
+// add and drop change what the table knows of a pod, all or nothing.
+func (f *firewall) add(p podEntry) error {
+	return f.change(elementsOf([]podEntry{p}), (*nftables.Conn).SetAddElements)
 }
 
-// removePorts ignores what is not there.
-func (f *firewall) removePorts(ports []portEntry) error {
-	err := f.change(ports, (*nftables.Conn).SetDeleteElements)
+// drop ignores what is not there.
+func (f *firewall) drop(p podEntry) error {
+	elements := elementsOf([]podEntry{p})
+	err := f.change(elements, (*nftables.Conn).SetDeleteElements)
 	if !errors.Is(err, unix.ENOENT) {
 		return err
 	}
 	// A transaction with one unknown element does nothing at all: one by one.
 	var errs []error
-	for _, p := range ports {
-		if err := f.change([]portEntry{p}, (*nftables.Conn).SetDeleteElements); !errors.Is(err, unix.ENOENT) {
-			errs = append(errs, err)
+	for set, list := range elements {
+		for _, e := range list {
+			err := f.change(map[string][]nftables.SetElement{set: {e}}, (*nftables.Conn).SetDeleteElements)
+			if !errors.Is(err, unix.ENOENT) {
+				errs = append(errs, err)
+			}
 		}
 	}
 	return errors.Join(errs...)
 }
 
-func (f *firewall) change(ports []portEntry, op func(*nftables.Conn, *nftables.Set, []nftables.SetElement) error) error {
-	if len(ports) == 0 {
+func (f *firewall) change(elements map[string][]nftables.SetElement, op func(*nftables.Conn, *nftables.Set, []nftables.SetElement) error) error {
+	if len(elements) == 0 {
 		return nil
 	}
 	return f.transaction(func(c *nftables.Conn) error {
-		elements := portElements(ports)
-		for _, m := range f.maps() {
-			if len(elements[m.Name]) == 0 {
+		for _, s := range f.sets() {
+			if len(elements[s.Name]) == 0 {
 				continue
 			}
-			if err := op(c, m, elements[m.Name]); err != nil {
-				return fmt.Errorf("map %s: %w", m.Name, err)
+			if err := op(c, s, elements[s.Name]); err != nil {
+				return fmt.Errorf("set %s: %w", s.Name, err)
 			}
 		}
 		return nil
 	})
 }
 
+// sets are those whose elements change with the pods.
+func (f *firewall) sets() []*nftables.Set {
+	pods := func(name string, id uint32, addr nftables.SetDatatype) *nftables.Set {
+		return &nftables.Set{
+			Table: f.table(), Name: name, ID: id, Concatenation: true,
+			KeyType: nftables.MustConcatSetType(nftables.TypeIFName, nftables.TypeEtherAddr, addr),
+		}
+	}
+	return append(f.maps(), pods("pods4", 5, nftables.TypeIPAddr), pods("pods6", 6, nftables.TypeIP6Addr))
+}
+
+// maps are those of host ports.
 func (f *firewall) maps() []*nftables.Set {
 	mapOf := func(name string, id uint32, addr nftables.SetDatatype, key ...nftables.SetDatatype) *nftables.Set {
 		return &nftables.Set{
@@ -218,6 +270,32 @@ func (f *firewall) maps() []*nftables.Set {
 		mapOf("addrports4", 3, ip4, ip4, proto, port),
 		mapOf("addrports6", 4, ip6, ip6, proto, port),
 	}
+}
+
+// elementsOf sorts what the table knows of pods into its sets.
+func elementsOf(pods []podEntry) map[string][]nftables.SetElement {
+	elements := map[string][]nftables.SetElement{}
+	for _, p := range pods {
+		for _, ip := range p.ips {
+			// Each field of a concatenation fills whole registers of 4 bytes.
+			key := append(padded(p.link), p.mac...)
+			key = append(key, 0, 0)
+			key = append(key, ip.AsSlice()...)
+			set := "pods" + familyOf(ip).suffix
+			elements[set] = append(elements[set], nftables.SetElement{Key: key})
+		}
+		for set, list := range portElements(p.ports) {
+			elements[set] = append(elements[set], list...)
+		}
+	}
+	return elements
+}
+
+// padded is the name of an interface as the kernel compares it.
+func padded(name string) []byte {
+	b := make([]byte, unix.IFNAMSIZ)
+	copy(b, name)
+	return b
 }
 
 // portElements sorts host ports into the maps.
@@ -285,10 +363,9 @@ func (f family) within(offset uint32, p netip.Prefix) []expr.Any {
 	}
 }
 
-func ifName(key expr.MetaKey, op expr.CmpOp, name string) []expr.Any {
-	padded := make([]byte, unix.IFNAMSIZ)
-	copy(padded, name)
-	return meta(key, op, padded...)
+// group compares the group of a link.
+func (f *firewall) group(key expr.MetaKey, op expr.CmpOp) []expr.Any {
+	return meta(key, op, binary.NativeEndian.AppendUint32(nil, linkGroup(f.name))...)
 }
 
 // meta compares what is known of a packet beside its bytes.
@@ -304,18 +381,133 @@ func rule(parts ...[]expr.Any) []expr.Any {
 	return all
 }
 
-var loopback4 = netip.MustParsePrefix("127.0.0.0/8")
+var (
+	loopback4  = netip.MustParsePrefix("127.0.0.0/8")
+	linkLocal6 = netip.MustParsePrefix("fe80::/10")
+)
 
-func (f *firewall) addGuard(c *nftables.Conn, t *nftables.Table) {
-	guard := c.AddChain(&nftables.Chain{
-		Table: t, Name: "guard", Type: nftables.ChainTypeFilter,
+func verdict(kind expr.VerdictKind) []expr.Any { return []expr.Any{&expr.Verdict{Kind: kind}} }
+
+var (
+	drop = verdict(expr.VerdictDrop)
+	pass = verdict(expr.VerdictReturn)
+)
+
+// payload matches bytes of a header.
+func payload(base expr.PayloadBase, offset uint32, want ...byte) []expr.Any {
+	return []expr.Any{
+		&expr.Payload{DestRegister: reg1, Base: base, Offset: offset, Len: uint32(len(want))},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: want},
+	}
+}
+
+// addSources drops what pods send with a source that is not theirs. Neighbour discovery has nothing to say, because
+// neighbours are permanent; ARP does not get this far (IFF_NOARP).
+func (f *firewall) addSources(c *nftables.Conn, t *nftables.Table, bridge bool) {
+	chain := c.AddChain(&nftables.Chain{
+		Table: t, Name: "sources", Type: nftables.ChainTypeFilter,
 		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRaw,
 	})
-	c.AddRule(&nftables.Rule{Table: t, Chain: guard, Exprs: rule(
-		ifName(expr.MetaKeyIIFNAME, expr.CmpOpEq, f.bridge),
-		ipv4.is(), ipv4.within(ipv4.dst, loopback4),
-		[]expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}},
-	)})
+	add := func(parts ...[]expr.Any) {
+		c.AddRule(&nftables.Rule{Table: t, Chain: chain, Exprs: rule(parts...)})
+	}
+	add(f.group(expr.MetaKeyIIFGROUP, expr.CmpOpNeq), pass)
+	add(ipv4.is(), ipv4.within(ipv4.dst, loopback4), drop)
+	if bridge { // whose pods share a link, so that nothing can be told by it
+		add(meta(expr.MetaKeyIIFNAME, expr.CmpOpEq, padded(f.name)...), pass)
+	}
+	add(ipv4.is(), ipv4.own(), pass)
+	add(ipv4.is(), ipv4.within(ipv4.src, netip.PrefixFrom(netip.IPv4Unspecified(), 32)),
+		ipv4.within(ipv4.dst, netip.PrefixFrom(netip.AddrFrom4([4]byte{255, 255, 255, 255}), 32)),
+		meta(expr.MetaKeyL4PROTO, expr.CmpOpEq, unix.IPPROTO_UDP),
+		payload(expr.PayloadBaseTransportHeader, 2, 0, 67), pass) // BOOTP
+	add(ipv6.is(), meta(expr.MetaKeyL4PROTO, expr.CmpOpEq, unix.IPPROTO_ICMPV6), []expr.Any{
+		&expr.Payload{DestRegister: reg1, Base: expr.PayloadBaseTransportHeader, Offset: 0, Len: 1},
+		&expr.Range{Op: expr.CmpOpEq, Register: reg1, FromData: []byte{routerSolicitation}, ToData: []byte{redirect}},
+	}, drop)
+	add(ipv6.is(), ipv6.own(), pass)
+	add(ipv6.is(), ipv6.within(ipv6.src, linkLocal6), pass)
+	add(drop)
+}
+
+// Neighbour discovery has the ICMPv6 types from routerSolicitation to redirect (RFC 4861, 4).
+const routerSolicitation, redirect = 133, 137
+
+// own matches a packet with the source of the pod whose link it comes by.
+func (f family) own() []expr.Any {
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg32(0)},
+		&expr.Payload{DestRegister: reg32(4), Base: expr.PayloadBaseLLHeader, Offset: 6, Len: 6},
+		&expr.Payload{DestRegister: reg32(6), Base: expr.PayloadBaseNetworkHeader, Offset: f.src, Len: uint32(f.bits / 8)},
+		&expr.Lookup{SourceRegister: reg32(0), SetName: "pods" + f.suffix},
+	}
+}
+
+// addForward keeps from the pods what they have not asked for.
+func (f *firewall) addForward(c *nftables.Conn, t *nftables.Table, r ruleset) error {
+	toPods := c.AddChain(&nftables.Chain{Table: t, Name: "to_pods"})
+	add := func(chain *nftables.Chain, parts ...[]expr.Any) {
+		c.AddRule(&nftables.Rule{Table: t, Chain: chain, Exprs: rule(parts...)})
+	}
+	add(toPods, ctBits(expr.CtKeySTATE, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), pass)
+	add(toPods, ctBits(expr.CtKeySTATUS, ctDNAT), pass)
+	for _, s := range r.allowed {
+		fam := familyOf(s.Addr())
+		add(toPods, fam.is(), fam.within(fam.src, s), pass)
+	}
+	add(toPods, drop)
+
+	forward := c.AddChain(&nftables.Chain{
+		Table: t, Name: "forward", Type: nftables.ChainTypeFilter,
+		Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter,
+	})
+	add(forward, f.group(expr.MetaKeyIIFGROUP, expr.CmpOpEq), pass)
+	add(forward, f.group(expr.MetaKeyOIFGROUP, expr.CmpOpEq), []expr.Any{&expr.Verdict{Kind: expr.VerdictGoto, Chain: toPods.Name}})
+	for _, fam := range []family{ipv4, ipv6} {
+		names, closed := r.uplinks[fam]
+		if !closed {
+			continue
+		}
+		s := f.uplinks(fam)
+		elements := []nftables.SetElement{}
+		for _, name := range names {
+			elements = append(elements, nftables.SetElement{Key: padded(name)})
+		}
+		if err := c.AddSet(s, elements); err != nil {
+			return fmt.Errorf("set %s: %w", s.Name, err)
+		}
+		isUplink := func(key expr.MetaKey) []expr.Any {
+			return []expr.Any{&expr.Meta{Key: key, Register: reg1}, &expr.Lookup{SourceRegister: reg1, SetName: s.Name, SetID: s.ID}}
+		}
+		add(forward, fam.is(), isUplink(expr.MetaKeyIIFNAME), isUplink(expr.MetaKeyOIFNAME), drop)
+	}
+	return nil
+}
+
+// uplinks is the set of interfaces between which the host forwards nothing of a family.
+func (f *firewall) uplinks(fam family) *nftables.Set {
+	return &nftables.Set{Table: f.table(), Name: "uplinks" + fam.suffix, ID: 10 + uint32(fam.proto), KeyType: nftables.TypeIFName}
+}
+
+// closes reports whether the table has a set of uplinks, as far as can be told.
+func (f *firewall) closes(fam family) bool {
+	c, err := nftables.New()
+	if err != nil {
+		return false
+	}
+	_, err = c.GetSetByName(f.table(), f.uplinks(fam).Name)
+	return err == nil
+}
+
+const ctDNAT = 1 << 5 // IPS_DST_NAT (linux/netfilter/nf_conntrack_common.h)
+
+// ctBits matches a connection that has one of the bits.
+func ctBits(key expr.CtKey, bits uint32) []expr.Any {
+	return []expr.Any{
+		&expr.Ct{Key: key, Register: reg1},
+		&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 4, Mask: binary.NativeEndian.AppendUint32(nil, bits), Xor: make([]byte, 4)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg1, Data: make([]byte, 4)},
+	}
 }
 
 func (f *firewall) addHostPorts(c *nftables.Conn, t *nftables.Table) {
@@ -359,27 +551,33 @@ func (f family) dnat(mapName string, n uint32) []expr.Any {
 	}
 }
 
-func (f *firewall) addMasquerade(c *nftables.Conn, t *nftables.Table, subnets []netip.Prefix) {
+// addPostrouting gives packets the host's address where the pod's own, or loopback, would be no use.
+func (f *firewall) addPostrouting(c *nftables.Conn, t *nftables.Table, r ruleset) {
 	chain := c.AddChain(&nftables.Chain{
 		Table: t, Name: "postrouting", Type: nftables.ChainTypeNAT,
 		Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource,
 	})
 	add := func(parts ...[]expr.Any) {
-		parts = append(parts, []expr.Any{&expr.Masq{}})
 		c.AddRule(&nftables.Rule{Table: t, Chain: chain, Exprs: rule(parts...)})
 	}
-	add(ipv4.is(), ipv4.within(ipv4.src, loopback4), ifName(expr.MetaKeyOIFNAME, expr.CmpOpEq, f.bridge))
-	dnat := make([]byte, 4)
-	binary.NativeEndian.PutUint32(dnat, 1<<5) // IPS_DST_NAT
-	translated := []expr.Any{
-		&expr.Ct{Key: expr.CtKeySTATUS, Register: reg1},
-		&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 4, Mask: dnat, Xor: make([]byte, 4)},
-		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg1, Data: make([]byte, 4)},
+	toPods, elsewhere := f.group(expr.MetaKeyOIFGROUP, expr.CmpOpEq), f.group(expr.MetaKeyOIFGROUP, expr.CmpOpNeq)
+	for _, gw := range r.gateways {
+		// The links have no address of their own, so that there is none to masquerade with.
+		asHost := []expr.Any{
+			&expr.Immediate{Register: reg1, Data: gw.AsSlice()},
+			&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(familyOf(gw).proto), RegAddrMin: reg1},
+		}
+		if gw.Is4() {
+			add(ipv4.is(), ipv4.within(ipv4.src, loopback4), toPods, asHost)
+		}
+		for _, s := range r.subnets {
+			if fam := familyOf(s.Addr()); fam == familyOf(gw) {
+				add(fam.is(), fam.within(fam.src, s), toPods, ctBits(expr.CtKeySTATUS, ctDNAT), asHost)
+			}
+		}
 	}
-	for _, s := range subnets {
+	for _, s := range r.subnets {
 		fam := familyOf(s.Addr())
-		from := rule(fam.is(), fam.within(fam.src, s))
-		add(from, ifName(expr.MetaKeyOIFNAME, expr.CmpOpNeq, f.bridge))
-		add(from, ifName(expr.MetaKeyOIFNAME, expr.CmpOpEq, f.bridge), translated)
+		add(fam.is(), fam.within(fam.src, s), elsewhere, []expr.Any{&expr.Masq{}})
 	}
 }

@@ -31,7 +31,8 @@ type reaper struct {
 	queue   []*reaping
 	pending map[*reaping]struct{} // in the queue, or in a call that is in time
 	retries map[*time.Timer]struct{}
-	running int // goroutines that take from the queue
+	waiting map[string]*reaping // see addLater, by key
+	running int                 // goroutines that take from the queue
 	hung    int
 	keeping map[*reaping]struct{} // late, and not replaced because too many hang
 	closed  bool
@@ -47,10 +48,11 @@ type reaping struct {
 	// The rest is guarded by reaper.mu. ended: the call has ended; late: it took too long;
 	// replaced: another goroutine has taken its place.
 	ended, late, replaced bool
+	due                   *time.Timer // of one that waits
 }
 
 func newReaper(log *slog.Logger, work func(context.Context, string) error) *reaper {
-	return &reaper{work: work, log: log, pending: map[*reaping]struct{}{}, keeping: map[*reaping]struct{}{}, retries: map[*time.Timer]struct{}{}}
+	return &reaper{work: work, log: log, pending: map[*reaping]struct{}{}, keeping: map[*reaping]struct{}{}, retries: map[*time.Timer]struct{}{}, waiting: map[string]*reaping{}}
 }
 
 // close processes the rest of the queue, unless hanging calls prevent it. It does not wait for
@@ -58,6 +60,9 @@ func newReaper(log *slog.Logger, work func(context.Context, string) error) *reap
 func (r *reaper) close() {
 	r.mu.Lock()
 	r.closed = true
+	for key := range r.waiting {
+		r.hurryLocked(key)
+	}
 	for t := range r.retries {
 		t.Stop()
 	}
@@ -77,6 +82,36 @@ func (r *reaper) close() {
 }
 
 func (r *reaper) add(key string) { r.push(&reaping{key: key}) }
+
+// addLater adds a key when the limit is over, or when hurry is called for it.
+func (r *reaper) addLater(key string, limit time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed || r.waiting[key] != nil {
+		return
+	}
+	it := &reaping{key: key, settled: make(chan struct{})}
+	it.due = time.AfterFunc(limit, func() { r.hurry(key) })
+	r.waiting[key] = it
+	r.pending[it] = struct{}{}
+}
+
+func (r *reaper) hurry(key string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.hurryLocked(key)
+}
+
+func (r *reaper) hurryLocked(key string) {
+	it := r.waiting[key]
+	if it == nil {
+		return
+	}
+	it.due.Stop()
+	delete(r.waiting, key)
+	r.queue = append(r.queue, it)
+	r.spawnLocked()
+}
 
 func (r *reaper) push(it *reaping) {
 	r.mu.Lock()

@@ -152,12 +152,12 @@ func TestReaperTriesAgain(t *testing.T) {
 func TestTeardownDoesNotWaitForAnotherLink(t *testing.T) {
 	m := started(t, testConfig(t))
 	a, b := connect(t, m, "a"), connect(t, m, "b")
-	l, _ := m.bridge.lease("a")
-	must(t, m.bridge.retire(t.Context(), l))
-	release, err := m.bridge.busy.Acquire(t.Context(), "a")
+	l, _ := m.builtin.lease("a")
+	must(t, m.builtin.retire(t.Context(), l))
+	release, err := m.builtin.busy.Acquire(t.Context(), "a")
 	must(t, err)
 	defer release() // before started's checks
-	m.bridge.reaper.add("a")
+	m.builtin.reaper.add("a")
 	must(t, m.Teardown(t.Context(), b.Pod))
 	awaitLeases(t, m, 1)
 	if l := m.Leases(); l[0].PodID != "a" || l[0].IPs[0] != a.ip4() {
@@ -177,7 +177,7 @@ func TestTeardownWithoutDescriptors(t *testing.T) {
 	p := connect(t, m, "a")
 	var limit unix.Rlimit
 	must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
-	b := m.bridge
+	b := m.builtin
 	tries := make(chan error)
 	b.reaper.work = func(ctx context.Context, key string) error {
 		err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Max: limit.Max})

@@ -9,15 +9,13 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/vishvananda/netlink"
-
 	"github.com/coracle-project/coracle/internal/atomicfile"
 	"github.com/coracle-project/coracle/internal/recordfile"
 	"github.com/coracle-project/coracle/internal/transient"
 )
 
 // SetPodCIDR sets other address ranges for future pods, as a cluster assigns them to nodes, and
-// records them. They apply to the built-in bridge, and to CNI plugins that declare the capability
+// records them. They apply to the built-in network, and to CNI plugins that declare the capability
 // ipRanges. Existing pods keep their addresses.
 func (m *Manager) SetPodCIDR(_ context.Context, subnets []netip.Prefix) error {
 	if err := checkSubnets(subnets); err != nil {
@@ -27,7 +25,7 @@ func (m *Manager) SetPodCIDR(_ context.Context, subnets []netip.Prefix) error {
 		return err
 	}
 	m.cni.ranges.Store(&subnets)
-	return m.bridge.changeSubnets(subnets)
+	return m.builtin.changeSubnets(subnets)
 }
 
 func (m *Manager) saveSubnets(subnets []netip.Prefix) error {
@@ -52,8 +50,8 @@ func (m *Manager) startSubnets() ([]netip.Prefix, error) {
 	}
 	if err != nil {
 		kept, asideErr := setAside(m.subnetsFile(), filepath.Join(m.config.StateDir, damagedDir), filepath.Base(m.subnetsFile()))
-		saved = m.bridge.standingSubnets()
-		m.config.Log.Warn("file of pod subnets was damaged and set aside; using the subnets of the bridge or of the settings until others are set",
+		saved = m.builtin.standingSubnets()
+		m.config.Log.Warn("file of pod subnets was damaged and set aside; using those in force, or of the settings, until others are set",
 			"path", m.subnetsFile(), "moved", kept, "subnets", saved, "reason", err, "err", asideErr)
 		switch {
 		case asideErr != nil:
@@ -92,33 +90,15 @@ func (m *Manager) savedSubnets() ([]netip.Prefix, error) {
 	return subnets, checkSubnets(subnets)
 }
 
-// standingSubnets returns the ranges whose first addresses the bridge has; nil if it has none.
-func (b *bridge) standingSubnets() []netip.Prefix {
+// standingSubnets returns the ranges that the host has routes for; nil if it has none.
+func (b *builtin) standingSubnets() []netip.Prefix {
 	h, err := newHostLinks()
 	if err != nil {
 		return nil
 	}
 	defer h.close()
-	link, err := h.LinkByName(b.name)
-	if err != nil {
-		return nil
-	}
-	have, err := h.AddrList(link, netlink.FAMILY_ALL)
-	if err != nil {
-		return nil
-	}
-	var subnets []netip.Prefix
-	for _, a := range have {
-		ip, ok := netip.AddrFromSlice(a.IP)
-		bits, _ := a.Mask.Size()
-		if ip = ip.Unmap(); !ok || ip.IsLinkLocalUnicast() {
-			continue
-		}
-		if s := netip.PrefixFrom(ip, bits).Masked(); s.Addr().Next() == ip {
-			subnets = append(subnets, s)
-		}
-	}
-	if checkSubnets(subnets) != nil {
+	subnets, err := b.ranges(h)
+	if err != nil || checkSubnets(subnets) != nil {
 		return nil
 	}
 	return subnets

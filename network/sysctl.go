@@ -43,31 +43,10 @@ func hasIPv6() bool {
 	return err == nil && on
 }
 
-// enableForwarding makes the host a router for the pods.
-//
-// route_localnet lets the host's own connections to 127.0.0.1 be sent to a pod.
-// It would also let pods send to the host's 127.0.0.1 (CVE-2020-8558), which the
-// firewall's guard chain drops.
-func enableForwarding(bridge string, v4, v6 bool) error {
-	if v4 {
-		if err := setSysctl("ipv4/ip_forward", "1"); err != nil {
-			return err
-		}
-		if err := setSysctl("ipv4/conf/"+bridge+"/route_localnet", "1"); err != nil {
-			return err
-		}
-	}
-	if !v6 {
-		return nil
-	}
-	if on, err := readSysctl("ipv6/conf/all/forwarding"); err == nil && on == "1" {
-		return nil
-	}
-	if err := keepRouterAdvertisements(); err != nil {
-		return err
-	}
-	return setSysctl("ipv6/conf/all/forwarding", "1")
-}
+// takeLoopback lets the host's own connections to 127.0.0.1 be sent to a pod with host ports.
+// It would also let the pod send to the host's 127.0.0.1 (CVE-2020-8558), which the
+// firewall drops.
+func takeLoopback(link string) error { return setSysctl("ipv4/conf/"+link+"/route_localnet", "1") }
 
 // keepRouterAdvertisements lets interfaces that learn their IPv6 routes from
 // routers go on doing so: with forwarding on, the default 1 means no more, and

@@ -179,7 +179,7 @@ func TestPodsReachEachOtherAndTheHost(t *testing.T) {
 		expect(t, "pod to pod", a.NetNS, "tcp", b.ips[i], 80, "b "+a.ips[i].String())
 		expect(t, "pod to pod", a.NetNS, "udp", b.ips[i], 53, "b "+a.ips[i].String())
 		expect(t, "pod to itself", b.NetNS, "tcp", b.ips[i], 80, "b "+b.ips[i].String())
-		gateway := m.bridge.pools[i].gateway()
+		gateway := m.builtin.pools[i].gateway()
 		expect(t, "pod to host", a.NetNS, "tcp", gateway, 9000, "host "+a.ips[i].String())
 		expect(t, "host to pod", "", "tcp", b.ips[i], 80, "b "+gateway.String())
 	}
@@ -215,7 +215,7 @@ func TestHostPorts(t *testing.T) {
 	serve(t, web.NetNS, "web", "tcp", 80)
 	serve(t, web.NetNS, "web", "udp", 53)
 	localhost := netip.MustParseAddr("127.0.0.1")
-	gw4, gw6 := m.bridge.pools[0].gateway(), m.bridge.pools[1].gateway()
+	gw4, gw6 := m.builtin.pools[0].gateway(), m.builtin.pools[1].gateway()
 	from := func(ip netip.Addr) string { return "web " + ip.String() }
 
 	expect(t, "outside", out, "tcp", hostOut4, 8080, from(outside4))
@@ -288,7 +288,7 @@ func TestPodsCannotReachTheHostsLoopback(t *testing.T) {
 	l, err := net.ListenPacket("udp4", ":9001")
 	must(t, err)
 	defer l.Close()
-	gateway := m.bridge.pools[0].gateway()
+	gateway := m.builtin.pools[0].gateway()
 	// As CVE-2020-8558 has it: the pod routes 127.0.0.1 to its gateway.
 	must(t, within(t, a.NetNS, func() error {
 		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
@@ -310,7 +310,7 @@ func TestPodsCannotReachTheHostsLoopback(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		err = h.RouteAdd(&netlink.Route{LinkIndex: eth.Attrs().Index, Dst: ipNet(netip.MustParseAddr("127.0.0.0"), 8), Gw: gateway.AsSlice()})
+		err = h.RouteAdd(&netlink.Route{LinkIndex: eth.Attrs().Index, Dst: ipNet(netip.MustParseAddr("127.0.0.0"), 8), Gw: gateway.AsSlice(), Flags: int(netlink.FLAG_ONLINK)})
 		if err != nil {
 			return err
 		}

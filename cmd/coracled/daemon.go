@@ -47,6 +47,9 @@ func runDaemon(ctx context.Context, c config.Config, s source, respawn []string,
 	defer memory.stop()
 
 	began := time.Now()
+	for _, w := range c.Warnings() {
+		log.Warn("setting has an old name", "reason", w)
+	}
 	if err := makeDirs(c); err != nil {
 		return err
 	}
@@ -105,6 +108,7 @@ func (n *node) serve(ctx context.Context, worked func(), began time.Time, hangup
 				"config": config.Keys(n.live.Load().config), "version": version.String(), "golang": runtime.Version(), "pid": os.Getpid(),
 				"shims":     n.shim.Shims(),
 				"unmanaged": append([]pod.Unmanaged{}, n.pods.Unmanaged()...), // [], not null
+				"bridged":   n.network.Bridged(),
 			}
 		},
 	}, deps)

@@ -164,9 +164,10 @@ func (n *node) startNetwork(ctx context.Context) error {
 	c := n.config.Network
 	n.network = network.New(network.Config{
 		StateDir:   filepath.Join(n.config.State, "network"),
-		BridgeName: c.Bridge,
+		Name:       c.Name,
 		Subnets:    prefixes(c.Subnets),
 		MTU:        c.MTU,
+		AllowFrom:  prefixes(c.AllowFrom),
 		CNIConfDir: c.CNIConfDir,
 		CNIBinDirs: c.CNIBinDirs,
 		Log:        n.log,

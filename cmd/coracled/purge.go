@@ -41,7 +41,7 @@ func purgeCommand(f *flags) *cobra.Command {
 		Use:   "purge",
 		Short: "remove all pods and whatever else keeps running or mounted",
 		Long: `purge ends the daemon of --state if it runs, kills and removes all its pods, ends the
-shim and its keeper, and removes the bridge, the firewall table, the cgroup and the
+shim and its keeper, and removes the firewall table, the cgroup and the
 state directory. Images stay unless --all is given.`,
 		Example: `  coracled purge
   coracled purge --all --root /srv/coracle --state /run/coracle-test`,
@@ -74,7 +74,7 @@ func purge(ctx context.Context, c config.Config, images bool, log *slog.Logger) 
 	}
 	if state || root {
 		// Without the state directory (somebody has emptied /run) there may still be
-		// a bridge, a firewall table, writable layers.
+		// a firewall table, writable layers.
 		if err := purgeState(ctx, c, log); err != nil {
 			return fmt.Errorf("purge: %w", err)
 		}

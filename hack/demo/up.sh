@@ -52,8 +52,8 @@ cat >"$config" <<C
 plain_http = true
 
 [network]
-bridge = "coracle-demo0"
-cni_conf_dir = "$root/cni" # empty: the built-in bridge, whatever this machine has configured
+name = "coracle-demo0"
+cni_conf_dir = "$root/cni" # empty: the built-in network, whatever this machine has configured
 C
 sed "s|REGISTRY|$registry|" "$repo/hack/demo/web.yaml" >"$root/web.yaml"
 

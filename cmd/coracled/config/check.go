@@ -156,8 +156,9 @@ func checkCgroupRoot(c Cgroup) error {
 
 func (n *Network) check() error {
 	errs := []error{
-		checkInterface("network.bridge", n.Bridge),
+		checkInterface("network.name", n.Name),
 		checkSubnets("network.subnets", n.Subnets),
+		checkRanges("network.allow_from", n.AllowFrom),
 		path("network.cni_conf_dir", n.CNIConfDir),
 	}
 	if n.MTU != 0 && (n.MTU < minMTU || n.MTU > maxMTU) {
@@ -181,13 +182,8 @@ func checkInterface(key, name string) error {
 	return nil
 }
 
-// checkSubnets wants at most one range of each family, and at least one.
-func checkSubnets(key string, subnets []string) error {
-	if len(subnets) == 0 {
-		return wrong(key, "is empty")
-	}
-	var v4, v6 int
-	for _, s := range subnets {
+func checkRanges(key string, ranges []string) error {
+	for _, s := range ranges {
 		p, err := netip.ParsePrefix(s)
 		if err != nil {
 			return wrong(key, "%q is not an address range such as 10.85.0.0/16", s)
@@ -195,7 +191,22 @@ func checkSubnets(key string, subnets []string) error {
 		if p.Masked() != p {
 			return wrong(key, "%q has bits beyond its length; write %s", s, p.Masked())
 		}
-		// One address each for the network, the bridge, a pod and broadcast.
+	}
+	return nil
+}
+
+// checkSubnets wants at most one range of each family, and at least one.
+func checkSubnets(key string, subnets []string) error {
+	if len(subnets) == 0 {
+		return wrong(key, "is empty")
+	}
+	if err := checkRanges(key, subnets); err != nil {
+		return err
+	}
+	var v4, v6 int
+	for _, s := range subnets {
+		p := netip.MustParsePrefix(s)
+		// One address each for the network, the host, a pod and broadcast.
 		if p.Addr().BitLen()-p.Bits() < 2 {
 			return wrong(key, "%q has no room for pods", s)
 		}

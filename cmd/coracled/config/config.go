@@ -14,7 +14,7 @@ type Config struct {
 	Log      Log      `toml:"log" doc:"What coracled writes to its standard error."`
 	Shim     Shim     `toml:"shim" doc:"The process that is the parent of all containers."`
 	Cgroup   Cgroup   `toml:"cgroup" doc:"Who makes cgroups."`
-	Network  Network  `toml:"network" doc:"How pods are connected: by the plugins in cni_conf_dir if there is a configuration,\notherwise by a bridge of Coracle's own."`
+	Network  Network  `toml:"network" doc:"How pods are connected: by the plugins in cni_conf_dir if there is a configuration,\notherwise by routed links of Coracle's own."`
 	Image    Image    `toml:"image" doc:"How images are pulled and kept."`
 	Snapshot Snapshot `toml:"snapshot" doc:"How layers are kept and containers' root file systems made of them."`
 	Runtime  Runtime  `toml:"runtime" doc:"What RuntimeClass objects may name."`
@@ -52,9 +52,12 @@ type Cgroup struct {
 
 // Network is section network.
 type Network struct {
-	Bridge     string   `toml:"bridge" doc:"Name of the built-in bridge, and of its nftables tables."`
-	Subnets    []string `toml:"subnets" doc:"Where the built-in bridge takes addresses from: an IPv4 range, an IPv6 range, or one of each."`
-	MTU        int      `toml:"mtu" doc:"Of the built-in bridge. 0: that of the default route's interface."`
+	Name      string   `toml:"name" doc:"Name of the built-in network: of its nftables table. Two daemons on a host need two."`
+	Subnets   []string `toml:"subnets" doc:"Where the built-in network takes addresses from: an IPv4 range, an IPv6 range, or one of each.\nThe first address of each is the host's."`
+	MTU       int      `toml:"mtu" doc:"Of the pods' links. 0: that of the default route's interface."`
+	AllowFrom []string `toml:"allow_from" doc:"Ranges beyond this host that may reach pods by the pods' own addresses, such as the cluster's nodes\nand pods where the network between nodes routes to pods. Answers and host ports need none."`
+	// Bridge is Name by its old name.
+	Bridge     string   `toml:"bridge" old:"network.name" doc:"Old name of network.name."`
 	CNIConfDir string   `toml:"cni_conf_dir" live:"true" doc:"Directory with *.conflist, *.conf or *.json."`
 	CNIBinDirs []string `toml:"cni_bin_dirs" live:"true" doc:"Directories with CNI plugins."`
 }
@@ -164,8 +167,9 @@ func Default() Config {
 		Shim:   Shim{Scope: "node", Engine: "coracle", Supervise: "auto"},
 		Cgroup: Cgroup{Driver: "auto"},
 		Network: Network{
-			Bridge:     "coracle0",
+			Name:       "coracle0",
 			Subnets:    []string{"10.85.0.0/16", "fd85:c0ac:1e00::/64"},
+			AllowFrom:  []string{},
 			CNIConfDir: "/etc/cni/net.d",
 			CNIBinDirs: []string{"/opt/cni/bin", "/usr/lib/cni"},
 		},

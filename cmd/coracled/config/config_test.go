@@ -51,6 +51,17 @@ func TestEveryKeyIsExplained(t *testing.T) {
 	walk(reflect.TypeFor[Handler]())
 }
 
+// A setting by its old name holds, and is complained of.
+func TestOldNames(t *testing.T) {
+	c, err := Parse([]byte("[network]\nbridge = 'old0'\n"))
+	if err != nil || c.Network.Name != "old0" || len(c.Warnings()) != 1 || !strings.Contains(c.Warnings()[0], "network.name") {
+		t.Errorf("%+v, %v, warnings %q", c.Network, err, c.Warnings())
+	}
+	if w := Default().Warnings(); len(w) != 0 {
+		t.Errorf("the defaults: %q", w)
+	}
+}
+
 func TestParse(t *testing.T) {
 	got, err := Parse([]byte(`
 root = "/srv/c"
@@ -148,10 +159,14 @@ func TestRejections(t *testing.T) {
 		{"cgroup driver", "[cgroup]\ndriver = 'v2'", "cgroup.driver: "},
 		{"cgroup root", "[cgroup]\nroot = 'pods'", "cgroup.root: "},
 		{"cgroup root no slice", "[cgroup]\ndriver = 'systemd'\nroot = '/pods'", "cgroup.root: "},
-		{"no bridge", "[network]\nbridge = ''", "network.bridge: "},
-		{"long bridge", "[network]\nbridge = 'abcdefghijklmnop'", "network.bridge: "},
-		{"bridge with slash", "[network]\nbridge = 'a/b'", "network.bridge: "},
-		{"bridge begins with digit", "[network]\nbridge = '0a'", "network.bridge: "},
+		{"two names", "[network]\nname = 'a'\nbridge = 'b'", "network.bridge: "},
+		{"long old name", "[network]\nbridge = 'abcdefghijklmnop'", "network.name: "},
+		{"allow_from is no range", "[network]\nallow_from = ['10.0.0.1']", "network.allow_from: "},
+		{"allow_from has host bits", "[network]\nallow_from = ['10.0.0.1/8']", "network.allow_from: "},
+		{"no name", "[network]\nname = ''", "network.name: "},
+		{"long name", "[network]\nname = 'abcdefghijklmnop'", "network.name: "},
+		{"name with slash", "[network]\nname = 'a/b'", "network.name: "},
+		{"name begins with digit", "[network]\nname = '0a'", "network.name: "},
 		{"no subnets", "[network]\nsubnets = []", "network.subnets: "},
 		{"address for a subnet", "[network]\nsubnets = ['10.0.0.1']", "network.subnets: "},
 		{"prefix too long", "[network]\nsubnets = ['10.0.0.0/33']", "network.subnets: "},

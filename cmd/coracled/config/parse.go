@@ -35,10 +35,34 @@ func Parse(data []byte) (Config, error) {
 	if err := stricttoml.Decode(data, &c); err != nil {
 		return Config{}, err
 	}
+	if err := c.takeOld(); err != nil {
+		return Config{}, onLines(data, err)
+	}
 	if err := c.Check(); err != nil {
 		return Config{}, onLines(data, err)
 	}
 	return c, nil
+}
+
+// takeOld applies settings that are given by their old names.
+func (c *Config) takeOld() error {
+	n := &c.Network
+	switch {
+	case n.Bridge == "" || n.Bridge == n.Name:
+	case n.Name != Default().Network.Name:
+		return wrong("network.bridge", "is the old name of network.name, which is %q already; remove it", n.Name)
+	default:
+		n.Name = n.Bridge
+	}
+	return nil
+}
+
+// Warnings says which settings should be written in another way.
+func (c Config) Warnings() []string {
+	if c.Network.Bridge == "" {
+		return nil
+	}
+	return []string{"network.bridge is called network.name now, since there is no bridge any more: rename it"}
 }
 
 // single takes joined errors apart.

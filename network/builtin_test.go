@@ -62,8 +62,8 @@ func TestBadConfig(t *testing.T) {
 	}
 	for name, c := range map[string]Config{
 		"relative state":     with(func(c *Config) { c.StateDir = "state" }),
-		"long bridge name":   with(func(c *Config) { c.BridgeName = "a-name-too-long0" }),
-		"path as bridge":     with(func(c *Config) { c.BridgeName = "../x" }),
+		"long name":          with(func(c *Config) { c.Name = "a-name-too-long0" }),
+		"path as name":       with(func(c *Config) { c.Name = "../x" }),
 		"small MTU":          with(func(c *Config) { c.MTU = 100 }),
 		"no subnets":         subnets(),
 		"two IPv4 subnets":   subnets("10.1.0.0/16", "10.2.0.0/16"),
@@ -181,34 +181,34 @@ func TestSetupMendsWhatACrashLeft(t *testing.T) {
 			p := Pod{ID: "a", NetNS: path, Ports: []PortMapping{{Protocol: "tcp", HostPort: 80, ContainerPort: 80}}}
 			ports, err := hostPorts(p.Ports)
 			must(t, err)
-			h, err := m.bridge.ensureHost()
+			h, err := m.builtin.ensureHost()
 			must(t, err)
-			l, err := m.bridge.reserve(p, ports)
+			l, err := m.builtin.reserve(p, ports)
 			must(t, err)
 			ns, err := openNetns(path)
 			must(t, err)
 			defer ns.Close()
 			switch i {
 			case 0:
-				must(t, m.bridge.records.write("a", l))
+				must(t, m.builtin.records.write("a", l))
 			case 1:
-				must(t, m.bridge.records.write("a", l))
-				must(t, veth{name: l.Link, master: h.index, mtu: 1500, mac: macOf(l.IPs[0]), netns: int(ns.Fd())}.create(t.Context(), h.links))
+				must(t, m.builtin.records.write("a", l))
+				must(t, m.builtin.linkOf(h, l, 0).create(t.Context(), h.links, int(ns.Fd())))
 			case 2:
-				_, err := m.bridge.connect(t.Context(), h, ns, p, l)
+				_, err := m.builtin.connect(t.Context(), h, ns, p, l)
 				must(t, err)
-				must(t, m.bridge.records.write("a", l))
+				must(t, m.builtin.records.write("a", l))
 			case 3:
-				_, err := m.bridge.connect(t.Context(), h, ns, p, l)
+				_, err := m.builtin.connect(t.Context(), h, ns, p, l)
 				must(t, err)
 				l.Stage = removing
-				must(t, m.bridge.records.write("a", l))
+				must(t, m.builtin.records.write("a", l))
 			}
 			again := started(t, c)
 			r, err := again.Setup(t.Context(), p)
 			must(t, err)
 			serve(t, path, "a", "tcp", 80)
-			expect(t, "after recovery", "", "tcp", netip.MustParseAddr("127.0.0.1"), 80, "a "+again.bridge.pools[0].gateway().String())
+			expect(t, "after recovery", "", "tcp", netip.MustParseAddr("127.0.0.1"), 80, "a "+again.builtin.pools[0].gateway().String())
 			if l := again.Leases(); len(l) != 1 || l[0].Removing || l[0].IPs[0] != r.IPs[0] {
 				t.Errorf("leases %v", l)
 			}
@@ -225,7 +225,7 @@ func TestRecoverDropsTheUnclaimed(t *testing.T) {
 	keep, drop := connect(t, m, "keep", port(8080)), connect(t, m, "drop", port(8081))
 	serve(t, keep.NetNS, "keep", "tcp", 80)
 	serve(t, drop.NetNS, "drop", "tcp", 80)
-	stray := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: vethName("forgotten"), MasterIndex: m.bridge.host.index}, PeerName: "stray-peer"}
+	stray := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: vethName("forgotten"), Group: linkGroup(m.builtin.name)}, PeerName: "stray-peer"}
 	must(t, netlink.LinkAdd(stray))
 
 	m = started(t, c)
@@ -238,13 +238,13 @@ func TestRecoverDropsTheUnclaimed(t *testing.T) {
 	if names := hostLinkNames(t); strings.Contains(names, vethName("drop")) || strings.Contains(names, stray.Name) || !strings.Contains(names, vethName("keep")) {
 		t.Errorf("links %s", names)
 	}
-	localhost, gw := netip.MustParseAddr("127.0.0.1"), m.bridge.pools[0].gateway().String()
+	localhost, gw := netip.MustParseAddr("127.0.0.1"), m.builtin.pools[0].gateway().String()
 	expect(t, "kept", "", "tcp", localhost, 8080, "keep "+gw)
 	expectNone(t, "dropped", "", "tcp", localhost, 8081)
 	must(t, m.Recover(t.Context(), []string{"keep"}))
 }
 
-func (m *Manager) fwRemove() error { return m.bridge.fw.remove() }
+func (m *Manager) fwRemove() error { return m.builtin.fw.remove() }
 
 func TestPodWithoutIPv6(t *testing.T) {
 	m := started(t, testConfig(t))
@@ -256,63 +256,91 @@ func TestPodWithoutIPv6(t *testing.T) {
 	defer func() { must(t, nspin.Remove(context.WithoutCancel(t.Context()), dir)) }()
 	r, err := m.Setup(t.Context(), Pod{ID: "a", NetNS: set.Net, Ports: []PortMapping{{Protocol: "tcp", HostPort: 80, ContainerPort: 80}}})
 	must(t, err)
-	if len(r.IPs) != 1 || !r.IPs[0].Is4() || len(m.bridge.pools[1].used) != 0 {
-		t.Errorf("addresses %v, pool %v", r.IPs, m.bridge.pools[1].used)
+	if len(r.IPs) != 1 || !r.IPs[0].Is4() || len(m.builtin.pools[1].used) != 0 {
+		t.Errorf("addresses %v, pool %v", r.IPs, m.builtin.pools[1].used)
 	}
 }
 
-// Regression, CVE-2020-13401: the bridge took router advertisements from pods, and so
-// did an uplink's setting reach it that forwarding makes necessary.
-func TestHostIgnoresPodsThatCallThemselvesRouters(t *testing.T) {
-	forwarding := func(v string) { must(t, setSysctl("ipv6/conf/all/forwarding", v)) }
-	forwarding("0")
+// Forwarding IPv6 must not keep the host from learning its own routes.
+func TestUplinkKeepsItsRouterAdvertisements(t *testing.T) {
+	must(t, setSysctl("ipv6/conf/all/forwarding", "0"))
 	uplink := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "uplink0"}}
 	must(t, netlink.LinkAdd(uplink))
 	defer func() { must(t, netlink.LinkDel(uplink)) }()
-	expect := func(when, link, want string) {
-		t.Helper()
-		if v, err := readSysctl("ipv6/conf/" + link + "/accept_ra"); err != nil || v != want {
-			t.Errorf("%s: accept_ra of %s is %q, %v, want %s", when, link, v, err, want)
-		}
+	connect(t, started(t, testConfig(t)), "a")
+	if v, err := readSysctl("ipv6/conf/uplink0/accept_ra"); err != nil || v != "2" {
+		t.Errorf("accept_ra of the uplink is %q, %v, want 2", v, err)
 	}
-	m := started(t, testConfig(t))
-	connect(t, m, "a")
-	expect("new bridge", "coracle0", "0")
-	expect("forwarding on", "uplink0", "2")
-	// One that was made by an earlier release.
-	must(t, setSysctl("ipv6/conf/coracle0/accept_ra", "1"))
-	must(t, m.fwRemove())
-	connect(t, m, "b", PortMapping{Protocol: "tcp", HostPort: 80, ContainerPort: 80})
-	expect("bridge that was there", "coracle0", "0")
 }
 
 func TestSetupMendsTheHost(t *testing.T) {
 	m := started(t, testConfig(t))
 	connect(t, m, "first")
-	must(t, deleteLink("coracle0"))
-	connect(t, m, "after the bridge was deleted")
+	lo, err := netlink.LinkByName("lo")
+	must(t, err)
+	must(t, netlink.AddrDel(lo, gatewayAddr(m.builtin.pools[0].gateway())))
+	connect(t, m, "after the host's address was removed")
 	must(t, m.fwRemove())
 	p := connect(t, m, "after the table was deleted", PortMapping{Protocol: "tcp", HostPort: 80, ContainerPort: 80})
 	serve(t, p.NetNS, "p", "tcp", 80)
-	expect(t, "mended", "", "tcp", netip.MustParseAddr("127.0.0.1"), 80, "p "+m.bridge.pools[0].gateway().String())
+	expect(t, "mended", "", "tcp", netip.MustParseAddr("127.0.0.1"), 80, "p "+m.builtin.pools[0].gateway().String())
 	if n := len(m.Leases()); n != 3 {
 		t.Errorf("%d leases", n)
 	}
 }
 
-// Regression: pods that were there when somebody deleted the bridge stayed cut off.
-func TestPodsComeBackToAMendedBridge(t *testing.T) {
+// Somebody flushes the host's routes, or an earlier release has put the pods' links on its bridge.
+func TestPodsAreConnectedAgain(t *testing.T) {
 	c := testConfig(t)
 	m := started(t, c)
-	first := connect(t, m, "first")
-	serve(t, first.NetNS, "first", "tcp", 80)
-	must(t, deleteLink("coracle0"))
-	second := connect(t, m, "second")
-	expect(t, "after Setup", second.NetNS, "tcp", first.ip4(), 80, "first "+second.ip4().String())
-	must(t, deleteLink("coracle0"))
+	a, b := connect(t, m, "a"), connect(t, m, "b")
+	serve(t, a.NetNS, "a", "tcp", 80)
+	routes, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Protocol: routeProtocol}, netlink.RT_FILTER_PROTOCOL)
+	must(t, err)
+	for _, r := range routes {
+		must(t, netlink.RouteDel(&r))
+	}
+	for _, ip := range a.ips {
+		expectNone(t, "without routes", b.NetNS, "tcp", ip, 80)
+	}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "other0"
+	must(t, netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}))
+	br, err := netlink.LinkByName(attrs.Name)
+	must(t, err)
+	defer func() { must(t, netlink.LinkDel(br)) }()
+	link, err := netlink.LinkByName(vethName("b"))
+	must(t, err)
+	must(t, netlink.LinkSetMaster(link, br))
 	m = started(t, c)
-	must(t, m.Recover(t.Context(), []string{"first", "second"}))
-	expect(t, "after Recover", second.NetNS, "tcp", first.ip4(), 80, "first "+second.ip4().String())
+	must(t, m.Recover(t.Context(), []string{"a", "b"}))
+	for i, ip := range a.ips {
+		expect(t, "after Recover", b.NetNS, "tcp", ip, 80, "a "+b.ips[i].String())
+	}
+}
+
+// A pod's link goes with its namespace, and its addresses are free then.
+func TestLinkGoesWithItsNamespace(t *testing.T) {
+	c := testConfig(t)
+	c.Subnets = []netip.Prefix{netip.MustParsePrefix("10.1.2.0/30"), netip.MustParsePrefix("fd00::/64")} // one pod
+	m := started(t, c)
+	m.builtin.linger = patience
+	path, end := newNetNS(t)
+	_, err := m.Setup(t.Context(), Pod{ID: "a", NetNS: path})
+	must(t, err)
+	must(t, m.Teardown(t.Context(), Pod{ID: "a"}))
+	late, _ := newNetNS(t)
+	if _, err := m.Setup(t.Context(), Pod{ID: "late", NetNS: late}); !errors.Is(err, ErrExhausted) {
+		t.Errorf("while the link is there: %v", err)
+	}
+	end()
+	must(t, m.Flush(t.Context()))
+	if _, err := m.Setup(t.Context(), Pod{ID: "late", NetNS: late}); err != nil {
+		t.Errorf("when the link is gone: %v", err)
+	}
+	if names := hostLinkNames(t); strings.Contains(names, vethName("a")) {
+		t.Errorf("links %s", names)
+	}
 }
 
 // Regression: a teardown that was killed before it closed the host ports left them
@@ -321,23 +349,23 @@ func TestRecoverClosesPortsWithoutPods(t *testing.T) {
 	c := testConfig(t)
 	m := started(t, c)
 	connect(t, m, "a", PortMapping{Protocol: "tcp", HostPort: 80, ContainerPort: 80})
-	l, _ := m.bridge.lease("a")
+	l, _ := m.builtin.lease("a")
 	l.Stage = removing
-	must(t, m.bridge.records.write("a", l))
+	must(t, m.builtin.records.write("a", l))
 	m = started(t, c)
 	must(t, m.Recover(t.Context(), nil))
 	must(t, m.Flush(t.Context()))
 	nft, err := nftables.New()
 	must(t, err)
-	elements, err := nft.GetSetElements(m.bridge.fw.maps()[0])
+	elements, err := nft.GetSetElements(m.builtin.fw.maps()[0])
 	must(t, err)
 	if len(elements) != 0 {
 		t.Errorf("host ports %v", elements)
 	}
 }
 
-// Regression: a bridge left by a state directory that was wiped kept the address, and
-// with it the route, of the range that was configured then, and the MTU.
+// Regression: after the state directory was wiped, the host kept the address and the
+// route of the range that was configured then.
 func TestOtherSettingsAfterTheStateIsWiped(t *testing.T) {
 	c := testConfig(t)
 	m := started(t, c)
@@ -345,24 +373,16 @@ func TestOtherSettingsAfterTheStateIsWiped(t *testing.T) {
 	must(t, m.Teardown(t.Context(), p.Pod))
 	must(t, m.Flush(t.Context()))
 	must(t, os.RemoveAll(c.StateDir))
-	c.Subnets, c.MTU = []netip.Prefix{netip.MustParsePrefix("10.99.0.0/24")}, 1400
+	c.Subnets = []netip.Prefix{netip.MustParsePrefix("10.99.0.0/24")}
 	m = started(t, c)
 	must(t, m.Recover(t.Context(), nil))
-	link, err := netlink.LinkByName("coracle0")
-	must(t, err)
-	if link.Attrs().MTU != 1400 {
-		t.Errorf("MTU %d", link.Attrs().MTU)
+	if got := fmt.Sprint(loopbackAddresses(t)); got != "[10.99.0.1/32]" {
+		t.Errorf("addresses %s", got)
 	}
-	addrs, err := netlink.AddrList(link, netlink.FAMILY_ALL)
+	ranges, err := m.builtin.ranges(m.builtin.host.links)
 	must(t, err)
-	var have []string
-	for _, a := range addrs {
-		if !a.IP.IsLinkLocalUnicast() {
-			have = append(have, a.IPNet.String())
-		}
-	}
-	if strings.Join(have, " ") != "10.99.0.1/24" {
-		t.Errorf("addresses %v", have)
+	if !slices.Equal(ranges, c.Subnets) {
+		t.Errorf("ranges %v", ranges)
 	}
 	connect(t, m, "b")
 }
@@ -397,8 +417,8 @@ func TestPurge(t *testing.T) {
 	}
 	must(t, m.Teardown(t.Context(), p.Pod))
 	must(t, m.Purge(t.Context()))
-	if hostLinkNames(t) != "lo" {
-		t.Errorf("links %s", hostLinkNames(t))
+	if hostLinkNames(t) != "lo" || len(loopbackAddresses(t)) > 0 {
+		t.Errorf("links %s, addresses %v", hostLinkNames(t), loopbackAddresses(t))
 	}
 	nft, err := nftables.New()
 	must(t, err)
@@ -412,7 +432,7 @@ func TestPurge(t *testing.T) {
 
 func TestTwoManagersOnOneHost(t *testing.T) {
 	c, d := testConfig(t), testConfig(t)
-	d.BridgeName = "other0"
+	d.Name = "other0"
 	d.Subnets = []netip.Prefix{netip.MustParsePrefix("10.99.0.0/24")}
 	m, n := New(c), New(d)
 	for _, x := range []*Manager{m, n} {
@@ -423,9 +443,10 @@ func TestTwoManagersOnOneHost(t *testing.T) {
 			must(t, x.Close())
 		}()
 	}
+	newOutside(t) // gives the host an address to masquerade with
 	a, b := connect(t, m, "a"), connect(t, n, "b", PortMapping{Protocol: "tcp", HostPort: 80, ContainerPort: 80})
 	serve(t, b.NetNS, "b", "tcp", 80)
-	expect(t, "by host port of the other", a.NetNS, "tcp", m.bridge.pools[0].gateway(), 80, "b "+n.bridge.pools[0].gateway().String())
+	expect(t, "by host port of the other", a.NetNS, "tcp", m.builtin.pools[0].gateway(), 80, "b "+hostOut4.String())
 }
 
 func TestSetPodCIDR(t *testing.T) {
@@ -446,20 +467,5 @@ func TestSetPodCIDR(t *testing.T) {
 	expect(t, "old pod to outside", old.NetNS, "tcp", outside4, 80, "out "+hostOut4.String())
 	if err := m.SetPodCIDR(t.Context(), nil); !errors.Is(err, ErrConfig) {
 		t.Errorf("no subnet: %v", err)
-	}
-}
-
-func TestBridgeNameTakenByAnotherLink(t *testing.T) {
-	m := started(t, testConfig(t))
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name = "coracle0"
-	must(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "peer"}))
-	defer func() { must(t, netlink.LinkDel(&netlink.Veth{LinkAttrs: attrs})) }()
-	path, _ := newNetNS(t)
-	if _, err := m.Setup(t.Context(), Pod{ID: "a", NetNS: path}); !errors.Is(err, ErrConfig) || !strings.Contains(err.Error(), "of type veth") {
-		t.Errorf("error %v", err)
-	}
-	if len(m.Leases()) != 0 {
-		t.Errorf("left: %v", m.Leases())
 	}
 }

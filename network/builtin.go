@@ -9,26 +9,28 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/coracle-project/coracle/internal/keylock"
 )
 
-// bridge is the built-in network: a bridge on the host with the first address of
-// every pod subnet, a veth pair to each pod, nftables for what leaves the host
-// and for host ports.
+// builtin is the built-in network: a veth pair to each pod with routes and permanent neighbours on both sides, and nftables
+// for what pods may send and get, for what leaves the host, and for host ports. No pod shares a link with another.
 //
-// A pod's link is deleted in the background (reaper.go), because the kernel takes
-// milliseconds for that; its addresses stay taken until it is done.
-type bridge struct {
+// A pod's link goes with its network namespace, which takes the kernel some 50 ms; its addresses stay taken until then.
+type builtin struct {
 	name    string
-	mtu     int // 0: that of the host's default route
+	mtu     int            // 0: that of the host's default route
+	allowed []netip.Prefix // see Config.AllowFrom
 	log     *slog.Logger
 	records records[lease]
 	fw      *firewall
 	reaper  *reaper
-	busy    keylock.Lock // by pod id
+	gone    *departures
+	linger  time.Duration // for which a link is left to go with its namespace
+	busy    keylock.Lock  // by pod id
 
-	// hostMu is held while the host's side (bridge, table, sysctls) is made or
+	// hostMu is held while the host's side (addresses, table, sysctls) is made or
 	// taken down. Nothing that lists waits for it.
 	hostMu sync.Mutex
 	host   *host // nil until the first pod, and after Purge
@@ -39,22 +41,25 @@ type bridge struct {
 	ports  portTable
 }
 
-func newBridge(name string, mtu int, stateDir string, log *slog.Logger) *bridge {
-	b := &bridge{
-		name:    name,
-		mtu:     mtu,
-		log:     log,
-		records: newRecords[lease](stateDir, "bridge", log),
-		fw:      &firewall{bridge: name},
+func newBuiltin(c Config) *builtin {
+	b := &builtin{
+		name:    c.Name,
+		mtu:     c.MTU,
+		allowed: c.AllowFrom,
+		log:     c.Log,
+		records: newRecords[lease](c.StateDir, "bridge", c.Log),
+		fw:      &firewall{name: c.Name},
 		leases:  map[string]lease{},
 		ports:   portTable{},
+		linger:  2 * time.Second,
 	}
-	b.reaper = newReaper(log, b.reapOne)
+	b.reaper = newReaper(c.Log, b.reapOne)
+	b.gone = newDepartures(c.Log, b.reaper.hurry)
 	return b
 }
 
 // start takes over the state in the records. The host's side is set up when it is first needed.
-func (b *bridge) start(subnets []netip.Prefix, all loaded[lease]) error {
+func (b *builtin) start(subnets []netip.Prefix, all loaded[lease]) error {
 	if err := b.setSubnets(subnets); err != nil {
 		return err
 	}
@@ -73,7 +78,8 @@ func (b *bridge) start(subnets []netip.Prefix, all loaded[lease]) error {
 	return nil
 }
 
-func (b *bridge) close() {
+func (b *builtin) close() {
+	b.gone.close()
 	b.reaper.close()
 	b.fw.close()
 	b.hostMu.Lock()
@@ -85,7 +91,7 @@ func (b *bridge) close() {
 }
 
 // setSubnets puts other pod subnets in force; pods keep the addresses they have.
-func (b *bridge) setSubnets(subnets []netip.Prefix) error {
+func (b *builtin) setSubnets(subnets []netip.Prefix) error {
 	var pools []*pool
 	for _, s := range subnets {
 		p, err := newPool(s)
@@ -106,7 +112,7 @@ func (b *bridge) setSubnets(subnets []netip.Prefix) error {
 }
 
 // changeSubnets is setSubnets while pods may be there.
-func (b *bridge) changeSubnets(subnets []netip.Prefix) error {
+func (b *builtin) changeSubnets(subnets []netip.Prefix) error {
 	if slices.Equal(subnets, b.subnets()) {
 		return nil
 	}
@@ -118,11 +124,22 @@ func (b *bridge) changeSubnets(subnets []netip.Prefix) error {
 	if b.host == nil {
 		return nil
 	}
-	return b.dress(b.host)
+	return b.redressLocked(func(*host) {})
+}
+
+// redressLocked makes another host of the one that there is, because Setups go by what they have got.
+func (b *builtin) redressLocked(change func(*host)) error {
+	h := *b.host
+	change(&h)
+	if err := b.dress(&h); err != nil {
+		return err
+	}
+	b.host = &h
+	return nil
 }
 
 // Setup implements Network.
-func (b *bridge) Setup(ctx context.Context, p Pod) (Result, error) {
+func (b *builtin) Setup(ctx context.Context, p Pod) (Result, error) {
 	if err := checkPodID(p.ID); err != nil {
 		return Result{}, err
 	}
@@ -163,7 +180,7 @@ func (b *bridge) Setup(ctx context.Context, p Pod) (Result, error) {
 			return Result{IPs: l.IPs}, nil
 		}
 		err = errors.Join(fmt.Errorf("network of pod %s: %w", p.ID, err), b.undo(ctx, l))
-		// Once more if somebody has deleted the bridge or flushed all rules.
+		// Once more if somebody has flushed all rules or addresses.
 		if attempt > 0 || !b.mendHost(h) {
 			return Result{}, err
 		}
@@ -171,30 +188,36 @@ func (b *bridge) Setup(ctx context.Context, p Pod) (Result, error) {
 }
 
 // connect does what Setup is for, and returns the lease as it is then.
-func (b *bridge) connect(ctx context.Context, h *host, ns *os.File, p Pod, l lease) (lease, error) {
+func (b *builtin) connect(ctx context.Context, h *host, ns *os.File, p Pod, l lease) (lease, error) {
 	if err := b.records.write(l.PodID, l); err != nil {
 		return l, err
 	}
 	if err := faultSetupRecorded.At(ctx); err != nil {
 		return l, err
 	}
-	addresses := b.addresses(l)
-	v := veth{name: l.Link, master: h.index, group: linkGroup(b.name), mtu: h.mtu, mac: macOf(l.IPs[0]), netns: int(ns.Fd())}
-	if err := v.create(ctx, h.links); err != nil {
+	nlLink := b.linkOf(h, l, 0)
+	if err := nlLink.create(ctx, h.links, int(ns.Fd())); err != nil {
 		return l, err
 	}
 	if err := faultSetupLinked.At(ctx); err != nil {
 		return l, err
 	}
-	given, err := configure(ns, addresses, p.Sysctls)
+	given, err := configure(ns, l.IPs, h.gateways)
 	if err != nil {
 		return l, err
 	}
 	l = b.keepOnly(l, given)
+	nlLink.ips = l.IPs
+	if err := nlLink.connect(h.links.Handle, h.gateways); err != nil {
+		return l, err
+	}
+	if err := h.bridge.answerFor(h, l.IPs); err != nil {
+		return l, err
+	}
 	if err := faultSetupAddressed.At(ctx); err != nil {
 		return l, err
 	}
-	if err := b.openPorts(l); err != nil {
+	if err := b.admit(l); err != nil {
 		return l, err
 	}
 	if err := faultSetupMapped.At(ctx); err != nil {
@@ -204,25 +227,20 @@ func (b *bridge) connect(ctx context.Context, h *host, ns *os.File, p Pod, l lea
 	return l, b.save(l)
 }
 
-// addresses adds to a lease's addresses what the pod must know of their subnets.
-func (b *bridge) addresses(l lease) []podAddress {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	var all []podAddress
-	for _, ip := range l.IPs {
-		for _, p := range b.pools {
-			if p.subnet.Contains(ip) {
-				all = append(all, podAddress{ip: ip, bits: p.subnet.Bits(), gateway: p.gateway()})
-			}
-		}
-	}
-	return all
+// linkOf describes a pod's link. Its index is 0 if it is still to be made.
+func (b *builtin) linkOf(h *host, l lease, index int) *link {
+	return &link{name: l.Link, index: index, group: linkGroup(b.name), mtu: h.mtu, mac: l.mac(), ips: l.IPs}
 }
 
-// openPorts sends the pod's host ports to it. UDP flows have no end that the kernel
+// admit lets the pod send, and sends its host ports to it. UDP flows have no end that the kernel
 // could see: those to the port's last owner are forgotten, or they would go on.
-func (b *bridge) openPorts(l lease) error {
-	if err := b.fw.addPorts(l.entries()); err != nil {
+func (b *builtin) admit(l lease) error {
+	if len(l.Ports) > 0 {
+		if err := takeLoopback(l.Link); err != nil {
+			return err
+		}
+	}
+	if err := b.fw.add(l.entry()); err != nil {
 		return err
 	}
 	return forgetFlows(l.Ports)
@@ -230,7 +248,7 @@ func (b *bridge) openPorts(l lease) error {
 
 // Teardown implements Network. When it has returned, the pod's host ports are free
 // and closed; its addresses follow when its link is gone.
-func (b *bridge) Teardown(ctx context.Context, p Pod) error {
+func (b *builtin) Teardown(ctx context.Context, p Pod) error {
 	if err := checkPodID(p.ID); err != nil {
 		return err
 	}
@@ -247,12 +265,16 @@ func (b *bridge) Teardown(ctx context.Context, p Pod) error {
 	if err := b.retire(ctx, l); err != nil {
 		return fmt.Errorf("network of pod %s: %w", p.ID, err)
 	}
-	b.reaper.add(p.ID)
+	// Its namespace is about to end, and the link with it.
+	b.reaper.addLater(p.ID, b.linger)
+	if !b.gone.expect(l.Link, p.ID) {
+		b.reaper.hurry(p.ID)
+	}
 	return nil
 }
 
-// retire marks a lease as going and closes its host ports.
-func (b *bridge) retire(ctx context.Context, l lease) error {
+// retire marks a lease as going, closes its host ports, and lets the pod send no more.
+func (b *builtin) retire(ctx context.Context, l lease) error {
 	l.Stage = removing
 	if err := ignoringFull(b.save(l)); err != nil {
 		return err
@@ -260,7 +282,7 @@ func (b *bridge) retire(ctx context.Context, l lease) error {
 	if err := faultTeardownRecorded.At(ctx); err != nil {
 		return err
 	}
-	if err := b.fw.removePorts(l.entries()); err != nil {
+	if err := b.fw.drop(l.entry()); err != nil {
 		return err
 	}
 	if err := faultTeardownUnmapped.At(ctx); err != nil {
@@ -275,7 +297,7 @@ func (b *bridge) retire(ctx context.Context, l lease) error {
 }
 
 // undo takes down at once what there is of a lease. The caller holds the pod.
-func (b *bridge) undo(ctx context.Context, l lease) error {
+func (b *builtin) undo(ctx context.Context, l lease) error {
 	if err := b.retire(context.WithoutCancel(ctx), l); err != nil {
 		return err
 	}
@@ -283,4 +305,4 @@ func (b *bridge) undo(ctx context.Context, l lease) error {
 }
 
 // Ready implements Network.
-func (b *bridge) Ready(context.Context) error { return nil }
+func (b *builtin) Ready(context.Context) error { return nil }

@@ -1,0 +1,101 @@
+package network
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// oldBridge is the bridge of a release before links were routed. Its pods keep it as long as they run. They take all pods of
+// their range for neighbours, so the host answers on it for those that are not. It goes with its last pod.
+type oldBridge struct {
+	name  string
+	index int
+}
+
+// findBridge returns the bridge if the host has it, else nil. One without pods is deleted.
+func (b *builtin) findBridge(h *hostLinks) (*oldBridge, error) {
+	link, err := h.LinkByName(b.name)
+	if errors.As(err, new(netlink.LinkNotFoundError)) || err == nil && link.Type() != "bridge" {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("find bridge %s: %w", b.name, err)
+	}
+	if len(b.onBridge()) == 0 {
+		return nil, deleteLink(b.name)
+	}
+	return &oldBridge{name: b.name, index: link.Attrs().Index}, nil
+}
+
+// onBridge returns the pods that are on the bridge, connected or not yet removed.
+func (b *builtin) onBridge() []string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	ids := []string{} // no null for those who print it
+	for _, l := range b.leases {
+		if !l.Routed {
+			ids = append(ids, l.PodID)
+		}
+	}
+	return ids
+}
+
+// dress makes routed pods, with these addresses, neighbours of those on the bridge.
+func (o *oldBridge) dress(h *host, ips []netip.Addr) error {
+	if o == nil {
+		return nil
+	}
+	link := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: o.name, Index: o.index}}
+	if err := h.links.LinkSetGroup(link, int(linkGroup(o.name))); err != nil {
+		return fmt.Errorf("group of bridge %s: %w", o.name, err)
+	}
+	for name, value := range map[string]string{
+		"ipv4/conf/NAME/proxy_arp": "1", "ipv4/neigh/NAME/proxy_delay": "0",
+		"ipv6/conf/NAME/proxy_ndp": "1", "ipv6/neigh/NAME/proxy_delay": "0",
+	} {
+		if err := setSysctl(strings.Replace(name, "NAME", o.name, 1), value); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	return o.answerFor(h, ips)
+}
+
+// answerFor has the host answer on the bridge for IPv6 addresses that are not on it. For IPv4, it does so by itself.
+func (o *oldBridge) answerFor(h *host, ips []netip.Addr) error {
+	if o == nil {
+		return nil
+	}
+	for _, ip := range ips {
+		if !ip.Is6() {
+			continue
+		}
+		n := &netlink.Neigh{LinkIndex: o.index, Family: netlink.FAMILY_V6, Flags: netlink.NTF_PROXY, IP: ip.AsSlice()}
+		if err := h.links.NeighSet(n); err != nil && !errors.Is(err, unix.ENODEV) {
+			return fmt.Errorf("answer for %s on bridge %s: %w", ip, o.name, err)
+		}
+	}
+	return nil
+}
+
+// leaveBridge deletes the bridge if its last pod has gone.
+func (b *builtin) leaveBridge() error {
+	if len(b.onBridge()) > 0 {
+		return nil
+	}
+	b.hostMu.Lock()
+	defer b.hostMu.Unlock()
+	if b.host == nil || b.host.bridge == nil {
+		return nil
+	}
+	b.log.Info("the last pod on the bridge has gone, and so does the bridge", "bridge", b.name)
+	if err := deleteLink(b.name); err != nil {
+		return err
+	}
+	return b.redressLocked(func(h *host) { h.bridge = nil })
+}
