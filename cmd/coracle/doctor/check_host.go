@@ -41,7 +41,7 @@ func checkModules(f *Facts) []Finding {
 		all = append(all, Finding{"overlayfs", Error, "the kernel has no overlayfs, and no module of it", "install the distribution's full kernel (CONFIG_OVERLAY_FS), or set snapshot.driver = \"native\""})
 	}
 	if !f.Kernel.NFTables && f.CNI.File == "" {
-		all = append(all, Finding{"nftables", Error, "the kernel has no nftables, which the built-in bridge needs", "modprobe nf_tables; or configure CNI plugins in " + f.CNI.Dir})
+		all = append(all, Finding{"nftables", Error, "the kernel has no nftables, which the built-in network needs", "modprobe nf_tables; or configure CNI plugins in " + f.CNI.Dir})
 	}
 	if !f.Kernel.Seccomp {
 		all = append(all, Finding{"seccomp", Error, "the kernel has no seccomp filters, which confine containers", "boot a kernel with CONFIG_SECCOMP_FILTER"})

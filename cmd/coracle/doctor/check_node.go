@@ -14,6 +14,8 @@ func checkConfig(f *Facts) []Finding {
 	switch c := &f.Config; {
 	case c.Err != "":
 		return one("config", Error, c.Err, "mend the file, and look at it with: coracled config check "+c.Path)
+	case len(c.Warnings) > 0:
+		return one("config", Warning, c.Path+": "+strings.Join(c.Warnings, "; "), "edit the file")
 	case !c.Exists:
 		return one("config", OK, "no "+c.Path+": the defaults hold", "")
 	default:
@@ -86,15 +88,25 @@ func checkDisk(d *Disk) Finding {
 func checkCNI(f *Facts) []Finding {
 	switch c := &f.CNI; {
 	case c.Err != "":
-		return one("cni", Error, c.Err, "mend the file, or remove it to use the built-in bridge; pods are refused meanwhile")
+		return one("cni", Error, c.Err, "mend the file, or remove it to use the built-in network; pods are refused meanwhile")
 	case len(c.Missing) > 0:
 		return one("cni", Error, fmt.Sprintf("%s asks for plugins that are in none of %s: %s", c.File, strings.Join(c.BinDirs, ", "), strings.Join(c.Missing, ", ")),
 			"install them (package containernetworking-plugins), or name their directory in network.cni_bin_dirs")
 	case c.File == "":
-		return one("cni", OK, "no configuration in "+c.Dir+": the built-in bridge is used", "")
+		return one("cni", OK, "no configuration in "+c.Dir+": the built-in network is used", "")
 	default:
 		return one("cni", OK, c.File+" and its plugins are there", "")
 	}
+}
+
+// checkBridged tells of pods that are older than routed links.
+func checkBridged(f *Facts) []Finding {
+	if len(f.Daemon.Bridged) == 0 {
+		return nil
+	}
+	return one("network", Warning,
+		fmt.Sprintf("%d pods are on the bridge of an earlier release, where neighbours can forge addresses: %s", len(f.Daemon.Bridged), strings.Join(f.Daemon.Bridged, ", ")),
+		"have them made anew, for example with: kubectl rollout restart; the bridge goes with the last of them")
 }
 
 func checkUnmanaged(f *Facts) []Finding {

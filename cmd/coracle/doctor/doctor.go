@@ -27,7 +27,7 @@ func Examine(f *Facts) []Finding {
 	var all []Finding
 	for _, check := range []func(*Facts) []Finding{
 		checkUser, checkKernel, checkModules, checkNamespaces, checkCgroups, checkLimits, checkSecurity,
-		checkConfig, checkShim, checkDisks, checkCNI, checkDaemon, checkUnmanaged, checkRegistries,
+		checkConfig, checkShim, checkDisks, checkCNI, checkDaemon, checkUnmanaged, checkBridged, checkRegistries,
 	} {
 		all = append(all, check(f)...)
 	}

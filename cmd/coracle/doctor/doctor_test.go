@@ -70,6 +70,10 @@ func TestFaults(t *testing.T) {
 		{"few inotify instances", func(f *Facts) { f.Limits.InotifyInstances = 10 }, "limits", Warning, "is 10", "sysctl"},
 		{"no apparmor_parser", func(f *Facts) { f.Security.AppArmorParser = false }, "apparmor", Warning, "no apparmor_parser", "package apparmor"},
 		{"broken configuration", func(f *Facts) { f.Config.Err = "config /x: line 3: no such key" }, "config", Error, "line 3", "coracled config check"},
+		{"old name of a setting", func(f *Facts) {
+			f.Config.Exists, f.Config.Warnings = true, []string{"network.bridge is called network.name now"}
+		}, "config", Warning, "network.name", "edit"},
+		{"pods on the old bridge", func(f *Facts) { f.Daemon.Bridged = []string{"abc", "def"} }, "network", Warning, "2 pods are on the bridge of an earlier release, where neighbours can forge addresses: abc, def", "made anew"},
 		{"no shim", func(f *Facts) { f.Shim.Path = "" }, "shim", Error, "not installed", "beside coracled"},
 		{"disk unreadable", func(f *Facts) { f.Disks[0].Err = "input/output error" }, "disk", Error, "input/output", "--root"},
 		{"disk read-only", func(f *Facts) { f.Disks[0].ReadOnly = true }, "disk", Error, "read-only", "mount it writable"},
@@ -83,7 +87,7 @@ func TestFaults(t *testing.T) {
 		{"state filling", func(f *Facts) { f.Disks[1].Total, f.Disks[1].Free = 10<<30, 1<<29 }, "disk", Warning, "free", "remove pods"},
 		{"state running out of inodes", func(f *Facts) { f.Disks[1].Inodes, f.Disks[1].InodesFree = 100, 9 }, "disk", Warning, "9 of 100 inodes", "nr_inodes"},
 		{"state on a disk", func(f *Facts) { f.Disks[1].Type = "ext4" }, "disk", Warning, "is on ext4", "tmpfs"},
-		{"broken CNI", func(f *Facts) { f.CNI.Err = "/etc/cni/net.d/10.conf: bad" }, "cni", Error, "10.conf: bad", "built-in bridge"},
+		{"broken CNI", func(f *Facts) { f.CNI.Err = "/etc/cni/net.d/10.conf: bad" }, "cni", Error, "10.conf: bad", "built-in network"},
 		{"CNI plugins missing", func(f *Facts) {
 			f.CNI = CNI{File: "/etc/cni/net.d/10.conf", BinDirs: []string{"/opt/cni/bin"}, Missing: []string{"flannel"}}
 		}, "cni", Error, "none of /opt/cni/bin: flannel", "containernetworking-plugins"},

@@ -53,6 +53,8 @@ type Config struct {
 	Path   string
 	Exists bool
 	Err    string // what is wrong in it
+	// Warnings are about settings that should be written in another way.
+	Warnings []string
 }
 
 // Program is one that coracled executes; Path is empty if there is none.
@@ -73,7 +75,7 @@ type Disk struct {
 type CNI struct {
 	Dir     string
 	BinDirs []string
-	File    string // the one in force; empty: none, so the built-in bridge is used
+	File    string // the one in force; empty: none, so the built-in network is used
 	Err     string // what is wrong with it
 	Missing []string
 }
@@ -88,6 +90,8 @@ type Daemon struct {
 	Conditions []string
 	// Unmanaged are the pods and containers whose records coracled cannot read.
 	Unmanaged []Unmanaged
+	// Bridged are pods that an earlier release has put on its bridge, by id.
+	Bridged []string
 	// Mine is the version of this command.
 	Mine string
 }

@@ -59,7 +59,7 @@ func (c *Config) load() config.Config {
 		c.Exists, c.Err = true, err.Error()
 		return config.Default()
 	}
-	c.Exists = true
+	c.Exists, c.Warnings = true, loaded.Warnings()
 	return loaded
 }
 

@@ -52,6 +52,11 @@ func askDaemon(ctx context.Context, socket string) (d Daemon, registries []strin
 			return fail(fmt.Errorf("parse list of unmanaged objects: %w", err))
 		}
 	}
+	if list, ok := s.GetInfo()["bridged"]; ok {
+		if err := json.Unmarshal([]byte(list), &d.Bridged); err != nil {
+			return fail(fmt.Errorf("parse list of pods on the bridge: %w", err))
+		}
+	}
 	images, err := runtimeapi.NewImageServiceClient(conn).ListImages(ctx, &runtimeapi.ListImagesRequest{})
 	if err != nil {
 		return fail(err)

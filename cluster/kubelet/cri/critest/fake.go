@@ -37,6 +37,7 @@ type Fake struct {
 	uses       map[string]*runtimeapi.ContainerStats // by container name
 	calls      []string
 	unready    string
+	info       map[string]string
 }
 
 type container struct {
@@ -166,11 +167,18 @@ func (f *Fake) SetReady(why string) {
 	f.unready = why
 }
 
+// SetInfo sets what a verbose Status tells.
+func (f *Fake) SetInfo(info map[string]string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.info = info
+}
+
 // Status implements CRI.
 func (f *Fake) Status(context.Context, *runtimeapi.StatusRequest) (*runtimeapi.StatusResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return &runtimeapi.StatusResponse{Status: &runtimeapi.RuntimeStatus{Conditions: []*runtimeapi.RuntimeCondition{
+	return &runtimeapi.StatusResponse{Info: f.info, Status: &runtimeapi.RuntimeStatus{Conditions: []*runtimeapi.RuntimeCondition{
 		{Type: runtimeapi.RuntimeReady, Status: true},
 		{Type: runtimeapi.NetworkReady, Status: f.unready == "", Message: f.unready},
 	}}}, nil
