@@ -207,6 +207,9 @@ func (b *builtin) connect(ctx context.Context, h *host, ns *os.File, p Pod, l le
 		return l, err
 	}
 	l = b.keepOnly(l, given)
+	if err := faultSetupAddressed.At(ctx); err != nil {
+		return l, err
+	}
 	nlLink.ips = l.IPs
 	if err := nlLink.connect(h.links.Handle, h.gateways); err != nil {
 		return l, err
@@ -214,7 +217,7 @@ func (b *builtin) connect(ctx context.Context, h *host, ns *os.File, p Pod, l le
 	if err := h.bridge.answerFor(h, l.IPs); err != nil {
 		return l, err
 	}
-	if err := faultSetupAddressed.At(ctx); err != nil {
+	if err := faultSetupRouted.At(ctx); err != nil {
 		return l, err
 	}
 	if err := b.admit(l); err != nil {

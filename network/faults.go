@@ -14,6 +14,7 @@ var (
 	faultSetupCreated     = fault.New("network.setup.created")
 	faultSetupLinked      = fault.New("network.setup.linked")
 	faultSetupMapped      = fault.New("network.setup.mapped")
+	faultSetupRouted      = fault.New("network.setup.routed")
 	faultSetupRecorded    = fault.New("network.setup.recorded")
 	faultTeardownRecorded = fault.New("network.teardown.recorded")
 	faultTeardownUnmapped = fault.New("network.teardown.unmapped")

@@ -144,8 +144,8 @@ type scale struct {
 // How measureScale goes: pods at which starts are measured, pods that are listed, and how often each is done.
 const (
 	fewPods    = 10
-	manyPods   = 500
-	listedPods = 1000
+	manyPods   = 1000
+	listedPods = 2000
 	starts     = 60
 	lists      = 100
 )

@@ -54,7 +54,7 @@ func TestFaultPoints(t *testing.T) {
 	points := allPoints(t)
 	passed := map[string]bool{}
 	var all []result
-	for _, kind := range []nodeKind{onBridge, onCNI} {
+	for _, kind := range []nodeKind{builtIn, onCNI} {
 		t.Run(string(kind), func(t *testing.T) {
 			n := newNode(t, kind)
 			rows := passedOn(t, n, kind, points)
@@ -161,7 +161,7 @@ func passedOn(t *testing.T, n *node, kind nodeKind, points map[string]program) [
 
 func operationsOn(kind nodeKind) []operation {
 	return slices.DeleteFunc(slices.Clone(operations), func(op operation) bool {
-		return op.node != kind && (op.node != "" || kind != onBridge)
+		return op.node != kind && (op.node != "" || kind != builtIn)
 	})
 }
 

@@ -47,7 +47,7 @@ const (
 	logConfig = "[runtime]\nlog_file_bytes = 262144\nlog_files = 100\n"
 )
 
-// newNode starts a daemon with fault points, on the built-in bridge or on CNI plugins.
+// newNode starts a daemon with fault points, on the built-in network or on CNI plugins.
 func newNode(t *testing.T, kind nodeKind) *node {
 	t.Helper()
 	faults := testkit.NewFaults(t)

@@ -22,8 +22,8 @@ import (
 type nodeKind string
 
 const (
-	onBridge nodeKind = "bridge"
-	onCNI    nodeKind = "CNI"
+	builtIn nodeKind = "built-in"
+	onCNI   nodeKind = "CNI"
 )
 
 // stage is the state of a workload before the operation.
@@ -41,7 +41,7 @@ const (
 // operation is a request of a client.
 type operation struct {
 	name string
-	node nodeKind // onBridge if empty
+	node nodeKind // builtIn if empty
 	// pod and container change the workload's configuration; its stage before the operation is
 	// from.
 	pod       func(*cri.PodSandboxConfig)

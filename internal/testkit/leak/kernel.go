@@ -63,6 +63,31 @@ func links(add func(kind, what string)) error {
 	return nil
 }
 
+// routes lists routes and addresses of the host.
+func routes(add func(kind, what string)) error {
+	all, err := netlink.RouteList(nil, netlink.FAMILY_ALL)
+	if errors.Is(err, netlink.ErrDumpInterrupted) {
+		all, err = netlink.RouteList(nil, netlink.FAMILY_ALL)
+	}
+	if err != nil {
+		return fmt.Errorf("routes: %w", err)
+	}
+	for _, r := range all {
+		add("route", fmt.Sprintf("%v, type %d", r.Dst, r.Type))
+	}
+	addrs, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	if errors.Is(err, netlink.ErrDumpInterrupted) {
+		addrs, err = netlink.AddrList(nil, netlink.FAMILY_ALL)
+	}
+	if err != nil {
+		return fmt.Errorf("addresses: %w", err)
+	}
+	for _, a := range addrs {
+		add("address", a.IPNet.String())
+	}
+	return nil
+}
+
 // tables lists nftables tables.
 func tables(add func(kind, what string)) error {
 	c, err := nftables.New()

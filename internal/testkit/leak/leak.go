@@ -1,5 +1,5 @@
 // Package leak tells what a test has left on the machine: processes, mounts,
-// pinned namespaces, cgroups, links, nftables tables, files, descriptors.
+// pinned namespaces, cgroups, links, routes, addresses, nftables tables, files, descriptors.
 //
 //	before, err := leak.Take(leak.Scope{Dirs: []string{root, state}, Cgroups: []string{"coracle-test-x1"}})
 //	… test …
@@ -127,6 +127,7 @@ func (s Scope) read() (map[string]seen, error) {
 		mounts(add),
 		cgroups(s.Cgroups, add),
 		links(add),
+		routes(add),
 		tables(add),
 		files(s.Dirs, add),
 	)
