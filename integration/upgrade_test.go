@@ -112,6 +112,7 @@ func TestUpgrade(t *testing.T) {
 
 			const lines = 30_000
 			old := n.runPod(nil)
+			server := old.run(shell("server", "while :; do nc -l -p 7 -e echo hello; done"))
 			writer := old.run(shell("writer", numbered(lines)))
 			ends := old.run(shell("ends", trap+"echo ready; while :; do sleep 3600 & wait; done"))
 			eventually(t, "it runs", func() bool { return ends.output("") != "" })
@@ -129,6 +130,16 @@ func TestUpgrade(t *testing.T) {
 					}
 				}
 				p := n.runPod(nil)
+				fresh := p.run(shell("server", "while :; do nc -l -p 7 -e echo hello; done"))
+				for _, way := range []struct {
+					from *container
+					to   *pod
+				}{{server, p}, {fresh, old}} {
+					eventually(t, release+": the pods reach each other", func() bool {
+						out, code := way.from.exec("nc", "-w", "10", way.to.status().GetNetwork().GetIp(), "7")
+						return out == "hello\n" && code == 0
+					})
+				}
 				if s := p.run(shell("short", "echo "+release+"; exit 3")).wait(); s.GetExitCode() != 3 {
 					t.Errorf("%s: exit code %d, want 3", release, s.GetExitCode())
 				}

@@ -94,3 +94,41 @@ func BenchmarkChurn(b *testing.B) {
 		b.ReportMetric(float64(d.Microseconds())/float64(b.N), "µs/"+name)
 	}
 }
+
+// BenchmarkGone is how long it takes until nothing of pods is left whose namespaces end together.
+func BenchmarkGone(b *testing.B) {
+	for _, count := range []int{1, 25, 100} {
+		b.Run(fmt.Sprint("pods=", count), func(b *testing.B) {
+			m := started(b, testConfig(b))
+			m.builtin.linger = patience
+			dir := b.TempDir()
+			for i := 0; b.Loop(); i++ {
+				b.StopTimer()
+				var pods []string
+				for j := range count {
+					id := fmt.Sprint("pod", i, "-", j)
+					set, err := nspin.Create(b.Context(), filepath.Join(dir, id), nspin.Spec{Net: true})
+					if err != nil {
+						b.Fatal(err)
+					}
+					if _, err := m.Setup(b.Context(), Pod{ID: id, NetNS: set.Net}); err != nil {
+						b.Fatal(err)
+					}
+					pods = append(pods, id)
+				}
+				b.StartTimer()
+				for _, id := range pods {
+					if err := m.Teardown(b.Context(), Pod{ID: id}); err != nil {
+						b.Fatal(err)
+					}
+					if err := nspin.Remove(context.WithoutCancel(b.Context()), filepath.Join(dir, id)); err != nil {
+						b.Fatal(err)
+					}
+				}
+				if err := m.Flush(context.Background()); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
