@@ -33,7 +33,12 @@ func (b *builtin) adopt(h *hostLinks, podID string) (lease, bool, error) {
 	if err != nil {
 		return l, false, fmt.Errorf("adopt network of pod %s: find link %s: %w", podID, l.Link, err)
 	}
+	// Bridged pods' links resolve neighbours, even if somebody has deleted their bridge.
+	l.Routed = link.Attrs().RawFlags&unix.IFF_NOARP != 0
 	given, err := farAddresses(link)
+	if l.Routed { // the pod may have changed its own addresses
+		given, err = routedAddresses(h, link)
+	}
 	if transient.Is(err) {
 		return l, false, fmt.Errorf("adopt network of pod %s: %w", podID, err)
 	}
@@ -41,7 +46,6 @@ func (b *builtin) adopt(h *hostLinks, podID string) (lease, bool, error) {
 		b.log.Warn("cannot read addresses of pod whose network record is lost; another pod may get them", "pod", podID, "link", l.Link, "err", err)
 		return l, true, nil
 	}
-	l.Routed = link.Attrs().MasterIndex == 0
 	l.IPs = b.assigned(given)
 	l.Ports, err = b.fw.portsOf(l.IPs)
 	if transient.Is(err) {
@@ -69,6 +73,26 @@ func (b *builtin) assigned(given []netip.Addr) []netip.Addr {
 		}
 	}
 	return ips
+}
+
+// routedAddresses returns the addresses that the host has routes for by a pod's link, IPv4 first.
+func routedAddresses(h *hostLinks, link netlink.Link) ([]netip.Addr, error) {
+	filter := &netlink.Route{LinkIndex: link.Attrs().Index, Protocol: routeProtocol}
+	routes, err := h.RouteListFiltered(netlink.FAMILY_ALL, filter, netlink.RT_FILTER_OIF|netlink.RT_FILTER_PROTOCOL)
+	if err != nil {
+		return nil, fmt.Errorf("list routes by link %s: %w", link.Attrs().Name, err)
+	}
+	var ips []netip.Addr
+	for _, r := range routes {
+		if r.Dst == nil {
+			continue
+		}
+		if ip, ok := netip.AddrFromSlice(r.Dst.IP); ok {
+			ips = append(ips, ip.Unmap())
+		}
+	}
+	slices.SortFunc(ips, netip.Addr.Compare)
+	return ips, nil
 }
 
 // farAddresses returns the addresses of the other end of a link, oldest first. The kernel reports

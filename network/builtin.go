@@ -19,16 +19,17 @@ import (
 //
 // A pod's link goes with its network namespace, which takes the kernel some 50 ms; its addresses stay taken until then.
 type builtin struct {
-	name    string
-	mtu     int            // 0: that of the host's default route
-	allowed []netip.Prefix // see Config.AllowFrom
-	log     *slog.Logger
-	records records[lease]
-	fw      *firewall
-	reaper  *reaper
-	gone    *departures
-	linger  time.Duration // for which a link is left to go with its namespace
-	busy    keylock.Lock  // by pod id
+	name     string
+	mtu      int            // 0: that of the host's default route
+	allowed  []netip.Prefix // see Config.AllowFrom
+	stateDir string
+	log      *slog.Logger
+	records  records[lease]
+	fw       *firewall
+	reaper   *reaper
+	changes  *changes
+	linger   time.Duration // for which a link is left to go with its namespace
+	busy     keylock.Lock  // by pod id
 
 	// hostMu is held while the host's side (addresses, table, sysctls) is made or
 	// taken down. Nothing that lists waits for it.
@@ -43,18 +44,19 @@ type builtin struct {
 
 func newBuiltin(c Config) *builtin {
 	b := &builtin{
-		name:    c.Name,
-		mtu:     c.MTU,
-		allowed: c.AllowFrom,
-		log:     c.Log,
-		records: newRecords[lease](c.StateDir, "bridge", c.Log),
-		fw:      &firewall{name: c.Name},
-		leases:  map[string]lease{},
-		ports:   portTable{},
-		linger:  2 * time.Second,
+		name:     c.Name,
+		mtu:      c.MTU,
+		allowed:  c.AllowFrom,
+		stateDir: c.StateDir,
+		log:      c.Log,
+		records:  newRecords[lease](c.StateDir, "bridge", c.Log),
+		fw:       &firewall{name: c.Name},
+		leases:   map[string]lease{},
+		ports:    portTable{},
+		linger:   2 * time.Second,
 	}
 	b.reaper = newReaper(c.Log, b.reapOne)
-	b.gone = newDepartures(c.Log, b.reaper.hurry)
+	b.changes = newChanges(c.Log, b.reaper.hurry, b.uplinksChanged)
 	return b
 }
 
@@ -79,7 +81,7 @@ func (b *builtin) start(subnets []netip.Prefix, all loaded[lease]) error {
 }
 
 func (b *builtin) close() {
-	b.gone.close()
+	b.changes.close()
 	b.reaper.close()
 	b.fw.close()
 	b.hostMu.Lock()
@@ -171,7 +173,7 @@ func (b *builtin) Setup(ctx context.Context, p Pod) (Result, error) {
 		if err != nil {
 			return Result{}, err
 		}
-		l, err := b.reserve(p, ports)
+		l, err := b.reserve(h, p, ports)
 		if err != nil {
 			return Result{}, fmt.Errorf("network of pod %s: %w", p.ID, err)
 		}
@@ -206,7 +208,13 @@ func (b *builtin) connect(ctx context.Context, h *host, ns *os.File, p Pod, l le
 	if err != nil {
 		return l, err
 	}
-	l = b.keepOnly(l, given)
+	if before := l; len(given) < len(before.IPs) {
+		l = b.keepOnly(l, given)
+		// If the table was made anew meanwhile, it has what was given up.
+		if err := b.fw.drop(before.entry()); err != nil {
+			return l, err
+		}
+	}
 	if err := faultSetupAddressed.At(ctx); err != nil {
 		return l, err
 	}
@@ -270,7 +278,7 @@ func (b *builtin) Teardown(ctx context.Context, p Pod) error {
 	}
 	// Its namespace is about to end, and the link with it.
 	b.reaper.addLater(p.ID, b.linger)
-	if !b.gone.expect(l.Link, p.ID) {
+	if !b.changes.expect(l.Link, p.ID) {
 		b.reaper.hurry(p.ID)
 	}
 	return nil

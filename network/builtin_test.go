@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
@@ -71,6 +72,7 @@ func TestBadConfig(t *testing.T) {
 		"one address":        subnets("fd00::1/128"),
 		"multicast":          subnets("224.0.0.0/8"),
 		"loopback":           subnets("127.0.0.0/8"),
+		"invalid source":     with(func(c *Config) { c.AllowFrom = []netip.Prefix{{}} }),
 		"invalid subnet":     with(func(c *Config) { c.Subnets = []netip.Prefix{{}} }),
 		"IPv4 dressed as v6": subnets("::ffff:10.0.0.0/100"),
 	} {
@@ -183,7 +185,7 @@ func TestSetupMendsWhatACrashLeft(t *testing.T) {
 			must(t, err)
 			h, err := m.builtin.ensureHost()
 			must(t, err)
-			l, err := m.builtin.reserve(p, ports)
+			l, err := m.builtin.reserve(h, p, ports)
 			must(t, err)
 			ns, err := openNetns(path)
 			must(t, err)
@@ -324,7 +326,7 @@ func TestLinkGoesWithItsNamespace(t *testing.T) {
 	c := testConfig(t)
 	c.Subnets = []netip.Prefix{netip.MustParsePrefix("10.1.2.0/30"), netip.MustParsePrefix("fd00::/64")} // one pod
 	m := started(t, c)
-	m.builtin.linger = patience
+	m.builtin.linger = time.Hour // so that the kernel's message is what counts
 	path, end := newNetNS(t)
 	_, err := m.Setup(t.Context(), Pod{ID: "a", NetNS: path})
 	must(t, err)
@@ -334,7 +336,9 @@ func TestLinkGoesWithItsNamespace(t *testing.T) {
 		t.Errorf("while the link is there: %v", err)
 	}
 	end()
-	must(t, m.Flush(t.Context()))
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	must(t, m.Flush(ctx))
 	if _, err := m.Setup(t.Context(), Pod{ID: "late", NetNS: late}); err != nil {
 		t.Errorf("when the link is gone: %v", err)
 	}
@@ -456,16 +460,126 @@ func TestSetPodCIDR(t *testing.T) {
 	serve(t, out, "out", "tcp", 80)
 	old := connect(t, m, "old")
 	must(t, m.SetPodCIDR(t.Context(), []netip.Prefix{netip.MustParsePrefix("10.77.1.0/24")}))
+	// Pods that are there keep their routes, and the host its address towards them.
+	serve(t, old.NetNS, "old", "tcp", 80)
+	for i, ip := range old.ips {
+		expect(t, "old pod, from the host", "", "tcp", ip, 80, "old "+[]string{"10.85.0.1", "fd85:c0ac:1e00::1"}[i])
+	}
 	m = started(t, c) // remembered
 	fresh := connect(t, m, "fresh")
 	if fresh.ip4() != netip.MustParseAddr("10.77.1.2") || len(fresh.ips) != 1 {
 		t.Errorf("addresses %v", fresh.ips)
 	}
-	serve(t, old.NetNS, "old", "tcp", 80)
 	expect(t, "new pod to old pod", fresh.NetNS, "tcp", old.ip4(), 80, "old "+fresh.ip4().String())
 	expect(t, "new pod to outside", fresh.NetNS, "tcp", outside4, 80, "out "+hostOut4.String())
 	expect(t, "old pod to outside", old.NetNS, "tcp", outside4, 80, "out "+hostOut4.String())
 	if err := m.SetPodCIDR(t.Context(), nil); !errors.Is(err, ErrConfig) {
 		t.Errorf("no subnet: %v", err)
+	}
+}
+
+// Where the host has no IPv6, or not on lo, pods have IPv4 alone.
+func TestHostWithoutIPv6(t *testing.T) {
+	for _, link := range []string{"default", "lo"} {
+		t.Run(link, func(t *testing.T) {
+			must(t, setSysctl("ipv6/conf/"+link+"/disable_ipv6", "1"))
+			defer func() { must(t, setSysctl("ipv6/conf/"+link+"/disable_ipv6", "0")) }()
+			if p := connect(t, started(t, testConfig(t)), "a"); len(p.ips) != 1 {
+				t.Errorf("addresses %v", p.ips)
+			}
+		})
+	}
+}
+
+func TestIPv6ComesLater(t *testing.T) {
+	must(t, setSysctl("ipv6/conf/default/disable_ipv6", "1"))
+	m := started(t, testConfig(t))
+	a := connect(t, m, "a")
+	must(t, setSysctl("ipv6/conf/default/disable_ipv6", "0"))
+	b := connect(t, m, "b")
+	if len(a.ips) != 1 || len(b.ips) != 2 {
+		t.Errorf("addresses %v and %v", a.ips, b.ips)
+	}
+	serve(t, b.NetNS, "b", "tcp", 80)
+	expect(t, "by IPv6", "", "tcp", b.ips[1], 80, "b fd85:c0ac:1e00::1")
+}
+
+// A link with so small an MTU has no IPv6.
+func TestSmallUplink(t *testing.T) {
+	m := started(t, testConfig(t))
+	m.builtin.mtu = 1200
+	if p := connect(t, m, "a"); len(p.ips) != 1 {
+		t.Errorf("addresses %v", p.ips)
+	}
+}
+
+// outsideOf makes another machine on a link of its own, with a default route of the host by it.
+func outsideOf(t *testing.T, name string, third byte, isDefault bool) (netNS string, ip netip.Addr) {
+	t.Helper()
+	host, ip := netip.AddrFrom4([4]byte{198, 51, third, 1}), netip.AddrFrom4([4]byte{198, 51, third, 2})
+	netNS, _ = newNetNS(t)
+	ns, err := openNetns(netNS)
+	must(t, err)
+	defer ns.Close()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = name
+	must(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "out", PeerNamespace: netlink.NsFd(ns.Fd())}))
+	t.Cleanup(func() { must(t, netlink.LinkDel(&netlink.Veth{LinkAttrs: attrs})) })
+	link, err := netlink.LinkByName(name)
+	must(t, err)
+	must(t, netlink.AddrAdd(link, &netlink.Addr{IPNet: ipNet(host, 24)}))
+	must(t, netlink.LinkSetUp(link))
+	must(t, within(t, netNS, func() error {
+		out, err := netlink.LinkByName("out")
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(netlink.AddrAdd(out, &netlink.Addr{IPNet: ipNet(ip, 24)}), netlink.LinkSetUp(out)); err != nil {
+			return err
+		}
+		return netlink.RouteAdd(&netlink.Route{LinkIndex: out.Attrs().Index, Gw: host.AsSlice()})
+	}))
+	if isDefault {
+		must(t, netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Gw: ip.AsSlice(), Priority: int(third)}))
+	}
+	return netNS, ip
+}
+
+// A host that forwards only because of its pods does not route between its uplinks, whatever happens
+// to the rules, and whenever an uplink comes.
+func TestHostDoesNotRouteForTheLAN(t *testing.T) {
+	for _, before := range []string{"0", "1"} {
+		t.Run("forwarding was "+before, func(t *testing.T) {
+			must(t, setSysctl("ipv4/ip_forward", before))
+			c := testConfig(t)
+			one, _ := outsideOf(t, "uplink1", 1, true)
+			m := started(t, c)
+			connect(t, m, "a")
+			two, twoIP := outsideOf(t, "uplink2", 2, true) // later than the first pod
+			lan, lanIP := outsideOf(t, "uplink3", 3, false)
+			serve(t, two, "two", "tcp", 80)
+			serve(t, lan, "lan", "tcp", 80)
+			check := func(when string) {
+				t.Helper()
+				// The message about the route is on its way.
+				for end := time.Now().Add(patience); ; {
+					_, err := ask(t, one, "tcp", twoIP, 80, silence)
+					if (err == nil) == (before == "1") {
+						break
+					}
+					if time.Now().After(end) {
+						t.Fatalf("%s: between uplinks: %v", when, err)
+					}
+				}
+				expect(t, when+", to a link without default route", one, "tcp", lanIP, 80, "lan 198.51.1.2")
+			}
+			check("at first")
+			must(t, m.fwRemove())
+			connect(t, m, "b") // makes the table again
+			check("after the rules were flushed")
+			m = started(t, c)
+			must(t, m.Recover(t.Context(), []string{"a", "b"}))
+			check("after a restart")
+		})
 	}
 }

@@ -1,16 +1,25 @@
 package network
 
 import (
+	"encoding/json"
+	"errors"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/vishvananda/netlink"
+
+	"github.com/coracle-project/coracle/internal/atomicfile"
+	"github.com/coracle-project/coracle/internal/recordfile"
 )
 
-// A host whose pods speak to others forwards packets, and the kernel's switch for that is for all links. So a host that did
-// not forward becomes a router for its neighbours on the LAN, unless something keeps it from that: it forwards nothing
-// between links that have a default route. Other traffic is none of ours: virtual machines or another container engine may
-// count on it. If forwarding was on already, its owner has decided.
+// Pods need the host to forward packets, and the kernel's switch for that is for all links. A host
+// that did not forward before would become a router for its LAN. So nothing is forwarded between
+// links with a default route then. Other traffic is left alone: virtual machines or other container
+// engines may need it. If forwarding was on before, the operator has chosen it. A file in the state
+// directory says for which families we have turned it on.
 
 // forwardingSwitch is the sysctl, by family.
 var forwardingSwitch = map[family]string{ipv4: "ipv4/ip_forward", ipv6: "ipv6/conf/all/forwarding"}
@@ -46,24 +55,75 @@ func enableForwarding(families []family) error {
 	return nil
 }
 
-// closedUplinks returns the links between which nothing is forwarded, for the families that are off, and for those that an
-// earlier daemon found to be off: the table has a set then.
-func (b *builtin) closedUplinks(h *hostLinks, off []family) (map[family][]string, error) {
-	var closed map[family][]string
-	for _, fam := range []family{ipv4, ipv6} {
-		if !slices.Contains(off, fam) && !b.fw.closes(fam) {
-			continue
+// forwarded is the content of the file.
+type forwarded struct {
+	Version  int    `json:"version"`
+	Families string `json:"families"` // their suffixes: "4", "6" or "46"
+}
+
+func (b *builtin) forwardedFile() string { return filepath.Join(b.stateDir, "forwarded.json") }
+
+// turnedOn returns the families that we have turned forwarding on for, and those of off, which we are
+// about to. A file that cannot be read counts as all families.
+func (b *builtin) turnedOn(off []family) ([]family, error) {
+	all := []family{ipv4, ipv6}
+	var rec forwarded
+	data, err := recordfile.Read(b.forwardedFile())
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+	case err != nil || json.Unmarshal(data, &rec) != nil:
+		b.log.Warn("cannot read for which families forwarding was turned on; the host forwards nothing between its uplinks", "path", b.forwardedFile(), "err", err)
+		return all, nil
+	}
+	var on []family
+	for _, fam := range all {
+		if strings.Contains(rec.Families, fam.suffix) || slices.Contains(off, fam) {
+			on = append(on, fam)
 		}
+	}
+	if len(on) == len(rec.Families) {
+		return on, nil
+	}
+	rec = forwarded{Version: recordVersion}
+	for _, fam := range on {
+		rec.Families += fam.suffix
+	}
+	if data, err = json.Marshal(rec); err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(b.stateDir, 0o700); err != nil {
+		return nil, err
+	}
+	return on, atomicfile.Write(b.forwardedFile(), data, 0o600)
+}
+
+// closedUplinks returns the links between which nothing is forwarded, by family.
+func closedUplinks(h *hostLinks, families []family) (map[family][]string, error) {
+	closed := map[family][]string{}
+	for _, fam := range families {
 		names, err := defaultLinks(h, fam)
 		if err != nil {
 			return nil, err
 		}
-		if closed == nil {
-			closed = map[family][]string{}
-		}
 		closed[fam] = names
 	}
 	return closed, nil
+}
+
+// uplinksChanged is called when a default route was added or deleted.
+func (b *builtin) uplinksChanged() {
+	b.hostMu.Lock()
+	defer b.hostMu.Unlock()
+	if b.host == nil || len(b.host.closed) == 0 {
+		return
+	}
+	closed, err := closedUplinks(b.host.links, b.host.closed)
+	if err == nil {
+		err = b.fw.setUplinks(closed)
+	}
+	if err != nil {
+		b.log.Error("cannot follow the host's default routes: it may forward between new uplinks", "err", err)
+	}
 }
 
 // defaultLinks returns the names of links with a default route.

@@ -16,7 +16,9 @@ import (
 type host struct {
 	links    *hostLinks
 	mtu      int
-	gateways []netip.Addr // the host's addresses towards pods, one per family
+	ipv6     bool         // the host has IPv6
+	gateways []netip.Addr // the host's addresses towards pods, one per family in use
+	closed   []family     // whose packets are not forwarded between uplinks
 	bridge   *oldBridge   // nil if there is none
 }
 
@@ -28,6 +30,11 @@ func (b *builtin) ensureHost() (*host, error) {
 	b.hostMu.Lock()
 	defer b.hostMu.Unlock()
 	if b.host != nil {
+		if b.host.ipv6 != hasIPv6() {
+			if err := b.redressLocked(func(*host) {}); err != nil {
+				return nil, fmt.Errorf("network %s: %w", b.name, err)
+			}
+		}
 		return b.host, nil
 	}
 	links, err := newHostLinks()
@@ -74,6 +81,7 @@ func (b *builtin) makeHostLocked(h *host) error {
 	if h.bridge, err = b.findBridge(h.links); err != nil {
 		return err
 	}
+	b.changes.start()
 	if err := b.dress(h); err != nil {
 		return err
 	}
@@ -139,17 +147,14 @@ func (b *builtin) warnOfDrops() {
 // dress gives the host its addresses, routes and rules, for the subnets in force now. The rules come before forwarding is
 // on.
 func (b *builtin) dress(h *host) error {
-	var subnets []netip.Prefix
-	h.gateways = nil
-	for _, s := range b.subnets() {
-		if s.Addr().Is6() && !hasIPv6() {
-			b.log.Warn("the host has no IPv6: pods get none", "subnet", s)
-			continue
-		}
-		subnets, h.gateways = append(subnets, s), append(h.gateways, s.Addr().Next())
-	}
-	if err := b.claimRanges(h.links, subnets); err != nil {
+	h.ipv6 = hasIPv6()
+	subnets, err := b.claimRanges(h)
+	if err != nil {
 		return err
+	}
+	h.gateways = nil
+	for _, s := range subnets {
+		h.gateways = append(h.gateways, s.Addr().Next())
 	}
 	off, err := forwardingIsOff(subnets)
 	if err != nil {
@@ -159,7 +164,10 @@ func (b *builtin) dress(h *host) error {
 		subnets: b.withLeased(subnets), gateways: h.gateways, allowed: b.allowed,
 		bridge: h.bridge != nil, pods: b.entries,
 	}
-	if r.uplinks, err = b.closedUplinks(h.links, off); err != nil {
+	if h.closed, err = b.turnedOn(off); err != nil {
+		return err
+	}
+	if r.uplinks, err = closedUplinks(h.links, h.closed); err != nil {
 		return err
 	}
 	if err := b.fw.replace(r); err != nil {
@@ -183,35 +191,56 @@ func gatewayAddr(gw netip.Addr) *netlink.Addr {
 	return &netlink.Addr{IPNet: ipNet(gw, gw.BitLen()), Scope: unix.RT_SCOPE_HOST, Flags: unix.IFA_F_NODAD}
 }
 
-// claimRanges gives the host an address in each range of pods, and a route for what no pod has of it. Ranges of earlier
-// settings are given up; their routes tell which these were.
-func (b *builtin) claimRanges(h *hostLinks, subnets []netip.Prefix) error {
-	lo, err := h.LinkByName("lo")
+// claimRanges gives the host an address in each range of pods, and a route for what no pod has of
+// it. It returns the ranges in use: IPv6 may be off. A range of earlier settings is given up when no
+// pod has an address of it any more: with the host's address go all routes that prefer it. Routes
+// show which ranges these were.
+func (b *builtin) claimRanges(h *host) ([]netip.Prefix, error) {
+	lo, err := h.links.LinkByName("lo")
 	if err != nil {
-		return fmt.Errorf("find lo: %w", err)
+		return nil, fmt.Errorf("find lo: %w", err)
 	}
-	have, err := b.ranges(h)
+	have, err := b.ranges(h.links)
 	if err != nil {
-		return err
+		return nil, err
 	}
+	subnets, leased := b.subnets(), b.leasedIPs()
 	for _, s := range have {
-		if !slices.Contains(subnets, s) {
-			b.log.Info("giving up a range of pods", "network", b.name, "range", s)
-			if err := b.dropRange(h, lo, s); err != nil {
-				return err
-			}
+		if slices.Contains(subnets, s) || slices.ContainsFunc(leased, s.Contains) {
+			continue
+		}
+		b.log.Info("giving up a range of pods", "network", b.name, "range", s)
+		if err := b.dropRange(h.links, lo, s); err != nil {
+			return nil, err
 		}
 	}
+	var used []netip.Prefix
 	for _, s := range subnets {
-		if err := h.RouteReplace(b.rangeRoute(s)); err != nil {
-			return fmt.Errorf("route for the pods' range %s: %w", s, err)
+		if s.Addr().Is6() && (!h.ipv6 || h.mtu < minIPv6MTU) {
+			b.log.Warn("the host has no IPv6 for pods: they get none", "subnet", s, "mtu", h.mtu)
+			continue
 		}
-		if err := h.AddrReplace(lo, gatewayAddr(s.Addr().Next())); err != nil {
-			return fmt.Errorf("give the host address %s: %w", s.Addr().Next(), err)
+		if err := h.links.RouteReplace(b.rangeRoute(s)); err != nil {
+			return nil, fmt.Errorf("route for the pods' range %s: %w", s, err)
 		}
+		err := h.links.AddrReplace(lo, gatewayAddr(s.Addr().Next()))
+		if s.Addr().Is6() && errors.Is(err, unix.EACCES) {
+			b.log.Warn("IPv6 is off on lo (net.ipv6.conf.lo.disable_ipv6): pods get none", "subnet", s)
+			if err := b.dropRange(h.links, lo, s); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("give the host address %s: %w", s.Addr().Next(), err)
+		}
+		used = append(used, s)
 	}
-	return nil
+	return used, nil
 }
+
+// minIPv6MTU is the smallest MTU of a link with IPv6 (RFC 8200, 5).
+const minIPv6MTU = 1280
 
 // ranges lists the ranges that the host has routes of ours for.
 func (b *builtin) ranges(h *hostLinks) ([]netip.Prefix, error) {
@@ -397,12 +426,25 @@ func (b *builtin) purge(ctx context.Context) error {
 		return err
 	}
 	defer links.close()
-	errs := []error{b.claimRanges(links, nil)}
-	old, err := b.findBridge(links)
-	if err == nil && old != nil {
-		err = deleteLink(b.name)
+	_, err = b.findBridge(links) // without pods, it is deleted
+	return errors.Join(err, b.dropRanges(links), b.fw.remove())
+}
+
+// dropRanges gives up all ranges: those in force, and those that there are routes for.
+func (b *builtin) dropRanges(h *hostLinks) error {
+	lo, err := h.LinkByName("lo")
+	if err != nil {
+		return fmt.Errorf("find lo: %w", err)
 	}
-	return errors.Join(append(errs, err, b.fw.remove())...)
+	have, err := b.ranges(h)
+	errs := []error{err}
+	for _, s := range append(have, b.subnets()...) {
+		if s.Addr().Is6() && !hasIPv6() {
+			continue
+		}
+		errs = append(errs, b.dropRange(h, lo, s))
+	}
+	return errors.Join(errs...)
 }
 
 // reapOne takes down a pod that Teardown left to the background.
@@ -434,9 +476,11 @@ func (b *builtin) finish(ctx context.Context, l lease) error {
 	if err := b.records.remove(l.PodID); err != nil {
 		return err
 	}
-	b.free(l)
-	if l.Routed {
-		return nil
+	if !l.Routed {
+		if err := b.leaveBridge(l.PodID); err != nil {
+			return err
+		}
 	}
-	return b.leaveBridge()
+	b.free(l)
+	return nil
 }

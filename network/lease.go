@@ -89,20 +89,19 @@ func (b *builtin) lease(podID string) (lease, bool) {
 }
 
 // reserve gives the pod addresses and host ports, in memory.
-func (b *builtin) reserve(p Pod, ports []hostPort) (lease, error) {
+func (b *builtin) reserve(h *host, p Pod, ports []hostPort) (lease, error) {
 	l := lease{
 		PodID: p.ID, Name: p.Name, Namespace: p.Namespace, NetNS: p.NetNS,
 		Stage: adding, Link: vethName(p.ID), Ports: ports, Routed: true,
 	}
-	v6 := hasIPv6()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if err := b.ports.claim(p.ID, ports); err != nil {
 		return lease{}, err
 	}
 	for _, pool := range b.pools {
-		if pool.subnet.Addr().Is6() && !v6 {
-			continue
+		if !slices.Contains(h.gateways, pool.gateway()) {
+			continue // no IPv6, or the ranges have just changed
 		}
 		ip, err := pool.allocate()
 		if err != nil {
@@ -133,9 +132,6 @@ func (b *builtin) freeLocked(l lease) {
 
 // keepOnly frees the addresses of a lease that the pod did not take.
 func (b *builtin) keepOnly(l lease, given []netip.Addr) lease {
-	if len(given) == len(l.IPs) {
-		return l
-	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, ip := range l.IPs {

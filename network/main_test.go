@@ -112,8 +112,8 @@ func hostLinkNames(t testing.TB) string {
 	}
 	var names []string
 	for _, l := range links {
-		if l.Attrs().Name == "uplink" {
-			continue // of newOutside, which ends later
+		if strings.HasPrefix(l.Attrs().Name, "uplink") {
+			continue // of the outside, which ends later
 		}
 		if l.Type() == "bridge" || l.Type() == "veth" || l.Attrs().Name == "lo" {
 			names = append(names, l.Attrs().Name)

@@ -22,7 +22,8 @@ import (
 //	  map ports4     { type inet_proto . inet_service : ipv4_addr . inet_service }
 //	  map addrports4 { type ipv4_addr . inet_proto . inet_service : ipv4_addr . inet_service }
 //	  map ports6, addrports6: the same for IPv6
-//	  chain sources { type filter hook prerouting priority raw
+//	  chain sources { type filter hook prerouting priority -450
+//	    iifgroup != PODS iifname != lo ip saddr 10.85.0.0/16 drop   # only pods have pods' addresses
 //	    iifgroup != PODS return
 //	    ip daddr 127.0.0.0/8 drop                              # see route_localnet in sysctl.go
 //	    iifname . ether saddr . ip saddr @pods4 return
@@ -138,7 +139,7 @@ func (f *firewall) replace(r ruleset) error {
 				return fmt.Errorf("set %s: %w", s.Name, err)
 			}
 		}
-		f.addSources(c, t, r.bridge)
+		f.addSources(c, t, r)
 		if err := f.addForward(c, t, r); err != nil {
 			return err
 		}
@@ -185,12 +186,16 @@ func (f *firewall) dropsForwarded() []*nftables.Chain {
 
 // remove deletes the table, and that which earlier releases had for their bridge; none there is fine.
 func (f *firewall) remove() error {
-	errs := []error{f.removeTable(f.table())}
+	return errors.Join(f.removeTable(f.table()), f.removeBridgeTable())
+}
+
+// removeBridgeTable deletes what earlier releases had for their bridge.
+func (f *firewall) removeBridgeTable() error {
 	err := f.removeTable(&nftables.Table{Name: f.name, Family: nftables.TableFamilyBridge})
-	if !errors.Is(err, unix.EOPNOTSUPP) { // a kernel without tables for bridges
-		errs = append(errs, err)
+	if errors.Is(err, unix.EOPNOTSUPP) { // a kernel without tables for bridges
+		return nil
 	}
-	return errors.Join(errs...)
+	return err
 }
 
 func (f *firewall) removeTable(t *nftables.Table) error {
@@ -403,17 +408,22 @@ func payload(base expr.PayloadBase, offset uint32, want ...byte) []expr.Any {
 
 // addSources drops what pods send with a source that is not theirs. Neighbour discovery has nothing to say, because
 // neighbours are permanent; ARP does not get this far (IFF_NOARP).
-func (f *firewall) addSources(c *nftables.Conn, t *nftables.Table, bridge bool) {
+func (f *firewall) addSources(c *nftables.Conn, t *nftables.Table, r ruleset) {
 	chain := c.AddChain(&nftables.Chain{
 		Table: t, Name: "sources", Type: nftables.ChainTypeFilter,
-		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRaw,
+		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRef(beforeDefrag),
 	})
 	add := func(parts ...[]expr.Any) {
 		c.AddRule(&nftables.Rule{Table: t, Chain: chain, Exprs: rule(parts...)})
 	}
+	for _, s := range r.subnets {
+		fam := familyOf(s.Addr())
+		add(f.group(expr.MetaKeyIIFGROUP, expr.CmpOpNeq), meta(expr.MetaKeyIIFNAME, expr.CmpOpNeq, padded("lo")...),
+			fam.is(), fam.within(fam.src, s), drop)
+	}
 	add(f.group(expr.MetaKeyIIFGROUP, expr.CmpOpNeq), pass)
 	add(ipv4.is(), ipv4.within(ipv4.dst, loopback4), drop)
-	if bridge { // whose pods share a link, so that nothing can be told by it
+	if r.bridge { // its pods share a link, so the link does not identify them
 		add(meta(expr.MetaKeyIIFNAME, expr.CmpOpEq, padded(f.name)...), pass)
 	}
 	add(ipv4.is(), ipv4.own(), pass)
@@ -429,6 +439,10 @@ func (f *firewall) addSources(c *nftables.Conn, t *nftables.Table, bridge bool) 
 	add(ipv6.is(), ipv6.within(ipv6.src, linkLocal6), pass)
 	add(drop)
 }
+
+// beforeDefrag is NF_IP_PRI_RAW_BEFORE_DEFRAG (linux/netfilter_ipv4.h): each fragment is checked. A
+// pod could put its own fragment into a neighbour's packet otherwise.
+const beforeDefrag = -450
 
 // Neighbour discovery has the ICMPv6 types from routerSolicitation to redirect (RFC 4861, 4).
 const routerSolicitation, redirect = 133, 137
@@ -469,11 +483,7 @@ func (f *firewall) addForward(c *nftables.Conn, t *nftables.Table, r ruleset) er
 			continue
 		}
 		s := f.uplinks(fam)
-		elements := []nftables.SetElement{}
-		for _, name := range names {
-			elements = append(elements, nftables.SetElement{Key: padded(name)})
-		}
-		if err := c.AddSet(s, elements); err != nil {
+		if err := c.AddSet(s, nameElements(names)); err != nil {
 			return fmt.Errorf("set %s: %w", s.Name, err)
 		}
 		isUplink := func(key expr.MetaKey) []expr.Any {
@@ -489,14 +499,26 @@ func (f *firewall) uplinks(fam family) *nftables.Set {
 	return &nftables.Set{Table: f.table(), Name: "uplinks" + fam.suffix, ID: 10 + uint32(fam.proto), KeyType: nftables.TypeIFName}
 }
 
-// closes reports whether the table has a set of uplinks, as far as can be told.
-func (f *firewall) closes(fam family) bool {
-	c, err := nftables.New()
-	if err != nil {
-		return false
+// setUplinks changes the interfaces between which nothing is forwarded.
+func (f *firewall) setUplinks(closed map[family][]string) error {
+	return f.transaction(func(c *nftables.Conn) error {
+		for fam, names := range closed {
+			s := f.uplinks(fam)
+			c.FlushSet(s)
+			if err := c.SetAddElements(s, nameElements(names)); err != nil {
+				return fmt.Errorf("set %s: %w", s.Name, err)
+			}
+		}
+		return nil
+	})
+}
+
+func nameElements(names []string) []nftables.SetElement {
+	elements := []nftables.SetElement{}
+	for _, name := range names {
+		elements = append(elements, nftables.SetElement{Key: padded(name)})
 	}
-	_, err = c.GetSetByName(f.table(), f.uplinks(fam).Name)
-	return err == nil
+	return elements
 }
 
 const ctDNAT = 1 << 5 // IPS_DST_NAT (linux/netfilter/nf_conntrack_common.h)

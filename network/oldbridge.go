@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -27,10 +28,61 @@ func (b *builtin) findBridge(h *hostLinks) (*oldBridge, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find bridge %s: %w", b.name, err)
 	}
-	if len(b.onBridge()) == 0 {
-		return nil, deleteLink(b.name)
+	if len(b.onBridge()) > 0 {
+		return &oldBridge{name: b.name, index: link.Attrs().Index}, nil
 	}
-	return &oldBridge{name: b.name, index: link.Attrs().Index}, nil
+	return nil, b.dropIfOurs(h, link)
+}
+
+// dropEmptyBridge deletes the bridge if it was made by an earlier release.
+func (b *builtin) dropEmptyBridge() error {
+	h, err := newHostLinks()
+	if err != nil {
+		return err
+	}
+	defer h.close()
+	link, err := h.LinkByName(b.name)
+	if errors.As(err, new(netlink.LinkNotFoundError)) || err == nil && link.Type() != "bridge" {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("find bridge %s: %w", b.name, err)
+	}
+	return b.dropIfOurs(h, link)
+}
+
+func (b *builtin) dropIfOurs(h *hostLinks, link netlink.Link) error {
+	if ours, err := b.isOurs(h, link); err != nil || !ours {
+		return err
+	}
+	return b.deleteBridge()
+}
+
+// isOurs reports whether a bridge of our name was made by an earlier release, and not by somebody
+// else: it has a gateway's address, and no other ports than pods'.
+func (b *builtin) isOurs(h *hostLinks, bridge netlink.Link) (bool, error) {
+	addrs, err := h.AddrList(bridge, netlink.FAMILY_ALL)
+	if err != nil {
+		return false, fmt.Errorf("list addresses of %s: %w", b.name, err)
+	}
+	if !slices.ContainsFunc(addrs, func(a netlink.Addr) bool {
+		return slices.ContainsFunc(b.subnets(), func(s netip.Prefix) bool { return a.IP.Equal(s.Addr().Next().AsSlice()) })
+	}) {
+		return false, nil
+	}
+	links, err := h.LinkList()
+	if err != nil {
+		return false, fmt.Errorf("list links: %w", err)
+	}
+	return !slices.ContainsFunc(links, func(l netlink.Link) bool {
+		a := l.Attrs()
+		return a.MasterIndex == bridge.Attrs().Index && !strings.HasPrefix(a.Name, vethPrefix)
+	}), nil
+}
+
+func (b *builtin) deleteBridge() error {
+	b.log.Info("deleting the bridge of an earlier release: it has no pods any more", "bridge", b.name)
+	return errors.Join(deleteLink(b.name), b.fw.removeBridgeTable())
 }
 
 // onBridge returns the pods that are on the bridge, connected or not yet removed.
@@ -83,18 +135,20 @@ func (o *oldBridge) answerFor(h *host, ips []netip.Addr) error {
 	return nil
 }
 
-// leaveBridge deletes the bridge if its last pod has gone.
-func (b *builtin) leaveBridge() error {
-	if len(b.onBridge()) > 0 {
+// leaveBridge deletes the bridge if the pod is the last one on it.
+func (b *builtin) leaveBridge(podID string) error {
+	if slices.ContainsFunc(b.onBridge(), func(id string) bool { return id != podID }) {
 		return nil
 	}
 	b.hostMu.Lock()
 	defer b.hostMu.Unlock()
-	if b.host == nil || b.host.bridge == nil {
+	if b.host == nil { // the host's side has not been needed
+		return b.dropEmptyBridge()
+	}
+	if b.host.bridge == nil {
 		return nil
 	}
-	b.log.Info("the last pod on the bridge has gone, and so does the bridge", "bridge", b.name)
-	if err := deleteLink(b.name); err != nil {
+	if err := b.deleteBridge(); err != nil {
 		return err
 	}
 	return b.redressLocked(func(h *host) { h.bridge = nil })

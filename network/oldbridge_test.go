@@ -58,7 +58,10 @@ func onOldBridge(t *testing.T, c Config, id, host4, host6 string) testPod {
 		must(t, there.AddrAdd(eth, &netlink.Addr{IPNet: ipNet(ip, bits[i]), Flags: unix.IFA_F_NODAD}))
 		must(t, there.RouteAdd(&netlink.Route{LinkIndex: eth.Attrs().Index, Gw: gateways[i].AsSlice()}))
 	}
-	p := testPod{Pod{ID: id, NetNS: path, Ports: []PortMapping{{Protocol: "tcp", HostPort: 8080, ContainerPort: 80}}}, ips}
+	p := testPod{Pod{ID: id, NetNS: path}, ips}
+	if id == "old" {
+		p.Ports = []PortMapping{{Protocol: "tcp", HostPort: 8080, ContainerPort: 80}}
+	}
 	ports, err := hostPorts(p.Ports)
 	must(t, err)
 	rec, err := json.Marshal(map[string]any{
@@ -76,9 +79,10 @@ func TestPodsOnTheOldBridge(t *testing.T) {
 	c := testConfig(t)
 	out := newOutside(t)
 	old := onOldBridge(t, c, "old", "0.2", "2")
+	older := onOldBridge(t, c, "older", "0.3", "3")
 	m := started(t, c)
-	must(t, m.Recover(t.Context(), []string{"old"}))
-	if got := m.Bridged(); !slices.Equal(got, []string{"old"}) {
+	must(t, m.Recover(t.Context(), []string{"old", "older"}))
+	if got := m.Bridged(); !slices.Equal(got, []string{"old", "older"}) {
 		t.Errorf("on the bridge: %v", got)
 	}
 	fresh := connect(t, m, "fresh")
@@ -103,6 +107,9 @@ func TestPodsOnTheOldBridge(t *testing.T) {
 	expect(t, "host port of an old pod, from outside", out, "tcp", hostOut4, 8080, "old "+outside4.String())
 	expect(t, "host port of an old pod, from a new one", fresh.NetNS, "tcp", gw, 8080, "old "+gw.String())
 
+	must(t, m.Teardown(t.Context(), older.Pod))
+	must(t, m.Flush(t.Context()))
+	check("while another old pod is there", fresh, old)
 	must(t, m.Teardown(t.Context(), old.Pod))
 	must(t, m.Flush(t.Context()))
 	if _, err := netlink.LinkByName("coracle0"); err == nil {
@@ -123,8 +130,23 @@ func TestEmptyOldBridge(t *testing.T) {
 	m := started(t, c)
 	must(t, m.Recover(t.Context(), nil))
 	must(t, m.Flush(t.Context()))
-	connect(t, m, "fresh")
 	if _, err := netlink.LinkByName("coracle0"); err == nil {
 		t.Error("the bridge is left")
 	}
+}
+
+// A bridge that only has our name is somebody else's.
+func TestForeignBridge(t *testing.T) {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "coracle0"
+	must(t, netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}))
+	m := started(t, testConfig(t))
+	p := connect(t, m, "a")
+	must(t, m.Teardown(t.Context(), p.Pod))
+	must(t, m.Purge(t.Context()))
+	br, err := netlink.LinkByName("coracle0")
+	if err != nil {
+		t.Fatal("the bridge is gone")
+	}
+	must(t, netlink.LinkDel(br))
 }

@@ -57,6 +57,9 @@ func keepRouterAdvertisements() error {
 		return fmt.Errorf("sysctl net/ipv6/conf: %w", err)
 	}
 	for _, i := range interfaces {
+		if i.Name() == "default" { // would hold for the pods' links, too
+			continue
+		}
 		name := filepath.Join("ipv6/conf", i.Name(), "accept_ra")
 		if v, err := readSysctl(name); err != nil || v != "1" {
 			continue
