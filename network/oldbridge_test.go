@@ -25,7 +25,7 @@ func onOldBridge(t *testing.T, c Config, id, host4, host6 string) testPod {
 	br, err := h.LinkByName("coracle0")
 	if err != nil {
 		attrs := netlink.NewLinkAttrs()
-		attrs.Name = "coracle0"
+		attrs.Name, attrs.HardwareAddr = "coracle0", macOf(gateways[0])
 		must(t, h.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}))
 		br, err = h.LinkByName("coracle0")
 		must(t, err)
