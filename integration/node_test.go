@@ -62,7 +62,7 @@ func (n *node) pull(name string) string {
 
 func testRef(name string) string { return registry.Addr + "/test/" + name + ":1" }
 
-// warm takes a pod with a container through its life: what is made once (bridge,
+// warm takes a pod with a container through its life: what is made once (rules,
 // shim, directories) is not a leak. The image goes again.
 func (n *node) warm() {
 	n.t.Helper()

@@ -39,7 +39,7 @@ func TestWorkloadCommands(t *testing.T) {
 	})
 }
 
-// serially runs scripts one after another: the daemons of two at once would share one bridge, which
+// serially runs scripts one after another: the daemons of two at once would share one network name, which
 // the first to end takes away.
 type serially struct{ *testing.T }
 

@@ -90,7 +90,7 @@ func TestCNIGetsWhatItNeeds(t *testing.T) {
 		}
 	}
 	if hostLinkNames(t) != "lo" {
-		t.Error("the built-in bridge was made, too")
+		t.Error("the built-in network was made, too")
 	}
 	// A pod that says nothing of names gets nothing; what the cluster says anew is for the next one.
 	must(t, m.SetPodCIDR(t.Context(), []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24")}))

@@ -214,6 +214,6 @@ func (s *cniState) tell(log *slog.Logger, dir string, first bool) {
 	case s.list != nil:
 		log.Info("a CNI configuration is in force", "dir", dir, "network", s.list.Name)
 	case !first:
-		log.Info("no CNI configuration any more, pods are connected to the built-in bridge", "dir", dir)
+		log.Info("no CNI configuration any more: new pods use the built-in network", "dir", dir)
 	}
 }

@@ -7,7 +7,7 @@ import "testing"
 // NewNetNSForTest pins a network namespace.
 func NewNetNSForTest(t *testing.T) (string, func()) { t.Helper(); return newNetNS(t) }
 
-// StartedForTest returns a Manager on the built-in bridge.
+// StartedForTest returns a Manager on the built-in network.
 func StartedForTest(t *testing.T) *Manager { t.Helper(); return started(t, testConfig(t)) }
 
 // StartedWithCNIForTest returns a Manager with a CNI configuration.

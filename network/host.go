@@ -61,7 +61,7 @@ func (b *builtin) mendHost(h *host) bool {
 	if b.fw.exists() && h.hasGateways() {
 		return false
 	}
-	b.log.Warn("the nftables table of the pods' network, or the host's addresses in it, have gone; making them again", "network", b.name)
+	b.log.Warn("the pod network's nftables table or addresses were removed; restoring them", "network", b.name)
 	// The sockets are used by others meanwhile, so they stay.
 	mended := &host{links: h.links}
 	if err := b.makeHostLocked(mended); err != nil {
@@ -92,8 +92,8 @@ func (b *builtin) makeHostLocked(h *host) error {
 	return nil
 }
 
-// reconnect gives pods that are connected back what they have lost of their links: by a program that changes routes, or by
-// an earlier release that has put their links on its bridge.
+// reconnect restores routes and neighbours of connected pods: another program may have removed routes,
+// or an earlier release may have put links on its bridge.
 func (b *builtin) reconnect(h *host) error {
 	mine := map[string]lease{}
 	for _, l := range b.connected() {
@@ -144,8 +144,8 @@ func (b *builtin) warnOfDrops() {
 	}
 }
 
-// dress gives the host its addresses, routes and rules, for the subnets in force now. The rules come before forwarding is
-// on.
+// dress gives the host its addresses, routes and rules, for the subnets in force now. The rules come
+// before forwarding is turned on.
 func (b *builtin) dress(h *host) error {
 	h.ipv6 = hasIPv6()
 	subnets, err := b.claimRanges(h)
@@ -179,14 +179,14 @@ func (b *builtin) dress(h *host) error {
 	return h.bridge.dress(h, b.leasedIPs())
 }
 
-// rangeRoute says that nobody has an address of a range of pods, unless a pod's own route says otherwise: else a packet to a
-// pod that is gone would leave by the default route. Protocol and metric tell that it is ours.
+// rangeRoute is an unreachable route for a range of pods. Without it, a packet to a deleted pod would
+// leave by the default route. Protocol and metric mark it as ours.
 func (b *builtin) rangeRoute(s netip.Prefix) *netlink.Route {
 	return &netlink.Route{Dst: ipNet(s.Addr(), s.Bits()), Type: unix.RTN_UNREACHABLE, Protocol: routeProtocol, Priority: int(linkGroup(b.name))}
 }
 
-// gatewayAddr is the host's address towards pods. It is on loopback, because it is of no link more than of another, and of
-// host scope, so that the host never takes it to speak to anybody else.
+// gatewayAddr is the host's address towards pods. It is on loopback, since it belongs to no one link,
+// and has host scope, so that the host uses it only towards pods.
 func gatewayAddr(gw netip.Addr) *netlink.Addr {
 	return &netlink.Addr{IPNet: ipNet(gw, gw.BitLen()), Scope: unix.RT_SCOPE_HOST, Flags: unix.IFA_F_NODAD}
 }
@@ -324,8 +324,8 @@ func (b *builtin) connected() []lease {
 	return all
 }
 
-// entries returns what the rules must know of all pods, including those that are being connected: what these have added
-// must not get lost.
+// entries returns what the rules must know of all pods, including those that are being connected, so
+// that what these have added is not lost.
 func (b *builtin) entries() []podEntry {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -462,8 +462,8 @@ func (b *builtin) reapOne(ctx context.Context, podID string) error {
 	return b.finish(ctx, l)
 }
 
-// finish deletes the link of a lease that is retired, if it is still there, then its record, and frees
-// its addresses. The caller holds the pod.
+// finish deletes the link of a retired lease, if it still exists, then its record, and frees its
+// addresses. The caller holds the pod.
 func (b *builtin) finish(ctx context.Context, l lease) error {
 	if linkExists(l.Link) {
 		if err := deleteLink(l.Link); err != nil {

@@ -46,9 +46,9 @@ func macOf(a netip.Addr) net.HardwareAddr {
 // their gateway with it. No pod has it: it is macOf(0.0.0.1).
 var hostMAC = net.HardwareAddr{0x0a, 0x58, 0, 0, 0, 1}
 
-// podIndex is the index of the pod's end. The kernel takes ours, so nobody has to ask for it. The
-// first ones may be devices that the kernel makes in each namespace (net.core.fb_tunnels_only_for_init_net).
-// It must differ from that of the host's end: the kernel treats links that are their own peer as slow.
+// podIndex is the index of the pod's end. We choose it, so that it need not be looked up. The first
+// ones may be devices that the kernel makes in each namespace (net.core.fb_tunnels_only_for_init_net).
+// It must differ from that of the host's end: otherwise the kernel delays link events up to a second.
 const podIndex = 1000
 
 // Indexes of host ends: above those that the kernel counts up to.
@@ -70,8 +70,8 @@ type link struct {
 	ips   []netip.Addr
 }
 
-// create makes the pair: the host's end up, and the pod's end in the pod's namespace. The kernel takes the index that
-// we choose, so that what comes next need not ask for it.
+// create makes the pair: the host's end up, and the pod's end in the pod's namespace. The index of the
+// host's end is chosen here, so that it need not be looked up.
 //
 // The host's end resolves no neighbours (IFF_NOARP): those that it has are permanent.
 func (l *link) create(ctx context.Context, h *hostLinks, netns int) error {
@@ -88,8 +88,8 @@ func (l *link) create(ctx context.Context, h *hostLinks, netns int) error {
 	if err := faultSetupCreated.At(ctx); err != nil {
 		return err
 	}
-	// Nobody needs an IPv6 address of the host's end, and each would be work for the kernel in the pod's first second. It
-	// cannot be said in the first message.
+	// The host's end needs no IPv6 address, and each costs the kernel work during the pod's first
+	// second. The create message cannot say so.
 	req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_ACK)
 	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
 	msg.Index = int32(l.index)
@@ -97,7 +97,7 @@ func (l *link) create(ctx context.Context, h *hostLinks, netns int) error {
 	families := nl.NewRtAttr(unix.IFLA_AF_SPEC, nil)
 	families.AddRtAttr(unix.AF_INET6, nil).AddRtAttr(unix.IFLA_INET6_ADDR_GEN_MODE, nl.Uint8Attr(nl.IN6_ADDR_GEN_MODE_NONE))
 	req.AddData(families)
-	if err := h.execute(req); err != nil && !errors.Is(err, unix.EAFNOSUPPORT) { // no IPv6 on such a link, be it for its MTU
+	if err := h.execute(req); err != nil && !errors.Is(err, unix.EAFNOSUPPORT) { // no IPv6 on this link, for example because of its MTU
 		return fmt.Errorf("switch off link-local address of %s: %w", l.name, err)
 	}
 	return nil
@@ -128,8 +128,8 @@ func (l *link) request(netns int) *nl.NetlinkRequest {
 // routeProtocol marks our routes (rtm_protocol, rtnetlink(7)).
 const routeProtocol = 85
 
-// connect gives the host a route and a permanent neighbour for each address of the pod. The gateways are the host's own
-// addresses towards pods.
+// connect gives the host a route and a permanent neighbour for each address of the pod. The gateways
+// are the host's own addresses towards pods.
 func (l *link) connect(h *netlink.Handle, gateways []netip.Addr) error {
 	for _, ip := range l.ips {
 		route := &netlink.Route{LinkIndex: l.index, Dst: ipNet(ip, ip.BitLen()), Scope: netlink.SCOPE_LINK, Protocol: routeProtocol}
@@ -222,11 +222,11 @@ func openNetns(path string) (*os.File, error) {
 	return f, nil
 }
 
-// configure brings up the pod's end and gives it addresses and default routes. It returns the addresses that it has given:
-// a pod may have IPv6 switched off (sysctl net.ipv6.conf.all.disable_ipv6), and then goes without.
+// configure brings up the pod's end and gives it addresses and default routes. It returns the
+// addresses that it has given: a pod may have IPv6 off (sysctl net.ipv6.conf.all.disable_ipv6).
 //
-// The addresses come first: when a link comes up, the kernel begins work under its one lock on network configuration, and
-// the next message would wait for that.
+// The addresses come first: when a link comes up, the kernel works under its one lock on network
+// configuration, and the next message would wait for that.
 func configure(ns *os.File, ips, gateways []netip.Addr) (given []netip.Addr, err error) {
 	h, err := netlink.NewHandleAt(netns.NsHandle(ns.Fd()), unix.NETLINK_ROUTE)
 	if err != nil {
@@ -256,7 +256,7 @@ func configure(ns *os.File, ips, gateways []netip.Addr) (given []netip.Addr, err
 	for _, ip := range given {
 		gw := gatewayOf(ip, gateways)
 		if err := h.NeighSet(neighbour(podIndex, gw, hostMAC)); err != nil {
-			return nil, fmt.Errorf("tell the pod of its gateway %s: %w", gw, err)
+			return nil, fmt.Errorf("add neighbour entry for gateway %s: %w", gw, err)
 		}
 		if err := h.RouteAdd(&netlink.Route{LinkIndex: podIndex, Gw: gw.AsSlice(), Flags: int(netlink.FLAG_ONLINK)}); err != nil {
 			return nil, fmt.Errorf("give the pod a default route by %s: %w", gw, err)

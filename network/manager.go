@@ -216,7 +216,7 @@ func (m *Manager) Leases() []Lease {
 	return all
 }
 
-// Bridged returns the pods that an earlier release has put on its bridge, by id, sorted. They move when they are made anew.
+// Bridged returns the pods that an earlier release has put on its bridge, by id, sorted. Only recreating a pod moves it.
 func (m *Manager) Bridged() []string {
 	ids := m.builtin.onBridge()
 	slices.Sort(ids)

@@ -9,10 +9,11 @@
 //
 // # On disk (under Config.StateDir, on a tmpfs)
 //
-//	bridge/<pod id>.json   what a pod has of the built-in network
+//	bridge/<pod id>.json   a pod of the built-in network (the name is from earlier releases)
 //	cni/<pod id>.json      what a pod was set up with by CNI, configuration included
 //	cni-cache/             libcni's own
 //	subnets.json           what SetPodCIDR was last given
+//	forwarded.json         for which families forwarding was turned on
 //	damaged/               unreadable records, kept for the operator and no longer used
 //
 // A record has a version. A record of a newer daemon stops Start (*recordfile.NewerError). A pod

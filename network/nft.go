@@ -184,7 +184,7 @@ func (f *firewall) dropsForwarded() []*nftables.Chain {
 	})
 }
 
-// remove deletes the table, and that which earlier releases had for their bridge; none there is fine.
+// remove deletes the table, and the bridge table of earlier releases. Missing tables are not an error.
 func (f *firewall) remove() error {
 	return errors.Join(f.removeTable(f.table()), f.removeBridgeTable())
 }
@@ -406,8 +406,9 @@ func payload(base expr.PayloadBase, offset uint32, want ...byte) []expr.Any {
 	}
 }
 
-// addSources drops what pods send with a source that is not theirs. Neighbour discovery has nothing to say, because
-// neighbours are permanent; ARP does not get this far (IFF_NOARP).
+// addSources drops what pods send with a source that is not theirs, and what others send with pods'
+// addresses. Neighbours are permanent, so neighbour discovery is dropped, too; the links ignore ARP
+// (IFF_NOARP).
 func (f *firewall) addSources(c *nftables.Conn, t *nftables.Table, r ruleset) {
 	chain := c.AddChain(&nftables.Chain{
 		Table: t, Name: "sources", Type: nftables.ChainTypeFilter,

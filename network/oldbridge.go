@@ -12,8 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// oldBridge is the bridge of a release before links were routed. Its pods keep it as long as they run. They take all pods of
-// their range for neighbours, so the host answers on it for those that are not. It goes with its last pod.
+// oldBridge is the bridge of releases before routed links. Its pods keep it while they run, and treat
+// all addresses of their range as neighbours. So the host answers ARP and neighbour discovery on it
+// for routed pods. It is deleted with its last pod.
 type oldBridge struct {
 	name  string
 	index int

@@ -7,7 +7,7 @@ import (
 	"github.com/coracle-project/coracle/network/networktest"
 )
 
-func TestBuiltInBridgePassesTheSuite(t *testing.T) {
+func TestBuiltInNetworkPassesTheSuite(t *testing.T) {
 	networktest.Suite(t, func(t *testing.T) networktest.Harness { return harness(t, network.StartedForTest(t)) })
 }
 

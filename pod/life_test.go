@@ -149,7 +149,7 @@ func TestStartErrors(t *testing.T) {
 	b.nothingLeft()
 }
 
-// A purge took the bridge down while the teardown of its pods' network was still in the
+// A purge took the network down while the teardown of its pods' network was still in the
 // background, and failed.
 func TestFlushWaitsForTheBackground(t *testing.T) {
 	b := newBench(t)

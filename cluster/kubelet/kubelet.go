@@ -181,7 +181,7 @@ func (k *Kubelet) Run(ctx context.Context) error {
 	if err := k.awaitRuntime(ctx); err != nil {
 		return nil // ctx ended before there was one
 	}
-	wg.Go(func() { tellOfBridged(ctx, k.cri, k.recorder) })
+	wg.Go(func() { reportPodsOnOldBridge(ctx, k.cri, k.recorder) })
 	k.status = status.NewWriter(ctx, k.set.Kube)
 	defer k.status.Wait()
 	users := &userNamespaces{

@@ -41,7 +41,7 @@ func purgeCommand(f *flags) *cobra.Command {
 		Use:   "purge",
 		Short: "remove all pods and whatever else keeps running or mounted",
 		Long: `purge ends the daemon of --state if it runs, kills and removes all its pods, ends the
-shim and its keeper, and removes the firewall table, the cgroup and the
+shim and its keeper, and removes the network's firewall table, addresses and routes, the cgroup and the
 state directory. Images stay unless --all is given.`,
 		Example: `  coracled purge
   coracled purge --all --root /srv/coracle --state /run/coracle-test`,

@@ -93,8 +93,8 @@ that is.
 	fmt.Fprintf(&b, `
 ## What is measured
 
-- The payload is a static program that waits for SIGTERM, in a pod of one container with %s, on a bridge network with addresses handed out
-  per node, masquerading and host ports (the pods publish none): Coracle's built-in one; for the peers the reference CNI
+- The payload is a static program that waits for SIGTERM, in a pod of one container with %s, on a network with addresses handed out
+  per node, masquerading and host ports (the pods publish none): Coracle's built-in one (routed links); for the peers the reference CNI
   plugins bridge and host-local with their nftables backends, and portmap for containerd (CRI-O maps host ports itself).
 - What a runtime keeps for as long as the node runs is on a tmpfs, as /run is on a node with systemd; the
   rest is on a new ext4 that all share.

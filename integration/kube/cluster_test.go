@@ -32,7 +32,7 @@ func newCluster(t *testing.T) *cluster {
 	if err != nil {
 		t.Fatal(err)
 	}
-	config := fmt.Sprintf("[network]\ncni_conf_dir = %q\n", filepath.Join(dir, "cni")) // the built-in bridge
+	config := fmt.Sprintf("[network]\ncni_conf_dir = %q\n", filepath.Join(dir, "cni")) // the built-in network
 	if err := os.WriteFile(filepath.Join(dir, "coracled.toml"), []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -99,14 +99,14 @@ func checkCNI(f *Facts) []Finding {
 	}
 }
 
-// checkBridged tells of pods that are older than routed links.
+// checkBridged reports pods on the bridge of an earlier release.
 func checkBridged(f *Facts) []Finding {
 	if len(f.Daemon.Bridged) == 0 {
 		return nil
 	}
 	return one("network", Warning,
-		fmt.Sprintf("%d pods are on the bridge of an earlier release, where neighbours can forge addresses: %s", len(f.Daemon.Bridged), strings.Join(f.Daemon.Bridged, ", ")),
-		"have them made anew, for example with: kubectl rollout restart; the bridge goes with the last of them")
+		fmt.Sprintf("on the bridge of an earlier release, where neighbours can forge addresses: %d pods (%s)", len(f.Daemon.Bridged), strings.Join(f.Daemon.Bridged, ", ")),
+		"recreate them, for example with: kubectl rollout restart; the bridge is removed with the last one")
 }
 
 func checkUnmanaged(f *Facts) []Finding {

@@ -73,7 +73,7 @@ func TestFaults(t *testing.T) {
 		{"old name of a setting", func(f *Facts) {
 			f.Config.Exists, f.Config.Warnings = true, []string{"network.bridge is called network.name now"}
 		}, "config", Warning, "network.name", "edit"},
-		{"pods on the old bridge", func(f *Facts) { f.Daemon.Bridged = []string{"abc", "def"} }, "network", Warning, "2 pods are on the bridge of an earlier release, where neighbours can forge addresses: abc, def", "made anew"},
+		{"pods on the old bridge", func(f *Facts) { f.Daemon.Bridged = []string{"abc", "def"} }, "network", Warning, "on the bridge of an earlier release, where neighbours can forge addresses: 2 pods (abc, def)", "recreate"},
 		{"no shim", func(f *Facts) { f.Shim.Path = "" }, "shim", Error, "not installed", "beside coracled"},
 		{"disk unreadable", func(f *Facts) { f.Disks[0].Err = "input/output error" }, "disk", Error, "input/output", "--root"},
 		{"disk read-only", func(f *Facts) { f.Disks[0].ReadOnly = true }, "disk", Error, "read-only", "mount it writable"},

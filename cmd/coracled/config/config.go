@@ -52,12 +52,12 @@ type Cgroup struct {
 
 // Network is section network.
 type Network struct {
-	Name      string   `toml:"name" doc:"Name of the built-in network: of its nftables table. Two daemons on a host need two."`
+	Name      string   `toml:"name" doc:"Name of the built-in network and of its nftables table. Each daemon on a host needs its own."`
 	Subnets   []string `toml:"subnets" doc:"Where the built-in network takes addresses from: an IPv4 range, an IPv6 range, or one of each.\nThe first address of each is the host's."`
-	MTU       int      `toml:"mtu" doc:"Of the pods' links. 0: that of the default route's interface."`
+	MTU       int      `toml:"mtu" doc:"MTU of the pods' links. 0: that of the default route's interface."`
 	AllowFrom []string `toml:"allow_from" doc:"Ranges beyond this host that may reach pods by the pods' own addresses, such as the cluster's nodes\nand pods where the network between nodes routes to pods. Answers and host ports need none."`
 	// Bridge is Name by its old name.
-	Bridge     string   `toml:"bridge" old:"network.name" doc:"Old name of network.name."`
+	Bridge     string   `toml:"bridge" old:"true" doc:"Old name of network.name."`
 	CNIConfDir string   `toml:"cni_conf_dir" live:"true" doc:"Directory with *.conflist, *.conf or *.json."`
 	CNIBinDirs []string `toml:"cni_bin_dirs" live:"true" doc:"Directories with CNI plugins."`
 }

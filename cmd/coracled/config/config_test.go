@@ -3,6 +3,7 @@ package config
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -56,6 +57,10 @@ func TestOldNames(t *testing.T) {
 	c, err := Parse([]byte("[network]\nbridge = 'old0'\n"))
 	if err != nil || c.Network.Name != "old0" || len(c.Warnings()) != 1 || !strings.Contains(c.Warnings()[0], "network.name") {
 		t.Errorf("%+v, %v, warnings %q", c.Network, err, c.Warnings())
+	}
+	var text bytes.Buffer
+	if err := Write(&text, c); err != nil || strings.Contains(text.String(), "bridge") || strings.Contains(fmt.Sprint(Keys(c)), "bridge") {
+		t.Errorf("the old name is written: %v\n%s", err, text.String())
 	}
 	if w := Default().Warnings(); len(w) != 0 {
 		t.Errorf("the defaults: %q", w)
@@ -160,7 +165,8 @@ func TestRejections(t *testing.T) {
 		{"cgroup root", "[cgroup]\nroot = 'pods'", "cgroup.root: "},
 		{"cgroup root no slice", "[cgroup]\ndriver = 'systemd'\nroot = '/pods'", "cgroup.root: "},
 		{"two names", "[network]\nname = 'a'\nbridge = 'b'", "network.bridge: "},
-		{"long old name", "[network]\nbridge = 'abcdefghijklmnop'", "network.name: "},
+		{"two names, one the default", "[network]\nname = 'coracle0'\nbridge = 'b'", "network.bridge: "},
+		{"long old name", "[network]\nbridge = 'abcdefghijklmnop'", "line 2: network.bridge: "},
 		{"allow_from is no range", "[network]\nallow_from = ['10.0.0.1']", "network.allow_from: "},
 		{"allow_from has host bits", "[network]\nallow_from = ['10.0.0.1/8']", "network.allow_from: "},
 		{"no name", "[network]\nname = ''", "network.name: "},

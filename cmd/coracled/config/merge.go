@@ -18,6 +18,8 @@ func (m merging) section(prefix string, into, from reflect.Value) {
 		field := into.Type().Field(i)
 		key := prefix + field.Tag.Get("toml")
 		switch {
+		case isOld(field): // its value is in the field of the new name
+			into.Field(i).Set(from.Field(i))
 		case reflect.DeepEqual(into.Field(i).Interface(), from.Field(i).Interface()):
 		case isLive(field):
 			into.Field(i).Set(from.Field(i))
@@ -29,5 +31,7 @@ func (m merging) section(prefix string, into, from reflect.Value) {
 		}
 	}
 }
+
+func isOld(field reflect.StructField) bool { return field.Tag.Get("old") == "true" }
 
 func isLive(field reflect.StructField) bool { return field.Tag.Get("live") == "true" }

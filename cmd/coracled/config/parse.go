@@ -35,25 +35,25 @@ func Parse(data []byte) (Config, error) {
 	if err := stricttoml.Decode(data, &c); err != nil {
 		return Config{}, err
 	}
-	if err := c.takeOld(); err != nil {
-		return Config{}, onLines(data, err)
-	}
-	if err := c.Check(); err != nil {
+	if err := errors.Join(c.takeOld(data), c.Check()); err != nil {
 		return Config{}, onLines(data, err)
 	}
 	return c, nil
 }
 
 // takeOld applies settings that are given by their old names.
-func (c *Config) takeOld() error {
+func (c *Config) takeOld(data []byte) error {
 	n := &c.Network
-	switch {
-	case n.Bridge == "" || n.Bridge == n.Name:
-	case n.Name != Default().Network.Name:
-		return wrong("network.bridge", "is the old name of network.name, which is %q already; remove it", n.Name)
-	default:
-		n.Name = n.Bridge
+	if n.Bridge == "" {
+		return nil
 	}
+	if keyLines(data)["network.name"] > 0 {
+		return wrong("network.bridge", "is the old name of network.name, which is given, too; remove it")
+	}
+	if err := checkInterface("network.bridge", n.Bridge); err != nil {
+		return err
+	}
+	n.Name = n.Bridge
 	return nil
 }
 
@@ -62,7 +62,7 @@ func (c Config) Warnings() []string {
 	if c.Network.Bridge == "" {
 		return nil
 	}
-	return []string{"network.bridge is called network.name now, since there is no bridge any more: rename it"}
+	return []string{"network.bridge is now network.name: rename it"}
 }
 
 // single takes joined errors apart.

@@ -25,7 +25,7 @@ func Write(w io.Writer, c Config) error {
 func writeKeys(b *bufio.Writer, section reflect.Value) {
 	for i := range section.NumField() {
 		field, value := section.Type().Field(i), section.Field(i)
-		if isSection(value) || field.Tag.Get("old") != "" {
+		if isSection(value) || isOld(field) {
 			continue
 		}
 		writeDoc(b, field)
@@ -98,7 +98,7 @@ func keys(section reflect.Value) map[string]any {
 	out := make(map[string]any, section.NumField())
 	for i := range section.NumField() {
 		name, value := section.Type().Field(i).Tag.Get("toml"), section.Field(i)
-		if section.Type().Field(i).Tag.Get("old") != "" {
+		if isOld(section.Type().Field(i)) {
 			continue
 		}
 		switch value.Kind() {

@@ -175,10 +175,14 @@ func (f *Fake) SetInfo(info map[string]string) {
 }
 
 // Status implements CRI.
-func (f *Fake) Status(context.Context, *runtimeapi.StatusRequest) (*runtimeapi.StatusResponse, error) {
+func (f *Fake) Status(_ context.Context, r *runtimeapi.StatusRequest) (*runtimeapi.StatusResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return &runtimeapi.StatusResponse{Info: f.info, Status: &runtimeapi.RuntimeStatus{Conditions: []*runtimeapi.RuntimeCondition{
+	var info map[string]string
+	if r.GetVerbose() {
+		info = f.info
+	}
+	return &runtimeapi.StatusResponse{Info: info, Status: &runtimeapi.RuntimeStatus{Conditions: []*runtimeapi.RuntimeCondition{
 		{Type: runtimeapi.RuntimeReady, Status: true},
 		{Type: runtimeapi.NetworkReady, Status: f.unready == "", Message: f.unready},
 	}}}, nil

@@ -15,14 +15,15 @@ import (
 	"github.com/coracle-project/coracle/cluster/kubelet/cri"
 )
 
-// tellOfBridged posts an event for each pod that an earlier release of the runtime has put on its bridge. Only making the
-// pod anew moves it, which is its owner's decision.
-func tellOfBridged(ctx context.Context, c *cri.Client, recorder record.EventRecorder) {
+// reportPodsOnOldBridge posts an event for each pod on the bridge of an earlier release. Only
+// recreating the pod moves it, and that is its owner's decision.
+func reportPodsOnOldBridge(ctx context.Context, c *cri.Client, recorder record.EventRecorder) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	status, err := c.Runtime.Status(ctx, &runtimeapi.StatusRequest{Verbose: true})
 	if err != nil {
-		return // others complain of it
+		slog.Warn("cannot look for pods on the old bridge", "err", err)
+		return
 	}
 	var bridged []string
 	list, ok := status.GetInfo()["bridged"]
@@ -31,9 +32,10 @@ func tellOfBridged(ctx context.Context, c *cri.Client, recorder record.EventReco
 	}
 	pods, err := c.Runtime.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
 	if err != nil {
+		slog.Warn("cannot look for pods on the old bridge", "err", err)
 		return
 	}
-	slog.Warn("pods are on the bridge of an earlier release; have them made anew", "pods", len(bridged))
+	slog.Warn("pods are on the bridge of an earlier release; recreate them", "pods", len(bridged))
 	for _, p := range pods.GetItems() {
 		if !slices.Contains(bridged, p.GetId()) {
 			continue
