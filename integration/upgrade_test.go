@@ -177,6 +177,9 @@ func TestUpgrade(t *testing.T) {
 			for _, p := range append(pods, old) {
 				p.remove()
 			}
+			// The previous release knows nothing of the host's addresses and routes for pods.
+			programs.release("")
+			restartDaemon(n)
 		})
 	}
 }

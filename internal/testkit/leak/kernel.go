@@ -73,7 +73,7 @@ func routes(add func(kind, what string)) error {
 		return fmt.Errorf("routes: %w", err)
 	}
 	for _, r := range all {
-		add("route", fmt.Sprintf("%v, type %d", r.Dst, r.Type))
+		add("route", fmt.Sprintf("%v, type %d, link %d", r.Dst, r.Type, r.LinkIndex))
 	}
 	addrs, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
 	if errors.Is(err, netlink.ErrDumpInterrupted) {

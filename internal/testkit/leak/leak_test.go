@@ -2,6 +2,7 @@ package leak_test
 
 import (
 	"bufio"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -27,6 +28,11 @@ func TestSees(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	lo, err := netlink.LinkByName("lo")
+	must(err)
+	addr, err := netlink.ParseAddr("192.0.2.77/32")
+	must(err)
+	route := &netlink.Route{Dst: &net.IPNet{IP: net.IPv4(192, 0, 2, 78), Mask: net.CIDRMask(32, 32)}, Type: unix.RTN_UNREACHABLE}
 	sleeper := exec.Command("sleep", "60")
 	var held *os.File
 	for _, tc := range []struct {
@@ -45,6 +51,14 @@ func TestSees(t *testing.T) {
 			func() {
 				must(netlink.LinkDel(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "leaktest0"}}))
 			},
+		},
+		{
+			"route", func() { must(netlink.RouteAdd(route)) },
+			func() { must(netlink.RouteDel(route)) },
+		},
+		{
+			"address", func() { must(netlink.AddrAdd(lo, addr)) },
+			func() { must(netlink.AddrDel(lo, addr)) },
 		},
 		{
 			"file", func() { must(os.WriteFile(filepath.Join(dir, "x"), nil, 0o600)) },
