@@ -57,6 +57,7 @@ func TestTwoThousandPods(t *testing.T) {
 		p.id = r.PodSandboxId
 		c, err := n.CreateContainer(ctx, &cri.CreateContainerRequest{PodSandboxId: p.id, SandboxConfig: p.config, Config: &cri.ContainerConfig{
 			Metadata: &cri.ContainerMetadata{Name: "pause"}, Image: &cri.ImageSpec{Image: image}, Command: []string{"/pause"}, LogPath: "log",
+			Linux: &cri.LinuxContainerConfig{SecurityContext: &cri.LinuxContainerSecurityContext{NamespaceOptions: &cri.NamespaceOption{Pid: cri.NamespaceMode_CONTAINER}}},
 		}})
 		if err != nil {
 			return err
