@@ -477,6 +477,37 @@ func TestTornDownPodIsSilent(t *testing.T) {
 	must(t, m.Flush(t.Context()))
 }
 
+// What a pod sends before it has an address, or on its link alone, reaches the host: BOOTP and DHCPv6.
+func TestPodsSpeakOnTheirLink(t *testing.T) {
+	m := started(t, testConfig(t))
+	p := connect(t, m, "a")
+	a := party{netNS: p.NetNS, mac: macOf(p.ip4())}
+	hears := func(l net.PacketConn, frames ...[]byte) {
+		t.Helper()
+		defer l.Close()
+		buf := make([]byte, 100)
+		for end := time.Now().Add(patience); ; {
+			sendFrames(t, a, frames...) // again, since a link sends a moment after it has come up
+			must(t, l.SetReadDeadline(time.Now().Add(silence)))
+			n, _, err := l.ReadFrom(buf)
+			if got := string(buf[:n]); err == nil && got == "discover" {
+				return
+			} else if time.Now().After(end) {
+				t.Fatalf("the host heard %q, %v", got, err)
+			}
+		}
+	}
+	bootp, err := net.ListenPacket("udp4", ":67")
+	must(t, err)
+	hears(bootp, frame(broadcast, a.mac, unix.ETH_P_IP, udp(netip.IPv4Unspecified(), netip.MustParseAddr("255.255.255.255"), 67, "discover")))
+	link, err := net.InterfaceByName(vethName("a"))
+	must(t, err)
+	servers := netip.MustParseAddr("ff02::1:2")
+	dhcp, err := net.ListenMulticastUDP("udp6", link, &net.UDPAddr{IP: servers.AsSlice(), Port: 547})
+	must(t, err)
+	hears(dhcp, frame(multicastMAC(servers), a.mac, unix.ETH_P_IPV6, udp(netip.MustParseAddr("fe80::1234"), servers, 547, "discover")))
+}
+
 // A machine on the LAN sends packets with a pod's source address, to a pod that knows that one, and to
 // the host.
 func TestLANCannotBeAPod(t *testing.T) {
