@@ -162,6 +162,10 @@ func (d *changes) read(data []byte) {
 		default:
 			continue
 		}
+		if len(m.Data) < unix.SizeofIfInfomsg { // the parser does not check
+			d.rescan()
+			continue
+		}
 		attrs, err := syscall.ParseNetlinkRouteAttr(&m)
 		if err != nil {
 			d.rescan()
