@@ -43,7 +43,7 @@ case $1 in
         {
           grep -E '^ *--- FAIL' "log/${run%% *}"
           grep -E -A30 '^panic|^fatal error' "log/${run%% *}"
-          grep -E '_test\.go:[0-9]+: ' "log/${run%% *}" | tail -n 150
+          grep -E -A8 '_test\.go:[0-9]+: ' "log/${run%% *}" | tail -n 300
         } | cut -c1-600
       }
       # No test was skipped, and every test has run.
