@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/internal/recordfile"
+	"github.com/coracle-project/coracle/internal/testkit/nofiles"
 )
 
 // damage lists what can happen to a record.
@@ -190,11 +191,11 @@ func TestDamagedRecordAndNoDescriptors(t *testing.T) {
 	h, err := newHostLinks()
 	must(t, err)
 	defer h.close()
-	var was unix.Rlimit
-	must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &was))
-	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 0, Max: was.Max}))
-	l, ok, err := m.builtin.adopt(h, "a")
-	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &was))
+	var (
+		l  lease
+		ok bool
+	)
+	nofiles.Run(t, func() { l, ok, err = m.builtin.adopt(h, "a") })
 	if ok || !errors.Is(err, unix.EMFILE) {
 		t.Errorf("adopted %+v, %t, %v", l, ok, err)
 	}

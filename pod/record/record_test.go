@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/internal/recordfile"
+	"github.com/coracle-project/coracle/internal/testkit/nofiles"
 	"github.com/coracle-project/coracle/internal/transient"
 )
 
@@ -129,31 +130,13 @@ func TestUnknownFieldsAreKept(t *testing.T) {
 	}
 }
 
-// withoutDescriptors runs f while this process can open nothing.
-func withoutDescriptors(t *testing.T, f func()) {
-	t.Helper()
-	var was unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
-			t.Error(err)
-		}
-	}()
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Max: was.Max}); err != nil {
-		t.Fatal(err)
-	}
-	f()
-}
-
 // Errors that say nothing of the record are told from those that do.
 func TestTransient(t *testing.T) {
 	d := dir(t)
 	if err := errors.Join(d.Make("a"), d.Write("a", thing{}, nil)); err != nil {
 		t.Fatal(err)
 	}
-	withoutDescriptors(t, func() {
+	nofiles.Run(t, func() {
 		if _, _, err := d.Load("a"); !errors.Is(err, unix.EMFILE) || !transient.Is(err) {
 			t.Errorf("no descriptors: %v", err)
 		}
@@ -179,7 +162,7 @@ func TestWaitsAreShared(t *testing.T) {
 			t.Fatal(err)
 		}
 		begin := time.Now()
-		withoutDescriptors(t, func() {
+		nofiles.Run(t, func() {
 			for range 100 {
 				if _, _, err := d.load("a", &waits); !transient.Is(err) {
 					t.Errorf("no descriptors: %v", err)

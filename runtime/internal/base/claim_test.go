@@ -11,8 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/coracle-project/coracle/internal/testkit/nofiles"
 	"github.com/coracle-project/coracle/runtime"
 )
 
@@ -76,18 +75,11 @@ func TestReleaseWithoutDescriptors(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(s.ContainerDir("one"), "more"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	var limit unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Max: limit.Max}); err != nil {
-		t.Fatal(err)
-	}
-	released := s.Release(t.Context(), &rec)
-	_, there := os.Lstat(filepath.Join(dir, fmt.Sprintf("%sone-%d", gonePrefix, rec.Created.UnixNano())))
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		t.Fatal(err)
-	}
+	var released, there error
+	nofiles.Run(t, func() {
+		released = s.Release(t.Context(), &rec)
+		_, there = os.Lstat(filepath.Join(dir, fmt.Sprintf("%sone-%d", gonePrefix, rec.Created.UnixNano())))
+	})
 	if released != nil || there != nil {
 		t.Fatalf("released: %v; what is to be deleted later: %v", released, there)
 	}

@@ -14,6 +14,8 @@ import (
 
 	"github.com/opencontainers/cgroups"
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/internal/testkit/nofiles"
 )
 
 // haltVar makes this program freeze a container, as for a kill, and be killed then.
@@ -138,24 +140,6 @@ func TestKillerLives(t *testing.T) {
 	rec.is(t, cgroups.Thawed, 0)
 }
 
-// withoutDescriptors runs f while this process can open nothing.
-func withoutDescriptors(t *testing.T, f func()) {
-	t.Helper()
-	var before unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Max: before.Max}); err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
-			t.Error(err)
-		}
-	}()
-	f()
-}
-
 // A kill thaws what it has frozen, even if it can open nothing by then.
 func TestThawWithoutDescriptors(t *testing.T) {
 	_, rec := sleeping(t)
@@ -164,7 +148,7 @@ func TestThawWithoutDescriptors(t *testing.T) {
 		t.Fatalf("not frozen: %v", err)
 	}
 	rec.is(t, cgroups.Frozen, 1)
-	withoutDescriptors(t, func() {
+	nofiles.Run(t, func() {
 		if fd, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0); !errors.Is(err, unix.EMFILE) {
 			t.Errorf("open: %d, %v, want %v", fd, err, unix.EMFILE)
 		}

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/internal/testkit/nofiles"
 )
 
 func TestReap(t *testing.T) {
@@ -54,34 +56,24 @@ func TestReapWithoutDescriptors(t *testing.T) {
 	}
 	t.Cleanup(func() { _, _ = cmd.Process.Kill(), cmd.Process.Release() })
 	pid := cmd.Process.Pid
-	var before unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Max: before.Max}); err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
-			t.Error(err)
+	nofiles.Run(t, func() {
+		if fd, err := unix.PidfdOpen(pid, 0); !errors.Is(err, unix.EMFILE) {
+			t.Fatalf("pidfd_open: %d, %v, want %v", fd, err, unix.EMFILE)
 		}
-	}()
-	if fd, err := unix.PidfdOpen(pid, 0); !errors.Is(err, unix.EMFILE) {
-		t.Fatalf("pidfd_open: %d, %v, want %v", fd, err, unix.EMFILE)
-	}
-	if err := Reap(pid, 10*time.Millisecond); !errors.Is(err, ErrAlive) {
-		t.Errorf("reap a living one: %v, want %v", err, ErrAlive)
-	}
-	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	if err := Reap(pid, Patience); err != nil {
-		t.Errorf("reap a killed one: %v", err)
-	}
-	if err := unix.Kill(pid, 0); !errors.Is(err, unix.ESRCH) {
-		t.Errorf("kill a reaped one: %v, want %v", err, unix.ESRCH)
-	}
-	if err := Reap(pid, Patience); err != nil {
-		t.Errorf("reap a reaped one: %v", err)
-	}
+		if err := Reap(pid, 10*time.Millisecond); !errors.Is(err, ErrAlive) {
+			t.Errorf("reap a living one: %v, want %v", err, ErrAlive)
+		}
+		if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		if err := Reap(pid, Patience); err != nil {
+			t.Errorf("reap a killed one: %v", err)
+		}
+		if err := unix.Kill(pid, 0); !errors.Is(err, unix.ESRCH) {
+			t.Errorf("kill a reaped one: %v, want %v", err, unix.ESRCH)
+		}
+		if err := Reap(pid, Patience); err != nil {
+			t.Errorf("reap a reaped one: %v", err)
+		}
+	})
 }
