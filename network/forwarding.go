@@ -101,11 +101,18 @@ func (b *builtin) turnedOn(off []family) ([]family, error) {
 func closedUplinks(h *hostLinks, families []family) (map[family][]string, error) {
 	closed := map[family][]string{}
 	for _, fam := range families {
-		names, err := defaultLinks(h, fam)
+		nlFamily := netlink.FAMILY_V4
+		if fam == ipv6 {
+			nlFamily = netlink.FAMILY_V6
+		}
+		links, err := defaultLinks(h, nlFamily)
 		if err != nil {
 			return nil, err
 		}
-		closed[fam] = names
+		closed[fam] = nil
+		for _, l := range links {
+			closed[fam] = append(closed[fam], l.Attrs().Name)
+		}
 	}
 	return closed, nil
 }
@@ -126,22 +133,20 @@ func (b *builtin) uplinksChanged() {
 	}
 }
 
-// defaultLinks returns the names of links with a default route.
-func defaultLinks(h *hostLinks, fam family) ([]string, error) {
-	nlFamily := netlink.FAMILY_V4
-	if fam == ipv6 {
-		nlFamily = netlink.FAMILY_V6
-	}
+// defaultLinks returns the links with a default route of a family (netlink.FAMILY_V4), each once.
+func defaultLinks(h *hostLinks, nlFamily int) ([]netlink.Link, error) {
 	routes, err := h.RouteListFiltered(nlFamily, &netlink.Route{Dst: nil}, netlink.RT_FILTER_DST)
 	if err != nil {
 		return nil, err
 	}
-	var names []string
+	var links []netlink.Link
 	for _, r := range routes {
-		link, err := h.LinkByIndex(r.LinkIndex)
-		if err == nil && !slices.Contains(names, link.Attrs().Name) {
-			names = append(names, link.Attrs().Name)
+		if slices.ContainsFunc(links, func(l netlink.Link) bool { return l.Attrs().Index == r.LinkIndex }) {
+			continue
+		}
+		if link, err := h.LinkByIndex(r.LinkIndex); err == nil {
+			links = append(links, link)
 		}
 	}
-	return names, nil
+	return links, nil
 }

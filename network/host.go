@@ -341,13 +341,13 @@ func (b *builtin) entries() []podEntry {
 // uplinkMTU returns the MTU of the link that the host's default route goes by.
 func uplinkMTU(h *hostLinks) int {
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		routes, err := h.RouteListFiltered(family, &netlink.Route{Dst: nil}, netlink.RT_FILTER_DST)
+		links, err := defaultLinks(h, family)
 		if err != nil {
 			continue
 		}
-		for _, r := range routes {
-			if link, err := h.LinkByIndex(r.LinkIndex); err == nil && link.Attrs().MTU > 0 {
-				return min(link.Attrs().MTU, 65535)
+		for _, l := range links {
+			if l.Attrs().MTU > 0 {
+				return min(l.Attrs().MTU, 65535)
 			}
 		}
 	}

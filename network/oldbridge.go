@@ -20,14 +20,23 @@ type oldBridge struct {
 	index int
 }
 
-// findBridge returns the bridge if the host has it, else nil. One without pods is deleted.
-func (b *builtin) findBridge(h *hostLinks) (*oldBridge, error) {
+// bridgeLink returns the host's bridge of our name, nil if there is none.
+func (b *builtin) bridgeLink(h *hostLinks) (netlink.Link, error) {
 	link, err := h.LinkByName(b.name)
 	if errors.As(err, new(netlink.LinkNotFoundError)) || err == nil && link.Type() != "bridge" {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("find bridge %s: %w", b.name, err)
+	}
+	return link, nil
+}
+
+// findBridge returns the bridge if the host has it, else nil. One without pods is deleted.
+func (b *builtin) findBridge(h *hostLinks) (*oldBridge, error) {
+	link, err := b.bridgeLink(h)
+	if link == nil || err != nil {
+		return nil, err
 	}
 	if len(b.onBridge()) > 0 {
 		return &oldBridge{name: b.name, index: link.Attrs().Index}, nil
@@ -42,12 +51,9 @@ func (b *builtin) dropEmptyBridge() error {
 		return err
 	}
 	defer h.close()
-	link, err := h.LinkByName(b.name)
-	if errors.As(err, new(netlink.LinkNotFoundError)) || err == nil && link.Type() != "bridge" {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("find bridge %s: %w", b.name, err)
+	link, err := b.bridgeLink(h)
+	if link == nil || err != nil {
+		return err
 	}
 	return b.dropIfOurs(h, link)
 }
