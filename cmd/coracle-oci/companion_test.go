@@ -33,9 +33,7 @@ func TestMain(m *testing.M) {
 	case companion:
 		cli.Main(withlc.Companion())
 	}
-	code := m.Run()
-	runtimetest.RemoveCgroupParent()
-	os.Exit(code)
+	os.Exit(runtimetest.Tests(m.Run).Run())
 }
 
 // install makes files of the test's own program with the programs' names.

@@ -33,11 +33,7 @@ import (
 // In namespaces of their own: what others on the machine mount meanwhile is not what an attack has changed.
 func TestMain(m *testing.M) {
 	lc.Init()
-	os.Exit(testkit.Isolate(func() int {
-		code := m.Run()
-		runtimetest.RemoveCgroupParent()
-		return code
-	}))
+	os.Exit(testkit.Isolate(runtimetest.Tests(m.Run).Run))
 }
 
 // attacker is the program that attacks, built once.

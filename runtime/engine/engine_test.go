@@ -22,9 +22,7 @@ func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == runnerArg {
 		os.Exit(runner(os.Args[2]))
 	}
-	code := m.Run()
-	runtimetest.RemoveCgroupParent()
-	os.Exit(code)
+	os.Exit(runtimetest.Tests(m.Run).Run())
 }
 
 func newEngine(t testing.TB, dir string) runtime.Engine {

@@ -289,7 +289,6 @@ func delegate(t *testing.T) (string, *syscall.SysProcAttr) {
 			_ = os.Remove(filepath.Join(root, path, "caller"))
 			_ = os.Remove(filepath.Join(root, path))
 		}
-		runtimetest.RemoveCgroupParent()
 	})
 	for _, root := range roots {
 		dir := filepath.Join(root, path)

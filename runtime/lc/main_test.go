@@ -18,14 +18,5 @@ func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == helperArg {
 		os.Exit(helper(os.Args[2:]))
 	}
-	goleak.VerifyTestMain(run(m.Run))
-}
-
-// run is the tests, then the removal of the parent of their cgroups: benchmarks do not
-// end with a leak check.
-type run func() int
-
-func (r run) Run() int {
-	defer runtimetest.RemoveCgroupParent()
-	return r()
+	goleak.VerifyTestMain(runtimetest.Tests(m.Run))
 }

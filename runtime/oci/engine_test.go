@@ -14,15 +14,7 @@ import (
 	"github.com/coracle-project/coracle/runtime/runtimetest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(run(m.Run)) }
-
-// run is the tests, then the removal of the parent of their cgroups.
-type run func() int
-
-func (r run) Run() int {
-	defer runtimetest.RemoveCgroupParent()
-	return r()
-}
+func TestMain(m *testing.M) { goleak.VerifyTestMain(runtimetest.Tests(m.Run)) }
 
 // by is an engine that has one command make all containers.
 type by struct {

@@ -285,7 +285,6 @@ func (r *rig) checkLeaks() {
 			return nil
 		})
 	}
-	RemoveCgroupParent()
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	r.must(err)
 	for _, dir := range []string{r.bundle, r.stateDir} {
@@ -295,12 +294,18 @@ func (r *rig) checkLeaks() {
 	}
 }
 
-// RemoveCgroupParent removes CgroupParent from all hierarchies if it is empty. Whoever makes
-// cgroups there calls it at the end.
-func RemoveCgroupParent() {
+// Tests is m.Run of a test program that makes cgroups. Its Run, for TestMain, ends with the removal
+// of CgroupParent. Tests do not remove it: one could take it from another that runs in parallel
+// and is about to make a cgroup in it.
+type Tests func() int
+
+// Run runs the tests and then removes CgroupParent from all hierarchies if it is empty.
+func (run Tests) Run() int {
+	code := run()
 	for _, root := range cgroupRoots() {
 		_ = os.Remove(filepath.Join(root, CgroupParent))
 	}
+	return code
 }
 
 // cgroupRoots are the mount points of all hierarchies.

@@ -126,5 +126,4 @@ func TestLargeAnnotations(t *testing.T) {
 		}
 		r.nothingLeft(t, name)
 	}
-	runtimetest.RemoveCgroupParent()
 }

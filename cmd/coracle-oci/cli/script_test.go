@@ -23,7 +23,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asProgram) != "" {
 		cli.Main(withlc.Companion())
 	}
-	testscript.Main(m, map[string]func(){"coracle-oci": func() { cli.Main(withlc.Companion()) }})
+	testscript.Main(runtimetest.Tests(m.Run), map[string]func(){"coracle-oci": func() { cli.Main(withlc.Companion()) }})
 }
 
 // TestScripts runs the command line as its users do, one behaviour per file of
@@ -72,7 +72,6 @@ func cleanUp(t testing.TB, root, id string) {
 	if len(left) > 0 {
 		t.Errorf("the script left cgroups %v", left)
 	}
-	runtimetest.RemoveCgroupParent()
 }
 
 // writeBundle is the command bundle [field=value...] -- args...: it writes

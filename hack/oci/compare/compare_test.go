@@ -30,7 +30,7 @@ import (
 // the last; below the directory of binaries.
 var runtimes = []string{"coracle-oci", "coracle-oci-lc", "runc"}
 
-func TestMain(m *testing.M) { testscript.Main(m, nil) }
+func TestMain(m *testing.M) { testscript.Main(runtimetest.Tests(m.Run), nil) }
 
 // TestLikeRunc runs the scripts of testdata/every once per runtime. In a script, $BOX is a
 // bundle, $ID an id and $ROOT the state directory. Commands:
@@ -134,7 +134,6 @@ func setup(env *testscript.Env, bin string, tr *transcript) error {
 			env.T().Log("the script left container " + left)
 			_ = exec.Command(bin, "--root", root, "delete", "--force", left).Run()
 		}
-		runtimetest.RemoveCgroupParent()
 	})
 	return nil
 }
