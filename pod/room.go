@@ -158,7 +158,10 @@ func allocate(path string, size int64) error {
 	if err != nil {
 		return err
 	}
-	if err = unix.Fallocate(int(f.Fd()), 0, 0, size); err != nil {
+	for err = unix.EINTR; errors.Is(err, unix.EINTR); { // tmpfs gives up at any signal, also at the Go runtime's own
+		err = unix.Fallocate(int(f.Fd()), 0, 0, size)
+	}
+	if err != nil {
 		err = &fs.PathError{Op: "allocate", Path: path, Err: err}
 	}
 	return errors.Join(err, f.Close())

@@ -51,6 +51,7 @@ if [[ " $* " =~ " "(cri|critest|integration|oomkill|reboot)" " ]]; then
   cp -r bin/tools/{crictl,critest,registry,busybox,cni} "$out/bin/tools/"
   cp -r bin/test/{critest,web,pause,setuid,integration.test,plugin} "$out/bin/test/"
   CGO_ENABLED=0 "$go" test -c -o "$out/bin/test/network.test" ./network
+  CGO_ENABLED=0 "$go" test -c -tags vm -o "$out/bin/test/pod.test" ./pod
   cp contrib/coracled.service "$out/"
 fi
 
