@@ -140,10 +140,11 @@ func (c *cgroup) facts(spec *specs.Spec) (plan.Cgroup, error) {
 		h := &found[i]
 		// Controllers that nobody limits leave the container where this process is.
 		dir := paths[h.keys()[0]]
-		if dir == "" {
+		own := dir != ""
+		if !own {
 			dir = h.path("")
 		}
-		f.Hierarchies = append(f.Hierarchies, h.asMounted(dir))
+		f.Hierarchies = append(f.Hierarchies, h.asMounted(dir, own))
 	}
 	return f, nil
 }

@@ -181,15 +181,15 @@ func (h *hierarchy) path(inner string) string {
 	return filepath.Join(h.mount, h.own, inner)
 }
 
-// asMounted is the hierarchy as a container mounts it, at a cgroup.
-func (h *hierarchy) asMounted(dir string) plan.Hierarchy {
+// asMounted is the hierarchy as a container mounts it, at a cgroup: its own, or this process's.
+func (h *hierarchy) asMounted(dir string, own bool) plan.Hierarchy {
 	name := filepath.Base(h.mount)
 	options := strings.Join(h.names, ",")
 	if h.named {
 		options = "none," + cgroups.CgroupNamePrefix + h.names[0]
 	}
 	return plan.Hierarchy{
-		Name: name, Path: dir, Options: options,
+		Name: name, Path: dir, Own: own, Options: options,
 		Links: slices.DeleteFunc(slices.Clone(h.names), func(l string) bool { return l == name }),
 	}
 }

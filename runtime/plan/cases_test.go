@@ -273,6 +273,10 @@ var (
 		{Name: "systemd", Options: "none,name=systemd", Path: "/sys/fs/cgroup/systemd/boats/one"},
 		{Name: "unified", Path: "/sys/fs/cgroup/unified/boats/one"},
 	}
+	// The container has a cgroup of its own in the first only.
+	ownHierarchies = []plan.Hierarchy{
+		{Name: "memory", Options: "memory", Path: "/sys/fs/cgroup/memory/boats/one", Own: true}, hierarchies[1],
+	}
 )
 
 // mountedOn mounts cgroups on such a host.
@@ -300,6 +304,8 @@ var cgroupCases = []mutation{
 	mountedOn("systemd's, mounted without namespace", plan.Cgroup{Unified: true, Own: unified.Own, Wait: true}, without(specs.CgroupNamespace)),
 	mountedOn("version 1, mounted", plan.Cgroup{Hierarchies: hierarchies}, func(*specs.Linux) {}),
 	mountedOn("version 1, mounted writable", plan.Cgroup{Hierarchies: hierarchies}, func(*specs.Linux) {}, "rw"),
+	mountedOn("version 1, the container's own mounted", plan.Cgroup{Hierarchies: ownHierarchies}, func(*specs.Linux) {}),
+	mountedOn("version 1, the container's own by systemd mounted", plan.Cgroup{Hierarchies: ownHierarchies, Wait: true}, func(*specs.Linux) {}),
 	mountedOn("version 1, mounted without namespace", plan.Cgroup{Hierarchies: hierarchies}, without(specs.CgroupNamespace)),
 }
 
