@@ -69,7 +69,7 @@ func benchmarkCluster(ctx context.Context, o options) error {
 	if err := netlink.AddrAdd(lo, addr); err != nil {
 		return fmt.Errorf("address %s: %w", nodeIP, err)
 	}
-	rep := clusterReport{Date: time.Now().UTC().Format(time.DateOnly), Machine: thisMachine(), Versions: map[string]string{}}
+	rep := clusterReport{Date: time.Now().UTC().Format(time.DateOnly), Machine: thisMachine(o), Versions: map[string]string{}}
 	for _, stack := range clusterStacks {
 		if o.targets != "" && !slices.Contains(strings.Split(o.targets, ","), stack) {
 			continue
@@ -91,11 +91,7 @@ func benchmarkCluster(ctx context.Context, o options) error {
 	if o.md != "" {
 		err = page.Write(o.md, page.Clusters, clusterPage(rep))
 	}
-	if o.out != "" {
-		raw, jerr := json.MarshalIndent(rep, "", "  ")
-		err = errors.Join(err, jerr, os.WriteFile(o.out, append(raw, '\n'), 0o644))
-	}
-	return errors.Join(err, os.RemoveAll(dir))
+	return errors.Join(err, writeJSON(o.out, rep), os.RemoveAll(dir))
 }
 
 // measureStack runs cluster-bench for one stack in a directory of its own.

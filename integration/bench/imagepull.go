@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -25,154 +24,122 @@ const pullers = 8
 // creates is how many containers are made of a workload's first image.
 const creates = 20
 
-// pulled is what one runtime needs for one workload.
-type pulled struct {
-	Cold      float64 `json:"cold_s"`
-	ColdCPU   float64 `json:"cold_cpu_s"`
-	Warm      float64 `json:"warm_s"`
-	WarmCPU   float64 `json:"warm_cpu_s"`
-	PeakRSS   float64 `json:"peak_rss_mb"`
-	Disk      float64 `json:"disk_mb"`
-	DiskRatio float64 `json:"disk_of_unpacked"`
-	Create    float64 `json:"create_ms"`
-	Remove    float64 `json:"remove_ms"` // the first image
-}
-
-// imageResult is one runtime's figures, by workload.
-type imageResult struct {
-	Target  string            `json:"target"`
-	Version string            `json:"version"`
-	Pulled  map[string]pulled `json:"pulled"`
-}
-
-type imageReport struct {
-	Date      string         `json:"date"`
-	Machine   machine        `json:"machine"`
-	Workloads []string       `json:"workloads"`
-	Unpacked  []int64        `json:"unpacked_bytes"`
-	Rounds    int            `json:"rounds"`
-	Results   []*imageResult `json:"results"`
-}
-
 // benchmarkImages measures pulling and unpacking.
-func benchmarkImages(ctx context.Context, o options) (err error) {
-	dir, err := os.MkdirTemp("", "bench-")
-	if err != nil {
-		return err
-	}
-	registry, err := publish(ctx, dir) // with the pause image that peers want
-	if err != nil {
-		return err
-	}
-	defer registry.Close()
-	work, err := publishImages(ctx, o.tiny)
-	if err != nil {
-		return err
-	}
-	targets, err := chooseTargets(o.targets, dir, o.seccomp)
-	if err != nil {
-		return err
-	}
-	rep := imageReport{Date: time.Now().UTC().Format(time.DateOnly), Machine: thisMachine(), Rounds: o.imageRounds}
-	for _, w := range work {
-		rep.Workloads, rep.Unpacked = append(rep.Workloads, w.name), append(rep.Unpacked, w.unpacked)
-	}
-	for _, t := range targets {
-		rep.Results = append(rep.Results, &imageResult{Target: t.name, Pulled: map[string]pulled{}})
-	}
-	for _, w := range work {
-		if err := measureWorkload(ctx, targets, w, rep); err != nil {
+func benchmarkImages(ctx context.Context, o options) error {
+	return withTargets(ctx, o, func(targets []*target) error {
+		work, err := publishImages(ctx, o.tiny)
+		if err != nil {
 			return err
 		}
-	}
-	rep.Machine.LoadAfter = loadAverage()
-	fmt.Print(aligned(imageRows(rep)))
-	if o.md != "" {
-		err = page.Write(o.md, page.Images, imagePage(rep))
-	}
-	if o.out != "" {
-		raw, jerr := json.MarshalIndent(rep, "", "  ")
-		err = errors.Join(err, jerr, os.WriteFile(o.out, append(raw, '\n'), 0o644))
-	}
-	return errors.Join(err, os.RemoveAll(dir))
-}
-
-// measureWorkload pulls a workload with all runtimes, which take turns, so that a noisy moment
-// falls on all of them.
-func measureWorkload(ctx context.Context, targets []*target, w workload, rep imageReport) error {
-	rounds := rep.Rounds
-	if len(w.refs) > 1 {
-		rounds = 1 // it is long enough
-	}
-	all := make([][]pulled, len(targets))
-	for range rounds {
-		for i, t := range targets {
-			p, version, err := measurePull(ctx, t, w)
-			if err != nil {
-				return fmt.Errorf("%s, %s: %w", t.name, w.name, err)
+		rep := newReport(targets, o)
+		for _, w := range work {
+			if err := inTurns(targets, o.runs, func(_ int, t *target) error { return t.measurePull(ctx, w) }); err != nil {
+				return fmt.Errorf("%s: %w", w.name, err)
 			}
-			rep.Results[i].Version = version
-			all[i] = append(all[i], p)
 		}
-	}
-	for i, r := range rep.Results {
-		r.Pulled[w.name] = median(all[i])
-	}
-	return nil
-}
-
-// median takes the median of each figure.
-func median(all []pulled) pulled {
-	pick := func(of func(pulled) float64) float64 {
-		values := make([]float64, len(all))
-		for i, p := range all {
-			values[i] = of(p)
-		}
-		slices.Sort(values)
-		return values[len(values)/2]
-	}
-	return pulled{
-		Cold: pick(func(p pulled) float64 { return p.Cold }), ColdCPU: pick(func(p pulled) float64 { return p.ColdCPU }),
-		Warm: pick(func(p pulled) float64 { return p.Warm }), WarmCPU: pick(func(p pulled) float64 { return p.WarmCPU }),
-		PeakRSS: pick(func(p pulled) float64 { return p.PeakRSS }),
-		Disk:    pick(func(p pulled) float64 { return p.Disk }), DiskRatio: pick(func(p pulled) float64 { return p.DiskRatio }),
-		Create: pick(func(p pulled) float64 { return p.Create }), Remove: pick(func(p pulled) float64 { return p.Remove }),
-	}
+		return rep.finish(o, page.Images, func() string { return imagePage(rep, o) })
+	})
 }
 
 // measurePull starts a runtime on an empty directory, and pulls a workload twice.
-func measurePull(ctx context.Context, t *target, w workload) (p pulled, version string, err error) {
+func (t *target) measurePull(ctx context.Context, w workload) (err error) {
 	if err := t.open(); err != nil {
-		return p, "", err
+		return err
 	}
 	defer func() {
 		err = joinDown(err, t)
 		err = errors.Join(err, os.RemoveAll(t.dir))
 	}()
-	if v, err := t.client.Version(ctx, &cri.VersionRequest{}); err == nil {
-		version = v.GetRuntimeName() + " " + v.GetRuntimeVersion()
+	if err := quiet(ctx); err != nil {
+		return err
 	}
-	unix.Sync()
-	pid := t.pid()
-	before := allocated(t.data)
+	add := func(name string, value float64) { t.add(w.name+": "+name, value) }
+	pid, before := t.pid(), allocated(t.data)
 	_ = os.WriteFile(filepath.Join("/proc", strconv.Itoa(pid), "clear_refs"), []byte("5"), 0o200) // the peak begins here
-	if p.Cold, p.ColdCPU, err = t.pullAll(ctx, pid, w); err != nil {
-		return p, version, err
+	began := time.Now()
+	wall, cpu, err := t.pullAll(ctx, pid, w)
+	if err != nil {
+		return err
 	}
-	p.PeakRSS = float64(field(filepath.Join("/proc", strconv.Itoa(pid), "status"), "VmHWM:")) / 1024
-	unix.Sync()
-	used := allocated(t.data) - before
-	p.Disk, p.DiskRatio = float64(used)/(1<<20), float64(used)/float64(w.unpacked)
-	if p.Warm, p.WarmCPU, err = t.pullAll(ctx, pid, w); err != nil {
-		return p, version, err
+	add("cold, s", wall)
+	if err := syncDisk(t.dir); err != nil {
+		return err
 	}
-	if p.Create, err = t.createSome(ctx, w.refs[0]); err != nil {
-		return p, version, err
+	add("cold and on disk, s", time.Since(began).Seconds())
+	add("cold, CPU, s", cpu)
+	add("peak RSS of the daemon, MB", float64(field(filepath.Join("/proc", strconv.Itoa(pid), "status"), "VmHWM:"))/1024)
+	full := allocated(t.data)
+	add(fmt.Sprintf("disk, MB (files: %d)", w.unpacked>>20), float64(full-before)/(1<<20))
+	if wall, cpu, err = t.pullAll(ctx, pid, w); err != nil {
+		return err
 	}
-	begin := time.Now()
-	_, err = t.client.Images.RemoveImage(ctx, &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: w.refs[0]}})
-	p.Remove = float64(time.Since(begin).Microseconds()) / 1000
-	return p, version, err
+	add("warm, s", wall)
+	add("warm, CPU, s", cpu)
+	took, err := t.createSome(ctx, w.refs[0])
+	if err != nil {
+		return err
+	}
+	add("CreateContainer, ms", took)
+	if err := quiet(ctx); err != nil {
+		return err
+	}
+	began = time.Now()
+	if _, err := t.client.Images.RemoveImage(ctx, &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: w.refs[0]}}); err != nil {
+		return err
+	}
+	add("RemoveImage, ms", ms(time.Since(began)))
+	gone, err := t.untilFreed(ctx, began)
+	add("RemoveImage until its space is free, ms", gone)
+	return err
+}
+
+// syncDisk returns when all that was written to the disk of a directory is there.
+func syncDisk(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return unix.Syncfs(int(d.Fd()))
+}
+
+// untilFreed returns the time, in milliseconds, from began until as little of the disk was in use as it is now
+// that the machine is quiet again.
+func (t *target) untilFreed(ctx context.Context, began time.Time) (float64, error) {
+	type look struct {
+		after time.Duration
+		used  int64
+	}
+	stop, looks := make(chan struct{}), make(chan []look)
+	go func() {
+		var all []look
+		tick := time.NewTicker(goneTick)
+		defer tick.Stop()
+		for {
+			all = append(all, look{time.Since(began), usedBytes(t.dir)})
+			select {
+			case <-tick.C:
+			case <-stop:
+				looks <- all
+				return
+			}
+		}
+	}()
+	err := quiet(ctx)
+	close(stop)
+	all := <-looks
+	end := all[len(all)-1].used
+	i := slices.IndexFunc(all, func(l look) bool { return l.used <= end })
+	return ms(all[i].after), err
+}
+
+// usedBytes is how much of the disk of a directory is in use.
+func usedBytes(dir string) int64 {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(dir, &fs); err != nil {
+		return 0
+	}
+	return int64(fs.Blocks-fs.Bfree) * fs.Bsize
 }
 
 // pullAll pulls a workload, and says how long that took, and how much CPU time of the

@@ -3,10 +3,8 @@ package main
 import (
 	"context"
 	"fmt"
-	"math"
 	"os"
 	"path/filepath"
-	"slices"
 	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -14,7 +12,7 @@ import (
 	"github.com/coracle-project/coracle/internal/testkit"
 )
 
-// step is what is timed.
+// step is what is timed, in milliseconds.
 type step string
 
 // The steps. podStart spans RunPodSandbox, CreateContainer and StartContainer;
@@ -169,68 +167,76 @@ func (c *client) life(ctx context.Context) (map[step]float64, error) {
 	return p.took, c.remove(ctx, p, grace)
 }
 
-// measureLatency has all runtimes up and lets them take turns.
-func measureLatency(ctx context.Context, targets []*target, results []*result, o options) (err error) {
-	clients := make([]*client, len(targets))
-	for i, t := range targets {
-		if clients[i], err = t.up(ctx); err != nil {
-			return fmt.Errorf("%s: %w", t.name, err)
+// warm takes pods through their lives that are not counted.
+func (c *client) warm(ctx context.Context, pods int) error {
+	for range pods {
+		if _, err := c.life(ctx); err != nil {
+			return err
 		}
-		defer func() { err = joinDown(err, t) }()
-		v, err := clients[i].Version(ctx, &cri.VersionRequest{})
+	}
+	return quiet(ctx)
+}
+
+// measureLatency has all runtimes up and lets them take turns.
+func measureLatency(ctx context.Context, targets []*target, o options) (err error) {
+	for _, t := range targets {
+		c, err := t.up(ctx)
 		if err != nil {
 			return fmt.Errorf("%s: %w", t.name, err)
 		}
-		results[i].Version = v.GetRuntimeName() + " " + v.GetRuntimeVersion()
-		for range o.warm {
-			if _, err := clients[i].life(ctx); err != nil {
+		defer func() { err = joinDown(err, t) }()
+		if err := c.warm(ctx, o.warm); err != nil {
+			return fmt.Errorf("%s: %w", t.name, err)
+		}
+	}
+	return inTurns(targets, o.runs, func(run int, t *target) error {
+		if err := t.latency(ctx, o.n); err != nil {
+			return err
+		}
+		if err := quiet(ctx); err != nil {
+			return err
+		}
+		took, err := t.untilGone(ctx)
+		if err != nil {
+			return err
+		}
+		t.add("stop + remove until nothing is left, ms", took)
+		t.say("run %d: pod start %.1f ms, gone in %.0f ms", run, quantile(t.Values[string(podStart)+", ms"][run-1:], .5), took)
+		return quiet(ctx)
+	})
+}
+
+// inTurns measures each target once per run, from 1 on. Another one begins each time, so that what
+// one leaves behind for the next does not always fall on the same.
+func inTurns(targets []*target, runs int, measure func(run int, t *target) error) error {
+	for run := range runs {
+		for i := range targets {
+			t := targets[(i+run)%len(targets)]
+			if err := measure(run+1, t); err != nil {
 				return fmt.Errorf("%s: %w", t.name, err)
 			}
-		}
-	}
-	times := make([]map[step][]float64, len(targets))
-	for round := range o.rounds {
-		for i, t := range targets {
-			if times[i] == nil {
-				times[i] = map[step][]float64{}
-			}
-			for range o.n {
-				took, err := clients[i].life(ctx)
-				if err != nil {
-					return fmt.Errorf("%s: %w", t.name, err)
-				}
-				for s, ms := range took {
-					times[i][s] = append(times[i][s], ms)
-				}
-			}
-			fmt.Fprintf(os.Stderr, "bench: round %d of %d: %s: pod start %.1f ms\n", round+1, o.rounds, t.name, quantile(times[i][podStart][round*o.n:], .5))
-		}
-	}
-	for i := range targets {
-		results[i].Latency = map[step]sample{}
-		for s, all := range times[i] {
-			results[i].Latency[s] = sampleOf(all)
 		}
 	}
 	return nil
 }
 
-// sample is a series of times in milliseconds.
-type sample struct {
-	N   int     `json:"n"`
-	P50 float64 `json:"p50"`
-	P99 float64 `json:"p99"`
-}
-
-func sampleOf(all []float64) sample {
-	return sample{N: len(all), P50: quantile(all, .5), P99: quantile(all, .99)}
-}
-
-// quantile is the smallest value that q of all values do not exceed.
-func quantile(all []float64, q float64) float64 {
-	if len(all) == 0 {
-		return 0
+// latency takes n pods through their lives, one after another.
+func (t *target) latency(ctx context.Context, n int) error {
+	times := map[step][]float64{}
+	for range n {
+		took, err := t.client.life(ctx)
+		if err != nil {
+			return err
+		}
+		for s, ms := range took {
+			times[s] = append(times[s], ms)
+		}
 	}
-	sorted := slices.Sorted(slices.Values(all))
-	return sorted[max(0, int(math.Ceil(q*float64(len(sorted))))-1)]
+	for _, s := range steps {
+		t.add(string(s)+", ms", quantile(times[s], .5))
+		if s == podStart {
+			t.add(fmt.Sprintf("… the slowest of %d, ms", n), quantile(times[s], 1))
+		}
+	}
+	return nil
 }

@@ -10,79 +10,54 @@ import (
 	"time"
 )
 
-// memory is what a runtime takes with pods idle, in kB of PSS (proportional set
-// size: shared pages count in part).
-type memory struct {
-	Pods int `json:"pods"`
-	// PerPod is the growth of all processes but the payload, divided by Pods.
-	PerPod float64 `json:"kb_per_pod"`
-	// Idle and Busy are all processes of the runtime with no pod and with Pods pods.
-	Idle, Busy int64
-	// DaemonIdle is the daemon's resident size before the first pod.
-	DaemonIdle int64            `json:"daemon_idle_rss_kb"`
-	Processes  int              `json:"processes"`
-	ByName     map[string]int64 `json:"by_name"`
-}
-
-// settle is how long a runtime gets to come to rest before memory is read.
+// settle is how long a runtime gets, once it is quiet, to give memory back before it is read.
 const settle = 3 * time.Second
 
-// measureMemory has only this runtime up.
-func measureMemory(ctx context.Context, t *target, pods int) (m *memory, err error) {
+// measureMemory has only this runtime up. Memory is PSS (proportional set size: shared pages count in part).
+func measureMemory(ctx context.Context, t *target, o options) (err error) {
 	c, err := t.up(ctx)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer func() { err = joinDown(err, t) }()
-	m = &memory{Pods: pods}
 	if err := rest(ctx); err != nil {
-		return nil, err
+		return err
 	}
-	m.DaemonIdle = residentSize(t.pid())
-	for range 5 { // what is made once (a node's shim, pools) is there before the first reading
-		if _, err := c.life(ctx); err != nil {
-			return nil, err
-		}
+	rss := residentSize(t.pid())
+	// What is made once (a node's shim, pools) is there before the first reading.
+	if err := c.warm(ctx, 5); err != nil {
+		return err
 	}
 	if err := rest(ctx); err != nil {
-		return nil, err
+		return err
 	}
-	idle, _, _ := runtimeMemory()
-	held := make([]*pod, 0, pods)
-	for range pods {
-		p, err := c.start(ctx)
-		if err != nil {
-			return nil, err
-		}
-		held = append(held, p)
+	idle, _ := runtimeMemory()
+	held, _, err := together(ctx, t, 1, o.pods)
+	if err != nil {
+		return err
 	}
 	if err := rest(ctx); err != nil {
-		return nil, err
+		return err
 	}
-	busy, names, count := runtimeMemory()
-	m.Idle, m.Busy, m.ByName, m.Processes = idle, busy, names, count
-	m.PerPod = float64(busy-idle) / float64(pods)
-	for _, p := range held {
-		if err := c.remove(ctx, p, grace); err != nil {
-			return nil, err
-		}
-	}
-	fmt.Fprintf(os.Stderr, "bench: %s: %.0f kB per idle pod\n", t.name, m.PerPod)
-	return m, nil
+	busy, names := runtimeMemory()
+	perPod := float64(busy-idle) / float64(o.pods)
+	t.add(fmt.Sprintf("idle pod, at %d, kB", o.pods), perPod)
+	t.add(fmt.Sprintf("the runtime at %d pods, MB", o.pods), float64(busy)/1024)
+	t.add("RSS of the idle daemon, MB", float64(rss)/1024)
+	t.say("%.0f kB per idle pod; PSS in kB at %d pods: %v", perPod, o.pods, names)
+	return removeAll(ctx, c, held)
 }
 
 func rest(ctx context.Context) error {
-	select {
-	case <-time.After(settle):
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
+	if err := quiet(ctx); err != nil {
+		return err
 	}
+	return pause(ctx, settle)
 }
 
 // runtimeMemory sums all processes in this process namespace except the payload,
 // this program and its init, and the registry.
-func runtimeMemory() (sum int64, byName map[string]int64, count int) {
+func runtimeMemory() (sum int64, byName map[string]int64) {
 	byName = map[string]int64{}
 	dirs, _ := filepath.Glob("/proc/[0-9]*")
 	self, _ := os.Readlink("/proc/self/exe")
@@ -102,9 +77,8 @@ func runtimeMemory() (sum int64, byName map[string]int64, count int) {
 		kb := field(filepath.Join(dir, "smaps_rollup"), "Pss:")
 		byName[filepath.Base(argv[0])] += kb
 		sum += kb
-		count++
 	}
-	return sum, byName, count
+	return sum, byName
 }
 
 func residentSize(pid int) int64 {

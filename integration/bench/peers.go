@@ -70,6 +70,18 @@ const (
 `
 )
 
+// launchCoracleCNI has coracled call the plugins that the peers call.
+func launchCoracleCNI(t *target) (func() error, string, error) {
+	p, err := newPlace(t, "", "bench-cor0", "10.76.0.0/21")
+	if err != nil {
+		return nil, "", err
+	}
+	if err := (peerFiles{"cni/10-bench.conflist": portmapConflist}).write(p); err != nil {
+		return nil, "", err
+	}
+	return startCoracle(t, filepath.Join(t.dir, "cni"))
+}
+
 var containerdFiles = peerFiles{
 	"cni/10-bench.conflist": portmapConflist,
 	"certs.d/_default/hosts.toml": `
@@ -114,7 +126,7 @@ disabled_plugins = ["io.containerd.nri.v1.nri", "io.containerd.internal.v1.traci
 func launchContainerd(peers string) func(*target) (func() error, string, error) {
 	return func(t *target) (func() error, string, error) {
 		id := strings.TrimPrefix(filepath.Base(t.dir), "t")
-		p, err := newPlace(t, peers, "bench-ctrd"+id, "10.77."+id+".0/24")
+		p, err := newPlace(t, peers, "bench-ctrd"+id, "10.7"+id+".0.0/21")
 		if err != nil {
 			return nil, "", err
 		}
@@ -179,7 +191,7 @@ enable_nri = false
 
 func launchCRIO(peers string) func(*target) (func() error, string, error) {
 	return func(t *target) (func() error, string, error) {
-		p, err := newPlace(t, peers, "bench-crio0", "10.78.0.0/24")
+		p, err := newPlace(t, peers, "bench-crio0", "10.78.0.0/21")
 		if err != nil {
 			return nil, "", err
 		}

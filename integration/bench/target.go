@@ -23,6 +23,10 @@ type target struct {
 	seccomp *cri.SecurityProfile
 	dir     string
 	launch  func(t *target) (stop func() error, socket string, err error)
+	peer    bool
+
+	figures
+	version string
 
 	client *client
 	others int // clients that there were besides
@@ -43,9 +47,10 @@ func chooseTargets(names, dir string, seccomp bool) ([]*target, error) {
 	}
 	known := []*target{
 		{name: "coracle", launch: launchCoracle},
-		{name: "containerd+runc", handler: "runc", launch: launchContainerd(peers)},
-		{name: "containerd+crun", handler: "crun", launch: launchContainerd(peers)},
-		{name: "cri-o+crun", handler: "crun", launch: launchCRIO(peers)},
+		{name: "coracle+CNI", launch: launchCoracleCNI},
+		{name: "containerd+runc", handler: "runc", launch: launchContainerd(peers), peer: true},
+		{name: "containerd+crun", handler: "crun", launch: launchContainerd(peers), peer: true},
+		{name: "cri-o+crun", handler: "crun", launch: launchCRIO(peers), peer: true},
 	}
 	var chosen []*target
 	for i, t := range known {
@@ -53,7 +58,7 @@ func chooseTargets(names, dir string, seccomp bool) ([]*target, error) {
 		if seccomp {
 			t.seccomp = &cri.SecurityProfile{ProfileType: cri.SecurityProfile_RuntimeDefault}
 		}
-		want := names == "" && (i == 0 || installed(peers, t.name))
+		want := names == "" && (!t.peer || installed(peers, t.name))
 		for n := range strings.SplitSeq(names, ",") {
 			want = want || n == t.name
 		}
@@ -64,7 +69,7 @@ func chooseTargets(names, dir string, seccomp bool) ([]*target, error) {
 	if len(chosen) == 0 || names != "" && len(chosen) != strings.Count(names, ",")+1 {
 		return nil, fmt.Errorf("targets %q: not all known", names)
 	}
-	if len(chosen) == 1 && names == "" {
+	if !chosen[len(chosen)-1].peer && names == "" {
 		fmt.Fprintf(os.Stderr, "bench: no peers in %s: `make bench-peers` installs them\n", peers)
 	}
 	return chosen, nil
@@ -113,7 +118,19 @@ func (t *target) open() error {
 		CRI: conn, handler: t.handler, seccomp: t.seccomp, cgroup: "coracle-bench-" + filepath.Base(t.dir),
 		logs: filepath.Join(t.dir, "logs"), prefix: filepath.Base(t.dir),
 	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	v, err := conn.Version(ctx, &cri.VersionRequest{})
+	if err != nil {
+		return errors.Join(err, t.down())
+	}
+	t.version = v.GetRuntimeName() + " " + v.GetRuntimeVersion()
 	return nil
+}
+
+// say tells how the measurement goes.
+func (t *target) say(format string, args ...any) {
+	fmt.Fprintf(os.Stderr, "bench: %s: %s\n", t.name, fmt.Sprintf(format, args...))
 }
 
 // down removes all pods and ends the runtime.
@@ -142,8 +159,11 @@ func (t *target) pid() int {
 	return testkit.SocketPID(t.socket)
 }
 
-func launchCoracle(t *target) (func() error, string, error) {
-	d, err := testkit.NewDaemon(testkit.Options{Dir: t.dir, Registries: []string{registryAddr}, LogLevel: "info"})
+func launchCoracle(t *target) (func() error, string, error) { return startCoracle(t, "") }
+
+// startCoracle starts coracled with the built-in network, or with the CNI configuration of a directory.
+func startCoracle(t *target, cni string) (func() error, string, error) {
+	d, err := testkit.NewDaemon(testkit.Options{Dir: t.dir, Registries: []string{registryAddr}, LogLevel: "info", CNIConfDir: cni})
 	if err != nil {
 		return nil, "", err
 	}

@@ -40,13 +40,11 @@ func measureWriters(ctx context.Context, t *target, o options) (err error) {
 		return err
 	}
 	defer func() { err = joinDown(err, t) }()
-	for range o.warm {
-		if _, err := c.life(ctx); err != nil {
-			return err
-		}
+	if err := c.warm(ctx, o.warm); err != nil {
+		return err
 	}
 	var quiet, loud beside
-	for round := range o.rounds {
+	for round := range o.runs {
 		q, err := c.others(ctx, o.n)
 		if err != nil {
 			return err

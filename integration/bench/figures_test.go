@@ -1,0 +1,48 @@
+package main
+
+import (
+	"reflect"
+	"sync/atomic"
+	"testing"
+)
+
+func TestTable(t *testing.T) {
+	var ours, theirs, none figures
+	for _, v := range []float64{3, 1, 2} {
+		ours.add("start, ms", v)
+		theirs.add("start, ms", 100*v)
+	}
+	ours.add("size, MB", 0.25)
+	got := table("medians", []string{"a", "b", "c"}, []*figures{&ours, &theirs, &none})
+	want := [][]string{
+		{"medians", "a", "b", "×", "c", "×"},
+		{"start, ms", "2.0 (1.0–3.0)", "200 (100–300)", "100.0", "", "–"},
+		{"size, MB", "0.25", "", "–", "", "–"},
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("%q", got)
+	}
+}
+
+// A machine whose CPUs are all busy is not quiet.
+func TestQuiet(t *testing.T) {
+	before, err := busyTime()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var stop atomic.Bool
+	for range cpus {
+		go func() {
+			for !stop.Load() { // burn
+			}
+		}()
+	}
+	err = waitQuiet(t.Context(), 0)
+	stop.Store(true)
+	if after, _ := busyTime(); after <= before {
+		t.Errorf("the CPUs were busy for %s, then for %s", before, after)
+	}
+	if err == nil {
+		t.Error("a busy machine was taken for a quiet one")
+	}
+}

@@ -1,0 +1,102 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// How measureScale goes: among so many pods, the peers' last is less, starts and lists are measured.
+var (
+	ourScale   = []int{10, 500, 1000}
+	peersScale = []int{10, 500}
+)
+
+// lists is how often a list is asked for in one run.
+const lists = 20
+
+// measureScale has only this runtime up. It fills the node once; the runs follow each other among as many pods.
+func measureScale(ctx context.Context, t *target, o options) (err error) {
+	c, err := t.up(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = joinDown(err, t) }()
+	if err := c.warm(ctx, o.warm); err != nil {
+		return err
+	}
+	sizes := peersScale
+	if !t.peer {
+		sizes = ourScale
+	}
+	var held []*pod
+	for _, size := range sizes {
+		more, _, err := together(ctx, t, o.clients, size-len(held))
+		held = append(held, more...)
+		if err := errors.Join(err, quiet(ctx)); err != nil {
+			return err
+		}
+		for range o.runs {
+			if err := t.among(ctx, size, o.n); err != nil {
+				return err
+			}
+		}
+		t.say("among %d pods: start %s ms", size, spread(t.Values[amongName(size)]))
+	}
+	slices.Reverse(held)
+	return removeAll(ctx, c, held)
+}
+
+func amongName(pods int) string { return fmt.Sprintf("pod start among %d pods, ms", pods) }
+
+// among measures one run of n starts, and of lists if there are many pods. The pods that it has started are
+// removed at its end: how much of a teardown still goes on is not what is asked.
+func (t *target) among(ctx context.Context, pods, n int) error {
+	var took []float64
+	var more []*pod
+	for range n {
+		p, err := t.client.start(ctx)
+		if err != nil {
+			return err
+		}
+		more, took = append(more, p), append(took, p.took[podStart])
+	}
+	t.add(amongName(pods), quantile(took, .5))
+	if err := errors.Join(removeAll(ctx, t.client, more), quiet(ctx)); err != nil {
+		return err
+	}
+	if pods == ourScale[0] {
+		return nil
+	}
+	for _, l := range []struct {
+		call string
+		list func() (int, error)
+	}{
+		{"ListPodSandbox", func() (int, error) {
+			r, err := t.client.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
+			return len(r.GetItems()), err
+		}},
+		{"ListContainers", func() (int, error) {
+			r, err := t.client.ListContainers(ctx, &cri.ListContainersRequest{})
+			return len(r.GetContainers()), err
+		}},
+	} {
+		took = took[:0]
+		for range lists {
+			began := time.Now()
+			n, err := l.list()
+			if took = append(took, ms(time.Since(began))); err == nil && n != pods {
+				err = fmt.Errorf("%s has %d of %d", l.call, n, pods)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		t.add(fmt.Sprintf("%s of %d, ms", l.call, pods), quantile(took, .5))
+	}
+	return nil
+}
