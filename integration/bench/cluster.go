@@ -83,7 +83,7 @@ func benchmarkCluster(ctx context.Context, o options) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w\nlogs are in %s", stack, err, dir)
 		}
-		rep.Versions[stack] = fmt.Sprintf("Kubernetes %s, load %s before and %s after", out.Version, before, loadAverage())
+		rep.Versions[stack] = fmt.Sprintf("%s, load %s before and %s after", out.Version, before, loadAverage())
 		rep.Figures = append(rep.Figures, out.Figures...)
 	}
 	rep.Machine.LoadAfter = loadAverage()
@@ -138,7 +138,18 @@ func measureStack(ctx context.Context, stack, dir, flags string) (out clusterOut
 	if err != nil {
 		return out, fmt.Errorf("cluster-bench: %w", err)
 	}
-	return out, json.Unmarshal(raw, &out)
+	if err := json.Unmarshal(raw, &out); err != nil {
+		return out, fmt.Errorf("cluster-bench: %w", err)
+	}
+	out.Version = "Kubernetes " + out.Version
+	if stack == "coracle" { // and of which commit
+		said, err := exec.CommandContext(ctx, filepath.Join(bin, "coracle-kube"), "--version").Output()
+		if err != nil {
+			return out, fmt.Errorf("coracle-kube --version: %w", err)
+		}
+		out.Version = strings.TrimSpace(string(said))
+	}
+	return out, nil
 }
 
 // clusterRows are the table, a row per figure in the order in which they were found.

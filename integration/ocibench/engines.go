@@ -51,7 +51,6 @@ func (f *engineFigures) join(more *engineFigures) {
 // engines measures the engines with few mounts on the host and with many, in turns, so that what
 // else the machine does falls upon both.
 func (w *workshop) engines(runs int, many *crowd) (without, with []engineFigures, err error) {
-	const turns = 5
 	for range turns {
 		if err := w.turn(max(runs/turns, 1), &without); err != nil {
 			return nil, nil, err

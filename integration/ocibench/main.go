@@ -73,6 +73,9 @@ func run() int {
 	return 0
 }
 
+// turns is how often the programs take turns where each runs many times in a row.
+const turns = 5
+
 // manyMounts is how many more there are on the host for the second half.
 const manyMounts = 2000
 
@@ -97,8 +100,12 @@ func measure(runs int) (string, error) {
 	say := func(what string) {
 		fmt.Fprintf(os.Stderr, "ocibench: %3.0f s: %s\n", time.Since(began).Seconds(), what)
 	}
-	say("commands")
-	if r.commands, err = w.commands(runs); err != nil {
+	say("commands in turns")
+	if r.commands, err = w.commands(runs, 1); err != nil {
+		return "", err
+	}
+	say("commands in a loop")
+	if r.commandsInRow, err = w.commands(runs, max(runs/turns, 1)); err != nil {
 		return "", err
 	}
 	say("steps")
@@ -114,12 +121,14 @@ func measure(runs int) (string, error) {
 	if err := many.mount(); err != nil {
 		return "", err
 	}
-	r.commandsMany, err = w.commands(max(runs/3, 10))
+	r.commandsMany, err = w.commands(max(runs/3, 10), 1)
 	if err = errors.Join(err, many.unmount()); err != nil { // or dir could not be removed
 		return "", err
 	}
 	r.sizes = w.sizes()
-	r.machine = machine(before)
+	if r.machine, err = machine(bin, before); err != nil {
+		return "", err
+	}
 	return r.markdown(), nil
 }
 

@@ -5,6 +5,8 @@ package main
 import (
 	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -15,11 +17,11 @@ import (
 
 // report is all that was measured.
 type report struct {
-	commands, commandsMany []sample
-	engines, enginesMany   []engineFigures
-	steps                  []step
-	sizes                  map[string]int64
-	machine                string
+	commands, commandsInRow, commandsMany []sample
+	engines, enginesMany                  []engineFigures
+	steps                                 []step
+	sizes                                 map[string]int64
+	machine                               string
 }
 
 func ms(d time.Duration) string { return fmt.Sprintf("%.2f", float64(d)/float64(time.Millisecond)) }
@@ -38,15 +40,18 @@ One run, one machine, all programs taking turns. To repeat it, and write this pa
 	b.WriteString(page.Table(r.commandRows()))
 	b.WriteString("\n" + r.machine + ".\n")
 	fmt.Fprintf(&b, `
-- %s of busybox's true, one bundle and one cgroup path for all, from fork to the end of the command. p10, p50: of %d runs, %d with %d
-  more mounts on the host. CPU: user and system time of the command and all that it has waited for, mean. × is p50 against crun's
+- %s of busybox's true, one bundle and one cgroup path for all, from fork to the end of the command. Of %d runs, %d with %d
+  more mounts on the host. CPU: user and system time of the command and all that it has waited for, mean. × is against crun's
   with the same profile.
+- In turns, all others run between two runs of one program; in a loop, each runs %d times in a row, in %d turns. What comes
+  after a pause can cost more: the kernel waits for other CPUs (RCU) when the first process is moved between cgroups of version 1.
 - The floor makes a cgroup in every hierarchy but cpuset, all namespaces, a mount of proc, pivots, executes and cleans up.
 - Sizes: %s.
 
 In process, as in the shim, with the default seccomp profile, in turns with the mounts and without; medians:
 
-`, "`run`", len(r.commands[0].wall), len(r.commandsMany[0].wall), manyMounts, r.sizesText())
+`, "`run`", len(r.commands[0].wall), len(r.commandsMany[0].wall), manyMounts,
+		len(r.commandsInRow[0].wall)/turns, turns, r.sizesText())
 	b.WriteString(page.Table(r.engineRows()))
 	fmt.Fprintf(&b, `
 - The process that starts containers has %d kB (PSS).
@@ -62,22 +67,28 @@ In process, as in the shim, with the default seccomp profile, in turns with the 
 }
 
 func (r *report) commandRows() [][]string {
-	rows := [][]string{{"ms", "p10", "p50", "× crun", "CPU", fmt.Sprintf("p50, %d mounts", manyMounts), "× crun"}}
+	many := fmt.Sprintf("p50, %d mounts", manyMounts)
+	rows := [][]string{{"ms", "in turns: p10", "p50", "×", "CPU", "×", "in a loop: p10", "p50", "×", "CPU", "×", many, "×"}}
+	p50 := func(s *sample) time.Duration { return s.at(0.5) }
+	cpu := func(s *sample) time.Duration { return s.cpu }
 	for i := range r.commands {
-		s, many := &r.commands[i], &r.commandsMany[i]
-		rows = append(rows, []string{
-			s.name, ms(s.at(0.1)), ms(s.at(0.5)), toCrun(r.commands, s), ms(s.cpu), ms(many.at(0.5)), toCrun(r.commandsMany, many),
-		})
+		row := []string{r.commands[i].name}
+		for _, all := range [][]sample{r.commands, r.commandsInRow} {
+			s := &all[i]
+			row = append(row, ms(s.at(0.1)), ms(p50(s)), toCrun(all, s, p50), ms(s.cpu), toCrun(all, s, cpu))
+		}
+		s := &r.commandsMany[i]
+		rows = append(rows, append(row, ms(p50(s)), toCrun(r.commandsMany, s, p50)))
 	}
 	return rows
 }
 
 // toCrun compares a runtime with crun.
-func toCrun(all []sample, s *sample) string {
+func toCrun(all []sample, s *sample, value func(*sample) time.Duration) string {
 	_, profile, isRuntime := strings.Cut(s.name, ", ")
 	for i := range all {
 		if isRuntime && all[i].name == "crun, "+profile {
-			return fmt.Sprintf("%.2f", float64(s.at(0.5))/float64(all[i].at(0.5)))
+			return fmt.Sprintf("%.2f", float64(value(s))/float64(value(&all[i])))
 		}
 	}
 	return ""
@@ -128,12 +139,21 @@ func (r *report) sizesText() string {
 	return strings.Join(list, ", ")
 }
 
-// machine describes this one, and how busy it was.
-func machine(before string) string {
+// machine describes this one, how busy it was, and what was measured.
+func machine(bin, before string) (string, error) {
 	var u unix.Utsname
 	_ = unix.Uname(&u) // which cannot fail
-	return fmt.Sprintf("%s, %d CPUs, Linux %s, load %s before and %s after",
+	text := fmt.Sprintf("%s, %d CPUs, Linux %s, load %s before and %s after",
 		time.Now().Format(time.DateOnly), cpus(), unix.ByteSliceToString(u.Release[:]), before, load())
+	for _, program := range []string{"coracle-oci", "peers/bin/crun", "peers/bin/runc"} {
+		out, err := exec.Command(filepath.Join(bin, program), "--version").Output()
+		if err != nil {
+			return "", fmt.Errorf("%s --version: %w", program, err)
+		}
+		first, _, _ := strings.Cut(string(out), "\n")
+		text += "; " + first
+	}
+	return text, nil
 }
 
 // load is the load average of the last minute.

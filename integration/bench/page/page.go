@@ -19,9 +19,10 @@ const (
 	Container Part = "## One container"
 	Clusters  Part = "## Whole clusters"
 	Images    Part = "## Images"
+	Network   Part = "## The built-in network" // written by hand
 )
 
-var parts = []Part{Runtimes, Container, Clusters, Images}
+var parts = []Part{Runtimes, Container, Clusters, Images, Network}
 
 // Write replaces a part of the page by text, which begins with the part's heading.
 func Write(path string, part Part, text string) error {
