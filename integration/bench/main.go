@@ -114,12 +114,14 @@ func benchmark(ctx context.Context, o options) error {
 				return inTurns(targets, 1, func(_ int, t *target) error { return measureScale(ctx, t, o) })
 			},
 		}
-		for part := range strings.SplitSeq(o.parts, ",") {
-			measure, known := parts[part]
-			if !known {
+		chosen := strings.Split(o.parts, ",")
+		for _, part := range chosen {
+			if parts[part] == nil {
 				return fmt.Errorf("-parts %q: use latency, memory, crowd, scale", part)
 			}
-			if err := measure(); err != nil {
+		}
+		for _, part := range chosen {
+			if err := parts[part](); err != nil {
 				return fmt.Errorf("%s: %w", part, err)
 			}
 		}
@@ -132,6 +134,9 @@ func benchmark(ctx context.Context, o options) error {
 func withTargets(ctx context.Context, o options, measure func([]*target) error) (err error) {
 	dir, err := os.MkdirTemp("", "bench-")
 	if err != nil {
+		return err
+	}
+	if err := addUplink(); err != nil {
 		return err
 	}
 	registry, err := publish(ctx, dir)
