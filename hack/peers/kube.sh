@@ -13,7 +13,7 @@ stamp=$out/.stamp/kube-$version
 [[ ! -e $stamp ]] || exit 0
 kubelet=$out/.stamp/kubelet-$version
 if [[ ${1:-} == kubelet && -e $kubelet ]]; then exit 0; fi
-export CGO_ENABLED=0 GOWORK=off
+export CGO_ENABLED=0 GOWORK=off GOFLAGS= # not those of our own programs: a kubelet needs all of gRPC
 echo "peers: building Kubernetes $version" >&2
 programs=(k8s.io/kubernetes/cmd/{kubelet,kube-apiserver,kube-controller-manager,kube-scheduler})
 [[ ${1:-} != kubelet ]] || programs=("${programs[0]}")

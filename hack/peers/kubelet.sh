@@ -13,7 +13,7 @@ fi
 program=$PWD/bin/peers/bin/kubelet-$version
 [[ ! -e $program ]] || exit 0
 mkdir -p "${program%/*}"
-export CGO_ENABLED=0 GOWORK=off
+export CGO_ENABLED=0 GOWORK=off GOFLAGS= # not those of our own programs: a kubelet needs all of gRPC
 echo "peers: building the kubelet $version" >&2
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
