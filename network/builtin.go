@@ -28,6 +28,7 @@ type builtin struct {
 	log      *slog.Logger
 	records  records[lease]
 	fw       *firewall
+	holds    *holds
 	reaper   *reaper
 	changes  *changes
 	linger   time.Duration // for which a link is left to go with its namespace
@@ -53,6 +54,7 @@ func newBuiltin(c Config) *builtin {
 		log:      c.Log,
 		records:  newRecords[lease](c.StateDir, "bridge", c.Log),
 		fw:       &firewall{name: c.Name},
+		holds:    newHolds(c.Log),
 		leases:   map[string]lease{},
 		ports:    portTable{},
 		linger:   2 * time.Second,
@@ -86,6 +88,7 @@ func (b *builtin) close() {
 	b.changes.close()
 	b.reaper.close()
 	b.fw.close()
+	b.holds.close()
 	b.hostMu.Lock()
 	defer b.hostMu.Unlock()
 	if b.host != nil {
@@ -176,6 +179,11 @@ func (b *builtin) Setup(ctx context.Context, p Pod) (Result, error) {
 			return Result{}, err
 		}
 		l, err := b.reserve(h, p, ports)
+		if err == nil {
+			if err = b.holds.take(p.ID, ports); err != nil {
+				b.free(l)
+			}
+		}
 		if err != nil {
 			return Result{}, fmt.Errorf("network of pod %s: %w", p.ID, err)
 		}
@@ -301,6 +309,7 @@ func (b *builtin) retire(ctx context.Context, l lease) error {
 	if err := faultTeardownUnmapped.At(ctx); err != nil {
 		return err
 	}
+	b.holds.release(l.PodID)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.ports.release(l.PodID, l.Ports)

@@ -170,7 +170,11 @@ func (n *cniNet) Setup(ctx context.Context, p Pod) (Result, error) {
 
 // plan checks what Setup is given, before anything is changed.
 func (n *cniNet) plan(p Pod) (cniLease, *libcni.NetworkConfigList, error) {
-	if _, err := hostPorts(p.Ports); err != nil {
+	ports, err := hostPorts(p.Ports)
+	if err == nil {
+		err = listenerFree(n.log, ports) // the plugin translates as we do, and does not look
+	}
+	if err != nil {
 		return cniLease{}, nil, err
 	}
 	ns, err := openNetns(p.NetNS)

@@ -366,6 +366,7 @@ func (b *builtin) recover(ctx context.Context, claimed map[string]bool) error {
 		}
 		errs = append(errs, b.Teardown(ctx, Pod{ID: l.PodID}))
 	}
+	errs = append(errs, b.rehold(ctx))
 	// A table that is there without pods may have host ports of pods whose teardown
 	// a crash cut short, and the host may have a range that is no longer configured.
 	if kept > 0 || b.fw.exists() {

@@ -75,11 +75,18 @@ func testConfig(t testing.TB) Config {
 	return Config{StateDir: filepath.Join(dir, "state"), CNIConfDir: filepath.Join(dir, "net.d"), CNIBinDirs: []string{filepath.Join(dir, "bin")}, Log: quiet}
 }
 
+// managers are the last ones started, by their state directory.
+var managers = map[string]*Manager{}
+
 // started returns a running Manager. The test's end tears all down and checks that
 // nothing is left on "the host".
 func started(t testing.TB, c Config) *Manager {
 	t.Helper()
+	if before := managers[c.StateDir]; before != nil {
+		before.builtin.holds.close() // it counts as killed, and the kernel closes sockets then
+	}
 	m := New(c)
+	managers[c.StateDir] = m
 	m.cni.wait, m.cni.asks.limit = patience, patience
 	m.builtin.linger = 0 // most tests keep the namespaces
 	if err := m.Start(t.Context()); err != nil {

@@ -48,7 +48,7 @@ import (
 //	    dnat ip  to meta l4proto . th dport map @ports4
 //	    …and for ip6, ::1 left out }
 //	  chain postrouting { type nat hook postrouting priority srcnat
-//	    ip saddr 10.85.0.0/16 oifgroup != PODS masquerade                       # pods to elsewhere
+//	    ip saddr 10.85.0.0/16 oifgroup != PODS oifname != lo masquerade         # pods to elsewhere
 //	    ip saddr 127.0.0.0/8 oifgroup PODS snat to 10.85.0.1                    # the host's own localhost:port
 //	    ip saddr 10.85.0.0/16 oifgroup PODS ct status dnat snat to 10.85.0.1 }  # a pod to a host port of a pod
 //	}
@@ -584,6 +584,7 @@ func (f *firewall) addPostrouting(c *nftables.Conn, t *nftables.Table, r ruleset
 		c.AddRule(&nftables.Rule{Table: t, Chain: chain, Exprs: rule(parts...)})
 	}
 	toPods, elsewhere := f.group(expr.MetaKeyOIFGROUP, expr.CmpOpEq), f.group(expr.MetaKeyOIFGROUP, expr.CmpOpNeq)
+	notLoopback := meta(expr.MetaKeyOIFNAME, expr.CmpOpNeq, padded("lo")...)
 	for _, gw := range r.gateways {
 		// The links have no address of their own, so that there is none to masquerade with.
 		asHost := []expr.Any{
@@ -601,6 +602,8 @@ func (f *firewall) addPostrouting(c *nftables.Conn, t *nftables.Table, r ruleset
 	}
 	for _, s := range r.subnets {
 		fam := familyOf(s.Addr())
-		add(fam.is(), fam.within(fam.src, s), elsewhere, []expr.Any{&expr.Masq{}})
+		// What the host sends to its own address in the range stays as it is: an answer to 127.0.0.1,
+		// which masquerading chooses there, would not come back.
+		add(fam.is(), fam.within(fam.src, s), elsewhere, notLoopback, []expr.Any{&expr.Masq{}})
 	}
 }

@@ -90,7 +90,7 @@ func (t portTable) claim(podID string, ports []hostPort) error {
 func (t portTable) release(podID string, ports []hostPort) {
 	for _, p := range ports {
 		k := portKey{p.Protocol, p.Port}
-		t[k] = slices.DeleteFunc(t[k], func(o portOwner) bool { return o.podID == podID })
+		t[k] = slices.DeleteFunc(t[k], func(o portOwner) bool { return o.podID == podID && o.hostPort == p })
 		if len(t[k]) == 0 {
 			delete(t, k)
 		}

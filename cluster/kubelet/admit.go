@@ -88,6 +88,9 @@ func (a *admission) admitLocked(p *v1.Pod) (reason, message string, ok bool) {
 	if reason, message, ok = a.k.evictor.Admit(p); !ok {
 		return reason, message, false
 	}
+	if reason, message, ok = reserved(p, a.k.opts.Port, a.k.opts.ReservedPorts); !ok {
+		return reason, message, false
+	}
 	n, err := a.k.watched.node()
 	if err != nil {
 		n = a.k.reporter.Node()
@@ -210,6 +213,24 @@ func portsTaken(p *v1.Pod, others []*v1.Pod) bool {
 		}
 	}
 	return false
+}
+
+// reserved refuses a pod that wants a TCP port of the node's own services, on whatever address. own is the
+// kubelet's.
+func reserved(p *v1.Pod, own int, others map[int]string) (reason, message string, ok bool) {
+	for _, port := range hostPorts(p) {
+		if port.Protocol != v1.ProtocolTCP {
+			continue
+		}
+		owner, taken := others[int(port.HostPort)]
+		if int(port.HostPort) == own {
+			owner, taken = "the kubelet", true
+		}
+		if taken {
+			return "HostPortReserved", fmt.Sprintf("host port %d/TCP belongs to %s on this node; choose another hostPort", port.HostPort, owner), false
+		}
+	}
+	return "", "", true
 }
 
 const anyIP = "0.0.0.0"

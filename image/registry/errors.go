@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/json"
@@ -21,13 +22,14 @@ import (
 // kind and whether trying again may help.
 type remoteError struct {
 	kind      error
+	said      string // the kind in other words, if its own would mislead
 	text      string
 	cause     error
 	transient bool
 	after     time.Duration // how long the registry asks us to stay away
 }
 
-func (e *remoteError) Error() string { return e.kind.Error() + ": " + e.text }
+func (e *remoteError) Error() string { return cmp.Or(e.said, e.kind.Error()) + ": " + e.text }
 
 func (e *remoteError) Unwrap() []error {
 	if e.cause == nil {
@@ -68,11 +70,13 @@ func (r *Repository) refusal(e *endpoint, what string, status int, said string, 
 	text := fmt.Sprintf("registry %s answers %d %s to %s%s", e.Host.Host, status, http.StatusText(status), what, said)
 	switch {
 	case status == http.StatusUnauthorized || status == http.StatusForbidden:
-		hint := "; check user name, password and rights"
 		if r.anonymous {
-			hint = "; it needs credentials (or the repository does not exist), and none were given"
+			return &remoteError{
+				kind: ErrUnauthorized, said: "registry wants credentials, and none were given",
+				text: text + "; give credentials, or check the name: many registries say the same of a repository that does not exist",
+			}
 		}
-		return &remoteError{kind: ErrUnauthorized, text: text + hint}
+		return &remoteError{kind: ErrUnauthorized, text: text + "; check user name, password and rights"}
 	case status == http.StatusNotFound && what != tokenRequest:
 		return &remoteError{kind: ErrNotFound, text: text}
 	case status == http.StatusTooManyRequests, status == http.StatusRequestTimeout, status >= 500:

@@ -181,6 +181,7 @@ func newKubelet(server *apiserver.Server, bundle *pki.Bundle, api apiOptions, n 
 		return nil, err
 	}
 	o := n.kubelet(api.root)
+	o.ReservedPorts = map[int]string{api.port: "the API server"}
 	o.CertFile, o.KeyFile, o.ClientCAFile = files.Serving, files.Serving, bundle.CACert
 	return kubelet.New(set, o)
 }

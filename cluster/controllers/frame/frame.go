@@ -22,6 +22,7 @@ import (
 	"sync"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 )
@@ -128,13 +129,23 @@ func (c *Controller) next(ctx context.Context) bool {
 	defer c.queue.Done(key)
 	if err := c.guarded(ctx, key); err != nil {
 		if ctx.Err() == nil {
-			slog.Warn("sync", "controller", c.Name, "key", key, "err", err, "tries", c.queue.NumRequeues(key))
+			tries := c.queue.NumRequeues(key)
+			slog.Log(ctx, levelOf(err, tries), "sync", "controller", c.Name, "key", key, "err", err, "tries", tries)
 			c.queue.AddRateLimited(key)
 		}
 		return true
 	}
 	c.queue.Forget(key)
 	return true
+}
+
+// levelOf is how a failed sync is logged. A conflict means that the object has changed since it was
+// read: the next try reads it again, and only if that conflicts, too, has an operator to look.
+func levelOf(err error, tries int) slog.Level {
+	if apierrors.IsConflict(err) && tries == 0 {
+		return slog.LevelDebug
+	}
+	return slog.LevelWarn
 }
 
 // guarded turns a panic in one sync into an error of that sync: one odd object must not stop the

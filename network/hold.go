@@ -1,0 +1,265 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"github.com/prometheus/procfs"
+	"golang.org/x/sys/unix"
+)
+
+// holds keeps the host ports of pods bound on the host, as a program would that listens there. Host
+// ports are translated before a packet looks for a socket, and that includes what the node's own
+// processes send to themselves. So a pod must not get the port of a process, and no process may
+// listen on a pod's port later: either would lose its traffic to the pod without noticing.
+//
+// The sockets are bound to what the nftables maps match: the mapping's address, or all of them. They
+// never listen. The kernel closes them with the daemon; the next one binds them again (rehold).
+type holds struct {
+	log *slog.Logger
+
+	mu    sync.Mutex
+	byPod map[string][]int // sockets
+}
+
+func newHolds(log *slog.Logger) *holds { return &holds{log: log, byPod: map[string][]int{}} }
+
+// take binds all ports for the pod, or none. ErrPortInUse names the address where a process of the
+// node listens.
+func (h *holds) take(podID string, ports []hostPort) error {
+	var sockets []int
+	for _, p := range ports {
+		bound, err := h.bind(p)
+		sockets = append(sockets, bound...)
+		if err != nil {
+			closeAll(sockets)
+			return err
+		}
+	}
+	if len(sockets) == 0 {
+		return nil
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.byPod[podID] = append(h.byPod[podID], sockets...)
+	return nil
+}
+
+// release lets programs of the node have a pod's ports.
+func (h *holds) release(podID string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	closeAll(h.byPod[podID])
+	delete(h.byPod, podID)
+}
+
+func (h *holds) close() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, sockets := range h.byPod {
+		closeAll(sockets)
+	}
+	clear(h.byPod)
+}
+
+func closeAll(sockets []int) {
+	for _, s := range sockets {
+		_ = unix.Close(s)
+	}
+}
+
+// listenerFree fails if a process of the node listens on one of the ports.
+func listenerFree(log *slog.Logger, ports []hostPort) error {
+	h := newHolds(log)
+	defer h.close()
+	return h.take("", ports)
+}
+
+// bind binds what a mapping matches, once per address family.
+func (h *holds) bind(p hostPort) (sockets []int, err error) {
+	addrs := []netip.Addr{p.IP}
+	if !p.IP.IsValid() {
+		addrs = []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}
+	}
+	for _, ip := range addrs {
+		s, err := bindPort(p.Protocol, netip.AddrPortFrom(ip, p.Port))
+		switch {
+		case err == nil:
+			sockets = append(sockets, s)
+		case errors.Is(err, unix.EADDRINUSE):
+			at, taken, lerr := listener(p, ip)
+			if lerr != nil {
+				return sockets, fmt.Errorf("host port %s: look for who listens there: %w", p, lerr)
+			}
+			if taken {
+				return sockets, fmt.Errorf("%w: %s: a process of the node listens on %s; stop it, or choose another host port", ErrPortInUse, p, at)
+			}
+			// Only connections have the port as theirs, and they go on.
+			h.log.Info("a host port of a pod cannot be kept from programs of the node: connections of the node use it", "port", p.String())
+		case errors.Is(err, unix.EAFNOSUPPORT), errors.Is(err, unix.EADDRNOTAVAIL), errors.Is(err, unix.EPROTONOSUPPORT):
+			// No IPv6 here, or no SCTP: no program can listen there either.
+		default:
+			return sockets, fmt.Errorf("host port %s: bind %s: %w", p, ip, err)
+		}
+	}
+	return sockets, nil
+}
+
+// bindPort returns a socket that is bound and gets nothing.
+func bindPort(protocol string, at netip.AddrPort) (int, error) {
+	kind, number := unix.SOCK_STREAM, int(protocols[protocol])
+	switch protocol {
+	case "udp":
+		kind = unix.SOCK_DGRAM
+	case "sctp":
+		// A socket would make the kernel load SCTP, which few nodes want to serve.
+		if unix.Access("/proc/net/sctp", unix.F_OK) != nil {
+			return -1, unix.EPROTONOSUPPORT
+		}
+	}
+	domain, level, free := unix.AF_INET, unix.SOL_IP, unix.IP_FREEBIND
+	var addr unix.Sockaddr = &unix.SockaddrInet4{Port: int(at.Port())}
+	if at.Addr().Is6() {
+		domain, level, free = unix.AF_INET6, unix.SOL_IPV6, unix.IPV6_FREEBIND
+		addr = &unix.SockaddrInet6{Port: int(at.Port()), Addr: at.Addr().As16()}
+	} else {
+		addr.(*unix.SockaddrInet4).Addr = at.Addr().As4()
+	}
+	s, err := unix.Socket(domain, kind|unix.SOCK_CLOEXEC, number)
+	if err != nil {
+		return -1, err
+	}
+	// The address may come later, as that of a cluster that moves between nodes.
+	err = unix.SetsockoptInt(s, level, free, 1)
+	if at.Addr().Is6() {
+		err = errors.Join(err, unix.SetsockoptInt(s, level, unix.IPV6_V6ONLY, 1))
+	}
+	if protocol == "udp" {
+		// What is not translated, such as packets to ::1, would wait here for a reader.
+		err = errors.Join(err, unix.SetsockoptInt(s, unix.SOL_SOCKET, unix.SO_RCVBUF, 0))
+	}
+	if err == nil {
+		err = unix.Bind(s, addr)
+	}
+	if errors.Is(err, unix.EADDRINUSE) && protocol == "tcp" {
+		// Connections of a server that has ended keep its port for a minute (TIME_WAIT), but not from
+		// those who set SO_REUSEADDR. It is taken back at once, or another could listen with it.
+		if err = unix.SetsockoptInt(s, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err == nil {
+			err = errors.Join(unix.Bind(s, addr), unix.SetsockoptInt(s, unix.SOL_SOCKET, unix.SO_REUSEADDR, 0))
+		}
+	}
+	if err != nil {
+		_ = unix.Close(s)
+		return -1, err
+	}
+	return s, nil
+}
+
+// tcpListen and udpOpen are states in /proc/net (include/net/tcp_states.h): TCP_LISTEN, and TCP_CLOSE,
+// which an UDP socket has that is not connected.
+const tcpListen, udpOpen = 10, 7
+
+// listener returns the address where a process of the node listens on a port that cannot be bound to
+// ip. Sockets of connections, which cannot be bound next to either, are no listeners.
+func listener(p hostPort, ip netip.Addr) (at netip.AddrPort, taken bool, err error) {
+	proc, err := procfs.NewFS("/proc/self") // this process's network namespace
+	if err != nil {
+		return at, false, err
+	}
+	matches := func(local net.IP, port, state, listens uint64) bool {
+		a, ok := netip.AddrFromSlice(local)
+		a = a.Unmap()
+		if !ok || port != uint64(p.Port) || state != listens {
+			return false
+		}
+		at = netip.AddrPortFrom(a, p.Port)
+		// A socket on :: may take IPv4, too; which one does is not in the table.
+		return a == ip || ip.IsUnspecified() && a.Is4() == ip.Is4() || a.IsUnspecified() && (a.Is6() || ip.Is4())
+	}
+	switch p.Protocol {
+	case "tcp":
+		four, err4 := proc.NetTCP()
+		six, err6 := proc.NetTCP6()
+		for _, s := range append(four, six...) {
+			if matches(s.LocalAddr, s.LocalPort, s.St, tcpListen) {
+				return at, true, nil
+			}
+		}
+		return at, false, withoutMissing(err4, err6)
+	case "udp":
+		four, err4 := proc.NetUDP()
+		six, err6 := proc.NetUDP6()
+		for _, s := range append(four, six...) {
+			if matches(s.LocalAddr, s.LocalPort, s.St, udpOpen) {
+				return at, true, nil
+			}
+		}
+		return at, false, withoutMissing(err4, err6)
+	}
+	return netip.AddrPortFrom(ip, p.Port), true, nil // SCTP does not bind a connection's port
+}
+
+// withoutMissing joins errors but those of a family that the kernel does not have.
+func withoutMissing(errs ...error) error {
+	return errors.Join(slices.DeleteFunc(errs, func(err error) bool { return errors.Is(err, fs.ErrNotExist) })...)
+}
+
+// rehold binds the host ports of the pods that an earlier daemon has connected. If a process of the
+// node has taken one meanwhile, that one keeps its traffic, and the pod loses the port.
+func (b *builtin) rehold(ctx context.Context) error {
+	var errs []error
+	for _, l := range b.connected() {
+		if len(l.Ports) > 0 {
+			errs = append(errs, b.reholdOne(ctx, l.PodID))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (b *builtin) reholdOne(ctx context.Context, podID string) error {
+	release, err := b.busy.Acquire(ctx, podID)
+	if err != nil {
+		return err
+	}
+	defer release()
+	l, ok := b.lease(podID)
+	if !ok || l.Stage != connected {
+		return nil // it was torn down meanwhile
+	}
+	var kept, lost []hostPort
+	for _, p := range l.Ports {
+		if err := b.holds.take(podID, []hostPort{p}); err != nil {
+			b.log.Error("a pod has lost a host port: a process of the node took it while coracled was away", "pod", podID, "port", p.String(), "err", err)
+			lost = append(lost, p)
+			continue
+		}
+		kept = append(kept, p)
+	}
+	if len(lost) == 0 {
+		return nil
+	}
+	return b.losePorts(l, kept, lost)
+}
+
+// losePorts takes host ports from a connected pod.
+func (b *builtin) losePorts(l lease, kept, lost []hostPort) error {
+	without := l
+	without.Ports = lost
+	closed := without.entry()
+	closed.ips = nil // the pod may send as before
+	l.Ports = kept
+	if err := b.save(l); err != nil {
+		return err
+	}
+	b.mu.Lock()
+	b.ports.release(l.PodID, lost)
+	b.mu.Unlock()
+	return errors.Join(b.fw.drop(closed), forgetFlows(lost))
+}
