@@ -159,6 +159,19 @@ func routeAddress() net.IP {
 	return net.IPv4(127, 0, 0, 1)
 }
 
+// Listens says why a server with these options could not listen, nil if it could. It needs no other fields
+// than the addresses.
+func (o Options) Listens() error {
+	if _, err := o.resolve(); err != nil {
+		return err
+	}
+	l, err := o.listen()
+	if err != nil {
+		return err
+	}
+	return l.Close()
+}
+
 // listen opens the server's socket.
 func (o *Options) listen() (net.Listener, error) {
 	address := net.JoinHostPort(o.BindAddress, strconv.Itoa(o.Port))

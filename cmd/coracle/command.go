@@ -15,7 +15,8 @@ import (
 // place is where one cluster lives; all that is found by it.
 type place struct{ root, state string }
 
-func (p place) socket() string     { return filepath.Join(p.state, "coracle.sock") }
+// socket has a pointer for its receiver: commands hand it on as a value before the flags are parsed.
+func (p *place) socket() string    { return filepath.Join(p.state, "coracle.sock") }
 func (p place) kubeRoot() string   { return filepath.Join(p.root, "kube") }
 func (p place) kubeState() string  { return filepath.Join(p.state, "kube") }
 func (p place) kubeconfig() string { return filepath.Join(p.root, "kubeconfig") }

@@ -3,12 +3,16 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"sigs.k8s.io/yaml"
 )
@@ -42,43 +46,61 @@ shown: 'coracle pods' and 'coracle ps -a' list what there is.`,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return w.call(cmd, func(ctx context.Context, c runtimeapi.RuntimeServiceClient) error {
-				stream, err := c.GetContainerEvents(ctx, &runtimeapi.GetEventsRequest{})
-				if err != nil {
-					return err
-				}
-				if _, err := stream.Header(); err != nil {
-					return err
-				}
 				write, err := format.stream(cmd.OutOrStdout())
 				if err != nil {
 					return err
 				}
-				known, err := newRoster(ctx, c)
-				if err != nil {
-					return err
-				}
-				for {
-					e, err := stream.Recv()
-					if ctx.Err() != nil {
-						return nil // that is how this command ends
-					}
-					if err != nil {
-						return err
-					}
-					h := known.name(e)
+				print := func(h happening) error {
 					if namespace != "" && h.Namespace != namespace {
-						continue
+						return nil
 					}
-					if err := write(h, h.line()); err != nil {
-						return err
-					}
+					return write(h, h.line())
 				}
+				following, err := followEvents(ctx, c, print)
+				for following && ended(err) {
+					_, _ = fmt.Fprintln(cmd.ErrOrStderr(), "coracle: the stream of events ended, and is followed again as soon as coracled answers; what happens meanwhile is not shown")
+					_, err = followEvents(ctx, c, print, grpc.WaitForReady(true))
+				}
+				if ctx.Err() != nil {
+					return nil // that is how this command ends
+				}
+				return err
 			})
 		},
 	}
 	format.define(cmd)
 	cmd.Flags().StringVarP(&namespace, "namespace", "n", "", "only of pods of this namespace")
 	return cmd
+}
+
+// followEvents calls print for each event until the stream ends, and returns why it did and whether there was one.
+func followEvents(ctx context.Context, c runtimeapi.RuntimeServiceClient, print func(happening) error, how ...grpc.CallOption) (following bool, err error) {
+	stream, err := c.GetContainerEvents(ctx, &runtimeapi.GetEventsRequest{}, how...)
+	if err != nil {
+		return false, err
+	}
+	if _, err := stream.Header(); err != nil {
+		return false, err
+	}
+	known, err := newRoster(ctx, c)
+	if err != nil {
+		return false, err
+	}
+	for {
+		e, err := stream.Recv()
+		if err != nil {
+			return true, err
+		}
+		if err := print(known.name(e)); err != nil {
+			return true, err
+		}
+	}
+}
+
+// ended says whether a stream of events ended with the coracled that had it, which its keeper or systemd starts
+// again, or because it was not read quickly enough.
+func ended(err error) bool {
+	return errors.Is(err, io.EOF) || status.Code(err) == codes.Unavailable || status.Code(err) == codes.ResourceExhausted
 }
 
 // stream returns a function that prints one of many things, each as it comes: text for people.

@@ -1,9 +1,15 @@
 package main
 
 import (
+	"bufio"
+	"context"
+	"io"
+	"net"
+	"path/filepath"
 	"strings"
 	"testing"
 
+	"google.golang.org/grpc"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -39,5 +45,111 @@ func TestHappenings(t *testing.T) {
 				t.Errorf("%q, want %q", line, tc.line)
 			}
 		})
+	}
+}
+
+// runtimeDouble is a coracled with one pod, whose one event is that it was started.
+type runtimeDouble struct {
+	runtimeapi.UnimplementedRuntimeServiceServer
+	pod string
+}
+
+func (r runtimeDouble) ListPodSandbox(context.Context, *runtimeapi.ListPodSandboxRequest) (*runtimeapi.ListPodSandboxResponse, error) {
+	return &runtimeapi.ListPodSandboxResponse{Items: []*runtimeapi.PodSandbox{{Id: r.pod, Metadata: &runtimeapi.PodSandboxMetadata{Namespace: "shop", Name: r.pod}}}}, nil
+}
+
+func (runtimeDouble) ListContainers(context.Context, *runtimeapi.ListContainersRequest) (*runtimeapi.ListContainersResponse, error) {
+	return &runtimeapi.ListContainersResponse{}, nil
+}
+
+func (r runtimeDouble) GetContainerEvents(_ *runtimeapi.GetEventsRequest, stream grpc.ServerStreamingServer[runtimeapi.ContainerEventResponse]) error {
+	if err := stream.Send(&runtimeapi.ContainerEventResponse{ContainerId: r.pod, ContainerEventType: runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT}); err != nil {
+		return err
+	}
+	<-stream.Context().Done()
+	return nil
+}
+
+// serveRuntime serves a double at the place's socket until stop, which cuts connections as a kill does.
+func serveRuntime(t *testing.T, state, pod string) (stop func()) {
+	t.Helper()
+	l, err := net.Listen("unix", filepath.Join(state, "coracle.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := grpc.NewServer()
+	runtimeapi.RegisterRuntimeServiceServer(s, runtimeDouble{pod: pod})
+	done := make(chan struct{})
+	go func() { defer close(done); _ = s.Serve(l) }()
+	stop = func() { s.Stop(); <-done }
+	t.Cleanup(stop)
+	return stop
+}
+
+// Regression: events ended when coracled was restarted.
+func TestEventsOutliveCoracled(t *testing.T) {
+	state := t.TempDir()
+	stop := serveRuntime(t, state, "before")
+	out, in := io.Pipe()
+	cmd := command()
+	cmd.SetArgs([]string{"events", "--state", state})
+	cmd.SetOut(in)
+	cmd.SetErr(in)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.ExecuteContext(ctx); in.Close() }()
+	lines := bufio.NewScanner(out)
+	next := func(want string) {
+		t.Helper()
+		if !lines.Scan() || !strings.Contains(lines.Text(), want) {
+			t.Fatalf("%q, want %s; %v", lines.Text(), want, lines.Err())
+		}
+	}
+	next("started   pod shop/before")
+	stop()
+	next("the stream of events ended")
+	serveRuntime(t, state, "after")
+	next("started   pod shop/after")
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+// Regression: commands asked the coracled of the default --state, whatever the flag said.
+func TestStateSaysWhichCoracledIsAsked(t *testing.T) {
+	t.Setenv("CORACLE_ADDRESS", "")
+	empty := t.TempDir()
+	for _, args := range [][]string{
+		{"pods"}, {"ps"}, {"logs", "x"}, {"exec", "x", "true"}, {"stats"}, {"events"}, {"trace", "x"}, {"image", "list"},
+	} {
+		cmd := command()
+		cmd.SetArgs(append([]string{"--state", empty}, args...))
+		cmd.SetOut(io.Discard)
+		if err := cmd.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), empty) {
+			t.Errorf("%v: %v", args, err)
+		}
+	}
+}
+
+// Regression: status printed what gRPC says of a connection.
+func TestStatusIsInWords(t *testing.T) {
+	state := t.TempDir()
+	for name, prepare := range map[string]func(){
+		"never started": func() {},
+		"killed": func() {
+			l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(state, "coracle.sock")})
+			if err != nil {
+				t.Fatal(err)
+			}
+			l.SetUnlinkOnClose(false)
+			l.Close()
+		},
+	} {
+		prepare()
+		said := look(t.Context(), place{root: t.TempDir(), state: state})[0].Message
+		if strings.Contains(said, "rpc error") || !strings.Contains(said, "it does not run") {
+			t.Errorf("%s: %q", name, said)
+		}
 	}
 }

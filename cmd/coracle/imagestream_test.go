@@ -93,7 +93,7 @@ func TestTransmit(t *testing.T) {
 func TestToFile(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "out")
-	i, cmd := &images{daemon: daemon.New(place{}.socket)}, &cobra.Command{}
+	i, cmd := &images{daemon: daemon.New((&place{}).socket)}, &cobra.Command{}
 	put := func(text string, err error) error {
 		return i.toFile(cmd, file, func(w io.Writer) error { _, _ = io.WriteString(w, text); return err })
 	}

@@ -5,9 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"os"
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/coracle-project/coracle/cmd/coracle/daemon"
 )
 
 // health is one line of status.
@@ -49,7 +55,7 @@ func statusCommand(p *place) *cobra.Command {
 // look asks each part how it is.
 func look(ctx context.Context, p place) []health {
 	version, err := runtimeHealth(ctx, p.socket())
-	all := []health{line("coracled", version, "serves "+p.socket(), err)}
+	all := []health{line("coracled", version, "serves "+p.socket(), inWords(p.socket(), err))}
 
 	pid, err := holder(p.supervisor())
 	if err == nil && pid == 0 {
@@ -72,6 +78,23 @@ func look(ctx context.Context, p place) []health {
 		all = append(all, health{Component: "node " + n.Metadata.Name, Healthy: ok, Version: n.Status.NodeInfo.KubeletVersion, Message: message})
 	}
 	return all
+}
+
+// inWords is what a person reads of an error of the runtime behind a socket.
+func inWords(socket string, err error) error {
+	if err == nil {
+		return nil
+	}
+	if status.Code(err) == codes.Unavailable {
+		if _, gone := os.Stat(socket); errors.Is(gone, fs.ErrNotExist) {
+			return errors.New("it does not run")
+		}
+		return fmt.Errorf("it does not run, or does not answer: nothing can be reached at %s", socket)
+	}
+	if status.Code(err) == codes.DeadlineExceeded {
+		return fmt.Errorf("it does not answer at %s", socket)
+	}
+	return daemon.New(func() string { return socket }).Plain(err)
 }
 
 func line(component, version, where string, err error) health {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -10,24 +9,27 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
-
-	"github.com/coracle-project/coracle/internal/atomicfile"
 )
 
 // upOptions are the flags of up, and what up.json remembers of them.
 type upOptions struct {
 	Config string `json:"config,omitempty"` // coracled's configuration file, "" for its default
+	// ShortNames is the registry of images' names without one, unless the configuration file names another;
+	// refuseShortNames for none.
+	ShortNames string `json:"shortNames,omitempty"`
 	// Coracled is whether up has started the coracled that last ran, so that down --purge removes what it
 	// has in --root.
 	Coracled bool `json:"coracled"`
 	// Boot is the boot in which it did, so that down ends it; "" after down.
 	Boot string `json:"boot,omitempty"`
+
 	Bind string `json:"bind"`
 	Port int    `json:"port"`
 	Node string `json:"node"`
@@ -35,12 +37,13 @@ type upOptions struct {
 	PodLogs    string `json:"podLogs"`
 	CgroupRoot string `json:"cgroupRoot"`
 
-	nodeIPs []string
-	etcd    []string
+	NodeIPs []string `json:"nodeIPs,omitempty"`
+	Etcd    []string `json:"etcd,omitempty"`
+	// EvictionHard are the kubelet's thresholds, in its own words; empty are its default ones.
+	EvictionHard string `json:"evictionHard,omitempty"`
+
 	apply   []string
-	// evictionHard are the kubelet's thresholds, in its own words; empty are its default ones.
-	evictionHard string
-	timeout      time.Duration
+	timeout time.Duration
 }
 
 func upCommand(p *place) *cobra.Command {
@@ -50,7 +53,11 @@ func upCommand(p *place) *cobra.Command {
 		Short: "start Kubernetes on this machine and wait until its node is Ready",
 		Long: `up starts coracled, unless one serves the socket in --state already, and the cluster process, makes
 certificates and the administrator's kubeconfig, and waits until the node is Ready. Run again, it
-starts what does not run, renews certificates that expire within 30 days, and waits again.`,
+starts what does not run, renews certificates that expire within 30 days, and waits again.
+
+Flags are remembered until down --purge: those that are not given are as they were the last time. They
+take effect when the cluster is started. With others than a cluster that runs has, up changes nothing
+and fails. An up that fails ends what it has started.`,
 		Example: `  coracle up
   coracle up --apply deployment.yaml      # and wait until what it holds is available
   coracle up --root /srv/coracle --state /run/coracle-two --port 7443`,
@@ -58,7 +65,7 @@ starts what does not run, renews certificates that expire within 30 days, and wa
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGTERM, syscall.SIGINT)
 			defer stop()
-			return up(ctx, *p, o, cmd.OutOrStdout())
+			return up(ctx, *p, o, cmd.Flags().Changed, cmd.OutOrStdout())
 		},
 	}
 	host, err := os.Hostname()
@@ -67,25 +74,41 @@ starts what does not run, renews certificates that expire within 30 days, and wa
 	}
 	f := cmd.Flags()
 	f.StringVar(&o.Config, "config", "", "configuration file for coracled")
+	f.StringVar(&o.ShortNames, "short-name-registry", "docker.io", "registry of images whose names have none, unless --config names one; "+refuseShortNames+" refuses such names")
 	f.StringVar(&o.Bind, "bind-address", "127.0.0.1", "address that the API server serves on")
 	f.IntVar(&o.Port, "port", 6443, "port that the API server serves on")
 	f.StringVar(&o.Node, "node-name", strings.ToLower(host), "name of this node")
-	f.StringSliceVar(&o.nodeIPs, "node-ip", nil, "addresses of this node (default: that of its name or of the default route)")
+	f.StringSliceVar(&o.NodeIPs, "node-ip", nil, "addresses of this node (default: that of its name or of the default route)")
 	f.StringVar(&o.PodLogs, "pod-log-dir", "/var/log/pods", "directory for containers' logs")
 	f.StringVar(&o.CgroupRoot, "cgroup-root", "/coracle-kube", "cgroup below which pods' cgroups are made; down removes it")
-	f.StringSliceVar(&o.etcd, "etcd-servers", nil, "URLs of an etcd cluster to use instead of the built-in one")
-	f.StringVar(&o.evictionHard, "eviction-hard", "", "when pods are evicted, `THRESHOLDS` such as memory.available<100Mi,nodefs.available<5% (default: upstream's)")
+	f.StringSliceVar(&o.Etcd, "etcd-servers", nil, "URLs of an etcd cluster to use instead of the built-in one")
+	f.StringVar(&o.EvictionHard, "eviction-hard", "", "when pods are evicted, `THRESHOLDS` such as memory.available<100Mi,nodefs.available<5% (default: upstream's)")
 	f.StringSliceVar(&o.apply, "apply", nil, "manifests to apply with kubectl once the node is Ready")
 	f.DurationVar(&o.timeout, "timeout", 2*time.Minute, "how long all of it may take")
 	return cmd
 }
 
-func up(ctx context.Context, p place, o upOptions, out io.Writer) error {
+// refuseShortNames is the setting with which images' names have to name their registry.
+const refuseShortNames = "none"
+
+func up(ctx context.Context, p place, o upOptions, given func(flag string) bool, out io.Writer) error {
 	if os.Geteuid() != 0 {
 		return errors.New("up: it makes namespaces, mounts and networks, for which it must be root: use sudo")
 	}
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
+	if o.Config != "" {
+		path, err := filepath.Abs(o.Config)
+		if err != nil {
+			return err
+		}
+		o.Config = path
+	}
+	last := remembered(p)
+	o.follow(last, given)
+	if err := o.check(); err != nil {
+		return err
+	}
 	for _, dir := range []string{p.root, p.state} {
 		if err := os.MkdirAll(dir, 0o711); err != nil {
 			return err
@@ -97,25 +120,37 @@ func up(ctx context.Context, p place, o upOptions, out io.Writer) error {
 		return err
 	}
 	defer release()
-	if err := upCoracled(ctx, p, &o); err != nil {
+	last = remembered(p) // of an up that was quicker
+	u := upping{place: p, o: &o, last: last}
+	if err := u.look(ctx, o.follow(last, given)); err != nil {
 		return err
+	}
+	if err := u.checkPrograms(ctx, given); err != nil {
+		return err
+	}
+	if err := upCoracled(ctx, p, &o); err != nil {
+		return u.fail(ctx, err)
 	}
 	steps.done("coracled serves " + p.socket())
 	var since time.Time // a kubelet that runs may have spoken before
-	if pid, err := holder(p.supervisor()); err == nil && pid == 0 {
+	if u.supervisor == 0 {
 		since = time.Now()
 	}
 	if err := upCluster(ctx, p, o); err != nil {
+		return u.fail(ctx, err)
+	}
+	if u.started, err = holder(p.supervisor()); err != nil {
 		return err
 	}
 	release() // a node that does not become ready can be taken down
-	steps.done(fmt.Sprintf("API server is ready on https://%s:%d", o.Bind, o.Port))
 	client, err := openAPI(p.kubeconfig())
 	if err != nil {
 		return err
 	}
+	defer client.http.CloseIdleConnections()
+	steps.done("API server is ready on " + client.server)
 	if err := client.awaitNode(ctx, o.Node, since); err != nil {
-		return fmt.Errorf("%w; 'coracle status%s' and %s may tell why", err, p.flags(), p.kubeLog())
+		return u.failLate(ctx, fmt.Errorf("%w; %s may tell why", err, p.kubeLog()))
 	}
 	steps.done("node " + o.Node + " is Ready")
 	for _, manifest := range o.apply {
@@ -149,14 +184,7 @@ func upCoracled(ctx context.Context, p place, o *upOptions) error {
 		return err
 	}
 	log := p.coracledLog()
-	args := []string{"--root", p.root, "--state", p.state, "--address", "unix://" + p.socket(), "--log-file", log}
-	if o.Config != "" {
-		if o.Config, err = filepath.Abs(o.Config); err != nil {
-			return err
-		}
-		args = append(args, "--config", o.Config)
-	}
-	cmd, err := launch(log, program, args...)
+	cmd, err := launch(log, program, coracledArgs(p, *o)...)
 	if err != nil {
 		return err
 	}
@@ -167,6 +195,37 @@ func upCoracled(ctx context.Context, p place, o *upOptions) error {
 	err = await(ctx, "coracled", log, cmd, answers)
 	// Another up, or the keeper of one that had died, may have been quicker to start it.
 	return orOther(ctx, err, p.runtime(), "coracled", log, answers)
+}
+
+// coracledArgs are what coracled is started with.
+func coracledArgs(p place, o upOptions) []string {
+	args := []string{"--root", p.root, "--state", p.state, "--address", "unix://" + p.socket(), "--log-file", p.coracledLog()}
+	if o.Config != "" {
+		args = append(args, "--config", o.Config)
+	}
+	if o.ShortNames != "" && o.ShortNames != refuseShortNames {
+		args = append(args, "--short-name-registry", o.ShortNames)
+	}
+	return args
+}
+
+// kubeArgs are what the cluster process is started with.
+func kubeArgs(p place, o upOptions) []string {
+	args := []string{
+		"server", "--root", p.kubeRoot(), "--state", p.kubeState(),
+		"--bind-address", o.Bind, "--port", strconv.Itoa(o.Port), "--node-name", o.Node, "--cri", "unix://" + p.socket(),
+		"--kubeconfig-out", p.kubeconfig(), "--pod-log-dir", o.PodLogs, "--cgroup-root", o.CgroupRoot,
+	}
+	if len(o.NodeIPs) > 0 {
+		args = append(args, "--node-ip", strings.Join(o.NodeIPs, ","))
+	}
+	if len(o.Etcd) > 0 {
+		args = append(args, "--etcd-servers", strings.Join(o.Etcd, ","))
+	}
+	if o.EvictionHard != "" {
+		args = append(args, "--eviction-hard", o.EvictionHard)
+	}
+	return args
 }
 
 // orOther is for a program of ours that ended with err because another process holds lock, and does what
@@ -217,20 +276,8 @@ func upCluster(ctx context.Context, p place, o upOptions) error {
 	if err != nil {
 		return err
 	}
-	args := []string{
-		"supervise", "--root", p.root, "--state", p.state, "--log", log, "--", program, "server", "--root", p.kubeRoot(), "--state", p.kubeState(),
-		"--bind-address", o.Bind, "--port", strconv.Itoa(o.Port), "--node-name", o.Node, "--cri", "unix://" + p.socket(),
-		"--kubeconfig-out", p.kubeconfig(), "--pod-log-dir", o.PodLogs, "--cgroup-root", o.CgroupRoot,
-	}
-	if len(o.nodeIPs) > 0 {
-		args = append(args, "--node-ip", strings.Join(o.nodeIPs, ","))
-	}
-	if len(o.etcd) > 0 {
-		args = append(args, "--etcd-servers", strings.Join(o.etcd, ","))
-	}
-	if o.evictionHard != "" {
-		args = append(args, "--eviction-hard", o.evictionHard)
-	}
+	args := []string{"supervise", "--root", p.root, "--state", p.state, "--log", log, "--", program}
+	args = append(args, kubeArgs(p, o)...)
 	cmd, err := launch(log, self, args...)
 	if err != nil {
 		return err
@@ -258,12 +305,26 @@ func await(ctx context.Context, what, log string, cmd *exec.Cmd, answers func(co
 		}
 		select {
 		case <-ended:
-			return fmt.Errorf("%s ended as soon as it had been started; %s ends with:\n%s", what, log, tail(log))
+			return fmt.Errorf("%s ended as soon as it had been started: %s; see %s", what, reason(log), log)
 		case <-ctx.Done():
-			return fmt.Errorf("%s does not answer: %w; %s ends with:\n%s", what, err, log, tail(log))
+			return fmt.Errorf("%s does not answer: %w; see %s, which ends with: %s", what, err, log, reason(log))
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
+}
+
+// reason is the line of a log, among the last, that says best what went wrong: the last that a program of
+// ours ended with, or else the last of all.
+func reason(log string) string {
+	lines := strings.Split(tail(log), "\n")
+	for _, line := range slices.Backward(lines) {
+		for _, program := range []string{"coracle-kube: ", "coracled: "} {
+			if said, ok := strings.CutPrefix(line, program); ok {
+				return said
+			}
+		}
+	}
+	return lines[len(lines)-1]
 }
 
 // tail is the last lines of a log.
@@ -282,25 +343,6 @@ func tail(path string) string {
 		return err.Error()
 	}
 	return strings.TrimSpace(string(data))
-}
-
-// remember writes what down has to know.
-func (o upOptions) remember(p place) error {
-	data, err := json.MarshalIndent(o, "", "  ")
-	if err != nil {
-		return err
-	}
-	return atomicfile.Write(p.settings(), append(data, '\n'), 0o600)
-}
-
-// remembered is what the last up was given; nothing if there was none.
-func remembered(p place) upOptions {
-	var o upOptions
-	data, err := os.ReadFile(p.settings())
-	if err != nil || json.Unmarshal(data, &o) != nil {
-		return upOptions{}
-	}
-	return o
 }
 
 // bootID names the time since the machine was started.

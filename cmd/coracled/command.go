@@ -22,7 +22,7 @@ const defaultConfigFile = "/etc/coracle/config.toml"
 
 // flags are the settings of the command line; those given win over the file's.
 type flags struct {
-	root, state, address, config, logLevel, logFile string
+	root, state, address, config, logLevel, logFile, shortNames string
 }
 
 func command() *cobra.Command {
@@ -81,6 +81,7 @@ func (f *flags) define(cmd *cobra.Command) {
 	p.StringVar(&f.address, "address", "unix://"+d.Socket(), "socket to serve on; follows --state unless given")
 	p.StringVar(&f.config, "config", defaultConfigFile, "TOML file; only the default may be absent")
 	p.StringVar(&f.logLevel, "log-level", d.Log.Level, "debug, info, warn or error")
+	cmd.Flags().StringVar(&f.shortNames, "short-name-registry", "", "registry of images whose names have none, unless the configuration file names one (default: such names are refused)")
 	cmd.Flags().StringVar(&f.logFile, "log-file", "", "file to log to instead of standard error; from 10 MiB on it is set aside as FILE.1 to FILE.3")
 }
 
@@ -104,6 +105,9 @@ func (f *flags) load(cmd *cobra.Command) (config.Config, error) {
 			*place.into = *place.value
 		}
 	}
+	if c.Image.ShortNameRegistry == "" {
+		c.Image.ShortNameRegistry = f.shortNames
+	}
 	for _, dir := range []*string{&c.Root, &c.State} {
 		if *dir, err = filepath.Abs(*dir); err != nil {
 			return c, err
@@ -123,6 +127,7 @@ func (f *flags) again(cmd *cobra.Command, c config.Config) []string {
 		{"config", absolute(f.config)},
 		{"log-level", c.Log.Level},
 		{"log-file", absolute(f.logFile)},
+		{"short-name-registry", f.shortNames},
 	} {
 		if cmd.Flags().Changed(flag.name) {
 			args = append(args, "--"+flag.name, flag.value)

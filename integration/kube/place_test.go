@@ -2,6 +2,8 @@ package kube
 
 import (
 	"net"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -53,12 +55,52 @@ func TestUpTellsWhatIsTaken(t *testing.T) {
 		if err == nil || !strings.Contains(string(out), want) {
 			t.Errorf("with %s taken: %v, %s", address, err, out)
 		}
+		if _, said, _ := strings.Cut(string(out), "coracle: "); strings.Count(said, "\n") != 1 {
+			t.Errorf("with %s taken: more than a line: %s", address, out)
+		}
 		if err := taken.Close(); err != nil {
 			t.Fatal(err)
 		}
-		if out, err := c.command("status").CombinedOutput(); err == nil || !strings.Contains(string(out), "it does not run") {
+		// coracled, which up had started before, has ended, too.
+		if out, err := c.command("status").CombinedOutput(); err == nil || strings.Count(string(out), "it does not run") != 2 {
 			t.Errorf("status after that: %v, %s", err, out)
 		}
 		c.run(t, "down")
 	}
+}
+
+// Regression: up with other flags on a cluster that ran ignored them, printed the address that they said, and
+// remembered them for the next start.
+func TestUpWithOtherFlags(t *testing.T) {
+	c := newCluster(t)
+	settings := func() string {
+		data, err := os.ReadFile(filepath.Join(c.root, "up.json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(data)
+	}
+	before := settings()
+	out, err := c.command("up", "--port", "7443", "--node-name", "boat").CombinedOutput()
+	for _, want := range []string{"up --port 7443: the cluster runs with --port 6443", "'coracle down"} {
+		if err == nil || !strings.Contains(string(out), want) {
+			t.Errorf("another port: %v, want %q: %s", err, want, out)
+		}
+	}
+	if after := settings(); after != before {
+		t.Errorf("remembered %s, before %s", after, before)
+	}
+	// What is not given is as it was; what is printed is the server's.
+	if out := c.run(t, "up"); !strings.Contains(out, "https://127.0.0.1:6443") || !strings.Contains(out, "node boat is Ready") {
+		t.Errorf("up without flags prints %s", out)
+	}
+	c.run(t, "down")
+	out, err = c.command("up", "--eviction-hard", "nodefs.available<lots").CombinedOutput()
+	if err == nil || strings.Contains(string(out), "serves") || !strings.Contains(string(out), `"lots" is no amount`) {
+		t.Errorf("a flag that only the cluster process understands: %v, %s", err, out)
+	}
+	if out := c.run(t, "up", "--port", "7443"); !strings.Contains(out, "https://127.0.0.1:7443") || !strings.Contains(out, "node boat is Ready") {
+		t.Errorf("up with another port after down prints %s", out)
+	}
+	c.kube(t, "get", "node", "boat")
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -64,7 +65,7 @@ One build runs at a time.`,
 	f.Int64Var(&s.keep, "cache-size", 10_000, "how large the cache may be after the build, MB")
 	f.StringVar(&s.root, "root", "/var/lib/coracle", "directory for what outlives a reboot")
 	f.StringVar(&s.state, "state", "/run/coracle", "directory for what a reboot may lose")
-	f.StringVar(&s.address, "address", "", "unix socket of coracled; follows --state unless given")
+	f.StringVar(&s.address, "address", "", "unix socket of coracled (or $CORACLE_ADDRESS); follows --state unless given")
 	return cmd
 }
 
@@ -105,9 +106,8 @@ func (s *settings) check() error {
 	if s.file == "" {
 		s.file = filepath.Join(s.context, "Dockerfile")
 	}
-	if s.address == "" {
-		s.address = filepath.Join(s.state, "coracle.sock")
-	}
+	// As the other commands have it; see cmd/coracle/daemon.
+	s.address = strings.TrimPrefix(cmp.Or(s.address, os.Getenv("CORACLE_ADDRESS"), filepath.Join(s.state, "coracle.sock")), "unix://")
 	return nil
 }
 

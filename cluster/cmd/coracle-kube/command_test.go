@@ -78,6 +78,8 @@ func TestWrongFlags(t *testing.T) {
 		{[]string{"server", "--static-pod-dir", file}, "is no directory"},
 		{[]string{"server", "--eviction-hard", "nodefs.available<lots"}, `eviction threshold "nodefs.available<lots": "lots" is no amount above 0, such as 100Mi or 5%`},
 		{append([]string{"server", "--bind-address", "x"}, node...), `--bind-address "x" is no IP address`},
+		{append([]string{"server", "--check", "--port", port}, node...), "something listens on 127.0.0.1:" + port + " already"},
+		{append([]string{"server", "--check", "--bind-address", "x"}, node...), `--bind-address "x" is no IP address`},
 		{append([]string{"server", "--service-cidr", "x"}, node...), `--service-cidr "x" is no network`},
 		{[]string{"apiserver", "--token-file", "/nonexistent"}, "/nonexistent: no such file"},
 		{[]string{"apiserver", "--port", port}, "something listens on 127.0.0.1:" + port + " already; stop it, or choose another --port"},

@@ -24,6 +24,7 @@ import (
 func serverCommand() *cobra.Command {
 	var api apiOptions
 	var n nodeOptions
+	var check bool
 	cmd := &cobra.Command{
 		Use:   "server",
 		Short: "run API server, scheduler, controllers and kubelet in this process",
@@ -33,8 +34,14 @@ it finds them again when it is started.`,
 		Example: `  coracle-kube server
   coracle-kube server --root /srv/kube --port 7443 --cri unix:///run/containerd/containerd.sock`,
 		Args: noArguments,
-		RunE: func(cmd *cobra.Command, _ []string) error { return serve(cmd.Context(), api, n) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if check {
+				return errors.Join(api.check(), n.check(), api.settings().Listens())
+			}
+			return serve(cmd.Context(), api, n)
+		},
 	}
+	cmd.Flags().BoolVar(&check, "check", false, "only say what is wrong with the flags, if anything")
 	api.define(cmd.Flags())
 	n.define(cmd.Flags())
 	return cmd

@@ -1,0 +1,134 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/coracle-project/coracle/internal/atomicfile"
+)
+
+// settings are what up remembers from one time to the next, by the flags that set them. A zero value is
+// not remembered.
+func (o *upOptions) settings() map[string]any {
+	return map[string]any{
+		"config": &o.Config, "short-name-registry": &o.ShortNames, "bind-address": &o.Bind, "port": &o.Port,
+		"node-name": &o.Node, "node-ip": &o.NodeIPs, "pod-log-dir": &o.PodLogs, "cgroup-root": &o.CgroupRoot,
+		"etcd-servers": &o.Etcd, "eviction-hard": &o.EvictionHard,
+	}
+}
+
+// ofRuntime are the flags that coracled is started with. The others are the cluster process's.
+var ofRuntime = []string{"config", "short-name-registry"}
+
+// follow takes over what last says for the flags that were not given, and returns those that were given and
+// say something else.
+func (o *upOptions) follow(last upOptions, given func(flag string) bool) (differ []string) {
+	theirs := last.settings()
+	for flag, mine := range o.settings() {
+		now, before := reflect.ValueOf(mine).Elem(), reflect.ValueOf(theirs[flag]).Elem()
+		switch {
+		case !given(flag) && !before.IsZero():
+			now.Set(before)
+		case given(flag) && !reflect.DeepEqual(now.Interface(), before.Interface()):
+			differ = append(differ, flag)
+		}
+	}
+	slices.Sort(differ)
+	return differ
+}
+
+// differs is the error of an up with flags that what runs was not started with. wayOut ends it.
+func (o *upOptions) differs(what string, flags []string, last upOptions, wayOut string) error {
+	now, before := o.settings(), last.settings()
+	var with, runs []string
+	for _, flag := range flags {
+		with = append(with, fmt.Sprintf("--%s %s", flag, shown(now[flag])))
+		runs = append(runs, fmt.Sprintf("--%s %s", flag, shown(before[flag])))
+	}
+	return fmt.Errorf("up %s: %s runs with %s; nothing was changed: %s", strings.Join(with, " "), what, strings.Join(runs, " "), wayOut)
+}
+
+// shown is a setting as one types it.
+func shown(setting any) string {
+	switch v := reflect.ValueOf(setting).Elem().Interface().(type) {
+	case []string:
+		if len(v) > 0 {
+			return strings.Join(v, ",")
+		}
+	case string:
+		if v != "" {
+			return "'" + v + "'"
+		}
+	default:
+		return fmt.Sprint(v)
+	}
+	return "''"
+}
+
+// check refuses what can be seen to be wrong before anything is started.
+func (o *upOptions) check() error {
+	if o.Port < 1 || o.Port > 65535 {
+		return fmt.Errorf("up: --port %d is not between 1 and 65535", o.Port)
+	}
+	for _, ip := range append([]string{o.Bind}, o.NodeIPs...) {
+		if _, err := netip.ParseAddr(ip); err != nil {
+			return fmt.Errorf("up: %q is no IP address, such as 10.0.0.1; correct --bind-address or --node-ip", ip)
+		}
+	}
+	for flag, path := range map[string]string{"pod-log-dir": o.PodLogs, "cgroup-root": o.CgroupRoot} {
+		if !filepath.IsAbs(path) {
+			return fmt.Errorf("up: --%s %q is no absolute path", flag, path)
+		}
+	}
+	if o.Config != "" {
+		if _, err := os.Stat(o.Config); err != nil {
+			return fmt.Errorf("up: --config: %w", err)
+		}
+	}
+	if o.timeout <= 0 {
+		return fmt.Errorf("up: --timeout %s is not above 0", o.timeout)
+	}
+	return nil
+}
+
+// remember writes what down and the next up have to know.
+func (o upOptions) remember(p place) error {
+	data, err := json.MarshalIndent(o, "", "  ")
+	if err != nil {
+		return err
+	}
+	return atomicfile.Write(p.settings(), append(data, '\n'), 0o600)
+}
+
+// remembered is what the last up was given; nothing if there was none.
+func remembered(p place) upOptions {
+	var o upOptions
+	data, err := os.ReadFile(p.settings())
+	if err != nil || json.Unmarshal(data, &o) != nil {
+		return upOptions{}
+	}
+	return o
+}
+
+// forget takes back what remember wrote: before is what was remembered then.
+func (o upOptions) forget(p place, before upOptions) error {
+	if o.Coracled {
+		// What the coracled that was started has in --root is for down --purge to remove.
+		before.Coracled, before.Boot = true, ""
+	}
+	if reflect.DeepEqual(before, upOptions{}) {
+		if err := os.Remove(p.settings()); !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		return nil
+	}
+	return before.remember(p)
+}

@@ -1,0 +1,117 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+// upping is one up: what it found, so that a failure ends what it has started and nothing else.
+type upping struct {
+	place
+	o    *upOptions
+	last upOptions
+	// runtime is whether coracled ran before, supervisor the pid of the cluster's supervisor, 0 if none did.
+	runtime    bool
+	supervisor int
+	// started is the supervisor that ran when the API server answered.
+	started int
+}
+
+// look finds what runs, and refuses flags that differ from what that was started with.
+func (u *upping) look(ctx context.Context, differ []string) (err error) {
+	if u.supervisor, err = holder(u.place.supervisor()); err != nil {
+		return err
+	}
+	try, cancel := context.WithTimeout(ctx, longestTry)
+	defer cancel()
+	_, err = runtimeVersion(try, u.socket())
+	u.runtime = err == nil
+	again := fmt.Sprintf("'coracle down%s' first, which ends the pods, or leave the flags out", u.flags())
+	if u.supervisor != 0 && len(differ) > 0 {
+		return u.o.differs("the cluster", differ, u.last, again)
+	}
+	differ = slices.DeleteFunc(differ, func(flag string) bool { return !slices.Contains(ofRuntime, flag) })
+	if !u.runtime || len(differ) == 0 {
+		return nil
+	}
+	if boot, err := bootID(); err == nil && u.last.Coracled && u.last.Boot == boot {
+		return u.o.differs("coracled", differ, u.last, again)
+	}
+	return fmt.Errorf("up --%s: the coracled that serves %s was not started by up and has settings of its own: change those, and leave the flags out",
+		strings.Join(differ, ", --"), u.socket())
+}
+
+// checkPrograms has the programs look at flags that were given and that only they understand.
+func (u *upping) checkPrograms(ctx context.Context, given func(flag string) bool) error {
+	check := func(name string, args ...string) error {
+		program, err := sibling(name)
+		if err != nil {
+			return err
+		}
+		said, err := exec.CommandContext(ctx, program, args...).CombinedOutput()
+		if ended := (*exec.ExitError)(nil); errors.As(err, &ended) {
+			return fmt.Errorf("up: %s", strings.TrimPrefix(strings.TrimSpace(string(said)), name+": "))
+		}
+		return err
+	}
+	if !u.runtime && u.o.Config != "" {
+		if err := check("coracled", "config", "check", u.o.Config); err != nil {
+			return err
+		}
+	}
+	if u.supervisor != 0 || !slices.ContainsFunc(slices.Collect(maps.Keys(u.o.settings())), given) {
+		return nil
+	}
+	return check("coracle-kube", append(kubeArgs(u.place, *u.o), "--check")...)
+}
+
+// undoing is how long taking back a failed up may take.
+const undoing = time.Minute
+
+// fail ends what this up has started, and returns err with what else went wrong. The caller has the place.
+func (u *upping) fail(ctx context.Context, err error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoing)
+	defer cancel()
+	var errs []error
+	if u.supervisor == 0 {
+		if pid, herr := holder(u.place.supervisor()); herr != nil || pid != 0 {
+			errs = append(errs, herr, end(ctx, pid))
+		}
+	}
+	if !u.runtime && u.o.Coracled {
+		errs = append(errs, purgeCoracled(ctx, u.place, *u.o, false), unmountBelow(filepath.Join(u.kubelet(), "pods")), removeCgroups(u.o.CgroupRoot))
+	}
+	if u.supervisor == 0 {
+		before := u.last
+		if u.started != 0 {
+			before = *u.o // they were good enough for the API server, and pods may have left logs
+		}
+		errs = append(errs, u.o.forget(u.place, before))
+	}
+	return errors.Join(append([]error{err}, errs...)...)
+}
+
+// failLate is fail when the place is another's by now: if what this up has started is gone, or replaced, nothing is taken back.
+func (u *upping) failLate(ctx context.Context, err error) error {
+	if u.supervisor != 0 {
+		return err
+	}
+	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoing)
+	defer cancel()
+	release, lerr := u.exclusive(undo)
+	if lerr != nil {
+		return errors.Join(err, lerr)
+	}
+	defer release()
+	if pid, herr := holder(u.place.supervisor()); herr != nil || pid != u.started {
+		return errors.Join(err, herr)
+	}
+	return u.fail(ctx, err)
+}
