@@ -85,12 +85,12 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, ask func(id stri
 	}
 	if wsstream.IsWebSocketRequestWithStreamCloseProtocol(r) {
 		// Runtimes speak SPDY for certain; the newest WebSocket protocol is turned into that here.
-		translator.NewStreamTranslatorHandler(target, nil, 0, translator.Options{
+		translator.NewStreamTranslatorHandler(target, told(), 0, translator.Options{
 			Stdin: o.stdin, Stdout: o.stdout, Stderr: o.stderr, Tty: o.tty,
 		}).ServeHTTP(w, r)
 		return
 	}
-	passOn(target).ServeHTTP(w, r)
+	passOn(target, told()).ServeHTTP(w, r)
 }
 
 func (s *Server) portForward(w http.ResponseWriter, r *http.Request) {
@@ -119,7 +119,7 @@ func (s *Server) portForward(w http.ResponseWriter, r *http.Request) {
 		_ = streaming.WriteError(err, w)
 		return
 	}
-	handler := http.Handler(passOn(target))
+	handler := http.Handler(passOn(target, nil))
 	if tunnel {
 		handler = translator.NewTunnelingHandler(handler)
 	}
@@ -167,9 +167,9 @@ func wantedPorts(values []string) ([]int32, error) {
 	return ports, nil
 }
 
-// passOn joins the client's connection, once upgraded, with one to target.
-func passOn(target *url.URL) *proxy.UpgradeAwareHandler {
-	return proxy.NewUpgradeAwareHandler(target, nil, false, true, responder{})
+// passOn joins the client's connection, once upgraded, with one to target, made by way.
+func passOn(target *url.URL, way http.RoundTripper) *proxy.UpgradeAwareHandler {
+	return proxy.NewUpgradeAwareHandler(target, way, false, true, responder{})
 }
 
 type responder struct{}
