@@ -29,6 +29,9 @@ type remoteError struct {
 	after     time.Duration // how long the registry asks us to stay away
 }
 
+// noneGiven stands for ErrUnauthorized where there were no credentials to refuse.
+const noneGiven = "registry wants credentials, and none were given"
+
 func (e *remoteError) Error() string { return cmp.Or(e.said, e.kind.Error()) + ": " + e.text }
 
 func (e *remoteError) Unwrap() []error {
@@ -72,7 +75,7 @@ func (r *Repository) refusal(e *endpoint, what string, status int, said string, 
 	case status == http.StatusUnauthorized || status == http.StatusForbidden:
 		if r.anonymous {
 			return &remoteError{
-				kind: ErrUnauthorized, said: "registry wants credentials, and none were given",
+				kind: ErrUnauthorized, said: noneGiven,
 				text: text + "; give credentials, or check the name: many registries say the same of a repository that does not exist",
 			}
 		}
@@ -118,7 +121,11 @@ func (r *Repository) transportError(ctx context.Context, e *endpoint, err error)
 		if strings.Contains(said, "bearer realm host") {
 			hint = "; if that token service is to be trusted, name it in token_hosts of the registry"
 		}
-		return &remoteError{kind: ErrUnauthorized, cause: err, text: fmt.Sprintf("registry %s: %s%s", e.Host.Host, said, hint)}
+		wrong := ""
+		if r.anonymous {
+			wrong = noneGiven
+		}
+		return &remoteError{kind: ErrUnauthorized, said: wrong, cause: err, text: fmt.Sprintf("registry %s: %s%s", e.Host.Host, said, hint)}
 	}
 	var op *net.OpError
 	if errors.As(err, &op) && op.Op == "dial" {
