@@ -99,8 +99,23 @@ func TestUpWithOtherFlags(t *testing.T) {
 	if err == nil || strings.Contains(string(out), "serves") || !strings.Contains(string(out), `"lots" is no amount`) {
 		t.Errorf("a flag that only the cluster process understands: %v, %s", err, out)
 	}
-	if out := c.run(t, "up", "--port", "7443"); !strings.Contains(out, "https://127.0.0.1:7443") || !strings.Contains(out, "node boat is Ready") {
+	// One that runs out of time ends what it has started, and is not remembered.
+	out, err = c.command("up", "--port", "8443", "--timeout", "200ms").CombinedOutput()
+	if err == nil {
+		t.Errorf("up within 200 ms: %s", out)
+	}
+	if out, err := c.command("status").CombinedOutput(); err == nil || strings.Count(string(out), "it does not run") != 2 {
+		t.Errorf("status after an up that failed: %v, %s", err, out)
+	}
+	if strings.Contains(settings(), "8443") {
+		t.Errorf("an up that failed is remembered: %s", settings())
+	}
+	if out := c.run(t, "up", "--port", "7443", "--short-name-registry", registry.Addr+"/demo"); !strings.Contains(out, "https://127.0.0.1:7443") || !strings.Contains(out, "node boat is Ready") {
 		t.Errorf("up with another port after down prints %s", out)
 	}
 	c.kube(t, "get", "node", "boat")
+	// A name without a registry, as in kubectl run n --image=nginx, is the setting's.
+	c.kube(t, "run", "n", "--image", "web:1")
+	c.await(t, "wait", "--for=condition=Ready", "pod/n")
+	c.kube(t, "delete", "pod", "n", "--now")
 }
