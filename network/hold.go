@@ -235,7 +235,10 @@ func (b *builtin) reholdOne(ctx context.Context, podID string) error {
 	}
 	var kept, lost []hostPort
 	for _, p := range l.Ports {
-		if err := b.holds.take(podID, []hostPort{p}); err != nil {
+		err := b.holds.take(podID, []hostPort{p})
+		if err != nil && !errors.Is(err, ErrPortInUse) { // no descriptor, for example: the pod keeps what it has
+			b.log.Error("a host port of a pod cannot be kept from programs of the node", "pod", podID, "port", p.String(), "err", err)
+		} else if err != nil {
 			b.log.Error("a pod has lost a host port: a process of the node took it while coracled was away", "pod", podID, "port", p.String(), "err", err)
 			lost = append(lost, p)
 			continue

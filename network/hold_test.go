@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/internal/testkit/nofiles"
 )
 
 // serveAt is a process of the node: it answers at one address with "node", until stop or the test's end.
@@ -229,6 +231,20 @@ func TestAProcessThatTookAPodsPortKeepsItsTraffic(t *testing.T) {
 		}
 	}
 	if l, _ := m.builtin.lease("web"); len(l.Ports) != 2 {
+		t.Errorf("the pod's record has %v", l.Ports)
+	}
+}
+
+// What keeps coracled from holding a port, such as a lack of descriptors, does not take it from the pod.
+func TestAPodKeepsAPortThatCannotBeHeld(t *testing.T) {
+	m := started(t, testConfig(t))
+	connect(t, m, "web", PortMapping{Protocol: "tcp", HostPort: 5000, ContainerPort: 80})
+	m.builtin.holds.release("web") // as after a restart
+	nofiles.Run(t, func() { must(t, m.builtin.rehold(t.Context())) })
+	if n := len(m.builtin.holds.byPod["web"]); n != 0 {
+		t.Fatalf("%d ports were held without descriptors", n)
+	}
+	if l, _ := m.builtin.lease("web"); len(l.Ports) != 1 {
 		t.Errorf("the pod's record has %v", l.Ports)
 	}
 }
