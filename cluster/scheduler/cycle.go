@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"runtime/debug"
 
 	v1 "k8s.io/api/core/v1"
@@ -94,14 +95,25 @@ func (s *Scheduler) choose(ctx context.Context, profile *framework.Profile, stat
 	if !status.OK() {
 		return "", &failure{err: status.Err(), nomination: &noNomination}
 	}
-	// The first of equals: the search begins elsewhere each time.
-	best := 0
-	for i, score := range scores {
-		if score > scores[best] {
-			best = i
+	return feasible[highest(scores)].Node().Name, nil
+}
+
+// highest returns the place of the highest score: of equals any, each as likely as the others. Where
+// the search begins would not spread them, since in a small cluster it covers all nodes and so
+// always begins at the same one.
+func highest(scores []int64) int {
+	best, equals := 0, 1
+	for i := 1; i < len(scores); i++ {
+		switch {
+		case scores[i] > scores[best]:
+			best, equals = i, 1
+		case scores[i] == scores[best]:
+			if equals++; rand.IntN(equals) == 0 {
+				best = i
+			}
 		}
 	}
-	return feasible[best].Node().Name, nil
+	return best
 }
 
 // feasible returns nodes that pod fits: all, or as many as are enough in a large cluster. If it

@@ -114,7 +114,7 @@ func New(set *client.Set, opts Options) (*Scheduler, error) {
 	})
 	for _, h := range s.handles {
 		h.NominatedTo = func(node string) []*framework.PodInfo { return s.queue.Nominations()[node] }
-		h.Activate = s.queue.Activate
+		h.Activate, h.Reopened = s.queue.Activate, s.queue.Reopened
 	}
 	return s, s.watch(set.Informers)
 }

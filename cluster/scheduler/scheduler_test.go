@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/events"
@@ -46,11 +47,17 @@ func TestMain(m *testing.M) {
 
 func start(t *testing.T, opts scheduler.Options, objects ...runtime.Object) *cluster {
 	t.Helper()
+	return startOn(t, func(kube kubernetes.Interface) kubernetes.Interface { return kube }, opts, objects...)
+}
+
+// startOn starts a cluster whose scheduler makes its calls through what through returns.
+func startOn(t *testing.T, through func(kubernetes.Interface) kubernetes.Interface, opts scheduler.Options, objects ...runtime.Object) *cluster {
+	t.Helper()
 	c := &cluster{t: t, client: fake.NewClientset(objects...), events: make(chan string, 1000)}
 	c.client.PrependReactor("create", "pods", c.bind)
 	shared := informers.NewSharedInformerFactory(c.client, 0)
 	opts.Recorder = &events.FakeRecorder{Events: c.events}
-	s, err := scheduler.New(&client.Set{Kube: c.client, Informers: shared}, opts)
+	s, err := scheduler.New(&client.Set{Kube: through(c.client), Informers: shared}, opts)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -179,6 +186,30 @@ func TestSchedulesOnTheFreestNode(t *testing.T) {
 		c.on("p", "b")
 		if got, want := c.event(), "Normal Scheduled Successfully assigned default/p to b"; got != want {
 			t.Errorf("event is %q, not %q", got, want)
+		}
+	})
+}
+
+// The search covers all nodes of a small cluster, so where it begins does not spread equals.
+func TestEqualNodesOfASmallClusterAreAllUsed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var nodes []runtime.Object
+		for i := range 10 {
+			nodes = append(nodes, node(fmt.Sprint("n", i), "2"))
+		}
+		c := start(t, scheduler.Options{}, nodes...)
+		defer c.stop()
+		used := map[string]int{}
+		for range 60 {
+			c.create(pod("p", "1"))
+			used[c.get("p").Spec.NodeName]++
+			if err := c.client.CoreV1().Pods("default").Delete(t.Context(), "p", metav1.DeleteOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+		}
+		if used[""] > 0 || len(used) < 5 {
+			t.Errorf("of 10 equal nodes, pods one at a time got %v", used)
 		}
 	})
 }

@@ -24,6 +24,8 @@ type Handle struct {
 	NominatedTo func(node string) []*PodInfo
 	// Activate has a pod tried again now, unless it is being tried.
 	Activate func(pod *v1.Pod)
+	// Reopened tells that the PreEnqueue plugin gate, which kept pod waiting, does so no longer.
+	Reopened func(pod *v1.Pod, gate string)
 	// Background runs f beside the cycles, on a goroutine that the scheduler waits for when it
 	// stops; the context ends then.
 	Background func(f func(context.Context))

@@ -341,6 +341,25 @@ func TestActivate(t *testing.T) {
 	})
 }
 
+func TestGateThatOpensWithoutAnEvent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t)
+		defer f.Close()
+		gated := f.add("gated", func(p *v1.Pod) { p.Spec.SchedulingGates = []v1.PodSchedulingGate{{Name: "g"}} })
+		waits := f.add("waits")
+		f.reject(t, "waits")
+		f.expect(t, 0, 0, 2)
+		f.Reopened(gated, "tester") // it did not open
+		f.Reopened(gated, "other")
+		f.Reopened(waits, "tester") // no event found it gated
+		f.Reopened(&v1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "unknown"}}, "tester")
+		f.expect(t, 0, 0, 2)
+		gated.Spec.SchedulingGates = nil
+		f.Reopened(gated, "tester")
+		f.expect(t, 1, 0, 1)
+	})
+}
+
 func TestNominations(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"runtime/debug"
 	"sync"
 
 	v1 "k8s.io/api/core/v1"
@@ -37,7 +38,7 @@ func (e *evictions) evicting(uid types.UID, pods corelisters.PodLister) bool {
 		return running
 	}
 	pod, err := pods.Pods(last.Namespace).Get(last.Name)
-	return err == nil && pod.DeletionTimestamp == nil
+	return err == nil && pod.UID == last.UID && pod.DeletionTimestamp == nil
 }
 
 func (e *evictions) set(uid types.UID, last *v1.Pod) {
@@ -65,14 +66,28 @@ func (pl *Plugin) evict(pod *v1.Pod, c candidate) {
 	}
 	pl.set(pod.UID, nil)
 	pl.handle.Background(func(ctx context.Context) {
-		err := pl.evictAll(ctx, pod, c.node, victims)
+		err := pl.evictGuarded(ctx, pod, c.node, victims)
 		pl.end(pod.UID)
 		if err != nil {
 			slog.Warn("preemption", "pod", pod.Namespace+"/"+pod.Name, "node", c.node, "err", err)
 			// No deletion may come that would wake it.
 			pl.handle.Activate(pod)
+			return
 		}
+		// Nor may one come if the victims were gone already, or were only waiting in memory.
+		pl.handle.Reopened(pod, name)
 	})
+}
+
+// evictGuarded turns a panic into an error: the pod would be kept waiting for ever.
+func (pl *Plugin) evictGuarded(ctx context.Context, pod *v1.Pod, node string, victims []*v1.Pod) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			slog.Error("panic", "pod", pod.Namespace+"/"+pod.Name, "panic", r, "stack", string(debug.Stack()))
+			err = fmt.Errorf("panic: %v", r)
+		}
+	}()
+	return pl.evictAll(ctx, pod, node, victims)
 }
 
 func (pl *Plugin) evictAll(ctx context.Context, pod *v1.Pod, node string, victims []*v1.Pod) error {
