@@ -3,6 +3,7 @@ package images
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math"
@@ -96,14 +97,12 @@ func (g *Collector) Collect(ctx context.Context) error {
 	want := capacity*int64(100-g.policy.LowPercent)/100 - available
 	slog.Info("disk of images is filling up: removing unused images", "used_percent", used, "bytes_wanted", want)
 	freed, err := g.free(ctx, unused, want, time.Now())
-	if err != nil {
-		return err
-	}
 	if freed < want {
 		//lint:ignore ST1005 the words are upstream's, for an event
-		return fmt.Errorf("Failed to garbage collect required amount of images. Attempted to free %d bytes, but only found %d bytes eligible to free.", want, freed)
+		short := fmt.Errorf("Failed to garbage collect required amount of images. Attempted to free %d bytes, but only found %d bytes eligible to free.", want, freed)
+		return errors.Join(short, err)
 	}
-	return nil
+	return err
 }
 
 // RemoveUnused removes all images that no container uses and that are not younger than the policy's age.
@@ -121,10 +120,12 @@ func (g *Collector) RemoveUnused(ctx context.Context) error {
 
 // detect notes which images are there and which are in use, and returns the others.
 func (g *Collector) detect(ctx context.Context, now time.Time) ([]*runtimeapi.Image, error) {
-	images, err := g.client.Images.ListImages(ctx, &runtimeapi.ListImagesRequest{})
+	images, err := g.images(ctx)
 	if err != nil {
 		return nil, err
 	}
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
 	containers, err := g.client.Runtime.ListContainers(ctx, &runtimeapi.ListContainersRequest{})
 	if err != nil {
 		return nil, err
@@ -140,7 +141,7 @@ func (g *Collector) detect(ctx context.Context, now time.Time) ([]*runtimeapi.Im
 	defer g.mu.Unlock()
 	there := sets.New[string]()
 	var unused []*runtimeapi.Image
-	for _, i := range images.Images {
+	for _, i := range images {
 		there.Insert(i.Id)
 		u := g.seen[i.Id]
 		if u == nil {
@@ -175,26 +176,49 @@ func (g *Collector) free(ctx context.Context, unused []*runtimeapi.Image, want i
 		return cmp.Or(ua.last.Compare(ub.last), ua.first.Compare(ub.first))
 	})
 	freed := int64(0)
+	var errs []error
 	for _, i := range unused {
-		if freed >= want {
+		if freed >= want || ctx.Err() != nil {
 			break
 		}
 		if now.Sub(uses[i.Id].first) < g.policy.MinAge {
 			continue
 		}
-		if _, err := g.client.Images.RemoveImage(ctx, &runtimeapi.RemoveImageRequest{Image: &runtimeapi.ImageSpec{Image: i.Id}}); err != nil {
-			return freed, fmt.Errorf("remove image %s: %w", i.Id, err)
+		// One that cannot be removed must not keep the others on the disk.
+		if err := g.remove(ctx, i.Id); err != nil {
+			errs = append(errs, fmt.Errorf("remove image %s: %w", i.Id, err))
+			continue
 		}
 		freed += int64(i.Size)
 	}
-	if left, err := g.client.Images.ListImages(ctx, &runtimeapi.ListImagesRequest{}); err == nil && g.puller != nil {
-		ids := make([]string, 0, len(left.Images))
-		for _, i := range left.Images {
+	if left, err := g.images(ctx); err == nil && g.puller != nil {
+		ids := make([]string, 0, len(left))
+		for _, i := range left {
 			ids = append(ids, i.Id)
 		}
 		g.puller.prune(ctx, ids, now)
 	}
-	return freed, nil
+	return freed, errors.Join(errs...)
+}
+
+// A runtime that answers neither yes nor no for so long is taken to have failed: there is more to remove.
+const (
+	removeTimeout = 2 * time.Minute
+	askTimeout    = time.Minute
+)
+
+func (g *Collector) remove(ctx context.Context, id string) error {
+	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
+	defer cancel()
+	_, err := g.client.Images.RemoveImage(ctx, &runtimeapi.RemoveImageRequest{Image: &runtimeapi.ImageSpec{Image: id}})
+	return err
+}
+
+func (g *Collector) images(ctx context.Context) ([]*runtimeapi.Image, error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	resp, err := g.client.Images.ListImages(ctx, &runtimeapi.ListImagesRequest{})
+	return resp.GetImages(), err
 }
 
 // usage returns the size and the free space of the disk that images are on.
@@ -208,6 +232,8 @@ func (g *Collector) usage(ctx context.Context) (capacity, available int64, err e
 
 // Dir returns the directory that the runtime has its images in, nothing if it does not say.
 func (g *Collector) Dir(ctx context.Context) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
 	info, err := g.client.Images.ImageFsInfo(ctx, &runtimeapi.ImageFsInfoRequest{})
 	for _, fs := range info.GetImageFilesystems() {
 		if path := fs.GetFsId().GetMountpoint(); path != "" {

@@ -82,6 +82,38 @@ func TestTheLongestUnusedImageGoesFirst(t *testing.T) {
 	}
 }
 
+// The image that has been unused for longest cannot be removed: it is the first to be tried, each time.
+func TestAnImageThatCannotBeRemovedKeepsNoOther(t *testing.T) {
+	for name, broken := range map[string]error{"fails": pullError("device busy"), "hangs": nil} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := critest.New("a", "b", "c")
+				removal := f.OnRemoveImage("a", broken)
+				defer removal.Release()
+				g := collector(f, 18<<20) // 82 % used: 2 MiB too many
+				g.policy.HighPercent = 82
+				if err := g.Collect(t.Context()); err == nil {
+					t.Error("nothing is old enough to go")
+				}
+				now := time.Now()
+				for id, ago := range map[string]time.Duration{"a": 3 * time.Hour, "b": 2 * time.Hour, "c": time.Hour} {
+					g.seen[id].first, g.seen[id].last = now.Add(-24*time.Hour), now.Add(-ago)
+				}
+				err := g.Collect(t.Context())
+				if removal.Tried() != 1 {
+					t.Fatalf("the broken image was tried %d times", removal.Tried())
+				}
+				if got := left(t, f); got != "a" {
+					t.Errorf("left %q", got)
+				}
+				if err == nil || !strings.Contains(err.Error(), "remove image a: ") || strings.Contains(err.Error(), "required amount") {
+					t.Errorf("error %v", err)
+				}
+			})
+		})
+	}
+}
+
 func TestAMountedImageStays(t *testing.T) {
 	f := critest.New("unused", "volume")
 	g := collector(f, 1<<20)

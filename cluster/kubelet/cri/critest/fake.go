@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -36,6 +37,7 @@ type Fake struct {
 	block      map[string]chan struct{}
 	uses       map[string]*runtimeapi.ContainerStats // by container name
 	calls      []string
+	removals   map[string]*Removal
 	unready    string
 	info       map[string]string
 }
@@ -50,7 +52,7 @@ func New(images ...string) *Fake {
 	f := &Fake{
 		sandboxes: map[string]*runtimeapi.PodSandboxStatus{}, containers: map[string]*container{},
 		images: map[string]*runtimeapi.Image{}, fail: map[string]error{}, block: map[string]chan struct{}{},
-		uses: map[string]*runtimeapi.ContainerStats{},
+		uses: map[string]*runtimeapi.ContainerStats{}, removals: map[string]*Removal{},
 	}
 	for _, name := range images {
 		f.images[name] = &runtimeapi.Image{Id: name, RepoTags: []string{name}, Size: 1 << 20}
@@ -410,8 +412,44 @@ func (f *Fake) ListImages(context.Context, *runtimeapi.ListImagesRequest) (*runt
 	return resp, nil
 }
 
+// Removal is an image's removal that does not succeed.
+type Removal struct {
+	err   error
+	end   chan struct{}
+	tried atomic.Int64
+}
+
+// Tried returns how often it was tried.
+func (r *Removal) Tried() int { return int(r.tried.Load()) }
+
+// Release ends the calls that hang.
+func (r *Removal) Release() { close(r.end) }
+
+// OnRemoveImage has an image's removal fail with err, or hang if that is nil.
+func (f *Fake) OnRemoveImage(name string, err error) *Removal {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	r := &Removal{err: err, end: make(chan struct{})}
+	f.removals[name] = r
+	return r
+}
+
 // RemoveImage implements CRI.
-func (f *Fake) RemoveImage(_ context.Context, r *runtimeapi.RemoveImageRequest) (*runtimeapi.RemoveImageResponse, error) {
+func (f *Fake) RemoveImage(ctx context.Context, r *runtimeapi.RemoveImageRequest) (*runtimeapi.RemoveImageResponse, error) {
+	f.mu.Lock()
+	removal := f.removals[r.Image.GetImage()]
+	f.mu.Unlock()
+	if removal != nil {
+		removal.tried.Add(1)
+		if removal.err != nil {
+			return nil, removal.err
+		}
+		select {
+		case <-removal.end:
+		case <-ctx.Done():
+		}
+		return nil, grpcstatus.FromContextError(ctx.Err()).Err()
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.images, r.Image.GetImage())
