@@ -3,6 +3,7 @@ package status
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"log/slog"
 	"sync"
 	"time"
@@ -210,12 +211,9 @@ func (w *Writer) send(base *v1.Pod, want v1.PodStatus, remove bool) (object *v1.
 	ctx, cancel := context.WithTimeout(w.ctx, time.Minute)
 	defer cancel()
 	if !same(want, base.Status) {
-		object, err = w.patch(ctx, base, want)
-		if lost(err) {
-			return nil, true, nil
-		}
-		if err != nil {
-			return nil, false, err
+		if object, err = w.patch(ctx, base, want); err != nil {
+			gone, err = w.lost(ctx, base, err)
+			return nil, gone, err
 		}
 	}
 	if !remove {
@@ -225,10 +223,11 @@ func (w *Writer) send(base *v1.Pod, want v1.PodStatus, remove bool) (object *v1.
 	err = w.kube.CoreV1().Pods(base.Namespace).Delete(ctx, base.Name, metav1.DeleteOptions{
 		GracePeriodSeconds: &now, Preconditions: metav1.NewUIDPreconditions(string(base.UID)),
 	})
-	if err == nil || lost(err) {
+	if err == nil {
 		return object, true, nil
 	}
-	return object, false, err
+	gone, err = w.lost(ctx, base, err)
+	return object, gone, err
 }
 
 // patch sends the difference between the object's status and the wanted one.
@@ -249,8 +248,22 @@ func (w *Writer) patch(ctx context.Context, base *v1.Pod, want v1.PodStatus) (*v
 	return w.kube.CoreV1().Pods(base.Namespace).Patch(ctx, base.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
 }
 
-// lost says that the object is gone, or another has taken its name.
-func lost(err error) bool { return apierrors.IsNotFound(err) || apierrors.IsConflict(err) }
+// lost says whether a write failed because the object is gone, or another has taken its name; if not,
+// it returns the error. A conflict alone does not tell: the API answers so for other reasons, too, such
+// as when others write the object all the time.
+func (w *Writer) lost(ctx context.Context, base *v1.Pod, err error) (bool, error) {
+	if apierrors.IsNotFound(err) {
+		return true, nil
+	}
+	if !apierrors.IsConflict(err) {
+		return false, err
+	}
+	now, getErr := w.kube.CoreV1().Pods(base.Namespace).Get(ctx, base.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(getErr) || getErr == nil && now.UID != base.UID {
+		return true, nil
+	}
+	return false, errors.Join(err, getErr)
+}
 
 // deletable says whether the API's object may go: it was asked to, its phase is final, and nothing
 // of it is left here. A mirror goes with its static pod's file.

@@ -104,6 +104,57 @@ func TestAFailedWriteIsTriedAgainWithWhatIsNewest(t *testing.T) {
 	})
 }
 
+// Not every conflict says that the pod has been replaced.
+func TestAConflictIsNotTheEndOfThePod(t *testing.T) {
+	conflict := apierrors.NewConflict(v1.Resource("pods"), "p", errors.New("the object has been modified"))
+	refuse := func(kube *fake.Clientset, verb string) *atomic.Int64 {
+		fails := &atomic.Int64{}
+		fails.Store(1)
+		kube.PrependReactor(verb, "pods", func(k8stesting.Action) (bool, runtime.Object, error) {
+			return fails.Add(-1) >= 0, nil, conflict
+		})
+		return fails
+	}
+	bubble(t, func(w *Writer, kube *fake.Clientset, p *v1.Pod) {
+		fails := refuse(kube, "patch")
+		w.Object(p.UID, p)
+		w.Set(p.UID, runningStatus(), true, false)
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if got := get(t, kube); fails.Load() >= 0 || got.Status.Phase != v1.PodRunning {
+			t.Errorf("status after a conflict: phase %q", got.Status.Phase)
+		}
+	})
+	bubble(t, func(w *Writer, kube *fake.Clientset, p *v1.Pod) {
+		fails := refuse(kube, "delete")
+		p = p.DeepCopy()
+		p.DeletionTimestamp = &metav1.Time{Time: time.Now()}
+		w.Object(p.UID, p)
+		w.Set(p.UID, v1.PodStatus{Phase: v1.PodFailed}, false, true)
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if _, err := kube.CoreV1().Pods("ns").Get(t.Context(), "p", metav1.GetOptions{}); fails.Load() >= 0 || !apierrors.IsNotFound(err) {
+			t.Errorf("deletion after a conflict: %v", err)
+		}
+	})
+	bubble(t, func(w *Writer, kube *fake.Clientset, p *v1.Pod) {
+		fails := refuse(kube, "patch")
+		fails.Store(1000)
+		other := p.DeepCopy()
+		other.UID = "another"
+		if err := kube.Tracker().Update(v1.SchemeGroupVersion.WithResource("pods"), other, "ns"); err != nil {
+			t.Fatal(err)
+		}
+		w.Object(p.UID, p)
+		w.Set(p.UID, runningStatus(), true, false)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if n := patches(kube); n != 1 {
+			t.Errorf("%d writes for a pod whose name another has", n)
+		}
+	})
+}
+
 func TestAFinalPhaseWaitsForTheContainersEnd(t *testing.T) {
 	bubble(t, func(w *Writer, kube *fake.Clientset, p *v1.Pod) {
 		w.Object(p.UID, p)
