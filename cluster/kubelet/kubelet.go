@@ -27,6 +27,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/record"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/klog/v2"
@@ -44,6 +45,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/kubelet/server"
 	"github.com/coracle-project/coracle/cluster/kubelet/status"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume"
+	objects "github.com/coracle-project/coracle/cluster/kubelet/volume/watched"
 )
 
 // Kubelet runs one node.
@@ -126,9 +128,7 @@ func New(s *client.Set, o Options) (_ *Kubelet, err error) {
 	})
 	k.env = env.New(s, env.Options{NodeName: o.NodeName, RootDir: o.RootDir, Allocatable: k.reporter.Allocatable})
 	k.probes = probe.New(runtime.Exec, k.recorder, k.wake)
-	k.puller, err = images.NewPuller(runtime, k.recorder, func(ctx context.Context, ns, name string) (*v1.Secret, error) {
-		return s.Kube.CoreV1().Secrets(ns).Get(ctx, name, metav1.GetOptions{})
-	}, o.RootDir)
+	k.puller, err = images.NewPuller(runtime, k.recorder, pullSecrets(s.Kube), o.RootDir)
 	if err != nil {
 		return nil, fmt.Errorf("kubelet: %w", err)
 	}
@@ -141,6 +141,18 @@ func New(s *client.Set, o Options) (_ *Kubelet, err error) {
 		Reclaim: k.collect.RemoveUnused, Changed: k.reporter.Look, Recorder: k.recorder, Node: node.Ref(o.NodeName),
 	})
 	return k, nil
+}
+
+// pullSecrets reads the secrets that pods name for pulling. They are granted to the node with the pod, so
+// the first answer may be that they are not.
+func pullSecrets(kube kubernetes.Interface) images.Secrets {
+	return func(ctx context.Context, namespace, name string) (secret *v1.Secret, err error) {
+		err = objects.OnceGranted(ctx, func() (err error) {
+			secret, err = kube.CoreV1().Secrets(namespace).Get(ctx, name, metav1.GetOptions{})
+			return err
+		})
+		return secret, err
+	}
 }
 
 // runtimeHandlers resolves RuntimeClasses to the handlers that the runtime knows.

@@ -1,14 +1,21 @@
 package kubelet
 
 import (
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
+	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/coracle-project/coracle/cluster/client"
 )
@@ -33,4 +40,24 @@ func TestPortIsTakenAtOnce(t *testing.T) {
 	if made, _ := os.ReadDir(dir); len(made) > 0 {
 		t.Errorf("it has made %v", made)
 	}
+}
+
+// The node is granted a pull secret with the pod that names it, and the API may learn of that after the
+// kubelet has.
+func TestAPullSecretIsAwaited(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		kube := fake.NewClientset(&v1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "s"}})
+		asked, grantedAt := 0, 3
+		kube.PrependReactor("get", "secrets", func(k8stesting.Action) (bool, runtime.Object, error) {
+			asked++
+			return asked < grantedAt, nil, apierrors.NewForbidden(v1.Resource("secrets"), "s", errors.New("no relationship found"))
+		})
+		if s, err := pullSecrets(kube)(t.Context(), "ns", "s"); err != nil || s.Name != "s" || asked != grantedAt {
+			t.Errorf("after %d calls: %v, %v", asked, s, err)
+		}
+		asked, grantedAt = 0, 1000
+		if _, err := pullSecrets(kube)(t.Context(), "ns", "s"); !apierrors.IsForbidden(err) {
+			t.Errorf("never granted: %v after %d calls", err, asked)
+		}
+	})
 }
