@@ -55,10 +55,15 @@ func allocated(pod *v1.Pod) *allocation {
 	return a
 }
 
+// keep puts the amount that was allocated in place of the one that is asked for, none if none was.
 func keep(asked, allocated v1.ResourceList, name v1.ResourceName) {
 	_, asks := asked[name]
-	if q, has := allocated[name]; asks && has {
+	q, has := allocated[name]
+	switch {
+	case asks && has:
 		asked[name] = q
+	case asks:
+		delete(asked, name)
 	}
 }
 

@@ -83,7 +83,7 @@ func (w *worker) resizeOne(ctx context.Context, pod *v1.Pod, s *kubecontainer.St
 // fitsMemory refuses a limit that is less than the container uses now: it would be killed.
 func (w *worker) fitsMemory(ctx context.Context, s *kubecontainer.Status, want *runtimeapi.LinuxContainerResources) error {
 	limit := want.MemoryLimitInBytes
-	if limit == 0 || s.Resources.MemoryLimit == nil || limit >= s.Resources.MemoryLimit.Value() {
+	if limit == 0 || s.Resources.MemoryLimit != nil && limit >= s.Resources.MemoryLimit.Value() {
 		return nil
 	}
 	answer, err := w.r.CRI.Runtime.ContainerStats(ctx, &runtimeapi.ContainerStatsRequest{ContainerId: s.ID.ID})
@@ -136,18 +136,19 @@ func resizable(pod *v1.Pod, c *v1.Container) bool {
 	return true
 }
 
-// outgrown says whether a container's cgroup differs from what is wanted. What the runtime does not
-// tell is not compared, and a limit that is no longer wanted stays.
+// outgrown says whether a container's cgroup differs from what is wanted. A runtime that tells of a
+// container's resources leaves out the limits that it does not have: one that is wanted has yet to be set.
+// A limit that is no longer wanted stays.
 func outgrown(want *runtimeapi.LinuxContainerResources, have *kubecontainer.ContainerResources) bool {
-	if have == nil {
-		return false
+	if have == nil || have.CPURequest == nil && have.CPULimit == nil && have.MemoryLimit == nil {
+		return false // it does not tell
 	}
 	if q := have.CPURequest; q != nil && cgroups.Shares(q.MilliValue()) != want.CpuShares {
 		return true
 	}
-	if q := have.CPULimit; q != nil && want.CpuQuota != 0 && cgroups.Quota(q.MilliValue()) != want.CpuQuota {
+	if q := have.CPULimit; want.CpuQuota != 0 && (q == nil || cgroups.Quota(q.MilliValue()) != want.CpuQuota) {
 		return true
 	}
 	q := have.MemoryLimit
-	return q != nil && want.MemoryLimitInBytes != 0 && q.Value() != want.MemoryLimitInBytes
+	return want.MemoryLimitInBytes != 0 && (q == nil || q.Value() != want.MemoryLimitInBytes)
 }

@@ -12,6 +12,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
 )
 
@@ -229,5 +230,149 @@ func TestTheConditionsOfAResizeEndWithThePod(t *testing.T) {
 		b.resize("200m", "64Mi")
 		b.exit(p, "a", 0)
 		b.wantGiven("100m", "64Mi")
+	})
+}
+
+// six is a pod of six containers, each with another kind of resources, as upstream's conformance suite
+// resizes one.
+func six() *v1.Pod {
+	p := onePod(v1.RestartPolicyAlways, "", "a b c d e f")
+	p.Generation = 1
+	for i, r := range []struct{ requestCPU, requestMemory, limitCPU, limitMemory string }{
+		{"100m", "100Mi", "200m", "200Mi"},
+		{"100m", "100Mi", "200m", ""}, // no memory limit
+		{"100m", "100Mi", "", "200Mi"},
+		{"100m", "100Mi", "", ""},
+		{"", "", "", ""},
+		{"100m", "", "", ""},
+	} {
+		p.Spec.Containers[i].Resources = v1.ResourceRequirements{Requests: amounts(r.requestCPU, r.requestMemory), Limits: amounts(r.limitCPU, r.limitMemory)}
+	}
+	return p
+}
+
+func amounts(cpu, memory string) v1.ResourceList {
+	l := v1.ResourceList{}
+	if cpu != "" {
+		l[v1.ResourceCPU] = resource.MustParse(cpu)
+	}
+	if memory != "" {
+		l[v1.ResourceMemory] = resource.MustParse(memory)
+	}
+	return l
+}
+
+// limits returns what the runtime has limited a container to.
+func (b *bench) limits(container string) (quota, memory int64) {
+	b.t.Helper()
+	v, _ := b.runner.View("u")
+	s := v.Observed.FindContainerStatusByName(container)
+	resp, err := b.runtime.ContainerStatus(b.t.Context(), &runtimeapi.ContainerStatusRequest{ContainerId: s.ID.ID})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	l := resp.Status.Resources.Linux
+	return l.CpuQuota, l.MemoryLimitInBytes
+}
+
+// addLimits resizes the pod so that containers get limits where they had none, and change nothing else.
+func (b *bench) addLimits() *v1.Pod {
+	b.t.Helper()
+	p := b.get()
+	p.Generation++
+	for i, l := range map[int]v1.ResourceList{
+		1: amounts("200m", "300Mi"), 2: amounts("300m", "200Mi"), 3: amounts("300m", "300Mi"), 5: amounts("", "300Mi"),
+	} {
+		p.Spec.Containers[i].Resources.Limits = l
+	}
+	p, err := b.kube.CoreV1().Pods("ns").Update(b.t.Context(), p, metav1.UpdateOptions{})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.runner.Status.Object(p.UID, p)
+	b.runner.Apply(p)
+	synctest.Wait()
+	return p
+}
+
+func resizeUnderway(p *v1.Pod) bool {
+	_, c := podutil.GetPodCondition(&p.Status, v1.PodResizeInProgress)
+	return c != nil
+}
+
+func TestALimitWhereThereWasNoneIsSet(t *testing.T) {
+	onBench(t, func(b *bench) {
+		b.run(six())
+		for _, name := range []string{"a", "b", "c", "d", "e", "f"} {
+			b.runtime.Use(name, 1<<20, 0, 0)
+		}
+		if _, memory := b.limits("b"); memory != 0 {
+			t.Fatalf("limited before: %d", memory)
+		}
+		b.runtime.Calls()
+		b.runtime.Fail("UpdateContainerResources", grpcstatus.Error(codes.Internal, "broken"))
+		b.addLimits()
+		if !resizeUnderway(b.get()) {
+			t.Error("the resize is called complete before any container has its limit")
+		}
+		b.runtime.Fail("UpdateContainerResources", nil)
+		time.Sleep(retryMost)
+		synctest.Wait()
+		if resizeUnderway(b.get()) {
+			t.Errorf("conditions %+v", b.get().Status.Conditions)
+		}
+		for name, want := range map[string][2]int64{
+			"a": {20000, 200 << 20}, "b": {20000, 300 << 20}, "c": {30000, 200 << 20}, "d": {30000, 300 << 20}, "e": {0, 0}, "f": {0, 300 << 20},
+		} {
+			if quota, memory := b.limits(name); quota != want[0] || memory != want[1] {
+				t.Errorf("container %s: quota %d and memory limit %d, want %v", name, quota, memory, want)
+			}
+		}
+		b.runtime.Calls()
+		b.runner.Wake("u")
+		synctest.Wait()
+		b.wantCalls() // what is as it should be is left alone, that without limits, too
+	})
+}
+
+// What the container uses already cannot be less than its first limit either.
+func TestAFirstMemoryLimitIsNotBelowWhatIsInUse(t *testing.T) {
+	onBench(t, func(b *bench) {
+		b.run(six())
+		for _, name := range []string{"a", "b", "c", "d", "e", "f"} {
+			b.runtime.Use(name, 1<<20, 0, 0)
+		}
+		b.runtime.Use("b", 400<<20, 0, 0)
+		p := b.addLimits()
+		_, c := podutil.GetPodCondition(&b.get().Status, v1.PodResizeInProgress)
+		const want = `cannot decrease memory limits: attempting to set container "b" memory limit (314572800) below current usage (419430400)`
+		if c == nil || c.Reason != "Error" || c.Message != want {
+			t.Errorf("condition %+v", c)
+		}
+		if _, memory := b.limits("b"); memory != 0 {
+			t.Errorf("limited to %d", memory)
+		}
+		if _, memory := b.limits("d"); memory != 300<<20 {
+			t.Errorf("another container of pod %s waits: limited to %d", p.Name, memory)
+		}
+	})
+}
+
+func TestALimitThatIsDeferredIsNotGivenAfterARestart(t *testing.T) {
+	onBench(t, func(b *bench) {
+		b.run(six())
+		b.full.Store(new("full"))
+		b.addLimits()
+		b.runtime.Calls()
+		ctx, cancel := context.WithCancel(b.t.Context())
+		second := NewRunner(ctx, b.runner.Config)
+		second.Apply(b.get())
+		synctest.Wait()
+		b.wantCalls()
+		if v, _ := second.View("u"); !v.Pod.Spec.Containers[1].Resources.Limits.Memory().IsZero() {
+			t.Errorf("given %v", v.Pod.Spec.Containers[1].Resources)
+		}
+		cancel()
+		second.Wait()
 	})
 }

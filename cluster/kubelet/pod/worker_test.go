@@ -111,7 +111,7 @@ func onBench(t *testing.T, f func(b *bench)) {
 				return "", true
 			},
 			RuntimeHandler: func(*string) (string, error) { return "", nil }, HostIPs: func() []string { return []string{"192.0.2.1"} },
-			RootDir: filepath.Join(dir, "root"), LogDir: filepath.Join(dir, "logs"),
+			RootDir: filepath.Join(dir, "root"), LogDir: filepath.Join(dir, "logs"), MemoryCapacity: 4 << 30,
 		})
 		defer writer.Wait()
 		defer b.runner.Wait()
