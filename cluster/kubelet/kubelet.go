@@ -67,11 +67,12 @@ type Kubelet struct {
 	listener net.Listener // of the HTTPS API; nil for none
 
 	// Made by Run.
-	status *status.Writer
-	runner *pod.Runner
-	static *static
-	admit  *admission
-	began  chan struct{} // closed when the fields above are set
+	cgroups *cgroups.Manager
+	status  *status.Writer
+	runner  *pod.Runner
+	static  *static
+	admit   *admission
+	began   chan struct{} // closed when the fields above are set
 }
 
 // New returns a Kubelet that reaches the API through s. It takes the port of the kubelet's own API:
@@ -174,7 +175,8 @@ func runtimeHandlers(s *client.Set) func(*string) (string, error) {
 	}
 }
 
-// Run runs the node until ctx ends. It returns an error only if it cannot serve its API.
+// Run runs the node until ctx ends. It returns an error only if it cannot serve its API, or pods' limits
+// would not hold.
 func (k *Kubelet) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -194,6 +196,10 @@ func (k *Kubelet) Run(ctx context.Context) error {
 	if err := k.awaitRuntime(ctx); err != nil {
 		return nil // ctx ended before there was one
 	}
+	var err error
+	if k.cgroups, err = k.makeCgroups(ctx); err != nil {
+		return fmt.Errorf("kubelet: %w", err)
+	}
 	wg.Go(func() { reportPodsOnOldBridge(ctx, k.cri, k.recorder) })
 	k.status = status.NewWriter(ctx, k.set.Kube)
 	defer k.status.Wait()
@@ -203,7 +209,7 @@ func (k *Kubelet) Run(ctx context.Context) error {
 	users.open()
 	k.runner = pod.NewRunner(ctx, pod.Config{
 		CRI: k.cri, Images: k.puller, Volumes: k.volumes, Env: k.env, Probes: k.probes, Status: k.status,
-		Cgroups: k.makeCgroups(ctx), Users: users, DNS: k.dns(), Recorder: k.recorder, RuntimeHandler: k.handlers,
+		Cgroups: k.cgroups, Users: users, DNS: k.dns(), Recorder: k.recorder, RuntimeHandler: k.handlers,
 		AdmitResize: func(p *v1.Pod, accept func()) (string, bool) { return k.admit.resize(p, accept) },
 		HostIPs:     func() []string { return k.opts.NodeIPs },
 		RootDir:     k.opts.RootDir, LogDir: k.opts.LogDir, LegacyLogDir: k.opts.LegacyLogDir,
@@ -258,12 +264,12 @@ func (k *Kubelet) awaitRuntime(ctx context.Context) error {
 }
 
 // makeCgroups decides who makes pods' cgroups.
-func (k *Kubelet) makeCgroups(ctx context.Context) *cgroups.Manager {
+func (k *Kubelet) makeCgroups(ctx context.Context) (*cgroups.Manager, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	c, err := k.cri.Runtime.RuntimeConfig(ctx, &runtimeapi.RuntimeConfigRequest{})
 	if err == nil && c.GetLinux().GetCgroupDriver() == runtimeapi.CgroupDriver_SYSTEMD && c.GetLinux() != nil {
-		return cgroups.Off("the runtime has systemd make cgroups")
+		return cgroups.Off("the runtime has systemd make cgroups"), nil
 	}
 	allocatable := k.reporter.Allocatable()
 	return cgroups.New(k.opts.CgroupRoot, cgroups.Limits{MilliCPU: allocatable.Cpu().MilliValue(), MemoryBytes: allocatable.Memory().Value()})

@@ -2,6 +2,7 @@
 # Tests in a virtual machine with systemd and only the unified cgroup hierarchy:
 #   engine, lc    the suite of an engine
 #   snapshot      quotas, and an older kernel's overlayfs
+#   cgroups       pods' limits in the kubelet's cgroups
 #   cli           the command line where it needs systemd, AppArmor and CRIU
 #   cri           coracled with systemd's cgroups: CRIU and out of memory, by crictl
 #   critest       coracled with systemd's cgroups: the CRI validation suite
@@ -21,7 +22,7 @@ if [[ -z ${VM_RUN:-} ]]; then
   echo "test-vm: VM_RUN is not set; name a command that runs another in a virtual machine, see hack/oci/vm.sh" >&2
   exit 1
 fi
-(($#)) || set -- engine lc snapshot cli cri critest integration oomkill reboot
+(($#)) || set -- engine lc snapshot cgroups cli cri critest integration oomkill reboot
 out=bin/vm
 mkdir -p "$out"
 # The command line, with its companion.
@@ -33,6 +34,7 @@ for p in engine lc; do
     -o "$out/$p.test" "./runtime/$p" 2>&1 | { grep -v "statically linked" || true; }
 done
 CGO_ENABLED=0 "$go" test -c -tags vm -o "$out/snapshot.test" ./snapshot
+CGO_ENABLED=0 "$go" -C cluster test -c -tags vm,netgo,osusergo -ldflags '-s -w' -o "$PWD/$out/cgroups.test" ./kubelet/cgroups
 cp "$(command -v busybox)" "$out/busybox"
 cp hack/oci/vm/*.sh "$out/"
 # criu, with libraries that the guest may not have.

@@ -5,9 +5,10 @@
 //	ROOT/kubepods/burstable/podUID
 //	ROOT/kubepods/besteffort/podUID
 //
-// The runtime makes the containers' cgroups below the pod's. Where cgroups cannot be written, or
-// the runtime wants systemd to make them, nothing is made, the runtime decides where containers go,
-// and one warning says so. Nothing above ROOT/kubepods is ever changed, and nothing is moved.
+// The runtime makes the containers' cgroups below the pod's. Where there are no cgroups, or they are
+// read-only, or the runtime wants systemd to make them, nothing is made, the runtime decides where
+// containers go, and one warning says so. Anything else that keeps limits from holding is an error.
+// Of what is above ROOT/kubepods, only controllers are enabled (version 2), and nothing is moved.
 package cgroups
 
 import (
@@ -15,11 +16,14 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
@@ -32,8 +36,7 @@ const mountPoint = "/sys/fs/cgroup"
 
 // Manager makes and removes cgroups. It is safe for concurrent use.
 type Manager struct {
-	mount  string
-	root   string // below mount, "/" for the top
+	root   string // below where cgroups are mounted, "/" for the top
 	layout layout
 	off    bool
 
@@ -54,8 +57,14 @@ type Limits struct {
 }
 
 // New returns a Manager of cgroups below root ("/" or "/coracle"), and makes those that all pods
-// share.
-func New(root string, all Limits) *Manager { return newAt(mountPoint, root, all) }
+// share. It fails if limits would not hold there.
+func New(root string, all Limits) (*Manager, error) {
+	l, err := detect(mountPoint)
+	if err != nil {
+		return Off(err.Error()), nil
+	}
+	return newAt(l, root, all)
+}
 
 // Off returns a Manager that leaves all cgroups to the runtime, and says why.
 func Off(why string) *Manager {
@@ -63,25 +72,32 @@ func Off(why string) *Manager {
 	return &Manager{off: true}
 }
 
-func newAt(mount, root string, all Limits) *Manager {
-	l, err := detect(mount)
-	if err != nil {
-		return Off(err.Error())
-	}
-	m := &Manager{mount: mount, root: filepath.Join("/", root), layout: l, pods: map[types.UID]made{}}
-	for _, dir := range []string{"kubepods", "kubepods/burstable", "kubepods/besteffort"} {
-		if err := l.make(filepath.Join(m.root, dir)); err != nil {
-			return Off(err.Error())
+func newAt(l layout, root string, all Limits) (*Manager, error) {
+	m := &Manager{root: filepath.Join("/", root), layout: l, pods: map[types.UID]made{}}
+	err := l.open(m.root)
+	for _, class := range classes {
+		if err == nil {
+			err = l.make(m.dir(class))
 		}
 	}
-	top := figures{shares: Shares(all.MilliCPU), memory: all.MemoryBytes}
-	if err := l.set(filepath.Join(m.root, "kubepods"), top); err != nil {
-		slog.Warn("limit all pods together", "err", err)
+	if errors.Is(err, unix.EROFS) || errors.Is(err, fs.ErrPermission) {
+		return Off(err.Error()), nil
 	}
-	if err := l.set(filepath.Join(m.root, "kubepods/besteffort"), figures{shares: leastShares}); err != nil {
-		slog.Warn("limit best-effort pods", "err", err)
+	if err != nil {
+		return nil, fmt.Errorf("make pods' cgroups below %s: %w", m.root, err)
 	}
-	return m
+	err = l.set(m.dir(v1.PodQOSGuaranteed), figures{shares: Shares(all.MilliCPU), memory: all.MemoryBytes})
+	if errors.Is(err, unix.EBUSY) { // version 1: pods from before use more, and must not end for that
+		slog.Warn("pods use more memory than is allocatable on the node: they are not limited together", "err", err)
+		err = nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("limit all pods together: %w", err)
+	}
+	if err := l.set(m.dir(v1.PodQOSBestEffort), figures{shares: leastShares}); err != nil {
+		return nil, fmt.Errorf("limit best-effort pods: %w", err)
+	}
+	return m, nil
 }
 
 // Parent returns the cgroup of the pod, empty if the runtime is to choose.
@@ -92,16 +108,44 @@ func (m *Manager) Parent(pod *v1.Pod) string {
 	return m.path(v1qos.GetPodQOS(pod), pod.UID)
 }
 
-func (m *Manager) path(class v1.PodQOSClass, uid types.UID) string {
-	name := "pod" + string(uid)
+// classes are those whose pods have a directory of their own, the outer one first.
+var classes = []v1.PodQOSClass{v1.PodQOSGuaranteed, v1.PodQOSBurstable, v1.PodQOSBestEffort}
+
+// dir is where the pods of a class are.
+func (m *Manager) dir(class v1.PodQOSClass) string {
 	switch class {
 	case v1.PodQOSBurstable:
-		return filepath.Join(m.root, "kubepods/burstable", name)
+		return filepath.Join(m.root, "kubepods/burstable")
 	case v1.PodQOSBestEffort:
-		return filepath.Join(m.root, "kubepods/besteffort", name)
+		return filepath.Join(m.root, "kubepods/besteffort")
 	default:
-		return filepath.Join(m.root, "kubepods", name)
+		return filepath.Join(m.root, "kubepods")
 	}
+}
+
+func (m *Manager) path(class v1.PodQOSClass, uid types.UID) string {
+	return filepath.Join(m.dir(class), podPrefix+string(uid))
+}
+
+const podPrefix = "pod"
+
+// Pods returns the UIDs of the pods that have a cgroup, in whichever hierarchy.
+func (m *Manager) Pods() []types.UID {
+	if m.off {
+		return nil
+	}
+	found := map[types.UID]bool{}
+	for _, hierarchy := range m.layout.all() {
+		for _, class := range classes {
+			entries, _ := os.ReadDir(filepath.Join(hierarchy, m.dir(class))) // not every hierarchy has it
+			for _, e := range entries {
+				if uid, ok := strings.CutPrefix(e.Name(), podPrefix); ok && e.IsDir() {
+					found[types.UID(uid)] = true
+				}
+			}
+		}
+	}
+	return slices.Collect(maps.Keys(found))
 }
 
 // Ensure makes the pod's cgroup, if it does not stand, and sets its limits.
@@ -133,13 +177,16 @@ func (m *Manager) Remove(uid types.UID) error {
 	delete(m.pods, uid)
 	m.mu.Unlock()
 	var errs []error
-	for _, class := range []v1.PodQOSClass{v1.PodQOSGuaranteed, v1.PodQOSBurstable, v1.PodQOSBestEffort} {
+	for _, class := range classes {
 		// Runtimes make the path in every hierarchy there is, also where no limit is set here.
 		for _, hierarchy := range m.layout.all() {
 			errs = append(errs, removeTree(filepath.Join(hierarchy, m.path(class, uid))))
 		}
 	}
-	return errors.Join(append(errs, m.shareBurstable())...)
+	if err := m.shareBurstable(); err != nil { // not what keeps the pod from having ended
+		slog.Warn("share CPU among burstable pods", "err", err)
+	}
+	return errors.Join(errs...)
 }
 
 // shareBurstable gives burstable pods together the CPU shares that they asked for.
@@ -152,7 +199,7 @@ func (m *Manager) shareBurstable() error {
 			sum += p.milli
 		}
 	}
-	return m.layout.set(filepath.Join(m.root, "kubepods/burstable"), figures{shares: Shares(sum)})
+	return m.layout.set(m.dir(v1.PodQOSBurstable), figures{shares: Shares(sum)})
 }
 
 // removeTree removes a cgroup and those below it, deepest first. Cgroups have no files to remove.
@@ -171,11 +218,24 @@ func removeTree(dir string) error {
 			}
 		}
 	}
-	if err := unix.Rmdir(dir); err != nil && !errors.Is(err, unix.ENOENT) {
-		return fmt.Errorf("remove cgroup %s: %w", dir, err)
+	// A process that was killed is in its cgroup until it has been waited for.
+	for wait := busyFirst; ; wait *= 2 {
+		err := unix.Rmdir(dir)
+		if err == nil || errors.Is(err, unix.ENOENT) {
+			return nil
+		}
+		if !errors.Is(err, unix.EBUSY) || wait > busyMost {
+			return fmt.Errorf("remove cgroup %s: %w", dir, err)
+		}
+		time.Sleep(wait)
 	}
-	return nil
 }
+
+// How long removing a cgroup waits at first and at most for the end of the processes in it.
+const (
+	busyFirst = 5 * time.Millisecond
+	busyMost  = 80 * time.Millisecond
+)
 
 // HugePageSizes returns the sizes of huge pages that the kernel has, as cgroup files name them:
 // 2MB, 1GB.

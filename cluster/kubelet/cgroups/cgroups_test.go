@@ -3,6 +3,7 @@ package cgroups
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -11,16 +12,54 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// tree is a directory that looks like cgroup v1's.
-func tree(t *testing.T) string {
+// tree is a directory that looks like cgroup v1's: a new cgroup has its controller's files.
+func tree(t *testing.T) (string, layout) {
 	t.Helper()
 	dir := t.TempDir()
-	for _, c := range []string{"cpu", "memory", "pids"} {
+	files := map[string][]string{"cpu": {"cpu.shares", "cpu.cfs_period_us", "cpu.cfs_quota_us"}, "memory": {"memory.limit_in_bytes"}, "pids": nil}
+	for c := range files {
 		if err := os.MkdirAll(filepath.Join(dir, c), 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
-	return dir
+	l, err := detect(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v1 := l.(perController)
+	v1.mkdir = func(path string) error {
+		rel, err := filepath.Rel(dir, path)
+		if err != nil {
+			return err
+		}
+		controller, _, _ := strings.Cut(rel, "/")
+		return mkdirWith(path, files[controller])
+	}
+	return dir, v1
+}
+
+// mkdirWith makes a directory with files, as a cgroup file system does.
+func mkdirWith(dir string, files []string) error {
+	if err := mkdir(dir); err != nil {
+		return err
+	}
+	for _, name := range files {
+		f, err := os.OpenFile(filepath.Join(dir, name), os.O_CREATE, 0o644)
+		if err != nil {
+			return err
+		}
+		f.Close()
+	}
+	return nil
+}
+
+func manager(t *testing.T, l layout, root string, all Limits) *Manager {
+	t.Helper()
+	m, err := newAt(l, root, all)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
 }
 
 func read(elem ...string) string {
@@ -50,8 +89,8 @@ func list(cpu, memory string) v1.ResourceList {
 }
 
 func TestPodsHaveCgroupsByClass(t *testing.T) {
-	dir := tree(t)
-	m := newAt(dir, "/c", Limits{MilliCPU: 2000, MemoryBytes: 1 << 30})
+	dir, l := tree(t)
+	m := manager(t, l, "/c", Limits{MilliCPU: 2000, MemoryBytes: 1 << 30})
 	if got := read(dir, "memory/c/kubepods/memory.limit_in_bytes"); got != "1073741824" {
 		t.Errorf("limit of all pods: %s", got)
 	}
@@ -77,8 +116,7 @@ func TestPodsHaveCgroupsByClass(t *testing.T) {
 			t.Errorf("%s: shares %s", tc.parent, got)
 		}
 		for file, want := range map[string]string{filepath.Join(cpu, "cpu.cfs_quota_us"): tc.quota, filepath.Join(memory, "memory.limit_in_bytes"): tc.memory} {
-			got := read(file)
-			if want == "" && !strings.Contains(got, "no such file") || want != "" && got != want {
+			if got := read(file); got != want {
 				t.Errorf("%s: %s, want %q", file, got, want)
 			}
 		}
@@ -89,12 +127,15 @@ func TestPodsHaveCgroupsByClass(t *testing.T) {
 }
 
 func TestRemoveTakesWhatTheRuntimeLeft(t *testing.T) {
-	dir := tree(t)
-	m := newAt(dir, "/", Limits{})
+	dir, l := tree(t)
+	m := manager(t, l, "/", Limits{})
 	// Only directories: in a cgroup file system the files need no removing.
 	left := filepath.Join(dir, "pids", m.path(v1.PodQOSGuaranteed, "u"), "container")
 	if err := os.MkdirAll(left, 0o755); err != nil {
 		t.Fatal(err)
+	}
+	if got := m.Pods(); !slices.Equal(got, []types.UID{"u"}) {
+		t.Errorf("pods with cgroups: %v", got)
 	}
 	if err := m.Remove("u"); err != nil {
 		t.Fatal(err)
@@ -108,9 +149,24 @@ func TestRemoveTakesWhatTheRuntimeLeft(t *testing.T) {
 }
 
 func TestWithoutCgroupsTheRuntimeDecides(t *testing.T) {
-	m := newAt(t.TempDir(), "/", Limits{}) // no controllers
+	if _, err := detect(t.TempDir()); err == nil {
+		t.Error("found in an empty directory")
+	}
+	m := Off("there are none")
 	p := onePod("u", nil, nil)
-	if m.Parent(p) != "" || m.Ensure(p) != nil || m.Remove("u") != nil {
+	if m.Parent(p) != "" || m.Ensure(p) != nil || m.Remove("u") != nil || m.Pods() != nil {
 		t.Error("something is made where nothing can be")
+	}
+}
+
+func TestAMissingHierarchyIsAnError(t *testing.T) {
+	dir, l := tree(t)
+	if err := os.Remove(filepath.Join(dir, "memory")); err != nil {
+		t.Fatal(err)
+	}
+	v1 := l.(perController)
+	v1.controllers = []string{"cpu", "pids"}
+	if _, err := newAt(v1, "/", Limits{}); err == nil || !strings.Contains(err.Error(), "no cgroup controllers memory:") {
+		t.Errorf("error %v", err)
 	}
 }

@@ -3,8 +3,11 @@ package cgroups
 import (
 	"errors"
 	"fmt"
+	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -14,10 +17,25 @@ import (
 // layout is how cgroups are mounted: one tree (v2), or one per controller (v1, also beside a v2
 // tree without controllers).
 type layout interface {
+	// open prepares the cgroup that all others are made below. An error says that limits would not
+	// hold there.
+	open(root string) error
 	make(path string) error
+	// set fails where a figure has no file.
 	set(path string, f figures) error
 	// all returns the directories of all hierarchies.
 	all() []string
+}
+
+// needed are the controllers without which pods' limits do not hold.
+var needed = []string{"cpu", "memory", "pids"}
+
+// mkdir makes a directory that need not be new, in one that exists.
+func mkdir(dir string) error {
+	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return nil
 }
 
 func detect(mount string) (layout, error) {
@@ -26,10 +44,10 @@ func detect(mount string) (layout, error) {
 		return nil, fmt.Errorf("%s: %w", mount, err)
 	}
 	if s.Type == unix.CGROUP2_SUPER_MAGIC {
-		return unified{mount}, nil
+		return unified{mount, mkdir}, nil
 	}
-	l := perController{mount: mount}
-	for _, c := range []string{"cpu", "memory", "pids"} {
+	l := perController{mount: mount, mkdir: mkdir}
+	for _, c := range needed {
 		if _, err := os.Stat(filepath.Join(mount, c)); err == nil {
 			l.controllers = append(l.controllers, c)
 		}
@@ -44,25 +62,53 @@ func detect(mount string) (layout, error) {
 type perController struct {
 	mount       string
 	controllers []string
+	mkdir       func(dir string) error
+}
+
+func (l perController) open(root string) error {
+	if missing := without(needed, l.controllers); len(missing) > 0 {
+		return fmt.Errorf("%s has no cgroup controllers %s: pods' limits would not hold; mount them there, "+
+			"or enable them in the kernel (cgroup_enable=memory on its command line)", l.mount, strings.Join(missing, " "))
+	}
+	return l.make(root)
 }
 
 func (l perController) make(path string) error {
 	for _, c := range l.controllers {
-		if err := os.MkdirAll(filepath.Join(l.mount, c, path), 0o755); err != nil {
+		if err := makeAll(filepath.Join(l.mount, c), path, l.mkdir); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
+// makeAll makes the directory at path in top, and those between.
+func makeAll(top, path string, mkdir func(dir string) error) error {
+	dir := filepath.Join(top, path)
+	if dir == top {
+		return nil
+	}
+	err := mkdir(dir)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := makeAll(top, filepath.Dir(path), mkdir); err != nil {
+		return err
+	}
+	return mkdir(dir)
+}
+
+// without returns those of all that are not in some.
+func without(all, some []string) []string {
+	return slices.DeleteFunc(slices.Clone(all), func(s string) bool { return slices.Contains(some, s) })
+}
+
 func (l perController) set(path string, f figures) error {
 	var errs []error
 	write := func(controller, file string, value int64) {
-		dir := filepath.Join(l.mount, controller)
-		if _, err := os.Stat(dir); value == 0 || err != nil {
-			return
+		if value != 0 {
+			errs = append(errs, writeFigure(filepath.Join(l.mount, controller, path, file), strconv.FormatInt(value, 10)))
 		}
-		errs = append(errs, writeFigure(filepath.Join(dir, path, file), strconv.FormatInt(value, 10)))
 	}
 	write("cpu", "cpu.shares", f.shares)
 	if f.quota != 0 {
@@ -87,39 +133,106 @@ func (l perController) all() []string {
 	return dirs
 }
 
-// unified is cgroup v2.
+// unified is cgroup v2. A cgroup has a controller's files only if the cgroup above it enables the
+// controller in its cgroup.subtree_control, from the top on.
 type unified struct {
 	mount string
+	mkdir func(dir string) error
 }
 
-// make also hands the controllers down, from the first directory that is ours on. The top's are the
-// system's affair.
-func (l unified) make(path string) error {
-	dir := filepath.Join(l.mount, path)
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+// open also enables the controllers in the cgroups on the way: what made them had no use for it.
+func (l unified) open(root string) error {
+	if err := l.enable(l.mount); err != nil {
 		return err
 	}
-	controllers, err := os.ReadFile(filepath.Join(dir, "cgroup.controllers"))
+	dir := l.mount
+	for name := range strings.SplitSeq(strings.Trim(root, "/"), "/") {
+		if name == "" {
+			continue
+		}
+		dir = filepath.Join(dir, name)
+		if err := l.mkdir(dir); err != nil {
+			return err
+		}
+		if err := l.enable(dir); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// make also hands the controllers down, for those below.
+func (l unified) make(path string) error {
+	dir := filepath.Join(l.mount, path)
+	err := l.mkdir(dir)
+	if errors.Is(err, fs.ErrNotExist) { // something has removed what open made
+		if err = l.open(filepath.Dir(path)); err == nil {
+			err = l.mkdir(dir)
+		}
+	}
 	if err != nil {
 		return err
 	}
-	var enable []string
-	for _, c := range strings.Fields(string(controllers)) {
-		enable = append(enable, "+"+c)
+	return l.enable(dir)
+}
+
+// enable gives all controllers of a cgroup to those below it. Only those that are needed have to be
+// there; a limit of another is set by the runtime, which fails without it.
+func (l unified) enable(dir string) error {
+	there, err := words(filepath.Join(dir, "cgroup.controllers"))
+	if err != nil {
+		return err
 	}
-	if len(enable) == 0 {
+	if missing := without(needed, there); len(missing) > 0 {
+		return fmt.Errorf("%s has no cgroup controllers %s: pods' limits would not hold; enable them in the cgroup above, "+
+			"or in the kernel (cgroup_enable=memory on its command line)", dir, strings.Join(missing, " "))
+	}
+	control := filepath.Join(dir, "cgroup.subtree_control")
+	enabled, err := words(control)
+	if err != nil {
+		return err
+	}
+	on := func(controllers ...string) error {
+		if controllers = without(controllers, enabled); len(controllers) == 0 {
+			return nil
+		}
+		return writeFigure(control, "+"+strings.Join(controllers, " +"))
+	}
+	if on(there...) == nil {
 		return nil
 	}
-	return writeFigure(filepath.Join(dir, "cgroup.subtree_control"), strings.Join(enable, " "))
+	// All or none are enabled by one write: cpu without memory would turn a cgroup with processes into
+	// a threaded one.
+	if err := on(needed...); err != nil {
+		return notEnabled(dir, err)
+	}
+	for _, c := range without(there, needed) {
+		if err := on(c); err != nil {
+			slog.Warn("a cgroup controller cannot be enabled", "cgroup", dir, "controller", c, "err", err)
+		}
+	}
+	return nil
+}
+
+func notEnabled(dir string, err error) error {
+	switch {
+	case errors.Is(err, unix.EBUSY):
+		return fmt.Errorf("%w: processes run in %s itself; move them to a cgroup below it, or give --cgroup-root another one", err, dir)
+	case errors.Is(err, unix.EOPNOTSUPP):
+		return fmt.Errorf("%w: %s is a threaded cgroup; give --cgroup-root another one", err, dir)
+	}
+	return err
+}
+
+func words(file string) ([]string, error) {
+	content, err := os.ReadFile(file)
+	return strings.Fields(string(content)), err
 }
 
 func (l unified) set(path string, f figures) error {
 	var errs []error
 	write := func(file, value string) {
-		target := filepath.Join(l.mount, path, file)
-		if _, err := os.Stat(target); err == nil { // the controller may not be there
-			errs = append(errs, writeFigure(target, value))
-		}
+		errs = append(errs, writeFigure(filepath.Join(l.mount, path, file), value))
 	}
 	if f.shares != 0 {
 		write("cpu.weight", strconv.FormatInt(1+(f.shares-2)*9999/262142, 10))
@@ -135,8 +248,14 @@ func (l unified) set(path string, f figures) error {
 
 func (l unified) all() []string { return []string{l.mount} }
 
+// writeFigure writes to a file that the kernel has made.
 func writeFigure(file, value string) error {
-	if err := os.WriteFile(file, []byte(value), 0o644); err != nil {
+	f, err := os.OpenFile(file, os.O_WRONLY|os.O_TRUNC, 0)
+	if err == nil {
+		_, err = f.WriteString(value)
+		err = errors.Join(err, f.Close())
+	}
+	if err != nil {
 		return fmt.Errorf("set %s to %s: %w", file, value, err)
 	}
 	return nil

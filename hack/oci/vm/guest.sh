@@ -29,6 +29,7 @@ case $1 in
     ;;
   # EROFS is mounted from files by Linux 6.12 and newer. Drivers are subtests of tests, or of their cases.
   snapshot) suite snapshot -test.run 'TestQuotas|TestDriver|TestPrepare|TestManyLayers' -test.skip '/erofs|//erofs' ;;
+  cgroups) suite cgroups ;;
   cli) exec sh /b/cli.sh ;;
   oomkill) exec sh /b/oomkill.sh ;;
   integration)
