@@ -2,9 +2,11 @@ package kubelet
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -13,11 +15,13 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/coracle-project/coracle/cluster/client"
+	"github.com/coracle-project/coracle/cluster/kubelet/cgroups"
 )
 
 // A kubelet whose port is taken must say so before its node is reported ready.
@@ -60,4 +64,42 @@ func TestAPullSecretIsAwaited(t *testing.T) {
 			t.Errorf("never granted: %v after %d calls", err, asked)
 		}
 	})
+}
+
+func TestCgroupsOfPodsThatAreGoneAreSwept(t *testing.T) {
+	root := fmt.Sprint("/coracle-test-sweep-", os.Getpid())
+	c, err := cgroups.New(root, cgroups.Limits{MilliCPU: 1000, MemoryBytes: 1 << 30})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		for _, uid := range c.Pods() {
+			if err := c.Remove(uid); err != nil {
+				t.Error(err)
+			}
+		}
+		for _, top := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/*"} {
+			for _, sub := range []string{"kubepods/burstable", "kubepods/besteffort", "kubepods", "."} {
+				dirs, _ := filepath.Glob(filepath.Join(top, root, sub))
+				for _, dir := range dirs {
+					if err := os.Remove(dir); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+		}
+	})
+	for _, uid := range []types.UID{"here", "gone"} {
+		p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{UID: uid}}
+		if err := c.Ensure(p); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := len(c.Pods()); n != 2 {
+		t.Fatalf("%d cgroups of pods before", n)
+	}
+	sweepCgroups(c, func(uid types.UID) bool { return uid == "here" })
+	if left := c.Pods(); !slices.Equal(left, []types.UID{"here"}) {
+		t.Errorf("left %v", left)
+	}
 }

@@ -9,6 +9,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	listersv1 "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
@@ -16,6 +17,7 @@ import (
 	kubetypes "k8s.io/kubernetes/pkg/kubelet/types"
 
 	"github.com/coracle-project/coracle/cluster/client"
+	"github.com/coracle-project/coracle/cluster/kubelet/cgroups"
 )
 
 // watched are the informers that tell of this node and its pods: the process's, or when the kubelet
@@ -145,6 +147,24 @@ func (k *Kubelet) endUnknown(ctx context.Context) {
 	}
 	for _, p := range pods {
 		k.runner.RemoveUnknown(p)
+	}
+	sweepCgroups(k.cgroups, func(uid types.UID) bool {
+		_, known := k.runner.View(uid)
+		return known
+	})
+}
+
+// sweepCgroups removes the cgroups of pods that are not known any more: the kubelet may have been killed
+// before it could remove them.
+func sweepCgroups(c *cgroups.Manager, known func(types.UID) bool) {
+	for _, uid := range c.Pods() {
+		if known(uid) {
+			continue
+		}
+		slog.Info("removing the cgroup of a pod that is gone", "uid", uid)
+		if err := c.Remove(uid); err != nil {
+			slog.Warn("remove the cgroup of a pod that is gone: something still runs in it", "uid", uid, "err", err)
+		}
 	}
 }
 

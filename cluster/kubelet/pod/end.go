@@ -61,8 +61,10 @@ func (w *worker) end() error {
 	if err := w.r.Volumes.Unmount(ctx, w.uid); err != nil {
 		return fmt.Errorf("volumes: %w", err)
 	}
+	// Something still runs in a cgroup that cannot be removed, so the pod has not ended.
 	if err := w.r.Cgroups.Remove(w.uid); err != nil {
-		slog.Warn("remove a pod's cgroup", "pod", pod.Namespace+"/"+pod.Name, "err", err)
+		w.r.Recorder.Eventf(pod, v1.EventTypeWarning, events.FailedToKillPod, "error killing pod: %v", err)
+		return err
 	}
 	w.settle(pod)
 	w.publish(pod, true, true)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -208,7 +209,7 @@ func TestEndsInOrder(t *testing.T) {
 		b.runtime.Calls()
 		deleted := b.delete()
 		b.wantCalls("StopContainer", "StopPodSandbox")
-		if got := b.edges.done[len(b.edges.done)-1]; got != "unmount" {
+		if got := b.edges.done[len(b.edges.done)-1]; got != "remove cgroup" {
 			t.Errorf("last %q", got)
 		}
 		v, _ := b.runner.View(p.UID)
@@ -220,6 +221,35 @@ func TestEndsInOrder(t *testing.T) {
 		b.wantCalls("RemoveContainer", "RemovePodSandbox")
 		if _, ok := b.runner.View(p.UID); ok {
 			t.Error("the pod is still known")
+		}
+	})
+}
+
+// What runs in a cgroup that cannot be removed takes what the pod was given.
+func TestAPodHasNotEndedBeforeItsCgroupIsGone(t *testing.T) {
+	onBench(t, func(b *bench) {
+		b.run(onePod(v1.RestartPolicyAlways, "", "a"))
+		b.edges.mu.Lock()
+		b.edges.cgroupErr = errors.New("remove cgroup /x: device or resource busy")
+		b.edges.mu.Unlock()
+		b.delete()
+		time.Sleep(10 * time.Minute)
+		synctest.Wait()
+		if p := b.get(); p.Status.Phase != v1.PodFailed {
+			t.Errorf("phase %s though all containers have ended", p.Status.Phase)
+		}
+		b.wantEvent("Warning FailedKillPod error killing pod: remove cgroup /x: device or resource busy")
+		b.edges.mu.Lock()
+		b.edges.cgroupErr = nil
+		b.edges.done = nil
+		b.edges.mu.Unlock()
+		time.Sleep(retryMost)
+		synctest.Wait()
+		if !slices.Contains(b.edges.done, "remove cgroup") {
+			t.Error("removing the cgroup was not tried again")
+		}
+		if _, err := b.kube.CoreV1().Pods("ns").Get(t.Context(), "p", metav1.GetOptions{}); err == nil {
+			t.Error("the object is still there")
 		}
 	})
 }

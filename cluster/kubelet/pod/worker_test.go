@@ -40,10 +40,11 @@ type bench struct {
 
 // edges are volumes, environment, cgroups and DNS that do nothing, or fail as told.
 type edges struct {
-	mu       sync.Mutex
-	mountErr error
-	envErr   error
-	done     []string
+	mu        sync.Mutex
+	mountErr  error
+	envErr    error
+	cgroupErr error
+	done      []string
 }
 
 func (e *edges) note(what string) {
@@ -82,7 +83,13 @@ func (e *edges) Resolve(_ context.Context, _ *v1.Pod, c *v1.Container, _, _ []st
 func (e *edges) Of(*v1.Pod) (*runtimeapi.UserNamespace, error) { return nil, nil }
 func (e *edges) Ensure(*v1.Pod) error                          { return nil }
 func (e *edges) Parent(*v1.Pod) string                         { return "" }
-func (e *edges) Remove(types.UID) error                        { return nil }
+func (e *edges) Remove(types.UID) error {
+	e.note("remove cgroup")
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.cgroupErr
+}
+
 func (e *edges) GetPodDNS(context.Context, *v1.Pod) (*runtimeapi.DNSConfig, error) {
 	return &runtimeapi.DNSConfig{}, nil
 }
