@@ -117,9 +117,7 @@ func (r *resizing) conditions() (all []v1.PodCondition) {
 // allocate asks the node for what the pod wants, and returns the pod as the node has agreed to run it.
 func (w *worker) allocate(pod *v1.Pod) *v1.Pod {
 	given := w.given.Load()
-	if given == nil {
-		given = allocated(pod)
-		w.given.Store(given)
+	if !w.written { // the first time
 		_, w.resizing.progress = podutil.GetPodConditionFromList(pod.Status.Conditions, v1.PodResizeInProgress)
 		_, w.resizing.pending = podutil.GetPodConditionFromList(pod.Status.Conditions, v1.PodResizePending)
 	}

@@ -30,6 +30,42 @@ func TestAStartTakesThreeCallsThatChangeSomething(t *testing.T) {
 	})
 }
 
+// The runtime has no events here, and the test wakes no pod.
+func TestALostEventIsMadeUpFor(t *testing.T) {
+	onBench(t, func(b *bench) {
+		p := b.run(onePod(v1.RestartPolicyAlways, "", "a"))
+		b.runtime.Calls()
+		b.runtime.Exit("a", 1)
+		time.Sleep(lookAgain - time.Second)
+		b.wantCalls()
+		time.Sleep(lookSpread + 2*time.Second)
+		synctest.Wait()
+		b.wantCalls("CreateContainer", "StartContainer")
+		if v, _ := b.runner.View(p.UID); v.Pod.Status.ContainerStatuses[0].RestartCount != 1 {
+			t.Errorf("%+v", v.Pod.Status.ContainerStatuses[0])
+		}
+	})
+}
+
+// One call is never answered; those that follow are.
+func TestACallThatHangsIsGivenUp(t *testing.T) {
+	onBench(t, func(b *bench) {
+		p := b.run(onePod(v1.RestartPolicyAlways, "", "a"))
+		b.runtime.Block("ContainerStatus")
+		b.runtime.Exit("a", 1)
+		b.runner.Wake(p.UID)
+		synctest.Wait()
+		b.runtime.Block("ContainerStatus")() // for later calls only
+		time.Sleep(callTimeout - time.Second)
+		b.wantWaits(p, "running") // as it was seen last
+		time.Sleep(2*time.Second + retryMost)
+		synctest.Wait()
+		if v, _ := b.runner.View(p.UID); v.Pod.Status.ContainerStatuses[0].RestartCount != 1 {
+			t.Errorf("%+v", v.Pod.Status.ContainerStatuses[0])
+		}
+	})
+}
+
 func TestInitContainersThatEndAtOnceNeedNobodyToWakeThem(t *testing.T) {
 	onBench(t, func(b *bench) {
 		p := onePod(v1.RestartPolicyAlways, "i j", "a")

@@ -198,6 +198,7 @@ func (r *Runner) worker(uid types.UID) *worker {
 
 func (r *Runner) newWorkerLocked(pod *v1.Pod) *worker {
 	w := newWorker(r, pod)
+	w.given.Store(allocated(pod)) // before anyone asks what the pod takes
 	r.workers[pod.UID] = w
 	r.wg.Go(w.run)
 	return w

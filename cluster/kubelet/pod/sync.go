@@ -75,6 +75,8 @@ func (w *worker) round(ctx context.Context, pod *v1.Pod) (acted bool, at time.Ti
 
 // observe asks the runtime what it has of the pod.
 func (w *worker) observe(ctx context.Context, pod *v1.Pod) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
 	o, err := w.r.CRI.Pod(ctx, w.uid)
 	if err != nil {
 		return err

@@ -3,6 +3,7 @@ package pod
 import (
 	"context"
 	"log/slog"
+	"math/rand/v2"
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
@@ -25,6 +26,10 @@ const (
 	// A step that failed for another reason is tried again after 1 s, doubling up to a minute.
 	retryFirst = time.Second
 	retryMost  = time.Minute
+	// A pod of which nothing has been heard is looked at again after lookAgain and up to as long as
+	// lookSpread more: an event may have been lost. The spread keeps pods that started together apart.
+	lookAgain  = 5 * time.Minute
+	lookSpread = time.Minute
 )
 
 // worker is one pod. What stands below mu is shared; the rest belongs to the worker's goroutine.
@@ -173,6 +178,9 @@ func (w *worker) run() {
 			return
 		}
 		timer.Stop()
+		if !w.ended { // then there is nothing to see any more
+			at = sooner(at, time.Now().Add(lookAgain+rand.N(lookSpread)))
+		}
 		if !at.IsZero() {
 			timer.Reset(max(time.Until(at), 0))
 		}
