@@ -36,7 +36,7 @@ func newAdmission(k *Kubelet) *admission {
 func (a *admission) apply(p *v1.Pod) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if _, known := a.pods[p.UID]; !known && p.DeletionTimestamp == nil && p.Status.StartTime == nil && !over(p) {
+	if _, known := a.pods[p.UID]; !known && !admitted(p) {
 		if reason, message, ok := a.admitLocked(p); !ok {
 			a.k.runner.Reject(p, reason, message)
 			return
@@ -48,6 +48,11 @@ func (a *admission) apply(p *v1.Pod) {
 		a.pods[p.UID] = p
 	}
 	a.k.runner.Apply(p)
+}
+
+// admitted says whether a pod needs no admission: it has been started before, or is only here to end.
+func admitted(p *v1.Pod) bool {
+	return p.DeletionTimestamp != nil || p.Status.StartTime != nil || over(p)
 }
 
 func (a *admission) remove(p *v1.Pod) {

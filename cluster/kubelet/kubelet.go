@@ -72,6 +72,7 @@ type Kubelet struct {
 	runner  *pod.Runner
 	static  *static
 	admit   *admission
+	backlog backlog
 	began   chan struct{} // closed when the fields above are set
 }
 

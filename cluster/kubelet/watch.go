@@ -68,21 +68,21 @@ func (k *Kubelet) watchPods(ctx context.Context) {
 	registration, err := k.watched.pods.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: func(obj any) {
 			if p, ok := mine(obj); ok {
-				k.apply(p)
+				k.backlog.apply(p, k.apply)
 			}
 		},
 		UpdateFunc: func(old, obj any) {
 			p, ok := mine(obj)
 			if was, wasMine := mine(old); wasMine && ok && was.UID != p.UID {
-				k.remove(was) // deleted and made again between two looks
+				k.backlog.remove(was, k.remove) // deleted and made again between two looks
 			}
 			if ok {
-				k.apply(p)
+				k.backlog.apply(p, k.apply)
 			}
 		},
 		DeleteFunc: func(obj any) {
 			if p, ok := mine(obj); ok {
-				k.remove(p)
+				k.backlog.remove(p, k.remove)
 			}
 		},
 	})
@@ -94,6 +94,7 @@ func (k *Kubelet) watchPods(ctx context.Context) {
 	if !cache.WaitForCacheSync(ctx.Done(), registration.HasSynced) || !k.static.await(ctx) {
 		return
 	}
+	k.backlog.open(k.apply)
 	k.endUnknown(ctx)
 	<-ctx.Done()
 }

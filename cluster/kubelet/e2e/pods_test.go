@@ -14,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
 	"k8s.io/utils/ptr"
+
+	"github.com/coracle-project/coracle/cluster/kubelet"
 )
 
 func TestAPodRunsAndIsDeleted(t *testing.T) {
@@ -297,6 +299,26 @@ func TestAdmission(t *testing.T) {
 		t.Errorf("reason %q, message %q", now.Status.Reason, now.Status.Message)
 	}
 	n.untilEvent(p, "Warning OutOfcpu Node didn't have enough resource: cpu")
+}
+
+// Of the pods that were bound while the kubelet was away, none takes the place of the one that runs,
+// whichever the API tells of first.
+func TestPodsThatRunAreAdmittedFirst(t *testing.T) {
+	n := newNode(t, func(o *kubelet.Options) { o.MaxPods = 1 })
+	runs := n.create(n.pod("runs", container("c", "sleep")))
+	n.until(runs, "ready", ready)
+	n.stop()
+	var late []*v1.Pod
+	for i := range 8 {
+		late = append(late, n.create(n.pod(fmt.Sprint("late-", i), container("c", "sleep"))))
+	}
+	n.start()
+	for _, p := range late {
+		if now := n.until(p, "refused", func(p *v1.Pod) bool { return p.Status.StartTime != nil }); now.Status.Reason != "OutOfpods" {
+			t.Errorf("pod %s: phase %s, reason %q", p.Name, now.Status.Phase, now.Status.Reason)
+		}
+	}
+	n.until(runs, "ready", ready)
 }
 
 // TestManyPods measures what the kubelet is for: from the API's word to the API's knowing.
