@@ -4,6 +4,8 @@ package e2e
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"syscall"
@@ -406,6 +408,54 @@ func TestResize(t *testing.T) {
 	a, b := before.Status.ContainerStatuses[0], after.Status.ContainerStatuses[0]
 	if a.ContainerID != b.ContainerID || b.RestartCount != 0 || b.Resources.Requests.Cpu().String() != "150m" {
 		t.Errorf("%+v", b)
+	}
+}
+
+// memoryLimit returns the limit that a container's cgroup has, empty for none that a container could reach.
+func (n *testNode) memoryLimit(p *v1.Pod, container int) string {
+	n.t.Helper()
+	_, id, _ := strings.Cut(p.Status.ContainerStatuses[container].ContainerID, "://")
+	for _, pattern := range []string{"/sys/fs/cgroup/memory/%s/memory.limit_in_bytes", "/sys/fs/cgroup/%s/memory.max"} {
+		found, _ := filepath.Glob(fmt.Sprintf(pattern, filepath.Join(n.opts.CgroupRoot, "kubepods", "burstable", "pod"+string(p.UID), "*"+id+"*")))
+		for _, file := range found {
+			content, err := os.ReadFile(file)
+			if err != nil {
+				n.t.Fatal(err)
+			}
+			if limit := strings.TrimSpace(string(content)); limit != "max" && limit != "9223372036854771712" {
+				return limit
+			}
+			return ""
+		}
+	}
+	n.t.Fatalf("container %s has no cgroup", id)
+	return ""
+}
+
+func TestAResizeSetsTheFirstLimit(t *testing.T) {
+	n := newNode(t, nil)
+	p := n.pod("grows", container("a", "sleep"), container("b", "sleep"))
+	for i := range p.Spec.Containers {
+		p.Spec.Containers[i].Resources.Requests = v1.ResourceList{v1.ResourceCPU: quantity("100m"), v1.ResourceMemory: quantity("64Mi")}
+	}
+	p.Spec.Containers[0].Resources.Limits = v1.ResourceList{v1.ResourceMemory: quantity("128Mi")}
+	p = n.create(p)
+	before := n.until(p, "ready", ready)
+	if has, gets := n.memoryLimit(before, 0), n.memoryLimit(before, 1); has != fmt.Sprint(128<<20) || gets != "" {
+		t.Fatalf("limits before: %q and %q", has, gets)
+	}
+	more := before.DeepCopy()
+	more.Generation++
+	more.Spec.Containers[1].Resources.Limits = v1.ResourceList{v1.ResourceMemory: quantity("256Mi")}
+	if _, err := n.kube.CoreV1().Pods("default").Update(n.ctx, more, update()); err != nil {
+		t.Fatal(err)
+	}
+	after := n.until(p, "resized", func(p *v1.Pod) bool {
+		_, underway := podutil.GetPodCondition(&p.Status, v1.PodResizeInProgress)
+		return p.Status.ObservedGeneration == more.Generation && underway == nil
+	})
+	if has, gets := n.memoryLimit(after, 0), n.memoryLimit(after, 1); has != fmt.Sprint(128<<20) || gets != fmt.Sprint(256<<20) {
+		t.Errorf("limits after: %q and %q", has, gets)
 	}
 }
 
