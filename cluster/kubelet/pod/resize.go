@@ -136,9 +136,9 @@ func resizable(pod *v1.Pod, c *v1.Container) bool {
 	return true
 }
 
-// outgrown says whether a container's cgroup differs from what is wanted. A runtime that tells of a
-// container's resources leaves out the limits that it does not have: one that is wanted has yet to be set.
-// A limit that is no longer wanted stays.
+// outgrown says whether a container's cgroup differs from what is wanted. A runtime that reports a
+// container's resources reports no limit where there is none, so a limit that is wanted and missing
+// has yet to be set. A limit that is no longer wanted stays.
 func outgrown(want *runtimeapi.LinuxContainerResources, have *kubecontainer.ContainerResources) bool {
 	if have == nil || have.CPURequest == nil && have.CPULimit == nil && have.MemoryLimit == nil {
 		return false // it does not tell
