@@ -113,7 +113,7 @@ testbins: deps
 	@mkdir -p bin/test
 	$(GOBUILD) -ldflags '-s -w' -o bin/test/ ./integration/demo/web ./integration/imagetool ./integration/bench ./integration/critest ./integration/nriplugin
 	$(GOBUILD) -ldflags '-s -w' -o bin/test/plugin/ ./network/testdata/fakeplugin
-	@for p in pause setuid; do \
+	@for p in attack pause setuid; do \
 	  [[ bin/test/$$p -nt integration/payload/$$p.c ]] || gcc -Os -Wall -Werror -static -s -o bin/test/$$p integration/payload/$$p.c; done
 
 up: build testbins ## start a demo: a registry, and Kubernetes with a Deployment

@@ -28,7 +28,7 @@ func podConfigBack(c *pod.Config) *runtimeapi.PodSandboxConfig {
 				SelinuxOptions:   selinuxBack(c.SELinux),
 				RunAsUser:        idBack(c.User.UID), RunAsGroup: idBack(c.User.GID),
 				ReadonlyRootfs: c.ReadonlyRootfs, SupplementalGroups: c.SupplementalGroups,
-				Privileged: c.Privileged, Seccomp: seccompBack(c.Seccomp),
+				Privileged: c.Privileged, Seccomp: seccompBack(c.Seccomp), Apparmor: apparmorBack(c.AppArmor),
 			},
 		},
 	}

@@ -55,6 +55,9 @@ func sandboxSecurity(out *pod.Config, s *runtimeapi.LinuxSandboxSecurityContext)
 	if out.Seccomp, err = seccomp(field+".seccomp", s.GetSeccomp(), deprecatedSandboxSeccomp(s)); err != nil {
 		return err
 	}
+	if out.AppArmor, err = apparmor(field+".apparmor", s.GetApparmor(), ""); err != nil {
+		return err
+	}
 	if out.User, err = user(field, s.GetRunAsUser(), s.GetRunAsGroup(), ""); err != nil {
 		return err
 	}

@@ -205,6 +205,9 @@ func TestPodInit(t *testing.T) {
 	ctx := t.Context()
 	cfg := podConfig("shared")
 	cfg.Namespaces.PID = NamespacePod
+	profile := filepath.Join(t.TempDir(), "profile.json")
+	ok(t, os.WriteFile(profile, []byte(`{"defaultAction":"SCMP_ACT_LOG"}`), 0o644))
+	cfg.Seccomp = Seccomp{Type: ProfileLocalhost, Localhost: profile}
 	podID := must[string](t)(m.Run(ctx, cfg))
 	if p := must[Pod](t)(m.Pod(podID)); p.Pid != 0 {
 		t.Fatal("an init before a container needs it")
@@ -221,6 +224,11 @@ func TestPodInit(t *testing.T) {
 	ok(t, err)
 	if !strings.Contains(string(spec), `/proc/101/ns/pid`) {
 		t.Error("the container does not join the init's pid namespace")
+	}
+	spec, err = os.ReadFile(filepath.Join(b.state, "pods", podID, "init", "config.json"))
+	ok(t, err)
+	if !strings.Contains(string(spec), `"seccomp":{"defaultAction":"SCMP_ACT_LOG"`) {
+		t.Errorf("the init does not have the sandbox's filter: %s", spec)
 	}
 	ok(t, m.StartContainer(ctx, id))
 	b.exit(podID, 137)

@@ -64,7 +64,7 @@ func (m *Manager) sharedPID(ctx context.Context, p *entry[podRecord]) (pid int, 
 }
 
 // startInit runs the pod's init: the shim's own binary in an otherwise empty root,
-// without any privilege. It goes by the pod's id in the shim.
+// without any privilege, under the sandbox's seccomp and AppArmor profiles. It goes by the pod's id in the shim.
 func (m *Manager) startInit(ctx context.Context, e *entry[podRecord]) (pid int, err error) {
 	c, set := &e.get().Config, e.get().Namespaces
 	handler, err := m.handler(c)
@@ -81,7 +81,7 @@ func (m *Manager) startInit(ctx context.Context, e *entry[podRecord]) (pid int, 
 	if err := os.WriteFile(filepath.Join(root, initPath), nil, 0o755); err != nil {
 		return 0, err
 	}
-	spec := ocispec.PodInit(ocispec.Init{
+	in := ocispec.Init{
 		Root: root, Path: initPath, Binary: m.opts.ShimBinary,
 		Namespaces: ocispec.Namespaces{
 			Net: set.Net, IPC: set.IPC, UTS: set.UTS, HostNet: c.hostNetwork(), HostIPC: c.hostIPC(),
@@ -89,7 +89,21 @@ func (m *Manager) startInit(ctx context.Context, e *entry[podRecord]) (pid int, 
 		},
 		CgroupsPath: m.cgroupsPath(c, e.id),
 		Identity:    ocispec.Identity{PodID: e.id, PodName: c.Name, PodNamespace: c.Namespace, PodUID: c.UID},
-	})
+		Foreign:     handler.Runtime != "",
+		// A shim of virtual machines makes a machine of it.
+		Unlimited: handler.sandboxed(),
+	}
+	if in.AppArmor, err = m.appArmorProfile(ctx, c.AppArmor, false); err != nil {
+		return 0, err
+	}
+	// A sandbox that asks for no filter gets the default one. It is our own program, which needs no more.
+	if in.Seccomp, err = m.seccompProfile(&c.Seccomp); err != nil {
+		return 0, err
+	}
+	spec, err := ocispec.PodInit(in)
+	if err != nil {
+		return 0, fail(ErrInvalid, "%w", err)
+	}
 	if err := ocispec.Write(bundle, spec); err != nil {
 		return 0, err
 	}

@@ -27,11 +27,12 @@ type Config struct {
 	Namespaces           Namespaces
 	Privileged           bool
 	ReadonlyRootfs       bool
-	// RunAs and groups, seccomp and SELinux apply to the pod's init process only,
-	// if it has one.
+	// Seccomp and AppArmor apply to the pod's init process only, if it has one. User and groups
+	// are reported only: the init has an id of its own.
 	User               User
 	SupplementalGroups []int64
 	Seccomp            Seccomp
+	AppArmor           string // as in Security
 	SELinux            SELinux
 	// Overhead and Resources are what the kubelet says of the pod as a whole.
 	Overhead, Resources *Resources

@@ -93,12 +93,38 @@ func TestGolden(t *testing.T) {
 		})
 	}
 	t.Run("podinit", func(t *testing.T) {
-		golden(t, "podinit", PodInit(Init{
+		s, err := PodInit(Init{
 			Identity: Identity{PodID: "pid", PodName: "pod", PodNamespace: "default", PodUID: "uid"},
 			Root:     "/run/p/init/rootfs", Path: "/coracle-pod-init", Binary: "/usr/bin/shim",
 			Namespaces: Namespaces{Net: "/ns/net", IPC: "/ns/ipc", UTS: "/ns/uts"}, CgroupsPath: "/coracle/pid",
-		}))
+			Seccomp:  Seccomp{JSON: `{"defaultAction":"SCMP_ACT_ERRNO","syscalls":[]}`},
+			AppArmor: "profile", ProcessLabel: "u:r:t:s0",
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		golden(t, "podinit", s)
 	})
+}
+
+// A sandbox that asks for no filter gets the default one; shims of virtual machines get no limits.
+func TestPodInitDefaults(t *testing.T) {
+	for _, unlimited := range []bool{false, true} {
+		s, err := PodInit(Init{Path: "/i", Unlimited: unlimited})
+		if err != nil {
+			t.Fatal(err)
+		}
+		def, err := defaultProfile(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s.Linux.Seccomp != def {
+			t.Errorf("unlimited %t: not the default profile", unlimited)
+		}
+		if r := s.Linux.Resources; (r.Memory == nil) != unlimited || (r.Pids == nil) != unlimited {
+			t.Errorf("unlimited %t: memory %v, pids %v", unlimited, r.Memory, r.Pids)
+		}
+	}
 }
 
 func golden(t *testing.T, name string, s *specs.Spec) {
