@@ -8,8 +8,8 @@ import (
 	"github.com/coracle-project/coracle/internal/apparmor"
 )
 
-// loadAppArmor loads the default profile before a container wants it, which would wait for it. One that is loaded
-// already stays.
+// loadAppArmor loads the default profile before a container wants it, which would wait for it. It replaces one that
+// an earlier version has loaded, but not an administrator's.
 func loadAppArmor(ctx context.Context, log *slog.Logger) {
 	if !apparmor.Enabled() {
 		return
@@ -20,7 +20,10 @@ func loadAppArmor(ctx context.Context, log *slog.Logger) {
 		return
 	}
 	if loaded[apparmor.Default] {
-		return
+		if file, err := apparmor.Administrators(); err != nil || file != "" {
+			log.Info("AppArmor profile stays as it is loaded", "profile", apparmor.Default, "file", file, "err", err)
+			return
+		}
 	}
 	switch err := apparmor.LoadDefault(ctx); {
 	case err == nil:

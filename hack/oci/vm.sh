@@ -4,7 +4,7 @@
 #   snapshot      quotas, and an older kernel's overlayfs
 #   cgroups       pods' limits in the kubelet's cgroups
 #   cli           the command line where it needs systemd, AppArmor and CRIU
-#   cri           coracled with systemd's cgroups: CRIU and out of memory, by crictl
+#   cri           coracled with systemd's cgroups: socket families, CRIU and out of memory, by crictl
 #   critest       coracled with systemd's cgroups: the CRI validation suite
 #   integration   kills, crashes and upgrades, and the tests of networks
 #   oomkill       coracled, shim and keeper killed for memory, under systemd
@@ -51,7 +51,7 @@ if [[ " $* " =~ " "(cri|critest|integration|oomkill|reboot)" " ]]; then
   cp bin/{coracled,containerd-shim-coracle-v1,coracle,coracle-lazy} "$out/bin/"
   cp -r bin/{faults,previous} "$out/bin/"
   cp -r bin/tools/{crictl,critest,registry,busybox,cni} "$out/bin/tools/"
-  cp -r bin/test/{critest,web,pause,setuid,integration.test,plugin} "$out/bin/test/"
+  cp -r bin/test/{attack,critest,web,pause,setuid,integration.test,plugin} "$out/bin/test/"
   CGO_ENABLED=0 "$go" test -c -o "$out/bin/test/network.test" ./network
   CGO_ENABLED=0 "$go" test -c -tags vm -o "$out/bin/test/pod.test" ./pod
   cp contrib/coracled.service "$out/"

@@ -8,14 +8,16 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"time"
 )
 
-// Default is the name of the profile. One that is loaded by this name already, an administrator's own,
-// is left as it is.
+// Default is the name of the profile. An administrator's own is left as it is: see Administrators.
 const Default = "coracle-default"
 
 // ErrNoParser is returned where apparmor_parser, which alone makes profiles the kernel takes, is missing.
@@ -58,6 +60,46 @@ func parse(lines string) Profiles {
 	return all
 }
 
+// directory is where administrators have their profiles, and AppArmor its own files.
+const directory = "/etc/apparmor.d"
+
+// declares is the beginning of a profile of our name.
+var declares = regexp.MustCompile(`(?m)^\s*profile\s+"?` + Default + `"?[\s{]`)
+
+// Administrators finds the file in which an administrator has a profile of our name; "" if there is none.
+func Administrators() (file string, err error) { return declared(directory) }
+
+func declared(dir string) (file string, err error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", err
+	}
+	for _, e := range entries {
+		if !e.Type().IsRegular() {
+			continue
+		}
+		file := filepath.Join(dir, e.Name())
+		b, err := os.ReadFile(file)
+		if err != nil {
+			return "", err
+		}
+		if declares.Match(b) {
+			return file, nil
+		}
+	}
+	return "", nil
+}
+
+// pinned is the profile with the version of AppArmor's rules that it is written for, where the host has the
+// file for that: newer ones want more of "network".
+func pinned(dir string) []byte {
+	const abi = "abi/3.0"
+	if _, err := os.Stat(filepath.Join(dir, abi)); err != nil {
+		return profile
+	}
+	return append([]byte("abi <"+abi+">,\n"), profile...)
+}
+
 // LoadDefault loads the profile, or replaces it.
 func LoadDefault(ctx context.Context) error {
 	parser, err := parserPath()
@@ -69,7 +111,7 @@ func LoadDefault(ctx context.Context) error {
 	var said bytes.Buffer
 	// No cache: its directory may be read-only.
 	cmd := exec.CommandContext(ctx, parser, "--replace", "--skip-cache")
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(profile), &said, &said
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(pinned(directory)), &said, &said
 	cmd.WaitDelay = time.Second
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("load AppArmor profile %s: %w: %s", Default, err, bytes.TrimSpace(said.Bytes()))

@@ -25,7 +25,7 @@ func TestLoadDefault(t *testing.T) {
 	}
 	args, _ := os.ReadFile(filepath.Join(dir, "args"))
 	got, _ := os.ReadFile(filepath.Join(dir, "profile"))
-	if string(args) != "--replace --skip-cache\n" || string(got) != string(profile) || !strings.Contains(string(got), "profile "+Default+" ") {
+	if string(args) != "--replace --skip-cache\n" || string(got) != string(pinned(directory)) || !strings.Contains(string(got), "profile \""+Default+"\" ") {
 		t.Errorf("called with %q and %d bytes", args, len(got))
 	}
 	parser("echo 'AppArmor parser error, line 3' >&2; exit 1")
@@ -37,6 +37,44 @@ func TestLoadDefault(t *testing.T) {
 	cancel()
 	if err := LoadDefault(ctx); !errors.Is(err, context.Canceled) {
 		t.Errorf("error is %v", err)
+	}
+}
+
+// Sockets that no network namespace contains are denied; seccomp's filter cannot see the family that a 32-bit
+// program asks for.
+func TestProfileDeniesFamilies(t *testing.T) {
+	for _, want := range []string{"\n  deny network alg,\n", "\n  deny network vsock,\n"} {
+		if !strings.Contains(string(profile), want) {
+			t.Errorf("no %q in\n%s", want, profile)
+		}
+	}
+}
+
+func TestAdministrators(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) string {
+		t.Helper()
+		file := filepath.Join(dir, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(text), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+		return file
+	}
+	write("abi/3.0", "")
+	write("others", "# profile coracle-default\nprofile coracle-default-2 {\n}\n")
+	for _, missing := range []string{dir, filepath.Join(dir, "none")} {
+		if got, err := declared(missing); got != "" || err != nil {
+			t.Errorf("found %q, %v in %s", got, err, missing)
+		}
+	}
+	if !strings.HasPrefix(string(pinned(dir)), "abi <abi/3.0>,\n") || strings.HasPrefix(string(pinned(t.TempDir())), "abi") {
+		t.Error("the version of the rules is wrong")
+	}
+	for _, line := range []string{"profile coracle-default {", "profile \"coracle-default\" flags=(complain) {", "  profile coracle-default\n{"} {
+		file := write("own", "# mine\n"+line+"\n}\n")
+		if got, err := declared(dir); got != file || err != nil {
+			t.Errorf("%s: found %q, %v", line, got, err)
+		}
 	}
 }
 

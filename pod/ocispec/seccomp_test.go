@@ -182,3 +182,20 @@ func TestDefaultSeccompKeepsFamilies(t *testing.T) {
 		}
 	}
 }
+
+// A filter sees nothing of the family in socketcall(2). The rule comes before those for socket, which stand for a call
+// within socketcall, too: later it would contradict them.
+func TestDefaultSeccompDeniesSocketcall(t *testing.T) {
+	p, err := defaultProfile(&specs.Spec{Process: &specs.Process{Capabilities: &specs.LinuxCapabilities{Bounding: known}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, r := range p.Syscalls {
+		if slices.Contains(r.Names, "socketcall") != (i == 0) {
+			t.Errorf("rule %d: %+v", i, r)
+		}
+	}
+	if r := p.Syscalls[0]; r.Action != specs.ActErrno || r.ErrnoRet == nil || *r.ErrnoRet != uint(unix.ENOSYS) || len(r.Args) > 0 {
+		t.Errorf("the rule is %+v", r)
+	}
+}

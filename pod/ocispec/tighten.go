@@ -21,12 +21,20 @@ var socketFamilies = []uint64{unix.AF_NFC, unix.AF_KCM, unix.AF_QIPCRTR, unix.AF
 func tighten(p *specs.LinuxSeccomp) {
 	rules := p.Syscalls[:0]
 	for _, r := range p.Syscalls {
-		r.Names = slices.DeleteFunc(r.Names, func(name string) bool { return name == "socket" || slices.Contains(looser, name) })
+		r.Names = slices.DeleteFunc(r.Names, func(name string) bool {
+			return name == "socket" || name == "socketcall" || slices.Contains(looser, name)
+		})
 		if len(r.Names) > 0 {
 			rules = append(rules, r)
 		}
 	}
-	p.Syscalls = append(rules, socketsOf(unix.AF_ALG, specs.OpLessThan))
+	// The rules for socket stand for a call within i386's socketcall(2) as well, where they hold for any
+	// family. A rule for the whole call comes before them, or it contradicts them; its error is not the
+	// default one, or it is no rule to libseccomp's callers. Programs that know socket(2) try that next.
+	p.Syscalls = append([]specs.LinuxSyscall{{
+		Names: []string{"socketcall"}, Action: specs.ActErrno, ErrnoRet: new(uint(unix.ENOSYS)),
+	}}, rules...)
+	p.Syscalls = append(p.Syscalls, socketsOf(unix.AF_ALG, specs.OpLessThan))
 	for _, family := range socketFamilies {
 		p.Syscalls = append(p.Syscalls, socketsOf(family, specs.OpEqualTo))
 	}

@@ -34,6 +34,8 @@ END
 # field CONTAINER NAME: the first of that name that inspect says.
 field() { crictl inspect "$1" | sed -n "s/^ *\"$2\": \"\{0,1\}\([^\",]*\)\"\{0,1\},*\$/\1/p" | head -n 1; }
 
+# shellcheck source=hack/oci/vm/socketcall.sh
+. /b/socketcall.sh
 # shellcheck source=hack/oci/vm/restore.sh
 . /b/restore.sh
 # shellcheck source=hack/oci/vm/oom.sh

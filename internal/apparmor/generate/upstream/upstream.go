@@ -2,6 +2,7 @@
 package upstream
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -15,6 +16,13 @@ import (
 
 // include is what the profile takes from files of a host that has them; without them it says the same itself.
 var include = regexp.MustCompile(`(?m)^\s*#include <(tunables/global|abstractions/base)>\n`)
+
+// abi is there on hosts that have that file: see apparmor.LoadDefault.
+var abi = regexp.MustCompile(`(?m)^abi <abi/3.0>,\n`)
+
+// denied is the rule that we add another one to: Docker's profile denies vsock, too, but no version of the
+// library that Go's module proxy has does.
+const denied = "  deny network alg,\n"
 
 // blank are the lines between what is included.
 var blank = regexp.MustCompile(`(?m)^\s*\n`)
@@ -31,7 +39,7 @@ func Profile() (_ []byte, err error) {
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	out := filepath.Join(dir, "profile")
-	script := fmt.Sprintf("#!/bin/sh\nexec cp \"$2\" '%s'\n", out)
+	script := fmt.Sprintf("#!/bin/sh\nexec cat >'%s'\n", out)
 	if err := os.WriteFile(filepath.Join(dir, "apparmor_parser"), []byte(script), 0o755); err != nil {
 		return nil, err
 	}
@@ -49,6 +57,13 @@ func Profile() (_ []byte, err error) {
 	}
 	if include.Match(b) {
 		b = append([]byte("@{PROC}=/proc/\n"), include.ReplaceAll(b, nil)...)
+	}
+	b = abi.ReplaceAll(b, nil)
+	if !bytes.Contains(b, []byte("deny network vsock,")) {
+		if !bytes.Contains(b, []byte(denied)) {
+			return nil, fmt.Errorf("no %q in the library's profile", denied)
+		}
+		b = bytes.Replace(b, []byte(denied), []byte(denied+"  # AF_VSOCK leads to the host, whatever the network namespace.\n  deny network vsock,\n"), 1)
 	}
 	return append([]byte(header), blank.ReplaceAll(b, nil)...), nil
 }
