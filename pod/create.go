@@ -162,9 +162,14 @@ func (m *Manager) makeContainer(ctx context.Context, p *entry[podRecord], e *ent
 		return err
 	}
 	prepared := watch.step("record the intent", begin)
+	labels, err := m.containerLabels(p.get().Labels, &e.get().Config.Security)
+	if err != nil {
+		return err
+	}
 	root := filepath.Join(dir, "rootfs")
 	snap, err := m.Snapshots.Prepare(ctx, e.id, snapshot.PrepareOptions{
 		Layers: layers, Target: root, Users: p.get().Config.Namespaces.Users, Driver: handler.Snapshotter,
+		Label: labels.Mount,
 	})
 	if err != nil {
 		return fmt.Errorf("root file system: %w", err)
@@ -177,12 +182,12 @@ func (m *Manager) makeContainer(ctx context.Context, p *entry[podRecord], e *ent
 	if err != nil {
 		return err
 	}
-	volumes, err := m.mountVolumes(ctx, e, p.get().Config.Namespaces.Users)
+	volumes, err := m.mountVolumes(ctx, e, p.get().Config.Namespaces.Users, labels)
 	if err != nil {
 		return err
 	}
 	looked := watch.step("find user, mount volumes", mounted)
-	in, err := m.specInput(ctx, p, e, img, user, root, volumes)
+	in, err := m.specInput(ctx, p, e, img, user, root, volumes, labels)
 	if err != nil {
 		return err
 	}

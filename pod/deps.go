@@ -100,6 +100,7 @@ type Deps struct {
 	Namespaces NamespacePins // internal/nspin if nil
 	Plugins    Plugins       // none if nil
 	Meter      Meter         // this host if nil
+	Labels     Labeler       // this host's SELinux if nil
 	// Starting, if not nil, is called when a pod or container begins to be made: a
 	// process will start soon. It must return at once.
 	Starting func()

@@ -41,6 +41,7 @@ func (s fakeSnapshots) Prepare(ctx context.Context, id string, o snapshot.Prepar
 	return snap, s.do(ctx, "snapshots.Prepare", func() error {
 		s.snapshots[id] = o.Target
 		s.users[id] = o.Users
+		s.labels[id] = o.Label
 		s.layers[id] = o.Layers
 		if files := s.contents[layersKey(o.Layers)]; files != nil {
 			return os.CopyFS(o.Target, files)

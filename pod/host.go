@@ -13,7 +13,6 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"github.com/opencontainers/runtime-spec/specs-go"
-	"github.com/opencontainers/selinux/go-selinux/label"
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/pod/ocispec"
@@ -42,41 +41,41 @@ var availableCapabilities = sync.OnceValue(func() []string {
 
 // resolveMounts finds the host's side of each mount. A path that does not exist becomes
 // a directory, as peers do and callers count on.
-func resolveMounts(ms []Mount, volumes map[int]volume, mountLabel string) ([]ocispec.Mount, error) {
+func (m *Manager) resolveMounts(ms []Mount, volumes map[int]volume, mountLabel string) ([]ocispec.Mount, error) {
 	out := make([]ocispec.Mount, 0, len(ms))
 	for i := range ms {
-		m := &ms[i]
+		mount := &ms[i]
 		if v, ok := volumes[i]; ok {
 			out = append(out, ocispec.Mount{
-				Source: v.source, Destination: path.Clean(m.ContainerPath), Readonly: true, Propagation: "rprivate", Options: m.Options,
+				Source: v.source, Destination: path.Clean(mount.ContainerPath), Readonly: true, Propagation: "rprivate", Options: mount.Options,
 			})
 			continue
 		}
-		src, err := filepath.EvalSymlinks(m.HostPath)
+		src, err := filepath.EvalSymlinks(mount.HostPath)
 		if errors.Is(err, fs.ErrNotExist) {
-			if err = os.MkdirAll(m.HostPath, 0o755); err == nil {
-				src, err = filepath.EvalSymlinks(m.HostPath)
+			if err = os.MkdirAll(mount.HostPath, 0o755); err == nil {
+				src, err = filepath.EvalSymlinks(mount.HostPath)
 			}
 		}
 		if err != nil {
-			return nil, fail(ErrInvalid, "mount %s: %w", m.ContainerPath, err)
+			return nil, fail(ErrInvalid, "mount %s: %w", mount.ContainerPath, err)
 		}
-		if err := checkPropagation(src, m); err != nil {
+		if err := checkPropagation(src, mount); err != nil {
 			return nil, err
 		}
-		if m.SELinuxRelabel && mountLabel != "" {
-			if err := label.Relabel(src, mountLabel, true); err != nil && !errors.Is(err, unix.ENOTSUP) {
-				return nil, fmt.Errorf("mount %s: relabel %s: %w", m.ContainerPath, src, err)
+		if mount.SELinuxRelabel && mountLabel != "" {
+			if err := m.Labels.Relabel(src, mountLabel); err != nil {
+				return nil, fmt.Errorf("mount %s: %w", mount.ContainerPath, err)
 			}
 		}
 		om := ocispec.Mount{
-			Source: src, Destination: path.Clean(m.ContainerPath),
-			Readonly: m.Readonly, RecursiveReadonly: m.RecursiveReadonly, Options: m.Options,
-			UIDs: mappings(m.Users.UIDs), GIDs: mappings(m.Users.GIDs),
+			Source: src, Destination: path.Clean(mount.ContainerPath),
+			Readonly: mount.Readonly, RecursiveReadonly: mount.RecursiveReadonly, Options: mount.Options,
+			UIDs: mappings(mount.Users.UIDs), GIDs: mappings(mount.Users.GIDs),
 		}
-		switch m.Propagation {
+		switch mount.Propagation {
 		case PropagationHostToContainer, PropagationBidirectional:
-			om.Propagation = string(m.Propagation)
+			om.Propagation = string(mount.Propagation)
 		default:
 			om.Propagation = "rprivate"
 		}

@@ -66,6 +66,9 @@ func New(o Options, d Deps) *Manager {
 	if d.Meter == nil {
 		d.Meter = meter{}
 	}
+	if d.Labels == nil {
+		d.Labels = hostLabels{}
+	}
 	if d.Namespaces == nil {
 		d.Namespaces = pins{}
 	}

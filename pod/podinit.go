@@ -91,7 +91,8 @@ func (m *Manager) startInit(ctx context.Context, e *entry[podRecord]) (pid int, 
 		Identity:    ocispec.Identity{PodID: e.id, PodName: c.Name, PodNamespace: c.Namespace, PodUID: c.UID},
 		Foreign:     handler.Runtime != "",
 		// A shim of virtual machines makes a machine of it.
-		Unlimited: handler.sandboxed(),
+		Unlimited:    handler.sandboxed(),
+		ProcessLabel: e.get().Labels.Process,
 	}
 	if in.AppArmor, err = m.appArmorProfile(ctx, c.AppArmor, false); err != nil {
 		return 0, err

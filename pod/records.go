@@ -129,6 +129,7 @@ func (m *Manager) indexPod(id string, rec podRecord, kept *recordfile.Kept) (*en
 	if holder, ok := m.pods.add(identity, e); !ok {
 		return nil, fmt.Errorf("pod %s has the same name %s", holder, rec.Config.String())
 	}
+	m.Labels.Reserve(rec.Labels.Process)
 	return e, nil
 }
 

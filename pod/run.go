@@ -78,7 +78,12 @@ func (m *Manager) makePod(ctx context.Context, e *entry[podRecord]) error {
 	if err := m.podDir().Make(e.id); err != nil {
 		return err
 	}
-	if err := e.update(func(*podRecord) {}); err != nil {
+	labels, err := m.podLabels(&e.get().Config)
+	if err != nil {
+		return err
+	}
+	if err := e.update(func(r *podRecord) { r.Labels = labels }); err != nil {
+		m.Labels.Release(labels.Process)
 		return err
 	}
 	if err := stage(faultRunRecorded); err != nil {
@@ -124,6 +129,9 @@ func (m *Manager) makePod(ctx context.Context, e *entry[podRecord]) error {
 		return err
 	}
 	if err := m.givePodFiles(e.id, c); err != nil {
+		return err
+	}
+	if err := m.labelPodFiles(e.id, c, labels); err != nil {
 		return err
 	}
 	watch.step("write hosts and resolv.conf", connected)
@@ -210,6 +218,7 @@ func (m *Manager) undoPod(ctx context.Context, e *entry[podRecord]) error {
 		return err
 	}
 	m.pods.remove(e)
+	m.Labels.Release(e.get().Labels.Process)
 	return nil
 }
 

@@ -6,8 +6,6 @@ import (
 	"os"
 	"path"
 
-	"github.com/opencontainers/selinux/go-selinux/label"
-
 	"github.com/coracle-project/coracle/image"
 	"github.com/coracle-project/coracle/pod/ocispec"
 	"github.com/coracle-project/coracle/pod/userdb"
@@ -15,7 +13,7 @@ import (
 
 // specInput takes all decisions that the container's spec depends on: everything here
 // may look at the host, nothing in ocispec does.
-func (m *Manager) specInput(ctx context.Context, p *entry[podRecord], e *entry[containerRecord], img image.Image, user userdb.Identity, root string, volumes map[int]volume) (ocispec.Input, error) {
+func (m *Manager) specInput(ctx context.Context, p *entry[podRecord], e *entry[containerRecord], img image.Image, user userdb.Identity, root string, volumes map[int]volume, labels SELinuxLabels) (ocispec.Input, error) {
 	pc, c := &p.get().Config, &e.get().Config
 	sec := &c.Security
 	if err := sec.Namespaces.fitsPod(&pc.Namespaces); err != nil {
@@ -71,10 +69,8 @@ func (m *Manager) specInput(ctx context.Context, p *entry[podRecord], e *entry[c
 		return in, err
 	}
 	in.Files = m.containerFiles(p.id, pc)
-	if in.ProcessLabel, in.MountLabel, err = selinuxLabels(&sec.SELinux, sec.Privileged); err != nil {
-		return in, err
-	}
-	if in.Mounts, err = resolveMounts(c.Mounts, volumes, in.MountLabel); err != nil {
+	in.ProcessLabel, in.MountLabel = labels.Process, labels.Mount
+	if in.Mounts, err = m.resolveMounts(c.Mounts, volumes, in.MountLabel); err != nil {
 		return in, err
 	}
 	in.AllDevices = sec.Privileged && !handler.PrivilegedWithoutHostDevices
@@ -185,30 +181,4 @@ func (m *Manager) seccompProfile(s *Seccomp) (ocispec.Seccomp, error) {
 		return ocispec.Seccomp{JSON: string(b)}, nil
 	}
 	return ocispec.Seccomp{}, nil
-}
-
-// selinuxLabels makes the labels of process and mounts; none where SELinux is off.
-func selinuxLabels(l *SELinux, privileged bool) (process, mount string, err error) {
-	process, mount, err = label.InitLabels(l.options(privileged))
-	if err != nil {
-		return "", "", fail(ErrInvalid, "selinux label: %w", err)
-	}
-	return process, mount, nil
-}
-
-// options are a label's parts as label.InitLabels takes them: what is not named is as the host's policy has it for
-// containers, with categories of the container's own. A privileged container has a label only if one is asked for.
-func (l *SELinux) options(privileged bool) []string {
-	var opts []string
-	for _, part := range []struct{ name, value string }{
-		{"user", l.User}, {"role", l.Role}, {"type", l.Type}, {"level", l.Level},
-	} {
-		if part.value != "" {
-			opts = append(opts, part.name+":"+part.value)
-		}
-	}
-	if privileged && len(opts) == 0 {
-		return []string{"disable"}
-	}
-	return opts
 }

@@ -39,12 +39,13 @@ const (
 
 // podRecord is pod.json.
 type podRecord struct {
-	ID         string       `json:"id"`
-	Phase      podPhase     `json:"phase"`
-	Config     Config       `json:"config"`
-	CreatedAt  time.Time    `json:"createdAt"`
-	IPs        []netip.Addr `json:"ips,omitempty"`
-	Namespaces nspin.Set    `json:"namespaces"`
+	ID         string        `json:"id"`
+	Phase      podPhase      `json:"phase"`
+	Config     Config        `json:"config"`
+	CreatedAt  time.Time     `json:"createdAt"`
+	IPs        []netip.Addr  `json:"ips,omitempty"`
+	Namespaces nspin.Set     `json:"namespaces"`
+	Labels     SELinuxLabels `json:"labels,omitzero"`
 	// Init says that a pod init may be in the shim under the pod's id, InitPid
 	// which process it is.
 	Init    bool `json:"init,omitempty"`

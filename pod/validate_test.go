@@ -255,7 +255,8 @@ func TestResolveMounts(t *testing.T) {
 	dir := t.TempDir()
 	ok(t, os.Symlink("target", filepath.Join(dir, "link")))
 	ok(t, os.Mkdir(filepath.Join(dir, "target"), 0o755))
-	got, err := resolveMounts([]Mount{
+	m := &Manager{Deps: Deps{Labels: hostLabels{}}}
+	got, err := m.resolveMounts([]Mount{
 		{ContainerPath: "/a/", HostPath: filepath.Join(dir, "link")},
 		{ContainerPath: "/b", HostPath: filepath.Join(dir, "new/dir"), Readonly: true},
 	}, nil, "")
@@ -273,11 +274,11 @@ func TestResolveMounts(t *testing.T) {
 	t.Cleanup(func() { ok(t, unix.Unmount(vol, unix.MNT_DETACH)) })
 	mount := []Mount{{ContainerPath: "/v", HostPath: filepath.Join(vol, "sub"), Propagation: PropagationBidirectional}}
 	ok(t, unix.Mount("", vol, "", unix.MS_PRIVATE, ""))
-	if _, err := resolveMounts(mount, nil, ""); !errors.Is(err, ErrPrecondition) {
+	if _, err := m.resolveMounts(mount, nil, ""); !errors.Is(err, ErrPrecondition) {
 		t.Errorf("on a private mount: %v", err)
 	}
 	ok(t, unix.Mount("", vol, "", unix.MS_SHARED, ""))
-	if got, err := resolveMounts(mount, nil, ""); err != nil || got[0].Propagation != "rshared" {
+	if got, err := m.resolveMounts(mount, nil, ""); err != nil || got[0].Propagation != "rshared" {
 		t.Errorf("on a shared mount: %+v, %v", got, err)
 	}
 }

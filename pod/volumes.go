@@ -45,14 +45,14 @@ type volume struct {
 }
 
 // mountVolumes mounts the images that the container's mounts name, by number of the mount.
-func (m *Manager) mountVolumes(ctx context.Context, e *entry[containerRecord], users snapshot.Users) (map[int]volume, error) {
+func (m *Manager) mountVolumes(ctx context.Context, e *entry[containerRecord], users snapshot.Users, labels SELinuxLabels) (map[int]volume, error) {
 	var out map[int]volume
 	for i := range e.get().Config.Mounts {
 		mount := &e.get().Config.Mounts[i]
 		if mount.Image == "" {
 			continue
 		}
-		v, err := m.mountVolume(ctx, e, i, users)
+		v, err := m.mountVolume(ctx, e, i, users, labels)
 		if err != nil {
 			return nil, fmt.Errorf("mount %s: %w", mount.ContainerPath, err)
 		}
@@ -64,7 +64,7 @@ func (m *Manager) mountVolumes(ctx context.Context, e *entry[containerRecord], u
 	return out, nil
 }
 
-func (m *Manager) mountVolume(ctx context.Context, e *entry[containerRecord], i int, users snapshot.Users) (volume, error) {
+func (m *Manager) mountVolume(ctx context.Context, e *entry[containerRecord], i int, users snapshot.Users, labels SELinuxLabels) (volume, error) {
 	mount := &e.get().Config.Mounts[i]
 	img, err := m.Images.Get(mount.Image)
 	if errors.Is(err, image.ErrNotFound) {
@@ -76,6 +76,7 @@ func (m *Manager) mountVolume(ctx context.Context, e *entry[containerRecord], i 
 	target := filepath.Join(m.containerDir().Of(e.id), "volumes", strconv.Itoa(i))
 	_, err = m.Snapshots.Prepare(ctx, volumeID(e.id, i), snapshot.PrepareOptions{
 		Layers: img.Layers, Target: target, Users: users, Access: snapshot.ReadOnly,
+		Label: labels.Mount,
 	})
 	if err != nil {
 		return volume{}, err

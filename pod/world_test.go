@@ -45,6 +45,7 @@ type world struct {
 	procs     map[string]*proc // by container id
 	snapshots map[string]string
 	users     map[string]IDMaps // of snapshots
+	labels    map[string]string // of snapshots
 	layers    map[string][]digest.Digest
 	contents  map[string]fs.FS // of roots, by layersKey; others are all the same
 	networks  map[string]network.Pod
@@ -87,7 +88,7 @@ type proc struct {
 
 func newWorld() *world {
 	w := &world{
-		procs: map[string]*proc{}, snapshots: map[string]string{}, users: map[string]IDMaps{}, layers: map[string][]digest.Digest{}, contents: map[string]fs.FS{}, networks: map[string]network.Pod{},
+		procs: map[string]*proc{}, snapshots: map[string]string{}, users: map[string]IDMaps{}, labels: map[string]string{}, layers: map[string][]digest.Digest{}, contents: map[string]fs.FS{}, networks: map[string]network.Pod{},
 		pins: map[string]bool{}, hostnames: map[string]string{}, images: map[string]image.Image{}, nextPid: 100,
 		cgroups: map[string]cgstat.Usage{},
 		before:  map[string]func(context.Context) error{},

@@ -89,6 +89,7 @@ type rootfs struct {
 	users  *os.File // user namespace whose ids the root shows; nil: as on disk
 	ids    Users    // those of users
 	access Access
+	label  string // SELinux
 }
 
 func (r rootfs) upper() string { return upperIn(r.dir) }

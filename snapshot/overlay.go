@@ -22,11 +22,12 @@ import (
 type overlay struct {
 	lower       []string // uppermost first
 	upper, work string
+	label       string // SELinux label of all files, "" for those on disk
 }
 
 // parameters in the order that fsconfig(2) is given them; lower directories come first.
 func (o overlay) parameters() [][2]string {
-	return [][2]string{
+	list := [][2]string{
 		{"upperdir", o.upper},
 		{"workdir", o.work},
 		{"index", "off"},
@@ -34,6 +35,10 @@ func (o overlay) parameters() [][2]string {
 		{"redirect_dir", "off"},
 		{"volatile", ""},
 	}
+	if o.label != "" {
+		list = append(list, [2]string{"context", o.label})
+	}
+	return list
 }
 
 // mount mounts the overlay at the root's target.
@@ -183,10 +188,18 @@ func (o overlay) options(lower []string) string {
 	for _, p := range o.parameters() {
 		options += "," + p[0]
 		if p[1] != "" {
-			options += "=" + p[1]
+			options += "=" + quoted(p[0], p[1])
 		}
 	}
 	return options
+}
+
+// quoted is a value in a string of options: those of SELinux may have commas, and the kernel takes the quotes away.
+func quoted(name, value string) string {
+	if name == "context" {
+		return strconv.Quote(value)
+	}
+	return value
 }
 
 // numbered makes links to the lower directories, and goes to where they are.

@@ -49,7 +49,7 @@ func (d *overlayDriver) stack(lower []string, r rootfs) error {
 	if len(lower) == 0 {
 		lower = []string{filepath.Join(d.root, emptyName)}
 	}
-	o := overlay{lower: lower, upper: r.upper(), work: work}
+	o := overlay{lower: lower, upper: r.upper(), work: work, label: r.label}
 	if err := os.Mkdir(r.upper(), 0o755); err != nil {
 		return err
 	}

@@ -35,7 +35,7 @@ func (s *Store) Prepare(ctx context.Context, id string, o PrepareOptions) (Snaps
 
 	snap := Snapshot{
 		ID: id, Layers: slices.Clone(o.Layers), Target: filepath.Clean(o.Target), Upper: upperIn(s.snapshotDir(id)),
-		Users: o.Users, Access: o.Access, Limit: cmp.Or(o.Limit, s.limit),
+		Users: o.Users, Access: o.Access, Label: o.Label, Limit: cmp.Or(o.Limit, s.limit),
 	}
 	snap, state, err := s.reserve(snap)
 	if err != nil {
@@ -88,12 +88,12 @@ func (o PrepareOptions) check(id string) error {
 
 // options are those that the snapshot was prepared with.
 func (s Snapshot) options() PrepareOptions {
-	return PrepareOptions{Layers: s.Layers, Target: s.Target, Users: s.Users, Access: s.Access, Limit: s.Limit}
+	return PrepareOptions{Layers: s.Layers, Target: s.Target, Users: s.Users, Access: s.Access, Label: s.Label, Limit: s.Limit}
 }
 
 // same says whether the snapshot is what the options ask for.
 func (s Snapshot) same(o Snapshot) bool {
-	return slices.Equal(s.Layers, o.Layers) && s.Target == o.Target && s.Users.equal(o.Users) && s.Access == o.Access && s.Limit == o.Limit
+	return slices.Equal(s.Layers, o.Layers) && s.Target == o.Target && s.Users.equal(o.Users) && s.Access == o.Access && s.Label == o.Label && s.Limit == o.Limit
 }
 
 // standing is what there is of a snapshot when Prepare is called.
@@ -258,7 +258,7 @@ func (s *Store) mountFresh(ctx context.Context, snap Snapshot) error {
 // where they are.
 func (s *Store) rootfs(snap Snapshot) (r rootfs, release func()) {
 	dirs, release := s.layerDirs(snap.Layers)
-	return rootfs{dir: s.snapshotDir(snap.ID), layers: dirs, target: snap.Target, access: snap.Access}, release
+	return rootfs{dir: s.snapshotDir(snap.ID), layers: dirs, target: snap.Target, access: snap.Access, label: snap.Label}, release
 }
 
 // layerDirs returns the layers' directories, lowest first. Overlayfs takes none twice

@@ -94,6 +94,9 @@ type PrepareOptions struct {
 	Users Users
 	// Access is ReadWrite if empty.
 	Access Access
+	// Label is the SELinux label that all files show ("context="); "" for those on disk. Roots that are
+	// copies (Native) show those on disk.
+	Label string
 	// Driver is which of several stores is meant; a Store takes its own, or none.
 	Driver DriverName
 	// Limit is the most that may be written; a zero field is no limit. Without project
@@ -118,6 +121,7 @@ type Snapshot struct {
 	Upper  string          `json:"upper"`  // directory with what the container wrote
 	Users  Users           `json:"users,omitzero"`
 	Access Access          `json:"access,omitempty"`
+	Label  string          `json:"label,omitempty"`
 	Limit  Usage           `json:"limit,omitzero"`
 	// Project is the id under which the file system counts what was written; 0 none.
 	Project uint32 `json:"project,omitempty"`
