@@ -8,6 +8,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
@@ -75,6 +76,13 @@ func TestSubPaths(t *testing.T) {
 					t.Errorf("%s is not %s", mounts[0].HostPath, c.shows)
 				}
 			}
+			// Without the refusal, each link would have led out of the volume.
+			if strings.Contains(c.name, "link") && c.fail == refused && !strings.HasPrefix(c.name, "dangling") {
+				link, _, _ := strings.Cut(c.subPath, "/")
+				if real, err := filepath.EvalSymlinks(filepath.Join(dir, link)); err != nil || strings.HasPrefix(real, dir) {
+					t.Errorf("the link leads to %s, %v: this test proves nothing", real, err)
+				}
+			}
 			if entries, _ := os.ReadDir(outside); len(entries) != 1 {
 				t.Error("something was made outside:", entries)
 			}
@@ -140,16 +148,28 @@ func TestSubPathRace(t *testing.T) {
 	}
 	stop := make(chan struct{})
 	var swapper sync.WaitGroup
+	swapped := 0
 	swapper.Go(func() {
 		for {
 			select {
 			case <-stop:
 				return
 			default:
-				_ = unix.Renameat2(unix.AT_FDCWD, dir+"/evil", unix.AT_FDCWD, dir+"/a", unix.RENAME_EXCHANGE)
+				if unix.Renameat2(unix.AT_FDCWD, dir+"/evil", unix.AT_FDCWD, dir+"/a", unix.RENAME_EXCHANGE) == nil {
+					swapped++
+				}
 			}
 		}
 	})
+	// The attacker wins against a path that is followed.
+	late := time.Now().Add(10 * time.Second)
+	for won := false; !won; {
+		at, err := filepath.EvalSymlinks(dir + "/a")
+		won = err == nil && at == host
+		if time.Now().After(late) {
+			t.Fatal("a path that is followed never leads to the host: this test proves nothing")
+		}
+	}
 	bound := 0
 	for range 500 {
 		mounts, err := n.Mounts(context.Background(), pod, &pod.Spec.Containers[0], nil)
@@ -163,7 +183,9 @@ func TestSubPathRace(t *testing.T) {
 	}
 	close(stop)
 	swapper.Wait()
-	t.Log("bound", bound, "of 500")
+	if swapped == 0 || bound == 0 {
+		t.Errorf("swapped %d times, bound %d of 500: want both", swapped, bound)
+	}
 	if entries, _ := os.ReadDir(host); len(entries) > 0 {
 		t.Error("the host has got", entries)
 	}
@@ -262,6 +284,10 @@ func TestUnmountOfHostileVolumes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+	}
+	// What follows mounts when it deletes would delete that.
+	if !sameFile(t, dir+"/m/keep", host+"/keep") || !sameFile(t, dir+"/f", host+"/keep") {
+		t.Error("the volume does not show what is the host's: this test proves nothing")
 	}
 	n.restart(n.opts.RootDir)
 	n.unmount(pod)

