@@ -7,6 +7,8 @@ set -euo pipefail
 k=${1%/*} n=${1#*/} binary=$2 weights=$3
 
 all=$("$binary" -test.list '^Test')
+stale=$(awk '!/^#/ { print $1 }' "$weights" | grep -vxF -f <(printf '%s\n' "$all") || true)
+[[ -z $stale ]] || { echo "shard.sh: $weights names tests that $binary has not: ${stale//$'\n'/ }" >&2; exit 1; }
 mine=$(awk -v k="$k" -v n="$n" '
   NR == FNR { if ($1 !~ /^#/) weight[$1] = $2; next }
   /^Test/ { print ($1 in weight ? weight[$1] : 1), $1 }' "$weights" <(printf '%s\n' "$all") |

@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 	"testing"
+	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -106,7 +107,11 @@ func TestBadInput(t *testing.T) {
 			return err
 		}},
 		{"exec past its timeout", "DeadlineExceeded", func(ctx context.Context) error {
+			begin := time.Now()
 			_, err := n.ExecSync(ctx, &cri.ExecSyncRequest{ContainerId: running.id, Cmd: []string{"sleep", "60"}, Timeout: 1})
+			if took := time.Since(begin); took < time.Second || took > time.Second+soon {
+				t.Errorf("an exec with a timeout of 1 s took %v", took)
+			}
 			return err
 		}},
 		{"start exited container", "FailedPrecondition", func(ctx context.Context) error {

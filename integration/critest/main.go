@@ -151,7 +151,15 @@ func conformance(o options) (wrong []string, err error) {
 	if runErr != nil {
 		return nil, runErr
 	}
-	return append(left, failures(results)...), tell(o, machine, results, took)
+	left = append(left, failures(results)...)
+	if o.focus == "" && o.skip == "" {
+		e, err := expected(expectedText, machine)
+		if err != nil {
+			return nil, err
+		}
+		left = append(left, e.differences(results)...)
+	}
+	return left, tell(o, machine, results, took)
 }
 
 // tell prints the result, and writes it into the page.
@@ -266,7 +274,16 @@ func validate(socket, dir string, o options) ([]result, error) {
 		tail, _ := exec.Command("tail", "-n", "30", log.Name()).Output()
 		return nil, fmt.Errorf("no report: %w (%w)\n%s", err, runErr, tail)
 	}
-	return results, nil
+	return results, ended(runErr, results)
+}
+
+// ended is why critest's exit status and its report do not agree: it was interrupted, or died after
+// it wrote the report.
+func ended(runErr error, results []result) error {
+	if anyFailed := summarize(results).failed > 0; anyFailed == (runErr != nil) {
+		return nil
+	}
+	return fmt.Errorf("critest's report has %d failures, its end is: %v", summarize(results).failed, runErr)
 }
 
 func copyLog(d *testkit.Daemon, dir string) {
