@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # bats.sh [FILE...]: runc's own tests (tests/integration of its release) on coracle-oci and on runc,
 # on the same machine. Without names: all but those of CRIU, sshfs and SELinux. It fails if
-# coracle-oci fails what runc passes and bats-known.txt does not explain. Needs root; test.sh bats
+# coracle-oci fails what runc passes and bats-known.txt does not explain, if an entry there explains
+# nothing, or if a file's run ends before its last test. Needs root; test.sh bats
 # has built what it needs.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -21,6 +22,10 @@ cd "$bin/bats/tests/integration"
 # A standard input that says nothing and never ends: script types its end into the terminal.
 rm -f "$out/silence"
 mkfifo "$out/silence"
+# An entry for a file that is gone explains nothing either.
+while read -r name; do
+  [[ -e $name.bats ]] || { echo "bats-known.txt: there is no file $name.bats" >&2; exit 1; }
+done < <(awk -F ' [|] ' '!/^#/ && NF { print $1 }' "$known" | sort -u)
 exec 7<>"$out/silence"
 run() { # RUNTIME FILE: the results in $out. runc wants a terminal to run containers with one.
   RUNC=$bin/$1 timeout -k 5 "$longest" script -qefc "bats --tap $2.bats" /dev/null <&7 2>&1 |
@@ -38,6 +43,29 @@ tidy() {
 passed() { sed -n '/# skip/d; s/^ok [0-9]* //p' "$out/$1-$2.tap"; }
 failed() { sed -n 's/^not ok [0-9]* //p' "$out/$1-$2.tap"; }
 count() { wc -l | tr -d ' '; }
+# whole RUNTIME FILE: whether every test of bats' plan has a result. A run that dies, or is too slow, has not.
+whole() {
+  local plan got
+  plan=$(sed -n 's/^1\.\.\([0-9]*\)$/\1/p' "$out/$1-$2.tap" | head -1)
+  got=$(grep -cE '^(not )?ok [0-9]+ ' "$out/$1-$2.tap" || true)
+  [[ ${plan:-0} -gt 0 && $plan == "$got" ]] && return
+  echo "  $1: $got of ${plan:-unknown} tests have a result: see $out/$1-$2.tap" >&2
+  return 1
+}
+# stale FILE: entries of bats-known.txt that explain nothing: coracle-oci passes the test, or there is none of that name.
+stale() {
+  local test
+  while read -r test; do
+    if grep -qFx -- "$test" <(passed coracle-oci "$1"); then
+      echo "  bats-known.txt: coracle-oci passes $1 | $test" >&2
+    elif ! sed -n 's/^\(not \)*ok [0-9]* //p' "$out/coracle-oci-$1.tap" | sed 's/ # skip.*//' | grep -qFx -- "$test"; then
+      echo "  bats-known.txt: there is no $1 | $test" >&2
+    else
+      continue
+    fi
+    bad=1
+  done < <(awk -F ' [|] ' -v f="$1" '!/^#/ && $1 == f { print $2 }' "$known")
+}
 
 bad=0
 printf '%-26s %12s %12s\n' file coracle-oci runc
@@ -47,6 +75,9 @@ for file; do
   printf '%-26s %5s of %3s %5s of %3s\n' "$file" \
     "$(passed coracle-oci "$file" | count)" "$( (passed coracle-oci "$file" && failed coracle-oci "$file") | count)" \
     "$(passed runc "$file" | count)" "$( (passed runc "$file" && failed runc "$file") | count)"
+  whole coracle-oci "$file" || bad=1
+  whole runc "$file" || bad=1
+  stale "$file"
   while read -r test; do
     grep -qFx -- "$test" <(passed runc "$file") || continue # it fails on runc, too
     grep -qF -- "$file | $test | " "$known" && continue
