@@ -70,6 +70,8 @@ PARTS    := unit-race $(foreach k,$(shell seq $(SHARDS)),integration-$(k)) crite
             unit-cgo unit cluster-race cluster-unit lint integration-oci integration-kube integration-rest
 
 export CORACLE_BIN := $(BINDIR)
+# Where tests write what they cannot test on this machine; `make test` prints it.
+export CORACLE_UNTESTED := $(CURDIR)/out/untested
 
 .PHONY: help deps generate build builder build-faults tools testbins up down test unit lint integration critest \
         tools shards parts unit-cgo unit-race cluster-unit cluster-race cluster-integration check-all crash-matrix \
@@ -123,7 +125,7 @@ down: ## stop the demo and remove all that it made
 	@hack/demo/down.sh
 
 test: ## all tests (needs root): the parts of `make parts`, and how long each took
-	@rm -f out/times
+	@rm -f out/times out/untested; mkdir -p out
 	@hack/timed.sh build $(MAKE) --no-print-directory build-faults testbins tools shards
 	@$(MAKE) --no-print-directory -j4 -k --output-sync=target $(addprefix part-,$(PARTS)) || true
 	@hack/timed.sh --report

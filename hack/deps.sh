@@ -9,6 +9,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # nftables: the portmap CNI plugin in the tests calls nft; Coracle itself does not.
 # containernetworking-plugins: the plugins that a node has from its distribution, in tests; they call iptables.
 # isal: igzip, which inflates large layers. erofs-utils, skopeo, umoci, e2fsprogs: images and their layers in tests. uidmap: containers of ordinary users. runc, crun: what runtime handlers call in tests. jq: hack/tools.sh reads `go mod download -json`. bzip2: busybox' source.
+# gcc-aarch64-linux-gnu (gcc-x86-64-linux-gnu on arm64): the starter's code of the other architecture is built again and compared.
 packages=(gcc libc6-dev pkg-config libseccomp-dev make git ca-certificates
   busybox-static iproute2 isal nftables jq shellcheck bzip2 uidmap runc crun
   erofs-utils skopeo umoci e2fsprogs containernetworking-plugins iptables)
@@ -64,7 +65,16 @@ fetch_go() {
   rm -rf "$tmp"
 }
 
+case $(uname -m) in
+  x86_64) packages+=(gcc-aarch64-linux-gnu) ;;
+  aarch64) packages+=(gcc-x86-64-linux-gnu) ;;
+esac
 install "${packages[@]}"
+# Checkpoints. Not every release of a distribution has criu, and not every criu knows the kernel: tests say so.
+criu=$(apt-cache policy criu 2>/dev/null | awk '$1 == "Candidate:" { print $2 }' || true)
+if [[ -n $criu && $criu != "(none)" ]]; then
+  install criu
+fi
 go=${GO:-go}
 want=$(awk '$1 == "go" {print $2; exit}' go.mod)
 if [[ $go == "$PWD"/bin/go/bin/go && ! -x $go ]]; then

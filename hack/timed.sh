@@ -10,8 +10,12 @@ if [[ $1 == --report ]]; then
   printf '\n%-22s %8s %8s  %s\n' part "wall s" "cpu s" result
   # In the order in which they ended.
   awk '{ printf "%-22s %8.1f %8.1f  %s\n", $1, $2, $3, $4 ? "FAILED (exit status " $4 ")" : "ok"; cpu += $3; bad += $4 != 0 }
-    END { printf "%-22s %8s %8.1f  %d parts, %d failed\n", "all", "", cpu, NR, bad; exit bad != 0 }' "$times"
-  exit
+    END { printf "%-22s %8s %8.1f  %d parts, %d failed\n", "all", "", cpu, NR, bad; exit bad != 0 }' "$times" || status=1
+  if [[ -s out/untested ]]; then
+    printf '\nnot tested on this machine:\n'
+    sort -u out/untested | sed 's/^/  /'
+  fi
+  exit "${status:-0}"
 fi
 
 part=$1

@@ -16,15 +16,11 @@ package crashmatrix
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/integration/images"
 	"github.com/coracle-project/coracle/internal/testkit"
@@ -54,25 +50,11 @@ func withRegistry(m *testing.M) int {
 		return 1
 	}
 	defer registry.Close()
-	if err := errors.Join(push(), shareCRIU()); err != nil {
+	if err := push(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
 	return m.Run()
-}
-
-// shareCRIU makes the criu in our PATH visible to shims, whose PATH is fixed. The mount is in the
-// tests' own namespace.
-func shareCRIU() error {
-	const dir = "/usr/local/sbin" // the first in a shim's PATH
-	path, err := exec.LookPath("criu")
-	if err != nil || filepath.Dir(path) == dir {
-		return nil // see noCRIU
-	}
-	if err := unix.Mount("criu", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=755"); err != nil {
-		return fmt.Errorf("mount on %s: %w", dir, err)
-	}
-	return os.Symlink(path, filepath.Join(dir, "criu"))
 }
 
 func push() error {

@@ -4,18 +4,16 @@ import (
 	"archive/tar"
 	"bytes"
 	"errors"
-	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	imagesv1 "github.com/coracle-project/coracle/api/images/v1"
+	"github.com/coracle-project/coracle/internal/testkit"
 )
 
 // nodeKind is how a node connects its pods.
@@ -88,7 +86,7 @@ var operations = []operation{
 	{name: "stop pod, CNI", node: onCNI, from: running, kills: true, do: onWorkload((*workload).stopPod)},
 	{name: "remove pod", from: stopped, do: onWorkload((*workload).removePod)},
 	{name: "remove pod, running, shared PID namespace", from: running, pod: sharedPID, container: sharesPID, kills: true, do: onWorkload((*workload).removePod)},
-	{name: "checkpoint", from: running, do: (*cell).checkpoint, done: (*cell).checkpointed, skip: noCRIU},
+	{name: "checkpoint", from: running, do: (*cell).checkpoint, done: (*cell).checkpointed, skip: testkit.NoCRIU},
 	{name: "remove image", prepare: func(c *cell) error { return c.n.pull(testRef("web")) }, do: func(c *cell) error { return c.removeOnce("web") }, done: (*cell).withoutWeb},
 	{name: "import", do: func(c *cell) error { return c.importOnce("1") }, done: (*cell).removeMade},
 	{name: "verify", prepare: (*cell).damaged, do: (*cell).verify, done: (*cell).removeMade},
@@ -187,14 +185,6 @@ func (c *cell) reopenLog() error {
 	_, err := call(c.n.ReopenContainerLog, &cri.ReopenContainerLogRequest{ContainerId: c.w.id})
 	return err
 }
-
-// noCRIU returns why nothing can be checkpointed.
-var noCRIU = sync.OnceValue(func() string {
-	if out, err := exec.Command("criu", "check").CombinedOutput(); err != nil {
-		return strings.TrimSpace(fmt.Sprintf("criu check: %v %.100s", err, out))
-	}
-	return ""
-})
 
 func (c *cell) archive() string { return filepath.Join(c.w.pod.LogDirectory, "saved.tar") }
 
