@@ -75,7 +75,7 @@ export CORACLE_UNTESTED := $(CURDIR)/out/untested
 
 .PHONY: help deps generate build builder build-faults tools testbins up down test unit lint integration critest \
         tools shards parts unit-cgo unit-race cluster-unit cluster-race cluster-integration check-all crash-matrix \
-        test-scale test-oci test-image test-vm bench bench-image bench-oci bench-peers bench-cluster oracle test-kubelet kubelet-containerd install deb test-deb-vm clean
+        fuzz test-scale test-oci test-image test-vm bench bench-image bench-oci bench-peers bench-cluster oracle test-kubelet kubelet-containerd install deb test-deb-vm clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -130,7 +130,7 @@ test: ## all tests (needs root): the parts of `make parts`, and how long each to
 	@$(MAKE) --no-print-directory -j4 -k --output-sync=target $(addprefix part-,$(PARTS)) || true
 	@hack/timed.sh --report
 
-check-all: test crash-matrix test-scale test-oci test-image oracle test-kubelet ## all tests that this machine can run: hours
+check-all: test crash-matrix fuzz test-scale test-oci test-image oracle test-kubelet ## all tests that this machine can run: hours
 
 parts: ## the parts of `make test`; each is a target
 	@printf '%s\n' $(PARTS)
@@ -234,6 +234,9 @@ oracle: build testbins ## compare the cluster with upstream's own control plane,
 	@GO="$(GO)" hack/peers/kube.sh
 	cd cluster && $(OTHER) $(GOBUILD) -ldflags '-s -w' -o ../bin/test/oracle ./oracle
 	bin/test/oracle -bin bin
+
+fuzz: deps ## fuzz all functions for FUZZ_SECONDS in all; inputs are kept in testdata/fuzz (some need root)
+	@GO="$(GO)" hack/fuzz.sh $(or $(FUZZ_SECONDS),600) $(FUZZ)
 
 test-scale: build-faults testbins tools ## 2,000 pods on one node start, are listed and stop (needs root)
 	$(GOTEST) -count=1 -tags scale ./integration -run TestTwoThousandPods

@@ -249,5 +249,9 @@ func TestLimits(t *testing.T) {
 		if err := Run(t.Context(), p); err == nil {
 			t.Errorf("beyond the limit of %s: nothing happened", what)
 		}
+		p.Limits = plenty
+		if err := Run(t.Context(), p); err != nil {
+			t.Errorf("without the limit of %s: %v", what, err)
+		}
 	}
 }

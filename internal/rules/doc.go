@@ -1,3 +1,3 @@
 // Package rules holds the tests that keep the repository's shape: which package may
-// import which, and what the small long-lived binaries may not link.
+// import which, what the small long-lived binaries may not link, and which attacks have tests.
 package rules

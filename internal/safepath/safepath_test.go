@@ -275,8 +275,21 @@ func TestSymlinkSwap(t *testing.T) {
 			}
 		}
 	}()
+	// A path that is followed does lead outside, or this test proves nothing.
+	late := time.Now().Add(10 * time.Second)
+	for data := ""; data != "outside"; {
+		raw, _ := os.ReadFile(filepath.Join(dir, "flip", "secret"))
+		data = string(raw)
+		if time.Now().After(late) {
+			t.Fatal("a path that is followed never leads outside")
+		}
+	}
+	read, refused := 0, 0
 	for i := range 3000 {
-		if data, err := root.ReadFile("flip/secret", 100); err == nil && string(data) != "inside" {
+		data, err := root.ReadFile("flip/secret", 100)
+		if err != nil {
+			refused++
+		} else if read++; string(data) != "inside" {
 			t.Fatalf("read %q from outside", data)
 		}
 		if data, err := root.Strict().ReadFile("flip/../flip/secret", 100); err == nil && string(data) != "inside" {
@@ -288,6 +301,9 @@ func TestSymlinkSwap(t *testing.T) {
 	}
 	close(stop)
 	<-stopped
+	if read == 0 || refused == 0 {
+		t.Errorf("read %d times, refused %d times: want both", read, refused)
+	}
 	left, err := os.ReadDir(outside)
 	must(t, err)
 	if len(left) != 2 {

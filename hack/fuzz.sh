@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# fuzz.sh [SECONDS [NAME...]]: fuzzes all functions of the tree (or those whose name has one of NAME in it), each for an equal
+# part of SECONDS, 600 without. What fails is left in the package's testdata/fuzz by `go test`; so are a few small inputs
+# that reach more code, which every later `go test` runs as seeds. Commit both.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+go=${GO:-go}
+budget=${1:-600}
+shift || true
+keep=8     # inputs of a function that are kept
+small=2048 # bytes of one
+
+mapfile -t all < <(grep -rE --include='*_test.go' --exclude-dir=bin '^func Fuzz[A-Za-z0-9_]*\(' . |
+  sed -E 's|^\./([^:]*)/[^/:]*:func (Fuzz[A-Za-z0-9_]*).*|\1 \2|' | sort -u)
+if (($#)); then
+  mapfile -t all < <(printf '%s\n' "${all[@]}" | grep -F -f <(printf '%s\n' "$@"))
+fi
+((${#all[@]})) || { echo "fuzz: no function of that name" >&2; exit 2; }
+each=$((budget / ${#all[@]}))
+((each > 0)) || each=1
+
+tags=$(sed -n 's/^TAGS *:= *//p' Makefile)
+others=$(sed -n 's/^OTHERTAGS *:= *//p' Makefile)
+cache=$("$go" env GOCACHE)/fuzz
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+bad=0
+for line in "${all[@]}"; do
+  read -r package name <<<"$line"
+  module=. flags=$tags
+  case $package in cluster/* | build/*) module=${package%%/*} flags=$others ;; esac
+  path=$(realpath -m --relative-to="$module" "$package")
+  if ! (cd "$module" && GOFLAGS="-trimpath -buildvcs=false -tags=$flags" CGO_ENABLED=1 \
+    "$go" test -vet=off -run '^$' -fuzz "^$name\$" -fuzztime "${each}s" -fuzzminimizetime 5s -timeout "$((each + 300))s" "./$path") >"$log" 2>&1; then
+    cat "$log"
+    echo "fuzz: $package $name fails" >&2
+    bad=1
+    continue
+  fi
+  # A run without inputs has fuzzed nothing.
+  did=$(sed -n 's/^fuzz: elapsed: .* execs: \([0-9]*\) .*/\1/p' "$log" | tail -1)
+  if ((${did:-0} == 0)); then
+    cat "$log"
+    echo "fuzz: $package $name has tried nothing" >&2
+    bad=1
+    continue
+  fi
+  import=$(cd "$module" && "$go" list -e -f '{{.ImportPath}}' "./$path")
+  kept=$package/testdata/fuzz/$name
+  have=0
+  [[ ! -d $kept ]] || have=$(find "$kept" -type f | wc -l)
+  if ((have < keep)) && [[ -d $cache/$import/$name ]]; then
+    mkdir -p "$kept"
+    find "$cache/$import/$name" -type f -size "-${small}c" -printf '%s %p\n' | sort -n | head -n $((keep - have)) | cut -d' ' -f2- |
+      while read -r file; do cp -n "$file" "$kept/"; done
+    rmdir --ignore-fail-on-non-empty "$kept"
+  fi
+  printf '%-28s %-20s %10d inputs\n' "$package" "$name" "$did"
+done
+exit "$bad"
