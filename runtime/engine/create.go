@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"time"
 
@@ -138,10 +137,7 @@ func (b *birth) prepare() error {
 	o.NoNewKeyring, o.NoPivot = b.opts.NoNewKeyring, b.opts.NoPivot
 	b.mapper = newMapper(b.spec.Linux)
 	o.NoGroups = b.mapper.noGroups
-	o.Bundle, o.Rootfs = b.opts.Bundle, b.spec.Root.Path
-	if !filepath.IsAbs(o.Rootfs) {
-		o.Rootfs = filepath.Join(b.opts.Bundle, o.Rootfs)
-	}
+	o.Bundle, o.Rootfs = b.opts.Bundle, b.rootfs()
 	if !b.engine.features.MountSetattr {
 		if o.RootFlags, err = mountFlags(o.Rootfs); err != nil {
 			return err

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -82,8 +83,16 @@ func (b *birth) containerHooks(ctx context.Context, c *container) error {
 	return nil
 }
 
+// rootfs is the container's root on the host.
+func (b *birth) rootfs() string {
+	if filepath.IsAbs(b.spec.Root.Path) {
+		return b.spec.Root.Path
+	}
+	return filepath.Join(b.opts.Bundle, b.spec.Root.Path)
+}
+
 func (b *birth) containerHook(ctx context.Context, c *container, h specs.Hook, pidfd int, stdio runtime.Stdio) (int, error) {
-	e := &entry{container: c, opts: runtime.ExecOptions{Stdio: stdio}, plan: plan.Hook(h, b.plan.Joinable()), watch: b.engine.stopwatch("hook")}
+	e := &entry{container: c, opts: runtime.ExecOptions{Stdio: stdio}, plan: plan.Hook(h, b.plan.Joinable(), b.rootfs()), watch: b.engine.stopwatch("hook")}
 	defer e.open.close()
 	var err error
 	if e.image, err = e.plan.Encode(b.engine.features); err != nil {

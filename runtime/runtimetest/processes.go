@@ -392,6 +392,29 @@ var processTests = map[string]func(*rig){
 		r.must(c.Delete(r.Context(), runtime.DeleteOptions{}))
 	},
 
+	// As runc's own test of libraries that hooks bring (hooks_so.bats) expects: the hook begins in the root.
+	"what a createContainer hook mounts in the root is there for the program": func(r *rig) {
+		note := filepath.Join(r.bundle, "note")
+		r.must(os.WriteFile(note, []byte("from the hook\n"), 0o644))
+		spec := r.spec("cat /by-path; cat /here; pwd")
+		spec.Hooks = &specs.Hooks{CreateContainer: []specs.Hook{{Path: "/bin/sh", Env: []string{"PATH=/bin:/usr/bin"}, Args: []string{
+			"sh", "-ec",
+			`for at in ` + r.inRoot("by-path") + ` ./here; do : > $at; mount --bind ` + note + ` $at; done`,
+		}}}}
+		out := r.output()
+		c := r.create(spec, runtime.Stdio{Stdout: out.write, Stderr: out.write})
+		pid := c.Pid()
+		r.must(c.Start(r.Context()))
+		r.wait(pid)
+		if got, want := out.text(), "from the hook\nfrom the hook\n/"; got != want {
+			r.Errorf("got %q, want %q", got, want)
+		}
+		r.must(c.Delete(r.Context(), runtime.DeleteOptions{}))
+		if data, err := os.ReadFile(r.inRoot("here")); err != nil || len(data) > 0 {
+			r.Errorf("the mount has come to the host: %q, %v", data, err)
+		}
+	},
+
 	"a hook that hangs while a container is made is killed at its timeout": func(r *rig) {
 		for _, set := range []func(*specs.Hooks, []specs.Hook){
 			func(h *specs.Hooks, l []specs.Hook) { h.CreateRuntime = l },
