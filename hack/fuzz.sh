@@ -51,7 +51,7 @@ for line in "${all[@]}"; do
   [[ ! -d $kept ]] || have=$(find "$kept" -type f | wc -l)
   if ((have < keep)) && [[ -d $cache/$import/$name ]]; then
     mkdir -p "$kept"
-    find "$cache/$import/$name" -type f -size "-${small}c" -printf '%s %p\n' | sort -n | head -n $((keep - have)) | cut -d' ' -f2- |
+    find "$cache/$import/$name" -type f -size "-${small}c" -printf '%s %p\n' | sort -n | awk -v n=$((keep - have)) 'NR <= n' | cut -d' ' -f2- |
       while read -r file; do cp -n "$file" "$kept/"; done
     rmdir --ignore-fail-on-non-empty "$kept"
   fi
