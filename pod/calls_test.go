@@ -209,6 +209,27 @@ func TestPodFilesAreBounded(t *testing.T) {
 	b.nothingLeft()
 }
 
+// A kubelet without a cluster domain sends names that end with a dot; other kubelets and users send
+// what sethostname(2) takes.
+func TestHostnames(t *testing.T) {
+	b := newBench(t)
+	m, _ := b.manager()
+	for _, name := range []string{"web-0.web.default.svc.", "web_0", "-web", "web!", "кит", strings.Repeat("x", 64)} {
+		cfg := podConfig("p")
+		cfg.Hostname = name
+		podID := must[string](t)(m.Run(t.Context(), cfg))
+		for file, want := range map[string]string{"hostname": name + "\n", "hosts": "10.1.2.3\t" + name + "\n"} {
+			got, err := os.ReadFile(filepath.Join(b.state, "pods", podID, "files", file))
+			if err != nil || !strings.HasSuffix(string(got), want) {
+				t.Errorf("%s: %s is %q, %v", name, file, got, err)
+			}
+		}
+		ok(t, m.Remove(t.Context(), podID))
+	}
+	idle(t, m)
+	b.nothingLeft()
+}
+
 func TestPodFiles(t *testing.T) {
 	b := newBench(t)
 	m, _ := b.manager()

@@ -16,14 +16,26 @@ const (
 	maxHostname = 64  // the kernel's __NEW_UTS_LEN
 )
 
-// hostnames are taken as RFC 1123 has them, with upper case and '_' that some use.
 var (
-	hostnames   = regexp.MustCompile(`^[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?$`)
 	sysctlNames = regexp.MustCompile(`^[a-zA-Z0-9_-]+([./][a-zA-Z0-9_-]+)+$`)
 	cpusets     = regexp.MustCompile(`^[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*$`)
 	hugepages   = regexp.MustCompile(`^[0-9]+[KMG]B$`)
 	unifiedKeys = regexp.MustCompile(`^[a-z0-9_]+(\.[a-zA-Z0-9_]+)+$`)
 )
+
+// checkHostname takes what sethostname(2) takes, unless it would be more than one word in /etc/hosts
+// and /etc/hostname: blanks, control characters and '#' end a name there. The kubelet sends names that
+// end with a dot (name.subdomain.namespace.svc.) where it knows no cluster domain.
+func checkHostname(name string) error {
+	if len(name) > maxHostname {
+		return fail(ErrInvalid, "hostname %q has %d bytes; the kernel takes %d", name, len(name), maxHostname)
+	}
+	separates := func(r rune) bool { return r == '#' || unicode.IsSpace(r) || !unicode.IsPrint(r) }
+	if strings.ContainsFunc(name, separates) {
+		return fail(ErrInvalid, "hostname %q has a blank, a control character or '#', which end a name in /etc/hosts", name)
+	}
+	return nil
+}
 
 // validate checks everything about a pod that can be checked without touching anything.
 func (c *Config) validate(o *Options) error {
@@ -34,8 +46,8 @@ func (c *Config) validate(o *Options) error {
 			return err
 		}
 	}
-	if c.Hostname != "" && (len(c.Hostname) > maxHostname || !hostnames.MatchString(c.Hostname)) {
-		return fail(ErrInvalid, "hostname %q is not a valid name of at most %d bytes", c.Hostname, maxHostname)
+	if err := checkHostname(c.Hostname); err != nil {
+		return err
 	}
 	if c.LogDirectory != "" && !filepath.IsAbs(c.LogDirectory) {
 		return fail(ErrInvalid, "log directory %q is not an absolute path", c.LogDirectory)
