@@ -32,11 +32,11 @@ func (m *Manager) podFile(podID, name string) string {
 // writePodFiles makes what needs no network: hostname and the shared memory.
 func (m *Manager) writePodFiles(id string, c *Config, hostname string) error {
 	dir := m.podFiles(id)
-	if err := os.Mkdir(dir, 0o711); err != nil {
+	if err := os.Mkdir(dir, 0o700); err != nil {
 		return err
 	}
 	flags := uintptr(unix.MS_NOEXEC | unix.MS_NOSUID | unix.MS_NODEV)
-	if err := unix.Mount("shm", dir, "tmpfs", flags, "mode=711,size="+filesSize); err != nil {
+	if err := unix.Mount("shm", dir, "tmpfs", flags, "mode=700,size="+filesSize); err != nil {
 		return fmt.Errorf("mount %s: %w", dir, err)
 	}
 	if err := os.WriteFile(m.podFile(id, "hostname"), []byte(hostname+"\n"), 0o644); err != nil {

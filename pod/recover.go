@@ -4,12 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/coracle-project/coracle/internal/privatedir"
 	"github.com/coracle-project/coracle/shim/client"
 )
 
@@ -67,7 +67,7 @@ func (m *Manager) Start(ctx context.Context) error {
 	}
 	m.opts.Records = nil // free the memory: they are as large as all entries
 	for _, dir := range []string{m.podDir().Path, m.containerDir().Path} {
-		if err := os.MkdirAll(dir, 0o711); err != nil {
+		if err := privatedir.Make(dir); err != nil {
 			return fmt.Errorf("start pod manager: %w", err)
 		}
 	}

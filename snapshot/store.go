@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/internal/keylock"
+	"github.com/coracle-project/coracle/internal/privatedir"
 )
 
 // Config is what a Store needs.
@@ -141,10 +142,14 @@ func (s *Store) Start(ctx context.Context) error {
 		return err
 	}
 	s.driver = d
-	for _, dir := range []string{s.root, s.stagingDir(), s.layersDir(), s.snapshotsDir(), s.emptyDir(), s.quarantineDir(), s.lazyTop()} {
-		if err := os.MkdirAll(dir, 0o711); err != nil {
+	for _, dir := range []string{s.root, s.stagingDir(), s.layersDir(), s.snapshotsDir(), s.quarantineDir(), s.lazyTop()} {
+		if err := privatedir.Make(dir); err != nil {
 			return fmt.Errorf("snapshot store: %w", err)
 		}
+	}
+	// Roots without layers show its mode.
+	if err := os.MkdirAll(s.emptyDir(), 0o711); err != nil {
+		return fmt.Errorf("snapshot store: %w", err)
 	}
 	spread(s.stagingDir()) // where layers are unpacked
 	// Layers are as their images made them, set-user-id programs included: no

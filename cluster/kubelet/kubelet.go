@@ -100,13 +100,8 @@ func New(s *client.Set, o Options) (_ *Kubelet, err error) {
 		}
 		o.NodeIPs = []string{ip}
 	}
-	for _, dir := range []string{o.RootDir, filepath.Join(o.RootDir, "pods"), o.LogDir, o.LegacyLogDir, o.StaticPodDir} {
-		if dir == "" {
-			continue
-		}
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return nil, fmt.Errorf("kubelet: %w", err)
-		}
+	if err := o.makeDirs(); err != nil {
+		return nil, fmt.Errorf("kubelet: %w", err)
 	}
 	runtime, err := cri.Dial(o.Endpoint)
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"time"
 
@@ -101,6 +102,25 @@ func (o *Options) complete() error {
 	}
 	if o.ImageGC == (images.GCPolicy{}) {
 		o.ImageGC = images.DefaultGCPolicy
+	}
+	return nil
+}
+
+// makeDirs makes the kubelet's directories. Volumes have set-user-id programs and files of any owner, as
+// containers wrote them: no user of the node may reach them. Log collectors need not be root.
+func (o *Options) makeDirs() error {
+	for _, dir := range []string{o.RootDir, filepath.Join(o.RootDir, "pods")} {
+		if err := errors.Join(os.MkdirAll(dir, 0o700), os.Chmod(dir, 0o700)); err != nil {
+			return err
+		}
+	}
+	for _, dir := range []string{o.LogDir, o.LegacyLogDir, o.StaticPodDir} {
+		if dir == "" {
+			continue
+		}
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/coracle-project/coracle/internal/privatedir"
 )
 
 // upOptions are the flags of up, and what up.json remembers of them.
@@ -110,7 +112,8 @@ func up(ctx context.Context, p place, o upOptions, given func(flag string) bool,
 		return err
 	}
 	for _, dir := range []string{p.root, p.state} {
-		if err := os.MkdirAll(dir, 0o711); err != nil {
+		// coracled does so too, but one that runs may have been started before they were opened.
+		if err := privatedir.Make(dir); err != nil {
 			return err
 		}
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/coracle-project/coracle/cmd/coracled/config"
 	"github.com/coracle-project/coracle/cri"
 	"github.com/coracle-project/coracle/imageapi"
+	"github.com/coracle-project/coracle/internal/privatedir"
 	"github.com/coracle-project/coracle/internal/version"
 	"github.com/coracle-project/coracle/nodeapi"
 	"github.com/coracle-project/coracle/pod"
@@ -75,12 +76,11 @@ func needRoot() error {
 	return nil
 }
 
-// makeDirs makes the two places that hold everything, for root alone: below them
-// are images' files as the images made them, set-user-id programs included.
+// makeDirs makes the two places that hold everything, for root alone.
 func makeDirs(c config.Config) error {
 	for _, dir := range []string{c.Root, c.State} {
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return fmt.Errorf("make directory: %w", err)
+		if err := privatedir.Make(dir); err != nil {
+			return err
 		}
 	}
 	return nil

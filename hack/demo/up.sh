@@ -9,7 +9,7 @@ as_root "$@"
 command -v kubectl >/dev/null || "$repo/hack/tools.sh" kubectl
 export PATH=$PATH:$repo/bin/tools
 
-install -d -m 0711 "$root" "$state"
+install -d -m 0700 "$root" "$state"
 install -d "$root/registry" "$root/logs"
 cat >"$root/crictl.yaml" <<C
 runtime-endpoint: unix://$socket

@@ -52,12 +52,11 @@ func (d Dir[T]) File(id string) string { return filepath.Join(d.Of(id), d.Name) 
 
 // Make makes the directory of a new object. fs.ErrExist if there is one.
 func (d Dir[T]) Make(id string) error {
-	if err := os.MkdirAll(d.Path, 0o711); err != nil {
+	if err := os.MkdirAll(d.Path, 0o700); err != nil {
 		return err
 	}
-	// 0711: processes in containers that run as other users reach files
-	// (resolv.conf, the root) only through mounts, but must not be able to list.
-	return os.Mkdir(d.Of(id), 0o711)
+	// Containers reach what is in it (resolv.conf, their root) only through mounts.
+	return os.Mkdir(d.Of(id), 0o700)
 }
 
 // Write replaces the record of object id. kept is what Load returned for it; nil for a new record.

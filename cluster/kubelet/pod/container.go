@@ -148,7 +148,7 @@ func (w *worker) mounts(ctx context.Context, pod *v1.Pod, c *v1.Container, envs 
 // for each instance, which any user may write to.
 func (w *worker) messageFile(c *v1.Container) (string, error) {
 	dir := filepath.Join(w.r.dir(string(w.uid)), "containers", c.Name)
-	if err := os.MkdirAll(dir, 0o750); err != nil {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", err
 	}
 	name := make([]byte, 4)

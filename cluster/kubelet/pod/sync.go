@@ -209,7 +209,7 @@ func (r *Runner) dir(uid string) string { return filepath.Join(r.RootDir, "pods"
 func (w *worker) makeDirs(pod *v1.Pod) error {
 	dir := w.r.dir(string(w.uid))
 	for _, d := range []string{dir, filepath.Join(dir, "volumes"), filepath.Join(dir, "plugins"), w.logDir(pod)} {
-		mode := os.FileMode(0o750)
+		mode := os.FileMode(0o700)
 		if d == w.logDir(pod) {
 			mode = 0o755
 		}

@@ -81,9 +81,9 @@ func checkUID(uid types.UID) error {
 	return nil
 }
 
-// makePodDirs makes the pod's directories with upstream's modes.
+// makePodDirs makes the pod's directories, for root alone: volumes have what containers write.
 func (m *Manager) makePodDirs(uid types.UID) error {
-	return os.MkdirAll(filepath.Join(m.podDir(uid), volumesDir), 0o750)
+	return os.MkdirAll(filepath.Join(m.podDir(uid), volumesDir), 0o700)
 }
 
 // removeAll takes away all that Mount and Mounts made for the pod.
