@@ -36,10 +36,13 @@ func (m *Manager) loadAppArmor(ctx context.Context) error {
 
 // choose says which profile a container has, "" for none. The default one is loaded when it is missing:
 // at first, and after whoever has removed what is not among the host's files (aa-remove-unknown does).
+// A container that asks for a profile does not run without one, as with containerd.
 func (a appArmor) choose(ctx context.Context, want string, privileged bool) (string, error) {
 	switch name, local := strings.CutPrefix(want, "localhost/"); {
 	case want == "unconfined":
 		return "", nil
+	case want == "runtime/default" && a.loaded == nil:
+		return "", fail(ErrInvalid, "AppArmor profile %q: this host has no AppArmor; enable it, or ask for none", want)
 	case want == "" || want == "runtime/default":
 		if privileged || a.loaded == nil {
 			return "", nil
@@ -56,8 +59,8 @@ func (a appArmor) choose(ctx context.Context, want string, privileged bool) (str
 	}
 }
 
-// standard is the default profile, loaded if it was not. Where nothing can load one, containers go without, which the
-// daemon says when it starts, and `coracle doctor`.
+// standard is the default profile, loaded if it was not. Where nothing can load one, containers that did not ask go
+// without, which the daemon says when it starts, and `coracle doctor`.
 func (a appArmor) standard(ctx context.Context, asked bool) (string, error) {
 	if a.loaded[apparmor.Default] {
 		return apparmor.Default, nil
@@ -65,10 +68,10 @@ func (a appArmor) standard(ctx context.Context, asked bool) (string, error) {
 	switch err := a.load(ctx); {
 	case err == nil:
 		return apparmor.Default, nil
-	case errors.Is(err, apparmor.ErrNoParser):
-		return "", nil
 	case asked:
 		return "", fail(ErrUnavailable, "AppArmor profile runtime/default: %w", err)
+	case errors.Is(err, apparmor.ErrNoParser):
+		return "", nil
 	default:
 		a.log.Warn("container runs without an AppArmor profile", "error", err)
 		return "", nil

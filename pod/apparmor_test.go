@@ -26,14 +26,16 @@ func TestChooseAppArmor(t *testing.T) {
 		kind       error
 	}{
 		"nothing asked, no AppArmor":     {want: "", loaded: off},
-		"default asked, no AppArmor":     {want: "runtime/default", loaded: off},
+		"default asked, no AppArmor":     {want: "runtime/default", loaded: off, err: "this host has no AppArmor", kind: ErrInvalid},
+		"default asked, privileged, off": {want: "runtime/default", privileged: true, loaded: off, err: "this host has no AppArmor", kind: ErrInvalid},
 		"unconfined, no AppArmor":        {want: "unconfined", loaded: off},
 		"local, no AppArmor":             {want: "localhost/mine", loaded: off, err: "this host has no AppArmor", kind: ErrInvalid},
 		"nothing asked":                  {want: "", loaded: full, profile: apparmor.Default},
 		"default":                        {want: "runtime/default", loaded: full, profile: apparmor.Default},
 		"nothing asked, not loaded":      {want: "", loaded: bare, loads: true, profile: apparmor.Default},
 		"default, not loaded":            {want: "runtime/default", loaded: bare, loads: true, profile: apparmor.Default},
-		"default, nothing to load by":    {want: "runtime/default", loaded: bare, loads: true, load: apparmor.ErrNoParser},
+		"default, nothing to load by":    {want: "runtime/default", loaded: bare, loads: true, load: apparmor.ErrNoParser, err: "runtime/default: ", kind: ErrUnavailable},
+		"nothing asked, nothing to load": {want: "", loaded: bare, loads: true, load: apparmor.ErrNoParser},
 		"nothing asked, does not load":   {want: "", loaded: bare, loads: true, load: broken},
 		"default, does not load":         {want: "runtime/default", loaded: bare, loads: true, load: broken, err: "runtime/default: syntax error", kind: ErrUnavailable},
 		"default, privileged":            {want: "runtime/default", privileged: true, loaded: bare},
