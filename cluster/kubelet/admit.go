@@ -14,12 +14,18 @@ import (
 	"k8s.io/klog/v2"
 	v1helper "k8s.io/kubernetes/pkg/apis/core/v1/helper"
 	kubetypes "k8s.io/kubernetes/pkg/kubelet/types"
+	"k8s.io/kubernetes/pkg/security/apparmor"
+
+	"github.com/coracle-project/coracle/cluster/kubelet/sysctls"
 )
 
 // admission lets pods onto the node that fit it beside those that are there. A scheduler sees to that
 // already; a pod that was bound by hand, or by two schedulers, is refused here.
 type admission struct {
 	k *Kubelet
+	// apparmor says whether the machine has it, sysctls which ones pods may set.
+	apparmor apparmor.Validator
+	sysctls  *sysctls.Allowed
 
 	mu   sync.Mutex
 	pods map[types.UID]*v1.Pod // admitted and not gone
@@ -28,7 +34,9 @@ type admission struct {
 }
 
 func newAdmission(k *Kubelet) *admission {
-	return &admission{k: k, pods: map[types.UID]*v1.Pod{}, deferred: sets.New[types.UID]()}
+	return &admission{
+		k: k, apparmor: apparmor.NewValidator(), sysctls: k.sysctls, pods: map[types.UID]*v1.Pod{}, deferred: sets.New[types.UID](),
+	}
 }
 
 // apply runs a pod, the first time only if it fits. Whoever has been started before stays, as do
@@ -37,7 +45,11 @@ func (a *admission) apply(p *v1.Pod) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if _, known := a.pods[p.UID]; !known && !admitted(p) {
-		if reason, message, ok := a.admitLocked(p); !ok {
+		reason, message, ok := a.confined(p)
+		if ok {
+			reason, message, ok = a.admitLocked(p)
+		}
+		if !ok {
 			a.k.runner.Reject(p, reason, message)
 			return
 		}
@@ -87,6 +99,17 @@ func (a *admission) retryLocked() {
 	for uid := range a.deferred {
 		a.k.runner.Wake(uid)
 	}
+}
+
+// confined says whether what a pod asks for keeps it away from others; if not, why, in upstream's words.
+func (a *admission) confined(p *v1.Pod) (reason, message string, ok bool) {
+	if err := a.sysctls.Check(p); err != nil {
+		return sysctls.Reason, err.Error(), false
+	}
+	if err := a.apparmor.Validate(p); err != nil {
+		return "AppArmor", fmt.Sprintf("Cannot enforce AppArmor: %v", err), false
+	}
+	return "", "", true
 }
 
 func (a *admission) admitLocked(p *v1.Pod) (reason, message string, ok bool) {

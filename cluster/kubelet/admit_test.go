@@ -1,11 +1,17 @@
 package kubelet
 
 import (
+	"errors"
+	"os"
+	"path/filepath"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/utils/ptr"
+
+	"github.com/coracle-project/coracle/cluster/kubelet/logrotate"
+	"github.com/coracle-project/coracle/cluster/kubelet/sysctls"
 )
 
 func TestAdmit(t *testing.T) {
@@ -79,7 +85,8 @@ func TestAdmit(t *testing.T) {
 
 func TestOptions(t *testing.T) {
 	good := Options{NodeName: "n", Endpoint: "unix:///x"}
-	if err := good.complete(); err != nil || good.MaxPods != 110 || good.Port != 10250 || good.LegacyLogDir != "/var/log/containers" {
+	if err := good.complete(); err != nil || good.MaxPods != 110 || good.Port != 10250 || good.LegacyLogDir != "/var/log/containers" ||
+		good.PodPIDs != 4096 || good.Logs.MaxSize != 10<<20 || good.Logs.MaxFiles != 5 {
 		t.Errorf("%+v, %v", good, err)
 	}
 	for name, o := range map[string]Options{
@@ -87,9 +94,56 @@ func TestOptions(t *testing.T) {
 		"no endpoint": {NodeName: "n"},
 		"bad address": {NodeName: "n", Endpoint: "unix:///x", NodeIPs: []string{"here"}},
 		"half a pair": {NodeName: "n", Endpoint: "unix:///x", CertFile: "c"},
+		"one log":     {NodeName: "n", Endpoint: "unix:///x", Logs: logrotate.Policy{MaxFiles: 1}},
 	} {
 		if o.complete() == nil {
 			t.Errorf("%s: accepted", name)
+		}
+	}
+}
+
+// Directories with what containers wrote are closed again when the kubelet starts.
+func TestDirectoriesAreClosed(t *testing.T) {
+	dir := t.TempDir()
+	o := Options{RootDir: filepath.Join(dir, "kubelet"), LogDir: filepath.Join(dir, "logs")}
+	pods := filepath.Join(o.RootDir, "pods")
+	if err := os.MkdirAll(pods, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := o.makeDirs(); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]os.FileMode{o.RootDir: 0o700, pods: 0o700, o.LogDir: 0o755} {
+		if info, err := os.Stat(path); err != nil || info.Mode().Perm() != want {
+			t.Errorf("%s: %v, %v, want %v", path, info.Mode(), err, want)
+		}
+	}
+}
+
+type noAppArmor struct{ err error }
+
+func (n noAppArmor) Validate(*v1.Pod) error { return n.err }
+func (n noAppArmor) ValidateHost() error    { return n.err }
+
+func TestConfined(t *testing.T) {
+	safe, err := sysctls.New(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	asks := &v1.Pod{}
+	asks.Spec.SecurityContext = &v1.PodSecurityContext{Sysctls: []v1.Sysctl{{Name: "kernel.msgmax", Value: "1"}}}
+	for name, tc := range map[string]struct {
+		pod             *v1.Pod
+		apparmor        error
+		reason, message string
+	}{
+		"plain":           {pod: &v1.Pod{}},
+		"unsafe sysctl":   {asks, nil, "SysctlForbidden", `forbidden sysctl: "kernel.msgmax" not allowlisted`},
+		"without a guard": {&v1.Pod{}, errors.New("AppArmor is not enabled on the host"), "AppArmor", "Cannot enforce AppArmor: AppArmor is not enabled on the host"},
+	} {
+		a := &admission{sysctls: safe, apparmor: noAppArmor{tc.apparmor}}
+		if reason, message, ok := a.confined(tc.pod); reason != tc.reason || message != tc.message || ok != (tc.reason == "") {
+			t.Errorf("%s: %v %q %q", name, ok, reason, message)
 		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 	kubecontainer "k8s.io/kubernetes/pkg/kubelet/container"
 	kubetypes "k8s.io/kubernetes/pkg/kubelet/types"
 
+	"github.com/coracle-project/coracle/cluster/kubelet/logrotate"
 	"github.com/coracle-project/coracle/cluster/kubelet/pod"
 )
 
@@ -143,6 +144,27 @@ func (k *Kubelet) Healthy(context.Context) error {
 		return k.reporter.Err()
 	default:
 		return errNotStarted
+	}
+}
+
+// logRotator rotates the logs of containers that run.
+func (k *Kubelet) logRotator() *logrotate.Rotator {
+	return &logrotate.Rotator{
+		Policy: k.opts.Logs,
+		Running: func() (logs []logrotate.Log) {
+			for _, v := range k.views() {
+				for _, s := range v.Observed.ContainerStatuses {
+					if s.State == kubecontainer.ContainerStateRunning {
+						logs = append(logs, logrotate.Log{Container: s.ID.ID, Path: pod.LogPath(k.opts.LogDir, v.Pod, s)})
+					}
+				}
+			}
+			return logs
+		},
+		Reopen: func(ctx context.Context, container string) error {
+			_, err := k.cri.Runtime.ReopenContainerLog(ctx, &runtimeapi.ReopenContainerLogRequest{ContainerId: container})
+			return err
+		},
 	}
 }
 

@@ -2,8 +2,8 @@
 //
 // It is put together from small parts: pod runs pods, status reports them, probe asks containers,
 // images gets their images, volume and env give them what they read, cgroups bounds them,
-// eviction ends those that the node cannot keep, node reports
-// the machine, server answers the API server, and cri is the way to the runtime. This package routes
+// eviction ends those that the node cannot keep, logrotate keeps their logs within bounds, sysctls says which they may
+// set, node reports the machine, server answers the API server, and cri is the way to the runtime. This package routes
 // between them: pods come from the API's watch and from static files, pass the node's admission and go
 // to the pod runner; the runtime's and the probes' news wake it.
 //
@@ -44,6 +44,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/kubelet/probe"
 	"github.com/coracle-project/coracle/cluster/kubelet/server"
 	"github.com/coracle-project/coracle/cluster/kubelet/status"
+	"github.com/coracle-project/coracle/cluster/kubelet/sysctls"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume"
 	objects "github.com/coracle-project/coracle/cluster/kubelet/volume/watched"
 )
@@ -62,6 +63,7 @@ type Kubelet struct {
 	puller   *images.Puller
 	probes   *probe.Manager
 	collect  *images.Collector
+	sysctls  *sysctls.Allowed
 	evictor  *eviction.Manager
 	handlers func(class *string) (string, error)
 	listener net.Listener // of the HTTPS API; nil for none
@@ -108,6 +110,9 @@ func New(s *client.Set, o Options) (_ *Kubelet, err error) {
 		return nil, fmt.Errorf("kubelet: %w", err)
 	}
 	k := &Kubelet{opts: o, set: s, cri: runtime, listener: listener, began: make(chan struct{})}
+	if k.sysctls, err = sysctls.New(o.AllowedUnsafeSysctls); err != nil {
+		return nil, fmt.Errorf("kubelet: %w", err)
+	}
 	k.recorder, k.flush = s.Recorder("kubelet", o.NodeName)
 	k.watched = newWatched(s, o)
 	k.handlers = runtimeHandlers(s)
@@ -134,6 +139,7 @@ func New(s *client.Set, o Options) (_ *Kubelet, err error) {
 	k.evictor = eviction.New(eviction.Options{
 		Policy: o.Eviction, RootDir: o.RootDir, ImageDir: k.collect.Dir, Runtime: runtime,
 		Pods: k.active, Volumes: k.volumes.Usage, LogDir: func(p *v1.Pod) string { return pod.LogDir(o.LogDir, p) },
+		Files:   func(p *v1.Pod) []string { return pod.Files(o.RootDir, p) },
 		Evict:   func(uid types.UID, e status.Eviction) bool { return k.runner.Evict(uid, e) },
 		Reclaim: k.collect.RemoveUnused, Changed: k.reporter.Look, Recorder: k.recorder, Node: node.Ref(o.NodeName),
 	})
@@ -210,6 +216,7 @@ func (k *Kubelet) Run(ctx context.Context) error {
 		HostIPs:     func() []string { return k.opts.NodeIPs },
 		RootDir:     k.opts.RootDir, LogDir: k.opts.LogDir, LegacyLogDir: k.opts.LegacyLogDir,
 		ClusterDomain: k.opts.ClusterDomain, MemoryCapacity: k.reporter.Machine().MemoryBytes,
+		SeccompUnconfined: k.opts.SeccompUnconfined,
 		Gone: func(uid types.UID) {
 			users.release(uid)
 			k.static.gone(uid)
@@ -237,6 +244,7 @@ func (k *Kubelet) Run(ctx context.Context) error {
 	wg.Go(func() { k.cri.Watch(ctx, k.wake, k.runner.WakeAll) })
 	wg.Go(func() { k.collect.Run(ctx) })
 	wg.Go(func() { k.evictor.Run(ctx) })
+	wg.Go(func() { k.logRotator().Run(ctx) })
 	select {
 	case <-ctx.Done():
 		return nil
@@ -265,10 +273,12 @@ func (k *Kubelet) makeCgroups(ctx context.Context) (*cgroups.Manager, error) {
 	defer cancel()
 	c, err := k.cri.Runtime.RuntimeConfig(ctx, &runtimeapi.RuntimeConfigRequest{})
 	if err == nil && c.GetLinux().GetCgroupDriver() == runtimeapi.CgroupDriver_SYSTEMD && c.GetLinux() != nil {
-		return cgroups.Off("the runtime has systemd make cgroups"), nil
+		return cgroups.Off("the runtime has systemd make cgroups", k.opts.PodPIDs), nil
 	}
 	allocatable := k.reporter.Allocatable()
-	return cgroups.New(k.opts.CgroupRoot, cgroups.Limits{MilliCPU: allocatable.Cpu().MilliValue(), MemoryBytes: allocatable.Memory().Value()})
+	return cgroups.New(k.opts.CgroupRoot, cgroups.Limits{
+		MilliCPU: allocatable.Cpu().MilliValue(), MemoryBytes: allocatable.Memory().Value(), PodPIDs: k.opts.PodPIDs,
+	})
 }
 
 // dns computes pods' resolv.conf by upstream's rules.

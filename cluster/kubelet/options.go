@@ -12,6 +12,7 @@ import (
 
 	"github.com/coracle-project/coracle/cluster/kubelet/eviction"
 	"github.com/coracle-project/coracle/cluster/kubelet/images"
+	"github.com/coracle-project/coracle/cluster/kubelet/logrotate"
 )
 
 // Options say what node a kubelet runs and where it keeps things. Empty fields take the defaults
@@ -66,6 +67,16 @@ type Options struct {
 	// Eviction says when pods are ended because the node runs short of memory or disk (upstream's
 	// thresholds).
 	Eviction eviction.Policy
+	// Logs bounds containers' logs (upstream's: 10 MiB, 5 files).
+	Logs logrotate.Policy
+	// PodPIDs is how many processes and threads a pod may have (4096); negative for any number.
+	PodPIDs int64
+	// AllowedUnsafeSysctls are names of sysctls, or prefixes ending in *, that pods may set beside the safe
+	// ones.
+	AllowedUnsafeSysctls []string
+	// SeccompUnconfined leaves containers without a seccomp profile of their own without any; else they have
+	// the runtime's.
+	SeccompUnconfined bool
 	// Alone is set when no other component of the process needs all pods and nodes: then only this
 	// node's are watched.
 	Alone bool
@@ -100,6 +111,13 @@ func (o *Options) complete() error {
 	if o.Port == 0 {
 		o.Port = 10250
 	}
+	if o.PodPIDs == 0 {
+		o.PodPIDs = defaultPodPIDs
+	}
+	o.Logs = o.Logs.WithDefaults()
+	if err := o.Logs.Check(); err != nil {
+		return fmt.Errorf("kubelet: %w", err)
+	}
 	if o.ImageGC == (images.GCPolicy{}) {
 		o.ImageGC = images.DefaultGCPolicy
 	}
@@ -130,6 +148,10 @@ func set(field *string, value string) {
 		*field = value
 	}
 }
+
+// defaultPodPIDs lets a pod have some thousands of threads and leaves others some: the kernel's own limit is
+// 32,768 on small machines.
+const defaultPodPIDs = 4096
 
 // certReread is how long a serving certificate is used before its file is looked at again.
 const certReread = time.Minute

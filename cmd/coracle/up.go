@@ -43,6 +43,8 @@ type upOptions struct {
 	Etcd    []string `json:"etcd,omitempty"`
 	// EvictionHard are the kubelet's thresholds, in its own words; empty are its default ones.
 	EvictionHard string `json:"evictionHard,omitempty"`
+	// UnsafeSysctls are those that pods may set beside upstream's safe ones.
+	UnsafeSysctls []string `json:"unsafeSysctls,omitempty"`
 
 	apply   []string
 	timeout time.Duration
@@ -85,6 +87,7 @@ and fails. An up that fails ends what it has started.`,
 	f.StringVar(&o.CgroupRoot, "cgroup-root", "/coracle-kube", "cgroup below which pods' cgroups are made; down removes it")
 	f.StringSliceVar(&o.Etcd, "etcd-servers", nil, "URLs of an etcd cluster to use instead of the built-in one")
 	f.StringVar(&o.EvictionHard, "eviction-hard", "", "when pods are evicted, `THRESHOLDS` such as memory.available<100Mi,nodefs.available<5% (default: upstream's)")
+	f.StringSliceVar(&o.UnsafeSysctls, "allowed-unsafe-sysctls", nil, "sysctls that pods may set beside the safe ones: `NAMES` such as kernel.msgmax, or prefixes such as net.core.*")
 	f.StringSliceVar(&o.apply, "apply", nil, "manifests to apply with kubectl once the node is Ready")
 	f.DurationVar(&o.timeout, "timeout", 2*time.Minute, "how long all of it may take")
 	return cmd
@@ -227,6 +230,9 @@ func kubeArgs(p place, o upOptions) []string {
 	}
 	if o.EvictionHard != "" {
 		args = append(args, "--eviction-hard", o.EvictionHard)
+	}
+	if len(o.UnsafeSysctls) > 0 {
+		args = append(args, "--allowed-unsafe-sysctls", strings.Join(o.UnsafeSysctls, ","))
 	}
 	return args
 }

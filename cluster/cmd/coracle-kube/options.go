@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -10,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/runtime"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	metrics "k8s.io/metrics/pkg/apis/metrics/install"
@@ -17,6 +19,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/apiserver"
 	"github.com/coracle-project/coracle/cluster/kubelet"
 	"github.com/coracle-project/coracle/cluster/kubelet/eviction"
+	"github.com/coracle-project/coracle/cluster/kubelet/logrotate"
 	"github.com/coracle-project/coracle/cluster/metricsapi"
 	"github.com/coracle-project/coracle/cluster/pki"
 )
@@ -120,6 +123,10 @@ type nodeOptions struct {
 	maxPods    int
 	port       int
 	eviction   eviction.Policy
+	logs       logrotate.Policy
+	podPIDs    int64
+	sysctls    []string
+	seccomp    bool
 }
 
 func (o *nodeOptions) define(f *pflag.FlagSet) {
@@ -131,6 +138,19 @@ func (o *nodeOptions) define(f *pflag.FlagSet) {
 	f.StringVar(&o.podLogs, "pod-log-dir", "/var/log/pods", "directory for containers' logs")
 	f.IntVar(&o.maxPods, "max-pods", 110, "how many pods this node takes")
 	f.IntVar(&o.port, "kubelet-port", 10250, "port of the kubelet's HTTPS API")
+	f.Int64Var(&o.podPIDs, "pod-max-pids", 4096, "how many processes and threads a pod may have; -1 for any number")
+	f.StringSliceVar(&o.sysctls, "allowed-unsafe-sysctls", nil, "sysctls that pods may set beside the safe ones: `NAMES` such as kernel.msgmax, or prefixes such as net.core.*")
+	f.BoolVar(&o.seccomp, "seccomp-default", true, "whether containers that name no seccomp profile have the runtime's")
+	f.IntVar(&o.logs.MaxFiles, "container-log-max-files", 5, "how many log files a container may have, at least 2")
+	o.logs.MaxSize = 10 << 20
+	f.Func("container-log-max-size", "the `SIZE` at which a container's log is continued in another file (default 10Mi); negative for any size", func(text string) error {
+		size, err := resource.ParseQuantity(text)
+		if err == nil && size.IsZero() {
+			err = errors.New("logs need some space; -1 is without a limit")
+		}
+		o.logs.MaxSize = size.Value()
+		return err
+	})
 	f.Func("eviction-hard", "when pods are evicted, `THRESHOLDS` such as memory.available<100Mi,nodefs.available<5% (default: upstream's)", func(text string) (err error) {
 		o.eviction.Hard, err = eviction.ParseHard(text)
 		return err
@@ -142,7 +162,7 @@ func (o *nodeOptions) kubelet(root string) kubelet.Options {
 	return kubelet.Options{
 		NodeName: o.name, NodeIPs: o.ips, Endpoint: o.cri, RootDir: filepath.Join(root, "kubelet"),
 		LogDir: o.podLogs, StaticPodDir: o.staticPods, CgroupRoot: o.cgroupRoot, MaxPods: o.maxPods, Port: o.port,
-		Eviction: o.eviction,
+		Eviction: o.eviction, Logs: o.logs, PodPIDs: o.podPIDs, AllowedUnsafeSysctls: o.sysctls, SeccompUnconfined: !o.seccomp,
 	}
 }
 

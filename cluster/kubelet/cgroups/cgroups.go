@@ -39,6 +39,8 @@ type Manager struct {
 	root   string // below where cgroups are mounted, "/" for the top
 	layout layout
 	off    bool
+	// podPIDs is how many processes and threads a pod may have, 0 for any number.
+	podPIDs int64
 
 	mu   sync.Mutex
 	pods map[types.UID]made
@@ -50,10 +52,13 @@ type made struct {
 	milli int64 // CPU requested
 }
 
-// Limits are the bounds of all pods together: what is allocatable on the node.
+// Limits are bounds that do not depend on what pods ask for.
 type Limits struct {
+	// MilliCPU and MemoryBytes are those of all pods together: what is allocatable on the node.
 	MilliCPU    int64
 	MemoryBytes int64
+	// PodPIDs is how many processes and threads each pod may have; 0 or less for any number.
+	PodPIDs int64
 }
 
 // New returns a Manager of cgroups below root ("/" or "/coracle"), and makes those that all pods
@@ -61,19 +66,40 @@ type Limits struct {
 func New(root string, all Limits) (*Manager, error) {
 	l, err := detect(mountPoint)
 	if err != nil {
-		return Off(err.Error()), nil
+		return off(nil, err.Error(), all.PodPIDs), nil
 	}
 	return newAt(l, root, all)
 }
 
-// Off returns a Manager that leaves all cgroups to the runtime, and says why.
-func Off(why string) *Manager {
+// Off returns a Manager that leaves all cgroups to the runtime, and says why. The number of processes is then
+// each container's, as far as that can be told to a runtime: CRI has a field for it with cgroup v2 only.
+func Off(why string, podPIDs int64) *Manager {
+	l, err := detect(mountPoint)
+	if err != nil {
+		l = nil
+	}
+	return off(l, why, podPIDs)
+}
+
+func off(l layout, why string, podPIDs int64) *Manager {
 	slog.Warn("pods' cgroups are left to the runtime: no limits per pod and class of service", "why", why)
-	return &Manager{off: true}
+	m := &Manager{off: true}
+	if _, v2 := l.(unified); v2 {
+		m.podPIDs = podPIDs
+	}
+	return m
+}
+
+// Container returns the limits of a container whose pod has no cgroup from here, by file of cgroup v2.
+func (m *Manager) Container() map[string]string {
+	if !m.off || m.podPIDs <= 0 {
+		return nil
+	}
+	return map[string]string{"pids.max": strconv.FormatInt(m.podPIDs, 10)}
 }
 
 func newAt(l layout, root string, all Limits) (*Manager, error) {
-	m := &Manager{root: filepath.Join("/", root), layout: l, pods: map[types.UID]made{}}
+	m := &Manager{root: filepath.Join("/", root), layout: l, podPIDs: max(all.PodPIDs, 0), pods: map[types.UID]made{}}
 	err := l.open(m.root)
 	for _, class := range classes {
 		if err == nil {
@@ -81,7 +107,7 @@ func newAt(l layout, root string, all Limits) (*Manager, error) {
 		}
 	}
 	if errors.Is(err, unix.EROFS) || errors.Is(err, fs.ErrPermission) {
-		return Off(err.Error()), nil
+		return off(l, err.Error(), all.PodPIDs), nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("make pods' cgroups below %s: %w", m.root, err)
@@ -159,6 +185,7 @@ func (m *Manager) Ensure(pod *v1.Pod) error {
 		return err
 	}
 	f := podFigures(pod, class)
+	f.pids = m.podPIDs
 	if err := m.layout.set(path, f); err != nil {
 		return err
 	}

@@ -126,6 +126,38 @@ func TestPodsHaveCgroupsByClass(t *testing.T) {
 	}
 }
 
+func TestPodsHaveALimitOfProcesses(t *testing.T) {
+	for limit, want := range map[int64]string{4096: "4096", -1: ""} {
+		dir, l := tree(t)
+		m := manager(t, l, "/c", Limits{MilliCPU: 2000, PodPIDs: limit})
+		for _, p := range []*v1.Pod{onePod("g", list("1", "1Gi"), list("1", "1Gi")), onePod("b", list("250m", ""), nil), onePod("e", nil, nil)} {
+			if err := m.Ensure(p); err != nil {
+				t.Fatal(err)
+			}
+			got := read(dir, "pids", m.Parent(p), "pids.max")
+			if want == "" && !strings.Contains(got, "no such file") || want != "" && got != want {
+				t.Errorf("limit %d, pod %s: %s", limit, p.UID, got)
+			}
+		}
+		if got := m.Container(); got != nil {
+			t.Errorf("containers have limits beside their pods': %v", got)
+		}
+	}
+}
+
+// Where pods have no cgroups from here, each container has the limit, with cgroup v2.
+func TestWithoutPodsCgroupsContainersHaveTheLimit(t *testing.T) {
+	if got := off(unified{}, "test", 4096).Container()["pids.max"]; got != "4096" {
+		t.Errorf("cgroup v2: pids.max %q", got)
+	}
+	if got := off(unified{}, "test", -1).Container(); got != nil {
+		t.Errorf("without a limit: %v", got)
+	}
+	if got := off(perController{}, "test", 4096).Container(); got != nil {
+		t.Errorf("cgroup v1, for which CRI has no field: %v", got)
+	}
+}
+
 func TestRemoveTakesWhatTheRuntimeLeft(t *testing.T) {
 	dir, l := tree(t)
 	m := manager(t, l, "/", Limits{})
@@ -152,7 +184,7 @@ func TestWithoutCgroupsTheRuntimeDecides(t *testing.T) {
 	if _, err := detect(t.TempDir()); err == nil {
 		t.Error("found in an empty directory")
 	}
-	m := Off("there are none")
+	m := off(nil, "there are none", 4096)
 	p := onePod("u", nil, nil)
 	if m.Parent(p) != "" || m.Ensure(p) != nil || m.Remove("u") != nil || m.Pods() != nil {
 		t.Error("something is made where nothing can be")

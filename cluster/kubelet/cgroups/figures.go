@@ -28,7 +28,7 @@ func Quota(milli int64) int64 {
 
 // figures are limits in the kernel's terms; 0 leaves one as it is.
 type figures struct {
-	shares, quota, memory int64
+	shares, quota, memory, pids int64
 }
 
 // podFigures are the limits of a pod as a whole. It has a quota or a memory limit only if every

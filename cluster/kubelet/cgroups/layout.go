@@ -116,6 +116,7 @@ func (l perController) set(path string, f figures) error {
 		write("cpu", "cpu.cfs_quota_us", f.quota)
 	}
 	write("memory", "memory.limit_in_bytes", f.memory)
+	write("pids", "pids.max", f.pids)
 	return errors.Join(errs...)
 }
 
@@ -242,6 +243,9 @@ func (l unified) set(path string, f figures) error {
 	}
 	if f.memory != 0 {
 		write("memory.max", strconv.FormatInt(f.memory, 10))
+	}
+	if f.pids != 0 {
+		write("pids.max", strconv.FormatInt(f.pids, 10))
 	}
 	return errors.Join(errs...)
 }

@@ -55,6 +55,8 @@ type Options struct {
 	// Volumes returns what the pod's volumes take, LogDir where its containers' logs are.
 	Volumes func(context.Context, *v1.Pod) []statsapi.VolumeStats
 	LogDir  func(*v1.Pod) string
+	// Files returns what else the pod's containers can write to that is not the runtime's.
+	Files func(*v1.Pod) []string
 	// Evict ends a pod; it returns false if the pod is ending by an eviction already.
 	Evict func(types.UID, status.Eviction) bool
 	// Reclaim removes unused images.

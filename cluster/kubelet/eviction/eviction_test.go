@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -35,6 +37,7 @@ type machine struct {
 	volumes map[string]uint64 // bytes by volume name
 	free    atomic.Int64      // of the memory, in MiB of 1000
 	percent int64             // free of the disk
+	files   []string          // that the kubelet made for the pod's containers
 	images  int64             // percent of the disk that removing unused images gives
 	evicted []string
 	looks   atomic.Int32 // that the node's status was asked to take
@@ -56,6 +59,7 @@ func newMachine(t *testing.T) *machine {
 			return all
 		},
 		LogDir: func(*v1.Pod) string { return "/no/logs" },
+		Files:  func(*v1.Pod) []string { return m.files },
 		Evict: func(uid types.UID, e status.Eviction) bool {
 			again := slices.ContainsFunc(m.evicted, func(said string) bool { return strings.HasPrefix(said, string(uid)+" ") })
 			if !again {
@@ -257,6 +261,33 @@ func TestLimitsOfLocalStorage(t *testing.T) {
 			} else {
 				m.want(tc.want)
 				m.wantEvent("Warning Evicted " + strings.SplitN(tc.want, ": ", 2)[1])
+			}
+		})
+	}
+}
+
+// What a pod writes to its hosts file and to its last words is its storage (CVE-2020-8557).
+func TestFilesOfTheKubeletCount(t *testing.T) {
+	for name, size := range map[string]int64{"within": 2 << 20, "beyond": 4 << 20} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t)
+			dir := t.TempDir()
+			m.files = []string{filepath.Join(dir, "etc-hosts"), filepath.Join(dir, "containers")}
+			word := filepath.Join(m.files[1], "c-a", "0123")
+			if err := os.MkdirAll(filepath.Dir(word), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			for _, file := range []string{m.files[0], word} { // half in each
+				if err := os.WriteFile(file, make([]byte, size/2), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			m.pod("a", 1, 7, limits(v1.ResourceEphemeralStorage, "10Mi"))
+			m.enforceLimits(t.Context())
+			if name == "within" {
+				m.want()
+			} else {
+				m.want("a Evicted false: Pod ephemeral local storage usage exceeds the total limit of containers 10Mi. ")
 			}
 		})
 	}

@@ -28,6 +28,7 @@ type usage struct {
 	containers map[string]containerUsage
 	// volumes are those on disk, by name.
 	volumes map[string]space
+	files   space // the hosts file and containers' last words
 }
 
 type containerUsage struct {
@@ -49,6 +50,7 @@ func (u *usage) on(s signal, shared bool) (sum space) {
 		for _, v := range u.volumes {
 			sum.add(v)
 		}
+		sum.add(u.files)
 	}
 	return sum
 }
@@ -101,13 +103,16 @@ func (m *Manager) usages(ctx context.Context, pods []*v1.Pod, disks bool) (map[t
 	return known, nil
 }
 
-// addDisks adds what is not the runtime's to tell: logs and volumes.
+// addDisks adds what is not the runtime's to tell: logs, volumes, and files that the kubelet mounts.
 func (m *Manager) addDisks(ctx context.Context, p *v1.Pod, u *usage) {
 	for name, c := range u.containers {
-		c.logs = logSpace(filepath.Join(m.LogDir(p), name))
+		c.logs = treeSpace(filepath.Join(m.LogDir(p), name))
 		u.containers[name] = c
 	}
 	u.volumes = m.volumes(ctx, p)
+	for _, path := range m.Files(p) {
+		u.files.add(treeSpace(path))
+	}
 }
 
 // volumes are what the pod's volumes take that are on the node's disk and end with the pod.
@@ -127,8 +132,8 @@ func local(v *v1.Volume) bool {
 	return v.ConfigMap != nil || v.EmptyDir != nil && v.EmptyDir.Medium == v1.StorageMediumDefault
 }
 
-// logSpace is what a container's logs take. What cannot be read counts as nothing.
-func logSpace(dir string) (sum space) {
+// treeSpace is what a file, or a directory with all below it, takes. What cannot be read counts as nothing.
+func treeSpace(dir string) (sum space) {
 	_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		var s unix.Stat_t
 		if err == nil && unix.Lstat(path, &s) == nil {

@@ -30,7 +30,7 @@ func TestContainerResources(t *testing.T) {
 		}
 		return l
 	}
-	r := &Runner{Config: Config{MemoryCapacity: 8 << 30}}
+	r := &Runner{Config: Config{MemoryCapacity: 8 << 30, Cgroups: &edges{}}}
 	for name, tc := range map[string]struct {
 		requests, limits              v1.ResourceList
 		shares, quota, memory, oomAdj int64
@@ -107,6 +107,32 @@ func TestPodHosts(t *testing.T) {
 		"10.0.0.1\th.d\th\nfd00::1\th.d\th\n"
 	if got := string(podHosts([]string{"10.0.0.1", "fd00::1"}, "h", "d")); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+// Without a profile of its own a container has the runtime's, as with upstream's seccompDefault.
+func TestSeccomp(t *testing.T) {
+	profile := func(kind v1.SeccompProfileType) *v1.SeccompProfile { return &v1.SeccompProfile{Type: kind} }
+	for name, tc := range map[string]struct {
+		pod, container *v1.SeccompProfile
+		off            bool // SeccompUnconfined
+		want           runtimeapi.SecurityProfile_ProfileType
+	}{
+		"none":                     {want: runtimeapi.SecurityProfile_RuntimeDefault},
+		"none, and none wanted":    {off: true, want: runtimeapi.SecurityProfile_Unconfined},
+		"unconfined pod":           {pod: profile(v1.SeccompProfileTypeUnconfined), want: runtimeapi.SecurityProfile_Unconfined},
+		"unconfined container":     {container: profile(v1.SeccompProfileTypeUnconfined), want: runtimeapi.SecurityProfile_Unconfined},
+		"the container's is first": {pod: profile(v1.SeccompProfileTypeUnconfined), container: profile(v1.SeccompProfileTypeRuntimeDefault), want: runtimeapi.SecurityProfile_RuntimeDefault},
+		"asked for, none wanted":   {off: true, pod: profile(v1.SeccompProfileTypeRuntimeDefault), want: runtimeapi.SecurityProfile_RuntimeDefault},
+	} {
+		p := onePod(v1.RestartPolicyAlways, "", "a")
+		p.Spec.SecurityContext = &v1.PodSecurityContext{SeccompProfile: tc.pod}
+		p.Spec.Containers[0].SecurityContext = &v1.SecurityContext{SeccompProfile: tc.container}
+		r := &Runner{Config: Config{SeccompUnconfined: tc.off}}
+		got, err := r.seccomp(p, &p.Spec.Containers[0])
+		if err != nil || got.GetProfileType() != tc.want {
+			t.Errorf("%s: %v, %v, want %v", name, got, err, tc.want)
+		}
 	}
 }
 

@@ -144,10 +144,20 @@ func (w *worker) mounts(ctx context.Context, pod *v1.Pod, c *v1.Container, envs 
 	}), nil
 }
 
+// messagesDir, in the pod's directory, is where containers' last words are.
+const messagesDir = "containers"
+
+// Files are the files and directories of the kubelet's that a pod's containers can write to, by which they
+// could fill the node's disk (CVE-2020-8557). root is the kubelet's directory.
+func Files(root string, pod *v1.Pod) []string {
+	dir := podDir(root, string(pod.UID))
+	return []string{filepath.Join(dir, hostsFile), filepath.Join(dir, messagesDir)}
+}
+
 // messageFile makes the file that is mounted at the container's terminationMessagePath, a new one
 // for each instance, which any user may write to.
 func (w *worker) messageFile(c *v1.Container) (string, error) {
-	dir := filepath.Join(w.r.dir(string(w.uid)), "containers", c.Name)
+	dir := filepath.Join(w.r.dir(string(w.uid)), messagesDir, c.Name)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", err
 	}

@@ -12,6 +12,9 @@ import (
 
 const hostsPath = "/etc/hosts"
 
+// hostsFile, in the pod's directory, is what is mounted there.
+const hostsFile = "etc-hosts"
+
 // The first lines of hosts files, by which people know that theirs is not read.
 const (
 	managedHosts     = "# Kubernetes-managed hosts file.\n"
@@ -35,7 +38,7 @@ func (r *Runner) writeHosts(pod *v1.Pod, ips []string) (string, error) {
 		content = podHosts(ips, name, domain)
 	}
 	content = append(content, aliases(pod.Spec.HostAliases)...)
-	file := filepath.Join(r.dir(string(pod.UID)), "etc-hosts")
+	file := filepath.Join(r.dir(string(pod.UID)), hostsFile)
 	// Written in place: containers that run have this very file mounted.
 	if err := os.WriteFile(file, content, 0o644); err != nil {
 		return "", err

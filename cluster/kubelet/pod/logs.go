@@ -33,6 +33,11 @@ func logName(c *v1.Container, restarts int) string {
 	return filepath.Join(c.Name, strconv.Itoa(restarts)+".log")
 }
 
+// LogPath is the log of a container that the runtime has, below the directory of all pods' logs.
+func LogPath(all string, pod *v1.Pod, s *kubecontainer.Status) string {
+	return filepath.Join(LogDir(all, pod), logName(&v1.Container{Name: s.Name}, s.RestartCount))
+}
+
 // restartsByLogs returns the number after the highest that a log in dir has, 0 if there is none.
 func restartsByLogs(dir string) int {
 	entries, err := os.ReadDir(dir)

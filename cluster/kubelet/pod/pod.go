@@ -53,6 +53,9 @@ type Cgroups interface {
 	Ensure(pod *v1.Pod) error
 	// Parent returns the cgroup parent to give to the runtime, empty for the runtime's own choice.
 	Parent(pod *v1.Pod) string
+	// Container returns what a container's own cgroup is to have because the pod's is not made here, by the
+	// names of cgroup v2's files; nil for nothing.
+	Container() map[string]string
 	// Remove removes the pod's cgroup; nothing runs in it any more.
 	Remove(uid types.UID) error
 }
@@ -88,6 +91,9 @@ type Config struct {
 	ClusterDomain                 string
 	// MemoryCapacity of the node, in bytes, for OOM scores.
 	MemoryCapacity int64
+	// SeccompUnconfined leaves containers that name no seccomp profile without one; else they have the
+	// runtime's.
+	SeccompUnconfined bool
 	// Gone, if set, is called when nothing is left of a pod.
 	Gone func(uid types.UID)
 }

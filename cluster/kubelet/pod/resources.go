@@ -29,6 +29,7 @@ func (r *Runner) containerResources(pod *v1.Pod, c *v1.Container) *runtimeapi.Li
 	l := linuxResources(requestOf(c.Resources.Requests), cpu, memory)
 	l.OomScoreAdj = int64(qos.GetContainerOOMScoreAdjust(pod, c, r.MemoryCapacity))
 	l.HugepageLimits = hugepages(c.Resources)
+	l.Unified = r.Cgroups.Container()
 	return l
 }
 

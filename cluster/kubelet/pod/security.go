@@ -132,7 +132,8 @@ func selinux(o *v1.SELinuxOptions) *runtimeapi.SELinuxOption {
 	return &runtimeapi.SELinuxOption{User: o.User, Role: o.Role, Type: o.Type, Level: o.Level}
 }
 
-// seccomp returns the container's profile, or the pod's; none is unconfined, as upstream's default is.
+// seccomp returns the container's profile, or the pod's; without one it is the runtime's, as with
+// upstream's seccompDefault, or none.
 func (r *Runner) seccomp(pod *v1.Pod, c *v1.Container) (*runtimeapi.SecurityProfile, error) {
 	var p *v1.SeccompProfile
 	if pod.Spec.SecurityContext != nil {
@@ -140,6 +141,9 @@ func (r *Runner) seccomp(pod *v1.Pod, c *v1.Container) (*runtimeapi.SecurityProf
 	}
 	if c.SecurityContext != nil && c.SecurityContext.SeccompProfile != nil {
 		p = c.SecurityContext.SeccompProfile
+	}
+	if p == nil && !r.SeccompUnconfined {
+		p = &v1.SeccompProfile{Type: v1.SeccompProfileTypeRuntimeDefault}
 	}
 	switch {
 	case p == nil:

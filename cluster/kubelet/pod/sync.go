@@ -203,8 +203,10 @@ func sameFields(a, b *v1.Pod) bool {
 	return !differs
 }
 
-// Dir returns a pod's directory.
-func (r *Runner) dir(uid string) string { return filepath.Join(r.RootDir, "pods", uid) }
+// dir returns a pod's directory.
+func (r *Runner) dir(uid string) string { return podDir(r.RootDir, uid) }
+
+func podDir(root, uid string) string { return filepath.Join(root, "pods", uid) }
 
 func (w *worker) makeDirs(pod *v1.Pod) error {
 	dir := w.r.dir(string(w.uid))

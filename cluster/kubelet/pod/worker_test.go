@@ -83,6 +83,7 @@ func (e *edges) Resolve(_ context.Context, _ *v1.Pod, c *v1.Container, _, _ []st
 func (e *edges) Of(*v1.Pod) (*runtimeapi.UserNamespace, error) { return nil, nil }
 func (e *edges) Ensure(*v1.Pod) error                          { return nil }
 func (e *edges) Parent(*v1.Pod) string                         { return "" }
+func (e *edges) Container() map[string]string                  { return nil }
 func (e *edges) Remove(types.UID) error {
 	e.note("remove cgroup")
 	e.mu.Lock()
