@@ -10,10 +10,20 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Several ups at the same time all end well, and start one cluster.
+// Several ups at the same time all end well, and start one cluster. The directories that an older version left open are
+// closed: containers' files are in them.
 func TestUpTogether(t *testing.T) {
 	c := newCluster(t)
 	c.run(t, "down")
+	dirs := []string{c.root, c.state, filepath.Join(c.root, "kube", "kubelet")}
+	for _, dir := range dirs {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(dir, 0o711); err != nil {
+			t.Fatal(err)
+		}
+	}
 	var ups errgroup.Group
 	for range 3 {
 		ups.Go(func() error {
@@ -28,6 +38,11 @@ func TestUpTogether(t *testing.T) {
 		t.Error(err)
 	}
 	c.kube(t, "get", "nodes")
+	for _, dir := range dirs {
+		if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o700 {
+			t.Errorf("%s: mode %v, %v", dir, info.Mode(), err)
+		}
+	}
 }
 
 // After down, down --purge still removes all that up has made: the end of the test looks for it.
