@@ -62,7 +62,7 @@ func closed(t *testing.T, top string) (dirs int) {
 	return len(all)
 }
 
-// run executes a program of a container's as other, on the host, and returns who it says it is.
+// runAsOther executes a program of a container's as other, on the host, and returns who it says it is.
 func runAsOther(program string) (string, error) {
 	cmd := exec.Command(program, "whoami")
 	cmd.Dir = "/"
