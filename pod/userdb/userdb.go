@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"iter"
 	"math"
 	"slices"
 	"strconv"
@@ -23,6 +24,8 @@ const (
 	maxFile = 4 << 20 // bytes of passwd and of group
 	maxLine = 1 << 20 // a group may have very many members
 	maxID   = math.MaxInt32
+	// maxGroups is what setgroups(2) takes (NGROUPS_MAX). A group file has room for many more.
+	maxGroups = 65536
 )
 
 // ErrUser says that the user or group asked for is not in the image, or no valid number.
@@ -31,7 +34,8 @@ var ErrUser = errors.New("no such user")
 // Request says who to be. The zero value is root.
 type Request struct {
 	// User is a name or number, with an optional ":group", as in an image's
-	// configuration. UID and GID, when not nil, win over its parts.
+	// configuration. What Numeric takes for a number is never looked up as a name.
+	// UID and GID, when not nil, win over its parts.
 	User     string
 	UID, GID *int64
 	// Groups are added to those of the image, or with Strict are all there are.
@@ -82,18 +86,26 @@ func resolve(passwd, group []byte, r Request) (Identity, error) {
 	if name == "" {
 		name = "0"
 	}
-	u, err := findUser(passwd, name)
+	var u user
+	n, numeric, err := id(name)
+	switch {
+	case err != nil:
+	case numeric:
+		u = userByNumber(passwd, n)
+	default:
+		u, err = userByName(passwd, name)
+	}
 	if err != nil {
 		return Identity{}, err
 	}
-	id := Identity{UID: u.uid, GID: u.gid, Home: u.home}
+	who := Identity{UID: u.uid, GID: u.gid, Home: u.home}
 	switch {
 	case r.GID != nil:
-		if id.GID, err = number(*r.GID); err != nil {
+		if who.GID, err = number(*r.GID); err != nil {
 			return Identity{}, err
 		}
 	case groupName != "":
-		if id.GID, err = findGroup(group, groupName); err != nil {
+		if who.GID, err = findGroup(group, groupName); err != nil {
 			return Identity{}, err
 		}
 	}
@@ -102,17 +114,42 @@ func resolve(passwd, group []byte, r Request) (Identity, error) {
 		if err != nil {
 			return Identity{}, err
 		}
-		id.Groups = append(id.Groups, n)
+		who.Groups = append(who.Groups, n)
 	}
 	if !r.Strict && u.name != "" {
-		id.Groups = append(id.Groups, groupsOf(group, u.name)...)
+		who.Groups = append(who.Groups, groupsOf(group, u.name)...)
 	}
-	if !slices.Contains(id.Groups, id.GID) {
-		id.Groups = append(id.Groups, id.GID)
+	if !slices.Contains(who.Groups, who.GID) {
+		who.Groups = append(who.Groups, who.GID)
 	}
-	slices.Sort(id.Groups)
-	id.Groups = slices.Compact(id.Groups)
-	return id, nil
+	slices.Sort(who.Groups)
+	who.Groups = slices.Compact(who.Groups)
+	if len(who.Groups) > maxGroups {
+		return Identity{}, fmt.Errorf("%w: user %q is in %d groups, and a process can be in %d", ErrUser, name, len(who.Groups), maxGroups)
+	}
+	return who, nil
+}
+
+// Numeric says whether a user or group in an image's configuration is a number, whatever its size.
+// The kubelet checks runAsNonRoot by the number that it is told of an image, so such a name must never
+// be looked up in a file that the image brings along (CVE-2026-46680): a line "1000:x:0:0" there
+// would make user 1000 root.
+func Numeric(name string) bool {
+	_, err := strconv.ParseInt(name, 10, 64)
+	return err == nil || errors.Is(err, strconv.ErrRange)
+}
+
+// id is the number that a name is, if it is numeric.
+func id(name string) (n uint32, numeric bool, err error) {
+	if !Numeric(name) {
+		return 0, false, nil
+	}
+	v, err := strconv.ParseInt(name, 10, 64)
+	if err != nil {
+		return 0, true, fmt.Errorf("%w: id %.40s is not between 0 and %d", ErrUser, name, maxID)
+	}
+	n, err = number(v)
+	return n, true, err
 }
 
 func number(n int64) (uint32, error) {
@@ -128,46 +165,56 @@ type user struct {
 	home     string
 }
 
-// findUser finds a user by name, else by number. A number that is not in the file is
-// still a user, of group 0 and without a name.
-func findUser(passwd []byte, want string) (user, error) {
-	n, numeric := parseID(want)
-	var byNumber *user
-	for f := range fields(passwd, 4) {
-		uid, ok1 := parseID(f[2])
-		gid, ok2 := parseID(f[3])
-		if !ok1 || !ok2 {
-			continue
-		}
-		u := user{name: f[0], uid: uid, gid: gid, home: "/"}
-		if len(f) > 5 && strings.HasPrefix(f[5], "/") {
-			u.home = f[5]
-		}
-		if u.name == want {
+// userByName finds the first user of that name.
+func userByName(passwd []byte, name string) (user, error) {
+	for u := range users(passwd) {
+		if u.name == name {
 			return u, nil
 		}
-		if numeric && uid == n && byNumber == nil {
-			byNumber = &u
-		}
 	}
-	switch {
-	case byNumber != nil:
-		return *byNumber, nil
-	case numeric:
-		return user{uid: n, home: "/"}, nil
-	}
-	return user{}, fmt.Errorf("%w %q in the image's /etc/passwd", ErrUser, want)
+	return user{}, fmt.Errorf("%w %q in the image's /etc/passwd", ErrUser, name)
 }
 
-// findGroup finds a group by name, else by number, which need not be in the file.
+// userByNumber finds the first user with that number. One that is not in the file is still a user, of
+// group 0 and without a name.
+func userByNumber(passwd []byte, uid uint32) user {
+	for u := range users(passwd) {
+		if u.uid == uid {
+			return u
+		}
+	}
+	return user{uid: uid, home: "/"}
+}
+
+// users yields the users of a passwd file.
+func users(passwd []byte) iter.Seq[user] {
+	return func(yield func(user) bool) {
+		for f := range fields(passwd, 4, 7) {
+			uid, ok1 := parseID(f[2])
+			gid, ok2 := parseID(f[3])
+			if !ok1 || !ok2 {
+				continue
+			}
+			u := user{name: f[0], uid: uid, gid: gid, home: "/"}
+			if len(f) > 5 && strings.HasPrefix(f[5], "/") {
+				u.home = f[5]
+			}
+			if !yield(u) {
+				return
+			}
+		}
+	}
+}
+
+// findGroup finds a group by its number, which need not be in the file, or by name.
 func findGroup(group []byte, want string) (uint32, error) {
-	for f := range fields(group, 3) {
+	if n, numeric, err := id(want); numeric {
+		return n, err
+	}
+	for f := range fields(group, 3, 4) {
 		if gid, ok := parseID(f[2]); ok && f[0] == want {
 			return gid, nil
 		}
-	}
-	if n, ok := parseID(want); ok {
-		return n, nil
 	}
 	return 0, fmt.Errorf("%w: group %q is not in the image's /etc/group", ErrUser, want)
 }
@@ -175,26 +222,38 @@ func findGroup(group []byte, want string) (uint32, error) {
 // groupsOf are the groups that list name as a member.
 func groupsOf(group []byte, name string) []uint32 {
 	var out []uint32
-	for f := range fields(group, 4) {
-		gid, ok := parseID(f[2])
-		if ok && slices.Contains(strings.Split(f[3], ","), name) {
+	for f := range fields(group, 4, 5) {
+		if gid, ok := parseID(f[2]); ok && isMember(f[3], name) {
 			out = append(out, gid)
 		}
 	}
 	return out
 }
 
-// fields yields the colon-separated fields of each line that has at least n of them.
-func fields(file []byte, n int) func(yield func([]string) bool) {
+// isMember looks for a name in a group's list. The list is not split: one of a megabyte of commas
+// would take sixteen, and one for each group.
+func isMember(list, name string) bool {
+	for member := range strings.SplitSeq(list, ",") {
+		if member == name {
+			return true
+		}
+	}
+	return false
+}
+
+// fields yields the colon-separated fields of each line that has at least so many of them. After most-1
+// fields, the rest of a line is one.
+func fields(file []byte, least, most int) iter.Seq[[]string] {
 	return func(yield func([]string) bool) {
 		sc := bufio.NewScanner(bytes.NewReader(file))
 		sc.Buffer(nil, maxLine)
 		for sc.Scan() {
-			line := strings.TrimSpace(sc.Text())
-			if line == "" || line[0] == '#' {
+			text := bytes.TrimSpace(sc.Bytes())
+			if bytes.Count(text, []byte(":")) < least-1 || text[0] == '#' {
 				continue
 			}
-			if f := strings.Split(line, ":"); len(f) >= n && f[0] != "" && !yield(f) {
+			line := string(text)
+			if f := strings.SplitN(line, ":", most); len(f) >= least && f[0] != "" && !yield(f) {
 				return
 			}
 		}
