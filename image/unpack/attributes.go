@@ -111,6 +111,9 @@ func (u *unpacker) setTimes() error {
 		if err := u.ctx.Err(); err != nil {
 			return err
 		}
+		if err := u.follow(); err != nil {
+			return err
+		}
 		d, err := u.root.OpenDir(name)
 		if err != nil {
 			continue // replaced: a parent is no directory any more

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 
 	"github.com/coracle-project/coracle/internal/freespace"
 	"github.com/coracle-project/coracle/internal/safepath"
@@ -29,6 +30,7 @@ func (u *unpacker) create(d *safepath.Dir, base, name string, h *tar.Header, bod
 		if h.Linkname == "" {
 			return invalid("symbolic link to nothing")
 		}
+		u.longest = max(u.longest, int64(strings.Count(h.Linkname, "/")+1))
 		err = d.Symlink(h.Linkname, base)
 	case tar.TypeChar:
 		err = d.Mknod(base, unix.S_IFCHR|0o600, unix.Mkdev(uint32(h.Devmajor), uint32(h.Devminor)))
@@ -191,6 +193,9 @@ func (u *unpacker) hardLink(d *safepath.Dir, base, name string, h *tar.Header) e
 	}
 	if target == name {
 		return invalid("hard link to itself")
+	}
+	if err := u.follow(); err != nil {
+		return err
 	}
 	from, old, err := u.root.Parent(target)
 	if err != nil {

@@ -2,6 +2,7 @@ package unpack
 
 import (
 	"archive/tar"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -60,9 +61,16 @@ func CleanName(name string) (string, error) {
 	if name == "" || strings.ContainsRune(name, 0) {
 		return "", invalid("empty name or NUL in name")
 	}
+	// A PAX header has room for a megabyte: a walk over the parents of such a name would take a minute.
+	if len(name) >= 2*unix.PathMax {
+		return "", fmt.Errorf("%w: name of %d bytes", ErrLimit, len(name))
+	}
 	name = path.Clean(strings.TrimLeft(name, "/"))
 	if name == ".." || strings.HasPrefix(name, "../") {
 		return "", fmt.Errorf("%w: %w", ErrInvalid, safepath.ErrEscapes)
+	}
+	if len(name) >= unix.PathMax {
+		return "", fmt.Errorf("%w: name of %d bytes", ErrLimit, len(name))
 	}
 	return name, nil
 }
@@ -134,18 +142,48 @@ func (u *unpacker) ensureDir(name string) (*safepath.Dir, error) {
 	if err := u.revive(name); err != nil {
 		return nil, err
 	}
+	if err := u.follow(); err != nil {
+		return nil, err
+	}
 	d, made, err := u.root.EnsureDir(name, 0o755)
+	u.entries += int64(len(made)) // one entry can make thousands
 	if err != nil {
 		return nil, err
 	}
-	for _, m := range made {
-		if err := u.root.Chmod(m, 0o755); err != nil { // whatever the umask
-			d.Close()
-			return nil, err
-		}
-		u.entries++ // one entry can make thousands
+	if err := u.checkDepth(d, name); err != nil {
+		d.Close()
+		return nil, err
 	}
 	return d, nil
+}
+
+// maxFollowed is how many links the kernel follows on the way to one name (MAXSYMLINKS).
+const maxFollowed = 40
+
+// follow counts what it takes at worst to find a name by way of this layer's links. Without links that
+// is no more than the name's length, which the archive has paid for.
+func (u *unpacker) follow() error {
+	if u.lookups += maxFollowed * u.longest; u.lookups > u.lim.MaxLookups {
+		return fmt.Errorf("%w: following the layer's links takes more than %d lookups", ErrLimit, u.lim.MaxLookups)
+	}
+	return nil
+}
+
+// checkDepth refuses a directory that is nested too deeply, whatever links led to it.
+func (u *unpacker) checkDepth(d *safepath.Dir, name string) error {
+	depth := strings.Count(name, "/") + 1
+	if u.longest > 0 {
+		var err error
+		if depth, err = d.Depth(u.root); errors.Is(err, safepath.ErrTooDeep) {
+			depth = unix.PathMax // or more
+		} else if err != nil {
+			return err
+		}
+	}
+	if int64(depth) > u.lim.MaxDepth {
+		return fmt.Errorf("%w: directories nest deeper than %d levels", ErrLimit, u.lim.MaxDepth)
+	}
+	return nil
 }
 
 // replacing runs create, and once more after removing what stands in its place:
@@ -172,6 +210,9 @@ func (u *unpacker) clear(d *safepath.Dir, base, name string) error {
 		u.recipe.spoil()
 	case unix.S_IFLNK:
 		// The names of files that came by way of it lead elsewhere now.
+		if err := u.follow(); err != nil {
+			return err
+		}
 		if to, err := u.root.OpenDir(name); err == nil {
 			to.Close()
 			u.recipe.spoil()

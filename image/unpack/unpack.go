@@ -15,6 +15,7 @@
 //   - A whiteout hides what lower layers have, never what this layer has: a
 //     directory that is both whited out and present becomes opaque.
 //   - Missing parents are made with mode 0755.
+//   - Names are at most as long as the kernel's paths, and time to find them is bounded (Limits).
 //   - Hard links must point at an earlier entry of the same layer.
 //   - Of extended attributes, security.capability and user.* are kept. The rest
 //     is dropped: trusted.overlay.* would let a layer rewrite the mount.
@@ -53,6 +54,13 @@ type Limits struct {
 	// MinFree is how much space unpacking leaves free on the file system, so
 	// that a layer cannot take the node down. Default 128 MiB.
 	MinFree int64
+	// MaxDepth is how many levels directories may nest. Default 1365: the path of a deeper one is longer
+	// than paths can be, with names of two letters. Links in the layer reach deeper.
+	MaxDepth int64
+	// MaxLookups is how many names the kernel may have to look up to follow the layer's own links, at
+	// worst. Default 2 billion, some minutes: each entry may name 40 links that lead by a thousand names each,
+	// so that the time to unpack would be ten thousand times that of other layers of the size.
+	MaxLookups int64
 }
 
 // WithDefaults returns the limits with defaults filled in.
@@ -66,6 +74,8 @@ func (l Limits) WithDefaults() Limits {
 	set(&l.MaxEntries, 2<<20)
 	set(&l.MaxRatio, 1100)
 	set(&l.MinFree, 128<<20)
+	set(&l.MaxDepth, 1365)
+	set(&l.MaxLookups, 2e9)
 	return l
 }
 
@@ -128,6 +138,8 @@ type unpacker struct {
 
 	entries, written, sinceCheck int64
 
+	longest, lookups int64 // names in the target of a link, at most, and what following links took
+
 	whiteouts map[string]struct{} // names made into whiteouts by this layer
 	times     map[string]dirTimes // set last: writing into a directory changes them
 	held      int64               // bytes of names in the two maps
@@ -161,7 +173,7 @@ func (u *unpacker) run(r io.Reader) error {
 			return fmt.Errorf("%w: more than %d entries", ErrLimit, u.lim.MaxEntries)
 		}
 		if err := u.entry(h, tr); err != nil {
-			return fmt.Errorf("layer entry %q: %w", h.Name, kind(err))
+			return fmt.Errorf("layer entry %.200q: %w", h.Name, kind(err))
 		}
 	}
 	if err := u.setTimes(); err != nil {

@@ -110,6 +110,9 @@ func (u *unpacker) reviveOne(name string) error {
 		return nil
 	}
 	delete(u.whiteouts, name)
+	if err := u.follow(); err != nil {
+		return err
+	}
 	d, base, err := u.root.Parent(name)
 	if err != nil {
 		return err

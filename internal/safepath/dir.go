@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -82,6 +83,28 @@ func (d *Dir) Mkdir(name string, mode uint32) error {
 	return d.at("mkdir", name, func() error { return unix.Mkdirat(d.fd, name, mode&0o7777) })
 }
 
+// ensure opens a directory in this one, and makes it if there is none, with just that mode.
+func (d *Dir) ensure(path string, mode uint32) (sub *Dir, made bool, err error) {
+	_, name, err := split(path)
+	if err != nil {
+		return nil, false, d.fail("mkdir", path, err)
+	}
+	err = d.Mkdir(name, mode)
+	if err != nil && !errors.Is(err, unix.EEXIST) {
+		return nil, false, err
+	}
+	made = err == nil
+	if made {
+		err = d.Chmod(name, mode) // whatever the umask
+	} else {
+		err = nil
+	}
+	if err == nil {
+		sub, err = d.OpenDir(name)
+	}
+	return sub, made, err
+}
+
 // Symlink makes a symbolic link; target is stored as it is.
 func (d *Dir) Symlink(target, name string) error {
 	return d.at("symlink", name, func() error { return unix.Symlinkat(target, d.fd, name) })
@@ -121,6 +144,23 @@ func (d *Dir) Lstat(name string) (unix.Stat_t, error) {
 func (d *Dir) Stat() (unix.Stat_t, error) {
 	var st unix.Stat_t
 	return st, d.fail("stat", ".", unix.Fstat(d.fd, &st))
+}
+
+// Depth is how many levels below the root the directory is, whatever links led to it. ErrTooDeep if
+// the path would be longer than paths can be.
+func (d *Dir) Depth(root *Root) (int, error) {
+	at, err := os.Readlink(procName(d.fd))
+	if errors.Is(err, unix.ENAMETOOLONG) {
+		return 0, d.fail("find", ".", ErrTooDeep)
+	}
+	if err != nil {
+		return 0, d.fail("find", ".", err)
+	}
+	top, err := os.Readlink(procName(root.fd))
+	if err != nil {
+		return 0, root.fail("find", ".", err)
+	}
+	return strings.Count(strings.TrimPrefix(at, strings.TrimSuffix(top, "/")), "/"), nil
 }
 
 // Readlink returns where a symbolic link points, as stored.

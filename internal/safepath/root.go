@@ -50,8 +50,8 @@ func (r *Root) Parent(path string) (*Dir, string, error) {
 	return d, base, err
 }
 
-// MkdirAll makes a directory and its missing parents. Links within the root are
-// followed, but nothing is created through a dangling one.
+// MkdirAll makes a directory and its missing parents, with just that mode. Links within the root
+// are followed, but nothing is created through a dangling one.
 func (r *Root) MkdirAll(path string, mode uint32) error {
 	d, _, err := r.EnsureDir(path, mode)
 	if err != nil {
@@ -61,31 +61,67 @@ func (r *Root) MkdirAll(path string, mode uint32) error {
 }
 
 // EnsureDir is MkdirAll that returns the directory opened and the paths that it made,
-// outermost first.
+// outermost first. Its time is linear in the number of a path's components, but for a logarithm.
 func (r *Root) EnsureDir(path string, mode uint32) (*Dir, []string, error) {
 	d, err := r.OpenDir(path)
 	if err == nil || !errors.Is(err, unix.ENOENT) {
 		return d, nil, err
 	}
-	parent, base, err := split(path)
+	d, missing, err := r.deepest(path)
 	if err != nil {
-		return nil, nil, r.fail("mkdir", path, err)
+		return nil, nil, err
 	}
-	if parent = strings.TrimRight(parent, "/"); parent == "" && path[0] == '/' {
-		parent = "/"
+	var made []string
+	for i := len(missing) - 1; i >= 0; i-- {
+		sub, isNew, err := d.ensure(missing[i], mode)
+		d.Close()
+		if isNew {
+			made = append(made, missing[i])
+		}
+		if err != nil {
+			return nil, made, err
+		}
+		d = sub
 	}
-	up, made, err := r.EnsureDir(parent, mode)
-	if err != nil {
-		return nil, made, err
+	return d, made, nil
+}
+
+// deepest opens the deepest directory on the way to a path that does not exist, and returns the paths below it that
+// are missing, longest first. It searches by halves: most often only the last component is missing, but to try the
+// parents of a path with a thousand components one after the other would be a million lookups.
+func (r *Root) deepest(path string) (d *Dir, missing []string, err error) {
+	var parents []string
+	for at := path; ; {
+		parent, _, err := split(at)
+		if err != nil {
+			return nil, nil, r.fail("mkdir", path, err)
+		}
+		missing = append(missing, at)
+		if at = strings.TrimRight(parent, "/"); at == "" {
+			parents = append(parents, parent[:min(1, len(parent))])
+			break
+		}
+		parents = append(parents, at)
 	}
-	defer up.Close()
-	if err := up.Mkdir(base, mode); err == nil {
-		made = append(made, path)
-	} else if !errors.Is(err, unix.EEXIST) {
-		return nil, made, err
+	if d, err = r.OpenDir(parents[0]); err == nil || !errors.Is(err, unix.ENOENT) || len(parents) == 1 {
+		return d, missing[:1], err
 	}
-	d, err = up.OpenDir(base)
-	return d, made, err
+	low, high := 1, len(parents)-1
+	for low < high {
+		middle := (low + high) / 2
+		up, err := r.OpenDir(parents[middle])
+		switch {
+		case err == nil:
+			up.Close()
+			high = middle
+		case errors.Is(err, unix.ENOENT):
+			low = middle + 1
+		default:
+			return nil, nil, err
+		}
+	}
+	d, err = r.OpenDir(parents[low])
+	return d, missing[:low+1], err
 }
 
 // in runs one operation on the last component of a path.

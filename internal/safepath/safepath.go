@@ -45,6 +45,8 @@ var (
 	ErrEscapes = errors.New("path leaves its root")
 	// ErrTooLarge says that a file is larger than the caller's limit.
 	ErrTooLarge = errors.New("file is larger than allowed")
+	// ErrTooDeep says that directories nest deeper than a path can name.
+	ErrTooDeep = errors.New("directories nest too deeply")
 	// ErrNotRegular says that a path is not a regular file where one is needed.
 	ErrNotRegular = errors.New("not a regular file")
 )

@@ -2,6 +2,7 @@ package safepath
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -247,6 +248,90 @@ func TestRemoveAllManyEntries(t *testing.T) {
 	must(t, root.RemoveAll("many"))
 	if _, err := root.Lstat("many"); !errors.Is(err, fs.ErrNotExist) {
 		t.Error("many is still there")
+	}
+}
+
+// TestRemoveAllDeep: directories that nest deeper than there are descriptors go, and a directory that
+// was moved away meanwhile does not lead the removal along.
+func TestRemoveAllDeep(t *testing.T) {
+	const levels = 3000
+	root, _, _ := tree(t)
+	deep := func() {
+		must(t, root.Mkdir("deep", 0o755))
+		d, err := root.OpenDir("deep")
+		must(t, err)
+		for range levels {
+			must(t, d.Mkdir("d", 0o755))
+			f, err := d.Create("f", 0o600)
+			must(t, err)
+			must(t, f.Close())
+			sub, err := d.OpenDir("d")
+			must(t, err)
+			must(t, d.Close())
+			d = sub
+		}
+		must(t, d.Close())
+	}
+	deep()
+	var old unix.Rlimit
+	must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &old))
+	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 200, Max: old.Max}))
+	defer func() { must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &old)) }()
+	// A removal with a descriptor for each level runs out of them.
+	if err := os.RemoveAll(filepath.Join(root.Name(), "deep")); !errors.Is(err, unix.EMFILE) {
+		t.Errorf("control: %v, want too many open files", err)
+	}
+	must(t, root.RemoveAll("deep"))
+	if _, err := root.Lstat("deep"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("deep is still there: %v", err)
+	}
+	must(t, root.Mkdir("elsewhere", 0o755))
+	must(t, root.MkdirAll("up/"+strings.Repeat("d/", maxHeld+3), 0o755))
+	d, err := root.OpenDir("up/" + strings.Repeat("d/", maxHeld+2))
+	must(t, err)
+	defer d.Close()
+	to, err := root.OpenDir("elsewhere")
+	must(t, err)
+	defer to.Close()
+	must(t, d.Rename("d", to, "moved"))
+	moved, err := to.OpenDir("moved")
+	must(t, err)
+	defer moved.Close()
+	st, err := d.Stat()
+	must(t, err)
+	l := level{fd: -1, dev: st.Dev, ino: st.Ino}
+	if err := l.wake(moved.fd); !errors.Is(err, ErrEscapes) {
+		t.Errorf("back by way of a directory that was moved: %v", err)
+	}
+}
+
+// TestEnsureDirDeep makes directories of any number of missing levels below any number of levels that are there,
+// through links, and finds out how deep they are.
+func TestEnsureDirDeep(t *testing.T) {
+	root, _, _ := tree(t)
+	must(t, root.Mkdir("top", 0o755))
+	must(t, root.Symlink("top", "way"))
+	for there := range 9 {
+		for missing := range 9 {
+			name := fmt.Sprintf("%d-%d", there, missing)
+			must(t, root.MkdirAll("top/"+name+strings.Repeat("/t", there), 0o755))
+			path := "way/" + name + strings.Repeat("/t", there) + strings.Repeat("/m", missing)
+			d, made, err := root.EnsureDir(path, 0o2750)
+			must(t, err)
+			if len(made) != missing || missing > 0 && made[missing-1] != path {
+				t.Errorf("%s: made %q", name, made)
+			}
+			if st, err := d.Stat(); err != nil || missing > 0 && st.Mode&0o7777 != 0o2750 {
+				t.Errorf("%s: mode %o, %v", name, st.Mode, err)
+			}
+			if depth, err := d.Depth(root); err != nil || depth != 2+there+missing {
+				t.Errorf("%s: depth %d, %v", name, depth, err)
+			}
+			must(t, d.Close())
+		}
+	}
+	if _, _, err := root.EnsureDir("none/../x", 0o755); err == nil {
+		t.Error("made a directory to leave it again")
 	}
 }
 

@@ -1,0 +1,141 @@
+package unpack
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/coracle-project/coracle/internal/safepath"
+)
+
+// unpacked unpacks a layer in a directory of its own and says how long that took.
+func unpacked(t *testing.T, lim Limits, data []byte) (time.Duration, error) {
+	t.Helper()
+	root := filepath.Join(t.TempDir(), "fs")
+	must(t, os.Mkdir(root, 0o755))
+	t.Cleanup(func() { // deeper than os.RemoveAll goes
+		top, err := safepath.Open(filepath.Dir(root))
+		must(t, err)
+		defer top.Close()
+		must(t, top.RemoveAll("fs"))
+	})
+	begin := time.Now()
+	err := Layer(t.Context(), bytes.NewReader(data), Target{Dir: root}, lim)
+	return time.Since(begin), err
+}
+
+// TestTimeOfLinks: a layer whose entries lead by long links takes a time that has nothing to do with its size
+// (the class of containerd's GHSA-rp3h-jf77-q9p4). It is refused before it takes longer than any honest one.
+func TestTimeOfLinks(t *testing.T) {
+	const entries = 300
+	layer := func(target string) []byte {
+		items := []item{dir("d"), dir("e")}
+		for i := range 30 {
+			items = append(items, symlink(fmt.Sprintf("l%d", i), target))
+		}
+		var way strings.Builder
+		for i := range 30 {
+			fmt.Fprintf(&way, "l%d/", i)
+		}
+		for i := range entries { // in turns, so that each parent is looked for
+			items = append(items, file(fmt.Sprintf("%s%c/%d", way.String(), 'd'+rune(i%2), i), ""))
+		}
+		return archive(t, items...)
+	}
+	short, long := layer("d/.."), layer(strings.Repeat("d/../", 800)+".")
+	quick := time.Hour
+	for range 3 {
+		took, err := unpacked(t, Limits{}, short)
+		must(t, err)
+		quick = min(quick, took)
+	}
+	// The attack wins where nothing bounds it: the same number of entries takes many times as long.
+	slow, err := unpacked(t, Limits{MaxLookups: 1 << 60}, long)
+	must(t, err)
+	t.Logf("%d entries: %v, by long links %v", entries, quick, slow)
+	if slow < 4*quick {
+		t.Errorf("control: the attack takes %v, other layers %v", slow, quick)
+	}
+	most := int64(entries / 10 * maxFollowed * 1600)
+	if _, err := unpacked(t, Limits{MaxLookups: most}, long); !errors.Is(err, ErrLimit) || !strings.Contains(err.Error(), "links") {
+		t.Errorf("%v, want a refusal", err)
+	}
+	if _, err := unpacked(t, Limits{MaxLookups: most}, short); err != nil {
+		t.Errorf("an ordinary layer: %v", err)
+	}
+}
+
+// TestTimeOfLongNames: a name in a PAX header may have a megabyte, and a walk over its parents takes the square
+// of that.
+func TestTimeOfLongNames(t *testing.T) {
+	name := strings.Repeat("a/", 1<<18) + "b"
+	var hidden []item // as many as make each parent's name be looked for by its hash
+	for i := range 100 {
+		hidden = append(hidden, file(fmt.Sprintf(".wh.x%d", i), ""))
+	}
+	for what, items := range map[string][]item{
+		"a file":        {file(name, "")},
+		"a directory":   {dir(name)},
+		"a whiteout":    {file(strings.TrimSuffix(name, "b")+".wh.b", "")},
+		"a link's end":  {file("f", ""), hardlink("g", name)},
+		"a path's size": {file(strings.Repeat("a/", 2048)+"f", "")},
+		"full of dots":  {file(strings.Repeat("./", 1<<18)+"b", "")},
+	} {
+		if took, err := unpacked(t, Limits{}, archive(t, append(hidden, items...)...)); !errors.Is(err, ErrLimit) {
+			t.Errorf("%s: %v after %v", what, err, took)
+		}
+	}
+	// What the limit is against: twice the length takes four times as long.
+	took := func(n int) time.Duration {
+		u := &unpacker{whiteouts: map[string]struct{}{}}
+		for _, i := range hidden {
+			u.whiteouts[i.Name] = struct{}{}
+		}
+		begin := time.Now()
+		must(t, u.revive(strings.Repeat("a/", n/2)))
+		return time.Since(begin)
+	}
+	small, large := time.Hour, took(256<<10)
+	for range 20 {
+		small = min(small, took(4<<10))
+	}
+	t.Logf("the parents of a name of 4 KiB: %v, of 256 KiB: %v", small, large)
+	if large < 4*64*small {
+		t.Errorf("control: the parents of a name of 4 KiB take %v, of one of 256 KiB %v", small, large)
+	}
+}
+
+// TestDepthByLinks: by way of links, names that are not too long make directories of any depth, which others
+// have to walk.
+func TestDepthByLinks(t *testing.T) {
+	down := strings.Repeat("a/", 1200)
+	items := []item{dir(down), symlink("l", down), dir("l/" + down), symlink("m", "l/"+down), dir("m/b")}
+	data := archive(t, items...)
+	// The attack wins where nothing bounds it.
+	if _, err := unpacked(t, Limits{MaxDepth: 1 << 30}, archive(t, items[:3]...)); err != nil {
+		t.Errorf("control: %v", err)
+	}
+	if _, err := unpacked(t, Limits{}, data); !errors.Is(err, ErrLimit) || !strings.Contains(err.Error(), "nest") {
+		t.Errorf("2400 levels: %v, want a refusal", err)
+	}
+	if _, err := unpacked(t, Limits{}, archive(t, dir(strings.Repeat("a/", 1500)+"b"))); !errors.Is(err, ErrLimit) {
+		t.Errorf("1500 levels without links: %v, want a refusal", err)
+	}
+	if _, err := unpacked(t, Limits{}, archive(t, items[:2]...)); err != nil {
+		t.Errorf("1200 levels: %v", err)
+	}
+}
+
+// TestReplacedDeepDirectory: an entry that takes the place of deep directories does not take the daemon's
+// descriptors.
+func TestReplacedDeepDirectory(t *testing.T) {
+	data := archive(t, file(strings.Repeat("a/", 1300)+"f", ""), file("a", "now a file"))
+	if _, err := unpacked(t, Limits{}, data); err != nil {
+		t.Error(err)
+	}
+}
