@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/coracle-project/coracle/image"
 	"github.com/coracle-project/coracle/internal/safepath"
 	"github.com/coracle-project/coracle/pod/ocispec"
@@ -114,6 +116,31 @@ func logPath(p *Config, c *ContainerConfig) string {
 	return filepath.Join(p.LogDirectory, c.LogPath)
 }
 
+// makeLogDirectory makes the directory of a log named in the pod's log directory. No link in there leads out of
+// it: volumes may show log directories to containers.
+func makeLogDirectory(dir, name string) error {
+	if name = filepath.Clean(name); name == "." {
+		return fmt.Errorf("%s is a directory", dir)
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	root, err := safepath.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	in, _, err := root.Strict().EnsureDir(filepath.Dir(name), 0o755)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	if st, err := in.Lstat(filepath.Base(name)); err == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR {
+		return fmt.Errorf("%s in %s is a directory", name, dir)
+	}
+	return nil
+}
+
 func (m *Manager) makeContainer(ctx context.Context, p *entry[podRecord], e *entry[containerRecord], img image.Image) error {
 	begin := time.Now()
 	var watch stopwatch
@@ -127,12 +154,9 @@ func (m *Manager) makeContainer(ctx context.Context, p *entry[podRecord], e *ent
 	if err := m.faultAt(ctx, faultCreateRecorded); err != nil {
 		return err
 	}
-	if log := e.get().LogPath; log != "" {
-		if err := os.MkdirAll(filepath.Dir(log), 0o755); err != nil {
+	if e.get().LogPath != "" {
+		if err := makeLogDirectory(p.get().Config.LogDirectory, e.get().Config.LogPath); err != nil {
 			return fail(ErrInvalid, "log path: %w", err)
-		}
-		if st, err := os.Stat(log); err == nil && st.IsDir() {
-			return fail(ErrInvalid, "log path %s is a directory", log)
 		}
 	}
 	from := e.get().Checkpoint

@@ -83,7 +83,7 @@ func (m *Manager) startContainer(ctx context.Context, e *entry[containerRecord])
 	create := client.CreateRequest{
 		PodID: rec.PodID, ID: e.id, Bundle: m.containerDir().Of(e.id), Handler: handler.Runtime,
 		Terminal: rec.Config.TTY, Stdin: rec.Config.Stdin, StdinOnce: rec.Config.StdinOnce,
-		LogPath: rec.LogPath, LogLimit: handler.LogLimit, Checkpoint: rec.Checkpoint,
+		LogPath: rec.LogPath, LogDirectory: p.get().Config.LogDirectory, LogLimit: handler.LogLimit, Checkpoint: rec.Checkpoint,
 	}
 	recorded := watch.step("record the start", begin)
 	launch := func() (pid int, err error) {

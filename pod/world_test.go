@@ -84,6 +84,8 @@ type proc struct {
 	unread bool
 	// checkpoint is what it was made from.
 	checkpoint string
+	// logDirectory is what its log must not lead out of.
+	logDirectory string
 }
 
 func newWorld() *world {

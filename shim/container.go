@@ -464,7 +464,11 @@ func (c *container) openLog() (*logFile, error) {
 	if c.rec.LogPath == "" {
 		return nil, nil
 	}
-	return openLog(c.rec.LogPath, c.rec.logLimit())
+	place, err := placeOf(c.rec.LogDirectory, c.rec.LogPath)
+	if err != nil {
+		return nil, err
+	}
+	return openLog(place, c.rec.logLimit())
 }
 
 func (c *container) exitEvent(execID string, p *process) *api.Event {

@@ -24,7 +24,7 @@ func createOptions(a *anypb.Any, rec *record) (runtime.CreateOptions, error) {
 		if err := proto.Unmarshal(a.Value, &o); err != nil {
 			return opts, fmt.Errorf("%w: options: %w", errInvalid, err)
 		}
-		rec.PodID, rec.Log, rec.LogPath = o.PodId, o.Log, o.LogPath
+		rec.PodID, rec.Log, rec.LogPath, rec.LogDirectory = o.PodId, o.Log, o.LogPath, o.LogDirectory
 		rec.LogFileBytes, rec.LogFiles = o.LogFileBytes, int(o.LogFiles)
 		if err := rec.logLimit().check(); err != nil {
 			return opts, err

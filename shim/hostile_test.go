@@ -75,7 +75,7 @@ func TestDiskFull(t *testing.T) {
 		}
 	})
 	r := newPumpRig(t)
-	log, err := openLog(filepath.Join(dir, "0.log"), logLimit{})
+	log, err := openLog(logPlace{dir, "0.log"}, logLimit{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,7 +13,8 @@ import (
 
 // logFile is a container's log, written by the pumps of its two streams.
 type logFile struct {
-	path  string
+	place logPlace
+	path  string // where that is; for messages, and to compare
 	limit logLimit
 	most  int64 // largest size of a file without a limit
 
@@ -30,44 +31,87 @@ type logMark struct {
 	offset   int64
 }
 
-// openLog opens path for appending; its directory must exist. The error is errInvalid
-// if path is no place for a log.
-func openLog(path string, limit logLimit) (*logFile, error) {
-	f, err := openLogFile(path)
+// logPlace is where a log is: a name relative to the pod's log directory, which no link in it leads out of.
+// Volumes may show log directories to containers, which could put a link to any of the host's
+// directories in place of a container's own.
+type logPlace struct{ dir, name string }
+
+// placeOf finds the place of a log at path. An older daemon names no directory: then only the last component is
+// not followed.
+func placeOf(dir, path string) (logPlace, error) {
+	if !filepath.IsAbs(path) {
+		return logPlace{}, fmt.Errorf("%w: bad log path %q: it must be absolute", errInvalid, path)
+	}
+	if dir == "" {
+		dir = filepath.Dir(path)
+	}
+	name, err := filepath.Rel(dir, path)
+	if err != nil || !filepath.IsLocal(name) || name == "." {
+		return logPlace{}, fmt.Errorf("%w: bad log path %q: it must be below the log directory %q", errInvalid, path, dir)
+	}
+	return logPlace{dir, name}, nil
+}
+
+func (p logPlace) path() string { return filepath.Join(p.dir, p.name) }
+
+// at calls f with the log's path by way of its directory, which is open meanwhile.
+func (p logPlace) at(f func(path string) error) error {
+	root, err := unix.Open(p.dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return p.bad("make its directory first", err)
+	}
+	defer unix.Close(root)
+	dir, err := unix.Openat2(root, filepath.Dir(p.name), &unix.OpenHow{
+		Flags:   unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS,
+	})
+	if err != nil {
+		return p.bad("its parent must be a directory below "+p.dir, err)
+	}
+	defer unix.Close(dir)
+	return f(fmt.Sprintf("/proc/self/fd/%d/%s", dir, filepath.Base(p.name)))
+}
+
+// bad words the error of a path that is no place for a log, unless descriptors or memory are lacking.
+func (p logPlace) bad(what string, err error) error {
+	if exhausted(err) {
+		return fmt.Errorf("open log %s: %w", p.path(), err)
+	}
+	return fmt.Errorf("%w: bad log path %s: %s: %w", errInvalid, p.path(), what, err)
+}
+
+// open opens the log for appending; its directory must exist. The error is errInvalid if the place is none for
+// a log.
+func (p logPlace) open() (f *os.File, err error) {
+	err = p.at(func(path string) error {
+		// O_NONBLOCK so that a FIFO in the file's place cannot hang the shim.
+		fd, err := unix.Open(path, unix.O_WRONLY|unix.O_APPEND|unix.O_CREAT|unix.O_CLOEXEC|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0o640)
+		if err != nil {
+			return p.bad("cannot open it", err)
+		}
+		var st unix.Stat_t
+		if err := unix.Fstat(fd, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
+			unix.Close(fd)
+			return errors.Join(fmt.Errorf("%w: bad log path %s: not a regular file", errInvalid, p.path()), err)
+		}
+		_ = unix.SetNonblock(fd, false) // a regular file is never polled
+		f = os.NewFile(uintptr(fd), p.path())
+		return nil
+	})
+	return f, err
+}
+
+// openLog opens a container's log.
+func openLog(place logPlace, limit logLimit) (*logFile, error) {
+	f, err := place.open()
 	if err != nil {
 		return nil, err
 	}
-	return newLog(path, limit, f), nil
+	return newLog(place, limit, f), nil
 }
 
-func newLog(path string, limit logLimit, f *os.File) *logFile {
-	return &logFile{path: path, limit: limit, most: maxLogFile, f: f, begun: time.Now()}
-}
-
-func openLogFile(path string) (*os.File, error) {
-	if !filepath.IsAbs(path) {
-		return nil, fmt.Errorf("%w: bad log path %q: it must be absolute", errInvalid, path)
-	}
-	if st, err := os.Stat(filepath.Dir(path)); err != nil { // needs no descriptor
-		return nil, fmt.Errorf("%w: bad log path %s: make its directory first: %w", errInvalid, path, err)
-	} else if !st.IsDir() {
-		return nil, fmt.Errorf("%w: bad log path %s: its parent is not a directory", errInvalid, path)
-	}
-	// O_NONBLOCK so that a FIFO in the file's place cannot hang the shim.
-	fd, err := unix.Open(path, unix.O_WRONLY|unix.O_APPEND|unix.O_CREAT|unix.O_CLOEXEC|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0o640)
-	if exhausted(err) {
-		return nil, fmt.Errorf("open log %s: %w", path, err)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("%w: bad log path %s: %w", errInvalid, path, err)
-	}
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
-		unix.Close(fd)
-		return nil, errors.Join(fmt.Errorf("%w: bad log path %s: not a regular file", errInvalid, path), err)
-	}
-	_ = unix.SetNonblock(fd, false) // a regular file is never polled
-	return os.NewFile(uintptr(fd), path), nil
+func newLog(place logPlace, limit logLimit, f *os.File) *logFile {
+	return &logFile{place: place, path: place.path(), limit: limit, most: maxLogFile, f: f, begun: time.Now()}
 }
 
 // append writes records all or not at all. Before the write, mark tells where it
@@ -120,7 +164,7 @@ func (l *logFile) reopen(keep func()) error {
 	if err := l.prune(0); err != nil {
 		return err
 	}
-	f, err := openLogFile(l.path)
+	f, err := l.place.open()
 	if err != nil {
 		return err
 	}

@@ -39,6 +39,8 @@ type record struct {
 	StdinClosed bool   `json:"stdinClosed,omitempty"`
 	Log         bool   `json:"log,omitempty"` // the shim keeps stdio itself
 	LogPath     string `json:"logPath,omitempty"`
+	// LogDirectory is what LogPath must not lead out of; empty: an older daemon did not say.
+	LogDirectory string `json:"logDirectory,omitempty"`
 	// The log's limit; absent for none.
 	LogFileBytes int64 `json:"logFileBytes,omitempty"`
 	LogFiles     int   `json:"logFiles,omitempty"`

@@ -83,7 +83,10 @@ func (l *logFile) rotate(n int, keep func()) error {
 		if err := faultAt(faultLogPruned); err != nil {
 			return err
 		}
-		aside, err = setAside(l.path, time.Now())
+		err = l.place.at(func(path string) error {
+			aside, err = setAside(path, time.Now())
+			return err
+		})
 		if err != nil && !errors.Is(err, os.ErrNotExist) { // or the kubelet was quicker
 			return err
 		}
@@ -93,7 +96,7 @@ func (l *logFile) rotate(n int, keep func()) error {
 	} else if err := l.prune(0); err != nil { // the kubelet has renamed it, and is about to say so
 		return err
 	}
-	f, err := openLogFile(l.path)
+	f, err := l.place.open()
 	if err != nil {
 		return fmt.Errorf("rotate log: %w", err)
 	}
@@ -142,13 +145,20 @@ func (l *logFile) whole(size int64) bool { return l.full(size, 2*maxRecords, 1) 
 // prune removes the oldest files that were set aside, so that the log stays within its limit with
 // a whole new file, and with the current one, of that size, if it is about to be set aside (0: it is not).
 func (l *logFile) prune(size int64) error {
-	if l.limit == (logLimit{}) {
-		if size > 0 {
-			return l.pruneWhole()
-		}
+	if l.limit == (logLimit{}) && size == 0 {
 		return nil
 	}
-	old, err := asideOf(l.path)
+	return l.place.at(func(path string) error {
+		if l.limit == (logLimit{}) {
+			return l.pruneWhole(path)
+		}
+		return l.pruneTo(path, size)
+	})
+}
+
+// pruneTo is prune for a log with a limit.
+func (l *logFile) pruneTo(path string, size int64) error {
+	old, err := asideOf(path)
 	if err != nil {
 		return err
 	}
@@ -175,8 +185,8 @@ func (l *logFile) prune(size int64) error {
 // pruneWhole removes the full files that were set aside of a log without a limit. One full file is
 // kept, next to the current one. Smaller files belong to the kubelet, which keeps as many as it is
 // configured to.
-func (l *logFile) pruneWhole() error {
-	old, err := asideOf(l.path)
+func (l *logFile) pruneWhole(path string) error {
+	old, err := asideOf(path)
 	if err != nil {
 		return err
 	}

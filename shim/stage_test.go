@@ -55,7 +55,7 @@ func (r *pumpRig) begin() {
 	if err != nil {
 		r.Fatal(err)
 	}
-	log, err := openLog(filepath.Join(r.dir, "0.log"), logLimit{})
+	log, err := openLog(logPlace{r.dir, "0.log"}, logLimit{})
 	if err != nil {
 		r.Fatal(err)
 	}

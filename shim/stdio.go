@@ -94,7 +94,8 @@ func (s *stdio) open(held named) error {
 		if s.log != nil {
 			s.log.close()
 		}
-		s.log = newLog(s.c.rec.LogPath, s.c.rec.logLimit(), f)
+		place, _ := placeOf(s.c.rec.LogDirectory, s.c.rec.LogPath) // of a rebuilt record none: the open file is written
+		s.log = newLog(place, s.c.rec.logLimit(), f)
 	}
 	if f := take("tty"); f != nil {
 		s.tty = f

@@ -94,8 +94,11 @@ type CreateOptions struct {
 	Handler string `protobuf:"bytes,7,opt,name=handler,proto3" json:"handler,omitempty"`
 	// The log's files are log_files at most, with that which is written, and have
 	// log_file_bytes each at most; 0: no limit, somebody else rotates.
-	LogFileBytes  int64 `protobuf:"varint,8,opt,name=log_file_bytes,json=logFileBytes,proto3" json:"log_file_bytes,omitempty"`
-	LogFiles      int32 `protobuf:"varint,9,opt,name=log_files,json=logFiles,proto3" json:"log_files,omitempty"`
+	LogFileBytes int64 `protobuf:"varint,8,opt,name=log_file_bytes,json=logFileBytes,proto3" json:"log_file_bytes,omitempty"`
+	LogFiles     int32 `protobuf:"varint,9,opt,name=log_files,json=logFiles,proto3" json:"log_files,omitempty"`
+	// No link leads log_path out of log_directory, an absolute path; empty: only its last component
+	// is not followed.
+	LogDirectory  string `protobuf:"bytes,10,opt,name=log_directory,json=logDirectory,proto3" json:"log_directory,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -191,6 +194,13 @@ func (x *CreateOptions) GetLogFiles() int32 {
 		return x.LogFiles
 	}
 	return 0
+}
+
+func (x *CreateOptions) GetLogDirectory() string {
+	if x != nil {
+		return x.LogDirectory
+	}
+	return ""
 }
 
 type ListRequest struct {
@@ -996,7 +1006,7 @@ var File_shim_api_shim_proto protoreflect.FileDescriptor
 
 const file_shim_api_shim_proto_rawDesc = "" +
 	"\n" +
-	"\x13shim/api/shim.proto\x12\x0fcoracle.shim.v1\"\x8c\x02\n" +
+	"\x13shim/api/shim.proto\x12\x0fcoracle.shim.v1\"\xb1\x02\n" +
 	"\rCreateOptions\x12\x15\n" +
 	"\x06pod_id\x18\x01 \x01(\tR\x05podId\x12%\n" +
 	"\x0esystemd_cgroup\x18\x02 \x01(\bR\rsystemdCgroup\x12\x14\n" +
@@ -1007,7 +1017,9 @@ const file_shim_api_shim_proto_rawDesc = "" +
 	"\blog_path\x18\x06 \x01(\tR\alogPath\x12\x18\n" +
 	"\ahandler\x18\a \x01(\tR\ahandler\x12$\n" +
 	"\x0elog_file_bytes\x18\b \x01(\x03R\flogFileBytes\x12\x1b\n" +
-	"\tlog_files\x18\t \x01(\x05R\blogFiles\"\r\n" +
+	"\tlog_files\x18\t \x01(\x05R\blogFiles\x12#\n" +
+	"\rlog_directory\x18\n" +
+	" \x01(\tR\flogDirectory\"\r\n" +
 	"\vListRequest\"\xa9\x01\n" +
 	"\fListResponse\x12G\n" +
 	"\n" +

@@ -22,7 +22,7 @@ import (
 func (c *Client) Create(ctx context.Context, r CreateRequest) (pid int, err error) {
 	options, err := anypb.New(&api.CreateOptions{
 		PodId: r.PodID, SystemdCgroup: c.cfg.SystemdCgroup, Stdin: r.Stdin, StdinOnce: r.StdinOnce,
-		Log: true, LogPath: r.LogPath, Handler: r.Handler,
+		Log: true, LogPath: r.LogPath, LogDirectory: r.LogDirectory, Handler: r.Handler,
 		LogFileBytes: r.LogLimit.FileBytes, LogFiles: int32(r.LogLimit.Files),
 	})
 	if err != nil {

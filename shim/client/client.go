@@ -95,9 +95,10 @@ type CreateRequest struct {
 	// attached client goes. Without Stdin, stdin is /dev/null.
 	Stdin, StdinOnce bool
 	// LogPath is the CRI log file; its directory must exist. Empty: output is discarded
-	// (but can be attached to).
-	LogPath  string
-	LogLimit LogLimit
+	// (but can be attached to). No link leads it out of LogDirectory; if that is empty, only the last
+	// component of LogPath is not followed.
+	LogPath, LogDirectory string
+	LogLimit              LogLimit
 }
 
 // LogLimit has the shim rotate a log itself. The zero value is no limit.

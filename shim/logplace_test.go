@@ -1,0 +1,124 @@
+package shim
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// linkedLog makes a log directory with a container's directory, and one outside of it with a file of the log's name.
+func linkedLog(t *testing.T) (logs, outside, victim string) {
+	t.Helper()
+	logs, outside = t.TempDir(), t.TempDir()
+	victim = filepath.Join(outside, "0.log")
+	if err := errors.Join(os.Mkdir(filepath.Join(logs, "c"), 0o755), os.WriteFile(victim, []byte("host"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	return logs, outside, victim
+}
+
+// TestLogFollowsNoLinkOutOfItsDirectory: a container that can write to log directories puts a link in place of one,
+// and the shim, which is root on the host, neither opens, renames nor removes files there.
+func TestLogFollowsNoLinkOutOfItsDirectory(t *testing.T) {
+	swap := func(t *testing.T, logs, to string) {
+		t.Helper()
+		if err := errors.Join(os.RemoveAll(filepath.Join(logs, "c")), os.Symlink(to, filepath.Join(logs, "c"))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	unharmed := func(t *testing.T, outside, victim string) {
+		t.Helper()
+		entries, err := os.ReadDir(outside)
+		if content, rerr := os.ReadFile(victim); err != nil || rerr != nil || string(content) != "host" || len(entries) != 1 {
+			t.Errorf("host's file %q, %v; directory %v, %v", content, rerr, entries, err)
+		}
+	}
+	for name, relative := range map[string]bool{"absolute": false, "relative": true} {
+		t.Run(name, func(t *testing.T) {
+			logs, outside, victim := linkedLog(t)
+			place, err := placeOf(logs, filepath.Join(logs, "c/0.log"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			log, err := openLog(place, logLimit{fileBytes: 10, files: 2})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer log.close()
+			if _, err := log.f.WriteString(strings.Repeat("x", 20)); err != nil {
+				t.Fatal(err)
+			}
+			to := outside
+			if relative {
+				if to, err = filepath.Rel(logs, outside); err != nil {
+					t.Fatal(err)
+				}
+			}
+			swap(t, logs, to)
+			kept := func() { t.Error("goes on in a file outside") }
+			if err := log.reopen(kept); !errors.Is(err, errInvalid) {
+				t.Errorf("reopen: %v, want a refusal", err)
+			}
+			if err := log.rotate(10, kept); !errors.Is(err, errInvalid) {
+				t.Errorf("rotate: %v, want a refusal", err)
+			}
+			if f, err := openLog(place, logLimit{}); !errors.Is(err, errInvalid) {
+				t.Errorf("open: %v, %v, want a refusal", f, err)
+			}
+			unharmed(t, outside, victim)
+
+			// The attack wins against a place whose parents are followed, as those of older daemons are.
+			unsafe, err := placeOf("", filepath.Join(logs, "c/0.log"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			won, err := openLog(unsafe, logLimit{})
+			if err != nil {
+				t.Fatalf("control: %v", err)
+			}
+			defer won.close()
+			if _, err := won.f.WriteString("!"); err != nil {
+				t.Fatal(err)
+			}
+			if content, err := os.ReadFile(victim); string(content) != "host!" {
+				t.Errorf("control: %q, %v", content, err)
+			}
+		})
+	}
+}
+
+// TestLogByLinkInside: a link that stays in the log directory is followed.
+func TestLogByLinkInside(t *testing.T) {
+	logs, _, _ := linkedLog(t)
+	if err := os.Symlink("c", filepath.Join(logs, "other")); err != nil {
+		t.Fatal(err)
+	}
+	log, err := openLog(logPlace{logs, "other/0.log"}, logLimit{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	log.close()
+	if _, err := os.Stat(filepath.Join(logs, "c/0.log")); err != nil {
+		t.Error(err)
+	}
+}
+
+// FuzzPlaceOf: whatever the two paths are, the place is below the directory, and is the path.
+func FuzzPlaceOf(f *testing.F) {
+	f.Add("/var/log/pods/x", "/var/log/pods/x/c/0.log")
+	f.Add("", "/0.log")
+	f.Add("/a", "/a/../b")
+	f.Add("/a", "/ab/c")
+	f.Add("/", "/x")
+	f.Fuzz(func(t *testing.T, dir, path string) {
+		p, err := placeOf(dir, path)
+		if err != nil {
+			return
+		}
+		if !filepath.IsLocal(p.name) || p.path() != filepath.Clean(path) || p.name == "." || dir != "" && p.dir != dir {
+			t.Errorf("%q, %q: %+v", dir, path, p)
+		}
+	})
+}
