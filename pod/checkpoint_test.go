@@ -341,7 +341,7 @@ func TestCheckpointImage(t *testing.T) {
 	if _, err := m.Create(ctx, podID, c); !errors.Is(err, ErrInvalid) {
 		t.Errorf("restoring is off: %v", err)
 	}
-	m.opts.Restore = true
+	m.opts.Restore, m.opts.RestoreBases = true, []string{"busybox@*"}
 	id := must[string](t)(m.Create(ctx, podID, c))
 	spec := b.bundle(id)
 	if !slices.Equal(spec.Process.Args, []string{"run", "one"}) {

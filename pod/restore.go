@@ -8,7 +8,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/opencontainers/go-digest"
 
@@ -145,7 +147,9 @@ func (m *Manager) checkpointIn(ctx context.Context, e *entry[containerRecord], i
 }
 
 // baseOf is the image that a restored container is made from: the one that its configuration names, which must be
-// that of the saved container, or, where this names a checkpoint, the one that the checkpoint names.
+// that of the saved container, or, where this names a checkpoint, the one that the checkpoint names. That is
+// somebody else's word, and the kubelet has not checked it: it could be any image on the node, such as one that
+// was pulled with another namespace's credentials. So the operator says which images may be that.
 func (m *Manager) baseOf(s *checkpointed, named image.Image, from string) (image.Image, error) {
 	if from != "" {
 		if id := named.ID.String(); s.config.ImageID != id {
@@ -157,12 +161,24 @@ func (m *Manager) baseOf(s *checkpointed, named image.Image, from string) (image
 		if ref == "" {
 			continue
 		}
-		if img, err := m.Images.Get(ref); err == nil {
+		if img, err := m.Images.Get(ref); err == nil && m.mayBeBase(&img) {
 			return img, nil
 		}
 	}
-	return image.Image{}, fail(ErrNotFound, "image %s (%s) of the saved container %s is not on this node; pull it first",
+	// One error for both: who wrote the checkpoint is not told which images there are.
+	return image.Image{}, fail(ErrNotFound, "image %.100q (%.80q) of the saved container %.100q is not on this node, or not in runtime.restore_bases; pull it or add it there",
 		s.config.ImageName, s.config.ImageID, s.config.Name)
+}
+
+// mayBeBase says whether the operator lets checkpoints name an image. What counts are the image's names here, whatever
+// the checkpoint calls it.
+func (m *Manager) mayBeBase(img *image.Image) bool {
+	return slices.ContainsFunc(slices.Concat(img.RepoTags, img.RepoDigests), func(name string) bool {
+		return slices.ContainsFunc(m.opts.RestoreBases, func(base string) bool {
+			prefix, isPrefix := strings.CutSuffix(base, "*")
+			return name == base || isPrefix && strings.HasPrefix(name, prefix)
+		})
+	})
 }
 
 // layersOf are the layers of a saved container's root: its image's, and one with what it had

@@ -150,6 +150,7 @@ func (n *node) start(ctx context.Context, records *pod.Records, respawn []string
 		CgroupRoot:   cgroupRoot(c),
 		Handlers:     func() map[string]pod.Handler { return n.live.Load().pods },
 		Restore:      c.Runtime.Restore,
+		RestoreBases: c.Runtime.RestoreBases,
 		Rlimits:      c.Runtime.Rlimits(),
 		CDISpecDirs:  append([]string{}, c.Runtime.CDISpecDirs...),
 	}, deps)

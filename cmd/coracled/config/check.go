@@ -56,6 +56,7 @@ func (c *Config) Check() error {
 		c.NRI.check(),
 		paths("runtime.cdi_spec_dirs", c.Runtime.CDISpecDirs),
 		checkUlimits(c.Runtime.Ulimits),
+		checkNames("runtime.restore_bases", c.Runtime.RestoreBases),
 		checkLoopback("stream.address", c.Stream.Address),
 		optionalHostPort("metrics.address", c.Metrics.Address),
 		c.Tracing.check(),
@@ -246,18 +247,18 @@ func (i *Image) checkWater() error {
 	return nil
 }
 
-// checkPinned wants names that say their registry, as images are listed.
-func (i *Image) checkPinned() error {
-	for _, name := range i.Pinned {
+// checkNames wants names that say their registry, as images are listed.
+func checkNames(key string, names []string) error {
+	for _, name := range names {
 		if prefix := strings.TrimSuffix(name, "*"); !strings.Contains(prefix, "/") || strings.ContainsAny(prefix, "* \t\n") {
-			return wrong("image.pinned", "%q is not a full name (registry/repository:tag), nor the beginning of some with * after it", name)
+			return wrong(key, "%q is not a full name (registry/repository:tag), nor the beginning of some with * after it", name)
 		}
 	}
 	return nil
 }
 
 func (i *Image) check() error {
-	errs := []error{i.checkWater(), i.checkPinned()}
+	errs := []error{i.checkWater(), checkNames("image.pinned", i.Pinned)}
 	if n := i.MaxConcurrentDownloads; n < 1 || n > maxDownloads {
 		errs = append(errs, wrong("image.max_concurrent_downloads", "%d is not from 1 to %d", n, maxDownloads))
 	}

@@ -117,9 +117,10 @@ type Runtime struct {
 	LogFileBytes int64 `toml:"log_file_bytes" live:"true" doc:"Containers' logs are rotated by their writer before a file exceeds so many bytes, at least 262144: the\nkubelet looks only every ten seconds. Less than its containerLogMaxSize. 0: left to the kubelet."`
 	LogFiles     int   `toml:"log_files" live:"true" doc:"How many files a container's log then has at most, with that which is written; the oldest is removed first. 0: 5."`
 
-	Restore     bool     `toml:"restore" doc:"Let containers go on from checkpoints. Whoever wrote a checkpoint decides what its processes may do, whatever\nthe container's configuration says: only for nodes where all who create containers are trusted."`
-	Ulimits     []string `toml:"ulimits" doc:"Limits of processes (setrlimit(2)) that containers start with, each as name=soft:hard, or name=both:\nulimits = [\"nofile=1024:1048576\", \"core=0\"]. -1 is no limit. Of others they have the shim's."`
-	CDISpecDirs []string `toml:"cdi_spec_dirs" doc:"Directories with CDI specs of devices, later ones before earlier."`
+	Restore      bool     `toml:"restore" doc:"Let containers go on from checkpoints. Whoever wrote a checkpoint decides what its processes may do, whatever\nthe container's configuration says: only for nodes where all who create containers are trusted."`
+	RestoreBases []string `toml:"restore_bases" doc:"Images that a checkpoint image may name as the one that its container was made from, since whoever made the\ncheckpoint chooses: full names, or their beginning with * after it. Everyone who creates containers can read them."`
+	Ulimits      []string `toml:"ulimits" doc:"Limits of processes (setrlimit(2)) that containers start with, each as name=soft:hard, or name=both:\nulimits = [\"nofile=1024:1048576\", \"core=0\"]. -1 is no limit. Of others they have the shim's."`
+	CDISpecDirs  []string `toml:"cdi_spec_dirs" doc:"Directories with CDI specs of devices, later ones before earlier."`
 }
 
 // Handler is one section runtime.handler.NAME.
@@ -182,7 +183,7 @@ func Default() Config {
 			CertsDirs:              []string{"/etc/coracle/certs.d", "/etc/containerd/certs.d", "/etc/docker/certs.d"},
 		},
 		Snapshot: Snapshot{Driver: "overlay"},
-		Runtime:  Runtime{Handlers: []string{"coracle"}, Ulimits: []string{}, CDISpecDirs: []string{"/etc/cdi", "/var/run/cdi"}},
+		Runtime:  Runtime{Handlers: []string{"coracle"}, RestoreBases: []string{}, Ulimits: []string{}, CDISpecDirs: []string{"/etc/cdi", "/var/run/cdi"}},
 		NRI:      NRI{Socket: "/var/run/nri/nri.sock", PluginDir: "/opt/nri/plugins", PluginConfigDir: "/etc/nri/conf.d"},
 		Tracing:  Tracing{SamplePercent: 100},
 		Stream:   Stream{Address: "127.0.0.1:0"},

@@ -192,6 +192,8 @@ func TestRejections(t *testing.T) {
 		{"mark over all", "[image]\ngc_high_water = 101", "image.gc_high_water: "},
 		{"low mark above", "[image]\ngc_high_water = 80\ngc_low_water = 80", "image.gc_low_water: "},
 		{"pinned short name", "[image]\npinned = ['pause']", "image.pinned: "},
+		{"short name of a base", "[runtime]\nrestore_bases = ['busybox']", "runtime.restore_bases: "},
+		{"all bases", "[runtime]\nrestore_bases = ['*']", "runtime.restore_bases: "},
 		{"pinned with stars", "[image]\npinned = ['r.example/*/pause:*']", "image.pinned: "},
 		{"many downloads", "[image]\nmax_concurrent_downloads = 65", "image.max_concurrent_downloads: "},
 		{"registry with scheme", "[image.registry.'http://r']\nplain_http = true", "image.registry."},

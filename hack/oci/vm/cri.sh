@@ -9,7 +9,7 @@ cd /var/tmp || exit
 printf '#!/bin/sh\nLD_LIBRARY_PATH=/b/criu exec /b/criu/criu "$@"\n' >/usr/local/bin/criu
 chmod +x /usr/local/bin/criu
 
-printf '[cgroup]\ndriver = "systemd"\n[runtime]\nrestore = true\n' >coracled.toml
+printf '[cgroup]\ndriver = "systemd"\n[runtime]\nrestore = true\nrestore_bases = ["local.test/busybox:1", "local.test/empty:1"]\n' >coracled.toml
 "$BIN"/coracled --config coracled.toml >coracled.log 2>&1 &
 until [ -S /run/coracle/coracle.sock ]; do kill -0 $! || { cat coracled.log; exit 1; }; done
 crictl() { "$BIN"/tools/crictl -c /dev/null -r unix:///run/coracle/coracle.sock -t 600s "$@"; }
