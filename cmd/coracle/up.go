@@ -205,7 +205,7 @@ func upCoracled(ctx context.Context, p place, o *upOptions) error {
 
 // coracledArgs are what coracled is started with.
 func coracledArgs(p place, o upOptions) []string {
-	args := []string{"--root", p.root, "--state", p.state, "--address", "unix://" + p.socket(), "--log-file", p.coracledLog()}
+	args := []string{"--root", p.root, "--state", p.state, "--address", "unix://" + p.socket(), "--log-file", p.coracledLog(), "--only-listed-loopback"}
 	if o.Config != "" {
 		args = append(args, "--config", o.Config)
 	}

@@ -23,6 +23,7 @@ const defaultConfigFile = "/etc/coracle/config.toml"
 // flags are the settings of the command line; those given win over the file's.
 type flags struct {
 	root, state, address, config, logLevel, logFile, shortNames string
+	onlyListed                                                  bool
 }
 
 func command() *cobra.Command {
@@ -72,6 +73,9 @@ socket. Containers go on when it ends, however it ends; started again with the s
 	return root
 }
 
+// onlyListed is a flag that coracle up gives.
+const onlyListed = "only-listed-loopback"
+
 // define makes the flags of a command and of those below it.
 func (f *flags) define(cmd *cobra.Command) {
 	d := config.Default()
@@ -82,6 +86,7 @@ func (f *flags) define(cmd *cobra.Command) {
 	p.StringVar(&f.config, "config", defaultConfigFile, "TOML file; only the default may be absent")
 	p.StringVar(&f.logLevel, "log-level", d.Log.Level, "debug, info, warn or error")
 	cmd.Flags().StringVar(&f.shortNames, "short-name-registry", "", "registry of images whose names have none, unless the configuration file names one (default: such names are refused)")
+	cmd.Flags().BoolVar(&f.onlyListed, onlyListed, false, "set image.only_listed_loopback, whatever the file says")
 	cmd.Flags().StringVar(&f.logFile, "log-file", "", "file to log to instead of standard error; from 10 MiB on it is set aside as FILE.1 to FILE.3")
 }
 
@@ -108,6 +113,7 @@ func (f *flags) load(cmd *cobra.Command) (config.Config, error) {
 	if c.Image.ShortNameRegistry == "" {
 		c.Image.ShortNameRegistry = f.shortNames
 	}
+	c.Image.OnlyListedLoopback = c.Image.OnlyListedLoopback || f.onlyListed
 	for _, dir := range []*string{&c.Root, &c.State} {
 		if *dir, err = filepath.Abs(*dir); err != nil {
 			return c, err
@@ -132,6 +138,9 @@ func (f *flags) again(cmd *cobra.Command, c config.Config) []string {
 		if cmd.Flags().Changed(flag.name) {
 			args = append(args, "--"+flag.name, flag.value)
 		}
+	}
+	if f.onlyListed {
+		args = append(args, "--"+onlyListed)
 	}
 	return args
 }

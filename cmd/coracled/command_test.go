@@ -18,8 +18,8 @@ func TestArgumentsOfTheNextStart(t *testing.T) {
 	for name, tt := range map[string]struct{ args, want []string }{
 		"none": {nil, []string{}},
 		"all": {
-			[]string{"--root=r", "--state", "s", "--address", "unix:///a.sock", "--log-level", "warn", "--log-file", "l"},
-			[]string{"--root", filepath.Join(dir, "r"), "--state", filepath.Join(dir, "s"), "--address", "unix:///a.sock", "--log-level", "warn", "--log-file", filepath.Join(dir, "l")},
+			[]string{"--root=r", "--state", "s", "--address", "unix:///a.sock", "--log-level", "warn", "--only-listed-loopback", "--log-file", "l"},
+			[]string{"--root", filepath.Join(dir, "r"), "--state", filepath.Join(dir, "s"), "--address", "unix:///a.sock", "--log-level", "warn", "--log-file", filepath.Join(dir, "l"), "--only-listed-loopback"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -32,6 +32,9 @@ func TestArgumentsOfTheNextStart(t *testing.T) {
 			c, err := f.load(cmd)
 			if err != nil {
 				t.Fatal(err)
+			}
+			if want := name == "all"; c.Image.OnlyListedLoopback != want {
+				t.Errorf("image.only_listed_loopback is %t", c.Image.OnlyListedLoopback)
 			}
 			if diff := cmp.Diff(tt.want, f.again(cmd, c)); diff != "" {
 				t.Error(diff)

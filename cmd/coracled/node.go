@@ -258,6 +258,7 @@ func registries(c config.Image) registry.Config {
 	}
 	return registry.Config{
 		Settings:               settings,
+		OnlyListedLoopback:     c.OnlyListedLoopback,
 		CertsDirs:              c.CertsDirs,
 		DockerConfig:           c.DockerConfig,
 		MaxConcurrentDownloads: c.MaxConcurrentDownloads,

@@ -25,16 +25,22 @@ func fromCertsDirs(dirs []string, registry string) (hosts []Host, found bool, er
 				continue
 			}
 			hosts, err := fromDir(dir, registry)
+			for i := range hosts {
+				hosts[i].listed = name != defaultDir
+			}
 			return hosts, true, err
 		}
 	}
 	return nil, false, nil
 }
 
+// defaultDir is for registries without a directory of their own.
+const defaultDir = "_default"
+
 // dirNames are the names that a registry's directory may have. A domain has neither
 // slashes nor leading dots, so they stay below their root.
 func dirNames(registry string) []string {
-	names := []string{registry, "_default"}
+	names := []string{registry, defaultDir}
 	if i := strings.LastIndexByte(registry, ':'); i > 0 {
 		names = append([]string{registry[:i] + "_" + registry[i+1:] + "_"}, names...)
 	}

@@ -167,6 +167,8 @@ func hintFor(err error) (hint string, transient bool) {
 	var record tls.RecordHeaderError
 	var dns *net.DNSError
 	switch {
+	case errors.Is(err, errLoopback):
+		return "", false // the error says it
 	case errors.Is(err, errDowngrade), errors.Is(err, errTooManyRedirects):
 		return "; this is the registry's to mend", false
 	case isRefused(err):

@@ -28,6 +28,7 @@ type Host struct {
 
 	guess  bool // HTTP is an assumption: switch if the host turns out to speak HTTPS
 	mirror bool // not the registry itself
+	listed bool // a directory of certs_dirs is this registry's own
 }
 
 // KeyPair is the files of a client certificate. Key may be the same file.
@@ -35,6 +36,14 @@ type KeyPair struct{ Cert, Key string }
 
 // hosts are those that serve a registry, in the order in which they are asked.
 func (c *Client) hosts(registry string) ([]Host, error) {
+	hosts, err := c.describedHosts(registry)
+	if err == nil {
+		c.listHosts(registry, hosts)
+	}
+	return hosts, err
+}
+
+func (c *Client) describedHosts(registry string) ([]Host, error) {
 	if s, ok := c.cfg.Settings[registry]; ok && s.reach() {
 		return c.configured(registry)
 	}

@@ -59,6 +59,9 @@ type Config struct {
 	// Settings are per registry, by the host[:port] of references (docker.io for Docker
 	// Hub). Those not listed are reached by HTTPS, on loopback addresses by HTTP first.
 	Settings map[string]Settings
+	// OnlyListedLoopback refuses to connect to loopback addresses but where Settings or a registry's own directory of
+	// CertsDirs name the host and port.
+	OnlyListedLoopback bool
 	// CertsDirs are directories as containerd has them in /etc/containerd/certs.d: for
 	// a registry host:port a directory host_port_ or host:port, else _default, with a
 	// hosts.toml or with *.crt, *.cert and *.key. The first that has one counts.
@@ -129,6 +132,7 @@ func NewClient(cfg Config) (*Client, error) {
 	}
 	c := &Client{cfg: cfg}
 	c.slots.each = c.maxDownloads
+	c.transports.guard.on = cfg.OnlyListedLoopback
 	for registry := range cfg.Settings {
 		hosts, err := c.configured(registry)
 		if err != nil {

@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"context"
 	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
@@ -16,6 +17,8 @@ import (
 // their own, and pools for each host that has some. A host whose files have changed gets
 // new ones, so that renewed certificates count from the next operation on.
 type transports struct {
+	guard loopbackGuard
+
 	mu     sync.Mutex
 	shared *http.Transport
 	own    map[string]ownTransport // by scheme://host
@@ -52,7 +55,7 @@ func (t *transports) of(h *Host, stall time.Duration) (pools, error) {
 	defer t.mu.Unlock()
 	if !m.special && dial == stall {
 		if t.shared == nil {
-			t.shared = newTransport(stall, dial, nil)
+			t.shared = t.newTransport(stall, dial, nil)
 		}
 		return pools{t.shared, t.shared}, nil
 	}
@@ -68,20 +71,22 @@ func (t *transports) of(h *Host, stall time.Duration) (pools, error) {
 	if t.own == nil {
 		t.own = map[string]ownTransport{}
 	}
-	p := pools{own: newTransport(stall, dial, m.config)}
+	p := pools{own: t.newTransport(stall, dial, m.config)}
 	p.others = p.own
 	if h.SkipVerify || len(h.Pairs) > 0 {
-		p.others = newTransport(stall, dial, &tls.Config{RootCAs: m.config.RootCAs, MinVersion: m.config.MinVersion})
+		p.others = t.newTransport(stall, dial, &tls.Config{RootCAs: m.config.RootCAs, MinVersion: m.config.MinVersion})
 	}
 	t.own[key] = ownTransport{made, p}
 	return p, nil
 }
 
-func newTransport(stall, dial time.Duration, c *tls.Config) *http.Transport {
-	dialer := &net.Dialer{Timeout: dial}
+func (t *transports) newTransport(stall, dial time.Duration, c *tls.Config) *http.Transport {
+	dialer := net.Dialer{Timeout: dial}
 	return &http.Transport{
-		Proxy:                 http.ProxyFromEnvironment,
-		DialContext:           dialer.DialContext,
+		Proxy: http.ProxyFromEnvironment,
+		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+			return t.guard.dial(ctx, dialer, network, address)
+		},
 		TLSClientConfig:       c,
 		TLSHandshakeTimeout:   stall,
 		ResponseHeaderTimeout: stall,

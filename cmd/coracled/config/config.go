@@ -68,6 +68,7 @@ type Image struct {
 	MaxConcurrentDownloads int                 `toml:"max_concurrent_downloads" live:"true" doc:"Blobs, or parts of large ones, fetched at the same time from one registry, over all pulls."`
 	PullProgressTimeout    string              `toml:"image_pull_progress_timeout" live:"true" doc:"A pull that gets no byte for so long fails, whatever is left to be tried."`
 	CertsDirs              []string            `toml:"certs_dirs" live:"true" doc:"Directories with hosts.toml or certificates per registry, as containerd and Docker have\nthem. The first that has one for a registry counts; they are read anew for each pull."`
+	OnlyListedLoopback     bool                `toml:"only_listed_loopback" live:"true" doc:"Connect to registries on loopback addresses only where [image.registry.\"host:port\"] or a directory of theirs in certs_dirs\nnames them: the name of a pod's image is anybody's, and would have this node ask its own ports. coracle up sets it."`
 	Policy                 string              `toml:"policy" doc:"TOML file that says whose signatures an image needs, see docs/images.md.\nEmpty: /etc/coracle/policy.toml if there is one, else none."`
 	DecryptionKeys         string              `toml:"decryption_keys" doc:"Directory with private keys (PEM, no passwords) for images encrypted by ocicrypt. Empty: none."`
 	DockerConfig           string              `toml:"docker_config" live:"true" doc:"A Docker config.json whose credentials and helpers serve pulls that bring none. Empty: none."`
