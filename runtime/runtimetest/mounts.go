@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/opencontainers/cgroups"
@@ -361,6 +362,39 @@ var mountTests = map[string]func(*rig){
 			r.must(os.Remove(r.inRoot(name)))
 			r.must(os.Mkdir(r.inRoot(name), 0o755))
 		}
+	},
+
+	// CVE-2026-41579: the names that every /dev has were made and removed by path.
+	"a link in place of /dev leads nowhere": func(r *rig) {
+		host := filepath.Join(r.bundle, "host-dev")
+		r.must(os.Mkdir(host, 0o755))
+		r.must(os.WriteFile(filepath.Join(host, "ptmx"), []byte("host"), 0o644))
+		relative, err := filepath.Rel(r.inRoot("."), host)
+		r.must(err)
+		for _, target := range []string{host, relative} {
+			r.must(os.RemoveAll(r.inRoot("dev")))
+			r.must(os.Symlink(target, r.inRoot("dev")))
+			// By path, the attack gets there.
+			if content, err := os.ReadFile(r.inRoot("dev/ptmx")); string(content) != "host" {
+				r.Fatalf("control: %q, %v", content, err)
+			}
+			spec := r.spec("true")
+			spec.Mounts = slices.DeleteFunc(spec.Mounts, func(m specs.Mount) bool { return strings.HasPrefix(m.Destination, "/dev") })
+			spec.Linux.Devices = append(spec.Linux.Devices, specs.LinuxDevice{Path: "/dev/made", Type: "c", Major: 1, Minor: 3})
+			if c, err := r.engine.Create(r.Context(), idOf(spec), spec, runtime.CreateOptions{Bundle: r.bundle}); err == nil {
+				pid := c.Pid()
+				r.must(c.Delete(r.Context(), runtime.DeleteOptions{Force: true}))
+				r.wait(pid)
+			}
+			entries, err := os.ReadDir(host)
+			r.must(err)
+			content, err := os.ReadFile(filepath.Join(host, "ptmx"))
+			if err != nil || string(content) != "host" || len(entries) != 1 {
+				r.Errorf("by %s: the host's ptmx is %q, %v; its directory has %v", target, content, err, entries)
+			}
+		}
+		r.must(os.Remove(r.inRoot("dev")))
+		r.must(os.Mkdir(r.inRoot("dev"), 0o755))
 	},
 
 	"id-mapped bind mounts": func(r *rig) {

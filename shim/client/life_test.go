@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -251,5 +252,39 @@ func TestUnknownID(t *testing.T) {
 	}
 	if err := r.c.DeletePod(ctx, "nobody"); err != nil {
 		t.Errorf("delete pod: %v", err)
+	}
+}
+
+// TestBackgroundChildrenOfExecs: commands whose background children keep their streams leave nothing behind in the daemon:
+// no goroutine that waits for the end of the streams, no descriptor, no file (CVE-2026-53495).
+func TestBackgroundChildrenOfExecs(t *testing.T) {
+	const calls = 15
+	r := newRig(t)
+	req := r.request("exec sleep 1000")
+	r.run(req)
+	r.exec(req.ID, "sleep 1001 & echo done") // what is made once for all
+	state := func() (goroutines, files int) {
+		fds, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return runtime.NumGoroutine(), len(fds)
+	}
+	goroutines, files := state()
+	for range calls {
+		if out, _, code := r.exec(req.ID, "sleep 1001 & echo done"); out != "done\n" || code != 0 {
+			t.Fatalf("exec: %q, %d", out, code)
+		}
+	}
+	// The attack was made: the children are there.
+	if out, _, _ := r.exec(req.ID, "grep -lz 1001 /proc/[0-9]*/cmdline | wc -l"); strings.TrimSpace(out) < "15" || len(strings.TrimSpace(out)) < 2 {
+		t.Errorf("control: %q children run, want more than %d", out, calls)
+	}
+	r.waitFor("nothing to be left of the calls", func() bool {
+		g, f := state()
+		return g < goroutines+calls/2 && f < files+calls/2
+	})
+	if left, err := filepath.Glob(filepath.Join(r.dir, "exec", "*")); err != nil || len(left) > 0 {
+		t.Errorf("left: %q, %v", left, err)
 	}
 }
