@@ -43,10 +43,19 @@ type Runner interface {
 	Run(ctx context.Context)
 }
 
+// Identities are what controllers act as. Their Sets share informers.
+type Identities struct {
+	// Manager is system:kube-controller-manager. It reads for informers that one controller has for itself,
+	// as the shared informers' owner reads for those: the accounts may not.
+	Manager *client.Set
+	// Account returns the Set of a service account in kube-system.
+	Account func(name string) (*client.Set, error)
+}
+
 // Options is what controllers need beside the API. The zero value makes all controllers that can
 // do without.
 type Options struct {
-	// Metadata reads objects of any kind; nil means a client made from the Set's Config.
+	// Metadata reads objects of any kind; nil means a client of each controller's own identity.
 	Metadata metadata.Interface
 	// RootCA is the PEM of what verifies the API server, published in every namespace; if it is
 	// empty nothing is published.
@@ -66,65 +75,92 @@ type Options struct {
 	NamespaceSettle time.Duration
 }
 
-// New returns all controllers, each working with set's identity. It makes no call.
-func New(set *client.Set, o Options) ([]Runner, error) {
-	if o.Metadata == nil {
-		var err error
-		if o.Metadata, err = metadata.NewForConfig(metadata.ConfigFor(set.Config)); err != nil {
-			return nil, fmt.Errorf("metadata client: %w", err)
-		}
-	}
+// New returns all controllers, each with its own identity: upstream's service account of that name, whose
+// rights upstream's bootstrap policy says.
+func New(as Identities, o Options) ([]Runner, error) {
 	if o.EndedPods == 0 {
 		o.EndedPods = podgc.DefaultThreshold
 	}
-	pods, err := podgc.New(set, max(o.EndedPods, 0))
+	reader := as.Manager.Kube
+	finished, err := as.Account("ttl-after-finished-controller")
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("identity of ttl-after-finished-controller: %w", err)
 	}
-	nodes, err := nodelifecycle.New(set)
-	if err != nil {
-		return nil, err
-	}
-	evictions, err := nodelifecycle.NewEviction(set)
-	if err != nil {
-		return nil, err
-	}
-	all := []*frame.Controller{
-		deployment.New(set),
-		replicaset.New(set),
-		daemonset.New(set),
-		job.New(set),
-		endpoints.New(set),
-		endpointslice.New(set),
-		namespace.New(set, o.Metadata, o.NamespaceSettle),
-		garbagecollector.New(set, o.Metadata),
-		serviceaccount.New(set),
-		nodes,
-		evictions,
-		pods,
-		resourcequota.New(set, o.Metadata),
-		certificates.NewApprover(set),
-		certificates.NewCleaner(set),
-		clusterroleaggregation.New(set),
-		bootstraptoken.New(set),
-		nodettl.New(set),
-		servicecidr.New(set),
-		policystatus.New(set),
+	all := []entry{
+		{"deployment-controller", plain(deployment.New)},
+		{"replicaset-controller", plain(replicaset.New)},
+		{"daemon-set-controller", plain(daemonset.New)},
+		{"job-controller", func(set *client.Set) (*frame.Controller, error) { return job.New(set, finished.Kube), nil }},
+		{"endpoint-controller", plain(endpoints.New)},
+		{"endpointslice-controller", plain(endpointslice.New)},
+		{"namespace-controller", o.anyKind(func(set *client.Set, anything metadata.Interface) *frame.Controller {
+			return namespace.New(set, anything, o.NamespaceSettle)
+		})},
+		{"generic-garbage-collector", o.anyKind(garbagecollector.New)},
+		{"service-account-controller", plain(serviceaccount.New)},
+		{"node-controller", func(set *client.Set) (*frame.Controller, error) { return nodelifecycle.New(set, reader) }},
+		{"node-controller", nodelifecycle.NewEviction},
+		{"pod-garbage-collector", func(set *client.Set) (*frame.Controller, error) { return podgc.New(set, max(o.EndedPods, 0)) }},
+		{"resourcequota-controller", o.anyKind(resourcequota.New)},
+		{"certificate-controller", plain(certificates.NewApprover)},
+		{"certificate-controller", plain(certificates.NewCleaner)},
+		{"clusterrole-aggregation-controller", plain(clusterroleaggregation.New)},
+		{"token-cleaner", plain(bootstraptoken.New)},
+		{"ttl-controller", plain(nodettl.New)},
+		{"service-cidrs-controller", plain(servicecidr.New)},
+		{"validatingadmissionpolicy-status-controller", plain(policystatus.New)},
 	}
 	if len(o.RootCA) > 0 {
-		all = append(all, rootca.New(set, o.RootCA))
-	}
-	if o.TokenGenerator != nil {
-		all = append(all, serviceaccount.NewTokens(set, o.TokenGenerator, o.RootCA))
+		all = append(all, entry{"root-ca-cert-publisher", func(set *client.Set) (*frame.Controller, error) {
+			return rootca.New(set, reader, o.RootCA), nil
+		}})
 	}
 	if o.SigningCA != nil {
-		all = append(all, certificates.NewSigner(set, o.SigningCA, o.CertificateLifetime))
+		all = append(all, entry{"certificate-controller", func(set *client.Set) (*frame.Controller, error) {
+			return certificates.NewSigner(set, o.SigningCA, o.CertificateLifetime), nil
+		}})
 	}
-	runners := make([]Runner, 0, len(all))
-	for _, c := range all {
+	runners := make([]Runner, 0, len(all)+1)
+	for _, e := range all {
+		set, err := as.Account(e.account)
+		if err != nil {
+			return nil, fmt.Errorf("identity of %s: %w", e.account, err)
+		}
+		c, err := e.make(set)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", e.account, err)
+		}
 		runners = append(runners, c)
 	}
+	if o.TokenGenerator != nil { // it serves all accounts and has none of its own, upstream neither
+		runners = append(runners, serviceaccount.NewTokens(as.Manager, o.TokenGenerator, o.RootCA))
+	}
 	return runners, nil
+}
+
+// entry is a controller and the service account that it acts as.
+type entry struct {
+	account string
+	make    func(*client.Set) (*frame.Controller, error)
+}
+
+// plain is for constructors that need a Set only and cannot fail.
+func plain(make func(*client.Set) *frame.Controller) func(*client.Set) (*frame.Controller, error) {
+	return func(set *client.Set) (*frame.Controller, error) { return make(set), nil }
+}
+
+// anyKind is for constructors of controllers that read and delete objects of any kind.
+func (o *Options) anyKind(make func(*client.Set, metadata.Interface) *frame.Controller) func(*client.Set) (*frame.Controller, error) {
+	return func(set *client.Set) (*frame.Controller, error) {
+		if o.Metadata != nil {
+			return make(set, o.Metadata), nil
+		}
+		anything, err := metadata.NewForConfig(metadata.ConfigFor(set.Config))
+		if err != nil {
+			return nil, fmt.Errorf("metadata client: %w", err)
+		}
+		return make(set, anything), nil
+	}
 }
 
 // Run runs all of them and returns when ctx has ended and the last of them has.

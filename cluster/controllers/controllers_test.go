@@ -37,7 +37,7 @@ func TestTogether(t *testing.T) {
 	var api *metatest.API
 	apitest.Controllers{func(set *client.Set) interface{ Run(context.Context) } {
 		api = metatest.Of(set)
-		all, err := New(api.Set, Options{
+		all, err := New(Identities{Manager: api.Set, Account: func(string) (*client.Set, error) { return api.Set, nil }}, Options{
 			Metadata: api.Metadata, RootCA: []byte("CA"),
 			SigningCA: func() (tls.Certificate, error) { return tls.Certificate{}, nil },
 		})

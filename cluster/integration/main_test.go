@@ -43,6 +43,10 @@ func withCluster(m *testing.M) int {
 		return 1
 	}
 	code := m.Run()
+	if err := boat.forbidden(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
 	if code != 0 {
 		boat.showLogs()
 	}

@@ -8,9 +8,11 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/util/keyutil"
+	"k8s.io/controller-manager/pkg/clientbuilder"
 	"k8s.io/kubernetes/pkg/serviceaccount"
 
 	"github.com/coracle-project/coracle/cluster/client"
@@ -77,7 +79,16 @@ func controllersCommand() *cobra.Command {
 				return nil, fmt.Errorf("--service-account-key: %w", err)
 			}
 		}
-		all, err := controllers.New(set, o)
+		// As upstream's controller manager does, controllers act with tokens of their service accounts.
+		tokens := clientbuilder.NewDynamicClientBuilder(set.Config, set.Kube.CoreV1(), metav1.NamespaceSystem)
+		account := func(name string) (*client.Set, error) {
+			config, err := tokens.Config(name)
+			if err != nil {
+				return nil, err
+			}
+			return client.New(config, set.Informers)
+		}
+		all, err := controllers.New(controllers.Identities{Manager: set, Account: account}, o)
 		return func() error {
 			controllers.Run(ctx, all)
 			return nil

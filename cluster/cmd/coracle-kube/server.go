@@ -11,6 +11,9 @@ import (
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/authentication/serviceaccount"
+	"k8s.io/apiserver/pkg/authentication/user"
 
 	"github.com/coracle-project/coracle/cluster/apiserver"
 	"github.com/coracle-project/coracle/cluster/client"
@@ -150,7 +153,7 @@ func in(server *apiserver.Server, name string, groups ...string) (*client.Set, e
 }
 
 func newScheduler(server *apiserver.Server) (*scheduler.Scheduler, error) {
-	set, err := in(server, "system:kube-scheduler")
+	set, err := in(server, user.KubeScheduler)
 	if err != nil {
 		return nil, err
 	}
@@ -158,11 +161,12 @@ func newScheduler(server *apiserver.Server) (*scheduler.Scheduler, error) {
 }
 
 func newControllers(server *apiserver.Server, bundle *pki.Bundle) ([]controllers.Runner, error) {
-	// Upstream gives each controller a service account of its own; here they are one user, who
-	// may do what all of them may.
-	set, err := in(server, "system:kube-controller-manager", "system:masters")
+	manager, err := in(server, user.KubeControllerManager)
 	if err != nil {
 		return nil, err
+	}
+	account := func(name string) (*client.Set, error) {
+		return in(server, serviceaccount.MakeUsername(metav1.NamespaceSystem, name), serviceaccount.MakeGroupNames(metav1.NamespaceSystem)...)
 	}
 	ca, err := os.ReadFile(bundle.CACert)
 	if err != nil {
@@ -172,7 +176,7 @@ func newControllers(server *apiserver.Server, bundle *pki.Bundle) ([]controllers
 	if err != nil {
 		return nil, err
 	}
-	return controllers.New(set, controllers.Options{
+	return controllers.New(controllers.Identities{Manager: manager, Account: account}, controllers.Options{
 		RootCA: ca, TokenGenerator: tokens,
 		SigningCA: func() (tls.Certificate, error) { return tls.LoadX509KeyPair(bundle.CA, bundle.CA) },
 	})

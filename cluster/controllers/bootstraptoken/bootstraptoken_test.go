@@ -14,7 +14,7 @@ import (
 
 func TestTokensGoWhenTheyExpire(t *testing.T) {
 	ctx := context.Background()
-	apitest.Ours(New).Run(t, func(t *testing.T, s *apitest.Server) {
+	apitest.Ours(New).As("token-cleaner").Run(t, func(t *testing.T, s *apitest.Server) {
 		secrets := s.Kube.CoreV1().Secrets("kube-system")
 		make := func(name string, kind corev1.SecretType, expires string) {
 			data := map[string][]byte{}

@@ -86,7 +86,7 @@ func run(t *testing.T, build func(*client.Set) *frame.Controller, csr func() *ce
 	f func(s *apitest.Server, get func() (*certificatesv1.CertificateSigningRequest, error)),
 ) {
 	t.Helper()
-	apitest.Ours(build).Run(t, func(t *testing.T, s *apitest.Server) {
+	apitest.Ours(build).As("certificate-controller").Run(t, func(t *testing.T, s *apitest.Server) {
 		requests := s.Kube.CertificatesV1().CertificateSigningRequests()
 		must(requests.Create(ctx, csr(), metav1.CreateOptions{}))
 		s.Settle()
@@ -142,7 +142,7 @@ func TestApproval(t *testing.T) {
 					return true, csr, nil
 				})
 				return NewApprover(set)
-			}).Run(t, func(t *testing.T, s *apitest.Server) {
+			}).As("certificate-controller").Run(t, func(t *testing.T, s *apitest.Server) {
 				must(s.Kube.CertificatesV1().CertificateSigningRequests().Create(ctx, request(c.change), metav1.CreateOptions{}))
 				s.Settle()
 				if approved.Message != c.message {
@@ -170,7 +170,7 @@ func TestARightThatIsGivenLater(t *testing.T) {
 			return true, action.(ktesting.UpdateActionImpl).Object, nil
 		})
 		return NewApprover(set)
-	}).Run(t, func(t *testing.T, s *apitest.Server) {
+	}).As("certificate-controller").Run(t, func(t *testing.T, s *apitest.Server) {
 		must(s.Kube.CertificatesV1().CertificateSigningRequests().Create(ctx, request(nil), metav1.CreateOptions{}))
 		s.Pass(time.Minute)
 		if approved.Load() {

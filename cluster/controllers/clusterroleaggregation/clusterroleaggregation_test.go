@@ -42,7 +42,7 @@ func TestRulesAreThoseOfTheSelected(t *testing.T) {
 	apitest.Ours(func(set *client.Set) *frame.Controller {
 		set.Kube.(*fake.Clientset).PrependReactor("patch", "clusterroles", apply)
 		return New(set)
-	}).Run(t, func(t *testing.T, s *apitest.Server) {
+	}).As("clusterrole-aggregation-controller").Run(t, func(t *testing.T, s *apitest.Server) {
 		server = s
 		roles := s.Kube.RbacV1().ClusterRoles()
 		make := func(name, label string, rules ...rbacv1.PolicyRule) *rbacv1.ClusterRole {

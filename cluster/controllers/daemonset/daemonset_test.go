@@ -20,7 +20,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/controllers/internal/apitest"
 )
 
-var ours = apitest.Ours(daemonset.New)
+var ours = apitest.Ours(daemonset.New).As("daemon-set-controller")
 
 type change = func(*appsv1.DaemonSet)
 

@@ -182,7 +182,7 @@ func TestAsUpstream(t *testing.T) {
 			want = append(want, step+":\n"+w.state())
 		})
 	})
-	apitest.Ours(New).Run(t, func(t *testing.T, s *apitest.Server) {
+	apitest.Ours(New).As("endpoint-controller").Run(t, func(t *testing.T, s *apitest.Server) {
 		w := world{s, t}
 		scenario(w, func(step string) {
 			w.Pass(5 * time.Second)

@@ -156,7 +156,7 @@ func TestAsUpstream(t *testing.T) {
 			want = append(want, step+":\n"+state())
 		})
 	})
-	apitest.Ours(New).Run(t, func(t *testing.T, s *apitest.Server) {
+	apitest.Ours(New).As("endpointslice-controller").Run(t, func(t *testing.T, s *apitest.Server) {
 		w := world{s, t}
 		scenario(w, func(step string, state func() string) {
 			w.Pass(20 * time.Second)

@@ -66,6 +66,7 @@ const strayPrefix = "pod:"
 type controller struct {
 	queue    *frame.Controller
 	kube     kubernetes.Interface
+	finished kubernetes.Interface
 	events   record.EventRecorder
 	jobs     batchlisters.JobLister
 	cache    cache.Indexer // of Jobs
@@ -75,15 +76,16 @@ type controller struct {
 	backoffs *backoffs
 }
 
-// New returns the controller of Jobs.
-func New(set *client.Set) *frame.Controller {
+// New returns the controller of Jobs. It deletes Jobs whose time to live has passed with finished, since
+// upstream has a controller of its own for that, and the role of this one does not delete Jobs.
+func New(set *client.Set, finished kubernetes.Interface) *frame.Controller {
 	jobs := set.Informers.Batch().V1().Jobs()
 	pods := set.Informers.Core().V1().Pods().Informer()
 	adoption.MustIndex(pods)
 	events, stop := set.Recorder("job-controller", "")
 
 	c := &controller{
-		kube: set.Kube, events: events, jobs: jobs.Lister(),
+		kube: set.Kube, finished: finished, events: events, jobs: jobs.Lister(),
 		cache: jobs.Informer().GetIndexer(), podCache: pods.GetIndexer(),
 		writes: freshness.New(), backoffs: newBackoffs(),
 	}

@@ -58,7 +58,7 @@ func (c *controller) expire(ctx context.Context, key string, job *batchv1.Job) e
 		c.queue.AddAfter(key, left)
 		return nil
 	}
-	jobs := c.kube.BatchV1().Jobs(job.Namespace)
+	jobs := c.finished.BatchV1().Jobs(job.Namespace)
 	fresh, err := jobs.Get(ctx, job.Name, metav1.GetOptions{})
 	if err == nil {
 		if left, ok := timeToLive(fresh); !ok || left > 0 || fresh.UID != job.UID {

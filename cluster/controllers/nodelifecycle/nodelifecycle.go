@@ -25,6 +25,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	coreinformers "k8s.io/client-go/informers/coordination/v1"
+	"k8s.io/client-go/kubernetes"
 	coordinationlisters "k8s.io/client-go/listers/coordination/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
@@ -60,13 +61,13 @@ type controller struct {
 }
 
 // New returns the controller; its keys are nodes ("NAME") and pods that were just bound to a node
-// ("NAMESPACE/NAME"). It watches the Leases of nodes only.
-func New(set *client.Set) (*frame.Controller, error) {
+// ("NAMESPACE/NAME"). It watches the Leases of nodes only, with reader: its own role does not read them.
+func New(set *client.Set, reader kubernetes.Interface) (*frame.Controller, error) {
 	pods, nodes := set.Informers.Core().V1().Pods(), set.Informers.Core().V1().Nodes()
 	if err := upstream.AddPodNodeNameIndexer(pods.Informer()); err != nil {
 		return nil, err
 	}
-	leases := coreinformers.NewLeaseInformer(set.Kube, corev1.NamespaceNodeLease, 0,
+	leases := coreinformers.NewLeaseInformer(reader, corev1.NamespaceNodeLease, 0,
 		cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
 	recorder, flush := set.Recorder("node-controller", "")
 	c := &controller{

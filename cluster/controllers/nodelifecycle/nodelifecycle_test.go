@@ -35,9 +35,9 @@ func TestMain(m *testing.M) {
 }
 
 var own = apitest.Ours(
-	func(set *client.Set) *frame.Controller { return must(New(set)) },
+	func(set *client.Set) *frame.Controller { return must(New(set, set.Kube)) },
 	func(set *client.Set) *frame.Controller { return must(NewEviction(set)) },
-)
+).As("node-controller")
 
 var theirs = apitest.Controllers{
 	func(set *client.Set) interface{ Run(context.Context) } {

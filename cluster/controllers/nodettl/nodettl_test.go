@@ -11,7 +11,7 @@ import (
 )
 
 func TestAnnotationFollowsTheClustersSize(t *testing.T) {
-	apitest.Ours(New).Run(t, func(t *testing.T, s *apitest.Server) {
+	apitest.Ours(New).As("ttl-controller").Run(t, func(t *testing.T, s *apitest.Server) {
 		nodes := s.Kube.CoreV1().Nodes()
 		want := func(seconds string) {
 			t.Helper()

@@ -38,7 +38,7 @@ const threshold = 3
 var own = apitest.Controllers{func(set *client.Set) interface{ Run(context.Context) } {
 	kube = set.Kube.(*fake.Clientset)
 	return must(New(set, threshold))
-}}
+}}.As("pod-garbage-collector")
 
 // kube is the client of the controllers that run.
 var kube *fake.Clientset

@@ -20,7 +20,7 @@ import (
 
 func run(t *testing.T, f func(t *testing.T, s *apitest.Server)) {
 	t.Helper()
-	apitest.Ours(replicaset.New).Run(t, f)
+	apitest.Ours(replicaset.New).As("replicaset-controller").Run(t, f)
 }
 
 // set is a ReplicaSet named web.

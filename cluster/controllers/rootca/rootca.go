@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	coreinformers "k8s.io/client-go/informers/core/v1"
+	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	upstream "k8s.io/kubernetes/pkg/controller/certificates/rootcacertpublisher"
@@ -31,10 +32,11 @@ type publisher struct {
 	published  corelisters.ConfigMapLister
 }
 
-// New returns the controller that publishes rootCA (PEM); its keys are namespaces.
-func New(set *client.Set, rootCA []byte) *frame.Controller {
+// New returns the controller that publishes rootCA (PEM); its keys are namespaces. What is published it reads
+// with reader, since its own role only writes.
+func New(set *client.Set, reader kubernetes.Interface, rootCA []byte) *frame.Controller {
 	namespaces := set.Informers.Core().V1().Namespaces()
-	published := coreinformers.NewFilteredConfigMapInformer(set.Kube, metav1.NamespaceAll, 0,
+	published := coreinformers.NewFilteredConfigMapInformer(reader, metav1.NamespaceAll, 0,
 		cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc},
 		func(options *metav1.ListOptions) {
 			options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, upstream.RootCACertConfigMapName).String()

@@ -35,7 +35,7 @@ func namespace(s *apitest.Server, name string, phase corev1.NamespacePhase) {
 }
 
 func TestEveryActiveNamespaceHasADefaultAccount(t *testing.T) {
-	apitest.Ours(New).Run(t, func(t *testing.T, s *apitest.Server) {
+	apitest.Ours(New).As("service-account-controller").Run(t, func(t *testing.T, s *apitest.Server) {
 		has := func(name string) bool {
 			_, err := s.Kube.CoreV1().ServiceAccounts(name).Get(ctx, "default", metav1.GetOptions{})
 			return err == nil

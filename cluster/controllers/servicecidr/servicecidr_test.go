@@ -64,7 +64,7 @@ func (n networks) want(name, state string) {
 
 func run(t *testing.T, f func(n networks)) {
 	t.Helper()
-	apitest.Ours(New).Run(t, func(t *testing.T, s *apitest.Server) { f(networks{t, s}) })
+	apitest.Ours(New).As("service-cidrs-controller").Run(t, func(t *testing.T, s *apitest.Server) { f(networks{t, s}) })
 }
 
 func TestANetworkWithoutAddressesGoesAfterTheGrace(t *testing.T) {

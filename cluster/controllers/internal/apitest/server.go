@@ -79,8 +79,10 @@ func (controllers Controllers) Run(t *testing.T, f func(t *testing.T, s *Server)
 			ctx, cancel := context.WithCancel(t.Context())
 			set := &client.Set{Kube: kube, Informers: client.NewInformers(kube)}
 			var running sync.WaitGroup
+			var built []any
 			for _, build := range controllers {
 				c := build(set)
+				built = append(built, c)
 				running.Go(func() { c.Run(ctx) })
 			}
 			set.Informers.Start(ctx.Done())
@@ -88,6 +90,11 @@ func (controllers Controllers) Run(t *testing.T, f func(t *testing.T, s *Server)
 				cancel()
 				running.Wait()
 				set.Informers.Shutdown()
+				for _, c := range built {
+					for _, err := range refused(c) {
+						t.Errorf("a controller did what its role does not allow: %v", err)
+					}
+				}
 			}
 		}
 		s.stop = s.start()
