@@ -119,16 +119,15 @@ func (b *build) configure(ctx context.Context) error {
 	c.LoopbackClientConfig = b.loopback
 	c.MergedResourceConfig = b.served
 	c.RESTOptionsGetter = b.store
-	// Priority and fairness would cost 4 MB and a third of the start, and would help a node's users little: what
-	// the node itself is busy with comes from this process.
-	c.StorageObjectCountTracker = nil // only that asks it
+	shareFairly(c, b.options.seats)
 	c.EnableProfiling = false
 	c.ShutdownWatchTerminationGracePeriod = drainLimit // watches are ended, so that connections come to rest
 	c.AggregatedDiscoveryGroupManager = aggregated.NewResourceManager("apis")
 	c.BuildHandlerChainFunc = func(handler http.Handler, c *genericapiserver.Config) http.Handler {
 		quiet := *c // here, since New has put its own authenticator before ours
 		quiet.Authentication.Authenticator = quietly(c.Authentication.Authenticator)
-		return genericapiserver.DefaultBuildHandlerChain(withPlainDiscovery(handler), &quiet)
+		chain := genericapiserver.DefaultBuildHandlerChain(withPlainDiscovery(handler), &quiet)
+		return withBodyDeadline(chain, b.options.bodyLimit, c.RequestInfoResolver, c.LongRunningFunc)
 	}
 	c.LongRunningFunc = genericfilters.BasicLongRunningRequestCheck(
 		sets.NewString("watch", "proxy"), sets.NewString("attach", "exec", "proxy", "log", "portforward"))

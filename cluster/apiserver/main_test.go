@@ -111,7 +111,10 @@ func testOptions(dir string) (Options, error) {
 }
 
 // overTLS returns the administrator's configuration for clients that dial.
-func overTLS(t *testing.T) *rest.Config {
+func overTLS(t *testing.T) *rest.Config { return overTLSOf(t, server) }
+
+// overTLSOf is overTLS of another server than the shared one.
+func overTLSOf(t *testing.T, server *Server) *rest.Config {
 	t.Helper()
 	config, err := clientcmd.BuildConfigFromFlags("", server.options.PKI.AdminKubeconfig)
 	if err != nil {

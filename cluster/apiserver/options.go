@@ -45,6 +45,10 @@ type Options struct {
 	ExtraAPIGroups []func(*genericapiserver.GenericAPIServer) error
 	ExtraSchemes   []*runtime.Scheme
 
+	// seats is how many requests are worked on at a time, 600 by default; bodyLimit is how long a request's body
+	// may take to arrive. For tests.
+	seats     int
+	bodyLimit time.Duration
 	// inspect is shown what the server was built from; for generating OpenAPI documents.
 	inspect func(*build)
 }
@@ -63,6 +67,9 @@ func (o *Options) complete() (addresses, error) {
 	}
 	if o.EventTTL == 0 {
 		o.EventTTL = time.Hour
+	}
+	if o.bodyLimit == 0 {
+		o.bodyLimit = bodyLimit
 	}
 	for _, file := range []string{o.TokenFile, o.EtcdCA, o.EtcdCert, o.EtcdKey} {
 		if file == "" {

@@ -1,0 +1,51 @@
+package apiserver
+
+import (
+	"io"
+	"net/http"
+	"time"
+
+	"k8s.io/apiserver/pkg/endpoints/request"
+)
+
+// bodyLimit is how long the body of a request may take to arrive. A body may have 3 MB, and clients' bodies
+// are mostly below 10 kB; who sends slower holds one of the seats of other users of the same kind meanwhile.
+const bodyLimit = 20 * time.Second
+
+// withBodyDeadline ends requests whose body does not arrive in time. Requests that last as long as
+// their client wants (proxy, exec) are not limited; requests within the process have no connection.
+func withBodyDeadline(next http.Handler, limit time.Duration, resolve request.RequestInfoResolver, lasting request.LongRunningRequestCheck) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Body == nil || r.Body == http.NoBody {
+			next.ServeHTTP(w, r)
+			return
+		}
+		if info, err := resolve.NewRequestInfo(r); err != nil || lasting(r, info) {
+			next.ServeHTTP(w, r)
+			return
+		}
+		connection := http.NewResponseController(w)
+		if connection.SetReadDeadline(time.Now().Add(limit)) != nil { // it cannot: within the process
+			next.ServeHTTP(w, r)
+			return
+		}
+		r.Body = &timedBody{ReadCloser: r.Body, arrived: func() { _ = connection.SetReadDeadline(time.Time{}) }}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// timedBody says when all of a body was read: from then on the connection may be silent, for as long as the
+// request takes. With HTTP/1 the deadline would end it else.
+type timedBody struct {
+	io.ReadCloser
+	arrived func()
+}
+
+func (b *timedBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err == io.EOF && b.arrived != nil { //nolint:errorlint // readers return it as it is
+		b.arrived()
+		b.arrived = nil
+	}
+	return n, err
+}
