@@ -234,7 +234,6 @@ func TestWhatIsOnlyStoredIsAnsweredWithAWarning(t *testing.T) {
 	config.WarningHandler = rest.WarningHandler(&got)
 	client := clientOf(t, config)
 	ns := namespace(t, client)
-	selector := &metav1.LabelSelector{MatchLabels: map[string]string{"a": "b"}}
 	create := map[string]func() error{
 		`NetworkPolicy "x" is stored but not acted on by this cluster: no traffic is allowed or denied by it`: func() error {
 			_, err := client.NetworkingV1().NetworkPolicies(ns).Create(t.Context(), &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: "x"}}, metav1.CreateOptions{})
@@ -246,12 +245,6 @@ func TestWhatIsOnlyStoredIsAnsweredWithAWarning(t *testing.T) {
 				Spec: batchv1.CronJobSpec{Schedule: "* * * * *", JobTemplate: batchv1.JobTemplateSpec{Spec: batchv1.JobSpec{Template: corev1.PodTemplateSpec{
 					Spec: corev1.PodSpec{RestartPolicy: corev1.RestartPolicyNever, Containers: []corev1.Container{{Name: "main", Image: "image"}}},
 				}}}},
-			}, metav1.CreateOptions{})
-			return err
-		},
-		`PodDisruptionBudget "x" is stored but not acted on by this cluster: its status is not kept, so that evictions of the pods it selects are refused`: func() error {
-			_, err := client.PolicyV1().PodDisruptionBudgets(ns).Create(t.Context(), &policyv1.PodDisruptionBudget{
-				ObjectMeta: metav1.ObjectMeta{Name: "x"}, Spec: policyv1.PodDisruptionBudgetSpec{Selector: selector},
 			}, metav1.CreateOptions{})
 			return err
 		},

@@ -26,7 +26,6 @@ var storedOnly = map[schema.GroupResource]string{
 	{Group: "networking.k8s.io", Resource: "ingresses"}:            "no traffic is routed by it",
 	{Group: "networking.k8s.io", Resource: "ingressclasses"}:       "no traffic is routed by it",
 	{Group: "networking.k8s.io", Resource: "networkpolicies"}:      "no traffic is allowed or denied by it",
-	{Group: "policy", Resource: "poddisruptionbudgets"}:            "its status is not kept, so that evictions of the pods it selects are refused",
 	{Group: "storage.k8s.io", Resource: "storageclasses"}:          "volumes are not provisioned",
 	{Group: "storage.k8s.io", Resource: "csidrivers"}:              "CSI drivers are not used",
 	{Group: "storage.k8s.io", Resource: "volumeattachments"}:       "volumes are not attached",

@@ -1,7 +1,8 @@
 // Package controllers is the list of the cluster's controllers: one line each, in New.
 //
 // A controller is a package beside this one whose New returns a *frame.Controller. To add one,
-// write it in the shape of the smallest (clusterroleaggregation) and name it in New.
+// write it in the shape of the smallest (clusterroleaggregation) and name it in New. Those that are imported
+// are in package upstream.
 package controllers
 
 import (
@@ -35,6 +36,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/controllers/rootca"
 	"github.com/coracle-project/coracle/cluster/controllers/serviceaccount"
 	"github.com/coracle-project/coracle/cluster/controllers/servicecidr"
+	"github.com/coracle-project/coracle/cluster/controllers/upstream"
 )
 
 // Runner is a controller that works until ctx ends. The informers of the Set that it was made with
@@ -120,7 +122,7 @@ func New(as Identities, o Options) ([]Runner, error) {
 			return certificates.NewSigner(set, o.SigningCA, o.CertificateLifetime), nil
 		}})
 	}
-	runners := make([]Runner, 0, len(all)+1)
+	runners := make([]Runner, 0, len(all)+2)
 	for _, e := range all {
 		set, err := as.Account(e.account)
 		if err != nil {
@@ -132,6 +134,11 @@ func New(as Identities, o Options) ([]Runner, error) {
 		}
 		runners = append(runners, c)
 	}
+	budgets, err := as.Account("disruption-controller")
+	if err != nil {
+		return nil, fmt.Errorf("identity of disruption-controller: %w", err)
+	}
+	runners = append(runners, upstream.NewDisruption(budgets))
 	if o.TokenGenerator != nil { // it serves all accounts and has none of its own, upstream neither
 		runners = append(runners, serviceaccount.NewTokens(as.Manager, o.TokenGenerator, o.RootCA))
 	}
