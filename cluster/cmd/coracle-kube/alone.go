@@ -41,7 +41,7 @@ func apiserverCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return together(cmd.Context(), server, began, func() error {
+			return together(cmd.Context(), server, began, &o, func() error {
 				_, err := o.credentials(hostname(), nil)
 				return err
 			})

@@ -84,7 +84,7 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions) error {
 	if err != nil {
 		return err
 	}
-	return together(ctx, server, began, func() error { return renewed(&api, &n) },
+	return together(ctx, server, began, &api, func() error { return renewed(&api, &n) },
 		schedule.Run, kube.Run, func(ctx context.Context) error {
 			controllers.Run(ctx, control)
 			return nil
@@ -93,7 +93,7 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions) error {
 
 // together runs the API server and the parts until ctx ends or one of them fails. The API server
 // ends last: the others have something to write when they end.
-func together(ctx context.Context, server *apiserver.Server, began time.Time, renew func() error, parts ...func(context.Context) error) error {
+func together(ctx context.Context, server *apiserver.Server, began time.Time, o *apiOptions, renew func() error, parts ...func(context.Context) error) error {
 	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	work, ctx := errgroup.WithContext(ctx)
@@ -107,6 +107,12 @@ func together(ctx context.Context, server *apiserver.Server, began time.Time, re
 		case <-ctx.Done():
 			return nil
 		}
+	})
+	work.Go(func() error {
+		if err := serveProfiles(ctx, o.settings().State); err != nil {
+			slog.Warn("no profiles are served", "err", err)
+		}
+		return nil
 	})
 	// The parts begin when the built-in roles and namespaces are there: what they would try before
 	// would fail, and be tried again only after a pause.
