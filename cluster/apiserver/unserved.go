@@ -71,6 +71,6 @@ func missingOfService(service *core.Service) string {
 	case service.Spec.Type == core.ServiceTypeExternalName:
 		return "there is no cluster DNS"
 	default:
-		return "its endpoints are kept, but its cluster address is not routed"
+		return "its endpoints are kept, but its cluster address is not routed: connections to it are refused"
 	}
 }

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -22,6 +24,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/kubelet/logrotate"
 	"github.com/coracle-project/coracle/cluster/metricsapi"
 	"github.com/coracle-project/coracle/cluster/pki"
+	"github.com/coracle-project/coracle/cluster/proxy"
 )
 
 // apiOptions are the flags of the API server.
@@ -89,6 +92,24 @@ func (o *apiOptions) settings() apiserver.Options {
 		ServiceCIDR: o.serviceCIDR, TokenFile: o.tokenFile,
 		EtcdServers: o.etcdServers, EtcdCA: o.etcdCA, EtcdCert: o.etcdCert, EtcdKey: o.etcdKey,
 	}
+}
+
+// rejectServices has packets to addresses of Services rejected until ctx ends, since nothing routes them.
+func (o *apiOptions) rejectServices(ctx context.Context) error {
+	name := "coracle-services-" + strconv.Itoa(o.port) // a machine may have several clusters
+	services, err := netip.ParsePrefix(o.serviceCIDR)
+	if err != nil {
+		return fmt.Errorf("--service-cidr %q is no network: %w", o.serviceCIDR, err)
+	}
+	if err := proxy.Reject(name, services); err != nil {
+		slog.Warn("packets to addresses of Services leave this machine by the default route", "err", err)
+		return nil
+	}
+	<-ctx.Done()
+	if err := proxy.Remove(name); err != nil {
+		slog.Warn("rules for addresses of Services are left", "err", err)
+	}
+	return nil
 }
 
 // server makes the API server, with metrics.k8s.io, which is computed from what kubelets tell.

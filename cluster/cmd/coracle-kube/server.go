@@ -85,7 +85,7 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions) error {
 		return err
 	}
 	return together(ctx, server, began, &api, func() error { return renewed(&api, &n) },
-		schedule.Run, kube.Run, func(ctx context.Context) error {
+		schedule.Run, kube.Run, api.rejectServices, func(ctx context.Context) error {
 			controllers.Run(ctx, control)
 			return nil
 		})
