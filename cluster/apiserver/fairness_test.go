@@ -13,6 +13,8 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -222,7 +224,10 @@ func TestSlowBodiesEnd(t *testing.T) {
 func TestDeadWebhookDoesNotStarveNodes(t *testing.T) {
 	attack(t, 0, func(a *attacked) {
 		release := make(chan struct{})
+		var held atomic.Int64
 		webhook := httptest.NewTLSServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			held.Add(1)
+			defer held.Add(-1)
 			select {
 			case <-release:
 			case <-r.Context().Done():
@@ -252,20 +257,21 @@ func TestDeadWebhookDoesNotStarveNodes(t *testing.T) {
 		config.BearerToken = "attacker"
 		config.QPS = -1
 		client := clientOf(t, config)
-		asked := make(chan error, fewSeats)
+		var asking sync.WaitGroup
 		for range fewSeats {
-			go func() {
-				_, err := client.AuthenticationV1().SelfSubjectReviews().Create(ctx, selfReview(), metav1.CreateOptions{})
-				asked <- err
-			}()
+			asking.Go(func() {
+				for ctx.Err() == nil { // at first the webhook may not be known
+					_, _ = client.AuthenticationV1().SelfSubjectReviews().Create(ctx, selfReview(), metav1.CreateOptions{})
+				}
+			})
 		}
-		a.full("global-default")
+		eventually(t, "the webhook holds all seats of the attacker's level", func() (bool, error) {
+			executing, waiting := a.working("global-default")
+			n := int(held.Load())
+			return n > 0 && n == executing && waiting > 0, fmt.Errorf("%d held, %d executing, %d waiting", n, executing, waiting)
+		})
 		a.nodeLives()
 		cancel()
-		for range fewSeats {
-			if <-asked == nil {
-				t.Error("a request was answered that the webhook was never asked about")
-			}
-		}
+		asking.Wait()
 	})
 }
