@@ -185,7 +185,10 @@ func listener(p hostPort, ip netip.Addr) (at netip.AddrPort, taken bool, err err
 	}
 	switch p.Protocol {
 	case "tcp":
+		// The table is there on each kernel, the socket diagnosis that is to replace it (inet_diag) is a module.
+		//lint:ignore SA1019 inet_diag may be missing
 		four, err4 := proc.NetTCP()
+		//lint:ignore SA1019 inet_diag may be missing
 		six, err6 := proc.NetTCP6()
 		for _, s := range append(four, six...) {
 			if matches(s.LocalAddr, s.LocalPort, s.St, tcpListen) {
