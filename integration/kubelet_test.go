@@ -210,6 +210,11 @@ func addKubeletIP(t *testing.T) {
 	if err := netlink.AddrReplace(lo, addr); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() {
+		if err := netlink.AddrDel(lo, addr); err != nil && !errors.Is(err, syscall.EADDRNOTAVAIL) { // added twice
+			t.Error(err)
+		}
+	})
 }
 
 // get asks the kubelet's read-only API.
