@@ -72,8 +72,8 @@ esac
 install "${packages[@]}"
 # Checkpoints. Not every release of a distribution has criu, and not every criu knows the kernel: tests say so.
 criu=$(apt-cache policy criu 2>/dev/null | awk '$1 == "Candidate:" { print $2 }' || true)
-if [[ -n $criu && $criu != "(none)" ]]; then
-  install criu
+if [[ -n $criu && $criu != "(none)" ]] && ! (set -e; install criu); then
+  echo "deps: criu cannot be installed, checkpoints are not tested" >&2
 fi
 go=${GO:-go}
 want=$(awk '$1 == "go" {print $2; exit}' go.mod)

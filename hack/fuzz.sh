@@ -51,8 +51,9 @@ for line in "${all[@]}"; do
   [[ ! -d $kept ]] || have=$(find "$kept" -type f | wc -l)
   if ((have < keep)) && [[ -d $cache/$import/$name ]]; then
     mkdir -p "$kept"
-    find "$cache/$import/$name" -type f -size "-${small}c" -printf '%s %p\n' | sort -n | awk -v n=$((keep - have)) 'NR <= n' | cut -d' ' -f2- |
-      while read -r file; do cp -n "$file" "$kept/"; done
+    find "$cache/$import/$name" -type f -size "-${small}c" -printf '%s %p\n' | sort -n | cut -d' ' -f2- |
+      while read -r file; do [[ -e $kept/${file##*/} ]] || echo "$file"; done |
+      awk -v n=$((keep - have)) 'NR <= n' | while read -r file; do cp "$file" "$kept/"; done
     rmdir --ignore-fail-on-non-empty "$kept"
   fi
   printf '%-28s %-20s %10d inputs\n' "$package" "$name" "$did"

@@ -51,8 +51,11 @@ case $1 in
           grep -E -A8 '_test\.go:[0-9]+: ' "log/${run%% *}" | tail -n 300
         } | cut -c1-600
       }
-      # No test may be skipped here.
+      # No test may be skipped here, and each has to be there.
       grep -E -A2 -- '--- SKIP' "log/${run%% *}" && bad=1
+      for name in $(echo "${run#* }" | tr '|' ' '); do
+        grep -q -- "--- PASS: ${name%%/*}" "log/${run%% *}" || { echo "$name: no test of that name has passed"; bad=1; }
+      done
       echo "${run%% *}: $(grep -c -- '--- PASS' "log/${run%% *}") passed, $(grep -c -- '--- FAIL' "log/${run%% *}") failed"
     done
     [ ! -s "$CORACLE_UNTESTED" ] || { echo "not tested:"; cat "$CORACLE_UNTESTED"; bad=1; }

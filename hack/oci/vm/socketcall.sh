@@ -12,7 +12,10 @@ END
  "linux":{"security_context":{"seccomp":{"profile_type":$2},"apparmor":{"profile_type":$3}}}}
 END
   crictl run --no-pull ctr.json pod.json >/dev/null
-  until grep -q 'done$' "/var/tmp/logs/$1/log"; do :; done
+  end=$(($(date +%s) + 120))
+  until grep -q 'done$' "/var/tmp/logs/$1/log"; do
+    [ "$(date +%s)" -lt "$end" ] || { echo "no result in two minutes:"; cat "/var/tmp/logs/$1/log"; return; }
+  done
   sed 's/^[^ ]* stdout F //' "/var/tmp/logs/$1/log" | tr '\n' ' '
 }
 
