@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/coracle-project/coracle/integration/bench/quiet"
 	"github.com/coracle-project/coracle/internal/testkit"
 )
 
@@ -94,11 +95,11 @@ func measureCrowd(ctx context.Context, t *target, o options) (err error) {
 		return err
 	}
 	t.add(fmt.Sprintf("start of %d pods by %d clients, s", o.crowd, o.clients), took.Seconds())
-	if err := quiet(ctx); err != nil {
+	if err := quiet.Wait(ctx); err != nil {
 		return err
 	}
 	t.add(fmt.Sprintf("RSS of the daemon at %d pods, MB", o.crowd), float64(residentSize(t.pid()))/1024)
-	if err := errors.Join(removeAll(ctx, c, pods), quiet(ctx)); err != nil {
+	if err := errors.Join(removeAll(ctx, c, pods), quiet.Wait(ctx)); err != nil {
 		return err
 	}
 	took, err = inParallel(ctx, t, o.clients, o.crowd, func(ctx context.Context, c *client) error {

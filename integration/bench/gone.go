@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/coracle-project/coracle/integration/bench/quiet"
 	"github.com/coracle-project/coracle/internal/testkit/leak"
 )
 
@@ -30,7 +31,7 @@ func (t *target) untilGone(ctx context.Context) (float64, error) {
 			return 0, err
 		}
 		all = append(all, took)
-		if err := quiet(ctx); err != nil {
+		if err := quiet.Wait(ctx); err != nil {
 			return 0, err
 		}
 	}

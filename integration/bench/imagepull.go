@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/coracle-project/coracle/integration/bench/page"
+	"github.com/coracle-project/coracle/integration/bench/quiet"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -50,7 +51,7 @@ func (t *target) measurePull(ctx context.Context, w workload) (err error) {
 		err = joinDown(err, t)
 		err = errors.Join(err, os.RemoveAll(t.dir))
 	}()
-	if err := quiet(ctx); err != nil {
+	if err := quiet.Wait(ctx); err != nil {
 		return err
 	}
 	add := func(name string, value float64) { t.add(w.name+": "+name, value) }
@@ -80,7 +81,7 @@ func (t *target) measurePull(ctx context.Context, w workload) (err error) {
 		return err
 	}
 	add("CreateContainer, ms", took)
-	if err := quiet(ctx); err != nil {
+	if err := quiet.Wait(ctx); err != nil {
 		return err
 	}
 	began = time.Now()
@@ -125,7 +126,7 @@ func (t *target) untilFreed(ctx context.Context, began time.Time) (float64, erro
 			}
 		}
 	}()
-	err := quiet(ctx)
+	err := quiet.Wait(ctx)
 	close(stop)
 	all := <-looks
 	end := all[len(all)-1].used

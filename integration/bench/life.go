@@ -9,6 +9,7 @@ import (
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/coracle-project/coracle/integration/bench/quiet"
 	"github.com/coracle-project/coracle/internal/testkit"
 )
 
@@ -174,7 +175,7 @@ func (c *client) warm(ctx context.Context, pods int) error {
 			return err
 		}
 	}
-	return quiet(ctx)
+	return quiet.Wait(ctx)
 }
 
 // measureLatency has all runtimes up and lets them take turns.
@@ -193,7 +194,7 @@ func measureLatency(ctx context.Context, targets []*target, o options) (err erro
 		if err := t.latency(ctx, o.n); err != nil {
 			return err
 		}
-		if err := quiet(ctx); err != nil {
+		if err := quiet.Wait(ctx); err != nil {
 			return err
 		}
 		took, err := t.untilGone(ctx)
@@ -202,7 +203,7 @@ func measureLatency(ctx context.Context, targets []*target, o options) (err erro
 		}
 		t.add("stop + remove until nothing is left, ms", took)
 		t.say("run %d: pod start %.1f ms, gone in %.0f ms", run, quantile(t.Values[string(podStart)+", ms"][run-1:], .5), took)
-		return quiet(ctx)
+		return quiet.Wait(ctx)
 	})
 }
 

@@ -9,10 +9,11 @@
 //	bin/test/bench -images               pulling and unpacking
 //	bin/test/bench -writers 4            starts and execs next to containers that write at full speed
 //
-// Everything is measured in several runs, in which the runtimes take turns, and each time another one
-// begins. A turn begins when the machine is quiet. Latency: all runtimes are up. Everything else: one
-// at a time is up, alone in a process namespace with the registry and this program, so that every
-// process that is not the payload is the runtime's.
+// Runtimes and images are measured in several runs, in which the runtimes take turns, and each time another
+// one begins. Many pods are started once, by one runtime after another, and each run is among the same. A turn begins
+// when the machine is quiet. Latency: all runtimes are up. Everything else: one at a time is up, alone in a
+// process namespace with the registry and this program, so that every process that is not the payload is
+// the runtime's. Whole clusters are measured once, one after the other.
 package main
 
 import (
@@ -29,6 +30,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/integration/bench/page"
+	"github.com/coracle-project/coracle/integration/bench/quiet"
 	"github.com/coracle-project/coracle/integration/images"
 	"github.com/coracle-project/coracle/internal/testkit"
 	"github.com/coracle-project/coracle/internal/testkit/ociimage"
@@ -84,13 +86,12 @@ func run() int {
 	if o.writers > 0 {
 		measure = benchmarkWriters
 	}
-	if onBusyMachine = o.busy; !o.busy {
-		if err := idle(ctx); err != nil {
-			fmt.Fprintln(os.Stderr, "bench:", err)
-			return 1
-		}
+	quiet.OnBusyMachine = o.busy
+	err := quiet.Require(ctx)
+	if err == nil {
+		err = measure(ctx, o)
 	}
-	if err := measure(ctx, o); err != nil {
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		return 1
 	}

@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/coracle-project/coracle/integration/bench/quiet"
 )
 
 // settle is how long a runtime gets, once it is quiet, to give memory back before it is read.
@@ -49,7 +51,7 @@ func measureMemory(ctx context.Context, t *target, o options) (err error) {
 }
 
 func rest(ctx context.Context) error {
-	if err := quiet(ctx); err != nil {
+	if err := quiet.Wait(ctx); err != nil {
 		return err
 	}
 	return pause(ctx, settle)
@@ -95,4 +97,13 @@ func field(path, name string) int64 {
 		}
 	}
 	return 0
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/integration/bench/page"
+	"github.com/coracle-project/coracle/integration/bench/quiet"
 )
 
 // report is what -o writes.
@@ -119,7 +120,7 @@ that is.
 	fmt.Fprintf(&b, `
 ## What is measured
 
-- A turn begins when the machine has been quiet for %s (less than %.0f %% of its CPU time used) and what was written is on
+- A turn begins when the machine has been quiet for %s (less than %.2f of a CPU in use) and what was written is on
   disk. A machine that is busy from the start is refused.
 - The payload is a static program that waits for SIGTERM, in a pod of one container with %s, on a network with addresses handed out
   per node, masquerading and host ports (the pods publish none): Coracle's built-in one (routed links); in the column +CNI, and for
@@ -136,8 +137,8 @@ that is.
   less that at none, divided by %d. Kernel memory is not in it.
 - %d pods by %d clients: each client has a connection of its own and takes the next pod as soon as its last one runs;
   in whole lives, as soon as its last one has been stopped (without a grace) and removed.
-- Among many pods: the node is filled once, and the runs follow each other. Of a list, the median of %d calls in each run.
-`, quietWindow, 100*quietBusy, profile, o.n, gonePods, o.pods, o.pods, o.crowd, o.clients, lists)
+- Among many pods: one runtime after another fills the node once, and its runs follow each other. Of a list, the median of %d calls in each run.
+`, quiet.Window, quiet.Busy, profile, o.n, gonePods, o.pods, o.pods, o.crowd, o.clients, lists)
 	return b.String()
 }
 

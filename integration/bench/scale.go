@@ -8,6 +8,8 @@ import (
 	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/coracle-project/coracle/integration/bench/quiet"
 )
 
 // How measureScale goes: among so many pods, the peers' last is less, starts and lists are measured.
@@ -37,7 +39,7 @@ func measureScale(ctx context.Context, t *target, o options) (err error) {
 	for _, size := range sizes {
 		more, _, err := together(ctx, t, o.clients, size-len(held))
 		held = append(held, more...)
-		if err := errors.Join(err, quiet(ctx)); err != nil {
+		if err := errors.Join(err, quiet.Wait(ctx)); err != nil {
 			return err
 		}
 		for range o.runs {
@@ -66,7 +68,7 @@ func (t *target) among(ctx context.Context, pods, n int) error {
 		more, took = append(more, p), append(took, p.took[podStart])
 	}
 	t.add(amongName(pods), quantile(took, .5))
-	if err := errors.Join(removeAll(ctx, t.client, more), quiet(ctx)); err != nil {
+	if err := errors.Join(removeAll(ctx, t.client, more), quiet.Wait(ctx)); err != nil {
 		return err
 	}
 	if pods == ourScale[0] {

@@ -46,49 +46,40 @@ func (f *engineFigures) join(more *engineFigures) {
 	}
 	f.made += more.made
 	f.making += more.making
+	f.name, f.starterPSS = more.name, more.starterPSS
 }
 
-// engines measures the engines with few mounts on the host and with many, in turns, so that what
-// else the machine does falls upon both.
+// engines measures the engines with few mounts on the host and with many. They take turns, and
+// the order of both changes from one turn to the next.
 func (w *workshop) engines(runs int, many *crowd) (without, with []engineFigures, err error) {
-	for range turns {
-		if err := w.turn(max(runs/turns, 1), &without); err != nil {
-			return nil, nil, err
+	names := []string{engine.Name, lc.Name}
+	without, with = make([]engineFigures, len(names)), make([]engineFigures, len(names))
+	for turn := range 2 * turns {
+		mounted := turn%4 == 1 || turn%4 == 2 // without, with, with, without, …
+		figures := without
+		if mounted {
+			if err := many.mount(); err != nil {
+				return nil, nil, err
+			}
+			figures = with
 		}
-		if err := many.mount(); err != nil {
-			return nil, nil, err
+		for i := range names {
+			i = (i + turn/2) % len(names)
+			f, ferr := w.engineOf(names[i], max(runs/turns, 1))
+			if ferr != nil {
+				err = fmt.Errorf("engine %s: %w", names[i], ferr)
+				break
+			}
+			figures[i].join(f)
 		}
-		err := w.turn(max(runs/turns, 1), &with)
-		if err = errors.Join(err, many.unmount()); err != nil {
+		if mounted {
+			err = errors.Join(err, many.unmount())
+		}
+		if err != nil {
 			return nil, nil, err
 		}
 	}
 	return without, with, nil
-}
-
-// turn measures each engine, and joins that to what was measured before.
-func (w *workshop) turn(runs int, figures *[]engineFigures) error {
-	list, err := w.enginesOnce(runs)
-	if err != nil || *figures == nil {
-		*figures = list
-		return err
-	}
-	for i := range list {
-		(*figures)[i].join(&list[i])
-	}
-	return nil
-}
-
-func (w *workshop) enginesOnce(runs int) ([]engineFigures, error) {
-	var out []engineFigures
-	for _, name := range []string{engine.Name, lc.Name} {
-		f, err := w.engineOf(name, runs)
-		if err != nil {
-			return nil, fmt.Errorf("engine %s: %w", name, err)
-		}
-		out = append(out, *f)
-	}
-	return out, nil
 }
 
 func (w *workshop) engineOf(name string, runs int) (*engineFigures, error) {

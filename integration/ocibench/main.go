@@ -12,16 +12,19 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"flag"
 	"fmt"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/integration/bench/page"
+	"github.com/coracle-project/coracle/integration/bench/quiet"
 	"github.com/coracle-project/coracle/internal/testkit"
 	"github.com/coracle-project/coracle/runtime/lc"
 )
@@ -57,7 +60,14 @@ func prepare() int {
 func run() int {
 	md := flag.String("md", "", "write the tables into this Markdown page")
 	runs := flag.Int("n", 150, "runs of each command; a third of it with many mounts")
+	flag.BoolVar(&quiet.OnBusyMachine, "busy", false, "measure on a machine that does other things, too")
 	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
+	defer stop()
+	if err := quiet.Require(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "ocibench:", err)
+		return 1
+	}
 	text, err := measure(*runs)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "ocibench:", err)

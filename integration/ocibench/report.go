@@ -26,7 +26,11 @@ type report struct {
 
 func ms(d time.Duration) string { return fmt.Sprintf("%.2f", float64(d)/float64(time.Millisecond)) }
 
-func median(d []time.Duration) time.Duration { return d[len(d)/2] }
+// spread is the median of sorted times, and in brackets what one in ten is below and above.
+func spread(d []time.Duration) string {
+	last := len(d) - 1
+	return fmt.Sprintf("%s (%s–%s)", ms(d[last/2]), ms(d[last/10]), ms(d[last*9/10]))
+}
 
 func (r *report) markdown() string {
 	var b strings.Builder
@@ -48,7 +52,7 @@ One run, one machine, all programs taking turns. To repeat it, and write this pa
 - The floor makes a cgroup in every hierarchy but cpuset, all namespaces, a mount of proc, pivots, executes and cleans up.
 - Sizes: %s.
 
-In process, as in the shim, with the default seccomp profile, in turns with the mounts and without; medians:
+In process, as in the shim, with the default seccomp profile, in turns with the mounts and without; medians, p10 and p90 in brackets:
 
 `, "`run`", len(r.commands[0].wall), len(r.commandsMany[0].wall), manyMounts,
 		len(r.commandsInRow[0].wall)/turns, turns, r.sizesText())
@@ -110,9 +114,9 @@ func (r *report) engineRows() [][]string {
 			rows[0] = append(rows[0], r.engines[i].name+where)
 		}
 	}
-	add("create, start, exit seen", func(f *engineFigures) string { return ms(median(f.exited)) })
-	add("… and deleted", func(f *engineFigures) string { return ms(median(f.deleted)) })
-	add("exec of true, exit seen", func(f *engineFigures) string { return ms(median(f.exec)) })
+	add("create, start, exit seen", func(f *engineFigures) string { return spread(f.exited) })
+	add("… and deleted", func(f *engineFigures) string { return spread(f.deleted) })
+	add("exec of true, exit seen", func(f *engineFigures) string { return spread(f.exec) })
 	add(fmt.Sprintf("containers/s, %d callers", callers), func(f *engineFigures) string { return fmt.Sprintf("%.0f", f.perSecond()) })
 	return rows
 }

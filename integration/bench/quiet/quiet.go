@@ -1,4 +1,5 @@
-package main
+// Package quiet waits until a machine does nothing, so that a benchmark measures nothing else's work.
+package quiet
 
 import (
 	"bytes"
@@ -13,42 +14,51 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The machine is quiet if in one window all its CPUs together were busy for less than this part
-// of it: what a runtime does behind its answers, or anything else, is over.
+// The machine is quiet if in one Window all its CPUs together were busy for less than Busy times as long:
+// what a program does behind its answers, or anything else, is over. The limit does not grow with the
+// number of CPUs, as one busy thread does not.
 const (
-	quietWindow = 500 * time.Millisecond
-	quietBusy   = 0.04
-	// quietPatience is how long a runtime gets to come to rest between two turns.
-	quietPatience = time.Minute
+	Window = 500 * time.Millisecond
+	Busy   = 0.08
+)
+
+const (
+	// patience is how long a program gets to come to rest between two turns.
+	patience = time.Minute
 	// idlePatience is how long the machine gets before the first turn.
 	idlePatience = 15 * time.Second
+	// settle is the wait on a machine that is busy with other things.
+	settle = 3 * time.Second
 )
 
 // errBusy ends a measurement that would have been another one's.
 var errBusy = errors.New("the machine is busy")
 
-// onBusyMachine is -busy: there is no waiting for other things to end.
-var onBusyMachine bool
+// OnBusyMachine says that there is no waiting for other things to end.
+var OnBusyMachine bool
 
-// quiet returns once the machine is quiet and what was written is on disk.
-func quiet(ctx context.Context) error {
-	if onBusyMachine {
+// Wait returns once the machine is quiet and what was written is on disk.
+func Wait(ctx context.Context) error {
+	if OnBusyMachine {
 		unix.Sync()
 		return pause(ctx, settle)
 	}
-	return waitQuiet(ctx, quietPatience)
+	return wait(ctx, patience)
 }
 
-// idle refuses a machine on which other things run.
-func idle(ctx context.Context) error {
-	err := waitQuiet(ctx, idlePatience)
+// Require refuses a machine on which other things run, unless OnBusyMachine.
+func Require(ctx context.Context) error {
+	if OnBusyMachine {
+		return nil
+	}
+	err := wait(ctx, idlePatience)
 	if errors.Is(err, errBusy) {
 		return fmt.Errorf("%w: end what runs beside the benchmark, or use -busy to measure nevertheless", err)
 	}
 	return err
 }
 
-func waitQuiet(ctx context.Context, patience time.Duration) error {
+func wait(ctx context.Context, patience time.Duration) error {
 	unix.Sync()
 	deadline := time.Now().Add(patience)
 	for {
@@ -57,19 +67,19 @@ func waitQuiet(ctx context.Context, patience time.Duration) error {
 			return err
 		}
 		began := time.Now()
-		if err := pause(ctx, quietWindow); err != nil {
+		if err := pause(ctx, Window); err != nil {
 			return err
 		}
 		after, err := busyTime()
 		if err != nil {
 			return err
 		}
-		busy := (after - before).Seconds() / time.Since(began).Seconds() / float64(cpus)
-		if busy < quietBusy {
+		busy := (after - before).Seconds() / time.Since(began).Seconds()
+		if busy < Busy {
 			return nil
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("%w: for %s it has not been below %.0f %% of its CPU time, now %.0f %%", errBusy, patience, 100*quietBusy, 100*busy)
+			return fmt.Errorf("%w: for %s more than %.2f of its CPUs have been in use, now %.2f", errBusy, patience, Busy, busy)
 		}
 	}
 }
