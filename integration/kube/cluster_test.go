@@ -32,7 +32,8 @@ func newCluster(t *testing.T) *cluster {
 	if err != nil {
 		t.Fatal(err)
 	}
-	config := fmt.Sprintf("[network]\ncni_conf_dir = %q\n", filepath.Join(dir, "cni")) // the built-in network
+	// The built-in network, and the registry, which is on a loopback address.
+	config := fmt.Sprintf("[network]\ncni_conf_dir = %q\n[image.registry.%q]\nplain_http = true\n", filepath.Join(dir, "cni"), registry.Addr)
 	if err := os.WriteFile(filepath.Join(dir, "coracled.toml"), []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}
