@@ -71,7 +71,7 @@ type Options struct {
 	Logs logrotate.Policy
 	// PodPIDs is how many processes and threads a pod may have (4096); negative for any number.
 	PodPIDs int64
-	// AllowedUnsafeSysctls are names of sysctls, or prefixes ending in *, that pods may set beside the safe
+	// AllowedUnsafeSysctls are names of sysctls, or prefixes ending in *, that pods may set in addition to the safe
 	// ones.
 	AllowedUnsafeSysctls []string
 	// SeccompUnconfined leaves containers without a seccomp profile of their own without any; else they have

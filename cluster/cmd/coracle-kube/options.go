@@ -160,7 +160,7 @@ func (o *nodeOptions) define(f *pflag.FlagSet) {
 	f.IntVar(&o.maxPods, "max-pods", 110, "how many pods this node takes")
 	f.IntVar(&o.port, "kubelet-port", 10250, "port of the kubelet's HTTPS API")
 	f.Int64Var(&o.podPIDs, "pod-max-pids", 4096, "how many processes and threads a pod may have; -1 for any number")
-	f.StringSliceVar(&o.sysctls, "allowed-unsafe-sysctls", nil, "sysctls that pods may set beside the safe ones: `NAMES` such as kernel.msgmax, or prefixes such as net.core.*")
+	f.StringSliceVar(&o.sysctls, "allowed-unsafe-sysctls", nil, "sysctls that pods may set in addition to the safe ones: `NAMES` such as kernel.msgmax, or prefixes such as net.core.*")
 	f.BoolVar(&o.seccomp, "seccomp-default", true, "whether containers that name no seccomp profile have the runtime's")
 	f.IntVar(&o.logs.MaxFiles, "container-log-max-files", 5, "how many log files a container may have, at least 2")
 	o.logs.MaxSize = 10 << 20
