@@ -57,9 +57,11 @@ shown: 'coracle pods' and 'coracle ps -a' list what there is.`,
 					return write(h, h.line())
 				}
 				following, err := followEvents(ctx, c, print)
-				for following && ended(err) {
-					_, _ = fmt.Fprintln(cmd.ErrOrStderr(), "coracle: the stream of events ended, and is followed again as soon as coracled answers; what happens meanwhile is not shown")
-					_, err = followEvents(ctx, c, print, grpc.WaitForReady(true))
+				for began := following; began && (status.Code(err) == codes.Unavailable || following && ended(err)); {
+					if following {
+						_, _ = fmt.Fprintln(cmd.ErrOrStderr(), "coracle: the stream of events ended, and is followed again as soon as coracled answers; what happens meanwhile is not shown")
+					}
+					following, err = followEvents(ctx, c, print, grpc.WaitForReady(true))
 				}
 				if ctx.Err() != nil {
 					return nil // that is how this command ends
@@ -82,7 +84,7 @@ func followEvents(ctx context.Context, c runtimeapi.RuntimeServiceClient, print 
 	if _, err := stream.Header(); err != nil {
 		return false, err
 	}
-	known, err := newRoster(ctx, c)
+	known, err := newRoster(ctx, c, how...)
 	if err != nil {
 		return false, err
 	}
@@ -130,8 +132,8 @@ func (o output) stream(out io.Writer) (func(v any, text string) error, error) {
 // id alone.
 type roster map[string]happening
 
-func newRoster(ctx context.Context, c runtimeapi.RuntimeServiceClient) (roster, error) {
-	all, err := takeInventory(ctx, c)
+func newRoster(ctx context.Context, c runtimeapi.RuntimeServiceClient, how ...grpc.CallOption) (roster, error) {
+	all, err := takeInventory(ctx, c, how...)
 	if err != nil {
 		return nil, err
 	}

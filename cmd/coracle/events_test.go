@@ -52,10 +52,20 @@ func TestHappenings(t *testing.T) {
 type runtimeDouble struct {
 	runtimeapi.UnimplementedRuntimeServiceServer
 	pod string
+	// listed, if not nil, is closed when its pods are asked for, which it does not answer.
+	listed chan struct{}
 }
 
-func (r runtimeDouble) ListPodSandbox(context.Context, *runtimeapi.ListPodSandboxRequest) (*runtimeapi.ListPodSandboxResponse, error) {
+func (r runtimeDouble) ListPodSandbox(ctx context.Context, _ *runtimeapi.ListPodSandboxRequest) (*runtimeapi.ListPodSandboxResponse, error) {
+	if r.listed != nil {
+		close(r.listed)
+		<-ctx.Done()
+	}
 	return &runtimeapi.ListPodSandboxResponse{Items: []*runtimeapi.PodSandbox{{Id: r.pod, Metadata: &runtimeapi.PodSandboxMetadata{Namespace: "shop", Name: r.pod}}}}, nil
+}
+
+func (runtimeDouble) Version(context.Context, *runtimeapi.VersionRequest) (*runtimeapi.VersionResponse, error) {
+	return &runtimeapi.VersionResponse{RuntimeName: "coracle", RuntimeVersion: "v0"}, nil
 }
 
 func (runtimeDouble) ListContainers(context.Context, *runtimeapi.ListContainersRequest) (*runtimeapi.ListContainersResponse, error) {
@@ -71,14 +81,14 @@ func (r runtimeDouble) GetContainerEvents(_ *runtimeapi.GetEventsRequest, stream
 }
 
 // serveRuntime serves a double at the place's socket until stop, which cuts connections as a kill does.
-func serveRuntime(t *testing.T, state, pod string) (stop func()) {
+func serveRuntime(t *testing.T, state string, double runtimeDouble) (stop func()) {
 	t.Helper()
 	l, err := net.Listen("unix", filepath.Join(state, "coracle.sock"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	s := grpc.NewServer()
-	runtimeapi.RegisterRuntimeServiceServer(s, runtimeDouble{pod: pod})
+	runtimeapi.RegisterRuntimeServiceServer(s, double)
 	done := make(chan struct{})
 	go func() { defer close(done); _ = s.Serve(l) }()
 	stop = func() { s.Stop(); <-done }
@@ -86,10 +96,10 @@ func serveRuntime(t *testing.T, state, pod string) (stop func()) {
 	return stop
 }
 
-// Regression: events ended when coracled was restarted.
+// Regression: events ended when coracled was restarted, and when that one was killed before it had listed its pods.
 func TestEventsOutliveCoracled(t *testing.T) {
 	state := t.TempDir()
-	stop := serveRuntime(t, state, "before")
+	stop := serveRuntime(t, state, runtimeDouble{pod: "before"})
 	out, in := io.Pipe()
 	cmd := command()
 	cmd.SetArgs([]string{"events", "--state", state})
@@ -108,7 +118,11 @@ func TestEventsOutliveCoracled(t *testing.T) {
 	next("started   pod shop/before")
 	stop()
 	next("the stream of events ended")
-	serveRuntime(t, state, "after")
+	listed := make(chan struct{})
+	stop = serveRuntime(t, state, runtimeDouble{pod: "between", listed: listed})
+	<-listed
+	stop()
+	serveRuntime(t, state, runtimeDouble{pod: "after"})
 	next("started   pod shop/after")
 	cancel()
 	if err := <-ended; err != nil {
@@ -134,10 +148,9 @@ func TestStateSaysWhichCoracledIsAsked(t *testing.T) {
 
 // Regression: status printed what gRPC says of a connection.
 func TestStatusIsInWords(t *testing.T) {
-	state := t.TempDir()
-	for name, prepare := range map[string]func(){
-		"never started": func() {},
-		"killed": func() {
+	for name, prepare := range map[string]func(state string){
+		"never started": func(string) {},
+		"killed": func(state string) {
 			l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(state, "coracle.sock")})
 			if err != nil {
 				t.Fatal(err)
@@ -146,7 +159,8 @@ func TestStatusIsInWords(t *testing.T) {
 			l.Close()
 		},
 	} {
-		prepare()
+		state := t.TempDir()
+		prepare(state)
 		said := look(t.Context(), place{root: t.TempDir(), state: state})[0].Message
 		if strings.Contains(said, "rpc error") || !strings.Contains(said, "it does not run") {
 			t.Errorf("%s: %q", name, said)

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"google.golang.org/grpc"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -19,13 +20,13 @@ type inventory struct {
 	containers []*runtimeapi.Container
 }
 
-func takeInventory(ctx context.Context, c runtimeapi.RuntimeServiceClient) (inventory, error) {
+func takeInventory(ctx context.Context, c runtimeapi.RuntimeServiceClient, how ...grpc.CallOption) (inventory, error) {
 	// Containers first: each one's pod is there then, whatever goes on meanwhile.
-	containers, err := c.ListContainers(ctx, &runtimeapi.ListContainersRequest{})
+	containers, err := c.ListContainers(ctx, &runtimeapi.ListContainersRequest{}, how...)
 	if err != nil {
 		return inventory{}, err
 	}
-	pods, err := c.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
+	pods, err := c.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{}, how...)
 	if err != nil {
 		return inventory{}, err
 	}
