@@ -2,6 +2,7 @@ package main
 
 import (
 	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
@@ -19,6 +20,9 @@ func TestMain(m *testing.M) {
 		}
 		os.Args = append(append(flags, "--"), os.Args[1:]...)
 		os.Exit(run())
+	}
+	if double := doubles[filepath.Base(os.Args[0])]; double != nil {
+		os.Exit(double(os.Args[1:]))
 	}
 	testscript.Main(leakChecked{m}, map[string]func(){"coracle": func() { os.Exit(run()) }})
 }

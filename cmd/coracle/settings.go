@@ -38,12 +38,20 @@ func (o *upOptions) follow(last upOptions, given func(flag string) bool) (differ
 		switch {
 		case !given(flag) && !before.IsZero():
 			now.Set(before)
-		case given(flag) && !reflect.DeepEqual(now.Interface(), before.Interface()):
+		case given(flag) && !equal(now, before):
 			differ = append(differ, flag)
 		}
 	}
 	slices.Sort(differ)
 	return differ
+}
+
+// equal compares settings. A list that was given as empty equals one that never was.
+func equal(a, b reflect.Value) bool {
+	if a.Kind() == reflect.Slice && a.Len() == 0 && b.Len() == 0 {
+		return true
+	}
+	return reflect.DeepEqual(a.Interface(), b.Interface())
 }
 
 // differs is the error of an up with flags that what runs was not started with. wayOut ends it.
@@ -119,17 +127,13 @@ func remembered(p place) upOptions {
 	return o
 }
 
-// forget takes back what remember wrote: before is what was remembered then.
-func (o upOptions) forget(p place, before upOptions) error {
-	if o.Coracled {
-		// What the coracled that was started has in --root is for down --purge to remove.
-		before.Coracled, before.Boot = true, ""
-	}
-	if reflect.DeepEqual(before, upOptions{}) {
+// restore makes o what is remembered again, after something else was.
+func (o upOptions) restore(p place) error {
+	if reflect.DeepEqual(o, upOptions{}) {
 		if err := os.Remove(p.settings()); !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 		return nil
 	}
-	return before.remember(p)
+	return o.remember(p)
 }

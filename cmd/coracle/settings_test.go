@@ -100,20 +100,36 @@ func TestShortNamesOfUp(t *testing.T) {
 	}
 }
 
-// What a failed up wrote is taken back, but for what down --purge has to remove.
-func TestForget(t *testing.T) {
+// What is remembered can be what it was, nothing included.
+func TestRestore(t *testing.T) {
 	p := place{root: t.TempDir(), state: t.TempDir()}
-	tried := upOptions{Port: 7443, Coracled: true, Boot: "now"}
-	for _, before := range []upOptions{{}, {Port: 6443, Coracled: true}} {
-		if err := tried.forget(p, before); err != nil {
+	for _, before := range []upOptions{{Port: 6443, Coracled: true, Boot: "now"}, {}} {
+		if err := (upOptions{Port: 7443}).remember(p); err != nil {
 			t.Fatal(err)
 		}
-		if got := remembered(p); got.Port != before.Port || !got.Coracled || got.Boot != "" {
-			t.Errorf("after %+v: %+v", before, got)
+		if err := before.restore(p); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(before, remembered(p), cmpopts.IgnoreUnexported(upOptions{})); diff != "" {
+			t.Error(diff)
 		}
 	}
-	if err := (upOptions{Port: 7443}).forget(p, upOptions{}); err != nil || remembered(p).Port != 0 {
-		t.Errorf("%v, %+v", err, remembered(p))
+	if _, err := os.Stat(p.settings()); !os.IsNotExist(err) {
+		t.Errorf("nothing was remembered, and the file is there: %v", err)
+	}
+}
+
+// Regression: --etcd-servers "" was refused on a cluster that has the built-in etcd.
+func TestAnEmptyListIsNoChange(t *testing.T) {
+	for _, last := range []upOptions{{}, {Etcd: []string{}}} {
+		o := upOptions{Etcd: []string{}}
+		if differ := o.follow(last, func(flag string) bool { return flag == "etcd-servers" }); len(differ) != 0 {
+			t.Errorf("after %q: %q", last.Etcd, differ)
+		}
+	}
+	o := upOptions{Etcd: []string{}}
+	if differ := o.follow(upOptions{Etcd: []string{"http://e:2379"}}, func(flag string) bool { return flag == "etcd-servers" }); !slices.Equal(differ, []string{"etcd-servers"}) {
+		t.Errorf("the built-in etcd instead of another: %q", differ)
 	}
 }
 

@@ -43,7 +43,7 @@ type upOptions struct {
 	Etcd    []string `json:"etcd,omitempty"`
 	// EvictionHard are the kubelet's thresholds, in its own words; empty are its default ones.
 	EvictionHard string `json:"evictionHard,omitempty"`
-	// UnsafeSysctls are those that pods may set beside upstream's safe ones.
+	// UnsafeSysctls are those that pods may set in addition to upstream's safe ones.
 	UnsafeSysctls []string `json:"unsafeSysctls,omitempty"`
 
 	apply   []string
@@ -61,7 +61,7 @@ starts what does not run, renews certificates that expire within 30 days, and wa
 
 Flags are remembered until down --purge: those that are not given are as they were the last time. They
 take effect when the cluster is started. With others than a cluster that runs has, up changes nothing
-and fails. An up that fails ends what it has started.`,
+and fails. An up that fails before the node is Ready ends what it has started; pods that ran before go on.`,
 		Example: `  coracle up
   coracle up --apply deployment.yaml      # and wait until what it holds is available
   coracle up --root /srv/coracle --state /run/coracle-two --port 7443`,
@@ -87,7 +87,7 @@ and fails. An up that fails ends what it has started.`,
 	f.StringVar(&o.CgroupRoot, "cgroup-root", "/coracle-kube", "cgroup below which pods' cgroups are made; down removes it")
 	f.StringSliceVar(&o.Etcd, "etcd-servers", nil, "URLs of an etcd cluster to use instead of the built-in one")
 	f.StringVar(&o.EvictionHard, "eviction-hard", "", "when pods are evicted, `THRESHOLDS` such as memory.available<100Mi,nodefs.available<5% (default: upstream's)")
-	f.StringSliceVar(&o.UnsafeSysctls, "allowed-unsafe-sysctls", nil, "sysctls that pods may set beside the safe ones: `NAMES` such as kernel.msgmax, or prefixes such as net.core.*")
+	f.StringSliceVar(&o.UnsafeSysctls, "allowed-unsafe-sysctls", nil, "sysctls that pods may set in addition to the safe ones: `NAMES` such as kernel.msgmax, or prefixes such as net.core.*")
 	f.StringSliceVar(&o.apply, "apply", nil, "manifests to apply with kubectl once the node is Ready")
 	f.DurationVar(&o.timeout, "timeout", 2*time.Minute, "how long all of it may take")
 	return cmd
@@ -134,7 +134,7 @@ func up(ctx context.Context, p place, o upOptions, given func(flag string) bool,
 	if err := u.checkPrograms(ctx, given); err != nil {
 		return err
 	}
-	if err := upCoracled(ctx, p, &o); err != nil {
+	if err := u.upCoracled(ctx); err != nil {
 		return u.fail(ctx, err)
 	}
 	steps.done("coracled serves " + p.socket())
@@ -142,16 +142,16 @@ func up(ctx context.Context, p place, o upOptions, given func(flag string) bool,
 	if u.supervisor == 0 {
 		since = time.Now()
 	}
-	if err := upCluster(ctx, p, o); err != nil {
+	if err := u.upCluster(ctx); err != nil {
 		return u.fail(ctx, err)
 	}
 	if u.started, err = holder(p.supervisor()); err != nil {
-		return err
+		return u.fail(ctx, err)
 	}
 	release() // a node that does not become ready can be taken down
 	client, err := openAPI(p.kubeconfig())
 	if err != nil {
-		return err
+		return u.failLate(ctx, err)
 	}
 	defer client.http.CloseIdleConnections()
 	steps.done("API server is ready on " + client.server)
@@ -161,46 +161,11 @@ func up(ctx context.Context, p place, o upOptions, given func(flag string) bool,
 	steps.done("node " + o.Node + " is Ready")
 	for _, manifest := range o.apply {
 		if err := apply(ctx, p, manifest); err != nil {
-			return err
+			return fmt.Errorf("up: the cluster runs, but --apply failed: 'coracle up%s --apply %s' repeats it: %w", p.flags(), manifest, err)
 		}
 		steps.done(manifest + " is applied and available")
 	}
 	return nil
-}
-
-// upCoracled starts coracled if none serves the socket.
-func upCoracled(ctx context.Context, p place, o *upOptions) error {
-	boot, err := bootID()
-	if err != nil {
-		return err
-	}
-	if _, err := runtimeVersion(ctx, p.socket()); err == nil {
-		if last := remembered(p); last.Coracled && last.Boot == boot {
-			o.Coracled, o.Boot = true, boot
-		}
-		return o.remember(p)
-	}
-	program, err := sibling("coracled")
-	if err != nil {
-		return err
-	}
-	// Written first: a coracled that was started and then not remembered would never be ended.
-	o.Coracled, o.Boot = true, boot
-	if err := o.remember(p); err != nil {
-		return err
-	}
-	log := p.coracledLog()
-	cmd, err := launch(log, program, coracledArgs(p, *o)...)
-	if err != nil {
-		return err
-	}
-	answers := func(ctx context.Context) error {
-		_, err := runtimeVersion(ctx, p.socket())
-		return err
-	}
-	err = await(ctx, "coracled", log, cmd, answers)
-	// Another up, or the keeper of one that had died, may have been quicker to start it.
-	return orOther(ctx, err, p.runtime(), "coracled", log, answers)
 }
 
 // coracledArgs are what coracled is started with.
@@ -260,7 +225,8 @@ func orOther(ctx context.Context, err error, lock, what, log string, answers fun
 }
 
 // upCluster starts the cluster process under its supervisor if it does not run.
-func upCluster(ctx context.Context, p place, o upOptions) error {
+func (u *upping) upCluster(ctx context.Context) error {
+	p := u.place
 	log := p.kubeLog()
 	answers := func(ctx context.Context) error {
 		client, err := openAPI(p.kubeconfig())
@@ -286,11 +252,12 @@ func upCluster(ctx context.Context, p place, o upOptions) error {
 		return err
 	}
 	args := []string{"supervise", "--root", p.root, "--state", p.state, "--log", log, "--", program}
-	args = append(args, kubeArgs(p, o)...)
+	args = append(args, kubeArgs(p, *u.o)...)
 	cmd, err := launch(log, self, args...)
 	if err != nil {
 		return err
 	}
+	u.cluster = cmd
 	err = await(ctx, "the API server", log, cmd, answers)
 	return orOther(ctx, err, p.supervisor(), "the API server", log, answers)
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -17,9 +16,13 @@ type upping struct {
 	place
 	o    *upOptions
 	last upOptions
-	// runtime is whether coracled ran before, supervisor the pid of the cluster's supervisor, 0 if none did.
+	// runtime is whether coracled ran before: it held its lock, or answered. supervisor
+	// is the pid of the cluster's supervisor, 0 if none ran.
 	runtime    bool
 	supervisor int
+	coracled   launched
+	// cluster is the supervisor that this up has launched, nil if none.
+	cluster *exec.Cmd
 	// started is the supervisor that ran when the API server answered.
 	started int
 }
@@ -29,10 +32,16 @@ func (u *upping) look(ctx context.Context, differ []string) (err error) {
 	if u.supervisor, err = holder(u.place.supervisor()); err != nil {
 		return err
 	}
-	try, cancel := context.WithTimeout(ctx, longestTry)
-	defer cancel()
-	_, err = runtimeVersion(try, u.socket())
-	u.runtime = err == nil
+	pid, err := holder(u.place.runtime())
+	if err != nil {
+		return err
+	}
+	if u.runtime = pid != 0; !u.runtime { // one with another --state may serve the socket
+		try, cancel := context.WithTimeout(ctx, longestTry)
+		defer cancel()
+		_, err := runtimeVersion(try, u.socket())
+		u.runtime = err == nil
+	}
 	again := fmt.Sprintf("'coracle down%s' first, which ends the pods, or leave the flags out", u.flags())
 	if u.supervisor != 0 && len(differ) > 0 {
 		return u.o.differs("the cluster", differ, u.last, again)
@@ -55,11 +64,18 @@ func (u *upping) checkPrograms(ctx context.Context, given func(flag string) bool
 		if err != nil {
 			return err
 		}
-		said, err := exec.CommandContext(ctx, program, args...).CombinedOutput()
-		if ended := (*exec.ExitError)(nil); errors.As(err, &ended) {
-			return fmt.Errorf("up: %s", strings.TrimPrefix(strings.TrimSpace(string(said)), name+": "))
+		output, err := exec.CommandContext(ctx, program, args...).CombinedOutput()
+		if err == nil {
+			return nil
 		}
-		return err
+		said := strings.TrimPrefix(strings.TrimSpace(string(output)), name+": ")
+		switch ended := (*exec.ExitError)(nil); {
+		case ctx.Err() != nil:
+			return fmt.Errorf("up: %s, which checks flags, has not ended: %w", name, ctx.Err())
+		case errors.As(err, &ended) && said != "":
+			return fmt.Errorf("up: %s", said)
+		}
+		return fmt.Errorf("up: %s, which checks flags: %w", name, err)
 	}
 	if !u.runtime && u.o.Config != "" {
 		if err := check("coracled", "config", "check", u.o.Config); err != nil {
@@ -77,25 +93,30 @@ const undoing = time.Minute
 
 // fail ends what this up has started, and returns err with what else went wrong. The caller has the place.
 func (u *upping) fail(ctx context.Context, err error) error {
+	if u.supervisor != 0 {
+		return err // the cluster ran before, and needs its coracled
+	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoing)
 	defer cancel()
-	var errs []error
-	if u.supervisor == 0 {
-		if pid, herr := holder(u.place.supervisor()); herr != nil || pid != 0 {
-			errs = append(errs, herr, end(ctx, pid))
-		}
+	errs := []error{err, endLaunched(ctx, u.cluster)}
+	if pid, err := holder(u.place.supervisor()); err != nil {
+		errs = append(errs, err)
+	} else if pid != 0 {
+		errs = append(errs, end(ctx, pid))
 	}
-	if !u.runtime && u.o.Coracled {
-		errs = append(errs, purgeCoracled(ctx, u.place, *u.o, false), unmountBelow(filepath.Join(u.kubelet(), "pods")), removeCgroups(u.o.CgroupRoot))
+	purged, err := u.endCoracled(ctx)
+	errs = append(errs, err)
+	before := u.last
+	if u.started != 0 {
+		before = *u.o // they were good enough for the API server, and pods may have left logs
+		before.Coracled, before.Boot = u.last.Coracled, u.last.Boot
 	}
-	if u.supervisor == 0 {
-		before := u.last
-		if u.started != 0 {
-			before = *u.o // they were good enough for the API server, and pods may have left logs
-		}
-		errs = append(errs, u.o.forget(u.place, before))
+	if purged {
+		// What the coracled that was started has in --root is for down --purge to remove.
+		before.Coracled, before.Boot = true, ""
 	}
-	return errors.Join(append([]error{err}, errs...)...)
+	errs = append(errs, before.restore(u.place))
+	return errors.Join(errs...)
 }
 
 // failLate is fail when the place is another's by now: if what this up has started is gone, or replaced, nothing is taken back.

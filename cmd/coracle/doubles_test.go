@@ -1,0 +1,150 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// doubles are what the test binary does under the names of other programs.
+var doubles = map[string]func(args []string) int{"coracled": coracledDouble, "coracle-kube": kubeDouble}
+
+// With asCoracled in the environment, the double of coracled does what that says: see its values.
+const (
+	asCoracled = "CORACLE_TEST_CORACLED"
+	hung       = "hung" // it gets the lock, and answers nothing
+	late       = "late" // another one is quicker to get the lock
+)
+
+// flagOf is the value of a flag among args.
+func flagOf(args []string, flag string) string {
+	if i := slices.Index(args, flag); i >= 0 && i+1 < len(args) {
+		return args[i+1]
+	}
+	return ""
+}
+
+// coracledDouble locks the state directory, leaves there what coracled does, and answers Version until
+// SIGTERM. A purge removes that and leaves a file that says so.
+func coracledDouble(args []string) int {
+	p := place{root: flagOf(args, "--root"), state: flagOf(args, "--state")}
+	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM)
+	defer stop()
+	complain := func(err error) int {
+		fmt.Fprintln(os.Stderr, "coracled:", err)
+		return 1
+	}
+	switch {
+	case len(args) > 0 && args[0] == "config":
+		switch filepath.Base(args[2]) {
+		case "silent.toml":
+			return 3
+		case "slow.toml":
+			<-ctx.Done()
+		}
+		return 0
+	case len(args) > 0 && args[0] == "purge":
+		if err := os.WriteFile(purged(p), nil, 0o600); err != nil {
+			return complain(err)
+		}
+		if pid, err := holder(p.runtime()); err != nil || pid != 0 {
+			_ = unix.Kill(pid, unix.SIGTERM)
+		}
+		_ = os.RemoveAll(filepath.Join(p.state, "shim"))
+		return 0
+	}
+	mode := os.Getenv(asCoracled)
+	if mode == late {
+		quicker := exec.Command(os.Args[0], args...)
+		quicker.Env = append(os.Environ(), asCoracled+"=")
+		out, err := quicker.StdoutPipe()
+		if err != nil || quicker.Start() != nil {
+			return complain(fmt.Errorf("start another: %w", err))
+		}
+		_, _ = out.Read(make([]byte, 1))
+	}
+	lock, err := hold(p.runtime())
+	if err != nil {
+		return complain(err)
+	}
+	defer lock.Close()
+	if err := os.MkdirAll(filepath.Join(p.state, "shim"), 0o700); err != nil {
+		return complain(err)
+	}
+	_ = os.Remove(p.socket())
+	l, err := net.Listen("unix", p.socket())
+	if err != nil {
+		return complain(err)
+	}
+	fmt.Println("locked")
+	if mode == hung {
+		<-ctx.Done()
+		return 0
+	}
+	s := grpc.NewServer()
+	runtimeapi.RegisterRuntimeServiceServer(s, runtimeDouble{})
+	go func() { <-ctx.Done(); s.Stop() }()
+	_ = s.Serve(l)
+	return 0
+}
+
+// purged is the file that a purge leaves.
+func purged(p place) string { return filepath.Join(p.root, "purged") }
+
+// kubeDouble is a cluster process whose API server never becomes ready.
+func kubeDouble(args []string) int {
+	if slices.Contains(args, "--check") {
+		return 0
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM)
+	defer stop()
+	<-ctx.Done()
+	return 0
+}
+
+// withDoubles returns the path of a coracle that has doubles next to it.
+func withDoubles(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"coracle", "coracled", "coracle-kube"} {
+		if err := os.Link(self, filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return filepath.Join(dir, "coracle")
+}
+
+// startCoracled starts a double that up does not know, and returns when it has the lock.
+func startCoracled(t *testing.T, coracle string, p place, mode string) (pid int) {
+	t.Helper()
+	cmd := exec.Command(strings.TrimSuffix(coracle, "coracle")+"coracled", "--root", p.root, "--state", p.state)
+	cmd.Env = append(os.Environ(), asCoracled+"="+mode)
+	cmd.Stderr = t.Output()
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	if _, err := out.Read(make([]byte, 1)); err != nil {
+		t.Fatalf("it ended: %v", err)
+	}
+	return cmd.Process.Pid
+}

@@ -1,0 +1,176 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// An up that fails ends what it has started. Regression: it purged each coracled that had not answered within
+// two seconds, and ended the pods of a cluster that ran.
+func TestUpThatFails(t *testing.T) {
+	boot, err := bootID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	coracle := withDoubles(t)
+	for name, test := range map[string]struct {
+		before func(t *testing.T, p place) // what is there before
+		mode   string
+		// hung is whether up fails because coracled never answers.
+		hung bool
+		// purged is whether pods end, runs whether a coracled runs afterwards.
+		purged, runs bool
+		want         upOptions
+	}{
+		"nothing ran": {purged: true, want: upOptions{Coracled: true}},
+		"a coracled of systemd hangs": {
+			before: func(t *testing.T, p place) { startCoracled(t, coracle, p, hung) },
+			hung:   true, runs: true,
+		},
+		"an earlier up's coracled hangs": {
+			before: func(t *testing.T, p place) {
+				startCoracled(t, coracle, p, hung)
+				remember(t, p, upOptions{Port: 7443, Coracled: true, Boot: boot})
+			},
+			hung: true, runs: true, want: upOptions{Port: 7443, Coracled: true, Boot: boot},
+		},
+		"an earlier up's coracled runs": {
+			before: func(t *testing.T, p place) {
+				startCoracled(t, coracle, p, "")
+				remember(t, p, upOptions{Port: 7443, Coracled: true, Boot: boot})
+			},
+			runs: true, want: upOptions{Port: 7443, Coracled: true, Boot: boot},
+		},
+		"systemd is quicker to start coracled": {mode: late, runs: true},
+		"a coracled has died, its pods run": {
+			before: func(t *testing.T, p place) {
+				if err := os.Mkdir(filepath.Join(p.state, "pods"), 0o700); err != nil {
+					t.Fatal(err)
+				}
+			},
+		},
+		"the cluster runs, coracled has died": {
+			before: func(t *testing.T, p place) {
+				lock, err := hold(p.supervisor())
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { _ = lock.Close() })
+				remember(t, p, upOptions{Port: 6443, CgroupRoot: "/coracle-test-none"})
+			},
+			runs: true, want: upOptions{Port: 6443, Coracled: true, Boot: boot},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := place{root: t.TempDir(), state: t.TempDir()}
+			t.Cleanup(func() {
+				for pid := range processesOf(t, p) {
+					_ = unix.Kill(pid, unix.SIGKILL)
+				}
+			})
+			if test.before != nil {
+				test.before(t, p)
+			}
+			args := []string{"up", "--root", p.root, "--state", p.state, "--timeout", "200ms"}
+			if !test.hung {
+				args = append(args, "--timeout", "5m", "--cgroup-root", "/coracle-test-none") // the test says when it ends
+			}
+			cmd := exec.Command(coracle, args...)
+			cmd.Env = append(os.Environ(), asCoracled+"="+test.mode)
+			var said bytes.Buffer
+			cmd.Stderr = &said
+			out, err := cmd.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			lines := bufio.NewScanner(out)
+			served := lines.Scan() && strings.Contains(lines.Text(), "coracled serves")
+			if served == test.hung {
+				t.Errorf("coracled served: %t; %s", served, lines.Text())
+			}
+			if served {
+				if err := cmd.Process.Signal(unix.SIGTERM); err != nil {
+					t.Error(err)
+				}
+			}
+			if err := cmd.Wait(); err == nil {
+				t.Error("up did not fail")
+			}
+			if test.hung {
+				pid, err := holder(p.runtime())
+				if want := fmt.Sprintf("coracled with pid %d, which ran before, does not answer", pid); err != nil || !strings.Contains(said.String(), want) {
+					t.Errorf("%s, want %q, %v", said.String(), want, err)
+				}
+			}
+			if _, err := os.Stat(purged(p)); (err == nil) != test.purged {
+				t.Errorf("purged: %v, want %t; up said %s", err, test.purged, said.String())
+			}
+			if pid, err := holder(p.runtime()); err != nil || (pid != 0) != test.runs {
+				t.Errorf("coracled has pid %d afterwards, %v; runs: want %t", pid, err, test.runs)
+			}
+			// The supervisor may not have had its lock when up failed.
+			if all := processesOf(t, p); len(all) != 0 && !test.runs || len(all) > 1 {
+				t.Errorf("these run afterwards: %v", all)
+			}
+			if got := remembered(p); got.Port != test.want.Port || got.Coracled != test.want.Coracled || got.Boot != test.want.Boot {
+				t.Errorf("remembered: %+v, want %+v", got, test.want)
+			}
+		})
+	}
+}
+
+func remember(t *testing.T, p place, o upOptions) {
+	t.Helper()
+	if err := o.remember(p); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// processesOf are the processes whose arguments name a place.
+func processesOf(t *testing.T, p place) map[int]string {
+	t.Helper()
+	all := map[int]string{}
+	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		line, err := os.ReadFile(file)
+		pid, perr := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+		if err == nil && perr == nil && bytes.Contains(line, []byte(p.state)) {
+			all[pid] = string(line)
+		}
+	}
+	return all
+}
+
+// Regression: a check that said nothing, or had not ended in time, left the error "up: ".
+func TestChecksThatSayNothing(t *testing.T) {
+	coracle := withDoubles(t)
+	for name, want := range map[string]string{
+		"silent.toml": "coracle: up: coracled, which checks flags: exit status 3\n",
+		"slow.toml":   "coracle: up: coracled, which checks flags, has not ended: context deadline exceeded\n",
+	} {
+		p := place{root: t.TempDir(), state: t.TempDir()}
+		config := filepath.Join(t.TempDir(), name)
+		if err := os.WriteFile(config, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		said, err := exec.Command(coracle, "up", "--root", p.root, "--state", p.state, "--config", config, "--timeout", "1s").CombinedOutput()
+		if err == nil || string(said) != want {
+			t.Errorf("%v, %q, want %q", err, said, want)
+		}
+	}
+}
