@@ -219,26 +219,12 @@ func processWith(t *testing.T, marker string) int {
 	return first
 }
 
-// halt stops a process as a hang would, and returns when none of its threads runs any more: SIGSTOP is for one of
-// them to take, and until that has its turn on a busy machine, the others go on.
+// halt stops a process as a hang would.
 func halt(t *testing.T, pid int) {
 	t.Helper()
-	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+	if err := testkit.Halt(pid); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, fmt.Sprintf("process %d is halted", pid), func() bool {
-		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
-		if err != nil || len(threads) == 0 {
-			return false
-		}
-		for _, thread := range threads {
-			raw, err := os.ReadFile(thread)
-			if _, after, _ := strings.Cut(string(raw), ") "); err == nil && !strings.HasPrefix(after, "T") {
-				return false
-			}
-		}
-		return true
-	})
 }
 
 // running says whether a process is there and not a zombie.

@@ -1,6 +1,8 @@
 package kube
 
 import (
+	"bufio"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -8,6 +10,9 @@ import (
 	"testing"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/internal/testkit"
 )
 
 // Several ups at the same time all end well, and start one cluster. The directories that an older version left open are
@@ -76,12 +81,41 @@ func TestUpTellsWhatIsTaken(t *testing.T) {
 		if err := taken.Close(); err != nil {
 			t.Fatal(err)
 		}
-		// coracled, which up had started before, has ended, too.
+		// If up had started coracled before, that has ended, too.
 		if out, err := c.command("status").CombinedOutput(); err == nil || strings.Count(string(out), "it does not run") != 2 {
 			t.Errorf("status after that: %v, %s", err, out)
 		}
 		c.run(t, "down")
 	}
+}
+
+// Regression: an up that failed since coracled did not answer ended that coracled, and with it its pods.
+func TestUpWithAStoppedCoracled(t *testing.T) {
+	c := newCluster(t)
+	c.apply(t, webDeployment("web", 1))
+	c.await(t, "rollout", "status", "deployment/web")
+	const started = "jsonpath={.items[0].status.containerStatuses[0].containerID} {.items[0].status.containerStatuses[0].state.running.startedAt}"
+	before := c.kube(t, "get", "pods", "-l", "app=web", "-o", started)
+	pid := c.process(t, "coracled")
+	if err := testkit.Halt(pid); err != nil {
+		t.Fatal(err)
+	}
+	out, err := c.command("up", "--timeout", "1s").CombinedOutput() // it is stopped however long this is
+	if cerr := unix.Kill(pid, unix.SIGCONT); cerr != nil {
+		t.Fatal(cerr)
+	}
+	if want := fmt.Sprintf("coracled with pid %d, which ran before, does not answer", pid); err == nil || !strings.Contains(string(out), want) {
+		t.Errorf("up: %v, %s, want %q", err, out, want)
+	}
+	c.up(t)
+	if now := c.process(t, "coracled"); now != pid {
+		t.Errorf("coracled has pid %d, and had %d", now, pid)
+	}
+	c.await(t, "rollout", "status", "deployment/web")
+	if after := c.kube(t, "get", "pods", "-l", "app=web", "-o", started); after != before {
+		t.Errorf("the pod's container is %s, and was %s", after, before)
+	}
+	c.sameEverywhere(t)
 }
 
 // Regression: up with other flags on a cluster that ran ignored them, printed the address that they said, and
@@ -114,10 +148,24 @@ func TestUpWithOtherFlags(t *testing.T) {
 	if err == nil || strings.Contains(string(out), "serves") || !strings.Contains(string(out), `"lots" is no amount`) {
 		t.Errorf("a flag that only the cluster process understands: %v, %s", err, out)
 	}
-	// One that runs out of time ends what it has started, and is not remembered.
-	out, err = c.command("up", "--port", "8443", "--timeout", "200ms").CombinedOutput()
-	if err == nil {
-		t.Errorf("up within 200 ms: %s", out)
+	// One that is interrupted when coracled serves ends what it has started, and is not remembered. Without etcd the
+	// node never is Ready.
+	cmd := c.command("up", "--port", "8443", "--etcd-servers", "http://127.0.0.1:1")
+	said, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if lines := bufio.NewScanner(said); !lines.Scan() || !strings.Contains(lines.Text(), "coracled serves") {
+		t.Errorf("up has not started coracled: %s, %v", lines.Text(), lines.Err())
+	}
+	if err := cmd.Process.Signal(unix.SIGINT); err != nil {
+		t.Error(err)
+	}
+	if err := cmd.Wait(); err == nil {
+		t.Error("an up that is interrupted does not fail")
 	}
 	if out, err := c.command("status").CombinedOutput(); err == nil || strings.Count(string(out), "it does not run") != 2 {
 		t.Errorf("status after an up that failed: %v, %s", err, out)
