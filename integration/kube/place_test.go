@@ -100,7 +100,7 @@ func TestUpWithAStoppedCoracled(t *testing.T) {
 	if err := testkit.Halt(pid); err != nil {
 		t.Fatal(err)
 	}
-	out, err := c.command("up", "--timeout", "1s").CombinedOutput() // it is stopped however long this is
+	out, err := c.command("up", "--timeout", "3s").CombinedOutput() // longer than up waits for one answer
 	if cerr := unix.Kill(pid, unix.SIGCONT); cerr != nil {
 		t.Fatal(cerr)
 	}
@@ -181,4 +181,11 @@ func TestUpWithOtherFlags(t *testing.T) {
 	c.kube(t, "run", "n", "--image", "web:1")
 	c.await(t, "wait", "--for=condition=Ready", "pod/n")
 	c.kube(t, "delete", "pod", "n", "--now")
+	// A manifest that cannot be applied ends nothing.
+	none := filepath.Join(c.root, "none.yaml")
+	out, err = c.command("up", "--apply", none).CombinedOutput()
+	if want := "the cluster runs, but --apply failed: 'coracle up --root " + c.root; err == nil || !strings.Contains(string(out), want) {
+		t.Errorf("a manifest that is not there: %v, %s, want %q", err, out, want)
+	}
+	c.run(t, "status")
 }
