@@ -117,16 +117,25 @@ func kubeDouble(args []string) int {
 func withDoubles(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
+	coracle := filepath.Join(dir, "coracle")
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"coracle", "coracled", "coracle-kube"} {
-		if err := os.Link(self, filepath.Join(dir, name)); err != nil {
+	// A copy, since the test binary may be on another file system.
+	program, err := os.ReadFile(self)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(coracle, program, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for name := range doubles {
+		if err := os.Link(coracle, filepath.Join(dir, name)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	return filepath.Join(dir, "coracle")
+	return coracle
 }
 
 // startCoracled starts a double that up does not know, and returns when it has the lock.
