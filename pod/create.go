@@ -186,7 +186,7 @@ func (m *Manager) makeContainer(ctx context.Context, p *entry[podRecord], e *ent
 		return err
 	}
 	prepared := watch.step("record the intent", begin)
-	labels, err := m.containerLabels(p.get().Labels, &e.get().Config.Security)
+	labels, err := m.containerLabels(p.get().Labels, e)
 	if err != nil {
 		return err
 	}

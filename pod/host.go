@@ -41,7 +41,7 @@ var availableCapabilities = sync.OnceValue(func() []string {
 
 // resolveMounts finds the host's side of each mount. A path that does not exist becomes
 // a directory, as peers do and callers count on.
-func (m *Manager) resolveMounts(ms []Mount, volumes map[int]volume, mountLabel string) ([]ocispec.Mount, error) {
+func (m *Manager) resolveMounts(ms []Mount, volumes map[int]volume, files volumeLabel) ([]ocispec.Mount, error) {
 	out := make([]ocispec.Mount, 0, len(ms))
 	for i := range ms {
 		mount := &ms[i]
@@ -63,8 +63,8 @@ func (m *Manager) resolveMounts(ms []Mount, volumes map[int]volume, mountLabel s
 		if err := checkPropagation(src, mount); err != nil {
 			return nil, err
 		}
-		if mount.SELinuxRelabel && mountLabel != "" {
-			if err := m.Labels.Relabel(src, mountLabel); err != nil {
+		if mount.SELinuxRelabel && files.mount != "" {
+			if err := m.Labels.Relabel(src, files.mount, files.access); err != nil {
 				return nil, fmt.Errorf("mount %s: %w", mount.ContainerPath, err)
 			}
 		}

@@ -37,6 +37,7 @@ type Manager struct {
 	making join.Group[string]   // Run and Create, by identity
 	ops    join.Group[struct{}] // the others, by verb and id
 	meters meters
+	levels levels
 
 	exits *exits
 	stops *stops

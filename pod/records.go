@@ -129,7 +129,7 @@ func (m *Manager) indexPod(id string, rec podRecord, kept *recordfile.Kept) (*en
 	if holder, ok := m.pods.add(identity, e); !ok {
 		return nil, fmt.Errorf("pod %s has the same name %s", holder, rec.Config.String())
 	}
-	m.Labels.Reserve(rec.Labels.Process)
+	m.holdLevel(rec.Labels)
 	return e, nil
 }
 
@@ -147,5 +147,6 @@ func (m *Manager) indexContainer(id string, rec containerRecord, kept *recordfil
 	if holder, ok := m.containers.add(identity, e); !ok {
 		return nil, fmt.Errorf("container %s has the same name %s", holder, rec.Config.Name)
 	}
+	m.holdLevel(rec.Labels)
 	return e, nil
 }

@@ -161,6 +161,7 @@ func (m *Manager) dropContainer(ctx context.Context, e *entry[containerRecord]) 
 		return err
 	}
 	m.containers.remove(e)
+	m.releaseLevel(e.get().Labels)
 	m.meters.forgetContainer(e.id)
 	return nil
 }

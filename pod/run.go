@@ -83,7 +83,7 @@ func (m *Manager) makePod(ctx context.Context, e *entry[podRecord]) error {
 		return err
 	}
 	if err := e.update(func(r *podRecord) { r.Labels = labels }); err != nil {
-		m.Labels.Release(labels.Process)
+		m.releaseLevel(labels)
 		return err
 	}
 	if err := stage(faultRunRecorded); err != nil {
@@ -218,7 +218,7 @@ func (m *Manager) undoPod(ctx context.Context, e *entry[podRecord]) error {
 		return err
 	}
 	m.pods.remove(e)
-	m.Labels.Release(e.get().Labels.Process)
+	m.releaseLevel(e.get().Labels)
 	return nil
 }
 

@@ -25,9 +25,17 @@ type Labeler interface {
 	// Reserve keeps the categories of a label from being given to others, until Release.
 	Reserve(label string)
 	Release(label string)
-	// Relabel labels all files below a path for those with the categories of the label only.
-	Relabel(path, mountLabel string) error
+	// Relabel labels all files below a path.
+	Relabel(path, mountLabel string, access FileAccess) error
 }
+
+// FileAccess is who can open files that are relabelled.
+type FileAccess bool
+
+const (
+	PodAccess FileAccess = false // only processes with the label's categories
+	AllAccess FileAccess = true  // the containers of all pods: level "s0"
+)
 
 type hostLabels struct{}
 
@@ -39,9 +47,8 @@ func (hostLabels) Labels(options []string) (l SELinuxLabels, err error) {
 func (hostLabels) Reserve(label string) { selinux.ReserveLabel(label) }
 func (hostLabels) Release(label string) { selinux.ReleaseLabel(label) }
 
-func (hostLabels) Relabel(path, mountLabel string) error {
-	const shared = false // "s0", which every container can open
-	if err := label.Relabel(path, mountLabel, shared); err != nil && !errors.Is(err, unix.ENOTSUP) {
+func (hostLabels) Relabel(path, mountLabel string, access FileAccess) error {
+	if err := label.Relabel(path, mountLabel, access == AllAccess); err != nil && !errors.Is(err, unix.ENOTSUP) {
 		return fmt.Errorf("relabel %s: %w", path, err)
 	}
 	return nil
@@ -49,26 +56,49 @@ func (hostLabels) Relabel(path, mountLabel string) error {
 
 // podLabels makes a pod's labels. A privileged pod has them, too: its other containers need them.
 func (m *Manager) podLabels(c *Config) (SELinuxLabels, error) {
-	l, err := m.Labels.Labels(c.SELinux.options(false))
-	if err != nil {
-		return l, fail(ErrInvalid, "selinux label: %w", err)
-	}
-	return l, nil
+	return m.newLabels(c.SELinux.options(false))
 }
 
-// containerLabels are the pod's, with those parts changed that the container names. A privileged container has a
-// label only if it names a part.
-func (m *Manager) containerLabels(pod SELinuxLabels, sec *Security) (SELinuxLabels, error) {
+// containerLabels are the pod's, with those parts changed that the container names. A privileged
+// container has a label only if it names a part. Labels that are not the pod's are in the
+// container's record.
+func (m *Manager) containerLabels(pod SELinuxLabels, e *entry[containerRecord]) (SELinuxLabels, error) {
+	sec := &e.get().Config.Security
 	own := sec.SELinux
 	// A pod that an earlier version made has no labels: there each container has its own.
 	if own == (SELinux{}) && !sec.Privileged && pod != (SELinuxLabels{}) {
 		return pod, nil
 	}
-	l, err := m.Labels.Labels(own.within(pod).options(sec.Privileged && own == (SELinux{})))
-	if err != nil {
-		return l, fail(ErrInvalid, "selinux label: %w", err)
+	l, err := m.newLabels(own.within(pod).options(sec.Privileged && own == (SELinux{})))
+	if err != nil || levelOf(l.Process) == "" {
+		return l, err
+	}
+	if err := e.update(func(r *containerRecord) { r.Labels = l }); err != nil {
+		m.releaseLevel(l)
+		return l, err
 	}
 	return l, nil
+}
+
+// volumeLabel is how the volumes of a container are relabelled.
+type volumeLabel struct {
+	mount  string // "": not at all
+	access FileAccess
+}
+
+// volumeLabelOf is the pod's label, since its containers share volumes: the label of a privileged
+// container would lock the others out. Only a container that names its level needs volumes of that
+// level. In a pod that an earlier version made, each container has a level of its own, so its
+// volumes remain open to all.
+func volumeLabelOf(pod, container SELinuxLabels, sec *Security) volumeLabel {
+	switch {
+	case pod.Mount == "":
+		return volumeLabel{container.Mount, AllAccess}
+	case sec.SELinux.Level != "":
+		return volumeLabel{container.Mount, PodAccess}
+	default:
+		return volumeLabel{pod.Mount, PodAccess}
+	}
 }
 
 // within fills in the parts that are not named from the pod's label. A level has colons.
@@ -113,7 +143,7 @@ func (m *Manager) labelPodFiles(id string, c *Config, l SELinuxLabels) error {
 		files = append(files, f.Shm)
 	}
 	for _, path := range files {
-		if err := m.Labels.Relabel(path, l.Mount); err != nil {
+		if err := m.Labels.Relabel(path, l.Mount, PodAccess); err != nil {
 			return err
 		}
 	}

@@ -3,6 +3,7 @@ package pod
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,12 +16,12 @@ import (
 // fakeLabels is SELinux of a host that has it on. Each label without a level gets categories of its own.
 type fakeLabels struct {
 	given    int
-	reserved map[string]bool
-	changed  map[string]string // what was relabelled, and how
+	reserved map[string]bool        // levels: as in go-selinux, they are not counted
+	changed  map[string]volumeLabel // what was relabelled, and how
 }
 
 func newFakeLabels() *fakeLabels {
-	return &fakeLabels{reserved: map[string]bool{}, changed: map[string]string{}}
+	return &fakeLabels{reserved: map[string]bool{}, changed: map[string]volumeLabel{}}
 }
 
 func (f *fakeLabels) Labels(options []string) (SELinuxLabels, error) {
@@ -44,11 +45,13 @@ func (f *fakeLabels) Labels(options []string) (SELinuxLabels, error) {
 	return l, nil
 }
 
-func (f *fakeLabels) Reserve(label string) { f.reserved[label] = true }
-func (f *fakeLabels) Release(label string) { delete(f.reserved, label) }
+func (f *fakeLabels) Reserve(label string) { f.reserved[level(label)] = true }
+func (f *fakeLabels) Release(label string) { delete(f.reserved, level(label)) }
 
-func (f *fakeLabels) Relabel(path, label string) error {
-	f.changed[path] = label
+func level(label string) string { return strings.Join(strings.Split(label, ":")[3:], ":") }
+
+func (f *fakeLabels) Relabel(path, label string, access FileAccess) error {
+	f.changed[path] = volumeLabel{label, access}
 	return nil
 }
 
@@ -87,43 +90,46 @@ func TestSELinuxLabelsOfPod(t *testing.T) {
 	}
 	const process, mount = "u:r:container_t:s0:c1,c1000", "u:object_r:container_file_t:s0:c1,c1000"
 	for name, tc := range map[string]struct {
-		pod            string
-		change         func(*ContainerConfig)
-		process, mount string
+		pod                    string
+		change                 func(*ContainerConfig)
+		process, mount, volume string
 	}{
-		"one":              {podID, func(*ContainerConfig) {}, process, mount},
-		"two, shares pids": {podID, func(c *ContainerConfig) { c.Security.Namespaces.PID = NamespacePod }, process, mount},
+		"one":              {podID, func(*ContainerConfig) {}, process, mount, mount},
+		"two, shares pids": {podID, func(c *ContainerConfig) { c.Security.Namespaces.PID = NamespacePod }, process, mount, mount},
 		"own type": {
 			podID, func(c *ContainerConfig) { c.Security.SELinux.Type = "web_t" },
-			"u:r:web_t:s0:c1,c1000", mount,
+			"u:r:web_t:s0:c1,c1000", mount, mount,
 		},
 		"own level": {
 			podID, func(c *ContainerConfig) { c.Security.SELinux.Level = "s0:c7,c8" },
-			"u:r:container_t:s0:c7,c8", "u:object_r:container_file_t:s0:c7,c8",
+			"u:r:container_t:s0:c7,c8", "u:object_r:container_file_t:s0:c7,c8", "u:object_r:container_file_t:s0:c7,c8",
 		},
 		"privileged": {
 			podID, func(c *ContainerConfig) { c.Security.Privileged = true },
-			"", "u:object_r:container_file_t:s0:c1022,c1023",
+			"", "u:object_r:container_file_t:s0:c1022,c1023", mount, // the others must still read the volume
 		},
 		"privileged, own type": {
 			podID, func(c *ContainerConfig) { c.Security.Privileged, c.Security.SELinux.Type = true, "spc_t" },
-			"u:r:spc_t:s0:c1,c1000", mount,
+			"u:r:spc_t:s0:c1,c1000", mount, mount,
 		},
-		"another pod's": {other, func(*ContainerConfig) {}, "u:r:container_t:s0:c2,c1000", "u:object_r:container_file_t:s0:c2,c1000"},
+		"another pod's": {
+			other, func(*ContainerConfig) {},
+			"u:r:container_t:s0:c2,c1000", "u:object_r:container_file_t:s0:c2,c1000", "u:object_r:container_file_t:s0:c2,c1000",
+		},
 	} {
 		p, files, root := made(tc.pod, tc.change)
 		if p != tc.process || files != tc.mount || root != tc.mount {
 			t.Errorf("%s: process %q, mounts %q, root %q", name, p, files, root)
 		}
-		if got := labels.changed[volume]; got != tc.mount {
-			t.Errorf("%s: volume %q", name, got)
+		if got := labels.changed[volume]; got != (volumeLabel{tc.volume, PodAccess}) {
+			t.Errorf("%s: volume %+v", name, got)
 		}
 	}
 	if got := read(filepath.Join(b.state, "pods", podID, "init", "config.json")).Process.SelinuxLabel; got != process {
 		t.Errorf("init %q", got)
 	}
-	if got := labels.changed[m.podFile(podID, "resolv.conf")]; got != mount {
-		t.Errorf("resolv.conf %q", got)
+	if got := labels.changed[m.podFile(podID, "resolv.conf")]; got != (volumeLabel{mount, PodAccess}) {
+		t.Errorf("resolv.conf %+v", got)
 	}
 	// The next daemon keeps the categories, and gives them back with the pod.
 	m.Close()
@@ -131,7 +137,7 @@ func TestSELinuxLabelsOfPod(t *testing.T) {
 	next := newFakeLabels()
 	m.Labels = next
 	ok(t, m.Start(ctx))
-	if !next.reserved[process] {
+	if !next.reserved[level(process)] {
 		t.Errorf("reserved after a restart: %v", next.reserved)
 	}
 	for _, id := range []string{podID, other} {
@@ -143,13 +149,86 @@ func TestSELinuxLabelsOfPod(t *testing.T) {
 	}
 }
 
-// Regression of an upgrade: containers of pods that an earlier version made would be confined by nothing.
+// Regression of an upgrade: containers of pods that an earlier version made would be confined by nothing, and would
+// lock their siblings, which have other categories, out of the volumes.
 func TestSELinuxLabelsOfOlderPod(t *testing.T) {
-	m := &Manager{Deps: Deps{Labels: newFakeLabels()}}
-	got, err := m.containerLabels(SELinuxLabels{}, &Security{})
-	if want := "u:r:container_t:s0:c1,c1000"; err != nil || got.Process != want {
-		t.Errorf("%+v, %v, want %s", got, err, want)
+	b := newBench(t)
+	m, _ := b.manager()
+	ctx := t.Context()
+	cfg := podConfig("p")
+	cfg.Privileged = true
+	podID := must[string](t)(m.Run(ctx, cfg)) // its record has no labels: this machine has no SELinux
+	labels := newFakeLabels()
+	m.Labels = labels
+	volume := t.TempDir()
+	for i, tc := range []struct {
+		privileged bool
+		volume     string
+	}{
+		{false, "u:object_r:container_file_t:s0:c1,c1000"},
+		{true, "u:object_r:container_file_t:s0:c1022,c1023"},
+	} {
+		c := containerConfig("run")
+		c.Attempt, c.Security.Privileged = uint32(i), tc.privileged
+		c.Mounts = []Mount{{ContainerPath: "/v", HostPath: volume, SELinuxRelabel: true}}
+		must[string](t)(m.Create(ctx, podID, c))
+		if got := labels.changed[volume]; got != (volumeLabel{tc.volume, AllAccess}) {
+			t.Errorf("privileged %t: volume %+v", tc.privileged, got)
+		}
 	}
+	if !labels.reserved["s0:c1,c1000"] {
+		t.Errorf("reserved %v", labels.reserved)
+	}
+	ok(t, m.Remove(ctx, podID))
+	idle(t, m)
+	if len(labels.reserved) > 0 {
+		t.Errorf("reserved after the removal: %v", labels.reserved)
+	}
+}
+
+// Regression: a level that several pods name was free for others when the first of them went, and one that only a
+// container names was never released, nor reserved by the next daemon.
+func TestSELinuxLevelIsHeldUntilItsLastUserIsGone(t *testing.T) {
+	b := newBench(t)
+	m, _ := b.manager()
+	labels := newFakeLabels()
+	m.Labels = labels
+	ctx := t.Context()
+	const shared, own = "s0:c3,c4", "s0:c7,c8"
+	var pods []string
+	for _, name := range []string{"a", "b", "c"} {
+		cfg := podConfig(name)
+		cfg.SELinux.Level = shared
+		pods = append(pods, must[string](t)(m.Run(ctx, cfg)))
+	}
+	c := containerConfig("run")
+	c.Security.SELinux.Level = own
+	must[string](t)(m.Create(ctx, pods[2], c))
+	bad := c
+	bad.Attempt, bad.Mounts = 1, []Mount{{ContainerPath: "/v", HostPath: "/proc/self/exe/none"}}
+	if _, err := m.Create(ctx, pods[2], bad); err == nil {
+		t.Error("container with a bad mount was made")
+	}
+	expect := func(when string, labels *fakeLabels, want ...string) {
+		t.Helper()
+		idle(t, m)
+		if got := slices.Sorted(maps.Keys(labels.reserved)); !slices.Equal(got, want) {
+			t.Errorf("%s: reserved %q, want %q", when, got, want)
+		}
+	}
+	expect("made", labels, shared, own)
+	ok(t, m.Remove(ctx, pods[0]))
+	expect("first pod removed", labels, shared, own)
+	m.Close()
+	m, _ = b.unstarted()
+	next := newFakeLabels()
+	m.Labels = next
+	ok(t, m.Start(ctx))
+	expect("after a restart", next, shared, own)
+	ok(t, m.Remove(ctx, pods[1]))
+	expect("second pod removed", next, shared, own)
+	ok(t, m.Remove(ctx, pods[2]))
+	expect("all removed", next)
 }
 
 func TestSELinuxOptions(t *testing.T) {

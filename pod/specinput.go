@@ -70,7 +70,7 @@ func (m *Manager) specInput(ctx context.Context, p *entry[podRecord], e *entry[c
 	}
 	in.Files = m.containerFiles(p.id, pc)
 	in.ProcessLabel, in.MountLabel = labels.Process, labels.Mount
-	if in.Mounts, err = m.resolveMounts(c.Mounts, volumes, in.MountLabel); err != nil {
+	if in.Mounts, err = m.resolveMounts(c.Mounts, volumes, volumeLabelOf(p.get().Labels, labels, sec)); err != nil {
 		return in, err
 	}
 	in.AllDevices = sec.Privileged && !handler.PrivilegedWithoutHostDevices

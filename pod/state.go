@@ -130,6 +130,8 @@ type containerRecord struct {
 	GID        int64   `json:"gid"`
 	Groups     []int64 `json:"groups,omitempty"`
 	Upper      string  `json:"upper,omitempty"`
+	// Labels are empty if the container has those of its pod.
+	Labels SELinuxLabels `json:"labels,omitzero"`
 	// Checkpoint is the directory of CRIU's images that the container goes on from; while it is
 	// being made, that of the saved container.
 	Checkpoint string `json:"checkpoint,omitempty"`

@@ -119,7 +119,7 @@ func (m *Manager) cleanPod(ctx context.Context, e *entry[podRecord]) error {
 		return err
 	}
 	m.pods.remove(e)
-	m.Labels.Release(e.get().Labels.Process)
+	m.releaseLevel(e.get().Labels)
 	m.meters.forgetPod(e.id)
 	return nil
 }

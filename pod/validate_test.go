@@ -266,7 +266,7 @@ func TestResolveMounts(t *testing.T) {
 	got, err := m.resolveMounts([]Mount{
 		{ContainerPath: "/a/", HostPath: filepath.Join(dir, "link")},
 		{ContainerPath: "/b", HostPath: filepath.Join(dir, "new/dir"), Readonly: true},
-	}, nil, "")
+	}, nil, volumeLabel{})
 	ok(t, err)
 	if got[0].Source != filepath.Join(dir, "target") || got[0].Destination != "/a" || got[0].Propagation != "rprivate" || !got[1].Readonly {
 		t.Errorf("got %+v", got)
@@ -281,11 +281,11 @@ func TestResolveMounts(t *testing.T) {
 	t.Cleanup(func() { ok(t, unix.Unmount(vol, unix.MNT_DETACH)) })
 	mount := []Mount{{ContainerPath: "/v", HostPath: filepath.Join(vol, "sub"), Propagation: PropagationBidirectional}}
 	ok(t, unix.Mount("", vol, "", unix.MS_PRIVATE, ""))
-	if _, err := m.resolveMounts(mount, nil, ""); !errors.Is(err, ErrPrecondition) {
+	if _, err := m.resolveMounts(mount, nil, volumeLabel{}); !errors.Is(err, ErrPrecondition) {
 		t.Errorf("on a private mount: %v", err)
 	}
 	ok(t, unix.Mount("", vol, "", unix.MS_SHARED, ""))
-	if got, err := m.resolveMounts(mount, nil, ""); err != nil || got[0].Propagation != "rshared" {
+	if got, err := m.resolveMounts(mount, nil, volumeLabel{}); err != nil || got[0].Propagation != "rshared" {
 		t.Errorf("on a shared mount: %+v, %v", got, err)
 	}
 }
