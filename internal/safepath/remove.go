@@ -28,7 +28,7 @@ func removeAt(dirfd int, name string) error {
 
 // maxHeld is how many directories a removal holds open on its way down. Each deeper one is closed while
 // the removal is below, and opened again as "..", if that is still the directory it was: images and
-// containers can nest directories without limit, and the daemon's descriptors have one.
+// containers can nest directories without limit, and the daemon's descriptors and memory have one.
 const maxHeld = 32
 
 // level is a directory that is being emptied.
@@ -36,7 +36,7 @@ type level struct {
 	name     string // in the level above
 	fd       int    // -1: closed
 	dev, ino uint64
-	names    []string // still to be removed
+	names    []string // some that are still to be removed; none of a closed one
 }
 
 // removal is the way from a directory down to the one that is being emptied.
@@ -52,26 +52,28 @@ func removeAllAt(dirfd int, name string) error {
 		return err
 	}
 	for len(r.levels) > 0 {
-		l := &r.levels[len(r.levels)-1]
-		if len(l.names) == 0 {
-			var err error
-			if l.names, err = namesIn(l.fd); err != nil {
-				return err
-			}
-		}
-		if len(l.names) == 0 {
-			if err := r.up(); err != nil {
-				return err
-			}
-			continue
-		}
-		next := l.names[len(l.names)-1]
-		l.names = l.names[:len(l.names)-1]
-		if err := r.remove(l.fd, next); err != nil {
+		if err := r.step(); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// step removes one entry of the last level, or that level if it is empty.
+func (r *removal) step() error {
+	l := &r.levels[len(r.levels)-1]
+	if len(l.names) == 0 {
+		var err error
+		if l.names, err = namesIn(l.fd); err != nil {
+			return err
+		}
+	}
+	if len(l.names) == 0 {
+		return r.up()
+	}
+	next := l.names[len(l.names)-1]
+	l.names = l.names[:len(l.names)-1]
+	return r.remove(l.fd, next)
 }
 
 // remove deletes a file or an empty directory, and goes down into a directory that is not empty.
@@ -147,7 +149,7 @@ func (l *level) wake(below int) error {
 func (l *level) close() {
 	if l.fd >= 0 {
 		unix.Close(l.fd)
-		l.fd = -1
+		l.fd, l.names = -1, nil
 	}
 }
 
@@ -157,8 +159,8 @@ func (r *removal) close() {
 	}
 }
 
-// namesIn reads some names of a directory, from its start: removing while reading may skip entries on some
-// file systems, so it is read again until it is empty.
+// namesIn reads at most 32 KiB of a directory's names, from its start: removing while reading may
+// skip entries on some file systems, so it is read again until it is empty.
 func namesIn(fd int) ([]string, error) {
 	if _, err := unix.Seek(fd, 0, unix.SEEK_SET); err != nil {
 		return nil, err

@@ -305,6 +305,55 @@ func TestRemoveAllDeep(t *testing.T) {
 	}
 }
 
+// TestRemoveAllMemory: a removal keeps the names in few directories, however deep they nest.
+// Regression: it kept up to 32 KiB of names for each level of a container's directories.
+func TestRemoveAllMemory(t *testing.T) {
+	const levels, siblings = 300, 20
+	root, _, _ := tree(t)
+	must(t, root.MkdirAll("deep/deep", 0o755))
+	parent, err := root.OpenDir("deep")
+	must(t, err)
+	defer parent.Close()
+	d, err := parent.OpenDir("deep")
+	must(t, err)
+	for range levels {
+		// Directories are listed from their oldest or their newest entry: both have siblings behind them.
+		for i := range 2 * siblings {
+			if i == siblings {
+				must(t, d.Mkdir("d", 0o755))
+			}
+			must(t, d.Symlink("x", fmt.Sprintf("%d", i)))
+		}
+		sub, err := d.OpenDir("d")
+		must(t, err)
+		must(t, d.Close())
+		d = sub
+	}
+	must(t, d.Close())
+
+	r := removal{top: parent.fd}
+	defer r.close()
+	must(t, r.remove(parent.fd, "deep"))
+	var deepest, most int
+	for len(r.levels) > 0 {
+		must(t, r.step())
+		held := 0
+		for _, l := range r.levels {
+			held += len(l.names)
+		}
+		deepest, most = max(deepest, len(r.levels)), max(most, held)
+	}
+	if deepest != levels {
+		t.Errorf("went down %d levels, want %d", deepest, levels)
+	}
+	if limit := (maxHeld + 2) * 2 * siblings; most == 0 || most > limit {
+		t.Errorf("held %d names, want at most %d", most, limit)
+	}
+	if _, err := root.Lstat("deep/deep"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("deep is still there: %v", err)
+	}
+}
+
 // TestEnsureDirDeep makes directories of any number of missing levels below any number of levels that are there,
 // through links, and finds out how deep they are.
 func TestEnsureDirDeep(t *testing.T) {
