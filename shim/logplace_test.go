@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // linkedLog makes a log directory with a container's directory, and one outside of it with a file of the log's name.
@@ -121,4 +123,36 @@ func FuzzPlaceOf(f *testing.F) {
 			t.Errorf("%q, %q: %+v", dir, path, p)
 		}
 	})
+}
+
+// Regression: errors of a rotation named /proc/self/fd/9/0.log.
+func TestRotationErrorsNameTheLog(t *testing.T) {
+	dir := t.TempDir()
+	place, err := placeOf(dir, filepath.Join(dir, "0.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	log, err := openLog(place, logLimit{fileBytes: 10, files: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.close()
+	if _, err := log.f.WriteString(strings.Repeat("x", 20)); err != nil {
+		t.Fatal(err)
+	}
+	for name, step := range map[string]func(path string) error{
+		"rename": func(path string) error { return os.Rename(path+"/none", path) },
+		"remove": func(path string) error { return os.Remove(path + "/none") },
+	} {
+		err := place.rotating(step)
+		if want := "rotate log " + place.path() + ": " + name + ": not a directory"; err == nil || err.Error() != want || !errors.Is(err, unix.ENOTDIR) {
+			t.Errorf("%s: %v, want %s", name, err, want)
+		}
+	}
+	// The log has its name when it is looked for, and no directory when it is to be renamed.
+	log.place.dir = filepath.Join(dir, "none")
+	err = log.rotate(10, func() { t.Error("goes on in another file") })
+	if !errors.Is(err, errInvalid) || !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("missing directory: %v", err)
+	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -83,11 +84,13 @@ func (l *logFile) rotate(n int, keep func()) error {
 		if err := faultAt(faultLogPruned); err != nil {
 			return err
 		}
-		err = l.place.at(func(path string) error {
-			aside, err = setAside(path, time.Now())
+		err := l.place.rotating(func(path string) (err error) {
+			if aside, err = setAside(path, time.Now()); errors.Is(err, os.ErrNotExist) {
+				return nil // the kubelet was quicker
+			}
 			return err
 		})
-		if err != nil && !errors.Is(err, os.ErrNotExist) { // or the kubelet was quicker
+		if err != nil {
 			return err
 		}
 		if err := faultAt(faultLogRenamed); err != nil {
@@ -142,13 +145,34 @@ func (l *logFile) cutShort() bool {
 // whole reports whether a file without a limit has reached the size at which it is rotated.
 func (l *logFile) whole(size int64) bool { return l.full(size, 2*maxRecords, 1) }
 
+// rotating is at for the steps of a rotation. Their errors name the log, not the descriptor by which f
+// gets to it.
+func (p logPlace) rotating(f func(path string) error) error {
+	return p.at(func(path string) error {
+		err := f(path)
+		var (
+			one  *fs.PathError
+			link *os.LinkError
+		)
+		switch {
+		case err == nil:
+			return nil
+		case errors.As(err, &one):
+			err = fmt.Errorf("%s: %w", one.Op, one.Err)
+		case errors.As(err, &link):
+			err = fmt.Errorf("%s: %w", link.Op, link.Err)
+		}
+		return fmt.Errorf("rotate log %s: %w", p.path(), err)
+	})
+}
+
 // prune removes the oldest files that were set aside, so that the log stays within its limit with
 // a whole new file, and with the current one, of that size, if it is about to be set aside (0: it is not).
 func (l *logFile) prune(size int64) error {
 	if l.limit == (logLimit{}) && size == 0 {
 		return nil
 	}
-	return l.place.at(func(path string) error {
+	return l.place.rotating(func(path string) error {
 		if l.limit == (logLimit{}) {
 			return l.pruneWhole(path)
 		}
@@ -174,7 +198,7 @@ func (l *logFile) pruneTo(path string, size int64) error {
 	// Rounded up, because the limit's product may be more than an int64 holds.
 	for len(old) > 0 && (len(old) > files || (sum+room-1)/room > l.limit.fileBytes) {
 		if err := os.Remove(old[0].path); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return fmt.Errorf("rotate log: %w", err)
+			return err
 		}
 		sum -= old[0].size
 		old = old[1:]
@@ -195,7 +219,7 @@ func (l *logFile) pruneWhole(path string) error {
 			continue
 		}
 		if err := os.Remove(f.path); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return fmt.Errorf("rotate log: %w", err)
+			return err
 		}
 	}
 	return nil
@@ -216,7 +240,7 @@ func asideOf(path string) ([]asideFile, error) {
 	dir, base := filepath.Split(path)
 	entries, err := os.ReadDir(dir) // by name, and so by time
 	if err != nil {
-		return nil, fmt.Errorf("rotate log: %w", err)
+		return nil, err
 	}
 	var old []asideFile
 	for _, e := range entries {
@@ -233,7 +257,7 @@ func asideOf(path string) ([]asideFile, error) {
 			continue
 		}
 		if err != nil {
-			return nil, fmt.Errorf("rotate log: %w", err)
+			return nil, err
 		}
 		if info.Mode().IsRegular() {
 			old = append(old, asideFile{dir + e.Name(), at, info.Size()})
@@ -251,7 +275,7 @@ func setAside(path string, now time.Time) (string, error) {
 	}
 	at, err := time.Parse(asideTime, now.Format(asideTime))
 	if err != nil {
-		return "", fmt.Errorf("rotate log: %w", err)
+		return "", err
 	}
 	for _, f := range old {
 		if !at.After(f.time) {
@@ -260,7 +284,7 @@ func setAside(path string, now time.Time) (string, error) {
 	}
 	to := path + "." + at.Format(asideTime)
 	if err := os.Rename(path, to); err != nil {
-		return "", fmt.Errorf("rotate log: %w", err)
+		return "", err
 	}
 	return to, nil
 }
