@@ -75,10 +75,17 @@ func declared(dir string) (file string, err error) {
 		return "", err
 	}
 	for _, e := range entries {
-		if !e.Type().IsRegular() {
-			continue
-		}
 		file := filepath.Join(dir, e.Name())
+		st, err := os.Stat(file) // administrators link profiles here
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // a link to nothing declares nothing
+		}
+		if err != nil {
+			return "", err
+		}
+		if !st.Mode().IsRegular() {
+			continue // reading a FIFO would hang
+		}
 		b, err := os.ReadFile(file)
 		if err != nil {
 			return "", err

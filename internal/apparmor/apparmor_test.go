@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -75,6 +76,30 @@ func TestAdministrators(t *testing.T) {
 		if got, err := declared(dir); got != file || err != nil {
 			t.Errorf("%s: found %q, %v", line, got, err)
 		}
+	}
+}
+
+// Regression: a profile that is linked into the directory was replaced.
+func TestLinkedAdministrators(t *testing.T) {
+	dir, elsewhere := t.TempDir(), filepath.Join(t.TempDir(), "own")
+	if err := os.WriteFile(elsewhere, []byte("profile coracle-default {\n}\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(
+		os.Symlink("nothing", filepath.Join(dir, "a-dangling")), os.Symlink(filepath.Dir(elsewhere), filepath.Join(dir, "b-directory")),
+		syscall.Mkfifo(filepath.Join(dir, "c-fifo"), 0o644),
+	); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := declared(dir); got != "" || err != nil {
+		t.Errorf("without the link: found %q, %v", got, err)
+	}
+	link := filepath.Join(dir, "d-link")
+	if err := os.Symlink(elsewhere, link); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := declared(dir); got != link || err != nil {
+		t.Errorf("found %q, %v, want %s", got, err, link)
 	}
 }
 
