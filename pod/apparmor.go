@@ -35,7 +35,8 @@ func (m *Manager) loadAppArmor(ctx context.Context) error {
 }
 
 // choose says which profile a container has, "" for none. The default one is loaded when it is missing:
-// at first, and after whoever has removed what is not among the host's files (aa-remove-unknown does).
+// at first, and after an administrator has run aa-remove-unknown, which removes profiles that are in no file
+// of the host.
 // A container that asks for a profile does not run without one, as with containerd.
 func (a appArmor) choose(ctx context.Context, want string, privileged bool) (string, error) {
 	switch name, local := strings.CutPrefix(want, "localhost/"); {

@@ -136,7 +136,7 @@ type Options struct {
 	// Restore lets containers go on from checkpoints: see restore.go.
 	Restore bool
 	// RestoreBases are the images that a checkpoint image may name as the one that the saved container was made from:
-	// full names, or their beginning with * after it.
+	// full names, or a prefix followed by *.
 	RestoreBases []string
 	// Rlimits are the limits (setrlimit(2)) that containers start with; of others they have the
 	// shim's.

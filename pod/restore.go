@@ -147,9 +147,10 @@ func (m *Manager) checkpointIn(ctx context.Context, e *entry[containerRecord], i
 }
 
 // baseOf is the image that a restored container is made from: the one that its configuration names, which must be
-// that of the saved container, or, where this names a checkpoint, the one that the checkpoint names. That is
-// somebody else's word, and the kubelet has not checked it: it could be any image on the node, such as one that
-// was pulled with another namespace's credentials. So the operator says which images may be that.
+// that of the saved container, or, where this names a checkpoint, the one that the checkpoint names. The
+// author of the checkpoint chose that image, and the kubelet has not checked it: it could be any image on the
+// node, such as one that was pulled with another namespace's credentials. So the operator lists the images
+// that a checkpoint may name.
 func (m *Manager) baseOf(s *checkpointed, named image.Image, from string) (image.Image, error) {
 	if from != "" {
 		if id := named.ID.String(); s.config.ImageID != id {

@@ -13,11 +13,11 @@ import (
 	"syscall"
 )
 
-// Whoever makes a pod chooses its image's name, and the node, which is root on the host, asks where that name leads:
-// 127.0.0.1:6443/x would have it knock at ports that only the host itself reaches, and a name in DNS or a registry's
-// redirect can lead there too. So with Config.OnlyListedLoopback a connection to an address of this kind is made only
-// if the settings name where it goes. The check is of the address that is about to be connected to, not of a name
-// that may resolve to another one a moment later.
+// The author of a pod chooses the name of its image, and the node connects to the registry in that
+// name. With 127.0.0.1:6443/x the node would connect to its own ports, which only the host can reach.
+// A name in DNS or a registry's redirect can lead there too. With Config.OnlyListedLoopback, the node
+// connects to a loopback address only if the settings list it. The check is of the address that is
+// about to be connected to: a name could resolve to another one a moment later.
 
 // errLoopback is a connection to this machine that no setting asks for.
 var errLoopback = errors.New("loopback address that the settings do not name; list it as [image.registry.\"host:port\"] or in certs_dirs if it is a registry")

@@ -57,9 +57,10 @@ type Limits struct {
 	// MaxDepth is how many levels directories may nest. Default 1365: the path of a deeper one is longer
 	// than paths can be, with names of two letters. Links in the layer reach deeper.
 	MaxDepth int64
-	// MaxLookups is how many names the kernel may have to look up to follow the layer's own links, at
-	// worst. Default 2 billion, some minutes: each entry may name 40 links that lead by a thousand names each,
-	// so that the time to unpack would be ten thousand times that of other layers of the size.
+	// MaxLookups limits the names that the kernel may have to look up, at worst, to follow the links of
+	// the layer itself. Default 2 billion, which takes some minutes. Without a limit, each entry could
+	// go through 40 links of a thousand names each, and the layer would take ten thousand times as long
+	// to unpack as others of its size.
 	MaxLookups int64
 }
 

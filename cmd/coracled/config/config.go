@@ -64,16 +64,16 @@ type Network struct {
 
 // Image is section image.
 type Image struct {
-	ShortNameRegistry      string              `toml:"short_name_registry" doc:"Where names without a registry (busybox, team/app) are: docker.io, or a registry and path.\nEmpty: such names are refused, since whoever is asked first decides what runs."`
+	ShortNameRegistry      string              `toml:"short_name_registry" doc:"Where names without a registry (busybox, team/app) are: docker.io, or a registry and path.\nEmpty: such names are refused, since the first registry to answer would decide what runs."`
 	MaxConcurrentDownloads int                 `toml:"max_concurrent_downloads" live:"true" doc:"Blobs, or parts of large ones, fetched at the same time from one registry, over all pulls."`
 	PullProgressTimeout    string              `toml:"image_pull_progress_timeout" live:"true" doc:"A pull that gets no byte for so long fails, whatever is left to be tried."`
 	CertsDirs              []string            `toml:"certs_dirs" live:"true" doc:"Directories with hosts.toml or certificates per registry, as containerd and Docker have\nthem. The first that has one for a registry counts; they are read anew for each pull."`
-	OnlyListedLoopback     bool                `toml:"only_listed_loopback" live:"true" doc:"Connect to registries on loopback addresses only where [image.registry.\"host:port\"] or a directory of theirs in certs_dirs\nnames them: the name of a pod's image is anybody's, and would have this node ask its own ports. coracle up sets it."`
+	OnlyListedLoopback     bool                `toml:"only_listed_loopback" live:"true" doc:"Connect to registries on loopback addresses only where [image.registry.\"host:port\"] or a directory in certs_dirs names\nthem. Any pod can name any image. Without this setting, the node would connect to its own ports. coracle up sets it."`
 	Policy                 string              `toml:"policy" doc:"TOML file that says whose signatures an image needs, see docs/images.md.\nEmpty: /etc/coracle/policy.toml if there is one, else none."`
 	DecryptionKeys         string              `toml:"decryption_keys" doc:"Directory with private keys (PEM, no passwords) for images encrypted by ocicrypt. Empty: none."`
 	DockerConfig           string              `toml:"docker_config" live:"true" doc:"A Docker config.json whose credentials and helpers serve pulls that bring none. Empty: none."`
 	KeepBlobs              bool                `toml:"keep_blobs" doc:"Keep layers also as registries sent them, so that the directory is a whole OCI layout and\nsaved or pushed images keep their manifests' digests. Costs a third more disk space."`
-	Pinned                 []string            `toml:"pinned" doc:"Images that are removed by name only, never to make room: full names, or their beginning\nwith * after it (registry.k8s.io/pause*)."`
+	Pinned                 []string            `toml:"pinned" doc:"Images that are removed by name only, never to make room: full names, or a prefix\nfollowed by * (registry.k8s.io/pause*)."`
 	GCHighWater            int                 `toml:"gc_high_water" doc:"A pull that leaves the file system fuller than so many percent has images that nothing runs\nfrom removed, those pulled longest ago first. 0: never, since the kubelet does that."`
 	GCLowWater             int                 `toml:"gc_low_water" doc:"Until it is less full than so many percent."`
 	LazyReadTimeout        string              `toml:"lazy_read_timeout" live:"true" doc:"How long reading a file of a layer that is pulled lazily may wait for the registry before it fails (EIO)."`
@@ -118,8 +118,8 @@ type Runtime struct {
 	LogFileBytes int64 `toml:"log_file_bytes" live:"true" doc:"Containers' logs are rotated by their writer before a file exceeds so many bytes, at least 262144: the\nkubelet looks only every ten seconds. Less than its containerLogMaxSize. 0: left to the kubelet."`
 	LogFiles     int   `toml:"log_files" live:"true" doc:"How many files a container's log then has at most, with that which is written; the oldest is removed first. 0: 5."`
 
-	Restore      bool     `toml:"restore" doc:"Let containers go on from checkpoints. Whoever wrote a checkpoint decides what its processes may do, whatever\nthe container's configuration says: only for nodes where all who create containers are trusted."`
-	RestoreBases []string `toml:"restore_bases" doc:"Images that a checkpoint image may name as the one that its container was made from, since whoever made the\ncheckpoint chooses: full names, or their beginning with * after it. Everyone who creates containers can read them."`
+	Restore      bool     `toml:"restore" doc:"Let containers go on from checkpoints. The author of a checkpoint decides what its processes may do, whatever\nthe container's configuration says: only for nodes where all who create containers are trusted."`
+	RestoreBases []string `toml:"restore_bases" doc:"Images that a checkpoint image may name as the one that its container was made from: full names, or a prefix\nfollowed by *. The author of a checkpoint chooses which of them it names, and everyone who creates containers can read them."`
 	Ulimits      []string `toml:"ulimits" doc:"Limits of processes (setrlimit(2)) that containers start with, each as name=soft:hard, or name=both:\nulimits = [\"nofile=1024:1048576\", \"core=0\"]. -1 is no limit. Of others they have the shim's."`
 	CDISpecDirs  []string `toml:"cdi_spec_dirs" doc:"Directories with CDI specs of devices, later ones before earlier."`
 }
