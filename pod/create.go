@@ -102,10 +102,14 @@ func (m *Manager) create(ctx context.Context, p *entry[podRecord], c ContainerCo
 }
 
 func mustBeReady(p *entry[podRecord]) error {
-	if ph := p.get().Phase; ph != podReady {
-		return fail(ErrPrecondition, "pod %s is not ready (%s)", p.id, ph)
+	switch r := p.get(); r.Phase {
+	case podReady:
+		return nil
+	case podBroken:
+		return fail(ErrPrecondition, "pod %s is not ready: %s", p.id, r.Config.initDied())
+	default:
+		return fail(ErrPrecondition, "pod %s is not ready (%s)", p.id, r.Phase)
 	}
-	return nil
 }
 
 // logPath is where the container's log goes; "" if the caller wants none.

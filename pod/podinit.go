@@ -58,9 +58,18 @@ func (m *Manager) sharedPID(ctx context.Context, p *entry[podRecord]) (pid int, 
 		return 0, fmt.Errorf("pod init: %w", err)
 	}
 	if pid = p.get().InitPid; pid == 0 {
-		return 0, fail(ErrPrecondition, "the pod's init died")
+		return 0, fail(ErrPrecondition, "pod %s: %s", p.id, p.get().Config.initDied())
 	}
 	return pid, nil
+}
+
+// initDied says that the pod's init is gone, and what may keep it from working.
+func (c *Config) initDied() string {
+	if c.Seccomp.Type != ProfileLocalhost {
+		return "its init died"
+	}
+	return fmt.Sprintf("its init died; the pod's seccomp profile %s must allow prctl, rt_sigprocmask, rt_sigtimedwait, wait4 and exit_group",
+		c.Seccomp.Localhost)
 }
 
 // startInit runs the pod's init: the shim's own binary in an otherwise empty root,

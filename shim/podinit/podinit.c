@@ -57,9 +57,14 @@ static void reap(const sigset_t *set)
 	// Orphans that ended before the mask was set have no signal pending: reap first, then wait.
 	for (;;) {
 		siginfo_t from;
-		while (waitpid(-1, NULL, WNOHANG) > 0)
+		pid_t reaped;
+		while ((reaped = waitpid(-1, NULL, WNOHANG)) > 0)
 			;
+		if (reaped < 0 && errno != ECHILD)
+			_exit(1); // the sandbox's filter denies it
 		int sig = sigwaitinfo(set, &from);
+		if (sig < 0 && errno != EINTR)
+			_exit(1); // likewise: the next call would fail, too
 		if ((sig == SIGTERM || sig == SIGINT) && from.si_code == SI_USER && from.si_pid == 0)
 			return;
 	}

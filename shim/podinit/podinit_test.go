@@ -1,12 +1,21 @@
 package podinit_test
 
 import (
+	"bytes"
+	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
 
 	_ "github.com/coracle-project/coracle/shim/podinit" // this test binary is the init, too
 )
@@ -31,6 +40,64 @@ func start(t *testing.T) *exec.Cmd {
 		t.Fatal(err)
 	}
 	return cmd
+}
+
+// denied is the environment variable of a process that becomes the init under a filter that denies the system
+// call of this number, as the profile of a sandbox can.
+const denied = "PODINIT_TEST_DENIED"
+
+func TestMain(m *testing.M) {
+	nr, err := strconv.ParseUint(os.Getenv(denied), 10, 32)
+	if err != nil {
+		os.Exit(m.Run())
+	}
+	runtime.LockOSThread()
+	rules := []unix.SockFilter{
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 0}, // seccomp_data.nr
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jf: 1, K: uint32(nr)},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM)},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
+	}
+	filter := unix.SockFprog{Len: uint16(len(rules)), Filter: &rules[0]}
+	err = errors.Join(
+		unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0),
+		unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&filter)), 0, 0),
+	)
+	if err == nil {
+		err = unix.Exec("/proc/self/exe", []string{"/coracle-pod-init"}, nil)
+	}
+	fmt.Fprintln(os.Stderr, err)
+	os.Exit(2)
+}
+
+// Regression: where a filter denied it to wait for signals, it tried for ever and used a whole CPU.
+func TestEndsWhereItCannotWork(t *testing.T) {
+	under := func(nr int) *exec.Cmd {
+		var stderr bytes.Buffer
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		t.Cleanup(cancel)
+		cmd := exec.CommandContext(ctx, "/proc/self/exe")
+		cmd.Env, cmd.Stderr = []string{fmt.Sprintf("%s=%d", denied, nr)}, &stderr
+		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID, Pdeathsig: syscall.SIGKILL}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		return cmd
+	}
+	for name, nr := range map[string]int{"rt_sigtimedwait": unix.SYS_RT_SIGTIMEDWAIT, "wait4": unix.SYS_WAIT4} {
+		cmd := under(nr)
+		if err := cmd.Wait(); cmd.ProcessState.ExitCode() != 1 {
+			t.Errorf("without %s: %v: %s, want exit status 1", name, err, cmd.Stderr)
+		}
+	}
+	cmd := under(unix.SYS_MOUNT) // one that it does not need
+	awaitWaiting(t, cmd.Process.Pid)
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("without mount: %v: %s", err, cmd.Stderr)
+	}
 }
 
 func TestEndsOnSignal(t *testing.T) {
