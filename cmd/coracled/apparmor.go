@@ -10,7 +10,7 @@ import (
 
 // loadAppArmor loads the default profile before a container wants it, which would wait for it. It replaces one that
 // an earlier version has loaded, but not an administrator's.
-func loadAppArmor(ctx context.Context, log *slog.Logger) {
+func loadAppArmor(ctx context.Context, stateDir string, log *slog.Logger) {
 	if !apparmor.Enabled() {
 		return
 	}
@@ -21,13 +21,16 @@ func loadAppArmor(ctx context.Context, log *slog.Logger) {
 	}
 	if loaded[apparmor.Default] {
 		if file, err := apparmor.Administrators(); err != nil || file != "" {
-			log.Info("AppArmor profile stays as it is loaded", "profile", apparmor.Default, "file", file, "err", err)
+			log.Info("AppArmor profile stays as it is loaded", "profile", apparmor.Default, "file", file, "err", errors.Join(err, apparmor.Forget(stateDir)))
 			return
 		}
 	}
-	switch err := apparmor.LoadDefault(ctx); {
+	replaced, err := apparmor.Refresh(ctx, stateDir, loaded)
+	switch {
+	case replaced:
+		log.Info("AppArmor profile loaded", "profile", apparmor.Default, "err", err)
 	case err == nil:
-		log.Info("AppArmor profile loaded", "profile", apparmor.Default)
+		log.Debug("AppArmor profile is loaded already", "profile", apparmor.Default)
 	case errors.Is(err, apparmor.ErrNoParser):
 		log.Warn("containers run without an AppArmor profile: install the package apparmor", "error", err)
 	case ctx.Err() == nil:

@@ -59,7 +59,7 @@ func runDaemon(ctx context.Context, c config.Config, s source, respawn []string,
 		return err
 	}
 	defer release()
-	go loadAppArmor(ctx, log)
+	go loadAppArmor(ctx, c.State, log)
 	n, err := startNode(ctx, c, respawn, log)
 	if err != nil {
 		return err

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/cmd/coracled/config"
+	"github.com/coracle-project/coracle/internal/apparmor"
 	"github.com/coracle-project/coracle/internal/nspin"
 	"github.com/coracle-project/coracle/pod"
 )
@@ -31,7 +32,7 @@ const (
 // ownState and ownRoot are what Coracle makes in its two directories. Nothing else
 // is deleted from them.
 var (
-	ownState = []string{"pods", "containers", "ns", "shim", "network", "build", "reserve", "lock"}
+	ownState = []string{"pods", "containers", "ns", "shim", "network", "build", "reserve", "lock", apparmor.StateFile}
 	ownRoot  = []string{"images", "snapshots", "snapshotters", "build", "lock"}
 )
 

@@ -3,6 +3,7 @@ package apparmor
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -39,6 +40,50 @@ func TestLoadDefault(t *testing.T) {
 	if err := LoadDefault(ctx); !errors.Is(err, context.Canceled) {
 		t.Errorf("error is %v", err)
 	}
+}
+
+// Regression: the profile was compiled and replaced at each start.
+func TestRefresh(t *testing.T) {
+	bin, state := t.TempDir(), t.TempDir()
+	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	parser := func(exit int) {
+		t.Helper()
+		script := fmt.Sprintf("#!/bin/sh\ncat >/dev/null; echo run >>%s/runs; exit %d\n", bin, exit)
+		if err := os.WriteFile(filepath.Join(bin, "apparmor_parser"), []byte(script), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	runs := 0
+	refresh := func(when string, isLoaded, want bool) {
+		t.Helper()
+		replaced, err := Refresh(t.Context(), state, Profiles{Default: isLoaded})
+		if want {
+			runs++
+		}
+		b, rerr := os.ReadFile(filepath.Join(bin, "runs"))
+		if replaced != want || err != nil || rerr != nil || strings.Count(string(b), "run\n") != runs {
+			t.Errorf("%s: replaced %t, %v; runs %q, %v, want %d", when, replaced, err, b, rerr, runs)
+		}
+	}
+	parser(0)
+	refresh("first start", false, true)
+	refresh("second start", true, false)
+	refresh("profile is gone", false, true)
+	if err := Forget(state); err != nil {
+		t.Fatal(err)
+	}
+	refresh("an administrator's was loaded", true, true)
+	if err := os.WriteFile(filepath.Join(state, StateFile), []byte("sha256:other"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	refresh("another version's is loaded", true, true)
+	parser(1)
+	runs++
+	if replaced, err := Refresh(t.Context(), state, Profiles{}); replaced || err == nil {
+		t.Errorf("parser fails: replaced %t, %v", replaced, err)
+	}
+	parser(0)
+	refresh("after a failure", true, true)
 }
 
 // Sockets that no network namespace contains are denied; seccomp's filter cannot see the family that a 32-bit
