@@ -63,8 +63,12 @@ func removeAllAt(dirfd int, name string) error {
 func (r *removal) step() error {
 	l := &r.levels[len(r.levels)-1]
 	if len(l.names) == 0 {
+		batch := 32 << 10
+		if len(r.levels) > maxHeld {
+			batch = 2 << 10 // these names are dropped and read again for each directory below
+		}
 		var err error
-		if l.names, err = namesIn(l.fd); err != nil {
+		if l.names, err = namesIn(l.fd, make([]byte, batch)); err != nil {
 			return err
 		}
 	}
@@ -159,13 +163,12 @@ func (r *removal) close() {
 	}
 }
 
-// namesIn reads at most 32 KiB of a directory's names, from its start: removing while reading may
-// skip entries on some file systems, so it is read again until it is empty.
-func namesIn(fd int) ([]string, error) {
+// namesIn reads as many names of a directory as fit into buf, from its start: removing while reading
+// may skip entries on some file systems, so it is read again until it is empty.
+func namesIn(fd int, buf []byte) ([]string, error) {
 	if _, err := unix.Seek(fd, 0, unix.SEEK_SET); err != nil {
 		return nil, err
 	}
-	buf := make([]byte, 32<<10)
 	for {
 		n, err := unix.Getdents(fd, buf)
 		if err == unix.EINTR {
