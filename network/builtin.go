@@ -180,7 +180,7 @@ func (b *builtin) Setup(ctx context.Context, p Pod) (Result, error) {
 		}
 		l, err := b.reserve(h, p, ports)
 		if err == nil {
-			if err = b.holds.take(p.ID, ports); err != nil {
+			if err = b.hold(&l); err != nil {
 				b.free(l)
 			}
 		}

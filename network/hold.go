@@ -1,7 +1,6 @@
 package network
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -26,45 +25,58 @@ type holds struct {
 	log *slog.Logger
 
 	mu    sync.Mutex
-	byPod map[string][]int // sockets
+	byPod map[string]map[hostPort][]int // sockets
 }
 
-func newHolds(log *slog.Logger) *holds { return &holds{log: log, byPod: map[string][]int{}} }
+func newHolds(log *slog.Logger) *holds {
+	return &holds{log: log, byPod: map[string]map[hostPort][]int{}}
+}
 
-// take binds all ports for the pod, or none. ErrPortInUse names the address where a process of the
-// node listens.
-func (h *holds) take(podID string, ports []hostPort) error {
-	var sockets []int
-	for _, p := range ports {
-		bound, err := h.bind(p)
-		sockets = append(sockets, bound...)
+// take binds a port of the pod for the families of its addresses, unless it already has. The port is
+// held if no program of the node can listen there from now on. ErrPortInUse names the address where
+// a process of the node listens; then nothing is bound. The caller holds the pod.
+func (h *holds) take(podID string, ips []netip.Addr, p hostPort) (held bool, err error) {
+	addrs := p.matches(ips)
+	h.mu.Lock()
+	sockets, ours := h.byPod[podID][p]
+	h.mu.Unlock()
+	if ours { // a second socket would meet the first, which looks like that of any process
+		return len(sockets) >= len(addrs), nil // the pod may have fewer addresses than were reserved for it
+	}
+	for _, ip := range addrs {
+		bound, err := h.bind(p, ip)
 		if err != nil {
 			closeAll(sockets)
-			return err
+			return false, err
 		}
-	}
-	if len(sockets) == 0 {
-		return nil
+		sockets = append(sockets, bound...)
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.byPod[podID] = append(h.byPod[podID], sockets...)
-	return nil
+	if h.byPod[podID] == nil {
+		h.byPod[podID] = map[hostPort][]int{}
+	}
+	h.byPod[podID][p] = sockets
+	return len(sockets) == len(addrs), nil
 }
 
 // release lets programs of the node have a pod's ports.
 func (h *holds) release(podID string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	closeAll(h.byPod[podID])
+	for _, sockets := range h.byPod[podID] {
+		closeAll(sockets)
+	}
 	delete(h.byPod, podID)
 }
 
 func (h *holds) close() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for _, sockets := range h.byPod {
-		closeAll(sockets)
+	for _, ports := range h.byPod {
+		for _, sockets := range ports {
+			closeAll(sockets)
+		}
 	}
 	clear(h.byPod)
 }
@@ -75,41 +87,42 @@ func closeAll(sockets []int) {
 	}
 }
 
-// listenerFree fails if a process of the node listens on one of the ports.
+// listenerFree fails if a process of the node listens on one of the ports. The pod has no addresses
+// yet: they may be of both families.
 func listenerFree(log *slog.Logger, ports []hostPort) error {
 	h := newHolds(log)
 	defer h.close()
-	return h.take("", ports)
-}
-
-// bind binds what a mapping matches, once per address family.
-func (h *holds) bind(p hostPort) (sockets []int, err error) {
-	addrs := []netip.Addr{p.IP}
-	if !p.IP.IsValid() {
-		addrs = []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}
-	}
-	for _, ip := range addrs {
-		s, err := bindPort(p.Protocol, netip.AddrPortFrom(ip, p.Port))
-		switch {
-		case err == nil:
-			sockets = append(sockets, s)
-		case errors.Is(err, unix.EADDRINUSE):
-			at, taken, lerr := listener(p, ip)
-			if lerr != nil {
-				return sockets, fmt.Errorf("host port %s: look for who listens there: %w", p, lerr)
-			}
-			if taken {
-				return sockets, fmt.Errorf("%w: %s: a process of the node listens on %s; stop it, or choose another host port", ErrPortInUse, p, at)
-			}
-			// Only connections have the port as theirs, and they go on.
-			h.log.Info("a host port of a pod cannot be kept from programs of the node: connections of the node use it", "port", p.String())
-		case errors.Is(err, unix.EAFNOSUPPORT), errors.Is(err, unix.EADDRNOTAVAIL), errors.Is(err, unix.EPROTONOSUPPORT):
-			// No IPv6 here, or no SCTP: no program can listen there either.
-		default:
-			return sockets, fmt.Errorf("host port %s: bind %s: %w", p, ip, err)
+	for _, p := range ports {
+		if _, err := h.take("", []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}, p); err != nil {
+			return err
 		}
 	}
-	return sockets, nil
+	return nil
+}
+
+// bind binds one address of a mapping. It returns no socket if the address cannot be bound, and no
+// process listens there.
+func (h *holds) bind(p hostPort, ip netip.Addr) (sockets []int, err error) {
+	s, err := bindPort(p.Protocol, netip.AddrPortFrom(ip, p.Port))
+	switch {
+	case err == nil:
+		return []int{s}, nil
+	case errors.Is(err, unix.EADDRINUSE):
+		at, taken, err := listener(p, ip)
+		if err != nil {
+			return nil, fmt.Errorf("host port %s: look for who listens there: %w", p, err)
+		}
+		if taken {
+			return nil, fmt.Errorf("%w: %s: a process of the node listens on %s; stop it, or choose another host port", ErrPortInUse, p, at)
+		}
+		// Connections keep their port, and go on. What is sent to ::1 is not translated.
+		h.log.Info("a host port of a pod cannot be kept from programs of the node: connections of the node use it, or a listener on ::1", "port", p.String())
+		return nil, nil
+	case errors.Is(err, unix.EAFNOSUPPORT), errors.Is(err, unix.EADDRNOTAVAIL), errors.Is(err, unix.EPROTONOSUPPORT):
+		return nil, nil // No IPv6 here, or no SCTP: no program can listen there either.
+	default:
+		return nil, fmt.Errorf("host port %s: bind %s: %w", p, ip, err)
+	}
 }
 
 // bindPort returns a socket that is bound and gets nothing.
@@ -167,7 +180,8 @@ func bindPort(protocol string, at netip.AddrPort) (int, error) {
 const tcpListen, udpOpen = 10, 7
 
 // listener returns the address where a process of the node listens on a port that cannot be bound to
-// ip. Sockets of connections, which cannot be bound next to either, are no listeners.
+// ip, and gets what the rules translate. Sockets of connections, which cannot be bound next to either,
+// are no listeners, nor is one on ::1.
 func listener(p hostPort, ip netip.Addr) (at netip.AddrPort, taken bool, err error) {
 	proc, err := procfs.NewFS("/proc/self") // this process's network namespace
 	if err != nil {
@@ -176,7 +190,7 @@ func listener(p hostPort, ip netip.Addr) (at netip.AddrPort, taken bool, err err
 	matches := func(local net.IP, port, state, listens uint64) bool {
 		a, ok := netip.AddrFromSlice(local)
 		a = a.Unmap()
-		if !ok || port != uint64(p.Port) || state != listens {
+		if !ok || port != uint64(p.Port) || state != listens || a == netip.IPv6Loopback() {
 			return false
 		}
 		at = netip.AddrPortFrom(a, p.Port)
@@ -214,58 +228,17 @@ func withoutMissing(errs ...error) error {
 	return errors.Join(slices.DeleteFunc(errs, func(err error) bool { return errors.Is(err, fs.ErrNotExist) })...)
 }
 
-// rehold binds the host ports of the pods that an earlier daemon has connected. If a process of the
-// node has taken one meanwhile, that one keeps its traffic, and the pod loses the port.
-func (b *builtin) rehold(ctx context.Context) error {
-	var errs []error
-	for _, l := range b.connected() {
-		if len(l.Ports) > 0 {
-			errs = append(errs, b.reholdOne(ctx, l.PodID))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-func (b *builtin) reholdOne(ctx context.Context, podID string) error {
-	release, err := b.busy.Acquire(ctx, podID)
-	if err != nil {
-		return err
-	}
-	defer release()
-	l, ok := b.lease(podID)
-	if !ok || l.Stage != connected {
-		return nil // it was torn down meanwhile
-	}
-	var kept, lost []hostPort
+// hold binds the host ports of a new pod, all or none, and notes in the lease which are held.
+func (b *builtin) hold(l *lease) error {
 	for _, p := range l.Ports {
-		err := b.holds.take(podID, []hostPort{p})
-		if err != nil && !errors.Is(err, ErrPortInUse) { // no descriptor, for example: the pod keeps what it has
-			b.log.Error("a host port of a pod cannot be kept from programs of the node", "pod", podID, "port", p.String(), "err", err)
-		} else if err != nil {
-			b.log.Error("a pod has lost a host port: a process of the node took it while coracled was away", "pod", podID, "port", p.String(), "err", err)
-			lost = append(lost, p)
-			continue
+		held, err := b.holds.take(l.PodID, l.IPs, p)
+		if err != nil {
+			b.holds.release(l.PodID)
+			return err
 		}
-		kept = append(kept, p)
+		if held {
+			l.Held = append(l.Held, p)
+		}
 	}
-	if len(lost) == 0 {
-		return nil
-	}
-	return b.losePorts(l, kept, lost)
-}
-
-// losePorts takes host ports from a connected pod.
-func (b *builtin) losePorts(l lease, kept, lost []hostPort) error {
-	without := l
-	without.Ports = lost
-	closed := without.entry()
-	closed.ips = nil // the pod may send as before
-	l.Ports = kept
-	if err := b.save(l); err != nil {
-		return err
-	}
-	b.mu.Lock()
-	b.ports.release(l.PodID, lost)
-	b.mu.Unlock()
-	return errors.Join(b.fw.drop(closed), forgetFlows(lost))
+	return nil
 }

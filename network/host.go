@@ -357,7 +357,8 @@ func uplinkMTU(h *hostLinks) int {
 // recover takes down what belongs to no claimed pod, and puts the host's side in
 // order if any pod is left.
 func (b *builtin) recover(ctx context.Context, claimed map[string]bool) error {
-	errs := []error{b.adoptLost(claimed)}
+	// Teardowns may take all the time there is, and programs could take the ports meanwhile.
+	errs := []error{b.adoptLost(claimed), b.rehold(ctx, claimed)}
 	kept := 0
 	for _, l := range b.list() {
 		if claimed[l.PodID] {
@@ -366,7 +367,6 @@ func (b *builtin) recover(ctx context.Context, claimed map[string]bool) error {
 		}
 		errs = append(errs, b.Teardown(ctx, Pod{ID: l.PodID}))
 	}
-	errs = append(errs, b.rehold(ctx))
 	// A table that is there without pods may have host ports of pods whose teardown
 	// a crash cut short, and the host may have a range that is no longer configured.
 	if kept > 0 || b.fw.exists() {

@@ -58,6 +58,24 @@ func (h hostPort) conflicts(o hostPort) bool {
 	return h.Protocol == o.Protocol && h.Port == o.Port && (h.IP == o.IP || !h.IP.IsValid() || !o.IP.IsValid())
 }
 
+// matches returns the addresses of the host that the rules match, if the pod has the addresses ips.
+func (h hostPort) matches(ips []netip.Addr) []netip.Addr {
+	var all []netip.Addr
+	for _, ip := range ips {
+		switch {
+		case h.IP.IsValid():
+			if h.IP.BitLen() == ip.BitLen() {
+				all = append(all, h.IP)
+			}
+		case ip.Is4():
+			all = append(all, netip.IPv4Unspecified())
+		default:
+			all = append(all, netip.IPv6Unspecified())
+		}
+	}
+	return all
+}
+
 // portTable says which pod has which host port. It is not safe for concurrent use.
 type portTable map[portKey][]portOwner
 
