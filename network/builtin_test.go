@@ -261,6 +261,11 @@ func TestPodWithoutIPv6(t *testing.T) {
 	if len(r.IPs) != 1 || !r.IPs[0].Is4() || len(m.builtin.pools[1].used) != 0 {
 		t.Errorf("addresses %v, pool %v", r.IPs, m.builtin.pools[1].used)
 	}
+	// It has fewer addresses than its host port was held for.
+	must(t, m.Recover(t.Context(), []string{"a"}))
+	if l, _ := m.builtin.lease("a"); len(l.Held) != 1 {
+		t.Errorf("host ports held according to the record: %v", l.Held)
+	}
 }
 
 // Forwarding IPv6 must not keep the host from learning its own routes.
