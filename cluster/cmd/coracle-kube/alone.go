@@ -8,11 +8,9 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/util/keyutil"
-	"k8s.io/controller-manager/pkg/clientbuilder"
 	"k8s.io/kubernetes/pkg/serviceaccount"
 
 	"github.com/coracle-project/coracle/cluster/client"
@@ -79,14 +77,12 @@ func controllersCommand() *cobra.Command {
 				return nil, fmt.Errorf("--service-account-key: %w", err)
 			}
 		}
-		// As upstream's controller manager does, controllers act with tokens of their service accounts.
-		tokens := clientbuilder.NewDynamicClientBuilder(set.Config, set.Kube.CoreV1(), metav1.NamespaceSystem)
-		account := func(name string) (*client.Set, error) {
-			config, err := tokens.Config(name)
-			if err != nil {
-				return nil, err
-			}
-			return client.New(config, set.Informers)
+		if err := awaitAPI(ctx, set.Kube); err != nil {
+			return nil, err
+		}
+		account, err := accounts(ctx, set)
+		if err != nil {
+			return nil, err
 		}
 		all, err := controllers.New(controllers.Identities{Manager: set, Account: account}, o)
 		return func() error {
@@ -151,6 +147,9 @@ func alone(name, short string, part func(context.Context, *client.Set) (run func
 				return err
 			}
 			run, err := part(cmd.Context(), set)
+			if cmd.Context().Err() != nil { // it was stopped while it started
+				return nil
+			}
 			if err != nil {
 				return err
 			}
