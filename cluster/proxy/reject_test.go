@@ -1,17 +1,22 @@
 package proxy
 
 import (
+	"bufio"
 	"encoding/binary"
 	"errors"
+	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
 )
 
@@ -158,6 +163,100 @@ func (m machine) inject(address string) {
 	}
 }
 
+// tables returns the names of the machine's tables.
+func (m machine) tables() []string {
+	m.t.Helper()
+	conn, err := nftables.New()
+	if err != nil {
+		m.t.Error(err)
+		return nil
+	}
+	tables, err := conn.ListTables()
+	if err != nil {
+		m.t.Error(err)
+	}
+	var names []string
+	for _, t := range tables {
+		names = append(names, t.Name)
+	}
+	return names
+}
+
+// unowned adds a table that outlives its connection.
+func (m machine) unowned() {
+	m.t.Helper()
+	conn, err := nftables.New()
+	if err != nil {
+		m.t.Error(err)
+		return
+	}
+	conn.AddTable(&nftables.Table{Name: table, Family: nftables.TableFamilyINet})
+	if err := conn.Flush(); err != nil {
+		m.t.Error(err)
+	}
+	if !slices.Contains(m.tables(), table) {
+		m.t.Error("a table without an owner is gone: the test shows nothing")
+	}
+}
+
+// holder is the environment variable that makes the test program hold rules until it is killed.
+const holder = "CORACLE_TEST_HOLD_RULES"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(holder) == "" {
+		os.Exit(m.Run())
+	}
+	if _, err := Reject(table, netip.MustParsePrefix("10.96.0.0/16")); err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	fmt.Println("rejecting")
+	_, _ = io.Copy(io.Discard, os.Stdin) // until it is killed, or the test ends
+	os.Exit(0)
+}
+
+func TestNothingIsLeftOfAKilledProcess(t *testing.T) {
+	within(t, func(m machine) {
+		self, err := os.Executable()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		process := exec.Command(self)
+		process.Env = append(os.Environ(), holder+"=1")
+		stdin, err := process.StdinPipe()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer stdin.Close()
+		stdout, err := process.StdoutPipe()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		if err := process.Start(); err != nil {
+			t.Error(err)
+			return
+		}
+		line, err := bufio.NewReader(stdout).ReadString('\n')
+		if line != "rejecting\n" {
+			t.Errorf("%q, %v", line, err)
+		}
+		if got := m.tables(); !slices.Equal(got, []string{table}) || m.sent("10.96.7.7") {
+			t.Errorf("nothing is rejected while the process runs: tables %v", got)
+		}
+		_ = process.Process.Kill()
+		_ = process.Wait() // it was killed
+		if got := process.ProcessState.String(); got != "signal: killed" {
+			t.Error(got)
+		}
+		if got := m.tables(); len(got) > 0 || !m.sent("10.96.7.7") {
+			t.Errorf("tables %v are left", got)
+		}
+	})
+}
+
 func TestAddressesOfServicesAreRejected(t *testing.T) {
 	within(t, func(m machine) {
 		sent, forwarded, sent6 := m.sent("10.96.7.7"), m.forwarded("10.96.7.7"), m.sent("fd00:96::7")
@@ -165,11 +264,11 @@ func TestAddressesOfServicesAreRejected(t *testing.T) {
 			t.Errorf("packets to Services do not leave the machine anyway (%v, %v, %v): the test shows nothing", sent, forwarded, sent6)
 			return
 		}
-		for range 2 { // the second replaces what the first has left
-			if err := Reject(table, netip.MustParsePrefix("10.96.0.0/16")); err != nil {
-				t.Error(err)
-				return
-			}
+		m.unowned() // is replaced
+		rules, err := Reject(table, netip.MustParsePrefix("10.96.0.0/16"))
+		if err != nil {
+			t.Error(err)
+			return
 		}
 		if m.sent("10.96.7.7") || m.forwarded("10.96.7.7") {
 			t.Error("a packet to a Service left the machine")
@@ -195,17 +294,23 @@ func TestAddressesOfServicesAreRejected(t *testing.T) {
 			return
 		}
 		_ = own.Close()
-		if err := Reject(table, netip.MustParsePrefix("fd00:96::/112")); err != nil {
+		if other, err := Reject(table, netip.MustParsePrefix("fd00:96::/112")); !errors.Is(err, unix.EPERM) {
+			t.Errorf("the table of a running process was replaced: %v, %v", other, err)
+		}
+		if err := rules.Close(); err != nil {
+			t.Error(err)
+		}
+		if rules, err = Reject(table, netip.MustParsePrefix("fd00:96::/112")); err != nil {
 			t.Error(err)
 			return
 		}
 		if m.sent("fd00:96::7") || !m.sent("fd00:97::7") {
 			t.Error("a packet to a Service left the machine, or one to another address did not")
 		}
-		if err := Remove(table); err != nil {
+		if err := rules.Close(); err != nil {
 			t.Error(err)
 		}
-		if !m.sent("fd00:96::7") {
+		if !m.sent("fd00:96::7") || len(m.tables()) > 0 {
 			t.Error("the rules outlive their removal")
 		}
 	})

@@ -101,12 +101,13 @@ func (o *apiOptions) rejectServices(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("--service-cidr %q is no network: %w", o.serviceCIDR, err)
 	}
-	if err := proxy.Reject(name, services); err != nil {
+	rules, err := proxy.Reject(name, services)
+	if err != nil {
 		slog.Warn("packets to addresses of Services leave this machine by the default route", "err", err)
 		return nil
 	}
 	<-ctx.Done()
-	if err := proxy.Remove(name); err != nil {
+	if err := rules.Close(); err != nil {
 		slog.Warn("rules for addresses of Services are left", "err", err)
 	}
 	return nil
