@@ -22,6 +22,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/kubelet"
 	"github.com/coracle-project/coracle/cluster/kubelet/eviction"
 	"github.com/coracle-project/coracle/cluster/kubelet/logrotate"
+	"github.com/coracle-project/coracle/cluster/kubelet/sysctls"
 	"github.com/coracle-project/coracle/cluster/metricsapi"
 	"github.com/coracle-project/coracle/cluster/pki"
 	"github.com/coracle-project/coracle/cluster/proxy"
@@ -197,6 +198,21 @@ func (o *nodeOptions) check() error {
 	}
 	if !strings.HasPrefix(o.cri, "unix:///") {
 		return fmt.Errorf("--cri %q is no socket, such as unix:///run/coracle/coracle.sock", o.cri)
+	}
+	if o.port < 1 || o.port > 65535 {
+		return fmt.Errorf("--kubelet-port %d is not between 1 and 65535", o.port)
+	}
+	if o.maxPods < 1 {
+		return fmt.Errorf("--max-pods %d is no number of pods above 0", o.maxPods)
+	}
+	if o.podPIDs == 0 {
+		return errors.New("--pod-max-pids 0 leaves no pod a process; -1 is without a limit")
+	}
+	if _, err := sysctls.New(o.sysctls); err != nil {
+		return fmt.Errorf("--allowed-unsafe-sysctls: %w", err)
+	}
+	if err := o.logs.Check(); err != nil {
+		return fmt.Errorf("--container-log-max-files: %w", err)
 	}
 	if o.staticPods == "" {
 		return nil
