@@ -19,21 +19,26 @@ import (
 // profileSocket is the name of the socket that serves profiles, in the directory for what a reboot may lose.
 const profileSocket = "pprof.sock"
 
-// serveProfiles serves Go's profiles of this process on a socket in dir for root only, until ctx ends:
-//
-//	curl --unix-socket /run/coracle/kube/pprof.sock http://kube/debug/pprof/heap >heap
-func serveProfiles(ctx context.Context, dir string) error {
+// listenForProfiles opens the socket that serves profiles, in dir.
+func listenForProfiles(ctx context.Context, dir string) (net.Listener, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return fmt.Errorf("profiles: %w", err)
+		return nil, fmt.Errorf("profiles: %w", err)
 	}
 	path := filepath.Join(dir, profileSocket)
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) { // a killed process leaves it
-		return fmt.Errorf("profiles: %w", err)
+		return nil, fmt.Errorf("profiles: %w", err)
 	}
 	listener, err := (&net.ListenConfig{Control: private}).Listen(ctx, "unix", path)
 	if err != nil {
-		return fmt.Errorf("profiles: %w", err)
+		return nil, fmt.Errorf("profiles: %w", err)
 	}
+	return listener, nil
+}
+
+// serveProfiles serves Go's profiles of this process on listener, which only root can reach, until ctx ends:
+//
+//	curl --unix-socket /run/coracle/kube/pprof.sock http://kube/debug/pprof/heap >heap
+func serveProfiles(ctx context.Context, listener net.Listener) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/debug/pprof/", pprof.Index)
 	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)

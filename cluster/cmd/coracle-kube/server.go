@@ -109,7 +109,11 @@ func together(ctx context.Context, server *apiserver.Server, began time.Time, o 
 		}
 	})
 	work.Go(func() error {
-		if err := serveProfiles(ctx, o.settings().State); err != nil {
+		listener, err := listenForProfiles(ctx, o.settings().State)
+		if err == nil {
+			err = serveProfiles(ctx, listener)
+		}
+		if err != nil {
 			slog.Warn("no profiles are served", "err", err)
 		}
 		return nil
