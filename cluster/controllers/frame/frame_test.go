@@ -1,12 +1,16 @@
 package frame
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 )
 
 // Regression: each conflict of a first try was a warning, and the second try had nothing to say.
@@ -24,5 +28,39 @@ func TestAFirstConflictIsNoWarning(t *testing.T) {
 		if got := levelOf(tc.err, tc.tries); got != tc.want {
 			t.Errorf("%s: logged as %s, want %s", name, got, tc.want)
 		}
+	}
+}
+
+// A sync that panics is tried again, and other keys are worked on, also where upstream's own loops survive
+// panics (coracle-kube sets that).
+func TestAPanicIsAFailureOfItsKeyOnly(t *testing.T) {
+	for _, crash := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			defer func(before bool) { utilruntime.ReallyCrash = before }(utilruntime.ReallyCrash)
+			utilruntime.ReallyCrash = crash
+			tries := map[string]int{}
+			c := New("test", 1, func(_ context.Context, key string) error {
+				tries[key]++
+				if key == "odd" && tries[key] < 3 {
+					panic("odd object")
+				}
+				return nil
+			})
+			ctx, stop := context.WithCancel(t.Context())
+			ended := make(chan struct{})
+			go func() {
+				defer close(ended)
+				c.Run(ctx)
+			}()
+			c.Add("odd")
+			c.Add("plain")
+			time.Sleep(time.Minute)
+			synctest.Wait()
+			if tries["odd"] != 3 || tries["plain"] != 1 {
+				t.Errorf("crash %v: tried %v", crash, tries)
+			}
+			stop()
+			<-ended
+		})
 	}
 }

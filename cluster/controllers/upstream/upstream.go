@@ -1,15 +1,19 @@
 // Package upstream runs controllers of k8s.io/kubernetes in the cluster process, as they are.
 //
-// Such a controller costs nothing until there is an object that needs it: only then it is made, with
-// the informers that it asks for. It works until its context ends, also when there is no such object
-// any more. A second reason to wait is that some constructors call the API, which has to serve by then.
+// Such a controller costs nothing until there is an object that needs it: only then is it made, with the
+// informers that it asks for. It works until its context ends, even if the last such object has gone before.
 package upstream
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
+	"runtime/debug"
 	"sync"
+	"time"
 
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/cache"
 )
@@ -24,18 +28,44 @@ type OnDemand struct {
 }
 
 // Run waits for the first object, then has the controller work until ctx ends. The shared informers
-// have to be started by their owner; those that only this controller needs are started here.
+// have to be started by their owner; those that only this controller needs are started here. A controller
+// that cannot be made, panics or ends too early is made again after a pause.
 func (o *OnDemand) Run(ctx context.Context) {
 	if !o.wanted(ctx) {
 		return
 	}
-	run, err := o.make(ctx)
+	pause := wait.Backoff{Duration: time.Second, Factor: 2, Steps: 10, Cap: 5 * time.Minute}
+	for {
+		err := o.work(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		again := pause.Step()
+		slog.Error("controller does not work", "controller", o.name, "err", err, "again", again)
+		select {
+		case <-time.After(again):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// work makes the controller and returns when it has ended.
+func (o *OnDemand) work(ctx context.Context) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("panic: %v\n%s", r, debug.Stack())
+		}
+	}()
+	working, stop := context.WithCancel(ctx)
+	defer stop() // what a controller that panicked has started
+	run, err := o.make(working)
 	if err != nil {
-		slog.Error("controller cannot start", "controller", o.name, "err", err)
-		return
+		return err
 	}
 	o.informers.Start(ctx.Done())
-	run(ctx)
+	run(working)
+	return errors.New("it ended by itself")
 }
 
 // wanted waits until there is an object; it returns false if ctx ends before.
