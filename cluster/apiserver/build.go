@@ -126,8 +126,8 @@ func (b *build) configure(ctx context.Context) error {
 	c.BuildHandlerChainFunc = func(handler http.Handler, c *genericapiserver.Config) http.Handler {
 		quiet := *c // here, since New has put its own authenticator before ours
 		quiet.Authentication.Authenticator = quietly(c.Authentication.Authenticator)
-		chain := genericapiserver.DefaultBuildHandlerChain(withPlainDiscovery(handler), &quiet)
-		return withBodyDeadline(chain, b.options.bodyLimit, c.RequestInfoResolver, c.LongRunningFunc)
+		chain := genericapiserver.DefaultBuildHandlerChain(abortingOnPanic(withPlainDiscovery(handler)), &quiet)
+		return withBodyDeadline(recordingAborts(chain, c.RequestInfoResolver), b.options.bodyLimit, c.RequestInfoResolver, c.LongRunningFunc)
 	}
 	c.LongRunningFunc = genericfilters.BasicLongRunningRequestCheck(
 		sets.NewString("watch", "proxy"), sets.NewString("attach", "exec", "proxy", "log", "portforward"))

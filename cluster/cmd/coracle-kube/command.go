@@ -10,6 +10,8 @@ import (
 	"k8s.io/client-go/rest"
 	componentversion "k8s.io/component-base/version"
 	"k8s.io/klog/v2"
+
+	"github.com/coracle-project/coracle/cluster/apiserver"
 )
 
 // Set by the linker.
@@ -29,6 +31,7 @@ Kubernetes. "coracle up" runs "coracle-kube server" and keeps it running.`,
 		SilenceUsage:  true,
 		PersistentPreRunE: func(*cobra.Command, []string) error {
 			sparingly()
+			apiserver.SurvivePanics()
 			return startLog(level)
 		},
 	}

@@ -1,0 +1,135 @@
+package upstream
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/rest"
+	ktesting "k8s.io/client-go/testing"
+
+	"github.com/coracle-project/coracle/cluster/apiserver"
+	"github.com/coracle-project/coracle/cluster/client"
+)
+
+// A controller that cannot be made, panics or ends is made again; one that works is left alone.
+func TestFailuresAreRetried(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		kube := fake.NewClientset()
+		shared := client.NewInformers(kube)
+		made, working := 0, false
+		c := &OnDemand{
+			name: "test", informers: shared, trigger: shared.Core().V1().ConfigMaps().Informer(),
+			make: func(context.Context) (func(context.Context), error) {
+				made++
+				switch made {
+				case 1:
+					return nil, errors.New("no")
+				case 2:
+					panic("cannot be made")
+				case 3:
+					return func(context.Context) { panic("does not run") }, nil
+				case 4:
+					return func(context.Context) {}, nil
+				}
+				return func(ctx context.Context) {
+					working = true
+					<-ctx.Done()
+					working = false
+				}, nil
+			},
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		shared.Start(ctx.Done())
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			c.Run(ctx)
+		}()
+		time.Sleep(time.Hour)
+		if made != 0 {
+			t.Error("it was made without an object")
+		}
+		object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "c", Namespace: "default"}}
+		if _, err := kube.CoreV1().ConfigMaps("default").Create(ctx, object, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if made != 5 || !working {
+			t.Errorf("made %d times, working: %v", made, working)
+		}
+		stop()
+		<-ended
+		if working {
+			t.Error("it works on")
+		}
+		shared.Shutdown()
+	})
+}
+
+// A panic in one of the imported controller's goroutines ends neither the process nor the controller.
+func TestPanicsOfImportedControllersAreSurvived(t *testing.T) {
+	apiserver.SurvivePanics()
+	kube := fake.NewClientset()
+	panicked, written := make(chan struct{}), make(chan string, 10)
+	first := true
+	kube.PrependReactor("update", "poddisruptionbudgets", func(action ktesting.Action) (bool, runtime.Object, error) {
+		budget := action.(ktesting.UpdateAction).GetObject().(*policyv1.PodDisruptionBudget)
+		if first {
+			first = false
+			close(panicked)
+			panic("odd budget")
+		}
+		written <- budget.Name
+		return true, budget, nil
+	})
+	set := &client.Set{Kube: kube, Informers: client.NewInformers(kube), Config: &rest.Config{Host: "http://127.0.0.1:1"}}
+	ctx, stop := context.WithCancel(t.Context())
+	c := NewDisruption(set)
+	set.Informers.Start(ctx.Done())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		c.Run(ctx)
+	}()
+	defer func() {
+		stop()
+		<-ended
+		set.Informers.Shutdown()
+	}()
+	budget := func(name string) {
+		t.Helper()
+		_, err := kube.PolicyV1().PodDisruptionBudgets("default").Create(ctx, &policyv1.PodDisruptionBudget{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", Generation: 1},
+		}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	limit := time.After(30 * time.Second)
+	budget("odd")
+	select {
+	case <-panicked:
+	case <-limit:
+		t.Fatal("nothing panicked")
+	}
+	budget("plain")
+	for {
+		select {
+		case name := <-written:
+			if name == "plain" {
+				return
+			}
+		case <-limit:
+			t.Fatal("the controller works no more")
+		}
+	}
+}
