@@ -23,7 +23,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/controllers/replicaset"
 )
 
-var ours = apitest.Ours(deployment.New, replicaset.New).As("deployment-controller", "replicaset-controller")
+var ours = append(apitest.Ours(deployment.New).As("deployment-controller"), apitest.Ours(replicaset.New).As("replicaset-controller")...)
 
 // web is a Deployment with the API's defaults.
 func web(replicas int32, change ...func(*appsv1.Deployment)) *appsv1.Deployment {

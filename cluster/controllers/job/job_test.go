@@ -16,14 +16,11 @@ import (
 	"k8s.io/client-go/util/retry"
 	"k8s.io/utils/ptr"
 
-	"github.com/coracle-project/coracle/cluster/client"
-	"github.com/coracle-project/coracle/cluster/controllers/frame"
 	"github.com/coracle-project/coracle/cluster/controllers/internal/apitest"
 	"github.com/coracle-project/coracle/cluster/controllers/job"
 )
 
-var ours = apitest.Ours(func(set *client.Set) *frame.Controller { return job.New(set, set.Kube) }).
-	As("job-controller", "ttl-after-finished-controller")
+var ours = apitest.WithSecond("ttl-after-finished-controller", job.New).As("job-controller")
 
 type change = func(*batchv1.Job)
 

@@ -10,13 +10,15 @@ import (
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 
 	"github.com/coracle-project/coracle/cluster/apiserver"
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/pki"
 )
 
-// serve runs an API server and the controller until the test ends. Only a real server has the types that
+// serve runs an API server and the controller, as its service account, until the test ends, and returns a Set
+// of an administrator. Only a real server has the types that
 // expressions are compared with.
 func serve(t *testing.T) *client.Set {
 	t.Helper()
@@ -33,11 +35,17 @@ func serve(t *testing.T) *client.Set {
 	if err != nil {
 		t.Fatal(err)
 	}
-	set, err := client.New(server.ClientConfig("controllers", "system:masters"), server.Informers())
+	const account = "validatingadmissionpolicy-status-controller"
+	own, err := client.New(server.ClientConfig(serviceaccount.MakeUsername(metav1.NamespaceSystem, account),
+		serviceaccount.MakeGroupNames(metav1.NamespaceSystem)...), server.Informers())
 	if err != nil {
 		t.Fatal(err)
 	}
-	controller := New(set)
+	controller := New(own)
+	admin, err := client.New(server.ClientConfig("test", "system:masters"), server.Informers())
+	if err != nil {
+		t.Fatal(err)
+	}
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- server.Run(ctx) }()
@@ -54,7 +62,7 @@ func serve(t *testing.T) *client.Set {
 		t.Fatal(err)
 	}
 	go controller.Run(ctx)
-	return set
+	return admin
 }
 
 func TestExpressionsThatDoNotFitAreTold(t *testing.T) {

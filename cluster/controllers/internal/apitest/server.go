@@ -74,22 +74,21 @@ func (controllers Controllers) Run(t *testing.T, f func(t *testing.T, s *Server)
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		s := newServer()
-		kube := s.client(true)
 		s.start = func() func() {
 			ctx, cancel := context.WithCancel(t.Context())
-			set := &client.Set{Kube: kube, Informers: client.NewInformers(kube)}
+			shared := client.NewInformers(s.client(true))
 			var running sync.WaitGroup
 			var built []any
 			for _, build := range controllers {
-				c := build(set)
+				c := build(&client.Set{Kube: s.client(true), Informers: shared})
 				built = append(built, c)
 				running.Go(func() { c.Run(ctx) })
 			}
-			set.Informers.Start(ctx.Done())
+			shared.Start(ctx.Done())
 			return func() {
 				cancel()
 				running.Wait()
-				set.Informers.Shutdown()
+				shared.Shutdown()
 				for _, c := range built {
 					for _, err := range refused(c) {
 						t.Errorf("a controller did what its role does not allow: %v", err)
