@@ -9,7 +9,7 @@ import (
 )
 
 // bodyLimit is how long the body of a request may take to arrive. A body may have 3 MB, and clients' bodies
-// are mostly below 10 kB; who sends slower holds one of the seats of other users of the same kind meanwhile.
+// are mostly below 10 kB. A slower sender holds a seat of its priority level.
 const bodyLimit = 20 * time.Second
 
 // withBodyDeadline ends requests whose body does not arrive in time. Requests that last as long as
@@ -34,8 +34,8 @@ func withBodyDeadline(next http.Handler, limit time.Duration, resolve request.Re
 	})
 }
 
-// timedBody says when all of a body was read: from then on the connection may be silent, for as long as the
-// request takes. With HTTP/1 the deadline would end it else.
+// timedBody says when all of a body was read. From then on the connection may be silent for as long as the
+// request takes; with HTTP/1 the deadline would otherwise end it.
 type timedBody struct {
 	io.ReadCloser
 	arrived func()

@@ -47,8 +47,8 @@ type Runner interface {
 
 // Identities are what controllers act as. Their Sets share informers.
 type Identities struct {
-	// Manager is system:kube-controller-manager. It reads for informers that one controller has for itself,
-	// as the shared informers' owner reads for those: the accounts may not.
+	// Manager is system:kube-controller-manager. It reads for informers that only one controller uses: service
+	// accounts may not read all that informers read.
 	Manager *client.Set
 	// Account returns the Set of a service account in kube-system.
 	Account func(name string) (*client.Set, error)
@@ -139,7 +139,7 @@ func New(as Identities, o Options) ([]Runner, error) {
 		return nil, fmt.Errorf("identity of disruption-controller: %w", err)
 	}
 	runners = append(runners, upstream.NewDisruption(budgets))
-	if o.TokenGenerator != nil { // it serves all accounts and has none of its own, upstream neither
+	if o.TokenGenerator != nil { // it has no service account, as upstream: it makes the tokens of all accounts
 		runners = append(runners, serviceaccount.NewTokens(as.Manager, o.TokenGenerator, o.RootCA))
 	}
 	return runners, nil

@@ -70,7 +70,7 @@ func TestPolicyHoldsForControllers(t *testing.T) {
 		_, err := controller.CoreV1().Pods(ns).Create(ctx, denied, dryRun)
 		return err != nil && strings.Contains(err.Error(), "may not"), err
 	})
-	// The group is exempt: had the controllers it, nothing would be refused below.
+	// The group is exempt. If controllers were members, nothing would be refused below.
 	eventually(ctx, t, "an administrator may", func() (bool, error) {
 		_, err := boat.kube.CoreV1().Pods(ns).Create(ctx, denied, dryRun)
 		return err == nil, err

@@ -140,7 +140,7 @@ func (c *Controller) next(ctx context.Context) bool {
 }
 
 // levelOf is how a failed sync is logged. A conflict means that the object has changed since it was
-// read: the next try reads it again, and only if that conflicts, too, has an operator to look.
+// read, and the next try reads it again. Only a second conflict deserves an operator's attention.
 func levelOf(err error, tries int) slog.Level {
 	if apierrors.IsConflict(err) && tries == 0 {
 		return slog.LevelDebug
