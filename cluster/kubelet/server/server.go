@@ -93,6 +93,9 @@ type Server struct {
 	auth    *auth
 	stats   *stats
 	handler http.Handler
+	// streamTLS is for runtimes that stream by https. Without one, their certificates are verified with the
+	// machine's roots.
+	streamTLS *tls.Config
 }
 
 // New returns a server for what host runs on runtime. It does not listen yet.

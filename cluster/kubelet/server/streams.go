@@ -83,14 +83,15 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, ask func(id stri
 		_ = streaming.WriteError(err, w)
 		return
 	}
+	target, way := told(target, s.streamTLS)
 	if wsstream.IsWebSocketRequestWithStreamCloseProtocol(r) {
 		// Runtimes speak SPDY for certain; the newest WebSocket protocol is turned into that here.
-		translator.NewStreamTranslatorHandler(target, told(), 0, translator.Options{
+		translator.NewStreamTranslatorHandler(target, way, 0, translator.Options{
 			Stdin: o.stdin, Stdout: o.stdout, Stderr: o.stderr, Tty: o.tty,
 		}).ServeHTTP(w, r)
 		return
 	}
-	passOn(target, told()).ServeHTTP(w, r)
+	passOn(target, way).ServeHTTP(w, r)
 }
 
 func (s *Server) portForward(w http.ResponseWriter, r *http.Request) {

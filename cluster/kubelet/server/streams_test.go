@@ -31,8 +31,15 @@ type streams struct {
 }
 
 func newStreams(t *testing.T) *streams {
+	s, _ := startStreams(t, (*httptest.Server).Start)
+	return s
+}
+
+// startStreams starts one with start, which decides between http and https.
+func startStreams(t *testing.T, start func(*httptest.Server)) (*streams, *httptest.Server) {
 	s := &streams{}
-	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.ServeHTTP(w, r) }))
+	web := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.ServeHTTP(w, r) }))
+	start(web)
 	t.Cleanup(web.Close)
 	config := streaming.DefaultConfig
 	base, err := url.Parse(web.URL)
@@ -43,7 +50,7 @@ func newStreams(t *testing.T) *streams {
 	if s.Server, err = streaming.NewServer(config, s); err != nil {
 		t.Fatal(err)
 	}
-	return s
+	return s, web
 }
 
 func (s *streams) Exec(_ context.Context, id string, cmd []string, in io.Reader, out, errOut io.WriteCloser, tty bool, _ <-chan streamcommand.TerminalSize) error {
