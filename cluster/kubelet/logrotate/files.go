@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 )
 
 // Endings of the names of files that were set aside.
@@ -40,6 +41,23 @@ func setAside(log string) ([]string, error) {
 		}
 	}
 	return whole, nil
+}
+
+// nextAside returns the name that a log is set aside under. It sorts after those of older files, which
+// setAside returned: within one second of another, or after the clock was set back, it has a time to
+// come. The shim has the same rule.
+func nextAside(log string, older []string, now time.Time) (string, error) {
+	at, err := time.Parse(stamp, now.Format(stamp)) // local time, without a zone's jumps
+	if err != nil {
+		return "", err
+	}
+	for _, f := range older {
+		old, err := time.Parse(stamp, strings.TrimSuffix(strings.TrimPrefix(f, log+"."), packed))
+		if err == nil && !at.After(old) {
+			at = old.Add(time.Second)
+		}
+	}
+	return log + "." + at.Format(stamp), nil
 }
 
 // prune removes the oldest files until the others, the log and the one that is about to be set aside

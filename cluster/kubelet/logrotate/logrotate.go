@@ -5,18 +5,17 @@
 //	0.log.20060102-140405.gz   older ones
 //
 // Every ten seconds each running container's log is looked at. One that has grown to MaxSize is renamed,
-// and the runtime is told to begin another (CRI ReopenContainerLog); all files together are at most
-// MaxFiles. What is written between two looks is not bounded by MaxSize. So, beyond what upstream
-// does, files go, oldest first, until those that were set aside before have no more than MaxSize times
-// MaxFiles bytes.
+// and the runtime is told to open a new one (CRI ReopenContainerLog). There are at most MaxFiles
+// files. A file may grow past MaxSize between two looks. So the oldest files are also removed until
+// those set aside before have at most MaxSize times MaxFiles bytes. Upstream does not do that.
 //
 // Upstream's manager (k8s.io/kubernetes/pkg/kubelet/logs) cannot be stopped, and makes a call for each
-// container at each look; the containers are known here. Its names for files are used, so that either
-// goes on where the other ended.
+// container at each look; the containers are known here. Files have the same names as with upstream,
+// so each manager can continue after the other.
 //
-// A rotation that fails is logged and tried again at the next look. One that was interrupted loses
-// nothing but, where the kubelet is killed between the renaming and the call, the name of the log: the
-// next look finds none and has the runtime make it.
+// A rotation that fails is logged and tried again at the next look. A kubelet that is killed between
+// the renaming and the call leaves no file under the log's name, and loses nothing that was written:
+// the next look has the runtime make the file.
 package logrotate
 
 import (
@@ -26,8 +25,9 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
-	"slices"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Policy bounds a container's logs. The zero value is upstream's: 10 MiB, 5 files, every 10 s.
@@ -115,8 +115,9 @@ func (r *Rotator) look(ctx context.Context, l Log) error {
 	return r.rotate(ctx, l)
 }
 
+// reopen is not given up when the kubelet ends: the runtime may do it all the same.
 func (r *Rotator) reopen(ctx context.Context, container string) error {
-	ctx, cancel := context.WithTimeout(ctx, reopenWithin)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reopenWithin)
 	defer cancel()
 	return r.Reopen(ctx, container)
 }
@@ -129,9 +130,9 @@ func (r *Rotator) rotate(ctx context.Context, l Log) error {
 	if err != nil {
 		return err
 	}
-	aside := l.Path + "." + time.Now().Format(stamp)
-	if slices.Contains(older, aside) || slices.Contains(older, aside+packed) {
-		return nil // another was set aside in this very second: at the next look there is another name
+	aside, err := nextAside(l.Path, older, time.Now())
+	if err != nil {
+		return err
 	}
 	if older, err = r.prune(older); err != nil {
 		return err
@@ -145,8 +146,16 @@ func (r *Rotator) rotate(ctx context.Context, l Log) error {
 		return err
 	}
 	if err := r.reopen(ctx, l.Container); err != nil {
-		// The runtime still writes to it: under its name it is looked at again.
-		return errors.Join(fmt.Errorf("reopen: %w", err), os.Rename(aside, l.Path))
+		// If the runtime still writes to it, it is looked at again under its name. A runtime that
+		// answered too late has a new file there, which must keep the name.
+		back := unix.Renameat2(unix.AT_FDCWD, aside, unix.AT_FDCWD, l.Path, unix.RENAME_NOREPLACE)
+		if errors.Is(back, unix.EEXIST) {
+			back = nil
+		}
+		if back != nil {
+			back = fmt.Errorf("rename %s back to %s: %w", aside, l.Path, back)
+		}
+		return errors.Join(fmt.Errorf("reopen: %w", err), back)
 	}
 	return nil
 }

@@ -219,23 +219,80 @@ func interruptedRotations(t *testing.T) {
 	}
 }
 
-// A name that is taken is not taken away from what has it.
-func TestTwoInOneSecond(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWriter(t)
-		r := w.rotator(Policy{MaxSize: 160, MaxFiles: 5})
-		w.write(10)
-		if err := os.WriteFile(w.path+"."+time.Now().Format(stamp), []byte("ab"), 0o640); err != nil {
-			t.Fatal(err)
+// Names sort by age within one second, after the shim's rotations into seconds to come, and after the
+// clock was set back.
+func TestNamesSortByAge(t *testing.T) {
+	for name, ahead := range map[string]time.Duration{"the same second": 0, "a second to come": 5 * time.Second, "the clock was set back": 3 * time.Hour} {
+		for _, ending := range []string{"", packed} {
+			t.Run(name+ending, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					w := newWriter(t)
+					r := w.rotator(Policy{MaxSize: 160, MaxFiles: 5})
+					older := w.path + "." + time.Now().Add(ahead).Format(stamp) + ending
+					f, err := os.Create(older)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if ending == "" {
+						_, err = f.WriteString("ab")
+					} else {
+						z := gzip.NewWriter(f)
+						_, err = z.Write([]byte("ab"))
+						err = errors.Join(err, z.Close())
+					}
+					if err = errors.Join(err, f.Close()); err != nil {
+						t.Fatal(err)
+					}
+					w.write(10)
+					want := []int{2, 160}
+					for range 2 { // in the same second, too
+						if err := r.look(t.Context(), Log{"c", w.path}); err != nil {
+							t.Fatal(err)
+						}
+						w.want(append(want, 0)...)
+						w.write(20)
+						want = append(want, 320)
+					}
+				})
+			})
 		}
-		for _, files := range [][]int{{2, 160}, {2, 160, 0}} {
-			if err := r.look(t.Context(), Log{"c", w.path}); err != nil {
-				t.Fatal(err)
-			}
-			w.want(files...)
-			time.Sleep(time.Second)
-		}
-	})
+	}
+}
+
+// Regression: a runtime that opened the new log and answered too late, or as the kubelet ended, went on
+// with a file that had no name.
+func TestALateAnswerLosesNothing(t *testing.T) {
+	for name, end := range map[string]bool{"too late": false, "the kubelet ends": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWriter(t)
+				r := w.rotator(Policy{MaxSize: 160, MaxFiles: 5})
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				r.Reopen = func(ctx context.Context, container string) error {
+					if end {
+						cancel()
+						if err := ctx.Err(); err != nil {
+							t.Error("the call is given up as the kubelet ends:", err)
+						}
+					}
+					err := w.reopen(ctx, container)
+					<-ctx.Done() // the answer is lost
+					return errors.Join(err, ctx.Err())
+				}
+				w.write(10)
+				start := time.Now()
+				if err := r.look(ctx, Log{"c", w.path}); !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("the call: %v", err)
+				}
+				if took := time.Since(start); took != reopenWithin {
+					t.Errorf("the call took %s", took)
+				}
+				w.write(1)
+				w.want(160, 16)
+			})
+		})
+	}
 }
 
 func TestWithoutALimitNothingIsRotated(t *testing.T) {
