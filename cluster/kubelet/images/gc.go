@@ -18,6 +18,8 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/events"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	grpcstatus "google.golang.org/grpc/status"
 
 	"github.com/coracle-project/coracle/cluster/kubelet/cri"
 )
@@ -55,6 +57,8 @@ type Collector struct {
 
 type use struct {
 	first, last time.Time
+	// hung says that the runtime did not answer when it last was to remove the image.
+	hung bool
 }
 
 // NewCollector returns a Collector for the node that node names in events.
@@ -173,6 +177,12 @@ func (g *Collector) free(ctx context.Context, unused []*runtimeapi.Image, want i
 	g.mu.Unlock()
 	slices.SortFunc(unused, func(a, b *runtimeapi.Image) int {
 		ua, ub := uses[a.Id], uses[b.Id]
+		if ua.hung != ub.hung {
+			if ua.hung {
+				return 1 // others first: after this one, no other may be tried
+			}
+			return -1
+		}
 		return cmp.Or(ua.last.Compare(ub.last), ua.first.Compare(ub.first))
 	})
 	freed := int64(0)
@@ -187,6 +197,11 @@ func (g *Collector) free(ctx context.Context, unused []*runtimeapi.Image, want i
 		// One that cannot be removed must not keep the others on the disk.
 		if err := g.remove(ctx, i.Id); err != nil {
 			errs = append(errs, fmt.Errorf("remove image %s: %w", i.Id, err))
+			if grpcstatus.Code(err) == codes.DeadlineExceeded {
+				// A runtime that hangs would do so for each image, and evictions wait for this.
+				g.setHung(i.Id)
+				return freed, errors.Join(errs...)
+			}
 			continue
 		}
 		freed += int64(i.Size)
@@ -201,7 +216,15 @@ func (g *Collector) free(ctx context.Context, unused []*runtimeapi.Image, want i
 	return freed, errors.Join(errs...)
 }
 
-// A runtime that answers neither yes nor no for so long is taken to have failed: there is more to remove.
+func (g *Collector) setHung(id string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if u := g.seen[id]; u != nil {
+		u.hung = true
+	}
+}
+
+// A runtime that does not answer for so long is taken to hang: no more is asked of it this time.
 const (
 	removeTimeout = 2 * time.Minute
 	askTimeout    = time.Minute

@@ -103,6 +103,17 @@ func TestAnImageThatCannotBeRemovedKeepsNoOther(t *testing.T) {
 				if removal.Tried() != 1 {
 					t.Fatalf("the broken image was tried %d times", removal.Tried())
 				}
+				if broken == nil {
+					// The runtime may hang for all: nothing else was asked of it.
+					if got := left(t, f); got != "a b c" || err == nil || !strings.Contains(err.Error(), "remove image a: ") {
+						t.Errorf("left %q, error %v", got, err)
+					}
+					// Next time others come first.
+					if err := g.Collect(t.Context()); err != nil || left(t, f) != "a" || removal.Tried() != 1 {
+						t.Errorf("the next time: %v, left %q, the broken image was tried %d times", err, left(t, f), removal.Tried())
+					}
+					return
+				}
 				if got := left(t, f); got != "a" {
 					t.Errorf("left %q", got)
 				}
@@ -112,6 +123,35 @@ func TestAnImageThatCannotBeRemovedKeepsNoOther(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Regression: a runtime that hung had evictions wait two minutes for each image.
+func TestARuntimeThatHangsIsAskedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := critest.New("a", "b", "c")
+		tried := 0
+		var removals []*critest.Removal
+		for _, image := range []string{"a", "b", "c"} {
+			r := f.OnRemoveImage(image, nil)
+			defer r.Release()
+			removals = append(removals, r)
+		}
+		g := collector(f, 1<<20)
+		g.policy.MinAge = 0
+		start := time.Now()
+		if err := g.RemoveUnused(t.Context()); err == nil {
+			t.Error("no error")
+		}
+		if took := time.Since(start); took > removeTimeout {
+			t.Errorf("it took %s, with a time limit of %s for an image", took, removeTimeout)
+		}
+		for _, r := range removals {
+			tried += int(r.Tried())
+		}
+		if tried != 1 {
+			t.Errorf("%d images were tried", tried)
+		}
+	})
 }
 
 func TestAMountedImageStays(t *testing.T) {
