@@ -19,7 +19,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/kubelet/sysctls"
 )
 
-// admission lets pods onto the node that fit it beside those that are there. A scheduler sees to that
+// admission lets pods onto the node that fit it next to those that are there. Schedulers check that
 // already; a pod that was bound by hand, or by two schedulers, is refused here.
 type admission struct {
 	k *Kubelet
@@ -39,8 +39,8 @@ func newAdmission(k *Kubelet) *admission {
 	}
 }
 
-// apply runs a pod, the first time only if it fits. Whoever has been started before stays, as do
-// those that are only here to end.
+// apply runs a pod, the first time only if it fits. Pods that were started before, and those that are
+// only here to end, need not fit.
 func (a *admission) apply(p *v1.Pod) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -101,7 +101,8 @@ func (a *admission) retryLocked() {
 	}
 }
 
-// confined says whether what a pod asks for keeps it away from others; if not, why, in upstream's words.
+// confined says whether what a pod asks for keeps it away from others and from the node's services; if
+// not, why, in upstream's words where upstream has some. Pods that run are not asked again.
 func (a *admission) confined(p *v1.Pod) (reason, message string, ok bool) {
 	if err := a.sysctls.Check(p); err != nil {
 		return sysctls.Reason, err.Error(), false
@@ -109,14 +110,11 @@ func (a *admission) confined(p *v1.Pod) (reason, message string, ok bool) {
 	if err := a.apparmor.Validate(p); err != nil {
 		return "AppArmor", fmt.Sprintf("Cannot enforce AppArmor: %v", err), false
 	}
-	return "", "", true
+	return reserved(p, a.k.opts.Port, a.k.opts.ReservedPorts)
 }
 
 func (a *admission) admitLocked(p *v1.Pod) (reason, message string, ok bool) {
 	if reason, message, ok = a.k.evictor.Admit(p); !ok {
-		return reason, message, false
-	}
-	if reason, message, ok = reserved(p, a.k.opts.Port, a.k.opts.ReservedPorts); !ok {
 		return reason, message, false
 	}
 	n, err := a.k.watched.node()

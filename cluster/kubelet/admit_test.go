@@ -8,8 +8,11 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	listersv1 "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
 
+	"github.com/coracle-project/coracle/cluster/kubelet/eviction"
 	"github.com/coracle-project/coracle/cluster/kubelet/logrotate"
 	"github.com/coracle-project/coracle/cluster/kubelet/sysctls"
 )
@@ -132,6 +135,12 @@ func TestConfined(t *testing.T) {
 	}
 	asks := &v1.Pod{}
 	asks.Spec.SecurityContext = &v1.PodSecurityContext{Sysctls: []v1.Sysctl{{Name: "kernel.msgmax", Value: "1"}}}
+	wants := func(port int32) *v1.Pod {
+		p := &v1.Pod{}
+		p.Spec.Containers = []v1.Container{{Ports: []v1.ContainerPort{{HostPort: port}}}}
+		return p
+	}
+	k := &Kubelet{opts: Options{Port: 10250, ReservedPorts: map[int]string{6443: "the API server"}}}
 	for name, tc := range map[string]struct {
 		pod             *v1.Pod
 		apparmor        error
@@ -139,11 +148,38 @@ func TestConfined(t *testing.T) {
 	}{
 		"plain":           {pod: &v1.Pod{}},
 		"unsafe sysctl":   {asks, nil, "SysctlForbidden", `forbidden sysctl: "kernel.msgmax" not allowlisted`},
+		"a reserved port": {wants(6443), nil, "HostPortReserved", "host port 6443/TCP belongs to the API server on this node; choose another hostPort"},
 		"without a guard": {&v1.Pod{}, errors.New("AppArmor is not enabled on the host"), "AppArmor", "Cannot enforce AppArmor: AppArmor is not enabled on the host"},
 	} {
-		a := &admission{sysctls: safe, apparmor: noAppArmor{tc.apparmor}}
+		a := &admission{k: k, sysctls: safe, apparmor: noAppArmor{tc.apparmor}}
 		if reason, message, ok := a.confined(tc.pod); reason != tc.reason || message != tc.message || ok != (tc.reason == "") {
 			t.Errorf("%s: %v %q %q", name, ok, reason, message)
+		}
+	}
+}
+
+// Regression: a pod that had a port since before it was reserved could not be resized.
+func TestAReservedPortKeepsNoPodFromItsResize(t *testing.T) {
+	nodes := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
+	n := &v1.Node{}
+	n.Name = "n"
+	n.Status.Allocatable = v1.ResourceList{v1.ResourceCPU: resource.MustParse("1"), v1.ResourcePods: resource.MustParse("1")}
+	if err := nodes.Add(n); err != nil {
+		t.Fatal(err)
+	}
+	k := &Kubelet{
+		evictor: &eviction.Manager{}, watched: watched{name: "n", nodes: listersv1.NewNodeLister(nodes)},
+		opts: Options{Port: 10250, ReservedPorts: map[int]string{6443: "the API server"}},
+	}
+	p := &v1.Pod{}
+	p.UID = "u"
+	p.Spec.Containers = []v1.Container{{Ports: []v1.ContainerPort{{HostPort: 6443}}}}
+	for cpu, want := range map[string]bool{"500m": true, "2": false} { // the other checks stay
+		a := newAdmission(k)
+		p.Spec.Containers[0].Resources.Requests = v1.ResourceList{v1.ResourceCPU: resource.MustParse(cpu)}
+		accepted := false
+		if message, ok := a.resize(p, func() { accepted = true }); ok != want || accepted != want {
+			t.Errorf("to %s CPU: %v, accepted %v: %s", cpu, ok, accepted, message)
 		}
 	}
 }

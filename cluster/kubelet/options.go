@@ -46,8 +46,9 @@ type Options struct {
 	// Address and Port of the kubelet's HTTPS API (all addresses, 10250). A negative port serves none.
 	Address string
 	Port    int
-	// ReservedPorts are TCP ports of the node that no pod gets as a host port, with what they belong to: what
-	// is down for a moment would find its port taken over. The kubelet's own is always one.
+	// ReservedPorts are TCP ports of the node that no pod gets as a host port, with the names of their
+	// services: a pod could otherwise take the port of a service that is down for a moment. The
+	// kubelet's own port is always one.
 	ReservedPorts map[int]string
 	// CertFile and KeyFile are its certificate and key, read again when they change; without them it
 	// makes a certificate of its own that nobody vouches for.
