@@ -1,15 +1,16 @@
 package kubelet
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -19,9 +20,15 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 	k8stesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/record"
 
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/kubelet/cgroups"
+	"github.com/coracle-project/coracle/cluster/kubelet/cri/critest"
+	"github.com/coracle-project/coracle/cluster/kubelet/pod"
+	"github.com/coracle-project/coracle/cluster/kubelet/probe"
+	"github.com/coracle-project/coracle/cluster/kubelet/status"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume"
 )
 
 // A kubelet whose port is taken must say so before its node is reported ready.
@@ -66,15 +73,19 @@ func TestAPullSecretIsAwaited(t *testing.T) {
 	})
 }
 
-func TestCgroupsOfPodsThatAreGoneAreSwept(t *testing.T) {
-	root := fmt.Sprint("/coracle-test-sweep-", os.Getpid())
+// A kubelet that was killed leaves the cgroups of pods that are gone by the time it starts again. Regression: it
+// also removed those that another kubelet had just made in the same cgroup root.
+func TestOnlyOwnCgroupsOfPodsThatAreGoneAreRemoved(t *testing.T) {
+	root := fmt.Sprint("/coracle-test-gone-", os.Getpid())
 	c, err := cgroups.New(root, cgroups.Limits{MilliCPU: 1000, MemoryBytes: 1 << 30})
 	if err != nil {
 		t.Fatal(err)
 	}
+	gone := &v1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "gone"}}
+	others := &v1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "others"}}
 	t.Cleanup(func() {
-		for _, uid := range c.Pods() {
-			if err := c.Remove(uid); err != nil {
+		for _, p := range []*v1.Pod{gone, others} {
+			if err := c.Remove(p.UID); err != nil {
 				t.Error(err)
 			}
 		}
@@ -89,17 +100,47 @@ func TestCgroupsOfPodsThatAreGoneAreSwept(t *testing.T) {
 			}
 		}
 	})
-	for _, uid := range []types.UID{"here", "gone"} {
-		p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{UID: uid}}
-		if err := c.Ensure(p); err != nil {
-			t.Fatal(err)
+	has := func(p *v1.Pod) bool {
+		all, _ := filepath.Glob(filepath.Join("/sys/fs/cgroup/*", c.Parent(p)))
+		one, _ := filepath.Glob(filepath.Join("/sys/fs/cgroup", c.Parent(p)))
+		return len(all)+len(one) > 0
+	}
+	for _, p := range []*v1.Pod{gone, others} {
+		if err := c.Ensure(p); err != nil || !has(p) {
+			t.Fatalf("the cgroup of %s: %v", p.UID, err)
 		}
 	}
-	if n := len(c.Pods()); n != 2 {
-		t.Fatalf("%d cgroups of pods before", n)
+	dir := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(dir, "pods", "gone", "volumes"), 0o700); err != nil {
+		t.Fatal(err)
 	}
-	sweepCgroups(c, func(uid types.UID) bool { return uid == "here" })
-	if left := c.Pods(); !slices.Equal(left, []types.UID{"here"}) {
-		t.Errorf("left %v", left)
+	ctx, cancel := context.WithCancel(t.Context())
+	kube, runtime := fake.NewClientset(), critest.New()
+	cri := runtime.Client()
+	events := record.NewFakeRecorder(100)
+	removed := make(chan types.UID, 2)
+	k := &Kubelet{cri: cri, cgroups: c, volumes: volume.New(&client.Set{Kube: kube}, volume.Options{RootDir: dir, NodeName: "n"})}
+	k.status = status.NewWriter(ctx, kube)
+	probes := probe.New(cri.Exec, events, func(types.UID) {})
+	k.runner = pod.NewRunner(ctx, pod.Config{
+		CRI: cri, Volumes: k.volumes, Cgroups: c, Status: k.status, Probes: probes, Recorder: events,
+		HostIPs: func() []string { return nil }, RootDir: dir, LogDir: filepath.Join(dir, "logs"),
+		Gone: func(uid types.UID) { removed <- uid },
+	})
+	defer k.status.Wait()
+	defer k.runner.Wait()
+	defer cancel()
+	defer probes.Close()
+	k.endUnknown(ctx)
+	select {
+	case uid := <-removed:
+		if uid != "gone" {
+			t.Errorf("removed pod %s", uid)
+		}
+	case <-time.After(20 * time.Second):
+		t.Fatal("the pod that is gone is not removed")
+	}
+	if has(gone) || !has(others) {
+		t.Errorf("cgroups: the pod's that is gone %t, the other kubelet's %t", has(gone), has(others))
 	}
 }

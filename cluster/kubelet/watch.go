@@ -9,7 +9,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	listersv1 "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
@@ -17,7 +16,6 @@ import (
 	kubetypes "k8s.io/kubernetes/pkg/kubelet/types"
 
 	"github.com/coracle-project/coracle/cluster/client"
-	"github.com/coracle-project/coracle/cluster/kubelet/cgroups"
 )
 
 // watched are the informers that tell of this node and its pods: the process's, or when the kubelet
@@ -118,6 +116,9 @@ func (k *Kubelet) remove(p *v1.Pod) {
 
 // endUnknown ends pods that run here, or have left files here, and that neither the API nor a file
 // asks for any more. It is called when all that ask have been heard.
+//
+// A pod's directory exists whenever its cgroup does, so this finds all cgroups of this kubelet. Other
+// cgroups may belong to the pods of another kubelet with the same cgroup root.
 func (k *Kubelet) endUnknown(ctx context.Context) {
 	var pods []*v1.Pod
 	for wait := time.Second; ; wait = min(2*wait, time.Minute) {
@@ -148,24 +149,6 @@ func (k *Kubelet) endUnknown(ctx context.Context) {
 	}
 	for _, p := range pods {
 		k.runner.RemoveUnknown(p)
-	}
-	sweepCgroups(k.cgroups, func(uid types.UID) bool {
-		_, known := k.runner.View(uid)
-		return known
-	})
-}
-
-// sweepCgroups removes the cgroups of pods that are not known any more: the kubelet may have been killed
-// before it could remove them.
-func sweepCgroups(c *cgroups.Manager, known func(types.UID) bool) {
-	for _, uid := range c.Pods() {
-		if known(uid) {
-			continue
-		}
-		slog.Info("removing the cgroup of a pod that is gone", "uid", uid)
-		if err := c.Remove(uid); err != nil {
-			slog.Warn("remove the cgroup of a pod that is gone: something still runs in it", "uid", uid, "err", err)
-		}
 	}
 }
 

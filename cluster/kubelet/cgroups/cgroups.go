@@ -16,10 +16,8 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -154,25 +152,6 @@ func (m *Manager) path(class v1.PodQOSClass, uid types.UID) string {
 }
 
 const podPrefix = "pod"
-
-// Pods returns the UIDs of the pods that have a cgroup, in whichever hierarchy.
-func (m *Manager) Pods() []types.UID {
-	if m.off {
-		return nil
-	}
-	found := map[types.UID]bool{}
-	for _, hierarchy := range m.layout.all() {
-		for _, class := range classes {
-			entries, _ := os.ReadDir(filepath.Join(hierarchy, m.dir(class))) // not every hierarchy has it
-			for _, e := range entries {
-				if uid, ok := strings.CutPrefix(e.Name(), podPrefix); ok && e.IsDir() {
-					found[types.UID(uid)] = true
-				}
-			}
-		}
-	}
-	return slices.Collect(maps.Keys(found))
-}
 
 // Ensure makes the pod's cgroup, if it does not stand, and sets its limits.
 func (m *Manager) Ensure(pod *v1.Pod) error {

@@ -138,7 +138,7 @@ func TestLimitsHoldBelowACgroupRoot(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if left := m.Pods(); len(left) > 0 {
+	if left := podsOf(m); len(left) > 0 {
 		t.Errorf("cgroups of %v are left", left)
 	}
 }
