@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -79,6 +80,7 @@ func newNode(t *testing.T, change func(*kubelet.Options)) *testNode {
 		}
 		return false, nil, nil
 	})
+	n.version()
 	n.runtime = startRuntime(t, registry)
 	n.opts = kubelet.Options{
 		NodeName: nodeName, NodeIPs: []string{"127.0.0.1"}, Endpoint: "unix://" + n.runtime.socket,
@@ -111,6 +113,44 @@ func newNode(t *testing.T, change func(*kubelet.Options)) *testNode {
 	t.Cleanup(func() { n.stop() })
 	t.Cleanup(n.removeAll)
 	return n
+}
+
+// version has the API give pods the versions that the fake leaves out. Without them the kubelet cannot
+// tell that the answer to its own write is older than the change that it was told of meanwhile: it
+// forgot a deletion, and the pod stayed for ever.
+func (n *testNode) version() {
+	last := 0 // the clientset calls reactors one at a time
+	next := func() string { last++; return fmt.Sprint(last) }
+	set := func(a k8stesting.Action) (bool, runtime.Object, error) {
+		if made, ok := a.(k8stesting.CreateAction); ok { // an update has the same methods
+			if o, err := meta.Accessor(made.GetObject()); err == nil {
+				o.SetResourceVersion(next())
+			}
+		}
+		return false, nil, nil
+	}
+	n.kube.PrependReactor("create", "pods", set)
+	n.kube.PrependReactor("update", "pods", set)
+	n.kube.PrependReactor("patch", "pods", func(a k8stesting.Action) (bool, runtime.Object, error) {
+		p, ok := a.(k8stesting.PatchActionImpl)
+		if !ok {
+			return true, nil, fmt.Errorf("patch of type %T", a)
+		}
+		var patch map[string]any
+		if err := json.Unmarshal(p.Patch, &patch); err != nil {
+			return true, nil, err
+		}
+		about, _ := patch["metadata"].(map[string]any)
+		if about == nil {
+			about = map[string]any{}
+		}
+		about["resourceVersion"], patch["metadata"] = next(), about
+		var err error
+		if p.Patch, err = json.Marshal(patch); err != nil {
+			return true, nil, err
+		}
+		return k8stesting.ObjectReaction(n.kube.Tracker())(p)
+	})
 }
 
 // start starts the kubelet; stop, which it sets, ends it and leaves the containers.
@@ -222,16 +262,13 @@ func (n *testNode) create(p *v1.Pod) *v1.Pod {
 	return made
 }
 
-// delete begins a graceful deletion, as the API does for a pod that has a node.
+// delete begins a graceful deletion, as the API does for a pod that has a node. It is a patch: an object that
+// was read before would take a status back that the kubelet has written meanwhile.
 func (n *testNode) delete(p *v1.Pod, grace int64) {
 	n.t.Helper()
-	now, err := n.kube.CoreV1().Pods(p.Namespace).Get(context.Background(), p.Name, metav1.GetOptions{})
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	now.DeletionTimestamp = &metav1.Time{Time: time.Now().Add(time.Duration(grace) * time.Second)}
-	now.DeletionGracePeriodSeconds = &grace
-	if _, err := n.kube.CoreV1().Pods(p.Namespace).Update(context.Background(), now, metav1.UpdateOptions{}); err != nil {
+	at := time.Now().Add(time.Duration(grace) * time.Second).UTC().Format(time.RFC3339)
+	patch := fmt.Sprintf(`{"metadata":{"deletionTimestamp":%q,"deletionGracePeriodSeconds":%d}}`, at, grace)
+	if _, err := n.kube.CoreV1().Pods(p.Namespace).Patch(context.Background(), p.Name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
 		n.t.Fatal(err)
 	}
 }
@@ -245,7 +282,8 @@ func (n *testNode) until(p *v1.Pod, what string, ok func(*v1.Pod) bool) *v1.Pod 
 		if last.UID == p.UID && ok(last) {
 			return last
 		}
-	} else if gone := p.DeepCopy(); last == nil && p.ResourceVersion == "" {
+	} else {
+		gone := p.DeepCopy()
 		gone.Labels = map[string]string{"gone": ""}
 		if ok(gone) {
 			return gone
