@@ -222,16 +222,21 @@ func TestStartOnceMore(t *testing.T) {
 		state   ContainerState
 		code    int32
 		creates int
+		freed   bool // its end is noted, and the next shim has forgotten it
 	}{
-		{"while it was made", "shim.Create", 1, func(*bench, string) {}, Running, 0, 1},
-		{"made, not let go", "shim.StartContainer", 1, func(*bench, string) {}, Running, 0, 2},
-		{"made, rolled back", "shim.StartContainer", 1, func(b *bench, id string) { delete(b.procs, id) }, Running, 0, 2},
-		{"let go", "shim.StartContainer", 1, func(b *bench, id string) { b.procs[id].state = client.StateRunning }, Running, 0, 1},
+		{"while it was made", "shim.Create", 1, func(*bench, string) {}, Running, 0, 1, false},
+		{"made, not let go", "shim.StartContainer", 1, func(*bench, string) {}, Running, 0, 2, false},
+		{"made, rolled back", "shim.StartContainer", 1, func(b *bench, id string) { delete(b.procs, id) }, Running, 0, 2, false},
+		{"let go", "shim.StartContainer", 1, func(b *bench, id string) { b.procs[id].state = client.StateRunning }, Running, 0, 1, false},
 		{"let go, and ended", "shim.StartContainer", 1, func(b *bench, id string) {
 			b.procs[id].state = client.StateRunning
 			b.exitLocked(id, 4)
-		}, Exited, 4, 1},
-		{"twice", "shim.StartContainer", 2, func(b *bench, id string) { delete(b.procs, id) }, Exited, exitStartFailed, 2},
+		}, Exited, 4, 1, false},
+		{"let go, ended, and freed", "shim.StartContainer", 1, func(b *bench, id string) {
+			b.procs[id].state = client.StateRunning
+			b.exitLocked(id, 4)
+		}, Exited, 4, 1, true},
+		{"twice", "shim.StartContainer", 2, func(b *bench, id string) { delete(b.procs, id) }, Exited, exitStartFailed, 2, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			b := newBench(t)
@@ -244,8 +249,12 @@ func TestStartOnceMore(t *testing.T) {
 					return nil
 				}
 				b.mu.Lock()
-				defer b.mu.Unlock()
 				tc.left(b, id)
+				b.mu.Unlock()
+				if tc.freed {
+					ended(t, m, id)
+					ok(t, m.forget(t.Context(), podID, id))
+				}
 				return client.ErrUnavailable
 			})
 			err := m.StartContainer(t.Context(), id)

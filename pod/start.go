@@ -141,6 +141,9 @@ func (m *Manager) relaunch(ctx context.Context, e *entry[containerRecord], cause
 	s, err := m.Shim.Status(ctx, podID, e.id)
 	switch {
 	case errors.Is(err, client.ErrNotFound):
+		if e.get().Phase != containerStarting {
+			return 0, nil // it has run, its end is noted, and the shim has been told to forget it
+		}
 	case err != nil:
 		return 0, errors.Join(cause, err)
 	case s.State == client.StateStopped:
