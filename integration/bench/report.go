@@ -129,9 +129,9 @@ that is.
   rest is on a new ext4 that all share.
 - Pod start: from the call of RunPodSandbox until StartContainer has returned; the median of %d pods, one after another, in each run.
   Stop + remove: StopContainer, RemoveContainer, StopPodSandbox, RemovePodSandbox.
-- Asynchronous: when these calls have returned, the kernel still takes a pod's network namespace apart, with all runtimes, and
-  with Coracle's built-in network it is what takes the pod's link away; the peers' plugins remove their links
-  in the call. The row "until nothing is left" ends when no process, mount, cgroup, link, route or file of the pod is there any more (median of
+- Asynchronous: when these calls have returned, the kernel still takes a pod's network namespace apart, with all runtimes. Coracle
+  also undoes the network behind its answer: the link goes with the namespace, or the plugins are called. The peers' plugins
+  have ended. The row "until nothing is left" ends when no process, mount, cgroup, link, route or file of the pod is there any more (median of
   %d pods in each run; true to some milliseconds).
 - Memory: PSS of all processes in a process namespace that holds one runtime, less the payload, at %d pods
   less that at none, divided by %d. Kernel memory is not in it.
