@@ -63,8 +63,9 @@ func run() int {
 	flag.BoolVar(&quiet.OnBusyMachine, "busy", false, "measure on a machine that does other things, too")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
-	defer stop()
-	if err := quiet.Require(ctx); err != nil {
+	err := quiet.Require(ctx)
+	stop() // from here on a signal ends the program, and its namespaces
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "ocibench:", err)
 		return 1
 	}
