@@ -72,7 +72,7 @@ func (t *target) onePodGone(ctx context.Context) (float64, error) {
 			t.say("left for good:\n\t%s", strings.Join(left, "\n\t"))
 			return ms(changed), nil
 		}
-		if err := pause(ctx, goneTick); err != nil {
+		if err := quiet.Pause(ctx, goneTick); err != nil {
 			return 0, err
 		}
 	}

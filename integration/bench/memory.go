@@ -54,7 +54,7 @@ func rest(ctx context.Context) error {
 	if err := quiet.Wait(ctx); err != nil {
 		return err
 	}
-	return pause(ctx, settle)
+	return quiet.Pause(ctx, settle)
 }
 
 // runtimeMemory sums all processes in this process namespace except the payload,
@@ -97,13 +97,4 @@ func field(path, name string) int64 {
 		}
 	}
 	return 0
-}
-
-func pause(ctx context.Context, d time.Duration) error {
-	select {
-	case <-time.After(d):
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }

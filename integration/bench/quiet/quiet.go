@@ -41,7 +41,7 @@ var OnBusyMachine bool
 func Wait(ctx context.Context) error {
 	if OnBusyMachine {
 		unix.Sync()
-		return pause(ctx, settle)
+		return Pause(ctx, settle)
 	}
 	return wait(ctx, patience)
 }
@@ -67,7 +67,7 @@ func wait(ctx context.Context, patience time.Duration) error {
 			return err
 		}
 		began := time.Now()
-		if err := pause(ctx, Window); err != nil {
+		if err := Pause(ctx, Window); err != nil {
 			return err
 		}
 		after, err := busyTime()
@@ -108,7 +108,8 @@ func busyTime() (time.Duration, error) {
 	return time.Duration(ticks) * (time.Second / 100), nil // USER_HZ, the same on every architecture
 }
 
-func pause(ctx context.Context, d time.Duration) error {
+// Pause waits for d, or until ctx ends, whose error it returns then.
+func Pause(ctx context.Context, d time.Duration) error {
 	select {
 	case <-time.After(d):
 		return nil
