@@ -41,12 +41,18 @@ func (b *bench) get() *v1.Pod {
 	return p
 }
 
-// resize changes the spec of the only pod, as the API's subresource does.
+// resize changes the requests and limits of the only pod.
 func (b *bench) resize(cpu, memory string) *v1.Pod {
+	b.t.Helper()
+	return b.changeSpec(func(p *v1.Pod) { give(p, cpu, memory) })
+}
+
+// changeSpec changes the spec of the only pod, as the API's subresource resize does.
+func (b *bench) changeSpec(change func(*v1.Pod)) *v1.Pod {
 	b.t.Helper()
 	p := b.get()
 	p.Generation++
-	give(p, cpu, memory)
+	change(p)
 	p, err := b.kube.CoreV1().Pods("ns").Update(b.t.Context(), p, metav1.UpdateOptions{})
 	if err != nil {
 		b.t.Fatal(err)
@@ -278,21 +284,13 @@ func (b *bench) limits(container string) (quota, memory int64) {
 // addLimits resizes the pod so that containers get limits where they had none, and change nothing else.
 func (b *bench) addLimits() *v1.Pod {
 	b.t.Helper()
-	p := b.get()
-	p.Generation++
-	for i, l := range map[int]v1.ResourceList{
-		1: amounts("200m", "300Mi"), 2: amounts("300m", "200Mi"), 3: amounts("300m", "300Mi"), 5: amounts("", "300Mi"),
-	} {
-		p.Spec.Containers[i].Resources.Limits = l
-	}
-	p, err := b.kube.CoreV1().Pods("ns").Update(b.t.Context(), p, metav1.UpdateOptions{})
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	b.runner.Status.Object(p.UID, p)
-	b.runner.Apply(p)
-	synctest.Wait()
-	return p
+	return b.changeSpec(func(p *v1.Pod) {
+		for i, l := range map[int]v1.ResourceList{
+			1: amounts("200m", "300Mi"), 2: amounts("300m", "200Mi"), 3: amounts("300m", "300Mi"), 5: amounts("", "300Mi"),
+		} {
+			p.Spec.Containers[i].Resources.Limits = l
+		}
+	})
 }
 
 func resizeUnderway(p *v1.Pod) bool {
