@@ -2,7 +2,6 @@ package network
 
 import (
 	"errors"
-	"io"
 	"net"
 	"net/netip"
 	"strconv"
@@ -17,42 +16,7 @@ import (
 // serveAt is a process of the node: it answers at one address with "node", until stop or the test's end.
 func serveAt(t *testing.T, network string, at netip.AddrPort) (stop func()) {
 	t.Helper()
-	done := make(chan struct{})
-	var end io.Closer
-	if network == "udp" {
-		pc, err := net.ListenPacket(network, at.String())
-		must(t, err)
-		end = pc
-		go func() {
-			defer close(done)
-			buf := make([]byte, 100)
-			for {
-				_, from, err := pc.ReadFrom(buf)
-				if err != nil {
-					return
-				}
-				_, _ = pc.WriteTo([]byte("node"), from)
-			}
-		}()
-	} else {
-		l, err := net.Listen(network, at.String())
-		must(t, err)
-		end = l
-		go func() {
-			defer close(done)
-			for {
-				c, err := l.Accept()
-				if err != nil {
-					return
-				}
-				_, _ = io.WriteString(c, "node")
-				c.Close()
-			}
-		}()
-	}
-	stop = func() { _ = end.Close(); <-done }
-	t.Cleanup(stop)
-	return stop
+	return answer(t, "", network, at.String(), func(net.Addr) string { return "node" })
 }
 
 // TestTheHostReachesItselfByItsAddressInThePodsRange: what it sends there was masqueraded as if it left.

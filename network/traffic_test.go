@@ -18,13 +18,18 @@ import (
 // name and the sender's address, until the test ends.
 func serve(t *testing.T, path, name, network string, port uint16) {
 	t.Helper()
-	addr := ":" + strconv.Itoa(int(port))
+	answer(t, path, network, ":"+strconv.Itoa(int(port)), func(sender net.Addr) string { return name + " " + senderIP(sender) })
+}
+
+// answer replies to every connection to, or packet at, an address in the namespace, until stop or the test's end.
+func answer(t *testing.T, path, network, addr string, reply func(sender net.Addr) string) (stop func()) {
+	t.Helper()
+	done := make(chan struct{})
+	var end io.Closer
 	if network == "udp" {
 		var pc net.PacketConn
-		if err := within(t, path, func() (err error) { pc, err = net.ListenPacket(network, addr); return err }); err != nil {
-			t.Fatal(err)
-		}
-		done := make(chan struct{})
+		must(t, within(t, path, func() (err error) { pc, err = net.ListenPacket(network, addr); return err }))
+		end = pc
 		go func() {
 			defer close(done)
 			buf := make([]byte, 100)
@@ -33,29 +38,28 @@ func serve(t *testing.T, path, name, network string, port uint16) {
 				if err != nil {
 					return
 				}
-				_, _ = pc.WriteTo([]byte(name+" "+senderIP(from)), from)
+				_, _ = pc.WriteTo([]byte(reply(from)), from)
 			}
 		}()
-		t.Cleanup(func() { pc.Close(); <-done })
-		return
-	}
-	var l net.Listener
-	if err := within(t, path, func() (err error) { l, err = net.Listen(network, addr); return err }); err != nil {
-		t.Fatal(err)
-	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
+	} else {
+		var l net.Listener
+		must(t, within(t, path, func() (err error) { l, err = net.Listen(network, addr); return err }))
+		end = l
+		go func() {
+			defer close(done)
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				_, _ = io.WriteString(c, reply(c.RemoteAddr()))
+				c.Close()
 			}
-			_, _ = io.WriteString(c, name+" "+senderIP(c.RemoteAddr()))
-			c.Close()
-		}
-	}()
-	t.Cleanup(func() { l.Close(); <-done })
+		}()
+	}
+	stop = func() { _ = end.Close(); <-done }
+	t.Cleanup(stop)
+	return stop
 }
 
 func senderIP(a net.Addr) string {
