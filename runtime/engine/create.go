@@ -13,7 +13,6 @@ import (
 
 	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/runtime/internal/base"
-	"github.com/coracle-project/coracle/runtime/internal/stuck"
 	"github.com/coracle-project/coracle/runtime/plan"
 	"github.com/coracle-project/coracle/runtime/zygote"
 )
@@ -96,7 +95,7 @@ func (e *Engine) create(ctx context.Context, id string, spec *specs.Spec, opts r
 	}
 	b.watch.lap("record")
 	if err := b.run(ctx, c); err != nil {
-		return nil, errors.Join(err, c.undo())
+		return nil, errors.Join(err, b.undo(c))
 	}
 	b.watch.done()
 	return c, nil
@@ -113,7 +112,6 @@ type birth struct {
 	image  *plan.Image
 	conv   *conversation
 	mapper mapper
-	forked bool // the process that goes on is known; see plan.Forks
 	open   files
 	watch  stopwatch
 }
@@ -224,7 +222,7 @@ func (b *birth) run(ctx context.Context, c *container) error {
 		return err
 	}
 	b.watch.lap("make the cgroup")
-	b.conv, err = b.watch.conversation()
+	b.conv, err = b.watch.conversation(b.plan, b.engine.patience.Idle)
 	if err != nil {
 		return err
 	}
@@ -243,9 +241,6 @@ func (b *birth) run(ctx context.Context, c *container) error {
 	if err != nil {
 		return err
 	}
-	if err := b.conv.limitWaits(b.engine.patience.Idle); err != nil {
-		return err
-	}
 	b.watch.lap("clone")
 	if err := b.talk(ctx, c, pid); err != nil {
 		return err
@@ -262,13 +257,15 @@ func (b *birth) run(ctx context.Context, c *container) error {
 // talk does what the child asks for until it is complete.
 func (b *birth) talk(ctx context.Context, c *container, pid int) error {
 	c.Rec.Init.Pid = pid
+	b.conv.with(pid)
 	if err := faultCreateCloned.At(ctx); err != nil {
 		return err
 	}
-	// Not by a signal: which process it is changes while we listen.
-	stop := context.AfterFunc(ctx, b.conv.shut)
+	killed := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() { defer close(killed); b.conv.kill() })
 	err := b.listen(ctx, c)
-	if !stop() && ctx.Err() != nil {
+	if !stop() {
+		<-killed
 		err = errors.Join(context.Cause(ctx), err)
 	}
 	if err != nil {
@@ -280,22 +277,19 @@ func (b *birth) talk(ctx context.Context, c *container, pid int) error {
 
 func (b *birth) listen(ctx context.Context, c *container) error {
 	for {
-		kind, arg, errno, err := b.conv.next(c.Rec.Init.Pid)
+		kind, arg, errno, err := b.conv.next()
 		if err != nil {
 			return fmt.Errorf("the process died while the container was being made: %w", err)
 		}
 		if kind == plan.ReportError {
-			_ = b.follow(c) // so that it is reaped
 			return b.plan.Fail(b.image, int(arg), errno)
-		}
-		if kind != plan.ReportProcess && !b.beforeFork(kind, arg) {
-			if err := b.follow(c); err != nil {
-				return err
-			}
 		}
 		switch kind {
 		case plan.ReportProcess:
-			b.goesOn(c, int(arg))
+			if err := b.conv.reapFirst(); err != nil {
+				b.engine.log.Warn("process that created the container has not ended", "container", b.id, "error", err)
+			}
+			c.Rec.Init.Pid = int(arg)
 		case plan.ReportCopyUp:
 			if err := copyUp(ctx, c.Rec.Init.Pid, int(arg), int(errno)); err != nil {
 				return err
@@ -334,40 +328,6 @@ func (b *birth) listen(ctx context.Context, c *container) error {
 			return nil
 		}
 	}
-}
-
-// beforeFork says whether a report can come from the process that began.
-func (b *birth) beforeFork(kind, arg uint32) bool {
-	if kind != plan.ReportPoint {
-		return kind == plan.ReportTrace
-	}
-	p := plan.Point(arg)
-	return p == plan.PointMappings || p == plan.PointTime || p == plan.PointCgroup
-}
-
-// follow learns which process goes on, if another one has reported before that was said.
-func (b *birth) follow(c *container) error {
-	if b.forked || !b.plan.Forks() {
-		return nil
-	}
-	for {
-		kind, arg, _, err := b.conv.next(0)
-		if err != nil {
-			return fmt.Errorf("the process died while the container was being made: %w", err)
-		}
-		if kind == plan.ReportProcess {
-			b.goesOn(c, int(arg))
-			return nil
-		}
-	}
-}
-
-func (b *birth) goesOn(c *container, pid int) {
-	b.forked = true
-	if err := stuck.Reap(c.Rec.Init.Pid, stuck.Patience); err != nil { // it ends by itself
-		b.engine.log.Warn("process that created the container has not ended", "container", b.id, "error", err)
-	}
-	c.Rec.Init.Pid = pid
 }
 
 // at does what is due at a point of the plan.
@@ -414,15 +374,12 @@ func (b *birth) close() {
 }
 
 // undo removes what a failed run left.
-func (c *container) undo() error {
+func (b *birth) undo(c *container) error {
 	ctx, cancel := context.WithTimeout(context.Background(), undoTimeout)
 	defer cancel()
-	pid := c.Rec.Init.Pid
 	var left error
-	if pid > 0 {
-		// It is our child, not yet reaped, so the number is still its own.
-		_ = unix.Kill(pid, unix.SIGKILL)
-		left = stuck.Reap(pid, undoTimeout)
+	if b.conv != nil {
+		left = b.conv.end(undoTimeout)
 	}
 	c.Rec.Init = base.Process{}
 	return errors.Join(left, c.Remove(ctx))

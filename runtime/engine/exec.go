@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -158,7 +157,7 @@ func (c *container) cgroups(below map[string]string) (tasks []string, unified st
 }
 
 func (e *entry) run(ctx context.Context, pidfd int) (int, error) {
-	conv, err := e.watch.conversation()
+	conv, err := e.watch.conversation(e.plan, e.container.engine.patience.Idle)
 	if err != nil {
 		return 0, err
 	}
@@ -186,13 +185,11 @@ func (e *entry) run(ctx context.Context, pidfd int) (int, error) {
 		err = errors.Join(err, conv.endLost())
 	}
 	conv.closeChildEnd()
-	if err == nil {
-		err = conv.limitWaits(e.container.engine.patience.Idle)
-	}
 	if err != nil {
 		return 0, err
 	}
 	e.watch.lap("clone")
+	conv.with(pid)
 	pid, err = e.listen(ctx, conv, pid)
 	e.watch.lap("the plan")
 	return pid, err
@@ -253,75 +250,54 @@ func (c *container) openCgroup(dir string) (int, error) {
 // listen follows the process from the one that joins the container (first) to the one that is
 // in it, until that executes its program: then nobody has the socket any more.
 func (e *entry) listen(ctx context.Context, conv *conversation, first int) (int, error) {
-	pid, seccompFd, unscheduled := 0, -1, false
-	// Killed, it reports no more; but not hung up on, or a report of the other one's pid could be
-	// lost. It is reaped below, after this can no longer run.
 	killed := make(chan struct{})
-	stop := context.AfterFunc(ctx, func() { defer close(killed); _ = unix.Kill(first, unix.SIGKILL) })
-	var failed error
+	stop := context.AfterFunc(ctx, func() { defer close(killed); conv.kill() })
+	pid, err := e.follow(conv, first)
+	if !stop() {
+		<-killed
+		err = errors.Join(context.Cause(ctx), err)
+	}
+	if err == nil && pid == 0 {
+		err = errors.New("the process died while it joined the container")
+	}
+	if err != nil {
+		return 0, errors.Join(err, conv.end(stuck.Patience))
+	}
+	// A joining process that remains holds nothing that the program needs.
+	if err := conv.reapFirst(); err != nil {
+		e.container.engine.log.Warn("process that joined the container has not ended", "container", e.container.ID(), "error", err)
+	}
+	return pid, nil
+}
+
+func (e *entry) follow(conv *conversation, first int) (pid int, failed error) {
 	for {
-		kind, arg, errno, err := conv.next(cmp.Or(pid, first))
+		kind, arg, errno, err := conv.next()
 		if errors.Is(err, io.ErrUnexpectedEOF) {
-			break
+			return pid, failed
 		}
 		if err != nil {
-			failed = err
-			break
+			return pid, errors.Join(failed, err)
 		}
 		switch kind {
 		case plan.ReportError:
 			failed = e.plan.Fail(e.image, int(arg), errno)
 		case plan.ReportTrace:
 			e.watch.inside = e.plan.Steps(conv.rest)
-		case plan.ReportPoint:
-			if unscheduled = plan.Point(arg) == plan.PointScheduler; unscheduled {
-				break
-			}
-			if err := e.enter(first); err != nil {
-				failed = err
-				_ = unix.Kill(first, unix.SIGKILL)
-			} else if err := conv.goOn(); err != nil {
-				failed = err
-			}
 		case plan.ReportProcess:
 			pid = int(arg)
+		case plan.ReportPoint:
+			if plan.Point(arg) == plan.PointScheduler {
+				err = e.schedule(conv, pid)
+			} else if err = e.enter(first); err == nil {
+				err = conv.goOn()
+			}
 		case plan.ReportListener:
-			seccompFd = int(arg)
+			err = e.hand(conv, pid, int(arg))
 		}
-		// The process and the one that it comes from report in any order.
-		if pid > 0 && seccompFd >= 0 {
-			if err := e.hand(conv, pid, seccompFd); err != nil {
-				failed = err
-				_ = unix.Kill(pid, unix.SIGKILL)
-			}
-			seccompFd = -1
-		}
-		if pid > 0 && unscheduled {
-			unscheduled = false
-			if err := e.schedule(conv, pid); err != nil {
-				failed = err
-				_ = unix.Kill(pid, unix.SIGKILL)
-			}
+		if err != nil {
+			failed = err
+			conv.kill()
 		}
 	}
-	if !stop() {
-		<-killed
-		failed = errors.Join(context.Cause(ctx), failed)
-	}
-	if failed == nil && pid == 0 {
-		failed = errors.New("the process died while it joined the container")
-	}
-	if failed != nil && pid > 0 {
-		_ = unix.Kill(pid, unix.SIGKILL)
-		failed = errors.Join(failed, stuck.Reap(pid, stuck.Patience))
-		pid = 0
-	}
-	if failed != nil {
-		_ = unix.Kill(first, unix.SIGKILL)
-	}
-	// A joining process that remains holds nothing that the program needs.
-	if err := stuck.Reap(first, stuck.Patience); err != nil {
-		e.container.engine.log.Warn("process that joined the container has not ended", "container", e.container.ID(), "error", err)
-	}
-	return pid, failed
 }

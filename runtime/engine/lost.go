@@ -15,21 +15,26 @@ import (
 
 // endLost kills and reaps children that have the child's end of a conversation. A starter cloned
 // them, but died or was killed before it could report their pids. The caller closes our copy of
-// that end afterwards.
+// that end afterwards, so none of them ends before because it is hung up on.
 func (c *conversation) endLost() error {
 	var st unix.Stat_t
 	if err := unix.Fstat(c.childs, &st); err != nil {
 		return fmt.Errorf("find the starter's child: %w", err)
 	}
-	lost, err := childrenWith(fmt.Sprintf("socket:[%d]", st.Ino))
-	for pid, fd := range lost {
-		_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
-		_ = unix.Close(fd)
-		if rerr := stuck.Reap(pid, stuck.Patience); rerr != nil {
-			err = errors.Join(err, fmt.Errorf("end the starter's child: %w", rerr))
+	for {
+		lost, err := childrenWith(fmt.Sprintf("socket:[%d]", st.Ino))
+		for pid, fd := range lost {
+			_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
+			_ = unix.Close(fd)
+			if rerr := stuck.Reap(pid, stuck.Patience); rerr != nil {
+				err = errors.Join(err, fmt.Errorf("end the starter's child: %w", rerr))
+			}
 		}
+		if err != nil || len(lost) == 0 {
+			return err
+		}
+		// One that forked in the meantime is another child; see plan.Fork.
 	}
-	return err
 }
 
 // childrenWith returns a pidfd of each child of ours that has a descriptor that leads to a name. A

@@ -13,11 +13,13 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/runtime/plan"
 )
 
 // A child that the starter had cloned when it died is found by its descriptors, and reaped.
 func TestEndLost(t *testing.T) {
-	conv, err := newConversation()
+	conv, err := newConversation(&plan.Plan{}, time.Second)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,7 +53,7 @@ func TestEndLost(t *testing.T) {
 
 // A child that another goroutine had forked, and that had not executed its program yet, was killed.
 func TestEndLostSparesForks(t *testing.T) {
-	conv, err := newConversation()
+	conv, err := newConversation(&plan.Plan{}, time.Second)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -54,8 +54,8 @@ func (s *stopwatch) encode(p *plan.Plan, f plan.Features) (*plan.Image, error) {
 }
 
 // conversation is one that can hold times if somebody wants them.
-func (s *stopwatch) conversation() (*conversation, error) {
-	c, err := newConversation()
+func (s *stopwatch) conversation(p *plan.Plan, interval time.Duration) (*conversation, error) {
+	c, err := newConversation(p, interval)
 	if err == nil && s.to != nil {
 		c.buf = make([]byte, reportTraced)
 	}

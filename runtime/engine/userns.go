@@ -63,7 +63,7 @@ func (e *Engine) userNamespace(m *plan.Mappings) (int, error) {
 	if err != nil {
 		return -1, err
 	}
-	conv, err := newConversation()
+	conv, err := newConversation(p, e.patience.Idle)
 	if err != nil {
 		return -1, err
 	}

@@ -85,8 +85,9 @@ func (o JoinCgroups) lower(a *asm) {
 	}
 }
 
-// Fork goes on in a new process that is a child of the same parent; this one reports the pid
-// and ends. Namespaces of kinds that only children get (pid, time) take effect thereby.
+// Fork goes on in a new process that is a child of the same parent; this one ends. The new one
+// reports first of all, so that it is known even if this one is killed at any moment.
+// Namespaces of kinds that only children get (pid, time) take effect thereby.
 type Fork struct{}
 
 func (Fork) String() string { return "go on in the new namespace" }
@@ -98,11 +99,9 @@ func (Fork) lower(a *asm) {
 	pid, child := a.newSlot(), &label{}
 	a.call(unix.SYS_CLONE, unix.CLONE_PARENT, 0, 0, 0, 0).to(pid)
 	a.call(opIfEq, pid, 0).then(child)
-	msg := a.u32s(ReportProcess, 0, 0, 0)
-	a.call(opPoke32, msg+4, pid)
-	a.call(unix.SYS_WRITE, a.sync, msg, 16)
 	a.call(unix.SYS_EXIT_GROUP, 0)
 	a.bind(child)
+	a.call(unix.SYS_WRITE, a.sync, a.u32s(ReportProcess, 0, 0, 0), 16)
 }
 
 // BecomeRoot takes user and group 0 of a new user namespace.

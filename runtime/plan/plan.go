@@ -59,7 +59,7 @@ type Op interface {
 const (
 	ReportError   = 1 // see zygote.h
 	ReportPoint   = 2 // a: which Point; the maker answers with one byte
-	ReportProcess = 3 // a: the pid of the process that goes on in this one's place
+	ReportProcess = 3 // comes from the process that goes on in the place of the one that began
 	ReportCreated = 4 // all is done but to execute the program
 	// ReportListener has in a the descriptor that the seccomp filter gave the process that
 	// reports, which waits for one byte, as at a Point.
@@ -169,8 +169,8 @@ func (p *Plan) Joinable() Namespaces {
 	return n
 }
 
-// Forks says whether another process goes on in the place of the one that began, and ReportProcess
-// comes: anywhere among what that other one reports.
+// Forks says whether another process goes on in the place of the one that began. Its first report is
+// ReportProcess.
 func (p *Plan) Forks() bool {
 	return slices.ContainsFunc(p.Ops, func(op Op) bool { _, is := op.(Fork); return is })
 }
