@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -93,10 +94,20 @@ func one(what string, pids []int) ([]int, error) {
 	return pids, nil
 }
 
-func (n *node) keeper() ([]int, error)   { return one("keeper", n.Keepers()) }
-func (n *node) starters() ([]int, error) { return one("starter", n.Starters()) }
-func (n *node) shims() ([]int, error)    { return one("shim", n.Shims()) }
-func (n *node) daemons() ([]int, error)  { return one("coracled", []int{n.PID()}) }
+func (n *node) keeper() ([]int, error) { return one("keeper", n.Keepers()) }
+
+// starters waits for pods' inits that have been started and do not execute their own program yet:
+// until then they run the starter's.
+func (n *node) starters() (pids []int, err error) {
+	err = await(settleLimit, time.Millisecond, func() error {
+		pids, err = one("starter", n.Starters())
+		return err
+	})
+	return pids, err
+}
+
+func (n *node) shims() ([]int, error)   { return one("shim", n.Shims()) }
+func (n *node) daemons() ([]int, error) { return one("coracled", []int{n.PID()}) }
 
 // process is the process that passes the points of a program.
 func (n *node) process(p program) (int, error) {
