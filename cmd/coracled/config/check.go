@@ -251,7 +251,7 @@ func (i *Image) checkWater() error {
 func checkNames(key string, names []string) error {
 	for _, name := range names {
 		if prefix := strings.TrimSuffix(name, "*"); !strings.Contains(prefix, "/") || strings.ContainsAny(prefix, "* \t\n") {
-			return wrong(key, "%q is not a full name (registry/repository:tag), nor the beginning of some with * after it", name)
+			return wrong(key, "%q is neither a full name (registry/repository:tag) nor a prefix followed by *", name)
 		}
 	}
 	return nil

@@ -53,7 +53,7 @@ func Require(ctx context.Context) error {
 	}
 	err := wait(ctx, idlePatience)
 	if errors.Is(err, errBusy) {
-		return fmt.Errorf("%w: end what runs beside the benchmark, or use -busy to measure nevertheless", err)
+		return fmt.Errorf("%w: stop the other processes, or measure nevertheless with -busy", err)
 	}
 	return err
 }
