@@ -123,7 +123,9 @@ func benchmark(ctx context.Context, o options) error {
 		}
 		for _, part := range chosen {
 			if err := parts[part](); err != nil {
-				return fmt.Errorf("%s: %w", part, err)
+				fmt.Fprintln(os.Stderr, "bench: not all has been measured; this was:")
+				o.md = "" // the page has whole runs
+				return errors.Join(fmt.Errorf("%s: %w", part, err), rep.finish(o, page.Runtimes, nil))
 			}
 		}
 		return rep.finish(o, page.Runtimes, func() string { return runtimesPage(rep, o) })

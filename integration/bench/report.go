@@ -138,6 +138,7 @@ that is.
 - %d pods by %d clients: each client has a connection of its own and takes the next pod as soon as its last one runs;
   in whole lives, as soon as its last one has been stopped (without a grace) and removed.
 - Among many pods: one runtime after another fills the node once, and its runs follow each other. Of a list, the median of %d calls in each run.
+  A runtime that does not come to rest among them is measured while it works on its own: the row "CPUs in use at rest" says how much.
 `, quiet.Window, quiet.Busy, profile, o.n, gonePods, o.pods, o.pods, o.crowd, o.clients, lists)
 	return b.String()
 }

@@ -18,6 +18,9 @@ var (
 	peersScale = []int{10, 500}
 )
 
+// restMargin is how many times more CPUs than at rest may be in use when a run begins.
+const restMargin = 1.5
+
 // lists is how often a list is asked for in one run.
 const lists = 20
 
@@ -39,11 +42,18 @@ func measureScale(ctx context.Context, t *target, o options) (err error) {
 	for _, size := range sizes {
 		more, _, err := together(ctx, t, o.clients, size-len(held))
 		held = append(held, more...)
-		if err := errors.Join(err, quiet.Wait(ctx)); err != nil {
+		if err != nil {
 			return err
 		}
+		inUse, err := quiet.Rest(ctx)
+		if err != nil {
+			return err
+		}
+		if size > sizes[0] {
+			t.add(fmt.Sprintf("CPUs in use at rest among %d pods", size), inUse)
+		}
 		for range o.runs {
-			if err := t.among(ctx, size, o.n); err != nil {
+			if err := t.among(ctx, size, o.n, max(quiet.Busy, restMargin*inUse)); err != nil {
 				return err
 			}
 		}
@@ -56,8 +66,9 @@ func measureScale(ctx context.Context, t *target, o options) (err error) {
 func amongName(pods int) string { return fmt.Sprintf("pod start among %d pods, ms", pods) }
 
 // among measures one run of n starts, and of lists if there are many pods. The pods that it has started are
-// removed at its end: how much of a teardown still goes on is not what is asked.
-func (t *target) among(ctx context.Context, pods, n int) error {
+// removed at its end: how much of a teardown still goes on is not what is asked. The next begins when fewer
+// than inUse CPUs are in use.
+func (t *target) among(ctx context.Context, pods, n int, inUse float64) error {
 	var took []float64
 	var more []*pod
 	for range n {
@@ -68,7 +79,7 @@ func (t *target) among(ctx context.Context, pods, n int) error {
 		more, took = append(more, p), append(took, p.took[podStart])
 	}
 	t.add(amongName(pods), quantile(took, .5))
-	if err := errors.Join(removeAll(ctx, t.client, more), quiet.Wait(ctx)); err != nil {
+	if err := errors.Join(removeAll(ctx, t.client, more), quiet.Below(ctx, inUse)); err != nil {
 		return err
 	}
 	if pods == ourScale[0] {

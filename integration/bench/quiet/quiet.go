@@ -43,7 +43,27 @@ func Wait(ctx context.Context) error {
 		unix.Sync()
 		return Pause(ctx, settle)
 	}
-	return wait(ctx, patience)
+	_, err := wait(ctx, patience, Busy)
+	return err
+}
+
+// Rest is Wait for a machine that something to be measured keeps busy: it returns how many CPUs were in use at
+// last, and no error if those were more than Busy.
+func Rest(ctx context.Context) (inUse float64, err error) {
+	inUse, err = wait(ctx, patience, Busy)
+	if errors.Is(err, errBusy) {
+		err = nil
+	}
+	return inUse, err
+}
+
+// Below is Wait with another limit than Busy.
+func Below(ctx context.Context, limit float64) error {
+	if OnBusyMachine {
+		return Wait(ctx)
+	}
+	_, err := wait(ctx, patience, limit)
+	return err
 }
 
 // Require refuses a machine on which other things run, unless OnBusyMachine.
@@ -51,35 +71,36 @@ func Require(ctx context.Context) error {
 	if OnBusyMachine {
 		return nil
 	}
-	err := wait(ctx, idlePatience)
+	_, err := wait(ctx, idlePatience, Busy)
 	if errors.Is(err, errBusy) {
 		return fmt.Errorf("%w: stop the other processes, or measure nevertheless with -busy", err)
 	}
 	return err
 }
 
-func wait(ctx context.Context, patience time.Duration) error {
+// wait returns how many CPUs were in use in the last Window.
+func wait(ctx context.Context, patience time.Duration, limit float64) (inUse float64, err error) {
 	unix.Sync()
 	deadline := time.Now().Add(patience)
 	for {
 		before, err := busyTime()
 		if err != nil {
-			return err
+			return 0, err
 		}
 		began := time.Now()
 		if err := Pause(ctx, Window); err != nil {
-			return err
+			return 0, err
 		}
 		after, err := busyTime()
 		if err != nil {
-			return err
+			return 0, err
 		}
-		busy := (after - before).Seconds() / time.Since(began).Seconds()
-		if busy < Busy {
-			return nil
+		inUse := (after - before).Seconds() / time.Since(began).Seconds()
+		if inUse < limit {
+			return inUse, nil
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("%w: for %s more than %.2f of its CPUs have been in use, now %.2f", errBusy, patience, Busy, busy)
+			return inUse, fmt.Errorf("%w: for %s more than %.2f of its CPUs have been in use, now %.2f", errBusy, patience, limit, inUse)
 		}
 	}
 }
