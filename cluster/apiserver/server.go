@@ -51,6 +51,7 @@ type Server struct {
 	inside    *identities
 	transport http.RoundTripper
 	informers informers.SharedInformerFactory
+	caches    caches
 
 	listening chan struct{} // closed when address is known
 	address   net.Addr
@@ -161,6 +162,7 @@ func (s *Server) run(ctx context.Context) error {
 		return err
 	}
 	defer store.close()
+	store.caches = &s.caches
 	b := &build{
 		options: &s.options, addresses: s.addresses, listener: listener, store: store, served: served,
 		inside: s.inside, loopback: protobuf(s.loopback()), informers: s.informers,
@@ -173,8 +175,11 @@ func (s *Server) run(ctx context.Context) error {
 	s.handler = server.Handler
 	close(s.serving)
 
+	var background sync.WaitGroup
+	defer background.Wait()
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
+	background.Go(func() { s.caches.run(ctx) })
 	go s.announce(ctx)
 	go func() {
 		select {

@@ -18,7 +18,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/registry/generic"
-	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
 	"k8s.io/apiserver/pkg/server/healthz"
 	serverstorage "k8s.io/apiserver/pkg/server/storage"
 	"k8s.io/apiserver/pkg/storage"
@@ -69,6 +68,7 @@ type store struct {
 	// direct makes a client of the etcd in this process; nil for another etcd.
 	direct    func() *clientv3.Client
 	compactor etcd3.Compactor
+	caches    *caches
 	// close stops what was started, when no storage is used any more.
 	close func()
 	// stopped is closed when the etcd in this process has stopped; nil for another.
@@ -166,59 +166,69 @@ func (s *store) GetRESTOptions(resource schema.GroupResource, example runtime.Ob
 }
 
 func (s *store) options(config *storagebackend.ConfigForResource, prefix string, cached bool) generic.RESTOptions {
-	o := generic.RESTOptions{
+	return generic.RESTOptions{
 		StorageConfig: config, ResourcePrefix: prefix, EnableGarbageCollection: true, DeleteCollectionWorkers: deleteWorkers,
+		Decorator: s.decorator(cached),
 	}
-	switch {
-	case s.direct != nil:
-		o.Decorator = s.decorator(cached)
-	case cached:
-		o.Decorator = genericregistry.StorageWithCacher()
-	default:
-		o.Decorator = generic.UndecoratedStorage
-	}
-	return o
 }
 
-// decorator returns what makes a resource's storage in the etcd of this process, behind a watch
-// cache or not.
-func (s *store) decorator(cached bool) generic.StorageDecorator {
+// decorator returns what makes a resource's storage, behind a watch cache or not.
+func (s *store) decorator(behindCache bool) generic.StorageDecorator {
 	return func(config *storagebackend.ConfigForResource, prefix string, key func(runtime.Object) (string, error),
 		newObject, newList func() runtime.Object, attributes storage.AttrFunc, triggers storage.IndexerFuncs, indexers *cache.Indexers,
 	) (storage.Interface, factory.DestroyFunc, error) {
-		client := &kubernetes.Client{Client: s.direct()}
-		client.Kubernetes = client
-		versioner := storage.APIObjectVersioner{}
-		raw, err := etcd3.New(client, s.compactor, config.Codec, newObject, newList, config.Prefix, prefix, config.GroupResource,
-			identity.NewEncryptCheckTransformer(), config.LeaseManagerConfig, etcd3.NewDefaultDecoder(config.Codec, versioner), versioner)
-		if err != nil {
-			_ = client.Close()
-			return nil, nil, err
+		open := generic.NewRawStorage
+		if s.direct != nil {
+			open = s.openDirect
 		}
-		closeRaw := func() {
-			raw.Close()
-			_ = client.Close()
+		if !behindCache {
+			raw, closeRaw, err := open(config, newObject, newList, prefix)
+			return raw, sync.OnceFunc(closeRaw), err // each subresource calls it
 		}
-		if !cached {
-			return raw, sync.OnceFunc(closeRaw), nil
-		}
-		watched, err := cacher.NewCacherFromConfig(cacher.Config{
-			Storage: raw, Versioner: versioner, GroupResource: config.GroupResource, EventsHistoryWindow: config.EventsHistoryWindow,
-			ResourcePrefix: prefix, KeyFunc: key, NewFunc: newObject, NewListFunc: newList, GetAttrsFunc: attributes,
-			IndexerFuncs: triggers, Indexers: indexers, Codec: config.Codec, Clock: roundClock{},
+		c, err := newCached(config.GroupResource, func(changed func()) (*generation, error) {
+			raw, closeRaw, err := open(config, newObject, newList, prefix)
+			if err != nil {
+				return nil, err
+			}
+			watched, err := cacher.NewCacherFromConfig(cacher.Config{
+				Storage: raw, Versioner: storage.APIObjectVersioner{}, GroupResource: config.GroupResource,
+				EventsHistoryWindow: config.EventsHistoryWindow, ResourcePrefix: prefix,
+				KeyFunc: func(o runtime.Object) (string, error) {
+					changed() // upstream's cache asks for the key of each change
+					return key(o)
+				},
+				NewFunc: newObject, NewListFunc: newList, GetAttrsFunc: attributes,
+				IndexerFuncs: triggers, Indexers: indexers, Codec: config.Codec, Clock: roundClock{},
+			})
+			if err != nil {
+				closeRaw()
+				return nil, err
+			}
+			return &generation{CacheDelegator: cacher.NewCacheDelegator(watched, raw), cache: watched, closeRaw: closeRaw}, nil
 		})
 		if err != nil {
-			closeRaw()
 			return nil, nil, err
 		}
-		delegator := cacher.NewCacheDelegator(watched, raw)
-		// It is called once for each subresource.
-		return delegator, sync.OnceFunc(func() {
-			delegator.Stop()
-			watched.Stop()
-			closeRaw()
-		}), nil
+		return c, s.caches.add(c), nil
 	}
+}
+
+// openDirect is generic.NewRawStorage for the etcd in this process.
+func (s *store) openDirect(config *storagebackend.ConfigForResource, newObject, newList func() runtime.Object, prefix string,
+) (storage.Interface, factory.DestroyFunc, error) {
+	client := &kubernetes.Client{Client: s.direct()}
+	client.Kubernetes = client
+	versioner := storage.APIObjectVersioner{}
+	raw, err := etcd3.New(client, s.compactor, config.Codec, newObject, newList, config.Prefix, prefix, config.GroupResource,
+		identity.NewEncryptCheckTransformer(), config.LeaseManagerConfig, etcd3.NewDefaultDecoder(config.Codec, versioner), versioner)
+	if err != nil {
+		_ = client.Close()
+		return nil, nil, err
+	}
+	return raw, func() {
+		raw.Close()
+		_ = client.Close()
+	}, nil
 }
 
 // custom is where objects of custom resources are kept: as JSON, under their group's name.

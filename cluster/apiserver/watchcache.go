@@ -1,0 +1,266 @@
+package apiserver
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/apiserver/pkg/storage/cacher"
+	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
+)
+
+const (
+	// calmPeriod is how long few changes must come before a watch cache is replaced. Upstream's cache keeps
+	// the changes of about as long.
+	calmPeriod = cacher.DefaultEventFreshDuration
+	// burst is the least number of changes in one period, also for each object that is left, that make it
+	// worth while to read all objects again.
+	burst, burstPerObject = 256, 4
+	// calm is how many times fewer changes must come than in the burst.
+	calm = 8
+	// renewLimit bounds the wait for a new cache.
+	renewLimit = time.Minute
+)
+
+// cached is a resource's storage behind upstream's watch cache, which is replaced after a burst of changes.
+//
+// Upstream's cache keeps each change, with the object before and after, in a ring that grows while changes
+// come quickly. It forgets one only when another takes its place. When thousands of pods have come and gone,
+// hundreds of megabytes of them would stay for good.
+type cached struct {
+	resource schema.GroupResource
+	open     func(changed func()) (*generation, error)
+	current  atomic.Pointer[generation]
+	changes  atomic.Int64 // that the cache has seen in this period
+
+	mu     sync.Mutex // held to replace and to stop
+	peak   int64      // of changes in a period, since the cache was made
+	closed bool
+}
+
+// generation is a watch cache and what it reads from.
+type generation struct {
+	*cacher.CacheDelegator
+	cache    *cacher.Cacher
+	closeRaw factory.DestroyFunc
+	calls    sync.RWMutex // held for reading by each call; an open watch is none
+}
+
+func newCached(resource schema.GroupResource, open func(changed func()) (*generation, error)) (*cached, error) {
+	c := &cached{resource: resource, open: open}
+	g, err := c.fresh()
+	if err != nil {
+		return nil, err
+	}
+	c.current.Store(g)
+	return c, nil
+}
+
+func (c *cached) fresh() (*generation, error) { return c.open(func() { c.changes.Add(1) }) }
+
+// stop waits for calls to end. Open watches are ended.
+func (g *generation) stop() {
+	g.calls.Lock()
+	defer g.calls.Unlock()
+	g.Stop()
+	g.cache.Stop()
+	g.closeRaw()
+}
+
+func (c *cached) stop() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.closed {
+		c.closed = true
+		c.current.Load().stop()
+	}
+}
+
+// endPeriod replaces the cache if a burst is over, and reports whether it did. Watches that are open end; a
+// client goes on from the last version that it has seen, or is told to list again.
+func (c *cached) endPeriod(ctx context.Context) (replaced bool, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := c.changes.Swap(0)
+	c.peak = max(c.peak, n)
+	if c.closed || c.peak < burst || n > c.peak/calm {
+		return false, nil
+	}
+	old := c.current.Load()
+	stats, err := old.Stats(ctx)
+	if err != nil || c.peak < burstPerObject*stats.ObjectCount {
+		return false, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, renewLimit)
+	defer cancel()
+	g, err := c.fresh()
+	if err != nil {
+		return false, err
+	}
+	if err := g.cache.Wait(ctx); err != nil {
+		g.stop()
+		return false, fmt.Errorf("new watch cache: %w", err)
+	}
+	c.current.Store(g)
+	c.peak = 0
+	c.changes.Store(0) // the new one has counted the objects that there are
+	old.stop()
+	return true, nil
+}
+
+// caches are the storages of one API server that are behind a watch cache.
+type caches struct {
+	mu  sync.Mutex
+	all map[*cached]struct{}
+}
+
+// add adds a storage, and returns what stops it and takes it out.
+func (s *caches) add(c *cached) factory.DestroyFunc {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.all == nil {
+		s.all = map[*cached]struct{}{}
+	}
+	s.all[c] = struct{}{}
+	return sync.OnceFunc(func() { // each subresource calls it
+		s.mu.Lock()
+		delete(s.all, c)
+		s.mu.Unlock()
+		c.stop()
+	})
+}
+
+// run replaces watch caches after bursts until ctx ends.
+func (s *caches) run(ctx context.Context) {
+	tick := time.NewTicker(calmPeriod)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			s.endPeriod(ctx)
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (s *caches) endPeriod(ctx context.Context) {
+	s.mu.Lock()
+	all := make([]*cached, 0, len(s.all))
+	for c := range s.all {
+		all = append(all, c)
+	}
+	s.mu.Unlock()
+	any := false
+	for _, c := range all {
+		replaced, err := c.endPeriod(ctx)
+		if err != nil && ctx.Err() == nil {
+			slog.Warn("cannot replace watch cache after a burst; it keeps its memory until the next try", "resource", c.resource, "err", err)
+		}
+		any = any || replaced
+	}
+	if any {
+		debug.FreeOSMemory()
+	}
+}
+
+// use returns the current generation; its calls are held for reading.
+func (c *cached) use() *generation {
+	for {
+		g := c.current.Load()
+		g.calls.RLock()
+		if c.current.Load() == g {
+			return g
+		}
+		g.calls.RUnlock()
+	}
+}
+
+var _ storage.Interface = (*cached)(nil)
+
+// Versioner implements storage.Interface, as all below.
+func (c *cached) Versioner() storage.Versioner { return c.current.Load().Versioner() }
+
+func (c *cached) Create(ctx context.Context, key string, obj, out runtime.Object, ttl uint64) error {
+	g := c.use()
+	defer g.calls.RUnlock()
+	return g.Create(ctx, key, obj, out, ttl)
+}
+
+func (c *cached) Delete(ctx context.Context, key string, out runtime.Object, preconditions *storage.Preconditions,
+	validate storage.ValidateObjectFunc, existing runtime.Object, o storage.DeleteOptions,
+) error {
+	g := c.use()
+	defer g.calls.RUnlock()
+	return g.Delete(ctx, key, out, preconditions, validate, existing, o)
+}
+
+func (c *cached) Watch(ctx context.Context, key string, o storage.ListOptions) (watch.Interface, error) {
+	g := c.use()
+	defer g.calls.RUnlock()
+	return g.Watch(ctx, key, o)
+}
+
+func (c *cached) Get(ctx context.Context, key string, o storage.GetOptions, out runtime.Object) error {
+	g := c.use()
+	defer g.calls.RUnlock()
+	return g.Get(ctx, key, o, out)
+}
+
+func (c *cached) GetList(ctx context.Context, key string, o storage.ListOptions, out runtime.Object) error {
+	g := c.use()
+	defer g.calls.RUnlock()
+	return g.GetList(ctx, key, o, out)
+}
+
+func (c *cached) GuaranteedUpdate(ctx context.Context, key string, out runtime.Object, ignoreNotFound bool,
+	preconditions *storage.Preconditions, update storage.UpdateFunc, existing runtime.Object,
+) error {
+	g := c.use()
+	defer g.calls.RUnlock()
+	return g.GuaranteedUpdate(ctx, key, out, ignoreNotFound, preconditions, update, existing)
+}
+
+func (c *cached) Stats(ctx context.Context) (storage.Stats, error) {
+	g := c.use()
+	defer g.calls.RUnlock()
+	return g.Stats(ctx)
+}
+
+func (c *cached) ReadinessCheck() error {
+	g := c.use()
+	defer g.calls.RUnlock()
+	return g.ReadinessCheck()
+}
+
+func (c *cached) RequestWatchProgress(ctx context.Context) error {
+	g := c.use()
+	defer g.calls.RUnlock()
+	return g.RequestWatchProgress(ctx)
+}
+
+func (c *cached) GetCurrentResourceVersion(ctx context.Context) (uint64, error) {
+	g := c.use()
+	defer g.calls.RUnlock()
+	return g.GetCurrentResourceVersion(ctx)
+}
+
+func (c *cached) EnableResourceSizeEstimation(keys storage.KeysFunc) error {
+	g := c.use()
+	defer g.calls.RUnlock()
+	return g.EnableResourceSizeEstimation(keys)
+}
+
+func (c *cached) CompactRevision() int64 {
+	g := c.use()
+	defer g.calls.RUnlock()
+	return g.CompactRevision()
+}

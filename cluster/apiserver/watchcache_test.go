@@ -1,0 +1,121 @@
+package apiserver
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/informers"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+)
+
+// heap returns how many bytes of the heap are in use.
+func heap() int64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.GC() // what had a finalizer
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
+func mapOf(name string, size int) *corev1.ConfigMap {
+	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string]string{"x": strings.Repeat("x", size)}}
+}
+
+// When a burst of changes is over, its memory is given back. Who reads, writes or watches does not notice.
+func TestMemoryAfterBurst(t *testing.T) {
+	o, err := testOptions(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, stop := serve(t, o)
+	defer stop()
+	client := clientOf(t, s.ClientConfig("admin", "system:masters"))
+	ns := namespace(t, client)
+	maps := client.CoreV1().ConfigMaps(ns)
+	factory := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithNamespace(ns))
+	lister := factory.Core().V1().ConfigMaps().Lister().ConfigMaps(ns)
+	informed, forget := context.WithCancel(t.Context())
+	defer factory.Shutdown()
+	defer forget()
+	factory.Start(informed.Done())
+	factory.WaitForCacheSync(informed.Done())
+	awaitInformer := func(what string, of int) {
+		t.Helper()
+		eventually(t, what, func() (bool, error) {
+			all, err := lister.List(labels.Everything())
+			return len(all) == of, err
+		})
+	}
+
+	before := heap()
+	const n, size = 2 * burst, 64 << 10
+	for i := range n {
+		name := fmt.Sprintf("burst-%d", i)
+		if _, err := maps.Create(t.Context(), mapOf(name, size), metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if err := maps.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.caches.endPeriod(t.Context()) // that of the burst
+	if _, err := maps.Create(t.Context(), mapOf("last", 1), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	awaitInformer("the informer sees what came last", 1)
+	if held := heap() - before; held < n*size {
+		t.Fatalf("upstream's cache holds %d bytes after changes of %d: there is nothing to give back", held, n*size)
+	}
+
+	var replaced atomic.Bool
+	others, ctx := errgroup.WithContext(t.Context())
+	for i := range 3 {
+		others.Go(func() error { return useUntil(ctx, &replaced, maps, fmt.Sprintf("meanwhile-%d", i)) })
+	}
+	s.caches.endPeriod(t.Context())
+	replaced.Store(true)
+	if err := others.Wait(); err != nil {
+		t.Error(err)
+	}
+	// Reads from the cache that have just ended keep the old one for some seconds, and etcd keeps its last entries.
+	eventually(t, "the memory is given back", func() (bool, error) { return heap()-before < n*size/2, nil })
+	if _, err := maps.Create(t.Context(), mapOf("after", 1), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	awaitInformer("the informer goes on", 2)
+}
+
+// useUntil makes a few changes, and reads until done is set.
+func useUntil(ctx context.Context, done *atomic.Bool, maps corev1client.ConfigMapInterface, name string) error {
+	const changes = 10 // with a deletion each; few enough for the burst to be over
+	for i := 0; i < changes || !done.Load(); i++ {
+		if i < changes {
+			if _, err := maps.Create(ctx, mapOf(name, 1), metav1.CreateOptions{}); err != nil {
+				return err
+			}
+		}
+		if _, err := maps.Get(ctx, name, metav1.GetOptions{}); err != nil && (i < changes || !apierrors.IsNotFound(err)) {
+			return err
+		}
+		for _, version := range []string{"", "0"} { // from etcd's state, from the cache
+			if _, err := maps.List(ctx, metav1.ListOptions{ResourceVersion: version}); err != nil {
+				return err
+			}
+		}
+		if i < changes {
+			if err := maps.Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
