@@ -14,6 +14,7 @@ package etcd
 import (
 	"context"
 	"errors"
+	"expvar"
 	"fmt"
 	"net/url"
 	"os"
@@ -25,6 +26,7 @@ import (
 	"go.etcd.io/etcd/server/v3/etcdserver"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3rpc"
 	"go.etcd.io/etcd/server/v3/proxy/grpcproxy/adapter"
+	"go.etcd.io/raft/v3"
 	"go.etcd.io/raft/v3/raftpb"
 )
 
@@ -136,19 +138,33 @@ func (s *Server) serves(ctx context.Context, dir string) error {
 }
 
 // campaign makes the only member of a cluster its leader at once. By itself it would wait for the leader
-// that it might have missed: one to ten ticks. The message is the one by which a leader hands over; raft
-// ignores it while entries of its log that change the membership have not been applied. Also a server that
-// is to stop goes on until then: etcd waits for a leader first.
+// that it might have missed: one to ten ticks. The message is the one by which a leader hands over. It is sent
+// when raft knows that its log has been applied: before, raft would look into the log for changes of the
+// membership, and give up if etcd has cut off what it looks for. Also a server that is to stop goes on until
+// then: etcd waits for a leader first.
 func campaign(server *etcdserver.EtcdServer) {
 	again := time.NewTicker(campaignEvery)
 	defer again.Stop()
 	self := uint64(server.MemberID())
 	for server.Leader() == 0 {
-		if err := server.Process(context.Background(), raftpb.Message{Type: raftpb.MsgTimeoutNow, From: self, To: self}); err != nil {
-			return // it has been stopped
+		if applied() {
+			if err := server.Process(context.Background(), raftpb.Message{Type: raftpb.MsgTimeoutNow, From: self, To: self}); err != nil {
+				return // it has been stopped
+			}
 		}
 		<-again.C
 	}
+}
+
+// applied says whether raft knows that its log has been applied, up to what is committed. Without a leader no
+// more becomes committed. Etcd publishes raft's state for debugging only; it is that of the server started last.
+func applied() bool {
+	v, ok := expvar.Get("raft.status").(expvar.Func)
+	if !ok {
+		return false
+	}
+	status, ok := v.Value().(raft.Status)
+	return ok && status.Applied >= status.Commit
 }
 
 // config returns the configuration of an etcd with its data in dir that listens on socket.

@@ -218,3 +218,27 @@ func scrambleAfter(t *testing.T, path string, offset int64) {
 		t.Fatal(err)
 	}
 }
+
+// A start whose log has many entries that the database does not have: etcd cuts the log while raft may not
+// know yet that they have been applied.
+func TestStartsWithALongLog(t *testing.T) {
+	dir := shortDir(t)
+	s := start(t, dir)
+	client := s.Client()
+	const entries = 3 * catchUp
+	for range entries {
+		if _, err := client.Put(t.Context(), "a", "1"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_ = client.Close()
+	s.Close()
+	const starts = 40
+	for i := range starts {
+		s, err := Start(t.Context(), dir, filepath.Join(dir, "run"))
+		if err != nil {
+			t.Fatalf("start %d: %v", i, err)
+		}
+		s.Close()
+	}
+}
