@@ -1,0 +1,149 @@
+package nodeaddr
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// table drops what comes in by uplinks. It is bound to the connection that made it: the kernel removes
+// it when the process ends, and lets no one else change or flush it (Linux 5.12):
+//
+//	table inet coracle-addr-10.96.0.10 {
+//	  flags owner
+//	  set uplinks { type iface_index; }
+//	  chain prerouting { type filter hook prerouting priority raw;
+//	    iif @uplinks ip daddr 10.96.0.10 drop
+//	    iif @uplinks ip6 daddr fd00:96::a drop }
+//	}
+type table struct {
+	conn    *nftables.Conn
+	table   *nftables.Table
+	uplinks *nftables.Set
+}
+
+// tableName is of the first address; nft's language has no colons in names.
+func tableName(addrs []netip.Addr) string {
+	return "coracle-addr-" + strings.ReplaceAll(addrs[0].String(), ":", "-")
+}
+
+func newTable(addrs []netip.Addr, uplinks []uint32) (*table, error) {
+	var socket *netlink.Conn
+	conn, err := nftables.New(nftables.AsLasting(), nftables.WithSockOptions(func(c *netlink.Conn) error {
+		socket = c
+		return nil
+	}))
+	if err != nil {
+		return nil, fmt.Errorf("open nftables: %w", err)
+	}
+	t := &table{conn: conn, table: &nftables.Table{Name: tableName(addrs), Family: nftables.TableFamilyINet}}
+	err = t.make(socket, addrs, uplinks)
+	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EEXIST) {
+		err = ErrHeld
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("nftables table %s: %w", t.table.Name, err), conn.CloseLasting())
+	}
+	return t, nil
+}
+
+func (t *table) make(socket *netlink.Conn, addrs []netip.Addr, uplinks []uint32) error {
+	t.conn.AddTable(t.table) // so that there is one to delete
+	t.conn.DelTable(t.table) // one without an owner, which a killed process has left
+	if err := t.conn.Flush(); err != nil {
+		return err
+	}
+	if err := own(socket, t.table.Name); errors.Is(err, unix.EINVAL) { // Linux before 5.12
+		t.conn.AddTable(t.table)
+	} else if err != nil {
+		return err
+	}
+	t.uplinks = &nftables.Set{Table: t.table, Name: "uplinks", KeyType: nftables.TypeIFIndex}
+	if err := t.conn.AddSet(t.uplinks, elements(uplinks)); err != nil {
+		return err
+	}
+	chain := t.conn.AddChain(&nftables.Chain{
+		Name: "prerouting", Table: t.table, Type: nftables.ChainTypeFilter,
+		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRaw,
+	})
+	for _, addr := range addrs {
+		proto, offset := byte(unix.NFPROTO_IPV4), uint32(16) // of the destination in the header
+		if addr.Is6() {
+			proto, offset = unix.NFPROTO_IPV6, 24
+		}
+		t.conn.AddRule(&nftables.Rule{Table: t.table, Chain: chain, Exprs: []expr.Any{
+			&expr.Meta{Key: expr.MetaKeyIIF, Register: 1},
+			&expr.Lookup{SourceRegister: 1, SetName: t.uplinks.Name, SetID: t.uplinks.ID},
+			&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{proto}},
+			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: uint32(addr.BitLen() / 8)},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: addr.AsSlice()},
+			&expr.Verdict{Kind: expr.VerdictDrop},
+		}})
+	}
+	return t.conn.Flush()
+}
+
+func elements(links []uint32) []nftables.SetElement {
+	var all []nftables.SetElement
+	for _, link := range links {
+		all = append(all, nftables.SetElement{Key: binary.NativeEndian.AppendUint32(nil, link)})
+	}
+	return all
+}
+
+// setUplinks replaces the uplinks in one transaction.
+func (t *table) setUplinks(links []uint32) error {
+	t.conn.FlushSet(t.uplinks)
+	if err := t.conn.SetAddElements(t.uplinks, elements(links)); err != nil {
+		return err
+	}
+	if err := t.conn.Flush(); err != nil {
+		return fmt.Errorf("nftables table %s: %w", t.table.Name, err)
+	}
+	return nil
+}
+
+func (t *table) remove() error {
+	t.conn.DelTable(t.table)
+	return errors.Join(t.conn.Flush(), t.conn.CloseLasting())
+}
+
+// own adds a table that the kernel removes when socket is closed. The nftables package sends no flags of tables.
+func own(socket *netlink.Conn, name string) error {
+	const (
+		ownerFlag = 2 // NFT_TABLE_F_OWNER of linux/netfilter/nf_tables.h
+		newTable  = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWTABLE
+	)
+	attributes, err := netlink.MarshalAttributes([]netlink.Attribute{
+		{Type: unix.NFTA_TABLE_NAME, Data: append([]byte(name), 0)},
+		{Type: unix.NFTA_TABLE_FLAGS, Data: binary.BigEndian.AppendUint32(nil, ownerFlag)},
+	})
+	if err != nil {
+		return err
+	}
+	message := func(kind int, flags netlink.HeaderFlags, family byte, resource uint16, data []byte) netlink.Message {
+		header := binary.BigEndian.AppendUint16([]byte{family, unix.NFNETLINK_V0}, resource) // struct nfgenmsg
+		return netlink.Message{
+			Header: netlink.Header{Type: netlink.HeaderType(kind), Flags: netlink.Request | flags},
+			Data:   append(header, data...),
+		}
+	}
+	_, err = socket.SendMessages([]netlink.Message{
+		message(unix.NFNL_MSG_BATCH_BEGIN, 0, 0, unix.NFNL_SUBSYS_NFTABLES, nil),
+		message(newTable, netlink.Create|netlink.Excl|netlink.Acknowledge, unix.NFPROTO_INET, 0, attributes),
+		message(unix.NFNL_MSG_BATCH_END, 0, 0, unix.NFNL_SUBSYS_NFTABLES, nil),
+	})
+	if err != nil {
+		return err
+	}
+	_, err = socket.Receive()
+	return err
+}
