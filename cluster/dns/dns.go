@@ -1,0 +1,174 @@
+// Package dns is the cluster's DNS. It answers for the names of Services, endpoints and pods from the
+// process's informers, as Kubernetes' specification of DNS for Services says (version 1.1), and asks
+// the node's name servers for all other names.
+//
+// It listens at an address that only the node and its pods reach (package nodeaddr), the one that the
+// kubelet hands out to pods; each node answers its own pods. The Service kube-system/kube-dns has that
+// address, so that users see it.
+//
+// A packet passes one function: handler.handle parses it with the library, decides at once, or returns
+// the work of asking others. What the cluster knows is in zone, other names are in package forward.
+// Packets are hostile: their size, the records of an answer, the questions under way, the connections
+// and the answers remembered are bounded.
+package dns
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/coracle-project/coracle/cluster/client"
+	"github.com/coracle-project/coracle/cluster/dns/forward"
+	"github.com/coracle-project/coracle/cluster/dns/resolvconf"
+	"github.com/coracle-project/coracle/cluster/nodeaddr"
+)
+
+const (
+	port = 53
+	// retry is how long to wait before the address is tried again that another has.
+	retry = 10 * time.Second
+)
+
+// Options say where and what the server answers. Empty fields take the defaults that are written with
+// them.
+type Options struct {
+	// Addresses are where it answers; required.
+	Addresses []netip.Addr
+	// Domain of the cluster (cluster.local).
+	Domain string
+	// ServiceNets are the networks of Services: names of their addresses are asked of no one else.
+	ServiceNets []netip.Prefix
+	// ResolvConf is the file with the node's name servers (resolvconf.Path).
+	ResolvConf string
+	// Stubs are name servers of domains, instead of the node's.
+	Stubs map[string][]netip.AddrPort
+}
+
+// Server is the cluster's DNS on one node.
+type Server struct {
+	opts    Options
+	kube    kubernetes.Interface
+	objects *objects
+}
+
+// New returns a Server. It asks for its informers and makes no call.
+func New(s *client.Set, o Options) (*Server, error) {
+	if len(o.Addresses) == 0 {
+		return nil, errors.New("cluster DNS: an address to answer at is required")
+	}
+	if o.Domain == "" {
+		o.Domain = "cluster.local"
+	}
+	if o.ResolvConf == "" {
+		o.ResolvConf = resolvconf.Path()
+	}
+	objects, err := newObjects(s.Informers)
+	if err != nil {
+		return nil, fmt.Errorf("cluster DNS: %w", err)
+	}
+	return &Server{opts: o, kube: s.Kube, objects: objects}, nil
+}
+
+// Run answers until ctx ends. Where it cannot, because another has the address or the port, it says so
+// and tries again: the rest of the cluster works. A Service kube-dns of the user's own replaces it.
+func (s *Server) Run(ctx context.Context) error {
+	if !cache.WaitForCacheSync(ctx.Done(), s.objects.synced()...) {
+		return nil
+	}
+	for said := ""; ctx.Err() == nil; {
+		err := s.run(ctx)
+		if errors.Is(err, errReplaced) {
+			slog.Info("the cluster's DNS is the user's own", "service", serviceNamespace+"/"+serviceName)
+			<-ctx.Done()
+			return nil
+		}
+		if err != nil && err.Error() != said {
+			said = err.Error()
+			slog.Error("names of Services do not resolve in pods", "addresses", s.opts.Addresses, "err", err)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(retry):
+		}
+	}
+	return nil
+}
+
+// run answers until ctx ends or a socket fails.
+func (s *Server) run(ctx context.Context) (err error) {
+	if err := s.ensureService(ctx); err != nil {
+		return err
+	}
+	release, err := nodeaddr.Hold(ctx, s.opts.Addresses)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, release()) }()
+	var sockets sockets
+	defer sockets.close()
+	for _, addr := range s.opts.Addresses {
+		if err := sockets.listen(netip.AddrPortFrom(addr, port)); err != nil {
+			return fmt.Errorf("%w (does another DNS server of this node listen on all addresses?)", err)
+		}
+	}
+	slog.Info("cluster DNS answers", "addresses", s.opts.Addresses, "domain", s.opts.Domain, "others", s.opts.ResolvConf)
+	return s.serve(ctx, &sockets)
+}
+
+// serve answers at sockets until ctx ends or one of them fails, and closes them.
+func (s *Server) serve(ctx context.Context, sockets *sockets) error {
+	forwarder := forward.New(forward.Config{ResolvConf: s.opts.ResolvConf, Stubs: s.opts.Stubs, Own: s.opts.Addresses})
+	defer forwarder.Close()
+	h := &handler{zone: newZone(s.objects, s.opts.Domain, s.opts.ServiceNets), forward: forwarder}
+	work, ctx := errgroup.WithContext(ctx)
+	for _, conn := range sockets.udp {
+		work.Go(func() error { return h.serveUDP(conn) })
+	}
+	for _, l := range sockets.tcp {
+		work.Go(newTCPServer(h, l).serve)
+	}
+	stopped := context.AfterFunc(ctx, func() {
+		sockets.close()
+		forwarder.Stop()
+	})
+	defer stopped()
+	return work.Wait()
+}
+
+// sockets are what a server listens at.
+type sockets struct {
+	udp []*net.UDPConn
+	tcp []net.Listener
+}
+
+// listen adds an address, for TCP first: of two processes that try, one fails before it gets any query.
+func (s *sockets) listen(addr netip.AddrPort) error {
+	l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(addr))
+	if err != nil {
+		return err
+	}
+	s.tcp = append(s.tcp, l)
+	conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(addr.Addr(), uint16(l.Addr().(*net.TCPAddr).Port))))
+	if err != nil {
+		return err
+	}
+	s.udp = append(s.udp, conn)
+	return nil
+}
+
+func (s *sockets) close() {
+	for _, conn := range s.udp {
+		conn.Close()
+	}
+	for _, l := range s.tcp {
+		l.Close()
+	}
+}
