@@ -19,8 +19,10 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"strings"
 	"time"
 
+	"github.com/miekg/dns"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
@@ -50,6 +52,13 @@ type Options struct {
 	ResolvConf string
 	// Stubs are name servers of domains, instead of the node's.
 	Stubs map[string][]netip.AddrPort
+}
+
+// Domain returns the form of a domain's name that Stubs have, and whether it is one.
+func Domain(name string) (string, bool) {
+	name = strings.ToLower(dns.Fqdn(name))
+	_, ok := dns.IsDomainName(name)
+	return name, ok && name != "."
 }
 
 // Server is the cluster's DNS on one node.

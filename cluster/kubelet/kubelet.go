@@ -25,7 +25,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/record"
@@ -289,11 +288,7 @@ func (k *Kubelet) dns() pod.DNS {
 		}
 		return ips
 	}
-	recorder := logging(k.recorder)
-	if len(k.opts.ClusterDNS) == 0 {
-		recorder = withoutDNSWarning{recorder}
-	}
-	return dns.NewConfigurer(recorder, node.Ref(k.opts.NodeName), parse(k.opts.NodeIPs), parse(k.opts.ClusterDNS),
+	return dns.NewConfigurer(logging(k.recorder), node.Ref(k.opts.NodeName), parse(k.opts.NodeIPs), parse(k.opts.ClusterDNS),
 		k.opts.ClusterDomain, k.opts.ResolvConf)
 }
 
@@ -372,20 +367,6 @@ func logging(r record.EventRecorder) record.EventRecorderLogger {
 type plainRecorder struct{ record.EventRecorder }
 
 func (p plainRecorder) WithLogger(klog.Logger) record.EventRecorderLogger { return p }
-
-// withoutDNSWarning leaves out what upstream warns of at every pod where the cluster has no DNS. No pod's
-// owner can change that: docs/kubernetes.md says it once.
-type withoutDNSWarning struct{ record.EventRecorderLogger }
-
-func (r withoutDNSWarning) Eventf(object runtime.Object, kind, reason, format string, args ...any) {
-	if reason != "MissingClusterDNS" {
-		r.EventRecorderLogger.Eventf(object, kind, reason, format, args...)
-	}
-}
-
-func (r withoutDNSWarning) WithLogger(l klog.Logger) record.EventRecorderLogger {
-	return withoutDNSWarning{r.EventRecorderLogger.WithLogger(l)}
-}
 
 // errNotStarted is what is answered before Run has the runtime's word.
 var errNotStarted = errors.New("the kubelet is waiting for the container runtime")

@@ -10,6 +10,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/coracle-project/coracle/cluster/dns/resolvconf"
 	"github.com/coracle-project/coracle/cluster/kubelet/eviction"
 	"github.com/coracle-project/coracle/cluster/kubelet/images"
 	"github.com/coracle-project/coracle/cluster/kubelet/logrotate"
@@ -60,7 +61,7 @@ type Options struct {
 	ClusterDNS []string
 	// ClusterDomain is the domain of services (cluster.local).
 	ClusterDomain string
-	// ResolvConf is the node's resolver configuration (/etc/resolv.conf).
+	// ResolvConf is the node's resolver configuration (resolvconf.Path).
 	ResolvConf string
 
 	// ImageGC says when unused images are removed (images.DefaultGCPolicy).
@@ -105,7 +106,7 @@ func (o *Options) complete() error {
 	set(&o.LegacyLogDir, filepath.Join(filepath.Dir(o.LogDir), "containers"))
 	set(&o.CgroupRoot, "/")
 	set(&o.ClusterDomain, "cluster.local")
-	set(&o.ResolvConf, "/etc/resolv.conf")
+	set(&o.ResolvConf, resolvconf.Path())
 	if o.MaxPods == 0 {
 		o.MaxPods = 110
 	}

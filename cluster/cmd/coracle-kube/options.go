@@ -19,6 +19,7 @@ import (
 	metrics "k8s.io/metrics/pkg/apis/metrics/install"
 
 	"github.com/coracle-project/coracle/cluster/apiserver"
+	"github.com/coracle-project/coracle/cluster/dns/resolvconf"
 	"github.com/coracle-project/coracle/cluster/kubelet"
 	"github.com/coracle-project/coracle/cluster/kubelet/eviction"
 	"github.com/coracle-project/coracle/cluster/kubelet/logrotate"
@@ -150,6 +151,8 @@ type nodeOptions struct {
 	podPIDs    int64
 	sysctls    []string
 	seccomp    bool
+	dns        []string
+	resolvConf string
 }
 
 func (o *nodeOptions) define(f *pflag.FlagSet) {
@@ -164,6 +167,8 @@ func (o *nodeOptions) define(f *pflag.FlagSet) {
 	f.Int64Var(&o.podPIDs, "pod-max-pids", 4096, "how many processes and threads a pod may have; -1 for any number")
 	f.StringSliceVar(&o.sysctls, "allowed-unsafe-sysctls", nil, "sysctls that pods may set in addition to the safe ones: `NAMES` such as kernel.msgmax, or prefixes such as net.core.*")
 	f.BoolVar(&o.seccomp, "seccomp-default", true, "whether containers that name no seccomp profile have the runtime's")
+	f.StringSliceVar(&o.dns, "cluster-dns", nil, "`ADDRESSES` of the cluster's DNS (default: the tenth of --service-cidr, where this process answers), or none")
+	f.StringVar(&o.resolvConf, "resolv-conf", "", "`FILE` with the node's name servers (default: /etc/resolv.conf, or that of systemd-resolved where it runs)")
 	f.IntVar(&o.logs.MaxFiles, "container-log-max-files", 5, "how many log files a container may have, at least 2")
 	o.logs.MaxSize = 10 << 20
 	f.Func("container-log-max-size", "the `SIZE` at which a container's log is continued in another file (default 10Mi); negative for any size", func(text string) error {
@@ -180,9 +185,15 @@ func (o *nodeOptions) define(f *pflag.FlagSet) {
 	})
 }
 
-// kubelet translates; files are the node's credentials.
-func (o *nodeOptions) kubelet(root string) kubelet.Options {
+// kubelet translates; services is the network of Services, "" if this process does not serve them.
+func (o *nodeOptions) kubelet(root, services string) kubelet.Options {
+	var dns []string
+	addrs, _ := o.clusterDNS(services) // check has said what is wrong
+	for _, addr := range addrs {
+		dns = append(dns, addr.String())
+	}
 	return kubelet.Options{
+		ClusterDNS: dns, ResolvConf: o.resolvConf,
 		NodeName: o.name, NodeIPs: o.ips, Endpoint: o.cri, RootDir: filepath.Join(root, "kubelet"),
 		LogDir: o.podLogs, StaticPodDir: o.staticPods, CgroupRoot: o.cgroupRoot, MaxPods: o.maxPods, Port: o.port,
 		Eviction: o.eviction, Logs: o.logs, PodPIDs: o.podPIDs, AllowedUnsafeSysctls: o.sysctls, SeccompUnconfined: !o.seccomp,
@@ -210,6 +221,14 @@ func (o *nodeOptions) check() error {
 	}
 	if _, err := sysctls.New(o.sysctls); err != nil {
 		return fmt.Errorf("--allowed-unsafe-sysctls: %w", err)
+	}
+	if _, err := o.clusterDNS(""); err != nil {
+		return err
+	}
+	if o.resolvConf != "" {
+		if _, err := resolvconf.Servers(o.resolvConf); err != nil {
+			return fmt.Errorf("--resolv-conf: %w", err)
+		}
 	}
 	if err := o.logs.Check(); err != nil {
 		return fmt.Errorf("--container-log-max-files: %w", err)

@@ -27,6 +27,7 @@ import (
 func serverCommand() *cobra.Command {
 	var api apiOptions
 	var n nodeOptions
+	var d dnsOptions
 	var check bool
 	cmd := &cobra.Command{
 		Use:   "server",
@@ -39,21 +40,32 @@ it finds them again when it is started.`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if check {
-				return errors.Join(api.check(), n.check(), api.settings().Listens())
+				return errors.Join(checkAll(api, n, d), api.settings().Listens())
 			}
-			return serve(cmd.Context(), api, n)
+			return serve(cmd.Context(), api, n, d)
 		},
 	}
 	cmd.Flags().BoolVar(&check, "check", false, "only say what is wrong with the flags, if anything")
 	api.define(cmd.Flags())
 	n.define(cmd.Flags())
+	d.define(cmd.Flags())
 	return cmd
 }
 
+// checkAll says what is wrong with the flags, if anything.
+func checkAll(api apiOptions, n nodeOptions, d dnsOptions) error {
+	err := errors.Join(api.check(), n.check())
+	if err == nil {
+		_, err = n.clusterDNS(api.serviceCIDR)
+	}
+	_, stubs := d.servers()
+	return errors.Join(err, stubs)
+}
+
 // serve runs all parts until ctx ends or one of them fails.
-func serve(ctx context.Context, api apiOptions, n nodeOptions) error {
+func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions) error {
 	began := time.Now()
-	if err := errors.Join(api.check(), n.check()); err != nil {
+	if err := checkAll(api, n, d); err != nil {
 		return err
 	}
 	if len(n.ips) == 0 {
@@ -84,11 +96,18 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions) error {
 	if err != nil {
 		return err
 	}
-	return together(ctx, server, began, &api, func() error { return renewed(&api, &n) },
-		schedule.Run, kube.Run, api.rejectServices, func(ctx context.Context) error {
-			controllers.Run(ctx, control)
-			return nil
-		})
+	parts := []func(context.Context) error{schedule.Run, kube.Run, api.rejectServices, func(ctx context.Context) error {
+		controllers.Run(ctx, control)
+		return nil
+	}}
+	names, err := newDNS(server, api, n, d)
+	if err != nil {
+		return err
+	}
+	if names != nil {
+		parts = append(parts, names.Run)
+	}
+	return together(ctx, server, began, &api, func() error { return renewed(&api, &n) }, parts...)
 }
 
 // together runs the API server and the parts until ctx ends or one of them fails. The API server
@@ -201,7 +220,7 @@ func newKubelet(server *apiserver.Server, bundle *pki.Bundle, api apiOptions, n 
 	if err != nil {
 		return nil, err
 	}
-	o := n.kubelet(api.root)
+	o := n.kubelet(api.root, api.serviceCIDR)
 	o.ReservedPorts = map[int]string{api.port: "the API server"}
 	o.CertFile, o.KeyFile, o.ClientCAFile = files.Serving, files.Serving, bundle.CACert
 	return kubelet.New(set, o)
