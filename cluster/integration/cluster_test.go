@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/nftables"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -129,7 +131,31 @@ func (c *cluster) stop() error {
 			err = errors.Join(err, fmt.Errorf("down has left cgroups %v", left), e)
 		}
 	}
-	return errors.Join(err, os.RemoveAll(c.dir))
+	return errors.Join(err, nothingHeld(), os.RemoveAll(c.dir))
+}
+
+// nothingHeld says what is left of the cluster's addresses on this machine.
+func nothingHeld() error {
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		return err
+	}
+	for _, a := range addrs {
+		if strings.HasPrefix(a.String(), "10.96.") {
+			return fmt.Errorf("down has left the address %s", a)
+		}
+	}
+	conn, err := nftables.New()
+	if err != nil {
+		return err
+	}
+	tables, err := conn.ListTables()
+	for _, table := range tables {
+		if strings.HasPrefix(table.Name, "coracle-addr-") {
+			return fmt.Errorf("down has left the nftables table %s", table.Name)
+		}
+	}
+	return err
 }
 
 func (c *cluster) showLogs() {

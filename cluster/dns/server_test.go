@@ -1,0 +1,353 @@
+package dns
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/coracle-project/coracle/cluster/dns/forward"
+)
+
+// listening answers at a port of loopback.
+func listening(t testing.TB, h *handler) netip.AddrPort {
+	t.Helper()
+	var s sockets
+	if err := s.listen(netip.MustParseAddrPort("127.0.0.1:0")); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 2)
+	go func() { ended <- h.serveUDP(s.udp[0]) }()
+	go func() { ended <- newTCPServer(h, s.tcp[0]).serve() }()
+	t.Cleanup(func() {
+		s.close()
+		h.forward.Stop()
+		for range 2 {
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	return s.udp[0].LocalAddr().(*net.UDPAddr).AddrPort()
+}
+
+// upstream starts a name server that answers each question with f.
+func upstream(t testing.TB, f func(q *dns.Msg) *dns.Msg) netip.AddrPort {
+	t.Helper()
+	conn, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &dns.Server{PacketConn: conn, Handler: dns.HandlerFunc(func(w dns.ResponseWriter, q *dns.Msg) {
+		if m := f(q); m != nil {
+			_ = w.WriteMsg(m)
+		}
+	})}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = s.ActivateAndServe()
+	}()
+	t.Cleanup(func() {
+		conn.Close()
+		<-done
+	})
+	return conn.LocalAddr().(*net.UDPAddr).AddrPort()
+}
+
+func example(q *dns.Msg) *dns.Msg {
+	m := new(dns.Msg)
+	m.SetReply(q)
+	rr, err := dns.NewRR(strings.ToLower(q.Question[0].Name) + " 60 IN A 192.0.2.1")
+	if err != nil {
+		panic(err)
+	}
+	m.Answer = []dns.RR{rr}
+	return m
+}
+
+func stub(domain string, server netip.AddrPort) forward.Config {
+	return forward.Config{Stubs: map[string][]netip.AddrPort{domain: {server}}}
+}
+
+// Go's own resolver, and the C library's if there is one, find names by UDP and TCP.
+func TestResolversFindNames(t *testing.T) {
+	at := listening(t, newHandler(t, stub("example.", upstream(t, example)), append(cluster(), externalService("default", "out", "www.example"))...))
+	for _, network := range []string{"udp", "tcp"} {
+		r := net.Resolver{PreferGo: true, StrictErrors: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, network, at.String())
+		}}
+		for name, want := range map[string]string{
+			"web.default" + svc: "[10.96.0.20]", "dual.default" + svc: "[10.96.0.21 fd00:96::21]", "www.example.": "[192.0.2.1]", "out.default" + svc: "[192.0.2.1]",
+		} {
+			if got, err := r.LookupHost(t.Context(), name); err != nil || fmt.Sprint(got) != want {
+				t.Errorf("%s: %s is %v, %v, not %s", network, name, got, err, want)
+			}
+		}
+		if got, err := r.LookupCNAME(t.Context(), "out.default"+svc); err != nil || got != "www.example." {
+			t.Errorf("%s: CNAME %s, %v", network, got, err)
+		}
+		_, err := r.LookupHost(t.Context(), "none.default"+svc)
+		if e, ok := err.(*net.DNSError); !ok || !e.IsNotFound {
+			t.Errorf("%s: a name that there is not: %v", network, err)
+		}
+	}
+	if _, err := exec.LookPath("dig"); err == nil {
+		out, err := exec.Command("dig", "+short", "-p", fmt.Sprint(at.Port()), "@127.0.0.1", "SRV", "_http._tcp.web.default"+svc).CombinedOutput()
+		if err != nil || string(out) != "0 100 80 web.default"+svc+"\n" {
+			t.Errorf("dig: %s, %v", out, err)
+		}
+	}
+}
+
+// Names come back as they were asked, also those of others.
+func TestCaseOfQuestionsIsKept(t *testing.T) {
+	h := newHandler(t, stub("example.", upstream(t, example)))
+	for range 2 { // asked, and remembered
+		m := h.query(t, sender{pod, true}, "wWw.eXample.", dns.TypeA)
+		if m.Question[0].Name != "wWw.eXample." || len(m.Answer) != 1 || m.Answer[0].Header().Name != "wWw.eXample." {
+			t.Errorf("%v", m)
+		}
+	}
+}
+
+// A flood of random names neither takes memory nor keeps others from what is known already.
+func TestFloodOfRandomNames(t *testing.T) {
+	var asked atomic.Int32
+	server := upstream(t, func(q *dns.Msg) *dns.Msg {
+		asked.Add(1)
+		m := new(dns.Msg)
+		m.SetRcode(q, dns.RcodeNameError)
+		soa, err := dns.NewRR("example. 60 IN SOA ns.example. root.example. 1 1 1 1 60")
+		if err != nil {
+			panic(err)
+		}
+		m.Ns = []dns.RR{soa}
+		return m
+	})
+	h := newHandler(t, stub("example.", server), cluster()...)
+	flood := func(n int) {
+		for i := range n {
+			m := h.query(t, sender{pod, true}, fmt.Sprintf("%x.%d.example.", rand.Uint64(), i), dns.TypeA)
+			if m.Rcode != dns.RcodeNameError {
+				t.Fatal(m)
+			}
+		}
+	}
+	heap := func() int {
+		runtime.GC()
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return int(m.HeapAlloc)
+	}
+	flood(100)
+	before := heap()
+	const n = 12000 // more than are remembered
+	flood(n)
+	after := heap()
+	flood(n / 2)
+	later := heap()
+	t.Logf("%d names: %d bytes; %d further names: %d bytes", n, after-before, n/2, later-after)
+	if after-before > 5<<20 || later-after > 1<<20 {
+		t.Errorf("%d random names take %d bytes, %d further names %d bytes", n, after-before, n/2, later-after)
+	}
+	if asked.Load() < n {
+		t.Errorf("only %d questions were asked: the test shows nothing", asked.Load())
+	}
+}
+
+// While all that may be under way waits for others, names of the cluster resolve, and further questions of
+// others fail at once.
+func TestClusterNamesResolveDuringAFlood(t *testing.T) {
+	wait := make(chan struct{})
+	at := listening(t, newHandler(t, stub("example.", upstream(t, func(q *dns.Msg) *dns.Msg {
+		<-wait
+		return example(q)
+	})), cluster()...))
+	defer close(wait)
+	conn, err := net.Dial("udp", at.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	ask := func(name string) {
+		q := new(dns.Msg)
+		q.SetQuestion(name, dns.TypeA)
+		p, err := q.Pack()
+		if err == nil {
+			_, err = conn.Write(p)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	reply := func() *dns.Msg {
+		_ = conn.SetReadDeadline(time.Now().Add(30 * time.Second))
+		p := make([]byte, 4096)
+		n, err := conn.Read(p)
+		m := new(dns.Msg)
+		if err == nil {
+			err = m.Unpack(p[:n])
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m
+	}
+	// The kernel may drop some of a burst, so each of the client's share is followed by a question of the cluster.
+	refused := 0
+	for i := range 160 {
+		ask(fmt.Sprintf("%d.example.", i))
+		ask("web.default" + svc)
+		for {
+			m := reply()
+			if m.Question[0].Name == "web.default"+svc {
+				if len(m.Answer) != 1 {
+					t.Fatal(m)
+				}
+				break
+			}
+			if m.Rcode != dns.RcodeServerFailure {
+				t.Fatal(m)
+			}
+			refused++
+		}
+	}
+	if refused == 0 || refused > 40 {
+		t.Errorf("%d of 160 questions were refused", refused)
+	}
+}
+
+// Connections that send nothing, or not all, are closed, and no client can have all of them.
+func TestConnectionsAreBounded(t *testing.T) {
+	at := listening(t, newHandler(t, forward.Config{}, cluster()...))
+	var open []net.Conn
+	defer func() {
+		for _, c := range open {
+			c.Close()
+		}
+	}()
+	q := new(dns.Msg)
+	q.SetQuestion("web.default"+svc, dns.TypeA)
+	query, err := q.Pack()
+	if err != nil {
+		t.Fatal(err)
+	}
+	query = append(binary.BigEndian.AppendUint16(nil, uint16(len(query))), query...)
+	answered := func(c net.Conn) bool {
+		_ = c.SetDeadline(time.Now().Add(30 * time.Second))
+		if _, err := c.Write(query); err != nil {
+			return false
+		}
+		_, err := io.ReadFull(c, make([]byte, headerSize))
+		return err == nil
+	}
+	for i := range maxConnsOfClient {
+		c, err := net.Dial("tcp", at.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		open = append(open, c)
+		if !answered(c) {
+			t.Fatalf("connection %d is not answered", i)
+		}
+	}
+	further, err := net.Dial("tcp", at.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	open = append(open, further)
+	if answered(further) {
+		t.Error("a client may have any number of connections")
+	}
+	other := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}
+	c, err := other.Dial("tcp", at.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	open = append(open, c)
+	if !answered(c) {
+		t.Error("another client is not answered")
+	}
+	// A query that is too long ends its connection at once.
+	for name, bytes := range map[string][]byte{"a long query": {0xff, 0xff}, "an empty query": {0, 0}, "a short query": {0, 11}} {
+		c, err := other.Dial("tcp", at.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		open = append(open, c)
+		_ = c.SetDeadline(time.Now().Add(30 * time.Second))
+		_, err = c.Write(bytes)
+		if n, e := c.Read(make([]byte, 1)); err != nil || n > 0 || os.IsTimeout(e) || e == nil {
+			t.Errorf("%s: %v, %v", name, err, e)
+		}
+	}
+}
+
+// BenchmarkQueries is what one client at a time waits for.
+func BenchmarkQueries(b *testing.B) {
+	h := newHandler(b, stub("example.", upstream(b, example)), cluster()...)
+	at := listening(b, h)
+	for _, name := range []string{"web.default" + svc, "pets.default" + svc, "none.default" + svc, "www.example."} {
+		b.Run(name, func(b *testing.B) {
+			conn, err := net.Dial("udp", at.String())
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer conn.Close()
+			q := new(dns.Msg)
+			q.SetQuestion(name, dns.TypeA)
+			q.SetEdns0(payload, false)
+			p, err := q.Pack()
+			if err != nil {
+				b.Fatal(err)
+			}
+			buf := make([]byte, 4096)
+			for b.Loop() {
+				if _, err := conn.Write(p); err != nil {
+					b.Fatal(err)
+				}
+				if _, err := conn.Read(buf); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkHandle is the work of a query without the kernel's part.
+func BenchmarkHandle(b *testing.B) {
+	h := newHandler(b, stub("example.", upstream(b, example)), cluster()...)
+	for _, name := range []string{"web.default" + svc, "pets.default" + svc, "none.default" + svc, "www.example."} {
+		b.Run(name, func(b *testing.B) {
+			q := new(dns.Msg)
+			q.SetQuestion(name, dns.TypeA)
+			q.SetEdns0(payload, false)
+			p, err := q.Pack()
+			if err != nil {
+				b.Fatal(err)
+			}
+			h.packet(p, sender{pod, true})
+			buf := make([]byte, payload)
+			b.ReportAllocs()
+			for b.Loop() {
+				if reply, _ := h.handle(p, sender{pod, true}, buf); reply == nil {
+					b.Fatal("there is no reply")
+				}
+			}
+		})
+	}
+}
