@@ -33,11 +33,10 @@ import (
 	"github.com/coracle-project/coracle/cluster/nodeaddr"
 )
 
-const (
-	port = 53
-	// retry is how long to wait before the address is tried again that another has.
-	retry = 10 * time.Second
-)
+const port = 53
+
+// retry is how long to wait before the address is tried again that another has.
+var retry = 10 * time.Second
 
 // Options say where and what the server answers. Empty fields take the defaults that are written with
 // them.
@@ -125,7 +124,7 @@ func (s *Server) run(ctx context.Context) (err error) {
 	defer sockets.close()
 	for _, addr := range s.opts.Addresses {
 		if err := sockets.listen(netip.AddrPortFrom(addr, port)); err != nil {
-			return fmt.Errorf("%w (does another DNS server of this node listen on all addresses?)", err)
+			return fmt.Errorf("%w: a DNS server of this node may listen on all addresses, or a pod have host port 53; give it an address of its own", err)
 		}
 	}
 	slog.Info("cluster DNS answers", "addresses", s.opts.Addresses, "domain", s.opts.Domain, "others", s.opts.ResolvConf)

@@ -1,0 +1,209 @@
+package dns
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os/exec"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/coracle-project/coracle/cluster/client"
+)
+
+var both = []netip.Addr{netip.MustParseAddr("10.96.0.10"), netip.MustParseAddr("fd00:96::a")}
+
+// alone runs f in a network namespace with nothing but lo. Goroutines of f start on the same thread's namespace
+// only as far as they make their sockets at once, so f starts servers by startServer.
+func alone(t *testing.T, f func()) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // never unlocked: the thread ends, and the namespace with it
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			t.Errorf("it must be root: %v", err)
+			return
+		}
+		if out, err := exec.Command("ip", "link", "set", "lo", "up").CombinedOutput(); err != nil {
+			t.Errorf("%v: %s", err, out)
+			return
+		}
+		f()
+	}()
+	<-done
+}
+
+// heard is what is logged.
+type heard struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (h *heard) Write(p []byte) (int, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.text.Write(p)
+}
+
+func (h *heard) String() string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.text.String()
+}
+
+func listen(t *testing.T) *heard {
+	h, before := &heard{}, slog.Default()
+	slog.SetDefault(slog.New(slog.NewTextHandler(h, nil)))
+	t.Cleanup(func() { slog.SetDefault(before) })
+	return h
+}
+
+// newServer is a server of a cluster with these objects, whose informers run until the test ends.
+func newServer(t *testing.T, kube *fake.Clientset) *Server {
+	t.Helper()
+	shared := informers.NewSharedInformerFactory(kube, 0)
+	s, err := New(&client.Set{Kube: kube, Informers: shared}, Options{Addresses: both, ResolvConf: t.TempDir() + "/none"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	shared.Start(ctx.Done())
+	shared.WaitForCacheSync(ctx.Done())
+	t.Cleanup(func() {
+		cancel()
+		shared.Shutdown()
+	})
+	return s
+}
+
+// during runs s on a thread of this namespace while f runs.
+func during(t *testing.T, s *Server, f func(ended <-chan struct{})) {
+	t.Helper()
+	here, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	defer unix.Close(here)
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		runtime.LockOSThread()
+		if err := unix.Setns(here, unix.CLONE_NEWNET); err != nil {
+			t.Error(err)
+			return
+		}
+		if err := s.Run(ctx); err != nil {
+			t.Error(err)
+		}
+	}()
+	f(ended)
+	cancel()
+	<-ended
+}
+
+// answered asks each address by each protocol until all answer, or not.
+func answered(t *testing.T, want bool) {
+	t.Helper()
+	for _, addr := range both {
+		for _, network := range []string{"udp", "tcp"} {
+			q := new(dns.Msg)
+			q.SetQuestion("dns-version.cluster.local.", dns.TypeTXT)
+			c := dns.Client{Net: network, Timeout: time.Second}
+			for deadline := time.Now().Add(30 * time.Second); ; {
+				m, _, err := c.Exchange(q, netip.AddrPortFrom(addr, port).String())
+				if (err == nil && len(m.Answer) == 1) == want {
+					break
+				}
+				if time.Now().After(deadline) {
+					t.Errorf("%s %s: %v, %v", network, addr, m, err)
+					return
+				}
+			}
+		}
+	}
+}
+
+func TestRun(t *testing.T) {
+	kube := fake.NewClientset()
+	first, second := newServer(t, kube), newServer(t, kube)
+	log := listen(t)
+	defer func(before time.Duration) { retry = before }(retry)
+	retry = 10 * time.Millisecond
+	alone(t, func() {
+		during(t, first, func(<-chan struct{}) {
+			answered(t, true)
+			during(t, second, func(<-chan struct{}) {
+				for deadline := time.Now().Add(30 * time.Second); !strings.Contains(log.String(), "another process of this machine holds it"); {
+					if time.Now().After(deadline) {
+						t.Errorf("a second server of the machine says nothing of the first: %s", log)
+						return
+					}
+				}
+				answered(t, true)
+			})
+			answered(t, true)
+			s, err := kube.CoreV1().Services("kube-system").Get(t.Context(), "kube-dns", metav1.GetOptions{})
+			if err != nil || fmt.Sprint(s.Spec.ClusterIPs) != "[10.96.0.10 fd00:96::a]" || len(s.Spec.Ports) != 2 || s.Spec.Selector != nil {
+				t.Errorf("the Service is %+v, %v", s, err)
+			}
+		})
+		answered(t, false)
+		if out, err := exec.Command("ip", "addr", "show", "dev", "lo").CombinedOutput(); err != nil || strings.Contains(string(out), "96") {
+			t.Errorf("%v: left: %s", err, out)
+		}
+		during(t, second, func(<-chan struct{}) { answered(t, true) }) // the address is free again
+	})
+	if strings.Count(log.String(), "level=ERROR") != 1 {
+		t.Errorf("what cannot be changed is said again and again: %s", log)
+	}
+}
+
+// A DNS that a user runs in pods, with the usual Service, is not disturbed.
+func TestUsersOwnDNS(t *testing.T) {
+	own := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "kube-dns"},
+		Spec:       corev1.ServiceSpec{ClusterIP: "10.96.0.10", Selector: map[string]string{"k8s-app": "kube-dns"}},
+	}
+	s := newServer(t, fake.NewClientset(own))
+	log := listen(t)
+	alone(t, func() {
+		during(t, s, func(ended <-chan struct{}) {
+			for deadline := time.Now().Add(30 * time.Second); !strings.Contains(log.String(), "the user's own"); {
+				if time.Now().After(deadline) {
+					t.Errorf("nothing is said of the user's own DNS: %s", log)
+					return
+				}
+			}
+			answered(t, false)
+			select {
+			case <-ended:
+				t.Error("the cluster would end with it")
+			default:
+			}
+		})
+	})
+}
+
+func TestServiceWithAnotherAddress(t *testing.T) {
+	s := newServer(t, fake.NewClientset())
+	moved := s.service()
+	moved.Spec.ClusterIP = "10.96.0.77"
+	s.kube = fake.NewClientset(moved)
+	if err := s.ensureService(t.Context()); err == nil || !strings.Contains(err.Error(), "has the address 10.96.0.77, not 10.96.0.10: delete it") {
+		t.Errorf("%v", err)
+	}
+}
