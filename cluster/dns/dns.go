@@ -65,6 +65,7 @@ type Server struct {
 	opts    Options
 	kube    kubernetes.Interface
 	objects *objects
+	changed chan struct{} // has a value when the Service kube-dns may have changed
 }
 
 // New returns a Server. It asks for its informers and makes no call.
@@ -82,7 +83,11 @@ func New(s *client.Set, o Options) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cluster DNS: %w", err)
 	}
-	return &Server{opts: o, kube: s.Kube, objects: objects}, nil
+	server := &Server{opts: o, kube: s.Kube, objects: objects, changed: make(chan struct{}, 1)}
+	if err := server.watchService(); err != nil {
+		return nil, fmt.Errorf("cluster DNS: %w", err)
+	}
+	return server, nil
 }
 
 // Run answers until ctx ends. Where it cannot, because another has the address or the port, it says so
@@ -93,28 +98,30 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	for said := ""; ctx.Err() == nil; {
 		err := s.run(ctx)
+		wait := retry
 		if errors.Is(err, errReplaced) {
 			slog.Info("the cluster's DNS is the user's own", "service", serviceNamespace+"/"+serviceName)
-			<-ctx.Done()
-			return nil
-		}
-		if err != nil && err.Error() != said {
+			said, wait = "", time.Hour
+		} else if err != nil && err.Error() != said {
 			said = err.Error()
 			slog.Error("names of Services do not resolve in pods", "addresses", s.opts.Addresses, "err", err)
 		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(retry):
+		case <-time.After(wait):
+		case <-s.changed:
 		}
 	}
 	return nil
 }
 
-// run answers until ctx ends or a socket fails.
+// run answers until ctx ends, a socket fails, or the Service is another's.
 func (s *Server) run(ctx context.Context) (err error) {
 	if err := s.ensureService(ctx); err != nil {
 		return err
 	}
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
 	release, err := nodeaddr.Hold(ctx, s.opts.Addresses)
 	if err != nil {
 		return err
@@ -128,7 +135,18 @@ func (s *Server) run(ctx context.Context) (err error) {
 		}
 	}
 	slog.Info("cluster DNS answers", "addresses", s.opts.Addresses, "domain", s.opts.Domain, "others", s.opts.ResolvConf)
-	return s.serve(ctx, &sockets)
+	following := make(chan struct{})
+	go func() {
+		defer close(following)
+		stop(s.follow(ctx))
+	}()
+	err = s.serve(ctx, &sockets)
+	stop(nil)
+	<-following
+	if err == nil && context.Cause(ctx) != context.Canceled {
+		err = context.Cause(ctx)
+	}
+	return err
 }
 
 // serve answers at sockets until ctx ends or one of them fails, and closes them.

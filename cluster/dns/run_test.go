@@ -172,14 +172,16 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// A DNS that a user runs in pods, with the usual Service, is not disturbed.
+// A DNS that a user runs in pods, with the usual Service, is not disturbed. The user may decide at any time.
 func TestUsersOwnDNS(t *testing.T) {
 	own := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "kube-dns"},
 		Spec:       corev1.ServiceSpec{ClusterIP: "10.96.0.10", Selector: map[string]string{"k8s-app": "kube-dns"}},
 	}
-	s := newServer(t, fake.NewClientset(own))
+	kube := fake.NewClientset(own)
+	s := newServer(t, kube)
 	log := listen(t)
+	services := kube.CoreV1().Services("kube-system")
 	alone(t, func() {
 		during(t, s, func(ended <-chan struct{}) {
 			for deadline := time.Now().Add(30 * time.Second); !strings.Contains(log.String(), "the user's own"); {
@@ -189,6 +191,34 @@ func TestUsersOwnDNS(t *testing.T) {
 				}
 			}
 			answered(t, false)
+			if err := services.Delete(t.Context(), "kube-dns", metav1.DeleteOptions{}); err != nil {
+				t.Error(err)
+			}
+			answered(t, true)
+			ours, err := services.Get(t.Context(), "kube-dns", metav1.GetOptions{})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if err := services.Delete(t.Context(), "kube-dns", metav1.DeleteOptions{}); err != nil { // it is made again
+				t.Error(err)
+			}
+			for deadline := time.Now().Add(30 * time.Second); ; {
+				if ours, err = services.Get(t.Context(), "kube-dns", metav1.GetOptions{}); err == nil {
+					break
+				}
+				if time.Now().After(deadline) {
+					t.Errorf("a Service that was deleted is not made again: %v", err)
+					return
+				}
+			}
+			answered(t, true)
+			ours = ours.DeepCopy()
+			delete(ours.Labels, proxyLabel)
+			if _, err := services.Update(t.Context(), ours, metav1.UpdateOptions{}); err != nil {
+				t.Error(err)
+			}
+			answered(t, false)
 			select {
 			case <-ended:
 				t.Error("the cluster would end with it")
@@ -196,6 +226,9 @@ func TestUsersOwnDNS(t *testing.T) {
 			}
 		})
 	})
+	if strings.Contains(log.String(), "level=ERROR") {
+		t.Error(log)
+	}
 }
 
 func TestServiceWithAnotherAddress(t *testing.T) {

@@ -10,13 +10,14 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/client-go/tools/cache"
 )
 
 const (
 	// serviceNamespace and serviceName are where every Kubernetes has its DNS.
 	serviceNamespace, serviceName = metav1.NamespaceSystem, "kube-dns"
 	// proxyLabel keeps proxies, ours and upstream's, from a Service whose address the nodes have
-	// themselves. Its value says who routes it instead.
+	// themselves. Its value says who routes it instead. A user who removes it takes the Service over.
 	proxyLabel, onNode = "service.kubernetes.io/service-proxy-name", "coracle-node"
 )
 
@@ -44,6 +45,42 @@ func (s *Server) ensureService(ctx context.Context) error {
 			serviceNamespace, serviceName, have.Spec.ClusterIP, s.opts.Addresses[0])
 	}
 	return nil
+}
+
+// watchService has changed told of events of the Service.
+func (s *Server) watchService() error {
+	tell := func(obj any) {
+		if o, ok := obj.(*corev1.Service); ok && o.Name == serviceName && o.Namespace == serviceNamespace {
+			select {
+			case s.changed <- struct{}{}:
+			default:
+			}
+		}
+	}
+	_, err := s.objects.services.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: tell, UpdateFunc: func(_, obj any) { tell(obj) }, DeleteFunc: tell,
+	})
+	return err
+}
+
+// follow returns errReplaced when the Service has become another's, and makes it again when it was deleted.
+func (s *Server) follow(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-s.changed:
+		}
+		have := s.objects.service(serviceNamespace, serviceName)
+		switch {
+		case have == nil:
+			if err := s.ensureService(ctx); err != nil {
+				return err
+			}
+		case have.Labels[proxyLabel] != onNode:
+			return errReplaced
+		}
+	}
 }
 
 func (s *Server) service() *corev1.Service {
