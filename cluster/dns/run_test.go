@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"os"
 	"os/exec"
 	"runtime"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -16,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	kuberuntime "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 
@@ -229,6 +232,44 @@ func TestUsersOwnDNS(t *testing.T) {
 	if strings.Contains(log.String(), "level=ERROR") {
 		t.Error(log)
 	}
+}
+
+// The C library finds names by a pod's search path and ndots, in the way that programs in pods do.
+func TestCLibraryFindsNames(t *testing.T) {
+	resolv := t.TempDir() + "/resolv.conf"
+	content := "search default.svc.cluster.local svc.cluster.local cluster.local\nnameserver 10.96.0.10\noptions ndots:5\n"
+	if err := os.WriteFile(resolv, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var others []kuberuntime.Object // kube-dns is made by the server
+	for _, obj := range cluster() {
+		if s, ok := obj.(*corev1.Service); !ok || s.Name != serviceName {
+			others = append(others, obj)
+		}
+	}
+	s := newServer(t, fake.NewClientset(others...))
+	listen(t)
+	alone(t, func() {
+		during(t, s, func(<-chan struct{}) {
+			answered(t, true)
+			for name, want := range map[string]string{
+				"web": "10.96.0.20", "web.default": "10.96.0.20", "web.default.svc": "10.96.0.20", "web.default.svc.cluster.local": "10.96.0.20",
+				"six.default": "fd00:96::22", "my-pet.pets": "10.244.0.2", "inward": "10.96.0.20", "10-1-2-3.default.pod": "10.1.2.3",
+				"10.96.0.20": "web.default.svc.cluster.local", "none.default": "",
+			} {
+				database := "ahosts"
+				if _, err := netip.ParseAddr(name); err == nil {
+					database = "hosts"
+				}
+				cmd := exec.Command("sh", "-c", "mount --bind "+resolv+" /etc/resolv.conf && exec getent "+database+" "+name)
+				cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+				out, err := cmd.CombinedOutput()
+				if found := err == nil && strings.Contains(string(out), want); found != (want != "") {
+					t.Errorf("%s is %q, %v, not %s", name, out, err, want)
+				}
+			}
+		})
+	})
 }
 
 func TestServiceWithAnotherAddress(t *testing.T) {

@@ -34,6 +34,8 @@ func (s *Server) ensureService(ctx context.Context) error {
 		have, err = services.Create(ctx, s.service(), metav1.CreateOptions{})
 	}
 	switch {
+	case apierrors.IsForbidden(err): // of a node: another process makes it
+		return nil
 	case apierrors.IsInvalid(err):
 		return fmt.Errorf("make the Service %s/%s: %w; free the address, or choose another with --cluster-dns", serviceNamespace, serviceName, err)
 	case err != nil:

@@ -22,7 +22,7 @@ func command() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "coracle-kube",
 		Short: "run a Kubernetes in one process",
-		Long: `coracle-kube is the API server, the scheduler, the controllers and the kubelet of a compact
+		Long: `coracle-kube is the API server, the scheduler, the controllers, the kubelet and the DNS of a compact
 Kubernetes. "coracle up" runs "coracle-kube server" and keeps it running.`,
 		Example: `  coracle-kube server --cri unix:///run/coracle/coracle.sock
   coracle-kube scheduler --kubeconfig admin.kubeconfig`,
@@ -37,7 +37,7 @@ Kubernetes. "coracle up" runs "coracle-kube server" and keeps it running.`,
 	}
 	root.PersistentFlags().StringVar(&level, "log-level", "info", "debug, info, warn or error")
 	root.SetVersionTemplate("coracle-kube {{.Version}}\n")
-	root.AddCommand(serverCommand(), apiserverCommand(), schedulerCommand(), controllersCommand(), kubeletCommand())
+	root.AddCommand(serverCommand(), apiserverCommand(), schedulerCommand(), controllersCommand(), kubeletCommand(), dnsCommand())
 	return root
 }
 

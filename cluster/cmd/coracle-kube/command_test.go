@@ -34,6 +34,7 @@ func TestWhatIsPrinted(t *testing.T) {
 		{[]string{"scheduler", "--help"}, []string{"Examples:", "--kubeconfig"}},
 		{[]string{"controllers", "--help"}, []string{"Examples:", "--cluster-ca"}},
 		{[]string{"kubelet", "--help"}, []string{"Examples:", "--cri", "--client-ca"}},
+		{[]string{"dns", "--help"}, []string{"Examples:", "--cluster-dns", "--dns-stub-domain", "--resolv-conf"}},
 		{[]string{"completion", "bash"}, []string{"bash completion"}},
 	} {
 		out, err := try(t, test.args...)

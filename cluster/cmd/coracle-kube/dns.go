@@ -1,15 +1,16 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"k8s.io/apiserver/pkg/authentication/user"
 
-	"github.com/coracle-project/coracle/cluster/apiserver"
+	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/dns"
 )
 
@@ -20,6 +21,12 @@ type dnsOptions struct {
 
 func (o *dnsOptions) define(f *pflag.FlagSet) {
 	f.StringSliceVar(&o.stubs, "dns-stub-domain", nil, "name servers of a domain that the cluster's DNS asks instead of the node's: `DOMAIN=ADDRESS` such as corp.example=10.0.0.53, or with a port 10.0.0.53:5353; again for further servers")
+}
+
+// defineDNS defines the flags that the kubelet and the DNS share.
+func (o *nodeOptions) defineDNS(f *pflag.FlagSet) {
+	f.StringSliceVar(&o.dns, "cluster-dns", nil, "`ADDRESSES` of the cluster's DNS, or none (default: the tenth address of --service-cidr, if that is given)")
+	f.StringVar(&o.resolvConf, "resolv-conf", "", "`FILE` with the node's name servers (default: /etc/resolv.conf, or that of systemd-resolved where it runs)")
 }
 
 // noDNS as the only address leaves a cluster without DNS.
@@ -76,19 +83,33 @@ func (o *dnsOptions) servers() (map[string][]netip.AddrPort, error) {
 	return stubs, nil
 }
 
+// dnsCommand answers on a node whose cluster process is elsewhere.
+func dnsCommand() *cobra.Command {
+	var n nodeOptions
+	var o dnsOptions
+	var services string
+	cmd := alone("dns", "run the cluster's DNS of a node alone", func(ctx context.Context, set *client.Set) (func() error, error) {
+		s, err := newDNS(set, services, n, o)
+		if err == nil && s == nil {
+			err = errors.New("--cluster-dns or --service-cidr must say where to answer")
+		}
+		return func() error { return s.Run(ctx) }, err
+	})
+	n.defineDNS(cmd.Flags())
+	o.define(cmd.Flags())
+	cmd.Flags().StringVar(&services, "service-cidr", "", "network of Services' addresses")
+	return cmd
+}
+
 // newDNS returns the cluster's DNS, nil for none.
-func newDNS(server *apiserver.Server, api apiOptions, n nodeOptions, o dnsOptions) (*dns.Server, error) {
-	addrs, err := n.clusterDNS(api.serviceCIDR)
+func newDNS(set *client.Set, serviceCIDR string, n nodeOptions, o dnsOptions) (*dns.Server, error) {
+	addrs, err := n.clusterDNS(serviceCIDR)
 	stubs, e := o.servers()
 	if err = errors.Join(err, e); err != nil || len(addrs) == 0 {
 		return nil, err
 	}
-	set, err := in(server, "system:coracle-dns", user.SystemPrivilegedGroup) // it makes a Service in kube-system, as an administrator would
-	if err != nil {
-		return nil, err
-	}
 	settings := dns.Options{Addresses: addrs, ResolvConf: n.resolvConf, Stubs: stubs}
-	if services, err := netip.ParsePrefix(api.serviceCIDR); err == nil {
+	if services, err := netip.ParsePrefix(serviceCIDR); err == nil {
 		settings.ServiceNets = []netip.Prefix{services}
 	}
 	return dns.New(set, settings)

@@ -167,8 +167,7 @@ func (o *nodeOptions) define(f *pflag.FlagSet) {
 	f.Int64Var(&o.podPIDs, "pod-max-pids", 4096, "how many processes and threads a pod may have; -1 for any number")
 	f.StringSliceVar(&o.sysctls, "allowed-unsafe-sysctls", nil, "sysctls that pods may set in addition to the safe ones: `NAMES` such as kernel.msgmax, or prefixes such as net.core.*")
 	f.BoolVar(&o.seccomp, "seccomp-default", true, "whether containers that name no seccomp profile have the runtime's")
-	f.StringSliceVar(&o.dns, "cluster-dns", nil, "`ADDRESSES` of the cluster's DNS (default: the tenth of --service-cidr, where this process answers), or none")
-	f.StringVar(&o.resolvConf, "resolv-conf", "", "`FILE` with the node's name servers (default: /etc/resolv.conf, or that of systemd-resolved where it runs)")
+	o.defineDNS(f)
 	f.IntVar(&o.logs.MaxFiles, "container-log-max-files", 5, "how many log files a container may have, at least 2")
 	o.logs.MaxSize = 10 << 20
 	f.Func("container-log-max-size", "the `SIZE` at which a container's log is continued in another file (default 10Mi); negative for any size", func(text string) error {

@@ -100,7 +100,12 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions) err
 		controllers.Run(ctx, control)
 		return nil
 	}}
-	names, err := newDNS(server, api, n, d)
+	// It makes a Service in kube-system, as an administrator would.
+	set, err := in(server, "system:coracle-dns", user.SystemPrivilegedGroup)
+	if err != nil {
+		return err
+	}
+	names, err := newDNS(set, api.serviceCIDR, n, d)
 	if err != nil {
 		return err
 	}
