@@ -3,6 +3,7 @@ package dns
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -13,10 +14,12 @@ import (
 	"runtime"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/miekg/dns"
+	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/cluster/dns/forward"
 )
@@ -293,6 +296,38 @@ func TestConnectionsAreBounded(t *testing.T) {
 		_, err = c.Write(bytes)
 		if n, e := c.Read(make([]byte, 1)); err != nil || n > 0 || os.IsTimeout(e) || e == nil {
 			t.Errorf("%s: %v, %v", name, err, e)
+		}
+	}
+}
+
+// A process on the node's network, such as a pod's, cannot get a part of the queries by a socket of its own at the
+// same port.
+func TestNoSocketSharesTheQueries(t *testing.T) {
+	shared := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
+		return errors.Join(c.Control(func(fd uintptr) {
+			err = errors.Join(unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1),
+				unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1))
+		}), err)
+	}}
+	// Positive control: a server that shares its port loses queries to any other of its user.
+	victim, err := shared.ListenPacket(t.Context(), "udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer victim.Close()
+	thief, err := shared.ListenPacket(t.Context(), "udp", victim.LocalAddr().String())
+	if err != nil {
+		t.Fatalf("no port can be shared here, the test shows nothing: %v", err)
+	}
+	thief.Close()
+
+	at := listening(t, newHandler(t, forward.Config{}))
+	for _, addr := range []string{at.String(), fmt.Sprintf("0.0.0.0:%d", at.Port())} {
+		if c, err := shared.ListenPacket(t.Context(), "udp", addr); !errors.Is(err, unix.EADDRINUSE) {
+			t.Errorf("UDP %s: %v, %v", addr, c, err)
+		}
+		if l, err := shared.Listen(t.Context(), "tcp", addr); !errors.Is(err, unix.EADDRINUSE) {
+			t.Errorf("TCP %s: %v, %v", addr, l, err)
 		}
 	}
 }

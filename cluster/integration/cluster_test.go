@@ -60,6 +60,9 @@ func startCluster() (*cluster, error) {
 		return nil, err
 	}
 	c := &cluster{dir: dir, cgroup: fmt.Sprintf("/coracle-clients-%d", time.Now().UnixNano())}
+	if err := startNameServer(dir); err != nil {
+		return nil, err
+	}
 	if err := c.startRegistry(); err != nil {
 		return nil, err
 	}

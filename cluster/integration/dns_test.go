@@ -4,10 +4,14 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/miekg/dns"
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
@@ -15,6 +19,41 @@ import (
 
 // dnsAddress is where pods find the cluster's DNS: the tenth address of the Services' network.
 const dnsAddress = "10.96.0.10"
+
+const (
+	// nameServer is the node's, outsideName a name that it knows, and outsideAddress its address.
+	nameServer     = "127.0.0.9"
+	outsideName    = "www.outside.example."
+	outsideAddress = "192.0.2.80"
+)
+
+// startNameServer gives the node a name server of its own, which knows one name.
+func startNameServer(dir string) error {
+	file := filepath.Join(dir, "resolv.conf")
+	if err := os.WriteFile(file, []byte("nameserver "+nameServer+"\n"), 0o644); err != nil {
+		return err
+	}
+	if err := unix.Mount(file, "/etc/resolv.conf", "", unix.MS_BIND, ""); err != nil { // of this mount namespace
+		return fmt.Errorf("mount resolv.conf: %w", err)
+	}
+	conn, err := net.ListenPacket("udp", nameServer+":53")
+	if err != nil {
+		return err
+	}
+	server := &dns.Server{PacketConn: conn, Handler: dns.HandlerFunc(func(w dns.ResponseWriter, q *dns.Msg) {
+		m := new(dns.Msg)
+		m.SetRcode(q, dns.RcodeNameError)
+		if asked := q.Question[0]; asked.Name == outsideName {
+			m.Rcode = dns.RcodeSuccess
+			if asked.Qtype == dns.TypeA {
+				m.Answer = []dns.RR{&dns.A{Hdr: dns.RR_Header{Name: asked.Name, Rrtype: dns.TypeA, Class: dns.ClassINET, Ttl: 60}, A: net.ParseIP(outsideAddress)}}
+			}
+		}
+		_ = w.WriteMsg(m)
+	})}
+	go func() { _ = server.ActivateAndServe() }() // as long as the tests
+	return nil
+}
 
 // Pods and the node find Services, pods and addresses by the names that Kubernetes specifies, by UDP and TCP.
 func TestNamesOfServicesResolve(t *testing.T) {
@@ -57,7 +96,7 @@ func TestNamesOfServicesResolve(t *testing.T) {
 
 	asker := runPod(ctx, t, ns, "asker", func(p *corev1.Pod) {
 		// This nslookup uses the search path for names without a dot only.
-		p.Spec.Containers[0].Command = []string{"sh", "-c", "for name in web alias web." + ns + ".svc.cluster.local " + rex + " kubernetes.default.svc.cluster.local; do " +
+		p.Spec.Containers[0].Command = []string{"sh", "-c", "for name in web alias web." + ns + ".svc.cluster.local " + rex + " kubernetes.default.svc.cluster.local " + outsideName + "; do " +
 			`echo "? $name"; nslookup -type=a $name; done 2>&1; cat /etc/resolv.conf`}
 	})
 	awaitPod(ctx, t, ns, asker, func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodSucceeded })
@@ -76,7 +115,7 @@ func TestNamesOfServicesResolve(t *testing.T) {
 	}
 	for name, want := range map[string]string{
 		"web": web.Spec.ClusterIP, "alias": web.Spec.ClusterIP, "web." + ns + ".svc.cluster.local": web.Spec.ClusterIP,
-		rex: running.Status.PodIP, "kubernetes.default.svc.cluster.local": api.Spec.ClusterIP,
+		rex: running.Status.PodIP, "kubernetes.default.svc.cluster.local": api.Spec.ClusterIP, outsideName: outsideAddress,
 	} {
 		if !strings.Contains(answers[name], "Address: "+want+"\n") {
 			t.Errorf("in a pod, %s is not %s:\n%s", name, want, log)
@@ -108,9 +147,9 @@ func TestNamesOfServicesResolve(t *testing.T) {
 			t.Errorf("%s: a name that there is not: %v, %v", network, got, err)
 		}
 	}
-	dns, err := boat.kube.CoreV1().Services("kube-system").Get(ctx, "kube-dns", metav1.GetOptions{})
-	if err != nil || dns.Spec.ClusterIP != dnsAddress {
-		t.Errorf("the Service of the DNS: %v, %v", dns.Spec, err)
+	kubeDNS, err := boat.kube.CoreV1().Services("kube-system").Get(ctx, "kube-dns", metav1.GetOptions{})
+	if err != nil || kubeDNS.Spec.ClusterIP != dnsAddress {
+		t.Errorf("the Service of the DNS: %v, %v", kubeDNS, err)
 	}
 }
 

@@ -131,6 +131,11 @@ func TestAnswersOfServers(t *testing.T) {
 			m.Question[0].Name = "b.test."
 			return m
 		}, want},
+		"an answer with another number": {func(_ string, q *dns.Msg) *dns.Msg {
+			m := record(q, "60 IN A 192.0.2.66")
+			m.Id++
+			return m
+		}, want},
 		"an answer of another type": {func(_ string, q *dns.Msg) *dns.Msg {
 			m := record(q, "60 IN A 192.0.2.66")
 			m.Question[0].Qtype = dns.TypeAAAA
