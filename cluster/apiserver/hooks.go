@@ -71,7 +71,7 @@ func (b *build) hooks(server *genericapiserver.GenericAPIServer) error {
 // kubernetesService returns what keeps the Service by which pods reach this server.
 func (b *build) kubernetesService(client kubernetes.Interface) *kubernetesservice.Controller {
 	endpoints := reconcilers.NewNoneEndpointReconciler()
-	if !b.addresses.public.IsLoopback() { // endpoints on loopback are invalid
+	if !b.addresses.public.IsLoopback() { // endpoints on loopback are invalid, and pods would not reach them
 		endpoints = reconcilers.NewMasterCountEndpointReconciler(1, reconcilers.NewEndpointsAdapter(client.CoreV1(), client.DiscoveryV1()))
 	}
 	return kubernetesservice.New(kubernetesservice.Config{

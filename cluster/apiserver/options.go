@@ -28,8 +28,11 @@ type Options struct {
 	Port        int
 	// AdvertiseAddress is where pods reach the server: the endpoint of the kubernetes Service.
 	// Default: BindAddress, or the address of the default route if that is unspecified. A loopback
-	// address is never published, pods could not use it.
+	// address is never published, pods could not use it: see HoldServiceAddress.
 	AdvertiseAddress string
+	// HoldServiceAddress is for a server that only loopback reaches. It gives the node the address of the kubernetes
+	// Service, which only the node and its pods reach (package nodeaddr), and the server listens there, too.
+	HoldServiceAddress bool
 	// ServiceCIDR is where the addresses of Services are taken from, 10.96.0.0/16 by default.
 	ServiceCIDR string
 	// EtcdServers are the URLs of an external etcd cluster. Without any, etcd runs in the process.
@@ -128,7 +131,13 @@ func (o *Options) resolve() (addresses, error) {
 	}
 	a.services = net.IPNet{IP: net.IP(prefix.Addr().AsSlice()), Mask: net.CIDRMask(prefix.Bits(), prefix.Addr().BitLen())}
 	a.kubernetes = net.IP(prefix.Addr().Next().AsSlice())
-	return a, a.advertise(o.AdvertiseAddress, bind)
+	if err := a.advertise(o.AdvertiseAddress, bind); err != nil {
+		return a, err
+	}
+	if o.HoldServiceAddress && o.AdvertiseAddress == "" && a.public.IsLoopback() {
+		a.held, a.loopback, a.public = true, a.public, a.kubernetes
+	}
+	return a, nil
 }
 
 // addresses are the networks and addresses that the options amount to.
@@ -138,6 +147,10 @@ type addresses struct {
 	kubernetes net.IP
 	// public is where the server is reached from outside.
 	public net.IP
+	// held is whether public is the address of the kubernetes Service, which the node holds. loopback is what public
+	// would be otherwise.
+	held     bool
+	loopback net.IP
 }
 
 func (a *addresses) advertise(wanted string, bind netip.Addr) error {

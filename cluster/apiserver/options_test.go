@@ -103,6 +103,30 @@ func TestStartsThatFailSayWhatToDo(t *testing.T) {
 	}
 }
 
+// What the kubernetes Service's endpoint is: an address that pods reach, or none.
+func TestPublishedAddresses(t *testing.T) {
+	for name, test := range map[string]struct {
+		options Options
+		public  string
+		held    bool
+	}{
+		"loopback alone":           {Options{}, "127.0.0.1", false},
+		"loopback":                 {Options{HoldServiceAddress: true}, "10.96.0.1", true},
+		"loopback of IPv6":         {Options{HoldServiceAddress: true, BindAddress: "::1", ServiceCIDR: "fd96::/112"}, "fd96::1", true},
+		"a real address":           {Options{HoldServiceAddress: true, BindAddress: "192.0.2.1"}, "192.0.2.1", false},
+		"what is to be advertised": {Options{HoldServiceAddress: true, AdvertiseAddress: "192.0.2.2"}, "192.0.2.2", false},
+	} {
+		a, err := test.options.resolve()
+		if err != nil || a.public.String() != test.public || a.held != test.held {
+			t.Errorf("%s: %v, held %t, %v; want %s, %t", name, a.public, a.held, err, test.public, test.held)
+		}
+		hosts, err := test.options.Hosts()
+		if err != nil || !slices.Contains(hosts, test.public) || !slices.Contains(hosts, "127.0.0.1") {
+			t.Errorf("%s: the certificate is for %v, %v", name, hosts, err)
+		}
+	}
+}
+
 func TestHosts(t *testing.T) {
 	hosts, err := Options{BindAddress: "10.1.2.3", ServiceCIDR: "10.0.8.0/24"}.Hosts()
 	if err != nil {

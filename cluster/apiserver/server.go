@@ -148,10 +148,11 @@ func (s *Server) Run(ctx context.Context) error {
 
 func (s *Server) run(ctx context.Context) error {
 	defer s.end()
-	listener, err := s.options.listen()
+	listener, letGo, err := s.listen(ctx)
 	if err != nil {
 		return err
 	}
+	defer letGo()
 	defer listener.Close()
 	s.address = listener.Addr()
 	close(s.listening)

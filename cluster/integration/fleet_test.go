@@ -2,6 +2,7 @@ package integration
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -12,27 +13,19 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/utils/ptr"
-	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
-	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 	"sigs.k8s.io/yaml"
 )
 
 // fleets is a client that knows Fleets, whose definition it has installed.
 func fleets(ctx context.Context, t *testing.T) client.WithWatch {
 	t.Helper()
-	s := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{scheme.AddToScheme, apiextensionsv1.AddToScheme} {
-		if err := add(s); err != nil {
-			t.Fatal(err)
-		}
+	s, err := fleetScheme()
+	if err != nil {
+		t.Fatal(err)
 	}
-	addFleets(s)
 	c := typed(t, s)
 	data, err := os.ReadFile("testdata/fleet.yaml")
 	if err != nil {
@@ -51,31 +44,50 @@ func fleets(ctx context.Context, t *testing.T) client.WithWatch {
 	return c
 }
 
-// A demo operator runs unchanged, goes on through kills of the cluster process, and cleans up.
+// A demo operator runs unchanged, outside of the cluster and in a pod of it. It goes on through kills of the cluster
+// process, and cleans up.
 func TestOperator(t *testing.T) {
-	ctx, ns := namespace(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
+	defer cancel()
 	c := fleets(ctx, t)
-	mgr, err := ctrl.NewManager(boat.config, ctrl.Options{
-		Scheme: c.Scheme(), Metrics: server.Options{BindAddress: "0"},
-		Cache:          cache.Options{DefaultNamespaces: map[string]cache.Config{ns: {}}},
-		LeaderElection: true, LeaderElectionID: "harbourmaster", LeaderElectionNamespace: ns, LeaderElectionReleaseOnCancel: true,
-	})
-	if err != nil {
-		t.Fatal(err)
+	for name, start := range map[string]func(context.Context, *testing.T, string) (works func() error){
+		"outside": operateOutside, "in a pod": operateInPod,
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, ns := namespace(t)
+			sail(ctx, t, c, ns, start(ctx, t, ns))
+		})
 	}
-	if err := (&harbourmaster{}).setup(mgr); err != nil {
+}
+
+// operateOutside runs the operator in this process, as an administrator, until the test ends. works says whether it still runs.
+func operateOutside(ctx context.Context, t *testing.T, ns string) (works func() error) {
+	mgr, err := operator(boat.config, ns)
+	if err != nil {
 		t.Fatal(err)
 	}
 	running, stop := context.WithCancel(ctx)
 	ended := make(chan error, 1)
 	go func() { ended <- mgr.Start(running) }()
-	defer func() {
+	t.Cleanup(func() {
 		stop()
 		if err := <-ended; err != nil {
 			t.Errorf("the operator ended with %v", err)
 		}
-	}()
+	})
+	return func() error {
+		select {
+		case err := <-ended:
+			ended <- err
+			return fmt.Errorf("the operator has ended: %w", err)
+		default:
+			return nil
+		}
+	}
+}
 
+// sail has an operator that works in a namespace do all that it can.
+func sail(ctx context.Context, t *testing.T, c client.WithWatch, ns string, works func() error) {
 	f := &fleet{ObjectMeta: metav1.ObjectMeta{Name: "herring", Namespace: ns}, Spec: fleetSpec{Image: image, Boats: ptr.To[int32](2)}}
 	if err := c.Create(ctx, f); err != nil {
 		t.Fatal(err)
@@ -99,11 +111,8 @@ func TestOperator(t *testing.T) {
 	}
 	boat.kill(t)
 	f = await(ctx, t, c, &fleetList{}, f, sails(3))
-	select {
-	case err := <-ended:
-		ended <- err
-		t.Fatalf("the operator did not survive: %v", err)
-	default:
+	if err := works(); err != nil {
+		t.Fatal(err)
 	}
 
 	t.Run("validation", func(t *testing.T) { validatesFleets(ctx, t, c, f) })

@@ -2,18 +2,24 @@ package integration
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 )
 
 // This file is an operator as people write them: nothing in it knows what cluster it runs on. A Fleet
@@ -71,7 +77,30 @@ func addFleets(s *runtime.Scheme) {
 	metav1.AddToGroupVersion(s, fleetVersion)
 }
 
-// harbourmaster is the operator.
+func fleetScheme() (*runtime.Scheme, error) {
+	s := runtime.NewScheme()
+	addFleets(s)
+	return s, errors.Join(scheme.AddToScheme(s), apiextensionsv1.AddToScheme(s))
+}
+
+// operator is the program: it works in one namespace.
+func operator(config *rest.Config, ns string) (ctrl.Manager, error) {
+	s, err := fleetScheme()
+	if err != nil {
+		return nil, err
+	}
+	mgr, err := ctrl.NewManager(config, ctrl.Options{
+		Scheme: s, Metrics: server.Options{BindAddress: "0"},
+		Cache:          cache.Options{DefaultNamespaces: map[string]cache.Config{ns: {}}},
+		LeaderElection: true, LeaderElectionID: "harbourmaster", LeaderElectionNamespace: ns, LeaderElectionReleaseOnCancel: true,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return mgr, (&harbourmaster{}).setup(mgr)
+}
+
+// harbourmaster is the operator's reconciler.
 type harbourmaster struct {
 	client.Client
 	events events.EventRecorder

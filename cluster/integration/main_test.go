@@ -24,7 +24,12 @@ import (
 // boat is the cluster under test; its node is called so, too.
 var boat *cluster
 
-func TestMain(m *testing.M) { os.Exit(isolate.Run(func() int { return withCluster(m) })) }
+func TestMain(m *testing.M) {
+	if ns := os.Getenv(operatorVar); ns != "" { // in a pod
+		os.Exit(operate(ns))
+	}
+	os.Exit(isolate.Run(func() int { return withCluster(m) }))
+}
 
 func withCluster(m *testing.M) int {
 	// What clients say while the server is away is not about the tests.

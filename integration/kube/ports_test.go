@@ -92,12 +92,19 @@ func (c *cluster) firstEvent(t *testing.T, selector string) string {
 	return line
 }
 
-// What a pod gets of the node's own ports: the kubelet's API answers it, and lets in only who RBAC does; the
-// API server's is on loopback, which no pod reaches.
+// What a pod gets of the node's own ports: the kubelet's API and the API server answer it, and let in only who RBAC
+// does. The API server is bound to loopback, which no pod reaches; pods have the address of its Service, though one of them has
+// that Service's port of the node's addresses.
 func TestPodsAndTheNodesPorts(t *testing.T) {
 	c := newCluster(t)
-	c.apply(t, webDeployment("web", 1))
-	c.await(t, "rollout", "status", "deployment/web")
+	c.apply(t, fmt.Sprintf(`apiVersion: v1
+kind: Pod
+metadata: {name: web}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers: [{name: web, image: "%s/demo/web:1", ports: [{containerPort: 8080, hostPort: 443}]}]
+`, registry.Addr))
+	c.await(t, "wait", "--for=condition=Ready", "pod/web")
 	c.kube(t, "create", "serviceaccount", "reader")
 	c.kube(t, "create", "clusterrolebinding", "reader", "--clusterrole", "system:kubelet-api-admin", "--serviceaccount", "default:reader")
 	token := func(account string) string { return strings.TrimSpace(c.kube(t, "create", "token", account)) }
@@ -111,26 +118,41 @@ func TestPodsAndTheNodesPorts(t *testing.T) {
 		"the pod's account":                     {token("default"), http.StatusForbidden},
 		"positive control: a permitted account": {token("reader"), http.StatusOK},
 	} {
-		var status int
-		err := c.inPod(t, func() (err error) {
-			status, _, err = request(node+":10250", "/pods", tc.token)
-			return err
-		})
-		if err != nil || status != tc.want {
-			t.Errorf("the kubelet's API, %s: %d, %v; want %d", name, status, err, tc.want)
+		for address, path := range map[string]string{
+			node + ":10250":  "/pods",
+			"10.96.0.1:443":  "/api/v1/nodes",
+			"10.96.0.1:6443": "/api/v1/nodes",
+		} {
+			var status int
+			err := c.inPod(t, func() (err error) {
+				status, _, err = request(address, path, tc.token)
+				return err
+			})
+			if err != nil || status != tc.want {
+				t.Errorf("https://%s%s, %s: %d, %v; want %d", address, path, name, status, err, tc.want)
+			}
 		}
 	}
-	// The API server answers on the host's loopback (positive control), and nowhere that a pod reaches.
-	if status, _, err := request("127.0.0.1:6443", "/version", ""); err != nil || status == 0 {
-		t.Errorf("positive control: %d, %v", status, err)
+	// The node reaches the API server at both addresses, and at its own ones the pod with the host port.
+	for _, address := range []string{"127.0.0.1:6443", "10.96.0.1:443"} {
+		if status, _, err := request(address, "/version", ""); err != nil || status == 0 {
+			t.Errorf("the API server at %s from the node: %d, %v", address, status, err)
+		}
 	}
-	err := c.inPod(t, func() error {
+	resp, err := http.Get("http://" + node + ":443/")
+	if err != nil || resp.StatusCode != http.StatusOK {
+		t.Fatalf("the pod's host port: %+v, %v", resp, err)
+	}
+	resp.Body.Close()
+	// It has no other address of the node's.
+	err = c.inPod(t, func() error {
 		_, _, err := request(node+":6443", "/version", "")
 		return err
 	})
 	if !errors.Is(err, unix.ECONNREFUSED) {
-		t.Errorf("the API server from a pod: %v", err)
+		t.Errorf("the API server at another address, from a pod: %v", err)
 	}
+	c.kube(t, "delete", "pod", "web", "--now")
 }
 
 // Pods ask for host ports where the node's own services listen, or would listen if they ran.

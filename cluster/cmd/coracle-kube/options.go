@@ -40,6 +40,8 @@ type apiOptions struct {
 	etcdServers       []string
 	etcdCA            string
 	etcdCert, etcdKey string
+	// pods is whether this machine is a node, whose pods are to reach the API server on loopback, too.
+	pods bool
 }
 
 func (o *apiOptions) define(f *pflag.FlagSet) {
@@ -91,7 +93,7 @@ func (o *apiOptions) check() error {
 func (o *apiOptions) settings() apiserver.Options {
 	return apiserver.Options{
 		Root: o.root, State: filepath.Join(o.state, "kube"), BindAddress: o.bind, Port: o.port,
-		ServiceCIDR: o.serviceCIDR, TokenFile: o.tokenFile,
+		ServiceCIDR: o.serviceCIDR, TokenFile: o.tokenFile, HoldServiceAddress: o.pods,
 		EtcdServers: o.etcdServers, EtcdCA: o.etcdCA, EtcdCert: o.etcdCert, EtcdKey: o.etcdKey,
 	}
 }

@@ -39,6 +39,7 @@ it finds them again when it is started.`,
   coracle-kube server --root /srv/kube --port 7443 --cri unix:///run/containerd/containerd.sock`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			api.pods = true
 			if check {
 				return errors.Join(checkAll(api, n, d), api.settings().Listens())
 			}
