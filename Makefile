@@ -15,6 +15,7 @@ GO       ?= $(shell command -v go || echo $(CURDIR)/bin/go/bin/go)
 PREFIX   ?= /usr/local
 DEMO_REGISTRY_PORT ?= 5055
 DEMO_API_PORT ?= 6443
+DEMO_SERVICE_CIDR ?= 10.96.0.0/16
 BINDIR   := $(CURDIR)/bin
 
 PKG      := github.com/coracle-project/coracle
@@ -119,7 +120,8 @@ testbins: deps
 	  [[ bin/test/$$p -nt integration/payload/$$p.c ]] || gcc -Os -Wall -Werror -static -s -o bin/test/$$p integration/payload/$$p.c; done
 
 up: build testbins ## start a demo: a registry, and Kubernetes with a Deployment
-	@GO="$(GO)" DEMO_REGISTRY_PORT=$(DEMO_REGISTRY_PORT) DEMO_API_PORT=$(DEMO_API_PORT) hack/demo/up.sh
+	@GO="$(GO)" DEMO_REGISTRY_PORT=$(DEMO_REGISTRY_PORT) DEMO_API_PORT=$(DEMO_API_PORT) \
+	  DEMO_SERVICE_CIDR=$(DEMO_SERVICE_CIDR) hack/demo/up.sh
 
 down: ## stop the demo and remove all that it made
 	@hack/demo/down.sh

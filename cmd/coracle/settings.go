@@ -20,7 +20,8 @@ import (
 func (o *upOptions) settings() map[string]any {
 	return map[string]any{
 		"config": &o.Config, "short-name-registry": &o.ShortNames, "bind-address": &o.Bind, "port": &o.Port,
-		"node-name": &o.Node, "node-ip": &o.NodeIPs, "pod-log-dir": &o.PodLogs, "cgroup-root": &o.CgroupRoot,
+		"service-cidr": &o.ServiceCIDR,
+		"node-name":    &o.Node, "node-ip": &o.NodeIPs, "pod-log-dir": &o.PodLogs, "cgroup-root": &o.CgroupRoot,
 		"etcd-servers": &o.Etcd, "eviction-hard": &o.EvictionHard,
 		"allowed-unsafe-sysctls": &o.UnsafeSysctls,
 	}
@@ -92,6 +93,9 @@ func (o *upOptions) check() error {
 			return fmt.Errorf("up: %q is no IP address, such as 10.0.0.1; correct --bind-address or --node-ip", ip)
 		}
 	}
+	if services, err := netip.ParsePrefix(o.ServiceCIDR); err != nil || services != services.Masked() {
+		return fmt.Errorf("up: --service-cidr %q is no network, such as %s", o.ServiceCIDR, defaultServices)
+	}
 	for flag, path := range map[string]string{"pod-log-dir": o.PodLogs, "cgroup-root": o.CgroupRoot} {
 		if !filepath.IsAbs(path) {
 			return fmt.Errorf("up: --%s %q is no absolute path", flag, path)
@@ -123,6 +127,9 @@ func remembered(p place) upOptions {
 	data, err := os.ReadFile(p.settings())
 	if err != nil || json.Unmarshal(data, &o) != nil {
 		return upOptions{}
+	}
+	if o.ServiceCIDR == "" { // of a release without the flag
+		o.ServiceCIDR = defaultServices
 	}
 	return o
 }

@@ -16,12 +16,12 @@ func TestWhatUpRemembers(t *testing.T) {
 	p := place{root: t.TempDir(), state: t.TempDir()}
 	first := upOptions{
 		Config: "/etc/c.toml", ShortNames: "none", Bind: "10.0.0.1", Port: 7443, Node: "boat", NodeIPs: []string{"10.0.0.1"},
-		PodLogs: "/logs", CgroupRoot: "/c", Etcd: []string{"http://e:2379"}, EvictionHard: "memory.available<1Mi",
+		PodLogs: "/logs", CgroupRoot: "/c", Etcd: []string{"http://e:2379"}, EvictionHard: "memory.available<1Mi", ServiceCIDR: "10.112.0.0/16",
 	}
 	if err := first.remember(p); err != nil {
 		t.Fatal(err)
 	}
-	defaults := upOptions{ShortNames: "docker.io", Bind: "127.0.0.1", Port: 6443, Node: "host", PodLogs: "/var/log/pods", CgroupRoot: "/coracle-kube"}
+	defaults := upOptions{ShortNames: "docker.io", Bind: "127.0.0.1", Port: 6443, Node: "host", PodLogs: "/var/log/pods", CgroupRoot: "/coracle-kube", ServiceCIDR: defaultServices}
 	for name, tc := range map[string]struct {
 		given  []string
 		change func(*upOptions)
@@ -103,7 +103,7 @@ func TestShortNamesOfUp(t *testing.T) {
 // What is remembered can be what it was, nothing included.
 func TestRestore(t *testing.T) {
 	p := place{root: t.TempDir(), state: t.TempDir()}
-	for _, before := range []upOptions{{Port: 6443, Coracled: true, Boot: "now"}, {}} {
+	for _, before := range []upOptions{{Port: 6443, Coracled: true, Boot: "now", ServiceCIDR: defaultServices}, {}} {
 		if err := (upOptions{Port: 7443}).remember(p); err != nil {
 			t.Fatal(err)
 		}

@@ -35,6 +35,8 @@ type upOptions struct {
 	Bind string `json:"bind"`
 	Port int    `json:"port"`
 	Node string `json:"node"`
+	// ServiceCIDR is the network of Services' addresses.
+	ServiceCIDR string `json:"serviceCIDR,omitempty"`
 	// PodLogs is the directory of containers' logs, CgroupRoot the parent of pods' cgroups.
 	PodLogs    string `json:"podLogs"`
 	CgroupRoot string `json:"cgroupRoot"`
@@ -64,7 +66,8 @@ take effect when the cluster is started. With others than a cluster that runs ha
 and fails. An up that fails before the node is Ready ends what it has started; pods that ran before go on.`,
 		Example: `  coracle up
   coracle up --apply deployment.yaml      # and wait until what it holds is available
-  coracle up --root /srv/coracle --state /run/coracle-two --port 7443`,
+  coracle up --root /srv/coracle --state /run/coracle-two --port 7443 \
+             --service-cidr 10.112.0.0/16`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGTERM, syscall.SIGINT)
@@ -81,6 +84,7 @@ and fails. An up that fails before the node is Ready ends what it has started; p
 	f.StringVar(&o.ShortNames, "short-name-registry", "docker.io", "registry of images whose names have none, unless --config names one; "+refuseShortNames+" refuses such names")
 	f.StringVar(&o.Bind, "bind-address", "127.0.0.1", "address that the API server serves on")
 	f.IntVar(&o.Port, "port", 6443, "port that the API server serves on")
+	f.StringVar(&o.ServiceCIDR, "service-cidr", defaultServices, "network of Services' addresses: one that this machine does not reach")
 	f.StringVar(&o.Node, "node-name", strings.ToLower(host), "name of this node")
 	f.StringSliceVar(&o.NodeIPs, "node-ip", nil, "addresses of this node (default: that of its name or of the default route)")
 	f.StringVar(&o.PodLogs, "pod-log-dir", "/var/log/pods", "directory for containers' logs")
@@ -134,6 +138,9 @@ func up(ctx context.Context, p place, o upOptions, given func(flag string) bool,
 	if err := u.checkPrograms(ctx, given); err != nil {
 		return err
 	}
+	if err := u.checkServiceRange(); err != nil {
+		return err
+	}
 	if err := u.upCoracled(ctx); err != nil {
 		return u.fail(ctx, err)
 	}
@@ -184,7 +191,7 @@ func coracledArgs(p place, o upOptions) []string {
 func kubeArgs(p place, o upOptions) []string {
 	args := []string{
 		"server", "--root", p.kubeRoot(), "--state", p.kubeState(),
-		"--bind-address", o.Bind, "--port", strconv.Itoa(o.Port), "--node-name", o.Node, "--cri", "unix://" + p.socket(),
+		"--bind-address", o.Bind, "--port", strconv.Itoa(o.Port), "--service-cidr", o.ServiceCIDR, "--node-name", o.Node, "--cri", "unix://" + p.socket(),
 		"--kubeconfig-out", p.kubeconfig(), "--pod-log-dir", o.PodLogs, "--cgroup-root", o.CgroupRoot,
 	}
 	if len(o.NodeIPs) > 0 {

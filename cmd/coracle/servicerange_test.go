@@ -1,0 +1,171 @@
+package main
+
+import (
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// onOtherMachine runs f on a thread in a network namespace of its own, which ends with it.
+func onOtherMachine(t *testing.T, f func() error) {
+	t.Helper()
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			done <- err
+			return
+		}
+		done <- f()
+	}()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestServiceRangesThatOverlap(t *testing.T) {
+	type network struct {
+		to    string // "" for an address
+		addr  string
+		link  string
+		kind  int
+		proto netlink.RouteProtocol
+		table int
+		scope netlink.Scope
+	}
+	for name, test := range map[string]struct {
+		has     network
+		answers bool
+		service string
+		want    string // "" for no overlap
+	}{
+		"nothing":                             {service: "10.96.0.0/16"},
+		"a default route":                     {has: network{to: "0.0.0.0/0", link: "tun7"}, service: "10.96.0.0/16"},
+		"half of the addresses, as VPNs have": {has: network{to: "0.0.0.0/1", link: "tun7"}, service: "10.96.0.0/16"},
+		"another network":                     {has: network{to: "10.97.0.0/16", link: "tun7"}, service: "10.96.0.0/16"},
+		"a network in it":                     {has: network{to: "10.96.7.0/24", link: "tun7"}, service: "10.96.0.0/16", want: "the route to 10.96.7.0/24 by tun7"},
+		"a network around it":                 {has: network{to: "10.0.0.0/8", link: "tun7"}, service: "10.96.0.0/16", want: "the route to 10.0.0.0/8 by tun7"},
+		"a network of another table":          {has: network{to: "10.96.0.0/12", link: "tun7", table: 52}, service: "10.96.0.0/16", want: "the route to 10.96.0.0/12 by tun7"},
+		"a null route":                        {has: network{to: "10.0.0.0/8", kind: unix.RTN_BLACKHOLE}, service: "10.96.0.0/16"},
+		"the range of pods": {
+			has: network{to: "10.85.0.0/16", kind: unix.RTN_UNREACHABLE, proto: podRoutes}, service: "10.85.128.0/20",
+			want: "the route to 10.85.0.0/16, the range of coracled's pods",
+		},
+		"an address":         {has: network{addr: "10.96.3.4/24", link: "tun7"}, service: "10.96.0.0/16", want: "address 10.96.3.4/24 of tun7"},
+		"an address of IPv6": {has: network{addr: "fd96::4/64", link: "tun7"}, service: "fd96::/112", want: "address fd96::4/64 of tun7"},
+		"a service's of lo":  {has: network{addr: "10.96.3.4/32", link: "lo"}, service: "10.96.0.0/16", want: "address 10.96.3.4/32 of lo"},
+		"that of a killed process": {
+			has: network{addr: "10.96.0.1/32", link: "lo", scope: unix.RT_SCOPE_HOST}, service: "10.96.0.0/16",
+		},
+		"that of another cluster": {
+			has: network{addr: "10.96.0.1/32", link: "lo", scope: unix.RT_SCOPE_HOST}, service: "10.96.0.0/16", answers: true,
+			want: "that of another cluster of this machine, whose API server answers at 10.96.0.1:443",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			onOtherMachine(t, func() error {
+				if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "tun7"}, PeerName: "far"}); err != nil {
+					return err
+				}
+				for _, name := range []string{"lo", "tun7"} {
+					link, err := netlink.LinkByName(name)
+					if err == nil {
+						err = netlink.LinkSetUp(link)
+					}
+					if err != nil {
+						return err
+					}
+				}
+				index := 0
+				var link netlink.Link
+				if test.has.link != "" {
+					var err error
+					if link, err = netlink.LinkByName(test.has.link); err != nil {
+						return err
+					}
+					index = link.Attrs().Index
+				}
+				if test.has.addr != "" {
+					a, err := netlink.ParseAddr(test.has.addr)
+					if err != nil {
+						return err
+					}
+					a.Scope = int(test.has.scope)
+					if err := netlink.AddrAdd(link, a); err != nil {
+						return err
+					}
+				}
+				if test.has.to != "" {
+					to, err := netlink.ParseIPNet(test.has.to)
+					if err != nil {
+						return err
+					}
+					if err := netlink.RouteAdd(&netlink.Route{
+						Dst: to, LinkIndex: index, Type: test.has.kind, Protocol: test.has.proto, Table: test.has.table, Scope: scopeOf(index),
+					}); err != nil {
+						return err
+					}
+				}
+				n, err := readNodeNetwork()
+				if err != nil {
+					return err
+				}
+				n.answers = func(netip.AddrPort) bool { return test.answers }
+				services := netip.MustParsePrefix(test.service)
+				if got := n.overlaps(services); got != test.want {
+					t.Errorf("it overlaps %q, want %q", got, test.want)
+				}
+				// What up proposes can be used.
+				if free := n.freeRange(services); n.overlaps(netip.MustParsePrefix(free)) != "" {
+					t.Errorf("%s is proposed, and overlaps", free)
+				}
+				u := &upping{place: place{root: t.TempDir()}, o: &upOptions{ServiceCIDR: test.service}}
+				if test.answers {
+					return nil // nothing does here
+				}
+				switch err := u.checkServiceRange(); {
+				case test.want == "" && err != nil:
+					return err
+				case test.want != "" && err == nil:
+					return errors.New("up takes it")
+				case err != nil && (!strings.Contains(err.Error(), test.want) || !strings.Contains(err.Error(), "--service-cidr ")):
+					t.Errorf("up says %v, want %s and the flag", err, test.want)
+				}
+				u.supervisor = 1
+				return u.checkServiceRange() // a cluster that runs is not disturbed
+			})
+		})
+	}
+}
+
+func scopeOf(link int) netlink.Scope {
+	if link == 0 {
+		return netlink.SCOPE_UNIVERSE
+	}
+	return netlink.SCOPE_LINK
+}
+
+// A cluster keeps the network that its Services have addresses of.
+func TestServiceRangeOfDataStays(t *testing.T) {
+	p := place{root: t.TempDir()}
+	remember(t, p, upOptions{Port: 6443}) // of a release without the flag
+	u := &upping{place: p, o: &upOptions{ServiceCIDR: "10.112.0.0/16"}, last: remembered(p)}
+	onOtherMachine(t, u.checkServiceRange) // there is no data yet
+	if err := os.MkdirAll(filepath.Join(p.kubeRoot(), "etcd"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	onOtherMachine(t, func() error {
+		if err := u.checkServiceRange(); err == nil || !strings.Contains(err.Error(), "have addresses of 10.96.0.0/16") {
+			t.Errorf("another network: %v", err)
+		}
+		u.o.ServiceCIDR = "10.96.0.0/16"
+		return u.checkServiceRange()
+	})
+}
