@@ -4,11 +4,13 @@ import (
 	"bufio"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
@@ -86,6 +88,43 @@ func TestUpTellsWhatIsTaken(t *testing.T) {
 			t.Errorf("status after that: %v, %s", err, out)
 		}
 		c.run(t, "down")
+	}
+}
+
+// A network of Services' addresses that the machine reaches otherwise would be cut off.
+func TestUpRefusesANetworkOfOthers(t *testing.T) {
+	c := newCluster(t)
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, to, err := net.ParseCIDR("10.96.128.0/17")
+	if err != nil {
+		t.Fatal(err)
+	}
+	route := &netlink.Route{Dst: to, LinkIndex: lo.Attrs().Index, Scope: netlink.SCOPE_LINK}
+	if err := netlink.RouteAdd(route); err != nil {
+		t.Fatal(err)
+	}
+	c.up(t) // the cluster runs, and goes on
+	c.run(t, "down")
+	out, err := c.command(c.upArgs()...).CombinedOutput()
+	if want := "the Services' network 10.96.0.0/16 overlaps the route to 10.96.128.0/17 by lo"; err == nil || !strings.Contains(string(out), want) || strings.Contains(string(out), "serves") {
+		t.Errorf("up: %v, %s, want %q", err, out, want)
+	}
+	_, proposed, _ := strings.Cut(string(out), "--service-cidr ")
+	proposed = strings.TrimSpace(proposed)
+	out, err = c.command(append(c.upArgs(), "--service-cidr", proposed)...).CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "have addresses of 10.96.0.0/16") {
+		t.Errorf("up with the network that was proposed, on the cluster's data: %v, %s", err, out)
+	}
+	c.run(t, "down", "--purge")
+	c.up(t, "--service-cidr", proposed)
+	if got, want := c.kube(t, "get", "service", "kubernetes", "-o", "jsonpath={.spec.clusterIP}"), netip.MustParsePrefix(proposed).Addr().Next().String(); got != want {
+		t.Errorf("with --service-cidr %s the API server's address is %s, want %s", proposed, got, want)
+	}
+	if err := netlink.RouteDel(route); err != nil {
+		t.Error(err)
 	}
 }
 
