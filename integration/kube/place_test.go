@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -57,7 +58,21 @@ func TestPurgeAfterDown(t *testing.T) {
 	c := newCluster(t)
 	c.apply(t, webDeployment("web", 1))
 	c.await(t, "rollout", "status", "deployment/web")
+	const held = "10.96.0.1/32" // the API server's for pods
+	has := func() bool {
+		addresses, err := net.InterfaceAddrs()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return slices.ContainsFunc(addresses, func(a net.Addr) bool { return a.String() == held })
+	}
+	if !has() {
+		t.Errorf("the node does not have %s", held)
+	}
 	c.run(t, "down")
+	if has() {
+		t.Errorf("down has left %s", held)
+	}
 	c.run(t, "down")
 }
 
