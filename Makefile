@@ -76,7 +76,7 @@ export CORACLE_UNTESTED := $(CURDIR)/out/untested
 
 .PHONY: help deps generate build builder build-faults tools testbins up down test unit lint integration critest \
         tools shards parts unit-cgo unit-race cluster-unit cluster-race cluster-integration check-all crash-matrix \
-        fuzz test-scale test-oci test-image test-vm bench bench-image bench-oci bench-peers bench-cluster oracle test-kubelet kubelet-containerd install deb test-deb-vm clean
+        fuzz test-scale test-oci test-image test-vm bench bench-image bench-oci bench-peers bench-cluster oracle test-kubelet kubelet-containerd test-conformance install deb test-deb-vm clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -252,6 +252,13 @@ test-kubelet: build-faults testbins ## upstream's kubelet on coracled: features,
 
 kubelet-containerd: build bench-peers ## the kubelet's end-to-end tests on containerd
 	cd cluster && $(OTHER) KUBELET_E2E_RUNTIME=containerd $(GO) test -count=1 ./kubelet/e2e
+
+# FOCUS, a regular expression of specs' names, runs others than those that docs/conformance.md lists as passed.
+test-conformance: build testbins ## Kubernetes' conformance suite on the cluster; writes docs/conformance.md (needs root; long)
+	@hack/conformance/deps.sh
+	@GO="$(GO)" hack/tools.sh registry kubectl
+	@GO="$(GO)" hack/conformance/build.sh
+	@hack/conformance/run.sh $(if $(FOCUS),'$(FOCUS)')
 
 install: build ## install the binaries (of builder, too, if it was built) and the systemd unit (PREFIX, DESTDIR)
 	install -d "$(DESTDIR)$(PREFIX)/bin"

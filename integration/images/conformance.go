@@ -1,0 +1,181 @@
+package images
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+
+	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/specs-go"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/coracle-project/coracle/internal/testkit/ociimage"
+)
+
+// agnhostPrograms are what the suite calls in agnhost's image beside agnhost.
+var agnhostPrograms = []string{"bash", "curl", "dig", "getent", "ip", "ipcs", "iperf", "nc", "ss"}
+
+// Conformance are stand-ins for the images of Kubernetes' conformance suite, at the names and versions of
+// k8s.io/kubernetes/test/utils/image 1.36.3. The suite's own programs are built by hack/conformance/build.sh into Bin's
+// neighbour conformance; tools in them are this machine's.
+func (s Source) Conformance() ([]Named, error) {
+	base, err := s.BusyboxImage()
+	if err != nil {
+		return nil, err
+	}
+	dir := filepath.Join(filepath.Dir(s.Bin), "conformance")
+	host, err := s.agnhost(base, dir)
+	if err != nil {
+		return nil, err
+	}
+	nginx := base.Over(ocispec.ImageConfig{
+		Cmd: []string{"/usr/sbin/nginx", "-listen", ":80", "-pidfile", "/var/run/nginx.pid", "master process"},
+		Env: []string{path}, ExposedPorts: map[string]struct{}{"80/tcp": {}},
+	}, s.web("usr/sbin/nginx"))
+	setuid := base.Over(ocispec.ImageConfig{Cmd: []string{"/usr/local/bin/nnp"}, Env: []string{path}},
+		ociimage.Layer{Files: append(ociimage.Dirs("usr/local/bin"),
+			ociimage.File{Path: "usr/local/bin/nnp", Mode: fs.ModeSetuid | 0o755, Source: filepath.Join(s.Bin, "setuid")})})
+	user := base.Config
+	user.User = "1234"
+	const e2e = "e2e-test-images/"
+	list := []Named{
+		{"pause:3.10.2", s.pause("3.10.2")},
+		{e2e + "busybox:1.29-2", base},
+		{e2e + "busybox:1.37.0-1", base},
+		{e2e + "perl:5.26", base}, // any program that computes for a moment
+		{e2e + "nginx:1.14-2", nginx},
+		{e2e + "nginx:1.15-4", nginx},
+		{e2e + "nginx:1.27-0", nginx},
+		{e2e + "nonewprivs:1.4", setuid},
+		{e2e + "nonroot:1.5", base.Over(user)},
+		{e2e + "agnhost:2.55", host},
+		{e2e + "agnhost:2.63.0", host},
+		{e2e + "glibc-dns-testing:2.0.0", host.Over(ocispec.ImageConfig{Cmd: []string{"sh"}, Env: []string{path}})},
+	}
+	for _, ship := range []string{"kitten", "nautilus"} {
+		page := ociimage.File{Path: "data.json", Mode: 0o644, Data: fmt.Appendf(nil, "{\n\"image\":\"%s.jpg\"\n}\n", ship)}
+		config := host.Config
+		config.Cmd = []string{"test-webserver"}
+		list = append(list, Named{e2e + ship + ":1.8", host.Over(config, ociimage.Layer{Files: []ociimage.File{page}})})
+	}
+	// Each name has an image id of its own: with two names for one, a runtime may report either.
+	for i := range list {
+		config := list[i].Image.Config
+		config.Labels = map[string]string{"name": list[i].Name}
+		list[i].Image.Config = config
+	}
+	return list, nil
+}
+
+// agnhost is the image of the suite's own program, with what its Dockerfile adds to it.
+func (s Source) agnhost(base ociimage.Image, dir string) (ociimage.Image, error) {
+	registry, err := fakeRegistry(Named{"pause", s.pause("3.10.2")})
+	if err != nil {
+		return ociimage.Image{}, err
+	}
+	programs, err := hostPrograms(agnhostPrograms)
+	if err != nil {
+		return ociimage.Image{}, err
+	}
+	own := ociimage.Layer{Files: append(ociimage.Dirs("etc", "home", "uploads"),
+		ociimage.File{Path: "agnhost", Mode: 0o755, Source: filepath.Join(dir, "agnhost")},
+		ociimage.File{Path: "agnhost-2", Mode: 0o777, Symlink: "agnhost"},
+		ociimage.File{Path: "localhost.crt", Mode: 0o644, Source: filepath.Join(dir, "localhost.crt")},
+		ociimage.File{Path: "localhost.key", Mode: 0o644, Source: filepath.Join(dir, "localhost.key")},
+		ociimage.File{Path: "home/user-defined-in-image", Mode: fs.ModeDir | 0o755, UID: 1000, GID: 1000},
+		ociimage.File{Path: "etc/passwd", Mode: 0o644, Data: []byte(passwd + "user-defined-in-image:x:1000:1000::/home/user-defined-in-image:/bin/sh\n")},
+		ociimage.File{Path: "etc/group", Mode: 0o644, Data: []byte(group + "user-defined-in-image:x:1000:\ngroup-defined-in-image:x:50000:user-defined-in-image\n")},
+		ociimage.File{Path: "etc/nsswitch.conf", Mode: 0o644, Data: []byte("hosts: files dns\n")},
+		// The test of image volumes looks for a line of it.
+		ociimage.File{Path: "etc/os-release", Mode: 0o644, Data: []byte("NAME=\"Alpine Linux\"\nID=alpine\n")},
+	)}
+	ports := map[string]struct{}{}
+	for _, p := range []string{"80", "8080", "8081", "9376", "5000"} {
+		ports[p+"/tcp"] = struct{}{}
+	}
+	return base.Over(ocispec.ImageConfig{Entrypoint: []string{"/agnhost"}, Cmd: []string{"pause"}, Env: []string{path}, ExposedPorts: ports},
+		programs, own, registry), nil
+}
+
+// fakeRegistry is what agnhost's fake registry serves: an image as the files of the CNCF distribution registry.
+func fakeRegistry(image Named) (ociimage.Layer, error) {
+	b, err := image.Image.Build()
+	if err != nil {
+		return ociimage.Layer{}, err
+	}
+	index, err := json.Marshal(ocispec.Index{
+		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: "application/vnd.docker.distribution.manifest.list.v2+json",
+		Manifests: []ocispec.Descriptor{{
+			MediaType: b.Manifest.MediaType, Digest: b.Manifest.Digest, Size: b.Manifest.Size,
+			Platform: &ocispec.Platform{OS: "linux", Architecture: runtime.GOARCH},
+		}},
+	})
+	if err != nil {
+		return ociimage.Layer{}, err
+	}
+	top := "var/registry/" + image.Name
+	files := ociimage.Dirs(top+"/manifests", top+"/blobs")
+	put := func(kind string, data []byte) string {
+		hex := digest.FromBytes(data).Encoded()
+		parent := top + "/" + kind + "/sha256/" + hex[:2] + "/" + hex
+		files = append(files, ociimage.Dirs(parent)...)
+		files = append(files, ociimage.File{Path: parent + "/data", Mode: 0o644, Data: data})
+		return "sha256:" + hex
+	}
+	for id, blob := range b.Blobs {
+		kind := "blobs"
+		if id == b.Manifest.Digest {
+			kind = "manifests"
+		}
+		put(kind, blob)
+	}
+	files = append(files, ociimage.File{Path: top + "/manifests/testing", Mode: 0o644, Data: []byte(put("manifests", index) + "\n")})
+	return ociimage.Layer{Files: files}, nil
+}
+
+// library is a file in the output of ldd(1).
+var library = regexp.MustCompile(`/[^ ]+`)
+
+// hostPrograms is a layer with programs of this machine and the libraries that they need. It leaves out those that are
+// missing: the specs that need one then fail, and say so.
+func hostPrograms(names []string) (ociimage.Layer, error) {
+	files := ociimage.Dirs("usr/bin")
+	var seen []string
+	add := func(at, source string) {
+		if at = strings.TrimPrefix(at, "/"); !slices.Contains(seen, at) {
+			seen = append(seen, at)
+			files = append(files, ociimage.Dirs(filepath.Dir(at))...)
+			files = append(files, ociimage.File{Path: at, Mode: 0o755, Source: source})
+		}
+	}
+	for _, name := range names {
+		program, err := exec.LookPath(name)
+		if errors.Is(err, exec.ErrNotFound) {
+			fmt.Fprintf(os.Stderr, "images: this machine has no %s for agnhost's image\n", name)
+			continue
+		}
+		if err == nil {
+			program, err = filepath.EvalSymlinks(program)
+		}
+		if err != nil {
+			return ociimage.Layer{}, err
+		}
+		add("usr/bin/"+name, program)
+		needs, err := exec.Command("ldd", program).Output() // it fails for static ones, which need none
+		if err != nil {
+			continue
+		}
+		for _, lib := range library.FindAllString(string(needs), -1) {
+			add(lib, lib)
+		}
+	}
+	return ociimage.Layer{Files: files}, nil
+}
