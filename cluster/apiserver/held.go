@@ -59,7 +59,7 @@ func (s *Server) listenHeld(ctx context.Context, at netip.AddrPort) (net.Listene
 		letGo()
 		return nil, nil, listenError(at.String(), err)
 	}
-	return l, letGo, nil
+	return limitPerSource(l, podConnections), letGo, nil
 }
 
 func toAddr(ip net.IP) netip.Addr {
