@@ -31,6 +31,9 @@ import (
 
 // apiOptions are the flags of the API server.
 type apiOptions struct {
+	// pods is whether this machine is a node, whose pods are to reach the API server on loopback, too.
+	pods bool
+
 	root, state       string
 	bind              string
 	port              int
@@ -40,8 +43,6 @@ type apiOptions struct {
 	etcdServers       []string
 	etcdCA            string
 	etcdCert, etcdKey string
-	// pods is whether this machine is a node, whose pods are to reach the API server on loopback, too.
-	pods bool
 }
 
 func (o *apiOptions) define(f *pflag.FlagSet) {
