@@ -256,7 +256,7 @@ kubelet-containerd: build bench-peers ## the kubelet's end-to-end tests on conta
 # FOCUS, a regular expression of specs' names, runs others than those that docs/conformance.md lists as passed.
 test-conformance: build testbins ## Kubernetes' conformance suite on the cluster; writes docs/conformance.md (needs root; long)
 	@hack/conformance/deps.sh
-	@GO="$(GO)" hack/tools.sh registry kubectl
+	@GO="$(GO)" hack/tools.sh busybox registry kubectl
 	@GO="$(GO)" hack/conformance/build.sh
 	@hack/conformance/run.sh $(if $(FOCUS),'$(FOCUS)')
 

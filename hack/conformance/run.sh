@@ -4,7 +4,7 @@
 # page run, and each that fails is an error.
 #   PROCS=4       how many specs run at a time        LIMIT=3600   seconds for all of them
 #   KEEP=DIR      where logs and reports stay (out/conformance)
-# bin/ has to have what `make build testbins` and build.sh make, and the tools registry and kubectl.
+# bin/ has to have what `make build testbins` and build.sh make, and the tools busybox, registry and kubectl.
 set -euo pipefail
 self=$(readlink -f "${BASH_SOURCE[0]}")
 cd "${self%/*}/../.."
@@ -57,7 +57,8 @@ until (exec 3<>"/dev/tcp/${registry%:*}/${registry#*:}") 2>/dev/null; do
   kill -0 $! || { tail "$keep/registry.log" >&2; exit 1; }
   sleep 0.05
 done
-"$bin/test/imagetool" push -registry "$registry" -set conformance
+# Not the distribution's busybox, whose shell runs applets with the variables that have names of its own only.
+"$bin/test/imagetool" push -registry "$registry" -set conformance -busybox "$bin/tools/busybox"
 
 cat >"$dir/coracled.toml" <<C
 [image.registry."$registry"]
@@ -97,7 +98,7 @@ fi
 # Left out is what one node cannot do, and what ends or starves other specs.
 skip='at least two untainted nodes|\[Disruptive\]|\[Flaky\]|\[Slow\]'
 began=$SECONDS code=0
-# ginkgo takes an interrupt for the end: specs that run then count as failed.
+# ginkgo takes an interrupt for the end: specs that run then are neither passed nor failed.
 timeout -s INT -k 60 "${LIMIT:-3600}" "$bin/conformance/ginkgo" run --procs="${PROCS:-4}" --focus="$focus" --skip="$skip" \
   --no-color --timeout=3h --keep-going --silence-skips --json-report=report.json --output-dir="$keep" "$bin/conformance/e2e.test" -- \
   --kubeconfig="$KUBECONFIG" --provider=skeleton --kubectl-path="$bin/tools/kubectl" --disable-log-dump --dump-logs-on-failure=false \
@@ -107,10 +108,11 @@ timeout -s INT -k 60 "${LIMIT:-3600}" "$bin/conformance/ginkgo" run --procs="${P
 jq -r '.[].SpecReports[] | select(.LeafNodeType == "It" and .State != "skipped" and .State != "pending")
   | "\(.State) \((.ContainerHierarchyTexts // []) + [.LeafNodeText] | join(" "))"' "$keep/report.json" | sort -u >"$keep/results"
 sed -n 's/^passed //p' "$keep/results" >"$keep/passed"
-sed '/^passed /d; s/^[a-z]* //' "$keep/results" >"$keep/failed"
+sed -n '/^\(passed\|interrupted\|aborted\) /d; s/^[a-z]* //p' "$keep/results" >"$keep/failed"
 hack/conformance/page.sh "$page" "$keep/passed" "$keep/failed"
 echo "conformance: $(wc -l <"$keep/passed") passed, $(wc -l <"$keep/failed") failed in $((SECONDS - began)) s; $keep has the logs"
 sed 's/^/FAILED /' "$keep/failed"
+sed -n 's/^\(interrupted\|aborted\) /NOT FINISHED /p' "$keep/results"
 if [[ -n $expected ]]; then
   missing=$(comm -23 <(sort -u <<<"$expected") <(sort -u "$keep/passed" "$keep/failed"))
   [[ -z $missing ]] || { echo "NOT RUN ${missing//$'\n'/$'\n'NOT RUN }"; code=1; }
