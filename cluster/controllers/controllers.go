@@ -122,7 +122,7 @@ func New(as Identities, o Options) ([]Runner, error) {
 			return certificates.NewSigner(set, o.SigningCA, o.CertificateLifetime), nil
 		}})
 	}
-	runners := make([]Runner, 0, len(all)+2)
+	runners := make([]Runner, 0, len(all)+3)
 	for _, e := range all {
 		set, err := as.Account(e.account)
 		if err != nil {
@@ -138,7 +138,11 @@ func New(as Identities, o Options) ([]Runner, error) {
 	if err != nil {
 		return nil, fmt.Errorf("identity of disruption-controller: %w", err)
 	}
-	runners = append(runners, upstream.NewDisruption(budgets))
+	mirror, err := as.Account("endpointslicemirroring-controller")
+	if err != nil {
+		return nil, fmt.Errorf("identity of endpointslicemirroring-controller: %w", err)
+	}
+	runners = append(runners, upstream.NewDisruption(budgets), upstream.NewMirroring(mirror))
 	if o.TokenGenerator != nil { // it has no service account, as upstream: it makes the tokens of all accounts
 		runners = append(runners, serviceaccount.NewTokens(as.Manager, o.TokenGenerator, o.RootCA))
 	}

@@ -18,11 +18,13 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// OnDemand is a controller that starts with the first object of a kind.
+// OnDemand is a controller that starts with the first object of a kind that needs it.
 type OnDemand struct {
 	name      string
 	informers informers.SharedInformerFactory
 	trigger   cache.SharedIndexInformer
+	// needs says whether an object of the trigger's kind needs the controller; nil if each does.
+	needs func(object any) bool
 	// make makes the controller and returns what runs it.
 	make func(context.Context) (run func(context.Context), err error)
 }
@@ -68,11 +70,16 @@ func (o *OnDemand) work(ctx context.Context) (err error) {
 	return errors.New("it ended by itself")
 }
 
-// wanted waits until there is an object; it returns false if ctx ends before.
+// wanted waits until there is such an object; it returns false if ctx ends before.
 func (o *OnDemand) wanted(ctx context.Context) bool {
 	found, once := make(chan struct{}), sync.Once{}
+	look := func(object any) {
+		if o.needs == nil || o.needs(object) {
+			once.Do(func() { close(found) })
+		}
+	}
 	registration, err := o.trigger.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: func(any) { once.Do(func() { close(found) }) },
+		AddFunc: look, UpdateFunc: func(_, object any) { look(object) },
 	})
 	if err != nil { // the informer was stopped: the process is ending
 		return false
