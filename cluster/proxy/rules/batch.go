@@ -1,0 +1,83 @@
+package rules
+
+// batch collects the elements that a transaction changes. One that is removed and put again with the same
+// value does not change.
+type batch struct {
+	changes map[place]*difference
+	kinds   []newKind
+}
+
+// place is where an element is.
+type place struct {
+	set      int
+	key, end string
+}
+
+// difference is what happens to an element.
+type difference struct {
+	had, has    bool
+	before, now string // values
+}
+
+// newKind is a kind that has no chain yet.
+type newKind struct {
+	*family
+	kind uint32
+}
+
+func newBatch() *batch { return &batch{changes: map[place]*difference{}} }
+
+func (b *batch) at(e element) *difference {
+	p := place{e.set, e.key, e.end}
+	d := b.changes[p]
+	if d == nil {
+		d = &difference{}
+		b.changes[p] = d
+	}
+	return d
+}
+
+// remove takes out an element that the kernel has, or that was put before.
+func (b *batch) remove(e element) {
+	if d := b.at(e); d.has {
+		d.has = false
+	} else {
+		d.had, d.before = true, e.value
+	}
+}
+
+// put adds an element that the kernel has not, or that was removed before.
+func (b *batch) put(e element) {
+	d := b.at(e)
+	d.has, d.now = true, e.value
+}
+
+// replace changes the elements of a backend. Slots that stay as they are cost nothing.
+func (b *batch) replace(p *port, before, now *backend) {
+	for slot := range max(len(before.slots), len(now.slots)) {
+		same := slot < len(before.slots) && slot < len(now.slots) && before.slots[slot] == now.slots[slot]
+		if same && (before.ids == nil) == (now.ids == nil) && (now.ids == nil || before.ids[slot] == now.ids[slot]) {
+			continue
+		}
+		if slot < len(before.slots) {
+			b.remove(p.endpoint(before, slot))
+			if before.ids != nil {
+				for _, e := range p.identity(before, slot) {
+					b.remove(e)
+				}
+			}
+		}
+	}
+	for slot := range now.slots {
+		same := slot < len(before.slots) && before.slots[slot] == now.slots[slot]
+		if same && (before.ids == nil) == (now.ids == nil) && (now.ids == nil || before.ids[slot] == now.ids[slot]) {
+			continue
+		}
+		b.put(p.endpoint(now, slot))
+		if now.ids != nil {
+			for _, e := range p.identity(now, slot) {
+				b.put(e)
+			}
+		}
+	}
+}

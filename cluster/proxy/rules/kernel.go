@@ -1,0 +1,268 @@
+package rules
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// elementsPerMessage keeps the list of elements below 64 KiB, the longest that an attribute can be.
+	elementsPerMessage = 500
+	// The socket's buffers must hold a transaction and its answers. The kernel takes memory for what is in them.
+	sendBuffer    = 256 << 20
+	receiveBuffer = 64 << 20
+)
+
+// kernel sends transactions about one table.
+type kernel struct {
+	table  *nftables.Table
+	conn   *nftables.Conn
+	portID uint32 // of the socket
+}
+
+func openKernel(name string) (*kernel, error) {
+	k := &kernel{table: &nftables.Table{Name: name, Family: nftables.TableFamilyINet}}
+	return k, k.open()
+}
+
+func (k *kernel) open() error {
+	var err error
+	k.conn, err = nftables.New(nftables.AsLasting(), nftables.WithSockOptions(func(c *netlink.Conn) error {
+		raw, err := c.SyscallConn()
+		if err != nil {
+			return err
+		}
+		var name unix.Sockaddr
+		if cerr := raw.Control(func(fd uintptr) { name, err = unix.Getsockname(int(fd)) }); cerr != nil {
+			return cerr
+		}
+		if address, ok := name.(*unix.SockaddrNetlink); ok {
+			k.portID = address.Pid
+		}
+		return errors.Join(err, c.SetWriteBuffer(sendBuffer), c.SetReadBuffer(receiveBuffer))
+	}))
+	if err != nil {
+		return fmt.Errorf("open nftables: %w", err)
+	}
+	return nil
+}
+
+func (k *kernel) close() error { return k.conn.CloseLasting() }
+
+// transaction sends what build adds as one. The socket is opened again after an error: it may have answers
+// that were not read.
+func (k *kernel) transaction(build func(*nftables.Conn) error) error {
+	err := build(k.conn)
+	if err == nil {
+		err = k.conn.Flush()
+	}
+	if err != nil {
+		_ = k.close() // with what is queued
+		return errors.Join(err, k.open())
+	}
+	return nil
+}
+
+func (k *kernel) remove() error {
+	return k.transaction(func(c *nftables.Conn) error {
+		c.AddTable(k.table) // so that there is one to delete
+		c.DelTable(k.table)
+		return nil
+	})
+}
+
+// apply sends the changes of a batch.
+func (k *kernel) apply(t *Table, b *batch) error {
+	removed, added := map[int][]nftables.SetElement{}, map[int][]nftables.SetElement{}
+	for p, d := range b.changes {
+		if d.had && d.has && d.before == d.now {
+			continue
+		}
+		if d.had {
+			removed[p.set] = append(removed[p.set], element{key: p.key, end: p.end}.encode())
+		}
+		if d.has {
+			added[p.set] = append(added[p.set], element{key: p.key, end: p.end, value: d.now}.encode())
+		}
+	}
+	if len(removed) == 0 && len(added) == 0 && len(b.kinds) == 0 {
+		return nil
+	}
+	return k.transaction(func(c *nftables.Conn) error {
+		var kinds []element
+		for _, n := range b.kinds {
+			chain, elements := t.kinds.chain(n)
+			k.addChain(c, chain)
+			kinds = append(kinds, elements...)
+		}
+		for _, e := range kinds {
+			added[e.set] = append(added[e.set], e.encode())
+		}
+		return k.send(c, t.sets(), removed, added)
+	})
+}
+
+// send changes elements. What others refer to comes first.
+func (k *kernel) send(c *nftables.Conn, sets []*nftables.Set, removed, added map[int][]nftables.SetElement) error {
+	for i, s := range sets {
+		for chunk := range slices.Chunk(removed[i], elementsPerMessage) {
+			if err := c.SetDeleteElements(s, chunk); err != nil {
+				return fmt.Errorf("set %s: %w", s.Name, err)
+			}
+		}
+	}
+	for i, s := range sets {
+		for chunk := range slices.Chunk(added[i], elementsPerMessage) {
+			if err := c.SetAddElements(s, chunk); err != nil {
+				return fmt.Errorf("set %s: %w", s.Name, err)
+			}
+		}
+	}
+	return nil
+}
+
+func (e element) encode() nftables.SetElement {
+	out := nftables.SetElement{Key: []byte(e.key)}
+	if e.end != "" {
+		out.KeyEnd = []byte(e.end)
+	}
+	if e.chain != "" {
+		out.VerdictData = &expr.Verdict{Kind: expr.VerdictGoto, Chain: e.chain}
+	} else if e.value != "" {
+		out.Val = []byte(e.value)
+	}
+	return out
+}
+
+func (k *kernel) chain(c chain) *nftables.Chain {
+	out := &nftables.Chain{Table: k.table, Name: c.name, Hooknum: c.hook, Type: c.kind}
+	if c.hook != nil {
+		out.Priority = &c.priority
+	}
+	return out
+}
+
+func (k *kernel) addChain(c *nftables.Conn, ch chain) {
+	added := c.AddChain(k.chain(ch))
+	for _, r := range ch.rules {
+		c.AddRule(&nftables.Rule{Table: k.table, Chain: added, Exprs: r})
+	}
+}
+
+// replace makes the table from nothing, in one transaction: there is no moment without rules.
+func (k *kernel) replace(t *Table) error {
+	return k.transaction(func(c *nftables.Conn) error {
+		c.AddTable(k.table)
+		c.DelTable(k.table)
+		c.AddTable(k.table)
+		return k.fill(c, t, &found{})
+	})
+}
+
+// correct changes what differs from what is wanted. All rules are written again, as there are few.
+func (k *kernel) correct(t *Table, f *found) error {
+	if !f.layout {
+		return k.replace(t)
+	}
+	return k.transaction(func(c *nftables.Conn) error {
+		c.AddTable(k.table)
+		for _, name := range f.chains {
+			c.FlushChain(&nftables.Chain{Table: k.table, Name: name})
+		}
+		return k.fill(c, t, f)
+	})
+}
+
+func (k *kernel) fill(c *nftables.Conn, t *Table, f *found) error {
+	sets := t.sets()
+	if !f.layout {
+		for _, s := range sets {
+			if err := c.AddSet(s, nil); err != nil {
+				return fmt.Errorf("set %s: %w", s.Name, err)
+			}
+		}
+	}
+	chains := t.chains()
+	known := map[string]bool{}
+	for _, ch := range chains { // they may refer to each other
+		c.AddChain(k.chain(ch))
+		known[ch.name] = true
+	}
+	for _, ch := range chains {
+		for _, r := range ch.rules {
+			c.AddRule(&nftables.Rule{Table: k.table, Chain: &nftables.Chain{Name: ch.name}, Exprs: r})
+		}
+	}
+	removed, added := map[int][]nftables.SetElement{}, map[int][]nftables.SetElement{}
+	want := func(e element) {
+		p := place{e.set, e.key, e.end}
+		if is, exists := f.elements[p]; exists {
+			delete(f.elements, p)
+			if is.value == e.value && is.chain == e.chain {
+				return
+			}
+			removed[e.set] = append(removed[e.set], element{key: e.key, end: e.end}.encode())
+		}
+		added[e.set] = append(added[e.set], e.encode())
+	}
+	for _, fam := range families {
+		for _, e := range t.kinds.elements(fam) {
+			want(e)
+		}
+	}
+	for e := range t.elements() {
+		want(e)
+	}
+	for _, e := range f.elements {
+		removed[e.set] = append(removed[e.set], element{key: e.key, end: e.end}.encode())
+	}
+	if err := k.send(c, sets, removed, added); err != nil {
+		return err
+	}
+	for _, name := range f.chains { // after what referred to them
+		if !known[name] {
+			c.DelChain(&nftables.Chain{Table: k.table, Name: name})
+		}
+	}
+	return nil
+}
+
+// chain returns the chain for a kind and the elements that lead to it.
+func (k *kinds) chain(n newKind) (chain, []element) {
+	var c chain
+	if n.kind&markSticky != 0 {
+		c = n.stick(k.sticky[n.index][n.kind&^markSticky])
+	} else {
+		c = n.pick(int(n.kind))
+	}
+	return c, n.leads(n.kind, c.name)
+}
+
+// leads are the elements that lead packets of a kind to a chain.
+func (f *family) leads(kind uint32, chain string) []element {
+	return []element{
+		{set: f.setID(setKinds), key: native(kind), chain: chain},
+		{set: f.setID(setKinds), key: native(kind | markMasquerade), chain: chain},
+	}
+}
+
+// elements are those of a family's map of kinds.
+func (k *kinds) elements(f *family) []element {
+	all := append(f.leads(0, "no_endpoints"), f.leads(kindDrop, "no_local")...)
+	for _, count := range slices.Sorted(maps.Keys(k.plain[f.index])) {
+		all = append(all, f.leads(uint32(count), pickName(f, count))...)
+	}
+	for i, s := range k.sticky[f.index] {
+		if s.count > 0 {
+			all = append(all, f.leads(markSticky|uint32(i), stickName(f, s))...)
+		}
+	}
+	return all
+}

@@ -1,0 +1,351 @@
+package rules
+
+import (
+	"iter"
+	"net/netip"
+	"slices"
+)
+
+// port is a Port with what it has in the kernel.
+type port struct {
+	Port
+	*family
+	backends []*backend // parallel to Backends
+	shown    []shown    // parallel to Frontends
+}
+
+// backend is a Backend with what it has in the kernel. Endpoints keep their slots as long as they can.
+type backend struct {
+	number uint32 // 0: all numbers are in use, so it has no endpoints
+	slots  []netip.AddrPort
+	ids    []uint32 // parallel to slots; nil without affinity
+	kind   uint32
+}
+
+// shown is what a frontend has in the kernel.
+type shown bool
+
+// mark is what a packet to the frontend gets.
+func (p *port) mark(backend int, masquerade bool) string {
+	b := p.backends[backend]
+	v := uint32(markOurs) | b.number<<12 | b.kind
+	if masquerade {
+		v |= markMasquerade
+	}
+	return native(v)
+}
+
+func (p *port) address(f Frontend) address { return address{p.IPv6, f.Addr, p.Protocol, f.Port} }
+
+// element is one of a map or set. Its end is for ranges.
+type element struct {
+	set             int // setID
+	key, end, value string
+	chain           string // for a map of verdicts
+}
+
+// key is the part of an element that names a backend.
+func (b *backend) key() string { return native(markOurs | b.number<<12) }
+
+func (p *port) endpoint(b *backend, slot int) element {
+	return element{set: p.setID(setEp), key: b.key() + native(uint32(slot)), value: destination(b.slots[slot])}
+}
+
+// identity are the elements for affinity of an endpoint.
+func (p *port) identity(b *backend, slot int) [2]element {
+	id := native(b.ids[slot])
+	return [2]element{
+		{set: p.setID(setEpid), key: b.key() + native(uint32(slot)), value: id},
+		{set: p.setID(setByid), key: id, value: destination(b.slots[slot])},
+	}
+}
+
+// endpoints yields the elements of the backend.
+func (p *port) endpoints(b *backend) iter.Seq[element] {
+	return func(yield func(element) bool) {
+		for slot := range b.slots {
+			if !yield(p.endpoint(b, slot)) {
+				return
+			}
+			if b.ids == nil {
+				continue
+			}
+			for _, e := range p.identity(b, slot) {
+				if !yield(e) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// frontend yields the elements of a frontend.
+func (p *port) frontend(f Frontend) iter.Seq[element] {
+	return func(yield func(element) bool) {
+		a := p.address(f)
+		everyone, inside := setSvc, setInside
+		if !f.Addr.IsValid() {
+			everyone, inside = setNodePort, setNodeIn
+		}
+		if !yield(element{set: p.setID(everyone), key: a.key(), value: p.mark(f.Backend, f.Masquerade)}) {
+			return
+		}
+		if f.Inside != f.Backend && !yield(element{set: p.setID(inside), key: a.key(), value: p.mark(f.Inside, false)}) {
+			return
+		}
+		if !f.Limited || !f.Addr.IsValid() {
+			return
+		}
+		if !yield(element{set: p.setID(setLimited), key: a.key()}) {
+			return
+		}
+		for _, s := range widest(f.Sources) {
+			if s.Addr().Is6() == p.IPv6 && !yield(element{set: p.setID(setSources), key: a.key() + field(s.Addr()), end: a.key() + field(last(s))}) {
+				return
+			}
+		}
+	}
+}
+
+// podElements are those of a pod's address.
+func podElements(a netip.Addr) [2]element {
+	f := familyOf(a.Is6())
+	return [2]element{{set: f.setID(setPods), key: field(a)}, {set: f.setID(setHairpin), key: field(a) + field(a)}}
+}
+
+// elements yields everything that is wanted, except of the maps of kinds and affinity.
+func (t *Table) elements() iter.Seq[element] {
+	return func(yield func(element) bool) {
+		for a := range t.pods {
+			for _, e := range podElements(a) {
+				if !yield(e) {
+					return
+				}
+			}
+		}
+		for _, p := range t.ports {
+			for _, b := range p.backends {
+				for e := range p.endpoints(b) {
+					if !yield(e) {
+						return
+					}
+				}
+			}
+			for i, f := range p.Frontends {
+				if !p.shown[i] {
+					continue
+				}
+				for e := range p.frontend(f) {
+					if !yield(e) {
+						return
+					}
+				}
+			}
+		}
+	}
+}
+
+// retract takes a port's frontends back, and returns those addresses that others may want.
+func (t *Table) retract(b *batch, k Key) (freed []address) {
+	p := t.ports[k]
+	if p == nil {
+		return nil
+	}
+	for i, f := range p.Frontends {
+		a := p.address(f)
+		if !p.shown[i] {
+			t.waiting[a] = slices.DeleteFunc(t.waiting[a], func(w Key) bool { return w == k })
+			if len(t.waiting[a]) == 0 {
+				delete(t.waiting, a)
+			}
+			continue
+		}
+		for e := range p.frontend(f) {
+			b.remove(e)
+		}
+		p.shown[i] = false
+		delete(t.owners, a)
+		if len(t.waiting[a]) > 0 {
+			freed = append(freed, a)
+		}
+	}
+	return freed
+}
+
+// update gives a port the backends that are wanted; nil removes it.
+func (t *Table) update(b *batch, k Key, want *Port) {
+	p := t.ports[k]
+	if want == nil {
+		if p != nil {
+			for _, g := range p.backends {
+				t.remove(b, p, g)
+			}
+			delete(t.ports, k)
+		}
+		return
+	}
+	if p == nil {
+		p = &port{family: familyOf(want.IPv6)}
+		t.ports[k] = p
+	}
+	p.Port, p.shown = *want, make([]shown, len(want.Frontends))
+	p.Backends = nil // the endpoints are in the slots
+	for i, w := range want.Backends {
+		if i == len(p.backends) {
+			g := &backend{number: t.adopted.number(p, i)}
+			if t.numbers.claim(g.number) {
+				g.slots, g.ids = t.adopted.endpoints(p.family, g.number)
+			} else {
+				g.number = t.numbers.take()
+			}
+			if g.number == 0 {
+				t.Log.Error("a Service gets no connections: there are too many", "port", k, "max", maxNumber)
+			}
+			p.backends = append(p.backends, g)
+		}
+		t.fill(b, p, p.backends[i], w)
+	}
+	for len(p.backends) > len(want.Backends) {
+		last := len(p.backends) - 1
+		t.remove(b, p, p.backends[last])
+		p.backends = p.backends[:last]
+	}
+}
+
+func (t *Table) remove(b *batch, p *port, g *backend) {
+	for e := range p.endpoints(g) {
+		b.remove(e)
+	}
+	t.numbers.release(g.number)
+}
+
+// fill gives a backend the endpoints that are wanted. Those that stay keep their slots; new ones take the
+// slots of those that go, and the last ones the slots that are free then.
+func (t *Table) fill(b *batch, p *port, g *backend, want Backend) {
+	wanted := map[netip.AddrPort]bool{}
+	for _, e := range want.Endpoints {
+		if len(wanted) < MaxEndpoints && g.number != 0 {
+			wanted[e] = true
+		}
+	}
+	before := backend{number: g.number, slots: slices.Clone(g.slots), ids: slices.Clone(g.ids)}
+	sticky := want.Affinity > 0
+	if !sticky {
+		g.ids = nil
+	} else if g.ids == nil {
+		g.ids = []uint32{}
+		for range g.slots {
+			g.ids = append(g.ids, t.nextID())
+		}
+	}
+	var free []int
+	for slot, e := range g.slots {
+		if wanted[e] {
+			delete(wanted, e)
+		} else {
+			free = append(free, slot)
+		}
+	}
+	for _, e := range want.Endpoints { // in the caller's order
+		if !wanted[e] {
+			continue
+		}
+		delete(wanted, e)
+		slot := len(g.slots)
+		if len(free) > 0 {
+			slot, free = free[0], free[1:]
+			g.slots[slot] = e
+		} else {
+			g.slots = append(g.slots, e)
+			if sticky {
+				g.ids = append(g.ids, 0)
+			}
+		}
+		if sticky {
+			g.ids[slot] = t.nextID()
+		}
+	}
+	for _, slot := range slices.Backward(free) {
+		end := len(g.slots) - 1
+		g.slots[slot] = g.slots[end]
+		g.slots = g.slots[:end]
+		if sticky {
+			g.ids[slot] = g.ids[end]
+			g.ids = g.ids[:end]
+		}
+	}
+	kind, created := t.kinds.of(p.family, len(g.slots), want.Affinity, want.Drop)
+	g.kind = kind
+	if created {
+		b.kinds = append(b.kinds, newKind{p.family, kind})
+	}
+	b.replace(p, &before, g)
+}
+
+func (t *Table) nextID() uint32 {
+	t.ids++
+	return t.ids
+}
+
+// emit shows a port's frontends whose addresses no other port has.
+func (t *Table) emit(b *batch, k Key) {
+	p := t.ports[k]
+	if p == nil {
+		return
+	}
+	for i, f := range p.Frontends {
+		t.show(b, k, p, i, f)
+	}
+}
+
+func (t *Table) show(b *batch, k Key, p *port, i int, f Frontend) {
+	a := p.address(f)
+	if owner, taken := t.owners[a]; taken {
+		if owner != k { // otherwise the Service names it twice
+			t.waiting[a] = append(t.waiting[a], k)
+			t.Log.Warn("two Services want the same address", "has", owner, "waits", k, "address", f.Addr, "port", f.Port)
+		}
+		return
+	}
+	t.owners[a], p.shown[i] = k, true
+	for e := range p.frontend(f) {
+		b.put(e)
+	}
+}
+
+// inherit gives an address that its owner gave up to the port that waits longest.
+func (t *Table) inherit(b *batch, a address) {
+	if _, taken := t.owners[a]; taken || len(t.waiting[a]) == 0 {
+		return
+	}
+	k := t.waiting[a][0]
+	t.waiting[a] = t.waiting[a][1:]
+	if len(t.waiting[a]) == 0 {
+		delete(t.waiting, a)
+	}
+	p := t.ports[k]
+	for i, f := range p.Frontends {
+		if p.address(f) == a && !p.shown[i] {
+			t.show(b, k, p, i, f)
+			return
+		}
+	}
+}
+
+func (t *Table) setPod(b *batch, a netip.Addr, here bool) {
+	if t.pods[a] == here {
+		return
+	}
+	for _, e := range podElements(a) {
+		if here {
+			b.put(e)
+		} else {
+			b.remove(e)
+		}
+	}
+	if here {
+		t.pods[a] = true
+	} else {
+		delete(t.pods, a)
+	}
+}

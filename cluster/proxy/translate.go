@@ -1,0 +1,251 @@
+package proxy
+
+import (
+	"log/slog"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	upstream "k8s.io/kubernetes/pkg/proxy"
+	"k8s.io/kubernetes/pkg/proxy/conntrack"
+	"k8s.io/kubernetes/pkg/proxy/healthcheck"
+	proxyutil "k8s.io/kubernetes/pkg/proxy/util"
+
+	"github.com/coracle-project/coracle/cluster/proxy/rules"
+)
+
+// translation makes rules of the Services and endpoints of one address family. Handlers of informers use
+// services and endpoints; everything else is the loop's.
+type translation struct {
+	*Options
+	family    corev1.IPFamily
+	services  *upstream.ServiceChangeTracker
+	endpoints *upstream.EndpointsChangeTracker
+
+	portMap     upstream.ServicePortMap
+	endpointMap upstream.EndpointsMap
+	dirty       map[upstream.ServicePortName]bool
+	udp         bool // flows may go to endpoints that are gone
+	local       map[upstream.ServicePortName][]netip.Addr
+	pods        map[netip.Addr]int // how many ports have the pod as an endpoint
+
+	health      healthcheck.ServiceHealthServer
+	healthPorts map[upstream.ServicePortName]uint16
+	conntrack   conntrack.Interface
+}
+
+func newTranslation(family corev1.IPFamily, o *Options) *translation {
+	t := &translation{
+		Options: o, family: family, portMap: upstream.ServicePortMap{}, endpointMap: upstream.EndpointsMap{},
+		dirty: map[upstream.ServicePortName]bool{}, local: map[upstream.ServicePortName][]netip.Addr{}, pods: map[netip.Addr]int{},
+		healthPorts: map[upstream.ServicePortName]uint16{}, conntrack: conntrack.New(),
+	}
+	t.services = upstream.NewServiceChangeTracker(family, nil, func(before, now upstream.ServicePortMap) {
+		for _, ports := range []upstream.ServicePortMap{before, now} {
+			for name := range ports {
+				t.dirty[name] = true
+				t.udp = t.udp || name.Protocol == corev1.ProtocolUDP
+			}
+		}
+	})
+	t.endpoints = upstream.NewEndpointsChangeTracker(family, o.NodeName, nil, func(before, now upstream.EndpointsMap) {
+		for _, ports := range []upstream.EndpointsMap{before, now} {
+			for name := range ports {
+				t.dirty[name] = true
+			}
+		}
+	})
+	return t
+}
+
+// update adds to change what is different since the last time; everything depends on some labels of the node.
+func (t *translation) update(labels map[string]string, relabeled bool, change *rules.Change) {
+	t.portMap.Update(t.services)
+	result := t.endpointMap.Update(t.endpoints)
+	t.udp = t.udp || result.ConntrackCleanupRequired
+	if relabeled {
+		for name := range t.portMap {
+			t.dirty[name] = true
+		}
+	}
+	for name := range t.dirty {
+		change.Ports[t.key(name)] = t.port(name, labels)
+		if !t.WatchPods {
+			t.notePods(name, change.Pods)
+		}
+	}
+	clear(t.dirty)
+}
+
+func (t *translation) key(name upstream.ServicePortName) rules.Key {
+	return rules.Key(name.String() + "/" + string(name.Protocol) + "/" + string(t.family))
+}
+
+var protocols = map[corev1.Protocol]byte{
+	corev1.ProtocolTCP: unix.IPPROTO_TCP, corev1.ProtocolUDP: unix.IPPROTO_UDP, corev1.ProtocolSCTP: unix.IPPROTO_SCTP,
+}
+
+// The backends of a port: all endpoints that its traffic may go to, and those of this node.
+const (
+	cluster = iota
+	local
+)
+
+// port returns what is wanted for a port of a Service; nil if there is no such port.
+func (t *translation) port(name upstream.ServicePortName, labels map[string]string) *rules.Port {
+	service, exists := t.portMap[name]
+	protocol, known := protocols[name.Protocol]
+	if exists && service.HealthCheckNodePort() != 0 {
+		t.healthPorts[name] = uint16(service.HealthCheckNodePort())
+	} else {
+		delete(t.healthPorts, name)
+	}
+	if !exists || !known {
+		return nil
+	}
+	all, here, _, anywhere := upstream.CategorizeEndpoints(t.endpointMap[name], service, t.NodeName, labels)
+	var affinity time.Duration
+	if service.SessionAffinityType() == corev1.ServiceAffinityClientIP {
+		affinity = time.Duration(service.StickyMaxAgeSeconds()) * time.Second
+	}
+	port := &rules.Port{
+		Protocol: protocol, IPv6: t.family == corev1.IPv6Protocol,
+		Backends: []rules.Backend{{Endpoints: t.targets(name, all), Affinity: affinity}},
+	}
+	if service.UsesLocalEndpoints() {
+		port.Backends = append(port.Backends, rules.Backend{Endpoints: t.targets(name, here), Affinity: affinity, Drop: anywhere})
+	}
+	internal, external := cluster, cluster
+	if service.InternalPolicyLocal() {
+		internal = local
+	}
+	if service.ExternalPolicyLocal() && service.ExternallyAccessible() {
+		external = local
+	}
+	add := func(ip net.IP, number int, f rules.Frontend) {
+		if ip != nil {
+			a, ok := netip.AddrFromSlice(ip)
+			if !ok {
+				return
+			}
+			f.Addr = a.Unmap()
+			if f.Limited { // the node's own requests to an address that it has come from there
+				f.Sources = append(f.Sources, netip.PrefixFrom(f.Addr, f.Addr.BitLen()))
+			}
+		}
+		f.Port = uint16(number)
+		port.Frontends = append(port.Frontends, f)
+	}
+	add(service.ClusterIP(), service.Port(), rules.Frontend{Backend: internal, Inside: internal})
+	outer := rules.Frontend{Backend: external, Inside: cluster, Masquerade: external == cluster}
+	if t.ExternalIPs {
+		for _, ip := range service.ExternalIPs() {
+			add(ip, service.Port(), outer)
+		}
+	}
+	if service.NodePort() != 0 {
+		add(nil, service.NodePort(), outer)
+	}
+	var sources []netip.Prefix
+	for _, s := range service.LoadBalancerSourceRanges() {
+		if p, err := netip.ParsePrefix(s.String()); err == nil {
+			sources = append(sources, p)
+		}
+	}
+	for _, ip := range service.LoadBalancerVIPs() {
+		balanced := outer
+		balanced.Limited, balanced.Sources = len(sources) > 0, sources[:len(sources):len(sources)]
+		add(ip, service.Port(), balanced)
+	}
+	return port
+}
+
+// targets are the addresses of endpoints. Those that lead to the node itself are left out, as the API server
+// refuses them, too: a Service would make them reachable to others.
+func (t *translation) targets(name upstream.ServicePortName, endpoints []upstream.Endpoint) []netip.AddrPort {
+	targets := make([]netip.AddrPort, 0, len(endpoints))
+	for _, e := range endpoints {
+		a, err := netip.ParseAddr(e.IP())
+		a = a.Unmap()
+		if err != nil || a.IsLoopback() || a.IsLinkLocalUnicast() || a.IsMulticast() || a.IsUnspecified() || a.Is6() != (t.family == corev1.IPv6Protocol) {
+			slog.Warn("an endpoint is left out, as its address is not one of a pod or node", "service", name.NamespacedName, "address", e.IP())
+			continue
+		}
+		targets = append(targets, netip.AddrPortFrom(a, uint16(e.Port())))
+	}
+	if len(targets) > rules.MaxEndpoints {
+		slog.Warn("some endpoints get no connections, as there are too many", "service", name.NamespacedName, "endpoints", len(targets), "max", rules.MaxEndpoints)
+	}
+	return targets
+}
+
+// notePods counts this node's pods among the endpoints of a port.
+func (t *translation) notePods(name upstream.ServicePortName, changed rules.Pods) {
+	before := t.local[name]
+	var now []netip.Addr
+	for _, e := range t.endpointMap[name] {
+		if a, err := netip.ParseAddr(e.IP()); err == nil && e.IsLocal() && !slices.Contains(t.NodeIPs, a) {
+			now = append(now, a.Unmap())
+		}
+	}
+	for _, a := range now {
+		if t.pods[a]++; t.pods[a] == 1 {
+			changed[a] = true
+		}
+	}
+	for _, a := range before {
+		if t.pods[a]--; t.pods[a] == 0 {
+			delete(t.pods, a)
+			changed[a] = false
+		}
+	}
+	if t.local[name] = now; len(now) == 0 {
+		delete(t.local, name)
+	}
+}
+
+// applied does what must follow rules that are in force: it ends UDP flows to endpoints that are gone and
+// tells load balancers how many endpoints this node has.
+func (t *translation) applied() {
+	if t.udp {
+		conntrack.CleanStaleEntries(t.conntrack, t.family, t.portMap, t.endpointMap)
+		t.udp = false
+	}
+	ports, ready := map[types.NamespacedName]uint16{}, map[types.NamespacedName]map[string]bool{}
+	for name, port := range t.healthPorts {
+		ports[name.NamespacedName] = port
+		for _, e := range t.endpointMap[name] {
+			if !e.IsReady() || !e.IsLocal() {
+				continue
+			}
+			if ready[name.NamespacedName] == nil {
+				ready[name.NamespacedName] = map[string]bool{}
+			}
+			ready[name.NamespacedName][e.IP()] = true
+		}
+	}
+	counts := map[types.NamespacedName]int{}
+	for name, addresses := range ready {
+		counts[name] = len(addresses)
+	}
+	_ = t.health.SyncServices(ports) // it reports what fails by Events
+	_ = t.health.SyncEndpoints(counts)
+}
+
+// healthy is what load balancers are told of the proxy itself.
+type healthy struct{}
+
+func (healthy) Health() healthcheck.ProxyHealth { return healthcheck.ProxyHealth{Healthy: true} }
+
+// serveHealth prepares the answers at healthCheckNodePorts, on all addresses of the node.
+func (t *translation) serveHealth(node string, recorder events.EventRecorder) {
+	addresses := proxyutil.NewNodePortAddresses(t.family, nil)
+	t.health = healthcheck.NewServiceHealthServer(node, recorder, addresses, healthy{}, t.family)
+}
+
+func (t *translation) endHealth() { _ = t.health.SyncServices(nil) }
