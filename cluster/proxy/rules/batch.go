@@ -3,7 +3,7 @@ package rules
 // batch collects the elements that a transaction changes. One that is removed and put again with the same
 // value does not change.
 type batch struct {
-	changes map[place]*difference
+	changes map[place]*difference // nil if all elements will be compared with the kernel's
 	kinds   []newKind
 }
 
@@ -25,8 +25,6 @@ type newKind struct {
 	kind uint32
 }
 
-func newBatch() *batch { return &batch{changes: map[place]*difference{}} }
-
 func (b *batch) at(e element) *difference {
 	p := place{e.set, e.key, e.end}
 	d := b.changes[p]
@@ -39,6 +37,9 @@ func (b *batch) at(e element) *difference {
 
 // remove takes out an element that the kernel has, or that was put before.
 func (b *batch) remove(e element) {
+	if b.changes == nil {
+		return
+	}
 	if d := b.at(e); d.has {
 		d.has = false
 	} else {
@@ -48,12 +49,18 @@ func (b *batch) remove(e element) {
 
 // put adds an element that the kernel has not, or that was removed before.
 func (b *batch) put(e element) {
+	if b.changes == nil {
+		return
+	}
 	d := b.at(e)
 	d.has, d.now = true, e.value
 }
 
 // replace changes the elements of a backend. Slots that stay as they are cost nothing.
 func (b *batch) replace(p *port, before, now *backend) {
+	if b.changes == nil {
+		return
+	}
 	for slot := range max(len(before.slots), len(now.slots)) {
 		same := slot < len(before.slots) && slot < len(now.slots) && before.slots[slot] == now.slots[slot]
 		if same && (before.ids == nil) == (now.ids == nil) && (now.ids == nil || before.ids[slot] == now.ids[slot]) {

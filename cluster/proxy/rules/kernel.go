@@ -1,6 +1,7 @@
 package rules
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
@@ -24,12 +25,20 @@ const (
 type kernel struct {
 	table  *nftables.Table
 	conn   *nftables.Conn
-	portID uint32 // of the socket
+	query  *netlink.Conn // for what the nftables package cannot ask
+	portID uint32        // of the socket
 }
 
 func openKernel(name string) (*kernel, error) {
 	k := &kernel{table: &nftables.Table{Name: name, Family: nftables.TableFamilyINet}}
-	return k, k.open()
+	if err := k.open(); err != nil {
+		return nil, err
+	}
+	var err error
+	if k.query, err = netlink.Dial(unix.NETLINK_NETFILTER, nil); err != nil {
+		return nil, errors.Join(fmt.Errorf("open nftables: %w", err), k.conn.CloseLasting())
+	}
+	return k, nil
 }
 
 func (k *kernel) open() error {
@@ -54,20 +63,49 @@ func (k *kernel) open() error {
 	return nil
 }
 
-func (k *kernel) close() error { return k.conn.CloseLasting() }
+func (k *kernel) close() error { return errors.Join(k.conn.CloseLasting(), k.query.Close()) }
 
-// transaction sends what build adds as one. The socket is opened again after an error: it may have answers
-// that were not read.
+// again opens the socket again after an error: it may have answers that were not read, and what is queued.
+func (k *kernel) again(err error) error {
+	_ = k.conn.CloseLasting()
+	return errors.Join(err, k.open())
+}
+
+// transaction sends what build adds as one.
 func (k *kernel) transaction(build func(*nftables.Conn) error) error {
 	err := build(k.conn)
 	if err == nil {
 		err = k.conn.Flush()
 	}
 	if err != nil {
-		_ = k.close() // with what is queued
-		return errors.Join(err, k.open())
+		return k.again(err)
 	}
 	return nil
+}
+
+// generation is the number of the last transaction of anyone.
+func (k *kernel) generation() (uint32, error) {
+	const getGeneration = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN
+	answer, err := k.query.Execute(netlink.Message{
+		Header: netlink.Header{Type: getGeneration, Flags: netlink.Request},
+		Data:   []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0}, // struct nfgenmsg
+	})
+	if err != nil {
+		return 0, fmt.Errorf("ask for nftables' generation: %w", err)
+	}
+	for _, m := range answer {
+		attributes, err := netlink.NewAttributeDecoder(m.Data[min(4, len(m.Data)):])
+		if err != nil {
+			return 0, fmt.Errorf("ask for nftables' generation: %w", err)
+		}
+		attributes.ByteOrder = binary.BigEndian
+		for attributes.Next() {
+			if attributes.Type() == unix.NFTA_GEN_ID {
+				return attributes.Uint32(), nil
+			}
+		}
+	}
+	return 0, errors.New("ask for nftables' generation: no answer")
 }
 
 func (k *kernel) remove() error {
@@ -202,13 +240,15 @@ func (k *kernel) fill(c *nftables.Conn, t *Table, f *found) error {
 	}
 	removed, added := map[int][]nftables.SetElement{}, map[int][]nftables.SetElement{}
 	want := func(e element) {
-		p := place{e.set, e.key, e.end}
-		if is, exists := f.elements[p]; exists {
-			delete(f.elements, p)
-			if is.value == e.value && is.chain == e.chain {
-				return
+		if len(f.elements) > 0 {
+			p := place{e.set, e.key, e.end}
+			if is, exists := f.elements[p]; exists {
+				delete(f.elements, p)
+				if is.value == e.value && is.chain == e.chain {
+					return
+				}
+				removed[e.set] = append(removed[e.set], element{key: e.key, end: e.end}.encode())
 			}
-			removed[e.set] = append(removed[e.set], element{key: e.key, end: e.end}.encode())
 		}
 		added[e.set] = append(added[e.set], e.encode())
 	}

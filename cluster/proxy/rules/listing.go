@@ -76,12 +76,6 @@ func (k *kernel) list(sets []*nftables.Set) (*found, error) {
 	return f, nil
 }
 
-// again opens the socket again after an error, as it may have answers that were not read.
-func (k *kernel) again(err error) error {
-	_ = k.close()
-	return errors.Join(err, k.open())
-}
-
 // sameSet compares a set of the kernel with one that is wanted. The nftables package (0.3.0) does not tell the
 // type of the key of a map of verdicts.
 func sameSet(is, want *nftables.Set) bool {

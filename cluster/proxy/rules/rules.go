@@ -23,6 +23,8 @@ import (
 	"net/netip"
 	"slices"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // MaxEndpoints is how many endpoints of a backend get connections. Twelve bits of a mark say what to do.
@@ -143,7 +145,10 @@ type Change struct {
 // Apply puts a change in force, in one transaction. If that fails, the change is kept, and the next Apply or
 // Repair puts it in force.
 func (t *Table) Apply(ctx context.Context, change Change) error {
-	b := newBatch()
+	b := &batch{}
+	if t.started && !t.broken {
+		b.changes = map[place]*difference{}
+	}
 	keys := slices.Sorted(maps.Keys(change.Ports)) // so that the owner of a disputed address does not vary
 	var freed []address
 	for _, k := range keys {
@@ -161,7 +166,7 @@ func (t *Table) Apply(ctx context.Context, change Change) error {
 	for a, here := range change.Pods {
 		t.setPod(b, a, here)
 	}
-	if !t.started || t.broken {
+	if b.changes == nil {
 		return t.Repair(ctx)
 	}
 	if err := t.kernel.apply(t, b); err != nil {
@@ -179,13 +184,13 @@ func (t *Table) Repair(ctx context.Context) error {
 		t.found, err = t.kernel.list(t.sets())
 	}
 	if err == nil {
-		err = t.kernel.correct(t, t.found)
+		err = t.unwatched(func() error { return t.kernel.correct(t, t.found) })
 	}
 	t.found = nil
 	if err != nil && ctx.Err() == nil { // for example a chain that is in the way
 		t.Log.Warn("rules of Services are made from nothing", "table", t.Name, "err", err)
 		if err = t.watch.ignore(t.kernel.portID); err == nil {
-			err = t.kernel.replace(t)
+			err = t.unwatched(func() error { return t.kernel.replace(t) })
 		}
 	}
 	t.broken = err != nil
@@ -196,6 +201,30 @@ func (t *Table) Repair(ctx context.Context) error {
 		"after", time.Since(began).Round(time.Millisecond), "repaired", t.started)
 	t.started, t.adopted = true, adopted{}
 	return nil
+}
+
+// unwatched runs one transaction without a listener to notifications: the kernel makes one of each element,
+// also of those that a filter then drops. Another transaction meanwhile shows in the generation.
+func (t *Table) unwatched(transaction func() error) error {
+	before, err := t.kernel.generation()
+	if err != nil {
+		return err
+	}
+	if err := t.watch.conn.LeaveGroup(unix.NFNLGRP_NFTABLES); err != nil {
+		return fmt.Errorf("watch nftables: %w", err)
+	}
+	err = transaction()
+	if jerr := t.watch.conn.JoinGroup(unix.NFNLGRP_NFTABLES); jerr != nil {
+		return errors.Join(err, fmt.Errorf("watch nftables: %w", jerr))
+	}
+	if err != nil {
+		return err
+	}
+	after, err := t.kernel.generation()
+	if err == nil && after != before+1 {
+		t.watch.signal()
+	}
+	return err
 }
 
 // Remove deletes the table of that name. It is no error if there is none.

@@ -77,15 +77,19 @@ func (w *watch) read() {
 		}
 		lost := errors.Is(err, unix.ENOBUFS)
 		if err != nil || w.concerned(messages) {
-			select {
-			case w.changed <- struct{}{}:
-			default:
-			}
+			w.signal()
 		}
 		if err != nil && !lost {
 			w.log.Error("changes of Services' rules by others go unnoticed", "table", w.table, "err", err)
 			return
 		}
+	}
+}
+
+func (w *watch) signal() {
+	select {
+	case w.changed <- struct{}{}:
+	default:
 	}
 }
 
