@@ -63,13 +63,14 @@ type Proxy struct {
 	families []*translation
 	node     nodeState
 	pods     podState
+	inForce  func() // called after each sync, by tests
 }
 
 // New asks for informers and makes no call.
 func New(set *client.Set, o Options) (*Proxy, error) {
 	// What a pod answers to a loopback address does not come back.
 	o.NodeIPs = slices.DeleteFunc(slices.Clone(o.NodeIPs), netip.Addr.IsLoopback)
-	p := &Proxy{Options: o, set: set, wake: make(chan struct{}, 1)}
+	p := &Proxy{Options: o, set: set, wake: make(chan struct{}, 1), inForce: func() {}}
 	p.pods.changed = rules.Pods{}
 	for _, family := range []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol} {
 		p.families = append(p.families, newTranslation(family, &p.Options))
@@ -171,6 +172,7 @@ func (p *Proxy) sync(ctx context.Context, table *rules.Table) error {
 	for _, f := range p.families {
 		f.applied()
 	}
+	p.inForce()
 	return nil
 }
 

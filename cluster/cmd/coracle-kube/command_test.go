@@ -35,6 +35,8 @@ func TestWhatIsPrinted(t *testing.T) {
 		{[]string{"controllers", "--help"}, []string{"Examples:", "--cluster-ca"}},
 		{[]string{"kubelet", "--help"}, []string{"Examples:", "--cri", "--client-ca"}},
 		{[]string{"dns", "--help"}, []string{"Examples:", "--cluster-dns", "--dns-stub-domain", "--resolv-conf"}},
+		{[]string{"proxy", "--help"}, []string{"Examples:", "--kubeconfig", "--node-name", "--service-cidr", "remove"}},
+		{[]string{"proxy", "remove", "--help"}, []string{"Examples:", "--table"}},
 		{[]string{"completion", "bash"}, []string{"bash completion"}},
 	} {
 		out, err := try(t, test.args...)
@@ -101,6 +103,8 @@ func TestWrongFlags(t *testing.T) {
 		{[]string{"scheduler", "--kubeconfig", "/nonexistent"}, "--kubeconfig /nonexistent cannot be used"},
 		{[]string{"controllers", "--kubeconfig", file}, "cannot be used"},
 		{[]string{"kubelet", "--kubeconfig", file}, "cannot be used"},
+		{[]string{"proxy", "--kubeconfig", file}, "cannot be used"},
+		{[]string{"proxy"}, `required flag(s) "kubeconfig" not set`},
 	} {
 		t.Run(strings.Join(test.args, " "), func(t *testing.T) {
 			args := test.args

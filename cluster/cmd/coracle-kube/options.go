@@ -1,10 +1,8 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -26,7 +24,6 @@ import (
 	"github.com/coracle-project/coracle/cluster/kubelet/sysctls"
 	"github.com/coracle-project/coracle/cluster/metricsapi"
 	"github.com/coracle-project/coracle/cluster/pki"
-	"github.com/coracle-project/coracle/cluster/proxy"
 )
 
 // apiOptions are the flags of the API server.
@@ -43,6 +40,8 @@ type apiOptions struct {
 	etcdServers       []string
 	etcdCA            string
 	etcdCert, etcdKey string
+	proxy             bool
+	externalIPs       bool
 }
 
 func (o *apiOptions) define(f *pflag.FlagSet) {
@@ -97,25 +96,6 @@ func (o *apiOptions) settings() apiserver.Options {
 		ServiceCIDR: o.serviceCIDR, TokenFile: o.tokenFile, HoldServiceAddress: o.pods,
 		EtcdServers: o.etcdServers, EtcdCA: o.etcdCA, EtcdCert: o.etcdCert, EtcdKey: o.etcdKey,
 	}
-}
-
-// rejectServices has packets to addresses of Services rejected until ctx ends, since nothing routes them.
-func (o *apiOptions) rejectServices(ctx context.Context) error {
-	name := "coracle-services-" + strconv.Itoa(o.port) // a machine may have several clusters
-	services, err := netip.ParsePrefix(o.serviceCIDR)
-	if err != nil {
-		return fmt.Errorf("--service-cidr %q is no network: %w", o.serviceCIDR, err)
-	}
-	rules, err := proxy.Reject(name, services)
-	if err != nil {
-		slog.Warn("packets to addresses of Services leave this machine by the default route", "err", err)
-		return nil
-	}
-	<-ctx.Done()
-	if err := rules.Close(); err != nil {
-		slog.Warn("rules for addresses of Services are left", "err", err)
-	}
-	return nil
 }
 
 // server makes the API server, with metrics.k8s.io, which is computed from what kubelets tell.

@@ -47,6 +47,8 @@ it finds them again when it is started.`,
 		},
 	}
 	cmd.Flags().BoolVar(&check, "check", false, "only say what is wrong with the flags, if anything")
+	cmd.Flags().BoolVar(&api.proxy, "service-proxy", true, "route connections to Services on this node; false if another proxy does")
+	cmd.Flags().BoolVar(&api.externalIPs, "allow-external-ips", false, "route the externalIPs of Services, which can take over any address")
 	api.define(cmd.Flags())
 	n.define(cmd.Flags())
 	d.define(cmd.Flags())
@@ -97,7 +99,7 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions) err
 	if err != nil {
 		return err
 	}
-	parts := []func(context.Context) error{schedule.Run, kube.Run, api.rejectServices, func(ctx context.Context) error {
+	parts := []func(context.Context) error{schedule.Run, kube.Run, func(ctx context.Context) error {
 		controllers.Run(ctx, control)
 		return nil
 	}}
@@ -112,6 +114,13 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions) err
 	}
 	if names != nil {
 		parts = append(parts, names.Run)
+	}
+	if api.proxy {
+		route, err := newProxy(server, api, n)
+		if err != nil {
+			return err
+		}
+		parts = append(parts, route)
 	}
 	return together(ctx, server, began, &api, func() error { return renewed(&api, &n) }, parts...)
 }

@@ -179,6 +179,10 @@ func (t *Table) Apply(ctx context.Context, change Change) error {
 // Repair compares the kernel's table with what is wanted and corrects it.
 func (t *Table) Repair(ctx context.Context) error {
 	began := time.Now()
+	select {
+	case <-t.watch.changed: // what follows sees it
+	default:
+	}
 	err := t.watch.ignore(t.kernel.portID)
 	if t.found == nil && err == nil {
 		t.found, err = t.kernel.list(t.sets())

@@ -1,0 +1,524 @@
+package proxy
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/coracle-project/coracle/cluster/client"
+	"github.com/coracle-project/coracle/cluster/proxy/testnet"
+)
+
+const (
+	address4, address6   = "10.96.0.10", "fd00:96::10"
+	balancer4, balancer6 = "203.0.113.7", "2001:db8:7::7"
+	tableName            = "coracle-services-test"
+)
+
+// testCluster is a node with a proxy, an API and two pods.
+type testCluster struct {
+	*testnet.Node
+	t    *testing.T
+	api  *fake.Clientset
+	a, b *testnet.Space
+	did  chan struct{} // a value for what came into force
+}
+
+// start makes a cluster whose API has what changed returns.
+func start(t *testing.T, change func(*Options)) *testCluster {
+	t.Helper()
+	c := &testCluster{Node: testnet.New(t), t: t, api: fake.NewClientset(), did: make(chan struct{}, 1)}
+	c.a, c.b = c.Pod("a"), c.Pod("b")
+	for _, pod := range []*testnet.Space{c.a, c.b} {
+		pod.Serve("tcp", 8080)
+		pod.Serve("udp", 8080)
+	}
+	c.create(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "here", Labels: map[string]string{corev1.LabelTopologyZone: "east"}}})
+	for _, pod := range []*testnet.Space{c.a, c.b} {
+		c.create(&corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Name: pod.Name, Namespace: "default", UID: types.UID(pod.Name)},
+			Spec:       corev1.PodSpec{NodeName: "here"},
+			Status:     corev1.PodStatus{PodIPs: []corev1.PodIP{{IP: pod.IPv4.String()}, {IP: pod.IPv6.String()}}},
+		})
+	}
+	c.run(change)
+	<-c.did // a connection that begins without rules never follows them
+	return c
+}
+
+// run runs a proxy until the function it returns is called, or the test ends.
+func (c *testCluster) run(change func(*Options)) (stop func()) {
+	c.t.Helper()
+	o := Options{
+		Table: tableName, NodeName: "here", WatchPods: true,
+		NodeIPs:       []netip.Addr{c.IPv4, c.IPv6},
+		ServiceRanges: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:96::/112")},
+	}
+	if change != nil {
+		change(&o)
+	}
+	ctx, cancel := testContext(c.t)
+	informers := client.NewInformers(c.api)
+	p, err := New(&client.Set{Kube: c.api, Informers: informers}, o)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	p.inForce = func() {
+		select {
+		case c.did <- struct{}{}:
+		default:
+		}
+	}
+	informers.Start(ctx.Done())
+	done := make(chan error, 1)
+	go c.Within(func() { done <- p.Run(ctx) })
+	ended := false
+	stop = func() {
+		if ended {
+			return
+		}
+		ended = true
+		cancel()
+		if err := <-done; err != nil {
+			c.t.Error(err)
+		}
+		informers.Shutdown()
+	}
+	c.t.Cleanup(stop)
+	return stop
+}
+
+// until waits for a condition that a change of the API leads to.
+func (c *testCluster) until(what string, holds func() bool) {
+	c.t.Helper()
+	late := time.After(testnet.Patience)
+	for !holds() {
+		select {
+		case <-c.did:
+		case <-late:
+			c.t.Fatal("did not happen: " + what)
+		}
+	}
+}
+
+func (c *testCluster) answers(s *testnet.Space, network, address, want string) bool {
+	got, err := s.Ask(network, address)
+	return err == nil && got == want
+}
+
+func (c *testCluster) expect(s *testnet.Space, network, address, want string) {
+	c.t.Helper()
+	c.until(fmt.Sprintf("%s %s from %s answers %q", network, address, s.Name, want), func() bool { return c.answers(s, network, address, want) })
+}
+
+func (c *testCluster) refused(s *testnet.Space, network, address string) {
+	c.t.Helper()
+	c.until(fmt.Sprintf("%s %s refuses %s", network, address, s.Name), func() bool {
+		_, err := s.Ask(network, address)
+		return errors.Is(err, unix.ECONNREFUSED)
+	})
+}
+
+func (c *testCluster) unanswered(s *testnet.Space, network, address string) {
+	c.t.Helper()
+	c.until(fmt.Sprintf("%s %s is silent to %s", network, address, s.Name), func() bool { return s.Unanswered(network, address) == nil })
+}
+
+// service is one in both families, with a port 80 for TCP and one for UDP.
+func service(change func(*corev1.Service)) *corev1.Service {
+	both := corev1.IPFamilyPolicyRequireDualStack
+	s := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "default"},
+		Spec: corev1.ServiceSpec{
+			Type: corev1.ServiceTypeClusterIP, ClusterIP: address4, ClusterIPs: []string{address4, address6},
+			IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}, IPFamilyPolicy: &both,
+			SessionAffinity: corev1.ServiceAffinityNone,
+			Ports: []corev1.ServicePort{
+				{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80, TargetPort: intstr.FromString("web")},
+				{Name: "udp", Protocol: corev1.ProtocolUDP, Port: 80, TargetPort: intstr.FromInt32(8080)},
+			},
+		},
+	}
+	if change != nil {
+		change(s)
+	}
+	return s
+}
+
+// endpoint is one at a pod. The node is where it runs.
+func endpoint(node string, ip netip.Addr) discoveryv1.Endpoint {
+	yes, no := true, false
+	return discoveryv1.Endpoint{
+		Addresses: []string{ip.String()}, NodeName: &node,
+		Conditions: discoveryv1.EndpointConditions{Ready: &yes, Serving: &yes, Terminating: &no},
+	}
+}
+
+// endpoints are slices of both families with what f makes of each pod.
+func (c *testCluster) endpoints(f func(pod *testnet.Space, ip netip.Addr) *discoveryv1.Endpoint) []*discoveryv1.EndpointSlice {
+	var all []*discoveryv1.EndpointSlice
+	for _, family := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {
+		slice := &discoveryv1.EndpointSlice{
+			ObjectMeta: metav1.ObjectMeta{
+				Name: "web-" + strings.ToLower(string(family)), Namespace: "default", Labels: map[string]string{discoveryv1.LabelServiceName: "web"},
+			},
+			AddressType: family,
+		}
+		for _, p := range []struct {
+			name     string
+			protocol corev1.Protocol
+		}{{"http", corev1.ProtocolTCP}, {"udp", corev1.ProtocolUDP}, {"sctp", corev1.ProtocolSCTP}} {
+			port := int32(8080)
+			slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Name: &p.name, Protocol: &p.protocol, Port: &port})
+		}
+		for _, pod := range []*testnet.Space{c.a, c.b} {
+			ip := pod.IPv4
+			if family == discoveryv1.AddressTypeIPv6 {
+				ip = pod.IPv6
+			}
+			if e := f(pod, ip); e != nil {
+				slice.Endpoints = append(slice.Endpoints, *e)
+			}
+		}
+		all = append(all, slice)
+	}
+	return all
+}
+
+// only has one pod as an endpoint, on a node.
+func (c *testCluster) only(pod *testnet.Space, node string) []*discoveryv1.EndpointSlice {
+	return c.endpoints(func(p *testnet.Space, ip netip.Addr) *discoveryv1.Endpoint {
+		if p != pod {
+			return nil
+		}
+		e := endpoint(node, ip)
+		return &e
+	})
+}
+
+// set puts a Service and its endpoints into the API, in place of those before.
+func (c *testCluster) set(s *corev1.Service, slices []*discoveryv1.EndpointSlice) {
+	c.t.Helper()
+	c.create(s)
+	for _, slice := range slices {
+		c.create(slice)
+	}
+}
+
+// protocols are those with traffic, in both families.
+func (c *testCluster) protocols(f func(network, service, balancer string, ip func(*testnet.Space) string)) {
+	v4 := func(s *testnet.Space) string { return s.IPv4.String() }
+	v6 := func(s *testnet.Space) string { return s.IPv6.String() }
+	f("tcp", address4, balancer4, v4)
+	f("udp", address4, balancer4, v4)
+	f("tcp", address6, balancer6, v6)
+	f("udp", address6, balancer6, v6)
+}
+
+func at(address string, port int) string { return net.JoinHostPort(address, fmt.Sprint(port)) }
+
+func TestServiceFollowsTheAPI(t *testing.T) {
+	c := start(t, nil)
+	c.set(service(nil), c.only(c.b, "here"))
+	c.protocols(func(network, service, _ string, ip func(*testnet.Space) string) {
+		c.expect(c.a, network, at(service, 80), "b "+ip(c.a))
+		c.expect(&c.Space, network, at(service, 80), "b "+ip(&c.Space))
+		c.expect(c.b, network, at(service, 80), "b "+ip(&c.Space)) // itself
+		c.refused(c.a, network, at(service, 81))
+	})
+	c.set(service(nil), c.only(c.a, "here"))
+	c.protocols(func(network, service, _ string, ip func(*testnet.Space) string) {
+		c.expect(c.b, network, at(service, 80), "a "+ip(c.b))
+	})
+	c.set(service(func(s *corev1.Service) { s.Spec.Ports[0].Port = 82 }), c.only(c.a, "here"))
+	c.expect(c.b, "tcp", at(address4, 82), "a "+c.b.IPv4.String())
+	c.refused(c.b, "tcp", at(address4, 80))
+	c.set(service(nil), c.endpoints(func(*testnet.Space, netip.Addr) *discoveryv1.Endpoint { return nil }))
+	c.protocols(func(network, service, _ string, _ func(*testnet.Space) string) {
+		c.refused(c.a, network, at(service, 80))
+	})
+	c.set(service(nil), c.only(c.b, "here"))
+	c.expect(c.a, "tcp", at(address4, 80), "b "+c.a.IPv4.String())
+	if err := c.api.CoreV1().Services("default").Delete(t.Context(), "web", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	c.protocols(func(network, service, _ string, _ func(*testnet.Space) string) {
+		c.refused(c.a, network, at(service, 80))
+	})
+}
+
+func TestServicesThatAreNotRouted(t *testing.T) {
+	c := start(t, nil)
+	for what, change := range map[string]func(*corev1.Service){
+		"for another proxy": func(s *corev1.Service) {
+			s.Labels = map[string]string{"service.kubernetes.io/service-proxy-name": "other"}
+		},
+		"headless": func(s *corev1.Service) { s.Spec.ClusterIP, s.Spec.ClusterIPs = "None", []string{"None"} },
+		"external name": func(s *corev1.Service) {
+			s.Spec.Type, s.Spec.ExternalName = corev1.ServiceTypeExternalName, "example.org"
+		},
+	} {
+		c.set(service(nil), c.only(c.b, "here"))
+		c.expect(c.a, "tcp", at(address4, 80), "b "+c.a.IPv4.String())
+		c.set(service(change), c.only(c.b, "here"))
+		c.refused(c.a, "tcp", at(address4, 80))
+		t.Log(what)
+	}
+}
+
+func nodePort(s *corev1.Service) {
+	s.Spec.Type = corev1.ServiceTypeLoadBalancer
+	for i := range s.Spec.Ports {
+		s.Spec.Ports[i].NodePort = 30080 // of each protocol
+	}
+	s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: balancer4}, {IP: balancer6}}
+}
+
+func TestAccessFromOutside(t *testing.T) {
+	c := start(t, nil)
+	c.set(service(nodePort), c.only(c.b, "here"))
+	c.protocols(func(network, _, balancer string, ip func(*testnet.Space) string) {
+		for _, s := range []*testnet.Space{c.a, &c.Space, c.Outside} {
+			c.expect(s, network, at(ip(&c.Space), 30080), "b "+ip(&c.Space))
+			c.expect(s, network, at(balancer, 80), "b "+ip(&c.Space))
+		}
+	})
+	c.set(service(func(s *corev1.Service) {
+		nodePort(s)
+		s.Spec.LoadBalancerSourceRanges = []string{testnet.Outside4 + "/32", testnet.Outside6 + "/128"}
+	}), c.only(c.b, "here"))
+	c.protocols(func(network, _, balancer string, ip func(*testnet.Space) string) {
+		c.unanswered(c.a, network, at(balancer, 80))
+		c.expect(c.Outside, network, at(balancer, 80), "b "+ip(&c.Space))
+		c.expect(c.a, network, at(ip(&c.Space), 30080), "b "+ip(&c.Space))
+	})
+}
+
+func TestTrafficPolicies(t *testing.T) {
+	c := start(t, nil)
+	external := func(s *corev1.Service) {
+		nodePort(s)
+		s.Spec.ExternalTrafficPolicy, s.Spec.HealthCheckNodePort = corev1.ServiceExternalTrafficPolicyLocal, 30999
+	}
+	health := func() string {
+		var answer string
+		c.Outside.Within(func() {
+			conn, err := net.DialTimeout("tcp", at(testnet.Node4, 30999), testnet.Patience)
+			if err != nil {
+				answer = err.Error()
+				return
+			}
+			client := http.Client{Transport: &http.Transport{
+				DisableKeepAlives: true, Dial: func(string, string) (net.Conn, error) { return conn, nil }, //nolint:staticcheck // it is dialed already
+			}}
+			r, err := client.Get("http://" + at(testnet.Node4, 30999))
+			if err != nil {
+				answer = err.Error()
+				return
+			}
+			defer r.Body.Close()
+			answer = fmt.Sprint(r.StatusCode, r.Header.Get("X-Load-Balancing-Endpoint-Weight"))
+		})
+		return answer
+	}
+	c.set(service(external), c.only(c.b, "here"))
+	c.protocols(func(network, _, balancer string, ip func(*testnet.Space) string) {
+		c.expect(c.Outside, network, at(ip(&c.Space), 30080), "b "+ip(c.Outside))
+		c.expect(c.Outside, network, at(balancer, 80), "b "+ip(c.Outside))
+		c.expect(c.a, network, at(balancer, 80), "b "+ip(c.a))
+	})
+	c.until("health with an endpoint", func() bool { return health() == "2001" })
+	c.set(service(external), c.only(c.b, "elsewhere"))
+	c.protocols(func(network, service, balancer string, ip func(*testnet.Space) string) {
+		c.unanswered(c.Outside, network, at(ip(&c.Space), 30080))
+		c.unanswered(c.Outside, network, at(balancer, 80))
+		c.expect(c.a, network, at(balancer, 80), "b "+ip(c.a)) // as from anywhere in the cluster
+		c.expect(c.a, network, at(service, 80), "b "+ip(c.a))
+	})
+	c.until("health without an endpoint", func() bool { return health() == "5030" })
+	internal := func(s *corev1.Service) {
+		policy := corev1.ServiceInternalTrafficPolicyLocal
+		s.Spec.InternalTrafficPolicy = &policy
+	}
+	c.set(service(internal), c.only(c.b, "elsewhere"))
+	c.protocols(func(network, service, _ string, _ func(*testnet.Space) string) {
+		c.unanswered(c.a, network, at(service, 80))
+	})
+	c.until("no health", func() bool { return strings.Contains(health(), "refused") })
+	c.set(service(internal), c.only(c.b, "here"))
+	c.protocols(func(network, service, _ string, ip func(*testnet.Space) string) {
+		c.expect(c.a, network, at(service, 80), "b "+ip(c.a))
+	})
+}
+
+func TestWhichEndpoints(t *testing.T) {
+	c := start(t, nil)
+	set := func(f func(e *discoveryv1.Endpoint, pod *testnet.Space)) {
+		c.set(service(nil), c.endpoints(func(pod *testnet.Space, ip netip.Addr) *discoveryv1.Endpoint {
+			e := endpoint("here", ip)
+			f(&e, pod)
+			return &e
+		}))
+	}
+	all := func(pod string) {
+		t.Helper()
+		for range 20 { // that the other of two is not seen has a chance of 1 to 10^6
+			c.expect(&c.Space, "tcp", at(address4, 80), pod+" "+testnet.Node4)
+			c.expect(&c.Space, "udp", at(address6, 80), pod+" "+testnet.Node6)
+		}
+	}
+	yes, no := true, false
+	set(func(e *discoveryv1.Endpoint, pod *testnet.Space) { e.Conditions.Ready = new(pod == c.a) })
+	c.expect(&c.Space, "tcp", at(address4, 80), "a "+testnet.Node4)
+	c.expect(&c.Space, "udp", at(address6, 80), "a "+testnet.Node6)
+	all("a")
+	set(func(e *discoveryv1.Endpoint, pod *testnet.Space) { // of those that end, one still serves
+		e.Conditions = discoveryv1.EndpointConditions{Ready: &no, Serving: new(pod == c.b), Terminating: &yes}
+	})
+	c.expect(&c.Space, "tcp", at(address4, 80), "b "+testnet.Node4)
+	c.expect(&c.Space, "udp", at(address6, 80), "b "+testnet.Node6)
+	all("b")
+	zones := map[*testnet.Space]string{c.a: "east", c.b: "west"}
+	set(func(e *discoveryv1.Endpoint, pod *testnet.Space) {
+		e.Hints = &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: zones[pod]}}}
+	})
+	c.expect(&c.Space, "tcp", at(address4, 80), "a "+testnet.Node4)
+	c.expect(&c.Space, "udp", at(address6, 80), "a "+testnet.Node6)
+	all("a")
+	moved := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "here", Labels: map[string]string{corev1.LabelTopologyZone: "west"}}}
+	if _, err := c.api.CoreV1().Nodes().Update(t.Context(), moved, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	c.expect(&c.Space, "tcp", at(address4, 80), "b "+testnet.Node4)
+	all("b")
+	nodes := map[*testnet.Space]string{c.a: "here", c.b: "elsewhere"}
+	set(func(e *discoveryv1.Endpoint, pod *testnet.Space) {
+		e.Hints = &discoveryv1.EndpointHints{ForNodes: []discoveryv1.ForNode{{Name: nodes[pod]}}}
+	})
+	c.expect(&c.Space, "tcp", at(address4, 80), "a "+testnet.Node4)
+	c.expect(&c.Space, "udp", at(address6, 80), "a "+testnet.Node6)
+	all("a")
+}
+
+// A Service whose endpoint is the node's loopback would lead to what listens only there.
+func TestEndpointsAtTheNodeItselfAreLeftOut(t *testing.T) {
+	c := start(t, nil)
+	c.Space.Serve("tcp", 8080)
+	for _, ip := range []string{"127.0.0.1", "169.254.1.1", "224.0.0.1", "0.0.0.0"} {
+		c.set(service(nil), c.only(c.b, "here"))
+		c.expect(&c.Space, "tcp", at(address4, 80), "b "+testnet.Node4)
+		slices := c.only(c.b, "here")
+		slices[0].Endpoints[0].Addresses[0] = ip
+		c.set(service(nil), slices)
+		c.refused(&c.Space, "tcp", at(address4, 80))
+	}
+}
+
+func TestExternalIPs(t *testing.T) {
+	with := func(s *corev1.Service) { s.Spec.ExternalIPs = []string{testnet.Outside4} }
+	c := start(t, nil)
+	c.Outside.Serve("tcp", 80)
+	c.set(service(with), c.only(c.b, "here"))
+	c.expect(c.a, "tcp", at(address4, 80), "b "+c.a.IPv4.String())
+	if got, err := c.Space.Ask("tcp", at(testnet.Outside4, 80)); err != nil || got != "outside "+testnet.Node4 {
+		t.Errorf("a Service took over an address: %q, %v", got, err)
+	}
+	allowed := start(t, func(o *Options) { o.ExternalIPs = true })
+	allowed.Outside.Serve("tcp", 80)
+	allowed.set(service(with), allowed.only(allowed.b, "here"))
+	allowed.expect(&allowed.Space, "tcp", at(testnet.Outside4, 80), "b "+testnet.Node4)
+}
+
+// The flow of a client that goes on sending from one port would stay with the old endpoint forever.
+func TestFlowsFollowTheirService(t *testing.T) {
+	c := start(t, nil)
+	c.set(service(nil), c.only(c.a, "here"))
+	c.expect(&c.Space, "udp", at(address4, 80), "a "+testnet.Node4)
+	conn, err := c.Dial("udp", at(address4, 80))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	ask := func() string {
+		buf := make([]byte, 100)
+		_ = conn.SetDeadline(time.Now().Add(testnet.Patience))
+		if _, err := conn.Write([]byte("x")); err != nil {
+			return err.Error()
+		}
+		n, err := conn.Read(buf)
+		if err != nil {
+			return err.Error()
+		}
+		return string(buf[:n])
+	}
+	if got := ask(); got != "a "+testnet.Node4 {
+		t.Fatal(got)
+	}
+	c.set(service(nil), c.only(c.b, "here"))
+	c.until("the flow goes to the other endpoint", func() bool { return ask() == "b "+testnet.Node4 })
+}
+
+func TestFlushedRulesetComesBack(t *testing.T) {
+	c := start(t, nil)
+	c.set(service(nil), c.only(c.b, "here"))
+	c.expect(c.a, "tcp", at(address4, 80), "b "+c.a.IPv4.String())
+	conn, err := c.a.Dial("tcp", at(address4, 80))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	for range 3 {
+		c.Run("nft flush ruleset")
+		flushed := time.Now()
+		for !strings.Contains(c.Run("nft list ruleset"), "chain unmark") { // the last one of the transaction
+			if time.Since(flushed) > time.Second {
+				t.Fatal("not repaired within a second")
+			}
+		}
+		c.expect(c.a, "tcp", at(address4, 80), "b "+c.a.IPv4.String())
+	}
+	if _, err := io.WriteString(conn, "x"); err != nil {
+		t.Error(err)
+	}
+	want := "b " + c.a.IPv4.String() + "\nx"
+	got := make([]byte, len(want))
+	if _, err := io.ReadFull(conn, got); err != nil || string(got) != want {
+		t.Errorf("an established connection: %q, %v", got, err)
+	}
+}
+
+func TestRestartOfTheProxy(t *testing.T) {
+	c := start(t, nil)
+	first := c.run(func(o *Options) { o.Table = "coracle-services-second" }) // two clusters on a node
+	c.set(service(nil), c.only(c.b, "here"))
+	c.expect(c.a, "tcp", at(address4, 80), "b "+c.a.IPv4.String())
+	first()
+	if out := c.Run("nft list tables"); !strings.Contains(out, "coracle-services-second") {
+		t.Errorf("the rules ended with the proxy:\n%s", out)
+	}
+	c.Within(func() {
+		if err := Cleanup("coracle-services-second"); err != nil {
+			t.Error(err)
+		}
+		if err := Cleanup("coracle-services-second"); err != nil { // nothing to do
+			t.Error(err)
+		}
+	})
+	if out := c.Run("nft list tables"); strings.Contains(out, "coracle-services-second") || !strings.Contains(out, tableName) {
+		t.Errorf("tables:\n%s", out)
+	}
+}
