@@ -63,6 +63,9 @@ func down(ctx context.Context, p place, purge bool, out io.Writer) error {
 		steps.done("the cluster process has ended")
 	}
 	o := remembered(p)
+	if err := removeServiceRules(o.Port); err != nil {
+		return err
+	}
 	ours, err := o.ours(p, purge)
 	if err != nil {
 		return err
