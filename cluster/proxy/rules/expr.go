@@ -162,10 +162,17 @@ func ctBits(key expr.CtKey, bits uint32, op expr.CmpOp) []expr.Any {
 	}
 }
 
-// notLocal matches destinations that the node does not have itself.
+// notLocal matches destinations that the node does not have itself, fromNode sources that it has.
 func notLocal() []expr.Any {
 	return []expr.Any{
 		&expr.Fib{Register: reg(0), FlagDADDR: true, ResultADDRTYPE: true},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg(0), Data: binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL)},
+	}
+}
+
+func fromNode() []expr.Any {
+	return []expr.Any{
+		&expr.Fib{Register: reg(0), FlagSADDR: true, ResultADDRTYPE: true},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg(0), Data: binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL)},
 	}
 }

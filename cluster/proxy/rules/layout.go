@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 )
@@ -51,6 +52,7 @@ import (
 //	    meta mark & 0x80000000 == 0 return
 //	    ct status & dnat == 0 return
 //	    ip saddr . ip daddr @hairpin4 snat to 192.0.2.1         # NodeIPs
+//	    fib saddr type local ip daddr @pods4 snat to ip saddr
 //	    meta mark & 0x800 != 0 snat to 192.0.2.1
 //	    ip daddr @pods4 snat to ip saddr }                      # no other table changes the source
 //	  chain unmark { type filter hook postrouting priority 150
@@ -136,6 +138,9 @@ func (t *Table) sets() []*nftables.Set {
 			}
 			if s.data != nil {
 				set.DataType = nftables.MustConcatSetType(s.data...)
+			}
+			if s.key[0].Name == mark.Name { // nft shows them as they are in rules
+				set.KeyByteOrder = binaryutil.NativeEndian
 			}
 			all = append(all, set)
 		}
@@ -260,13 +265,17 @@ func (t *Table) postrouting() chain {
 		hairpin := rule(f.source(reg(0)), f.target(reg(f.words())), within(reg(0), "hairpin"+f.name))
 		c.rules = append(c.rules,
 			rule(f.is(), hairpin, t.asNode(f)),
+			rule(f.is(), fromNode(), f.target(reg(0)), within(reg(0), "pods"+f.name), f.asIs()),
 			rule(f.is(), hasMark(markMasquerade), t.asNode(f)),
-			rule(f.is(), f.target(reg(0)), within(reg(0), "pods"+f.name), f.source(reg(0)), []expr.Any{
-				&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(f.protocol), RegAddrMin: reg(0)},
-			}),
+			rule(f.is(), f.target(reg(0)), within(reg(0), "pods"+f.name), f.asIs()),
 		)
 	}
 	return c
+}
+
+// asIs keeps the source of a connection, also from the rules of other tables.
+func (f *family) asIs() []expr.Any {
+	return rule(f.source(reg(0)), []expr.Any{&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(f.protocol), RegAddrMin: reg(0)}})
 }
 
 // asNode gives a connection the node's address. Its port is random: that of a client may be in use.
