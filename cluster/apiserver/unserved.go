@@ -61,17 +61,10 @@ func whatIsMissing(a admission.Attributes) string {
 	return storedOnly[resource]
 }
 
-// missingOfService says what of a Service is not done: names and endpoints are kept, nothing is routed.
+// missingOfService says what of a Service is not done.
 func missingOfService(service *core.Service) string {
-	switch {
-	case service.Namespace == "default" && service.Name == "kubernetes", service.Spec.ClusterIP == core.ClusterIPNone,
-		service.Spec.Type == core.ServiceTypeExternalName: // names resolve
-		return ""
-	case service.Labels["service.kubernetes.io/service-proxy-name"] != "": // another routes it, or the nodes have its address
-		return ""
-	case service.Spec.Type == core.ServiceTypeLoadBalancer:
-		return "there is no load balancer, and its cluster address is not routed"
-	default:
-		return "its endpoints are kept, but its cluster address is not routed: connections to it are refused"
+	if service.Spec.Type == core.ServiceTypeLoadBalancer {
+		return "it gets no address of a load balancer; its cluster address and node ports are routed"
 	}
+	return ""
 }
