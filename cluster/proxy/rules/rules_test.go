@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/cluster/proxy/testnet"
@@ -250,6 +251,15 @@ func TestEndpointsChange(t *testing.T) {
 	n.refused(n.a, "tcp", at(service4, 80))
 }
 
+// forgetFlows deletes the connection tracker's entries.
+func (n *node) forgetFlows() {
+	n.Within(func() {
+		if err := netlink.ConntrackTableFlush(netlink.ConntrackTable); err != nil {
+			n.t.Error(err)
+		}
+	})
+}
+
 func TestAffinity(t *testing.T) {
 	n := newNode(t)
 	table := n.open()
@@ -300,6 +310,7 @@ func TestAffinity(t *testing.T) {
 	same("after a restart")
 	clear(first)
 	n.apply(table, ports(c))
+	n.forgetFlows() // a client's port may be one that had a flow to another endpoint
 	same("when the endpoint is gone")
 	for network, pod := range first {
 		if pod != "c" {
@@ -333,13 +344,23 @@ func echo(conn io.ReadWriter) error {
 }
 
 func (n *node) twoServices() map[Key]*Port {
-	backend := []Backend{{Endpoints: []netip.AddrPort{to(n.b.IPv4)}}}
-	port := func(number uint16) *Port {
-		return &Port{Protocol: unix.IPPROTO_TCP, Backends: backend, Frontends: []Frontend{
-			{Addr: netip.MustParseAddr(service4), Port: number}, {Port: 30000 + number, Masquerade: true},
-		}}
+	ports, _ := twoServices(n.b.IPv4.String())
+	return ports
+}
+
+// twoServices have ports 80 and 81, and node ports. Endpoints are addresses of pods.
+func twoServices(endpoints string) (map[Key]*Port, []netip.AddrPort) {
+	var all []netip.AddrPort
+	for _, e := range strings.Fields(endpoints) {
+		all = append(all, to(netip.MustParseAddr(e)))
 	}
-	return map[Key]*Port{"one": port(80), "two": port(81)}
+	port := func(number uint16, endpoints []netip.AddrPort) *Port {
+		return &Port{
+			Protocol: unix.IPPROTO_TCP, Backends: []Backend{{Endpoints: endpoints}},
+			Frontends: []Frontend{{Addr: netip.MustParseAddr(service4), Port: number}, {Port: 30000 + number, Masquerade: true}},
+		}
+	}
+	return map[Key]*Port{"one": port(80, all[:1]), "two": port(81, all)}, all
 }
 
 func TestRestartLosesNothing(t *testing.T) {

@@ -268,3 +268,22 @@ func (s *Space) ask(network, address string, patience time.Duration) (string, er
 	n, err := conn.Read(buf)
 	return strings.TrimSpace(string(buf[:n])), err
 }
+
+// Start starts a program in the space. The caller ends it.
+func (s *Space) Start(cmd *exec.Cmd) (err error) {
+	s.Within(func() { err = cmd.Start() })
+	return err
+}
+
+// ListenIP gets all packets of a protocol such as ip4:132 that come to the space, until the test ends.
+func (s *Space) ListenIP(network string) net.PacketConn {
+	s.t.Helper()
+	var pc net.PacketConn
+	var err error
+	s.Within(func() { pc, err = net.ListenPacket(network, "") })
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() { _ = pc.Close() })
+	return pc
+}

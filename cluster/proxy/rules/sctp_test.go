@@ -1,0 +1,74 @@
+package rules
+
+import (
+	"encoding/binary"
+	"hash/crc32"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/cluster/proxy/testnet"
+)
+
+// sctpInit is a packet with one chunk, INIT (RFC 9260, section 3.3.2). The test makes it itself, so that it
+// needs no kernel that has SCTP: translating ports takes none either.
+func sctpInit(from, to uint16) []byte {
+	b := binary.BigEndian.AppendUint16(nil, from)
+	b = binary.BigEndian.AppendUint16(b, to)
+	b = append(b, 0, 0, 0, 0, 0, 0, 0, 0) // tag, checksum
+	b = append(b, 1, 0, 0, 20)
+	b = binary.BigEndian.AppendUint32(b, 0x12345678)
+	b = binary.BigEndian.AppendUint32(b, 1<<16)
+	b = append(b, 0, 1, 0, 1) // streams
+	b = binary.BigEndian.AppendUint32(b, 1)
+	binary.LittleEndian.PutUint32(b[8:], sctpSum(b))
+	return b
+}
+
+func sctpSum(b []byte) uint32 { return crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)) }
+
+func TestSCTP(t *testing.T) {
+	n := newNode(t)
+	table := n.open()
+	ports := map[Key]*Port{}
+	families := []struct {
+		network, service, node string
+		pod, client            netip.Addr
+	}{
+		{"ip4:132", service4, testnet.Node4, n.b.IPv4, n.a.IPv4},
+		{"ip6:132", service6, testnet.Node6, n.b.IPv6, n.a.IPv6},
+	}
+	for _, f := range families {
+		ports[Key(f.network)] = &Port{
+			Protocol: unix.IPPROTO_SCTP, IPv6: f.pod.Is6(), Backends: []Backend{{Endpoints: []netip.AddrPort{netip.AddrPortFrom(f.pod, 36412)}}},
+			Frontends: []Frontend{{Addr: netip.MustParseAddr(f.service), Port: 9899}, {Port: 30899, Masquerade: true}},
+		}
+	}
+	n.apply(table, ports)
+	for _, f := range families {
+		server, client := n.b.ListenIP(f.network), n.a.ListenIP(f.network)
+		_ = server.SetDeadline(time.Now().Add(testnet.Patience))
+		for _, way := range []struct {
+			to, source string
+			port       uint16
+		}{{f.service, f.client.String(), 9899}, {f.node, f.node, 30899}} {
+			if _, err := client.WriteTo(sctpInit(40000+way.port%2, way.port), &net.IPAddr{IP: net.ParseIP(way.to)}); err != nil {
+				t.Fatal(err)
+			}
+			buf := make([]byte, 2000)
+			size, from, err := server.ReadFrom(buf)
+			if err != nil {
+				t.Fatalf("%s to %s: %v", f.network, way.to, err)
+			}
+			got := buf[:size]
+			sum := binary.LittleEndian.Uint32(got[8:])
+			copy(got[8:], []byte{0, 0, 0, 0})
+			if port := binary.BigEndian.Uint16(got[2:]); port != 36412 || from.String() != way.source || sum != sctpSum(got) || got[12] != 1 {
+				t.Errorf("%s to %s: the pod got %x from %s", f.network, way.to, got, from)
+			}
+		}
+	}
+}
