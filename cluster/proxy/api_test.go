@@ -10,7 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-func testContext(t *testing.T) (context.Context, context.CancelFunc) {
+func testContext(t testing.TB) (context.Context, context.CancelFunc) {
 	return context.WithCancel(context.WithoutCancel(t.Context()))
 }
 

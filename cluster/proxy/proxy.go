@@ -13,6 +13,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
 	"slices"
 	"time"
@@ -97,7 +98,7 @@ func New(set *client.Set, o Options) (*Proxy, error) {
 // Run keeps the rules until ctx ends. They stay in the kernel then.
 func (p *Proxy) Run(ctx context.Context) error {
 	table, err := rules.Open(rules.Config{
-		Name: p.Table, Ranges: p.ServiceRanges, NodeIPs: p.NodeIPs, PodRanges: p.PodRanges,
+		Name: p.Table, Ranges: p.ServiceRanges, NodeIPs: p.sources(), PodRanges: p.PodRanges,
 	})
 	if err != nil {
 		return fmt.Errorf("service proxy: %w", err)
@@ -118,6 +119,30 @@ func (p *Proxy) Run(ctx context.Context) error {
 	}
 	p.keep(ctx, table)
 	return nil
+}
+
+// sources are addresses for connections that must come back through the node. Of a family that NodeIPs lack,
+// it is any address that the node has.
+func (p *Proxy) sources() []netip.Addr {
+	found := slices.Clone(p.NodeIPs)
+	all, err := net.InterfaceAddrs()
+	if err != nil {
+		return found
+	}
+	for _, each := range all {
+		n, ok := each.(*net.IPNet)
+		if !ok {
+			continue
+		}
+		a, _ := netip.AddrFromSlice(n.IP)
+		a = a.Unmap()
+		served := func(r netip.Prefix) bool { return r.Contains(a) }
+		has := func(other netip.Addr) bool { return other.Is6() == a.Is6() }
+		if a.IsGlobalUnicast() && !slices.ContainsFunc(p.ServiceRanges, served) && !slices.ContainsFunc(found, has) {
+			found = append(found, a)
+		}
+	}
+	return found
 }
 
 // keep puts changes in force and repairs what others change, until ctx ends.

@@ -32,7 +32,7 @@ const (
 // testCluster is a node with a proxy, an API and two pods.
 type testCluster struct {
 	*testnet.Node
-	t    *testing.T
+	t    testing.TB
 	api  *fake.Clientset
 	a, b *testnet.Space
 	did  chan struct{} // a value for what came into force

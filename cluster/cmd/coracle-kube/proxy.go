@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"strconv"
+	"time"
 
 	"github.com/spf13/cobra"
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -43,10 +44,19 @@ func newProxy(server *apiserver.Server, api apiOptions, n nodeOptions) (func(con
 		return nil, err
 	}
 	return func(ctx context.Context) error {
-		if err := p.Run(ctx); err != nil { // a kernel without nftables has pods all the same
-			slog.Error("connections to Services are not routed", "err", err)
+		const pause = 30 * time.Second
+		for { // a kernel without nftables has pods all the same
+			err := p.Run(ctx)
+			if ctx.Err() != nil {
+				return nil
+			}
+			slog.Error("connections to Services are not routed", "err", err, "again", pause)
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-time.After(pause):
+			}
 		}
-		return nil
 	}, nil
 }
 

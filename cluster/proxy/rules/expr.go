@@ -13,6 +13,7 @@ const (
 	opDelete        = 2 // NFT_DYNSET_OP_DELETE (linux/netfilter/nf_tables.h)
 	verdictRegister = unix.NFT_REG_VERDICT
 	ctDNAT          = 1 << 5 // IPS_DST_NAT (linux/netfilter/nf_conntrack_common.h)
+	ctOriginal      = 0      // IP_CT_DIR_ORIGINAL (linux/netfilter/nf_conntrack_tuple_common.h)
 )
 
 // reg is the n-th register of four bytes. A concatenation is made in adjacent ones.

@@ -278,17 +278,22 @@ func (f *family) asIs() []expr.Any {
 	return rule(f.source(reg(0)), []expr.Any{&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(f.protocol), RegAddrMin: reg(0)}})
 }
 
-// asNode gives a connection the node's address. Its port is random: that of a client may be in use.
+// asNode gives a connection the node's address. Its port is random: that of a client may be in use. If no
+// address is known, it is the address that the client asked for, which leads back to the node, too, unless the
+// endpoint is elsewhere. Masquerading would drop the connection where the node has only addresses of scope host.
 func (t *Table) asNode(f *family) []expr.Any {
+	// The nftables package (0.3.0) sends the direction in four bytes instead of one: the kernel takes the first,
+	// and logs that.
+	address := []expr.Any{&expr.Ct{Key: expr.CtKeyDST, Direction: ctOriginal, Register: reg(0)}}
 	for _, a := range t.NodeIPs {
 		if a.Is6() == (f.index == 1) {
-			return []expr.Any{
-				&expr.Immediate{Register: reg(0), Data: a.AsSlice()},
-				&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(f.protocol), RegAddrMin: reg(0), FullyRandom: true},
-			}
+			address = []expr.Any{&expr.Immediate{Register: reg(0), Data: a.AsSlice()}}
+			break
 		}
 	}
-	return []expr.Any{&expr.Masq{FullyRandom: true}}
+	return rule(address, []expr.Any{
+		&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(f.protocol), RegAddrMin: reg(0), FullyRandom: true},
+	})
 }
 
 func pickName(f *family, count int) string { return fmt.Sprintf("pick%s_%d", f.name, count) }

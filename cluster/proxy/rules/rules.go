@@ -38,7 +38,7 @@ type Config struct {
 	// is rejected, unless the node itself has the address.
 	Ranges []netip.Prefix
 	// NodeIPs are the node's addresses, at most one of each family counts: connections that must come back
-	// through the node get it as their source. Without one, the kernel chooses.
+	// through the node get it as their source.
 	NodeIPs []netip.Addr
 	// PodRanges are networks of this node's pods, for those that Change.Pods does not name.
 	PodRanges []netip.Prefix

@@ -208,6 +208,35 @@ func TestNodePortAndLoadBalancer(t *testing.T) {
 	})
 }
 
+// A node may have no address that its pods' answers come back to, but those that clients ask for.
+func TestNodeWithoutAddress(t *testing.T) {
+	n := newNode(t)
+	c := config()
+	c.NodeIPs = nil
+	var table *Table
+	var err error
+	n.Within(func() { table, err = Open(c) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer table.Close()
+	n.Run("ip addr add 10.85.0.1/32 dev lo scope host")
+	ports := map[Key]*Port{}
+	each(func(network, address, _ string, ip func(*testnet.Space) netip.Addr, port func([]Backend, ...Frontend) *Port) {
+		ports[Key(network)] = port([]Backend{{Endpoints: []netip.AddrPort{to(ip(n.b))}}},
+			Frontend{Addr: netip.MustParseAddr(address), Port: 80}, Frontend{Port: 30080, Masquerade: true})
+	})
+	n.apply(table, ports)
+	each(func(network, address, node string, _ func(*testnet.Space) netip.Addr, _ func([]Backend, ...Frontend) *Port) {
+		n.expect(n.b, network, at(address, 80), "b "+address) // itself
+		for _, s := range []*testnet.Space{n.a, n.b, n.Outside} {
+			n.expect(s, network, at(node, 30080), "b "+node)
+		}
+	})
+	n.expect(n.a, "tcp", "10.85.0.1:30080", "b 10.85.0.1")
+	n.expect(&n.Space, "tcp", "10.85.0.1:30080", "b 10.85.0.1")
+}
+
 func TestEndpointsChange(t *testing.T) {
 	n := newNode(t)
 	table := n.open()
