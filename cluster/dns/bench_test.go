@@ -48,8 +48,8 @@ func pin(cpu int) {
 	}
 }
 
-// BenchmarkThroughput is how many queries a server on one processor answers, with the client on the other, and
-// what one processor's second is worth. -benchtime=500000x makes it long enough.
+// BenchmarkThroughput is how many queries a server on one processor answers, with the client on the
+// other, and what one processor's second is worth. -benchtime=500000x makes it long enough.
 func BenchmarkThroughput(b *testing.B) {
 	for _, name := range []string{"web.default" + svc, "pets.default" + svc, "none.default" + svc, "www.example."} {
 		b.Run(name, func(b *testing.B) { throughput(b, name) })

@@ -91,7 +91,8 @@ func (h *handler) handle(packet []byte, from sender, buf []byte) (reply []byte, 
 	}
 }
 
-// parse checks a query. Without a request the reply is only a header: not even that for what is no query.
+// parse checks a query. Without a request the reply is only a header: not even that for what is no
+// query.
 func parse(packet []byte, from sender) (r *request, rcode int) {
 	if len(packet) < headerSize || packet[2]&responseBit != 0 {
 		return nil, dns.RcodeFormatError
@@ -153,7 +154,8 @@ func refusal(packet []byte, rcode int) []byte {
 
 func failure(rcode int) *dns.Msg { return &dns.Msg{MsgHdr: dns.MsgHdr{Rcode: rcode}} }
 
-// minimal answers a question for all records with a single one, so that it amplifies nothing (RFC 8482).
+// minimal answers a question for all records with a single one, so that it amplifies nothing (RFC
+// 8482).
 func minimal(r *request) *dns.Msg {
 	h := header(r.question.Name, dns.TypeHINFO)
 	h.Ttl = versionTTL
@@ -197,7 +199,8 @@ func isReverse(name string) bool {
 	return strings.HasSuffix(name, reverse4) || strings.HasSuffix(name, reverse6)
 }
 
-// join adds the answer of other servers to what is known already. Its records have the name as it was asked.
+// join adds the answer of other servers to what is known already. Its records have the name as it
+// was asked.
 func join(m, others *dns.Msg, q question) *dns.Msg {
 	for _, rr := range others.Answer {
 		if h := rr.Header(); strings.EqualFold(h.Name, q.name) {

@@ -21,8 +21,8 @@ func crowd(n int) (s []string) {
 	return s
 }
 
-// What a client is sent by UDP fits into what it takes, and into one packet whatever it claims to take; the
-// whole answer comes by TCP.
+// What a client is sent by UDP fits into what it takes, and into one packet whatever it claims to
+// take; the whole answer comes by TCP.
 func TestRepliesFitClients(t *testing.T) {
 	many := headlessService("default", "many", "http")
 	h := newHandler(t, forward.Config{}, many, sliceOf(many, 1, crowd(600)...))
@@ -209,7 +209,8 @@ func TestHostilePackets(t *testing.T) {
 	}
 }
 
-// FuzzHandler has the handler answer anything. A reply fits, can be read, and is none to what is no query.
+// FuzzHandler has the handler answer anything. A reply fits, can be read, and is none to what is no
+// query.
 func FuzzHandler(f *testing.F) {
 	h := newHandler(f, forward.Config{}, cluster()...)
 	for _, name := range []string{"pets.default" + svc, "_http._tcp.pets.default" + svc, "ext.default" + svc, "20.0.96.10.in-addr.arpa.", "www.example.com.", "."} {

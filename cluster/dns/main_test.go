@@ -70,8 +70,8 @@ func externalService(namespace, name, target string) *corev1.Service {
 	}
 }
 
-// sliceOf is an EndpointSlice as the controller makes them, of endpoints "ADDRESS", "ADDRESS=HOSTNAME" or
-// "ADDRESS!", which is not ready.
+// sliceOf is an EndpointSlice as the controller makes them, of endpoints "ADDRESS",
+// "ADDRESS=HOSTNAME" or "ADDRESS!", which is not ready.
 func sliceOf(s *corev1.Service, number int, endpoints ...string) *discoveryv1.EndpointSlice {
 	slice := &discoveryv1.EndpointSlice{ObjectMeta: namespaced(s.Namespace, fmt.Sprintf("%s-%d", s.Name, number)), AddressType: discoveryv1.AddressTypeIPv4}
 	slice.Labels = map[string]string{discoveryv1.LabelServiceName: s.Name}
@@ -97,7 +97,7 @@ func sliceOf(s *corev1.Service, number int, endpoints ...string) *discoveryv1.En
 	return slice
 }
 
-// newHandler is a handler for a cluster of these objects. Other names are answered by nobody, unless
+// newHandler is a handler for a cluster of these objects. No one answers for other names, unless
 // config says by whom.
 func newHandler(t testing.TB, config forward.Config, all ...runtime.Object) *handler {
 	t.Helper()

@@ -60,7 +60,8 @@ func (z *zone) endpointNames(addr netip.Addr) []string {
 	return slices.Compact(given)
 }
 
-// reversed returns the address that a name below in-addr.arpa or ip6.arpa is of, the zero Addr for none.
+// reversed returns the address that a name below in-addr.arpa or ip6.arpa is of, the zero Addr for
+// none.
 func reversed(name string) netip.Addr {
 	if labels, ok := strings.CutSuffix(name, reverse4); ok {
 		parts := strings.Split(labels, ".")

@@ -27,8 +27,8 @@ import (
 
 var both = []netip.Addr{netip.MustParseAddr("10.96.0.10"), netip.MustParseAddr("fd00:96::a")}
 
-// alone runs f in a network namespace with nothing but lo. Goroutines of f start on the same thread's namespace
-// only as far as they make their sockets at once, so f starts servers by startServer.
+// alone runs f in a network namespace with nothing but lo. Sockets belong to the namespace of the
+// thread that opens them, so f runs servers by during.
 func alone(t *testing.T, f func()) {
 	t.Helper()
 	done := make(chan struct{})
@@ -175,7 +175,8 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// A DNS that a user runs in pods, with the usual Service, is not disturbed. The user may decide at any time.
+// A DNS that a user runs in pods, with the usual Service, is not disturbed. The user may decide at
+// any time.
 func TestUsersOwnDNS(t *testing.T) {
 	own := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "kube-dns"},

@@ -172,8 +172,8 @@ func TestFloodOfRandomNames(t *testing.T) {
 	}
 }
 
-// While all that may be under way waits for others, names of the cluster resolve, and further questions of
-// others fail at once.
+// While all that may be under way waits for others, names of the cluster resolve, and further
+// questions of others fail at once.
 func TestClusterNamesResolveDuringAFlood(t *testing.T) {
 	wait := make(chan struct{})
 	at := listening(t, newHandler(t, stub("example.", upstream(t, func(q *dns.Msg) *dns.Msg {
@@ -210,7 +210,8 @@ func TestClusterNamesResolveDuringAFlood(t *testing.T) {
 		}
 		return m
 	}
-	// The kernel may drop some of a burst, so each of the client's share is followed by a question of the cluster.
+	// The kernel may drop some of a burst, so each of the client's share is followed by a question
+	// of the cluster.
 	refused := 0
 	for i := range 160 {
 		ask(fmt.Sprintf("%d.example.", i))
@@ -300,8 +301,8 @@ func TestConnectionsAreBounded(t *testing.T) {
 	}
 }
 
-// A process on the node's network, such as a pod's, cannot get a part of the queries by a socket of its own at the
-// same port.
+// A process on the node's network, such as a pod's, cannot get a part of the queries by a socket of
+// its own at the same port.
 func TestNoSocketSharesTheQueries(t *testing.T) {
 	shared := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
 		return errors.Join(c.Control(func(fd uintptr) {

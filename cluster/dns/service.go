@@ -65,7 +65,8 @@ func (s *Server) watchService() error {
 	return err
 }
 
-// follow returns errReplaced when the Service has become another's, and makes it again when it was deleted.
+// follow returns errReplaced when the Service has become another's, and makes it again when it was
+// deleted.
 func (s *Server) follow(ctx context.Context) error {
 	for {
 		select {

@@ -11,9 +11,9 @@ import (
 // receiveBuffer is how much of a burst of queries the kernel keeps.
 const receiveBuffer = 1 << 20
 
-// serveUDP answers what comes to conn until it is closed. Most queries are answered where they are read,
-// by as many goroutines as there are processors. The socket shares its port with no other: whoever could
-// have a second one there, such as a pod on the node's network, would get a part of all queries.
+// serveUDP answers what comes to conn until it is closed. Most queries are answered where they are
+// read, by as many goroutines as there are processors. The socket shares its port with no other:
+// a second one there, such as of a pod on the node's network, would get a part of all queries.
 func (h *handler) serveUDP(conn *net.UDPConn) error {
 	_ = conn.SetReadBuffer(receiveBuffer) // the kernel has a limit
 	readers := min(runtime.GOMAXPROCS(0), 4)

@@ -97,7 +97,7 @@ func TestSpecification(t *testing.T) {
 			"2.2.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.6.9.0.0.0.0.d.f.ip6.arpa. 5 IN PTR six.default.svc.cluster.local.",
 		}},
 		{"99.0.96.10.in-addr.arpa.", dns.TypePTR, nxdomain, nil}, // a free address of Services
-		{"1.2.0.192.in-addr.arpa.", dns.TypePTR, servfail, nil},  // another's: there is nobody to ask
+		{"1.2.0.192.in-addr.arpa.", dns.TypePTR, servfail, nil},  // another's: there is no one to ask
 		// 2.4.1
 		{"pets.default" + svc, dns.TypeA, ok, []string{
 			"pets.default.svc.cluster.local. 5 IN A 10.244.0.2", "pets.default.svc.cluster.local. 5 IN A 10.244.0.3", "pets.default.svc.cluster.local. 5 IN A 10.244.0.4",

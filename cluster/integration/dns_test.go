@@ -55,7 +55,8 @@ func startNameServer(dir string) error {
 	return nil
 }
 
-// Pods and the node find Services, pods and addresses by the names that Kubernetes specifies, by UDP and TCP.
+// Pods and the node find Services, pods and addresses by the names that Kubernetes specifies, by
+// UDP and TCP.
 func TestNamesOfServicesResolve(t *testing.T) {
 	t.Parallel()
 	ctx, ns := namespace(t)

@@ -32,8 +32,8 @@ func (o *nodeOptions) defineDNS(f *pflag.FlagSet) {
 // noDNS as the only address leaves a cluster without DNS.
 const noDNS = "none"
 
-// clusterDNS returns the addresses where pods find the cluster's DNS: those of --cluster-dns, or the tenth of the
-// Services' network, as is usual.
+// clusterDNS returns the addresses where pods find the cluster's DNS: those of --cluster-dns, or
+// the tenth of the Services' network, as is usual.
 func (o *nodeOptions) clusterDNS(serviceCIDR string) ([]netip.Addr, error) {
 	if len(o.dns) == 1 && o.dns[0] == noDNS {
 		return nil, nil

@@ -23,7 +23,8 @@ type upstream struct {
 	asked atomic.Int32 // not counting tests for loops
 }
 
-// serve starts a name server that answers with f, by UDP and TCP at the same port; f returns nil for no answer.
+// serve starts a name server that answers with f, by UDP and TCP at the same port; f returns nil
+// for no answer.
 func serve(t *testing.T, f func(network string, q *dns.Msg) *dns.Msg) *upstream {
 	t.Helper()
 	u := &upstream{}
@@ -188,7 +189,7 @@ func TestSilentServersAreAskedLast(t *testing.T) {
 	}
 }
 
-// Nobody answers: the client hears of it before it gives up.
+// No server answers: the client hears of it before it gives up.
 func TestFailureIsInTime(t *testing.T) {
 	t.Parallel()
 	silent := serve(t, func(string, *dns.Msg) *dns.Msg { return nil })
@@ -438,8 +439,8 @@ func TestTime(t *testing.T) {
 	})
 }
 
-// What is remembered is bounded in bytes, whatever is asked for. A flood of names that do not exist does
-// not push out the answers that others use.
+// What is remembered is bounded in bytes, whatever is asked for. A flood of names that do not exist
+// does not push out the answers that others use.
 func TestMemoryIsBounded(t *testing.T) {
 	f := New(Config{})
 	defer f.Close()
