@@ -16,6 +16,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/miekg/dns"
@@ -298,6 +299,57 @@ func TestConnectionsAreBounded(t *testing.T) {
 		if n, e := c.Read(make([]byte, 1)); err != nil || n > 0 || os.IsTimeout(e) || e == nil {
 			t.Errorf("%s: %v, %v", name, err, e)
 		}
+	}
+}
+
+// A connection that waits too long for its next query, or for the rest of one, ends.
+func TestSilentConnectionsEnd(t *testing.T) {
+	q := new(dns.Msg)
+	q.SetQuestion("web.default"+svc, dns.TypeA)
+	query, err := q.Pack()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tc := range map[string]struct {
+		sent  []byte
+		reply bool
+		after time.Duration
+	}{
+		"nothing":                            {nil, false, idle},
+		"half a length":                      {[]byte{0}, false, idle},
+		"a part of a query":                  {append([]byte{0, byte(len(query))}, query[:20]...), false, slow},
+		"one query":                          {append([]byte{0, byte(len(query))}, query...), true, idle},
+		"one query whose reply is not taken": {append([]byte{0, byte(len(query))}, query...), false, slow},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newTCPServer(newHandler(t, forward.Config{}, cluster()...), nil)
+				ours, theirs := net.Pipe()
+				defer ours.Close()
+				defer theirs.Close()
+				began, ended := time.Now(), make(chan time.Time, 1)
+				go func() {
+					s.answer(ours, pod)
+					ended <- time.Now()
+				}()
+				if _, err := theirs.Write(tc.sent); err != nil {
+					t.Error(err)
+				}
+				if tc.reply {
+					length := make([]byte, 2)
+					_, err := io.ReadFull(theirs, length)
+					if err == nil {
+						_, err = io.ReadFull(theirs, make([]byte, binary.BigEndian.Uint16(length)))
+					}
+					if err != nil {
+						t.Error(err)
+					}
+				}
+				if took := (<-ended).Sub(began); took != tc.after {
+					t.Errorf("it ends after %v, not %v", took, tc.after)
+				}
+			})
+		})
 	}
 }
 

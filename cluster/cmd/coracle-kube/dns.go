@@ -25,7 +25,7 @@ func (o *dnsOptions) define(f *pflag.FlagSet) {
 
 // defineDNS defines the flags that the kubelet and the DNS share.
 func (o *nodeOptions) defineDNS(f *pflag.FlagSet) {
-	f.StringSliceVar(&o.dns, "cluster-dns", nil, "`ADDRESSES` of the cluster's DNS, or none (default: the tenth address of --service-cidr, if that is given)")
+	f.StringSliceVar(&o.dns, "cluster-dns", nil, "`ADDRESSES` of the cluster's DNS, or none (default: the tenth address of --service-cidr, if that is given); outside of --service-cidr they are of a DNS elsewhere")
 	f.StringVar(&o.resolvConf, "resolv-conf", "", "`FILE` with the node's name servers (default: /etc/resolv.conf, or that of systemd-resolved where it runs)")
 }
 
@@ -101,7 +101,8 @@ func dnsCommand() *cobra.Command {
 	return cmd
 }
 
-// newDNS returns the cluster's DNS, nil for none.
+// newDNS returns the cluster's DNS, nil for none: an address outside of the Services' network is
+// that of a DNS elsewhere, which only the kubelet needs to know.
 func newDNS(set *client.Set, serviceCIDR string, n nodeOptions, o dnsOptions) (*dns.Server, error) {
 	addrs, err := n.clusterDNS(serviceCIDR)
 	stubs, e := o.servers()
@@ -110,6 +111,9 @@ func newDNS(set *client.Set, serviceCIDR string, n nodeOptions, o dnsOptions) (*
 	}
 	settings := dns.Options{Addresses: addrs, ResolvConf: n.resolvConf, Stubs: stubs}
 	if services, err := netip.ParsePrefix(serviceCIDR); err == nil {
+		if !services.Contains(addrs[0]) {
+			return nil, nil
+		}
 		settings.ServiceNets = []netip.Prefix{services}
 	}
 	return dns.New(set, settings)
