@@ -154,6 +154,22 @@ func TestNamesOfServicesResolve(t *testing.T) {
 	}
 }
 
+// A killed process leaves its address to the next one.
+func TestNamesResolveAfterAKill(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	r := &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, network, net.JoinHostPort(dnsAddress, "53"))
+	}}
+	resolves := func() (bool, error) {
+		got, err := r.LookupHost(ctx, "kubernetes.default.svc.cluster.local.")
+		return err == nil && len(got) == 1, err
+	}
+	eventually(ctx, t, "names resolve", resolves)
+	boat.kill(t)
+	eventually(ctx, t, "names resolve after a kill", resolves)
+}
+
 func isNotFound(err error) bool {
 	e, ok := err.(*net.DNSError)
 	return ok && e.IsNotFound
