@@ -1,5 +1,6 @@
-//lint:file-ignore SA1019 the old API is what is mirrored
 package upstream
+
+//lint:file-ignore SA1019 the old API is what is mirrored
 
 import (
 	"context"
