@@ -76,7 +76,7 @@ export CORACLE_UNTESTED := $(CURDIR)/out/untested
 
 .PHONY: help deps generate build builder build-faults tools testbins up down test unit lint integration critest \
         tools shards parts unit-cgo unit-race cluster-unit cluster-race cluster-integration check-all crash-matrix \
-        fuzz test-scale test-oci test-image test-vm bench bench-image bench-oci bench-peers bench-cluster oracle test-kubelet kubelet-containerd test-conformance install deb test-deb-vm clean
+        fuzz test-scale test-oci test-image test-vm bench bench-image bench-oci bench-peers bench-cluster bench-proxy oracle test-kubelet kubelet-containerd test-conformance install deb test-deb-vm clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -230,6 +230,10 @@ bench-cluster: build testbins bench-peers ## benchmark the cluster against upstr
 	@GO="$(GO)" hack/peers/kube.sh
 	cd cluster && $(OTHER) $(GOBUILD) -ldflags '-s -w' -o ../bin/test/cluster-bench ./bench
 	bin/test/bench -cluster $(BENCH_FLAGS)
+
+bench-proxy: ## benchmark the Service proxy against upstream's; needs root and nft
+	cd cluster && $(OTHER) $(GOBUILD) -ldflags '-s -w' -o ../bin/test/proxy-bench ./bench/proxy
+	bin/test/proxy-bench $(BENCH_FLAGS)
 
 oracle: build testbins ## compare the cluster with upstream's own control plane, each difference printed
 	@GO="$(GO)" hack/tools.sh kubectl
