@@ -104,6 +104,9 @@ func (p *Proxy) Run(ctx context.Context) error {
 		return fmt.Errorf("service proxy: %w", err)
 	}
 	defer table.Close()
+	if err := table.Refuse(); err != nil {
+		return fmt.Errorf("service proxy: %w", err)
+	}
 	if !cache.WaitFor(ctx, "service proxy", p.synced...) {
 		return nil
 	}

@@ -131,6 +131,19 @@ func Open(config Config) (*Table, error) {
 // Close ends the watch. The table stays in the kernel.
 func (t *Table) Close() error { return errors.Join(t.watch.close(), t.kernel.close()) }
 
+// Refuse makes a table that refuses connections to all addresses of Services, unless there is one: a
+// connection that begins without rules does not follow them later, but is lost slowly. It is for the time
+// until Services are known.
+func (t *Table) Refuse() error {
+	if t.started || t.found != nil && t.found.layout {
+		return nil
+	}
+	if err := t.unwatched(func() error { return t.kernel.replace(t) }); err != nil {
+		return fmt.Errorf("nftables table %s: %w", t.Name, err)
+	}
+	return nil
+}
+
 // Changed gets a value when someone else changed the table. The caller then calls Repair.
 func (t *Table) Changed() <-chan struct{} { return t.watch.changed }
 

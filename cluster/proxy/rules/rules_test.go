@@ -160,6 +160,24 @@ func TestUnallocatedAddressIsRefused(t *testing.T) {
 	n.expect(&n.Space, "tcp", testnet.Outside4+":80", "outside "+testnet.Node4)
 }
 
+// Until Services are known, connections to them are refused; but not if an earlier process left rules.
+func TestRefusedUntilServicesAreKnown(t *testing.T) {
+	n := newNode(t)
+	table := n.open()
+	if err := table.Refuse(); err != nil {
+		t.Fatal(err)
+	}
+	n.refused(n.a, "tcp", at(service4, 80))
+	n.refused(n.a, "udp", at(service6, 80))
+	n.apply(table, n.twoServices())
+	n.expect(n.a, "tcp", at(service4, 80), "b "+n.a.IPv4.String())
+	table = n.reopen(table)
+	if err := table.Refuse(); err != nil {
+		t.Fatal(err)
+	}
+	n.expect(n.a, "tcp", at(service4, 80), "b "+n.a.IPv4.String())
+}
+
 func TestNodePortAndLoadBalancer(t *testing.T) {
 	n := newNode(t)
 	balancer := map[bool]string{false: "203.0.113.7", true: "2001:db8:7::7"}
