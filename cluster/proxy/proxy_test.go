@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -323,7 +324,7 @@ func TestTrafficPolicies(t *testing.T) {
 				return
 			}
 			client := http.Client{Transport: &http.Transport{
-				DisableKeepAlives: true, Dial: func(string, string) (net.Conn, error) { return conn, nil }, //nolint:staticcheck // it is dialed already
+				DisableKeepAlives: true, DialContext: func(context.Context, string, string) (net.Conn, error) { return conn, nil },
 			}}
 			r, err := client.Get("http://" + at(testnet.Node4, 30999))
 			if err != nil {
