@@ -19,7 +19,7 @@ func removeServiceRules(port int) error {
 	}
 	table, err := c.ListTableOfFamily(name, nftables.TableFamilyINet)
 	if err != nil {
-		return nil //nolint:nilerr // there is no such table, or no nftables at all
+		return nil // there is no such table, or no nftables at all
 	}
 	c.DelTable(table)
 	if err := c.Flush(); err != nil && !errors.Is(err, unix.ENOENT) {

@@ -228,7 +228,10 @@ func (t *Table) fill(b *batch, p *port, g *backend, want Backend) {
 			wanted[e] = true
 		}
 	}
-	before := backend{number: g.number, slots: slices.Clone(g.slots), ids: slices.Clone(g.ids)}
+	before := backend{number: g.number}
+	if b.changes != nil {
+		before.slots, before.ids = slices.Clone(g.slots), slices.Clone(g.ids)
+	}
 	sticky := want.Affinity > 0
 	if !sticky {
 		g.ids = nil

@@ -3,6 +3,7 @@
 package testnet
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -244,7 +245,8 @@ func (s *Space) Ask(network, address string) (string, error) {
 // Unanswered reports whether there is no answer at all, not even a refusal.
 func (s *Space) Unanswered(network, address string) error {
 	answer, err := s.ask(network, address, Silence)
-	if e, ok := err.(net.Error); ok && e.Timeout() { //nolint:errorlint // of this package
+	var failed net.Error
+	if errors.As(err, &failed) && failed.Timeout() {
 		return nil
 	}
 	return fmt.Errorf("%s got %q, %v from %s", s.Name, answer, err, address)
