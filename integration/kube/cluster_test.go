@@ -47,6 +47,9 @@ func newCluster(t *testing.T) *cluster {
 			c.showLogs(t)
 		}
 		c.run(t, "down", "--purge")
+		if tables, err := exec.Command("nft", "list", "tables").CombinedOutput(); err != nil || strings.Contains(string(tables), "coracle-services") {
+			t.Errorf("down has left rules of Services: %v, %s", err, tables)
+		}
 		for _, dir := range []string{c.root, c.state} {
 			if left, err := os.ReadDir(dir); err == nil {
 				t.Errorf("down has left in %s: %v", dir, left)
