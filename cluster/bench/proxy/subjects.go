@@ -115,13 +115,13 @@ func (o *ours) sync(ctx context.Context) error {
 	failed := make(chan error, 1)
 	o.set.Informers.Start(ctx.Done())
 	go func() { failed <- o.p.Run(ctx) }()
-	for { // its first transaction has all rules
+	for { // its first transaction refuses connections, the second one has all rules
 		select {
 		case err := <-failed:
 			return errors.Join(errors.New("the proxy ended"), err)
 		default:
 		}
-		if now, err := generation.now(); err != nil || now != before {
+		if now, err := generation.now(); err != nil || now == before+2 {
 			return err
 		}
 		time.Sleep(look)
