@@ -121,6 +121,11 @@ func TestUpRefusesANetworkOfOthers(t *testing.T) {
 	if err := netlink.RouteAdd(route); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() {
+		if err := netlink.RouteDel(route); err != nil {
+			t.Error(err)
+		}
+	})
 	c.up(t) // the cluster runs, and goes on
 	c.run(t, "down")
 	out, err := c.command(c.upArgs()...).CombinedOutput()
@@ -135,11 +140,9 @@ func TestUpRefusesANetworkOfOthers(t *testing.T) {
 	}
 	c.run(t, "down", "--purge")
 	c.up(t, "--service-cidr", proposed)
+	c.await(t, "wait", "--for=create", "service/kubernetes") // the API server makes it when it serves
 	if got, want := c.kube(t, "get", "service", "kubernetes", "-o", "jsonpath={.spec.clusterIP}"), netip.MustParsePrefix(proposed).Addr().Next().String(); got != want {
 		t.Errorf("with --service-cidr %s the API server's address is %s, want %s", proposed, got, want)
-	}
-	if err := netlink.RouteDel(route); err != nil {
-		t.Error(err)
 	}
 }
 
