@@ -38,20 +38,20 @@ func Redirect(from netip.AddrPort, to uint16) (restore func() error, err error) 
 		return nil, fmt.Errorf("redirect %s: open nftables: %w", from, err)
 	}
 	name := tableName([]netip.Addr{from.Addr()}) + "-" + strconv.Itoa(int(from.Port()))
-	t := &table{conn: conn, table: &nftables.Table{Name: name, Family: nftables.TableFamilyINet}}
-	if err := t.redirect(socket, from, to); err != nil {
+	t := &table{conn: conn, socket: socket, table: &nftables.Table{Name: name, Family: nftables.TableFamilyINet}}
+	if err := t.redirect(from, to); err != nil {
 		return nil, errors.Join(fmt.Errorf("redirect %s: nftables table %s: %w", from, name, err), conn.CloseLasting())
 	}
 	return t.remove, nil
 }
 
-func (t *table) redirect(socket *netlink.Conn, from netip.AddrPort, to uint16) error {
+func (t *table) redirect(from netip.AddrPort, to uint16) error {
 	t.conn.AddTable(t.table) // so that there is one to delete
 	t.conn.DelTable(t.table) // one without an owner, which a killed process has left
-	if err := t.conn.Flush(); err != nil {
+	if err := t.flush(); err != nil {
 		return err
 	}
-	if err := own(socket, t.table.Name); errors.Is(err, unix.EINVAL) { // Linux before 5.12
+	if err := t.own(); errors.Is(err, unix.EINVAL) { // Linux before 5.12
 		t.conn.AddTable(t.table)
 	} else if err != nil {
 		return err
@@ -63,7 +63,7 @@ func (t *table) redirect(socket *netlink.Conn, from netip.AddrPort, to uint16) e
 		})
 		t.conn.AddRule(&nftables.Rule{Table: t.table, Chain: chain, Exprs: redirecting(from, to)})
 	}
-	return t.conn.Flush()
+	return t.flush()
 }
 
 func redirecting(from netip.AddrPort, to uint16) []expr.Any {

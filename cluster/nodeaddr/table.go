@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+	"time"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -25,6 +26,7 @@ import (
 //	}
 type table struct {
 	conn    *nftables.Conn
+	socket  *netlink.Conn // conn's
 	table   *nftables.Table
 	uplinks *nftables.Set
 }
@@ -43,8 +45,8 @@ func newTable(addrs []netip.Addr, uplinks []uint32) (*table, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open nftables: %w", err)
 	}
-	t := &table{conn: conn, table: &nftables.Table{Name: tableName(addrs), Family: nftables.TableFamilyINet}}
-	err = t.make(socket, addrs, uplinks)
+	t := &table{conn: conn, socket: socket, table: &nftables.Table{Name: tableName(addrs), Family: nftables.TableFamilyINet}}
+	err = t.make(addrs, uplinks)
 	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EEXIST) {
 		err = ErrHeld
 	}
@@ -54,13 +56,13 @@ func newTable(addrs []netip.Addr, uplinks []uint32) (*table, error) {
 	return t, nil
 }
 
-func (t *table) make(socket *netlink.Conn, addrs []netip.Addr, uplinks []uint32) error {
+func (t *table) make(addrs []netip.Addr, uplinks []uint32) error {
 	t.conn.AddTable(t.table) // so that there is one to delete
 	t.conn.DelTable(t.table) // one without an owner, which a killed process has left
-	if err := t.conn.Flush(); err != nil {
+	if err := t.flush(); err != nil {
 		return err
 	}
-	if err := own(socket, t.table.Name); errors.Is(err, unix.EINVAL) { // Linux before 5.12
+	if err := t.own(); errors.Is(err, unix.EINVAL) { // Linux before 5.12
 		t.conn.AddTable(t.table)
 	} else if err != nil {
 		return err
@@ -88,7 +90,7 @@ func (t *table) make(socket *netlink.Conn, addrs []netip.Addr, uplinks []uint32)
 			&expr.Verdict{Kind: expr.VerdictDrop},
 		}})
 	}
-	return t.conn.Flush()
+	return t.flush()
 }
 
 func elements(links []uint32) []nftables.SetElement {
@@ -105,25 +107,38 @@ func (t *table) setUplinks(links []uint32) error {
 	if err := t.conn.SetAddElements(t.uplinks, elements(links)); err != nil {
 		return err
 	}
-	if err := t.conn.Flush(); err != nil {
+	if err := t.flush(); err != nil {
 		return fmt.Errorf("nftables table %s: %w", t.table.Name, err)
 	}
 	return nil
 }
 
-func (t *table) remove() error {
-	t.conn.DelTable(t.table)
-	return errors.Join(t.conn.Flush(), t.conn.CloseLasting())
+// flushLimit bounds the wait for the kernel's answers. To some errors, such as without nf_tables, it gives one answer
+// for a transaction, and the nftables package waits for one to each message.
+const flushLimit = 5 * time.Second
+
+// flush sends what is queued as one transaction.
+func (t *table) flush() error {
+	if err := t.socket.SetDeadline(time.Now().Add(flushLimit)); err != nil {
+		return err
+	}
+	return errors.Join(t.conn.Flush(), t.socket.SetDeadline(time.Time{}))
 }
 
-// own adds a table that the kernel removes when socket is closed. The nftables package sends no flags of tables.
-func own(socket *netlink.Conn, name string) error {
+func (t *table) remove() error {
+	t.conn.DelTable(t.table)
+	return errors.Join(t.flush(), t.conn.CloseLasting())
+}
+
+// own adds the table so that the kernel removes it when the socket is closed. The nftables package sends no flags of
+// tables.
+func (t *table) own() error {
 	const (
 		ownerFlag = 2 // NFT_TABLE_F_OWNER of linux/netfilter/nf_tables.h
 		newTable  = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWTABLE
 	)
 	attributes, err := netlink.MarshalAttributes([]netlink.Attribute{
-		{Type: unix.NFTA_TABLE_NAME, Data: append([]byte(name), 0)},
+		{Type: unix.NFTA_TABLE_NAME, Data: append([]byte(t.table.Name), 0)},
 		{Type: unix.NFTA_TABLE_FLAGS, Data: binary.BigEndian.AppendUint32(nil, ownerFlag)},
 	})
 	if err != nil {
@@ -136,7 +151,10 @@ func own(socket *netlink.Conn, name string) error {
 			Data:   append(header, data...),
 		}
 	}
-	_, err = socket.SendMessages([]netlink.Message{
+	if err := t.socket.SetDeadline(time.Now().Add(flushLimit)); err != nil {
+		return err
+	}
+	_, err = t.socket.SendMessages([]netlink.Message{
 		message(unix.NFNL_MSG_BATCH_BEGIN, 0, 0, unix.NFNL_SUBSYS_NFTABLES, nil),
 		message(newTable, netlink.Create|netlink.Excl|netlink.Acknowledge, unix.NFPROTO_INET, 0, attributes),
 		message(unix.NFNL_MSG_BATCH_END, 0, 0, unix.NFNL_SUBSYS_NFTABLES, nil),
@@ -144,6 +162,6 @@ func own(socket *netlink.Conn, name string) error {
 	if err != nil {
 		return err
 	}
-	_, err = socket.Receive()
-	return err
+	_, err = t.socket.Receive()
+	return errors.Join(err, t.socket.SetDeadline(time.Time{}))
 }
