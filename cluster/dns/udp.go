@@ -20,7 +20,7 @@ func (h *handler) serveUDP(conn *net.UDPConn) error {
 	failed := make(chan error, readers)
 	var work sync.WaitGroup
 	for range readers {
-		work.Go(func() { failed <- h.readUDP(conn, &work) })
+		work.Go(func() { h.readUDP(conn, &work, failed) })
 	}
 	err := <-failed
 	work.Wait()
@@ -30,13 +30,15 @@ func (h *handler) serveUDP(conn *net.UDPConn) error {
 	return fmt.Errorf("read DNS queries from %s: %w", conn.LocalAddr(), err)
 }
 
-func (h *handler) readUDP(conn *net.UDPConn, work *sync.WaitGroup) error {
+// readUDP sends the error that ends it.
+func (h *handler) readUDP(conn *net.UDPConn, work *sync.WaitGroup, failed chan<- error) {
 	packet, buf := make([]byte, maxQuery+1), make([]byte, payload)
 	for {
 		n, from, err := conn.ReadFromUDPAddrPort(packet)
 		if err != nil {
-			conn.Close() // the other readers end, too
-			return err
+			failed <- err
+			conn.Close() // the other readers end, too, after this
+			return
 		}
 		reply, ask := h.handle(packet[:n], sender{addr: from.Addr().Unmap(), udp: true}, buf)
 		if ask != nil {

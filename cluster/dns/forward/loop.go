@@ -3,6 +3,7 @@ package forward
 import (
 	"context"
 	"crypto/rand"
+	"fmt"
 	"log/slog"
 	"strings"
 	"sync"
@@ -57,7 +58,15 @@ func (f *Forwarder) test(s *server) {
 
 	ctx, cancel := context.WithTimeout(f.ctx, patience)
 	defer cancel()
-	_, err := s.ask(ctx, Question{Name: name, Type: dns.TypeHINFO})
+	err := func() (err error) {
+		defer func() { // a fault of the parser ends the question, not the process
+			if p := recover(); p != nil {
+				err = fmt.Errorf("panic: %v", p)
+			}
+		}()
+		_, err = s.ask(ctx, Question{Name: name, Type: dns.TypeHINFO})
+		return err
+	}()
 
 	f.loops.count.Add(-1)
 	f.loops.mu.Lock()
