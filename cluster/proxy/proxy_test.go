@@ -429,6 +429,28 @@ func TestEndpointsAtTheNodeItselfAreLeftOut(t *testing.T) {
 	}
 }
 
+// What the node holds for its pods in the network of Services' addresses, such as an API server that is bound to loopback,
+// is not reached from outside by a Service with a node port that leads there. Such a Service that leads to a pod is.
+func TestHeldAddressesStayInside(t *testing.T) {
+	c := start(t, nil)
+	const held = "10.96.0.1"
+	c.Run("ip addr add " + held + "/32 dev lo")
+	c.Space.Serve("tcp", 8080)
+	expose := service(func(s *corev1.Service) {
+		s.Spec.Type = corev1.ServiceTypeNodePort
+		s.Spec.Ports[0].NodePort = 30080
+	})
+	c.set(expose, c.only(c.b, "here"))
+	c.expect(c.Outside, "tcp", at(testnet.Node4, 30080), "b "+testnet.Node4)
+	slices := c.only(c.b, "here")
+	slices[0].Endpoints[0].Addresses[0] = held
+	c.set(expose, slices)
+	c.refused(c.Outside, "tcp", at(testnet.Node4, 30080))
+	if got, err := c.a.Ask("tcp", at(address4, 80)); err != nil {
+		t.Errorf("from a pod by the cluster address: %q, %v", got, err)
+	}
+}
+
 func TestExternalIPs(t *testing.T) {
 	with := func(s *corev1.Service) { s.Spec.ExternalIPs = []string{testnet.Outside4} }
 	c := start(t, nil)

@@ -142,11 +142,16 @@ func (t *translation) port(name upstream.ServicePortName, labels map[string]stri
 		port.Frontends = append(port.Frontends, f)
 	}
 	add(service.ClusterIP(), service.Port(), rules.Frontend{Backend: internal, Inside: internal})
-	outer := rules.Frontend{Backend: external, Inside: cluster, Masquerade: external == cluster}
-	if t.ExternalIPs {
-		for _, ip := range service.ExternalIPs() {
-			add(ip, service.Port(), outer)
+	// What the node holds for its pods is not for others: the API server that is bound to loopback, and the DNS.
+	if slices.ContainsFunc(port.Backends[cluster].Endpoints, t.held) {
+		if service.NodePort() != 0 || len(service.LoadBalancerVIPs()) > 0 || len(service.ExternalIPs()) > 0 {
+			slog.Warn("a Service is reached by its cluster address only, as it leads to an address of the Services' network", "service", name.NamespacedName)
 		}
+		return port
+	}
+	outer := rules.Frontend{Backend: external, Inside: cluster, Masquerade: external == cluster}
+	for _, ip := range service.ExternalIPs() {
+		add(ip, service.Port(), outer)
 	}
 	if service.NodePort() != 0 {
 		add(nil, service.NodePort(), outer)
@@ -163,6 +168,11 @@ func (t *translation) port(name upstream.ServicePortName, labels map[string]stri
 		add(ip, service.Port(), balanced)
 	}
 	return port
+}
+
+// held says whether an endpoint is in a network of Services' addresses: a node holds such an address itself.
+func (t *translation) held(endpoint netip.AddrPort) bool {
+	return slices.ContainsFunc(t.ServiceRanges, func(r netip.Prefix) bool { return r.Contains(endpoint.Addr()) })
 }
 
 // targets are the addresses of endpoints. Those that lead to the node itself are left out, as the API server

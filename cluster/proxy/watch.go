@@ -34,6 +34,17 @@ func object[T any](obj any) (T, bool) {
 	return t, ok
 }
 
+// taken is what of a Service counts: without Config.ExternalIPs not those, which may be anyone's. Upstream would also
+// end the UDP flows to them.
+func (p *Proxy) taken(s *corev1.Service) *corev1.Service {
+	if s == nil || p.ExternalIPs || len(s.Spec.ExternalIPs) == 0 {
+		return s
+	}
+	without := *s
+	without.Spec.ExternalIPs = nil
+	return &without
+}
+
 func (p *Proxy) services() cache.ResourceEventHandler {
 	tell := func(before, now *corev1.Service) {
 		if before != nil && foreign(before.Labels) {
@@ -45,6 +56,7 @@ func (p *Proxy) services() cache.ResourceEventHandler {
 		if before == nil && now == nil {
 			return
 		}
+		before, now = p.taken(before), p.taken(now)
 		for _, f := range p.families {
 			f.services.Update(before, now)
 		}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -19,12 +20,15 @@ const (
 	// The socket's buffers must hold a transaction and its answers. The kernel takes memory for what is in them.
 	sendBuffer    = 256 << 20
 	receiveBuffer = 64 << 20
+	// answerLimit is long: a transaction of 45,000 Services takes seconds.
+	answerLimit = time.Minute
 )
 
 // kernel sends transactions about one table.
 type kernel struct {
 	table  *nftables.Table
 	conn   *nftables.Conn
+	socket *netlink.Conn // conn's
 	query  *netlink.Conn // for what the nftables package cannot ask
 	portID uint32        // of the socket
 }
@@ -42,8 +46,8 @@ func openKernel(name string) (*kernel, error) {
 }
 
 func (k *kernel) open() error {
-	var err error
-	k.conn, err = nftables.New(nftables.AsLasting(), nftables.WithSockOptions(func(c *netlink.Conn) error {
+	conn, err := nftables.New(nftables.AsLasting(), nftables.WithSockOptions(func(c *netlink.Conn) error {
+		k.socket = c
 		raw, err := c.SyscallConn()
 		if err != nil {
 			return err
@@ -60,12 +64,25 @@ func (k *kernel) open() error {
 	if err != nil {
 		return fmt.Errorf("open nftables: %w", err)
 	}
+	k.conn = conn
 	return nil
+}
+
+// limited runs f, and ends its waits for the kernel after answerLimit: to some errors, such as ENOMEM, the kernel gives
+// one answer for a transaction, and the nftables package waits for one to each message.
+func (k *kernel) limited(f func() error) error {
+	if err := k.socket.SetReadDeadline(time.Now().Add(answerLimit)); err != nil {
+		return err
+	}
+	err := f()
+	_ = k.socket.SetReadDeadline(time.Time{}) // of one that f has closed
+	return err
 }
 
 func (k *kernel) close() error { return errors.Join(k.conn.CloseLasting(), k.query.Close()) }
 
-// again opens the socket again after an error: it may have answers that were not read, and what is queued.
+// again opens the socket again after an error: it may have answers that were not read, and what is queued. If that
+// fails, each later request opens one of its own.
 func (k *kernel) again(err error) error {
 	_ = k.conn.CloseLasting()
 	return errors.Join(err, k.open())
@@ -73,10 +90,12 @@ func (k *kernel) again(err error) error {
 
 // transaction sends what build adds as one.
 func (k *kernel) transaction(build func(*nftables.Conn) error) error {
-	err := build(k.conn)
-	if err == nil {
-		err = k.conn.Flush()
-	}
+	err := k.limited(func() error {
+		if err := build(k.conn); err != nil {
+			return err
+		}
+		return k.conn.Flush()
+	})
 	if err != nil {
 		return k.again(err)
 	}

@@ -193,7 +193,8 @@ func (t *Table) Apply(ctx context.Context, change Change) error {
 func (t *Table) Repair(ctx context.Context) error {
 	began := time.Now()
 	select {
-	case <-t.watch.changed: // what follows sees it
+	case <-t.watch.changed:
+		t.found = nil // what was found may not be true any more; what follows sees it
 	default:
 	}
 	err := t.watch.ignore(t.kernel.portID)

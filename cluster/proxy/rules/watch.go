@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"time"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/net/bpf"
@@ -65,7 +66,7 @@ func (w *watch) close() (err error) {
 	return err
 }
 
-// read runs until close, or until notifications cannot be read any more.
+// read runs until close.
 func (w *watch) read() {
 	defer close(w.done)
 	for {
@@ -80,11 +81,18 @@ func (w *watch) read() {
 			w.signal()
 		}
 		if err != nil && !lost {
-			w.log.Error("changes of Services' rules by others go unnoticed", "table", w.table, "err", err)
-			return
+			w.log.Error("changes of Services' rules by others may go unnoticed", "table", w.table, "err", err)
+			select {
+			case <-time.After(readAgain):
+			case <-w.stop:
+				return
+			}
 		}
 	}
 }
+
+// readAgain is the pause after notifications could not be read.
+const readAgain = time.Second
 
 func (w *watch) signal() {
 	select {
