@@ -6,6 +6,7 @@
 #   cli           the command line where it needs systemd, AppArmor and CRIU
 #   cri           coracled with systemd's cgroups: socket families, CRIU and out of memory, by crictl
 #   critest       coracled with systemd's cgroups: the CRI validation suite
+#   kubelet       the kubelet's end-to-end tests
 #   integration   kills, crashes and upgrades, and the tests of networks
 #   oomkill       coracled, shim and keeper killed for memory, under systemd
 #   reboot        the machine reset in the middle of each operation; VM_RUN has to take --out DIR, too
@@ -22,7 +23,7 @@ if [[ -z ${VM_RUN:-} ]]; then
   echo "test-vm: VM_RUN is not set; name a command that runs another in a virtual machine, see hack/oci/vm.sh" >&2
   exit 1
 fi
-(($#)) || set -- engine lc snapshot cgroups cli cri critest integration oomkill reboot
+(($#)) || set -- engine lc snapshot cgroups cli cri critest kubelet integration oomkill reboot
 out=bin/vm
 mkdir -p "$out"
 # The command line, with its companion.
@@ -35,6 +36,8 @@ for p in engine lc; do
 done
 CGO_ENABLED=0 "$go" test -c -tags vm -o "$out/snapshot.test" ./snapshot
 CGO_ENABLED=0 "$go" -C cluster test -c -tags vm,netgo,osusergo -ldflags '-s -w' -o "$PWD/$out/cgroups.test" ./kubelet/cgroups
+CGO_ENABLED=0 "$go" -C cluster test -c -tags netgo,osusergo -ldflags '-s -w' -o "$PWD/$out/kubelet.test" ./kubelet/e2e
+CGO_ENABLED=0 "$go" -C cluster build -ldflags '-s -w' -o "$PWD/$out/guest" ./kubelet/e2e/guest
 cp "$(command -v busybox)" "$out/busybox"
 cp hack/oci/vm/*.sh "$out/"
 # criu, with libraries that the guest may not have.
@@ -44,7 +47,7 @@ rm -rf "$out/criu"
 mkdir "$out/criu"
 ldd "$criu" | awk '$2 == "=>" { print $3 }' | xargs cp -L -t "$out/criu" "$criu"
 # What coracled needs, laid out as bin is.
-if [[ " $* " =~ " "(cri|critest|integration|oomkill|reboot)" " ]]; then
+if [[ " $* " =~ " "(cri|critest|kubelet|integration|oomkill|reboot)" " ]]; then
   make --no-print-directory build-faults testbins tools shards
   rm -rf "${out:?}/bin"
   mkdir -p "$out/bin/tools" "$out/bin/test"

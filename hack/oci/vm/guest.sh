@@ -30,6 +30,11 @@ case $1 in
   # EROFS is mounted from files by Linux 6.12 and newer. Drivers are subtests of tests, or of their cases.
   snapshot) suite snapshot -test.run 'TestQuotas|TestDriver|TestPrepare|TestManyLayers' -test.skip '/erofs|//erofs' ;;
   cgroups) suite cgroups ;;
+  kubelet)
+    cp -r /b/bin /var/tmp/bin || exit
+    export CORACLE_BIN=/var/tmp/bin KUBELET_E2E_GUEST=/b/guest
+    suite kubelet
+    ;;
   cli) exec sh /b/cli.sh ;;
   oomkill) exec sh /b/oomkill.sh ;;
   integration)
