@@ -107,10 +107,20 @@ func (k *kernel) checkFree(addrs []netip.Addr) error {
 	return nil
 }
 
-// uplinks returns the indexes of the interfaces with a default route, in whichever routing table. The
-// halves of the address space, which some VPNs have instead, count as one.
+// uplinks returns the indexes of the interfaces by which others reach the node: its network cards, and those with a
+// default route, in whichever routing table. The halves of the address space, which some VPNs have instead, count
+// as one.
 func (k *kernel) uplinks() ([]uint32, error) {
-	var links []uint32
+	all, err := k.Execute(netlink.Message{
+		Header: netlink.Header{Type: unix.RTM_GETLINK, Flags: netlink.Request | netlink.Dump}, Data: make([]byte, unix.SizeofIfInfomsg),
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list interfaces: %w", err)
+	}
+	links, err := cards(all)
+	if err != nil {
+		return nil, fmt.Errorf("list interfaces: %w", err)
+	}
 	for _, fam := range []byte{unix.AF_INET, unix.AF_INET6} {
 		header := make([]byte, unix.SizeofRtMsg)
 		header[0] = fam
@@ -134,6 +144,41 @@ func (k *kernel) uplinks() ([]uint32, error) {
 	}
 	slices.Sort(links)
 	return slices.Compact(links), nil
+}
+
+// cards returns which of the interfaces are network cards, or made of them. A pod has no such interface on the node, and
+// a node without a default route is still reached by them. What is virtual has a kind (IFLA_INFO_KIND).
+func cards(interfaces []netlink.Message) ([]uint32, error) {
+	var links []uint32
+	for _, m := range interfaces {
+		if m.Header.Type != unix.RTM_NEWLINK || len(m.Data) < unix.SizeofIfInfomsg || binary.NativeEndian.Uint16(m.Data[2:]) == unix.ARPHRD_LOOPBACK {
+			continue
+		}
+		attributes, err := netlink.NewAttributeDecoder(m.Data[unix.SizeofIfInfomsg:])
+		if err != nil {
+			return nil, err
+		}
+		kind := ""
+		for attributes.Next() {
+			if attributes.Type() == unix.IFLA_LINKINFO {
+				attributes.Nested(func(info *netlink.AttributeDecoder) error {
+					for info.Next() {
+						if info.Type() == unix.IFLA_INFO_KIND {
+							kind = info.String()
+						}
+					}
+					return nil
+				})
+			}
+		}
+		if err := attributes.Err(); err != nil {
+			return nil, err
+		}
+		if kind == "" || slices.Contains([]string{"bond", "team", "vlan"}, kind) {
+			links = append(links, binary.NativeEndian.Uint32(m.Data[4:])) // ifi_index
+		}
+	}
+	return links, nil
 }
 
 // routeLinks appends the interfaces of a route, which may have several next hops.
