@@ -3,8 +3,8 @@
 //
 // An address is on lo, with host scope, so that the node never uses it to talk to others. Pods are
 // routed, so their packets to it arrive at the node. Packets that come in by an uplink are dropped:
-// an uplink is an interface with a default route. The drop rule is in the kernel before the address,
-// and follows the node's default routes.
+// an uplink is a network card, or an interface with a default route. The drop rule is in the kernel
+// before the address, and follows the node's default routes.
 //
 // The rules go with the process, however it ends. The address of a killed process stays on lo, where
 // nothing answers, until the next process takes it over. Before Linux 5.12 the rules stay, too.
