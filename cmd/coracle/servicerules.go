@@ -3,9 +3,12 @@ package main
 import (
 	"errors"
 	"fmt"
+	"net"
+	"net/netip"
 	"strconv"
 
 	"github.com/google/nftables"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -24,6 +27,33 @@ func removeServiceRules(port int) error {
 	c.DelTable(table)
 	if err := c.Flush(); err != nil && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("remove rules of Services: nftables table %s: %w", name, err)
+	}
+	return nil
+}
+
+// removeHeldAddresses removes the addresses for pods that a killed cluster process has left on lo: those of its API server
+// and of its DNS, the first and the tenth of the Services' network.
+func removeHeldAddresses(services string) error {
+	network, err := netip.ParsePrefix(services)
+	if err != nil {
+		return nil // nothing has run with it
+	}
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return fmt.Errorf("remove addresses for pods: %w", err)
+	}
+	const api, dns = 1, 10
+	held := network.Masked().Addr()
+	for n := 1; n <= dns && network.Contains(held.Next()); n++ {
+		held = held.Next()
+		if n != api && n != dns {
+			continue
+		}
+		mask := net.CIDRMask(held.BitLen(), held.BitLen())
+		addr := &netlink.Addr{IPNet: &net.IPNet{IP: held.AsSlice(), Mask: mask}}
+		if err := netlink.AddrDel(lo, addr); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
+			return fmt.Errorf("remove address %s, which is for pods, from lo: %w", held, err)
+		}
 	}
 	return nil
 }
