@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -38,15 +39,26 @@ func lockBoth(c config.Config) (release func(), err error) {
 	return func() { root.release(); state.release() }, nil
 }
 
+// A child that a daemon had forked when it was killed has its lock until it executes its program.
+const (
+	forkLimit = 5 * time.Second
+	forkTick  = 2 * time.Millisecond
+)
+
 // lockDir takes the lock of a directory, or says who has it (errRunning).
 func lockDir(dir string) (*dirLock, error) {
-	for {
+	for deadline := time.Now().Add(forkLimit); ; {
 		f, err := openLock(dir)
 		if err != nil {
 			return nil, err
 		}
 		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if errors.Is(err, unix.EWOULDBLOCK) {
+			if errors.Is(unix.Kill(holder(f), 0), unix.ESRCH) && time.Now().Before(deadline) {
+				_ = f.Close()
+				<-time.After(forkTick)
+				continue
+			}
 			err = fmt.Errorf("directory %s: %w by coracled with pid %d; give this one another --root and --state, or stop that one",
 				dir, errRunning, holder(f))
 		}

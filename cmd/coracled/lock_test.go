@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -30,6 +31,28 @@ func TestLockTellsItsHolder(t *testing.T) {
 		t.Fatal(err)
 	}
 	second.release()
+}
+
+// A daemon was killed while it started a program: the child has the lock for another moment.
+func TestLockOfAKilledDaemon(t *testing.T) {
+	dir := t.TempDir()
+	gone := exec.Command("true")
+	if err := gone.Run(); err != nil {
+		t.Fatal(err)
+	}
+	left, err := lockDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "lock"), fmt.Appendln(nil, gone.Process.Pid), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	time.AfterFunc(10*time.Millisecond, left.release)
+	next, err := lockDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	next.release()
 }
 
 // Two daemons with a state directory each were let on one root; the second took the
