@@ -36,35 +36,51 @@ func tableName(addrs []netip.Addr) string {
 	return "coracle-addr-" + strings.ReplaceAll(addrs[0].String(), ":", "-")
 }
 
-func newTable(addrs []netip.Addr, uplinks []uint32) (*table, error) {
-	var socket *netlink.Conn
-	conn, err := nftables.New(nftables.AsLasting(), nftables.WithSockOptions(func(c *netlink.Conn) error {
-		socket = c
+// openTable opens a connection for a table of this name, and makes nothing yet.
+func openTable(name string) (t *table, err error) {
+	t = &table{table: &nftables.Table{Name: name, Family: nftables.TableFamilyINet}}
+	t.conn, err = nftables.New(nftables.AsLasting(), nftables.WithSockOptions(func(c *netlink.Conn) error {
+		t.socket = c
 		return nil
 	}))
 	if err != nil {
 		return nil, fmt.Errorf("open nftables: %w", err)
 	}
-	t := &table{conn: conn, socket: socket, table: &nftables.Table{Name: tableName(addrs), Family: nftables.TableFamilyINet}}
+	return t, nil
+}
+
+func newTable(addrs []netip.Addr, uplinks []uint32) (*table, error) {
+	t, err := openTable(tableName(addrs))
+	if err != nil {
+		return nil, err
+	}
 	err = t.make(addrs, uplinks)
 	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EEXIST) {
 		err = ErrHeld
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("nftables table %s: %w", t.table.Name, err), conn.CloseLasting())
+		return nil, errors.Join(fmt.Errorf("nftables table %s: %w", t.table.Name, err), t.conn.CloseLasting())
 	}
 	return t, nil
 }
 
-func (t *table) make(addrs []netip.Addr, uplinks []uint32) error {
+// replace makes the table, empty, in place of one without an owner, which a killed process has left.
+func (t *table) replace() error {
 	t.conn.AddTable(t.table) // so that there is one to delete
-	t.conn.DelTable(t.table) // one without an owner, which a killed process has left
+	t.conn.DelTable(t.table)
 	if err := t.flush(); err != nil {
 		return err
 	}
-	if err := t.own(); errors.Is(err, unix.EINVAL) { // Linux before 5.12
+	err := t.own()
+	if errors.Is(err, unix.EINVAL) { // Linux before 5.12
 		t.conn.AddTable(t.table)
-	} else if err != nil {
+		return nil
+	}
+	return err
+}
+
+func (t *table) make(addrs []netip.Addr, uplinks []uint32) error {
+	if err := t.replace(); err != nil {
 		return err
 	}
 	t.uplinks = &nftables.Set{Table: t.table, Name: "uplinks", KeyType: nftables.TypeIFIndex}
@@ -76,21 +92,35 @@ func (t *table) make(addrs []netip.Addr, uplinks []uint32) error {
 		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRaw,
 	})
 	for _, addr := range addrs {
-		proto, offset := byte(unix.NFPROTO_IPV4), uint32(16) // of the destination in the header
-		if addr.Is6() {
-			proto, offset = unix.NFPROTO_IPV6, 24
-		}
-		t.conn.AddRule(&nftables.Rule{Table: t.table, Chain: chain, Exprs: []expr.Any{
+		rule := append([]expr.Any{
 			&expr.Meta{Key: expr.MetaKeyIIF, Register: 1},
 			&expr.Lookup{SourceRegister: 1, SetName: t.uplinks.Name, SetID: t.uplinks.ID},
-			&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
-			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{proto}},
-			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: uint32(addr.BitLen() / 8)},
-			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: addr.AsSlice()},
-			&expr.Verdict{Kind: expr.VerdictDrop},
-		}})
+		}, isTo(addr)...)
+		t.conn.AddRule(&nftables.Rule{Table: t.table, Chain: chain, Exprs: append(rule, &expr.Verdict{Kind: expr.VerdictDrop})})
 	}
 	return t.flush()
+}
+
+// protocol is an address's network protocol in nftables.
+func protocol(addr netip.Addr) byte {
+	if addr.Is6() {
+		return unix.NFPROTO_IPV6
+	}
+	return unix.NFPROTO_IPV4
+}
+
+// isTo matches packets to an address.
+func isTo(addr netip.Addr) []expr.Any {
+	offset := uint32(16) // of the destination in the header
+	if addr.Is6() {
+		offset = 24
+	}
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{protocol(addr)}},
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: uint32(addr.BitLen() / 8)},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: addr.AsSlice()},
+	}
 }
 
 func elements(links []uint32) []nftables.SetElement {
