@@ -3,7 +3,6 @@ package upstream
 //lint:file-ignore SA1019 the old API is what is mirrored
 
 import (
-	"context"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -22,19 +21,8 @@ func TestMirroring(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		kube := fake.NewClientset()
 		set := &client.Set{Kube: kube, Informers: client.NewInformers(kube)}
-		ctx, stop := context.WithCancel(t.Context())
-		c := NewMirroring(set)
-		set.Informers.Start(ctx.Done())
-		ended := make(chan struct{})
-		go func() {
-			defer close(ended)
-			c.Run(ctx)
-		}()
-		defer func() {
-			stop()
-			<-ended
-			set.Informers.Shutdown()
-		}()
+		ctx, end := run(t, NewMirroring(set), set.Informers)
+		defer end()
 		write := func(name string, labels, selector map[string]string) {
 			t.Helper()
 			meta := metav1.ObjectMeta{Namespace: "default", Name: name, Labels: labels}

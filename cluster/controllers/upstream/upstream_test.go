@@ -11,6 +11,7 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
 	ktesting "k8s.io/client-go/testing"
@@ -46,13 +47,7 @@ func TestFailuresAreRetried(t *testing.T) {
 				}, nil
 			},
 		}
-		ctx, stop := context.WithCancel(t.Context())
-		shared.Start(ctx.Done())
-		ended := make(chan struct{})
-		go func() {
-			defer close(ended)
-			c.Run(ctx)
-		}()
+		ctx, end := run(t, c, shared)
 		time.Sleep(time.Hour)
 		if made != 0 {
 			t.Error("it was made without an object")
@@ -66,13 +61,28 @@ func TestFailuresAreRetried(t *testing.T) {
 		if made != 5 || !working {
 			t.Errorf("made %d times, working: %v", made, working)
 		}
-		stop()
-		<-ended
+		end()
 		if working {
 			t.Error("it works on")
 		}
-		shared.Shutdown()
 	})
+}
+
+// run starts informers and a controller, until end is called, which waits for them.
+func run(t *testing.T, c *OnDemand, informers informers.SharedInformerFactory) (ctx context.Context, end func()) {
+	t.Helper()
+	ctx, stop := context.WithCancel(t.Context())
+	informers.Start(ctx.Done())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		c.Run(ctx)
+	}()
+	return ctx, func() {
+		stop()
+		<-ended
+		informers.Shutdown()
+	}
 }
 
 // A panic in one of the imported controller's goroutines ends neither the process nor the controller.
@@ -92,19 +102,8 @@ func TestPanicsOfImportedControllersAreSurvived(t *testing.T) {
 		return true, budget, nil
 	})
 	set := &client.Set{Kube: kube, Informers: client.NewInformers(kube), Config: &rest.Config{Host: "http://127.0.0.1:1"}}
-	ctx, stop := context.WithCancel(t.Context())
-	c := NewDisruption(set)
-	set.Informers.Start(ctx.Done())
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		c.Run(ctx)
-	}()
-	defer func() {
-		stop()
-		<-ended
-		set.Informers.Shutdown()
-	}()
+	ctx, end := run(t, NewDisruption(set), set.Informers)
+	defer end()
 	budget := func(name string) {
 		t.Helper()
 		_, err := kube.PolicyV1().PodDisruptionBudgets("default").Create(ctx, &policyv1.PodDisruptionBudget{
