@@ -21,6 +21,24 @@ func linkedLog(t *testing.T) (logs, outside, victim string) {
 	return logs, outside, victim
 }
 
+// longLog opens a log that is longer than it may be.
+func longLog(t *testing.T, dir, path string) (logPlace, *logFile) {
+	t.Helper()
+	place, err := placeOf(dir, path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	log, err := openLog(place, logLimit{fileBytes: 10, files: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { log.close() })
+	if _, err := log.f.WriteString(strings.Repeat("x", 20)); err != nil {
+		t.Fatal(err)
+	}
+	return place, log
+}
+
 // TestLogFollowsNoLinkOutOfItsDirectory: a container that can write to log directories puts a link in place of one,
 // and the shim, which is root on the host, neither opens, renames nor removes files there.
 func TestLogFollowsNoLinkOutOfItsDirectory(t *testing.T) {
@@ -40,20 +58,10 @@ func TestLogFollowsNoLinkOutOfItsDirectory(t *testing.T) {
 	for name, relative := range map[string]bool{"absolute": false, "relative": true} {
 		t.Run(name, func(t *testing.T) {
 			logs, outside, victim := linkedLog(t)
-			place, err := placeOf(logs, filepath.Join(logs, "c/0.log"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			log, err := openLog(place, logLimit{fileBytes: 10, files: 2})
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer log.close()
-			if _, err := log.f.WriteString(strings.Repeat("x", 20)); err != nil {
-				t.Fatal(err)
-			}
+			place, log := longLog(t, logs, filepath.Join(logs, "c/0.log"))
 			to := outside
 			if relative {
+				var err error
 				if to, err = filepath.Rel(logs, outside); err != nil {
 					t.Fatal(err)
 				}
@@ -128,18 +136,7 @@ func FuzzPlaceOf(f *testing.F) {
 // Regression: errors of a rotation named /proc/self/fd/9/0.log.
 func TestRotationErrorsNameTheLog(t *testing.T) {
 	dir := t.TempDir()
-	place, err := placeOf(dir, filepath.Join(dir, "0.log"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	log, err := openLog(place, logLimit{fileBytes: 10, files: 2})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer log.close()
-	if _, err := log.f.WriteString(strings.Repeat("x", 20)); err != nil {
-		t.Fatal(err)
-	}
+	place, log := longLog(t, dir, filepath.Join(dir, "0.log"))
 	for name, step := range map[string]func(path string) error{
 		"rename": func(path string) error { return os.Rename(path+"/none", path) },
 		"remove": func(path string) error { return os.Remove(path + "/none") },
@@ -151,7 +148,7 @@ func TestRotationErrorsNameTheLog(t *testing.T) {
 	}
 	// The log has its name when it is looked for, and no directory when it is to be renamed.
 	log.place.dir = filepath.Join(dir, "none")
-	err = log.rotate(10, func() { t.Error("goes on in another file") })
+	err := log.rotate(10, func() { t.Error("goes on in another file") })
 	if !errors.Is(err, errInvalid) || !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("missing directory: %v", err)
 	}
