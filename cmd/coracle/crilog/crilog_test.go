@@ -251,10 +251,16 @@ func TestFollowBeginsInARotation(t *testing.T) {
 		result <- err
 	}
 	go open()
-	changed <- struct{}{} // taken by a waiting follower, which finds nothing and waits again
+	changed <- struct{}{} // taken by a waiting follower, which finds nothing,
+	changed <- struct{}{} // as it does when it takes the next one
 	write(t, path, record(1, "F", "a"))
-	changed <- struct{}{}
-	if err := <-result; err != nil {
+	var err error
+	select { // it may find the file before it is told
+	case changed <- struct{}{}:
+		err = <-result
+	case err = <-result:
+	}
+	if err != nil {
 		t.Error(err)
 	}
 	if err := os.Remove(path); err != nil {
