@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -50,6 +51,7 @@ func TestCNIDelIsTriedUntilItSucceeds(t *testing.T) {
 	told := bufio.NewScanner(fifo)
 	next := func() string {
 		t.Helper()
+		_ = fifo.SetReadDeadline(time.Now().Add(time.Minute))
 		if !told.Scan() {
 			t.Fatal(told.Err())
 		}
