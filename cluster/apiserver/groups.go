@@ -62,6 +62,18 @@ const (
 // nodePorts are given to Services of type NodePort (upstream's default).
 var nodePorts = utilnet.PortRange{Base: 30000, Size: 2768}
 
+// CheckListenPort refuses a port that a node's own server is to listen on if a Service may get it: its
+// connections would go to that Service.
+func CheckListenPort(port int) error {
+	if port < 1 || port > 65535 {
+		return fmt.Errorf("%d is not between 1 and 65535", port)
+	}
+	if nodePorts.Contains(port) {
+		return fmt.Errorf("%d is one of the node ports of Services, %s: choose a port outside of them", port, nodePorts)
+	}
+	return nil
+}
+
 // servedResources says which API groups are served, each in every version that is not deprecated.
 func servedResources() *serverstorage.ResourceConfig {
 	served := serverstorage.NewResourceConfig()

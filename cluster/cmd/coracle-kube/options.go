@@ -83,8 +83,8 @@ func (o *apiOptions) credentials(node string, ips []string) (*pki.Bundle, error)
 
 // check says what is wrong with the flags, if anything, that the API server would not say.
 func (o *apiOptions) check() error {
-	if o.port < 1 || o.port > 65535 {
-		return fmt.Errorf("--port %d is not between 1 and 65535", o.port)
+	if err := apiserver.CheckListenPort(o.port); err != nil {
+		return fmt.Errorf("--port %w", err)
 	}
 	return nil
 }
@@ -192,8 +192,8 @@ func (o *nodeOptions) check() error {
 	if !strings.HasPrefix(o.cri, "unix:///") {
 		return fmt.Errorf("--cri %q is no socket, such as unix:///run/coracle/coracle.sock", o.cri)
 	}
-	if o.port < 1 || o.port > 65535 {
-		return fmt.Errorf("--kubelet-port %d is not between 1 and 65535", o.port)
+	if err := apiserver.CheckListenPort(o.port); err != nil {
+		return fmt.Errorf("--kubelet-port %w", err)
 	}
 	if o.maxPods < 1 {
 		return fmt.Errorf("--max-pods %d is no number of pods above 0", o.maxPods)
