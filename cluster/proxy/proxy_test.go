@@ -521,7 +521,7 @@ func TestFlushedRulesetComesBack(t *testing.T) {
 	for range 3 {
 		c.Run("nft flush ruleset")
 		flushed := time.Now()
-		for !strings.Contains(c.Run("nft list ruleset"), "chain unmark") { // the last one of the transaction
+		for !strings.Contains(c.Run("nft list ruleset"), "chain postrouting") { // the last one of the transaction
 			if time.Since(flushed) > time.Second {
 				t.Fatal("not repaired within a second")
 			}

@@ -5,6 +5,7 @@ package rules
 type batch struct {
 	changes map[place]*difference // nil if all elements will be compared with the kernel's
 	kinds   []newKind
+	gone    []element // of kinds
 }
 
 // place is where an element is.

@@ -32,8 +32,6 @@ var (
 	drop = []expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}}
 	pass = []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}}
 
-	isNew           = ctBits(expr.CtKeySTATE, expr.CtStateBitNEW, expr.CmpOpNeq)
-	isTranslated    = ctBits(expr.CtKeySTATUS, ctDNAT, expr.CmpOpNeq)
 	isNotTranslated = ctBits(expr.CtKeySTATUS, ctDNAT, expr.CmpOpEq)
 )
 
@@ -109,7 +107,7 @@ func lookup(from, to uint32, set string) []expr.Any {
 
 // slot loads the backend's number and a random slot, as the maps of endpoints have them.
 func (f *family) slot(modulus int) []expr.Any {
-	return rule(loadMark(reg(0), markNumber), []expr.Any{
+	return rule(loadChoice(reg(0), markNumber), []expr.Any{
 		&expr.Numgen{Register: reg(1), Modulus: uint32(modulus), Type: unix.NFT_NG_RANDOM},
 	})
 }
@@ -129,30 +127,12 @@ func loadMark(register, bits uint32) []expr.Any {
 	return []expr.Any{&expr.Meta{Key: expr.MetaKeyMARK, Register: register}, mask32(register, bits, 0)}
 }
 
-func markFrom(register uint32) []expr.Any {
-	return []expr.Any{&expr.Meta{Key: expr.MetaKeyMARK, Register: register, SourceRegister: true}}
-}
-
 // setMark sets a bit of the mark.
 func setMark(bit uint32) []expr.Any {
 	return []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyMARK, Register: reg(0)}, mask32(reg(0), ^bit, bit),
 		&expr.Meta{Key: expr.MetaKeyMARK, Register: reg(0), SourceRegister: true},
 	}
-}
-
-// hasMark matches if the mark has all of the bits, lacksMark if it has none.
-func hasMark(bits uint32) []expr.Any {
-	return rule(loadMark(reg(0), bits), []expr.Any{&expr.Cmp{Op: expr.CmpOpEq, Register: reg(0), Data: []byte(native(bits))}})
-}
-
-func lacksMark(bits uint32) []expr.Any {
-	return rule(loadMark(reg(0), bits), []expr.Any{&expr.Cmp{Op: expr.CmpOpEq, Register: reg(0), Data: make([]byte, 4)}})
-}
-
-// zero stores zero by e, which reads the first register.
-func zero(e expr.Any) []expr.Any {
-	return []expr.Any{&expr.Immediate{Register: reg(0), Data: make([]byte, 4)}, e}
 }
 
 // ctBits compares bits of the connection with none.

@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
@@ -31,6 +30,8 @@ type kernel struct {
 	socket *netlink.Conn // conn's
 	query  *netlink.Conn // for what the nftables package cannot ask
 	portID uint32        // of the socket
+
+	noLabels bool // of connections: see choice.go
 }
 
 func openKernel(name string) (*kernel, error) {
@@ -149,20 +150,26 @@ func (k *kernel) apply(t *Table, b *batch) error {
 			added[p.set] = append(added[p.set], element{key: p.key, end: p.end, value: d.now}.encode())
 		}
 	}
-	if len(removed) == 0 && len(added) == 0 && len(b.kinds) == 0 {
+	if len(removed) == 0 && len(added) == 0 && len(b.kinds) == 0 && len(b.gone) == 0 {
 		return nil
 	}
 	return k.transaction(func(c *nftables.Conn) error {
-		var kinds []element
 		for _, n := range b.kinds {
-			chain, elements := t.kinds.chain(n)
-			k.addChain(c, chain)
-			kinds = append(kinds, elements...)
-		}
-		for _, e := range kinds {
+			made := t.kinds.chain(n.family, n.kind)
+			k.addChain(c, made)
+			e := n.leads(n.kind, made.name)
 			added[e.set] = append(added[e.set], e.encode())
 		}
-		return k.send(c, t.sets(), removed, added)
+		for _, e := range b.gone {
+			removed[e.set] = append(removed[e.set], element{key: e.key}.encode())
+		}
+		if err := k.send(c, t.sets(), removed, added); err != nil {
+			return err
+		}
+		for _, e := range b.gone {
+			c.DelChain(&nftables.Chain{Table: k.table, Name: e.chain})
+		}
+		return nil
 	})
 }
 
@@ -291,37 +298,4 @@ func (k *kernel) fill(c *nftables.Conn, t *Table, f *found) error {
 		}
 	}
 	return nil
-}
-
-// chain returns the chain for a kind and the elements that lead to it.
-func (k *kinds) chain(n newKind) (chain, []element) {
-	var c chain
-	if n.kind&markSticky != 0 {
-		c = n.stick(k.sticky[n.index][n.kind&^markSticky])
-	} else {
-		c = n.pick(int(n.kind))
-	}
-	return c, n.leads(n.kind, c.name)
-}
-
-// leads are the elements that lead packets of a kind to a chain.
-func (f *family) leads(kind uint32, chain string) []element {
-	return []element{
-		{set: f.setID(setKinds), key: native(kind), chain: chain},
-		{set: f.setID(setKinds), key: native(kind | markMasquerade), chain: chain},
-	}
-}
-
-// elements are those of a family's map of kinds.
-func (k *kinds) elements(f *family) []element {
-	all := append(f.leads(0, "no_endpoints"), f.leads(kindDrop, "no_local")...)
-	for _, count := range slices.Sorted(maps.Keys(k.plain[f.index])) {
-		all = append(all, f.leads(uint32(count), pickName(f, count))...)
-	}
-	for i, s := range k.sticky[f.index] {
-		if s.count > 0 {
-			all = append(all, f.leads(markSticky|uint32(i), stickName(f, s))...)
-		}
-	}
-	return all
 }

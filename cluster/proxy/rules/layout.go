@@ -36,27 +36,30 @@ import (
 //	  chain limited {
 //	    ip daddr . l4proto . th dport @limited4 ip daddr . l4proto . th dport . ip saddr != @sources4 drop }
 //	  chain services {
-//	    meta mark set ip daddr . l4proto . th dport map @svc4 goto kind4
+//	    meta priority set ip daddr . l4proto . th dport map @svc4 goto kind4       # see choice.go
 //	    fib daddr type != local goto unknown
-//	    ip daddr != 127.0.0.0/8 meta mark set l4proto . th dport map @nodeport4 goto kind4 }
+//	    ip daddr != 127.0.0.0/8 meta priority set l4proto . th dport map @nodeport4 goto kind4 }
 //	  chain inside { the same with inside4 and nodein4 }
-//	  chain inside_node { the same, and the mark has masquerade }
+//	  chain inside_node { the same, and the choice has masquerade }
 //	  chain unknown { ip daddr 10.96.0.0/16 goto no_endpoints }
-//	  chain kind4 { meta mark & 0xfff vmap @kinds4 }
+//	  chain kind4 {
+//	    ct label set 127
+//	    meta priority & 0x800 != 0 ct label set 126
+//	    meta priority & 0x7ff vmap @kinds4
+//	    drop }                                                  # the kind has just gone
 //	  chain pick4_2 {                                           # one for each number of endpoints
-//	    dnat ip to meta mark & 0xfffff000 . numgen random mod 2 map @ep4
-//	    dnat ip to meta mark & 0xfffff000 . numgen random mod 1 map @ep4   # the backend has just shrunk
+//	    dnat ip to meta priority & 0xfffff000 . numgen random mod 2 map @ep4
+//	    dnat ip to meta priority & 0xfffff000 . numgen random mod 1 map @ep4       # the backend has just shrunk
 //	    drop }
 //	  chain stick4_2_10800 { … }                                # see stick
 //	  chain postrouting { type nat hook postrouting priority srcnat - 1
-//	    meta mark & 0x80000000 == 0 return
+//	    ct label != 127 return
 //	    ct status & dnat == 0 return
+//	    meta priority set 0
 //	    ip saddr . ip daddr @hairpin4 snat to 192.0.2.1         # NodeIPs
 //	    fib saddr type local ip daddr @pods4 snat to ip saddr
-//	    meta mark & 0x800 != 0 snat to 192.0.2.1
+//	    ct label 126 snat to 192.0.2.1
 //	    ip daddr @pods4 snat to ip saddr }                      # no other table changes the source
-//	  chain unmark { type filter hook postrouting priority 150
-//	    meta mark & 0x80000000 != 0 ct state new ct status dnat meta mark set 0 }
 //	}
 type family struct {
 	index    int
@@ -170,19 +173,17 @@ func (t *Table) chains() []chain {
 		{name: "no_local", rules: [][]expr.Any{drop}},
 	}
 	for _, f := range families {
-		for count := range t.kinds.plain[f.index] {
-			all = append(all, f.pick(count))
-		}
-		for _, s := range t.kinds.sticky[f.index] {
-			if s.count > 0 {
-				all = append(all, f.stick(s))
-			}
+		for _, kind := range t.kinds.all(f) {
+			all = append(all, t.kinds.chain(f, kind))
 		}
 	}
 	for _, f := range families {
-		all = append(all, chain{name: "kind" + f.name, rules: [][]expr.Any{rule(
-			loadMark(reg(0), markKind), lookup(reg(0), verdictRegister, "kinds"+f.name),
-		)}})
+		all = append(all, chain{name: "kind" + f.name, rules: [][]expr.Any{
+			t.tell(noteOurs),
+			rule(hasChoice(markMasquerade), t.tell(noteMasquerade)),
+			rule(loadChoice(reg(0), markKind), lookup(reg(0), verdictRegister, "kinds"+f.name)),
+			drop,
+		}})
 	}
 	prerouting := chain{
 		name: "prerouting", hook: nftables.ChainHookPrerouting, kind: nftables.ChainTypeNAT, priority: *nftables.ChainPriorityNATDest,
@@ -200,20 +201,13 @@ func (t *Table) chains() []chain {
 		all, t.unknown(), t.limited(),
 		lookups("services", "svc", "nodeport", [][]expr.Any{rule(notLocal(), jumpTo("unknown", expr.VerdictGoto))}, nil),
 		lookups("inside", "inside", "nodein", [][]expr.Any{rule(notLocal(), pass)}, nil),
-		lookups("inside_node", "inside", "nodein", [][]expr.Any{rule(notLocal(), pass)}, setMark(markMasquerade)),
+		lookups("inside_node", "inside", "nodein", [][]expr.Any{rule(notLocal(), pass)}, setChoice(markMasquerade)),
 		prerouting,
 		chain{
 			name: "output", hook: nftables.ChainHookOutput, kind: nftables.ChainTypeNAT, priority: *nftables.ChainPriorityNATDest,
 			rules: [][]expr.Any{jump("limited"), jump("inside_node"), jump("services")},
 		},
 		t.postrouting(),
-		chain{
-			name: "unmark", hook: nftables.ChainHookPostrouting, kind: nftables.ChainTypeFilter, priority: 150,
-			rules: [][]expr.Any{
-				rule(hasMark(markOurs|markSticky), isNew, isTranslated, zero(&expr.Ct{Key: expr.CtKeyMARK, Register: reg(0), SourceRegister: true})),
-				rule(hasMark(markOurs), isNew, isTranslated, zero(&expr.Meta{Key: expr.MetaKeyMARK, Register: reg(0), SourceRegister: true})),
-			},
-		},
 	)
 }
 
@@ -223,12 +217,12 @@ func lookups(name, addresses, ports string, between [][]expr.Any, alter []expr.A
 	c := chain{name: name}
 	kind := func(f *family) []expr.Any { return rule(alter, jumpTo("kind"+f.name, expr.VerdictGoto)) }
 	for _, f := range families {
-		c.rules = append(c.rules, rule(f.is(), f.service(), lookup(reg(0), reg(0), addresses+f.name), markFrom(reg(0)), kind(f)))
+		c.rules = append(c.rules, rule(f.is(), f.service(), lookup(reg(0), reg(0), addresses+f.name), storeChoice(reg(0)), kind(f)))
 	}
 	c.rules = append(c.rules, between...)
 	for _, f := range families {
 		c.rules = append(c.rules, rule(
-			f.is(), f.outside(f.dst, f.loopback), protocolPort(0), lookup(reg(0), reg(0), ports+f.name), markFrom(reg(0)), kind(f),
+			f.is(), f.outside(f.dst, f.loopback), protocolPort(0), lookup(reg(0), reg(0), ports+f.name), storeChoice(reg(0)), kind(f),
 		))
 	}
 	return c
@@ -259,23 +253,26 @@ func (t *Table) postrouting() chain {
 	c := chain{
 		name: "postrouting", hook: nftables.ChainHookPostrouting, kind: nftables.ChainTypeNAT,
 		priority: *nftables.ChainPriorityNATSource - 1, // before tables that would masquerade it
-		rules:    [][]expr.Any{rule(lacksMark(markOurs), pass), rule(isNotTranslated, pass)},
+		rules:    [][]expr.Any{rule(t.untold(noteOurs), pass), rule(isNotTranslated, pass), clearChoice},
 	}
 	for _, f := range families {
 		hairpin := rule(f.source(reg(0)), f.target(reg(f.words())), within(reg(0), "hairpin"+f.name))
 		c.rules = append(c.rules,
 			rule(f.is(), hairpin, t.asNode(f)),
-			rule(f.is(), fromNode(), f.target(reg(0)), within(reg(0), "pods"+f.name), f.asIs()),
-			rule(f.is(), hasMark(markMasquerade), t.asNode(f)),
-			rule(f.is(), f.target(reg(0)), within(reg(0), "pods"+f.name), f.asIs()),
+			rule(f.is(), fromNode(), f.target(reg(0)), within(reg(0), "pods"+f.name), t.asIs(f)),
+			rule(f.is(), t.told(noteMasquerade), t.asNode(f)),
+			rule(f.is(), f.target(reg(0)), within(reg(0), "pods"+f.name), t.asIs(f)),
 		)
+	}
+	if last := t.forget(); last != nil {
+		c.rules = append(c.rules, last)
 	}
 	return c
 }
 
 // asIs keeps the source of a connection, also from the rules of other tables.
-func (f *family) asIs() []expr.Any {
-	return rule(f.source(reg(0)), []expr.Any{&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(f.protocol), RegAddrMin: reg(0)}})
+func (t *Table) asIs(f *family) []expr.Any {
+	return rule(t.forget(), f.source(reg(0)), []expr.Any{&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(f.protocol), RegAddrMin: reg(0)}})
 }
 
 // asNode gives a connection the node's address. Its port is random: that of a client may be in use. If no
@@ -291,7 +288,7 @@ func (t *Table) asNode(f *family) []expr.Any {
 			break
 		}
 	}
-	return rule(address, []expr.Any{
+	return rule(t.forget(), address, []expr.Any{
 		&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(f.protocol), RegAddrMin: reg(0), FullyRandom: true},
 	})
 }
@@ -315,34 +312,30 @@ func (f *family) pick(count int) chain {
 	return c
 }
 
-// stick chooses the endpoint that the client had last, if it exists still, else one of count. The ct mark
-// holds the endpoint's id meanwhile, as nft cannot show a rule that keeps it in a register:
+// stick chooses the endpoint that the client had last, if it exists still, else one of count. The choice becomes the
+// endpoint's id:
 //
-//	ct mark set meta mark & 0xfffff000 . numgen random mod 4 map @epid4
-//	ct mark set ip saddr . meta mark & 0xfffff000 map @aff4               # a known client
-//	update @aff4 { ip saddr . meta mark & 0xfffff000 timeout 3h : ct mark }
-//	dnat ip to ct mark map @byid4
-//	delete @aff4 { ip saddr . meta mark & 0xfffff000 : ct mark }          # that endpoint is gone
+//	meta priority set meta priority & 0xfffff000 . numgen random mod 4 map @epid4
+//	meta priority set ip saddr . meta priority & 0xfffff000 map @aff4              # a known client
+//	update @aff4 { ip saddr . meta priority & 0xfffff000 timeout 3h : meta priority }
+//	dnat ip to meta priority map @byid4
+//	delete @aff4 { ip saddr . meta priority & 0xfffff000 : meta priority }         # that endpoint is gone
 //	…and the first, third and fourth again, then drop
 func (f *family) stick(s sticky) chain {
 	client := func() []expr.Any {
-		return rule(f.source(reg(0)), loadMark(reg(f.words()), markNumber))
-	}
-	ctMark := func(r uint32) []expr.Any { return []expr.Any{&expr.Ct{Key: expr.CtKeyMARK, Register: r}} }
-	keep := func(r uint32) []expr.Any {
-		return []expr.Any{&expr.Ct{Key: expr.CtKeyMARK, Register: r, SourceRegister: true}}
+		return rule(f.source(reg(0)), loadChoice(reg(f.words()), markNumber))
 	}
 	remember := func(operation uint32, timeout time.Duration) []expr.Any {
-		return rule(client(), ctMark(reg(f.words()+1)), []expr.Any{&expr.Dynset{
+		return rule(client(), choice(reg(f.words()+1)), []expr.Any{&expr.Dynset{
 			SrcRegKey: reg(0), SrcRegData: reg(f.words() + 1), SetName: "aff" + f.name, Operation: operation, Timeout: timeout,
 		}})
 	}
-	choose := rule(f.slot(s.count), lookup(reg(0), reg(0), "epid"+f.name), keep(reg(0)))
+	choose := rule(f.slot(s.count), lookup(reg(0), reg(0), "epid"+f.name), storeChoice(reg(0)))
 	update := remember(unix.NFT_DYNSET_OP_UPDATE, s.timeout)
-	translate := rule(ctMark(reg(0)), lookup(reg(0), reg(0), "byid"+f.name), f.translate())
+	translate := rule(choice(reg(0)), lookup(reg(0), reg(0), "byid"+f.name), f.translate())
 	return chain{name: stickName(f, s), rules: [][]expr.Any{
 		choose,
-		rule(client(), lookup(reg(0), reg(0), "aff"+f.name), keep(reg(0))),
+		rule(client(), lookup(reg(0), reg(0), "aff"+f.name), storeChoice(reg(0))),
 		update, translate,
 		remember(opDelete, 0),
 		choose, update, translate, drop,

@@ -18,7 +18,6 @@ type found struct {
 	layout   bool // it has the maps and sets that are wanted, and no others
 	chains   []string
 	elements map[place]element
-	affinity []uint32 // ids that clients' endpoints have
 }
 
 // list reads the table. A table that has other maps and sets than are wanted is as good as none.
@@ -52,17 +51,12 @@ func (k *kernel) list(sets []*nftables.Set) (*found, error) {
 		}
 	}
 	for i, s := range sets {
+		if s.Dynamic {
+			continue
+		}
 		elements, err := k.conn.GetSetElements(s)
 		if err != nil {
 			return nil, k.again(fmt.Errorf("set %s: %w", s.Name, err))
-		}
-		if s.Dynamic {
-			for _, e := range elements {
-				if len(e.Val) == 4 {
-					f.affinity = append(f.affinity, fromNative(string(e.Val)))
-				}
-			}
-			continue
 		}
 		for _, e := range elements {
 			got := element{set: i, key: string(e.Key), end: string(e.KeyEnd), value: string(e.Val)}
@@ -112,33 +106,28 @@ func (t *Table) adopt(f *found) {
 	for i := range families {
 		a.slots[i], a.ids[i] = map[uint32]map[uint32]netip.AddrPort{}, map[uint32]map[uint32]uint32{}
 	}
-	for _, id := range f.affinity {
-		t.ids = max(t.ids, id)
-	}
 	for _, e := range f.elements {
 		fam, kind := families[e.set/setsOfFamily], e.set%setsOfFamily
 		switch kind {
 		case setSvc, setNodePort:
-			a.everyone[fam.fromKey(e.key)] = fromNative(e.value) &^ markOurs >> 12
+			a.everyone[fam.fromKey(e.key)] = fromNative(e.value) >> 12
 		case setInside, setNodeIn:
-			a.inside[fam.fromKey(e.key)] = fromNative(e.value) &^ markOurs >> 12
+			a.inside[fam.fromKey(e.key)] = fromNative(e.value) >> 12
 		case setEp:
 			put(a.slots[fam.index], e.key, fromDestination(e.value))
 		case setEpid:
-			id := fromNative(e.value)
-			put(a.ids[fam.index], e.key, id)
-			t.ids = max(t.ids, id)
-		case setByid:
-			t.ids = max(t.ids, fromNative(e.key))
+			put(a.ids[fam.index], e.key, fromNative(e.value))
 		case setKinds:
-			t.kinds.adopt(fam, fromNative(e.key), e.chain)
+			if kind := fromNative(e.key); kind&^markKind == 0 {
+				t.kinds.adoptChain(fam, kind, e.chain)
+			}
 		}
 	}
 }
 
 // put files a value under the number and slot of a key.
 func put[V any](m map[uint32]map[uint32]V, key string, v V) {
-	number, slot := fromNative(key[:4])&^markOurs>>12, fromNative(key[4:])
+	number, slot := fromNative(key[:4])>>12, fromNative(key[4:])
 	if m[number] == nil {
 		m[number] = map[uint32]V{}
 	}
@@ -155,12 +144,11 @@ func (f *family) fromKey(key string) address {
 	return a
 }
 
-// adopt notes that there is a chain for a kind, if its name says that it is for that.
-func (k *kinds) adopt(f *family, kind uint32, chain string) {
-	kind &^= markMasquerade
+// adoptChain notes that there is a chain for a kind, if its name says that it is for that.
+func (k *kinds) adoptChain(f *family, kind uint32, chain string) {
 	if kind&markSticky == 0 {
 		if count := int(kind); count > 0 && count <= MaxEndpoints && chain == pickName(f, count) {
-			k.plain[f.index][count] = true
+			k.adopt(f, kind, sticky{count: count})
 		}
 		return
 	}
@@ -168,13 +156,7 @@ func (k *kinds) adopt(f *family, kind uint32, chain string) {
 	if _, err := fmt.Sscanf(chain, "stick"+f.name+"_%d_%d", &count, &seconds); err != nil || count < 1 || count > MaxEndpoints || seconds < 1 {
 		return
 	}
-	i, s := int(kind&^markSticky), sticky{count, time.Duration(seconds) * time.Second}
-	for len(k.sticky[f.index]) <= i {
-		k.sticky[f.index] = append(k.sticky[f.index], sticky{})
-	}
-	if !slices.Contains(k.sticky[f.index], s) {
-		k.sticky[f.index][i] = s
-	}
+	k.adopt(f, kind, sticky{count, time.Duration(seconds) * time.Second})
 }
 
 // number returns the number that a port's backend had, or 0.
@@ -198,8 +180,8 @@ func (a *adopted) endpoints(f *family, number uint32) (slots []netip.AddrPort, i
 			break
 		}
 		slots = append(slots, e)
-		if id := a.ids[f.index][number][slot]; id != 0 {
-			ids = append(ids, id)
+		if id := a.ids[f.index][number][slot]; id>>12 == number && id&markEndpoint != 0 {
+			ids = append(ids, id&markEndpoint)
 		}
 	}
 	if len(ids) != len(slots) {

@@ -99,8 +99,7 @@ type Table struct {
 	waiting map[address][]Key // owners hold the address
 	pods    Pods
 	numbers numbers
-	ids     uint32 // last id of an endpoint with affinity
-	kinds   kinds
+	kinds   *kinds
 	found   *found // in the kernel, at the start; nil after the first Apply
 	adopted adopted
 }
@@ -138,7 +137,7 @@ func (t *Table) Refuse() error {
 	if t.started || t.found != nil && t.found.layout {
 		return nil
 	}
-	if err := t.unwatched(func() error { return t.kernel.replace(t) }); err != nil {
+	if err := t.unwatched(t.replace); err != nil {
 		return fmt.Errorf("nftables table %s: %w", t.Name, err)
 	}
 	return nil
@@ -182,6 +181,7 @@ func (t *Table) Apply(ctx context.Context, change Change) error {
 	if b.changes == nil {
 		return t.Repair(ctx)
 	}
+	b.gone = t.kinds.free(spareKinds)
 	if err := t.kernel.apply(t, b); err != nil {
 		t.Log.Warn("rules of Services are not what they were", "table", t.Name, "err", err)
 		return t.Repair(ctx)
@@ -192,6 +192,7 @@ func (t *Table) Apply(ctx context.Context, change Change) error {
 // Repair compares the kernel's table with what is wanted and corrects it.
 func (t *Table) Repair(ctx context.Context) error {
 	began := time.Now()
+	_ = t.kinds.free(0) // what the kernel has of them goes, as it is not wanted
 	select {
 	case <-t.watch.changed:
 		t.found = nil // what was found may not be true any more; what follows sees it
@@ -208,7 +209,7 @@ func (t *Table) Repair(ctx context.Context) error {
 	if err != nil && ctx.Err() == nil { // for example a chain that is in the way
 		t.Log.Warn("rules of Services are made from nothing", "table", t.Name, "err", err)
 		if err = t.watch.ignore(t.kernel.portID); err == nil {
-			err = t.unwatched(func() error { return t.kernel.replace(t) })
+			err = t.unwatched(t.replace)
 		}
 	}
 	t.broken = err != nil
@@ -219,6 +220,18 @@ func (t *Table) Repair(ctx context.Context) error {
 		"after", time.Since(began).Round(time.Millisecond), "repaired", t.started)
 	t.started, t.adopted = true, adopted{}
 	return nil
+}
+
+// replace makes the table from nothing.
+func (t *Table) replace() error {
+	err := t.kernel.replace(t)
+	if errors.Is(err, unix.EOPNOTSUPP) && !t.kernel.noLabels {
+		t.Log.Warn("the kernel has no labels of connections (CONFIG_NF_CONNTRACK_LABELS), so rules of Services take bits of marks",
+			"table", t.Name, "bits", fmt.Sprintf("%#x", noteMarks))
+		t.kernel.noLabels = true
+		err = t.kernel.replace(t)
+	}
+	return err
 }
 
 // unwatched runs one transaction without a listener to notifications: the kernel makes one of each element,

@@ -469,13 +469,13 @@ func TestChangesByOthersAreRepaired(t *testing.T) {
 		"flush ruleset",
 		"delete table inet " + tableName,
 		"flush map inet " + tableName + " svc4",
-		"delete element inet " + tableName + " ep4 { 0x80001000 . 0x0 }",
+		"delete element inet " + tableName + " ep4 { 0x1000 . 0x0 }",
 		"flush chain inet " + tableName + " services",
 		"add rule inet " + tableName + " prerouting drop",
-		"add element inet " + tableName + " svc4 { 10.96.0.99 . tcp . 80 : 0x80001001 }",
+		"add element inet " + tableName + " svc4 { 10.96.0.99 . tcp . 80 : 0x1001 }",
 		"add chain inet " + tableName + " other",
 		"add set inet " + tableName + " other { type ipv4_addr; }",
-		"delete chain inet " + tableName + " unmark",
+		"flush chain inet " + tableName + " postrouting",
 		"flush map inet " + tableName + " kinds4",
 	} {
 		began := time.Now()

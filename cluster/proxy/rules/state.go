@@ -19,6 +19,7 @@ type backend struct {
 	number uint32 // 0: all numbers are in use, so it has no endpoints
 	slots  []netip.AddrPort
 	ids    []uint32 // parallel to slots; nil without affinity
+	lastID uint32
 	kind   uint32
 }
 
@@ -28,7 +29,7 @@ type shown bool
 // mark is what a packet to the frontend gets.
 func (p *port) mark(backend int, masquerade bool) string {
 	b := p.backends[backend]
-	v := uint32(markOurs) | b.number<<12 | b.kind
+	v := b.number<<12 | b.kind
 	if masquerade {
 		v |= markMasquerade
 	}
@@ -44,18 +45,18 @@ type element struct {
 	chain           string // for a map of verdicts
 }
 
-// key is the part of an element that names a backend.
-func (b *backend) key() string { return native(markOurs | b.number<<12) }
+// key names a slot of a backend.
+func (b *backend) key(slot int) string { return native2(b.number<<12, uint32(slot)) }
 
 func (p *port) endpoint(b *backend, slot int) element {
-	return element{set: p.setID(setEp), key: b.key() + native(uint32(slot)), value: destination(b.slots[slot])}
+	return element{set: p.setID(setEp), key: b.key(slot), value: destination(b.slots[slot])}
 }
 
 // identity are the elements for affinity of an endpoint.
 func (p *port) identity(b *backend, slot int) [2]element {
-	id := native(b.ids[slot])
+	id := native(b.number<<12 | b.ids[slot])
 	return [2]element{
-		{set: p.setID(setEpid), key: b.key() + native(uint32(slot)), value: id},
+		{set: p.setID(setEpid), key: b.key(slot), value: id},
 		{set: p.setID(setByid), key: id, value: destination(b.slots[slot])},
 	}
 }
@@ -195,6 +196,7 @@ func (t *Table) update(b *batch, k Key, want *Port) {
 			g := &backend{number: t.adopted.number(p, i)}
 			if t.numbers.claim(g.number) {
 				g.slots, g.ids = t.adopted.endpoints(p.family, g.number)
+				g.lastID = slices.Max(append(g.ids, 0))
 			} else {
 				g.number = t.numbers.take()
 			}
@@ -217,6 +219,7 @@ func (t *Table) remove(b *batch, p *port, g *backend) {
 		b.remove(e)
 	}
 	t.numbers.release(g.number)
+	t.kinds.release(p.family, g.kind)
 }
 
 // fill gives a backend the endpoints that are wanted. Those that stay keep their slots; new ones take the
@@ -238,7 +241,7 @@ func (t *Table) fill(b *batch, p *port, g *backend, want Backend) {
 	} else if g.ids == nil {
 		g.ids = []uint32{}
 		for range g.slots {
-			g.ids = append(g.ids, t.nextID())
+			g.ids = append(g.ids, g.nextID())
 		}
 	}
 	var free []int
@@ -265,7 +268,7 @@ func (t *Table) fill(b *batch, p *port, g *backend, want Backend) {
 			}
 		}
 		if sticky {
-			g.ids[slot] = t.nextID()
+			g.ids[slot] = g.nextID()
 		}
 	}
 	for _, slot := range slices.Backward(free) {
@@ -277,7 +280,8 @@ func (t *Table) fill(b *batch, p *port, g *backend, want Backend) {
 			g.ids = g.ids[:end]
 		}
 	}
-	kind, created := t.kinds.of(p.family, len(g.slots), want.Affinity, want.Drop)
+	kind, created := t.kinds.take(p.family, len(g.slots), want.Affinity, want.Drop)
+	t.kinds.release(p.family, g.kind)
 	g.kind = kind
 	if created {
 		b.kinds = append(b.kinds, newKind{p.family, kind})
@@ -285,9 +289,14 @@ func (t *Table) fill(b *batch, p *port, g *backend, want Backend) {
 	b.replace(p, &before, g)
 }
 
-func (t *Table) nextID() uint32 {
-	t.ids++
-	return t.ids
+// nextID returns an id that no endpoint of the backend has. It is not soon one that another had: a client that is
+// remembered with that goes to the new endpoint, so that one would get more clients than the others.
+func (b *backend) nextID() uint32 {
+	for {
+		if b.lastID = b.lastID%markEndpoint + 1; !slices.Contains(b.ids, b.lastID) {
+			return b.lastID
+		}
+	}
 }
 
 // emit shows a port's frontends whose addresses no other port has.

@@ -3,23 +3,24 @@ package rules
 import (
 	"encoding/binary"
 	"net/netip"
-	"slices"
-	"time"
 )
 
-// A packet to a Service carries a mark from the lookup of its destination to the end of postrouting:
+// The maps of destinations say what happens to a connection. While the chains choose an endpoint, the packet has that as its
+// choice (see choice.go):
 //
-//	bit 31      set: the mark is ours
 //	bits 12-30  the number of the backend
 //	bit 11      masquerade
 //	bits 0-10   the kind: a number of endpoints, 0 to reject, 1023 to drop; with bit 10 set the index of
 //	            a number of endpoints and a timeout of affinity
+//
+// With affinity, the choice becomes the id of an endpoint: the number of the backend, and in bits 0-9 which of its
+// endpoints it is. An endpoint keeps its id when it moves to another slot.
 const (
-	markOurs       = 1 << 31
-	markNumber     = 0xfffff000 // with markOurs
+	markNumber     = 0xfffff000
 	markMasquerade = 1 << 11
 	markSticky     = 1 << 10
-	markKind       = 0xfff
+	markKind       = 1<<11 - 1
+	markEndpoint   = 1<<10 - 1
 	kindDrop       = MaxEndpoints + 1
 	maxNumber      = 1<<19 - 1
 	maxSticky      = 1 << 10
@@ -27,6 +28,12 @@ const (
 
 // native is a value as the kernel compares it in a register.
 func native(v uint32) string { return string(binary.NativeEndian.AppendUint32(nil, v)) }
+
+// native2 are two values.
+func native2(v, w uint32) string {
+	var room [8]byte
+	return string(binary.NativeEndian.AppendUint32(binary.NativeEndian.AppendUint32(room[:0], v), w))
+}
 
 func fromNative(s string) uint32 { return binary.NativeEndian.Uint32([]byte(s)) }
 
@@ -37,7 +44,18 @@ func field8(v byte) string { return string([]byte{v, 0, 0, 0}) }
 
 func field(a netip.Addr) string { return string(a.AsSlice()) }
 
-func destination(a netip.AddrPort) string { return field(a.Addr()) + field16(a.Port()) }
+func destination(a netip.AddrPort) string {
+	var room [20]byte
+	b := room[:0]
+	if a.Addr().Is4() {
+		ip := a.Addr().As4()
+		b = append(b, ip[:]...)
+	} else {
+		ip := a.Addr().As16()
+		b = append(b, ip[:]...)
+	}
+	return string(append(binary.BigEndian.AppendUint16(b, a.Port()), 0, 0))
+}
 
 func fromDestination(s string) netip.AddrPort {
 	n := len(s) - 4
@@ -105,49 +123,3 @@ func (n *numbers) claim(v uint32) bool {
 }
 
 func (n *numbers) release(v uint32) { delete(n.used, v) }
-
-// sticky is what a chain for affinity is made for.
-type sticky struct {
-	count   int
-	timeout time.Duration
-}
-
-// kinds are those that packets' marks can have, by family: there is a chain for each.
-type kinds struct {
-	plain  [2]map[int]bool // numbers of endpoints
-	sticky [2][]sticky     // at its index
-}
-
-func newKinds() kinds {
-	return kinds{plain: [2]map[int]bool{{}, {}}}
-}
-
-// of returns the kind for a backend, and whether it is a new one.
-func (k *kinds) of(f *family, count int, timeout time.Duration, drop bool) (kind uint32, created bool) {
-	switch {
-	case count == 0 && drop:
-		return kindDrop, false
-	case count == 0:
-		return 0, false
-	}
-	if timeout > 0 {
-		want := sticky{count, timeout}
-		if i := slices.Index(k.sticky[f.index], want); i >= 0 {
-			return markSticky | uint32(i), false
-		}
-		// An index that an adopted table had no chain for is free.
-		i := slices.Index(k.sticky[f.index], sticky{})
-		if i < 0 && len(k.sticky[f.index]) < maxSticky {
-			i = len(k.sticky[f.index])
-			k.sticky[f.index] = append(k.sticky[f.index], sticky{})
-		}
-		if i >= 0 {
-			k.sticky[f.index][i] = want
-			return markSticky | uint32(i), true
-		}
-		// More combinations than fit: without affinity.
-	}
-	created = !k.plain[f.index][count]
-	k.plain[f.index][count] = true
-	return uint32(count), created
-}
