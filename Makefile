@@ -231,7 +231,7 @@ bench-cluster: build testbins bench-peers ## benchmark the cluster against upstr
 	cd cluster && $(OTHER) $(GOBUILD) -ldflags '-s -w' -o ../bin/test/cluster-bench ./bench
 	bin/test/bench -cluster $(BENCH_FLAGS)
 
-bench-proxy: ## benchmark the Service proxy against upstream's; needs root and nft
+bench-proxy: ## benchmark the Service proxy against kube-proxy: rules, connections, a proxy at rest; needs root and nft
 	cd cluster && $(OTHER) $(GOBUILD) -ldflags '-s -w' -o ../bin/test/proxy-bench ./bench/proxy
 	bin/test/proxy-bench $(BENCH_FLAGS)
 

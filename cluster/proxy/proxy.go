@@ -16,6 +16,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -64,6 +65,7 @@ type Proxy struct {
 	families []*translation
 	node     nodeState
 	pods     podState
+	staged   bool   // the first update was made
 	inForce  func() // called after each sync, by tests
 }
 
@@ -191,8 +193,13 @@ func (p *Proxy) keep(ctx context.Context, table *rules.Table) {
 func (p *Proxy) sync(ctx context.Context, table *rules.Table) error {
 	change := rules.Change{Ports: map[rules.Key]*rules.Port{}, Pods: p.pods.take()}
 	labels, relabeled := p.node.take()
-	for _, f := range p.families {
-		f.update(labels, relabeled, &change)
+	if p.staged {
+		for _, f := range p.families {
+			f.update(labels, relabeled, &change, nil)
+		}
+	} else {
+		p.stage(labels, table, &change)
+		p.staged = true
 	}
 	if err := table.Apply(ctx, change); err != nil {
 		return err
@@ -202,6 +209,28 @@ func (p *Proxy) sync(ctx context.Context, table *rules.Table) error {
 	}
 	p.inForce()
 	return nil
+}
+
+// stage is the first update. The endpoints of some Services go to the kernel while others are looked at.
+func (p *Proxy) stage(labels map[string]string, table *rules.Table, change *rules.Change) {
+	parts := make(chan map[rules.Key]*rules.Port, 1)
+	var sent sync.WaitGroup
+	sent.Go(func() {
+		var err error
+		for part := range parts {
+			if err != nil {
+				continue
+			}
+			if err = table.Stage(part); err != nil { // what Apply sends has them, too
+				slog.Warn("endpoints of Services are not sent ahead", "err", err)
+			}
+		}
+	})
+	for _, f := range p.families {
+		f.update(labels, true, change, parts)
+	}
+	close(parts)
+	sent.Wait()
 }
 
 // signal has the loop look at what changed.

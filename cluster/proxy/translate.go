@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -20,19 +21,17 @@ import (
 )
 
 // translation makes rules of the Services and endpoints of one address family. Handlers of informers use
-// services and endpoints; everything else is the loop's.
+// services and sliceChanged; everything else is the loop's.
 type translation struct {
 	*Options
-	family    corev1.IPFamily
-	services  *upstream.ServiceChangeTracker
-	endpoints *upstream.EndpointsChangeTracker
+	family   corev1.IPFamily
+	services *upstream.ServiceChangeTracker
+	shards   [shards]*shard
 
-	portMap     upstream.ServicePortMap
-	endpointMap upstream.EndpointsMap
-	dirty       map[upstream.ServicePortName]bool
-	udp         bool // flows may go to endpoints that are gone
-	local       map[upstream.ServicePortName][]netip.Addr
-	pods        map[netip.Addr]int // how many ports have the pod as an endpoint
+	portMap upstream.ServicePortMap
+	udp     bool // flows may go to endpoints that are gone
+	local   map[upstream.ServicePortName][]netip.Addr
+	pods    map[netip.Addr]int // how many ports have the pod as an endpoint
 
 	health      healthcheck.ServiceHealthServer
 	healthPorts map[upstream.ServicePortName]uint16
@@ -41,45 +40,52 @@ type translation struct {
 
 func newTranslation(family corev1.IPFamily, o *Options) *translation {
 	t := &translation{
-		Options: o, family: family, portMap: upstream.ServicePortMap{}, endpointMap: upstream.EndpointsMap{},
-		dirty: map[upstream.ServicePortName]bool{}, local: map[upstream.ServicePortName][]netip.Addr{}, pods: map[netip.Addr]int{},
+		Options: o, family: family, portMap: upstream.ServicePortMap{}, local: map[upstream.ServicePortName][]netip.Addr{}, pods: map[netip.Addr]int{},
 		healthPorts: map[upstream.ServicePortName]uint16{}, conntrack: conntrack.New(),
 	}
 	t.services = upstream.NewServiceChangeTracker(family, nil, func(before, now upstream.ServicePortMap) {
 		for _, ports := range []upstream.ServicePortMap{before, now} {
 			for name := range ports {
-				t.dirty[name] = true
+				t.shard(name.NamespacedName).dirty[name] = true
 				t.udp = t.udp || name.Protocol == corev1.ProtocolUDP
 			}
 		}
 	})
-	t.endpoints = upstream.NewEndpointsChangeTracker(family, o.NodeName, nil, func(before, now upstream.EndpointsMap) {
-		for _, ports := range []upstream.EndpointsMap{before, now} {
-			for name := range ports {
-				t.dirty[name] = true
-			}
-		}
-	})
+	for i := range t.shards {
+		t.shards[i] = newShard(family, o.NodeName)
+	}
 	return t
 }
 
-// update adds to change what is different since the last time; everything depends on some labels of the node.
-func (t *translation) update(labels map[string]string, relabeled bool, change *rules.Change) {
+// update adds to change what is different since the last time; everything depends on some labels of the node. It sends
+// that to parts, too, unless that is nil.
+func (t *translation) update(labels map[string]string, relabeled bool, change *rules.Change, parts chan<- map[rules.Key]*rules.Port) {
 	t.portMap.Update(t.services)
-	result := t.endpointMap.Update(t.endpoints)
-	t.udp = t.udp || result.ConntrackCleanupRequired
 	if relabeled {
 		for name := range t.portMap {
-			t.dirty[name] = true
+			t.shard(name.NamespacedName).dirty[name] = true
 		}
 	}
-	for name := range t.dirty {
-		change.Ports[t.key(name)] = t.port(name, labels)
-		if !t.WatchPods {
-			t.notePods(name, change.Pods)
+	for _, s := range t.shards {
+		if s.update() {
+			t.udp = true
+		}
+		if len(s.dirty) == 0 {
+			continue
+		}
+		part := make(map[rules.Key]*rules.Port, len(s.dirty))
+		for name := range s.dirty {
+			part[t.key(name)] = t.port(name, labels)
+			if !t.WatchPods {
+				t.notePods(name, change.Pods)
+			}
+		}
+		clear(s.dirty)
+		maps.Copy(change.Ports, part)
+		if parts != nil {
+			parts <- part
 		}
 	}
-	clear(t.dirty)
 }
 
 func (t *translation) key(name upstream.ServicePortName) rules.Key {
@@ -108,7 +114,7 @@ func (t *translation) port(name upstream.ServicePortName, labels map[string]stri
 	if !exists || !known {
 		return nil
 	}
-	all, here, _, anywhere := upstream.CategorizeEndpoints(t.endpointMap[name], service, t.NodeName, labels)
+	all, here, _, anywhere := upstream.CategorizeEndpoints(t.endpoints(name), service, t.NodeName, labels)
 	var affinity time.Duration
 	if service.SessionAffinityType() == corev1.ServiceAffinityClientIP {
 		affinity = time.Duration(service.StickyMaxAgeSeconds()) * time.Second
@@ -198,7 +204,7 @@ func (t *translation) targets(name upstream.ServicePortName, endpoints []upstrea
 func (t *translation) notePods(name upstream.ServicePortName, changed rules.Pods) {
 	before := t.local[name]
 	var now []netip.Addr
-	for _, e := range t.endpointMap[name] {
+	for _, e := range t.endpoints(name) {
 		if a, err := netip.ParseAddr(e.IP()); err == nil && e.IsLocal() && !slices.Contains(t.NodeIPs, a) {
 			now = append(now, a.Unmap())
 		}
@@ -223,13 +229,13 @@ func (t *translation) notePods(name upstream.ServicePortName, changed rules.Pods
 // tells load balancers how many endpoints this node has.
 func (t *translation) applied() {
 	if t.udp {
-		conntrack.CleanStaleEntries(t.conntrack, t.family, t.portMap, t.endpointMap)
+		conntrack.CleanStaleEntries(t.conntrack, t.family, t.portMap, t.everything())
 		t.udp = false
 	}
 	ports, ready := map[types.NamespacedName]uint16{}, map[types.NamespacedName]map[string]bool{}
 	for name, port := range t.healthPorts {
 		ports[name.NamespacedName] = port
-		for _, e := range t.endpointMap[name] {
+		for _, e := range t.endpoints(name) {
 			if !e.IsReady() || !e.IsLocal() {
 				continue
 			}

@@ -77,7 +77,7 @@ func (p *Proxy) slices() cache.ResourceEventHandler {
 	tell := func(s *discoveryv1.EndpointSlice, gone bool) {
 		changed := false
 		for _, f := range p.families { // each takes the slices of its family
-			changed = f.endpoints.EndpointSliceUpdate(s, gone) || changed
+			changed = f.sliceChanged(s, gone) || changed
 		}
 		if changed {
 			p.signal()

@@ -1,8 +1,9 @@
 // Command proxy compares our Service proxy with upstream's kube-proxy (nftables mode): the same Services with
 // ten endpoints each, every run a process of its own in a network namespace of its own. It takes root and nft.
 //
-//	proxy                       all sizes, ours and kube-proxy in turn
+//	proxy                       all sizes, ours and kube-proxy in turn; then connections, and a proxy with nothing to do
 //	proxy -sizes 100,1000       these
+//	proxy -only sizes           sizes, path (connections), idle
 package main
 
 import (
@@ -14,43 +15,116 @@ import (
 	"os/exec"
 	"runtime"
 	"runtime/debug"
+	"runtime/pprof"
 	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
+	"github.com/go-logr/logr"
 	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
 )
 
 func main() {
 	sizes := flag.String("sizes", "100,1000,10000", "numbers of Services")
 	limit := flag.Duration("limit", 10*time.Minute, "when a run counts as longer than that")
 	changes := flag.Int("changes", 20, "how many endpoints are changed, one at a time")
+	only := flag.String("only", "sizes,path,idle", "what to measure")
+	profile := flag.String("cpuprofile", "", "used by itself: where to write a profile of -run")
 	one := flag.String("run", "", "used by itself: which proxy to run")
 	count := flag.Int("services", 0, "used by itself: number of Services")
+	onPath := flag.String("path", "", "used by itself: which proxy to measure connections with")
+	atRest := flag.String("idle", "", "used by itself: which proxy to leave alone")
 	flag.Parse()
-	if *one != "" {
-		if err := run(*one, *count, *changes); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
+	klog.SetLogger(logr.Discard())
+	var err error
+	switch {
+	case *one != "":
+		err = run(*one, *count, *changes, *profile)
+	case *onPath != "":
+		err = servePath(*onPath)
+	case *atRest != "":
+		err = idle(*atRest)
+	default:
+		for _, what := range strings.Split(*only, ",") {
+			switch what {
+			case "sizes":
+				err = allSizes(*sizes, *limit, *changes)
+			case "path":
+				err = dataPath(*limit)
+			case "idle":
+				err = allIdle(*limit)
+			default:
+				err = fmt.Errorf("-only %q is none of sizes, path and idle", what)
+			}
+			if err != nil {
+				break
+			}
 		}
-		return
 	}
-	fmt.Println("| Services | proxy | full sync | a change, p50 | p99 | CPU of all | memory |")
-	fmt.Println("| --- | --- | --- | --- | --- | --- | --- |")
-	for _, size := range strings.Split(*sizes, ",") {
-		for _, name := range []string{"coracle", "kube-proxy"} {
-			out, err := isolated(*limit, "-run", name, "-services", size, "-changes", strconv.Itoa(*changes))
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// proxies are what is compared.
+var proxies = []string{"coracle", "kube-proxy"}
+
+// allSizes prints how long rules take, for each number of Services.
+func allSizes(sizes string, limit time.Duration, changes int) error {
+	fmt.Println("| Services | proxy | full sync | its CPU | a change, p50 | p99 | CPU of all | memory |")
+	fmt.Println("| --- | --- | --- | --- | --- | --- | --- | --- |")
+	for _, size := range strings.Split(sizes, ",") {
+		for _, name := range proxies {
+			out, err := isolated(limit, "-run", name, "-services", size, "-changes", strconv.Itoa(changes))
 			if errors.Is(err, context.DeadlineExceeded) {
-				out = fmt.Sprintf("> %v | | | |", *limit)
+				out = fmt.Sprintf("> %v | | | | |", limit)
 			} else if err != nil {
-				fmt.Fprintf(os.Stderr, "%s with %s Services: %v\n", name, size, err)
-				os.Exit(1)
+				return fmt.Errorf("%s with %s Services: %w", name, size, err)
 			}
 			fmt.Printf("| %s | %s | %s |\n", size, name, strings.TrimSpace(out))
 		}
 	}
+	return nil
+}
+
+// rest is how long a proxy is left alone.
+const rest = 20 * time.Second
+
+// allIdle prints what the proxies cost in a cluster that has its own Services only.
+func allIdle(limit time.Duration) error {
+	fmt.Printf("\nA cluster with %d Services, %v without a change:\n\n| proxy | CPU | memory |\n| --- | --- | --- |\n", defaultServices, rest)
+	for _, name := range proxies {
+		out, err := isolated(limit, "-idle", name)
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		fmt.Printf("| %s | %s |\n", name, strings.TrimSpace(out))
+	}
+	return nil
+}
+
+// defaultServices are those of the API and the DNS.
+const defaultServices = 2
+
+func idle(name string) error {
+	ctx := context.Background()
+	s, err := newSubject(ctx, name, newWorld(defaultServices))
+	if err != nil {
+		return err
+	}
+	before := resident()
+	if err := s.sync(ctx); err != nil {
+		return err
+	}
+	held := resident() - before
+	cpu := used()
+	time.Sleep(rest)
+	fmt.Printf("%.3f %% | %.1f MiB\n", 100*(used()-cpu).Seconds()/rest.Seconds(), float64(held)/(1<<20))
+	return nil
 }
 
 // isolated runs this program in a network namespace.
@@ -80,7 +154,17 @@ type subject interface {
 	change(ctx context.Context, fewer bool) error
 }
 
-func run(name string, count, changes int) error {
+func newSubject(ctx context.Context, name string, w *world) (subject, error) {
+	switch name {
+	case "coracle":
+		return newOurs(w)
+	case "kube-proxy":
+		return newTheirs(ctx, w)
+	}
+	return nil, fmt.Errorf("no proxy %q", name)
+}
+
+func run(name string, count, changes int, profile string) error {
 	ctx := context.Background()
 	w := newWorld(count)
 	generation, err := newGeneration()
@@ -88,23 +172,26 @@ func run(name string, count, changes int) error {
 		return err
 	}
 	before := resident()
-	var s subject
-	switch name {
-	case "coracle":
-		s, err = newOurs(w)
-	case "kube-proxy":
-		s, err = newTheirs(ctx, w)
-	default:
-		err = fmt.Errorf("no proxy %q", name)
-	}
+	s, err := newSubject(ctx, name, w)
 	if err != nil {
 		return err
 	}
-	began := time.Now()
+	if profile != "" {
+		f, err := os.Create(profile)
+		if err == nil {
+			err = pprof.StartCPUProfile(f)
+		}
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+	}
+	began, cpu := time.Now(), used()
 	if err := s.sync(ctx); err != nil {
 		return err
 	}
-	full := time.Since(began)
+	full, cpu := time.Since(began), used()-cpu
+	pprof.StopCPUProfile()
 	var took []time.Duration
 	for i := range changes {
 		last, err := generation.now()
@@ -123,7 +210,7 @@ func run(name string, count, changes int) error {
 		took = append(took, time.Since(began))
 	}
 	slices.Sort(took)
-	fmt.Printf("%v | %v | %v | %v | %d MiB\n", full.Round(time.Millisecond), took[len(took)/2].Round(10*time.Microsecond),
+	fmt.Printf("%v | %v | %v | %v | %v | %d MiB\n", full.Round(time.Millisecond), cpu.Round(time.Millisecond), took[len(took)/2].Round(10*time.Microsecond),
 		took[len(took)*99/100].Round(10*time.Microsecond), used().Round(10*time.Millisecond), (resident()-before)>>20)
 	return nil
 }

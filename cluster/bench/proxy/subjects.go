@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"os"
 	"time"
 
 	"github.com/mdlayher/netlink"
@@ -79,10 +80,33 @@ type ours struct {
 	api *fake.Clientset
 	set *client.Set
 	p   *proxy.Proxy
+	// done gets a value when all rules are in force.
+	done chan struct{}
+}
+
+// inForce is a log that waits for what the proxy says then.
+type inForce struct {
+	slog.Handler
+	done chan struct{}
+}
+
+func (*inForce) Enabled(context.Context, slog.Level) bool { return true }
+
+func (h *inForce) Handle(ctx context.Context, r slog.Record) error {
+	if r.Message == "rules of Services are in force" {
+		select {
+		case h.done <- struct{}{}:
+		default:
+		}
+	}
+	if !h.Handler.Enabled(ctx, r.Level) {
+		return nil
+	}
+	return h.Handler.Handle(ctx, r)
 }
 
 func newOurs(w *world) (*ours, error) {
-	o := &ours{world: w, api: fake.NewClientset()}
+	o := &ours{world: w, api: fake.NewClientset(), done: make(chan struct{}, 1)}
 	for _, s := range w.services {
 		if err := o.api.Tracker().Add(s); err != nil {
 			return nil, err
@@ -93,7 +117,7 @@ func newOurs(w *world) (*ours, error) {
 			return nil, err
 		}
 	}
-	slog.SetLogLoggerLevel(slog.LevelError)
+	slog.SetDefault(slog.New(&inForce{slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}), o.done}))
 	o.set = &client.Set{Kube: o.api, Informers: client.NewInformers(o.api)}
 	var err error
 	o.p, err = proxy.New(o.set, proxy.Options{
@@ -104,27 +128,14 @@ func newOurs(w *world) (*ours, error) {
 }
 
 func (o *ours) sync(ctx context.Context) error {
-	generation, err := newGeneration()
-	if err != nil {
-		return err
-	}
-	before, err := generation.now()
-	if err != nil {
-		return err
-	}
 	failed := make(chan error, 1)
 	o.set.Informers.Start(ctx.Done())
 	go func() { failed <- o.p.Run(ctx) }()
-	for { // its first transaction refuses connections, the second one has all rules
-		select {
-		case err := <-failed:
-			return errors.Join(errors.New("the proxy ended"), err)
-		default:
-		}
-		if now, err := generation.now(); err != nil || now == before+2 {
-			return err
-		}
-		time.Sleep(look)
+	select {
+	case err := <-failed:
+		return errors.Join(errors.New("the proxy ended"), err)
+	case <-o.done:
+		return nil
 	}
 }
 

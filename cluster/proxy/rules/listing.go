@@ -16,6 +16,7 @@ import (
 // found is what the kernel has of the table.
 type found struct {
 	layout   bool // it has the maps and sets that are wanted, and no others
+	refuses  bool // Refuse has just made it
 	chains   []string
 	elements map[place]element
 }

@@ -100,7 +100,8 @@ type Table struct {
 	pods    Pods
 	numbers numbers
 	kinds   *kinds
-	found   *found // in the kernel, at the start; nil after the first Apply
+	found   *found        // in the kernel, at the start; nil after the first Apply
+	staged  map[Key]*Port // whose endpoints are in the kernel already
 	adopted adopted
 }
 
@@ -111,7 +112,7 @@ func Open(config Config) (*Table, error) {
 	}
 	t := &Table{
 		Config: config, ports: map[Key]*port{}, owners: map[address]Key{}, waiting: map[address][]Key{},
-		pods: Pods{}, numbers: newNumbers(), kinds: newKinds(),
+		pods: Pods{}, numbers: newNumbers(), kinds: newKinds(), staged: map[Key]*Port{},
 	}
 	var err error
 	if t.kernel, err = openKernel(config.Name); err != nil {
@@ -140,6 +141,7 @@ func (t *Table) Refuse() error {
 	if err := t.unwatched(t.replace); err != nil {
 		return fmt.Errorf("nftables table %s: %w", t.Name, err)
 	}
+	t.found = t.refusing()
 	return nil
 }
 
@@ -167,7 +169,14 @@ func (t *Table) Apply(ctx context.Context, change Change) error {
 		freed = append(freed, t.retract(b, k)...)
 	}
 	for _, k := range keys {
-		t.update(b, k, change.Ports[k])
+		want := change.Ports[k]
+		switch staged := t.staged[k]; {
+		case staged == nil:
+			t.update(b, k, want)
+		case staged != want:
+			t.unstage()
+			t.update(b, k, want)
+		}
 	}
 	for _, k := range keys {
 		t.emit(b, k)
@@ -196,6 +205,7 @@ func (t *Table) Repair(ctx context.Context) error {
 	select {
 	case <-t.watch.changed:
 		t.found = nil // what was found may not be true any more; what follows sees it
+		t.unstage()
 	default:
 	}
 	err := t.watch.ignore(t.kernel.portID)
@@ -208,6 +218,7 @@ func (t *Table) Repair(ctx context.Context) error {
 	t.found = nil
 	if err != nil && ctx.Err() == nil { // for example a chain that is in the way
 		t.Log.Warn("rules of Services are made from nothing", "table", t.Name, "err", err)
+		t.unstage()
 		if err = t.watch.ignore(t.kernel.portID); err == nil {
 			err = t.unwatched(t.replace)
 		}
@@ -218,7 +229,7 @@ func (t *Table) Repair(ctx context.Context) error {
 	}
 	t.Log.Info("rules of Services are in force", "table", t.Name, "ports", len(t.ports),
 		"after", time.Since(began).Round(time.Millisecond), "repaired", t.started)
-	t.started, t.adopted = true, adopted{}
+	t.started, t.adopted, t.staged = true, adopted{}, nil
 	return nil
 }
 

@@ -114,7 +114,7 @@ func podElements(a netip.Addr) [2]element {
 	return [2]element{{set: f.setID(setPods), key: field(a)}, {set: f.setID(setHairpin), key: field(a) + field(a)}}
 }
 
-// elements yields everything that is wanted, except of the maps of kinds and affinity.
+// elements yields everything that is wanted, except of the maps of kinds and affinity, and what Stage has sent.
 func (t *Table) elements() iter.Seq[element] {
 	return func(yield func(element) bool) {
 		for a := range t.pods {
@@ -124,8 +124,11 @@ func (t *Table) elements() iter.Seq[element] {
 				}
 			}
 		}
-		for _, p := range t.ports {
+		for k, p := range t.ports {
 			for _, b := range p.backends {
+				if t.staged[k] != nil {
+					break
+				}
 				for e := range p.endpoints(b) {
 					if !yield(e) {
 						return
