@@ -76,7 +76,7 @@ export CORACLE_UNTESTED := $(CURDIR)/out/untested
 
 .PHONY: help deps generate build builder build-faults tools testbins up down test unit lint integration critest \
         tools shards parts unit-cgo unit-race cluster-unit cluster-race cluster-integration check-all crash-matrix \
-        fuzz test-scale test-oci test-image test-vm bench bench-image bench-oci bench-peers bench-cluster bench-proxy oracle test-kubelet kubelet-containerd test-conformance install deb test-deb-vm clean
+        fuzz test-scale test-oci test-image test-vm bench bench-image bench-oci bench-peers bench-cluster bench-proxy oracle test-kubelet kubelet-containerd test-conformance test-chaos install deb test-deb-vm clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -189,6 +189,9 @@ integration-rest: $(call needs,build-faults testbins tools)
 
 cluster-integration: $(call needs,build-faults testbins tools)
 	cd cluster && $(OTHER) $(GOTEST) -count=1 ./integration/...
+
+test-chaos: $(call needs,build-faults testbins tools) ## kill the cluster process and coracled at random under traffic; CHAOS_FLAGS="-chaos 10m -seed 7" chooses
+	cd cluster && $(OTHER) $(GO) test -vet=off -count=1 -v -timeout 24h ./integration -run TestChaos -args -chaos 30m $(CHAOS_FLAGS)
 
 critest: $(call needs,build testbins tools) ## CRI validation tests
 	bin/test/critest $(CRITEST_FLAGS)

@@ -187,21 +187,30 @@ func (c *cluster) kill(t *testing.T) {
 // process is the id of the cluster process.
 func (c *cluster) process(t *testing.T) int {
 	t.Helper()
+	all := processes(t, bin("coracle-kube"))
+	if len(all) == 0 {
+		t.Fatal("the cluster process does not run")
+	}
+	return all[0]
+}
+
+// processes are the ids of those that run a program.
+func processes(t *testing.T, program string) (all []int) {
+	t.Helper()
 	links, err := filepath.Glob("/proc/[0-9]*/exe")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, link := range links {
-		if to, err := os.Readlink(link); err == nil && to == bin("coracle-kube") {
+		if to, err := os.Readlink(link); err == nil && to == program {
 			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(link)))
 			if err != nil {
 				t.Fatal(err)
 			}
-			return pid
+			all = append(all, pid)
 		}
 	}
-	t.Fatal("the cluster process does not run")
-	return 0
+	return all
 }
 
 // namespace makes a namespace that ends with the test, and a context that ends when patience does.

@@ -49,8 +49,25 @@ type Node struct {
 }
 
 // New makes a node.
-func New(t testing.TB) *Node {
-	n := &Node{Space: newSpace(t, "node")}
+func New(t testing.TB) *Node { return furnish(t, newSpace(t, "node")) }
+
+// Here makes a node of the network namespace that the test runs in, which must be the test's own.
+func Here(t testing.TB) *Node {
+	s := Space{t: t, Name: "node"}
+	var err error
+	if s.ns, err = netns.Get(); err != nil {
+		t.Fatal(err)
+	}
+	n := furnish(t, s)
+	t.Cleanup(func() {
+		n.run("ip link del out") // the routes go with it
+		_ = s.ns.Close()
+	})
+	return n
+}
+
+func furnish(t testing.TB, node Space) *Node {
+	n := &Node{Space: node}
 	outside := newSpace(t, "outside")
 	n.Outside = &outside
 	n.link(n.Outside, "out", netip.MustParseAddr(Node4), netip.MustParseAddr(Node6), netip.MustParseAddr(Outside4), netip.MustParseAddr(Outside6))
@@ -233,7 +250,12 @@ func (s *Space) answer(from net.Addr) string {
 
 // Dial connects to an address.
 func (s *Space) Dial(network, address string) (conn net.Conn, err error) {
-	s.Within(func() { conn, err = net.DialTimeout(network, address, Patience) })
+	return s.DialWithin(network, address, Patience)
+}
+
+// DialWithin connects to an address, and gives up after a time.
+func (s *Space) DialWithin(network, address string, limit time.Duration) (conn net.Conn, err error) {
+	s.Within(func() { conn, err = net.DialTimeout(network, address, limit) })
 	return conn, err
 }
 
