@@ -33,7 +33,8 @@ var (
 const (
 	// late is how long after the last event connections may still go to an endpoint that is gone.
 	late = time.Second
-	// quiet is how long nothing happens then, and every request must succeed. Requests in its last part may meet the next event.
+	// quiet is how long nothing happens then, and every request must succeed. Requests in its last
+	// part may meet the next event.
 	quiet, lastPart = 700 * time.Millisecond, 200 * time.Millisecond
 	// unanswered is when a request counts as one to an endpoint that is gone.
 	unanswered = 10 * time.Second
@@ -60,9 +61,9 @@ type failure struct {
 	err   error
 }
 
-// The cluster process, in which the proxy is, and coracled are killed, and pods deleted, at random, while clients talk
-// through Services. No connection to a pod that stays
-// is lost. None goes to a pod that is gone a second after that, or after the programs serve again.
+// The cluster process, in which the proxy is, and coracled are killed, and pods deleted, at random,
+// while clients talk through Services. No connection to a pod that stays is lost. None goes to a
+// pod that is gone a second after that, or after the programs serve again.
 func TestChaos(t *testing.T) {
 	_, ns := namespace(t)
 	ctx, cancel := context.WithTimeout(t.Context(), *chaosFor+patience)
@@ -275,7 +276,8 @@ func (c *chaos) judge(windows []time.Time) {
 	c.t.Logf("%d exchanges on connections that stay; of %d requests, %d failed at other times", c.kept.Load(), c.asked.Load(), len(c.failed))
 }
 
-// delete deletes some pods of the Service whose pods move. The group ends when they do not serve any more.
+// delete deletes some pods of the Service whose pods move. The group ends when they do not serve
+// any more.
 func (c *chaos) delete(ctx context.Context, random *rand.Rand) (gone *sync.WaitGroup, names []string) {
 	c.t.Helper()
 	gone = &sync.WaitGroup{}
@@ -302,7 +304,8 @@ func (c *chaos) awaitGone(ip string) {
 	}
 }
 
-// deletedPodsAreFound shows that a request to a pod that is gone fails, so that one through a Service would.
+// deletedPodsAreFound shows that a request to a pod that is gone fails, so that one through a
+// Service would.
 func (c *chaos) deletedPodsAreFound(ctx context.Context) {
 	c.t.Helper()
 	gone, names := c.delete(ctx, rand.New(rand.NewPCG(1, 1)))

@@ -10,11 +10,13 @@ import (
 	upstream "k8s.io/kubernetes/pkg/proxy"
 )
 
-// shards is in how many parts a family's endpoints are: upstream's tracker looks at all Services that it knows for each
-// change, and at the start the kernel works on one part while we work on the next.
+// shards is in how many parts a family's endpoints are: upstream's tracker looks at all Services
+// that it knows for each change, and at the start the kernel works on one part while we work on the
+// next.
 const shards = 32
 
-// shard has the endpoints of some Services. Handlers of informers use the tracker; everything else is the loop's.
+// shard has the endpoints of some Services. Handlers of informers use the tracker; everything else
+// is the loop's.
 type shard struct {
 	tracker *upstream.EndpointsChangeTracker
 	pending atomic.Bool // the tracker has something new

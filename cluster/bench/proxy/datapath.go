@@ -28,9 +28,11 @@ const (
 	pathServices = 1000
 	// pathRuns is how often each proxy is measured, in turn with the other.
 	pathRuns = 10
-	// pathConnections is how many connections a run makes, with one byte each way, by so many clients at once.
+	// pathConnections is how many connections a run makes, with one byte each way, by so many
+	// clients at once.
 	pathConnections, pathClients = 6000, 2
-	// pathService is the Service that is measured: its address and its endpoints' network are in world.
+	// pathService is the Service that is measured: its address and its endpoints' network are in
+	// world.
 	pathService, pathTarget, pathEndpoints = 1, "10.96.0.2:80", "11.0.0"
 )
 

@@ -2,14 +2,16 @@ package rules
 
 import "github.com/google/nftables/expr"
 
-// Marks belong to others: rules of policy routing read them, CNI plugins have packets masqueraded by them, and both
-// may set them at any hook. The table keeps what it must remember elsewhere.
+// Marks belong to others: rules of policy routing read them, CNI plugins have packets masqueraded
+// by them, and both may set them at any hook. The table keeps what it must remember elsewhere.
 //
-// While its chains choose an endpoint, the packet's priority (nft: meta priority) holds the choice, as a chain
-// cannot hand registers on. A priority means something only to queues, when a packet leaves: before that, postrouting
-// sets it to 0. So the first packet of a connection to a Service has the priority 0, and the others have their own.
+// While its chains choose an endpoint, the packet's priority (nft: meta priority) holds the choice,
+// as a chain cannot hand registers on. A priority means something only to queues, when a packet
+// leaves: before that, postrouting sets it to 0. So the first packet of a connection to a Service
+// has the priority 0, and the others have their own.
 //
-// What postrouting must know of a connection is in two of its labels (nft: ct label). Other labels stay as they are.
+// What postrouting must know of a connection is in two of its labels (nft: ct label). Other labels
+// stay as they are.
 
 // choice loads the choice, loadChoice some bits of it.
 func choice(register uint32) []expr.Any {
@@ -44,8 +46,8 @@ const (
 	noteMasquerade             // it gets the node's address
 )
 
-// A kernel without CONFIG_NF_CONNTRACK_LABELS has notes in the packet's mark, where others may see and change them. The
-// second bit is the one that kube-proxy takes for the same purpose.
+// A kernel without CONFIG_NF_CONNTRACK_LABELS has notes in the packet's mark, where others may see
+// and change them. The second bit is the one that kube-proxy takes for the same purpose.
 var noteMarks = [...]uint32{noteOurs: 0x1000, noteMasquerade: 0x4000}
 
 // label are the labels with only the note's, which is one of the last two.

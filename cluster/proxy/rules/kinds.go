@@ -11,8 +11,8 @@ type sticky struct {
 	timeout time.Duration
 }
 
-// kinds are those that backends have, by family: there is a chain for each. Some that no backend has any more stay,
-// as the next change often wants them again.
+// kinds are those that backends have, by family: there is a chain for each. Some that no backend
+// has any more stay, as the next change often wants them again.
 type kinds [2]struct {
 	plain  map[int]bool   // numbers of endpoints
 	sticky map[int]sticky // by index
@@ -33,7 +33,8 @@ func newKinds() *kinds {
 	return k
 }
 
-// take returns the kind for a backend, and whether it is a new one. The backend gives it back by release.
+// take returns the kind for a backend, and whether it is a new one. The backend gives it back by
+// release.
 func (k *kinds) take(f *family, count int, timeout time.Duration, drop bool) (kind uint32, created bool) {
 	switch {
 	case count == 0 && drop:
@@ -119,9 +120,9 @@ func (k *kinds) chain(f *family, kind uint32) chain {
 	return f.pick(int(kind))
 }
 
-// free takes away the kinds that no backend has, if there are more than some, and returns the elements that lead
-// to their chains. It is called once for each transaction. Those that it gives up stay until the next: a packet may be on
-// its way there.
+// free takes away the kinds that no backend has, if there are more than some, and returns the
+// elements that lead to their chains. It is called once for each transaction. Those that it gives
+// up stay until the next: a packet may be on its way there.
 func (k *kinds) free(spare int) (gone []element) {
 	for _, f := range families {
 		here := &k[f.index]

@@ -32,8 +32,8 @@ func (n *node) counted(name string) string {
 	return ""
 }
 
-// A CNI plugin's rule that masquerades what has a bit of the mark (portmap's is 0x2000) must not see one of ours, and what
-// others mark must stay marked.
+// A CNI plugin's rule that masquerades what has a bit of the mark (portmap's is 0x2000) must not
+// see one of ours, and what others mark must stay marked.
 func TestMarksBelongToOthers(t *testing.T) {
 	for name, noLabels := range map[string]bool{"labels": false, "no labels": true} {
 		t.Run(name, func(t *testing.T) {
@@ -105,7 +105,8 @@ func TestMarksBelongToOthers(t *testing.T) {
 	}
 }
 
-// Others may set marks between the choice of an endpoint and postrouting, for example to restore the connection's.
+// Others may set marks between the choice of an endpoint and postrouting, for example to restore
+// the connection's.
 func TestMarksSetByOthersChangeNothing(t *testing.T) {
 	n := newNode(t)
 	table := n.open()

@@ -11,9 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Stage sends the endpoints of ports ahead of the first Apply, which must have the same ports: no rule looks at
-// them before. So the kernel can work while the caller still finds out about other ports. It does nothing once the
-// table has been compared with what is wanted, or if the kernel has a table of an earlier process.
+// Stage sends the endpoints of ports ahead of the first Apply, which must have the same ports: no
+// rule looks at them before. So the kernel can work while the caller still finds out about other
+// ports. It does nothing once the table has been compared with what is wanted, or if the kernel has
+// a table of an earlier process.
 func (t *Table) Stage(ports map[Key]*Port) error {
 	if t.started || t.found == nil || !t.found.refuses {
 		return nil
@@ -60,8 +61,8 @@ func (t *Table) refusing() *found {
 	return f
 }
 
-// elementLists makes messages that add elements to maps. It does what the nftables package does in a fifth of
-// the time, which counts for all endpoints of a cluster.
+// elementLists makes messages that add elements to maps. It does what the nftables package does in
+// a fifth of the time, which counts for all endpoints of a cluster.
 type elementLists struct {
 	sets []*nftables.Set
 	open map[int][]byte // the elements of a message, by set
