@@ -5,7 +5,7 @@ package rules
 type batch struct {
 	changes map[place]*difference // nil if all elements will be compared with the kernel's
 	kinds   []newKind
-	gone    []element // of kinds
+	gone    []nftable.Element // of kinds
 }
 
 // place is where an element is.
@@ -26,7 +26,7 @@ type newKind struct {
 	kind uint32
 }
 
-func (b *batch) at(e element) *difference {
+func (b *batch) at(e nftable.Element) *difference {
 	p := place{e.set, e.key, e.end}
 	d := b.changes[p]
 	if d == nil {
@@ -37,8 +37,8 @@ func (b *batch) at(e element) *difference {
 }
 
 // remove takes out an element that the kernel has, or that was put before.
-func (b *batch) remove(e element) {
-	if b.changes == nil {
+func (b *batch) remove(e nftable.Element) {
+	if b.Whole() {
 		return
 	}
 	if d := b.at(e); d.has {
@@ -49,8 +49,8 @@ func (b *batch) remove(e element) {
 }
 
 // put adds an element that the kernel has not, or that was removed before.
-func (b *batch) put(e element) {
-	if b.changes == nil {
+func (b *batch) put(e nftable.Element) {
+	if b.Whole() {
 		return
 	}
 	d := b.at(e)
@@ -59,7 +59,7 @@ func (b *batch) put(e element) {
 
 // replace changes the elements of a backend. Slots that stay as they are cost nothing.
 func (b *batch) replace(p *port, before, now *backend) {
-	if b.changes == nil {
+	if b.Whole() {
 		return
 	}
 	for slot := range max(len(before.slots), len(now.slots)) {
@@ -68,10 +68,10 @@ func (b *batch) replace(p *port, before, now *backend) {
 			continue
 		}
 		if slot < len(before.slots) {
-			b.remove(p.endpoint(before, slot))
+			b.Remove(p.endpoint(before, slot))
 			if before.ids != nil {
 				for _, e := range p.identity(before, slot) {
-					b.remove(e)
+					b.Remove(e)
 				}
 			}
 		}
@@ -81,10 +81,10 @@ func (b *batch) replace(p *port, before, now *backend) {
 		if same && (before.ids == nil) == (now.ids == nil) && (now.ids == nil || before.ids[slot] == now.ids[slot]) {
 			continue
 		}
-		b.put(p.endpoint(now, slot))
+		b.Put(p.endpoint(now, slot))
 		if now.ids != nil {
 			for _, e := range p.identity(now, slot) {
-				b.put(e)
+				b.Put(e)
 			}
 		}
 	}

@@ -84,7 +84,7 @@ func familyOf(ipv6 bool) *family {
 }
 
 // words is the number of registers of four bytes that an address fills.
-func (f *family) words() uint32 { return f.size / 4 }
+func (f *family) words() uint32 { return f.Size / 4 }
 
 // The maps and sets of a family, in the order in which a transaction changes them.
 const (
@@ -105,7 +105,7 @@ const (
 )
 
 // setID is the index of a family's map or set in sets.
-func (f *family) setID(kind int) int { return f.index*setsOfFamily + kind }
+func (f *family) setID(kind int) int { return f.Index*setsOfFamily + kind }
 
 // affinities is how many clients the kernel remembers.
 const affinities = 65536
@@ -115,8 +115,8 @@ func (t *Table) sets() []*nftables.Set {
 	mark, proto, port := nftables.TypeMark, nftables.TypeInetProto, nftables.TypeInetService
 	var all []*nftables.Set
 	for _, f := range families {
-		target := []nftables.SetDatatype{f.addr, port}
-		service := []nftables.SetDatatype{f.addr, proto, port}
+		target := []nftables.SetDatatype{f.Addr, port}
+		service := []nftables.SetDatatype{f.Addr, proto, port}
 		for _, s := range [setsOfFamily]struct {
 			name      string
 			key, data []nftables.SetDatatype
@@ -130,13 +130,13 @@ func (t *Table) sets() []*nftables.Set {
 			setNodePort: {"nodeport", []nftables.SetDatatype{proto, port}, []nftables.SetDatatype{mark}},
 			setNodeIn:   {"nodein", []nftables.SetDatatype{proto, port}, []nftables.SetDatatype{mark}},
 			setLimited:  {"limited", service, nil},
-			setSources:  {"sources", []nftables.SetDatatype{f.addr, proto, port, f.addr}, nil},
-			setPods:     {"pods", []nftables.SetDatatype{f.addr}, nil},
-			setHairpin:  {"hairpin", []nftables.SetDatatype{f.addr, f.addr}, nil},
-			setAff:      {"aff", []nftables.SetDatatype{f.addr, mark}, []nftables.SetDatatype{mark}},
+			setSources:  {"sources", []nftables.SetDatatype{f.Addr, proto, port, f.Addr}, nil},
+			setPods:     {"pods", []nftables.SetDatatype{f.Addr}, nil},
+			setHairpin:  {"hairpin", []nftables.SetDatatype{f.Addr, f.Addr}, nil},
+			setAff:      {"aff", []nftables.SetDatatype{f.Addr, mark}, []nftables.SetDatatype{mark}},
 		} {
 			set := &nftables.Set{
-				Table: t.kernel.table, Name: s.name + f.name, ID: uint32(len(all) + 1),
+				Table: t.kernel.table, Name: s.name + f.Name, ID: uint32(len(all) + 1),
 				KeyType: nftables.MustConcatSetType(s.key...), Concatenation: len(s.key) > 1, IsMap: s.data != nil,
 			}
 			if s.data != nil {
@@ -165,12 +165,12 @@ type chain struct {
 
 // chains are all chains of the table. One that others refer to comes before them.
 func (t *Table) chains() []chain {
-	all := []chain{
-		{name: "no_endpoints", rules: [][]expr.Any{
-			rule(isProtocol(unix.IPPROTO_TCP), []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}}),
+	all := []nftable.Chain{
+		{Name: "no_endpoints", Rules: [][]expr.Any{
+			nftable.Rule(nftable.IsProtocol(unix.IPPROTO_TCP), []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}}),
 			{&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_PORT_UNREACH}},
 		}},
-		{name: "no_local", rules: [][]expr.Any{drop}},
+		{Name: "no_local", Rules: [][]expr.Any{nftable.Drop}},
 	}
 	for _, f := range families {
 		for _, kind := range t.kinds.all(f) {
@@ -178,34 +178,34 @@ func (t *Table) chains() []chain {
 		}
 	}
 	for _, f := range families {
-		all = append(all, chain{name: "kind" + f.name, rules: [][]expr.Any{
+		all = append(all, nftable.Chain{Name: "kind" + f.Name, Rules: [][]expr.Any{
 			t.tell(noteOurs),
-			rule(hasChoice(markMasquerade), t.tell(noteMasquerade)),
-			rule(loadChoice(reg(0), markKind), lookup(reg(0), verdictRegister, "kinds"+f.name)),
-			drop,
+			nftable.Rule(hasChoice(markMasquerade), t.tell(noteMasquerade)),
+			nftable.Rule(loadChoice(nftable.Reg(0), markKind), nftable.Decide(0, "kinds"+f.Name)),
+			nftable.Drop,
 		}})
 	}
-	prerouting := chain{
-		name: "prerouting", hook: nftables.ChainHookPrerouting, kind: nftables.ChainTypeNAT, priority: *nftables.ChainPriorityNATDest,
+	prerouting := nftable.Chain{
+		Name: "prerouting", Hook: nftables.ChainHookPrerouting, Kind: nftables.ChainTypeNAT, Priority: *nftables.ChainPriorityNATDest,
 	}
-	prerouting.rules = append(prerouting.rules, jump("limited"))
+	prerouting.Rules = append(prerouting.Rules, nftable.Jump("limited"))
 	for _, f := range families {
-		prerouting.rules = append(prerouting.rules, rule(f.is(), f.source(reg(0)), within(reg(0), "pods"+f.name), jump("inside")))
+		prerouting.Rules = append(prerouting.Rules, nftable.Rule(f.Is(), f.Source(0), nftable.Within(0, "pods"+f.Name), nftable.Jump("inside")))
 	}
 	for _, r := range t.PodRanges {
 		f := familyOf(r.Addr().Is6())
-		prerouting.rules = append(prerouting.rules, rule(f.is(), f.inside(f.src, r), jump("inside")))
+		prerouting.Rules = append(prerouting.Rules, nftable.Rule(f.Is(), f.Inside(f.Src, r), nftable.Jump("inside")))
 	}
-	prerouting.rules = append(prerouting.rules, jump("services"))
+	prerouting.Rules = append(prerouting.Rules, nftable.Jump("services"))
 	return append(
 		all, t.unknown(), t.limited(),
-		lookups("services", "svc", "nodeport", [][]expr.Any{rule(notLocal(), jumpTo("unknown", expr.VerdictGoto))}, nil),
-		lookups("inside", "inside", "nodein", [][]expr.Any{rule(notLocal(), pass)}, nil),
-		lookups("inside_node", "inside", "nodein", [][]expr.Any{rule(notLocal(), pass)}, setChoice(markMasquerade)),
+		lookups("services", "svc", "nodeport", [][]expr.Any{nftable.Rule(notLocal(), nftable.Goto("unknown"))}, nil),
+		lookups("inside", "inside", "nodein", [][]expr.Any{nftable.Rule(notLocal(), nftable.Pass)}, nil),
+		lookups("inside_node", "inside", "nodein", [][]expr.Any{nftable.Rule(notLocal(), nftable.Pass)}, setChoice(markMasquerade)),
 		prerouting,
-		chain{
-			name: "output", hook: nftables.ChainHookOutput, kind: nftables.ChainTypeNAT, priority: *nftables.ChainPriorityNATDest,
-			rules: [][]expr.Any{jump("limited"), jump("inside_node"), jump("services")},
+		nftable.Chain{
+			Name: "output", Hook: nftables.ChainHookOutput, Kind: nftables.ChainTypeNAT, Priority: *nftables.ChainPriorityNATDest,
+			Rules: [][]expr.Any{nftable.Jump("limited"), nftable.Jump("inside_node"), nftable.Jump("services")},
 		},
 		t.postrouting(),
 	)
@@ -213,66 +213,66 @@ func (t *Table) chains() []chain {
 
 // lookups is a chain that finds the backend of a packet's destination: an address of a Service, or, unless
 // the rules between say otherwise, a port of the node.
-func lookups(name, addresses, ports string, between [][]expr.Any, alter []expr.Any) chain {
-	c := chain{name: name}
-	kind := func(f *family) []expr.Any { return rule(alter, jumpTo("kind"+f.name, expr.VerdictGoto)) }
+func lookups(name, addresses, ports string, between [][]expr.Any, alter []expr.Any) nftable.Chain {
+	c := nftable.Chain{Name: name}
+	kind := func(f *family) []expr.Any { return nftable.Rule(alter, nftable.Goto("kind"+f.Name)) }
 	for _, f := range families {
-		c.rules = append(c.rules, rule(f.is(), f.service(), lookup(reg(0), reg(0), addresses+f.name), storeChoice(reg(0)), kind(f)))
+		c.Rules = append(c.Rules, nftable.Rule(f.Is(), f.service(), nftable.Lookup(0, 0, addresses+f.Name), storeChoice(nftable.Reg(0)), kind(f)))
 	}
-	c.rules = append(c.rules, between...)
+	c.Rules = append(c.Rules, between...)
 	for _, f := range families {
-		c.rules = append(c.rules, rule(
-			f.is(), f.outside(f.dst, f.loopback), protocolPort(0), lookup(reg(0), reg(0), ports+f.name), storeChoice(reg(0)), kind(f),
+		c.Rules = append(c.Rules, nftable.Rule(
+			f.Is(), f.Outside(f.Dst, f.Loopback), nftable.ProtocolPort(0), nftable.Lookup(0, 0, ports+f.Name), storeChoice(nftable.Reg(0)), kind(f),
 		))
 	}
 	return c
 }
 
-func (t *Table) unknown() chain {
-	c := chain{name: "unknown"}
+func (t *Table) unknown() nftable.Chain {
+	c := nftable.Chain{Name: "unknown"}
 	for _, r := range t.Ranges {
 		f := familyOf(r.Addr().Is6())
-		c.rules = append(c.rules, rule(f.is(), f.inside(f.dst, r), jumpTo("no_endpoints", expr.VerdictGoto)))
+		c.Rules = append(c.Rules, nftable.Rule(f.Is(), f.Inside(f.Dst, r), nftable.Goto("no_endpoints")))
 	}
 	return c
 }
 
-func (t *Table) limited() chain {
-	c := chain{name: "limited"}
+func (t *Table) limited() nftable.Chain {
+	c := nftable.Chain{Name: "limited"}
 	for _, f := range families {
-		c.rules = append(c.rules, rule(
-			f.is(), f.service(), within(reg(0), "limited"+f.name),
-			f.service(), f.source(reg(f.words()+2)), []expr.Any{&expr.Lookup{SourceRegister: reg(0), SetName: "sources" + f.name, Invert: true}},
-			drop,
+		c.Rules = append(c.Rules, nftable.Rule(
+			f.Is(), f.service(), nftable.Within(0, "limited"+f.Name),
+			f.service(), f.Source(f.Words()+2), []expr.Any{&expr.Lookup{SourceRegister: nftable.Reg(0), SetName: "sources" + f.Name, Invert: true}},
+			nftable.Drop,
 		))
 	}
 	return c
 }
 
-func (t *Table) postrouting() chain {
-	c := chain{
-		name: "postrouting", hook: nftables.ChainHookPostrouting, kind: nftables.ChainTypeNAT,
-		priority: *nftables.ChainPriorityNATSource - 1, // before tables that would masquerade it
-		rules:    [][]expr.Any{rule(t.untold(noteOurs), pass), rule(isNotTranslated, pass), clearChoice},
+func (t *Table) postrouting() nftable.Chain {
+	c := nftable.Chain{
+		Name: "postrouting", Hook: nftables.ChainHookPostrouting, Kind: nftables.ChainTypeNAT,
+		Priority: *nftables.ChainPriorityNATSource - 1, // before tables that would masquerade it
+		Rules:    [][]expr.Any{nftable.Rule(t.untold(noteOurs), nftable.Pass), nftable.Rule(isNotTranslated, nftable.Pass), clearChoice},
 	}
 	for _, f := range families {
-		hairpin := rule(f.source(reg(0)), f.target(reg(f.words())), within(reg(0), "hairpin"+f.name))
-		c.rules = append(c.rules,
-			rule(f.is(), hairpin, t.asNode(f)),
-			rule(f.is(), fromNode(), f.target(reg(0)), within(reg(0), "pods"+f.name), t.asIs(f)),
-			rule(f.is(), t.told(noteMasquerade), t.asNode(f)),
-			rule(f.is(), f.target(reg(0)), within(reg(0), "pods"+f.name), t.asIs(f)),
+		hairpin := nftable.Rule(f.Source(0), f.Target(f.Words()), nftable.Within(0, "hairpin"+f.Name))
+		c.Rules = append(c.Rules,
+			nftable.Rule(f.Is(), hairpin, t.asNode(f)),
+			nftable.Rule(f.Is(), fromNode(), f.Target(0), nftable.Within(0, "pods"+f.Name), t.asIs(f)),
+			nftable.Rule(f.Is(), t.told(noteMasquerade), t.asNode(f)),
+			nftable.Rule(f.Is(), f.Target(0), nftable.Within(0, "pods"+f.Name), t.asIs(f)),
 		)
 	}
 	if last := t.forget(); last != nil {
-		c.rules = append(c.rules, last)
+		c.Rules = append(c.Rules, last)
 	}
 	return c
 }
 
 // asIs keeps the source of a connection, also from the rules of other tables.
 func (t *Table) asIs(f *family) []expr.Any {
-	return rule(t.forget(), f.source(reg(0)), []expr.Any{&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(f.protocol), RegAddrMin: reg(0)}})
+	return nftable.Rule(t.forget(), f.Source(0), []expr.Any{&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(f.Protocol), RegAddrMin: nftable.Reg(0)}})
 }
 
 // asNode gives a connection the node's address. Its port is random: that of a client may be in use. If no
@@ -281,34 +281,34 @@ func (t *Table) asIs(f *family) []expr.Any {
 func (t *Table) asNode(f *family) []expr.Any {
 	// The nftables package (0.3.0) sends the direction in four bytes instead of one: the kernel takes the first,
 	// and logs that.
-	address := []expr.Any{&expr.Ct{Key: expr.CtKeyDST, Direction: ctOriginal, Register: reg(0)}}
+	address := []expr.Any{&expr.Ct{Key: expr.CtKeyDST, Direction: ctOriginal, Register: nftable.Reg(0)}}
 	for _, a := range t.NodeIPs {
-		if a.Is6() == (f.index == 1) {
-			address = []expr.Any{&expr.Immediate{Register: reg(0), Data: a.AsSlice()}}
+		if a.Is6() == (f.Index == 1) {
+			address = []expr.Any{&expr.Immediate{Register: nftable.Reg(0), Data: a.AsSlice()}}
 			break
 		}
 	}
-	return rule(t.forget(), address, []expr.Any{
-		&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(f.protocol), RegAddrMin: reg(0), FullyRandom: true},
+	return nftable.Rule(t.forget(), address, []expr.Any{
+		&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(f.Protocol), RegAddrMin: nftable.Reg(0), FullyRandom: true},
 	})
 }
 
-func pickName(f *family, count int) string { return fmt.Sprintf("pick%s_%d", f.name, count) }
+func pickName(f *family, count int) string { return fmt.Sprintf("pick%s_%d", f.Name, count) }
 
 func stickName(f *family, s sticky) string {
-	return fmt.Sprintf("stick%s_%d_%d", f.name, s.count, int(s.timeout/time.Second))
+	return fmt.Sprintf("stick%s_%d_%d", f.Name, s.count, int(s.timeout/time.Second))
 }
 
 // pick chooses one of count endpoints.
-func (f *family) pick(count int) chain {
+func (f *family) pick(count int) nftable.Chain {
 	to := func(modulus int) []expr.Any {
-		return rule(f.slot(modulus), lookup(reg(0), reg(0), "ep"+f.name), f.translate())
+		return nftable.Rule(f.slot(modulus), nftable.Lookup(0, 0, "ep"+f.Name), f.translate())
 	}
-	c := chain{name: pickName(f, count), rules: [][]expr.Any{to(count)}}
+	c := nftable.Chain{Name: pickName(f, count), Rules: [][]expr.Any{to(count)}}
 	if count > 1 {
-		c.rules = append(c.rules, to(1))
+		c.Rules = append(c.Rules, to(1))
 	}
-	c.rules = append(c.rules, drop)
+	c.Rules = append(c.Rules, nftable.Drop)
 	return c
 }
 
@@ -321,23 +321,23 @@ func (f *family) pick(count int) chain {
 //	dnat ip to meta priority map @byid4
 //	delete @aff4 { ip saddr . meta priority & 0xfffff000 : meta priority }         # that endpoint is gone
 //	…and the first, third and fourth again, then drop
-func (f *family) stick(s sticky) chain {
+func (f *family) stick(s sticky) nftable.Chain {
 	client := func() []expr.Any {
-		return rule(f.source(reg(0)), loadChoice(reg(f.words()), markNumber))
+		return nftable.Rule(f.Source(0), loadChoice(nftable.Reg(f.Words()), markNumber))
 	}
 	remember := func(operation uint32, timeout time.Duration) []expr.Any {
-		return rule(client(), choice(reg(f.words()+1)), []expr.Any{&expr.Dynset{
-			SrcRegKey: reg(0), SrcRegData: reg(f.words() + 1), SetName: "aff" + f.name, Operation: operation, Timeout: timeout,
+		return nftable.Rule(client(), choice(nftable.Reg(f.Words()+1)), []expr.Any{&expr.Dynset{
+			SrcRegKey: nftable.Reg(0), SrcRegData: nftable.Reg(f.Words() + 1), SetName: "aff" + f.Name, Operation: operation, Timeout: timeout,
 		}})
 	}
-	choose := rule(f.slot(s.count), lookup(reg(0), reg(0), "epid"+f.name), storeChoice(reg(0)))
+	choose := nftable.Rule(f.slot(s.count), nftable.Lookup(0, 0, "epid"+f.Name), storeChoice(nftable.Reg(0)))
 	update := remember(unix.NFT_DYNSET_OP_UPDATE, s.timeout)
-	translate := rule(choice(reg(0)), lookup(reg(0), reg(0), "byid"+f.name), f.translate())
-	return chain{name: stickName(f, s), rules: [][]expr.Any{
+	translate := nftable.Rule(choice(nftable.Reg(0)), nftable.Lookup(0, 0, "byid"+f.Name), f.translate())
+	return nftable.Chain{Name: stickName(f, s), Rules: [][]expr.Any{
 		choose,
-		rule(client(), lookup(reg(0), reg(0), "aff"+f.name), storeChoice(reg(0))),
+		nftable.Rule(client(), nftable.Lookup(0, 0, "aff"+f.Name), storeChoice(nftable.Reg(0))),
 		update, translate,
 		remember(opDelete, 0),
-		choose, update, translate, drop,
+		choose, update, translate, nftable.Drop,
 	}}
 }

@@ -23,7 +23,7 @@ type found struct {
 
 // list reads the table. A table that has other maps and sets than are wanted is as good as none.
 func (k *kernel) list(sets []*nftables.Set) (*found, error) {
-	f := &found{elements: map[place]element{}}
+	f := &found{elements: map[place]nftable.Element{}}
 	if _, err := k.conn.ListTableOfFamily(k.table.Name, nftables.TableFamilyINet); errors.Is(err, unix.ENOENT) {
 		return f, nil
 	} else if err != nil {
@@ -60,7 +60,7 @@ func (k *kernel) list(sets []*nftables.Set) (*found, error) {
 			return nil, k.again(fmt.Errorf("set %s: %w", s.Name, err))
 		}
 		for _, e := range elements {
-			got := element{set: i, key: string(e.Key), end: string(e.KeyEnd), value: string(e.Val)}
+			got := nftable.Element{Set: i, Key: string(e.Key), End: string(e.KeyEnd), Value: string(e.Val)}
 			if s.DataType.Name == nftables.TypeVerdict.Name {
 				got.value, got.chain = "", verdictChain(e.Val)
 			}
@@ -111,15 +111,15 @@ func (t *Table) adopt(f *found) {
 		fam, kind := families[e.set/setsOfFamily], e.set%setsOfFamily
 		switch kind {
 		case setSvc, setNodePort:
-			a.everyone[fam.fromKey(e.key)] = fromNative(e.value) >> 12
+			a.everyone[fam.fromKey(e.key)] = nftable.FromNative(e.value) >> 12
 		case setInside, setNodeIn:
-			a.inside[fam.fromKey(e.key)] = fromNative(e.value) >> 12
+			a.inside[fam.fromKey(e.key)] = nftable.FromNative(e.value) >> 12
 		case setEp:
-			put(a.slots[fam.index], e.key, fromDestination(e.value))
+			put(a.slots[fam.Index], e.key, fromDestination(e.value))
 		case setEpid:
-			put(a.ids[fam.index], e.key, fromNative(e.value))
+			put(a.ids[fam.Index], e.key, nftable.FromNative(e.value))
 		case setKinds:
-			if kind := fromNative(e.key); kind&^markKind == 0 {
+			if kind := nftable.FromNative(e.key); kind&^markKind == 0 {
 				t.kinds.adoptChain(fam, kind, e.chain)
 			}
 		}
@@ -128,7 +128,7 @@ func (t *Table) adopt(f *found) {
 
 // put files a value under the number and slot of a key.
 func put[V any](m map[uint32]map[uint32]V, key string, v V) {
-	number, slot := fromNative(key[:4])>>12, fromNative(key[4:])
+	number, slot := nftable.FromNative(key[:4])>>12, nftable.FromNative(key[4:])
 	if m[number] == nil {
 		m[number] = map[uint32]V{}
 	}
@@ -136,10 +136,10 @@ func put[V any](m map[uint32]map[uint32]V, key string, v V) {
 }
 
 func (f *family) fromKey(key string) address {
-	a := address{ipv6: f.index == 1}
+	a := address{ipv6: f.Index == 1}
 	if len(key) > 8 {
-		a.addr, _ = netip.AddrFromSlice([]byte(key[:f.size]))
-		key = key[f.size:]
+		a.addr, _ = netip.AddrFromSlice([]byte(key[:f.Size]))
+		key = key[f.Size:]
 	}
 	a.protocol, a.port = key[0], binary.BigEndian.Uint16([]byte(key[4:]))
 	return a
@@ -154,7 +154,7 @@ func (k *kinds) adoptChain(f *family, kind uint32, chain string) {
 		return
 	}
 	var count, seconds int
-	if _, err := fmt.Sscanf(chain, "stick"+f.name+"_%d_%d", &count, &seconds); err != nil || count < 1 || count > MaxEndpoints || seconds < 1 {
+	if _, err := fmt.Sscanf(chain, "stick"+f.Name+"_%d_%d", &count, &seconds); err != nil || count < 1 || count > MaxEndpoints || seconds < 1 {
 		return
 	}
 	k.adopt(f, kind, sticky{count, time.Duration(seconds) * time.Second})
@@ -175,13 +175,13 @@ func (a *adopted) number(p *port, backend int) uint32 {
 
 // endpoints returns the endpoints that a backend had, and their ids if it had affinity.
 func (a *adopted) endpoints(f *family, number uint32) (slots []netip.AddrPort, ids []uint32) {
-	for slot := range uint32(len(a.slots[f.index][number])) {
-		e, exists := a.slots[f.index][number][slot]
+	for slot := range uint32(len(a.slots[f.Index][number])) {
+		e, exists := a.slots[f.Index][number][slot]
 		if !exists {
 			break
 		}
 		slots = append(slots, e)
-		if id := a.ids[f.index][number][slot]; id>>12 == number && id&markEndpoint != 0 {
+		if id := a.ids[f.Index][number][slot]; id>>12 == number && id&markEndpoint != 0 {
 			ids = append(ids, id&markEndpoint)
 		}
 	}

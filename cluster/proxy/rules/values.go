@@ -10,7 +10,7 @@ import (
 //
 //	bits 12-30  the number of the backend
 //	bit 11      masquerade
-//	bits 0-10   the kind: a number of endpoints, 0 to reject, 1023 to drop; with bit 10 set the index of
+//	bits 0-10   the Kind: a number of endpoints, 0 to reject, 1023 to drop; with bit 10 set the index of
 //	            a number of endpoints and a timeout of affinity
 //
 // With affinity, the choice becomes the id of an endpoint: the number of the backend, and in bits 0-9 which of its
@@ -27,7 +27,7 @@ const (
 )
 
 // native is a value as the kernel compares it in a register.
-func native(v uint32) string { return string(binary.NativeEndian.AppendUint32(nil, v)) }
+func nftable.Native(v uint32) string { return string(binary.NativeEndian.AppendUint32(nil, v)) }
 
 // native2 are two values.
 func native2(v, w uint32) string {
@@ -35,14 +35,14 @@ func native2(v, w uint32) string {
 	return string(binary.NativeEndian.AppendUint32(binary.NativeEndian.AppendUint32(room[:0], v), w))
 }
 
-func fromNative(s string) uint32 { return binary.NativeEndian.Uint32([]byte(s)) }
+func nftable.FromNative(s string) uint32 { return binary.NativeEndian.Uint32([]byte(s)) }
 
 // field16 and field8 are fields of a concatenation, which fill four bytes.
-func field16(v uint16) string { return string(binary.BigEndian.AppendUint16(nil, v)) + "\x00\x00" }
+func nftable.Field16(v uint16) string { return string(binary.BigEndian.AppendUint16(nil, v)) + "\x00\x00" }
 
-func field8(v byte) string { return string([]byte{v, 0, 0, 0}) }
+func nftable.Field8(v byte) string { return string([]byte{v, 0, 0, 0}) }
 
-func field(a netip.Addr) string { return string(a.AsSlice()) }
+func nftable.Field(a netip.Addr) string { return string(a.AsSlice()) }
 
 func destination(a netip.AddrPort) string {
 	var room [20]byte
@@ -64,7 +64,7 @@ func fromDestination(s string) netip.AddrPort {
 }
 
 // last is the highest address of a network.
-func last(p netip.Prefix) netip.Addr {
+func nftable.Last(p netip.Prefix) netip.Addr {
 	b := p.Masked().Addr().AsSlice()
 	for i := p.Bits(); i < len(b)*8; i++ {
 		b[i/8] |= 0x80 >> (i % 8)
@@ -83,9 +83,9 @@ type address struct {
 
 // key is the address in the maps.
 func (a address) key() string {
-	k := field8(a.protocol) + field16(a.port)
+	k := nftable.Field8(a.protocol) + nftable.Field16(a.port)
 	if a.addr.IsValid() {
-		k = field(a.addr) + k
+		k = nftable.Field(a.addr) + k
 	}
 	return k
 }
