@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"os"
 	"time"
 
@@ -18,9 +19,11 @@ import (
 	"github.com/coracle-project/coracle/cluster/apiserver"
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/controllers"
+	"github.com/coracle-project/coracle/cluster/health"
 	"github.com/coracle-project/coracle/cluster/kubelet"
 	"github.com/coracle-project/coracle/cluster/kubelet/node"
 	"github.com/coracle-project/coracle/cluster/pki"
+	"github.com/coracle-project/coracle/cluster/proxy"
 	"github.com/coracle-project/coracle/cluster/scheduler"
 )
 
@@ -82,6 +85,8 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions) err
 	if err != nil {
 		return err
 	}
+	var board health.Board
+	api.podsHealth = board.Add("API for pods")
 	server, err := api.server(bundle)
 	if err != nil {
 		return err
@@ -91,7 +96,7 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions) err
 	if err != nil {
 		return err
 	}
-	control, err := newControllers(server, bundle)
+	control, err := newControllers(server, bundle, board.Add("objects not acted on"))
 	if err != nil {
 		return err
 	}
@@ -108,26 +113,29 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions) err
 	if err != nil {
 		return err
 	}
-	names, err := newDNS(set, api.serviceCIDR, n, d)
+	names, err := newDNS(set, api.serviceCIDR, n, d, func() *health.Part { return board.Add("DNS") })
 	if err != nil {
 		return err
 	}
 	if names != nil {
 		parts = append(parts, names.Run)
 	}
+	var routes *proxy.Proxy
 	if api.proxy {
-		route, err := newProxy(server, api, n)
+		p, route, err := newProxy(server, api, n, board.Add("service proxy"))
 		if err != nil {
 			return err
 		}
-		parts = append(parts, route)
+		routes, parts = p, append(parts, route)
 	}
-	return together(ctx, server, began, &api, func() error { return renewed(&api, &n) }, parts...)
+	more := map[string]http.Handler{healthPath: showHealth(&board), whyPath: answerWhy(newAsker(server, n.name, routes, names))}
+	return together(ctx, server, began, &api, more, func() error { return renewed(&api, &n) }, parts...)
 }
 
 // together runs the API server and the parts until ctx ends or one of them fails. The API server
 // ends last: the others have something to write when they end.
-func together(ctx context.Context, server *apiserver.Server, began time.Time, o *apiOptions, renew func() error, parts ...func(context.Context) error) error {
+// more is served on the socket for root, by path.
+func together(ctx context.Context, server *apiserver.Server, began time.Time, o *apiOptions, more map[string]http.Handler, renew func() error, parts ...func(context.Context) error) error {
 	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	work, ctx := errgroup.WithContext(ctx)
@@ -145,7 +153,7 @@ func together(ctx context.Context, server *apiserver.Server, began time.Time, o 
 	work.Go(func() error {
 		listener, err := listenForProfiles(ctx, o.settings().State)
 		if err == nil {
-			err = serveProfiles(ctx, listener)
+			err = serveProfiles(ctx, listener, more)
 		}
 		if err != nil {
 			slog.Warn("no profiles are served", "err", err)
@@ -204,7 +212,7 @@ func newScheduler(server *apiserver.Server) (*scheduler.Scheduler, error) {
 	return scheduler.New(set, scheduler.Options{})
 }
 
-func newControllers(server *apiserver.Server, bundle *pki.Bundle) ([]controllers.Runner, error) {
+func newControllers(server *apiserver.Server, bundle *pki.Bundle, unserved *health.Part) ([]controllers.Runner, error) {
 	manager, err := in(server, user.KubeControllerManager)
 	if err != nil {
 		return nil, err
@@ -221,7 +229,7 @@ func newControllers(server *apiserver.Server, bundle *pki.Bundle) ([]controllers
 		return nil, err
 	}
 	return controllers.New(controllers.Identities{Manager: manager, Account: account}, controllers.Options{
-		RootCA: ca, TokenGenerator: tokens,
+		RootCA: ca, TokenGenerator: tokens, NotActedOn: unserved,
 		SigningCA: func() (tls.Certificate, error) { return tls.LoadX509KeyPair(bundle.CA, bundle.CA) },
 	})
 }
