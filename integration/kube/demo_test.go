@@ -148,7 +148,7 @@ func giveAddress(t *testing.T, address string) {
 func TestUpTellsWhatADeploymentWaitsFor(t *testing.T) {
 	c := newCluster(t)
 	c.run(t, "down")
-	manifest := filepath.Join(c.root, "web.yaml")
+	manifest := filepath.Join(filepath.Dir(c.root), "web.yaml")
 	if err := os.WriteFile(manifest, []byte(webDeployment("web", 1)), 0o600); err != nil {
 		t.Fatal(err)
 	}
