@@ -38,6 +38,9 @@ func checkFirewalls(f *Facts) []Finding {
 
 // letThrough says how to let pods' packets through a firewall.
 func (n *Network) letThrough(manager string) string {
+	if !slices.Contains([]string{"firewalld", "ufw", "docker", "iptables-legacy"}, manager) {
+		return "let packets from and to " + strings.Join(n.podRanges(), " and ") + " through in that chain"
+	}
 	var commands []string
 	for _, r := range n.podRanges() {
 		iptables := "iptables"
@@ -51,10 +54,8 @@ func (n *Network) letThrough(manager string) string {
 			commands = append(commands, "ufw route allow from "+r, "ufw route allow to "+r, "ufw allow from "+r)
 		case "docker":
 			commands = append(commands, iptables+" -I DOCKER-USER -s "+r+" -j ACCEPT", iptables+" -I DOCKER-USER -d "+r+" -j ACCEPT")
-		case "iptables-legacy":
-			commands = append(commands, iptables+"-legacy -I FORWARD -s "+r+" -j ACCEPT", iptables+"-legacy -I FORWARD -d "+r+" -j ACCEPT")
 		default:
-			commands = append(commands, "let packets from and to "+r+" through in that chain")
+			commands = append(commands, iptables+"-legacy -I FORWARD -s "+r+" -j ACCEPT", iptables+"-legacy -I FORWARD -d "+r+" -j ACCEPT")
 		}
 	}
 	if manager == "firewalld" {
