@@ -136,7 +136,7 @@ func TestOneEvent(t *testing.T) {
 func TestRate(t *testing.T) {
 	run(t, func(t *testing.T, s *api) {
 		c := s.start(t)
-		const objects = 200
+		const objects = 90
 		for i := range objects {
 			c.Exists(statefulSets, metadataOf("team", fmt.Sprint("db-", i)))
 		}
