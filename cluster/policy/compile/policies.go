@@ -60,19 +60,27 @@ const (
 	named // a peer's port that has a name
 )
 
-func (u use) set(p *policy, in bool) {
+// set notes that a policy has the use, or no longer, and returns whether that matters to pods. That one more policy
+// has a peer which others have matters to its own classes only.
+func (u use) set(p *policy, in bool) (matters bool) {
 	switch u.kind {
 	case subject:
 		set(u.subject[u.direction], p, in)
+		return true
 	case peer:
+		was := u.isPeer()
 		set(u.peer[u.direction], p, in)
+		return u.isPeer() != was
 	case named:
+		was := u.named[u.port] > 0
 		if in {
 			u.named[u.port]++
 		} else if u.named[u.port]--; u.named[u.port] == 0 {
 			delete(u.named, u.port)
 		}
+		return u.named[u.port] > 0 != was
 	}
+	return false
 }
 
 // Problem is something that a policy says and that is not done. It allows less than it says then.
@@ -120,14 +128,12 @@ func (s *State) Policies() int { return len(s.policies) }
 func (s *State) mean(p *policy, m meaning) {
 	changed := map[*selector]bool{}
 	for u := range m.uses {
-		if !p.uses[u] {
-			u.set(p, true)
+		if !p.uses[u] && u.set(p, true) {
 			changed[u.selector] = true
 		}
 	}
 	for u := range p.uses {
-		if !m.uses[u] {
-			u.set(p, false)
+		if !m.uses[u] && u.set(p, false) {
 			changed[u.selector] = true
 		}
 	}
