@@ -42,6 +42,7 @@ type apiOptions struct {
 	etcdCert, etcdKey string
 	proxy             bool
 	externalIPs       bool
+	policies          bool
 }
 
 func (o *apiOptions) define(f *pflag.FlagSet) {
