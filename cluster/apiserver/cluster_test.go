@@ -235,8 +235,10 @@ func TestWhatIsOnlyStoredIsAnsweredWithAWarning(t *testing.T) {
 	client := clientOf(t, config)
 	ns := namespace(t, client)
 	create := map[string]func() error{
-		`NetworkPolicy "x" is stored but not acted on by this cluster: no traffic is allowed or denied by it`: func() error {
-			_, err := client.NetworkingV1().NetworkPolicies(ns).Create(t.Context(), &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: "x"}}, metav1.CreateOptions{})
+		`IngressClass "x" is stored but not acted on by this cluster: no traffic is routed by it`: func() error {
+			_, err := client.NetworkingV1().IngressClasses().Create(t.Context(), &networkingv1.IngressClass{
+				ObjectMeta: metav1.ObjectMeta{Name: "x"}, Spec: networkingv1.IngressClassSpec{Controller: "example.com/x"},
+			}, metav1.CreateOptions{})
 			return err
 		},
 		`CronJob "x" is stored but not acted on by this cluster: no Jobs are made for it`: func() error {

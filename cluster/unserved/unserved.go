@@ -18,7 +18,6 @@ var kinds = map[schema.GroupResource]string{
 	{Group: "batch", Resource: "cronjobs"}:                         "no Jobs are made for it",
 	{Group: "networking.k8s.io", Resource: "ingresses"}:            "no traffic is routed by it",
 	{Group: "networking.k8s.io", Resource: "ingressclasses"}:       "no traffic is routed by it",
-	{Group: "networking.k8s.io", Resource: "networkpolicies"}:      "no traffic is allowed or denied by it",
 	{Group: "storage.k8s.io", Resource: "storageclasses"}:          "volumes are not provisioned",
 	{Group: "storage.k8s.io", Resource: "csidrivers"}:              "CSI drivers are not used",
 	{Group: "storage.k8s.io", Resource: "volumeattachments"}:       "volumes are not attached",

@@ -44,6 +44,7 @@ type apiOptions struct {
 	proxy             bool
 	externalIPs       bool
 	podsHealth        *health.Part // nil unless pods is set
+	policies          bool
 }
 
 func (o *apiOptions) define(f *pflag.FlagSet) {

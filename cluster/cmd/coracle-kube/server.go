@@ -52,6 +52,7 @@ it finds them again when it is started.`,
 	cmd.Flags().BoolVar(&check, "check", false, "only say what is wrong with the flags, if anything")
 	cmd.Flags().BoolVar(&api.proxy, "service-proxy", true, "route connections to Services on this node; false if another proxy does")
 	cmd.Flags().BoolVar(&api.externalIPs, "allow-external-ips", false, "route the externalIPs of Services, which can take over any address")
+	cmd.Flags().BoolVar(&api.policies, "network-policies", true, "enforce NetworkPolicies for this node's pods; false if a network plugin does")
 	api.define(cmd.Flags())
 	n.define(cmd.Flags())
 	d.define(cmd.Flags())
@@ -100,14 +101,23 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions) err
 	if err != nil {
 		return err
 	}
-	kube, err := newKubelet(server, bundle, api, n)
-	if err != nil {
-		return err
-	}
-	parts := []func(context.Context) error{schedule.Run, kube.Run, func(ctx context.Context) error {
+	parts := []func(context.Context) error{schedule.Run, func(ctx context.Context) error {
 		controllers.Run(ctx, control)
 		return nil
 	}}
+	var policies kubelet.Policies
+	if api.policies {
+		enforce, err := newPolicy(server, api, n)
+		if err != nil {
+			return err
+		}
+		parts, policies = append(parts, enforce.Run), enforce
+	}
+	kube, err := newKubelet(server, bundle, api, n, policies)
+	if err != nil {
+		return err
+	}
+	parts = append(parts, kube.Run)
 	// It makes a Service in kube-system, as an administrator would.
 	set, err := in(server, "system:coracle-dns", user.SystemPrivilegedGroup)
 	if err != nil {
@@ -234,7 +244,7 @@ func newControllers(server *apiserver.Server, bundle *pki.Bundle, unserved *heal
 	})
 }
 
-func newKubelet(server *apiserver.Server, bundle *pki.Bundle, api apiOptions, n nodeOptions) (*kubelet.Kubelet, error) {
+func newKubelet(server *apiserver.Server, bundle *pki.Bundle, api apiOptions, n nodeOptions, policies kubelet.Policies) (*kubelet.Kubelet, error) {
 	set, err := in(server, "system:node:"+n.name, "system:nodes")
 	if err != nil {
 		return nil, err
@@ -244,6 +254,7 @@ func newKubelet(server *apiserver.Server, bundle *pki.Bundle, api apiOptions, n 
 		return nil, err
 	}
 	o := n.kubelet(api.root, api.serviceCIDR)
+	o.Policies = policies
 	o.ReservedPorts = map[int]string{api.port: "the API server"}
 	o.CertFile, o.KeyFile, o.ClientCAFile = files.Serving, files.Serving, bundle.CACert
 	return kubelet.New(set, o)
