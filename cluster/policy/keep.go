@@ -69,6 +69,7 @@ func (k *keeper) run(ctx context.Context) {
 			case <-time.After(time.Until(repaired.Add(repairPause))):
 			}
 			slog.Warn("another program changed the rules of network policies", "table", k.Table)
+			k.Health.Notes("another program changed nftables table " + k.Table + ", which was repaired")
 			if err = k.table.Repair(ctx); err != nil {
 				k.close()
 			}
@@ -79,6 +80,7 @@ func (k *keeper) run(ctx context.Context) {
 			sweep = time.After(gonePause)
 		}
 		if err == nil {
+			k.tellHealth()
 			pause = firstPause
 			continue
 		}
@@ -86,6 +88,7 @@ func (k *keeper) run(ctx context.Context) {
 			return
 		}
 		slog.Error("network policies are not enforced as they should be", "err", err, "again", pause)
+		k.Health.Fails(err)
 		again.Reset(pause)
 		pause = min(2*pause, longestWait)
 	}

@@ -25,6 +25,7 @@ import (
 	"k8s.io/client-go/tools/record"
 
 	"github.com/coracle-project/coracle/cluster/client"
+	"github.com/coracle-project/coracle/cluster/health"
 	"github.com/coracle-project/coracle/cluster/policy/compile"
 	"github.com/coracle-project/coracle/cluster/policy/rules"
 )
@@ -41,6 +42,8 @@ type Options struct {
 	// LinkGroup, if set, returns the group of the links of this node's pods, for the same purpose; 0 for none. It is
 	// asked when the first policy comes.
 	LinkGroup func(context.Context) (uint32, error)
+	// Health is told whether policies are in force; it may be nil.
+	Health *health.Part
 }
 
 // The pauses after a failure, between repairs of rules that others change, and before connections of pods that are gone
@@ -197,6 +200,25 @@ func (p *Policy) Gone(uid types.UID) {
 	k.admitted, k.addresses = nil, nil
 	p.setPod(id)
 	p.signalIfPending()
+}
+
+// Explain says which policies decide about a new connection of a pod of this node.
+func (p *Policy) Explain(c rules.Connection) compile.Explanation {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.state.Explain(c)
+}
+
+// tellHealth says what is in force.
+func (p *Policy) tellHealth() {
+	p.mu.Lock()
+	n := p.state.Policies()
+	p.mu.Unlock()
+	if n == 0 {
+		p.Health.Works("there are no network policies")
+		return
+	}
+	p.Health.Works(fmt.Sprintf("%d network policies are enforced by nftables table %s", n, p.Table))
 }
 
 // signal has the loop look at what changed.

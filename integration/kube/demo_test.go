@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -109,6 +110,20 @@ func TestDemo(t *testing.T) {
 			t.Errorf("status has no line for %s:\n%s", part, status)
 		}
 	}
+	const deny = `{"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "closed"}, "spec": {"podSelector": {"matchLabels": {"app": "web"}}}}`
+	policy := filepath.Join(root, "policy.json")
+	if err := os.WriteFile(policy, []byte(deny), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	kubectl("create", "-f", policy)
+	said := ""
+	for end := time.Now().Add(patience); !strings.Contains(said, ":80/TCP: denied: policies deny it\n") && time.Now().Before(end); {
+		said = coracle("why", visitor, "web")
+	}
+	if strings.Count(said, "\n    ingress denied: default/closed, and no rule of them allows it\n") != 2 {
+		t.Errorf("why with a policy:\n%s", said)
+	}
+	kubectl("delete", "-f", policy)
 	// up shows both, and it may be repeated.
 	for range 2 {
 		if strings.Count(out, answer) != 2 || !strings.Contains(out, "$ curl -fsS http://"+node+":30080/\n"+answer) || !strings.Contains(out, "-- wget -q -O - http://web/\n"+answer) {

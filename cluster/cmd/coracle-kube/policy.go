@@ -13,6 +13,7 @@ import (
 
 	"github.com/coracle-project/coracle/cluster/apiserver"
 	"github.com/coracle-project/coracle/cluster/client"
+	"github.com/coracle-project/coracle/cluster/health"
 	"github.com/coracle-project/coracle/cluster/kubelet/cri"
 	"github.com/coracle-project/coracle/cluster/policy"
 )
@@ -22,13 +23,13 @@ import (
 func policyTable(port int) string { return "coracle-policy-" + strconv.Itoa(port) }
 
 // newPolicy makes what enforces network policies in the whole cluster's process. It writes Events only.
-func newPolicy(server *apiserver.Server, api apiOptions, n nodeOptions) (*policy.Policy, error) {
+func newPolicy(server *apiserver.Server, api apiOptions, n nodeOptions, part *health.Part) (*policy.Policy, error) {
 	set, err := in(server, user.KubeProxy)
 	if err != nil {
 		return nil, err
 	}
 	return policy.New(set, policy.Options{
-		Table: policyTable(api.port), NodeName: n.name,
+		Table: policyTable(api.port), NodeName: n.name, Health: part,
 		LinkGroup: func(ctx context.Context) (uint32, error) { return linkGroup(ctx, n.cri) },
 	})
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/kubelet"
 	"github.com/coracle-project/coracle/cluster/kubelet/node"
 	"github.com/coracle-project/coracle/cluster/pki"
+	"github.com/coracle-project/coracle/cluster/policy"
 	"github.com/coracle-project/coracle/cluster/proxy"
 	"github.com/coracle-project/coracle/cluster/scheduler"
 )
@@ -106,12 +107,13 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions) err
 		return nil
 	}}
 	var policies kubelet.Policies
+	var enforced *policy.Policy
 	if api.policies {
-		enforce, err := newPolicy(server, api, n)
+		enforce, err := newPolicy(server, api, n, board.Add("network policies"))
 		if err != nil {
 			return err
 		}
-		parts, policies = append(parts, enforce.Run), enforce
+		parts, policies, enforced = append(parts, enforce.Run), enforce, enforce
 	}
 	kube, err := newKubelet(server, bundle, api, n, policies)
 	if err != nil {
@@ -138,7 +140,7 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions) err
 		}
 		routes, parts = p, append(parts, route)
 	}
-	more := map[string]http.Handler{healthPath: showHealth(&board), whyPath: answerWhy(newAsker(server, n.name, routes, names))}
+	more := map[string]http.Handler{healthPath: showHealth(&board), whyPath: answerWhy(newAsker(server, n.name, routes, names, enforced))}
 	return together(ctx, server, began, &api, more, func() error { return renewed(&api, &n) }, parts...)
 }
 

@@ -362,11 +362,26 @@ func (w *world) connections(yield func(rules.Connection) bool) {
 func (w *world) compare() {
 	w.t.Helper()
 	for c := range w.connections {
+		w.explained(c)
 		if got, want := w.rules.Allowed(c), w.allowed(c); got != want {
 			w.t.Errorf("%d %s to %s: allowed %v, want %v", c.Protocol, c.Source.Addr(), c.Destination, got, want)
 			if w.t.Failed() {
 				w.t.FailNow()
 			}
+		}
+	}
+}
+
+// explained checks that Explain says of a connection what the rules do, and names policies that say so.
+func (w *world) explained(c rules.Connection) {
+	w.t.Helper()
+	e := w.state.Explain(c)
+	if got, want := e.Egress.Allowed && e.Ingress.Allowed, w.rules.Allowed(c); got != want {
+		w.t.Fatalf("%d %s to %s: explained as %+v, the rules say %v", c.Protocol, c.Source.Addr(), c.Destination, e, want)
+	}
+	for _, h := range []Half{e.Egress, e.Ingress} {
+		if isolated := h.Kind == Here && len(h.Selecting) > 0; isolated && h.Allowed != (len(h.Allowing) > 0) || len(h.Allowing) > len(h.Selecting) {
+			w.t.Fatalf("%d %s to %s: explained as %+v", c.Protocol, c.Source.Addr(), c.Destination, h)
 		}
 	}
 }
