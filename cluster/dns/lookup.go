@@ -7,8 +7,8 @@ import (
 	"github.com/miekg/dns"
 )
 
-// Lookup returns the addresses that a name of the cluster has, by what Run answers from. It returns false for names that
-// are not the cluster's. alias is the other name of an ExternalName Service.
+// Lookup returns the addresses that a name of the cluster has, by what Run answers from. It returns
+// false for names that are not the cluster's. alias is the other name of an ExternalName Service.
 func (s *Server) Lookup(name string) (addresses []netip.Addr, alias string, ours bool) {
 	z := newZone(s.objects, s.opts.Domain, s.opts.ServiceNets)
 	name = strings.ToLower(dns.Fqdn(name))

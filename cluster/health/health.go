@@ -1,5 +1,5 @@
-// Package health is what the parts of a process say of themselves: whether what they promise is in force, since
-// when, and what went wrong last. `coracle status` and `coracle doctor` show it.
+// Package health is what the parts of a process say of themselves: whether what they promise is in
+// force, since when, and what went wrong last. `coracle status` and `coracle doctor` show it.
 //
 // A part reports when something changes, so nothing is asked or polled:
 //
@@ -23,7 +23,8 @@ type State struct {
 	// Since is when Healthy became what it is.
 	Since   time.Time `json:"since"`
 	Message string    `json:"message,omitempty"`
-	// LastError is what went wrong last, which may be over; LastErrorAt is the zero time if nothing has.
+	// LastError is what went wrong last, which may be over; LastErrorAt is the zero time if nothing
+	// has.
 	LastError   string    `json:"lastError,omitempty"`
 	LastErrorAt time.Time `json:"lastErrorAt,omitzero"`
 	// Warnings are what an operator should know though the part is healthy.
@@ -34,12 +35,13 @@ type State struct {
 type Board struct {
 	mu    sync.Mutex
 	parts []*Part
-	// heard is closed, and replaced, when a part says something for the first time; nil while no one waits for it.
+	// heard is closed, and replaced, when a part says something for the first time; nil while no
+	// one waits for it.
 	heard chan struct{}
 }
 
-// Part is one part's place on a Board. A nil Part may be told all, and keeps nothing: a part that runs alone has no
-// Board.
+// Part is one part's place on a Board. A nil Part may be told all, and keeps nothing: a part that
+// runs alone has no Board.
 type Part struct {
 	board *Board
 	state State
@@ -81,7 +83,8 @@ func (b *Board) Wait(ctx context.Context) {
 	}
 }
 
-// silent returns nil if each part has said something, or else what is closed when the next one does.
+// silent returns nil if each part has said something, or else what is closed when the next one
+// does.
 func (b *Board) silent() <-chan struct{} {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -94,7 +97,8 @@ func (b *Board) silent() <-chan struct{} {
 	return b.heard
 }
 
-// Works says that what the part promises is in force, and what an operator should know all the same.
+// Works says that what the part promises is in force, and what an operator should know all the
+// same.
 func (p *Part) Works(message string, warnings ...string) {
 	p.change(func(s *State, now time.Time) {
 		if !s.Healthy {

@@ -19,8 +19,8 @@ import (
 type Route struct {
 	Service types.NamespacedName // empty if no Service has the address
 	Port    string               // its name, "" for none
-	// Way is what of the Service the address is: "cluster address", "node port", "external address" or "load balancer's
-	// address".
+	// Way is what of the Service the address is: "cluster address", "node port", "external address"
+	// or "load balancer's address".
 	Way string
 	// Endpoints are those that a connection may get, one at random.
 	Endpoints []netip.AddrPort
@@ -30,12 +30,14 @@ type Route struct {
 	Affinity time.Duration
 	// Masquerade gives the connection the node's address as source.
 	Masquerade bool
-	// Refused says that there is no endpoint, and how a connection ends then; Dropped, that it gets no answer.
+	// Refused says that there is no endpoint, and how a connection ends then; Dropped, that it gets
+	// no answer.
 	Refused, Dropped string
 }
 
-// Route returns what happens to a connection from source to an address, and false if that is no business of Services.
-// It is decided from the objects that the rules are made from, by the same functions.
+// Route returns what happens to a connection from source to an address, and false if that is no
+// business of Services. It is decided from the objects that the rules are made from, by the same
+// functions.
 func (p *Proxy) Route(source netip.Addr, destination netip.AddrPort, protocol byte) (*Route, bool, error) {
 	services, err := p.set.Informers.Core().V1().Services().Lister().List(labels.Everything())
 	if err != nil {

@@ -10,8 +10,9 @@ import (
 	"github.com/coracle-project/coracle/cluster/proxy/testnet"
 )
 
-// routes checks that Route says of a connection what its packets have just shown: each test of the rules is one of Route.
-// want is "POD SOURCE", where SOURCE is the address that the pod saw, or "refused", or "dropped".
+// routes checks that Route says of a connection what its packets have just shown: each test of the
+// rules is one of Route. want is "POD SOURCE", where SOURCE is the address that the pod saw, or
+// "refused", or "dropped".
 func (c *testCluster) routes(from *testnet.Space, network, address, want string) {
 	c.t.Helper()
 	destination, source, protocol := netip.MustParseAddrPort(address), from.IPv4, byte(unix.IPPROTO_TCP)

@@ -1,5 +1,6 @@
-// Package unserved is the list of what the API server keeps and nothing of this cluster acts on. Those who write such an
-// object get a Warning (cluster/apiserver), and the object gets an Event (cluster/controllers/notactedon).
+// Package unserved is the list of what the API server keeps and nothing of this cluster acts on.
+// Those who write such an object get a Warning (cluster/apiserver), and the object gets an Event
+// (cluster/controllers/notactedon).
 package unserved
 
 import (

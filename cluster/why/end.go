@@ -28,7 +28,8 @@ func (s *source) addressFor(other netip.Addr) netip.Addr {
 	return s.Addresses[i]
 }
 
-// reference is what a user wrote of an object: KIND/NAME, KIND/NAMESPACE/NAME, NAMESPACE/NAME or NAME.
+// reference is what a user wrote of an object: KIND/NAME, KIND/NAMESPACE/NAME, NAMESPACE/NAME or
+// NAME.
 type reference struct{ kind, namespace, name string }
 
 var shortKinds = map[string]string{"pod": "pod", "pods": "pod", "po": "pod", "svc": "service", "service": "service", "services": "service", "node": "node"}

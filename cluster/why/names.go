@@ -10,7 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// ndots is from how many dots on a name is tried as it is first: what the kubelet writes into pods' resolv.conf.
+// ndots is from how many dots on a name is tried as it is first: what the kubelet writes into pods'
+// resolv.conf.
 const ndots = 5
 
 // candidates are the whole names that a resolver tries for a name, in order.

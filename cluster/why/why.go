@@ -1,10 +1,11 @@
-// Package why says what decides about a connection: which name, which Service, which endpoint and which policy.
+// Package why says what decides about a connection: which name, which Service, which endpoint and
+// which policy.
 //
-// It answers from the informers that the proxy and the DNS use, by their own functions, so that it says what the rules
-// of this node do: proxy.Route, dns.Lookup and Policy. Nothing is sent.
+// It answers from the informers that the proxy and the DNS use, by their own functions, so that it
+// says what the rules of this node do: proxy.Route, dns.Lookup and Policy. Nothing is sent.
 //
-// A Question is parsed (end.go) to a source and to what the destination may be. Each address and port of the destination
-// becomes a Connection, which a Service, endpoints and policies decide.
+// A Question is parsed (end.go) to a source and to what the destination may be. Each address and
+// port of the destination becomes a Connection, which a Service, endpoints and policies decide.
 package why
 
 import (
@@ -25,8 +26,8 @@ type Router interface {
 	Route(source netip.Addr, destination netip.AddrPort, protocol byte) (*proxy.Route, bool, error)
 }
 
-// Resolver is the cluster's DNS. It returns false for names that are not the cluster's; alias is the other name of an
-// ExternalName Service.
+// Resolver is the cluster's DNS. It returns false for names that are not the cluster's; alias is
+// the other name of an ExternalName Service.
 type Resolver interface {
 	Lookup(name string) (addresses []netip.Addr, alias string, ours bool)
 }
@@ -48,7 +49,8 @@ type PolicyDecision struct {
 // Direction is one half of a decision.
 type Direction struct {
 	Allowed bool `json:"allowed"`
-	// Selecting are the policies that select the pod, as NAMESPACE/NAME; without any, everything is allowed.
+	// Selecting are the policies that select the pod, as NAMESPACE/NAME; without any, everything is
+	// allowed.
 	Selecting []string `json:"selecting,omitempty"`
 	// Allowing are those of them that allow the connection.
 	Allowing []string `json:"allowing,omitempty"`
@@ -60,8 +62,8 @@ type Direction struct {
 type Question struct {
 	// Namespace is that of names without one.
 	Namespace string
-	// Source is pod/NAME, NAMESPACE/NAME or an IP address; Destination one of these, svc/NAME or a DNS name, and
-	// may end with :PORT.
+	// Source is pod/NAME, NAMESPACE/NAME or an IP address; Destination one of these, svc/NAME or a
+	// DNS name, and may end with :PORT.
 	Source, Destination string
 }
 
@@ -93,9 +95,11 @@ type Connection struct {
 	Protocol    string         `json:"protocol"`
 	// Service is nil if none has the address.
 	Service *Service `json:"service,omitempty"`
-	// Endpoints are those that the connection may get first; one, what was asked for, without a Service.
+	// Endpoints are those that the connection may get first; one, what was asked for, without a
+	// Service.
 	Endpoints []Endpoint `json:"endpoints,omitempty"`
-	// Verdict is "reached", "partly" if policies deny some endpoints, "denied", "refused" or "dropped".
+	// Verdict is "reached", "partly" if policies deny some endpoints, "denied", "refused" or
+	// "dropped".
 	Verdict string `json:"verdict"`
 	Because string `json:"because,omitempty"`
 }
@@ -130,8 +134,8 @@ const (
 	Dropped = "dropped"
 )
 
-// Asker answers questions. Routes, Names and Policies may be nil: then another program routes Services, answers for
-// names, or enforces policies, or none does.
+// Asker answers questions. Routes, Names and Policies may be nil: then another program routes
+// Services, answers for names, or enforces policies, or none does.
 type Asker struct {
 	Pods     corelisters.PodLister
 	Nodes    corelisters.NodeLister
@@ -159,6 +163,12 @@ func (a *Asker) Why(ctx context.Context, q Question) (*Answer, error) {
 	answer := &Answer{Source: source.End, Destination: destination.End, Notes: destination.notes}
 	if source.Node != "" && source.Node != a.Node {
 		answer.Notes = append(answer.Notes, fmt.Sprintf("the source is on node %s, and this is what node %s would do", source.Node, a.Node))
+	}
+	if a.Routes == nil {
+		answer.Notes = append(answer.Notes, "another program routes Services: which endpoint a connection gets is not known here")
+	}
+	if a.Policies == nil {
+		answer.Notes = append(answer.Notes, "another program enforces policies, or none does: they are not told here")
 	}
 	for _, to := range destination.targets {
 		from := source.addressFor(to.address.Addr())

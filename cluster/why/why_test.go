@@ -60,7 +60,8 @@ func endpoint(ip string, ready bool) discoveryv1.Endpoint {
 	return discoveryv1.Endpoint{Addresses: []string{ip}, NodeName: ptr.To("here"), Conditions: discoveryv1.EndpointConditions{Ready: &ready}}
 }
 
-// newTestAsker answers from an API in memory, by the real proxy and DNS, which route and listen nowhere.
+// newTestAsker answers from an API in memory, by the real proxy and DNS, which route and listen
+// nowhere.
 func newTestAsker(t *testing.T) *Asker {
 	t.Helper()
 	http := corev1.ContainerPort{Name: "http", ContainerPort: 8080, Protocol: corev1.ProtocolTCP}
@@ -118,7 +119,8 @@ func newTestAsker(t *testing.T) *Asker {
 	return a
 }
 
-// said is an answer in short: each connection with its verdict, its Service and the endpoints, those not used with reasons.
+// said is an answer in short: each connection with its verdict, its Service and the endpoints,
+// those not used with reasons.
 func said(answer *Answer) string {
 	var all []string
 	for _, c := range answer.Connections {
@@ -178,6 +180,7 @@ func TestWhy(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			answer.Notes = slices.DeleteFunc(answer.Notes, func(n string) bool { return strings.HasPrefix(n, "another program enforces") })
 			if got := said(answer); got != tc.want {
 				t.Errorf("%s\nwant %s", got, tc.want)
 			}
@@ -221,6 +224,16 @@ type denies []netip.Addr
 func (d denies) Decide(_, destination netip.Addr, protocol byte, port uint16) PolicyDecision {
 	yes := !slices.Contains(d, destination) && protocol == unix.IPPROTO_TCP && port == 8080
 	return PolicyDecision{Allowed: yes, Egress: Direction{Allowed: true}, Ingress: Direction{Allowed: yes, Selecting: []string{"shop/strict"}}}
+}
+
+// What is not this process's business is said.
+func TestOtherPrograms(t *testing.T) {
+	a := newTestAsker(t)
+	a.Routes = nil
+	answer, err := a.Why(t.Context(), Question{Namespace: "shop", Source: "pod/cart", Destination: "svc/web"})
+	if err != nil || len(answer.Notes) != 2 || !strings.HasPrefix(answer.Notes[0], "another program routes Services") || !strings.HasPrefix(answer.Notes[1], "another program enforces policies") {
+		t.Errorf("%+v, %v", answer, err)
+	}
 }
 
 // Policies decide about endpoints, not about the Service's address.

@@ -9,7 +9,8 @@ import (
 	"strings"
 )
 
-// apply hands a manifest to kubectl and waits until the Deployments in it are available. It tells what they wait for.
+// apply hands a manifest to kubectl and waits until the Deployments in it are available. It tells
+// what they wait for.
 func (a *api) apply(ctx context.Context, p place, manifest string, tell func(string)) error {
 	kubectl, err := lookPath("kubectl")
 	if err != nil {

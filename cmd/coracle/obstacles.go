@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// What keeps Deployments from becoming available, as `kubectl describe` of nodes and pods would show it.
+// What keeps Deployments from becoming available, as `kubectl describe` of nodes and pods would
+// show it.
 
 // ask decodes what the API server answers.
 func (a *api) ask(ctx context.Context, path string, query url.Values, into any) error {
@@ -254,10 +255,12 @@ func (a *api) obstaclesOf(ctx context.Context, name objectName) ([]string, error
 	return all, nil
 }
 
-// lookAgain is how often up looks what a Deployment waits for, and how long it waits before it says so.
+// lookAgain is how often up looks what a Deployment waits for, and how long it waits before it says
+// so.
 const lookAgain = 3 * time.Second
 
-// telling calls wait, tells meanwhile what the Deployments wait for whenever that changes, and adds it to wait's error.
+// telling calls wait, tells meanwhile what the Deployments wait for whenever that changes, and adds
+// it to wait's error.
 func (a *api) telling(ctx context.Context, deployments []objectName, tell func(string), wait func() error) error {
 	done, told := make(chan struct{}), make(chan struct{})
 	go func() {

@@ -24,8 +24,8 @@ type health struct {
 	Version   string `json:"version,omitempty"`
 	// Message says where it is reached, or what is wrong.
 	Message string `json:"message"`
-	// Of the parts of the cluster process: since when Healthy is what it is, and what went wrong last, which may be
-	// over.
+	// Of the parts of the cluster process: since when Healthy is what it is, and what went wrong
+	// last, which may be over.
 	Since       time.Time `json:"since,omitzero"`
 	LastError   string    `json:"lastError,omitempty"`
 	LastErrorAt time.Time `json:"lastErrorAt,omitzero"`

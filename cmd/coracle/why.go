@@ -181,7 +181,7 @@ func (e *whyEndpoint) print(b *strings.Builder, ofService bool) {
 	case ofService:
 		b.WriteString("  endpoint ")
 	default:
-		b.WriteString("  no Service has this address: ")
+		b.WriteString("  no Service: ")
 	}
 	b.WriteString(e.Address)
 	switch {

@@ -80,10 +80,10 @@ note  something
   not used: 10.85.0.5:8080, pod shop/web-3 on node here: it is not ready
 
 203.0.113.5:443/TCP: reached
-  no Service has this address: 203.0.113.5:443, no pod or node of this cluster
+  no Service: 203.0.113.5:443, no pod or node of this cluster
 
 192.0.2.10:22/TCP: reached
-  no Service has this address: 192.0.2.10:22, node here itself
+  no Service: 192.0.2.10:22, node here itself
 `
 
 func TestWhy(t *testing.T) {

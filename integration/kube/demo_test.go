@@ -16,8 +16,8 @@ import (
 	"github.com/coracle-project/coracle/internal/testkit"
 )
 
-// What README says of `make up`: the demo's web server is reached by its Service's name from another pod, and by curl
-// from the host through a node port. `make down` removes every trace.
+// What README says of `make up`: the demo's web server is reached by its Service's name from
+// another pod, and by curl from the host through a node port. `make down` removes every trace.
 func TestDemo(t *testing.T) {
 	dir, err := os.MkdirTemp("", "demo-") // not t.TempDir: socket paths have to be short
 	if err != nil {

@@ -38,8 +38,8 @@ func listenForProfiles(ctx context.Context, dir string) (net.Listener, error) {
 	return listener, nil
 }
 
-// serveProfiles serves Go's profiles of this process on listener, which only root can reach, until ctx ends, and what
-// more has, by path: what `coracle status` and `coracle why` ask.
+// serveProfiles serves Go's profiles of this process on listener, which only root can reach, until
+// ctx ends, and what more has, by path: what `coracle status` and `coracle why` ask.
 //
 //	curl --unix-socket /run/coracle/kube/pprof.sock http://kube/debug/pprof/heap >heap
 func serveProfiles(ctx context.Context, listener net.Listener, more map[string]http.Handler) error {

@@ -72,7 +72,8 @@ type Observer interface {
 	Gone(uid types.UID)
 }
 
-// New returns the collector. Its watches of metadata belong to it; they start and end with Run. observer may be nil.
+// New returns the collector. Its watches of metadata belong to it; they start and end with Run.
+// observer may be nil.
 func New(set *client.Set, metadata metadata.Interface, observer Observer) *frame.Controller {
 	c := newCollector(set, metadata)
 	c.graph.observer = observer

@@ -1,9 +1,11 @@
-// Package notactedon gives each object that nothing of this cluster acts on (package unserved) an Event that says so: its
-// creator gets a Warning, but others only see the object, by kubectl describe.
+// Package notactedon gives each object that nothing of this cluster acts on (package unserved) an
+// Event that says so: its creator gets a Warning, but others only see the object, by kubectl
+// describe.
 //
-// It has no watches of its own: the garbage collector, which watches the metadata of all kinds anyway, tells it of
-// objects. An object gets one Event, by a name that is made of its UID. The Event's name keeps a restart from writing
-// it again while it exists; Events go after an hour. Events are written slowly, however many objects come at once.
+// It has no watches of its own: the garbage collector, which watches the metadata of all kinds
+// anyway, tells it of objects. An object gets one Event, by a name that is made of its UID. The
+// Event's name keeps a restart from writing it again while it exists; Events go after an hour.
+// Events are written slowly, however many objects come at once.
 package notactedon
 
 import (
@@ -104,7 +106,8 @@ func (c *Controller) Gone(uid types.UID) {
 	c.tell()
 }
 
-// tell has `coracle status` show how many objects there are. The caller has mu, or the only reference.
+// tell has `coracle status` show how many objects there are. The caller has mu, or the only
+// reference.
 func (c *Controller) tell() {
 	if len(c.counts) == 0 {
 		c.part.Works("there are no such objects")

@@ -21,8 +21,9 @@ type Half struct {
 	Allowed bool
 	// Kind is what the end is to policies.
 	Kind Kind
-	// Selecting are the policies that are about the pod. Allowing are those of them with a rule for the connection; if there
-	// are any and it is not allowed, the rules have no room for these (see Problem).
+	// Selecting are the policies that are about the pod. Allowing are those of them with a rule for
+	// the connection; if there are any and it is not allowed, the rules have no room for these (see
+	// Problem).
 	Selecting, Allowing []types.NamespacedName
 }
 
@@ -37,7 +38,8 @@ const (
 	Itself                // a pod that is both ends
 )
 
-// Explain says which policies decide about a new connection. It is about the rules as of the last Take.
+// Explain says which policies decide about a new connection. It is about the rules as of the last
+// Take.
 func (s *State) Explain(c rules.Connection) Explanation {
 	source, destination := c.Source.Addr(), c.Destination.Addr()
 	return Explanation{Egress: s.half(rules.Egress, source, destination, c), Ingress: s.half(rules.Ingress, destination, source, c)}
@@ -84,7 +86,8 @@ func identityNumber(p *pod) uint32 {
 	return p.identity.number
 }
 
-// allows says whether a rule of a class's policy is for a connection with a peer, which is a pod or nil.
+// allows says whether a rule of a class's policy is for a connection with a peer, which is a pod or
+// nil.
 func (r *rule) allows(c *classData, address netip.Addr, peer *pod, to rules.Connection) bool {
 	ports := r.ports
 	if c.direction == rules.Ingress {
@@ -102,7 +105,8 @@ func (r *rule) allows(c *classData, address netip.Addr, peer *pod, to rules.Conn
 	return anyPort(ports, to) && slices.ContainsFunc(r.peers, func(s *selector) bool { return s.idents[peer.identity] })
 }
 
-// allows says whether the rules of a class, nil for none, allow a connection with an identity or address.
+// allows says whether the rules of a class, nil for none, allow a connection with an identity or
+// address.
 func allows(c *rules.Class, ident uint32, address netip.Addr, to rules.Connection) bool {
 	if c == nil {
 		return false

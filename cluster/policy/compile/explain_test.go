@@ -7,7 +7,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Which policies decide. That Explain agrees with the rules, each test of these checks (world.compare).
+// Which policies decide. That Explain agrees with the rules, each test of these checks
+// (world.compare).
 func TestExplain(t *testing.T) {
 	t.Parallel()
 	w := model(t)

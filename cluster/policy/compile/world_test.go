@@ -372,7 +372,8 @@ func (w *world) compare() {
 	}
 }
 
-// explained checks that Explain says of a connection what the rules do, and names policies that say so.
+// explained checks that Explain says of a connection what the rules do, and names policies that say
+// so.
 func (w *world) explained(c rules.Connection) {
 	w.t.Helper()
 	e := w.state.Explain(c)

@@ -17,11 +17,14 @@ type Network struct {
 	PodLinks []Link
 	// MTU is network.mtu, 0 if that is not set.
 	MTU int
-	// Forwards4 and Forwards6 say whether the kernel forwards packets; Forwards6 is true where it has no IPv6.
+	// Forwards4 and Forwards6 say whether the kernel forwards packets; Forwards6 is true where it
+	// has no IPv6.
 	Forwards4, Forwards6 bool
-	// Bridged4 and Bridged6 say that packets between ports of a bridge cross the hooks of IPv4 and IPv6 (br_netfilter).
+	// Bridged4 and Bridged6 say that packets between ports of a bridge cross the hooks of IPv4 and
+	// IPv6 (br_netfilter).
 	Bridged4, Bridged6 bool
-	// NodePorts are those that Services have; Listeners are what listens in the range of node ports.
+	// NodePorts are those that Services have; Listeners are what listens in the range of node
+	// ports.
 	NodePorts []NodePort
 	Listeners []Listener
 	Err       string // what could not be looked at
@@ -29,7 +32,8 @@ type Network struct {
 
 // Firewall is a chain that drops packets that the node forwards, unless a rule lets them through.
 type Firewall struct {
-	// Manager is the program whose chain it is: "firewalld", "ufw", "docker", "iptables-legacy", or "" if that cannot be told.
+	// Manager is the program whose chain it is: "firewalld", "ufw", "docker", "iptables-legacy", or
+	// "" if that cannot be told.
 	Manager string
 	Table   string // "ip filter"
 	Chain   string

@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// readNFTables finds chains that drop what the node forwards, and the node ports of Services. A table with a rule that
-// names one of the pods' ranges lets them through: its author knows of them.
+// readNFTables finds chains that drop what the node forwards, and the node ports of Services. A
+// table with a rule that names one of the pods' ranges lets them through: its author knows of them.
 func readNFTables(ranges []netip.Prefix) (found []Firewall, ports []NodePort, err error) {
 	c, err := nftables.New()
 	if err != nil {
@@ -27,7 +27,7 @@ func readNFTables(ranges []netip.Prefix) (found []Firewall, ports []NodePort, er
 		return nil, nil, fmt.Errorf("list nftables chains: %w", err)
 	}
 	for _, chain := range chains {
-		if !ofHosts(chain.Table) || chain.Hooknum == nil || *chain.Hooknum != *nftables.ChainHookForward {
+		if !meets(chain.Table, ranges) || chain.Hooknum == nil || *chain.Hooknum != *nftables.ChainHookForward {
 			continue
 		}
 		manager := managerOf(chain.Table, chains)
@@ -41,8 +41,19 @@ func readNFTables(ranges []netip.Prefix) (found []Firewall, ports []NodePort, er
 	return found, ports, err
 }
 
-// ofHosts says whether a table sees packets that the node forwards.
-func ofHosts(t *nftables.Table) bool { return familyName(t.Family) != "" }
+// meets says whether a table sees packets that the node forwards for its pods. Without ranges, pods may
+// have addresses of both families.
+func meets(t *nftables.Table, ranges []netip.Prefix) bool {
+	switch t.Family {
+	case nftables.TableFamilyINet:
+		return true
+	case nftables.TableFamilyIPv4:
+		return len(ranges) == 0 || slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Addr().Is4() })
+	case nftables.TableFamilyIPv6:
+		return len(ranges) == 0 || slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Addr().Is6() })
+	}
+	return false
+}
 
 func familyName(f nftables.TableFamily) string {
 	switch f {
@@ -95,8 +106,8 @@ func namesRange(c *nftables.Conn, t *nftables.Table, all []*nftables.Chain, rang
 	return false
 }
 
-// compares says whether an expression compares an address with one of the ranges: with its bytes, or with those that its
-// length needs.
+// compares says whether an expression compares an address with one of the ranges: with its bytes,
+// or with those that its length needs.
 func compares(e expr.Any, ranges []netip.Prefix) bool {
 	cmp, ok := e.(*expr.Cmp)
 	if !ok {
@@ -111,7 +122,8 @@ func compares(e expr.Any, ranges []netip.Prefix) bool {
 
 var protocolNames = map[byte]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp", unix.IPPROTO_SCTP: "sctp"}
 
-// readNodePorts lists the node ports in the tables of our service proxy: cluster/proxy/rules has their layout.
+// readNodePorts lists the node ports in the tables of our service proxy: cluster/proxy/rules has
+// their layout.
 func readNodePorts(c *nftables.Conn) (all []NodePort, err error) {
 	tables, err := c.ListTablesOfFamily(nftables.TableFamilyINet)
 	if err != nil {
@@ -144,8 +156,8 @@ func readNodePorts(c *nftables.Conn) (all []NodePort, err error) {
 	return all, nil
 }
 
-// readLegacy reads the policy of FORWARD of iptables-legacy, which nftables does not show. The program is only executed
-// where the kernel has its tables: it would make them.
+// readLegacy reads the policy of FORWARD of iptables-legacy, which nftables does not show. The
+// program is only executed where the kernel has its tables: it would make them.
 func readLegacy(ctx context.Context, ranges []netip.Prefix) (found []Firewall, unread string) {
 	for _, family := range []struct{ names, program, table string }{
 		{"/proc/net/ip_tables_names", "iptables-legacy", "ip filter"},
@@ -174,7 +186,8 @@ func readLegacy(ctx context.Context, ranges []netip.Prefix) (found []Firewall, u
 	return found, unread
 }
 
-// judgeLegacy says whether the rules that iptables -S prints drop what is forwarded, and whose they are.
+// judgeLegacy says whether the rules that iptables -S prints drop what is forwarded, and whose they
+// are.
 func judgeLegacy(rules string, ranges []netip.Prefix) (manager string, drops bool) {
 	manager = "iptables-legacy"
 	for line := range strings.Lines(rules) {

@@ -19,8 +19,8 @@ const firstNodePort, lastNodePort = 30000, 32767
 // The states of sockets that wait (include/net/tcp_states.h); UDP's are TCP_CLOSE.
 const tcpListen, udpUnconnected = "0A", "07"
 
-// readListeners finds what waits on ports of the range of node ports, on addresses that are not loopback. proc is where
-// procfs is mounted.
+// readListeners finds what waits on ports of the range of node ports, on addresses that are not
+// loopback. proc is where procfs is mounted.
 func readListeners(proc string) ([]Listener, error) {
 	var all []Listener
 	sockets := map[string][]int{} // inode: indices of all

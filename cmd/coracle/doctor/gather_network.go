@@ -53,8 +53,8 @@ func setting(name string) string {
 	return strings.TrimSpace(string(data))
 }
 
-// readLinks finds the interface with the default route, and the host's ends of pods' links: those of the built-in
-// network by their names, others by what they are.
+// readLinks finds the interface with the default route, and the host's ends of pods' links: those
+// of the built-in network by their names, others by what they are.
 func readLinks(builtin bool) (uplink Link, pods []Link, err error) {
 	links, err := netlink.LinkList()
 	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // pods come and go

@@ -95,6 +95,11 @@ func TestReadFirewalls(t *testing.T) {
 				if tc.through == nil {
 					return
 				}
+				if tc.want[0].Table == "ip6 filter" { // pods without IPv6 do not meet it
+					if found, _, err := readNFTables(podRanges[:1]); err != nil || len(found) > 0 {
+						t.Errorf("without IPv6: %+v, %v", found, err)
+					}
+				}
 				run("", tc.through...)
 				if found, _, err := readNFTables(podRanges); err != nil || len(found) > 0 {
 					t.Errorf("after %v: %+v, %v", tc.through, found, err)

@@ -1,5 +1,5 @@
-// Package kubesocket asks the cluster process, on the socket that only root can reach, what only it knows: how its
-// parts are, and what decides about a connection.
+// Package kubesocket asks the cluster process, on the socket that only root can reach, what only it
+// knows: how its parts are, and what decides about a connection.
 package kubesocket
 
 import (
@@ -17,7 +17,8 @@ import (
 	"time"
 )
 
-// ErrNone says that there is no such socket: no cluster process runs, or it is of an earlier release.
+// ErrNone says that there is no such socket: no cluster process runs, or it is of an earlier
+// release.
 var ErrNone = errors.New("the cluster process does not run")
 
 // ErrUnknown says that the cluster process does not know the path: it is of an earlier release.
