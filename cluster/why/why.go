@@ -73,7 +73,7 @@ type Answer struct {
 	Destination End `json:"destination"`
 	// Connections are one for each address and port of the destination.
 	Connections []Connection `json:"connections"`
-	// Notes are what should be known besides.
+	// Notes are what else should be known.
 	Notes []string `json:"notes,omitempty"`
 }
 
