@@ -51,7 +51,8 @@ func askFor(ctx context.Context, t *testing.T, ns, name, app, server string) {
 	t.Helper()
 	runPod(ctx, t, ns, name, func(p *corev1.Pod) {
 		p.Labels = map[string]string{"app": app}
-		p.Spec.Containers[0].Command = []string{"wget", "-q", "-T", "2", "-O-", "http://" + server + ":8080/"}
+		// The first process would ignore SIGTERM.
+		p.Spec.Containers[0].Command = []string{"sh", "-c", "timeout 2 wget -q -O- http://" + server + ":8080/; exit $?"}
 	})
 }
 
@@ -61,6 +62,10 @@ func answered(ctx context.Context, t *testing.T, ns, name string) bool {
 	ended := awaitPod(ctx, t, ns, name, func(p *corev1.Pod) bool {
 		return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
 	})
+	said, err := boat.kube.CoreV1().Pods(ns).GetLogs(name, &corev1.PodLogOptions{}).DoRaw(ctx)
+	if state := ended.Status.ContainerStatuses[0].State.Terminated; state == nil || state.ExitCode != 0 && state.ExitCode != 143 {
+		t.Errorf("%s neither got an answer nor waited for one: %+v; it says %q, %v", name, state, said, err)
+	}
 	return ended.Status.Phase == corev1.PodSucceeded
 }
 
@@ -191,7 +196,7 @@ func TestNetworkPoliciesHoldWhenTheClusterProcessIsKilled(t *testing.T) {
 		runPod(ctx, t, ns, name, func(p *corev1.Pod) {
 			p.Labels = map[string]string{"app": name}
 			p.Spec.Containers[0].Command = []string{"sh", "-c", "while :; do " +
-				"if wget -q -T 1 -O /dev/null http://" + server + ":8080/; then echo open; sleep 0.1; else echo closed; fi; done"}
+				"if timeout 1 wget -q -O /dev/null http://" + server + ":8080/; then echo open; sleep 0.1; else echo closed; fi; done"}
 		})
 	}
 	said := func(pod, word string) int {
