@@ -11,6 +11,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
 )
 
 // policyTables are the nftables tables of network policies.
@@ -50,7 +51,8 @@ func askFor(ctx context.Context, t *testing.T, ns, name, app, server string) {
 	t.Helper()
 	runPod(ctx, t, ns, name, func(p *corev1.Pod) {
 		p.Labels = map[string]string{"app": app}
-		p.Spec.Containers[0].Command = []string{"wget", "-q", "-T", "2", "-O-", "http://" + server + ":8080/"}
+		// The first process would ignore SIGTERM.
+		p.Spec.Containers[0].Command = []string{"sh", "-c", "timeout 2 wget -q -O- http://" + server + ":8080/; exit $?"}
 	})
 }
 
@@ -60,6 +62,10 @@ func answered(ctx context.Context, t *testing.T, ns, name string) bool {
 	ended := awaitPod(ctx, t, ns, name, func(p *corev1.Pod) bool {
 		return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
 	})
+	said, err := boat.kube.CoreV1().Pods(ns).GetLogs(name, &corev1.PodLogOptions{}).DoRaw(ctx)
+	if state := ended.Status.ContainerStatuses[0].State.Terminated; state == nil || state.ExitCode != 0 && state.ExitCode != 143 {
+		t.Errorf("%s neither got an answer nor waited for one: %+v; it says %q, %v", name, state, said, err)
+	}
 	return ended.Status.Phase == corev1.PodSucceeded
 }
 
@@ -138,7 +144,8 @@ func TestNetworkPolicies(t *testing.T) {
 			}
 		}
 	}
-	for _, name := range []string{"friends-only", "captivity"} {
+	partlyEnforced(ctx, t, ns)
+	for _, name := range []string{"friends-only", "captivity", "names"} {
 		if err := boat.kube.NetworkingV1().NetworkPolicies(ns).Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
@@ -148,6 +155,26 @@ func TestNetworkPolicies(t *testing.T) {
 	if !answered(ctx, t, ns, "other-after") {
 		t.Error("the server is not reached after the last policy is gone")
 	}
+}
+
+// partlyEnforced makes a policy of which something cannot be enforced, and waits for the Event that tells so.
+func partlyEnforced(ctx context.Context, t *testing.T, ns string) {
+	t.Helper()
+	createPolicy(ctx, t, ns, "names", networkingv1.NetworkPolicySpec{
+		PodSelector: withApp("none"), PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeEgress},
+		Egress: []networkingv1.NetworkPolicyEgressRule{{
+			To:    []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: "192.0.2.0/24"}}},
+			Ports: []networkingv1.NetworkPolicyPort{{Port: ptr.To(intstr.FromString("web"))}},
+		}},
+	})
+	eventually(ctx, t, "the policy has an Event", func() (bool, error) {
+		events, err := boat.kube.CoreV1().Events(ns).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.kind=NetworkPolicy,involvedObject.name=names"})
+		if err != nil || len(events.Items) == 0 {
+			return false, err
+		}
+		e := events.Items[0]
+		return e.Reason == "InvalidRule" && strings.Contains(e.Message, "egress[0].to[0]: ports by name are those of pods"), fmt.Errorf("%+v", e)
+	})
 }
 
 func listPods(ctx context.Context, t *testing.T, ns string) []corev1.Pod {
@@ -169,7 +196,7 @@ func TestNetworkPoliciesHoldWhenTheClusterProcessIsKilled(t *testing.T) {
 		runPod(ctx, t, ns, name, func(p *corev1.Pod) {
 			p.Labels = map[string]string{"app": name}
 			p.Spec.Containers[0].Command = []string{"sh", "-c", "while :; do " +
-				"if wget -q -T 1 -O /dev/null http://" + server + ":8080/; then echo open; sleep 0.1; else echo closed; fi; done"}
+				"if timeout 1 wget -q -O /dev/null http://" + server + ":8080/; then echo open; sleep 0.1; else echo closed; fi; done"}
 		})
 	}
 	said := func(pod, word string) int {

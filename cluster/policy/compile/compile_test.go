@@ -241,6 +241,13 @@ func TestAdmittedPod(t *testing.T) {
 	if !w.state.Isolated(IDOf(p)) {
 		t.Error("it is not isolated")
 	}
+	w.policy(&networkingv1.NetworkPolicy{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "x", Name: "egress"},
+		Spec:       networkingv1.NetworkPolicySpec{PodSelector: metav1.LabelSelector{MatchLabels: p.Labels}, PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeEgress}},
+	})
+	if r := w.take(); !r.Recheck[address] {
+		t.Errorf("its connections are not looked for when another policy comes: %v", r.Recheck)
+	}
 	late := newPod("x", "a3", 81, func(p *corev1.Pod) { p.Labels["pod"] = "a" })
 	w.pod(late)
 	if r := w.take(); len(r.Recheck) != 2 {
@@ -409,4 +416,16 @@ func TestNumbersOutliveTheProcess(t *testing.T) {
 		}
 	}
 	w.compare()
+}
+
+// A rule that names a port instead of its number divides pods that were one class.
+func TestPolicyThatNamesAPortLater(t *testing.T) {
+	t.Parallel()
+	w := model(t)
+	w.pod(newPod("x", "v2", 40, func(p *corev1.Pod) { p.Spec.Containers[0].Ports[0].ContainerPort = 8080 }))
+	w.apply("spec: {podSelector: {}, ingress: [{ports: [{port: 80}]}]}")
+	w.want(true, "y/a x/a:80", "y/a x/v2:80")
+	w.apply("spec: {podSelector: {}, ingress: [{ports: [{port: web}]}]}")
+	w.want(true, "y/a x/a:80", "y/a x/v2:8080")
+	w.want(false, "y/a x/v2:80", "y/a x/a:8080")
 }

@@ -3,63 +3,113 @@ package rules
 import (
 	"net/netip"
 	"slices"
+
+	"github.com/coracle-project/coracle/cluster/nftable"
 )
 
-// State is what is wanted.
+// State is what is wanted. The kernel's elements and the answers of Allowed are made from it.
 type State struct {
-	idents  map[netip.Addr]uint32
-	pods    map[netip.Addr]Pod
-	classes [2]map[uint32]*Class
+	podRanges []netip.Prefix
+	idents    map[netip.Addr]uint32
+	pods      map[netip.Addr]Pod
+	classes   [2]map[uint32]*class
 }
 
-// NewState returns a State without pods.
-func NewState([]netip.Prefix) *State {
-	return &State{idents: map[netip.Addr]uint32{}, pods: map[netip.Addr]Pod{}, classes: [2]map[uint32]*Class{{}, {}}}
+// NewState returns a State without pods. The ranges are those of Config.
+func NewState(podRanges []netip.Prefix) *State {
+	return &State{
+		podRanges: podRanges, idents: map[netip.Addr]uint32{}, pods: map[netip.Addr]Pod{},
+		classes: [2]map[uint32]*class{{}, {}},
+	}
 }
 
-// Apply makes a change.
-func (s *State) Apply(change Change) error {
-	for a, n := range change.Idents {
-		if delete(s.idents, a); n != 0 {
-			s.idents[a] = n
-		}
+// Apply makes a change. If it returns an error, nothing is changed: the kernel's table could not hold that.
+func (s *State) Apply(change Change) error { return s.apply(&nftable.Batch{}, change) }
+
+// apply makes a change, and collects what becomes different in the kernel.
+func (s *State) apply(b *nftable.Batch, change Change) error {
+	if err := change.check(); err != nil {
+		return err
 	}
-	for a, p := range change.Pods {
-		if delete(s.pods, a); p != nil {
-			s.pods[a] = *p
+	for a, ident := range change.Idents {
+		if before, exists := s.idents[a]; exists {
+			b.Remove(identElement(a, before))
 		}
+		if ident == 0 {
+			delete(s.idents, a)
+			continue
+		}
+		s.idents[a] = ident
+		b.Put(identElement(a, ident))
 	}
-	for d := range change.Classes {
-		for n, c := range change.Classes[d] {
-			if delete(s.classes[d], n); c != nil {
-				s.classes[d][n] = c
+	for a, pod := range change.Pods {
+		if before, exists := s.pods[a]; exists {
+			for _, e := range podElements(a, before) {
+				b.Remove(e)
 			}
+		}
+		if pod == nil {
+			delete(s.pods, a)
+			continue
+		}
+		s.pods[a] = *pod
+		for _, e := range podElements(a, *pod) {
+			b.Put(e)
+		}
+	}
+	for d, classes := range change.Classes {
+		for number, c := range classes {
+			s.setClass(b, Direction(d), number, c)
 		}
 	}
 	return nil
 }
 
-// Allowed decides as the kernel's rules do.
-func (s *State) Allowed(c Connection) bool {
-	source, destination := c.Source.Addr(), c.Destination.Addr()
-	return source == destination ||
-		s.allowed(Egress, s.pods[source].Egress, destination, c) && s.allowed(Ingress, s.pods[destination].Ingress, source, c)
+func (s *State) setClass(b *nftable.Batch, d Direction, number uint32, c *Class) {
+	before := s.classes[d][number]
+	if before != nil && !b.Whole() {
+		for e := range before.elements(d, number) {
+			b.Remove(e)
+		}
+	}
+	if c == nil {
+		delete(s.classes[d], number)
+		if before != nil {
+			b.RemoveChain(className(d, number))
+		}
+		return
+	}
+	now := newClass(c)
+	s.classes[d][number] = now
+	if before == nil {
+		b.AddChain(classChain(d, number))
+	}
+	if !b.Whole() {
+		for e := range now.elements(d, number) {
+			b.Put(e)
+		}
+	}
 }
 
-func (s *State) allowed(d Direction, number uint32, peer netip.Addr, c Connection) bool {
-	if number == 0 {
+// Allowed decides as the kernel's rules do, which see what is forwarded. What the node itself sends or receives is
+// always allowed, and is not to be asked about.
+func (s *State) Allowed(c Connection) bool {
+	source, destination := c.Source.Addr(), c.Destination.Addr()
+	return s.allowed(Egress, source, destination, c) && s.allowed(Ingress, destination, source, c)
+}
+
+func (s *State) allowed(d Direction, own, peer netip.Addr, c Connection) bool {
+	pod, known := s.pods[own]
+	if !known {
+		return !slices.ContainsFunc(s.podRanges, func(r netip.Prefix) bool { return r.Contains(own) })
+	}
+	number := pod.Egress
+	if d == Ingress {
+		number = pod.Ingress
+	}
+	if number == 0 || own == peer {
 		return true
 	}
 	class := s.classes[d][number]
-	if class == nil {
-		return false
-	}
-	to := func(p PortRange) bool {
-		return p.Protocol == 0 || p.Protocol == c.Protocol && p.First <= c.Destination.Port() && c.Destination.Port() <= p.Last
-	}
-	ident := s.idents[peer]
-	return slices.ContainsFunc(class.Peers, func(p Peer) bool { return p.Ident == ident && to(p.Ports) }) ||
-		slices.ContainsFunc(class.Blocks, func(b Block) bool {
-			return b.First.BitLen() == peer.BitLen() && !peer.Less(b.First) && !b.Last.Less(peer) && to(b.Ports)
-		})
+	return class != nil && class.allows(s.idents[peer], peer, c.Protocol, c.Destination.Port())
 }
