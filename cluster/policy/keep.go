@@ -69,7 +69,7 @@ func (k *keeper) run(ctx context.Context) {
 			case <-time.After(time.Until(repaired.Add(repairPause))):
 			}
 			slog.Warn("another program changed the rules of network policies", "table", k.Table)
-			k.Health.Notes("another program changed nftables table " + k.Table + ", which was repaired")
+			k.Health.Notes("nftables table " + k.Table + " was changed by another program, or may have been, and was compared and corrected")
 			if err = k.table.Repair(ctx); err != nil {
 				k.close()
 			}

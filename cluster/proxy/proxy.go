@@ -174,7 +174,7 @@ func (p *Proxy) keep(ctx context.Context, table *rules.Table) {
 			case <-time.After(time.Until(repaired.Add(repairPause))):
 			}
 			slog.Warn("another program changed the rules of Services", "table", p.Table)
-			p.Health.Notes("another program changed nftables table " + p.Table + ", which was repaired")
+			p.Health.Notes("nftables table " + p.Table + " was changed by another program, or may have been, and was compared and corrected")
 			err = table.Repair(ctx)
 			repaired = time.Now()
 		}

@@ -123,6 +123,20 @@ func TestDemo(t *testing.T) {
 	if strings.Count(said, "\n    ingress denied: default/closed, and no rule of them allows it\n") != 2 {
 		t.Errorf("why with a policy:\n%s", said)
 	}
+	// The packets say the same: the visitor gets no answer any more, and the node does.
+	for end := time.Now().Add(patience); ; {
+		out, err := exec.Command(testkit.Bin(t, "tools", "kubectl"), "--kubeconfig", filepath.Join(root, "kubeconfig"),
+			"exec", "deployment/visitor", "--", "timeout", "1", "wget", "-q", "-O", "-", "http://web/").CombinedOutput()
+		if err != nil && strings.Contains(string(out), "exit code 143") { // timeout has ended it
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("the visitor is answered though a policy forbids it: %v, %s", err, out)
+		}
+	}
+	if said := curl(node); !strings.HasPrefix(said, answer) {
+		t.Errorf("from the host, with a policy: %s", said)
+	}
 	kubectl("delete", "-f", policy)
 	// up shows both, and it may be repeated.
 	for range 2 {
