@@ -119,9 +119,9 @@ testbins: deps
 	@for p in attack pause setuid; do \
 	  [[ bin/test/$$p -nt integration/payload/$$p.c ]] || gcc -Os -Wall -Werror -static -s -o bin/test/$$p integration/payload/$$p.c; done
 
-up: build testbins ## start a demo: a registry, and Kubernetes with a Deployment
+up: build testbins ## start a demo: a registry, and Kubernetes with a Deployment and a Service; DEMO_FLAGS are passed to coracle up
 	@GO="$(GO)" DEMO_REGISTRY_PORT=$(DEMO_REGISTRY_PORT) DEMO_API_PORT=$(DEMO_API_PORT) \
-	  DEMO_SERVICE_CIDR=$(DEMO_SERVICE_CIDR) hack/demo/up.sh
+	  DEMO_SERVICE_CIDR=$(DEMO_SERVICE_CIDR) hack/demo/up.sh $(DEMO_FLAGS)
 
 down: ## stop the demo and remove all that it made
 	@hack/demo/down.sh

@@ -3,6 +3,7 @@ package apiserver
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -20,15 +21,20 @@ import (
 func (s *Server) listen(ctx context.Context) (_ net.Listener, letGo func(), err error) {
 	first, err := s.options.listen()
 	if err != nil || !s.addresses.held {
+		if err == nil {
+			s.options.PodsHealth.Works(fmt.Sprintf("pods reach the API server at %s", first.Addr()))
+		}
 		return first, func() {}, err
 	}
 	at := netip.AddrPortFrom(toAddr(s.addresses.kubernetes), uint16(first.Addr().(*net.TCPAddr).Port))
 	second, letGo, err := s.listenHeld(ctx, at)
 	if err != nil {
 		slog.Warn("pods do not reach the API server", "address", at, "err", err)
+		s.options.PodsHealth.Fails(fmt.Errorf("pods do not reach the API server: %w", err))
 		s.addresses.held, s.addresses.public = false, s.addresses.loopback
 		return first, func() {}, nil
 	}
+	s.options.PodsHealth.Works(fmt.Sprintf("pods reach the API server at %s", netip.AddrPortFrom(at.Addr(), servicePort)))
 	if second == nil {
 		return first, letGo, nil
 	}

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 
+	"github.com/coracle-project/coracle/cluster/health"
 	"github.com/coracle-project/coracle/cluster/pki"
 )
 
@@ -47,6 +48,8 @@ type Options struct {
 	// ExtraSchemes know their types.
 	ExtraAPIGroups []func(*genericapiserver.GenericAPIServer) error
 	ExtraSchemes   []*runtime.Scheme
+	// PodsHealth is told whether pods reach the server; it may be nil.
+	PodsHealth *health.Part
 
 	// seats is how many requests are worked on at a time, 600 by default; bodyLimit is how long a request's body
 	// may take to arrive. For tests.

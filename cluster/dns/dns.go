@@ -30,6 +30,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/dns/forward"
 	"github.com/coracle-project/coracle/cluster/dns/resolvconf"
+	"github.com/coracle-project/coracle/cluster/health"
 	"github.com/coracle-project/coracle/cluster/nodeaddr"
 )
 
@@ -51,6 +52,8 @@ type Options struct {
 	ResolvConf string
 	// Stubs are name servers of domains, instead of the node's.
 	Stubs map[string][]netip.AddrPort
+	// Health is told whether it answers; it may be nil.
+	Health *health.Part
 }
 
 // Domain returns the form of a domain's name that Stubs have, and whether it is one.
@@ -101,10 +104,14 @@ func (s *Server) Run(ctx context.Context) error {
 		wait := retry
 		if errors.Is(err, errReplaced) {
 			slog.Info("the cluster's DNS is the user's own", "service", serviceNamespace+"/"+serviceName)
+			s.opts.Health.Works("the Service " + serviceNamespace + "/" + serviceName + " is the user's own")
 			said, wait = "", time.Hour
-		} else if err != nil && err.Error() != said {
+		} else if err != nil {
+			s.opts.Health.Fails(err)
+			if err.Error() != said {
+				slog.Error("names of Services do not resolve in pods", "addresses", s.opts.Addresses, "err", err)
+			}
 			said = err.Error()
-			slog.Error("names of Services do not resolve in pods", "addresses", s.opts.Addresses, "err", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -134,6 +141,7 @@ func (s *Server) run(ctx context.Context) (err error) {
 			return fmt.Errorf("%w: a DNS server of this node may listen on all addresses, or a pod have host port 53; give it an address of its own", err)
 		}
 	}
+	s.opts.Health.Works(fmt.Sprintf("answers at %s, asks others by %s", s.opts.Addresses, s.opts.ResolvConf))
 	slog.Info("cluster DNS answers", "addresses", s.opts.Addresses, "domain", s.opts.Domain, "others", s.opts.ResolvConf)
 	following := make(chan struct{})
 	go func() {

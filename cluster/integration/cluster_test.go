@@ -154,7 +154,7 @@ func nothingHeld() error {
 	}
 	tables, err := conn.ListTables()
 	for _, table := range tables {
-		if strings.HasPrefix(table.Name, "coracle-addr-") {
+		if strings.HasPrefix(table.Name, "coracle-addr-") || strings.HasPrefix(table.Name, "coracle-policy-") {
 			return fmt.Errorf("down has left the nftables table %s", table.Name)
 		}
 	}

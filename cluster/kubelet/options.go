@@ -79,6 +79,8 @@ type Options struct {
 	// SeccompUnconfined leaves containers without a seccomp profile of their own without any; else they have
 	// the runtime's.
 	SeccompUnconfined bool
+	// Policies, if set, has network policies in force before a pod's containers start.
+	Policies Policies
 	// Alone is set when no other component of the process needs all pods and nodes: then only this
 	// node's are watched.
 	Alone bool

@@ -12,13 +12,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// removeServiceRules removes the nftables table that the cluster process leaves when it ends, so that
-// connections to Services go on while it is restarted.
-func removeServiceRules(port int) error {
-	name := "coracle-services-" + strconv.Itoa(port)
+// removeRules removes the nftables tables that the cluster process leaves when it ends, so that connections to Services
+// go on while it is restarted, and policies hold.
+func removeRules(port int) error {
+	return errors.Join(removeTable("rules of Services", "coracle-services-"+strconv.Itoa(port)),
+		removeTable("rules of network policies", "coracle-policy-"+strconv.Itoa(port)))
+}
+
+func removeTable(what, name string) error {
 	c, err := nftables.New()
 	if err != nil {
-		return fmt.Errorf("remove rules of Services: %w", err)
+		return fmt.Errorf("remove %s: %w", what, err)
 	}
 	table, err := c.ListTableOfFamily(name, nftables.TableFamilyINet)
 	if err != nil {
@@ -26,7 +30,7 @@ func removeServiceRules(port int) error {
 	}
 	c.DelTable(table)
 	if err := c.Flush(); err != nil && !errors.Is(err, unix.ENOENT) {
-		return fmt.Errorf("remove rules of Services: nftables table %s: %w", name, err)
+		return fmt.Errorf("remove %s: nftables table %s: %w", what, name, err)
 	}
 	return nil
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"runtime"
+	"strings"
 	"testing"
 
 	"github.com/google/nftables"
@@ -56,26 +57,26 @@ func TestAddressesForPodsAreRemoved(t *testing.T) {
 }
 
 // down removes the rules of its own cluster and no others.
-func TestRulesOfServicesAreRemoved(t *testing.T) {
+func TestRulesAreRemoved(t *testing.T) {
 	alone(t, func() {
 		c, err := nftables.New()
 		if err != nil {
 			t.Error(err)
 			return
 		}
-		for _, name := range []string{"coracle-services-6443", "coracle-services-7443"} {
+		for _, name := range []string{"coracle-services-6443", "coracle-policy-6443", "coracle-services-7443", "coracle-policy-7443"} {
 			c.AddTable(&nftables.Table{Name: name, Family: nftables.TableFamilyINet})
 		}
 		if err := c.Flush(); err != nil {
 			t.Error(err)
 		}
 		for range 2 { // the second time there is nothing to do
-			if err := removeServiceRules(6443); err != nil {
+			if err := removeRules(6443); err != nil {
 				t.Error(err)
 			}
 		}
 		left, err := c.ListTables()
-		if err != nil || len(left) != 1 || left[0].Name != "coracle-services-7443" {
+		if err != nil || len(left) != 2 || !strings.HasSuffix(left[0].Name, "-7443") || !strings.HasSuffix(left[1].Name, "-7443") {
 			t.Errorf("left are %v, %v", left, err)
 		}
 	})

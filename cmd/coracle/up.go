@@ -166,8 +166,9 @@ func up(ctx context.Context, p place, o upOptions, given func(flag string) bool,
 		return u.failLate(ctx, fmt.Errorf("%w; %s may tell why", err, p.kubeLog()))
 	}
 	steps.done("node " + o.Node + " is Ready")
+	tellParts(ctx, p, steps)
 	for _, manifest := range o.apply {
-		if err := apply(ctx, p, manifest); err != nil {
+		if err := client.apply(ctx, p, manifest, steps.waits); err != nil {
 			return fmt.Errorf("up: the cluster runs, but --apply failed: 'coracle up%s --apply %s' repeats it: %w", p.flags(), manifest, err)
 		}
 		steps.done(manifest + " is applied and available")

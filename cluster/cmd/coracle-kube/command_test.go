@@ -37,6 +37,8 @@ func TestWhatIsPrinted(t *testing.T) {
 		{[]string{"dns", "--help"}, []string{"Examples:", "--cluster-dns", "--dns-stub-domain", "--resolv-conf"}},
 		{[]string{"proxy", "--help"}, []string{"Examples:", "--kubeconfig", "--node-name", "--service-cidr", "remove"}},
 		{[]string{"proxy", "remove", "--help"}, []string{"Examples:", "--table"}},
+		{[]string{"policy", "--help"}, []string{"Examples:", "--kubeconfig", "--node-name", "--pod-cidr", "remove"}},
+		{[]string{"policy", "remove", "--help"}, []string{"Examples:", "--table"}},
 		{[]string{"completion", "bash"}, []string{"bash completion"}},
 	} {
 		out, err := try(t, test.args...)
@@ -104,6 +106,8 @@ func TestWrongFlags(t *testing.T) {
 		{[]string{"controllers", "--kubeconfig", file}, "cannot be used"},
 		{[]string{"kubelet", "--kubeconfig", file}, "cannot be used"},
 		{[]string{"proxy", "--kubeconfig", file}, "cannot be used"},
+		{[]string{"policy", "--kubeconfig", file}, "cannot be used"},
+		{[]string{"policy"}, `required flag(s) "kubeconfig" not set`},
 		{[]string{"proxy"}, `required flag(s) "kubeconfig" not set`},
 	} {
 		t.Run(strings.Join(test.args, " "), func(t *testing.T) {

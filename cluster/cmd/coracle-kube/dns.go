@@ -12,6 +12,7 @@ import (
 
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/dns"
+	"github.com/coracle-project/coracle/cluster/health"
 )
 
 // dnsOptions are the flags of the cluster's DNS.
@@ -89,7 +90,7 @@ func dnsCommand() *cobra.Command {
 	var o dnsOptions
 	var services string
 	cmd := alone("dns", "run the cluster's DNS of a node alone", func(ctx context.Context, set *client.Set) (func() error, error) {
-		s, err := newDNS(set, services, n, o)
+		s, err := newDNS(set, services, n, o, func() *health.Part { return nil })
 		if err == nil && s == nil {
 			err = errors.New("--cluster-dns or --service-cidr must say where to answer")
 		}
@@ -102,8 +103,8 @@ func dnsCommand() *cobra.Command {
 }
 
 // newDNS returns the cluster's DNS, nil for none: an address outside of the Services' network is
-// that of a DNS elsewhere, which only the kubelet needs to know.
-func newDNS(set *client.Set, serviceCIDR string, n nodeOptions, o dnsOptions) (*dns.Server, error) {
+// that of a DNS elsewhere, which only the kubelet needs to know. part is asked for if there is one.
+func newDNS(set *client.Set, serviceCIDR string, n nodeOptions, o dnsOptions, part func() *health.Part) (*dns.Server, error) {
 	addrs, err := n.clusterDNS(serviceCIDR)
 	stubs, e := o.servers()
 	if err = errors.Join(err, e); err != nil || len(addrs) == 0 {
@@ -116,5 +117,6 @@ func newDNS(set *client.Set, serviceCIDR string, n nodeOptions, o dnsOptions) (*
 		}
 		settings.ServiceNets = []netip.Prefix{services}
 	}
+	settings.Health = part()
 	return dns.New(set, settings)
 }

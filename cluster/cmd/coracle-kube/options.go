@@ -18,6 +18,7 @@ import (
 
 	"github.com/coracle-project/coracle/cluster/apiserver"
 	"github.com/coracle-project/coracle/cluster/dns/resolvconf"
+	"github.com/coracle-project/coracle/cluster/health"
 	"github.com/coracle-project/coracle/cluster/kubelet"
 	"github.com/coracle-project/coracle/cluster/kubelet/eviction"
 	"github.com/coracle-project/coracle/cluster/kubelet/logrotate"
@@ -42,6 +43,8 @@ type apiOptions struct {
 	etcdCert, etcdKey string
 	proxy             bool
 	externalIPs       bool
+	podsHealth        *health.Part // nil unless pods is set
+	policies          bool
 }
 
 func (o *apiOptions) define(f *pflag.FlagSet) {
@@ -93,7 +96,7 @@ func (o *apiOptions) check() error {
 func (o *apiOptions) settings() apiserver.Options {
 	return apiserver.Options{
 		Root: o.root, State: filepath.Join(o.state, "kube"), BindAddress: o.bind, Port: o.port,
-		ServiceCIDR: o.serviceCIDR, TokenFile: o.tokenFile, HoldServiceAddress: o.pods,
+		ServiceCIDR: o.serviceCIDR, TokenFile: o.tokenFile, HoldServiceAddress: o.pods, PodsHealth: o.podsHealth,
 		EtcdServers: o.etcdServers, EtcdCA: o.etcdCA, EtcdCert: o.etcdCert, EtcdKey: o.etcdKey,
 	}
 }

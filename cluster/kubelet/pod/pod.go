@@ -65,7 +65,7 @@ type DNS interface {
 	GetPodDNS(ctx context.Context, pod *v1.Pod) (*runtimeapi.DNSConfig, error)
 }
 
-// Config is what a Runner works with. All fields are needed.
+// Config is what a Runner works with. All fields are needed, but those that say otherwise.
 type Config struct {
 	CRI      *cri.Client
 	Images   *images.Puller
@@ -94,6 +94,8 @@ type Config struct {
 	// SeccompUnconfined leaves containers that name no seccomp profile without one; else they have the
 	// runtime's.
 	SeccompUnconfined bool
+	// Policies, if set, admits pods to the network.
+	Policies Policies
 	// Gone, if set, is called when nothing is left of a pod.
 	Gone func(uid types.UID)
 }
@@ -215,6 +217,9 @@ func (r *Runner) newWorkerLocked(pod *v1.Pod) *worker {
 func (r *Runner) forget(w *worker) {
 	if r.Gone != nil {
 		defer r.Gone(w.uid)
+	}
+	if r.Policies != nil {
+		r.Policies.Gone(w.uid)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -309,6 +309,11 @@ func (w *worker) carryOut(ctx context.Context, pod *v1.Pod, a *Actions) (acted b
 			return acted, err
 		}
 	}
+	if !a.Sandbox {
+		if err := w.admit(ctx, pod); err != nil { // one that an earlier kubelet has made, or a second attempt
+			return acted, err
+		}
+	}
 	if !a.Sandbox && len(a.Start) == 0 {
 		return acted, nil
 	}
@@ -371,6 +376,9 @@ func (w *worker) makeSandbox(ctx context.Context, pod *v1.Pod, a *Actions, confi
 	}
 	a.SandboxID = made.PodSandboxId
 	w.observed = withSandbox(w.observed, resp.Status)
+	if err := w.admit(ctx, pod); err != nil {
+		return failed(events.FailedCreatePodSandBox, "Failed to create pod sandbox: %v", err)
+	}
 	return nil
 }
 

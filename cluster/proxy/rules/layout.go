@@ -2,13 +2,14 @@ package rules
 
 import (
 	"fmt"
-	"net/netip"
 	"time"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/cluster/nftable"
 )
 
 // The table. Each map and set exists for IPv4 and, with a 6 in its name, for IPv6:
@@ -58,20 +59,9 @@ import (
 //	  chain unmark { type filter hook postrouting priority 150
 //	    meta mark & 0x80000000 != 0 ct state new ct status dnat meta mark set 0 }
 //	}
-type family struct {
-	index    int
-	name     string // "4" or "6"
-	protocol byte   // NFPROTO_
-	size     uint32 // of an address
-	src, dst uint32 // offsets in the header
-	addr     nftables.SetDatatype
-	loopback netip.Prefix
-}
+type family struct{ *nftable.Family }
 
-var families = [2]*family{
-	{0, "4", unix.NFPROTO_IPV4, 4, 12, 16, nftables.TypeIPAddr, netip.MustParsePrefix("127.0.0.0/8")},
-	{1, "6", unix.NFPROTO_IPV6, 16, 8, 24, nftables.TypeIP6Addr, netip.MustParsePrefix("::1/128")},
-}
+var families = [2]*family{{nftable.Families[0]}, {nftable.Families[1]}}
 
 func familyOf(ipv6 bool) *family {
 	if ipv6 {
@@ -79,9 +69,6 @@ func familyOf(ipv6 bool) *family {
 	}
 	return families[0]
 }
-
-// words is the number of registers of four bytes that an address fills.
-func (f *family) words() uint32 { return f.size / 4 }
 
 // The maps and sets of a family, in the order in which a transaction changes them.
 const (
@@ -102,18 +89,21 @@ const (
 )
 
 // setID is the index of a family's map or set in sets.
-func (f *family) setID(kind int) int { return f.index*setsOfFamily + kind }
+func (f *family) setID(kind int) int { return f.Index*setsOfFamily + kind }
 
 // affinities is how many clients the kernel remembers.
 const affinities = 65536
 
-// sets are all maps and sets of the table, at their setID.
-func (t *Table) sets() []*nftables.Set {
+// layout says what the kernel's table holds.
+type layout struct{ *Table }
+
+// Sets are all maps and sets of the table, at their setID.
+func (layout) Sets() []*nftables.Set {
 	mark, proto, port := nftables.TypeMark, nftables.TypeInetProto, nftables.TypeInetService
 	var all []*nftables.Set
 	for _, f := range families {
-		target := []nftables.SetDatatype{f.addr, port}
-		service := []nftables.SetDatatype{f.addr, proto, port}
+		target := []nftables.SetDatatype{f.Addr, port}
+		service := []nftables.SetDatatype{f.Addr, proto, port}
 		for _, s := range [setsOfFamily]struct {
 			name      string
 			key, data []nftables.SetDatatype
@@ -127,13 +117,13 @@ func (t *Table) sets() []*nftables.Set {
 			setNodePort: {"nodeport", []nftables.SetDatatype{proto, port}, []nftables.SetDatatype{mark}},
 			setNodeIn:   {"nodein", []nftables.SetDatatype{proto, port}, []nftables.SetDatatype{mark}},
 			setLimited:  {"limited", service, nil},
-			setSources:  {"sources", []nftables.SetDatatype{f.addr, proto, port, f.addr}, nil},
-			setPods:     {"pods", []nftables.SetDatatype{f.addr}, nil},
-			setHairpin:  {"hairpin", []nftables.SetDatatype{f.addr, f.addr}, nil},
-			setAff:      {"aff", []nftables.SetDatatype{f.addr, mark}, []nftables.SetDatatype{mark}},
+			setSources:  {"sources", []nftables.SetDatatype{f.Addr, proto, port, f.Addr}, nil},
+			setPods:     {"pods", []nftables.SetDatatype{f.Addr}, nil},
+			setHairpin:  {"hairpin", []nftables.SetDatatype{f.Addr, f.Addr}, nil},
+			setAff:      {"aff", []nftables.SetDatatype{f.Addr, mark}, []nftables.SetDatatype{mark}},
 		} {
 			set := &nftables.Set{
-				Table: t.kernel.table, Name: s.name + f.name, ID: uint32(len(all) + 1),
+				Name:    s.name + f.Name,
 				KeyType: nftables.MustConcatSetType(s.key...), Concatenation: len(s.key) > 1, IsMap: s.data != nil,
 			}
 			if s.data != nil {
@@ -151,67 +141,58 @@ func (t *Table) sets() []*nftables.Set {
 	return all
 }
 
-// chain is a chain with its rules.
-type chain struct {
-	name     string
-	hook     *nftables.ChainHook // nil for chains that others jump to
-	kind     nftables.ChainType
-	priority nftables.ChainPriority
-	rules    [][]expr.Any
-}
-
-// chains are all chains of the table. One that others refer to comes before them.
-func (t *Table) chains() []chain {
-	all := []chain{
-		{name: "no_endpoints", rules: [][]expr.Any{
-			rule(isProtocol(unix.IPPROTO_TCP), []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}}),
+// Chains are all chains of the table.
+func (t layout) Chains() []nftable.Chain {
+	all := []nftable.Chain{
+		{Name: "no_endpoints", Rules: [][]expr.Any{
+			nftable.Rule(nftable.IsProtocol(unix.IPPROTO_TCP), []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}}),
 			{&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_PORT_UNREACH}},
 		}},
-		{name: "no_local", rules: [][]expr.Any{drop}},
+		{Name: "no_local", Rules: [][]expr.Any{nftable.Drop}},
 	}
 	for _, f := range families {
-		for count := range t.kinds.plain[f.index] {
+		for count := range t.kinds.plain[f.Index] {
 			all = append(all, f.pick(count))
 		}
-		for _, s := range t.kinds.sticky[f.index] {
+		for _, s := range t.kinds.sticky[f.Index] {
 			if s.count > 0 {
 				all = append(all, f.stick(s))
 			}
 		}
 	}
 	for _, f := range families {
-		all = append(all, chain{name: "kind" + f.name, rules: [][]expr.Any{rule(
-			loadMark(reg(0), markKind), lookup(reg(0), verdictRegister, "kinds"+f.name),
+		all = append(all, nftable.Chain{Name: "kind" + f.Name, Rules: [][]expr.Any{nftable.Rule(
+			loadMark(0, markKind), nftable.Decide(0, "kinds"+f.Name),
 		)}})
 	}
-	prerouting := chain{
-		name: "prerouting", hook: nftables.ChainHookPrerouting, kind: nftables.ChainTypeNAT, priority: *nftables.ChainPriorityNATDest,
+	prerouting := nftable.Chain{
+		Name: "prerouting", Hook: nftables.ChainHookPrerouting, Kind: nftables.ChainTypeNAT, Priority: *nftables.ChainPriorityNATDest,
 	}
-	prerouting.rules = append(prerouting.rules, jump("limited"))
+	prerouting.Rules = append(prerouting.Rules, nftable.Jump("limited"))
 	for _, f := range families {
-		prerouting.rules = append(prerouting.rules, rule(f.is(), f.source(reg(0)), within(reg(0), "pods"+f.name), jump("inside")))
+		prerouting.Rules = append(prerouting.Rules, nftable.Rule(f.Is(), f.Source(0), nftable.Within(0, "pods"+f.Name), nftable.Jump("inside")))
 	}
 	for _, r := range t.PodRanges {
 		f := familyOf(r.Addr().Is6())
-		prerouting.rules = append(prerouting.rules, rule(f.is(), f.inside(f.src, r), jump("inside")))
+		prerouting.Rules = append(prerouting.Rules, nftable.Rule(f.Is(), f.Inside(f.Src, r), nftable.Jump("inside")))
 	}
-	prerouting.rules = append(prerouting.rules, jump("services"))
+	prerouting.Rules = append(prerouting.Rules, nftable.Jump("services"))
 	return append(
 		all, t.unknown(), t.limited(),
-		lookups("services", "svc", "nodeport", [][]expr.Any{rule(notLocal(), jumpTo("unknown", expr.VerdictGoto))}, nil),
-		lookups("inside", "inside", "nodein", [][]expr.Any{rule(notLocal(), pass)}, nil),
-		lookups("inside_node", "inside", "nodein", [][]expr.Any{rule(notLocal(), pass)}, setMark(markMasquerade)),
+		lookups("services", "svc", "nodeport", [][]expr.Any{nftable.Rule(notLocal(), nftable.Goto("unknown"))}, nil),
+		lookups("inside", "inside", "nodein", [][]expr.Any{nftable.Rule(notLocal(), nftable.Pass)}, nil),
+		lookups("inside_node", "inside", "nodein", [][]expr.Any{nftable.Rule(notLocal(), nftable.Pass)}, setMark(markMasquerade)),
 		prerouting,
-		chain{
-			name: "output", hook: nftables.ChainHookOutput, kind: nftables.ChainTypeNAT, priority: *nftables.ChainPriorityNATDest,
-			rules: [][]expr.Any{jump("limited"), jump("inside_node"), jump("services")},
+		nftable.Chain{
+			Name: "output", Hook: nftables.ChainHookOutput, Kind: nftables.ChainTypeNAT, Priority: *nftables.ChainPriorityNATDest,
+			Rules: [][]expr.Any{nftable.Jump("limited"), nftable.Jump("inside_node"), nftable.Jump("services")},
 		},
 		t.postrouting(),
-		chain{
-			name: "unmark", hook: nftables.ChainHookPostrouting, kind: nftables.ChainTypeFilter, priority: 150,
-			rules: [][]expr.Any{
-				rule(hasMark(markOurs|markSticky), isNew, isTranslated, zero(&expr.Ct{Key: expr.CtKeyMARK, Register: reg(0), SourceRegister: true})),
-				rule(hasMark(markOurs), isNew, isTranslated, zero(&expr.Meta{Key: expr.MetaKeyMARK, Register: reg(0), SourceRegister: true})),
+		nftable.Chain{
+			Name: "unmark", Hook: nftables.ChainHookPostrouting, Kind: nftables.ChainTypeFilter, Priority: 150,
+			Rules: [][]expr.Any{
+				nftable.Rule(hasMark(markOurs|markSticky), isNew, isTranslated, zero(ctMarkFrom(0))),
+				nftable.Rule(hasMark(markOurs), isNew, isTranslated, zero(markFrom(0))),
 			},
 		},
 	)
@@ -219,55 +200,55 @@ func (t *Table) chains() []chain {
 
 // lookups is a chain that finds the backend of a packet's destination: an address of a Service, or, unless
 // the rules between say otherwise, a port of the node.
-func lookups(name, addresses, ports string, between [][]expr.Any, alter []expr.Any) chain {
-	c := chain{name: name}
-	kind := func(f *family) []expr.Any { return rule(alter, jumpTo("kind"+f.name, expr.VerdictGoto)) }
+func lookups(name, addresses, ports string, between [][]expr.Any, alter []expr.Any) nftable.Chain {
+	c := nftable.Chain{Name: name}
+	kind := func(f *family) []expr.Any { return nftable.Rule(alter, nftable.Goto("kind"+f.Name)) }
 	for _, f := range families {
-		c.rules = append(c.rules, rule(f.is(), f.service(), lookup(reg(0), reg(0), addresses+f.name), markFrom(reg(0)), kind(f)))
+		c.Rules = append(c.Rules, nftable.Rule(f.Is(), f.service(), nftable.Lookup(0, 0, addresses+f.Name), markFrom(0), kind(f)))
 	}
-	c.rules = append(c.rules, between...)
+	c.Rules = append(c.Rules, between...)
 	for _, f := range families {
-		c.rules = append(c.rules, rule(
-			f.is(), f.outside(f.dst, f.loopback), protocolPort(0), lookup(reg(0), reg(0), ports+f.name), markFrom(reg(0)), kind(f),
+		c.Rules = append(c.Rules, nftable.Rule(
+			f.Is(), f.Outside(f.Dst, f.Loopback), nftable.ProtocolPort(0), nftable.Lookup(0, 0, ports+f.Name), markFrom(0), kind(f),
 		))
 	}
 	return c
 }
 
-func (t *Table) unknown() chain {
-	c := chain{name: "unknown"}
+func (t *Table) unknown() nftable.Chain {
+	c := nftable.Chain{Name: "unknown"}
 	for _, r := range t.Ranges {
 		f := familyOf(r.Addr().Is6())
-		c.rules = append(c.rules, rule(f.is(), f.inside(f.dst, r), jumpTo("no_endpoints", expr.VerdictGoto)))
+		c.Rules = append(c.Rules, nftable.Rule(f.Is(), f.Inside(f.Dst, r), nftable.Goto("no_endpoints")))
 	}
 	return c
 }
 
-func (t *Table) limited() chain {
-	c := chain{name: "limited"}
+func (t *Table) limited() nftable.Chain {
+	c := nftable.Chain{Name: "limited"}
 	for _, f := range families {
-		c.rules = append(c.rules, rule(
-			f.is(), f.service(), within(reg(0), "limited"+f.name),
-			f.service(), f.source(reg(f.words()+2)), []expr.Any{&expr.Lookup{SourceRegister: reg(0), SetName: "sources" + f.name, Invert: true}},
-			drop,
+		c.Rules = append(c.Rules, nftable.Rule(
+			f.Is(), f.service(), nftable.Within(0, "limited"+f.Name),
+			f.service(), f.Source(f.Words()+2), nftable.Without(0, "sources"+f.Name),
+			nftable.Drop,
 		))
 	}
 	return c
 }
 
-func (t *Table) postrouting() chain {
-	c := chain{
-		name: "postrouting", hook: nftables.ChainHookPostrouting, kind: nftables.ChainTypeNAT,
-		priority: *nftables.ChainPriorityNATSource - 1, // before tables that would masquerade it
-		rules:    [][]expr.Any{rule(lacksMark(markOurs), pass), rule(isNotTranslated, pass)},
+func (t *Table) postrouting() nftable.Chain {
+	c := nftable.Chain{
+		Name: "postrouting", Hook: nftables.ChainHookPostrouting, Kind: nftables.ChainTypeNAT,
+		Priority: *nftables.ChainPriorityNATSource - 1, // before tables that would masquerade it
+		Rules:    [][]expr.Any{nftable.Rule(lacksMark(markOurs), nftable.Pass), nftable.Rule(isNotTranslated, nftable.Pass)},
 	}
 	for _, f := range families {
-		hairpin := rule(f.source(reg(0)), f.target(reg(f.words())), within(reg(0), "hairpin"+f.name))
-		c.rules = append(c.rules,
-			rule(f.is(), hairpin, t.asNode(f)),
-			rule(f.is(), fromNode(), f.target(reg(0)), within(reg(0), "pods"+f.name), f.asIs()),
-			rule(f.is(), hasMark(markMasquerade), t.asNode(f)),
-			rule(f.is(), f.target(reg(0)), within(reg(0), "pods"+f.name), f.asIs()),
+		hairpin := nftable.Rule(f.Source(0), f.Target(f.Words()), nftable.Within(0, "hairpin"+f.Name))
+		c.Rules = append(c.Rules,
+			nftable.Rule(f.Is(), hairpin, t.asNode(f)),
+			nftable.Rule(f.Is(), fromNode(), f.Target(0), nftable.Within(0, "pods"+f.Name), f.asIs()),
+			nftable.Rule(f.Is(), hasMark(markMasquerade), t.asNode(f)),
+			nftable.Rule(f.Is(), f.Target(0), nftable.Within(0, "pods"+f.Name), f.asIs()),
 		)
 	}
 	return c
@@ -275,7 +256,7 @@ func (t *Table) postrouting() chain {
 
 // asIs keeps the source of a connection, also from the rules of other tables.
 func (f *family) asIs() []expr.Any {
-	return rule(f.source(reg(0)), []expr.Any{&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(f.protocol), RegAddrMin: reg(0)}})
+	return nftable.Rule(f.Source(0), []expr.Any{&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(f.Protocol), RegAddrMin: nftable.Reg(0)}})
 }
 
 // asNode gives a connection the node's address. Its port is random: that of a client may be in use. If no
@@ -284,34 +265,34 @@ func (f *family) asIs() []expr.Any {
 func (t *Table) asNode(f *family) []expr.Any {
 	// The nftables package (0.3.0) sends the direction in four bytes instead of one: the kernel takes the first,
 	// and logs that.
-	address := []expr.Any{&expr.Ct{Key: expr.CtKeyDST, Direction: ctOriginal, Register: reg(0)}}
+	address := []expr.Any{&expr.Ct{Key: expr.CtKeyDST, Direction: ctOriginal, Register: nftable.Reg(0)}}
 	for _, a := range t.NodeIPs {
-		if a.Is6() == (f.index == 1) {
-			address = []expr.Any{&expr.Immediate{Register: reg(0), Data: a.AsSlice()}}
+		if a.Is6() == (f.Index == 1) {
+			address = []expr.Any{&expr.Immediate{Register: nftable.Reg(0), Data: a.AsSlice()}}
 			break
 		}
 	}
-	return rule(address, []expr.Any{
-		&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(f.protocol), RegAddrMin: reg(0), FullyRandom: true},
+	return nftable.Rule(address, []expr.Any{
+		&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(f.Protocol), RegAddrMin: nftable.Reg(0), FullyRandom: true},
 	})
 }
 
-func pickName(f *family, count int) string { return fmt.Sprintf("pick%s_%d", f.name, count) }
+func pickName(f *family, count int) string { return fmt.Sprintf("pick%s_%d", f.Name, count) }
 
 func stickName(f *family, s sticky) string {
-	return fmt.Sprintf("stick%s_%d_%d", f.name, s.count, int(s.timeout/time.Second))
+	return fmt.Sprintf("stick%s_%d_%d", f.Name, s.count, int(s.timeout/time.Second))
 }
 
 // pick chooses one of count endpoints.
-func (f *family) pick(count int) chain {
+func (f *family) pick(count int) nftable.Chain {
 	to := func(modulus int) []expr.Any {
-		return rule(f.slot(modulus), lookup(reg(0), reg(0), "ep"+f.name), f.translate())
+		return nftable.Rule(f.slot(modulus), nftable.Lookup(0, 0, "ep"+f.Name), f.translate())
 	}
-	c := chain{name: pickName(f, count), rules: [][]expr.Any{to(count)}}
+	c := nftable.Chain{Name: pickName(f, count), Rules: [][]expr.Any{to(count)}}
 	if count > 1 {
-		c.rules = append(c.rules, to(1))
+		c.Rules = append(c.Rules, to(1))
 	}
-	c.rules = append(c.rules, drop)
+	c.Rules = append(c.Rules, nftable.Drop)
 	return c
 }
 
@@ -324,27 +305,23 @@ func (f *family) pick(count int) chain {
 //	dnat ip to ct mark map @byid4
 //	delete @aff4 { ip saddr . meta mark & 0xfffff000 : ct mark }          # that endpoint is gone
 //	…and the first, third and fourth again, then drop
-func (f *family) stick(s sticky) chain {
+func (f *family) stick(s sticky) nftable.Chain {
 	client := func() []expr.Any {
-		return rule(f.source(reg(0)), loadMark(reg(f.words()), markNumber))
-	}
-	ctMark := func(r uint32) []expr.Any { return []expr.Any{&expr.Ct{Key: expr.CtKeyMARK, Register: r}} }
-	keep := func(r uint32) []expr.Any {
-		return []expr.Any{&expr.Ct{Key: expr.CtKeyMARK, Register: r, SourceRegister: true}}
+		return nftable.Rule(f.Source(0), loadMark(f.Words(), markNumber))
 	}
 	remember := func(operation uint32, timeout time.Duration) []expr.Any {
-		return rule(client(), ctMark(reg(f.words()+1)), []expr.Any{&expr.Dynset{
-			SrcRegKey: reg(0), SrcRegData: reg(f.words() + 1), SetName: "aff" + f.name, Operation: operation, Timeout: timeout,
+		return nftable.Rule(client(), loadCtMark(f.Words()+1), []expr.Any{&expr.Dynset{
+			SrcRegKey: nftable.Reg(0), SrcRegData: nftable.Reg(f.Words() + 1), SetName: "aff" + f.Name, Operation: operation, Timeout: timeout,
 		}})
 	}
-	choose := rule(f.slot(s.count), lookup(reg(0), reg(0), "epid"+f.name), keep(reg(0)))
+	choose := nftable.Rule(f.slot(s.count), nftable.Lookup(0, 0, "epid"+f.Name), ctMarkFrom(0))
 	update := remember(unix.NFT_DYNSET_OP_UPDATE, s.timeout)
-	translate := rule(ctMark(reg(0)), lookup(reg(0), reg(0), "byid"+f.name), f.translate())
-	return chain{name: stickName(f, s), rules: [][]expr.Any{
+	translate := nftable.Rule(loadCtMark(0), nftable.Lookup(0, 0, "byid"+f.Name), f.translate())
+	return nftable.Chain{Name: stickName(f, s), Rules: [][]expr.Any{
 		choose,
-		rule(client(), lookup(reg(0), reg(0), "aff"+f.name), keep(reg(0))),
+		nftable.Rule(client(), nftable.Lookup(0, 0, "aff"+f.Name), ctMarkFrom(0)),
 		update, translate,
 		remember(opDelete, 0),
-		choose, update, translate, drop,
+		choose, update, translate, nftable.Drop,
 	}}
 }

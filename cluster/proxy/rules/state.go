@@ -4,6 +4,8 @@ import (
 	"iter"
 	"net/netip"
 	"slices"
+
+	"github.com/coracle-project/coracle/cluster/nftable"
 )
 
 // port is a Port with what it has in the kernel.
@@ -32,37 +34,30 @@ func (p *port) mark(backend int, masquerade bool) string {
 	if masquerade {
 		v |= markMasquerade
 	}
-	return native(v)
+	return nftable.Native(v)
 }
 
 func (p *port) address(f Frontend) address { return address{p.IPv6, f.Addr, p.Protocol, f.Port} }
 
-// element is one of a map or set. Its end is for ranges.
-type element struct {
-	set             int // setID
-	key, end, value string
-	chain           string // for a map of verdicts
-}
-
 // key is the part of an element that names a backend.
-func (b *backend) key() string { return native(markOurs | b.number<<12) }
+func (b *backend) key() string { return nftable.Native(markOurs | b.number<<12) }
 
-func (p *port) endpoint(b *backend, slot int) element {
-	return element{set: p.setID(setEp), key: b.key() + native(uint32(slot)), value: destination(b.slots[slot])}
+func (p *port) endpoint(b *backend, slot int) nftable.Element {
+	return nftable.Element{Set: p.setID(setEp), Key: b.key() + nftable.Native(uint32(slot)), Value: destination(b.slots[slot])}
 }
 
 // identity are the elements for affinity of an endpoint.
-func (p *port) identity(b *backend, slot int) [2]element {
-	id := native(b.ids[slot])
-	return [2]element{
-		{set: p.setID(setEpid), key: b.key() + native(uint32(slot)), value: id},
-		{set: p.setID(setByid), key: id, value: destination(b.slots[slot])},
+func (p *port) identity(b *backend, slot int) [2]nftable.Element {
+	id := nftable.Native(b.ids[slot])
+	return [2]nftable.Element{
+		{Set: p.setID(setEpid), Key: b.key() + nftable.Native(uint32(slot)), Value: id},
+		{Set: p.setID(setByid), Key: id, Value: destination(b.slots[slot])},
 	}
 }
 
 // endpoints yields the elements of the backend.
-func (p *port) endpoints(b *backend) iter.Seq[element] {
-	return func(yield func(element) bool) {
+func (p *port) endpoints(b *backend) iter.Seq[nftable.Element] {
+	return func(yield func(nftable.Element) bool) {
 		for slot := range b.slots {
 			if !yield(p.endpoint(b, slot)) {
 				return
@@ -80,27 +75,27 @@ func (p *port) endpoints(b *backend) iter.Seq[element] {
 }
 
 // frontend yields the elements of a frontend.
-func (p *port) frontend(f Frontend) iter.Seq[element] {
-	return func(yield func(element) bool) {
+func (p *port) frontend(f Frontend) iter.Seq[nftable.Element] {
+	return func(yield func(nftable.Element) bool) {
 		a := p.address(f)
 		everyone, inside := setSvc, setInside
 		if !f.Addr.IsValid() {
 			everyone, inside = setNodePort, setNodeIn
 		}
-		if !yield(element{set: p.setID(everyone), key: a.key(), value: p.mark(f.Backend, f.Masquerade)}) {
+		if !yield(nftable.Element{Set: p.setID(everyone), Key: a.key(), Value: p.mark(f.Backend, f.Masquerade)}) {
 			return
 		}
-		if f.Inside != f.Backend && !yield(element{set: p.setID(inside), key: a.key(), value: p.mark(f.Inside, false)}) {
+		if f.Inside != f.Backend && !yield(nftable.Element{Set: p.setID(inside), Key: a.key(), Value: p.mark(f.Inside, false)}) {
 			return
 		}
 		if !f.Limited || !f.Addr.IsValid() {
 			return
 		}
-		if !yield(element{set: p.setID(setLimited), key: a.key()}) {
+		if !yield(nftable.Element{Set: p.setID(setLimited), Key: a.key()}) {
 			return
 		}
 		for _, s := range widest(f.Sources) {
-			if s.Addr().Is6() == p.IPv6 && !yield(element{set: p.setID(setSources), key: a.key() + field(s.Addr()), end: a.key() + field(last(s))}) {
+			if s.Addr().Is6() == p.IPv6 && !yield(nftable.Element{Set: p.setID(setSources), Key: a.key() + nftable.Field(s.Addr()), End: a.key() + nftable.Field(nftable.Last(s))}) {
 				return
 			}
 		}
@@ -108,14 +103,21 @@ func (p *port) frontend(f Frontend) iter.Seq[element] {
 }
 
 // podElements are those of a pod's address.
-func podElements(a netip.Addr) [2]element {
+func podElements(a netip.Addr) [2]nftable.Element {
 	f := familyOf(a.Is6())
-	return [2]element{{set: f.setID(setPods), key: field(a)}, {set: f.setID(setHairpin), key: field(a) + field(a)}}
+	return [2]nftable.Element{{Set: f.setID(setPods), Key: nftable.Field(a)}, {Set: f.setID(setHairpin), Key: nftable.Field(a) + nftable.Field(a)}}
 }
 
-// elements yields everything that is wanted, except of the maps of kinds and affinity.
-func (t *Table) elements() iter.Seq[element] {
-	return func(yield func(element) bool) {
+// Elements yields everything that is wanted.
+func (t layout) Elements() iter.Seq[nftable.Element] {
+	return func(yield func(nftable.Element) bool) {
+		for _, f := range families {
+			for _, e := range t.kinds.elements(f) {
+				if !yield(e) {
+					return
+				}
+			}
+		}
 		for a := range t.pods {
 			for _, e := range podElements(a) {
 				if !yield(e) {
@@ -161,7 +163,7 @@ func (t *Table) retract(b *batch, k Key) (freed []address) {
 			continue
 		}
 		for e := range p.frontend(f) {
-			b.remove(e)
+			b.Remove(e)
 		}
 		p.shown[i] = false
 		delete(t.owners, a)
@@ -214,7 +216,7 @@ func (t *Table) update(b *batch, k Key, want *Port) {
 
 func (t *Table) remove(b *batch, p *port, g *backend) {
 	for e := range p.endpoints(g) {
-		b.remove(e)
+		b.Remove(e)
 	}
 	t.numbers.release(g.number)
 }
@@ -229,7 +231,7 @@ func (t *Table) fill(b *batch, p *port, g *backend, want Backend) {
 		}
 	}
 	before := backend{number: g.number}
-	if b.changes != nil {
+	if !b.Whole() {
 		before.slots, before.ids = slices.Clone(g.slots), slices.Clone(g.ids)
 	}
 	sticky := want.Affinity > 0
@@ -280,7 +282,11 @@ func (t *Table) fill(b *batch, p *port, g *backend, want Backend) {
 	kind, created := t.kinds.of(p.family, len(g.slots), want.Affinity, want.Drop)
 	g.kind = kind
 	if created {
-		b.kinds = append(b.kinds, newKind{p.family, kind})
+		c, elements := t.kinds.chain(p.family, kind)
+		b.AddChain(c)
+		for _, e := range elements {
+			b.Put(e)
+		}
 	}
 	b.replace(p, &before, g)
 }
@@ -312,7 +318,7 @@ func (t *Table) show(b *batch, k Key, p *port, i int, f Frontend) {
 	}
 	t.owners[a], p.shown[i] = k, true
 	for e := range p.frontend(f) {
-		b.put(e)
+		b.Put(e)
 	}
 }
 
@@ -341,9 +347,9 @@ func (t *Table) setPod(b *batch, a netip.Addr, here bool) {
 	}
 	for _, e := range podElements(a) {
 		if here {
-			b.put(e)
+			b.Put(e)
 		} else {
-			b.remove(e)
+			b.Remove(e)
 		}
 	}
 	if here {

@@ -2,9 +2,12 @@ package rules
 
 import (
 	"encoding/binary"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
+
+	"github.com/coracle-project/coracle/cluster/nftable"
 )
 
 // A packet to a Service carries a mark from the lookup of its destination to the end of postrouting:
@@ -25,34 +28,12 @@ const (
 	maxSticky      = 1 << 10
 )
 
-// native is a value as the kernel compares it in a register.
-func native(v uint32) string { return string(binary.NativeEndian.AppendUint32(nil, v)) }
-
-func fromNative(s string) uint32 { return binary.NativeEndian.Uint32([]byte(s)) }
-
-// field16 and field8 are fields of a concatenation, which fill four bytes.
-func field16(v uint16) string { return string(binary.BigEndian.AppendUint16(nil, v)) + "\x00\x00" }
-
-func field8(v byte) string { return string([]byte{v, 0, 0, 0}) }
-
-func field(a netip.Addr) string { return string(a.AsSlice()) }
-
-func destination(a netip.AddrPort) string { return field(a.Addr()) + field16(a.Port()) }
+func destination(a netip.AddrPort) string { return nftable.Field(a.Addr()) + nftable.Field16(a.Port()) }
 
 func fromDestination(s string) netip.AddrPort {
 	n := len(s) - 4
 	a, _ := netip.AddrFromSlice([]byte(s[:n]))
 	return netip.AddrPortFrom(a, binary.BigEndian.Uint16([]byte(s[n:])))
-}
-
-// last is the highest address of a network.
-func last(p netip.Prefix) netip.Addr {
-	b := p.Masked().Addr().AsSlice()
-	for i := p.Bits(); i < len(b)*8; i++ {
-		b[i/8] |= 0x80 >> (i % 8)
-	}
-	a, _ := netip.AddrFromSlice(b)
-	return a
 }
 
 // address is a frontend's place, which one Port at a time can have.
@@ -65,9 +46,9 @@ type address struct {
 
 // key is the address in the maps.
 func (a address) key() string {
-	k := field8(a.protocol) + field16(a.port)
+	k := nftable.Field8(a.protocol) + nftable.Field16(a.port)
 	if a.addr.IsValid() {
-		k = field(a.addr) + k
+		k = nftable.Field(a.addr) + k
 	}
 	return k
 }
@@ -132,22 +113,55 @@ func (k *kinds) of(f *family, count int, timeout time.Duration, drop bool) (kind
 	}
 	if timeout > 0 {
 		want := sticky{count, timeout}
-		if i := slices.Index(k.sticky[f.index], want); i >= 0 {
+		if i := slices.Index(k.sticky[f.Index], want); i >= 0 {
 			return markSticky | uint32(i), false
 		}
 		// An index that an adopted table had no chain for is free.
-		i := slices.Index(k.sticky[f.index], sticky{})
-		if i < 0 && len(k.sticky[f.index]) < maxSticky {
-			i = len(k.sticky[f.index])
-			k.sticky[f.index] = append(k.sticky[f.index], sticky{})
+		i := slices.Index(k.sticky[f.Index], sticky{})
+		if i < 0 && len(k.sticky[f.Index]) < maxSticky {
+			i = len(k.sticky[f.Index])
+			k.sticky[f.Index] = append(k.sticky[f.Index], sticky{})
 		}
 		if i >= 0 {
-			k.sticky[f.index][i] = want
+			k.sticky[f.Index][i] = want
 			return markSticky | uint32(i), true
 		}
 		// More combinations than fit: without affinity.
 	}
-	created = !k.plain[f.index][count]
-	k.plain[f.index][count] = true
+	created = !k.plain[f.Index][count]
+	k.plain[f.Index][count] = true
 	return uint32(count), created
+}
+
+// chain returns the chain for a kind and the elements that lead to it.
+func (k *kinds) chain(f *family, kind uint32) (nftable.Chain, []nftable.Element) {
+	var c nftable.Chain
+	if kind&markSticky != 0 {
+		c = f.stick(k.sticky[f.Index][kind&^markSticky])
+	} else {
+		c = f.pick(int(kind))
+	}
+	return c, f.leads(kind, c.Name)
+}
+
+// leads are the elements that lead packets of a kind to a chain.
+func (f *family) leads(kind uint32, chain string) []nftable.Element {
+	return []nftable.Element{
+		{Set: f.setID(setKinds), Key: nftable.Native(kind), Value: chain},
+		{Set: f.setID(setKinds), Key: nftable.Native(kind | markMasquerade), Value: chain},
+	}
+}
+
+// elements are those of a family's map of kinds.
+func (k *kinds) elements(f *family) []nftable.Element {
+	all := append(f.leads(0, "no_endpoints"), f.leads(kindDrop, "no_local")...)
+	for _, count := range slices.Sorted(maps.Keys(k.plain[f.Index])) {
+		all = append(all, f.leads(uint32(count), pickName(f, count))...)
+	}
+	for i, s := range k.sticky[f.Index] {
+		if s.count > 0 {
+			all = append(all, f.leads(markSticky|uint32(i), stickName(f, s))...)
+		}
+	}
+	return all
 }

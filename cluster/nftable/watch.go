@@ -1,4 +1,4 @@
-package rules
+package nftable
 
 import (
 	"encoding/binary"
@@ -30,11 +30,25 @@ func newWatch(table string, log *slog.Logger, own uint32) (*watch, error) {
 		return nil, fmt.Errorf("watch nftables: %w", err)
 	}
 	w := &watch{table: table, log: log, conn: conn, changed: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{})}
-	if err := errors.Join(w.ignore(own), conn.JoinGroup(unix.NFNLGRP_NFTABLES)); err != nil {
-		return nil, errors.Join(fmt.Errorf("watch nftables: %w", err), conn.Close())
+	if err := errors.Join(w.ignore(own), w.join()); err != nil {
+		return nil, errors.Join(err, conn.Close())
 	}
 	go w.read()
 	return w, nil
+}
+
+func (w *watch) join() error {
+	if err := w.conn.JoinGroup(unix.NFNLGRP_NFTABLES); err != nil {
+		return fmt.Errorf("watch nftables: %w", err)
+	}
+	return nil
+}
+
+func (w *watch) leave() error {
+	if err := w.conn.LeaveGroup(unix.NFNLGRP_NFTABLES); err != nil {
+		return fmt.Errorf("watch nftables: %w", err)
+	}
+	return nil
 }
 
 // ignore has the kernel not tell of the transactions of one socket. All messages of a packet are about one
@@ -81,7 +95,7 @@ func (w *watch) read() {
 			w.signal()
 		}
 		if err != nil && !lost {
-			w.log.Error("changes of Services' rules by others may go unnoticed", "table", w.table, "err", err)
+			w.log.Error("changes of an nftables table by others may go unnoticed", "table", w.table, "err", err)
 			select {
 			case <-time.After(readAgain):
 			case <-w.stop:
