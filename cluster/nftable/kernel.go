@@ -159,10 +159,14 @@ func (k *kernel) apply(b *Batch) error {
 	if len(removed) == 0 && len(added) == 0 && len(b.added) == 0 && len(b.removed) == 0 {
 		return nil
 	}
+	again := k.allOf(k.slow(removed), removed, added)
 	return k.transaction(func(c *nftables.Conn) error {
 		for _, ch := range b.added {
 			c.AddChain(k.chain(ch))
 			k.addRules(c, ch)
+		}
+		if err := k.makeAgain(c, again); err != nil {
+			return err
 		}
 		if err := k.send(c, removed, added); err != nil {
 			return err
@@ -250,22 +254,6 @@ func (k *kernel) correct(f *Found) error {
 }
 
 func (k *kernel) fill(c *nftables.Conn, f *Found) error {
-	if !f.Layout {
-		for _, s := range k.sets {
-			if err := c.AddSet(s, nil); err != nil {
-				return fmt.Errorf("set %s: %w", s.Name, err)
-			}
-		}
-	}
-	chains := k.layout.Chains()
-	known := map[string]bool{}
-	for _, ch := range chains { // they may refer to each other
-		c.AddChain(k.chain(ch))
-		known[ch.Name] = true
-	}
-	for _, ch := range chains {
-		k.addRules(c, ch)
-	}
 	removed, added := map[int][]nftables.SetElement{}, map[int][]nftables.SetElement{}
 	for e := range k.layout.Elements() {
 		if len(f.Elements) > 0 {
@@ -282,6 +270,27 @@ func (k *kernel) fill(c *nftables.Conn, f *Found) error {
 	}
 	for p := range f.Elements {
 		removed[p.Set] = append(removed[p.Set], k.encode(Element{Set: p.Set, Key: p.Key, End: p.End}))
+	}
+	again := k.allOf(k.slow(removed), removed, added)
+	for i, s := range k.sets {
+		if f.Layout && !slices.Contains(again, i) {
+			continue
+		}
+		if f.Layout {
+			c.DelSet(s)
+		}
+		if err := c.AddSet(s, nil); err != nil {
+			return fmt.Errorf("set %s: %w", s.Name, err)
+		}
+	}
+	chains := k.layout.Chains()
+	known := map[string]bool{}
+	for _, ch := range chains { // they may refer to each other
+		c.AddChain(k.chain(ch))
+		known[ch.Name] = true
+	}
+	for _, ch := range chains {
+		k.addRules(c, ch)
 	}
 	if err := k.send(c, removed, added); err != nil {
 		return err
