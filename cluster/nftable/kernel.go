@@ -14,9 +14,11 @@ import (
 )
 
 const (
-	// elementsPerMessage keeps the list of elements below 64 KiB, the longest that an attribute can be.
+	// elementsPerMessage keeps the list of elements below 64 KiB, the longest that an attribute can
+	// be.
 	elementsPerMessage = 500
-	// The socket's buffers must hold a transaction and its answers. The kernel takes memory for what is in them.
+	// The socket's buffers must hold a transaction and its answers. The kernel takes memory for
+	// what is in them.
 	sendBuffer    = 256 << 20
 	receiveBuffer = 64 << 20
 	// answerLimit is long: a transaction of 45,000 Services takes seconds.
@@ -75,8 +77,9 @@ func (k *kernel) open() error {
 	return nil
 }
 
-// limited runs f, and ends its waits for the kernel after answerLimit: to some errors, such as ENOMEM, the kernel gives
-// one answer for a transaction, and the nftables package waits for one to each message.
+// limited runs f, and ends its waits for the kernel after answerLimit: to some errors, such as
+// ENOMEM, the kernel gives one answer for a transaction, and the nftables package waits for one to
+// each message.
 func (k *kernel) limited(f func() error) error {
 	if err := k.socket.SetReadDeadline(time.Now().Add(answerLimit)); err != nil {
 		return err
@@ -88,8 +91,8 @@ func (k *kernel) limited(f func() error) error {
 
 func (k *kernel) close() error { return errors.Join(k.conn.CloseLasting(), k.query.Close()) }
 
-// again opens the socket again after an error: it may have answers that were not read, and what is queued. If that
-// fails, each later request opens one of its own.
+// again opens the socket again after an error: it may have answers that were not read, and what is
+// queued. If that fails, each later request opens one of its own.
 func (k *kernel) again(err error) error {
 	_ = k.conn.CloseLasting()
 	return errors.Join(err, k.open())

@@ -8,11 +8,13 @@ import (
 	"github.com/google/nftables/expr"
 )
 
-// fewRanges is how many ranges are removed one by one. Each takes the kernel (6.18) time that grows with the set,
-// while no one can change any table: 1,000 of 1,000 took 3.7 s, and to make such a set takes 11 ms.
+// fewRanges is how many ranges are removed one by one. Each takes the kernel (6.18) time that grows
+// with the set, while no one can change any table: 1,000 of 1,000 took 3.7 s, and to make such a
+// set takes 11 ms.
 const fewRanges = 8
 
-// slow returns the sets from which more ranges are to be removed than a few: it is faster to make them again.
+// slow returns the sets from which more ranges are to be removed than a few: it is faster to make
+// them again.
 func (k *kernel) slow(removed map[int][]nftables.SetElement) []int {
 	var sets []int
 	for i, elements := range removed {

@@ -123,7 +123,8 @@ func TestStepsLeaveNothing(t *testing.T) {
 	}
 }
 
-// The kernel (6.18) takes 3.7 s to remove 1,000 ranges one by one, and no table can be changed meanwhile.
+// The kernel (6.18) takes 3.7 s to remove 1,000 ranges one by one, and no table can be changed
+// meanwhile.
 func TestManyRangesAreRemovedAtOnce(t *testing.T) {
 	const limit = time.Second
 	n := newNode(t)
