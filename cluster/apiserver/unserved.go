@@ -8,7 +8,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/warning"
-	"k8s.io/kubernetes/pkg/apis/core"
 )
 
 // unserved is the admission plugin that says what will not happen: whoever creates or updates an
@@ -54,17 +53,5 @@ func (warnUnserved) Validate(ctx context.Context, a admission.Attributes, _ admi
 }
 
 func whatIsMissing(a admission.Attributes) string {
-	resource := a.GetResource().GroupResource()
-	if service, ok := a.GetObject().(*core.Service); ok && resource.Resource == "services" {
-		return missingOfService(service)
-	}
-	return storedOnly[resource]
-}
-
-// missingOfService says what of a Service is not done.
-func missingOfService(service *core.Service) string {
-	if service.Spec.Type == core.ServiceTypeLoadBalancer {
-		return "it gets no address of a load balancer; its cluster address and node ports are routed"
-	}
-	return ""
+	return storedOnly[a.GetResource().GroupResource()]
 }

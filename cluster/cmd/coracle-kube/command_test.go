@@ -29,7 +29,7 @@ func TestWhatIsPrinted(t *testing.T) {
 	}{
 		{[]string{"--version"}, []string{"coracle-kube v0.0.0-dev (Kubernetes v"}},
 		{[]string{"--help"}, []string{"coracle-kube server --cri", "apiserver", "completion", "--log-level"}},
-		{[]string{"server", "--help"}, []string{"Examples:", "--root", "--state", "--bind-address", "--etcd-servers", "--static-pod-dir", "--token-file", "--service-cidr"}},
+		{[]string{"server", "--help"}, []string{"Examples:", "--root", "--state", "--bind-address", "--etcd-servers", "--static-pod-dir", "--token-file", "--service-cidr", "--load-balancer-cidr", "--load-balancer-interface"}},
 		{[]string{"apiserver", "--help"}, []string{"Examples:", "--kubeconfig-out"}},
 		{[]string{"scheduler", "--help"}, []string{"Examples:", "--kubeconfig"}},
 		{[]string{"controllers", "--help"}, []string{"Examples:", "--cluster-ca"}},
@@ -37,6 +37,8 @@ func TestWhatIsPrinted(t *testing.T) {
 		{[]string{"dns", "--help"}, []string{"Examples:", "--cluster-dns", "--dns-stub-domain", "--resolv-conf"}},
 		{[]string{"proxy", "--help"}, []string{"Examples:", "--kubeconfig", "--node-name", "--service-cidr", "remove"}},
 		{[]string{"proxy", "remove", "--help"}, []string{"Examples:", "--table"}},
+		{[]string{"load-balancers", "--help"}, []string{"Examples:", "remove"}},
+		{[]string{"load-balancers", "remove", "--help"}, []string{"Examples:", "--sink"}},
 		{[]string{"completion", "bash"}, []string{"bash completion"}},
 	} {
 		out, err := try(t, test.args...)

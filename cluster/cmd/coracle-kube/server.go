@@ -41,7 +41,7 @@ it finds them again when it is started.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			api.pods = true
 			if check {
-				return errors.Join(checkAll(api, n, d), api.settings().Listens())
+				return errors.Join(checkAll(api, n, d), api.settings().Listens(), api.balancers.checkHost(api.port))
 			}
 			return serve(cmd.Context(), api, n, d)
 		},
@@ -50,6 +50,7 @@ it finds them again when it is started.`,
 	cmd.Flags().BoolVar(&api.proxy, "service-proxy", true, "route connections to Services on this node; false if another proxy does")
 	cmd.Flags().BoolVar(&api.externalIPs, "allow-external-ips", false, "route the externalIPs of Services, which can take over any address")
 	api.define(cmd.Flags())
+	api.balancers.define(cmd.Flags())
 	n.define(cmd.Flags())
 	d.define(cmd.Flags())
 	return cmd
@@ -91,7 +92,7 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions) err
 	if err != nil {
 		return err
 	}
-	control, err := newControllers(server, bundle)
+	control, err := newControllers(server, bundle, api, n)
 	if err != nil {
 		return err
 	}
@@ -121,6 +122,13 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions) err
 			return err
 		}
 		parts = append(parts, route)
+	}
+	speak, err := newSpeaker(server, api, n)
+	if err != nil {
+		return err
+	}
+	if speak != nil {
+		parts = append(parts, speak)
 	}
 	return together(ctx, server, began, &api, func() error { return renewed(&api, &n) }, parts...)
 }
@@ -204,7 +212,7 @@ func newScheduler(server *apiserver.Server) (*scheduler.Scheduler, error) {
 	return scheduler.New(set, scheduler.Options{})
 }
 
-func newControllers(server *apiserver.Server, bundle *pki.Bundle) ([]controllers.Runner, error) {
+func newControllers(server *apiserver.Server, bundle *pki.Bundle, api apiOptions, n nodeOptions) ([]controllers.Runner, error) {
 	manager, err := in(server, user.KubeControllerManager)
 	if err != nil {
 		return nil, err
@@ -221,7 +229,7 @@ func newControllers(server *apiserver.Server, bundle *pki.Bundle) ([]controllers
 		return nil, err
 	}
 	return controllers.New(controllers.Identities{Manager: manager, Account: account}, controllers.Options{
-		RootCA: ca, TokenGenerator: tokens,
+		RootCA: ca, TokenGenerator: tokens, LoadBalancers: api.balancers.controller(api.port, n.port),
 		SigningCA: func() (tls.Certificate, error) { return tls.LoadX509KeyPair(bundle.CA, bundle.CA) },
 	})
 }
