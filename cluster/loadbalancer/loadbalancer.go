@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/tools/cache"
 
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/controllers/frame"
@@ -47,7 +48,8 @@ func NewSpeaker(set *client.Set, o SpeakerOptions) *Speaker {
 	core := set.Informers.Core().V1()
 	services, nodes := core.Services(), core.Nodes()
 	slices := set.Informers.Discovery().V1().EndpointSlices()
-	serviceLister, nodeLister, sliceLister := services.Lister(), nodes.Lister(), slices.Lister()
+	index, nodeLister, sliceLister := services.Informer().GetIndexer(), nodes.Lister(), slices.Lister()
+	Index(services.Informer())
 	events, stop := set.Recorder("load-balancer", o.Node)
 	owners := struct {
 		sync.Mutex
@@ -66,16 +68,12 @@ func NewSpeaker(set *client.Set, o SpeakerOptions) *Speaker {
 		}
 	})}
 	s.Controller = frame.New("load-balancer-speaker", 1, func(context.Context, string) error {
-		all, err := serviceLister.List(labels.Everything())
-		if err != nil {
-			return err
-		}
 		machines, err := nodeLister.List(labels.Everything())
 		if err != nil {
 			return err
 		}
 		mine := map[netip.Addr]*corev1.Service{}
-		for _, service := range all {
+		for _, service := range OfType(index, corev1.ServiceTypeLoadBalancer) {
 			if !Concerns(service) {
 				continue
 			}
@@ -135,6 +133,36 @@ func Addresses(service *corev1.Service) []netip.Addr {
 		if a, err := netip.ParseAddr(ingress.IP); err == nil {
 			all = append(all, a)
 		}
+	}
+	return all
+}
+
+// byType is the name of the index that [Index] adds.
+const byType = "load-balancer.type"
+
+// Index lets Services be found by their type, if that is LoadBalancer or NodePort: there may be many others.
+func Index(services cache.SharedIndexInformer) {
+	if _, ok := services.GetIndexer().GetIndexers()[byType]; ok {
+		return
+	}
+	err := services.AddIndexers(cache.Indexers{byType: func(obj any) ([]string, error) {
+		service, ok := obj.(*corev1.Service)
+		if !ok || service.Spec.Type != corev1.ServiceTypeLoadBalancer && service.Spec.Type != corev1.ServiceTypeNodePort {
+			return nil, nil
+		}
+		return []string{string(service.Spec.Type)}, nil
+	}})
+	if err != nil { // an informer that was stopped: a mistake in wiring
+		panic(err)
+	}
+}
+
+// OfType returns the Services of a type that [Index] knows.
+func OfType(services cache.Indexer, kind corev1.ServiceType) []*corev1.Service {
+	objects, _ := services.ByIndex(byType, string(kind)) // it fails only without the index
+	all := make([]*corev1.Service, 0, len(objects))
+	for _, obj := range objects {
+		all = append(all, obj.(*corev1.Service))
 	}
 	return all
 }

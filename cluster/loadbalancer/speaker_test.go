@@ -3,6 +3,7 @@ package loadbalancer_test
 import (
 	"bufio"
 	"context"
+	"errors"
 	"net"
 	"net/netip"
 	"os"
@@ -10,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -268,4 +270,67 @@ func TestPortsInUse(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A client that comes before a Service has the address is refused at once, and succeeds later. Were its packet dropped
+// after connection tracking has taken note of it, the same ports would lead nowhere for two minutes.
+func TestConnectionsThatComeEarly(t *testing.T) {
+	c, _ := newCluster(t, "192.0.2.100-192.0.2.101", "2001:db8::100-2001:db8::101")
+	c.create("first", nil) // the proxy's rules are in force, and with them connection tracking
+	for _, address := range c.addresses("first", 2) {
+		c.answers(c.Outside, address)
+	}
+	early := []netip.Addr{netip.MustParseAddr("192.0.2.101"), netip.MustParseAddr("2001:db8::101")}
+	announced := make(chan error, 2)
+	a := announce.New("coracle-lb2", "", func(_ netip.Addr, _ string, err error) { announced <- err })
+	a.Set(early)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go c.Within(func() { done <- a.Run(ctx) })
+	for range early {
+		if err := <-announced; err != nil {
+			t.Fatal(err)
+		}
+	}
+	dial := func(from *testnet.Space, to netip.Addr) (conn net.Conn, err error) {
+		from.Within(func() {
+			local := &net.TCPAddr{Port: 40000}
+			conn, err = (&net.Dialer{LocalAddr: local, Timeout: 5 * time.Second}).Dial("tcp", netip.AddrPortFrom(to, 80).String())
+		})
+		return conn, err
+	}
+	both := []*testnet.Space{c.Outside, &c.Node.Space}
+	for _, address := range early {
+		for _, from := range both {
+			if _, err := dial(from, address); !errors.Is(err, unix.ECONNREFUSED) {
+				t.Errorf("%s, which has no Service, answers %s %v", address, from.Name, err)
+			}
+		}
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	c.Within(func() {
+		if err := announce.Remove("coracle-lb2"); err != nil {
+			t.Error(err)
+		}
+	})
+	c.create("second", func(s *corev1.Service) {
+		s.Spec.ClusterIP, s.Spec.ClusterIPs = "10.96.0.21", []string{"10.96.0.21", "fd00:96::21"}
+	})
+	if given := c.addresses("second", 2); given[0] != early[0] || given[1] != early[1] {
+		t.Fatalf("the second Service has %v, want %v", given, early)
+	}
+	for _, address := range early {
+		for _, from := range both {
+			c.answers(from, address) // it is there
+			conn, err := dial(from, address)
+			if err != nil {
+				t.Errorf("from the ports of the first try, %s finds %s: %v", from.Name, address, err)
+				continue
+			}
+			_ = conn.Close()
+		}
+	}
 }

@@ -55,10 +55,9 @@ const again = 30 * time.Second
 type controller struct {
 	Options
 	set      *client.Set
-	services corelisters.ServiceLister
+	services cache.Indexer
 	nodes    corelisters.NodeLister
 	slices   discoverylisters.EndpointSliceLister
-	cache    cache.Store
 	writes   *freshness.Writes
 	events   record.EventRecorder
 	later    func(key string, d time.Duration)
@@ -69,10 +68,11 @@ type controller struct {
 func New(set *client.Set, o Options) *frame.Controller {
 	core := set.Informers.Core().V1()
 	services, nodes, slices := core.Services(), core.Nodes(), set.Informers.Discovery().V1().EndpointSlices()
+	loadbalancer.Index(services.Informer())
 	events, stop := set.Recorder("load-balancer-controller", "")
 	c := &controller{
-		Options: o, set: set, services: services.Lister(), nodes: nodes.Lister(), slices: slices.Lister(),
-		cache: services.Informer().GetStore(), writes: freshness.New(), events: events, said: map[types.UID]string{},
+		Options: o, set: set, services: services.Informer().GetIndexer(), nodes: nodes.Lister(), slices: slices.Lister(),
+		writes: freshness.New(), events: events, said: map[types.UID]string{},
 	}
 	if c.Busy == nil {
 		c.Busy = func(netip.AddrPort, corev1.Protocol) bool { return false }
@@ -100,10 +100,7 @@ func New(set *client.Set, o Options) *frame.Controller {
 }
 
 func (c *controller) sync(ctx context.Context, _ string) error {
-	services, err := c.services.List(labels.Everything())
-	if err != nil {
-		return err
-	}
+	services := loadbalancer.OfType(c.services, corev1.ServiceTypeLoadBalancer)
 	all := requests(services)
 	if c.Pool.Empty() {
 		if err := c.share(services, all); err != nil {
@@ -137,7 +134,7 @@ func (c *controller) share(services []*corev1.Service, all []*request) error {
 				return its
 			}))
 		},
-		nodePorts: nodePorts(services), reserved: c.Reserved,
+		nodePorts: nodePorts(append(services, loadbalancer.OfType(c.services, corev1.ServiceTypeNodePort)...)), reserved: c.Reserved,
 		busy: func(p place) bool { return c.Busy(netip.AddrPortFrom(p.address, uint16(p.port)), p.protocol) },
 	}, all)
 	if busy {
@@ -200,7 +197,7 @@ func (c *controller) write(ctx context.Context, r *request) error {
 	if err != nil {
 		return err
 	}
-	c.writes.Wrote(key, c.cache, written.ResourceVersion)
+	c.writes.Wrote(key, c.services, written.ResourceVersion)
 	if len(r.outcome.addresses) > 0 {
 		c.events.Eventf(r.Service, corev1.EventTypeNormal, reasonAssigned, "The Service has %v", r.outcome.addresses)
 	}

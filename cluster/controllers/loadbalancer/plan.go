@@ -87,13 +87,10 @@ const (
 )
 
 // fromPool gives each Service addresses of the pool. A Service keeps what it has if it may: of two with the same
-// address, the older one does. What others have in their status is not given away.
+// address, the older one does. What load balancers of others have is not given away.
 func fromPool(pool loadbalancer.Pool, all []*request, others []*corev1.Service) {
 	taken := map[netip.Addr]string{}
 	for _, service := range others {
-		if service.Spec.Type != corev1.ServiceTypeLoadBalancer {
-			continue
-		}
 		for _, a := range loadbalancer.Addresses(service) {
 			taken[a] = service.Namespace + "/" + service.Name
 		}

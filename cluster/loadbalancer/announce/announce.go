@@ -8,7 +8,7 @@
 //     this address on this interface, and for no other;
 //   - a route for it to the sink, a device that drops what it gets ("ip route show dev coracle-lb6443").
 //     The kernel only answers by ARP for what it routes to another interface. It also keeps what no rule
-//     translates from leaving by the interface again;
+//     translates from leaving by the interface again. An nftables table refuses such packets (refuse.go);
 //   - sysctls: IPv6 entries are followed (proxy_ndp), and answers are not delayed by up to 0.8 s (proxy_delay).
 //
 // The sink is a veth link whose other end stays down: every kernel that runs pods has that. Its alias says what

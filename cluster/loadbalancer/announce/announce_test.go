@@ -102,36 +102,24 @@ func (s *segment) announce(named string, addresses ...netip.Addr) (a *Announcer,
 	return a, stop
 }
 
-// said waits until a report has a text.
-func (s *segment) said(text string) {
+// said waits until each of these texts is in a report.
+func (s *segment) said(texts ...string) {
 	s.t.Helper()
 	late := time.After(testnet.Patience)
-	for {
+	for len(texts) > 0 {
 		select {
 		case r := <-s.reports:
-			if strings.Contains(r, text) {
-				return
-			}
-			s.t.Logf("reported: %s", r)
+			texts = slices.DeleteFunc(texts, func(text string) bool { return strings.Contains(r, text) })
 		case <-late:
-			s.t.Fatalf("no report has %q", text)
+			s.t.Fatalf("no report has %q", texts)
 		}
 	}
 }
 
-// both waits until the two addresses are announced on the node's interface.
+// saidBoth waits until the two addresses are announced on the node's interface.
 func (s *segment) saidBoth() {
 	s.t.Helper()
-	want := map[string]bool{announced4.String() + " out": true, announced6.String() + " out": true}
-	late := time.After(testnet.Patience)
-	for len(want) > 0 {
-		select {
-		case r := <-s.reports:
-			delete(want, r)
-		case <-late:
-			s.t.Fatalf("not announced: %v", want)
-		}
-	}
+	s.said(announced4.String()+" out", announced6.String()+" out")
 }
 
 // neighbour returns what the machine outside knows of an address.
@@ -222,7 +210,7 @@ func (s *segment) answers(want bool, addresses ...netip.Addr) {
 
 // left is what the node has of announcements: devices, proxied neighbours, routes and sysctls.
 func (s *segment) left() string {
-	return s.Run("ip neigh show proxy") + s.Run("ip -6 neigh show proxy") + s.Run("ip -o link show type veth") + s.Run("ip route") + s.Run("ip -6 route") +
+	return s.Run("ip neigh show proxy") + s.Run("ip -6 neigh show proxy") + s.Run("ip -o link show type veth") + s.Run("ip route") + s.Run("ip -6 route") + s.Run("nft list tables") +
 		s.sysctl("ipv6/conf/all/proxy_ndp") + " " + s.sysctl("ipv4/neigh/out/proxy_delay") + " " + s.sysctl("ipv6/neigh/out/proxy_delay")
 }
 
@@ -236,8 +224,7 @@ func TestOnlyAnnouncedAddressesAreAnswered(t *testing.T) {
 	s.answers(true, announced4, announced6)
 	s.answers(false, other4, other6)
 	a.Set([]netip.Addr{other4, other6})
-	s.said(other4.String() + " out")
-	s.said(other6.String() + " out")
+	s.said(other4.String()+" out", other6.String()+" out")
 	s.answers(true, other4, other6)
 	s.answers(false, announced4, announced6)
 	a.Set(nil)

@@ -3,6 +3,7 @@ package announce
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"strings"
@@ -32,6 +33,7 @@ type state struct {
 	entries   map[entry]bool
 	addresses []netlink.Addr // of all interfaces
 	before    record
+	guarded   bool // what ends in the sink is refused
 }
 
 // readState reads what the kernel has of this sink, and the machine's addresses.
@@ -256,6 +258,12 @@ func (s *state) ensureSink() error {
 		}
 		s.sink = l
 	}
+	if !s.guarded {
+		s.guarded = true
+		if err := ensureRefusal(s.name); err != nil { // addresses are of use all the same
+			slog.Warn("ports that Services do not have are silent, and not refused", "sink", s.name, "err", err)
+		}
+	}
 	if s.sink.Attrs().RawFlags&unix.IFF_UP != 0 {
 		return nil
 	}
@@ -269,11 +277,10 @@ func (s *state) ensureSink() error {
 
 // remove ends all announcements, and leaves the machine as it was.
 func (s *state) remove() error {
-	if s.sink == nil {
-		return nil
+	if err := removeRefusal(s.name); err != nil || s.sink == nil {
+		return err
 	}
-	errs := []error{s.withdraw(nil), s.before.restore()}
-	if err := errors.Join(errs...); err != nil {
+	if err := errors.Join(s.withdraw(nil), s.before.restore()); err != nil {
 		return err
 	}
 	if err := netlink.LinkDel(s.sink); err != nil && !errors.Is(err, unix.ENODEV) {
