@@ -87,7 +87,7 @@ func nothingAnnounced() error {
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		proxied, err := netlink.NeighProxyList(0, family)
 		if err != nil || len(proxied) > 0 {
-			return fmt.Errorf("down has left proxied neighbours: %v, %w", proxied, err)
+			return fmt.Errorf("down has left proxied neighbours: %v, %v", proxied, err)
 		}
 	}
 	if l, err := net.InterfaceByName("coracle-lb6443"); err == nil {
@@ -96,7 +96,7 @@ func nothingAnnounced() error {
 	for name, want := range map[string]string{"ipv4/neigh/lan0/proxy_delay": "80", "ipv6/conf/all/proxy_ndp": "0"} {
 		data, err := os.ReadFile("/proc/sys/net/" + name)
 		if got := strings.TrimSpace(string(data)); err != nil || got != want {
-			return fmt.Errorf("down has left the sysctl %s at %s, want %s, %w", name, got, want, err)
+			return fmt.Errorf("down has left the sysctl %s at %q, want %s: %v", name, got, want, err)
 		}
 	}
 	return nil
