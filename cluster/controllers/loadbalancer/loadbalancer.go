@@ -13,6 +13,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -62,7 +63,18 @@ type controller struct {
 	events   record.EventRecorder
 	later    func(key string, d time.Duration)
 	said     map[types.UID]string // the problems that a Service was last told of
+	written  map[types.UID]*written
 }
+
+// written is the status that a Service was last given, and how often someone else has changed it since.
+type written struct {
+	status corev1.LoadBalancerStatus
+	undone int
+}
+
+// mostUndone is how often a status is written again that someone else has changed: two controllers that correct
+// each other would never end.
+const mostUndone = 3
 
 // New returns the controller.
 func New(set *client.Set, o Options) *frame.Controller {
@@ -72,7 +84,7 @@ func New(set *client.Set, o Options) *frame.Controller {
 	events, stop := set.Recorder("load-balancer-controller", "")
 	c := &controller{
 		Options: o, set: set, services: services.Informer().GetIndexer(), nodes: nodes.Lister(), slices: slices.Lister(),
-		writes: freshness.New(), events: events, said: map[types.UID]string{},
+		writes: freshness.New(), events: events, said: map[types.UID]string{}, written: map[types.UID]*written{},
 	}
 	if c.Busy == nil {
 		c.Busy = func(netip.AddrPort, corev1.Protocol) bool { return false }
@@ -118,6 +130,7 @@ func (c *controller) sync(ctx context.Context, _ string) error {
 		}
 	}
 	c.said = said
+	maps.DeleteFunc(c.written, func(uid types.UID, _ *written) bool { _, there := said[uid]; return !there })
 	return errors.Join(errs...)
 }
 
@@ -188,16 +201,30 @@ func (c *controller) write(ctx context.Context, r *request) error {
 	if equality.Semantic.DeepEqual(status, r.Status.LoadBalancer) {
 		return nil
 	}
+	last := c.written[r.UID]
+	if last != nil && equality.Semantic.DeepEqual(last.status, status) { // it was this already
+		switch last.undone++; {
+		case last.undone == mostUndone+1:
+			c.events.Event(r.Service, corev1.EventTypeWarning, reasonOther, "Another controller changes the addresses of this Service, which are left to it: "+
+				"give the Service a class, or start the cluster with --load-balancer-cidr none")
+			return nil
+		case last.undone > mostUndone:
+			return nil
+		}
+	} else {
+		last = &written{status: status}
+	}
 	service := r.DeepCopy()
 	service.Status.LoadBalancer = status
-	written, err := c.set.Kube.CoreV1().Services(r.Namespace).UpdateStatus(ctx, service, metav1.UpdateOptions{})
+	now, err := c.set.Kube.CoreV1().Services(r.Namespace).UpdateStatus(ctx, service, metav1.UpdateOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	c.writes.Wrote(key, c.services, written.ResourceVersion)
+	c.written[r.UID] = last
+	c.writes.Wrote(key, c.services, now.ResourceVersion)
 	if len(r.outcome.addresses) > 0 {
 		c.events.Eventf(r.Service, corev1.EventTypeNormal, reasonAssigned, "The Service has %v", r.outcome.addresses)
 	}

@@ -269,6 +269,40 @@ func TestServicesGetAddresses(t *testing.T) {
 	}
 }
 
+// Another controller that gives the same Services addresses is told to the user and not fought. One change is corrected.
+func TestAnotherControllerIsNotFought(t *testing.T) {
+	run(t, Options{}, []string{"10.0.0.1-10.0.0.9"}, func(a api) {
+		a.add(balancer("a", v4), balancer("b", v4))
+		overwrite := func() {
+			s, err := a.Kube.CoreV1().Services(apitest.Namespace).Get(context.Background(), "a", metav1.GetOptions{})
+			if err == nil {
+				s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.0.2.9"}}
+				_, err = a.Kube.CoreV1().Services(apitest.Namespace).UpdateStatus(context.Background(), s, metav1.UpdateOptions{})
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			a.Settle()
+		}
+		for range mostUndone {
+			overwrite()
+			a.want("a", "10.0.0.1")
+		}
+		a.Writes()
+		for range 10 {
+			overwrite()
+			a.want("a", "192.0.2.9")
+		}
+		if n := a.Writes(); len(n) != 0 {
+			t.Errorf("it still writes %v", n)
+		}
+		a.told(reasonOther, "--load-balancer-cidr none")
+		a.want("b", "10.0.0.2") // nothing is wrong with others
+		a.change("a", wanting("10.0.0.7"))
+		a.want("a", "10.0.0.7") // a wish is followed
+	})
+}
+
 // Addresses are virtual ones for the proxy.
 func TestAddressesHaveAMode(t *testing.T) {
 	run(t, Options{}, []string{"10.0.0.1"}, func(a api) {

@@ -84,6 +84,7 @@ const (
 	reasonPort      = "PortConflict"
 	reasonNoNode    = "NoNodeAddress"
 	reasonAssigned  = "AddressAssigned"
+	reasonOther     = "OtherController"
 )
 
 // fromPool gives each Service addresses of the pool. A Service keeps what it has if it may: of two with the same
