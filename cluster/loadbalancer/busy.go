@@ -28,7 +28,7 @@ func PortBusy(at netip.AddrPort, protocol corev1.Protocol) bool {
 		return false // nothing can listen there either
 	}
 	defer func() { _ = unix.Close(fd) }()
-	if kind == unix.SOCK_STREAM { // what ended connections leave is nobody's (TIME_WAIT)
+	if kind == unix.SOCK_STREAM { // a port that an ended connection leaves in TIME_WAIT is free
 		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
 			return false
 		}

@@ -24,7 +24,7 @@ type api struct {
 	*apitest.Server
 }
 
-// run runs f beside a controller with a pool; without ranges it gives nodes' addresses.
+// run runs f and a controller with a pool; without ranges it gives nodes' addresses.
 func run(t *testing.T, o Options, ranges []string, f func(api)) {
 	t.Helper()
 	var err error
