@@ -127,7 +127,8 @@ func fetch(ctx context.Context, address string) (status string, err error) {
 	return status, err
 }
 
-// A Service of type LoadBalancer gets an address of the pool, and a machine on the node's network reaches its pod there.
+// A Service of type LoadBalancer gets an address of the pool, and a machine on the node's network
+// reaches its pod there.
 func TestLoadBalancersAreReachedFromTheNetwork(t *testing.T) {
 	t.Parallel()
 	ctx, ns := namespace(t)

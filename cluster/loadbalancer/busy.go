@@ -8,9 +8,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// PortBusy says whether a process of this machine listens on a port of one of its addresses, or coracled keeps the
-// port for a pod (hostPort). It tries to bind it, and listens on nothing. A connection that happens to have
-// the port counts, too, which passes.
+// PortBusy says whether a process of this machine listens on a port of one of its addresses, or
+// coracled keeps the port for a pod (hostPort). It tries to bind it, and listens on nothing. A
+// connection that happens to have the port counts, too, which passes.
 func PortBusy(at netip.AddrPort, protocol corev1.Protocol) bool {
 	kind := unix.SOCK_STREAM
 	switch protocol {

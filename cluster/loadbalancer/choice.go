@@ -11,20 +11,21 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// Concerns says whether this cluster gives a Service its addresses: it is a load balancer without a class,
-// and no other controller cleans up after it.
+// Concerns says whether this cluster gives a Service its addresses: it is a load balancer without a
+// class, and no other controller cleans up after it.
 func Concerns(service *corev1.Service) bool {
 	return service.Spec.Type == corev1.ServiceTypeLoadBalancer && service.Spec.LoadBalancerClass == nil &&
 		!slices.Contains(service.Finalizers, cleanup)
 }
 
-// cleanup is the finalizer of upstream's controller for load balancers of clouds. Ours needs none: what a
-// Service has is free as soon as the Service is gone.
+// cleanup is the finalizer of upstream's controller for load balancers of clouds. Ours needs none:
+// what a Service has is free as soon as the Service is gone.
 const cleanup = "service.kubernetes.io/load-balancer-cleanup"
 
-// Candidates returns the nodes that can take a Service's connections from outside, by name: those that are ready
-// and not excluded from load balancers. With externalTrafficPolicy Local they have a ready endpoint, too.
-// A condition that no node meets counts for none: an address that nothing answers for helps no one.
+// Candidates returns the nodes that can take a Service's connections from outside, by name: those
+// that are ready and not excluded from load balancers. With externalTrafficPolicy Local they have a
+// ready endpoint, too. A condition that no node meets counts for none: an address that nothing
+// answers for helps no one.
 func Candidates(service *corev1.Service, nodes []*corev1.Node, endpoints func() []*discoveryv1.EndpointSlice) []*corev1.Node {
 	all := slices.DeleteFunc(slices.Clone(nodes), func(n *corev1.Node) bool {
 		_, excluded := n.Labels[corev1.LabelNodeExcludeBalancers]
@@ -57,8 +58,9 @@ func ready(n *corev1.Node) bool {
 	})
 }
 
-// Announcer returns the name of the one candidate that answers for an address, "" if there is none. Every node
-// comes to the same result, and a node that comes or goes moves only addresses of its own (rendezvous hashing).
+// Announcer returns the name of the one candidate that answers for an address, "" if there is none.
+// Every node comes to the same result, and a node that comes or goes moves only addresses of its
+// own (rendezvous hashing).
 func Announcer(address netip.Addr, candidates []*corev1.Node) string {
 	var name string
 	var highest [sha256.Size]byte

@@ -63,7 +63,8 @@ func TestWhichNodesTakeConnections(t *testing.T) {
 	}
 }
 
-// One node announces an address. All nodes agree which, addresses spread, and only those of a node that goes move.
+// One node announces an address. All nodes agree which, addresses spread, and only those of a node
+// that goes move.
 func TestOneNodeAnnouncesAnAddress(t *testing.T) {
 	nodes := []*corev1.Node{machine("a"), machine("b"), machine("c")}
 	count := map[string]int{}

@@ -10,11 +10,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// podRoutes is the protocol of coracled's routes (network/link.go). The one without an interface is for the whole
-// range of its pods.
+// podRoutes is the protocol of coracled's routes (network/link.go). The one without an interface is
+// for the whole range of its pods.
 const podRoutes = 85
 
-// CheckPods refuses a pool with addresses of coracled's pods, as far as this machine has routes for them.
+// CheckPods refuses a pool with addresses of coracled's pods, as far as this machine has routes for
+// them.
 func CheckPods(p Pool) error {
 	if p.Empty() {
 		return nil
@@ -31,9 +32,9 @@ func CheckPods(p Pool) error {
 	return nil
 }
 
-// CheckHost refuses a pool that takes something from this machine: its own addresses, its gateways, its pods, or
-// networks that it has routes to. Routes of the interface sink, which is the announcer's, do not count. A larger
-// network around the pool is what its addresses are for.
+// CheckHost refuses a pool that takes something from this machine: its own addresses, its gateways,
+// its pods, or networks that it has routes to. Routes of the interface sink, which is the
+// announcer's, do not count. A larger network around the pool is what its addresses are for.
 func CheckHost(p Pool, sink string) error {
 	if p.Empty() {
 		return nil

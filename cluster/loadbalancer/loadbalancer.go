@@ -1,10 +1,11 @@
-// Package loadbalancer is what the cluster's own load balancers are made of: pools of addresses, the choice of the
-// node that answers for an address, and the speaker, which has this node's kernel answer for its share.
+// Package loadbalancer is what the cluster's own load balancers are made of: pools of addresses,
+// the choice of the node that answers for an address, and the speaker, which has this node's kernel
+// answer for its share.
 //
 // A Service of type LoadBalancer without a class gets its addresses from the controller in
-// controllers/loadbalancer, which writes them to the Service's status. That is the only record. From there the
-// proxy routes connections to the addresses, on every node, and the speaker of one node announces each of
-// them (package announce).
+// controllers/loadbalancer, which writes them to the Service's status. That is the only record.
+// From there the proxy routes connections to the addresses, on every node, and the speaker of one
+// node announces each of them (package announce).
 package loadbalancer
 
 import (
@@ -30,7 +31,8 @@ type SpeakerOptions struct {
 	Pool Pool
 	// Sink is the name of the device that package announce makes.
 	Sink string
-	// Interface is where addresses are announced; "" is the interface whose network has the address.
+	// Interface is where addresses are announced; "" is the interface whose network has the
+	// address.
 	Interface string
 }
 
@@ -140,7 +142,8 @@ func Addresses(service *corev1.Service) []netip.Addr {
 // byType is the name of the index that [Index] adds.
 const byType = "load-balancer.type"
 
-// Index lets Services be found by their type, if that is LoadBalancer or NodePort: there may be many others.
+// Index lets Services be found by their type, if that is LoadBalancer or NodePort: there may be
+// many others.
 func Index(services cache.SharedIndexInformer) {
 	if _, ok := services.GetIndexer().GetIndexers()[byType]; ok {
 		return

@@ -7,8 +7,9 @@ import (
 	"strings"
 )
 
-// Pool is a set of addresses for Services. The zero value has none. Those of IPv4 that end in 0 or 255 are
-// not in it: they are a network's own or its broadcast's, and some devices drop packets to all of them.
+// Pool is a set of addresses for Services. The zero value has none. Those of IPv4 that end in 0 or
+// 255 are not in it: they are a network's own or its broadcast's, and some devices drop packets to
+// all of them.
 type Pool struct{ ranges []addressRange }
 
 // addressRange is first to last, both included, of one family.
@@ -16,8 +17,8 @@ type addressRange struct{ first, last netip.Addr }
 
 func (r addressRange) String() string { return r.first.String() + "-" + r.last.String() }
 
-// ParsePool reads ranges as users write them: 192.168.1.240/28, 192.168.1.240-192.168.1.250 or one address.
-// They must not overlap.
+// ParsePool reads ranges as users write them: 192.168.1.240/28, 192.168.1.240-192.168.1.250 or one
+// address. They must not overlap.
 func ParsePool(texts []string) (Pool, error) {
 	var p Pool
 	for _, text := range texts {
@@ -108,8 +109,8 @@ func given(a netip.Addr) bool {
 // Has says whether the pool has addresses of IPv6, or of IPv4.
 func (p Pool) Has(ipv6 bool) bool { return p.Next(ipv6, netip.Addr{}).IsValid() }
 
-// Next returns the pool's first address of a family that comes after another, or the first of all after
-// netip.Addr{}. The zero Addr means that there is none.
+// Next returns the pool's first address of a family that comes after another, or the first of all
+// after netip.Addr{}. The zero Addr means that there is none.
 func (p Pool) Next(ipv6 bool, after netip.Addr) netip.Addr {
 	ranges := p.ranges
 	if after.IsValid() { // it is in one of them

@@ -38,7 +38,8 @@ type cluster struct {
 	pool loadbalancer.Pool
 }
 
-// newCluster has the parts of a cluster process that Services of type LoadBalancer need, until the test ends.
+// newCluster has the parts of a cluster process that Services of type LoadBalancer need, until the
+// test ends.
 func newCluster(t *testing.T, ranges ...string) (c *cluster, restart func()) {
 	t.Helper()
 	c = &cluster{Node: testnet.New(t), t: t, api: fake.NewClientset()}
@@ -155,8 +156,8 @@ func (c *cluster) until(what string, holds func() bool) {
 	}
 }
 
-// answers waits until the pod answers a space at port 80 of an address. Connections from elsewhere come by way of
-// the node.
+// answers waits until the pod answers a space at port 80 of an address. Connections from elsewhere
+// come by way of the node.
 func (c *cluster) answers(s *testnet.Space, address netip.Addr) {
 	c.t.Helper()
 	at := netip.AddrPortFrom(address, 80).String()
@@ -166,9 +167,9 @@ func (c *cluster) answers(s *testnet.Space, address netip.Addr) {
 	})
 }
 
-// A machine on the node's network finds the addresses of a Service by ARP and ND and reaches its pod, as do the node and
-// pods, the Service's own included. Connections and addresses outlive the process. Addresses of the pool that no Service
-// has are not answered.
+// A machine on the node's network finds the addresses of a Service by ARP and ND and reaches its
+// pod, as do the node and pods, the Service's own included. Connections and addresses outlive the
+// process. Addresses of the pool that no Service has are not answered.
 func TestMachinesOnTheNetworkReachServices(t *testing.T) {
 	c, restart := newCluster(t, "192.0.2.100-192.0.2.101", "2001:db8::100-2001:db8::101")
 	other := c.Pod("other")
@@ -272,8 +273,9 @@ func TestPortsInUse(t *testing.T) {
 	})
 }
 
-// A client that comes before a Service has the address is refused at once, and succeeds later. Were its packet dropped
-// after connection tracking has taken note of it, the same ports would lead nowhere for two minutes.
+// A client that comes before a Service has the address is refused at once, and succeeds later. Were
+// its packet dropped after connection tracking has taken note of it, the same ports would lead
+// nowhere for two minutes.
 func TestConnectionsThatComeEarly(t *testing.T) {
 	c, _ := newCluster(t, "192.0.2.100-192.0.2.101", "2001:db8::100-2001:db8::101")
 	c.create("first", nil) // the proxy's rules are in force, and with them connection tracking

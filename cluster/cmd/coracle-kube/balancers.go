@@ -72,8 +72,8 @@ func (o *balancerOptions) checkHost(port int) error {
 	return loadbalancer.CheckHost(p, balancerSink(port))
 }
 
-// balancerSink is the device of a cluster's announcements, of which a machine may have several. "coracle down" looks
-// for it by this name.
+// balancerSink is the device of a cluster's announcements, of which a machine may have several.
+// "coracle down" looks for it by this name.
 func balancerSink(port int) string { return "coracle-lb" + strconv.Itoa(port) }
 
 // controller returns the options of the controller, nil for none; kubelet is the kubelet's port.

@@ -1,12 +1,13 @@
-// Package loadbalancer gives Services of type LoadBalancer their addresses: each one of its own from a pool, or,
-// without a pool, the addresses of nodes, which all of them share by their ports.
+// Package loadbalancer gives Services of type LoadBalancer their addresses: each one of its own
+// from a pool, or, without a pool, the addresses of nodes, which all of them share by their ports.
 //
-// A Service's status is the only record of what it has. Each sync looks at all Services, so that it can say who
-// has an address, and writes what differs (plan.go, nodeplan.go). An address is free as soon as no Service has it;
-// a Service that waits for one then gets it. What a Service does not get is told by Events on it.
+// A Service's status is the only record of what it has. Each sync looks at all Services, so that it
+// can say who has an address, and writes what differs (plan.go, nodeplan.go). An address is free as
+// soon as no Service has it; a Service that waits for one then gets it. What a Service does not get
+// is told by Events on it.
 //
-// Services with a class, and those that another controller has put the finalizer for load balancers on, are
-// left alone.
+// Services with a class, and those that another controller has put the finalizer for load balancers
+// on, are left alone.
 package loadbalancer
 
 import (
@@ -41,16 +42,19 @@ import (
 type Options struct {
 	// Pool has the addresses; without any, Services get those of nodes.
 	Pool loadbalancer.Pool
-	// Reserved are TCP ports of nodes that no Service may have at a node's address, and what has them.
+	// Reserved are TCP ports of nodes that no Service may have at a node's address, and what has
+	// them.
 	Reserved map[int32]string
-	// Busy says whether something on this machine uses a port of one of its addresses; nil for never.
+	// Busy says whether something on this machine uses a port of one of its addresses; nil for
+	// never.
 	Busy func(netip.AddrPort, corev1.Protocol) bool
 }
 
 // key is the only one: Services share what there is.
 const key = "addresses"
 
-// again is when a port is looked at once more that is not a Service's: no event tells that it is free.
+// again is when a port is looked at once more that is not a Service's: no event tells that it is
+// free.
 const again = 30 * time.Second
 
 type controller struct {
@@ -66,14 +70,15 @@ type controller struct {
 	written  map[types.UID]*written
 }
 
-// written is the status that a Service was last given, and how often someone else has changed it since.
+// written is the status that a Service was last given, and how often someone else has changed it
+// since.
 type written struct {
 	status corev1.LoadBalancerStatus
 	undone int
 }
 
-// mostUndone is how often a status is written again that someone else has changed: two controllers that correct
-// each other would never end.
+// mostUndone is how often a status is written again that someone else has changed: two controllers
+// that correct each other would never end.
 const mostUndone = 3
 
 // New returns the controller.
@@ -156,7 +161,8 @@ func (c *controller) share(services []*corev1.Service, all []*request) error {
 	return nil
 }
 
-// addressesOf returns the addresses by which others reach nodes: each node's external ones, or else its internal ones.
+// addressesOf returns the addresses by which others reach nodes: each node's external ones, or else
+// its internal ones.
 func addressesOf(nodes []*corev1.Node) []netip.Addr {
 	var all []netip.Addr
 	for _, n := range nodes {

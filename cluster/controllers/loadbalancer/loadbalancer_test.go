@@ -269,7 +269,8 @@ func TestServicesGetAddresses(t *testing.T) {
 	}
 }
 
-// Another controller that gives the same Services addresses is told to the user and not fought. One change is corrected.
+// Another controller that gives the same Services addresses is told to the user and not fought. One
+// change is corrected.
 func TestAnotherControllerIsNotFought(t *testing.T) {
 	run(t, Options{}, []string{"10.0.0.1-10.0.0.9"}, func(a api) {
 		a.add(balancer("a", v4), balancer("b", v4))
@@ -350,7 +351,8 @@ func TestServicesThatAreDeleted(t *testing.T) {
 	})
 }
 
-// One Service whose status cannot be written does not keep others from theirs, and no address is given twice.
+// One Service whose status cannot be written does not keep others from theirs, and no address is
+// given twice.
 func TestAFailedWriteIsRepeated(t *testing.T) {
 	run(t, Options{}, []string{"10.0.0.1-10.0.0.9"}, func(a api) {
 		failed := 0

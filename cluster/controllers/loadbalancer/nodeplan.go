@@ -43,8 +43,9 @@ func nodePorts(services []*corev1.Service) map[place]string {
 	return all
 }
 
-// fromNodes gives each Service the addresses of nodes, if all its ports are free there. What is there already
-// comes first, then the oldest. It returns whether a place is busy that may become free unnoticed.
+// fromNodes gives each Service the addresses of nodes, if all its ports are free there. What is
+// there already comes first, then the oldest. It returns whether a place is busy that may become
+// free unnoticed.
 func fromNodes(m machines, all []*request) (again bool) {
 	holds := map[*request]bool{}
 	wanted := map[*request][]netip.Addr{}

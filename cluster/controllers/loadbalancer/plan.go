@@ -48,7 +48,8 @@ func (r *request) all() bool {
 	return r.Spec.IPFamilyPolicy != nil && *r.Spec.IPFamilyPolicy == corev1.IPFamilyPolicyRequireDualStack
 }
 
-// requests are those of Services that are ours, the oldest first. One that is being deleted keeps what it has.
+// requests are those of Services that are ours, the oldest first. One that is being deleted keeps
+// what it has.
 func requests(services []*corev1.Service) []*request {
 	var all []*request
 	for _, service := range services {
@@ -87,8 +88,8 @@ const (
 	reasonOther     = "OtherController"
 )
 
-// fromPool gives each Service addresses of the pool. A Service keeps what it has if it may: of two with the same
-// address, the older one does. What load balancers of others have is not given away.
+// fromPool gives each Service addresses of the pool. A Service keeps what it has if it may: of two
+// with the same address, the older one does. What load balancers of others have is not given away.
 func fromPool(pool loadbalancer.Pool, all []*request, others []*corev1.Service) {
 	taken := map[netip.Addr]string{}
 	for _, service := range others {

@@ -1,23 +1,26 @@
-// Package announce has the kernel answer for addresses that this machine does not have itself, by ARP and by
-// neighbour discovery (ND), so that other machines on the segment send it what is for them. What becomes of
-// those packets is decided elsewhere, by the rules for Services.
+// Package announce has the kernel answer for addresses that this machine does not have itself, by
+// ARP and by neighbour discovery (ND), so that other machines on the segment send it what is for
+// them. What becomes of those packets is decided elsewhere, by the rules for Services.
 //
 // No packet of the network is read here. An address is announced by three things in the kernel:
 //
-//   - an entry in the interface's table of proxied neighbours ("ip neigh show proxy"): the kernel answers for
-//     this address on this interface, and for no other;
-//   - a route for it to the sink, a device that drops what it gets ("ip route show dev coracle-lb6443").
-//     The kernel only answers by ARP for what it routes to another interface. It also keeps what no rule
-//     translates from leaving by the interface again. An nftables table refuses such packets (refuse.go);
-//   - sysctls: IPv6 entries are followed (proxy_ndp), and answers are not delayed by up to 0.8 s (proxy_delay).
+//   - an entry in the interface's table of proxied neighbours ("ip neigh show proxy"): the kernel
+//     answers for this address on this interface, and for no other;
+//   - a route for it to the sink, a device that drops what it gets ("ip route show dev
+//     coracle-lb6443"). The kernel only answers by ARP for what it routes to another interface. It
+//     also keeps what no rule translates from leaving by the interface again. An nftables table
+//     refuses such packets (refuse.go);
+//   - sysctls: IPv6 entries are followed (proxy_ndp), and answers are not delayed by up to 0.8 s
+//     (proxy_delay).
 //
-// The sink is a veth link whose other end stays down: every kernel that runs pods has that. Its alias says what
-// the sysctls were before, and its routes which entries are ours. So the kernel's state is the only record:
-// another process with the same sink takes it over, and Remove removes all of it. The kernel answers while no
-// process runs.
+// The sink is a veth link whose other end stays down: every kernel that runs pods has that. Its
+// alias says what the sysctls were before, and its routes which entries are ours. So the kernel's
+// state is the only record: another process with the same sink takes it over, and Remove removes
+// all of it. The kernel answers while no process runs.
 //
-// When an address comes to this machine, or comes back, it is told to the segment (a gratuitous ARP, an
-// unsolicited neighbour advertisement), three times a second apart: a switch or a neighbour may miss one.
+// When an address comes to this machine, or comes back, it is told to the segment (a gratuitous
+// ARP, an unsolicited neighbour advertisement), three times a second apart: a switch or a neighbour
+// may miss one.
 package announce
 
 import (
@@ -50,7 +53,8 @@ const (
 type Announcer struct {
 	sink  string
 	named string
-	// report is told when what is known of an address changes: the interface that it is announced on, or why it is not.
+	// report is told when what is known of an address changes: the interface that it is announced
+	// on, or why it is not.
 	report func(address netip.Addr, link string, err error)
 
 	wake chan struct{}
@@ -71,8 +75,8 @@ type told struct {
 	due  time.Time
 }
 
-// New returns an announcer with a sink of that name. It announces on the named interface, or, for "", on the one
-// whose network has the address. report is called by Run, and must not call Set.
+// New returns an announcer with a sink of that name. It announces on the named interface, or, for
+// "", on the one whose network has the address. report is called by Run, and must not call Set.
 func New(sink, named string, report func(address netip.Addr, link string, err error)) *Announcer {
 	return &Announcer{sink: sink, named: named, report: report, wake: make(chan struct{}, 1), told: map[netip.Addr]told{}}
 }
@@ -181,7 +185,8 @@ func (a *Announcer) reconcile(changes *subscription) time.Duration {
 	return next
 }
 
-// tell has the segment and the caller know of an address, and returns when the segment is to be told again.
+// tell has the segment and the caller know of an address, and returns when the segment is to be
+// told again.
 func (a *Announcer) tell(address netip.Addr, l link, came bool, failed error) (next time.Duration) {
 	before, known := a.told[address]
 	now := told{link: l.name, left: before.left, due: before.due}

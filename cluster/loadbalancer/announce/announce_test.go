@@ -215,8 +215,9 @@ func TestAddressesThatCannotBeAnnounced(t *testing.T) {
 	}
 }
 
-// Another machine claims the address by ARP, asks for others and sends what is no ARP at all, as fast as it can. The node
-// goes on answering for its addresses and for no others. The same claim is believed by a machine that has to.
+// Another machine claims the address by ARP, asks for others and sends what is no ARP at all, as
+// fast as it can. The node goes on answering for its addresses and for no others. The same claim is
+// believed by a machine that has to.
 func TestForgedARPChangesNothing(t *testing.T) {
 	s := newSegment(t)
 	s.announce("", both...)
@@ -257,7 +258,8 @@ func TestForgedARPChangesNothing(t *testing.T) {
 	if now := s.left(); now != before {
 		t.Errorf("the node has\n%s\nwant\n%s", now, before)
 	}
-	// What the kernel notes of the claims is of no use to it: it sends nothing for the address to the network.
+	// What the kernel notes of the claims is of no use to it: it sends nothing for the address to
+	// the network.
 	if way := s.Run("ip route get " + announced4.String()); !strings.Contains(way, "dev "+sink+" ") {
 		t.Errorf("the node sends packets for %s elsewhere: %s", announced4, way)
 	}

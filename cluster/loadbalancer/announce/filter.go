@@ -12,8 +12,8 @@ import (
 // mostFiltered is how many interfaces a filter names.
 const mostFiltered = 16
 
-// hear has the subscription hear of these interfaces alone, or of all. Each pod that starts changes interfaces, which
-// must not wake this process.
+// hear has the subscription hear of these interfaces alone, or of all. Each pod that starts changes
+// interfaces, which must not wake this process.
 func (s *subscription) hear(all bool, links []int) {
 	slices.Sort(links)
 	links = slices.Compact(links)

@@ -119,7 +119,8 @@ func (s *state) withdraw(wanted map[netip.Addr]bool) error {
 	return errors.Join(errs...)
 }
 
-// forget ends the announcement of an address. The route goes last: it says that the entries are ours.
+// forget ends the announcement of an address. The route goes last: it says that the entries are
+// ours.
 func (s *state) forget(address netip.Addr) error {
 	if err := s.silence(address, 0); err != nil {
 		return err
@@ -146,8 +147,8 @@ func (s *state) silence(address netip.Addr, but int) error {
 	return nil
 }
 
-// announce has the kernel answer for an address on the named interface, or that whose network has it. came says
-// that it did not before.
+// announce has the kernel answer for an address on the named interface, or that whose network has
+// it. came says that it did not before.
 func (s *state) announce(address netip.Addr, named string) (l link, came bool, err error) {
 	defer func() {
 		if err != nil && s.routes[address] { // where it was announced before is wrong now
@@ -187,8 +188,8 @@ func (s *state) announce(address netip.Addr, named string) (l link, came bool, e
 // routeProtocol marks Coracle's routes (network/link.go has the same).
 const routeProtocol = 85
 
-// pick returns the interface to announce an address on: the named one, or that with the smallest network
-// that has the address.
+// pick returns the interface to announce an address on: the named one, or that with the smallest
+// network that has the address.
 func (s *state) pick(address netip.Addr, named string) (link, error) {
 	best, bits := 0, -1
 	for _, a := range s.addresses {

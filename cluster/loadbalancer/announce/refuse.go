@@ -12,21 +12,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The nftables table of the sink's name refuses what would end in the sink, since no rule has translated it: a port
-// that a Service does not have, or a Service whose rules are not in force yet. A client then knows at once. Were the
-// packet dropped in the sink, connection tracking would have taken note of it, and later packets with the same
-// ports would not be translated, either.
+// The nftables table of the sink's name refuses what would end in the sink, since no rule has
+// translated it: a port that a Service does not have, or a Service whose rules are not in force
+// yet. A client then knows at once. Were the packet dropped in the sink, connection tracking would
+// have taken note of it, and later packets with the same ports would not be translated, either.
 //
 //	table inet coracle-lb6443 {
-//	  chain refuse { meta l4proto tcp reject with tcp reset
+//	  chain refuse {
+//	    meta l4proto tcp reject with tcp reset
 //	    reject with icmpx port-unreachable }
-//	  chain forward { type filter hook forward priority -10; oifname "coracle-lb6443" ct status & dnat == 0 goto refuse }
-//	  chain output { type filter hook output priority -10; oifname "coracle-lb6443" ct status & dnat == 0 goto refuse } }
+//	  chain forward { type filter hook forward priority -10;
+//	    oifname "coracle-lb6443" ct status & dnat == 0 goto refuse }
+//	  chain output { type filter hook output priority -10;
+//	    oifname "coracle-lb6443" ct status & dnat == 0 goto refuse } }
 
 // early is the chains' priority: what goes nowhere is no concern of network policies.
 var early = nftables.ChainPriorityRef(-10)
 
-// answerLimit bounds the wait for the kernel's answers. To some errors it gives fewer than the nftables package waits for.
+// answerLimit bounds the wait for the kernel's answers. To some errors it gives fewer than the
+// nftables package waits for.
 const answerLimit = 5 * time.Second
 
 func dialTables() (*nftables.Conn, error) {
@@ -60,7 +64,8 @@ func ensureRefusal(sink string) error {
 	copy(name, sink)
 	const translated = 1 << 5 // IPS_DST_NAT
 	for chain, hook := range map[string]*nftables.ChainHook{"forward": nftables.ChainHookForward, "output": nftables.ChainHookOutput} {
-		// At output, a packet that was translated still shows the interface that it was to leave by before.
+		// At output, a packet that was translated still shows the interface that it was to leave by
+		// before.
 		c.AddRule(&nftables.Rule{
 			Table: table,
 			Chain: c.AddChain(&nftables.Chain{Name: chain, Table: table, Type: nftables.ChainTypeFilter, Hooknum: hook, Priority: early}),

@@ -22,8 +22,8 @@ func send(address netip.Addr, l link) error {
 
 var broadcast = []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
 
-// sendARP broadcasts the two forms of gratuitous ARP (RFC 5227 section 3): some devices take notice of requests
-// only, some of replies. The socket is of no protocol, so it gets no packets.
+// sendARP broadcasts the two forms of gratuitous ARP (RFC 5227 section 3): some devices take notice
+// of requests only, some of replies. The socket is of no protocol, so it gets no packets.
 func sendARP(address netip.Addr, l link) error {
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -48,8 +48,8 @@ func arpPacket(operation uint16, address netip.Addr, mac, target []byte) []byte 
 	return append(append(p, target...), address.AsSlice()...)
 }
 
-// sendNA sends an unsolicited neighbour advertisement to all nodes (RFC 4861 section 7.2.6). The kernel fills in
-// the checksum. The socket takes in no messages.
+// sendNA sends an unsolicited neighbour advertisement to all nodes (RFC 4861 section 7.2.6). The
+// kernel fills in the checksum. The socket takes in no messages.
 func sendNA(address netip.Addr, l link) error {
 	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_ICMPV6)
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// record is what sysctls were before, by short names: "ndp" for IPv6's proxy_ndp, "4eth0" and "6eth0" for
-// eth0's proxy_delay. It is the sink's alias, such as "4eth0=80 6eth0=80 ndp=0".
+// record is what sysctls were before, by short names: "ndp" for IPv6's proxy_ndp, "4eth0" and
+// "6eth0" for eth0's proxy_delay. It is the sink's alias, such as "4eth0=80 6eth0=80 ndp=0".
 type record map[string]string
 
 // longestAlias is the kernel's limit (IFALIASZ), with the null byte.
@@ -44,8 +44,8 @@ func (r record) String() string {
 func file(name string) (path, ours string) {
 	const root = "/proc/sys/net/"
 	if name == proxyNDP {
-		// The one for all interfaces: by that of one interface, the kernel answers no solicitation that is sent
-		// to the address itself, with which neighbours check that it is still there.
+		// The one for all interfaces: by that of one interface, the kernel answers no solicitation
+		// that is sent to the address itself, with which neighbours check that it is still there.
 		return root + "ipv6/conf/all/proxy_ndp", "1"
 	}
 	if len(name) < 2 || strings.Contains(name, "/") || strings.HasSuffix(name, "..") {
@@ -106,8 +106,8 @@ func readSysctl(path string) (string, error) {
 	return strings.TrimSpace(string(data)), nil
 }
 
-// restore sets the sysctls to what they were, unless someone else has set them meanwhile. Those of interfaces that
-// have gone need nothing.
+// restore sets the sysctls to what they were, unless someone else has set them meanwhile. Those of
+// interfaces that have gone need nothing.
 func (r record) restore() error {
 	var errs []error
 	for name, value := range r {
