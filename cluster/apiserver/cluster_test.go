@@ -293,12 +293,6 @@ func TestWhatIsOnlyStoredIsAnsweredWithAWarning(t *testing.T) {
 			}, metav1.CreateOptions{})
 			return err
 		},
-		`Service "x" is stored but not acted on by this cluster: it gets no address of a load balancer; its cluster address and node ports are routed`: func() error {
-			_, err := client.CoreV1().Services(ns).Create(t.Context(), &corev1.Service{
-				ObjectMeta: metav1.ObjectMeta{Name: "x"}, Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, Ports: []corev1.ServicePort{{Port: 80}}},
-			}, metav1.CreateOptions{})
-			return err
-		},
 	}
 	for want, f := range create {
 		got = nil

@@ -6,7 +6,6 @@ import (
 
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/warning"
-	"k8s.io/kubernetes/pkg/apis/core"
 
 	"github.com/coracle-project/coracle/cluster/unserved"
 )
@@ -36,17 +35,5 @@ func (warnUnserved) Validate(ctx context.Context, a admission.Attributes, _ admi
 }
 
 func whatIsMissing(a admission.Attributes) string {
-	resource := a.GetResource().GroupResource()
-	if service, ok := a.GetObject().(*core.Service); ok && resource.Resource == "services" {
-		return missingOfService(service)
-	}
-	return unserved.Missing(resource)
-}
-
-// missingOfService says what of a Service is not done.
-func missingOfService(service *core.Service) string {
-	if service.Spec.Type == core.ServiceTypeLoadBalancer {
-		return "it gets no address of a load balancer; its cluster address and node ports are routed"
-	}
-	return ""
+	return unserved.Missing(a.GetResource().GroupResource())
 }

@@ -26,6 +26,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/controllers/frame"
 	"github.com/coracle-project/coracle/cluster/controllers/garbagecollector"
 	"github.com/coracle-project/coracle/cluster/controllers/job"
+	"github.com/coracle-project/coracle/cluster/controllers/loadbalancer"
 	"github.com/coracle-project/coracle/cluster/controllers/namespace"
 	"github.com/coracle-project/coracle/cluster/controllers/nodelifecycle"
 	"github.com/coracle-project/coracle/cluster/controllers/nodettl"
@@ -74,6 +75,8 @@ type Options struct {
 	CertificateLifetime time.Duration
 	// EndedPods is how many pods that have ended may exist; 0 means 12,500, less any number.
 	EndedPods int
+	// LoadBalancers says where addresses of Services of type LoadBalancer come from; if it is nil they get none.
+	LoadBalancers *loadbalancer.Options
 	// NamespaceSettle is how long other API servers need to notice that a namespace is being
 	// deleted: 5 seconds where there are several, 0 with one.
 	NamespaceSettle time.Duration
@@ -127,6 +130,11 @@ func New(as Identities, o Options) ([]Runner, error) {
 	if o.SigningCA != nil {
 		all = append(all, entry{"certificate-controller", func(set *client.Set) (*frame.Controller, error) {
 			return certificates.NewSigner(set, o.SigningCA, o.CertificateLifetime), nil
+		}})
+	}
+	if o.LoadBalancers != nil {
+		all = append(all, entry{"service-controller", func(set *client.Set) (*frame.Controller, error) {
+			return loadbalancer.New(set, *o.LoadBalancers), nil
 		}})
 	}
 	runners := make([]Runner, 0, len(all)+4)

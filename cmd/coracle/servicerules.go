@@ -1,10 +1,12 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"os/exec"
 	"strconv"
 
 	"github.com/google/nftables"
@@ -58,6 +60,23 @@ func removeHeldAddresses(services string) error {
 		if err := netlink.AddrDel(lo, addr); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
 			return fmt.Errorf("remove address %s, which is for pods, from lo: %w", held, err)
 		}
+	}
+	return nil
+}
+
+// removeAnnouncements has the cluster's program remove what it leaves in the kernel when it ends, so that load
+// balancers' addresses are still answered for while it is restarted.
+func removeAnnouncements(ctx context.Context, port int) error {
+	sink := "coracle-lb" + strconv.Itoa(port) // cluster/cmd/coracle-kube/balancers.go
+	if _, err := net.InterfaceByName(sink); err != nil {
+		return nil // nothing is announced
+	}
+	program, err := sibling("coracle-kube")
+	if err != nil {
+		return err
+	}
+	if said, err := exec.CommandContext(ctx, program, "load-balancers", "remove", "--sink", sink).CombinedOutput(); err != nil {
+		return fmt.Errorf("coracle-kube load-balancers remove: %w:\n%s", err, said)
 	}
 	return nil
 }

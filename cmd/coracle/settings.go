@@ -24,6 +24,7 @@ func (o *upOptions) settings() map[string]any {
 		"node-name":    &o.Node, "node-ip": &o.NodeIPs, "pod-log-dir": &o.PodLogs, "cgroup-root": &o.CgroupRoot,
 		"etcd-servers": &o.Etcd, "eviction-hard": &o.EvictionHard,
 		"allowed-unsafe-sysctls": &o.UnsafeSysctls,
+		"load-balancer-cidr":     &o.LoadBalancerCIDR, "load-balancer-interface": &o.LoadBalancerInterface,
 	}
 }
 

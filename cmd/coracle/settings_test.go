@@ -17,6 +17,7 @@ func TestWhatUpRemembers(t *testing.T) {
 	first := upOptions{
 		Config: "/etc/c.toml", ShortNames: "none", Bind: "10.0.0.1", Port: 7443, Node: "boat", NodeIPs: []string{"10.0.0.1"},
 		PodLogs: "/logs", CgroupRoot: "/c", Etcd: []string{"http://e:2379"}, EvictionHard: "memory.available<1Mi", ServiceCIDR: "10.112.0.0/16",
+		LoadBalancerCIDR: []string{"10.0.0.20-10.0.0.29"}, LoadBalancerInterface: "eth0",
 	}
 	if err := first.remember(p); err != nil {
 		t.Fatal(err)
@@ -31,6 +32,9 @@ func TestWhatUpRemembers(t *testing.T) {
 		"the same":        {given: []string{"port"}, change: func(o *upOptions) { o.Port = 7443 }},
 		"another":         {given: []string{"port"}, change: func(o *upOptions) { o.Port = 8443 }, differ: []string{"port"}},
 		"another address": {given: []string{"node-ip", "port"}, change: func(o *upOptions) { o.NodeIPs, o.Port = []string{"10.0.0.2"}, 7443 }, differ: []string{"node-ip"}},
+		"other load balancers": {
+			given: []string{"load-balancer-cidr"}, change: func(o *upOptions) { o.LoadBalancerCIDR = []string{"10.0.0.30"} }, differ: []string{"load-balancer-cidr"},
+		},
 		"back to default": {given: []string{"port", "config"}, change: func(o *upOptions) { o.Config = "" }, differ: []string{"config", "port"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -46,6 +50,8 @@ func TestWhatUpRemembers(t *testing.T) {
 						want.NodeIPs = given.NodeIPs
 					case "config":
 						want.Config = given.Config
+					case "load-balancer-cidr":
+						want.LoadBalancerCIDR = given.LoadBalancerCIDR
 					}
 				}
 			}

@@ -37,6 +37,10 @@ type upOptions struct {
 	Node string `json:"node"`
 	// ServiceCIDR is the network of Services' addresses.
 	ServiceCIDR string `json:"serviceCIDR,omitempty"`
+	// LoadBalancerCIDR are ranges of addresses for Services of type LoadBalancer, in the words of coracle-kube.
+	// LoadBalancerInterface is where the node answers for them.
+	LoadBalancerCIDR      []string `json:"loadBalancerCIDR,omitempty"`
+	LoadBalancerInterface string   `json:"loadBalancerInterface,omitempty"`
 	// PodLogs is the directory of containers' logs, CgroupRoot the parent of pods' cgroups.
 	PodLogs    string `json:"podLogs"`
 	CgroupRoot string `json:"cgroupRoot"`
@@ -67,7 +71,8 @@ and fails. An up that fails before the node is Ready ends what it has started; p
 		Example: `  coracle up
   coracle up --apply deployment.yaml      # and wait until what it holds is available
   coracle up --root /srv/coracle --state /run/coracle-two --port 7443 \
-             --service-cidr 10.112.0.0/16`,
+             --service-cidr 10.112.0.0/16
+  coracle up --load-balancer-cidr 192.168.1.240-192.168.1.250   # addresses of this machine's network`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGTERM, syscall.SIGINT)
@@ -85,6 +90,9 @@ and fails. An up that fails before the node is Ready ends what it has started; p
 	f.StringVar(&o.Bind, "bind-address", "127.0.0.1", "address that the API server serves on")
 	f.IntVar(&o.Port, "port", 6443, "port that the API server serves on")
 	f.StringVar(&o.ServiceCIDR, "service-cidr", defaultServices, "network of Services' addresses: one that this machine does not reach")
+	f.StringSliceVar(&o.LoadBalancerCIDR, "load-balancer-cidr", nil, "addresses for Services of type LoadBalancer, which this machine answers for: `RANGES` of its network such as 192.168.1.240/28 or "+
+		"192.168.1.240-192.168.1.250 (default: the node's own addresses, which Services share by their ports); none leaves such Services to others")
+	f.StringVar(&o.LoadBalancerInterface, "load-balancer-interface", "", "`INTERFACE` to answer on for --load-balancer-cidr (default: the one whose network has the address)")
 	f.StringVar(&o.Node, "node-name", strings.ToLower(host), "name of this node")
 	f.StringSliceVar(&o.NodeIPs, "node-ip", nil, "addresses of this node (default: that of its name or of the default route)")
 	f.StringVar(&o.PodLogs, "pod-log-dir", "/var/log/pods", "directory for containers' logs")
@@ -203,6 +211,12 @@ func kubeArgs(p place, o upOptions) []string {
 	}
 	if o.EvictionHard != "" {
 		args = append(args, "--eviction-hard", o.EvictionHard)
+	}
+	if len(o.LoadBalancerCIDR) > 0 {
+		args = append(args, "--load-balancer-cidr", strings.Join(o.LoadBalancerCIDR, ","))
+	}
+	if o.LoadBalancerInterface != "" {
+		args = append(args, "--load-balancer-interface", o.LoadBalancerInterface)
 	}
 	if len(o.UnsafeSysctls) > 0 {
 		args = append(args, "--allowed-unsafe-sysctls", strings.Join(o.UnsafeSysctls, ","))

@@ -45,6 +45,7 @@ type apiOptions struct {
 	externalIPs       bool
 	podsHealth        *health.Part // nil unless pods is set
 	policies          bool
+	balancers         balancerOptions
 }
 
 func (o *apiOptions) define(f *pflag.FlagSet) {
@@ -89,7 +90,7 @@ func (o *apiOptions) check() error {
 	if o.port < 1 || o.port > 65535 {
 		return fmt.Errorf("--port %d is not between 1 and 65535", o.port)
 	}
-	return nil
+	return o.balancers.check(o.serviceCIDR)
 }
 
 // settings are the flags that say where the API server is and keeps things.

@@ -45,7 +45,7 @@ it finds them again when it is started.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			api.pods = true
 			if check {
-				return errors.Join(checkAll(api, n, d), api.settings().Listens())
+				return errors.Join(checkAll(api, n, d), api.settings().Listens(), api.balancers.checkHost(api.port))
 			}
 			return serve(cmd.Context(), api, n, d)
 		},
@@ -55,6 +55,7 @@ it finds them again when it is started.`,
 	cmd.Flags().BoolVar(&api.externalIPs, "allow-external-ips", false, "route the externalIPs of Services, which can take over any address")
 	cmd.Flags().BoolVar(&api.policies, "network-policies", true, "enforce NetworkPolicies for this node's pods; false if a network plugin does")
 	api.define(cmd.Flags())
+	api.balancers.define(cmd.Flags())
 	n.define(cmd.Flags())
 	d.define(cmd.Flags())
 	return cmd
@@ -98,7 +99,7 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions) err
 	if err != nil {
 		return err
 	}
-	control, err := newControllers(server, bundle, board.Add("objects not acted on"))
+	control, err := newControllers(server, bundle, api, n, board.Add("objects not acted on"))
 	if err != nil {
 		return err
 	}
@@ -139,6 +140,13 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions) err
 			return err
 		}
 		routes, parts = p, append(parts, route)
+	}
+	speak, err := newSpeaker(server, api, n)
+	if err != nil {
+		return err
+	}
+	if speak != nil {
+		parts = append(parts, speak)
 	}
 	more := map[string]http.Handler{healthPath: showHealth(&board), whyPath: answerWhy(newAsker(server, n.name, routes, names, enforced))}
 	return together(ctx, server, began, &api, more, func() error { return renewed(&api, &n) }, parts...)
@@ -224,7 +232,7 @@ func newScheduler(server *apiserver.Server) (*scheduler.Scheduler, error) {
 	return scheduler.New(set, scheduler.Options{})
 }
 
-func newControllers(server *apiserver.Server, bundle *pki.Bundle, unserved *health.Part) ([]controllers.Runner, error) {
+func newControllers(server *apiserver.Server, bundle *pki.Bundle, api apiOptions, n nodeOptions, unserved *health.Part) ([]controllers.Runner, error) {
 	manager, err := in(server, user.KubeControllerManager)
 	if err != nil {
 		return nil, err
@@ -242,7 +250,8 @@ func newControllers(server *apiserver.Server, bundle *pki.Bundle, unserved *heal
 	}
 	return controllers.New(controllers.Identities{Manager: manager, Account: account}, controllers.Options{
 		RootCA: ca, TokenGenerator: tokens, NotActedOn: unserved,
-		SigningCA: func() (tls.Certificate, error) { return tls.LoadX509KeyPair(bundle.CA, bundle.CA) },
+		LoadBalancers: api.balancers.controller(api.port, n.port),
+		SigningCA:     func() (tls.Certificate, error) { return tls.LoadX509KeyPair(bundle.CA, bundle.CA) },
 	})
 }
 
