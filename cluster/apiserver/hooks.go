@@ -74,6 +74,9 @@ func (b *build) kubernetesService(client kubernetes.Interface) *kubernetesservic
 	if !b.addresses.public.IsLoopback() { // endpoints on loopback are invalid, and pods would not reach them
 		endpoints = reconcilers.NewMasterCountEndpointReconciler(1, reconcilers.NewEndpointsAdapter(client.CoreV1(), client.DiscoveryV1()))
 	}
+	if b.addresses.held {
+		endpoints = heldEndpoints{endpoints, b.held}
+	}
 	return kubernetesservice.New(kubernetesservice.Config{
 		PublicIP: b.addresses.public, PublicServicePort: b.listener.Addr().(*net.TCPAddr).Port,
 		ServiceIP: b.addresses.kubernetes, ServicePort: servicePort,

@@ -20,7 +20,9 @@ import (
 	"github.com/coracle-project/coracle/cluster/controllers"
 	"github.com/coracle-project/coracle/cluster/kubelet"
 	"github.com/coracle-project/coracle/cluster/kubelet/node"
+	"github.com/coracle-project/coracle/cluster/nodeaddr"
 	"github.com/coracle-project/coracle/cluster/pki"
+	"github.com/coracle-project/coracle/cluster/proxy"
 	"github.com/coracle-project/coracle/cluster/scheduler"
 )
 
@@ -39,7 +41,8 @@ it finds them again when it is started.`,
   coracle-kube server --root /srv/kube --port 7443 --cri unix:///run/containerd/containerd.sock`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			api.pods = true
+			api.pods = nodeaddr.NewPods()
+			api.clusterDomain, n.pods = n.domain, api.pods
 			if check {
 				return errors.Join(checkAll(api, n, d), api.settings().Listens())
 			}
@@ -121,6 +124,8 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions) err
 			return err
 		}
 		parts = append(parts, route)
+	} else if err := proxy.Cleanup(serviceTable(api.port)); err != nil { // of a run with it
+		slog.Warn("rules of Services of an earlier run are left", "err", err)
 	}
 	return together(ctx, server, began, &api, func() error { return renewed(&api, &n) }, parts...)
 }
