@@ -12,29 +12,52 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// removeServiceRules removes the nftables table that the cluster process leaves when it ends, so that
-// connections to Services go on while it is restarted.
-func removeServiceRules(port int) error {
-	name := "coracle-services-" + strconv.Itoa(port)
+// serviceTable is the name of the nftables table with the rules of Services of the cluster whose API server has this port:
+// serviceTable in cluster/cmd/coracle-kube.
+func serviceTable(port int) string { return "coracle-services-" + strconv.Itoa(port) }
+
+// hasServiceRules reports whether that table is there.
+func hasServiceRules(port int) bool {
+	c, err := nftables.New()
+	if err != nil {
+		return false
+	}
+	_, err = c.ListTableOfFamily(serviceTable(port), nftables.TableFamilyINet)
+	return err == nil
+}
+
+// removeServiceRules removes the nftables table that a cluster process leaves when it ends, so that connections to
+// Services go on while it is restarted. If something listens at the API server's address, the port is another
+// cluster's by now, and so is the table.
+func removeServiceRules(bind string, port int) error {
+	if !hasServiceRules(port) || listens(bind, port) {
+		return nil
+	}
+	name := serviceTable(port)
 	c, err := nftables.New()
 	if err != nil {
 		return fmt.Errorf("remove rules of Services: %w", err)
 	}
-	table, err := c.ListTableOfFamily(name, nftables.TableFamilyINet)
-	if err != nil {
-		return nil // there is no such table, or no nftables at all
-	}
-	c.DelTable(table)
+	c.DelTable(&nftables.Table{Name: name, Family: nftables.TableFamilyINet})
 	if err := c.Flush(); err != nil && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("remove rules of Services: nftables table %s: %w", name, err)
 	}
 	return nil
 }
 
+// listens reports whether a process listens at an address of this machine.
+func listens(bind string, port int) bool {
+	l, err := net.Listen("tcp", net.JoinHostPort(bind, strconv.Itoa(port)))
+	if err == nil {
+		_ = l.Close()
+	}
+	return errors.Is(err, unix.EADDRINUSE)
+}
+
 // removeHeldAddresses removes the addresses for pods that a killed cluster process has left on lo: those of its API server
-// and of its DNS, the first and the tenth of the Services' network.
-func removeHeldAddresses(services string) error {
-	network, err := netip.ParsePrefix(services)
+// and of its DNS, which are the first and the tenth of the Services' network unless the DNS was given others there.
+func removeHeldAddresses(o upOptions) error {
+	network, err := netip.ParsePrefix(o.ServiceCIDR)
 	if err != nil {
 		return nil // nothing has run with it
 	}
@@ -43,10 +66,20 @@ func removeHeldAddresses(services string) error {
 		return fmt.Errorf("remove addresses for pods: %w", err)
 	}
 	const api, dns = 1, 10
-	held := network.Masked().Addr()
-	for n := 1; n <= dns && network.Contains(held.Next()); n++ {
-		held = held.Next()
-		if n != api && n != dns {
+	var all []netip.Addr
+	each := network.Masked().Addr()
+	for n := 1; n <= dns; n++ {
+		if each = each.Next(); n == api || n == dns {
+			all = append(all, each)
+		}
+	}
+	for _, text := range o.ClusterDNS {
+		if addr, err := netip.ParseAddr(text); err == nil {
+			all = append(all, addr)
+		}
+	}
+	for _, held := range all {
+		if !network.Contains(held) {
 			continue
 		}
 		mask := net.CIDRMask(held.BitLen(), held.BitLen())
