@@ -77,7 +77,7 @@ func look(ctx context.Context, p place) []health {
 		ok, message := n.ready(time.Time{})
 		all = append(all, health{Component: "node " + n.Metadata.Name, Healthy: ok, Version: n.Status.NodeInfo.KubeletVersion, Message: message})
 	}
-	return all
+	return append(all, forPods(ctx, client, p)...)
 }
 
 // inWords is what a person reads of an error of the runtime behind a socket.
