@@ -58,7 +58,14 @@ func serveOnePod(t *testing.T, client string) {
 		s = &sockets{}
 		err = s.listenAt(addrs, port)
 	} else if s, at, err = listenAll(addrs); err == nil {
-		_, err = nodeaddr.Rename(netip.AddrPortFrom(heldAddr, port), at)
+		var restore func() error
+		if restore, err = nodeaddr.Rename(netip.AddrPortFrom(heldAddr, port), at); err == nil {
+			defer func() {
+				if err := restore(); err != nil {
+					t.Error(err)
+				}
+			}()
+		}
 	}
 	if err != nil {
 		t.Fatal(err)
