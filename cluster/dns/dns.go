@@ -105,6 +105,9 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	for said := ""; ctx.Err() == nil; {
 		err := s.run(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
 		wait := retry
 		if errors.Is(err, errReplaced) {
 			slog.Info("the cluster's DNS is the user's own", "service", serviceNamespace+"/"+serviceName)
@@ -155,8 +158,8 @@ func (s *Server) run(ctx context.Context) (err error) {
 	err = s.serve(ctx, sockets)
 	stop(nil)
 	<-following
-	if err == nil && context.Cause(ctx) != context.Canceled {
-		err = context.Cause(ctx)
+	if cause := context.Cause(ctx); err == nil && !errors.Is(cause, context.Canceled) {
+		err = cause
 	}
 	return err
 }

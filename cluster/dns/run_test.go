@@ -102,7 +102,7 @@ func during(t *testing.T, s *Server, f func(ended <-chan struct{})) {
 		return
 	}
 	defer unix.Close(here)
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancelCause(context.Background())
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -116,7 +116,7 @@ func during(t *testing.T, s *Server, f func(ended <-chan struct{})) {
 		}
 	}()
 	f(ended)
-	cancel()
+	cancel(errors.New("terminated signal received")) // as signal.NotifyContext says
 	<-ended
 }
 
