@@ -14,7 +14,7 @@ import (
 // The node and its pods reach the addresses, on links of coracled's and of CNI plugins (bridge, ptp). Neighbours of all other
 // interfaces that have a route to them do not: on the LAN, behind a bridge of virtual machines, on a pods' bridge without
 // being a pod, and with a pod's address.
-func TestOnlyPodsReachHeldAddresses(t *testing.T) {
+func TestNeighboursDoNotReachHeldAddresses(t *testing.T) {
 	node := newMachine(t)
 	lan := node.link("lan", 2)
 	node.ip("route add default via 192.0.2.2")
