@@ -33,7 +33,8 @@ const (
 	bootstrapWorkers = 16
 	bootstrapRetry   = 100 * time.Millisecond
 	bootstrapLimit   = 30 * time.Second
-	// seenPoll is how often informers are looked at for what was made; they are some milliseconds behind.
+	// seenPoll is how often informers are looked at for what was made; they are some milliseconds
+	// behind.
 	seenPoll = 2 * time.Millisecond
 )
 
@@ -71,8 +72,9 @@ func builtins(server *genericapiserver.GenericAPIServer, client kubernetes.Inter
 	add(prioritiesHook, func(ctx context.Context, work *errgroup.Group) { ensurePriorities(ctx, work, client) }, func(context.Context) {})
 }
 
-// awaited are objects that the authorizer has to know before the server is ready: it decides by informers, which follow the
-// store. A part of the process that begins as soon as the server is ready would be refused what it may do.
+// awaited are objects that the authorizer has to know before the server is ready: it decides by
+// informers, which follow the store. A part of the process that begins as soon as the server is
+// ready would be refused what it may do.
 type awaited struct {
 	stores map[string]cache.Store // of informers, by kind
 
@@ -92,8 +94,8 @@ func (a *awaited) add(obj runtime.Object) {
 
 func kindOf(obj runtime.Object) string { return fmt.Sprintf("%T", obj) }
 
-// wait returns when the informers show all objects as they are or newer. One that someone deletes meanwhile is given up
-// after bootstrapLimit.
+// wait returns when the informers show all objects as they are or newer. One that someone deletes
+// meanwhile is given up after bootstrapLimit.
 func (a *awaited) wait(ctx context.Context) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -129,7 +131,8 @@ func seen(store cache.Store, obj runtime.Object) bool {
 	return err == nil && order >= 0
 }
 
-// ensureRoles makes the built-in roles and bindings, or adds what they lack, and tells made of each.
+// ensureRoles makes the built-in roles and bindings, or adds what they lack, and tells made of
+// each.
 func ensureRoles(work *errgroup.Group, client kubernetes.Interface, made func(runtime.Object)) {
 	rbac, namespaces := client.RbacV1(), client.CoreV1().Namespaces()
 	role := func(owner reconciliation.RuleOwner, modifier reconciliation.RuleOwnerModifier) {

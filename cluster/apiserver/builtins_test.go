@@ -29,8 +29,9 @@ func builtInRoles(ctx context.Context, client kubernetes.Interface) (int, error)
 	return len(clusterRoles.Items) + len(clusterBindings.Items) + len(roles.Items) + len(bindings.Items), nil
 }
 
-// A part of the process begins when the server is ready, and may do at once what the built-in roles say. The server is not
-// ready while the authorizer's informers have not seen them: here one of them is held up.
+// A part of the process begins when the server is ready, and may do at once what the built-in roles
+// say. The server is not ready while the authorizer's informers have not seen them: here one of
+// them is held up.
 func TestAReadyServerKnowsTheBuiltInRoles(t *testing.T) {
 	const late = "system:controller:token-cleaner"
 	builtIn := 1 + len(bootstrappolicy.ClusterRoles()) + len(bootstrappolicy.ControllerRoles()) + // and metricsReader

@@ -21,8 +21,9 @@ import (
 // socket on port 443 of one address would keep pods from having host port 443, and processes of the node from listening
 // there on all addresses.
 
-// holdAgain is how long to wait before the node tries again to hold the address. Another cluster process may just be ending,
-// or an operator follow what the log says; a try takes some system calls.
+// holdAgain is how long to wait before the node tries again to hold the address. Another cluster
+// process may just be ending, or an operator follow what the log says; a try takes some system
+// calls.
 var holdAgain = 5 * time.Second
 
 // listen opens the server's sockets. If the node cannot hold the kubernetes Service's address, only pods miss it: the
@@ -83,8 +84,8 @@ func (h *heldAddress) keepTrying(ctx context.Context, said error) (release func(
 	}
 }
 
-// hold has the node hold the address and the server listen there, unless the server listens on all addresses anyway.
-// After an error, release does nothing.
+// hold has the node hold the address and the server listen there, unless the server listens on all
+// addresses anyway. After an error, release does nothing.
 func (h *heldAddress) hold(ctx context.Context) (release func(), err error) {
 	nothing := func() {}
 	addr := h.at.Addr()
@@ -114,7 +115,8 @@ func (h *heldAddress) hold(ctx context.Context) (release func(), err error) {
 	}, nil
 }
 
-// heldEndpoints writes the kubernetes Service's endpoint, which is a held address, only while the node holds it.
+// heldEndpoints writes the kubernetes Service's endpoint, which is a held address, only while the
+// node holds it.
 type heldEndpoints struct {
 	reconcilers.EndpointReconciler
 	held *atomic.Bool

@@ -29,8 +29,8 @@ func (a *asked) ReconcileEndpoints(string, net.IP, []corev1.EndpointPort, bool) 
 	return nil
 }
 
-// A server that cannot hold the kubernetes Service's address when it starts serves pods as soon as it can. Until then the
-// Service has no endpoint.
+// A server that cannot hold the kubernetes Service's address when it starts serves pods as soon as
+// it can. Until then the Service has no endpoint.
 func TestTheServicesAddressIsTriedAgain(t *testing.T) {
 	defer func(before time.Duration) { holdAgain = before }(holdAgain)
 	holdAgain = 5 * time.Millisecond

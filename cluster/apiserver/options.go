@@ -36,7 +36,8 @@ type Options struct {
 	HoldServiceAddress bool
 	// Pods are those that reach that address besides those on coracled's links.
 	Pods *nodeaddr.Pods
-	// ClusterDomain is the domain of Services, cluster.local by default. The server's certificate has its name in it.
+	// ClusterDomain is the domain of Services, cluster.local by default. The server's certificate
+	// has its name in it.
 	ClusterDomain string
 	// ServiceCIDR is where the addresses of Services are taken from, 10.96.0.0/16 by default.
 	ServiceCIDR string

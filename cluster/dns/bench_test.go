@@ -22,8 +22,9 @@ import (
 	"github.com/coracle-project/coracle/cluster/nodeaddr"
 )
 
-// serving is the environment variable that makes the test program a server on one processor: of one pod, whose network
-// namespace is that of the thread with this number, with "direct:" before it without a renamed port.
+// serving is the environment variable that makes the test program a server on one processor: of one
+// pod, whose network namespace is that of the thread with this number, with "direct:" before it
+// without a renamed port.
 const serving = "CORACLE_TEST_SERVE_DNS"
 
 func TestMain(m *testing.M) {
@@ -88,8 +89,8 @@ func ip(t testing.TB, commands ...string) {
 	}
 }
 
-// onePod runs f in a network namespace of its own with a link to a server, which it gives as a process that has not been
-// waited for.
+// onePod runs f in a network namespace of its own with a link to a server, which it gives as a
+// process that has not been waited for.
 func onePod(b *testing.B, mode string, f func()) *exec.Cmd {
 	server := exec.Command("/proc/self/exe")
 	done := make(chan struct{})
@@ -144,8 +145,8 @@ func pin(cpu int) {
 	}
 }
 
-// BenchmarkThroughput is how many queries of a pod a server on one processor answers, with the pod on the
-// other, and what one processor's second is worth. -benchtime=500000x makes it long enough.
+// BenchmarkThroughput is how many queries of a pod a server on one processor answers, with the pod
+// on the other, and what one processor's second is worth. -benchtime=500000x makes it long enough.
 func BenchmarkThroughput(b *testing.B) {
 	for _, name := range []string{"web.default" + svc, "pets.default" + svc, "none.default" + svc, "www.example."} {
 		b.Run(name, func(b *testing.B) { throughput(b, "", name) })

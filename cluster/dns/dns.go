@@ -34,10 +34,11 @@ import (
 	"github.com/coracle-project/coracle/cluster/nodeaddr"
 )
 
-// port is where clients ask. The sockets are at another one, from firstPort to lastPort, and packets are renamed
-// (nodeaddr.Rename): at port 53, they would keep every other DNS server of the node from listening on all addresses, and
-// pods from having host port 53. IANA has given these ports to no one, and only root may listen there: another
-// user's process cannot take the queries while this one restarts.
+// port is where clients ask. The sockets are at another one, from firstPort to lastPort, and
+// packets are renamed (nodeaddr.Rename): at port 53, they would keep every other DNS server of the
+// node from listening on all addresses, and pods from having host port 53. IANA has given these
+// ports to no one, and only root may listen there: another user's process cannot take the queries
+// while this one restarts.
 const port, firstPort, lastPort = 53, 334, 343
 
 // retry is how long to wait before the address is tried again that another has.

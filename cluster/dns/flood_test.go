@@ -17,7 +17,8 @@ import (
 	"github.com/coracle-project/coracle/cluster/dns/forward"
 )
 
-// A flood of random names neither takes memory nor keeps others from what is known already, whether these names exist or not.
+// A flood of random names neither takes memory nor keeps others from what is known already, whether
+// these names exist or not.
 func TestFloodOfRandomNames(t *testing.T) {
 	var asked atomic.Int32
 	none := upstream(t, func(q *dns.Msg) *dns.Msg {
@@ -118,7 +119,8 @@ func (r *resolver) reply() *dns.Msg {
 	return m
 }
 
-// A client may ask for 100 names at once, both kinds of addresses of each, although an answer takes long.
+// A client may ask for 100 names at once, both kinds of addresses of each, although an answer takes
+// long.
 func TestManyNamesAtOnce(t *testing.T) {
 	const n = 200
 	var mu sync.Mutex
@@ -151,8 +153,8 @@ func TestManyNamesAtOnce(t *testing.T) {
 	}
 }
 
-// While one client floods and all that it may have under way waits for others, names of the cluster resolve, its further
-// questions of others fail at once, and other clients' are answered.
+// While one client floods and all that it may have under way waits for others, names of the cluster
+// resolve, its further questions of others fail at once, and other clients' are answered.
 func TestOthersResolveDuringAFlood(t *testing.T) {
 	wait := make(chan struct{})
 	silent := upstream(t, func(q *dns.Msg) *dns.Msg {
@@ -197,8 +199,8 @@ func TestOthersResolveDuringAFlood(t *testing.T) {
 	}
 }
 
-// BenchmarkManyNamesAtOnce is how long 100 names take that no one has asked for, with a name server that answers after
-// 50 ms.
+// BenchmarkManyNamesAtOnce is how long 100 names take that no one has asked for, with a name server
+// that answers after 50 ms.
 func BenchmarkManyNamesAtOnce(b *testing.B) {
 	conn, err := net.ListenPacket("udp", "127.0.0.1:0")
 	if err != nil {

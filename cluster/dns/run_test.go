@@ -177,8 +177,8 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// echo answers datagrams and connections at all addresses of this namespace with what they sent, as any other server at this
-// port would, until it is stopped.
+// echo answers datagrams and connections at all addresses of this namespace with what they sent, as
+// any other server at this port would, until it is stopped.
 func echo(t *testing.T, at string) (stop func()) {
 	t.Helper()
 	conn, err := net.ListenPacket("udp", at)
@@ -210,8 +210,8 @@ func echo(t *testing.T, at string) (stop func()) {
 	}
 }
 
-// Other DNS servers of the node may listen at port 53 of all addresses, and processes at ours, whether they come before or
-// after.
+// Other DNS servers of the node may listen at port 53 of all addresses, and processes at ours,
+// whether they come before or after.
 func TestOtherServersOfTheNode(t *testing.T) {
 	s := newServer(t, fake.NewClientset())
 	log := listen(t)

@@ -80,7 +80,8 @@ type Options struct {
 	// SeccompUnconfined leaves containers without a seccomp profile of their own without any; else they have
 	// the runtime's.
 	SeccompUnconfined bool
-	// PodAddresses, if set, is told the addresses of a pod before its containers start, and of none when it has ended.
+	// PodAddresses, if set, is told the addresses of a pod before its containers start, and of none
+	// when it has ended.
 	PodAddresses func(uid types.UID, addrs []netip.Addr)
 	// Alone is set when no other component of the process needs all pods and nodes: then only this
 	// node's are watched.

@@ -34,8 +34,9 @@ type guard struct {
 	pods map[byte]*nftables.Set // by protocol
 }
 
-// The two first bits of the group of links of coracled's pods (linkGroup of network/link.go). coracled lets through by
-// such a link only what has the pod's own address. The groups that people use are small numbers.
+// The two first bits of the group of links of coracled's pods (linkGroup of network/link.go).
+// coracled lets through by such a link only what has the pod's own address. The groups that people
+// use are small numbers.
 const groupMask, podGroup = 0xc0000000, 0x40000000
 
 func newGuard(addrs []netip.Addr, ranges []netip.Prefix, pods []netip.Addr, lo uint32) (*guard, error) {

@@ -2,10 +2,11 @@
 // cluster's DNS and of the API server in the Services' network.
 //
 // An address is on lo, with host scope, so that the node never uses it to talk to others. Pods are
-// routed, so their packets to it arrive at the node. Packets of others, such as neighbours on the LAN,
-// containers of other engines and virtual machines behind a bridge, are dropped. A packet is a pod's if it
-// came in by a link of coracled's pods, or if it has the address of a pod that the kubelet has told of
-// (Pods) and came in where the route to that pod leads. The rules are in the kernel before the address.
+// routed, so their packets to it arrive at the node. Packets of others, such as neighbours on the
+// LAN, containers of other engines and virtual machines behind a bridge, are dropped. A packet is a
+// pod's if it came in by a link of coracled's pods, or if it has the address of a pod that the
+// kubelet has told of (Pods) and came in where the route to that pod leads. The rules are in the
+// kernel before the address.
 //
 // The rules go with the process, however it ends. The address of a killed process stays on lo, where
 // nothing answers, until the next process takes it over. Before Linux 5.12 the rules stay, too.
@@ -26,8 +27,9 @@ var (
 	ErrTaken = errors.New("another interface of this machine has it: remove it there, or choose another Service network")
 )
 
-// Hold gives the node the addresses, until release is called. Pods on coracled's links reach them, and those of pods,
-// which may be nil. ctx bounds this call only. All or none of the addresses are held; ErrHeld and ErrTaken tell why not.
+// Hold gives the node the addresses, until release is called. Pods on coracled's links reach them,
+// and those of pods, which may be nil. ctx bounds this call only. All or none of the addresses are
+// held; ErrHeld and ErrTaken tell why not.
 func Hold(ctx context.Context, addrs []netip.Addr, pods *Pods) (release func() error, err error) {
 	if len(addrs) == 0 {
 		return nil, errors.New("hold addresses: none is given")

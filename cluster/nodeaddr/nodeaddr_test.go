@@ -184,8 +184,9 @@ func (m *machine) send(from, addr netip.Addr, port int) {
 	})
 }
 
-// reaches reports which of the held addresses m's datagrams reach, from certain addresses if there are any. Each is
-// followed by one to the node's address in network n, which nothing protects: it tells that the first has had its time.
+// reaches reports which of the held addresses m's datagrams reach, from certain addresses if there
+// are any. Each is followed by one to the node's address in network n, which nothing protects: it
+// tells that the first has had its time.
 func (m *machine) reaches(port, n int, arrived func() netip.Addr, from ...netip.Addr) (reached []netip.Addr) {
 	m.t.Helper()
 	for i, addr := range held {

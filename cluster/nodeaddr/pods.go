@@ -7,9 +7,9 @@ import (
 	"sync"
 )
 
-// Pods are the pods of this node that reach held addresses. The kernel knows those on coracled's links by the link, so
-// that such a pod's start costs nothing here. It is told of the others, which CNI plugins connect.
-// Its methods may be called concurrently.
+// Pods are the pods of this node that reach held addresses. The kernel knows those on coracled's
+// links by the link, so the start of such a pod costs one lookup of a route here. It is told of the
+// others, which CNI plugins connect. Its methods may be called concurrently.
 type Pods struct {
 	ranges []netip.Prefix
 
@@ -20,13 +20,14 @@ type Pods struct {
 	kernel *kernel // nil until needed
 }
 
-// NewPods returns Pods. All addresses of ranges are pods'; they are for a process that is not told of each.
+// NewPods returns Pods. All addresses of ranges are pods'; they are for a process that is not told
+// of each.
 func NewPods(ranges ...netip.Prefix) *Pods {
 	return &Pods{ranges: ranges, addrs: map[string][]netip.Addr{}, owners: map[netip.Addr]int{}, guards: map[*guard]bool{}}
 }
 
-// Set says which addresses a pod has, none when it is gone. A pod's containers are started after Set, and reach the held
-// addresses at once. A failure is logged: the pod has everything else.
+// Set says which addresses a pod has, none when it is gone. A pod's containers are started after
+// Set, and reach the held addresses at once. A failure is logged: the pod has everything else.
 func (p *Pods) Set(pod string, addrs []netip.Addr) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -61,7 +62,8 @@ func (p *Pods) Set(pod string, addrs []netip.Addr) {
 	}
 }
 
-// byLinkLocked reports whether an address is of a pod on one of coracled's links. In doubt it is not.
+// byLinkLocked reports whether an address is of a pod on one of coracled's links. In doubt it is
+// not.
 func (p *Pods) byLinkLocked(addr netip.Addr) bool {
 	if p.kernel == nil {
 		k, err := dialKernel()

@@ -11,9 +11,9 @@ import (
 	"github.com/google/nftables"
 )
 
-// The node and its pods reach the addresses, on links of coracled's and of CNI plugins (bridge, ptp). Neighbours of all other
-// interfaces that have a route to them do not: on the LAN, behind a bridge of virtual machines, on a pods' bridge without
-// being a pod, and with a pod's address.
+// The node and its pods reach the addresses, on links of coracled's and of CNI plugins (bridge,
+// ptp). Neighbours of all other interfaces that have a route to them do not: on the LAN, behind a
+// bridge of virtual machines, on a pods' bridge without being a pod, and with a pod's address.
 func TestNeighboursDoNotReachHeldAddresses(t *testing.T) {
 	node := newMachine(t)
 	lan := node.link("lan", 2)
@@ -97,7 +97,8 @@ func TestNeighboursDoNotReachHeldAddresses(t *testing.T) {
 	}
 }
 
-// The kernel is told of pods that CNI plugins have connected, and of no others: the start of the others costs nothing.
+// The kernel is told of pods that CNI plugins have connected, and of no others: the start of the
+// others costs nothing.
 func TestPodsOnCoraclesLinksNeedNoRules(t *testing.T) {
 	node := newMachine(t)
 	node.link("cor0", 3)

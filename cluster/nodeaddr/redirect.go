@@ -12,15 +12,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A server that listened on a well-known port itself would take it from all of the node: a pod could not have that host
-// port, and no process could listen there on all addresses. So it listens on another port of the held address, and packets
-// to the well-known one arrive there. Like that of Hold, these tables go with the process.
+// A server that listened on a well-known port itself would take it from all of the node: a pod
+// could not have that host port, and no process could listen there on all addresses. So it listens
+// on another port of the held address, and packets to the well-known one arrive there. Like that of
+// Hold, these tables go with the process.
 
 // beforeHostPorts comes before dstnat (-100): host ports of pods match each address of the node, these too.
 const beforeHostPorts = -110
 
-// Redirect has TCP connections to a port of a held address arrive at another port of it, until restore is called.
-// Clients may use the other port, too.
+// Redirect has TCP connections to a port of a held address arrive at another port of it, until
+// restore is called. Clients may use the other port, too.
 //
 //	table inet coracle-addr-10.96.0.1-443 {
 //	  flags owner
@@ -47,10 +48,11 @@ func Redirect(from netip.AddrPort, to uint16) (restore func() error, err error) 
 	})
 }
 
-// Rename has TCP and UDP packets to a port of a held address arrive at another port of it, and what leaves that port
-// come from the first, until restore is called. No client can use the other port itself. There is no connection tracking:
-// a query of a few microseconds needs no entry in the kernel's table for half a minute, and works when the table is full.
-// As nothing is remembered, nothing of an earlier process is followed either.
+// Rename has TCP and UDP packets to a port of a held address arrive at another port of it, and what
+// leaves that port come from the first, until restore is called. No client can use the other port
+// itself. There is no connection tracking: a query of a few microseconds needs no entry in the
+// kernel's table for half a minute, and works when the table is full. As nothing is remembered,
+// nothing of an earlier process is followed either.
 //
 //	table inet coracle-addr-10.96.0.10-53 {
 //	  flags owner

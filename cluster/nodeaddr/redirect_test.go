@@ -214,8 +214,8 @@ func TestRedirect(t *testing.T) {
 	}
 }
 
-// A server answers at a port of a held address by UDP and TCP, without the kernel keeping track, while processes of the node
-// have that port on all addresses.
+// A server answers at a port of a held address by UDP and TCP, without the kernel keeping track,
+// while processes of the node have that port on all addresses.
 func TestRename(t *testing.T) {
 	node := newMachine(t)
 	client, pod := node.link("pod0", 3), node.link("pod1", 4)

@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// table is bound to the connection that made it: the kernel removes it when the process ends, and lets no one else change
-// or flush it (Linux 5.12).
+// table is bound to the connection that made it: the kernel removes it when the process ends, and
+// lets no one else change or flush it (Linux 5.12).
 type table struct {
 	conn   *nftables.Conn
 	socket *netlink.Conn // conn's

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// needed are the Services that every pod needs. status asks them from the node, at the addresses and in the way that pods
-// do.
+// needed are the Services that every pod needs. status asks them from the node, at the addresses
+// and in the way that pods do.
 var needed = []struct {
 	component, namespace, name string
 	ask                        func(ctx context.Context, a *api, at, domain string) error
@@ -67,7 +67,8 @@ func soon(ctx context.Context, try func(context.Context) error) error {
 	}
 }
 
-// serviceAddress returns the address and first port of a Service, "" if there is no such Service or it has no address.
+// serviceAddress returns the address and first port of a Service, "" if there is no such Service or
+// it has no address.
 func (a *api) serviceAddress(ctx context.Context, namespace, name string) (string, error) {
 	body, err := a.open(ctx, "/api/v1/namespaces/"+namespace+"/services", url.Values{"fieldSelector": {"metadata.name=" + name}})
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// serviceTable is the name of the nftables table with the rules of Services of the cluster whose API server has this port:
-// serviceTable in cluster/cmd/coracle-kube.
+// serviceTable is the name of the nftables table with the rules of Services of the cluster whose
+// API server has this port: serviceTable in cluster/cmd/coracle-kube.
 func serviceTable(port int) string { return "coracle-services-" + strconv.Itoa(port) }
 
 // hasServiceRules reports whether that table is there.
@@ -26,9 +26,9 @@ func hasServiceRules(port int) bool {
 	return err == nil
 }
 
-// removeServiceRules removes the nftables table that a cluster process leaves when it ends, so that connections to
-// Services go on while it is restarted. If something listens at the API server's address, the port is another
-// cluster's by now, and so is the table.
+// removeServiceRules removes the nftables table that a cluster process leaves when it ends, so that
+// connections to Services go on while it is restarted. If something listens at the API server's
+// address, the port is another cluster's by now, and so is the table.
 func removeServiceRules(bind string, port int) error {
 	if !hasServiceRules(port) || listens(bind, port) {
 		return nil
@@ -54,8 +54,9 @@ func listens(bind string, port int) bool {
 	return errors.Is(err, unix.EADDRINUSE)
 }
 
-// removeHeldAddresses removes the addresses for pods that a killed cluster process has left on lo: those of its API server
-// and of its DNS, which are the first and the tenth of the Services' network unless the DNS was given others there.
+// removeHeldAddresses removes the addresses for pods that a killed cluster process has left on lo:
+// those of its API server and of its DNS, which are the first and the tenth of the Services'
+// network unless the DNS was given others there.
 func removeHeldAddresses(o upOptions) error {
 	network, err := netip.ParsePrefix(o.ServiceCIDR)
 	if err != nil {

@@ -57,8 +57,8 @@ func TestAddressesForPodsAreRemoved(t *testing.T) {
 	})
 }
 
-// The rules of a cluster that has ended are removed, and no others: neither those of another port, nor those of another
-// cluster that has taken the port.
+// The rules of a cluster that has ended are removed, and no others: neither those of another port,
+// nor those of another cluster that has taken the port.
 func TestRulesOfServicesAreRemoved(t *testing.T) {
 	alone(t, func() {
 		lo, err := netlink.LinkByName("lo")

@@ -45,7 +45,8 @@ type upOptions struct {
 	Etcd    []string `json:"etcd,omitempty"`
 	// EvictionHard are the kubelet's thresholds, in its own words; empty are its default ones.
 	EvictionHard string `json:"evictionHard,omitempty"`
-	// ClusterDomain, ClusterDNS, StubDomains and ResolvConf are the cluster process's flags of the DNS; empty are its defaults.
+	// ClusterDomain, ClusterDNS, StubDomains and ResolvConf are the cluster process's flags of the
+	// DNS; empty are its defaults.
 	ClusterDomain string   `json:"clusterDomain,omitempty"`
 	ClusterDNS    []string `json:"clusterDNS,omitempty"`
 	StubDomains   []string `json:"stubDomains,omitempty"`

@@ -15,7 +15,8 @@ import (
 	"github.com/coracle-project/coracle/internal/testkit"
 )
 
-// lookup asks the cluster's DNS for a name over a socket made where it is called, until there is an answer.
+// lookup asks the cluster's DNS for a name over a socket made where it is called, until there is an
+// answer.
 func lookup(name string) error {
 	query := dnsmessage.Message{
 		Header:    dnsmessage.Header{ID: 1, RecursionDesired: true},
@@ -51,8 +52,8 @@ func lookup(name string) error {
 	}
 }
 
-// Pods that CNI plugins have connected reach the API server and the DNS as all others do, also when the cluster process was
-// killed.
+// Pods that CNI plugins have connected reach the API server and the DNS as all others do, also when
+// the cluster process was killed.
 func TestPodsOfPluginsReachTheCluster(t *testing.T) {
 	c := newCluster(t)
 	dir := filepath.Dir(c.root)

@@ -258,7 +258,8 @@ func TestUpWithOtherFlags(t *testing.T) {
 	if want := "the cluster runs, but --apply failed: 'coracle up --root " + c.root; err == nil || !strings.Contains(string(out), want) {
 		t.Errorf("a manifest that is not there: %v, %s, want %q", err, out, want)
 	}
-	// The Service of the DNS has the former address. With another it finds kubernetes.default.svc.boat.example.
+	// The Service of the DNS has the former address. With another it finds
+	// kubernetes.default.svc.boat.example.
 	if out, err := c.command("status").CombinedOutput(); err == nil || !strings.Contains(string(out), "does not answer at 10.96.0.10:53") {
 		t.Errorf("status of a cluster without DNS: %v, %s", err, out)
 	}

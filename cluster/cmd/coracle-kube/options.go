@@ -29,7 +29,8 @@ import (
 
 // apiOptions are the flags of the API server.
 type apiOptions struct {
-	// pods are those of this machine if it is a node: they are to reach the API server on loopback, too.
+	// pods are those of this machine if it is a node: they are to reach the API server on loopback,
+	// too.
 	pods *nodeaddr.Pods
 	// clusterDomain is the node's flag.
 	clusterDomain string

@@ -12,7 +12,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Who lets pods through by their addresses hears of them before a container starts, and when a pod has another or ended.
+// Who lets pods through by their addresses hears of them before a container starts, and when a pod
+// has another or ended.
 func TestAddressesAreToldBeforeContainersStart(t *testing.T) {
 	onBench(t, func(b *bench) {
 		var told []string

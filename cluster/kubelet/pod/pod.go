@@ -95,8 +95,8 @@ type Config struct {
 	// SeccompUnconfined leaves containers that name no seccomp profile without one; else they have the
 	// runtime's.
 	SeccompUnconfined bool
-	// Addresses, if set, is told the addresses of a pod's sandbox before its containers start, and of none when the
-	// pod has ended. Pods on the node's network have none of their own.
+	// Addresses, if set, is told the addresses of a pod's sandbox before its containers start, and
+	// of none when the pod has ended. Pods on the node's network have none of their own.
 	Addresses func(uid types.UID, addrs []netip.Addr)
 	// Gone, if set, is called when nothing is left of a pod.
 	Gone func(uid types.UID)
