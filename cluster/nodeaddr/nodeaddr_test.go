@@ -34,7 +34,7 @@ func newMachine(t *testing.T) *machine {
 	go func() {
 		runtime.LockOSThread() // never unlocked: the thread ends, and the namespace with it
 		m.tid = unix.Gettid()
-		ready <- unix.Unshare(unix.CLONE_NEWNET)
+		ready <- errors.Join(stay(), unix.Unshare(unix.CLONE_NEWNET))
 		for f := range m.work {
 			f()
 		}
@@ -52,6 +52,22 @@ func newMachine(t *testing.T) *machine {
 		}
 	})
 	return m
+}
+
+// stay keeps this thread on one processor: datagrams that leave from several may overtake each
+// other, and the last one tells that all have had their time.
+func stay() error {
+	var may, one unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &may); err != nil {
+		return err
+	}
+	for cpu := range len(may) * 64 {
+		if may.IsSet(cpu) {
+			one.Set(cpu)
+			return unix.SchedSetaffinity(0, &one)
+		}
+	}
+	return errors.New("there is no processor")
 }
 
 // do runs f in the namespace.
