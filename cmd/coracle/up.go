@@ -49,6 +49,12 @@ type upOptions struct {
 	Etcd    []string `json:"etcd,omitempty"`
 	// EvictionHard are the kubelet's thresholds, in its own words; empty are its default ones.
 	EvictionHard string `json:"evictionHard,omitempty"`
+	// ClusterDomain, ClusterDNS, StubDomains and ResolvConf are the cluster process's flags of the
+	// DNS; empty are its defaults.
+	ClusterDomain string   `json:"clusterDomain,omitempty"`
+	ClusterDNS    []string `json:"clusterDNS,omitempty"`
+	StubDomains   []string `json:"stubDomains,omitempty"`
+	ResolvConf    string   `json:"resolvConf,omitempty"`
 	// UnsafeSysctls are those that pods may set in addition to upstream's safe ones.
 	UnsafeSysctls []string `json:"unsafeSysctls,omitempty"`
 
@@ -98,6 +104,10 @@ and fails. An up that fails before the node is Ready ends what it has started; p
 	f.StringVar(&o.PodLogs, "pod-log-dir", "/var/log/pods", "directory for containers' logs")
 	f.StringVar(&o.CgroupRoot, "cgroup-root", "/coracle-kube", "cgroup below which pods' cgroups are made; down removes it")
 	f.StringSliceVar(&o.Etcd, "etcd-servers", nil, "URLs of an etcd cluster to use instead of the built-in one")
+	f.StringVar(&o.ClusterDomain, "cluster-domain", "", "domain of Services' names (default: cluster.local)")
+	f.StringSliceVar(&o.ClusterDNS, "cluster-dns", nil, "`ADDRESSES` of the cluster's DNS, or none (default: the tenth address of --service-cidr); outside of --service-cidr they are of a DNS elsewhere")
+	f.StringSliceVar(&o.StubDomains, "dns-stub-domain", nil, "name servers of a domain that the cluster's DNS asks instead of the node's: `DOMAIN=ADDRESS` such as corp.example=10.0.0.53; again for further servers")
+	f.StringVar(&o.ResolvConf, "resolv-conf", "", "`FILE` with the name servers for all other names (default: the node's)")
 	f.StringVar(&o.EvictionHard, "eviction-hard", "", "when pods are evicted, `THRESHOLDS` such as memory.available<100Mi,nodefs.available<5% (default: upstream's)")
 	f.StringSliceVar(&o.UnsafeSysctls, "allowed-unsafe-sysctls", nil, "sysctls that pods may set in addition to the safe ones: `NAMES` such as kernel.msgmax, or prefixes such as net.core.*")
 	f.StringSliceVar(&o.apply, "apply", nil, "manifests to apply with kubectl once the node is Ready")
@@ -114,12 +124,15 @@ func up(ctx context.Context, p place, o upOptions, given func(flag string) bool,
 	}
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
-	if o.Config != "" {
-		path, err := filepath.Abs(o.Config)
+	for _, file := range []*string{&o.Config, &o.ResolvConf} {
+		if *file == "" {
+			continue
+		}
+		path, err := filepath.Abs(*file)
 		if err != nil {
 			return err
 		}
-		o.Config = path
+		*file = path
 	}
 	last := remembered(p)
 	o.follow(last, given)
@@ -170,6 +183,11 @@ func up(ctx context.Context, p place, o upOptions, given func(flag string) bool,
 	}
 	defer client.http.CloseIdleConnections()
 	steps.done("API server is ready on " + client.server)
+	if u.supervisor == 0 && last.Port != 0 && last.Port != o.Port {
+		if err := removeRules(last.Bind, last.Port); err != nil {
+			return u.failLate(ctx, err)
+		}
+	}
 	if err := client.awaitNode(ctx, o.Node, since); err != nil {
 		return u.failLate(ctx, fmt.Errorf("%w; %s may tell why", err, p.kubeLog()))
 	}
@@ -209,17 +227,19 @@ func kubeArgs(p place, o upOptions) []string {
 	if len(o.Etcd) > 0 {
 		args = append(args, "--etcd-servers", strings.Join(o.Etcd, ","))
 	}
-	if o.EvictionHard != "" {
-		args = append(args, "--eviction-hard", o.EvictionHard)
-	}
-	if len(o.LoadBalancerCIDR) > 0 {
-		args = append(args, "--load-balancer-cidr", strings.Join(o.LoadBalancerCIDR, ","))
-	}
-	if o.LoadBalancerInterface != "" {
-		args = append(args, "--load-balancer-interface", o.LoadBalancerInterface)
-	}
-	if len(o.UnsafeSysctls) > 0 {
-		args = append(args, "--allowed-unsafe-sysctls", strings.Join(o.UnsafeSysctls, ","))
+	for _, further := range [][2]string{
+		{"--eviction-hard", o.EvictionHard},
+		{"--load-balancer-cidr", strings.Join(o.LoadBalancerCIDR, ",")},
+		{"--load-balancer-interface", o.LoadBalancerInterface},
+		{"--allowed-unsafe-sysctls", strings.Join(o.UnsafeSysctls, ",")},
+		{"--cluster-domain", o.ClusterDomain},
+		{"--cluster-dns", strings.Join(o.ClusterDNS, ",")},
+		{"--dns-stub-domain", strings.Join(o.StubDomains, ",")},
+		{"--resolv-conf", o.ResolvConf},
+	} {
+		if further[1] != "" {
+			args = append(args, further[0], further[1])
+		}
 	}
 	return args
 }

@@ -81,6 +81,7 @@ func TestWrongFlags(t *testing.T) {
 		{[]string{"server", "--port", "x"}, "invalid argument"},
 		{[]string{"server", "--cri", "/run/x.sock"}, `--cri "/run/x.sock" is no socket, such as unix:///run/coracle/coracle.sock`},
 		{[]string{"server", "--node-ip", "here"}, `--node-ip "here" is no IP address, such as 10.0.0.1`},
+		{[]string{"server", "--cluster-domain", "my cluster"}, `--cluster-domain "my cluster" is no domain, such as cluster.local: `},
 		{[]string{"server", "--static-pod-dir", "/nonexistent"}, "--static-pod-dir: stat /nonexistent: no such file or directory"},
 		{[]string{"server", "--static-pod-dir", file}, "is no directory"},
 		{[]string{"server", "--eviction-hard", "nodefs.available<lots"}, `eviction threshold "nodefs.available<lots": "lots" is no amount above 0, such as 100Mi or 5%`},

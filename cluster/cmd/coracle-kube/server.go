@@ -22,6 +22,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/health"
 	"github.com/coracle-project/coracle/cluster/kubelet"
 	"github.com/coracle-project/coracle/cluster/kubelet/node"
+	"github.com/coracle-project/coracle/cluster/nodeaddr"
 	"github.com/coracle-project/coracle/cluster/pki"
 	"github.com/coracle-project/coracle/cluster/policy"
 	"github.com/coracle-project/coracle/cluster/proxy"
@@ -43,7 +44,8 @@ it finds them again when it is started.`,
   coracle-kube server --root /srv/kube --port 7443 --cri unix:///run/containerd/containerd.sock`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			api.pods = true
+			api.pods = nodeaddr.NewPods()
+			api.clusterDomain, n.pods = n.domain, api.pods
 			if check {
 				return errors.Join(checkAll(api, n, d), api.settings().Listens(), api.balancers.checkHost(api.port))
 			}
@@ -140,6 +142,8 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions) err
 			return err
 		}
 		routes, parts = p, append(parts, route)
+	} else if err := proxy.Cleanup(serviceTable(api.port)); err != nil { // of a run with it
+		slog.Warn("rules of Services of an earlier run are left", "err", err)
 	}
 	speak, err := newSpeaker(server, api, n)
 	if err != nil {

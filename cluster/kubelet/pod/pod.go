@@ -31,6 +31,7 @@ import (
 	"context"
 	"log/slog"
 	"maps"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -96,6 +97,9 @@ type Config struct {
 	SeccompUnconfined bool
 	// Policies, if set, admits pods to the network.
 	Policies Policies
+	// Addresses, if set, is told the addresses of a pod's sandbox before its containers start, and
+	// of none when the pod has ended. Pods on the node's network have none of their own.
+	Addresses func(uid types.UID, addrs []netip.Addr)
 	// Gone, if set, is called when nothing is left of a pod.
 	Gone func(uid types.UID)
 }

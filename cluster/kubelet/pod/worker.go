@@ -59,9 +59,10 @@ type worker struct {
 	admitted string          // the sandbox that the network policies of the pod are in force for
 	retry    time.Duration   // delay before the last failed step was tried again
 	retryAt  time.Time
-	mounted  *v1.Pod // the object whose volumes stand
-	seeded   bool    // probes know what was known before the kubelet was restarted
-	deadline bool    // the active deadline is over
+	mounted  *v1.Pod  // the object whose volumes stand
+	told     []string // addresses that others were told of
+	seeded   bool     // probes know what was known before the kubelet was restarted
+	deadline bool     // the active deadline is over
 	resizing resizing
 	ending   bool
 	ended    bool
