@@ -3,7 +3,6 @@ package main
 import (
 	"net"
 	"runtime"
-	"strings"
 	"testing"
 
 	"github.com/google/nftables"
