@@ -25,8 +25,8 @@ func benchTable(b *testing.B, s *testnet.Space) *Table {
 	return table
 }
 
-// policies are so many classes per direction, each with five peers, a range of ports and a block; and pods that
-// have them.
+// policies are so many classes per direction, each with five peers, a range of ports and a block;
+// and pods that have them.
 func policies(classes, pods int) Change {
 	change := Change{Idents: map[netip.Addr]uint32{}, Pods: map[netip.Addr]*Pod{}, Classes: [2]map[uint32]*Class{{}, {}}}
 	for i := range pods {
@@ -50,7 +50,8 @@ func policies(classes, pods int) Change {
 	return change
 }
 
-// BenchmarkPodChange gives one of 500 pods another class and ident, among 1,000 classes per direction.
+// BenchmarkPodChange gives one of 500 pods another class and ident, among 1,000 classes per
+// direction.
 func BenchmarkPodChange(b *testing.B) {
 	table := benchTable(b, &testnet.New(b).Space)
 	if err := table.Apply(b.Context(), policies(1000, 500)); err != nil {
@@ -102,7 +103,8 @@ func BenchmarkNewClass(b *testing.B) {
 	}
 }
 
-// BenchmarkFullSync is from nothing to all rules in force, and from a restart to that with nothing to change.
+// BenchmarkFullSync is from nothing to all rules in force, and from a restart to that with nothing
+// to change.
 func BenchmarkFullSync(b *testing.B) {
 	for _, classes := range []int{10, 1000} {
 		want := policies(classes, 500)
@@ -128,8 +130,8 @@ func BenchmarkFullSync(b *testing.B) {
 	}
 }
 
-// BenchmarkPacket sends datagrams from one pod to another: without a table, with one but no policy, and with so many
-// classes. They pass by the last set that is asked.
+// BenchmarkPacket sends datagrams from one pod to another: without a table, with one but no policy,
+// and with so many classes. They pass by the last set that is asked.
 func BenchmarkPacket(b *testing.B) {
 	for _, classes := range []int{-1, 0, 1, 1000} {
 		b.Run(fmt.Sprint(classes), func(b *testing.B) {

@@ -18,7 +18,8 @@ import (
 	"github.com/coracle-project/coracle/cluster/proxy/testnet"
 )
 
-// Policies see the endpoint and the true client, also of a Service; and a pod reaches itself through one.
+// Policies see the endpoint and the true client, also of a Service; and a pod reaches itself
+// through one.
 func TestServicesAreTranslatedBefore(t *testing.T) {
 	n := newNode(t)
 	o := newObserver(t, n.Node)
@@ -239,7 +240,8 @@ func TestCutKnowsPortsOfSCTP(t *testing.T) {
 	}
 }
 
-// A packet in the middle of a connection that the kernel does not know opens none, where a pod is isolated.
+// A packet in the middle of a connection that the kernel does not know opens none, where a pod is
+// isolated.
 func TestNoConnectionBeginsInTheMiddle(t *testing.T) {
 	const ack = 0x10
 	n := newNode(t)
