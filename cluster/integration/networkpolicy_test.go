@@ -101,8 +101,8 @@ func tables(ctx context.Context, t *testing.T, want int) {
 	})
 }
 
-// Policies decide which pods reach each other, from the first packet of each. The table of the kernel comes with the
-// first policy and goes with the last.
+// Policies decide which pods reach each other, from the first packet of each. The table of the
+// kernel comes with the first policy and goes with the last.
 func TestNetworkPolicies(t *testing.T) {
 	t.Parallel()
 	ctx, ns := namespace(t)
@@ -133,12 +133,12 @@ func TestNetworkPolicies(t *testing.T) {
 	const each = 5
 	for i := range each { // at once: their starts compete
 		askFor(ctx, t, ns, fmt.Sprintf("friend-%d", i), "friend", server)
-		askFor(ctx, t, ns, fmt.Sprintf("stranger-%d", i), "stranger", server)
+		askFor(ctx, t, ns, fmt.Sprintf("unknown-%d", i), "unknown", server)
 		askFor(ctx, t, ns, fmt.Sprintf("captive-%d", i), "captive", free)
 		askFor(ctx, t, ns, fmt.Sprintf("control-%d", i), "control", free)
 	}
 	for i := range each {
-		for name, want := range map[string]bool{"friend": true, "stranger": false, "captive": false, "control": true} {
+		for name, want := range map[string]bool{"friend": true, "unknown": false, "captive": false, "control": true} {
 			if name := fmt.Sprintf("%s-%d", name, i); answered(ctx, t, ns, name) != want {
 				t.Errorf("%s got an answer: %v, want %v", name, !want, want)
 			}
@@ -157,7 +157,8 @@ func TestNetworkPolicies(t *testing.T) {
 	}
 }
 
-// partlyEnforced makes a policy of which something cannot be enforced, and waits for the Event that tells so.
+// partlyEnforced makes a policy of which something cannot be enforced, and waits for the Event that
+// tells so.
 func partlyEnforced(ctx context.Context, t *testing.T, ns string) {
 	t.Helper()
 	createPolicy(ctx, t, ns, "names", networkingv1.NetworkPolicySpec{

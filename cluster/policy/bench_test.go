@@ -13,7 +13,8 @@ import (
 	"github.com/coracle-project/coracle/cluster/policy/compile"
 )
 
-// BenchmarkAdmit is what policies add to the start of a pod: until its rules are in the kernel, among 2,000 pods.
+// BenchmarkAdmit is what policies add to the start of a pod: until its rules are in the kernel,
+// among 2,000 pods.
 func BenchmarkAdmit(b *testing.B) {
 	for _, policies := range []int{0, 1, 1000} {
 		b.Run(fmt.Sprintf("%d policies", policies), func(b *testing.B) {

@@ -131,8 +131,8 @@ func refused(from, to *testnet.Space) bool {
 	return from.Unanswered("tcp", at(to.IPv4)) == nil && from.Unanswered("tcp", at(to.IPv6)) == nil
 }
 
-// Real packets follow real policies: what is forbidden is refused, connections that were allowed end, a pod without an
-// entry can do nothing, and all of it outlives the process.
+// Real packets follow real policies: what is forbidden is refused, connections that were allowed
+// end, a pod without an entry can do nothing, and all of it outlives the process.
 func TestPackets(t *testing.T) {
 	t.Parallel()
 	l := newLive(t)
