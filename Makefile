@@ -59,7 +59,7 @@ RACE     := ./pod/... ./shim/client/... ./image/... ./network/... ./snapshot/...
 # Packages of RACE that run only a sample under -short. All their tests run without the race detector.
 SAMPLED  := ./cri ./network
 
-KUBERACE := ./client/... ./inproc/... ./scheduler/... ./controllers/... ./kubelet/...
+KUBERACE := ./client/... ./inproc/... ./scheduler/... ./controllers/... ./kubelet/... ./dns/... ./nodeaddr/...
 
 # The shards of integration/ run in parallel, in their own namespaces.
 SHARDS   := 4
@@ -119,9 +119,9 @@ testbins: deps
 	@for p in attack pause setuid; do \
 	  [[ bin/test/$$p -nt integration/payload/$$p.c ]] || gcc -Os -Wall -Werror -static -s -o bin/test/$$p integration/payload/$$p.c; done
 
-up: build testbins ## start a demo: a registry, and Kubernetes with a Deployment
+up: build testbins ## start a demo: a registry, and Kubernetes with a Deployment and a Service; DEMO_FLAGS are passed to coracle up
 	@GO="$(GO)" DEMO_REGISTRY_PORT=$(DEMO_REGISTRY_PORT) DEMO_API_PORT=$(DEMO_API_PORT) \
-	  DEMO_SERVICE_CIDR=$(DEMO_SERVICE_CIDR) hack/demo/up.sh
+	  DEMO_SERVICE_CIDR=$(DEMO_SERVICE_CIDR) hack/demo/up.sh $(DEMO_FLAGS)
 
 down: ## stop the demo and remove all that it made
 	@hack/demo/down.sh

@@ -232,3 +232,6 @@ func (m *Manager) Flush(ctx context.Context) error {
 // Purge removes the nftables table, and the addresses and routes for the ranges of pods. It fails if a pod is left.
 // IP forwarding stays on: others may have come to count on it.
 func (m *Manager) Purge(ctx context.Context) error { return m.builtin.purge(ctx) }
+
+// LinkGroup is the group (ip-link(8)) of the links of the built-in network's pods.
+func (m *Manager) LinkGroup() uint32 { return linkGroup(m.config.Name) }

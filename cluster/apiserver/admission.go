@@ -69,7 +69,7 @@ var admissionPlugins = []struct {
 	{podtopologylabels.PluginName, podtopologylabels.Register},
 	{nodedeclaredfeatures.PluginName, nodedeclaredfeatures.Register},
 	{podresize.PluginName, podresize.Register},
-	{unserved, registerUnserved},
+	{unservedPlugin, registerUnserved},
 	{mutatingpolicy.PluginName, mutatingpolicy.Register},
 	{mutatingwebhook.PluginName, mutatingwebhook.Register},
 	{validatingpolicy.PluginName, validatingpolicy.Register},

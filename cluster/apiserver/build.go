@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"strconv"
+	"sync/atomic"
 
 	restful "github.com/emicklei/go-restful/v3"
 	apiextensions "k8s.io/apiextensions-apiserver/pkg/apiserver"
@@ -49,6 +50,7 @@ type build struct {
 	inside    *identities
 	loopback  *rest.Config
 	informers informers.SharedInformerFactory
+	held      *atomic.Bool // see Server
 
 	config *genericapiserver.Config
 	ca     dynamiccertificates.CAContentProvider

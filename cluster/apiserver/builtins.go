@@ -4,15 +4,21 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/apimachinery/pkg/util/wait"
 	genericapiserver "k8s.io/apiserver/pkg/server"
+	rbacinformers "k8s.io/client-go/informers/rbac/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/retry"
 	"k8s.io/component-helpers/auth/rbac/reconciliation"
 	systemclasses "k8s.io/kubernetes/pkg/apis/scheduling/v1"
@@ -27,13 +33,16 @@ const (
 	bootstrapWorkers = 16
 	bootstrapRetry   = 100 * time.Millisecond
 	bootstrapLimit   = 30 * time.Second
+	// seenPoll is how often informers are looked at for what was made; they are some milliseconds
+	// behind.
+	seenPoll = 2 * time.Millisecond
 )
 
 // builtins adds the hooks that make the built-in roles, their bindings and the priority classes of
 // system pods. They do what the hooks of upstream's registries do (with upstream's roles and its rules for
 // reconciling them), which wait a second before they begin and then make one object after the other.
-func builtins(server *genericapiserver.GenericAPIServer, client kubernetes.Interface) {
-	add := func(name string, what func(context.Context, *errgroup.Group)) {
+func builtins(server *genericapiserver.GenericAPIServer, client kubernetes.Interface, informers rbacinformers.Interface) {
+	add := func(name string, what func(context.Context, *errgroup.Group), then func(context.Context)) {
 		server.AddPostStartHookOrDie(name, func(hook genericapiserver.PostStartHookContext) error {
 			try := func(ctx context.Context) (bool, error) {
 				work, ctx := errgroup.WithContext(ctx)
@@ -48,21 +57,92 @@ func builtins(server *genericapiserver.GenericAPIServer, client kubernetes.Inter
 			if err := wait.PollUntilContextTimeout(hook, bootstrapRetry, bootstrapLimit, true, try); err != nil {
 				return fmt.Errorf("%s: %w", name, err)
 			}
+			then(hook)
 			return nil
 		})
 	}
-	add(rbacHook, func(ctx context.Context, work *errgroup.Group) { ensureRoles(work, client) })
-	add(prioritiesHook, func(ctx context.Context, work *errgroup.Group) { ensurePriorities(ctx, work, client) })
+	roles := &awaited{stores: map[string]cache.Store{}}
+	for kind, informer := range map[string]cache.SharedIndexInformer{
+		kindOf(&rbacv1.ClusterRole{}): informers.ClusterRoles().Informer(), kindOf(&rbacv1.ClusterRoleBinding{}): informers.ClusterRoleBindings().Informer(),
+		kindOf(&rbacv1.Role{}): informers.Roles().Informer(), kindOf(&rbacv1.RoleBinding{}): informers.RoleBindings().Informer(),
+	} {
+		roles.stores[kind] = informer.GetStore()
+	}
+	add(rbacHook, func(_ context.Context, work *errgroup.Group) { ensureRoles(work, client, roles.add) }, roles.wait)
+	add(prioritiesHook, func(ctx context.Context, work *errgroup.Group) { ensurePriorities(ctx, work, client) }, func(context.Context) {})
 }
 
-// ensureRoles makes the built-in roles and bindings, or adds what they lack.
-func ensureRoles(work *errgroup.Group, client kubernetes.Interface) {
+// awaited are objects that the authorizer has to know before the server is ready: it decides by
+// informers, which follow the store. A part of the process that begins as soon as the server is
+// ready would be refused what it may do.
+type awaited struct {
+	stores map[string]cache.Store // of informers, by kind
+
+	mu      sync.Mutex
+	objects map[runtime.Object]bool
+}
+
+// add is safe for concurrent use.
+func (a *awaited) add(obj runtime.Object) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.objects == nil {
+		a.objects = map[runtime.Object]bool{}
+	}
+	a.objects[obj] = true
+}
+
+func kindOf(obj runtime.Object) string { return fmt.Sprintf("%T", obj) }
+
+// wait returns when the informers show all objects as they are or newer. One that someone deletes
+// meanwhile is given up after bootstrapLimit.
+func (a *awaited) wait(ctx context.Context) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	err := wait.PollUntilContextTimeout(ctx, seenPoll, bootstrapLimit, true, func(context.Context) (bool, error) {
+		for obj := range a.objects {
+			if !seen(a.stores[kindOf(obj)], obj) {
+				return false, nil
+			}
+			delete(a.objects, obj)
+		}
+		return true, nil
+	})
+	if err != nil && ctx.Err() == nil {
+		slog.Warn("the authorizer does not know all built-in roles yet", "missing", len(a.objects))
+	}
+}
+
+// seen reports whether an informer's store has an object as it is or newer.
+func seen(store cache.Store, obj runtime.Object) bool {
+	now, err := meta.Accessor(obj)
+	if err != nil {
+		return true
+	}
+	known, exists, err := store.Get(obj)
+	if err != nil || !exists {
+		return false
+	}
+	then, err := meta.Accessor(known)
+	if err != nil {
+		return false
+	}
+	order, err := resourceversion.CompareResourceVersion(then.GetResourceVersion(), now.GetResourceVersion())
+	return err == nil && order >= 0
+}
+
+// ensureRoles makes the built-in roles and bindings, or adds what they lack, and tells made of
+// each.
+func ensureRoles(work *errgroup.Group, client kubernetes.Interface, made func(runtime.Object)) {
 	rbac, namespaces := client.RbacV1(), client.CoreV1().Namespaces()
 	role := func(owner reconciliation.RuleOwner, modifier reconciliation.RuleOwnerModifier) {
 		options := reconciliation.ReconcileRoleOptions{Role: owner, Client: modifier, Confirm: true}
 		work.Go(func() error {
 			return retried(func() error {
-				_, err := options.Run()
+				result, err := options.Run()
+				if err == nil {
+					made(result.Role.GetObject())
+				}
 				return err
 			})
 		})
@@ -71,7 +151,10 @@ func ensureRoles(work *errgroup.Group, client kubernetes.Interface) {
 		options := reconciliation.ReconcileRoleBindingOptions{RoleBinding: b, Client: modifier, Confirm: true}
 		work.Go(func() error {
 			return retried(func() error {
-				_, err := options.Run()
+				result, err := options.Run()
+				if err == nil {
+					made(result.RoleBinding.GetObject())
+				}
 				return err
 			})
 		})

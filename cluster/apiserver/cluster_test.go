@@ -16,7 +16,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
 )
 
 func TestDiscovery(t *testing.T) {
@@ -223,6 +225,47 @@ func TestPodAdmission(t *testing.T) {
 	}
 }
 
+// What makes no sense in a NetworkPolicy is refused, so that what enforces policies never sees it.
+func TestNetworkPoliciesThatMakeNoSense(t *testing.T) {
+	client := clientOf(t, server.ClientConfig("admin", "system:masters"))
+	ns := namespace(t, client)
+	peer := func(p networkingv1.NetworkPolicyPeer) networkingv1.NetworkPolicyIngressRule {
+		return networkingv1.NetworkPolicyIngressRule{From: []networkingv1.NetworkPolicyPeer{p}}
+	}
+	port := func(p networkingv1.NetworkPolicyPort) networkingv1.NetworkPolicyIngressRule {
+		return networkingv1.NetworkPolicyIngressRule{Ports: []networkingv1.NetworkPolicyPort{p}}
+	}
+	block := func(cidr string, except ...string) networkingv1.NetworkPolicyIngressRule {
+		return peer(networkingv1.NetworkPolicyPeer{IPBlock: &networkingv1.IPBlock{CIDR: cidr, Except: except}})
+	}
+	label := metav1.LabelSelector{MatchLabels: map[string]string{"a": "b c"}}
+	for name, rule := range map[string]networkingv1.NetworkPolicyIngressRule{
+		"no network":              block("10.0.0.0"),
+		"too long a prefix":       block("10.0.0.0/33"),
+		"no exception":            block("10.0.0.0/8", "x"),
+		"an exception outside":    block("10.0.0.0/8", "11.0.0.0/16"),
+		"an exception of all":     block("10.0.0.0/8", "10.0.0.0/8"),
+		"two kinds of a peer":     peer(networkingv1.NetworkPolicyPeer{IPBlock: &networkingv1.IPBlock{CIDR: "10.0.0.0/8"}, PodSelector: &metav1.LabelSelector{}}),
+		"no peer":                 peer(networkingv1.NetworkPolicyPeer{}),
+		"no label":                peer(networkingv1.NetworkPolicyPeer{PodSelector: &label}),
+		"no label of a namespace": peer(networkingv1.NetworkPolicyPeer{NamespaceSelector: &label}),
+		"no protocol":             port(networkingv1.NetworkPolicyPort{Protocol: ptr.To(corev1.Protocol("ICMP"))}),
+		"port 0":                  port(networkingv1.NetworkPolicyPort{Port: ptr.To(intstr.FromInt32(0))}),
+		"port 65536":              port(networkingv1.NetworkPolicyPort{Port: ptr.To(intstr.FromInt32(65536))}),
+		"no name of a port":       port(networkingv1.NetworkPolicyPort{Port: ptr.To(intstr.FromString("Web_Server"))}),
+		"a range that ends early": port(networkingv1.NetworkPolicyPort{Port: ptr.To(intstr.FromInt32(90)), EndPort: ptr.To[int32](80)}),
+		"a range of no port":      port(networkingv1.NetworkPolicyPort{EndPort: ptr.To[int32](80)}),
+		"a range from a name":     port(networkingv1.NetworkPolicyPort{Port: ptr.To(intstr.FromString("web")), EndPort: ptr.To[int32](80)}),
+	} {
+		_, err := client.NetworkingV1().NetworkPolicies(ns).Create(t.Context(), &networkingv1.NetworkPolicy{
+			ObjectMeta: metav1.ObjectMeta{Name: "x"}, Spec: networkingv1.NetworkPolicySpec{Ingress: []networkingv1.NetworkPolicyIngressRule{rule}},
+		}, metav1.CreateOptions{})
+		if !apierrors.IsInvalid(err) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 // warnings collects Warning headers.
 type warnings []string
 
@@ -235,8 +278,10 @@ func TestWhatIsOnlyStoredIsAnsweredWithAWarning(t *testing.T) {
 	client := clientOf(t, config)
 	ns := namespace(t, client)
 	create := map[string]func() error{
-		`NetworkPolicy "x" is stored but not acted on by this cluster: no traffic is allowed or denied by it`: func() error {
-			_, err := client.NetworkingV1().NetworkPolicies(ns).Create(t.Context(), &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: "x"}}, metav1.CreateOptions{})
+		`IngressClass "x" is stored but not acted on by this cluster: no traffic is routed by it`: func() error {
+			_, err := client.NetworkingV1().IngressClasses().Create(t.Context(), &networkingv1.IngressClass{
+				ObjectMeta: metav1.ObjectMeta{Name: "x"}, Spec: networkingv1.IngressClassSpec{Controller: "example.com/x"},
+			}, metav1.CreateOptions{})
 			return err
 		},
 		`CronJob "x" is stored but not acted on by this cluster: no Jobs are made for it`: func() error {
@@ -245,12 +290,6 @@ func TestWhatIsOnlyStoredIsAnsweredWithAWarning(t *testing.T) {
 				Spec: batchv1.CronJobSpec{Schedule: "* * * * *", JobTemplate: batchv1.JobTemplateSpec{Spec: batchv1.JobSpec{Template: corev1.PodTemplateSpec{
 					Spec: corev1.PodSpec{RestartPolicy: corev1.RestartPolicyNever, Containers: []corev1.Container{{Name: "main", Image: "image"}}},
 				}}}},
-			}, metav1.CreateOptions{})
-			return err
-		},
-		`Service "x" is stored but not acted on by this cluster: it gets no address of a load balancer; its cluster address and node ports are routed`: func() error {
-			_, err := client.CoreV1().Services(ns).Create(t.Context(), &corev1.Service{
-				ObjectMeta: metav1.ObjectMeta{Name: "x"}, Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, Ports: []corev1.ServicePort{{Port: 80}}},
 			}, metav1.CreateOptions{})
 			return err
 		},

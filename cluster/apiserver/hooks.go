@@ -33,7 +33,7 @@ func (b *build) hooks(server *genericapiserver.GenericAPIServer) error {
 	core := b.informers.Core().V1()
 	add := server.AddPostStartHookOrDie
 
-	builtins(server, client)
+	builtins(server, client, b.informers.Rbac().V1())
 
 	namespaces := systemnamespaces.NewController(systemNamespaces, client, core.Namespaces())
 	add("start-system-namespaces-controller", func(ctx genericapiserver.PostStartHookContext) error {
@@ -73,6 +73,9 @@ func (b *build) kubernetesService(client kubernetes.Interface) *kubernetesservic
 	endpoints := reconcilers.NewNoneEndpointReconciler()
 	if !b.addresses.public.IsLoopback() { // endpoints on loopback are invalid, and pods would not reach them
 		endpoints = reconcilers.NewMasterCountEndpointReconciler(1, reconcilers.NewEndpointsAdapter(client.CoreV1(), client.DiscoveryV1()))
+	}
+	if b.addresses.held {
+		endpoints = heldEndpoints{endpoints, b.held}
 	}
 	return kubernetesservice.New(kubernetesservice.Config{
 		PublicIP: b.addresses.public, PublicServicePort: b.listener.Addr().(*net.TCPAddr).Port,

@@ -11,11 +11,14 @@ import (
 // k8s.io/utils/net has MultiListen for this, which gives up a socket for good at its first error. A process that is
 // short of descriptors for a moment would never accept there again.
 type listeners struct {
-	all      []net.Listener
 	accepted chan accepted
 	closing  chan struct{}
 	close    func() error // of the first call
 	loops    sync.WaitGroup
+
+	mu     sync.Mutex
+	all    []net.Listener
+	closed bool
 }
 
 // accepted is what one call of Accept returned.
@@ -25,21 +28,36 @@ type accepted struct {
 }
 
 // merge returns a listener that accepts what any of all does, and closes them.
-func merge(all ...net.Listener) net.Listener {
-	l := &listeners{all: all, accepted: make(chan accepted), closing: make(chan struct{})}
+func merge(all ...net.Listener) *listeners {
+	l := &listeners{accepted: make(chan accepted), closing: make(chan struct{})}
 	l.close = sync.OnceValue(func() error {
 		close(l.closing)
+		l.mu.Lock()
+		l.closed = true
 		var errs []error
-		for _, one := range all {
+		for _, one := range l.all {
 			errs = append(errs, one.Close())
 		}
+		l.mu.Unlock()
 		l.loops.Wait()
 		return errors.Join(errs...)
 	})
 	for _, one := range all {
-		l.loops.Go(func() { l.acceptFrom(one) })
+		l.add(one)
 	}
 	return l
+}
+
+// add has l accept from a further socket. If l is closed, it closes that.
+func (l *listeners) add(one net.Listener) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		_ = one.Close()
+		return
+	}
+	l.all = append(l.all, one)
+	l.loops.Go(func() { l.acceptFrom(one) })
 }
 
 // acceptFrom passes on what one listener accepts until the listeners are closed. Its errors go to the server, which
@@ -75,4 +93,8 @@ func (l *listeners) Accept() (net.Conn, error) {
 func (l *listeners) Close() error { return l.close() }
 
 // Addr implements net.Listener.
-func (l *listeners) Addr() net.Addr { return l.all[0].Addr() }
+func (l *listeners) Addr() net.Addr {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.all[0].Addr()
+}

@@ -13,6 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 
+	"github.com/coracle-project/coracle/cluster/health"
+	"github.com/coracle-project/coracle/cluster/nodeaddr"
 	"github.com/coracle-project/coracle/cluster/pki"
 )
 
@@ -33,6 +35,11 @@ type Options struct {
 	// HoldServiceAddress is for a server that only loopback reaches. It gives the node the address of the kubernetes
 	// Service, which only the node and its pods reach (package nodeaddr), and the server listens there, too.
 	HoldServiceAddress bool
+	// Pods are those that reach that address besides those on coracled's links.
+	Pods *nodeaddr.Pods
+	// ClusterDomain is the domain of Services, cluster.local by default. The server's certificate
+	// has its name in it.
+	ClusterDomain string
 	// ServiceCIDR is where the addresses of Services are taken from, 10.96.0.0/16 by default.
 	ServiceCIDR string
 	// EtcdServers are the URLs of an external etcd cluster. Without any, etcd runs in the process.
@@ -47,6 +54,8 @@ type Options struct {
 	// ExtraSchemes know their types.
 	ExtraAPIGroups []func(*genericapiserver.GenericAPIServer) error
 	ExtraSchemes   []*runtime.Scheme
+	// PodsHealth is told whether pods reach the server; it may be nil.
+	PodsHealth *health.Part
 
 	// seats is how many requests are worked on at a time, 600 by default; bodyLimit is how long a request's body
 	// may take to arrive. For tests.
@@ -94,7 +103,7 @@ func (o Options) Hosts() ([]string, error) {
 	}
 	hosts := []string{
 		"localhost", "127.0.0.1", a.public.String(), a.kubernetes.String(),
-		"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local",
+		"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc." + o.clusterDomain(),
 	}
 	if bind := net.ParseIP(o.BindAddress); bind != nil && !bind.IsUnspecified() {
 		hosts = append(hosts, bind.String())
@@ -104,6 +113,13 @@ func (o Options) Hosts() ([]string, error) {
 	}
 	slices.Sort(hosts)
 	return slices.Compact(hosts), nil
+}
+
+func (o *Options) clusterDomain() string {
+	if o.ClusterDomain == "" {
+		return "cluster.local"
+	}
+	return o.ClusterDomain
 }
 
 // resolve fills in the defaults of addresses and says what is wrong with the rest.
@@ -135,7 +151,7 @@ func (o *Options) resolve() (addresses, error) {
 		return a, err
 	}
 	if o.HoldServiceAddress && o.AdvertiseAddress == "" && a.public.IsLoopback() {
-		a.held, a.loopback, a.public = true, a.public, a.kubernetes
+		a.held, a.public = true, a.kubernetes
 	}
 	return a, nil
 }
@@ -147,10 +163,8 @@ type addresses struct {
 	kubernetes net.IP
 	// public is where the server is reached from outside.
 	public net.IP
-	// held is whether public is the address of the kubernetes Service, which the node holds. loopback is what public
-	// would be otherwise.
-	held     bool
-	loopback net.IP
+	// held is whether public is the address of the kubernetes Service, which the node holds.
+	held bool
 }
 
 func (a *addresses) advertise(wanted string, bind netip.Addr) error {

@@ -22,6 +22,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -52,6 +53,7 @@ type Server struct {
 	transport http.RoundTripper
 	informers informers.SharedInformerFactory
 	caches    caches
+	held      atomic.Bool // pods reach it at the kubernetes Service's address
 
 	listening chan struct{} // closed when address is known
 	address   net.Addr
@@ -166,7 +168,7 @@ func (s *Server) run(ctx context.Context) error {
 	store.caches = &s.caches
 	b := &build{
 		options: &s.options, addresses: s.addresses, listener: listener, store: store, served: served,
-		inside: s.inside, loopback: protobuf(s.loopback()), informers: s.informers,
+		inside: s.inside, loopback: protobuf(s.loopback()), informers: s.informers, held: &s.held,
 	}
 	server, err := b.server(ctx)
 	if err != nil {

@@ -59,7 +59,9 @@ func dropManagedFields(obj any) (any, error) {
 // Recorder returns what writes events in the name of component, and the function that flushes and
 // stops it.
 func (s *Set) Recorder(component, host string) (record.EventRecorder, func()) {
-	b := record.NewBroadcaster(record.WithSleepDuration(time.Second))
+	// What is kept to join events that are alike; by default it is of 4,096 objects, several megabytes after a burst.
+	alike := record.CorrelatorOptions{LRUCacheSize: 512}
+	b := record.NewBroadcaster(record.WithSleepDuration(time.Second), record.WithCorrelatorOptions(alike))
 	b.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: s.Kube.CoreV1().Events("")})
 	return b.NewRecorder(scheme.Scheme, corev1.EventSource{Component: component, Host: host}), b.Shutdown
 }

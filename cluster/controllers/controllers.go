@@ -26,9 +26,11 @@ import (
 	"github.com/coracle-project/coracle/cluster/controllers/frame"
 	"github.com/coracle-project/coracle/cluster/controllers/garbagecollector"
 	"github.com/coracle-project/coracle/cluster/controllers/job"
+	"github.com/coracle-project/coracle/cluster/controllers/loadbalancer"
 	"github.com/coracle-project/coracle/cluster/controllers/namespace"
 	"github.com/coracle-project/coracle/cluster/controllers/nodelifecycle"
 	"github.com/coracle-project/coracle/cluster/controllers/nodettl"
+	"github.com/coracle-project/coracle/cluster/controllers/notactedon"
 	"github.com/coracle-project/coracle/cluster/controllers/podgc"
 	"github.com/coracle-project/coracle/cluster/controllers/policystatus"
 	"github.com/coracle-project/coracle/cluster/controllers/replicaset"
@@ -37,6 +39,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/controllers/serviceaccount"
 	"github.com/coracle-project/coracle/cluster/controllers/servicecidr"
 	"github.com/coracle-project/coracle/cluster/controllers/upstream"
+	"github.com/coracle-project/coracle/cluster/health"
 )
 
 // Runner is a controller that works until ctx ends. The informers of the Set that it was made with
@@ -72,9 +75,13 @@ type Options struct {
 	CertificateLifetime time.Duration
 	// EndedPods is how many pods that have ended may exist; 0 means 12,500, less any number.
 	EndedPods int
+	// LoadBalancers says where addresses of Services of type LoadBalancer come from; if it is nil they get none.
+	LoadBalancers *loadbalancer.Options
 	// NamespaceSettle is how long other API servers need to notice that a namespace is being
 	// deleted: 5 seconds where there are several, 0 with one.
 	NamespaceSettle time.Duration
+	// NotActedOn is told which objects nothing acts on; it may be nil.
+	NotActedOn *health.Part
 }
 
 // New returns all controllers, each with its own identity: upstream's service account of that name, whose
@@ -88,6 +95,7 @@ func New(as Identities, o Options) ([]Runner, error) {
 	if err != nil {
 		return nil, fmt.Errorf("identity of ttl-after-finished-controller: %w", err)
 	}
+	unserved := notactedon.New(as.Manager, o.NotActedOn)
 	all := []entry{
 		{"deployment-controller", plain(deployment.New)},
 		{"replicaset-controller", plain(replicaset.New)},
@@ -98,7 +106,9 @@ func New(as Identities, o Options) ([]Runner, error) {
 		{"namespace-controller", o.anyKind(func(set *client.Set, anything metadata.Interface) *frame.Controller {
 			return namespace.New(set, anything, o.NamespaceSettle)
 		})},
-		{"generic-garbage-collector", o.anyKind(garbagecollector.New)},
+		{"generic-garbage-collector", o.anyKind(func(set *client.Set, anything metadata.Interface) *frame.Controller {
+			return garbagecollector.New(set, anything, unserved)
+		})},
 		{"service-account-controller", plain(serviceaccount.New)},
 		{"node-controller", func(set *client.Set) (*frame.Controller, error) { return nodelifecycle.New(set, reader) }},
 		{"node-controller", nodelifecycle.NewEviction},
@@ -122,7 +132,13 @@ func New(as Identities, o Options) ([]Runner, error) {
 			return certificates.NewSigner(set, o.SigningCA, o.CertificateLifetime), nil
 		}})
 	}
-	runners := make([]Runner, 0, len(all)+3)
+	if o.LoadBalancers != nil {
+		all = append(all, entry{"service-controller", func(set *client.Set) (*frame.Controller, error) {
+			return loadbalancer.New(set, *o.LoadBalancers), nil
+		}})
+	}
+	runners := make([]Runner, 0, len(all)+4)
+	runners = append(runners, unserved)
 	for _, e := range all {
 		set, err := as.Account(e.account)
 		if err != nil {

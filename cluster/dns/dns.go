@@ -24,16 +24,23 @@ import (
 
 	"github.com/miekg/dns"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/dns/forward"
 	"github.com/coracle-project/coracle/cluster/dns/resolvconf"
+	"github.com/coracle-project/coracle/cluster/health"
 	"github.com/coracle-project/coracle/cluster/nodeaddr"
 )
 
-const port = 53
+// port is where clients ask. The sockets are at another one, from firstPort to lastPort, and
+// packets are renamed (nodeaddr.Rename): at port 53, they would keep every other DNS server of the
+// node from listening on all addresses, and pods from having host port 53. IANA has given these
+// ports to no one, and only root may listen there: another user's process cannot take the queries
+// while this one restarts.
+const port, firstPort, lastPort = 53, 334, 343
 
 // retry is how long to wait before the address is tried again that another has.
 var retry = 10 * time.Second
@@ -43,6 +50,8 @@ var retry = 10 * time.Second
 type Options struct {
 	// Addresses are where it answers; required.
 	Addresses []netip.Addr
+	// Pods are those that reach it besides those on coracled's links.
+	Pods *nodeaddr.Pods
 	// Domain of the cluster (cluster.local).
 	Domain string
 	// ServiceNets are the networks of Services: names of their addresses are asked of no one else.
@@ -51,6 +60,8 @@ type Options struct {
 	ResolvConf string
 	// Stubs are name servers of domains, instead of the node's.
 	Stubs map[string][]netip.AddrPort
+	// Health is told whether it answers; it may be nil.
+	Health *health.Part
 }
 
 // Domain returns the form of a domain's name that Stubs have, and whether it is one.
@@ -98,13 +109,20 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	for said := ""; ctx.Err() == nil; {
 		err := s.run(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
 		wait := retry
 		if errors.Is(err, errReplaced) {
 			slog.Info("the cluster's DNS is the user's own", "service", serviceNamespace+"/"+serviceName)
+			s.opts.Health.Works("the Service " + serviceNamespace + "/" + serviceName + " is the user's own")
 			said, wait = "", time.Hour
-		} else if err != nil && err.Error() != said {
+		} else if err != nil {
+			s.opts.Health.Fails(err)
+			if err.Error() != said {
+				slog.Error("names of Services do not resolve in pods", "addresses", s.opts.Addresses, "err", err)
+			}
 			said = err.Error()
-			slog.Error("names of Services do not resolve in pods", "addresses", s.opts.Addresses, "err", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -122,29 +140,35 @@ func (s *Server) run(ctx context.Context) (err error) {
 	}
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	release, err := nodeaddr.Hold(ctx, s.opts.Addresses)
+	release, err := nodeaddr.Hold(ctx, s.opts.Addresses, s.opts.Pods)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, release()) }()
-	var sockets sockets
+	sockets, at, err := listenAll(s.opts.Addresses)
+	if err != nil {
+		return err
+	}
 	defer sockets.close()
 	for _, addr := range s.opts.Addresses {
-		if err := sockets.listen(netip.AddrPortFrom(addr, port)); err != nil {
-			return fmt.Errorf("%w: a DNS server of this node may listen on all addresses, or a pod have host port 53; give it an address of its own", err)
+		var restore func() error
+		if restore, err = nodeaddr.Rename(netip.AddrPortFrom(addr, port), at); err != nil {
+			return err
 		}
+		defer func() { err = errors.Join(err, restore()) }()
 	}
-	slog.Info("cluster DNS answers", "addresses", s.opts.Addresses, "domain", s.opts.Domain, "others", s.opts.ResolvConf)
+	s.opts.Health.Works(fmt.Sprintf("answers at %s, asks others by %s", s.opts.Addresses, s.opts.ResolvConf))
+	slog.Info("cluster DNS answers", "addresses", s.opts.Addresses, "socket", at, "domain", s.opts.Domain, "others", s.opts.ResolvConf)
 	following := make(chan struct{})
 	go func() {
 		defer close(following)
 		stop(s.follow(ctx))
 	}()
-	err = s.serve(ctx, &sockets)
+	err = s.serve(ctx, sockets)
 	stop(nil)
 	<-following
-	if err == nil && context.Cause(ctx) != context.Canceled {
-		err = context.Cause(ctx)
+	if cause := context.Cause(ctx); err == nil && !errors.Is(cause, context.Canceled) {
+		err = cause
 	}
 	return err
 }
@@ -173,6 +197,30 @@ func (s *Server) serve(ctx context.Context, sockets *sockets) error {
 type sockets struct {
 	udp []*net.UDPConn
 	tcp []net.Listener
+}
+
+// listenAll listens at the first port that is free on all addresses.
+func listenAll(addrs []netip.Addr) (_ *sockets, at uint16, err error) {
+	for at = firstPort; at <= lastPort; at++ {
+		s := &sockets{}
+		if err = s.listenAt(addrs, at); err == nil {
+			return s, at, nil
+		}
+		s.close()
+		if !errors.Is(err, unix.EADDRINUSE) {
+			break
+		}
+	}
+	return nil, 0, fmt.Errorf("%w; one of the ports %d to %d must be free, for UDP and TCP", err, firstPort, lastPort)
+}
+
+func (s *sockets) listenAt(addrs []netip.Addr, at uint16) error {
+	for _, addr := range addrs {
+		if err := s.listen(netip.AddrPortFrom(addr, at)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // listen adds an address, for TCP first: of two processes that try, one fails before it gets any query.

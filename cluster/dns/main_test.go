@@ -1,6 +1,7 @@
 package dns
 
 import (
+	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -131,8 +132,8 @@ func newHandler(t testing.TB, config forward.Config, all ...runtime.Object) *han
 	return &handler{zone: newZone(o, "cluster.local", nets), forward: f}
 }
 
-// reply is what a client gets for a query, nil for nothing. The query is changed before by change.
-func (h *handler) query(t testing.TB, from sender, name string, kind uint16, change ...func(*dns.Msg)) *dns.Msg {
+// ask is a query, changed by change.
+func ask(t testing.TB, name string, kind uint16, change ...func(*dns.Msg)) []byte {
 	t.Helper()
 	m := new(dns.Msg)
 	m.SetQuestion(name, kind)
@@ -143,6 +144,16 @@ func (h *handler) query(t testing.TB, from sender, name string, kind uint16, cha
 	if err != nil {
 		t.Fatal(err)
 	}
+	return packet
+}
+
+// withEDNS is a change of a query, as most clients make it.
+func withEDNS(m *dns.Msg) { m.SetEdns0(payload, false) }
+
+// query returns what a client gets for a query, nil for nothing.
+func (h *handler) query(t testing.TB, from sender, name string, kind uint16, change ...func(*dns.Msg)) *dns.Msg {
+	t.Helper()
+	packet := ask(t, name, kind, change...)
 	wire := h.packet(packet, from)
 	if wire == nil {
 		return nil
@@ -151,7 +162,7 @@ func (h *handler) query(t testing.TB, from sender, name string, kind uint16, cha
 	if err := reply.Unpack(wire); err != nil {
 		t.Fatalf("the reply to %s %s is broken: %v", dns.TypeToString[kind], name, err)
 	}
-	if reply.Id != m.Id || !reply.Response {
+	if reply.Id != binary.BigEndian.Uint16(packet) || !reply.Response {
 		t.Errorf("the reply to %s %s is none: %v", dns.TypeToString[kind], name, reply)
 	}
 	return reply

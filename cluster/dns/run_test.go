@@ -2,8 +2,10 @@ package dns
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -100,7 +102,7 @@ func during(t *testing.T, s *Server, f func(ended <-chan struct{})) {
 		return
 	}
 	defer unix.Close(here)
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancelCause(context.Background())
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -114,7 +116,7 @@ func during(t *testing.T, s *Server, f func(ended <-chan struct{})) {
 		}
 	}()
 	f(ended)
-	cancel()
+	cancel(errors.New("terminated signal received")) // as signal.NotifyContext says
 	<-ended
 }
 
@@ -172,6 +174,82 @@ func TestRun(t *testing.T) {
 	})
 	if strings.Count(log.String(), "level=ERROR") != 1 {
 		t.Errorf("what cannot be changed is said again and again: %s", log)
+	}
+}
+
+// echo answers datagrams and connections at all addresses of this namespace with what they sent, as
+// any other server at this port would, until it is stopped.
+func echo(t *testing.T, at string) (stop func()) {
+	t.Helper()
+	conn, err := net.ListenPacket("udp", at)
+	if err != nil {
+		t.Errorf("another server cannot listen: %v", err)
+		return func() {}
+	}
+	l, err := net.Listen("tcp", at)
+	if err != nil {
+		t.Errorf("another server cannot listen: %v", err)
+		conn.Close()
+		return func() {}
+	}
+	var work sync.WaitGroup
+	work.Go(func() {
+		packet := make([]byte, 512)
+		for {
+			n, from, err := conn.ReadFrom(packet)
+			if err != nil {
+				return
+			}
+			_, _ = conn.WriteTo(packet[:n], from)
+		}
+	})
+	return func() {
+		conn.Close()
+		l.Close()
+		work.Wait()
+	}
+}
+
+// Other DNS servers of the node may listen at port 53 of all addresses, and processes at ours,
+// whether they come before or after.
+func TestOtherServersOfTheNode(t *testing.T) {
+	s := newServer(t, fake.NewClientset())
+	log := listen(t)
+	echoes := func() {
+		conn, err := net.Dial("udp", "127.0.0.1:53")
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer conn.Close()
+		_ = conn.SetDeadline(time.Now().Add(30 * time.Second))
+		got := make([]byte, 8)
+		if _, err = conn.Write([]byte("x")); err == nil {
+			_, err = conn.Read(got)
+		}
+		if err != nil || got[0] != 'x' {
+			t.Errorf("the other server does not answer: %v", err)
+		}
+	}
+	alone(t, func() {
+		before := echo(t, ":53")
+		taken := echo(t, fmt.Sprintf(":%d", firstPort))
+		during(t, s, func(<-chan struct{}) {
+			answered(t, true)
+			echoes()
+			at := netip.AddrPortFrom(both[0], port).String()
+			if conn, err := net.ListenPacket("udp", at); !errors.Is(err, unix.EADDRINUSE) {
+				t.Errorf("positive control: next to the other server, %v listens at %s, %v", conn, at, err)
+			}
+			before()
+			defer echo(t, ":53")()
+			answered(t, true)
+			echoes()
+		})
+		taken()
+	})
+	if strings.Contains(log.String(), "level=ERROR") {
+		t.Error(log)
 	}
 }
 

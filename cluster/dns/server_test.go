@@ -6,14 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
 	"os/exec"
-	"runtime"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -28,10 +25,16 @@ import (
 // listening answers at a port of loopback.
 func listening(t testing.TB, h *handler) netip.AddrPort {
 	t.Helper()
-	var s sockets
+	s := &sockets{}
 	if err := s.listen(netip.MustParseAddrPort("127.0.0.1:0")); err != nil {
 		t.Fatal(err)
 	}
+	serveAt(t, h, s)
+	return s.udp[0].LocalAddr().(*net.UDPAddr).AddrPort()
+}
+
+// serveAt answers at the sockets of one address until the test ends.
+func serveAt(t testing.TB, h *handler, s *sockets) {
 	ended := make(chan error, 2)
 	go func() { ended <- h.serveUDP(s.udp[0]) }()
 	go func() { ended <- newTCPServer(h, s.tcp[0]).serve() }()
@@ -44,7 +47,6 @@ func listening(t testing.TB, h *handler) netip.AddrPort {
 			}
 		}
 	})
-	return s.udp[0].LocalAddr().(*net.UDPAddr).AddrPort()
 }
 
 // upstream starts a name server that answers each question with f.
@@ -127,115 +129,6 @@ func TestCaseOfQuestionsIsKept(t *testing.T) {
 	}
 }
 
-// A flood of random names neither takes memory nor keeps others from what is known already.
-func TestFloodOfRandomNames(t *testing.T) {
-	var asked atomic.Int32
-	server := upstream(t, func(q *dns.Msg) *dns.Msg {
-		asked.Add(1)
-		m := new(dns.Msg)
-		m.SetRcode(q, dns.RcodeNameError)
-		soa, err := dns.NewRR("example. 60 IN SOA ns.example. root.example. 1 1 1 1 60")
-		if err != nil {
-			panic(err)
-		}
-		m.Ns = []dns.RR{soa}
-		return m
-	})
-	h := newHandler(t, stub("example.", server), cluster()...)
-	flood := func(n int) {
-		for i := range n {
-			m := h.query(t, sender{pod, true}, fmt.Sprintf("%x.%d.example.", rand.Uint64(), i), dns.TypeA)
-			if m.Rcode != dns.RcodeNameError {
-				t.Fatal(m)
-			}
-		}
-	}
-	heap := func() int {
-		runtime.GC()
-		runtime.GC()
-		var m runtime.MemStats
-		runtime.ReadMemStats(&m)
-		return int(m.HeapAlloc)
-	}
-	flood(100)
-	before := heap()
-	const n = 12000 // more than are remembered
-	flood(n)
-	after := heap()
-	flood(n / 2)
-	later := heap()
-	t.Logf("%d names: %d bytes; %d further names: %d bytes", n, after-before, n/2, later-after)
-	if after-before > 5<<20 || later-after > 1<<20 {
-		t.Errorf("%d random names take %d bytes, %d further names %d bytes", n, after-before, n/2, later-after)
-	}
-	if asked.Load() < n {
-		t.Errorf("only %d questions were asked: the test shows nothing", asked.Load())
-	}
-}
-
-// While all that may be under way waits for others, names of the cluster resolve, and further
-// questions of others fail at once.
-func TestClusterNamesResolveDuringAFlood(t *testing.T) {
-	wait := make(chan struct{})
-	at := listening(t, newHandler(t, stub("example.", upstream(t, func(q *dns.Msg) *dns.Msg {
-		<-wait
-		return example(q)
-	})), cluster()...))
-	defer close(wait)
-	conn, err := net.Dial("udp", at.String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	ask := func(name string) {
-		q := new(dns.Msg)
-		q.SetQuestion(name, dns.TypeA)
-		p, err := q.Pack()
-		if err == nil {
-			_, err = conn.Write(p)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	reply := func() *dns.Msg {
-		_ = conn.SetReadDeadline(time.Now().Add(30 * time.Second))
-		p := make([]byte, 4096)
-		n, err := conn.Read(p)
-		m := new(dns.Msg)
-		if err == nil {
-			err = m.Unpack(p[:n])
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		return m
-	}
-	// The kernel may drop some of a burst, so each of the client's share is followed by a question
-	// of the cluster.
-	refused := 0
-	for i := range 160 {
-		ask(fmt.Sprintf("%d.example.", i))
-		ask("web.default" + svc)
-		for {
-			m := reply()
-			if m.Question[0].Name == "web.default"+svc {
-				if len(m.Answer) != 1 {
-					t.Fatal(m)
-				}
-				break
-			}
-			if m.Rcode != dns.RcodeServerFailure {
-				t.Fatal(m)
-			}
-			refused++
-		}
-	}
-	if refused == 0 || refused > 40 {
-		t.Errorf("%d of 160 questions were refused", refused)
-	}
-}
-
 // Connections that send nothing, or not all, are closed, and no client can have all of them.
 func TestConnectionsAreBounded(t *testing.T) {
 	at := listening(t, newHandler(t, forward.Config{}, cluster()...))
@@ -245,12 +138,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 			c.Close()
 		}
 	}()
-	q := new(dns.Msg)
-	q.SetQuestion("web.default"+svc, dns.TypeA)
-	query, err := q.Pack()
-	if err != nil {
-		t.Fatal(err)
-	}
+	query := ask(t, "web.default"+svc, dns.TypeA)
 	query = append(binary.BigEndian.AppendUint16(nil, uint16(len(query))), query...)
 	answered := func(c net.Conn) bool {
 		_ = c.SetDeadline(time.Now().Add(30 * time.Second))
@@ -304,12 +192,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 
 // A connection that waits too long for its next query, or for the rest of one, ends.
 func TestSilentConnectionsEnd(t *testing.T) {
-	q := new(dns.Msg)
-	q.SetQuestion("web.default"+svc, dns.TypeA)
-	query, err := q.Pack()
-	if err != nil {
-		t.Fatal(err)
-	}
+	query := ask(t, "web.default"+svc, dns.TypeA)
 	for name, tc := range map[string]struct {
 		sent  []byte
 		reply bool
@@ -396,13 +279,7 @@ func BenchmarkQueries(b *testing.B) {
 				b.Fatal(err)
 			}
 			defer conn.Close()
-			q := new(dns.Msg)
-			q.SetQuestion(name, dns.TypeA)
-			q.SetEdns0(payload, false)
-			p, err := q.Pack()
-			if err != nil {
-				b.Fatal(err)
-			}
+			p := ask(b, name, dns.TypeA, withEDNS)
 			buf := make([]byte, 4096)
 			for b.Loop() {
 				if _, err := conn.Write(p); err != nil {
@@ -421,13 +298,7 @@ func BenchmarkHandle(b *testing.B) {
 	h := newHandler(b, stub("example.", upstream(b, example)), cluster()...)
 	for _, name := range []string{"web.default" + svc, "pets.default" + svc, "none.default" + svc, "www.example."} {
 		b.Run(name, func(b *testing.B) {
-			q := new(dns.Msg)
-			q.SetQuestion(name, dns.TypeA)
-			q.SetEdns0(payload, false)
-			p, err := q.Pack()
-			if err != nil {
-				b.Fatal(err)
-			}
+			p := ask(b, name, dns.TypeA, withEDNS)
 			h.packet(p, sender{pod, true})
 			buf := make([]byte, payload)
 			b.ReportAllocs()

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/google/nftables"
+	"github.com/vishvananda/netns"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -37,6 +38,8 @@ type cluster struct {
 	serve  *exec.Cmd // the registry
 	config *rest.Config
 	kube   kubernetes.Interface
+	// neighbour is another machine on the node's network.
+	neighbour netns.NsHandle
 }
 
 // bin is the path of a file in the directory of what is built.
@@ -66,6 +69,9 @@ func startCluster() (*cluster, error) {
 	if err := c.startRegistry(); err != nil {
 		return nil, err
 	}
+	if c.neighbour, err = newNeighbour(); err != nil {
+		return nil, err
+	}
 	settings := fmt.Sprintf("[image.registry.%q]\nplain_http = true\n[network]\ncni_conf_dir = %q\n", registry, filepath.Join(dir, "cni"))
 	if err := os.WriteFile(filepath.Join(dir, "coracled.toml"), []byte(settings), 0o600); err != nil {
 		return nil, err
@@ -86,7 +92,7 @@ func (c *cluster) root() string { return filepath.Join(c.dir, "root") }
 // up is `coracle up`. When all runs already, it waits until all answers.
 func (c *cluster) up() error {
 	return c.coracle("up", "--node-name", "boat", "--node-ip", "127.0.0.1", "--config", filepath.Join(c.dir, "coracled.toml"),
-		"--cgroup-root", c.cgroup, "--pod-log-dir", filepath.Join(c.root(), "logs", "pods"), "--timeout", patience.String(),
+		"--load-balancer-cidr", balancers, "--cgroup-root", c.cgroup, "--pod-log-dir", filepath.Join(c.root(), "logs", "pods"), "--timeout", patience.String(),
 		"--eviction-hard", "memory.available<0%") // nothing is watched: how much room the machine has is not the tests' business
 }
 
@@ -154,11 +160,11 @@ func nothingHeld() error {
 	}
 	tables, err := conn.ListTables()
 	for _, table := range tables {
-		if strings.HasPrefix(table.Name, "coracle-addr-") {
+		if strings.HasPrefix(table.Name, "coracle-addr-") || strings.HasPrefix(table.Name, "coracle-policy-") {
 			return fmt.Errorf("down has left the nftables table %s", table.Name)
 		}
 	}
-	return err
+	return errors.Join(err, nothingAnnounced())
 }
 
 func (c *cluster) showLogs() {

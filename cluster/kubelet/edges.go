@@ -10,7 +10,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/kubelet/pod"
 )
 
-// The kubelet's core asks two things of packages beside it, and offers a third what it knows.
+// The kubelet's core asks three things of packages beside it, and offers a fourth what it knows.
 // The packages do not import this one: it wires them together in New, and the types in these
 // interfaces are Kubernetes' and CRI's only.
 //
@@ -23,6 +23,10 @@ type Volumes = pod.Volumes
 
 // Env computes a container's environment, command and arguments; see pod.Env.
 type Env = pod.Env
+
+// Policies has network policies in force before a pod's containers start; see pod.Policies.
+// policy.New(set, policy.Options{...}) returns one.
+type Policies = pod.Policies
 
 // Host is what the kubelet's HTTPS API asks of the kubelet. Every method answers from memory.
 type Host interface {

@@ -215,7 +215,7 @@ func (k *Kubelet) Run(ctx context.Context) error {
 		HostIPs:     func() []string { return k.opts.NodeIPs },
 		RootDir:     k.opts.RootDir, LogDir: k.opts.LogDir, LegacyLogDir: k.opts.LegacyLogDir,
 		ClusterDomain: k.opts.ClusterDomain, MemoryCapacity: k.reporter.Machine().MemoryBytes,
-		SeccompUnconfined: k.opts.SeccompUnconfined,
+		SeccompUnconfined: k.opts.SeccompUnconfined, Policies: k.opts.Policies, Addresses: k.opts.PodAddresses,
 		Gone: func(uid types.UID) {
 			users.release(uid)
 			k.static.gone(uid)

@@ -7,6 +7,8 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -55,6 +57,65 @@ func (m *machine) asks(address string) (name string) {
 	return name
 }
 
+// serveUDP answers each datagram to an address of m with name, until the test ends.
+func (m *machine) serveUDP(address, name string) {
+	m.t.Helper()
+	var conn net.PacketConn
+	var err error
+	m.do(func() { conn, err = net.ListenPacket("udp", address) })
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	m.t.Cleanup(func() { _ = conn.Close() })
+	go func() {
+		for {
+			_, from, err := conn.ReadFrom(make([]byte, 16))
+			if err != nil {
+				return
+			}
+			_, _ = conn.WriteTo([]byte(name), from)
+		}
+	}()
+}
+
+// asksUDP sends a datagram from m and returns who answers, or the error.
+func (m *machine) asksUDP(address string) (name string) {
+	m.do(func() {
+		conn, err := net.Dial("udp", address)
+		if err != nil {
+			name = err.Error()
+			return
+		}
+		defer conn.Close()
+		_ = conn.SetDeadline(time.Now().Add(time.Minute))
+		answer := make([]byte, 64)
+		_, err = conn.Write([]byte("x"))
+		n := 0
+		if err == nil {
+			n, err = conn.Read(answer)
+		}
+		if name = string(answer[:n]); err != nil {
+			name = err.Error()
+		}
+	})
+	return name
+}
+
+// tracked is how many connections the kernel keeps track of in m.
+func (m *machine) tracked() (n int) {
+	m.t.Helper()
+	m.do(func() {
+		data, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_count")
+		if err == nil {
+			n, err = strconv.Atoi(strings.TrimSpace(string(data)))
+		}
+		if err != nil {
+			m.t.Error(err)
+		}
+	})
+	return n
+}
+
 // hostPort has port 443 of each address of m be that of a pod, as runtimes do for host ports.
 func (m *machine) hostPort(pod string) {
 	m.do(func() {
@@ -88,6 +149,9 @@ func (m *machine) hostPort(pod string) {
 func TestRedirect(t *testing.T) {
 	node := newMachine(t)
 	client, pod := node.link("pod0", 3), node.link("pod1", 4)
+	for _, link := range []string{"pod0", "pod1"} {
+		node.ip("link set " + link + " group " + strconv.Itoa(podGroup))
+	}
 	release, err := node.hold(held...)
 	if err != nil {
 		t.Fatal(err)
@@ -146,6 +210,80 @@ func TestRedirect(t *testing.T) {
 		t.Errorf("positive control: without the redirection a pod asks %s: %s", at, got)
 	}
 	if err := release(); err != nil {
+		t.Error(err)
+	}
+}
+
+// A server answers at a port of a held address by UDP and TCP, without the kernel keeping track,
+// while processes of the node have that port on all addresses.
+func TestRename(t *testing.T) {
+	node := newMachine(t)
+	client, pod := node.link("pod0", 3), node.link("pod1", 4)
+	for _, link := range []string{"pod0", "pod1"} {
+		node.ip("link set " + link + " group " + strconv.Itoa(podGroup))
+	}
+	node.hostPort(hostsOf(4, 2)[0].String()) // has the kernel keep track
+	pod.serve(":443", "pod")
+	release, err := node.hold(held...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	node.serve(":53", "process") // before
+	node.serveUDP(":53", "process")
+	for _, addr := range held {
+		at := netip.AddrPortFrom(addr, 53)
+		node.serve(netip.AddrPortFrom(addr, 334).String(), "dns")
+		node.serveUDP(netip.AddrPortFrom(addr, 334).String(), "dns")
+		if got := client.asks(at.String()); got != "process" {
+			t.Errorf("positive control: before, a pod asks %s: %s", at, got)
+		}
+		var restore func() error
+		node.do(func() { restore, err = Rename(at, 334) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		before := node.tracked()
+		for name, from := range map[string]*machine{"a pod": client, "the node": node} {
+			if got := from.asks(at.String()); got != "dns" {
+				t.Errorf("TCP: %s asks %s: %s", name, at, got)
+			}
+			if got := from.asksUDP(at.String()); got != "dns" {
+				t.Errorf("UDP: %s asks %s: %s", name, at, got)
+			}
+		}
+		if after := node.tracked(); after > before {
+			t.Errorf("the kernel keeps track of %d connections more", after-before)
+		}
+		if got := client.asksUDP(netip.AddrPortFrom(hostsOf(3, 1)[0], 53).String()); got != "process" {
+			t.Errorf("a pod asks the node's own port: %s", got)
+		}
+		if node.tracked() == before {
+			t.Error("positive control: the kernel keeps track of nothing at all")
+		}
+		node.do(func() {
+			if _, err := Rename(at, 334); err == nil {
+				t.Error("a port is renamed twice")
+			}
+		})
+		if err := restore(); err != nil {
+			t.Error(err)
+		}
+		if got := client.asks(at.String()); got != "process" {
+			t.Errorf("afterwards a pod asks %s: %s", at, got)
+		}
+	}
+	at := netip.AddrPortFrom(held[0], 54)
+	var restore func() error
+	node.do(func() { restore, err = Rename(at, 334) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	node.serve(":54", "process") // and later
+	node.serveUDP(":54", "process")
+	if tcp, udp := client.asks(at.String()), client.asksUDP(at.String()); tcp != "dns" || udp != "dns" {
+		t.Errorf("next to a process that came later, a pod asks %s: TCP %s, UDP %s", at, tcp, udp)
+	}
+	if err := errors.Join(restore(), release()); err != nil {
 		t.Error(err)
 	}
 }

@@ -14,21 +14,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// table drops what comes in by uplinks. It is bound to the connection that made it: the kernel removes
-// it when the process ends, and lets no one else change or flush it (Linux 5.12):
-//
-//	table inet coracle-addr-10.96.0.10 {
-//	  flags owner
-//	  set uplinks { type iface_index; }
-//	  chain prerouting { type filter hook prerouting priority raw;
-//	    iif @uplinks ip daddr 10.96.0.10 drop
-//	    iif @uplinks ip6 daddr fd00:96::a drop }
-//	}
+// table is bound to the connection that made it: the kernel removes it when the process ends, and
+// lets no one else change or flush it (Linux 5.12).
 type table struct {
-	conn    *nftables.Conn
-	socket  *netlink.Conn // conn's
-	table   *nftables.Table
-	uplinks *nftables.Set
+	conn   *nftables.Conn
+	socket *netlink.Conn // conn's
+	table  *nftables.Table
 }
 
 // tableName is of the first address; nft's language has no colons in names.
@@ -49,21 +40,6 @@ func openTable(name string) (t *table, err error) {
 	return t, nil
 }
 
-func newTable(addrs []netip.Addr, uplinks []uint32) (*table, error) {
-	t, err := openTable(tableName(addrs))
-	if err != nil {
-		return nil, err
-	}
-	err = t.make(addrs, uplinks)
-	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EEXIST) {
-		err = ErrHeld
-	}
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("nftables table %s: %w", t.table.Name, err), t.conn.CloseLasting())
-	}
-	return t, nil
-}
-
 // replace makes the table, empty, in place of one without an owner, which a killed process has left.
 func (t *table) replace() error {
 	t.conn.AddTable(t.table) // so that there is one to delete
@@ -79,28 +55,6 @@ func (t *table) replace() error {
 	return err
 }
 
-func (t *table) make(addrs []netip.Addr, uplinks []uint32) error {
-	if err := t.replace(); err != nil {
-		return err
-	}
-	t.uplinks = &nftables.Set{Table: t.table, Name: "uplinks", KeyType: nftables.TypeIFIndex}
-	if err := t.conn.AddSet(t.uplinks, elements(uplinks)); err != nil {
-		return err
-	}
-	chain := t.conn.AddChain(&nftables.Chain{
-		Name: "prerouting", Table: t.table, Type: nftables.ChainTypeFilter,
-		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRaw,
-	})
-	for _, addr := range addrs {
-		rule := append([]expr.Any{
-			&expr.Meta{Key: expr.MetaKeyIIF, Register: 1},
-			&expr.Lookup{SourceRegister: 1, SetName: t.uplinks.Name, SetID: t.uplinks.ID},
-		}, isTo(addr)...)
-		t.conn.AddRule(&nftables.Rule{Table: t.table, Chain: chain, Exprs: append(rule, &expr.Verdict{Kind: expr.VerdictDrop})})
-	}
-	return t.flush()
-}
-
 // protocol is an address's network protocol in nftables.
 func protocol(addr netip.Addr) byte {
 	if addr.Is6() {
@@ -109,38 +63,40 @@ func protocol(addr netip.Addr) byte {
 	return unix.NFPROTO_IPV4
 }
 
-// isTo matches packets to an address.
-func isTo(addr netip.Addr) []expr.Any {
-	offset := uint32(16) // of the destination in the header
-	if addr.Is6() {
-		offset = 24
+// direction is which of a packet's addresses or ports is meant.
+type direction uint32
+
+const (
+	source direction = iota
+	destination
+)
+
+// address loads an address of packets of a protocol into register 1.
+func address(protocol byte, d direction) []expr.Any {
+	size, first := uint32(4), uint32(12) // where the source is in the header
+	if protocol == unix.NFPROTO_IPV6 {
+		size, first = 16, 8
 	}
 	return []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{protocol(addr)}},
-		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: uint32(addr.BitLen() / 8)},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: addr.AsSlice()},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{protocol}},
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: first + size*uint32(d), Len: size},
 	}
 }
 
-func elements(links []uint32) []nftables.SetElement {
-	var all []nftables.SetElement
-	for _, link := range links {
-		all = append(all, nftables.SetElement{Key: binary.NativeEndian.AppendUint32(nil, link)})
-	}
-	return all
+// isAddress matches packets from or to an address.
+func isAddress(addr netip.Addr, d direction) []expr.Any {
+	return append(address(protocol(addr), d), &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: addr.AsSlice()})
 }
 
-// setUplinks replaces the uplinks in one transaction.
-func (t *table) setUplinks(links []uint32) error {
-	t.conn.FlushSet(t.uplinks)
-	if err := t.conn.SetAddElements(t.uplinks, elements(links)); err != nil {
-		return err
+// isPort matches packets of a transport protocol from or to a port.
+func isPort(transport byte, d direction, port uint16) []expr.Any {
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{transport}},
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2 * uint32(d), Len: 2},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binary.BigEndian.AppendUint16(nil, port)},
 	}
-	if err := t.flush(); err != nil {
-		return fmt.Errorf("nftables table %s: %w", t.table.Name, err)
-	}
-	return nil
 }
 
 // flushLimit bounds the wait for the kernel's answers. To some errors, such as without nf_tables, it gives one answer

@@ -25,6 +25,7 @@ import (
 	"k8s.io/client-go/tools/events"
 
 	"github.com/coracle-project/coracle/cluster/client"
+	"github.com/coracle-project/coracle/cluster/health"
 	"github.com/coracle-project/coracle/cluster/proxy/rules"
 )
 
@@ -46,6 +47,8 @@ type Options struct {
 	// ExternalIPs has Services' externalIPs routed. Whoever may create a Service could take over connections
 	// to any address with them.
 	ExternalIPs bool
+	// Health is told whether the rules are in force; it may be nil.
+	Health *health.Part
 }
 
 // The pauses after a failure, and between repairs of rules that others change.
@@ -76,7 +79,7 @@ func New(set *client.Set, o Options) (*Proxy, error) {
 	p := &Proxy{Options: o, set: set, wake: make(chan struct{}, 1), inForce: func() {}}
 	p.pods.changed = rules.Pods{}
 	for _, family := range []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol} {
-		p.families = append(p.families, newTranslation(family, &p.Options))
+		p.families = append(p.families, newTranslation(family, &p.Options, shards))
 	}
 	core := set.Informers.Core().V1()
 	handlers := map[cache.SharedIndexInformer]cache.ResourceEventHandler{
@@ -173,10 +176,12 @@ func (p *Proxy) keep(ctx context.Context, table *rules.Table) {
 			case <-time.After(time.Until(repaired.Add(repairPause))):
 			}
 			slog.Warn("another program changed the rules of Services", "table", p.Table)
+			p.Health.Notes("nftables table " + p.Table + " was changed by another program, or may have been, and was compared and corrected")
 			err = table.Repair(ctx)
 			repaired = time.Now()
 		}
 		if err == nil {
+			p.Health.Works("Services are routed by nftables table " + p.Table)
 			pause = firstPause
 			continue
 		}
@@ -184,6 +189,7 @@ func (p *Proxy) keep(ctx context.Context, table *rules.Table) {
 			return
 		}
 		slog.Error("Services are not routed as they should", "err", err, "again", pause)
+		p.Health.Fails(err)
 		again.Reset(pause)
 		pause = min(2*pause, longestWait)
 	}

@@ -37,6 +37,8 @@ type testCluster struct {
 	api  *fake.Clientset
 	a, b *testnet.Space
 	did  chan struct{} // a value for what came into force
+
+	proxy *Proxy // that runs, or ran last
 }
 
 // start makes a cluster whose API has what changed returns.
@@ -78,6 +80,7 @@ func (c *testCluster) run(change func(*Options)) (stop func()) {
 	if err != nil {
 		c.t.Fatal(err)
 	}
+	c.proxy = p
 	p.inForce = func() {
 		select {
 		case c.did <- struct{}{}:
@@ -124,6 +127,7 @@ func (c *testCluster) answers(s *testnet.Space, network, address, want string) b
 func (c *testCluster) expect(s *testnet.Space, network, address, want string) {
 	c.t.Helper()
 	c.until(fmt.Sprintf("%s %s from %s answers %q", network, address, s.Name, want), func() bool { return c.answers(s, network, address, want) })
+	c.routes(s, network, address, want)
 }
 
 func (c *testCluster) refused(s *testnet.Space, network, address string) {
@@ -132,11 +136,13 @@ func (c *testCluster) refused(s *testnet.Space, network, address string) {
 		_, err := s.Ask(network, address)
 		return errors.Is(err, unix.ECONNREFUSED)
 	})
+	c.routes(s, network, address, "refused")
 }
 
 func (c *testCluster) unanswered(s *testnet.Space, network, address string) {
 	c.t.Helper()
 	c.until(fmt.Sprintf("%s %s is silent to %s", network, address, s.Name), func() bool { return s.Unanswered(network, address) == nil })
+	c.routes(s, network, address, "dropped")
 }
 
 // service is one in both families, with a port 80 for TCP and one for UDP.

@@ -48,7 +48,7 @@ var shardSeed = maphash.MakeSeed()
 
 // shard is the one of a Service.
 func (t *translation) shard(service types.NamespacedName) *shard {
-	return t.shards[maphash.Comparable(shardSeed, service)%shards]
+	return t.shards[maphash.Comparable(shardSeed, service)%uint64(len(t.shards))]
 }
 
 // endpoints are those of a port.

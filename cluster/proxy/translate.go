@@ -26,7 +26,7 @@ type translation struct {
 	*Options
 	family   corev1.IPFamily
 	services *upstream.ServiceChangeTracker
-	shards   [shards]*shard
+	shards   []*shard
 
 	portMap upstream.ServicePortMap
 	udp     bool // flows may go to endpoints that are gone
@@ -38,7 +38,8 @@ type translation struct {
 	conntrack   conntrack.Interface
 }
 
-func newTranslation(family corev1.IPFamily, o *Options) *translation {
+// newTranslation returns a translation with so many shards.
+func newTranslation(family corev1.IPFamily, o *Options, count int) *translation {
 	t := &translation{
 		Options: o, family: family, portMap: upstream.ServicePortMap{}, local: map[upstream.ServicePortName][]netip.Addr{}, pods: map[netip.Addr]int{},
 		healthPorts: map[upstream.ServicePortName]uint16{}, conntrack: conntrack.New(),
@@ -51,8 +52,8 @@ func newTranslation(family corev1.IPFamily, o *Options) *translation {
 			}
 		}
 	})
-	for i := range t.shards {
-		t.shards[i] = newShard(family, o.NodeName)
+	for range count {
+		t.shards = append(t.shards, newShard(family, o.NodeName))
 	}
 	return t
 }

@@ -135,6 +135,7 @@ func (s *Scheduler) podDeleted(obj any) {
 	_, missed := obj.(toolscache.DeletedFinalStateUnknown)
 	if assigned(pod) || missed {
 		if s.cache.RemovePod(pod.UID) {
+			s.caughtUp.Reset(letGo)
 			s.queue.Move(assignedDelete, pod, nil, nil)
 		}
 		if !missed {
@@ -201,4 +202,5 @@ func (s *Scheduler) nodeDeleted(obj any) {
 	}
 	s.queue.Move(framework.Event{Kind: framework.Node, Action: framework.Delete}, node, nil, nil)
 	s.cache.RemoveNode(node.Name)
+	s.caughtUp.Reset(letGo)
 }

@@ -22,6 +22,7 @@ import (
 	"log/slog"
 	"runtime"
 	"sync"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -69,6 +70,9 @@ type Scheduler struct {
 	broadcasts events.EventBroadcaster
 	percentage int
 	parallel   framework.Parallel
+	// cycle is held while snapshot is read or brought up to date, which caughtUp does after the last deletion.
+	cycle    sync.Mutex
+	caughtUp *time.Timer
 	// next is where among the nodes the next search begins, statuses where it works.
 	next     int
 	statuses []*framework.Status
@@ -112,6 +116,8 @@ func New(set *client.Set, opts Options) (*Scheduler, error) {
 	s.queue = queue.New(queue.Options{
 		Profiles: s.profiles, Less: s.profiles[v1.DefaultSchedulerName].QueueSort.Less, Current: s.current,
 	})
+	s.caughtUp = time.AfterFunc(0, s.catchUp)
+	s.caughtUp.Stop()
 	for _, h := range s.handles {
 		h.NominatedTo = func(node string) []*framework.PodInfo { return s.queue.Nominations()[node] }
 		h.Activate, h.Reopened = s.queue.Activate, s.queue.Reopened
@@ -144,6 +150,17 @@ func (s *Scheduler) current(pod *v1.Pod) *v1.Pod {
 	return p
 }
 
+// letGo is how long after the last deletion of a pod or a node the snapshot lets go of what is gone. Pods that
+// are scheduled meanwhile have it let go at once.
+const letGo = 10 * time.Second
+
+// catchUp brings the snapshot up to date: after a burst, it would keep all that was deleted until the next pod.
+func (s *Scheduler) catchUp() {
+	s.cycle.Lock()
+	defer s.cycle.Unlock()
+	s.cache.Update(s.snapshot)
+}
+
 // Run waits for the informers and then schedules pods until ctx ends and the bindings that run then
 // have returned. It returns an error only if ctx ends before the informers have synced.
 func (s *Scheduler) Run(ctx context.Context) error {
@@ -161,6 +178,7 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	}
 	stop := context.AfterFunc(ctx, s.queue.Close)
 	defer stop()
+	defer s.caughtUp.Stop()
 	s.finished.Go(func() { s.patch(ctx) })
 	active, _, _ := s.queue.Len()
 	slog.Info("scheduler runs", "profiles", len(s.profiles), "pods waiting", active)
@@ -169,7 +187,9 @@ func (s *Scheduler) Run(ctx context.Context) error {
 		if pod == nil {
 			break
 		}
+		s.cycle.Lock()
 		s.scheduleGuarded(ctx, pod)
+		s.cycle.Unlock()
 	}
 	s.finished.Wait()
 	return nil

@@ -32,6 +32,7 @@ import (
 type cluster struct {
 	t      *testing.T
 	client *fake.Clientset
+	shared informers.SharedInformerFactory
 	events chan string
 	stop   func()
 
@@ -56,6 +57,7 @@ func startOn(t *testing.T, through func(kubernetes.Interface) kubernetes.Interfa
 	c := &cluster{t: t, client: fake.NewClientset(objects...), events: make(chan string, 1000)}
 	c.client.PrependReactor("create", "pods", c.bind)
 	shared := informers.NewSharedInformerFactory(c.client, 0)
+	c.shared = shared
 	opts.Recorder = &events.FakeRecorder{Events: c.events}
 	s, err := scheduler.New(&client.Set{Kube: through(c.client), Informers: shared}, opts)
 	if err != nil {

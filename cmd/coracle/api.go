@@ -101,13 +101,8 @@ type node struct {
 		ResourceVersion string `json:"resourceVersion"`
 	} `json:"metadata"`
 	Status struct {
-		Conditions []struct {
-			Type      string    `json:"type"`
-			Status    string    `json:"status"`
-			Message   string    `json:"message"`
-			Heartbeat time.Time `json:"lastHeartbeatTime"`
-		} `json:"conditions"`
-		NodeInfo struct {
+		Conditions []condition `json:"conditions"`
+		NodeInfo   struct {
 			KubeletVersion string `json:"kubeletVersion"`
 		} `json:"nodeInfo"`
 	} `json:"status"`
@@ -125,15 +120,11 @@ func (n *node) ready(since time.Time) (bool, string) {
 
 // nodes lists the cluster's nodes.
 func (a *api) nodes(ctx context.Context) ([]node, error) {
-	body, err := a.open(ctx, "/api/v1/nodes", nil)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = body.Close() }()
 	var list struct {
 		Items []node `json:"items"`
 	}
-	return list.Items, json.NewDecoder(body).Decode(&list)
+	err := a.ask(ctx, "/api/v1/nodes", nil, &list)
+	return list.Items, err
 }
 
 // awaitNode returns when the kubelet of the node called name has said since a time that it is Ready:

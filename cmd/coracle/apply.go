@@ -9,8 +9,9 @@ import (
 	"strings"
 )
 
-// apply hands a manifest to kubectl and waits until the Deployments in it are available.
-func apply(ctx context.Context, p place, manifest string) error {
+// apply hands a manifest to kubectl and waits until the Deployments in it are available. It tells
+// what they wait for.
+func (a *api) apply(ctx context.Context, p place, manifest string, tell func(string)) error {
 	kubectl, err := lookPath("kubectl")
 	if err != nil {
 		return err
@@ -32,13 +33,19 @@ func apply(ctx context.Context, p place, manifest string) error {
 	if err != nil {
 		return fmt.Errorf("kubectl apply -f %s: %w", manifest, err)
 	}
-	for _, d := range all {
-		_, err := run("wait", "--for=condition=Available", "--timeout=60s", "--namespace", d.Namespace, "deployment/"+d.Name)
-		if err != nil {
-			return err
+	return a.telling(ctx, all, tell, func() error {
+		for _, d := range all {
+			// What ends it earlier is ctx.
+			_, err := run("wait", "--for=condition=Available", "--timeout=24h", "--namespace", d.Namespace, "deployment/"+d.Name)
+			if ctx.Err() != nil {
+				return fmt.Errorf("deployment %s/%s is not available: %w", d.Namespace, d.Name, ctx.Err())
+			}
+			if err != nil {
+				return err
+			}
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
 type objectName struct {

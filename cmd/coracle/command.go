@@ -51,6 +51,7 @@ pods, ps, logs, exec, stats, events and image speak with coracled alone.`,
   coracle up
   kubectl --kubeconfig $(coracle kubeconfig) get nodes
   coracle status
+  coracle why pod/cart svc/db
   coracle down --purge`,
 		Version:       version.String(),
 		SilenceErrors: true,
@@ -76,7 +77,7 @@ pods, ps, logs, exec, stats, events and image speak with coracled alone.`,
 /var/lib/coracle/kubeconfig: the administrator's, after coracle up.`,
 		SeeAlso: "coracled(8), coracle-oci(8)",
 	}))
-	root.AddCommand(append(workloadCommands(&p), shimCommand(&p), doctorCommand(&p))...)
+	root.AddCommand(append(workloadCommands(&p), shimCommand(&p), doctorCommand(&p), whyCommand(&p))...)
 	return root
 }
 

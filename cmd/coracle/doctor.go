@@ -23,7 +23,8 @@ func doctorCommand(p *place) *cobra.Command {
 		Use:   "doctor",
 		Short: "look for what is wrong with this node, and say how to mend it",
 		Long: `Look at the kernel, cgroups, coracled's configuration, the programs that it needs,
-disks, CNI, coracled itself if it runs, and whether the registries can be reached that are
+disks, CNI, firewalls and other things that pods' packets meet, the cluster process and
+coracled if they run, and whether the registries can be reached that are
 configured or that images came from. It changes nothing, and ends with 1 if there is an error.`,
 		Example: `  coracle doctor
   coracle doctor --registry registry.example:5000

@@ -63,7 +63,7 @@ func down(ctx context.Context, p place, purge bool, out io.Writer) error {
 		steps.done("the cluster process has ended")
 	}
 	o := remembered(p)
-	if err := errors.Join(removeServiceRules(o.Port), removeHeldAddresses(o.ServiceCIDR)); err != nil {
+	if err := errors.Join(removeRules(o.Bind, o.Port), removeHeldAddresses(o), removeAnnouncements(ctx, o.Port)); err != nil {
 		return err
 	}
 	ours, err := o.ours(p, purge)

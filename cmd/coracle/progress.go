@@ -17,3 +17,6 @@ func newSteps(out io.Writer) *steps { return &steps{out: out, began: time.Now()}
 func (s *steps) done(what string) {
 	_, _ = fmt.Fprintf(s.out, "%6.2fs  %s\n", time.Since(s.began).Seconds(), what)
 }
+
+// waits prints what something that is not done waits for.
+func (s *steps) waits(what string) { s.done("… " + what) }

@@ -1,10 +1,13 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"os/exec"
+	"slices"
 	"strconv"
 
 	"github.com/google/nftables"
@@ -12,29 +15,60 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// removeServiceRules removes the nftables table that the cluster process leaves when it ends, so that
-// connections to Services go on while it is restarted.
-func removeServiceRules(port int) error {
-	name := "coracle-services-" + strconv.Itoa(port)
+// rulesOf are the names of the nftables tables of the cluster whose API server has this port:
+// serviceTable and policyTable in cluster/cmd/coracle-kube.
+func rulesOf(port int) []string {
+	p := strconv.Itoa(port)
+	return []string{"coracle-services-" + p, "coracle-policy-" + p}
+}
+
+// rulesLeft returns those of the tables that are there.
+func rulesLeft(port int) []string {
 	c, err := nftables.New()
 	if err != nil {
-		return fmt.Errorf("remove rules of Services: %w", err)
+		return nil
 	}
-	table, err := c.ListTableOfFamily(name, nftables.TableFamilyINet)
+	return slices.DeleteFunc(rulesOf(port), func(name string) bool {
+		_, err := c.ListTableOfFamily(name, nftables.TableFamilyINet)
+		return err != nil
+	})
+}
+
+// removeRules removes the nftables tables that a cluster process leaves when it ends, so that connections to
+// Services go on while it is restarted, and policies hold. If something listens at the API server's address,
+// the port is another cluster's by now, and so are the tables.
+func removeRules(bind string, port int) error {
+	left := rulesLeft(port)
+	if len(left) == 0 || listens(bind, port) {
+		return nil
+	}
+	c, err := nftables.New()
 	if err != nil {
-		return nil // there is no such table, or no nftables at all
+		return fmt.Errorf("remove rules of Services and policies: %w", err)
 	}
-	c.DelTable(table)
-	if err := c.Flush(); err != nil && !errors.Is(err, unix.ENOENT) {
-		return fmt.Errorf("remove rules of Services: nftables table %s: %w", name, err)
+	for _, name := range left {
+		c.DelTable(&nftables.Table{Name: name, Family: nftables.TableFamilyINet})
+		if err := c.Flush(); err != nil && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("remove rules of Services and policies: nftables table %s: %w", name, err)
+		}
 	}
 	return nil
 }
 
-// removeHeldAddresses removes the addresses for pods that a killed cluster process has left on lo: those of its API server
-// and of its DNS, the first and the tenth of the Services' network.
-func removeHeldAddresses(services string) error {
-	network, err := netip.ParsePrefix(services)
+// listens reports whether a process listens at an address of this machine.
+func listens(bind string, port int) bool {
+	l, err := net.Listen("tcp", net.JoinHostPort(bind, strconv.Itoa(port)))
+	if err == nil {
+		_ = l.Close()
+	}
+	return errors.Is(err, unix.EADDRINUSE)
+}
+
+// removeHeldAddresses removes the addresses for pods that a killed cluster process has left on lo:
+// those of its API server and of its DNS, which are the first and the tenth of the Services'
+// network unless the DNS was given others there.
+func removeHeldAddresses(o upOptions) error {
+	network, err := netip.ParsePrefix(o.ServiceCIDR)
 	if err != nil {
 		return nil // nothing has run with it
 	}
@@ -43,10 +77,20 @@ func removeHeldAddresses(services string) error {
 		return fmt.Errorf("remove addresses for pods: %w", err)
 	}
 	const api, dns = 1, 10
-	held := network.Masked().Addr()
-	for n := 1; n <= dns && network.Contains(held.Next()); n++ {
-		held = held.Next()
-		if n != api && n != dns {
+	var all []netip.Addr
+	each := network.Masked().Addr()
+	for n := 1; n <= dns; n++ {
+		if each = each.Next(); n == api || n == dns {
+			all = append(all, each)
+		}
+	}
+	for _, text := range o.ClusterDNS {
+		if addr, err := netip.ParseAddr(text); err == nil {
+			all = append(all, addr)
+		}
+	}
+	for _, held := range all {
+		if !network.Contains(held) {
 			continue
 		}
 		mask := net.CIDRMask(held.BitLen(), held.BitLen())
@@ -54,6 +98,23 @@ func removeHeldAddresses(services string) error {
 		if err := netlink.AddrDel(lo, addr); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
 			return fmt.Errorf("remove address %s, which is for pods, from lo: %w", held, err)
 		}
+	}
+	return nil
+}
+
+// removeAnnouncements has the cluster's program remove what it leaves in the kernel when it ends, so that load
+// balancers' addresses are still answered for while it is restarted.
+func removeAnnouncements(ctx context.Context, port int) error {
+	sink := "coracle-lb" + strconv.Itoa(port) // cluster/cmd/coracle-kube/balancers.go
+	if _, err := net.InterfaceByName(sink); err != nil {
+		return nil // nothing is announced
+	}
+	program, err := sibling("coracle-kube")
+	if err != nil {
+		return err
+	}
+	if said, err := exec.CommandContext(ctx, program, "load-balancers", "remove", "--sink", sink).CombinedOutput(); err != nil {
+		return fmt.Errorf("coracle-kube load-balancers remove: %w:\n%s", err, said)
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"net"
 	"runtime"
 	"testing"
 
@@ -33,7 +34,7 @@ func TestAddressesForPodsAreRemoved(t *testing.T) {
 			t.Error(err)
 			return
 		}
-		for _, a := range []string{"10.112.0.1/32", "10.112.0.2/32", "10.112.0.10/32"} {
+		for _, a := range []string{"10.112.0.1/32", "10.112.0.2/32", "10.112.0.10/32", "10.112.0.53/32", "192.0.2.53/32"} {
 			addr, err := netlink.ParseAddr(a)
 			if err == nil {
 				err = netlink.AddrAdd(lo, addr)
@@ -44,38 +45,56 @@ func TestAddressesForPodsAreRemoved(t *testing.T) {
 			}
 		}
 		for range 2 { // the second time there is nothing to do
-			if err := removeHeldAddresses("10.112.0.0/16"); err != nil {
+			o := upOptions{ServiceCIDR: "10.112.0.0/16", ClusterDNS: []string{"10.112.0.53", "192.0.2.53"}}
+			if err := removeHeldAddresses(o); err != nil {
 				t.Error(err)
 			}
 		}
 		left, err := netlink.AddrList(lo, netlink.FAMILY_V4)
-		if err != nil || len(left) != 1 || left[0].IP.String() != "10.112.0.2" {
+		if err != nil || len(left) != 2 || left[0].IP.String() != "10.112.0.2" || left[1].IP.String() != "192.0.2.53" {
 			t.Errorf("left are %v, %v", left, err)
 		}
 	})
 }
 
-// down removes the rules of its own cluster and no others.
-func TestRulesOfServicesAreRemoved(t *testing.T) {
+// The rules of a cluster that has ended are removed, and no others: neither those of another port,
+// nor those of another cluster that has taken the port.
+func TestRulesAreRemoved(t *testing.T) {
 	alone(t, func() {
+		lo, err := netlink.LinkByName("lo")
+		if err == nil {
+			err = netlink.LinkSetUp(lo)
+		}
+		if err != nil {
+			t.Error(err)
+			return
+		}
 		c, err := nftables.New()
 		if err != nil {
 			t.Error(err)
 			return
 		}
-		for _, name := range []string{"coracle-services-6443", "coracle-services-7443"} {
-			c.AddTable(&nftables.Table{Name: name, Family: nftables.TableFamilyINet})
+		for _, port := range []int{6443, 7443, 8443} {
+			for _, name := range rulesOf(port) {
+				c.AddTable(&nftables.Table{Name: name, Family: nftables.TableFamilyINet})
+			}
 		}
 		if err := c.Flush(); err != nil {
 			t.Error(err)
 		}
-		for range 2 { // the second time there is nothing to do
-			if err := removeServiceRules(6443); err != nil {
+		another, err := net.Listen("tcp", "127.0.0.1:8443")
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer another.Close()
+		for _, port := range []int{6443, 6443, 8443} { // the second time there is nothing to do
+			if err := removeRules("127.0.0.1", port); err != nil {
 				t.Error(err)
 			}
 		}
-		left, err := c.ListTables()
-		if err != nil || len(left) != 1 || left[0].Name != "coracle-services-7443" {
+		if len(rulesLeft(6443)) != 0 || len(rulesLeft(7443)) != 2 || len(rulesLeft(8443)) != 2 {
+			left, err := c.ListTables()
 			t.Errorf("left are %v, %v", left, err)
 		}
 	})

@@ -22,8 +22,10 @@ func (o *upOptions) settings() map[string]any {
 		"config": &o.Config, "short-name-registry": &o.ShortNames, "bind-address": &o.Bind, "port": &o.Port,
 		"service-cidr": &o.ServiceCIDR,
 		"node-name":    &o.Node, "node-ip": &o.NodeIPs, "pod-log-dir": &o.PodLogs, "cgroup-root": &o.CgroupRoot,
+		"cluster-domain": &o.ClusterDomain, "cluster-dns": &o.ClusterDNS, "dns-stub-domain": &o.StubDomains, "resolv-conf": &o.ResolvConf,
 		"etcd-servers": &o.Etcd, "eviction-hard": &o.EvictionHard,
 		"allowed-unsafe-sysctls": &o.UnsafeSysctls,
+		"load-balancer-cidr":     &o.LoadBalancerCIDR, "load-balancer-interface": &o.LoadBalancerInterface,
 	}
 }
 

@@ -17,6 +17,8 @@ func TestWhatUpRemembers(t *testing.T) {
 	first := upOptions{
 		Config: "/etc/c.toml", ShortNames: "none", Bind: "10.0.0.1", Port: 7443, Node: "boat", NodeIPs: []string{"10.0.0.1"},
 		PodLogs: "/logs", CgroupRoot: "/c", Etcd: []string{"http://e:2379"}, EvictionHard: "memory.available<1Mi", ServiceCIDR: "10.112.0.0/16",
+		LoadBalancerCIDR: []string{"10.0.0.20-10.0.0.29"}, LoadBalancerInterface: "eth0",
+		ClusterDomain: "boat.example", ClusterDNS: []string{"10.112.0.53"}, StubDomains: []string{"corp.example=10.0.0.53"}, ResolvConf: "/etc/upstream.conf",
 	}
 	if err := first.remember(p); err != nil {
 		t.Fatal(err)
@@ -31,6 +33,9 @@ func TestWhatUpRemembers(t *testing.T) {
 		"the same":        {given: []string{"port"}, change: func(o *upOptions) { o.Port = 7443 }},
 		"another":         {given: []string{"port"}, change: func(o *upOptions) { o.Port = 8443 }, differ: []string{"port"}},
 		"another address": {given: []string{"node-ip", "port"}, change: func(o *upOptions) { o.NodeIPs, o.Port = []string{"10.0.0.2"}, 7443 }, differ: []string{"node-ip"}},
+		"other load balancers": {
+			given: []string{"load-balancer-cidr"}, change: func(o *upOptions) { o.LoadBalancerCIDR = []string{"10.0.0.30"} }, differ: []string{"load-balancer-cidr"},
+		},
 		"back to default": {given: []string{"port", "config"}, change: func(o *upOptions) { o.Config = "" }, differ: []string{"config", "port"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -46,6 +51,8 @@ func TestWhatUpRemembers(t *testing.T) {
 						want.NodeIPs = given.NodeIPs
 					case "config":
 						want.Config = given.Config
+					case "load-balancer-cidr":
+						want.LoadBalancerCIDR = given.LoadBalancerCIDR
 					}
 				}
 			}
@@ -68,6 +75,29 @@ func TestWhatUpRemembers(t *testing.T) {
 	data, err := json.Marshal(first)
 	if err != nil || strings.Contains(string(data), "apply") {
 		t.Errorf("%s, %v", data, err)
+	}
+}
+
+// The settings of the DNS reach the cluster process, and its defaults hold without.
+func TestDNSFlags(t *testing.T) {
+	p := place{root: "/r", state: "/s"}
+	has := func(o upOptions, flag, value string) bool {
+		args := kubeArgs(p, o)
+		i := slices.Index(args, flag)
+		return i >= 0 && args[i+1] == value
+	}
+	o := upOptions{
+		ClusterDomain: "boat.example", ClusterDNS: []string{"10.96.0.53", "fd00::53"}, StubDomains: []string{"a=10.0.0.1", "b=10.0.0.2"}, ResolvConf: "/etc/upstream.conf",
+	}
+	for flag, value := range map[string]string{
+		"--cluster-domain": "boat.example", "--cluster-dns": "10.96.0.53,fd00::53", "--dns-stub-domain": "a=10.0.0.1,b=10.0.0.2", "--resolv-conf": "/etc/upstream.conf",
+	} {
+		if !has(o, flag, value) {
+			t.Errorf("%s %s is missing in %q", flag, value, kubeArgs(p, o))
+		}
+		if slices.Contains(kubeArgs(p, upOptions{}), flag) {
+			t.Errorf("%s is given without need", flag)
+		}
 	}
 }
 

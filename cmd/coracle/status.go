@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -23,6 +24,11 @@ type health struct {
 	Version   string `json:"version,omitempty"`
 	// Message says where it is reached, or what is wrong.
 	Message string `json:"message"`
+	// Of the parts of the cluster process: since when Healthy is what it is, and what went wrong
+	// last, which may be over.
+	Since       time.Time `json:"since,omitzero"`
+	LastError   string    `json:"lastError,omitempty"`
+	LastErrorAt time.Time `json:"lastErrorAt,omitzero"`
 }
 
 func statusCommand(p *place) *cobra.Command {
@@ -75,9 +81,16 @@ func look(ctx context.Context, p place) []health {
 	}
 	for _, n := range nodes {
 		ok, message := n.ready(time.Time{})
+		if troubles := n.troubles(); ok && len(troubles) > 0 {
+			ok, message = false, strings.Join(troubles, "; ")
+		}
 		all = append(all, health{Component: "node " + n.Metadata.Name, Healthy: ok, Version: n.Status.NodeInfo.KubeletVersion, Message: message})
 	}
-	return all
+	parts, err := partsHealth(ctx, p)
+	if err != nil {
+		return append(all, line("cluster process", "", "", err))
+	}
+	return append(all, parts...)
 }
 
 // inWords is what a person reads of an error of the runtime behind a socket.
@@ -108,6 +121,6 @@ func line(component, version, where string, err error) health {
 func healthRows(w io.Writer, all []health) {
 	row(w, "COMPONENT", "HEALTHY", "VERSION", "MESSAGE")
 	for _, h := range all {
-		row(w, h.Component, h.Healthy, h.Version, h.Message)
+		row(w, h.Component, h.Healthy, h.Version, h.told())
 	}
 }

@@ -37,6 +37,10 @@ type upOptions struct {
 	Node string `json:"node"`
 	// ServiceCIDR is the network of Services' addresses.
 	ServiceCIDR string `json:"serviceCIDR,omitempty"`
+	// LoadBalancerCIDR are ranges of addresses for Services of type LoadBalancer, in the words of coracle-kube.
+	// LoadBalancerInterface is where the node answers for them.
+	LoadBalancerCIDR      []string `json:"loadBalancerCIDR,omitempty"`
+	LoadBalancerInterface string   `json:"loadBalancerInterface,omitempty"`
 	// PodLogs is the directory of containers' logs, CgroupRoot the parent of pods' cgroups.
 	PodLogs    string `json:"podLogs"`
 	CgroupRoot string `json:"cgroupRoot"`
@@ -45,6 +49,12 @@ type upOptions struct {
 	Etcd    []string `json:"etcd,omitempty"`
 	// EvictionHard are the kubelet's thresholds, in its own words; empty are its default ones.
 	EvictionHard string `json:"evictionHard,omitempty"`
+	// ClusterDomain, ClusterDNS, StubDomains and ResolvConf are the cluster process's flags of the
+	// DNS; empty are its defaults.
+	ClusterDomain string   `json:"clusterDomain,omitempty"`
+	ClusterDNS    []string `json:"clusterDNS,omitempty"`
+	StubDomains   []string `json:"stubDomains,omitempty"`
+	ResolvConf    string   `json:"resolvConf,omitempty"`
 	// UnsafeSysctls are those that pods may set in addition to upstream's safe ones.
 	UnsafeSysctls []string `json:"unsafeSysctls,omitempty"`
 
@@ -67,7 +77,8 @@ and fails. An up that fails before the node is Ready ends what it has started; p
 		Example: `  coracle up
   coracle up --apply deployment.yaml      # and wait until what it holds is available
   coracle up --root /srv/coracle --state /run/coracle-two --port 7443 \
-             --service-cidr 10.112.0.0/16`,
+             --service-cidr 10.112.0.0/16
+  coracle up --load-balancer-cidr 192.168.1.240-192.168.1.250   # addresses of this machine's network`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGTERM, syscall.SIGINT)
@@ -85,11 +96,18 @@ and fails. An up that fails before the node is Ready ends what it has started; p
 	f.StringVar(&o.Bind, "bind-address", "127.0.0.1", "address that the API server serves on")
 	f.IntVar(&o.Port, "port", 6443, "port that the API server serves on")
 	f.StringVar(&o.ServiceCIDR, "service-cidr", defaultServices, "network of Services' addresses: one that this machine does not reach")
+	f.StringSliceVar(&o.LoadBalancerCIDR, "load-balancer-cidr", nil, "addresses for Services of type LoadBalancer, which this machine answers for: `RANGES` of its network such as 192.168.1.240/28 or "+
+		"192.168.1.240-192.168.1.250 (default: the node's own addresses, which Services share by their ports); none leaves such Services to others")
+	f.StringVar(&o.LoadBalancerInterface, "load-balancer-interface", "", "`INTERFACE` to answer on for --load-balancer-cidr (default: the one whose network has the address)")
 	f.StringVar(&o.Node, "node-name", strings.ToLower(host), "name of this node")
 	f.StringSliceVar(&o.NodeIPs, "node-ip", nil, "addresses of this node (default: that of its name or of the default route)")
 	f.StringVar(&o.PodLogs, "pod-log-dir", "/var/log/pods", "directory for containers' logs")
 	f.StringVar(&o.CgroupRoot, "cgroup-root", "/coracle-kube", "cgroup below which pods' cgroups are made; down removes it")
 	f.StringSliceVar(&o.Etcd, "etcd-servers", nil, "URLs of an etcd cluster to use instead of the built-in one")
+	f.StringVar(&o.ClusterDomain, "cluster-domain", "", "domain of Services' names (default: cluster.local)")
+	f.StringSliceVar(&o.ClusterDNS, "cluster-dns", nil, "`ADDRESSES` of the cluster's DNS, or none (default: the tenth address of --service-cidr); outside of --service-cidr they are of a DNS elsewhere")
+	f.StringSliceVar(&o.StubDomains, "dns-stub-domain", nil, "name servers of a domain that the cluster's DNS asks instead of the node's: `DOMAIN=ADDRESS` such as corp.example=10.0.0.53; again for further servers")
+	f.StringVar(&o.ResolvConf, "resolv-conf", "", "`FILE` with the name servers for all other names (default: the node's)")
 	f.StringVar(&o.EvictionHard, "eviction-hard", "", "when pods are evicted, `THRESHOLDS` such as memory.available<100Mi,nodefs.available<5% (default: upstream's)")
 	f.StringSliceVar(&o.UnsafeSysctls, "allowed-unsafe-sysctls", nil, "sysctls that pods may set in addition to the safe ones: `NAMES` such as kernel.msgmax, or prefixes such as net.core.*")
 	f.StringSliceVar(&o.apply, "apply", nil, "manifests to apply with kubectl once the node is Ready")
@@ -106,12 +124,15 @@ func up(ctx context.Context, p place, o upOptions, given func(flag string) bool,
 	}
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
-	if o.Config != "" {
-		path, err := filepath.Abs(o.Config)
+	for _, file := range []*string{&o.Config, &o.ResolvConf} {
+		if *file == "" {
+			continue
+		}
+		path, err := filepath.Abs(*file)
 		if err != nil {
 			return err
 		}
-		o.Config = path
+		*file = path
 	}
 	last := remembered(p)
 	o.follow(last, given)
@@ -162,12 +183,18 @@ func up(ctx context.Context, p place, o upOptions, given func(flag string) bool,
 	}
 	defer client.http.CloseIdleConnections()
 	steps.done("API server is ready on " + client.server)
+	if u.supervisor == 0 && last.Port != 0 && last.Port != o.Port {
+		if err := removeRules(last.Bind, last.Port); err != nil {
+			return u.failLate(ctx, err)
+		}
+	}
 	if err := client.awaitNode(ctx, o.Node, since); err != nil {
 		return u.failLate(ctx, fmt.Errorf("%w; %s may tell why", err, p.kubeLog()))
 	}
 	steps.done("node " + o.Node + " is Ready")
+	tellParts(ctx, p, steps)
 	for _, manifest := range o.apply {
-		if err := apply(ctx, p, manifest); err != nil {
+		if err := client.apply(ctx, p, manifest, steps.waits); err != nil {
 			return fmt.Errorf("up: the cluster runs, but --apply failed: 'coracle up%s --apply %s' repeats it: %w", p.flags(), manifest, err)
 		}
 		steps.done(manifest + " is applied and available")
@@ -200,11 +227,19 @@ func kubeArgs(p place, o upOptions) []string {
 	if len(o.Etcd) > 0 {
 		args = append(args, "--etcd-servers", strings.Join(o.Etcd, ","))
 	}
-	if o.EvictionHard != "" {
-		args = append(args, "--eviction-hard", o.EvictionHard)
-	}
-	if len(o.UnsafeSysctls) > 0 {
-		args = append(args, "--allowed-unsafe-sysctls", strings.Join(o.UnsafeSysctls, ","))
+	for _, further := range [][2]string{
+		{"--eviction-hard", o.EvictionHard},
+		{"--load-balancer-cidr", strings.Join(o.LoadBalancerCIDR, ",")},
+		{"--load-balancer-interface", o.LoadBalancerInterface},
+		{"--allowed-unsafe-sysctls", strings.Join(o.UnsafeSysctls, ",")},
+		{"--cluster-domain", o.ClusterDomain},
+		{"--cluster-dns", strings.Join(o.ClusterDNS, ",")},
+		{"--dns-stub-domain", strings.Join(o.StubDomains, ",")},
+		{"--resolv-conf", o.ResolvConf},
+	} {
+		if further[1] != "" {
+			args = append(args, further[0], further[1])
+		}
 	}
 	return args
 }

@@ -21,6 +21,8 @@ type upping struct {
 	runtime    bool
 	supervisor int
 	coracled   launched
+	// rules is whether rules of Services were there before, of a cluster whose pods may go on.
+	rules bool
 	// cluster is the supervisor that this up has launched, nil if none.
 	cluster *exec.Cmd
 	// started is the supervisor that ran when the API server answered.
@@ -32,6 +34,7 @@ func (u *upping) look(ctx context.Context, differ []string) (err error) {
 	if u.supervisor, err = holder(u.place.supervisor()); err != nil {
 		return err
 	}
+	u.rules = len(rulesLeft(u.o.Port)) > 0
 	pid, err := holder(u.place.runtime())
 	if err != nil {
 		return err
@@ -103,6 +106,9 @@ func (u *upping) fail(ctx context.Context, err error) error {
 		errs = append(errs, err)
 	} else if pid != 0 {
 		errs = append(errs, end(ctx, pid))
+	}
+	if !u.rules {
+		errs = append(errs, removeRules(u.o.Bind, u.o.Port))
 	}
 	purged, err := u.endCoracled(ctx)
 	errs = append(errs, err)

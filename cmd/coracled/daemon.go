@@ -109,6 +109,7 @@ func (n *node) serve(ctx context.Context, worked func(), began time.Time, hangup
 				"shims":     n.shim.Shims(),
 				"unmanaged": append([]pod.Unmanaged{}, n.pods.Unmanaged()...), // [], not null
 				"bridged":   n.network.Bridged(),
+				"linkGroup": n.network.LinkGroup(),
 			}
 		},
 	}, deps)

@@ -2,15 +2,15 @@
 # shellcheck shell=bash disable=SC2034
 
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-root=/var/lib/coracle-demo
-state=/run/coracle-demo
+root=${DEMO_ROOT:-/var/lib/coracle-demo}
+state=${DEMO_STATE:-/run/coracle-demo}
 socket=$state/coracle.sock
 registry=127.0.0.1:${DEMO_REGISTRY_PORT:-5055}
 port=${DEMO_API_PORT:-6443}
 services=${DEMO_SERVICE_CIDR:-10.96.0.0/16}
 coracle=$repo/bin/coracle
 config=$root/coracled.toml
-cgroup="coracle-demo" # parent of the pods' cgroups
+cgroup=${DEMO_CGROUP:-coracle-demo} # parent of the pods' cgroups
 
 die() {
   echo "$(basename "$0" .sh): $*" >&2
@@ -26,5 +26,5 @@ alive() {
 
 # as_root ARGS: starts this script again as root if it is not.
 as_root() {
-  ((EUID == 0)) || exec sudo --preserve-env=DEMO_REGISTRY_PORT,DEMO_API_PORT,DEMO_SERVICE_CIDR,GO "$0" "$@"
+  ((EUID == 0)) || exec sudo --preserve-env=DEMO_ROOT,DEMO_STATE,DEMO_CGROUP,DEMO_REGISTRY_PORT,DEMO_API_PORT,DEMO_SERVICE_CIDR,GO "$0" "$@"
 }

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Starts the demo: a registry on loopback, and Kubernetes under a root of its own with a
-# Deployment of a web server and a sidecar. Run again, it shows what runs.
+# up.sh FLAGS: starts the demo: a registry on loopback, and Kubernetes under a root of its own with a
+# Deployment of a web server, its Service, and a visitor. Run again, it shows what runs. FLAGS are passed
+# to `coracle up`.
 set -euo pipefail
 # shellcheck source=hack/demo/env.sh
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
@@ -60,21 +61,37 @@ sed "s|REGISTRY|$registry|" "$repo/hack/demo/web.yaml" >"$root/web.yaml"
 start_registry
 "$repo/bin/test/imagetool" push -registry "$registry" -set demo
 "$coracle" up --root "$root" --state "$state" --config "$config" --port "$port" --service-cidr "$services" \
-  --cgroup-root "/$cgroup" --pod-log-dir "$root/logs/pods" --apply "$root/web.yaml"
+  --cgroup-root "/$cgroup" --pod-log-dir "$root/logs/pods" --apply "$root/web.yaml" "$@"
 
 export KUBECONFIG=$root/kubeconfig
 crictl=$repo/bin/tools/crictl
 sidecars=$("$crictl" -c "$root/crictl.yaml" ps -q --name '^sidecar$')
 sidecar=${sidecars%%$'\n'*} # one of them; no head(1), which pipefail takes for a failure
+# The address of the node, as a part of a URL.
+node=$(kubectl get nodes -o jsonpath='{.items[0].status.addresses[?(@.type=="InternalIP")].address}')
+export no_proxy=$node${no_proxy:+,$no_proxy}
+[[ $node != *:* ]] || node="[$node]"
+from_pod=(kubectl exec deployment/visitor -- wget -q -O - http://web/)
+from_host=(curl -fsS "http://$node:30080/")
 echo
-kubectl get nodes,deployments,pods -o wide
+kubectl get nodes,deployments,services,pods -o wide
 echo
 "$crictl" -c "$root/crictl.yaml" ps
+echo
+# Pods that are ready become endpoints a moment later.
+for way in from_pod from_host; do
+  declare -n command=$way
+  wait_for 20 "the Service web" "$root/logs/kube.log" "${command[@]}"
+  echo "\$ ${command[*]}"
+  "${command[@]}"
+done
 echo
 echo "Try next:"
 echo
 echo "  export KUBECONFIG=$root/kubeconfig"
 command -v kubectl | grep -qv "^$repo" || echo "  export PATH=\$PATH:$repo/bin/tools"
+echo "  ${from_pod[*]}"
+echo "  ${from_host[*]}"
 echo "  kubectl logs deployment/web -c sidecar"
 echo "  kubectl exec -it deployment/web -c sidecar -- sh"
 echo "  kubectl scale deployment web --replicas=5"

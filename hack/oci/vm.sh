@@ -56,6 +56,7 @@ if [[ " $* " =~ " "(cri|critest|kubelet|integration|oomkill|reboot)" " ]]; then
   cp -r bin/tools/{crictl,critest,registry,busybox,cni} "$out/bin/tools/"
   cp -r bin/test/{attack,critest,web,pause,setuid,integration.test,plugin} "$out/bin/test/"
   CGO_ENABLED=0 "$go" test -c -o "$out/bin/test/network.test" ./network
+  CGO_ENABLED=0 "$go" test -c -o "$out/bin/test/crashmatrix.test" ./integration/crashmatrix
   CGO_ENABLED=0 "$go" test -c -tags vm -o "$out/bin/test/pod.test" ./pod
   cp contrib/coracled.service "$out/"
 fi

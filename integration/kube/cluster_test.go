@@ -33,7 +33,8 @@ func newCluster(t *testing.T) *cluster {
 		t.Fatal(err)
 	}
 	// The built-in network, and the registry, which is on a loopback address.
-	config := fmt.Sprintf("[network]\ncni_conf_dir = %q\n[image.registry.%q]\nplain_http = true\n", filepath.Join(dir, "cni"), registry.Addr)
+	config := fmt.Sprintf("[network]\ncni_conf_dir = %q\ncni_bin_dirs = [%q]\n[image.registry.%q]\nplain_http = true\n",
+		filepath.Join(dir, "cni"), testkit.Bin(t, "tools", "cni"), registry.Addr)
 	if err := os.WriteFile(filepath.Join(dir, "coracled.toml"), []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
@@ -218,6 +219,8 @@ func TestUpWithOtherFlags(t *testing.T) {
 	if lines := bufio.NewScanner(said); !lines.Scan() || !strings.Contains(lines.Text(), "coracled serves") {
 		t.Errorf("up has not started coracled: %s, %v", lines.Text(), lines.Err())
 	}
+	rules := serviceTables{t}
+	rules.make(8443) // as the cluster process does
 	if err := cmd.Process.Signal(unix.SIGINT); err != nil {
 		t.Error(err)
 	}
@@ -230,13 +233,24 @@ func TestUpWithOtherFlags(t *testing.T) {
 	if strings.Contains(settings(), "8443") {
 		t.Errorf("an up that failed is remembered: %s", settings())
 	}
-	if out := c.run(t, "up", "--port", "7443", "--short-name-registry", registry.Addr+"/demo"); !strings.Contains(out, "https://127.0.0.1:7443") || !strings.Contains(out, "node boat is Ready") {
+	rules.make(6443) // as if the cluster process had been killed, and not brought down
+	again := []string{"up", "--port", "7443", "--short-name-registry", registry.Addr + "/demo", "--cluster-domain", "boat.example", "--cluster-dns", "10.96.0.53", "--dns-stub-domain", "lab.example=192.0.2.53"}
+	if got := rules.list(); !slices.Equal(got, []string{"coracle-services-6443"}) {
+		t.Errorf("an up that failed, and a cluster that was killed, have left %v", got)
+	}
+	if out := c.run(t, again...); !strings.Contains(out, "https://127.0.0.1:7443") || !strings.Contains(out, "node boat is Ready") {
 		t.Errorf("up with another port after down prints %s", out)
 	}
 	c.kube(t, "get", "node", "boat")
 	// A name without a registry, as in kubectl run n --image=nginx, is the setting's.
 	c.kube(t, "run", "n", "--image", "web:1")
 	c.await(t, "wait", "--for=condition=Ready", "pod/n")
+	if got := c.kube(t, "exec", "n", "--", "cat", "/etc/resolv.conf"); !strings.Contains(got, "nameserver 10.96.0.53\n") || !strings.Contains(got, "svc.boat.example") {
+		t.Errorf("the flags of the DNS give pods %s", got)
+	}
+	if got := rules.list(); !slices.Equal(got, []string{"coracle-services-7443"}) {
+		t.Errorf("up with another port has left %v", got)
+	}
 	c.kube(t, "delete", "pod", "n", "--now")
 	// A manifest that cannot be applied ends nothing.
 	none := filepath.Join(c.root, "none.yaml")
@@ -244,5 +258,45 @@ func TestUpWithOtherFlags(t *testing.T) {
 	if want := "the cluster runs, but --apply failed: 'coracle up --root " + c.root; err == nil || !strings.Contains(string(out), want) {
 		t.Errorf("a manifest that is not there: %v, %s, want %q", err, out, want)
 	}
-	c.run(t, "status")
+	// The Service of the DNS has the former address. With another it finds
+	// kubernetes.default.svc.boat.example.
+	if out, err := c.command("status").CombinedOutput(); err == nil || !strings.Contains(string(out), "does not answer at 10.96.0.10:53") {
+		t.Errorf("status of a cluster without DNS: %v, %s", err, out)
+	}
+	c.kube(t, "delete", "service", "kube-dns", "--namespace", "kube-system")
+	if out := c.run(t, "status"); !strings.Contains(out, "answers at 10.96.0.53:53") || !strings.Contains(out, "answers at 10.96.0.1:443") {
+		t.Errorf("status does not ask as pods do: %s", out)
+	}
+}
+
+// serviceTables are the nftables tables with the rules of Services on this machine.
+type serviceTables struct{ t *testing.T }
+
+func (s serviceTables) make(port int) {
+	c, err := nftables.New()
+	if err == nil {
+		c.AddTable(&nftables.Table{Name: fmt.Sprintf("coracle-services-%d", port), Family: nftables.TableFamilyINet})
+		err = c.Flush()
+	}
+	if err != nil {
+		s.t.Error(err)
+	}
+}
+
+func (s serviceTables) list() (names []string) {
+	c, err := nftables.New()
+	if err != nil {
+		s.t.Error(err)
+		return nil
+	}
+	all, err := c.ListTables()
+	if err != nil {
+		s.t.Error(err)
+	}
+	for _, t := range all {
+		if strings.HasPrefix(t.Name, "coracle-services-") {
+			names = append(names, t.Name)
+		}
+	}
+	return names
 }

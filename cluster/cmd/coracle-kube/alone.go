@@ -39,7 +39,7 @@ func apiserverCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return together(cmd.Context(), server, began, &o, func() error {
+			return together(cmd.Context(), server, began, &o, nil, func() error {
 				_, err := o.credentials(hostname(), nil)
 				return err
 			})

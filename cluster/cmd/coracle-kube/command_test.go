@@ -29,7 +29,7 @@ func TestWhatIsPrinted(t *testing.T) {
 	}{
 		{[]string{"--version"}, []string{"coracle-kube v0.0.0-dev (Kubernetes v"}},
 		{[]string{"--help"}, []string{"coracle-kube server --cri", "apiserver", "completion", "--log-level"}},
-		{[]string{"server", "--help"}, []string{"Examples:", "--root", "--state", "--bind-address", "--etcd-servers", "--static-pod-dir", "--token-file", "--service-cidr"}},
+		{[]string{"server", "--help"}, []string{"Examples:", "--root", "--state", "--bind-address", "--etcd-servers", "--static-pod-dir", "--token-file", "--service-cidr", "--load-balancer-cidr", "--load-balancer-interface"}},
 		{[]string{"apiserver", "--help"}, []string{"Examples:", "--kubeconfig-out"}},
 		{[]string{"scheduler", "--help"}, []string{"Examples:", "--kubeconfig"}},
 		{[]string{"controllers", "--help"}, []string{"Examples:", "--cluster-ca"}},
@@ -37,6 +37,10 @@ func TestWhatIsPrinted(t *testing.T) {
 		{[]string{"dns", "--help"}, []string{"Examples:", "--cluster-dns", "--dns-stub-domain", "--resolv-conf"}},
 		{[]string{"proxy", "--help"}, []string{"Examples:", "--kubeconfig", "--node-name", "--service-cidr", "remove"}},
 		{[]string{"proxy", "remove", "--help"}, []string{"Examples:", "--table"}},
+		{[]string{"policy", "--help"}, []string{"Examples:", "--kubeconfig", "--node-name", "--pod-cidr", "remove"}},
+		{[]string{"policy", "remove", "--help"}, []string{"Examples:", "--table"}},
+		{[]string{"load-balancers", "--help"}, []string{"Examples:", "remove"}},
+		{[]string{"load-balancers", "remove", "--help"}, []string{"Examples:", "--sink"}},
 		{[]string{"completion", "bash"}, []string{"bash completion"}},
 	} {
 		out, err := try(t, test.args...)
@@ -82,6 +86,7 @@ func TestWrongFlags(t *testing.T) {
 		{[]string{"server", "--port", "x"}, "invalid argument"},
 		{[]string{"server", "--cri", "/run/x.sock"}, `--cri "/run/x.sock" is no socket, such as unix:///run/coracle/coracle.sock`},
 		{[]string{"server", "--node-ip", "here"}, `--node-ip "here" is no IP address, such as 10.0.0.1`},
+		{[]string{"server", "--cluster-domain", "my cluster"}, `--cluster-domain "my cluster" is no domain, such as cluster.local: `},
 		{[]string{"server", "--static-pod-dir", "/nonexistent"}, "--static-pod-dir: stat /nonexistent: no such file or directory"},
 		{[]string{"server", "--static-pod-dir", file}, "is no directory"},
 		{[]string{"server", "--eviction-hard", "nodefs.available<lots"}, `eviction threshold "nodefs.available<lots": "lots" is no amount above 0, such as 100Mi or 5%`},
@@ -102,6 +107,9 @@ func TestWrongFlags(t *testing.T) {
 		{append([]string{"server", "--check", "--pod-max-pids", "0"}, node...), "--pod-max-pids 0 leaves no pod a process; -1 is without a limit"},
 		{append([]string{"server", "--check", "--max-pods", "0"}, node...), "--max-pods 0 is no number of pods above 0"},
 		{append([]string{"server", "--check", "--kubelet-port", "0"}, node...), "--kubelet-port 0 is not between 1 and 65535"},
+		{append([]string{"server", "--load-balancer-cidr", "many"}, node...), `--load-balancer-cidr: "many" is no range of addresses, such as 192.168.1.240/28`},
+		{append([]string{"server", "--load-balancer-cidr", "10.96.7.0/24"}, node...), "--load-balancer-cidr 10.96.7.0-10.96.7.255 overlaps --service-cidr 10.96.0.0/16"},
+		{append([]string{"server", "--check", "--load-balancer-interface", "eth0"}, node...), "--load-balancer-interface eth0 is for addresses of --load-balancer-cidr"},
 		{[]string{"apiserver", "--token-file", "/nonexistent"}, "/nonexistent: no such file"},
 		{[]string{"apiserver", "--port", port}, "something listens on 127.0.0.1:" + port + " already; stop it, or choose another --port"},
 		{[]string{"scheduler"}, `required flag(s) "kubeconfig" not set`},
@@ -109,6 +117,8 @@ func TestWrongFlags(t *testing.T) {
 		{[]string{"controllers", "--kubeconfig", file}, "cannot be used"},
 		{[]string{"kubelet", "--kubeconfig", file}, "cannot be used"},
 		{[]string{"proxy", "--kubeconfig", file}, "cannot be used"},
+		{[]string{"policy", "--kubeconfig", file}, "cannot be used"},
+		{[]string{"policy"}, `required flag(s) "kubeconfig" not set`},
 		{[]string{"proxy"}, `required flag(s) "kubeconfig" not set`},
 	} {
 		t.Run(strings.Join(test.args, " "), func(t *testing.T) {

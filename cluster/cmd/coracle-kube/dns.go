@@ -9,9 +9,13 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/dns"
+	"github.com/coracle-project/coracle/cluster/dns/resolvconf"
+	"github.com/coracle-project/coracle/cluster/health"
+	"github.com/coracle-project/coracle/cluster/nodeaddr"
 )
 
 // dnsOptions are the flags of the cluster's DNS.
@@ -26,7 +30,22 @@ func (o *dnsOptions) define(f *pflag.FlagSet) {
 // defineDNS defines the flags that the kubelet and the DNS share.
 func (o *nodeOptions) defineDNS(f *pflag.FlagSet) {
 	f.StringSliceVar(&o.dns, "cluster-dns", nil, "`ADDRESSES` of the cluster's DNS, or none (default: the tenth address of --service-cidr, if that is given); outside of --service-cidr they are of a DNS elsewhere")
+	f.StringVar(&o.domain, "cluster-domain", "cluster.local", "domain of Services' names")
 	f.StringVar(&o.resolvConf, "resolv-conf", "", "`FILE` with the node's name servers (default: /etc/resolv.conf, or that of systemd-resolved where it runs)")
+}
+
+// checkDNS says what is wrong with the flags of defineDNS, if anything.
+func (o *nodeOptions) checkDNS() error {
+	if msgs := validation.IsDNS1123Subdomain(o.domain); len(msgs) > 0 {
+		return fmt.Errorf("--cluster-domain %q is no domain, such as cluster.local: %s", o.domain, msgs[0])
+	}
+	if o.resolvConf != "" {
+		if _, err := resolvconf.Servers(o.resolvConf); err != nil {
+			return fmt.Errorf("--resolv-conf: %w", err)
+		}
+	}
+	_, err := o.clusterDNS("")
+	return err
 }
 
 // noDNS as the only address leaves a cluster without DNS.
@@ -88,8 +107,14 @@ func dnsCommand() *cobra.Command {
 	var n nodeOptions
 	var o dnsOptions
 	var services string
+	var pods []string
 	cmd := alone("dns", "run the cluster's DNS of a node alone", func(ctx context.Context, set *client.Set) (func() error, error) {
-		s, err := newDNS(set, services, n, o)
+		ranges, err := networks("--pod-cidr", pods)
+		if err = errors.Join(err, n.checkDNS()); err != nil {
+			return nil, err
+		}
+		n.pods = nodeaddr.NewPods(ranges...)
+		s, err := newDNS(set, services, n, o, func() *health.Part { return nil })
 		if err == nil && s == nil {
 			err = errors.New("--cluster-dns or --service-cidr must say where to answer")
 		}
@@ -98,23 +123,25 @@ func dnsCommand() *cobra.Command {
 	n.defineDNS(cmd.Flags())
 	o.define(cmd.Flags())
 	cmd.Flags().StringVar(&services, "service-cidr", "", "network of Services' addresses")
+	cmd.Flags().StringSliceVar(&pods, "pod-cidr", nil, "networks of this node's pods, which get answers (default: only pods on coracled's links do)")
 	return cmd
 }
 
 // newDNS returns the cluster's DNS, nil for none: an address outside of the Services' network is
-// that of a DNS elsewhere, which only the kubelet needs to know.
-func newDNS(set *client.Set, serviceCIDR string, n nodeOptions, o dnsOptions) (*dns.Server, error) {
+// that of a DNS elsewhere, which only the kubelet needs to know. part is asked for if there is one.
+func newDNS(set *client.Set, serviceCIDR string, n nodeOptions, o dnsOptions, part func() *health.Part) (*dns.Server, error) {
 	addrs, err := n.clusterDNS(serviceCIDR)
 	stubs, e := o.servers()
 	if err = errors.Join(err, e); err != nil || len(addrs) == 0 {
 		return nil, err
 	}
-	settings := dns.Options{Addresses: addrs, ResolvConf: n.resolvConf, Stubs: stubs}
+	settings := dns.Options{Addresses: addrs, Pods: n.pods, Domain: n.domain, ResolvConf: n.resolvConf, Stubs: stubs}
 	if services, err := netip.ParsePrefix(serviceCIDR); err == nil {
 		if !services.Contains(addrs[0]) {
 			return nil, nil
 		}
 		settings.ServiceNets = []netip.Prefix{services}
 	}
+	settings.Health = part()
 	return dns.New(set, settings)
 }

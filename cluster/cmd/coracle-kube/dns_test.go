@@ -8,6 +8,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/coracle-project/coracle/cluster/client"
+	"github.com/coracle-project/coracle/cluster/health"
 )
 
 func TestWherePodsFindDNS(t *testing.T) {
@@ -32,7 +33,7 @@ func TestWherePodsFindDNS(t *testing.T) {
 			}
 			kube := fake.NewClientset()
 			set := &client.Set{Kube: kube, Informers: informers.NewSharedInformerFactory(kube, 0)}
-			s, err := newDNS(set, tc.services, n, dnsOptions{})
+			s, err := newDNS(set, tc.services, n, dnsOptions{}, func() *health.Part { return nil })
 			if err != nil || (s != nil) != tc.serves {
 				t.Errorf("DNS %v, %v", s, err)
 			}

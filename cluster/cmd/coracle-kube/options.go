@@ -13,23 +13,28 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	metrics "k8s.io/metrics/pkg/apis/metrics/install"
 
 	"github.com/coracle-project/coracle/cluster/apiserver"
-	"github.com/coracle-project/coracle/cluster/dns/resolvconf"
+	"github.com/coracle-project/coracle/cluster/health"
 	"github.com/coracle-project/coracle/cluster/kubelet"
 	"github.com/coracle-project/coracle/cluster/kubelet/eviction"
 	"github.com/coracle-project/coracle/cluster/kubelet/logrotate"
 	"github.com/coracle-project/coracle/cluster/kubelet/sysctls"
 	"github.com/coracle-project/coracle/cluster/metricsapi"
+	"github.com/coracle-project/coracle/cluster/nodeaddr"
 	"github.com/coracle-project/coracle/cluster/pki"
 )
 
 // apiOptions are the flags of the API server.
 type apiOptions struct {
-	// pods is whether this machine is a node, whose pods are to reach the API server on loopback, too.
-	pods bool
+	// pods are those of this machine if it is a node: they are to reach the API server on loopback,
+	// too.
+	pods *nodeaddr.Pods
+	// clusterDomain is the node's flag.
+	clusterDomain string
 
 	root, state       string
 	bind              string
@@ -42,6 +47,9 @@ type apiOptions struct {
 	etcdCert, etcdKey string
 	proxy             bool
 	externalIPs       bool
+	podsHealth        *health.Part // nil unless pods is set
+	policies          bool
+	balancers         balancerOptions
 }
 
 func (o *apiOptions) define(f *pflag.FlagSet) {
@@ -86,15 +94,16 @@ func (o *apiOptions) check() error {
 	if err := apiserver.CheckListenPort(o.port); err != nil {
 		return fmt.Errorf("--port %w", err)
 	}
-	return nil
+	return o.balancers.check(o.serviceCIDR)
 }
 
 // settings are the flags that say where the API server is and keeps things.
 func (o *apiOptions) settings() apiserver.Options {
 	return apiserver.Options{
 		Root: o.root, State: filepath.Join(o.state, "kube"), BindAddress: o.bind, Port: o.port,
-		ServiceCIDR: o.serviceCIDR, TokenFile: o.tokenFile, HoldServiceAddress: o.pods,
-		EtcdServers: o.etcdServers, EtcdCA: o.etcdCA, EtcdCert: o.etcdCert, EtcdKey: o.etcdKey,
+		ServiceCIDR: o.serviceCIDR, TokenFile: o.tokenFile, HoldServiceAddress: o.pods != nil, Pods: o.pods, PodsHealth: o.podsHealth,
+		ClusterDomain: o.clusterDomain,
+		EtcdServers:   o.etcdServers, EtcdCA: o.etcdCA, EtcdCert: o.etcdCert, EtcdKey: o.etcdKey,
 	}
 }
 
@@ -135,7 +144,10 @@ type nodeOptions struct {
 	sysctls    []string
 	seccomp    bool
 	dns        []string
+	domain     string
 	resolvConf string
+	// pods are told of the addresses of this node's pods; nil for no one.
+	pods *nodeaddr.Pods
 }
 
 func (o *nodeOptions) define(f *pflag.FlagSet) {
@@ -174,8 +186,12 @@ func (o *nodeOptions) kubelet(root, services string) kubelet.Options {
 	for _, addr := range addrs {
 		dns = append(dns, addr.String())
 	}
+	var told func(types.UID, []netip.Addr)
+	if o.pods != nil {
+		told = func(uid types.UID, addrs []netip.Addr) { o.pods.Set(string(uid), addrs) }
+	}
 	return kubelet.Options{
-		ClusterDNS: dns, ResolvConf: o.resolvConf,
+		ClusterDNS: dns, ClusterDomain: o.domain, ResolvConf: o.resolvConf, PodAddresses: told,
 		NodeName: o.name, NodeIPs: o.ips, Endpoint: o.cri, RootDir: filepath.Join(root, "kubelet"),
 		LogDir: o.podLogs, StaticPodDir: o.staticPods, CgroupRoot: o.cgroupRoot, MaxPods: o.maxPods, Port: o.port,
 		Eviction: o.eviction, Logs: o.logs, PodPIDs: o.podPIDs, AllowedUnsafeSysctls: o.sysctls, SeccompUnconfined: !o.seccomp,
@@ -204,13 +220,8 @@ func (o *nodeOptions) check() error {
 	if _, err := sysctls.New(o.sysctls); err != nil {
 		return fmt.Errorf("--allowed-unsafe-sysctls: %w", err)
 	}
-	if _, err := o.clusterDNS(""); err != nil {
+	if err := o.checkDNS(); err != nil {
 		return err
-	}
-	if o.resolvConf != "" {
-		if _, err := resolvconf.Servers(o.resolvConf); err != nil {
-			return fmt.Errorf("--resolv-conf: %w", err)
-		}
 	}
 	if err := o.logs.Check(); err != nil {
 		return fmt.Errorf("--container-log-max-files: %w", err)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -14,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/cluster/health"
 )
 
 // profileSocket is the name of the socket that serves profiles, in the directory for what a reboot may lose.
@@ -35,11 +38,15 @@ func listenForProfiles(ctx context.Context, dir string) (net.Listener, error) {
 	return listener, nil
 }
 
-// serveProfiles serves Go's profiles of this process on listener, which only root can reach, until ctx ends:
+// serveProfiles serves Go's profiles of this process on listener, which only root can reach, until
+// ctx ends, and what more has, by path: what `coracle status` and `coracle why` ask.
 //
 //	curl --unix-socket /run/coracle/kube/pprof.sock http://kube/debug/pprof/heap >heap
-func serveProfiles(ctx context.Context, listener net.Listener) error {
+func serveProfiles(ctx context.Context, listener net.Listener, more map[string]http.Handler) error {
 	mux := http.NewServeMux()
+	for path, handler := range more {
+		mux.Handle(path, handler)
+	}
 	mux.HandleFunc("/debug/pprof/", pprof.Index)
 	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
@@ -50,6 +57,25 @@ func serveProfiles(ctx context.Context, listener net.Listener) error {
 		return fmt.Errorf("profiles: %w", err)
 	}
 	return nil
+}
+
+// healthPath is where the states of the parts of this process are, as JSON.
+const healthPath = "/healthz/parts"
+
+// showHealth answers with the states of a board, with ?wait when each part has said something.
+func showHealth(board *health.Board) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Query().Has("wait") {
+			board.Wait(r.Context())
+		}
+		answerJSON(w, board.States())
+	})
+}
+
+// answerJSON writes an answer; what is wrong with the connection is the client's to notice.
+func answerJSON(w http.ResponseWriter, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(v)
 }
 
 // private has a socket made with the mode 0600: a socket's file gets the mode that its descriptor has when it is

@@ -24,7 +24,7 @@ func TestProfilesAreServedToRootOnly(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		go func() { ended <- serveProfiles(ctx, listener) }()
+		go func() { ended <- serveProfiles(ctx, listener, nil) }()
 		return func() {
 			cancel()
 			if err := <-ended; err != nil {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/coracle-project/coracle/cluster/apiserver"
 	"github.com/coracle-project/coracle/cluster/client"
+	"github.com/coracle-project/coracle/cluster/health"
 	"github.com/coracle-project/coracle/cluster/kubelet/node"
 	"github.com/coracle-project/coracle/cluster/proxy"
 )
@@ -22,28 +23,28 @@ import (
 // removes it by this name.
 func serviceTable(port int) string { return "coracle-services-" + strconv.Itoa(port) }
 
-// newProxy makes the proxy of the whole cluster's process.
-func newProxy(server *apiserver.Server, api apiOptions, n nodeOptions) (func(context.Context) error, error) {
+// newProxy makes the proxy of the whole cluster's process, and what runs it.
+func newProxy(server *apiserver.Server, api apiOptions, n nodeOptions, part *health.Part) (*proxy.Proxy, func(context.Context) error, error) {
 	set, err := in(server, user.KubeProxy)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	services, err := netip.ParsePrefix(api.serviceCIDR)
 	if err != nil {
-		return nil, fmt.Errorf("--service-cidr %q is no network: %w", api.serviceCIDR, err)
+		return nil, nil, fmt.Errorf("--service-cidr %q is no network: %w", api.serviceCIDR, err)
 	}
 	o := proxy.Options{
 		Table: serviceTable(api.port), NodeName: n.name, ServiceRanges: []netip.Prefix{services},
-		WatchPods: true, ExternalIPs: api.externalIPs,
+		WatchPods: true, ExternalIPs: api.externalIPs, Health: part,
 	}
 	if o.NodeIPs, err = addresses(n.ips); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	p, err := proxy.New(set, o)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return func(ctx context.Context) error {
+	return p, func(ctx context.Context) error {
 		const pause = 30 * time.Second
 		for { // a kernel without nftables has pods all the same
 			err := p.Run(ctx)
@@ -51,6 +52,7 @@ func newProxy(server *apiserver.Server, api apiOptions, n nodeOptions) (func(con
 				return nil
 			}
 			slog.Error("connections to Services are not routed", "err", err, "again", pause)
+			part.Fails(err)
 			select {
 			case <-ctx.Done():
 				return nil

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"os"
 	"time"
 
@@ -18,9 +19,13 @@ import (
 	"github.com/coracle-project/coracle/cluster/apiserver"
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/controllers"
+	"github.com/coracle-project/coracle/cluster/health"
 	"github.com/coracle-project/coracle/cluster/kubelet"
 	"github.com/coracle-project/coracle/cluster/kubelet/node"
+	"github.com/coracle-project/coracle/cluster/nodeaddr"
 	"github.com/coracle-project/coracle/cluster/pki"
+	"github.com/coracle-project/coracle/cluster/policy"
+	"github.com/coracle-project/coracle/cluster/proxy"
 	"github.com/coracle-project/coracle/cluster/scheduler"
 )
 
@@ -39,9 +44,10 @@ it finds them again when it is started.`,
   coracle-kube server --root /srv/kube --port 7443 --cri unix:///run/containerd/containerd.sock`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			api.pods = true
+			api.pods = nodeaddr.NewPods()
+			api.clusterDomain, n.pods = n.domain, api.pods
 			if check {
-				return errors.Join(checkAll(api, n, d), api.settings().Listens())
+				return errors.Join(checkAll(api, n, d), api.settings().Listens(), api.balancers.checkHost(api.port))
 			}
 			return serve(cmd.Context(), api, n, d)
 		},
@@ -49,7 +55,9 @@ it finds them again when it is started.`,
 	cmd.Flags().BoolVar(&check, "check", false, "only say what is wrong with the flags, if anything")
 	cmd.Flags().BoolVar(&api.proxy, "service-proxy", true, "route connections to Services on this node; false if another proxy does")
 	cmd.Flags().BoolVar(&api.externalIPs, "allow-external-ips", false, "route the externalIPs of Services, which can take over any address")
+	cmd.Flags().BoolVar(&api.policies, "network-policies", true, "enforce NetworkPolicies for this node's pods; false if a network plugin does")
 	api.define(cmd.Flags())
+	api.balancers.define(cmd.Flags())
 	n.define(cmd.Flags())
 	d.define(cmd.Flags())
 	return cmd
@@ -82,6 +90,8 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions) err
 	if err != nil {
 		return err
 	}
+	var board health.Board
+	api.podsHealth = board.Add("API for pods")
 	server, err := api.server(bundle)
 	if err != nil {
 		return err
@@ -91,43 +101,65 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions) err
 	if err != nil {
 		return err
 	}
-	control, err := newControllers(server, bundle)
+	control, err := newControllers(server, bundle, api, n, board.Add("objects not acted on"))
 	if err != nil {
 		return err
 	}
-	kube, err := newKubelet(server, bundle, api, n)
-	if err != nil {
-		return err
-	}
-	parts := []func(context.Context) error{schedule.Run, kube.Run, func(ctx context.Context) error {
+	parts := []func(context.Context) error{schedule.Run, func(ctx context.Context) error {
 		controllers.Run(ctx, control)
 		return nil
 	}}
+	var policies kubelet.Policies
+	var enforced *policy.Policy
+	if api.policies {
+		enforce, err := newPolicy(server, api, n, board.Add("network policies"))
+		if err != nil {
+			return err
+		}
+		parts, policies, enforced = append(parts, enforce.Run), enforce, enforce
+	}
+	kube, err := newKubelet(server, bundle, api, n, policies)
+	if err != nil {
+		return err
+	}
+	parts = append(parts, kube.Run)
 	// It makes a Service in kube-system, as an administrator would.
 	set, err := in(server, "system:coracle-dns", user.SystemPrivilegedGroup)
 	if err != nil {
 		return err
 	}
-	names, err := newDNS(set, api.serviceCIDR, n, d)
+	names, err := newDNS(set, api.serviceCIDR, n, d, func() *health.Part { return board.Add("DNS") })
 	if err != nil {
 		return err
 	}
 	if names != nil {
 		parts = append(parts, names.Run)
 	}
+	var routes *proxy.Proxy
 	if api.proxy {
-		route, err := newProxy(server, api, n)
+		p, route, err := newProxy(server, api, n, board.Add("service proxy"))
 		if err != nil {
 			return err
 		}
-		parts = append(parts, route)
+		routes, parts = p, append(parts, route)
+	} else if err := proxy.Cleanup(serviceTable(api.port)); err != nil { // of a run with it
+		slog.Warn("rules of Services of an earlier run are left", "err", err)
 	}
-	return together(ctx, server, began, &api, func() error { return renewed(&api, &n) }, parts...)
+	speak, err := newSpeaker(server, api, n)
+	if err != nil {
+		return err
+	}
+	if speak != nil {
+		parts = append(parts, speak)
+	}
+	more := map[string]http.Handler{healthPath: showHealth(&board), whyPath: answerWhy(newAsker(server, n.name, routes, names, enforced))}
+	return together(ctx, server, began, &api, more, func() error { return renewed(&api, &n) }, parts...)
 }
 
 // together runs the API server and the parts until ctx ends or one of them fails. The API server
 // ends last: the others have something to write when they end.
-func together(ctx context.Context, server *apiserver.Server, began time.Time, o *apiOptions, renew func() error, parts ...func(context.Context) error) error {
+// more is served on the socket for root, by path.
+func together(ctx context.Context, server *apiserver.Server, began time.Time, o *apiOptions, more map[string]http.Handler, renew func() error, parts ...func(context.Context) error) error {
 	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	work, ctx := errgroup.WithContext(ctx)
@@ -145,7 +177,7 @@ func together(ctx context.Context, server *apiserver.Server, began time.Time, o 
 	work.Go(func() error {
 		listener, err := listenForProfiles(ctx, o.settings().State)
 		if err == nil {
-			err = serveProfiles(ctx, listener)
+			err = serveProfiles(ctx, listener, more)
 		}
 		if err != nil {
 			slog.Warn("no profiles are served", "err", err)
@@ -204,7 +236,7 @@ func newScheduler(server *apiserver.Server) (*scheduler.Scheduler, error) {
 	return scheduler.New(set, scheduler.Options{})
 }
 
-func newControllers(server *apiserver.Server, bundle *pki.Bundle) ([]controllers.Runner, error) {
+func newControllers(server *apiserver.Server, bundle *pki.Bundle, api apiOptions, n nodeOptions, unserved *health.Part) ([]controllers.Runner, error) {
 	manager, err := in(server, user.KubeControllerManager)
 	if err != nil {
 		return nil, err
@@ -221,12 +253,13 @@ func newControllers(server *apiserver.Server, bundle *pki.Bundle) ([]controllers
 		return nil, err
 	}
 	return controllers.New(controllers.Identities{Manager: manager, Account: account}, controllers.Options{
-		RootCA: ca, TokenGenerator: tokens,
-		SigningCA: func() (tls.Certificate, error) { return tls.LoadX509KeyPair(bundle.CA, bundle.CA) },
+		RootCA: ca, TokenGenerator: tokens, NotActedOn: unserved,
+		LoadBalancers: api.balancers.controller(api.port, n.port),
+		SigningCA:     func() (tls.Certificate, error) { return tls.LoadX509KeyPair(bundle.CA, bundle.CA) },
 	})
 }
 
-func newKubelet(server *apiserver.Server, bundle *pki.Bundle, api apiOptions, n nodeOptions) (*kubelet.Kubelet, error) {
+func newKubelet(server *apiserver.Server, bundle *pki.Bundle, api apiOptions, n nodeOptions, policies kubelet.Policies) (*kubelet.Kubelet, error) {
 	set, err := in(server, "system:node:"+n.name, "system:nodes")
 	if err != nil {
 		return nil, err
@@ -236,6 +269,7 @@ func newKubelet(server *apiserver.Server, bundle *pki.Bundle, api apiOptions, n 
 		return nil, err
 	}
 	o := n.kubelet(api.root, api.serviceCIDR)
+	o.Policies = policies
 	o.ReservedPorts = map[int]string{api.port: "the API server"}
 	o.CertFile, o.KeyFile, o.ClientCAFile = files.Serving, files.Serving, bundle.CACert
 	return kubelet.New(set, o)

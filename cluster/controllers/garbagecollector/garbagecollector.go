@@ -22,7 +22,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
@@ -62,9 +64,20 @@ type collector struct {
 	lookAgainSoon bool
 }
 
+// Observer is told of the objects that the collector sees. It must not block.
+type Observer interface {
+	// Exists is called for an object that came or changed.
+	Exists(r kinds.Resource, obj metav1.Object)
+	// Gone is called for one that is not there, or not watched, any more.
+	Gone(uid types.UID)
+}
+
 // New returns the collector. Its watches of metadata belong to it; they start and end with Run.
-func New(set *client.Set, metadata metadata.Interface) *frame.Controller {
-	return newCollector(set, metadata).frame
+// observer may be nil.
+func New(set *client.Set, metadata metadata.Interface, observer Observer) *frame.Controller {
+	c := newCollector(set, metadata)
+	c.graph.observer = observer
+	return c.frame
 }
 
 func newCollector(set *client.Set, metadata metadata.Interface) *collector {

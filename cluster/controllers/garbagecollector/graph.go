@@ -20,6 +20,8 @@ type graph struct {
 	pending sets.Set[types.UID]
 	// add queues a UID to be looked at; nil until the graph is complete.
 	add func(uid string)
+	// observer is told of objects, with mu held; nil for no one.
+	observer Observer
 }
 
 func newGraph() *graph { return &graph{nodes: map[types.UID]*node{}} }
@@ -109,6 +111,9 @@ func (g *graph) observe(k *kind, obj metav1.Object) {
 	}
 	appeared := n.kind == nil
 	n.kind, n.gone = k, false
+	if g.observer != nil {
+		g.observer.Exists(k.Resource, obj)
+	}
 	if appeared {
 		n.namespace, n.name = obj.GetNamespace(), obj.GetName()
 		for dependent := range n.dependents { // those who took it for something else
@@ -191,6 +196,9 @@ func (g *graph) forget(uid types.UID) {
 // dropLocked leaves of n only that others name it as their owner.
 func (g *graph) dropLocked(n *node) {
 	owners := n.owners
+	if g.observer != nil {
+		g.observer.Gone(n.uid)
+	}
 	n.kind, n.owners, n.state = nil, nil, 0
 	for _, ref := range owners {
 		if owner := g.nodes[ref.uid]; owner != nil {

@@ -56,7 +56,7 @@ func TestAsUpstream(t *testing.T) {
 			var api *metatest.API
 			ours := apitest.Ours(func(set *client.Set) *frame.Controller {
 				api = metatest.Of(set)
-				return New(api.Set, api.Metadata)
+				return New(api.Set, api.Metadata, nil)
 			})
 			upstreams := apitest.Controllers{func(set *client.Set) interface{ Run(context.Context) } {
 				api = metatest.Of(set)

@@ -22,9 +22,9 @@ const (
 	total = 4500 * time.Millisecond
 	// foundBytes and missingBytes are what kept answers may take: some 8,000 of each kind.
 	foundBytes, missingBytes = 4 << 20, 3 << 20
-	// maxUnderWay and maxOfClient bound the questions that are asked at the same time. Each takes a
-	// socket and some 10 kB.
-	maxUnderWay, maxOfClient = 512, 128
+	// maxUnderWay bounds the questions that are asked at the same time. Each takes a socket and
+	// some 10 kB.
+	maxUnderWay = 1024
 )
 
 // Question is what is asked of other servers.
@@ -89,10 +89,14 @@ func (f *Forwarder) Cached(q Question) *dns.Msg { return f.cache.get(q, time.Now
 
 // Admit reserves what it takes to Ask for a client, unless too much is under way. The caller calls
 // release when it has its answer.
+//
+// A client may have as many questions under way as are still free: half of all if it is alone, and
+// less the more others ask. So one that floods leaves as many to all others, and several that flood
+// still leave some.
 func (f *Forwarder) Admit(client netip.Addr) (release func(), ok bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.underWay >= maxUnderWay || f.ofClient[client] >= maxOfClient {
+	if f.ofClient[client] >= maxUnderWay-f.underWay {
 		return nil, false
 	}
 	f.underWay++

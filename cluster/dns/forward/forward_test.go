@@ -301,25 +301,30 @@ func TestQuestionsUnderWayAreBounded(t *testing.T) {
 	defer f.Close()
 	client := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 244, byte(i >> 8), byte(i)}) }
 	var releases []func()
-	for i := range maxOfClient {
-		release, ok := f.Admit(client(0))
-		if !ok {
-			t.Fatalf("question %d of a client is refused", i)
+	flood := func(i int) (admitted int) {
+		for {
+			release, ok := f.Admit(client(i))
+			if !ok {
+				return admitted
+			}
+			releases = append(releases, release)
+			admitted++
 		}
-		releases = append(releases, release)
 	}
-	if _, ok := f.Admit(client(0)); ok {
-		t.Error("a client may ask any number of questions")
+	if n := flood(0); n != maxUnderWay/2 {
+		t.Errorf("a client alone has %d questions under way, not half of all", n)
 	}
-	for i := maxOfClient; i < maxUnderWay; i++ {
-		release, ok := f.Admit(client(i))
-		if !ok {
-			t.Fatalf("question %d of another client is refused", i)
+	// Each further one that floods leaves as much to others as it has.
+	for i := 1; maxUnderWay>>i > 1; i++ {
+		if n := flood(i); n != maxUnderWay>>(i+1) || f.underWay != maxUnderWay-n {
+			t.Errorf("client %d has %d questions under way; %d are free", i, n, maxUnderWay-f.underWay)
 		}
-		releases = append(releases, release)
 	}
-	if _, ok := f.Admit(client(maxUnderWay)); ok {
-		t.Error("any number of questions may be under way")
+	if n := flood(98); n != 1 {
+		t.Errorf("the last question is not to be had, but %d", n)
+	}
+	if n := flood(99); n != 0 || f.underWay != maxUnderWay {
+		t.Errorf("%d more than all may be under way", n)
 	}
 	for _, release := range releases {
 		release()

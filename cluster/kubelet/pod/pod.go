@@ -31,6 +31,7 @@ import (
 	"context"
 	"log/slog"
 	"maps"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -65,7 +66,7 @@ type DNS interface {
 	GetPodDNS(ctx context.Context, pod *v1.Pod) (*runtimeapi.DNSConfig, error)
 }
 
-// Config is what a Runner works with. All fields are needed.
+// Config is what a Runner works with. All fields are needed, but those that say otherwise.
 type Config struct {
 	CRI      *cri.Client
 	Images   *images.Puller
@@ -94,6 +95,11 @@ type Config struct {
 	// SeccompUnconfined leaves containers that name no seccomp profile without one; else they have the
 	// runtime's.
 	SeccompUnconfined bool
+	// Policies, if set, admits pods to the network.
+	Policies Policies
+	// Addresses, if set, is told the addresses of a pod's sandbox before its containers start, and
+	// of none when the pod has ended. Pods on the node's network have none of their own.
+	Addresses func(uid types.UID, addrs []netip.Addr)
 	// Gone, if set, is called when nothing is left of a pod.
 	Gone func(uid types.UID)
 }
@@ -215,6 +221,9 @@ func (r *Runner) newWorkerLocked(pod *v1.Pod) *worker {
 func (r *Runner) forget(w *worker) {
 	if r.Gone != nil {
 		defer r.Gone(w.uid)
+	}
+	if r.Policies != nil {
+		r.Policies.Gone(w.uid)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -82,8 +84,24 @@ func (w *worker) observe(ctx context.Context, pod *v1.Pod) error {
 		return err
 	}
 	w.observed = o
+	w.tellAddresses(pod, o.IPs)
 	w.watchProbes(pod)
 	return nil
+}
+
+// tellAddresses tells of the pod's addresses if they have changed.
+func (w *worker) tellAddresses(pod *v1.Pod, ips []string) {
+	if w.r.Addresses == nil || pod.Spec.HostNetwork || slices.Equal(ips, w.told) {
+		return
+	}
+	var addrs []netip.Addr
+	for _, ip := range ips {
+		if a, err := netip.ParseAddr(ip); err == nil {
+			addrs = append(addrs, a.Unmap())
+		}
+	}
+	w.r.Addresses(w.uid, addrs)
+	w.told = ips
 }
 
 // watchProbes sees to it that the containers that run are probed, and no others.
@@ -309,6 +327,11 @@ func (w *worker) carryOut(ctx context.Context, pod *v1.Pod, a *Actions) (acted b
 			return acted, err
 		}
 	}
+	if !a.Sandbox {
+		if err := w.admit(ctx, pod); err != nil { // one that an earlier kubelet has made, or a second attempt
+			return acted, err
+		}
+	}
 	if !a.Sandbox && len(a.Start) == 0 {
 		return acted, nil
 	}
@@ -371,6 +394,10 @@ func (w *worker) makeSandbox(ctx context.Context, pod *v1.Pod, a *Actions, confi
 	}
 	a.SandboxID = made.PodSandboxId
 	w.observed = withSandbox(w.observed, resp.Status)
+	w.tellAddresses(pod, w.observed.IPs)
+	if err := w.admit(ctx, pod); err != nil {
+		return failed(events.FailedCreatePodSandBox, "Failed to create pod sandbox: %v", err)
+	}
 	return nil
 }
 

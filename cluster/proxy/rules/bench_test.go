@@ -61,9 +61,11 @@ func BenchmarkFullSync(b *testing.B) {
 					b.Fatal(err)
 				}
 				b.StopTimer()
-				if err := table.kernel.remove(); err != nil {
-					b.Fatal(err)
-				}
+				node.Within(func() {
+					if err := Remove(tableName); err != nil {
+						b.Error(err)
+					}
+				})
 				_ = table.Close()
 				b.StartTimer()
 			}

@@ -3,6 +3,8 @@ package rules
 import (
 	"slices"
 	"time"
+
+	"github.com/coracle-project/coracle/cluster/nftable"
 )
 
 // sticky is what a chain for affinity is made for.
@@ -42,7 +44,7 @@ func (k *kinds) take(f *family, count int, timeout time.Duration, drop bool) (ki
 	case count == 0:
 		return 0, false
 	}
-	here, fits := &k[f.index], false
+	here, fits := &k[f.Index], false
 	if timeout > 0 {
 		kind, created, fits = k.affine(f, sticky{count, timeout})
 	}
@@ -56,7 +58,7 @@ func (k *kinds) take(f *family, count int, timeout time.Duration, drop bool) (ki
 
 // affine returns the kind for affinity.
 func (k *kinds) affine(f *family, want sticky) (kind uint32, created, fits bool) {
-	here := &k[f.index]
+	here := &k[f.Index]
 	if i, exists := here.index[want]; exists {
 		return markSticky | uint32(i), false, true
 	}
@@ -73,7 +75,7 @@ func (k *kinds) release(f *family, kind uint32) {
 	if kind == 0 || kind == kindDrop {
 		return
 	}
-	here := &k[f.index]
+	here := &k[f.Index]
 	if here.users[kind]--; here.users[kind] == 0 {
 		delete(here.users, kind)
 		here.left[kind] = true
@@ -82,7 +84,7 @@ func (k *kinds) release(f *family, kind uint32) {
 
 // adopt notes that the kernel has a kind.
 func (k *kinds) adopt(f *family, kind uint32, s sticky) {
-	here := &k[f.index]
+	here := &k[f.Index]
 	if kind&markSticky == 0 {
 		here.plain[s.count] = true
 	} else if _, exists := here.index[s]; !exists {
@@ -94,10 +96,10 @@ func (k *kinds) adopt(f *family, kind uint32, s sticky) {
 // all are the kinds of a family, in order.
 func (k *kinds) all(f *family) []uint32 {
 	var all []uint32
-	for count := range k[f.index].plain {
+	for count := range k[f.Index].plain {
 		all = append(all, uint32(count))
 	}
-	for i := range k[f.index].sticky {
+	for i := range k[f.Index].sticky {
 		all = append(all, markSticky|uint32(i))
 	}
 	slices.Sort(all)
@@ -107,15 +109,15 @@ func (k *kinds) all(f *family) []uint32 {
 // name is that of the chain for a kind.
 func (k *kinds) name(f *family, kind uint32) string {
 	if kind&markSticky != 0 {
-		return stickName(f, k[f.index].sticky[int(kind&^markSticky)])
+		return stickName(f, k[f.Index].sticky[int(kind&^markSticky)])
 	}
 	return pickName(f, int(kind))
 }
 
 // chain is that for a kind.
-func (k *kinds) chain(f *family, kind uint32) chain {
+func (k *kinds) chain(f *family, kind uint32) nftable.Chain {
 	if kind&markSticky != 0 {
-		return f.stick(k[f.index].sticky[int(kind&^markSticky)])
+		return f.stick(k[f.Index].sticky[int(kind&^markSticky)])
 	}
 	return f.pick(int(kind))
 }
@@ -123,9 +125,9 @@ func (k *kinds) chain(f *family, kind uint32) chain {
 // free takes away the kinds that no backend has, if there are more than some, and returns the
 // elements that lead to their chains. It is called once for each transaction. Those that it gives
 // up stay until the next: a packet may be on its way there.
-func (k *kinds) free(spare int) (gone []element) {
+func (k *kinds) free(spare int) (gone []nftable.Element) {
 	for _, f := range families {
-		here := &k[f.index]
+		here := &k[f.Index]
 		left := here.left
 		here.left = map[uint32]bool{}
 		if len(here.plain)+len(here.sticky)-len(here.users) <= spare {
@@ -148,14 +150,26 @@ func (k *kinds) free(spare int) (gone []element) {
 	return gone
 }
 
+// freeKinds removes the chains that free gives up. What an earlier process has left goes at once.
+func (t *Table) freeKinds(b *batch) {
+	spare := spareKinds
+	if b.Whole() {
+		spare = 0
+	}
+	for _, e := range t.kinds.free(spare) {
+		b.Remove(e)
+		b.RemoveChain(e.Value)
+	}
+}
+
 // leads is the element that leads to the chain for a kind.
-func (f *family) leads(kind uint32, chain string) element {
-	return element{set: f.setID(setKinds), key: native(kind), chain: chain}
+func (f *family) leads(kind uint32, chain string) nftable.Element {
+	return nftable.Element{Set: f.setID(setKinds), Key: nftable.Native(kind), Value: chain}
 }
 
 // elements are those of a family's map of kinds.
-func (k *kinds) elements(f *family) []element {
-	all := []element{f.leads(0, "no_endpoints"), f.leads(kindDrop, "no_local")}
+func (k *kinds) elements(f *family) []nftable.Element {
+	all := []nftable.Element{f.leads(0, "no_endpoints"), f.leads(kindDrop, "no_local")}
 	for _, kind := range k.all(f) {
 		all = append(all, f.leads(kind, k.name(f, kind)))
 	}

@@ -100,10 +100,10 @@ func TestKindsAreUsedAgain(t *testing.T) {
 		k.free(spareKinds)
 	}
 	k.release(f, first)
-	if gone := k.free(0); len(gone) != 1 || gone[0].chain != "stick4_4_3600" {
+	if gone := k.free(0); len(gone) != 1 || gone[0].Value != "stick4_4_3600" {
 		t.Errorf("%v are freed of which no packet may have one", gone)
 	}
-	if gone := k.free(0); len(gone) != 1 || gone[0].chain != "stick4_3_3600" {
+	if gone := k.free(0); len(gone) != 1 || gone[0].Value != "stick4_3_3600" {
 		t.Errorf("%v are freed", gone)
 	}
 	// More combinations than fit have no affinity, but endpoints.

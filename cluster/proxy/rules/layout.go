@@ -2,13 +2,14 @@ package rules
 
 import (
 	"fmt"
-	"net/netip"
 	"time"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/cluster/nftable"
 )
 
 // The table. Each map and set exists for IPv4 and, with a 6 in its name, for IPv6:
@@ -61,20 +62,9 @@ import (
 //	    ct label 126 snat to 192.0.2.1
 //	    ip daddr @pods4 snat to ip saddr }                      # no other table changes the source
 //	}
-type family struct {
-	index    int
-	name     string // "4" or "6"
-	protocol byte   // NFPROTO_
-	size     uint32 // of an address
-	src, dst uint32 // offsets in the header
-	addr     nftables.SetDatatype
-	loopback netip.Prefix
-}
+type family struct{ *nftable.Family }
 
-var families = [2]*family{
-	{0, "4", unix.NFPROTO_IPV4, 4, 12, 16, nftables.TypeIPAddr, netip.MustParsePrefix("127.0.0.0/8")},
-	{1, "6", unix.NFPROTO_IPV6, 16, 8, 24, nftables.TypeIP6Addr, netip.MustParsePrefix("::1/128")},
-}
+var families = [2]*family{{nftable.Families[0]}, {nftable.Families[1]}}
 
 func familyOf(ipv6 bool) *family {
 	if ipv6 {
@@ -82,9 +72,6 @@ func familyOf(ipv6 bool) *family {
 	}
 	return families[0]
 }
-
-// words is the number of registers of four bytes that an address fills.
-func (f *family) words() uint32 { return f.Size / 4 }
 
 // The maps and sets of a family, in the order in which a transaction changes them.
 const (
@@ -110,8 +97,11 @@ func (f *family) setID(kind int) int { return f.Index*setsOfFamily + kind }
 // affinities is how many clients the kernel remembers.
 const affinities = 65536
 
-// sets are all maps and sets of the table, at their setID.
-func (t *Table) sets() []*nftables.Set {
+// layout says what the kernel's table holds.
+type layout struct{ *Table }
+
+// Sets are all maps and sets of the table, at their setID.
+func (layout) Sets() []*nftables.Set {
 	mark, proto, port := nftables.TypeMark, nftables.TypeInetProto, nftables.TypeInetService
 	var all []*nftables.Set
 	for _, f := range families {
@@ -136,7 +126,7 @@ func (t *Table) sets() []*nftables.Set {
 			setAff:      {"aff", []nftables.SetDatatype{f.Addr, mark}, []nftables.SetDatatype{mark}},
 		} {
 			set := &nftables.Set{
-				Table: t.kernel.table, Name: s.name + f.Name, ID: uint32(len(all) + 1),
+				Name:    s.name + f.Name,
 				KeyType: nftables.MustConcatSetType(s.key...), Concatenation: len(s.key) > 1, IsMap: s.data != nil,
 			}
 			if s.data != nil {
@@ -154,17 +144,8 @@ func (t *Table) sets() []*nftables.Set {
 	return all
 }
 
-// chain is a chain with its rules.
-type chain struct {
-	name     string
-	hook     *nftables.ChainHook // nil for chains that others jump to
-	kind     nftables.ChainType
-	priority nftables.ChainPriority
-	rules    [][]expr.Any
-}
-
-// chains are all chains of the table. One that others refer to comes before them.
-func (t *Table) chains() []chain {
+// Chains are all chains of the table.
+func (t layout) Chains() []nftable.Chain {
 	all := []nftable.Chain{
 		{Name: "no_endpoints", Rules: [][]expr.Any{
 			nftable.Rule(nftable.IsProtocol(unix.IPPROTO_TCP), []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}}),
@@ -181,7 +162,7 @@ func (t *Table) chains() []chain {
 		all = append(all, nftable.Chain{Name: "kind" + f.Name, Rules: [][]expr.Any{
 			t.tell(noteOurs),
 			nftable.Rule(hasChoice(markMasquerade), t.tell(noteMasquerade)),
-			nftable.Rule(loadChoice(nftable.Reg(0), markKind), nftable.Decide(0, "kinds"+f.Name)),
+			nftable.Rule(loadChoice(0, markKind), nftable.Decide(0, "kinds"+f.Name)),
 			nftable.Drop,
 		}})
 	}
@@ -217,12 +198,12 @@ func lookups(name, addresses, ports string, between [][]expr.Any, alter []expr.A
 	c := nftable.Chain{Name: name}
 	kind := func(f *family) []expr.Any { return nftable.Rule(alter, nftable.Goto("kind"+f.Name)) }
 	for _, f := range families {
-		c.Rules = append(c.Rules, nftable.Rule(f.Is(), f.service(), nftable.Lookup(0, 0, addresses+f.Name), storeChoice(nftable.Reg(0)), kind(f)))
+		c.Rules = append(c.Rules, nftable.Rule(f.Is(), f.service(), nftable.Lookup(0, 0, addresses+f.Name), storeChoice(0), kind(f)))
 	}
 	c.Rules = append(c.Rules, between...)
 	for _, f := range families {
 		c.Rules = append(c.Rules, nftable.Rule(
-			f.Is(), f.Outside(f.Dst, f.Loopback), nftable.ProtocolPort(0), nftable.Lookup(0, 0, ports+f.Name), storeChoice(nftable.Reg(0)), kind(f),
+			f.Is(), f.Outside(f.Dst, f.Loopback), nftable.ProtocolPort(0), nftable.Lookup(0, 0, ports+f.Name), storeChoice(0), kind(f),
 		))
 	}
 	return c
@@ -242,7 +223,7 @@ func (t *Table) limited() nftable.Chain {
 	for _, f := range families {
 		c.Rules = append(c.Rules, nftable.Rule(
 			f.Is(), f.service(), nftable.Within(0, "limited"+f.Name),
-			f.service(), f.Source(f.Words()+2), []expr.Any{&expr.Lookup{SourceRegister: nftable.Reg(0), SetName: "sources" + f.Name, Invert: true}},
+			f.service(), f.Source(f.Words()+2), nftable.Without(0, "sources"+f.Name),
 			nftable.Drop,
 		))
 	}
@@ -323,19 +304,19 @@ func (f *family) pick(count int) nftable.Chain {
 //	…and the first, third and fourth again, then drop
 func (f *family) stick(s sticky) nftable.Chain {
 	client := func() []expr.Any {
-		return nftable.Rule(f.Source(0), loadChoice(nftable.Reg(f.Words()), markNumber))
+		return nftable.Rule(f.Source(0), loadChoice(f.Words(), markNumber))
 	}
 	remember := func(operation uint32, timeout time.Duration) []expr.Any {
-		return nftable.Rule(client(), choice(nftable.Reg(f.Words()+1)), []expr.Any{&expr.Dynset{
+		return nftable.Rule(client(), choice(f.Words()+1), []expr.Any{&expr.Dynset{
 			SrcRegKey: nftable.Reg(0), SrcRegData: nftable.Reg(f.Words() + 1), SetName: "aff" + f.Name, Operation: operation, Timeout: timeout,
 		}})
 	}
-	choose := nftable.Rule(f.slot(s.count), nftable.Lookup(0, 0, "epid"+f.Name), storeChoice(nftable.Reg(0)))
+	choose := nftable.Rule(f.slot(s.count), nftable.Lookup(0, 0, "epid"+f.Name), storeChoice(0))
 	update := remember(unix.NFT_DYNSET_OP_UPDATE, s.timeout)
-	translate := nftable.Rule(choice(nftable.Reg(0)), nftable.Lookup(0, 0, "byid"+f.Name), f.translate())
+	translate := nftable.Rule(choice(0), nftable.Lookup(0, 0, "byid"+f.Name), f.translate())
 	return nftable.Chain{Name: stickName(f, s), Rules: [][]expr.Any{
 		choose,
-		nftable.Rule(client(), nftable.Lookup(0, 0, "aff"+f.Name), storeChoice(nftable.Reg(0))),
+		nftable.Rule(client(), nftable.Lookup(0, 0, "aff"+f.Name), storeChoice(0)),
 		update, translate,
 		remember(opDelete, 0),
 		choose, update, translate, nftable.Drop,

@@ -40,7 +40,7 @@ func TestMarksBelongToOthers(t *testing.T) {
 			n := newNode(t)
 			n.Outside.Serve("tcp", 8080)
 			table := n.open()
-			table.kernel.noLabels = noLabels
+			table.noLabels = noLabels
 			ports := map[Key]*Port{}
 			for i := range 8 { // the numbers of backends have all combinations of three bits
 				for _, ip := range []string{service4, service6} {

@@ -16,15 +16,13 @@ package rules
 import (
 	"cmp"
 	"context"
-	"errors"
-	"fmt"
 	"log/slog"
 	"maps"
 	"net/netip"
 	"slices"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/coracle-project/coracle/cluster/nftable"
 )
 
 // MaxEndpoints is how many endpoints of a backend get connections. Twelve bits of a mark say what to do.
@@ -89,20 +87,17 @@ type Pods map[netip.Addr]bool
 // Table is the table in the kernel. Its methods are for one goroutine, except Changed.
 type Table struct {
 	Config
-	kernel  *kernel
-	watch   *watch
-	started bool // the kernel has been compared with what is wanted
-	broken  bool // the kernel may hold something else than what is wanted
-
+	table   *nftable.Table
 	ports   map[Key]*port
 	owners  map[address]Key
 	waiting map[address][]Key // owners hold the address
 	pods    Pods
 	numbers numbers
 	kinds   *kinds
-	found   *found        // in the kernel, at the start; nil after the first Apply
-	staged  map[Key]*Port // whose endpoints are in the kernel already
+	staged  map[Key]*Port // whose endpoints Stage has sent
 	adopted adopted
+
+	noLabels bool // of connections: see choice.go
 }
 
 // Open reads what the kernel has of the table. The first Apply corrects it. The caller must Close the Table.
@@ -115,38 +110,28 @@ func Open(config Config) (*Table, error) {
 		pods: Pods{}, numbers: newNumbers(), kinds: newKinds(), staged: map[Key]*Port{},
 	}
 	var err error
-	if t.kernel, err = openKernel(config.Name); err != nil {
+	if t.table, err = nftable.Open(config.Name, layout{t}, config.Log); err != nil {
 		return nil, err
 	}
-	if t.watch, err = newWatch(config.Name, config.Log, t.kernel.portID); err != nil {
-		return nil, errors.Join(err, t.kernel.close())
-	}
-	if t.found, err = t.kernel.list(t.sets()); err != nil {
-		return nil, errors.Join(fmt.Errorf("list nftables table %s: %w", t.Name, err), t.Close())
-	}
-	t.adopt(t.found)
+	t.adopt(t.table.Found())
 	return t, nil
 }
 
 // Close ends the watch. The table stays in the kernel.
-func (t *Table) Close() error { return errors.Join(t.watch.close(), t.kernel.close()) }
+func (t *Table) Close() error { return t.table.Close() }
 
 // Refuse makes a table that refuses connections to all addresses of Services, unless there is one: a
 // connection that begins without rules does not follow them later, but is lost slowly. It is for the time
 // until Services are known.
 func (t *Table) Refuse() error {
-	if t.started || t.found != nil && t.found.layout {
+	if t.table.Exists() {
 		return nil
 	}
-	if err := t.unwatched(t.replace); err != nil {
-		return fmt.Errorf("nftables table %s: %w", t.Name, err)
-	}
-	t.found = t.refusing()
-	return nil
+	return t.table.Replace()
 }
 
 // Changed gets a value when someone else changed the table. The caller then calls Repair.
-func (t *Table) Changed() <-chan struct{} { return t.watch.changed }
+func (t *Table) Changed() <-chan struct{} { return t.table.Changed() }
 
 // Change is a difference to what was wanted before.
 type Change struct {
@@ -159,10 +144,7 @@ type Change struct {
 // Apply puts a change in force, in one transaction. If that fails, the change is kept, and the next Apply or
 // Repair puts it in force.
 func (t *Table) Apply(ctx context.Context, change Change) error {
-	b := &batch{}
-	if t.started && !t.broken {
-		b.changes = map[place]*difference{}
-	}
+	b := &batch{t.table.Batch()}
 	keys := slices.Sorted(maps.Keys(change.Ports)) // so that the owner of a disputed address does not vary
 	var freed []address
 	for _, k := range keys {
@@ -187,96 +169,20 @@ func (t *Table) Apply(ctx context.Context, change Change) error {
 	for a, here := range change.Pods {
 		t.setPod(b, a, here)
 	}
-	if b.changes == nil {
-		return t.Repair(ctx)
+	t.freeKinds(b)
+	if err := t.table.Apply(ctx, b.Batch); err != nil {
+		return err
 	}
-	b.gone = t.kinds.free(spareKinds)
-	if err := t.kernel.apply(t, b); err != nil {
-		t.Log.Warn("rules of Services are not what they were", "table", t.Name, "err", err)
-		return t.Repair(ctx)
-	}
+	t.adopted = adopted{}
+	clear(t.staged)
 	return nil
 }
 
 // Repair compares the kernel's table with what is wanted and corrects it.
-func (t *Table) Repair(ctx context.Context) error {
-	began := time.Now()
-	_ = t.kinds.free(0) // what the kernel has of them goes, as it is not wanted
-	select {
-	case <-t.watch.changed:
-		t.found = nil // what was found may not be true any more; what follows sees it
-		t.unstage()
-	default:
-	}
-	err := t.watch.ignore(t.kernel.portID)
-	if t.found == nil && err == nil {
-		t.found, err = t.kernel.list(t.sets())
-	}
-	if err == nil {
-		err = t.unwatched(func() error { return t.kernel.correct(t, t.found) })
-	}
-	t.found = nil
-	if err != nil && ctx.Err() == nil { // for example a chain that is in the way
-		t.Log.Warn("rules of Services are made from nothing", "table", t.Name, "err", err)
-		t.unstage()
-		if err = t.watch.ignore(t.kernel.portID); err == nil {
-			err = t.unwatched(t.replace)
-		}
-	}
-	t.broken = err != nil
-	if err != nil {
-		return fmt.Errorf("nftables table %s: %w", t.Name, err)
-	}
-	t.Log.Info("rules of Services are in force", "table", t.Name, "ports", len(t.ports),
-		"after", time.Since(began).Round(time.Millisecond), "repaired", t.started)
-	t.started, t.adopted, t.staged = true, adopted{}, nil
-	return nil
-}
-
-// replace makes the table from nothing.
-func (t *Table) replace() error {
-	err := t.kernel.replace(t)
-	if errors.Is(err, unix.EOPNOTSUPP) && !t.kernel.noLabels {
-		t.Log.Warn("the kernel has no labels of connections (CONFIG_NF_CONNTRACK_LABELS), so rules of Services take bits of marks",
-			"table", t.Name, "bits", fmt.Sprintf("%#x", noteMarks))
-		t.kernel.noLabels = true
-		err = t.kernel.replace(t)
-	}
-	return err
-}
-
-// unwatched runs one transaction without a listener to notifications: the kernel makes one of each element,
-// also of those that a filter then drops. Another transaction meanwhile shows in the generation.
-func (t *Table) unwatched(transaction func() error) error {
-	before, err := t.kernel.generation()
-	if err != nil {
-		return err
-	}
-	if err := t.watch.conn.LeaveGroup(unix.NFNLGRP_NFTABLES); err != nil {
-		return fmt.Errorf("watch nftables: %w", err)
-	}
-	err = transaction()
-	if jerr := t.watch.conn.JoinGroup(unix.NFNLGRP_NFTABLES); jerr != nil {
-		return errors.Join(err, fmt.Errorf("watch nftables: %w", jerr))
-	}
-	if err != nil {
-		return err
-	}
-	after, err := t.kernel.generation()
-	if err == nil && after != before+1 {
-		t.watch.signal()
-	}
-	return err
-}
+func (t *Table) Repair(ctx context.Context) error { return t.table.Repair(ctx) }
 
 // Remove deletes the table of that name. It is no error if there is none.
-func Remove(name string) error {
-	k, err := openKernel(name)
-	if err != nil {
-		return err
-	}
-	return errors.Join(k.remove(), k.close())
-}
+func Remove(name string) error { return nftable.Remove(name) }
 
 // widest keeps of some networks those that no other contains: the kernel refuses overlapping elements.
 func widest(networks []netip.Prefix) []netip.Prefix {

@@ -2,6 +2,7 @@ package rules
 
 import (
 	"net/netip"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -49,9 +50,18 @@ func TestStage(t *testing.T) {
 			}
 			n.refused(n.a, "tcp", at(service4, 80))
 			between(n, ports)
-			if name == "and a flush" || name == "and a foreigner" {
-				<-table.watch.changed
-				table.watch.signal()
+			switch name {
+			case "and a flush":
+				<-table.Changed()
+				if err := table.Repair(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			case "and a foreigner": // Apply sees it first
+				for deadline := time.Now().Add(10 * time.Second); len(table.Changed()) == 0; runtime.Gosched() {
+					if time.Now().After(deadline) {
+						t.Fatal("the change is not noticed")
+					}
+				}
 			}
 			n.apply(table, ports)
 			select {

@@ -4,6 +4,8 @@ import (
 	"iter"
 	"net/netip"
 	"slices"
+
+	"github.com/coracle-project/coracle/cluster/nftable"
 )
 
 // port is a Port with what it has in the kernel.
@@ -114,9 +116,16 @@ func podElements(a netip.Addr) [2]nftable.Element {
 	return [2]nftable.Element{{Set: f.setID(setPods), Key: nftable.Field(a)}, {Set: f.setID(setHairpin), Key: nftable.Field(a) + nftable.Field(a)}}
 }
 
-// elements yields everything that is wanted, except of the maps of kinds and affinity, and what Stage has sent.
-func (t *Table) elements() iter.Seq[nftable.Element] {
+// Elements yields everything that is wanted, except what Stage has sent.
+func (t layout) Elements() iter.Seq[nftable.Element] {
 	return func(yield func(nftable.Element) bool) {
+		for _, f := range families {
+			for _, e := range t.kinds.elements(f) {
+				if !yield(e) {
+					return
+				}
+			}
+		}
 		for a := range t.pods {
 			for _, e := range podElements(a) {
 				if !yield(e) {
@@ -124,9 +133,10 @@ func (t *Table) elements() iter.Seq[nftable.Element] {
 				}
 			}
 		}
+		sent := t.table.Ahead()
 		for k, p := range t.ports {
 			for _, b := range p.backends {
-				if t.staged[k] != nil {
+				if sent && t.staged[k] != nil {
 					break
 				}
 				for e := range p.endpoints(b) {
@@ -287,7 +297,9 @@ func (t *Table) fill(b *batch, p *port, g *backend, want Backend) {
 	t.kinds.release(p.family, g.kind)
 	g.kind = kind
 	if created {
-		b.kinds = append(b.kinds, newKind{p.family, kind})
+		c := t.kinds.chain(p.family, kind)
+		b.AddChain(c)
+		b.Put(p.leads(kind, c.Name))
 	}
 	b.replace(p, &before, g)
 }

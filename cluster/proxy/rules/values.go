@@ -3,6 +3,8 @@ package rules
 import (
 	"encoding/binary"
 	"net/netip"
+
+	"github.com/coracle-project/coracle/cluster/nftable"
 )
 
 // The maps of destinations say what happens to a connection. While the chains choose an endpoint, the packet has that as its
@@ -10,7 +12,7 @@ import (
 //
 //	bits 12-30  the number of the backend
 //	bit 11      masquerade
-//	bits 0-10   the Kind: a number of endpoints, 0 to reject, 1023 to drop; with bit 10 set the index of
+//	bits 0-10   the kind: a number of endpoints, 0 to reject, 1023 to drop; with bit 10 set the index of
 //	            a number of endpoints and a timeout of affinity
 //
 // With affinity, the choice becomes the id of an endpoint: the number of the backend, and in bits 0-9 which of its
@@ -26,23 +28,11 @@ const (
 	maxSticky      = 1 << 10
 )
 
-// native is a value as the kernel compares it in a register.
-func nftable.Native(v uint32) string { return string(binary.NativeEndian.AppendUint32(nil, v)) }
-
-// native2 are two values.
+// native2 are two values as the kernel compares them in registers.
 func native2(v, w uint32) string {
 	var room [8]byte
 	return string(binary.NativeEndian.AppendUint32(binary.NativeEndian.AppendUint32(room[:0], v), w))
 }
-
-func nftable.FromNative(s string) uint32 { return binary.NativeEndian.Uint32([]byte(s)) }
-
-// field16 and field8 are fields of a concatenation, which fill four bytes.
-func nftable.Field16(v uint16) string { return string(binary.BigEndian.AppendUint16(nil, v)) + "\x00\x00" }
-
-func nftable.Field8(v byte) string { return string([]byte{v, 0, 0, 0}) }
-
-func nftable.Field(a netip.Addr) string { return string(a.AsSlice()) }
 
 func destination(a netip.AddrPort) string {
 	var room [20]byte
@@ -61,16 +51,6 @@ func fromDestination(s string) netip.AddrPort {
 	n := len(s) - 4
 	a, _ := netip.AddrFromSlice([]byte(s[:n]))
 	return netip.AddrPortFrom(a, binary.BigEndian.Uint16([]byte(s[n:])))
-}
-
-// last is the highest address of a network.
-func nftable.Last(p netip.Prefix) netip.Addr {
-	b := p.Masked().Addr().AsSlice()
-	for i := p.Bits(); i < len(b)*8; i++ {
-		b[i/8] |= 0x80 >> (i % 8)
-	}
-	a, _ := netip.AddrFromSlice(b)
-	return a
 }
 
 // address is a frontend's place, which one Port at a time can have.

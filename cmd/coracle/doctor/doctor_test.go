@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/coracle-project/coracle/cmd/coracle/kubesocket"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -26,7 +28,13 @@ func healthy() *Facts {
 			{Purpose: "root", Path: "/var/lib/coracle", Type: "ext4", Total: 100 << 30, Free: 50 << 30, Inodes: 1000, InodesFree: 500},
 			{Purpose: "state", Path: "/run/coracle", Type: "tmpfs", Total: 1 << 30, Free: 1 << 30},
 		},
-		CNI:        CNI{Dir: "/etc/cni/net.d"},
+		CNI: CNI{Dir: "/etc/cni/net.d"},
+		Network: Network{
+			Subnets: []string{"10.85.0.0/16", "fd85::/64"}, Tracked: 10, TrackedMax: 1000, Forwards4: true, Forwards6: true,
+			Uplink: Link{"eth0", 1500}, PodLinks: []Link{{"cor0123456789ab", 1500}}, NodePorts: []NodePort{{"tcp", 30080}},
+			Listeners: []Listener{{NodePort{"tcp", 30100}, "::", "coracle-kube"}},
+		},
+		Cluster:    Cluster{Parts: []kubesocket.Part{{Component: "DNS", Healthy: true, Message: "answers"}}},
 		Daemon:     Daemon{Socket: "/run/coracle/coracle.sock", Exists: true, Version: "1.0.0", Mine: "1.0.0"},
 		Registries: []Registry{{Host: "registry.example", URL: "https://registry.example/v2/", Status: 401, Took: 30 * time.Millisecond}},
 	}
@@ -89,8 +97,41 @@ func TestFaults(t *testing.T) {
 		{"state on a disk", func(f *Facts) { f.Disks[1].Type = "ext4" }, "disk", Warning, "is on ext4", "tmpfs"},
 		{"broken CNI", func(f *Facts) { f.CNI.Err = "/etc/cni/net.d/10.conf: bad" }, "cni", Error, "10.conf: bad", "built-in network"},
 		{"CNI plugins missing", func(f *Facts) {
-			f.CNI = CNI{File: "/etc/cni/net.d/10.conf", BinDirs: []string{"/opt/cni/bin"}, Missing: []string{"flannel"}}
-		}, "cni", Error, "none of /opt/cni/bin: flannel", "containernetworking-plugins"},
+			f.CNI = CNI{File: "/etc/cni/net.d/10.conf", BinDirs: []string{"/opt/cni/bin"}, Missing: []string{"calico"}, Plugins: []string{"calico"}}
+		}, "cni", Error, "none of /opt/cni/bin: calico", "containernetworking-plugins"},
+		{
+			"firewalld", func(f *Facts) { f.Network.Firewalls = []Firewall{{"firewalld", "inet firewalld", "filter_FORWARD"}} }, "firewall", Warning,
+			"firewalld: chain filter_FORWARD of table inet firewalld drops", "--zone=trusted --add-source=10.85.0.0/16 && firewall-cmd --permanent --zone=trusted --add-source=fd85::/64 && firewall-cmd --reload",
+		},
+		{"ufw", func(f *Facts) { f.Network.Firewalls = []Firewall{{"ufw", "ip filter", "FORWARD"}} }, "firewall", Warning, "ufw: chain FORWARD", "ufw route allow from 10.85.0.0/16"},
+		{"docker", func(f *Facts) { f.Network.Firewalls = []Firewall{{"docker", "ip filter", "FORWARD"}} }, "firewall", Warning, "docker: chain FORWARD", "ip6tables -I DOCKER-USER -s fd85::/64"},
+		{"iptables-legacy", func(f *Facts) { f.Network.Firewalls = []Firewall{{"iptables-legacy", "ip filter", "FORWARD"}} }, "firewall", Warning, "iptables-legacy: chain FORWARD", "iptables-legacy -I FORWARD -d 10.85.0.0/16"},
+		{"someone's firewall", func(f *Facts) { f.Network.Firewalls = []Firewall{{"", "inet mine", "fwd"}} }, "firewall", Warning, "chain fwd of table inet mine", "let packets from and to 10.85.0.0/16 and fd85::/64 through"},
+		{"rules that cannot be read", func(f *Facts) { f.Network.LegacyUnread = "iptables-legacy is not installed" }, "firewall", Warning, "cannot be read: iptables-legacy is not", "package iptables"},
+		{"network not looked at", func(f *Facts) { f.Network.Err = "permission denied" }, "network", Warning, "permission denied", "sudo"},
+		{"connections, nearly full", func(f *Facts) { f.Network.Tracked = 810 }, "conntrack", Warning, "810 of at most 1000", "nf_conntrack_max=4000"},
+		{"connections, full", func(f *Facts) { f.Network.Tracked = 990 }, "conntrack", Error, "new ones are dropped", "nf_conntrack_max=4000"},
+		{"links larger than the uplink", func(f *Facts) { f.Network.Uplink.MTU = 1450 }, "mtu", Warning, "links of 1 pods (cor0123456789ab): an MTU of 1500, more than eth0 has, 1450", "recreate the pods"},
+		{"links of CNI larger than the uplink", func(f *Facts) {
+			f.Network.Uplink.MTU, f.CNI.File, f.CNI.Plugins = 1450, "/etc/cni/net.d/10.conf", []string{"ptp"}
+		}, "mtu", Warning, "1450", `"mtu": 1450 in /etc/cni/net.d/10.conf`},
+		{"network.mtu larger than the uplink", func(f *Facts) { f.Network.MTU = 9000 }, "mtu", Warning, "network.mtu: an MTU of 9000", "network.mtu = 1500"},
+		{"no forwarding", func(f *Facts) { f.Network.Forwards4 = false }, "forwarding", Error, "ip_forward is 0", "sysctl -w net.ipv4.ip_forward=1"},
+		{"no forwarding of IPv6", func(f *Facts) { f.Network.Forwards6 = false }, "forwarding", Error, "net.ipv6.conf.all.forwarding is 0", "sysctl -w net.ipv6"},
+		{"a bridge without br_netfilter", func(f *Facts) { f.CNI.File, f.CNI.Plugins = "x", []string{"bridge", "host-local"} }, "networkpolicy", Warning, "the plugin bridge has them cross a bridge", "modprobe br_netfilter"},
+		{"a bridge with br_netfilter for IPv4 only", func(f *Facts) {
+			f.CNI.File, f.CNI.Plugins, f.Network.Bridged4 = "x", []string{"bridge"}, true
+		}, "networkpolicy", Warning, "the plugin bridge", "bridge-nf-call-ip6tables=1"},
+		{"macvlan", func(f *Facts) { f.CNI.File, f.CNI.Plugins = "x", []string{"macvlan"} }, "networkpolicy", Warning, "macvlan passes them by", "built-in network"},
+		{"a node port that is taken", func(f *Facts) {
+			f.Network.Listeners = []Listener{{NodePort{"tcp", 30080}, "0.0.0.0", "nginx"}}
+		}, "nodeports", Error, "nginx listens on tcp port 30080 of 0.0.0.0, which is a Service's node port", "another nodePort"},
+		{"a port of the range that is taken", func(f *Facts) {
+			f.Network.Listeners = []Listener{{NodePort{"udp", 30080}, "0.0.0.0", ""}}
+		}, "nodeports", Warning, "a process listens on udp port 30080 of 0.0.0.0, in the range", "outside of 30000 to 32767"},
+		{"no DNS", func(f *Facts) { f.Cluster.Parts[0].Healthy, f.Cluster.Parts[0].Message = false, "address in use" }, "cluster", Error, "DNS: address in use", "kube.log"},
+		{"objects that are not acted on", func(f *Facts) { f.Cluster.Parts[0].Warnings = []string{"2 StatefulSets"} }, "cluster", Warning, "2 StatefulSets", "docs/kubernetes.md"},
+		{"cluster process hangs", func(f *Facts) { f.Cluster.Err = "deadline exceeded" }, "cluster", Error, "deadline exceeded", "kube.log"},
 		{"no daemon", func(f *Facts) { f.Daemon = Daemon{Socket: "/run/coracle/coracle.sock"} }, "daemon", Warning, "does not run", "systemctl start coracled"},
 		{"dead socket", func(f *Facts) { f.Daemon.Version, f.Daemon.Err = "", "connection refused" }, "daemon", Error, "connection refused", "systemctl restart"},
 		{"not ready", func(f *Facts) { f.Daemon.Conditions = []string{"NetworkReady: NetworkNotReady: x"} }, "daemon", Error, "NetworkReady", "nothing has to be restarted"},

@@ -13,7 +13,9 @@ type Facts struct {
 	Shim       Program
 	Disks      []Disk
 	CNI        CNI
+	Network    Network
 	Daemon     Daemon
+	Cluster    Cluster
 	Registries []Registry
 }
 
@@ -78,6 +80,7 @@ type CNI struct {
 	File    string // the one in force; empty: none, so the built-in network is used
 	Err     string // what is wrong with it
 	Missing []string
+	Plugins []string // that File asks for, the main one first
 }
 
 // Daemon is coracled, seen from outside.

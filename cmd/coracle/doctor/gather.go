@@ -42,6 +42,8 @@ func Gather(ctx context.Context, p Places) *Facts {
 	f.Shim = findShim(c.Shim.Binary)
 	f.Disks = []Disk{readDisk("root", c.Root), readDisk("state", c.State)}
 	f.CNI = readCNI(c.Network.CNIConfDir, c.Network.CNIBinDirs)
+	f.Network = readNetwork(ctx, &c.Network, f.CNI.File == "")
+	f.Cluster = askCluster(ctx, filepath.Join(c.State, "kube", "kube", "pprof.sock"))
 	daemon, used := askDaemon(ctx, socket)
 	daemon.Mine = p.Version
 	f.Daemon = daemon

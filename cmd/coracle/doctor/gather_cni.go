@@ -33,6 +33,7 @@ func readCNI(dir string, binDirs []string) CNI {
 		c.Err = fmt.Sprintf("%s: %v", c.File, err)
 		return c
 	}
+	c.Plugins = plugins
 	for _, name := range plugins {
 		if !installed(name, binDirs) {
 			c.Missing = append(c.Missing, name)

@@ -1,4 +1,4 @@
-package rules
+package nftable
 
 import (
 	"encoding/binary"
@@ -14,9 +14,11 @@ import (
 )
 
 const (
-	// elementsPerMessage keeps the list of elements below 64 KiB, the longest that an attribute can be.
+	// elementsPerMessage keeps the list of elements below 64 KiB, the longest that an attribute can
+	// be.
 	elementsPerMessage = 500
-	// The socket's buffers must hold a transaction and its answers. The kernel takes memory for what is in them.
+	// The socket's buffers must hold a transaction and its answers. The kernel takes memory for
+	// what is in them.
 	sendBuffer    = 256 << 20
 	receiveBuffer = 64 << 20
 	// answerLimit is long: a transaction of 45,000 Services takes seconds.
@@ -26,16 +28,22 @@ const (
 // kernel sends transactions about one table.
 type kernel struct {
 	table  *nftables.Table
+	layout Layout
+	sets   []*nftables.Set // layout's
 	conn   *nftables.Conn
 	socket *netlink.Conn // conn's
 	query  *netlink.Conn // for what the nftables package cannot ask
 	portID uint32        // of the socket
-
-	noLabels bool // of connections: see choice.go
 }
 
-func openKernel(name string) (*kernel, error) {
-	k := &kernel{table: &nftables.Table{Name: name, Family: nftables.TableFamilyINet}}
+func openKernel(name string, layout Layout) (*kernel, error) {
+	k := &kernel{table: &nftables.Table{Name: name, Family: nftables.TableFamilyINet}, layout: layout}
+	if layout != nil {
+		k.sets = layout.Sets()
+	}
+	for i, s := range k.sets {
+		s.Table, s.ID = k.table, uint32(i+1)
+	}
 	if err := k.open(); err != nil {
 		return nil, err
 	}
@@ -69,8 +77,9 @@ func (k *kernel) open() error {
 	return nil
 }
 
-// limited runs f, and ends its waits for the kernel after answerLimit: to some errors, such as ENOMEM, the kernel gives
-// one answer for a transaction, and the nftables package waits for one to each message.
+// limited runs f, and ends its waits for the kernel after answerLimit: to some errors, such as
+// ENOMEM, the kernel gives one answer for a transaction, and the nftables package waits for one to
+// each message.
 func (k *kernel) limited(f func() error) error {
 	if err := k.socket.SetReadDeadline(time.Now().Add(answerLimit)); err != nil {
 		return err
@@ -82,8 +91,8 @@ func (k *kernel) limited(f func() error) error {
 
 func (k *kernel) close() error { return errors.Join(k.conn.CloseLasting(), k.query.Close()) }
 
-// again opens the socket again after an error: it may have answers that were not read, and what is queued. If that
-// fails, each later request opens one of its own.
+// again opens the socket again after an error: it may have answers that were not read, and what is
+// queued. If that fails, each later request opens one of its own.
 func (k *kernel) again(err error) error {
 	_ = k.conn.CloseLasting()
 	return errors.Join(err, k.open())
@@ -137,52 +146,51 @@ func (k *kernel) remove() error {
 }
 
 // apply sends the changes of a batch.
-func (k *kernel) apply(t *Table, b *batch) error {
+func (k *kernel) apply(b *Batch) error {
 	removed, added := map[int][]nftables.SetElement{}, map[int][]nftables.SetElement{}
 	for p, d := range b.changes {
 		if d.had && d.has && d.before == d.now {
 			continue
 		}
 		if d.had {
-			removed[p.set] = append(removed[p.set], element{key: p.key, end: p.end}.encode())
+			removed[p.Set] = append(removed[p.Set], k.encode(Element{Set: p.Set, Key: p.Key, End: p.End}))
 		}
 		if d.has {
-			added[p.set] = append(added[p.set], element{key: p.key, end: p.end, value: d.now}.encode())
+			added[p.Set] = append(added[p.Set], k.encode(Element{Set: p.Set, Key: p.Key, End: p.End, Value: d.now}))
 		}
 	}
-	if len(removed) == 0 && len(added) == 0 && len(b.kinds) == 0 && len(b.gone) == 0 {
+	if len(removed) == 0 && len(added) == 0 && len(b.added) == 0 && len(b.removed) == 0 {
 		return nil
 	}
+	again := k.allOf(k.slow(removed), removed, added)
 	return k.transaction(func(c *nftables.Conn) error {
-		for _, n := range b.kinds {
-			made := t.kinds.chain(n.family, n.kind)
-			k.addChain(c, made)
-			e := n.leads(n.kind, made.name)
-			added[e.set] = append(added[e.set], e.encode())
+		for _, ch := range b.added {
+			c.AddChain(k.chain(ch))
+			k.addRules(c, ch)
 		}
-		for _, e := range b.gone {
-			removed[e.set] = append(removed[e.set], element{key: e.key}.encode())
-		}
-		if err := k.send(c, t.sets(), removed, added); err != nil {
+		if err := k.makeAgain(c, again); err != nil {
 			return err
 		}
-		for _, e := range b.gone {
-			c.DelChain(&nftables.Chain{Table: k.table, Name: e.chain})
+		if err := k.send(c, removed, added); err != nil {
+			return err
+		}
+		for _, name := range b.removed { // after what referred to them
+			c.DelChain(&nftables.Chain{Table: k.table, Name: name})
 		}
 		return nil
 	})
 }
 
 // send changes elements. What others refer to comes first.
-func (k *kernel) send(c *nftables.Conn, sets []*nftables.Set, removed, added map[int][]nftables.SetElement) error {
-	for i, s := range sets {
+func (k *kernel) send(c *nftables.Conn, removed, added map[int][]nftables.SetElement) error {
+	for i, s := range k.sets {
 		for chunk := range slices.Chunk(removed[i], elementsPerMessage) {
 			if err := c.SetDeleteElements(s, chunk); err != nil {
 				return fmt.Errorf("set %s: %w", s.Name, err)
 			}
 		}
 	}
-	for i, s := range sets {
+	for i, s := range k.sets {
 		for chunk := range slices.Chunk(added[i], elementsPerMessage) {
 			if err := c.SetAddElements(s, chunk); err != nil {
 				return fmt.Errorf("set %s: %w", s.Name, err)
@@ -192,104 +200,110 @@ func (k *kernel) send(c *nftables.Conn, sets []*nftables.Set, removed, added map
 	return nil
 }
 
-func (e element) encode() nftables.SetElement {
-	out := nftables.SetElement{Key: []byte(e.key)}
-	if e.end != "" {
-		out.KeyEnd = []byte(e.end)
+func isVerdicts(s *nftables.Set) bool { return s.DataType.Name == nftables.TypeVerdict.Name }
+
+func (k *kernel) encode(e Element) nftables.SetElement {
+	out := nftables.SetElement{Key: []byte(e.Key)}
+	if e.End != "" {
+		out.KeyEnd = []byte(e.End)
 	}
-	if e.chain != "" {
-		out.VerdictData = &expr.Verdict{Kind: expr.VerdictGoto, Chain: e.chain}
-	} else if e.value != "" {
-		out.Val = []byte(e.value)
+	if e.Value == "" {
+		return out
+	}
+	if isVerdicts(k.sets[e.Set]) {
+		out.VerdictData = &expr.Verdict{Kind: expr.VerdictGoto, Chain: e.Value}
+	} else {
+		out.Val = []byte(e.Value)
 	}
 	return out
 }
 
-func (k *kernel) chain(c chain) *nftables.Chain {
-	out := &nftables.Chain{Table: k.table, Name: c.name, Hooknum: c.hook, Type: c.kind}
-	if c.hook != nil {
-		out.Priority = &c.priority
+func (k *kernel) chain(c Chain) *nftables.Chain {
+	out := &nftables.Chain{Table: k.table, Name: c.Name, Hooknum: c.Hook, Type: c.Kind}
+	if c.Hook != nil {
+		out.Priority = &c.Priority
 	}
 	return out
 }
 
-func (k *kernel) addChain(c *nftables.Conn, ch chain) {
-	added := c.AddChain(k.chain(ch))
-	for _, r := range ch.rules {
-		c.AddRule(&nftables.Rule{Table: k.table, Chain: added, Exprs: r})
+func (k *kernel) addRules(c *nftables.Conn, ch Chain) {
+	for _, r := range ch.Rules {
+		c.AddRule(&nftables.Rule{Table: k.table, Chain: &nftables.Chain{Name: ch.Name}, Exprs: r})
 	}
 }
 
 // replace makes the table from nothing, in one transaction: there is no moment without rules.
-func (k *kernel) replace(t *Table) error {
+func (k *kernel) replace() error {
+	err := k.renew()
+	if layout, ok := k.layout.(Adaptable); ok && errors.Is(err, unix.EOPNOTSUPP) && layout.Adapt() {
+		err = k.renew()
+	}
+	return err
+}
+
+func (k *kernel) renew() error {
 	return k.transaction(func(c *nftables.Conn) error {
 		c.AddTable(k.table)
 		c.DelTable(k.table)
 		c.AddTable(k.table)
-		return k.fill(c, t, &found{})
+		return k.fill(c, &Found{})
 	})
 }
 
 // correct changes what differs from what is wanted. All rules are written again, as there are few.
-func (k *kernel) correct(t *Table, f *found) error {
-	if !f.layout {
-		return k.replace(t)
+func (k *kernel) correct(f *Found) error {
+	if !f.Layout {
+		return k.replace()
 	}
 	return k.transaction(func(c *nftables.Conn) error {
 		c.AddTable(k.table)
 		for _, name := range f.chains {
 			c.FlushChain(&nftables.Chain{Table: k.table, Name: name})
 		}
-		return k.fill(c, t, f)
+		return k.fill(c, f)
 	})
 }
 
-func (k *kernel) fill(c *nftables.Conn, t *Table, f *found) error {
-	sets := t.sets()
-	if !f.layout {
-		for _, s := range sets {
-			if err := c.AddSet(s, nil); err != nil {
-				return fmt.Errorf("set %s: %w", s.Name, err)
+func (k *kernel) fill(c *nftables.Conn, f *Found) error {
+	removed, added := map[int][]nftables.SetElement{}, map[int][]nftables.SetElement{}
+	for e := range k.layout.Elements() {
+		if len(f.Elements) > 0 {
+			p := Place{e.Set, e.Key, e.End}
+			if is, exists := f.Elements[p]; exists {
+				delete(f.Elements, p)
+				if is == e.Value {
+					continue
+				}
+				removed[e.Set] = append(removed[e.Set], k.encode(Element{Set: e.Set, Key: e.Key, End: e.End}))
 			}
 		}
+		added[e.Set] = append(added[e.Set], k.encode(e))
 	}
-	chains := t.chains()
+	for p := range f.Elements {
+		removed[p.Set] = append(removed[p.Set], k.encode(Element{Set: p.Set, Key: p.Key, End: p.End}))
+	}
+	again := k.allOf(k.slow(removed), removed, added)
+	for i, s := range k.sets {
+		if f.Layout && !slices.Contains(again, i) {
+			continue
+		}
+		if f.Layout {
+			c.DelSet(s)
+		}
+		if err := c.AddSet(s, nil); err != nil {
+			return fmt.Errorf("set %s: %w", s.Name, err)
+		}
+	}
+	chains := k.layout.Chains()
 	known := map[string]bool{}
 	for _, ch := range chains { // they may refer to each other
 		c.AddChain(k.chain(ch))
-		known[ch.name] = true
+		known[ch.Name] = true
 	}
 	for _, ch := range chains {
-		for _, r := range ch.rules {
-			c.AddRule(&nftables.Rule{Table: k.table, Chain: &nftables.Chain{Name: ch.name}, Exprs: r})
-		}
+		k.addRules(c, ch)
 	}
-	removed, added := map[int][]nftables.SetElement{}, map[int][]nftables.SetElement{}
-	want := func(e element) {
-		if len(f.elements) > 0 {
-			p := place{e.set, e.key, e.end}
-			if is, exists := f.elements[p]; exists {
-				delete(f.elements, p)
-				if is.value == e.value && is.chain == e.chain {
-					return
-				}
-				removed[e.set] = append(removed[e.set], element{key: e.key, end: e.end}.encode())
-			}
-		}
-		added[e.set] = append(added[e.set], e.encode())
-	}
-	for _, fam := range families {
-		for _, e := range t.kinds.elements(fam) {
-			want(e)
-		}
-	}
-	for e := range t.elements() {
-		want(e)
-	}
-	for _, e := range f.elements {
-		removed[e.set] = append(removed[e.set], element{key: e.key, end: e.end}.encode())
-	}
-	if err := k.send(c, sets, removed, added); err != nil {
+	if err := k.send(c, removed, added); err != nil {
 		return err
 	}
 	for _, name := range f.chains { // after what referred to them

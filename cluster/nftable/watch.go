@@ -1,4 +1,4 @@
-package rules
+package nftable
 
 import (
 	"encoding/binary"
@@ -13,7 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// watch reads the kernel's notifications about nftables, and tells when someone else changed one table.
+// watch reads the kernel's notifications about nftables, and tells when someone else changed one
+// table.
 type watch struct {
 	table   string
 	log     *slog.Logger
@@ -30,15 +31,29 @@ func newWatch(table string, log *slog.Logger, own uint32) (*watch, error) {
 		return nil, fmt.Errorf("watch nftables: %w", err)
 	}
 	w := &watch{table: table, log: log, conn: conn, changed: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{})}
-	if err := errors.Join(w.ignore(own), conn.JoinGroup(unix.NFNLGRP_NFTABLES)); err != nil {
-		return nil, errors.Join(fmt.Errorf("watch nftables: %w", err), conn.Close())
+	if err := errors.Join(w.ignore(own), w.join()); err != nil {
+		return nil, errors.Join(err, conn.Close())
 	}
 	go w.read()
 	return w, nil
 }
 
-// ignore has the kernel not tell of the transactions of one socket. All messages of a packet are about one
-// transaction, so the first one's port id is that of all.
+func (w *watch) join() error {
+	if err := w.conn.JoinGroup(unix.NFNLGRP_NFTABLES); err != nil {
+		return fmt.Errorf("watch nftables: %w", err)
+	}
+	return nil
+}
+
+func (w *watch) leave() error {
+	if err := w.conn.LeaveGroup(unix.NFNLGRP_NFTABLES); err != nil {
+		return fmt.Errorf("watch nftables: %w", err)
+	}
+	return nil
+}
+
+// ignore has the kernel not tell of the transactions of one socket. All messages of a packet are
+// about one transaction, so the first one's port id is that of all.
 func (w *watch) ignore(portID uint32) error {
 	const portAt = 12 // nlmsg_pid
 	loaded := binary.BigEndian.Uint32(binary.NativeEndian.AppendUint32(nil, portID))
@@ -81,7 +96,7 @@ func (w *watch) read() {
 			w.signal()
 		}
 		if err != nil && !lost {
-			w.log.Error("changes of Services' rules by others may go unnoticed", "table", w.table, "err", err)
+			w.log.Error("changes of an nftables table by others may go unnoticed", "table", w.table, "err", err)
 			select {
 			case <-time.After(readAgain):
 			case <-w.stop:
@@ -101,7 +116,8 @@ func (w *watch) signal() {
 	}
 }
 
-// concerned reports whether a message is about the table. In each, attribute 1 is the name of a table.
+// concerned reports whether a message is about the table. In each, attribute 1 is the name of a
+// table.
 func (w *watch) concerned(messages []netlink.Message) bool {
 	for _, m := range messages {
 		kind := int(m.Header.Type) & 0xff

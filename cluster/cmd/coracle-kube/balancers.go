@@ -1,0 +1,135 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strconv"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/authentication/serviceaccount"
+
+	"github.com/coracle-project/coracle/cluster/apiserver"
+	control "github.com/coracle-project/coracle/cluster/controllers/loadbalancer"
+	"github.com/coracle-project/coracle/cluster/loadbalancer"
+	"github.com/coracle-project/coracle/cluster/loadbalancer/announce"
+)
+
+// balancerOptions are the flags for addresses of Services of type LoadBalancer.
+type balancerOptions struct {
+	ranges []string
+	link   string
+}
+
+func (o *balancerOptions) define(f *pflag.FlagSet) {
+	f.StringSliceVar(&o.ranges, "load-balancer-cidr", nil, "addresses for Services of type LoadBalancer, which this node answers for by ARP and ND: `RANGES` such as 192.168.1.240/28 or "+
+		"192.168.1.240-192.168.1.250 (default: the node's own addresses, which Services share by their ports); none leaves such Services to others")
+	f.StringVar(&o.link, "load-balancer-interface", "", "`INTERFACE` to answer on (default: the one whose network has the address)")
+}
+
+// noBalancers as the only range leaves Services of type LoadBalancer to another controller.
+const noBalancers = "none"
+
+func (o *balancerOptions) off() bool { return slices.Equal(o.ranges, []string{noBalancers}) }
+
+// pool returns the addresses; none stand for those of nodes.
+func (o *balancerOptions) pool() (loadbalancer.Pool, error) {
+	if o.off() {
+		return loadbalancer.Pool{}, nil
+	}
+	p, err := loadbalancer.ParsePool(o.ranges)
+	if err != nil {
+		return p, fmt.Errorf("--load-balancer-cidr: %w", err)
+	}
+	return p, nil
+}
+
+// check says what is wrong with the flags, if anything.
+func (o *balancerOptions) check(serviceCIDR string) error {
+	p, err := o.pool()
+	if err != nil {
+		return err
+	}
+	if services, err := netip.ParsePrefix(serviceCIDR); err == nil && p.Overlaps(services) {
+		return fmt.Errorf("--load-balancer-cidr %s overlaps --service-cidr %s: choose addresses of the node's network that nothing else has", p, services)
+	}
+	if o.link != "" && p.Empty() {
+		return fmt.Errorf("--load-balancer-interface %s is for addresses of --load-balancer-cidr, and there are none", o.link)
+	}
+	return nil
+}
+
+// checkHost says what the addresses would take from this machine, if anything.
+func (o *balancerOptions) checkHost(port int) error {
+	p, err := o.pool()
+	if err != nil {
+		return nil // check has said so
+	}
+	return loadbalancer.CheckHost(p, balancerSink(port))
+}
+
+// balancerSink is the device of a cluster's announcements, of which a machine may have several.
+// "coracle down" looks for it by this name.
+func balancerSink(port int) string { return "coracle-lb" + strconv.Itoa(port) }
+
+// controller returns the options of the controller, nil for none; kubelet is the kubelet's port.
+func (o *balancerOptions) controller(port, kubelet int) *control.Options {
+	p, err := o.pool()
+	if err != nil || o.off() { // check has said what is wrong
+		return nil
+	}
+	return &control.Options{
+		Pool: p, Busy: loadbalancer.PortBusy,
+		Reserved: map[int32]string{int32(port): "the API server", int32(kubelet): "the kubelet"},
+	}
+}
+
+// newSpeaker returns what announces the pool's addresses, nil without a pool.
+func newSpeaker(server *apiserver.Server, api apiOptions, n nodeOptions) (func(context.Context) error, error) {
+	p, err := api.balancers.pool()
+	if err != nil || p.Empty() {
+		return nil, err
+	}
+	if err := loadbalancer.CheckPods(p); err != nil {
+		return nil, err
+	}
+	set, err := in(server, serviceaccount.MakeUsername(metav1.NamespaceSystem, "service-controller"), serviceaccount.MakeGroupNames(metav1.NamespaceSystem)...)
+	if err != nil {
+		return nil, err
+	}
+	s := loadbalancer.NewSpeaker(set, loadbalancer.SpeakerOptions{
+		Node: n.name, Pool: p, Sink: balancerSink(api.port), Interface: api.balancers.link,
+	})
+	return func(ctx context.Context) error {
+		if err := s.Run(ctx); err != nil { // a node has pods all the same
+			slog.Error("addresses of load balancers are not announced", "err", err)
+		}
+		return nil
+	}, nil
+}
+
+// balancersCommand removes what the speaker leaves in the kernel.
+func balancersCommand() *cobra.Command {
+	var sink string
+	cmd := &cobra.Command{
+		Use: "load-balancers", Short: "addresses of Services of type LoadBalancer that this node announces", Args: noArguments,
+		Long: `load-balancers is about the addresses of --load-balancer-cidr that the kernel answers for, also while no
+cluster process runs. "ip neigh show proxy" lists them.`,
+		Example: "  coracle-kube load-balancers remove",
+		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	remove := &cobra.Command{
+		Use:     "remove",
+		Short:   "end the announcement of all addresses",
+		Example: "  coracle-kube load-balancers remove\n  coracle-kube load-balancers remove --sink coracle-lb7443",
+		Args:    noArguments,
+		RunE:    func(*cobra.Command, []string) error { return announce.Remove(sink) },
+	}
+	remove.Flags().StringVar(&sink, "sink", balancerSink(6443), "name of the cluster's device for that: coracle-lb and the API server's port")
+	cmd.AddCommand(remove)
+	return cmd
+}

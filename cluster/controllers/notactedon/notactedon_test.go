@@ -1,0 +1,156 @@
+package notactedon
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/coracle-project/coracle/cluster/client"
+	"github.com/coracle-project/coracle/cluster/controllers/kinds"
+	"github.com/coracle-project/coracle/cluster/health"
+)
+
+var (
+	statefulSets = kinds.Resource{GroupVersionResource: schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "statefulsets"}, Kind: "StatefulSet", Namespaced: true}
+	volumes      = kinds.Resource{GroupVersionResource: schema.GroupVersionResource{Version: "v1", Resource: "persistentvolumes"}, Kind: "PersistentVolume"}
+	deployments  = kinds.Resource{GroupVersionResource: schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"}, Kind: "Deployment", Namespaced: true}
+)
+
+// api is an API in memory, with controllers over it.
+type api struct {
+	*fake.Clientset
+	board health.Board
+	stops []func()
+}
+
+// run runs f in a synctest bubble.
+func run(t *testing.T, f func(t *testing.T, s *api)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		s := &api{Clientset: fake.NewClientset()}
+		defer func() {
+			for _, stop := range s.stops {
+				stop()
+			}
+		}()
+		f(t, s)
+	})
+}
+
+// start runs a controller; a second one is as after a restart.
+func (s *api) start(t *testing.T) *Controller {
+	c := New(&client.Set{Kube: s}, s.board.Add("not acted on"))
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); c.Run(ctx) }()
+	s.stops = append(s.stops, func() { cancel(); <-done })
+	return c
+}
+
+// pass lets time pass, and whatever it brings happen.
+func (s *api) pass(d time.Duration) {
+	synctest.Wait()
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+func (s *api) settle() { s.pass(100 * time.Millisecond) }
+
+func metadataOf(namespace, name string) *metav1.PartialObjectMetadata {
+	return &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID("uid-of-" + namespace + "-" + name)}}
+}
+
+func (s *api) events(t *testing.T) []corev1.Event {
+	t.Helper()
+	list, err := s.CoreV1().Events("").List(context.Background(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return list.Items
+}
+
+// An object has one Event, however often it changes, and after a restart.
+func TestOneEvent(t *testing.T) {
+	run(t, func(t *testing.T, s *api) {
+		c := s.start(t)
+		c.Exists(deployments, metadataOf("team", "web"))
+		s.settle()
+		if all := s.events(t); len(all) != 0 {
+			t.Errorf("a Deployment, which is acted on, has %v", all)
+		}
+		if state := s.board.States()[0]; !state.Healthy || len(state.Warnings) != 0 {
+			t.Errorf("%+v", state)
+		}
+		db, disk := metadataOf("team", "db"), metadataOf("", strings.Repeat("disk.", 50)+"x")
+		for range 3 {
+			c.Exists(statefulSets, db)
+			c.Exists(volumes, disk)
+			s.settle()
+		}
+		after := s.start(t)
+		after.Exists(statefulSets, db)
+		after.Exists(volumes, disk)
+		s.settle()
+		all := s.events(t)
+		if len(all) != 2 {
+			t.Fatalf("%d events: %+v", len(all), all)
+		}
+		for _, e := range all {
+			if e.Reason != Reason || e.Type != corev1.EventTypeWarning || e.Count != 1 || len(e.Name) > 253 {
+				t.Errorf("%+v", e)
+			}
+			switch e.Namespace {
+			case "team":
+				if o := e.InvolvedObject; o.Kind != "StatefulSet" || o.Name != "db" || o.APIVersion != "apps/v1" || o.UID != db.UID ||
+					!strings.Contains(e.Message, `StatefulSet "db" is stored but not acted on by this cluster: no pods`) {
+					t.Errorf("%+v", e)
+				}
+			case "default":
+				if o := e.InvolvedObject; o.Kind != "PersistentVolume" || o.Namespace != "" {
+					t.Errorf("%+v", e)
+				}
+			}
+		}
+		if w := s.board.States()[0].Warnings; len(w) != 1 || !strings.HasSuffix(w[0], "PersistentVolume (1), StatefulSet (1)") {
+			t.Errorf("warnings %q", w)
+		}
+		c.Gone(db.UID)
+		c.Gone(db.UID)
+		c.Gone(disk.UID)
+		if w := s.board.States()[0].Warnings; len(w) != 0 {
+			t.Errorf("warnings when they are gone: %q", w)
+		}
+	})
+}
+
+// Many objects at once do not flood the API server.
+func TestRate(t *testing.T) {
+	run(t, func(t *testing.T, s *api) {
+		c := s.start(t)
+		const objects = 90
+		for i := range objects {
+			c.Exists(statefulSets, metadataOf("team", fmt.Sprint("db-", i)))
+		}
+		s.settle()
+		if n := len(s.events(t)); n < burst || n > burst+1 {
+			t.Errorf("%d events at once, want %d", n, burst)
+		}
+		s.pass(10 * time.Second)
+		if n := len(s.events(t)); n < burst+10*perSecond-1 || n > burst+10*perSecond+2 {
+			t.Errorf("%d events after ten seconds", n)
+		}
+		s.pass(time.Minute)
+		if n := len(s.events(t)); n != objects {
+			t.Errorf("%d events in the end, want %d", n, objects)
+		}
+	})
+}

@@ -1,0 +1,235 @@
+// Package announce has the kernel answer for addresses that this machine does not have itself, by
+// ARP and by neighbour discovery (ND), so that other machines on the segment send it what is for
+// them. What becomes of those packets is decided elsewhere, by the rules for Services.
+//
+// No packet of the network is read here. An address is announced by three things in the kernel:
+//
+//   - an entry in the interface's table of proxied neighbours ("ip neigh show proxy"): the kernel
+//     answers for this address on this interface, and for no other;
+//   - a route for it to the sink, a device that drops what it gets ("ip route show dev
+//     coracle-lb6443"). The kernel only answers by ARP for what it routes to another interface. It
+//     also keeps what no rule translates from leaving by the interface again. An nftables table
+//     refuses such packets (refuse.go);
+//   - sysctls: IPv6 entries are followed (proxy_ndp), and answers are not delayed by up to 0.8 s
+//     (proxy_delay).
+//
+// The sink is a veth link whose other end stays down: every kernel that runs pods has that. Its
+// alias says what the sysctls were before, and its routes which entries are ours. So the kernel's
+// state is the only record: another process with the same sink takes it over, and Remove removes
+// all of it. The kernel answers while no process runs.
+//
+// When an address comes to this machine, or comes back, it is told to the segment (a gratuitous
+// ARP, an unsolicited neighbour advertisement), three times a second apart: a switch or a neighbour
+// may miss one.
+package announce
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// ErrNoInterface says that no interface's network has the address.
+var ErrNoInterface = errors.New("no interface's network has it: name an interface with --load-balancer-interface, " +
+	"or have a router send packets for it to this node")
+
+const (
+	// times is how often the segment is told of an address, and apart the time between.
+	times = 3
+	apart = time.Second
+	// again is the pause after a failure.
+	again = 30 * time.Second
+)
+
+// Announcer announces the addresses that it is told to. The zero value is not usable.
+type Announcer struct {
+	sink  string
+	named string
+	// report is told when what is known of an address changes: the interface that it is announced
+	// on, or why it is not.
+	report func(address netip.Addr, link string, err error)
+
+	wake chan struct{}
+
+	mu     sync.Mutex
+	wanted map[netip.Addr]bool // guarded by mu; nil until Set was called
+
+	// Run's.
+	told map[netip.Addr]told
+}
+
+// told is what was last done for an address.
+type told struct {
+	link string
+	err  string
+	// The segment is to be told left times yet, the next time at due.
+	left int
+	due  time.Time
+}
+
+// New returns an announcer with a sink of that name. It announces on the named interface, or, for
+// "", on the one whose network has the address. report is called by Run, and must not call Set.
+func New(sink, named string, report func(address netip.Addr, link string, err error)) *Announcer {
+	return &Announcer{sink: sink, named: named, report: report, wake: make(chan struct{}, 1), told: map[netip.Addr]told{}}
+}
+
+// Set replaces the addresses to announce. Until it is called, those of an earlier process stay.
+func (a *Announcer) Set(addresses []netip.Addr) {
+	wanted := map[netip.Addr]bool{}
+	for _, address := range addresses {
+		wanted[address] = true
+	}
+	a.mu.Lock()
+	same := a.wanted != nil && maps.Equal(a.wanted, wanted)
+	a.wanted = wanted
+	a.mu.Unlock()
+	if !same {
+		a.signal()
+	}
+}
+
+func (a *Announcer) signal() {
+	select {
+	case a.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Run keeps the announcements until ctx ends. They stay in the kernel then.
+func (a *Announcer) Run(ctx context.Context) error {
+	changes, err := subscribe()
+	if err != nil {
+		return fmt.Errorf("announce addresses: %w", err)
+	}
+	var following sync.WaitGroup
+	following.Go(func() {
+		for changes.wait() == nil {
+			a.signal()
+		}
+	})
+	defer following.Wait()
+	defer func() { _ = changes.Close() }()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-a.wake:
+			// What came meanwhile may have changed interfaces, and with them the entries.
+			timer.Reset(a.reconcile(changes))
+		case <-timer.C:
+			timer.Reset(a.reconcile(changes))
+		}
+	}
+}
+
+// forever is the pause when nothing is to be done.
+const forever = 1 << 62
+
+// reconcile makes the kernel's state what is wanted, and returns when it is to be called again.
+func (a *Announcer) reconcile(changes *subscription) time.Duration {
+	a.mu.Lock()
+	wanted := a.wanted
+	a.mu.Unlock()
+	if wanted == nil {
+		return forever
+	}
+	state, err := readState(a.sink)
+	if err != nil {
+		slog.Error("addresses of load balancers are not announced as they should", "err", err, "again", again)
+		return again
+	}
+	for address := range a.told {
+		if !wanted[address] {
+			delete(a.told, address)
+		}
+	}
+	if len(wanted) == 0 {
+		changes.hear(false, nil)
+		if err := state.remove(); err != nil {
+			slog.Error("addresses of load balancers are still announced", "err", err, "again", again)
+			return again
+		}
+		return forever
+	}
+	next := time.Duration(forever)
+	if err := state.withdraw(wanted); err != nil {
+		slog.Error("addresses are still announced that no Service has", "err", err, "again", again)
+		next = again
+	}
+	// Each change of an interface in use is heard. While one is missing, so is each of any.
+	var used []int
+	everywhere := true
+	for address := range wanted {
+		l, came, err := state.announce(address, a.named)
+		if err != nil {
+			everywhere = false
+			if !errors.Is(err, ErrNoInterface) {
+				next = min(next, again)
+			}
+		} else {
+			used = append(used, l.index)
+		}
+		next = min(next, a.tell(address, l, came, err))
+	}
+	changes.hear(!everywhere, used)
+	return next
+}
+
+// tell has the segment and the caller know of an address, and returns when the segment is to be
+// told again.
+func (a *Announcer) tell(address netip.Addr, l link, came bool, failed error) (next time.Duration) {
+	before, known := a.told[address]
+	now := told{link: l.name, left: before.left, due: before.due}
+	if failed != nil {
+		now = told{err: failed.Error()}
+	}
+	if !known || before.link != now.link || before.err != now.err {
+		a.report(address, now.link, failed)
+	}
+	if failed == nil && (came || !known || before.link != now.link) {
+		now.left, now.due = times, time.Now()
+	}
+	if now.left > 0 && !time.Now().Before(now.due) {
+		now.left--
+		now.due = time.Now().Add(apart)
+		if err := send(address, l); err != nil {
+			slog.Warn("the network is not told of a load balancer's address", "address", address, "interface", l.name, "err", err)
+		}
+	}
+	a.told[address] = now
+	if now.left == 0 {
+		return forever
+	}
+	return time.Until(now.due)
+}
+
+// subscription hears of changes of interfaces and of their addresses.
+type subscription struct{ *netlink.Conn }
+
+func subscribe() (*subscription, error) {
+	groups := uint32(1<<(unix.RTNLGRP_LINK-1) | 1<<(unix.RTNLGRP_IPV4_IFADDR-1) | 1<<(unix.RTNLGRP_IPV6_IFADDR-1))
+	conn, err := netlink.Dial(unix.NETLINK_ROUTE, &netlink.Config{Groups: groups})
+	if err != nil {
+		return nil, fmt.Errorf("follow changes of interfaces: %w", err)
+	}
+	return &subscription{conn}, nil
+}
+
+// wait returns when something has changed, or may have.
+func (s *subscription) wait() error {
+	_, err := s.Receive()
+	if errors.Is(err, unix.ENOBUFS) { // some messages were lost
+		return nil
+	}
+	return err
+}
