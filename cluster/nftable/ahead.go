@@ -24,7 +24,11 @@ func (t *Table) SendAhead(elements iter.Seq[Element]) error {
 	for e := range elements {
 		lists.add(e)
 	}
-	if err := t.unwatched(func() error { return t.kernel.exchange(lists.messages()) }); err != nil {
+	messages := lists.messages()
+	if len(messages) == 0 {
+		return nil
+	}
+	if err := t.unwatched(func() error { return t.kernel.exchange(messages) }); err != nil {
 		t.Reread()
 		return fmt.Errorf("nftables table %s: %w", t.name, err)
 	}
@@ -50,7 +54,7 @@ func (k *kernel) made() *Found {
 // a fifth of the time, which counts for all endpoints of a cluster.
 type elementLists struct {
 	sets []*nftables.Set
-	open map[int][]byte // the Elements of a message, by set
+	open map[int][]byte // the elements of a message, by set
 	done []netlink.Message
 }
 
@@ -126,9 +130,6 @@ func appendText(b []byte, kind uint16, text string) []byte {
 
 // exchange sends messages as one transaction of its own.
 func (k *kernel) exchange(messages []netlink.Message) error {
-	if len(messages) == 0 {
-		return nil
-	}
 	ends := func(kind netlink.HeaderType) netlink.Message {
 		return netlink.Message{
 			Header: netlink.Header{Type: kind, Flags: netlink.Request},

@@ -83,6 +83,9 @@ func TestAdapt(t *testing.T) {
 		if err := within(func() error { return enforce(table) }); err != nil || layout.asked != 1 {
 			t.Errorf("%s: %v, asked %d times", name, err, layout.asked)
 		}
+		if len(table.Changed()) > 0 {
+			t.Errorf("%s: the table's own transactions count as someone else's", name)
+		}
 		if out := n.Run("nft list table inet test"); !strings.Contains(out, "priority filter") {
 			t.Errorf("%s: %s", name, out)
 		}
@@ -117,8 +120,13 @@ func TestSendAhead(t *testing.T) {
 			key := string(binary.BigEndian.AppendUint32(nil, i))
 			layout.elements = append(layout.elements, Element{Key: key, Value: key})
 		}
-		if err := table.SendAhead(slices.Values(layout.elements)); err != nil || !table.Ahead() {
-			t.Fatal(err)
+		for _, elements := range [][]Element{nil, layout.elements} {
+			if err := table.SendAhead(slices.Values(elements)); err != nil || !table.Ahead() {
+				t.Fatal(err)
+			}
+		}
+		if len(table.Changed()) > 0 {
+			t.Error("the table's own transactions count as someone else's")
 		}
 		count := func() int { return strings.Count(n.Run("nft list map inet test data"), " : 0x") }
 		if got := count(); got != 5000 {
