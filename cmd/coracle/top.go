@@ -100,7 +100,7 @@ func readKeys(ctx context.Context, in io.Reader, keys chan<- byte) {
 	}
 }
 
-// loop asks once a second, which is how often the daemon looks, and draws; after a key, too.
+// loop asks a second after each answer, as the daemon looks once a second, and draws; after a key, too.
 func (f *topFlags) loop(ctx context.Context, c runtimeapi.RuntimeServiceClient, keys <-chan byte, v *topView, draw func([]usage.Usage) error) error {
 	var m usage.Meter
 	tick := time.NewTicker(between)
@@ -110,6 +110,7 @@ func (f *topFlags) loop(ctx context.Context, c runtimeapi.RuntimeServiceClient, 
 		if err != nil {
 			return err
 		}
+		tick.Reset(between)
 		all := slices.DeleteFunc(read, func(u usage.Usage) bool { return !f.chosen.matchesUsage(&u) })
 		if err := draw(all); err != nil || n == f.updates {
 			return err
