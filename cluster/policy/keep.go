@@ -44,7 +44,12 @@ func (k *keeper) run(ctx context.Context) {
 	var sweep <-chan time.Time
 	pause := firstPause
 	var repaired time.Time
+	failing := false
 	for {
+		wake, swept := k.wake, false
+		if failing {
+			wake = nil // until the pause is over
+		}
 		var changed <-chan struct{}
 		if k.table != nil {
 			changed = k.table.Changed()
@@ -55,10 +60,10 @@ func (k *keeper) run(ctx context.Context) {
 			return
 		case <-again.C:
 			err = k.sync(ctx)
-		case <-k.wake:
+		case <-wake:
 			err = k.sync(ctx)
 		case <-sweep:
-			sweep = nil
+			sweep, swept = nil, true
 			err = k.cutGone(ctx)
 			k.did()
 		case <-changed:
@@ -76,12 +81,14 @@ func (k *keeper) run(ctx context.Context) {
 			repaired = time.Now()
 			k.did()
 		}
-		if len(k.gone) > 0 && sweep == nil {
+		if len(k.gone) > 0 && sweep == nil && k.table != nil {
 			sweep = time.After(gonePause)
 		}
 		if err == nil {
-			k.tellHealth()
-			pause = firstPause
+			if !swept {
+				k.tellHealth()
+				pause, failing = firstPause, false
+			}
 			continue
 		}
 		if ctx.Err() != nil {
@@ -90,6 +97,7 @@ func (k *keeper) run(ctx context.Context) {
 		slog.Error("network policies are not enforced as they should be", "err", err, "again", pause)
 		k.Health.Fails(err)
 		again.Reset(pause)
+		failing = true
 		pause = min(2*pause, longestWait)
 	}
 }
@@ -100,10 +108,13 @@ func (k *keeper) sync(ctx context.Context) error {
 	waiting := k.waiting
 	k.waiting = nil
 	if k.state.Policies() == 0 {
+		k.state.Take() // nobody is isolated any more
 		k.mu.Unlock()
+		err := k.end()
 		answer(waiting, nil)
-		return k.end()
+		return err
 	}
+	k.noTable = false
 	k.mu.Unlock()
 	opened := k.table == nil
 	failed := k.openTable(ctx)
@@ -197,6 +208,9 @@ func (k *keeper) end() error {
 		}
 		k.removed = true
 	}
+	k.mu.Lock()
+	k.noTable = k.state.Policies() == 0 // or one has just come
+	k.mu.Unlock()
 	k.did()
 	return nil
 }

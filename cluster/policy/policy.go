@@ -19,6 +19,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -53,7 +54,7 @@ type Options struct {
 // of pods that are gone are looked for.
 const (
 	firstPause  = time.Second
-	longestWait = 30 * time.Second
+	longestWait = 10 * time.Second // less than the kubelet waits
 	repairPause = 200 * time.Millisecond
 	gonePause   = time.Second
 )
@@ -87,6 +88,7 @@ type Policy struct {
 	pods     map[compile.ID]*known
 	admitted map[types.UID]compile.ID // by the kubelet's UID of a pod
 	waiting  []waiter
+	noTable  bool // in the kernel
 }
 
 // known is what is known of a pod. It is forgotten when both the API and the kubelet have done so.
@@ -165,17 +167,9 @@ func (p *Policy) Admit(ctx context.Context, pod *corev1.Pod, addresses []netip.A
 		return failed(ctx.Err())
 	}
 	w := waiter{id: compile.IDOf(pod), done: make(chan error, 1)}
-	p.mu.Lock()
-	k := p.known(w.id)
-	k.admitted, k.addresses = pod, addresses
-	p.admitted[pod.UID] = w.id
-	p.setPod(w.id)
-	if p.state.Policies() == 0 {
-		p.mu.Unlock()
+	if !p.enlist(w, pod, addresses) {
 		return nil
 	}
-	p.waiting = append(p.waiting, w)
-	p.mu.Unlock()
 	p.signal()
 	select {
 	case err := <-w.done:
@@ -188,6 +182,24 @@ func (p *Policy) Admit(ctx context.Context, pod *corev1.Pod, addresses []netip.A
 	case <-ctx.Done():
 		return failed(ctx.Err())
 	}
+}
+
+// enlist has w wait for what is known of the pod now, unless there is no policy and no table.
+func (p *Policy) enlist(w waiter, pod *corev1.Pod, addresses []netip.Addr) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	addresses = slices.Clone(addresses)
+	slices.SortFunc(addresses, netip.Addr.Compare)
+	k := p.known(w.id)
+	k.admitted, k.addresses = pod, slices.Compact(addresses)
+	p.admitted[pod.UID] = w.id
+	p.setPod(w.id)
+	p.state.Claim(w.id)
+	if p.state.Policies() == 0 && p.noTable {
+		return false
+	}
+	p.waiting = append(p.waiting, w)
+	return true
 }
 
 // Gone tells that the kubelet has nothing left of a pod that it had admitted.

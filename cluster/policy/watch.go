@@ -66,6 +66,9 @@ func (p *Policy) podHandler() cache.ResourceEventHandler {
 	all := handler(p, func(o *corev1.Pod, gone bool) {
 		id := compile.IDOf(o)
 		if gone {
+			if k := p.known(id); k.admitted != nil && k.object != nil {
+				k.admitted = k.object // which may say that the pod has ended
+			}
 			o = nil
 		}
 		set(id, o)

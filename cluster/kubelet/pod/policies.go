@@ -46,6 +46,8 @@ func (w *worker) admit(ctx context.Context, pod *v1.Pod) error {
 	if err := w.r.Policies.Admit(ctx, pod, addresses); err != nil {
 		return err
 	}
-	w.admitted = sandbox.Id
+	if len(addresses) > 0 {
+		w.admitted = sandbox.Id
+	}
 	return nil
 }

@@ -180,15 +180,26 @@ func (s *State) SetPod(id ID, o *corev1.Pod, addresses []netip.Addr, admitted bo
 		p.namespace.pods[p] = true
 		s.pods[id] = p
 	}
-	local := o.Spec.NodeName == s.node
+	local := admitted || o.Spec.NodeName == s.node // the kubelet may know first
 	if p.object == nil || p.local != local || !labels.Equals(p.object.Labels, o.Labels) {
 		s.dirty[p] = true
 		s.move(p.addresses)
 	}
 	p.object, p.local = o, local
-	if admitted || !slices.Equal(p.addresses, addresses) { // an admitted pod has them, however many others say so
+	if admitted && !p.admitted || !slices.Equal(p.addresses, addresses) {
 		s.release(p)
 		p.addresses, p.admitted = slices.Clone(addresses), admitted
+		s.claim(p)
+	}
+}
+
+// Claim says that a pod that is admitted has got its addresses just now: whoever had them before, and
+// may still be known, has them no more.
+func (s *State) Claim(id ID) {
+	if p := s.pods[id]; p != nil {
+		addresses := p.addresses
+		s.release(p)
+		p.addresses = addresses
 		s.claim(p)
 	}
 }

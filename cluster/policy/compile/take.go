@@ -25,7 +25,12 @@ func (s *State) claim(p *pod) {
 			at = &address{}
 			s.addresses[a] = at
 		}
-		at.pods = append(at.pods, p)
+		// The last one counts. One that the kubelet has admitted goes before what the API says of others.
+		n := len(at.pods)
+		for !p.admitted && n > 0 && at.pods[n-1].admitted {
+			n--
+		}
+		at.pods = slices.Insert(at.pods, n, p)
 	}
 	s.move(p.addresses)
 }
@@ -163,7 +168,8 @@ func (s *State) takeAddress(r *Result, a netip.Addr) {
 		}
 		at.identity = identity
 	}
-	if at.known && owner != at.owner {
+	another := at.known && owner != at.owner
+	if another {
 		r.Gone[a] = true
 	}
 	if owner == nil || !owner.local {
@@ -178,7 +184,7 @@ func (s *State) takeAddress(r *Result, a netip.Addr) {
 	}
 	at.owner = owner
 	classes := rules.Pod{Ingress: number(owner.class[rules.Ingress]), Egress: number(owner.class[rules.Egress])}
-	if at.known && classes == at.classes {
+	if at.known && classes == at.classes && !another { // for another pod, connections of the last one end first
 		return
 	}
 	r.Change.Pods[a] = &classes

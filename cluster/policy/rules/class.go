@@ -63,12 +63,13 @@ func newClass(c *Class) *class {
 	return out
 }
 
-// union is the same ports in ascending spans that neither overlap nor touch.
+// union is the same ports in ascending spans that do not overlap. Those that touch stay apart: single
+// ports are cheaper than ranges.
 func union(spans []span) []span {
 	slices.SortFunc(spans, func(a, b span) int { return int(a.first) - int(b.first) })
 	var out []span
 	for _, s := range spans {
-		if n := len(out) - 1; n >= 0 && int(s.first) <= int(out[n].last)+1 {
+		if n := len(out) - 1; n >= 0 && s.first <= out[n].last {
 			out[n].last = max(out[n].last, s.last)
 		} else {
 			out = append(out, s)

@@ -140,7 +140,8 @@ func (c *Class) check() error {
 		}
 	}
 	for _, b := range c.Blocks {
-		if checkAddress(b.First) != nil || checkAddress(b.Last) != nil || b.First.Is4() != b.Last.Is4() || b.Last.Less(b.First) {
+		// An end of a range of IPv6 may look like an IPv4 address in IPv6: ::/80 ends so.
+		if b.First.BitLen() == 0 || b.First.BitLen() != b.Last.BitLen() || b.First.Zone()+b.Last.Zone() != "" || b.Last.Less(b.First) {
 			return fmt.Errorf("addresses %s to %s: not a range", b.First, b.Last)
 		}
 		if err := b.Ports.check(); err != nil {
