@@ -232,7 +232,8 @@ func TestAdmittedPod(t *testing.T) {
 	t.Parallel()
 	w := model(t)
 	w.apply(allowFromB)
-	p := newPod("x", "a2", 80, func(p *corev1.Pod) { p.Labels["pod"], p.Status.PodIPs = "a", nil })
+	// What the API tells may be late: here it has not told of the binding.
+	p := newPod("x", "a2", 80, func(p *corev1.Pod) { p.Labels["pod"], p.Status.PodIPs, p.Spec.NodeName = "a", nil, "" })
 	address := netip.MustParseAddr("10.0.0.80")
 	w.state.SetPod(IDOf(p), p, []netip.Addr{address}, true)
 	r := w.take()
@@ -253,6 +254,31 @@ func TestAdmittedPod(t *testing.T) {
 	w.pod(late)
 	if r := w.take(); len(r.Recheck) != 2 {
 		t.Errorf("connections of a pod that was not admitted are not looked for: %v", r.Recheck)
+	}
+}
+
+// A pod gets the address of another one of its class, which is still known.
+func TestAddressOfAPodLikeIt(t *testing.T) {
+	t.Parallel()
+	w := model(t)
+	w.apply(allowFromB)
+	like := func(name string) *corev1.Pod {
+		return newPod("x", name, 80, func(p *corev1.Pod) { p.Labels["pod"] = "a" })
+	}
+	old, next := like("a2"), like("a3")
+	address := netip.MustParseAddr("10.0.0.80")
+	admit := func(p *corev1.Pod) Result {
+		w.state.SetPod(IDOf(p), p, []netip.Addr{address}, true)
+		w.state.Claim(IDOf(p))
+		return w.state.Take()
+	}
+	admit(old)
+	if r := admit(next); !r.Gone[address] || r.Change.Pods[address] == nil {
+		t.Errorf("connections of the pod before do not end before the new one starts: gone %v, change %+v", r.Gone, r.Change)
+	}
+	w.state.SetPod(IDOf(old), old.DeepCopy(), []netip.Addr{address}, true) // its status is written once more
+	if r := w.state.Take(); len(r.Gone) != 0 || r.size() != 0 {
+		t.Errorf("the pod before has taken its address back: %+v, gone %v", r.Change, r.Gone)
 	}
 }
 
