@@ -51,7 +51,8 @@ func askFor(ctx context.Context, t *testing.T, ns, name, app, server string) {
 	t.Helper()
 	runPod(ctx, t, ns, name, func(p *corev1.Pod) {
 		p.Labels = map[string]string{"app": app}
-		p.Spec.Containers[0].Command = []string{"wget", "-q", "-T", "2", "-O-", "http://" + server + ":8080/"}
+		// The first process would ignore SIGTERM.
+		p.Spec.Containers[0].Command = []string{"sh", "-c", "timeout 2 wget -q -O- http://" + server + ":8080/; exit $?"}
 	})
 }
 
@@ -61,6 +62,10 @@ func answered(ctx context.Context, t *testing.T, ns, name string) bool {
 	ended := awaitPod(ctx, t, ns, name, func(p *corev1.Pod) bool {
 		return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
 	})
+	said, err := boat.kube.CoreV1().Pods(ns).GetLogs(name, &corev1.PodLogOptions{}).DoRaw(ctx)
+	if state := ended.Status.ContainerStatuses[0].State.Terminated; state == nil || state.ExitCode != 0 && state.ExitCode != 143 {
+		t.Errorf("%s neither got an answer nor waited for one: %+v; it says %q, %v", name, state, said, err)
+	}
 	return ended.Status.Phase == corev1.PodSucceeded
 }
 
@@ -96,8 +101,8 @@ func tables(ctx context.Context, t *testing.T, want int) {
 	})
 }
 
-// Policies decide which pods reach each other, from the first packet of each. The table of the kernel comes with the
-// first policy and goes with the last.
+// Policies decide which pods reach each other, from the first packet of each. The table of the
+// kernel comes with the first policy and goes with the last.
 func TestNetworkPolicies(t *testing.T) {
 	t.Parallel()
 	ctx, ns := namespace(t)
@@ -128,12 +133,12 @@ func TestNetworkPolicies(t *testing.T) {
 	const each = 5
 	for i := range each { // at once: their starts compete
 		askFor(ctx, t, ns, fmt.Sprintf("friend-%d", i), "friend", server)
-		askFor(ctx, t, ns, fmt.Sprintf("stranger-%d", i), "stranger", server)
+		askFor(ctx, t, ns, fmt.Sprintf("unknown-%d", i), "unknown", server)
 		askFor(ctx, t, ns, fmt.Sprintf("captive-%d", i), "captive", free)
 		askFor(ctx, t, ns, fmt.Sprintf("control-%d", i), "control", free)
 	}
 	for i := range each {
-		for name, want := range map[string]bool{"friend": true, "stranger": false, "captive": false, "control": true} {
+		for name, want := range map[string]bool{"friend": true, "unknown": false, "captive": false, "control": true} {
 			if name := fmt.Sprintf("%s-%d", name, i); answered(ctx, t, ns, name) != want {
 				t.Errorf("%s got an answer: %v, want %v", name, !want, want)
 			}
@@ -152,7 +157,8 @@ func TestNetworkPolicies(t *testing.T) {
 	}
 }
 
-// partlyEnforced makes a policy of which something cannot be enforced, and waits for the Event that tells so.
+// partlyEnforced makes a policy of which something cannot be enforced, and waits for the Event that
+// tells so.
 func partlyEnforced(ctx context.Context, t *testing.T, ns string) {
 	t.Helper()
 	createPolicy(ctx, t, ns, "names", networkingv1.NetworkPolicySpec{
@@ -191,7 +197,7 @@ func TestNetworkPoliciesHoldWhenTheClusterProcessIsKilled(t *testing.T) {
 		runPod(ctx, t, ns, name, func(p *corev1.Pod) {
 			p.Labels = map[string]string{"app": name}
 			p.Spec.Containers[0].Command = []string{"sh", "-c", "while :; do " +
-				"if wget -q -T 1 -O /dev/null http://" + server + ":8080/; then echo open; sleep 0.1; else echo closed; fi; done"}
+				"if timeout 1 wget -q -O /dev/null http://" + server + ":8080/; then echo open; sleep 0.1; else echo closed; fi; done"}
 		})
 	}
 	said := func(pod, word string) int {

@@ -24,8 +24,8 @@ type Volumes = pod.Volumes
 // Env computes a container's environment, command and arguments; see pod.Env.
 type Env = pod.Env
 
-// Policies has network policies in force before a pod's containers start; see pod.Policies. policy.New(set,
-// policy.Options{...}) returns one.
+// Policies has network policies in force before a pod's containers start; see pod.Policies.
+// policy.New(set, policy.Options{...}) returns one.
 type Policies = pod.Policies
 
 // Host is what the kubelet's HTTPS API asks of the kubelet. Every method answers from memory.

@@ -1,7 +1,7 @@
 package nftable
 
-// Batch collects what a transaction changes. An element that is removed and put again with the same value does
-// not change.
+// Batch collects what a transaction changes. An element that is removed and put again with the same
+// value does not change.
 type Batch struct {
 	changes map[Place]*difference // nil if all elements will be compared with the kernel's
 	added   []Chain
@@ -14,7 +14,8 @@ type difference struct {
 	before, now string // values
 }
 
-// Whole reports that the whole table will be compared with its layout, so that nothing has to be collected.
+// Whole reports that the whole table will be compared with its layout, so that nothing has to be
+// collected.
 func (b *Batch) Whole() bool { return b.changes == nil }
 
 func (b *Batch) at(e Element) *difference {

@@ -29,7 +29,8 @@ var Families = [2]*Family{
 // Words is the number of registers of four bytes that an address fills.
 func (f *Family) Words() uint32 { return f.Size / 4 }
 
-// Reg is the n-th register of four bytes. A concatenation is made in adjacent ones. The functions below take n.
+// Reg is the n-th register of four bytes. A concatenation is made in adjacent ones. The functions
+// below take n.
 func Reg(n uint32) uint32 { return unix.NFT_REG32_00 + n }
 
 // Rule joins expressions.

@@ -14,9 +14,11 @@ import (
 )
 
 const (
-	// elementsPerMessage keeps the list of elements below 64 KiB, the longest that an attribute can be.
+	// elementsPerMessage keeps the list of elements below 64 KiB, the longest that an attribute can
+	// be.
 	elementsPerMessage = 500
-	// The socket's buffers must hold a transaction and its answers. The kernel takes memory for what is in them.
+	// The socket's buffers must hold a transaction and its answers. The kernel takes memory for
+	// what is in them.
 	sendBuffer    = 256 << 20
 	receiveBuffer = 64 << 20
 	// answerLimit is long: a transaction of 45,000 Services takes seconds.
@@ -75,8 +77,9 @@ func (k *kernel) open() error {
 	return nil
 }
 
-// limited runs f, and ends its waits for the kernel after answerLimit: to some errors, such as ENOMEM, the kernel gives
-// one answer for a transaction, and the nftables package waits for one to each message.
+// limited runs f, and ends its waits for the kernel after answerLimit: to some errors, such as
+// ENOMEM, the kernel gives one answer for a transaction, and the nftables package waits for one to
+// each message.
 func (k *kernel) limited(f func() error) error {
 	if err := k.socket.SetReadDeadline(time.Now().Add(answerLimit)); err != nil {
 		return err
@@ -88,8 +91,8 @@ func (k *kernel) limited(f func() error) error {
 
 func (k *kernel) close() error { return errors.Join(k.conn.CloseLasting(), k.query.Close()) }
 
-// again opens the socket again after an error: it may have answers that were not read, and what is queued. If that
-// fails, each later request opens one of its own.
+// again opens the socket again after an error: it may have answers that were not read, and what is
+// queued. If that fails, each later request opens one of its own.
 func (k *kernel) again(err error) error {
 	_ = k.conn.CloseLasting()
 	return errors.Join(err, k.open())
@@ -159,10 +162,14 @@ func (k *kernel) apply(b *Batch) error {
 	if len(removed) == 0 && len(added) == 0 && len(b.added) == 0 && len(b.removed) == 0 {
 		return nil
 	}
+	again := k.allOf(k.slow(removed), removed, added)
 	return k.transaction(func(c *nftables.Conn) error {
 		for _, ch := range b.added {
 			c.AddChain(k.chain(ch))
 			k.addRules(c, ch)
+		}
+		if err := k.makeAgain(c, again); err != nil {
+			return err
 		}
 		if err := k.send(c, removed, added); err != nil {
 			return err
@@ -250,22 +257,6 @@ func (k *kernel) correct(f *Found) error {
 }
 
 func (k *kernel) fill(c *nftables.Conn, f *Found) error {
-	if !f.Layout {
-		for _, s := range k.sets {
-			if err := c.AddSet(s, nil); err != nil {
-				return fmt.Errorf("set %s: %w", s.Name, err)
-			}
-		}
-	}
-	chains := k.layout.Chains()
-	known := map[string]bool{}
-	for _, ch := range chains { // they may refer to each other
-		c.AddChain(k.chain(ch))
-		known[ch.Name] = true
-	}
-	for _, ch := range chains {
-		k.addRules(c, ch)
-	}
 	removed, added := map[int][]nftables.SetElement{}, map[int][]nftables.SetElement{}
 	for e := range k.layout.Elements() {
 		if len(f.Elements) > 0 {
@@ -282,6 +273,27 @@ func (k *kernel) fill(c *nftables.Conn, f *Found) error {
 	}
 	for p := range f.Elements {
 		removed[p.Set] = append(removed[p.Set], k.encode(Element{Set: p.Set, Key: p.Key, End: p.End}))
+	}
+	again := k.allOf(k.slow(removed), removed, added)
+	for i, s := range k.sets {
+		if f.Layout && !slices.Contains(again, i) {
+			continue
+		}
+		if f.Layout {
+			c.DelSet(s)
+		}
+		if err := c.AddSet(s, nil); err != nil {
+			return fmt.Errorf("set %s: %w", s.Name, err)
+		}
+	}
+	chains := k.layout.Chains()
+	known := map[string]bool{}
+	for _, ch := range chains { // they may refer to each other
+		c.AddChain(k.chain(ch))
+		known[ch.Name] = true
+	}
+	for _, ch := range chains {
+		k.addRules(c, ch)
 	}
 	if err := k.send(c, removed, added); err != nil {
 		return err

@@ -69,8 +69,8 @@ func (k *kernel) list() (*Found, error) {
 	return f, nil
 }
 
-// sameSet compares a set of the kernel with one that is wanted. The nftables package (0.3.0) does not tell the
-// type of the key of a map of verdicts.
+// sameSet compares a set of the kernel with one that is wanted. The nftables package (0.3.0) does
+// not tell the type of the key of a map of verdicts.
 func sameSet(is, want *nftables.Set) bool {
 	return is.Name == want.Name && is.IsMap == want.IsMap && is.Interval == want.Interval && is.HasTimeout == want.HasTimeout &&
 		is.Dynamic == want.Dynamic &&

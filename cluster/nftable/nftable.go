@@ -1,9 +1,9 @@
 // Package nftable keeps one nftables table of ours in the kernel as its owner wants it.
 //
-// The owner says what the table holds (Layout), and collects what changes (Batch). A change is sent as one
-// transaction of the elements that differ. The kernel's state is read only at the start and when someone else
-// changed the table; otherwise only the kernel's notifications are. The table outlives the process, so a restart
-// interrupts nothing; Remove deletes it.
+// The owner says what the table holds (Layout), and collects what changes (Batch). A change is sent
+// as one transaction of the elements that differ. The kernel's state is read only at the start and
+// when someone else changed the table; otherwise only the kernel's notifications are. The table
+// outlives the process, so a restart interrupts nothing; Remove deletes it.
 //
 // The other files have what tables are built of: expr.go and values.go.
 package nftable
@@ -22,8 +22,8 @@ import (
 
 // Layout says what a table holds.
 type Layout interface {
-	// Sets are the maps and sets, always the same, in the order in which a transaction changes them. Their Table
-	// and ID are filled in.
+	// Sets are the maps and sets, always the same, in the order in which a transaction changes
+	// them. Their Table and ID are filled in.
 	Sets() []*nftables.Set
 	// Chains are all chains. They may refer to each other.
 	Chains() []Chain
@@ -66,7 +66,8 @@ type Table struct {
 	broken  bool   // the kernel may hold something else than what is wanted
 }
 
-// Open reads what the kernel has of the table. The first Apply corrects it. The caller must Close the Table.
+// Open reads what the kernel has of the table. The first Apply corrects it. The caller must Close
+// the Table.
 func Open(name string, layout Layout, log *slog.Logger) (*Table, error) {
 	t := &Table{name: name, layout: layout, log: log}
 	var err error
@@ -111,9 +112,9 @@ func (t *Table) Batch() *Batch {
 	return b
 }
 
-// Apply puts a batch in force, in one transaction. If that fails, or the kernel's state is not known, it
-// compares the whole table with the layout, which must have what the batch has. If that fails, too, the next
-// Apply or Repair does it.
+// Apply puts a batch in force, in one transaction. If that fails, or the kernel's state is not
+// known, it compares the whole table with the layout, which must have what the batch has. If that
+// fails, too, the next Apply or Repair does it.
 func (t *Table) Apply(ctx context.Context, b *Batch) error {
 	t.wanted = true
 	if b.Whole() {
@@ -126,8 +127,8 @@ func (t *Table) Apply(ctx context.Context, b *Batch) error {
 	return nil
 }
 
-// Repair compares the kernel's table with what is wanted and corrects it. Before the first Apply it leaves that to
-// Apply.
+// Repair compares the kernel's table with what is wanted and corrects it. Before the first Apply it
+// leaves that to Apply.
 func (t *Table) Repair(ctx context.Context) error {
 	if !t.wanted {
 		t.found = nil
@@ -162,8 +163,9 @@ func (t *Table) Repair(ctx context.Context) error {
 	return nil
 }
 
-// unwatched runs one transaction without a listener to notifications: the kernel makes one of each element,
-// also of those that a filter then drops. Another transaction meanwhile shows in the generation.
+// unwatched runs one transaction without a listener to notifications: the kernel makes one of each
+// element, also of those that a filter then drops. Another transaction meanwhile shows in the
+// generation.
 func (t *Table) unwatched(transaction func() error) error {
 	before, err := t.kernel.generation()
 	if err != nil {

@@ -13,7 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// watch reads the kernel's notifications about nftables, and tells when someone else changed one table.
+// watch reads the kernel's notifications about nftables, and tells when someone else changed one
+// table.
 type watch struct {
 	table   string
 	log     *slog.Logger
@@ -51,8 +52,8 @@ func (w *watch) leave() error {
 	return nil
 }
 
-// ignore has the kernel not tell of the transactions of one socket. All messages of a packet are about one
-// transaction, so the first one's port id is that of all.
+// ignore has the kernel not tell of the transactions of one socket. All messages of a packet are
+// about one transaction, so the first one's port id is that of all.
 func (w *watch) ignore(portID uint32) error {
 	const portAt = 12 // nlmsg_pid
 	loaded := binary.BigEndian.Uint32(binary.NativeEndian.AppendUint32(nil, portID))
@@ -115,7 +116,8 @@ func (w *watch) signal() {
 	}
 }
 
-// concerned reports whether a message is about the table. In each, attribute 1 is the name of a table.
+// concerned reports whether a message is about the table. In each, attribute 1 is the name of a
+// table.
 func (w *watch) concerned(messages []netlink.Message) bool {
 	for _, m := range messages {
 		kind := int(m.Header.Type) & 0xff

@@ -25,8 +25,8 @@ type keeper struct {
 	recheck, gone map[netip.Addr]bool
 }
 
-// close forgets the table, which stays in the kernel. After a failure it is opened again: what the kernel has then is
-// compared with all that is wanted.
+// close forgets the table, which stays in the kernel. After a failure it is opened again: what the
+// kernel has then is compared with all that is wanted.
 func (k *keeper) close() {
 	if k.table == nil {
 		return
@@ -135,7 +135,8 @@ func (k *keeper) sync(ctx context.Context) error {
 	return nil
 }
 
-// answer tells those that wait for a sync of its error. Pods that no policy is about start whatever happens.
+// answer tells those that wait for a sync of its error. Pods that no policy is about start whatever
+// happens.
 func answer(all []waiter, err error) {
 	for _, w := range all {
 		if w.isolated {
@@ -165,7 +166,8 @@ func (k *keeper) openTable(ctx context.Context) (err error) {
 	return nil
 }
 
-// apply puts a change in force. Connections of pods that are gone end before another pod has their address.
+// apply puts a change in force. Connections of pods that are gone end before another pod has their
+// address.
 func (k *keeper) apply(ctx context.Context, change rules.Change) error {
 	var err error
 	for a, p := range change.Pods {
@@ -212,7 +214,8 @@ func (k *keeper) cut(ctx context.Context) error {
 	return nil
 }
 
-// cutGone ends the connections of pods that are gone: replies to them would pass, whoever sends them.
+// cutGone ends the connections of pods that are gone: replies to them would pass, also those of
+// another pod.
 func (k *keeper) cutGone(ctx context.Context) error {
 	if len(k.gone) == 0 || k.table == nil {
 		return nil

@@ -1,14 +1,17 @@
-// Package policy enforces NetworkPolicies for the pods of one node: package compile translates them, and package rules
-// keeps them in the kernel.
+// Package policy enforces NetworkPolicies for the pods of one node: package compile translates
+// them, and package rules keeps them in the kernel.
 //
-// A change is in force as soon as the informers tell of it; changes that come meanwhile are put in force together.
-// Nothing is polled. While the cluster has no policy there is no table in the kernel, and a pod's start costs nothing.
+// A change is in force as soon as the informers tell of it; changes that come meanwhile are put in
+// force together. Nothing is polled. While the cluster has no policy there is no table in the
+// kernel, and a pod's start costs nothing.
 //
-// The rules outlive the process: what was forbidden stays forbidden while it is restarted. Cleanup removes them.
+// The rules outlive the process: what was forbidden stays forbidden while it is restarted. Cleanup
+// removes them.
 //
-// Where the kubelet runs in this process, it has each pod admitted before the first container starts (Admit), so that no
-// packet precedes the policies. Elsewhere, a pod whose address the API does not tell yet can send and receive nothing, if
-// Options say which links or addresses are pods'.
+// Where the kubelet runs in this process, it has each pod admitted before the first container
+// starts (Admit), so that no packet precedes the policies. Elsewhere, a pod whose address the API
+// does not tell yet can send and receive nothing, if Options say which links or addresses are
+// pods'.
 package policy
 
 import (
@@ -35,16 +38,16 @@ type Options struct {
 	Table string
 	// NodeName is this node's name in the API.
 	NodeName string
-	// PodRanges are networks of this node's pods. While there are policies, nothing passes from and to an address in them
-	// that no pod is known to have.
+	// PodRanges are networks of this node's pods. While there are policies, nothing passes from and
+	// to an address in them that no pod is known to have.
 	PodRanges []netip.Prefix
-	// LinkGroup, if set, returns the group of the links of this node's pods, for the same purpose; 0 for none. It is
-	// asked when the first policy comes.
+	// LinkGroup, if set, returns the group of the links of this node's pods, for the same purpose;
+	// 0 for none. It is asked when the first policy comes.
 	LinkGroup func(context.Context) (uint32, error)
 }
 
-// The pauses after a failure, between repairs of rules that others change, and before connections of pods that are gone
-// are looked for.
+// The pauses after a failure, between repairs of rules that others change, and before connections
+// of pods that are gone are looked for.
 const (
 	firstPause  = time.Second
 	longestWait = 30 * time.Second
@@ -142,8 +145,8 @@ func (p *Policy) Run(ctx context.Context) error {
 	return nil
 }
 
-// Admit returns when the policies of a pod of this node are in force for its addresses, which it got a moment ago or had
-// when the process started. Without any policy it returns at once.
+// Admit returns when the policies of a pod of this node are in force for its addresses, which it
+// got a moment ago or had when the process started. Without any policy it returns at once.
 func (p *Policy) Admit(ctx context.Context, pod *corev1.Pod, addresses []netip.Addr) error {
 	if pod.Spec.HostNetwork || len(addresses) == 0 {
 		return nil

@@ -237,8 +237,8 @@ func tcp(from, to string) rules.Connection {
 	return rules.Connection{Protocol: 6, Source: netip.MustParseAddrPort(from + ":40000"), Destination: netip.MustParseAddrPort(to + ":80")}
 }
 
-// Without a policy there is no table, and what an earlier process left is removed. The first policy makes the table, the
-// last one removes it.
+// Without a policy there is no table, and what an earlier process left is removed. The first policy
+// makes the table, the last one removes it.
 func TestTableExistsWhilePoliciesDo(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, pod("a", "10.0.0.1"), pod("b", "10.0.0.2"))
@@ -261,7 +261,8 @@ func TestTableExistsWhilePoliciesDo(t *testing.T) {
 	}
 }
 
-// A pod is admitted without a call to the kernel when there is no policy, and with one when there is.
+// A pod is admitted without a call to the kernel when there is no policy, and with one when there
+// is.
 func TestAdmission(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -322,7 +323,8 @@ func TestHostNetworkIsNotAdmitted(t *testing.T) {
 	}
 }
 
-// A kernel that refuses the rules keeps isolated pods from starting, and no others. It is tried again.
+// A kernel that refuses the rules keeps isolated pods from starting, and no others. It is tried
+// again.
 func TestKernelThatFails(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, pod("a", "10.0.0.1"))
@@ -374,8 +376,8 @@ func TestTableThatOthersChange(t *testing.T) {
 	n.until("it is repaired", func() bool { return n.table.repaired == 1 })
 }
 
-// Connections that a policy forbids are ended, and no others; those of a pod that is gone before another one starts with
-// its address.
+// Connections that a policy forbids are ended, and no others; those of a pod that is gone before
+// another one starts with its address.
 func TestConnectionsAreEnded(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, pod("a", "10.0.0.1"), pod("b", "10.0.0.2"))
@@ -401,7 +403,8 @@ func TestConnectionsAreEnded(t *testing.T) {
 	}
 }
 
-// has says whether a pod is known. The fake kernel's lock is held, which no one takes who has that of p.
+// has says whether a pod is known. The fake kernel's lock is held, which no one takes who has that
+// of p.
 func (n *node) has(name string) bool {
 	n.p.mu.Lock()
 	defer n.p.mu.Unlock()

@@ -93,8 +93,8 @@ func (p *Policy) known(id compile.ID) *known {
 	return k
 }
 
-// setPod tells the state what is known of a pod. The kubelet knows of addresses first, the API of labels. The caller
-// holds mu.
+// setPod tells the state what is known of a pod. The kubelet knows of addresses first, the API of
+// labels. The caller holds mu.
 func (p *Policy) setPod(id compile.ID) {
 	k := p.pods[id]
 	o, addresses := k.object, k.addresses

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// removeRules removes the nftables tables that the cluster process leaves when it ends, so that connections to Services
-// go on while it is restarted, and policies hold.
+// removeRules removes the nftables tables that the cluster process leaves when it ends, so that
+// connections to Services go on while it is restarted, and policies hold.
 func removeRules(port int) error {
 	return errors.Join(removeTable("rules of Services", "coracle-services-"+strconv.Itoa(port)),
 		removeTable("rules of network policies", "coracle-policy-"+strconv.Itoa(port)))

@@ -17,11 +17,12 @@ import (
 	"github.com/coracle-project/coracle/cluster/policy"
 )
 
-// policyTable is the nftables table of a cluster, of which a machine may have several. "coracle down" removes it by this
-// name.
+// policyTable is the nftables table of a cluster, of which a machine may have several. "coracle
+// down" removes it by this name.
 func policyTable(port int) string { return "coracle-policy-" + strconv.Itoa(port) }
 
-// newPolicy makes what enforces network policies in the whole cluster's process. It writes Events only.
+// newPolicy makes what enforces network policies in the whole cluster's process. It writes Events
+// only.
 func newPolicy(server *apiserver.Server, api apiOptions, n nodeOptions) (*policy.Policy, error) {
 	set, err := in(server, user.KubeProxy)
 	if err != nil {
@@ -33,7 +34,8 @@ func newPolicy(server *apiserver.Server, api apiOptions, n nodeOptions) (*policy
 	})
 }
 
-// linkGroup asks the runtime for the group of its pods' links. Runtimes other than Coracle say nothing of it.
+// linkGroup asks the runtime for the group of its pods' links. Runtimes other than Coracle say
+// nothing of it.
 func linkGroup(ctx context.Context, endpoint string) (uint32, error) {
 	runtime, err := cri.Dial(endpoint)
 	if err != nil {

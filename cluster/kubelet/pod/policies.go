@@ -13,8 +13,9 @@ import (
 
 // Policies has network policies in force before a pod can send or receive anything.
 type Policies interface {
-	// Admit returns when the policies of a pod are in force for its addresses. It is called for each sandbox of the pod,
-	// before a container of it starts, and once for the one that the pod had when the kubelet started.
+	// Admit returns when the policies of a pod are in force for its addresses. It is called for
+	// each sandbox of the pod, before a container of it starts, and once for the one that the pod
+	// had when the kubelet started.
 	Admit(ctx context.Context, pod *v1.Pod, addresses []netip.Addr) error
 	// Gone tells that nothing is left of a pod.
 	Gone(uid types.UID)

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -21,7 +22,7 @@ type policies struct {
 	calls     [][]string
 	addresses []string
 	gone      []types.UID
-	err       error
+	failure   atomic.Pointer[error]
 }
 
 func (p *policies) Admit(_ context.Context, pod *v1.Pod, addresses []netip.Addr) error {
@@ -29,7 +30,10 @@ func (p *policies) Admit(_ context.Context, pod *v1.Pod, addresses []netip.Addr)
 	for _, a := range addresses {
 		p.addresses = append(p.addresses, pod.Name+" "+a.String())
 	}
-	return p.err
+	if failure := p.failure.Load(); failure != nil {
+		return *failure
+	}
+	return nil
 }
 
 func (p *policies) Gone(uid types.UID) { p.gone = append(p.gone, uid) }
@@ -73,12 +77,14 @@ func TestPoliciesAreInForceBeforeAContainerStarts(t *testing.T) {
 // Policies that cannot be enforced keep containers from starting, and say so. It is tried again.
 func TestPoliciesThatCannotBeEnforced(t *testing.T) {
 	onBench(t, func(b *bench) {
-		gate := &policies{bench: b, err: errors.New("no nftables")}
+		gate := &policies{bench: b}
+		failure := errors.New("no nftables")
+		gate.failure.Store(&failure)
 		b.runner.Policies = gate
 		p := b.run(onePod(v1.RestartPolicyAlways, "", "a"))
 		b.wantCalls()
 		b.wantEvent("Warning FailedCreatePodSandBox Failed to create pod sandbox: no nftables")
-		gate.err = nil
+		gate.failure.Store(nil)
 		time.Sleep(retryMost)
 		synctest.Wait()
 		b.wantWaits(p, "running")

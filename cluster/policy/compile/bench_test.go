@@ -13,8 +13,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// large are 10,000 pods in 100 namespaces, of which 110 are of this node, and 1,000 policies. Each is for the pods of an
-// app, and allows another app, all pods of a namespace, and a network.
+// large are 10,000 pods in 100 namespaces, of which 110 are of this node, and 1,000 policies. Each
+// is for the pods of an app, and allows another app, all pods of a namespace, and a network.
 func large() (pods []*corev1.Pod, policies []*networkingv1.NetworkPolicy) {
 	app := func(i int) *metav1.LabelSelector {
 		return &metav1.LabelSelector{MatchLabels: map[string]string{"app": fmt.Sprint("app", i%10)}}

@@ -28,8 +28,8 @@ func spanOf(p netip.Prefix) span {
 	return span{p.Addr(), a}
 }
 
-// parseCIDR reads a network as the API server does: zeros before a number, and bits of the host, are valid in objects
-// that were made before it refused them.
+// parseCIDR reads a network as the API server does: zeros before a number, and bits of the host,
+// are valid in objects that were made before it refused them.
 func parseCIDR(text string) (span, error) {
 	_, n, err := netutils.ParseCIDRSloppy(text)
 	if err != nil {
@@ -64,7 +64,8 @@ func (s span) without(others []span) []span {
 	return append(left, s)
 }
 
-// join returns spans that cover the same addresses, sorted, without any that overlap or touch. It may change the argument.
+// join returns spans that cover the same addresses, sorted, without any that overlap or touch. It
+// may change the argument.
 func join(spans []span) []span {
 	if len(spans) < 2 {
 		return spans
@@ -91,9 +92,9 @@ type area struct {
 	ports rules.PortRange
 }
 
-// disjoint returns blocks that cover the same addresses and ports as areas do, sorted, none of which overlap: the kernel
-// refuses such. It gives up when that takes more than limit blocks, or many times as many steps: areas in areas with
-// different ports can be cut into very many.
+// disjoint returns blocks that cover the same addresses and ports as areas do, sorted, none of
+// which overlap: the kernel refuses such. It gives up when that takes more than limit blocks, or
+// many times as many steps: areas in areas with different ports can be cut into very many.
 func disjoint(areas []area, limit int) (blocks []rules.Block, ok bool) {
 	const steps = 64
 	budget := limit * steps

@@ -31,8 +31,9 @@ type place[T any] struct {
 	data T
 }
 
-// assign puts pods where they belong, and returns those that are in another cell then. When all pods of a cell have
-// another key, the cell keeps its number: the kernel has an element for each address of each pod, and none changes.
+// assign puts pods where they belong, and returns those that are in another cell then. When all
+// pods of a cell have another key, the cell keeps its number: the kernel has an element for each
+// address of each pod, and none changes.
 func (d *division[T]) assign(places map[*pod]place[T]) (moved []*pod) {
 	type move struct {
 		from *cell[T]

@@ -54,7 +54,8 @@ func (s *State) endClass(c *class) {
 // live says whether a class has pods.
 func (s *State) live(c *class) bool { return s.classes[c.data.direction].cells[c.key] == c }
 
-// number is a class' in the kernel. One without a number of its own shares one, of pods that may do nothing.
+// number is a class' in the kernel. One without a number of its own shares one, of pods that may do
+// nothing.
 func number(c *class) uint32 {
 	if c == nil {
 		return 0
@@ -62,7 +63,8 @@ func number(c *class) uint32 {
 	return cmp.Or(c.number, crowded)
 }
 
-// compile says what the pods of a class may receive or send. Policies that would take too much room are left out of it.
+// compile says what the pods of a class may receive or send. Policies that would take too much room
+// are left out of it.
 func (s *State) compile(c *class) *rules.Class {
 	out := &rules.Class{}
 	if c.number == 0 {
@@ -158,12 +160,25 @@ func withNamed(ports []rules.PortRange, names []portName, at map[portName]uint16
 	return ports
 }
 
-// size is how many elements a class has in the kernel.
-func size(c *rules.Class) int {
+// extent is how many elements something has in the kernel, and how many of them are ranges.
+type extent struct{ elements, ranges int }
+
+func extentOf(c *rules.Class) (e extent) {
 	if c == nil {
-		return 0
+		return e
 	}
-	return len(c.Peers) + len(c.Blocks)
+	e = extent{len(c.Peers) + len(c.Blocks), len(c.Blocks)}
+	for _, p := range c.Peers {
+		if p.Ports.First != p.Ports.Last {
+			e.ranges++
+		}
+	}
+	return e
+}
+
+// replace returns the extent with one thing instead of another.
+func (e extent) replace(before, now extent) extent {
+	return extent{e.elements - before.elements + now.elements, e.ranges - before.ranges + now.ranges}
 }
 
 // stricter says whether a class may forbid something that another one allows. Both are sorted.

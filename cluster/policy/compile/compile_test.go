@@ -128,8 +128,8 @@ func TestPolicyThatIsGone(t *testing.T) {
 	w.take()
 	w.want(true, "x/c x/a:80")
 	s := w.state
-	if len(s.scopes) != 0 || len(s.identities.cells) != 0 || len(s.classes[rules.Ingress].cells) != 0 || s.elements != 0 || s.Policies() != 0 || len(w.idents) != 0 {
-		t.Errorf("left are %d scopes, %d identities, %d classes, %d elements", len(s.scopes), len(s.identities.cells), len(s.classes[0].cells), s.elements)
+	if len(s.scopes) != 0 || len(s.identities.cells) != 0 || len(s.classes[rules.Ingress].cells) != 0 || s.kept != (extent{}) || s.Policies() != 0 || len(w.idents) != 0 {
+		t.Errorf("left are %d scopes, %d identities, %d classes, %v", len(s.scopes), len(s.identities.cells), len(s.classes[0].cells), s.kept)
 	}
 	for _, p := range slices.Clone(w.pods) {
 		w.removePod(p)
@@ -226,7 +226,8 @@ func TestAnAddressThatTwoPodsHave(t *testing.T) {
 	}
 }
 
-// The first packet of a pod that is admitted finds the rules, so nothing of it needs to be looked for.
+// The first packet of a pod that is admitted finds the rules, so nothing of it needs to be looked
+// for.
 func TestAdmittedPod(t *testing.T) {
 	t.Parallel()
 	w := model(t)
@@ -361,7 +362,7 @@ func TestWhatMakesNoSense(t *testing.T) {
 		w := model(t)
 		w.apply("spec: {podSelector: {matchLabels: {a: 'b c'}}, ingress: [{}]}")
 		if c, _ := w.connection("y/a x/a:80", 0); w.rules.Allowed(c) || len(w.problems) != 1 {
-			t.Errorf("a policy for nobody knows which pods isolates none: problems %v", w.problems)
+			t.Errorf("a policy for pods that cannot be known isolates none: problems %v", w.problems)
 		}
 	})
 }

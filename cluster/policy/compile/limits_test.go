@@ -42,7 +42,7 @@ func (w *world) allows(text string) bool {
 func TestPolicyWithTooManyRanges(t *testing.T) {
 	t.Parallel()
 	w := model(t)
-	w.state.limits = Limits{Policy: 100, Class: 150, All: 200}
+	w.state.limits = Limits{Policy: 100, Class: 150, All: 200, Ranges: 1000}
 	w.policy(ranges("most", "a", 50, 2))
 	w.take()
 	if !w.allows("203.0.49.1 x/a:82") || len(w.problems) != 0 {
@@ -51,13 +51,13 @@ func TestPolicyWithTooManyRanges(t *testing.T) {
 	w.policy(ranges("most", "a", 50, 3))
 	r := w.take()
 	if w.allows("203.0.49.1 x/a:82") || len(w.problems) != 1 || w.problems[0].Reason != ReasonTooLarge || !strings.Contains(w.problems[0].Message, "at most 100 are enforced") {
-		t.Fatalf("a policy beyond the limit allows something, or nobody is told: %v", w.problems)
+		t.Fatalf("a policy beyond the limit allows something, or no one is told: %v", w.problems)
 	}
 	if !r.Recheck[netip.MustParseAddr("10.0.0.1")] {
 		t.Error("connections that it allowed are not looked for")
 	}
-	if w.state.elements != 0 {
-		t.Errorf("%d elements are kept", w.state.elements)
+	if w.state.kept != (extent{}) {
+		t.Errorf("%v are kept", w.state.kept)
 	}
 	w.policy(ranges("most", "a", 50, 1))
 	if w.take(); !w.allows("203.0.49.1 x/a:80") {
@@ -69,7 +69,7 @@ func TestPolicyWithTooManyRanges(t *testing.T) {
 func TestClassWithTooManyRanges(t *testing.T) {
 	t.Parallel()
 	w := model(t)
-	w.state.limits = Limits{Policy: 100, Class: 150, All: 1000}
+	w.state.limits = Limits{Policy: 100, Class: 150, All: 1000, Ranges: 1000}
 	w.policy(ranges("first", "a", 100, 1))
 	second := ranges("second", "a", 60, 1)
 	second.Spec.Ingress[0].Ports[0].Port = ptr.To(intstr.FromInt32(8080))
@@ -90,8 +90,13 @@ func TestClassWithTooManyRanges(t *testing.T) {
 
 func TestNodeWithTooManyRanges(t *testing.T) {
 	t.Parallel()
+	t.Run("combinations", func(t *testing.T) { tooManyRanges(t, Limits{Policy: 100, Class: 150, All: 150, Ranges: 1000}) })
+	t.Run("ranges", func(t *testing.T) { tooManyRanges(t, Limits{Policy: 100, Class: 150, All: 1000, Ranges: 150}) })
+}
+
+func tooManyRanges(t *testing.T, limits Limits) {
 	w := model(t)
-	w.state.limits = Limits{Policy: 100, Class: 150, All: 150}
+	w.state.limits = limits
 	w.policy(ranges("a", "a", 100, 1))
 	w.take()
 	w.policy(ranges("b", "b", 100, 1))
@@ -123,7 +128,7 @@ func TestRangesThatOverlap(t *testing.T) {
 		t.Errorf("it took %v", took)
 	}
 	w := model(t)
-	w.state.limits = Limits{Policy: 100, Class: 20, All: 1000}
+	w.state.limits = Limits{Policy: 100, Class: 20, All: 1000, Ranges: 1000}
 	p := ranges("nested", "a", 0, 0)
 	for i := range 12 {
 		p.Spec.Ingress = append(p.Spec.Ingress, networkingv1.NetworkPolicyIngressRule{

@@ -60,8 +60,8 @@ const (
 	named // a peer's port that has a name
 )
 
-// set notes that a policy has the use, or no longer, and returns whether that matters to pods. That one more policy
-// has a peer which others have matters to its own classes only.
+// set notes that a policy has the use, or no longer, and returns whether that matters to pods. That
+// one more policy has a peer which others have matters to its own classes only.
 func (u use) set(p *policy, in bool) (matters bool) {
 	switch u.kind {
 	case subject:
@@ -124,7 +124,8 @@ func (s *State) DeletePolicy(namespace, name string) {
 // Policies is how many there are.
 func (s *State) Policies() int { return len(s.policies) }
 
-// mean gives a policy a new meaning, and looks again at the pods and classes that this may matter to.
+// mean gives a policy a new meaning, and looks again at the pods and classes that this may matter
+// to.
 func (s *State) mean(p *policy, m meaning) {
 	changed := map[*selector]bool{}
 	for u := range m.uses {
@@ -171,7 +172,8 @@ func (s *State) tell(p *policy, problems ...Problem) {
 	}
 }
 
-// parse finds out what a policy says. What it cannot understand allows nothing. The API server refuses most of that.
+// parse finds out what a policy says. What it cannot understand allows nothing. The API server
+// refuses most of that.
 func (s *State) parse(o *networkingv1.NetworkPolicy) meaning {
 	m := meaning{uses: map[use]bool{}}
 	applies := [2]bool{

@@ -37,8 +37,8 @@ func comparePortNames(a, b portName) int {
 	return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(a.protocol, b.protocol))
 }
 
-// unite returns ranges that cover the same ports and do not overlap, sorted. It may change the argument. Adjacent
-// ports stay apart: the kernel finds single ports faster than ranges.
+// unite returns ranges that cover the same ports and do not overlap, sorted. It may change the
+// argument. Adjacent ports stay apart: the kernel finds single ports faster than ranges.
 func unite(ports []rules.PortRange) []rules.PortRange {
 	if len(ports) < 2 {
 		return ports
@@ -59,7 +59,8 @@ func unite(ports []rules.PortRange) []rules.PortRange {
 	return united
 }
 
-// namedPort returns the number that a pod gives to a name, 0 for none: the one that a Service would have.
+// namedPort returns the number that a pod gives to a name, 0 for none: the one that a Service would
+// have.
 func namedPort(p *corev1.Pod, wanted portName) uint16 {
 	n, err := endpointslice.FindPort(p, &corev1.ServicePort{
 		Protocol: protocolNames[wanted.protocol], TargetPort: intstr.FromString(wanted.name),

@@ -141,7 +141,8 @@ func (d dice) step(w *world) {
 		}
 	case 4, 5, 6:
 		p := d.pod()
-		// Only its labels, state and addresses can change. Another pod may have had an address before.
+		// Only its labels, state and addresses can change. Another pod may have had an address
+		// before.
 		w.removePod(p)
 		for _, other := range slices.Clone(w.pods) {
 			if slices.ContainsFunc(Addresses(other), func(a netip.Addr) bool { return slices.Contains(Addresses(p), a) }) && d.IntN(2) == 0 {
@@ -165,8 +166,8 @@ func (d dice) step(w *world) {
 	}
 }
 
-// Whatever happens to objects, in any order, the rules are those that the documentation asks for, and every connection
-// that was allowed before and is not now is looked for.
+// Whatever happens to objects, in any order, the rules are those that the documentation asks for,
+// and every connection that was allowed before and is not now is looked for.
 func TestAnyObjects(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(30) {

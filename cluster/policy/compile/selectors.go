@@ -7,8 +7,8 @@ import (
 	"github.com/coracle-project/coracle/cluster/policy/rules"
 )
 
-// selector selects pods by their namespaces and labels. Policies that say the same share one, which exists while a
-// policy has it.
+// selector selects pods by their namespaces and labels. Policies that say the same share one, which
+// exists while a policy has it.
 type selector struct {
 	id    uint32
 	scope *scope
@@ -29,7 +29,8 @@ func (s *selector) used() bool {
 	return s.isPeer() || len(s.subject[rules.Ingress])+len(s.subject[rules.Egress]) > 0
 }
 
-// scope is where selectors look for pods: in one namespace, or in those that a selector of namespaces selects.
+// scope is where selectors look for pods: in one namespace, or in those that a selector of
+// namespaces selects.
 type scope struct {
 	key        string
 	selects    labels.Selector // of namespaces; nil for one namespace
@@ -108,8 +109,8 @@ func (s *State) rescope(n *namespace) {
 	}
 }
 
-// has says whether a scope has a namespace. One whose labels are not known is in none: a selector may ask for labels
-// not to be there.
+// has says whether a scope has a namespace. One whose labels are not known is in none: a selector
+// may ask for labels not to be there.
 func (c *scope) has(n *namespace) bool { return n.known && c.selects.Matches(n.labels) }
 
 func set[K comparable](m map[K]bool, k K, in bool) {
@@ -120,7 +121,8 @@ func set[K comparable](m map[K]bool, k K, in bool) {
 	}
 }
 
-// selectorKey names a selector: the pods with some labels of one namespace or, if that is "", of those selected.
+// selectorKey names a selector: the pods with some labels of one namespace or, if that is "", of
+// those selected.
 type selectorKey struct {
 	namespace  string
 	namespaces labels.Selector
@@ -225,8 +227,8 @@ func setIn[K comparable](m map[K]map[*selector]bool, k K, sel *selector, in bool
 	}
 }
 
-// selecting calls f with the selectors of a pod. Its cost depends on the pod's labels and on the selectors that share
-// one with it, not on how many policies there are.
+// selecting calls f with the selectors of a pod. Its cost depends on the pod's labels and on the
+// selectors that share one with it, not on how many policies there are.
 func (s *State) selecting(p *pod, f func(*selector)) {
 	of := labels.Set(p.object.Labels)
 	try := func(candidates map[*selector]bool) {

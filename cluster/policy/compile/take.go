@@ -92,14 +92,14 @@ func (s *State) takeClasses(r *Result) {
 		}
 	}
 	clear(s.shifted)
-	before := s.elements
+	before := s.kept
 	for c := range s.stale {
 		s.takeClass(r, c)
 	}
 	clear(s.stale)
 	// What others gave up may be enough for those that have none.
 	for _, c := range slices.Collect(maps.Keys(s.short)) {
-		if s.elements >= before {
+		if s.kept.elements >= before.elements && s.kept.ranges >= before.ranges {
 			break
 		}
 		s.takeClass(r, c)
@@ -115,7 +115,7 @@ func (s *State) takeClass(r *Result, c *class) {
 			return // by another one, which is stale, too
 		}
 		if before != nil {
-			s.elements -= size(before)
+			s.kept = s.kept.replace(extentOf(before), extent{})
 			delete(s.sent[d], n)
 			r.Change.Classes[d][n] = nil
 		}
@@ -123,16 +123,16 @@ func (s *State) takeClass(r *Result, c *class) {
 	}
 	now := s.compile(c)
 	delete(s.short, c)
-	if s.elements-size(before)+size(now) > s.limits.All {
+	if kept := s.kept.replace(extentOf(before), extentOf(now)); kept.elements > s.limits.All || kept.ranges > s.limits.Ranges {
 		s.short[c] = true
-		s.tooLarge(c.data.policies, "the policies of this node's pods have more than %d combinations of peers and ports: "+
-			"it allows some of its pods nothing; use fewer", s.limits.All)
+		s.tooLarge(c.data.policies, "the policies of this node's pods have more than %d combinations of peers and ports, or more than %d "+
+			"ranges: it allows some of its pods nothing; use fewer", s.limits.All, s.limits.Ranges)
 		now = &rules.Class{}
 	}
 	if before != nil && slices.Equal(before.Peers, now.Peers) && slices.Equal(before.Blocks, now.Blocks) {
 		return
 	}
-	s.elements += size(now) - size(before)
+	s.kept = s.kept.replace(extentOf(before), extentOf(now))
 	s.sent[d][n] = now
 	r.Change.Classes[d][n] = now
 	if before == nil || !stricter(before, now) { // the pods of a new class are of another one than before
@@ -201,7 +201,7 @@ func (s *State) Reset() {
 		s.moved[a] = true
 		at.identity, at.classes, at.known, at.owner = 0, rules.Pod{}, false, nil
 	}
-	s.sent, s.elements = [2]map[uint32]*rules.Class{{}, {}}, 0
+	s.sent, s.kept = [2]map[uint32]*rules.Class{{}, {}}, extent{}
 	clear(s.stale)
 	clear(s.short)
 	for d := range s.classes {

@@ -128,10 +128,10 @@ func (w *world) check() {
 	for _, n := range w.idents {
 		identities[n] = true
 	}
-	elements := 0
+	kept := extent{}
 	for d, classes := range w.classes {
 		for n, c := range classes {
-			elements += size(c)
+			kept = kept.replace(extent{}, extentOf(c))
 			if !used[d][n] && !shared {
 				w.t.Errorf("class %d of direction %d has no pods", n, d)
 			}
@@ -152,8 +152,8 @@ func (w *world) check() {
 			}
 		}
 	}
-	if elements != w.state.elements {
-		w.t.Errorf("%d elements are counted, there are %d", w.state.elements, elements)
+	if kept != w.state.kept {
+		w.t.Errorf("%v are counted, there are %v", w.state.kept, kept)
 	}
 }
 

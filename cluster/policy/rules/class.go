@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// class is a Class in the form that the kernel and Allowed share: no two parts overlap, as the kernel's sets of
-// ranges refuse that.
+// class is a Class in the form that the kernel and Allowed share: no two parts overlap, as the
+// kernel's sets of ranges refuse that.
 type class struct {
 	idents map[uint32]allowance
 	blocks [2]map[byte][]interval // by index of the family, and by protocol; 0: all
@@ -77,8 +77,9 @@ func union(spans []span) []span {
 	return out
 }
 
-// disjoint is the same as blocks of one family and protocol, in ascending intervals that do not overlap. Blocks
-// that are networks nest at most as deep as an address has bits, so there are few more intervals than blocks.
+// disjoint is the same as blocks of one family and protocol, in ascending intervals that do not
+// overlap. Blocks that are networks nest at most as deep as an address has bits, so there are few
+// more intervals than blocks.
 func disjoint(blocks []Block) []interval {
 	slices.SortFunc(blocks, func(a, b Block) int { return a.First.Compare(b.First) })
 	var edges []netip.Addr // where something begins, or has just ended
@@ -121,7 +122,8 @@ func disjoint(blocks []Block) []interval {
 	return out
 }
 
-// allows reports whether the class allows what a peer with this ident and address sends or receives.
+// allows reports whether the class allows what a peer with this ident and address sends or
+// receives.
 func (c *class) allows(ident uint32, peer netip.Addr, protocol byte, port uint16) bool {
 	a := c.idents[ident]
 	if a.all || contains(a.ports[protocol], port) {

@@ -18,7 +18,8 @@ import (
 	"github.com/coracle-project/coracle/cluster/proxy/testnet"
 )
 
-// Policies see the endpoint and the true client, also of a Service; and a pod reaches itself through one.
+// Policies see the endpoint and the true client, also of a Service; and a pod reaches itself
+// through one.
 func TestServicesAreTranslatedBefore(t *testing.T) {
 	n := newNode(t)
 	o := newObserver(t, n.Node)
@@ -239,7 +240,8 @@ func TestCutKnowsPortsOfSCTP(t *testing.T) {
 	}
 }
 
-// A packet in the middle of a connection that the kernel does not know opens none, where a pod is isolated.
+// A packet in the middle of a connection that the kernel does not know opens none, where a pod is
+// isolated.
 func TestNoConnectionBeginsInTheMiddle(t *testing.T) {
 	const ack = 0x10
 	n := newNode(t)
@@ -302,22 +304,40 @@ func TestPodAndItsNode(t *testing.T) {
 	}
 }
 
-// An ICMP error about a connection that is allowed passes to and from an isolated pod.
+// An ICMP error about a connection that is allowed passes, to its client as well as to its server.
 func TestErrorsPass(t *testing.T) {
 	n := newNode(t)
+	const refusal4, refusal6 = 3, 1 // RFC 792 and RFC 4443, section 3.1
 	refused := func(when string) {
 		t.Helper()
-		for _, way := range []struct {
-			from *testnet.Space
-			to   netip.Addr
-		}{{n.a, n.Outside.IPv4}, {n.a, n.Outside.IPv6}, {n.Outside, n.b.IPv4}, {n.Outside, n.b.IPv6}} {
-			if got, err := way.from.Ask("udp", netip.AddrPortFrom(way.to, 80).String()); !errors.Is(err, unix.ECONNREFUSED) {
-				t.Errorf("%s: from %s to %s: %q, %v", when, way.from.Name, way.to, got, err)
+		for i, client := range []netip.Addr{n.Outside.IPv4, n.Outside.IPv6} {
+			own := [2]netip.Addr{n.a.IPv4, n.a.IPv6}[i]
+			if got, err := n.a.Ask("udp", netip.AddrPortFrom(client, 80).String()); !errors.Is(err, unix.ECONNREFUSED) {
+				t.Errorf("%s: asked %s: %q, %v", when, client, got, err)
 			}
+			errors := n.a.ListenIP([2]string{"ip4:1", "ip6:58"}[i])
+			p := talk(t, n.Outside, n.a, own, 53)
+			if carried, err := carries(p.client, p.server, testnet.Patience); !carried {
+				t.Errorf("%s: to %s: %v", when, own, err)
+			}
+			_ = p.client.Close()
+			if _, err := io.WriteString(p.server, "late"); err != nil {
+				t.Error(err)
+			}
+			_ = errors.SetReadDeadline(time.Now().Add(testnet.Patience))
+			for got := make([]byte, 100); got[0] != refusal4 && got[0] != refusal6; {
+				if _, _, err := errors.ReadFrom(got); err != nil {
+					t.Errorf("%s: the server at %s is not told: %v", when, own, err)
+					break
+				}
+			}
+			_ = p.server.Close()
 		}
 	}
 	refused("without rules")
-	blocks := []Block{{n.Outside.IPv4, n.Outside.IPv4, port(udp, 80)}, {n.Outside.IPv6, n.Outside.IPv6, port(udp, 80)}}
-	n.apply(n.open(), n.pods(Pod{1, 1}, Pod{2, 2}, Pod{}).with(Ingress, Class{}, Class{Blocks: blocks}).with(Egress, Class{Blocks: blocks}, Class{}))
+	blocks := func(p PortRange) []Block {
+		return []Block{{n.Outside.IPv4, n.Outside.IPv4, p}, {n.Outside.IPv6, n.Outside.IPv6, p}}
+	}
+	n.apply(n.open(), n.pods(Pod{1, 1}, Pod{}, Pod{}).with(Ingress, Class{Blocks: blocks(port(udp, 53))}).with(Egress, Class{Blocks: blocks(port(udp, 80))}))
 	refused("with rules")
 }

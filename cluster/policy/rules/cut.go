@@ -26,9 +26,9 @@ type flow struct {
 	zone   []byte // nil: the default one
 }
 
-// Cut deletes the connection tracker's entries of connections from or to one of the pods that are not allowed,
-// except connections with the node itself. It looks in the network namespace of its thread. The rules must forbid
-// them already, otherwise the next packet makes the entry again.
+// Cut deletes the connection tracker's entries of connections from or to one of the pods that are
+// not allowed, except connections with the node itself. It looks in the network namespace of its
+// thread. The rules must forbid them already, otherwise the next packet makes the entry again.
 //
 // The rules alone stop what the first end sends; the entry lets the other end's replies pass.
 func (t *Table) Cut(ctx context.Context, pods map[netip.Addr]bool, allowed func(Connection) bool) (cut int, err error) {

@@ -7,8 +7,8 @@ import (
 	"github.com/coracle-project/coracle/cluster/nftable"
 )
 
-// A packet carries this while it is decided, in its priority: the class in the upper 12 bits, and the peer's ident
-// in the lower 20.
+// A packet carries this while it is decided, in its priority: the class in the upper 12 bits, and
+// the peer's ident in the lower 20.
 const (
 	classShift = 20
 	classMask  = MaxClass << classShift

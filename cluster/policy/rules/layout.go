@@ -12,7 +12,8 @@ import (
 	"github.com/coracle-project/coracle/cluster/nftable"
 )
 
-// The table. What has a 4 in its name exists with a 6 for IPv6, and what has "in" with "out" for egress:
+// The table. What has a 4 in its name exists with a 6 for IPv6, and what has "in" with "out" for
+// egress:
 //
 //	table inet NAME {
 //	  map ident4       { ip : ident }
@@ -60,9 +61,10 @@ import (
 //	    ip daddr @isolated4 drop }
 //	}
 //
-// What is allowed returns and is not accepted, so that both directions decide. The packet's priority holds what is
-// known of it meanwhile, since the mark belongs to the rules of Services. Nothing looks up a port of protocols
-// that have none: no element of the sets with ports has such a protocol.
+// What is allowed returns and is not accepted, so that both directions decide. The packet's
+// priority holds what is known of it meanwhile, since the mark belongs to the rules of Services.
+// Nothing looks up a port of protocols that have none: no element of the sets with ports has such a
+// protocol.
 type family struct{ *nftable.Family }
 
 var families = [2]*family{{nftable.Families[0]}, {nftable.Families[1]}}
@@ -182,8 +184,9 @@ func (f *family) forward() nftable.Chain {
 	}, f.restore()...)}
 }
 
-// restore gives a packet the priority that it had: forwarding IPv4 has just derived it from the type of service
-// (rt_tos2priority in include/net/route.h), and what comes from a pod's link has 0 otherwise.
+// restore gives a packet the priority that it had: forwarding IPv4 has just derived it from the
+// type of service (rt_tos2priority in include/net/route.h), and what comes from a pod's link has 0
+// otherwise.
 func (f *family) restore() [][]expr.Any {
 	rules := [][]expr.Any{setPriority(0)}
 	if f.Protocol != unix.NFPROTO_IPV4 {
@@ -280,9 +283,9 @@ func allowed(d Direction) nftable.Chain {
 	return c
 }
 
-// astray drops TCP packets in the middle of a connection that the kernel does not know, if a pod at either end is
-// isolated: after a connection was cut, the next packet of its server would begin one in the other direction, which
-// may be allowed.
+// astray drops TCP packets in the middle of a connection that the kernel does not know, if a pod at
+// either end is isolated: after a connection was cut, the next packet of its server would begin one
+// in the other direction, which may be allowed.
 func astray() nftable.Chain {
 	c := nftable.Chain{Name: "astray"}
 	for _, f := range families {

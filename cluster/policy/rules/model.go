@@ -1,17 +1,19 @@
-// Package rules keeps the kernel's rules for network policies: one nftables table, which decides the packets from
-// and to this node's pods.
+// Package rules keeps the kernel's rules for network policies: one nftables table, which decides
+// the packets from and to this node's pods.
 //
-// The caller says what is wanted (Change) in terms of data. A pod of the node has a class for each direction: what
-// it may receive, and what it may send. Pods to which the same policies apply have the same class. Class 0 is
-// that of pods to which no policy applies. A pod anywhere in the cluster has an ident: pods that all selectors of
-// policies treat alike have the same. Ident 0 is that of pods, and of all other addresses, that no selector names.
+// The caller says what is wanted (Change) in terms of data. A pod of the node has a class for each
+// direction: what it may receive, and what it may send. Pods to which the same policies apply have
+// the same class. Class 0 is that of pods to which no policy applies. A pod anywhere in the cluster
+// has an ident: pods that all selectors of policies treat alike have the same. Ident 0 is that of
+// pods, and of all other addresses, that no selector names.
 //
-// A packet of a connection's first direction is decided each time, so a connection that is forbidden later stops
-// at its next packet. Replies pass. Traffic between a pod and its own node, and of a pod with itself, is always
-// allowed. What comes from or goes to an address of the node's pods that no Change has named is dropped.
+// A packet of a connection's first direction is decided each time, so a connection that is
+// forbidden later stops at its next packet. Replies pass. Traffic between a pod and its own node,
+// and of a pod with itself, is always allowed. What comes from or goes to an address of the node's
+// pods that no Change has named is dropped.
 //
-// The table is made by the first Apply and outlives the process; Remove deletes it. See layout.go for the table,
-// and package nftable for how the kernel's state follows what is wanted.
+// The table is made by the first Apply and outlives the process; Remove deletes it. See layout.go
+// for the table, and package nftable for how the kernel's state follows what is wanted.
 package rules
 
 import (
@@ -61,8 +63,8 @@ type Class struct {
 	Blocks []Block
 }
 
-// Pod is a pod of this node: its classes, 0 for a direction in which it is not isolated. A class that no Change
-// has named allows nothing.
+// Pod is a pod of this node: its classes, 0 for a direction in which it is not isolated. A class
+// that no Change has named allows nothing.
 type Pod struct{ Ingress, Egress uint32 }
 
 // Change is a difference to what was wanted before. Nil values, and 0 for Idents, are gone.
@@ -76,11 +78,12 @@ type Change struct {
 type Config struct {
 	// Name of the table.
 	Name string
-	// PodRanges are networks of this node's pods. Packets from and to addresses in them that no Change has named
-	// are dropped.
+	// PodRanges are networks of this node's pods. Packets from and to addresses in them that no
+	// Change has named are dropped.
 	PodRanges []netip.Prefix
-	// LinkGroup is the group of the links of this node's pods. Packets that come in by such a link from a
-	// source, or go out by one to a destination, that no Change has named are dropped. 0: none.
+	// LinkGroup is the group of the links of this node's pods. Packets that come in by such a link
+	// from a source, or go out by one to a destination, that no Change has named are dropped. 0:
+	// none.
 	LinkGroup uint32
 	// Log tells of repairs; nil is slog.Default.
 	Log *slog.Logger

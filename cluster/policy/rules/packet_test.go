@@ -40,7 +40,8 @@ func (p packet) String() string {
 	return fmt.Sprintf("protocol %d from %s to %s port %d flags %#x", p.protocol, p.source, p.destination, p.port, p.flags)
 }
 
-// bytes is the packet with its IP header. The id tells it from others: its source port, or the id of an echo request.
+// bytes is the packet with its IP header. The id tells it from others: its source port, or the id
+// of an echo request.
 func (p packet) bytes(id uint16) []byte {
 	var b []byte
 	sumAt := 0
@@ -193,8 +194,8 @@ func (o *observer) verdicts(t testing.TB, packets []packet) []bool {
 	return passed
 }
 
-// exchange stays on one CPU, which then forwards the packets as well: it does that with one completely before
-// the thread runs again, so that what is seen has also been decided.
+// exchange stays on one CPU, which then forwards the packets as well: it does that with one
+// completely before the thread runs again, so that what is seen has also been decided.
 func (o *observer) exchange(packets []packet, first uint16, passed []bool) error {
 	runtime.LockOSThread() // never unlocked: the thread is not used again
 	var one unix.CPUSet

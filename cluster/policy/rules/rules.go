@@ -15,8 +15,8 @@ type Table struct {
 	state *State
 }
 
-// Open reads what the kernel has of the table, and makes none: the first Apply does, which must have all that is
-// wanted. The caller must Close the Table.
+// Open reads what the kernel has of the table, and makes none: the first Apply does, which must
+// have all that is wanted. The caller must Close the Table.
 func Open(config Config) (*Table, error) {
 	if config.Log == nil {
 		config.Log = slog.Default()
@@ -32,8 +32,8 @@ func Open(config Config) (*Table, error) {
 // Close ends the watch. The table stays in the kernel.
 func (t *Table) Close() error { return t.table.Close() }
 
-// Adopted are the idents and pods that the kernel's table had at Open. A first Apply that uses the same numbers
-// changes little. It is empty after that.
+// Adopted are the idents and pods that the kernel's table had at Open. A first Apply that uses the
+// same numbers changes little. It is empty after that.
 func (t *Table) Adopted() (idents map[netip.Addr]uint32, pods map[netip.Addr]Pod) {
 	idents, pods = map[netip.Addr]uint32{}, map[netip.Addr]Pod{}
 	found := t.table.Found()
@@ -62,8 +62,9 @@ func (t *Table) Adopted() (idents map[netip.Addr]uint32, pods map[netip.Addr]Pod
 // Changed gets a value when someone else changed the table. The caller then calls Repair.
 func (t *Table) Changed() <-chan struct{} { return t.table.Changed() }
 
-// Apply puts a change in force, in one transaction. If the kernel refuses that, the change is kept, and the next
-// Apply or Repair puts it in force. A change that no table could hold is refused as a whole, before.
+// Apply puts a change in force, in one transaction. If the kernel refuses that, the change is kept,
+// and the next Apply or Repair puts it in force. A change that no table could hold is refused as a
+// whole, before.
 func (t *Table) Apply(ctx context.Context, change Change) error {
 	b := t.table.Batch()
 	if err := t.state.apply(b, change); err != nil {
@@ -78,5 +79,6 @@ func (t *Table) Repair(ctx context.Context) error { return t.table.Repair(ctx) }
 // Allowed decides as the kernel's rules do. See State.Allowed.
 func (t *Table) Allowed(c Connection) bool { return t.state.Allowed(c) }
 
-// Remove deletes the table of that name, and with it all isolation. It is no error if there is none.
+// Remove deletes the table of that name, and with it all isolation. It is no error if there is
+// none.
 func Remove(name string) error { return nftable.Remove(name) }

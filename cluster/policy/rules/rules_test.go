@@ -58,9 +58,21 @@ func (n *node) open() *Table {
 	return n.openWith(config())
 }
 
+// apply and repair run in the node's network namespace, as the table may open a socket again.
 func (n *node) apply(table *Table, change Change) {
 	n.t.Helper()
-	if err := table.Apply(n.t.Context(), change); err != nil {
+	var err error
+	n.Within(func() { err = table.Apply(n.t.Context(), change) })
+	if err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+func (n *node) repair(table *Table) {
+	n.t.Helper()
+	var err error
+	n.Within(func() { err = table.Repair(n.t.Context()) })
+	if err != nil {
 		n.t.Fatal(err)
 	}
 }
@@ -240,14 +252,15 @@ func TestPackets(t *testing.T) {
 			}
 			var table *Table
 			var err error
-			n.Within(func() { table, err = Open(config()) })
+			n.Within(func() {
+				if table, err = Open(config()); err == nil {
+					err = table.Apply(t.Context(), test.change)
+				}
+			})
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer table.Close()
-			if err := table.Apply(t.Context(), test.change); err != nil {
-				t.Fatal(err)
-			}
 			for i, passed := range o.verdicts(t, all) {
 				want := i < len(test.pass)
 				if passed != want {
@@ -361,9 +374,7 @@ func TestListing(t *testing.T) {
 	}
 	load(t, n.Node, "flush ruleset\n"+out)
 	<-table.Changed()
-	if err := table.Repair(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	n.repair(table)
 	idents, pods := n.open().Adopted()
 	if !maps.Equal(idents, want.Idents) || !maps.EqualFunc(pods, want.Pods, func(p Pod, w *Pod) bool { return p == *w }) {
 		t.Errorf("repaired, there are idents %v and pods %v", idents, pods)

@@ -23,7 +23,8 @@ func NewState(podRanges []netip.Prefix) *State {
 	}
 }
 
-// Apply makes a change. If it returns an error, nothing is changed: the kernel's table could not hold that.
+// Apply makes a change. If it returns an error, nothing is changed: the kernel's table could not
+// hold that.
 func (s *State) Apply(change Change) error { return s.apply(&nftable.Batch{}, change) }
 
 // apply makes a change, and collects what becomes different in the kernel.
@@ -91,8 +92,8 @@ func (s *State) setClass(b *nftable.Batch, d Direction, number uint32, c *Class)
 	}
 }
 
-// Allowed decides as the kernel's rules do, which see what is forwarded. What the node itself sends or receives is
-// always allowed, and is not to be asked about.
+// Allowed decides as the kernel's rules do, which see what is forwarded. What the node itself sends
+// or receives is always allowed, and is not to be asked about.
 func (s *State) Allowed(c Connection) bool {
 	source, destination := c.Source.Addr(), c.Destination.Addr()
 	return s.allowed(Egress, source, destination, c) && s.allowed(Ingress, destination, source, c)
