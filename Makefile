@@ -76,7 +76,7 @@ export CORACLE_UNTESTED := $(CURDIR)/out/untested
 
 .PHONY: help deps generate build builder build-faults tools testbins up down test unit lint integration critest \
         tools shards parts unit-cgo unit-race cluster-unit cluster-race cluster-integration check-all crash-matrix \
-        fuzz test-scale test-oci test-image test-vm bench bench-image bench-oci bench-peers bench-cluster bench-proxy oracle test-kubelet kubelet-containerd test-conformance test-chaos install deb test-deb-vm clean
+        fuzz test-scale test-oci test-image test-vm bench bench-image bench-oci bench-peers bench-cluster bench-proxy oracle test-kubelet kubelet-containerd test-conformance test-policy test-chaos install deb test-deb-vm clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -266,6 +266,14 @@ test-conformance: build testbins ## Kubernetes' conformance suite on the cluster
 	@GO="$(GO)" hack/tools.sh busybox registry kubectl
 	@GO="$(GO)" hack/conformance/build.sh
 	@hack/conformance/run.sh $(if $(FOCUS),'$(FOCUS)')
+
+# POLICY_CASES and POLICY_FOCUS, regular expressions, choose cases of cyclonus and specs; the page is written only without them.
+test-policy: build testbins ## other people's tests of network policies; writes docs/network-policy-conformance.md (needs root; long)
+	@hack/conformance/deps.sh
+	@GO="$(GO)" hack/tools.sh busybox registry kubectl
+	@GO="$(GO)" hack/conformance/build.sh
+	@GO="$(GO)" hack/policy/build.sh
+	@hack/policy/run.sh $(if $(POLICY_CASES)$(POLICY_FOCUS),'$(or $(POLICY_CASES),-)' '$(or $(POLICY_FOCUS),-)')
 
 install: build ## install the binaries (of builder, too, if it was built) and the systemd unit (PREFIX, DESTDIR)
 	install -d "$(DESTDIR)$(PREFIX)/bin"

@@ -12,7 +12,9 @@ import (
 )
 
 // The remote command protocol over SPDY: the client opens one stream for each of stdin, stdout, stderr, the
-// error and, with a terminal and since version 3, the terminal's sizes.
+// error and, with a terminal and since version 3, the terminal's sizes. A client that asks for a terminal and does not act on
+// it opens one for stderr in place of the sizes. The kubelet counts streams and so serves it, and so must we; its stderr stays
+// empty.
 
 // spdyStreams are those that a client has opened so far.
 type spdyStreams struct {
@@ -23,6 +25,7 @@ type spdyStreams struct {
 	mu    sync.Mutex
 	got   map[string]httpstream.Stream
 	ready int
+	done  bool // all is closed
 }
 
 // openSPDY returns nil if the client has been told that it cannot be, or has not opened its streams in time.
@@ -67,7 +70,7 @@ func openSPDY(w http.ResponseWriter, r *http.Request, o remotecommand.Options) *
 	if to := s.got[remotecommand.StreamTypeStdout]; to != nil {
 		out.out = to
 	}
-	if to := s.got[remotecommand.StreamTypeStderr]; to != nil {
+	if to := s.got[remotecommand.StreamTypeStderr]; to != nil && o.Stderr {
 		out.errOut = to
 	}
 	if from := s.got[remotecommand.StreamTypeResize]; from != nil {
@@ -83,7 +86,7 @@ func (s *spdyStreams) opened(stream httpstream.Stream, replied <-chan struct{}) 
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
-	case !s.wanted[kind]:
+	case !s.wanted[kind] && !s.insteadOfSizes(kind):
 		return fmt.Errorf("stream %q was not asked for", kind)
 	case s.got[kind] != nil:
 		return fmt.Errorf("stream %q is open already", kind)
@@ -99,16 +102,25 @@ func (s *spdyStreams) opened(stream httpstream.Stream, replied <-chan struct{}) 
 	return nil
 }
 
+// insteadOfSizes says whether a client may open a stream where one for the terminal's sizes is expected.
+func (s *spdyStreams) insteadOfSizes(kind string) bool {
+	return kind == remotecommand.StreamTypeStderr && s.wanted[remotecommand.StreamTypeResize]
+}
+
 func (s *spdyStreams) answered() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ready++
 	for kind, wanted := range s.wanted {
+		if kind == remotecommand.StreamTypeResize && s.got[remotecommand.StreamTypeStderr] != nil {
+			continue
+		}
 		if wanted && s.got[kind] == nil {
 			return
 		}
 	}
-	if s.ready == len(s.got) {
+	if s.ready == len(s.got) && !s.done {
+		s.done = true
 		close(s.all)
 	}
 }

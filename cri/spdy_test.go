@@ -134,6 +134,33 @@ func TestStreamsThatNobodyAskedFor(t *testing.T) {
 	}
 }
 
+// TestStderrInPlaceOfSizes is what client-go opens for a terminal if its StreamOptions do not say Tty. The kubelet serves it.
+func TestStderrInPlaceOfSizes(t *testing.T) {
+	e := serve(t, &double{exec: func(_ context.Context, r pod.ExecRequest) (int32, error) {
+		if r.Streams.Stderr != nil || r.Streams.Resize != nil {
+			t.Error("a terminal with stderr, or with sizes that never come")
+		}
+		_, err := io.WriteString(r.Streams.Stdout, "hello")
+		return 0, err
+	}})
+	resp, err := e.runtime.Exec(t.Context(), &runtimeapi.ExecRequest{ContainerId: "c1", Cmd: []string{"x"}, Stdout: true, Tty: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn := dial(t, resp.Url, remotecommand.StreamProtocolV4Name)
+	failed := open(t, conn, remotecommand.StreamTypeError, nil)
+	out := open(t, conn, remotecommand.StreamTypeStdout, nil)
+	errOut := open(t, conn, remotecommand.StreamTypeStderr, nil)
+	for from, want := range map[io.Reader]string{out: "hello", errOut: ""} {
+		if text, err := io.ReadAll(from); err != nil || string(text) != want {
+			t.Errorf("output %q, %v, want %q", text, err, want)
+		}
+	}
+	if code, message := exitCode(t, failed); code != "0" {
+		t.Errorf("code %s, %s", code, message)
+	}
+}
+
 // TestClientLeavesBeforeItsStreams: nothing runs, and nothing waits for them.
 func TestClientLeavesBeforeItsStreams(t *testing.T) {
 	e := serve(t, &double{exec: func(context.Context, pod.ExecRequest) (int32, error) {

@@ -75,6 +75,21 @@ func (s Source) Conformance() ([]Named, error) {
 	return list, nil
 }
 
+// Policy are the images of network policies' tests: Kubernetes' own, and those of cyclonus with its program that probes. What
+// is in them is built by hack/policy/build.sh into Bin's neighbour policy.
+func (s Source) Policy() ([]Named, error) {
+	base, err := s.BusyboxImage()
+	if err != nil {
+		return nil, err
+	}
+	dir := filepath.Join(filepath.Dir(s.Bin), "policy")
+	host := base.Over(ocispec.ImageConfig{Entrypoint: []string{"/agnhost"}, Env: []string{path}},
+		ociimage.Layer{Files: []ociimage.File{{Path: "agnhost", Mode: 0o755, Source: filepath.Join(dir, "agnhost")}}})
+	worker := host.Over(ocispec.ImageConfig{Entrypoint: []string{"/worker"}, Env: []string{path}},
+		ociimage.Layer{Files: []ociimage.File{{Path: "worker", Mode: 0o755, Source: filepath.Join(dir, "worker")}}})
+	return []Named{{"e2e-test-images/agnhost:2.63.0", host}, {"mfenwick100/cyclonus-worker:latest", worker}}, nil
+}
+
 // agnhost is the image of the suite's own program, with what its Dockerfile adds to it.
 func (s Source) agnhost(base ociimage.Image, dir string) (ociimage.Image, error) {
 	registry, err := fakeRegistry(Named{"pause", s.pause("3.10.2")})

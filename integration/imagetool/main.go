@@ -27,7 +27,7 @@ func main() {
 
 func run(ctx context.Context, args []string) error {
 	if len(args) == 0 {
-		return fmt.Errorf("usage: imagetool push -registry HOST:PORT -set demo|test|bench|critest|conformance, or imagetool digest")
+		return fmt.Errorf("usage: imagetool push -registry HOST:PORT -set demo|test|bench|critest|conformance|policy, or imagetool digest")
 	}
 	switch args[0] {
 	case "digest":
@@ -50,7 +50,7 @@ func push(ctx context.Context, args []string) error {
 	}
 	fs := flag.NewFlagSet("push", flag.ContinueOnError)
 	host := fs.String("registry", "", "host:port of a plain HTTP registry")
-	set := fs.String("set", "", "which images: demo, test, bench, critest or conformance")
+	set := fs.String("set", "", "which images: demo, test, bench, critest, conformance or policy")
 	bin := fs.String("bin", filepath.Dir(filepath.Dir(exe)), "the repository's bin directory")
 	busybox := fs.String("busybox", "/bin/busybox", "static busybox to put into the images")
 	if err := fs.Parse(args); err != nil {
@@ -63,6 +63,7 @@ func push(ctx context.Context, args []string) error {
 	src.Busybox = *busybox
 	sets := map[string]func() ([]images.Named, error){
 		"demo": src.Demo, "test": src.Test, "bench": src.Bench, "critest": src.Critest, "conformance": src.Conformance,
+		"policy": src.Policy,
 	}
 	list, ok := sets[*set]
 	if !ok {
