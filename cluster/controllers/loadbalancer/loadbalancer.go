@@ -77,6 +77,7 @@ type controller struct {
 type written struct {
 	status corev1.LoadBalancerStatus
 	undone int
+	told   bool // that it is not written any more
 }
 
 // mostUndone is how often a status is written again that someone else has changed: two controllers
@@ -210,18 +211,16 @@ func (c *controller) write(ctx context.Context, r *request) error {
 	if equality.Semantic.DeepEqual(status, r.Status.LoadBalancer) {
 		return nil
 	}
-	last := c.written[r.UID]
+	last, undone := c.written[r.UID], 0
 	if last != nil && equality.Semantic.DeepEqual(last.status, status) { // it was this already
-		switch last.undone++; {
-		case last.undone == mostUndone+1:
-			c.events.Event(r.Service, corev1.EventTypeWarning, reasonOther, "Another controller changes the addresses of this Service, which are left to it: "+
-				"give the Service a class, or start the cluster with --load-balancer-cidr none")
-			return nil
-		case last.undone > mostUndone:
+		if undone = last.undone + 1; undone > mostUndone {
+			if !last.told {
+				c.events.Event(r.Service, corev1.EventTypeWarning, reasonOther, "Another controller changes the addresses of this Service, which are left to it: "+
+					"give the Service a class, or start the cluster with --load-balancer-cidr none")
+			}
+			last.told = true
 			return nil
 		}
-	} else {
-		last = &written{status: status}
 	}
 	service := r.DeepCopy()
 	service.Status.LoadBalancer = status
@@ -232,7 +231,7 @@ func (c *controller) write(ctx context.Context, r *request) error {
 	if err != nil {
 		return err
 	}
-	c.written[r.UID] = last
+	c.written[r.UID] = &written{status: status, undone: undone} // what failed, a conflict say, is no one's doing
 	c.writes.Wrote(key, c.services, now.ResourceVersion)
 	if len(r.outcome.addresses) > 0 {
 		c.events.Eventf(r.Service, corev1.EventTypeNormal, reasonAssigned, "The Service has %v", r.outcome.addresses)

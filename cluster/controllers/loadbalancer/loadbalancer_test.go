@@ -372,6 +372,35 @@ func TestAFailedWriteIsRepeated(t *testing.T) {
 	})
 }
 
+// Writes that fail are no other controller's work.
+func TestFailedWritesAreNoOtherController(t *testing.T) {
+	run(t, Options{}, []string{"10.0.0.1"}, func(a api) {
+		a.add(balancer("a", v4))
+		a.want("a", "10.0.0.1")
+		failed := 0
+		a.Refuse(func(_, resource string) error {
+			if resource == "services/status" && failed <= mostUndone {
+				failed++
+				return errors.New("no")
+			}
+			return nil
+		})
+		s, err := a.Kube.CoreV1().Services(apitest.Namespace).Get(context.Background(), "a", metav1.GetOptions{})
+		if err == nil {
+			s.Status.LoadBalancer.Ingress = nil
+			_, err = a.Kube.CoreV1().Services(apitest.Namespace).UpdateStatus(context.Background(), s, metav1.UpdateOptions{})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.Pass(time.Minute)
+		if failed <= mostUndone {
+			t.Errorf("%d writes have failed", failed)
+		}
+		a.want("a", "10.0.0.1")
+	})
+}
+
 // The writer may die after any write.
 func TestCrashesGiveNoAddressTwice(t *testing.T) {
 	run(t, Options{}, []string{"10.0.0.1-10.0.0.3"}, func(a api) {
