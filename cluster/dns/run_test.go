@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -23,6 +24,7 @@ import (
 	kuberuntime "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
+	ktesting "k8s.io/client-go/testing"
 
 	"github.com/coracle-project/coracle/cluster/client"
 )
@@ -307,6 +309,46 @@ func TestUsersOwnDNS(t *testing.T) {
 	})
 	if strings.Contains(log.String(), "level=ERROR") {
 		t.Error(log)
+	}
+}
+
+// A DNS that works goes on when its Service, which was deleted, cannot be made again at once.
+func TestFailedCallsDoNotEndTheDNS(t *testing.T) {
+	defer func(before time.Duration) { retry = before }(retry)
+	retry = 10 * time.Millisecond
+	kube := fake.NewClientset()
+	s := newServer(t, kube)
+	log := listen(t)
+	services := kube.CoreV1().Services("kube-system")
+	var refuse, refused atomic.Bool
+	kube.PrependReactor("create", "services", func(ktesting.Action) (bool, kuberuntime.Object, error) {
+		if refuse.CompareAndSwap(true, false) {
+			refused.Store(true)
+			return true, nil, errors.New("the API server is busy")
+		}
+		return false, nil, nil
+	})
+	alone(t, func() {
+		during(t, s, func(<-chan struct{}) {
+			answered(t, true)
+			refuse.Store(true)
+			if err := services.Delete(t.Context(), "kube-dns", metav1.DeleteOptions{}); err != nil {
+				t.Error(err)
+			}
+			for deadline := time.Now().Add(30 * time.Second); ; {
+				if _, err := services.Get(t.Context(), "kube-dns", metav1.GetOptions{}); err == nil && refused.Load() {
+					break
+				}
+				if time.Now().After(deadline) {
+					t.Errorf("the Service is not made again, refused: %t", refused.Load())
+					return
+				}
+			}
+			answered(t, true)
+		})
+	})
+	if text := log.String(); strings.Count(text, "cluster DNS answers") != 1 || !strings.Contains(text, "the API server is busy") || strings.Contains(text, "level=ERROR") {
+		t.Errorf("the DNS has ended meanwhile: %s", text)
 	}
 }
 

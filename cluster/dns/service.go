@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -24,6 +25,9 @@ const (
 // errReplaced says that the Service kube-dns is a user's, who runs a DNS in pods.
 var errReplaced = errors.New("the Service kube-dns is another's")
 
+// errMoved says that the Service kube-dns has another address than this server.
+var errMoved = errors.New("delete it, and it is made again")
+
 // ensureService makes the Service by which users see the DNS. It reserves the address, too.
 func (s *Server) ensureService(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
@@ -43,8 +47,8 @@ func (s *Server) ensureService(ctx context.Context) error {
 	case have.Labels[proxyLabel] != onNode:
 		return errReplaced
 	case have.Spec.ClusterIP != s.opts.Addresses[0].String():
-		return fmt.Errorf("the Service %s/%s has the address %s, not %s: delete it, and it is made again",
-			serviceNamespace, serviceName, have.Spec.ClusterIP, s.opts.Addresses[0])
+		return fmt.Errorf("the Service %s/%s has the address %s, not %s: %w",
+			serviceNamespace, serviceName, have.Spec.ClusterIP, s.opts.Addresses[0], errMoved)
 	}
 	return nil
 }
@@ -66,19 +70,27 @@ func (s *Server) watchService() error {
 }
 
 // follow returns errReplaced when the Service has become another's, and makes it again when it was
-// deleted.
+// deleted. While that fails, the DNS works all the same, and it is tried again.
 func (s *Server) follow(ctx context.Context) error {
+	var again <-chan time.Time
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-s.changed:
+		case <-again:
 		}
+		again = nil
 		have := s.objects.service(serviceNamespace, serviceName)
 		switch {
 		case have == nil:
-			if err := s.ensureService(ctx); err != nil {
+			err := s.ensureService(ctx)
+			if errors.Is(err, errReplaced) || errors.Is(err, errMoved) {
 				return err
+			}
+			if err != nil && ctx.Err() == nil {
+				slog.Warn("users do not see the Service of the cluster's DNS", "err", err, "again", retry)
+				again = time.After(retry)
 			}
 		case have.Labels[proxyLabel] != onNode:
 			return errReplaced

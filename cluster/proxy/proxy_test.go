@@ -315,6 +315,33 @@ func TestAccessFromOutside(t *testing.T) {
 	})
 }
 
+// A node's address is for the ports that a Service was given: when a user changes these, the node's
+// own servers are still reached, before any controller has looked at the Service.
+func TestPortsThatWereNotGiven(t *testing.T) {
+	c := start(t, nil)
+	c.Serve("tcp", 22)
+	with := func(port int32, given ...corev1.PortStatus) *corev1.Service {
+		return service(func(s *corev1.Service) {
+			nodePort(s)
+			s.Spec.Ports[0].Port = port
+			s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: testnet.Node4, Ports: given}}
+		})
+	}
+	http, udp := corev1.PortStatus{Port: 80, Protocol: corev1.ProtocolTCP}, corev1.PortStatus{Port: 80, Protocol: corev1.ProtocolUDP}
+	c.set(with(80, http, udp), c.only(c.b, "here"))
+	c.expect(c.Outside, "tcp", at(testnet.Node4, 80), "b "+testnet.Node4)
+	own := "node " + testnet.Outside4
+	c.until("the node's own server answers", func() bool { return c.answers(c.Outside, "tcp", at(testnet.Node4, 22), own) })
+
+	c.set(with(22, http, udp), nil)
+	c.expect(c.a, "tcp", at(address4, 22), "b "+c.a.IPv4.String()) // the change is in force
+	if got, err := c.Outside.Ask("tcp", at(testnet.Node4, 22)); err != nil || got != own {
+		t.Errorf("a Service took over a port of the node: %q, %v", got, err)
+	}
+	c.set(with(22), nil) // positive control: without ports, the address is for all of them
+	c.expect(c.Outside, "tcp", at(testnet.Node4, 22), "b "+testnet.Node4)
+}
+
 func TestTrafficPolicies(t *testing.T) {
 	c := start(t, nil)
 	external := func(s *corev1.Service) {

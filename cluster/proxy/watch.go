@@ -35,14 +35,35 @@ func object[T any](obj any) (T, bool) {
 }
 
 // taken is what of a Service counts: without Config.ExternalIPs not those, which may be anyone's. Upstream would also
-// end the UDP flows to them.
+// end the UDP flows to them. A load balancer's address that was given for some ports does not count while the Service
+// has others: they may be the node's own, or another Service's.
 func (p *Proxy) taken(s *corev1.Service) *corev1.Service {
-	if s == nil || p.ExternalIPs || len(s.Spec.ExternalIPs) == 0 {
+	if s == nil {
+		return nil
+	}
+	external := !p.ExternalIPs && len(s.Spec.ExternalIPs) > 0
+	uncovered := func(i corev1.LoadBalancerIngress) bool { return !covers(i.Ports, s.Spec.Ports) }
+	balancer := slices.ContainsFunc(s.Status.LoadBalancer.Ingress, uncovered)
+	if !external && !balancer {
 		return s
 	}
 	without := *s
-	without.Spec.ExternalIPs = nil
+	if external {
+		without.Spec.ExternalIPs = nil
+	}
+	if balancer {
+		without.Status.LoadBalancer.Ingress = slices.DeleteFunc(slices.Clone(s.Status.LoadBalancer.Ingress), uncovered)
+	}
 	return &without
+}
+
+// covers says whether a Service's ports are all among those that it was given; no given ones stand for all.
+func covers(given []corev1.PortStatus, ports []corev1.ServicePort) bool {
+	return len(given) == 0 || !slices.ContainsFunc(ports, func(port corev1.ServicePort) bool {
+		return !slices.ContainsFunc(given, func(g corev1.PortStatus) bool {
+			return g.Port == port.Port && g.Protocol == port.Protocol && g.Error == nil
+		})
+	})
 }
 
 func (p *Proxy) services() cache.ResourceEventHandler {

@@ -40,7 +40,7 @@ unless --purge is given. A coracled that somebody else has started goes on, and 
 	return cmd
 }
 
-func down(ctx context.Context, p place, purge bool, out io.Writer) error {
+func down(ctx context.Context, p place, purge bool, out io.Writer) (err error) {
 	if os.Geteuid() != 0 {
 		return errors.New("down: it ends processes and removes mounts of root: use sudo")
 	}
@@ -63,7 +63,10 @@ func down(ctx context.Context, p place, purge bool, out io.Writer) error {
 		steps.done("the cluster process has ended")
 	}
 	o := remembered(p)
-	if err := errors.Join(removeRules(o.Bind, o.Port), removeHeldAddresses(o), removeAnnouncements(ctx, o.Port)); err != nil {
+	// Pods and coracled end all the same.
+	announced := removeAnnouncements(ctx, o.Bind, o.Port)
+	defer func() { err = errors.Join(err, announced) }()
+	if err := errors.Join(removeRules(o.Bind, o.Port), removeHeldAddresses(o)); err != nil {
 		return err
 	}
 	ours, err := o.ours(p, purge)

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
@@ -22,7 +23,7 @@ func rulesOf(port int) []string {
 	return []string{"coracle-services-" + p, "coracle-policy-" + p}
 }
 
-// rulesLeft returns those of the tables that are there.
+// rulesLeft returns those of the tables that are there, or may be.
 func rulesLeft(port int) []string {
 	c, err := nftables.New()
 	if err != nil {
@@ -30,7 +31,7 @@ func rulesLeft(port int) []string {
 	}
 	return slices.DeleteFunc(rulesOf(port), func(name string) bool {
 		_, err := c.ListTableOfFamily(name, nftables.TableFamilyINet)
-		return err != nil
+		return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) // a kernel without nftables
 	})
 }
 
@@ -66,7 +67,8 @@ func listens(bind string, port int) bool {
 
 // removeHeldAddresses removes the addresses for pods that a killed cluster process has left on lo:
 // those of its API server and of its DNS, which are the first and the tenth of the Services'
-// network unless the DNS was given others there.
+// network unless the DNS was given others there. An address with a table of package cluster/nodeaddr is
+// held by another cluster: such a table ends with its process.
 func removeHeldAddresses(o upOptions) error {
 	network, err := netip.ParsePrefix(o.ServiceCIDR)
 	if err != nil {
@@ -89,8 +91,16 @@ func removeHeldAddresses(o upOptions) error {
 			all = append(all, addr)
 		}
 	}
+	tables, err := nftables.New()
+	if err != nil {
+		return fmt.Errorf("remove addresses for pods: %w", err)
+	}
 	for _, held := range all {
 		if !network.Contains(held) {
+			continue
+		}
+		name := "coracle-addr-" + strings.ReplaceAll(held.String(), ":", "-")
+		if _, err := tables.ListTableOfFamily(name, nftables.TableFamilyINet); err == nil {
 			continue
 		}
 		mask := net.CIDRMask(held.BitLen(), held.BitLen())
@@ -102,19 +112,30 @@ func removeHeldAddresses(o upOptions) error {
 	return nil
 }
 
+// sinkOf is the device of the announcements of the cluster whose API server has this port: balancerSink in
+// cluster/cmd/coracle-kube.
+func sinkOf(port int) string { return "coracle-lb" + strconv.Itoa(port) }
+
+// announces reports whether load balancers' addresses are announced for such a cluster.
+func announces(port int) bool {
+	_, err := net.InterfaceByName(sinkOf(port))
+	return err == nil
+}
+
 // removeAnnouncements has the cluster's program remove what it leaves in the kernel when it ends, so that load
-// balancers' addresses are still answered for while it is restarted.
-func removeAnnouncements(ctx context.Context, port int) error {
-	sink := "coracle-lb" + strconv.Itoa(port) // cluster/cmd/coracle-kube/balancers.go
-	if _, err := net.InterfaceByName(sink); err != nil {
-		return nil // nothing is announced
+// balancers' addresses are still answered for while it is restarted. As with rules, what another cluster has by
+// now stays.
+func removeAnnouncements(ctx context.Context, bind string, port int) error {
+	if !announces(port) || listens(bind, port) {
+		return nil
 	}
 	program, err := sibling("coracle-kube")
 	if err != nil {
 		return err
 	}
-	if said, err := exec.CommandContext(ctx, program, "load-balancers", "remove", "--sink", sink).CombinedOutput(); err != nil {
-		return fmt.Errorf("coracle-kube load-balancers remove: %w:\n%s", err, said)
+	args := []string{"load-balancers", "remove", "--sink", sinkOf(port)}
+	if said, err := exec.CommandContext(ctx, program, args...).CombinedOutput(); err != nil {
+		return fmt.Errorf("coracle-kube %s: %w:\n%s", strings.Join(args, " "), err, said)
 	}
 	return nil
 }

@@ -2,7 +2,11 @@ package main
 
 import (
 	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"runtime"
+	"strings"
 	"testing"
 
 	"github.com/google/nftables"
@@ -95,6 +99,64 @@ func TestRulesAreRemoved(t *testing.T) {
 		}
 		if len(rulesLeft(6443)) != 0 || len(rulesLeft(7443)) != 2 || len(rulesLeft(8443)) != 2 {
 			left, err := c.ListTables()
+			t.Errorf("left are %v, %v", left, err)
+		}
+	})
+}
+
+// Of two clusters, down of the one that has ended leaves what the other has: its addresses for pods and its
+// announcements.
+func TestAnotherClusterKeepsItsAddresses(t *testing.T) {
+	dir := t.TempDir()
+	const remove = "#!/bin/sh\n[ \"$1 $2 $3\" = 'load-balancers remove --sink' ] && exec ip link del \"$4\"\n"
+	if err := os.WriteFile(filepath.Join(dir, "coracle-kube"), []byte(remove), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	alone(t, func() {
+		for _, args := range []string{
+			"link set lo up", "addr add 10.112.0.1/32 dev lo", "addr add 10.112.0.10/32 dev lo",
+			"link add coracle-lb6443 type veth peer name far1", "link add coracle-lb8443 type veth peer name far2",
+		} {
+			if said, err := exec.Command("ip", strings.Fields(args)...).CombinedOutput(); err != nil {
+				t.Errorf("ip %s: %v: %s", args, err, said)
+				return
+			}
+		}
+		another, err := net.Listen("tcp", "127.0.0.1:8443")
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer another.Close()
+		for _, port := range []int{6443, 6443, 8443} { // the second time there is nothing to do
+			if err := removeAnnouncements(t.Context(), "127.0.0.1", port); err != nil {
+				t.Error(err)
+			}
+		}
+		if announces(6443) || !announces(8443) {
+			t.Errorf("announced are 6443: %t, 8443: %t; want those of the cluster that runs", announces(6443), announces(8443))
+		}
+
+		c, err := nftables.New()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		c.AddTable(&nftables.Table{Name: "coracle-addr-10.112.0.10", Family: nftables.TableFamilyINet})
+		if err := c.Flush(); err != nil {
+			t.Error(err)
+		}
+		if err := removeHeldAddresses(upOptions{ServiceCIDR: "10.112.0.0/16"}); err != nil {
+			t.Error(err)
+		}
+		lo, err := netlink.LinkByName("lo")
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		left, err := netlink.AddrList(lo, netlink.FAMILY_V4)
+		if err != nil || len(left) != 2 || left[1].IP.String() != "10.112.0.10" { // the first is 127.0.0.1
 			t.Errorf("left are %v, %v", left, err)
 		}
 	})

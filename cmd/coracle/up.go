@@ -156,6 +156,12 @@ func up(ctx context.Context, p place, o upOptions, given func(flag string) bool,
 	if err := u.look(ctx, o.follow(last, given)); err != nil {
 		return err
 	}
+	// What the last cluster announced is the new one's to announce: a pool is refused that is in use.
+	if u.supervisor == 0 && last.Port != 0 && last.Port != o.Port {
+		if err := removeAnnouncements(ctx, last.Bind, last.Port); err != nil {
+			return err
+		}
+	}
 	if err := u.checkPrograms(ctx, given); err != nil {
 		return err
 	}

@@ -23,6 +23,8 @@ type upping struct {
 	coracled   launched
 	// rules is whether rules of Services were there before, of a cluster whose pods may go on.
 	rules bool
+	// announces is whether load balancers' addresses of such a cluster were announced before.
+	announces bool
 	// cluster is the supervisor that this up has launched, nil if none.
 	cluster *exec.Cmd
 	// started is the supervisor that ran when the API server answered.
@@ -34,7 +36,7 @@ func (u *upping) look(ctx context.Context, differ []string) (err error) {
 	if u.supervisor, err = holder(u.place.supervisor()); err != nil {
 		return err
 	}
-	u.rules = len(rulesLeft(u.o.Port)) > 0
+	u.rules, u.announces = len(rulesLeft(u.o.Port)) > 0, announces(u.o.Port)
 	pid, err := holder(u.place.runtime())
 	if err != nil {
 		return err
@@ -109,6 +111,9 @@ func (u *upping) fail(ctx context.Context, err error) error {
 	}
 	if !u.rules {
 		errs = append(errs, removeRules(u.o.Bind, u.o.Port))
+	}
+	if !u.announces {
+		errs = append(errs, removeAnnouncements(ctx, u.o.Bind, u.o.Port))
 	}
 	purged, err := u.endCoracled(ctx)
 	errs = append(errs, err)

@@ -1,8 +1,12 @@
 package main
 
 import (
+	"net"
 	"strings"
 	"testing"
+
+	"github.com/coracle-project/coracle/cluster/health"
+	"github.com/coracle-project/coracle/cluster/proxy/testnet"
 )
 
 func TestFlagsOfLoadBalancers(t *testing.T) {
@@ -46,5 +50,34 @@ func TestNamesOfSinks(t *testing.T) {
 	}
 	if flags := serverCommand().Flags(); flags.Lookup("load-balancer-cidr") == nil || flags.Lookup("load-balancer-interface") == nil {
 		t.Error("server has no flags for load balancers")
+	}
+}
+
+// A pool with the network's gateway is not announced, also when no up has checked it. What an earlier run
+// has announced ends then, and without a pool.
+func TestPoolsThatAreNotAnnounced(t *testing.T) {
+	for name, ranges := range map[string][]string{"a gateway": {"192.0.2.8/29"}, "no pool": nil} {
+		t.Run(name, func(t *testing.T) {
+			node := testnet.New(t)
+			node.Run("ip link add " + balancerSink(6443) + " type veth peer name far")
+			api := apiOptions{port: 6443, balancers: balancerOptions{ranges: ranges}}
+			var board health.Board
+			node.Within(func() {
+				speak, err := newSpeaker(nil, api, nodeOptions{}, func() *health.Part { return board.Add("load balancers") })
+				if err != nil || speak != nil {
+					t.Errorf("it would announce %q, %v", ranges, err)
+				}
+				if _, err := net.InterfaceByName(balancerSink(6443)); err == nil {
+					t.Error("announcements of an earlier run are left")
+				}
+			})
+			states := board.States()
+			if ranges == nil && len(states) == 0 {
+				return
+			}
+			if len(states) != 1 || states[0].Healthy || !strings.Contains(states[0].Message, "192.0.2.9, a gateway by out") {
+				t.Errorf("the health is %+v", states)
+			}
+		})
 	}
 }

@@ -147,7 +147,7 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions) err
 	} else if err := proxy.Cleanup(serviceTable(api.port)); err != nil { // of a run with it
 		slog.Warn("rules of Services of an earlier run are left", "err", err)
 	}
-	speak, err := newSpeaker(server, api, n)
+	speak, err := newSpeaker(server, api, n, func() *health.Part { return board.Add("load balancers") })
 	if err != nil {
 		return err
 	}

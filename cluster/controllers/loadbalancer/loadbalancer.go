@@ -1,5 +1,7 @@
 // Package loadbalancer gives Services of type LoadBalancer their addresses: each one of its own
-// from a pool, or, without a pool, the addresses of nodes, which all of them share by their ports.
+// from a pool, or, without a pool, the addresses of nodes, which all of them share by their ports. The
+// status says which ports a Service was given there: the proxy routes an address only while these
+// cover the ports of the spec, which users change at any time.
 //
 // A Service's status is the only record of what it has. Each sync looks at all Services, so that it
 // can say who has an address, and writes what differs (plan.go, nodeplan.go). An address is free as
@@ -75,6 +77,7 @@ type controller struct {
 type written struct {
 	status corev1.LoadBalancerStatus
 	undone int
+	told   bool // that it is not written any more
 }
 
 // mostUndone is how often a status is written again that someone else has changed: two controllers
@@ -119,12 +122,13 @@ func New(set *client.Set, o Options) *frame.Controller {
 func (c *controller) sync(ctx context.Context, _ string) error {
 	services := loadbalancer.OfType(c.services, corev1.ServiceTypeLoadBalancer)
 	all := requests(services)
+	others := slices.DeleteFunc(slices.Clone(services), loadbalancer.Concerns)
 	if c.Pool.Empty() {
-		if err := c.share(services, all); err != nil {
+		if err := c.share(services, all, others); err != nil {
 			return err
 		}
 	} else {
-		fromPool(c.Pool, all, slices.DeleteFunc(services, loadbalancer.Concerns))
+		fromPool(c.Pool, all, others)
 	}
 	said := map[types.UID]string{}
 	var errs []error
@@ -140,7 +144,7 @@ func (c *controller) sync(ctx context.Context, _ string) error {
 }
 
 // share plans with the addresses of nodes.
-func (c *controller) share(services []*corev1.Service, all []*request) error {
+func (c *controller) share(services []*corev1.Service, all []*request, others []*corev1.Service) error {
 	nodes, err := c.nodes.List(labels.Everything())
 	if err != nil {
 		return err
@@ -154,7 +158,7 @@ func (c *controller) share(services []*corev1.Service, all []*request) error {
 		},
 		nodePorts: nodePorts(append(services, loadbalancer.OfType(c.services, corev1.ServiceTypeNodePort)...)), reserved: c.Reserved,
 		busy: func(p place) bool { return c.Busy(netip.AddrPortFrom(p.address, uint16(p.port)), p.protocol) },
-	}, all)
+	}, all, others)
 	if busy {
 		c.later(key, again)
 	}
@@ -202,23 +206,21 @@ func (c *controller) write(ctx context.Context, r *request) error {
 	var status corev1.LoadBalancerStatus
 	for _, a := range r.outcome.addresses {
 		vip := corev1.LoadBalancerIPModeVIP
-		status.Ingress = append(status.Ingress, corev1.LoadBalancerIngress{IP: a.String(), IPMode: &vip})
+		status.Ingress = append(status.Ingress, corev1.LoadBalancerIngress{IP: a.String(), IPMode: &vip, Ports: r.outcome.ports})
 	}
 	if equality.Semantic.DeepEqual(status, r.Status.LoadBalancer) {
 		return nil
 	}
-	last := c.written[r.UID]
+	last, undone := c.written[r.UID], 0
 	if last != nil && equality.Semantic.DeepEqual(last.status, status) { // it was this already
-		switch last.undone++; {
-		case last.undone == mostUndone+1:
-			c.events.Event(r.Service, corev1.EventTypeWarning, reasonOther, "Another controller changes the addresses of this Service, which are left to it: "+
-				"give the Service a class, or start the cluster with --load-balancer-cidr none")
-			return nil
-		case last.undone > mostUndone:
+		if undone = last.undone + 1; undone > mostUndone {
+			if !last.told {
+				c.events.Event(r.Service, corev1.EventTypeWarning, reasonOther, "Another controller changes the addresses of this Service, which are left to it: "+
+					"give the Service a class, or start the cluster with --load-balancer-cidr none")
+			}
+			last.told = true
 			return nil
 		}
-	} else {
-		last = &written{status: status}
 	}
 	service := r.DeepCopy()
 	service.Status.LoadBalancer = status
@@ -229,7 +231,7 @@ func (c *controller) write(ctx context.Context, r *request) error {
 	if err != nil {
 		return err
 	}
-	c.written[r.UID] = last
+	c.written[r.UID] = &written{status: status, undone: undone} // what failed, a conflict say, is no one's doing
 	c.writes.Wrote(key, c.services, now.ResourceVersion)
 	if len(r.outcome.addresses) > 0 {
 		c.events.Eventf(r.Service, corev1.EventTypeNormal, reasonAssigned, "The Service has %v", r.outcome.addresses)

@@ -372,6 +372,35 @@ func TestAFailedWriteIsRepeated(t *testing.T) {
 	})
 }
 
+// Writes that fail are no other controller's work.
+func TestFailedWritesAreNoOtherController(t *testing.T) {
+	run(t, Options{}, []string{"10.0.0.1"}, func(a api) {
+		a.add(balancer("a", v4))
+		a.want("a", "10.0.0.1")
+		failed := 0
+		a.Refuse(func(_, resource string) error {
+			if resource == "services/status" && failed <= mostUndone {
+				failed++
+				return errors.New("no")
+			}
+			return nil
+		})
+		s, err := a.Kube.CoreV1().Services(apitest.Namespace).Get(context.Background(), "a", metav1.GetOptions{})
+		if err == nil {
+			s.Status.LoadBalancer.Ingress = nil
+			_, err = a.Kube.CoreV1().Services(apitest.Namespace).UpdateStatus(context.Background(), s, metav1.UpdateOptions{})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.Pass(time.Minute)
+		if failed <= mostUndone {
+			t.Errorf("%d writes have failed", failed)
+		}
+		a.want("a", "10.0.0.1")
+	})
+}
+
 // The writer may die after any write.
 func TestCrashesGiveNoAddressTwice(t *testing.T) {
 	run(t, Options{}, []string{"10.0.0.1-10.0.0.3"}, func(a api) {
@@ -504,6 +533,83 @@ func TestPortsOfNodesAreReleased(t *testing.T) {
 		busy.Store(true)
 		a.Restart()
 		a.want("c", "192.0.2.1")
+	})
+}
+
+// Users change a Service's ports when it has its address. The new ones are no more its own than those
+// of a new Service: it loses the address rather than that another loses the port.
+func TestPortsAreNotTakenLater(t *testing.T) {
+	for name, test := range map[string]struct {
+		attack       func(api)
+		want         []string // what Services a and b have then
+		reason, text string
+	}{
+		"a process's": {
+			attack: func(a api) { a.change("a", port(22)) }, want: []string{"", "192.0.2.1"},
+			reason: reasonPort, text: "port 22/TCP of 192.0.2.1 is used by a process of the node",
+		},
+		"a process's, with its own": {
+			attack: func(a api) {
+				a.change("a", func(s *corev1.Service) {
+					s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: "ssh", Protocol: corev1.ProtocolTCP, Port: 22})
+				})
+			}, want: []string{"", "192.0.2.1"},
+			reason: reasonPort, text: "port 22/TCP of 192.0.2.1 is used by a process of the node",
+		},
+		"a younger Service's": {
+			attack: func(a api) { a.change("a", port(81)) }, want: []string{"", "192.0.2.1"},
+			reason: reasonPort, text: "port 81/TCP of 192.0.2.1 belongs to Service " + apitest.Namespace + "/b",
+		},
+		"one of a Service that is left alone": {
+			attack: func(a api) {
+				a.change("b", func(s *corev1.Service) { s.Finalizers = []string{"service.kubernetes.io/load-balancer-cleanup"} })
+				a.change("a", port(81))
+			}, want: []string{"", "192.0.2.1"},
+			reason: reasonPort, text: "port 81/TCP of 192.0.2.1 belongs to Service " + apitest.Namespace + "/b",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := Options{Busy: func(at netip.AddrPort, _ corev1.Protocol) bool { return at.Port() == 22 }}
+			run(t, o, nil, func(a api) {
+				a.node("here", "192.0.2.1")
+				a.add(balancer("a", v4), balancer("b", v4, port(81)))
+				a.want("a", "192.0.2.1", "b", "192.0.2.1")
+				test.attack(a)
+				a.want("a", test.want[0], "b", test.want[1])
+				a.told(test.reason, test.text)
+				a.change("a", func(s *corev1.Service) { // positive control: a port that is free
+					s.Spec.Ports = s.Spec.Ports[:1]
+					s.Spec.Ports[0].Port = 82
+				})
+				a.want("a", "192.0.2.1")
+			})
+		})
+	}
+}
+
+// The status says which ports were given, so that the proxy routes no others. It does so also when the
+// controller no longer looks at the Service.
+func TestStatusHasThePortsOfNodes(t *testing.T) {
+	run(t, Options{}, nil, func(a api) {
+		given := func(want int32) {
+			t.Helper()
+			s, err := a.Kube.CoreV1().Services(apitest.Namespace).Get(context.Background(), "a", metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			in := s.Status.LoadBalancer.Ingress
+			if len(in) != 1 || len(in[0].Ports) != 1 || in[0].Ports[0] != (corev1.PortStatus{Port: want, Protocol: corev1.ProtocolTCP}) {
+				t.Errorf("the status has %+v, want port %d", in, want)
+			}
+		}
+		a.node("here", "192.0.2.1")
+		a.add(balancer("a", v4))
+		given(80)
+		a.change("a", port(81))
+		given(81)
+		a.change("a", func(s *corev1.Service) { s.Finalizers = []string{"service.kubernetes.io/load-balancer-cleanup"} })
+		a.change("a", port(22))
+		given(81)
 	})
 }
 

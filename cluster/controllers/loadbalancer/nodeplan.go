@@ -43,42 +43,43 @@ func nodePorts(services []*corev1.Service) map[place]string {
 	return all
 }
 
-// fromNodes gives each Service the addresses of nodes, if all its ports are free there. What is
-// there already comes first, then the oldest. It returns whether a place is busy that may become
-// free unnoticed.
-func fromNodes(m machines, all []*request) (again bool) {
-	holds := map[*request]bool{}
+// fromNodes gives each Service the addresses of nodes, if all its ports are free there. What the
+// status of another Service has is not free, whatever the age of that Service; of what is left, the
+// oldest gets it first. It returns whether a place is busy that may become free unnoticed.
+func fromNodes(m machines, all []*request, others []*corev1.Service) (again bool) {
+	taken := map[place]string{}
+	for _, service := range others { // the proxy routes what they have
+		for p := range granted(service) {
+			taken[p] = "Service " + service.Namespace + "/" + service.Name
+		}
+	}
 	wanted := map[*request][]netip.Addr{}
+	holds := map[*request]bool{}
 	for _, r := range all {
 		wanted[r] = r.ofNodes(m.addresses(r.Service))
-		holds[r] = slices.ContainsFunc(r.has, func(a netip.Addr) bool { return slices.Contains(wanted[r], a) })
-	}
-	slices.SortStableFunc(all, func(a, b *request) int {
-		switch {
-		case holds[a] == holds[b]:
-			return 0
-		case holds[a]:
-			return -1
+		has := granted(r.Service)
+		for _, p := range r.places(wanted[r]) {
+			if has[p] && taken[p] == "" {
+				taken[p], holds[r] = "Service "+r.name(), true
+			}
 		}
-		return 1
-	})
-	taken := map[place]string{}
+	}
 	for _, r := range all {
 		if len(wanted[r]) == 0 || r.DeletionTimestamp != nil && !holds[r] {
 			continue
 		}
-		before := len(r.outcome.problems)
+		before, me := len(r.outcome.problems), "Service "+r.name()
 		places := r.places(wanted[r])
 		for _, p := range places {
 			all := place{protocol: p.protocol, port: p.port}
-			switch me := "Service " + r.name(); {
-			case taken[p] != "":
+			switch {
+			case taken[p] != "" && taken[p] != me:
 				r.outcome.lacks(reasonPort, "port %d/%s of %s belongs to %s", p.port, p.protocol, p.address, taken[p])
 			case m.nodePorts[all] != "" && m.nodePorts[all] != me:
 				r.outcome.lacks(reasonPort, "port %d/%s of %s is a node port of %s", p.port, p.protocol, p.address, m.nodePorts[all])
 			case p.protocol == corev1.ProtocolTCP && m.reserved[p.port] != "":
 				r.outcome.lacks(reasonPort, "port %d/%s of %s belongs to %s", p.port, p.protocol, p.address, m.reserved[p.port])
-			case !holds[r] && m.busy(p):
+			case taken[p] == "" && m.busy(p):
 				r.outcome.lacks(reasonPort, "port %d/%s of %s is used by a process of the node, or is a pod's host port", p.port, p.protocol, p.address)
 				again = true
 			}
@@ -87,11 +88,42 @@ func fromNodes(m machines, all []*request) (again bool) {
 			continue
 		}
 		for _, p := range places {
-			taken[p] = "Service " + r.name()
+			taken[p] = me
 		}
-		r.outcome.addresses = wanted[r]
+		r.outcome.addresses, r.outcome.ports = wanted[r], r.ports()
 	}
 	return again
+}
+
+// granted are the places that a Service's status has. An address without ports stands for all of the
+// Service's.
+func granted(service *corev1.Service) map[place]bool {
+	all := map[place]bool{}
+	for _, ingress := range service.Status.LoadBalancer.Ingress {
+		address, err := netip.ParseAddr(ingress.IP)
+		if err != nil {
+			continue
+		}
+		for _, port := range ingress.Ports {
+			all[place{address, port.Protocol, port.Port}] = true
+		}
+		if len(ingress.Ports) > 0 {
+			continue
+		}
+		for _, port := range service.Spec.Ports {
+			all[place{address, port.Protocol, port.Port}] = true
+		}
+	}
+	return all
+}
+
+// ports are those of the Service as its status has them.
+func (r *request) ports() []corev1.PortStatus {
+	var all []corev1.PortStatus
+	for _, port := range r.Spec.Ports {
+		all = append(all, corev1.PortStatus{Port: port.Port, Protocol: port.Protocol})
+	}
+	return all
 }
 
 // ofNodes returns those addresses of nodes that a Service asks for, or says why there is none.

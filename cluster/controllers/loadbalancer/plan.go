@@ -14,7 +14,9 @@ import (
 // outcome is what one Service gets, and what it does not get.
 type outcome struct {
 	addresses []netip.Addr
-	problems  []problem
+	// ports are those it may use at the addresses; none stand for all, as no one shares the addresses.
+	ports    []corev1.PortStatus
+	problems []problem
 }
 
 // problem becomes an Event.

@@ -111,7 +111,15 @@ func (a *Announcer) Run(ctx context.Context) error {
 	}
 	var following sync.WaitGroup
 	following.Go(func() {
-		for changes.wait() == nil {
+		for {
+			err := changes.wait()
+			if ctx.Err() != nil {
+				return
+			}
+			if err != nil {
+				slog.Error("changes of interfaces are not followed: addresses of load balancers may not be announced on new ones", "err", err)
+				return
+			}
 			a.signal()
 		}
 	})

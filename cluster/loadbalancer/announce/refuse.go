@@ -92,8 +92,11 @@ func removeRefusal(sink string) error {
 		return err
 	}
 	table, err := c.ListTableOfFamily(sink, nftables.TableFamilyINet)
-	if err != nil {
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) {
 		return nil // there is none, or no nftables at all
+	}
+	if err != nil {
+		return fmt.Errorf("find nftables table %s: %w", sink, err)
 	}
 	c.DelTable(table)
 	if err := c.Flush(); err != nil && !errors.Is(err, unix.ENOENT) {
