@@ -62,8 +62,8 @@ type Direction struct {
 type Question struct {
 	// Namespace is that of names without one.
 	Namespace string
-	// Source is pod/NAME, NAMESPACE/NAME or an IP address; Destination one of these, svc/NAME or a
-	// DNS name, and may end with :PORT.
+	// Source is pod/NAME, NAMESPACE/NAME, node/NAME or an IP address; Destination pod/NAME, svc/NAME,
+	// NAMESPACE/NAME, an IP address or a DNS name, and may end with :PORT.
 	Source, Destination string
 }
 
