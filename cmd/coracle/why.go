@@ -213,7 +213,7 @@ func (d whyDirection) print(b *strings.Builder, name string) {
 	case d.Allowed:
 		fmt.Fprintf(b, "allowed by %s", strings.Join(d.Allowing, ", "))
 	default:
-		fmt.Fprintf(b, "denied: %s, and no rule of them allows it", strings.Join(d.Selecting, ", "))
+		fmt.Fprintf(b, "denied: no rule of %s allows it", strings.Join(d.Selecting, ", "))
 	}
 	b.WriteString("\n")
 }

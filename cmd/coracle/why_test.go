@@ -76,7 +76,7 @@ note  something
     ingress allowed by shop/a
   endpoint 10.85.0.4:8080, pod shop/web-2 on node here
     egress  allowed: the other end is the node
-    ingress denied: shop/a, shop/b, and no rule of them allows it
+    ingress denied: no rule of shop/a, shop/b allows it
   not used: 10.85.0.5:8080, pod shop/web-3 on node here: it is not ready
 
 203.0.113.5:443/TCP: reached

@@ -117,10 +117,10 @@ func TestDemo(t *testing.T) {
 	}
 	kubectl("create", "-f", policy)
 	said := ""
-	for end := time.Now().Add(patience); !strings.Contains(said, ":80/TCP: denied: policies deny it\n") && time.Now().Before(end); {
+	for end := time.Now().Add(patience); !strings.Contains(said, ":80/TCP: denied: no rule of the policies allows it\n") && time.Now().Before(end); {
 		said = coracle("why", visitor, "web")
 	}
-	if strings.Count(said, "\n    ingress denied: default/closed, and no rule of them allows it\n") != 2 {
+	if strings.Count(said, "\n    ingress denied: no rule of default/closed allows it\n") != 2 {
 		t.Errorf("why with a policy:\n%s", said)
 	}
 	// The packets say the same: the visitor gets no answer any more, and the node does.

@@ -122,7 +122,7 @@ func TestFaults(t *testing.T) {
 		{"a bridge with br_netfilter for IPv4 only", func(f *Facts) {
 			f.CNI.File, f.CNI.Plugins, f.Network.Bridged4 = "x", []string{"bridge"}, true
 		}, "networkpolicy", Warning, "the plugin bridge", "bridge-nf-call-ip6tables=1"},
-		{"macvlan", func(f *Facts) { f.CNI.File, f.CNI.Plugins = "x", []string{"macvlan"} }, "networkpolicy", Warning, "macvlan passes them by", "built-in network"},
+		{"macvlan", func(f *Facts) { f.CNI.File, f.CNI.Plugins = "x", []string{"macvlan"} }, "networkpolicy", Warning, "macvlan sends them past the node's network stack", "built-in network"},
 		{"a node port that is taken", func(f *Facts) {
 			f.Network.Listeners = []Listener{{NodePort{"tcp", 30080}, "0.0.0.0", "nginx"}}
 		}, "nodeports", Error, "nginx listens on tcp port 30080 of 0.0.0.0, which is a Service's node port", "another nodePort"},
