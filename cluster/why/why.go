@@ -12,6 +12,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
@@ -146,6 +147,12 @@ type Asker struct {
 	Policies Policy
 	// Node is this node's name, Domain the cluster's ("cluster.local").
 	Node, Domain string
+	// Local says whether this node has an address itself, such as that of the cluster's DNS, which
+	// its Node object does not tell.
+	Local func(netip.Addr) bool
+	// ServiceRanges are the networks of Services' addresses. Those that the node has itself are only
+	// for the node and its pods.
+	ServiceRanges []netip.Prefix
 	// Elsewhere resolves names that are not the cluster's.
 	Elsewhere func(ctx context.Context, name string) ([]netip.Addr, error)
 }
@@ -175,7 +182,7 @@ func (a *Asker) Why(ctx context.Context, q Question) (*Answer, error) {
 		if !from.IsValid() {
 			continue // no address of that family
 		}
-		c, err := a.connection(from, to)
+		c, err := a.connection(source, from, to)
 		if err != nil {
 			return nil, err
 		}
@@ -205,7 +212,7 @@ func numberOf(p corev1.Protocol) byte {
 }
 
 // connection says what happens to one connection.
-func (a *Asker) connection(from netip.Addr, to target) (Connection, error) {
+func (a *Asker) connection(source *source, from netip.Addr, to target) (Connection, error) {
 	c := Connection{Destination: to.address, Protocol: string(protocolNames[to.protocol])}
 	var route *proxy.Route
 	if a.Routes != nil {
@@ -219,6 +226,10 @@ func (a *Asker) connection(from netip.Addr, to target) (Connection, error) {
 	}
 	if route == nil {
 		c.Endpoints = []Endpoint{a.endpoint(to.address, true, "")}
+		if a.guarded(to.address.Addr()) && source.Node != a.Node {
+			c.Verdict, c.Because = Dropped, "only the node and its pods reach this address"
+			return c, nil
+		}
 		a.judge(&c, from, to.protocol)
 		return c, nil
 	}
@@ -245,6 +256,11 @@ func (a *Asker) connection(from netip.Addr, to target) (Connection, error) {
 		a.judge(&c, from, to.protocol)
 	}
 	return c, nil
+}
+
+// guarded says whether an address is one of the node's own in the networks of Services.
+func (a *Asker) guarded(address netip.Addr) bool {
+	return a.Local(address) && slices.ContainsFunc(a.ServiceRanges, func(r netip.Prefix) bool { return r.Contains(address) })
 }
 
 // judge has policies decide about each endpoint that is used, and comes to a verdict.
