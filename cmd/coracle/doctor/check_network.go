@@ -206,6 +206,9 @@ func checkNodePorts(f *Facts) []Finding {
 // checkCluster tells what the cluster process says of its parts.
 func checkCluster(f *Facts) []Finding {
 	c := &f.Cluster
+	if c.NotAllowed {
+		return one("cluster", Warning, "the cluster process is not checked: only root may ask it", "sudo coracle doctor")
+	}
 	if c.Err != "" {
 		return one("cluster", Error, "the cluster process does not answer: "+c.Err, "coracle status; kube.log says more")
 	}

@@ -1,11 +1,13 @@
 package doctor
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/cmd/coracle/kubesocket"
 )
@@ -131,6 +133,7 @@ func TestFaults(t *testing.T) {
 		}, "nodeports", Warning, "a process listens on udp port 30080 of 0.0.0.0, in the range", "outside of 30000 to 32767"},
 		{"no DNS", func(f *Facts) { f.Cluster.Parts[0].Healthy, f.Cluster.Parts[0].Message = false, "address in use" }, "cluster", Error, "DNS: address in use", "kube.log"},
 		{"objects that are not acted on", func(f *Facts) { f.Cluster.Parts[0].Warnings = []string{"2 StatefulSets"} }, "cluster", Warning, "2 StatefulSets", "docs/kubernetes.md"},
+		{"cluster process of root", func(f *Facts) { f.Cluster = clusterOf(nil, fmt.Errorf("ask: %w", unix.EACCES)) }, "cluster", Warning, "not checked: only root", "sudo coracle doctor"},
 		{"cluster process hangs", func(f *Facts) { f.Cluster.Err = "deadline exceeded" }, "cluster", Error, "deadline exceeded", "kube.log"},
 		{"no daemon", func(f *Facts) { f.Daemon = Daemon{Socket: "/run/coracle/coracle.sock"} }, "daemon", Warning, "does not run", "systemctl start coracled"},
 		{"dead socket", func(f *Facts) { f.Daemon.Version, f.Daemon.Err = "", "connection refused" }, "daemon", Error, "connection refused", "systemctl restart"},
