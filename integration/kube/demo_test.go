@@ -31,6 +31,7 @@ func TestDemo(t *testing.T) {
 	const node = "192.0.2.10"
 	giveAddress(t, node+"/24") // a machine has one that is not loopback
 	root, cgroup := filepath.Join(dir, "root"), "coracle-"+filepath.Base(dir)
+	before := findTraces(t, cgroup)
 	demo := func(script string, flags ...string) string {
 		t.Helper()
 		cmd := exec.Command(filepath.Join("..", "..", "hack", "demo", script), flags...)
@@ -50,6 +51,9 @@ func TestDemo(t *testing.T) {
 		if links, err := net.Interfaces(); err != nil || len(links) != 3 {
 			t.Errorf("down has left of links %v, %v", links, err)
 		}
+		if left := findTraces(t, cgroup).since(before).all(); len(left) > 0 {
+			t.Errorf("down has left %v", left)
+		}
 	}
 	t.Cleanup(func() {
 		if _, err := os.Stat(root); err == nil { // the test has failed
@@ -58,6 +62,10 @@ func TestDemo(t *testing.T) {
 	})
 	// How much room the machine has is not the test's business.
 	out := demo("up.sh", "--node-name", "boat", "--node-ip", node, "--timeout", patience.String(), "--eviction-hard", "memory.available<0%")
+	// What down has to remove is there.
+	if has := findTraces(t, cgroup).since(before); len(has.tables) == 0 || len(has.addresses) == 0 || len(has.cgroups) == 0 {
+		t.Errorf("while it runs, the demo has %+v", has)
+	}
 	kubectl := func(args ...string) string {
 		t.Helper()
 		out, err := exec.Command(testkit.Bin(t, "tools", "kubectl"), append([]string{"--kubeconfig", filepath.Join(root, "kubeconfig")}, args...)...).CombinedOutput()
@@ -105,7 +113,7 @@ func TestDemo(t *testing.T) {
 		}
 	}
 	status := coracle("status")
-	for _, part := range []string{"API for pods", "objects not acted on", "DNS", "service proxy"} {
+	for _, part := range []string{"API for pods", "objects not acted on", "DNS", "network policies", "service proxy"} {
 		if !strings.Contains(status, "\n"+part+" ") {
 			t.Errorf("status has no line for %s:\n%s", part, status)
 		}
@@ -210,7 +218,7 @@ func TestUpTellsWhatADeploymentWaitsFor(t *testing.T) {
 		t.Error(err)
 	}
 	err = cmd.Wait()
-	for _, want := range []string{"the cluster runs, but --apply failed", "deployment default/web is not available", "\nnode boat has DiskPressure: ", "coracle up --eviction-hard", "\npod default/web-"} {
+	for _, want := range []string{"the cluster runs, but --apply failed", "deployment default/web is not available", "\nnode boat has DiskPressure: ", "coracle up --root " + c.root + " --state " + c.state + " --eviction-hard", "\npod default/web-"} {
 		if err == nil || !strings.Contains(failed.String(), want) {
 			t.Errorf("the error is %v, %s, want %q", err, failed.String(), want)
 		}
