@@ -214,6 +214,7 @@ func numberOf(p corev1.Protocol) byte {
 // connection says what happens to one connection.
 func (a *Asker) connection(source *source, from netip.Addr, to target) (Connection, error) {
 	c := Connection{Destination: to.address, Protocol: string(protocolNames[to.protocol])}
+	outside := source.Node != a.Node && a.guarded(to.address.Addr()) // is dropped before Services are looked at
 	var route *proxy.Route
 	if a.Routes != nil {
 		r, ok, err := a.Routes.Route(from, to.address, to.protocol)
@@ -226,11 +227,11 @@ func (a *Asker) connection(source *source, from netip.Addr, to target) (Connecti
 	}
 	if route == nil {
 		c.Endpoints = []Endpoint{a.endpoint(to.address, true, "")}
-		if a.guarded(to.address.Addr()) && source.Node != a.Node {
-			c.Verdict, c.Because = Dropped, "only the node and its pods reach this address"
-			return c, nil
+		if outside {
+			c.Verdict, c.Because = Dropped, onlyNode
+		} else {
+			a.judge(&c, from, to.protocol)
 		}
-		a.judge(&c, from, to.protocol)
 		return c, nil
 	}
 	if route.Service.Name != "" {
@@ -248,6 +249,8 @@ func (a *Asker) connection(source *source, from netip.Addr, to target) (Connecti
 		c.Endpoints = append(c.Endpoints, unused...)
 	}
 	switch {
+	case outside:
+		c.Verdict, c.Because = Dropped, onlyNode
 	case route.Dropped != "":
 		c.Verdict, c.Because = Dropped, route.Dropped
 	case route.Refused != "":
@@ -257,6 +260,8 @@ func (a *Asker) connection(source *source, from netip.Addr, to target) (Connecti
 	}
 	return c, nil
 }
+
+const onlyNode = "only the node and its pods reach this address"
 
 // guarded says whether an address is one of the node's own in the networks of Services.
 func (a *Asker) guarded(address netip.Addr) bool {

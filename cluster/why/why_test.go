@@ -283,14 +283,25 @@ func TestPolicies(t *testing.T) {
 	}
 }
 
+// toItself leads connections to the port 6443 of the same address. (The real proxy asks this
+// machine for its addresses.)
+type toItself struct{}
+
+func (toItself) Route(_ netip.Addr, destination netip.AddrPort, _ byte) (*proxy.Route, bool, error) {
+	return &proxy.Route{
+		Service: types.NamespacedName{Namespace: "default", Name: "kubernetes"}, Way: "cluster address",
+		Endpoints: []netip.AddrPort{netip.AddrPortFrom(destination.Addr(), 6443)},
+	}, true, nil
+}
+
 // The node has some addresses that its object does not tell: of the API server and the DNS for pods,
 // and the pods' gateway.
 func TestAddressesOfTheNode(t *testing.T) {
 	a := newTestAsker(t)
 	server, gateway := netip.MustParseAddr("10.96.0.11"), netip.MustParseAddr("10.85.0.1")
-	own := []netip.Addr{server, gateway}
+	service := netip.MustParseAddr("10.96.0.13")
+	own := []netip.Addr{server, gateway, service}
 	a.Local = func(address netip.Addr) bool { return slices.Contains(own, address) }
-	a.Routes = nil // the real one asks this machine for its addresses
 	const only = "only the node and its pods reach this address"
 	for _, tc := range []struct{ from, to, verdict, because, node string }{
 		{"pod/cart", "10.96.0.11:53", Reached, "", "here"},
@@ -302,7 +313,12 @@ func TestAddressesOfTheNode(t *testing.T) {
 		{"pod/cart", "10.85.0.1:80", Reached, "", "here"},
 		{"198.51.100.7", "10.85.0.1:80", Reached, "", "here"}, // no rule guards it
 		{"198.51.100.7", "10.96.0.12:53", Reached, "", ""},    // not this node's
+		{"pod/cart", "10.96.0.13:443", Reached, "", "here"},   // of a Service, as the API server's
+		{"198.51.100.7", "10.96.0.13:443", Dropped, only, "here"},
 	} {
+		if a.Routes = nil; strings.HasPrefix(tc.to, service.String()) {
+			a.Routes = toItself{}
+		}
 		answer, err := a.Why(t.Context(), Question{Namespace: "shop", Source: tc.from, Destination: tc.to})
 		if err != nil {
 			t.Fatal(err)

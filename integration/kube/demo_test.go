@@ -112,6 +112,17 @@ func TestDemo(t *testing.T) {
 			t.Errorf("why %s %s:\n%s", tc.from, tc.to, said)
 		}
 	}
+	// The node's own addresses are for it and its pods.
+	for own, endpoint := range map[string]string{"10.96.0.1:443": "  endpoint 10.96.0.1:6443, node boat itself\n", "10.96.0.10:53": "  no Service: 10.96.0.10:53, node boat itself\n"} {
+		for from, by := range map[string]string{
+			visitor:        ": reached\n",
+			"198.51.100.7": ": dropped: only the node and its pods reach this address\n",
+		} {
+			if said := coracle("why", from, own); !strings.Contains(said, "\nto    node boat (") || !strings.Contains(said, by) || !strings.Contains(said, endpoint) {
+				t.Errorf("why %s %s:\n%s", from, own, said)
+			}
+		}
+	}
 	status := coracle("status")
 	for _, part := range []string{"API for pods", "objects not acted on", "DNS", "network policies", "service proxy"} {
 		if !strings.Contains(status, "\n"+part+" ") {
