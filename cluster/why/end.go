@@ -258,7 +258,8 @@ func (a *Asker) ofService(ctx context.Context, asked string, s *corev1.Service, 
 	d := &destination{End: End{Asked: asked, Kind: "service", Name: s.Namespace + "/" + s.Name}}
 	switch {
 	case s.Spec.Type == corev1.ServiceTypeExternalName:
-		other, err := a.byName(ctx, asked, s.Spec.ExternalName, port, from)
+		// What a CNAME leads to is a whole name.
+		other, err := a.byName(ctx, asked, strings.TrimSuffix(s.Spec.ExternalName, ".")+".", port, from)
 		if err == nil {
 			other.notes = append([]string{fmt.Sprintf("Service %s is another name of %s", d.Name, s.Spec.ExternalName)}, other.notes...)
 		}

@@ -40,6 +40,9 @@ func (a *Asker) podAt(address netip.Addr) *corev1.Pod {
 
 // nodeAt returns the node that has an address, "" for none.
 func (a *Asker) nodeAt(address netip.Addr) string {
+	if a.Local(address) {
+		return a.Node
+	}
 	all, err := a.Nodes.List(labels.Everything())
 	if err != nil {
 		return ""

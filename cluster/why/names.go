@@ -53,18 +53,20 @@ func (a *Asker) byName(ctx context.Context, asked, name string, port wantedPort,
 	cluster := a.Names != nil && a.asksCluster(from)
 	for _, whole := range tried {
 		var addresses []netip.Addr
-		notes := []string(nil)
+		var notes []string
 		if cluster {
-			found, alias, ours := a.Names.Lookup(whole)
+			found, ours, err := []netip.Addr(nil), false, error(nil)
+			whole, notes, found, ours, err = a.follow(whole)
 			switch {
-			case ours && alias != "":
-				notes = append(notes, whole+" is another name of "+alias)
-				whole, ours = alias, false
+			case err != nil:
+				return nil, fmt.Errorf("destination %q: %w", asked, err)
 			case ours && len(found) == 0:
 				continue
-			}
-			if ours {
+			case ours:
 				d, err := a.ofName(asked, whole, found, port)
+				if err == nil {
+					d.notes = append(notes, d.notes...)
+				}
 				return d, err
 			}
 		}
@@ -86,6 +88,24 @@ func (a *Asker) byName(ctx context.Context, asked, name string, port wantedPort,
 		why += "; the source does not ask the cluster's DNS"
 	}
 	return nil, fmt.Errorf("destination %q: the name does not exist: %s; svc/NAME and pod/NAME name objects", asked, why)
+}
+
+// maxAliases bounds the ExternalName Services that are followed for a name, as the DNS does.
+const maxAliases = 8
+
+// follow looks a whole name up in the cluster's DNS, and what it is another name of. It returns the
+// last name, what was followed, and false if that name is not the cluster's.
+func (a *Asker) follow(whole string) (last string, notes []string, found []netip.Addr, ours bool, err error) {
+	last = whole
+	for range maxAliases {
+		found, alias, ours := a.Names.Lookup(last)
+		if !ours || alias == "" {
+			return last, notes, found, ours, nil
+		}
+		notes = append(notes, last+" is another name of "+alias)
+		last = strings.ToLower(alias)
+	}
+	return last, nil, nil, true, fmt.Errorf("resolve %s: more than %d Services of type ExternalName lead to each other", whole, maxAliases)
 }
 
 // ofName is a name that was resolved. Of a Service's, all ports are known.

@@ -12,6 +12,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
@@ -62,8 +63,8 @@ type Direction struct {
 type Question struct {
 	// Namespace is that of names without one.
 	Namespace string
-	// Source is pod/NAME, NAMESPACE/NAME or an IP address; Destination one of these, svc/NAME or a
-	// DNS name, and may end with :PORT.
+	// Source is pod/NAME, NAMESPACE/NAME, node/NAME or an IP address; Destination pod/NAME, svc/NAME,
+	// NAMESPACE/NAME, an IP address or a DNS name, and may end with :PORT.
 	Source, Destination string
 }
 
@@ -146,6 +147,12 @@ type Asker struct {
 	Policies Policy
 	// Node is this node's name, Domain the cluster's ("cluster.local").
 	Node, Domain string
+	// Local says whether this node has an address itself, such as that of the cluster's DNS, which
+	// its Node object does not tell.
+	Local func(netip.Addr) bool
+	// ServiceRanges are the networks of Services' addresses. Those that the node has itself are only
+	// for the node and its pods.
+	ServiceRanges []netip.Prefix
 	// Elsewhere resolves names that are not the cluster's.
 	Elsewhere func(ctx context.Context, name string) ([]netip.Addr, error)
 }
@@ -175,7 +182,7 @@ func (a *Asker) Why(ctx context.Context, q Question) (*Answer, error) {
 		if !from.IsValid() {
 			continue // no address of that family
 		}
-		c, err := a.connection(from, to)
+		c, err := a.connection(source, from, to)
 		if err != nil {
 			return nil, err
 		}
@@ -205,8 +212,9 @@ func numberOf(p corev1.Protocol) byte {
 }
 
 // connection says what happens to one connection.
-func (a *Asker) connection(from netip.Addr, to target) (Connection, error) {
+func (a *Asker) connection(source *source, from netip.Addr, to target) (Connection, error) {
 	c := Connection{Destination: to.address, Protocol: string(protocolNames[to.protocol])}
+	outside := source.Node != a.Node && a.guarded(to.address.Addr()) // is dropped before Services are looked at
 	var route *proxy.Route
 	if a.Routes != nil {
 		r, ok, err := a.Routes.Route(from, to.address, to.protocol)
@@ -219,7 +227,11 @@ func (a *Asker) connection(from netip.Addr, to target) (Connection, error) {
 	}
 	if route == nil {
 		c.Endpoints = []Endpoint{a.endpoint(to.address, true, "")}
-		a.judge(&c, from, to.protocol)
+		if outside {
+			c.Verdict, c.Because = Dropped, onlyNode
+		} else {
+			a.judge(&c, from, to.protocol)
+		}
 		return c, nil
 	}
 	if route.Service.Name != "" {
@@ -237,6 +249,8 @@ func (a *Asker) connection(from netip.Addr, to target) (Connection, error) {
 		c.Endpoints = append(c.Endpoints, unused...)
 	}
 	switch {
+	case outside:
+		c.Verdict, c.Because = Dropped, onlyNode
 	case route.Dropped != "":
 		c.Verdict, c.Because = Dropped, route.Dropped
 	case route.Refused != "":
@@ -245,6 +259,13 @@ func (a *Asker) connection(from netip.Addr, to target) (Connection, error) {
 		a.judge(&c, from, to.protocol)
 	}
 	return c, nil
+}
+
+const onlyNode = "only the node and its pods reach this address"
+
+// guarded says whether an address is one of the node's own in the networks of Services.
+func (a *Asker) guarded(address netip.Addr) bool {
+	return a.Local(address) && slices.ContainsFunc(a.ServiceRanges, func(r netip.Prefix) bool { return r.Contains(address) })
 }
 
 // judge has policies decide about each endpoint that is used, and comes to a verdict.
@@ -271,6 +292,6 @@ func (a *Asker) judge(c *Connection, from netip.Addr, protocol byte) {
 	case denied < used:
 		c.Verdict, c.Because = Partly, fmt.Sprintf("policies deny %d of %d endpoints", denied, used)
 	default:
-		c.Verdict, c.Because = Denied, "policies deny it"
+		c.Verdict, c.Because = Denied, "no rule of the policies allows it"
 	}
 }

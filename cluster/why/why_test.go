@@ -66,17 +66,24 @@ func newTestAsker(t *testing.T) *Asker {
 	t.Helper()
 	http := corev1.ContainerPort{Name: "http", ContainerPort: 8080, Protocol: corev1.ProtocolTCP}
 	headless := func(s *corev1.Service) { s.Labels = map[string]string{corev1.IsHeadlessService: ""} }
+	alias := func(of string) func(*corev1.Service) {
+		return func(s *corev1.Service) {
+			s.Spec = corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: of}
+		}
+	}
+	far := pod("shop", "far", "10.86.0.2")
+	far.Spec.NodeName = "there"
 	objects := []runtime.Object{
 		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "here"}, Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.10"}}}},
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "other"}},
 		pod("shop", "cart", "10.85.0.2"), pod("shop", "web-1", "10.85.0.3", http), pod("shop", "web-2", "10.85.0.4", http), pod("shop", "web-3", "10.85.0.5", http),
-		pod("shop", "new", ""), pod("other", "tool", "10.85.0.9"),
+		far, pod("shop", "new", ""), pod("other", "tool", "10.85.0.9"),
 		service("web", "10.96.0.20", nil), slice("web", endpoint("10.85.0.3", true), endpoint("10.85.0.4", true), endpoint("10.85.0.5", false)),
 		service("empty", "10.96.0.21", nil), slice("empty"),
 		service("db", corev1.ClusterIPNone, headless), slice("db", endpoint("10.85.0.3", true), endpoint("10.85.0.5", false)),
-		service("away", "", func(s *corev1.Service) {
-			s.Spec = corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "www.example.org"}
-		}),
+		service("away", "", alias("www.example.org")),
+		service("near", "", alias("web.shop.svc.cluster.local")), service("nearer", "", alias("near.shop.svc.cluster.local")),
+		service("loop", "", alias("loop.shop.svc.cluster.local")), service("short", "", alias("web")),
 		service("sticky", "10.96.0.22", func(s *corev1.Service) {
 			s.Spec.SessionAffinity, s.Spec.SessionAffinityConfig = corev1.ServiceAffinityClientIP, &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr.To[int32](60)}}
 		}), slice("sticky", endpoint("10.85.0.3", true)),
@@ -101,6 +108,7 @@ func newTestAsker(t *testing.T) *Asker {
 	a := &Asker{
 		Pods: core.Pods().Lister(), Nodes: core.Nodes().Lister(), Services: core.Services().Lister(), Slices: set.Informers.Discovery().V1().EndpointSlices().Lister(),
 		Routes: routes, Names: names, Node: "here", Domain: "cluster.local",
+		Local: func(netip.Addr) bool { return false }, ServiceRanges: services,
 		Elsewhere: func(_ context.Context, name string) ([]netip.Addr, error) {
 			if name != "www.example.org" {
 				return nil, errors.New("no such host")
@@ -173,6 +181,9 @@ func TestWhy(t *testing.T) {
 		{"pod/cart", "svc/db:9", "10.85.0.3:9/TCP reached 10.85.0.3:9=shop/web-1\nService shop/db is headless: clients connect to its endpoints themselves"},
 		{"pod/cart", "db:8080", "10.85.0.3:8080/TCP reached 10.85.0.3:8080=shop/web-1"},
 		{"pod/cart", "svc/away:443", "203.0.113.5:443/TCP reached 203.0.113.5:443=\nService shop/away is another name of www.example.org\n" + alias},
+		{"pod/cart", "svc/near", web + "\nService shop/near is another name of web.shop.svc.cluster.local"},
+		{"pod/cart", "near", web + "\nnear.shop.svc.cluster.local. is another name of web.shop.svc.cluster.local."},
+		{"pod/cart", "svc/nearer:http", web + "\nService shop/nearer is another name of near.shop.svc.cluster.local\nnear.shop.svc.cluster.local. is another name of web.shop.svc.cluster.local."},
 		{"pod/cart", "away:443", "203.0.113.5:443/TCP reached 203.0.113.5:443=\naway.shop.svc.cluster.local. is another name of www.example.org.\n" + alias},
 	} {
 		t.Run(tc.from+" "+tc.to, func(t *testing.T) {
@@ -210,6 +221,9 @@ func TestBadQuestions(t *testing.T) {
 		{"pod/cart", "nowhere:80", "the name does not exist: tried nowhere.shop.svc.cluster.local., nowhere.svc.cluster.local., nowhere.cluster.local., nowhere."},
 		{"node/here", "web:80", "the source does not ask the cluster's DNS"},
 		{"pod/cart", "[fd00::1]:80", "pod/cart has no address of the family of [fd00::1]:80"},
+		{"pod/cart", "loop", "resolve loop.shop.svc.cluster.local.: more than 8 Services of type ExternalName lead to each other"},
+		{"pod/cart", "svc/loop", "more than 8 Services of type ExternalName"},
+		{"pod/cart", "svc/short", "the name does not exist: tried web.;"}, // as it is, without the domains that are searched
 		{"pod/cart", "node/here:80", "name the node's address"},
 	} {
 		if answer, err := a.Why(t.Context(), Question{Namespace: "shop", Source: tc.from, Destination: tc.to}); err == nil || !strings.Contains(err.Error(), tc.want) {
@@ -247,9 +261,9 @@ func TestPolicies(t *testing.T) {
 	}{
 		{nil, "svc/web", Reached, ""},
 		{denies{one}, "svc/web", Partly, "policies deny 1 of 2 endpoints"},
-		{denies{one, two}, "svc/web", Denied, "policies deny it"},
-		{denies{one}, "pod/web-1", Denied, "policies deny it"},
-		{nil, "pod/web-1:53/udp", Denied, "policies deny it"},
+		{denies{one, two}, "svc/web", Denied, "no rule of the policies allows it"},
+		{denies{one}, "pod/web-1", Denied, "no rule of the policies allows it"},
+		{nil, "pod/web-1:53/udp", Denied, "no rule of the policies allows it"},
 		{denies{one, two}, "svc/empty", Refused, "it has no endpoint that is ready"},
 	} {
 		a.Policies = tc.denied
@@ -265,6 +279,53 @@ func TestPolicies(t *testing.T) {
 			if e.Used != (e.Policy != nil) || e.Used && e.Policy.Allowed == slices.Contains(tc.denied, e.Address.Addr()) && e.Address.Port() == 8080 {
 				t.Errorf("%s with %v denied: %+v", tc.to, tc.denied, e)
 			}
+		}
+	}
+}
+
+// toItself leads connections to the port 6443 of the same address. (The real proxy asks this
+// machine for its addresses.)
+type toItself struct{}
+
+func (toItself) Route(_ netip.Addr, destination netip.AddrPort, _ byte) (*proxy.Route, bool, error) {
+	return &proxy.Route{
+		Service: types.NamespacedName{Namespace: "default", Name: "kubernetes"}, Way: "cluster address",
+		Endpoints: []netip.AddrPort{netip.AddrPortFrom(destination.Addr(), 6443)},
+	}, true, nil
+}
+
+// The node has some addresses that its object does not tell: of the API server and the DNS for pods,
+// and the pods' gateway.
+func TestAddressesOfTheNode(t *testing.T) {
+	a := newTestAsker(t)
+	server, gateway := netip.MustParseAddr("10.96.0.11"), netip.MustParseAddr("10.85.0.1")
+	service := netip.MustParseAddr("10.96.0.13")
+	own := []netip.Addr{server, gateway, service}
+	a.Local = func(address netip.Addr) bool { return slices.Contains(own, address) }
+	const only = "only the node and its pods reach this address"
+	for _, tc := range []struct{ from, to, verdict, because, node string }{
+		{"pod/cart", "10.96.0.11:53", Reached, "", "here"},
+		{"10.85.0.2", "10.96.0.11:53/udp", Reached, "", "here"},
+		{"node/here", "10.96.0.11:53", Reached, "", "here"},
+		{"10.85.0.1", "10.96.0.11:53", Reached, "", "here"},
+		{"198.51.100.7", "10.96.0.11:53", Dropped, only, "here"},
+		{"pod/far", "10.96.0.11:53", Dropped, only, "here"},
+		{"pod/cart", "10.85.0.1:80", Reached, "", "here"},
+		{"198.51.100.7", "10.85.0.1:80", Reached, "", "here"}, // no rule guards it
+		{"198.51.100.7", "10.96.0.12:53", Reached, "", ""},    // not this node's
+		{"pod/cart", "10.96.0.13:443", Reached, "", "here"},   // of a Service, as the API server's
+		{"198.51.100.7", "10.96.0.13:443", Dropped, only, "here"},
+	} {
+		if a.Routes = nil; strings.HasPrefix(tc.to, service.String()) {
+			a.Routes = toItself{}
+		}
+		answer, err := a.Why(t.Context(), Question{Namespace: "shop", Source: tc.from, Destination: tc.to})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := answer.Connections[0]
+		if c.Verdict != tc.verdict || c.Because != tc.because || len(c.Endpoints) != 1 || c.Endpoints[0].Node != tc.node || answer.Destination.Node != tc.node {
+			t.Errorf("%s to %s: %+v", tc.from, tc.to, answer)
 		}
 	}
 }

@@ -33,7 +33,7 @@ func (a *api) apply(ctx context.Context, p place, manifest string, tell func(str
 	if err != nil {
 		return fmt.Errorf("kubectl apply -f %s: %w", manifest, err)
 	}
-	return a.telling(ctx, all, tell, func() error {
+	return a.telling(ctx, p, all, tell, func() error {
 		for _, d := range all {
 			// What ends it earlier is ctx.
 			_, err := run("wait", "--for=condition=Available", "--timeout=24h", "--namespace", d.Namespace, "deployment/"+d.Name)

@@ -36,11 +36,13 @@ type condition struct {
 }
 
 // roomRemedy is what to do where disk pressure keeps pods away.
-const roomRemedy = "free some room, or say how much has to be free: 'coracle down', then 'coracle up --eviction-hard " +
-	"memory.available<100Mi,nodefs.available<200Mi,imagefs.available<200Mi'"
+func roomRemedy(p place) string {
+	return fmt.Sprintf("free some room, or say how much has to be free: 'coracle down%s', then 'coracle up%[1]s --eviction-hard "+
+		"memory.available<100Mi,nodefs.available<200Mi,imagefs.available<200Mi'", p.flags())
+}
 
 // troubles are a node's conditions that keep pods away or end them.
-func (n *node) troubles() []string {
+func (n *node) troubles(p place) []string {
 	var all []string
 	for _, c := range n.Status.Conditions {
 		switch {
@@ -49,7 +51,7 @@ func (n *node) troubles() []string {
 		case strings.HasSuffix(c.Type, "Pressure") && c.Status == "True", c.Type == "NetworkUnavailable" && c.Status == "True":
 			trouble := fmt.Sprintf("node %s has %s: %s", n.Metadata.Name, c.Type, c.Message)
 			if c.Type == "DiskPressure" {
-				trouble += ": " + roomRemedy
+				trouble += ": " + roomRemedy(p)
 			}
 			all = append(all, trouble)
 		}
@@ -192,14 +194,14 @@ func (a *api) lastEvent(ctx context.Context, namespace, uid string) (string, err
 const mostPods = 3
 
 // obstacles says what keeps Deployments from becoming available: what is wrong with nodes first.
-func (a *api) obstacles(ctx context.Context, deployments []objectName) ([]string, error) {
+func (a *api) obstacles(ctx context.Context, p place, deployments []objectName) ([]string, error) {
 	nodes, err := a.nodes(ctx)
 	if err != nil {
 		return nil, err
 	}
 	var all []string
 	for _, n := range nodes {
-		all = append(all, n.troubles()...)
+		all = append(all, n.troubles(p)...)
 	}
 	for _, d := range deployments {
 		found, err := a.obstaclesOf(ctx, d)
@@ -261,11 +263,11 @@ const lookAgain = 3 * time.Second
 
 // telling calls wait, tells meanwhile what the Deployments wait for whenever that changes, and adds
 // it to wait's error.
-func (a *api) telling(ctx context.Context, deployments []objectName, tell func(string), wait func() error) error {
+func (a *api) telling(ctx context.Context, p place, deployments []objectName, tell func(string), wait func() error) error {
 	done, told := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(told)
-		a.keepTelling(ctx, deployments, tell, done)
+		a.keepTelling(ctx, p, deployments, tell, done)
 	}()
 	err := wait()
 	close(done)
@@ -275,7 +277,7 @@ func (a *api) telling(ctx context.Context, deployments []objectName, tell func(s
 	}
 	look, cancel := context.WithTimeout(context.WithoutCancel(ctx), longestTry)
 	defer cancel()
-	all, oerr := a.obstacles(look, deployments)
+	all, oerr := a.obstacles(look, p, deployments)
 	if oerr != nil {
 		all = append(all, "more cannot be said: "+oerr.Error())
 	}
@@ -285,7 +287,7 @@ func (a *api) telling(ctx context.Context, deployments []objectName, tell func(s
 	return err
 }
 
-func (a *api) keepTelling(ctx context.Context, deployments []objectName, tell func(string), done <-chan struct{}) {
+func (a *api) keepTelling(ctx context.Context, p place, deployments []objectName, tell func(string), done <-chan struct{}) {
 	tick := time.NewTicker(lookAgain)
 	defer tick.Stop()
 	var before []string
@@ -298,7 +300,7 @@ func (a *api) keepTelling(ctx context.Context, deployments []objectName, tell fu
 		case <-tick.C:
 		}
 		look, cancel := context.WithTimeout(ctx, longestTry)
-		now, err := a.obstacles(look, deployments)
+		now, err := a.obstacles(look, p, deployments)
 		cancel()
 		if err != nil {
 			continue // the next look may succeed, and the error at the end says what is missing

@@ -33,6 +33,9 @@ func fakeAPI(t *testing.T, answers map[string]string, asked map[string]string) *
 	return client
 }
 
+// elsewhere is a place that has to be named.
+var elsewhere = place{root: "/srv/c", state: "/run/c"}
+
 const pressed = `{"items": [{"metadata": {"name": "boat"}, "status": {"conditions": [
 	{"type": "DiskPressure", "status": "True", "message": "kubelet has disk pressure"},
 	{"type": "MemoryPressure", "status": "False"},
@@ -51,7 +54,7 @@ func TestObstacles(t *testing.T) {
 			events: `{"reason": "FailedScheduling", "message": "untolerated taint", "lastTimestamp": "2026-01-01T00:00:00Z"},
 				{"reason": "Older", "message": "x", "eventTime": "2025-01-01T00:00:00.000000Z", "lastTimestamp": null}`,
 			want: []string{
-				"node boat has DiskPressure: kubelet has disk pressure: free some room, or say how much has to be free: 'coracle down', then 'coracle up --eviction-hard",
+				"node boat has DiskPressure: kubelet has disk pressure: free some room, or say how much has to be free: 'coracle down --root /srv/c --state /run/c', then 'coracle up --root /srv/c --state /run/c --eviction-hard",
 				"pod default/web-1: it is not scheduled: Unschedulable: 0/1 nodes are available; its last event: FailedScheduling: untolerated taint",
 			},
 		},
@@ -98,7 +101,7 @@ func TestObstacles(t *testing.T) {
 				"/api/v1/namespaces/default/pods":   fmt.Sprintf(`{"items": [%s]}`, tc.pods),
 				"/api/v1/namespaces/default/events": fmt.Sprintf(`{"items": [%s]}`, tc.events),
 			}, asked)
-			got, err := client.obstacles(t.Context(), []objectName{{"default", "web"}})
+			got, err := client.obstacles(t.Context(), elsewhere, []objectName{{"default", "web"}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -110,7 +113,7 @@ func TestObstacles(t *testing.T) {
 			}
 			// The error has them too.
 			cause := errors.New("not available")
-			err = client.telling(t.Context(), []objectName{{"default", "web"}}, func(string) {}, func() error { return cause })
+			err = client.telling(t.Context(), elsewhere, []objectName{{"default", "web"}}, func(string) {}, func() error { return cause })
 			if !errors.Is(err, cause) || !slices.EqualFunc(strings.Split(err.Error(), "\n")[1:], tc.want, strings.Contains) {
 				t.Errorf("the error is %q, want %q", err, tc.want)
 			}
@@ -121,11 +124,11 @@ func TestObstacles(t *testing.T) {
 // Without an API server the error says what is known.
 func TestTellingWithoutAnswer(t *testing.T) {
 	client := fakeAPI(t, nil, nil)
-	err := client.telling(t.Context(), nil, func(string) {}, func() error { return errors.New("not available") })
+	err := client.telling(t.Context(), elsewhere, nil, func(string) {}, func() error { return errors.New("not available") })
 	if err == nil || !strings.HasPrefix(err.Error(), "not available\nmore cannot be said: /api/v1/nodes: 404") {
 		t.Errorf("the error is %q", err)
 	}
-	if err := client.telling(t.Context(), nil, func(string) {}, func() error { return nil }); err != nil {
+	if err := client.telling(t.Context(), elsewhere, nil, func(string) {}, func() error { return nil }); err != nil {
 		t.Error(err)
 	}
 }

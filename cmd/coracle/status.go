@@ -58,8 +58,20 @@ func statusCommand(p *place) *cobra.Command {
 	return cmd
 }
 
-// look asks each part how it is.
+// look asks each part how it is. The parts of the cluster process are asked also if the API server
+// does not answer: they may say why.
 func look(ctx context.Context, p place) []health {
+	all := lookAtPrograms(ctx, p)
+	own, cancel := context.WithTimeout(context.WithoutCancel(ctx), longestTry) // others may have used up ctx
+	defer cancel()
+	parts, err := partsHealth(own, p)
+	if err != nil {
+		parts = []health{line("cluster process", "", "", err)}
+	}
+	return append(append(all, lookAtAPI(ctx, p)...), parts...)
+}
+
+func lookAtPrograms(ctx context.Context, p place) []health {
 	version, err := runtimeHealth(ctx, p.socket())
 	all := []health{line("coracled", version, "serves "+p.socket(), inWords(p.socket(), err))}
 
@@ -67,30 +79,28 @@ func look(ctx context.Context, p place) []health {
 	if err == nil && pid == 0 {
 		err = errors.New("it does not run")
 	}
-	all = append(all, line("supervisor", "", fmt.Sprintf("pid %d", pid), err))
+	return append(all, line("supervisor", "", fmt.Sprintf("pid %d", pid), err))
+}
 
+func lookAtAPI(ctx context.Context, p place) []health {
 	client, err := openAPI(p.kubeconfig())
 	if err != nil {
-		return append(all, line("apiserver", "", "", err))
+		return []health{line("apiserver", "", "", err)}
 	}
 	defer client.http.CloseIdleConnections()
-	all = append(all, line("apiserver", "", "serves "+client.server, client.ready(ctx)))
+	all := []health{line("apiserver", "", "serves "+client.server, client.ready(ctx))}
 	nodes, err := client.nodes(ctx)
 	if err != nil {
 		return append(all, line("nodes", "", "", err))
 	}
 	for _, n := range nodes {
 		ok, message := n.ready(time.Time{})
-		if troubles := n.troubles(); ok && len(troubles) > 0 {
+		if troubles := n.troubles(p); ok && len(troubles) > 0 {
 			ok, message = false, strings.Join(troubles, "; ")
 		}
 		all = append(all, health{Component: "node " + n.Metadata.Name, Healthy: ok, Version: n.Status.NodeInfo.KubeletVersion, Message: message})
 	}
-	parts, err := partsHealth(ctx, p)
-	if err != nil {
-		return append(all, line("cluster process", "", "", err))
-	}
-	return append(all, parts...)
+	return all
 }
 
 // inWords is what a person reads of an error of the runtime behind a socket.

@@ -80,9 +80,10 @@ func whyCommand(p *place) *cobra.Command {
 address, which endpoints it may get, and which policies allow or deny it. Nothing is sent: the cluster process
 answers from the data that it makes the node's rules from.
 
-SOURCE is pod/NAME, NAMESPACE/NAME, node/NAME or an IP address. DESTINATION is one of these, svc/NAME, or a DNS name
-as the source would use it. PORT is a number or a port's name, 53/udp for another protocol than TCP. Without PORT, all
-ports of the Service or pod are told.`,
+SOURCE is pod/NAME, NAMESPACE/NAME, node/NAME or an IP address. DESTINATION is pod/NAME, svc/NAME, NAMESPACE/NAME, an
+IP address, or a DNS name as the source would use it. pod/NAMESPACE/NAME and svc/NAMESPACE/NAME name another namespace.
+PORT is a number or a port's name, 53/udp for another protocol than TCP. Without PORT, all ports of the Service or pod
+are told.`,
 		Example: `  coracle why pod/visitor svc/web
   coracle why -n shop pod/cart db.storage:5432
   coracle why shop/cart 10.96.0.10:53/udp
@@ -212,7 +213,7 @@ func (d whyDirection) print(b *strings.Builder, name string) {
 	case d.Allowed:
 		fmt.Fprintf(b, "allowed by %s", strings.Join(d.Allowing, ", "))
 	default:
-		fmt.Fprintf(b, "denied: %s, and no rule of them allows it", strings.Join(d.Selecting, ", "))
+		fmt.Fprintf(b, "denied: no rule of %s allows it", strings.Join(d.Selecting, ", "))
 	}
 	b.WriteString("\n")
 }

@@ -2,10 +2,12 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -76,7 +78,7 @@ note  something
     ingress allowed by shop/a
   endpoint 10.85.0.4:8080, pod shop/web-2 on node here
     egress  allowed: the other end is the node
-    ingress denied: shop/a, shop/b, and no rule of them allows it
+    ingress denied: no rule of shop/a, shop/b allows it
   not used: 10.85.0.5:8080, pod shop/web-3 on node here: it is not ready
 
 203.0.113.5:443/TCP: reached
@@ -163,5 +165,29 @@ func TestStatusOfParts(t *testing.T) {
 	tellParts(t.Context(), p, newSteps(&out))
 	if !strings.HasSuffix(out.String(), "… DNS: address in use\n") || strings.Count(out.String(), "\n") != 1 {
 		t.Errorf("up prints %q", out.String())
+	}
+}
+
+// Regression: without the API server, status said nothing of the parts, which may tell why.
+func TestStatusOfPartsWithoutAPIServer(t *testing.T) {
+	p := serveKube(t, map[string]http.HandlerFunc{"/healthz/parts": func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = fmt.Fprint(w, `[{"component": "DNS", "healthy": false, "message": "address in use"}]`)
+	}})
+	gone := httptest.NewTLSServer(nil)
+	gone.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel() // as after a runtime that hangs
+	for _, tc := range []struct{ name, kubeconfig string }{{"no kubeconfig", ""}, {"no API server", kubeconfigFor(t, gone)}} {
+		if tc.kubeconfig != "" {
+			p.root = filepath.Dir(tc.kubeconfig)
+		}
+		all := look(ctx, p)
+		if last := all[len(all)-1]; last.Component != "DNS" || last.Healthy || last.Message != "address in use" || all[2].Component != "apiserver" || all[2].Healthy {
+			t.Errorf("%s: %+v", tc.name, all)
+		}
+	}
+	all := look(t.Context(), place{root: t.TempDir(), state: t.TempDir()})
+	if last := all[len(all)-1]; last.Component != "cluster process" || last.Healthy || !strings.HasPrefix(last.Message, "the cluster process does not run, or is of an earlier release: ") {
+		t.Errorf("without a cluster process: %+v", all)
 	}
 }

@@ -69,6 +69,7 @@ sidecars=$("$crictl" -c "$root/crictl.yaml" ps -q --name '^sidecar$')
 sidecar=${sidecars%%$'\n'*} # one of them; no head(1), which pipefail takes for a failure
 # The address of the node, as a part of a URL.
 node=$(kubectl get nodes -o jsonpath='{.items[0].status.addresses[?(@.type=="InternalIP")].address}')
+node=${node%% *} # with two families there are two
 export no_proxy=$node${no_proxy:+,$no_proxy}
 [[ $node != *:* ]] || node="[$node]"
 from_pod=(kubectl exec deployment/visitor -- wget -q -O - http://web/)
@@ -80,10 +81,10 @@ echo
 echo
 # Pods that are ready become endpoints a moment later.
 for way in from_pod from_host; do
-  declare -n command=$way
-  wait_for 20 "the Service web" "$root/logs/kube.log" "${command[@]}"
-  echo "\$ ${command[*]}"
-  "${command[@]}"
+  declare -n fetch=$way
+  wait_for 20 "the Service web" "$root/logs/kube.log" timeout 5 "${fetch[@]}"
+  echo "\$ ${fetch[*]}"
+  timeout 5 "${fetch[@]}"
 done
 echo
 echo "Try next:"

@@ -43,14 +43,12 @@ func newCluster(t *testing.T) *cluster {
 		coracle: testkit.Bin(t, "coracle"), kubectl: testkit.Bin(t, "tools", "kubectl"),
 		cgroup: "/coracle-" + filepath.Base(dir), // cgroups are the whole machine's: other tests have theirs beside it
 	}
+	before := findTraces(t, c.cgroup)
 	t.Cleanup(func() {
 		if t.Failed() {
 			c.showLogs(t)
 		}
 		c.run(t, "down", "--purge")
-		if tables, err := exec.Command("nft", "list", "tables").CombinedOutput(); err != nil || strings.Contains(string(tables), "coracle-services") {
-			t.Errorf("down has left rules of Services: %v, %s", err, tables)
-		}
 		for _, dir := range []string{c.root, c.state} {
 			if left, err := os.ReadDir(dir); err == nil {
 				t.Errorf("down has left in %s: %v", dir, left)
@@ -59,10 +57,8 @@ func newCluster(t *testing.T) *cluster {
 		if err := os.RemoveAll(dir); err != nil {
 			t.Error(err)
 		}
-		for _, hierarchy := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/*"} { // the one, or version 1's
-			if left, err := filepath.Glob(hierarchy + c.cgroup); err != nil || len(left) > 0 {
-				t.Errorf("down has left cgroups %v, %v", left, err)
-			}
+		if left := findTraces(t, c.cgroup).since(before).all(); len(left) > 0 {
+			t.Errorf("down has left %v", left)
 		}
 	})
 	c.up(t)

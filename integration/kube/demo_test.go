@@ -31,6 +31,7 @@ func TestDemo(t *testing.T) {
 	const node = "192.0.2.10"
 	giveAddress(t, node+"/24") // a machine has one that is not loopback
 	root, cgroup := filepath.Join(dir, "root"), "coracle-"+filepath.Base(dir)
+	before := findTraces(t, cgroup)
 	demo := func(script string, flags ...string) string {
 		t.Helper()
 		cmd := exec.Command(filepath.Join("..", "..", "hack", "demo", script), flags...)
@@ -50,6 +51,9 @@ func TestDemo(t *testing.T) {
 		if links, err := net.Interfaces(); err != nil || len(links) != 3 {
 			t.Errorf("down has left of links %v, %v", links, err)
 		}
+		if left := findTraces(t, cgroup).since(before).all(); len(left) > 0 {
+			t.Errorf("down has left %v", left)
+		}
 	}
 	t.Cleanup(func() {
 		if _, err := os.Stat(root); err == nil { // the test has failed
@@ -58,6 +62,10 @@ func TestDemo(t *testing.T) {
 	})
 	// How much room the machine has is not the test's business.
 	out := demo("up.sh", "--node-name", "boat", "--node-ip", node, "--timeout", patience.String(), "--eviction-hard", "memory.available<0%")
+	// What down has to remove is there.
+	if has := findTraces(t, cgroup).since(before); len(has.tables) == 0 || len(has.addresses) == 0 || len(has.cgroups) == 0 {
+		t.Errorf("while it runs, the demo has %+v", has)
+	}
 	kubectl := func(args ...string) string {
 		t.Helper()
 		out, err := exec.Command(testkit.Bin(t, "tools", "kubectl"), append([]string{"--kubeconfig", filepath.Join(root, "kubeconfig")}, args...)...).CombinedOutput()
@@ -100,12 +108,26 @@ func TestDemo(t *testing.T) {
 		{"198.51.100.7", node + ":30080", ":30080/TCP: reached\n  node port of Service default/web; the endpoint sees the node's address as the source\n"},
 	} {
 		said := coracle("why", tc.from, tc.to)
+		for end := time.Now().Add(patience); strings.Contains(said, "not used: ") && time.Now().Before(end); { // ready pods become endpoints a moment later
+			said = coracle("why", tc.from, tc.to)
+		}
 		if !strings.Contains(said, tc.by) || strings.Count(said, "\n  endpoint 10.85.") != 2 || strings.Count(said, ", pod default/web-") != 2 {
 			t.Errorf("why %s %s:\n%s", tc.from, tc.to, said)
 		}
 	}
+	// The node's own addresses are for it and its pods.
+	for own, endpoint := range map[string]string{"10.96.0.1:443": "  endpoint 10.96.0.1:6443, node boat itself\n", "10.96.0.10:53": "  no Service: 10.96.0.10:53, node boat itself\n"} {
+		for from, by := range map[string]string{
+			visitor:        ": reached\n",
+			"198.51.100.7": ": dropped: only the node and its pods reach this address\n",
+		} {
+			if said := coracle("why", from, own); !strings.Contains(said, "\nto    node boat (") || !strings.Contains(said, by) || !strings.Contains(said, endpoint) {
+				t.Errorf("why %s %s:\n%s", from, own, said)
+			}
+		}
+	}
 	status := coracle("status")
-	for _, part := range []string{"API for pods", "objects not acted on", "DNS", "service proxy"} {
+	for _, part := range []string{"API for pods", "objects not acted on", "DNS", "network policies", "service proxy"} {
 		if !strings.Contains(status, "\n"+part+" ") {
 			t.Errorf("status has no line for %s:\n%s", part, status)
 		}
@@ -117,10 +139,10 @@ func TestDemo(t *testing.T) {
 	}
 	kubectl("create", "-f", policy)
 	said := ""
-	for end := time.Now().Add(patience); !strings.Contains(said, ":80/TCP: denied: policies deny it\n") && time.Now().Before(end); {
+	for end := time.Now().Add(patience); !strings.Contains(said, ":80/TCP: denied: no rule of the policies allows it\n") && time.Now().Before(end); {
 		said = coracle("why", visitor, "web")
 	}
-	if strings.Count(said, "\n    ingress denied: default/closed, and no rule of them allows it\n") != 2 {
+	if strings.Count(said, "\n    ingress denied: no rule of default/closed allows it\n") != 2 {
 		t.Errorf("why with a policy:\n%s", said)
 	}
 	// The packets say the same: the visitor gets no answer any more, and the node does.
@@ -210,7 +232,7 @@ func TestUpTellsWhatADeploymentWaitsFor(t *testing.T) {
 		t.Error(err)
 	}
 	err = cmd.Wait()
-	for _, want := range []string{"the cluster runs, but --apply failed", "deployment default/web is not available", "\nnode boat has DiskPressure: ", "coracle up --eviction-hard", "\npod default/web-"} {
+	for _, want := range []string{"the cluster runs, but --apply failed", "deployment default/web is not available", "\nnode boat has DiskPressure: ", "coracle up --root " + c.root + " --state " + c.state + " --eviction-hard", "\npod default/web-"} {
 		if err == nil || !strings.Contains(failed.String(), want) {
 			t.Errorf("the error is %v, %s, want %q", err, failed.String(), want)
 		}

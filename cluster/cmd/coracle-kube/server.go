@@ -154,7 +154,7 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions) err
 	if speak != nil {
 		parts = append(parts, speak)
 	}
-	more := map[string]http.Handler{healthPath: showHealth(&board), whyPath: answerWhy(newAsker(server, n.name, routes, names, enforced))}
+	more := map[string]http.Handler{healthPath: showHealth(&board), whyPath: answerWhy(newAsker(server.Informers(), n.name, n.domain, api.serviceCIDR, routes, names, enforced))}
 	return together(ctx, server, began, &api, more, func() error { return renewed(&api, &n) }, parts...)
 }
 

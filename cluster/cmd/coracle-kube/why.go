@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/informers"
 
-	"github.com/coracle-project/coracle/cluster/apiserver"
 	"github.com/coracle-project/coracle/cluster/dns"
 	"github.com/coracle-project/coracle/cluster/policy"
 	"github.com/coracle-project/coracle/cluster/policy/compile"
@@ -26,12 +26,16 @@ const whyPath = "/why"
 const whyPatience = 10 * time.Second
 
 // newAsker answers from the informers of this process. routes, names and policies may be nil.
-func newAsker(server *apiserver.Server, node string, routes *proxy.Proxy, names *dns.Server, policies *policy.Policy) *why.Asker {
-	core := server.Informers().Core().V1()
+// domain is the cluster's, services the network of Services' addresses.
+func newAsker(all informers.SharedInformerFactory, node, domain, services string, routes *proxy.Proxy, names *dns.Server, policies *policy.Policy) *why.Asker {
+	core := all.Core().V1()
 	a := &why.Asker{
 		Pods: core.Pods().Lister(), Nodes: core.Nodes().Lister(), Services: core.Services().Lister(),
-		Slices: server.Informers().Discovery().V1().EndpointSlices().Lister(),
-		Node:   node, Domain: "cluster.local", Elsewhere: resolve,
+		Slices: all.Discovery().V1().EndpointSlices().Lister(),
+		Node:   node, Domain: domain, Elsewhere: resolve, Local: onNode,
+	}
+	if network, err := netip.ParsePrefix(services); err == nil {
+		a.ServiceRanges = []netip.Prefix{network}
 	}
 	if routes != nil {
 		a.Routes = routes

@@ -79,7 +79,7 @@ func checkConntrack(f *Facts) []Finding {
 	case percent >= errTracked:
 		return one("conntrack", Error, what+": new ones are dropped", remedy)
 	case percent >= warnTracked:
-		return one("conntrack", Warning, what, remedy)
+		return one("conntrack", Warning, what+": when the table is full, new ones are dropped", remedy)
 	}
 	return one("conntrack", OK, what, "")
 }
@@ -90,7 +90,7 @@ func checkMTU(f *Facts) []Finding {
 		return nil
 	}
 	larger := func(what string, mtu int) string {
-		return fmt.Sprintf("%s: an MTU of %d, more than %s has, %d: large packets of pods are lost or cut in pieces", what, mtu, n.Uplink.Name, n.Uplink.MTU)
+		return fmt.Sprintf("%s: an MTU of %d, more than %s has, %d: large packets of pods are lost or fragmented", what, mtu, n.Uplink.Name, n.Uplink.MTU)
 	}
 	if f.CNI.File == "" && n.MTU > n.Uplink.MTU {
 		return one("mtu", Warning, larger("network.mtu", n.MTU), fmt.Sprintf("set network.mtu = %d or 0, restart coracled, and recreate the pods", n.Uplink.MTU))
@@ -165,7 +165,7 @@ func checkPolicy(f *Facts) []Finding {
 		return one(check, Warning, "packets between pods of this node do not cross "+hooks+": the plugin "+plugin+" has them cross a bridge, without br_netfilter",
 			"modprobe br_netfilter && sysctl -w net.bridge.bridge-nf-call-iptables=1 net.bridge.bridge-nf-call-ip6tables=1, and the same in /etc/modules-load.d and /etc/sysctl.d; or use the built-in network")
 	case slices.Contains(passedPlugins, plugin):
-		return one(check, Warning, "packets of pods do not cross "+hooks+": the plugin "+plugin+" passes them by the node", "use the built-in network, or a plugin that routes (ptp)")
+		return one(check, Warning, "packets of pods do not cross "+hooks+": the plugin "+plugin+" sends them past the node's network stack", "use the built-in network, or a plugin that routes (ptp)")
 	case slices.Contains(ownPolicies, plugin):
 		return one(check, OK, "the plugin "+plugin+" has its own NetworkPolicy: "+hooks+" may not see all packets", "")
 	case plugin == "ptp":
@@ -206,6 +206,9 @@ func checkNodePorts(f *Facts) []Finding {
 // checkCluster tells what the cluster process says of its parts.
 func checkCluster(f *Facts) []Finding {
 	c := &f.Cluster
+	if c.NotAllowed {
+		return one("cluster", Warning, "the cluster process is not checked: only root may ask it", "sudo coracle doctor")
+	}
 	if c.Err != "" {
 		return one("cluster", Error, "the cluster process does not answer: "+c.Err, "coracle status; kube.log says more")
 	}

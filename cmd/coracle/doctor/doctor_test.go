@@ -1,11 +1,13 @@
 package doctor
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/cmd/coracle/kubesocket"
 )
@@ -122,7 +124,7 @@ func TestFaults(t *testing.T) {
 		{"a bridge with br_netfilter for IPv4 only", func(f *Facts) {
 			f.CNI.File, f.CNI.Plugins, f.Network.Bridged4 = "x", []string{"bridge"}, true
 		}, "networkpolicy", Warning, "the plugin bridge", "bridge-nf-call-ip6tables=1"},
-		{"macvlan", func(f *Facts) { f.CNI.File, f.CNI.Plugins = "x", []string{"macvlan"} }, "networkpolicy", Warning, "macvlan passes them by", "built-in network"},
+		{"macvlan", func(f *Facts) { f.CNI.File, f.CNI.Plugins = "x", []string{"macvlan"} }, "networkpolicy", Warning, "macvlan sends them past the node's network stack", "built-in network"},
 		{"a node port that is taken", func(f *Facts) {
 			f.Network.Listeners = []Listener{{NodePort{"tcp", 30080}, "0.0.0.0", "nginx"}}
 		}, "nodeports", Error, "nginx listens on tcp port 30080 of 0.0.0.0, which is a Service's node port", "another nodePort"},
@@ -131,6 +133,7 @@ func TestFaults(t *testing.T) {
 		}, "nodeports", Warning, "a process listens on udp port 30080 of 0.0.0.0, in the range", "outside of 30000 to 32767"},
 		{"no DNS", func(f *Facts) { f.Cluster.Parts[0].Healthy, f.Cluster.Parts[0].Message = false, "address in use" }, "cluster", Error, "DNS: address in use", "kube.log"},
 		{"objects that are not acted on", func(f *Facts) { f.Cluster.Parts[0].Warnings = []string{"2 StatefulSets"} }, "cluster", Warning, "2 StatefulSets", "docs/kubernetes.md"},
+		{"cluster process of root", func(f *Facts) { f.Cluster = clusterOf(nil, fmt.Errorf("ask: %w", unix.EACCES)) }, "cluster", Warning, "not checked: only root", "sudo coracle doctor"},
 		{"cluster process hangs", func(f *Facts) { f.Cluster.Err = "deadline exceeded" }, "cluster", Error, "deadline exceeded", "kube.log"},
 		{"no daemon", func(f *Facts) { f.Daemon = Daemon{Socket: "/run/coracle/coracle.sock"} }, "daemon", Warning, "does not run", "systemctl start coracled"},
 		{"dead socket", func(f *Facts) { f.Daemon.Version, f.Daemon.Err = "", "connection refused" }, "daemon", Error, "connection refused", "systemctl restart"},

@@ -62,4 +62,6 @@ type Listener struct {
 type Cluster struct {
 	Parts []kubesocket.Part
 	Err   string // why it did not answer
+	// NotAllowed says that this user may not ask it.
+	NotAllowed bool
 }

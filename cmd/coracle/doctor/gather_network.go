@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"os"
 	"strings"
@@ -93,8 +94,14 @@ func readLinks(builtin bool) (uplink Link, pods []Link, err error) {
 func askCluster(ctx context.Context, socket string) Cluster {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	parts, err := kubesocket.Parts(ctx, socket)
-	if err != nil && !errors.Is(err, kubesocket.ErrNone) {
+	return clusterOf(kubesocket.Parts(ctx, socket))
+}
+
+func clusterOf(parts []kubesocket.Part, err error) Cluster {
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		return Cluster{NotAllowed: true}
+	case err != nil && !errors.Is(err, kubesocket.ErrNone):
 		return Cluster{Err: err.Error()}
 	}
 	return Cluster{Parts: parts}

@@ -19,7 +19,7 @@ import (
 
 // ErrNone says that there is no such socket: no cluster process runs, or it is of an earlier
 // release.
-var ErrNone = errors.New("the cluster process does not run")
+var ErrNone = errors.New("the cluster process does not run, or is of an earlier release")
 
 // ErrUnknown says that the cluster process does not know the path: it is of an earlier release.
 var ErrUnknown = errors.New("the cluster process is of an earlier release: 'coracle down', then 'coracle up'")
