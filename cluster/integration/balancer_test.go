@@ -19,11 +19,11 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// The node's network, with a neighbour, and addresses for Services.
+// The network of the node, with a neighbour, and addresses for Services. testnet.Here makes another one.
 const (
-	nodeLAN, neighbourLAN   = "192.0.2.1/24", "192.0.2.9/24"
-	nodeLAN6, neighbourLAN6 = "2001:db8::1/64", "2001:db8::9/64"
-	balancers               = "192.0.2.100-192.0.2.110"
+	nodeLAN, neighbourLAN   = "198.51.100.1/24", "198.51.100.9/24"
+	nodeLAN6, neighbourLAN6 = "2001:db8:51::1/64", "2001:db8:51::9/64"
+	balancers               = "198.51.100.100-198.51.100.110"
 )
 
 // newNeighbour connects this machine with another one, a network namespace.
@@ -151,7 +151,7 @@ func TestLoadBalancersAreReachedFromTheNetwork(t *testing.T) {
 			return false, err
 		}
 		address = service.Status.LoadBalancer.Ingress[0].IP
-		return strings.HasPrefix(address, "192.0.2.10"), nil
+		return strings.HasPrefix(address, "198.51.100.10"), nil
 	})
 	eventually(ctx, t, "the neighbour is answered", func() (bool, error) {
 		status, err := fetch(ctx, net.JoinHostPort(address, "80"))
