@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -92,11 +93,20 @@ func NewRegistry(dir string, o RegistryOptions) (*Registry, error) {
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.Env = append(os.Environ(), "OTEL_TRACES_EXPORTER=none")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
-	if err := cmd.Start(); err != nil {
+	// The signal is sent when the thread ends that started the program, so that has to live as long.
+	started, exit := make(chan error), make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			exit <- cmd.Wait()
+		}
+	}()
+	if err := <-started; err != nil {
 		return nil, err
 	}
-	exit := make(chan error, 1)
-	go func() { exit <- cmd.Wait() }()
 	r := &Registry{Addr: o.Addr}
 	r.stop = func() error {
 		if err := cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
