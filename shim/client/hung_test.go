@@ -228,10 +228,11 @@ func TestShimOfPresentConfiguration(t *testing.T) {
 	r.connect()
 	r.waitNewShim(r.killShim())
 	var args []string
-	r.waitFor("the shim's own arguments", func() bool { // the keeper's until it has executed the program
+	// The arguments are the keeper's until the program is executed, and empty for a moment meanwhile.
+	r.waitFor("the shim's own arguments", func() bool {
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", r.shimPID()))
 		args = strings.Split(string(b), "\x00")
-		return err == nil && args[0] != keeper.ProcessName
+		return err == nil && args[0] != "" && args[0] != keeper.ProcessName
 	})
 	if args[0] != moved || !strings.Contains(strings.Join(args, " "), "-engine libcontainer") {
 		t.Errorf("arguments %q", args)

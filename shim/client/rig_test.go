@@ -117,9 +117,17 @@ func (r *rig) handler() string {
 
 func newRig(t testing.TB) *rig { return newRigWith(t, func(*client.Config) {}) }
 
-// newShortRig is a rig with short limits for hangs.
+// newShortRig is a rig with short limits for hangs. They hold from a daemon's second start on, when
+// the shim serves: a first start can take longer than they allow.
 func newShortRig(t testing.TB) *rig {
-	return newRigWith(t, func(c *client.Config) { c.SetLimits(client.ShortLimits()) })
+	r := newRig(t)
+	if _, err := r.c.List(r.ctx()); err != nil {
+		t.Fatal(err)
+	}
+	r.disconnect()
+	r.cfg.SetLimits(client.ShortLimits())
+	r.connect()
+	return r
 }
 
 func newRigWith(t testing.TB, set func(*client.Config)) *rig {
