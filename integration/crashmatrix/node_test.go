@@ -198,9 +198,9 @@ func (n *node) takeBaseline() error {
 	}
 	n.quiet()
 	// Logs grow with each request for good reasons. The number of adopted programs differs between
-	// keepers.
+	// keepers, and a restarted shim may not yet have looked at a cgroup.
 	ignore := func(line string) bool {
-		return strings.Contains(line, n.Logs) || n.IsCgroupParent(line) || line == testkit.KeeperPidfds
+		return strings.Contains(line, n.Logs) || n.IsCgroupParent(line) || line == testkit.KeeperPidfds || line == testkit.ShimCgroupRoot
 	}
 	n.before, err = leak.Take(leak.Scope{
 		Dirs: []string{n.Root, n.State, n.cni}, Cgroups: []string{n.Cgroup}, PIDs: n.Processes, Ignore: ignore,
