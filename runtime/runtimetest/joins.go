@@ -135,10 +135,14 @@ var joinTests = map[string]func(*rig){
 	},
 
 	"a user namespace and a pid namespace can be joined": func(r *rig) {
-		first := r.create(r.inUserNamespace(Spec(r.id(), "/bin/sleep", "1000")), runtime.Stdio{})
+		out := r.output()
+		first := r.create(r.inUserNamespace(Spec(r.id(), "/bin/sh", "-c", "echo ready; sleep 1000; :")), runtime.Stdio{Stdout: out.write})
 		pid := first.Pid()
 		r.must(first.Start(r.Context()))
-		r.says(joining(r.spec("cat /proc/1/comm; id -u"), pid, specs.UserNamespace, specs.PIDNamespace), "sleep\n0")
+		if got := out.line(); got != "ready" {
+			r.Errorf("got %q", got)
+		}
+		r.says(joining(r.spec("cat /proc/1/comm; id -u"), pid, specs.UserNamespace, specs.PIDNamespace), "sh\n0")
 		r.end(first, pid)
 	},
 
