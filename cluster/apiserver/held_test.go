@@ -62,9 +62,9 @@ func TestTheServicesAddressIsTriedAgain(t *testing.T) {
 			}
 			return counted.times
 		}
-		_, err = h.hold(t.Context())
-		if !errors.Is(err, nodeaddr.ErrTaken) {
-			t.Errorf("the first try: %v", err)
+		_, taken := h.hold(t.Context())
+		if !errors.Is(taken, nodeaddr.ErrTaken) {
+			t.Errorf("the first try: %v", taken)
 			return
 		}
 		if n := reconcile(); n != 0 {
@@ -84,7 +84,7 @@ func TestTheServicesAddressIsTriedAgain(t *testing.T) {
 			if err := unix.Setns(here, unix.CLONE_NEWNET); err != nil {
 				t.Error(err)
 			}
-			held <- h.keepTrying(ctx, err)
+			held <- h.keepTrying(ctx, taken)
 		}()
 		ip(t, "addr del 10.96.0.1/32 dev other")
 		release := <-held
