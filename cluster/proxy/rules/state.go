@@ -40,13 +40,6 @@ func (p *port) mark(backend int, masquerade bool) string {
 
 func (p *port) address(f Frontend) address { return address{p.IPv6, f.Addr, p.Protocol, f.Port} }
 
-// element is one of a map or set. Its end is for ranges.
-type element struct {
-	set             int // setID
-	key, end, value string
-	chain           string // for a map of verdicts
-}
-
 // key names a slot of a backend.
 func (b *backend) key(slot int) string { return native2(b.number<<12, uint32(slot)) }
 
