@@ -1,5 +1,3 @@
-//go:build chaos
-
 package integration
 
 import (
@@ -44,12 +42,13 @@ const (
 	pace = 100 * time.Millisecond
 )
 
-// chaos is what a hundred clients do, on the node and on a machine beside it.
+// chaos is what a hundred clients do, on the node and on another machine.
 type chaos struct {
 	t       *testing.T
 	ns      string
 	machine *testnet.Node
 	stop    chan struct{}
+	stopped sync.Once
 	clients sync.WaitGroup
 
 	kept, asked atomic.Int64 // exchanges on connections that stay, and requests
@@ -77,6 +76,7 @@ func TestChaos(t *testing.T) {
 	t.Logf("repeat with -seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
 	c := &chaos{t: t, ns: ns, machine: testnet.Here(t), stop: make(chan struct{})}
+	t.Cleanup(c.end) // before the networks go
 	boat.kill(t) // a proxy knows the node's addresses from its start
 	stays, moves := c.serve(ctx, "stays", 2), c.serve(ctx, "moves", 4)
 	c.deletedPodsAreFound(ctx)
@@ -127,8 +127,7 @@ func TestChaos(t *testing.T) {
 			return err == nil && d.Status.ReadyReplicas == *d.Spec.Replicas && d.Status.Replicas == *d.Spec.Replicas, err
 		})
 	}
-	close(c.stop)
-	c.clients.Wait()
+	c.end()
 	c.judge(windows)
 	if deleted == 0 || killed["coracle-kube"]+killed["coracled"] < 3 {
 		t.Errorf("%v killed and %d pods deleted, which is too little", killed, deleted)
@@ -221,6 +220,12 @@ func (c *chaos) run(step func()) {
 			}
 		}
 	}()
+}
+
+// end ends the clients.
+func (c *chaos) end() {
+	c.stopped.Do(func() { close(c.stop) })
+	c.clients.Wait()
 }
 
 // keep runs a client with one connection, which must not be lost.

@@ -157,17 +157,23 @@ func (n *Node) Pod(name string) *Space {
 
 // Within runs f in the space, on a thread of its own.
 func (s *Space) Within(f func()) {
-	done := make(chan struct{})
+	if err := s.within(func() error { f(); return nil }); err != nil {
+		s.t.Error(err)
+	}
+}
+
+// within returns the error of f, or why f could not run in the space.
+func (s *Space) within(f func() error) error {
+	done := make(chan error, 1)
 	go func() {
-		defer close(done)
 		runtime.LockOSThread()
 		if err := netns.Set(s.ns); err != nil {
-			s.t.Errorf("enter the network namespace of %s: %v", s.Name, err)
+			done <- fmt.Errorf("enter the network namespace of %s: %w", s.Name, err)
 			return
 		}
-		f()
+		done <- f()
 	}()
-	<-done
+	return <-done
 }
 
 // Run runs a program in the space and returns what it prints.
@@ -193,11 +199,10 @@ func (s *Space) Serve(network string, port int) (stop func()) {
 	s.t.Helper()
 	at := fmt.Sprintf(":%d", port)
 	var end io.Closer
-	var err error
 	done := make(chan struct{})
 	if strings.HasPrefix(network, "udp") {
 		var pc net.PacketConn
-		s.Within(func() { pc, err = net.ListenPacket(network, at) })
+		err := s.within(func() (err error) { pc, err = net.ListenPacket(network, at); return err })
 		if err != nil {
 			s.t.Fatal(err)
 		}
@@ -215,7 +220,7 @@ func (s *Space) Serve(network string, port int) (stop func()) {
 		}()
 	} else {
 		var l net.Listener
-		s.Within(func() { l, err = net.Listen(network, at) })
+		err := s.within(func() (err error) { l, err = net.Listen(network, at); return err })
 		if err != nil {
 			s.t.Fatal(err)
 		}
@@ -255,7 +260,7 @@ func (s *Space) Dial(network, address string) (conn net.Conn, err error) {
 
 // DialWithin connects to an address, and gives up after a time.
 func (s *Space) DialWithin(network, address string, limit time.Duration) (conn net.Conn, err error) {
-	s.Within(func() { conn, err = net.DialTimeout(network, address, limit) })
+	err = s.within(func() (err error) { conn, err = net.DialTimeout(network, address, limit); return err })
 	return conn, err
 }
 
@@ -275,9 +280,7 @@ func (s *Space) Unanswered(network, address string) error {
 }
 
 func (s *Space) ask(network, address string, patience time.Duration) (string, error) {
-	var conn net.Conn
-	var err error
-	s.Within(func() { conn, err = net.DialTimeout(network, address, patience) })
+	conn, err := s.DialWithin(network, address, patience)
 	if err != nil {
 		return "", err
 	}
@@ -294,17 +297,13 @@ func (s *Space) ask(network, address string, patience time.Duration) (string, er
 }
 
 // Start starts a program in the space. The caller ends it.
-func (s *Space) Start(cmd *exec.Cmd) (err error) {
-	s.Within(func() { err = cmd.Start() })
-	return err
-}
+func (s *Space) Start(cmd *exec.Cmd) error { return s.within(cmd.Start) }
 
 // ListenIP gets all packets of a protocol such as ip4:132 that come to the space, until the test ends.
 func (s *Space) ListenIP(network string) net.PacketConn {
 	s.t.Helper()
 	var pc net.PacketConn
-	var err error
-	s.Within(func() { pc, err = net.ListenPacket(network, "") })
+	err := s.within(func() (err error) { pc, err = net.ListenPacket(network, ""); return err })
 	if err != nil {
 		s.t.Fatal(err)
 	}
