@@ -1,6 +1,11 @@
 package page
 
-import "testing"
+import (
+	"os"
+	"slices"
+	"strings"
+	"testing"
+)
 
 func TestReplace(t *testing.T) {
 	const runtimes, clusters = "# Benchmarks\n\na\n\n## What is measured\n\nb\n", "## Whole clusters\n\nc\n"
@@ -19,5 +24,23 @@ func TestReplace(t *testing.T) {
 		if got := replace(c.page, c.part, c.text); got != c.want {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
+	}
+}
+
+// A heading that is no part would be taken for a piece of the part before it, and go with that.
+func TestEverySectionIsAPart(t *testing.T) {
+	b, err := os.ReadFile("../../../docs/benchmarks.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var have []Part
+	for line := range strings.Lines(string(b)) {
+		line = strings.TrimRight(line, "\n")
+		if strings.HasPrefix(line, "# ") || strings.HasPrefix(line, "## ") && line != "## What is measured" {
+			have = append(have, Part(line))
+		}
+	}
+	if !slices.Equal(have, parts) {
+		t.Errorf("the page has %q, of which %q are known", have, parts)
 	}
 }
