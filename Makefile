@@ -191,7 +191,7 @@ cluster-integration: $(call needs,build-faults testbins tools)
 	cd cluster && $(OTHER) $(GOTEST) -count=1 ./integration/...
 
 test-chaos: $(call needs,build-faults testbins tools) ## kill the cluster process and coracled at random under traffic; CHAOS_FLAGS="-chaos 10m -seed 7" chooses
-	cd cluster && $(OTHER) $(GO) test -vet=off -count=1 -v -timeout 24h -tags netgo,osusergo,grpcnotrace,chaos ./integration -run TestChaos -args -chaos 30m $(CHAOS_FLAGS)
+	cd cluster && $(OTHER) $(GO) test -vet=off -count=1 -v -timeout 24h ./integration -run TestChaos -args -chaos 30m $(CHAOS_FLAGS)
 
 critest: $(call needs,build testbins tools) ## CRI validation tests
 	bin/test/critest $(CRITEST_FLAGS)

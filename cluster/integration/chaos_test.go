@@ -19,6 +19,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
@@ -36,7 +37,7 @@ const (
 	// quiet is how long nothing happens then, and every request must succeed. Requests in its last
 	// part may meet the next event.
 	quiet, lastPart = 700 * time.Millisecond, 200 * time.Millisecond
-	// unanswered is when a request counts as one to an endpoint that is gone.
+	// unanswered is when a connection or a request counts as one to an endpoint that is gone.
 	unanswered = 10 * time.Second
 	// pace is between two requests of a client.
 	pace = 100 * time.Millisecond
@@ -77,7 +78,7 @@ func TestChaos(t *testing.T) {
 	random := rand.New(rand.NewPCG(seed, 0))
 	c := &chaos{t: t, ns: ns, machine: testnet.Here(t), stop: make(chan struct{})}
 	t.Cleanup(c.end) // before the networks go
-	boat.kill(t) // a proxy knows the node's addresses from its start
+	boat.kill(t)     // a proxy knows the node's addresses from its start
 	stays, moves := c.serve(ctx, "stays", 2), c.serve(ctx, "moves", 4)
 	c.deletedPodsAreFound(ctx)
 
@@ -188,7 +189,7 @@ func (c *chaos) request(from *testnet.Space, address string) error {
 }
 
 func exchange(conn net.Conn, r *bufio.Reader) error {
-	_ = conn.SetDeadline(time.Now().Add(patience))
+	_ = conn.SetDeadline(time.Now().Add(unanswered))
 	if _, err := io.WriteString(conn, "GET / HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
 		return err
 	}
@@ -299,14 +300,22 @@ func (c *chaos) delete(ctx context.Context, random *rand.Rand) (gone *sync.WaitG
 			c.t.Fatal(err)
 		}
 		names = append(names, p.Name)
-		gone.Go(func() { c.awaitGone(p.Status.PodIP) })
+		gone.Go(func() { c.awaitGone(ctx, p) })
 	}
 	return gone, names
 }
 
-// awaitGone returns when a pod does not serve any more.
-func (c *chaos) awaitGone(ip string) {
-	for c.request(&c.machine.Space, net.JoinHostPort(ip, "8080")) == nil {
+// awaitGone returns when a deleted pod does not serve any more. Its address may be another pod's then.
+func (c *chaos) awaitGone(ctx context.Context, p corev1.Pod) {
+	for c.request(&c.machine.Space, net.JoinHostPort(p.Status.PodIP, "8080")) == nil {
+		is, err := boat.kube.CoreV1().Pods(c.ns).Get(ctx, p.Name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return
+		}
+		if ctx.Err() != nil {
+			c.t.Errorf("pod %s, deleted, serves: %v, %v", p.Name, is, err)
+			return
+		}
 		c.wait(20 * time.Millisecond)
 	}
 }
