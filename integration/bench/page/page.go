@@ -19,7 +19,7 @@ const (
 	Container Part = "## One container"
 	Clusters  Part = "## Whole clusters"
 	Images    Part = "## Images"
-	Services  Part = "## Services" // written by the cluster's module
+	Services  Part = "## Services"             // written by the cluster's module
 	Network   Part = "## The built-in network" // written by hand
 )
 
