@@ -293,9 +293,10 @@ func (c *chaos) delete(ctx context.Context, random *rand.Rand) (gone *sync.WaitG
 	if err != nil {
 		c.t.Fatal(err)
 	}
+	pods.Items = slices.DeleteFunc(pods.Items, func(p corev1.Pod) bool { return p.DeletionTimestamp != nil || p.Status.PodIP == "" })
 	slices.SortFunc(pods.Items, func(a, b corev1.Pod) int { return strings.Compare(a.Status.PodIP, b.Status.PodIP) })
 	random.Shuffle(len(pods.Items), func(i, j int) { pods.Items[i], pods.Items[j] = pods.Items[j], pods.Items[i] })
-	for _, p := range pods.Items[:random.IntN(3)] {
+	for _, p := range pods.Items[:min(len(pods.Items), random.IntN(3))] {
 		if err := boat.kube.CoreV1().Pods(c.ns).Delete(ctx, p.Name, metav1.DeleteOptions{}); err != nil {
 			c.t.Fatal(err)
 		}
