@@ -18,6 +18,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	discoverylisters "k8s.io/client-go/listers/discovery/v1"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/coracle-project/coracle/cluster/proxy"
 )
@@ -153,7 +154,12 @@ type Asker struct {
 	// ServiceRanges are the networks of Services' addresses. Those that the node has itself are only
 	// for the node and its pods.
 	ServiceRanges []netip.Prefix
-	// Elsewhere resolves names that are not the cluster's.
+	// PodDNS returns what the resolv.conf of a pod says, by the kubelet's code.
+	PodDNS func(context.Context, *corev1.Pod) (*runtimeapi.DNSConfig, error)
+	// ClusterDNS are the addresses of the cluster's DNS.
+	ClusterDNS []netip.Addr
+	// Elsewhere resolves names that are not the cluster's. A final dot says that no domain is to be
+	// searched.
 	Elsewhere func(ctx context.Context, name string) ([]netip.Addr, error)
 }
 

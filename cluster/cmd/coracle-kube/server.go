@@ -154,7 +154,12 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions) err
 	if speak != nil {
 		parts = append(parts, speak)
 	}
-	more := map[string]http.Handler{healthPath: showHealth(&board), whyPath: answerWhy(newAsker(server.Informers(), n.name, n.domain, api.serviceCIDR, routes, names, enforced))}
+	asker := newAsker(server.Informers(), n.name, n.domain, api.serviceCIDR, routes, names, enforced)
+	asker.PodDNS = kube.PodDNS
+	if asker.ClusterDNS, err = n.clusterDNS(api.serviceCIDR); err != nil {
+		return err
+	}
+	more := map[string]http.Handler{healthPath: showHealth(&board), whyPath: answerWhy(asker)}
 	return together(ctx, server, began, &api, more, func() error { return renewed(&api, &n) }, parts...)
 }
 
