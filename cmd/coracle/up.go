@@ -55,6 +55,8 @@ type upOptions struct {
 	ClusterDNS    []string `json:"clusterDNS,omitempty"`
 	StubDomains   []string `json:"stubDomains,omitempty"`
 	ResolvConf    string   `json:"resolvConf,omitempty"`
+	// PoliciesOff leaves NetworkPolicies to a network plugin.
+	PoliciesOff offFlag `json:"networkPoliciesOff,omitempty"`
 	// UnsafeSysctls are those that pods may set in addition to upstream's safe ones.
 	UnsafeSysctls []string `json:"unsafeSysctls,omitempty"`
 
@@ -108,6 +110,8 @@ and fails. An up that fails before the node is Ready ends what it has started; p
 	f.StringSliceVar(&o.ClusterDNS, "cluster-dns", nil, "`ADDRESSES` of the cluster's DNS, or none (default: the tenth address of --service-cidr); outside of --service-cidr they are of a DNS elsewhere")
 	f.StringSliceVar(&o.StubDomains, "dns-stub-domain", nil, "name servers of a domain that the cluster's DNS asks instead of the node's: `DOMAIN=ADDRESS` such as corp.example=10.0.0.53; again for further servers")
 	f.StringVar(&o.ResolvConf, "resolv-conf", "", "`FILE` with the name servers for all other names (default: the node's)")
+	f.Var(&o.PoliciesOff, "network-policies", "enforce NetworkPolicies for this node's pods; false if a network plugin does")
+	f.Lookup("network-policies").NoOptDefVal = "true"
 	f.StringVar(&o.EvictionHard, "eviction-hard", "", "when pods are evicted, `THRESHOLDS` such as memory.available<100Mi,nodefs.available<5% (default: upstream's)")
 	f.StringSliceVar(&o.UnsafeSysctls, "allowed-unsafe-sysctls", nil, "sysctls that pods may set in addition to the safe ones: `NAMES` such as kernel.msgmax, or prefixes such as net.core.*")
 	f.StringSliceVar(&o.apply, "apply", nil, "manifests to apply with kubectl once the node is Ready")
@@ -246,6 +250,9 @@ func kubeArgs(p place, o upOptions) []string {
 		if further[1] != "" {
 			args = append(args, further[0], further[1])
 		}
+	}
+	if o.PoliciesOff {
+		args = append(args, "--network-policies=false")
 	}
 	return args
 }

@@ -117,8 +117,11 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions) err
 			return err
 		}
 		parts, policies, enforced = append(parts, enforce.Run), enforce, enforce
-	} else if err := policy.Cleanup(policyTable(api.port)); err != nil { // of a run with them
-		slog.Warn("rules of network policies of an earlier run are left", "err", err)
+	} else {
+		board.Add("network policies").Works(policiesOff)
+		if err := policy.Cleanup(policyTable(api.port)); err != nil { // of a run with them
+			slog.Warn("rules of network policies of an earlier run are left", "err", err)
+		}
 	}
 	kube, err := newKubelet(server, bundle, api, n, policies)
 	if err != nil {
