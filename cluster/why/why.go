@@ -64,8 +64,8 @@ type Direction struct {
 type Question struct {
 	// Namespace is that of names without one.
 	Namespace string
-	// Source is pod/NAME, NAMESPACE/NAME, node/NAME or an IP address; Destination pod/NAME, svc/NAME,
-	// NAMESPACE/NAME, an IP address or a DNS name, and may end with :PORT.
+	// Source is pod/NAME, NAMESPACE/NAME, node/NAME or an IP address; Destination pod/NAME,
+	// svc/NAME, NAMESPACE/NAME, an IP address or a DNS name, and may end with :PORT.
 	Source, Destination string
 }
 
@@ -151,8 +151,8 @@ type Asker struct {
 	// Local says whether this node has an address itself, such as that of the cluster's DNS, which
 	// its Node object does not tell.
 	Local func(netip.Addr) bool
-	// ServiceRanges are the networks of Services' addresses. Those that the node has itself are only
-	// for the node and its pods.
+	// ServiceRanges are the networks of Services' addresses. Those that the node has itself are
+	// only for the node and its pods.
 	ServiceRanges []netip.Prefix
 	// PodDNS returns what the resolv.conf of a pod says, by the kubelet's code.
 	PodDNS func(context.Context, *corev1.Pod) (*runtimeapi.DNSConfig, error)

@@ -310,8 +310,8 @@ func (toItself) Route(_ netip.Addr, destination netip.AddrPort, _ byte) (*proxy.
 	}, true, nil
 }
 
-// The node has some addresses that its object does not tell: of the API server and the DNS for pods,
-// and the pods' gateway.
+// The node has some addresses that its object does not tell: of the API server and the DNS for
+// pods, and the pods' gateway.
 func TestAddressesOfTheNode(t *testing.T) {
 	a := newTestAsker(t)
 	server, gateway := netip.MustParseAddr("10.96.0.11"), netip.MustParseAddr("10.85.0.1")

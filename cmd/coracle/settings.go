@@ -16,8 +16,8 @@ import (
 	"github.com/coracle-project/coracle/internal/atomicfile"
 )
 
-// settings are what up remembers from one time to the next, by the flags that set them. A zero value is
-// not remembered.
+// settings are what up remembers from one time to the next, by the flags that set them. A zero
+// value is not remembered.
 func (o *upOptions) settings() map[string]any {
 	return map[string]any{
 		"config": &o.Config, "short-name-registry": &o.ShortNames, "bind-address": &o.Bind, "port": &o.Port,
@@ -52,8 +52,8 @@ func (o offFlag) String() string { return strconv.FormatBool(!bool(o)) }
 // ofRuntime are the flags that coracled is started with. The others are the cluster process's.
 var ofRuntime = []string{"config", "short-name-registry"}
 
-// follow takes over what last says for the flags that were not given, and returns those that were given and
-// say something else.
+// follow takes over what last says for the flags that were not given, and returns those that were
+// given and say something else.
 func (o *upOptions) follow(last upOptions, given func(flag string) bool) (differ []string) {
 	theirs := last.settings()
 	for flag, mine := range o.settings() {

@@ -23,11 +23,11 @@ import (
 // upOptions are the flags of up, and what up.json remembers of them.
 type upOptions struct {
 	Config string `json:"config,omitempty"` // coracled's configuration file, "" for its default
-	// ShortNames is the registry of images' names without one, unless the configuration file names another;
-	// refuseShortNames for none.
+	// ShortNames is the registry of images' names without one, unless the configuration file names
+	// another; refuseShortNames for none.
 	ShortNames string `json:"shortNames,omitempty"`
-	// Coracled is whether up has started the coracled that last ran, so that down --purge removes what it
-	// has in --root.
+	// Coracled is whether up has started the coracled that last ran, so that down --purge removes
+	// what it has in --root.
 	Coracled bool `json:"coracled"`
 	// Boot is the boot in which it did, so that down ends it; "" after down.
 	Boot string `json:"boot,omitempty"`
@@ -37,8 +37,8 @@ type upOptions struct {
 	Node string `json:"node"`
 	// ServiceCIDR is the network of Services' addresses.
 	ServiceCIDR string `json:"serviceCIDR,omitempty"`
-	// LoadBalancerCIDR are ranges of addresses for Services of type LoadBalancer, in the words of coracle-kube.
-	// LoadBalancerInterface is where the node answers for them.
+	// LoadBalancerCIDR are ranges of addresses for Services of type LoadBalancer, in the words of
+	// coracle-kube. LoadBalancerInterface is where the node answers for them.
 	LoadBalancerCIDR      []string `json:"loadBalancerCIDR,omitempty"`
 	LoadBalancerInterface string   `json:"loadBalancerInterface,omitempty"`
 	// PodLogs is the directory of containers' logs, CgroupRoot the parent of pods' cgroups.
@@ -160,7 +160,8 @@ func up(ctx context.Context, p place, o upOptions, given func(flag string) bool,
 	if err := u.look(ctx, o.follow(last, given)); err != nil {
 		return err
 	}
-	// What the last cluster announced is the new one's to announce: a pool is refused that is in use.
+	// What the last cluster announced is the new one's to announce: a pool is refused that is in
+	// use.
 	if u.supervisor == 0 && last.Port != 0 && last.Port != o.Port {
 		if err := removeAnnouncements(ctx, last.Bind, last.Port); err != nil {
 			return err
@@ -257,9 +258,9 @@ func kubeArgs(p place, o upOptions) []string {
 	return args
 }
 
-// orOther is for a program of ours that ended with err because another process holds lock, and does what
-// it was to do: it awaits that one, for as long as that holds the lock. Without another, err is what went
-// wrong.
+// orOther is for a program of ours that ended with err because another process holds lock, and does
+// what it was to do: it awaits that one, for as long as that holds the lock. Without another, err
+// is what went wrong.
 func orOther(ctx context.Context, err error, lock, what, log string, answers func(context.Context) error) error {
 	if err == nil || ctx.Err() != nil {
 		return err
@@ -317,7 +318,8 @@ func (u *upping) upCluster(ctx context.Context) error {
 	return orOther(ctx, err, p.supervisor(), "the API server", log, answers)
 }
 
-// longestTry is how long an answer is waited for: who listens there may be another, who says nothing.
+// longestTry is how long an answer is waited for: who listens there may be another, who says
+// nothing.
 const longestTry = 2 * time.Second
 
 // await returns when answers does not fail any more. If cmd ends before, or ctx does, the error
@@ -344,8 +346,8 @@ func await(ctx context.Context, what, log string, cmd *exec.Cmd, answers func(co
 	}
 }
 
-// reason is the line of a log, among the last, that says best what went wrong: the last that a program of
-// ours ended with, or else the last of all.
+// reason is the line of a log, among the last, that says best what went wrong: the last that a
+// program of ours ended with, or else the last of all.
 func reason(log string) string {
 	lines := strings.Split(tail(log), "\n")
 	for _, line := range slices.Backward(lines) {

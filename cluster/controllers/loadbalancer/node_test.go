@@ -118,8 +118,8 @@ func TestPortsOfNodesAreReleased(t *testing.T) {
 	})
 }
 
-// Users change a Service's ports when it has its address. The new ones are no more its own than those
-// of a new Service: it loses the address rather than that another loses the port.
+// Users change a Service's ports when it has its address. The new ones are no more its own than
+// those of a new Service: it loses the address rather than that another loses the port.
 func TestPortsAreNotTakenLater(t *testing.T) {
 	for name, test := range map[string]struct {
 		attack       func(api)
@@ -169,8 +169,8 @@ func TestPortsAreNotTakenLater(t *testing.T) {
 	}
 }
 
-// The status says which ports were given, so that the proxy routes no others. It does so also when the
-// controller no longer looks at the Service.
+// The status says which ports were given, so that the proxy routes no others. It does so also when
+// the controller no longer looks at the Service.
 func TestStatusHasThePortsOfNodes(t *testing.T) {
 	run(t, Options{}, nil, func(a api) {
 		given := func(want int32) {

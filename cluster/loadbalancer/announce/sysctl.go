@@ -14,8 +14,8 @@ import (
 )
 
 // record is what sysctls were before, by short names: "ndp" for IPv6's proxy_ndp, "4/2" and "6/2"
-// for the proxy_delay of the interface with that index, which may get another name. Earlier releases
-// wrote the name, as in "4eth0". It is the sink's alias, such as "4/2=80 6/2=80 ndp=0".
+// for the proxy_delay of the interface with that index, which may get another name. Earlier
+// releases wrote the name, as in "4eth0". It is the sink's alias, such as "4/2=80 6/2=80 ndp=0".
 type record map[string]string
 
 // longestAlias is the kernel's limit (IFALIASZ), with the null byte.

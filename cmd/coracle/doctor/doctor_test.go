@@ -54,7 +54,7 @@ func TestHealthy(t *testing.T) {
 	}
 }
 
-// Each fault is found, by itself, with a mend.
+// Each fault is found, by itself, with a remedy.
 func TestFaults(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
@@ -84,7 +84,7 @@ func TestFaults(t *testing.T) {
 			f.Config.Exists, f.Config.Warnings = true, []string{"network.bridge is called network.name now"}
 		}, "config", Warning, "network.name", "edit"},
 		{"pods on the old bridge", func(f *Facts) { f.Daemon.Bridged = []string{"abc", "def"} }, "network", Warning, "on the bridge of an earlier release, where neighbours can forge addresses: 2 pods (abc, def)", "recreate"},
-		{"no shim", func(f *Facts) { f.Shim.Path = "" }, "shim", Error, "not installed", "beside coracled"},
+		{"no shim", func(f *Facts) { f.Shim.Path = "" }, "shim", Error, "not installed", "next to coracled"},
 		{"disk unreadable", func(f *Facts) { f.Disks[0].Err = "input/output error" }, "disk", Error, "input/output", "--root"},
 		{"disk read-only", func(f *Facts) { f.Disks[0].ReadOnly = true }, "disk", Error, "read-only", "mount it writable"},
 		{"disk full", func(f *Facts) { f.Disks[0].Free = 1 << 20 }, "disk", Error, "free", "coracle image prune"},

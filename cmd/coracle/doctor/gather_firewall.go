@@ -40,8 +40,8 @@ func (w firewalled) rangeOf(ipv6 bool) netip.Prefix {
 // readNFTables finds chains that drop what the node forwards for its pods, and the node ports of
 // Services. Packets as pods send them are followed through the rules of each chain of the hook
 // forward: one that drops them is enough, whatever the others do and in which order. Where a rule
-// that accepts has conditions that cannot be told here, one that names a range of the pods counts as
-// accepting: its author knows of them.
+// that accepts has conditions that cannot be told here, one that names a range of the pods counts
+// as accepting: its author knows of them.
 func readNFTables(w firewalled) (found []Firewall, ports []NodePort, err error) {
 	c, err := nftables.New()
 	if err != nil {

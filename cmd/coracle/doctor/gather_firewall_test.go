@@ -175,7 +175,7 @@ func TestJudgeLegacy(t *testing.T) {
 		"a port":                    {"-P FORWARD DROP\n" + replies + "-A FORWARD -p tcp -m tcp --dport 443 -j ACCEPT\n", "iptables-legacy", true},
 		"a port of the range":       {"-P FORWARD DROP\n" + replies + "-A FORWARD -s 10.85.0.0/16 -p tcp -m tcp --dport 443 -j ACCEPT\n", "iptables-legacy", false},
 		"a chain that calls itself": {"-P FORWARD DROP\n-N a\n-A FORWARD -j a\n-A a -j a\n", "iptables-legacy", true},
-		"what nobody prints":        {"-A\n-P FORWARD\n-A FORWARD -s\n-A FORWARD -j\n\"\n-A FORWARD --comment \"\n", "iptables-legacy", false},
+		"what no program prints":    {"-A\n-P FORWARD\n-A FORWARD -s\n-A FORWARD -j\n\"\n-A FORWARD --comment \"\n", "iptables-legacy", false},
 	} {
 		l := parseLegacy(tc.rules)
 		if manager, drops := l.manager(), l.drop(nodeWith(podRanges...), false); manager != tc.manager || drops != tc.drops {

@@ -158,8 +158,8 @@ func (f *legacyFate) pass(chain string, depth int) end {
 	return goesOn
 }
 
-// evaluate says whether a rule matches, and its target; leaves says that what comes after the target
-// is passed over (-g).
+// evaluate says whether a rule matches, and its target; leaves says that what comes after the
+// target is passed over (-g).
 func (f *legacyFate) evaluate(words []string) (matches match, target string, leaves bool) {
 	invert := false
 	for i := 0; i < len(words); i++ {

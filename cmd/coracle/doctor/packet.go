@@ -29,8 +29,8 @@ const (
 	stateNew         = 1 << 3
 )
 
-// forwarded are the packets that each node has to forward: between its pods, from a pod to elsewhere,
-// and the reply. pods is their range, which may be invalid.
+// forwarded are the packets that each node has to forward: between its pods, from a pod to
+// elsewhere, and the reply. pods is their range, which may be invalid.
 func forwarded(pods netip.Prefix, ipv6 bool, pod, uplink side) []packet {
 	var one, two netip.Addr
 	if pods.IsValid() {

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ruleset is a table of nftables, which packets are followed through as the kernel does it. What the
-// kernel would look at and doctor does not know makes a rule one that may match.
+// ruleset is a table of nftables, which packets are followed through as the kernel does it. What
+// the kernel would look at and doctor does not know makes a rule one that may match.
 type ruleset struct {
 	conn   *nftables.Conn
 	table  *nftables.Table
