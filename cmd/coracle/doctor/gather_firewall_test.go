@@ -2,9 +2,12 @@ package doctor
 
 import (
 	"net/netip"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/coracle-project/coracle/internal/testkit"
 )
 
 var podRanges = []netip.Prefix{netip.MustParsePrefix("10.85.0.0/16"), netip.MustParsePrefix("fd85::/64")}
@@ -151,6 +154,43 @@ func TestReadFirewallsOfOtherPlugins(t *testing.T) {
 			if found, _, err := readNFTables(firewalled{}); err != nil || len(found) != want {
 				t.Errorf("%s: %+v, %v", rules, found, err)
 			}
+		})
+	}
+}
+
+// Rules of iptables-legacy, in the kernel.
+func TestReadLegacy(t *testing.T) {
+	if out, err := exec.Command("unshare", "-n", "iptables-legacy", "-S").CombinedOutput(); err != nil {
+		testkit.Untested(t, "firewalls made with iptables-legacy: %v: %s; TestJudgeLegacy has the rules as text", err, out)
+		return
+	}
+	for name, tc := range map[string]struct {
+		run  []string
+		want []Firewall
+	}{
+		"none":   {},
+		"policy": {[]string{"iptables-legacy -P FORWARD DROP"}, []Firewall{{"iptables-legacy", "ip filter", "FORWARD"}}},
+		"a last rule": {
+			[]string{"ip6tables-legacy -A FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT", "ip6tables-legacy -A FORWARD -j REJECT"},
+			[]Firewall{{"iptables-legacy", "ip6 filter", "FORWARD"}},
+		},
+		"let through": {run: []string{
+			"iptables-legacy -P FORWARD DROP", "iptables-legacy -A FORWARD -m state --state RELATED,ESTABLISHED -j ACCEPT",
+			"iptables-legacy -A FORWARD -i cor+ -m comment --comment pods -j ACCEPT",
+		}},
+		"as doctor proposes": {run: []string{
+			"iptables-legacy -P FORWARD DROP", "iptables-legacy -I FORWARD -s 10.85.0.0/16 -j ACCEPT", "iptables-legacy -I FORWARD -d 10.85.0.0/16 -j ACCEPT",
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inNamespace(t, func(run func(stdin string, command ...string)) {
+				for _, command := range tc.run {
+					run("", strings.Fields(command)...)
+				}
+				if found, unread := readLegacy(t.Context(), nodeWith(podRanges...)); unread != "" || !slices.Equal(found, tc.want) {
+					t.Errorf("%+v, %q, want %+v", found, unread, tc.want)
+				}
+			})
 		})
 	}
 }

@@ -17,8 +17,8 @@ func readLegacy(ctx context.Context, w firewalled) (found []Firewall, unread str
 		names, program, table string
 		ipv6                  bool
 	}{
-		{"/proc/net/ip_tables_names", "iptables-legacy", "ip filter", false},
-		{"/proc/net/ip6_tables_names", "ip6tables-legacy", "ip6 filter", true},
+		{"/proc/thread-self/net/ip_tables_names", "iptables-legacy", "ip filter", false},
+		{"/proc/thread-self/net/ip6_tables_names", "ip6tables-legacy", "ip6 filter", true},
 	} {
 		names, err := os.ReadFile(family.names)
 		if err != nil || !slices.Contains(strings.Fields(string(names)), "filter") || !slices.Contains(w.families(), family.ipv6) {
