@@ -1,15 +1,15 @@
-// Package dns is the cluster's DNS. It answers for the names of Services, endpoints and pods from the
-// process's informers, as Kubernetes' specification of DNS for Services says (version 1.1), and asks
-// the node's name servers for all other names.
+// Package dns is the cluster's DNS. It answers for the names of Services, endpoints and pods from
+// the process's informers, as Kubernetes' specification of DNS for Services says (version 1.1), and
+// asks the node's name servers for all other names.
 //
-// It listens at an address that only the node and its pods reach (package nodeaddr), the one that the
-// kubelet hands out to pods; each node answers its own pods. The Service kube-system/kube-dns has that
-// address, so that users see it.
+// It listens at an address that only the node and its pods reach (package nodeaddr), the one that
+// the kubelet hands out to pods; each node answers its own pods. The Service kube-system/kube-dns
+// has that address, so that users see it.
 //
-// A packet passes one function: handler.handle parses it with the library, decides at once, or returns
-// the work of asking others. What the cluster knows is in zone, other names are in package forward.
-// Packets are hostile: their size, the records of an answer, the questions under way, the connections
-// and the answers remembered are bounded.
+// A packet passes one function: handler.handle parses it with the library, decides at once, or
+// returns the work of asking others. What the cluster knows is in zone, other names are in package
+// forward. Packets are hostile: their size, the records of an answer, the questions under way, the
+// connections and the answers remembered are bounded.
 package dns
 
 import (
@@ -45,8 +45,8 @@ const port, firstPort, lastPort = 53, 334, 343
 // retry is how long to wait before the address is tried again that another has.
 var retry = 10 * time.Second
 
-// Options say where and what the server answers. Empty fields take the defaults that are written with
-// them.
+// Options say where and what the server answers. Empty fields take the defaults that are written
+// with them.
 type Options struct {
 	// Addresses are where it answers; required.
 	Addresses []netip.Addr
@@ -101,8 +101,9 @@ func New(s *client.Set, o Options) (*Server, error) {
 	return server, nil
 }
 
-// Run answers until ctx ends. Where it cannot, because another has the address or the port, it says so
-// and tries again: the rest of the cluster works. A Service kube-dns of the user's own replaces it.
+// Run answers until ctx ends. Where it cannot, because another has the address or the port, it says
+// so and tries again: the rest of the cluster works. A Service kube-dns of the user's own replaces
+// it.
 func (s *Server) Run(ctx context.Context) error {
 	if !cache.WaitForCacheSync(ctx.Done(), s.objects.synced()...) {
 		return nil
@@ -223,7 +224,8 @@ func (s *sockets) listenAt(addrs []netip.Addr, at uint16) error {
 	return nil
 }
 
-// listen adds an address, for TCP first: of two processes that try, one fails before it gets any query.
+// listen adds an address, for TCP first: of two processes that try, one fails before it gets any
+// query.
 func (s *sockets) listen(addr netip.AddrPort) error {
 	l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(addr))
 	if err != nil {

@@ -17,8 +17,8 @@ const (
 	responseBit = 0x80 // of the third byte
 	// maxQuery is how long a query may be. One question and its options take some hundred bytes.
 	maxQuery = 4 << 10
-	// payload is how long a datagram may be that a client is sent: what passes any network in one piece
-	// (RFC 9715). Clients without EDNS are sent at most 512 bytes.
+	// payload is how long a datagram may be that a client is sent: what passes any network in one
+	// piece (RFC 9715). Clients without EDNS are sent at most 512 bytes.
 	payload = 1232
 	// maxAliases bounds the ExternalName Services that are followed for a question.
 	maxAliases = 8
@@ -47,9 +47,9 @@ type request struct {
 	limit    int // bytes of the reply
 }
 
-// handle returns the reply to a packet, nil for none. The reply may be in buf. If other servers have to
-// be asked, it returns a function that does so instead; it must be called, since it has reserved its
-// share of what may be under way.
+// handle returns the reply to a packet, nil for none. The reply may be in buf. If other servers
+// have to be asked, it returns a function that does so instead; it must be called, since it has
+// reserved its share of what may be under way.
 //
 // A packet is from anyone: it may be anything.
 func (h *handler) handle(packet []byte, from sender, buf []byte) (reply []byte, ask func() []byte) {
@@ -162,8 +162,8 @@ func minimal(r *request) *dns.Msg {
 	return &dns.Msg{Answer: []dns.RR{&dns.HINFO{Hdr: h, Cpu: "RFC8482"}}}
 }
 
-// resolve answers a question with the cluster's records and with those of others, for which it calls
-// ask. It returns nil if ask does.
+// resolve answers a question with the cluster's records and with those of others, for which it
+// calls ask. It returns nil if ask does.
 func (h *handler) resolve(r *request, ask func(forward.Question) *dns.Msg) *dns.Msg {
 	m := new(dns.Msg)
 	q := question{name: r.name, owner: r.question.Name, kind: r.question.Qtype, limit: r.limit / smallestRecord}

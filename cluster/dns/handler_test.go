@@ -113,8 +113,8 @@ func TestQuestionsThatAreRefused(t *testing.T) {
 	}
 }
 
-// A question for all records of a name is a means to turn small questions into large answers, above all
-// where others hold the records.
+// A question for all records of a name is a means to turn small questions into large answers, above
+// all where others hold the records.
 func TestAllRecordsAreNotTold(t *testing.T) {
 	h := newHandler(t, forward.Config{}, cluster()...)
 	for _, name := range []string{"pets.default" + svc, "www.example.com.", "nowhere.cluster.local."} {

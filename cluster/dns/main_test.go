@@ -99,7 +99,7 @@ func sliceOf(s *corev1.Service, number int, endpoints ...string) *discoveryv1.En
 }
 
 // newHandler is a handler for a cluster of these objects. No one answers for other names, unless
-// config says by whom.
+// config names a server for them.
 func newHandler(t testing.TB, config forward.Config, all ...runtime.Object) *handler {
 	t.Helper()
 	shared := informers.NewSharedInformerFactory(fake.NewClientset(), 0)

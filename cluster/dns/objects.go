@@ -12,8 +12,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// objects finds the API's objects in the informers that the process has anyway. Nothing is copied and
-// no name is kept: every lookup is by a key or an index.
+// objects finds the API's objects in the informers that the process has anyway. Nothing is copied
+// and no name is kept: every lookup is by a key or an index.
 type objects struct {
 	services, namespaces, addresses, slices cache.SharedIndexInformer
 }
@@ -21,8 +21,8 @@ type objects struct {
 const (
 	// byService finds EndpointSlices by NAMESPACE/SERVICE.
 	byService = "coracle-dns-service"
-	// byNamedAddress finds EndpointSlices by the addresses of endpoints that have a name of their own:
-	// those of headless Services. Others have no PTR records, and are many.
+	// byNamedAddress finds EndpointSlices by the addresses of endpoints that have a name of their
+	// own: those of headless Services. Others have no PTR records, and are many.
 	byNamedAddress = "coracle-dns-address"
 )
 

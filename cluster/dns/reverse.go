@@ -14,8 +14,8 @@ const (
 	reverse6 = ".ip6.arpa."
 )
 
-// reverse answers for the name of an address of a Service or of an endpoint that has a name. Addresses
-// of others are not ours, but those that Services could have are asked of no one else.
+// reverse answers for the name of an address of a Service or of an endpoint that has a name.
+// Addresses of others are not ours, but those that Services could have are asked of no one else.
 func (z *zone) reverse(q question) (a answer, ours bool) {
 	addr := reversed(q.name)
 	if !addr.IsValid() {

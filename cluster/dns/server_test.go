@@ -129,6 +129,23 @@ func TestCaseOfQuestionsIsKept(t *testing.T) {
 	}
 }
 
+// Names of the cluster are found in capitals, too, and come back as they were asked.
+func TestClusterNamesInCapitals(t *testing.T) {
+	h := newHandler(t, forward.Config{}, cluster()...)
+	for asked, kind := range map[string]uint16{
+		"WEB.Default.SVC.Cluster.Local.": dns.TypeA, "_HTTP._TCP.wEb.dEfault.svc.cluster.LOCAL.": dns.TypeSRV, "DNS-Version.Cluster.Local.": dns.TypeTXT,
+	} {
+		lower := h.query(t, sender{pod, true}, strings.ToLower(asked), kind)
+		m := h.query(t, sender{pod, true}, asked, kind)
+		if m.Rcode != dns.RcodeSuccess || len(m.Answer) == 0 || len(m.Answer) != len(lower.Answer) || m.Question[0].Name != asked || m.Answer[0].Header().Name != asked {
+			t.Errorf("%s: %v\nand in small letters: %v", asked, m, lower)
+		}
+	}
+	if m := h.query(t, sender{pod, true}, "WEBB.Default.SVC.Cluster.Local.", dns.TypeA); m.Rcode != dns.RcodeNameError {
+		t.Errorf("a name that does not exist: %v", m)
+	}
+}
+
 // Connections that send nothing, or not all, are closed, and no client can have all of them.
 func TestConnectionsAreBounded(t *testing.T) {
 	at := listening(t, newHandler(t, forward.Config{}, cluster()...))

@@ -18,7 +18,8 @@ const (
 	// serviceNamespace and serviceName are where every Kubernetes has its DNS.
 	serviceNamespace, serviceName = metav1.NamespaceSystem, "kube-dns"
 	// proxyLabel keeps proxies, ours and upstream's, from a Service whose address the nodes have
-	// themselves. Its value says who routes it instead. A user who removes it takes the Service over.
+	// themselves. Its value says who routes it instead. A user who removes it takes the Service
+	// over.
 	proxyLabel, onNode = "service.kubernetes.io/service-proxy-name", "coracle-node"
 )
 

@@ -16,8 +16,8 @@ import (
 const (
 	// maxConns and maxConnsOfClient bound the connections. A connection takes some 10 kB.
 	maxConns, maxConnsOfClient = 256, 32
-	// idle is how long a connection may wait for its next query, and slow for the rest of one, or to
-	// take a reply (RFC 7766, 6.2.3).
+	// idle is how long a connection may wait for its next query, and slow for the rest of one, or
+	// to take a reply (RFC 7766, 6.2.3).
 	idle, slow = 10 * time.Second, 5 * time.Second
 )
 

@@ -14,12 +14,13 @@ import (
 const (
 	// schema is the version of the specification that the names follow.
 	schema = "1.1.0"
-	// ttl is how long clients may keep what they are told, in seconds; versionTTL so for the schema.
+	// ttl is how long clients may keep what they are told, in seconds; versionTTL so for the
+	// schema.
 	ttl, versionTTL = 5, 28800
 )
 
-// zone answers for the names of the cluster's domain, as Kubernetes' specification of DNS for Services
-// says, and for the names of the addresses of Services and endpoints.
+// zone answers for the names of the cluster's domain, as Kubernetes' specification of DNS for
+// Services says, and for the names of the addresses of Services and endpoints.
 type zone struct {
 	*objects
 	domain string         // "cluster.local."
@@ -166,8 +167,8 @@ func external(q question, s *corev1.Service, rest string) answer {
 	}
 }
 
-// ofService answers for a Service itself. SRV records of all its ports are beyond the specification;
-// old clients of StatefulSets look for them here.
+// ofService answers for a Service itself. SRV records of all its ports are beyond the
+// specification; old clients of StatefulSets look for them here.
 func (z *zone) ofService(q question, s *corev1.Service) answer {
 	switch {
 	case q.kind == dns.TypeSRV:
@@ -193,8 +194,8 @@ func (z *zone) ofPort(q question, s *corev1.Service, port, protocol string) answ
 }
 
 // ports returns the SRV records of a Service: of the port of this name, or of all; empty names are
-// those of ports without one, which only the Service's own name has records of. What is at the other
-// end of a headless Service's port, an endpoint's slice says.
+// those of ports without one, which only the Service's own name has records of. What is at the
+// other end of a headless Service's port, an endpoint's slice says.
 func (z *zone) ports(q question, s *corev1.Service, name, protocol string) (a answer) {
 	wanted := func(portName string, proto corev1.Protocol) bool {
 		if protocol == "" {
@@ -320,7 +321,8 @@ func kindOf(ipv6 bool) uint16 {
 	return dns.TypeA
 }
 
-// clusterAddresses returns the records of one kind of a Service's cluster addresses; TypeNone is both.
+// clusterAddresses returns the records of one kind of a Service's cluster addresses; TypeNone is
+// both.
 func clusterAddresses(s *corev1.Service, owner string, kind uint16) (records []dns.RR) {
 	all := s.Spec.ClusterIPs
 	if len(all) == 0 {
@@ -355,8 +357,8 @@ func addressRecord(owner string, addr netip.Addr, kind uint16) dns.RR {
 	}
 }
 
-// pod answers for ADDRESS.NAMESPACE. As the specification says, any address has a record, with dashes
-// for its dots or colons.
+// pod answers for ADDRESS.NAMESPACE. As the specification says, any address has a record, with
+// dashes for its dots or colons.
 func (z *zone) pod(q question, rest string) answer {
 	rest, namespace := cutLast(rest)
 	if !z.namespaceExists(namespace) || strings.Contains(rest, ".") {

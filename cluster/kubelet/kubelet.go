@@ -30,7 +30,6 @@ import (
 	"k8s.io/client-go/tools/record"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/klog/v2"
-	"k8s.io/kubernetes/pkg/kubelet/network/dns"
 
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/kubelet/cgroups"
@@ -278,18 +277,6 @@ func (k *Kubelet) makeCgroups(ctx context.Context) (*cgroups.Manager, error) {
 	return cgroups.New(k.opts.CgroupRoot, cgroups.Limits{
 		MilliCPU: allocatable.Cpu().MilliValue(), MemoryBytes: allocatable.Memory().Value(), PodPIDs: k.opts.PodPIDs,
 	})
-}
-
-// dns computes pods' resolv.conf by upstream's rules.
-func (k *Kubelet) dns() pod.DNS {
-	parse := func(all []string) (ips []net.IP) {
-		for _, ip := range all {
-			ips = append(ips, net.ParseIP(ip))
-		}
-		return ips
-	}
-	return dns.NewConfigurer(logging(k.recorder), node.Ref(k.opts.NodeName), parse(k.opts.NodeIPs), parse(k.opts.ClusterDNS),
-		k.opts.ClusterDomain, k.opts.ResolvConf)
 }
 
 // server makes the kubelet's HTTPS API.

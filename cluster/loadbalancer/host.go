@@ -8,6 +8,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/cluster/internal/ipnet"
 )
 
 // podRoutes is the protocol of coracled's routes (network/link.go). The one without an interface is
@@ -25,7 +27,7 @@ func CheckPods(p Pool) error {
 		return err
 	}
 	for _, r := range routes {
-		if to, ok := prefixOf(r.Dst); ok && r.Protocol == podRoutes && r.Type == unix.RTN_UNREACHABLE && p.Overlaps(to) {
+		if to, ok := ipnet.Prefix(r.Dst); ok && r.Protocol == podRoutes && r.Type == unix.RTN_UNREACHABLE && p.Overlaps(to) {
 			return fmt.Errorf("--load-balancer-cidr %s overlaps %s, the range of pods: choose addresses of the node's network that nothing else has", p, to)
 		}
 	}
@@ -50,7 +52,7 @@ func CheckHost(p Pool, sink string) error {
 		return fmt.Errorf("--load-balancer-cidr %s has %s: leave that out, as in 192.168.1.240-192.168.1.250", p, fmt.Sprintf(what, args...))
 	}
 	for _, a := range addresses {
-		if own, ok := prefixOf(a.IPNet); ok && p.Overlaps(netip.PrefixFrom(own.Addr(), own.Addr().BitLen())) {
+		if own, ok := ipnet.Prefix(a.IPNet); ok && p.Overlaps(netip.PrefixFrom(own.Addr(), own.Addr().BitLen())) {
 			return refused("%s, an address of %s", own.Addr(), linkName(a.LinkIndex))
 		}
 	}
@@ -66,7 +68,7 @@ func CheckHost(p Pool, sink string) error {
 		if gateway, ok := netip.AddrFromSlice(r.Gw); ok && p.Overlaps(netip.PrefixFrom(gateway.Unmap(), gateway.Unmap().BitLen())) {
 			return refused("%s, a gateway by %s", gateway.Unmap(), linkName(r.LinkIndex))
 		}
-		if to, ok := prefixOf(r.Dst); ok && r.Type == unix.RTN_UNICAST && (r.LinkIndex != ours || ours == 0) && p.covers(to) {
+		if to, ok := ipnet.Prefix(r.Dst); ok && r.Type == unix.RTN_UNICAST && (r.LinkIndex != ours || ours == 0) && p.covers(to) {
 			return refused("%s, to which there is a route by %s", to, linkName(r.LinkIndex))
 		}
 	}
@@ -86,21 +88,6 @@ func routes() ([]netlink.Route, error) {
 		}
 	}
 	return others, nil
-}
-
-func prefixOf(n *net.IPNet) (netip.Prefix, bool) {
-	if n == nil { // a default route
-		return netip.Prefix{}, false
-	}
-	addr, ok := netip.AddrFromSlice(n.IP)
-	ones, bits := n.Mask.Size()
-	if !ok || bits == 0 {
-		return netip.Prefix{}, false
-	}
-	if bits == 32 {
-		addr = addr.Unmap()
-	}
-	return netip.PrefixFrom(addr, ones), true
 }
 
 // linkName is an interface's name, or its index if it has gone.

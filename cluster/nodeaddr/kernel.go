@@ -39,15 +39,27 @@ func family(addr netip.Addr) byte {
 
 // add gives lo an address. One that a killed process has left is no error.
 func (k *kernel) add(addr netip.Addr) error {
-	err := k.change(unix.RTM_NEWADDR, netlink.Create|netlink.Replace, addr)
-	if addr.Is6() && errors.Is(err, unix.EACCES) {
-		return errors.New("IPv6 is off on lo: set net.ipv6.conf.lo.disable_ipv6=0")
-	}
-	if err != nil {
+	if err := k.change(unix.RTM_NEWADDR, netlink.Create|netlink.Replace, addr); err != nil {
 		return fmt.Errorf("add %s to lo: %w", addr, err)
 	}
 	return nil
 }
+
+// restore gives lo an address that it does not have, and reports whether that was so. Where lo has
+// it, the kernel changes nothing and tells no one of a change.
+func (k *kernel) restore(addr netip.Addr) (missing bool, err error) {
+	err = k.change(unix.RTM_NEWADDR, netlink.Create|netlink.Excl, addr)
+	if errors.Is(err, unix.EEXIST) {
+		return false, nil
+	}
+	if err != nil {
+		return true, fmt.Errorf("add %s to lo: %w", addr, err)
+	}
+	return true, nil
+}
+
+// errIPv6Off says why lo takes no address of IPv6.
+var errIPv6Off = errors.New("IPv6 is off on lo: set net.ipv6.conf.lo.disable_ipv6=0")
 
 // remove takes an address from lo. A missing one is no error.
 func (k *kernel) remove(addr netip.Addr) error {
@@ -71,6 +83,9 @@ func (k *kernel) change(kind netlink.HeaderType, flags netlink.HeaderFlags, addr
 	_, err = k.Execute(netlink.Message{
 		Header: netlink.Header{Type: kind, Flags: netlink.Request | netlink.Acknowledge | flags}, Data: append(header, data...),
 	})
+	if addr.Is6() && errors.Is(err, unix.EACCES) {
+		return errIPv6Off
+	}
 	return err
 }
 

@@ -8,8 +8,9 @@
 // kubelet has told of (Pods) and came in where the route to that pod leads. The rules are in the
 // kernel before the address.
 //
-// The rules go with the process, however it ends. The address of a killed process stays on lo, where
-// nothing answers, until the next process takes it over. Before Linux 5.12 the rules stay, too.
+// The rules go with the process, however it ends. The address of a killed process stays on lo,
+// where nothing answers, until the next process takes it over. Before Linux 5.12 the rules stay,
+// too.
 package nodeaddr
 
 import (
@@ -17,6 +18,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 )
 
@@ -27,8 +29,9 @@ var (
 	ErrTaken = errors.New("another interface of this machine has it: remove it there, or choose another Service network")
 )
 
-// Hold gives the node the addresses, until release is called. Pods on coracled's links reach them,
-// and those of pods, which may be nil. ctx bounds this call only. All or none of the addresses are
+// Hold gives the node the addresses, until release is called. One that another program removes
+// meanwhile is put back at once. Pods on coracled's links reach them, and those of pods, which may
+// be nil. ctx bounds this call only. All or none of the addresses are
 // held; ErrHeld and ErrTaken tell why not.
 func Hold(ctx context.Context, addrs []netip.Addr, pods *Pods) (release func() error, err error) {
 	if len(addrs) == 0 {
@@ -52,6 +55,9 @@ func Hold(ctx context.Context, addrs []netip.Addr, pods *Pods) (release func() e
 	if h.guard, err = pods.guard(addrs, h.kernel.lo); err != nil {
 		return nil, err
 	}
+	if h.watch, err = newWatch(h.kernel, slices.Clone(addrs)); err != nil {
+		return nil, err
+	}
 	for _, addr := range addrs {
 		if err := ctx.Err(); err != nil {
 			return nil, err
@@ -61,6 +67,7 @@ func Hold(ctx context.Context, addrs []netip.Addr, pods *Pods) (release func() e
 		}
 		h.addrs = append(h.addrs, addr)
 	}
+	h.watch.start()
 	return sync.OnceValue(h.release), nil
 }
 
@@ -69,12 +76,16 @@ type holder struct {
 	pods   *Pods
 	kernel *kernel
 	guard  *guard
+	watch  *watch
 	addrs  []netip.Addr
 }
 
-// release undoes what there is, the addresses first.
+// release undoes what there is, the addresses first: the rules are there for as long as they are.
 func (h *holder) release() error {
 	var errs []error
+	if h.watch != nil {
+		errs = append(errs, h.watch.close())
+	}
 	for _, addr := range h.addrs {
 		errs = append(errs, h.kernel.remove(addr))
 	}

@@ -86,8 +86,8 @@ func (m *machine) ip(args string) {
 	})
 }
 
-// link connects m by an interface of this name to a neighbour that routes everything to m. N numbers
-// the networks between them.
+// link connects m by an interface of this name to a neighbour that routes everything to m. N
+// numbers the networks between them.
 func (m *machine) link(name string, n int) *machine {
 	m.t.Helper()
 	other := m.cable(name)
@@ -286,7 +286,8 @@ func TestAddressesOfOthersAreNotTaken(t *testing.T) {
 	}
 }
 
-// holding is the environment variable that makes the test program hold addresses until it is killed.
+// holding is the environment variable that makes the test program hold addresses until it is
+// killed.
 const holding = "CORACLE_TEST_HOLD_ADDRESSES"
 
 func TestMain(m *testing.M) {

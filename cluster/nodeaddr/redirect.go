@@ -17,7 +17,8 @@ import (
 // on another port of the held address, and packets to the well-known one arrive there. Like that of
 // Hold, these tables go with the process.
 
-// beforeHostPorts comes before dstnat (-100): host ports of pods match each address of the node, these too.
+// beforeHostPorts comes before dstnat (-100): host ports of pods match each address of the node,
+// these too.
 const beforeHostPorts = -110
 
 // Redirect has TCP connections to a port of a held address arrive at another port of it, until
@@ -56,10 +57,17 @@ func Redirect(from netip.AddrPort, to uint16) (restore func() error, err error) 
 //
 //	table inet coracle-addr-10.96.0.10-53 {
 //	  flags owner
-//	  chain prerouting { type filter hook prerouting priority raw; ip daddr 10.96.0.10 goto arriving }
-//	  chain output { type filter hook output priority raw; ip saddr 10.96.0.10 jump leaving; ip daddr 10.96.0.10 goto arriving }
-//	  chain arriving { udp dport 53 udp dport set 334 notrack; tcp dport 53 tcp dport set 334 notrack }
-//	  chain leaving { udp sport 334 udp sport set 53 notrack; tcp sport 334 tcp sport set 53 notrack }
+//	  chain prerouting { type filter hook prerouting priority raw;
+//	    ip daddr 10.96.0.10 goto arriving }
+//	  chain output { type filter hook output priority raw;
+//	    ip saddr 10.96.0.10 jump leaving
+//	    ip daddr 10.96.0.10 goto arriving }
+//	  chain arriving {
+//	    udp dport 53 udp dport set 334 notrack
+//	    tcp dport 53 tcp dport set 334 notrack }
+//	  chain leaving {
+//	    udp sport 334 udp sport set 53 notrack
+//	    tcp sport 334 tcp sport set 53 notrack }
 //	}
 func Rename(from netip.AddrPort, to uint16) (restore func() error, err error) {
 	return redirect(from, func(t *table) {

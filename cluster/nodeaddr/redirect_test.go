@@ -144,8 +144,9 @@ func (m *machine) hostPort(pod string) {
 	})
 }
 
-// The API server answers at the port of its Service, while processes of the node and pods have that port of the
-// node's other addresses. Without the redirection, who has the port of all addresses has the Service's, too.
+// The API server answers at the port of its Service, while processes of the node and pods have that
+// port of the node's other addresses. Without the redirection, who has the port of all addresses
+// has the Service's, too.
 func TestRedirect(t *testing.T) {
 	node := newMachine(t)
 	client, pod := node.link("pod0", 3), node.link("pod1", 4)

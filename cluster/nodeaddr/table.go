@@ -40,7 +40,8 @@ func openTable(name string) (t *table, err error) {
 	return t, nil
 }
 
-// replace makes the table, empty, in place of one without an owner, which a killed process has left.
+// replace makes the table, empty, in place of one without an owner, which a killed process has
+// left.
 func (t *table) replace() error {
 	t.conn.AddTable(t.table) // so that there is one to delete
 	t.conn.DelTable(t.table)
@@ -99,8 +100,8 @@ func isPort(transport byte, d direction, port uint16) []expr.Any {
 	}
 }
 
-// flushLimit bounds the wait for the kernel's answers. To some errors, such as without nf_tables, it gives one answer
-// for a transaction, and the nftables package waits for one to each message.
+// flushLimit bounds the wait for the kernel's answers. To some errors, such as without nf_tables,
+// it gives one answer for a transaction, and the nftables package waits for one to each message.
 const flushLimit = 5 * time.Second
 
 // flush sends what is queued as one transaction.
@@ -116,8 +117,8 @@ func (t *table) remove() error {
 	return errors.Join(t.flush(), t.conn.CloseLasting())
 }
 
-// own adds the table so that the kernel removes it when the socket is closed. The nftables package sends no flags of
-// tables.
+// own adds the table so that the kernel removes it when the socket is closed. The nftables package
+// sends no flags of tables.
 func (t *table) own() error {
 	const (
 		ownerFlag = 2 // NFT_TABLE_F_OWNER of linux/netfilter/nf_tables.h

@@ -4,59 +4,87 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
+	"strconv"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// ndots is from how many dots on a name is tried as it is first: what the kubelet writes into pods'
-// resolv.conf.
-const ndots = 5
+// resolver is how a source resolves names: what its resolv.conf says.
+type resolver struct {
+	servers  []string
+	searches []string
+	ndots    int  // from how many dots on a name is tried as it is first
+	cluster  bool // the first server, which the others stand in for, is the cluster's DNS
+}
+
+// The resolver's limits and default of resolv.conf(5).
+const defaultNdots, mostNdots = 1, 15
+
+// resolverOf returns a source's. Of sources that are no pods nothing is known but that they do not
+// ask the cluster's DNS.
+func (a *Asker) resolverOf(ctx context.Context, from *source) (r resolver, err error) {
+	if from.pod == nil {
+		return r, nil
+	}
+	conf, err := a.PodDNS(ctx, from.pod)
+	if err != nil {
+		return r, fmt.Errorf("find the name servers of pod %s: %w", from.Name, err)
+	}
+	r = resolver{servers: conf.Servers, searches: conf.Searches, ndots: defaultNdots}
+	for _, option := range conf.Options {
+		if text, ok := strings.CutPrefix(option, "ndots:"); ok {
+			if n, err := strconv.Atoi(text); err == nil {
+				r.ndots = min(max(n, 0), mostNdots)
+			}
+		}
+	}
+	if len(r.servers) > 0 {
+		first, err := netip.ParseAddr(r.servers[0])
+		r.cluster = err == nil && slices.Contains(a.ClusterDNS, first)
+	}
+	return r, nil
+}
 
 // candidates are the whole names that a resolver tries for a name, in order.
-func (a *Asker) candidates(name string, from *source) []string {
-	if strings.HasSuffix(name, ".") {
-		return []string{strings.ToLower(name)}
-	}
+func (r resolver) candidates(name string) []string {
 	name = strings.ToLower(name)
-	if !a.asksCluster(from) {
-		return []string{name + "."}
+	if strings.HasSuffix(name, ".") {
+		return []string{name}
 	}
 	var searched []string
-	for _, suffix := range []string{from.pod.Namespace + ".svc." + a.Domain, "svc." + a.Domain, a.Domain} {
-		searched = append(searched, name+"."+suffix+".")
+	for _, suffix := range r.searches {
+		if suffix = strings.Trim(strings.ToLower(suffix), "."); suffix != "" {
+			searched = append(searched, name+"."+suffix+".")
+		}
 	}
-	if strings.Count(name, ".") >= ndots {
+	if strings.Count(name, ".") >= r.ndots {
 		return append([]string{name + "."}, searched...)
 	}
 	return append(searched, name+".")
 }
 
-// asksCluster says whether the source's names are resolved by the cluster's DNS.
-func (a *Asker) asksCluster(from *source) bool {
-	if from.pod == nil {
-		return false
+// asked says which servers a source asks that does not ask the cluster's DNS.
+func (r resolver) asked() string {
+	if len(r.servers) == 0 {
+		return "the source does not ask the cluster's DNS"
 	}
-	switch from.pod.Spec.DNSPolicy {
-	case corev1.DNSClusterFirstWithHostNet:
-		return true
-	case corev1.DNSDefault, corev1.DNSNone:
-		return false
-	}
-	return !from.pod.Spec.HostNetwork
+	return "the source does not ask the cluster's DNS, but " + strings.Join(r.servers, ", ")
 }
 
 // byName is a DNS name, which is resolved as the source does it.
 func (a *Asker) byName(ctx context.Context, asked, name string, port wantedPort, from *source) (*destination, error) {
-	tried := a.candidates(name, from)
-	cluster := a.Names != nil && a.asksCluster(from)
+	r, err := a.resolverOf(ctx, from)
+	if err != nil {
+		return nil, fmt.Errorf("destination %q: %w", asked, err)
+	}
+	tried := r.candidates(name)
 	for _, whole := range tried {
-		var addresses []netip.Addr
 		var notes []string
-		if cluster {
-			found, ours, err := []netip.Addr(nil), false, error(nil)
-			whole, notes, found, ours, err = a.follow(whole)
+		if a.Names != nil && r.cluster {
+			last, followed, found, ours, err := a.follow(whole)
+			whole, notes = last, followed
 			switch {
 			case err != nil:
 				return nil, fmt.Errorf("destination %q: %w", asked, err)
@@ -70,22 +98,31 @@ func (a *Asker) byName(ctx context.Context, asked, name string, port wantedPort,
 				return d, err
 			}
 		}
-		addresses, err := a.Elsewhere(ctx, strings.TrimSuffix(whole, "."))
+		// A pod's resolver has added the domains to search in; of another source, the node's does.
+		outside := whole
+		if from.pod == nil {
+			outside = strings.TrimSuffix(whole, ".")
+		}
+		addresses, err := a.Elsewhere(ctx, outside)
 		if err != nil || len(addresses) == 0 {
 			if ctx.Err() != nil {
 				return nil, fmt.Errorf("destination %q: resolve %s: %w", asked, whole, ctx.Err())
 			}
 			continue
 		}
+		notes = append(notes, whole+" was resolved by this node's name servers")
+		if from.pod != nil && !r.cluster {
+			notes = append(notes, r.asked()+", which may answer something else")
+		}
 		d, err := a.ofName(asked, whole, addresses, port)
 		if err == nil {
-			d.notes = append(notes, append([]string{whole + " was resolved by this node's name servers"}, d.notes...)...)
+			d.notes = append(notes, d.notes...)
 		}
 		return d, err
 	}
 	why := "tried " + strings.Join(tried, ", ")
-	if !a.asksCluster(from) {
-		why += "; the source does not ask the cluster's DNS"
+	if !r.cluster {
+		why += "; " + r.asked()
 	}
 	return nil, fmt.Errorf("destination %q: the name does not exist: %s; svc/NAME and pod/NAME name objects", asked, why)
 }

@@ -18,6 +18,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	discoverylisters "k8s.io/client-go/listers/discovery/v1"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/coracle-project/coracle/cluster/proxy"
 )
@@ -63,8 +64,8 @@ type Direction struct {
 type Question struct {
 	// Namespace is that of names without one.
 	Namespace string
-	// Source is pod/NAME, NAMESPACE/NAME, node/NAME or an IP address; Destination pod/NAME, svc/NAME,
-	// NAMESPACE/NAME, an IP address or a DNS name, and may end with :PORT.
+	// Source is pod/NAME, NAMESPACE/NAME, node/NAME or an IP address; Destination pod/NAME,
+	// svc/NAME, NAMESPACE/NAME, an IP address or a DNS name, and may end with :PORT.
 	Source, Destination string
 }
 
@@ -150,10 +151,15 @@ type Asker struct {
 	// Local says whether this node has an address itself, such as that of the cluster's DNS, which
 	// its Node object does not tell.
 	Local func(netip.Addr) bool
-	// ServiceRanges are the networks of Services' addresses. Those that the node has itself are only
-	// for the node and its pods.
+	// ServiceRanges are the networks of Services' addresses. Those that the node has itself are
+	// only for the node and its pods.
 	ServiceRanges []netip.Prefix
-	// Elsewhere resolves names that are not the cluster's.
+	// PodDNS returns what the resolv.conf of a pod says, by the kubelet's code.
+	PodDNS func(context.Context, *corev1.Pod) (*runtimeapi.DNSConfig, error)
+	// ClusterDNS are the addresses of the cluster's DNS.
+	ClusterDNS []netip.Addr
+	// Elsewhere resolves names that are not the cluster's. A final dot says that no domain is to be
+	// searched.
 	Elsewhere func(ctx context.Context, name string) ([]netip.Addr, error)
 }
 

@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -16,6 +19,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/tools/record"
+	upstream "k8s.io/kubernetes/pkg/kubelet/network/dns"
 	"k8s.io/utils/ptr"
 
 	"github.com/coracle-project/coracle/cluster/client"
@@ -109,8 +114,9 @@ func newTestAsker(t *testing.T) *Asker {
 		Pods: core.Pods().Lister(), Nodes: core.Nodes().Lister(), Services: core.Services().Lister(), Slices: set.Informers.Discovery().V1().EndpointSlices().Lister(),
 		Routes: routes, Names: names, Node: "here", Domain: "cluster.local",
 		Local: func(netip.Addr) bool { return false }, ServiceRanges: services,
+		ClusterDNS: []netip.Addr{netip.MustParseAddr("10.96.0.10")}, PodDNS: podDNS(t, "nameserver 192.0.2.53\n").GetPodDNS,
 		Elsewhere: func(_ context.Context, name string) ([]netip.Addr, error) {
-			if name != "www.example.org" {
+			if strings.TrimSuffix(name, ".") != "www.example.org" {
 				return nil, errors.New("no such host")
 			}
 			return []netip.Addr{netip.MustParseAddr("203.0.113.5")}, nil
@@ -125,6 +131,16 @@ func newTestAsker(t *testing.T) *Asker {
 		}
 	}
 	return a
+}
+
+// podDNS is what the kubelet computes pods' resolv.conf with, on a node with this one.
+func podDNS(t *testing.T, node string) *upstream.Configurer {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "resolv.conf")
+	if err := os.WriteFile(path, []byte(node), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return upstream.NewConfigurer(&record.FakeRecorder{}, &corev1.ObjectReference{}, nil, []net.IP{net.ParseIP("10.96.0.10")}, "cluster.local", path)
 }
 
 // said is an answer in short: each connection with its verdict, its Service and the endpoints,
@@ -294,8 +310,8 @@ func (toItself) Route(_ netip.Addr, destination netip.AddrPort, _ byte) (*proxy.
 	}, true, nil
 }
 
-// The node has some addresses that its object does not tell: of the API server and the DNS for pods,
-// and the pods' gateway.
+// The node has some addresses that its object does not tell: of the API server and the DNS for
+// pods, and the pods' gateway.
 func TestAddressesOfTheNode(t *testing.T) {
 	a := newTestAsker(t)
 	server, gateway := netip.MustParseAddr("10.96.0.11"), netip.MustParseAddr("10.85.0.1")

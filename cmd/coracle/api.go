@@ -127,9 +127,9 @@ func (a *api) nodes(ctx context.Context) ([]node, error) {
 	return list.Items, err
 }
 
-// awaitNode returns when the kubelet of the node called name has said since a time that it is Ready:
-// what an earlier one said is in etcd still. When ctx ends before, the error says what
-// was missing.
+// awaitNode returns when the kubelet of the node called name has said since a time that it is
+// Ready: what an earlier one said is in etcd still. When ctx ends before, the error says what was
+// missing.
 func (a *api) awaitNode(ctx context.Context, name string, since time.Time) error {
 	missing := "it has not registered"
 	for {

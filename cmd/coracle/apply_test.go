@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// Only Deployments become available: waiting for a Service beside one never ended.
+// Only Deployments become available: waiting for a Service next to one never ended.
 func TestDeploymentsOfAManifest(t *testing.T) {
 	for name, test := range map[string]struct {
 		printed string

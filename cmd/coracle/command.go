@@ -15,7 +15,8 @@ import (
 // place is where one cluster lives; all that is found by it.
 type place struct{ root, state string }
 
-// socket has a pointer for its receiver: commands hand it on as a value before the flags are parsed.
+// socket has a pointer for its receiver: commands hand it on as a value before the flags are
+// parsed.
 func (p *place) socket() string    { return filepath.Join(p.state, "coracle.sock") }
 func (p place) kubeRoot() string   { return filepath.Join(p.root, "kube") }
 func (p place) kubeState() string  { return filepath.Join(p.state, "kube") }
@@ -29,8 +30,8 @@ func (p place) coracledLog() string { return filepath.Join(p.logs(), "coracled.l
 // supervisor is the file that the supervisor of the cluster process holds a lock on.
 func (p place) supervisor() string { return filepath.Join(p.state, "kube.lock") }
 
-// settings is the file in which up leaves what it was given, for down. It outlives a reboot, as does what
-// down --purge removes.
+// settings is the file in which up leaves what it was given, for down. It outlives a reboot, as
+// does what down --purge removes.
 func (p place) settings() string { return filepath.Join(p.root, "up.json") }
 
 // runtime is the file that coracled holds a lock on.
@@ -44,7 +45,7 @@ func command() *cobra.Command {
 		Long: `coracle runs a single-node Kubernetes over coracled: API server, scheduler,
 controllers and kubelet in one process.
 
-It also shows what runs on a node and what is wrong with it, whoever asked for it:
+It also shows what runs on a node and what is wrong with it, no matter who asked for it:
 pods, ps, logs, exec, stats, events and image speak with coracled alone.`,
 		Example: `  coracle ps
   coracle logs -f web/nginx
@@ -109,7 +110,7 @@ func (p place) flags() string {
 	return b.String()
 }
 
-// sibling finds a program of ours: beside this one, or else on PATH.
+// sibling finds a program of ours: next to this one, or else on PATH.
 func sibling(name string) (string, error) {
 	self, err := os.Executable()
 	if err != nil {

@@ -21,7 +21,7 @@ func doctorCommand(p *place) *cobra.Command {
 	d := daemon.New(func() string { return "" })
 	cmd := &cobra.Command{
 		Use:   "doctor",
-		Short: "look for what is wrong with this node, and say how to mend it",
+		Short: "look for what is wrong with this node, and say how to fix it",
 		Long: `Look at the kernel, cgroups, coracled's configuration, the programs that it needs,
 disks, CNI, firewalls and other things that pods' packets meet, the cluster process and
 coracled if they run, and whether the registries can be reached that are
@@ -45,7 +45,7 @@ configured or that images came from. It changes nothing, and ends with 1 if ther
 				return err
 			}
 			if doctor.Sick(all) {
-				return errors.New("this node has faults that have to be mended")
+				return errors.New("this node has faults that have to be fixed")
 			}
 			return nil
 		},
@@ -57,7 +57,7 @@ configured or that images came from. It changes nothing, and ends with 1 if ther
 	return cmd
 }
 
-// findingRows puts the mend on a line of its own, below what it mends.
+// findingRows puts the remedy on a line of its own, below the finding.
 func findingRows(w io.Writer, all []doctor.Finding) {
 	for _, f := range all {
 		row(w, f.Level, f.Check, f.Message)

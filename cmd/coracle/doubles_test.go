@@ -35,8 +35,8 @@ func flagOf(args []string, flag string) string {
 	return ""
 }
 
-// coracledDouble locks the state directory, leaves there what coracled does, and answers Version until
-// SIGTERM. A purge removes that and leaves a file that says so.
+// coracledDouble locks the state directory, leaves there what coracled does, and answers Version
+// until SIGTERM. A purge removes that and leaves a file that says so.
 func coracledDouble(args []string) int {
 	p := place{root: flagOf(args, "--root"), state: flagOf(args, "--state")}
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM)

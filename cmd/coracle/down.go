@@ -104,7 +104,7 @@ func down(ctx context.Context, p place, purge bool, out io.Writer) (err error) {
 			return err
 		}
 	}
-	_ = os.Remove(p.state) // when nobody else has files there
+	_ = os.Remove(p.state) // unless others have files there
 	if o.Boot == "" || purge {
 		return nil
 	}
@@ -165,7 +165,7 @@ func removeCluster(p place, o upOptions) (emptied []string, err error) {
 			return nil, err
 		}
 	}
-	_ = os.Remove(p.logs()) // when nobody else has files there
+	_ = os.Remove(p.logs()) // unless others have files there
 	if len(emptied) > 0 {
 		return emptied, nil
 	}

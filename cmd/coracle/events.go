@@ -75,7 +75,8 @@ shown: 'coracle pods' and 'coracle ps -a' list what there is.`,
 	return cmd
 }
 
-// followEvents calls print for each event until the stream ends, and returns why it did and whether there was one.
+// followEvents calls print for each event until the stream ends, and returns why it did and whether
+// there was one.
 func followEvents(ctx context.Context, c runtimeapi.RuntimeServiceClient, print func(happening) error, how ...grpc.CallOption) (following bool, err error) {
 	stream, err := c.GetContainerEvents(ctx, &runtimeapi.GetEventsRequest{}, how...)
 	if err != nil {
@@ -99,8 +100,8 @@ func followEvents(ctx context.Context, c runtimeapi.RuntimeServiceClient, print 
 	}
 }
 
-// ended says whether a stream of events ended with the coracled that had it, which its keeper or systemd starts
-// again, or because it was not read quickly enough.
+// ended says whether a stream of events ended with the coracled that had it, which its keeper or
+// systemd starts again, or because it was not read quickly enough.
 func ended(err error) bool {
 	return errors.Is(err, io.EOF) || status.Code(err) == codes.Unavailable || status.Code(err) == codes.ResourceExhausted
 }

@@ -80,7 +80,8 @@ func (r runtimeDouble) GetContainerEvents(_ *runtimeapi.GetEventsRequest, stream
 	return nil
 }
 
-// serveRuntime serves a double at the place's socket until stop, which cuts connections as a kill does.
+// serveRuntime serves a double at the place's socket until stop, which cuts connections as a kill
+// does.
 func serveRuntime(t *testing.T, state string, double runtimeDouble) (stop func()) {
 	t.Helper()
 	l, err := net.Listen("unix", filepath.Join(state, "coracle.sock"))
@@ -96,7 +97,8 @@ func serveRuntime(t *testing.T, state string, double runtimeDouble) (stop func()
 	return stop
 }
 
-// Regression: events ended when coracled was restarted, and when that one was killed before it had listed its pods.
+// Regression: events ended when coracled was restarted, and when that one was killed before it had
+// listed its pods.
 func TestEventsOutliveCoracled(t *testing.T) {
 	state := t.TempDir()
 	stop := serveRuntime(t, state, runtimeDouble{pod: "before"})

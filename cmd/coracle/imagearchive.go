@@ -29,7 +29,7 @@ func (i *images) saveCommand() *cobra.Command {
   oci-dir     an OCI image layout as a directory, which --file names
 
 The manifest of a saved OCI image, and so its digest, is the registry's as long as
-the layers' blobs were kept; else it is made anew, which is said. Its id stays.`,
+the layers' blobs were kept; else it is made again, which is said. Its id stays.`,
 		Example: `  coracle image save -f app.tar registry.example/app:2 docker.io/library/redis:8
   coracle image save --format docker app:2 | ssh host podman load
   coracle image save --format oci-dir -f ./layout app:2`,

@@ -21,7 +21,7 @@ func buildCommand() *cobra.Command {
 		RunE: func(_ *cobra.Command, args []string) error {
 			path, err := sibling(builder)
 			if err != nil {
-				return fmt.Errorf("image build needs %s beside coracle or on PATH: 'make builder' builds it, 'make install' installs it: %w", builder, err)
+				return fmt.Errorf("image build needs %s next to coracle or on PATH: 'make builder' builds it, 'make install' installs it: %w", builder, err)
 			}
 			return fmt.Errorf("run %s: %w", path, syscall.Exec(path, append([]string{builder}, args...), os.Environ()))
 		},

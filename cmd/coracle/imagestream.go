@@ -130,7 +130,7 @@ func fromFile(cmd *cobra.Command, file string, read func(r io.Reader, size int64
 }
 
 // toFile has an archive written to a file, which is there only when it is whole, or to
-// standard output. The file is for nobody but its owner, as images may be.
+// standard output. The file is for its owner only, as images may be.
 func (i *images) toFile(cmd *cobra.Command, file string, write func(io.Writer) error) error {
 	if file == "" {
 		if f, ok := cmd.OutOrStdout().(*os.File); ok && isTerminal(f) {

@@ -44,7 +44,7 @@ func (i *images) verifyCommand() *cobra.Command {
 		Short: "read all that images consist of, compare it with its digests, and repair it",
 		Long: `Read all that images consist of (all images, if none is named) and compare it with
 its digests. Unpacked layers are compared by making their archives again. Exits
-with 1 if something is damaged and was not mended.
+with 1 if something is damaged and was not repaired.
 
   --repair drop     takes what is damaged out of use, with the images that need it
   --repair fetch    pulls these images again; only what was damaged is fetched
@@ -137,7 +137,7 @@ func (v *verification) rows(w io.Writer) {
 	_, _ = fmt.Fprintf(w, "whole: %d documents, %d blobs, %d layers\n", v.Documents, v.Blobs, v.Layers)
 }
 
-// verdict is an error if there is damage that was not mended.
+// verdict is an error if there is damage that was not repaired.
 func (v *verification) verdict(how imagesv1.Repair) error {
 	switch {
 	case len(v.Damaged) == 0:

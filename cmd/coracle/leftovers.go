@@ -14,7 +14,7 @@ import (
 )
 
 // What the kubelet makes outside of its directory and leaves when it ends, as its pods may go on:
-// mounts of volumes, cgroups, logs. When down has removed the pods, these are nobody's.
+// mounts of volumes, cgroups, logs. When down has removed the pods, no one uses these any more.
 
 // unmountBelow unmounts what the kubelet has mounted for pods' volumes, innermost first.
 func unmountBelow(dir string) error {
@@ -73,14 +73,14 @@ func removeCgroups(parent string) error {
 			}
 		}
 		if filepath.Clean(parent) != "/" && len(dirs) > 0 {
-			_ = os.Remove(filepath.Join(root, parent)) // when nobody else has cgroups there
+			_ = os.Remove(filepath.Join(root, parent)) // unless others have cgroups there
 		}
 	}
 	return nil
 }
 
 // removePodLogs removes the logs of the pods that a kubelet had, and the links to them that it
-// makes for log collectors beside.
+// also makes for log collectors.
 func removePodLogs(kubelet, logs string) error {
 	pods, err := os.ReadDir(filepath.Join(kubelet, "pods"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -98,7 +98,7 @@ func removePodLogs(kubelet, logs string) error {
 			}
 		}
 	}
-	_, _ = os.Remove(links), os.Remove(logs) // when nobody else has files there
+	_, _ = os.Remove(links), os.Remove(logs) // unless others have files there
 	return nil
 }
 

@@ -99,7 +99,7 @@ func (f *logFlags) print(ctx context.Context, c runtimeapi.RuntimeServiceClient,
 	}
 	path := r.GetStatus().GetLogPath()
 	if path == "" {
-		return fmt.Errorf("container %s keeps no log: whoever made it named no file", shortID(id))
+		return fmt.Errorf("container %s keeps no log: its creator named no file", shortID(id))
 	}
 	p := newLogPrinter(stdout, stderr, f.timestamps)
 	o.Idle = p.flush
@@ -107,7 +107,8 @@ func (f *logFlags) print(ctx context.Context, c runtimeapi.RuntimeServiceClient,
 }
 
 // whenEnded returns a channel that is closed when the container does not run any more. It is
-// told by the daemon's events: nobody asks again and again. A daemon that is started again meanwhile is waited for.
+// told by the daemon's events: nothing is polled. A daemon that is started again
+// meanwhile is waited for.
 func whenEnded(ctx context.Context, c runtimeapi.RuntimeServiceClient, id string) (<-chan struct{}, error) {
 	wait, err := awaitEnd(ctx, c, id)
 	if err != nil {

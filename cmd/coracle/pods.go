@@ -55,7 +55,8 @@ RUNNING says how many of a pod's containers run.`,
 	return cmd
 }
 
-// podLines asks for the addresses of each pod, which lists do not tell. A pod that goes meanwhile is left out.
+// podLines asks for the addresses of each pod, which lists do not tell. A pod that goes meanwhile
+// is left out.
 func podLines(ctx context.Context, c runtimeapi.RuntimeServiceClient, all inventory, chosen *selection) ([]podLine, error) {
 	lines := []podLine{}
 	for _, p := range all.pods {

@@ -18,7 +18,7 @@ import (
 func lookPath(name string) (string, error) {
 	path, err := exec.LookPath(name)
 	if err != nil {
-		return "", fmt.Errorf("%s is neither beside coracle nor on PATH: install it there", name)
+		return "", fmt.Errorf("%s is neither next to coracle nor on PATH: install it there", name)
 	}
 	return path, nil
 }
@@ -112,7 +112,7 @@ func holder(path string) (int, error) {
 	}
 	pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
 	if err != nil {
-		return 0, nil //nolint:nilerr // nobody has got as far as writing it
+		return 0, nil //nolint:nilerr // no one has got as far as writing it
 	}
 	var file unix.Stat_t
 	if err := unix.Stat(path, &file); err != nil {

@@ -41,7 +41,7 @@ func TestHolder(t *testing.T) {
 	}
 }
 
-// Whoever only asks must not keep the lock from a process that is being started.
+// A process that only asks must not keep the lock from a process that is being started.
 func TestAskingDoesNotLock(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
 	stop, stopped := make(chan struct{}), make(chan struct{})

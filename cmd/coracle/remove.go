@@ -11,8 +11,9 @@ import (
 	"github.com/moby/sys/mountinfo"
 )
 
-// removeTree removes a directory with all that is in it. Mount points in it, or the directory itself
-// if it is one, are an operator's own disks: they are emptied and stay mounted. It returns those.
+// removeTree removes a directory with all that is in it. Mount points in it, or the directory
+// itself if it is one, are an operator's own disks: they are emptied and stay mounted. It returns
+// those.
 func removeTree(dir string) (emptied []string, err error) {
 	at, err := filepath.EvalSymlinks(dir) // mounts are known by their real paths
 	if errors.Is(err, fs.ErrNotExist) {

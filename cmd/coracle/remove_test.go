@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// privately runs the test that calls it once more, in a mount namespace of its own, and returns whether
-// this is that second time.
+// privately runs the test that calls it once more, in a mount namespace of its own, and returns
+// whether this is that second time.
 func privately(t *testing.T) bool {
 	t.Helper()
 	const inside = "CORACLE_TEST_MOUNTS"

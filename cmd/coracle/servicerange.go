@@ -111,9 +111,10 @@ func (n nodeNetwork) held(a netlink.Addr) bool {
 // podRoutes is the protocol (rtm_protocol) of coracled's routes: network/link.go.
 const podRoutes = 85
 
-// leads says whether a route leads somewhere. What is wider than /8, or /7 for IPv6, is a default route, or a part of one:
-// some VPNs have two halves of the address space instead. Other routes without an interface keep packets
-// from leaving by the default route; that of coracled is for its pods.
+// leads says whether a route leads somewhere. What is wider than /8, or /7 for IPv6, is a default
+// route, or a part of one: some VPNs have two halves of the address space instead. Other routes
+// without an interface keep packets from leaving by the default route; that of coracled is for its
+// pods.
 func leads(r netlink.Route, to netip.Prefix) bool {
 	if to.Addr().Is4() && to.Bits() < 8 || to.Addr().Is6() && to.Bits() < 7 {
 		return false

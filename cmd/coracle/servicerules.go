@@ -35,9 +35,9 @@ func rulesLeft(port int) []string {
 	})
 }
 
-// removeRules removes the nftables tables that a cluster process leaves when it ends, so that connections to
-// Services go on while it is restarted, and policies hold. If something listens at the API server's address,
-// the port is another cluster's by now, and so are the tables.
+// removeRules removes the nftables tables that a cluster process leaves when it ends, so that
+// connections to Services go on while it is restarted, and policies hold. If something listens at
+// the API server's address, the port is another cluster's by now, and so are the tables.
 func removeRules(bind string, port int) error {
 	left := rulesLeft(port)
 	if len(left) == 0 || listens(bind, port) {
@@ -67,8 +67,8 @@ func listens(bind string, port int) bool {
 
 // removeHeldAddresses removes the addresses for pods that a killed cluster process has left on lo:
 // those of its API server and of its DNS, which are the first and the tenth of the Services'
-// network unless the DNS was given others there. An address with a table of package cluster/nodeaddr is
-// held by another cluster: such a table ends with its process.
+// network unless the DNS was given others there. An address with a table of package
+// cluster/nodeaddr is held by another cluster: such a table ends with its process.
 func removeHeldAddresses(o upOptions) error {
 	network, err := netip.ParsePrefix(o.ServiceCIDR)
 	if err != nil {
@@ -112,8 +112,8 @@ func removeHeldAddresses(o upOptions) error {
 	return nil
 }
 
-// sinkOf is the device of the announcements of the cluster whose API server has this port: balancerSink in
-// cluster/cmd/coracle-kube.
+// sinkOf is the device of the announcements of the cluster whose API server has this port:
+// balancerSink in cluster/cmd/coracle-kube.
 func sinkOf(port int) string { return "coracle-lb" + strconv.Itoa(port) }
 
 // announces reports whether load balancers' addresses are announced for such a cluster.
@@ -122,9 +122,9 @@ func announces(port int) bool {
 	return err == nil
 }
 
-// removeAnnouncements has the cluster's program remove what it leaves in the kernel when it ends, so that load
-// balancers' addresses are still answered for while it is restarted. As with rules, what another cluster has by
-// now stays.
+// removeAnnouncements has the cluster's program remove what it leaves in the kernel when it ends,
+// so that load balancers' addresses are still answered for while it is restarted. As with rules,
+// what another cluster has by now stays.
 func removeAnnouncements(ctx context.Context, bind string, port int) error {
 	if !announces(port) || listens(bind, port) {
 		return nil

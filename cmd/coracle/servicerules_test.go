@@ -104,8 +104,8 @@ func TestRulesAreRemoved(t *testing.T) {
 	})
 }
 
-// Of two clusters, down of the one that has ended leaves what the other has: its addresses for pods and its
-// announcements.
+// Of two clusters, down of the one that has ended leaves what the other has: its addresses for pods
+// and its announcements.
 func TestAnotherClusterKeepsItsAddresses(t *testing.T) {
 	dir := t.TempDir()
 	const remove = "#!/bin/sh\n[ \"$1 $2 $3\" = 'load-balancers remove --sink' ] && exec ip link del \"$4\"\n"

@@ -10,13 +10,14 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/coracle-project/coracle/internal/atomicfile"
 )
 
-// settings are what up remembers from one time to the next, by the flags that set them. A zero value is
-// not remembered.
+// settings are what up remembers from one time to the next, by the flags that set them. A zero
+// value is not remembered.
 func (o *upOptions) settings() map[string]any {
 	return map[string]any{
 		"config": &o.Config, "short-name-registry": &o.ShortNames, "bind-address": &o.Bind, "port": &o.Port,
@@ -26,14 +27,33 @@ func (o *upOptions) settings() map[string]any {
 		"etcd-servers": &o.Etcd, "eviction-hard": &o.EvictionHard,
 		"allowed-unsafe-sysctls": &o.UnsafeSysctls,
 		"load-balancer-cidr":     &o.LoadBalancerCIDR, "load-balancer-interface": &o.LoadBalancerInterface,
+		"network-policies": &o.PoliciesOff,
 	}
 }
+
+// offFlag is a flag that is true unless it is given as false, so that its zero value, which is not
+// remembered, is the default.
+type offFlag bool
+
+// Set implements pflag.Value, as do the others.
+func (o *offFlag) Set(text string) error {
+	on, err := strconv.ParseBool(text)
+	if err != nil {
+		return fmt.Errorf("%q is neither true nor false", text)
+	}
+	*o = offFlag(!on)
+	return nil
+}
+
+func (offFlag) Type() string { return "bool" }
+
+func (o offFlag) String() string { return strconv.FormatBool(!bool(o)) }
 
 // ofRuntime are the flags that coracled is started with. The others are the cluster process's.
 var ofRuntime = []string{"config", "short-name-registry"}
 
-// follow takes over what last says for the flags that were not given, and returns those that were given and
-// say something else.
+// follow takes over what last says for the flags that were not given, and returns those that were
+// given and say something else.
 func (o *upOptions) follow(last upOptions, given func(flag string) bool) (differ []string) {
 	theirs := last.settings()
 	for flag, mine := range o.settings() {
@@ -62,27 +82,29 @@ func (o *upOptions) differs(what string, flags []string, last upOptions, wayOut 
 	now, before := o.settings(), last.settings()
 	var with, runs []string
 	for _, flag := range flags {
-		with = append(with, fmt.Sprintf("--%s %s", flag, shown(now[flag])))
-		runs = append(runs, fmt.Sprintf("--%s %s", flag, shown(before[flag])))
+		with = append(with, "--"+flag+shown(now[flag]))
+		runs = append(runs, "--"+flag+shown(before[flag]))
 	}
 	return fmt.Errorf("up %s: %s runs with %s; nothing was changed: %s", strings.Join(with, " "), what, strings.Join(runs, " "), wayOut)
 }
 
-// shown is a setting as one types it.
+// shown is a setting as one types it after the name of its flag.
 func shown(setting any) string {
 	switch v := reflect.ValueOf(setting).Elem().Interface().(type) {
 	case []string:
 		if len(v) > 0 {
-			return strings.Join(v, ",")
+			return " " + strings.Join(v, ",")
 		}
 	case string:
 		if v != "" {
-			return "'" + v + "'"
+			return " '" + v + "'"
 		}
+	case offFlag:
+		return "=" + v.String()
 	default:
-		return fmt.Sprint(v)
+		return fmt.Sprint(" ", v)
 	}
-	return "''"
+	return " ''"
 }
 
 // check refuses what can be seen to be wrong before anything is started.

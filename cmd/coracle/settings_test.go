@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"io"
 	"os"
 	"slices"
 	"strings"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/spf13/cobra"
 )
 
 // Regression: an up with fewer flags than the one before started the cluster with other settings.
@@ -98,6 +100,62 @@ func TestDNSFlags(t *testing.T) {
 		if slices.Contains(kubeArgs(p, upOptions{}), flag) {
 			t.Errorf("%s is given without need", flag)
 		}
+	}
+}
+
+// Network policies are enforced unless up is told otherwise, which it remembers.
+func TestPoliciesOff(t *testing.T) {
+	p := place{root: t.TempDir(), state: "/s"}
+	const off = "--network-policies=false"
+	parse := func(args ...string) (upOptions, []string) {
+		t.Helper()
+		var got upOptions
+		var differ []string
+		cmd := upCommand(&p)
+		cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+			if set, ok := cmd.Flags().Lookup("network-policies").Value.(*offFlag); ok {
+				got.PoliciesOff = *set
+			}
+			differ = got.follow(remembered(p), cmd.Flags().Changed)
+			return nil
+		}
+		cmd.SetArgs(args)
+		if err := cmd.ExecuteContext(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		return got, differ
+	}
+	has := func(o upOptions) bool { return slices.Contains(kubeArgs(p, o), off) }
+	if o, differ := parse(); has(o) || len(differ) > 0 {
+		t.Errorf("by default: %q, %q", kubeArgs(p, o), differ)
+	}
+	o, differ := parse(off)
+	if !has(o) || !slices.Equal(differ, []string{"network-policies"}) {
+		t.Errorf("with %s: %q, %q", off, kubeArgs(p, o), differ)
+	}
+	said := o.differs("the cluster", differ, upOptions{}, "down")
+	if want := "up --network-policies=false: the cluster runs with --network-policies=true;"; said == nil || !strings.HasPrefix(said.Error(), want) {
+		t.Errorf("%v, want %s", said, want)
+	}
+	o.Port = 6443
+	if err := o.remember(p); err != nil {
+		t.Fatal(err)
+	}
+	if again, differ := parse(); !has(again) || len(differ) > 0 {
+		t.Errorf("the next time: %q, %q", kubeArgs(p, again), differ)
+	}
+	if on, differ := parse("--network-policies"); has(on) || len(differ) != 1 {
+		t.Errorf("switched on: %q, %q", kubeArgs(p, on), differ)
+	}
+	cmd := upCommand(&p)
+	cmd.SetArgs([]string{"--network-policies=perhaps"})
+	cmd.SetErr(io.Discard)
+	cmd.SetOut(io.Discard)
+	if err := cmd.Execute(); err == nil || !strings.Contains(err.Error(), "neither true nor false") {
+		t.Errorf("%v", err)
+	}
+	if usage := upCommand(&p).UsageString(); !strings.Contains(usage, "--network-policies ") || !strings.Contains(usage, "false if a network plugin does (default true)") {
+		t.Errorf("%s", usage)
 	}
 }
 

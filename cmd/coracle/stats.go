@@ -13,7 +13,8 @@ import (
 )
 
 // between is the time between the two readings that rates are computed from. The daemon reads
-// a thing once a second at most, and one after another: a second alone would now and then bring the same reading again.
+// a thing once a second at most, and one after another: a second alone would now and then bring the
+// same reading again.
 const between = 1100 * time.Millisecond
 
 func (w *workload) statsCommand() *cobra.Command {

@@ -26,8 +26,8 @@ func (w *workload) topCommand() *cobra.Command {
 	var f topFlags
 	cmd := &cobra.Command{
 		Use:   "top",
-		Short: "show what containers use, anew each second",
-		Long: `Show what the running containers use, those that use most first, anew each second.
+		Short: "show what containers use, refreshed each second",
+		Long: `Show what the running containers use, those that use most first, refreshed each second.
 
 Keys: c sorts by cores, m by memory, n by name; p changes between containers and pods; q ends.
 Where standard output is no terminal, one table after the other is printed instead.`,
@@ -100,7 +100,8 @@ func readKeys(ctx context.Context, in io.Reader, keys chan<- byte) {
 	}
 }
 
-// loop asks a second after each answer, as the daemon looks once a second, and draws; after a key, too.
+// loop asks a second after each answer, as the daemon looks once a second, and draws; after a key,
+// too.
 func (f *topFlags) loop(ctx context.Context, c runtimeapi.RuntimeServiceClient, keys <-chan byte, v *topView, draw func([]usage.Usage) error) error {
 	var m usage.Meter
 	tick := time.NewTicker(between)

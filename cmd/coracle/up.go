@@ -23,11 +23,11 @@ import (
 // upOptions are the flags of up, and what up.json remembers of them.
 type upOptions struct {
 	Config string `json:"config,omitempty"` // coracled's configuration file, "" for its default
-	// ShortNames is the registry of images' names without one, unless the configuration file names another;
-	// refuseShortNames for none.
+	// ShortNames is the registry of images' names without one, unless the configuration file names
+	// another; refuseShortNames for none.
 	ShortNames string `json:"shortNames,omitempty"`
-	// Coracled is whether up has started the coracled that last ran, so that down --purge removes what it
-	// has in --root.
+	// Coracled is whether up has started the coracled that last ran, so that down --purge removes
+	// what it has in --root.
 	Coracled bool `json:"coracled"`
 	// Boot is the boot in which it did, so that down ends it; "" after down.
 	Boot string `json:"boot,omitempty"`
@@ -37,8 +37,8 @@ type upOptions struct {
 	Node string `json:"node"`
 	// ServiceCIDR is the network of Services' addresses.
 	ServiceCIDR string `json:"serviceCIDR,omitempty"`
-	// LoadBalancerCIDR are ranges of addresses for Services of type LoadBalancer, in the words of coracle-kube.
-	// LoadBalancerInterface is where the node answers for them.
+	// LoadBalancerCIDR are ranges of addresses for Services of type LoadBalancer, in the words of
+	// coracle-kube. LoadBalancerInterface is where the node answers for them.
 	LoadBalancerCIDR      []string `json:"loadBalancerCIDR,omitempty"`
 	LoadBalancerInterface string   `json:"loadBalancerInterface,omitempty"`
 	// PodLogs is the directory of containers' logs, CgroupRoot the parent of pods' cgroups.
@@ -55,6 +55,8 @@ type upOptions struct {
 	ClusterDNS    []string `json:"clusterDNS,omitempty"`
 	StubDomains   []string `json:"stubDomains,omitempty"`
 	ResolvConf    string   `json:"resolvConf,omitempty"`
+	// PoliciesOff leaves NetworkPolicies to a network plugin.
+	PoliciesOff offFlag `json:"networkPoliciesOff,omitempty"`
 	// UnsafeSysctls are those that pods may set in addition to upstream's safe ones.
 	UnsafeSysctls []string `json:"unsafeSysctls,omitempty"`
 
@@ -108,6 +110,8 @@ and fails. An up that fails before the node is Ready ends what it has started; p
 	f.StringSliceVar(&o.ClusterDNS, "cluster-dns", nil, "`ADDRESSES` of the cluster's DNS, or none (default: the tenth address of --service-cidr); outside of --service-cidr they are of a DNS elsewhere")
 	f.StringSliceVar(&o.StubDomains, "dns-stub-domain", nil, "name servers of a domain that the cluster's DNS asks instead of the node's: `DOMAIN=ADDRESS` such as corp.example=10.0.0.53; again for further servers")
 	f.StringVar(&o.ResolvConf, "resolv-conf", "", "`FILE` with the name servers for all other names (default: the node's)")
+	f.Var(&o.PoliciesOff, "network-policies", "enforce NetworkPolicies for this node's pods; false if a network plugin does")
+	f.Lookup("network-policies").NoOptDefVal = "true"
 	f.StringVar(&o.EvictionHard, "eviction-hard", "", "when pods are evicted, `THRESHOLDS` such as memory.available<100Mi,nodefs.available<5% (default: upstream's)")
 	f.StringSliceVar(&o.UnsafeSysctls, "allowed-unsafe-sysctls", nil, "sysctls that pods may set in addition to the safe ones: `NAMES` such as kernel.msgmax, or prefixes such as net.core.*")
 	f.StringSliceVar(&o.apply, "apply", nil, "manifests to apply with kubectl once the node is Ready")
@@ -156,7 +160,8 @@ func up(ctx context.Context, p place, o upOptions, given func(flag string) bool,
 	if err := u.look(ctx, o.follow(last, given)); err != nil {
 		return err
 	}
-	// What the last cluster announced is the new one's to announce: a pool is refused that is in use.
+	// What the last cluster announced is the new one's to announce: a pool is refused that is in
+	// use.
 	if u.supervisor == 0 && last.Port != 0 && last.Port != o.Port {
 		if err := removeAnnouncements(ctx, last.Bind, last.Port); err != nil {
 			return err
@@ -247,12 +252,15 @@ func kubeArgs(p place, o upOptions) []string {
 			args = append(args, further[0], further[1])
 		}
 	}
+	if o.PoliciesOff {
+		args = append(args, "--network-policies=false")
+	}
 	return args
 }
 
-// orOther is for a program of ours that ended with err because another process holds lock, and does what
-// it was to do: it awaits that one, for as long as that holds the lock. Without another, err is what went
-// wrong.
+// orOther is for a program of ours that ended with err because another process holds lock, and does
+// what it was to do: it awaits that one, for as long as that holds the lock. Without another, err
+// is what went wrong.
 func orOther(ctx context.Context, err error, lock, what, log string, answers func(context.Context) error) error {
 	if err == nil || ctx.Err() != nil {
 		return err
@@ -310,7 +318,8 @@ func (u *upping) upCluster(ctx context.Context) error {
 	return orOther(ctx, err, p.supervisor(), "the API server", log, answers)
 }
 
-// longestTry is how long an answer is waited for: who listens there may be another, who says nothing.
+// longestTry is how long an answer is waited for: who listens there may be another, who says
+// nothing.
 const longestTry = 2 * time.Second
 
 // await returns when answers does not fail any more. If cmd ends before, or ctx does, the error
@@ -337,8 +346,8 @@ func await(ctx context.Context, what, log string, cmd *exec.Cmd, answers func(co
 	}
 }
 
-// reason is the line of a log, among the last, that says best what went wrong: the last that a program of
-// ours ended with, or else the last of all.
+// reason is the line of a log, among the last, that says best what went wrong: the last that a
+// program of ours ended with, or else the last of all.
 func reason(log string) string {
 	lines := strings.Split(tail(log), "\n")
 	for _, line := range slices.Backward(lines) {

@@ -32,7 +32,8 @@ func TestAwaitIsNotHeldUp(t *testing.T) {
 	})
 }
 
-// An up and a down at the same time must not leave a cluster without its runtime: one waits for the other.
+// An up and a down at the same time must not leave a cluster without its runtime: one waits for the
+// other.
 func TestExclusive(t *testing.T) {
 	p := place{root: t.TempDir()}
 	release, err := p.exclusive(t.Context())

@@ -15,7 +15,8 @@ import (
 // launched is the coracled that an up has started.
 type launched struct {
 	cmd *exec.Cmd // nil if the up has started none
-	// served is whether it got the lock and answered, pods whether pods or a shim were there before it.
+	// served is whether it got the lock and answered, pods whether pods or a shim were there before
+	// it.
 	served, pods bool
 }
 
@@ -78,7 +79,8 @@ func (u *upping) upCoracled(ctx context.Context) error {
 	return nil
 }
 
-// awaitOther waits for a coracled that ran before until it answers, or has ended: its lock is free then.
+// awaitOther waits for a coracled that ran before until it answers, or has ended: its lock is free
+// then.
 func (u *upping) awaitOther(ctx context.Context, answers func(context.Context) error) (ended bool, err error) {
 	waiting, stop := context.WithCancel(ctx)
 	defer stop()
@@ -117,8 +119,8 @@ func (u *upping) podsRemain() (bool, error) {
 	return false, nil
 }
 
-// endCoracled ends the coracled that this up has started, if any. It also ends pods and all that belongs to
-// coracled, if all of that is this up's: purged says so.
+// endCoracled ends the coracled that this up has started, if any. It also ends pods and all that
+// belongs to coracled, if all of that is this up's: purged says so.
 func (u *upping) endCoracled(ctx context.Context) (purged bool, err error) {
 	if u.coracled.cmd == nil {
 		return false, nil

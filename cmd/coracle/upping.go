@@ -96,7 +96,8 @@ func (u *upping) checkPrograms(ctx context.Context, given func(flag string) bool
 // undoing is how long taking back a failed up may take.
 const undoing = time.Minute
 
-// fail ends what this up has started, and returns err with what else went wrong. The caller has the place.
+// fail ends what this up has started, and returns err with what else went wrong. The caller has the
+// place.
 func (u *upping) fail(ctx context.Context, err error) error {
 	if u.supervisor != 0 {
 		return err // the cluster ran before, and needs its coracled
@@ -130,7 +131,8 @@ func (u *upping) fail(ctx context.Context, err error) error {
 	return errors.Join(errs...)
 }
 
-// failLate is fail when the place is another's by now: if what this up has started is gone, or replaced, nothing is taken back.
+// failLate is fail when the place is another's by now: if what this up has started is gone, or
+// replaced, nothing is taken back.
 func (u *upping) failLate(ctx context.Context, err error) error {
 	if u.supervisor != 0 {
 		return err

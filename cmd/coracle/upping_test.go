@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An up that fails ends what it has started. Regression: it purged each coracled that had not answered within
-// two seconds, and ended the pods of a cluster that ran.
+// An up that fails ends what it has started. Regression: it purged each coracled that had not
+// answered within two seconds, and ended the pods of a cluster that ran.
 func TestUpThatFails(t *testing.T) {
 	boot, err := bootID()
 	if err != nil {

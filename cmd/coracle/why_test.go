@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -13,6 +12,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/coracle-project/coracle/cmd/coracle/kubesocket/kubesockettest"
 )
 
 // serveKube answers on the cluster process's socket of a place with handlers, by path.
@@ -27,18 +28,7 @@ func serveKube(t *testing.T, handlers map[string]http.HandlerFunc) place {
 	if err := os.MkdirAll(filepath.Dir(p.kubeSocket()), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	l, err := net.Listen("unix", p.kubeSocket())
-	if err != nil {
-		t.Fatal(err)
-	}
-	mux := http.NewServeMux()
-	for path, h := range handlers {
-		mux.HandleFunc(path, h)
-	}
-	s := &http.Server{Handler: mux, ReadHeaderTimeout: time.Minute}
-	ended := make(chan struct{})
-	go func() { defer close(ended); _ = s.Serve(l) }()
-	t.Cleanup(func() { _ = s.Close(); <-ended })
+	kubesockettest.Serve(t, p.kubeSocket(), handlers)
 	return p
 }
 

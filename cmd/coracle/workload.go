@@ -48,7 +48,8 @@ func (w *workload) look(cmd *cobra.Command, work func(ctx context.Context, c run
 // completion is what a shell waits for its offers.
 const completion = time.Second
 
-// complete offers what offers finds in the inventory, for the first argument or, with many, for all.
+// complete offers what offers finds in the inventory, for the first argument or, with many, for
+// all.
 func (w *workload) complete(many bool, offers func(inventory) []string) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 		if len(args) > 0 && !many {

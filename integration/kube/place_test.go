@@ -235,7 +235,7 @@ func TestUpWithOtherFlags(t *testing.T) {
 		t.Errorf("an up that failed is remembered: %s", settings())
 	}
 	rules.make(6443) // as if the cluster process had been killed, and not brought down
-	again := []string{"up", "--port", "7443", "--short-name-registry", registry.Addr + "/demo", "--cluster-domain", "boat.example", "--cluster-dns", "10.96.0.53", "--dns-stub-domain", "lab.example=192.0.2.53"}
+	again := []string{"up", "--port", "7443", "--short-name-registry", registry.Addr + "/demo", "--cluster-domain", "boat.example", "--cluster-dns", "10.96.0.53", "--dns-stub-domain", "lab.example=192.0.2.53", "--network-policies=false"}
 	if got := rules.list(); !slices.Equal(got, []string{"coracle-services-6443"}) {
 		t.Errorf("an up that failed, and a cluster that was killed, have left %v", got)
 	}
@@ -243,6 +243,10 @@ func TestUpWithOtherFlags(t *testing.T) {
 		t.Errorf("up with another port after down prints %s", out)
 	}
 	c.kube(t, "get", "node", "boat")
+	// It fails, as the Service of the DNS has its old address.
+	if out, _ := c.command("status").CombinedOutput(); !strings.Contains(string(out), "off (--network-policies=false)") || !strings.Contains(settings(), `"networkPoliciesOff": true`) {
+		t.Errorf("status does not tell that network policies are off: %s, remembered %s", out, settings())
+	}
 	// A name without a registry, as in kubectl run n --image=nginx, is the setting's.
 	c.kube(t, "run", "n", "--image", "web:1")
 	c.await(t, "wait", "--for=condition=Ready", "pod/n")

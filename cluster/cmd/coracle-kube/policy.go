@@ -22,6 +22,9 @@ import (
 // down" removes it by this name.
 func policyTable(port int) string { return "coracle-policy-" + strconv.Itoa(port) }
 
+// policiesOff is what status and doctor say of a cluster that enforces none.
+const policiesOff = "off (--network-policies=false): a network plugin enforces NetworkPolicies, or nothing does"
+
 // newPolicy makes what enforces network policies in the whole cluster's process. It writes Events
 // only.
 func newPolicy(server *apiserver.Server, api apiOptions, n nodeOptions, part *health.Part) (*policy.Policy, error) {

@@ -117,8 +117,11 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions) err
 			return err
 		}
 		parts, policies, enforced = append(parts, enforce.Run), enforce, enforce
-	} else if err := policy.Cleanup(policyTable(api.port)); err != nil { // of a run with them
-		slog.Warn("rules of network policies of an earlier run are left", "err", err)
+	} else {
+		board.Add("network policies").Works(policiesOff)
+		if err := policy.Cleanup(policyTable(api.port)); err != nil { // of a run with them
+			slog.Warn("rules of network policies of an earlier run are left", "err", err)
+		}
 	}
 	kube, err := newKubelet(server, bundle, api, n, policies)
 	if err != nil {
@@ -154,7 +157,12 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions) err
 	if speak != nil {
 		parts = append(parts, speak)
 	}
-	more := map[string]http.Handler{healthPath: showHealth(&board), whyPath: answerWhy(newAsker(server.Informers(), n.name, n.domain, api.serviceCIDR, routes, names, enforced))}
+	asker := newAsker(server.Informers(), n.name, n.domain, api.serviceCIDR, routes, names, enforced)
+	asker.PodDNS = kube.PodDNS
+	if asker.ClusterDNS, err = n.clusterDNS(api.serviceCIDR); err != nil {
+		return err
+	}
+	more := map[string]http.Handler{healthPath: showHealth(&board), whyPath: answerWhy(asker)}
 	return together(ctx, server, began, &api, more, func() error { return renewed(&api, &n) }, parts...)
 }
 

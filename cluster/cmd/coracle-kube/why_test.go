@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/dns"
@@ -36,6 +37,10 @@ func TestWhyInAnotherDomain(t *testing.T) {
 		t.Fatal(err)
 	}
 	a := newAsker(set.Informers, "here", domain, "10.96.0.0/16", nil, names, nil)
+	a.ClusterDNS = []netip.Addr{netip.MustParseAddr("10.96.0.10")}
+	a.PodDNS = func(context.Context, *corev1.Pod) (*runtimeapi.DNSConfig, error) {
+		return &runtimeapi.DNSConfig{Servers: []string{"10.96.0.10"}, Searches: []string{"shop.svc." + domain, "svc." + domain, domain}, Options: []string{"ndots:5"}}, nil
+	}
 	a.Elsewhere = func(context.Context, string) ([]netip.Addr, error) { return nil, errors.New("no such host") }
 	ctx, cancel := context.WithCancel(context.Background())
 	set.Informers.Start(ctx.Done())

@@ -1,7 +1,7 @@
 // Package loadbalancer gives Services of type LoadBalancer their addresses: each one of its own
-// from a pool, or, without a pool, the addresses of nodes, which all of them share by their ports. The
-// status says which ports a Service was given there: the proxy routes an address only while these
-// cover the ports of the spec, which users change at any time.
+// from a pool, or, without a pool, the addresses of nodes, which all of them share by their ports.
+// The status says which ports a Service was given there: the proxy routes an address only while
+// these cover the ports of the spec, which users change at any time.
 //
 // A Service's status is the only record of what it has. Each sync looks at all Services, so that it
 // can say who has an address, and writes what differs (plan.go, nodeplan.go). An address is free as

@@ -95,8 +95,8 @@ func fromNodes(m machines, all []*request, others []*corev1.Service) (again bool
 	return again
 }
 
-// granted are the places that a Service's status has. An address without ports stands for all of the
-// Service's.
+// granted are the places that a Service's status has. An address without ports stands for all of
+// the Service's.
 func granted(service *corev1.Service) map[place]bool {
 	all := map[place]bool{}
 	for _, ingress := range service.Status.LoadBalancer.Ingress {

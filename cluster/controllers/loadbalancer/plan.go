@@ -14,7 +14,8 @@ import (
 // outcome is what one Service gets, and what it does not get.
 type outcome struct {
 	addresses []netip.Addr
-	// ports are those it may use at the addresses; none stand for all, as no one shares the addresses.
+	// ports are those it may use at the addresses; none stand for all, as no one shares the
+	// addresses.
 	ports    []corev1.PortStatus
 	problems []problem
 }

@@ -8,24 +8,24 @@ import (
 	"github.com/miekg/dns"
 )
 
-// cache keeps answers until they expire, and no more of them than fit. Answers that a name exists are
-// apart from all others: a flood of random names pushes only its own kind out.
+// cache keeps answers until they expire, and no more of them than fit. Answers that a name exists
+// are apart from all others: a flood of random names pushes only its own kind out.
 type cache struct {
 	found   shelf
 	missing shelf
 }
 
 const (
-	// maxTTL bounds how long an answer is kept, whatever its TTL says; maxMissingTTL does so for one
-	// that there is nothing (RFC 2308, 5).
+	// maxTTL bounds how long an answer is kept, whatever its TTL says; maxMissingTTL does so for
+	// one that there is nothing (RFC 2308, 5).
 	maxTTL        = time.Hour
 	maxMissingTTL = 5 * time.Minute
 	// failureTTL is for answers that say that the server cannot tell (RFC 9520, 3.2).
 	failureTTL = time.Second
 	// maxKept is how long an answer may be on the wire to be kept.
 	maxKept = 8 << 10
-	// overhead is what an entry takes besides its message and its name: two maps' and a list's shares,
-	// and headers of the Go runtime.
+	// overhead is what an entry takes besides its message and its name: two maps' and a list's
+	// shares, and headers of the Go runtime.
 	overhead = 256
 )
 

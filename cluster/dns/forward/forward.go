@@ -1,8 +1,8 @@
-// Package forward answers questions about names that are not the cluster's, by asking the node's name
-// servers, or those of a stub domain, and remembers the answers.
+// Package forward answers questions about names that are not the cluster's, by asking the node's
+// name servers, or those of a stub domain, and remembers the answers.
 //
-// All it may take is bounded: bytes of answers kept, questions under way (in all and for each client),
-// time for a question. Equal questions at the same time are asked once.
+// All it may take is bounded: bytes of answers kept, questions under way (in all and for each
+// client), time for a question. Equal questions at the same time are asked once.
 package forward
 
 import (
@@ -38,7 +38,8 @@ type Question struct {
 type Config struct {
 	// ResolvConf is the file with the node's name servers. It is read again when it has changed.
 	ResolvConf string
-	// Stubs are the servers of domains, by lower-case names with the final dot, instead of the node's.
+	// Stubs are the servers of domains, by lower-case names with the final dot, instead of the
+	// node's.
 	Stubs map[string][]netip.AddrPort
 	// Own are addresses where the answers given here come from; they are never asked.
 	Own []netip.Addr
@@ -111,7 +112,8 @@ func (f *Forwarder) Admit(client netip.Addr) (release func(), ok bool) {
 	}, true
 }
 
-// Ask returns an answer without OPT record, SERVFAIL if no server gives one. The caller may change it.
+// Ask returns an answer without OPT record, SERVFAIL if no server gives one. The caller may change
+// it.
 func (f *Forwarder) Ask(q Question) *dns.Msg {
 	if m := f.Cached(q); m != nil { // it came while the caller was on its way
 		return m
@@ -167,8 +169,8 @@ func (f *Forwarder) ask(ctx context.Context, q Question) *dns.Msg {
 	return failure
 }
 
-// servers returns those to ask for a name: of the longest stub domain, or the node's. Those that did
-// not answer lately come last; those that ask us in turn are left out.
+// servers returns those to ask for a name: of the longest stub domain, or the node's. Those that
+// did not answer lately come last; those that ask us in turn are left out.
 func (f *Forwarder) servers(name string) []*server {
 	servers, stub := f.stubs[stubOf(name, f.stubs)]
 	if !stub {

@@ -121,8 +121,8 @@ type nodeServers struct {
 	servers []*server
 }
 
-// get returns the servers, and reads the file if it has changed. If it cannot be read, what was read
-// before holds.
+// get returns the servers, and reads the file if it has changed. If it cannot be read, what was
+// read before holds.
 func (n *nodeServers) get(now time.Time) []*server {
 	n.mu.Lock()
 	defer n.mu.Unlock()

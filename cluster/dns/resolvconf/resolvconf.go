@@ -21,9 +21,9 @@ const (
 	maxServers = 8
 )
 
-// Path returns the node's resolver configuration. Where systemd-resolved runs, /etc/resolv.conf names
-// only its stub on loopback, which no pod reaches: then it is the file with resolved's own servers, as
-// upstream recommends.
+// Path returns the node's resolver configuration. Where systemd-resolved runs, /etc/resolv.conf
+// names only its stub on loopback, which no pod reaches: then it is the file with resolved's own
+// servers, as upstream recommends.
 func Path() string { return path(standard, resolved) }
 
 func path(standard, resolved string) string {
@@ -42,8 +42,8 @@ func path(standard, resolved string) string {
 	return resolved
 }
 
-// Servers returns the name servers that a file names, with port 53. Lines that name none, or not by an
-// address, are skipped, as libc does.
+// Servers returns the name servers that a file names, with port 53. Lines that name none, or not by
+// an address, are skipped, as libc does.
 func Servers(path string) ([]netip.AddrPort, error) {
 	f, err := os.Open(path)
 	if err != nil {

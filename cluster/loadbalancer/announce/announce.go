@@ -16,7 +16,8 @@
 // The sink is a veth link whose other end stays down: every kernel that runs pods has that. Its
 // alias says what the sysctls were before, and its routes which entries are ours. So the kernel's
 // state is the only record: another process with the same sink takes it over, and Remove removes
-// all of it. The kernel answers while no process runs.
+// all of it. The kernel answers while no process runs. While one runs, it puts back what another
+// program removes of it.
 //
 // When an address comes to this machine, or comes back, it is told to the segment (a gratuitous
 // ARP, an unsolicited neighbour advertisement), three times a second apart: a switch or a neighbour
@@ -33,8 +34,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/mdlayher/netlink"
-	"golang.org/x/sys/unix"
+	"github.com/coracle-project/coracle/cluster/nftable"
 )
 
 // ErrNoInterface says that no interface's network has the address.
@@ -47,6 +47,11 @@ const (
 	apart = time.Second
 	// again is the pause after a failure.
 	again = 30 * time.Second
+	// repairPause is the time between two looks at the kernel, in case another program removes what
+	// is announced each time.
+	repairPause = 100 * time.Millisecond
+	// quiet is how long the log says nothing more of announcements that were lost.
+	quiet = time.Minute
 )
 
 // Announcer announces the addresses that it is told to. The zero value is not usable.
@@ -63,12 +68,16 @@ type Announcer struct {
 	wanted map[netip.Addr]bool // guarded by mu; nil until Set was called
 
 	// Run's.
-	told map[netip.Addr]told
+	told    map[netip.Addr]told
+	before  record         // as in the sink's alias, in case another program removes the sink
+	refusal *nftable.Table // nil without one
+	said    time.Time      // when the log said that announcements were lost
 }
 
 // told is what was last done for an address.
 type told struct {
 	link string
+	mac  string
 	err  string
 	// The segment is to be told left times yet, the next time at due.
 	left int
@@ -125,6 +134,7 @@ func (a *Announcer) Run(ctx context.Context) error {
 	})
 	defer following.Wait()
 	defer func() { _ = changes.Close() }()
+	defer a.leaveRefusal()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -133,9 +143,16 @@ func (a *Announcer) Run(ctx context.Context) error {
 			return nil
 		case <-a.wake:
 			// What came meanwhile may have changed interfaces, and with them the entries.
-			timer.Reset(a.reconcile(changes))
+			timer.Reset(a.reconcile(ctx, changes))
 		case <-timer.C:
-			timer.Reset(a.reconcile(changes))
+			timer.Reset(a.reconcile(ctx, changes))
+		case <-a.refusalChanged():
+			a.repairRefusal(ctx)
+		}
+		select { // two programs that correct each other must not take a whole core
+		case <-ctx.Done():
+			return nil
+		case <-time.After(repairPause):
 		}
 	}
 }
@@ -144,7 +161,7 @@ func (a *Announcer) Run(ctx context.Context) error {
 const forever = 1 << 62
 
 // reconcile makes the kernel's state what is wanted, and returns when it is to be called again.
-func (a *Announcer) reconcile(changes *subscription) time.Duration {
+func (a *Announcer) reconcile(ctx context.Context, changes *subscription) time.Duration {
 	a.mu.Lock()
 	wanted := a.wanted
 	a.mu.Unlock()
@@ -161,14 +178,19 @@ func (a *Announcer) reconcile(changes *subscription) time.Duration {
 			delete(a.told, address)
 		}
 	}
+	state.recall(a.before)
 	if len(wanted) == 0 {
-		changes.hear(false, nil)
+		changes.hear(false, 0, nil)
+		a.leaveRefusal()
 		if err := state.remove(); err != nil {
 			slog.Error("addresses of load balancers are still announced", "err", err, "again", again)
 			return again
 		}
+		a.before = nil
 		return forever
 	}
+	a.refuse(ctx)
+	lost := 0
 	next := time.Duration(forever)
 	if err := state.withdraw(wanted); err != nil {
 		slog.Error("addresses are still announced that no Service has", "err", err, "again", again)
@@ -178,7 +200,10 @@ func (a *Announcer) reconcile(changes *subscription) time.Duration {
 	var used []int
 	everywhere := true
 	for address := range wanted {
-		l, came, err := state.announce(address, a.named)
+		before, known := a.told[address]
+		known = known && before.err == ""
+		had := state.routes[address]
+		l, came, err := state.announce(address, a.named, known)
 		if err != nil {
 			everywhere = false
 			if !errors.Is(err, ErrNoInterface) {
@@ -186,10 +211,20 @@ func (a *Announcer) reconcile(changes *subscription) time.Duration {
 			}
 		} else {
 			used = append(used, l.index)
+			if known && before.link == l.name && (came || !had) {
+				lost++
+			}
 		}
 		next = min(next, a.tell(address, l, came, err))
 	}
-	changes.hear(!everywhere, used)
+	a.before = state.before.clone()
+	if lost += state.reset; lost > 0 && time.Since(a.said) > quiet {
+		a.said = time.Now()
+		slog.Warn("announcements of load balancers' addresses were lost, since another program changed interfaces, routes or sysctls: they are back", "sink", a.sink)
+	}
+	if changes.hear(!everywhere, state.index(), used) {
+		a.signal() // to look once more at what changed meanwhile
+	}
 	return next
 }
 
@@ -197,14 +232,14 @@ func (a *Announcer) reconcile(changes *subscription) time.Duration {
 // told again.
 func (a *Announcer) tell(address netip.Addr, l link, came bool, failed error) (next time.Duration) {
 	before, known := a.told[address]
-	now := told{link: l.name, left: before.left, due: before.due}
+	now := told{link: l.name, mac: l.mac.String(), left: before.left, due: before.due}
 	if failed != nil {
 		now = told{err: failed.Error()}
 	}
 	if !known || before.link != now.link || before.err != now.err {
 		a.report(address, now.link, failed)
 	}
-	if failed == nil && (came || !known || before.link != now.link) {
+	if failed == nil && (came || !known || before.link != now.link || before.mac != now.mac) {
 		now.left, now.due = times, time.Now()
 	}
 	if now.left > 0 && !time.Now().Before(now.due) {
@@ -219,25 +254,4 @@ func (a *Announcer) tell(address netip.Addr, l link, came bool, failed error) (n
 		return forever
 	}
 	return time.Until(now.due)
-}
-
-// subscription hears of changes of interfaces and of their addresses.
-type subscription struct{ *netlink.Conn }
-
-func subscribe() (*subscription, error) {
-	groups := uint32(1<<(unix.RTNLGRP_LINK-1) | 1<<(unix.RTNLGRP_IPV4_IFADDR-1) | 1<<(unix.RTNLGRP_IPV6_IFADDR-1))
-	conn, err := netlink.Dial(unix.NETLINK_ROUTE, &netlink.Config{Groups: groups})
-	if err != nil {
-		return nil, fmt.Errorf("follow changes of interfaces: %w", err)
-	}
-	return &subscription{conn}, nil
-}
-
-// wait returns when something has changed, or may have.
-func (s *subscription) wait() error {
-	_, err := s.Receive()
-	if errors.Is(err, unix.ENOBUFS) { // some messages were lost
-		return nil
-	}
-	return err
 }

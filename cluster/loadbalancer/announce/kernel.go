@@ -3,13 +3,14 @@ package announce
 import (
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"net/netip"
 	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/cluster/internal/ipnet"
 )
 
 // link is an interface that addresses are announced on.
@@ -33,7 +34,8 @@ type state struct {
 	entries   map[entry]bool
 	addresses []netlink.Addr // of all interfaces
 	before    record
-	guarded   bool // what ends in the sink is refused
+	flushed   bool // the sink was down, by which it loses its routes
+	reset     int  // sysctls that another program has set to something else
 }
 
 // readState reads what the kernel has of this sink, and the machine's addresses.
@@ -42,6 +44,9 @@ func readState(sink string) (*state, error) {
 	var err error
 	if s.addresses, err = list(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) }); err != nil {
 		return nil, fmt.Errorf("list addresses: %w", err)
+	}
+	if err := s.readEntries(); err != nil {
+		return nil, err
 	}
 	l, err := netlink.LinkByName(sink)
 	if errors.As(err, &netlink.LinkNotFoundError{}) {
@@ -54,29 +59,18 @@ func readState(sink string) (*state, error) {
 		return nil, fmt.Errorf("interface %s is a %s of another program: rename it", sink, l.Type())
 	}
 	s.sink = l
+	s.flushed = l.Attrs().RawFlags&unix.IFF_UP == 0
 	s.before = parseRecord(l.Attrs().Alias)
-	routes, err := list(func() ([]netlink.Route, error) {
-		return netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{LinkIndex: l.Attrs().Index}, netlink.RT_FILTER_OIF)
-	})
-	if err != nil {
-		return nil, fmt.Errorf("list routes of %s: %w", sink, err)
-	}
-	for _, r := range routes {
-		if r.Dst == nil {
-			continue
-		}
-		ones, bits := r.Dst.Mask.Size()
-		if a, ok := netip.AddrFromSlice(r.Dst.IP); ok && ones == bits && bits > 0 {
-			if bits == 32 {
-				a = a.Unmap()
-			}
-			s.routes[a] = true
-		}
-	}
+	s.routes, err = routesTo(l)
+	return s, err
+}
+
+// readEntries reads all proxied neighbours of this machine.
+func (s *state) readEntries() error {
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		proxied, err := list(func() ([]netlink.Neigh, error) { return netlink.NeighProxyList(0, family) })
 		if err != nil {
-			return nil, fmt.Errorf("list proxied neighbours: %w", err)
+			return fmt.Errorf("list proxied neighbours: %w", err)
 		}
 		for _, n := range proxied {
 			if a, ok := netip.AddrFromSlice(n.IP); ok {
@@ -87,7 +81,42 @@ func readState(sink string) (*state, error) {
 			}
 		}
 	}
-	return s, nil
+	return nil
+}
+
+// routesTo returns the addresses with a route to a sink: those that it is for.
+func routesTo(sink netlink.Link) (map[netip.Addr]bool, error) {
+	routes, err := list(func() ([]netlink.Route, error) {
+		return netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{LinkIndex: sink.Attrs().Index}, netlink.RT_FILTER_OIF)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list routes of %s: %w", sink.Attrs().Name, err)
+	}
+	all := map[netip.Addr]bool{}
+	for _, r := range routes {
+		if to, ok := ipnet.Prefix(r.Dst); ok && to.IsSingleIP() {
+			all[to.Addr()] = true
+		}
+	}
+	return all, nil
+}
+
+// recall takes over what an announcer knows of sysctls, and the sink does not: another program may
+// have removed the sink.
+func (s *state) recall(before record) {
+	for name, value := range before {
+		if _, known := s.before[name]; !known {
+			s.before[name] = value
+		}
+	}
+}
+
+// index is the sink's, 0 if there is none.
+func (s *state) index() int {
+	if s.sink == nil {
+		return 0
+	}
+	return s.sink.Attrs().Index
 }
 
 // list repeats a listing that changes have interrupted: pods come and go.
@@ -148,8 +177,9 @@ func (s *state) silence(address netip.Addr, but int) error {
 }
 
 // announce has the kernel answer for an address on the named interface, or that whose network has
-// it. came says that it did not before.
-func (s *state) announce(address netip.Addr, named string) (l link, came bool, err error) {
+// it. came says that it did not before. ours says that this process has announced the address: then
+// an entry without a route is ours.
+func (s *state) announce(address netip.Addr, named string, ours bool) (l link, came bool, err error) {
 	defer func() {
 		if err != nil && s.routes[address] { // where it was announced before is wrong now
 			err = errors.Join(err, s.silence(address, 0))
@@ -157,6 +187,10 @@ func (s *state) announce(address netip.Addr, named string) (l link, came bool, e
 	}()
 	if l, err = s.pick(address, named); err != nil {
 		return link{}, false, err
+	}
+	if s.entries[entry{address, l.index}] && !s.routes[address] && !ours && !s.flushed {
+		return link{}, false, fmt.Errorf("another program has this node answer for %s on %s: remove that with 'ip neigh del proxy %s dev %s', "+
+			"or leave the address out of the pool", address, l.name, address, l.name)
 	}
 	if err := s.ensureSink(); err != nil {
 		return link{}, false, err
@@ -193,8 +227,8 @@ const routeProtocol = 85
 func (s *state) pick(address netip.Addr, named string) (link, error) {
 	best, bits := 0, -1
 	for _, a := range s.addresses {
-		network, ok := prefixOf(a.IPNet)
-		if !ok || s.sink != nil && a.LinkIndex == s.sink.Attrs().Index {
+		network, ok := ipnet.Prefix(a.IPNet)
+		if !ok || s.sink != nil && a.LinkIndex == s.index() {
 			continue
 		}
 		if network.Addr() == address {
@@ -231,18 +265,6 @@ func (s *state) pick(address netip.Addr, named string) (link, error) {
 	return link{attrs.Index, attrs.Name, attrs.HardwareAddr}, nil
 }
 
-func prefixOf(n *net.IPNet) (netip.Prefix, bool) {
-	if n == nil {
-		return netip.Prefix{}, false
-	}
-	addr, ok := netip.AddrFromSlice(n.IP)
-	ones, bits := n.Mask.Size()
-	if bits == 32 {
-		addr = addr.Unmap()
-	}
-	return netip.PrefixFrom(addr, ones), ok && bits > 0
-}
-
 // ensureSink makes the device that drops what it gets.
 func (s *state) ensureSink() error {
 	if s.sink == nil {
@@ -250,19 +272,23 @@ func (s *state) ensureSink() error {
 		if far == s.name {
 			return fmt.Errorf("sink %q: the name must have lb in it", s.name)
 		}
-		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: s.name}, PeerName: far}); err != nil {
-			return fmt.Errorf("make interface %s: %w", s.name, err)
+		veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: s.name}, PeerName: far}
+		err := netlink.LinkAdd(veth)
+		if errors.Is(err, unix.EEXIST) { // another program has renamed the sink
+			if other, e := netlink.LinkByName(far); e == nil && other.Type() == "veth" {
+				err = errors.Join(netlink.LinkDel(other), netlink.LinkAdd(veth))
+			}
 		}
-		l, err := netlink.LinkByName(s.name)
 		if err != nil {
 			return fmt.Errorf("make interface %s: %w", s.name, err)
 		}
-		s.sink = l
-	}
-	if !s.guarded {
-		s.guarded = true
-		if err := ensureRefusal(s.name); err != nil { // addresses are of use all the same
-			slog.Warn("ports that Services do not have are silent, and not refused", "sink", s.name, "err", err)
+		if s.sink, err = netlink.LinkByName(s.name); err != nil {
+			return fmt.Errorf("make interface %s: %w", s.name, err)
+		}
+		if text := s.before.String(); text != "" {
+			if err := netlink.LinkSetAlias(s.sink, text); err != nil {
+				return fmt.Errorf("record what sysctls were: %w", err)
+			}
 		}
 	}
 	if s.sink.Attrs().RawFlags&unix.IFF_UP != 0 {
@@ -281,7 +307,7 @@ func (s *state) remove() error {
 	if err := removeRefusal(s.name); err != nil || s.sink == nil {
 		return err
 	}
-	if err := errors.Join(s.withdraw(nil), s.before.restore()); err != nil {
+	if err := errors.Join(s.withdraw(nil), s.restore()); err != nil {
 		return err
 	}
 	if err := netlink.LinkDel(s.sink); err != nil && !errors.Is(err, unix.ENODEV) {

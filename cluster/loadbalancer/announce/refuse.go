@@ -1,15 +1,20 @@
 package announce
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"iter"
+	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/google/nftables"
-	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/cluster/nftable"
 )
 
 // The nftables table of the sink's name refuses what would end in the sink, since no rule has
@@ -27,69 +32,93 @@ import (
 //	    oifname "coracle-lb6443" ct status & dnat == 0 goto refuse } }
 
 // early is the chains' priority: what goes nowhere is no concern of network policies.
-var early = nftables.ChainPriorityRef(-10)
+const early = nftables.ChainPriority(-10)
 
 // answerLimit bounds the wait for the kernel's answers. To some errors it gives fewer than the
 // nftables package waits for.
 const answerLimit = 5 * time.Second
 
-func dialTables() (*nftables.Conn, error) {
-	c, err := nftables.New(nftables.WithSockOptions(func(c *netlink.Conn) error { return c.SetDeadline(time.Now().Add(answerLimit)) }))
-	if err != nil {
-		return nil, fmt.Errorf("open nftables: %w", err)
-	}
-	return c, nil
-}
+// refusal is what the table holds.
+type refusal struct{ sink string }
 
-// ensureRefusal makes the table unless it is there.
-func ensureRefusal(sink string) error {
-	c, err := dialTables()
-	if err != nil {
-		return err
-	}
-	if _, err := c.ListTableOfFamily(sink, nftables.TableFamilyINet); err == nil {
-		return nil
-	}
-	table := c.AddTable(&nftables.Table{Name: sink, Family: nftables.TableFamilyINet})
-	refuse := c.AddChain(&nftables.Chain{Name: "refuse", Table: table})
-	c.AddRule(&nftables.Rule{Table: table, Chain: refuse, Exprs: []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.IPPROTO_TCP}},
-		&expr.Reject{Type: unix.NFT_REJECT_TCP_RST},
-	}})
-	c.AddRule(&nftables.Rule{Table: table, Chain: refuse, Exprs: []expr.Any{
-		&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_PORT_UNREACH},
-	}})
-	name := make([]byte, unix.IFNAMSIZ)
-	copy(name, sink)
+// Sets implements nftable.Layout, as do the others.
+func (refusal) Sets() []*nftables.Set { return nil }
+
+func (refusal) Elements() iter.Seq[nftable.Element] { return slices.Values[[]nftable.Element](nil) }
+
+func (r refusal) Chains() []nftable.Chain {
 	const translated = 1 << 5 // IPS_DST_NAT
-	for chain, hook := range map[string]*nftables.ChainHook{"forward": nftables.ChainHookForward, "output": nftables.ChainHookOutput} {
+	name := make([]byte, unix.IFNAMSIZ)
+	copy(name, r.sink)
+	lost := nftable.Rule(
 		// At output, a packet that was translated still shows the interface that it was to leave by
 		// before.
-		c.AddRule(&nftables.Rule{
-			Table: table,
-			Chain: c.AddChain(&nftables.Chain{Name: chain, Table: table, Type: nftables.ChainTypeFilter, Hooknum: hook, Priority: early}),
-			Exprs: []expr.Any{
-				&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 1},
-				&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: name},
-				&expr.Ct{Key: expr.CtKeySTATUS, Register: 1},
-				&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(translated), Xor: make([]byte, 4)},
-				&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: make([]byte, 4)},
-				&expr.Verdict{Kind: expr.VerdictGoto, Chain: "refuse"},
-			},
+		nftable.LoadMeta(expr.MetaKeyOIFNAME, 0),
+		[]expr.Any{&expr.Cmp{Op: expr.CmpOpEq, Register: nftable.Reg(0), Data: name}},
+		nftable.CtBits(expr.CtKeySTATUS, translated, expr.CmpOpEq),
+		nftable.Goto("refuse"))
+	all := []nftable.Chain{{Name: "refuse", Rules: [][]expr.Any{
+		nftable.Rule(nftable.IsProtocol(unix.IPPROTO_TCP), []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}}),
+		{&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_PORT_UNREACH}},
+	}}}
+	for name, hook := range map[string]*nftables.ChainHook{"forward": nftables.ChainHookForward, "output": nftables.ChainHookOutput} {
+		all = append(all, nftable.Chain{
+			Name: name, Hook: hook, Kind: nftables.ChainTypeFilter, Priority: early, Rules: [][]expr.Any{lost},
 		})
 	}
-	if err := c.Flush(); err != nil {
-		return fmt.Errorf("nftables table %s: %w", sink, err)
+	return all
+}
+
+// refuse has the kernel keep the table, and this process hear if another program removes it.
+// Addresses are of use without it, so a failure is only logged.
+func (a *Announcer) refuse(ctx context.Context) {
+	if a.refusal != nil {
+		return
 	}
-	return nil
+	t, err := nftable.Open(a.sink, refusal{a.sink}, slog.Default())
+	if err == nil {
+		if err = t.Apply(ctx, t.Batch()); err == nil {
+			a.refusal = t
+			return
+		}
+		err = errors.Join(err, t.Close())
+	}
+	slog.Warn("ports that Services do not have are silent, and not refused", "sink", a.sink, "err", err)
+}
+
+// refusalChanged gets a value when another program has changed the table.
+func (a *Announcer) refusalChanged() <-chan struct{} {
+	if a.refusal == nil {
+		return nil
+	}
+	return a.refusal.Changed()
+}
+
+// repairRefusal brings the table back.
+func (a *Announcer) repairRefusal(ctx context.Context) {
+	slog.Warn("another program changed the nftables table that refuses ports that Services do not have", "table", a.sink)
+	if err := a.refusal.Repair(ctx); err != nil {
+		slog.Error("ports that Services do not have are silent, and not refused", "err", err)
+		a.leaveRefusal() // the next look at the addresses opens it again
+	}
+}
+
+// leaveRefusal ends the watch. The table stays.
+func (a *Announcer) leaveRefusal() {
+	if a.refusal == nil {
+		return
+	}
+	if err := a.refusal.Close(); err != nil {
+		slog.Warn("an nftables table is watched no more", "table", a.sink, "err", err)
+	}
+	a.refusal = nil
 }
 
 // removeRefusal removes the table, if there is one.
 func removeRefusal(sink string) error {
-	c, err := dialTables()
+	c, err := nftables.New(nftables.WithSockOptions(func(c *netlink.Conn) error { return c.SetDeadline(time.Now().Add(answerLimit)) }))
 	if err != nil {
-		return err
+		return fmt.Errorf("open nftables: %w", err)
 	}
 	table, err := c.ListTableOfFamily(sink, nftables.TableFamilyINet)
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) {

@@ -39,12 +39,7 @@ type segment struct {
 func newSegment(t *testing.T) *segment {
 	s := &segment{Node: testnet.New(t), t: t, reports: make(chan string, 100)}
 	s.Within(func() {
-		l, err := netlink.LinkByName("out")
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		s.mac = l.Attrs().HardwareAddr.String()
+		s.mac = macOf(t, "out")
 	})
 	s.Outside.Within(func() { // it gives up soon
 		for _, family := range []string{"ipv4", "ipv6"} {
@@ -75,6 +70,12 @@ func (s *segment) sysctl(name string) (value string) {
 
 // announce runs an announcer until the function it returns is called, or the test ends.
 func (s *segment) announce(named string, addresses ...netip.Addr) (a *Announcer, stop func()) {
+	s.t.Helper()
+	return s.announceBy(sink, named, addresses...)
+}
+
+// announceBy does so with a sink of that name.
+func (s *segment) announceBy(sink, named string, addresses ...netip.Addr) (a *Announcer, stop func()) {
 	s.t.Helper()
 	a = New(sink, named, func(address netip.Addr, link string, err error) {
 		if err != nil {
@@ -180,6 +181,16 @@ func (s *segment) resolve(address netip.Addr) string {
 		return ""
 	}
 	return n.HardwareAddr.String()
+}
+
+func macOf(t *testing.T, name string) string {
+	t.Helper()
+	l, err := net.InterfaceByName(name)
+	if err != nil {
+		t.Error(err)
+		return ""
+	}
+	return l.HardwareAddr.String()
 }
 
 func index(t *testing.T, name string) int {

@@ -136,7 +136,8 @@ func TestReadRefuses(t *testing.T) {
 	}
 }
 
-// follow reads a log and sends each text; the returned function ends it as the end of the container would.
+// follow reads a log and sends each text; the returned function ends it as the end of the container
+// would.
 func follow(t *testing.T, path string) (texts <-chan string, end func() error) {
 	t.Helper()
 	out, ended, result := make(chan string), make(chan struct{}), make(chan error, 1)

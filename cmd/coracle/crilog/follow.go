@@ -14,7 +14,8 @@ import (
 
 // Options choose what is read of a log.
 type Options struct {
-	// Tail is the number of last lines; negative: all. A line counts once however many records it has.
+	// Tail is the number of last lines; negative: all. A line counts once however many records it
+	// has.
 	Tail int
 	// Since leaves out what is older.
 	Since time.Time
@@ -130,7 +131,8 @@ func (r *reader) drain(ctx context.Context, since time.Time, sink func(Line) err
 	return ctx.Err()
 }
 
-// successor opens the file that the writer went on with after this one; nil if it is still in this one.
+// successor opens the file that the writer went on with after this one; nil if it is still in this
+// one.
 func (r *reader) successor(path string) (*reader, error) {
 	now, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -150,8 +152,9 @@ func (r *reader) successor(path string) (*reader, error) {
 	return next, err
 }
 
-// between is the oldest file that was set aside after mine, or path: a reader that was held up may have
-// missed more than one rotation. Files that were packed since cannot be read in order any more.
+// between is the oldest file that was set aside after mine, or path: a reader that was held up may
+// have missed more than one rotation. Files that were packed since cannot be read in order any
+// more.
 func between(mine fs.FileInfo, path string) string {
 	entries, _ := os.ReadDir(filepath.Dir(path))
 	oldest, name := time.Time{}, path

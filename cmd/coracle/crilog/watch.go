@@ -9,8 +9,8 @@ import (
 )
 
 // watcher tells that something has happened in a directory. One watch of the directory sees both
-// what is written to its files and that one is renamed or made; what it does not say is which: whoever
-// is woken looks.
+// what is written to its files and that one is renamed or made; what it does not say is which:
+// a reader that is woken looks.
 type watcher struct {
 	file    *os.File
 	changed chan struct{} // holds at most one

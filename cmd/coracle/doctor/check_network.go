@@ -22,7 +22,7 @@ func checkFirewalls(f *Facts) []Finding {
 		if w.Manager != "" {
 			what = w.Manager + ": " + what
 		}
-		all = append(all, Finding{"firewall", Warning, what + ", and no rule of it names the pods' ranges: pods may not reach each other or beyond this node", n.letThrough(w.Manager)})
+		all = append(all, Finding{"firewall", Warning, what + ", and no rule of it lets pods' packets and the replies to them through: pods may not reach each other or beyond this node", n.letThrough(w.Manager)})
 	}
 	if n.LegacyUnread != "" {
 		all = append(all, Finding{"firewall", Warning, "there are rules of iptables-legacy, which may drop pods' packets and cannot be read: " + n.LegacyUnread, "install the package iptables, and look with: iptables-legacy -S FORWARD"})
@@ -39,7 +39,7 @@ func checkFirewalls(f *Facts) []Finding {
 // letThrough says how to let pods' packets through a firewall.
 func (n *Network) letThrough(manager string) string {
 	if !slices.Contains([]string{"firewalld", "ufw", "docker", "iptables-legacy"}, manager) {
-		return "let packets from and to " + strings.Join(n.podRanges(), " and ") + " through in that chain"
+		return "accept packets from and to " + strings.Join(n.podRanges(), " and ") + " in that chain"
 	}
 	var commands []string
 	for _, r := range n.podRanges() {

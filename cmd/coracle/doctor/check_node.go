@@ -13,7 +13,7 @@ import (
 func checkConfig(f *Facts) []Finding {
 	switch c := &f.Config; {
 	case c.Err != "":
-		return one("config", Error, c.Err, "mend the file, and look at it with: coracled config check "+c.Path)
+		return one("config", Error, c.Err, "fix the file, and look at it with: coracled config check "+c.Path)
 	case len(c.Warnings) > 0:
 		return one("config", Warning, c.Path+": "+strings.Join(c.Warnings, "; "), "edit the file")
 	case !c.Exists:
@@ -25,7 +25,7 @@ func checkConfig(f *Facts) []Finding {
 
 func checkShim(f *Facts) []Finding {
 	if f.Shim.Path == "" {
-		return one("shim", Error, f.Shim.Name+" is not installed: no container can be made", "install it beside coracled, or name it in shim.binary")
+		return one("shim", Error, f.Shim.Name+" is not installed: no container can be made", "install it next to coracled, or name it in shim.binary")
 	}
 	return one("shim", OK, f.Shim.Path, "")
 }
@@ -88,7 +88,7 @@ func checkDisk(d *Disk) Finding {
 func checkCNI(f *Facts) []Finding {
 	switch c := &f.CNI; {
 	case c.Err != "":
-		return one("cni", Error, c.Err, "mend the file, or remove it to use the built-in network; pods are refused meanwhile")
+		return one("cni", Error, c.Err, "fix the file, or remove it to use the built-in network; pods are refused meanwhile")
 	case len(c.Missing) > 0:
 		return one("cni", Error, fmt.Sprintf("%s asks for plugins that are in none of %s: %s", c.File, strings.Join(c.BinDirs, ", "), strings.Join(c.Missing, ", ")),
 			"install them (package containernetworking-plugins), or name their directory in network.cni_bin_dirs")
@@ -127,7 +127,7 @@ func checkDaemon(f *Facts) []Finding {
 	case d.Version != "" && len(d.Conditions) > 0:
 		var all []Finding
 		for _, c := range d.Conditions {
-			all = append(all, Finding{"daemon", Error, "coracled says that it is not ready: " + c, "mend what it names; nothing has to be restarted"})
+			all = append(all, Finding{"daemon", Error, "coracled says that it is not ready: " + c, "fix what it names; nothing has to be restarted"})
 		}
 		return all
 	case d.Version != "" && d.Version != d.Mine:
@@ -135,7 +135,7 @@ func checkDaemon(f *Facts) []Finding {
 	case d.Version != "":
 		return one("daemon", OK, "coracled "+d.Version+" answers on "+d.Socket+" and is ready", "")
 	case d.Exists:
-		return one("daemon", Error, "nobody answers on "+d.Socket+": "+d.Err, "systemctl restart coracled; journalctl -u coracled says why it ended")
+		return one("daemon", Error, "nothing answers on "+d.Socket+": "+d.Err, "systemctl restart coracled; journalctl -u coracled says why it ended")
 	}
 	return one("daemon", Warning, "coracled does not run: there is no "+d.Socket, "systemctl start coracled, or say where its socket is with --address or --state")
 }

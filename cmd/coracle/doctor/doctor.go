@@ -1,6 +1,6 @@
-// Package doctor says what is wrong with a node, each finding with its mend. Facts are gathered
-// first, from the kernel, from files, from coracled if it runs and from registries; Examine, which is pure,
-// judges them. So every judgement is tested without a broken machine.
+// Package doctor says what is wrong with a node, each finding with its remedy. Facts are gathered
+// first, from the kernel, from files, from coracled if it runs and from registries; Examine, which
+// is pure, judges them. So every judgement is tested without a broken machine.
 package doctor
 
 // Level is how bad a finding is.
@@ -22,7 +22,7 @@ type Finding struct {
 	Mend string `json:"mend,omitempty"`
 }
 
-// Examine judges facts; findings come in the order in which somebody would mend them.
+// Examine judges facts; findings come in the order in which one would fix them.
 func Examine(f *Facts) []Finding {
 	var all []Finding
 	for _, check := range []func(*Facts) []Finding{

@@ -54,7 +54,7 @@ func TestHealthy(t *testing.T) {
 	}
 }
 
-// Each fault is found, by itself, with a mend.
+// Each fault is found, by itself, with a remedy.
 func TestFaults(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
@@ -84,7 +84,7 @@ func TestFaults(t *testing.T) {
 			f.Config.Exists, f.Config.Warnings = true, []string{"network.bridge is called network.name now"}
 		}, "config", Warning, "network.name", "edit"},
 		{"pods on the old bridge", func(f *Facts) { f.Daemon.Bridged = []string{"abc", "def"} }, "network", Warning, "on the bridge of an earlier release, where neighbours can forge addresses: 2 pods (abc, def)", "recreate"},
-		{"no shim", func(f *Facts) { f.Shim.Path = "" }, "shim", Error, "not installed", "beside coracled"},
+		{"no shim", func(f *Facts) { f.Shim.Path = "" }, "shim", Error, "not installed", "next to coracled"},
 		{"disk unreadable", func(f *Facts) { f.Disks[0].Err = "input/output error" }, "disk", Error, "input/output", "--root"},
 		{"disk read-only", func(f *Facts) { f.Disks[0].ReadOnly = true }, "disk", Error, "read-only", "mount it writable"},
 		{"disk full", func(f *Facts) { f.Disks[0].Free = 1 << 20 }, "disk", Error, "free", "coracle image prune"},
@@ -108,7 +108,7 @@ func TestFaults(t *testing.T) {
 		{"ufw", func(f *Facts) { f.Network.Firewalls = []Firewall{{"ufw", "ip filter", "FORWARD"}} }, "firewall", Warning, "ufw: chain FORWARD", "ufw route allow from 10.85.0.0/16"},
 		{"docker", func(f *Facts) { f.Network.Firewalls = []Firewall{{"docker", "ip filter", "FORWARD"}} }, "firewall", Warning, "docker: chain FORWARD", "ip6tables -I DOCKER-USER -s fd85::/64"},
 		{"iptables-legacy", func(f *Facts) { f.Network.Firewalls = []Firewall{{"iptables-legacy", "ip filter", "FORWARD"}} }, "firewall", Warning, "iptables-legacy: chain FORWARD", "iptables-legacy -I FORWARD -d 10.85.0.0/16"},
-		{"someone's firewall", func(f *Facts) { f.Network.Firewalls = []Firewall{{"", "inet mine", "fwd"}} }, "firewall", Warning, "chain fwd of table inet mine", "let packets from and to 10.85.0.0/16 and fd85::/64 through"},
+		{"someone's firewall", func(f *Facts) { f.Network.Firewalls = []Firewall{{"", "inet mine", "fwd"}} }, "firewall", Warning, "chain fwd of table inet mine", "accept packets from and to 10.85.0.0/16 and fd85::/64"},
 		{"rules that cannot be read", func(f *Facts) { f.Network.LegacyUnread = "iptables-legacy is not installed" }, "firewall", Warning, "cannot be read: iptables-legacy is not", "package iptables"},
 		{"network not looked at", func(f *Facts) { f.Network.Err = "permission denied" }, "network", Warning, "permission denied", "sudo"},
 		{"connections, nearly full", func(f *Facts) { f.Network.Tracked = 810 }, "conntrack", Warning, "810 of at most 1000", "nf_conntrack_max=4000"},

@@ -65,7 +65,7 @@ func (c *Config) load() config.Config {
 	return loaded
 }
 
-// findShim looks where coracled does: as configured, or beside coracled.
+// findShim looks where coracled does: as configured, or next to coracled.
 func findShim(configured string) Program {
 	p := Program{Name: "containerd-shim-coracle-v1"}
 	var places []string

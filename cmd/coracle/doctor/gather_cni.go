@@ -11,7 +11,8 @@ import (
 )
 
 // readCNI looks at the configuration in force, the first by name, as coracled does. Whether it is
-// right in every detail coracled itself says, when it runs; here are the faults that keep a node from its first pod.
+// right in every detail coracled itself says, when it runs; here are the faults that keep a node
+// from its first pod.
 func readCNI(dir string, binDirs []string) CNI {
 	c := CNI{Dir: dir, BinDirs: binDirs}
 	entries, err := os.ReadDir(dir)

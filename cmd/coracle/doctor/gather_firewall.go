@@ -2,11 +2,8 @@ package doctor
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"net/netip"
-	"os"
-	"os/exec"
 	"slices"
 	"strings"
 
@@ -15,9 +12,37 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// readNFTables finds chains that drop what the node forwards, and the node ports of Services. A
-// table with a rule that names one of the pods' ranges lets them through: its author knows of them.
-func readNFTables(ranges []netip.Prefix) (found []Firewall, ports []NodePort, err error) {
+// firewalled is what is asked of firewalls: whether they let a node's pods through.
+type firewalled struct {
+	ranges      []netip.Prefix // pods', empty if they are not known
+	own         string         // coracled's nftables table
+	pod, uplink side
+}
+
+// families are those that pods have, false for IPv4: both if that is not known.
+func (w firewalled) families() (all []bool) {
+	for _, ipv6 := range []bool{false, true} {
+		if len(w.ranges) == 0 || w.rangeOf(ipv6).IsValid() {
+			all = append(all, ipv6)
+		}
+	}
+	return all
+}
+
+func (w firewalled) rangeOf(ipv6 bool) netip.Prefix {
+	i := slices.IndexFunc(w.ranges, func(p netip.Prefix) bool { return p.Addr().Is6() == ipv6 })
+	if i < 0 {
+		return netip.Prefix{}
+	}
+	return w.ranges[i]
+}
+
+// readNFTables finds chains that drop what the node forwards for its pods, and the node ports of
+// Services. Packets as pods send them are followed through the rules of each chain of the hook
+// forward: one that drops them is enough, whatever the others do and in which order. Where a rule
+// that accepts has conditions that cannot be told here, one that names a range of the pods counts
+// as accepting: its author knows of them.
+func readNFTables(w firewalled) (found []Firewall, ports []NodePort, err error) {
 	c, err := nftables.New()
 	if err != nil {
 		return nil, nil, fmt.Errorf("open nftables: %w", err)
@@ -27,32 +52,37 @@ func readNFTables(ranges []netip.Prefix) (found []Firewall, ports []NodePort, er
 		return nil, nil, fmt.Errorf("list nftables chains: %w", err)
 	}
 	for _, chain := range chains {
-		if !meets(chain.Table, ranges) || chain.Hooknum == nil || *chain.Hooknum != *nftables.ChainHookForward {
+		t := chain.Table
+		if t.Name == w.own || strings.HasPrefix(t.Name, "coracle") || chain.Hooknum == nil || *chain.Hooknum != *nftables.ChainHookForward {
 			continue
 		}
-		manager := managerOf(chain.Table, chains)
-		drops := chain.Policy != nil && *chain.Policy == nftables.ChainPolicyDrop
-		// firewalld's last rule rejects what no zone has accepted.
-		if (drops || manager == "firewalld") && !namesRange(c, chain.Table, chains, ranges) {
-			found = append(found, Firewall{manager, familyName(chain.Table.Family) + " " + chain.Table.Name, chain.Name})
+		rules := newRuleset(c, t, chains)
+		for _, ipv6 := range w.families() {
+			if !meets(t, ipv6) {
+				continue
+			}
+			if drops, sure := rules.dropAny(chain, forwarded(w.rangeOf(ipv6), ipv6, w.pod, w.uplink)); drops && (sure || !rules.names(w.ranges)) {
+				found = append(found, Firewall{managerOf(t, chains), familyName(t.Family) + " " + t.Name, chain.Name})
+				break
+			}
 		}
 	}
 	ports, err = readNodePorts(c)
 	return found, ports, err
 }
 
-// meets says whether a table sees packets that the node forwards for its pods. Without ranges, pods may
-// have addresses of both families.
-func meets(t *nftables.Table, ranges []netip.Prefix) bool {
-	switch t.Family {
-	case nftables.TableFamilyINet:
-		return true
-	case nftables.TableFamilyIPv4:
-		return len(ranges) == 0 || slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Addr().Is4() })
-	case nftables.TableFamilyIPv6:
-		return len(ranges) == 0 || slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Addr().Is6() })
+// dropAny says whether a chain drops one of some packets, and whether that is sure of any.
+func (r *ruleset) dropAny(chain *nftables.Chain, packets []packet) (drops, sure bool) {
+	for _, p := range packets {
+		d, s := r.drops(chain, p)
+		drops, sure = drops || d, sure || d && s
 	}
-	return false
+	return drops, sure
+}
+
+// meets says whether a table sees packets of a family that the node forwards.
+func meets(t *nftables.Table, ipv6 bool) bool {
+	return t.Family == nftables.TableFamilyINet || t.Family == nftables.TableFamilyIPv4 && !ipv6 || t.Family == nftables.TableFamilyIPv6 && ipv6
 }
 
 func familyName(f nftables.TableFamily) string {
@@ -85,21 +115,15 @@ func managerOf(t *nftables.Table, all []*nftables.Chain) string {
 	return ""
 }
 
-// namesRange says whether a rule of a table compares with one of the ranges.
-func namesRange(c *nftables.Conn, t *nftables.Table, all []*nftables.Chain, ranges []netip.Prefix) bool {
-	for _, chain := range all {
-		if chain.Table.Name != t.Name || chain.Table.Family != t.Family {
+// names says whether a rule of the table compares with one of the ranges.
+func (r *ruleset) names(ranges []netip.Prefix) bool {
+	for _, chain := range r.chains {
+		if chain.Table.Name != r.table.Name || chain.Table.Family != r.table.Family {
 			continue
 		}
-		rules, err := c.GetRules(t, chain)
-		if err != nil {
-			continue // it has just gone
-		}
-		for _, r := range rules {
-			for _, e := range r.Exprs {
-				if compares(e, ranges) {
-					return true
-				}
+		for _, rule := range r.rulesOf(chain.Name) {
+			if slices.ContainsFunc(rule.Exprs, func(e expr.Any) bool { return compares(e, ranges) }) {
+				return true
 			}
 		}
 	}
@@ -154,57 +178,4 @@ func readNodePorts(c *nftables.Conn) (all []NodePort, err error) {
 		}
 	}
 	return all, nil
-}
-
-// readLegacy reads the policy of FORWARD of iptables-legacy, which nftables does not show. The
-// program is only executed where the kernel has its tables: it would make them.
-func readLegacy(ctx context.Context, ranges []netip.Prefix) (found []Firewall, unread string) {
-	for _, family := range []struct{ names, program, table string }{
-		{"/proc/net/ip_tables_names", "iptables-legacy", "ip filter"},
-		{"/proc/net/ip6_tables_names", "ip6tables-legacy", "ip6 filter"},
-	} {
-		names, err := os.ReadFile(family.names)
-		if err != nil || !slices.Contains(strings.Fields(string(names)), "filter") {
-			continue
-		}
-		program, err := exec.LookPath(family.program)
-		if err != nil {
-			unread = family.program + " is not installed"
-			continue
-		}
-		ctx, cancel := context.WithTimeout(ctx, patience)
-		out, err := exec.CommandContext(ctx, program, "-w", "1", "-S").Output()
-		cancel()
-		if err != nil {
-			unread = fmt.Sprintf("%s -S: %v", family.program, err)
-			continue
-		}
-		if manager, drops := judgeLegacy(string(out), ranges); drops {
-			found = append(found, Firewall{manager, family.table, "FORWARD"})
-		}
-	}
-	return found, unread
-}
-
-// judgeLegacy says whether the rules that iptables -S prints drop what is forwarded, and whose they
-// are.
-func judgeLegacy(rules string, ranges []netip.Prefix) (manager string, drops bool) {
-	manager = "iptables-legacy"
-	for line := range strings.Lines(rules) {
-		line = strings.TrimSpace(line)
-		switch {
-		case line == "-P FORWARD DROP" || line == "-P FORWARD REJECT":
-			drops = true
-		case strings.HasPrefix(line, "-N ufw"):
-			manager = "ufw"
-		case strings.HasPrefix(line, "-N DOCKER") && manager != "ufw":
-			manager = "docker"
-		}
-		for _, r := range ranges {
-			if slices.Contains(strings.Fields(line), r.String()) {
-				return "", false
-			}
-		}
-	}
-	return manager, drops
 }

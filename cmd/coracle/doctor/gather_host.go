@@ -87,7 +87,8 @@ func readCgroups(driver string) Cgroups {
 	}
 	c.Version = 1
 	for _, d := range dirs {
-		// A hierarchy with several controllers is called cpu,cpuacct; its links are called as each is.
+		// A hierarchy with several controllers is called cpu,cpuacct; its links are called as each
+		// is.
 		for _, name := range strings.Split(d.Name(), ",") {
 			if exists(filepath.Join("/sys/fs/cgroup", d.Name(), "cgroup.procs")) && !slices.Contains(c.Controllers, name) &&
 				name != "systemd" && name != "unified" {

@@ -34,15 +34,36 @@ func readNetwork(ctx context.Context, c *config.Network, builtin bool) Network {
 		n.Tracked, n.TrackedMax = number("/proc/sys/net/netfilter/nf_conntrack_count"), number("/proc/sys/net/netfilter/nf_conntrack_max")
 	}
 	var errs [3]error
-	n.Firewalls, n.NodePorts, errs[0] = readNFTables(ranges)
-	legacy, unread := readLegacy(ctx, ranges)
-	n.Firewalls, n.LegacyUnread = append(n.Firewalls, legacy...), unread
+	var pod, uplink side
 	n.Uplink, n.PodLinks, errs[1] = readLinks(builtin)
+	if builtin { // the names of CNI's links are not known, and few are alike
+		pod = sideOf("cor000000000000")
+		if len(n.PodLinks) > 0 {
+			pod = sideOf(n.PodLinks[0].Name)
+			pod.index = 0 // which differs
+		}
+	}
+	if n.Uplink.Name != "" {
+		uplink = sideOf(n.Uplink.Name)
+	}
+	w := firewalled{ranges: ranges, own: c.Name, pod: pod, uplink: uplink}
+	n.Firewalls, n.NodePorts, errs[0] = readNFTables(w)
+	legacy, unread := readLegacy(ctx, w)
+	n.Firewalls, n.LegacyUnread = append(n.Firewalls, legacy...), unread
 	n.Listeners, errs[2] = readListeners("/proc")
 	if err := errors.Join(errs[:]...); err != nil {
 		n.Err = strings.ReplaceAll(err.Error(), "\n", "; ")
 	}
 	return n
+}
+
+// sideOf is what rules see of an interface.
+func sideOf(name string) side {
+	s := side{name: name}
+	if l, err := netlink.LinkByName(name); err == nil {
+		s.index, s.group = l.Attrs().Index, &l.Attrs().Group
+	}
+	return s
 }
 
 // setting reads a sysctl; it is empty if the kernel does not have it.

@@ -2,7 +2,6 @@ package doctor
 
 import (
 	"fmt"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -38,94 +37,6 @@ func inNamespace(t *testing.T, f func(run func(stdin string, command ...string))
 	<-done
 }
 
-var podRanges = []netip.Prefix{netip.MustParsePrefix("10.85.0.0/16"), netip.MustParsePrefix("fd85::/64")}
-
-// Firewalls as these programs make them are found, until they let the pods' ranges through.
-func TestReadFirewalls(t *testing.T) {
-	for _, tc := range []struct {
-		name    string
-		make    func(run func(string, ...string))
-		want    []Firewall
-		through []string // a command
-	}{
-		{name: "none", make: func(func(string, ...string)) {}},
-		{
-			name: "ours, and one that accepts",
-			make: func(run func(string, ...string)) {
-				run("table inet coracle0 { chain forward { type filter hook forward priority filter; drop; }; }\n"+
-					"table inet x { chain f { type filter hook forward priority filter; policy accept; }; chain in { type filter hook input priority filter; policy drop; }; }", "nft", "-f", "-")
-			},
-		},
-		{
-			name: "iptables",
-			make: func(run func(string, ...string)) { run("", "iptables-nft", "-P", "FORWARD", "DROP") },
-			want: []Firewall{{"", "ip filter", "FORWARD"}}, through: []string{"iptables-nft", "-A", "FORWARD", "-s", "10.85.0.0/16", "-j", "ACCEPT"},
-		},
-		{
-			name: "docker",
-			make: func(run func(string, ...string)) {
-				run("", "iptables-nft", "-N", "DOCKER-USER")
-				run("", "iptables-nft", "-P", "FORWARD", "DROP")
-			},
-			want: []Firewall{{"docker", "ip filter", "FORWARD"}}, through: []string{"iptables-nft", "-I", "DOCKER-USER", "-d", "10.85.0.0/16", "-j", "ACCEPT"},
-		},
-		{
-			name: "ufw, IPv6",
-			make: func(run func(string, ...string)) {
-				run("", "ip6tables-nft", "-N", "ufw6-before-forward")
-				run("", "ip6tables-nft", "-P", "FORWARD", "DROP")
-			},
-			want: []Firewall{{"ufw", "ip6 filter", "FORWARD"}}, through: []string{"ip6tables-nft", "-A", "ufw6-before-forward", "-s", "fd85::/64", "-j", "ACCEPT"},
-		},
-		{
-			name: "firewalld",
-			make: func(run func(string, ...string)) {
-				run("table inet firewalld { chain filter_FORWARD { type filter hook forward priority filter + 10; policy accept; reject with icmpx admin-prohibited; }; }", "nft", "-f", "-")
-			},
-			want: []Firewall{{"firewalld", "inet firewalld", "filter_FORWARD"}}, through: []string{"nft", "insert rule inet firewalld filter_FORWARD ip saddr 10.85.0.0/16 accept"},
-		},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			inNamespace(t, func(run func(string, ...string)) {
-				tc.make(run)
-				found, _, err := readNFTables(podRanges)
-				if err != nil || !slices.Equal(found, tc.want) {
-					t.Errorf("%+v, %v, want %+v", found, err, tc.want)
-				}
-				if tc.through == nil {
-					return
-				}
-				if tc.want[0].Table == "ip6 filter" { // pods without IPv6 do not meet it
-					if found, _, err := readNFTables(podRanges[:1]); err != nil || len(found) > 0 {
-						t.Errorf("without IPv6: %+v, %v", found, err)
-					}
-				}
-				run("", tc.through...)
-				if found, _, err := readNFTables(podRanges); err != nil || len(found) > 0 {
-					t.Errorf("after %v: %+v, %v", tc.through, found, err)
-				}
-			})
-		})
-	}
-}
-
-func TestJudgeLegacy(t *testing.T) {
-	for _, tc := range []struct {
-		rules, manager string
-		drops          bool
-	}{
-		{"-P INPUT DROP\n-P FORWARD ACCEPT\n-P OUTPUT ACCEPT\n", "iptables-legacy", false},
-		{"-P INPUT ACCEPT\n-P FORWARD DROP\n", "iptables-legacy", true},
-		{"-P FORWARD DROP\n-N DOCKER-USER\n", "docker", true},
-		{"-P FORWARD DROP\n-N DOCKER\n-N ufw-before-forward\n", "ufw", true},
-		{"-P FORWARD DROP\n-A FORWARD -s 10.85.0.0/16 -j ACCEPT\n", "", false},
-	} {
-		if manager, drops := judgeLegacy(tc.rules, podRanges); manager != tc.manager || drops != tc.drops {
-			t.Errorf("%q: %s, %v", tc.rules, manager, drops)
-		}
-	}
-}
-
 // Node ports are read from the maps of the service proxy, as cluster/proxy/rules writes them.
 func TestReadNodePorts(t *testing.T) {
 	inNamespace(t, func(run func(string, ...string)) {
@@ -133,7 +44,7 @@ func TestReadNodePorts(t *testing.T) {
 			map nodeport4 { typeof meta l4proto . th dport : meta mark; elements = { tcp . 30080 : 0x1000, udp . 30053 : 0x2000 }; }
 			map nodeport6 { typeof meta l4proto . th dport : meta mark; elements = { tcp . 30080 : 0x1000 }; }
 		}`, "nft", "-f", "-")
-		_, ports, err := readNFTables(nil)
+		_, ports, err := readNFTables(firewalled{})
 		slices.SortFunc(ports, func(a, b NodePort) int { return strings.Compare(a.Protocol, b.Protocol) })
 		if want := []NodePort{{"tcp", 30080}, {"udp", 30053}}; err != nil || !slices.Equal(ports, want) {
 			t.Errorf("%+v, %v, want %+v", ports, err, want)

@@ -92,7 +92,8 @@ func askRegistries(ctx context.Context, all []asked) []Registry {
 	return out
 }
 
-// ask sends GET /v2/, which every registry answers (OCI distribution spec, end-1), without credentials.
+// ask sends GET /v2/, which every registry answers (OCI distribution spec, end-1), without
+// credentials.
 func (a *asked) ask(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

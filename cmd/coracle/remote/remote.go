@@ -1,8 +1,8 @@
 // Package remote is the client of the URLs that CRI answers Exec and Attach with: Kubernetes'
 // remote command protocol, version 4 over SPDY (KEP-4006 tells its history), which every CRI
-// streaming server speaks. Kubernetes' own client is in client-go, whose dependencies are many times
-// the size of the command that uses this; what it has more, proxies, TLS and retries, a loopback
-// URL that works once has no use for.
+// streaming server speaks. Kubernetes' own client is in client-go, whose dependencies are many
+// times the size of the command that uses this; what it has more, proxies, TLS and retries, a
+// loopback URL that works once has no use for.
 //
 // A connection has one stream for each of stdin, stdout and stderr, one for window sizes as JSON,
 // and one on which the server tells, last of all, how the command ended: a Status as
@@ -108,8 +108,8 @@ func dial(ctx context.Context, where string) (httpstream.Connection, error) {
 }
 
 // connect makes the streams that s has and copies from and to them. outputs ends with the command's
-// output, sizes with the connection. Nothing is sent before all streams are there: a server that waits
-// for the next stream does not read those before it.
+// output, sizes with the connection. Nothing is sent before all streams are there: a server that
+// waits for the next stream does not read those before it.
 func connect(conn httpstream.Connection, s Streams, outputs, sizes *sync.WaitGroup) error {
 	var begin []func()
 	open := func(kind string, wanted bool, copying func(httpstream.Stream)) error {
@@ -125,7 +125,7 @@ func connect(conn httpstream.Connection, s Streams, outputs, sizes *sync.WaitGro
 			_ = from.Close() // our direction
 			outputs.Go(func() {
 				if _, err := io.Copy(to, from); err != nil {
-					// Nobody reads what the command writes; it must not wait for that for ever.
+					// No one reads what the command writes; it must not wait for that for ever.
 					_ = conn.Close()
 				}
 			})

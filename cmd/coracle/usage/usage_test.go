@@ -62,7 +62,7 @@ func TestRates(t *testing.T) {
 		{name: "half a core", at: 3, cpu: 5 + second, received: 2005, cores: 0.5, bytes: 1000},
 		{name: "idle", at: 2, cpu: 5, received: 5},
 		{name: "the same reading again", at: 1, cpu: 5, received: 5, none: true},
-		{name: "a counter that begins anew", at: 2, cpu: 4, received: 4, none: true},
+		{name: "a counter that starts again", at: 2, cpu: 4, received: 4, none: true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			var m Meter

@@ -1,0 +1,238 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+)
+
+// readLegacy reads the rules of iptables-legacy, which nftables does not show. The program is only
+// executed where the kernel has its tables: it would make them.
+func readLegacy(ctx context.Context, w firewalled) (found []Firewall, unread string) {
+	for _, family := range []struct {
+		names, program, table string
+		ipv6                  bool
+	}{
+		{"/proc/thread-self/net/ip_tables_names", "iptables-legacy", "ip filter", false},
+		{"/proc/thread-self/net/ip6_tables_names", "ip6tables-legacy", "ip6 filter", true},
+	} {
+		names, err := os.ReadFile(family.names)
+		if err != nil || !slices.Contains(strings.Fields(string(names)), "filter") || !slices.Contains(w.families(), family.ipv6) {
+			continue
+		}
+		program, err := exec.LookPath(family.program)
+		if err != nil {
+			unread = family.program + " is not installed"
+			continue
+		}
+		ctx, cancel := context.WithTimeout(ctx, patience)
+		out, err := exec.CommandContext(ctx, program, "-w", "1", "-S").Output()
+		cancel()
+		if err != nil {
+			unread = fmt.Sprintf("%s -S: %v", family.program, err)
+			continue
+		}
+		if rules := parseLegacy(string(out)); rules.drop(w, family.ipv6) {
+			found = append(found, Firewall{rules.manager(), family.table, "FORWARD"})
+		}
+	}
+	return found, unread
+}
+
+// legacyRules are the rules of a table, by chain, as words of iptables -S, without "-A CHAIN".
+type legacyRules struct {
+	policies map[string]string
+	chains   map[string][][]string
+}
+
+func parseLegacy(text string) legacyRules {
+	l := legacyRules{map[string]string{}, map[string][][]string{}}
+	for line := range strings.Lines(text) {
+		words := wordsOf(line)
+		if len(words) < 2 {
+			continue
+		}
+		switch chain := words[1]; words[0] {
+		case "-P":
+			if len(words) > 2 {
+				l.policies[chain] = words[2]
+			}
+		case "-N":
+			l.chains[chain] = l.chains[chain]
+		case "-A":
+			l.chains[chain] = append(l.chains[chain], words[2:])
+		}
+	}
+	return l
+}
+
+// wordsOf splits a line, in which comments are quoted.
+func wordsOf(line string) (words []string) {
+	for part := range strings.SplitSeq(strings.TrimSpace(line), " ") {
+		if n := len(words); n > 0 && strings.HasPrefix(words[n-1], "\"") && (len(words[n-1]) == 1 || !strings.HasSuffix(words[n-1], "\"")) {
+			words[n-1] += " " + part
+		} else if part != "" {
+			words = append(words, part)
+		}
+	}
+	return words
+}
+
+func (l legacyRules) manager() string {
+	for _, known := range []struct{ prefix, manager string }{{"ufw", "ufw"}, {"DOCKER", "docker"}} {
+		for chain := range l.chains {
+			if strings.HasPrefix(chain, known.prefix) {
+				return known.manager
+			}
+		}
+	}
+	return "iptables-legacy"
+}
+
+// drop says whether the chain FORWARD drops packets of pods, as readNFTables does.
+func (l legacyRules) drop(w firewalled, ipv6 bool) bool {
+	for _, p := range forwarded(w.rangeOf(ipv6), ipv6, w.pod, w.uplink) {
+		f := legacyFate{legacyRules: l, packet: p}
+		ends := f.pass("FORWARD", 0)
+		if ends == goesOn && l.policies["FORWARD"] == "DROP" {
+			ends = dropped
+		}
+		if ends == dropped && (!f.mayAccept || !l.names(w.ranges)) {
+			return true
+		}
+	}
+	return false
+}
+
+func (l legacyRules) names(ranges []netip.Prefix) bool {
+	for _, rules := range l.chains {
+		for _, words := range rules {
+			if slices.ContainsFunc(ranges, func(r netip.Prefix) bool { return slices.Contains(words, r.String()) }) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// legacyFate is the way of a packet through a chain.
+type legacyFate struct {
+	legacyRules
+	packet
+	mayAccept bool // see fate
+}
+
+func (f *legacyFate) pass(chain string, depth int) end {
+	if depth > deepest {
+		return goesOn
+	}
+	for _, words := range f.chains[chain] {
+		matches, target, leaves := f.evaluate(words)
+		if matches == no || target == "" {
+			continue
+		}
+		var then end
+		switch target {
+		case "ACCEPT", "QUEUE", "NFQUEUE":
+			then = accepted
+		case "DROP", "REJECT":
+			then = dropped
+		case "RETURN":
+			leaves = true
+		default: // a chain, or a target that lets the packet go on
+			_, isChain := f.chains[target]
+			leaves = leaves && isChain
+			then = f.pass(target, depth+1)
+		}
+		switch {
+		case matches == maybe:
+			f.mayAccept = f.mayAccept || then == accepted
+		case then != goesOn || leaves:
+			return then
+		}
+	}
+	return goesOn
+}
+
+// evaluate says whether a rule matches, and its target; leaves says that what comes after the
+// target is passed over (-g).
+func (f *legacyFate) evaluate(words []string) (matches match, target string, leaves bool) {
+	invert := false
+	for i := 0; i < len(words); i++ {
+		value := func() string {
+			if i++; i < len(words) {
+				return words[i]
+			}
+			return ""
+		}
+		m := yes
+		switch words[i] {
+		case "!":
+			invert = true
+			continue
+		case "-j", "-g":
+			leaves = words[i] == "-g"
+			return matches, value(), leaves // what follows are the target's options
+		case "-s":
+			m = within(f.source, value())
+		case "-d":
+			m = within(f.destination, value())
+		case "-i":
+			m = named(f.in.name, value())
+		case "-o":
+			m = named(f.out.name, value())
+		case "-p":
+			if p := value(); p != "tcp" && p != "all" {
+				m = no
+			}
+		case "-m", "--comment":
+			value()
+		case "--ctstate", "--state":
+			m = no
+			for state := range strings.SplitSeq(value(), ",") {
+				if state == "NEW" && f.state == stateNew || state == "ESTABLISHED" && f.state == stateEstablished {
+					m = yes
+				}
+			}
+		default: // with its values
+			m = maybe
+		}
+		m, invert = inverted(m, invert), false
+		switch m {
+		case no:
+			return no, "", false
+		case maybe:
+			matches = maybe
+		}
+	}
+	return matches, "", false
+}
+
+func within(a netip.Addr, network string) match {
+	p, err := netip.ParsePrefix(network)
+	if err != nil || !a.IsValid() {
+		return maybe
+	}
+	if p.Contains(a) {
+		return yes
+	}
+	return no
+}
+
+// named compares the name of an interface, "" if it is not known, with one that may end in "+".
+func named(name, with string) match {
+	start, any := strings.CutSuffix(with, "+")
+	switch {
+	case any && start == "":
+		return yes
+	case name == "":
+		return maybe
+	case name == with || any && strings.HasPrefix(name, start):
+		return yes
+	}
+	return no
+}

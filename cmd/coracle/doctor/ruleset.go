@@ -1,0 +1,446 @@
+package doctor
+
+import (
+	"bytes"
+	"encoding/binary"
+	"slices"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"github.com/google/nftables/xt"
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// ruleset is a table of nftables, which packets are followed through as the kernel does it. What
+// the kernel would look at and doctor does not know makes a rule one that may match.
+type ruleset struct {
+	conn   *nftables.Conn
+	table  *nftables.Table
+	chains []*nftables.Chain // of all tables
+	rules  map[string][]*nftables.Rule
+	sets   map[string][]nftables.SetElement
+}
+
+func newRuleset(c *nftables.Conn, t *nftables.Table, all []*nftables.Chain) *ruleset {
+	return &ruleset{c, t, all, map[string][]*nftables.Rule{}, map[string][]nftables.SetElement{}}
+}
+
+// match says whether a rule matches a packet.
+type match int
+
+const (
+	yes match = iota
+	no
+	maybe
+)
+
+// end is what becomes of a packet in a chain.
+type end int
+
+const (
+	goesOn end = iota // to what comes after the chain
+	accepted
+	dropped
+)
+
+// fate is the way of a packet through a chain.
+type fate struct {
+	*ruleset
+	packet
+	// mayAccept says that a rule accepts the packet if something holds that is not known.
+	mayAccept bool
+}
+
+// deepest bounds how deep chains jump, as the kernel does.
+const deepest = 16
+
+// drops says whether a base chain drops a packet, unless something holds that is not known: sure is
+// false then.
+func (r *ruleset) drops(chain *nftables.Chain, p packet) (drops, sure bool) {
+	f := &fate{ruleset: r, packet: p}
+	switch f.pass(chain.Name, 0) {
+	case accepted:
+		return false, true
+	case dropped:
+		return true, !f.mayAccept
+	}
+	return chain.Policy != nil && *chain.Policy == nftables.ChainPolicyDrop, !f.mayAccept
+}
+
+// pass is what a chain does.
+func (f *fate) pass(chain string, depth int) end {
+	if depth > deepest {
+		return goesOn
+	}
+	for _, rule := range f.rulesOf(chain) {
+		state := registers{fate: f}
+		matches, verdict := state.run(rule.Exprs)
+		if verdict == nil || matches == no {
+			continue
+		}
+		var then end
+		leaves := false // the chain
+		switch verdict.Kind {
+		case expr.VerdictAccept, expr.VerdictStolen, expr.VerdictQueue:
+			then = accepted
+		case expr.VerdictDrop:
+			then = dropped
+		case expr.VerdictReturn:
+			leaves = true
+		case expr.VerdictJump:
+			then = f.pass(verdict.Chain, depth+1)
+		case expr.VerdictGoto:
+			then, leaves = f.pass(verdict.Chain, depth+1), true
+		}
+		switch {
+		case matches == maybe: // rules that drop are mostly about other packets
+			f.mayAccept = f.mayAccept || then == accepted
+		case then != goesOn || leaves:
+			return then
+		}
+	}
+	return goesOn
+}
+
+func (r *ruleset) rulesOf(chain string) []*nftables.Rule {
+	rules, exists := r.rules[chain]
+	if !exists {
+		rules, _ = r.conn.GetRules(r.table, &nftables.Chain{Name: chain, Table: r.table}) // without, if it has just gone
+		r.rules[chain] = rules
+	}
+	return rules
+}
+
+func (r *ruleset) elements(set string) []nftables.SetElement {
+	elements, exists := r.sets[set]
+	if !exists {
+		if s, err := r.conn.GetSetByName(r.table, set); err == nil {
+			elements, _ = r.conn.GetSetElements(s)
+		}
+		r.sets[set] = elements
+	}
+	return elements
+}
+
+// registers are those of one rule.
+type registers struct {
+	*fate
+	values [16 * 5]byte
+	is     [16 * 5]bool
+}
+
+// offset is where a register is: there are four of 16 bytes, or the same as 16 of 4.
+func offset(register uint32) int {
+	if register >= unix.NFT_REG32_00 {
+		return 16 + 4*int(register-unix.NFT_REG32_00)
+	}
+	return 16 * int(register)
+}
+
+func (r *registers) store(register uint32, k known) {
+	at := offset(register)
+	for i := range k.data {
+		if at+i < len(r.values) {
+			r.values[at+i], r.is[at+i] = k.data[i], k.is[i]
+		}
+	}
+}
+
+func (r *registers) load(register uint32, n int) known {
+	return known{r.values[:], r.is[:]}.slice(offset(register), n)
+}
+
+func (k known) whole() bool { return !slices.Contains(k.is, false) }
+
+// run evaluates a rule, up to its verdict.
+func (r *registers) run(exprs []expr.Any) (matches match, verdict *expr.Verdict) {
+	for _, e := range exprs {
+		m := yes
+		switch e := e.(type) {
+		case *expr.Meta:
+			if !e.SourceRegister {
+				r.store(e.Register, r.meta(e.Key))
+			}
+		case *expr.Payload:
+			if e.OperationType == expr.PayloadLoad {
+				r.store(e.DestRegister, r.payload(e))
+			}
+		case *expr.Ct:
+			if !e.SourceRegister {
+				r.store(e.Register, r.ct(e.Key))
+			}
+		case *expr.Immediate:
+			r.store(e.Register, knownBytes(e.Data...))
+		case *expr.Bitwise:
+			r.bitwise(e)
+		case *expr.Cmp:
+			m = compare(r.load(e.Register, len(e.Data)), e.Op, e.Data)
+		case *expr.Range:
+			from, to := compare(r.load(e.Register, len(e.FromData)), expr.CmpOpGte, e.FromData), compare(r.load(e.Register, len(e.ToData)), expr.CmpOpLte, e.ToData)
+			m = inverted(max(from, to), e.Op == expr.CmpOpNeq)
+			if from == no || to == no {
+				m = inverted(no, e.Op == expr.CmpOpNeq)
+			}
+		case *expr.Lookup:
+			m, verdict = r.lookup(e)
+		case *expr.Match:
+			m = r.xtMatch(e)
+		case *expr.Verdict:
+			verdict = e
+		case *expr.Reject:
+			verdict = &expr.Verdict{Kind: expr.VerdictDrop}
+		case *expr.Target:
+			if e.Name == "REJECT" {
+				verdict = &expr.Verdict{Kind: expr.VerdictDrop}
+			}
+		case *expr.Limit, *expr.Connlimit, *expr.Quota:
+			m = maybe
+		case *expr.Counter, *expr.Log, *expr.Notrack, *expr.Objref, *expr.FlowOffload, *expr.Dynset:
+		default: // what it loads is not known
+			for i := range r.is {
+				r.is[i] = false
+			}
+		}
+		switch m {
+		case no:
+			return no, nil
+		case maybe:
+			matches = maybe
+		}
+		if verdict != nil {
+			return matches, verdict
+		}
+	}
+	return matches, nil
+}
+
+func (r *registers) meta(key expr.MetaKey) known {
+	switch key {
+	case expr.MetaKeyIIFNAME:
+		return r.in.nameBytes()
+	case expr.MetaKeyOIFNAME:
+		return r.out.nameBytes()
+	case expr.MetaKeyIIF:
+		return r.in.indexBytes()
+	case expr.MetaKeyOIF:
+		return r.out.indexBytes()
+	case expr.MetaKeyIIFGROUP:
+		return r.in.groupBytes()
+	case expr.MetaKeyOIFGROUP:
+		return r.out.groupBytes()
+	case expr.MetaKeyMARK:
+		return knownBytes(0, 0, 0, 0)
+	case expr.MetaKeyL4PROTO:
+		return knownBytes(unix.IPPROTO_TCP)
+	case expr.MetaKeyNFPROTO:
+		if r.ipv6 {
+			return knownBytes(unix.NFPROTO_IPV6)
+		}
+		return knownBytes(unix.NFPROTO_IPV4)
+	case expr.MetaKeyPROTOCOL:
+		if r.ipv6 {
+			return knownBytes(unix.ETH_P_IPV6>>8, unix.ETH_P_IPV6&0xff)
+		}
+		return knownBytes(unix.ETH_P_IP>>8, unix.ETH_P_IP&0xff)
+	}
+	return unknownBytes(16)
+}
+
+func (r *registers) payload(e *expr.Payload) known {
+	header := unknownBytes(0)
+	switch e.Base {
+	case expr.PayloadBaseNetworkHeader:
+		header = r.header()
+	case expr.PayloadBaseTransportHeader:
+		header = r.transport()
+	}
+	return header.slice(int(e.Offset), min(int(e.Len), 64))
+}
+
+func (r *registers) ct(key expr.CtKey) known {
+	switch key {
+	case expr.CtKeySTATE:
+		return knownBytes(binary.NativeEndian.AppendUint32(nil, r.state)...)
+	case expr.CtKeyDIRECTION:
+		if r.state == stateEstablished {
+			return knownBytes(1)
+		}
+		return knownBytes(0)
+	case expr.CtKeySTATUS, expr.CtKeyMARK: // no address is translated before the packet is forwarded
+		return knownBytes(0, 0, 0, 0)
+	}
+	return unknownBytes(16)
+}
+
+func (r *registers) bitwise(e *expr.Bitwise) {
+	n := min(int(e.Len), len(e.Mask), len(e.Xor))
+	value := r.load(e.SourceRegister, int(e.Len))
+	for i := range value.data {
+		if i >= n { // shifts, and others that have no mask
+			value.is[i] = false
+			continue
+		}
+		value.data[i] = value.data[i]&e.Mask[i] ^ e.Xor[i]
+		value.is[i] = value.is[i] || e.Mask[i] == 0
+	}
+	r.store(e.DestRegister, value)
+}
+
+func compare(value known, op expr.CmpOp, with []byte) match {
+	for i := range with { // one byte that differs is enough
+		if value.is[i] && value.data[i] != with[i] && (op == expr.CmpOpEq || op == expr.CmpOpNeq) {
+			return inverted(no, op == expr.CmpOpNeq)
+		}
+	}
+	if !value.whole() {
+		return maybe
+	}
+	order := bytes.Compare(value.data, with)
+	holds := map[expr.CmpOp]bool{
+		expr.CmpOpEq: order == 0, expr.CmpOpNeq: order != 0, expr.CmpOpLt: order < 0, expr.CmpOpLte: order <= 0,
+		expr.CmpOpGt: order > 0, expr.CmpOpGte: order >= 0,
+	}[op]
+	if holds {
+		return yes
+	}
+	return no
+}
+
+func inverted(m match, invert bool) match {
+	switch {
+	case invert && m == yes:
+		return no
+	case invert && m == no:
+		return yes
+	}
+	return m
+}
+
+// lookup looks a value up in a set, or in a map, of which only verdicts are of use here.
+func (r *registers) lookup(e *expr.Lookup) (match, *expr.Verdict) {
+	elements := r.elements(e.SetName)
+	if e.IsDestRegSet && e.DestRegister != unix.NFT_REG_VERDICT {
+		r.store(e.DestRegister, unknownBytes(16))
+	}
+	if len(elements) == 0 {
+		return inverted(no, e.Invert), nil
+	}
+	value := r.load(e.SourceRegister, len(elements[0].Key))
+	found, element := contains(elements, value)
+	if found == maybe || !e.IsDestRegSet || e.DestRegister != unix.NFT_REG_VERDICT {
+		return inverted(found, e.Invert), nil
+	}
+	if found == no {
+		return no, nil
+	}
+	return yes, verdictOf(element.Val)
+}
+
+// contains looks for a value among a set's elements: single ones, ranges with an end of their own,
+// and those where one element is the begin of a range and the next its end.
+func contains(elements []nftables.SetElement, value known) (match, nftables.SetElement) {
+	if slices.ContainsFunc(elements, func(e nftables.SetElement) bool { return e.IntervalEnd }) {
+		return inInterval(elements, value)
+	}
+	found := no
+	for _, e := range elements {
+		m := compare(value, expr.CmpOpEq, e.Key)
+		if len(e.KeyEnd) == len(e.Key) {
+			m = inRange(value, e)
+		}
+		switch m {
+		case yes:
+			return yes, e
+		case maybe:
+			found = maybe
+		}
+	}
+	return found, nftables.SetElement{}
+}
+
+// inRange compares with a range of each field of a concatenation. Fields fill whole words.
+func inRange(value known, e nftables.SetElement) match {
+	if !value.whole() {
+		return maybe
+	}
+	if bytes.Compare(value.data, e.Key) < 0 || bytes.Compare(value.data, e.KeyEnd) > 0 {
+		return no
+	}
+	for at := 0; at < len(e.Key); at += 4 { // exact for fields of a word, such as addresses of IPv4
+		end := min(at+4, len(e.Key))
+		if bytes.Compare(value.data[at:end], e.Key[at:end]) < 0 || bytes.Compare(value.data[at:end], e.KeyEnd[at:end]) > 0 {
+			return maybe
+		}
+	}
+	return yes
+}
+
+func inInterval(elements []nftables.SetElement, value known) (match, nftables.SetElement) {
+	if !value.whole() {
+		return maybe, nftables.SetElement{}
+	}
+	sorted := slices.Clone(elements)
+	slices.SortFunc(sorted, func(a, b nftables.SetElement) int {
+		if order := bytes.Compare(a.Key, b.Key); order != 0 {
+			return order
+		}
+		if a.IntervalEnd == b.IntervalEnd {
+			return 0
+		}
+		if a.IntervalEnd {
+			return -1
+		}
+		return 1
+	})
+	last := nftables.SetElement{IntervalEnd: true}
+	for _, e := range sorted {
+		if bytes.Compare(e.Key, value.data) > 0 {
+			break
+		}
+		last = e
+	}
+	if last.IntervalEnd {
+		return no, nftables.SetElement{}
+	}
+	return yes, last
+}
+
+// verdictOf decodes the value of an element of a map of verdicts.
+func verdictOf(data []byte) *expr.Verdict {
+	attributes, err := netlink.NewAttributeDecoder(data)
+	if err != nil {
+		return nil
+	}
+	attributes.ByteOrder = binary.BigEndian
+	v := &expr.Verdict{}
+	for attributes.Next() {
+		switch attributes.Type() {
+		case unix.NFTA_VERDICT_CODE:
+			v.Kind = expr.VerdictKind(int32(attributes.Uint32()))
+		case unix.NFTA_VERDICT_CHAIN:
+			v.Chain = attributes.String()
+		}
+	}
+	return v
+}
+
+// xtMatch evaluates a match of iptables.
+func (r *registers) xtMatch(e *expr.Match) match {
+	const byState, alias = 1 << 0, 1 << 13 // linux/netfilter/xt_conntrack.h; the alias is "-m state"
+	if info, ok := e.Info.(*xt.ConntrackMtinfo3); ok && info.MatchFlags&^alias == byState {
+		return inverted(hasState(uint32(info.StateMask), r.state), info.InvertFlags&byState != 0)
+	}
+	if e.Name == "comment" {
+		return yes
+	}
+	return maybe
+}
+
+// hasState says whether the states of a rule have a packet's. iptables has the same bits as nft.
+func hasState(mask, state uint32) match {
+	if mask&state != 0 {
+		return yes
+	}
+	return no
+}
