@@ -175,6 +175,7 @@ func (s *Server) run(ctx context.Context) error {
 		return err
 	}
 	prepared := server.PrepareRun()
+	forgetExpressions(server.Handler.GoRestfulContainer)
 	s.handler = server.Handler
 	close(s.serving)
 
