@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"sync"
 	"time"
 
 	"k8s.io/utils/clock"
@@ -31,4 +32,28 @@ func toRound(d time.Duration) time.Duration {
 	}
 	now := time.Now()
 	return now.Add(d).Truncate(time.Second).Add(time.Second).Sub(now)
+}
+
+// hurriedClock is a real clock whose last wait can be ended early.
+type hurriedClock struct {
+	clock.RealClock
+	mu   sync.Mutex
+	last *time.Timer
+}
+
+// After implements clock.Clock.
+func (c *hurriedClock) After(d time.Duration) <-chan time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.last = time.NewTimer(d)
+	return c.last.C
+}
+
+// hurry ends the wait now.
+func (c *hurriedClock) hurry() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.last != nil {
+		c.last.Reset(0)
+	}
 }

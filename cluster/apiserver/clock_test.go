@@ -32,3 +32,23 @@ func TestRoundTimersGoOffTogether(t *testing.T) {
 		}
 	})
 }
+
+func TestHurriedClock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c hurriedClock
+		c.hurry() // nothing waits
+		for _, hurried := range []bool{false, true, false} {
+			begun, over := time.Now(), c.After(time.Hour)
+			want := time.Hour
+			if hurried {
+				want = time.Minute
+				time.AfterFunc(want, c.hurry)
+			}
+			<-over
+			if got := time.Since(begun); got != want {
+				t.Errorf("hurried %v: waited %v, want %v", hurried, got, want)
+			}
+			c.hurry() // too late
+		}
+	})
+}

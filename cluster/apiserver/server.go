@@ -165,7 +165,7 @@ func (s *Server) run(ctx context.Context) error {
 		return err
 	}
 	defer store.close()
-	store.caches = &s.caches
+	store.caches, s.caches.compact = &s.caches, store.compact
 	b := &build{
 		options: &s.options, addresses: s.addresses, listener: listener, store: store, served: served,
 		inside: s.inside, loopback: protobuf(s.loopback()), informers: s.informers, held: &s.held,
@@ -175,6 +175,7 @@ func (s *Server) run(ctx context.Context) error {
 		return err
 	}
 	prepared := server.PrepareRun()
+	forgetExpressions(server.Handler.GoRestfulContainer)
 	s.handler = server.Handler
 	close(s.serving)
 

@@ -31,7 +31,6 @@ import (
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 	"k8s.io/kubernetes/pkg/apis/core"
 	"k8s.io/kubernetes/pkg/apis/events"
-	"k8s.io/utils/clock"
 
 	"github.com/coracle-project/coracle/cluster/apiserver/etcd"
 )
@@ -40,7 +39,7 @@ const (
 	// keyPrefix and specialPrefixes are upstream's layout of keys in etcd.
 	keyPrefix = "/registry"
 	// compactEvery is how often, and how long after they were replaced, old versions of objects are
-	// dropped: a watch can go back this far.
+	// dropped: a watch can go back this far. After a burst of changes it is a period of the watch caches, once.
 	compactEvery = 5 * time.Minute
 	// deleteWorkers is how many objects of a collection are deleted at a time.
 	deleteWorkers = 4
@@ -68,7 +67,9 @@ type store struct {
 	// direct makes a client of the etcd in this process; nil for another etcd.
 	direct    func() *clientv3.Client
 	compactor etcd3.Compactor
-	caches    *caches
+	// compact has the compactor not wait for its interval to end; nil for another etcd.
+	compact func()
+	caches  *caches
 	// close stops what was started, when no storage is used any more.
 	close func()
 	// stopped is closed when the etcd in this process has stopped; nil for another.
@@ -102,8 +103,9 @@ func (s *store) embedded(ctx context.Context, o *Options) error {
 	s.config.Transport.ServerList = []string{server.Endpoint}
 	s.config.CompactionInterval = 0
 	s.direct, s.probe, s.stopped = server.Client, server.Client(), server.Stopped()
-	compactor := etcd3.NewCompactor(s.probe, compactEvery, clock.RealClock{}, nil)
-	s.compactor = compactor
+	hurried := &hurriedClock{}
+	compactor := etcd3.NewCompactor(s.probe, compactEvery, hurried, nil)
+	s.compactor, s.compact = compactor, hurried.hurry
 	s.close = func() {
 		compactor.Stop()
 		_ = s.probe.Close()

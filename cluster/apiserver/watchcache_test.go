@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -36,6 +37,8 @@ func TestMemoryAfterBurst(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	var etcd *clientv3.Client
+	o.inspect = func(b *build) { etcd = b.store.probe }
 	s, stop := serve(t, o)
 	defer stop()
 	client := clientOf(t, s.ClientConfig("admin", "system:masters"))
@@ -92,6 +95,60 @@ func TestMemoryAfterBurst(t *testing.T) {
 		t.Fatal(err)
 	}
 	awaitInformer("the informer goes on", 2)
+
+	// The compactor has noted the version at which the burst was over. By the end of the next period it drops older ones.
+	var noted *clientv3.GetResponse
+	eventually(t, "the compactor has been called", func() (bool, error) {
+		noted, err = etcd.Get(t.Context(), "compact_rev_key")
+		return err == nil && noted.Count > 0, err
+	})
+	atVersion := func(version int64) error {
+		_, err := etcd.Get(t.Context(), keyPrefix, clientv3.WithRev(version))
+		return err
+	}
+	if err := atVersion(noted.Header.Revision - 1); err != nil {
+		t.Errorf("old versions are gone at once: %v", err)
+	}
+	s.caches.endPeriod(t.Context())
+	eventually(t, "the versions of the burst are dropped", func() (bool, error) {
+		err := atVersion(noted.Kvs[0].ModRevision - 1)
+		return err != nil && strings.Contains(err.Error(), "has been compacted"), err
+	})
+}
+
+// Memory is given back when caches are replaced, and once more when etcd has been compacted.
+func TestAftermath(t *testing.T) {
+	var did string
+	s := caches{compact: func() { did += "compact " }, free: func() { did += "free " }}
+	for i, period := range []struct {
+		replaced bool
+		want     string
+	}{
+		{false, ""},
+		{true, "compact free "},
+		{false, "compact "},
+		{false, "free "},
+		{false, ""},
+		{true, "compact free "},
+		{true, "compact free "}, // of another resource, whose changes ended later
+		{false, "compact "},
+		{false, "free "},
+		{false, ""},
+	} {
+		did = ""
+		s.calmDown(period.replaced)
+		if did != period.want {
+			t.Errorf("period %d: did %q, want %q", i, did, period.want)
+		}
+	}
+	s = caches{free: func() { did += "free " }} // its etcd is another's to compact
+	did = ""
+	for _, replaced := range []bool{true, false, false} {
+		s.calmDown(replaced)
+	}
+	if did != "free free " {
+		t.Errorf("did %q", did)
+	}
 }
 
 // useUntil makes a few changes, and reads until done is set.

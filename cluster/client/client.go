@@ -8,16 +8,10 @@
 package client
 
 import (
-	"time"
-
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/kubernetes/scheme"
-	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/record"
 )
 
 // Set is one component's view of the API. Its fields are safe for concurrent use.
@@ -54,14 +48,4 @@ func dropManagedFields(obj any) (any, error) {
 		m.SetManagedFields(nil)
 	}
 	return obj, nil
-}
-
-// Recorder returns what writes events in the name of component, and the function that flushes and
-// stops it.
-func (s *Set) Recorder(component, host string) (record.EventRecorder, func()) {
-	// What is kept to join events that are alike; by default it is of 4,096 objects, several megabytes after a burst.
-	alike := record.CorrelatorOptions{LRUCacheSize: 512}
-	b := record.NewBroadcaster(record.WithSleepDuration(time.Second), record.WithCorrelatorOptions(alike))
-	b.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: s.Kube.CoreV1().Events("")})
-	return b.NewRecorder(scheme.Scheme, corev1.EventSource{Component: component, Host: host}), b.Shutdown
 }

@@ -94,7 +94,7 @@ func (b *binding) run(ctx context.Context) {
 		return
 	}
 	p := b.info.Pod()
-	b.recorders[b.profile.Name].Eventf(p, nil, v1.EventTypeNormal, "Scheduled", "Binding",
+	b.recorders[b.profile.Name].Eventf(p, nil, v1.EventTypeNormal, scheduled, "Binding",
 		"Successfully assigned %v/%v to %v", p.Namespace, p.Name, b.node)
 	b.profile.PostBind(ctx, b.state, b.info, b.node)
 }

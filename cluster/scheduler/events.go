@@ -2,16 +2,152 @@ package scheduler
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
 
 	eventsv1 "k8s.io/api/events/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/events"
 )
 
-// eventWrites is how many events are written at a time at most.
-const eventWrites = 8
+const (
+	// eventWrites is how many events are written at a time at most. More would get in the way of the bindings.
+	eventWrites = 8
+	// scheduled is the reason of the event that a pod has been bound, the only one that cannot happen again.
+	scheduled = "Scheduled"
+)
+
+// eventRetry is upstream's, for events that the API server has not answered for.
+var eventRetry = wait.Backoff{Steps: 12, Duration: 10 * time.Second, Jitter: 0.25}
+
+// broadcasts writes events.
+//
+// Upstream's broadcaster keeps each event for 6 to 12 minutes, to count how often it happens, and the room of its
+// table for good. There is an event for each pod that is bound, and it does not happen again: these are only written.
+// Else a burst of 5,000 pods would leave some 8 MB behind.
+type broadcasts struct {
+	repeated events.EventBroadcaster
+	once     events.EventBroadcaster
+	writer   eventWriter
+}
+
+func newBroadcasts(sink events.EventSink) *broadcasts {
+	return &broadcasts{
+		repeated: events.NewBroadcaster(newBoundedSink(sink)), once: events.NewBroadcaster(nil), writer: eventWriter{sink: sink},
+	}
+}
+
+// recorder returns what records events in the name of the scheduler name.
+func (b *broadcasts) recorder(name string) events.EventRecorder {
+	return recorder{repeated: b.repeated.NewRecorder(scheme.Scheme, name), once: b.once.NewRecorder(scheme.Scheme, name)}
+}
+
+// start has events written until ctx ends. The caller calls stop then.
+func (b *broadcasts) start(ctx context.Context) error {
+	b.writer.ctx = ctx
+	_, err := b.once.StartEventWatcher(func(o runtime.Object) {
+		if e, ok := o.(*eventsv1.Event); ok {
+			b.writer.add(e)
+		}
+	})
+	if err == nil {
+		err = b.repeated.StartRecordingToSinkWithContext(ctx)
+	}
+	if err != nil {
+		return fmt.Errorf("record events: %w", err)
+	}
+	return nil
+}
+
+func (b *broadcasts) stop() {
+	b.repeated.Shutdown()
+	b.once.Shutdown()
+	b.writer.stop()
+}
+
+type recorder struct{ repeated, once events.EventRecorder }
+
+// Eventf implements events.EventRecorder.
+func (r recorder) Eventf(regarding, related runtime.Object, kind, reason, action, note string, args ...any) {
+	to := r.repeated
+	if reason == scheduled {
+		to = r.once
+	}
+	to.Eventf(regarding, related, kind, reason, action, note, args...)
+}
+
+// eventWriter writes each event that is added, up to eventWrites at a time. It has no goroutines while there are none.
+type eventWriter struct {
+	sink events.EventSink
+	ctx  context.Context //nolint:containedctx // of all writes
+
+	running sync.WaitGroup
+	mu      sync.Mutex
+	queue   []*eventsv1.Event
+	writers int
+	stopped bool
+}
+
+func (w *eventWriter) add(e *eventsv1.Event) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.stopped {
+		return
+	}
+	w.queue = append(w.queue, e)
+	if w.writers < eventWrites {
+		w.writers++
+		w.running.Go(w.write)
+	}
+}
+
+// next returns the event to be written next; nil ends a writer.
+func (w *eventWriter) next() *eventsv1.Event {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.queue) == 0 {
+		w.queue = nil
+		w.writers--
+		return nil
+	}
+	e := w.queue[0]
+	w.queue[0] = nil
+	w.queue = w.queue[1:]
+	return e
+}
+
+func (w *eventWriter) write() {
+	for e := w.next(); e != nil; e = w.next() {
+		err := wait.ExponentialBackoffWithContext(w.ctx, eventRetry, func(ctx context.Context) (bool, error) {
+			_, err := w.sink.Create(ctx, e)
+			if status := apierrors.APIStatus(nil); errors.As(err, &status) {
+				return false, err // an answer; it would be the same again
+			}
+			return err == nil, nil
+		})
+		if err != nil && w.ctx.Err() == nil && !apierrors.IsAlreadyExists(err) {
+			slog.Warn("event is not written", "event", e.Reason, "pod", e.Regarding.Namespace+"/"+e.Regarding.Name, "err", err)
+		}
+	}
+}
+
+// stop waits for writes under way; the context of all has ended.
+func (w *eventWriter) stop() {
+	w.mu.Lock()
+	w.stopped = true
+	w.queue = nil
+	w.mu.Unlock()
+	w.running.Wait()
+}
 
 // boundedSink lets only some writes of events run at a time. The broadcaster begins one for each
-// event at once, and there is one for each pod: they would get in the way of the bindings.
+// event at once.
 type boundedSink struct {
 	events.EventSink
 	places chan struct{}

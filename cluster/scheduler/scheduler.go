@@ -25,7 +25,6 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/client-go/kubernetes/scheme"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
@@ -67,7 +66,7 @@ type Scheduler struct {
 	pods       corelisters.PodLister
 	synced     []toolscache.DoneChecker
 	recorders  map[string]events.EventRecorder
-	broadcasts events.EventBroadcaster
+	broadcasts *broadcasts
 	percentage int
 	parallel   framework.Parallel
 	// cycle is held while snapshot is read or brought up to date, which caughtUp does after the last deletion.
@@ -100,7 +99,7 @@ func New(set *client.Set, opts Options) (*Scheduler, error) {
 		Kube: set.Kube, Informers: set.Informers, Waiting: framework.NewWaitingPods(), Parallel: s.parallel,
 	}
 	if opts.Recorder == nil {
-		s.broadcasts = events.NewBroadcaster(newBoundedSink(&events.EventSinkImpl{Interface: set.Kube.EventsV1()}))
+		s.broadcasts = newBroadcasts(&events.EventSinkImpl{Interface: set.Kube.EventsV1()})
 	}
 	makers := map[string]func(*framework.Handle) []framework.Enabled{
 		v1.DefaultSchedulerName: func(h *framework.Handle) []framework.Enabled { return plugins.Default(h, opts.Plugins) },
@@ -127,7 +126,7 @@ func New(set *client.Set, opts Options) (*Scheduler, error) {
 
 func (s *Scheduler) addProfile(name string, f func(*framework.Handle) []framework.Enabled, recorder events.EventRecorder) error {
 	if recorder == nil {
-		recorder = s.broadcasts.NewRecorder(scheme.Scheme, name)
+		recorder = s.broadcasts.recorder(name)
 	}
 	h := *s.handle
 	h.Recorder = recorder
@@ -168,10 +167,10 @@ func (s *Scheduler) Run(ctx context.Context) error {
 		return fmt.Errorf("scheduler: wait for informers: %w", context.Cause(ctx))
 	}
 	if s.broadcasts != nil {
-		if err := s.broadcasts.StartRecordingToSinkWithContext(ctx); err != nil {
-			return fmt.Errorf("scheduler: record events: %w", err)
+		if err := s.broadcasts.start(ctx); err != nil {
+			return fmt.Errorf("scheduler: %w", err)
 		}
-		defer s.broadcasts.Shutdown()
+		defer s.broadcasts.stop()
 	}
 	for _, h := range s.handles {
 		h.Background = func(f func(context.Context)) { s.finished.Go(func() { f(ctx) }) }
