@@ -12,8 +12,8 @@ import (
 	"github.com/coracle-project/coracle/cluster/client"
 )
 
-// Upstream's defaults (k8s.io/kubernetes/pkg/controller/endpointslicemirroring/config/v1alpha1).
-const mirrorWorkers, mirroredPerSubset = 5, 1000
+// mirroredPerSubset is upstream's default (k8s.io/kubernetes/pkg/controller/endpointslicemirroring/config/v1alpha1).
+const mirroredPerSubset = 1000
 
 // NewMirroring returns the controller that makes EndpointSlices of the Endpoints that someone else than the
 // endpoints controller writes, for Services without a selector. Proxies and DNS know slices only.
@@ -24,7 +24,7 @@ func NewMirroring(set *client.Set) *OnDemand {
 		make: func(ctx context.Context) (func(context.Context), error) {
 			c := endpointslicemirroring.NewController(ctx, core.Endpoints(), set.Informers.Discovery().V1().EndpointSlices(), core.Services(),
 				mirroredPerSubset, set.Kube, 0)
-			return func(ctx context.Context) { c.Run(ctx, mirrorWorkers) }, nil
+			return func(ctx context.Context) { c.Run(ctx, workers) }, nil
 		},
 	}
 }

@@ -2,6 +2,7 @@
 //
 // Such a controller costs nothing until there is an object that needs it: only then is it made, with the
 // informers that it asks for. It works until its context ends, even if the last such object has gone before.
+// Which controllers are imported, and which are ours: docs/decisions/imported-controllers.md.
 package upstream
 
 import (
@@ -17,6 +18,9 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/cache"
 )
+
+// workers is how many objects each controller works on at a time, upstream's default for all of them.
+const workers = 5
 
 // OnDemand is a controller that starts with the first object of a kind that needs it.
 type OnDemand struct {
@@ -68,6 +72,20 @@ func (o *OnDemand) work(ctx context.Context) (err error) {
 	o.informers.Start(ctx.Done())
 	run(working)
 	return errors.New("it ended by itself")
+}
+
+// with has others run next to a controller, until it ends.
+func with(run func(context.Context), others ...func(context.Context)) func(context.Context) {
+	return func(ctx context.Context) {
+		ctx, stop := context.WithCancel(ctx)
+		var running wait.Group
+		defer running.Wait()
+		defer stop()
+		for _, other := range others {
+			running.StartWithContext(ctx, other)
+		}
+		run(ctx)
+	}
 }
 
 // wanted waits until there is such an object; it returns false if ctx ends before.

@@ -68,6 +68,32 @@ func TestFailuresAreRetried(t *testing.T) {
 	})
 }
 
+// What runs next to a controller ends with it, also if that ends by itself or panics.
+func TestCompanionsEndWithTheController(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		companions := 0
+		companion := func(ctx context.Context) {
+			companions++
+			<-ctx.Done()
+			companions--
+		}
+		with(func(context.Context) {
+			synctest.Wait()
+			if companions != 1 {
+				t.Errorf("%d run", companions)
+			}
+		}, companion)(t.Context())
+		func() {
+			defer func() { _ = recover() }()
+			with(func(context.Context) { panic("odd object") }, companion)(t.Context())
+			t.Error("the panic was swallowed")
+		}()
+		if companions != 0 {
+			t.Errorf("%d run on", companions)
+		}
+	})
+}
+
 // run starts informers and a controller, until end is called, which waits for them.
 func run(t *testing.T, c *OnDemand, informers informers.SharedInformerFactory) (ctx context.Context, end func()) {
 	t.Helper()
@@ -102,7 +128,7 @@ func TestPanicsOfImportedControllersAreSurvived(t *testing.T) {
 		return true, budget, nil
 	})
 	set := &client.Set{Kube: kube, Informers: client.NewInformers(kube), Config: &rest.Config{Host: "http://127.0.0.1:1"}}
-	ctx, end := run(t, NewDisruption(set), set.Informers)
+	ctx, end := run(t, NewDisruption(set, NewMapper(kube.Discovery())), set.Informers)
 	defer end()
 	budget := func(name string) {
 		t.Helper()
