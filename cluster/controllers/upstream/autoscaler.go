@@ -33,10 +33,9 @@ func NewAutoscaler(set *client.Set, mapper *Mapper, every time.Duration) *OnDema
 	if every == 0 {
 		every = autoscaleEvery
 	}
-	pods, autoscalers := set.Informers.Core().V1().Pods(), set.Informers.Autoscaling().V2().HorizontalPodAutoscalers()
 	return &OnDemand{
-		name: "horizontal-pod-autoscaler", informers: set.Informers, trigger: autoscalers.Informer(),
-		make: func(ctx context.Context) (func(context.Context), error) {
+		name: "horizontal-pod-autoscaler", informers: set.Informers, trigger: set.Informers.Autoscaling().V2().HorizontalPodAutoscalers().Informer(),
+		make: func(ctx context.Context, in *gate) (func(context.Context), error) {
 			scales, err := mapper.scales(set)
 			if err != nil {
 				return nil, err
@@ -52,7 +51,7 @@ func NewAutoscaler(set *client.Set, mapper *Mapper, every time.Duration) *OnDema
 			served := custom_metrics.NewAvailableAPIsGetter(set.Kube.Discovery())
 			custom := custom_metrics.NewForConfig(set.Config, mapper, served)
 			c := podautoscaler.NewHorizontalController(ctx, set.Kube.CoreV1(), scales, set.Kube.AutoscalingV2(), mapper,
-				metrics.NewRESTMetricsClient(resources, custom, external), autoscalers, pods,
+				metrics.NewRESTMetricsClient(resources, custom, external), in.Autoscaling().V2().HorizontalPodAutoscalers(), in.Core().V1().Pods(),
 				every, shrinkAfter, tolerance, startUp, firstReady)
 			return with(
 				func(ctx context.Context) { c.Run(ctx, workers) }, mapper.keep,

@@ -101,10 +101,12 @@ func TestAutoscalerOfDeployments(t *testing.T) {
 	ready("late", 3)
 }
 
-// boats is a resource with a scale subresource. Its pods are made by the tests.
-var boats = schema.GroupVersionResource{Group: "sea.example.org", Version: "v1", Resource: "boats"}
+// boatsOf is a resource with a scale subresource, another one for each namespace. Its pods are made by the test.
+func boatsOf(ns string) schema.GroupVersionResource {
+	return schema.GroupVersionResource{Group: ns + ".example.org", Version: "v1", Resource: "boats"}
+}
 
-func (c *cluster) defineBoats(ctx context.Context, t *testing.T) {
+func (c *cluster) defineBoats(ctx context.Context, t *testing.T, boats schema.GroupVersionResource) {
 	t.Helper()
 	definitions := must[*apiextensions.Clientset](t)(apiextensions.NewForConfig(c.config)).ApiextensionsV1().CustomResourceDefinitions()
 	must[*apiextensionsv1.CustomResourceDefinition](t)(definitions.Create(ctx, &apiextensionsv1.CustomResourceDefinition{
@@ -138,7 +140,7 @@ func (c *cluster) defineBoats(ctx context.Context, t *testing.T) {
 }
 
 // createBoat makes a boat with two sails, and a pod for each.
-func (c *cluster) createBoat(ctx context.Context, t *testing.T, ns string) dynamic.ResourceInterface {
+func (c *cluster) createBoat(ctx context.Context, t *testing.T, ns string, boats schema.GroupVersionResource) dynamic.ResourceInterface {
 	t.Helper()
 	all := must[*dynamic.DynamicClient](t)(dynamic.NewForConfig(c.config)).Resource(boats).Namespace(ns)
 	boat := must[*unstructured.Unstructured](t)(all.Create(ctx, &unstructured.Unstructured{Object: map[string]any{
@@ -160,12 +162,13 @@ func TestKindsThatCome(t *testing.T) {
 	t.Parallel()
 	c := whole(t)
 	ctx, ns := c.namespace(t)
+	boats := boatsOf(ns)
 	target := autoscalingv2.CrossVersionObjectReference{APIVersion: boats.GroupVersion().String(), Kind: "Boat", Name: "boat"}
 	c.createScaler(ctx, t, ns, target, impatient)
 	c.awaitCondition(ctx, t, ns, "boat", autoscalingv2.AbleToScale, corev1.ConditionFalse, "FailedGetScale")
 	c.usage.set(ns, 50) // neither more nor fewer are wanted
-	c.defineBoats(ctx, t)
-	all := c.createBoat(ctx, t, ns)
+	c.defineBoats(ctx, t, boats)
+	all := c.createBoat(ctx, t, ns, boats)
 	c.createBudget(ctx, t, ns, "boat", "50%")
 	c.awaitAllowed(ctx, t, ns, "boat", 1)
 	sails := func(want int64) {

@@ -55,6 +55,7 @@ type cluster struct {
 	server *apiserver.Server
 	usage  usage
 
+	ctx    context.Context // ends when the cluster is to stop
 	cancel context.CancelFunc
 	served chan error
 	parts  sync.WaitGroup
@@ -140,8 +141,7 @@ func start(dir string, control bool) (*cluster, error) {
 			return nil, err
 		}
 	}
-	var ctx context.Context
-	ctx, c.cancel = context.WithCancel(context.Background())
+	c.ctx, c.cancel = context.WithCancel(context.Background())
 	serving, end := context.WithCancel(context.Background())
 	go func() { c.served <- c.server.Run(serving) }()
 	select {
@@ -151,8 +151,8 @@ func start(dir string, control bool) (*cluster, error) {
 		c.cancel()
 		return nil, errors.Join(errors.New("the API server ended"), err)
 	}
-	c.parts.Go(func() { controllers.Run(ctx, all) })
-	context.AfterFunc(ctx, func() { // the API server ends last: controllers have something to write when they end
+	c.parts.Go(func() { controllers.Run(c.ctx, all) })
+	context.AfterFunc(c.ctx, func() { // the API server ends last: controllers have something to write when they end
 		c.parts.Wait()
 		end()
 	})
@@ -188,10 +188,10 @@ const (
 
 // kubelet does what kubelets do, without any container.
 func (c *cluster) kubelet(object any) {
-	pod, ctx := object.(*corev1.Pod), context.Background()
+	pod := object.(*corev1.Pod)
 	switch {
 	case pod.DeletionTimestamp != nil && pod.Spec.NodeName != "":
-		_ = c.kube.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, *metav1.NewDeleteOptions(0)) // it may have gone
+		_ = c.kube.CoreV1().Pods(pod.Namespace).Delete(c.ctx, pod.Name, *metav1.NewDeleteOptions(0)) // it may have gone
 	case pod.DeletionTimestamp != nil || pod.Status.Phase != corev1.PodPending || pod.Labels[holds] != "":
 	case pod.Labels[ends] != "":
 		c.setStatus(pod, corev1.PodStatus{Phase: corev1.PodSucceeded})
@@ -214,9 +214,9 @@ func (c *cluster) ready(pod *corev1.Pod, since time.Time) {
 func (c *cluster) setStatus(pod *corev1.Pod, status corev1.PodStatus) {
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": pod.UID}, "status": status})
 	if err == nil {
-		_, err = c.kube.CoreV1().Pods(pod.Namespace).Patch(context.Background(), pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
+		_, err = c.kube.CoreV1().Pods(pod.Namespace).Patch(c.ctx, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
 	}
-	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) { // it has gone, or another has its name
+	if err != nil && c.ctx.Err() == nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) { // it has gone, or another has its name
 		logged.note("the kubelet cannot write: " + err.Error())
 	}
 }

@@ -11,17 +11,16 @@ import (
 // NewDisruption returns the controller that counts in the status of each PodDisruptionBudget how many of its
 // pods may be evicted. Without it no eviction of such a pod is ever allowed.
 func NewDisruption(set *client.Set, mapper *Mapper) *OnDemand {
-	core, apps := set.Informers.Core().V1(), set.Informers.Apps().V1()
-	budgets := set.Informers.Policy().V1().PodDisruptionBudgets()
 	return &OnDemand{
-		name: "disruption", informers: set.Informers, trigger: budgets.Informer(),
-		make: func(ctx context.Context) (func(context.Context), error) {
+		name: "disruption", informers: set.Informers, trigger: set.Informers.Policy().V1().PodDisruptionBudgets().Informer(),
+		make: func(ctx context.Context, in *gate) (func(context.Context), error) {
 			scales, err := mapper.scales(set)
 			if err != nil {
 				return nil, err
 			}
-			c := disruption.NewDisruptionController(ctx, core.Pods(), budgets, core.ReplicationControllers(), apps.ReplicaSets(),
-				apps.Deployments(), apps.StatefulSets(), set.Kube, mapper, scales, set.Kube.Discovery())
+			core, apps := in.Core().V1(), in.Apps().V1()
+			c := disruption.NewDisruptionController(ctx, core.Pods(), in.Policy().V1().PodDisruptionBudgets(), core.ReplicationControllers(),
+				apps.ReplicaSets(), apps.Deployments(), apps.StatefulSets(), set.Kube, mapper, scales, set.Kube.Discovery())
 			return with(c.Run, mapper.keep), nil
 		},
 	}

@@ -11,10 +11,10 @@ import (
 
 // NewEphemeral returns the controller that makes the claims of pods' ephemeral volumes. A claim goes with its pod.
 func NewEphemeral(set *client.Set) *OnDemand {
-	core := set.Informers.Core().V1()
 	return &OnDemand{
-		name: "ephemeral", informers: set.Informers, trigger: core.Pods().Informer(), needs: hasEphemeralVolume,
-		make: func(ctx context.Context) (func(context.Context), error) {
+		name: "ephemeral", informers: set.Informers, trigger: set.Informers.Core().V1().Pods().Informer(), needs: hasEphemeralVolume,
+		make: func(ctx context.Context, in *gate) (func(context.Context), error) {
+			core := in.Core().V1()
 			c, err := ephemeral.NewController(ctx, set.Kube, core.Pods(), core.PersistentVolumeClaims())
 			if err != nil {
 				return nil, err

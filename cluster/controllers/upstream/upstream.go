@@ -29,8 +29,8 @@ type OnDemand struct {
 	trigger   cache.SharedIndexInformer
 	// needs says whether an object of the trigger's kind needs the controller; nil if each does.
 	needs func(object any) bool
-	// make makes the controller and returns what runs it.
-	make func(context.Context) (run func(context.Context), err error)
+	// make makes the controller on the informers behind the gate, and returns what runs it.
+	make func(context.Context, *gate) (run func(context.Context), err error)
 }
 
 // Run waits for the first object, then has the controller work until ctx ends. The shared informers
@@ -65,10 +65,13 @@ func (o *OnDemand) work(ctx context.Context) (err error) {
 	}()
 	working, stop := context.WithCancel(ctx)
 	defer stop() // what a controller that panicked has started
-	run, err := o.make(working)
+	events := newGate(o.informers)
+	defer events.remove()
+	run, err := o.make(working, events)
 	if err != nil {
 		return err
 	}
+	events.open()
 	o.informers.Start(ctx.Done())
 	run(working)
 	return errors.New("it ended by itself")
