@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	autoscalingv1 "k8s.io/api/autoscaling/v1"
-	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	policyv1 "k8s.io/api/policy/v1"
@@ -284,12 +283,11 @@ func TestWhatIsOnlyStoredIsAnsweredWithAWarning(t *testing.T) {
 			}, metav1.CreateOptions{})
 			return err
 		},
-		`CronJob "x" is stored but not acted on by this cluster: no Jobs are made for it`: func() error {
-			_, err := client.BatchV1().CronJobs(ns).Create(t.Context(), &batchv1.CronJob{
-				ObjectMeta: metav1.ObjectMeta{Name: "x"},
-				Spec: batchv1.CronJobSpec{Schedule: "* * * * *", JobTemplate: batchv1.JobTemplateSpec{Spec: batchv1.JobSpec{Template: corev1.PodTemplateSpec{
-					Spec: corev1.PodSpec{RestartPolicy: corev1.RestartPolicyNever, Containers: []corev1.Container{{Name: "main", Image: "image"}}},
-				}}}},
+		`Ingress "x" is stored but not acted on by this cluster: no traffic is routed by it`: func() error {
+			_, err := client.NetworkingV1().Ingresses(ns).Create(t.Context(), &networkingv1.Ingress{
+				ObjectMeta: metav1.ObjectMeta{Name: "x"}, Spec: networkingv1.IngressSpec{DefaultBackend: &networkingv1.IngressBackend{
+					Service: &networkingv1.IngressServiceBackend{Name: "web", Port: networkingv1.ServiceBackendPort{Number: 80}},
+				}},
 			}, metav1.CreateOptions{})
 			return err
 		},

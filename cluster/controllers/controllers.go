@@ -1,8 +1,8 @@
 // Package controllers is the list of the cluster's controllers: one line each, in New.
 //
-// A controller is a package beside this one whose New returns a *frame.Controller. To add one,
+// A controller is a package next to this one whose New returns a *frame.Controller. To add one,
 // write it in the shape of the smallest (clusterroleaggregation) and name it in New. Those that are imported
-// are in package upstream.
+// are in package upstream, and start with the first object that needs them.
 package controllers
 
 import (
@@ -80,6 +80,8 @@ type Options struct {
 	// NamespaceSettle is how long other API servers need to notice that a namespace is being
 	// deleted: 5 seconds where there are several, 0 with one.
 	NamespaceSettle time.Duration
+	// AutoscaleEvery is the time between two looks at a HorizontalPodAutoscaler; 0 means 15 seconds.
+	AutoscaleEvery time.Duration
 	// NotActedOn is told which objects nothing acts on; it may be nil.
 	NotActedOn *health.Part
 }
@@ -96,11 +98,12 @@ func New(as Identities, o Options) ([]Runner, error) {
 		return nil, fmt.Errorf("identity of ttl-after-finished-controller: %w", err)
 	}
 	unserved := notactedon.New(as.Manager, o.NotActedOn)
+	mapper := upstream.NewMapper(as.Manager.Kube.Discovery())
 	all := []entry{
 		{"deployment-controller", plain(deployment.New)},
 		{"replicaset-controller", plain(replicaset.New)},
 		{"daemon-set-controller", plain(daemonset.New)},
-		{"job-controller", func(set *client.Set) (*frame.Controller, error) { return job.New(set, finished.Kube), nil }},
+		{"job-controller", func(set *client.Set) (Runner, error) { return job.New(set, finished.Kube), nil }},
 		{"endpoint-controller", plain(endpoints.New)},
 		{"endpointslice-controller", plain(endpointslice.New)},
 		{"namespace-controller", o.anyKind(func(set *client.Set, anything metadata.Interface) *frame.Controller {
@@ -110,9 +113,9 @@ func New(as Identities, o Options) ([]Runner, error) {
 			return garbagecollector.New(set, anything, unserved)
 		})},
 		{"service-account-controller", plain(serviceaccount.New)},
-		{"node-controller", func(set *client.Set) (*frame.Controller, error) { return nodelifecycle.New(set, reader) }},
-		{"node-controller", nodelifecycle.NewEviction},
-		{"pod-garbage-collector", func(set *client.Set) (*frame.Controller, error) { return podgc.New(set, max(o.EndedPods, 0)) }},
+		{"node-controller", func(set *client.Set) (Runner, error) { return nodelifecycle.New(set, reader) }},
+		{"node-controller", func(set *client.Set) (Runner, error) { return nodelifecycle.NewEviction(set) }},
+		{"pod-garbage-collector", func(set *client.Set) (Runner, error) { return podgc.New(set, max(o.EndedPods, 0)) }},
 		{"resourcequota-controller", o.anyKind(resourcequota.New)},
 		{"certificate-controller", plain(certificates.NewApprover)},
 		{"certificate-controller", plain(certificates.NewCleaner)},
@@ -121,23 +124,32 @@ func New(as Identities, o Options) ([]Runner, error) {
 		{"ttl-controller", plain(nodettl.New)},
 		{"service-cidrs-controller", plain(servicecidr.New)},
 		{"validatingadmissionpolicy-status-controller", plain(policystatus.New)},
+		{"statefulset-controller", plain(upstream.NewStatefulSet)},
+		{"replication-controller", plain(upstream.NewReplication)},
+		{"cronjob-controller", plain(upstream.NewCronJob)},
+		{"ephemeral-volume-controller", plain(upstream.NewEphemeral)},
+		{"endpointslicemirroring-controller", plain(upstream.NewMirroring)},
+		{"disruption-controller", func(set *client.Set) (Runner, error) { return upstream.NewDisruption(set, mapper), nil }},
+		{"horizontal-pod-autoscaler", func(set *client.Set) (Runner, error) {
+			return upstream.NewAutoscaler(set, mapper, o.AutoscaleEvery), nil
+		}},
 	}
 	if len(o.RootCA) > 0 {
-		all = append(all, entry{"root-ca-cert-publisher", func(set *client.Set) (*frame.Controller, error) {
+		all = append(all, entry{"root-ca-cert-publisher", func(set *client.Set) (Runner, error) {
 			return rootca.New(set, reader, o.RootCA), nil
 		}})
 	}
 	if o.SigningCA != nil {
-		all = append(all, entry{"certificate-controller", func(set *client.Set) (*frame.Controller, error) {
+		all = append(all, entry{"certificate-controller", func(set *client.Set) (Runner, error) {
 			return certificates.NewSigner(set, o.SigningCA, o.CertificateLifetime), nil
 		}})
 	}
 	if o.LoadBalancers != nil {
-		all = append(all, entry{"service-controller", func(set *client.Set) (*frame.Controller, error) {
+		all = append(all, entry{"service-controller", func(set *client.Set) (Runner, error) {
 			return loadbalancer.New(set, *o.LoadBalancers), nil
 		}})
 	}
-	runners := make([]Runner, 0, len(all)+4)
+	runners := make([]Runner, 0, len(all)+2)
 	runners = append(runners, unserved)
 	for _, e := range all {
 		set, err := as.Account(e.account)
@@ -150,15 +162,6 @@ func New(as Identities, o Options) ([]Runner, error) {
 		}
 		runners = append(runners, c)
 	}
-	budgets, err := as.Account("disruption-controller")
-	if err != nil {
-		return nil, fmt.Errorf("identity of disruption-controller: %w", err)
-	}
-	mirror, err := as.Account("endpointslicemirroring-controller")
-	if err != nil {
-		return nil, fmt.Errorf("identity of endpointslicemirroring-controller: %w", err)
-	}
-	runners = append(runners, upstream.NewDisruption(budgets), upstream.NewMirroring(mirror))
 	if o.TokenGenerator != nil { // it has no service account, as upstream: it makes the tokens of all accounts
 		runners = append(runners, serviceaccount.NewTokens(as.Manager, o.TokenGenerator, o.RootCA))
 	}
@@ -168,17 +171,17 @@ func New(as Identities, o Options) ([]Runner, error) {
 // entry is a controller and the service account that it acts as.
 type entry struct {
 	account string
-	make    func(*client.Set) (*frame.Controller, error)
+	make    func(*client.Set) (Runner, error)
 }
 
 // plain is for constructors that need a Set only and cannot fail.
-func plain(make func(*client.Set) *frame.Controller) func(*client.Set) (*frame.Controller, error) {
-	return func(set *client.Set) (*frame.Controller, error) { return make(set), nil }
+func plain[C Runner](make func(*client.Set) C) func(*client.Set) (Runner, error) {
+	return func(set *client.Set) (Runner, error) { return make(set), nil }
 }
 
 // anyKind is for constructors of controllers that read and delete objects of any kind.
-func (o *Options) anyKind(make func(*client.Set, metadata.Interface) *frame.Controller) func(*client.Set) (*frame.Controller, error) {
-	return func(set *client.Set) (*frame.Controller, error) {
+func (o *Options) anyKind(make func(*client.Set, metadata.Interface) *frame.Controller) func(*client.Set) (Runner, error) {
+	return func(set *client.Set) (Runner, error) {
 		if o.Metadata != nil {
 			return make(set, o.Metadata), nil
 		}

@@ -59,13 +59,21 @@ func (k *Kubelet) mountedImages() []string {
 
 // Pod implements Host.
 func (k *Kubelet) Pod(namespace, name string, uid types.UID) (*v1.Pod, bool) {
-	for _, v := range k.views() {
+	return k.find(k.views(), namespace, name, uid)
+}
+
+// find returns the pod that is asked for. A StatefulSet's pod that was replaced may still be ending here, while the
+// API has another one of its name: that is meant.
+func (k *Kubelet) find(views []pod.View, namespace, name string, uid types.UID) (found *v1.Pod, ok bool) {
+	for _, v := range views {
 		p := v.Pod
 		if p.Namespace == namespace && p.Name == name && (uid == "" || p.UID == uid || k.mirrorUID(p) == uid) {
-			return p, true
+			if found, ok = p, true; !v.Removed {
+				break
+			}
 		}
 	}
-	return nil, false
+	return found, ok
 }
 
 // mirrorUID returns the UID by which the API knows a static pod.

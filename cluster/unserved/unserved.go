@@ -13,10 +13,6 @@ import (
 var kinds = map[schema.GroupResource]string{
 	{Resource: "persistentvolumeclaims"}:                           "volumes are not provisioned or bound, pods that use it stay pending",
 	{Resource: "persistentvolumes"}:                                "volumes are not provisioned or bound, pods that use it stay pending",
-	{Resource: "replicationcontrollers"}:                           "no pods are made for it; a Deployment does the same",
-	{Group: "apps", Resource: "statefulsets"}:                      "no pods are made for it",
-	{Group: "autoscaling", Resource: "horizontalpodautoscalers"}:   "nothing is scaled by it",
-	{Group: "batch", Resource: "cronjobs"}:                         "no Jobs are made for it",
 	{Group: "networking.k8s.io", Resource: "ingresses"}:            "no traffic is routed by it",
 	{Group: "networking.k8s.io", Resource: "ingressclasses"}:       "no traffic is routed by it",
 	{Group: "storage.k8s.io", Resource: "storageclasses"}:          "volumes are not provisioned",

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	_ "time/tzdata" // CronJobs have time zones, and a machine may lack the files
 )
 
 func main() { os.Exit(run()) }

@@ -6,10 +6,12 @@ import (
 	"strings"
 )
 
-// quiet passes on what upstream's packages log, but for errors that only say that whoever had asked does
-// not want to know any more: a client that closed its connection, a watch that was given up, a request that
-// the end of the process cut off. The API server calls these errors, of several on one such occasion, and
-// nothing is wrong and nothing to be done: they are for who debugs.
+// quiet passes on what upstream's packages log, but for errors that need no one's attention. They are logged
+// for debugging only:
+//   - those that say that the client has gone: it closed its connection, gave up a watch, or was cut off
+//     by the end of the process. The API server logs several of them each time;
+//   - those of imported controllers that wait for the event of their own last write. In this process the answer
+//     comes before the event, and they look again some milliseconds later.
 type quiet struct{ slog.Handler }
 
 // gone are what such errors end in or are about. A request that really took too long is still told of, by
@@ -26,9 +28,13 @@ var gone = []string{
 	"ost-timeout activity", // what a handler did after it was given up
 }
 
+// early is what the error of a controller that has to wait for an event says
+// (k8s.io/kubernetes/pkg/controller/util/consistency).
+const early = "is not as new as written version"
+
 // Handle implements slog.Handler.
 func (q quiet) Handle(ctx context.Context, r slog.Record) error {
-	if r.Level >= slog.LevelError && ofSomeoneGone(r) {
+	if r.Level >= slog.LevelError && harmless(r) {
 		if !q.Enabled(ctx, slog.LevelDebug) {
 			return nil
 		}
@@ -37,7 +43,7 @@ func (q quiet) Handle(ctx context.Context, r slog.Record) error {
 	return q.Handler.Handle(ctx, r)
 }
 
-func ofSomeoneGone(r slog.Record) bool {
+func harmless(r slog.Record) bool {
 	found := says(r.Message)
 	r.Attrs(func(a slog.Attr) bool {
 		found = found || a.Key == "err" && says(a.Value.String())
@@ -52,7 +58,7 @@ func says(text string) bool {
 			return true
 		}
 	}
-	return false
+	return strings.Contains(text, early)
 }
 
 // WithAttrs implements slog.Handler.

@@ -8,10 +8,13 @@ import (
 	"strings"
 	"testing"
 
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/klog/v2"
+	"k8s.io/kubernetes/pkg/controller/util/consistency"
 )
 
-func TestErrorsOfThoseWhoHaveGoneAreForDebugging(t *testing.T) {
+func TestErrorsThatNeedNoAttentionAreForDebugging(t *testing.T) {
+	unseen := consistency.ConsistencyError{ReadRV: "7", WroteRV: "8", GroupResource: schema.GroupResource{Resource: "pods"}}
 	err := errors.New("read tcp 127.0.0.1:6443->127.0.0.1:1: use of closed network connection")
 	for name, tc := range map[string]struct {
 		log   func(l klog.Logger)
@@ -23,6 +26,7 @@ func TestErrorsOfThoseWhoHaveGoneAreForDebugging(t *testing.T) {
 		"who debugs":               {func(l klog.Logger) { l.Error(err, "Error on socket receive") }, slog.LevelDebug, "level=DEBUG"},
 		"in the message":           {func(l klog.Logger) { l.Error(nil, "failed to sync with latest state: context canceled") }, slog.LevelWarn, ""},
 		"after a timeout":          {func(l klog.Logger) { l.Error(nil, "Post-timeout activity") }, slog.LevelWarn, ""},
+		"a controller that waits":  {func(l klog.Logger) { l.Error(&unseen, "Error syncing StatefulSet, requeuing", "key", "default/db") }, slog.LevelWarn, ""},
 		"anything else":            {func(l klog.Logger) { l.Error(errors.New("disk full"), "Error") }, slog.LevelWarn, "level=ERROR"},
 		"no error":                 {func(l klog.Logger) { l.Error(nil, "Timeout or abort while handling") }, slog.LevelWarn, "level=ERROR"},
 	} {

@@ -20,9 +20,9 @@ import (
 )
 
 var (
-	statefulSets = kinds.Resource{GroupVersionResource: schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "statefulsets"}, Kind: "StatefulSet", Namespaced: true}
-	volumes      = kinds.Resource{GroupVersionResource: schema.GroupVersionResource{Version: "v1", Resource: "persistentvolumes"}, Kind: "PersistentVolume"}
-	deployments  = kinds.Resource{GroupVersionResource: schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"}, Kind: "Deployment", Namespaced: true}
+	ingresses   = kinds.Resource{GroupVersionResource: schema.GroupVersionResource{Group: "networking.k8s.io", Version: "v1", Resource: "ingresses"}, Kind: "Ingress", Namespaced: true}
+	classes     = kinds.Resource{GroupVersionResource: schema.GroupVersionResource{Group: "networking.k8s.io", Version: "v1", Resource: "ingressclasses"}, Kind: "IngressClass"}
+	deployments = kinds.Resource{GroupVersionResource: schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"}, Kind: "Deployment", Namespaced: true}
 )
 
 // api is an API in memory, with controllers over it.
@@ -90,15 +90,15 @@ func TestOneEvent(t *testing.T) {
 		if state := s.board.States()[0]; !state.Healthy || len(state.Warnings) != 0 {
 			t.Errorf("%+v", state)
 		}
-		db, disk := metadataOf("team", "db"), metadataOf("", strings.Repeat("disk.", 50)+"x")
+		web, class := metadataOf("team", "web"), metadataOf("", strings.Repeat("class.", 41)+"x")
 		for range 3 {
-			c.Exists(statefulSets, db)
-			c.Exists(volumes, disk)
+			c.Exists(ingresses, web)
+			c.Exists(classes, class)
 			s.settle()
 		}
 		after := s.start(t)
-		after.Exists(statefulSets, db)
-		after.Exists(volumes, disk)
+		after.Exists(ingresses, web)
+		after.Exists(classes, class)
 		s.settle()
 		all := s.events(t)
 		if len(all) != 2 {
@@ -110,22 +110,22 @@ func TestOneEvent(t *testing.T) {
 			}
 			switch e.Namespace {
 			case "team":
-				if o := e.InvolvedObject; o.Kind != "StatefulSet" || o.Name != "db" || o.APIVersion != "apps/v1" || o.UID != db.UID ||
-					!strings.Contains(e.Message, `StatefulSet "db" is stored but not acted on by this cluster: no pods`) {
+				if o := e.InvolvedObject; o.Kind != "Ingress" || o.Name != "web" || o.APIVersion != "networking.k8s.io/v1" || o.UID != web.UID ||
+					!strings.Contains(e.Message, `Ingress "web" is stored but not acted on by this cluster: no traffic`) {
 					t.Errorf("%+v", e)
 				}
 			case "default":
-				if o := e.InvolvedObject; o.Kind != "PersistentVolume" || o.Namespace != "" {
+				if o := e.InvolvedObject; o.Kind != "IngressClass" || o.Namespace != "" {
 					t.Errorf("%+v", e)
 				}
 			}
 		}
-		if w := s.board.States()[0].Warnings; len(w) != 1 || !strings.HasSuffix(w[0], "PersistentVolume (1), StatefulSet (1)") {
+		if w := s.board.States()[0].Warnings; len(w) != 1 || !strings.HasSuffix(w[0], "Ingress (1), IngressClass (1)") {
 			t.Errorf("warnings %q", w)
 		}
-		c.Gone(db.UID)
-		c.Gone(db.UID)
-		c.Gone(disk.UID)
+		c.Gone(web.UID)
+		c.Gone(web.UID)
+		c.Gone(class.UID)
 		if w := s.board.States()[0].Warnings; len(w) != 0 {
 			t.Errorf("warnings when they are gone: %q", w)
 		}
@@ -138,7 +138,7 @@ func TestRate(t *testing.T) {
 		c := s.start(t)
 		const objects = 90
 		for i := range objects {
-			c.Exists(statefulSets, metadataOf("team", fmt.Sprint("db-", i)))
+			c.Exists(ingresses, metadataOf("team", fmt.Sprint("web-", i)))
 		}
 		s.settle()
 		if n := len(s.events(t)); n < burst || n > burst+1 {

@@ -12,19 +12,19 @@ import (
 	"github.com/coracle-project/coracle/cluster/client"
 )
 
-// Upstream's defaults (k8s.io/kubernetes/pkg/controller/endpointslicemirroring/config/v1alpha1).
-const mirrorWorkers, mirroredPerSubset = 5, 1000
+// mirroredPerSubset is upstream's default (k8s.io/kubernetes/pkg/controller/endpointslicemirroring/config/v1alpha1).
+const mirroredPerSubset = 1000
 
 // NewMirroring returns the controller that makes EndpointSlices of the Endpoints that someone else than the
 // endpoints controller writes, for Services without a selector. Proxies and DNS know slices only.
 func NewMirroring(set *client.Set) *OnDemand {
-	core := set.Informers.Core().V1()
 	return &OnDemand{
-		name: "endpointslicemirroring", informers: set.Informers, trigger: core.Endpoints().Informer(), needs: mirrored,
-		make: func(ctx context.Context) (func(context.Context), error) {
-			c := endpointslicemirroring.NewController(ctx, core.Endpoints(), set.Informers.Discovery().V1().EndpointSlices(), core.Services(),
+		name: "endpointslicemirroring", informers: set.Informers, trigger: set.Informers.Core().V1().Endpoints().Informer(), needs: mirrored,
+		make: func(ctx context.Context, in *gate) (func(context.Context), error) {
+			core := in.Core().V1()
+			c := endpointslicemirroring.NewController(ctx, core.Endpoints(), in.Discovery().V1().EndpointSlices(), core.Services(),
 				mirroredPerSubset, set.Kube, 0)
-			return func(ctx context.Context) { c.Run(ctx, mirrorWorkers) }, nil
+			return func(ctx context.Context) { c.Run(ctx, workers) }, nil
 		},
 	}
 }

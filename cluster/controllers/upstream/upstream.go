@@ -2,6 +2,7 @@
 //
 // Such a controller costs nothing until there is an object that needs it: only then is it made, with the
 // informers that it asks for. It works until its context ends, even if the last such object has gone before.
+// Which controllers are imported, and which are ours: docs/decisions/imported-controllers.md.
 package upstream
 
 import (
@@ -18,6 +19,9 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
+// workers is how many objects each controller works on at a time, upstream's default for all of them.
+const workers = 5
+
 // OnDemand is a controller that starts with the first object of a kind that needs it.
 type OnDemand struct {
 	name      string
@@ -25,8 +29,8 @@ type OnDemand struct {
 	trigger   cache.SharedIndexInformer
 	// needs says whether an object of the trigger's kind needs the controller; nil if each does.
 	needs func(object any) bool
-	// make makes the controller and returns what runs it.
-	make func(context.Context) (run func(context.Context), err error)
+	// make makes the controller on the informers behind the gate, and returns what runs it.
+	make func(context.Context, *gate) (run func(context.Context), err error)
 }
 
 // Run waits for the first object, then has the controller work until ctx ends. The shared informers
@@ -61,13 +65,30 @@ func (o *OnDemand) work(ctx context.Context) (err error) {
 	}()
 	working, stop := context.WithCancel(ctx)
 	defer stop() // what a controller that panicked has started
-	run, err := o.make(working)
+	events := newGate(o.informers)
+	defer events.remove()
+	run, err := o.make(working, events)
 	if err != nil {
 		return err
 	}
+	events.open()
 	o.informers.Start(ctx.Done())
 	run(working)
 	return errors.New("it ended by itself")
+}
+
+// with has others run next to a controller, until it ends.
+func with(run func(context.Context), others ...func(context.Context)) func(context.Context) {
+	return func(ctx context.Context) {
+		ctx, stop := context.WithCancel(ctx)
+		var running wait.Group
+		defer running.Wait()
+		defer stop()
+		for _, other := range others {
+			running.StartWithContext(ctx, other)
+		}
+		run(ctx)
+	}
 }
 
 // wanted waits until there is such an object; it returns false if ctx ends before.

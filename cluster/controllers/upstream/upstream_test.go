@@ -3,6 +3,7 @@ package upstream
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
 	ktesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/cache"
 
 	"github.com/coracle-project/coracle/cluster/apiserver"
 	"github.com/coracle-project/coracle/cluster/client"
@@ -28,7 +30,7 @@ func TestFailuresAreRetried(t *testing.T) {
 		made, working := 0, false
 		c := &OnDemand{
 			name: "test", informers: shared, trigger: shared.Core().V1().ConfigMaps().Informer(),
-			make: func(context.Context) (func(context.Context), error) {
+			make: func(context.Context, *gate) (func(context.Context), error) {
 				made++
 				switch made {
 				case 1:
@@ -68,6 +70,96 @@ func TestFailuresAreRetried(t *testing.T) {
 	})
 }
 
+// Informers run already when a controller is made. Its handlers are called when it is complete, with all that there is,
+// and no more when it has ended.
+func TestHandlersWaitForTheConstructor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		kube := fake.NewClientset()
+		shared := client.NewInformers(kube)
+		create := func(ctx context.Context, name string) {
+			t.Helper()
+			object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default"}}
+			if _, err := kube.CoreV1().ConfigMaps("default").Create(ctx, object, metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		seen := [9][2][]string{} // by each handler of each controller
+		tries, end := 0, make(chan struct{})
+		c := &OnDemand{
+			name: "test", informers: shared, trigger: shared.Core().V1().ConfigMaps().Informer(),
+			make: func(ctx context.Context, in *gate) (func(context.Context), error) {
+				try := tries
+				tries++
+				informer := in.Core().V1().ConfigMaps().Informer()
+				for i, add := range []func(cache.ResourceEventHandler) (cache.ResourceEventHandlerRegistration, error){
+					informer.AddEventHandler,
+					func(h cache.ResourceEventHandler) (cache.ResourceEventHandlerRegistration, error) {
+						return informer.AddEventHandlerWithResyncPeriod(h, time.Minute)
+					},
+				} {
+					if _, err := add(cache.ResourceEventHandlerFuncs{AddFunc: func(obj any) {
+						seen[try][i] = append(seen[try][i], obj.(*corev1.ConfigMap).Name)
+					}}); err != nil {
+						return nil, err
+					}
+				}
+				synctest.Wait()
+				if seen[try][0] != nil || seen[try][1] != nil {
+					t.Errorf("handlers of one that is not made yet are told of %q", seen[try])
+				}
+				if try == 0 {
+					return nil, errors.New("no")
+				}
+				return func(ctx context.Context) {
+					select {
+					case <-end:
+					case <-ctx.Done():
+					}
+				}, nil
+			},
+		}
+		ctx, stop := run(t, c, shared)
+		create(ctx, "a")
+		time.Sleep(time.Minute)
+		create(ctx, "b")
+		synctest.Wait()
+		close(end) // all further ones end at once
+		time.Sleep(500 * time.Millisecond)
+		create(ctx, "c")
+		synctest.Wait()
+		if got := fmt.Sprint(seen[:2]); got != "[[[] []] [[a b] [a b]]]" {
+			t.Errorf("the handlers of the one that could not be made, and of the one that ended, were told of %s", got)
+		}
+		stop()
+	})
+}
+
+// What runs next to a controller ends with it, also if that ends by itself or panics.
+func TestCompanionsEndWithTheController(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		companions := 0
+		companion := func(ctx context.Context) {
+			companions++
+			<-ctx.Done()
+			companions--
+		}
+		with(func(context.Context) {
+			synctest.Wait()
+			if companions != 1 {
+				t.Errorf("%d run", companions)
+			}
+		}, companion)(t.Context())
+		func() {
+			defer func() { _ = recover() }()
+			with(func(context.Context) { panic("odd object") }, companion)(t.Context())
+			t.Error("the panic was swallowed")
+		}()
+		if companions != 0 {
+			t.Errorf("%d run on", companions)
+		}
+	})
+}
+
 // run starts informers and a controller, until end is called, which waits for them.
 func run(t *testing.T, c *OnDemand, informers informers.SharedInformerFactory) (ctx context.Context, end func()) {
 	t.Helper()
@@ -102,7 +194,7 @@ func TestPanicsOfImportedControllersAreSurvived(t *testing.T) {
 		return true, budget, nil
 	})
 	set := &client.Set{Kube: kube, Informers: client.NewInformers(kube), Config: &rest.Config{Host: "http://127.0.0.1:1"}}
-	ctx, end := run(t, NewDisruption(set), set.Informers)
+	ctx, end := run(t, NewDisruption(set, NewMapper(kube.Discovery())), set.Informers)
 	defer end()
 	budget := func(name string) {
 		t.Helper()

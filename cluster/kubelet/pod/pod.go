@@ -239,6 +239,8 @@ func (r *Runner) forget(w *worker) {
 type View struct {
 	Pod      *v1.Pod
 	Observed *kubecontainer.PodStatus
+	// Removed says that the API does not have the object any more: another pod may have its name.
+	Removed bool
 }
 
 // Views returns what is known of all pods. What they point to must not be changed.

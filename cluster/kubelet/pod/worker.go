@@ -155,12 +155,13 @@ func (w *worker) object() (pod *v1.Pod, removed bool) {
 
 func (w *worker) view() View {
 	pod := w.current()
+	_, removed := w.object()
 	if v := w.known.Load(); v != nil {
 		shown := *pod
 		shown.Status = v.Pod.Status
-		return View{Pod: &shown, Observed: v.Observed}
+		return View{Pod: &shown, Observed: v.Observed, Removed: removed}
 	}
-	return View{Pod: pod, Observed: &kubecontainer.PodStatus{ID: w.uid}}
+	return View{Pod: pod, Observed: &kubecontainer.PodStatus{ID: w.uid}, Removed: removed}
 }
 
 // run is the pod's goroutine. It begins with the first wake, which comes with the object.

@@ -12,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/client-go/kubernetes/fake"
 	k8stesting "k8s.io/client-go/testing"
 )
@@ -137,97 +138,30 @@ func TestAConflictIsNotTheEndOfThePod(t *testing.T) {
 			t.Errorf("deletion after a conflict: %v", err)
 		}
 	})
-	bubble(t, func(w *Writer, kube *fake.Clientset, p *v1.Pod) {
-		fails := refuse(kube, "patch")
-		fails.Store(1000)
-		other := p.DeepCopy()
-		other.UID = "another"
-		if err := kube.Tracker().Update(v1.SchemeGroupVersion.WithResource("pods"), other, "ns"); err != nil {
-			t.Fatal(err)
-		}
-		w.Object(p.UID, p)
-		w.Set(p.UID, runningStatus(), true, false)
-		time.Sleep(time.Minute)
-		synctest.Wait()
-		if n := patches(kube); n != 1 {
-			t.Errorf("%d writes for a pod whose name another has", n)
-		}
-	})
 }
 
-func TestAFinalPhaseWaitsForTheContainersEnd(t *testing.T) {
-	bubble(t, func(w *Writer, kube *fake.Clientset, p *v1.Pod) {
-		w.Object(p.UID, p)
-		w.Set(p.UID, runningStatus(), true, false)
-		failed := runningStatus()
-		failed.Phase, failed.Reason = v1.PodFailed, "DeadlineExceeded"
-		w.Set(p.UID, failed, true, false)
-		synctest.Wait()
-		if got := get(t, kube); got.Status.Phase != v1.PodPending && got.Status.Phase != v1.PodRunning && got.Status.Phase != "" {
-			t.Errorf("phase %s while a container runs", got.Status.Phase)
-		}
-		w.Set(p.UID, failed, false, false)
-		synctest.Wait()
-		if got := get(t, kube); got.Status.Phase != v1.PodFailed || got.Status.Reason != "DeadlineExceeded" {
-			t.Errorf("phase %s", got.Status.Phase)
-		}
-	})
-}
-
-func TestTheObjectGoesWhenThePodIsGone(t *testing.T) {
-	bubble(t, func(w *Writer, kube *fake.Clientset, p *v1.Pod) {
-		w.Object(p.UID, p)
-		w.Set(p.UID, v1.PodStatus{Phase: v1.PodFailed}, false, true)
-		synctest.Wait()
-		get(t, kube) // nobody asked for its deletion
-		deleted := get(t, kube).DeepCopy()
-		deleted.DeletionTimestamp = &metav1.Time{Time: time.Now()}
-		w.Object(p.UID, deleted)
-		synctest.Wait()
-		if _, err := kube.CoreV1().Pods("ns").Get(t.Context(), "p", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-			t.Errorf("the object is still there: %v", err)
-		}
-		last := kube.Actions()[len(kube.Actions())-2].(k8stesting.DeleteActionImpl)
-		if *last.DeleteOptions.GracePeriodSeconds != 0 || *last.DeleteOptions.Preconditions.UID != p.UID {
-			t.Errorf("deleted with %+v", last.DeleteOptions)
-		}
-	})
-}
-
-func TestConditionsOfOthersAreLeftAlone(t *testing.T) {
-	bubble(t, func(w *Writer, kube *fake.Clientset, p *v1.Pod) {
-		p = p.DeepCopy()
-		p.Status.Conditions = []v1.PodCondition{{Type: "gate", Status: v1.ConditionTrue}}
-		if _, err := kube.CoreV1().Pods("ns").UpdateStatus(t.Context(), p, metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
-		w.Object(p.UID, p)
-		s := runningStatus()
-		s.Conditions = []v1.PodCondition{{Type: v1.PodReady, Status: v1.ConditionTrue}, {Type: "gate", Status: v1.ConditionFalse}}
-		w.Set(p.UID, s, true, false)
-		synctest.Wait()
-		for _, c := range get(t, kube).Status.Conditions {
-			if c.Status != v1.ConditionTrue {
-				t.Errorf("condition %+v", c)
+// A pod whose name another one has, as those of StatefulSets, is not written any more, whatever the API calls that.
+func TestAPodWhoseNameAnotherHasIsNotWritten(t *testing.T) {
+	uid := field.ErrorList{field.Invalid(field.NewPath("metadata", "uid"), "u", "field is immutable")}
+	for name, refusal := range map[string]error{
+		"conflict":                   apierrors.NewConflict(v1.Resource("pods"), "p", errors.New("the object has been modified")),
+		"on this node":               apierrors.NewInvalid(v1.SchemeGroupVersion.WithKind("Pod").GroupKind(), "p", uid),
+		"on no node, or another one": apierrors.NewForbidden(v1.Resource("pods"), "p", errors.New(`node "n" can only update pod status for pods with spec.nodeName set to itself`)),
+	} {
+		bubble(t, func(w *Writer, kube *fake.Clientset, p *v1.Pod) {
+			kube.PrependReactor("patch", "pods", func(k8stesting.Action) (bool, runtime.Object, error) { return true, nil, refusal })
+			other := p.DeepCopy()
+			other.UID = "another"
+			if err := kube.Tracker().Update(v1.SchemeGroupVersion.WithResource("pods"), other, "ns"); err != nil {
+				t.Fatal(err)
 			}
-		}
-	})
-}
-
-func TestWhatSomebodyElseWroteIsWrittenOver(t *testing.T) {
-	bubble(t, func(w *Writer, kube *fake.Clientset, p *v1.Pod) {
-		w.Object(p.UID, p)
-		w.Set(p.UID, runningStatus(), true, false)
-		synctest.Wait()
-		wrong := get(t, kube).DeepCopy()
-		wrong.Status.Phase = v1.PodPending
-		if _, err := kube.CoreV1().Pods("ns").UpdateStatus(t.Context(), wrong, metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
-		w.Object(p.UID, wrong)
-		synctest.Wait()
-		if got := get(t, kube); got.Status.Phase != v1.PodRunning {
-			t.Errorf("phase %s", got.Status.Phase)
-		}
-	})
+			w.Object(p.UID, p)
+			w.Set(p.UID, runningStatus(), true, false)
+			time.Sleep(time.Minute)
+			synctest.Wait()
+			if n := patches(kube); n != 1 {
+				t.Errorf("%s: %d writes", name, n)
+			}
+		})
+	}
 }
