@@ -175,9 +175,11 @@ func (p *Proxy) keep(ctx context.Context, table *rules.Table) {
 				return
 			case <-time.After(time.Until(repaired.Add(repairPause))):
 			}
-			slog.Warn("another program changed the rules of Services", "table", p.Table)
-			p.Health.Notes("nftables table " + p.Table + " was changed by another program, or may have been, and was compared and corrected")
-			err = table.Repair(ctx)
+			var differed bool
+			if differed, err = table.Repair(ctx); differed {
+				slog.Warn("another program changed the rules of Services", "table", p.Table)
+				p.Health.Notes("nftables table " + p.Table + " was changed by another program, and was corrected")
+			}
 			repaired = time.Now()
 		}
 		if err == nil {
