@@ -79,7 +79,7 @@ func New(set *client.Set, o Options) (*Proxy, error) {
 	p := &Proxy{Options: o, set: set, wake: make(chan struct{}, 1), inForce: func() {}}
 	p.pods.changed = rules.Pods{}
 	for _, family := range []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol} {
-		p.families = append(p.families, newTranslation(family, &p.Options, shards))
+		p.families = append(p.families, newTranslation(family, &p.Options))
 	}
 	core := set.Informers.Core().V1()
 	handlers := map[cache.SharedIndexInformer]cache.ResourceEventHandler{
