@@ -3,20 +3,22 @@ package nftable
 import (
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"slices"
 
 	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 )
 
 // Found is what the kernel has of a table.
 type Found struct {
-	Layout   bool             // it has the maps and sets that are wanted, and no others
-	Elements map[Place]string // values
-	Dynamic  []Element        // of dynamic sets
-	chains   []string
-	made     bool // Replace has just made it
+	Layout   bool              // it has the maps and sets that are wanted, and no others
+	Elements map[Place]string  // values
+	Dynamic  []Element         // of dynamic sets
+	chains   map[string]string // their rules' notes
+	made     bool              // Replace has just made it
 }
 
 // list reads the table. A table that has other maps and sets than are wanted is as good as none.
@@ -40,14 +42,8 @@ func (k *kernel) list() (*Found, error) {
 	if len(exist) != len(k.sets) {
 		return f, nil
 	}
-	chains, err := k.conn.ListChainsOfTableFamily(nftables.TableFamilyINet)
-	if err != nil {
-		return nil, k.again(err)
-	}
-	for _, c := range chains {
-		if c.Table.Name == k.table.Name {
-			f.chains = append(f.chains, c.Name)
-		}
+	if f.chains, err = k.rules(); err != nil {
+		return nil, err
 	}
 	for i, s := range k.sets {
 		elements, err := k.conn.GetSetElements(s)
@@ -90,4 +86,72 @@ func verdictChain(data []byte) string {
 		}
 	}
 	return ""
+}
+
+// rules returns the notes of each chain's rules.
+func (k *kernel) rules() (map[string]string, error) {
+	chains, err := k.conn.ListChainsOfTableFamily(nftables.TableFamilyINet)
+	if err != nil {
+		return nil, k.again(err)
+	}
+	notes := map[string]string{}
+	for _, c := range chains {
+		if c.Table.Name == k.table.Name {
+			notes[c.Name] = ""
+		}
+	}
+	text := appendText([]byte{unix.NFPROTO_INET, unix.NFNETLINK_V0, 0, 0}, unix.NFTA_RULE_TABLE, k.table.Name)
+	messages, err := k.socket.Execute(netlink.Message{
+		Header: netlink.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETRULE, Flags: netlink.Request | netlink.Dump},
+		Data:   text,
+	})
+	if err != nil {
+		return nil, k.again(fmt.Errorf("rules: %w", err))
+	}
+	for _, m := range messages {
+		attributes, err := netlink.NewAttributeDecoder(m.Data[min(4, len(m.Data)):])
+		if err != nil {
+			return nil, fmt.Errorf("rules: %w", err)
+		}
+		chain, note := "", "of someone else"
+		for attributes.Next() {
+			switch attributes.Type() {
+			case unix.NFTA_RULE_CHAIN:
+				chain = attributes.String()
+			case unix.NFTA_RULE_USERDATA:
+				note = string(attributes.Bytes())
+			}
+		}
+		notes[chain] += note // in the order in which packets pass them
+	}
+	return notes, nil
+}
+
+// noteOf is what a rule carries so that it is known again: the kernel shows some rules in another
+// form than they were sent. nft does not show it, and a rule that nft makes in place of one has
+// none.
+func noteOf(rule []expr.Any) ([]byte, error) {
+	const kind = 0xc0 // of no one else (libnftnl/udata.h)
+	sum := fnv.New64a()
+	for _, e := range rule {
+		data, err := expr.Marshal(unix.NFPROTO_INET, e)
+		if err != nil {
+			return nil, fmt.Errorf("rule: %w", err)
+		}
+		_, _ = sum.Write(data)
+	}
+	return sum.Sum([]byte{kind, byte(sum.Size())}), nil
+}
+
+// notes are those of a chain's rules.
+func (c Chain) notes() (string, error) {
+	var all []byte
+	for _, r := range c.Rules {
+		note, err := noteOf(r)
+		if err != nil {
+			return "", fmt.Errorf("chain %s: %w", c.Name, err)
+		}
+		all = append(all, note...)
+	}
+	return string(all), nil
 }

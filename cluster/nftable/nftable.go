@@ -109,10 +109,12 @@ func (t *Table) Replace() error {
 	if err := t.unwatched(t.kernel.replace); err != nil {
 		return fmt.Errorf("nftables table %s: %w", t.name, err)
 	}
-	if !t.started {
-		t.found = t.kernel.made()
+	if t.started {
+		return nil
 	}
-	return nil
+	var err error
+	t.found, err = t.kernel.made()
+	return err
 }
 
 // Batch returns an empty batch for the next Apply.
@@ -129,22 +131,23 @@ func (t *Table) Batch() *Batch {
 // fails, too, the next Apply or Repair does it.
 func (t *Table) Apply(ctx context.Context, b *Batch) error {
 	t.wanted = true
-	if b.Whole() {
-		return t.Repair(ctx)
-	}
-	if err := t.kernel.apply(b); err != nil {
+	if !b.Whole() {
+		err := t.kernel.apply(b)
+		if err == nil {
+			return nil
+		}
 		t.log.Warn("an nftables table is not what it was", "table", t.name, "err", err)
-		return t.Repair(ctx)
 	}
-	return nil
+	_, err := t.Repair(ctx)
+	return err
 }
 
-// Repair compares the kernel's table with what is wanted and corrects it. Before the first Apply it
-// leaves that to Apply.
-func (t *Table) Repair(ctx context.Context) error {
+// Repair compares the kernel's table with what is wanted, corrects it, and reports whether that had
+// to be. Before the first Apply it leaves that to Apply.
+func (t *Table) Repair(ctx context.Context) (differed bool, err error) {
 	if !t.wanted {
 		t.found = nil
-		return nil
+		return false, nil
 	}
 	began := time.Now()
 	select {
@@ -152,32 +155,46 @@ func (t *Table) Repair(ctx context.Context) error {
 		t.found = nil // what was found may not be true any more; what follows sees it
 	default:
 	}
-	err := t.watch.ignore(t.kernel.portID)
-	if t.found == nil && err == nil {
-		t.found, err = t.kernel.list()
-	}
-	if err == nil {
-		err = t.unwatched(func() error { return t.kernel.correct(t.found) })
+	if err = t.watch.ignore(t.kernel.portID); err == nil {
+		differed, err = t.compare()
 	}
 	t.found = nil
 	if err != nil && ctx.Err() == nil { // for example a chain that is in the way
 		t.log.Warn("an nftables table is made from nothing", "table", t.name, "err", err)
+		differed = true
 		if err = t.watch.ignore(t.kernel.portID); err == nil {
 			err = t.unwatched(t.kernel.replace)
 		}
 	}
 	t.broken = err != nil
 	if err != nil {
-		return fmt.Errorf("nftables table %s: %w", t.name, err)
+		return differed, fmt.Errorf("nftables table %s: %w", t.name, err)
 	}
 	t.log.Info("an nftables table is in force", "table", t.name, "after", time.Since(began).Round(time.Millisecond), "repaired", t.started)
 	t.started = true
-	return nil
+	return differed, nil
 }
 
-// unwatched runs one transaction without a listener to notifications: the kernel makes one of each
-// element, also of those that a filter then drops. Another transaction meanwhile shows in the
-// generation.
+// compare corrects the table, and reports whether it had to be.
+func (t *Table) compare() (differed bool, err error) {
+	if t.found == nil {
+		if t.found, err = t.kernel.list(); err != nil {
+			return false, err
+		}
+	}
+	if !t.found.Layout {
+		return true, t.unwatched(t.kernel.replace)
+	}
+	messages, err := t.kernel.correction(t.found)
+	if err != nil || len(messages) == 0 {
+		return false, err
+	}
+	return true, t.unwatched(func() error { return t.kernel.send(messages) })
+}
+
+// unwatched runs one transaction, which changes something, without a listener to notifications: the
+// kernel makes one of each element, also of those that a filter then drops. Another transaction
+// meanwhile shows in the generation.
 func (t *Table) unwatched(transaction func() error) error {
 	before, err := t.kernel.generation()
 	if err != nil {

@@ -2,13 +2,16 @@ package nftable
 
 import (
 	"encoding/binary"
+	"fmt"
 	"iter"
 	"log/slog"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
 
 	"github.com/coracle-project/coracle/cluster/proxy/testnet"
 )
@@ -16,6 +19,7 @@ import (
 // plain has one map.
 type plain struct {
 	elements []Element
+	rules    [][]expr.Any
 	priority nftables.ChainPriority
 	ahead    func() bool
 }
@@ -25,7 +29,7 @@ func (plain) Sets() []*nftables.Set {
 }
 
 func (p *plain) Chains() []Chain {
-	return []Chain{{Name: "hooked", Hook: nftables.ChainHookPrerouting, Kind: nftables.ChainTypeNAT, Priority: p.priority}}
+	return []Chain{{Name: "hooked", Hook: nftables.ChainHookPrerouting, Kind: nftables.ChainTypeNAT, Priority: p.priority, Rules: p.rules}}
 }
 
 func (p *plain) Elements() iter.Seq[Element] {
@@ -49,14 +53,7 @@ func (m *modest) Adapt() bool {
 
 func open(t *testing.T, s *testnet.Space, layout Layout) *Table {
 	t.Helper()
-	var table *Table
-	var err error
-	s.Within(func() { table, err = Open("test", layout, slog.New(slog.DiscardHandler)) })
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = table.Close() })
-	return table
+	return testnet.Open(t, s, func() (*Table, error) { return Open("test", layout, slog.New(slog.DiscardHandler)) })
 }
 
 func never() bool { return false }
@@ -101,7 +98,7 @@ func TestSendAhead(t *testing.T) {
 		"a flush": func(n *testnet.Node, table *Table) {
 			n.Run("nft flush ruleset")
 			<-table.Changed()
-			if err := table.Repair(t.Context()); err != nil {
+			if _, err := table.Repair(t.Context()); err != nil {
 				t.Error(err)
 			}
 		},
@@ -121,7 +118,7 @@ func TestSendAhead(t *testing.T) {
 			layout.elements = append(layout.elements, Element{Key: key, Value: key})
 		}
 		for _, elements := range [][]Element{nil, layout.elements} {
-			if err := table.SendAhead(slices.Values(elements)); err != nil || !table.Ahead() {
+			if err := table.SendAhead(nil, slices.Values(elements)); err != nil || !table.Ahead() {
 				t.Fatal(err)
 			}
 		}
@@ -138,6 +135,62 @@ func TestSendAhead(t *testing.T) {
 		}
 		if got := count(); got != 5000 {
 			t.Errorf("after %s: %d elements", name, got)
+		}
+	}
+}
+
+// A transaction of ours during which another table changes may have missed a change of ours. Repair
+// finds out.
+func TestRepairTellsWhatDiffered(t *testing.T) {
+	n := testnet.New(t)
+	layout := &plain{ahead: never, elements: []Element{{Key: "\x00\x00\x00\x01", Value: Native(2)}}, rules: [][]expr.Any{Drop}}
+	table := open(t, &n.Space, layout)
+	if err := table.Apply(t.Context(), table.Batch()); err != nil {
+		t.Fatal(err)
+	}
+	changes := map[string]bool{
+		"add table inet another":                                  false,
+		"add chain inet test other; delete chain inet test other": false,
+		"add element inet test data { 0x3 : 0x2 }":                true,
+		"delete element inet test data { 0x1 }":                   true,
+		"add chain inet test other":                               true,
+		"add set inet test other { type ipv4_addr; }":             true,
+		"add rule inet test hooked accept":                        true,
+		"flush chain inet test hooked":                            true,
+		"delete table inet test":                                  true,
+		"flush ruleset":                                           true,
+	}
+	own := 0
+	for change, want := range changes {
+		for name, cause := range map[string]func(){
+			"by itself": func() { n.Run("nft " + change) },
+			"during a transaction": func() {
+				err := table.unwatched(func() error {
+					n.Run("nft " + change)
+					return table.kernel.transaction(func(tr *transaction) error {
+						own++ // or it would change nothing
+						tr.AddTable(&nftables.Table{Name: fmt.Sprint("own", own), Family: nftables.TableFamilyINet})
+						return nil
+					})
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			},
+		} {
+			if name == "by itself" && !want {
+				continue // there may be nothing to notice
+			}
+			cause()
+			select {
+			case <-table.Changed():
+			case <-time.After(testnet.Patience):
+				t.Fatalf("%s %s: nothing was noticed", change, name)
+			}
+			differed, err := table.Repair(t.Context())
+			if err != nil || differed != want {
+				t.Errorf("%s %s: %v, differed %v", change, name, err, differed)
+			}
 		}
 	}
 }

@@ -15,10 +15,10 @@ const fewRanges = 8
 
 // slow returns the sets from which more ranges are to be removed than a few: it is faster to make
 // them again.
-func (k *kernel) slow(removed map[int][]nftables.SetElement) []int {
+func (k *kernel) slow(removed *elements) []int {
 	var sets []int
-	for i, elements := range removed {
-		if k.sets[i].Interval && len(elements) > fewRanges {
+	for i, list := range removed.lists {
+		if k.sets[i].Interval && list.count > fewRanges {
 			sets = append(sets, i)
 		}
 	}
@@ -26,24 +26,24 @@ func (k *kernel) slow(removed map[int][]nftables.SetElement) []int {
 }
 
 // allOf has all elements of some sets added, and none removed. It returns the sets.
-func (k *kernel) allOf(sets []int, removed, added map[int][]nftables.SetElement) []int {
+func (k *kernel) allOf(sets []int, removed, added *elements) []int {
 	if len(sets) == 0 {
 		return nil
 	}
 	for _, i := range sets {
-		delete(removed, i)
-		delete(added, i)
+		removed.forget(i)
+		added.forget(i)
 	}
 	for e := range k.layout.Elements() {
 		if slices.Contains(sets, e.Set) {
-			added[e.Set] = append(added[e.Set], k.encode(e))
+			added.add(e)
 		}
 	}
 	return sets
 }
 
 // makeAgain makes sets again, without elements, with the rules that refer to them.
-func (k *kernel) makeAgain(c *nftables.Conn, sets []int) error {
+func (k *kernel) makeAgain(t *transaction, sets []int) error {
 	if len(sets) == 0 {
 		return nil
 	}
@@ -51,17 +51,19 @@ func (k *kernel) makeAgain(c *nftables.Conn, sets []int) error {
 	for _, ch := range k.layout.Chains() {
 		if slices.ContainsFunc(ch.Rules, func(rule []expr.Any) bool { return k.refers(rule, sets) }) {
 			users = append(users, ch)
-			c.FlushChain(&nftables.Chain{Table: k.table, Name: ch.Name})
+			t.FlushChain(&nftables.Chain{Table: k.table, Name: ch.Name})
 		}
 	}
 	for _, i := range sets {
-		c.DelSet(k.sets[i])
-		if err := c.AddSet(k.sets[i], nil); err != nil {
+		t.DelSet(k.sets[i])
+		if err := t.AddSet(k.sets[i], nil); err != nil {
 			return fmt.Errorf("set %s: %w", k.sets[i].Name, err)
 		}
 	}
 	for _, ch := range users {
-		k.addRules(c, ch)
+		if err := k.addRules(t, ch); err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -6,7 +6,11 @@ import (
 )
 
 // Native is a value as the kernel compares it in a register.
-func Native(v uint32) string { return string(binary.NativeEndian.AppendUint32(nil, v)) }
+func Native(v uint32) string {
+	var room [4]byte
+	binary.NativeEndian.PutUint32(room[:], v)
+	return string(room[:])
+}
 
 // FromNative is the value of Native.
 func FromNative(s string) uint32 { return binary.NativeEndian.Uint32([]byte(s)) }

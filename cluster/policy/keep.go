@@ -73,10 +73,13 @@ func (k *keeper) run(ctx context.Context) {
 				return
 			case <-time.After(time.Until(repaired.Add(repairPause))):
 			}
-			slog.Warn("another program changed the rules of network policies", "table", k.Table)
-			k.Health.Notes("nftables table " + k.Table + " was changed by another program, or may have been, and was compared and corrected")
-			if err = k.table.Repair(ctx); err != nil {
+			var differed bool
+			if differed, err = k.table.Repair(ctx); err != nil {
 				k.close()
+			}
+			if differed {
+				slog.Warn("another program changed the rules of network policies", "table", k.Table)
+				k.Health.Notes("nftables table " + k.Table + " was changed by another program, and was corrected")
 			}
 			repaired = time.Now()
 			k.did()

@@ -62,7 +62,7 @@ const (
 // table is a *rules.Table.
 type table interface {
 	Apply(context.Context, rules.Change) error
-	Repair(context.Context) error
+	Repair(context.Context) (differed bool, err error)
 	Changed() <-chan struct{}
 	Adopted() (idents map[netip.Addr]uint32, pods map[netip.Addr]rules.Pod)
 	Allowed(rules.Connection) bool

@@ -85,11 +85,11 @@ func (t *fakeTable) Apply(_ context.Context, c rules.Change) error {
 	return nil
 }
 
-func (t *fakeTable) Repair(context.Context) error {
+func (t *fakeTable) Repair(context.Context) (differed bool, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.repaired++
-	return t.failure
+	return true, t.failure
 }
 
 func (t *fakeTable) Changed() <-chan struct{} { return t.changed }

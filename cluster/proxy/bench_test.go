@@ -11,46 +11,137 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/fake"
+	k8stesting "k8s.io/client-go/testing"
 
+	"github.com/coracle-project/coracle/cluster/client"
+	"github.com/coracle-project/coracle/cluster/proxy/rules"
 	"github.com/coracle-project/coracle/cluster/proxy/testnet"
 )
 
-// BenchmarkChangeFromAPI is from the update of an EndpointSlice in the API to the rule in force, among Services
-// with ten endpoints each. It also says how much memory the proxy takes, without the informers' objects.
+// manyServices are so many Services, with ten endpoints each.
+func manyServices(count int) (services []*corev1.Service, slices []*discoveryv1.EndpointSlice) {
+	for i := range count {
+		ip := fmt.Sprintf("10.%d.%d.%d", 96+(i+1)>>16, (i+1)>>8&255, (i+1)&255)
+		services = append(services, &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("web-%d", i), Namespace: "default"},
+			Spec: corev1.ServiceSpec{
+				Type: corev1.ServiceTypeClusterIP, ClusterIP: ip, ClusterIPs: []string{ip}, IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol},
+				Ports: []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80}},
+			},
+		})
+		slices = append(slices, tenEndpoints(i, 0))
+	}
+	return services, slices
+}
+
+// tenEndpoints are those of a Service, without the first ones.
+func tenEndpoints(service, without int) *discoveryv1.EndpointSlice {
+	name, protocol, port := "http", corev1.ProtocolTCP, int32(8080)
+	s := &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: fmt.Sprintf("web-%d-x", service), Namespace: "default", Labels: map[string]string{discoveryv1.LabelServiceName: fmt.Sprintf("web-%d", service)},
+		},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: &name, Protocol: &protocol, Port: &port}},
+	}
+	for e := without; e < 10; e++ {
+		n := service*10 + e
+		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf("11.%d.%d.%d", n>>16, n>>8&255, n&255)}})
+	}
+	return s
+}
+
+// BenchmarkFullSync is from objects that informers have to all rules in force, or to what is
+// wanted, without the kernel.
+func BenchmarkFullSync(b *testing.B) {
+	slog.SetLogLoggerLevel(slog.LevelError)
+	api := fake.NewClientset()
+	for _, count := range []int{1000, 10000, 45000} {
+		services, slices := manyServices(count)
+		newProxy := func() *Proxy {
+			p, err := New(&client.Set{Kube: api, Informers: client.NewInformers(api)}, Options{Table: tableName, NodeName: "here"})
+			if err != nil {
+				b.Fatal(err)
+			}
+			for _, f := range p.families {
+				f.serveHealth(p.NodeName, nil)
+			}
+			runtime.GC()
+			return p
+		}
+		tell := func(p *Proxy) {
+			for i := range services {
+				p.services().OnAdd(services[i], true)
+				p.slices().OnAdd(slices[i], true)
+			}
+		}
+		b.Run(fmt.Sprint(count, "/translation"), func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				b.StopTimer()
+				p := newProxy()
+				b.StartTimer()
+				tell(p)
+				change := rules.Change{Ports: map[rules.Key]*rules.Port{}, Pods: rules.Pods{}}
+				for _, f := range p.families {
+					f.update(nil, true, &change, nil)
+				}
+				if len(change.Ports) != count {
+					b.Fatalf("%d ports", len(change.Ports))
+				}
+			}
+		})
+		b.Run(fmt.Sprint(count, "/rules"), func(b *testing.B) {
+			b.ReportAllocs()
+			node := testnet.New(b)
+			for b.Loop() {
+				b.StopTimer()
+				p := newProxy()
+				var table *rules.Table
+				var err error
+				node.Within(func() { table, err = rules.Open(rules.Config{Name: tableName}) })
+				if err != nil {
+					b.Fatal(err)
+				}
+				b.StartTimer()
+				if err := table.Refuse(); err != nil {
+					b.Fatal(err)
+				}
+				tell(p)
+				if err := p.sync(b.Context(), table); err != nil {
+					b.Fatal(err)
+				}
+				b.StopTimer()
+				_ = table.Close()
+				node.Within(func() {
+					if err := Cleanup(tableName); err != nil {
+						b.Error(err)
+					}
+				})
+				b.StartTimer()
+			}
+		})
+	}
+}
+
+// BenchmarkChangeFromAPI is from the event of a change of an EndpointSlice to the rule in force,
+// among Services with ten endpoints each. It also says how much memory the proxy takes, with the
+// informers' objects.
 func BenchmarkChangeFromAPI(b *testing.B) {
 	slog.SetLogLoggerLevel(slog.LevelError)
 	for _, count := range []int{100, 1000, 10000} {
 		b.Run(fmt.Sprint(count), func(b *testing.B) {
 			api := fake.NewClientset()
-			name, protocol, port := "http", corev1.ProtocolTCP, int32(8080)
-			slice := func(i, skip int) *discoveryv1.EndpointSlice {
-				s := &discoveryv1.EndpointSlice{
-					ObjectMeta: metav1.ObjectMeta{
-						Name: fmt.Sprintf("web-%d-x", i), Namespace: "default", Labels: map[string]string{discoveryv1.LabelServiceName: fmt.Sprintf("web-%d", i)},
-					},
-					AddressType: discoveryv1.AddressTypeIPv4,
-					Ports:       []discoveryv1.EndpointPort{{Name: &name, Protocol: &protocol, Port: &port}},
-				}
-				for e := skip; e < 10; e++ {
-					n := i*10 + e
-					s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf("11.%d.%d.%d", n>>16, n>>8&255, n&255)}})
-				}
-				return s
-			}
-			for i := range count {
-				ip := fmt.Sprintf("10.96.%d.%d", (i+1)>>8, (i+1)&255)
-				service := &corev1.Service{
-					ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("web-%d", i), Namespace: "default"},
-					Spec: corev1.ServiceSpec{
-						Type: corev1.ServiceTypeClusterIP, ClusterIP: ip, ClusterIPs: []string{ip}, IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol},
-						Ports: []corev1.ServicePort{{Name: name, Protocol: protocol, Port: 80}},
-					},
-				}
-				if err := api.Tracker().Add(service); err != nil {
+			changes := watch.NewRaceFreeFake() // the fake API server takes milliseconds for an update
+			api.PrependWatchReactor("endpointslices", func(k8stesting.Action) (bool, watch.Interface, error) { return true, changes, nil })
+			services, all := manyServices(count)
+			for i := range services {
+				if err := api.Tracker().Add(services[i]); err != nil {
 					b.Fatal(err)
 				}
-				if err := api.Tracker().Add(slice(i, 0)); err != nil {
+				if err := api.Tracker().Add(all[i]); err != nil {
 					b.Fatal(err)
 				}
 			}
@@ -63,11 +154,9 @@ func BenchmarkChangeFromAPI(b *testing.B) {
 			skip := 0
 			for b.Loop() {
 				skip = 1 - skip
-				s := slice(count/2, skip)
+				s := tenEndpoints(count/2, skip)
 				began := time.Now()
-				if _, err := api.DiscoveryV1().EndpointSlices("default").Update(b.Context(), s, metav1.UpdateOptions{}); err != nil {
-					b.Fatal(err)
-				}
+				changes.Modify(s)
 				<-c.did
 				took = append(took, time.Since(began))
 			}

@@ -79,7 +79,7 @@ func New(set *client.Set, o Options) (*Proxy, error) {
 	p := &Proxy{Options: o, set: set, wake: make(chan struct{}, 1), inForce: func() {}}
 	p.pods.changed = rules.Pods{}
 	for _, family := range []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol} {
-		p.families = append(p.families, newTranslation(family, &p.Options, shards))
+		p.families = append(p.families, newTranslation(family, &p.Options))
 	}
 	core := set.Informers.Core().V1()
 	handlers := map[cache.SharedIndexInformer]cache.ResourceEventHandler{
@@ -175,9 +175,11 @@ func (p *Proxy) keep(ctx context.Context, table *rules.Table) {
 				return
 			case <-time.After(time.Until(repaired.Add(repairPause))):
 			}
-			slog.Warn("another program changed the rules of Services", "table", p.Table)
-			p.Health.Notes("nftables table " + p.Table + " was changed by another program, or may have been, and was compared and corrected")
-			err = table.Repair(ctx)
+			var differed bool
+			if differed, err = table.Repair(ctx); differed {
+				slog.Warn("another program changed the rules of Services", "table", p.Table)
+				p.Health.Notes("nftables table " + p.Table + " was changed by another program, and was corrected")
+			}
 			repaired = time.Now()
 		}
 		if err == nil {

@@ -81,8 +81,8 @@ func (p *Proxy) routeOf(s *corev1.Service, source netip.Addr, destination netip.
 	if destination.Addr().Is6() {
 		family = corev1.IPv6Protocol
 	}
-	t := newTranslation(family, &p.Options, 1)
-	t.services.Update(nil, s)
+	t := newTranslation(family, &p.Options)
+	t.serviceChanged(nil, s)
 	t.portMap.Update(t.services)
 	for name, port := range t.portMap {
 		if protocols[name.Protocol] != protocol || !node && port.Port() != int(destination.Port()) {
@@ -91,7 +91,7 @@ func (p *Proxy) routeOf(s *corev1.Service, source netip.Addr, destination netip.
 		if err := p.addEndpoints(t, s); err != nil {
 			return nil, err
 		}
-		wanted := t.port(name, p.node.now())
+		wanted := t.port(name, t.endpoints(name), p.node.now())
 		for _, f := range wanted.Frontends {
 			if f.Port != destination.Port() || f.Addr != destination.Addr() && (f.Addr.IsValid() || !node) {
 				continue
@@ -111,11 +111,8 @@ func (p *Proxy) addEndpoints(t *translation, s *corev1.Service) error {
 	}
 	for _, slice := range all {
 		if !foreign(slice.Labels) {
-			t.sliceChanged(slice, false)
+			t.lists.update(slice, false)
 		}
-	}
-	for _, s := range t.shards {
-		s.update()
 	}
 	return nil
 }

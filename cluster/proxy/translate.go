@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"log/slog"
-	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -21,15 +20,16 @@ import (
 )
 
 // translation makes rules of the Services and endpoints of one address family. Handlers of informers use
-// services and sliceChanged; everything else is the loop's.
+// serviceChanged and lists; everything else is the loop's.
 type translation struct {
 	*Options
 	family   corev1.IPFamily
 	services *upstream.ServiceChangeTracker
-	shards   []*shard
+	lists    *endpointLists
 
 	portMap upstream.ServicePortMap
-	udp     bool // flows may go to endpoints that are gone
+	dirty   map[upstream.ServicePortName]bool // ports that changed
+	udp     bool                              // flows may go to endpoints that are gone
 	local   map[upstream.ServicePortName][]netip.Addr
 	pods    map[netip.Addr]int // how many ports have the pod as an endpoint
 
@@ -38,59 +38,87 @@ type translation struct {
 	conntrack   conntrack.Interface
 }
 
-// newTranslation returns a translation with so many shards.
-func newTranslation(family corev1.IPFamily, o *Options, count int) *translation {
+func newTranslation(family corev1.IPFamily, o *Options) *translation {
 	t := &translation{
-		Options: o, family: family, portMap: upstream.ServicePortMap{}, local: map[upstream.ServicePortName][]netip.Addr{}, pods: map[netip.Addr]int{},
+		Options: o, family: family, lists: newEndpointLists(family), portMap: upstream.ServicePortMap{}, dirty: map[upstream.ServicePortName]bool{},
+		local: map[upstream.ServicePortName][]netip.Addr{}, pods: map[netip.Addr]int{},
 		healthPorts: map[upstream.ServicePortName]uint16{}, conntrack: conntrack.New(),
 	}
 	t.services = upstream.NewServiceChangeTracker(family, nil, func(before, now upstream.ServicePortMap) {
 		for _, ports := range []upstream.ServicePortMap{before, now} {
 			for name := range ports {
-				t.shard(name.NamespacedName).dirty[name] = true
-				t.udp = t.udp || name.Protocol == corev1.ProtocolUDP
+				t.change(name)
 			}
 		}
 	})
-	for range count {
-		t.shards = append(t.shards, newShard(family, o.NodeName))
-	}
 	return t
 }
+
+// serviceChanged takes a Service that is new, has changed or is gone, unless it is of the other
+// family only.
+func (t *translation) serviceChanged(before, now *corev1.Service) {
+	has := func(s *corev1.Service) bool { return s != nil && proxyutil.GetClusterIPByFamily(t.family, s) != "" }
+	if has(before) || has(now) {
+		t.services.Update(before, now)
+	}
+}
+
+// change notes that a port has changed.
+func (t *translation) change(name upstream.ServicePortName) {
+	t.dirty[name] = true
+	t.udp = t.udp || name.Protocol == corev1.ProtocolUDP
+}
+
+// partSize is how many endpoints are sent ahead at once. The kernel takes some 10 ms for them.
+const partSize = 4096
 
 // update adds to change what is different since the last time; everything depends on some labels of the node. It sends
 // that to parts, too, unless that is nil.
 func (t *translation) update(labels map[string]string, relabeled bool, change *rules.Change, parts chan<- map[rules.Key]*rules.Port) {
 	t.portMap.Update(t.services)
+	for name := range t.lists.take() {
+		t.change(name)
+	}
 	if relabeled {
 		for name := range t.portMap {
-			t.shard(name.NamespacedName).dirty[name] = true
+			t.dirty[name] = true
 		}
 	}
-	for _, s := range t.shards {
-		if s.update() {
-			t.udp = true
+	part, size := map[rules.Key]*rules.Port{}, 0
+	var room endpointRoom
+	for name := range t.dirty {
+		endpoints := t.lists.endpoints(name, t.NodeName, &room)
+		key, port := t.key(name), t.port(name, endpoints, labels)
+		if !t.WatchPods {
+			t.notePods(name, endpoints, change.Pods)
 		}
-		if len(s.dirty) == 0 {
+		change.Ports[key] = port
+		if parts == nil {
 			continue
 		}
-		part := make(map[rules.Key]*rules.Port, len(s.dirty))
-		for name := range s.dirty {
-			part[t.key(name)] = t.port(name, labels)
-			if !t.WatchPods {
-				t.notePods(name, change.Pods)
-			}
-		}
-		clear(s.dirty)
-		maps.Copy(change.Ports, part)
-		if parts != nil {
+		part[key] = port
+		if size += len(endpoints); size >= partSize {
 			parts <- part
+			part, size = map[rules.Key]*rules.Port{}, 0
 		}
 	}
+	if len(part) > 0 {
+		parts <- part
+	}
+	t.dirty = map[upstream.ServicePortName]bool{} // it would stay as large as it ever was
+}
+
+// endpoints are those of a port.
+func (t *translation) endpoints(name upstream.ServicePortName) []upstream.Endpoint {
+	return t.lists.endpoints(name, t.NodeName, &endpointRoom{})
 }
 
 func (t *translation) key(name upstream.ServicePortName) rules.Key {
-	return rules.Key(name.String() + "/" + string(name.Protocol) + "/" + string(t.family))
+	port := ""
+	if name.Port != "" {
+		port = ":" + name.Port
+	}
+	return rules.Key(name.Namespace + "/" + name.Name + port + "/" + string(name.Protocol) + "/" + string(t.family))
 }
 
 var protocols = map[corev1.Protocol]byte{
@@ -104,7 +132,7 @@ const (
 )
 
 // port returns what is wanted for a port of a Service; nil if there is no such port.
-func (t *translation) port(name upstream.ServicePortName, labels map[string]string) *rules.Port {
+func (t *translation) port(name upstream.ServicePortName, endpoints []upstream.Endpoint, labels map[string]string) *rules.Port {
 	service, exists := t.portMap[name]
 	protocol, known := protocols[name.Protocol]
 	if exists && service.HealthCheckNodePort() != 0 {
@@ -115,7 +143,7 @@ func (t *translation) port(name upstream.ServicePortName, labels map[string]stri
 	if !exists || !known {
 		return nil
 	}
-	all, here, _, anywhere := upstream.CategorizeEndpoints(t.endpoints(name), service, t.NodeName, labels)
+	all, here, _, anywhere := upstream.CategorizeEndpoints(endpoints, service, t.NodeName, labels)
 	var affinity time.Duration
 	if service.SessionAffinityType() == corev1.ServiceAffinityClientIP {
 		affinity = time.Duration(service.StickyMaxAgeSeconds()) * time.Second
@@ -186,14 +214,14 @@ func (t *translation) held(endpoint netip.AddrPort) bool {
 // refuses them, too: a Service would make them reachable to others.
 func (t *translation) targets(name upstream.ServicePortName, endpoints []upstream.Endpoint) []netip.AddrPort {
 	targets := make([]netip.AddrPort, 0, len(endpoints))
-	for _, e := range endpoints {
-		a, err := netip.ParseAddr(e.IP())
-		a = a.Unmap()
-		if err != nil || a.IsLoopback() || a.IsLinkLocalUnicast() || a.IsMulticast() || a.IsUnspecified() || a.Is6() != (t.family == corev1.IPv6Protocol) {
-			slog.Warn("an endpoint is left out, as its address is not one of a pod or node", "service", name.NamespacedName, "address", e.IP())
+	for _, each := range endpoints {
+		e := each.(*endpoint)
+		a := e.target.Addr()
+		if !a.IsValid() || a.IsLoopback() || a.IsLinkLocalUnicast() || a.IsMulticast() || a.IsUnspecified() || a.Is6() != (t.family == corev1.IPv6Protocol) {
+			slog.Warn("an endpoint is left out, as its address is not one of a pod or node", "service", name.NamespacedName, "address", e.Addresses[0])
 			continue
 		}
-		targets = append(targets, netip.AddrPortFrom(a, uint16(e.Port())))
+		targets = append(targets, e.target)
 	}
 	if len(targets) > rules.MaxEndpoints {
 		slog.Warn("some endpoints get no connections, as there are too many", "service", name.NamespacedName, "endpoints", len(targets), "max", rules.MaxEndpoints)
@@ -202,12 +230,12 @@ func (t *translation) targets(name upstream.ServicePortName, endpoints []upstrea
 }
 
 // notePods counts this node's pods among the endpoints of a port.
-func (t *translation) notePods(name upstream.ServicePortName, changed rules.Pods) {
+func (t *translation) notePods(name upstream.ServicePortName, endpoints []upstream.Endpoint, changed rules.Pods) {
 	before := t.local[name]
 	var now []netip.Addr
-	for _, e := range t.endpoints(name) {
-		if a, err := netip.ParseAddr(e.IP()); err == nil && e.IsLocal() && !slices.Contains(t.NodeIPs, a) {
-			now = append(now, a.Unmap())
+	for _, e := range endpoints {
+		if a := e.(*endpoint).target.Addr(); e.IsLocal() && a.IsValid() && !slices.Contains(t.NodeIPs, a) {
+			now = append(now, a)
 		}
 	}
 	for _, a := range now {
@@ -230,7 +258,13 @@ func (t *translation) notePods(name upstream.ServicePortName, changed rules.Pods
 // tells load balancers how many endpoints this node has.
 func (t *translation) applied() {
 	if t.udp {
-		conntrack.CleanStaleEntries(t.conntrack, t.family, t.portMap, t.everything())
+		ports, endpoints := upstream.ServicePortMap{}, upstream.EndpointsMap{}
+		for name, port := range t.portMap {
+			if name.Protocol == corev1.ProtocolUDP {
+				ports[name], endpoints[name] = port, t.endpoints(name)
+			}
+		}
+		conntrack.CleanStaleEntries(t.conntrack, t.family, ports, endpoints)
 		t.udp = false
 	}
 	ports, ready := map[types.NamespacedName]uint16{}, map[types.NamespacedName]map[string]bool{}

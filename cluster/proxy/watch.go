@@ -79,7 +79,7 @@ func (p *Proxy) services() cache.ResourceEventHandler {
 		}
 		before, now = p.taken(before), p.taken(now)
 		for _, f := range p.families {
-			f.services.Update(before, now)
+			f.serviceChanged(before, now)
 		}
 		p.signal()
 	}
@@ -98,7 +98,7 @@ func (p *Proxy) slices() cache.ResourceEventHandler {
 	tell := func(s *discoveryv1.EndpointSlice, gone bool) {
 		changed := false
 		for _, f := range p.families { // each takes the slices of its family
-			changed = f.sliceChanged(s, gone) || changed
+			changed = f.lists.update(s, gone) || changed
 		}
 		if changed {
 			p.signal()

@@ -67,8 +67,9 @@ func listens(bind string, port int) bool {
 
 // removeHeldAddresses removes the addresses for pods that a killed cluster process has left on lo:
 // those of its API server and of its DNS, which are the first and the tenth of the Services'
-// network unless the DNS was given others there. An address with a table of package
-// cluster/nodeaddr is held by another cluster: such a table ends with its process.
+// network unless the DNS was given others there. An address at which someone listens, or whose
+// tables (package cluster/nodeaddr) have an owner, is held by another cluster. Without an owner, as
+// before Linux 5.12, tables of a killed process stay, and are removed, too.
 func removeHeldAddresses(o upOptions) error {
 	network, err := netip.ParsePrefix(o.ServiceCIDR)
 	if err != nil {
@@ -91,22 +92,63 @@ func removeHeldAddresses(o upOptions) error {
 			all = append(all, addr)
 		}
 	}
-	tables, err := nftables.New()
-	if err != nil {
-		return fmt.Errorf("remove addresses for pods: %w", err)
-	}
 	for _, held := range all {
 		if !network.Contains(held) {
 			continue
 		}
-		name := "coracle-addr-" + strings.ReplaceAll(held.String(), ":", "-")
-		if _, err := tables.ListTableOfFamily(name, nftables.TableFamilyINet); err == nil {
+		heard, err := isHeard(held)
+		if err != nil {
+			return fmt.Errorf("remove address %s, which is for pods: %w", held, err)
+		}
+		if heard {
 			continue
+		}
+		if err := removeGuard(held); errors.Is(err, unix.EPERM) {
+			continue
+		} else if err != nil {
+			return fmt.Errorf("remove rules of address %s, which is for pods: %w", held, err)
 		}
 		mask := net.CIDRMask(held.BitLen(), held.BitLen())
 		addr := &netlink.Addr{IPNet: &net.IPNet{IP: held.AsSlice(), Mask: mask}}
 		if err := netlink.AddrDel(lo, addr); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
 			return fmt.Errorf("remove address %s, which is for pods, from lo: %w", held, err)
+		}
+	}
+	return nil
+}
+
+// isHeard reports whether a process listens at an address that is for pods.
+func isHeard(held netip.Addr) (bool, error) {
+	family := uint8(unix.AF_INET)
+	if held.Is6() {
+		family = unix.AF_INET6
+	}
+	const listening = 10 // TCP_LISTEN (linux/include/net/tcp_states.h)
+	sockets, err := netlink.SocketDiagTCP(family)
+	return slices.ContainsFunc(sockets, func(s *netlink.Socket) bool {
+		a, _ := netip.AddrFromSlice(s.ID.Source)
+		return s.State == listening && a.Unmap() == held
+	}), err
+}
+
+// removeGuard removes the tables of an address that is for pods: those of nodeaddr.Hold and, for
+// the API server and the DNS, of Redirect and Rename. The error is EPERM if they have an owner.
+func removeGuard(held netip.Addr) error {
+	c, err := nftables.New()
+	if err != nil {
+		return err
+	}
+	name := "coracle-addr-" + strings.ReplaceAll(held.String(), ":", "-")
+	for _, name := range []string{name, name + "-443", name + "-53"} {
+		table := &nftables.Table{Name: name, Family: nftables.TableFamilyINet}
+		if _, err := c.ListTableOfFamily(name, nftables.TableFamilyINet); errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) {
+			continue // EINVAL: a kernel without nftables
+		} else if err != nil {
+			return fmt.Errorf("nftables table %s: %w", name, err)
+		}
+		c.DelTable(table)
+		if err := c.Flush(); err != nil && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("nftables table %s: %w", name, err)
 		}
 	}
 	return nil

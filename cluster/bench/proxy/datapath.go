@@ -21,6 +21,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/cluster/internal/netspace"
 )
 
 const (
@@ -163,8 +165,8 @@ func servePath(name string) error {
 		return err
 	}
 	var l net.Listener
-	if e := within(server, func() { l, err = net.Listen("tcp", ":8080") }); e != nil || err != nil {
-		return errors.Join(e, err)
+	if err := netspace.Within(server, func() (err error) { l, err = net.Listen("tcp", ":8080"); return err }); err != nil {
+		return err
 	}
 	go answer(l)
 	s, err := newSubject(ctx, name, newWorld(pathServices))
@@ -213,13 +215,14 @@ func connect(client netns.NsHandle) (path, error) {
 	began, cpu := time.Now(), used()
 	for range pathClients {
 		clients.Go(func() {
-			err := within(client, func() {
+			err := netspace.Within(client, func() error {
 				for range pathConnections / pathClients {
 					t, err := once()
 					mu.Lock()
 					took, errs = append(took, t), append(errs, err)
 					mu.Unlock()
 				}
+				return nil
 			})
 			mu.Lock()
 			defer mu.Unlock()
@@ -253,20 +256,11 @@ func once() (time.Duration, error) {
 
 // newPod makes a network namespace with a link to the one of this process.
 func newPod(name string, number int, addresses ...string) (netns.NsHandle, error) {
-	var pod netns.NsHandle
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread is not used again
-		err := unix.Unshare(unix.CLONE_NEWNET)
-		if err == nil {
-			pod, err = netns.Get()
-		}
-		if err == nil {
-			err = ip("link set lo up")
-		}
-		done <- err
-	}()
-	if err := <-done; err != nil {
+	pod, err := netspace.New()
+	if err == nil {
+		err = netspace.Within(pod, func() error { return ip("link set lo up") })
+	}
+	if err != nil {
 		return pod, err
 	}
 	if err := netlink.LinkAdd(&netlink.Veth{
@@ -282,15 +276,14 @@ func newPod(name string, number int, addresses ...string) (netns.NsHandle, error
 		inside = append(inside, "addr add "+a+"/32 dev eth0")
 	}
 	inside = append(inside, "route add "+near+" dev eth0", "route add default via "+near+" dev eth0")
-	var errs []error
-	run := func(commands []string) {
+	run := func(commands []string) error {
+		var errs []error
 		for _, c := range commands {
 			errs = append(errs, ip(c))
 		}
+		return errors.Join(errs...)
 	}
-	run(commands)
-	errs = append(errs, within(pod, func() { run(inside) }))
-	return pod, errors.Join(errs...)
+	return pod, errors.Join(run(commands), netspace.Within(pod, func() error { return run(inside) }))
 }
 
 func ip(command string) error {
@@ -298,18 +291,4 @@ func ip(command string) error {
 		return fmt.Errorf("ip %s: %w: %s", command, err, out)
 	}
 	return nil
-}
-
-// within runs f in a network namespace, on a thread of its own.
-func within(ns netns.NsHandle, f func()) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		err := netns.Set(ns)
-		if err == nil {
-			f()
-		}
-		done <- err
-	}()
-	return <-done
 }

@@ -145,9 +145,6 @@ func isolated(limit time.Duration, args ...string) (string, error) {
 	return string(out), err
 }
 
-// look is the pause between two looks at whether the kernel has a change. It is the precision of the figures.
-const look = 50 * time.Microsecond
-
 // subject is a proxy. sync returns when all rules are in force, change when that of one Service is handed over.
 type subject interface {
 	sync(ctx context.Context) error
@@ -167,15 +164,11 @@ func newSubject(ctx context.Context, name string, w *world) (subject, error) {
 func run(name string, count, changes int, profile string) error {
 	ctx := context.Background()
 	w := newWorld(count)
-	generation, err := newGeneration()
-	if err != nil {
-		return err
-	}
-	before := resident()
 	s, err := newSubject(ctx, name, w)
 	if err != nil {
 		return err
 	}
+	before := resident()
 	if profile != "" {
 		f, err := os.Create(profile)
 		if err == nil {
@@ -193,8 +186,12 @@ func run(name string, count, changes int, profile string) error {
 	full, cpu := time.Since(began), used()-cpu
 	pprof.StopCPUProfile()
 	var took []time.Duration
+	notified, err := watchTransactions() // from now on: the kernel takes time to notify
+	if err != nil {
+		return err
+	}
 	for i := range changes {
-		last, err := generation.now()
+		last, err := notified.last()
 		if err != nil {
 			return err
 		}
@@ -202,10 +199,8 @@ func run(name string, count, changes int, profile string) error {
 		if err := s.change(ctx, i%2 == 0); err != nil {
 			return err
 		}
-		for now := last; now == last; time.Sleep(look) {
-			if now, err = generation.now(); err != nil {
-				return err
-			}
+		if err := notified.after(last); err != nil {
+			return err
 		}
 		took = append(took, time.Since(began))
 	}

@@ -16,23 +16,27 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/fake"
+	k8stesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/kubernetes/pkg/proxy/nftables"
 	proxyutil "k8s.io/kubernetes/pkg/proxy/util"
 
 	"github.com/coracle-project/coracle/cluster/client"
+	"github.com/coracle-project/coracle/cluster/health"
 	"github.com/coracle-project/coracle/cluster/proxy"
 )
 
 // world is what both proxies are told.
 type world struct {
+	count    int
 	services []*corev1.Service
 	slices   []*discoveryv1.EndpointSlice
 }
 
 func newWorld(count int) *world {
-	w := &world{}
+	w := &world{count: count}
 	for i := range count {
 		ip := netip.AddrFrom4([4]byte{10, 96 + byte((i+1)>>16), byte((i + 1) >> 8), byte(i + 1)}).String()
 		w.services = append(w.services, &corev1.Service{
@@ -67,7 +71,7 @@ func endpoints(service, without int) *discoveryv1.EndpointSlice {
 
 // changed is the slice of the Service in the middle, as it is to be.
 func (w *world) changed(fewer bool) (before, now *discoveryv1.EndpointSlice) {
-	i := len(w.services) / 2
+	i := w.count / 2
 	if fewer {
 		return endpoints(i, 0), endpoints(i, 1)
 	}
@@ -77,72 +81,51 @@ func (w *world) changed(fewer bool) (before, now *discoveryv1.EndpointSlice) {
 // ours is fed by informers, as in a cluster.
 type ours struct {
 	*world
-	api *fake.Clientset
-	set *client.Set
-	p   *proxy.Proxy
-	// done gets a value when all rules are in force.
-	done chan struct{}
-}
-
-// inForce is a log that waits for what the proxy says then.
-type inForce struct {
-	slog.Handler
-	done chan struct{}
-}
-
-func (*inForce) Enabled(context.Context, slog.Level) bool { return true }
-
-func (h *inForce) Handle(ctx context.Context, r slog.Record) error {
-	if r.Message == "rules of Services are in force" {
-		select {
-		case h.done <- struct{}{}:
-		default:
-		}
-	}
-	if !h.Handler.Enabled(ctx, r.Level) {
-		return nil
-	}
-	return h.Handler.Handle(ctx, r)
+	set   *client.Set
+	board health.Board
+	p     *proxy.Proxy
+	// slices has the changes: the fake API server takes milliseconds for an update.
+	slices *watch.RaceFreeFakeWatcher
 }
 
 func newOurs(w *world) (*ours, error) {
-	o := &ours{world: w, api: fake.NewClientset(), done: make(chan struct{}, 1)}
-	for _, s := range w.services {
-		if err := o.api.Tracker().Add(s); err != nil {
+	api := fake.NewClientset()
+	for i := range w.services {
+		if err := errors.Join(api.Tracker().Add(w.services[i]), api.Tracker().Add(w.slices[i])); err != nil {
 			return nil, err
 		}
 	}
-	for _, s := range w.slices {
-		if err := o.api.Tracker().Add(s); err != nil {
-			return nil, err
-		}
-	}
-	slog.SetDefault(slog.New(&inForce{slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}), o.done}))
-	o.set = &client.Set{Kube: o.api, Informers: client.NewInformers(o.api)}
+	w.services, w.slices = nil, nil // the API server has copies
+	o := &ours{world: w, slices: watch.NewRaceFreeFake()}
+	api.PrependWatchReactor("endpointslices", func(k8stesting.Action) (bool, watch.Interface, error) { return true, o.slices, nil })
+	slog.SetDefault(slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError})))
+	o.set = &client.Set{Kube: api, Informers: client.NewInformers(api)}
 	var err error
 	o.p, err = proxy.New(o.set, proxy.Options{
 		Table: "coracle-services", NodeName: "node", NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")},
-		ServiceRanges: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")},
+		ServiceRanges: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}, Health: o.board.Add("service proxy"),
 	})
 	return o, err
 }
 
 func (o *ours) sync(ctx context.Context) error {
-	failed := make(chan error, 1)
+	ctx, cancel := context.WithCancelCause(ctx)
+	go func() { cancel(errors.Join(errors.New("the proxy ended"), o.p.Run(ctx))) }()
 	o.set.Informers.Start(ctx.Done())
-	go func() { failed <- o.p.Run(ctx) }()
-	select {
-	case err := <-failed:
-		return errors.Join(errors.New("the proxy ended"), err)
-	case <-o.done:
-		return nil
+	o.board.Wait(ctx)
+	if err := context.Cause(ctx); err != nil {
+		return err
 	}
+	if state := o.board.States()[0]; !state.Healthy {
+		return errors.New(state.Message)
+	}
+	return nil
 }
 
-func (o *ours) change(ctx context.Context, fewer bool) error {
+func (o *ours) change(_ context.Context, fewer bool) error {
 	_, now := o.changed(fewer)
-	_, err := o.api.DiscoveryV1().EndpointSlices("default").Update(ctx, now, metav1.UpdateOptions{})
-	return err
+	o.slices.Modify(now)
+	return nil
 }
 
 // theirs is fed without informers, which is to its advantage.
@@ -179,36 +162,65 @@ func (t *theirs) change(_ context.Context, fewer bool) error {
 	return nil
 }
 
-// generation asks the kernel for the number of nftables' last transaction.
-type generation struct{ conn *netlink.Conn }
+// transactions waits for nftables' transactions: the kernel sends a notification of each.
+type transactions struct{ notified, asked *netlink.Conn }
 
-func newGeneration() (*generation, error) {
-	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
-	if err != nil {
-		return nil, fmt.Errorf("open nftables: %w", err)
+func watchTransactions() (*transactions, error) {
+	t := &transactions{}
+	var err error
+	if t.asked, err = netlink.Dial(unix.NETLINK_NETFILTER, nil); err != nil {
+		return nil, fmt.Errorf("watch nftables: %w", err)
 	}
-	return &generation{conn}, nil
+	if t.notified, err = netlink.Dial(unix.NETLINK_NETFILTER, nil); err == nil {
+		err = errors.Join(t.notified.SetReadBuffer(64<<20), t.notified.JoinGroup(unix.NFNLGRP_NFTABLES))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("watch nftables: %w", err)
+	}
+	return t, nil
 }
 
-func (g *generation) now() (uint32, error) {
-	answer, err := g.conn.Execute(netlink.Message{
+// last is the number of the last transaction.
+func (t *transactions) last() (uint32, error) {
+	answer, err := t.asked.Execute(netlink.Message{
 		Header: netlink.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN, Flags: netlink.Request},
 		Data:   []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0},
 	})
 	if err != nil {
 		return 0, fmt.Errorf("ask for nftables' generation: %w", err)
 	}
-	for _, m := range answer {
+	return number(answer), nil
+}
+
+// after returns when there is a later transaction.
+func (t *transactions) after(last uint32) error {
+	for {
+		messages, err := t.notified.Receive()
+		if err != nil {
+			return fmt.Errorf("watch nftables: %w", err)
+		}
+		if number(messages) > last {
+			return nil
+		}
+	}
+}
+
+// number is that of the last transaction of which messages tell, or 0.
+func number(messages []netlink.Message) (last uint32) {
+	for _, m := range messages {
+		if m.Header.Type&0xff != unix.NFT_MSG_NEWGEN {
+			continue
+		}
 		attributes, err := netlink.NewAttributeDecoder(m.Data[4:])
 		if err != nil {
-			return 0, err
+			continue
 		}
 		attributes.ByteOrder = binary.BigEndian
 		for attributes.Next() {
 			if attributes.Type() == unix.NFTA_GEN_ID {
-				return attributes.Uint32(), nil
+				last = attributes.Uint32()
 			}
 		}
 	}
-	return 0, errors.New("ask for nftables' generation: no answer")
+	return last
 }

@@ -15,14 +15,7 @@ import (
 func benchTable(b *testing.B, s *testnet.Space) *Table {
 	c := config()
 	c.Log = slog.New(slog.DiscardHandler)
-	var table *Table
-	var err error
-	s.Within(func() { table, err = Open(c) })
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() { _ = table.Close() })
-	return table
+	return testnet.Open(b, s, func() (*Table, error) { return Open(c) })
 }
 
 // policies are so many classes per direction, each with five peers, a range of ports and a block;

@@ -4,7 +4,6 @@ import (
 	"maps"
 	"net"
 	"net/netip"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -15,20 +14,6 @@ import (
 
 	"github.com/coracle-project/coracle/cluster/proxy/testnet"
 )
-
-// sortedLines makes listings comparable: the order of elements varies.
-func sortedLines(text string) string {
-	words := strings.FieldsFunc(text, func(r rune) bool { return r == '\n' || r == ',' || r == '{' || r == '}' })
-	var kept []string
-	for _, w := range words {
-		w = strings.TrimSpace(strings.TrimPrefix(strings.TrimSpace(w), "elements ="))
-		if w != "" {
-			kept = append(kept, w)
-		}
-	}
-	slices.Sort(kept)
-	return strings.Join(kept, "\n")
-}
 
 // sample has something in each map and set.
 func (n *node) sample() Change {
@@ -45,15 +30,8 @@ func TestChangesByOthersAreRepaired(t *testing.T) {
 	table := n.open()
 	n.apply(table, n.sample())
 	n.apply(table, Change{Pods: map[netip.Addr]*Pod{netip.MustParseAddr("10.244.0.99"): {Ingress: 2}}})
-	select {
-	case <-table.Changed():
-		t.Error("the table's own transactions count as someone else's")
-	default:
-	}
-	listed := func() string { return sortedLines(n.Run("nft -nn list ruleset")) }
-	want := listed()
 	own := "inet " + tableName + " "
-	for _, change := range []string{
+	testnet.Repairs(t, &n.Space, table, []string{
 		"flush ruleset",
 		"delete table " + own,
 		"flush map " + own + "in4",
@@ -65,25 +43,7 @@ func TestChangesByOthersAreRepaired(t *testing.T) {
 		"add chain " + own + "other",
 		"add set " + own + "other { type ipv4_addr; }",
 		"flush map " + own + "classes_in",
-	} {
-		began := time.Now()
-		n.Run("nft " + change)
-		select {
-		case <-table.Changed():
-		case <-time.After(testnet.Patience):
-			t.Fatalf("%s: nothing was noticed", change)
-		}
-		if listed() == want {
-			t.Errorf("%s: nothing changed, so the test shows nothing", change)
-		}
-		n.repair(table)
-		if took := time.Since(began); took > time.Second {
-			t.Errorf("%s: repaired after %v", change, took)
-		}
-		if got := listed(); got != want {
-			t.Errorf("%s: not repaired:\n%s\nwant:\n%s", change, got, want)
-		}
-	}
+	}, func() {})
 }
 
 // Steps from one state to the next leave the same as going there at once.
@@ -91,7 +51,7 @@ func TestStepsLeaveNothing(t *testing.T) {
 	n := newNode(t)
 	table := n.open()
 	all := []netip.Addr{n.a.IPv4, n.a.IPv6, n.b.IPv4, n.b.IPv6, n.c.IPv4, n.c.IPv6}
-	empty := func() string { return sortedLines(n.Run("nft -nn list ruleset")) }
+	empty := func() string { return testnet.SortedLines(n.Run("nft -nn list ruleset")) }
 	n.apply(table, Change{})
 	before := empty()
 	n.apply(table, n.sample())
@@ -132,7 +92,7 @@ func TestManyRangesAreRemovedAtOnce(t *testing.T) {
 	table := n.open()
 	want := n.sample()
 	n.apply(table, want)
-	listed := func() string { return sortedLines(n.Run("nft -nn list table inet " + tableName)) }
+	listed := func() string { return testnet.SortedLines(n.Run("nft -nn list table inet " + tableName)) }
 	before := listed()
 	many := Class{Blocks: []Block{{n.a.IPv4, n.a.IPv4, port(tcp, 81)}}}
 	for i := range 1000 {

@@ -73,8 +73,9 @@ func (t *Table) Apply(ctx context.Context, change Change) error {
 	return t.table.Apply(ctx, b)
 }
 
-// Repair compares the kernel's table with what is wanted and corrects it.
-func (t *Table) Repair(ctx context.Context) error { return t.table.Repair(ctx) }
+// Repair compares the kernel's table with what is wanted, corrects it, and reports whether that had
+// to be.
+func (t *Table) Repair(ctx context.Context) (differed bool, err error) { return t.table.Repair(ctx) }
 
 // Allowed decides as the kernel's rules do. See State.Allowed.
 func (t *Table) Allowed(c Connection) bool { return t.state.Allowed(c) }

@@ -43,14 +43,7 @@ func config() Config {
 
 func (n *node) openWith(c Config) *Table {
 	n.t.Helper()
-	var table *Table
-	var err error
-	n.Within(func() { table, err = Open(c) })
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	n.t.Cleanup(func() { _ = table.Close() })
-	return table
+	return testnet.Open(n.t, &n.Space, func() (*Table, error) { return Open(c) })
 }
 
 func (n *node) open() *Table {
@@ -71,7 +64,7 @@ func (n *node) apply(table *Table, change Change) {
 func (n *node) repair(table *Table) {
 	n.t.Helper()
 	var err error
-	n.Within(func() { err = table.Repair(n.t.Context()) })
+	n.Within(func() { _, err = table.Repair(n.t.Context()) })
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -341,7 +334,7 @@ func TestPriorityIsRestored(t *testing.T) {
 	}
 	listed := func() string {
 		o.verdicts(t, packets)
-		return sortedLines(n.Run("nft -nn list set inet after got"))
+		return testnet.SortedLines(n.Run("nft -nn list set inet after got"))
 	}
 	want := listed()
 	if !strings.Contains(want, "6 . 102") && !strings.Contains(want, ":0006 . 102") {

@@ -3,7 +3,16 @@ package rules
 import "github.com/coracle-project/coracle/cluster/nftable"
 
 // batch collects the elements that a transaction changes.
-type batch struct{ *nftable.Batch }
+type batch struct {
+	*nftable.Batch
+	chains []nftable.Chain // that were added
+}
+
+// addChain adds a chain that the kernel has not.
+func (b *batch) addChain(c nftable.Chain) {
+	b.chains = append(b.chains, c)
+	b.AddChain(c)
+}
 
 // replace changes the elements of a backend. Slots that stay as they are cost nothing.
 func (b *batch) replace(p *port, before, now *backend) {

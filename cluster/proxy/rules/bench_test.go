@@ -34,14 +34,7 @@ func services(count int) map[Key]*Port {
 func benchTable(b *testing.B, s *testnet.Space) *Table {
 	c := config()
 	c.Log = slog.New(slog.DiscardHandler)
-	var table *Table
-	var err error
-	s.Within(func() { table, err = Open(c) })
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() { _ = table.Close() })
-	return table
+	return testnet.Open(b, s, func() (*Table, error) { return Open(c) })
 }
 
 var sizes = []int{100, 1000, 10000, 45000}

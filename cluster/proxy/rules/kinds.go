@@ -13,8 +13,10 @@ type sticky struct {
 	timeout time.Duration
 }
 
-// kinds are those that backends have, by family: there is a chain for each. Some that no backend
-// has any more stay, as the next change often wants them again.
+// kinds are those that backends have, by family: there is a chain for each. Those of up to
+// commonCount endpoints without affinity are always there, and some that no backend has any more
+// stay, as the next change often wants them again: the kernel (6.18) passes by all endpoints of all
+// Services when a chain that looks for them is new.
 type kinds [2]struct {
 	plain  map[int]bool   // numbers of endpoints
 	sticky map[int]sticky // by index
@@ -22,6 +24,9 @@ type kinds [2]struct {
 	users  map[uint32]int  // how many backends have a kind; no zeros
 	left   map[uint32]bool // kinds whose last backend gives them up in this transaction
 }
+
+// commonCount is how many endpoints most Services have at most.
+const commonCount = 16
 
 // spareKinds is how many kinds of a family may be unused.
 const spareKinds = 16
@@ -31,6 +36,9 @@ func newKinds() *kinds {
 	for i := range k {
 		k[i].plain, k[i].sticky, k[i].index = map[int]bool{}, map[int]sticky{}, map[sticky]int{}
 		k[i].users, k[i].left = map[uint32]int{}, map[uint32]bool{}
+		for count := range commonCount {
+			k[i].plain[count+1] = true
+		}
 	}
 	return k
 }
@@ -130,11 +138,12 @@ func (k *kinds) free(spare int) (gone []nftable.Element) {
 		here := &k[f.Index]
 		left := here.left
 		here.left = map[uint32]bool{}
-		if len(here.plain)+len(here.sticky)-len(here.users) <= spare {
+		unused := slices.DeleteFunc(k.all(f), func(kind uint32) bool { return kind <= commonCount || here.users[kind] > 0 })
+		if len(unused) <= spare {
 			continue
 		}
-		for _, kind := range k.all(f) {
-			if here.users[kind] > 0 || left[kind] {
+		for _, kind := range unused {
+			if left[kind] {
 				continue
 			}
 			gone = append(gone, f.leads(kind, k.name(f, kind)))

@@ -94,7 +94,7 @@ type Table struct {
 	pods    Pods
 	numbers numbers
 	kinds   *kinds
-	staged  map[Key]*Port // whose endpoints Stage has sent
+	staged  map[Key]*Port // whose endpoints Stage has sent; nil before it and after Apply
 	adopted adopted
 
 	noLabels bool // of connections: see choice.go
@@ -107,7 +107,7 @@ func Open(config Config) (*Table, error) {
 	}
 	t := &Table{
 		Config: config, ports: map[Key]*port{}, owners: map[address]Key{}, waiting: map[address][]Key{},
-		pods: Pods{}, numbers: newNumbers(), kinds: newKinds(), staged: map[Key]*Port{},
+		pods: Pods{}, numbers: newNumbers(), kinds: newKinds(),
 	}
 	var err error
 	if t.table, err = nftable.Open(config.Name, layout{t}, config.Log); err != nil {
@@ -144,7 +144,7 @@ type Change struct {
 // Apply puts a change in force, in one transaction. If that fails, the change is kept, and the next Apply or
 // Repair puts it in force.
 func (t *Table) Apply(ctx context.Context, change Change) error {
-	b := &batch{t.table.Batch()}
+	b := &batch{Batch: t.table.Batch()}
 	keys := slices.Sorted(maps.Keys(change.Ports)) // so that the owner of a disputed address does not vary
 	var freed []address
 	for _, k := range keys {
@@ -174,12 +174,13 @@ func (t *Table) Apply(ctx context.Context, change Change) error {
 		return err
 	}
 	t.adopted = adopted{}
-	clear(t.staged)
+	t.staged = nil
 	return nil
 }
 
-// Repair compares the kernel's table with what is wanted and corrects it.
-func (t *Table) Repair(ctx context.Context) error { return t.table.Repair(ctx) }
+// Repair compares the kernel's table with what is wanted, corrects it, and reports whether that had
+// to be.
+func (t *Table) Repair(ctx context.Context) (differed bool, err error) { return t.table.Repair(ctx) }
 
 // Remove deletes the table of that name. It is no error if there is none.
 func Remove(name string) error { return nftable.Remove(name) }

@@ -6,15 +6,18 @@ import (
 	"github.com/coracle-project/coracle/cluster/nftable"
 )
 
-// Stage sends the endpoints of ports ahead of the first Apply, which must have the same ports: no
-// rule looks at them before. So the kernel can work while the caller still finds out about other
-// ports. It does nothing once the table has been compared with what is wanted, or if the kernel has
-// a table of an earlier process.
+// Stage sends the endpoints of ports, and the chains that choose among them, ahead of the first
+// Apply, which must have the same ports: no rule looks at them before. So the kernel can work while
+// the caller still finds out about other ports. It does nothing once the table has been compared
+// with what is wanted, or if the kernel has a table of an earlier process.
 func (t *Table) Stage(ports map[Key]*Port) error {
 	if !t.table.Ahead() {
 		return nil
 	}
-	b := &batch{t.table.Batch()}
+	if t.staged == nil {
+		t.staged = map[Key]*Port{}
+	}
+	b := &batch{Batch: t.table.Batch()}
 	var added []*port
 	for k, want := range ports {
 		if want == nil || t.ports[k] != nil {
@@ -24,12 +27,12 @@ func (t *Table) Stage(ports map[Key]*Port) error {
 		t.staged[k] = want
 		added = append(added, t.ports[k])
 	}
-	return t.table.SendAhead(endpointsOf(added))
+	return t.table.SendAhead(b.chains, endpointsOf(added))
 }
 
 // unstage forgets what Stage has sent, as it is not what is wanted.
 func (t *Table) unstage() {
-	clear(t.staged)
+	t.staged = nil
 	t.table.Reread()
 }
 

@@ -1,6 +1,7 @@
 package rules
 
 import (
+	"fmt"
 	"net/netip"
 	"runtime"
 	"strings"
@@ -53,7 +54,7 @@ func TestStage(t *testing.T) {
 			switch name {
 			case "and a flush":
 				<-table.Changed()
-				if err := table.Repair(t.Context()); err != nil {
+				if _, err := table.Repair(t.Context()); err != nil {
 					t.Fatal(err)
 				}
 			case "and a foreigner": // Apply sees it first
@@ -69,7 +70,7 @@ func TestStage(t *testing.T) {
 				t.Error("the table's own transactions count as someone else's")
 			default:
 			}
-			staged := sortedLines(n.Run("nft -nn list ruleset"))
+			staged := testnet.SortedLines(n.Run("nft -nn list ruleset"))
 			each(func(network, address, _ string, ip func(*testnet.Space) netip.Addr, _ func([]Backend, ...Frontend) *Port) {
 				for range 8 {
 					if got, err := n.Outside.Ask(network, at(address, 80)); err != nil || !strings.HasSuffix(got, ip(n.Outside).String()) {
@@ -81,7 +82,7 @@ func TestStage(t *testing.T) {
 			other := plain.open()
 			plain.apply(other, ports)
 			// The numbers of backends and ids may differ.
-			if got, want := strings.Count(staged, "\n"), strings.Count(sortedLines(plain.Run("nft -nn list ruleset")), "\n"); got != want {
+			if got, want := strings.Count(staged, "\n"), strings.Count(testnet.SortedLines(plain.Run("nft -nn list ruleset")), "\n"); got != want {
 				t.Errorf("the table has %d lines, without Stage %d:\n%s", got, want, staged)
 			}
 			n.apply(table, map[Key]*Port{"tcp4": nil, "udp4": nil, "tcp6": nil, "udp6": nil})
@@ -111,11 +112,21 @@ func TestStageManyEndpoints(t *testing.T) {
 		ports[Key(p.Frontends[0].Addr.String())] = &six
 	}
 	ports["sctp"] = &Port{Protocol: unix.IPPROTO_SCTP, Backends: []Backend{{Endpoints: []netip.AddrPort{to(n.b.IPv4)}}}, Frontends: []Frontend{{Addr: netip.MustParseAddr(service4), Port: 99}}}
+	var more []netip.AddrPort
+	for i := range commonCount + 4 { // of such a count there is no chain yet
+		more = append(more, netip.AddrPortFrom(netip.AddrFrom4([4]byte{12, 0, 0, byte(i)}), 80))
+	}
+	ports["more"] = &Port{Protocol: unix.IPPROTO_TCP, Backends: []Backend{{Endpoints: more}}, Frontends: []Frontend{{Addr: netip.MustParseAddr(service4), Port: 98}}}
 	if err := table.Stage(ports); err != nil {
 		t.Fatal(err)
 	}
+	chain := fmt.Sprintf("nft list chain inet %s pick4_%d", tableName, len(more))
+	staged := n.Run(chain)
 	n.apply(table, ports)
-	for set, want := range map[string]int{"ep4": 3001, "ep6": 3000, "svc4": 301, "svc6": 300} {
+	if out := n.Run(chain); out != staged || strings.Count(out, "dnat") != 2 {
+		t.Errorf("the chain is\n%s, and was\n%s", out, staged)
+	}
+	for set, want := range map[string]int{"ep4": 3001 + commonCount + 4, "ep6": 3000, "svc4": 302, "svc6": 300} {
 		if got := strings.Count(n.Run("nft list map inet "+tableName+" "+set), " : ") - 1; got != want { // the type has one, too
 			t.Errorf("%d elements in %s, want %d", got, set, want)
 		}

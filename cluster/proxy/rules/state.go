@@ -231,11 +231,9 @@ func (t *Table) remove(b *batch, p *port, g *backend) {
 // fill gives a backend the endpoints that are wanted. Those that stay keep their slots; new ones take the
 // slots of those that go, and the last ones the slots that are free then.
 func (t *Table) fill(b *batch, p *port, g *backend, want Backend) {
-	wanted := map[netip.AddrPort]bool{}
-	for _, e := range want.Endpoints {
-		if len(wanted) < MaxEndpoints && g.number != 0 {
-			wanted[e] = true
-		}
+	var endpoints []netip.AddrPort
+	if g.number != 0 {
+		endpoints = firstDistinct(want.Endpoints)
 	}
 	before := backend{number: g.number}
 	if !b.Whole() {
@@ -251,18 +249,23 @@ func (t *Table) fill(b *batch, p *port, g *backend, want Backend) {
 		}
 	}
 	var free []int
-	for slot, e := range g.slots {
-		if wanted[e] {
-			delete(wanted, e)
-		} else {
-			free = append(free, slot)
+	if len(g.slots) == 0 { // a new backend
+		g.slots = make([]netip.AddrPort, 0, len(endpoints))
+	} else {
+		wanted := make(map[netip.AddrPort]bool, len(endpoints))
+		for _, e := range endpoints {
+			wanted[e] = true
 		}
+		for slot, e := range g.slots {
+			if wanted[e] {
+				delete(wanted, e)
+			} else {
+				free = append(free, slot)
+			}
+		}
+		endpoints = slices.DeleteFunc(endpoints, func(e netip.AddrPort) bool { return !wanted[e] })
 	}
-	for _, e := range want.Endpoints { // in the caller's order
-		if !wanted[e] {
-			continue
-		}
-		delete(wanted, e)
+	for _, e := range endpoints {
 		slot := len(g.slots)
 		if len(free) > 0 {
 			slot, free = free[0], free[1:]
@@ -291,10 +294,33 @@ func (t *Table) fill(b *batch, p *port, g *backend, want Backend) {
 	g.kind = kind
 	if created {
 		c := t.kinds.chain(p.family, kind)
-		b.AddChain(c)
+		b.addChain(c)
 		b.Put(p.leads(kind, c.Name))
 	}
 	b.replace(p, &before, g)
+}
+
+// firstDistinct returns the first MaxEndpoints of a list, each once, in a list of its own.
+func firstDistinct(all []netip.AddrPort) []netip.AddrPort {
+	const few = 16 // a map would take longer
+	first := make([]netip.AddrPort, 0, min(len(all), MaxEndpoints))
+	var seen map[netip.AddrPort]bool
+	if len(all) > few {
+		seen = make(map[netip.AddrPort]bool, len(all))
+	}
+	for _, e := range all {
+		if len(first) == MaxEndpoints {
+			break
+		}
+		if seen == nil && slices.Contains(first, e) || seen[e] {
+			continue
+		}
+		first = append(first, e)
+		if seen != nil {
+			seen[e] = true
+		}
+	}
+	return first
 }
 
 // nextID returns an id that no endpoint of the backend has. It is not soon one that another had: a client that is
@@ -328,6 +354,9 @@ func (t *Table) show(b *batch, k Key, p *port, i int, f Frontend) {
 		return
 	}
 	t.owners[a], p.shown[i] = k, true
+	if b.Whole() {
+		return
+	}
 	for e := range p.frontend(f) {
 		b.Put(e)
 	}

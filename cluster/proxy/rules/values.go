@@ -3,8 +3,6 @@ package rules
 import (
 	"encoding/binary"
 	"net/netip"
-
-	"github.com/coracle-project/coracle/cluster/nftable"
 )
 
 // The maps of destinations say what happens to a connection. While the chains choose an endpoint, the packet has that as its
@@ -36,15 +34,17 @@ func native2(v, w uint32) string {
 
 func destination(a netip.AddrPort) string {
 	var room [20]byte
-	b := room[:0]
-	if a.Addr().Is4() {
-		ip := a.Addr().As4()
-		b = append(b, ip[:]...)
-	} else {
-		ip := a.Addr().As16()
-		b = append(b, ip[:]...)
-	}
+	b := appendAddress(room[:0], a.Addr())
 	return string(append(binary.BigEndian.AppendUint16(b, a.Port()), 0, 0))
+}
+
+func appendAddress(b []byte, a netip.Addr) []byte {
+	if a.Is4() {
+		ip := a.As4()
+		return append(b, ip[:]...)
+	}
+	ip := a.As16()
+	return append(b, ip[:]...)
 }
 
 func fromDestination(s string) netip.AddrPort {
@@ -63,11 +63,13 @@ type address struct {
 
 // key is the address in the maps.
 func (a address) key() string {
-	k := nftable.Field8(a.protocol) + nftable.Field16(a.port)
+	var room [24]byte
+	b := room[:0]
 	if a.addr.IsValid() {
-		k = nftable.Field(a.addr) + k
+		b = appendAddress(b, a.addr)
 	}
-	return k
+	b = append(b, a.protocol, 0, 0, 0)
+	return string(append(binary.BigEndian.AppendUint16(b, a.port), 0, 0))
 }
 
 // numbers hands out the numbers of backends. A number is not used again soon: a packet may have it still.

@@ -17,7 +17,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
-	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/cluster/internal/netspace"
 )
 
 // Addresses of the node and of the machine outside, on one network.
@@ -93,17 +94,9 @@ func furnish(t testing.TB, node Space) *Node {
 
 func newSpace(t testing.TB, name string) Space {
 	s := Space{t: t, Name: name}
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread is not used again
-		err := unix.Unshare(unix.CLONE_NEWNET)
-		if err == nil {
-			s.ns, err = netns.Get()
-		}
-		done <- err
-	}()
-	if err := <-done; err != nil {
-		t.Fatalf("make a network namespace, which takes root: %v", err)
+	var err error
+	if s.ns, err = netspace.New(); err != nil {
+		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = s.ns.Close() })
 	s.Within(func() { s.run("ip link set lo up") })
