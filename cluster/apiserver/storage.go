@@ -94,7 +94,7 @@ func openStore(ctx context.Context, o *Options, served *serverstorage.ResourceCo
 }
 
 func (s *store) embedded(ctx context.Context, o *Options) error {
-	server, err := etcd.Start(ctx, o.Root, o.State)
+	server, err := etcd.Start(ctx, etcd.Options{Dir: o.Root, State: o.State})
 	if err != nil {
 		return err
 	}
