@@ -137,6 +137,12 @@ func (b *build) configure(ctx context.Context) error {
 	port := b.listener.Addr().(*net.TCPAddr).Port
 	c.ExternalAddress = net.JoinHostPort(b.addresses.public.String(), strconv.Itoa(port))
 	c.AddHealthChecks(b.store.health())
+	if e := b.store.encryption; e != nil { // a KMS plugin's end is no reason to start the server again
+		c.HealthzChecks, c.ReadyzChecks = append(c.HealthzChecks, e), append(c.ReadyzChecks, e)
+	}
+	if err := b.audit(); err != nil {
+		return err
+	}
 
 	b.describe()
 	pki := b.options.PKI

@@ -54,13 +54,24 @@ type Options struct {
 	// ExtraSchemes know their types.
 	ExtraAPIGroups []func(*genericapiserver.GenericAPIServer) error
 	ExtraSchemes   []*runtime.Scheme
-	// PodsHealth is told whether pods reach the server; it may be nil.
-	PodsHealth *health.Part
+	// PodsHealth is told whether pods reach the server, StoreHealth whether the etcd in this process accepts writes;
+	// they may be nil.
+	PodsHealth, StoreHealth *health.Part
+	// EtcdQuota is how many bytes the database of the etcd in this process may have, etcd.DefaultQuota if 0.
+	EtcdQuota int64
+	// EncryptionConfig is the file of an EncryptionConfiguration. Without it objects are stored as they are.
+	EncryptionConfig string
+	// Audit says which requests are recorded.
+	Audit AuditOptions
+	// Version is this release of Coracle, such as v1.2.3, for a later start of another.
+	Version string
 
 	// seats is how many requests are worked on at a time, 600 by default; bodyLimit is how long a request's body
-	// may take to arrive. For tests.
+	// may take to arrive. For tests, as the next.
 	seats     int
 	bodyLimit time.Duration
+	// compactEvery is how often old versions are dropped, the constant of that name by default.
+	compactEvery time.Duration
 	// inspect is shown what the server was built from; for generating OpenAPI documents.
 	inspect func(*build)
 }
@@ -82,6 +93,9 @@ func (o *Options) complete() (addresses, error) {
 	}
 	if o.bodyLimit == 0 {
 		o.bodyLimit = bodyLimit
+	}
+	if o.compactEvery == 0 {
+		o.compactEvery = compactEvery
 	}
 	for _, file := range []string{o.TokenFile, o.EtcdCA, o.EtcdCert, o.EtcdKey} {
 		if file == "" {

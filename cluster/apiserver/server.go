@@ -164,7 +164,7 @@ func (s *Server) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer store.close()
+	defer store.shut()
 	store.caches, s.caches.compact = &s.caches, store.compact
 	b := &build{
 		options: &s.options, addresses: s.addresses, listener: listener, store: store, served: served,

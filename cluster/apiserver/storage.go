@@ -26,12 +26,12 @@ import (
 	etcdfeature "k8s.io/apiserver/pkg/storage/feature"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
-	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 	"k8s.io/kubernetes/pkg/apis/core"
 	"k8s.io/kubernetes/pkg/apis/events"
 
+	"github.com/coracle-project/coracle/cluster/apiserver/dataversion"
 	"github.com/coracle-project/coracle/cluster/apiserver/etcd"
 )
 
@@ -70,7 +70,9 @@ type store struct {
 	// compact has the compactor not wait for its interval to end; nil for another etcd.
 	compact func()
 	caches  *caches
-	// close stops what was started, when no storage is used any more.
+	// encryption is nil if objects are stored as they are.
+	encryption *encryption
+	// close stops etcd and what was started with it.
 	close func()
 	// stopped is closed when the etcd in this process has stopped; nil for another.
 	stopped <-chan struct{}
@@ -84,18 +86,41 @@ func openStore(ctx context.Context, o *Options, served *serverstorage.ResourceCo
 	if len(o.EtcdServers) > 0 {
 		open = s.external
 	}
+	if o.EncryptionConfig != "" {
+		var err error
+		if s.encryption, err = openEncryption(ctx, o.EncryptionConfig); err != nil {
+			return nil, err
+		}
+	}
 	if err := open(ctx, o); err != nil {
+		s.closeEncryption()
+		return nil, err
+	}
+	if err := s.claim(ctx, dataversion.Own(o.Version)); err != nil {
+		s.shut()
 		return nil, err
 	}
 	f := serverstorage.NewDefaultStorageFactory(s.config, runtime.ContentTypeProtobuf, legacyscheme.Codecs,
 		serverstorage.NewDefaultResourceEncodingConfig(legacyscheme.Scheme), served, specialPrefixes)
 	f.AddCohabitatingResources(core.Resource("events"), events.Resource("events"))
-	s.factory = f
+	s.factory = encryptedFactory{f, s}
 	return s, nil
 }
 
+// shut closes the store when no storage is used any more.
+func (s *store) shut() {
+	s.close()
+	s.closeEncryption()
+}
+
+func (s *store) closeEncryption() {
+	if s.encryption != nil {
+		s.encryption.close()
+	}
+}
+
 func (s *store) embedded(ctx context.Context, o *Options) error {
-	server, err := etcd.Start(ctx, o.Root, o.State)
+	server, err := etcd.Start(ctx, etcd.Options{Dir: o.Root, State: o.State, Quota: o.EtcdQuota, Health: o.StoreHealth})
 	if err != nil {
 		return err
 	}
@@ -104,7 +129,7 @@ func (s *store) embedded(ctx context.Context, o *Options) error {
 	s.config.CompactionInterval = 0
 	s.direct, s.probe, s.stopped = server.Client, server.Client(), server.Stopped()
 	hurried := &hurriedClock{}
-	compactor := etcd3.NewCompactor(s.probe, compactEvery, hurried, nil)
+	compactor := etcd3.NewCompactor(s.probe, o.compactEvery, hurried, nil)
 	s.compactor, s.compact = compactor, hurried.hurry
 	s.close = func() {
 		compactor.Stop()
@@ -118,7 +143,7 @@ func (s *store) embedded(ctx context.Context, o *Options) error {
 func (s *store) external(ctx context.Context, o *Options) error {
 	s.config.Transport.ServerList = o.EtcdServers
 	s.config.Transport.TrustedCAFile, s.config.Transport.CertFile, s.config.Transport.KeyFile = o.EtcdCA, o.EtcdCert, o.EtcdKey
-	s.config.CompactionInterval = compactEvery
+	s.config.CompactionInterval = o.compactEvery
 	config := clientv3.Config{Endpoints: o.EtcdServers, DialTimeout: dialTimeout, Logger: zap.NewNop()}
 	if o.EtcdCA != "" || o.EtcdCert != "" {
 		info := transport.TLSInfo{TrustedCAFile: o.EtcdCA, CertFile: o.EtcdCert, KeyFile: o.EtcdKey}
@@ -179,10 +204,7 @@ func (s *store) decorator(behindCache bool) generic.StorageDecorator {
 	return func(config *storagebackend.ConfigForResource, prefix string, key func(runtime.Object) (string, error),
 		newObject, newList func() runtime.Object, attributes storage.AttrFunc, triggers storage.IndexerFuncs, indexers *cache.Indexers,
 	) (storage.Interface, factory.DestroyFunc, error) {
-		open := generic.NewRawStorage
-		if s.direct != nil {
-			open = s.openDirect
-		}
+		open := s.open
 		if !behindCache {
 			raw, closeRaw, err := open(config, newObject, newList, prefix)
 			return raw, sync.OnceFunc(closeRaw), err // each subresource calls it
@@ -215,6 +237,17 @@ func (s *store) decorator(behindCache bool) generic.StorageDecorator {
 	}
 }
 
+// open opens a resource's storage, without a watch cache.
+func (s *store) open(config *storagebackend.ConfigForResource, newObject, newList func() runtime.Object, prefix string,
+) (storage.Interface, factory.DestroyFunc, error) {
+	open := generic.NewRawStorage
+	if s.direct != nil {
+		open = s.openDirect
+	}
+	raw, closeRaw, err := open(config, newObject, newList, prefix)
+	return fullTold{raw}, closeRaw, err
+}
+
 // openDirect is generic.NewRawStorage for the etcd in this process.
 func (s *store) openDirect(config *storagebackend.ConfigForResource, newObject, newList func() runtime.Object, prefix string,
 ) (storage.Interface, factory.DestroyFunc, error) {
@@ -222,7 +255,7 @@ func (s *store) openDirect(config *storagebackend.ConfigForResource, newObject, 
 	client.Kubernetes = client
 	versioner := storage.APIObjectVersioner{}
 	raw, err := etcd3.New(client, s.compactor, config.Codec, newObject, newList, config.Prefix, prefix, config.GroupResource,
-		identity.NewEncryptCheckTransformer(), config.LeaseManagerConfig, etcd3.NewDefaultDecoder(config.Codec, versioner), versioner)
+		config.Transformer, config.LeaseManagerConfig, etcd3.NewDefaultDecoder(config.Codec, versioner), versioner)
 	if err != nil {
 		_ = client.Close()
 		return nil, nil, err
@@ -239,7 +272,7 @@ type custom struct{ *store }
 // GetRESTOptions implements generic.RESTOptionsGetter.
 func (c custom) GetRESTOptions(resource schema.GroupResource, _ runtime.Object) (generic.RESTOptions, error) {
 	config := c.config
-	config.Codec = unstructured.UnstructuredJSONScheme
+	config.Codec, config.Transformer = unstructured.UnstructuredJSONScheme, c.transformer(resource)
 	return c.options(config.ForResource(resource), resource.Group+"/"+resource.Resource, true), nil
 }
 
@@ -249,6 +282,6 @@ type definitions struct{ *store }
 // GetRESTOptions implements generic.RESTOptionsGetter.
 func (d definitions) GetRESTOptions(resource schema.GroupResource, _ runtime.Object) (generic.RESTOptions, error) {
 	config := d.config
-	config.Codec = apiextensions.Codecs.LegacyCodec(apiextensionsv1.SchemeGroupVersion)
+	config.Codec, config.Transformer = apiextensions.Codecs.LegacyCodec(apiextensionsv1.SchemeGroupVersion), d.transformer(resource)
 	return d.options(config.ForResource(resource), resource.Group+"/"+resource.Resource, true), nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"runtime/debug"
@@ -38,6 +39,16 @@ func lockDirectory(dir string) (*os.File, error) {
 	return f, nil
 }
 
+// Lock keeps other processes from using the etcd with its data in dir/etcd until it is closed. Its error names the one
+// that does.
+func Lock(dir string) (io.Closer, error) {
+	dir = filepath.Join(dir, "etcd")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	return lockDirectory(dir)
+}
+
 // whole says whether both halves of etcd's data are there, or none. With a database but no log, etcd
 // would begin a new log, and skip all writes until its index has come to the database's.
 func whole(dir string) error {
@@ -67,7 +78,7 @@ func opens(db string) (err error) {
 	if err != nil {
 		return err
 	}
-	return opened.Close()
+	return errors.Join(notNewer(opened), opened.Close())
 }
 
 // compare finds a log whose end is lost, which looks to etcd like one that ends sooner: a leader commits the
@@ -123,6 +134,9 @@ func startGuarded(c *embed.Config, j *journal) (*embed.Etcd, error) {
 func damaged(dir string, err error) error {
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) || errors.Is(err, unix.EROFS) {
 		return fmt.Errorf("etcd cannot use %s: %w", dir, err)
+	}
+	if errors.Is(err, ErrNewer) {
+		return fmt.Errorf("the cluster's data in %s cannot be used: %w; install the release that ran last again, or go back to a snapshot of before: 'coracle snapshot restore FILE'", dir, err)
 	}
 	return fmt.Errorf("the cluster's data in %s cannot be read, it seems damaged (%w); put a copy of the directory back, or move it away to begin with an empty cluster", dir, err)
 }

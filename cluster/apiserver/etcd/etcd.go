@@ -6,6 +6,9 @@
 // function calls ([Server.Client]): no sockets, no gRPC framing. A unix socket is there too, for
 // etcdctl and for the few places in upstream's code that insist on dialling.
 //
+// Old versions of objects are dropped by the API server, every five minutes. The file is written again when most of
+// it is free, and when it has reached its quota, room is made at the first write that is refused (space.go).
+//
 // It is tuned for one node: nobody has to catch up from its log, so little of it is kept in memory;
 // its log goes to slog, warnings and worse only. What etcd would answer with a panic or by ending
 // the process (a damaged log or database) is an error of [Start] here.
@@ -19,6 +22,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -28,11 +32,14 @@ import (
 	"go.etcd.io/etcd/server/v3/proxy/grpcproxy/adapter"
 	"go.etcd.io/raft/v3"
 	"go.etcd.io/raft/v3/raftpb"
+	"google.golang.org/grpc"
+
+	"github.com/coracle-project/coracle/cluster/health"
 )
 
 const (
-	// quota is the size of the database above which etcd refuses writes.
-	quota = 4 << 30
+	// DefaultQuota is the size of the database above which etcd refuses writes.
+	DefaultQuota = 4 << 30
 	// startLimit bounds how long a start may take: replaying the log of a crashed server is the
 	// slowest part and is bounded by snapshotEvery.
 	startLimit = time.Minute
@@ -54,23 +61,46 @@ const (
 	maxSocketPath = 107
 )
 
+// Options say where a server keeps its data.
+type Options struct {
+	// Dir has the data in its directory etcd, State the socket.
+	Dir, State string
+	// Quota is how many bytes the database may have, DefaultQuota if 0.
+	Quota int64
+	// Health is told whether writes are accepted; it may be nil.
+	Health *health.Part
+
+	// pause is between tries to make room, roomEvery if 0; for tests.
+	pause time.Duration
+}
+
+func (o *Options) quota() int64 {
+	if o.Quota == 0 {
+		return DefaultQuota
+	}
+	return o.Quota
+}
+
 // Server is a running etcd.
 type Server struct {
 	// Endpoint is where other processes, and upstream's code, can dial it.
 	Endpoint string
 
 	etcd    *embed.Etcd
+	space   *space
 	lock    *os.File
 	journal *journal
 	// behind gets an error if the log ends before the database.
 	behind chan error
 }
 
-// Start starts etcd with its data in dir/etcd and its socket in state, and waits until it serves.
-// The caller closes it.
-func Start(ctx context.Context, dir, state string) (*Server, error) {
-	dir = filepath.Join(dir, "etcd")
-	socket := filepath.Join(state, "etcd.sock")
+// Socket is where the server whose socket is in state can be dialled.
+func Socket(state string) string { return filepath.Join(state, "etcd.sock") }
+
+// Start starts etcd and waits until it serves. The caller closes it.
+func Start(ctx context.Context, o Options) (*Server, error) {
+	dir, state := filepath.Join(o.Dir, "etcd"), o.State
+	socket := Socket(state)
 	if len(socket) > maxSocketPath {
 		return nil, fmt.Errorf("the path of etcd's socket %s is %d bytes long, and a socket's can have %d; choose a shorter --state", socket, len(socket), maxSocketPath)
 	}
@@ -87,7 +117,9 @@ func Start(ctx context.Context, dir, state string) (*Server, error) {
 	}
 	_ = os.Remove(socket) // left by a process that was killed; the lock says that none lives
 	s := &Server{Endpoint: "unix://" + socket, lock: lock, journal: newJournal(), behind: make(chan error, 1)}
-	c := config(dir, socket)
+	c := config(dir, socket, o.quota())
+	var snapshots sync.RWMutex
+	c.GRPCAdditionalServerOptions = []grpc.ServerOption{grpc.ChainStreamInterceptor(sending(&snapshots))}
 	c.ZapLoggerBuilder = embed.NewZapLoggerBuilder(s.journal.logger())
 	if err = whole(dir); err == nil {
 		s.etcd, err = startGuarded(c, s.journal)
@@ -105,6 +137,7 @@ func Start(ctx context.Context, dir, state string) (*Server, error) {
 	if err := s.serves(ctx, dir); err != nil {
 		return nil, err
 	}
+	s.space = keepSpace(ctx, s.etcd.Server, dir, &snapshots, o)
 	return s, nil
 }
 
@@ -168,7 +201,7 @@ func applied() bool {
 }
 
 // config returns the configuration of an etcd with its data in dir that listens on socket.
-func config(dir, socket string) *embed.Config {
+func config(dir, socket string, quota int64) *embed.Config {
 	c := embed.NewConfig()
 	c.Dir = dir
 	// It has no peers, and what it advertises (localhost, etcd's default) is never dialled: etcd
@@ -197,7 +230,7 @@ func config(dir, socket string) *embed.Config {
 func (s *Server) Client() *clientv3.Client {
 	server := s.etcd.Server
 	c := clientv3.NewCtxClient(context.Background(), clientv3.WithZapLogger(server.Logger()))
-	c.KV = clientv3.NewKVFromKVClient(adapter.KvServerToKvClient(v3rpc.NewQuotaKVServer(server)), c)
+	c.KV = clientv3.NewKVFromKVClient(adapter.KvServerToKvClient(noticing{v3rpc.NewQuotaKVServer(server), s.space.noticeFull}), c)
 	c.Lease = clientv3.NewLeaseFromLeaseClient(adapter.LeaseServerToLeaseClient(v3rpc.NewQuotaLeaseServer(server)), c, time.Second)
 	c.Watcher = clientv3.NewWatchFromWatchClient(adapter.WatchServerToWatchClient(v3rpc.NewWatchServer(server)), c)
 	c.Maintenance = clientv3.NewMaintenanceFromMaintenanceClient(
@@ -211,6 +244,9 @@ func (s *Server) Stopped() <-chan struct{} { return s.etcd.Server.StopNotify() }
 // Close stops the server, having written all that it acknowledged.
 func (s *Server) Close() {
 	s.journal.running.Store(false)
+	if s.space != nil {
+		s.space.close()
+	}
 	s.etcd.Close()
 	_ = s.lock.Close()
 }

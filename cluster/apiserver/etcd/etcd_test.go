@@ -27,7 +27,7 @@ func shortDir(t *testing.T) string {
 
 func start(t *testing.T, dir string) *Server {
 	t.Helper()
-	s, err := Start(t.Context(), dir, filepath.Join(dir, "run"))
+	s, err := Start(t.Context(), Options{Dir: dir, State: filepath.Join(dir, "run")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -120,13 +120,13 @@ func TestBadStarts(t *testing.T) {
 	t.Run("another process has the directory", func(t *testing.T) {
 		dir := shortDir(t)
 		defer start(t, dir).Close()
-		_, err := Start(t.Context(), dir, filepath.Join(dir, "other"))
+		_, err := Start(t.Context(), Options{Dir: dir, State: filepath.Join(dir, "other")})
 		if err == nil || !strings.Contains(err.Error(), "runs a cluster on") {
 			t.Errorf("error %v", err)
 		}
 	})
 	t.Run("socket path too long", func(t *testing.T) {
-		_, err := Start(t.Context(), shortDir(t), filepath.Join(t.TempDir(), strings.Repeat("x", 100)))
+		_, err := Start(t.Context(), Options{Dir: shortDir(t), State: filepath.Join(t.TempDir(), strings.Repeat("x", 100))})
 		if err == nil || !strings.Contains(err.Error(), "shorter --state") {
 			t.Errorf("error %v", err)
 		}
@@ -135,7 +135,7 @@ func TestBadStarts(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		dir := shortDir(t)
-		if s, err := Start(ctx, dir, filepath.Join(dir, "run")); err == nil {
+		if s, err := Start(ctx, Options{Dir: dir, State: filepath.Join(dir, "run")}); err == nil {
 			s.Close() // it was ready at once
 		}
 	})
@@ -177,7 +177,7 @@ func TestBadStarts(t *testing.T) {
 			_ = client.Close()
 			s.Close()
 			damage(t, filepath.Join(dir, "etcd", "member"))
-			s, err := Start(t.Context(), dir, filepath.Join(dir, "run"))
+			s, err := Start(t.Context(), Options{Dir: dir, State: filepath.Join(dir, "run")})
 			if err == nil {
 				s.Close()
 			}
@@ -235,7 +235,7 @@ func TestStartsWithALongLog(t *testing.T) {
 	s.Close()
 	const starts = 40
 	for i := range starts {
-		s, err := Start(t.Context(), dir, filepath.Join(dir, "run"))
+		s, err := Start(t.Context(), Options{Dir: dir, State: filepath.Join(dir, "run")})
 		if err != nil {
 			t.Fatalf("start %d: %v", i, err)
 		}

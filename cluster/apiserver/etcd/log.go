@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"sync/atomic"
 
+	etcderrors "go.etcd.io/etcd/server/v3/etcdserver/errors"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 )
@@ -81,6 +82,9 @@ func (c slogCore) Check(entry zapcore.Entry, checked *zapcore.CheckedEntry) *zap
 func (c slogCore) Write(entry zapcore.Entry, fields []zapcore.Field) error {
 	if entry.Level > zapcore.ErrorLevel {
 		return nil // the hook reports it
+	}
+	if errors.Is(withCause("", fields), etcderrors.ErrNoSpace) {
+		return nil // each write that is refused; that the store is full is told once
 	}
 	encoder := zapcore.NewMapObjectEncoder()
 	for _, f := range append(c.with[:len(c.with):len(c.with)], fields...) {

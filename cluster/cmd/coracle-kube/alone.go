@@ -31,6 +31,9 @@ func apiserverCommand() *cobra.Command {
 			if err := o.check(); err != nil {
 				return err
 			}
+			if err := o.finishRestore(); err != nil {
+				return err
+			}
 			bundle, err := o.credentials(hostname(), nil)
 			if err != nil {
 				return err

@@ -29,7 +29,7 @@ func TestWhatIsPrinted(t *testing.T) {
 	}{
 		{[]string{"--version"}, []string{"coracle-kube v0.0.0-dev (Kubernetes v"}},
 		{[]string{"--help"}, []string{"coracle-kube server --cri", "apiserver", "completion", "--log-level"}},
-		{[]string{"server", "--help"}, []string{"Examples:", "--root", "--state", "--bind-address", "--etcd-servers", "--static-pod-dir", "--token-file", "--service-cidr", "--load-balancer-cidr", "--load-balancer-interface"}},
+		{[]string{"server", "--help"}, []string{"Examples:", "--root", "--state", "--bind-address", "--etcd-servers", "--static-pod-dir", "--token-file", "--service-cidr", "--load-balancer-cidr", "--load-balancer-interface", "--audit-policy-file", "--audit-log-maxsize", "--encryption-provider-config", "--etcd-quota"}},
 		{[]string{"apiserver", "--help"}, []string{"Examples:", "--kubeconfig-out"}},
 		{[]string{"scheduler", "--help"}, []string{"Examples:", "--kubeconfig"}},
 		{[]string{"controllers", "--help"}, []string{"Examples:", "--cluster-ca"}},
@@ -41,6 +41,7 @@ func TestWhatIsPrinted(t *testing.T) {
 		{[]string{"policy", "remove", "--help"}, []string{"Examples:", "--table"}},
 		{[]string{"load-balancers", "--help"}, []string{"Examples:", "remove"}},
 		{[]string{"load-balancers", "remove", "--help"}, []string{"Examples:", "--sink"}},
+		{[]string{"snapshot", "--help"}, []string{"save", "check", "restore"}},
 		{[]string{"completion", "bash"}, []string{"bash completion"}},
 	} {
 		out, err := try(t, test.args...)
@@ -110,6 +111,14 @@ func TestWrongFlags(t *testing.T) {
 		{append([]string{"server", "--load-balancer-cidr", "many"}, node...), `--load-balancer-cidr: "many" is no range of addresses, such as 192.168.1.240/28`},
 		{append([]string{"server", "--load-balancer-cidr", "10.96.7.0/24"}, node...), "--load-balancer-cidr 10.96.7.0-10.96.7.255 overlaps --service-cidr 10.96.0.0/16"},
 		{append([]string{"server", "--check", "--load-balancer-interface", "eth0"}, node...), "--load-balancer-interface eth0 is for addresses of --load-balancer-cidr"},
+		{append([]string{"server", "--check", "--encryption-provider-config", file}, node...), "--encryption-provider-config " + file},
+		{append([]string{"server", "--encryption-provider-config", "/nonexistent"}, node...), "--encryption-provider-config: open /nonexistent"},
+		{append([]string{"server", "--check", "--audit-log-path", "/nonexistent"}, node...), "--audit-log-path records nothing without --audit-policy-file"},
+		{append([]string{"server", "--audit-log-path", "/nonexistent", "--audit-policy-file", file}, node...), "--audit-policy-file " + file},
+		{append([]string{"server", "--etcd-quota", "1Mi"}, node...), "a cluster needs at least 16Mi"},
+		{append([]string{"server", "--etcd-quota", "lots"}, node...), "invalid argument"},
+		{append([]string{"server", "--etcd-quota", "1Gi", "--etcd-servers", "http://127.0.0.1:1"}, node...), "--etcd-quota is for the built-in etcd"},
+		{[]string{"snapshot", "restore"}, "accepts 1 arg(s)"},
 		{[]string{"apiserver", "--token-file", "/nonexistent"}, "/nonexistent: no such file"},
 		{[]string{"apiserver", "--port", port}, "something listens on 127.0.0.1:" + port + " already; stop it, or choose another --port"},
 		{[]string{"scheduler"}, `required flag(s) "kubeconfig" not set`},

@@ -18,6 +18,7 @@ import (
 	metrics "k8s.io/metrics/pkg/apis/metrics/install"
 
 	"github.com/coracle-project/coracle/cluster/apiserver"
+	"github.com/coracle-project/coracle/cluster/apiserver/snapshot"
 	"github.com/coracle-project/coracle/cluster/health"
 	"github.com/coracle-project/coracle/cluster/kubelet"
 	"github.com/coracle-project/coracle/cluster/kubelet/eviction"
@@ -48,6 +49,8 @@ type apiOptions struct {
 	proxy             bool
 	externalIPs       bool
 	podsHealth        *health.Part // nil unless pods is set
+	storeHealth       *health.Part // nil unless a board shows it
+	protect           protection
 	policies          bool
 	balancers         balancerOptions
 }
@@ -64,6 +67,7 @@ func (o *apiOptions) define(f *pflag.FlagSet) {
 	f.StringVar(&o.etcdCA, "etcd-ca", "", "file with the CA of --etcd-servers")
 	f.StringVar(&o.etcdCert, "etcd-cert", "", "file with the client certificate for --etcd-servers")
 	f.StringVar(&o.etcdKey, "etcd-key", "", "file with the key of --etcd-cert")
+	o.protect.define(f)
 }
 
 // url is where clients on this machine reach the API.
@@ -73,6 +77,14 @@ func (o *apiOptions) url() string {
 		host = "127.0.0.1"
 	}
 	return "https://" + net.JoinHostPort(host, strconv.Itoa(o.port))
+}
+
+// finishRestore finishes or takes back a restore of a snapshot that was cut off, before anything reads what it replaces.
+func (o *apiOptions) finishRestore() error {
+	if len(o.etcdServers) > 0 {
+		return nil
+	}
+	return snapshot.Recover(o.root)
 }
 
 // credentials makes the cluster's credentials good.
@@ -94,7 +106,7 @@ func (o *apiOptions) check() error {
 	if err := apiserver.CheckListenPort(o.port); err != nil {
 		return fmt.Errorf("--port %w", err)
 	}
-	return o.balancers.check(o.serviceCIDR)
+	return errors.Join(o.balancers.check(o.serviceCIDR), o.protect.check(len(o.etcdServers) > 0))
 }
 
 // settings are the flags that say where the API server is and keeps things.
@@ -104,6 +116,8 @@ func (o *apiOptions) settings() apiserver.Options {
 		ServiceCIDR: o.serviceCIDR, TokenFile: o.tokenFile, HoldServiceAddress: o.pods != nil, Pods: o.pods, PodsHealth: o.podsHealth,
 		ClusterDomain: o.clusterDomain,
 		EtcdServers:   o.etcdServers, EtcdCA: o.etcdCA, EtcdCert: o.etcdCert, EtcdKey: o.etcdKey,
+		EtcdQuota: o.protect.quota, StoreHealth: o.storeHealth,
+		EncryptionConfig: o.protect.encryption, Audit: o.protect.audit, Version: version,
 	}
 }
 

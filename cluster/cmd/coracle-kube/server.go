@@ -86,12 +86,21 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions) err
 		}
 		n.ips = []string{ip}
 	}
+	if err := api.finishRestore(); err != nil {
+		return err
+	}
 	bundle, err := api.credentials(n.name, n.ips)
 	if err != nil {
 		return err
 	}
 	var board health.Board
 	api.podsHealth = board.Add("API for pods")
+	if len(api.etcdServers) == 0 {
+		api.storeHealth = board.Add("store")
+	}
+	if api.protect.audit.Enabled() {
+		api.protect.audit.Health = board.Add("audit log")
+	}
 	server, err := api.server(bundle)
 	if err != nil {
 		return err

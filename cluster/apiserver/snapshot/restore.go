@@ -1,0 +1,308 @@
+package snapshot
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"go.etcd.io/etcd/etcdutl/v3/snapshot"
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.uber.org/zap"
+	"k8s.io/client-go/util/keyutil"
+
+	"github.com/coracle-project/coracle/cluster/apiserver/dataversion"
+	"github.com/coracle-project/coracle/cluster/apiserver/etcd"
+)
+
+const (
+	// stagingName is the directory in which a restore is prepared, decidedName the one that a restore is
+	// finished from. intentName is in it.
+	stagingName = "restore.new"
+	decidedName = "restore"
+	intentName  = "intent.json"
+	// revisionBump is what etcd's documentation recommends for clusters of Kubernetes: more than a cluster writes in
+	// the time for which somebody goes back.
+	revisionBump = 1_000_000_000
+)
+
+// parts are what is put in place, below ROOT.
+var parts = append([]string{"etcd/member"}, keys...)
+
+// intent is what finishing a restore has to know.
+type intent struct {
+	// Keep is the directory for the data of before, below ROOT.
+	Keep string `json:"keep"`
+	Facts
+}
+
+// Result is what a restore did.
+type Result struct {
+	Facts
+	// Kept is where the data of before are, "" if there were none.
+	Kept string `json:"kept,omitempty"`
+}
+
+// Check reads a whole snapshot and says what is wrong with it, if anything.
+func Check(path string, progress Progress) (Facts, error) {
+	return open(path, "", func(Facts) error { return nil }, progress)
+}
+
+// open reads the file at path.
+func open(path, dir string, check func(Facts) error, progress Progress) (Facts, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return Facts{}, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return Facts{}, err
+	}
+	if !info.Mode().IsRegular() {
+		return Facts{}, fmt.Errorf("%s: %w: it is no file", path, ErrDamaged)
+	}
+	done := int64(0)
+	facts, err := read(f, dir, check, func(n int) {
+		done += int64(n)
+		progress(done, info.Size())
+	})
+	facts.Size = info.Size()
+	if err != nil {
+		return facts, fmt.Errorf("%s: %w", path, err)
+	}
+	return facts, nil
+}
+
+// Restore replaces the data of the cluster in root, if there are any, by those of the snapshot at path. own are the
+// versions of the program that is to use them. The cluster must not run.
+func Restore(ctx context.Context, root, path string, own dataversion.Versions, progress Progress) (Result, error) {
+	lock, err := etcd.Lock(root)
+	if err != nil {
+		return Result{}, fmt.Errorf("nothing was changed: %w", err)
+	}
+	defer lock.Close()
+	if err := recoverLocked(root); err != nil {
+		return Result{}, err
+	}
+	staging := filepath.Join(root, stagingName)
+	if err := os.Mkdir(staging, 0o700); err != nil {
+		return Result{}, fmt.Errorf("nothing was changed: %w", err)
+	}
+	step("staging made")
+	facts, err := stage(ctx, staging, path, own, progress)
+	keep := "before-restore-" + time.Now().UTC().Format("20060102T150405.000Z")
+	if err == nil {
+		err = decide(root, intent{Keep: keep, Facts: facts})
+	}
+	if err != nil {
+		return Result{}, errors.Join(fmt.Errorf("nothing was changed: %w", err), os.RemoveAll(staging))
+	}
+	step("decided")
+	if err := finish(root); err != nil {
+		return Result{}, err
+	}
+	result := Result{Facts: facts}
+	if kept := filepath.Join(root, keep); exists(kept) {
+		result.Kept = kept
+	}
+	return result, nil
+}
+
+// stage checks a snapshot and makes of it what is put in place.
+func stage(ctx context.Context, staging, path string, own dataversion.Versions, progress Progress) (Facts, error) {
+	facts, err := open(path, staging, func(f Facts) error {
+		return own.CanRead(dataversion.Versions{Coracle: f.Coracle, Kubernetes: f.Kubernetes})
+	}, progress)
+	if errors.Is(err, dataversion.ErrNewer) {
+		return facts, fmt.Errorf("%w; install that version, or choose an older snapshot", err)
+	}
+	if err != nil {
+		return facts, err
+	}
+	step("archive read")
+	for _, name := range keys {
+		if _, err := keyutil.PrivateKeyFromFile(filepath.Join(staging, name)); err != nil {
+			return facts, fmt.Errorf("%s: %w: %s: %w", path, ErrDamaged, name, err)
+		}
+	}
+	db := filepath.Join(staging, databaseName)
+	if err := etcd.CheckVersion(db); err != nil {
+		return facts, fmt.Errorf("%s: %w", path, err)
+	}
+	if err := ctx.Err(); err != nil {
+		return facts, err
+	}
+	if err := restoreEtcd(db, filepath.Join(staging, "etcd")); err != nil {
+		return facts, fmt.Errorf("%s: %w", path, err)
+	}
+	step("etcd restored")
+	return facts, errors.Join(os.Remove(db), ctx.Err())
+}
+
+// restoreEtcd makes etcd's directory of its snapshot, whose checksum it compares.
+func restoreEtcd(db, dir string) error {
+	c := embed.NewConfig()
+	var peers []string
+	for _, u := range c.AdvertisePeerUrls {
+		peers = append(peers, u.String())
+	}
+	return snapshot.NewV3(zap.NewNop()).Restore(snapshot.RestoreConfig{
+		SnapshotPath: db, Name: c.Name, OutputDataDir: dir, PeerURLs: peers, InitialCluster: c.InitialClusterFromName(c.Name),
+		InitialClusterToken: c.InitialClusterToken, RevisionBump: revisionBump, MarkCompacted: true,
+	})
+}
+
+// decide writes the intent and makes it count.
+func decide(root string, i intent) error {
+	staging := filepath.Join(root, stagingName)
+	data, err := json.Marshal(i)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(staging, intentName), data, 0o600); err != nil {
+		return err
+	}
+	step("intent written")
+	if err := syncTree(staging); err != nil {
+		return err
+	}
+	if err := os.Rename(staging, filepath.Join(root, decidedName)); err != nil {
+		return err
+	}
+	return syncDir(root)
+}
+
+// Recover finishes or takes back a restore that was cut off in the cluster's directory root. It is called before
+// anything reads the data. Without such a restore it only looks whether there is one.
+func Recover(root string) error {
+	if !exists(filepath.Join(root, stagingName)) && !exists(filepath.Join(root, decidedName)) {
+		return nil
+	}
+	lock, err := etcd.Lock(root)
+	if err != nil {
+		return fmt.Errorf("a restore is not finished: %w", err)
+	}
+	defer lock.Close()
+	return recoverLocked(root)
+}
+
+func recoverLocked(root string) error {
+	if err := os.RemoveAll(filepath.Join(root, stagingName)); err != nil {
+		return fmt.Errorf("take back a restore that was cut off: %w", err)
+	}
+	if !exists(filepath.Join(root, decidedName)) {
+		return nil
+	}
+	return finish(root)
+}
+
+// finish puts the parts of a decided restore in place. It may have been cut off anywhere before.
+func finish(root string) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("a restore in %s is not finished, the next start goes on with it: %w", root, err)
+		}
+	}()
+	decided := filepath.Join(root, decidedName)
+	data, err := os.ReadFile(filepath.Join(decided, intentName))
+	if err == nil {
+		var i intent
+		if err := json.Unmarshal(data, &i); err != nil {
+			return err
+		}
+		for _, part := range parts {
+			if err := replace(root, part, i.Keep); err != nil {
+				return err
+			}
+		}
+		// From here on all parts are in place, and only the directory is left to be removed.
+		err = os.Remove(filepath.Join(decided, intentName))
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	step("intent removed")
+	if err := os.RemoveAll(decided); err != nil {
+		return err
+	}
+	return syncDir(root)
+}
+
+// replace puts one part in place, unless that was done before. What was there is kept.
+func replace(root, part, keep string) error {
+	from, to := filepath.Join(root, decidedName, part), filepath.Join(root, part)
+	if !exists(from) {
+		return nil
+	}
+	kept := filepath.Join(root, keep, part)
+	for _, path := range []string{kept, to} {
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			return err
+		}
+	}
+	if exists(to) {
+		if err := os.Rename(to, kept); err != nil {
+			return err
+		}
+		step("old " + part + " moved")
+	} else {
+		_ = os.Remove(filepath.Dir(kept)) // if nothing is kept in it
+		_ = os.Remove(filepath.Join(root, keep))
+	}
+	if err := os.Rename(from, to); err != nil {
+		return err
+	}
+	step("new " + part + " moved")
+	var errs []error
+	for _, dir := range []string{filepath.Dir(kept), filepath.Join(root, keep), root, filepath.Dir(to)} {
+		if err := syncDir(dir); !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return !errors.Is(err, fs.ErrNotExist)
+}
+
+// syncTree makes sure that a directory with all that is in it is on disk.
+func syncTree(dir string) error {
+	var all []string
+	err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+		all = append(all, path)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	for _, path := range slices.Backward(all) {
+		if err := syncDir(path); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// syncDir makes sure that a directory, or a file, is on disk.
+func syncDir(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
+
+func dial(ctx context.Context, socket string) (io.Closer, error) {
+	d := net.Dialer{Timeout: dialTimeout}
+	return d.DialContext(ctx, "unix", socket)
+}

@@ -1,0 +1,164 @@
+package snapshot
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/cluster/apiserver/dataversion"
+	"github.com/coracle-project/coracle/cluster/apiserver/etcd"
+)
+
+// dialTimeout is how long an etcd that runs may take to answer.
+const dialTimeout = 5 * time.Second
+
+// Save writes a snapshot of the cluster in root into a new file at path. The cluster may run, with its socket in state;
+// if it does not, etcd is started for as long as it takes.
+func Save(ctx context.Context, root, state, path string, f Facts, progress Progress) (Facts, error) {
+	if _, err := os.Lstat(path); err == nil {
+		return f, fmt.Errorf("%s exists: choose another name, or remove it", path)
+	}
+	if _, err := os.Stat(database(root)); err != nil {
+		return f, fmt.Errorf("there is no cluster's data in %s: %w", root, err)
+	}
+	endpoint, stop, err := endpointOf(ctx, root, state)
+	if err != nil {
+		return f, err
+	}
+	defer stop()
+	client, err := clientv3.New(clientv3.Config{Endpoints: []string{endpoint}, DialTimeout: dialTimeout, Logger: zap.NewNop()})
+	if err != nil {
+		return f, fmt.Errorf("etcd at %s: %w", endpoint, err)
+	}
+	defer client.Close()
+
+	part, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".part-*") // of mode 0600
+	if err != nil {
+		return f, err
+	}
+	defer os.Remove(part.Name())
+	defer part.Close()
+	own := dataversion.Own(f.Coracle)
+	f.Format, f.Created, f.Kubernetes, f.Etcd = format, time.Now().UTC().Truncate(time.Second), own.Kubernetes, etcd.Version
+	if err := fill(ctx, part, client, root, f, progress); err != nil {
+		return f, fmt.Errorf("snapshot to %s: %w", path, err)
+	}
+	if f.Size, err = part.Seek(0, io.SeekEnd); err != nil {
+		return f, err
+	}
+	if err := errors.Join(ctx.Err(), part.Sync(), part.Close()); err != nil {
+		return f, err
+	}
+	if err := publish(part.Name(), path); err != nil {
+		return f, err
+	}
+	return f, syncDir(filepath.Dir(path))
+}
+
+func database(root string) string { return filepath.Join(root, "etcd", "member", "snap", "db") }
+
+// endpointOf returns where the cluster's etcd is reached, and starts it if it does not run.
+func endpointOf(ctx context.Context, root, state string) (endpoint string, stop func(), err error) {
+	socket := etcd.Socket(state)
+	if conn, err := dial(ctx, socket); err == nil {
+		_ = conn.Close()
+		return "unix://" + socket, func() {}, nil
+	}
+	short, err := os.MkdirTemp("", "coracle-etcd-") // a socket's path is short
+	if err != nil {
+		return "", nil, err
+	}
+	remove := func() { _ = os.RemoveAll(short) }
+	if err := Recover(root); err != nil {
+		remove()
+		return "", nil, err
+	}
+	server, err := etcd.Start(ctx, etcd.Options{Dir: root, State: short})
+	if err != nil {
+		remove()
+		return "", nil, err
+	}
+	return server.Endpoint, func() { server.Close(); remove() }, nil
+}
+
+// fill writes the archive.
+func fill(ctx context.Context, w io.Writer, client *clientv3.Client, root string, f Facts, progress Progress) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := pb.NewMaintenanceClient(client.ActiveConnection()).Snapshot(ctx, &pb.SnapshotRequest{})
+	if err != nil {
+		return err
+	}
+	first, err := stream.Recv()
+	if err != nil {
+		return err
+	}
+	const sum = 32 // the SHA-256 that etcd sends last, and does not count
+	size := int64(len(first.Blob)) + int64(first.RemainingBytes) + sum
+	done := int64(0)
+	a, err := newArchive(w, f, func(n int) {
+		done += int64(n)
+		progress(min(done, size), size)
+	})
+	if err != nil {
+		return err
+	}
+	if err := a.add(databaseName, size, &blobs{stream: stream, rest: first.Blob}); err != nil {
+		return err
+	}
+	for _, name := range keys {
+		data, err := os.ReadFile(filepath.Join(root, name))
+		if err != nil {
+			return err
+		}
+		if err := a.add(name, int64(len(data)), bytes.NewReader(data)); err != nil {
+			return err
+		}
+	}
+	return a.close()
+}
+
+// blobs reads what etcd sends.
+type blobs struct {
+	stream pb.Maintenance_SnapshotClient
+	rest   []byte
+}
+
+func (b *blobs) Read(p []byte) (int, error) {
+	for len(b.rest) == 0 {
+		message, err := b.stream.Recv()
+		if err != nil {
+			return 0, err // io.EOF after the last
+		}
+		b.rest = message.Blob
+	}
+	n := copy(p, b.rest)
+	b.rest = b.rest[n:]
+	return n, nil
+}
+
+// publish gives a file its name, unless there is one of that name.
+func publish(from, to string) error {
+	err := unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, unix.RENAME_NOREPLACE)
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSYS) { // the file system cannot
+		if _, err := os.Lstat(to); !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("%s: %w", to, errors.Join(err, fs.ErrExist))
+		}
+		return os.Rename(from, to)
+	}
+	if err != nil {
+		return &os.LinkError{Op: "rename", Old: from, New: to, Err: err}
+	}
+	return nil
+}

@@ -1,0 +1,210 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/coracle-project/coracle/internal/privatedir"
+)
+
+// snapshotFacts are what the cluster process's program says of a snapshot.
+type snapshotFacts struct {
+	File       string            `json:"file"`
+	Created    time.Time         `json:"created"`
+	Coracle    string            `json:"coracle,omitempty"`
+	Kubernetes string            `json:"kubernetes"`
+	Etcd       string            `json:"etcd"`
+	Settings   map[string]string `json:"settings,omitempty"`
+	Size       int64             `json:"size"`
+	// Kept is where a restore has left the data of before.
+	Kept string `json:"kept,omitempty"`
+	// Up is the command that starts the cluster after a restore.
+	Up string `json:"up,omitempty"`
+}
+
+func snapshotCommand(p *place) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "snapshot",
+		Short: "write the cluster's data into a file, and put them back",
+		Long: `A snapshot is one file with what cannot be made again: all objects of the cluster, the key of its certificate
+authority and the key of its service accounts. It has all Secrets in it: keep it as you keep them. Images, volumes
+and logs are not in it, nor is the file of --encryption-provider-config.`,
+		Example: `  coracle snapshot save /backup/monday.snapshot
+  coracle snapshot check /backup/monday.snapshot
+  coracle down && coracle snapshot restore /backup/monday.snapshot && coracle up`,
+	}
+	cmd.AddCommand(snapshotSaveCommand(p), snapshotCheckCommand(p), snapshotRestoreCommand(p))
+	return cmd
+}
+
+func snapshotSaveCommand(p *place) *cobra.Command {
+	return snapshotVerb(p, &cobra.Command{
+		Use:   "save FILE",
+		Short: "write a snapshot into a new file",
+		Long: `Write a snapshot into a new file, which only its owner may read. The cluster may run, and goes on meanwhile; a snapshot
+has all that was written before it began. A file of that name must not exist.`,
+		Example: `  coracle snapshot save /backup/$(date +%F).snapshot
+  coracle snapshot save /backup/now.snapshot -o json`,
+	}, saveSnapshot, func(w io.Writer, f snapshotFacts) {
+		_, _ = fmt.Fprintf(w, "%s has the cluster of %s, %s\n", f.File, f.Created.Local().Format(time.DateTime), human(f.Size))
+	})
+}
+
+func snapshotCheckCommand(p *place) *cobra.Command {
+	return snapshotVerb(p, &cobra.Command{
+		Use:     "check FILE",
+		Short:   "read a whole snapshot, and say what is wrong with it, if anything",
+		Example: "  coracle snapshot check /backup/monday.snapshot",
+	}, func(ctx context.Context, p place, bar *progress, file string) (snapshotFacts, error) {
+		return p.snapshotTool(ctx, bar, "check", file)
+	}, func(w io.Writer, f snapshotFacts) {
+		_, _ = fmt.Fprintf(w, "%s is whole: the cluster of %s, written by Coracle %s (Kubernetes %s, etcd %s), %s\n", f.File,
+			f.Created.Local().Format(time.DateTime), f.Coracle, f.Kubernetes, f.Etcd, human(f.Size))
+	})
+}
+
+func snapshotRestoreCommand(p *place) *cobra.Command {
+	return snapshotVerb(p, &cobra.Command{
+		Use:   "restore FILE",
+		Short: "replace the cluster's data by those of a snapshot; the cluster must not run",
+		Long: `Replace the cluster's data by those of a snapshot, or make a cluster of it in a directory or on a machine that has
+none. The cluster must not run. The file is checked before anything is changed. The data of before are kept, in a
+directory that is named. Tokens and client certificates that were handed out before the snapshot are good again.
+
+When it is cut off, even by the machine's end, the data are either the old or the new ones: the next start of the
+cluster finishes or undoes it.`,
+		Example: `  coracle down
+  coracle snapshot restore /backup/monday.snapshot
+  coracle up
+  coracle snapshot restore --root /srv/coracle /backup/monday.snapshot   # another cluster of it`,
+	}, restoreSnapshot, func(w io.Writer, f snapshotFacts) {
+		_, _ = fmt.Fprintf(w, "the cluster is that of %s\n", f.Created.Local().Format(time.DateTime))
+		if f.Kept != "" {
+			_, _ = fmt.Fprintf(w, "the data of before are in %s: remove it when nobody needs them\n", f.Kept)
+		}
+		_, _ = fmt.Fprintf(w, "start it with: %s\n", f.Up)
+	})
+}
+
+// snapshotVerb completes a command that has a file for its argument.
+func snapshotVerb(p *place, cmd *cobra.Command, act func(ctx context.Context, p place, bar *progress, file string) (snapshotFacts, error),
+	tell func(io.Writer, snapshotFacts),
+) *cobra.Command {
+	var format output
+	verb := cmd.Name()
+	cmd.Args = cobra.ExactArgs(1)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if err := format.check(); err != nil {
+			return err
+		}
+		if os.Geteuid() != 0 {
+			return fmt.Errorf("snapshot %s: the cluster's data belong to root: use sudo", verb)
+		}
+		ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGTERM, syscall.SIGINT)
+		defer stop()
+		file, err := filepath.Abs(args[0])
+		if err != nil {
+			return err
+		}
+		bar := newProgress(cmd.ErrOrStderr(), verb)
+		facts, err := act(ctx, *p, bar, file)
+		bar.abort()
+		if err != nil {
+			return fmt.Errorf("snapshot %s: %w", verb, err)
+		}
+		facts.File = file
+		return format.print(cmd.OutOrStdout(), facts, func(w io.Writer) { tell(w, facts) })
+	}
+	format.define(cmd)
+	return cmd
+}
+
+// check refuses a form that print does not know, before anything is done.
+func (o output) check() error {
+	if !slices.Contains([]output{"json", "yaml", "table"}, o) {
+		return o.unknown()
+	}
+	return nil
+}
+
+func saveSnapshot(ctx context.Context, p place, bar *progress, file string) (snapshotFacts, error) {
+	o := remembered(p)
+	if err := o.builtInEtcd(); err != nil {
+		return snapshotFacts{}, err
+	}
+	var settings []string
+	for flag, value := range map[string]string{"service-cidr": o.ServiceCIDR, "cluster-domain": o.ClusterDomain, "node-name": o.Node} {
+		if value != "" {
+			settings = append(settings, "--setting", flag+"="+value)
+		}
+	}
+	return p.snapshotTool(ctx, bar, "save", file, settings...)
+}
+
+// builtInEtcd refuses what cannot be done with an etcd of others.
+func (o upOptions) builtInEtcd() error {
+	if len(o.Etcd) == 0 {
+		return nil
+	}
+	return fmt.Errorf("this cluster keeps its data in the etcd at %s: use 'etcdctl snapshot' there", o.Etcd[0])
+}
+
+func restoreSnapshot(ctx context.Context, p place, bar *progress, file string) (snapshotFacts, error) {
+	if err := privatedir.Make(p.root); err != nil {
+		return snapshotFacts{}, err
+	}
+	release, err := p.exclusive(ctx)
+	if err != nil {
+		return snapshotFacts{}, err
+	}
+	defer release()
+	o := remembered(p)
+	if err := o.builtInEtcd(); err != nil {
+		return snapshotFacts{}, err
+	}
+	pid, err := holder(p.supervisor())
+	if err != nil {
+		return snapshotFacts{}, err
+	}
+	if pid != 0 {
+		return snapshotFacts{}, fmt.Errorf("the cluster runs; nothing was changed: 'coracle down%s' first, which ends its pods", p.flags())
+	}
+	facts, err := p.snapshotTool(ctx, bar, "restore", file)
+	if err != nil {
+		return snapshotFacts{}, err
+	}
+	facts.Up = "coracle up" + p.flags() + o.different(facts.Settings)
+	return facts, nil
+}
+
+// different is what has to be given to up for a cluster that had these settings, which are not those that up has
+// remembered, nor its defaults.
+func (o upOptions) different(settings map[string]string) (flags string) {
+	host, _ := os.Hostname() // without one, up has to be given it
+	host = strings.ToLower(host)
+	for _, each := range [][3]string{
+		{"service-cidr", o.ServiceCIDR, defaultServices}, {"cluster-domain", o.ClusterDomain, ""}, {"node-name", o.Node, host},
+	} {
+		flag, now, byDefault := each[0], each[1], each[2]
+		if now == "" {
+			now = byDefault
+		}
+		if was := settings[flag]; was != "" && was != now {
+			flags += fmt.Sprintf(" --%s %s", flag, was)
+		}
+	}
+	return flags
+}
+
+var errNoResult = errors.New("coracle-kube ended without a result")
