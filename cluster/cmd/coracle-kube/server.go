@@ -109,14 +109,12 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions) err
 		controllers.Run(ctx, control)
 		return nil
 	}}
-	var policies kubelet.Policies
-	var enforced *policy.Policy
+	var policies *policy.Policy
 	if api.policies {
-		enforce, err := newPolicy(server, api, n, board.Add("network policies"))
-		if err != nil {
+		if policies, err = newPolicy(server, api, n, board.Add("network policies")); err != nil {
 			return err
 		}
-		parts, policies, enforced = append(parts, enforce.Run), enforce, enforce
+		parts = append(parts, policies.Run)
 	} else if err := policy.Cleanup(policyTable(api.port)); err != nil { // of a run with them
 		slog.Warn("rules of network policies of an earlier run are left", "err", err)
 	}
@@ -154,7 +152,7 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions) err
 	if speak != nil {
 		parts = append(parts, speak)
 	}
-	more := map[string]http.Handler{healthPath: showHealth(&board), whyPath: answerWhy(newAsker(server.Informers(), n.name, n.domain, api.serviceCIDR, routes, names, enforced))}
+	more := map[string]http.Handler{healthPath: showHealth(&board), whyPath: answerWhy(newAsker(server.Informers(), n.name, n.domain, api.serviceCIDR, routes, names, policies))}
 	return together(ctx, server, began, &api, more, func() error { return renewed(&api, &n) }, parts...)
 }
 
@@ -261,7 +259,7 @@ func newControllers(server *apiserver.Server, bundle *pki.Bundle, api apiOptions
 	})
 }
 
-func newKubelet(server *apiserver.Server, bundle *pki.Bundle, api apiOptions, n nodeOptions, policies kubelet.Policies) (*kubelet.Kubelet, error) {
+func newKubelet(server *apiserver.Server, bundle *pki.Bundle, api apiOptions, n nodeOptions, policies *policy.Policy) (*kubelet.Kubelet, error) {
 	set, err := in(server, "system:node:"+n.name, "system:nodes")
 	if err != nil {
 		return nil, err
@@ -271,7 +269,9 @@ func newKubelet(server *apiserver.Server, bundle *pki.Bundle, api apiOptions, n 
 		return nil, err
 	}
 	o := n.kubelet(api.root, api.serviceCIDR)
-	o.Policies = policies
+	if policies != nil {
+		o.Networks, o.RuntimeStarted = append(o.Networks, policies), policies.RuntimeStarted
+	}
 	o.ReservedPorts = map[int]string{api.port: "the API server"}
 	o.CertFile, o.KeyFile, o.ClientCAFile = files.Serving, files.Serving, bundle.CACert
 	return kubelet.New(set, o)
