@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"maps"
 	"net/netip"
+	"runtime"
 	"slices"
 	"time"
 
@@ -71,6 +72,7 @@ func (k *keeper) run(ctx context.Context) {
 		case <-again.C:
 			err = k.sync(ctx)
 		case <-wake:
+			runtime.Gosched() // others that are ready to say something share a transaction
 			err = k.sync(ctx)
 		case a := <-k.answers:
 			if tried = k.linked(a); tried {
