@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -81,6 +82,25 @@ func BenchmarkAdmit(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+// BenchmarkAdmitTogether is the start of 20 pods at once, as with a large Deployment.
+func BenchmarkAdmitTogether(b *testing.B) {
+	l := crowded(b, 1000)
+	next := 10_000
+	for b.Loop() {
+		var pods sync.WaitGroup
+		for range 20 {
+			next++
+			pod, addresses := benchPod(next), benchAddresses(next)
+			pods.Go(func() {
+				if err := l.p.Admit(b.Context(), pod, addresses); err != nil {
+					b.Error(err)
+				}
+			})
+		}
+		pods.Wait()
 	}
 }
 
