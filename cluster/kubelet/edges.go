@@ -24,9 +24,9 @@ type Volumes = pod.Volumes
 // Env computes a container's environment, command and arguments; see pod.Env.
 type Env = pod.Env
 
-// Policies has network policies in force before a pod's containers start; see pod.Policies.
+// Network decides what a pod's addresses may send and receive; see pod.Network.
 // policy.New(set, policy.Options{...}) returns one.
-type Policies = pod.Policies
+type Network = pod.Network
 
 // Host is what the kubelet's HTTPS API asks of the kubelet. Every method answers from memory.
 type Host interface {

@@ -214,7 +214,7 @@ func (k *Kubelet) Run(ctx context.Context) error {
 		HostIPs:     func() []string { return k.opts.NodeIPs },
 		RootDir:     k.opts.RootDir, LogDir: k.opts.LogDir, LegacyLogDir: k.opts.LegacyLogDir,
 		ClusterDomain: k.opts.ClusterDomain, MemoryCapacity: k.reporter.Machine().MemoryBytes,
-		SeccompUnconfined: k.opts.SeccompUnconfined, Policies: k.opts.Policies, Addresses: k.opts.PodAddresses,
+		SeccompUnconfined: k.opts.SeccompUnconfined, Networks: k.opts.Networks,
 		Gone: func(uid types.UID) {
 			users.release(uid)
 			k.static.gone(uid)
@@ -239,7 +239,7 @@ func (k *Kubelet) Run(ctx context.Context) error {
 	}
 	wg.Go(func() { k.static.run(ctx) })
 	wg.Go(func() { k.watchPods(ctx) })
-	wg.Go(func() { k.cri.Watch(ctx, k.wake, k.runner.WakeAll) })
+	wg.Go(func() { k.cri.Watch(ctx, k.wake, k.resync) })
 	wg.Go(func() { k.collect.Run(ctx) })
 	wg.Go(func() { k.evictor.Run(ctx) })
 	wg.Go(func() { k.logRotator().Run(ctx) })
@@ -305,6 +305,14 @@ func (k *Kubelet) wake(uid types.UID) {
 	case <-k.began:
 		k.runner.Wake(uid)
 	default:
+	}
+}
+
+// resync is called when the runtime's events have begun: some may have been missed.
+func (k *Kubelet) resync() {
+	k.runner.WakeAll()
+	if k.opts.RuntimeStarted != nil {
+		k.opts.RuntimeStarted()
 	}
 }
 

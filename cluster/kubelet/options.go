@@ -9,7 +9,6 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/coracle-project/coracle/cluster/dns/resolvconf"
 	"github.com/coracle-project/coracle/cluster/kubelet/eviction"
@@ -80,11 +79,12 @@ type Options struct {
 	// SeccompUnconfined leaves containers without a seccomp profile of their own without any; else they have
 	// the runtime's.
 	SeccompUnconfined bool
-	// Policies, if set, has network policies in force before a pod's containers start.
-	Policies Policies
-	// PodAddresses, if set, is told the addresses of a pod before its containers start, and of none
-	// when it has ended.
-	PodAddresses func(uid types.UID, addrs []netip.Addr)
+	// Networks admit a pod's addresses, in this order, before its containers start, and forget them when
+	// it has ended.
+	Networks []Network
+	// RuntimeStarted, if set, is called when the runtime was connected to, again or for the first
+	// time.
+	RuntimeStarted func()
 	// Alone is set when no other component of the process needs all pods and nodes: then only this
 	// node's are watched.
 	Alone bool

@@ -3,10 +3,11 @@ package policy
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"maps"
 	"net/netip"
+	"runtime"
+	"slices"
 	"time"
 
 	"k8s.io/client-go/tools/record"
@@ -20,14 +21,21 @@ type keeper struct {
 	recorder record.EventRecorder
 	table    table // nil while there is no policy
 	applied  bool  // something to table
+	grouped  bool  // table has what links say
 	removed  bool  // there is no table of an earlier process
-	// Addresses whose connections may be forbidden, and those of pods that are gone.
-	recheck, gone map[netip.Addr]bool
+	failed   error // of the last attempt to put a change in force
+	cuts     cuts
+	// recheck are addresses whose connections may be forbidden by rules that are not in force yet.
+	recheck map[netip.Addr]bool
+	links   links
+	answers <-chan answered // about links
+	held    []waiter        // until links are known
 }
 
 // close forgets the table, which stays in the kernel. After a failure it is opened again: what the
 // kernel has then is compared with all that is wanted.
-func (k *keeper) close() {
+func (k *keeper) close(why error) {
+	k.cuts.stop(why)
 	if k.table == nil {
 		return
 	}
@@ -41,19 +49,22 @@ func (k *keeper) close() {
 func (k *keeper) run(ctx context.Context) {
 	again := time.NewTimer(0) // the first time at once
 	defer again.Stop()
-	var sweep <-chan time.Time
+	defer k.cuts.next.Stop()
 	pause := firstPause
 	var repaired time.Time
-	failing := false
 	for {
-		wake, swept := k.wake, false
-		if failing {
+		wake := k.wake
+		if k.failed != nil {
 			wake = nil // until the pause is over
 		}
 		var changed <-chan struct{}
+		var cut <-chan time.Time
 		if k.table != nil {
 			changed = k.table.Changed()
+			k.cuts.schedule()
+			cut = k.cuts.next.C
 		}
+		tried := true // to put something in force
 		var err error
 		select {
 		case <-ctx.Done():
@@ -61,11 +72,18 @@ func (k *keeper) run(ctx context.Context) {
 		case <-again.C:
 			err = k.sync(ctx)
 		case <-wake:
+			runtime.Gosched() // others that are ready to say something share a transaction
 			err = k.sync(ctx)
-		case <-sweep:
-			sweep, swept = nil, true
-			err = k.cutGone(ctx)
-			k.did()
+		case a := <-k.answers:
+			if tried = k.linked(a); tried {
+				err = k.sync(ctx)
+			}
+		case <-cut:
+			tried = false
+			k.cuts.start(ctx, k.table)
+		case err := <-k.cuts.done:
+			tried = false
+			k.cuts.finish(err)
 		case <-changed:
 			// Two programs that correct each other must not take a whole core.
 			select {
@@ -75,43 +93,52 @@ func (k *keeper) run(ctx context.Context) {
 			}
 			var differed bool
 			if differed, err = k.table.Repair(ctx); err != nil {
-				k.close()
+				k.close(err)
 			}
 			if differed {
 				slog.Warn("another program changed the rules of network policies", "table", k.Table)
 				k.Health.Notes("nftables table " + k.Table + " was changed by another program, and was corrected")
 			}
 			repaired = time.Now()
-			k.did()
-		}
-		if len(k.gone) > 0 && sweep == nil && k.table != nil {
-			sweep = time.After(gonePause)
-		}
-		if err == nil {
-			if !swept {
-				k.tellHealth()
-				pause, failing = firstPause, false
-			}
-			continue
 		}
 		if ctx.Err() != nil {
 			return
 		}
-		slog.Error("network policies are not enforced as they should be", "err", err, "again", pause)
-		k.Health.Fails(err)
-		again.Reset(pause)
-		failing = true
-		pause = min(2*pause, longestWait)
+		switch {
+		case !tried:
+		case err == nil:
+			k.failed, pause = nil, firstPause
+		default:
+			slog.Error("network policies are not enforced as they should be", "err", err, "again", pause)
+			again.Reset(pause)
+			k.failed, pause = err, min(2*pause, longestWait)
+		}
+		k.tell()
+		k.did()
+	}
+}
+
+// tell says whether policies are in force.
+func (k *keeper) tell() {
+	switch {
+	case k.failed != nil:
+		k.Health.Fails(k.failed)
+	case k.table != nil && k.cuts.failed != nil:
+		k.Health.Fails(k.cuts.failed)
+	case k.table != nil && !k.links.known && k.links.err != nil:
+		k.Health.Fails(k.links.err)
+	default:
+		k.tellHealth()
 	}
 }
 
 // sync puts in force what changed since the last time.
 func (k *keeper) sync(ctx context.Context) error {
 	k.mu.Lock()
-	waiting := k.waiting
-	k.waiting = nil
+	waiting := slices.Concat(k.held, k.waiting)
+	k.held, k.waiting = nil, nil
 	if k.state.Policies() == 0 {
-		k.state.Take() // nobody is isolated any more
+		k.state.Take() // no pod is isolated any more
 		k.mu.Unlock()
 		err := k.end()
 		answer(waiting, nil)
@@ -120,7 +147,7 @@ func (k *keeper) sync(ctx context.Context) error {
 	k.noTable = false
 	k.mu.Unlock()
 	opened := k.table == nil
-	failed := k.openTable(ctx)
+	failed := k.openTable()
 	k.mu.Lock()
 	if opened {
 		k.state.Reset()
@@ -135,20 +162,19 @@ func (k *keeper) sync(ctx context.Context) error {
 	k.mu.Unlock()
 	report(k.recorder, r.Problems)
 	maps.Copy(k.recheck, r.Recheck)
-	maps.Copy(k.gone, r.Gone)
+	k.cuts.add(nil, r.Gone)
 	err := failed
 	if err == nil {
-		err = k.apply(ctx, r.Change)
+		err = k.apply(ctx, r.Change, waiting)
 	}
-	answer(waiting, err)
 	if err != nil {
-		k.close()
+		answer(waiting, err)
+		k.close(err)
 		return err
 	}
-	if err := k.cut(ctx); err != nil {
-		return err
-	}
-	k.did()
+	k.cuts.add(k.recheck, nil)
+	clear(k.recheck)
+	k.admit(waiting)
 	return nil
 }
 
@@ -164,47 +190,100 @@ func answer(all []waiter, err error) {
 	}
 }
 
-// openTable sees to it that there is a table.
-func (k *keeper) openTable(ctx context.Context) (err error) {
+// admit answers those whose rules are in force, except those that something else is missing for.
+func (k *keeper) admit(waiting []waiter) {
+	for _, w := range waiting {
+		switch {
+		case w.isolated && k.LinkGroup != nil && !k.links.known:
+			if k.links.err == nil {
+				k.held = append(k.held, w)
+			} else {
+				w.done <- k.links.err
+			}
+		case k.cuts.hold(w):
+		default:
+			w.done <- nil
+		}
+	}
+}
+
+// openTable opens the table if it is not open.
+func (k *keeper) openTable() error {
 	if k.table != nil {
 		return nil
 	}
-	config := rules.Config{Name: k.Table, PodRanges: k.PodRanges}
-	if k.LinkGroup != nil {
-		if config.LinkGroup, err = k.LinkGroup(ctx); err != nil {
-			return err
-		}
-	}
-	t, err := k.open(config)
+	t, err := k.open(rules.Config{Name: k.Table, PodRanges: k.PodRanges})
 	if err != nil {
 		return err
 	}
-	k.table, k.removed, k.applied = t, false, false
+	k.table, k.removed, k.applied, k.grouped = t, false, false, false
+	if group, exists := t.AdoptedLinkGroup(); exists && !k.links.known {
+		k.links.known, k.links.group = true, group // until the runtime says something else
+	}
 	return nil
 }
 
 // apply puts a change in force. Connections of pods that are gone end before another pod has their
-// address.
-func (k *keeper) apply(ctx context.Context, change rules.Change) error {
+// address. Pods of which Admit is waiting have not started: Admit waits for that instead.
+func (k *keeper) apply(ctx context.Context, change rules.Change, waiting []waiter) error {
 	var err error
 	for a, p := range change.Pods {
-		if p != nil && k.gone[a] {
+		if p != nil && k.cuts.claims(a) && !slices.ContainsFunc(waiting, func(w waiter) bool { return slices.Contains(w.addresses, a) }) {
 			err = k.cutGone(ctx)
 			break
 		}
 	}
-	if len(change.Idents)+len(change.Pods)+len(change.Classes[rules.Ingress])+len(change.Classes[rules.Egress]) == 0 && k.applied {
+	if k.links.known && !k.grouped {
+		change.LinkGroup = &k.links.group
+	}
+	if k.applied && change.LinkGroup == nil &&
+		len(change.Idents)+len(change.Pods)+len(change.Classes[rules.Ingress])+len(change.Classes[rules.Egress]) == 0 {
 		return err
 	}
 	k.applied = true
-	return errors.Join(err, k.table.Apply(ctx, change))
+	if failed := k.table.Apply(ctx, change); failed != nil {
+		return errors.Join(err, failed)
+	}
+	k.grouped = k.links.known
+	return err
+}
+
+// cutGone waits for the end of all connections of pods that are gone.
+func (k *keeper) cutGone(ctx context.Context) error {
+	if k.cuts.pass != nil {
+		k.cuts.finish(<-k.cuts.done)
+	}
+	forbidden := k.cuts.forbidden // by rules that may not be in force
+	k.cuts.forbidden = map[netip.Addr]bool{}
+	if k.cuts.start(ctx, k.table); k.cuts.pass != nil {
+		k.cuts.finish(<-k.cuts.done)
+	}
+	k.cuts.add(forbidden, nil)
+	return k.cuts.failed
+}
+
+// linked takes what the runtime says of pods' links. It returns true if there is something to put
+// in force, and nothing failed that is tried again soon anyway.
+func (k *keeper) linked(a answered) bool {
+	if a.err != nil {
+		k.links.err = a.err
+		if !k.links.known {
+			answer(k.held, a.err)
+			k.held = nil
+		}
+		return false
+	}
+	changed := !k.links.known || k.links.group != a.group
+	k.links = links{known: true, group: a.group}
+	k.grouped = k.grouped && !changed
+	return changed && k.failed == nil
 }
 
 // end removes the table: there are no policies.
 func (k *keeper) end() error {
-	k.close()
+	k.cuts.forget()
+	k.close(nil)
 	clear(k.recheck)
-	clear(k.gone)
 	if !k.removed {
 		if err := k.remove(k.Table); err != nil {
 			return err
@@ -214,35 +293,5 @@ func (k *keeper) end() error {
 	k.mu.Lock()
 	k.noTable = k.state.Policies() == 0 // or one has just come
 	k.mu.Unlock()
-	k.did()
-	return nil
-}
-
-// cut ends the connections that are forbidden now.
-func (k *keeper) cut(ctx context.Context) error {
-	if len(k.recheck) == 0 {
-		return nil
-	}
-	n, err := k.table.Cut(ctx, k.recheck, k.table.Allowed)
-	if err != nil {
-		return fmt.Errorf("end connections that policies forbid: %w", err)
-	}
-	if n > 0 {
-		slog.Info("connections were ended, as policies forbid them", "connections", n)
-	}
-	clear(k.recheck)
-	return nil
-}
-
-// cutGone ends the connections of pods that are gone: replies to them would pass, also those of
-// another pod.
-func (k *keeper) cutGone(ctx context.Context) error {
-	if len(k.gone) == 0 || k.table == nil {
-		return nil
-	}
-	if _, err := k.table.Cut(ctx, k.gone, func(rules.Connection) bool { return false }); err != nil {
-		return fmt.Errorf("end connections of pods that are gone: %w", err)
-	}
-	clear(k.gone)
 	return nil
 }

@@ -44,7 +44,8 @@ type Options struct {
 	// to an address in them that no pod is known to have.
 	PodRanges []netip.Prefix
 	// LinkGroup, if set, returns the group of the links of this node's pods, for the same purpose;
-	// 0 for none. It is asked when the first policy comes.
+	// 0 for none. It is asked at the start and after RuntimeStarted. Until it has answered, pods that
+	// a policy is about do not start, unless the table of an earlier process tells the group.
 	LinkGroup func(context.Context) (uint32, error)
 	// Health is told whether policies are in force; it may be nil.
 	Health *health.Part
@@ -65,8 +66,8 @@ type table interface {
 	Repair(context.Context) (differed bool, err error)
 	Changed() <-chan struct{}
 	Adopted() (idents map[netip.Addr]uint32, pods map[netip.Addr]rules.Pod)
-	Allowed(rules.Connection) bool
-	Cut(ctx context.Context, pods map[netip.Addr]bool, allowed func(rules.Connection) bool) (int, error)
+	AdoptedLinkGroup() (group uint32, exists bool)
+	Cutter() (cutter, error)
 	Close() error
 }
 
@@ -78,6 +79,8 @@ type Policy struct {
 	wake   chan struct{} // there is something to put in force
 	ready  chan struct{} // closed when the API's objects are known
 	ended  chan struct{} // closed when Run ends
+
+	runtime chan struct{} // the runtime was started
 
 	open   func(rules.Config) (table, error)
 	remove func(name string) error
@@ -100,16 +103,18 @@ type known struct {
 
 // waiter waits for a pod's classes to be in force.
 type waiter struct {
-	id       compile.ID
-	isolated bool       // by a policy
-	done     chan error // has room
+	id        compile.ID
+	addresses []netip.Addr
+	isolated  bool       // by a policy
+	done      chan error // has room
 }
 
 // New asks for informers and makes no call.
 func New(set *client.Set, o Options) (*Policy, error) {
 	p := &Policy{
 		Options: o, set: set, wake: make(chan struct{}, 1), ready: make(chan struct{}), ended: make(chan struct{}),
-		open: openTable, remove: rules.Remove, did: func() {},
+		runtime: make(chan struct{}, 1),
+		open:    openTable, remove: rules.Remove, did: func() {},
 		state: compile.New(o.NodeName, compile.DefaultLimits), pods: map[compile.ID]*known{}, admitted: map[types.UID]compile.ID{},
 	}
 	core := set.Informers.Core().V1()
@@ -132,20 +137,28 @@ func openTable(c rules.Config) (table, error) {
 	if err != nil {
 		return nil, err // not a table that is nil
 	}
-	return t, nil
+	return kernelTable{t}, nil
 }
 
 // Run keeps the rules until ctx ends. They stay in the kernel then. It is called once.
 func (p *Policy) Run(ctx context.Context) error {
 	defer close(p.ended)
+	var asking sync.WaitGroup
+	defer asking.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	answers := make(chan answered)
+	if p.LinkGroup != nil {
+		asking.Go(func() { p.askLinks(ctx, answers) })
+	}
 	if !cache.WaitFor(ctx, "network policies", p.synced...) {
 		return nil
 	}
 	recorder, flush := p.set.Recorder("coracle-policy", p.NodeName)
 	defer flush()
 	close(p.ready)
-	k := keeper{Policy: p, recorder: recorder, recheck: map[netip.Addr]bool{}, gone: map[netip.Addr]bool{}}
-	defer k.close()
+	k := keeper{Policy: p, recorder: recorder, cuts: newCuts(), recheck: map[netip.Addr]bool{}, answers: answers}
+	defer k.close(context.Canceled)
 	k.run(ctx)
 	return nil
 }
@@ -166,7 +179,7 @@ func (p *Policy) Admit(ctx context.Context, pod *corev1.Pod, addresses []netip.A
 	case <-ctx.Done():
 		return failed(ctx.Err())
 	}
-	w := waiter{id: compile.IDOf(pod), done: make(chan error, 1)}
+	w := waiter{id: compile.IDOf(pod), addresses: addresses, done: make(chan error, 1)}
 	if !p.enlist(w, pod, addresses) {
 		return nil
 	}

@@ -3,6 +3,7 @@ package policy
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -17,6 +18,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/coracle-project/coracle/cluster/client"
+	"github.com/coracle-project/coracle/cluster/health"
 	"github.com/coracle-project/coracle/cluster/policy/compile"
 	"github.com/coracle-project/coracle/cluster/policy/rules"
 )
@@ -27,11 +29,24 @@ type kernel struct {
 	table   *fakeTable // nil if there is none
 	opened  int
 	removed int
+	adopted uint32 // what tables say of links when they are opened
 	failure error
-	config  rules.Config
-	flows   []rules.Connection
-	calls   []string // that change something
-	did     chan struct{}
+	// cutFailure is that of passes over the connections.
+	cutFailure error
+	flows      []rules.Connection
+	calls      []string // that change something
+	cuts       int
+	cutting    int           // passes that run
+	gate       chan struct{} // if not nil, passes wait for something in it
+	did        chan struct{}
+}
+
+// tell wakes until.
+func (k *kernel) tell() {
+	select {
+	case k.did <- struct{}{}:
+	default:
+	}
 }
 
 func (k *kernel) fail(err error) {
@@ -47,7 +62,9 @@ func (k *kernel) open(c rules.Config) (table, error) {
 		return nil, k.failure
 	}
 	k.opened++
-	k.config = c
+	if c.Name != "t" {
+		return nil, fmt.Errorf("table %q", c.Name)
+	}
 	k.table = &fakeTable{kernel: k, state: rules.NewState(nil), changed: make(chan struct{}, 1)}
 	return k.table, nil
 }
@@ -69,6 +86,7 @@ type fakeTable struct {
 	changed  chan struct{}
 	repaired int
 	applied  int
+	group    uint32
 }
 
 func (t *fakeTable) Apply(_ context.Context, c rules.Change) error {
@@ -81,6 +99,9 @@ func (t *fakeTable) Apply(_ context.Context, c rules.Change) error {
 		return err
 	}
 	t.applied++
+	if c.LinkGroup != nil {
+		t.group = *c.LinkGroup
+	}
 	t.calls = append(t.calls, "apply")
 	return nil
 }
@@ -96,16 +117,35 @@ func (t *fakeTable) Changed() <-chan struct{} { return t.changed }
 
 func (t *fakeTable) Adopted() (map[netip.Addr]uint32, map[netip.Addr]rules.Pod) { return nil, nil }
 
-func (t *fakeTable) Allowed(c rules.Connection) bool { return t.state.Allowed(c) }
+func (t *fakeTable) AdoptedLinkGroup() (uint32, bool) { return t.adopted, t.adopted != 0 }
 
-func (t *fakeTable) Cut(_ context.Context, pods map[netip.Addr]bool, allowed func(rules.Connection) bool) (cut int, err error) {
+func (t *fakeTable) Cutter() (cutter, error) { return t.cut, nil }
+
+func (t *fakeTable) cut(ctx context.Context, forbidden, gone map[netip.Addr]bool) (cut int, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if gate := t.gate; gate != nil {
+		t.cutting++
+		t.tell()
+		t.mu.Unlock()
+		select {
+		case <-gate:
+		case <-ctx.Done():
+			err = ctx.Err()
+		}
+		t.mu.Lock()
+		t.cutting--
+	}
+	if err = errors.Join(err, t.cutFailure); err != nil {
+		return 0, err
+	}
 	t.flows = slices.DeleteFunc(t.flows, func(c rules.Connection) bool {
-		return (pods[c.Source.Addr()] || pods[c.Destination.Addr()]) && !allowed(c)
+		source, destination := c.Source.Addr(), c.Destination.Addr()
+		return gone[source] || gone[destination] || (forbidden[source] || forbidden[destination]) && !t.state.Allowed(c)
 	})
+	t.cuts++
 	t.calls = append(t.calls, "cut")
-	return cut, t.failure
+	return 0, nil
 }
 
 func (t *fakeTable) Close() error { return nil }
@@ -117,15 +157,24 @@ type node struct {
 	api  *fake.Clientset
 	p    *Policy
 	stop func()
+
+	board     health.Board
+	linkGroup func(context.Context) (uint32, error)
 }
 
 func newNode(t *testing.T, objects ...any) *node {
+	n := unstarted(t, objects...)
+	n.start()
+	return n
+}
+
+func unstarted(t *testing.T, objects ...any) *node {
 	n := &node{t: t, api: fake.NewClientset(), kernel: &kernel{did: make(chan struct{}, 1)}}
+	n.linkGroup = func(context.Context) (uint32, error) { return 7, nil }
 	n.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "x", Labels: map[string]string{"ns": "x"}}})
 	for _, o := range objects {
 		n.create(o)
 	}
-	n.start()
 	return n
 }
 
@@ -134,18 +183,13 @@ func (n *node) start() {
 	informers := client.NewInformers(n.api)
 	var err error
 	n.p, err = New(&client.Set{Kube: n.api, Informers: informers}, Options{
-		Table: "t", NodeName: "here", LinkGroup: func(context.Context) (uint32, error) { return 7, nil },
+		Table: "t", NodeName: "here", Health: n.board.Add("network policies"), LinkGroup: n.linkGroup,
 	})
 	if err != nil {
 		n.t.Fatal(err)
 	}
 	n.p.open, n.p.remove = n.open, n.remove
-	n.p.did = func() {
-		select {
-		case n.did <- struct{}{}:
-		default:
-		}
-	}
+	n.p.did = n.tell
 	ctx, cancel := context.WithCancel(context.WithoutCancel(n.t.Context()))
 	informers.Start(ctx.Done())
 	done := make(chan error, 1)
@@ -245,10 +289,12 @@ func TestTableExistsWhilePoliciesDo(t *testing.T) {
 	n.until("an old table is removed", func() bool { return n.removed == 1 })
 	for range 2 {
 		n.create(denyAll())
-		n.until("the policy is in force", func() bool { return n.table != nil && !n.allowed(tcp("10.0.0.2", "10.0.0.1")) })
+		n.until("the policy is in force", func() bool {
+			return n.table != nil && n.table.group == 7 && !n.allowed(tcp("10.0.0.2", "10.0.0.1"))
+		})
 		n.mu.Lock()
-		if n.config.LinkGroup != 7 || n.config.Name != "t" || !n.allowed(tcp("10.0.0.1", "10.0.0.2")) {
-			t.Errorf("config %+v", n.config)
+		if !n.allowed(tcp("10.0.0.1", "10.0.0.2")) {
+			t.Error("a pod of which no policy speaks is isolated")
 		}
 		n.mu.Unlock()
 		n.delete(denyAll())
@@ -344,19 +390,12 @@ func TestKernelThatFails(t *testing.T) {
 		admit := func(p *corev1.Pod) error {
 			return n.p.Admit(t.Context(), p, []netip.Addr{netip.MustParseAddr("10.0.0.8")})
 		}
-		// The policy may come after the first attempts.
-		late := time.After(patience)
-		for err := admit(isolated); !errors.Is(err, broken); err = admit(isolated) {
-			if err != nil {
-				t.Fatal(err)
-			}
-			select {
-			case <-late:
-				t.Fatal("an isolated pod is admitted without rules")
-			default:
-			}
-		}
-		if err := admit(isolated); !strings.Contains(err.Error(), "network policies of pod x/isolated") {
+		n.until("the policy is known", func() bool {
+			n.p.mu.Lock()
+			defer n.p.mu.Unlock()
+			return n.p.state.Policies() == 1
+		})
+		if err := admit(isolated); !errors.Is(err, broken) || !strings.Contains(err.Error(), "network policies of pod x/isolated") {
 			t.Errorf("the error is %v", err)
 		}
 		if err := admit(pod("free", "")); err != nil {
@@ -374,60 +413,6 @@ func TestTableThatOthersChange(t *testing.T) {
 	n.table.changed <- struct{}{}
 	n.mu.Unlock()
 	n.until("it is repaired", func() bool { return n.table.repaired == 1 })
-}
-
-// Connections that a policy forbids are ended, and no others; those of a pod that is gone before
-// another one starts with its address.
-func TestConnectionsAreEnded(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, pod("a", "10.0.0.1"), pod("b", "10.0.0.2"))
-	n.until("the start", func() bool { return n.removed == 1 })
-	n.mu.Lock()
-	n.flows = []rules.Connection{tcp("10.0.0.9", "10.0.0.1"), tcp("10.0.0.1", "10.0.0.9"), tcp("10.0.0.9", "10.0.0.2")}
-	n.mu.Unlock()
-	n.create(denyAll())
-	n.until("a forbidden connection ends", func() bool { return len(n.flows) == 2 && n.flows[0] == tcp("10.0.0.1", "10.0.0.9") })
-
-	b := pod("b", "10.0.0.2")
-	if err := n.api.CoreV1().Pods("x").Delete(t.Context(), b.Name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	n.until("the pod is gone", func() bool { return !n.has("b") })
-	if err := n.p.Admit(t.Context(), pod("next", ""), []netip.Addr{netip.MustParseAddr("10.0.0.2")}); err != nil {
-		t.Fatal(err)
-	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if len(n.flows) != 1 {
-		t.Errorf("another pod starts with the connections %v", n.flows)
-	}
-}
-
-// has says whether a pod is known. The fake kernel's lock is held, which no one takes who has that
-// of p.
-func (n *node) has(name string) bool {
-	n.p.mu.Lock()
-	defer n.p.mu.Unlock()
-	for id := range n.p.pods {
-		if id.Name == name {
-			return true
-		}
-	}
-	return false
-}
-
-// The connections of pods that are gone are ended also if no one takes their addresses.
-func TestConnectionsOfPodsThatAreGone(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, pod("a", "10.0.0.1"), pod("b", "10.0.0.2"), denyAll())
-	n.until("the policy is in force", func() bool { return n.table != nil && !n.allowed(tcp("10.0.0.9", "10.0.0.1")) })
-	n.mu.Lock()
-	n.flows = []rules.Connection{tcp("10.0.0.9", "10.0.0.2"), tcp("10.0.0.8", "10.0.0.7")}
-	n.mu.Unlock()
-	if err := n.api.CoreV1().Pods("x").Delete(t.Context(), "b", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	n.until("its connection ends", func() bool { return len(n.flows) == 1 })
 }
 
 // A process that starts again finds its table, and takes no policy back meanwhile.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -11,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -200,17 +202,27 @@ func (o *nodeOptions) kubelet(root, services string) kubelet.Options {
 	for _, addr := range addrs {
 		dns = append(dns, addr.String())
 	}
-	var told func(types.UID, []netip.Addr)
+	var networks []kubelet.Network
 	if o.pods != nil {
-		told = func(uid types.UID, addrs []netip.Addr) { o.pods.Set(string(uid), addrs) }
+		networks = append(networks, heldAddresses{o.pods})
 	}
 	return kubelet.Options{
-		ClusterDNS: dns, ClusterDomain: o.domain, ResolvConf: o.resolvConf, PodAddresses: told,
+		ClusterDNS: dns, ClusterDomain: o.domain, ResolvConf: o.resolvConf, Networks: networks,
 		NodeName: o.name, NodeIPs: o.ips, Endpoint: o.cri, RootDir: filepath.Join(root, "kubelet"),
 		LogDir: o.podLogs, StaticPodDir: o.staticPods, CgroupRoot: o.cgroupRoot, MaxPods: o.maxPods, Port: o.port,
 		Eviction: o.eviction, Logs: o.logs, PodPIDs: o.podPIDs, AllowedUnsafeSysctls: o.sysctls, SeccompUnconfined: !o.seccomp,
 	}
 }
+
+// heldAddresses lets pods reach those addresses of the node that only pods reach.
+type heldAddresses struct{ pods *nodeaddr.Pods }
+
+func (h heldAddresses) Admit(_ context.Context, pod *corev1.Pod, addresses []netip.Addr) error {
+	h.pods.Set(string(pod.UID), addresses)
+	return nil
+}
+
+func (h heldAddresses) Gone(uid types.UID) { h.pods.Set(string(uid), nil) }
 
 // check says what is wrong with the flags, if anything.
 func (o *nodeOptions) check() error {

@@ -118,14 +118,12 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions) err
 		controllers.Run(ctx, control)
 		return nil
 	}}
-	var policies kubelet.Policies
-	var enforced *policy.Policy
+	var policies *policy.Policy
 	if api.policies {
-		enforce, err := newPolicy(server, api, n, board.Add("network policies"))
-		if err != nil {
+		if policies, err = newPolicy(server, api, n, board.Add("network policies")); err != nil {
 			return err
 		}
-		parts, policies, enforced = append(parts, enforce.Run), enforce, enforce
+		parts = append(parts, policies.Run)
 	} else {
 		board.Add("network policies").Works(policiesOff)
 		if err := policy.Cleanup(policyTable(api.port)); err != nil { // of a run with them
@@ -166,7 +164,7 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions) err
 	if speak != nil {
 		parts = append(parts, speak)
 	}
-	asker := newAsker(server.Informers(), n.name, n.domain, api.serviceCIDR, routes, names, enforced)
+	asker := newAsker(server.Informers(), n.name, n.domain, api.serviceCIDR, routes, names, policies)
 	asker.PodDNS = kube.PodDNS
 	if asker.ClusterDNS, err = n.clusterDNS(api.serviceCIDR); err != nil {
 		return err
@@ -278,7 +276,7 @@ func newControllers(server *apiserver.Server, bundle *pki.Bundle, api apiOptions
 	})
 }
 
-func newKubelet(server *apiserver.Server, bundle *pki.Bundle, api apiOptions, n nodeOptions, policies kubelet.Policies) (*kubelet.Kubelet, error) {
+func newKubelet(server *apiserver.Server, bundle *pki.Bundle, api apiOptions, n nodeOptions, policies *policy.Policy) (*kubelet.Kubelet, error) {
 	set, err := in(server, "system:node:"+n.name, "system:nodes")
 	if err != nil {
 		return nil, err
@@ -288,7 +286,9 @@ func newKubelet(server *apiserver.Server, bundle *pki.Bundle, api apiOptions, n 
 		return nil, err
 	}
 	o := n.kubelet(api.root, api.serviceCIDR)
-	o.Policies = policies
+	if policies != nil {
+		o.Networks, o.RuntimeStarted = append(o.Networks, policies), policies.RuntimeStarted
+	}
 	o.ReservedPorts = map[int]string{api.port: "the API server"}
 	o.CertFile, o.KeyFile, o.ClientCAFile = files.Serving, files.Serving, bundle.CACert
 	return kubelet.New(set, o)

@@ -57,7 +57,7 @@ func (w *worker) end() error {
 		pod = w.current()
 		w.report(pod, true)
 	}
-	w.tellAddresses(pod, nil)
+	w.disconnect()
 	w.r.Probes.Keep(w.uid)
 	if err := w.r.Volumes.Unmount(ctx, w.uid); err != nil {
 		return fmt.Errorf("volumes: %w", err)

@@ -31,7 +31,6 @@ import (
 	"context"
 	"log/slog"
 	"maps"
-	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -95,11 +94,8 @@ type Config struct {
 	// SeccompUnconfined leaves containers that name no seccomp profile without one; else they have the
 	// runtime's.
 	SeccompUnconfined bool
-	// Policies, if set, admits pods to the network.
-	Policies Policies
-	// Addresses, if set, is told the addresses of a pod's sandbox before its containers start, and
-	// of none when the pod has ended. Pods on the node's network have none of their own.
-	Addresses func(uid types.UID, addrs []netip.Addr)
+	// Networks admit pods in this order, and forget them in the opposite one; there may be none.
+	Networks []Network
 	// Gone, if set, is called when nothing is left of a pod.
 	Gone func(uid types.UID)
 }
@@ -221,9 +217,6 @@ func (r *Runner) newWorkerLocked(pod *v1.Pod) *worker {
 func (r *Runner) forget(w *worker) {
 	if r.Gone != nil {
 		defer r.Gone(w.uid)
-	}
-	if r.Policies != nil {
-		r.Policies.Gone(w.uid)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()

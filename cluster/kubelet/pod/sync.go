@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -75,33 +73,19 @@ func (w *worker) round(ctx context.Context, pod *v1.Pod) (acted bool, at time.Ti
 	return acted, sooner(at, w.nextTry(&a)), err
 }
 
-// observe asks the runtime what it has of the pod.
+// observe asks the runtime what it has of the pod. A sandbox that an earlier kubelet has made, or
+// whose first attempt failed, is connected; carryOut starts nothing if that fails.
 func (w *worker) observe(ctx context.Context, pod *v1.Pod) error {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	call, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	o, err := w.r.CRI.Pod(ctx, w.uid)
+	o, err := w.r.CRI.Pod(call, w.uid)
 	if err != nil {
 		return err
 	}
 	w.observed = o
-	w.tellAddresses(pod, o.IPs)
 	w.watchProbes(pod)
+	_ = w.connect(ctx, pod)
 	return nil
-}
-
-// tellAddresses tells of the pod's addresses if they have changed.
-func (w *worker) tellAddresses(pod *v1.Pod, ips []string) {
-	if w.r.Addresses == nil || pod.Spec.HostNetwork || slices.Equal(ips, w.told) {
-		return
-	}
-	var addrs []netip.Addr
-	for _, ip := range ips {
-		if a, err := netip.ParseAddr(ip); err == nil {
-			addrs = append(addrs, a.Unmap())
-		}
-	}
-	w.r.Addresses(w.uid, addrs)
-	w.told = ips
 }
 
 // watchProbes sees to it that the containers that run are probed, and no others.
@@ -327,10 +311,8 @@ func (w *worker) carryOut(ctx context.Context, pod *v1.Pod, a *Actions) (acted b
 			return acted, err
 		}
 	}
-	if !a.Sandbox {
-		if err := w.admit(ctx, pod); err != nil { // one that an earlier kubelet has made, or a second attempt
-			return acted, err
-		}
+	if !a.Sandbox && w.unconnected != nil {
+		return acted, w.unconnected
 	}
 	if !a.Sandbox && len(a.Start) == 0 {
 		return acted, nil
@@ -394,8 +376,7 @@ func (w *worker) makeSandbox(ctx context.Context, pod *v1.Pod, a *Actions, confi
 	}
 	a.SandboxID = made.PodSandboxId
 	w.observed = withSandbox(w.observed, resp.Status)
-	w.tellAddresses(pod, w.observed.IPs)
-	if err := w.admit(ctx, pod); err != nil {
+	if err := w.connect(ctx, pod); err != nil {
 		return failed(events.FailedCreatePodSandBox, "Failed to create pod sandbox: %v", err)
 	}
 	return nil

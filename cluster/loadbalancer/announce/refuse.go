@@ -96,8 +96,11 @@ func (a *Announcer) refusalChanged() <-chan struct{} {
 
 // repairRefusal brings the table back.
 func (a *Announcer) repairRefusal(ctx context.Context) {
-	slog.Warn("another program changed the nftables table that refuses ports that Services do not have", "table", a.sink)
-	if err := a.refusal.Repair(ctx); err != nil {
+	differed, err := a.refusal.Repair(ctx)
+	if differed {
+		slog.Warn("another program changed the nftables table that refuses ports that Services do not have", "table", a.sink)
+	}
+	if err != nil {
 		slog.Error("ports that Services do not have are silent, and not refused", "err", err)
 		a.leaveRefusal() // the next look at the addresses opens it again
 	}

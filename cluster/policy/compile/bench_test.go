@@ -65,36 +65,36 @@ func filled(pods []*corev1.Pod, policies []*networkingv1.NetworkPolicy) *State {
 	return s
 }
 
-func BenchmarkFirst(b *testing.B) {
-	pods, policies := large()
-	var before, after runtime.MemStats
-	runtime.GC()
-	runtime.ReadMemStats(&before)
+// kept reports how much memory a State takes.
+func kept(b *testing.B, build func() *State) {
+	heap := func() float64 {
+		var stats runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&stats)
+		return float64(stats.HeapAlloc)
+	}
+	before := heap()
 	var s *State
 	for b.Loop() {
-		s = filled(pods, policies)
-		s.Take()
+		s = build()
 	}
-	runtime.GC()
-	runtime.ReadMemStats(&after)
-	b.ReportMetric((float64(after.HeapAlloc)-float64(before.HeapAlloc))/(1<<20), "MB")
+	b.ReportMetric((heap()-before)/(1<<20), "MB")
 	runtime.KeepAlive(s)
+}
+
+func BenchmarkFirst(b *testing.B) {
+	pods, policies := large()
+	kept(b, func() *State {
+		s := filled(pods, policies)
+		s.Take()
+		return s
+	})
 }
 
 // BenchmarkKnown is what is kept while there are no policies.
 func BenchmarkKnown(b *testing.B) {
 	pods, _ := large()
-	var before, after runtime.MemStats
-	runtime.GC()
-	runtime.ReadMemStats(&before)
-	var s *State
-	for b.Loop() {
-		s = filled(pods, nil)
-	}
-	runtime.GC()
-	runtime.ReadMemStats(&after)
-	b.ReportMetric((float64(after.HeapAlloc)-float64(before.HeapAlloc))/(1<<20), "MB")
-	runtime.KeepAlive(s)
+	kept(b, func() *State { return filled(pods, nil) })
 }
 
 func BenchmarkPodStart(b *testing.B) {

@@ -63,8 +63,8 @@ func newClass(c *Class) *class {
 	return out
 }
 
-// union is the same ports in ascending spans that do not overlap. Those that touch stay apart: single
-// ports are cheaper than ranges.
+// union is the same ports in ascending spans that do not overlap. Those that touch stay apart:
+// single ports are cheaper than ranges.
 func union(spans []span) []span {
 	slices.SortFunc(spans, func(a, b span) int { return int(a.first) - int(b.first) })
 	var out []span

@@ -181,14 +181,13 @@ func TestForbiddenConnectionsAreCut(t *testing.T) {
 			udpCut.expect(t, "UDP when it is forbidden", false, true)
 
 			asked := map[Connection]bool{}
-			count := 0
-			var err error
-			n.Within(func() {
-				count, err = table.Cut(t.Context(), map[netip.Addr]bool{ip(n.b): true}, func(c Connection) bool {
-					asked[c] = table.Allowed(c)
-					return asked[c]
-				})
-			})
+			cutter := n.cutter(table)
+			allowed := cutter.allowed
+			cutter.allowed = func(c Connection) bool {
+				asked[c] = allowed(c)
+				return asked[c]
+			}
+			count, err := cutter.Cut(t.Context(), map[netip.Addr]bool{ip(n.b): true}, nil)
 			if err != nil || count != 2 {
 				t.Errorf("cut %d connections, %v", count, err)
 			}
@@ -219,13 +218,13 @@ func TestCutKnowsPortsOfSCTP(t *testing.T) {
 	var err error
 	count := 0
 	cut := func() {
-		asked, count = nil, 0
-		n.Within(func() {
-			count, err = table.Cut(t.Context(), map[netip.Addr]bool{n.b.IPv4: true, n.b.IPv6: true}, func(c Connection) bool {
-				asked = append(asked, fmt.Sprintf("%d %s", c.Protocol, c.Destination))
-				return c.Destination.Port() != 81
-			})
-		})
+		asked = nil
+		cutter := n.cutter(table)
+		cutter.allowed = func(c Connection) bool {
+			asked = append(asked, fmt.Sprintf("%d %s", c.Protocol, c.Destination))
+			return c.Destination.Port() != 81
+		}
+		count, err = cutter.Cut(t.Context(), map[netip.Addr]bool{n.b.IPv4: true, n.b.IPv6: true}, nil)
 		slices.Sort(asked)
 	}
 	cut()

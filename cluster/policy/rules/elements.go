@@ -17,6 +17,10 @@ const (
 	unknown = 1<<32 - 1
 )
 
+func linkElement(group uint32) nftable.Element {
+	return nftable.Element{Set: setLinks, Key: nftable.Native(group)}
+}
+
 func identElement(a netip.Addr, ident uint32) nftable.Element {
 	return nftable.Element{Set: familyOf(a).setID(setIdent), Key: nftable.Field(a), Value: nftable.Native(ident)}
 }
@@ -108,6 +112,9 @@ func (t layout) Elements() iter.Seq[nftable.Element] {
 					}
 				}
 			}
+		}
+		if group := t.state.linkGroup; group != 0 && !yield(linkElement(group)) {
+			return
 		}
 		for a, ident := range t.state.idents {
 			if !yield(identElement(a, ident)) {

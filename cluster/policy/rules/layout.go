@@ -22,14 +22,16 @@ import (
 //	  map in4          { ip : class }                           # pods of the node
 //	  set nets_in4     { class<<20 . ip range }                 # all protocols and ports
 //	  set blocks_in4   { class<<20 . ip range . l4proto . th dport range }
-//	  map classes_in   { class : verdict }                      # 7 : goto in_7, unknown : goto unknown_in
+//	  map classes_in   { class : verdict }   # 7: goto in_7, unknown: goto unknown_in
 //	  set any_in       { class<<20|ident }                      # all protocols and ports
 //	  set allow_in     { class<<20|ident . l4proto . th dport }
 //	  set range_in     { class<<20|ident . l4proto . th dport range }
+//	  set links        { LinkGroup }                            # of pods' links
 //	  chain forward { type filter hook forward priority filter
 //	    ct state established,related ct direction reply accept
 //	    meta l4proto icmp ct state related accept               # and icmpv6
-//	    meta l4proto tcp ct state ! established,related tcp flags & (fin|syn|rst|ack) != syn jump astray
+//	    meta l4proto tcp ct state ! established,related
+//	      tcp flags & (fin|syn|rst|ack) != syn jump astray
 //	    goto forward4 }
 //	  chain forward4 {
 //	    jump egress4
@@ -43,7 +45,7 @@ import (
 //	    meta priority 0 return
 //	    meta priority vmap @classes_in
 //	    drop }
-//	  chain unknown_in { ip daddr PodRanges drop; oifgroup LinkGroup drop }
+//	  chain unknown_in { ip daddr PodRanges drop; oifgroup @links drop }
 //	  chain in_7 { jump source; meta priority set meta priority & 0xfffff | 7<<20 goto allowed_in }
 //	  chain source {
 //	    meta priority set 0
@@ -95,6 +97,9 @@ const (
 	directionSets
 )
 
+// setLinks is the index of the last set.
+const setLinks = 2*familySets + 2*directionSets
+
 // setID is the index of a map or set in Sets.
 func (f *family) setID(kind int) int { return f.Index*familySets + kind }
 
@@ -110,14 +115,14 @@ type layout struct{ *Table }
 // Sets are all maps and sets of the table, at their setID.
 func (layout) Sets() []*nftables.Set {
 	type types []nftables.SetDatatype
-	priority, proto, port := nftables.TypeClassID, nftables.TypeInetProto, nftables.TypeInetService
-	all := make([]*nftables.Set, 2*familySets+2*directionSets)
+	priority, proto, port, group := nftables.TypeClassID, nftables.TypeInetProto, nftables.TypeInetService, nftables.TypeDevGroup
+	all := make([]*nftables.Set, setLinks+1)
 	add := func(at int, name string, key, data types) *nftables.Set {
 		s := &nftables.Set{Name: name, KeyType: nftables.MustConcatSetType(key...), Concatenation: len(key) > 1, IsMap: data != nil}
 		if s.IsMap {
 			s.DataType = data[0]
 		}
-		if key[0].Name == priority.Name { // nft shows them as they are in rules
+		if key[0].Name == priority.Name || key[0].Name == group.Name { // nft shows them as they are in rules
 			s.KeyByteOrder = binaryutil.NativeEndian
 		}
 		all[at] = s
@@ -139,6 +144,7 @@ func (layout) Sets() []*nftables.Set {
 		add(d.setID(setAllow), "allow_"+d.name(), types{priority, proto, port}, nil)
 		add(d.setID(setRange), "range_"+d.name(), types{priority, proto, port}, nil).Interval = true
 	}
+	add(setLinks, "links", types{group}, nil)
 	return all
 }
 
@@ -233,9 +239,7 @@ func (t layout) unknown(d Direction) nftable.Chain {
 		}
 		c.Rules = append(c.Rules, nftable.Rule(f.Is(), f.Inside(at, r), nftable.Drop))
 	}
-	if t.LinkGroup != 0 {
-		c.Rules = append(c.Rules, nftable.Rule(nftable.LoadMeta(link, 0), nftable.Compare(expr.CmpOpEq, 0, t.LinkGroup), nftable.Drop))
-	}
+	c.Rules = append(c.Rules, nftable.Rule(nftable.LoadMeta(link, 0), nftable.Within(0, "links"), nftable.Drop))
 	return c
 }
 

@@ -14,6 +14,9 @@
 //
 // The table is made by the first Apply and outlives the process; Remove deletes it. See layout.go
 // for the table, and package nftable for how the kernel's state follows what is wanted.
+//
+// The entry of a connection in the kernel's connection tracker lets replies pass. A Cutter deletes
+// the entries of connections that the rules forbid by now, while the rules go on changing.
 package rules
 
 import (
@@ -72,6 +75,10 @@ type Change struct {
 	Idents  map[netip.Addr]uint32
 	Pods    map[netip.Addr]*Pod
 	Classes [2]map[uint32]*Class // by Direction and number
+	// LinkGroup is the group of the links of this node's pods, 0 for none; nil is as before. Packets
+	// that come in by such a link from a source, or go out by one to a destination, that no Change
+	// has named are dropped.
+	LinkGroup *uint32
 }
 
 // Config is what the table depends on besides policies.
@@ -81,10 +88,6 @@ type Config struct {
 	// PodRanges are networks of this node's pods. Packets from and to addresses in them that no
 	// Change has named are dropped.
 	PodRanges []netip.Prefix
-	// LinkGroup is the group of the links of this node's pods. Packets that come in by such a link
-	// from a source, or go out by one to a destination, that no Change has named are dropped. 0:
-	// none.
-	LinkGroup uint32
 	// Log tells of repairs; nil is slog.Default.
 	Log *slog.Logger
 }

@@ -4,14 +4,18 @@ import (
 	"context"
 	"log/slog"
 	"net/netip"
+	"sync"
 
 	"github.com/coracle-project/coracle/cluster/nftable"
 )
 
-// Table is the table in the kernel. Its methods are for one goroutine, except Changed.
+// Table is the table in the kernel. Its methods are for one goroutine, except Changed and Allowed.
 type Table struct {
 	Config
 	table *nftable.Table
+
+	// mu guards state, which only that goroutine changes, and others read.
+	mu    sync.RWMutex
 	state *State
 }
 
@@ -59,6 +63,19 @@ func (t *Table) Adopted() (idents map[netip.Addr]uint32, pods map[netip.Addr]Pod
 	return idents, pods
 }
 
+// AdoptedLinkGroup is the group of links that the kernel's table had at Open, as Adopted says of
+// others.
+func (t *Table) AdoptedLinkGroup() (group uint32, exists bool) {
+	if found := t.table.Found(); found != nil {
+		for place := range found.Elements {
+			if place.Set == setLinks {
+				return nftable.FromNative(place.Key), true
+			}
+		}
+	}
+	return 0, false
+}
+
 // Changed gets a value when someone else changed the table. The caller then calls Repair.
 func (t *Table) Changed() <-chan struct{} { return t.table.Changed() }
 
@@ -67,7 +84,10 @@ func (t *Table) Changed() <-chan struct{} { return t.table.Changed() }
 // whole, before.
 func (t *Table) Apply(ctx context.Context, change Change) error {
 	b := t.table.Batch()
-	if err := t.state.apply(b, change); err != nil {
+	t.mu.Lock()
+	err := t.state.apply(b, change)
+	t.mu.Unlock()
+	if err != nil {
 		return err
 	}
 	return t.table.Apply(ctx, b)
@@ -78,7 +98,11 @@ func (t *Table) Apply(ctx context.Context, change Change) error {
 func (t *Table) Repair(ctx context.Context) (differed bool, err error) { return t.table.Repair(ctx) }
 
 // Allowed decides as the kernel's rules do. See State.Allowed.
-func (t *Table) Allowed(c Connection) bool { return t.state.Allowed(c) }
+func (t *Table) Allowed(c Connection) bool {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return t.state.Allowed(c)
+}
 
 // Remove deletes the table of that name, and with it all isolation. It is no error if there is
 // none.

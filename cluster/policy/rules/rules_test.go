@@ -277,9 +277,10 @@ func TestUnknownPodIsDropped(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		config Config
+		group  uint32
 	}{
-		{"by address", config()},
-		{"by link", Config{Name: tableName, LinkGroup: group}},
+		{"by address", config(), 0},
+		{"by link", Config{Name: tableName}, group},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			n := newNode(t)
@@ -288,6 +289,7 @@ func TestUnknownPodIsDropped(t *testing.T) {
 				n.Run(fmt.Sprintf("ip link set pod%d group %d", i+1, group))
 			}
 			change := n.pods(Pod{}, Pod{}, Pod{})
+			change.LinkGroup = &test.group
 			for _, a := range []netip.Addr{n.c.IPv4, n.c.IPv6} {
 				delete(change.Pods, a)
 			}
@@ -353,14 +355,16 @@ func TestPriorityIsRestored(t *testing.T) {
 func TestListing(t *testing.T) {
 	n := newNode(t)
 	table := n.open()
+	group := uint32(1<<30 + 77)
 	want := n.pods(Pod{Ingress: 1}, Pod{Egress: 1}, Pod{Ingress: MaxClass}).
 		with(Ingress, Class{
 			Peers:  []Peer{{identA, port(tcp, 80)}, {identB, PortRange{sctp, 80, 90}}, {MaxIdent, PortRange{}}},
 			Blocks: []Block{block("10.0.0.0", "10.0.0.9", PortRange{}), block("fd00::", "fd00::9", PortRange{}), block("10.1.0.0", "10.1.0.9", PortRange{udp, 1, 2})},
 		}).with(Egress, Class{Blocks: []Block{block("fd00::", "fd00::9", port(tcp, 80))}})
+	want.LinkGroup = &group
 	n.apply(table, want)
 	out := n.Run("nft list ruleset")
-	for _, part := range []string{"chain in_1", "@blocks_out6", "@ident4", "@any_in", "@self6", "10.1.0.0-10.1.0.9"} {
+	for _, part := range []string{"chain in_1", "@blocks_out6", "@ident4", "@any_in", "@self6", "10.1.0.0-10.1.0.9", "@links"} {
 		if !strings.Contains(out, part) {
 			t.Errorf("%q is missing in:\n%s", part, out)
 		}
@@ -368,7 +372,11 @@ func TestListing(t *testing.T) {
 	load(t, n.Node, "flush ruleset\n"+out)
 	<-table.Changed()
 	n.repair(table)
-	idents, pods := n.open().Adopted()
+	again := n.open()
+	if got, exists := again.AdoptedLinkGroup(); !exists || got != group {
+		t.Errorf("repaired, the group of links is %d, %v", got, exists)
+	}
+	idents, pods := again.Adopted()
 	if !maps.Equal(idents, want.Idents) || !maps.EqualFunc(pods, want.Pods, func(p Pod, w *Pod) bool { return p == *w }) {
 		t.Errorf("repaired, there are idents %v and pods %v", idents, pods)
 	}

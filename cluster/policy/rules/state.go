@@ -13,6 +13,7 @@ type State struct {
 	idents    map[netip.Addr]uint32
 	pods      map[netip.Addr]Pod
 	classes   [2]map[uint32]*class
+	linkGroup uint32
 }
 
 // NewState returns a State without pods. The ranges are those of Config.
@@ -63,7 +64,20 @@ func (s *State) apply(b *nftable.Batch, change Change) error {
 			s.setClass(b, Direction(d), number, c)
 		}
 	}
+	if change.LinkGroup != nil {
+		s.setLinkGroup(b, *change.LinkGroup)
+	}
 	return nil
+}
+
+func (s *State) setLinkGroup(b *nftable.Batch, group uint32) {
+	if s.linkGroup != 0 {
+		b.Remove(linkElement(s.linkGroup))
+	}
+	if group != 0 {
+		b.Put(linkElement(group))
+	}
+	s.linkGroup = group
 }
 
 func (s *State) setClass(b *nftable.Batch, d Direction, number uint32, c *Class) {

@@ -1,0 +1,177 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// network notes what it is told, and what the runtime was told before.
+type network struct {
+	*bench
+	name    string
+	told    *[]string
+	failure atomic.Pointer[error]
+}
+
+func (n *network) Admit(_ context.Context, _ *v1.Pod, addresses []netip.Addr) error {
+	*n.told = append(*n.told, fmt.Sprint(n.name, " admits ", addresses, " after ", n.runtime.Calls()))
+	if failure := n.failure.Load(); failure != nil {
+		return *failure
+	}
+	return nil
+}
+
+func (n *network) Gone(types.UID) {
+	*n.told = append(*n.told, n.name+" forgets")
+}
+
+// withNetworks gives a bench networks with names. What they are told is in their order.
+func withNetworks(b *bench, names ...string) (networks []*network, told func() []string) {
+	var all []string
+	for _, name := range names {
+		n := &network{bench: b, name: name, told: &all}
+		networks = append(networks, n)
+		b.runner.Networks = append(b.runner.Networks, n)
+	}
+	return networks, func() []string {
+		synctest.Wait()
+		last := all
+		all = nil
+		return last
+	}
+}
+
+func (b *bench) addresses(p *v1.Pod) []string {
+	v, _ := b.runner.View(p.UID)
+	return v.Observed.IPs
+}
+
+// Networks admit a sandbox before a container of it starts, one after the other. They forget it
+// when it is gone, whether the pod has ended or gets another one.
+func TestNetworksAdmitEachSandbox(t *testing.T) {
+	onBench(t, func(b *bench) {
+		_, told := withNetworks(b, "one", "two")
+		p := b.run(onePod(v1.RestartPolicyAlways, "", "a"))
+		expect := func(when string, want ...string) {
+			t.Helper()
+			if got := told(); !slices.Equal(got, want) {
+				t.Errorf("%s: told is %q, want %q", when, got, want)
+			}
+		}
+		first := b.addresses(p)
+		expect("at first", fmt.Sprintf("one admits %v after [RunPodSandbox]", first), fmt.Sprintf("two admits %v after []", first))
+		b.wantCalls("CreateContainer", "StartContainer")
+
+		b.exit(p, "a", 1)
+		b.wantWaits(p, "running")
+		expect("a container starts again in the same sandbox")
+
+		v, _ := b.runner.View(p.UID)
+		b.runtime.Exit("a", 137)
+		stop := &runtimeapi.StopPodSandboxRequest{PodSandboxId: v.Observed.SandboxStatuses[0].Id}
+		if _, err := b.runtime.StopPodSandbox(b.t.Context(), stop); err != nil {
+			t.Fatal(err)
+		}
+		b.runtime.Calls()
+		b.runner.Wake(p.UID)
+		synctest.Wait()
+		time.Sleep(time.Minute)
+		b.wantWaits(p, "running")
+		second := b.addresses(p)
+		if slices.Equal(first, second) {
+			t.Errorf("both sandboxes have %v", first)
+		}
+		expect("another sandbox", "two forgets", "one forgets",
+			fmt.Sprintf("one admits %v after [RunPodSandbox]", second), fmt.Sprintf("two admits %v after []", second))
+		b.runtime.Calls()
+
+		b.runner.Remove(p)
+		time.Sleep(time.Minute)
+		expect("the pod is removed", "two forgets", "one forgets")
+	})
+}
+
+// A network that refuses a pod keeps its containers from starting, and says why. It is asked again.
+func TestNetworkThatRefuses(t *testing.T) {
+	onBench(t, func(b *bench) {
+		networks, told := withNetworks(b, "one", "two")
+		failure := errors.New("no nftables")
+		networks[0].failure.Store(&failure)
+		p := b.run(onePod(v1.RestartPolicyAlways, "", "a"))
+		b.wantCalls()
+		b.wantEvent("Warning FailedCreatePodSandBox Failed to create pod sandbox: no nftables")
+		if got := told(); !strings.HasPrefix(got[0], "one admits") || slices.ContainsFunc(got, func(s string) bool { return strings.HasPrefix(s, "two") }) {
+			t.Errorf("told is %q", got)
+		}
+		networks[0].failure.Store(nil)
+		time.Sleep(retryMost)
+		synctest.Wait()
+		b.wantWaits(p, "running")
+	})
+}
+
+// A network that refused a pod is told of its end, too: it may know something of it.
+func TestNetworkForgetsWhatItRefused(t *testing.T) {
+	onBench(t, func(b *bench) {
+		networks, told := withNetworks(b, "one")
+		failure := errors.New("no nftables")
+		networks[0].failure.Store(&failure)
+		p := b.run(onePod(v1.RestartPolicyAlways, "", "a"))
+		b.runner.Remove(p)
+		time.Sleep(time.Minute)
+		if got := told(); got[len(got)-1] != "one forgets" {
+			t.Errorf("told is %q", got)
+		}
+	})
+}
+
+// A kubelet that starts finds pods, which networks may not know of. They are admitted even if they
+// end.
+func TestNetworksAdmitPodsThatRunAlready(t *testing.T) {
+	for _, ends := range []bool{false, true} {
+		onBench(t, func(b *bench) {
+			p := b.run(onePod(v1.RestartPolicyAlways, "", "a"))
+			b.runtime.Calls()
+			_, told := withNetworks(b, "one")
+			ctx, cancel := context.WithCancel(b.t.Context())
+			again := NewRunner(ctx, b.runner.Config)
+			if ends {
+				again.RemoveUnknown(p)
+			} else {
+				again.Apply(p)
+			}
+			synctest.Wait()
+			if got := told(); len(got) == 0 || got[0] != fmt.Sprintf("one admits %v after []", b.addresses(p)) || (len(got) > 1) != ends {
+				t.Errorf("ends %v: told is %q", ends, got)
+			}
+			cancel()
+			again.Wait()
+		})
+	}
+}
+
+// Pods of the node's network have no addresses of their own.
+func TestPodsOfTheNodesNetworkAreNotAdmitted(t *testing.T) {
+	onBench(t, func(b *bench) {
+		_, told := withNetworks(b, "one")
+		p := onePod(v1.RestartPolicyAlways, "", "a")
+		p.Spec.HostNetwork = true
+		b.wantWaits(b.run(p), "running")
+		b.delete()
+		if got := told(); len(got) != 0 {
+			t.Errorf("told is %q", got)
+		}
+	})
+}
