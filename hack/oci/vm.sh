@@ -8,6 +8,7 @@
 #   critest       coracled with systemd's cgroups: the CRI validation suite
 #   kubelet       the kubelet's end-to-end tests
 #   integration   kills, crashes and upgrades, and the tests of networks, with SCTP through Services
+#   crashmatrix   a sample of the crash matrix
 #   oomkill       coracled, shim and keeper killed for memory, under systemd
 #   reboot        the machine reset in the middle of each operation; VM_RUN has to take --out DIR, too
 # each in a guest of its own. Names as arguments choose; none is all. VM_MD is the page of
@@ -23,7 +24,7 @@ if [[ -z ${VM_RUN:-} ]]; then
   echo "test-vm: VM_RUN is not set; name a command that runs another in a virtual machine, see hack/oci/vm.sh" >&2
   exit 1
 fi
-(($#)) || set -- engine lc snapshot cgroups cli cri critest kubelet integration oomkill reboot
+(($#)) || set -- engine lc snapshot cgroups cli cri critest kubelet integration crashmatrix oomkill reboot
 out=bin/vm
 mkdir -p "$out"
 # The command line, with its companion.
@@ -47,7 +48,7 @@ rm -rf "$out/criu"
 mkdir "$out/criu"
 ldd "$criu" | awk '$2 == "=>" { print $3 }' | xargs cp -L -t "$out/criu" "$criu"
 # What coracled needs, laid out as bin is.
-if [[ " $* " =~ " "(cri|critest|kubelet|integration|oomkill|reboot)" " ]]; then
+if [[ " $* " =~ " "(cri|critest|kubelet|integration|crashmatrix|oomkill|reboot)" " ]]; then
   make --no-print-directory build-faults testbins tools shards
   rm -rf "${out:?}/bin"
   mkdir -p "$out/bin/tools" "$out/bin/test"
