@@ -73,7 +73,8 @@ func policyCommand() *cobra.Command {
 		p, err := policy.New(set, o)
 		return func() error { return p.Run(ctx) }, err
 	})
-	cmd.Long = `policy enforces NetworkPolicies by nftables, for pods on links that the node routes, with any kubelet. It
+	cmd.Long = `policy enforces NetworkPolicies by nftables, for pods whose packets the node routes, with any kubelet. Packets
+between pods of one bridge are only seen with the sysctls net.bridge.bridge-nf-call-iptables and -ip6tables. It
 needs the rights to list and watch pods, namespaces and networkpolicies, and to create events. While the
 cluster has a policy, addresses in --pod-cidr that no pod is known to have can send and receive nothing, so
 that a pod's first packet does not precede its policies.
