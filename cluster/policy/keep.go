@@ -130,7 +130,7 @@ func (k *keeper) sync(ctx context.Context) error {
 		waiting[i].isolated = k.state.Isolated(w.id)
 	}
 	k.mu.Unlock()
-	report(k.recorder, r.Problems)
+	k.report(k.recorder, r)
 	maps.Copy(k.recheck, r.Recheck)
 	maps.Copy(k.gone, r.Gone)
 	err := failed
@@ -142,6 +142,7 @@ func (k *keeper) sync(ctx context.Context) error {
 		k.close()
 		return err
 	}
+	k.inForce()
 	if err := k.cut(ctx); err != nil {
 		return err
 	}

@@ -117,6 +117,7 @@ type node struct {
 	api  *fake.Clientset
 	p    *Policy
 	stop func()
+	tell func(*Policy) // called before Run, may be nil
 }
 
 func newNode(t *testing.T, objects ...any) *node {
@@ -126,6 +127,7 @@ func newNode(t *testing.T, objects ...any) *node {
 		n.create(o)
 	}
 	n.start()
+	n.synced()
 	return n
 }
 
@@ -146,6 +148,9 @@ func (n *node) start() {
 		default:
 		}
 	}
+	if n.tell != nil {
+		n.tell(n.p)
+	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(n.t.Context()))
 	informers.Start(ctx.Done())
 	done := make(chan error, 1)
@@ -158,6 +163,10 @@ func (n *node) start() {
 		informers.Shutdown()
 	})
 	n.t.Cleanup(n.stop)
+}
+
+func (n *node) synced() {
+	n.t.Helper()
 	select {
 	case <-n.p.ready:
 	case <-time.After(patience):
@@ -446,6 +455,7 @@ func TestRestart(t *testing.T) {
 		t.Error("a pod is admitted by a process that ends")
 	}
 	n.start()
+	n.synced()
 	n.until("the policy is in force again", func() bool { return n.opened == opened+1 && !n.allowed(tcp("10.0.0.9", "10.0.0.1")) })
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -63,6 +63,9 @@ type Result struct {
 	// Gone are addresses of pods of this node that are gone. Another pod may have one already.
 	Gone     map[netip.Addr]bool
 	Problems []Problem
+	// Reviews are about ClusterNetworkPolicies that say something else than before, or of which
+	// something else is not enforced.
+	Reviews []Review
 }
 
 // Take returns what is different since the last time; after Reset, all there is.
@@ -83,6 +86,7 @@ func (s *State) Take() Result {
 	clear(s.moved)
 	s.fresh = false
 	r.Problems, s.problems = s.problems, nil
+	r.Reviews = s.review()
 	return r
 }
 
@@ -134,7 +138,7 @@ func (s *State) takeClass(r *Result, c *class) {
 			"ranges: it allows some of its pods nothing; use fewer", s.limits.All, s.limits.Ranges)
 		now = &rules.Class{}
 	}
-	if before != nil && slices.Equal(before.Peers, now.Peers) && slices.Equal(before.Blocks, now.Blocks) {
+	if before != nil && slices.Equal(before.Peers, now.Peers) && slices.Equal(before.Blocks, now.Blocks) && slices.Equal(before.Decided, now.Decided) {
 		return
 	}
 	s.kept = s.kept.replace(extentOf(before), extentOf(now))
@@ -143,7 +147,7 @@ func (s *State) takeClass(r *Result, c *class) {
 	if before == nil || !stricter(before, now) { // the pods of a new class are of another one than before
 		return
 	}
-	for p := range c.pods {
+	for p := range c.members {
 		for _, a := range p.addresses {
 			r.Recheck[a] = true
 		}
@@ -157,13 +161,10 @@ func (s *State) takeAddress(r *Result, a netip.Addr) {
 	if n := len(at.pods); n > 0 {
 		owner = at.pods[n-1]
 	}
-	var identity uint32
-	if owner != nil && owner.identity != nil {
-		identity = owner.identity.number
-	}
+	identity := owner.end(a).ident()
 	if identity != at.identity {
 		r.Change.Idents[a] = identity
-		if at.identity != 0 {
+		if at.identity != 0 || s.cluster > 0 {
 			r.Recheck[a] = true
 		}
 		at.identity = identity
@@ -197,7 +198,7 @@ func (s *State) takeAddress(r *Result, a netip.Addr) {
 
 // Pending says whether Take has anything to look at.
 func (s *State) Pending() bool {
-	return s.fresh || len(s.dirty)+len(s.stale)+len(s.shifted)+len(s.moved)+len(s.problems) > 0
+	return s.fresh || s.areas.stale || len(s.dirty)+len(s.stale)+len(s.shifted)+len(s.moved)+len(s.problems)+len(s.reviewed) > 0
 }
 
 // Reset has the next Take return all there is.
