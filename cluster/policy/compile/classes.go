@@ -52,6 +52,7 @@ func (s *State) beginClass(c *class) {
 }
 
 func (s *State) endClass(c *class) {
+	s.fits(c)
 	for _, p := range c.data.policies {
 		delete(p.classes[c.data.direction], c)
 	}
@@ -79,12 +80,12 @@ func (s *State) compile(c *class) *rules.Class {
 		return out
 	}
 	if c.number == 0 {
-		s.tooLarge(c.data.policies, "this node's pods have more than %d different sets of policies: some of its pods may do nothing; "+
+		s.tooLarge(c, c.data.policies, "this node's pods have more than %d different sets of policies: some of its pods may do nothing; "+
 			"use fewer policies", crowded-1)
 		return out
 	}
 	if c.data.tiered {
-		return s.compileTiers(&c.data)
+		return s.compileTiers(c)
 	}
 	peers := map[uint32][]rules.PortRange{}
 	var areas []area
@@ -96,7 +97,7 @@ func (s *State) compile(c *class) *rules.Class {
 			elements += mine[i].expanded()
 		}
 		if elements > room {
-			s.tooLarge([]*policy{p}, "its pods would have more than %d combinations of peers and ports together with those of other "+
+			s.tooLarge(c, []*policy{p}, "its pods would have more than %d combinations of peers and ports together with those of other "+
 				"policies: it allows them nothing; use fewer ports or peers", s.limits.Class)
 			continue
 		}
@@ -112,15 +113,29 @@ func (s *State) compile(c *class) *rules.Class {
 	}
 	var ok bool
 	if out.Blocks, ok = disjoint(areas, s.limits.Class); !ok {
-		s.tooLarge(c.data.policies, "the ranges of addresses and ports of its pods' policies overlap in too many ways, more than %d: "+
+		s.tooLarge(c, c.data.policies, "the ranges of addresses and ports of its pods' policies overlap in too many ways, more than %d: "+
 			"none of them is allowed; use fewer", s.limits.Class)
 	}
 	return out
 }
 
-func (s *State) tooLarge(all []*policy, format string, args ...any) {
+// tooLarge tells that policies are not enforced in full for the pods of a class.
+func (s *State) tooLarge(c *class, all []*policy, format string, args ...any) {
+	n := notice{ReasonTooLarge, fmt.Sprintf(format, args...)}
 	for _, p := range all {
-		s.tell(p, Problem{p.object, ReasonTooLarge, fmt.Sprintf(format, args...)})
+		s.tell(p, Problem{p.object, n.reason, n.message})
+		p.large[c] = n
+		s.another(p)
+	}
+}
+
+// fits forgets that policies were too large for a class.
+func (s *State) fits(c *class) {
+	for _, p := range c.data.policies {
+		if _, was := p.large[c]; was {
+			delete(p.large, c)
+			s.another(p)
+		}
 	}
 }
 

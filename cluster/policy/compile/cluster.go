@@ -26,7 +26,12 @@ func reviewOf(p *policy) Review {
 	byText := func(a, b notice) int {
 		return cmp.Or(cmp.Compare(a.reason, b.reason), cmp.Compare(a.message, b.message))
 	}
-	for _, n := range slices.SortedFunc(maps.Keys(p.told), byText) {
+	all := slices.Collect(maps.Values(p.large))
+	for _, problem := range p.problems {
+		all = append(all, notice{problem.Reason, problem.Message})
+	}
+	slices.SortFunc(all, byText)
+	for _, n := range slices.Compact(all) {
 		r.Problems = append(r.Problems, Problem{p.object, n.reason, n.message})
 	}
 	return r
@@ -42,8 +47,15 @@ func (s *State) SetClusterPolicy(o *policyv1alpha2.ClusterNetworkPolicy) {
 		s.count(1)
 	}
 	if p, another := s.policy(o, &o.Spec); another {
-		s.reviewed[o.Name] = true
 		s.mean(p, s.parseCluster(o))
+		s.another(p)
+	}
+}
+
+// another notes that something else is to be said of a policy, if its status can say it.
+func (s *State) another(p *policy) {
+	if p.tier != networkTier {
+		s.reviewed[p.object.GetName()] = true
 	}
 }
 

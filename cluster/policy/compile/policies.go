@@ -23,7 +23,8 @@ type policy struct {
 	spec   any // of object
 	meaning
 	classes [2]map[*class]bool
-	told    map[notice]bool // of this meaning
+	told    map[notice]bool   // of this meaning
+	large   map[*class]notice // that it is too large for
 }
 
 // Object is a NetworkPolicy or a ClusterNetworkPolicy.
@@ -126,7 +127,7 @@ func (s *State) policy(o Object, spec any) (p *policy, another bool) {
 	p = s.policies[name]
 	if p == nil {
 		s.lastPolicy++
-		p = &policy{id: s.lastPolicy, classes: [2]map[*class]bool{{}, {}}}
+		p = &policy{id: s.lastPolicy, classes: [2]map[*class]bool{{}, {}}, large: map[*class]notice{}}
 		s.policies[name] = p
 	}
 	another = !equality.Semantic.DeepEqual(p.spec, spec)
@@ -193,9 +194,6 @@ func (s *State) tell(p *policy, problems ...Problem) {
 		if n := (notice{problem.Reason, problem.Message}); !p.told[n] {
 			p.told[n] = true
 			s.problems = append(s.problems, problem)
-			if p.tier != networkTier {
-				s.reviewed[p.object.GetName()] = true
-			}
 		}
 	}
 }

@@ -118,6 +118,7 @@ func (s *State) takeClasses(r *Result) {
 func (s *State) takeClass(r *Result, c *class) {
 	d, n := c.data.direction, number(c)
 	before := s.sent[d][n]
+	s.fits(c)
 	if !s.live(c) {
 		delete(s.short, c)
 		if s.numbered(d, n) {
@@ -134,7 +135,7 @@ func (s *State) takeClass(r *Result, c *class) {
 	delete(s.short, c)
 	if kept := s.kept.replace(extentOf(before), extentOf(now)); kept.elements > s.limits.All || kept.ranges > s.limits.Ranges {
 		s.short[c] = true
-		s.tooLarge(c.data.policies, "the policies of this node's pods have more than %d combinations of peers and ports, or more than %d "+
+		s.tooLarge(c, c.data.policies, "the policies of this node's pods have more than %d combinations of peers and ports, or more than %d "+
 			"ranges: it allows some of its pods nothing; use fewer", s.limits.All, s.limits.Ranges)
 		now = &rules.Class{}
 	}

@@ -136,13 +136,13 @@ type compiler struct {
 // compileTiers says what the pods of a class may receive or send, where ClusterNetworkPolicies are
 // about them. If it would take too much room or time, they may do nothing: no rule can be left out
 // where others depend on it.
-func (s *State) compileTiers(c *classData) *rules.Class {
+func (s *State) compileTiers(c *class) *rules.Class {
 	const effort = 64 // per element
-	w := &compiler{classData: c, steps: steps(c), isolated: c.isolated(), budget: effort * s.limits.Class}
+	w := &compiler{classData: &c.data, steps: steps(&c.data), isolated: c.data.isolated(), budget: effort * s.limits.Class}
 	out := &rules.Class{Decided: []uint32{crowdedIdent}}
 	ok := !s.areas.tooMany && w.compile(out, s.limits.Class) && extentOf(out).elements <= s.limits.Class
 	if !ok {
-		s.tooLarge(c.policies, "the rules of its pods' policies have more than %d combinations of peers and ports together: these pods may "+
+		s.tooLarge(c, c.data.policies, "the rules of its pods' policies have more than %d combinations of peers and ports together: these pods may "+
 			"do nothing; use fewer rules, ports or networks", s.limits.Class)
 		return &rules.Class{}
 	}

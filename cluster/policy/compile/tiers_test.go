@@ -477,8 +477,15 @@ func TestClusterPoliciesThatAreTooLarge(t *testing.T) {
 		if !w.allows("y/a z/a:80") {
 			t.Errorf("%s: a pod that no policy is about is isolated", name)
 		}
+		if len(r.Reviews) != 1 || len(r.Reviews[0].Problems) == 0 {
+			t.Errorf("%s: reviews %v", name, r.Reviews)
+		}
 		w.state.SetClusterPolicy(wall("p", 1, 1, action("Deny", 5)))
-		if w.take(); !w.allows("x/a 198.51.100.7:80") || w.allows("x/a 203.0.1.1:80") {
+		r = w.take()
+		if len(r.Reviews) != 1 || len(r.Reviews[0].Problems) != 0 {
+			t.Errorf("%s: reviews of a policy that was made smaller: %v", name, r.Reviews)
+		}
+		if !w.allows("x/a 198.51.100.7:80") || w.allows("x/a 203.0.1.1:80") {
 			t.Errorf("%s: a policy that was made smaller is not enforced", name)
 		}
 	}
@@ -541,3 +548,33 @@ func TestPortSets(t *testing.T) {
 func (s portSet) minus(o portSet) portSet  { return s.without(&o) }
 func (s portSet) common(o portSet) portSet { return s.and(&o) }
 func (s portSet) plus(o portSet) portSet   { return s.or(&o) }
+
+// A policy whose pods have room again, as another one is gone, says so.
+func TestRoomAgain(t *testing.T) {
+	t.Parallel()
+	w := model(t)
+	w.state.limits = Limits{Policy: 1000, Class: 1000, All: 10000, Ranges: 100}
+	deny := func(i int) policyv1alpha2.ClusterNetworkPolicyEgressRule {
+		return policyv1alpha2.ClusterNetworkPolicyEgressRule{
+			Action: policyv1alpha2.ClusterNetworkPolicyRuleActionDeny,
+			To:     []policyv1alpha2.ClusterNetworkPolicyEgressPeer{{Networks: []policyv1alpha2.CIDR{policyv1alpha2.CIDR(fmt.Sprintf("203.0.%d.0/25", i))}}},
+		}
+	}
+	w.state.SetClusterPolicy(wall("first", 1, 60, deny))
+	w.take()
+	second := wall("second", 2, 60, deny)
+	second.Spec.Subject.Namespaces.MatchLabels["ns"] = "z"
+	w.state.SetClusterPolicy(second)
+	r := w.take()
+	if len(r.Reviews) != 1 || r.Reviews[0].Policy.Name != "second" || len(r.Reviews[0].Problems) != 1 {
+		t.Fatalf("reviews %v", r.Reviews)
+	}
+	w.state.DeleteClusterPolicy("first")
+	r = w.take()
+	if len(r.Reviews) != 1 || r.Reviews[0].Policy.Name != "second" || len(r.Reviews[0].Problems) != 0 {
+		t.Errorf("reviews %v", r.Reviews)
+	}
+	if w.allows("z/a 203.0.1.1:80") || !w.allows("z/a 203.0.1.128:80") {
+		t.Error("the policy that has room now is not enforced")
+	}
+}
