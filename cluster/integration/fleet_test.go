@@ -36,12 +36,15 @@ func fleets(ctx context.Context, t *testing.T) client.WithWatch {
 		t.Fatal(err)
 	}
 	create(ctx, t, c, crd)
-	await(ctx, t, c, &apiextensionsv1.CustomResourceDefinitionList{}, crd, func(crd *apiextensionsv1.CustomResourceDefinition) bool {
-		return slices.ContainsFunc(crd.Status.Conditions, func(c apiextensionsv1.CustomResourceDefinitionCondition) bool {
-			return c.Type == apiextensionsv1.Established && c.Status == apiextensionsv1.ConditionTrue
-		})
-	})
+	await(ctx, t, c, &apiextensionsv1.CustomResourceDefinitionList{}, crd, established)
 	return c
+}
+
+// established says whether the API serves what a definition defines.
+func established(crd *apiextensionsv1.CustomResourceDefinition) bool {
+	return slices.ContainsFunc(crd.Status.Conditions, func(c apiextensionsv1.CustomResourceDefinitionCondition) bool {
+		return c.Type == apiextensionsv1.Established && c.Status == apiextensionsv1.ConditionTrue
+	})
 }
 
 // A demo operator runs unchanged, outside of the cluster and in a pod of it. It goes on through kills of the cluster

@@ -160,7 +160,7 @@ func (k *keeper) sync(ctx context.Context) error {
 		waiting[i].isolated = k.state.Isolated(w.id)
 	}
 	k.mu.Unlock()
-	report(k.recorder, r.Problems)
+	k.report(k.recorder, r)
 	maps.Copy(k.recheck, r.Recheck)
 	k.cuts.add(nil, r.Gone)
 	err := failed
@@ -172,6 +172,7 @@ func (k *keeper) sync(ctx context.Context) error {
 		k.close(err)
 		return err
 	}
+	k.inForce()
 	k.cuts.add(k.recheck, nil)
 	clear(k.recheck)
 	k.admit(waiting)

@@ -2,6 +2,7 @@ package policy
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"net"
 	"net/netip"
@@ -11,11 +12,16 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/net/icmp"
+	"golang.org/x/net/ipv4"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
+	cachetesting "k8s.io/client-go/tools/cache/testing"
+	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
+	"sigs.k8s.io/yaml"
 
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/policy/rules"
@@ -31,6 +37,8 @@ type live struct {
 	api *fake.Clientset
 	p   *Policy
 	did chan struct{}
+	// tiers, if not nil, are the API's ClusterNetworkPolicies.
+	tiers *cachetesting.FakeControllerSource
 }
 
 func newLive(t testing.TB) *live {
@@ -56,6 +64,13 @@ func (l *live) run() (stop func()) {
 	})
 	if err != nil {
 		l.t.Fatal(err)
+	}
+	if l.tiers != nil {
+		definitions := cachetesting.NewFakeControllerSource()
+		definitions.Add(definition(true, "v1alpha2"))
+		l.p.cluster = newClusterPolicies(l.p)
+		l.p.cluster.definition, l.p.cluster.objects = noStreams{definitions}, noStreams{l.tiers}
+		l.p.cluster.write = func(context.Context, string, []byte) error { return nil }
 	}
 	l.p.did = func() {
 		select {
@@ -238,6 +253,140 @@ func TestPackets(t *testing.T) {
 		t.Fatal(err)
 	}
 	l.until("all is allowed again", func() bool { return reaches(c, a) })
+	stop()
+	if tables := l.Run("nft list tables"); strings.Contains(tables, testTable) {
+		t.Errorf("left is %s", tables)
+	}
+}
+
+func (l *live) clusterPolicy(name, spec string) *policyv1alpha2.ClusterNetworkPolicy {
+	l.t.Helper()
+	p := &policyv1alpha2.ClusterNetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	if err := yaml.UnmarshalStrict([]byte(spec), &p.Spec); err != nil {
+		l.t.Fatal(err)
+	}
+	return p
+}
+
+// ping returns nil if a pod gets an answer to what has no ports.
+func ping(t *testing.T, from, to *testnet.Space) error {
+	t.Helper()
+	conn := from.ListenIP("ip4:icmp")
+	defer conn.Close()
+	text := []byte("is " + to.Name + " there?")
+	question := icmp.Message{Type: ipv4.ICMPTypeEcho, Body: &icmp.Echo{ID: 7, Seq: 1, Data: text}}
+	packet, err := question.Marshal(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.WriteTo(packet, &net.IPAddr{IP: to.IPv4.AsSlice()}); err != nil {
+		return err
+	}
+	_ = conn.SetReadDeadline(time.Now().Add(testnet.Silence))
+	for buffer := make([]byte, 1500); ; {
+		n, _, err := conn.ReadFrom(buffer)
+		if err != nil {
+			return err
+		}
+		answer, err := icmp.ParseMessage(1, buffer[:n])
+		if err != nil {
+			return err
+		}
+		if echo, ok := answer.Body.(*icmp.Echo); ok && answer.Type == ipv4.ICMPTypeEchoReply && bytes.Equal(echo.Data, text) {
+			return nil
+		}
+	}
+}
+
+// Real packets follow ClusterNetworkPolicies: what is denied is so although a network around it is
+// accepted, other ports and protocols pass, and NetworkPolicies have their turn between the tiers.
+func TestPacketsInTiers(t *testing.T) {
+	t.Parallel()
+	l := newLive(t)
+	l.tiers = cachetesting.NewFakeControllerSource()
+	a, b, c := l.pod("x", "a"), l.pod("x", "b"), l.pod("y", "c")
+	l.Outside.Serve("tcp", 80)
+	a.Serve("tcp", 81)
+	stop := l.run()
+	<-l.did
+	for _, from := range []*testnet.Space{a, b, c, l.Outside} {
+		for _, to := range []*testnet.Space{a, b, c, l.Outside} {
+			if from != to && !reaches(from, to) {
+				t.Fatalf("%s does not reach %s, and there is no policy", from.Name, to.Name)
+			}
+		}
+	}
+	if err := ping(t, c, a); err != nil {
+		t.Fatalf("pods do not ping each other, and there is no policy: %v", err)
+	}
+	conn, err := c.Dial("tcp", at(a.IPv4))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	wall := l.clusterPolicy("wall", `{tier: Admin, priority: 10, subject: {namespaces: {matchLabels: {ns: x}}},
+		ingress: [{action: Deny, from: [{namespaces: {matchLabels: {ns: "y"}}}], protocols: [{tcp: {destinationPort: {number: 80}}}]}],
+		egress: [{action: Deny, to: [{pods: {podSelector: {matchLabels: {pod: b}}}}]}, {action: Accept, to: [{networks: [10.244.0.0/16, "fd00:244::/32"]}]},
+			{action: Deny, to: [{networks: [0.0.0.0/0, "::/0"]}]}]}`)
+	l.tiers.Add(wall)
+	l.until("another namespace is denied", func() bool { return refused(c, a) })
+	r := bufio.NewReader(conn)
+	if _, err := r.ReadString('\n'); err != nil { // the server's first word, from before
+		t.Fatal(err)
+	}
+	_ = conn.SetDeadline(time.Now().Add(testnet.Silence))
+	_, _ = conn.Write([]byte("more\n"))
+	if got, err := r.ReadString('\n'); err == nil {
+		t.Errorf("a connection that is denied now goes on: %q", got)
+	}
+	inTiers := func() {
+		t.Helper()
+		if !refused(a, b) {
+			t.Error("a pod that is denied is reached by the network around it")
+		}
+		if !reaches(a, c) || !reaches(b, a) || !reaches(l.Outside, a) || !reaches(&l.Space, a) {
+			t.Error("what no rule denies is denied")
+		}
+		if !refused(a, l.Outside) || !reaches(c, l.Outside) {
+			t.Error("a network is not denied to the subject, or to others")
+		}
+		if _, err := c.Ask("tcp", netip.AddrPortFrom(a.IPv4, 81).String()); err != nil {
+			t.Errorf("another port is denied: %v", err)
+		}
+		if err := ping(t, c, a); err != nil {
+			t.Errorf("another protocol is denied: %v", err)
+		}
+		if ping(t, a, b) == nil {
+			t.Error("a pod that is denied is pinged")
+		}
+	}
+	inTiers()
+	if !refused(c, b) {
+		t.Error("a pod of the subject is reached")
+	}
+	l.Run("nft flush ruleset")
+	l.until("what another program removed is back", func() bool { return refused(c, a) })
+	stop()
+	inTiers()
+	stop = l.run()
+	<-l.did
+	inTiers()
+
+	// A NetworkPolicy is asked about what is passed on or about what no rule matches.
+	l.policy("alone", networkingv1.NetworkPolicySpec{PodSelector: metav1.LabelSelector{MatchLabels: map[string]string{"pod": "a"}}})
+	l.until("the NetworkPolicy is in force", func() bool { return refused(b, a) })
+	accept := l.clusterPolicy("friends", `{tier: Admin, priority: 5, subject: {namespaces: {}}, ingress: [{action: Accept, from: [{namespaces: {matchLabels: {ns: "y"}}}]}]}`)
+	l.tiers.Add(accept)
+	l.until("a policy of higher precedence accepts", func() bool { return reaches(c, a) })
+	if !refused(b, a) || !refused(l.Outside, a) {
+		t.Error("what is accepted is too much")
+	}
+	if err := l.api.NetworkingV1().NetworkPolicies("x").Delete(t.Context(), "alone", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	l.tiers.Delete(accept.DeepCopy())
+	l.tiers.Delete(wall.DeepCopy())
+	l.until("all is allowed again", func() bool { return reaches(c, b) && reaches(a, l.Outside) })
 	stop()
 	if tables := l.Run("nft list tables"); strings.Contains(tables, testTable) {
 		t.Errorf("left is %s", tables)

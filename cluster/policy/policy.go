@@ -1,5 +1,5 @@
-// Package policy enforces NetworkPolicies for the pods of one node: package compile translates
-// them, and package rules keeps them in the kernel.
+// Package policy enforces NetworkPolicies and ClusterNetworkPolicies for the pods of one node:
+// package compile translates them, and package rules keeps them in the kernel.
 //
 // A change is in force as soon as the informers tell of it; changes that come meanwhile are put in
 // force together. Nothing is polled. While the cluster has no policy there is no table in the
@@ -25,6 +25,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 
@@ -49,6 +50,11 @@ type Options struct {
 	LinkGroup func(context.Context) (uint32, error)
 	// Health is told whether policies are in force; it may be nil.
 	Health *health.Part
+	// API is how ClusterNetworkPolicies are read, whose definition may be installed or removed at any
+	// time, and how their status is written; nil for the component's own identity. It needs the
+	// rights to list and watch customresourcedefinitions and clusternetworkpolicies, and to patch
+	// clusternetworkpolicies/status.
+	API *rest.Config
 }
 
 // The pauses after a failure, between repairs of rules that others change, and before connections
@@ -71,14 +77,15 @@ type table interface {
 	Close() error
 }
 
-// Policy enforces NetworkPolicies on this node.
+// Policy enforces policies on this node.
 type Policy struct {
 	Options
-	set    *client.Set
-	synced []cache.DoneChecker
-	wake   chan struct{} // there is something to put in force
-	ready  chan struct{} // closed when the API's objects are known
-	ended  chan struct{} // closed when Run ends
+	set     *client.Set
+	cluster *clusterPolicies // nil without an API for them
+	synced  []cache.DoneChecker
+	wake    chan struct{} // there is something to put in force
+	ready   chan struct{} // closed when the API's objects are known
+	ended   chan struct{} // closed when Run ends
 
 	runtime chan struct{} // the runtime was started
 
@@ -129,6 +136,15 @@ func New(set *client.Set, o Options) (*Policy, error) {
 		}
 		p.synced = append(p.synced, registration.HasSyncedChecker())
 	}
+	if o.API == nil {
+		o.API = set.Config
+	}
+	if o.API != nil {
+		p.cluster = newClusterPolicies(p)
+		if err := p.cluster.use(o.API); err != nil {
+			return nil, fmt.Errorf("watch for ClusterNetworkPolicies: %w", err)
+		}
+	}
 	return p, nil
 }
 
@@ -143,15 +159,21 @@ func openTable(c rules.Config) (table, error) {
 // Run keeps the rules until ctx ends. They stay in the kernel then. It is called once.
 func (p *Policy) Run(ctx context.Context) error {
 	defer close(p.ended)
-	var asking sync.WaitGroup
-	defer asking.Wait()
+	var parts sync.WaitGroup
+	defer parts.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	answers := make(chan answered)
 	if p.LinkGroup != nil {
-		asking.Go(func() { p.askLinks(ctx, answers) })
+		parts.Go(func() { p.askLinks(ctx, answers) })
 	}
-	if !cache.WaitFor(ctx, "network policies", p.synced...) {
+	synced := p.synced
+	if p.cluster != nil {
+		parts.Go(func() { p.cluster.run(ctx) })
+		parts.Go(func() { p.cluster.writeStatuses(ctx) })
+		synced = append(slices.Clip(synced), p.cluster)
+	}
+	if !cache.WaitFor(ctx, "network policies", synced...) {
 		return nil
 	}
 	recorder, flush := p.set.Recorder("coracle-policy", p.NodeName)
@@ -273,10 +295,20 @@ func Cleanup(table string) error {
 }
 
 // report tells of what is not enforced.
-func report(recorder record.EventRecorder, problems []compile.Problem) {
-	for _, problem := range problems {
-		slog.Warn("network policy is not enforced in full; it allows less", "policy", problem.Policy.Namespace+"/"+problem.Policy.Name,
-			"reason", problem.Message)
+func (p *Policy) report(recorder record.EventRecorder, r compile.Result) {
+	for _, problem := range r.Problems {
+		slog.Warn("network policy is not enforced in full; it allows less",
+			"policy", types.NamespacedName{Namespace: problem.Policy.GetNamespace(), Name: problem.Policy.GetName()}, "reason", problem.Message)
 		recorder.Event(problem.Policy, corev1.EventTypeWarning, problem.Reason, problem.Message)
+	}
+	if p.cluster != nil {
+		p.cluster.status.add(r.Reviews)
+	}
+}
+
+// inForce has the status of policies say what was put in force.
+func (p *Policy) inForce() {
+	if p.cluster != nil {
+		p.cluster.status.inForce()
 	}
 }

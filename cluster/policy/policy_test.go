@@ -160,6 +160,7 @@ type node struct {
 
 	board     health.Board
 	linkGroup func(context.Context) (uint32, error)
+	prepare   func(*Policy) // called before Run, may be nil
 }
 
 func newNode(t *testing.T, objects ...any) *node {
@@ -190,6 +191,9 @@ func (n *node) start() {
 	}
 	n.p.open, n.p.remove = n.open, n.remove
 	n.p.did = n.tell
+	if n.prepare != nil {
+		n.prepare(n.p)
+	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(n.t.Context()))
 	informers.Start(ctx.Done())
 	done := make(chan error, 1)
@@ -202,6 +206,10 @@ func (n *node) start() {
 		informers.Shutdown()
 	})
 	n.t.Cleanup(n.stop)
+}
+
+func (n *node) synced() {
+	n.t.Helper()
 	select {
 	case <-n.p.ready:
 	case <-time.After(patience):
@@ -431,6 +439,7 @@ func TestRestart(t *testing.T) {
 		t.Error("a pod is admitted by a process that ends")
 	}
 	n.start()
+	n.synced()
 	n.until("the policy is in force again", func() bool { return n.opened == opened+1 && !n.allowed(tcp("10.0.0.9", "10.0.0.1")) })
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -298,6 +298,6 @@ func (a *Asker) judge(c *Connection, from netip.Addr, protocol byte) {
 	case denied < used:
 		c.Verdict, c.Because = Partly, fmt.Sprintf("policies deny %d of %d endpoints", denied, used)
 	default:
-		c.Verdict, c.Because = Denied, "no rule of the policies allows it"
+		c.Verdict, c.Because = Denied, "policies deny it"
 	}
 }

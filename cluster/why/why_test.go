@@ -277,9 +277,9 @@ func TestPolicies(t *testing.T) {
 	}{
 		{nil, "svc/web", Reached, ""},
 		{denies{one}, "svc/web", Partly, "policies deny 1 of 2 endpoints"},
-		{denies{one, two}, "svc/web", Denied, "no rule of the policies allows it"},
-		{denies{one}, "pod/web-1", Denied, "no rule of the policies allows it"},
-		{nil, "pod/web-1:53/udp", Denied, "no rule of the policies allows it"},
+		{denies{one, two}, "svc/web", Denied, "policies deny it"},
+		{denies{one}, "pod/web-1", Denied, "policies deny it"},
+		{nil, "pod/web-1:53/udp", Denied, "policies deny it"},
 		{denies{one, two}, "svc/empty", Refused, "it has no endpoint that is ready"},
 	} {
 		a.Policies = tc.denied

@@ -62,6 +62,8 @@ C
 plain_http = true
 [image.registry."docker.io"]
 mirrors = ["$registry"]
+[image.registry."registry.k8s.io"]
+mirrors = ["$registry"]
 [network]
 cni_conf_dir = "$dir/cni" # empty: the built-in network
 C

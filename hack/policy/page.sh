@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
-# page.sh PAGE CASES LIST PASSED FAILED LEFT-OUT: writes the page of what passed: CASES are cyclonus' results and LIST its cases,
-# the others names of specs of Kubernetes' suite.
+# page.sh PAGE CASES LIST PASSED FAILED LEFT-OUT TIERS: writes the page of what passed: CASES are cyclonus' results and LIST its
+# cases, TIERS the results of the tests of ClusterNetworkPolicy, the others names of specs of Kubernetes' suite.
 set -euo pipefail
-page=$1 cases=$2 list=$3 passed=$4 failed=$5 left=$6
+page=$1 cases=$2 list=$3 passed=$4 failed=$5 left=$6 tiers=$7
 tmp=$(mktemp "$page.XXXXXX")
 trap 'rm -f "$tmp"' EXIT
 
 # lines STATE: cases, with a remark if there is one.
 lines() { sort -t$'\t' -k2n "$cases" | awk -F'\t' -v state="$1" '$1 == state {print "- " $2 " `" $3 "`" ($4 == "" ? "" : ": " $4)}'; }
+# tiers STATE: tests of ClusterNetworkPolicy.
+tiers() { sed -n "s|^$1\t\(.*\)|- \`\1\`|p" "$tiers"; }
 # some TITLE TEXT: a section, if there are any lines of it on stdin.
 some() {
   local text
@@ -48,6 +50,20 @@ C
   sort -u "$failed" | sed 's/^/- /' | some Failed ''
   sort -u "$passed" | sed 's/^/- /' | some Passed ''
   sort -u "$left" | sed 's/^/- /' | some 'Left out' 'They need SCTP sockets, which this kernel does not have.'
+  cat <<'C'
+## ClusterNetworkPolicy
+
+The tests of [ClusterNetworkPolicy](https://network-policy-api.sigs.k8s.io/) 0.2.0, with the API of the experimental channel. A
+test makes policies and has pods of four namespaces, and pods of the host's network, connect to each other by TCP, UDP and
+SCTP, until the result is the expected one, and once more.
+
+Pods speak SCTP by raw sockets, as this kernel has no SCTP sockets: an INIT and its INIT ACK, which are what policies decide
+about.
+
+C
+  tiers FAIL | some Failed ''
+  tiers PASS | some Passed ''
+  tiers SKIP | some 'Left out' 'Peers by nodes are experimental and not supported: such a rule accepts nothing or denies everything, and the policy says so.'
 } | cat -s | sed -e '${/^$/d}' >"$tmp"
 chmod 0644 "$tmp"
 mv "$tmp" "$page"

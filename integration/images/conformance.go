@@ -75,7 +75,7 @@ func (s Source) Conformance() ([]Named, error) {
 	return list, nil
 }
 
-// Policy are the images of network policies' tests: Kubernetes' own, and those of cyclonus with its program that probes. What
+// Policy are the images of network policies' tests: Kubernetes' own, those of ClusterNetworkPolicy, and those of cyclonus with its program that probes. What
 // is in them is built by hack/policy/build.sh into Bin's neighbour policy.
 func (s Source) Policy() ([]Named, error) {
 	base, err := s.BusyboxImage()
@@ -85,9 +85,15 @@ func (s Source) Policy() ([]Named, error) {
 	dir := filepath.Join(filepath.Dir(s.Bin), "policy")
 	host := base.Over(ocispec.ImageConfig{Entrypoint: []string{"/agnhost"}, Env: []string{path}},
 		ociimage.Layer{Files: []ociimage.File{{Path: "agnhost", Mode: 0o755, Source: filepath.Join(dir, "agnhost")}}})
+	shell, err := hostPrograms([]string{"bash"})
+	if err != nil {
+		return nil, err
+	}
+	houses := host.Over(ocispec.ImageConfig{Entrypoint: []string{"/agnhost"}, Cmd: []string{"pause"}, Env: []string{path}}, shell,
+		ociimage.Layer{Files: []ociimage.File{{Path: "bin/bash", Mode: 0o777, Symlink: "/usr/bin/bash"}}})
 	worker := host.Over(ocispec.ImageConfig{Entrypoint: []string{"/worker"}, Env: []string{path}},
 		ociimage.Layer{Files: []ociimage.File{{Path: "worker", Mode: 0o755, Source: filepath.Join(dir, "worker")}}})
-	return []Named{{"e2e-test-images/agnhost:2.63.0", host}, {"mfenwick100/cyclonus-worker:latest", worker}}, nil
+	return []Named{{"e2e-test-images/agnhost:2.63.0", host}, {"e2e-test-images/agnhost:2.45", houses}, {"mfenwick100/cyclonus-worker:latest", worker}}, nil
 }
 
 // agnhost is the image of the suite's own program, with what its Dockerfile adds to it.

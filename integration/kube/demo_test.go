@@ -139,7 +139,7 @@ func TestDemo(t *testing.T) {
 	}
 	kubectl("create", "-f", policy)
 	said := ""
-	for end := time.Now().Add(patience); !strings.Contains(said, ":80/TCP: denied: no rule of the policies allows it\n") && time.Now().Before(end); {
+	for end := time.Now().Add(patience); !strings.Contains(said, ":80/TCP: denied: policies deny it\n") && time.Now().Before(end); {
 		said = coracle("why", visitor, "web")
 	}
 	if strings.Count(said, "\n    ingress denied: no rule of default/closed allows it\n") != 2 {

@@ -25,8 +25,8 @@ func policyTable(port int) string { return "coracle-policy-" + strconv.Itoa(port
 // policiesOff is what status and doctor say of a cluster that enforces none.
 const policiesOff = "off (--network-policies=false): a network plugin enforces NetworkPolicies, or nothing does"
 
-// newPolicy makes what enforces network policies in the whole cluster's process. It writes Events
-// only.
+// newPolicy makes what enforces network policies in the whole cluster's process. It writes Events,
+// and the status of ClusterNetworkPolicies. Upstream has no role for these.
 func newPolicy(server *apiserver.Server, api apiOptions, n nodeOptions, part *health.Part) (*policy.Policy, error) {
 	set, err := in(server, user.KubeProxy)
 	if err != nil {
@@ -34,6 +34,7 @@ func newPolicy(server *apiserver.Server, api apiOptions, n nodeOptions, part *he
 	}
 	return policy.New(set, policy.Options{
 		Table: policyTable(api.port), NodeName: n.name, Health: part,
+		API:       server.ClientConfig("system:coracle-policy", user.SystemPrivilegedGroup),
 		LinkGroup: func(ctx context.Context) (uint32, error) { return linkGroup(ctx, n.cri) },
 	})
 }
@@ -66,17 +67,19 @@ func linkGroup(ctx context.Context, endpoint string) (uint32, error) {
 func policyCommand() *cobra.Command {
 	var o policy.Options
 	var pods []string
-	cmd := alone("policy", "enforce NetworkPolicies for this node's pods, alone", func(ctx context.Context, set *client.Set) (run func() error, err error) {
+	cmd := alone("policy", "enforce network policies for this node's pods, alone", func(ctx context.Context, set *client.Set) (run func() error, err error) {
 		if o.PodRanges, err = networks("--pod-cidr", pods); err != nil {
 			return nil, err
 		}
 		p, err := policy.New(set, o)
 		return func() error { return p.Run(ctx) }, err
 	})
-	cmd.Long = `policy enforces NetworkPolicies by nftables, for pods whose packets the node routes, with any kubelet. Packets
-between pods of one bridge are only seen with the sysctls net.bridge.bridge-nf-call-iptables and -ip6tables. It
-needs the rights to list and watch pods, namespaces and networkpolicies, and to create events. While the
-cluster has a policy, addresses in --pod-cidr that no pod is known to have can send and receive nothing, so
+	cmd.Long = `policy enforces NetworkPolicies and ClusterNetworkPolicies by nftables, for pods whose packets the node
+routes, with any kubelet. Packets between pods of one bridge are only seen with the sysctls
+net.bridge.bridge-nf-call-iptables and -ip6tables. It needs the rights to list and watch pods, namespaces,
+networkpolicies, customresourcedefinitions and clusternetworkpolicies, to create events, and to patch
+clusternetworkpolicies/status. While the cluster has a policy, addresses in --pod-cidr that no pod is known
+to have can send and receive nothing, so
 that a pod's first packet does not precede its policies.
 
 Its rules stay when it ends, so that a restart opens nothing; "coracle-kube policy remove" removes them.`

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
@@ -66,7 +67,11 @@ func (d decider) Decide(source, destination netip.Addr, protocol byte, port uint
 func direction(h compile.Half) why.Direction {
 	names := func(all []types.NamespacedName) (texts []string) {
 		for _, n := range all {
-			texts = append(texts, n.String())
+			if n.Namespace == "" {
+				texts = append(texts, "ClusterNetworkPolicy "+n.Name)
+			} else {
+				texts = append(texts, n.String())
+			}
 		}
 		return texts
 	}
@@ -78,8 +83,18 @@ func direction(h compile.Half) why.Direction {
 		d.Because = "the pod is on another node, which decides"
 	case h.Kind == compile.Itself:
 		d.Because = "a pod always reaches itself"
+	case h.Unplaced:
+		d.Because = "the namespace of one of the pods is not known yet, and with it which ClusterNetworkPolicies are about it"
+	case h.Ruling != nil && h.Ruling.Accepted == h.Allowed:
+		verb := map[bool]string{true: "accepts", false: "denies"}[h.Allowed]
+		d.Because = fmt.Sprintf("ClusterNetworkPolicy %s (%s) %s it", h.Ruling.Policy, h.Ruling.Tier, verb)
+		if h.Ruling.Rule != "" {
+			d.Because += fmt.Sprintf(" by its rule %q", h.Ruling.Rule)
+		}
 	case !h.Allowed && len(h.Allowing) > 0:
 		d.Because = "policies allow it, and the rules are not in force yet or have no room; the policies' Events say more"
+	case h.Allowed && len(h.Selecting) > 0 && len(h.Allowing) == 0:
+		d.Because = "no policy denies it, and there is no NetworkPolicy for the pod"
 	}
 	return d
 }

@@ -1,42 +1,47 @@
 package compile
 
-// cell is a set of pods that rules treat alike, which has a number in the kernel.
-type cell[T any] struct {
-	number uint32
-	key    string // of what its pods have in common
-	pods   map[*pod]bool
-	data   T
+// cell is a set of members, which are pods or ends of pods, that rules treat alike. It has a number
+// in the kernel.
+type cell[M comparable, T any] struct {
+	number  uint32
+	fixed   bool   // the number is not one of division.numbers
+	key     string // of what its members have in common
+	members map[M]bool
+	data    T
 }
 
-// division divides pods into cells. Pods without a key are in none.
-type division[T any] struct {
-	cells   map[string]*cell[T]
+// division divides pods, or ends of pods, into cells. Those without a key are in none.
+type division[M comparable, T any] struct {
+	cells   map[string]*cell[M, T]
 	numbers numbers
 	// holders are how many cells have a number; 0 is that of those that got none.
 	holders map[uint32]int
-	of      func(*pod) **cell[T]
-	// wish is the number that a pod's cell had in the kernel when this process started, 0 for none.
-	wish func(*pod) uint32
+	of      func(M) **cell[M, T]
+	// wish is the number that a member's cell had in the kernel when this process started, 0 for
+	// none.
+	wish func(M) uint32
 	// begin is called with a cell that has new data, end with one whose data is over.
-	begin, end func(*cell[T])
+	begin, end func(*cell[M, T])
 }
 
-func newDivision[T any](most uint32) division[T] {
-	return division[T]{cells: map[string]*cell[T]{}, holders: map[uint32]int{}, numbers: numbers{most: most, used: map[uint32]bool{}}}
+func newDivision[M comparable, T any](most uint32) division[M, T] {
+	return division[M, T]{cells: map[string]*cell[M, T]{}, holders: map[uint32]int{}, numbers: numbers{most: most, used: map[uint32]bool{}}}
 }
 
-// place is where a pod belongs.
+// place is where a pod, or an end of one, belongs.
 type place[T any] struct {
 	key  string
 	data T
+	// number, if not 0, is the cell's.
+	number uint32
 }
 
-// assign puts pods where they belong, and returns those that are in another cell then. When all
-// pods of a cell have another key, the cell keeps its number: the kernel has an element for each
+// assign puts members where they belong, and returns those that are in another cell then. When all
+// members of a cell have another key, the cell keeps its number: the kernel has an element for each
 // address of each pod, and none changes.
-func (d *division[T]) assign(places map[*pod]place[T]) (moved []*pod) {
+func (d *division[M, T]) assign(places map[M]place[T]) (moved []M) {
 	type move struct {
-		from *cell[T]
+		from *cell[M, T]
 		key  string
 	}
 	together := map[move]int{}
@@ -47,7 +52,8 @@ func (d *division[T]) assign(places map[*pod]place[T]) (moved []*pod) {
 	}
 	for p, to := range places {
 		from := *d.of(p)
-		if from == nil || to.key == "" || from.key == to.key || d.cells[to.key] != nil || together[move{from, to.key}] != len(from.pods) {
+		if from == nil || to.key == "" || from.key == to.key || from.fixed || to.number != 0 ||
+			d.cells[to.key] != nil || together[move{from, to.key}] != len(from.members) {
 			continue
 		}
 		d.end(from)
@@ -68,8 +74,8 @@ func (d *division[T]) assign(places map[*pod]place[T]) (moved []*pod) {
 	return moved
 }
 
-// put puts a pod where it belongs and returns whether it was elsewhere.
-func (d *division[T]) put(p *pod, to place[T]) bool {
+// put puts a member where it belongs and returns whether it was elsewhere.
+func (d *division[M, T]) put(p M, to place[T]) bool {
 	at := d.of(p)
 	from := *at
 	if from == nil && to.key == "" || from != nil && from.key == to.key {
@@ -79,20 +85,25 @@ func (d *division[T]) put(p *pod, to place[T]) bool {
 	if to.key != "" {
 		c := d.cells[to.key]
 		if c == nil {
-			c = &cell[T]{number: d.numbers.take(d.wish(p)), key: to.key, pods: map[*pod]bool{}, data: to.data}
+			c = &cell[M, T]{number: to.number, fixed: to.number != 0, key: to.key, members: map[M]bool{}, data: to.data}
+			if !c.fixed {
+				c.number = d.numbers.take(d.wish(p))
+			}
 			d.cells[to.key] = c
 			d.holders[c.number]++
 			d.begin(c)
 		}
-		c.pods[p] = true
+		c.members[p] = true
 		*at = c
 	}
 	if from != nil {
-		if delete(from.pods, p); len(from.pods) == 0 {
+		if delete(from.members, p); len(from.members) == 0 {
 			d.end(from)
 			delete(d.cells, from.key)
 			d.holders[from.number]--
-			d.numbers.free(from.number)
+			if !from.fixed {
+				d.numbers.free(from.number)
+			}
 		}
 	}
 	return true

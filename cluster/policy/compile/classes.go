@@ -2,6 +2,7 @@ package compile
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -9,17 +10,21 @@ import (
 	"github.com/coracle-project/coracle/cluster/policy/rules"
 )
 
-type class = cell[classData]
+type class = cell[*pod, classData]
 
 // classData is what the pods of a class have in common.
 type classData struct {
 	direction rules.Direction
 	policies  []*policy           // sorted by id
 	ports     map[portName]uint16 // of the pods, as ingress rules name them
+	tiered    bool                // some of the policies are ClusterNetworkPolicies
 }
 
 // classOf returns the class of a pod that some policies are about.
-func classOf(p *pod, d rules.Direction, about []*policy) place[classData] {
+func (s *State) classOf(p *pod, d rules.Direction, about []*policy) place[classData] {
+	if p.local && s.unplaced(p) {
+		return place[classData]{key: "unplaced", data: classData{direction: d}, number: crowded}
+	}
 	if len(about) == 0 {
 		return place[classData]{}
 	}
@@ -33,8 +38,9 @@ func classOf(p *pod, d rules.Direction, about []*policy) place[classData] {
 		}
 	}
 	data := classData{direction: d, policies: about}
+	data.tiered = slices.ContainsFunc(about, func(p *policy) bool { return p.tier != networkTier })
 	data.ports = writePorts(&key, p, names)
-	return place[classData]{key.String(), data}
+	return place[classData]{key: key.String(), data: data}
 }
 
 func (s *State) beginClass(c *class) {
@@ -42,13 +48,16 @@ func (s *State) beginClass(c *class) {
 		p.classes[c.data.direction][c] = true
 	}
 	s.stale[c] = true
+	s.areas.stale = s.areas.stale || c.data.tiered
 }
 
 func (s *State) endClass(c *class) {
+	s.fits(c)
 	for _, p := range c.data.policies {
 		delete(p.classes[c.data.direction], c)
 	}
 	s.stale[c] = true
+	s.areas.stale = s.areas.stale || c.data.tiered
 }
 
 // live says whether a class has pods.
@@ -67,10 +76,16 @@ func number(c *class) uint32 {
 // are left out of it.
 func (s *State) compile(c *class) *rules.Class {
 	out := &rules.Class{}
+	if c.number == crowded {
+		return out
+	}
 	if c.number == 0 {
-		s.tooLarge(c.data.policies, "this node's pods have more than %d different sets of policies: some of its pods may do nothing; "+
+		s.tooLarge(c, c.data.policies, "this node's pods have more than %d different sets of policies: some of its pods may do nothing; "+
 			"use fewer policies", crowded-1)
 		return out
+	}
+	if c.data.tiered {
+		return s.compileTiers(c)
 	}
 	peers := map[uint32][]rules.PortRange{}
 	var areas []area
@@ -82,7 +97,7 @@ func (s *State) compile(c *class) *rules.Class {
 			elements += mine[i].expanded()
 		}
 		if elements > room {
-			s.tooLarge([]*policy{p}, "its pods would have more than %d combinations of peers and ports together with those of other "+
+			s.tooLarge(c, []*policy{p}, "its pods would have more than %d combinations of peers and ports together with those of other "+
 				"policies: it allows them nothing; use fewer ports or peers", s.limits.Class)
 			continue
 		}
@@ -98,17 +113,29 @@ func (s *State) compile(c *class) *rules.Class {
 	}
 	var ok bool
 	if out.Blocks, ok = disjoint(areas, s.limits.Class); !ok {
-		s.tooLarge(c.data.policies, "the ranges of addresses and ports of its pods' policies overlap in too many ways, more than %d: "+
+		s.tooLarge(c, c.data.policies, "the ranges of addresses and ports of its pods' policies overlap in too many ways, more than %d: "+
 			"none of them is allowed; use fewer", s.limits.Class)
 	}
 	return out
 }
 
-func (s *State) tooLarge(all []*policy, format string, args ...any) {
+// tooLarge tells that policies are not enforced in full for the pods of a class.
+func (s *State) tooLarge(c *class, all []*policy, format string, args ...any) {
+	n := notice{ReasonTooLarge, fmt.Sprintf(format, args...)}
 	for _, p := range all {
-		r := reader{State: s, meaning: &meaning{}, object: p.object}
-		r.problem(ReasonTooLarge, format, args...)
-		s.tell(p, r.meaning.problems...)
+		s.tell(p, Problem{p.object, n.reason, n.message})
+		p.large[c] = n
+		s.another(p)
+	}
+}
+
+// fits forgets that policies were too large for a class.
+func (s *State) fits(c *class) {
+	for _, p := range c.data.policies {
+		if _, was := p.large[c]; was {
+			delete(p.large, c)
+			s.another(p)
+		}
 	}
 }
 
@@ -167,11 +194,22 @@ func extentOf(c *rules.Class) (e extent) {
 	if c == nil {
 		return e
 	}
-	e = extent{len(c.Peers) + len(c.Blocks), len(c.Blocks)}
-	for _, p := range c.Peers {
-		if p.Ports.First != p.Ports.Last {
-			e.ranges++
+	e = extent{elements: len(c.Decided)}
+	add := func(p rules.PortRange, block bool) {
+		n := 1
+		if p.Protocol == rules.Others {
+			n = rules.OtherRanges
 		}
+		e.elements += n
+		if block || p.First != p.Last {
+			e.ranges += n
+		}
+	}
+	for _, p := range c.Peers {
+		add(p.Ports, false)
+	}
+	for _, b := range c.Blocks {
+		add(b.Ports, true)
 	}
 	return e
 }
@@ -185,7 +223,7 @@ func (e extent) replace(before, now extent) extent {
 func stricter(before, now *rules.Class) bool {
 	return lacks(now.Peers, before.Peers, func(a, b rules.Peer) int {
 		return cmp.Or(cmp.Compare(a.Ident, b.Ident), comparePorts(a.Ports, b.Ports))
-	}) || lacks(now.Blocks, before.Blocks, func(a, b rules.Block) int {
+	}) || lacks(before.Decided, now.Decided, cmp.Compare) || lacks(now.Blocks, before.Blocks, func(a, b rules.Block) int {
 		return cmp.Or(a.First.Compare(b.First), a.Last.Compare(b.Last), comparePorts(a.Ports, b.Ports))
 	})
 }

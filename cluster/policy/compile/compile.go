@@ -1,6 +1,6 @@
-// Package compile translates NetworkPolicies to what the kernel's rules are made of: identities,
-// classes, and what each class may receive or send (package rules). It knows the API's objects and
-// no kernel.
+// Package compile translates NetworkPolicies and ClusterNetworkPolicies to what the kernel's rules
+// are made of: identities, classes, and what each class may receive or send (package rules). It
+// knows the API's objects and no kernel.
 //
 // Words: an identity is a set of pods, anywhere in the cluster, that the same peers of policies
 // select. A class is a set of this node's pods, for one direction, that the same policies are
@@ -12,8 +12,13 @@
 // that select it and not on how many there are. A policy that changes costs as much as the pods
 // that its selectors find.
 //
-// What cannot be enforced allows nothing, and is a Problem: policies only ever allow, so what is
-// left out isolates.
+// What cannot be enforced allows nothing, and is a Problem: NetworkPolicies only ever allow, so what
+// is left out isolates.
+//
+// ClusterNetworkPolicies forbid as well, and the first rule that matches decides. A class that one
+// of them is about is decided here, rule by rule, for each identity that its rules select and for
+// each range of addresses (tiers.go); what comes of it is again only what is allowed. While there
+// are such policies, an identity also says in which of their networks an address is (areas.go).
 package compile
 
 import (
@@ -45,8 +50,12 @@ type Limits struct {
 // change nftables meanwhile.
 var DefaultLimits = Limits{Policy: 16 << 10, Class: 64 << 10, All: 256 << 10, Ranges: 32 << 10}
 
-// crowded is the class of pods that get none of their own.
-const crowded = rules.MaxClass
+// crowded is the class of pods that get none of their own, and crowdedIdent the ident of identities
+// that do. Both have nothing that is allowed.
+const (
+	crowded      = rules.MaxClass
+	crowdedIdent = rules.MaxIdent
+)
 
 // ID tells a pod from others, also from one of the same name that was there before.
 type ID struct {
@@ -70,16 +79,50 @@ type pod struct {
 	addresses []netip.Addr
 	local     bool
 	admitted  bool // none of its packets has passed before its addresses were known
-	identity  *identity
+	ends      []*end
 	class     [2]*class
 }
 
-type identity = cell[identityData]
+// end is an address of a pod, as a peer.
+type end struct {
+	pod      *pod
+	address  netip.Addr
+	area     netip.Addr // that of the identity
+	identity *identity
+}
 
-// identityData is what the pods of an identity have in common.
+type identity = cell[*end, identityData]
+
+// identityData is what the ends of an identity have in common.
 type identityData struct {
 	peers []*selector // sorted by id
 	ports map[portName]uint16
+	// area is the first address of the area that they are in, while there are
+	// ClusterNetworkPolicies; see areas.
+	area netip.Addr
+}
+
+// ident is an end's ident in the kernel.
+func (e *end) ident() uint32 {
+	switch {
+	case e == nil || e.identity == nil:
+		return 0
+	case e.identity.number == 0:
+		return crowdedIdent
+	}
+	return e.identity.number
+}
+
+// end returns the pod's end with an address, nil for none.
+func (p *pod) end(a netip.Addr) *end {
+	if p != nil {
+		for _, e := range p.ends {
+			if e.address == a {
+				return e
+			}
+		}
+	}
+	return nil
 }
 
 // State is the translation of some objects. Its methods are for one goroutine at a time.
@@ -93,9 +136,11 @@ type State struct {
 	pods       map[ID]*pod
 
 	lastSelector, lastPolicy uint32
-	identities               division[identityData]
-	classes                  [2]division[classData]
+	identities               division[*end, identityData]
+	classes                  [2]division[*pod, classData]
 	addresses                map[netip.Addr]*address
+	cluster                  int // how many of the policies are ClusterNetworkPolicies
+	areas                    areas
 
 	// What Take has to look at.
 	dirty    map[*pod]bool
@@ -103,7 +148,8 @@ type State struct {
 	shifted  map[*selector]bool // peers that select other identities
 	moved    map[netip.Addr]bool
 	problems []Problem
-	fresh    bool // nothing was taken since Reset
+	reviewed map[string]bool // ClusterNetworkPolicies that say something else
+	fresh    bool            // nothing was taken since Reset
 
 	// Of the next Take.
 	wishedIdents  map[netip.Addr]uint32
@@ -120,19 +166,24 @@ func New(node string, limits Limits) *State {
 		node: node, limits: limits, namespaces: map[string]*namespace{}, scopes: map[string]*scope{},
 		policies: map[types.NamespacedName]*policy{}, pods: map[ID]*pod{}, addresses: map[netip.Addr]*address{},
 		dirty: map[*pod]bool{}, stale: map[*class]bool{}, shifted: map[*selector]bool{}, moved: map[netip.Addr]bool{}, fresh: true,
-		sent: [2]map[uint32]*rules.Class{{}, {}}, short: map[*class]bool{},
+		reviewed: map[string]bool{},
+		sent:     [2]map[uint32]*rules.Class{{}, {}}, short: map[*class]bool{},
 	}
-	s.identities = newDivision[identityData](rules.MaxIdent)
-	s.identities.of = func(p *pod) **identity { return &p.identity }
-	s.identities.wish = func(p *pod) uint32 { return wished(p, s.wishedIdents) }
+	s.identities = newDivision[*end, identityData](crowdedIdent - 1)
+	s.identities.of = func(e *end) **identity { return &e.identity }
+	s.identities.wish = func(e *end) uint32 { return s.wishedIdents[e.address] }
 	s.identities.begin, s.identities.end = s.beginIdentity, s.endIdentity
 	for i := range s.classes {
 		d := &s.classes[i]
-		*d = newDivision[classData](crowded - 1)
+		*d = newDivision[*pod, classData](crowded - 1)
 		d.of = func(p *pod) **class { return &p.class[i] }
 		d.wish = func(p *pod) uint32 {
-			was := wished(p, s.wishedClasses)
-			return [2]uint32{was.Ingress, was.Egress}[i]
+			for _, a := range p.addresses {
+				if was, exists := s.wishedClasses[a]; exists {
+					return [2]uint32{was.Ingress, was.Egress}[i]
+				}
+			}
+			return 0
 		}
 		d.begin, d.end = s.beginClass, s.endClass
 	}
@@ -143,16 +194,6 @@ func New(node string, limits Limits) *State {
 // can: what is there already need not be changed.
 func (s *State) Wish(idents map[netip.Addr]uint32, pods map[netip.Addr]rules.Pod) {
 	s.wishedIdents, s.wishedClasses = idents, pods
-}
-
-// wished is what was wished for a pod.
-func wished[T any](p *pod, by map[netip.Addr]T) (wish T) {
-	for _, a := range p.addresses {
-		if wish, exists := by[a]; exists {
-			return wish
-		}
-	}
-	return wish
 }
 
 // Addresses returns the addresses of a pod that its status tells.
@@ -189,8 +230,26 @@ func (s *State) SetPod(id ID, o *corev1.Pod, addresses []netip.Addr, admitted bo
 	if admitted && !p.admitted || !slices.Equal(p.addresses, addresses) {
 		s.release(p)
 		p.addresses, p.admitted = slices.Clone(addresses), admitted
+		s.setEnds(p)
 		s.claim(p)
 	}
+}
+
+// setEnds gives a pod an end for each address.
+func (s *State) setEnds(p *pod) {
+	for i, a := range p.addresses {
+		if i == len(p.ends) {
+			p.ends = append(p.ends, &end{pod: p})
+		}
+		if e := p.ends[i]; e.address != a {
+			e.address = a
+			s.dirty[p] = true
+		}
+	}
+	for _, e := range p.ends[len(p.addresses):] {
+		s.identities.put(e, place[identityData]{})
+	}
+	p.ends = p.ends[:len(p.addresses)]
 }
 
 // Claim says that a pod that is admitted has got its addresses just now: whoever had them before, and
@@ -211,7 +270,7 @@ func (s *State) DeletePod(id ID) {
 		return
 	}
 	s.release(p)
-	s.identities.put(p, place[identityData]{})
+	s.setEnds(p)
 	for d := range s.classes {
 		s.classes[d].put(p, place[classData]{})
 	}
@@ -229,28 +288,26 @@ func (s *State) Isolated(id ID) bool {
 
 // numbered says whether a class has a number in the kernel.
 func (s *State) numbered(d rules.Direction, number uint32) bool {
-	if number == crowded {
-		number = 0
-	}
-	return s.classes[d].holders[number] > 0
+	holders := s.classes[d].holders
+	return holders[number] > 0 || number == crowded && holders[0] > 0
 }
 
 // sort finds the identities and classes of the pods that may have others now.
 func (s *State) sort() {
-	if len(s.dirty) == 0 {
+	if len(s.dirty) == 0 && !s.areas.stale {
 		return
 	}
-	identities := make(map[*pod]place[identityData], len(s.dirty))
+	peers := make(map[*pod][]*selector, len(s.dirty))
 	var classes [2]map[*pod]place[classData]
 	for d := range classes {
 		classes[d] = map[*pod]place[classData]{}
 	}
 	for p := range s.dirty {
-		var peers []*selector
+		var selecting []*selector
 		var about [2][]*policy
 		s.selecting(p, func(sel *selector) {
 			if sel.isPeer() {
-				peers = append(peers, sel)
+				selecting = append(selecting, sel)
 			}
 			if p.local {
 				for d := range about {
@@ -260,27 +317,58 @@ func (s *State) sort() {
 				}
 			}
 		})
-		identities[p] = identityOf(p, peers)
+		peers[p] = selecting
 		for d := range about {
-			classes[d][p] = classOf(p, rules.Direction(d), about[d])
+			classes[d][p] = s.classOf(p, rules.Direction(d), about[d])
 		}
 	}
 	clear(s.dirty)
-	for _, p := range s.identities.assign(identities) {
-		s.move(p.addresses)
-	}
 	for d := range classes {
 		for _, p := range s.classes[d].assign(classes[d]) {
 			s.move(p.addresses)
 		}
 	}
+	for _, p := range s.survey() { // the classes say which networks matter
+		if _, exists := peers[p]; !exists {
+			peers[p] = p.selecting()
+		}
+	}
+	identities := make(map[*end]place[identityData], len(peers))
+	for p, selecting := range peers {
+		for _, e := range p.ends {
+			identities[e] = s.identityOf(e, selecting)
+		}
+	}
+	for _, e := range s.identities.assign(identities) {
+		s.moved[e.address] = true
+	}
 }
 
-// identityOf returns the identity of a pod that some peers select.
-func identityOf(p *pod, peers []*selector) place[identityData] {
+// selecting returns the peers that select a pod, as of the last look.
+func (p *pod) selecting() []*selector {
+	for _, e := range p.ends {
+		if e.identity != nil {
+			return e.identity.data.peers
+		}
+	}
+	return nil
+}
+
+// unplaced says whether a pod's namespace is not known yet, and with it which
+// ClusterNetworkPolicies select the pod. Such a pod may do nothing: it may be one that is not to be
+// talked with.
+func (s *State) unplaced(p *pod) bool { return s.cluster > 0 && !p.namespace.known }
+
+// identityOf returns the identity of an end of a pod that some peers select.
+func (s *State) identityOf(e *end, peers []*selector) place[identityData] {
+	e.area = s.areas.of(e.address)
+	if s.unplaced(e.pod) {
+		return place[identityData]{key: "unplaced", number: crowdedIdent}
+	}
 	if len(peers) == 0 {
 		return place[identityData]{}
 	}
+	p := e.pod
 	slices.SortFunc(peers, func(a, b *selector) int { return int(a.id) - int(b.id) })
 	var key strings.Builder
 	var names []portName
@@ -290,9 +378,14 @@ func identityOf(p *pod, peers []*selector) place[identityData] {
 			names = append(names, name)
 		}
 	}
-	data := identityData{peers: peers}
+	data := identityData{peers: peers, area: e.area}
 	data.ports = writePorts(&key, p, names)
-	return place[identityData]{key.String(), data}
+	if data.area.IsValid() {
+		writeNumber(&key, 0)
+		key.WriteString("/") // no name of a port
+		key.Write(data.area.AsSlice())
+	}
+	return place[identityData]{key: key.String(), data: data}
 }
 
 func writeNumber(key *strings.Builder, n uint32) {

@@ -75,7 +75,7 @@ func TestClassWithTooManyRanges(t *testing.T) {
 	second.Spec.Ingress[0].Ports[0].Port = ptr.To(intstr.FromInt32(8080))
 	w.policy(second)
 	w.take()
-	if !w.allows("203.0.49.1 x/a:80") || w.allows("203.0.49.1 x/a:8080") || len(w.problems) != 1 || w.problems[0].Policy.Name != "second" {
+	if !w.allows("203.0.49.1 x/a:80") || w.allows("203.0.49.1 x/a:8080") || len(w.problems) != 1 || w.problems[0].Policy.GetName() != "second" {
 		t.Errorf("problems: %v", w.problems)
 	}
 	w.take()
@@ -101,7 +101,7 @@ func tooManyRanges(t *testing.T, limits Limits) {
 	w.take()
 	w.policy(ranges("b", "b", 100, 1))
 	w.take()
-	if !w.allows("203.0.49.1 x/a:80") || w.allows("203.0.49.1 x/b:80") || len(w.problems) != 1 || w.problems[0].Policy.Name != "b" {
+	if !w.allows("203.0.49.1 x/a:80") || w.allows("203.0.49.1 x/b:80") || len(w.problems) != 1 || w.problems[0].Policy.GetName() != "b" {
 		t.Errorf("problems: %v", w.problems)
 	}
 	w.removePolicy(ranges("a", "a", 1, 1))

@@ -9,23 +9,34 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/coracle-project/coracle/cluster/policy/rules"
 )
 
-// policy is a NetworkPolicy.
+// policy is a NetworkPolicy or a ClusterNetworkPolicy.
 type policy struct {
 	id     uint32
-	object *networkingv1.NetworkPolicy
+	object Object
+	spec   any // of object
 	meaning
 	classes [2]map[*class]bool
-	told    map[Problem]bool // of this meaning
+	told    map[notice]bool   // of this meaning
+	large   map[*class]notice // that it is too large for
+}
+
+// Object is a NetworkPolicy or a ClusterNetworkPolicy.
+type Object interface {
+	metav1.Object
+	runtime.Object
 }
 
 // meaning is what a policy says.
 type meaning struct {
+	tier     tier
+	priority int32 // in its tier; the lowest counts first
 	rules    [2][]rule
 	named    []portName // in ingress rules, sorted
 	uses     map[use]bool
@@ -33,8 +44,11 @@ type meaning struct {
 	problems []Problem
 }
 
-// rule allows connections between the pods of a policy and peers, if they are to one of the ports.
+// rule is about connections between the pods of a policy and peers, if they are to one of the ports.
+// One of a NetworkPolicy allows them.
 type rule struct {
+	name   string // for people
+	action action // of a ClusterNetworkPolicy
 	peers  []*selector
 	blocks []span // disjoint
 	ports  []rules.PortRange
@@ -85,31 +99,40 @@ func (u use) set(p *policy, in bool) (matters bool) {
 
 // Problem is something that a policy says and that is not done. It allows less than it says then.
 type Problem struct {
-	Policy *networkingv1.NetworkPolicy
+	Policy Object
 	// Reason is an Event's.
 	Reason, Message string
 }
 
 // Reasons of problems.
 const (
-	ReasonInvalid  = "InvalidRule"
-	ReasonTooLarge = "PolicyTooLarge"
+	ReasonInvalid     = "InvalidRule"
+	ReasonUnsupported = "UnsupportedRule"
+	ReasonTooLarge    = "PolicyTooLarge"
 )
+
+// notice is what is told in a Problem.
+type notice struct{ reason, message string }
 
 // SetPolicy tells of a policy that was created or changed.
 func (s *State) SetPolicy(o *networkingv1.NetworkPolicy) {
-	name := types.NamespacedName{Namespace: o.Namespace, Name: o.Name}
-	p := s.policies[name]
+	if p, another := s.policy(o, &o.Spec); another {
+		s.mean(p, s.parse(o))
+	}
+}
+
+// policy returns the policy of an object, and whether it says something else than before.
+func (s *State) policy(o Object, spec any) (p *policy, another bool) {
+	name := types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}
+	p = s.policies[name]
 	if p == nil {
 		s.lastPolicy++
-		p = &policy{id: s.lastPolicy, classes: [2]map[*class]bool{{}, {}}}
+		p = &policy{id: s.lastPolicy, classes: [2]map[*class]bool{{}, {}}, large: map[*class]notice{}}
 		s.policies[name] = p
-	} else if equality.Semantic.DeepEqual(&p.object.Spec, &o.Spec) {
-		p.object = o
-		return
 	}
-	p.object = o
-	s.mean(p, s.parse(o))
+	another = !equality.Semantic.DeepEqual(p.spec, spec)
+	p.object, p.spec = o, spec
+	return p, another
 }
 
 // DeletePolicy tells that a policy is gone.
@@ -121,7 +144,7 @@ func (s *State) DeletePolicy(namespace, name string) {
 	}
 }
 
-// Policies is how many there are.
+// Policies is how many there are, of both kinds.
 func (s *State) Policies() int { return len(s.policies) }
 
 // mean gives a policy a new meaning, and looks again at the pods and classes that this may matter
@@ -145,7 +168,10 @@ func (s *State) mean(p *policy, m meaning) {
 			}
 		}
 	}
-	p.meaning, p.told = m, map[Problem]bool{}
+	if s.cluster > 0 && !slices.EqualFunc(p.spans(), m.spans(), slices.Equal[[]span]) {
+		s.areas.stale = true
+	}
+	p.meaning, p.told = m, map[notice]bool{}
 	for sel := range changed {
 		s.touch(sel)
 		s.drop(sel)
@@ -165,8 +191,8 @@ func (s *State) mean(p *policy, m meaning) {
 // tell notes problems of a policy that were not told yet.
 func (s *State) tell(p *policy, problems ...Problem) {
 	for _, problem := range problems {
-		if !p.told[problem] {
-			p.told[problem] = true
+		if n := (notice{problem.Reason, problem.Message}); !p.told[n] {
+			p.told[n] = true
 			s.problems = append(s.problems, problem)
 		}
 	}
@@ -175,7 +201,7 @@ func (s *State) tell(p *policy, problems ...Problem) {
 // parse finds out what a policy says. What it cannot understand allows nothing. The API server
 // refuses most of that.
 func (s *State) parse(o *networkingv1.NetworkPolicy) meaning {
-	m := meaning{uses: map[use]bool{}}
+	m := meaning{tier: networkTier, uses: map[use]bool{}}
 	applies := [2]bool{
 		rules.Ingress: len(o.Spec.PolicyTypes) == 0 || slices.Contains(o.Spec.PolicyTypes, networkingv1.PolicyTypeIngress),
 		rules.Egress: len(o.Spec.PolicyTypes) == 0 && len(o.Spec.Egress) > 0 ||
@@ -185,7 +211,6 @@ func (s *State) parse(o *networkingv1.NetworkPolicy) meaning {
 	pods, err := metav1.LabelSelectorAsSelector(&o.Spec.PodSelector)
 	if err != nil {
 		r.invalid("podSelector: %v: all pods of the namespace are isolated", err)
-		m.rules = [2][]rule{}
 		pods, o = labels.Everything(), &networkingv1.NetworkPolicy{ObjectMeta: o.ObjectMeta}
 	}
 	for d, applies := range applies {
@@ -247,7 +272,7 @@ func (m *meaning) forgetUnused() {
 type reader struct {
 	*State
 	*meaning
-	object *networkingv1.NetworkPolicy
+	object Object
 }
 
 // selector returns the selector of a key.
@@ -383,7 +408,7 @@ func (r *reader) peer(p *networkingv1.NetworkPolicyPeer) (*selector, []span, err
 		}
 		return nil, whole.without(except), nil
 	}
-	key := selectorKey{namespace: r.object.Namespace, pods: labels.Everything()}
+	key := selectorKey{namespace: r.object.GetNamespace(), pods: labels.Everything()}
 	var err error
 	if p.NamespaceSelector != nil {
 		key.namespace = ""

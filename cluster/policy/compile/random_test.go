@@ -12,12 +12,16 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
+	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 
 	"github.com/coracle-project/coracle/cluster/policy/rules"
 )
 
 // dice makes objects of few names and labels, so that they often have to do with each other.
-type dice struct{ *rand.Rand }
+type dice struct {
+	*rand.Rand
+	tiers bool // also ClusterNetworkPolicies
+}
 
 func of[T any](d dice, all ...T) T { return all[d.IntN(len(all))] }
 
@@ -128,8 +132,82 @@ func (d dice) pod() *corev1.Pod {
 	})
 }
 
+func (d dice) protocols() (all []policyv1alpha2.ClusterNetworkPolicyProtocol) {
+	port := of(d, nil, &policyv1alpha2.Port{Number: 80}, &policyv1alpha2.Port{Number: 53},
+		&policyv1alpha2.Port{Range: &policyv1alpha2.PortRange{Start: int32(70 + d.IntN(15)), End: int32(85 + d.IntN(8000))}})
+	for range d.some(3) {
+		p := policyv1alpha2.ClusterNetworkPolicyProtocol{}
+		switch d.IntN(4) {
+		case 0:
+			p.TCP = &policyv1alpha2.ClusterNetworkPolicyProtocolTCP{DestinationPort: port}
+		case 1:
+			p.UDP = &policyv1alpha2.ClusterNetworkPolicyProtocolUDP{DestinationPort: port}
+		case 2:
+			p.SCTP = &policyv1alpha2.ClusterNetworkPolicyProtocolSCTP{DestinationPort: port}
+		default:
+			p.DestinationNamedPort = of(d, "web", "dns")
+		}
+		all = append(all, p)
+	}
+	return all
+}
+
+// clusterPeer is one of pods.
+func (d dice) clusterPeer() (p policyv1alpha2.ClusterNetworkPolicyIngressPeer) {
+	if d.IntN(2) == 0 {
+		p.Namespaces = d.selector()
+	} else {
+		p.Pods = &policyv1alpha2.NamespacedPod{NamespaceSelector: *of(d, d.selector(), &metav1.LabelSelector{}), PodSelector: *d.selector()}
+	}
+	return p
+}
+
+func (d dice) clusterPolicy() *policyv1alpha2.ClusterNetworkPolicy {
+	p := &policyv1alpha2.ClusterNetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: of(d, "p", "q", "r", "s")}}
+	p.Spec.Tier = of(d, policyv1alpha2.AdminTier, policyv1alpha2.BaselineTier)
+	p.Spec.Priority = int32(d.IntN(3))
+	subject := d.clusterPeer()
+	p.Spec.Subject = policyv1alpha2.ClusterNetworkPolicySubject{Namespaces: subject.Namespaces, Pods: subject.Pods}
+	action := func() policyv1alpha2.ClusterNetworkPolicyRuleAction {
+		return of(d, policyv1alpha2.ClusterNetworkPolicyRuleActionAccept, policyv1alpha2.ClusterNetworkPolicyRuleActionDeny,
+			policyv1alpha2.ClusterNetworkPolicyRuleActionPass)
+	}
+	for range d.some(3) {
+		r := policyv1alpha2.ClusterNetworkPolicyIngressRule{Action: action(), Protocols: d.protocols()}
+		for range 1 + d.IntN(3) {
+			r.From = append(r.From, d.clusterPeer())
+		}
+		p.Spec.Ingress = append(p.Spec.Ingress, r)
+	}
+	for range d.some(3) {
+		r := policyv1alpha2.ClusterNetworkPolicyEgressRule{Action: action(), Protocols: d.protocols()}
+		named := slices.ContainsFunc(r.Protocols, func(p policyv1alpha2.ClusterNetworkPolicyProtocol) bool { return p.DestinationNamedPort != "" })
+		for range 1 + d.IntN(3) {
+			if !named && d.IntN(2) == 0 {
+				r.To = append(r.To, policyv1alpha2.ClusterNetworkPolicyEgressPeer{Networks: of(d,
+					[]policyv1alpha2.CIDR{"0.0.0.0/0"}, []policyv1alpha2.CIDR{"::/0"}, []policyv1alpha2.CIDR{"10.0.0.0/30", "fd00::/125"},
+					[]policyv1alpha2.CIDR{"10.0.0.4/32", "203.0.113.0/24"}, []policyv1alpha2.CIDR{"203.0.113.5/32", "10.0.0.0/8"},
+					[]policyv1alpha2.CIDR{"255.255.255.255/32", "fd00::4/127", "10.0.0.8/29"})})
+				continue
+			}
+			peer := d.clusterPeer()
+			r.To = append(r.To, policyv1alpha2.ClusterNetworkPolicyEgressPeer{Namespaces: peer.Namespaces, Pods: peer.Pods})
+		}
+		p.Spec.Egress = append(p.Spec.Egress, r)
+	}
+	return p
+}
+
 // step changes something.
 func (d dice) step(w *world) {
+	if d.tiers && d.IntN(3) == 0 {
+		if d.IntN(3) == 0 {
+			w.removeClusterPolicy(of(d, "p", "q", "r", "s"))
+		} else {
+			w.clusterPolicy(d.clusterPolicy())
+		}
+		return
+	}
 	switch d.IntN(12) {
 	case 0:
 		w.removeNamespace(of(d, "x", "y", "z"))
@@ -170,9 +248,15 @@ func (d dice) step(w *world) {
 // and every connection that was allowed before and is not now is looked for.
 func TestAnyObjects(t *testing.T) {
 	t.Parallel()
+	t.Run("namespaces' policies", func(t *testing.T) { anyObjects(t, false) })
+	t.Run("policies in tiers", func(t *testing.T) { anyObjects(t, true) })
+}
+
+func anyObjects(t *testing.T, tiers bool) {
+	decided := map[bool]int{} // by ClusterNetworkPolicies
 	for seed := range uint64(30) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			d := dice{rand.New(rand.NewPCG(seed, 1))}
+			d := dice{rand.New(rand.NewPCG(seed, 1)), tiers}
 			w := newWorld(t, DefaultLimits)
 			for range 40 {
 				before := map[rules.Connection]bool{}
@@ -190,6 +274,9 @@ func TestAnyObjects(t *testing.T) {
 				}
 				r := w.take()
 				w.compare()
+				for accepted, n := range w.ruled {
+					decided[accepted] += n
+				}
 				for c := range w.connections {
 					a, b := c.Source.Addr(), c.Destination.Addr()
 					known := r.Recheck[a] || r.Recheck[b] || r.Gone[a] || r.Gone[b]
@@ -199,5 +286,8 @@ func TestAnyObjects(t *testing.T) {
 				}
 			}
 		})
+	}
+	if tiers && (decided[true] < 1000 || decided[false] < 1000) {
+		t.Errorf("ClusterNetworkPolicies decided %v times, so the test shows little", decided)
 	}
 }

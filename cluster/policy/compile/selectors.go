@@ -76,6 +76,9 @@ func (s *State) SetNamespace(name string, l map[string]string) {
 	if n.known && labels.Equals(n.labels, l) {
 		return
 	}
+	if !n.known {
+		s.placed(n)
+	}
 	n.known, n.labels = true, l
 	s.rescope(n)
 }
@@ -83,9 +86,20 @@ func (s *State) SetNamespace(name string, l map[string]string) {
 // DeleteNamespace tells that a namespace is gone.
 func (s *State) DeleteNamespace(name string) {
 	if n := s.namespaces[name]; n != nil {
+		s.placed(n)
 		n.known, n.labels = false, nil
 		s.rescope(n)
 		s.forget(n)
+	}
+}
+
+// placed has the pods of a namespace looked at again that becomes known, or is no longer, if that
+// matters to them as such.
+func (s *State) placed(n *namespace) {
+	if s.cluster > 0 {
+		for p := range n.pods {
+			s.dirty[p] = true
+		}
 	}
 }
 

@@ -63,6 +63,9 @@ type Result struct {
 	// Gone are addresses of pods of this node that are gone. Another pod may have one already.
 	Gone     map[netip.Addr]bool
 	Problems []Problem
+	// Reviews are about ClusterNetworkPolicies that say something else than before, or of which
+	// something else is not enforced.
+	Reviews []Review
 }
 
 // Take returns what is different since the last time; after Reset, all there is.
@@ -83,6 +86,7 @@ func (s *State) Take() Result {
 	clear(s.moved)
 	s.fresh = false
 	r.Problems, s.problems = s.problems, nil
+	r.Reviews = s.review()
 	return r
 }
 
@@ -114,6 +118,7 @@ func (s *State) takeClasses(r *Result) {
 func (s *State) takeClass(r *Result, c *class) {
 	d, n := c.data.direction, number(c)
 	before := s.sent[d][n]
+	s.fits(c)
 	if !s.live(c) {
 		delete(s.short, c)
 		if s.numbered(d, n) {
@@ -130,11 +135,11 @@ func (s *State) takeClass(r *Result, c *class) {
 	delete(s.short, c)
 	if kept := s.kept.replace(extentOf(before), extentOf(now)); kept.elements > s.limits.All || kept.ranges > s.limits.Ranges {
 		s.short[c] = true
-		s.tooLarge(c.data.policies, "the policies of this node's pods have more than %d combinations of peers and ports, or more than %d "+
+		s.tooLarge(c, c.data.policies, "the policies of this node's pods have more than %d combinations of peers and ports, or more than %d "+
 			"ranges: it allows some of its pods nothing; use fewer", s.limits.All, s.limits.Ranges)
 		now = &rules.Class{}
 	}
-	if before != nil && slices.Equal(before.Peers, now.Peers) && slices.Equal(before.Blocks, now.Blocks) {
+	if before != nil && slices.Equal(before.Peers, now.Peers) && slices.Equal(before.Blocks, now.Blocks) && slices.Equal(before.Decided, now.Decided) {
 		return
 	}
 	s.kept = s.kept.replace(extentOf(before), extentOf(now))
@@ -143,7 +148,7 @@ func (s *State) takeClass(r *Result, c *class) {
 	if before == nil || !stricter(before, now) { // the pods of a new class are of another one than before
 		return
 	}
-	for p := range c.pods {
+	for p := range c.members {
 		for _, a := range p.addresses {
 			r.Recheck[a] = true
 		}
@@ -157,13 +162,10 @@ func (s *State) takeAddress(r *Result, a netip.Addr) {
 	if n := len(at.pods); n > 0 {
 		owner = at.pods[n-1]
 	}
-	var identity uint32
-	if owner != nil && owner.identity != nil {
-		identity = owner.identity.number
-	}
+	identity := owner.end(a).ident()
 	if identity != at.identity {
 		r.Change.Idents[a] = identity
-		if at.identity != 0 {
+		if at.identity != 0 || s.cluster > 0 {
 			r.Recheck[a] = true
 		}
 		at.identity = identity
@@ -197,7 +199,7 @@ func (s *State) takeAddress(r *Result, a netip.Addr) {
 
 // Pending says whether Take has anything to look at.
 func (s *State) Pending() bool {
-	return s.fresh || len(s.dirty)+len(s.stale)+len(s.shifted)+len(s.moved)+len(s.problems) > 0
+	return s.fresh || s.areas.stale || len(s.dirty)+len(s.stale)+len(s.shifted)+len(s.moved)+len(s.problems)+len(s.reviewed) > 0
 }
 
 // Reset has the next Take return all there is.

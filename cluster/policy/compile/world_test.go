@@ -1,6 +1,7 @@
 package compile
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -14,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 
 	"github.com/coracle-project/coracle/cluster/policy/rules"
 )
@@ -28,16 +30,18 @@ type world struct {
 	namespaces map[string]map[string]string
 	pods       []*corev1.Pod // an address is that of the last pod that has it
 	policies   map[string]*networkingv1.NetworkPolicy
+	cluster    map[string]*policyv1alpha2.ClusterNetworkPolicy
 	classes    [2]map[uint32]*rules.Class
 	idents     map[netip.Addr]uint32
 	of         map[netip.Addr]rules.Pod
 	problems   []Problem
+	ruled      map[bool]int // how many connections the last compare saw accepted or denied by ClusterNetworkPolicies
 }
 
 func newWorld(t testing.TB, limits Limits) *world {
 	return &world{
 		t: t, state: New(here, limits), rules: rules.NewState(nil), namespaces: map[string]map[string]string{},
-		policies: map[string]*networkingv1.NetworkPolicy{}, classes: [2]map[uint32]*rules.Class{{}, {}},
+		policies: map[string]*networkingv1.NetworkPolicy{}, cluster: map[string]*policyv1alpha2.ClusterNetworkPolicy{}, classes: [2]map[uint32]*rules.Class{{}, {}},
 		idents: map[netip.Addr]uint32{}, of: map[netip.Addr]rules.Pod{},
 	}
 }
@@ -74,6 +78,16 @@ func (w *world) policy(p *networkingv1.NetworkPolicy) {
 func (w *world) removePolicy(p *networkingv1.NetworkPolicy) {
 	delete(w.policies, p.Namespace+"/"+p.Name)
 	w.state.DeletePolicy(p.Namespace, p.Name)
+}
+
+func (w *world) clusterPolicy(p *policyv1alpha2.ClusterNetworkPolicy) {
+	w.cluster[p.Name] = p
+	w.state.SetClusterPolicy(p)
+}
+
+func (w *world) removeClusterPolicy(name string) {
+	delete(w.cluster, name)
+	w.state.DeleteClusterPolicy(name)
 }
 
 // take puts in force what changed, and checks that the kernel could hold it.
@@ -187,6 +201,23 @@ func (w *world) side(kind networkingv1.PolicyType, own, peer *corev1.Pod, addres
 	if own == nil || own.Spec.NodeName != here {
 		return true
 	}
+	if _, known := w.namespaces[own.Namespace]; !known && len(w.cluster) > 0 {
+		return false
+	}
+	subject := slices.ContainsFunc(slices.Collect(maps.Values(w.cluster)), func(p *policyv1alpha2.ClusterNetworkPolicy) bool {
+		return w.isSubject(p, kind, own)
+	})
+	if subject && peer != nil {
+		if _, known := w.namespaces[peer.Namespace]; !known {
+			return false
+		}
+	}
+	switch w.clusterAction(policyv1alpha2.AdminTier, kind, own, peer, address, to, c) {
+	case policyv1alpha2.ClusterNetworkPolicyRuleActionAccept:
+		return true
+	case policyv1alpha2.ClusterNetworkPolicyRuleActionDeny:
+		return false
+	}
 	isolated := false
 	for _, p := range w.policies {
 		kinds := p.Spec.PolicyTypes
@@ -214,7 +245,86 @@ func (w *world) side(kind networkingv1.PolicyType, own, peer *corev1.Pod, addres
 			}
 		}
 	}
-	return !isolated
+	return !isolated && w.clusterAction(policyv1alpha2.BaselineTier, kind, own, peer, address, to, c) != policyv1alpha2.ClusterNetworkPolicyRuleActionDeny
+}
+
+// isSubject says whether a policy says anything of what a pod sends, or receives.
+func (w *world) isSubject(p *policyv1alpha2.ClusterNetworkPolicy, kind networkingv1.PolicyType, own *corev1.Pod) bool {
+	if kind == networkingv1.PolicyTypeIngress && len(p.Spec.Ingress) == 0 || kind == networkingv1.PolicyTypeEgress && len(p.Spec.Egress) == 0 {
+		return false
+	}
+	return w.isPeer(p.Spec.Subject.Namespaces, p.Spec.Subject.Pods, own)
+}
+
+func (w *world) isPeer(namespaces *metav1.LabelSelector, pods *policyv1alpha2.NamespacedPod, p *corev1.Pod) bool {
+	if p == nil {
+		return false
+	}
+	l, known := w.namespaces[p.Namespace]
+	switch {
+	case !known:
+		return false
+	case pods != nil:
+		return selects(w.t, &pods.NamespaceSelector, l) && selects(w.t, &pods.PodSelector, p.Labels)
+	}
+	return namespaces != nil && selects(w.t, namespaces, l)
+}
+
+// clusterAction is that of the first rule of a tier that is about a connection, Pass if there is
+// none.
+func (w *world) clusterAction(tier policyv1alpha2.Tier, kind networkingv1.PolicyType, own, peer *corev1.Pod, address netip.Addr, to *corev1.Pod,
+	c rules.Connection,
+) policyv1alpha2.ClusterNetworkPolicyRuleAction {
+	ordered := slices.SortedFunc(maps.Values(w.cluster), func(a, b *policyv1alpha2.ClusterNetworkPolicy) int {
+		return cmp.Or(cmp.Compare(a.Spec.Priority, b.Spec.Priority), cmp.Compare(a.Name, b.Name))
+	})
+	for _, p := range ordered {
+		if p.Spec.Tier != tier || !w.isSubject(p, kind, own) {
+			continue
+		}
+		if kind == networkingv1.PolicyTypeIngress {
+			for _, r := range p.Spec.Ingress {
+				if w.isProtocol(r.Protocols, to, c) && slices.ContainsFunc(r.From, func(p policyv1alpha2.ClusterNetworkPolicyIngressPeer) bool {
+					return w.isPeer(p.Namespaces, p.Pods, peer)
+				}) {
+					return r.Action
+				}
+			}
+			continue
+		}
+		for _, r := range p.Spec.Egress {
+			if w.isProtocol(r.Protocols, to, c) && slices.ContainsFunc(r.To, func(p policyv1alpha2.ClusterNetworkPolicyEgressPeer) bool {
+				return w.isPeer(p.Namespaces, p.Pods, peer) || slices.ContainsFunc(p.Networks, func(n policyv1alpha2.CIDR) bool {
+					return inBlock(w.t, &networkingv1.IPBlock{CIDR: string(n)}, address)
+				})
+			}) {
+				return r.Action
+			}
+		}
+	}
+	return policyv1alpha2.ClusterNetworkPolicyRuleActionPass
+}
+
+func (w *world) isProtocol(all []policyv1alpha2.ClusterNetworkPolicyProtocol, to *corev1.Pod, c rules.Connection) bool {
+	is := func(protocol byte, p *policyv1alpha2.Port) bool {
+		port := int32(c.Destination.Port())
+		return c.Protocol == protocol && (p == nil || p.Number == port || p.Range != nil && p.Range.Start <= port && port <= p.Range.End)
+	}
+	return len(all) == 0 || slices.ContainsFunc(all, func(p policyv1alpha2.ClusterNetworkPolicyProtocol) bool {
+		switch {
+		case p.TCP != nil:
+			return is(tcp, p.TCP.DestinationPort)
+		case p.UDP != nil:
+			return is(udp, p.UDP.DestinationPort)
+		case p.SCTP != nil:
+			return is(sctp, p.SCTP.DestinationPort)
+		case to == nil:
+			return false
+		}
+		return slices.ContainsFunc(to.Spec.Containers[0].Ports, func(has corev1.ContainerPort) bool {
+			return has.Name == p.DestinationNamedPort && is(protocols[has.Protocol], &policyv1alpha2.Port{Number: has.ContainerPort})
+		})
+	})
 }
 
 func (w *world) matches(ns string, kind networkingv1.PolicyType, peers []networkingv1.NetworkPolicyPeer, ports []networkingv1.NetworkPolicyPort,
@@ -361,6 +471,7 @@ func (w *world) connections(yield func(rules.Connection) bool) {
 // compare compares the rules with what the documentation says of the objects.
 func (w *world) compare() {
 	w.t.Helper()
+	w.ruled = map[bool]int{}
 	for c := range w.connections {
 		w.explained(c)
 		if got, want := w.rules.Allowed(c), w.allowed(c); got != want {
@@ -381,6 +492,21 @@ func (w *world) explained(c rules.Connection) {
 		w.t.Fatalf("%d %s to %s: explained as %+v, the rules say %v", c.Protocol, c.Source.Addr(), c.Destination, e, want)
 	}
 	for _, h := range []Half{e.Egress, e.Ingress} {
+		tiered, isolated := false, false
+		for _, name := range h.Selecting {
+			tiered, isolated = tiered || name.Namespace == "", isolated || name.Namespace != ""
+		}
+		if h.Unplaced || tiered {
+			says := !h.Unplaced && (!isolated || len(h.Allowing) > 0)
+			if h.Ruling != nil && !h.Unplaced {
+				says = h.Ruling.Accepted
+				w.ruled[says]++
+			}
+			if h.Allowed != says {
+				w.t.Fatalf("%d %s to %s: explained as %+v", c.Protocol, c.Source.Addr(), c.Destination, h)
+			}
+			continue
+		}
 		if isolated := h.Kind == Here && len(h.Selecting) > 0; isolated && h.Allowed != (len(h.Allowing) > 0) || len(h.Allowing) > len(h.Selecting) {
 			w.t.Fatalf("%d %s to %s: explained as %+v", c.Protocol, c.Source.Addr(), c.Destination, h)
 		}

@@ -4,13 +4,16 @@ import (
 	"math"
 	"net/netip"
 	"slices"
+
+	"golang.org/x/sys/unix"
 )
 
 // class is a Class in the form that the kernel and Allowed share: no two parts overlap, as the
 // kernel's sets of ranges refuse that.
 type class struct {
-	idents map[uint32]allowance
-	blocks [2]map[byte][]interval // by index of the family, and by protocol; 0: all
+	idents  map[uint32]allowance
+	decided map[uint32]bool
+	blocks  [2]map[byte][]interval // by index of the family, and by protocol; 0: all
 }
 
 // allowance is what an ident may use.
@@ -29,7 +32,10 @@ type interval struct {
 }
 
 func newClass(c *Class) *class {
-	out := &class{idents: map[uint32]allowance{}}
+	out := &class{idents: map[uint32]allowance{}, decided: map[uint32]bool{}}
+	for _, ident := range c.Decided {
+		out.decided[ident] = true
+	}
 	for _, p := range c.Peers {
 		a := out.idents[p.Ident]
 		if p.Ports.Protocol == 0 {
@@ -126,9 +132,17 @@ func disjoint(blocks []Block) []interval {
 // allows reports whether the class allows what a peer with this ident and address sends or
 // receives.
 func (c *class) allows(ident uint32, peer netip.Addr, protocol byte, port uint16) bool {
+	switch protocol {
+	case unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP:
+	default:
+		protocol, port = Others, 0
+	}
 	a := c.idents[ident]
 	if a.all || contains(a.ports[protocol], port) {
 		return true
+	}
+	if c.decided[ident] {
+		return false
 	}
 	for p, intervals := range c.blocks[familyOf(peer).Index] {
 		if p != 0 && p != protocol {

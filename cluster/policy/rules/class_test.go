@@ -3,13 +3,15 @@ package rules
 import (
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"testing"
 )
 
 // naive decides by the Class itself.
 func naive(c *Class, ident uint32, peer netip.Addr, protocol byte, port uint16) bool {
 	allows := func(p PortRange) bool {
-		return p.Protocol == 0 || p.Protocol == protocol && p.First <= port && port <= p.Last
+		others := p.Protocol == Others && protocol != tcp && protocol != udp && protocol != sctp
+		return p.Protocol == 0 || others || p.Protocol == protocol && p.First <= port && port <= p.Last
 	}
 	for _, p := range c.Peers {
 		if p.Ident == ident && allows(p.Ports) {
@@ -17,6 +19,9 @@ func naive(c *Class, ident uint32, peer netip.Addr, protocol byte, port uint16) 
 		}
 	}
 	for _, b := range c.Blocks {
+		if slices.Contains(c.Decided, ident) {
+			return false
+		}
 		if b.First.Is4() == peer.Is4() && !peer.Less(b.First) && !b.Last.Less(peer) && allows(b.Ports) {
 			return true
 		}
@@ -25,9 +30,12 @@ func naive(c *Class, ident uint32, peer netip.Addr, protocol byte, port uint16) 
 }
 
 func randomPorts(r *rand.Rand) PortRange {
-	p := PortRange{Protocol: []byte{0, tcp, udp, sctp}[r.IntN(4)]}
-	if p.Protocol == 0 {
+	p := PortRange{Protocol: []byte{0, tcp, udp, sctp, Others}[r.IntN(5)]}
+	switch p.Protocol {
+	case 0:
 		return p
+	case Others:
+		return OtherProtocols
 	}
 	p.First = uint16(r.IntN(12))
 	p.Last = p.First + uint16(r.IntN(3)*r.IntN(5))
@@ -42,6 +50,11 @@ func randomClass(r *rand.Rand, idents int, address func() netip.Addr) *Class {
 	c := &Class{}
 	for range r.IntN(5) {
 		c.Peers = append(c.Peers, Peer{uint32(r.IntN(idents) + 1), randomPorts(r)})
+	}
+	if r.IntN(2) == 0 {
+		for range r.IntN(idents + 1) {
+			c.Decided = append(c.Decided, uint32(r.IntN(idents)+1))
+		}
 	}
 	for range r.IntN(6) {
 		first, last := address(), address()
@@ -124,6 +137,9 @@ func TestBadChangesAreRefused(t *testing.T) {
 		"two families":            class(Class{Blocks: []Block{{a, six, PortRange{}}}}),
 		"backwards":               class(Class{Blocks: []Block{{b, a, PortRange{}}}}),
 		"ports backwards":         class(Class{Blocks: []Block{{a, b, PortRange{tcp, 2, 1}}}}),
+		"no decided ident":        class(Class{Decided: []uint32{0}}),
+		"decided ident too high":  class(Class{Decided: []uint32{MaxIdent + 1}}),
+		"ports of others":         class(Class{Peers: []Peer{{1, PortRange{Others, 1, 2}}}}),
 		"protocol without ports":  class(Class{Peers: []Peer{{1, PortRange{1, 0, 0}}}}),
 	} {
 		s := NewState(nil)

@@ -2,7 +2,10 @@ package rules
 
 import (
 	"iter"
+	"math"
 	"net/netip"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/cluster/nftable"
 )
@@ -41,8 +44,13 @@ func podElements(a netip.Addr, p Pod) []nftable.Element {
 // elements yields those of a class.
 func (c *class) elements(d Direction, number uint32) iter.Seq[nftable.Element] {
 	return func(yield func(nftable.Element) bool) {
-		if !yield(nftable.Element{Set: d.setID(setClasses), Key: nftable.Native(number), Value: className(d, number)}) {
+		if !yield(nftable.Element{Set: d.setID(setClasses), Key: nftable.Native(number), Value: c.chain(d, number)}) {
 			return
+		}
+		for ident := range c.decided {
+			if !yield(nftable.Element{Set: d.setID(setDecided), Key: nftable.Native(number<<classShift | ident)}) {
+				return
+			}
 		}
 		for ident, a := range c.idents {
 			if !a.elements(d, nftable.Native(number<<classShift|ident), yield) {
@@ -67,12 +75,17 @@ func (a *allowance) elements(d Direction, key string, yield func(nftable.Element
 	}
 	for protocol, ports := range a.ports {
 		for _, s := range ports {
-			e := nftable.Element{Set: d.setID(setAllow), Key: key + s.field(protocol, s.first)}
-			if s.first != s.last {
-				e.Set, e.End = d.setID(setRange), key+s.field(protocol, s.last)
+			if s.first == s.last {
+				if !yield(nftable.Element{Set: d.setID(setAllow), Key: key + s.field(protocol, s.first)}) {
+					return false
+				}
+				continue
 			}
-			if !yield(e) {
-				return false
+			for _, p := range protocolRanges(protocol) {
+				e := nftable.Element{Set: d.setID(setRange), Key: key + s.field(p[0], s.first), End: key + s.field(p[1], s.last)}
+				if !yield(e) {
+					return false
+				}
 			}
 		}
 	}
@@ -85,12 +98,32 @@ func (i *interval) elements(d Direction, f *family, key string, protocol byte, y
 		return yield(nftable.Element{Set: f.setID(setNets + int(d)), Key: first, End: last})
 	}
 	for _, s := range i.ports {
-		e := nftable.Element{Set: f.setID(setBlocks + int(d)), Key: first + s.field(protocol, s.first), End: last + s.field(protocol, s.last)}
-		if !yield(e) {
-			return false
+		for _, p := range protocolRanges(protocol) {
+			e := nftable.Element{Set: f.setID(setBlocks + int(d)), Key: first + s.field(p[0], s.first), End: last + s.field(p[1], s.last)}
+			if !yield(e) {
+				return false
+			}
 		}
 	}
 	return true
+}
+
+// OtherRanges is how many ranges of protocols Others are.
+const OtherRanges = 4
+
+// protocolRanges are the ranges of protocols that one stands for, inclusive. What a protocol has
+// where others have a port is any number.
+func protocolRanges(protocol byte) [][2]byte {
+	if protocol != Others {
+		return [][2]byte{{protocol, protocol}}
+	}
+	all := make([][2]byte, 0, OtherRanges)
+	first := byte(0)
+	for _, p := range []byte{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP} {
+		all = append(all, [2]byte{first, p - 1})
+		first = p + 1
+	}
+	return append(all, [2]byte{first, math.MaxUint8})
 }
 
 // field is a protocol and one of the span's ports in a key.

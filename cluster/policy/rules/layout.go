@@ -24,6 +24,7 @@ import (
 //	  set blocks_in4   { class<<20 . ip range . l4proto . th dport range }
 //	  map classes_in   { class : verdict }   # 7: goto in_7, unknown: goto unknown_in
 //	  set any_in       { class<<20|ident }                      # all protocols and ports
+//	  set decided_in   { class<<20|ident }                      # nets and blocks do not count for it
 //	  set allow_in     { class<<20|ident . l4proto . th dport }
 //	  set range_in     { class<<20|ident . l4proto . th dport range }
 //	  set links        { LinkGroup }                            # of pods' links
@@ -58,14 +59,19 @@ import (
 //	    meta priority & 0xfff00000 . ip saddr . l4proto . th dport @blocks_in4 return
 //	    ip saddr . ip daddr @self4 return
 //	    drop }
+//	  chain tiers_in_8 {                                        # as in_8, of a class with decided idents
+//	    jump source; meta priority set meta priority & 0xfffff | 8<<20 goto tiers_in }
+//	  chain tiers_in {                                          # as allowed_in, but before the nets:
+//	    ip saddr . ip daddr @self4 return
+//	    meta priority @decided_in drop }
 //	  chain astray {                                            # of a connection that was cut
 //	    ip saddr @isolated4 drop
 //	    ip daddr @isolated4 drop }
 //	}
 //
 // What is allowed returns and is not accepted, so that both directions decide. The packet's
-// priority holds what is known of it meanwhile, since marks belong to others. Nothing looks up a
-// port of protocols that have none: no element of the sets with ports has such a protocol.
+// priority holds what is known of it meanwhile, since marks belong to others. A protocol without
+// ports is in the sets with ports only together with all of them (see protocolRanges).
 type family struct{ *nftable.Family }
 
 var families = [2]*family{{nftable.Families[0]}, {nftable.Families[1]}}
@@ -94,6 +100,7 @@ const (
 	setAny
 	setAllow
 	setRange
+	setDecided
 	directionSets
 )
 
@@ -107,7 +114,13 @@ func (d Direction) setID(kind int) int { return 2*familySets + int(d)*directionS
 
 func (d Direction) name() string { return [2]string{"in", "out"}[d] }
 
-func className(d Direction, number uint32) string { return fmt.Sprintf("%s_%d", d.name(), number) }
+// chain is the chain of a class.
+func (c *class) chain(d Direction, number uint32) string {
+	if len(c.decided) > 0 {
+		return fmt.Sprintf("tiers_%s_%d", d.name(), number)
+	}
+	return fmt.Sprintf("%s_%d", d.name(), number)
+}
 
 // layout says what the kernel's table holds.
 type layout struct{ *Table }
@@ -143,6 +156,7 @@ func (layout) Sets() []*nftables.Set {
 		add(d.setID(setAny), "any_"+d.name(), types{priority}, nil)
 		add(d.setID(setAllow), "allow_"+d.name(), types{priority, proto, port}, nil)
 		add(d.setID(setRange), "range_"+d.name(), types{priority, proto, port}, nil).Interval = true
+		add(d.setID(setDecided), "decided_"+d.name(), types{priority}, nil)
 	}
 	add(setLinks, "links", types{group}, nil)
 	return all
@@ -155,9 +169,9 @@ func (t layout) Chains() []nftable.Chain {
 		all = append(all, f.forward(), f.stage(Ingress), f.stage(Egress))
 	}
 	for d := Ingress; d <= Egress; d++ {
-		all = append(all, allowed(d), t.unknown(d))
-		for number := range t.state.classes[d] {
-			all = append(all, classChain(d, number))
+		all = append(all, allowed(d), tiers(d), t.unknown(d))
+		for number, c := range t.state.classes[d] {
+			all = append(all, classChain(d, number, c))
 		}
 	}
 	return all
@@ -253,37 +267,70 @@ func peer(name string, load func(*nftable.Family, uint32) []expr.Any) nftable.Ch
 }
 
 // classChain is the chain that packets of a class take.
-func classChain(d Direction, number uint32) nftable.Chain {
-	peer := [2]string{"source", "destination"}[d]
-	return nftable.Chain{Name: className(d, number), Rules: [][]expr.Any{
+func classChain(d Direction, number uint32, c *class) nftable.Chain {
+	peer, next := [2]string{"source", "destination"}[d], allowedName(d)
+	if len(c.decided) > 0 {
+		next = tiersName(d)
+	}
+	return nftable.Chain{Name: c.chain(d, number), Rules: [][]expr.Any{
 		nftable.Jump(peer),
-		nftable.Rule(loadPriority(0), nftable.Mask(0, identMask, number<<classShift), priorityFrom(0), nftable.Goto(allowedName(d))),
+		nftable.Rule(loadPriority(0), nftable.Mask(0, identMask, number<<classShift), priorityFrom(0), nftable.Goto(next)),
 	}}
 }
 
 func allowedName(d Direction) string { return "allowed_" + d.name() }
 
+func tiersName(d Direction) string { return "tiers_" + d.name() }
+
 func allowed(d Direction) nftable.Chain {
-	exact := nftable.Rule(loadPriority(0), nftable.ProtocolPort(1))
-	c := nftable.Chain{Name: allowedName(d), Rules: [][]expr.Any{
-		nftable.Rule(loadPriority(0), nftable.Within(0, "any_"+d.name()), nftable.Pass),
-		nftable.Rule(exact, nftable.Within(0, "allow_"+d.name()), nftable.Pass),
-		nftable.Rule(exact, nftable.Within(0, "range_"+d.name()), nftable.Pass),
-	}}
+	c := nftable.Chain{Name: allowedName(d), Rules: byIdent(d)}
 	for _, f := range families {
-		peer := f.Source(1)
-		if d == Egress {
-			peer = f.Target(1)
-		}
-		class := nftable.Rule(loadPriority(0), nftable.Mask(0, classMask, 0))
-		c.Rules = append(c.Rules,
-			nftable.Rule(f.Is(), class, peer, nftable.Within(0, "nets_"+d.name()+f.Name), nftable.Pass),
-			nftable.Rule(f.Is(), class, peer, nftable.ProtocolPort(1+f.Words()), nftable.Within(0, "blocks_"+d.name()+f.Name), nftable.Pass),
-			nftable.Rule(f.Is(), f.Source(0), f.Target(f.Words()), nftable.Within(0, "self"+f.Name), nftable.Pass),
-		)
+		c.Rules = append(append(c.Rules, f.byAddress(d)...), f.self())
 	}
 	c.Rules = append(c.Rules, nftable.Drop)
 	return c
+}
+
+// tiers is allowed for classes with decided idents.
+func tiers(d Direction) nftable.Chain {
+	c := nftable.Chain{Name: tiersName(d), Rules: byIdent(d)}
+	for _, f := range families {
+		c.Rules = append(c.Rules, f.self())
+	}
+	c.Rules = append(c.Rules, nftable.Rule(loadPriority(0), nftable.Within(0, "decided_"+d.name()), nftable.Drop))
+	for _, f := range families {
+		c.Rules = append(c.Rules, f.byAddress(d)...)
+	}
+	c.Rules = append(c.Rules, nftable.Drop)
+	return c
+}
+
+// byIdent returns for what the peer's ident may send or receive.
+func byIdent(d Direction) [][]expr.Any {
+	exact := nftable.Rule(loadPriority(0), nftable.ProtocolPort(1))
+	return [][]expr.Any{
+		nftable.Rule(loadPriority(0), nftable.Within(0, "any_"+d.name()), nftable.Pass),
+		nftable.Rule(exact, nftable.Within(0, "allow_"+d.name()), nftable.Pass),
+		nftable.Rule(exact, nftable.Within(0, "range_"+d.name()), nftable.Pass),
+	}
+}
+
+// byAddress returns for what the peer's address may send or receive.
+func (f *family) byAddress(d Direction) [][]expr.Any {
+	peer := f.Source(1)
+	if d == Egress {
+		peer = f.Target(1)
+	}
+	class := nftable.Rule(loadPriority(0), nftable.Mask(0, classMask, 0))
+	return [][]expr.Any{
+		nftable.Rule(f.Is(), class, peer, nftable.Within(0, "nets_"+d.name()+f.Name), nftable.Pass),
+		nftable.Rule(f.Is(), class, peer, nftable.ProtocolPort(1+f.Words()), nftable.Within(0, "blocks_"+d.name()+f.Name), nftable.Pass),
+	}
+}
+
+// self returns for what a pod sends to itself.
+func (f *family) self() []expr.Any {
+	return nftable.Rule(f.Is(), f.Source(0), f.Target(f.Words()), nftable.Within(0, "self"+f.Name), nftable.Pass)
 }
 
 // astray drops TCP packets in the middle of a connection that the kernel does not know, if a pod at

@@ -22,6 +22,7 @@ package rules
 import (
 	"fmt"
 	"log/slog"
+	"math"
 	"net/netip"
 
 	"golang.org/x/sys/unix"
@@ -42,9 +43,15 @@ const (
 	MaxIdent = 1<<20 - 1
 )
 
+// Others is, in place of a protocol, all that have no ports here: all but TCP, UDP and SCTP.
+const Others = 255 // reserved by IANA
+
+// OtherProtocols are all packets of Others.
+var OtherProtocols = PortRange{Protocol: Others, Last: math.MaxUint16}
+
 // PortRange is a range of ports of a protocol.
 type PortRange struct {
-	Protocol    byte // unix.IPPROTO_TCP, IPPROTO_UDP or IPPROTO_SCTP; 0: all protocols and ports
+	Protocol    byte // unix.IPPROTO_TCP, IPPROTO_UDP or IPPROTO_SCTP; 0: all protocols and ports; Others
 	First, Last uint16
 }
 
@@ -64,6 +71,8 @@ type Block struct {
 type Class struct {
 	Peers  []Peer
 	Blocks []Block
+	// Decided are idents that Peers alone decide about: Blocks allow them nothing.
+	Decided []uint32 // not 0
 }
 
 // Pod is a pod of this node: its classes, 0 for a direction in which it is not isolated. A class
@@ -142,6 +151,11 @@ func (c *Class) check() error {
 			return err
 		}
 	}
+	for _, ident := range c.Decided {
+		if ident == 0 || ident > MaxIdent {
+			return fmt.Errorf("decided ident %d: not in 1 to %d", ident, MaxIdent)
+		}
+	}
 	for _, b := range c.Blocks {
 		// An end of a range of IPv6 may look like an IPv4 address in IPv6: ::/80 ends so.
 		if b.First.BitLen() == 0 || b.First.BitLen() != b.Last.BitLen() || b.First.Zone()+b.Last.Zone() != "" || b.Last.Less(b.First) {
@@ -165,6 +179,10 @@ func (p PortRange) check() error {
 	switch p.Protocol {
 	case 0:
 		return nil
+	case Others:
+		if p == OtherProtocols {
+			return nil
+		}
 	case unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP:
 		if p.First <= p.Last {
 			return nil

@@ -358,13 +358,13 @@ func TestListing(t *testing.T) {
 	group := uint32(1<<30 + 77)
 	want := n.pods(Pod{Ingress: 1}, Pod{Egress: 1}, Pod{Ingress: MaxClass}).
 		with(Ingress, Class{
-			Peers:  []Peer{{identA, port(tcp, 80)}, {identB, PortRange{sctp, 80, 90}}, {MaxIdent, PortRange{}}},
+			Peers:  []Peer{{identA, port(tcp, 80)}, {identB, PortRange{sctp, 80, 90}}, {MaxIdent, PortRange{}}, {identC, OtherProtocols}},
 			Blocks: []Block{block("10.0.0.0", "10.0.0.9", PortRange{}), block("fd00::", "fd00::9", PortRange{}), block("10.1.0.0", "10.1.0.9", PortRange{udp, 1, 2})},
-		}).with(Egress, Class{Blocks: []Block{block("fd00::", "fd00::9", port(tcp, 80))}})
+		}).with(Egress, Class{Blocks: []Block{block("fd00::", "fd00::9", port(tcp, 80)), block("10.2.0.0", "10.2.0.9", OtherProtocols)}, Decided: []uint32{identB}})
 	want.LinkGroup = &group
 	n.apply(table, want)
 	out := n.Run("nft list ruleset")
-	for _, part := range []string{"chain in_1", "@blocks_out6", "@ident4", "@any_in", "@self6", "10.1.0.0-10.1.0.9", "@links"} {
+	for _, part := range []string{"chain in_1", "@blocks_out6", "@ident4", "@any_in", "@self6", "10.1.0.0-10.1.0.9", "@links", "chain tiers_out_1", "@decided_out", "10.2.0.0-10.2.0.9"} {
 		if !strings.Contains(out, part) {
 			t.Errorf("%q is missing in:\n%s", part, out)
 		}

@@ -90,14 +90,17 @@ func (s *State) setClass(b *nftable.Batch, d Direction, number uint32, c *Class)
 	if c == nil {
 		delete(s.classes[d], number)
 		if before != nil {
-			b.RemoveChain(className(d, number))
+			b.RemoveChain(before.chain(d, number))
 		}
 		return
 	}
 	now := newClass(c)
 	s.classes[d][number] = now
-	if before == nil {
-		b.AddChain(classChain(d, number))
+	if another := before != nil && before.chain(d, number) != now.chain(d, number); before == nil || another {
+		b.AddChain(classChain(d, number, now))
+		if another {
+			b.RemoveChain(before.chain(d, number))
+		}
 	}
 	if !b.Whole() {
 		for e := range now.elements(d, number) {

@@ -1,0 +1,176 @@
+package policy
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+
+	"github.com/coracle-project/coracle/cluster/policy/compile"
+)
+
+// conditionPrefix and a node's name are the type of the condition in a ClusterNetworkPolicy's status
+// that says whether the node enforces it. Nodes may differ: a policy that is too large is so for
+// some pods only.
+const conditionPrefix = "Enforced-"
+
+// enforced is the reason of a condition that is true; others have those of a compile.Problem.
+const enforced = "Enforced"
+
+// statusPatience bounds one write.
+const statusPatience = 30 * time.Second
+
+// statuses are conditions that are to be written, when what they say is in force.
+type statuses struct {
+	wake chan struct{}
+
+	mu      sync.Mutex
+	waiting map[string]compile.Review // until the next table is in force
+	ready   map[string]compile.Review
+}
+
+func newStatuses() statuses {
+	return statuses{wake: make(chan struct{}, 1), waiting: map[string]compile.Review{}, ready: map[string]compile.Review{}}
+}
+
+// add keeps reviews.
+func (s *statuses) add(all []compile.Review) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, r := range all {
+		s.waiting[r.Policy.Name] = r
+	}
+}
+
+// inForce has all reviews written.
+func (s *statuses) inForce() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for name, r := range s.waiting {
+		s.ready[name] = r
+	}
+	clear(s.waiting)
+	if len(s.ready) > 0 {
+		select {
+		case s.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// next returns a review that is to be written.
+func (s *statuses) next() (r compile.Review, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for name, r := range s.ready {
+		delete(s.ready, name)
+		return r, true
+	}
+	return r, false
+}
+
+// again keeps a review that could not be written, unless there is a newer one.
+func (s *statuses) again(r compile.Review) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, newer := s.ready[r.Policy.Name]; !newer {
+		s.ready[r.Policy.Name] = r
+	}
+}
+
+// writeStatuses writes the status of policies until ctx ends.
+func (c *clusterPolicies) writeStatuses(ctx context.Context) {
+	pause := firstPause
+	for {
+		r, ok := c.status.next()
+		if !ok {
+			pause = firstPause
+			select {
+			case <-c.status.wake:
+				continue
+			case <-ctx.Done():
+				return
+			}
+		}
+		err := c.writeStatus(ctx, r)
+		switch apierrors.ReasonForError(err) {
+		case metav1.StatusReasonNotFound, metav1.StatusReasonConflict: // it is gone
+			continue
+		case metav1.StatusReasonForbidden, metav1.StatusReasonInvalid, metav1.StatusReasonBadRequest:
+			slog.Warn("write the status of a ClusterNetworkPolicy", "policy", r.Policy.Name, "err", err)
+			continue
+		}
+		if err == nil {
+			continue
+		}
+		slog.Warn("write the status of a ClusterNetworkPolicy", "policy", r.Policy.Name, "err", err, "again", pause)
+		c.status.again(r)
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return
+		}
+		pause = min(2*pause, longestWait)
+	}
+}
+
+func (c *clusterPolicies) writeStatus(ctx context.Context, r compile.Review) error {
+	condition := conditionOf(r, c.NodeName)
+	if has := meta.FindStatusCondition(r.Policy.Status.Conditions, condition.Type); has != nil {
+		if has.Status == condition.Status {
+			condition.LastTransitionTime = has.LastTransitionTime
+		}
+		if *has == condition {
+			return nil
+		}
+	}
+	body, err := json.Marshal(map[string]any{
+		"apiVersion": clusterVersion.String(), "kind": clusterKind.Kind,
+		"metadata": map[string]any{"name": r.Policy.Name, "uid": r.Policy.UID},
+		"status":   map[string]any{"conditions": []metav1.Condition{condition}},
+	})
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, statusPatience)
+	defer cancel()
+	return c.write(ctx, r.Policy.Name, body)
+}
+
+// conditionOf says whether a policy is enforced by a node as it says.
+func conditionOf(r compile.Review, node string) metav1.Condition {
+	c := metav1.Condition{
+		Type: conditionPrefix + node, Status: metav1.ConditionTrue, Reason: enforced, Message: "the policy is in force for the node's pods",
+		ObservedGeneration: r.Policy.Generation, LastTransitionTime: metav1.Now().Rfc3339Copy(),
+	}
+	if len(r.Problems) > 0 {
+		c.Status, c.Reason = metav1.ConditionFalse, r.Problems[0].Reason
+		var all []string
+		for _, p := range r.Problems {
+			all = append(all, p.Message)
+		}
+		c.Message = strings.Join(all, "; ")
+	}
+	const most = 32768 // the API's limit
+	c.Message = c.Message[:min(len(c.Message), most)]
+	return c
+}
+
+// applyStatus writes a part of a policy's status; others may write other conditions.
+func applyStatus(ctx context.Context, client *rest.RESTClient, name, manager string, body []byte) error {
+	err := client.Patch(types.ApplyPatchType).Resource(clusterResource).Name(name).SubResource("status").
+		Param("fieldManager", manager).Param("force", "true").Body(body).Do(ctx).Error()
+	if err != nil {
+		return fmt.Errorf("status of ClusterNetworkPolicy %s: %w", name, err)
+	}
+	return nil
+}
