@@ -9,11 +9,12 @@ import (
 	"path/filepath"
 	"runtime/debug"
 	"strings"
+	"time"
 
 	bolt "go.etcd.io/bbolt"
 	"go.etcd.io/etcd/server/v3/embed"
-	etcderrors "go.etcd.io/etcd/server/v3/etcdserver/errors"
 	"go.etcd.io/etcd/server/v3/storage/schema"
+	"go.etcd.io/raft/v3"
 	"golang.org/x/sys/unix"
 )
 
@@ -82,23 +83,50 @@ func opens(db string) (err error) {
 }
 
 // compare finds a log whose end is lost, which looks to etcd like one that ends sooner: a leader commits the
-// whole log before it answers a read, so then the database cannot be ahead. If it is, etcd would skip
-// all writes until its log has come to where the database is. It is called when there is a leader.
+// whole log first, so then the database cannot be ahead. If it is, etcd would skip all writes until its log has come
+// to where the database is. It is called when there is a leader.
 //
 // The first commit that etcd tells of is no such moment: it may be an entry of an earlier leader, read from the
-// log up to where the log says that it is committed, and that is written with the next entry.
+// log up to where the log says that it is committed, and that is written with the next entry. Nor is the answer to a
+// read: the only member of a cluster answers with what is committed so far.
 func (s *Server) compare(ctx context.Context) {
+	again := time.NewTicker(campaignEvery)
+	defer again.Stop()
 	for {
-		if err := s.etcd.Server.LinearizableReadNotify(ctx); err == nil {
-			break
-		} else if ctx.Err() != nil || errors.Is(err, etcderrors.ErrStopped) {
+		written, ok := s.written()
+		if !ok {
+			return
+		}
+		if logged, all := committed(); all {
+			// Raft's state may be that of another server, if one was started just now.
+			if logged = max(logged, s.etcd.Server.CommittedIndex()); written > logged {
+				s.behind <- fmt.Errorf("its write-ahead log ends at entry %d, and its database is at %d", logged, written)
+			}
+			return
+		}
+		select {
+		case <-again.C:
+		case <-ctx.Done():
 			return
 		}
 	}
-	written, _ := schema.ReadConsistentIndex(s.etcd.Server.Backend().ReadTx())
-	if logged := s.etcd.Server.CommittedIndex(); written > logged {
-		s.behind <- fmt.Errorf("its write-ahead log ends at entry %d, and its database is at %d", logged, written)
+}
+
+// written is the last entry that the database has, unless it was closed.
+func (s *Server) written() (index uint64, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return 0, false
 	}
+	index, _ = schema.ReadConsistentIndex(s.etcd.Server.Backend().ReadTx())
+	return index, true
+}
+
+// committed returns the last entry that is committed, and whether that is the end of the log that the leader has found.
+func committed() (index uint64, all bool) {
+	status, ok := raftStatus()
+	return status.Commit, ok && status.RaftState == raft.StateLeader && status.Commit >= status.Progress[status.ID].Match
 }
 
 // startGuarded starts etcd and turns what would end the process into errors. After such an error

@@ -92,6 +92,9 @@ type Server struct {
 	journal *journal
 	// behind gets an error if the log ends before the database.
 	behind chan error
+
+	mu     sync.Mutex // held while compare reads the database
+	closed bool
 }
 
 // Socket is where the server whose socket is in state can be dialled.
@@ -190,14 +193,20 @@ func campaign(server *etcdserver.EtcdServer) {
 }
 
 // applied says whether raft knows that its log has been applied, up to what is committed. Without a leader no
-// more becomes committed. Etcd publishes raft's state for debugging only; it is that of the server started last.
+// more becomes committed.
 func applied() bool {
+	status, ok := raftStatus()
+	return ok && status.Applied >= status.Commit
+}
+
+// raftStatus is raft's state, which etcd publishes for debugging only. It is that of the server started last.
+func raftStatus() (status raft.Status, ok bool) {
 	v, ok := expvar.Get("raft.status").(expvar.Func)
 	if !ok {
-		return false
+		return raft.Status{}, false
 	}
-	status, ok := v.Value().(raft.Status)
-	return ok && status.Applied >= status.Commit
+	status, ok = v.Value().(raft.Status)
+	return status, ok
 }
 
 // config returns the configuration of an etcd with its data in dir that listens on socket.
@@ -244,6 +253,9 @@ func (s *Server) Stopped() <-chan struct{} { return s.etcd.Server.StopNotify() }
 // Close stops the server, having written all that it acknowledged.
 func (s *Server) Close() {
 	s.journal.running.Store(false)
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
 	if s.space != nil {
 		s.space.close()
 	}
