@@ -7,7 +7,7 @@
 #   cri           coracled with systemd's cgroups: socket families, CRIU and out of memory, by crictl
 #   critest       coracled with systemd's cgroups: the CRI validation suite
 #   kubelet       the kubelet's end-to-end tests
-#   integration   kills, crashes and upgrades, and the tests of networks
+#   integration   kills, crashes and upgrades, and the tests of networks, with SCTP through Services
 #   oomkill       coracled, shim and keeper killed for memory, under systemd
 #   reboot        the machine reset in the middle of each operation; VM_RUN has to take --out DIR, too
 # each in a guest of its own. Names as arguments choose; none is all. VM_MD is the page of
@@ -56,6 +56,7 @@ if [[ " $* " =~ " "(cri|critest|kubelet|integration|oomkill|reboot)" " ]]; then
   cp -r bin/tools/{crictl,critest,registry,busybox,cni} "$out/bin/tools/"
   cp -r bin/test/{attack,critest,web,pause,setuid,integration.test,plugin} "$out/bin/test/"
   CGO_ENABLED=0 "$go" test -c -o "$out/bin/test/network.test" ./network
+  CGO_ENABLED=0 "$go" -C cluster test -c -tags netgo,osusergo -o "$PWD/$out/bin/test/rules.test" ./proxy/rules
   CGO_ENABLED=0 "$go" test -c -o "$out/bin/test/crashmatrix.test" ./integration/crashmatrix
   CGO_ENABLED=0 "$go" test -c -tags vm -o "$out/bin/test/pod.test" ./pod
   cp contrib/coracled.service "$out/"

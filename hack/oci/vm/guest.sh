@@ -47,7 +47,9 @@ case $1 in
     chmod +x /usr/local/bin/criu
     export CORACLE_UNTESTED=/var/tmp/untested
     echo "skipped: TestDistributions.*, because the guest has no CNI plugins of its distribution"
-    for run in 'integration TestKillWhileRunning/node|TestKillDuringOperations|TestExitInTheGap|TestTerminateAndStart|TestUpgrade|TestCheckpointAndRestore' 'crashmatrix TestFaultPoints' 'network Test' 'pod TestReserveDespiteSignals'; do
+    sctp='rules TestSCTP'
+    modprobe sctp || { echo "skipped: TestSCTPAssociations, because the guest's kernel has no SCTP sockets"; sctp=; }
+    for run in 'integration TestKillWhileRunning/node|TestKillDuringOperations|TestExitInTheGap|TestTerminateAndStart|TestUpgrade|TestCheckpointAndRestore' 'crashmatrix TestFaultPoints' 'network Test' ${sctp:+"$sctp"} 'pod TestReserveDespiteSignals'; do
       TMPDIR=/var/tmp "/var/tmp/${run%% *}.test" -test.v -test.timeout 0 -test.run "${run#* }" -test.skip TestDistributions >"log/${run%% *}" 2>&1 || {
         bad=1
         {
