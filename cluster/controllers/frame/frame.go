@@ -40,6 +40,7 @@ type Controller struct {
 	sync    Sync
 	workers int
 	queue   workqueue.TypedRateLimitingInterface[string]
+	later   *later
 	watches []watch
 	started []func(context.Context)
 }
@@ -51,12 +52,14 @@ type watch struct {
 
 // New returns a controller that works on up to workers keys at once.
 func New(name string, workers int, sync Sync) *Controller {
-	return &Controller{
+	c := &Controller{
 		Name: name, sync: sync, workers: workers,
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
 			workqueue.DefaultTypedControllerRateLimiter[string](),
 			workqueue.TypedRateLimitingQueueConfig[string]{Name: name, Clock: calmClock{}}),
 	}
+	c.later = newLater(c.queue.Add)
+	return c
 }
 
 // Watch feeds the queue with what keys says of each object that informer sees come, change (both
@@ -71,8 +74,8 @@ func (c *Controller) Also(f func(context.Context)) { c.started = append(c.starte
 // Add puts key into the queue, now.
 func (c *Controller) Add(key string) { c.queue.Add(key) }
 
-// AddAfter puts key into the queue when d has passed.
-func (c *Controller) AddAfter(key string, d time.Duration) { c.queue.AddAfter(key, d) }
+// AddAfter puts key into the queue when d has passed. Of several times for one key, the earliest counts.
+func (c *Controller) AddAfter(key string, d time.Duration) { c.later.addAfter(key, d) }
 
 // Run works until ctx ends, and returns when all workers have. The informers must be started by
 // their owner; Run waits until they have synced.
@@ -101,6 +104,7 @@ func (c *Controller) Run(ctx context.Context) {
 		})
 	}
 	<-ctx.Done()
+	c.later.stop()
 	c.queue.ShutDown()
 	wg.Wait()
 }

@@ -1,0 +1,73 @@
+package frame
+
+import (
+	"sync"
+	"time"
+)
+
+// later adds keys when a time has passed: of several times for one key, at the earliest.
+//
+// The queue can do that, too. But in the array that its heap is in, it keeps every key that has waited, as many as
+// have waited at once. Of a thousand nodes that came and went, it would keep a thousand names for good.
+type later struct {
+	add func(key string)
+
+	mu      sync.Mutex
+	waiting map[string]*delay
+	stopped bool
+}
+
+type delay struct {
+	timer *time.Timer
+	due   time.Time
+}
+
+func newLater(add func(key string)) *later {
+	return &later{add: add, waiting: make(map[string]*delay)}
+}
+
+func (l *later) addAfter(key string, d time.Duration) {
+	if d <= 0 {
+		l.add(key)
+		return
+	}
+	due := time.Now().Add(d)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.stopped {
+		return
+	}
+	if w := l.waiting[key]; w != nil {
+		if !due.Before(w.due) {
+			return
+		}
+		w.timer.Stop()
+	}
+	w := &delay{due: due}
+	w.timer = time.AfterFunc(d, func() { l.over(key, w) })
+	l.waiting[key] = w
+}
+
+// over adds a key whose time has passed, unless an earlier time has replaced it meanwhile.
+func (l *later) over(key string, w *delay) {
+	l.mu.Lock()
+	valid := l.waiting[key] == w
+	if valid {
+		delete(l.waiting, key)
+	}
+	l.mu.Unlock()
+	if valid {
+		l.add(key)
+	}
+}
+
+// stop forgets all keys.
+func (l *later) stop() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.stopped = true
+	for _, w := range l.waiting {
+		w.timer.Stop()
+	}
+	l.waiting = nil
+}
