@@ -62,7 +62,7 @@ func parseLegacy(text string) legacyRules {
 				l.policies[chain] = words[2]
 			}
 		case "-N":
-			l.chains[chain] = l.chains[chain]
+			l.chains[chain] = nil // its rules follow
 		case "-A":
 			l.chains[chain] = append(l.chains[chain], words[2:])
 		}
