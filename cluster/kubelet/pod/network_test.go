@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -21,12 +22,34 @@ import (
 type network struct {
 	*bench
 	name    string
-	told    *[]string
+	told    *calls
 	failure atomic.Pointer[error]
 }
 
+// calls are those of all networks, in their order.
+type calls struct {
+	mu  sync.Mutex
+	all []string
+}
+
+func (c *calls) add(call string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.all = append(c.all, call)
+}
+
+// take returns those since the last time.
+func (c *calls) take() []string {
+	synctest.Wait()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	last := c.all
+	c.all = nil
+	return last
+}
+
 func (n *network) Admit(_ context.Context, _ *v1.Pod, addresses []netip.Addr) error {
-	*n.told = append(*n.told, fmt.Sprint(n.name, " admits ", addresses, " after ", n.runtime.Calls()))
+	n.told.add(fmt.Sprint(n.name, " admits ", addresses, " after ", n.runtime.Calls()))
 	if failure := n.failure.Load(); failure != nil {
 		return *failure
 	}
@@ -34,23 +57,18 @@ func (n *network) Admit(_ context.Context, _ *v1.Pod, addresses []netip.Addr) er
 }
 
 func (n *network) Gone(types.UID) {
-	*n.told = append(*n.told, n.name+" forgets")
+	n.told.add(n.name + " forgets")
 }
 
-// withNetworks gives a bench networks with names. What they are told is in their order.
+// withNetworks gives a bench networks with names.
 func withNetworks(b *bench, names ...string) (networks []*network, told func() []string) {
-	var all []string
+	var all calls
 	for _, name := range names {
 		n := &network{bench: b, name: name, told: &all}
 		networks = append(networks, n)
 		b.runner.Networks = append(b.runner.Networks, n)
 	}
-	return networks, func() []string {
-		synctest.Wait()
-		last := all
-		all = nil
-		return last
-	}
+	return networks, all.take
 }
 
 func (b *bench) addresses(p *v1.Pod) []string {

@@ -212,8 +212,8 @@ func parseFlow(message []byte) (f flow, ok bool) {
 	return f, first.source.IsValid() && second.source.IsValid() && f.id != nil
 }
 
-// attributes yields the types and values of attributes. It allocates nothing, which counts for all
-// connections of a node: the netlink package's decoder takes four times as long.
+// attributes yields the types and values of attributes. It allocates nothing: the netlink package's
+// decoder took half of a pass over 100,000 connections.
 func attributes(b []byte) iter.Seq2[uint16, []byte] {
 	const flags, headerSize = unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER, unix.SizeofNlAttr
 	return func(yield func(uint16, []byte) bool) {
