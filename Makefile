@@ -267,13 +267,14 @@ test-conformance: build testbins ## Kubernetes' conformance suite on the cluster
 	@GO="$(GO)" hack/conformance/build.sh
 	@hack/conformance/run.sh $(if $(FOCUS),'$(FOCUS)')
 
-# POLICY_CASES and POLICY_FOCUS, regular expressions, choose cases of cyclonus and specs; the page is written only without them.
+# POLICY_CASES, POLICY_FOCUS and POLICY_TESTS, regular expressions, choose cases of cyclonus, specs, and tests of
+# ClusterNetworkPolicy; the page is written only without them.
 test-policy: build testbins ## other people's tests of network policies; writes docs/network-policy-conformance.md (needs root; long)
 	@hack/conformance/deps.sh
 	@GO="$(GO)" hack/tools.sh busybox registry kubectl
 	@GO="$(GO)" hack/conformance/build.sh
 	@GO="$(GO)" hack/policy/build.sh
-	@hack/policy/run.sh $(if $(POLICY_CASES)$(POLICY_FOCUS),'$(or $(POLICY_CASES),-)' '$(or $(POLICY_FOCUS),-)')
+	@hack/policy/run.sh $(if $(POLICY_CASES)$(POLICY_FOCUS)$(POLICY_TESTS),'$(or $(POLICY_CASES),-)' '$(or $(POLICY_FOCUS),-)' '$(or $(POLICY_TESTS),-)')
 
 install: build ## install the binaries (of builder, too, if it was built) and the systemd unit (PREFIX, DESTDIR)
 	install -d "$(DESTDIR)$(PREFIX)/bin"

@@ -276,10 +276,11 @@ func (w *objectWatch) set(obj any) error {
 	if !ok {
 		return fmt.Errorf("ClusterNetworkPolicy: a %T", obj)
 	}
-	o.SetGroupVersionKind(clusterKind) // Events say it
-	o.ManagedFields = nil
-	w.names[o.Name] = true
-	w.state.SetClusterPolicy(o)
+	mine := *o
+	mine.SetGroupVersionKind(clusterKind) // Events say it
+	mine.ManagedFields = nil
+	w.names[mine.Name] = true
+	w.state.SetClusterPolicy(&mine)
 	w.signal()
 	return nil
 }

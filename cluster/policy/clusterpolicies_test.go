@@ -185,7 +185,7 @@ func TestClusterPolicyChanges(t *testing.T) {
 	for s := n.status(); s.condition.ObservedGeneration != 4; s = n.status() {
 		continue
 	}
-	n.objects.Delete(open)
+	n.objects.Delete(open.DeepCopy())
 	n.until("the table goes with the last policy", func() bool { return n.table == nil })
 }
 

@@ -359,8 +359,8 @@ func TestPacketsInTiers(t *testing.T) {
 	if err := l.api.NetworkingV1().NetworkPolicies("x").Delete(t.Context(), "alone", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	l.tiers.Delete(accept)
-	l.tiers.Delete(wall)
+	l.tiers.Delete(accept.DeepCopy())
+	l.tiers.Delete(wall.DeepCopy())
 	l.until("all is allowed again", func() bool { return reaches(c, b) && reaches(a, l.Outside) })
 	stop()
 	if tables := l.Run("nft list tables"); strings.Contains(tables, testTable) {
