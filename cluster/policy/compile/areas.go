@@ -75,7 +75,7 @@ func (s *State) survey() (moved []*pod) {
 		return nil
 	}
 	for _, p := range s.pods {
-		if slices.ContainsFunc(p.ends, func(e *end) bool { return now.of(e.address) != e.area }) {
+		if slices.ContainsFunc(p.ends, func(e *end) bool { return now.of(e.addresses[0]) != e.area }) {
 			moved = append(moved, p)
 		}
 	}

@@ -68,18 +68,17 @@ func (s *State) DeleteClusterPolicy(name string) {
 }
 
 // count notes that there are more ClusterNetworkPolicies, or fewer. The first and the last matter to
-// pods whose namespaces are not known.
+// all pods' ends, and to pods whose namespaces are not known.
 func (s *State) count(more int) {
 	was := s.cluster > 0
 	if s.cluster += more; s.cluster > 0 == was {
 		return
 	}
 	s.areas.stale = true
-	for _, n := range s.namespaces {
-		if !n.known {
-			for p := range n.pods {
-				s.dirty[p] = true
-			}
+	for _, p := range s.pods {
+		s.setEnds(p)
+		if !p.namespace.known {
+			s.dirty[p] = true
 		}
 	}
 }

@@ -83,12 +83,12 @@ type pod struct {
 	class     [2]*class
 }
 
-// end is an address of a pod, as a peer.
+// end is a pod as a peer, or one of its addresses.
 type end struct {
-	pod      *pod
-	address  netip.Addr
-	area     netip.Addr // that of the identity
-	identity *identity
+	pod       *pod
+	addresses []netip.Addr
+	area      netip.Addr // that of the identity
+	identity  *identity
 }
 
 type identity = cell[*end, identityData]
@@ -117,7 +117,7 @@ func (e *end) ident() uint32 {
 func (p *pod) end(a netip.Addr) *end {
 	if p != nil {
 		for _, e := range p.ends {
-			if e.address == a {
+			if slices.Contains(e.addresses, a) {
 				return e
 			}
 		}
@@ -171,19 +171,15 @@ func New(node string, limits Limits) *State {
 	}
 	s.identities = newDivision[*end, identityData](crowdedIdent - 1)
 	s.identities.of = func(e *end) **identity { return &e.identity }
-	s.identities.wish = func(e *end) uint32 { return s.wishedIdents[e.address] }
+	s.identities.wish = func(e *end) uint32 { return wished(e.addresses, s.wishedIdents) }
 	s.identities.begin, s.identities.end = s.beginIdentity, s.endIdentity
 	for i := range s.classes {
 		d := &s.classes[i]
 		*d = newDivision[*pod, classData](crowded - 1)
 		d.of = func(p *pod) **class { return &p.class[i] }
 		d.wish = func(p *pod) uint32 {
-			for _, a := range p.addresses {
-				if was, exists := s.wishedClasses[a]; exists {
-					return [2]uint32{was.Ingress, was.Egress}[i]
-				}
-			}
-			return 0
+			was := wished(p.addresses, s.wishedClasses)
+			return [2]uint32{was.Ingress, was.Egress}[i]
 		}
 		d.begin, d.end = s.beginClass, s.endClass
 	}
@@ -194,6 +190,16 @@ func New(node string, limits Limits) *State {
 // can: what is there already need not be changed.
 func (s *State) Wish(idents map[netip.Addr]uint32, pods map[netip.Addr]rules.Pod) {
 	s.wishedIdents, s.wishedClasses = idents, pods
+}
+
+// wished is what was wished for addresses.
+func wished[T any](addresses []netip.Addr, by map[netip.Addr]T) (wish T) {
+	for _, a := range addresses {
+		if wish, exists := by[a]; exists {
+			return wish
+		}
+	}
+	return wish
 }
 
 // Addresses returns the addresses of a pod that its status tells.
@@ -235,21 +241,30 @@ func (s *State) SetPod(id ID, o *corev1.Pod, addresses []netip.Addr, admitted bo
 	}
 }
 
-// setEnds gives a pod an end for each address.
+// setEnds gives a pod an end for all its addresses, or one for each while there are
+// ClusterNetworkPolicies.
 func (s *State) setEnds(p *pod) {
-	for i, a := range p.addresses {
+	n := len(p.addresses)
+	if s.cluster == 0 {
+		n = min(n, 1)
+	}
+	for i := range n {
 		if i == len(p.ends) {
 			p.ends = append(p.ends, &end{pod: p})
 		}
-		if e := p.ends[i]; e.address != a {
-			e.address = a
+		addresses := p.addresses
+		if s.cluster > 0 {
+			addresses = addresses[i : i+1]
+		}
+		if e := p.ends[i]; !slices.Equal(e.addresses, addresses) {
+			e.addresses = addresses
 			s.dirty[p] = true
 		}
 	}
-	for _, e := range p.ends[len(p.addresses):] {
+	for _, e := range p.ends[n:] {
 		s.identities.put(e, place[identityData]{})
 	}
-	p.ends = p.ends[:len(p.addresses)]
+	p.ends = slices.Delete(p.ends, n, len(p.ends))
 }
 
 // Claim says that a pod that is admitted has got its addresses just now: whoever had them before, and
@@ -340,7 +355,7 @@ func (s *State) sort() {
 		}
 	}
 	for _, e := range s.identities.assign(identities) {
-		s.moved[e.address] = true
+		s.move(e.addresses)
 	}
 }
 
@@ -361,7 +376,7 @@ func (s *State) unplaced(p *pod) bool { return s.cluster > 0 && !p.namespace.kno
 
 // identityOf returns the identity of an end of a pod that some peers select.
 func (s *State) identityOf(e *end, peers []*selector) place[identityData] {
-	e.area = s.areas.of(e.address)
+	e.area = s.areas.of(e.addresses[0])
 	if s.unplaced(e.pod) {
 		return place[identityData]{key: "unplaced", number: crowdedIdent}
 	}
