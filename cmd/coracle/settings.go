@@ -27,7 +27,9 @@ func (o *upOptions) settings() map[string]any {
 		"etcd-servers": &o.Etcd, "eviction-hard": &o.EvictionHard,
 		"allowed-unsafe-sysctls": &o.UnsafeSysctls,
 		"load-balancer-cidr":     &o.LoadBalancerCIDR, "load-balancer-interface": &o.LoadBalancerInterface,
-		"network-policies": &o.PoliciesOff,
+		"network-policies":           &o.PoliciesOff,
+		"encryption-provider-config": &o.EncryptionConfig, "audit-policy-file": &o.AuditPolicy, "audit-log-path": &o.AuditLog,
+		"audit-webhook-config-file": &o.AuditWebhook, "etcd-quota": &o.EtcdQuota,
 	}
 }
 

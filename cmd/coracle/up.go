@@ -57,6 +57,13 @@ type upOptions struct {
 	ResolvConf    string   `json:"resolvConf,omitempty"`
 	// PoliciesOff leaves NetworkPolicies to a network plugin.
 	PoliciesOff offFlag `json:"networkPoliciesOff,omitempty"`
+	// EncryptionConfig, AuditPolicy, AuditLog, AuditWebhook and EtcdQuota are the cluster process's
+	// flags about what is stored and recorded; empty are its defaults.
+	EncryptionConfig string `json:"encryptionConfig,omitempty"`
+	AuditPolicy      string `json:"auditPolicy,omitempty"`
+	AuditLog         string `json:"auditLog,omitempty"`
+	AuditWebhook     string `json:"auditWebhook,omitempty"`
+	EtcdQuota        string `json:"etcdQuota,omitempty"`
 	// UnsafeSysctls are those that pods may set in addition to upstream's safe ones.
 	UnsafeSysctls []string `json:"unsafeSysctls,omitempty"`
 
@@ -114,6 +121,11 @@ and fails. An up that fails before the node is Ready ends what it has started; p
 	f.Lookup("network-policies").NoOptDefVal = "true"
 	f.StringVar(&o.EvictionHard, "eviction-hard", "", "when pods are evicted, `THRESHOLDS` such as memory.available<100Mi,nodefs.available<5% (default: upstream's)")
 	f.StringSliceVar(&o.UnsafeSysctls, "allowed-unsafe-sysctls", nil, "sysctls that pods may set in addition to the safe ones: `NAMES` such as kernel.msgmax, or prefixes such as net.core.*")
+	f.StringVar(&o.EncryptionConfig, "encryption-provider-config", "", "`FILE` with an EncryptionConfiguration: how objects are encrypted in etcd (default: not encrypted)")
+	f.StringVar(&o.AuditPolicy, "audit-policy-file", "", "`FILE` with an audit Policy: which requests are recorded (default: none)")
+	f.StringVar(&o.AuditLog, "audit-log-path", "", "`FILE` for what is recorded")
+	f.StringVar(&o.AuditWebhook, "audit-webhook-config-file", "", "kubeconfig `FILE` of a server that gets what is recorded")
+	f.StringVar(&o.EtcdQuota, "etcd-quota", "", "how large the built-in etcd's database may get, a `SIZE` such as 8Gi (default: 4Gi)")
 	f.StringSliceVar(&o.apply, "apply", nil, "manifests to apply with kubectl once the node is Ready")
 	f.DurationVar(&o.timeout, "timeout", 2*time.Minute, "how long all of it may take")
 	return cmd
@@ -128,7 +140,7 @@ func up(ctx context.Context, p place, o upOptions, given func(flag string) bool,
 	}
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
-	for _, file := range []*string{&o.Config, &o.ResolvConf} {
+	for _, file := range []*string{&o.Config, &o.ResolvConf, &o.EncryptionConfig, &o.AuditPolicy, &o.AuditLog, &o.AuditWebhook} {
 		if *file == "" {
 			continue
 		}
@@ -247,6 +259,11 @@ func kubeArgs(p place, o upOptions) []string {
 		{"--cluster-dns", strings.Join(o.ClusterDNS, ",")},
 		{"--dns-stub-domain", strings.Join(o.StubDomains, ",")},
 		{"--resolv-conf", o.ResolvConf},
+		{"--encryption-provider-config", o.EncryptionConfig},
+		{"--audit-policy-file", o.AuditPolicy},
+		{"--audit-log-path", o.AuditLog},
+		{"--audit-webhook-config-file", o.AuditWebhook},
+		{"--etcd-quota", o.EtcdQuota},
 	} {
 		if further[1] != "" {
 			args = append(args, further[0], further[1])
