@@ -259,6 +259,7 @@ func (s *State) setEnds(p *pod) {
 		if e := p.ends[i]; !slices.Equal(e.addresses, addresses) {
 			e.addresses = addresses
 			s.dirty[p] = true
+			s.move(addresses) // also if the identity stays
 		}
 	}
 	for _, e := range p.ends[n:] {

@@ -254,7 +254,11 @@ func TestAnyObjects(t *testing.T) {
 
 func anyObjects(t *testing.T, tiers bool) {
 	decided := map[bool]int{} // by ClusterNetworkPolicies
-	for seed := range uint64(30) {
+	first := uint64(0)
+	if tiers {
+		first = 70 // 95 found addresses that kept an ident when the last ClusterNetworkPolicy went
+	}
+	for seed := first; seed < first+30; seed++ {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			d := dice{rand.New(rand.NewPCG(seed, 1)), tiers}
 			w := newWorld(t, DefaultLimits)
