@@ -9,11 +9,13 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/dns"
+	"github.com/coracle-project/coracle/cluster/policy/compile"
 	"github.com/coracle-project/coracle/cluster/why"
 )
 
@@ -55,5 +57,26 @@ func TestWhyInAnotherDomain(t *testing.T) {
 	}
 	if _, err := a.Why(t.Context(), why.Question{Namespace: "shop", Source: "pod/cart", Destination: "none:80"}); err == nil || !strings.Contains(err.Error(), "tried none.shop.svc.corp.example., none.svc.corp.example., none.corp.example., none.;") {
 		t.Errorf("a name that does not exist: %v", err)
+	}
+}
+
+// A ClusterNetworkPolicy that decides is named, with its tier and rule.
+func TestWhyNamesClusterNetworkPolicies(t *testing.T) {
+	for _, test := range []struct {
+		half compile.Half
+		want string
+	}{
+		{compile.Half{Kind: compile.Here, Selecting: []types.NamespacedName{{Name: "wall"}}, Ruling: &compile.Ruling{Policy: "wall", Tier: "Admin", Rule: "no-guests"}}, `ClusterNetworkPolicy wall (Admin) denies it by its rule "no-guests"`},
+		{compile.Half{Kind: compile.Here, Allowed: true, Ruling: &compile.Ruling{Policy: "gate", Tier: "Baseline", Accepted: true}}, "ClusterNetworkPolicy gate (Baseline) accepts it"},
+		{compile.Half{Kind: compile.Here, Ruling: &compile.Ruling{Accepted: true}, Allowing: []types.NamespacedName{{Name: "gate"}}}, "policies allow it, and the rules are not in force yet or have no room; the policies' Events say more"},
+		{compile.Half{Kind: compile.Here, Allowed: true, Selecting: []types.NamespacedName{{Name: "wall"}}}, "no policy denies it, and there is no NetworkPolicy for the pod"},
+		{compile.Half{Kind: compile.Here, Unplaced: true}, "the namespace of one of the pods is not known yet, and with it which ClusterNetworkPolicies are about it"},
+	} {
+		if got := direction(test.half); got.Because != test.want || got.Allowed != test.half.Allowed {
+			t.Errorf("%+v: %+v, want %s", test.half, got, test.want)
+		}
+	}
+	if got := direction(compile.Half{Selecting: []types.NamespacedName{{Name: "wall"}, {Namespace: "x", Name: "p"}}, Kind: compile.Here}).Selecting; strings.Join(got, ", ") != "ClusterNetworkPolicy wall, x/p" {
+		t.Errorf("selecting are %v", got)
 	}
 }
