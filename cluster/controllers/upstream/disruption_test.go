@@ -5,12 +5,12 @@ import (
 	"fmt"
 	"testing"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 )
@@ -54,12 +54,11 @@ func TestDrain(t *testing.T) {
 	nodes := c.kube.CoreV1().Nodes()
 	must[*corev1.Node](t)(nodes.Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: ns}}, metav1.CreateOptions{}))
 	t.Cleanup(func() { _ = nodes.Delete(context.Background(), ns, metav1.DeleteOptions{}) })
-	must[*appsv1.StatefulSet](t)(c.kube.AppsV1().StatefulSets(ns).Create(ctx, &appsv1.StatefulSet{
+	// Not a StatefulSet: for two minutes, a budget takes a pod for the evicted one of its name, unless it has seen that go.
+	all := c.kube.CoreV1().ReplicationControllers(ns)
+	must[*corev1.ReplicationController](t)(all.Create(ctx, &corev1.ReplicationController{
 		ObjectMeta: metav1.ObjectMeta{Name: "web"},
-		Spec: appsv1.StatefulSetSpec{
-			Replicas: ptr.To[int32](3), Selector: &metav1.LabelSelector{MatchLabels: app}, Template: pod,
-			PodManagementPolicy: appsv1.ParallelPodManagement,
-		},
+		Spec:       corev1.ReplicationControllerSpec{Replicas: ptr.To[int32](3), Selector: app, Template: &pod},
 	}, metav1.CreateOptions{}))
 	c.createBudget(ctx, t, ns, "web", "1")
 	c.awaitAllowed(ctx, t, ns, "web", 1)
@@ -70,11 +69,11 @@ func TestDrain(t *testing.T) {
 		t.Fatalf("%d pods on the node", len(list.Items))
 	}
 	// New pods wait, so that the budget is used up by one eviction.
-	must[*appsv1.StatefulSet](t)(c.kube.AppsV1().StatefulSets(ns).Patch(ctx, "web", "application/merge-patch+json",
-		[]byte(`{"spec":{"updateStrategy":{"type":"OnDelete","rollingUpdate":null},"template":{"metadata":{"labels":{"`+holds+`":"yes"}}}}}`), metav1.PatchOptions{}))
+	must[*corev1.ReplicationController](t)(all.Patch(ctx, "web", types.MergePatchType,
+		[]byte(`{"spec":{"template":{"metadata":{"labels":{"`+holds+`":"yes"}}}}}`), metav1.PatchOptions{}))
 	eventually(ctx, t, "the new template is known", func() (bool, error) {
-		set, err := c.kube.AppsV1().StatefulSets(ns).Get(ctx, "web", metav1.GetOptions{})
-		return err == nil && set.Status.ObservedGeneration == set.Generation, err
+		rc, err := all.Get(ctx, "web", metav1.GetOptions{})
+		return err == nil && rc.Status.ObservedGeneration == rc.Generation, err
 	})
 	if err := c.evict(ctx, ns, list.Items[0].Name); err != nil {
 		t.Fatalf("the first eviction: %v", err)
@@ -90,17 +89,22 @@ func TestDrain(t *testing.T) {
 			})
 		}
 		var replacement *corev1.Pod
-		eventually(ctx, t, "its place is taken", func() (bool, error) {
-			pod, err := c.kube.CoreV1().Pods(ns).Get(ctx, list.Items[i].Name, metav1.GetOptions{})
-			replacement = pod
-			return err == nil && pod.UID != list.Items[i].UID, err
-		})
 		ready := 0
-		for _, pod := range must[*corev1.PodList](t)(c.kube.CoreV1().Pods(ns).List(ctx, metav1.ListOptions{})).Items {
-			if pod.Status.Phase == corev1.PodRunning && pod.DeletionTimestamp == nil {
-				ready++
+		eventually(ctx, t, "its place is taken", func() (bool, error) {
+			pods, err := c.kube.CoreV1().Pods(ns).List(ctx, metav1.ListOptions{})
+			if err != nil {
+				return false, err
 			}
-		}
+			replacement, ready = nil, 0
+			for _, pod := range pods.Items {
+				if pod.DeletionTimestamp == nil && pod.Status.Phase == corev1.PodRunning {
+					ready++
+				} else if pod.DeletionTimestamp == nil {
+					replacement = &pod
+				}
+			}
+			return replacement != nil && len(pods.Items) == 3, fmt.Errorf("%d pods", len(pods.Items))
+		})
 		if ready != 2 {
 			t.Errorf("%d pods run after eviction %d", ready, i+1)
 		}
