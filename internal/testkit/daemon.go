@@ -38,7 +38,8 @@ type Options struct {
 	Config string
 	// Scope is shim.scope, "node" if empty.
 	Scope string
-	// RootSize makes the root directory a tmpfs of that size, as mount(8) has it: "400m".
+	// RootSize makes the root directory a file system of that size, as mount(8) has it: "400m". It is
+	// a tmpfs, or ext4 where a tmpfs cannot be id-mapped.
 	RootSize string
 	// StateSize is the same for the state directory's tmpfs.
 	StateSize string
@@ -227,10 +228,37 @@ func (d *Daemon) mountRoot(size string) error {
 	if err := os.Mkdir(d.Root, 0o700); err != nil {
 		return err
 	}
+	idMaps, err := tmpfsMapsIDs()
+	if err != nil {
+		return err
+	}
+	if !idMaps {
+		disk := filepath.Join(d.dir, "root.img")
+		for _, command := range [][]string{{"mkfs.ext4", "-q", "-m", "0", disk, size}, {"mount", "-o", "loop,nosuid,nodev", disk, d.Root}} {
+			if out, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil {
+				return fmt.Errorf("%s: %w: %s", strings.Join(command, " "), err, out)
+			}
+		}
+		return os.Chmod(d.Root, 0o700)
+	}
 	if err := unix.Mount("tmpfs", d.Root, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=700,size="+size); err != nil {
 		return fmt.Errorf("mount %s: %w", d.Root, err)
 	}
 	return nil
+}
+
+// tmpfsMapsIDs reports whether a tmpfs can be id-mapped: since Linux 6.3.
+func tmpfsMapsIDs() (bool, error) {
+	var name unix.Utsname
+	if err := unix.Uname(&name); err != nil {
+		return false, fmt.Errorf("uname: %w", err)
+	}
+	release := unix.ByteSliceToString(name.Release[:])
+	var major, minor int
+	if _, err := fmt.Sscanf(release, "%d.%d", &major, &minor); err != nil {
+		return false, fmt.Errorf("kernel release %q: %w", release, err)
+	}
+	return major > 6 || major == 6 && minor >= 3, nil
 }
 
 // resizeState does the same with the state directory, which is already mounted.
