@@ -30,8 +30,18 @@ func (e *events) publish(ev *api.Event) {
 	}
 }
 
+// occurrence is what an event is about: there is at most one event for it.
+type occurrence struct {
+	kind       api.Event_Kind
+	id, execID string
+	pid        uint32
+}
+
+func occurrenceOf(ev *api.Event) occurrence { return occurrence{ev.Kind, ev.Id, ev.ExecId, ev.Pid} }
+
 // subscribe sends what past returns, a READY event, and then each new event until
-// ctx ends or send fails. past is called when nothing new can be missed any more.
+// ctx ends or send fails. past is called when nothing new can be missed any more, so an event of
+// past may be published as well: it is sent once.
 func (e *events) subscribe(ctx context.Context, past func() []*api.Event, send func(*api.Event) error) error {
 	s := &subscriber{wake: make(chan struct{}, 1)}
 	e.mu.Lock()
@@ -45,13 +55,18 @@ func (e *events) subscribe(ctx context.Context, past func() []*api.Event, send f
 		delete(e.subs, s)
 		e.mu.Unlock()
 	}()
+	told := make(map[occurrence]bool)
 	for _, ev := range append(past(), &api.Event{Kind: api.Event_READY}) {
+		told[occurrenceOf(ev)] = true
 		if err := send(ev); err != nil {
 			return err
 		}
 	}
 	for {
 		for _, ev := range s.take() {
+			if told[occurrenceOf(ev)] {
+				continue
+			}
 			if err := send(ev); err != nil {
 				return err
 			}
