@@ -21,14 +21,14 @@ import (
 
 const (
 	// firstPause is before the first restart of the cluster process; each further one waits twice as
-	// long, up to longestPause, until it has lived for steady.
+	// long, up to longestPause, until it has lived for settled. Clients should not wait for long because
+	// of how often a process that works was killed before.
 	firstPause   = 100 * time.Millisecond
 	longestPause = 10 * time.Second
-	steady       = time.Minute
+	settled      = 5 * time.Second
 	// After so many lives, none longer than settled and all ended by an error of its own (a port that is
-	// taken, data that cannot be read), the supervisor ends with it: whoever waits for up wants to know.
+	// taken, data that cannot be read), the supervisor ends with it, so that up says why.
 	mostTries = 7
-	settled   = 5 * time.Second
 )
 
 // superviseCommand is what up leaves running: the parent of the cluster process.
@@ -82,10 +82,9 @@ func supervise(ctx context.Context, args []string, log io.Writer) error {
 			return err
 		}
 		lived := time.Since(began)
-		if lived >= steady {
-			pause = firstPause
+		if lived >= settled {
+			pause, worked = firstPause, true
 		}
-		worked = worked || lived >= settled
 		failures++
 		if !refused(err) {
 			failures = 0
