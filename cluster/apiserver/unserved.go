@@ -10,8 +10,8 @@ import (
 	"github.com/coracle-project/coracle/cluster/unserved"
 )
 
-// unservedPlugin is the admission plugin that says what will not happen: whoever creates or updates
-// an object that is kept but that nothing acts on gets a Warning header.
+// unservedPlugin is the admission plugin that says what will not happen: a request that creates or
+// updates an object on which nothing acts gets a Warning header.
 const unservedPlugin = "UnservedResourceWarning"
 
 // warnUnserved is an admission plugin; it never rejects anything.

@@ -10,7 +10,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/kubelet/pod"
 )
 
-// The kubelet's core asks three things of packages beside it, and offers a fourth what it knows.
+// The kubelet's core uses three other packages, and a fourth uses what it knows.
 // The packages do not import this one: it wires them together in New, and the types in these
 // interfaces are Kubernetes' and CRI's only.
 //
