@@ -27,7 +27,6 @@ var aliases = map[corev1.ResourceName]string{
 	corev1.ResourceConfigMaps:             "configmaps",
 	corev1.ResourceSecrets:                "secrets",
 	corev1.ResourceReplicationControllers: "replicationcontrollers",
-	corev1.ResourceQuotas:                 "resourcequotas",
 }
 
 // counted watches the kinds of which quotas limit the number. A watch once begun goes on until the

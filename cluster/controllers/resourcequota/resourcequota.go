@@ -5,7 +5,7 @@
 // counts is deleted or no longer counts (a pod that ended), and every five minutes, since nothing
 // else would correct a request that was admitted and then failed.
 //
-// Pods, Services and PersistentVolumeClaims come from the informers that all share. Other kinds are
+// Pods, Services, PersistentVolumeClaims and ResourceQuotas come from the informers that all share. Other kinds are
 // only counted, by metadata; each is watched from the moment that the first quota names it
 // (counted.go), custom resources included. A kind that the server does not know has no usage.
 // Errors of one kind do not keep the others from being written, and are repeated with the frame's
@@ -43,6 +43,10 @@ const (
 	recalculateEvery = 5 * time.Minute
 )
 
+// quotaKind is counted by the informer by which the controller hears of a quota: another one might
+// not have the quota yet, and nothing would tell when it has.
+var quotaKind = corev1.SchemeGroupVersion.WithResource("resourcequotas")
+
 type controller struct {
 	set      *client.Set
 	quotas   corelisters.ResourceQuotaLister
@@ -61,6 +65,7 @@ func New(set *client.Set, metadata metadata.Interface) *frame.Controller {
 			core.NewPodEvaluator(listers, clock.RealClock{}),
 			core.NewServiceEvaluator(listers),
 			core.NewPersistentVolumeClaimEvaluator(listers),
+			generic.NewObjectCountEvaluator(quotaKind.GroupResource(), generic.ListResourceUsingListerFunc(listers, quotaKind), corev1.ResourceQuotas),
 		}),
 	}
 	c.frame = frame.New("resourcequota", workers, c.sync)
@@ -68,6 +73,9 @@ func New(set *client.Set, metadata metadata.Interface) *frame.Controller {
 	feed.Changes(c.frame, quotas.Informer(), func(old, obj any) []string {
 		before, _ := old.(*corev1.ResourceQuota)
 		now, _ := obj.(*corev1.ResourceQuota)
+		if before != nil && now == nil {
+			c.replenish(quotaKind.GroupResource(), before.Namespace)
+		}
 		if before == nil && now != nil || before != nil && now != nil && !quota.Equals(before.Spec.Hard, now.Spec.Hard) {
 			return frame.Self(now)
 		}

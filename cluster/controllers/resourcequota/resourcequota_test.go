@@ -143,6 +143,21 @@ func TestCountsOfAnyKind(t *testing.T) {
 	})
 }
 
+// A quota counts itself, and those that are left.
+func TestCountsOfQuotas(t *testing.T) {
+	run(t, func(w world) {
+		w.quota("a", nil, "resourcequotas=5")
+		w.want("a", "resourcequotas=1/5")
+		w.quota("b", nil, "count/resourcequotas=5")
+		w.want("b", "count/resourcequotas=2/5")
+		if err := w.Server.Kube.CoreV1().ResourceQuotas(ns).Delete(ctx, "a", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		w.Pass(time.Second)
+		w.want("b", "count/resourcequotas=1/5")
+	})
+}
+
 func TestChangedLimits(t *testing.T) {
 	run(t, func(w world) {
 		w.pod("a", "")
