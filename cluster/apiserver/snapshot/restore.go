@@ -24,10 +24,12 @@ import (
 
 const (
 	// stagingName is the directory in which a restore is prepared, decidedName the one that a restore is
-	// finished from. intentName is in it.
-	stagingName = "restore.new"
-	decidedName = "restore"
-	intentName  = "intent.json"
+	// finished from. intentName is in it, and becomes restoredName when all parts are in place. cmd/coracle reads
+	// both.
+	stagingName  = "restore.new"
+	decidedName  = "restore"
+	intentName   = "intent.json"
+	restoredName = "restored.json"
 	// revisionBump is what etcd's documentation recommends for clusters of Kubernetes: more than a cluster writes in
 	// the time for which somebody goes back.
 	revisionBump = 1_000_000_000
@@ -38,7 +40,7 @@ var parts = append([]string{"etcd/member"}, keys...)
 
 // intent is what finishing a restore has to know.
 type intent struct {
-	// Keep is the directory for the data of before, below ROOT.
+	// Keep is the directory for the data of before, below ROOT. It names the restore, too.
 	Keep string `json:"keep"`
 	Facts
 }
@@ -160,7 +162,8 @@ func restoreEtcd(db, dir string) error {
 	})
 }
 
-// decide writes the intent and makes it count.
+// decide writes the intent and makes it count. The rename is its last act: an error after it would be one of a restore
+// that happens all the same.
 func decide(root string, i intent) error {
 	staging := filepath.Join(root, stagingName)
 	data, err := json.Marshal(i)
@@ -174,10 +177,7 @@ func decide(root string, i intent) error {
 	if err := syncTree(staging); err != nil {
 		return err
 	}
-	if err := os.Rename(staging, filepath.Join(root, decidedName)); err != nil {
-		return err
-	}
-	return syncDir(root)
+	return os.Rename(staging, filepath.Join(root, decidedName))
 }
 
 // Recover finishes or takes back a restore that was cut off in the cluster's directory root. It is called before
@@ -211,6 +211,9 @@ func finish(root string) (err error) {
 			err = fmt.Errorf("a restore in %s is not finished, the next start goes on with it: %w", root, err)
 		}
 	}()
+	if err := syncDir(root); err != nil { // the rename that decided
+		return err
+	}
 	decided := filepath.Join(root, decidedName)
 	data, err := os.ReadFile(filepath.Join(decided, intentName))
 	if err == nil {
@@ -223,13 +226,17 @@ func finish(root string) (err error) {
 				return err
 			}
 		}
-		// From here on all parts are in place, and only the directory is left to be removed.
-		err = os.Remove(filepath.Join(decided, intentName))
+		// From here on all parts are in place, and only the directory is left to be removed. What was restored stays
+		// known: the next `coracle up` needs its settings.
+		err = os.Rename(filepath.Join(decided, intentName), filepath.Join(root, restoredName))
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	step("intent removed")
+	step("intent renamed")
+	if err := syncDir(root); err != nil {
+		return err
+	}
 	if err := os.RemoveAll(decided); err != nil {
 		return err
 	}

@@ -208,8 +208,12 @@ func TestSaveAndRestore(t *testing.T) {
 		t.Errorf("the restored data are the %s ones", got)
 	}
 	left, err := os.ReadDir(empty)
-	if err != nil || slices.ContainsFunc(left, func(e fs.DirEntry) bool { return strings.Contains(e.Name(), "restore") }) {
+	if err != nil || slices.ContainsFunc(left, func(e fs.DirEntry) bool { return strings.Contains(e.Name(), "restore") && e.Name() != restoredName }) {
 		t.Errorf("left behind: %v, %v", left, err)
+	}
+	var restored intent
+	if err := json.Unmarshal([]byte(readFile(t, filepath.Join(empty, restoredName))), &restored); err != nil || restored.Settings["service-cidr"] != "10.0.0.0/24" || restored.Keep == "" {
+		t.Errorf("%s says %+v, %v", restoredName, restored, err)
 	}
 	ensure(t, empty) // as the next start does
 	if readFile(t, filepath.Join(empty, keys[0])) != authorities["new"+keys[0]] {
