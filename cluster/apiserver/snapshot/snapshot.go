@@ -23,8 +23,8 @@
 // data to ROOT/before-restore-TIME, where they stay until someone removes them, and the new ones to their place. At last
 // ROOT/restored.json says what was restored: `coracle up` takes the settings over from it.
 //
-// The revision of etcd is raised, and all older ones count as compacted: a client that has seen more of the cluster than
-// the snapshot has must not take what comes next for what it knows.
+// The revision of etcd is raised above that of the data that are replaced, and all older ones count as compacted: a
+// client that has seen more of the cluster than the snapshot has must not take what comes next for what it knows.
 package snapshot
 
 import (
