@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -14,9 +15,6 @@ import (
 	"github.com/coracle-project/coracle/cluster/apiserver/dataversion"
 )
 
-// versionKey is where the store says which version wrote it last. It is apart from the keys of objects.
-const versionKey = "/coracle/version"
-
 // versionLimit bounds reading and writing it.
 const versionLimit = 10 * time.Second
 
@@ -24,31 +22,36 @@ const versionLimit = 10 * time.Second
 func (s *store) claim(ctx context.Context, own dataversion.Versions) error {
 	ctx, cancel := context.WithTimeout(ctx, versionLimit)
 	defer cancel()
-	found, err := s.probe.Get(ctx, versionKey)
+	found, err := s.probe.Get(ctx, dataversion.Key)
+	if errors.Is(err, rpctypes.ErrPermissionDenied) { // an etcd of others may give us no more than our objects
+		slog.Warn("etcd does not let us read which version wrote it", "key", dataversion.Key, "err", err)
+		return nil
+	}
 	if err != nil {
 		return fmt.Errorf("read which version wrote the cluster's data: %w", err)
 	}
-	text, err := json.Marshal(own)
-	if err != nil {
-		return err
-	}
 	revision := int64(0)
+	var before []byte
 	if len(found.Kvs) > 0 {
 		var wrote dataversion.Versions
 		if err := json.Unmarshal(found.Kvs[0].Value, &wrote); err != nil {
-			slog.Warn("etcd does not say which version wrote it", "key", versionKey, "err", err)
+			slog.Warn("etcd does not say which version wrote it", "key", dataversion.Key, "err", err)
 		}
 		if err := own.CanRead(wrote); err != nil {
 			return fmt.Errorf("%w; install that version again, or go back to a snapshot of before the upgrade: 'coracle snapshot restore FILE'", err)
 		}
-		if string(found.Kvs[0].Value) == string(text) {
-			return nil
+		if !dataversion.IsRelease(own.Coracle) && dataversion.IsRelease(wrote.Coracle) {
+			own.Coracle = wrote.Coracle // a development build cannot be compared with, and the release can
 		}
-		revision = found.Kvs[0].ModRevision
+		before, revision = found.Kvs[0].Value, found.Kvs[0].ModRevision
 	}
-	_, err = s.probe.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(versionKey), "=", revision)).Then(clientv3.OpPut(versionKey, string(text))).Commit()
-	if errors.Is(err, rpctypes.ErrNoSpace) {
-		slog.Warn("etcd is full: which version writes it is not noted", "key", versionKey)
+	text, err := json.Marshal(own)
+	if err != nil || bytes.Equal(text, before) {
+		return err
+	}
+	_, err = s.probe.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(dataversion.Key), "=", revision)).Then(clientv3.OpPut(dataversion.Key, string(text))).Commit()
+	if errors.Is(err, rpctypes.ErrNoSpace) || errors.Is(err, rpctypes.ErrPermissionDenied) {
+		slog.Warn("which version writes etcd is not noted", "key", dataversion.Key, "err", err)
 		return nil
 	}
 	if err != nil {

@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -57,6 +58,10 @@ func TestFullStore(t *testing.T) {
 	made := 0
 	eventually(t, "it is full", func() (bool, error) {
 		_, err := maps.Create(t.Context(), configMap(filler(made), map[string]string{"k": strings.Repeat("x", 500<<10)}), metav1.CreateOptions{})
+		if apierrors.IsAlreadyExists(err) { // a write that was refused was done all the same
+			made++
+			return false, nil
+		}
 		var status *apierrors.StatusError
 		if errors.As(err, &status) {
 			if status.ErrStatus.Code != http.StatusInsufficientStorage || !strings.Contains(err.Error(), "the cluster's store is full: nothing can be created or changed, reading and deleting go on; 'coracle status' says what to do") {
@@ -111,7 +116,7 @@ func TestNewerData(t *testing.T) {
 		c := e.Client()
 		defer c.Close()
 		if text != "" {
-			if _, err := c.Put(t.Context(), versionKey, text); err != nil {
+			if _, err := c.Put(t.Context(), dataversion.Key, text); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -150,11 +155,59 @@ func TestNewerData(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer s.shut()
-		got, err := s.probe.Get(t.Context(), versionKey)
+		got, err := s.probe.Get(t.Context(), dataversion.Key)
 		if want := `{"coracle":"v1.2.9","kubernetes":"` + dataversion.Own("").Kubernetes + `"}`; err != nil || got.Count != 1 || string(got.Kvs[0].Value) != want {
 			t.Errorf("it says %v, %v, want %s", got, err, want)
 		}
+		// A development build in between does not hide the release from older ones.
+		if err := s.claim(t.Context(), dataversion.Own("v0.0.0-20260101")); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.claim(t.Context(), dataversion.Own("v1.1.0")); !errors.Is(err, dataversion.ErrNewer) {
+			t.Errorf("after a development build an older release takes the data: %v", err)
+		}
 	})
+	t.Run("of others, who forbid it", func(t *testing.T) {
+		for _, denied := range []denying{{get: true}, {put: true}} {
+			s := &store{probe: clientv3.NewCtxClient(t.Context())}
+			s.probe.KV = denied
+			if err := s.claim(t.Context(), dataversion.Own("v1.2.9")); err != nil {
+				t.Errorf("%+v: %v", denied, err)
+			}
+			s.probe.KV = denying{}
+			if err := s.claim(t.Context(), dataversion.Own("v1.2.9")); !errors.Is(err, errOther) {
+				t.Errorf("another error is taken for it: %v", err)
+			}
+		}
+	})
+}
+
+// denying is an etcd that forbids to read or to write a key, or fails otherwise.
+type denying struct {
+	clientv3.KV
+	get, put bool
+}
+
+var errOther = errors.New("another error")
+
+func (d denying) Get(context.Context, string, ...clientv3.OpOption) (*clientv3.GetResponse, error) {
+	switch {
+	case d.get:
+		return nil, rpctypes.ErrPermissionDenied
+	case d.put:
+		return &clientv3.GetResponse{}, nil
+	}
+	return nil, errOther
+}
+
+func (d denying) Txn(context.Context) clientv3.Txn { return denyingTxn{} }
+
+type denyingTxn struct{ clientv3.Txn }
+
+func (t denyingTxn) If(...clientv3.Cmp) clientv3.Txn  { return t }
+func (t denyingTxn) Then(...clientv3.Op) clientv3.Txn { return t }
+func (t denyingTxn) Commit() (*clientv3.TxnResponse, error) {
+	return nil, rpctypes.ErrPermissionDenied
 }
 
 // A cluster restored into another directory accepts the tokens and certificates of the one that was saved.

@@ -67,6 +67,7 @@ func (o *upOptions) follow(last upOptions, given func(flag string) bool) (differ
 			differ = append(differ, flag)
 		}
 	}
+	o.Restored = last.Restored
 	slices.Sort(differ)
 	return differ
 }
@@ -147,17 +148,53 @@ func (o upOptions) remember(p place) error {
 	return atomicfile.Write(p.settings(), append(data, '\n'), 0o600)
 }
 
-// remembered is what the last up was given; nothing if there was none.
+// remembered is what the last up was given, and what a snapshot that was restored since then says; nothing if there
+// was neither.
 func remembered(p place) upOptions {
 	var o upOptions
 	data, err := os.ReadFile(p.settings())
-	if err != nil || json.Unmarshal(data, &o) != nil {
-		return upOptions{}
-	}
-	if o.ServiceCIDR == "" { // of a release without the flag
+	switch {
+	case err != nil || json.Unmarshal(data, &o) != nil:
+		o = upOptions{}
+	case o.ServiceCIDR == "": // of a release without the flag
 		o.ServiceCIDR = defaultServices
 	}
+	o.followRestored(p)
 	return o
+}
+
+// followRestored takes over the settings of the snapshot that was restored last, once. A restore that is decided but
+// not finished counts: the next start of the cluster finishes it. The files are written by
+// cluster/apiserver/snapshot.
+func (o *upOptions) followRestored(p place) {
+	var restored struct {
+		Keep     string            `json:"keep"`
+		Settings map[string]string `json:"settings"`
+	}
+	for _, file := range []string{filepath.Join(p.kubeRoot(), "restore", "intent.json"), filepath.Join(p.kubeRoot(), "restored.json")} {
+		data, err := os.ReadFile(file)
+		if err == nil && json.Unmarshal(data, &restored) == nil {
+			break
+		}
+	}
+	if restored.Keep == o.Restored {
+		return
+	}
+	o.Restored = restored.Keep
+	if len(restored.Settings) == 0 { // saved without coracle
+		return
+	}
+	for flag, setting := range o.inSnapshots() {
+		*setting = restored.Settings[flag]
+	}
+	if o.ServiceCIDR == "" {
+		o.ServiceCIDR = defaultServices
+	}
+}
+
+// inSnapshots are the settings that the cluster's objects depend on. A snapshot has those that are not empty.
+func (o *upOptions) inSnapshots() map[string]*string {
+	return map[string]*string{"service-cidr": &o.ServiceCIDR, "cluster-domain": &o.ClusterDomain, "node-name": &o.Node}
 }
 
 // restore makes o what is remembered again, after something else was.

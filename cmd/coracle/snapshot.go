@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -80,14 +81,15 @@ func snapshotRestoreCommand(p *place) *cobra.Command {
 		Short: "replace the cluster's data by those of a snapshot; the cluster must not run",
 		Long: `Replace the cluster's data by those of a snapshot, or make a cluster of it in a directory or on a machine that has
 none. The cluster must not run. The file is checked before anything is changed. The data of before are kept, in a
-directory that is named. Tokens and client certificates that were handed out before the snapshot are good again.
+directory that is named. The next up has the node's name, the Services' network and the domain of
+the snapshot. Tokens and client certificates that were handed out before the snapshot are good again.
 
 When it is cut off, even by the machine's end, the data are either the old or the new ones: the next start of the
 cluster finishes or undoes it.`,
 		Example: `  coracle down
   coracle snapshot restore /backup/monday.snapshot
   coracle up
-  coracle snapshot restore --root /srv/coracle /backup/monday.snapshot   # another cluster of it`,
+  coracle snapshot restore --root /srv/coracle --state /run/coracle-two /backup/monday.snapshot   # another cluster of it`,
 	}, restoreSnapshot, func(w io.Writer, f snapshotFacts) {
 		_, _ = fmt.Fprintf(w, "the cluster is that of %s\n", f.Created.Local().Format(time.DateTime))
 		if f.Kept != "" {
@@ -144,9 +146,9 @@ func saveSnapshot(ctx context.Context, p place, bar *progress, file string) (sna
 		return snapshotFacts{}, err
 	}
 	var settings []string
-	for flag, value := range map[string]string{"service-cidr": o.ServiceCIDR, "cluster-domain": o.ClusterDomain, "node-name": o.Node} {
-		if value != "" {
-			settings = append(settings, "--setting", flag+"="+value)
+	for flag, value := range o.inSnapshots() {
+		if *value != "" {
+			settings = append(settings, "--setting", flag+"="+*value)
 		}
 	}
 	return p.snapshotTool(ctx, bar, "save", file, settings...)
@@ -178,33 +180,50 @@ func restoreSnapshot(ctx context.Context, p place, bar *progress, file string) (
 		return snapshotFacts{}, err
 	}
 	if pid != 0 {
-		return snapshotFacts{}, fmt.Errorf("the cluster runs; nothing was changed: 'coracle down%s' first, which ends its pods", p.flags())
+		return snapshotFacts{}, fmt.Errorf("nothing was changed: %w", p.runs(pid))
 	}
 	facts, err := p.snapshotTool(ctx, bar, "restore", file)
 	if err != nil {
 		return snapshotFacts{}, err
 	}
-	facts.Up = "coracle up" + p.flags() + o.different(facts.Settings)
+	if facts.Kept != "" {
+		// For those who take the restore back. atomicfile replaces the file and leaves this one.
+		if err := os.Link(p.settings(), filepath.Join(facts.Kept, filepath.Base(p.settings()))); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return snapshotFacts{}, fmt.Errorf("the snapshot is restored, but the settings of before were not kept: %w", err)
+		}
+	}
+	if err := remembered(p).remember(p); err != nil {
+		return snapshotFacts{}, fmt.Errorf("the snapshot is restored, but its settings were not remembered: %w", err)
+	}
+	facts.Up = "coracle up" + p.flags()
 	return facts, nil
 }
 
-// different is what has to be given to up for a cluster that had these settings, which are not those that up has
-// remembered, nor its defaults.
-func (o upOptions) different(settings map[string]string) (flags string) {
-	host, _ := os.Hostname() // without one, up has to be given it
-	host = strings.ToLower(host)
-	for _, each := range [][3]string{
-		{"service-cidr", o.ServiceCIDR, defaultServices}, {"cluster-domain", o.ClusterDomain, ""}, {"node-name", o.Node, host},
-	} {
-		flag, now, byDefault := each[0], each[1], each[2]
-		if now == "" {
-			now = byDefault
-		}
-		if was := settings[flag]; was != "" && was != now {
-			flags += fmt.Sprintf(" --%s %s", flag, was)
-		}
+// runs is the error for a cluster with our --state whose supervisor is the process pid. It may be one with another
+// --root.
+func (p place) runs(pid int) error {
+	running := p
+	if root := supervisedRoot(pid); root != "" {
+		running.root = root
 	}
-	return flags
+	if running.root != p.root {
+		return fmt.Errorf("the cluster in %s runs with --state %s: give the one in %s another --state, or end that one with 'coracle down%s', which ends its pods",
+			running.root, p.state, p.root, running.flags())
+	}
+	return fmt.Errorf("the cluster runs: 'coracle down%s' first, which ends its pods", running.flags())
+}
+
+// supervisedRoot is the --root of the cluster that a supervisor runs, "" if it cannot be told.
+func supervisedRoot(pid int) string {
+	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	if err != nil {
+		return "" // it has ended
+	}
+	args := strings.Split(string(line), "\x00")
+	if i := slices.Index(args, "--root"); i >= 0 && i+1 < len(args) {
+		return args[i+1]
+	}
+	return ""
 }
 
 var errNoResult = errors.New("coracle-kube ended without a result")

@@ -3,8 +3,11 @@ package main
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -18,7 +21,7 @@ func TestRestoreRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := restoreSnapshot(t.Context(), p, bar, "file"); err == nil || !strings.Contains(err.Error(), "the cluster runs; nothing was changed: 'coracle down --root "+p.root) {
+	if _, err := restoreSnapshot(t.Context(), p, bar, "file"); err == nil || !strings.Contains(err.Error(), "nothing was changed: the cluster runs: 'coracle down --root "+p.root) {
 		t.Errorf("error %v", err)
 	}
 	_ = lock.Close()
@@ -35,29 +38,111 @@ func TestRestoreRefused(t *testing.T) {
 	}
 }
 
-// What up has to be given for the restored cluster.
-func TestSettingsOfASnapshot(t *testing.T) {
-	host, err := os.Hostname()
-	if err != nil {
+// restoring has coracle-kube restore a snapshot with these settings, as its package snapshot does. It is killed when
+// the restore is decided, or ends.
+func restoring(t *testing.T, p place, killed bool, name, settings string) {
+	t.Helper()
+	dir := t.TempDir()
+	intent := fmt.Sprintf(`{"keep":%q,"settings":%s}`, name, settings)
+	script := fmt.Sprintf("#!/bin/sh\ncd %s\nmkdir -p restore etcd %s\necho '%s' >restore/intent.json\n", p.kubeRoot(), name, intent)
+	if killed {
+		script += "kill -KILL $$\n"
+	}
+	script += fmt.Sprintf("mv restore/intent.json restored.json\nrmdir restore\necho '{\"result\":{\"kept\":\"%s/%s\",\"settings\":%s}}'\n", p.kubeRoot(), name, settings)
+	if err := os.WriteFile(filepath.Join(dir, "coracle-kube"), []byte(script), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	for name, test := range map[string]struct {
-		now  upOptions
-		was  map[string]string
-		want string
-	}{
-		"nothing known": {upOptions{}, nil, ""},
-		"defaults":      {upOptions{}, map[string]string{"service-cidr": defaultServices, "node-name": strings.ToLower(host)}, ""},
-		"the same":      {upOptions{ServiceCIDR: "10.1.0.0/16", Node: "a"}, map[string]string{"service-cidr": "10.1.0.0/16", "node-name": "a"}, ""},
-		"another machine": {
-			upOptions{},
-			map[string]string{"service-cidr": "10.1.0.0/16", "node-name": "boat", "cluster-domain": "boat.example"},
-			" --service-cidr 10.1.0.0/16 --cluster-domain boat.example --node-name boat",
-		},
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+}
+
+// Regression: after a restore up refused the network of the snapshot's Services, and told to remove the data.
+func TestUpFollowsARestore(t *testing.T) {
+	const snapshot = `{"service-cidr":"10.112.0.0/16","node-name":"boat"}`
+	for name, killed := range map[string]bool{"restored": false, "killed when it was decided": true} {
+		t.Run(name, func(t *testing.T) {
+			p := place{root: t.TempDir(), state: t.TempDir()}
+			before := upOptions{Port: 7443, ServiceCIDR: "10.97.0.0/16", ClusterDomain: "old.example", Node: "pier"}
+			remember(t, p, before)
+			if err := os.MkdirAll(filepath.Join(p.kubeRoot(), "etcd"), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			up := func(given ...string) (*upping, error) {
+				u := &upping{place: p, o: &upOptions{ServiceCIDR: defaultServices, Node: "host"}, last: remembered(p)}
+				for flag, value := range map[string]*string{"service-cidr": &u.o.ServiceCIDR, "node-name": &u.o.Node} {
+					if i := slices.Index(given, flag); i >= 0 {
+						*value = given[i+1]
+					}
+				}
+				u.o.follow(u.last, func(flag string) bool { return slices.Contains(given, flag) })
+				var err error
+				onOtherMachine(t, func() error { err = u.checkServiceRange(); return nil })
+				return u, err
+			}
+			if _, err := up("service-cidr", "10.112.0.0/16"); err == nil || !strings.Contains(err.Error(), "have addresses of 10.97.0.0/16") {
+				t.Fatalf("before the restore: %v: nothing is tested", err)
+			}
+			restoring(t, p, killed, "first", snapshot)
+			facts, err := restoreSnapshot(t.Context(), p, newProgress(t.Output(), "restore"), "file")
+			if killed != (err != nil) || !killed && facts.Up != "coracle up"+p.flags() {
+				t.Fatalf("restore: %+v, %v", facts, err)
+			}
+			if !killed {
+				kept, err := os.ReadFile(filepath.Join(facts.Kept, "up.json"))
+				if err != nil || !strings.Contains(string(kept), "10.97.0.0/16") {
+					t.Errorf("the settings of before are %s, %v", kept, err)
+				}
+			}
+			u, err := up()
+			if o := u.o; err != nil || o.ServiceCIDR != "10.112.0.0/16" || o.Node != "boat" || o.ClusterDomain != "" || o.Port != 7443 {
+				t.Errorf("up has %+v, %v", o, err)
+			}
+			if _, err := up("service-cidr", "10.97.0.0/16"); err == nil || !strings.Contains(err.Error(), "have addresses of 10.112.0.0/16") {
+				t.Errorf("with the network of before: %v", err)
+			}
+			// A name that is given later stays, also when the restore is finished only now.
+			if u, err = up("node-name", "ship"); err != nil {
+				t.Fatal(err)
+			}
+			remember(t, p, *u.o)
+			if killed {
+				if err := os.Rename(filepath.Join(p.kubeRoot(), "restore", "intent.json"), filepath.Join(p.kubeRoot(), "restored.json")); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if u, err = up(); err != nil || u.o.Node != "ship" || u.o.ServiceCIDR != "10.112.0.0/16" {
+				t.Errorf("up has %+v, %v", u.o, err)
+			}
+			restoring(t, p, false, "second", snapshot)
+			if _, err := restoreSnapshot(t.Context(), p, newProgress(t.Output(), "restore"), "file"); err != nil {
+				t.Fatal(err)
+			}
+			if got := remembered(p); got.Node != "boat" {
+				t.Errorf("after another restore: %+v", got)
+			}
+		})
+	}
+}
+
+// Regression: the advice was to end a cluster in our --root, when one with another root has our --state.
+func TestWhichClusterRuns(t *testing.T) {
+	p := place{root: "/srv/coracle", state: "/run/coracle"}
+	for _, test := range []struct{ root, want, not string }{
+		{"/var/lib/coracle", "the cluster in /var/lib/coracle runs with --state /run/coracle: give the one in /srv/coracle another --state", "down --root"},
+		{"/srv/coracle", "the cluster runs: 'coracle down --root /srv/coracle' first", "another"},
 	} {
-		if got := test.now.different(test.was); got != test.want {
-			t.Errorf("%s: %q, want %q", name, got, test.want)
+		supervisor := exec.Command("sh", "-c", "read end; exit", "supervise", "--root", test.root)
+		in, err := supervisor.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
 		}
+		if err := supervisor.Start(); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.runs(supervisor.Process.Pid); !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), test.not) {
+			t.Errorf("%s: %v", test.root, err)
+		}
+		_ = in.Close()
+		_ = supervisor.Wait()
 	}
 }
 

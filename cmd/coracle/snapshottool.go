@@ -42,14 +42,14 @@ func (p place) snapshotTool(ctx context.Context, bar *progress, verb, file strin
 	_, _ = io.Copy(io.Discard, out)
 	err = cmd.Wait()
 	switch {
+	case err == nil && told == nil: // also if we were told to stop just now: it is done
+		return facts, nil
 	case ctx.Err() != nil:
 		return snapshotFacts{}, fmt.Errorf("it was cut off: %w", ctx.Err())
 	case err != nil:
 		return snapshotFacts{}, complaint(complaints.String(), err)
-	case told != nil:
-		return snapshotFacts{}, fmt.Errorf("read what coracle-kube did: %w", told)
 	}
-	return facts, nil
+	return snapshotFacts{}, fmt.Errorf("read what coracle-kube did: %w", told)
 }
 
 // snapshotResult shows progress until the result comes.

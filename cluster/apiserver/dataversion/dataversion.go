@@ -15,6 +15,9 @@ import (
 // ErrNewer is for data that a newer minor version has written.
 var ErrNewer = errors.New("the cluster's data was written by a newer version")
 
+// Key is where etcd says which [Versions] wrote it last, as JSON. It is apart from the keys of objects.
+const Key = "/coracle/version"
+
 // Versions are those of a program that writes objects.
 type Versions struct {
 	// Coracle is a release such as v1.2.3. One that is none (a development build) is not compared.
@@ -43,6 +46,12 @@ func laterMinor(a, b string) bool {
 	x, okX := release(a)
 	y, okY := release(b)
 	return okX && okY && (x.Major() > y.Major() || x.Major() == y.Major() && x.Minor() > y.Minor())
+}
+
+// IsRelease says whether a version of Coracle is one that can be compared.
+func IsRelease(text string) bool {
+	_, ok := release(text)
+	return ok
 }
 
 // release parses a version; v0.0.0 is that of development builds.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"strconv"
 	"strings"
 	"time"
 
@@ -30,7 +31,8 @@ func lockDirectory(dir string) (*os.File, error) {
 		n, _ := f.Read(holder)
 		_ = f.Close()
 		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, fmt.Errorf("process %s runs a cluster on %s already; stop it, or choose another --root", strings.TrimSpace(string(holder[:n])), dir)
+			pid, _ := strconv.Atoi(strings.TrimSpace(string(holder[:n]))) // 0 if it has not written it yet
+			return nil, &HeldError{PID: pid, dir: dir}
 		}
 		return nil, fmt.Errorf("cannot lock %s: %w", f.Name(), err)
 	}
@@ -38,6 +40,16 @@ func lockDirectory(dir string) (*os.File, error) {
 		_, _ = fmt.Fprintln(f, os.Getpid())
 	}
 	return f, nil
+}
+
+// HeldError says which process uses the data in a directory.
+type HeldError struct {
+	PID int
+	dir string
+}
+
+func (e *HeldError) Error() string {
+	return fmt.Sprintf("process %d runs a cluster on %s already; stop it, or choose another --root", e.PID, e.dir)
 }
 
 // Lock keeps other processes from using the etcd with its data in dir/etcd until it is closed. Its error names the one

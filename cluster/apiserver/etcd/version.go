@@ -3,9 +3,11 @@ package etcd
 import (
 	"errors"
 	"fmt"
+	"runtime/debug"
 
 	bolt "go.etcd.io/bbolt"
 	etcdversion "go.etcd.io/etcd/api/v3/version"
+	"go.etcd.io/etcd/server/v3/storage/mvcc"
 	"go.etcd.io/etcd/server/v3/storage/schema"
 	"k8s.io/apimachinery/pkg/util/version"
 )
@@ -33,6 +35,36 @@ func notNewer(db *bolt.DB) error {
 			}
 			if newer(wrote, version.MustParseGeneric(Version)) {
 				return fmt.Errorf("%w: etcd %d.%d wrote it, and this is etcd %s", ErrNewer, wrote.Major(), wrote.Minor(), Version)
+			}
+		}
+		return nil
+	})
+}
+
+// Revisions are the last revision of an object in the database in the file db, and the last of all: what has been
+// compacted away counts. The database must not be in use.
+func Revisions(db string) (kept, last int64, err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true)) // a file that was cut is mapped beyond its end
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("its database: %v", r)
+		}
+	}()
+	opened, err := bolt.Open(db, 0o600, &bolt.Options{ReadOnly: true})
+	if err != nil {
+		return 0, 0, err
+	}
+	defer opened.Close()
+	return kept, last, opened.View(func(tx *bolt.Tx) error {
+		if b := tx.Bucket(schema.Key.Name()); b != nil {
+			if key, _ := b.Cursor().Last(); key != nil {
+				kept = mvcc.BytesToBucketKey(key).Main
+			}
+		}
+		last = kept
+		for _, name := range [][]byte{schema.ScheduledCompactKeyName, schema.FinishedCompactKeyName} {
+			if rev := field(tx, schema.Meta.Name(), name); rev != nil {
+				last = max(last, mvcc.BytesToRev(rev).Main)
 			}
 		}
 		return nil

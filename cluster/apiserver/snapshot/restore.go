@@ -5,9 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
-	"net"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -24,12 +23,14 @@ import (
 
 const (
 	// stagingName is the directory in which a restore is prepared, decidedName the one that a restore is
-	// finished from. intentName is in it.
-	stagingName = "restore.new"
-	decidedName = "restore"
-	intentName  = "intent.json"
-	// revisionBump is what etcd's documentation recommends for clusters of Kubernetes: more than a cluster writes in
-	// the time for which somebody goes back.
+	// finished from. intentName is in it, and becomes restoredName when all parts are in place. cmd/coracle reads
+	// both.
+	stagingName  = "restore.new"
+	decidedName  = "restore"
+	intentName   = "intent.json"
+	restoredName = "restored.json"
+	// revisionBump is what etcd's documentation recommends for clusters of Kubernetes. The data that are replaced may
+	// have a restore of the same snapshot behind them, so it is counted from their revision, if that is the higher one.
 	revisionBump = 1_000_000_000
 )
 
@@ -38,7 +39,7 @@ var parts = append([]string{"etcd/member"}, keys...)
 
 // intent is what finishing a restore has to know.
 type intent struct {
-	// Keep is the directory for the data of before, below ROOT.
+	// Keep is the directory for the data of before, below ROOT. It names the restore, too.
 	Keep string `json:"keep"`
 	Facts
 }
@@ -97,7 +98,7 @@ func Restore(ctx context.Context, root, path string, own dataversion.Versions, p
 		return Result{}, fmt.Errorf("nothing was changed: %w", err)
 	}
 	step("staging made")
-	facts, err := stage(ctx, staging, path, own, progress)
+	facts, err := stage(ctx, root, path, own, progress)
 	keep := "before-restore-" + time.Now().UTC().Format("20060102T150405.000Z")
 	if err == nil {
 		err = decide(root, intent{Keep: keep, Facts: facts})
@@ -117,7 +118,8 @@ func Restore(ctx context.Context, root, path string, own dataversion.Versions, p
 }
 
 // stage checks a snapshot and makes of it what is put in place.
-func stage(ctx context.Context, staging, path string, own dataversion.Versions, progress Progress) (Facts, error) {
+func stage(ctx context.Context, root, path string, own dataversion.Versions, progress Progress) (Facts, error) {
+	staging := filepath.Join(root, stagingName)
 	facts, err := open(path, staging, func(f Facts) error {
 		return own.CanRead(dataversion.Versions{Coracle: f.Coracle, Kubernetes: f.Kubernetes})
 	}, progress)
@@ -140,15 +142,28 @@ func stage(ctx context.Context, staging, path string, own dataversion.Versions, 
 	if err := ctx.Err(); err != nil {
 		return facts, err
 	}
-	if err := restoreEtcd(db, filepath.Join(staging, "etcd")); err != nil {
+	if err := restoreEtcd(db, filepath.Join(staging, "etcd"), database(root)); err != nil {
 		return facts, fmt.Errorf("%s: %w", path, err)
 	}
 	step("etcd restored")
 	return facts, errors.Join(os.Remove(db), ctx.Err())
 }
 
-// restoreEtcd makes etcd's directory of its snapshot, whose checksum it compares.
-func restoreEtcd(db, dir string) error {
+// restoreEtcd makes etcd's directory of its snapshot, whose checksum it compares. Its revisions are later than those in
+// the database that it is to replace.
+func restoreEtcd(db, dir, replaced string) error {
+	saved, _, err := etcd.Revisions(db)
+	if err != nil {
+		return err
+	}
+	bump := int64(revisionBump)
+	if exists(replaced) {
+		_, seen, err := etcd.Revisions(replaced)
+		if err != nil { // it may be why there is a restore
+			slog.Warn("the last revision of the data that are replaced is not known", "err", err)
+		}
+		bump += max(0, seen-saved)
+	}
 	c := embed.NewConfig()
 	var peers []string
 	for _, u := range c.AdvertisePeerUrls {
@@ -156,11 +171,12 @@ func restoreEtcd(db, dir string) error {
 	}
 	return snapshot.NewV3(zap.NewNop()).Restore(snapshot.RestoreConfig{
 		SnapshotPath: db, Name: c.Name, OutputDataDir: dir, PeerURLs: peers, InitialCluster: c.InitialClusterFromName(c.Name),
-		InitialClusterToken: c.InitialClusterToken, RevisionBump: revisionBump, MarkCompacted: true,
+		InitialClusterToken: c.InitialClusterToken, RevisionBump: uint64(bump), MarkCompacted: true,
 	})
 }
 
-// decide writes the intent and makes it count.
+// decide writes the intent and makes it count. The rename is its last act: an error after it would be one of a restore
+// that happens all the same.
 func decide(root string, i intent) error {
 	staging := filepath.Join(root, stagingName)
 	data, err := json.Marshal(i)
@@ -174,10 +190,7 @@ func decide(root string, i intent) error {
 	if err := syncTree(staging); err != nil {
 		return err
 	}
-	if err := os.Rename(staging, filepath.Join(root, decidedName)); err != nil {
-		return err
-	}
-	return syncDir(root)
+	return os.Rename(staging, filepath.Join(root, decidedName))
 }
 
 // Recover finishes or takes back a restore that was cut off in the cluster's directory root. It is called before
@@ -211,6 +224,9 @@ func finish(root string) (err error) {
 			err = fmt.Errorf("a restore in %s is not finished, the next start goes on with it: %w", root, err)
 		}
 	}()
+	if err := syncDir(root); err != nil { // the rename that decided
+		return err
+	}
 	decided := filepath.Join(root, decidedName)
 	data, err := os.ReadFile(filepath.Join(decided, intentName))
 	if err == nil {
@@ -223,13 +239,17 @@ func finish(root string) (err error) {
 				return err
 			}
 		}
-		// From here on all parts are in place, and only the directory is left to be removed.
-		err = os.Remove(filepath.Join(decided, intentName))
+		// From here on all parts are in place, and only the directory is left to be removed. What was restored stays
+		// known: the next `coracle up` needs its settings.
+		err = os.Rename(filepath.Join(decided, intentName), filepath.Join(root, restoredName))
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	step("intent removed")
+	step("intent renamed")
+	if err := syncDir(root); err != nil {
+		return err
+	}
 	if err := os.RemoveAll(decided); err != nil {
 		return err
 	}
@@ -300,9 +320,4 @@ func syncDir(path string) error {
 		return err
 	}
 	return errors.Join(f.Sync(), f.Close())
-}
-
-func dial(ctx context.Context, socket string) (io.Closer, error) {
-	d := net.Dialer{Timeout: dialTimeout}
-	return d.DialContext(ctx, "unix", socket)
 }

@@ -2,11 +2,14 @@ package snapshot
 
 import (
 	"bytes"
+	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"time"
@@ -49,8 +52,10 @@ func Save(ctx context.Context, root, state, path string, f Facts, progress Progr
 	}
 	defer os.Remove(part.Name())
 	defer part.Close()
-	own := dataversion.Own(f.Coracle)
-	f.Format, f.Created, f.Kubernetes, f.Etcd = format, time.Now().UTC().Truncate(time.Second), own.Kubernetes, etcd.Version
+	f.Format, f.Created = format, time.Now().UTC().Truncate(time.Second)
+	if err := f.versions(ctx, client, endpoint); err != nil {
+		return f, fmt.Errorf("which versions wrote the cluster's data: %w", err)
+	}
 	if err := fill(ctx, part, client, root, f, progress); err != nil {
 		return f, fmt.Errorf("snapshot to %s: %w", path, err)
 	}
@@ -68,13 +73,25 @@ func Save(ctx context.Context, root, state, path string, f Facts, progress Progr
 
 func database(root string) string { return filepath.Join(root, "etcd", "member", "snap", "db") }
 
-// endpointOf returns where the cluster's etcd is reached, and starts it if it does not run.
+// endpointOf returns where the cluster's etcd is reached, and starts it if it does not run. The socket in state may be
+// another cluster's, whose objects must not be saved with our keys: the process that listens there has to be the one
+// that has locked root.
 func endpointOf(ctx context.Context, root, state string) (endpoint string, stop func(), err error) {
-	socket := etcd.Socket(state)
-	if conn, err := dial(ctx, socket); err == nil {
-		_ = conn.Close()
+	lock, err := etcd.Lock(root)
+	if held := (*etcd.HeldError)(nil); errors.As(err, &held) {
+		socket := etcd.Socket(state)
+		switch listener, err := listener(ctx, socket); {
+		case err != nil:
+			return "", nil, fmt.Errorf("process %d runs the cluster in %s, and its etcd is not reached: %w: give its --state", held.PID, root, err)
+		case listener != held.PID:
+			return "", nil, fmt.Errorf("the etcd at %s, process %d, is of another cluster than that in %s, process %d: give its --state", socket, listener, root, held.PID)
+		}
 		return "unix://" + socket, func() {}, nil
 	}
+	if err != nil {
+		return "", nil, err
+	}
+	_ = lock.Close()                                // etcd takes it
 	short, err := os.MkdirTemp("", "coracle-etcd-") // a socket's path is short
 	if err != nil {
 		return "", nil, err
@@ -90,6 +107,29 @@ func endpointOf(ctx context.Context, root, state string) (endpoint string, stop 
 		return "", nil, err
 	}
 	return server.Endpoint, func() { server.Close(); remove() }, nil
+}
+
+// versions are those that wrote the data, which may be later ones than ours. Data that do not say it count as ours.
+func (f *Facts) versions(ctx context.Context, client *clientv3.Client, endpoint string) error {
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	status, err := client.Status(ctx, endpoint)
+	if err != nil {
+		return err
+	}
+	found, err := client.Get(ctx, dataversion.Key)
+	if err != nil {
+		return err
+	}
+	wrote := dataversion.Own(f.Coracle)
+	if found.Count > 0 {
+		var noted dataversion.Versions
+		if err := json.Unmarshal(found.Kvs[0].Value, &noted); err == nil && noted.Kubernetes != "" {
+			wrote = noted
+		}
+	}
+	f.Coracle, f.Kubernetes, f.Etcd = wrote.Coracle, wrote.Kubernetes, cmp.Or(status.Version, etcd.Version)
+	return nil
 }
 
 // fill writes the archive.
@@ -146,6 +186,27 @@ func (b *blobs) Read(p []byte) (int, error) {
 	n := copy(p, b.rest)
 	b.rest = b.rest[n:]
 	return n, nil
+}
+
+// listener is the process that listens on a socket.
+func listener(ctx context.Context, socket string) (pid int, err error) {
+	d := net.Dialer{Timeout: dialTimeout}
+	conn, err := d.DialContext(ctx, "unix", socket)
+	if err != nil {
+		return 0, err
+	}
+	defer conn.Close()
+	raw, err := conn.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var peer *unix.Ucred
+	var perr error
+	err = raw.Control(func(fd uintptr) { peer, perr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	if err := errors.Join(err, perr); err != nil {
+		return 0, fmt.Errorf("who listens on %s: %w", socket, err)
+	}
+	return int(peer.Pid), nil
 }
 
 // publish gives a file its name, unless there is one of that name.

@@ -20,10 +20,11 @@
 // Everything is checked, and written below ROOT/restore.new, before any data of the cluster is touched. The rename to
 // ROOT/restore is the moment that decides: a process killed before it leaves the old data, and one killed after it the
 // new. What is left to do then, [Recover] does, at the next start of the cluster or the next restore: it moves the old
-// data to ROOT/before-restore-TIME, where they stay until someone removes them, and the new ones to their place.
+// data to ROOT/before-restore-TIME, where they stay until someone removes them, and the new ones to their place. At last
+// ROOT/restored.json says what was restored: `coracle up` takes the settings over from it.
 //
-// The revision of etcd is raised, and all older ones count as compacted: a client that has seen more of the cluster than
-// the snapshot has must not take what comes next for what it knows.
+// The revision of etcd is raised above that of the data that are replaced, and all older ones count as compacted: a
+// client that has seen more of the cluster than the snapshot has must not take what comes next for what it knows.
 package snapshot
 
 import (

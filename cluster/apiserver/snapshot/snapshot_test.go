@@ -2,6 +2,7 @@ package snapshot
 
 import (
 	"archive/tar"
+	"bufio"
 	"bytes"
 	"context"
 	"crypto/sha256"
@@ -36,9 +37,22 @@ const (
 	restoreRoot = "CORACLE_TEST_ROOT"
 	restoreFile = "CORACLE_TEST_FILE"
 	killAt      = "CORACLE_TEST_KILL_AT"
+	// serveRoot has it run etcd until its standard input ends.
+	serveRoot = "CORACLE_TEST_SERVE"
 )
 
 func TestMain(m *testing.M) {
+	if root := os.Getenv(serveRoot); root != "" {
+		s, err := etcd.Start(context.Background(), etcd.Options{Dir: root, State: filepath.Join(root, "run")})
+		if err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		fmt.Println("serves")
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		s.Close()
+		os.Exit(0)
+	}
 	if root := os.Getenv(restoreRoot); root != "" {
 		left, _ := strconv.Atoi(os.Getenv(killAt))
 		step = func(name string) {
@@ -208,12 +222,142 @@ func TestSaveAndRestore(t *testing.T) {
 		t.Errorf("the restored data are the %s ones", got)
 	}
 	left, err := os.ReadDir(empty)
-	if err != nil || slices.ContainsFunc(left, func(e fs.DirEntry) bool { return strings.Contains(e.Name(), "restore") }) {
+	if err != nil || slices.ContainsFunc(left, func(e fs.DirEntry) bool { return strings.Contains(e.Name(), "restore") && e.Name() != restoredName }) {
 		t.Errorf("left behind: %v, %v", left, err)
+	}
+	var restored intent
+	if err := json.Unmarshal([]byte(readFile(t, filepath.Join(empty, restoredName))), &restored); err != nil || restored.Settings["service-cidr"] != "10.0.0.0/24" || restored.Keep == "" {
+		t.Errorf("%s says %+v, %v", restoredName, restored, err)
 	}
 	ensure(t, empty) // as the next start does
 	if readFile(t, filepath.Join(empty, keys[0])) != authorities["new"+keys[0]] {
 		t.Error("the next start has replaced the certificate authority")
+	}
+}
+
+// Regression: the second restore of a snapshot gave the revisions of the first again, for other objects.
+func TestRevisionsNeverGoBack(t *testing.T) {
+	root := cluster(t, "old")
+	file := save(t, root)
+	var last int64
+	for i := range 3 {
+		if _, err := restore(t, root, file); err != nil {
+			t.Fatal(err)
+		}
+		with(t, root, func(c *clientv3.Client) {
+			got, err := c.Get(t.Context(), "/registry/what")
+			if err != nil || got.Header.Revision < last+revisionBump {
+				t.Errorf("restore %d: revision %d after %d, %v", i+1, got.Header.Revision, last, err)
+			}
+			// What was written last is deleted, and its revision is compacted away.
+			for range 50 {
+				if _, err := c.Put(t.Context(), "/registry/short", "x"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			gone, err := c.Delete(t.Context(), "/registry/short")
+			if err != nil {
+				t.Fatal(err)
+			}
+			last = gone.Header.Revision
+			if _, err := c.Compact(t.Context(), last, clientv3.WithCompactPhysical()); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+	if _, seen, err := etcd.Revisions(database(root)); err != nil || seen != last {
+		t.Errorf("revision %d, want %d: %v", seen, last, err)
+	}
+	// Data that cannot be read do not keep from a restore.
+	if err := os.Truncate(database(root), 8192); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := restore(t, root, file); err != nil {
+		t.Error(err)
+	}
+}
+
+// Regression: with the --state of another cluster, that one's objects were saved with our keys.
+func TestSaveOfAnotherCluster(t *testing.T) {
+	ours, other := cluster(t, "ours"), cluster(t, "other")
+	authorities := map[string]string{}
+	for _, name := range keys {
+		authorities["ours"+name] = readFile(t, filepath.Join(ours, name))
+	}
+	saved := func(what, state string) {
+		t.Helper()
+		file := filepath.Join(t.TempDir(), "file")
+		if _, err := Save(t.Context(), ours, state, file, Facts{}, nothing); err != nil {
+			t.Errorf("%s: %v", what, err)
+			return
+		}
+		root := shortDir(t)
+		if _, err := restore(t, root, file); err != nil {
+			t.Errorf("%s: %v", what, err)
+		} else if got := says(t, root, authorities); got != "ours" {
+			t.Errorf("%s: the objects are %s's", what, got)
+		}
+	}
+	theirState := filepath.Join(other, "run")
+	with(t, other, func(*clientv3.Client) { saved("ours does not run", theirState) })
+
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), serveRoot+"="+ours)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _, _ = in.Close(), cmd.Wait() }()
+	if line, err := bufio.NewReader(out).ReadString('\n'); line != "serves\n" {
+		t.Fatalf("%s, %v", line, err)
+	}
+	saved("ours runs", filepath.Join(ours, "run"))
+	refused := func(state, want string) {
+		t.Helper()
+		file := filepath.Join(t.TempDir(), "file")
+		_, err := Save(t.Context(), ours, state, file, Facts{}, nothing)
+		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "give its --state") || exists(file) {
+			t.Errorf("error %v, want %s", err, want)
+		}
+	}
+	with(t, other, func(*clientv3.Client) { refused(theirState, "is of another cluster than that in "+ours) })
+	refused(theirState, fmt.Sprintf("process %d runs the cluster in %s, and its etcd is not reached", cmd.Process.Pid, ours))
+}
+
+// Regression: a snapshot named the versions of the program that saved it.
+func TestVersionsOfTheData(t *testing.T) {
+	root := cluster(t, "old")
+	for noted, want := range map[string]dataversion.Versions{
+		"": {Coracle: "v1.0.0", Kubernetes: dataversion.Own("").Kubernetes},
+		`{"coracle":"v1.7.0","kubernetes":"1.99"}`: {Coracle: "v1.7.0", Kubernetes: "1.99"},
+		"no JSON": {Coracle: "v1.0.0", Kubernetes: dataversion.Own("").Kubernetes},
+	} {
+		with(t, root, func(c *clientv3.Client) {
+			if noted != "" {
+				if _, err := c.Put(t.Context(), dataversion.Key, noted); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+		file := filepath.Join(t.TempDir(), "file")
+		if _, err := Save(t.Context(), root, root, file, Facts{Coracle: "v1.0.0"}, nothing); err != nil {
+			t.Fatal(err)
+		}
+		with(t, root, func(c *clientv3.Client) { _, _ = c.Delete(t.Context(), dataversion.Key) })
+		f, err := Check(file, nothing)
+		if err != nil || f.Coracle != want.Coracle || f.Kubernetes != want.Kubernetes || f.Etcd != etcd.Version {
+			t.Errorf("%q: %+v, %v", noted, f, err)
+		}
+		if _, err := restore(t, cluster(t, "other"), file); errors.Is(err, dataversion.ErrNewer) != (want.Kubernetes == "1.99") {
+			t.Errorf("%q: restore: %v", noted, err)
+		}
 	}
 }
 
