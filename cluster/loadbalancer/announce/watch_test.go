@@ -78,6 +78,9 @@ func TestWhatOthersRemoveComesBack(t *testing.T) {
 	for name, test := range map[string]struct {
 		remove  string // commands
 		control bool   // without an announcer: nothing comes back
+		// noted says that a look between two of the commands finds an address that cannot be announced,
+		// which is reported: nothing is lost then.
+		noted bool
 	}{
 		"without an announcer":      {remove: "ip link del " + sink, control: true},
 		"the sink":                  {remove: "ip link del " + sink},
@@ -89,11 +92,11 @@ func TestWhatOthersRemoveComesBack(t *testing.T) {
 		"proxy_ndp":                 {remove: "sysctl -qw net.ipv6.conf.all.proxy_ndp=0"},
 		"all tables of nftables":    {remove: "nft flush ruleset"},
 		"the chains of its table":   {remove: "nft flush table inet " + sink},
-		"the uplink is set down":    {remove: "ip link set out down;ip link set out up;ip addr replace " + testnet.Node6 + "/64 dev out nodad"},
-		"the uplink's address":      {remove: "ip addr del " + testnet.Node4 + "/24 dev out;ip addr add " + testnet.Node4 + "/24 dev out"},
-		"the uplink's name":         {remove: "ip link set out down;ip link set out name wan;ip link set wan name out up;ip addr replace " + testnet.Node6 + "/64 dev out nodad"},
+		"the uplink is set down":    {noted: true, remove: "ip link set out down;ip link set out up;ip addr replace " + testnet.Node6 + "/64 dev out nodad"},
+		"the uplink's address":      {noted: true, remove: "ip addr del " + testnet.Node4 + "/24 dev out;ip addr add " + testnet.Node4 + "/24 dev out"},
+		"the uplink's name":         {noted: true, remove: "ip link set out down;ip link set out name wan;ip link set wan name out up;ip addr replace " + testnet.Node6 + "/64 dev out nodad"},
 		"what one cannot hear of":   {remove: "ip neigh del proxy 192.0.2.50 dev out;ip link set out promisc on;ip link set out promisc off"},
-		"what is removed two times": {remove: "ip link del " + sink + ";ip route flush dev out;ip link set out down;ip link set out up;ip addr replace " + testnet.Node6 + "/64 dev out nodad"},
+		"what is removed two times": {noted: true, remove: "ip link del " + sink + ";ip route flush dev out;ip link set out down;ip link set out up;ip addr replace " + testnet.Node6 + "/64 dev out nodad"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			log := captureLog(t)
@@ -121,7 +124,8 @@ func TestWhatOthersRemoveComesBack(t *testing.T) {
 			s.until("all is back", func() bool { return s.whole(want) })
 			t.Logf("back after %v", time.Since(began))
 			s.answers(true, both...)
-			if n := log.count("announcements of load balancers' addresses were lost") + log.count("another program changed the nftables table"); n != 1 {
+			n := log.count("announcements of load balancers' addresses were lost") + log.count("another program changed the nftables table")
+			if n != 1 && (n != 0 || !test.noted) {
 				t.Errorf("the log says %d times that something was lost", n)
 			}
 			a.Set(nil)
