@@ -161,6 +161,22 @@ func TestAnotherUplink(t *testing.T) {
 	}
 }
 
+// A route that takes the place of an address's is told of; when it is gone, the address is back.
+func TestAnotherRoute(t *testing.T) {
+	s := newSegment(t)
+	s.announce("", both...)
+	s.saidBoth()
+	s.answers(true, both...)
+	want := s.announcing()
+	s.Run("ip route replace " + announced4.String() + " dev out")
+	s.Run("ip -6 route replace " + announced6.String() + " dev out")
+	s.said(announced4.String()+" this node has another route", announced6.String()+" this node has another route")
+	s.Run("ip route del " + announced4.String() + " dev out")
+	s.Run("ip -6 route del " + announced6.String() + " dev out")
+	s.Run("ip link set out promisc on") // it is not told of a route to another interface
+	s.until("all is back", func() bool { return s.whole(want) })
+}
+
 // A new hardware address of the uplink is told to the segment.
 func TestTheSegmentIsToldOfAnotherHardwareAddress(t *testing.T) {
 	s := newSegment(t)
@@ -173,7 +189,7 @@ func TestTheSegmentIsToldOfAnotherHardwareAddress(t *testing.T) {
 }
 
 // A subscription hears of the interfaces that it is to hear of, of routes to the sink that are
-// removed, and of sysctls; not of what each pod's start changes.
+// removed, of those that replace others, and of sysctls; not of what each pod's start changes.
 func TestOnlyWhatConcernsAnnouncementsIsHeard(t *testing.T) {
 	s := newSegment(t)
 	s.Run("ip link add " + sink + " type veth peer name coracle-lx1")
@@ -200,6 +216,7 @@ func TestOnlyWhatConcernsAnnouncementsIsHeard(t *testing.T) {
 	}
 	_ = heard.Close()
 	s.Run("ip link add other type veth peer name another")
+	s.Run("ip link set other up")
 	for name, test := range map[string]struct {
 		silent  []string
 		command string // which is heard first
@@ -210,6 +227,8 @@ func TestOnlyWhatConcernsAnnouncementsIsHeard(t *testing.T) {
 		"an address":        {[]string{"ip addr add 198.51.100.1/24 dev other"}, "ip addr add 198.51.100.2/24 dev out", unix.RTM_NEWADDR, "out"},
 		"a route":           {[]string{"ip route add 203.0.113.9 dev " + sink}, "ip route del 203.0.113.9 dev " + sink, unix.RTM_DELROUTE, sink},
 		"a route of IPv6":   {[]string{"ip -6 route add 2001:db8:9::9 dev " + sink}, "ip -6 route del 2001:db8:9::9 dev " + sink, unix.RTM_DELROUTE, sink},
+		"another route":     {[]string{"ip route add 203.0.113.11 dev out", "ip route add 203.0.113.12 dev " + sink, "ip route replace 203.0.113.13 dev other"}, "ip route replace 203.0.113.12 dev out", unix.RTM_NEWROUTE, "out"},
+		"another of IPv6":   {[]string{"ip -6 route add 2001:db8:9::12 dev " + sink}, "ip -6 route replace 2001:db8:9::12 dev out", unix.RTM_NEWROUTE, "out"},
 		"a sysctl":          {[]string{"sysctl -qw net.ipv4.conf.other.forwarding=0"}, "sysctl -qw net.ipv4.conf.out.forwarding=0", unix.RTM_NEWNETCONF, "out"},
 		"a sysctl of IPv6":  {[]string{"sysctl -qw net.ipv6.conf.other.proxy_ndp=1"}, "sysctl -qw net.ipv6.conf.all.proxy_ndp=1", unix.RTM_NEWNETCONF, ""},
 		"the sink":          {[]string{"ip route add 203.0.113.10 via 192.0.2.9", "ip route del 203.0.113.10"}, "ip link set " + sink + " mtu 1400", unix.RTM_NEWLINK, sink},
