@@ -3,6 +3,7 @@ package nodeaddr
 import (
 	"log/slog"
 	"os"
+	"os/exec"
 	"strings"
 	"sync"
 	"testing"
@@ -38,11 +39,13 @@ func captureLog(t *testing.T) *logged {
 	return l
 }
 
-// back waits until lo has both held addresses, and returns how long that took.
+// back waits until lo has both held addresses and the kernel delivers what is sent to them, and
+// returns how long that took. A new address of IPv6 gets its route later than it is listed: a worker
+// of the kernel adds it.
 func (m *machine) back() time.Duration {
 	m.t.Helper()
 	began := time.Now()
-	for m.held() < len(held) {
+	for m.held() < len(held) || !m.local() {
 		if time.Since(began) > time.Minute {
 			m.t.Fatalf("only %v are there", m.left())
 		}
@@ -59,6 +62,22 @@ func (m *machine) held() (n int) {
 		}
 	}
 	return n
+}
+
+// local reports whether the machine takes what is sent to the held addresses.
+func (m *machine) local() bool {
+	m.t.Helper()
+	all := true
+	m.do(func() {
+		for _, addr := range held {
+			out, err := exec.Command("ip", "route", "get", addr.String()).CombinedOutput()
+			if err != nil && len(out) == 0 {
+				m.t.Errorf("ip route get %s: %v", addr, err)
+			}
+			all = all && strings.HasPrefix(string(out), "local ")
+		}
+	})
+	return all
 }
 
 // Another program removes the addresses, one or all that lo has. They come back, the log says so

@@ -64,11 +64,8 @@ func down(ctx context.Context, p place, purge bool, out io.Writer) (err error) {
 	}
 	o := remembered(p)
 	// Pods and coracled end all the same.
-	announced := removeAnnouncements(ctx, o.Bind, o.Port)
-	defer func() { err = errors.Join(err, announced) }()
-	if err := errors.Join(removeRules(o.Bind, o.Port), removeHeldAddresses(o)); err != nil {
-		return err
-	}
+	left := errors.Join(removeAnnouncements(ctx, o.Bind, o.Port), removeRules(o.Bind, o.Port), removeHeldAddresses(o))
+	defer func() { err = errors.Join(err, left) }()
 	ours, err := o.ours(p, purge)
 	if err != nil {
 		return err

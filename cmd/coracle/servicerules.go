@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/netip"
 	"os/exec"
@@ -12,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/google/nftables"
+	"github.com/prometheus/procfs"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -75,10 +77,6 @@ func removeHeldAddresses(o upOptions) error {
 	if err != nil {
 		return nil // nothing has run with it
 	}
-	lo, err := netlink.LinkByName("lo")
-	if err != nil {
-		return fmt.Errorf("remove addresses for pods: %w", err)
-	}
 	const api, dns = 1, 10
 	var all []netip.Addr
 	each := network.Masked().Addr()
@@ -92,43 +90,78 @@ func removeHeldAddresses(o upOptions) error {
 			all = append(all, addr)
 		}
 	}
+	var errs []error
 	for _, held := range all {
-		if !network.Contains(held) {
-			continue
+		if network.Contains(held) {
+			errs = append(errs, removeHeldAddress(held))
 		}
-		heard, err := isHeard(held)
-		if err != nil {
-			return fmt.Errorf("remove address %s, which is for pods: %w", held, err)
+	}
+	return errors.Join(errs...)
+}
+
+// removeHeldAddress removes one such address and its tables.
+func removeHeldAddress(held netip.Addr) error {
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return fmt.Errorf("remove address %s, which is for pods: find lo: %w", held, err)
+	}
+	has, err := hasAddress(lo, held)
+	if err != nil {
+		return fmt.Errorf("remove address %s, which is for pods: %w", held, err)
+	}
+	if has { // without the address there is no one to hear
+		if heard, err := isHeard(held); err != nil {
+			return fmt.Errorf("remove address %s, which is for pods: find out who listens there: %w", held, err)
+		} else if heard {
+			return nil
 		}
-		if heard {
-			continue
-		}
-		if err := removeGuard(held); errors.Is(err, unix.EPERM) {
-			continue
-		} else if err != nil {
-			return fmt.Errorf("remove rules of address %s, which is for pods: %w", held, err)
-		}
-		mask := net.CIDRMask(held.BitLen(), held.BitLen())
-		addr := &netlink.Addr{IPNet: &net.IPNet{IP: held.AsSlice(), Mask: mask}}
-		if err := netlink.AddrDel(lo, addr); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
-			return fmt.Errorf("remove address %s, which is for pods, from lo: %w", held, err)
-		}
+	}
+	if err := removeGuard(held); errors.Is(err, unix.EPERM) {
+		return nil
+	} else if err != nil {
+		return fmt.Errorf("remove rules of address %s, which is for pods: %w", held, err)
+	}
+	if !has {
+		return nil
+	}
+	mask := net.CIDRMask(held.BitLen(), held.BitLen())
+	addr := &netlink.Addr{IPNet: &net.IPNet{IP: held.AsSlice(), Mask: mask}}
+	if err := netlink.AddrDel(lo, addr); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
+		return fmt.Errorf("remove address %s, which is for pods, from lo: %w", held, err)
 	}
 	return nil
 }
 
-// isHeard reports whether a process listens at an address that is for pods.
-func isHeard(held netip.Addr) (bool, error) {
-	family := uint8(unix.AF_INET)
-	if held.Is6() {
-		family = unix.AF_INET6
-	}
-	const listening = 10 // TCP_LISTEN (linux/include/net/tcp_states.h)
-	sockets, err := netlink.SocketDiagTCP(family)
-	return slices.ContainsFunc(sockets, func(s *netlink.Socket) bool {
-		a, _ := netip.AddrFromSlice(s.ID.Source)
-		return s.State == listening && a.Unmap() == held
+func hasAddress(l netlink.Link, want netip.Addr) (bool, error) {
+	i := net.Interface{Index: l.Attrs().Index}
+	all, err := i.Addrs()
+	return slices.ContainsFunc(all, func(a net.Addr) bool {
+		prefix, err := netip.ParsePrefix(a.String())
+		return err == nil && prefix.Addr() == want
 	}), err
+}
+
+// isHeard reports whether a process listens at an address that is for pods. The tables in /proc are
+// there on each kernel, the socket diagnosis that is to replace them (inet_diag) is a module.
+func isHeard(held netip.Addr) (bool, error) {
+	proc, err := procfs.NewFS("/proc/thread-self") // this thread's network namespace
+	if err != nil {
+		return false, err
+	}
+	//lint:ignore SA1019 inet_diag may be missing
+	four, err4 := proc.NetTCP()
+	//lint:ignore SA1019 inet_diag may be missing
+	six, err6 := proc.NetTCP6()
+	const listening = 10 // TCP_LISTEN (linux/include/net/tcp_states.h)
+	for _, s := range append(four, six...) {
+		if a, _ := netip.AddrFromSlice(s.LocalAddr); s.St == listening && a.Unmap() == held {
+			return true, nil
+		}
+	}
+	if errors.Is(err6, fs.ErrNotExist) { // a kernel without IPv6
+		err6 = nil
+	}
+	return false, errors.Join(err4, err6)
 }
 
 // removeGuard removes the tables of an address that is for pods: those of nodeaddr.Hold and, for

@@ -2,6 +2,9 @@ package main
 
 import (
 	"encoding/binary"
+	"errors"
+	"io"
+	"io/fs"
 	"net"
 	"os"
 	"os/exec"
@@ -10,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"github.com/google/nftables"
 	mdnetlink "github.com/mdlayher/netlink"
@@ -278,4 +282,81 @@ func tablesLeft(t *testing.T) (left []string) {
 	}
 	slices.Sort(left)
 	return left
+}
+
+// Regression: on a kernel without inet_diag, down found an error where it looked for who listens,
+// and went no further.
+func TestAddressesAreRemovedWithoutSocketDiagnosis(t *testing.T) {
+	alone(t, func() {
+		for _, args := range []string{"link set lo up", "addr add 10.112.0.1/32 dev lo", "addr add 10.112.0.10/32 dev lo"} {
+			if said, err := exec.Command("ip", strings.Fields(args)...).CombinedOutput(); err != nil {
+				t.Errorf("ip %s: %v: %s", args, err, said)
+				return
+			}
+		}
+		dns, err := net.Listen("tcp", "10.112.0.10:53") // another cluster's
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer dns.Close()
+		if err := withoutSocketDiagnosis(); err != nil {
+			t.Error(err)
+			return
+		}
+		if _, err := netlink.SocketDiagTCP(unix.AF_INET); !errors.Is(err, unix.EPROTONOSUPPORT) {
+			t.Errorf("the diagnosis is there, so this shows nothing: %v", err)
+		}
+		if err := removeHeldAddresses(upOptions{ServiceCIDR: "10.112.0.0/16"}); err != nil {
+			t.Error(err)
+		}
+		if got := addressesLeft(t); !slices.Equal(got, []string{"10.112.0.10"}) {
+			t.Errorf("left are %q, want the one at which a process listens", got)
+		}
+	})
+}
+
+// withoutSocketDiagnosis has this thread get no sockets for it, as on a kernel that has none.
+func withoutSocketDiagnosis() error {
+	const number, domain, protocol = 0, 16, 32 // in struct seccomp_data, on a machine with the low byte first
+	differs := func(at, from uint32, to uint8) []unix.SockFilter {
+		return []unix.SockFilter{
+			{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: at},
+			{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: from, Jf: to},
+		}
+	}
+	filter := slices.Concat(differs(number, unix.SYS_SOCKET, 5), differs(domain, unix.AF_NETLINK, 3), differs(protocol, unix.NETLINK_SOCK_DIAG, 1),
+		[]unix.SockFilter{
+			{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ERRNO | uint32(unix.EPROTONOSUPPORT)},
+			{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
+		})
+	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
+	return unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&program)), 0, 0)
+}
+
+// What down cannot remove from the kernel's network keeps it from nothing else.
+func TestDownGoesOnWithoutRemovingRules(t *testing.T) {
+	dir := t.TempDir()
+	p := place{root: filepath.Join(dir, "root"), state: filepath.Join(dir, "state")}
+	if err := os.Mkdir(p.root, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	remember(t, p, upOptions{Bind: "127.0.0.1", Port: 6443, ServiceCIDR: "10.112.0.0/16"})
+	alone(t, func() {
+		if said, err := exec.Command("ip", "link", "set", "lo", "up").CombinedOutput(); err != nil {
+			t.Errorf("%v: %s", err, said)
+		}
+		owner, err := ownTable(rulesOf(6443)[0])
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer owner.Close()
+		if err := down(t.Context(), p, true, io.Discard); !errors.Is(err, unix.EPERM) {
+			t.Errorf("down says %v, and another process owns a table", err)
+		}
+	})
+	if _, err := os.Stat(p.settings()); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("down did not go on: %v", err)
+	}
 }

@@ -21,8 +21,8 @@ import (
 func (o *upOptions) settings() map[string]any {
 	return map[string]any{
 		"config": &o.Config, "short-name-registry": &o.ShortNames, "bind-address": &o.Bind, "port": &o.Port,
-		"service-cidr": &o.ServiceCIDR,
-		"node-name":    &o.Node, "node-ip": &o.NodeIPs, "pod-log-dir": &o.PodLogs, "cgroup-root": &o.CgroupRoot,
+		"kubelet-port": &o.KubeletPort, "service-cidr": &o.ServiceCIDR,
+		"node-name": &o.Node, "node-ip": &o.NodeIPs, "pod-log-dir": &o.PodLogs, "cgroup-root": &o.CgroupRoot,
 		"cluster-domain": &o.ClusterDomain, "cluster-dns": &o.ClusterDNS, "dns-stub-domain": &o.StubDomains, "resolv-conf": &o.ResolvConf,
 		"etcd-servers": &o.Etcd, "eviction-hard": &o.EvictionHard,
 		"allowed-unsafe-sysctls": &o.UnsafeSysctls,
@@ -114,6 +114,12 @@ func shown(setting any) string {
 func (o *upOptions) check() error {
 	if o.Port < 1 || o.Port > 65535 {
 		return fmt.Errorf("up: --port %d is not between 1 and 65535", o.Port)
+	}
+	if o.KubeletPort < 0 || o.KubeletPort > 65535 {
+		return fmt.Errorf("up: --kubelet-port %d is not between 1 and 65535", o.KubeletPort)
+	}
+	if o.KubeletPort == o.Port {
+		return fmt.Errorf("up: --kubelet-port %d is the API server's: choose another one", o.KubeletPort)
 	}
 	for _, ip := range append([]string{o.Bind}, o.NodeIPs...) {
 		if _, err := netip.ParseAddr(ip); err != nil {

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -17,7 +18,7 @@ import (
 func TestWhatUpRemembers(t *testing.T) {
 	p := place{root: t.TempDir(), state: t.TempDir()}
 	first := upOptions{
-		Config: "/etc/c.toml", ShortNames: "none", Bind: "10.0.0.1", Port: 7443, Node: "boat", NodeIPs: []string{"10.0.0.1"},
+		Config: "/etc/c.toml", ShortNames: "none", Bind: "10.0.0.1", Port: 7443, KubeletPort: 10350, Node: "boat", NodeIPs: []string{"10.0.0.1"},
 		PodLogs: "/logs", CgroupRoot: "/c", Etcd: []string{"http://e:2379"}, EvictionHard: "memory.available<1Mi", ServiceCIDR: "10.112.0.0/16",
 		LoadBalancerCIDR: []string{"10.0.0.20-10.0.0.29"}, LoadBalancerInterface: "eth0",
 		ClusterDomain: "boat.example", ClusterDNS: []string{"10.112.0.53"}, StubDomains: []string{"corp.example=10.0.0.53"}, ResolvConf: "/etc/upstream.conf",
@@ -92,11 +93,13 @@ func TestDNSFlags(t *testing.T) {
 	o := upOptions{
 		ClusterDomain: "boat.example", ClusterDNS: []string{"10.96.0.53", "fd00::53"}, StubDomains: []string{"a=10.0.0.1", "b=10.0.0.2"}, ResolvConf: "/etc/upstream.conf",
 		EncryptionConfig: "/etc/e.yaml", AuditPolicy: "/etc/a.yaml", AuditLog: "/var/log/a", AuditWebhook: "/etc/w", EtcdQuota: "8Gi",
+		KubeletPort: 10350,
 	}
 	for flag, value := range map[string]string{
 		"--cluster-domain": "boat.example", "--cluster-dns": "10.96.0.53,fd00::53", "--dns-stub-domain": "a=10.0.0.1,b=10.0.0.2", "--resolv-conf": "/etc/upstream.conf",
 		"--encryption-provider-config": "/etc/e.yaml", "--audit-policy-file": "/etc/a.yaml", "--audit-log-path": "/var/log/a",
 		"--audit-webhook-config-file": "/etc/w", "--etcd-quota": "8Gi",
+		"--kubelet-port": "10350",
 	} {
 		if !has(o, flag, value) {
 			t.Errorf("%s %s is missing in %q", flag, value, kubeArgs(p, o))
@@ -174,6 +177,15 @@ func TestSettingsOfAnEarlierRelease(t *testing.T) {
 	o.follow(last, func(string) bool { return false })
 	if o.Port != 7443 || o.Node != "boat" || o.ShortNames != "docker.io" {
 		t.Errorf("%+v", o)
+	}
+}
+
+func TestWrongKubeletPorts(t *testing.T) {
+	for port, want := range map[int]string{-1: "--kubelet-port -1 is not between", 65536: "--kubelet-port 65536 is not between", 6443: "--kubelet-port 6443 is the API server's", 0: "", 10350: ""} {
+		o := upOptions{Bind: "127.0.0.1", Port: 6443, KubeletPort: port, ServiceCIDR: defaultServices, PodLogs: "/l", CgroupRoot: "/c", timeout: time.Second}
+		if err := o.check(); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("port %d: %v, want %q", port, err, want)
+		}
 	}
 }
 

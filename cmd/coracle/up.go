@@ -37,6 +37,8 @@ type upOptions struct {
 	Bind string `json:"bind"`
 	Port int    `json:"port"`
 	Node string `json:"node"`
+	// KubeletPort is the kubelet's, 0 for the cluster process's default.
+	KubeletPort int `json:"kubeletPort,omitempty"`
 	// ServiceCIDR is the network of Services' addresses.
 	ServiceCIDR string `json:"serviceCIDR,omitempty"`
 	// LoadBalancerCIDR are ranges of addresses for Services of type LoadBalancer, in the words of
@@ -88,7 +90,7 @@ and fails. An up that fails before the node is Ready ends what it has started; p
 		Example: `  coracle up
   coracle up --apply deployment.yaml      # and wait until what it holds is available
   coracle up --root /srv/coracle --state /run/coracle-two --port 7443 \
-             --service-cidr 10.112.0.0/16
+             --kubelet-port 10350 --service-cidr 10.112.0.0/16
   coracle up --load-balancer-cidr 192.168.1.240-192.168.1.250   # addresses of this machine's network`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -106,6 +108,7 @@ and fails. An up that fails before the node is Ready ends what it has started; p
 	f.StringVar(&o.ShortNames, "short-name-registry", "docker.io", "registry of images whose names have none, unless --config names one; "+refuseShortNames+" refuses such names")
 	f.StringVar(&o.Bind, "bind-address", "127.0.0.1", "address that the API server serves on")
 	f.IntVar(&o.Port, "port", 6443, "port that the API server serves on")
+	f.IntVar(&o.KubeletPort, "kubelet-port", 0, "port of the kubelet's HTTPS API, another one for each cluster of this machine (default: 10250)")
 	f.StringVar(&o.ServiceCIDR, "service-cidr", defaultServices, "network of Services' addresses: one that this machine does not reach")
 	f.StringSliceVar(&o.LoadBalancerCIDR, "load-balancer-cidr", nil, "addresses for Services of type LoadBalancer, which this machine answers for: `RANGES` of its network such as 192.168.1.240/28 or "+
 		"192.168.1.240-192.168.1.250 (default: the node's own addresses, which Services share by their ports); none leaves such Services to others")
@@ -251,6 +254,9 @@ func kubeArgs(p place, o upOptions) []string {
 	}
 	if len(o.Etcd) > 0 {
 		args = append(args, "--etcd-servers", strings.Join(o.Etcd, ","))
+	}
+	if o.KubeletPort != 0 {
+		args = append(args, "--kubelet-port", strconv.Itoa(o.KubeletPort))
 	}
 	for _, further := range [][2]string{
 		{"--eviction-hard", o.EvictionHard},

@@ -89,18 +89,17 @@ func (o *balancerOptions) controller(port, kubelet int) *control.Options {
 	}
 }
 
-// newSpeaker returns what announces the pool's addresses; nil without a pool, and for one that takes
-// something from this machine, which it tells a health part that it asks for. A node has pods all the same.
+// newSpeaker returns what announces the pool's addresses, or what removes announcements without a pool, and
+// for one that takes something from this machine, which it tells a health part that it asks for. A node has
+// pods all the same.
 func newSpeaker(server *apiserver.Server, api apiOptions, n nodeOptions, part func() *health.Part) (func(context.Context) error, error) {
 	p, err := api.balancers.pool()
 	if err != nil {
 		return nil, err
 	}
+	clean := cleaning("announcements", func() error { return announce.Remove(balancerSink(api.port)) })
 	if p.Empty() {
-		if err := announce.Remove(balancerSink(api.port)); err != nil { // of a run with a pool
-			slog.Warn("announcements of an earlier run are left", "err", err)
-		}
-		return nil, nil
+		return clean, nil
 	}
 	if err := loadbalancer.CheckPods(p); err != nil {
 		return nil, err
@@ -108,10 +107,7 @@ func newSpeaker(server *apiserver.Server, api apiOptions, n nodeOptions, part fu
 	if err := loadbalancer.CheckHost(p, balancerSink(api.port)); err != nil {
 		slog.Error("addresses of load balancers are not announced", "err", err)
 		part().Fails(err)
-		if err := announce.Remove(balancerSink(api.port)); err != nil {
-			slog.Warn("announcements of an earlier run are left", "err", err)
-		}
-		return nil, nil
+		return clean, nil
 	}
 	set, err := in(server, serviceaccount.MakeUsername(metav1.NamespaceSystem, "service-controller"), serviceaccount.MakeGroupNames(metav1.NamespaceSystem)...)
 	if err != nil {

@@ -126,9 +126,7 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions) err
 		parts = append(parts, policies.Run)
 	} else {
 		board.Add("network policies").Works(policiesOff)
-		if err := policy.Cleanup(policyTable(api.port)); err != nil { // of a run with them
-			slog.Warn("rules of network policies of an earlier run are left", "err", err)
-		}
+		parts = append(parts, cleaning("rules of network policies", func() error { return policy.Cleanup(policyTable(api.port)) }))
 	}
 	kube, err := newKubelet(server, bundle, api, n, policies)
 	if err != nil {
@@ -154,16 +152,14 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions) err
 			return err
 		}
 		routes, parts = p, append(parts, route)
-	} else if err := proxy.Cleanup(serviceTable(api.port)); err != nil { // of a run with it
-		slog.Warn("rules of Services of an earlier run are left", "err", err)
+	} else {
+		parts = append(parts, cleaning("rules of Services", func() error { return proxy.Cleanup(serviceTable(api.port)) }))
 	}
 	speak, err := newSpeaker(server, api, n, func() *health.Part { return board.Add("load balancers") })
 	if err != nil {
 		return err
 	}
-	if speak != nil {
-		parts = append(parts, speak)
-	}
+	parts = append(parts, speak)
 	asker := newAsker(server.Informers(), n.name, n.domain, api.serviceCIDR, routes, names, policies)
 	asker.PodDNS = kube.PodDNS
 	if asker.ClusterDNS, err = n.clusterDNS(api.serviceCIDR); err != nil {
@@ -171,6 +167,17 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions) err
 	}
 	more := map[string]http.Handler{healthPath: showHealth(&board), whyPath: answerWhy(asker)}
 	return together(ctx, server, began, &api, more, func() error { return renewed(&api, &n) }, parts...)
+}
+
+// cleaning is a part that removes what an earlier run with other flags has left. As a part it runs
+// when the server has its port: until then, what is there may be of a server that runs.
+func cleaning(what string, remove func() error) func(context.Context) error {
+	return func(context.Context) error {
+		if err := remove(); err != nil {
+			slog.Warn(what+" of an earlier run are left", "err", err)
+		}
+		return nil
+	}
 }
 
 // together runs the API server and the parts until ctx ends or one of them fails. The API server

@@ -22,6 +22,10 @@ import (
 // workers is how many objects each controller works on at a time, upstream's default for all of them.
 const workers = 5
 
+// worked is how long a controller works until its next failure has nothing to do with the last one: the
+// pause after it is short again.
+const worked = 10 * time.Minute
+
 // OnDemand is a controller that starts with the first object of a kind that needs it.
 type OnDemand struct {
 	name      string
@@ -40,11 +44,16 @@ func (o *OnDemand) Run(ctx context.Context) {
 	if !o.wanted(ctx) {
 		return
 	}
-	pause := wait.Backoff{Duration: time.Second, Factor: 2, Steps: 10, Cap: 5 * time.Minute}
+	first := wait.Backoff{Duration: time.Second, Factor: 2, Steps: 10, Cap: 5 * time.Minute}
+	pause := first
 	for {
+		began := time.Now()
 		err := o.work(ctx)
 		if ctx.Err() != nil {
 			return
+		}
+		if time.Since(began) >= worked {
+			pause = first
 		}
 		again := pause.Step()
 		slog.Error("controller does not work", "controller", o.name, "err", err, "again", again)

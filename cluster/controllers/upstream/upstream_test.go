@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -66,6 +67,49 @@ func TestFailuresAreRetried(t *testing.T) {
 		end()
 		if working {
 			t.Error("it works on")
+		}
+	})
+}
+
+// The pause grows with each failure. After long work it is short again.
+func TestPauseIsShortAfterLongWork(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		kube := fake.NewClientset()
+		shared := client.NewInformers(kube)
+		lasts := []time.Duration{0, 0, 0, 0, 0, 0, worked - time.Second, worked, 0} // how long each works
+		var pauses []time.Duration
+		var ended time.Time
+		c := &OnDemand{
+			name: "test", informers: shared, trigger: shared.Core().V1().ConfigMaps().Informer(),
+			make: func(context.Context, *gate) (func(context.Context), error) {
+				if !ended.IsZero() {
+					pauses = append(pauses, time.Since(ended))
+				}
+				n := len(pauses)
+				return func(ctx context.Context) {
+					if n >= len(lasts) {
+						<-ctx.Done()
+						return
+					}
+					time.Sleep(lasts[n])
+					ended = time.Now()
+				}, nil
+			},
+		}
+		ctx, end := run(t, c, shared)
+		object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "c", Namespace: "default"}}
+		if _, err := kube.CoreV1().ConfigMaps("default").Create(ctx, object, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * time.Hour)
+		synctest.Wait()
+		end()
+		var want []time.Duration
+		for _, seconds := range []int{1, 2, 4, 8, 16, 32, 64, 1, 2} {
+			want = append(want, time.Duration(seconds)*time.Second)
+		}
+		if !slices.Equal(pauses, want) {
+			t.Errorf("the pauses are %v, want %v", pauses, want)
 		}
 	})
 }

@@ -72,6 +72,9 @@ type Announcer struct {
 	before  record         // as in the sink's alias, in case another program removes the sink
 	refusal *nftable.Table // nil without one
 	said    time.Time      // when the log said that announcements were lost
+	// When the log said that the refusal could not be made, and that another program changed it; and
+	// when it may be tried again.
+	saidRefusal, saidRepaired, reopen time.Time
 }
 
 // told is what was last done for an address.
@@ -189,12 +192,11 @@ func (a *Announcer) reconcile(ctx context.Context, changes *subscription) time.D
 		a.before = nil
 		return forever
 	}
-	a.refuse(ctx)
 	lost := 0
-	next := time.Duration(forever)
+	next := a.refuse(ctx)
 	if err := state.withdraw(wanted); err != nil {
 		slog.Error("addresses are still announced that no Service has", "err", err, "again", again)
-		next = again
+		next = min(next, again)
 	}
 	// Each change of an interface in use is heard. While one is missing, so is each of any.
 	var used []int

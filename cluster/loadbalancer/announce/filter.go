@@ -14,9 +14,9 @@ import (
 )
 
 // subscription hears of changes in the kernel that concern announcements: of interfaces and their
-// addresses, of routes to the sink that are removed, and of sysctls of interfaces. There are no
-// notifications of proxied neighbours: one that another program removes by itself is missing until
-// anything else changes.
+// addresses, of routes to the sink that are removed, of routes that replace others, and of sysctls of
+// interfaces. There are no notifications of proxied neighbours: one that another program removes by
+// itself is missing until anything else changes.
 type subscription struct {
 	*netlink.Conn
 	hears interests
@@ -119,6 +119,13 @@ func (i interests) filter() []bpf.Instruction {
 	const sizeofNetconf, netconfIfindex, allInterfaces = 4, 1, -1
 	route := slices.Concat(attribute(unix.SizeofRtMsg, unix.RTA_OIF), oneOf([]int{i.sink}))
 	setting := slices.Concat(attribute(sizeofNetconf, netconfIfindex), oneOf(append([]int{allInterfaces}, i.links...)))
+	// The message does not tell which route was replaced, and of that one there is none.
+	replaced := []bpf.Instruction{
+		bpf.LoadAbsolute{Off: 6, Size: 2}, // nlmsg_flags
+		bpf.JumpIf{Cond: bpf.JumpBitsSet, Val: kind(unix.NLM_F_REPLACE), SkipFalse: 1},
+		keep,
+		ignore,
+	}
 	link := slices.Concat([]bpf.Instruction{bpf.LoadAbsolute{Off: ifindex, Size: 4}}, oneOf(i.links))
 	if i.everything {
 		setting, link = []bpf.Instruction{keep}, []bpf.Instruction{keep}
@@ -128,7 +135,7 @@ func (i interests) filter() []bpf.Instruction {
 		kind uint16
 		then []bpf.Instruction
 	}{
-		{unix.RTM_NEWROUTE, []bpf.Instruction{ignore}},
+		{unix.RTM_NEWROUTE, replaced},
 		{unix.RTM_DELROUTE, route},
 		{unix.RTM_NEWNETCONF, setting},
 		{unix.RTM_DELNETCONF, []bpf.Instruction{ignore}},

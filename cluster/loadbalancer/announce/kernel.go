@@ -181,7 +181,7 @@ func (s *state) silence(address netip.Addr, but int) error {
 // an entry without a route is ours.
 func (s *state) announce(address netip.Addr, named string, ours bool) (l link, came bool, err error) {
 	defer func() {
-		if err != nil && s.routes[address] { // where it was announced before is wrong now
+		if err != nil && (s.routes[address] || ours) { // where it was announced before is wrong now
 			err = errors.Join(err, s.silence(address, 0))
 		}
 	}()

@@ -70,20 +70,37 @@ func (r refusal) Chains() []nftable.Chain {
 }
 
 // refuse has the kernel keep the table, and this process hear if another program removes it.
-// Addresses are of use without it, so a failure is only logged.
-func (a *Announcer) refuse(ctx context.Context) {
+// Addresses are of use without it, so a failure is only logged. It returns when it is to be called
+// again.
+func (a *Announcer) refuse(ctx context.Context) (next time.Duration) {
 	if a.refusal != nil {
-		return
+		return forever
 	}
-	t, err := nftable.Open(a.sink, refusal{a.sink}, slog.Default())
+	if wait := time.Until(a.reopen); wait > 0 { // each change of an interface calls it
+		return wait
+	}
+	t, err := openTable(a.sink, refusal{a.sink}, slog.Default())
 	if err == nil {
 		if err = t.Apply(ctx, t.Batch()); err == nil {
 			a.refusal = t
-			return
+			return forever
 		}
 		err = errors.Join(err, t.Close())
 	}
-	slog.Warn("ports that Services do not have are silent, and not refused", "sink", a.sink, "err", err)
+	a.notRefused(err)
+	return again
+}
+
+// openTable is replaced by tests.
+var openTable = nftable.Open
+
+// notRefused says that there is no table, which is tried again after a pause.
+func (a *Announcer) notRefused(err error) {
+	a.reopen = time.Now().Add(again)
+	if time.Since(a.saidRefusal) > quiet {
+		a.saidRefusal = time.Now()
+		slog.Warn("ports that Services do not have are silent, and not refused", "table", a.sink, "err", err, "again", again)
+	}
 }
 
 // refusalChanged gets a value when another program has changed the table.
@@ -97,12 +114,14 @@ func (a *Announcer) refusalChanged() <-chan struct{} {
 // repairRefusal brings the table back.
 func (a *Announcer) repairRefusal(ctx context.Context) {
 	differed, err := a.refusal.Repair(ctx)
-	if differed {
+	if differed && time.Since(a.saidRepaired) > quiet {
+		a.saidRepaired = time.Now()
 		slog.Warn("another program changed the nftables table that refuses ports that Services do not have", "table", a.sink)
 	}
 	if err != nil {
-		slog.Error("ports that Services do not have are silent, and not refused", "err", err)
-		a.leaveRefusal() // the next look at the addresses opens it again
+		a.leaveRefusal()
+		a.notRefused(err)
+		a.signal() // the next look at the addresses sees to it that it is opened again
 	}
 }
 
