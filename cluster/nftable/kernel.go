@@ -18,7 +18,8 @@ const (
 	// what is in them.
 	sendBuffer    = 256 << 20
 	receiveBuffer = 64 << 20
-	// answerLimit is long: a transaction of 45,000 Services takes seconds.
+	// answerLimit bounds the wait for the answers, which the kernel has sent when the transaction is
+	// done.
 	answerLimit = time.Minute
 )
 
@@ -49,7 +50,8 @@ func (k *kernel) open() error {
 		return fmt.Errorf("open nftables: %w", err)
 	}
 	portID, err := portOf(socket)
-	err = errors.Join(err, socket.SetWriteBuffer(sendBuffer), socket.SetReadBuffer(receiveBuffer))
+	// A refusal has no copy of what is refused.
+	err = errors.Join(err, socket.SetOption(netlink.CapAcknowledge, true), socket.SetWriteBuffer(sendBuffer), socket.SetReadBuffer(receiveBuffer))
 	var conn *nftables.Conn
 	if err == nil {
 		conn, err = nftables.New(nftables.AsLasting())
@@ -91,7 +93,7 @@ func (k *kernel) generation() (uint32, error) {
 		Data:   []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0}, // struct nfgenmsg
 	})
 	if err != nil {
-		return 0, fmt.Errorf("ask for nftables' generation: %w", err)
+		return 0, k.again(fmt.Errorf("ask for nftables' generation: %w", err))
 	}
 	for _, m := range answer {
 		attributes, err := netlink.NewAttributeDecoder(m.Data[min(4, len(m.Data)):])

@@ -97,7 +97,7 @@ func (a *Announcer) refusalChanged() <-chan struct{} {
 // repairRefusal brings the table back.
 func (a *Announcer) repairRefusal(ctx context.Context) {
 	differed, err := a.refusal.Repair(ctx)
-	if differed {
+	if differed && err == nil {
 		slog.Warn("another program changed the nftables table that refuses ports that Services do not have", "table", a.sink)
 	}
 	if err != nil {

@@ -51,8 +51,9 @@ func Repairs(t *testing.T, s *Space, table Repaired, changes []string, and func(
 		}
 		var differed bool
 		var err error
-		began := time.Now() // what nft takes does not count
-		s.Within(func() { differed, err = table.Repair(t.Context()) }) // it may open a socket again
+		// It may open a socket again. The time of nft's runs does not count.
+		began := time.Now()
+		s.Within(func() { differed, err = table.Repair(t.Context()) })
 		took := time.Since(began)
 		if err != nil || !differed {
 			t.Fatalf("%s: %v, found a difference: %t", change, err, differed)
