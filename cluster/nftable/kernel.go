@@ -155,7 +155,8 @@ func (k *kernel) apply(b *Batch) error {
 func (k *kernel) chain(c Chain) *nftables.Chain {
 	out := &nftables.Chain{Table: k.table, Name: c.Name, Hooknum: c.Hook, Type: c.Kind}
 	if c.Hook != nil {
-		out.Priority = &c.Priority
+		accept := nftables.ChainPolicyAccept
+		out.Priority, out.Policy = &c.Priority, &accept
 	}
 	return out
 }
@@ -223,8 +224,9 @@ func (k *kernel) fill(t *transaction, f *Found) error {
 	if err != nil {
 		return err
 	}
-	for _, ch := range chains {
-		if _, exists := f.chains[ch.Name]; exists {
+	for _, ch := range chains { // all first: they may refer to each other
+		t.AddChain(k.chain(ch))
+		if f.Layout { // it may exist though it was not listed, see settled
 			t.FlushChain(&nftables.Chain{Table: k.table, Name: ch.Name})
 		}
 	}
@@ -242,9 +244,6 @@ func (k *kernel) fill(t *transaction, f *Found) error {
 			return fmt.Errorf("set %s: %w", s.Name, err)
 		}
 	}
-	for _, ch := range chains { // they may refer to each other
-		t.AddChain(k.chain(ch))
-	}
 	for _, ch := range chains {
 		if err := k.addRules(t, ch); err != nil {
 			return err
@@ -259,20 +258,24 @@ func (k *kernel) fill(t *transaction, f *Found) error {
 	return nil
 }
 
-// chainsToFill returns the chains that are missing, have other rules, or refer to sets that are
-// made again, and the names of those that are to go. Others stay as they are: for each rule that
-// looks into a map, and is new in its chain, the kernel (6.18) passes by all elements.
+// chainsToFill returns the chains that are missing, have another policy or other rules, or refer to
+// sets that are made again, and the names of those that are to go. Others stay as they are: for
+// each rule that looks into a map, and is new in its chain, the kernel (6.18) passes by all
+// elements. It is an error if a chain is hooked otherwise, which the kernel changes of no chain.
 func (k *kernel) chainsToFill(f *Found, again []int) (chains []Chain, gone []string, err error) {
 	known := map[string]bool{}
 	for _, ch := range k.layout.Chains() {
 		known[ch.Name] = true
-		notes, err := ch.notes()
+		want, err := k.state(ch)
 		if err != nil {
 			return nil, nil, err
 		}
 		is, exists := f.chains[ch.Name]
+		if exists && is.hook != want.hook {
+			return nil, nil, fmt.Errorf("chain %s: it is %q, not %q", ch.Name, is.hook, want.hook)
+		}
 		refers := slices.ContainsFunc(ch.Rules, func(rule []expr.Any) bool { return k.refers(rule, again) })
-		if !exists || is != notes || refers {
+		if !exists || is != want || refers {
 			chains = append(chains, ch)
 		}
 	}

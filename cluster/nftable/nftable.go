@@ -38,7 +38,7 @@ type Adaptable interface {
 	Adapt() bool
 }
 
-// Chain is a chain with its rules.
+// Chain is a chain with its rules. What no rule decides on is accepted.
 type Chain struct {
 	Name     string
 	Hook     *nftables.ChainHook // nil for chains that others jump to
@@ -187,7 +187,7 @@ func (t *Table) compare() (differed bool, err error) {
 	}
 	messages, err := t.kernel.correction(t.found)
 	if err != nil || len(messages) == 0 {
-		return false, err
+		return err != nil, err // the error is that of a chain
 	}
 	return true, t.unwatched(func() error { return t.kernel.send(messages) })
 }
