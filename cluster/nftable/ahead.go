@@ -35,7 +35,7 @@ func (t *Table) SendAhead(chains []Chain, elements iter.Seq[Element]) error {
 		t.Reread()
 		return fmt.Errorf("nftables table %s: %w", t.name, err)
 	}
-	return t.found.addChains(chains)
+	return t.kernel.noteChains(t.found, chains)
 }
 
 // Reread has the next Apply read what the kernel has: Ahead is false then.
@@ -43,20 +43,20 @@ func (t *Table) Reread() { t.found = nil }
 
 // made is the table after Replace.
 func (k *kernel) made() (*Found, error) {
-	f := &Found{Layout: true, made: true, Elements: map[Place]string{}, chains: map[string]string{}}
+	f := &Found{Layout: true, made: true, Elements: map[Place]string{}, chains: map[string]chainState{}}
 	for e := range k.layout.Elements() {
 		f.Elements[Place{e.Set, e.Key, e.End}] = e.Value
 	}
-	return f, f.addChains(k.layout.Chains())
+	return f, k.noteChains(f, k.layout.Chains())
 }
 
-func (f *Found) addChains(chains []Chain) error {
+func (k *kernel) noteChains(f *Found, chains []Chain) error {
 	for _, c := range chains {
-		notes, err := c.notes()
+		state, err := k.state(c)
 		if err != nil {
 			return err
 		}
-		f.chains[c.Name] = notes
+		f.chains[c.Name] = state
 	}
 	return nil
 }

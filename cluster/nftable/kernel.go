@@ -18,7 +18,8 @@ const (
 	// what is in them.
 	sendBuffer    = 256 << 20
 	receiveBuffer = 64 << 20
-	// answerLimit is long: a transaction of 45,000 Services takes seconds.
+	// answerLimit bounds the wait for the answers, which the kernel has sent when the transaction is
+	// done.
 	answerLimit = time.Minute
 )
 
@@ -49,7 +50,8 @@ func (k *kernel) open() error {
 		return fmt.Errorf("open nftables: %w", err)
 	}
 	portID, err := portOf(socket)
-	err = errors.Join(err, socket.SetWriteBuffer(sendBuffer), socket.SetReadBuffer(receiveBuffer))
+	// A refusal has no copy of what is refused.
+	err = errors.Join(err, socket.SetOption(netlink.CapAcknowledge, true), socket.SetWriteBuffer(sendBuffer), socket.SetReadBuffer(receiveBuffer))
 	var conn *nftables.Conn
 	if err == nil {
 		conn, err = nftables.New(nftables.AsLasting())
@@ -91,7 +93,7 @@ func (k *kernel) generation() (uint32, error) {
 		Data:   []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0}, // struct nfgenmsg
 	})
 	if err != nil {
-		return 0, fmt.Errorf("ask for nftables' generation: %w", err)
+		return 0, k.again(fmt.Errorf("ask for nftables' generation: %w", err))
 	}
 	for _, m := range answer {
 		attributes, err := netlink.NewAttributeDecoder(m.Data[min(4, len(m.Data)):])
@@ -153,7 +155,8 @@ func (k *kernel) apply(b *Batch) error {
 func (k *kernel) chain(c Chain) *nftables.Chain {
 	out := &nftables.Chain{Table: k.table, Name: c.Name, Hooknum: c.Hook, Type: c.Kind}
 	if c.Hook != nil {
-		out.Priority = &c.Priority
+		accept := nftables.ChainPolicyAccept
+		out.Priority, out.Policy = &c.Priority, &accept
 	}
 	return out
 }
@@ -221,8 +224,9 @@ func (k *kernel) fill(t *transaction, f *Found) error {
 	if err != nil {
 		return err
 	}
-	for _, ch := range chains {
-		if _, exists := f.chains[ch.Name]; exists {
+	for _, ch := range chains { // all first: they may refer to each other
+		t.AddChain(k.chain(ch))
+		if f.Layout { // it may exist though it was not listed, see settled
 			t.FlushChain(&nftables.Chain{Table: k.table, Name: ch.Name})
 		}
 	}
@@ -240,9 +244,6 @@ func (k *kernel) fill(t *transaction, f *Found) error {
 			return fmt.Errorf("set %s: %w", s.Name, err)
 		}
 	}
-	for _, ch := range chains { // they may refer to each other
-		t.AddChain(k.chain(ch))
-	}
 	for _, ch := range chains {
 		if err := k.addRules(t, ch); err != nil {
 			return err
@@ -257,20 +258,24 @@ func (k *kernel) fill(t *transaction, f *Found) error {
 	return nil
 }
 
-// chainsToFill returns the chains that are missing, have other rules, or refer to sets that are
-// made again, and the names of those that are to go. Others stay as they are: for each rule that
-// looks into a map, and is new in its chain, the kernel (6.18) passes by all elements.
+// chainsToFill returns the chains that are missing, have another policy or other rules, or refer to
+// sets that are made again, and the names of those that are to go. Others stay as they are: for
+// each rule that looks into a map, and is new in its chain, the kernel (6.18) passes by all
+// elements. It is an error if a chain is hooked otherwise, which the kernel changes of no chain.
 func (k *kernel) chainsToFill(f *Found, again []int) (chains []Chain, gone []string, err error) {
 	known := map[string]bool{}
 	for _, ch := range k.layout.Chains() {
 		known[ch.Name] = true
-		notes, err := ch.notes()
+		want, err := k.state(ch)
 		if err != nil {
 			return nil, nil, err
 		}
 		is, exists := f.chains[ch.Name]
+		if exists && is.hook != want.hook {
+			return nil, nil, fmt.Errorf("chain %s: it is %q, not %q", ch.Name, is.hook, want.hook)
+		}
 		refers := slices.ContainsFunc(ch.Rules, func(rule []expr.Any) bool { return k.refers(rule, again) })
-		if !exists || is != notes || refers {
+		if !exists || is != want || refers {
 			chains = append(chains, ch)
 		}
 	}

@@ -14,15 +14,44 @@ import (
 
 // Found is what the kernel has of a table.
 type Found struct {
-	Layout   bool              // it has the maps and sets that are wanted, and no others
-	Elements map[Place]string  // values
-	Dynamic  []Element         // of dynamic sets
-	chains   map[string]string // their rules' notes
-	made     bool              // Replace has just made it
+	Layout   bool             // it has the maps and sets that are wanted, and no others
+	Elements map[Place]string // values
+	Dynamic  []Element        // of dynamic sets
+	chains   map[string]chainState
+	made     bool // Replace has just made it
 }
 
-// list reads the table. A table that has other maps and sets than are wanted is as good as none.
-func (k *kernel) list() (*Found, error) {
+// chainState is what is compared of a chain.
+type chainState struct {
+	hook  string // type, hook and priority; empty for a chain that others jump to
+	notes string // the policy, and the rules' notes
+}
+
+// list reads the table. The kernel's listing may skip a chain when someone changes another table
+// meanwhile, so it is read again then.
+func (k *kernel) list() (*Found, error) { return k.settled(k.read) }
+
+// settled reads until nothing changes meanwhile, but not forever: fill can do with what lacks a
+// chain.
+func (k *kernel) settled(read func() (*Found, error)) (*Found, error) {
+	const most = 3
+	for times := 1; ; times++ {
+		before, err := k.generation()
+		if err != nil {
+			return nil, err
+		}
+		f, err := read()
+		if err != nil {
+			return nil, err
+		}
+		if after, err := k.generation(); err != nil || after == before || times == most {
+			return f, err
+		}
+	}
+}
+
+// read is one listing. A table that has other maps and sets than are wanted is as good as none.
+func (k *kernel) read() (*Found, error) {
 	f := &Found{Elements: map[Place]string{}}
 	if _, err := k.conn.ListTableOfFamily(k.table.Name, nftables.TableFamilyINet); errors.Is(err, unix.ENOENT) {
 		return f, nil
@@ -42,7 +71,7 @@ func (k *kernel) list() (*Found, error) {
 	if len(exist) != len(k.sets) {
 		return f, nil
 	}
-	if f.chains, err = k.rules(); err != nil {
+	if f.chains, err = k.chainStates(); err != nil {
 		return nil, err
 	}
 	for i, s := range k.sets {
@@ -88,16 +117,16 @@ func verdictChain(data []byte) string {
 	return ""
 }
 
-// rules returns the notes of each chain's rules.
-func (k *kernel) rules() (map[string]string, error) {
+// chainStates reads the chains.
+func (k *kernel) chainStates() (map[string]chainState, error) {
 	chains, err := k.conn.ListChainsOfTableFamily(nftables.TableFamilyINet)
 	if err != nil {
 		return nil, k.again(err)
 	}
-	notes := map[string]string{}
+	states := map[string]chainState{}
 	for _, c := range chains {
 		if c.Table.Name == k.table.Name {
-			notes[c.Name] = ""
+			states[c.Name] = stateOf(c)
 		}
 	}
 	text := appendText([]byte{unix.NFPROTO_INET, unix.NFNETLINK_V0, 0, 0}, unix.NFTA_RULE_TABLE, k.table.Name)
@@ -122,9 +151,11 @@ func (k *kernel) rules() (map[string]string, error) {
 				note = string(attributes.Bytes())
 			}
 		}
-		notes[chain] += note // in the order in which packets pass them
+		state := states[chain]
+		state.notes += note // in the order in which packets pass them
+		states[chain] = state
 	}
-	return notes, nil
+	return states, nil
 }
 
 // noteOf is what a rule carries so that it is known again: the kernel shows some rules in another
@@ -143,15 +174,31 @@ func noteOf(rule []expr.Any) ([]byte, error) {
 	return sum.Sum([]byte{kind, byte(sum.Size())}), nil
 }
 
-// notes are those of a chain's rules.
-func (c Chain) notes() (string, error) {
-	var all []byte
+// stateOf is that of a chain without rules.
+func stateOf(c *nftables.Chain) (s chainState) {
+	if c.Hooknum != nil && c.Priority != nil {
+		s.hook = fmt.Sprintf("%s at hook %d with priority %d", c.Type, *c.Hooknum, *c.Priority)
+	}
+	if c.Policy != nil {
+		s.notes = fmt.Sprintf("policy %d,", *c.Policy)
+	}
+	return s
+}
+
+// state is that of a chain that is wanted.
+func (k *kernel) state(c Chain) (chainState, error) {
+	var s chainState
+	if c.Hook != nil {
+		s = stateOf(k.chain(c))
+	}
+	all := []byte(s.notes)
 	for _, r := range c.Rules {
 		note, err := noteOf(r)
 		if err != nil {
-			return "", fmt.Errorf("chain %s: %w", c.Name, err)
+			return s, fmt.Errorf("chain %s: %w", c.Name, err)
 		}
 		all = append(all, note...)
 	}
-	return string(all), nil
+	s.notes = string(all)
+	return s, nil
 }

@@ -38,7 +38,7 @@ type Adaptable interface {
 	Adapt() bool
 }
 
-// Chain is a chain with its rules.
+// Chain is a chain with its rules. What no rule decides on is accepted.
 type Chain struct {
 	Name     string
 	Hook     *nftables.ChainHook // nil for chains that others jump to
@@ -142,8 +142,9 @@ func (t *Table) Apply(ctx context.Context, b *Batch) error {
 	return err
 }
 
-// Repair compares the kernel's table with what is wanted, corrects it, and reports whether that had
-// to be. Before the first Apply it leaves that to Apply.
+// Repair compares the kernel's table with what is wanted, and corrects it. It reports whether it
+// found a difference, which it does not if it could not read the table. After an error the
+// difference may remain. Before the first Apply it leaves all of that to Apply.
 func (t *Table) Repair(ctx context.Context) (differed bool, err error) {
 	if !t.wanted {
 		t.found = nil
@@ -161,7 +162,6 @@ func (t *Table) Repair(ctx context.Context) (differed bool, err error) {
 	t.found = nil
 	if err != nil && ctx.Err() == nil { // for example a chain that is in the way
 		t.log.Warn("an nftables table is made from nothing", "table", t.name, "err", err)
-		differed = true
 		if err = t.watch.ignore(t.kernel.portID); err == nil {
 			err = t.unwatched(t.kernel.replace)
 		}
@@ -175,7 +175,7 @@ func (t *Table) Repair(ctx context.Context) (differed bool, err error) {
 	return differed, nil
 }
 
-// compare corrects the table, and reports whether it had to be.
+// compare corrects the table, and reports whether it found a difference, as Repair does.
 func (t *Table) compare() (differed bool, err error) {
 	if t.found == nil {
 		if t.found, err = t.kernel.list(); err != nil {
@@ -187,7 +187,7 @@ func (t *Table) compare() (differed bool, err error) {
 	}
 	messages, err := t.kernel.correction(t.found)
 	if err != nil || len(messages) == 0 {
-		return false, err
+		return err != nil, err // the error is that of a chain
 	}
 	return true, t.unwatched(func() error { return t.kernel.send(messages) })
 }
@@ -204,6 +204,9 @@ func (t *Table) unwatched(transaction func() error) error {
 		return err
 	}
 	err = transaction()
+	if ierr := t.watch.ignore(t.kernel.portID); ierr != nil { // it may have opened its socket again
+		return errors.Join(err, ierr, t.watch.join())
+	}
 	if jerr := t.watch.join(); jerr != nil {
 		return errors.Join(err, jerr)
 	}

@@ -21,6 +21,7 @@ type plain struct {
 	elements []Element
 	rules    [][]expr.Any
 	priority nftables.ChainPriority
+	chain    *Chain // instead of what these say
 	ahead    func() bool
 }
 
@@ -29,6 +30,9 @@ func (plain) Sets() []*nftables.Set {
 }
 
 func (p *plain) Chains() []Chain {
+	if p.chain != nil {
+		return []Chain{*p.chain}
+	}
 	return []Chain{{Name: "hooked", Hook: nftables.ChainHookPrerouting, Kind: nftables.ChainTypeNAT, Priority: p.priority, Rules: p.rules}}
 }
 
@@ -157,6 +161,7 @@ func TestRepairTellsWhatDiffered(t *testing.T) {
 		"add set inet test other { type ipv4_addr; }":             true,
 		"add rule inet test hooked accept":                        true,
 		"flush chain inet test hooked":                            true,
+		"chain inet test hooked { policy drop; }":                 true,
 		"delete table inet test":                                  true,
 		"flush ruleset":                                           true,
 	}

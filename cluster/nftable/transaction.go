@@ -91,11 +91,11 @@ func (k *kernel) exchange(messages []netlink.Message) error {
 	messages[len(messages)-1].Header.Flags |= netlink.Acknowledge
 	all := append([]netlink.Message{bound(unix.NFNL_MSG_BATCH_BEGIN)}, messages...)
 	all = append(all, bound(unix.NFNL_MSG_BATCH_END))
-	if err := k.socket.SetReadDeadline(time.Now().Add(answerLimit)); err != nil {
+	sent, err := k.socket.SendMessages(all) // the kernel does all the work before this returns
+	if err != nil {
 		return err
 	}
-	sent, err := k.socket.SendMessages(all)
-	if err != nil {
+	if err := k.socket.SetReadDeadline(time.Now().Add(answerLimit)); err != nil {
 		return err
 	}
 	last := sent[len(messages)].Header.Sequence

@@ -95,7 +95,7 @@ func (k *keeper) run(ctx context.Context) {
 			if differed, err = k.table.Repair(ctx); err != nil {
 				k.close(err)
 			}
-			if differed {
+			if differed && err == nil {
 				slog.Warn("another program changed the rules of network policies", "table", k.Table)
 				k.Health.Notes("nftables table " + k.Table + " was changed by another program, and was corrected")
 			}

@@ -93,3 +93,23 @@ func describe(endpoints []upstream.Endpoint) (all []string) {
 	slices.Sort(all)
 	return all
 }
+
+// A slice that was deleted and made again with the same name may be told of as an update.
+func TestSliceOfAnotherFamily(t *testing.T) {
+	p := &Proxy{wake: make(chan struct{}, 1)}
+	v4, v6 := newEndpointLists(corev1.IPv4Protocol), newEndpointLists(corev1.IPv6Protocol)
+	p.families = []*translation{{lists: v4}, {lists: v6}}
+	four, six := sliceOf("a", 80, "10.0.0.1"), sliceOf("a", 80, "fd00::1")
+	six.AddressType = discoveryv1.AddressTypeIPv6
+	handler := p.slices()
+	handler.OnAdd(four, true)
+	for _, step := range []struct {
+		before, now *discoveryv1.EndpointSlice
+		gone, has   *endpointLists
+	}{{four, six, v4, v6}, {six, four, v6, v4}} {
+		handler.OnUpdate(step.before, step.now)
+		if len(step.gone.slices) != 0 || len(step.has.slices) != 1 {
+			t.Errorf("%s: %d slices of the former family are left, and there are %d", step.now.AddressType, len(step.gone.slices), len(step.has.slices))
+		}
+	}
+}

@@ -176,7 +176,7 @@ func (p *Proxy) keep(ctx context.Context, table *rules.Table) {
 			case <-time.After(time.Until(repaired.Add(repairPause))):
 			}
 			var differed bool
-			if differed, err = table.Repair(ctx); differed {
+			if differed, err = table.Repair(ctx); differed && err == nil {
 				slog.Warn("another program changed the rules of Services", "table", p.Table)
 				p.Health.Notes("nftables table " + p.Table + " was changed by another program, and was corrected")
 			}

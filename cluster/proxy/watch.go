@@ -112,7 +112,8 @@ func (p *Proxy) slices() cache.ResourceEventHandler {
 		},
 		UpdateFunc: func(before, now any) {
 			b, s := before.(*discoveryv1.EndpointSlice), now.(*discoveryv1.EndpointSlice)
-			moved := b.Labels[discoveryv1.LabelServiceName] != s.Labels[discoveryv1.LabelServiceName]
+			// A slice that was deleted and made again may be told of as an update.
+			moved := b.Labels[discoveryv1.LabelServiceName] != s.Labels[discoveryv1.LabelServiceName] || b.AddressType != s.AddressType
 			if !foreign(b.Labels) && (foreign(s.Labels) || moved) {
 				tell(b, true)
 			}

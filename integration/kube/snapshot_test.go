@@ -19,8 +19,10 @@ func TestSnapshot(t *testing.T) {
 	if out := c.run(t, "snapshot", "save", file, "-o", "json"); !strings.Contains(out, `"node-name": "boat"`) {
 		t.Errorf("save printed %s", out)
 	}
-	if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o600 {
-		t.Errorf("mode %v, %v", info.Mode(), err)
+	if info, err := os.Stat(file); err != nil {
+		t.Fatal(err)
+	} else if info.Mode().Perm() != 0o600 {
+		t.Errorf("mode %v", info.Mode())
 	}
 	config, err := os.ReadFile(c.kubeconfig())
 	if err != nil {

@@ -114,7 +114,7 @@ func (a *Announcer) refusalChanged() <-chan struct{} {
 // repairRefusal brings the table back.
 func (a *Announcer) repairRefusal(ctx context.Context) {
 	differed, err := a.refusal.Repair(ctx)
-	if differed && time.Since(a.saidRepaired) > quiet {
+	if differed && err == nil && time.Since(a.saidRepaired) > quiet {
 		a.saidRepaired = time.Now()
 		slog.Warn("another program changed the nftables table that refuses ports that Services do not have", "table", a.sink)
 	}

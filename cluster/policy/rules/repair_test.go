@@ -42,6 +42,7 @@ func TestChangesByOthersAreRepaired(t *testing.T) {
 		"add element " + own + "in4 { 10.244.0.50 : 0:7 }",
 		"add chain " + own + "other",
 		"add set " + own + "other { type ipv4_addr; }",
+		"chain " + own + "forward { policy drop; }",
 		"flush map " + own + "classes_in",
 	}, func() {})
 }

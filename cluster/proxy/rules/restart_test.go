@@ -128,6 +128,7 @@ func TestChangesByOthersAreRepaired(t *testing.T) {
 		"delete element inet " + tableName + " ep4 { 0x1000 . 0x0 }",
 		"flush chain inet " + tableName + " services",
 		"add rule inet " + tableName + " prerouting drop",
+		"chain inet " + tableName + " prerouting { policy drop; }",
 		"add element inet " + tableName + " svc4 { 10.96.0.99 . tcp . 80 : 0x1001 }",
 		"add chain inet " + tableName + " other",
 		"add set inet " + tableName + " other { type ipv4_addr; }",
