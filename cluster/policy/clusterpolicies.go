@@ -80,7 +80,7 @@ func (c *clusterPolicies) use(config *rest.Config) error {
 	c.definition = c.tellDefinition(cache.NewListWatchFromClient(definitions, "customresourcedefinitions", "", only))
 	c.objects = c.tellObjects(cache.NewListWatchFromClient(policies, clusterResource, "", fields.Everything()))
 	c.write = func(ctx context.Context, name string, status []byte) error {
-		return applyStatus(ctx, policies, name, "coracle-policy-"+c.NodeName, status)
+		return applyStatus(ctx, policies, name, fieldManager(c.NodeName), status)
 	}
 	return nil
 }

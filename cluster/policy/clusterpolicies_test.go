@@ -190,6 +190,36 @@ func TestClusterPolicyChanges(t *testing.T) {
 	n.until("the table goes with the last policy", func() bool { return n.table == nil })
 }
 
+// A policy that is made again as it was gets a status again, although its end was not seen.
+func TestClusterPolicyMadeAgain(t *testing.T) {
+	t.Parallel()
+	n := newTierNode(t, pod("a", "10.0.0.1"))
+	n.definitions.Add(definition(true, "v1alpha2"))
+	n.objects.Add(wall())
+	n.start()
+	n.synced()
+	n.status()
+	again := wall()
+	again.UID, again.Generation = "2", 1
+	n.objects.Modify(again)
+	if s := n.status(); s.condition.ObservedGeneration != 1 || s.condition.Status != metav1.ConditionTrue {
+		t.Errorf("status %+v", s)
+	}
+}
+
+// The API allows a field manager 128 bytes. Those of nodes whose names begin alike differ.
+func TestFieldManager(t *testing.T) {
+	t.Parallel()
+	if got := fieldManager("here"); got != "coracle-policy-here" {
+		t.Error(got)
+	}
+	long := strings.Repeat("n", 252)
+	a, b := fieldManager(long+"a"), fieldManager(long+"b")
+	if a == b || len(a) != 128 || len(b) != 128 || len(fieldManager(long[:113])) != 128 {
+		t.Errorf("%q and %q", a, b)
+	}
+}
+
 // After a restart, no pod starts before it is known which policies there are.
 func TestPodsWaitForClusterPolicies(t *testing.T) {
 	t.Parallel()

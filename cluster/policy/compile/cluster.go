@@ -45,11 +45,16 @@ func (s *State) clusterPolicy(name string) *policy {
 
 // SetClusterPolicy tells of a ClusterNetworkPolicy that was created or changed.
 func (s *State) SetClusterPolicy(o *policyv1alpha2.ClusterNetworkPolicy) {
-	if s.clusterPolicy(o.Name) == nil {
+	before := s.clusterPolicy(o.Name)
+	if before == nil {
 		s.count(1)
 	}
-	if p, another := s.policy(o, &o.Spec); another {
+	replaced := before != nil && before.object.GetUID() != o.UID // deleted and made again between two looks
+	p, another := s.policy(o, &o.Spec)
+	if another {
 		s.mean(p, s.parseCluster(o))
+	}
+	if another || replaced { // the new object has no status
 		s.another(p)
 	}
 }
