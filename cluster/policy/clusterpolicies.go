@@ -3,18 +3,16 @@ package policy
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"slices"
 	"sync"
+	"time"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
@@ -39,15 +37,19 @@ type clusterPolicies struct {
 	objects    cache.ListerWatcher
 	write      func(ctx context.Context, name string, status []byte) error
 
-	known   chan struct{} // closed when it is known which policies there are
-	release func()        // closes known
-	served  *objectWatch  // nil while the API has no such policies; of the definition's watch
+	known   chan struct{}    // closed when it is known which policies there are
+	release func()           // closes known
+	forbid  *time.Timer      // runs while the definition is forbidden; with mu
+	trouble map[string]error // what keeps policies from being known, by its part; with mu
+	served  *objectWatch     // nil while the API has no such policies; of the definition's watch
 	status  statuses
 }
 
 func newClusterPolicies(p *Policy) *clusterPolicies {
 	known := make(chan struct{})
-	return &clusterPolicies{Policy: p, known: known, release: sync.OnceFunc(func() { close(known) }), status: newStatuses()}
+	return &clusterPolicies{
+		Policy: p, known: known, release: sync.OnceFunc(func() { close(known) }), trouble: map[string]error{}, status: newStatuses(),
+	}
 }
 
 // use has the API read, and the status of policies written, as config says. It makes no call.
@@ -75,35 +77,12 @@ func (c *clusterPolicies) use(config *rest.Config) error {
 		return err
 	}
 	only := fields.OneTermEqualSelector("metadata.name", clusterDefinition)
-	c.definition = c.unlessForbidden(cache.NewListWatchFromClient(definitions, "customresourcedefinitions", "", only))
-	c.objects = cache.NewListWatchFromClient(policies, clusterResource, "", fields.Everything())
+	c.definition = c.tellDefinition(cache.NewListWatchFromClient(definitions, "customresourcedefinitions", "", only))
+	c.objects = c.tellObjects(cache.NewListWatchFromClient(policies, clusterResource, "", fields.Everything()))
 	c.write = func(ctx context.Context, name string, status []byte) error {
-		return applyStatus(ctx, policies, name, "coracle-policy-"+c.NodeName, status)
+		return applyStatus(ctx, policies, name, fieldManager(c.NodeName), status)
 	}
 	return nil
-}
-
-// unlessForbidden has NetworkPolicies enforced also where this process may not look for the
-// definition.
-func (c *clusterPolicies) unlessForbidden(lw *cache.ListWatch) cache.ListerWatcher {
-	look := func(err error) {
-		if apierrors.IsForbidden(err) {
-			c.Health.Notes("ClusterNetworkPolicies are not enforced: " + err.Error())
-			c.release()
-		}
-	}
-	return &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			list, err := lw.ListWithContext(ctx, o)
-			look(err)
-			return list, err
-		},
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			w, err := lw.WatchWithContext(ctx, o)
-			look(err)
-			return w, err
-		},
-	}
 }
 
 // Name implements cache.DoneChecker.
@@ -121,6 +100,7 @@ func (c *clusterPolicies) run(ctx context.Context) {
 	if c.served != nil {
 		c.served.end()
 	}
+	c.allowed()
 }
 
 // definitionStore is what the watch of the definition tells.
@@ -144,14 +124,19 @@ func (s *definitionStore) Update(obj any) error { return s.Add(obj) }
 
 // Delete implements cache.ReflectorStore.
 func (s *definitionStore) Delete(any) error {
-	s.serve(false)
+	s.gone()
 	return nil
+}
+
+func (s *definitionStore) gone() {
+	s.troubled(versionPart, nil)
+	s.serve(false)
 }
 
 // Replace implements cache.ReflectorStore.
 func (s *definitionStore) Replace(list []any, _ string) error {
 	if len(list) == 0 {
-		s.serve(false)
+		s.gone()
 		return nil
 	}
 	return s.Add(list[0])
@@ -170,11 +155,11 @@ func (s *definitionStore) serves(d *apiextensionsv1.CustomResourceDefinition) bo
 	if slices.ContainsFunc(d.Spec.Versions, func(v apiextensionsv1.CustomResourceDefinitionVersion) bool {
 		return v.Name == clusterVersion.Version && v.Served
 	}) {
+		s.troubled(versionPart, nil)
 		return true
 	}
-	text := fmt.Sprintf("ClusterNetworkPolicies are not enforced: their definition does not serve version %s", clusterVersion.Version)
-	slog.Error(text)
-	s.Health.Notes(text)
+	s.troubled(versionPart, fmt.Errorf("the definition of ClusterNetworkPolicies does not serve version %s: install that of "+
+		"sigs.k8s.io/network-policy-api 0.2.0", clusterVersion.Version))
 	return false
 }
 
@@ -188,6 +173,7 @@ func (s *definitionStore) serve(yes bool) {
 			s.served.end()
 			s.served.forget()
 			s.served = nil
+			s.troubled(objectsPart, nil)
 		}
 		s.release()
 	}

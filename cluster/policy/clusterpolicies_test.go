@@ -4,10 +4,13 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"math"
 	"net/netip"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -30,8 +33,8 @@ type tierNode struct {
 	definitions, objects *cachetesting.FakeControllerSource
 	// before, if not nil, is asked before each list and watch of the policies.
 	before func() error
-	// forbid has the definition refused.
-	forbid bool
+	// forbid is how often the definition is still refused.
+	forbid atomic.Int64
 
 	written chan status
 	refuse  func() error // the next writes, may be nil
@@ -75,18 +78,21 @@ func newTierNode(t *testing.T, objects ...any) *tierNode {
 		definitions: cachetesting.NewFakeControllerSource(), objects: cachetesting.NewFakeControllerSource(),
 		written: make(chan status, 100), before: func() error { return nil }, refuse: func() error { return nil },
 	}
+	t.Cleanup(n.definitions.Shutdown)
+	t.Cleanup(n.objects.Shutdown)
 	n.prepare = func(p *Policy) {
 		p.cluster = newClusterPolicies(p)
-		p.cluster.definition = noStreams{p.cluster.unlessForbidden(&cache.ListWatch{
+		p.cluster.definition = noStreams{p.cluster.tellDefinition(&cache.ListWatch{
 			ListFunc: func(o metav1.ListOptions) (runtime.Object, error) {
-				if n.forbid {
+				if n.forbid.Add(-1) >= 0 {
 					return nil, apierrors.NewForbidden(schema.GroupResource{Resource: "customresourcedefinitions"}, clusterDefinition, errors.New("no right"))
 				}
 				return n.definitions.List(o)
 			},
 			WatchFunc: n.definitions.Watch,
 		})}
-		p.cluster.objects = noStreams{gate{n.objects, func() error { return n.before() }}}
+		objects := gate{n.objects, func() error { return n.before() }}
+		p.cluster.objects = noStreams{p.cluster.tellObjects(&cache.ListWatch{ListFunc: objects.List, WatchFunc: objects.Watch})}
 		p.cluster.write = func(_ context.Context, name string, body []byte) error {
 			if err := n.refuse(); err != nil {
 				return err
@@ -184,6 +190,36 @@ func TestClusterPolicyChanges(t *testing.T) {
 	n.until("the table goes with the last policy", func() bool { return n.table == nil })
 }
 
+// A policy that is made again as it was gets a status again, although its end was not seen.
+func TestClusterPolicyMadeAgain(t *testing.T) {
+	t.Parallel()
+	n := newTierNode(t, pod("a", "10.0.0.1"))
+	n.definitions.Add(definition(true, "v1alpha2"))
+	n.objects.Add(wall())
+	n.start()
+	n.synced()
+	n.status()
+	again := wall()
+	again.UID, again.Generation = "2", 1
+	n.objects.Modify(again)
+	if s := n.status(); s.condition.ObservedGeneration != 1 || s.condition.Status != metav1.ConditionTrue {
+		t.Errorf("status %+v", s)
+	}
+}
+
+// The API allows a field manager 128 bytes. Those of nodes whose names begin alike differ.
+func TestFieldManager(t *testing.T) {
+	t.Parallel()
+	if got := fieldManager("here"); got != "coracle-policy-here" {
+		t.Error(got)
+	}
+	long := strings.Repeat("n", 252)
+	a, b := fieldManager(long+"a"), fieldManager(long+"b")
+	if a == b || len(a) != 128 || len(b) != 128 || len(fieldManager(long[:113])) != 128 {
+		t.Errorf("%q and %q", a, b)
+	}
+}
+
 // After a restart, no pod starts before it is known which policies there are.
 func TestPodsWaitForClusterPolicies(t *testing.T) {
 	t.Parallel()
@@ -220,23 +256,95 @@ func TestPodsWaitForClusterPolicies(t *testing.T) {
 }
 
 // A process that may not look for the definition, or finds a version that it does not know, enforces
-// NetworkPolicies.
+// NetworkPolicies, and health warns.
 func TestOtherDefinitions(t *testing.T) {
 	t.Parallel()
 	for name, prepare := range map[string]func(*tierNode){
-		"no right":        func(n *tierNode) { n.forbid = true },
+		"no right":        func(n *tierNode) { n.forbid.Store(math.MaxInt64) },
 		"another version": func(n *tierNode) { n.definitions.Add(definition(true, "v2")) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n := newTierNode(t, pod("a", "10.0.0.1"), denyAll())
-			n.objects.Add(wall())
-			prepare(n)
-			n.start()
-			n.synced()
-			n.until("the NetworkPolicy is in force", func() bool { return n.table != nil && !n.allowed(tcp("10.0.0.9", "10.0.0.1")) })
+			synctest.Test(t, func(t *testing.T) {
+				n := newTierNode(t, pod("a", "10.0.0.1"), denyAll())
+				n.objects.Add(wall())
+				prepare(n)
+				n.start()
+				time.Sleep(forbiddenPatience)
+				n.synced()
+				n.until("the NetworkPolicy is in force", func() bool { return n.table != nil && !n.allowed(tcp("10.0.0.9", "10.0.0.1")) })
+				n.until("health warns", func() bool { s := n.board.States()[0]; return s.Healthy && len(s.Warnings) == 1 })
+			})
 		})
 	}
+}
+
+// An API server that has just started refuses everyone for a moment. A process that starts then
+// leaves the table of the earlier one as it is until it knows which policies there are.
+func TestForbiddenAtFirst(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := newTierNode(t, pod("a", "10.0.0.1"), pod("b", "10.0.0.2"))
+		n.definitions.Add(definition(true, "v1alpha2"))
+		n.objects.Add(wall())
+		n.forbid.Store(2)
+		n.start()
+		synctest.Wait()
+		if s := n.board.States()[0]; n.forbid.Load() != 1 || s.Healthy || !strings.Contains(s.Message, "forbidden") {
+			t.Errorf("refused %d times more; health: %+v", n.forbid.Load(), s)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		err := n.p.Admit(ctx, pod("c", ""), []netip.Addr{netip.MustParseAddr("10.0.0.3")})
+		if !errors.Is(err, context.DeadlineExceeded) || !apierrors.IsForbidden(err) {
+			t.Errorf("a pod is admitted: %v", err)
+		}
+		n.until("the policy is in force", func() bool { return n.table != nil && !n.allowed(tcp("10.0.0.2", "10.0.0.1")) })
+		time.Sleep(2 * forbiddenPatience)
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		if n.removed != 0 || n.opened != 1 {
+			t.Errorf("the table was removed %d times and opened %d times", n.removed, n.opened)
+		}
+		if s := n.board.States()[0]; !s.Healthy || len(s.Warnings) != 0 {
+			t.Errorf("health: %+v", s)
+		}
+	})
+}
+
+// Policies that cannot be listed are not known: no pod starts, and health and the pod's error say
+// why.
+func TestPoliciesThatCannotBeListed(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := newTierNode(t, pod("a", "10.0.0.1"))
+		n.definitions.Add(definition(true, "v1alpha2"))
+		n.objects.Add(wall())
+		var away atomic.Bool
+		away.Store(true)
+		failure := errors.New("the API is away")
+		n.before = func() error {
+			if away.Load() {
+				return failure
+			}
+			return nil
+		}
+		n.start()
+		time.Sleep(10 * time.Second)
+		const text = "list ClusterNetworkPolicies: the API is away"
+		if s := n.board.States()[0]; s.Healthy || s.Message != text {
+			t.Errorf("health: %+v", s)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		if err := n.p.Admit(ctx, pod("c", ""), []netip.Addr{netip.MustParseAddr("10.0.0.3")}); !errors.Is(err, failure) || !strings.Contains(err.Error(), text) {
+			t.Errorf("admitted: %v", err)
+		}
+		away.Store(false)
+		n.until("the policy is in force", func() bool {
+			return n.table != nil && n.board.States()[0].Healthy && len(n.board.States()[0].Warnings) == 0
+		})
+	})
 }
 
 // What is not enforced is told by an Event on the policy and by its status, which is written again

@@ -199,7 +199,7 @@ func (p *Policy) Admit(ctx context.Context, pod *corev1.Pod, addresses []netip.A
 	case <-p.ended:
 		return failed(context.Canceled)
 	case <-ctx.Done():
-		return failed(ctx.Err())
+		return failed(p.cluster.unknown(ctx.Err()))
 	}
 	w := waiter{id: compile.IDOf(pod), addresses: addresses, done: make(chan error, 1)}
 	if !p.enlist(w, pod, addresses) {
@@ -263,12 +263,13 @@ func (p *Policy) Explain(c rules.Connection) compile.Explanation {
 func (p *Policy) tellHealth() {
 	p.mu.Lock()
 	n := p.state.Policies()
+	warnings := p.cluster.warnings()
 	p.mu.Unlock()
-	if n == 0 {
-		p.Health.Works("there are no network policies")
-		return
+	message := "there are no network policies"
+	if n > 0 {
+		message = fmt.Sprintf("%d network policies are enforced by nftables table %s", n, p.Table)
 	}
-	p.Health.Works(fmt.Sprintf("%d network policies are enforced by nftables table %s", n, p.Table))
+	p.Health.Works(message, warnings...)
 }
 
 // signal has the loop look at what changed.

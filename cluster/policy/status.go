@@ -2,6 +2,7 @@ package policy
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"log/slog"
@@ -163,6 +164,17 @@ func conditionOf(r compile.Review, node string) metav1.Condition {
 	const most = 32768 // the API's limit
 	c.Message = c.Message[:min(len(c.Message), most)]
 	return c
+}
+
+// fieldManager is who a node's condition belongs to. The API allows it 128 bytes, and 253 a node.
+func fieldManager(node string) string {
+	const most = 128
+	name := "coracle-policy-" + node
+	if len(name) <= most {
+		return name
+	}
+	sum := fmt.Sprintf("-%x", sha256.Sum256([]byte(node)))[:17]
+	return name[:most-len(sum)] + sum
 }
 
 // applyStatus writes a part of a policy's status; others may write other conditions.

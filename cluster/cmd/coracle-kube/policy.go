@@ -76,11 +76,15 @@ func policyCommand() *cobra.Command {
 	})
 	cmd.Long = `policy enforces NetworkPolicies and ClusterNetworkPolicies by nftables, for pods whose packets the node
 routes, with any kubelet. Packets between pods of one bridge are only seen with the sysctls
-net.bridge.bridge-nf-call-iptables and -ip6tables. It needs the rights to list and watch pods, namespaces,
-networkpolicies, customresourcedefinitions and clusternetworkpolicies, to create events, and to patch
-clusternetworkpolicies/status. While the cluster has a policy, addresses in --pod-cidr that no pod is known
-to have can send and receive nothing, so
-that a pod's first packet does not precede its policies.
+net.bridge.bridge-nf-call-iptables and -ip6tables.
+
+It needs the rights to list and watch pods, namespaces and networkpolicies, and to create events. For
+ClusterNetworkPolicies it needs the rights to list and watch customresourcedefinitions and
+clusternetworkpolicies, and to patch clusternetworkpolicies/status. Without the right to
+customresourcedefinitions it enforces NetworkPolicies only, from a minute after its start on.
+
+While the cluster has a policy, addresses in --pod-cidr that no pod is known to have can send and receive
+nothing, so that a pod's first packet does not precede its policies.
 
 Its rules stay when it ends, so that a restart opens nothing; "coracle-kube policy remove" removes them.`
 	cmd.Example = `  coracle-kube policy --kubeconfig policy.kubeconfig --node-name worker-1 --pod-cidr 10.244.1.0/24

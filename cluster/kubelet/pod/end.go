@@ -29,7 +29,7 @@ func (w *worker) end() error {
 	ctx, cancel := context.WithCancel(w.r.ctx)
 	defer cancel()
 	pod := w.current()
-	if err := w.observe(ctx, pod); err != nil {
+	if err := w.observe(ctx, pod, endingAdmitTimeout); err != nil {
 		return err
 	}
 	if w.settled(pod) {
@@ -43,7 +43,7 @@ func (w *worker) end() error {
 			return err
 		}
 		ips := w.observed.IPs
-		if err := w.observe(ctx, pod); err != nil {
+		if err := w.observe(ctx, pod, endingAdmitTimeout); err != nil {
 			return err
 		}
 		if len(w.observed.IPs) == 0 {

@@ -28,9 +28,13 @@ type Network interface {
 // admitTimeout is when an attempt is given up. It is tried again as any step is.
 const admitTimeout = 30 * time.Second
 
+// endingAdmitTimeout is the same for a pod that is ending: its containers run already, and are not
+// to wait for their signals. Some networks isolate only pods that they know of.
+const endingAdmitTimeout = time.Second
+
 // connect has the networks admit the pod's newest sandbox, and forget one that is gone. It leaves
 // its error in w.unconnected.
-func (w *worker) connect(ctx context.Context, pod *v1.Pod) error {
+func (w *worker) connect(ctx context.Context, pod *v1.Pod, timeout time.Duration) error {
 	if pod.Spec.HostNetwork {
 		return nil
 	}
@@ -41,15 +45,20 @@ func (w *worker) connect(ctx context.Context, pod *v1.Pod) error {
 	if sandbox != w.connected {
 		w.disconnect()
 	}
-	if sandbox == w.connected && w.unconnected == nil || len(w.observed.IPs) == 0 {
+	if sandbox == w.connected && w.unconnected == nil || len(w.r.Networks) == 0 {
 		return nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
 	w.connected = sandbox
 	w.unconnected = w.admit(ctx, pod)
 	return w.unconnected
 }
 
 func (w *worker) admit(ctx context.Context, pod *v1.Pod) error {
+	if len(w.observed.IPs) == 0 {
+		return fmt.Errorf("the runtime tells no address of sandbox %s: no network policy can be enforced for it", w.connected)
+	}
 	var addresses []netip.Addr
 	for _, ip := range w.observed.IPs {
 		a, err := netip.ParseAddr(ip)
@@ -58,8 +67,6 @@ func (w *worker) admit(ctx context.Context, pod *v1.Pod) error {
 		}
 		addresses = append(addresses, a.Unmap())
 	}
-	ctx, cancel := context.WithTimeout(ctx, admitTimeout)
-	defer cancel()
 	for _, n := range w.r.Networks {
 		if err := n.Admit(ctx, pod, addresses); err != nil {
 			return err

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -178,6 +179,72 @@ func TestNetworksAdmitPodsThatRunAlready(t *testing.T) {
 			again.Wait()
 		})
 	}
+}
+
+// stuck is a network that does not answer.
+type stuck struct{ asked atomic.Int64 }
+
+func (s *stuck) Admit(ctx context.Context, _ *v1.Pod, _ []netip.Addr) error {
+	s.asked.Add(1)
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func (*stuck) Gone(types.UID) {}
+
+// A pod that cannot be admitted and is deleted gets its signals in time all the same.
+func TestEndOfPodThatCannotBeAdmitted(t *testing.T) {
+	for _, known := range []bool{false, true} {
+		onBench(t, func(b *bench) {
+			p := b.run(onePod(v1.RestartPolicyAlways, "", "a"))
+			b.runtime.Calls()
+			var n stuck
+			config := b.runner.Config
+			config.Networks = []Network{&n}
+			ctx, cancel := context.WithCancel(b.t.Context())
+			again := NewRunner(ctx, config)
+			if known {
+				again.Apply(p)
+				synctest.Wait()
+				if n.asked.Load() != 1 {
+					t.Error("the pod is not admitted when the kubelet starts")
+				}
+				p = p.DeepCopy()
+				p.DeletionTimestamp, p.DeletionGracePeriodSeconds = &metav1.Time{Time: time.Now()}, new(int64(5))
+				again.Apply(p)
+			} else {
+				again.RemoveUnknown(p)
+			}
+			time.Sleep(endingAdmitTimeout)
+			synctest.Wait()
+			if calls := b.runtime.Calls(); n.asked.Load() == 0 || !slices.Contains(calls, "StopContainer") {
+				t.Errorf("known %v: asked %d times; calls after %s: %q", known, n.asked.Load(), endingAdmitTimeout, calls)
+			}
+			cancel()
+			again.Wait()
+		})
+	}
+}
+
+// A sandbox whose addresses are not known is not admitted, and its containers do not start.
+func TestSandboxWithoutAddresses(t *testing.T) {
+	onBench(t, func(b *bench) {
+		_, told := withNetworks(b, "one")
+		b.runtime.HideAddresses(true)
+		p := b.run(onePod(v1.RestartPolicyAlways, "", "a"))
+		b.wantCalls("RunPodSandbox")
+		b.wantEvent("Warning FailedCreatePodSandBox Failed to create pod sandbox: the runtime tells no address of sandbox sandbox-1: no network policy can be enforced for it")
+		if got := told(); len(got) != 0 {
+			t.Errorf("told is %q", got)
+		}
+		b.runtime.HideAddresses(false)
+		time.Sleep(retryMost)
+		synctest.Wait()
+		b.wantWaits(p, "running")
+		if got := told(); len(got) != 1 || !strings.HasPrefix(got[0], "one admits [10.0.0.1]") {
+			t.Errorf("told is %q", got)
+		}
+	})
 }
 
 // Pods of the node's network have no addresses of their own.

@@ -44,7 +44,7 @@ func (w *worker) sync(ctx context.Context, pod *v1.Pod) (time.Time, error) {
 
 // round looks, reports, decides and acts once.
 func (w *worker) round(ctx context.Context, pod *v1.Pod) (acted bool, at time.Time, err error) {
-	if err := w.observe(ctx, pod); err != nil {
+	if err := w.observe(ctx, pod, admitTimeout); err != nil {
 		return false, at, err
 	}
 	pod = w.allocate(pod)
@@ -74,8 +74,8 @@ func (w *worker) round(ctx context.Context, pod *v1.Pod) (acted bool, at time.Ti
 }
 
 // observe asks the runtime what it has of the pod. A sandbox that an earlier kubelet has made, or
-// whose first attempt failed, is connected; carryOut starts nothing if that fails.
-func (w *worker) observe(ctx context.Context, pod *v1.Pod) error {
+// whose first attempt failed, is connected within a time; carryOut starts nothing if that fails.
+func (w *worker) observe(ctx context.Context, pod *v1.Pod, patience time.Duration) error {
 	call, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	o, err := w.r.CRI.Pod(call, w.uid)
@@ -84,7 +84,7 @@ func (w *worker) observe(ctx context.Context, pod *v1.Pod) error {
 	}
 	w.observed = o
 	w.watchProbes(pod)
-	_ = w.connect(ctx, pod)
+	_ = w.connect(ctx, pod, patience)
 	return nil
 }
 
@@ -307,7 +307,7 @@ func (w *worker) carryOut(ctx context.Context, pod *v1.Pod, a *Actions) (acted b
 		}
 	}
 	if acted {
-		if err := w.observe(ctx, pod); err != nil {
+		if err := w.observe(ctx, pod, admitTimeout); err != nil {
 			return acted, err
 		}
 	}
@@ -376,7 +376,7 @@ func (w *worker) makeSandbox(ctx context.Context, pod *v1.Pod, a *Actions, confi
 	}
 	a.SandboxID = made.PodSandboxId
 	w.observed = withSandbox(w.observed, resp.Status)
-	if err := w.connect(ctx, pod); err != nil {
+	if err := w.connect(ctx, pod, admitTimeout); err != nil {
 		return failed(events.FailedCreatePodSandBox, "Failed to create pod sandbox: %v", err)
 	}
 	return nil

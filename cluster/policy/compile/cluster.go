@@ -2,9 +2,11 @@ package compile
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -43,11 +45,16 @@ func (s *State) clusterPolicy(name string) *policy {
 
 // SetClusterPolicy tells of a ClusterNetworkPolicy that was created or changed.
 func (s *State) SetClusterPolicy(o *policyv1alpha2.ClusterNetworkPolicy) {
-	if s.clusterPolicy(o.Name) == nil {
+	before := s.clusterPolicy(o.Name)
+	if before == nil {
 		s.count(1)
 	}
-	if p, another := s.policy(o, &o.Spec); another {
+	replaced := before != nil && before.object.GetUID() != o.UID // deleted and made again between two looks
+	p, another := s.policy(o, &o.Spec)
+	if another {
 		s.mean(p, s.parseCluster(o))
+	}
+	if another || replaced { // the new object has no status
 		s.another(p)
 	}
 }
@@ -99,7 +106,7 @@ func (s *State) parseCluster(o *policyv1alpha2.ClusterNetworkPolicy) meaning {
 	}
 	pods, err := r.subject(&o.Spec.Subject)
 	if err != nil {
-		r.invalid("subject: %v: it is about no pods", err)
+		r.failSubject(o, pods, err)
 		return m
 	}
 	for d, n := range [2]int{rules.Ingress: len(o.Spec.Ingress), rules.Egress: len(o.Spec.Egress)} {
@@ -137,6 +144,36 @@ func (s *State) parseCluster(o *policyv1alpha2.ClusterNetworkPolicy) meaning {
 	}
 	m.forgetUnused()
 	return m
+}
+
+// failSubject has a policy whose subject cannot be read deny everything, in a direction in which it
+// would do more than accept, for all pods that it may be about.
+func (r *clusterReader) failSubject(o *policyv1alpha2.ClusterNetworkPolicy, pods selectorKey, err error) {
+	strict := [2]bool{}
+	for _, in := range o.Spec.Ingress {
+		strict[rules.Ingress] = strict[rules.Ingress] || actions[in.Action] != accept
+	}
+	for _, out := range o.Spec.Egress {
+		strict[rules.Egress] = strict[rules.Egress] || actions[out.Action] != accept
+	}
+	var denied []string
+	for d, name := range []string{"ingress", "egress"} {
+		if !strict[d] {
+			continue
+		}
+		denied = append(denied, name)
+		r.rules[d] = []rule{denyAll("")}
+		r.uses[use{selector: r.selector(pods), kind: subject, direction: rules.Direction(d)}] = true
+	}
+	if denied == nil {
+		r.invalid("subject: %v: the policy accepts nothing", err)
+		return
+	}
+	whose := "all pods"
+	if !pods.namespaces.Empty() {
+		whose = "all pods of the namespaces " + pods.namespaces.String()
+	}
+	r.invalid("subject: %v: the policy denies all %s of %s", err, strings.Join(denied, " and "), whose)
 }
 
 func denyAll(name string) rule {
@@ -250,27 +287,30 @@ func (r *rule) protocol(p *policyv1alpha2.ClusterNetworkPolicyProtocol) error {
 	return nil
 }
 
-// subject returns the pods that a policy is about.
+// subject returns the pods that a policy is about, or may be about if it fails.
 func (r *clusterReader) subject(o *policyv1alpha2.ClusterNetworkPolicySubject) (selectorKey, error) {
 	if (o.Namespaces != nil) == (o.Pods != nil) {
-		return selectorKey{}, fmt.Errorf("it needs namespaces or pods, and has both or neither")
+		return selectorKey{namespaces: labels.Everything(), pods: labels.Everything()},
+			fmt.Errorf("it needs namespaces or pods, and has both or neither")
 	}
 	return clusterSelector(o.Namespaces, o.Pods)
 }
 
-// clusterSelector returns pods that a subject or a peer selects.
+// clusterSelector returns pods that a subject or a peer selects. A selector that fails selects
+// everything.
 func clusterSelector(namespaces *metav1.LabelSelector, pods *policyv1alpha2.NamespacedPod) (k selectorKey, err error) {
 	k.pods = labels.Everything()
 	if pods != nil {
 		namespaces = &pods.NamespaceSelector
 		if k.pods, err = metav1.LabelSelectorAsSelector(&pods.PodSelector); err != nil {
-			return k, fmt.Errorf("pods.podSelector: %w", err)
+			k.pods, err = labels.Everything(), fmt.Errorf("pods.podSelector: %w", err)
 		}
 	}
-	if k.namespaces, err = metav1.LabelSelectorAsSelector(namespaces); err != nil {
-		return k, fmt.Errorf("namespaces: %w", err)
+	var failed error
+	if k.namespaces, failed = metav1.LabelSelectorAsSelector(namespaces); failed != nil {
+		k.namespaces, err = labels.Everything(), errors.Join(err, fmt.Errorf("namespaces: %w", failed))
 	}
-	return k, nil
+	return k, err
 }
 
 // peer reads a peer into a rule.

@@ -44,7 +44,8 @@ func newPortSet(ports []rules.PortRange) portSet {
 	return s
 }
 
-// ranges returns the set in the form that rules have. Sets that are equal have equal ranges.
+// ranges returns the set in the form that rules have. Sets of the same ports may have different
+// ranges: adjacent ones stay apart if they were given so.
 func (s *portSet) ranges() []rules.PortRange {
 	if s.all() {
 		return []rules.PortRange{allPorts}

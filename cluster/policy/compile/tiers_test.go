@@ -277,19 +277,58 @@ func TestRulesThatFailClosed(t *testing.T) {
 	}
 }
 
-// A policy whose subject makes no sense is about no pods, and says so.
+// A policy whose subject makes no sense denies everything to the pods that it may be about, and says
+// so. One that would only accept does nothing.
 func TestSubjectThatFails(t *testing.T) {
 	t.Parallel()
-	for _, subject := range []string{"{}", "{namespaces: {}, pods: {podSelector: {}}}", "{namespaces: {matchExpressions: [{key: a, operator: Near}]}}", "{pods: {podSelector: {matchExpressions: [{key: a, operator: Near}]}}}"} {
-		w := model(t)
-		p := &policyv1alpha2.ClusterNetworkPolicy{}
-		if err := yaml.UnmarshalStrict([]byte("metadata: {name: odd}\nspec: {tier: Admin, priority: 1, subject: "+subject+", ingress: [{action: Deny, from: [{namespaces: {}}]}]}"), p); err != nil {
-			t.Fatal(err)
-		}
-		w.state.SetClusterPolicy(p)
-		if r := w.take(); !w.allows("y/a x/a:80") || len(r.Problems) != 1 || !strings.Contains(r.Problems[0].Message, "subject") {
-			t.Errorf("%s: problems %v", subject, r.Problems)
-		}
+	const near = "{matchExpressions: [{key: a, operator: Near}]}"
+	const accepts, denies, passes = "[{action: Accept, from: [{namespaces: {}}]}]", "[{action: Deny, from: [{pods: {podSelector: {matchLabels: {pod: none}}}}]}]", "[{action: Pass, from: [{namespaces: {}}]}]"
+	all, ofX := []string{"y/a x/a:80", "y/a z/a:80", "203.0.113.5 y/a:80", "y/a x/a:0/icmp"}, []string{"y/a x/a:80", "z/b x/b:53/udp"}
+	for _, test := range []struct {
+		name, subject, ingress string
+		closed, open           []string
+	}{
+		{"neither", "{}", denies, all, []string{"x/a 203.0.113.5:80"}},
+		{"both", "{namespaces: {matchLabels: {ns: x}}, pods: {podSelector: {}}}", denies, all, nil},
+		{"namespaces", "{namespaces: " + near + "}", denies, all, nil},
+		{"pods", "{pods: {namespaceSelector: {matchLabels: {ns: x}}, podSelector: " + near + "}}", denies, ofX, []string{"x/a y/a:80", "y/a z/a:80", "x/a 203.0.113.5:80"}},
+		{"namespaces of pods", "{pods: {namespaceSelector: " + near + ", podSelector: {matchLabels: {pod: a}}}}", denies, []string{"y/b x/a:80", "x/b y/a:80"}, []string{"y/a x/b:80"}},
+		{"pass", "{namespaces: " + near + "}", passes, all, nil},
+		{"unknown action", "{namespaces: " + near + "}", "[{action: Audit, from: [{namespaces: {}}]}]", all, nil},
+		{"accept", "{namespaces: " + near + "}", accepts, nil, all},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			w := model(t)
+			p := &policyv1alpha2.ClusterNetworkPolicy{}
+			if err := yaml.UnmarshalStrict([]byte("metadata: {name: odd}\nspec: {tier: Admin, priority: 1, subject: "+test.subject+", ingress: "+test.ingress+"}"), p); err != nil {
+				t.Fatal(err)
+			}
+			w.take()
+			for _, each := range slices.Concat(test.closed, test.open) {
+				if !w.allows(each) {
+					t.Errorf("without the policy, %s is refused", each)
+				}
+			}
+			w.state.SetClusterPolicy(p)
+			r := w.take()
+			if len(r.Problems) != 1 || r.Problems[0].Reason != ReasonInvalid || !strings.Contains(r.Problems[0].Message, "subject: ") || strings.Contains(r.Problems[0].Message, "denies") != (test.closed != nil) {
+				t.Errorf("problems %v", r.Problems)
+			}
+			if len(r.Reviews) != 1 || len(r.Reviews[0].Problems) != 1 {
+				t.Errorf("reviews %v", r.Reviews)
+			}
+			for _, each := range test.closed {
+				if w.allows(each) {
+					t.Errorf("%s is allowed", each)
+				}
+			}
+			for _, each := range test.open {
+				if !w.allows(each) {
+					t.Errorf("%s is refused", each)
+				}
+			}
+		})
 	}
 }
 

@@ -39,6 +39,7 @@ type Fake struct {
 	calls      []string
 	removals   map[string]*Removal
 	unready    string
+	silent     bool
 	info       map[string]string
 }
 
@@ -176,6 +177,13 @@ func (f *Fake) SetInfo(info map[string]string) {
 	f.info = info
 }
 
+// HideAddresses says whether sandboxes are told of without their addresses.
+func (f *Fake) HideAddresses(yes bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.silent = yes
+}
+
 // Status implements CRI.
 func (f *Fake) Status(_ context.Context, r *runtimeapi.StatusRequest) (*runtimeapi.StatusResponse, error) {
 	f.mu.Lock()
@@ -233,7 +241,11 @@ func (f *Fake) PodSandboxStatus(_ context.Context, r *runtimeapi.PodSandboxStatu
 	if s == nil {
 		return nil, grpcstatus.Error(codes.NotFound, "no such sandbox")
 	}
-	return &runtimeapi.PodSandboxStatusResponse{Status: proto.CloneOf(s)}, nil
+	s = proto.CloneOf(s)
+	if f.silent {
+		s.Network = nil
+	}
+	return &runtimeapi.PodSandboxStatusResponse{Status: s}, nil
 }
 
 // ListPodSandbox implements CRI.
