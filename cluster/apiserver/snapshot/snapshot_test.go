@@ -508,6 +508,10 @@ func TestRefused(t *testing.T) {
 			if err := os.WriteFile(file, []byte(test.content), 0o600); err != nil {
 				t.Fatal(err)
 			}
+			// Only for the program that restores them they are too new.
+			if _, err := Check(file, nothing); (err == nil) != (name == "newer Kubernetes" || name == "newer etcd") {
+				t.Errorf("checking it: %v", err)
+			}
 			before := contents(t, target)
 			_, err := restore(t, target, file)
 			if err == nil || !strings.Contains(err.Error(), test.want) || !strings.Contains(err.Error(), "nothing was changed") || strings.Contains(err.Error(), "\n") {
