@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"gopkg.in/natefinch/lumberjack.v2"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	auditinternal "k8s.io/apiserver/pkg/apis/audit"
@@ -151,10 +152,17 @@ func (o *AuditOptions) open() (io.Writer, error) {
 		return nil, err
 	}
 	file, err := os.OpenFile(o.LogPath, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil || o.MaxSize == 0 {
-		return file, err
+	if err != nil {
+		return nil, err
 	}
-	if err := file.Close(); err != nil {
+	info, err := file.Stat()
+	if err == nil && info.Mode().IsRegular() { // one that was there may be open to others
+		err = file.Chmod(0o600)
+	}
+	if err == nil && o.MaxSize == 0 {
+		return file, nil
+	}
+	if err := errors.Join(err, file.Close()); err != nil {
 		return nil, err
 	}
 	return &lumberjack.Logger{Filename: o.LogPath, MaxAge: o.MaxAge, MaxBackups: o.MaxBackups, MaxSize: o.MaxSize}, nil
@@ -184,7 +192,11 @@ func (l *eventLog) Write(event []byte) (int, error) {
 		l.cut = l.cut || n > 0
 		if l.lost++; l.lost == 1 {
 			slog.Error("audit events are lost", "err", err)
-			l.health.Fails(fmt.Errorf("events are lost: %w; make room on the disk of %s", err, l.path))
+			remedy := "see why " + l.path + " cannot be written"
+			if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+				remedy = "make room on the disk of " + l.path
+			}
+			l.health.Fails(fmt.Errorf("events are lost: %w; %s", err, remedy))
 		}
 		return len(event), nil
 	}

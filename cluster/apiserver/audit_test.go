@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -199,7 +200,7 @@ func TestEventLogGoesOn(t *testing.T) {
 			t.Errorf("%q: %d, %v", event, n, err)
 		}
 		if event == "third\n" {
-			if state := board.States()[0]; state.Healthy || !strings.Contains(state.Message, "events are lost: full") {
+			if state := board.States()[0]; state.Healthy || !strings.Contains(state.Message, "events are lost: full; see why log cannot be written") {
 				t.Errorf("state %+v", state)
 			}
 			out.room = 100
@@ -210,6 +211,34 @@ func TestEventLogGoesOn(t *testing.T) {
 	}
 	if state := board.States()[0]; !state.Healthy || !strings.Contains(state.Message, "2 were lost") {
 		t.Errorf("state %+v", state)
+	}
+}
+
+// A log that others could read is closed to them before events are written.
+func TestAuditLogIsPrivate(t *testing.T) {
+	for _, size := range []int{0, 1} {
+		path := filepath.Join(t.TempDir(), "log")
+		if err := os.WriteFile(path, []byte("before\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(path, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		out, err := (&AuditOptions{LogPath: path, MaxSize: size}).open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := out.Write([]byte("event\n")); err != nil {
+			t.Error(err)
+		}
+		_ = out.(io.Closer).Close()
+		info, err := os.Stat(path)
+		if err != nil || info.Mode().Perm() != 0o600 {
+			t.Errorf("size %d: mode %v, %v", size, info.Mode(), err)
+		}
+		if data, err := os.ReadFile(path); err != nil || string(data) != "before\nevent\n" {
+			t.Errorf("size %d: content %q, %v", size, data, err)
+		}
 	}
 }
 

@@ -51,6 +51,9 @@ func (offFlag) Type() string { return "bool" }
 
 func (o offFlag) String() string { return strconv.FormatBool(!bool(o)) }
 
+// standardOutput is what upstream's API server takes for its standard output instead of a file.
+const standardOutput = "-"
+
 // ofRuntime are the flags that coracled is started with. The others are the cluster process's.
 var ofRuntime = []string{"config", "short-name-registry"}
 
@@ -138,6 +141,9 @@ func (o *upOptions) check() error {
 		if _, err := os.Stat(o.Config); err != nil {
 			return fmt.Errorf("up: --config: %w", err)
 		}
+	}
+	if o.AuditLog == standardOutput {
+		return fmt.Errorf("up: --audit-log-path %s: the cluster's standard output is its own log, kube.log: name a file", standardOutput)
 	}
 	if o.timeout <= 0 {
 		return fmt.Errorf("up: --timeout %s is not above 0", o.timeout)

@@ -111,6 +111,22 @@ func TestDNSFlags(t *testing.T) {
 }
 
 // Network policies are enforced unless up is told otherwise, which it remembers.
+// Regression: - was the name of a file.
+func TestAuditLogOnStandardOutput(t *testing.T) {
+	var p place
+	for path, want := range map[string]string{"-": "up: --audit-log-path -: the cluster's standard output is its own log", "./-": "--timeout"} {
+		cmd := upCommand(&p)
+		cmd.SilenceErrors, cmd.SilenceUsage = true, true
+		cmd.SetArgs([]string{"--audit-log-path", path})
+		if path != "-" { // a file of that name is fine, so the next check fails
+			cmd.SetArgs([]string{"--audit-log-path", path, "--timeout", "0s"})
+		}
+		if err := cmd.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: error %v, want %s", path, err, want)
+		}
+	}
+}
+
 func TestPoliciesOff(t *testing.T) {
 	p := place{root: t.TempDir(), state: "/s"}
 	const off = "--network-policies=false"

@@ -146,7 +146,7 @@ func up(ctx context.Context, p place, o upOptions, given func(flag string) bool,
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
 	for _, file := range []*string{&o.Config, &o.ResolvConf, &o.EncryptionConfig, &o.AuditPolicy, &o.AuditLog, &o.AuditWebhook} {
-		if *file == "" {
+		if *file == "" || *file == standardOutput {
 			continue
 		}
 		path, err := filepath.Abs(*file)

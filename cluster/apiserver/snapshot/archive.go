@@ -11,6 +11,8 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+
+	"k8s.io/client-go/util/keyutil"
 )
 
 // smallLimit bounds the files of an archive that are read into memory.
@@ -71,7 +73,7 @@ func read(r io.Reader, dir string, check func(Facts) error, done func(n int)) (F
 	var sums bytes.Buffer
 	for _, name := range append([]string{factsName, databaseName}, keys...) {
 		sum := sha256.New()
-		content, err := next(in, name, sum)
+		content, size, err := next(in, name, sum)
 		if err != nil {
 			return facts, err
 		}
@@ -81,7 +83,7 @@ func read(r io.Reader, dir string, check func(Facts) error, done func(n int)) (F
 				err = check(facts)
 			}
 		case dir == "":
-			_, err = io.Copy(io.Discard, content)
+			err = checkContent(name, content, size)
 		default:
 			err = write(filepath.Join(dir, name), content)
 		}
@@ -90,7 +92,7 @@ func read(r io.Reader, dir string, check func(Facts) error, done func(n int)) (F
 		}
 		fmt.Fprintf(&sums, "%x  %s\n", sum.Sum(nil), name)
 	}
-	content, err := next(in, sumsName, io.Discard)
+	content, _, err := next(in, sumsName, io.Discard)
 	if err != nil {
 		return facts, err
 	}
@@ -104,26 +106,49 @@ func read(r io.Reader, dir string, check func(Facts) error, done func(n int)) (F
 	return facts, nil
 }
 
-// next is the content of the next file, which must be called name. What is read of it goes to sum, too.
-func next(in *tar.Reader, name string, sum io.Writer) (io.Reader, error) {
+// next is the content of the next file, which must be called name, and its size. What is read of it goes to sum, too.
+func next(in *tar.Reader, name string, sum io.Writer) (content io.Reader, size int64, err error) {
 	header, err := in.Next()
 	switch {
 	case errors.Is(err, tar.ErrHeader) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF):
 		if name == factsName {
-			return nil, fmt.Errorf("%w: 'coracle snapshot save' did not write it", ErrDamaged)
+			return nil, 0, fmt.Errorf("%w: 'coracle snapshot save' did not write it", ErrDamaged)
 		}
-		return nil, fmt.Errorf("%w: it ends before %s", ErrDamaged, name)
+		return nil, 0, fmt.Errorf("%w: it ends before %s", ErrDamaged, name)
 	case err != nil:
-		return nil, err
+		return nil, 0, err
 	case header.Name != name || header.Typeflag != tar.TypeReg:
 		if name == factsName {
-			return nil, fmt.Errorf("%w: 'coracle snapshot save' did not write it", ErrDamaged)
+			return nil, 0, fmt.Errorf("%w: 'coracle snapshot save' did not write it", ErrDamaged)
 		}
-		return nil, fmt.Errorf("%w: it has %q where %s should be", ErrDamaged, header.Name, name)
+		return nil, 0, fmt.Errorf("%w: it has %q where %s should be", ErrDamaged, header.Name, name)
 	case name != databaseName && header.Size > smallLimit:
-		return nil, fmt.Errorf("%w: %s has %d bytes", ErrDamaged, name, header.Size)
+		return nil, 0, fmt.Errorf("%w: %s has %d bytes", ErrDamaged, name, header.Size)
 	}
-	return io.TeeReader(in, sum), nil
+	return io.TeeReader(in, sum), header.Size, nil
+}
+
+// checkContent says whether etcd or a program that reads keys will take a file.
+func checkContent(name string, content io.Reader, size int64) error {
+	if name != databaseName {
+		data, err := io.ReadAll(content)
+		if err != nil {
+			return err
+		}
+		if _, err := keyutil.ParsePrivateKeyPEM(data); err != nil {
+			return fmt.Errorf("%w: %s: %w", ErrDamaged, name, err)
+		}
+		return nil
+	}
+	sum := sha256.New() // which etcd appends
+	if _, err := io.CopyN(sum, content, max(0, size-sha256.Size)); err != nil {
+		return err
+	}
+	appended, err := io.ReadAll(content)
+	if err == nil && !bytes.Equal(appended, sum.Sum(nil)) {
+		err = fmt.Errorf("%w: %s is not what etcd sent (SHA-256)", ErrDamaged, name)
+	}
+	return err
 }
 
 // cut says that an archive whose end is missing is damaged.

@@ -46,12 +46,12 @@ func Save(ctx context.Context, root, state, path string, f Facts, progress Progr
 	}
 	defer client.Close()
 
-	part, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".part-*") // of mode 0600
+	part, name, err := newFile(path)
 	if err != nil {
 		return f, err
 	}
-	defer os.Remove(part.Name())
 	defer part.Close()
+	defer name.drop()
 	f.Format, f.Created = format, time.Now().UTC().Truncate(time.Second)
 	if err := f.versions(ctx, client, endpoint); err != nil {
 		return f, fmt.Errorf("which versions wrote the cluster's data: %w", err)
@@ -62,10 +62,10 @@ func Save(ctx context.Context, root, state, path string, f Facts, progress Progr
 	if f.Size, err = part.Seek(0, io.SeekEnd); err != nil {
 		return f, err
 	}
-	if err := errors.Join(ctx.Err(), part.Sync(), part.Close()); err != nil {
+	if err := errors.Join(ctx.Err(), part.Sync()); err != nil {
 		return f, err
 	}
-	if err := publish(part.Name(), path); err != nil {
+	if err := name.publish(path); err != nil {
 		return f, err
 	}
 	return f, syncDir(filepath.Dir(path))
@@ -207,6 +207,42 @@ func listener(ctx context.Context, socket string) (pid int, err error) {
 		return 0, fmt.Errorf("who listens on %s: %w", socket, err)
 	}
 	return int(peer.Pid), nil
+}
+
+// unpublished is a file that is being written.
+type unpublished struct {
+	name    string // of a descriptor, or in its directory
+	unnamed bool
+}
+
+// newFile makes a file of mode 0600 for path. Where the file system can, it has no name yet: nothing is left of it when
+// we are killed.
+func newFile(path string) (*os.File, unpublished, error) {
+	dir := filepath.Dir(path)
+	if fd, err := unix.Open(dir, unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600); err == nil {
+		return os.NewFile(uintptr(fd), path), unpublished{name: fmt.Sprintf("/proc/self/fd/%d", fd), unnamed: true}, nil
+	}
+	f, err := os.CreateTemp(dir, "."+filepath.Base(path)+".part-*")
+	if err != nil {
+		return nil, unpublished{}, err
+	}
+	return f, unpublished{name: f.Name()}, nil
+}
+
+func (u unpublished) drop() {
+	if !u.unnamed {
+		_ = os.Remove(u.name) // unless it was published
+	}
+}
+
+func (u unpublished) publish(path string) error {
+	if !u.unnamed {
+		return publish(u.name, path)
+	}
+	if err := unix.Linkat(unix.AT_FDCWD, u.name, unix.AT_FDCWD, path, unix.AT_SYMLINK_FOLLOW); err != nil {
+		return &os.LinkError{Op: "link", Old: u.name, New: path, Err: err}
+	}
+	return nil
 }
 
 // publish gives a file its name, unless there is one of that name.

@@ -508,6 +508,10 @@ func TestRefused(t *testing.T) {
 			if err := os.WriteFile(file, []byte(test.content), 0o600); err != nil {
 				t.Fatal(err)
 			}
+			// Only for the program that restores them they are too new.
+			if _, err := Check(file, nothing); (err == nil) != (name == "newer Kubernetes" || name == "newer etcd") {
+				t.Errorf("checking it: %v", err)
+			}
 			before := contents(t, target)
 			_, err := restore(t, target, file)
 			if err == nil || !strings.Contains(err.Error(), test.want) || !strings.Contains(err.Error(), "nothing was changed") || strings.Contains(err.Error(), "\n") {
@@ -556,6 +560,14 @@ func TestSaveRefuses(t *testing.T) {
 		if err := publish(filepath.Join(root, keys[0]), file); !errors.Is(err, fs.ErrExist) || readFile(t, file) != "mine" {
 			t.Errorf("one that was made meanwhile: %v", err)
 		}
+		f, name, err := newFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		if err := name.publish(file); !errors.Is(err, fs.ErrExist) || readFile(t, file) != "mine" {
+			t.Errorf("one that was made meanwhile: %v", err)
+		}
 	})
 	t.Run("no cluster", func(t *testing.T) {
 		dir := t.TempDir()
@@ -568,8 +580,20 @@ func TestSaveRefuses(t *testing.T) {
 	})
 	t.Run("cut off", func(t *testing.T) {
 		dir := t.TempDir()
+		f, name, err := newFile(filepath.Join(dir, "file"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = f.Close()
+		name.drop()
 		ctx, cancel := context.WithCancel(t.Context())
-		_, err := Save(ctx, root, root, filepath.Join(dir, "file"), Facts{}, func(int64, int64) { cancel() })
+		_, err = Save(ctx, root, root, filepath.Join(dir, "file"), Facts{}, func(int64, int64) {
+			// A kill at this moment would leave nothing, where the file system knows files without names.
+			if written, _ := os.ReadDir(dir); (len(written) == 0) != name.unnamed {
+				t.Errorf("what is written has these names: %v", written)
+			}
+			cancel()
+		})
 		if left, _ := os.ReadDir(dir); err == nil || len(left) != 0 {
 			t.Errorf("error %v, and it has left %v", err, left)
 		}
