@@ -14,7 +14,8 @@
 //     (proxy_delay).
 //
 // The sink is a veth link whose other end stays down: every kernel that runs pods has that. Its
-// alias says what the sysctls were before, and its routes which entries are ours. So the kernel's
+// alias says what the sysctls were before. Its routes and the entries' protocol say what is ours: a
+// kernel before 5.0 keeps no protocol of entries. So the kernel's
 // state is the only record: another process with the same sink takes it over, and Remove removes
 // all of it. The kernel answers while no process runs. While one runs, it puts back what another
 // program removes of it.

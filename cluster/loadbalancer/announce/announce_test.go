@@ -123,6 +123,25 @@ func TestAnnouncementsOutliveTheProcess(t *testing.T) {
 	s.until("nothing is left", func() bool { return s.left() == before })
 }
 
+// What goes while no process runs is put back by the next one: it knows its entries without routes.
+func TestAnnouncementsLostWhileNoProcessRuns(t *testing.T) {
+	for _, remove := range []string{"ip link del " + sink, "ip route del " + announced4.String() + " dev " + sink} {
+		s := newSegment(t)
+		_, stop := s.announce("", both...)
+		s.saidBoth()
+		want := s.announcing()
+		stop()
+		s.Run(remove)
+		if s.whole(want) {
+			t.Errorf("%s removes nothing", remove)
+		}
+		s.announce("", both...)
+		s.saidBoth()
+		s.until("all is back", func() bool { return s.whole(want) })
+		s.answers(true, both...)
+	}
+}
+
 // What a killed process has left is removed, and nothing else.
 func TestRemove(t *testing.T) {
 	s := newSegment(t)

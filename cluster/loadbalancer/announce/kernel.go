@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/cluster/internal/ipnet"
@@ -32,6 +33,7 @@ type state struct {
 	sink      netlink.Link // nil if there is none
 	routes    map[netip.Addr]bool
 	entries   map[entry]bool
+	marked    map[entry]bool // those of entries that have our protocol
 	addresses []netlink.Addr // of all interfaces
 	before    record
 	flushed   bool // the sink was down, by which it loses its routes
@@ -40,7 +42,7 @@ type state struct {
 
 // readState reads what the kernel has of this sink, and the machine's addresses.
 func readState(sink string) (*state, error) {
-	s := &state{name: sink, routes: map[netip.Addr]bool{}, entries: map[entry]bool{}, before: record{}}
+	s := &state{name: sink, routes: map[netip.Addr]bool{}, entries: map[entry]bool{}, marked: map[entry]bool{}, before: record{}}
 	var err error
 	if s.addresses, err = list(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) }); err != nil {
 		return nil, fmt.Errorf("list addresses: %w", err)
@@ -68,20 +70,60 @@ func readState(sink string) (*state, error) {
 // readEntries reads all proxied neighbours of this machine.
 func (s *state) readEntries() error {
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		proxied, err := list(func() ([]netlink.Neigh, error) { return netlink.NeighProxyList(0, family) })
+		proxied, err := list(func() ([][]byte, error) {
+			request := nl.NewNetlinkRequest(unix.RTM_GETNEIGH, unix.NLM_F_DUMP)
+			request.AddData(&netlink.Ndmsg{Family: uint8(family), Flags: netlink.NTF_PROXY})
+			return request.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWNEIGH)
+		})
 		if err != nil {
 			return fmt.Errorf("list proxied neighbours: %w", err)
 		}
-		for _, n := range proxied {
-			if a, ok := netip.AddrFromSlice(n.IP); ok {
-				if family == netlink.FAMILY_V4 {
-					a = a.Unmap()
-				}
-				s.entries[entry{a, n.LinkIndex}] = true
+		for _, data := range proxied {
+			if err := s.readEntry(data, family); err != nil {
+				return fmt.Errorf("list proxied neighbours: %w", err)
 			}
 		}
 	}
 	return nil
+}
+
+// readEntry notes a proxied neighbour, and whether it has the protocol that ours have. The netlink
+// package does not read that.
+func (s *state) readEntry(data []byte, family int) error {
+	n, err := netlink.NeighDeserialize(data)
+	if err != nil {
+		return err
+	}
+	a, ok := netip.AddrFromSlice(n.IP)
+	if !ok || n.Family != family || n.Flags != netlink.NTF_PROXY {
+		return nil
+	}
+	if family == netlink.FAMILY_V4 {
+		a = a.Unmap()
+	}
+	e := entry{a, n.LinkIndex}
+	s.entries[e] = true
+	attributes, err := nl.ParseRouteAttr(data[(&netlink.Ndmsg{}).Len():])
+	for _, each := range attributes {
+		if each.Attr.Type == netlink.NDA_PROTOCOL && len(each.Value) > 0 && each.Value[0] == routeProtocol {
+			s.marked[e] = true
+		}
+	}
+	return err
+}
+
+// add makes a proxied neighbour. Before Linux 5.0 it gets no protocol.
+func (e entry) add() error {
+	request := nl.NewNetlinkRequest(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK)
+	family := netlink.FAMILY_V4
+	if e.address.Is6() {
+		family = netlink.FAMILY_V6
+	}
+	request.AddData(&netlink.Ndmsg{Family: uint8(family), Index: uint32(e.link), Flags: netlink.NTF_PROXY})
+	request.AddData(nl.NewRtAttr(netlink.NDA_DST, e.address.AsSlice()))
+	request.AddData(nl.NewRtAttr(netlink.NDA_PROTOCOL, []byte{routeProtocol}))
+	_, err := request.Execute(unix.NETLINK_ROUTE, 0)
+	return err
 }
 
 // routesTo returns the addresses with a route to a sink: those that it is for.
@@ -188,7 +230,7 @@ func (s *state) announce(address netip.Addr, named string, ours bool) (l link, c
 	if l, err = s.pick(address, named); err != nil {
 		return link{}, false, err
 	}
-	if s.entries[entry{address, l.index}] && !s.routes[address] && !ours && !s.flushed {
+	if e := (entry{address, l.index}); s.entries[e] && !s.marked[e] && !s.routes[address] && !ours && !s.flushed {
 		return link{}, false, fmt.Errorf("another program has this node answer for %s on %s: remove that with 'ip neigh del proxy %s dev %s', "+
 			"or leave the address out of the pool", address, l.name, address, l.name)
 	}
@@ -212,14 +254,14 @@ func (s *state) announce(address netip.Addr, named string, ours bool) (l link, c
 	if s.entries[entry{address, l.index}] {
 		return l, false, nil
 	}
-	if err := netlink.NeighAdd(&netlink.Neigh{LinkIndex: l.index, IP: address.AsSlice(), Flags: netlink.NTF_PROXY}); err != nil {
+	if err := (entry{address, l.index}).add(); err != nil {
 		return link{}, false, fmt.Errorf("answer for %s on %s: %w", address, l.name, err)
 	}
 	s.entries[entry{address, l.index}] = true
 	return l, true, nil
 }
 
-// routeProtocol marks Coracle's routes (network/link.go has the same).
+// routeProtocol marks Coracle's routes (network/link.go has the same) and entries.
 const routeProtocol = 85
 
 // pick returns the interface to announce an address on: the named one, or that with the smallest

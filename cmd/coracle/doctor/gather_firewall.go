@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -41,7 +42,7 @@ func (w firewalled) rangeOf(ipv6 bool) netip.Prefix {
 // Services. Packets as pods send them are followed through the rules of each chain of the hook
 // forward: one that drops them is enough, whatever the others do and in which order. Where a rule
 // that accepts has conditions that cannot be told here, one that names a range of the pods counts
-// as accepting: its author knows of them.
+// as accepting: its author knows of them. So does each if the ranges are not known.
 func readNFTables(w firewalled) (found []Firewall, ports []NodePort, err error) {
 	c, err := nftables.New()
 	if err != nil {
@@ -51,6 +52,7 @@ func readNFTables(w firewalled) (found []Firewall, ports []NodePort, err error) 
 	if err != nil {
 		return nil, nil, fmt.Errorf("list nftables chains: %w", err)
 	}
+	var unread []error
 	for _, chain := range chains {
 		t := chain.Table
 		if t.Name == w.own || strings.HasPrefix(t.Name, "coracle") || chain.Hooknum == nil || *chain.Hooknum != *nftables.ChainHookForward {
@@ -61,14 +63,15 @@ func readNFTables(w firewalled) (found []Firewall, ports []NodePort, err error) 
 			if !meets(t, ipv6) {
 				continue
 			}
-			if drops, sure := rules.dropAny(chain, forwarded(w.rangeOf(ipv6), ipv6, w.pod, w.uplink)); drops && (sure || !rules.names(w.ranges)) {
+			if drops, sure := rules.dropAny(chain, forwarded(w.rangeOf(ipv6), ipv6, w.pod, w.uplink)); drops && (sure || len(w.ranges) > 0 && !rules.names(w.ranges) && len(rules.unread) == 0) {
 				found = append(found, Firewall{managerOf(t, chains), familyName(t.Family) + " " + t.Name, chain.Name})
 				break
 			}
 		}
+		unread = append(unread, rules.unread...)
 	}
 	ports, err = readNodePorts(c)
-	return found, ports, err
+	return found, ports, errors.Join(append(unread, err)...)
 }
 
 // dropAny says whether a chain drops one of some packets, and whether that is sure of any.

@@ -7,6 +7,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/nftables"
+	mdnetlink "github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
 	"github.com/coracle-project/coracle/internal/testkit"
 )
 
@@ -64,6 +68,13 @@ func TestReadFirewalls(t *testing.T) {
 		"rejects in a chain":                 {nft: "chain no { reject; }; " + forwardChain("accept", replies, "goto no"), want: mine},
 		"accepts by a map":                   {nft: "chain pods { accept; }; " + forwardChain("drop", replies, `iifname vmap { "eth0" : drop, "cor0123456789ab" : goto pods }`)},
 		"drops by a map":                     {nft: forwardChain("accept", "ct state vmap { established : accept, related : accept, new : drop }"), want: mine},
+		"accepts the rest by a map":          {nft: forwardChain("drop", replies, `iifname vmap { "eth0" : drop, * : accept }`)},
+		"drops the rest by a map":            {nft: forwardChain("accept", replies, `iifname vmap { "eth0" : accept, * : drop }`), want: mine},
+		"a range, and the rest, by a map":    {nft: forwardChain("accept", replies, "ip saddr vmap { 203.0.113.0/24 : drop, 10.85.0.0/16 : accept, * : drop }")},
+		"drops the rest of ranges by a map":  {nft: forwardChain("accept", replies, "ip saddr vmap { 203.0.113.0/24 : accept, * : drop }"), want: mine},
+		"accepts a port by a map":            {nft: forwardChain("drop", replies, "tcp dport vmap { 443 : accept, 25 : drop }"), want: mine},
+		"accepts a range's port by a map":    {nft: forwardChain("drop", replies, "ip saddr 10.85.0.0/16 tcp dport vmap { 443 : accept, 25 : drop }; ip6 saddr fd85::/64 tcp dport vmap { 443 : accept, 80-90 : accept }")},
+		"drops a port by a map":              {nft: forwardChain("accept", "tcp dport vmap { 25 : drop }")},
 		"accepts by the state":               {nft: forwardChain("drop", "ct state vmap { established : accept, related : accept, invalid : drop }", "ct state new accept")},
 		"accepts a port":                     {nft: forwardChain("drop", replies, "tcp dport 443 accept"), want: mine},
 		"accepts a port of the range":        {nft: forwardChain("drop", replies, "ip saddr 10.85.0.0/16 tcp dport 443 accept; ip6 saddr fd85::/64 tcp dport 443 accept")},
@@ -141,11 +152,14 @@ const firewalld = `table inet firewalld {
 	chain filter_FWD_trusted { accept; }
 }`
 
-// Without what is known of pods, a chain that drops what it does not know is found all the same.
+// Without what is known of pods, a chain that drops whatever they may be is found all the same, and one
+// that may let them through is not.
 func TestReadFirewallsOfOtherPlugins(t *testing.T) {
 	for rules, want := range map[string]int{
 		forwardChain("drop"): 1,
-		forwardChain("drop", "ct state established accept", "ip saddr 10.0.0.0/8 accept"): 1,
+		forwardChain("drop", "ct state established accept"):                                                          1,
+		forwardChain("drop", "ct state established accept", "ip saddr 10.0.0.0/8 accept"):                            1, // pods of IPv6
+		forwardChain("drop", "ct state established accept", "ip saddr 10.0.0.0/8 accept; ip6 saddr fd00::/8 accept"): 0,
 		forwardChain("drop", "accept"):                      0,
 		forwardChain("accept", "ip daddr 203.0.113.1 drop"): 0,
 	} {
@@ -155,6 +169,48 @@ func TestReadFirewallsOfOtherPlugins(t *testing.T) {
 				t.Errorf("%s: %+v, %v", rules, found, err)
 			}
 		})
+	}
+}
+
+// What cannot be read is not taken for empty.
+func TestFirewallsThatCannotBeRead(t *testing.T) {
+	for rules, set := range map[string]string{
+		"set some { type inet_proto; }; " + forwardChain("drop", "ct state established accept", "meta l4proto @some accept"):         "some",
+		"map some { type inet_proto : verdict; }; " + forwardChain("drop", "ct state established accept", "meta l4proto vmap @some"): "some",
+		"set some { type inet_proto; }; " + forwardChain("drop", "ct state established accept", "meta l4proto @some drop"):           "",
+		"map some { type inet_proto : verdict; }; " + forwardChain("drop", "meta l4proto vmap @some"):                                "",
+	} {
+		inNamespace(t, func(run func(stdin string, command ...string)) {
+			run("table inet mine { "+rules+" }", "nft", "-f", "-")
+			c, err := nftables.New()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			chains, err := c.ListChains()
+			if err != nil || len(chains) != 1 {
+				t.Errorf("%v, %v", chains, err)
+				return
+			}
+			r := newRuleset(c, chains[0].Table, chains)
+			if set != "" {
+				r.sets[set] = nil
+			}
+			w := nodeWith(podRanges...)
+			if drops, sure := r.dropAny(chains[0], forwarded(podRanges[0], false, w.pod, w.uplink)); !drops || sure != (set == "") {
+				t.Errorf("%s: drops %t, sure %t", rules, drops, sure)
+			}
+		})
+	}
+	c, err := nftables.New(nftables.WithTestDial(func([]mdnetlink.Message) ([]mdnetlink.Message, error) { return nil, unix.EPERM }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	drop := nftables.ChainPolicyDrop
+	table := &nftables.Table{Name: "mine", Family: nftables.TableFamilyINet}
+	r := newRuleset(c, table, nil)
+	if drops, sure := r.drops(&nftables.Chain{Name: "f", Table: table, Policy: &drop}, packet{}); !drops || sure || len(r.unread) != 1 {
+		t.Errorf("of a chain that cannot be read: drops %t, sure %t, %v", drops, sure, r.unread)
 	}
 }
 

@@ -3,6 +3,7 @@ package doctor
 import (
 	"bytes"
 	"encoding/binary"
+	"fmt"
 	"slices"
 
 	"github.com/google/nftables"
@@ -17,13 +18,14 @@ import (
 type ruleset struct {
 	conn   *nftables.Conn
 	table  *nftables.Table
-	chains []*nftables.Chain // of all tables
-	rules  map[string][]*nftables.Rule
-	sets   map[string][]nftables.SetElement
+	chains []*nftables.Chain                // of all tables
+	rules  map[string][]*nftables.Rule      // nil for a chain whose rules cannot be read
+	sets   map[string][]nftables.SetElement // nil for one that cannot be read
+	unread []error                          // why rules could not be read
 }
 
 func newRuleset(c *nftables.Conn, t *nftables.Table, all []*nftables.Chain) *ruleset {
-	return &ruleset{c, t, all, map[string][]*nftables.Rule{}, map[string][]nftables.SetElement{}}
+	return &ruleset{conn: c, table: t, chains: all, rules: map[string][]*nftables.Rule{}, sets: map[string][]nftables.SetElement{}}
 }
 
 // match says whether a rule matches a packet.
@@ -73,50 +75,75 @@ func (f *fate) pass(chain string, depth int) end {
 	if depth > deepest {
 		return goesOn
 	}
-	for _, rule := range f.rulesOf(chain) {
+	rules := f.rulesOf(chain)
+	f.mayAccept = f.mayAccept || rules == nil
+	for _, rule := range rules {
 		state := registers{fate: f}
-		matches, verdict := state.run(rule.Exprs)
-		if verdict == nil || matches == no {
+		matches, verdicts := state.run(rule.Exprs)
+		if matches == no {
 			continue
 		}
-		var then end
-		leaves := false // the chain
-		switch verdict.Kind {
-		case expr.VerdictAccept, expr.VerdictStolen, expr.VerdictQueue:
-			then = accepted
-		case expr.VerdictDrop:
-			then = dropped
-		case expr.VerdictReturn:
-			leaves = true
-		case expr.VerdictJump:
-			then = f.pass(verdict.Chain, depth+1)
-		case expr.VerdictGoto:
-			then, leaves = f.pass(verdict.Chain, depth+1), true
-		}
-		switch {
-		case matches == maybe: // rules that drop are mostly about other packets
-			f.mayAccept = f.mayAccept || then == accepted
-		case then != goesOn || leaves:
-			return then
+		for _, verdict := range verdicts {
+			then, leaves := f.follow(verdict, depth)
+			switch {
+			case matches == maybe: // rules that drop are mostly about other packets
+				f.mayAccept = f.mayAccept || then == accepted
+			case then != goesOn || leaves:
+				return then
+			}
 		}
 	}
 	return goesOn
 }
 
+// follow is what a verdict does, and whether the chain ends with it.
+func (f *fate) follow(verdict *expr.Verdict, depth int) (then end, leaves bool) {
+	switch verdict.Kind {
+	case expr.VerdictAccept, expr.VerdictStolen, expr.VerdictQueue:
+		return accepted, false
+	case expr.VerdictDrop:
+		return dropped, false
+	case expr.VerdictReturn:
+		return goesOn, true
+	case expr.VerdictJump:
+		return f.pass(verdict.Chain, depth+1), false
+	case expr.VerdictGoto:
+		return f.pass(verdict.Chain, depth+1), true
+	}
+	return goesOn, false
+}
+
+// rulesOf returns those of a chain, nil if they cannot be read.
 func (r *ruleset) rulesOf(chain string) []*nftables.Rule {
 	rules, exists := r.rules[chain]
 	if !exists {
-		rules, _ = r.conn.GetRules(r.table, &nftables.Chain{Name: chain, Table: r.table}) // without, if it has just gone
+		var err error
+		rules, err = r.conn.GetRules(r.table, &nftables.Chain{Name: chain, Table: r.table}) // none, if it has just gone
+		switch {
+		case err != nil:
+			rules = nil
+			r.unread = append(r.unread, fmt.Errorf("read rules of chain %s of nftables table %s: %w", chain, r.table.Name, err))
+		case rules == nil:
+			rules = []*nftables.Rule{}
+		}
 		r.rules[chain] = rules
 	}
 	return rules
 }
 
+// elements returns those of a set, nil if it cannot be read.
 func (r *ruleset) elements(set string) []nftables.SetElement {
 	elements, exists := r.sets[set]
 	if !exists {
-		if s, err := r.conn.GetSetByName(r.table, set); err == nil {
-			elements, _ = r.conn.GetSetElements(s)
+		s, err := r.conn.GetSetByName(r.table, set)
+		if err == nil {
+			elements, err = r.conn.GetSetElements(s)
+		}
+		switch {
+		case err != nil:
+			elements = nil
+		case elements == nil:
+			elements = []nftables.SetElement{}
 		}
 		r.sets[set] = elements
 	}
@@ -153,8 +180,9 @@ func (r *registers) load(register uint32, n int) known {
 
 func (k known) whole() bool { return !slices.Contains(k.is, false) }
 
-// run evaluates a rule, up to its verdict.
-func (r *registers) run(exprs []expr.Any) (matches match, verdict *expr.Verdict) {
+// run evaluates a rule, up to its verdict. Of a map in which a value may be, there are all verdicts that
+// it may have, and the rule is one that may match.
+func (r *registers) run(exprs []expr.Any) (matches match, verdicts []*expr.Verdict) {
 	for _, e := range exprs {
 		m := yes
 		switch e := e.(type) {
@@ -183,16 +211,16 @@ func (r *registers) run(exprs []expr.Any) (matches match, verdict *expr.Verdict)
 				m = inverted(no, e.Op == expr.CmpOpNeq)
 			}
 		case *expr.Lookup:
-			m, verdict = r.lookup(e)
+			m, verdicts = r.lookup(e)
 		case *expr.Match:
 			m = r.xtMatch(e)
 		case *expr.Verdict:
-			verdict = e
+			verdicts = []*expr.Verdict{e}
 		case *expr.Reject:
-			verdict = &expr.Verdict{Kind: expr.VerdictDrop}
+			verdicts = []*expr.Verdict{{Kind: expr.VerdictDrop}}
 		case *expr.Target:
 			if e.Name == "REJECT" {
-				verdict = &expr.Verdict{Kind: expr.VerdictDrop}
+				verdicts = []*expr.Verdict{{Kind: expr.VerdictDrop}}
 			}
 		case *expr.Limit, *expr.Connlimit, *expr.Quota:
 			m = maybe
@@ -208,8 +236,8 @@ func (r *registers) run(exprs []expr.Any) (matches match, verdict *expr.Verdict)
 		case maybe:
 			matches = maybe
 		}
-		if verdict != nil {
-			return matches, verdict
+		if len(verdicts) > 0 {
+			return matches, verdicts
 		}
 	}
 	return matches, nil
@@ -318,32 +346,62 @@ func inverted(m match, invert bool) match {
 }
 
 // lookup looks a value up in a set, or in a map, of which only verdicts are of use here.
-func (r *registers) lookup(e *expr.Lookup) (match, *expr.Verdict) {
+func (r *registers) lookup(e *expr.Lookup) (match, []*expr.Verdict) {
 	elements := r.elements(e.SetName)
-	if e.IsDestRegSet && e.DestRegister != unix.NFT_REG_VERDICT {
+	decides := e.IsDestRegSet && e.DestRegister == unix.NFT_REG_VERDICT
+	if e.IsDestRegSet && !decides {
 		r.store(e.DestRegister, unknownBytes(16))
 	}
-	if len(elements) == 0 {
-		return inverted(no, e.Invert), nil
+	if elements == nil { // it cannot be read
+		if decides {
+			return maybe, []*expr.Verdict{{Kind: expr.VerdictAccept}}
+		}
+		return maybe, nil
 	}
-	value := r.load(e.SourceRegister, len(elements[0].Key))
-	found, element := contains(elements, value)
-	if found == maybe || !e.IsDestRegSet || e.DestRegister != unix.NFT_REG_VERDICT {
+	found, those := r.contains(elements, e.SourceRegister)
+	if !decides {
 		return inverted(found, e.Invert), nil
 	}
-	if found == no {
-		return no, nil
+	var verdicts []*expr.Verdict
+	for _, element := range those {
+		if v := verdictOf(element.Val); v != nil {
+			verdicts = append(verdicts, v)
+		}
 	}
-	return yes, verdictOf(element.Val)
+	return found, verdicts
 }
 
 // contains looks for a value among a set's elements: single ones, ranges with an end of their own,
-// and those where one element is the begin of a range and the next its end.
-func contains(elements []nftables.SetElement, value known) (match, nftables.SetElement) {
+// those where one element is the begin of a range and the next its end, and the one without a key,
+// which is for what no other has. It returns all that it may be if that is not known.
+func (r *registers) contains(elements []nftables.SetElement, register uint32) (match, []nftables.SetElement) {
+	var keyed, others []nftables.SetElement
+	for _, e := range elements {
+		if len(e.Key) == 0 {
+			others = append(others, e)
+		} else {
+			keyed = append(keyed, e)
+		}
+	}
+	found, those := no, []nftables.SetElement(nil)
+	if len(keyed) > 0 {
+		found, those = among(keyed, r.load(register, len(keyed[0].Key)))
+	}
+	switch {
+	case found == no && len(others) > 0:
+		return yes, others[:1]
+	case found == maybe:
+		those = append(those, others...)
+	}
+	return found, those
+}
+
+// among looks for a value among elements with keys.
+func among(elements []nftables.SetElement, value known) (match, []nftables.SetElement) {
 	if slices.ContainsFunc(elements, func(e nftables.SetElement) bool { return e.IntervalEnd }) {
 		return inInterval(elements, value)
 	}
-	found := no
+	found, those := no, []nftables.SetElement(nil)
 	for _, e := range elements {
 		m := compare(value, expr.CmpOpEq, e.Key)
 		if len(e.KeyEnd) == len(e.Key) {
@@ -351,12 +409,12 @@ func contains(elements []nftables.SetElement, value known) (match, nftables.SetE
 		}
 		switch m {
 		case yes:
-			return yes, e
+			return yes, []nftables.SetElement{e}
 		case maybe:
-			found = maybe
+			found, those = maybe, append(those, e)
 		}
 	}
-	return found, nftables.SetElement{}
+	return found, those
 }
 
 // inRange compares with a range of each field of a concatenation. Fields fill whole words.
@@ -376,9 +434,9 @@ func inRange(value known, e nftables.SetElement) match {
 	return yes
 }
 
-func inInterval(elements []nftables.SetElement, value known) (match, nftables.SetElement) {
+func inInterval(elements []nftables.SetElement, value known) (match, []nftables.SetElement) {
 	if !value.whole() {
-		return maybe, nftables.SetElement{}
+		return maybe, slices.DeleteFunc(slices.Clone(elements), func(e nftables.SetElement) bool { return e.IntervalEnd })
 	}
 	sorted := slices.Clone(elements)
 	slices.SortFunc(sorted, func(a, b nftables.SetElement) int {
@@ -401,9 +459,9 @@ func inInterval(elements []nftables.SetElement, value known) (match, nftables.Se
 		last = e
 	}
 	if last.IntervalEnd {
-		return no, nftables.SetElement{}
+		return no, nil
 	}
-	return yes, last
+	return yes, []nftables.SetElement{last}
 }
 
 // verdictOf decodes the value of an element of a map of verdicts.
