@@ -10,8 +10,8 @@ import (
 	"github.com/coracle-project/coracle/cluster/proxy/testnet"
 )
 
-// An upgrade may hook a chain otherwise. The kernel cannot change that of a chain, so the table is made
-// again, also where the rules are the same.
+// An upgrade may hook a chain otherwise. The kernel cannot change that of a chain, so the table is
+// made again, also where the rules are the same.
 func TestChainIsHookedOtherwise(t *testing.T) {
 	rules := [][]expr.Any{Drop}
 	jumped := Chain{Name: "c", Rules: rules}
@@ -56,8 +56,8 @@ func TestChainIsHookedOtherwise(t *testing.T) {
 	}
 }
 
-// A listing during which someone changes another table may lack a chain. It is read again, and a chain
-// that is still not listed gets its rules once.
+// A listing during which someone changes another table may lack a chain. It is read again, and a
+// chain that is still not listed gets its rules once.
 func TestListingThatLacksAChain(t *testing.T) {
 	n := testnet.New(t)
 	table := open(t, &n.Space, &plain{ahead: never, rules: [][]expr.Any{Drop}})

@@ -30,8 +30,8 @@ func (l *three) Elements() iter.Seq[Element] { return slices.Values(l.elements) 
 
 func number(i int) string { return string(binary.BigEndian.AppendUint32(nil, uint32(i))) }
 
-// A transaction of several messages with one element that the kernel refuses changes nothing, wherever
-// the element is, and the next Apply does not depend on it.
+// A transaction of several messages with one element that the kernel refuses changes nothing,
+// wherever the element is, and the next Apply does not depend on it.
 func TestRefusedTransaction(t *testing.T) {
 	const each = 5000 // of a map: more than fit into a message
 	for place, bad := range map[string]Element{
@@ -84,8 +84,8 @@ func TestRefusedTransaction(t *testing.T) {
 	}
 }
 
-// A socket that is closed, as when it could not be opened again after an error, is opened again. What
-// cannot be read counts as no change by another program.
+// A socket that is closed, as when it could not be opened again after an error, is opened again.
+// What cannot be read counts as no change by another program.
 func TestClosedSocket(t *testing.T) {
 	n := testnet.New(t)
 	layout := &plain{ahead: never, elements: []Element{{Key: number(1), Value: Native(2)}}}
@@ -110,8 +110,8 @@ func TestClosedSocket(t *testing.T) {
 	}
 }
 
-// After an error in it a transaction comes from another socket. What that sends later is the table's own,
-// too.
+// After an error in it a transaction comes from another socket. What that sends later is the
+// table's own, too.
 func TestOwnChangesAfterAdapt(t *testing.T) {
 	n := testnet.New(t)
 	layout := &modest{plain: &plain{priority: unsupported, ahead: never}}
