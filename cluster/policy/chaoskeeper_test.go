@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -181,8 +182,10 @@ func (k *keeperProcess) tell(orders ...order) {
 func (k *keeperProcess) settled() {
 	k.t.Helper()
 	k.tell(order{Settle: true})
+	late := time.AfterFunc(testnet.Patience, func() { _ = k.cmd.Process.Kill() })
+	defer late.Stop()
 	if !k.out.Scan() {
-		k.t.Fatalf("the process ends: %v", k.out.Err())
+		k.t.Fatalf("the process ends, or has not settled after %s: %v", testnet.Patience, k.out.Err())
 	}
 }
 

@@ -99,6 +99,10 @@ func (l *live) run() (stop func()) {
 		if err := <-done; err != nil {
 			l.t.Error(err)
 		}
+		select {
+		case <-l.did: // of this loop; the next one says so itself
+		default:
+		}
 		informers.Shutdown()
 	})
 	l.t.Cleanup(stop)

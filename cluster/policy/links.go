@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// linkPatience bounds one question to the runtime.
+// linkPatience is that of Policy, outside of tests.
 const linkPatience = 10 * time.Second
 
 // errLinksUnknown is why pods do not start.
@@ -66,7 +66,7 @@ func (p *Policy) askLinks(ctx context.Context, tell chan<- answered) {
 }
 
 func (p *Policy) askLinksOnce(ctx context.Context) answered {
-	ctx, cancel := context.WithTimeout(ctx, linkPatience)
+	ctx, cancel := context.WithTimeout(ctx, p.linkPatience)
 	defer cancel()
 	group, err := p.LinkGroup(ctx)
 	if err != nil {

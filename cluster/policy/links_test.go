@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 )
 
 // slowRuntime answers when the test says so.
@@ -29,6 +30,7 @@ func TestRuntimeThatHangs(t *testing.T) {
 	n := unstarted(t, pod("a", "10.0.0.1"), denyAll())
 	runtime := make(slowRuntime)
 	n.linkGroup = runtime.linkGroup
+	n.prepare = func(p *Policy) { p.linkPatience = time.Hour } // the test gives the answers
 	n.start()
 	n.until("the policy is in force", func() bool { return n.table != nil && !n.allowed(tcp("10.0.0.9", "10.0.0.1")) })
 	isolated := pod("isolated", "")
@@ -71,6 +73,7 @@ func TestLinksOfAnEarlierProcess(t *testing.T) {
 	n := unstarted(t, pod("a", "10.0.0.1"), denyAll())
 	runtime := make(slowRuntime)
 	n.linkGroup, n.adopted = runtime.linkGroup, 5
+	n.prepare = func(p *Policy) { p.linkPatience = time.Hour }
 	n.start()
 	isolated := pod("isolated", "")
 	isolated.Labels["pod"] = "a"

@@ -92,6 +92,8 @@ type Policy struct {
 	open   func(rules.Config) (table, error)
 	remove func(name string) error
 	did    func() // called after each sync, by tests
+	// linkPatience bounds one question to the runtime.
+	linkPatience time.Duration
 
 	mu       sync.Mutex
 	state    *compile.State
@@ -122,7 +124,8 @@ func New(set *client.Set, o Options) (*Policy, error) {
 		Options: o, set: set, wake: make(chan struct{}, 1), ready: make(chan struct{}), ended: make(chan struct{}),
 		runtime: make(chan struct{}, 1),
 		open:    openTable, remove: rules.Remove, did: func() {},
-		state: compile.New(o.NodeName, compile.DefaultLimits), pods: map[compile.ID]*known{}, admitted: map[types.UID]compile.ID{},
+		linkPatience: linkPatience,
+		state:        compile.New(o.NodeName, compile.DefaultLimits), pods: map[compile.ID]*known{}, admitted: map[types.UID]compile.ID{},
 	}
 	core := set.Informers.Core().V1()
 	for informer, handler := range map[cache.SharedIndexInformer]cache.ResourceEventHandler{

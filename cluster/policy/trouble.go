@@ -2,7 +2,6 @@ package policy
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -72,7 +71,10 @@ func (c *clusterPolicies) unknown(err error) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return errors.Join(append([]error{err}, slices.Collect(maps.Values(c.trouble))...)...)
+	for _, part := range slices.Sorted(maps.Keys(c.trouble)) {
+		err = fmt.Errorf("%w: %w", err, c.trouble[part])
+	}
+	return err
 }
 
 // tellDefinition has NetworkPolicies enforced also where this process may not look for the

@@ -2,7 +2,6 @@ package compile
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -308,7 +307,7 @@ func clusterSelector(namespaces *metav1.LabelSelector, pods *policyv1alpha2.Name
 	}
 	var failed error
 	if k.namespaces, failed = metav1.LabelSelectorAsSelector(namespaces); failed != nil {
-		k.namespaces, err = labels.Everything(), errors.Join(err, fmt.Errorf("namespaces: %w", failed))
+		k.namespaces, err = labels.Everything(), cmp.Or(err, fmt.Errorf("namespaces: %w", failed))
 	}
 	return k, err
 }
