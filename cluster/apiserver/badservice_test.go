@@ -95,9 +95,11 @@ func TestBadEndpoints(t *testing.T) {
 		return err
 	}
 	old := func(name, ip string) error {
-		_, err := client.CoreV1().Endpoints(ns).Create(t.Context(), &corev1.Endpoints{ //nolint:staticcheck // they are served
+		//lint:ignore SA1019 they are served
+		_, err := client.CoreV1().Endpoints(ns).Create(t.Context(), &corev1.Endpoints{
 			ObjectMeta: metav1.ObjectMeta{Name: name},
-			Subsets:    []corev1.EndpointSubset{{Addresses: []corev1.EndpointAddress{{IP: ip}}, Ports: []corev1.EndpointPort{{Port: 80}}}}, //nolint:staticcheck // likewise
+			//lint:ignore SA1019 as above
+			Subsets: []corev1.EndpointSubset{{Addresses: []corev1.EndpointAddress{{IP: ip}}, Ports: []corev1.EndpointPort{{Port: 80}}}},
 		}, metav1.CreateOptions{})
 		return err
 	}

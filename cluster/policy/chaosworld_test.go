@@ -22,7 +22,6 @@ type world struct {
 	pods     map[string]*corev1.Pod
 	policies map[string]*networkingv1.NetworkPolicy
 	attacker *corev1.Pod
-	next     int
 }
 
 const groups = 4

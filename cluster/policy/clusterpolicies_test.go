@@ -83,16 +83,19 @@ func newTierNode(t *testing.T, objects ...any) *tierNode {
 	n.prepare = func(p *Policy) {
 		p.cluster = newClusterPolicies(p)
 		p.cluster.definition = noStreams{p.cluster.tellDefinition(&cache.ListWatch{
-			ListFunc: func(o metav1.ListOptions) (runtime.Object, error) {
+			ListWithContextFunc: func(_ context.Context, o metav1.ListOptions) (runtime.Object, error) {
 				if n.forbid.Add(-1) >= 0 {
 					return nil, apierrors.NewForbidden(schema.GroupResource{Resource: "customresourcedefinitions"}, clusterDefinition, errors.New("no right"))
 				}
 				return n.definitions.List(o)
 			},
-			WatchFunc: n.definitions.Watch,
+			WatchFuncWithContext: func(_ context.Context, o metav1.ListOptions) (watch.Interface, error) { return n.definitions.Watch(o) },
 		})}
 		objects := gate{n.objects, func() error { return n.before() }}
-		p.cluster.objects = noStreams{p.cluster.tellObjects(&cache.ListWatch{ListFunc: objects.List, WatchFunc: objects.Watch})}
+		p.cluster.objects = noStreams{p.cluster.tellObjects(&cache.ListWatch{
+			ListWithContextFunc:  func(_ context.Context, o metav1.ListOptions) (runtime.Object, error) { return objects.List(o) },
+			WatchFuncWithContext: func(_ context.Context, o metav1.ListOptions) (watch.Interface, error) { return objects.Watch(o) },
+		})}
 		p.cluster.write = func(_ context.Context, name string, body []byte) error {
 			if err := n.refuse(); err != nil {
 				return err

@@ -166,8 +166,7 @@ func (d dice) clusterPolicy() *policyv1alpha2.ClusterNetworkPolicy {
 	p := &policyv1alpha2.ClusterNetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: of(d, "p", "q", "r", "s")}}
 	p.Spec.Tier = of(d, policyv1alpha2.AdminTier, policyv1alpha2.BaselineTier)
 	p.Spec.Priority = int32(d.IntN(3))
-	subject := d.clusterPeer()
-	p.Spec.Subject = policyv1alpha2.ClusterNetworkPolicySubject{Namespaces: subject.Namespaces, Pods: subject.Pods}
+	p.Spec.Subject = policyv1alpha2.ClusterNetworkPolicySubject(d.clusterPeer())
 	action := func() policyv1alpha2.ClusterNetworkPolicyRuleAction {
 		return of(d, policyv1alpha2.ClusterNetworkPolicyRuleActionAccept, policyv1alpha2.ClusterNetworkPolicyRuleActionDeny,
 			policyv1alpha2.ClusterNetworkPolicyRuleActionPass)
