@@ -77,9 +77,10 @@ func TestSharedPIDNamespace(t *testing.T) {
 		all = append(all, p.run(conf))
 	}
 	for _, c := range all {
-		if out, _ := c.exec("cat", "/proc/1/cmdline"); out != "/coracle-pod-init\x00" {
-			t.Errorf("process 1 is %q", out)
-		}
+		eventually(t, "process 1 has executed its program", func() bool {
+			out, _ := c.exec("cat", "/proc/1/cmdline")
+			return out == "/coracle-pod-init\x00"
+		})
 	}
 	own, _ := all[0].exec("readlink", "/proc/self/ns/pid")
 	if other, _ := all[1].exec("readlink", "/proc/self/ns/pid"); own == "" || own != other {
