@@ -32,7 +32,7 @@ func TestSnapshot(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.kube(t, "delete", "deployment", "web")
-	if out, err := c.command("snapshot", "restore", file).CombinedOutput(); err == nil || !strings.Contains(string(out), "the cluster runs; nothing was changed: 'coracle down") {
+	if out, err := c.command("snapshot", "restore", file).CombinedOutput(); err == nil || !strings.Contains(string(out), "nothing was changed: the cluster runs: 'coracle down") {
 		t.Errorf("restoring a cluster that runs: %v, %s", err, out)
 	}
 	if _, err := c.tryKube("", "get", "deployment", "web"); err == nil {

@@ -76,7 +76,7 @@ func (o *OnDemand) work(ctx context.Context) (err error) {
 	defer stop() // what a controller that panicked has started
 	events := newGate(o.informers)
 	defer events.remove()
-	run, err := o.make(working, events)
+	run, err := o.made(working, events)
 	if err != nil {
 		return err
 	}
@@ -84,6 +84,16 @@ func (o *OnDemand) work(ctx context.Context) (err error) {
 	o.informers.Start(ctx.Done())
 	run(working)
 	return errors.New("it ended by itself")
+}
+
+// making is held while a controller is made. Constructors look for indexers of informers that they share and add
+// them, and client-go lets only one do so at a time.
+var making sync.Mutex
+
+func (o *OnDemand) made(ctx context.Context, events *gate) (run func(context.Context), err error) {
+	making.Lock()
+	defer making.Unlock()
+	return o.make(ctx, events)
 }
 
 // with has others run next to a controller, until it ends.
