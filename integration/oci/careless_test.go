@@ -64,7 +64,7 @@ func TestAttackerWinsAgainstCarelessProcess(t *testing.T) {
 	r := newRig(t)
 	a := r.attack(spec("/attacker", "processes"))
 	program, end := r.sendVictim(a)
-	for _, hit := range []string{"memory", "secret", "root ", "program of the host", "descriptor"} {
+	for _, hit := range []string{"memory", "secret", "root ", "program of the host", "descriptor", "held victim"} {
 		a.await("HIT " + hit)
 	}
 	end()

@@ -121,6 +121,9 @@ func look(dir string, root *syscall.Stat_t, buf []byte) {
 		if exe != "/bin/busybox" && exe != "/attacker" && programs[exe] == nil {
 			if f, err := os.Open(dir + "/exe"); err == nil {
 				programs[exe] = f
+				if !strings.HasPrefix(exe, "/memfd:") {
+					report("held %s", filepath.Base(exe))
+				}
 			}
 		}
 	}
