@@ -94,9 +94,22 @@ func TestSCTPHostPorts(t *testing.T) {
 			server, client := sctpSocket(t, web.NetNS, f.family), sctpSocket(t, out, f.family)
 			defer server.Close()
 			defer client.Close()
-			_, err := client.WriteTo(sctpPacket{from: clientPort, to: hostPort, kind: sctpInit}.bytes(), &net.IPAddr{IP: f.host.AsSlice()})
-			must(t, err)
+			// As a client does, repeat what may be lost while neighbours find each other (RFC 9260, 5.1).
+			arrived, sent := make(chan struct{}), make(chan error, 1)
+			go func() {
+				for {
+					_, err := client.WriteTo(sctpPacket{from: clientPort, to: hostPort, kind: sctpInit}.bytes(), &net.IPAddr{IP: f.host.AsSlice()})
+					select {
+					case <-arrived:
+						sent <- err
+						return
+					case <-time.After(time.Second):
+					}
+				}
+			}()
 			got, from, err := nextSCTP(server, podPort)
+			close(arrived)
+			must(t, <-sent)
 			must(t, err)
 			if got.kind != sctpInit || got.from != clientPort || from.String() != f.client.String() {
 				t.Errorf("the pod got %+v from %s", got, from)
