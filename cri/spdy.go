@@ -11,10 +11,10 @@ import (
 	"k8s.io/streaming/pkg/httpstream/spdy"
 )
 
-// The remote command protocol over SPDY: the client opens one stream for each of stdin, stdout, stderr, the
-// error and, with a terminal and since version 3, the terminal's sizes. A client that asks for a terminal and does not act on
-// it opens one for stderr in place of the sizes. The kubelet counts streams and so serves it, and so must we; its stderr stays
-// empty.
+// The remote command protocol over SPDY: the client opens one stream for each of stdin, stdout,
+// stderr, the error and, with a terminal and since version 3, the terminal's sizes. A client that
+// asks for a terminal and does not act on it opens one for stderr in place of the sizes. The
+// kubelet counts streams and so serves it, and so must we; its stderr stays empty.
 
 // spdyStreams are those that a client has opened so far.
 type spdyStreams struct {
@@ -102,7 +102,8 @@ func (s *spdyStreams) opened(stream httpstream.Stream, replied <-chan struct{}) 
 	return nil
 }
 
-// insteadOfSizes says whether a client may open a stream where one for the terminal's sizes is expected.
+// insteadOfSizes says whether a client may open a stream where one for the terminal's sizes is
+// expected.
 func (s *spdyStreams) insteadOfSizes(kind string) bool {
 	return kind == remotecommand.StreamTypeStderr && s.wanted[remotecommand.StreamTypeResize]
 }

@@ -134,7 +134,8 @@ func TestStreamsThatNobodyAskedFor(t *testing.T) {
 	}
 }
 
-// TestStderrInPlaceOfSizes is what client-go opens for a terminal if its StreamOptions do not say Tty. The kubelet serves it.
+// TestStderrInPlaceOfSizes is what client-go opens for a terminal if its StreamOptions do not say
+// Tty. The kubelet serves it.
 func TestStderrInPlaceOfSizes(t *testing.T) {
 	e := serve(t, &double{exec: func(_ context.Context, r pod.ExecRequest) (int32, error) {
 		if r.Streams.Stderr != nil || r.Streams.Resize != nil {

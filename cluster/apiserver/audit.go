@@ -25,12 +25,14 @@ import (
 	"github.com/coracle-project/coracle/cluster/health"
 )
 
-// AuditOptions say which requests are recorded, and where. The flags, the files and the defaults are upstream's.
+// AuditOptions say which requests are recorded, and where. The flags, the files and the defaults
+// are upstream's.
 type AuditOptions struct {
 	// PolicyFile is an audit.k8s.io Policy. Without it nothing is recorded.
 	PolicyFile string
-	// LogPath is the file for events, - for standard output. It is set aside at MaxSize megabytes (0: never), and
-	// what was set aside is removed after MaxAge days, and if there are more than MaxBackups (0: no limit).
+	// LogPath is the file for events, - for standard output. It is set aside at MaxSize megabytes (0:
+	// never), and what was set aside is removed after MaxAge days, and if there are more than
+	// MaxBackups (0: no limit).
 	LogPath                     string
 	MaxAge, MaxBackups, MaxSize int
 	// WebhookConfig is a kubeconfig of a server that gets events.
@@ -84,8 +86,8 @@ func (o *AuditOptions) Check() error {
 	return err
 }
 
-// policy reads the policy file. Unknown fields are errors: upstream ignores them, and a misspelt level or omission
-// would record what was to be left out.
+// policy reads the policy file. Unknown fields are errors: upstream ignores them, and a misspelt
+// level or omission would record what was to be left out.
 func (o *AuditOptions) policy() (*auditinternal.Policy, error) {
 	data, err := os.ReadFile(o.PolicyFile)
 	if err != nil {
@@ -168,8 +170,8 @@ func (o *AuditOptions) open() (io.Writer, error) {
 	return &lumberjack.Logger{Filename: o.LogPath, MaxAge: o.MaxAge, MaxBackups: o.MaxBackups, MaxSize: o.MaxSize}, nil
 }
 
-// eventLog is a log of events that may fail. It says so once, and requests go on; upstream would log each event that is
-// lost, most often on the disk that is full.
+// eventLog is a log of events that may fail. It says so once, and requests go on; upstream would
+// log each event that is lost, most often on the disk that is full.
 type eventLog struct {
 	path   string
 	out    io.Writer

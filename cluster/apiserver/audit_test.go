@@ -190,7 +190,8 @@ func (l *limited) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// After an event that was written in part the next ones are whole lines again, and what was lost is counted.
+// After an event that was written in part the next ones are whole lines again, and what was lost is
+// counted.
 func TestEventLogGoesOn(t *testing.T) {
 	var board health.Board
 	out := &limited{room: 12}

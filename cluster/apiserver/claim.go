@@ -18,7 +18,8 @@ import (
 // versionLimit bounds reading and writing it.
 const versionLimit = 10 * time.Second
 
-// claim refuses a store that a newer minor version has written, and writes down that this one does from now on.
+// claim refuses a store that a newer minor version has written, and writes down that this one does
+// from now on.
 func (s *store) claim(ctx context.Context, own dataversion.Versions) error {
 	ctx, cancel := context.WithTimeout(ctx, versionLimit)
 	defer cancel()

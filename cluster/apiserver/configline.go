@@ -9,8 +9,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Upstream's errors about a configuration file name the field at fault, such as resources[0].providers[1].aescbc. In a
-// long file the line is easier to find.
+// Upstream's errors about a configuration file name the field at fault, such as
+// resources[0].providers[1].aescbc. In a long file the line is easier to find.
 
 // fieldPath finds what may be such a name.
 var fieldPath = regexp.MustCompile(`[A-Za-z]\w*(?:\[\d+\])?(?:\.[A-Za-z]\w*(?:\[\d+\])?)*`)
@@ -41,7 +41,8 @@ func lineOf(data []byte, message string) int {
 	return 0
 }
 
-// find returns the line of the innermost node on a path that exists, 0 if not even its first part does.
+// find returns the line of the innermost node on a path that exists, 0 if not even its first part
+// does.
 func find(node *yaml.Node, path []string) (line int) {
 	for _, part := range path {
 		name, index, indexed := strings.Cut(strings.TrimSuffix(part, "]"), "[")

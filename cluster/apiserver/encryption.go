@@ -39,8 +39,9 @@ func loadEncryption(ctx context.Context, path string) (*encryptionconfig.Encrypt
 	return config, nil
 }
 
-// encryption is what objects are encrypted with before they are stored, by upstream's rules. Changes of its file
-// take effect within a minute; a file that is no good is logged, and what was read before stays in force.
+// encryption is what objects are encrypted with before they are stored, by upstream's rules.
+// Changes of its file take effect within a minute; a file that is no good is logged, and what was
+// read before stays in force.
 type encryption struct {
 	*encryptionconfig.DynamicTransformers
 	stop    context.CancelFunc
@@ -68,8 +69,8 @@ func (e *encryption) close() {
 	e.running.Wait()
 }
 
-// encryptedFactory adds encryption to the storage of built-in resources. Some of upstream's registries ask it and not
-// the store.
+// encryptedFactory adds encryption to the storage of built-in resources. Some of upstream's
+// registries ask it and not the store.
 type encryptedFactory struct {
 	serverstorage.StorageFactory
 	store *store

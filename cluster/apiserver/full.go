@@ -12,8 +12,8 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 )
 
-// errStoreFull is what clients get who create or change an object while etcd accepts no writes. Upstream's answer is an
-// internal error with the words of etcd's protocol.
+// errStoreFull is what clients get who create or change an object while etcd accepts no writes.
+// Upstream's answer is an internal error with the words of etcd's protocol.
 var errStoreFull = &apierrors.StatusError{ErrStatus: metav1.Status{
 	Status: metav1.StatusFailure, Code: http.StatusInsufficientStorage, Reason: "InsufficientStorage",
 	Message: "the cluster's store is full: nothing can be created or changed, reading and deleting go on; 'coracle status' says what to do",

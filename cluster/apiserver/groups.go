@@ -62,8 +62,8 @@ const (
 // nodePorts are given to Services of type NodePort (upstream's default).
 var nodePorts = utilnet.PortRange{Base: 30000, Size: 2768}
 
-// CheckListenPort refuses a port that a node's own server is to listen on if a Service may get it: its
-// connections would go to that Service.
+// CheckListenPort refuses a port that a node's own server is to listen on if a Service may get it:
+// its connections would go to that Service.
 func CheckListenPort(port int) error {
 	if port < 1 || port > 65535 {
 		return fmt.Errorf("%d is not between 1 and 65535", port)

@@ -210,7 +210,8 @@ func (t denyingTxn) Commit() (*clientv3.TxnResponse, error) {
 	return nil, rpctypes.ErrPermissionDenied
 }
 
-// A cluster restored into another directory accepts the tokens and certificates of the one that was saved.
+// A cluster restored into another directory accepts the tokens and certificates of the one that was
+// saved.
 func TestRestoredClusterKnowsItsClients(t *testing.T) {
 	o := broken(t, func(*Options) {})
 	s, stop := serve(t, o)

@@ -54,12 +54,14 @@ type Options struct {
 	// ExtraSchemes know their types.
 	ExtraAPIGroups []func(*genericapiserver.GenericAPIServer) error
 	ExtraSchemes   []*runtime.Scheme
-	// PodsHealth is told whether pods reach the server, StoreHealth whether the etcd in this process accepts writes;
-	// they may be nil.
+	// PodsHealth is told whether pods reach the server, StoreHealth whether the etcd in this process
+	// accepts writes; they may be nil.
 	PodsHealth, StoreHealth *health.Part
-	// EtcdQuota is how many bytes the database of the etcd in this process may have, etcd.DefaultQuota if 0.
+	// EtcdQuota is how many bytes the database of the etcd in this process may have, etcd.DefaultQuota
+	// if 0.
 	EtcdQuota int64
-	// EncryptionConfig is the file of an EncryptionConfiguration. Without it objects are stored as they are.
+	// EncryptionConfig is the file of an EncryptionConfiguration. Without it objects are stored as
+	// they are.
 	EncryptionConfig string
 	// Audit says which requests are recorded.
 	Audit AuditOptions

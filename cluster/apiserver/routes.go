@@ -8,9 +8,10 @@ import (
 	"github.com/emicklei/go-restful/v3"
 )
 
-// forgetExpressions drops the regular expressions of a container's routes: 4 MB, an eighth of what an idle server
-// keeps. go-restful compiles one for each route, and has no setting against it; the router that the API server uses
-// compares the parts of paths instead and reads none. The container must not serve yet.
+// forgetExpressions drops the regular expressions of a container's routes: 4 MB, an eighth of what
+// an idle server keeps. go-restful compiles one for each route, and has no setting against it; the
+// router that the API server uses compares the parts of paths instead and reads none. The container
+// must not serve yet.
 func forgetExpressions(container *restful.Container) {
 	for _, service := range container.RegisteredWebServices() {
 		for _, route := range service.Routes() {
@@ -21,8 +22,8 @@ func forgetExpressions(container *restful.Container) {
 	}
 }
 
-// expressionOf returns where go-restful keeps the regular expression of a route; nil if it is another go-restful than
-// the one that this was written for.
+// expressionOf returns where go-restful keeps the regular expression of a route; nil if it is
+// another go-restful than the one that this was written for.
 func expressionOf(route *restful.Route) **regexp.Regexp {
 	path := reflect.ValueOf(route).Elem().FieldByName("pathExpr")
 	if !path.IsValid() || path.Kind() != reflect.Pointer || path.IsNil() || path.Elem().Kind() != reflect.Struct {

@@ -9,7 +9,8 @@ import (
 	genericapiserver "k8s.io/apiserver/pkg/server"
 )
 
-// No route of the server keeps a regular expression. (That it serves them nonetheless is what the other tests show.)
+// No route of the server keeps a regular expression. (That it serves them nonetheless is what the
+// other tests show.)
 func TestRoutesHaveNoExpressions(t *testing.T) {
 	container := server.handler.(*genericapiserver.APIServerHandler).GoRestfulContainer
 	routes, kept := 0, 0

@@ -39,7 +39,8 @@ const (
 	// keyPrefix and specialPrefixes are upstream's layout of keys in etcd.
 	keyPrefix = "/registry"
 	// compactEvery is how often, and how long after they were replaced, old versions of objects are
-	// dropped: a watch can go back this far. After a burst of changes it is a period of the watch caches, once.
+	// dropped: a watch can go back this far. After a burst of changes it is a period of the watch
+	// caches, once.
 	compactEvery = 5 * time.Minute
 	// deleteWorkers is how many objects of a collection are deleted at a time.
 	deleteWorkers = 4

@@ -28,8 +28,8 @@ const (
 	calm = 8
 	// renewLimit bounds the wait for a new cache.
 	renewLimit = time.Minute
-	// aftermath is how many periods after the last replacement memory is given back once more. Meanwhile etcd
-	// drops the versions that the burst has left, and what used the old caches ends.
+	// aftermath is how many periods after the last replacement memory is given back once more.
+	// Meanwhile etcd drops the versions that the burst has left, and what used the old caches ends.
 	aftermath = 2
 )
 
@@ -121,8 +121,8 @@ func (c *cached) endPeriod(ctx context.Context) (replaced bool, err error) {
 
 // caches are the storages of one API server that are behind a watch cache.
 type caches struct {
-	// compact has the store drop old versions of objects before their time: in the second call, those from
-	// before the first. Nil if that is not this process's to decide.
+	// compact has the store drop old versions of objects before their time: in the second call, those
+	// from before the first. Nil if that is not this process's to decide.
 	compact func()
 	// free gives memory back to the kernel; nil for debug.FreeOSMemory.
 	free func()
@@ -180,12 +180,12 @@ func (s *caches) endPeriod(ctx context.Context) {
 	s.calmDown(any)
 }
 
-// calmDown gives memory back when caches were replaced, and again when what else held memory of the burst has
-// let go of it.
+// calmDown gives memory back when caches were replaced, and again when what else held memory of the
+// burst has let go of it.
 //
-// Etcd keeps an index of all versions of all keys in memory. The next regular compaction would come five to ten
-// minutes after the burst. Until then its many small entries, which lie between what was freed, keep most of the
-// pages of that memory in use.
+// Etcd keeps an index of all versions of all keys in memory. The next regular compaction would come
+// five to ten minutes after the burst. Until then its many small entries, which lie between what
+// was freed, keep most of the pages of that memory in use.
 func (s *caches) calmDown(replaced bool) {
 	s.mu.Lock()
 	left := s.left

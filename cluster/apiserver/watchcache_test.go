@@ -96,7 +96,8 @@ func TestMemoryAfterBurst(t *testing.T) {
 	}
 	awaitInformer("the informer goes on", 2)
 
-	// The compactor has noted the version at which the burst was over. By the end of the next period it drops older ones.
+	// The compactor has noted the version at which the burst was over. By the end of the next period
+	// it drops older ones.
 	var noted *clientv3.GetResponse
 	eventually(t, "the compactor has been called", func() (bool, error) {
 		noted, err = etcd.Get(t.Context(), "compact_rev_key")

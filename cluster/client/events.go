@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	// manyEvents and calm: what is remembered to join events that are alike is forgotten when many have been
-	// written, and then none for calm.
+	// manyEvents and calm: what is remembered to join events that are alike is forgotten when many
+	// have been written, and then none for calm.
 	manyEvents = 256
 	calm       = 2 * time.Minute
 )
@@ -21,7 +21,8 @@ const (
 // Recorder returns what writes events in the name of component, and the function that flushes and
 // stops it.
 func (s *Set) Recorder(component, host string) (record.EventRecorder, func()) {
-	// What is kept to join events that are alike; by default it is of 4,096 objects, several megabytes after a burst.
+	// What is kept to join events that are alike; by default it is of 4,096 objects, several megabytes
+	// after a burst.
 	alike := record.CorrelatorOptions{LRUCacheSize: 512}
 	b := record.NewBroadcaster(record.WithSleepDuration(time.Second), record.WithCorrelatorOptions(alike))
 	w := newEventWriter(b, &typedcorev1.EventSinkImpl{Interface: s.Kube.CoreV1().Events("")})
@@ -33,9 +34,9 @@ func (s *Set) Recorder(component, host string) (record.EventRecorder, func()) {
 
 // eventWriter writes a broadcaster's events.
 //
-// To join events that are alike, upstream remembers some twenty small things of each. After a burst they would stay
-// until other events take their place. What was freed around them could not be given back to the kernel: a megabyte
-// of them keeps ten. So it starts over when a burst is over.
+// To join events that are alike, upstream remembers some twenty small things of each. After a burst
+// they would stay until other events take their place. What was freed around them could not be
+// given back to the kernel: a megabyte of them keeps ten. So it starts over when a burst is over.
 type eventWriter struct {
 	broadcaster record.EventBroadcaster
 	sink        record.EventSink

@@ -60,7 +60,8 @@ func pod(name string) *corev1.ObjectReference {
 	return &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: "default", Name: name}
 }
 
-// What is remembered of events is forgotten after a burst of them, and only then. None is lost by that.
+// What is remembered of events is forgotten after a burst of them, and only then. None is lost by
+// that.
 func TestForgetsEventsAfterBurst(t *testing.T) {
 	for _, burst := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {

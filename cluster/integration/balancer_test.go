@@ -19,7 +19,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// The network of the node, with a neighbour, and addresses for Services. testnet.Here makes another one.
+// The network of the node, with a neighbour, and addresses for Services. testnet.Here makes another
+// one.
 const (
 	nodeLAN, neighbourLAN   = "198.51.100.1/24", "198.51.100.9/24"
 	nodeLAN6, neighbourLAN6 = "2001:db8:51::1/64", "2001:db8:51::9/64"

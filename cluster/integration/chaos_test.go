@@ -306,7 +306,8 @@ func (c *chaos) delete(ctx context.Context, random *rand.Rand) (gone *sync.WaitG
 	return gone, names
 }
 
-// awaitGone returns when a deleted pod does not serve any more. Its address may be another pod's then.
+// awaitGone returns when a deleted pod does not serve any more. Its address may be another pod's
+// then.
 func (c *chaos) awaitGone(ctx context.Context, p corev1.Pod) {
 	for c.request(&c.machine.Space, net.JoinHostPort(p.Status.PodIP, "8080")) == nil {
 		is, err := boat.kube.CoreV1().Pods(c.ns).Get(ctx, p.Name, metav1.GetOptions{})

@@ -62,8 +62,8 @@ func (k *Kubelet) Pod(namespace, name string, uid types.UID) (*v1.Pod, bool) {
 	return k.find(k.views(), namespace, name, uid)
 }
 
-// find returns the pod that is asked for. A StatefulSet's pod that was replaced may still be ending here, while the
-// API has another one of its name: that is meant.
+// find returns the pod that is asked for. A StatefulSet's pod that was replaced may still be ending
+// here, while the API has another one of its name: that is meant.
 func (k *Kubelet) find(views []pod.View, namespace, name string, uid types.UID) (found *v1.Pod, ok bool) {
 	for _, v := range views {
 		p := v.Pod

@@ -11,7 +11,8 @@ import (
 	"github.com/coracle-project/coracle/cluster/kubelet/pod"
 )
 
-// Commands and logs of a pod are not those of the one that had its name before, and is still ending.
+// Commands and logs of a pod are not those of the one that had its name before, and is still
+// ending.
 func TestAPodIsFoundByTheNameOfAnotherThatEnds(t *testing.T) {
 	view := func(uid types.UID, removed bool) pod.View {
 		return pod.View{Pod: &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "db-0", UID: uid}}, Removed: removed}

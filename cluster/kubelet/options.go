@@ -79,8 +79,8 @@ type Options struct {
 	// SeccompUnconfined leaves containers without a seccomp profile of their own without any; else they have
 	// the runtime's.
 	SeccompUnconfined bool
-	// Networks admit a pod's addresses, in this order, before its containers start, and forget them when
-	// it has ended.
+	// Networks admit a pod's addresses, in this order, before its containers start, and forget them
+	// when it has ended.
 	Networks []Network
 	// RuntimeStarted, if set, is called when the runtime was connected to, again or for the first
 	// time.

@@ -40,8 +40,8 @@ func captureLog(t *testing.T) *logged {
 }
 
 // back waits until lo has both held addresses and the kernel delivers what is sent to them, and
-// returns how long that took. A new address of IPv6 gets its route later than it is listed: a worker
-// of the kernel adds it.
+// returns how long that took. A new address of IPv6 gets its route later than it is listed: a
+// worker of the kernel adds it.
 func (m *machine) back() time.Duration {
 	m.t.Helper()
 	began := time.Now()

@@ -29,8 +29,8 @@ const (
 	clusterDefinition = clusterResource + "." + policyv1alpha2.GroupName
 )
 
-// clusterPolicies watches ClusterNetworkPolicies while their definition exists. Without it, there is
-// one watch for the definition, which tells nothing.
+// clusterPolicies watches ClusterNetworkPolicies while their definition exists. Without it, there
+// is one watch for the definition, which tells nothing.
 type clusterPolicies struct {
 	*Policy
 	definition cache.ListerWatcher // the definition, if it exists

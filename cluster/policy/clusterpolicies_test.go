@@ -258,8 +258,8 @@ func TestPodsWaitForClusterPolicies(t *testing.T) {
 	}
 }
 
-// A process that may not look for the definition, or finds a version that it does not know, enforces
-// NetworkPolicies, and health warns.
+// A process that may not look for the definition, or finds a version that it does not know,
+// enforces NetworkPolicies, and health warns.
 func TestOtherDefinitions(t *testing.T) {
 	t.Parallel()
 	for name, prepare := range map[string]func(*tierNode){

@@ -19,9 +19,9 @@ import (
 	"github.com/coracle-project/coracle/cluster/policy/compile"
 )
 
-// conditionPrefix and a node's name are the type of the condition in a ClusterNetworkPolicy's status
-// that says whether the node enforces it. Nodes may differ: a policy that is too large is so for
-// some pods only.
+// conditionPrefix and a node's name are the type of the condition in a ClusterNetworkPolicy's
+// status that says whether the node enforces it. Nodes may differ: a policy that is too large is so
+// for some pods only.
 const conditionPrefix = "Enforced-"
 
 // enforced is the reason of a condition that is true; others have those of a compile.Problem.

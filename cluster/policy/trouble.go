@@ -125,7 +125,8 @@ func told(lw *cache.ListWatch, tell func(error)) cache.ListerWatcher {
 	}
 }
 
-// forbidden has policies enforced without ClusterNetworkPolicies if nothing else is heard for a while.
+// forbidden has policies enforced without ClusterNetworkPolicies if nothing else is heard for a
+// while.
 func (c *clusterPolicies) forbidden() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

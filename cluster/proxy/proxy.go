@@ -219,7 +219,8 @@ func (p *Proxy) sync(ctx context.Context, table *rules.Table) error {
 	return nil
 }
 
-// stage is the first update. The endpoints of some Services go to the kernel while others are looked at.
+// stage is the first update. The endpoints of some Services go to the kernel while others are
+// looked at.
 func (p *Proxy) stage(labels map[string]string, table *rules.Table, change *rules.Change) {
 	parts := make(chan map[rules.Key]*rules.Port, 1)
 	var sent sync.WaitGroup

@@ -72,8 +72,8 @@ func (t *translation) change(name upstream.ServicePortName) {
 // partSize is how many endpoints are sent ahead at once. The kernel takes some 10 ms for them.
 const partSize = 4096
 
-// update adds to change what is different since the last time; everything depends on some labels of the node. It sends
-// that to parts, too, unless that is nil.
+// update adds to change what is different since the last time; everything depends on some labels of
+// the node. It sends that to parts, too, unless that is nil.
 func (t *translation) update(labels map[string]string, relabeled bool, change *rules.Change, parts chan<- map[rules.Key]*rules.Port) {
 	t.portMap.Update(t.services)
 	for name := range t.lists.take() {

@@ -34,9 +34,10 @@ func object[T any](obj any) (T, bool) {
 	return t, ok
 }
 
-// taken is what of a Service counts: without Config.ExternalIPs not those, which may be anyone's. Upstream would also
-// end the UDP flows to them. A load balancer's address that was given for some ports does not count while the Service
-// has others: they may be the node's own, or another Service's.
+// taken is what of a Service counts: without Config.ExternalIPs not those, which may be anyone's.
+// Upstream would also end the UDP flows to them. A load balancer's address that was given for some
+// ports does not count while the Service has others: they may be the node's own, or another
+// Service's.
 func (p *Proxy) taken(s *corev1.Service) *corev1.Service {
 	if s == nil {
 		return nil
@@ -57,7 +58,8 @@ func (p *Proxy) taken(s *corev1.Service) *corev1.Service {
 	return &without
 }
 
-// covers says whether a Service's ports are all among those that it was given; no given ones stand for all.
+// covers says whether a Service's ports are all among those that it was given; no given ones stand
+// for all.
 func covers(given []corev1.PortStatus, ports []corev1.ServicePort) bool {
 	return len(given) == 0 || !slices.ContainsFunc(ports, func(port corev1.ServicePort) bool {
 		return !slices.ContainsFunc(given, func(g corev1.PortStatus) bool {

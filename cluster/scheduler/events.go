@@ -17,9 +17,11 @@ import (
 )
 
 const (
-	// eventWrites is how many events are written at a time at most. More would get in the way of the bindings.
+	// eventWrites is how many events are written at a time at most. More would get in the way of the
+	// bindings.
 	eventWrites = 8
-	// scheduled is the reason of the event that a pod has been bound, the only one that cannot happen again.
+	// scheduled is the reason of the event that a pod has been bound, the only one that cannot happen
+	// again.
 	scheduled = "Scheduled"
 )
 
@@ -28,9 +30,9 @@ var eventRetry = wait.Backoff{Steps: 12, Duration: 10 * time.Second, Jitter: 0.2
 
 // broadcasts writes events.
 //
-// Upstream's broadcaster keeps each event for 6 to 12 minutes, to count how often it happens, and the room of its
-// table for good. There is an event for each pod that is bound, and it does not happen again: these are only written.
-// Else a burst of 5,000 pods would leave some 8 MB behind.
+// Upstream's broadcaster keeps each event for 6 to 12 minutes, to count how often it happens, and
+// the room of its table for good. There is an event for each pod that is bound, and it does not
+// happen again: these are only written. Else a burst of 5,000 pods would leave some 8 MB behind.
 type broadcasts struct {
 	repeated events.EventBroadcaster
 	once     events.EventBroadcaster
@@ -82,7 +84,8 @@ func (r recorder) Eventf(regarding, related runtime.Object, kind, reason, action
 	to.Eventf(regarding, related, kind, reason, action, note, args...)
 }
 
-// eventWriter writes each event that is added, up to eventWrites at a time. It has no goroutines while there are none.
+// eventWriter writes each event that is added, up to eventWrites at a time. It has no goroutines
+// while there are none.
 type eventWriter struct {
 	sink events.EventSink
 	ctx  context.Context //nolint:containedctx // of all writes

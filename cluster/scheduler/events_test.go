@@ -72,8 +72,8 @@ func podNamed(name string) *v1.Pod {
 	}
 }
 
-// The event that a pod has been bound is written and not kept: it does not happen again. An event that may is
-// kept for a while, to be counted.
+// The event that a pod has been bound is written and not kept: it does not happen again. An event
+// that may is kept for a while, to be counted.
 func TestKeepsOnlyEventsThatMayHappenAgain(t *testing.T) {
 	for reason, keeps := range map[string]bool{scheduled: false, "FailedScheduling": true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -115,7 +115,8 @@ func TestWritesAllEventsFewAtATime(t *testing.T) {
 	})
 }
 
-// An event that the API server could not be asked to write is tried again; one that it refused is not.
+// An event that the API server could not be asked to write is tried again; one that it refused is
+// not.
 func TestRetriesEventsWithoutAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		down := errors.New("connection refused")

@@ -160,8 +160,8 @@ func (o upOptions) remember(p place) error {
 	return atomicfile.Write(p.settings(), append(data, '\n'), 0o600)
 }
 
-// remembered is what the last up was given, and what a snapshot that was restored since then says; nothing if there
-// was neither.
+// remembered is what the last up was given, and what a snapshot that was restored since then says;
+// nothing if there was neither.
 func remembered(p place) upOptions {
 	var o upOptions
 	data, err := os.ReadFile(p.settings())
@@ -175,9 +175,9 @@ func remembered(p place) upOptions {
 	return o
 }
 
-// followRestored takes over the settings of the snapshot that was restored last, once. A restore that is decided but
-// not finished counts: the next start of the cluster finishes it. The files are written by
-// cluster/apiserver/snapshot.
+// followRestored takes over the settings of the snapshot that was restored last, once. A restore
+// that is decided but not finished counts: the next start of the cluster finishes it. The files are
+// written by cluster/apiserver/snapshot.
 func (o *upOptions) followRestored(p place) {
 	var restored struct {
 		Keep     string            `json:"keep"`
@@ -204,7 +204,8 @@ func (o *upOptions) followRestored(p place) {
 	}
 }
 
-// inSnapshots are the settings that the cluster's objects depend on. A snapshot has those that are not empty.
+// inSnapshots are the settings that the cluster's objects depend on. A snapshot has those that are
+// not empty.
 func (o *upOptions) inSnapshots() map[string]*string {
 	return map[string]*string{"service-cidr": &o.ServiceCIDR, "cluster-domain": &o.ClusterDomain, "node-name": &o.Node}
 }

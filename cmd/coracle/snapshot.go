@@ -199,8 +199,8 @@ func restoreSnapshot(ctx context.Context, p place, bar *progress, file string) (
 	return facts, nil
 }
 
-// runs is the error for a cluster with our --state whose supervisor is the process pid. It may be one with another
-// --root.
+// runs is the error for a cluster with our --state whose supervisor is the process pid. It may be
+// one with another --root.
 func (p place) runs(pid int) error {
 	running := p
 	if root := supervisedRoot(pid); root != "" {

@@ -38,8 +38,8 @@ func TestRestoreRefused(t *testing.T) {
 	}
 }
 
-// restoring has coracle-kube restore a snapshot with these settings, as its package snapshot does. It is killed when
-// the restore is decided, or ends.
+// restoring has coracle-kube restore a snapshot with these settings, as its package snapshot does.
+// It is killed when the restore is decided, or ends.
 func restoring(t *testing.T, p place, killed bool, name, settings string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -55,7 +55,8 @@ func restoring(t *testing.T, p place, killed bool, name, settings string) {
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 }
 
-// Regression: after a restore up refused the network of the snapshot's Services, and told to remove the data.
+// Regression: after a restore up refused the network of the snapshot's Services, and told to remove
+// the data.
 func TestUpFollowsARestore(t *testing.T) {
 	const snapshot = `{"service-cidr":"10.112.0.0/16","node-name":"boat"}`
 	for name, killed := range map[string]bool{"restored": false, "killed when it was decided": true} {
@@ -123,7 +124,8 @@ func TestUpFollowsARestore(t *testing.T) {
 	}
 }
 
-// Regression: the advice was to end a cluster in our --root, when one with another root has our --state.
+// Regression: the advice was to end a cluster in our --root, when one with another root has our
+// --state.
 func TestWhichClusterRuns(t *testing.T) {
 	p := place{root: "/srv/coracle", state: "/run/coracle"}
 	for _, test := range []struct{ root, want, not string }{

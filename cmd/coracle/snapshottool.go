@@ -14,12 +14,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// snapshotEnd is how long the program that reads and writes snapshots may take to end when it is told to: it removes
-// what is not finished.
+// snapshotEnd is how long the program that reads and writes snapshots may take to end when it is
+// told to: it removes what is not finished.
 const snapshotEnd = 30 * time.Second
 
-// snapshotTool has coracle-kube, which is linked with etcd, act on a snapshot's file. It tells how far it is, line by
-// line, and at last what it did.
+// snapshotTool has coracle-kube, which is linked with etcd, act on a snapshot's file. It tells how
+// far it is, line by line, and at last what it did.
 func (p place) snapshotTool(ctx context.Context, bar *progress, verb, file string, flags ...string) (snapshotFacts, error) {
 	program, err := sibling("coracle-kube")
 	if err != nil {

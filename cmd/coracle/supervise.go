@@ -21,8 +21,8 @@ import (
 
 const (
 	// firstPause is before the first restart of the cluster process; each further one waits twice as
-	// long, up to longestPause, until it has lived for settled. Clients should not wait for long because
-	// of how often a process that works was killed before.
+	// long, up to longestPause, until it has lived for settled. Clients should not wait for long
+	// because of how often a process that works was killed before.
 	firstPause   = 100 * time.Millisecond
 	longestPause = 10 * time.Second
 	settled      = 5 * time.Second

@@ -29,7 +29,8 @@ type upOptions struct {
 	// Coracled is whether up has started the coracled that last ran, so that down --purge removes
 	// what it has in --root.
 	Coracled bool `json:"coracled"`
-	// Restored names the restore of a snapshot whose settings these are, or were until others were given.
+	// Restored names the restore of a snapshot whose settings these are, or were until others were
+	// given.
 	Restored string `json:"restored,omitempty"`
 	// Boot is the boot in which it did, so that down ends it; "" after down.
 	Boot string `json:"boot,omitempty"`

@@ -75,8 +75,9 @@ func (s Source) Conformance() ([]Named, error) {
 	return list, nil
 }
 
-// Policy are the images of network policies' tests: Kubernetes' own, those of ClusterNetworkPolicy, and those of cyclonus with its program that probes. What
-// is in them is built by hack/policy/build.sh into Bin's neighbour policy.
+// Policy are the images of network policies' tests: Kubernetes' own, those of ClusterNetworkPolicy,
+// and those of cyclonus with its program that probes. What is in them is built by
+// hack/policy/build.sh into Bin's neighbour policy.
 func (s Source) Policy() ([]Named, error) {
 	base, err := s.BusyboxImage()
 	if err != nil {

@@ -263,7 +263,8 @@ func TestUpWithOtherFlags(t *testing.T) {
 	if want := "the cluster runs, but --apply failed: 'coracle up --root " + c.root; err == nil || !strings.Contains(string(out), want) {
 		t.Errorf("a manifest that is not there: %v, %s, want %q", err, out, want)
 	}
-	// The Service of the DNS has the former address. Without one, it is made again with the new address.
+	// The Service of the DNS has the former address. Without one, it is made again with the new
+	// address.
 	if out, err := c.command("status").CombinedOutput(); err == nil || !strings.Contains(string(out), "has the address 10.96.0.10, not 10.96.0.53") {
 		t.Errorf("status of a cluster without DNS: %v, %s", err, out)
 	}

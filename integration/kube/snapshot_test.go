@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// A snapshot of a cluster that runs brings back what was deleted since, with pods and the credentials of then. A
-// cluster that runs is not restored.
+// A snapshot of a cluster that runs brings back what was deleted since, with pods and the
+// credentials of then. A cluster that runs is not restored.
 func TestSnapshot(t *testing.T) {
 	c := newCluster(t)
 	c.apply(t, webDeployment("web", 1))

@@ -1,7 +1,8 @@
-// Package dataversion says which versions of programs may use the data that another version has written.
+// Package dataversion says which versions of programs may use the data that another version has
+// written.
 //
-// An older minor version would drop what it does not know of an object when it writes it back, so it does not even
-// start. Patch releases may be exchanged.
+// An older minor version would drop what it does not know of an object when it writes it back, so
+// it does not even start. Patch releases may be exchanged.
 package dataversion
 
 import (
@@ -15,7 +16,8 @@ import (
 // ErrNewer is for data that a newer minor version has written.
 var ErrNewer = errors.New("the cluster's data was written by a newer version")
 
-// Key is where etcd says which [Versions] wrote it last, as JSON. It is apart from the keys of objects.
+// Key is where etcd says which [Versions] wrote it last, as JSON. It is apart from the keys of
+// objects.
 const Key = "/coracle/version"
 
 // Versions are those of a program that writes objects.
@@ -31,7 +33,8 @@ func Own(coracle string) Versions {
 	return Versions{Coracle: coracle, Kubernetes: componentversion.DefaultKubeBinaryVersion}
 }
 
-// CanRead says why a program of these versions must not use what another has written, nil if it may.
+// CanRead says why a program of these versions must not use what another has written, nil if it
+// may.
 func (v Versions) CanRead(wrote Versions) error {
 	for _, each := range []struct{ name, wrote, own string }{{"Coracle", wrote.Coracle, v.Coracle}, {"Kubernetes", wrote.Kubernetes, v.Kubernetes}} {
 		if laterMinor(each.wrote, each.own) {

@@ -52,8 +52,8 @@ func (e *HeldError) Error() string {
 	return fmt.Sprintf("process %d runs a cluster on %s already; stop it, or choose another --root", e.PID, e.dir)
 }
 
-// Lock keeps other processes from using the etcd with its data in dir/etcd until it is closed. Its error names the one
-// that does.
+// Lock keeps other processes from using the etcd with its data in dir/etcd until it is closed. Its
+// error names the one that does.
 func Lock(dir string) (io.Closer, error) {
 	dir = filepath.Join(dir, "etcd")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -94,13 +94,14 @@ func opens(db string) (err error) {
 	return errors.Join(notNewer(opened), opened.Close())
 }
 
-// compare finds a log whose end is lost, which looks to etcd like one that ends sooner: a leader commits the
-// whole log first, so then the database cannot be ahead. If it is, etcd would skip all writes until its log has come
-// to where the database is. It is called when there is a leader.
+// compare finds a log whose end is lost, which looks to etcd like one that ends sooner: a leader
+// commits the whole log first, so then the database cannot be ahead. If it is, etcd would skip all
+// writes until its log has come to where the database is. It is called when there is a leader.
 //
-// The first commit that etcd tells of is no such moment: it may be an entry of an earlier leader, read from the
-// log up to where the log says that it is committed, and that is written with the next entry. Nor is the answer to a
-// read: the only member of a cluster answers with what is committed so far.
+// The first commit that etcd tells of is no such moment: it may be an entry of an earlier leader,
+// read from the log up to where the log says that it is committed, and that is written with the
+// next entry. Nor is the answer to a read: the only member of a cluster answers with what is
+// committed so far.
 func (s *Server) compare(ctx context.Context) {
 	again := time.NewTicker(campaignEvery)
 	defer again.Stop()
@@ -135,7 +136,8 @@ func (s *Server) written() (index uint64, ok bool) {
 	return index, true
 }
 
-// committed returns the last entry that is committed, and whether that is the end of the log that the leader has found.
+// committed returns the last entry that is committed, and whether that is the end of the log that
+// the leader has found.
 func committed() (index uint64, all bool) {
 	status, ok := raftStatus()
 	return status.Commit, ok && status.RaftState == raft.StateLeader && status.Commit >= status.Progress[status.ID].Match

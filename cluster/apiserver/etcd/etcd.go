@@ -6,8 +6,9 @@
 // function calls ([Server.Client]): no sockets, no gRPC framing. A unix socket is there too, for
 // etcdctl and for the few places in upstream's code that insist on dialling.
 //
-// Old versions of objects are dropped by the API server, every five minutes. The file is written again when most of
-// it is free, and when it has reached its quota, room is made at the first write that is refused (space.go).
+// Old versions of objects are dropped by the API server, every five minutes. The file is written
+// again when most of it is free, and when it has reached its quota, room is made at the first write
+// that is refused (space.go).
 //
 // It is tuned for one node: nobody has to catch up from its log, so little of it is kept in memory;
 // its log goes to slog, warnings and worse only. What etcd would answer with a panic or by ending
@@ -199,7 +200,8 @@ func applied() bool {
 	return ok && status.Applied >= status.Commit
 }
 
-// raftStatus is raft's state, which etcd publishes for debugging only. It is that of the server started last.
+// raftStatus is raft's state, which etcd publishes for debugging only. It is that of the server
+// started last.
 func raftStatus() (status raft.Status, ok bool) {
 	v, ok := expvar.Get("raft.status").(expvar.Func)
 	if !ok {

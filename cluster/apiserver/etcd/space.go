@@ -27,8 +27,9 @@ const (
 	lookEvery = 5 * time.Minute
 	// A file of at least worthwhile bytes, of which at most half are in use, is written again.
 	worthwhile = 64 << 20
-	// That blocks reads and writes for as long as copying takes what is in use, so it waits until nothing was
-	// written for quiet, at most quietTries times. Above a part of the quota it does not wait.
+	// That blocks reads and writes for as long as copying takes what is in use, so it waits until
+	// nothing was written for quiet, at most quietTries times. Above a part of the quota it does not
+	// wait.
 	quiet      = time.Second
 	quietTries = 60
 	// roomEvery is the pause between tries to make room in a full database.
@@ -46,8 +47,8 @@ var errBusy = errors.New("a snapshot is being read, and defragmenting waits for 
 
 // space keeps the database's file small, and makes room when it has reached its quota.
 //
-// etcd refuses writes then, and goes on refusing them until an operator compacts, defragments and takes
-// back the alarm. All three are done here, at the first write that was refused.
+// etcd refuses writes then, and goes on refusing them until an operator compacts, defragments and
+// takes back the alarm. All three are done here, at the first write that was refused.
 type space struct {
 	server *etcdserver.EtcdServer
 	dir    string
@@ -63,8 +64,8 @@ type space struct {
 	ended chan struct{}
 }
 
-// keepSpace starts it. If the database is full from the start, it tries to make room before it returns: who opens
-// the database has something to write.
+// keepSpace starts it. If the database is full from the start, it tries to make room before it
+// returns: who opens the database has something to write.
 func keepSpace(ctx context.Context, server *etcdserver.EtcdServer, dir string, snapshots *sync.RWMutex, o Options) *space {
 	s := &space{
 		server: server, dir: dir, quota: o.quota(), health: o.Health, every: cmp.Or(o.pause, roomEvery),
@@ -116,7 +117,8 @@ func (s *space) noticeFull() {
 	}
 }
 
-// untilRoom returns when writes are allowed again. Deleting objects is what an operator has to do meanwhile.
+// untilRoom returns when writes are allowed again. Deleting objects is what an operator has to do
+// meanwhile.
 func (s *space) untilRoom(ctx context.Context) {
 	again := time.NewTicker(s.every)
 	defer again.Stop()
@@ -142,8 +144,9 @@ func (s *space) untilRoom(ctx context.Context) {
 	}
 }
 
-// makeRoom drops all old versions of objects, gives the space back to the disk, and takes the alarm back. Clients
-// that watch from an old version list again. An error says why writes are still refused, and what to do.
+// makeRoom drops all old versions of objects, gives the space back to the disk, and takes the alarm
+// back. Clients that watch from an old version list again. An error says why writes are still
+// refused, and what to do.
 func (s *space) makeRoom(ctx context.Context) error {
 	if !s.alarmed() && s.server.Backend().Size() < s.target() {
 		return nil // another write has noticed it, too
@@ -179,7 +182,8 @@ func (s *space) makeRoom(ctx context.Context) error {
 	return nil
 }
 
-// defragment writes the database again without the pages that are free. Nobody reads or writes meanwhile.
+// defragment writes the database again without the pages that are free. Nobody reads or writes
+// meanwhile.
 func (s *space) defragment() error {
 	if !s.snapshots.TryLock() { // etcd would wait for it, holding what reads and writes need
 		return errBusy

@@ -41,7 +41,8 @@ func tiny(t *testing.T, dir string) (s *Server, client *clientv3.Client, board *
 	return s, client, board, stop
 }
 
-// write writes values of 64 KiB under the keys that key returns until a write is refused for lack of space.
+// write writes values of 64 KiB under the keys that key returns until a write is refused for lack
+// of space.
 func write(t *testing.T, s *Server, c *clientv3.Client, key func(i int) string) (written int) {
 	t.Helper()
 	value := strings.Repeat("x", 64<<10)
@@ -65,7 +66,8 @@ func put(t *testing.T, c *clientv3.Client) error {
 	return err
 }
 
-// eventually waits until ask says yes: a part of the server has noticed something, which nothing tells.
+// eventually waits until ask says yes: a part of the server has noticed something, which nothing
+// tells.
 func eventually(t *testing.T, what string, ask func() bool) {
 	t.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
@@ -113,8 +115,8 @@ func TestFullOfOldVersions(t *testing.T) {
 	}
 }
 
-// Objects fill the store: it says what to do, objects can be read and deleted, and writes go on when enough are gone.
-// It is no different after a restart.
+// Objects fill the store: it says what to do, objects can be read and deleted, and writes go on
+// when enough are gone. It is no different after a restart.
 func TestFullOfObjects(t *testing.T) {
 	dir := shortDir(t)
 	s, client, board, stop := tiny(t, dir)

@@ -15,14 +15,15 @@ import (
 // Version is etcd's.
 var Version = etcdversion.Version
 
-// ErrNewer is for data of a newer minor version, which this one may not even open: it would misread it.
+// ErrNewer is for data of a newer minor version, which this one may not even open: it would misread
+// it.
 var ErrNewer = errors.New("data of a newer version")
 
 // CheckVersion says whether this etcd can read the database in the file db, without changing it.
 func CheckVersion(db string) error { return opens(db) }
 
-// notNewer says whether the version that wrote the database is at most this one's minor. etcd itself finds out only
-// after it has begun to use the data, and ends the process.
+// notNewer says whether the version that wrote the database is at most this one's minor. etcd
+// itself finds out only after it has begun to use the data, and ends the process.
 func notNewer(db *bolt.DB) error {
 	return db.View(func(tx *bolt.Tx) error {
 		for _, recorded := range [][]byte{
@@ -41,8 +42,8 @@ func notNewer(db *bolt.DB) error {
 	})
 }
 
-// Revisions are the last revision of an object in the database in the file db, and the last of all: what has been
-// compacted away counts. The database must not be in use.
+// Revisions are the last revision of an object in the database in the file db, and the last of all:
+// what has been compacted away counts. The database must not be in use.
 func Revisions(db string) (kept, last int64, err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true)) // a file that was cut is mapped beyond its end
 	defer func() {

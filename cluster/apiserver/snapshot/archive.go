@@ -64,8 +64,8 @@ type writerFunc func(p []byte) (int, error)
 
 func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
-// read reads a whole archive and checks it. Its files other than the facts and the sums are written below dir, if dir is
-// not empty. check is asked about the facts before the rest is read.
+// read reads a whole archive and checks it. Its files other than the facts and the sums are written
+// below dir, if dir is not empty. check is asked about the facts before the rest is read.
 func read(r io.Reader, dir string, check func(Facts) error, done func(n int)) (Facts, error) {
 	counted := io.TeeReader(r, writerFunc(func(p []byte) (int, error) { done(len(p)); return len(p), nil }))
 	in := tar.NewReader(bufio.NewReaderSize(counted, 256<<10))
@@ -106,7 +106,8 @@ func read(r io.Reader, dir string, check func(Facts) error, done func(n int)) (F
 	return facts, nil
 }
 
-// next is the content of the next file, which must be called name, and its size. What is read of it goes to sum, too.
+// next is the content of the next file, which must be called name, and its size. What is read of it
+// goes to sum, too.
 func next(in *tar.Reader, name string, sum io.Writer) (content io.Reader, size int64, err error) {
 	header, err := in.Next()
 	switch {

@@ -22,15 +22,16 @@ import (
 )
 
 const (
-	// stagingName is the directory in which a restore is prepared, decidedName the one that a restore is
-	// finished from. intentName is in it, and becomes restoredName when all parts are in place. cmd/coracle reads
-	// both.
+	// stagingName is the directory in which a restore is prepared, decidedName the one that a restore
+	// is finished from. intentName is in it, and becomes restoredName when all parts are in place.
+	// cmd/coracle reads both.
 	stagingName  = "restore.new"
 	decidedName  = "restore"
 	intentName   = "intent.json"
 	restoredName = "restored.json"
-	// revisionBump is what etcd's documentation recommends for clusters of Kubernetes. The data that are replaced may
-	// have a restore of the same snapshot behind them, so it is counted from their revision, if that is the higher one.
+	// revisionBump is what etcd's documentation recommends for clusters of Kubernetes. The data that
+	// are replaced may have a restore of the same snapshot behind them, so it is counted from their
+	// revision, if that is the higher one.
 	revisionBump = 1_000_000_000
 )
 
@@ -82,8 +83,8 @@ func open(path, dir string, check func(Facts) error, progress Progress) (Facts, 
 	return facts, nil
 }
 
-// Restore replaces the data of the cluster in root, if there are any, by those of the snapshot at path. own are the
-// versions of the program that is to use them. The cluster must not run.
+// Restore replaces the data of the cluster in root, if there are any, by those of the snapshot at
+// path. own are the versions of the program that is to use them. The cluster must not run.
 func Restore(ctx context.Context, root, path string, own dataversion.Versions, progress Progress) (Result, error) {
 	lock, err := etcd.Lock(root)
 	if err != nil {
@@ -149,8 +150,8 @@ func stage(ctx context.Context, root, path string, own dataversion.Versions, pro
 	return facts, errors.Join(os.Remove(db), ctx.Err())
 }
 
-// restoreEtcd makes etcd's directory of its snapshot, whose checksum it compares. Its revisions are later than those in
-// the database that it is to replace.
+// restoreEtcd makes etcd's directory of its snapshot, whose checksum it compares. Its revisions are
+// later than those in the database that it is to replace.
 func restoreEtcd(db, dir, replaced string) error {
 	saved, _, err := etcd.Revisions(db)
 	if err != nil {
@@ -175,8 +176,8 @@ func restoreEtcd(db, dir, replaced string) error {
 	})
 }
 
-// decide writes the intent and makes it count. The rename is its last act: an error after it would be one of a restore
-// that happens all the same.
+// decide writes the intent and makes it count. The rename is its last act: an error after it would
+// be one of a restore that happens all the same.
 func decide(root string, i intent) error {
 	staging := filepath.Join(root, stagingName)
 	data, err := json.Marshal(i)
@@ -193,8 +194,8 @@ func decide(root string, i intent) error {
 	return os.Rename(staging, filepath.Join(root, decidedName))
 }
 
-// Recover finishes or takes back a restore that was cut off in the cluster's directory root. It is called before
-// anything reads the data. Without such a restore it only looks whether there is one.
+// Recover finishes or takes back a restore that was cut off in the cluster's directory root. It is
+// called before anything reads the data. Without such a restore it only looks whether there is one.
 func Recover(root string) error {
 	if !exists(filepath.Join(root, stagingName)) && !exists(filepath.Join(root, decidedName)) {
 		return nil
@@ -239,8 +240,8 @@ func finish(root string) (err error) {
 				return err
 			}
 		}
-		// From here on all parts are in place, and only the directory is left to be removed. What was restored stays
-		// known: the next `coracle up` needs its settings.
+		// From here on all parts are in place, and only the directory is left to be removed. What was
+		// restored stays known: the next `coracle up` needs its settings.
 		err = os.Rename(filepath.Join(decided, intentName), filepath.Join(root, restoredName))
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -26,8 +26,8 @@ import (
 // dialTimeout is how long an etcd that runs may take to answer.
 const dialTimeout = 5 * time.Second
 
-// Save writes a snapshot of the cluster in root into a new file at path. The cluster may run, with its socket in state;
-// if it does not, etcd is started for as long as it takes.
+// Save writes a snapshot of the cluster in root into a new file at path. The cluster may run, with
+// its socket in state; if it does not, etcd is started for as long as it takes.
 func Save(ctx context.Context, root, state, path string, f Facts, progress Progress) (Facts, error) {
 	if _, err := os.Lstat(path); err == nil {
 		return f, fmt.Errorf("%s exists: choose another name, or remove it", path)
@@ -73,9 +73,9 @@ func Save(ctx context.Context, root, state, path string, f Facts, progress Progr
 
 func database(root string) string { return filepath.Join(root, "etcd", "member", "snap", "db") }
 
-// endpointOf returns where the cluster's etcd is reached, and starts it if it does not run. The socket in state may be
-// another cluster's, whose objects must not be saved with our keys: the process that listens there has to be the one
-// that has locked root.
+// endpointOf returns where the cluster's etcd is reached, and starts it if it does not run. The
+// socket in state may be another cluster's, whose objects must not be saved with our keys: the
+// process that listens there has to be the one that has locked root.
 func endpointOf(ctx context.Context, root, state string) (endpoint string, stop func(), err error) {
 	lock, err := etcd.Lock(root)
 	if held := (*etcd.HeldError)(nil); errors.As(err, &held) {
@@ -109,7 +109,8 @@ func endpointOf(ctx context.Context, root, state string) (endpoint string, stop 
 	return server.Endpoint, func() { server.Close(); remove() }, nil
 }
 
-// versions are those that wrote the data, which may be later ones than ours. Data that do not say it count as ours.
+// versions are those that wrote the data, which may be later ones than ours. Data that do not say
+// it count as ours.
 func (f *Facts) versions(ctx context.Context, client *clientv3.Client, endpoint string) error {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
@@ -215,8 +216,8 @@ type unpublished struct {
 	unnamed bool
 }
 
-// newFile makes a file of mode 0600 for path. Where the file system can, it has no name yet: nothing is left of it when
-// we are killed.
+// newFile makes a file of mode 0600 for path. Where the file system can, it has no name yet:
+// nothing is left of it when we are killed.
 func newFile(path string) (*os.File, unpublished, error) {
 	dir := filepath.Dir(path)
 	if fd, err := unix.Open(dir, unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600); err == nil {

@@ -2,11 +2,12 @@
 //
 // # What a snapshot has
 //
-// What cannot be made again: all objects, the key of the certificate authority and the key of service accounts. With
-// these a restored cluster, also one with another directory or on another machine, accepts the tokens and client
-// certificates that were handed out before. Certificates of servers and kubeconfigs are not in it: the next start makes
-// them, for the addresses that it has. Nor are images, logs, volumes and the file of --encryption-provider-config,
-// whose keys a restored cluster needs to read what it encrypted.
+// What cannot be made again: all objects, the key of the certificate authority and the key of
+// service accounts. With these a restored cluster, also one with another directory or on another
+// machine, accepts the tokens and client certificates that were handed out before. Certificates of
+// servers and kubeconfigs are not in it: the next start makes them, for the addresses that it has.
+// Nor are images, logs, volumes and the file of --encryption-provider-config, whose keys a restored
+// cluster needs to read what it encrypted.
 //
 // The file is a tar archive, of mode 0600 since it has all keys and Secrets:
 //
@@ -17,14 +18,16 @@
 //
 // # Restoring
 //
-// Everything is checked, and written below ROOT/restore.new, before any data of the cluster is touched. The rename to
-// ROOT/restore is the moment that decides: a process killed before it leaves the old data, and one killed after it the
-// new. What is left to do then, [Recover] does, at the next start of the cluster or the next restore: it moves the old
-// data to ROOT/before-restore-TIME, where they stay until someone removes them, and the new ones to their place. At last
+// Everything is checked, and written below ROOT/restore.new, before any data of the cluster is
+// touched. The rename to ROOT/restore is the moment that decides: a process killed before it leaves
+// the old data, and one killed after it the new. What is left to do then, [Recover] does, at the
+// next start of the cluster or the next restore: it moves the old data to ROOT/before-restore-TIME,
+// where they stay until someone removes them, and the new ones to their place. At last
 // ROOT/restored.json says what was restored: `coracle up` takes the settings over from it.
 //
-// The revision of etcd is raised above that of the data that are replaced, and all older ones count as compacted: a
-// client that has seen more of the cluster than the snapshot has must not take what comes next for what it knows.
+// The revision of etcd is raised above that of the data that are replaced, and all older ones count
+// as compacted: a client that has seen more of the cluster than the snapshot has must not take what
+// comes next for what it knows.
 package snapshot
 
 import (

@@ -30,8 +30,8 @@ import (
 	"github.com/coracle-project/coracle/cluster/pki"
 )
 
-// With these in the environment the test binary restores a snapshot, or recovers from a restore, and kills itself at
-// a step.
+// With these in the environment the test binary restores a snapshot, or recovers from a restore,
+// and kills itself at a step.
 const (
 	restoreRoot = "CORACLE_TEST_ROOT"
 	restoreFile = "CORACLE_TEST_FILE"
@@ -127,7 +127,8 @@ func ensure(t *testing.T, root string) {
 	}
 }
 
-// says is what the data in root say, after checking that etcd's are those of the same cluster as the keys.
+// says is what the data in root say, after checking that etcd's are those of the same cluster as
+// the keys.
 func says(t *testing.T, root string, authorities map[string]string) (what string) {
 	t.Helper()
 	with(t, root, func(c *clientv3.Client) {
@@ -234,7 +235,8 @@ func TestSaveAndRestore(t *testing.T) {
 	}
 }
 
-// Regression: the second restore of a snapshot gave the revisions of the first again, for other objects.
+// Regression: the second restore of a snapshot gave the revisions of the first again, for other
+// objects.
 func TestRevisionsNeverGoBack(t *testing.T) {
 	root := cluster(t, "old")
 	file := save(t, root)
@@ -375,7 +377,8 @@ func withDatabase(t *testing.T, archived string, change func(tx *bolt.Tx) error)
 	})
 }
 
-// A file that is no whole snapshot, or one of a newer version, changes nothing, and it is said what is wrong.
+// A file that is no whole snapshot, or one of a newer version, changes nothing, and it is said what
+// is wrong.
 func TestRefused(t *testing.T) {
 	target := cluster(t, "old")
 	good := readFile(t, save(t, cluster(t, "new")))
@@ -462,8 +465,8 @@ func TestRefused(t *testing.T) {
 	})
 }
 
-// at runs a restore of file, or with "" a recovery, in a process that is killed at a step. It returns the step's name, ""
-// if there were fewer.
+// at runs a restore of file, or with "" a recovery, in a process that is killed at a step. It
+// returns the step's name, "" if there were fewer.
 func at(t *testing.T, n int, root, file string) (name string) {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe")
@@ -487,8 +490,8 @@ func copied(t *testing.T, root string) string {
 	return to
 }
 
-// A restore that is killed at any step, and whose recovery is killed at any step, too, leaves either the old data or the
-// new.
+// A restore that is killed at any step, and whose recovery is killed at any step, too, leaves
+// either the old data or the new.
 func TestKilled(t *testing.T) {
 	source, old := cluster(t, "new"), cluster(t, "old")
 	file := save(t, source)

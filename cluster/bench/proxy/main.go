@@ -1,5 +1,6 @@
-// Command proxy compares our Service proxy with upstream's kube-proxy (nftables mode): the same Services with
-// ten endpoints each, every run a process of its own in a network namespace of its own. It takes root and nft.
+// Command proxy compares our Service proxy with upstream's kube-proxy (nftables mode): the same
+// Services with ten endpoints each, every run a process of its own in a network namespace of its
+// own. It takes root and nft.
 //
 //	proxy                       all sizes, ours and kube-proxy in turn; then connections, and a proxy with nothing to do
 //	proxy -sizes 100,1000       these

@@ -89,9 +89,9 @@ func (o *balancerOptions) controller(port, kubelet int) *control.Options {
 	}
 }
 
-// newSpeaker returns what announces the pool's addresses, or what removes announcements without a pool, and
-// for one that takes something from this machine, which it tells a health part that it asks for. A node has
-// pods all the same.
+// newSpeaker returns what announces the pool's addresses, or what removes announcements without a
+// pool, and for one that takes something from this machine, which it tells a health part that it
+// asks for. A node has pods all the same.
 func newSpeaker(server *apiserver.Server, api apiOptions, n nodeOptions, part func() *health.Part) (func(context.Context) error, error) {
 	p, err := api.balancers.pool()
 	if err != nil {

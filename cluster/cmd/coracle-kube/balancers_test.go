@@ -53,8 +53,8 @@ func TestNamesOfSinks(t *testing.T) {
 	}
 }
 
-// A pool with the network's gateway is not announced, also when no up has checked it. What an earlier run
-// has announced ends then, and without a pool.
+// A pool with the network's gateway is not announced, also when no up has checked it. What an
+// earlier run has announced ends then, and without a pool.
 func TestPoolsThatAreNotAnnounced(t *testing.T) {
 	for name, ranges := range map[string][]string{"a gateway": {"192.0.2.8/29"}, "no pool": nil} {
 		t.Run(name, func(t *testing.T) {

@@ -81,7 +81,8 @@ func (o *apiOptions) url() string {
 	return "https://" + net.JoinHostPort(host, strconv.Itoa(o.port))
 }
 
-// finishRestore finishes or takes back a restore of a snapshot that was cut off, before anything reads what it replaces.
+// finishRestore finishes or takes back a restore of a snapshot that was cut off, before anything
+// reads what it replaces.
 func (o *apiOptions) finishRestore() error {
 	if len(o.etcdServers) > 0 {
 		return nil

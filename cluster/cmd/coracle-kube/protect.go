@@ -13,8 +13,8 @@ import (
 // leastQuota leaves room for what every cluster has.
 const leastQuota = 16 << 20
 
-// protection are the flags for what is recorded of requests, and how objects are stored. Names and defaults are
-// upstream's.
+// protection are the flags for what is recorded of requests, and how objects are stored. Names and
+// defaults are upstream's.
 type protection struct {
 	audit      apiserver.AuditOptions
 	encryption string

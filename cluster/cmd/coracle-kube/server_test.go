@@ -14,7 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A server that is started by mistake, with the port of one that runs, leaves the rules of that one.
+// A server that is started by mistake, with the port of one that runs, leaves the rules of that
+// one.
 func TestASecondServerRemovesNothing(t *testing.T) {
 	const alone, port = "CORACLE_TEST_ALONE", "16443"
 	if os.Getenv(alone) == "" { // all threads of a server are in one network namespace

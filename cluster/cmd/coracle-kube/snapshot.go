@@ -15,7 +15,8 @@ import (
 // progressEvery is how often a long copy says how far it is.
 const progressEvery = 100 * time.Millisecond
 
-// told is a line of what `coracle snapshot` reads from us: how far we are, or at last what was done.
+// told is a line of what `coracle snapshot` reads from us: how far we are, or at last what was
+// done.
 type told struct {
 	Done   int64            `json:"done,omitempty"`
 	Total  int64            `json:"total,omitempty"`

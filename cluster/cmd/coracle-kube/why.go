@@ -26,9 +26,9 @@ const whyPath = "/why"
 // whyPatience bounds an answer: names may have to be resolved by other servers.
 const whyPatience = 10 * time.Second
 
-// newAsker answers from the informers of this process. routes, names and policies may be nil. PodDNS
-// and ClusterDNS are set by the caller.
-// domain is the cluster's, services the network of Services' addresses.
+// newAsker answers from the informers of this process. routes, names and policies may be nil.
+// PodDNS and ClusterDNS are set by the caller. domain is the cluster's, services the network of
+// Services' addresses.
 func newAsker(all informers.SharedInformerFactory, node, domain, services string, routes *proxy.Proxy, names *dns.Server, policies *policy.Policy) *why.Asker {
 	core := all.Core().V1()
 	a := &why.Asker{

@@ -74,7 +74,8 @@ func (c *Controller) Also(f func(context.Context)) { c.started = append(c.starte
 // Add puts key into the queue, now.
 func (c *Controller) Add(key string) { c.queue.Add(key) }
 
-// AddAfter puts key into the queue when d has passed. Of several times for one key, the earliest counts.
+// AddAfter puts key into the queue when d has passed. Of several times for one key, the earliest
+// counts.
 func (c *Controller) AddAfter(key string, d time.Duration) { c.later.addAfter(key, d) }
 
 // Run works until ctx ends, and returns when all workers have. The informers must be started by

@@ -7,8 +7,9 @@ import (
 
 // later adds keys when a time has passed: of several times for one key, at the earliest.
 //
-// The queue can do that, too. But in the array that its heap is in, it keeps every key that has waited, as many as
-// have waited at once. Of a thousand nodes that came and went, it would keep a thousand names for good.
+// The queue can do that, too. But in the array that its heap is in, it keeps every key that has
+// waited, as many as have waited at once. Of a thousand nodes that came and went, it would keep a
+// thousand names for good.
 type later struct {
 	add func(key string)
 

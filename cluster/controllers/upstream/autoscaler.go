@@ -26,9 +26,9 @@ const (
 	firstReady = 30 * time.Second
 )
 
-// NewAutoscaler returns the controller that scales by HorizontalPodAutoscalers, each looked at once in every, 0 being
-// upstream's 15 seconds. It asks for metrics by the API: without a server for custom and external ones, an
-// autoscaler's condition says so.
+// NewAutoscaler returns the controller that scales by HorizontalPodAutoscalers, each looked at once
+// in every, 0 being upstream's 15 seconds. It asks for metrics by the API: without a server for
+// custom and external ones, an autoscaler's condition says so.
 func NewAutoscaler(set *client.Set, mapper *Mapper, every time.Duration) *OnDemand {
 	if every == 0 {
 		every = autoscaleEvery

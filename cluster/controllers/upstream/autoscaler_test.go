@@ -25,7 +25,8 @@ func busy(labels map[string]string) corev1.PodTemplateSpec {
 	return pod
 }
 
-// createScaler makes an autoscaler of one to three pods that are to use half of the CPU that they ask for.
+// createScaler makes an autoscaler of one to three pods that are to use half of the CPU that they
+// ask for.
 func (c *cluster) createScaler(ctx context.Context, t *testing.T, ns string, target autoscalingv2.CrossVersionObjectReference, change func(*autoscalingv2.HorizontalPodAutoscalerSpec)) {
 	t.Helper()
 	scaler := &autoscalingv2.HorizontalPodAutoscaler{
@@ -68,7 +69,8 @@ func (c *cluster) awaitCondition(ctx context.Context, t *testing.T, ns, name str
 	})
 }
 
-// A Deployment grows with the CPU that its pods use, and shrinks as soon, or as late, as the autoscaler says.
+// A Deployment grows with the CPU that its pods use, and shrinks as soon, or as late, as the
+// autoscaler says.
 func TestAutoscalerOfDeployments(t *testing.T) {
 	t.Parallel()
 	c := whole(t)
@@ -101,7 +103,8 @@ func TestAutoscalerOfDeployments(t *testing.T) {
 	ready("late", 3)
 }
 
-// boatsOf is a resource with a scale subresource, another one for each namespace. Its pods are made by the test.
+// boatsOf is a resource with a scale subresource, another one for each namespace. Its pods are made
+// by the test.
 func boatsOf(ns string) schema.GroupVersionResource {
 	return schema.GroupVersionResource{Group: ns + ".example.org", Version: "v1", Resource: "boats"}
 }
@@ -157,7 +160,8 @@ func (c *cluster) createBoat(ctx context.Context, t *testing.T, ns string, boats
 	return all
 }
 
-// Kinds that are defined while the controllers run are scaled, and counted by budgets, though their absence was known before.
+// Kinds that are defined while the controllers run are scaled, and counted by budgets, though their
+// absence was known before.
 func TestKindsThatCome(t *testing.T) {
 	t.Parallel()
 	c := whole(t)

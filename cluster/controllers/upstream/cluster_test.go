@@ -41,14 +41,15 @@ import (
 	"github.com/coracle-project/coracle/cluster/pki"
 )
 
-// patience bounds what a test waits for, on however slow a machine; it is never the time that a test takes.
+// patience bounds what a test waits for, on however slow a machine; it is never the time that a
+// test takes.
 const patience = 3 * time.Minute
 
 // autoscaleEvery is so short that no test waits for it.
 const autoscaleEvery = 50 * time.Millisecond
 
-// cluster is an API server with all controllers, each as its service account. There is no node: pods run because
-// the test's kubelet says so.
+// cluster is an API server with all controllers, each as its service account. There is no node:
+// pods run because the test's kubelet says so.
 type cluster struct {
 	kube   kubernetes.Interface
 	config *rest.Config
@@ -75,7 +76,8 @@ var logged logs
 func TestMain(m *testing.M) {
 	klog.SetSlogLogger(slog.New(slog.NewTextHandler(&logged, nil)))
 	slog.SetLogLoggerLevel(slog.LevelError)
-	// The other one sleeps until some time after the last error, which may be of another bubble with another clock.
+	// The other one sleeps until some time after the last error, which may be of another bubble with
+	// another clock.
 	utilruntime.ErrorHandlers = utilruntime.ErrorHandlers[:1]
 	code := m.Run()
 	if shared.cluster != nil {
@@ -364,8 +366,8 @@ func (l *logs) count(text string) int {
 	return bytes.Count(l.text.Bytes(), []byte(text))
 }
 
-// check says what must not be in the logs: a controller that panics or may not do its work, and warnings of kinds
-// that are acted on.
+// check says what must not be in the logs: a controller that panics or may not do its work, and
+// warnings of kinds that are acted on.
 func (l *logs) check() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

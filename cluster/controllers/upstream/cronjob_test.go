@@ -85,7 +85,8 @@ func TestCronJobTimeZone(t *testing.T) {
 	c.awaitJobs(ctx, t, ns, due.Format(time.RFC3339))
 }
 
-// What happens to a Job that still runs when the next one is due is the concurrency policy's to say.
+// What happens to a Job that still runs when the next one is due is the concurrency policy's to
+// say.
 func TestCronJobConcurrency(t *testing.T) {
 	t.Parallel()
 	for policy, want := range map[batchv1.ConcurrencyPolicy]struct {
@@ -146,8 +147,8 @@ func TestCronJobThatCannotBe(t *testing.T) {
 	}
 }
 
-// A finished Job goes, with its pods, when its time to live is over, and not before. This is not an imported
-// controller's: it comes with our own of Jobs.
+// A finished Job goes, with its pods, when its time to live is over, and not before. This is not an
+// imported controller's: it comes with our own of Jobs.
 func TestFinishedJobsGo(t *testing.T) {
 	t.Parallel()
 	c := whole(t)

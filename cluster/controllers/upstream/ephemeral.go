@@ -9,7 +9,8 @@ import (
 	"github.com/coracle-project/coracle/cluster/client"
 )
 
-// NewEphemeral returns the controller that makes the claims of pods' ephemeral volumes. A claim goes with its pod.
+// NewEphemeral returns the controller that makes the claims of pods' ephemeral volumes. A claim
+// goes with its pod.
 func NewEphemeral(set *client.Set) *OnDemand {
 	return &OnDemand{
 		name: "ephemeral", informers: set.Informers, trigger: set.Informers.Core().V1().Pods().Informer(), needs: hasEphemeralVolume,

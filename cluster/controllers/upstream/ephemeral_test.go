@@ -28,7 +28,8 @@ func (c *cluster) createWithScratch(ctx context.Context, t *testing.T, ns, name 
 	return must[*corev1.Pod](t)(c.kube.CoreV1().Pods(ns).Create(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}, metav1.CreateOptions{}))
 }
 
-// A pod's ephemeral volume has a claim that goes with the pod. A claim of that name that is not the pod's is left alone.
+// A pod's ephemeral volume has a claim that goes with the pod. A claim of that name that is not the
+// pod's is left alone.
 func TestEphemeralVolumes(t *testing.T) {
 	t.Parallel()
 	c := whole(t)

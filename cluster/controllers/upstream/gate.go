@@ -18,11 +18,13 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// gate gives one controller the shared informers, and its handlers the events only when it has been made.
+// gate gives one controller the shared informers, and its handlers the events only when it has been
+// made.
 //
-// Upstream's constructors add handlers before they have set all fields, since upstream starts informers after all
-// constructors. Here most informers run already: a handler would be called at once, find no lister, and panic; the
-// event would be lost. What belongs to a controller that has ended is removed from the informers.
+// Upstream's constructors add handlers before they have set all fields, since upstream starts
+// informers after all constructors. Here most informers run already: a handler would be called at
+// once, find no lister, and panic; the event would be lost. What belongs to a controller that has
+// ended is removed from the informers.
 //
 // To give controllers another group of informers, add a method for it.
 type gate struct {

@@ -18,11 +18,12 @@ import (
 )
 
 const (
-	// remapEvery is how often the kinds of the API are looked up again, in case one is served in another
-	// version (upstream's value).
+	// remapEvery is how often the kinds of the API are looked up again, in case one is served in
+	// another version (upstream's value).
 	remapEvery = 30 * time.Second
-	// missAgain is how old an answer has to be to look again for a kind that it lacks. client-go's mapper
-	// would not look again at all: a kind defined a moment ago would be unknown for up to remapEvery.
+	// missAgain is how old an answer has to be to look again for a kind that it lacks. client-go's
+	// mapper would not look again at all: a kind defined a moment ago would be unknown for up to
+	// remapEvery.
 	missAgain = 2 * time.Second
 )
 
@@ -54,7 +55,8 @@ type aging struct {
 	answered atomic.Pointer[time.Time]
 }
 
-// ServerGroupsAndResources implements discovery.DiscoveryInterface. A mapper calls it once after each Reset.
+// ServerGroupsAndResources implements discovery.DiscoveryInterface. A mapper calls it once after
+// each Reset.
 func (a *aging) ServerGroupsAndResources() ([]*metav1.APIGroup, []*metav1.APIResourceList, error) {
 	defer func() {
 		now := time.Now()
@@ -63,7 +65,8 @@ func (a *aging) ServerGroupsAndResources() ([]*metav1.APIGroup, []*metav1.APIRes
 	return a.CachedDiscoveryInterface.ServerGroupsAndResources()
 }
 
-// Fresh implements discovery.CachedDiscoveryInterface: false has the mapper look again for what it does not find.
+// Fresh implements discovery.CachedDiscoveryInterface: false has the mapper look again for what it
+// does not find.
 func (a *aging) Fresh() bool {
 	answered := a.answered.Load()
 	return a.CachedDiscoveryInterface.Fresh() && answered != nil && time.Since(*answered) < missAgain

@@ -12,7 +12,8 @@ import (
 	"github.com/coracle-project/coracle/cluster/client"
 )
 
-// mirroredPerSubset is upstream's default (k8s.io/kubernetes/pkg/controller/endpointslicemirroring/config/v1alpha1).
+// mirroredPerSubset is upstream's default
+// (k8s.io/kubernetes/pkg/controller/endpointslicemirroring/config/v1alpha1).
 const mirroredPerSubset = 1000
 
 // NewMirroring returns the controller that makes EndpointSlices of the Endpoints that someone else than the

@@ -30,7 +30,8 @@ func begun() map[string]int {
 	return times
 }
 
-// A cluster without objects that need them runs none of the imported controllers. TestRestart shows that the log would tell.
+// A cluster without objects that need them runs none of the imported controllers. TestRestart shows
+// that the log would tell.
 func TestNothingStartsWithoutObjects(t *testing.T) {
 	before := begun()
 	c := whole(t)

@@ -172,7 +172,8 @@ func TestStatefulSetParallel(t *testing.T) {
 	})
 }
 
-// Only pods from the partition on are updated, the last one first, each when the one before is ready.
+// Only pods from the partition on are updated, the last one first, each when the one before is
+// ready.
 func TestStatefulSetPartition(t *testing.T) {
 	t.Parallel()
 	c := whole(t)

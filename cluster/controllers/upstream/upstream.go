@@ -19,11 +19,12 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// workers is how many objects each controller works on at a time, upstream's default for all of them.
+// workers is how many objects each controller works on at a time, upstream's default for all of
+// them.
 const workers = 5
 
-// worked is how long a controller works until its next failure has nothing to do with the last one: the
-// pause after it is short again.
+// worked is how long a controller works until its next failure has nothing to do with the last one:
+// the pause after it is short again.
 const worked = 10 * time.Minute
 
 // OnDemand is a controller that starts with the first object of a kind that needs it.
@@ -86,8 +87,8 @@ func (o *OnDemand) work(ctx context.Context) (err error) {
 	return errors.New("it ended by itself")
 }
 
-// making is held while a controller is made. Constructors look for indexers of informers that they share and add
-// them, and client-go lets only one do so at a time.
+// making is held while a controller is made. Constructors look for indexers of informers that they
+// share and add them, and client-go lets only one do so at a time.
 var making sync.Mutex
 
 func (o *OnDemand) made(ctx context.Context, events *gate) (run func(context.Context), err error) {

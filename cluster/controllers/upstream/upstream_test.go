@@ -114,8 +114,8 @@ func TestPauseIsShortAfterLongWork(t *testing.T) {
 	})
 }
 
-// Informers run already when a controller is made. Its handlers are called when it is complete, with all that there is,
-// and no more when it has ended.
+// Informers run already when a controller is made. Its handlers are called when it is complete,
+// with all that there is, and no more when it has ended.
 func TestHandlersWaitForTheConstructor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		kube := fake.NewClientset()

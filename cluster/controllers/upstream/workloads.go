@@ -34,8 +34,8 @@ func NewReplication(set *client.Set) *OnDemand {
 	}
 }
 
-// NewCronJob returns the controller that makes Jobs at the times that CronJobs say. Time zones are those that the
-// program finds, or has linked (time/tzdata).
+// NewCronJob returns the controller that makes Jobs at the times that CronJobs say. Time zones are
+// those that the program finds, or has linked (time/tzdata).
 func NewCronJob(set *client.Set) *OnDemand {
 	return &OnDemand{
 		name: "cronjob", informers: set.Informers, trigger: set.Informers.Batch().V1().CronJobs().Informer(),

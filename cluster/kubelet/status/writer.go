@@ -248,10 +248,10 @@ func (w *Writer) patch(ctx context.Context, base *v1.Pod, want v1.PodStatus) (*v
 	return w.kube.CoreV1().Pods(base.Namespace).Patch(ctx, base.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
 }
 
-// lost says whether a write failed because the object is gone, or another has taken its name; if not,
-// it returns the error. A conflict alone does not tell: the API answers so for other reasons, too, such
-// as when others write the object all the time. Another pod of that name makes the patch invalid if it is on this
-// node, and forbidden if not.
+// lost says whether a write failed because the object is gone, or another has taken its name; if
+// not, it returns the error. A conflict alone does not tell: the API answers so for other reasons,
+// too, such as when others write the object all the time. Another pod of that name makes the patch
+// invalid if it is on this node, and forbidden if not.
 func (w *Writer) lost(ctx context.Context, base *v1.Pod, err error) (bool, error) {
 	if apierrors.IsNotFound(err) {
 		return true, nil

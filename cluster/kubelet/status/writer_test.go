@@ -140,7 +140,8 @@ func TestAConflictIsNotTheEndOfThePod(t *testing.T) {
 	})
 }
 
-// A pod whose name another one has, as those of StatefulSets, is not written any more, whatever the API calls that.
+// A pod whose name another one has, as those of StatefulSets, is not written any more, whatever the
+// API calls that.
 func TestAPodWhoseNameAnotherHasIsNotWritten(t *testing.T) {
 	uid := field.ErrorList{field.Invalid(field.NewPath("metadata", "uid"), "u", "field is immutable")}
 	for name, refusal := range map[string]error{

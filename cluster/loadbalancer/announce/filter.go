@@ -14,9 +14,9 @@ import (
 )
 
 // subscription hears of changes in the kernel that concern announcements: of interfaces and their
-// addresses, of routes to the sink that are removed, of routes that replace others, and of sysctls of
-// interfaces. There are no notifications of proxied neighbours: one that another program removes by
-// itself is missing until anything else changes.
+// addresses, of routes to the sink that are removed, of routes that replace others, and of sysctls
+// of interfaces. There are no notifications of proxied neighbours: one that another program removes
+// by itself is missing until anything else changes.
 type subscription struct {
 	*netlink.Conn
 	hears interests

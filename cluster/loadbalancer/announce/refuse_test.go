@@ -10,8 +10,8 @@ import (
 	"github.com/coracle-project/coracle/cluster/nftable"
 )
 
-// A refusal that cannot be made is tried again after a pause, however often the addresses are looked
-// at meanwhile, and the log says so once a minute.
+// A refusal that cannot be made is tried again after a pause, however often the addresses are
+// looked at meanwhile, and the log says so once a minute.
 func TestRefusalIsTriedAgain(t *testing.T) {
 	log := captureLog(t)
 	synctest.Test(t, func(t *testing.T) {

@@ -73,8 +73,8 @@ func (s *State) DeleteClusterPolicy(name string) {
 	}
 }
 
-// count notes that there are more ClusterNetworkPolicies, or fewer. The first and the last matter to
-// all pods' ends, and to pods whose namespaces are not known.
+// count notes that there are more ClusterNetworkPolicies, or fewer. The first and the last matter
+// to all pods' ends, and to pods whose namespaces are not known.
 func (s *State) count(more int) {
 	was := s.cluster > 0
 	if s.cluster += more; s.cluster > 0 == was {

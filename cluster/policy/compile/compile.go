@@ -12,8 +12,8 @@
 // that select it and not on how many there are. A policy that changes costs as much as the pods
 // that its selectors find.
 //
-// What cannot be enforced allows nothing, and is a Problem: NetworkPolicies only ever allow, so what
-// is left out isolates.
+// What cannot be enforced allows nothing, and is a Problem: NetworkPolicies only ever allow, so
+// what is left out isolates.
 //
 // ClusterNetworkPolicies forbid as well, and the first rule that matches decides. A class that one
 // of them is about is decided here, rule by rule, for each identity that its rules select and for
@@ -268,8 +268,8 @@ func (s *State) setEnds(p *pod) {
 	p.ends = slices.Delete(p.ends, n, len(p.ends))
 }
 
-// Claim says that a pod that is admitted has got its addresses just now: whoever had them before, and
-// may still be known, has them no more.
+// Claim says that a pod that is admitted has got its addresses just now: whoever had them before,
+// and may still be known, has them no more.
 func (s *State) Claim(id ID) {
 	if p := s.pods[id]; p != nil {
 		addresses := p.addresses

@@ -129,8 +129,8 @@ func (s *State) owner(a netip.Addr) *pod {
 	return at.pods[len(at.pods)-1]
 }
 
-// about says whether a rule of a class's policy is about a connection with a peer, which is that of a
-// pod or nil.
+// about says whether a rule of a class's policy is about a connection with a peer, which is that of
+// a pod or nil.
 func (r *rule) about(c *classData, address netip.Addr, peer *end, to rules.Connection) bool {
 	ports := r.ports
 	if c.direction == rules.Ingress {

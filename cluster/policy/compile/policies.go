@@ -44,8 +44,8 @@ type meaning struct {
 	problems []Problem
 }
 
-// rule is about connections between the pods of a policy and peers, if they are to one of the ports.
-// One of a NetworkPolicy allows them.
+// rule is about connections between the pods of a policy and peers, if they are to one of the
+// ports. One of a NetworkPolicy allows them.
 type rule struct {
 	name   string // for people
 	action action // of a ClusterNetworkPolicy

@@ -16,8 +16,8 @@ import (
 	"github.com/coracle-project/coracle/cluster/policy/rules"
 )
 
-// applyBoth reads policies of both kinds. A ClusterNetworkPolicy has a tier; its name is "c" and its
-// place in the text, unless it has one.
+// applyBoth reads policies of both kinds. A ClusterNetworkPolicy has a tier; its name is "c" and
+// its place in the text, unless it has one.
 func (w *world) applyBoth(text string) {
 	w.t.Helper()
 	for i, each := range strings.Split(text, "---\n") {
@@ -206,8 +206,8 @@ func (w *world) wantBoth(allowed, refused string) {
 	}
 }
 
-// What is not understood or supported fails closed: a rule that accepts is about nothing, and others
-// deny everything. It is told.
+// What is not understood or supported fails closed: a rule that accepts is about nothing, and
+// others deny everything. It is told.
 func TestRulesThatFailClosed(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -277,8 +277,8 @@ func TestRulesThatFailClosed(t *testing.T) {
 	}
 }
 
-// A policy whose subject makes no sense denies everything to the pods that it may be about, and says
-// so. One that would only accept does nothing.
+// A policy whose subject makes no sense denies everything to the pods that it may be about, and
+// says so. One that would only accept does nothing.
 func TestSubjectThatFails(t *testing.T) {
 	t.Parallel()
 	const near = "{matchExpressions: [{key: a, operator: Near}]}"

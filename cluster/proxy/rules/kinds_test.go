@@ -18,7 +18,8 @@ func (n *node) chains(prefix string) int {
 	return strings.Count(n.Run("nft list table inet "+tableName), "\tchain "+prefix)
 }
 
-// A Service whose affinity or number of endpoints changes leaves no chain behind for each combination it had.
+// A Service whose affinity or number of endpoints changes leaves no chain behind for each
+// combination it had.
 func TestUnusedKindsAreFreed(t *testing.T) {
 	n := newNode(t)
 	table := n.open()

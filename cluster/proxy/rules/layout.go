@@ -293,8 +293,8 @@ func (f *family) pick(count int) nftable.Chain {
 	return c
 }
 
-// stick chooses the endpoint that the client had last, if it exists still, else one of count. The choice becomes the
-// endpoint's id:
+// stick chooses the endpoint that the client had last, if it exists still, else one of count. The
+// choice becomes the endpoint's id:
 //
 //	meta priority set meta priority & 0xfffff000 . numgen random mod 4 map @epid4
 //	meta priority set ip saddr . meta priority & 0xfffff000 map @aff4              # a known client

@@ -323,8 +323,9 @@ func firstDistinct(all []netip.AddrPort) []netip.AddrPort {
 	return first
 }
 
-// nextID returns an id that no endpoint of the backend has. It is not soon one that another had: a client that is
-// remembered with that goes to the new endpoint, so that one would get more clients than the others.
+// nextID returns an id that no endpoint of the backend has. It is not soon one that another had: a
+// client that is remembered with that goes to the new endpoint, so that one would get more clients
+// than the others.
 func (b *backend) nextID() uint32 {
 	for {
 		if b.lastID = b.lastID%markEndpoint + 1; !slices.Contains(b.ids, b.lastID) {

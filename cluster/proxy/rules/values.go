@@ -5,16 +5,16 @@ import (
 	"net/netip"
 )
 
-// The maps of destinations say what happens to a connection. While the chains choose an endpoint, the packet has that as its
-// choice (see choice.go):
+// The maps of destinations say what happens to a connection. While the chains choose an endpoint,
+// the packet has that as its choice (see choice.go):
 //
 //	bits 12-30  the number of the backend
 //	bit 11      masquerade
 //	bits 0-10   the kind: a number of endpoints, 0 to reject, 1023 to drop; with bit 10 set the index of
 //	            a number of endpoints and a timeout of affinity
 //
-// With affinity, the choice becomes the id of an endpoint: the number of the backend, and in bits 0-9 which of its
-// endpoints it is. An endpoint keeps its id when it moves to another slot.
+// With affinity, the choice becomes the id of an endpoint: the number of the backend, and in bits
+// 0-9 which of its endpoints it is. An endpoint keeps its id when it moves to another slot.
 const (
 	markNumber     = 0xfffff000
 	markMasquerade = 1 << 11

@@ -152,8 +152,8 @@ const firewalld = `table inet firewalld {
 	chain filter_FWD_trusted { accept; }
 }`
 
-// Without what is known of pods, a chain that drops whatever they may be is found all the same, and one
-// that may let them through is not.
+// Without what is known of pods, a chain that drops whatever they may be is found all the same, and
+// one that may let them through is not.
 func TestReadFirewallsOfOtherPlugins(t *testing.T) {
 	for rules, want := range map[string]int{
 		forwardChain("drop"): 1,

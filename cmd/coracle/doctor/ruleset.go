@@ -180,8 +180,8 @@ func (r *registers) load(register uint32, n int) known {
 
 func (k known) whole() bool { return !slices.Contains(k.is, false) }
 
-// run evaluates a rule, up to its verdict. Of a map in which a value may be, there are all verdicts that
-// it may have, and the rule is one that may match.
+// run evaluates a rule, up to its verdict. Of a map in which a value may be, there are all verdicts
+// that it may have, and the rule is one that may match.
 func (r *registers) run(exprs []expr.Any) (matches match, verdicts []*expr.Verdict) {
 	for _, e := range exprs {
 		m := yes

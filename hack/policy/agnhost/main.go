@@ -1,5 +1,6 @@
-// Command agnhost is Kubernetes' program of test images, with only the commands that tests of network policies use. Its
-// SCTP, of kernels without SCTP sockets, is one packet and its answer: see sctp.go.
+// Command agnhost is Kubernetes' program of test images, with only the commands that tests of
+// network policies use. Its SCTP, of kernels without SCTP sockets, is one packet and its answer:
+// see sctp.go.
 package main
 
 import (

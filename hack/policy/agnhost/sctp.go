@@ -12,8 +12,9 @@ import (
 	"time"
 )
 
-// An association begins with the client's INIT, which the server answers with INIT ACK (RFC 9260, section 5.1). Policies
-// decide about these packets by their ports and addresses. Raw sockets send and get them without the kernel's SCTP.
+// An association begins with the client's INIT, which the server answers with INIT ACK (RFC 9260,
+// section 5.1). Policies decide about these packets by their ports and addresses. Raw sockets send
+// and get them without the kernel's SCTP.
 const (
 	headerSize = 12 // ports, tag, checksum
 	initSize   = 20 // type, flags, length, tag, window, streams out and in, number

@@ -1,6 +1,7 @@
-// Package clusternetworkpolicy runs the tests of ClusterNetworkPolicy of sigs.k8s.io/network-policy-api, on one node. Their own
-// program waits for two pods of the host's network with the same ports, which need two nodes. One of them runs here; only tests of
-// peers by nodes connect to them.
+// Package clusternetworkpolicy runs the tests of ClusterNetworkPolicy of
+// sigs.k8s.io/network-policy-api, on one node. Their own program waits for two pods of the host's
+// network with the same ports, which need two nodes. One of them runs here; only tests of peers by
+// nodes connect to them.
 package clusternetworkpolicy
 
 import (

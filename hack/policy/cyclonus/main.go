@@ -1,6 +1,7 @@
-// Command cyclonus runs the policy cases of github.com/mattfenwick/cyclonus against a cluster and writes
-// what came of them. The cases, the expectations and the probes are cyclonus' own. Its own command line cannot have its worker
-// probe from inside the pods, which is ten times faster, and makes five calls of the API per second.
+// Command cyclonus runs the policy cases of github.com/mattfenwick/cyclonus against a cluster and
+// writes what came of them. The cases, the expectations and the probes are cyclonus' own. Its own
+// command line cannot have its worker probe from inside the pods, which is ten times faster, and
+// makes five calls of the API per second.
 //
 //	cyclonus -results FILE [-only REGEXP]
 //
@@ -43,7 +44,8 @@ var (
 	protocols = []v1.Protocol{v1.ProtocolTCP, v1.ProtocolUDP}
 )
 
-// A pod's connections to itself never fail for a policy, as Kubernetes documents. Cyclonus expects them to.
+// A pod's connections to itself never fail for a policy, as Kubernetes documents. Cyclonus expects
+// them to.
 const ignoreLoopback = true
 
 func run(file, only string, list bool) error {
@@ -135,7 +137,8 @@ func line(i int, c *generator.TestCase) string {
 // name is a description on one line.
 func name(c *generator.TestCase) string { return strings.Join(strings.Fields(c.Description), " ") }
 
-// wrong names the first few probes that ended otherwise than expected, at the last try or at the first one.
+// wrong names the first few probes that ended otherwise than expected, at the last try or at the
+// first one.
 func wrong(r *connectivity.Result, last bool) string {
 	var all []string
 	for i, step := range r.Steps {
