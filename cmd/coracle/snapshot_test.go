@@ -132,12 +132,20 @@ func TestWhichClusterRuns(t *testing.T) {
 		{"/var/lib/coracle", "the cluster in /var/lib/coracle runs with --state /run/coracle: give the one in /srv/coracle another --state", "down --root"},
 		{"/srv/coracle", "the cluster runs: 'coracle down --root /srv/coracle' first", "another"},
 	} {
-		supervisor := exec.Command("sh", "-c", "read end; exit", "supervise", "--root", test.root)
+		supervisor := exec.Command("sh", "-c", "echo; read end; exit", "supervise", "--root", test.root)
 		in, err := supervisor.StdinPipe()
 		if err != nil {
 			t.Fatal(err)
 		}
+		out, err := supervisor.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
 		if err := supervisor.Start(); err != nil {
+			t.Fatal(err)
+		}
+		// A program's arguments are empty for a moment while it is executed.
+		if _, err := out.Read(make([]byte, 1)); err != nil {
 			t.Fatal(err)
 		}
 		if err := p.runs(supervisor.Process.Pid); !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), test.not) {
