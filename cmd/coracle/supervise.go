@@ -21,11 +21,15 @@ import (
 
 const (
 	// firstPause is before the first restart of the cluster process; each further one waits twice as
-	// long, up to longestPause, until it has lived for settled. Clients should not wait for long
-	// because of how often a process that works was killed before.
+	// long, up to longestPause, until it has lived for settled.
 	firstPause   = 100 * time.Millisecond
 	longestPause = 10 * time.Second
 	settled      = 5 * time.Second
+	// A process that has lived for served has served its clients, which should not wait for long
+	// because of how often it was killed before: leader elections allow for 10 s. If it did not end by
+	// itself, it waits for servedPause at most.
+	served      = time.Second
+	servedPause = time.Second
 	// After so many lives, none longer than settled and all ended by an error of its own (a port that is
 	// taken, data that cannot be read), the supervisor ends with it, so that up says why.
 	mostTries = 7
@@ -73,7 +77,7 @@ func supervise(ctx context.Context, args []string, log io.Writer) error {
 	// The kernel sends the death signal when the thread that has forked ends: keep this one.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	pause := firstPause
+	next := backoff(firstPause)
 	failures, worked := 0, false
 	for {
 		began := time.Now()
@@ -82,9 +86,7 @@ func supervise(ctx context.Context, args []string, log io.Writer) error {
 			return err
 		}
 		lived := time.Since(began)
-		if lived >= settled {
-			pause, worked = firstPause, true
-		}
+		worked = worked || lived >= settled
 		failures++
 		if !refused(err) {
 			failures = 0
@@ -92,14 +94,30 @@ func supervise(ctx context.Context, args []string, log io.Writer) error {
 		if !worked && failures == mostTries {
 			return fmt.Errorf("the cluster process cannot be started: %w", err)
 		}
+		pause := next.after(lived, refused(err))
 		slog.Error("the cluster process ended and is started again", "err", err, "lived", lived, "pause", pause)
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
 			return nil
 		}
-		pause = min(2*pause, longestPause)
 	}
+}
+
+// backoff is how long the next restart waits, if nothing speaks against it.
+type backoff time.Duration
+
+// after returns the pause after a life, which ended by an error that the process reported, or not.
+func (b *backoff) after(lived time.Duration, refused bool) time.Duration {
+	pause := time.Duration(*b)
+	switch {
+	case lived >= settled:
+		pause = firstPause
+	case lived >= served && !refused:
+		pause = min(pause, servedPause)
+	}
+	*b = backoff(min(2*pause, longestPause))
+	return pause
 }
 
 // once runs a program until it ends, or ctx does. The program does not outlive us, however we end.

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -91,6 +92,37 @@ func TestSupervisorLogs(t *testing.T) {
 	want := regexp.MustCompile(`^out\nerr\ntime=\S+ level=ERROR msg="the cluster process ended and is started again" .*\nout\nerr\nno end$`)
 	if !want.Match(content) {
 		t.Errorf("the log is %q", content)
+	}
+}
+
+// Restarts wait longer and longer, but not those of a process that is killed while it serves.
+func TestPauses(t *testing.T) {
+	type life struct {
+		lived   time.Duration
+		refused bool
+		want    time.Duration // the pause after it
+	}
+	const short, ms = 300 * time.Millisecond, time.Millisecond
+	for name, lives := range map[string][]life{
+		"each life is short": {
+			{short, false, 100 * ms}, {short, false, 200 * ms}, {short, true, 400 * ms}, {short, true, 800 * ms}, {short, false, 1600 * ms},
+			{short, false, 3200 * ms}, {short, false, 6400 * ms}, {short, false, longestPause}, {short, false, longestPause},
+			{settled, false, 100 * ms}, {short, false, 200 * ms},
+		},
+		"killed while it serves": {
+			{2 * served, false, 100 * ms}, {2 * served, false, 200 * ms}, {2 * served, false, 400 * ms}, {served, false, 800 * ms},
+			{served, false, servedPause}, {served, false, servedPause}, {short, false, 2 * servedPause}, {served, false, servedPause},
+		},
+		"a slow machine, on which it reports an error": {
+			{served, true, 100 * ms}, {served, true, 200 * ms}, {served, true, 400 * ms}, {served, true, 800 * ms}, {served, true, 1600 * ms},
+		},
+	} {
+		next := backoff(firstPause)
+		for i, l := range lives {
+			if got := next.after(l.lived, l.refused); got != l.want {
+				t.Errorf("%s: after life %d the pause is %v, want %v", name, i, got, l.want)
+			}
+		}
 	}
 }
 
