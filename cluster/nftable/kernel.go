@@ -54,7 +54,7 @@ func (k *kernel) open() error {
 	err = errors.Join(err, socket.SetOption(netlink.CapAcknowledge, true), socket.SetWriteBuffer(sendBuffer), socket.SetReadBuffer(receiveBuffer))
 	var conn *nftables.Conn
 	if err == nil {
-		conn, err = nftables.New(nftables.AsLasting())
+		conn, err = nftables.New(nftables.AsLasting(), nftables.WithSockOptions(largeAnswers))
 	}
 	if err != nil {
 		return errors.Join(fmt.Errorf("open nftables: %w", err), socket.Close())
@@ -85,13 +85,17 @@ func portOf(socket *netlink.Conn) (uint32, error) {
 
 func (k *kernel) close() error { return errors.Join(k.conn.CloseLasting(), k.socket.Close()) }
 
+// askGeneration asks for the number of the last transaction of anyone.
+func askGeneration() netlink.Message {
+	return netlink.Message{
+		Header: netlink.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN, Flags: netlink.Request},
+		Data:   []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0}, // struct nfgenmsg
+	}
+}
+
 // generation is the number of the last transaction of anyone.
 func (k *kernel) generation() (uint32, error) {
-	const getGeneration = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN
-	answer, err := k.socket.Execute(netlink.Message{
-		Header: netlink.Header{Type: getGeneration, Flags: netlink.Request},
-		Data:   []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0}, // struct nfgenmsg
-	})
+	answer, err := k.socket.Execute(askGeneration())
 	if err != nil {
 		return 0, k.again(fmt.Errorf("ask for nftables' generation: %w", err))
 	}

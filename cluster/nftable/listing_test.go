@@ -1,11 +1,17 @@
 package nftable
 
 import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/cluster/proxy/testnet"
 )
@@ -91,4 +97,73 @@ func TestListingThatLacksAChain(t *testing.T) {
 	if got := n.Run("nft list table inet test"); got != want {
 		t.Errorf("%s\nwant:\n%s", got, want)
 	}
+}
+
+// Listings come in few large answers.
+func TestLargeAnswers(t *testing.T) {
+	s := testnet.New(t)
+	s.Run("nft add table inet many")
+	s.Run("nft add set inet many numbers { type mark ; }")
+	var elements strings.Builder
+	for i := range 5000 {
+		fmt.Fprintf(&elements, "add element inet many numbers { %d }\n", i)
+	}
+	file := filepath.Join(t.TempDir(), "elements")
+	if err := os.WriteFile(file, []byte(elements.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.Run("nft -f " + file)
+	// first is the size of the first answer to a question for all elements.
+	first := func(prepare func(*netlink.Conn) error) (size int) {
+		s.Within(func() {
+			socket, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer func() { _ = socket.Close() }()
+			names, err := netlink.MarshalAttributes([]netlink.Attribute{
+				{Type: unix.NFTA_SET_ELEM_LIST_TABLE, Data: []byte("many\x00")}, {Type: unix.NFTA_SET_ELEM_LIST_SET, Data: []byte("numbers\x00")},
+			})
+			if err = errors.Join(err, prepare(socket)); err != nil {
+				t.Error(err)
+				return
+			}
+			_, err = socket.Send(netlink.Message{
+				Header: netlink.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETSETELEM, Flags: netlink.Request | netlink.Dump},
+				Data:   append([]byte{unix.NFPROTO_INET, unix.NFNETLINK_V0, 0, 0}, names...),
+			})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			size = received(t, socket)
+		})
+		return size
+	}
+	if size := first(func(*netlink.Conn) error { return nil }); size == 0 || size > os.Getpagesize() {
+		t.Errorf("without it an answer has %d bytes, so this shows nothing", size)
+	}
+	if size := first(largeAnswers); size < 16<<10 {
+		t.Errorf("an answer has %d bytes", size)
+	}
+}
+
+// received is the size of the next message of a socket, of many parts or not.
+func received(t *testing.T, socket *netlink.Conn) (size int) {
+	t.Helper()
+	raw, err := socket.SyscallConn()
+	if err != nil {
+		t.Error(err)
+		return 0
+	}
+	var failed error
+	err = raw.Read(func(fd uintptr) bool {
+		size, _, failed = unix.Recvfrom(int(fd), make([]byte, 64<<10), 0)
+		return !errors.Is(failed, unix.EAGAIN)
+	})
+	if err = errors.Join(err, failed); err != nil {
+		t.Error(err)
+	}
+	return size
 }
