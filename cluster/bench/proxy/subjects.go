@@ -16,6 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/fake"
 	k8stesting "k8s.io/client-go/testing"
@@ -89,13 +90,17 @@ type ours struct {
 }
 
 func newOurs(w *world) (*ours, error) {
+	// Lists are ready: the fake API server copies and sorts all objects for one, which is no work of
+	// the proxy's.
 	api := fake.NewClientset()
+	services, slices := &corev1.ServiceList{}, &discoveryv1.EndpointSliceList{}
 	for i := range w.services {
-		if err := errors.Join(api.Tracker().Add(w.services[i]), api.Tracker().Add(w.slices[i])); err != nil {
-			return nil, err
-		}
+		services.Items, slices.Items = append(services.Items, *w.services[i]), append(slices.Items, *w.slices[i])
 	}
-	w.services, w.slices = nil, nil // the API server has copies
+	w.services, w.slices = nil, nil
+	for resource, list := range map[string]runtime.Object{"services": services, "endpointslices": slices} {
+		api.PrependReactor("list", resource, func(k8stesting.Action) (bool, runtime.Object, error) { return true, list, nil })
+	}
 	o := &ours{world: w, slices: watch.NewRaceFreeFake()}
 	api.PrependWatchReactor("endpointslices", func(k8stesting.Action) (bool, watch.Interface, error) { return true, o.slices, nil })
 	slog.SetDefault(slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError})))
