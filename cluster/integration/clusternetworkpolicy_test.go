@@ -93,5 +93,5 @@ func defineClusterPolicies(ctx context.Context, t *testing.T, c client.WithWatch
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = c.Delete(context.Background(), crd) }) // unless it is gone
-	return await(ctx, t, c, &apiextensionsv1.CustomResourceDefinitionList{}, crd, established)
+	return awaitServed(ctx, t, c, crd)
 }

@@ -13,6 +13,7 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
@@ -36,8 +37,20 @@ func fleets(ctx context.Context, t *testing.T) client.WithWatch {
 		t.Fatal(err)
 	}
 	create(ctx, t, c, crd)
-	await(ctx, t, c, &apiextensionsv1.CustomResourceDefinitionList{}, crd, established)
+	awaitServed(ctx, t, c, crd)
 	return c
+}
+
+// awaitServed waits until clients find what a definition defines. Discovery tells of it a moment after
+// the definition is established.
+func awaitServed(ctx context.Context, t *testing.T, c client.WithWatch, crd *apiextensionsv1.CustomResourceDefinition) *apiextensionsv1.CustomResourceDefinition {
+	t.Helper()
+	crd = await(ctx, t, c, &apiextensionsv1.CustomResourceDefinitionList{}, crd, established)
+	eventually(ctx, t, crd.Name+" is discovered", func() (bool, error) {
+		_, err := c.RESTMapper().RESTMapping(schema.GroupKind{Group: crd.Spec.Group, Kind: crd.Spec.Names.Kind}, crd.Spec.Versions[0].Name)
+		return err == nil, err
+	})
+	return crd
 }
 
 // established says whether the API serves what a definition defines.
