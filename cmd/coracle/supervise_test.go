@@ -105,13 +105,27 @@ func TestPauses(t *testing.T) {
 	const short, ms = 300 * time.Millisecond, time.Millisecond
 	for name, lives := range map[string][]life{
 		"each life is short": {
-			{short, false, 100 * ms}, {short, false, 200 * ms}, {short, true, 400 * ms}, {short, true, 800 * ms}, {short, false, 1600 * ms},
-			{short, false, 3200 * ms}, {short, false, 6400 * ms}, {short, false, longestPause}, {short, false, longestPause},
-			{settled, false, 100 * ms}, {short, false, 200 * ms},
+			{short, false, 100 * ms},
+			{short, false, 200 * ms},
+			{short, true, 400 * ms},
+			{short, true, 800 * ms},
+			{short, false, 1600 * ms},
+			{short, false, 3200 * ms},
+			{short, false, 6400 * ms},
+			{short, false, longestPause},
+			{short, false, longestPause},
+			{settled, false, 100 * ms},
+			{short, false, 200 * ms},
 		},
 		"killed while it serves": {
-			{2 * served, false, 100 * ms}, {2 * served, false, 200 * ms}, {2 * served, false, 400 * ms}, {served, false, 800 * ms},
-			{served, false, servedPause}, {served, false, servedPause}, {short, false, 2 * servedPause}, {served, false, servedPause},
+			{2 * served, false, 100 * ms},
+			{2 * served, false, 200 * ms},
+			{2 * served, false, 400 * ms},
+			{served, false, 800 * ms},
+			{served, false, servedPause},
+			{served, false, servedPause},
+			{short, false, 2 * servedPause},
+			{served, false, servedPause},
 		},
 		"a slow machine, on which it reports an error": {
 			{served, true, 100 * ms}, {served, true, 200 * ms}, {served, true, 400 * ms}, {served, true, 800 * ms}, {served, true, 1600 * ms},
