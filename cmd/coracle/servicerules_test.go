@@ -85,11 +85,12 @@ func TestRulesAreRemoved(t *testing.T) {
 			t.Error(err)
 			return
 		}
-		for _, port := range []int{6443, 7443, 8443} {
+		for _, port := range []int{6443, 7443, 8443, 9443} {
 			for _, name := range rulesOf(port) {
 				c.AddTable(&nftables.Table{Name: name, Family: nftables.TableFamilyINet})
 			}
 		}
+		c.AddTable(&nftables.Table{Name: "coracle-cluster-9443", Family: nftables.TableFamilyINet}) // one at another address
 		if err := c.Flush(); err != nil {
 			t.Error(err)
 		}
@@ -99,12 +100,12 @@ func TestRulesAreRemoved(t *testing.T) {
 			return
 		}
 		defer another.Close()
-		for _, port := range []int{6443, 6443, 8443} { // the second time there is nothing to do
+		for _, port := range []int{6443, 6443, 8443, 9443} { // the second time there is nothing to do
 			if err := removeRules("127.0.0.1", port); err != nil {
 				t.Error(err)
 			}
 		}
-		if len(rulesLeft(6443)) != 0 || len(rulesLeft(7443)) != 2 || len(rulesLeft(8443)) != 2 {
+		if len(rulesLeft(6443)) != 0 || len(rulesLeft(7443)) != 2 || len(rulesLeft(8443)) != 2 || len(rulesLeft(9443)) != 2 {
 			left, err := c.ListTables()
 			t.Errorf("left are %v, %v", left, err)
 		}

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
+	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -47,7 +48,11 @@ it finds them again when it is started.`,
 			api.pods = nodeaddr.NewPods()
 			api.clusterDomain, n.pods = n.domain, api.pods
 			if check {
-				return errors.Join(checkAll(api, n, d), api.settings().Listens(), api.balancers.checkHost(api.port))
+				release, err := claimPort(api.port)
+				if err == nil {
+					err = release()
+				}
+				return errors.Join(checkAll(api, n, d), err, api.settings().Listens(), api.balancers.checkHost(api.port))
 			}
 			return serve(cmd.Context(), api, n, d)
 		},
@@ -61,6 +66,16 @@ it finds them again when it is started.`,
 	n.define(cmd.Flags())
 	d.define(cmd.Flags())
 	return cmd
+}
+
+// claimPort keeps other clusters of this machine from using the port at another address: nftables
+// tables and the sink of announcements are named by it. "coracle down" looks for the claim.
+func claimPort(port int) (release func() error, err error) {
+	release, err = nodeaddr.Claim("coracle-cluster-" + strconv.Itoa(port))
+	if errors.Is(err, nodeaddr.ErrClaimed) {
+		return nil, fmt.Errorf("another cluster of this machine has port %d, though it may be at another address: choose another --port", port)
+	}
+	return release, err
 }
 
 // checkAll says what is wrong with the flags, if anything.
@@ -86,6 +101,11 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions) err
 		}
 		n.ips = []string{ip}
 	}
+	release, err := claimPort(api.port)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = release() }() // it goes with the process
 	if err := api.finishRestore(); err != nil {
 		return err
 	}
