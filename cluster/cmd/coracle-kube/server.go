@@ -28,6 +28,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/policy"
 	"github.com/coracle-project/coracle/cluster/proxy"
 	"github.com/coracle-project/coracle/cluster/scheduler"
+	"github.com/coracle-project/coracle/cluster/unserved"
 )
 
 func serverCommand() *cobra.Command {
@@ -120,6 +121,12 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions) err
 	}
 	if api.protect.audit.Enabled() {
 		api.protect.audit.Health = board.Add("audit log")
+	}
+	if api.protect.encryption != "" {
+		api.encryptionHealth = board.Add("encryption")
+	}
+	if !api.policies {
+		api.unserved = unserved.Policies
 	}
 	server, err := api.server(bundle)
 	if err != nil {
@@ -280,7 +287,7 @@ func newScheduler(server *apiserver.Server) (*scheduler.Scheduler, error) {
 	return scheduler.New(set, scheduler.Options{})
 }
 
-func newControllers(server *apiserver.Server, bundle *pki.Bundle, api apiOptions, n nodeOptions, unserved *health.Part) ([]controllers.Runner, error) {
+func newControllers(server *apiserver.Server, bundle *pki.Bundle, api apiOptions, n nodeOptions, notActedOn *health.Part) ([]controllers.Runner, error) {
 	manager, err := in(server, user.KubeControllerManager)
 	if err != nil {
 		return nil, err
@@ -297,7 +304,7 @@ func newControllers(server *apiserver.Server, bundle *pki.Bundle, api apiOptions
 		return nil, err
 	}
 	return controllers.New(controllers.Identities{Manager: manager, Account: account}, controllers.Options{
-		RootCA: ca, TokenGenerator: tokens, NotActedOn: unserved,
+		RootCA: ca, TokenGenerator: tokens, NotActedOn: notActedOn, Unserved: api.unserved,
 		LoadBalancers: api.balancers.controller(api.port, n.port),
 		SigningCA:     func() (tls.Certificate, error) { return tls.LoadX509KeyPair(bundle.CA, bundle.CA) },
 	})
