@@ -147,7 +147,7 @@ func TestFullOfObjects(t *testing.T) {
 	}
 }
 
-// What is mostly free is written again, when nobody writes and no snapshot is being read.
+// What is mostly free is written again, when no one writes and no snapshot is being read.
 func TestDefragmentation(t *testing.T) {
 	dir := shortDir(t)
 	s := start(t, dir)
