@@ -335,11 +335,12 @@ func withoutSocketDiagnosis() error {
 	return unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&program)), 0, 0)
 }
 
-// What down cannot remove from the kernel's network keeps it from nothing else.
+// What down cannot remove from the kernel's network keeps it from nothing else. What names it stays
+// remembered.
 func TestDownGoesOnWithoutRemovingRules(t *testing.T) {
 	dir := t.TempDir()
 	p := place{root: filepath.Join(dir, "root"), state: filepath.Join(dir, "state")}
-	if err := os.Mkdir(p.root, 0o700); err != nil {
+	if err := os.MkdirAll(p.kubeRoot(), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	remember(t, p, upOptions{Bind: "127.0.0.1", Port: 6443, ServiceCIDR: "10.112.0.0/16"})
@@ -357,7 +358,10 @@ func TestDownGoesOnWithoutRemovingRules(t *testing.T) {
 			t.Errorf("down says %v, and another process owns a table", err)
 		}
 	})
-	if _, err := os.Stat(p.settings()); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Stat(p.kubeRoot()); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("down did not go on: %v", err)
+	}
+	if o := remembered(p); o.Port != 6443 {
+		t.Errorf("remembered are %+v", o)
 	}
 }
