@@ -400,3 +400,37 @@ func TestJudgeLegacy(t *testing.T) {
 		}
 	}
 }
+
+// Rules of the chain INPUT, likewise.
+func TestJudgeLegacyInput(t *testing.T) {
+	const (
+		drop  = "-P INPUT DROP\n-P FORWARD ACCEPT\n"
+		usual = "-A INPUT -i lo -j ACCEPT\n-A INPUT -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\n-A INPUT -p tcp -m tcp --dport 22 -j ACCEPT\n"
+		ufw   = "-N ufw-not-local\n-N ufw-user\n-A INPUT -j ufw-not-local\n-A INPUT -j ufw-user\n-A ufw-not-local -m addrtype --dst-type LOCAL -j RETURN\n-A ufw-not-local -j DROP\n"
+	)
+	w := nodeWith(podRanges...)
+	w.services = []nodeService{
+		{name: "API", at: netip.MustParseAddrPort("10.96.0.1:6443")},
+		{name: "DNS", at: netip.MustParseAddrPort("10.96.0.10:334"), dns: true},
+	}
+	for name, tc := range map[string]struct{ rules, want string }{
+		"accepts":                  {"-P INPUT ACCEPT\n-P FORWARD DROP\n" + usual, ""},
+		"its policy":               {drop, "API DNS ports"},
+		"what servers let through": {drop + usual, "API DNS ports"},
+		"a range":                  {drop + usual + "-A INPUT -s 10.85.0.0/16 -j ACCEPT\n", ""},
+		"another chain's range":    {drop + usual + "-A FORWARD -s 10.85.0.0/16 -p tcp -m tcp --dport 443 -j ACCEPT\n", "API DNS ports"},
+		"what is translated":       {drop + "-A INPUT -m conntrack --ctstate DNAT -j ACCEPT\n", "DNS ports"},
+		"what is not tracked":      {drop + "-A INPUT -m conntrack --ctstate UNTRACKED -j ACCEPT\n", "API ports"},
+		"a service's port":         {drop + "-A INPUT -p udp -m udp --dport 334 -j ACCEPT\n", "API ports"},
+		"ufw":                      {drop + ufw, "API DNS ports"},
+		"ufw, let through":         {drop + ufw + "-A ufw-user -s 10.85.0.0/16 -j ACCEPT\n", ""},
+	} {
+		var got []string
+		for _, what := range parseLegacy(tc.rules).dropped(w, "INPUT", false) {
+			got = append(got, strings.Fields(what)[0])
+		}
+		if strings.Join(got, " ") != tc.want {
+			t.Errorf("%s: %q are dropped, want %s", name, got, tc.want)
+		}
+	}
+}
