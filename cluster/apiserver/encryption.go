@@ -69,9 +69,9 @@ func openEncryption(ctx context.Context, path string, part *health.Part) (*encry
 	return e, nil
 }
 
-// tellChanges tells of changes of the file until ctx ends. Objects that are stored stay as they are:
-// only an operator knows when all API servers of an etcd have read the file, and each object can be
-// written again.
+// tellChanges tells of changes of the file until ctx ends. Objects that are stored stay as they
+// are: only an operator knows when all API servers of an etcd have read the file, and each object
+// can be written again.
 func tellChanges(ctx context.Context, path, seen string, part *health.Part) {
 	said := "objects are encrypted as " + path + " says"
 	part.Works(said)

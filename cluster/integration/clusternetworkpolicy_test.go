@@ -84,8 +84,8 @@ spec:
 	}
 }
 
-// forgetsNode has a node write its condition into a policy's status, and go: the condition goes with
-// it, and those of others stay.
+// forgetsNode has a node write its condition into a policy's status, and go: the condition goes
+// with it, and those of others stay.
 func forgetsNode(ctx context.Context, t *testing.T, c client.WithWatch, wall *policyv1alpha2.ClusterNetworkPolicy) {
 	t.Helper()
 	const node = "brief"

@@ -55,8 +55,8 @@ type Options struct {
 	// rights to list and watch customresourcedefinitions and clusternetworkpolicies, and to patch
 	// clusternetworkpolicies/status.
 	API *rest.Config
-	// ForgetNodes removes, from the status of ClusterNetworkPolicies, the conditions of nodes that the
-	// API no longer has. One process of a cluster does so.
+	// ForgetNodes removes, from the status of ClusterNetworkPolicies, the conditions of nodes that
+	// the API no longer has. One process of a cluster does so.
 	ForgetNodes bool
 }
 

@@ -144,7 +144,8 @@ func (c *clusterPolicies) writeStatus(ctx context.Context, r compile.Review) err
 	return c.applyConditions(ctx, r.Policy, c.NodeName, condition)
 }
 
-// applyConditions has a policy's status have these conditions of a node, and no others of that node.
+// applyConditions has a policy's status have these conditions of a node, and no others of that
+// node.
 func (c *clusterPolicies) applyConditions(ctx context.Context, p *policyv1alpha2.ClusterNetworkPolicy, node string, all ...metav1.Condition) error {
 	object := map[string]any{
 		"apiVersion": clusterVersion.String(), "kind": clusterKind.Kind,

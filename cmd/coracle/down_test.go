@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// Regression: a purge that could not remove all forgot the cluster's port, so that another could not
-// either.
+// Regression: a purge that could not remove all forgot the cluster's port, so that another could
+// not either.
 func TestPurgeCanBeRepeated(t *testing.T) {
 	programs := t.TempDir()
 	refuse := filepath.Join(programs, "refuse")

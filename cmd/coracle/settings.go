@@ -164,8 +164,8 @@ func (o upOptions) remember(p place) error {
 }
 
 // keepReplaced keeps the settings of before a restore with the data of before, for those who take
-// the restore back, when those of the snapshot take their place: a restore that was cut off does not
-// come to it. The file is replaced and not written, so that a link keeps it.
+// the restore back, when those of the snapshot take their place: a restore that was cut off does
+// not come to it. The file is replaced and not written, so that a link keeps it.
 func (o upOptions) keepReplaced(p place) error {
 	var before upOptions
 	data, err := os.ReadFile(p.settings())

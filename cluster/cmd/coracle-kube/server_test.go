@@ -76,7 +76,8 @@ func TestASecondServerRemovesNothing(t *testing.T) {
 	if after := left(); !slices.Equal(after, before) {
 		t.Errorf("left are %q of %q", after, before)
 	}
-	// Regression: nothing listens at the other address, so the second server took the first one's rules.
+	// Regression: nothing listens at the other address, so the second server took the first one's
+	// rules.
 	release, err := claimPort(16443)
 	if err != nil {
 		t.Fatal(err)

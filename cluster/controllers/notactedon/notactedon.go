@@ -61,8 +61,8 @@ type object struct {
 	missing  string
 }
 
-// New returns the controller, for what nothing acts on in any cluster, and for further kinds. part is
-// told how many objects there are; it may be nil.
+// New returns the controller, for what nothing acts on in any cluster, and for further kinds. part
+// is told how many objects there are; it may be nil.
 func New(set *client.Set, further unserved.Kinds, part *health.Part) *Controller {
 	c := &Controller{
 		set: set, kinds: unserved.With(further), part: part, limit: flowcontrol.NewTokenBucketRateLimiter(perSecond, burst),

@@ -88,10 +88,10 @@ func (w firewalled) found(all []Firewall, f Firewall, dropped map[bool][]string)
 	return append(all, f)
 }
 
-// readNFTables finds chains that drop what the node forwards for its pods or gets from them, and the
-// node ports of Services. Packets as pods send them are followed through the rules of each chain of
-// the hooks forward and input: one that drops them is enough, whatever the others do and in which
-// order.
+// readNFTables finds chains that drop what the node forwards for its pods or gets from them, and
+// the node ports of Services. Packets as pods send them are followed through the rules of each
+// chain of the hooks forward and input: one that drops them is enough, whatever the others do and
+// in which order.
 func readNFTables(w firewalled) (found []Firewall, ports []NodePort, err error) {
 	c, err := nftables.New()
 	if err != nil {
