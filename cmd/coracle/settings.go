@@ -165,7 +165,7 @@ func (o upOptions) remember(p place) error {
 
 // keepReplaced keeps the settings of before a restore with the data of before, for those who take
 // the restore back, when those of the snapshot take their place: a restore that was cut off does
-// not come to it. The file is replaced and not written, so that a link keeps it.
+// not come to it.
 func (o upOptions) keepReplaced(p place) error {
 	var before upOptions
 	data, err := os.ReadFile(p.settings())
@@ -176,7 +176,7 @@ func (o upOptions) keepReplaced(p place) error {
 	if err := os.MkdirAll(kept, 0o700); err != nil {
 		return fmt.Errorf("keep the settings of before the restore: %w", err)
 	}
-	if err := os.Link(p.settings(), filepath.Join(kept, filepath.Base(p.settings()))); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := atomicfile.Write(filepath.Join(kept, filepath.Base(p.settings())), data, 0o600); err != nil {
 		return fmt.Errorf("keep the settings of before the restore: %w", err)
 	}
 	return nil
