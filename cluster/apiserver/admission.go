@@ -39,6 +39,8 @@ import (
 	"k8s.io/kubernetes/plugin/pkg/admission/serviceaccount"
 	volumeresize "k8s.io/kubernetes/plugin/pkg/admission/storage/persistentvolume/resize"
 	"k8s.io/kubernetes/plugin/pkg/admission/storage/storageclass/setdefault"
+
+	"github.com/coracle-project/coracle/cluster/unserved"
 )
 
 // remapEvery is how often admission forgets what it knows of discovery (upstream's value).
@@ -104,7 +106,7 @@ func (b *build) admission(resolver webhook.ServiceResolver) error {
 	if err != nil {
 		return err
 	}
-	initializers = append(initializers, more...)
+	initializers = append(append(initializers, more...), unservedKinds(unserved.With(b.options.Unserved)))
 
 	plugins := admission.NewPlugins()
 	names := make([]string, 0, len(admissionPlugins))

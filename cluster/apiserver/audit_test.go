@@ -94,7 +94,7 @@ func TestAudit(t *testing.T) {
 	s, stop := serve(t, o)
 	defer stop()
 	client := clientOf(t, s.ClientConfig("auditor", "system:masters"))
-	makeSecret(t, client, "one", "nobody-may-read-this")
+	makeSecret(t, client, "one", "no-one-may-read-this")
 	if _, err := client.CoreV1().ConfigMaps("default").Create(t.Context(), configMap("one", map[string]string{"k": "asked-for"}), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -135,7 +135,7 @@ func TestAudit(t *testing.T) {
 	if info, err := os.Stat(o.Audit.LogPath); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("mode %v, %v", info.Mode(), err)
 	}
-	if data, err := os.ReadFile(o.Audit.LogPath); err != nil || strings.Contains(string(data), "nobody-may-read-this") {
+	if data, err := os.ReadFile(o.Audit.LogPath); err != nil || strings.Contains(string(data), "no-one-may-read-this") {
 		t.Errorf("a Secret's value is in the log, %v", err)
 	}
 	const large = 4

@@ -3,8 +3,10 @@ package apiserver
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"os"
 	"sync"
+	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -14,6 +16,8 @@ import (
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/apiserver/pkg/storage/value"
 	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
+
+	"github.com/coracle-project/coracle/cluster/health"
 )
 
 const encryptionFlag = "--encryption-provider-config"
@@ -48,7 +52,7 @@ type encryption struct {
 	running sync.WaitGroup
 }
 
-func openEncryption(ctx context.Context, path string) (*encryption, error) {
+func openEncryption(ctx context.Context, path string, part *health.Part) (*encryption, error) {
 	e := &encryption{}
 	ctx, e.stop = context.WithCancel(context.WithoutCancel(ctx)) // requests that are answered last still need it
 	first, closeFirst := context.WithCancel(ctx)
@@ -61,7 +65,41 @@ func openEncryption(ctx context.Context, path string) (*encryption, error) {
 	e.DynamicTransformers = encryptionconfig.NewDynamicTransformers(config.Transformers, config.HealthChecks[0], closeFirst, config.KMSCloseGracePeriod)
 	reloader := encryptionreload.NewDynamicEncryptionConfiguration("encryption-provider-config", path, e.DynamicTransformers, config.EncryptionFileContentHash, "")
 	e.running.Go(func() { reloader.Run(ctx) })
+	e.running.Go(func() { tellChanges(ctx, path, config.EncryptionFileContentHash, part) })
 	return e, nil
+}
+
+// tellChanges tells of changes of the file until ctx ends. Objects that are stored stay as they
+// are: only an operator knows when all API servers of an etcd have read the file, and each object
+// can be written again.
+func tellChanges(ctx context.Context, path, seen string, part *health.Part) {
+	said := "objects are encrypted as " + path + " says"
+	part.Works(said)
+	look := time.NewTicker(encryptionreload.EncryptionConfigFileChangePollDuration)
+	defer look.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-look.C:
+		}
+		now, err := encryptionconfig.GetEncryptionConfigHash(path)
+		if err != nil {
+			now = err.Error()
+		}
+		if now == seen {
+			continue
+		}
+		seen = now
+		if err := CheckEncryption(path); err != nil {
+			part.Works(said, fmt.Sprintf("%v: what was read before stays in force", err))
+			continue
+		}
+		slog.Info("how objects are encrypted was changed", "file", path)
+		part.Works(said, fmt.Sprintf("%s was changed at %s: what was stored before is encrypted as it said then. After a minute, write it again "+
+			"('kubectl get secrets -A -o json | kubectl replace -f -'); docs/kubernetes.md says how old values leave the disk. "+
+			"This stays until the cluster process is started again", path, time.Now().Format(time.DateTime)))
+	}
 }
 
 func (e *encryption) close() {

@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/coracle-project/coracle/cluster/apiserver/etcd"
+	"github.com/coracle-project/coracle/cluster/health"
 )
 
 // aesKeys is an EncryptionConfiguration of Secrets whose first key is used for writing.
@@ -79,12 +80,22 @@ func TestEncryptionAtRest(t *testing.T) {
 	every := encryptionreload.EncryptionConfigFileChangePollDuration
 	encryptionreload.EncryptionConfigFileChangePollDuration = 10 * time.Millisecond
 	defer func() { encryptionreload.EncryptionConfigFileChangePollDuration = every }()
-	const value = "nobody-may-read-this"
+	const value = "no-one-may-read-this"
 	makeSecret(t, admin(t), "plain", value)
 	if !onDisk(t, server.options.Root, value) {
 		t.Fatal("without encryption the value is not in etcd's files either, so nothing is tested")
 	}
-	o := broken(t, func(o *Options) { o.EncryptionConfig = filepath.Join(o.Root, "encryption.yaml") })
+	var board health.Board
+	o := broken(t, func(o *Options) {
+		o.EncryptionConfig, o.EncryptionHealth = filepath.Join(o.Root, "encryption.yaml"), board.Add("encryption")
+	})
+	told := func(what string) {
+		t.Helper()
+		eventually(t, "it tells: "+what, func() (bool, error) {
+			state := board.States()[0]
+			return state.Healthy && len(state.Warnings) == 1 && strings.Contains(state.Warnings[0], what), fmt.Errorf("%+v", state)
+		})
+	}
 	configure := func(content string) {
 		t.Helper()
 		if err := os.WriteFile(o.EncryptionConfig+".new", []byte(content), 0o600); err != nil {
@@ -124,7 +135,11 @@ func TestEncryptionAtRest(t *testing.T) {
 		t.Errorf("written with key %s, readable %t", got, readable("old"))
 	}
 
+	if state := board.States()[0]; !state.Healthy || len(state.Warnings) != 0 {
+		t.Errorf("before any change it tells %+v", state)
+	}
 	configure(aesKeys("second", "first"))
+	told("kubectl replace")
 	n := 0
 	eventually(t, "the second key is used", func() (bool, error) {
 		n++
@@ -148,6 +163,7 @@ func TestEncryptionAtRest(t *testing.T) {
 
 	// A file that is no good changes nothing.
 	configure("resources: [")
+	told("stays in force")
 	makeSecret(t, client, "meanwhile", value)
 	if got := writtenWith("meanwhile"); got != "second" || !readable("old") {
 		t.Errorf("with a file that is no good: key %s", got)

@@ -74,7 +74,7 @@ func TestFullStore(t *testing.T) {
 		}
 		return false, err
 	})
-	if state := board.States()[0]; !strings.Contains(state.Message, "the store is full") || !strings.Contains(state.Message, "Delete objects that nobody needs") {
+	if state := board.States()[0]; !strings.Contains(state.Message, "the store is full") || !strings.Contains(state.Message, "Delete objects that are not needed any more") {
 		t.Errorf("state %+v", state)
 	}
 	if _, err := maps.Patch(t.Context(), filler(0), "application/merge-patch+json", []byte(`{"data":{"k":"y"}}`), metav1.PatchOptions{}); err == nil || !strings.Contains(err.Error(), "the cluster's store is full") {

@@ -15,7 +15,6 @@ import (
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/wait"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -24,6 +23,7 @@ import (
 	"k8s.io/metrics/pkg/apis/metrics"
 	metricsinstall "k8s.io/metrics/pkg/apis/metrics/install"
 
+	"github.com/coracle-project/coracle/cluster/internal/testkit"
 	"github.com/coracle-project/coracle/cluster/metricsapi"
 	"github.com/coracle-project/coracle/cluster/pki"
 )
@@ -177,15 +177,9 @@ func selfReview() *authenticationv1.SelfSubjectReview { return &authenticationv1
 // it, which nothing tells.
 func eventually(t *testing.T, what string, ask func() (bool, error)) {
 	t.Helper()
-	var last error
-	err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, patience, true, func(context.Context) (bool, error) {
-		var ok bool
-		ok, last = ask()
-		return ok, nil
-	})
-	if err != nil {
-		t.Fatalf("%s: %v; last answer %v", what, err, last)
-	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	testkit.Eventually(ctx, t, what, ask)
 }
 
 func contains(all []string, one string) bool { return slices.Contains(all, one) }

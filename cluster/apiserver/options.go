@@ -16,6 +16,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/health"
 	"github.com/coracle-project/coracle/cluster/nodeaddr"
 	"github.com/coracle-project/coracle/cluster/pki"
+	"github.com/coracle-project/coracle/cluster/unserved"
 )
 
 // Options say where an API server keeps its data, how it is reached and whom it trusts. The zero
@@ -61,10 +62,14 @@ type Options struct {
 	// if 0.
 	EtcdQuota int64
 	// EncryptionConfig is the file of an EncryptionConfiguration. Without it objects are stored as
-	// they are.
+	// they are. EncryptionHealth is told of its changes; it may be nil.
 	EncryptionConfig string
+	EncryptionHealth *health.Part
 	// Audit says which requests are recorded.
 	Audit AuditOptions
+	// Unserved are kinds that nothing acts on, in addition to those that no cluster acts on: who
+	// creates one gets a Warning.
+	Unserved unserved.Kinds
 	// Version is this release of Coracle, such as v1.2.3, for a later start of another.
 	Version string
 

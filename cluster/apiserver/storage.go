@@ -89,7 +89,7 @@ func openStore(ctx context.Context, o *Options, served *serverstorage.ResourceCo
 	}
 	if o.EncryptionConfig != "" {
 		var err error
-		if s.encryption, err = openEncryption(ctx, o.EncryptionConfig); err != nil {
+		if s.encryption, err = openEncryption(ctx, o.EncryptionConfig, o.EncryptionHealth); err != nil {
 			return nil, err
 		}
 	}

@@ -40,6 +40,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/controllers/servicecidr"
 	"github.com/coracle-project/coracle/cluster/controllers/upstream"
 	"github.com/coracle-project/coracle/cluster/health"
+	"github.com/coracle-project/coracle/cluster/unserved"
 )
 
 // Runner is a controller that works until ctx ends. The informers of the Set that it was made with
@@ -84,6 +85,8 @@ type Options struct {
 	AutoscaleEvery time.Duration
 	// NotActedOn is told which objects nothing acts on; it may be nil.
 	NotActedOn *health.Part
+	// Unserved are kinds that nothing acts on, in addition to those that no cluster acts on.
+	Unserved unserved.Kinds
 }
 
 // New returns all controllers, each with its own identity: upstream's service account of that name, whose
@@ -97,7 +100,7 @@ func New(as Identities, o Options) ([]Runner, error) {
 	if err != nil {
 		return nil, fmt.Errorf("identity of ttl-after-finished-controller: %w", err)
 	}
-	unserved := notactedon.New(as.Manager, o.NotActedOn)
+	observer := notactedon.New(as.Manager, o.Unserved, o.NotActedOn)
 	mapper := upstream.NewMapper(as.Manager.Kube.Discovery())
 	all := []entry{
 		{"deployment-controller", plain(deployment.New)},
@@ -110,7 +113,7 @@ func New(as Identities, o Options) ([]Runner, error) {
 			return namespace.New(set, anything, o.NamespaceSettle)
 		})},
 		{"generic-garbage-collector", o.anyKind(func(set *client.Set, anything metadata.Interface) *frame.Controller {
-			return garbagecollector.New(set, anything, unserved)
+			return garbagecollector.New(set, anything, observer)
 		})},
 		{"service-account-controller", plain(serviceaccount.New)},
 		{"node-controller", func(set *client.Set) (Runner, error) { return nodelifecycle.New(set, reader) }},
@@ -150,7 +153,7 @@ func New(as Identities, o Options) ([]Runner, error) {
 		}})
 	}
 	runners := make([]Runner, 0, len(all)+2)
-	runners = append(runners, unserved)
+	runners = append(runners, observer)
 	for _, e := range all {
 		set, err := as.Account(e.account)
 		if err != nil {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -27,6 +26,7 @@ import (
 	ktesting "k8s.io/client-go/testing"
 
 	"github.com/coracle-project/coracle/cluster/client"
+	"github.com/coracle-project/coracle/cluster/internal/testkit"
 )
 
 var both = []netip.Addr{netip.MustParseAddr("10.96.0.10"), netip.MustParseAddr("fd00:96::a")}
@@ -50,31 +50,6 @@ func alone(t *testing.T, f func()) {
 		f()
 	}()
 	<-done
-}
-
-// heard is what is logged.
-type heard struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (h *heard) Write(p []byte) (int, error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.text.Write(p)
-}
-
-func (h *heard) String() string {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.text.String()
-}
-
-func listen(t *testing.T) *heard {
-	h, before := &heard{}, slog.Default()
-	slog.SetDefault(slog.New(slog.NewTextHandler(h, nil)))
-	t.Cleanup(func() { slog.SetDefault(before) })
-	return h
 }
 
 // newServer is a server of a cluster with these objects, whose informers run until the test ends.
@@ -147,7 +122,7 @@ func answered(t *testing.T, want bool) {
 func TestRun(t *testing.T) {
 	kube := fake.NewClientset()
 	first, second := newServer(t, kube), newServer(t, kube)
-	log := listen(t)
+	log := testkit.CaptureLog(t)
 	defer func(before time.Duration) { retry = before }(retry)
 	retry = 10 * time.Millisecond
 	alone(t, func() {
@@ -216,7 +191,7 @@ func echo(t *testing.T, at string) (stop func()) {
 // whether they come before or after.
 func TestOtherServersOfTheNode(t *testing.T) {
 	s := newServer(t, fake.NewClientset())
-	log := listen(t)
+	log := testkit.CaptureLog(t)
 	echoes := func() {
 		conn, err := net.Dial("udp", "127.0.0.1:53")
 		if err != nil {
@@ -264,7 +239,7 @@ func TestUsersOwnDNS(t *testing.T) {
 	}
 	kube := fake.NewClientset(own)
 	s := newServer(t, kube)
-	log := listen(t)
+	log := testkit.CaptureLog(t)
 	services := kube.CoreV1().Services("kube-system")
 	alone(t, func() {
 		during(t, s, func(ended <-chan struct{}) {
@@ -318,7 +293,7 @@ func TestFailedCallsDoNotEndTheDNS(t *testing.T) {
 	retry = 10 * time.Millisecond
 	kube := fake.NewClientset()
 	s := newServer(t, kube)
-	log := listen(t)
+	log := testkit.CaptureLog(t)
 	services := kube.CoreV1().Services("kube-system")
 	var refuse, refused atomic.Bool
 	kube.PrependReactor("create", "services", func(ktesting.Action) (bool, kuberuntime.Object, error) {
@@ -366,7 +341,7 @@ func TestCLibraryFindsNames(t *testing.T) {
 		}
 	}
 	s := newServer(t, fake.NewClientset(others...))
-	listen(t)
+	testkit.CaptureLog(t)
 	alone(t, func() {
 		during(t, s, func(<-chan struct{}) {
 			answered(t, true)

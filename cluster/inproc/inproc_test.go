@@ -122,7 +122,7 @@ func TestClientThatGoesAwayEndsTheHandler(t *testing.T) {
 				w.(http.Flusher).Flush()
 				<-r.Context().Done()
 				if _, err := io.WriteString(w, "x"); !errors.Is(err, errGone) {
-					t.Errorf("write to nobody: %v", err)
+					t.Errorf("write to no one: %v", err)
 				}
 				ended = true
 			}, func(t *testing.T, client *http.Client) {
@@ -162,7 +162,7 @@ func TestSlowReaderHoldsTheWriterBack(t *testing.T) {
 		}
 		synctest.Wait()
 		if written >= bufferLimit+64<<10 {
-			t.Errorf("%d bytes were taken from the handler while nobody read", written)
+			t.Errorf("%d bytes were taken from the handler while no one read", written)
 		}
 		n, err := io.Copy(io.Discard, resp.Body)
 		if n != 100*32<<10 || err != nil {

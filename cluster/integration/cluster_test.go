@@ -21,6 +21,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/coracle-project/coracle/cluster/internal/testkit"
 )
 
 const (
@@ -239,17 +241,4 @@ func namespace(t *testing.T) (context.Context, string) {
 	return ctx, ns.Name
 }
 
-// eventually asks until the answer is yes: for what takes effect when a cache in the server has
-// heard of it, which no API tells.
-func eventually(ctx context.Context, t *testing.T, what string, ask func() (bool, error)) {
-	t.Helper()
-	var last error
-	err := wait.PollUntilContextCancel(ctx, 20*time.Millisecond, true, func(context.Context) (bool, error) {
-		var ok bool
-		ok, last = ask()
-		return ok, nil
-	})
-	if err != nil {
-		t.Fatalf("%s: %v; last answer %v", what, err, last)
-	}
-}
+var eventually = testkit.Eventually

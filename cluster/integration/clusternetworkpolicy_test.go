@@ -6,9 +6,11 @@ import (
 	"os"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
@@ -56,6 +58,9 @@ spec:
 			return got != nil && got.Status == metav1.ConditionFalse && got.Reason == "UnsupportedRule" && got.ObservedGeneration == p.Generation
 		})
 		tables(ctx, t, 1)
+		if i == 0 {
+			forgetsNode(ctx, t, c, wall)
+		}
 		for name, want := range map[string]bool{"captive": false, "control": true} {
 			client := fmt.Sprintf("%s-%d", name, i)
 			askFor(ctx, t, ns, client, name, server)
@@ -76,6 +81,36 @@ spec:
 		if !answered(ctx, t, ns, fmt.Sprintf("after-%d", i)) {
 			t.Error("the server is not reached after the policies are gone")
 		}
+	}
+}
+
+// forgetsNode has a node write its condition into a policy's status, and go: the condition goes
+// with it, and those of others stay.
+func forgetsNode(ctx context.Context, t *testing.T, c client.WithWatch, wall *policyv1alpha2.ClusterNetworkPolicy) {
+	t.Helper()
+	const node = "brief"
+	if _, err := boat.kube.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	status := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": policyv1alpha2.GroupVersion.String(), "kind": "ClusterNetworkPolicy", "metadata": map[string]any{"name": wall.Name},
+		"status": map[string]any{"conditions": []any{map[string]any{
+			"type": "Enforced-" + node, "status": "True", "reason": "Enforced", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z",
+		}}},
+	}}
+	if err := c.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(status), client.FieldOwner("coracle-policy-"+node)); err != nil {
+		t.Fatal(err)
+	}
+	has := func(p *policyv1alpha2.ClusterNetworkPolicy) bool {
+		return meta.FindStatusCondition(p.Status.Conditions, "Enforced-"+node) != nil
+	}
+	await(ctx, t, c, &policyv1alpha2.ClusterNetworkPolicyList{}, wall, has)
+	if err := boat.kube.CoreV1().Nodes().Delete(ctx, node, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	last := await(ctx, t, c, &policyv1alpha2.ClusterNetworkPolicyList{}, wall, func(p *policyv1alpha2.ClusterNetworkPolicy) bool { return !has(p) })
+	if meta.FindStatusCondition(last.Status.Conditions, "Enforced-boat") == nil {
+		t.Errorf("left are %+v", last.Status.Conditions)
 	}
 }
 

@@ -150,7 +150,7 @@ func TestInformersAcrossKills(t *testing.T) {
 						// The server had taken it, and was killed before it said so.
 						next, err = insist(ctx, func() (*corev1.ConfigMap, error) { return maps.Get(ctx, name, metav1.GetOptions{}) })
 						if err == nil && next.Data["n"] != cm.Data["n"] {
-							t.Errorf("%s is %s; nobody but us writes it, and we wrote %s", name, next.Data["n"], cm.Data["n"])
+							t.Errorf("%s is %s; no one but us writes it, and we wrote %s", name, next.Data["n"], cm.Data["n"])
 						}
 					}
 					if err != nil {

@@ -53,7 +53,7 @@ func TestLeaderElection(t *testing.T) {
 			}
 			return name
 		case <-ctx.Done():
-			t.Fatal("nobody leads")
+			t.Fatal("no one leads")
 		}
 		return ""
 	}

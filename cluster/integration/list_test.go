@@ -125,7 +125,7 @@ func TestPages(t *testing.T) {
 		t.Errorf("a continue token of garbage: %v", err)
 	}
 	if _, err := maps.List(ctx, metav1.ListOptions{Limit: 5, Continue: options.Continue, ResourceVersion: "1"}); !apierrors.IsBadRequest(err) {
-		t.Errorf("a continue token with a version beside it: %v", err)
+		t.Errorf("a continue token with a version next to it: %v", err)
 	}
 }
 

@@ -1,43 +1,17 @@
 package nodeaddr
 
 import (
-	"log/slog"
 	"os"
 	"os/exec"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/cluster/internal/testkit"
 )
-
-// logged collects what is logged until the test ends.
-type logged struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (l *logged) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(b)
-}
-
-func (l *logged) count(text string) int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return strings.Count(l.text.String(), text)
-}
-
-func captureLog(t *testing.T) *logged {
-	l := &logged{}
-	before := slog.Default()
-	slog.SetDefault(slog.New(slog.NewTextHandler(l, nil)))
-	t.Cleanup(func() { slog.SetDefault(before) })
-	return l
-}
 
 // back waits until lo has both held addresses and the kernel delivers what is sent to them, and
 // returns how long that took. A new address of IPv6 gets its route later than it is listed: a
@@ -83,7 +57,7 @@ func (m *machine) local() bool {
 // Another program removes the addresses, one or all that lo has. They come back, the log says so
 // once, and pods reach them as before.
 func TestRemovedAddressesComeBack(t *testing.T) {
-	log := captureLog(t)
+	log := testkit.CaptureLog(t)
 	node := newMachine(t)
 	pod := node.link("pod", 2)
 	node.ip("link set pod group 1073741825")
@@ -93,7 +67,7 @@ func TestRemovedAddressesComeBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	const said = "another program removed an address"
-	if n := log.count(said); n != 0 {
+	if n := log.Count(said); n != 0 {
 		t.Errorf("the log tells of %d addresses, and none was removed", n)
 	}
 	for round := range 3 {
@@ -108,7 +82,7 @@ func TestRemovedAddressesComeBack(t *testing.T) {
 			}
 		}
 	}
-	if n := log.count(said); n != len(held) {
+	if n := log.Count(said); n != len(held) {
 		t.Errorf("the log tells %d times of %d addresses", n, len(held))
 	}
 	if err := release(); err != nil {
@@ -121,7 +95,7 @@ func TestRemovedAddressesComeBack(t *testing.T) {
 
 // IPv6 that is switched off takes its addresses from lo, and takes none until it is on again.
 func TestAddressesComeBackWithIPv6(t *testing.T) {
-	log := captureLog(t)
+	log := testkit.CaptureLog(t)
 	node := newMachine(t)
 	release, err := node.hold(held...)
 	if err != nil {
@@ -135,12 +109,12 @@ func TestAddressesComeBackWithIPv6(t *testing.T) {
 		})
 	}
 	off("1")
-	for deadline := time.Now().Add(time.Minute); log.count("cannot be put back") == 0; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); log.Count("cannot be put back") == 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("the log does not tell that the address cannot be put back")
 		}
 	}
-	if log.count("net.ipv6.conf.lo.disable_ipv6=0") != 1 || node.held() != 1 {
+	if log.Count("net.ipv6.conf.lo.disable_ipv6=0") != 1 || node.held() != 1 {
 		t.Errorf("%v are there", node.left())
 	}
 	off("0")

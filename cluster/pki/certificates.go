@@ -47,7 +47,7 @@ func ensureAuthority(path string, now time.Time) (authority, error) {
 		return authority{cert, key}, nil
 	}
 	if data != nil && key == nil {
-		slog.Warn("the cluster's certificate authority was damaged and is made anew; credentials handed out before are void", "file", path)
+		slog.Warn("the cluster's certificate authority was damaged and is made again; credentials handed out before are void", "file", path)
 	}
 	if key == nil {
 		if key, err = newKey(); err != nil {
@@ -97,7 +97,7 @@ func ensureKey(path string) error {
 		return nil
 	}
 	if data != nil {
-		slog.Warn("the key that signs service account tokens was damaged and is made anew; tokens handed out before are void", "file", path)
+		slog.Warn("the key that signs service account tokens was damaged and is made again; tokens handed out before are void", "file", path)
 	}
 	key, err := newKey()
 	if err != nil {

@@ -35,7 +35,7 @@ type clusterPolicies struct {
 	*Policy
 	definition cache.ListerWatcher // the definition, if it exists
 	objects    cache.ListerWatcher
-	write      func(ctx context.Context, name string, status []byte) error
+	write      func(ctx context.Context, name, manager string, body []byte) error
 
 	known   chan struct{}    // closed when it is known which policies there are
 	release func()           // closes known
@@ -43,6 +43,7 @@ type clusterPolicies struct {
 	trouble map[string]error // what keeps policies from being known, by its part; with mu
 	served  *objectWatch     // nil while the API has no such policies; of the definition's watch
 	status  statuses
+	nodes   *nodeWatch // nil unless conditions of nodes that are gone are removed
 }
 
 func newClusterPolicies(p *Policy) *clusterPolicies {
@@ -79,8 +80,8 @@ func (c *clusterPolicies) use(config *rest.Config) error {
 	only := fields.OneTermEqualSelector("metadata.name", clusterDefinition)
 	c.definition = c.tellDefinition(cache.NewListWatchFromClient(definitions, "customresourcedefinitions", "", only))
 	c.objects = c.tellObjects(cache.NewListWatchFromClient(policies, clusterResource, "", fields.Everything()))
-	c.write = func(ctx context.Context, name string, status []byte) error {
-		return applyStatus(ctx, policies, name, fieldManager(c.NodeName), status)
+	c.write = func(ctx context.Context, name, manager string, body []byte) error {
+		return applyStatus(ctx, policies, name, manager, body)
 	}
 	return nil
 }
@@ -266,8 +267,9 @@ func (w *objectWatch) set(obj any) error {
 	mine.SetGroupVersionKind(clusterKind) // Events say it
 	mine.ManagedFields = nil
 	w.names[mine.Name] = true
-	w.state.SetClusterPolicy(&mine)
-	w.signal()
+	if w.state.SetClusterPolicy(&mine) {
+		w.signal()
+	}
 	return nil
 }
 

@@ -36,6 +36,8 @@ type tierNode struct {
 	// forbid is how often the definition is still refused.
 	forbid atomic.Int64
 
+	forgets bool        // conditions of nodes that are gone
+	forgot  chan string // a policy, and the manager of what was removed of it
 	written chan status
 	refuse  func() error // the next writes, may be nil
 }
@@ -76,7 +78,7 @@ func newTierNode(t *testing.T, objects ...any) *tierNode {
 	n := &tierNode{
 		node:        unstarted(t, objects...),
 		definitions: cachetesting.NewFakeControllerSource(), objects: cachetesting.NewFakeControllerSource(),
-		written: make(chan status, 100), before: func() error { return nil }, refuse: func() error { return nil },
+		forgot: make(chan string, 100), written: make(chan status, 100), before: func() error { return nil }, refuse: func() error { return nil },
 	}
 	t.Cleanup(n.definitions.Shutdown)
 	t.Cleanup(n.objects.Shutdown)
@@ -96,11 +98,23 @@ func newTierNode(t *testing.T, objects ...any) *tierNode {
 			ListWithContextFunc:  func(_ context.Context, o metav1.ListOptions) (runtime.Object, error) { return objects.List(o) },
 			WatchFuncWithContext: func(_ context.Context, o metav1.ListOptions) (watch.Interface, error) { return objects.Watch(o) },
 		})}
-		p.cluster.write = func(_ context.Context, name string, body []byte) error {
+		if n.forgets {
+			if err := p.cluster.watchNodes(p.set.Informers.Core().V1().Nodes()); err != nil {
+				t.Error(err)
+			}
+		}
+		p.cluster.write = func(_ context.Context, name, manager string, body []byte) error {
 			if err := n.refuse(); err != nil {
 				return err
 			}
 			var o policyv1alpha2.ClusterNetworkPolicy
+			if manager != fieldManager("here") {
+				if err := json.Unmarshal(body, &o); err != nil || o.Name != name || o.UID == "" || len(o.Status.Conditions) > 0 {
+					t.Errorf("another node's status %s: %v", body, err)
+				}
+				n.forgot <- name + " " + manager
+				return nil
+			}
 			if err := json.Unmarshal(body, &o); err != nil || len(o.Status.Conditions) != 1 || o.Name != name || o.Kind != "ClusterNetworkPolicy" {
 				t.Errorf("status %s: %v", body, err)
 				return err
@@ -398,7 +412,7 @@ func TestStatusIsNotWrittenAgain(t *testing.T) {
 	p := wall()
 	wrote := 0
 	c := newClusterPolicies(&Policy{Options: Options{NodeName: "here"}})
-	c.write = func(_ context.Context, _ string, body []byte) error {
+	c.write = func(_ context.Context, _, _ string, body []byte) error {
 		wrote++
 		return json.Unmarshal(body, p)
 	}

@@ -70,7 +70,7 @@ func (l *live) run() (stop func()) {
 		definitions.Add(definition(true, "v1alpha2"))
 		l.p.cluster = newClusterPolicies(l.p)
 		l.p.cluster.definition, l.p.cluster.objects = noStreams{definitions}, noStreams{l.tiers}
-		l.p.cluster.write = func(context.Context, string, []byte) error { return nil }
+		l.p.cluster.write = func(context.Context, string, string, []byte) error { return nil }
 	}
 	l.p.did = func() {
 		select {

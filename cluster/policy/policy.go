@@ -55,6 +55,9 @@ type Options struct {
 	// rights to list and watch customresourcedefinitions and clusternetworkpolicies, and to patch
 	// clusternetworkpolicies/status.
 	API *rest.Config
+	// ForgetNodes removes, from the status of ClusterNetworkPolicies, the conditions of nodes that
+	// the API no longer has. One process of a cluster does so.
+	ForgetNodes bool
 }
 
 // The pauses after a failure, between repairs of rules that others change, and before connections
@@ -147,6 +150,11 @@ func New(set *client.Set, o Options) (*Policy, error) {
 		if err := p.cluster.use(o.API); err != nil {
 			return nil, fmt.Errorf("watch for ClusterNetworkPolicies: %w", err)
 		}
+		if o.ForgetNodes {
+			if err := p.cluster.watchNodes(core.Nodes()); err != nil {
+				return nil, err
+			}
+		}
 	}
 	return p, nil
 }
@@ -174,6 +182,9 @@ func (p *Policy) Run(ctx context.Context) error {
 	if p.cluster != nil {
 		parts.Go(func() { p.cluster.run(ctx) })
 		parts.Go(func() { p.cluster.writeStatuses(ctx) })
+		if p.cluster.nodes != nil {
+			parts.Go(func() { p.cluster.nodes.run(ctx) })
+		}
 		synced = append(slices.Clip(synced), p.cluster)
 	}
 	if !cache.WaitFor(ctx, "network policies", synced...) {

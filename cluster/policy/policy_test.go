@@ -228,6 +228,8 @@ func (n *node) create(object any) {
 		_, err = n.api.CoreV1().Namespaces().Create(ctx, object, o)
 	case *corev1.Pod:
 		_, err = n.api.CoreV1().Pods(object.Namespace).Create(ctx, object, o)
+	case *corev1.Node:
+		_, err = n.api.CoreV1().Nodes().Create(ctx, object, o)
 	case *networkingv1.NetworkPolicy:
 		_, err = n.api.NetworkingV1().NetworkPolicies(object.Namespace).Create(ctx, object, o)
 	default:

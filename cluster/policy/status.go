@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
+	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 
 	"github.com/coracle-project/coracle/cluster/policy/compile"
 )
@@ -103,14 +104,7 @@ func (c *clusterPolicies) writeStatuses(ctx context.Context) {
 			}
 		}
 		err := c.writeStatus(ctx, r)
-		switch apierrors.ReasonForError(err) {
-		case metav1.StatusReasonNotFound, metav1.StatusReasonConflict: // it is gone
-			continue
-		case metav1.StatusReasonForbidden, metav1.StatusReasonInvalid, metav1.StatusReasonBadRequest:
-			slog.Warn("write the status of a ClusterNetworkPolicy", "policy", r.Policy.Name, "err", err)
-			continue
-		}
-		if err == nil {
+		if !passing(r.Policy.Name, err) {
 			continue
 		}
 		slog.Warn("write the status of a ClusterNetworkPolicy", "policy", r.Policy.Name, "err", err, "again", pause)
@@ -124,6 +118,19 @@ func (c *clusterPolicies) writeStatuses(ctx context.Context) {
 	}
 }
 
+// passing says whether an error of a write may be over when it is tried again. One that lasts is
+// logged.
+func passing(policy string, err error) bool {
+	switch apierrors.ReasonForError(err) {
+	case metav1.StatusReasonNotFound, metav1.StatusReasonConflict: // it is gone
+		return false
+	case metav1.StatusReasonForbidden, metav1.StatusReasonInvalid, metav1.StatusReasonBadRequest:
+		slog.Warn("write the status of a ClusterNetworkPolicy", "policy", policy, "err", err)
+		return false
+	}
+	return err != nil
+}
+
 func (c *clusterPolicies) writeStatus(ctx context.Context, r compile.Review) error {
 	condition := conditionOf(r, c.NodeName)
 	if has := meta.FindStatusCondition(r.Policy.Status.Conditions, condition.Type); has != nil {
@@ -134,17 +141,26 @@ func (c *clusterPolicies) writeStatus(ctx context.Context, r compile.Review) err
 			return nil
 		}
 	}
-	body, err := json.Marshal(map[string]any{
+	return c.applyConditions(ctx, r.Policy, c.NodeName, condition)
+}
+
+// applyConditions has a policy's status have these conditions of a node, and no others of that
+// node.
+func (c *clusterPolicies) applyConditions(ctx context.Context, p *policyv1alpha2.ClusterNetworkPolicy, node string, all ...metav1.Condition) error {
+	object := map[string]any{
 		"apiVersion": clusterVersion.String(), "kind": clusterKind.Kind,
-		"metadata": map[string]any{"name": r.Policy.Name, "uid": r.Policy.UID},
-		"status":   map[string]any{"conditions": []metav1.Condition{condition}},
-	})
+		"metadata": map[string]any{"name": p.Name, "uid": p.UID},
+	}
+	if len(all) > 0 {
+		object["status"] = map[string]any{"conditions": all}
+	}
+	body, err := json.Marshal(object)
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, statusPatience)
 	defer cancel()
-	return c.write(ctx, r.Policy.Name, body)
+	return c.write(ctx, p.Name, fieldManager(node), body)
 }
 
 // conditionOf says whether a policy is enforced by a node as it says.

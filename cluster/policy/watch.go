@@ -39,8 +39,8 @@ func (p *Policy) policyHandler() cache.ResourceEventHandler {
 	return handler(p, func(o *networkingv1.NetworkPolicy, gone bool) {
 		if gone {
 			p.state.DeletePolicy(o.Namespace, o.Name)
-		} else {
-			p.state.SetPolicy(o)
+		} else if !p.state.SetPolicy(o) {
+			return
 		}
 		p.signal() // the last one may be gone
 	})

@@ -8,50 +8,15 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/fake"
 	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/coracle-project/coracle/cluster/client"
+	"github.com/coracle-project/coracle/cluster/internal/testkit"
 	"github.com/coracle-project/coracle/cluster/proxy/rules"
 	"github.com/coracle-project/coracle/cluster/proxy/testnet"
 )
-
-// manyServices are so many Services, with ten endpoints each.
-func manyServices(count int) (services []*corev1.Service, slices []*discoveryv1.EndpointSlice) {
-	for i := range count {
-		ip := fmt.Sprintf("10.%d.%d.%d", 96+(i+1)>>16, (i+1)>>8&255, (i+1)&255)
-		services = append(services, &corev1.Service{
-			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("web-%d", i), Namespace: "default"},
-			Spec: corev1.ServiceSpec{
-				Type: corev1.ServiceTypeClusterIP, ClusterIP: ip, ClusterIPs: []string{ip}, IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol},
-				Ports: []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80}},
-			},
-		})
-		slices = append(slices, tenEndpoints(i, 0))
-	}
-	return services, slices
-}
-
-// tenEndpoints are those of a Service, without the first ones.
-func tenEndpoints(service, without int) *discoveryv1.EndpointSlice {
-	name, protocol, port := "http", corev1.ProtocolTCP, int32(8080)
-	s := &discoveryv1.EndpointSlice{
-		ObjectMeta: metav1.ObjectMeta{
-			Name: fmt.Sprintf("web-%d-x", service), Namespace: "default", Labels: map[string]string{discoveryv1.LabelServiceName: fmt.Sprintf("web-%d", service)},
-		},
-		AddressType: discoveryv1.AddressTypeIPv4,
-		Ports:       []discoveryv1.EndpointPort{{Name: &name, Protocol: &protocol, Port: &port}},
-	}
-	for e := without; e < 10; e++ {
-		n := service*10 + e
-		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf("11.%d.%d.%d", n>>16, n>>8&255, n&255)}})
-	}
-	return s
-}
 
 // BenchmarkFullSync is from objects that informers have to all rules in force, or to what is
 // wanted, without the kernel.
@@ -59,7 +24,7 @@ func BenchmarkFullSync(b *testing.B) {
 	slog.SetLogLoggerLevel(slog.LevelError)
 	api := fake.NewClientset()
 	for _, count := range []int{1000, 10000, 45000} {
-		services, slices := manyServices(count)
+		services, slices := testkit.Services(count)
 		newProxy := func() *Proxy {
 			p, err := New(&client.Set{Kube: api, Informers: client.NewInformers(api)}, Options{Table: tableName, NodeName: "here"})
 			if err != nil {
@@ -136,7 +101,7 @@ func BenchmarkChangeFromAPI(b *testing.B) {
 			api := fake.NewClientset()
 			changes := watch.NewRaceFreeFake() // the fake API server takes milliseconds for an update
 			api.PrependWatchReactor("endpointslices", func(k8stesting.Action) (bool, watch.Interface, error) { return true, changes, nil })
-			services, all := manyServices(count)
+			services, all := testkit.Services(count)
 			for i := range services {
 				if err := api.Tracker().Add(services[i]); err != nil {
 					b.Fatal(err)
@@ -154,7 +119,7 @@ func BenchmarkChangeFromAPI(b *testing.B) {
 			skip := 0
 			for b.Loop() {
 				skip = 1 - skip
-				s := tenEndpoints(count/2, skip)
+				s := testkit.Endpoints(count/2, skip)
 				began := time.Now()
 				changes.Modify(s)
 				<-c.did

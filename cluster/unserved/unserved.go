@@ -5,12 +5,24 @@ package unserved
 
 import (
 	"fmt"
+	"maps"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// kinds says of each resource what is not done.
-var kinds = map[schema.GroupResource]string{
+// Kinds says of each resource what is not done.
+type Kinds map[schema.GroupResource]string
+
+// Policies are what a cluster does not act on that leaves network policies to others.
+var Policies = Kinds{
+	{Group: "networking.k8s.io", Resource: "networkpolicies"}:               withoutPolicies,
+	{Group: "policy.networking.k8s.io", Resource: "clusternetworkpolicies"}: withoutPolicies,
+}
+
+const withoutPolicies = "with --network-policies=false a network plugin enforces it, or nothing does"
+
+// always are kept by every cluster.
+var always = Kinds{
 	{Resource: "persistentvolumeclaims"}:                           "volumes are not provisioned or bound, pods that use it stay pending",
 	{Resource: "persistentvolumes"}:                                "volumes are not provisioned or bound, pods that use it stay pending",
 	{Group: "networking.k8s.io", Resource: "ingresses"}:            "no traffic is routed by it",
@@ -22,8 +34,15 @@ var kinds = map[schema.GroupResource]string{
 	{Group: "storage.k8s.io", Resource: "csistoragecapacities"}:    "volumes are not provisioned",
 }
 
+// With returns what no cluster acts on, and these.
+func With(further Kinds) Kinds {
+	all := maps.Clone(always)
+	maps.Copy(all, further)
+	return all
+}
+
 // Missing says what is not done of objects of a resource, "" if all is.
-func Missing(resource schema.GroupResource) string { return kinds[resource] }
+func (k Kinds) Missing(resource schema.GroupResource) string { return k[resource] }
 
 // Message is what users read of an object, such as StatefulSet "db".
 func Message(kind, name, missing string) string {

@@ -56,7 +56,7 @@ func TestCompanionIsMissing(t *testing.T) {
 	program := install(t, "coracle-oci")
 	out, err := exec.Command(program, "features").CombinedOutput()
 	want := "coracle-oci: this needs the program " + filepath.Join(filepath.Dir(program), companion) +
-		", which is not there; install it beside coracle-oci\n"
+		", which is not there; install it next to coracle-oci\n"
 	if err == nil || string(out) != want {
 		t.Errorf("%v: %q, want %q", err, out, want)
 	}

@@ -65,6 +65,9 @@ func down(ctx context.Context, p place, purge bool, out io.Writer) (err error) {
 	o := remembered(p)
 	// Pods and coracled end all the same.
 	left := errors.Join(removeAnnouncements(ctx, o.Bind, o.Port), removeRules(o.Bind, o.Port), removeHeldAddresses(o))
+	if left != nil && purge {
+		left = fmt.Errorf("%w; %s stays, for another 'coracle down%s --purge'", left, p.settings(), p.flags())
+	}
 	defer func() { err = errors.Join(err, left) }()
 	ours, err := o.ours(p, purge)
 	if err != nil {
@@ -92,6 +95,11 @@ func down(ctx context.Context, p place, purge bool, out io.Writer) (err error) {
 			return err
 		}
 		steps.done("the cluster's data is removed")
+		if left == nil {
+			if emptied, err = forget(p, emptied); err != nil {
+				return err
+			}
+		}
 		for _, dir := range emptied {
 			steps.done(dir + " is a mount point: it is emptied and stays")
 		}
@@ -102,7 +110,7 @@ func down(ctx context.Context, p place, purge bool, out io.Writer) (err error) {
 		}
 	}
 	_ = os.Remove(p.state) // unless others have files there
-	if o.Boot == "" || purge {
+	if o.Boot == "" || purge && left == nil {
 		return nil
 	}
 	o.Boot = "" // what it has in --root is for the next up, or for down --purge
@@ -142,8 +150,8 @@ func purgeCoracled(ctx context.Context, p place, o upOptions, images bool) error
 	return nil
 }
 
-// removeCluster removes what up and the cluster process have written. It returns the mount points
-// among that, which stay.
+// removeCluster removes what up and the cluster process have written, but what up remembers. It
+// returns the mount points among that, which stay.
 func removeCluster(p place, o upOptions) (emptied []string, err error) {
 	if o.PodLogs != "" {
 		if err := removePodLogs(p.kubelet(), o.PodLogs); err != nil {
@@ -156,15 +164,15 @@ func removeCluster(p place, o upOptions) (emptied []string, err error) {
 	if err := errors.Join(logfile.Remove(p.kubeLog()), logfile.Remove(p.coracledLog())); err != nil {
 		return nil, err
 	}
-	// The settings last: what is left when this is cut off can then be removed by another down.
-	for _, path := range []string{p.kubeconfig(), p.settings()} {
-		if err := os.RemoveAll(path); err != nil {
-			return nil, err
-		}
-	}
 	_ = os.Remove(p.logs()) // unless others have files there
-	if len(emptied) > 0 {
-		return emptied, nil
+	return emptied, os.RemoveAll(p.kubeconfig())
+}
+
+// forget removes what up remembers, last: another down removes by it what is left when this one is
+// cut off, or fails. It adds --root to the mount points that stay, if it is one.
+func forget(p place, emptied []string) ([]string, error) {
+	if err := os.RemoveAll(p.settings()); err != nil || len(emptied) > 0 {
+		return emptied, err
 	}
 	if err := os.Remove(p.root); errors.Is(err, unix.EBUSY) {
 		emptied = append(emptied, p.root)

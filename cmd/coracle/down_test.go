@@ -1,9 +1,66 @@
 package main
 
 import (
+	"io"
+	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 )
+
+// Regression: a purge that could not remove all forgot the cluster's port, so that another could
+// not either.
+func TestPurgeCanBeRepeated(t *testing.T) {
+	programs := t.TempDir()
+	refuse := filepath.Join(programs, "refuse")
+	script := "#!/bin/sh\n[ -e " + refuse + " ] && { echo no; exit 1; }\n[ \"$1 $2 $3\" = 'load-balancers remove --sink' ] && exec ip link del \"$4\"\n"
+	for name, content := range map[string]string{"coracle-kube": script, "refuse": ""} {
+		if err := os.WriteFile(filepath.Join(programs, name), []byte(content), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("PATH", programs+":"+os.Getenv("PATH"))
+	dir := t.TempDir()
+	p := place{root: filepath.Join(dir, "root"), state: filepath.Join(dir, "state")}
+	if err := os.MkdirAll(filepath.Join(p.kubeRoot(), "etcd"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	remember(t, p, upOptions{Bind: "127.0.0.1", Port: 7443, Boot: "this", PodLogs: filepath.Join(dir, "pods")})
+	alone(t, func() {
+		for _, args := range []string{"link set lo up", "link add coracle-lb7443 type veth peer name far"} {
+			if said, err := exec.Command("ip", strings.Fields(args)...).CombinedOutput(); err != nil {
+				t.Errorf("ip %s: %v: %s", args, err, said)
+				return
+			}
+		}
+		err := down(t.Context(), p, true, io.Discard)
+		if err == nil || !strings.Contains(err.Error(), "load-balancers remove") || !strings.Contains(err.Error(), "another 'coracle down --root "+p.root) {
+			t.Errorf("the first purge: %v", err)
+		}
+		if !announces(7443) {
+			t.Error("the announcements are removed: nothing is tested")
+		}
+		if _, err := os.Stat(p.kubeRoot()); err == nil {
+			t.Error("the data are left")
+		}
+		if o := remembered(p); o.Port != 7443 || o.Boot != "" {
+			t.Errorf("remembered are %+v", o)
+		}
+		if err := os.Remove(refuse); err != nil {
+			t.Error(err)
+		}
+		if err := down(t.Context(), p, true, io.Discard); err != nil {
+			t.Errorf("the second purge: %v", err)
+		}
+		if announces(7443) {
+			t.Error("the announcements are left")
+		}
+		if _, err := os.Stat(p.root); err == nil {
+			t.Error("--root is left")
+		}
+	})
+}
 
 // What up has started is down's to end, also after a reboot; what somebody else has started is not.
 func TestWhoseCoracled(t *testing.T) {

@@ -39,10 +39,11 @@ func rulesLeft(port int) []string {
 
 // removeRules removes the nftables tables that a cluster process leaves when it ends, so that
 // connections to Services go on while it is restarted, and policies hold. If something listens at
-// the API server's address, the port is another cluster's by now, and so are the tables.
+// the API server's address, or a cluster has the port at another one, it is another cluster's by
+// now, and so are the tables.
 func removeRules(bind string, port int) error {
 	left := rulesLeft(port)
-	if len(left) == 0 || listens(bind, port) {
+	if len(left) == 0 || taken(bind, port) {
 		return nil
 	}
 	c, err := nftables.New()
@@ -58,8 +59,14 @@ func removeRules(bind string, port int) error {
 	return nil
 }
 
-// listens reports whether a process listens at an address of this machine.
-func listens(bind string, port int) bool {
+// taken reports whether a process listens at an address of this machine, or a cluster process has
+// claimed the port: claimPort in cluster/cmd/coracle-kube.
+func taken(bind string, port int) bool {
+	if c, err := nftables.New(); err == nil {
+		if _, err := c.ListTableOfFamily("coracle-cluster-"+strconv.Itoa(port), nftables.TableFamilyINet); err == nil {
+			return true
+		}
+	}
 	l, err := net.Listen("tcp", net.JoinHostPort(bind, strconv.Itoa(port)))
 	if err == nil {
 		_ = l.Close()
@@ -201,7 +208,7 @@ func announces(port int) bool {
 // so that load balancers' addresses are still answered for while it is restarted. As with rules,
 // what another cluster has by now stays.
 func removeAnnouncements(ctx context.Context, bind string, port int) error {
-	if !announces(port) || listens(bind, port) {
+	if !announces(port) || taken(bind, port) {
 		return nil
 	}
 	program, err := sibling("coracle-kube")

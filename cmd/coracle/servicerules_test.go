@@ -85,11 +85,12 @@ func TestRulesAreRemoved(t *testing.T) {
 			t.Error(err)
 			return
 		}
-		for _, port := range []int{6443, 7443, 8443} {
+		for _, port := range []int{6443, 7443, 8443, 9443} {
 			for _, name := range rulesOf(port) {
 				c.AddTable(&nftables.Table{Name: name, Family: nftables.TableFamilyINet})
 			}
 		}
+		c.AddTable(&nftables.Table{Name: "coracle-cluster-9443", Family: nftables.TableFamilyINet}) // one at another address
 		if err := c.Flush(); err != nil {
 			t.Error(err)
 		}
@@ -99,12 +100,12 @@ func TestRulesAreRemoved(t *testing.T) {
 			return
 		}
 		defer another.Close()
-		for _, port := range []int{6443, 6443, 8443} { // the second time there is nothing to do
+		for _, port := range []int{6443, 6443, 8443, 9443} { // the second time there is nothing to do
 			if err := removeRules("127.0.0.1", port); err != nil {
 				t.Error(err)
 			}
 		}
-		if len(rulesLeft(6443)) != 0 || len(rulesLeft(7443)) != 2 || len(rulesLeft(8443)) != 2 {
+		if len(rulesLeft(6443)) != 0 || len(rulesLeft(7443)) != 2 || len(rulesLeft(8443)) != 2 || len(rulesLeft(9443)) != 2 {
 			left, err := c.ListTables()
 			t.Errorf("left are %v, %v", left, err)
 		}
@@ -334,11 +335,12 @@ func withoutSocketDiagnosis() error {
 	return unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&program)), 0, 0)
 }
 
-// What down cannot remove from the kernel's network keeps it from nothing else.
+// What down cannot remove from the kernel's network keeps it from nothing else. What names it stays
+// remembered.
 func TestDownGoesOnWithoutRemovingRules(t *testing.T) {
 	dir := t.TempDir()
 	p := place{root: filepath.Join(dir, "root"), state: filepath.Join(dir, "state")}
-	if err := os.Mkdir(p.root, 0o700); err != nil {
+	if err := os.MkdirAll(p.kubeRoot(), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	remember(t, p, upOptions{Bind: "127.0.0.1", Port: 6443, ServiceCIDR: "10.112.0.0/16"})
@@ -356,7 +358,10 @@ func TestDownGoesOnWithoutRemovingRules(t *testing.T) {
 			t.Errorf("down says %v, and another process owns a table", err)
 		}
 	})
-	if _, err := os.Stat(p.settings()); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Stat(p.kubeRoot()); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("down did not go on: %v", err)
+	}
+	if o := remembered(p); o.Port != 6443 {
+		t.Errorf("remembered are %+v", o)
 	}
 }

@@ -157,7 +157,29 @@ func (o upOptions) remember(p place) error {
 	if err != nil {
 		return err
 	}
+	if err := o.keepReplaced(p); err != nil {
+		return err
+	}
 	return atomicfile.Write(p.settings(), append(data, '\n'), 0o600)
+}
+
+// keepReplaced keeps the settings of before a restore with the data of before, for those who take
+// the restore back, when those of the snapshot take their place: a restore that was cut off does
+// not come to it.
+func (o upOptions) keepReplaced(p place) error {
+	var before upOptions
+	data, err := os.ReadFile(p.settings())
+	if o.Restored == "" || err != nil || json.Unmarshal(data, &before) != nil || before.Restored == o.Restored {
+		return nil
+	}
+	kept := filepath.Join(p.kubeRoot(), o.Restored)
+	if err := os.MkdirAll(kept, 0o700); err != nil {
+		return fmt.Errorf("keep the settings of before the restore: %w", err)
+	}
+	if err := atomicfile.Write(filepath.Join(kept, filepath.Base(p.settings())), data, 0o600); err != nil {
+		return fmt.Errorf("keep the settings of before the restore: %w", err)
+	}
+	return nil
 }
 
 // remembered is what the last up was given, and what a snapshot that was restored since then says;
@@ -196,11 +218,19 @@ func (o *upOptions) followRestored(p place) {
 	if len(restored.Settings) == 0 { // saved without coracle
 		return
 	}
+	services := o.ServiceCIDR
 	for flag, setting := range o.inSnapshots() {
 		*setting = restored.Settings[flag]
 	}
 	if o.ServiceCIDR == "" {
 		o.ServiceCIDR = defaultServices
+	}
+	// Outside of the Services' network, an address would be taken for that of a DNS elsewhere.
+	if network, err := netip.ParsePrefix(services); err == nil && o.ServiceCIDR != services {
+		o.ClusterDNS = slices.DeleteFunc(o.ClusterDNS, func(text string) bool {
+			addr, err := netip.ParseAddr(text)
+			return err == nil && network.Contains(addr)
+		})
 	}
 }
 

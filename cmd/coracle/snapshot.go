@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -93,7 +92,7 @@ cluster finishes or undoes it.`,
 	}, restoreSnapshot, func(w io.Writer, f snapshotFacts) {
 		_, _ = fmt.Fprintf(w, "the cluster is that of %s\n", f.Created.Local().Format(time.DateTime))
 		if f.Kept != "" {
-			_, _ = fmt.Fprintf(w, "the data of before are in %s: remove it when nobody needs them\n", f.Kept)
+			_, _ = fmt.Fprintf(w, "the data of before are in %s: remove it when they are not needed any more\n", f.Kept)
 		}
 		_, _ = fmt.Fprintf(w, "start it with: %s\n", f.Up)
 	})
@@ -185,12 +184,6 @@ func restoreSnapshot(ctx context.Context, p place, bar *progress, file string) (
 	facts, err := p.snapshotTool(ctx, bar, "restore", file)
 	if err != nil {
 		return snapshotFacts{}, err
-	}
-	if facts.Kept != "" {
-		// For those who take the restore back. atomicfile replaces the file and leaves this one.
-		if err := os.Link(p.settings(), filepath.Join(facts.Kept, filepath.Base(p.settings()))); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return snapshotFacts{}, fmt.Errorf("the snapshot is restored, but the settings of before were not kept: %w", err)
-		}
 	}
 	if err := remembered(p).remember(p); err != nil {
 		return snapshotFacts{}, fmt.Errorf("the snapshot is restored, but its settings were not remembered: %w", err)

@@ -62,7 +62,10 @@ func TestUpFollowsARestore(t *testing.T) {
 	for name, killed := range map[string]bool{"restored": false, "killed when it was decided": true} {
 		t.Run(name, func(t *testing.T) {
 			p := place{root: t.TempDir(), state: t.TempDir()}
-			before := upOptions{Port: 7443, ServiceCIDR: "10.97.0.0/16", ClusterDomain: "old.example", Node: "pier"}
+			before := upOptions{
+				Port: 7443, ServiceCIDR: "10.97.0.0/16", ClusterDomain: "old.example", Node: "pier",
+				ClusterDNS: []string{"10.97.0.53", "192.0.2.53"}, // one of its network, and one elsewhere
+			}
 			remember(t, p, before)
 			if err := os.MkdirAll(filepath.Join(p.kubeRoot(), "etcd"), 0o700); err != nil {
 				t.Fatal(err)
@@ -87,15 +90,17 @@ func TestUpFollowsARestore(t *testing.T) {
 			if killed != (err != nil) || !killed && facts.Up != "coracle up"+p.flags() {
 				t.Fatalf("restore: %+v, %v", facts, err)
 			}
-			if !killed {
-				kept, err := os.ReadFile(filepath.Join(facts.Kept, "up.json"))
+			u, err := up()
+			if o := u.o; err != nil || o.ServiceCIDR != "10.112.0.0/16" || o.Node != "boat" || o.ClusterDomain != "" || o.Port != 7443 || !slices.Equal(o.ClusterDNS, []string{"192.0.2.53"}) {
+				t.Errorf("up has %+v, %v", o, err)
+			}
+			remember(t, p, *u.o) // as up does, before the cluster's program finishes the restore
+			for range 2 {        // and again
+				remember(t, p, *u.o)
+				kept, err := os.ReadFile(filepath.Join(p.kubeRoot(), "first", "up.json"))
 				if err != nil || !strings.Contains(string(kept), "10.97.0.0/16") {
 					t.Errorf("the settings of before are %s, %v", kept, err)
 				}
-			}
-			u, err := up()
-			if o := u.o; err != nil || o.ServiceCIDR != "10.112.0.0/16" || o.Node != "boat" || o.ClusterDomain != "" || o.Port != 7443 {
-				t.Errorf("up has %+v, %v", o, err)
 			}
 			if _, err := up("service-cidr", "10.97.0.0/16"); err == nil || !strings.Contains(err.Error(), "have addresses of 10.112.0.0/16") {
 				t.Errorf("with the network of before: %v", err)

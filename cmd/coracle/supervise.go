@@ -70,9 +70,9 @@ func superviseCommand(p *place) *cobra.Command {
 // supervise runs a program again and again until ctx ends, and then ends it. What the program says goes
 // to log, or if that is nil to where our own output goes.
 //
-// It comes through a pipe, whose other end is ours: so nobody has to look at how large the log is, and it
-// is set aside between two lines. A program whose supervisor is killed is ended, and what it still
-// wants to say then is lost.
+// It comes through a pipe, whose other end is ours: so no one has to look at how large the log is,
+// and it is set aside between two lines. A program whose supervisor is killed is ended, and what it
+// still wants to say then is lost.
 func supervise(ctx context.Context, args []string, log io.Writer) error {
 	// The kernel sends the death signal when the thread that has forked ends: keep this one.
 	runtime.LockOSThread()
@@ -135,7 +135,7 @@ func once(ctx context.Context, args []string, log io.Writer) error {
 		return nil // however it took the signal
 	}
 	if err == nil {
-		return errors.New("it exited with 0, though nobody had asked it to")
+		return errors.New("it exited with 0, though no one had asked it to")
 	}
 	return err
 }

@@ -98,7 +98,7 @@ func TestNotify(t *testing.T) {
 		}
 		_ = l.Close()
 		if err := notify("READY=1"); err == nil {
-			t.Error("nobody listens, and nobody is told")
+			t.Error("no one listens, and no one is told")
 		}
 	}
 }

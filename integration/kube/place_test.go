@@ -247,6 +247,15 @@ func TestUpWithOtherFlags(t *testing.T) {
 	if out, _ := c.command("status").CombinedOutput(); !strings.Contains(string(out), "off (--network-policies=false)") || !strings.Contains(settings(), `"networkPoliciesOff": true`) {
 		t.Errorf("status does not tell that network policies are off: %s, remembered %s", out, settings())
 	}
+	warned, err := c.tryKube(wall, "create", "-f", "-")
+	if err != nil || !strings.Contains(warned, `Warning: NetworkPolicy "wall" is stored but not acted on by this cluster: with --network-policies=false`) {
+		t.Errorf("a policy that nothing enforces: %v, %s", err, warned)
+	}
+	for deadline := time.Now().Add(patience); !strings.Contains(c.kube(t, "events", "--for", "networkpolicy/wall"), "NotActedOn"); {
+		if time.Now().After(deadline) {
+			t.Fatal("a policy that nothing enforces has no Event")
+		}
+	}
 	// A name without a registry, as in kubectl run n --image=nginx, is the setting's.
 	c.kube(t, "run", "n", "--image", "web:1")
 	c.await(t, "wait", "--for=condition=Ready", "pod/n")
@@ -279,6 +288,9 @@ func TestUpWithOtherFlags(t *testing.T) {
 		}
 	}
 }
+
+// wall is a policy.
+const wall = `{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: wall}, spec: {podSelector: {}}}`
 
 // serviceTables are the nftables tables with the rules of Services on this machine.
 type serviceTables struct{ t *testing.T }

@@ -37,7 +37,10 @@ const (
 
 // PodInit makes the spec of the process that holds a pod's PID namespace: no
 // capability, nothing writable, nothing but its own program to see. The program limits
-// its system calls itself; until then it has the sandbox's filter.
+// its system calls itself, and hides from tracers, as its first act; until then it has the
+// sandbox's filter. Before it is executed it is hidden, too. A container that is started
+// meanwhile, and has its user, could trace it for the moment between the two. It would gain a
+// process under this filter, in this cgroup, within the pod's limits, and no privilege.
 func PodInit(in Init) (*specs.Spec, error) {
 	user := uint32(initUser)
 	if in.Foreign {

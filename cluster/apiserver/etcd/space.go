@@ -159,7 +159,7 @@ func (s *space) makeRoom(ctx context.Context) error {
 	s.commit()
 	if used := s.server.Backend().SizeInUse(); used >= s.target() {
 		return fmt.Errorf("the store is full: %s of %s are in use by objects. Nothing can be created or changed, reading and deleting go on. "+
-			"Delete objects that nobody needs, such as old Jobs, Secrets and custom resources: below %s writes go on by themselves",
+			"Delete objects that are not needed any more, such as old Jobs, Secrets and custom resources: below %s writes go on by themselves",
 			size(used), size(s.quota), size(s.target()))
 	}
 	if s.server.Backend().Size() >= s.target() {
@@ -182,7 +182,7 @@ func (s *space) makeRoom(ctx context.Context) error {
 	return nil
 }
 
-// defragment writes the database again without the pages that are free. Nobody reads or writes
+// defragment writes the database again without the pages that are free. No one reads or writes
 // meanwhile.
 func (s *space) defragment() error {
 	if !s.snapshots.TryLock() { // etcd would wait for it, holding what reads and writes need

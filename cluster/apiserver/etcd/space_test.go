@@ -15,12 +15,10 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/coracle-project/coracle/cluster/health"
+	"github.com/coracle-project/coracle/cluster/internal/testkit"
 )
 
-const (
-	tinyQuota = 4 << 20
-	patience  = time.Minute
-)
+const tinyQuota = 4 << 20
 
 // tiny starts a server with a tiny quota, whose board is returned.
 func tiny(t *testing.T, dir string) (s *Server, client *clientv3.Client, board *health.Board, stop func()) {
@@ -70,13 +68,7 @@ func put(t *testing.T, c *clientv3.Client) error {
 // tells.
 func eventually(t *testing.T, what string, ask func() bool) {
 	t.Helper()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for deadline := time.Now().Add(patience); !ask(); <-tick.C {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within %v: %s", patience, what)
-		}
-	}
+	testkit.Eventually(t.Context(), t, what, func() (bool, error) { return ask(), nil })
 }
 
 func same(int) string { return "/registry/same" }
@@ -155,7 +147,7 @@ func TestFullOfObjects(t *testing.T) {
 	}
 }
 
-// What is mostly free is written again, when nobody writes and no snapshot is being read.
+// What is mostly free is written again, when no one writes and no snapshot is being read.
 func TestDefragmentation(t *testing.T) {
 	dir := shortDir(t)
 	s := start(t, dir)

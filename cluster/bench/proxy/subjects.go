@@ -15,7 +15,6 @@ import (
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/fake"
@@ -26,6 +25,7 @@ import (
 
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/health"
+	"github.com/coracle-project/coracle/cluster/internal/testkit"
 	"github.com/coracle-project/coracle/cluster/proxy"
 )
 
@@ -38,45 +38,17 @@ type world struct {
 
 func newWorld(count int) *world {
 	w := &world{count: count}
-	for i := range count {
-		ip := netip.AddrFrom4([4]byte{10, 96 + byte((i+1)>>16), byte((i + 1) >> 8), byte(i + 1)}).String()
-		w.services = append(w.services, &corev1.Service{
-			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("web-%d", i), Namespace: "default"},
-			Spec: corev1.ServiceSpec{
-				Type: corev1.ServiceTypeClusterIP, ClusterIP: ip, ClusterIPs: []string{ip}, IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol},
-				SessionAffinity: corev1.ServiceAffinityNone,
-				Ports:           []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80}},
-			},
-		})
-		w.slices = append(w.slices, endpoints(i, 0))
-	}
+	w.services, w.slices = testkit.Services(count)
 	return w
-}
-
-// endpoints are ten of a Service, or fewer.
-func endpoints(service, without int) *discoveryv1.EndpointSlice {
-	name, protocol, port := "http", corev1.ProtocolTCP, int32(8080)
-	s := &discoveryv1.EndpointSlice{
-		ObjectMeta: metav1.ObjectMeta{
-			Name: fmt.Sprintf("web-%d-x", service), Namespace: "default", Labels: map[string]string{discoveryv1.LabelServiceName: fmt.Sprintf("web-%d", service)},
-		},
-		AddressType: discoveryv1.AddressTypeIPv4,
-		Ports:       []discoveryv1.EndpointPort{{Name: &name, Protocol: &protocol, Port: &port}},
-	}
-	for e := without; e < 10; e++ {
-		n := service*10 + e
-		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{netip.AddrFrom4([4]byte{11, byte(n >> 16), byte(n >> 8), byte(n)}).String()}})
-	}
-	return s
 }
 
 // changed is the slice of the Service in the middle, as it is to be.
 func (w *world) changed(fewer bool) (before, now *discoveryv1.EndpointSlice) {
 	i := w.count / 2
 	if fewer {
-		return endpoints(i, 0), endpoints(i, 1)
+		return testkit.Endpoints(i, 0), testkit.Endpoints(i, 1)
 	}
-	return endpoints(i, 1), endpoints(i, 0)
+	return testkit.Endpoints(i, 1), testkit.Endpoints(i, 0)
 }
 
 // ours is fed by informers, as in a cluster.

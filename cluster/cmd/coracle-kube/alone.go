@@ -120,7 +120,7 @@ func kubeletCommand() *cobra.Command {
 		return func() error { return k.Run(ctx) }, err
 	})
 	cmd.Flags().StringVar(&root, "root", "/var/lib/coracle/kube", "directory for what outlives a reboot")
-	cmd.Flags().StringVar(&cert, "tls-cert", "", "file of the serving certificate (default: one that nobody vouches for)")
+	cmd.Flags().StringVar(&cert, "tls-cert", "", "file of the serving certificate (default: one that no authority signed)")
 	cmd.Flags().StringVar(&key, "tls-key", "", "file of its key")
 	cmd.Flags().StringVar(&clients, "client-ca", "", "file of the authority of clients' certificates, the API server's above all")
 	n.define(cmd.Flags())

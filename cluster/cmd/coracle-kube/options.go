@@ -29,6 +29,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/metricsapi"
 	"github.com/coracle-project/coracle/cluster/nodeaddr"
 	"github.com/coracle-project/coracle/cluster/pki"
+	"github.com/coracle-project/coracle/cluster/unserved"
 )
 
 // apiOptions are the flags of the API server.
@@ -51,9 +52,11 @@ type apiOptions struct {
 	proxy             bool
 	externalIPs       bool
 	podsHealth        *health.Part // nil unless pods is set
-	storeHealth       *health.Part // nil unless a board shows it
+	storeHealth       *health.Part // nil unless a board shows it, as the next
+	encryptionHealth  *health.Part
 	protect           protection
 	policies          bool
+	unserved          unserved.Kinds // nil but for what serve finds to be left to others
 	balancers         balancerOptions
 }
 
@@ -120,7 +123,7 @@ func (o *apiOptions) settings() apiserver.Options {
 		ClusterDomain: o.clusterDomain,
 		EtcdServers:   o.etcdServers, EtcdCA: o.etcdCA, EtcdCert: o.etcdCert, EtcdKey: o.etcdKey,
 		EtcdQuota: o.protect.quota, StoreHealth: o.storeHealth,
-		EncryptionConfig: o.protect.encryption, Audit: o.protect.audit, Version: version,
+		EncryptionConfig: o.protect.encryption, EncryptionHealth: o.encryptionHealth, Audit: o.protect.audit, Version: version, Unserved: o.unserved,
 	}
 }
 

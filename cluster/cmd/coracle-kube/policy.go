@@ -34,7 +34,7 @@ func newPolicy(server *apiserver.Server, api apiOptions, n nodeOptions, part *he
 	}
 	return policy.New(set, policy.Options{
 		Table: policyTable(api.port), NodeName: n.name, Health: part,
-		API:       server.ClientConfig("system:coracle-policy", user.SystemPrivilegedGroup),
+		API: server.ClientConfig("system:coracle-policy", user.SystemPrivilegedGroup), ForgetNodes: true,
 		LinkGroup: func(ctx context.Context) (uint32, error) { return linkGroup(ctx, n.cri) },
 	})
 }

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
+	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -27,6 +28,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/policy"
 	"github.com/coracle-project/coracle/cluster/proxy"
 	"github.com/coracle-project/coracle/cluster/scheduler"
+	"github.com/coracle-project/coracle/cluster/unserved"
 )
 
 func serverCommand() *cobra.Command {
@@ -47,7 +49,11 @@ it finds them again when it is started.`,
 			api.pods = nodeaddr.NewPods()
 			api.clusterDomain, n.pods = n.domain, api.pods
 			if check {
-				return errors.Join(checkAll(api, n, d), api.settings().Listens(), api.balancers.checkHost(api.port))
+				release, err := claimPort(api.port)
+				if err == nil {
+					err = release()
+				}
+				return errors.Join(checkAll(api, n, d), err, api.settings().Listens(), api.balancers.checkHost(api.port))
 			}
 			return serve(cmd.Context(), api, n, d)
 		},
@@ -61,6 +67,16 @@ it finds them again when it is started.`,
 	n.define(cmd.Flags())
 	d.define(cmd.Flags())
 	return cmd
+}
+
+// claimPort keeps other clusters of this machine from using the port at another address: nftables
+// tables and the sink of announcements are named by it. "coracle down" looks for the claim.
+func claimPort(port int) (release func() error, err error) {
+	release, err = nodeaddr.Claim("coracle-cluster-" + strconv.Itoa(port))
+	if errors.Is(err, nodeaddr.ErrClaimed) {
+		return nil, fmt.Errorf("another cluster of this machine has port %d, though it may be at another address: choose another --port", port)
+	}
+	return release, err
 }
 
 // checkAll says what is wrong with the flags, if anything.
@@ -86,6 +102,11 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions) err
 		}
 		n.ips = []string{ip}
 	}
+	release, err := claimPort(api.port)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = release() }() // it goes with the process
 	if err := api.finishRestore(); err != nil {
 		return err
 	}
@@ -100,6 +121,12 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions) err
 	}
 	if api.protect.audit.Enabled() {
 		api.protect.audit.Health = board.Add("audit log")
+	}
+	if api.protect.encryption != "" {
+		api.encryptionHealth = board.Add("encryption")
+	}
+	if !api.policies {
+		api.unserved = unserved.Policies
 	}
 	server, err := api.server(bundle)
 	if err != nil {
@@ -260,7 +287,7 @@ func newScheduler(server *apiserver.Server) (*scheduler.Scheduler, error) {
 	return scheduler.New(set, scheduler.Options{})
 }
 
-func newControllers(server *apiserver.Server, bundle *pki.Bundle, api apiOptions, n nodeOptions, unserved *health.Part) ([]controllers.Runner, error) {
+func newControllers(server *apiserver.Server, bundle *pki.Bundle, api apiOptions, n nodeOptions, notActedOn *health.Part) ([]controllers.Runner, error) {
 	manager, err := in(server, user.KubeControllerManager)
 	if err != nil {
 		return nil, err
@@ -277,7 +304,7 @@ func newControllers(server *apiserver.Server, bundle *pki.Bundle, api apiOptions
 		return nil, err
 	}
 	return controllers.New(controllers.Identities{Manager: manager, Account: account}, controllers.Options{
-		RootCA: ca, TokenGenerator: tokens, NotActedOn: unserved,
+		RootCA: ca, TokenGenerator: tokens, NotActedOn: notActedOn, Unserved: api.unserved,
 		LoadBalancers: api.balancers.controller(api.port, n.port),
 		SigningCA:     func() (tls.Certificate, error) { return tls.LoadX509KeyPair(bundle.CA, bundle.CA) },
 	})

@@ -76,4 +76,27 @@ func TestASecondServerRemovesNothing(t *testing.T) {
 	if after := left(); !slices.Equal(after, before) {
 		t.Errorf("left are %q of %q", after, before)
 	}
+	// Regression: nothing listens at the other address, so the second server took the first one's
+	// rules.
+	release, err := claimPort(16443)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before = left()
+	for _, flags := range [][]string{{"--check"}, nil} {
+		args := []string{
+			"server", "--root", dir, "--state", filepath.Join(dir, "run"), "--bind-address", "127.0.0.2", "--port", port,
+			"--node-name", "n", "--node-ip", "127.0.0.1", "--network-policies=false", "--service-proxy=false", "--cri", "unix://" + dir + "/none.sock",
+		}
+		_, err = try(t, append(args, flags...)...)
+		if err == nil || !strings.Contains(err.Error(), "another cluster of this machine has port "+port) {
+			t.Errorf("the second server at another address with %q says %v", flags, err)
+		}
+	}
+	if after := left(); !slices.Equal(after, before) {
+		t.Errorf("left are %q of %q", after, before)
+	}
+	if err := release(); err != nil {
+		t.Error(err)
+	}
 }

@@ -45,6 +45,7 @@ const (
 type Controller struct {
 	*frame.Controller
 	set   *client.Set
+	kinds unserved.Kinds
 	part  *health.Part
 	limit flowcontrol.RateLimiter
 
@@ -60,10 +61,11 @@ type object struct {
 	missing  string
 }
 
-// New returns the controller. part is told how many objects there are; it may be nil.
-func New(set *client.Set, part *health.Part) *Controller {
+// New returns the controller, for what nothing acts on in any cluster, and for further kinds. part
+// is told how many objects there are; it may be nil.
+func New(set *client.Set, further unserved.Kinds, part *health.Part) *Controller {
 	c := &Controller{
-		set: set, part: part, limit: flowcontrol.NewTokenBucketRateLimiter(perSecond, burst),
+		set: set, kinds: unserved.With(further), part: part, limit: flowcontrol.NewTokenBucketRateLimiter(perSecond, burst),
 		objects: map[types.UID]*object{}, counts: map[string]int{},
 	}
 	c.Controller = frame.New("not-acted-on", 1, c.sync)
@@ -73,7 +75,7 @@ func New(set *client.Set, part *health.Part) *Controller {
 
 // Exists implements garbagecollector.Observer.
 func (c *Controller) Exists(r kinds.Resource, obj metav1.Object) {
-	missing := unserved.Missing(r.GroupResource())
+	missing := c.kinds.Missing(r.GroupResource())
 	if missing == "" {
 		return
 	}
@@ -117,7 +119,7 @@ func (c *Controller) tell() {
 	for _, kind := range slices.Sorted(maps.Keys(c.counts)) {
 		all = append(all, fmt.Sprintf("%s (%d)", kind, c.counts[kind]))
 	}
-	what := "stored, and nothing acts on them: " + strings.Join(all, ", ")
+	what := "stored, and this cluster does not act on them: " + strings.Join(all, ", ")
 	c.part.Works(what, what)
 }
 

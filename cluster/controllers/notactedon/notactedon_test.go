@@ -17,19 +17,22 @@ import (
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/controllers/kinds"
 	"github.com/coracle-project/coracle/cluster/health"
+	"github.com/coracle-project/coracle/cluster/unserved"
 )
 
 var (
 	ingresses   = kinds.Resource{GroupVersionResource: schema.GroupVersionResource{Group: "networking.k8s.io", Version: "v1", Resource: "ingresses"}, Kind: "Ingress", Namespaced: true}
 	classes     = kinds.Resource{GroupVersionResource: schema.GroupVersionResource{Group: "networking.k8s.io", Version: "v1", Resource: "ingressclasses"}, Kind: "IngressClass"}
+	policies    = kinds.Resource{GroupVersionResource: schema.GroupVersionResource{Group: "networking.k8s.io", Version: "v1", Resource: "networkpolicies"}, Kind: "NetworkPolicy", Namespaced: true}
 	deployments = kinds.Resource{GroupVersionResource: schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"}, Kind: "Deployment", Namespaced: true}
 )
 
 // api is an API in memory, with controllers over it.
 type api struct {
 	*fake.Clientset
-	board health.Board
-	stops []func()
+	board   health.Board
+	further unserved.Kinds
+	stops   []func()
 }
 
 // run runs f in a synctest bubble.
@@ -48,7 +51,7 @@ func run(t *testing.T, f func(t *testing.T, s *api)) {
 
 // start runs a controller; a second one is as after a restart.
 func (s *api) start(t *testing.T) *Controller {
-	c := New(&client.Set{Kube: s}, s.board.Add("not acted on"))
+	c := New(&client.Set{Kube: s}, s.further, s.board.Add("not acted on"))
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() { defer close(done); c.Run(ctx) }()
@@ -128,6 +131,26 @@ func TestOneEvent(t *testing.T) {
 		c.Gone(class.UID)
 		if w := s.board.States()[0].Warnings; len(w) != 0 {
 			t.Errorf("warnings when they are gone: %q", w)
+		}
+	})
+}
+
+// A cluster that leaves network policies to others says so of each, and another one does not.
+func TestPoliciesThatAreLeftToOthers(t *testing.T) {
+	run(t, func(t *testing.T, s *api) {
+		c := s.start(t)
+		c.Exists(policies, metadataOf("team", "wall"))
+		s.settle()
+		if all := s.events(t); len(all) != 0 {
+			t.Errorf("a NetworkPolicy that is enforced has %v", all)
+		}
+		s.further = unserved.Policies
+		c = s.start(t)
+		c.Exists(policies, metadataOf("team", "wall"))
+		s.settle()
+		all := s.events(t)
+		if len(all) != 1 || !strings.Contains(all[0].Message, `NetworkPolicy "wall" is stored but not acted on by this cluster: with --network-policies=false`) {
+			t.Errorf("events %+v", all)
 		}
 	})
 }

@@ -22,7 +22,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 	"k8s.io/apiserver/pkg/authentication/user"
 	genericapiserver "k8s.io/apiserver/pkg/server"
@@ -37,6 +36,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/apiserver"
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/controllers"
+	"github.com/coracle-project/coracle/cluster/internal/testkit"
 	"github.com/coracle-project/coracle/cluster/metricsapi"
 	"github.com/coracle-project/coracle/cluster/pki"
 )
@@ -241,19 +241,7 @@ func (c *cluster) namespace(t *testing.T) (context.Context, string) {
 	return ctx, ns.Name
 }
 
-// eventually asks until the answer is yes.
-func eventually(ctx context.Context, t *testing.T, what string, ask func() (bool, error)) {
-	t.Helper()
-	var last error
-	err := wait.PollUntilContextCancel(ctx, 20*time.Millisecond, true, func(context.Context) (bool, error) {
-		var ok bool
-		ok, last = ask()
-		return ok, nil
-	})
-	if err != nil {
-		t.Fatalf("%s: %v; last answer %v", what, err, last)
-	}
-}
+var eventually = testkit.Eventually
 
 // told waits for an event about an object.
 func (c *cluster) told(ctx context.Context, t *testing.T, ns, kind, name, reason string) {

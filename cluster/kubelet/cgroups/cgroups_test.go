@@ -140,7 +140,7 @@ func TestPodsHaveALimitOfProcesses(t *testing.T) {
 			}
 		}
 		if got := m.Container(); got != nil {
-			t.Errorf("containers have limits beside their pods': %v", got)
+			t.Errorf("containers have limits in addition to their pods': %v", got)
 		}
 	}
 }

@@ -239,7 +239,7 @@ func TestUnusedImagesAreCollected(t *testing.T) {
 	n.untilNoSandbox(p)
 	collect()
 	if there() {
-		t.Error("an image that nobody uses is still there")
+		t.Error("an image that no one uses is still there")
 	}
 	other := n.create(n.pod("other", container("c", "sleep")))
 	n.until(other, "ready", ready)

@@ -84,7 +84,7 @@ func FuzzParseHard(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		hard, err := ParseHard(text)
 		if err != nil && hard != nil {
-			t.Errorf("%v beside %v", hard, err)
+			t.Errorf("%v with %v", hard, err)
 		}
 		for name, value := range hard {
 			least := evictionapi.GetThresholdQuantity(value, resource.NewQuantity(1<<40, resource.BinarySI))

@@ -166,6 +166,33 @@ func TestRemove(t *testing.T) {
 	s.answers(false, both...)
 }
 
+// Routes of other programs stay, those to the sink and to the announced addresses, too, and so do
+// their entries.
+func TestOthersRoutesStay(t *testing.T) {
+	s := newSegment(t)
+	a, _ := s.announce("", both...)
+	s.saidBoth()
+	const foreign = "192.0.2.60"
+	for _, command := range []string{
+		"ip neigh add proxy " + foreign + " dev out", "ip route add " + foreign + " dev " + sink + " proto static",
+		"ip route add " + announced4.String() + " dev out metric 50", "ip -6 route add " + announced6.String() + " dev out metric 50",
+	} {
+		s.Run(command)
+	}
+	routes := func() string {
+		return s.Run("ip route show proto static") + s.Run("ip route show metric 50") + s.Run("ip -6 route show metric 50") + s.Run("ip neigh show proxy "+foreign)
+	}
+	before := routes()
+	if n := strings.Count(before, "\n"); n != 4 {
+		t.Fatalf("%d lines: nothing is tested: %s", n, before)
+	}
+	a.Set([]netip.Addr{other4}) // which looks at all that is there, and removes both
+	s.said(other4.String() + " out")
+	if now, ours := routes(), s.routes(); now != before || strings.Count(ours, "\n") != 1 {
+		t.Errorf("others have\n%s\nwant\n%s\nours are %s", now, before, ours)
+	}
+}
+
 // The kernel drops its entries when an interface goes down. They come back with it.
 func TestAnInterfaceThatWasDown(t *testing.T) {
 	s := newSegment(t)

@@ -126,7 +126,8 @@ func (e entry) add() error {
 	return err
 }
 
-// routesTo returns the addresses with a route to a sink: those that it is for.
+// routesTo returns the addresses with a route of ours to a sink: those that it is for. Another
+// program may have routes to it, too.
 func routesTo(sink netlink.Link) (map[netip.Addr]bool, error) {
 	routes, err := list(func() ([]netlink.Route, error) {
 		return netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{LinkIndex: sink.Attrs().Index}, netlink.RT_FILTER_OIF)
@@ -136,7 +137,7 @@ func routesTo(sink netlink.Link) (map[netip.Addr]bool, error) {
 	}
 	all := map[netip.Addr]bool{}
 	for _, r := range routes {
-		if to, ok := ipnet.Prefix(r.Dst); ok && to.IsSingleIP() {
+		if to, ok := ipnet.Prefix(r.Dst); ok && to.IsSingleIP() && r.Protocol == routeProtocol {
 			all[to.Addr()] = true
 		}
 	}

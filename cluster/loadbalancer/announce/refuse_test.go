@@ -7,13 +7,14 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/coracle-project/coracle/cluster/internal/testkit"
 	"github.com/coracle-project/coracle/cluster/nftable"
 )
 
 // A refusal that cannot be made is tried again after a pause, however often the addresses are
 // looked at meanwhile, and the log says so once a minute.
 func TestRefusalIsTriedAgain(t *testing.T) {
-	log := captureLog(t)
+	log := testkit.CaptureLog(t)
 	synctest.Test(t, func(t *testing.T) {
 		tried := 0
 		before := openTable
@@ -37,7 +38,7 @@ func TestRefusalIsTriedAgain(t *testing.T) {
 		if tried != 11 {
 			t.Errorf("it was tried %d times, want 11", tried)
 		}
-		if n := log.count("silent, and not refused"); n < 3 || n > 5 {
+		if n := log.Count("silent, and not refused"); n < 3 || n > 5 {
 			t.Errorf("the log says so %d times in five minutes", n)
 		}
 	})

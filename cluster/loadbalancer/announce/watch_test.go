@@ -3,44 +3,17 @@ package announce
 import (
 	"encoding/binary"
 	"fmt"
-	"log/slog"
 	"net/netip"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/coracle-project/coracle/cluster/internal/testkit"
 	"github.com/coracle-project/coracle/cluster/proxy/testnet"
 )
-
-// logged collects what is logged until the test ends.
-type logged struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (l *logged) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(b)
-}
-
-func (l *logged) count(text string) int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return strings.Count(l.text.String(), text)
-}
-
-func captureLog(t *testing.T) *logged {
-	l := &logged{}
-	before := slog.Default()
-	slog.SetDefault(slog.New(slog.NewTextHandler(l, nil)))
-	t.Cleanup(func() { slog.SetDefault(before) })
-	return l
-}
 
 // announcing is what there must be for the node to answer.
 func (s *segment) announcing() string {
@@ -99,7 +72,7 @@ func TestWhatOthersRemoveComesBack(t *testing.T) {
 		"what is removed two times": {noted: true, remove: "ip link del " + sink + ";ip route flush dev out;ip link set out down;ip link set out up;ip addr replace " + testnet.Node6 + "/64 dev out nodad"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			log := captureLog(t)
+			log := testkit.CaptureLog(t)
 			s := newSegment(t)
 			before := s.settings()
 			remove := func() {
@@ -124,7 +97,7 @@ func TestWhatOthersRemoveComesBack(t *testing.T) {
 			s.until("all is back", func() bool { return s.whole(want) })
 			t.Logf("back after %v", time.Since(began))
 			s.answers(true, both...)
-			n := log.count("announcements of load balancers' addresses were lost") + log.count("another program changed the nftables table")
+			n := log.Count("announcements of load balancers' addresses were lost") + log.Count("another program changed the nftables table")
 			if n != 1 && (n != 0 || !test.noted) {
 				t.Errorf("the log says %d times that something was lost", n)
 			}
@@ -140,7 +113,7 @@ func TestWhatOthersRemoveComesBack(t *testing.T) {
 // An uplink that is replaced by another, with another name and index, is used as soon as it has the
 // network.
 func TestAnotherUplink(t *testing.T) {
-	log := captureLog(t)
+	log := testkit.CaptureLog(t)
 	s := newSegment(t)
 	s.announce("", both...)
 	s.saidBoth()
@@ -156,7 +129,7 @@ func TestAnotherUplink(t *testing.T) {
 	if proxied := s.Run("ip neigh show proxy") + s.Run("ip -6 neigh show proxy"); strings.Contains(proxied, "dev out") {
 		t.Errorf("the node still answers on the interface that lost the network: %s", proxied)
 	}
-	if n := log.count("were lost"); n > 1 {
+	if n := log.Count("were lost"); n > 1 {
 		t.Errorf("the log says %d times that announcements were lost", n)
 	}
 }

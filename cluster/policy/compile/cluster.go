@@ -42,8 +42,9 @@ func (s *State) clusterPolicy(name string) *policy {
 	return s.policies[types.NamespacedName{Name: name}]
 }
 
-// SetClusterPolicy tells of a ClusterNetworkPolicy that was created or changed.
-func (s *State) SetClusterPolicy(o *policyv1alpha2.ClusterNetworkPolicy) {
+// SetClusterPolicy tells of a ClusterNetworkPolicy that was created or changed. It returns whether
+// that matters: each node writes a condition into its status, which does not.
+func (s *State) SetClusterPolicy(o *policyv1alpha2.ClusterNetworkPolicy) bool {
 	before := s.clusterPolicy(o.Name)
 	if before == nil {
 		s.count(1)
@@ -56,6 +57,18 @@ func (s *State) SetClusterPolicy(o *policyv1alpha2.ClusterNetworkPolicy) {
 	if another || replaced { // the new object has no status
 		s.another(p)
 	}
+	return another || replaced
+}
+
+// ClusterPolicies returns the objects of all ClusterNetworkPolicies.
+func (s *State) ClusterPolicies() []*policyv1alpha2.ClusterNetworkPolicy {
+	var all []*policyv1alpha2.ClusterNetworkPolicy
+	for _, p := range s.policies {
+		if o, ok := p.object.(*policyv1alpha2.ClusterNetworkPolicy); ok {
+			all = append(all, o)
+		}
+	}
+	return all
 }
 
 // another notes that something else is to be said of a policy, if its status can say it.

@@ -268,8 +268,8 @@ func (s *State) setEnds(p *pod) {
 	p.ends = slices.Delete(p.ends, n, len(p.ends))
 }
 
-// Claim says that a pod that is admitted has got its addresses just now: whoever had them before,
-// and may still be known, has them no more.
+// Claim says that a pod that is admitted has got its addresses just now: the pod that had them
+// before, and may still be known, no longer has them.
 func (s *State) Claim(id ID) {
 	if p := s.pods[id]; p != nil {
 		addresses := p.addresses

@@ -114,11 +114,14 @@ const (
 // notice is what is told in a Problem.
 type notice struct{ reason, message string }
 
-// SetPolicy tells of a policy that was created or changed.
-func (s *State) SetPolicy(o *networkingv1.NetworkPolicy) {
-	if p, another := s.policy(o, &o.Spec); another {
+// SetPolicy tells of a policy that was created or changed. It returns whether that matters: labels
+// and annotations do not.
+func (s *State) SetPolicy(o *networkingv1.NetworkPolicy) bool {
+	p, another := s.policy(o, &o.Spec)
+	if another {
 		s.mean(p, s.parse(o))
 	}
+	return another
 }
 
 // policy returns the policy of an object, and whether it says something else than before.

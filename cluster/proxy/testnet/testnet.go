@@ -10,7 +10,6 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -157,16 +156,7 @@ func (s *Space) Within(f func()) {
 
 // within returns the error of f, or why f could not run in the space.
 func (s *Space) within(f func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		if err := netns.Set(s.ns); err != nil {
-			done <- fmt.Errorf("enter the network namespace of %s: %w", s.Name, err)
-			return
-		}
-		done <- f()
-	}()
-	return <-done
+	return netspace.Within(s.ns, f)
 }
 
 // Run runs a program in the space and returns what it prints.

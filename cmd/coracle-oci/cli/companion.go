@@ -57,7 +57,7 @@ func (a *app) becomeCompanion() error {
 	}
 	err = unix.Exec(path, append([]string{os.Args[0]}, a.args...), env)
 	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("this needs the program %s, which is not there; install it beside coracle-oci", path)
+		return fmt.Errorf("this needs the program %s, which is not there; install it next to coracle-oci", path)
 	}
 	return fmt.Errorf("execute %s: %w", path, err)
 }

@@ -120,7 +120,7 @@ func (e *explanation) namespaceDangers() {
 		}{{"linux.uidMappings", m.UIDs}, {"linux.gidMappings", m.GIDs}} {
 			if slices.ContainsFunc(list.ids, func(m plan.Mapping) bool { return m.Outside == 0 }) {
 				e.warn(medium, list.field, "id 0 of the host is mapped into the container", "whatever gets out of the container is root there",
-					"map ids that nobody else has, such as 100000 and on")
+					"map ids that no one else has, such as 100000 and on")
 			}
 		}
 	}

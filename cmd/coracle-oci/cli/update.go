@@ -70,7 +70,7 @@ runtime spec's linux.resources. With a file the other flags are ignored.`,
 	f.StringVar(&u.period, "cpu-period", "", "microseconds that --cpu-quota counts for, 0 for the kernel's default")
 	f.StringVar(&u.quota, "cpu-quota", "", "microseconds of CPU time in each period, -1 for no limit")
 	f.StringVar(&u.burst, "cpu-burst", "", "microseconds of unused quota that may be saved up")
-	f.StringVar(&u.shares, "cpu-share", "", "share of CPU time beside other containers")
+	f.StringVar(&u.shares, "cpu-share", "", "share of CPU time, compared with other containers")
 	f.StringVar(&u.realtimePeriod, "cpu-rt-period", "", "microseconds that --cpu-rt-runtime counts for")
 	f.StringVar(&u.realtimeRuntime, "cpu-rt-runtime", "", "microseconds of realtime CPU time in each period")
 	f.StringVar(&u.idle, "cpu-idle", "", "1: run only when nothing else wants to (SCHED_IDLE), 0: as others")

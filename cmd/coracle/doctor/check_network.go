@@ -18,22 +18,64 @@ func checkFirewalls(f *Facts) []Finding {
 	n := &f.Network
 	var all []Finding
 	for _, w := range n.Firewalls {
-		what := fmt.Sprintf("chain %s of table %s drops what this node forwards", w.Chain, w.Table)
-		if w.Manager != "" {
-			what = w.Manager + ": " + what
-		}
-		all = append(all, Finding{"firewall", Warning, what + ", and no rule of it lets pods' packets and the replies to them through: pods may not reach each other or beyond this node", n.letThrough(w.Manager)})
+		all = append(all, n.judge(w))
 	}
 	if n.LegacyUnread != "" {
-		all = append(all, Finding{"firewall", Warning, "there are rules of iptables-legacy, which may drop pods' packets and cannot be read: " + n.LegacyUnread, "install the package iptables, and look with: iptables-legacy -S FORWARD"})
+		all = append(all, Finding{"firewall", Warning, "there are rules of iptables-legacy, which may drop pods' packets and cannot be read: " + n.LegacyUnread, "install the package iptables, and look with: iptables-legacy -S"})
 	}
 	if n.Err != "" {
 		all = append(all, Finding{"network", Warning, "not all of the network could be looked at: " + n.Err, "sudo coracle doctor"})
 	}
 	if len(all) == 0 {
-		return one("firewall", OK, "no other firewall drops what this node forwards", "")
+		return one("firewall", OK, "no other firewall drops what this node forwards, or gets from its pods", "")
 	}
 	return all
+}
+
+// judge tells of a firewall that drops pods' packets.
+func (n *Network) judge(w Firewall) Finding {
+	pods, packets := "pods", ""
+	if w.Family != "" {
+		pods, packets = "pods with addresses of "+w.Family, w.Family+" packets of "
+	}
+	what := fmt.Sprintf("chain %s of table %s drops %swhat this node forwards, and no rule of it lets pods' packets and the replies to them through: "+
+		"%s may not reach each other or beyond this node", w.Chain, w.Table, packets, pods)
+	remedy := n.letThrough(w.Manager)
+	if w.Keeps != "" {
+		what = fmt.Sprintf("chain %s of table %s drops %swhat pods send to this node: %s may not reach %s", w.Chain, w.Table, packets, pods, w.Keeps)
+		remedy = n.letIn(w.Manager)
+	}
+	if w.Manager != "" {
+		what = w.Manager + ": " + what
+	}
+	if w.Family != "" {
+		what += "; whether pods have such addresses is not known here: the configuration of CNI's plugins says"
+	}
+	return Finding{"firewall", Warning, what, remedy}
+}
+
+// letIn says how to let what pods send to their node through a firewall.
+func (n *Network) letIn(manager string) string {
+	var commands []string
+	for _, r := range n.podRanges() {
+		iptables := "iptables"
+		if strings.Contains(r, ":") {
+			iptables = "ip6tables"
+		}
+		switch manager {
+		case "firewalld":
+			return n.letThrough(manager)
+		case "ufw":
+			commands = append(commands, "ufw allow from "+r)
+		case "iptables":
+			commands = append(commands, iptables+" -I INPUT -s "+r+" -j ACCEPT")
+		case "iptables-legacy":
+			commands = append(commands, iptables+"-legacy -I INPUT -s "+r+" -j ACCEPT")
+		default:
+			return "accept packets from " + strings.Join(n.podRanges(), " and ") + " in that chain"
+		}
+	}
+	return strings.Join(commands, " && ")
 }
 
 // letThrough says how to let pods' packets through a firewall.

@@ -102,13 +102,35 @@ func TestFaults(t *testing.T) {
 			f.CNI = CNI{File: "/etc/cni/net.d/10.conf", BinDirs: []string{"/opt/cni/bin"}, Missing: []string{"calico"}, Plugins: []string{"calico"}}
 		}, "cni", Error, "none of /opt/cni/bin: calico", "containernetworking-plugins"},
 		{
-			"firewalld", func(f *Facts) { f.Network.Firewalls = []Firewall{{"firewalld", "inet firewalld", "filter_FORWARD"}} }, "firewall", Warning,
+			"firewalld", func(f *Facts) {
+				f.Network.Firewalls = []Firewall{{Manager: "firewalld", Table: "inet firewalld", Chain: "filter_FORWARD"}}
+			}, "firewall", Warning,
 			"firewalld: chain filter_FORWARD of table inet firewalld drops", "--zone=trusted --add-source=10.85.0.0/16 && firewall-cmd --permanent --zone=trusted --add-source=fd85::/64 && firewall-cmd --reload",
 		},
-		{"ufw", func(f *Facts) { f.Network.Firewalls = []Firewall{{"ufw", "ip filter", "FORWARD"}} }, "firewall", Warning, "ufw: chain FORWARD", "ufw route allow from 10.85.0.0/16"},
-		{"docker", func(f *Facts) { f.Network.Firewalls = []Firewall{{"docker", "ip filter", "FORWARD"}} }, "firewall", Warning, "docker: chain FORWARD", "ip6tables -I DOCKER-USER -s fd85::/64"},
-		{"iptables-legacy", func(f *Facts) { f.Network.Firewalls = []Firewall{{"iptables-legacy", "ip filter", "FORWARD"}} }, "firewall", Warning, "iptables-legacy: chain FORWARD", "iptables-legacy -I FORWARD -d 10.85.0.0/16"},
-		{"someone's firewall", func(f *Facts) { f.Network.Firewalls = []Firewall{{"", "inet mine", "fwd"}} }, "firewall", Warning, "chain fwd of table inet mine", "accept packets from and to 10.85.0.0/16 and fd85::/64"},
+		{"ufw", func(f *Facts) {
+			f.Network.Firewalls = []Firewall{{Manager: "ufw", Table: "ip filter", Chain: "FORWARD"}}
+		}, "firewall", Warning, "ufw: chain FORWARD", "ufw route allow from 10.85.0.0/16"},
+		{"ufw, of what the node gets", func(f *Facts) {
+			f.Network.Firewalls = []Firewall{{Manager: "ufw", Table: "ip filter", Chain: "INPUT", Keeps: "the cluster's DNS"}}
+		}, "firewall", Warning, "ufw: chain INPUT of table ip filter drops what pods send to this node: pods may not reach the cluster's DNS", "ufw allow from 10.85.0.0/16 && ufw allow from fd85::/64"},
+		{"firewalld, of what the node gets", func(f *Facts) {
+			f.Network.Firewalls = []Firewall{{Manager: "firewalld", Table: "inet firewalld", Chain: "filter_INPUT", Keeps: "ports"}}
+		}, "firewall", Warning, "drops what pods send to this node", "--zone=trusted --add-source=10.85.0.0/16"},
+		{"iptables, of what the node gets", func(f *Facts) {
+			f.Network.Firewalls = []Firewall{{Manager: "iptables", Table: "ip filter", Chain: "INPUT", Keeps: "ports"}}
+		}, "firewall", Warning, "drops what pods send to this node", "ip6tables -I INPUT -s fd85::/64 -j ACCEPT"},
+		{"a family that pods may not have", func(f *Facts) {
+			f.Network.Subnets, f.CNI.File = nil, "/etc/cni/net.d/10.conf"
+			f.CNI.Plugins = []string{"ptp"}
+			f.Network.Firewalls = []Firewall{{Table: "ip6 filter", Chain: "FORWARD", Family: "IPv6"}}
+		}, "firewall", Warning, "drops IPv6 packets of what this node forwards, and no rule of it lets pods' packets and the replies to them through: pods with addresses of IPv6", "PODS"},
+		{"docker", func(f *Facts) {
+			f.Network.Firewalls = []Firewall{{Manager: "docker", Table: "ip filter", Chain: "FORWARD"}}
+		}, "firewall", Warning, "docker: chain FORWARD", "ip6tables -I DOCKER-USER -s fd85::/64"},
+		{"iptables-legacy", func(f *Facts) {
+			f.Network.Firewalls = []Firewall{{Manager: "iptables-legacy", Table: "ip filter", Chain: "FORWARD"}}
+		}, "firewall", Warning, "iptables-legacy: chain FORWARD", "iptables-legacy -I FORWARD -d 10.85.0.0/16"},
+		{"someone's firewall", func(f *Facts) { f.Network.Firewalls = []Firewall{{Table: "inet mine", Chain: "fwd"}} }, "firewall", Warning, "chain fwd of table inet mine", "accept packets from and to 10.85.0.0/16 and fd85::/64"},
 		{"rules that cannot be read", func(f *Facts) { f.Network.LegacyUnread = "iptables-legacy is not installed" }, "firewall", Warning, "cannot be read: iptables-legacy is not", "package iptables"},
 		{"network not looked at", func(f *Facts) { f.Network.Err = "permission denied" }, "network", Warning, "permission denied", "sudo"},
 		{"connections, nearly full", func(f *Facts) { f.Network.Tracked = 810 }, "conntrack", Warning, "810 of at most 1000", "nf_conntrack_max=4000"},

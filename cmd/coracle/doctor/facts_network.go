@@ -30,13 +30,20 @@ type Network struct {
 	Err       string // what could not be looked at
 }
 
-// Firewall is a chain that drops packets that the node forwards, unless a rule lets them through.
+// Firewall is a chain that drops packets that the node forwards for its pods, or those that its
+// pods send to the node itself, unless a rule lets them through.
 type Firewall struct {
-	// Manager is the program whose chain it is: "firewalld", "ufw", "docker", "iptables-legacy", or
-	// "" if that cannot be told.
+	// Manager is the program whose chain it is: "firewalld", "ufw", "docker", "iptables",
+	// "iptables-legacy", or "" if that cannot be told.
 	Manager string
 	Table   string // "ip filter"
 	Chain   string
+	// Keeps is what of the node pods do not reach by it, in words; "" for a chain of the hook
+	// forward.
+	Keeps string
+	// Family is "IPv4" or "IPv6" if only such packets are dropped, and it is not known whether pods
+	// have such addresses.
+	Family string
 }
 
 // Link is a network interface.

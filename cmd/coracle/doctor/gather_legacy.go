@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -36,8 +37,14 @@ func readLegacy(ctx context.Context, w firewalled) (found []Firewall, unread str
 			unread = fmt.Sprintf("%s -S: %v", family.program, err)
 			continue
 		}
-		if rules := parseLegacy(string(out)); rules.drop(w, family.ipv6) {
-			found = append(found, Firewall{rules.manager(), family.table, "FORWARD"})
+		rules := parseLegacy(string(out))
+		for _, chain := range []string{"FORWARD", "INPUT"} {
+			manager := rules.manager()
+			if chain == "INPUT" && manager == "docker" { // which has no rules there
+				manager = "iptables-legacy"
+			}
+			dropped := map[bool][]string{family.ipv6: rules.dropped(w, chain, family.ipv6)}
+			found = w.found(found, Firewall{Manager: manager, Table: family.table, Chain: chain}, dropped)
 		}
 	}
 	return found, unread
@@ -93,24 +100,19 @@ func (l legacyRules) manager() string {
 	return "iptables-legacy"
 }
 
-// drop says whether the chain FORWARD drops packets of pods, as readNFTables does.
-func (l legacyRules) drop(w firewalled, ipv6 bool) bool {
-	for _, p := range forwarded(w.rangeOf(ipv6), ipv6, w.pod, w.uplink) {
-		f := legacyFate{legacyRules: l, packet: p}
-		ends := f.pass("FORWARD", 0)
-		if ends == goesOn && l.policies["FORWARD"] == "DROP" {
-			ends = dropped
-		}
-		if ends == dropped && (!f.mayAccept || !l.names(w.ranges)) {
-			return true
-		}
-	}
-	return false
+// dropped is what the chain FORWARD or INPUT drops of pods' packets, as readNFTables finds it.
+func (l legacyRules) dropped(w firewalled, chain string, ipv6 bool) []string {
+	visited := map[string]bool{}
+	return w.dropped(w.packets(chain == "INPUT", ipv6), func(p packet) (drops, sure bool) {
+		f := legacyFate{legacyRules: l, packet: p, visited: visited}
+		ends := f.pass(chain, 0)
+		return ends == dropped || ends == goesOn && l.policies[chain] == "DROP", !f.mayAccept
+	}, func() bool { return l.names(w.ranges, visited) })
 }
 
-func (l legacyRules) names(ranges []netip.Prefix) bool {
-	for _, rules := range l.chains {
-		for _, words := range rules {
+func (l legacyRules) names(ranges []netip.Prefix, chains map[string]bool) bool {
+	for chain := range chains {
+		for _, words := range l.chains[chain] {
 			if slices.ContainsFunc(ranges, func(r netip.Prefix) bool { return slices.Contains(words, r.String()) }) {
 				return true
 			}
@@ -123,13 +125,15 @@ func (l legacyRules) names(ranges []netip.Prefix) bool {
 type legacyFate struct {
 	legacyRules
 	packet
-	mayAccept bool // see fate
+	visited   map[string]bool // see fate, as for the next
+	mayAccept bool
 }
 
 func (f *legacyFate) pass(chain string, depth int) end {
 	if depth > deepest {
 		return goesOn
 	}
+	f.visited[chain] = true
 	for _, words := range f.chains[chain] {
 		matches, target, leaves := f.evaluate(words)
 		if matches == no || target == "" {
@@ -150,7 +154,7 @@ func (f *legacyFate) pass(chain string, depth int) end {
 		}
 		switch {
 		case matches == maybe:
-			f.mayAccept = f.mayAccept || then == accepted
+			f.mayAccept = f.mayAccept || then == accepted || then == goesOn && leaves
 		case then != goesOn || leaves:
 			return then
 		}
@@ -186,7 +190,7 @@ func (f *legacyFate) evaluate(words []string) (matches match, target string, lea
 		case "-o":
 			m = named(f.out.name, value())
 		case "-p":
-			if p := value(); p != "tcp" && p != "all" {
+			if p := value(); p != "all" && (p != "tcp" || f.udp) && (p != "udp" || !f.udp) {
 				m = no
 			}
 		case "-m", "--comment":
@@ -194,9 +198,22 @@ func (f *legacyFate) evaluate(words []string) (matches match, target string, lea
 		case "--ctstate", "--state":
 			m = no
 			for state := range strings.SplitSeq(value(), ",") {
-				if state == "NEW" && f.state == stateNew || state == "ESTABLISHED" && f.state == stateEstablished {
+				switch {
+				case state == "NEW" && f.state == stateNew, state == "ESTABLISHED" && f.state == stateEstablished,
+					state == "UNTRACKED" && f.state == stateUntracked, state == "DNAT" && f.translated:
 					m = yes
 				}
+			}
+		case "--dst-type":
+			if m = maybe; value() == "LOCAL" && f.local {
+				m = yes
+			}
+		case "--dport":
+			switch port := value(); {
+			case f.port == 0 || strings.Contains(port, ":"): // a range
+				m = maybe
+			case port != strconv.Itoa(int(f.port)):
+				m = no
 			}
 		default: // with its values
 			m = maybe
@@ -229,6 +246,8 @@ func named(name, with string) match {
 	switch {
 	case any && start == "":
 		return yes
+	case name == "" && with == "lo": // no pod's packet comes from there, or goes there
+		return no
 	case name == "":
 		return maybe
 	case name == with || any && strings.HasPrefix(name, start):

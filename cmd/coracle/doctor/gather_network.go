@@ -46,7 +46,7 @@ func readNetwork(ctx context.Context, c *config.Network, builtin bool) Network {
 	if n.Uplink.Name != "" {
 		uplink = sideOf(n.Uplink.Name)
 	}
-	w := firewalled{ranges: ranges, own: c.Name, pod: pod, uplink: uplink}
+	w := firewalled{ranges: ranges, own: c.Name, pod: pod, uplink: uplink, services: readServices()}
 	n.Firewalls, n.NodePorts, errs[0] = readNFTables(w)
 	legacy, unread := readLegacy(ctx, w)
 	n.Firewalls, n.LegacyUnread = append(n.Firewalls, legacy...), unread

@@ -18,14 +18,13 @@ import (
 type ruleset struct {
 	conn   *nftables.Conn
 	table  *nftables.Table
-	chains []*nftables.Chain                // of all tables
 	rules  map[string][]*nftables.Rule      // nil for a chain whose rules cannot be read
 	sets   map[string][]nftables.SetElement // nil for one that cannot be read
 	unread []error                          // why rules could not be read
 }
 
-func newRuleset(c *nftables.Conn, t *nftables.Table, all []*nftables.Chain) *ruleset {
-	return &ruleset{conn: c, table: t, chains: all, rules: map[string][]*nftables.Rule{}, sets: map[string][]nftables.SetElement{}}
+func newRuleset(c *nftables.Conn, t *nftables.Table) *ruleset {
+	return &ruleset{conn: c, table: t, rules: map[string][]*nftables.Rule{}, sets: map[string][]nftables.SetElement{}}
 }
 
 // match says whether a rule matches a packet.
@@ -50,7 +49,9 @@ const (
 type fate struct {
 	*ruleset
 	packet
-	// mayAccept says that a rule accepts the packet if something holds that is not known.
+	visited map[string]bool // chains
+	// mayAccept says that a rule accepts the packet, or that it leaves a chain early, if something
+	// holds that is not known.
 	mayAccept bool
 }
 
@@ -58,9 +59,9 @@ type fate struct {
 const deepest = 16
 
 // drops says whether a base chain drops a packet, unless something holds that is not known: sure is
-// false then.
-func (r *ruleset) drops(chain *nftables.Chain, p packet) (drops, sure bool) {
-	f := &fate{ruleset: r, packet: p}
+// false then. It notes the chains that the packet visits.
+func (r *ruleset) drops(chain *nftables.Chain, p packet, visited map[string]bool) (drops, sure bool) {
+	f := &fate{ruleset: r, packet: p, visited: visited}
 	switch f.pass(chain.Name, 0) {
 	case accepted:
 		return false, true
@@ -75,6 +76,7 @@ func (f *fate) pass(chain string, depth int) end {
 	if depth > deepest {
 		return goesOn
 	}
+	f.visited[chain] = true
 	rules := f.rulesOf(chain)
 	f.mayAccept = f.mayAccept || rules == nil
 	for _, rule := range rules {
@@ -87,7 +89,7 @@ func (f *fate) pass(chain string, depth int) end {
 			then, leaves := f.follow(verdict, depth)
 			switch {
 			case matches == maybe: // rules that drop are mostly about other packets
-				f.mayAccept = f.mayAccept || then == accepted
+				f.mayAccept = f.mayAccept || then == accepted || then == goesOn && leaves
 			case then != goesOn || leaves:
 				return then
 			}
@@ -155,6 +157,8 @@ type registers struct {
 	*fate
 	values [16 * 5]byte
 	is     [16 * 5]bool
+	// from is where the interface is that the packet comes from, if it is anywhere.
+	from map[uint32]bool
 }
 
 // offset is where a register is: there are four of 16 bytes, or the same as 16 of 4.
@@ -189,12 +193,18 @@ func (r *registers) run(exprs []expr.Any) (matches match, verdicts []*expr.Verdi
 		case *expr.Meta:
 			if !e.SourceRegister {
 				r.store(e.Register, r.meta(e.Key))
+				if e.Key == expr.MetaKeyIIF || e.Key == expr.MetaKeyIIFNAME {
+					r.from = map[uint32]bool{e.Register: true}
+				}
 			}
 		case *expr.Payload:
 			if e.OperationType == expr.PayloadLoad {
 				r.store(e.DestRegister, r.payload(e))
 			}
 		case *expr.Ct:
+			if r.state == stateUntracked && e.Key != expr.CtKeySTATE {
+				return no, nil // there is no connection
+			}
 			if !e.SourceRegister {
 				r.store(e.Register, r.ct(e.Key))
 			}
@@ -204,6 +214,9 @@ func (r *registers) run(exprs []expr.Any) (matches match, verdicts []*expr.Verdi
 			r.bitwise(e)
 		case *expr.Cmp:
 			m = compare(r.load(e.Register, len(e.Data)), e.Op, e.Data)
+			if m == maybe && r.from[e.Register] && isLoopback(e.Data) && (e.Op == expr.CmpOpEq || e.Op == expr.CmpOpNeq) {
+				m = inverted(no, e.Op == expr.CmpOpNeq) // no pod's packet comes from there
+			}
 		case *expr.Range:
 			from, to := compare(r.load(e.Register, len(e.FromData)), expr.CmpOpGte, e.FromData), compare(r.load(e.Register, len(e.ToData)), expr.CmpOpLte, e.ToData)
 			m = inverted(max(from, to), e.Op == expr.CmpOpNeq)
@@ -260,7 +273,7 @@ func (r *registers) meta(key expr.MetaKey) known {
 	case expr.MetaKeyMARK:
 		return knownBytes(0, 0, 0, 0)
 	case expr.MetaKeyL4PROTO:
-		return knownBytes(unix.IPPROTO_TCP)
+		return knownBytes(r.protocol())
 	case expr.MetaKeyNFPROTO:
 		if r.ipv6 {
 			return knownBytes(unix.NFPROTO_IPV6)
@@ -295,7 +308,13 @@ func (r *registers) ct(key expr.CtKey) known {
 			return knownBytes(1)
 		}
 		return knownBytes(0)
-	case expr.CtKeySTATUS, expr.CtKeyMARK: // no address is translated before the packet is forwarded
+	case expr.CtKeySTATUS:
+		status := uint32(0)
+		if r.translated {
+			status = statusTranslated
+		}
+		return knownBytes(binary.NativeEndian.AppendUint32(nil, status)...)
+	case expr.CtKeyMARK:
 		return knownBytes(0, 0, 0, 0)
 	}
 	return unknownBytes(16)
@@ -487,7 +506,10 @@ func verdictOf(data []byte) *expr.Verdict {
 func (r *registers) xtMatch(e *expr.Match) match {
 	const byState, alias = 1 << 0, 1 << 13 // linux/netfilter/xt_conntrack.h; the alias is "-m state"
 	if info, ok := e.Info.(*xt.ConntrackMtinfo3); ok && info.MatchFlags&^alias == byState {
-		return inverted(hasState(uint32(info.StateMask), r.state), info.InvertFlags&byState != 0)
+		return inverted(hasState(uint32(info.StateMask), r.xtStates()), info.InvertFlags&byState != 0)
+	}
+	if info, ok := e.Info.(*xt.AddrTypeV1); ok && r.local && info.Source == 0 && info.Flags == 0 {
+		return hasState(uint32(info.Dest), uint32(xt.AddrTypeLocal))
 	}
 	if e.Name == "comment" {
 		return yes
@@ -495,7 +517,28 @@ func (r *registers) xtMatch(e *expr.Match) match {
 	return maybe
 }
 
-// hasState says whether the states of a rule have a packet's. iptables has the same bits as nft.
+// xtStates are a packet's states as iptables has them: the same bits as nft, but for packets that
+// are not tracked, and one for those that are translated (XT_CONNTRACK_STATE_DNAT and _UNTRACKED of
+// linux/netfilter/xt_conntrack.h).
+func (p packet) xtStates() uint32 {
+	const translated, untracked = 1 << 7, 1 << 8
+	states := p.state
+	if p.state == stateUntracked {
+		states = untracked
+	}
+	if p.translated {
+		states |= translated
+	}
+	return states
+}
+
+// isLoopback says whether a rule compares an interface with lo: its name, or its index, which is 1
+// in each network namespace.
+func isLoopback(data []byte) bool {
+	return bytes.Equal(data, binary.NativeEndian.AppendUint32(nil, 1)) || bytes.Equal(bytes.TrimRight(data, "\x00"), []byte("lo")) && len(data) > 2
+}
+
+// hasState says whether the states of a rule have a packet's.
 func hasState(mask, state uint32) match {
 	if mask&state != 0 {
 		return yes

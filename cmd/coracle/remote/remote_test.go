@@ -172,7 +172,7 @@ func TestRefused(t *testing.T) {
 	for _, tc := range []struct{ name, where, err string }{
 		{"the token was used", where, ""},
 		{"again", where, "404"},
-		{"nobody there", "http://127.0.0.1:1/exec/x", "refused"},
+		{"no one there", "http://127.0.0.1:1/exec/x", "refused"},
 		{"no URL", "http://\x00", "stream: "},
 	} {
 		_, err := Run(t.Context(), tc.where, Streams{Stdout: io.Discard})

@@ -67,7 +67,7 @@ type Image struct {
 	ShortNameRegistry      string              `toml:"short_name_registry" doc:"Where names without a registry (busybox, team/app) are: docker.io, or a registry and path.\nEmpty: such names are refused, since the first registry to answer would decide what runs."`
 	MaxConcurrentDownloads int                 `toml:"max_concurrent_downloads" live:"true" doc:"Blobs, or parts of large ones, fetched at the same time from one registry, over all pulls."`
 	PullProgressTimeout    string              `toml:"image_pull_progress_timeout" live:"true" doc:"A pull that gets no byte for so long fails, whatever is left to be tried."`
-	CertsDirs              []string            `toml:"certs_dirs" live:"true" doc:"Directories with hosts.toml or certificates per registry, as containerd and Docker have\nthem. The first that has one for a registry counts; they are read anew for each pull."`
+	CertsDirs              []string            `toml:"certs_dirs" live:"true" doc:"Directories with hosts.toml or certificates per registry, as containerd and Docker have\nthem. The first that has one for a registry counts; they are read again for each pull."`
 	OnlyListedLoopback     bool                `toml:"only_listed_loopback" live:"true" doc:"Connect to registries on loopback addresses only where [image.registry.\"host:port\"] or a directory in certs_dirs names\nthem. Any pod can name any image. Without this setting, the node would connect to its own ports. coracle up sets it."`
 	Policy                 string              `toml:"policy" doc:"TOML file that says whose signatures an image needs, see docs/images.md.\nEmpty: /etc/coracle/policy.toml if there is one, else none."`
 	DecryptionKeys         string              `toml:"decryption_keys" doc:"Directory with private keys (PEM, no passwords) for images encrypted by ocicrypt. Empty: none."`
@@ -157,7 +157,7 @@ type Tracing struct {
 
 // Stream is section stream.
 type Stream struct {
-	Address string `toml:"address" doc:"host:port on loopback: streams are not encrypted, and whoever knows a stream's URL has it. The kubelet\nrelays from here; port 0 takes a free one."`
+	Address string `toml:"address" doc:"host:port on loopback: streams are not encrypted, and a client that knows a stream's URL can use it. The kubelet\nrelays from here; port 0 takes a free one."`
 }
 
 // Default is the one table of defaults.

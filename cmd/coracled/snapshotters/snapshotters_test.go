@@ -304,7 +304,7 @@ func TestRestart(t *testing.T) {
 		t.Errorf("snapshots: %v", l)
 	}
 	if err := r.stores.Recover(t.Context(), []string{"kept", "own", "unknown"}); !errors.Is(err, snapshot.ErrNotFound) {
-		t.Errorf("a claimed root that nobody has: %v", err)
+		t.Errorf("a claimed root that no one has: %v", err)
 	}
 	r.end()
 
@@ -321,7 +321,7 @@ func TestRestart(t *testing.T) {
 
 	r.begin()
 	if l, err := r.native().Layers(); err != nil || len(l) != 0 {
-		t.Errorf("layers that nobody wants: %v, %v", l, err)
+		t.Errorf("layers that no one wants: %v, %v", l, err)
 	}
 }
 

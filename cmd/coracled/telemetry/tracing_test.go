@@ -127,6 +127,6 @@ func TestNoCollectorHoldsNothingUp(t *testing.T) {
 	traced(t, tracer, "00-"+traceID+"-"+spanID+"-01")
 	tracer.flush = time.Millisecond
 	if err := tracer.Close(); err == nil {
-		t.Error("nobody says that a span was lost")
+		t.Error("no one says that a span was lost")
 	}
 }
