@@ -231,7 +231,7 @@ func TestUpWithOtherFlags(t *testing.T) {
 	if out, err := c.command("status").CombinedOutput(); err == nil || strings.Count(string(out), "it does not run") != 2 {
 		t.Errorf("status after an up that failed: %v, %s", err, out)
 	}
-	if strings.Contains(settings(), "8443") {
+	if strings.Contains(settings(), `"port": 8443`) {
 		t.Errorf("an up that failed is remembered: %s", settings())
 	}
 	rules.make(6443) // as if the cluster process had been killed, and not brought down
