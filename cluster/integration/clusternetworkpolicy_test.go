@@ -29,7 +29,7 @@ func TestClusterNetworkPolicies(t *testing.T) {
 	c := typed(t, s)
 	server := webServer(ctx, t, ns, "server")
 	tables(ctx, t, 0)
-	askFor(ctx, t, ns, "captive-before", "captive", server)
+	askFor(ctx, t, ns, "captive-before", "captive", server, true)
 	if !answered(ctx, t, ns, "captive-before") {
 		t.Fatal("the server is not reached, and there is no policy")
 	}
@@ -58,7 +58,7 @@ spec:
 		tables(ctx, t, 1)
 		for name, want := range map[string]bool{"captive": false, "control": true} {
 			client := fmt.Sprintf("%s-%d", name, i)
-			askFor(ctx, t, ns, client, name, server)
+			askFor(ctx, t, ns, client, name, server, want)
 			if answered(ctx, t, ns, client) != want {
 				t.Errorf("%s got an answer: %v", client, !want)
 			}
@@ -72,7 +72,7 @@ spec:
 		}
 		awaitEnd(ctx, t, c, &apiextensionsv1.CustomResourceDefinitionList{}, definition)
 		tables(ctx, t, 0)
-		askFor(ctx, t, ns, fmt.Sprintf("after-%d", i), "captive", server)
+		askFor(ctx, t, ns, fmt.Sprintf("after-%d", i), "captive", server, true)
 		if !answered(ctx, t, ns, fmt.Sprintf("after-%d", i)) {
 			t.Error("the server is not reached after the policies are gone")
 		}
@@ -93,5 +93,5 @@ func defineClusterPolicies(ctx context.Context, t *testing.T, c client.WithWatch
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = c.Delete(context.Background(), crd) }) // unless it is gone
-	return await(ctx, t, c, &apiextensionsv1.CustomResourceDefinitionList{}, crd, established)
+	return awaitServed(ctx, t, c, crd)
 }

@@ -13,6 +13,7 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
@@ -36,15 +37,26 @@ func fleets(ctx context.Context, t *testing.T) client.WithWatch {
 		t.Fatal(err)
 	}
 	create(ctx, t, c, crd)
-	await(ctx, t, c, &apiextensionsv1.CustomResourceDefinitionList{}, crd, established)
+	awaitServed(ctx, t, c, crd)
 	return c
 }
 
-// established says whether the API serves what a definition defines.
-func established(crd *apiextensionsv1.CustomResourceDefinition) bool {
-	return slices.ContainsFunc(crd.Status.Conditions, func(c apiextensionsv1.CustomResourceDefinitionCondition) bool {
-		return c.Type == apiextensionsv1.Established && c.Status == apiextensionsv1.ConditionTrue
+// awaitServed waits until the API serves what a definition defines, and returns the definition as it
+// is then. Clients look for it in what the API says that it serves, which follows a moment after the
+// definition's condition.
+func awaitServed(ctx context.Context, t *testing.T, c client.WithWatch, crd *apiextensionsv1.CustomResourceDefinition) *apiextensionsv1.CustomResourceDefinition {
+	t.Helper()
+	crd = await(ctx, t, c, &apiextensionsv1.CustomResourceDefinitionList{}, crd, func(crd *apiextensionsv1.CustomResourceDefinition) bool {
+		return slices.ContainsFunc(crd.Status.Conditions, func(c apiextensionsv1.CustomResourceDefinitionCondition) bool {
+			return c.Type == apiextensionsv1.Established && c.Status == apiextensionsv1.ConditionTrue
+		})
 	})
+	kind := schema.GroupKind{Group: crd.Spec.Group, Kind: crd.Spec.Names.Kind}
+	eventually(ctx, t, "the API says that it serves "+kind.String(), func() (bool, error) {
+		_, err := c.RESTMapper().RESTMapping(kind, crd.Spec.Versions[0].Name)
+		return err == nil, err
+	})
+	return crd
 }
 
 // A demo operator runs unchanged, outside of the cluster and in a pod of it. It goes on through kills of the cluster
