@@ -147,15 +147,22 @@ func changedElements(n *node) func() int {
 	}
 	return func() (count int) {
 		defer conn.Close()
-		_ = conn.SetReadDeadline(time.Now().Add(testnet.Silence))
+		n.Run("nft add table ip last") // the kernel tells of it after the others
+		defer n.Run("nft delete table ip last")
+		_ = conn.SetReadDeadline(time.Now().Add(testnet.Patience))
 		for {
 			messages, err := conn.Receive()
 			if err != nil {
-				return count
+				n.t.Fatal(err)
 			}
 			for _, m := range messages {
-				if kind := int(m.Header.Type) & 0xff; kind == unix.NFT_MSG_NEWSETELEM || kind == unix.NFT_MSG_DELSETELEM {
+				switch int(m.Header.Type) & 0xff {
+				case unix.NFT_MSG_NEWSETELEM, unix.NFT_MSG_DELSETELEM:
 					count++
+				case unix.NFT_MSG_NEWTABLE:
+					if m.Data[0] == unix.NFPROTO_IPV4 {
+						return count
+					}
 				}
 			}
 		}
