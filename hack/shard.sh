@@ -27,7 +27,7 @@ log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 status=0
 "$binary" -test.run "^($(paste -sd'|' <<<"$mine"))\$" -test.v -test.timeout 20m >"$log" 2>&1 || status=$?
-ended=$(grep -cE '^--- (PASS|FAIL|SKIP): ' "$log" || true)
+ended=$(grep -acE '^--- (PASS|FAIL|SKIP): ' "$log" || true)
 wanted=$(wc -l <<<"$mine")
 if ((status == 0 && ended != wanted)); then
   echo "shard.sh: $ended of $wanted tests have ended" >&2
@@ -36,8 +36,8 @@ fi
 if ((status)); then
   cat "$log"
 else
-  grep -A3 -E '^ *--- SKIP: ' "$log" || true
+  grep -a -A3 -E '^ *--- SKIP: ' "$log" || true
 fi
-grep -E '^--- ' "$log" | sort -t'(' -k2 -nr | head -5
+grep -a -E '^--- ' "$log" | sort -t'(' -k2 -nr | head -5
 echo "$([[ $status == 0 ]] && echo ok || echo FAIL) $(basename "$binary") part $1: $ended tests"
 exit "$status"

@@ -27,7 +27,7 @@ func (l logged) Write(p []byte) (int, error) {
 // next waits for a message that contains text.
 func (l logged) next(t *testing.T, text string) {
 	t.Helper()
-	deadline := time.After(20 * time.Second)
+	deadline := time.After(time.Minute)
 	for {
 		select {
 		case got := <-l:
@@ -161,7 +161,7 @@ func TestWatchKeeperTriesAgain(t *testing.T) {
 		}
 		select {
 		case <-again:
-		case <-time.After(20 * time.Second):
+		case <-time.After(time.Minute):
 			t.Fatal("no keeper, round ", i)
 		}
 		k := h.keeper()
@@ -206,7 +206,7 @@ func TestWatchKeeperDirectoryReplaced(t *testing.T) {
 			t.Fatal("no keeper")
 		}
 		k.Close()
-	case <-time.After(20 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatal("the new directory was not noticed")
 	}
 }
@@ -214,7 +214,7 @@ func TestWatchKeeperDirectoryReplaced(t *testing.T) {
 // waitForInotify waits until this process watches a directory.
 func waitForInotify(t *testing.T) {
 	t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for time.Now().Before(deadline) {
 		infos, _ := filepath.Glob("/proc/self/fdinfo/*")
 		for _, name := range infos {

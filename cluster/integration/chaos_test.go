@@ -3,6 +3,7 @@ package integration
 import (
 	"bufio"
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -104,7 +105,7 @@ func TestChaos(t *testing.T) {
 	}
 	var windows []time.Time // when quiet time begins
 	killed, deleted := map[string]int{}, 0
-	for began := time.Now(); time.Since(began) < *chaosFor || len(windows) < 3; {
+	for began := time.Now(); time.Since(began) < *chaosFor || len(windows) < 3 || deleted == 0; {
 		gone, names := c.delete(ctx, random)
 		deleted += len(names)
 		victims := []string{"coracle-kube", "coracled"}
@@ -344,9 +345,19 @@ func (c *chaos) wait(d time.Duration) {
 // kill ends a program with SIGKILL, without a wait for the next one.
 func (c *chaos) kill(program string) {
 	c.t.Helper()
+	killed := 0
 	for _, pid := range processes(c.t, bin(program)) {
-		if p, err := os.FindProcess(pid); err != nil || p.Kill() != nil {
-			c.t.Errorf("%s with pid %d is gone before it is killed, %v", program, pid, err)
+		p, err := os.FindProcess(pid)
+		if err == nil {
+			err = p.Kill()
 		}
+		if err == nil {
+			killed++
+		} else if !errors.Is(err, os.ErrProcessDone) { // what it starts is itself for a moment
+			c.t.Errorf("kill %s with pid %d: %v", program, pid, err)
+		}
+	}
+	if killed == 0 {
+		c.t.Errorf("no %s is there to be killed", program)
 	}
 }

@@ -31,7 +31,7 @@ func TestClusterNetworkPolicies(t *testing.T) {
 	c := typed(t, s)
 	server := webServer(ctx, t, ns, "server")
 	tables(ctx, t, 0)
-	askFor(ctx, t, ns, "captive-before", "captive", server)
+	askFor(ctx, t, ns, "captive-before", "captive", server, true)
 	if !answered(ctx, t, ns, "captive-before") {
 		t.Fatal("the server is not reached, and there is no policy")
 	}
@@ -63,7 +63,7 @@ spec:
 		}
 		for name, want := range map[string]bool{"captive": false, "control": true} {
 			client := fmt.Sprintf("%s-%d", name, i)
-			askFor(ctx, t, ns, client, name, server)
+			askFor(ctx, t, ns, client, name, server, want)
 			if answered(ctx, t, ns, client) != want {
 				t.Errorf("%s got an answer: %v", client, !want)
 			}
@@ -77,7 +77,7 @@ spec:
 		}
 		awaitEnd(ctx, t, c, &apiextensionsv1.CustomResourceDefinitionList{}, definition)
 		tables(ctx, t, 0)
-		askFor(ctx, t, ns, fmt.Sprintf("after-%d", i), "captive", server)
+		askFor(ctx, t, ns, fmt.Sprintf("after-%d", i), "captive", server, true)
 		if !answered(ctx, t, ns, fmt.Sprintf("after-%d", i)) {
 			t.Error("the server is not reached after the policies are gone")
 		}

@@ -41,23 +41,22 @@ func fleets(ctx context.Context, t *testing.T) client.WithWatch {
 	return c
 }
 
-// awaitServed waits until clients find what a definition defines. Discovery tells of it a moment after
-// the definition is established.
+// awaitServed waits until the API serves what a definition defines, and returns the definition as it
+// is then. Clients look for it in what the API says that it serves, which follows a moment after the
+// definition's condition.
 func awaitServed(ctx context.Context, t *testing.T, c client.WithWatch, crd *apiextensionsv1.CustomResourceDefinition) *apiextensionsv1.CustomResourceDefinition {
 	t.Helper()
-	crd = await(ctx, t, c, &apiextensionsv1.CustomResourceDefinitionList{}, crd, established)
-	eventually(ctx, t, crd.Name+" is discovered", func() (bool, error) {
-		_, err := c.RESTMapper().RESTMapping(schema.GroupKind{Group: crd.Spec.Group, Kind: crd.Spec.Names.Kind}, crd.Spec.Versions[0].Name)
+	crd = await(ctx, t, c, &apiextensionsv1.CustomResourceDefinitionList{}, crd, func(crd *apiextensionsv1.CustomResourceDefinition) bool {
+		return slices.ContainsFunc(crd.Status.Conditions, func(c apiextensionsv1.CustomResourceDefinitionCondition) bool {
+			return c.Type == apiextensionsv1.Established && c.Status == apiextensionsv1.ConditionTrue
+		})
+	})
+	kind := schema.GroupKind{Group: crd.Spec.Group, Kind: crd.Spec.Names.Kind}
+	eventually(ctx, t, "the API says that it serves "+kind.String(), func() (bool, error) {
+		_, err := c.RESTMapper().RESTMapping(kind, crd.Spec.Versions[0].Name)
 		return err == nil, err
 	})
 	return crd
-}
-
-// established says whether the API serves what a definition defines.
-func established(crd *apiextensionsv1.CustomResourceDefinition) bool {
-	return slices.ContainsFunc(crd.Status.Conditions, func(c apiextensionsv1.CustomResourceDefinitionCondition) bool {
-		return c.Type == apiextensionsv1.Established && c.Status == apiextensionsv1.ConditionTrue
-	})
 }
 
 // A demo operator runs unchanged, outside of the cluster and in a pod of it. It goes on through kills of the cluster

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -89,10 +90,13 @@ func operator(config *rest.Config, ns string) (ctrl.Manager, error) {
 	if err != nil {
 		return nil, err
 	}
+	// It must lead for as long as a killed server may take to serve again on a slow machine.
+	renew, lease := time.Minute, 75*time.Second
 	mgr, err := ctrl.NewManager(config, ctrl.Options{
 		Scheme: s, Metrics: server.Options{BindAddress: "0"},
 		Cache:          cache.Options{DefaultNamespaces: map[string]cache.Config{ns: {}}},
 		LeaderElection: true, LeaderElectionID: "harbourmaster", LeaderElectionNamespace: ns, LeaderElectionReleaseOnCancel: true,
+		RenewDeadline: &renew, LeaseDuration: &lease,
 	})
 	if err != nil {
 		return nil, err

@@ -28,7 +28,9 @@ func TestLeaderElection(t *testing.T) {
 				LeaseMeta: metav1.ObjectMeta{Name: "helm", Namespace: ns}, Client: own.CoordinationV1(),
 				LockConfig: resourcelock.ResourceLockConfig{Identity: name},
 			},
-			LeaseDuration: 2 * time.Second, RenewDeadline: 1500 * time.Millisecond, RetryPeriod: 100 * time.Millisecond,
+			// Short, as the third waits for the end of a lease, but longer than the server takes
+			// to answer on a busy machine: one that does not renew in time has ended.
+			LeaseDuration: 15 * time.Second, RenewDeadline: 12 * time.Second, RetryPeriod: 100 * time.Millisecond,
 			ReleaseOnCancel: resigns,
 			Callbacks: leaderelection.LeaderCallbacks{
 				OnStartedLeading: func(context.Context) { leads <- name },

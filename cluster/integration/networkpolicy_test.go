@@ -46,13 +46,18 @@ func webServer(ctx context.Context, t *testing.T, ns, name string) string {
 	return ready.Status.PodIP
 }
 
-// askFor runs a pod that asks for a page as the first thing it does, once.
-func askFor(ctx context.Context, t *testing.T, ns, name, app, server string) {
+// askFor runs a pod that asks for a page as the first thing it does, once. One that is to be
+// answered waits as long as a busy machine may need; for the others, two seconds are no answer.
+func askFor(ctx context.Context, t *testing.T, ns, name, app, server string, answer bool) {
 	t.Helper()
+	seconds := 2
+	if answer {
+		seconds = 60
+	}
 	runPod(ctx, t, ns, name, func(p *corev1.Pod) {
 		p.Labels = map[string]string{"app": app}
 		// The first process would ignore SIGTERM.
-		p.Spec.Containers[0].Command = []string{"sh", "-c", "timeout 2 wget -q -O- http://" + server + ":8080/; exit $?"}
+		p.Spec.Containers[0].Command = []string{"sh", "-c", fmt.Sprintf("timeout %d wget -q -O- http://%s:8080/; exit $?", seconds, server)}
 	})
 }
 
@@ -109,7 +114,7 @@ func TestNetworkPolicies(t *testing.T) {
 	server := webServer(ctx, t, ns, "server")
 	tables(ctx, t, 0)
 	for _, name := range []string{"friend", "other", "captive"} { // without a policy
-		askFor(ctx, t, ns, name+"-before", name, server)
+		askFor(ctx, t, ns, name+"-before", name, server, true)
 	}
 	for _, name := range []string{"friend", "other", "captive"} {
 		if !answered(ctx, t, ns, name+"-before") {
@@ -126,16 +131,16 @@ func TestNetworkPolicies(t *testing.T) {
 	// The table comes with the first of them.
 	eventually(ctx, t, "a pod is refused", func() (bool, error) {
 		name := fmt.Sprintf("other-%d", len(listPods(ctx, t, ns)))
-		askFor(ctx, t, ns, name, "other", server)
+		askFor(ctx, t, ns, name, "other", server, false)
 		return !answered(ctx, t, ns, name), nil
 	})
 	free := webServer(ctx, t, ns, "free-server")
 	const each = 5
 	for i := range each { // at once: their starts compete
-		askFor(ctx, t, ns, fmt.Sprintf("friend-%d", i), "friend", server)
-		askFor(ctx, t, ns, fmt.Sprintf("unknown-%d", i), "unknown", server)
-		askFor(ctx, t, ns, fmt.Sprintf("captive-%d", i), "captive", free)
-		askFor(ctx, t, ns, fmt.Sprintf("control-%d", i), "control", free)
+		askFor(ctx, t, ns, fmt.Sprintf("friend-%d", i), "friend", server, true)
+		askFor(ctx, t, ns, fmt.Sprintf("unknown-%d", i), "unknown", server, false)
+		askFor(ctx, t, ns, fmt.Sprintf("captive-%d", i), "captive", free, false)
+		askFor(ctx, t, ns, fmt.Sprintf("control-%d", i), "control", free, true)
 	}
 	for i := range each {
 		for name, want := range map[string]bool{"friend": true, "unknown": false, "captive": false, "control": true} {
@@ -151,7 +156,7 @@ func TestNetworkPolicies(t *testing.T) {
 		}
 	}
 	tables(ctx, t, 0)
-	askFor(ctx, t, ns, "other-after", "other", server)
+	askFor(ctx, t, ns, "other-after", "other", server, true)
 	if !answered(ctx, t, ns, "other-after") {
 		t.Error("the server is not reached after the last policy is gone")
 	}

@@ -137,7 +137,7 @@ func TestOnlyOwnCgroupsOfPodsThatAreGoneAreRemoved(t *testing.T) {
 		if uid != "gone" {
 			t.Errorf("removed pod %s", uid)
 		}
-	case <-time.After(20 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatal("the pod that is gone is not removed")
 	}
 	if has(gone) || !has(others) {

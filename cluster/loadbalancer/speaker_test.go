@@ -297,7 +297,7 @@ func TestConnectionsThatComeEarly(t *testing.T) {
 	dial := func(from *testnet.Space, to netip.Addr) (conn net.Conn, err error) {
 		from.Within(func() {
 			local := &net.TCPAddr{Port: 40000}
-			conn, err = (&net.Dialer{LocalAddr: local, Timeout: 5 * time.Second}).Dial("tcp", netip.AddrPortFrom(to, 80).String())
+			conn, err = (&net.Dialer{LocalAddr: local, Timeout: testnet.Patience}).Dial("tcp", netip.AddrPortFrom(to, 80).String())
 		})
 		return conn, err
 	}

@@ -175,6 +175,22 @@ func refused(from, to *testnet.Space) bool {
 	return from.Unanswered("tcp", at(to.IPv4)) == nil && from.Unanswered("tcp", at(to.IPv6)) == nil
 }
 
+// untilCut waits until a connection to one of the pods carries nothing any more. Rules are in force
+// before the connections that they forbid are ended.
+func (l *live) untilCut(conn net.Conn) {
+	l.t.Helper()
+	r := bufio.NewReader(conn)
+	if _, err := r.ReadString('\n'); err != nil { // the server's first word, from before
+		l.t.Fatal(err)
+	}
+	l.until("a connection that is forbidden now ends", func() bool {
+		_ = conn.SetDeadline(time.Now().Add(testnet.Silence))
+		_, _ = conn.Write([]byte("more\n"))
+		_, err := r.ReadString('\n')
+		return err != nil
+	})
+}
+
 // Real packets follow real policies: what is forbidden is refused, connections that were allowed
 // end, a pod without an entry can do nothing, and all of it outlives the process.
 func TestPackets(t *testing.T) {
@@ -209,22 +225,12 @@ func TestPackets(t *testing.T) {
 		t.Error("a pod's own node does not reach it")
 	}
 	for _, conn := range open {
-		r := bufio.NewReader(conn)
-		if _, err := r.ReadString('\n'); err != nil { // the server's first word, from before
-			t.Fatal(err)
-		}
-		_ = conn.SetDeadline(time.Now().Add(testnet.Silence))
-		_, _ = conn.Write([]byte("more\n"))
-		if got, err := r.ReadString('\n'); err == nil {
-			t.Errorf("a connection that is forbidden now goes on: %q", got)
-		}
+		l.untilCut(conn)
 	}
 	if l.tracked(b, a) == 0 {
 		t.Error("connections that are allowed are not tracked")
 	}
-	if n := l.tracked(c, a); n > 0 {
-		t.Errorf("%d connections that are forbidden are still tracked", n)
-	}
+	l.until("connections that are forbidden are tracked no more", func() bool { return l.tracked(c, a) == 0 })
 
 	// A pod that no one has told of.
 	early := l.Pod("early")
@@ -272,8 +278,8 @@ func (l *live) clusterPolicy(name, spec string) *policyv1alpha2.ClusterNetworkPo
 	return p
 }
 
-// ping returns nil if a pod gets an answer to what has no ports.
-func ping(t *testing.T, from, to *testnet.Space) error {
+// ping returns nil if a pod gets an answer to what has no ports, within a time.
+func ping(t *testing.T, from, to *testnet.Space, patience time.Duration) error {
 	t.Helper()
 	conn := from.ListenIP("ip4:icmp")
 	defer conn.Close()
@@ -286,7 +292,7 @@ func ping(t *testing.T, from, to *testnet.Space) error {
 	if _, err := conn.WriteTo(packet, &net.IPAddr{IP: to.IPv4.AsSlice()}); err != nil {
 		return err
 	}
-	_ = conn.SetReadDeadline(time.Now().Add(testnet.Silence))
+	_ = conn.SetReadDeadline(time.Now().Add(patience))
 	for buffer := make([]byte, 1500); ; {
 		n, _, err := conn.ReadFrom(buffer)
 		if err != nil {
@@ -320,7 +326,7 @@ func TestPacketsInTiers(t *testing.T) {
 			}
 		}
 	}
-	if err := ping(t, c, a); err != nil {
+	if err := ping(t, c, a, testnet.Patience); err != nil {
 		t.Fatalf("pods do not ping each other, and there is no policy: %v", err)
 	}
 	conn, err := c.Dial("tcp", at(a.IPv4))
@@ -334,15 +340,7 @@ func TestPacketsInTiers(t *testing.T) {
 			{action: Deny, to: [{networks: [0.0.0.0/0, "::/0"]}]}]}`)
 	l.tiers.Add(wall)
 	l.until("another namespace is denied", func() bool { return refused(c, a) })
-	r := bufio.NewReader(conn)
-	if _, err := r.ReadString('\n'); err != nil { // the server's first word, from before
-		t.Fatal(err)
-	}
-	_ = conn.SetDeadline(time.Now().Add(testnet.Silence))
-	_, _ = conn.Write([]byte("more\n"))
-	if got, err := r.ReadString('\n'); err == nil {
-		t.Errorf("a connection that is denied now goes on: %q", got)
-	}
+	l.untilCut(conn)
 	inTiers := func() {
 		t.Helper()
 		if !refused(a, b) {
@@ -357,10 +355,10 @@ func TestPacketsInTiers(t *testing.T) {
 		if _, err := c.Ask("tcp", netip.AddrPortFrom(a.IPv4, 81).String()); err != nil {
 			t.Errorf("another port is denied: %v", err)
 		}
-		if err := ping(t, c, a); err != nil {
+		if err := ping(t, c, a, testnet.Patience); err != nil {
 			t.Errorf("another protocol is denied: %v", err)
 		}
-		if ping(t, a, b) == nil {
+		if ping(t, a, b, testnet.Silence) == nil {
 			t.Error("a pod that is denied is pinged")
 		}
 	}

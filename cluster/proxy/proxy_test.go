@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -340,17 +341,22 @@ func TestFlushedRulesetComesBack(t *testing.T) {
 	// What is on its way without the rules is not translated, and the answer to it ends the
 	// connection: have everything acknowledged.
 	settle(t, conn)
+	var times []time.Duration
 	for range 3 {
 		c.Run("nft flush ruleset")
 		flushed := time.Now()
 		for !strings.Contains(c.Run("nft list ruleset"), "chain postrouting") { // the last one of the transaction
-			if time.Since(flushed) > time.Second {
-				t.Fatal("not repaired within a second")
+			if time.Since(flushed) > testnet.Patience {
+				t.Fatal("not repaired")
 			}
 		}
+		times = append(times, time.Since(flushed))
 		c.expect(c.a, "tcp", at(address4, 80), "b "+c.a.IPv4.String())
 	}
 	exchange("x", "x")
+	if slices.Min(times) > time.Second { // a busy machine may hold up one, with the runs of nft
+		t.Errorf("repaired after %v, none within a second", times)
+	}
 }
 
 // settle sends the acknowledgement that is due at once, not after up to 40 ms.
@@ -372,6 +378,7 @@ func TestRestartOfTheProxy(t *testing.T) {
 	first := c.run(func(o *Options) { o.Table = "coracle-services-second" }) // two clusters on a node
 	c.set(service(nil), c.only(c.b, "here"))
 	c.expect(c.a, "tcp", at(address4, 80), "b "+c.a.IPv4.String())
+	c.until("the other proxy has rules, too", func() bool { return strings.Contains(c.Run("nft list tables"), "coracle-services-second") })
 	first()
 	if out := c.Run("nft list tables"); !strings.Contains(out, "coracle-services-second") {
 		t.Errorf("the rules ended with the proxy:\n%s", out)

@@ -10,10 +10,8 @@ import (
 	"github.com/coracle-project/coracle/cluster/proxy/testnet"
 )
 
-// routes checks that Route says of a connection what its packets have just shown: each test of the
-// rules is one of Route. want is "POD SOURCE", where SOURCE is the address that the pod saw, or
-// "refused", or "dropped".
-func (c *testCluster) routes(from *testnet.Space, network, address, want string) {
+// route is what Route says of a connection.
+func (c *testCluster) route(from *testnet.Space, network, address string) (r *Route, ok bool) {
 	c.t.Helper()
 	destination, source, protocol := netip.MustParseAddrPort(address), from.IPv4, byte(unix.IPPROTO_TCP)
 	if destination.Addr().Is6() {
@@ -22,12 +20,23 @@ func (c *testCluster) routes(from *testnet.Space, network, address, want string)
 	if strings.HasPrefix(network, "udp") {
 		protocol = unix.IPPROTO_UDP
 	}
-	var r *Route
-	var ok bool
 	var err error
 	c.Within(func() { r, ok, err = c.proxy.Route(source, destination, protocol) })
 	if err != nil {
 		c.t.Fatal(err)
+	}
+	return r, ok
+}
+
+// routes checks that Route says of a connection what its packets have just shown: each test of the
+// rules is one of Route. want is "POD SOURCE", where SOURCE is the address that the pod saw, or
+// "refused", or "dropped".
+func (c *testCluster) routes(from *testnet.Space, network, address, want string) {
+	c.t.Helper()
+	r, ok := c.route(from, network, address)
+	destination, source := netip.MustParseAddrPort(address), from.IPv4
+	if destination.Addr().Is6() {
+		source = from.IPv6
 	}
 	if !ok {
 		// What no Service has, the node answers itself.

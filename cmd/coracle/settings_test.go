@@ -142,7 +142,7 @@ func TestPoliciesOff(t *testing.T) {
 			differ = got.follow(remembered(p), cmd.Flags().Changed)
 			return nil
 		}
-		cmd.SetArgs(args)
+		cmd.SetArgs(append([]string{}, args...)) // of nil it would make the arguments of this program
 		if err := cmd.ExecuteContext(t.Context()); err != nil {
 			t.Fatal(err)
 		}

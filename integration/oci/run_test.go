@@ -130,7 +130,7 @@ func (a *attack) await(prefix string) {
 }
 
 // patience is how long something may take that always happens.
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 // stop ends the attack and returns how often what succeeded, without what begins with one of
 // those. An attacker that has tried nothing, or has not ended by itself, fails the test.

@@ -83,7 +83,7 @@ func TestEndLostSparesForks(t *testing.T) {
 	go func() { done <- conv.endLost() }()
 	early := false
 	stacks := make([]byte, 1<<20)
-	for deadline := time.Now().Add(10 * time.Second); !early; {
+	for deadline := time.Now().Add(time.Minute); !early; {
 		if strings.Contains(string(stacks[:runtime.Stack(stacks, true)]), "[sync.RWMutex.RLock") {
 			break
 		}

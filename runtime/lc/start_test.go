@@ -78,7 +78,7 @@ func TestProgramNamedLikeInit(t *testing.T) {
 	if name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", cmd.Process.Pid)); err != nil || string(name) != "runc:[2:INIT]\n" {
 		t.Fatalf("name %q, %v", name, err)
 	}
-	ctx, cancel = context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel = context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if err := awaitGo(ctx, fifo, pidfd, cmd.Process.Pid); !errors.Is(err, runtime.ErrRunning) {
 		t.Errorf("a program of that name: %v", err)

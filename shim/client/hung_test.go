@@ -156,10 +156,7 @@ func TestStartWithHungShim(t *testing.T) {
 // ready.
 func TestRestartLoop(t *testing.T) {
 	var log lockedBuffer
-	r := newRigWith(t, func(c *client.Config) {
-		c.SetLimits(client.ShortLimits())
-		c.Log = slog.New(slog.NewTextHandler(&log, nil))
-	})
+	r := newShortRigWith(t, func(c *client.Config) { c.Log = slog.New(slog.NewTextHandler(&log, nil)) })
 	for range 8 {
 		old := r.killShim()
 		r.waitNewShim(old)

@@ -119,8 +119,10 @@ func newRig(t testing.TB) *rig { return newRigWith(t, func(*client.Config) {}) }
 
 // newShortRig is a rig with short limits for hangs. They hold from a daemon's second start on, when
 // the shim serves: a first start can take longer than they allow.
-func newShortRig(t testing.TB) *rig {
-	r := newRig(t)
+func newShortRig(t testing.TB) *rig { return newShortRigWith(t, func(*client.Config) {}) }
+
+func newShortRigWith(t testing.TB, set func(*client.Config)) *rig {
+	r := newRigWith(t, set)
 	if _, err := r.c.List(r.ctx()); err != nil {
 		t.Fatal(err)
 	}

@@ -185,7 +185,7 @@ func TestARuntimeThatStreamsByHTTPS(t *testing.T) {
 	rt.streams, web = startStreams(t, (*httptest.Server).StartTLS)
 	web.Config.ErrorLog = log.New(io.Discard, "", 0) // refused connections
 	run := func(executor remotecommand.Executor) (string, error) {
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		var out bytes.Buffer
 		err := executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: &out, Stderr: io.Discard})

@@ -61,9 +61,13 @@ func (r refusal) Chains() []nftable.Chain {
 		nftable.Rule(nftable.IsProtocol(unix.IPPROTO_TCP), []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}}),
 		{&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_PORT_UNREACH}},
 	}}}
-	for name, hook := range map[string]*nftables.ChainHook{"forward": nftables.ChainHookForward, "output": nftables.ChainHookOutput} {
+	// Always in this order, so that a table that was made again is listed as it was before.
+	for _, c := range []struct {
+		name string
+		hook *nftables.ChainHook
+	}{{"forward", nftables.ChainHookForward}, {"output", nftables.ChainHookOutput}} {
 		all = append(all, nftable.Chain{
-			Name: name, Hook: hook, Kind: nftables.ChainTypeFilter, Priority: early, Rules: [][]expr.Any{lost},
+			Name: c.name, Hook: c.hook, Kind: nftables.ChainTypeFilter, Priority: early, Rules: [][]expr.Any{lost},
 		})
 	}
 	return all

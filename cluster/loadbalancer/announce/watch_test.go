@@ -97,8 +97,11 @@ func TestWhatOthersRemoveComesBack(t *testing.T) {
 			s.until("all is back", func() bool { return s.whole(want) })
 			t.Logf("back after %v", time.Since(began))
 			s.answers(true, both...)
-			n := log.Count("announcements of load balancers' addresses were lost") + log.Count("another program changed the nftables table")
-			if n != 1 && (n != 0 || !test.noted) {
+			said := func() int {
+				return log.Count("announcements of load balancers' addresses were lost") + log.Count("another program changed the nftables table")
+			}
+			s.until("the log says so", func() bool { return said() > 0 || test.noted }) // after it is so
+			if n := said(); n > 1 {
 				t.Errorf("the log says %d times that something was lost", n)
 			}
 			a.Set(nil)
@@ -190,6 +193,12 @@ func TestOnlyWhatConcernsAnnouncementsIsHeard(t *testing.T) {
 	_ = heard.Close()
 	s.Run("ip link add other type veth peer name another")
 	s.Run("ip link set other up")
+	// What the kernel does later by itself is told of, too.
+	s.until("the interfaces have settled", func() bool {
+		links := s.Run("ip -o link")
+		return strings.Count(links, "state UP") == 1 && strings.Count(links, "state LOWERLAYERDOWN") == 2 &&
+			!strings.Contains(s.Run("ip -6 addr"), "tentative")
+	})
 	for name, test := range map[string]struct {
 		silent  []string
 		command string // which is heard first

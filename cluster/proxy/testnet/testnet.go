@@ -27,9 +27,11 @@ const (
 )
 
 // Patience is when a wait gives up. Silence is how long there is no answer before it counts as none.
+// again is when a client sends a datagram once more that has no answer.
 const (
 	Patience = time.Minute
 	Silence  = 300 * time.Millisecond
+	again    = 2 * time.Second
 )
 
 // Space is a network namespace.
@@ -247,29 +249,49 @@ func (s *Space) DialWithin(network, address string, limit time.Duration) (conn n
 	return conn, err
 }
 
-// Ask returns the first answer from an address: who answers, and which sender it sees.
-func (s *Space) Ask(network, address string) (string, error) {
-	return s.ask(network, address, Patience)
+// Ask returns the first answer from an address: who answers, and which sender it sees. A datagram
+// may be lost, for example an answer that is on its way while its flow is forgotten, so another one
+// follows, of a flow of its own.
+func (s *Space) Ask(network, address string) (answer string, err error) {
+	patience := Patience
+	if strings.HasPrefix(network, "udp") {
+		patience = again
+	}
+	for deadline := time.Now().Add(Patience); ; {
+		if answer, err = s.ask(network, address, patience); !timedOut(err) || time.Now().After(deadline) {
+			return answer, err
+		}
+	}
 }
 
 // Unanswered reports whether there is no answer at all, not even a refusal.
 func (s *Space) Unanswered(network, address string) error {
 	answer, err := s.ask(network, address, Silence)
-	var failed net.Error
-	if errors.As(err, &failed) && failed.Timeout() {
+	if timedOut(err) {
 		return nil
 	}
 	return fmt.Errorf("%s got %q, %v from %s", s.Name, answer, err, address)
 }
 
+func timedOut(err error) bool {
+	var failed net.Error
+	return errors.As(err, &failed) && failed.Timeout()
+}
+
+// ask waits so long for a connection, or for the answer to a datagram. A connection that is open has
+// been answered by the kernel: how long a busy server takes to say something does not count.
 func (s *Space) ask(network, address string, patience time.Duration) (string, error) {
 	conn, err := s.DialWithin(network, address, patience)
 	if err != nil {
 		return "", err
 	}
 	defer conn.Close()
+	udp := strings.HasPrefix(network, "udp")
+	if !udp {
+		patience = Patience
+	}
 	_ = conn.SetDeadline(time.Now().Add(patience))
-	if strings.HasPrefix(network, "udp") {
+	if udp {
 		if _, err := conn.Write([]byte("x")); err != nil {
 			return "", err
 		}
