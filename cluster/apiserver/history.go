@@ -9,10 +9,10 @@ import (
 )
 
 // historyLimit is how many of the last changes of a resource its watch cache keeps at most. At 600
-// changes a second, which is what this server writes, they are those of seven seconds: ample for a
-// client that lists and then watches, or whose connection was cut. A client that stayed away longer
-// than that, in such a burst, lists again.
-const historyLimit = 4096
+// changes a second, about the most that this server writes of pods, they are those of three seconds:
+// enough for a client that lists and then watches. A client that stayed away longer than that, in
+// such a burst, lists again. (Until 1.18 upstream kept 1,000 of pods and nodes, and 100 of others.)
+const historyLimit = 2048
 
 // boundHistory has a watch cache keep limit changes at most. Upstream's keeps those of 75 seconds,
 // up to 102,400, and has no setting for that. For each it has the object before and after, and a

@@ -13,13 +13,16 @@ const (
 	busyPercent = 200
 	// busyRoom bounds the garbage that this lets a large heap gather. Memory for what Go keeps about
 	// its heap, 4 % of the largest there has been, is never given back.
-	busyRoom = 128 << 20
+	busyRoom = 96 << 20
+	// idlePercent is gcPercent while next to nothing happens: what is collected later would only lie there.
+	idlePercent = 30
 	// step is what percentages are rounded down to: to set one stops the world.
 	step = 20
-	// soon and late are between two collections: so soon after the last one there is much to do, and so
-	// late nothing.
+	// soon, late and idle are between two collections: so soon after the last one there is much to do,
+	// so late little, and after idle next to nothing.
 	soon = 500 * time.Millisecond
 	late = 5 * time.Second
+	idle = 30 * time.Second
 )
 
 // pacer trades memory for time while collections follow each other, and takes the memory back later. It
@@ -67,8 +70,11 @@ func (p *pacer) collected(now time.Time, live uint64) {
 		p.busy = false
 	}
 	percent := gcPercent
-	if p.busy {
+	switch {
+	case p.busy:
 		percent = whileBusy(live)
+	case gap > idle:
+		percent = idlePercent
 	}
 	if percent != p.percent {
 		p.percent = percent

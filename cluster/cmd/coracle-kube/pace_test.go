@@ -22,6 +22,7 @@ func TestPacer(t *testing.T) {
 		{100 * time.Millisecond, small}, // busy
 		{time.Second, small},
 		{time.Second, small}, // still
+		{2 * late, small},    // little to do
 		{time.Minute, small},
 		{time.Minute, small}, // idle again
 		{10 * time.Millisecond, small},
@@ -34,7 +35,7 @@ func TestPacer(t *testing.T) {
 		now = now.Add(c.gap)
 		p.collected(now, c.live)
 	}
-	if want := []int{busyPercent, gcPercent, busyPercent, 100, 80, gcPercent, busyPercent, gcPercent}; !slices.Equal(set, want) {
+	if want := []int{idlePercent, gcPercent, busyPercent, gcPercent, idlePercent, busyPercent, 100, 80, gcPercent, busyPercent, idlePercent}; !slices.Equal(set, want) {
 		t.Errorf("set to %v, want %v", set, want)
 	}
 }
