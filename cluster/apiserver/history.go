@@ -9,9 +9,10 @@ import (
 )
 
 // historyLimit is how many of the last changes of a resource its watch cache keeps at most. At 600
-// changes a second, about the most that this server writes of pods, they are those of three seconds:
-// enough for a client that lists and then watches. A client that stayed away longer than that, in
-// such a burst, lists again. (Until 1.18 upstream kept 1,000 of pods and nodes, and 100 of others.)
+// changes a second, about the most that this server writes of pods, they are those of three
+// seconds: enough for a client that lists and then watches. A client that stayed away longer than
+// that, in such a burst, lists again. (Until 1.18 upstream kept 1,000 of pods and nodes, and 100 of
+// others.)
 const historyLimit = 2048
 
 // boundHistory has a watch cache keep limit changes at most. Upstream's keeps those of 75 seconds,

@@ -23,8 +23,8 @@ const (
 	much = 1.2
 )
 
-// anonymous is the memory of control plane and kubelet in kB that is no file's: etcd's database, which
-// is mapped, and the programs are not in it.
+// anonymous is the memory of control plane and kubelet in kB that is no file's: etcd's database,
+// which is mapped, and the programs are not in it.
 func (b *bench) anonymous() (sum int64) {
 	for _, dir := range processes(b.stack.programs()) {
 		status, _ := os.ReadFile(filepath.Join(dir, "status"))
@@ -70,8 +70,8 @@ func (b *bench) watchMemory() (stop func() (peak int64)) {
 	}
 }
 
-// afterBurst removes the simulated nodes and all that is left of them, and waits until memory is as it was
-// when the cluster was idle. Upstream's nodes are needed for other figures.
+// afterBurst removes the simulated nodes and all that is left of them, and waits until memory is as
+// it was when the cluster was idle. Upstream's nodes are needed for other figures.
 func (b *bench) afterBurst(ctx context.Context) error {
 	if b.idleMemory == 0 || b.peakMemory == 0 || b.name != "coracle" {
 		return nil

@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	// gcPercent lets the heap grow by this much of what is in use before garbage is collected. What is in
-	// use is small (some 30 MB), so collecting more often costs little.
+	// gcPercent lets the heap grow by this much of what is in use before garbage is collected. What
+	// is in use is small (some 30 MB), so collecting more often costs little.
 	gcPercent = 60
 	// calm is how long after the start what only the start needed is given back.
 	calm = 10 * time.Second

@@ -8,13 +8,14 @@ import (
 )
 
 const (
-	// busyPercent is gcPercent while there is much to do: a quarter of the processor's time would go into
-	// collecting else.
+	// busyPercent is gcPercent while there is much to do: a quarter of the processor's time would
+	// go into collecting else.
 	busyPercent = 200
 	// busyRoom bounds the garbage that this lets a large heap gather. Memory for what Go keeps about
 	// its heap, 4 % of the largest there has been, is never given back.
 	busyRoom = 96 << 20
-	// idlePercent is gcPercent while next to nothing happens: what is collected later would only lie there.
+	// idlePercent is gcPercent while next to nothing happens: what is collected later would only
+	// lie there.
 	idlePercent = 30
 	// step is what percentages are rounded down to: to set one stops the world.
 	step = 20
@@ -25,8 +26,8 @@ const (
 	idle = 30 * time.Second
 )
 
-// pacer trades memory for time while collections follow each other, and takes the memory back later. It
-// is told of a collection by a finalizer, so it wakes nobody.
+// pacer trades memory for time while collections follow each other, and takes the memory back
+// later. It is told of a collection by a finalizer, so it wakes nobody.
 type pacer struct {
 	last    time.Time
 	busy    bool

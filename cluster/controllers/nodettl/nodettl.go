@@ -1,5 +1,6 @@
-// Package nodettl keeps the annotation node.alpha.kubernetes.io/ttl of every Node: for how many seconds its
-// kubelet may use a Secret or ConfigMap before it looks at it again. The larger the cluster, the longer.
+// Package nodettl keeps the annotation node.alpha.kubernetes.io/ttl of every Node: for how many
+// seconds its kubelet may use a Secret or ConfigMap before it looks at it again. The larger the
+// cluster, the longer.
 package nodettl
 
 import (
@@ -25,7 +26,8 @@ type size struct {
 	seconds     int
 }
 
-// sizes are upstream's. They overlap, so that a node that comes and goes does not change all others.
+// sizes are upstream's. They overlap, so that a node that comes and goes does not change all
+// others.
 var sizes = []size{
 	{0, 100, 0},
 	{90, 500, 15},
@@ -43,7 +45,8 @@ type controller struct {
 	size  int                 // index into sizes
 }
 
-// New returns the controller; its keys are nodes. When the cluster has come to another size, all are woken.
+// New returns the controller; its keys are nodes. When the cluster has come to another size, all
+// are woken.
 func New(set *client.Set) *frame.Controller {
 	nodes := set.Informers.Core().V1().Nodes()
 	c := &controller{set: set, nodes: nodes.Lister(), known: map[string]struct{}{}}
@@ -65,8 +68,8 @@ func (c *controller) concerned(obj any) []string {
 	return keys
 }
 
-// count returns how many nodes there are, after a change of those that are named. To list all for each change
-// of one would take as many steps as there are nodes, squared.
+// count returns how many nodes there are, after a change of those that are named. To list all for
+// each change of one would take as many steps as there are nodes, squared.
 func (c *controller) count(changed []string) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()

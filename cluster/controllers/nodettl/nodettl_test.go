@@ -80,7 +80,8 @@ func (n *nodes) Get(name string) (*corev1.Node, error) {
 	return nil, apierrors.NewNotFound(corev1.Resource("nodes"), name)
 }
 
-// All nodes are looked at when the cluster has come to another size, and not for each change of one.
+// All nodes are looked at when the cluster has come to another size, and not for each change of
+// one.
 func TestNodesAreCountedCheaply(t *testing.T) {
 	n := &nodes{all: map[string]*corev1.Node{}}
 	c := &controller{nodes: n, known: map[string]struct{}{}}

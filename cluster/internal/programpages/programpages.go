@@ -22,10 +22,10 @@ import (
 // span is a range of addresses.
 type span struct{ from, to uintptr }
 
-// Drop unmaps the read-only pages of the program's file. Those that are needed come back from the page
-// cache, each in less than a microsecond, and alone, where the kernel can do that (Linux 6.7). It does
-// nothing for a program that is not loaded where it was linked: pages of that hold addresses that
-// the loader has written, which are not in the file.
+// Drop unmaps the read-only pages of the program's file. Those that are needed come back from the
+// page cache, each in less than a microsecond, and alone, where the kernel can do that (Linux 6.7).
+// It does nothing for a program that is not loaded where it was linked: pages of that hold
+// addresses that the loader has written, which are not in the file.
 //
 // The error says why pages do not come back alone.
 func Drop() error {
@@ -42,8 +42,8 @@ func Drop() error {
 	return err
 }
 
-// spans returns where the program's file is mapped and cannot be written; nothing for a program that
-// may have been changed by the loader.
+// spans returns where the program's file is mapped and cannot be written; nothing for a program
+// that may have been changed by the loader.
 func spans() ([]span, error) {
 	program, err := os.Readlink("/proc/self/exe")
 	if err != nil {
@@ -104,8 +104,8 @@ var tracking = sync.OnceValues(func() (uintptr, error) {
 	return fd, nil
 })
 
-// mapSingly has the kernel map only the page that is touched. It does so in memory whose writes are tracked,
-// of which there are none here: no page is protected, and nothing is ever reported.
+// mapSingly has the kernel map only the page that is touched. It does so in memory whose writes are
+// tracked, of which there are none here: no page is protected, and nothing is ever reported.
 func mapSingly(all []span) error {
 	fd, err := tracking()
 	if err != nil {
