@@ -79,6 +79,8 @@ type Options struct {
 	bodyLimit time.Duration
 	// compactEvery is how often old versions are dropped, the constant of that name by default.
 	compactEvery time.Duration
+	// history is how many changes a watch cache keeps at most, historyLimit by default.
+	history int
 	// inspect is shown what the server was built from; for generating OpenAPI documents.
 	inspect func(*build)
 }
@@ -103,6 +105,9 @@ func (o *Options) complete() (addresses, error) {
 	}
 	if o.compactEvery == 0 {
 		o.compactEvery = compactEvery
+	}
+	if o.history == 0 {
+		o.history = historyLimit
 	}
 	for _, file := range []string{o.TokenFile, o.EtcdCA, o.EtcdCert, o.EtcdKey} {
 		if file == "" {

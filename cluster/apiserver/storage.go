@@ -71,6 +71,8 @@ type store struct {
 	// compact has the compactor not wait for its interval to end; nil for another etcd.
 	compact func()
 	caches  *caches
+	// history is how many changes a watch cache keeps at most.
+	history int
 	// encryption is nil if objects are stored as they are.
 	encryption *encryption
 	// close stops etcd and what was started with it.
@@ -81,7 +83,7 @@ type store struct {
 
 // openStore starts etcd, or dials another.
 func openStore(ctx context.Context, o *Options, served *serverstorage.ResourceConfig) (*store, error) {
-	s := &store{config: *storagebackend.NewDefaultConfig(keyPrefix, nil)}
+	s := &store{config: *storagebackend.NewDefaultConfig(keyPrefix, nil), history: o.history}
 	s.config.DBMetricPollInterval = 0
 	open := s.embedded
 	if len(o.EtcdServers) > 0 {
@@ -229,6 +231,7 @@ func (s *store) decorator(behindCache bool) generic.StorageDecorator {
 				closeRaw()
 				return nil, err
 			}
+			boundHistory(watched, s.history)
 			return &generation{CacheDelegator: cacher.NewCacheDelegator(watched, raw), cache: watched, closeRaw: closeRaw}, nil
 		})
 		if err != nil {

@@ -172,6 +172,7 @@ func (b *bench) idle(ctx context.Context) error {
 	before, _ := usage(b.stack.programs())
 	time.Sleep(idleTime)
 	after, sizes := usage(b.stack.programs())
+	b.idleMemory = b.anonymous()
 	var sum int64
 	for name, kB := range sizes {
 		sum += kB
@@ -187,12 +188,7 @@ func (b *bench) idle(ctx context.Context) error {
 // usage is what all processes that run programs have used of the CPU, and their PSS in kB.
 func usage(programs []string) (cpu time.Duration, sizes map[string]int64) {
 	sizes = map[string]int64{}
-	dirs, _ := filepath.Glob("/proc/[0-9]*")
-	for _, dir := range dirs {
-		exe, err := os.Readlink(filepath.Join(dir, "exe"))
-		if err != nil || !slices.Contains(programs, exe) {
-			continue
-		}
+	for _, dir := range processes(programs) {
 		stat, _ := os.ReadFile(filepath.Join(dir, "stat"))
 		if _, rest, ok := strings.Cut(string(stat), ") "); ok {
 			for _, field := range strings.Fields(rest)[11:13] { // utime, stime, in 1/100 s
@@ -204,6 +200,7 @@ func usage(programs []string) (cpu time.Duration, sizes map[string]int64) {
 		for line := range strings.Lines(string(rollup)) {
 			if f := strings.Fields(line); len(f) == 3 && f[0] == "Pss:" {
 				kB, _ := strconv.ParseInt(f[1], 10, 64)
+				exe, _ := os.Readlink(filepath.Join(dir, "exe"))
 				sizes[filepath.Base(exe)] += kB
 			}
 		}

@@ -97,6 +97,8 @@ func (b *bench) simulated(ctx context.Context) error {
 	if _, err := b.kube.CoreV1().Nodes().Patch(ctx, nodeName, types.MergePatchType, cordon, metav1.PatchOptions{}); err != nil {
 		return err
 	}
+	peak := b.watchMemory()
+	defer func() { b.peakMemory = peak() }()
 	began := time.Now()
 	if err := each(ctx, b.nodes, b.join); err != nil {
 		return err

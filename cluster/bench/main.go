@@ -63,6 +63,8 @@ type bench struct {
 	stack stack
 	kube  kubernetes.Interface
 	out   output
+	// idleMemory and peakMemory are what anonymous said before load and under the heaviest.
+	idleMemory, peakMemory int64
 }
 
 func main() {
@@ -82,7 +84,7 @@ func run() (err error) {
 	flag.StringVar(&b.image, "image", "", "image of the pods; its /pause ends on SIGTERM")
 	flag.StringVar(&b.ip, "ip", "", "address of this node, which an interface has")
 	flag.StringVar(&b.cgroup, "cgroup", "coracle-bench", "cgroup that pods' cgroups are made in")
-	flag.StringVar(&b.only, "only", "", "comma-separated: idle, deployment, way, creates, nodes (default: all)")
+	flag.StringVar(&b.only, "only", "", "comma-separated: idle, deployment, way, creates, nodes, memory, which needs idle and nodes (default: all)")
 	flag.IntVar(&b.rounds, "rounds", 5, "how often what is quick is repeated; the median counts")
 	flag.IntVar(&b.replicas, "replicas", 20, "pods of the Deployment")
 	flag.IntVar(&b.creates, "creates", 2000, "pods created in a round")
@@ -127,6 +129,7 @@ func (b *bench) measure(ctx context.Context) error {
 		{"deployment", b.deployment},
 		{"creates", b.createRate},
 		{"nodes", b.simulated},
+		{"memory", b.afterBurst},
 	}
 	for _, p := range phases {
 		if b.only != "" && p.name != "cold" && !slices.Contains(strings.Split(b.only, ","), p.name) {

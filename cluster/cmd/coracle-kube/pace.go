@@ -3,30 +3,41 @@ package main
 import (
 	"runtime"
 	"runtime/debug"
+	"runtime/metrics"
 	"time"
 )
 
 const (
-	// busyPercent is gcPercent while there is much to do: a quarter of the processor's time would go into
-	// collecting else.
+	// busyPercent is gcPercent while there is much to do: a quarter of the processor's time would
+	// go into collecting else.
 	busyPercent = 200
-	// soon and late are between two collections: so soon after the last one there is much to do, and so
-	// late nothing.
+	// busyRoom bounds the garbage that this lets a large heap gather. Memory for what Go keeps about
+	// its heap, 4 % of the largest there has been, is never given back.
+	busyRoom = 96 << 20
+	// idlePercent is gcPercent while next to nothing happens: what is collected later would only
+	// lie there.
+	idlePercent = 30
+	// step is what percentages are rounded down to: to set one stops the world.
+	step = 20
+	// soon, late and idle are between two collections: so soon after the last one there is much to do,
+	// so late little, and after idle next to nothing.
 	soon = 500 * time.Millisecond
 	late = 5 * time.Second
+	idle = 30 * time.Second
 )
 
-// pacer trades memory for time while collections follow each other, and takes the memory back later. It
-// is told of a collection by a finalizer, so it wakes nobody.
+// pacer trades memory for time while collections follow each other, and takes the memory back
+// later. It is told of a collection by a finalizer, so it wakes nobody.
 type pacer struct {
-	last time.Time
-	busy bool
-	set  func(percent int)
+	last    time.Time
+	busy    bool
+	percent int
+	set     func(percent int)
 }
 
 // paceCollector starts one that never ends.
 func paceCollector() {
-	p := &pacer{last: time.Now(), set: func(percent int) { debug.SetGCPercent(percent) }}
+	p := &pacer{last: time.Now(), percent: gcPercent, set: func(percent int) { debug.SetGCPercent(percent) }}
 	p.await()
 }
 
@@ -34,21 +45,46 @@ func paceCollector() {
 func (p *pacer) await() {
 	type mark struct{ p *pacer } // with a pointer, or it would share its memory with other small things
 	runtime.SetFinalizer(&mark{p}, func(m *mark) {
-		m.p.collected(time.Now())
+		m.p.collected(time.Now(), liveHeap())
 		m.p.await()
 	})
 }
 
-// collected is called after each collection.
-func (p *pacer) collected(now time.Time) {
+// liveHeap is what the last collection has found in use.
+func liveHeap() uint64 {
+	sample := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
+	metrics.Read(sample)
+	if sample[0].Value.Kind() != metrics.KindUint64 {
+		return 0
+	}
+	return sample[0].Value.Uint64()
+}
+
+// collected is called after each collection, which has found so many bytes in use.
+func (p *pacer) collected(now time.Time, live uint64) {
 	gap := now.Sub(p.last)
 	p.last = now
 	switch {
-	case !p.busy && gap < soon:
+	case gap < soon:
 		p.busy = true
-		p.set(busyPercent)
-	case p.busy && gap > late:
+	case gap > late:
 		p.busy = false
-		p.set(gcPercent)
 	}
+	percent := gcPercent
+	switch {
+	case p.busy:
+		percent = whileBusy(live)
+	case gap > idle:
+		percent = idlePercent
+	}
+	if percent != p.percent {
+		p.percent = percent
+		p.set(percent)
+	}
+}
+
+// whileBusy is the percentage for a heap of which so many bytes are in use.
+func whileBusy(live uint64) int {
+	percent := int(busyRoom*100/max(live, 1)) / step * step
+	return min(max(percent, gcPercent), busyPercent)
 }

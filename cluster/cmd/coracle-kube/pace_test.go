@@ -1,6 +1,7 @@
 package main
 
 import (
+	"runtime"
 	"slices"
 	"testing"
 	"time"
@@ -9,18 +10,54 @@ import (
 func TestPacer(t *testing.T) {
 	now := time.Now()
 	var set []int
-	p := &pacer{last: now, set: func(percent int) { set = append(set, percent) }}
-	for _, gap := range []time.Duration{
-		time.Minute, time.Second, // idle
-		100 * time.Millisecond, 100 * time.Millisecond, // busy
-		time.Second, time.Second, // still
-		time.Minute, time.Minute, // idle again
-		10 * time.Millisecond,
+	p := &pacer{last: now, percent: gcPercent, set: func(percent int) { set = append(set, percent) }}
+	const small = 30 << 20
+	for _, c := range []struct {
+		gap  time.Duration
+		live uint64
+	}{
+		{time.Minute, small},
+		{time.Second, small}, // idle
+		{100 * time.Millisecond, small},
+		{100 * time.Millisecond, small}, // busy
+		{time.Second, small},
+		{time.Second, small}, // still
+		{2 * late, small},    // little to do
+		{time.Minute, small},
+		{time.Minute, small}, // idle again
+		{10 * time.Millisecond, small},
+		{100 * time.Millisecond, busyRoom}, // busy with more and more
+		{100 * time.Millisecond, busyRoom * 101 / 100},
+		{100 * time.Millisecond, 10 * busyRoom},
+		{100 * time.Millisecond, small}, // and with less
+		{time.Minute, 10 * busyRoom},    // idle with much in use
 	} {
-		now = now.Add(gap)
-		p.collected(now)
+		now = now.Add(c.gap)
+		p.collected(now, c.live)
 	}
-	if want := []int{busyPercent, gcPercent, busyPercent}; !slices.Equal(set, want) {
+	if want := []int{idlePercent, gcPercent, busyPercent, gcPercent, idlePercent, busyPercent, 100, 80, gcPercent, busyPercent, idlePercent}; !slices.Equal(set, want) {
 		t.Errorf("set to %v, want %v", set, want)
 	}
+}
+
+// A busy heap grows by less than it may in all, or by the share of an idle one.
+func TestBusyHeapHasABound(t *testing.T) {
+	for live := uint64(1 << 20); live < 4<<30; live += 1 << 20 {
+		percent := whileBusy(live)
+		garbage := live * uint64(percent) / 100
+		if percent > busyPercent || percent < gcPercent || percent > gcPercent && garbage > busyRoom {
+			t.Fatalf("with %d MB in use: %d %%, %d MB of garbage", live>>20, percent, garbage>>20)
+		}
+	}
+}
+
+func TestLiveHeap(t *testing.T) {
+	runtime.GC()
+	before := liveHeap()
+	held := make([]byte, 64<<20)
+	runtime.GC()
+	if grown := liveHeap() - before; grown < 60<<20 || grown > 70<<20 {
+		t.Errorf("64 MB more are in use, and %d MB were found", grown>>20)
+	}
+	runtime.KeepAlive(held)
 }

@@ -1,5 +1,6 @@
-// Package nodettl keeps the annotation node.alpha.kubernetes.io/ttl of every Node: for how many seconds its
-// kubelet may use a Secret or ConfigMap before it looks at it again. The larger the cluster, the longer.
+// Package nodettl keeps the annotation node.alpha.kubernetes.io/ttl of every Node: for how many
+// seconds its kubelet may use a Secret or ConfigMap before it looks at it again. The larger the
+// cluster, the longer.
 package nodettl
 
 import (
@@ -25,7 +26,8 @@ type size struct {
 	seconds     int
 }
 
-// sizes are upstream's. They overlap, so that a node that comes and goes does not change all others.
+// sizes are upstream's. They overlap, so that a node that comes and goes does not change all
+// others.
 var sizes = []size{
 	{0, 100, 0},
 	{90, 500, 15},
@@ -38,29 +40,53 @@ type controller struct {
 	set   *client.Set
 	nodes corelisters.NodeLister
 
-	mu   sync.Mutex
-	size int // index into sizes
+	mu    sync.Mutex
+	known map[string]struct{} // names of nodes
+	size  int                 // index into sizes
 }
 
-// New returns the controller; its keys are nodes. When the cluster has come to another size, all are woken.
+// New returns the controller; its keys are nodes. When the cluster has come to another size, all
+// are woken.
 func New(set *client.Set) *frame.Controller {
 	nodes := set.Informers.Core().V1().Nodes()
-	c := &controller{set: set, nodes: nodes.Lister()}
+	c := &controller{set: set, nodes: nodes.Lister(), known: map[string]struct{}{}}
 	f := frame.New("ttl", 5, c.sync)
 	f.Watch(nodes.Informer(), c.concerned)
 	return f
 }
 
 func (c *controller) concerned(obj any) []string {
-	all, _ := c.nodes.List(labels.Everything())
-	if !c.resize(len(all)) {
-		return frame.Self(obj)
+	self := frame.Self(obj)
+	if !c.resize(c.count(self)) {
+		return self
 	}
+	all, _ := c.nodes.List(labels.Everything())
 	keys := make([]string, 0, len(all))
 	for _, node := range all {
 		keys = append(keys, node.Name)
 	}
 	return keys
+}
+
+// count returns how many nodes there are, after a change of those that are named. To list all for
+// each change of one would take as many steps as there are nodes, squared.
+func (c *controller) count(changed []string) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.known) == 0 { // when it starts, all are there at once
+		all, _ := c.nodes.List(labels.Everything())
+		for _, node := range all {
+			c.known[node.Name] = struct{}{}
+		}
+	}
+	for _, name := range changed {
+		if _, err := c.nodes.Get(name); err == nil {
+			c.known[name] = struct{}{}
+		} else {
+			delete(c.known, name)
+		}
+	}
+	return len(c.known)
 }
 
 // resize notes how many nodes there are, and says whether that makes it a cluster of another size.

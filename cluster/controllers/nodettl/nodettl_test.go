@@ -2,10 +2,15 @@ package nodettl
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	corelisters "k8s.io/client-go/listers/core/v1"
 
 	"github.com/coracle-project/coracle/cluster/controllers/internal/apitest"
 )
@@ -54,4 +59,57 @@ func TestAnnotationFollowsTheClustersSize(t *testing.T) {
 		remove(89, 90)
 		want("0")
 	})
+}
+
+// nodes counts how often all are listed.
+type nodes struct {
+	corelisters.NodeLister
+	all    map[string]*corev1.Node
+	listed int
+}
+
+func (n *nodes) List(labels.Selector) ([]*corev1.Node, error) {
+	n.listed++
+	return slices.Collect(maps.Values(n.all)), nil
+}
+
+func (n *nodes) Get(name string) (*corev1.Node, error) {
+	if node := n.all[name]; node != nil {
+		return node, nil
+	}
+	return nil, apierrors.NewNotFound(corev1.Resource("nodes"), name)
+}
+
+// All nodes are looked at when the cluster has come to another size, and not for each change of
+// one.
+func TestNodesAreCountedCheaply(t *testing.T) {
+	n := &nodes{all: map[string]*corev1.Node{}}
+	c := &controller{nodes: n, known: map[string]struct{}{}}
+	add := func(i int) (woken int) {
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint(i)}}
+		n.all[node.Name] = node
+		return len(c.concerned(node))
+	}
+	for i := range 80 { // there when it starts
+		n.all[fmt.Sprint(i)] = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint(i)}}
+	}
+	for i := range 100 {
+		if woken := add(i); woken != 1 {
+			t.Errorf("node %d wakes %d", i, woken)
+		}
+		if want := max(80, i+1); len(c.known) != want {
+			t.Errorf("%d nodes were counted, want %d", len(c.known), want)
+		}
+	}
+	if woken := add(100); woken != 101 {
+		t.Errorf("the 101st node wakes %d", woken)
+	}
+	for i := range 50 {
+		node := n.all[fmt.Sprint(i)]
+		delete(n.all, node.Name)
+		c.concerned(node)
+	}
+	if len(c.known) != 51 || n.listed != 3 {
+		t.Errorf("counted %d nodes, want 51; listed all %d times, want 3: at the start and twice for another size", len(c.known), n.listed)
+	}
 }
