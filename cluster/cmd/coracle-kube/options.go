@@ -54,6 +54,7 @@ type apiOptions struct {
 	storeHealth       *health.Part // nil unless a board shows it
 	protect           protection
 	policies          bool
+	scheduler         string // file with the scheduler's configuration
 	balancers         balancerOptions
 }
 
