@@ -4,9 +4,9 @@
 // brings its snapshot of the cluster up to date (package cache), asks the plugins of the pod's
 // profile (packages framework and plugins) which nodes fit and which of those is best (cycle.go),
 // and assumes the pod there. Binding is a call to the API server and runs beside the next pods'
-// cycles, a bounded number at a time (bind.go). What informers see goes into the cache and the queue
-// (handlers.go). What does not work out ends in failure.go: the pod gets a condition and an event in
-// upstream's words, and goes back into the queue.
+// cycles, a bounded number at a time (bind.go). What informers see goes into the cache and the
+// queue (handlers.go). What does not work out ends in failure.go: the pod gets a condition and an
+// event in upstream's words, and goes back into the queue.
 //
 // # How calls fail
 //
@@ -48,8 +48,8 @@ type Options struct {
 	WithoutDefault bool
 	// Extenders are asked about all profiles' pods.
 	Extenders []*extender.Extender
-	// InitialBackoff and MaxBackoff are how long a pod waits after its first failure, and at most; 1 s
-	// and 10 s by default.
+	// InitialBackoff and MaxBackoff are how long a pod waits after its first failure, and at most;
+	// 1 s and 10 s by default.
 	InitialBackoff, MaxBackoff time.Duration
 	// PercentageOfNodesToScore is at how many feasible nodes the search ends. 0 is adaptive: from
 	// 50 % at 100 nodes down to 5 % in the largest clusters, and never less than 100 nodes.
@@ -81,7 +81,8 @@ type Scheduler struct {
 	percentages map[string]int
 	extenders   []*extender.Extender
 	parallel    framework.Parallel
-	// cycle is held while snapshot is read or brought up to date, which caughtUp does after the last deletion.
+	// cycle is held while snapshot is read or brought up to date, which caughtUp does after the
+	// last deletion.
 	cycle    sync.Mutex
 	caughtUp *time.Timer
 	// next is where among the nodes the next search begins, statuses where it works.
@@ -114,7 +115,7 @@ func New(set *client.Set, opts Options) (*Scheduler, error) {
 		Background: s.background, Moves: s.moves,
 	}
 	if opts.Recorder == nil {
-		s.broadcasts = newBroadcasts(&events.EventSinkImpl{Interface: set.Kube.EventsV1()})
+		s.broadcasts = newBroadcasts(&events.EventSinkImpl{Interface: set.Kube.EventsV1()}, func() int { return len(s.binding) })
 	}
 	if len(opts.Extenders) > 0 {
 		s.handle.Preempt = s.preemptExtended
@@ -176,11 +177,12 @@ func (s *Scheduler) current(pod *v1.Pod) *v1.Pod {
 	return p
 }
 
-// letGo is how long after the last deletion of a pod or a node the snapshot lets go of what is gone. Pods that
-// are scheduled meanwhile have it let go at once.
+// letGo is how long after the last deletion of a pod or a node the snapshot lets go of what is
+// gone. Pods that are scheduled meanwhile have it let go at once.
 const letGo = 10 * time.Second
 
-// catchUp brings the snapshot up to date: after a burst, it would keep all that was deleted until the next pod.
+// catchUp brings the snapshot up to date: after a burst, it would keep all that was deleted until
+// the next pod.
 func (s *Scheduler) catchUp() {
 	s.cycle.Lock()
 	defer s.cycle.Unlock()
