@@ -121,8 +121,8 @@ func (c *cluster) selected(name, node string) {
 	}
 }
 
-// A volume that waits for its pod is made where the pod fits, and the pod goes there as soon as it is
-// made: upstream's scheduler would look after a second.
+// A volume that waits for its pod is made where the pod fits, and the pod goes there as soon as it
+// is made: upstream's scheduler would look after a second.
 func TestVolumeIsProvisionedWhereThePodFits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := start(t, scheduler.Options{}, node("a", "1"), node("b", "4"), later("example.org/later"), claim("data"))
@@ -217,8 +217,8 @@ func TestPodDeletedWhileItWaitsForItsVolume(t *testing.T) {
 	})
 }
 
-// What ends a wait: a provisioner that gives up on the node, a claim that is deleted, a volume that is
-// taken away again.
+// What ends a wait: a provisioner that gives up on the node, a volume elsewhere, a node or a claim
+// that is deleted.
 func TestVolumeThatDoesNotCome(t *testing.T) {
 	for _, test := range []struct {
 		name, says string
@@ -259,6 +259,47 @@ func TestVolumeThatDoesNotCome(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A volume that its claim was given and that is taken away again is not waited for.
+func TestVolumeThatIsTakenAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := start(t, scheduler.Options{}, node("a", "4"), later(volume.NotSupportedProvisioner), claim("data"), disk("pv", "a"))
+		defer c.stop()
+		c.versioned()
+		c.create(claiming(pod("p", "1"), "data"))
+		volumes := c.client.CoreV1().PersistentVolumes()
+		pv, err := volumes.Get(t.Context(), "pv", metav1.GetOptions{})
+		if err != nil || pv.Spec.ClaimRef == nil {
+			t.Fatalf("the volume is %+v, %v", pv, err)
+		}
+		pv = pv.DeepCopy()
+		pv.Spec.ClaimRef = nil
+		if _, err := volumes.Update(t.Context(), pv, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if got, want := c.event(), "the volume of claim default/data was taken from it again"; !strings.Contains(got, want) {
+			t.Errorf("event is %q, not of %q", got, want)
+		}
+	})
+}
+
+// A scheduler goes on where the one before it was killed: a volume may be on its way.
+func TestNodeOfAVolumeOnItsWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		asked := claim("data")
+		asked.Annotations = map[string]string{volume.AnnSelectedNode: "b"}
+		c := start(t, scheduler.Options{}, node("a", "16"), node("b", "2"), later("example.org/later"), asked, claiming(pod("p", "1"), "data"))
+		defer c.stop()
+		c.versioned()
+		time.Sleep(time.Second)
+		synctest.Wait()
+		c.on("p", "")
+		c.provision("data", "b")
+		pause()
+		c.on("p", "b")
+	})
 }
 
 // A claim goes where there is room for it, and waits until there is.

@@ -66,8 +66,8 @@ func (c *cluster) device(name string) *resourcev1.ResourceClaim {
 	return claim
 }
 
-// A claim gets a device that it asks for, on the node to which its pod goes, and no other claim gets
-// that device before it is given back.
+// A claim gets a device that it asks for, on the node to which its pod goes, and no other claim
+// gets that device before it is given back.
 func TestDevices(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := start(t, scheduler.Options{}, node("a", "16"), node("b", "4"), gpus(), slice("a", 8), slice("b", 8, 24), device("large", 16), device("small", 1), device("more", 1), device("most", 1))
@@ -114,7 +114,8 @@ func TestDevices(t *testing.T) {
 	})
 }
 
-// A pod waits for a claim that is made for it, and for one that does not exist, without being tried.
+// A pod waits for a claim that is made for it, and for one that does not exist, without being
+// tried.
 func TestPodWaitsForItsResourceClaim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := start(t, scheduler.Options{}, node("a", "16"), gpus(), slice("a", 8, 8), device("first", 1))

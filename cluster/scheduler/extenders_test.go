@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -249,10 +250,11 @@ func TestHostileExtender(t *testing.T) {
 // Pods that an extender is not asked about wait for it at most three times, however long it hangs.
 func TestExtenderThatHangsIsLeftAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		hangs := true
+		var hangs atomic.Bool
+		hangs.Store(true)
 		p := &peer{t: t}
 		p.verbs = map[string]func(http.ResponseWriter, *http.Request, []byte){"filter": func(w http.ResponseWriter, r *http.Request, q []byte) {
-			if hangs {
+			if hangs.Load() {
 				<-r.Context().Done()
 				return
 			}
@@ -281,7 +283,7 @@ func TestExtenderThatHangsIsLeftAlone(t *testing.T) {
 		if asked := p.times(); asked != 3 {
 			t.Errorf("it was asked %d times within %s", asked, time.Since(began))
 		}
-		hangs = false
+		hangs.Store(false)
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		for i := range pods {

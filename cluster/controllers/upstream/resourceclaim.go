@@ -12,8 +12,8 @@ import (
 	"github.com/coracle-project/coracle/cluster/client"
 )
 
-// NewResourceClaims returns the controller that makes the ResourceClaims of pods' templates, and takes
-// devices back from pods that have ended.
+// NewResourceClaims returns the controller that makes the ResourceClaims of pods' templates, and
+// takes devices back from pods that have ended.
 func NewResourceClaims(set *client.Set) *OnDemand {
 	return &OnDemand{
 		name: "resource-claim", informers: set.Informers, trigger: set.Informers.Core().V1().Pods().Informer(), needs: hasResourceClaim,

@@ -1,5 +1,6 @@
 // Package config reads what upstream calls a KubeSchedulerConfiguration: the scheduler's profiles,
-// their plugins, and extenders. Upstream's own packages decode it, give it defaults and validate it.
+// their plugins, and extenders. Upstream's own packages decode it, give it defaults and validate
+// it.
 //
 // What a file says and this scheduler does not do is an error that says what to do about it. It is
 // never ignored: pods would be scheduled otherwise than the file says, and no one would notice.

@@ -117,8 +117,8 @@ func named(path string, said *configv1.KubeSchedulerProfile, known map[string]fr
 	return errors.Join(errs...)
 }
 
-// layout says which plugins are asked at which points, in upstream's order: those of multiPoint that
-// the point names itself, the others of multiPoint, and then those that only the point names.
+// layout says which plugins are asked at which points, in upstream's order: those of multiPoint
+// that the point names itself, the others of multiPoint, and then those that only the point names.
 func layout(path string, p *config.Plugins, known map[string]framework.Plugin) ([]placed, error) {
 	var all []placed
 	for _, point := range []struct {

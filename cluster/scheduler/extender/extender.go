@@ -1,15 +1,15 @@
-// Package extender asks programs outside of the scheduler what they think of a pod's nodes: upstream's
-// HTTP extenders. An extender can turn nodes down, score them, choose other pods to be removed for a
-// pod, and bind pods.
+// Package extender asks programs outside of the scheduler what they think of a pod's nodes:
+// upstream's HTTP extenders. An extender can turn nodes down, score them, choose other pods to be
+// removed for a pod, and bind pods.
 //
 // What an extender answers is not trusted. It can choose among what it was asked about and nothing
-// else: an answer with a node or a pod that is not part of the question is an error, as is one
-// that is too long, or that comes from elsewhere (a redirect). It can make the pods that it is asked
+// else: an answer with a node or a pod that is not part of the question is an error, as is one that
+// is too long, or that comes from elsewhere (a redirect). It can make the pods that it is asked
 // about wait, for all of them if it is not ignorable; that is what it is for.
 //
-// A call ends with its time limit, and pods are scheduled one at a time. So an extender that has not
-// answered three times in a row is left alone for a while: pods that need it fail at once meanwhile,
-// and others are not kept waiting behind them.
+// A call ends with its time limit, and pods are scheduled one at a time. So an extender that has
+// not answered three times in a row is left alone for a while: pods that need it fail at once
+// meanwhile, and others are not kept waiting behind them.
 package extender
 
 import (
@@ -34,7 +34,8 @@ import (
 const (
 	// defaultTimeout is upstream's.
 	defaultTimeout = 5 * time.Second
-	// patience is how often in a row an extender may fail to answer before it is left alone for pause.
+	// patience is how often in a row an extender may fail to answer before it is left alone for
+	// pause.
 	patience = 3
 	pause    = 10 * time.Second
 	// room is how long an answer may be beyond four times what was asked.
@@ -115,7 +116,8 @@ func (e *Extender) Preempts() bool { return e.config.PreemptVerb != "" }
 // Binds says whether it binds pods.
 func (e *Extender) Binds() bool { return e.config.BindVerb != "" }
 
-// Wants says whether it is to be asked about pod: about all, or those with a resource that it manages.
+// Wants says whether it is to be asked about pod: about all, or those with a resource that it
+// manages.
 func (e *Extender) Wants(pod *v1.Pod) bool {
 	return len(e.mine) == 0 || e.manages(pod.Spec.Containers) || e.manages(pod.Spec.InitContainers)
 }

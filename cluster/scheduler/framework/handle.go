@@ -30,8 +30,8 @@ type Handle struct {
 	// Background runs f beside the cycles, on a goroutine that the scheduler waits for when it
 	// stops; the context ends then. Before the scheduler runs, f waits until it does.
 	Background func(f func(context.Context))
-	// Preempt asks extenders which pods are to be removed for pod, of those on the nodes in victims. It is
-	// nil if there are none.
+	// Preempt asks extenders which pods are to be removed for pod, of those on the nodes in
+	// victims. It is nil if there are none.
 	Preempt func(ctx context.Context, pod *v1.Pod, nodes *Snapshot, victims map[string]Victims) (map[string]Victims, error)
 	// Moves returns the handler of an informer whose events may help pods that wait.
 	Moves func(Kind) cache.ResourceEventHandler
@@ -39,15 +39,15 @@ type Handle struct {
 	shared map[any]any
 }
 
-// Victims are pods of one node that would have to be removed, and how many of them a disruption budget
-// wants to keep.
+// Victims are pods of one node that would have to be removed, and how many of them a disruption
+// budget wants to keep.
 type Victims struct {
 	Pods       []*v1.Pod
 	Violations int
 }
 
-// Share returns the handle of another profile of the same scheduler, of which nothing is set yet but
-// what all have in common.
+// Share returns the handle of another profile of the same scheduler, of which nothing is set yet
+// but what all have in common.
 func (h *Handle) Share() *Handle {
 	if h.shared == nil {
 		h.shared = make(map[any]any)
@@ -56,8 +56,8 @@ func (h *Handle) Share() *Handle {
 	return &c
 }
 
-// Shared returns what plugins of all profiles have in common under key, made by the first that asks.
-// It is for when plugins are made, one after the other.
+// Shared returns what plugins of all profiles have in common under key, made by the first that
+// asks. It is for when plugins are made, one after the other.
 func Shared[T any](h *Handle, key any, first func() T) T {
 	if v, ok := h.shared[key].(T); ok {
 		return v

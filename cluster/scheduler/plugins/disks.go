@@ -8,7 +8,8 @@ import (
 	"github.com/coracle-project/coracle/cluster/scheduler/framework"
 )
 
-// Some kinds of disks can be named by a pod itself, and be attached to a node, or written, once only.
+// Some kinds of disks can be named by a pod itself, and be attached to a node, or written, once
+// only.
 
 var errDiskInUse = framework.NewStatus(framework.Unschedulable, "VolumeRestrictions", "node(s) had no available disk")
 

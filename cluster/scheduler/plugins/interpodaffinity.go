@@ -18,8 +18,8 @@ import (
 type interPodAffinity struct {
 	handle     *framework.Handle
 	namespaces corelisters.NamespaceLister
-	// hardWeight is what a required affinity of a pod on a node to the new one counts. ignorePreferred
-	// has preferences of pods on nodes not count for a new one without any.
+	// hardWeight is what a required affinity of a pod on a node to the new one counts.
+	// ignorePreferred has preferences of pods on nodes not count for a new one without any.
 	hardWeight      int64
 	ignorePreferred bool
 

@@ -1,6 +1,6 @@
 // Package plugins holds the scheduler's own plugins, one file each, and the profile that they make
-// by default with those of package upstream. What each rejects, prefers and says is the same as of upstream's plugin of that name;
-// a test compares them over random clusters.
+// by default with those of package upstream. What each rejects, prefers and says is the same as of
+// upstream's plugin of that name; a test compares them over random clusters.
 package plugins
 
 import (
@@ -27,7 +27,8 @@ type Args struct {
 	// NodeResourcesFit does not look for.
 	Ignored       []v1.ResourceName
 	IgnoredGroups []string
-	// HardAffinityWeight is what a required affinity of a pod on a node to the new one counts; 1 if nil.
+	// HardAffinityWeight is what a required affinity of a pod on a node to the new one counts; 1 if
+	// nil.
 	HardAffinityWeight *int32
 	// IgnorePreferred has preferences of pods on nodes not count for a new one without any.
 	IgnorePreferred bool

@@ -12,8 +12,8 @@ import (
 	"github.com/coracle-project/coracle/cluster/scheduler/framework"
 )
 
-// volumeRestrictions keeps a claim that only one pod may use (ReadWriteOncePod) to that pod, and pods
-// that write to one disk without a claim off each other's nodes (disks.go).
+// volumeRestrictions keeps a claim that only one pod may use (ReadWriteOncePod) to that pod, and
+// pods that write to one disk without a claim off each other's nodes (disks.go).
 type volumeRestrictions struct {
 	claims corelisters.PersistentVolumeClaimLister
 }

@@ -24,8 +24,8 @@ import (
 // second, the first time after a second: as long as each pod with a new volume would wait, however
 // soon it is there.
 //
-// Upstream's is told to wait for no time at all. It then makes its changes to volumes and claims and
-// returns that the time is over; what it would have waited for is in state.
+// Upstream's is told to wait for no time at all. It then makes its changes to volumes and claims
+// and returns that the time is over; what it would have waited for is in state.
 type binder struct {
 	volumebinding.SchedulerVolumeBinder
 	h        *framework.Handle
@@ -48,13 +48,14 @@ type binding struct {
 // claimed is a claim of a pod.
 type claimed struct {
 	uid types.UID
-	// provisioned is that a volume is made for it, and before the version that the scheduler changed
-	// to ask for that. Others have a volume already, or are given one.
+	// provisioned is that a volume is made for it, and before the version that the scheduler
+	// changed to ask for that. Others have a volume already, or are given one.
 	provisioned bool
 	before      string
 }
 
-// noTime is how upstream's binder says that it has waited in vain; what it does before gives other errors.
+// noTime is how upstream's binder says that it has waited in vain; what it does before gives other
+// errors.
 const noTime = "binding volumes: "
 
 func newBinder(h *framework.Handle, upstreams volumebinding.SchedulerVolumeBinder, patience time.Duration) (*binder, error) {
@@ -148,7 +149,8 @@ func (b *binder) state(w *binding) (pending string, err error) {
 	return pending, nil
 }
 
-// bound says whether a claim has a volume that can be reached from node, or why it will not have one.
+// bound says whether a claim has a volume that can be reached from node, or why it will not have
+// one.
 func (b *binder) bound(k string, c claimed, node *v1.Node) (bool, error) {
 	core := b.h.Informers.Core().V1()
 	namespace, name, _ := strings.Cut(k, "/")

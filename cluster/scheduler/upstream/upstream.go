@@ -1,9 +1,9 @@
 // Package upstream runs plugins of upstream's scheduler in ours: those that pods with volumes of
-// claims and pods with devices need (VolumeBinding, NodeVolumeLimits, DynamicResources). What such a
-// pod may do is theirs to say; what every pod pays for is ours.
+// claims and pods with devices need (VolumeBinding, NodeVolumeLimits, DynamicResources). What such
+// a pod may do is theirs to say; what every pod pays for is ours.
 //
-// A pod that needs none of them pays a look at its volumes. Nothing is made before the first pod that
-// does: not the plugin, nor the informers of what it reads. That pod, and those that come
+// A pod that needs none of them pays a look at its volumes. Nothing is made before the first pod
+// that does: not the plugin, nor the informers of what it reads. That pod, and those that come
 // meanwhile, wait in the queue until these have synced (gate.go). An API server that does not serve
 // what a plugin reads keeps only such pods waiting, and they say why.
 //
@@ -46,7 +46,8 @@ type instance struct {
 // Name is upstream's.
 func (p *imported) Name() string { return p.name }
 
-// made returns upstream's plugin. It is made in the cycle of the first pod that comes through the gate.
+// made returns upstream's plugin. It is made in the cycle of the first pod that comes through the
+// gate.
 func (p *imported) made(ctx context.Context) (*instance, error) {
 	if made := p.current.Load(); made != nil {
 		return made, nil
@@ -121,8 +122,9 @@ func (p *imported) preBind(ctx context.Context, state *framework.CycleState, pod
 	return p.status(p.current.Load().Plugin.(fwk.PreBindPlugin).PreBind(ctx, cycles.Read(state).state, pod.Pod(), node))
 }
 
-// events returns hints for events. Whether one that happened may help a pod is asked of the function
-// that upstream's plugin has registered at the same place of its list; a test compares the lists.
+// events returns hints for events. Whether one that happened may help a pod is asked of the
+// function that upstream's plugin has registered at the same place of its list; a test compares the
+// lists.
 func (p *imported) events(list ...framework.Event) []framework.EventHint {
 	hints := make([]framework.EventHint, len(list))
 	for i, e := range list {

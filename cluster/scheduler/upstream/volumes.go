@@ -28,8 +28,8 @@ func hasClaims(pod *v1.Pod) bool {
 	return false
 }
 
-// attaches says whether a driver may have to attach volumes of pod: those of claims, and disks of clouds
-// that the pod names itself, which drivers have taken over.
+// attaches says whether a driver may have to attach volumes of pod: those of claims, and disks of
+// clouds that the pod names itself, which drivers have taken over.
 func attaches(pod *v1.Pod) bool {
 	for i := range pod.Spec.Volumes {
 		if v := &pod.Spec.Volumes[i]; v.PersistentVolumeClaim != nil || v.Ephemeral != nil || v.AWSElasticBlockStore != nil ||
@@ -65,7 +65,8 @@ func storage(h *framework.Handle) *gate {
 
 func features() feature.Features {
 	f := feature.NewSchedulerFeaturesFromGates(utilfeature.DefaultFeatureGate)
-	// Extended resources that drivers of devices provide would need NodeResourcesFit to know of them.
+	// Extended resources that drivers of devices provide would need NodeResourcesFit to know of
+	// them.
 	f.EnableDRAExtendedResource = false
 	return f
 }
@@ -74,8 +75,8 @@ func features() feature.Features {
 // keeps pods on nodes from which their volumes can be reached.
 type VolumeBinding struct{ imported }
 
-// NewVolumeBinding returns the plugin. A pod waits for its volumes at most as long as patience says;
-// then it is tried again.
+// NewVolumeBinding returns the plugin. A pod waits for its volumes at most as long as patience
+// says; then it is tried again.
 func NewVolumeBinding(h *framework.Handle, patience time.Duration) *VolumeBinding {
 	pl := &VolumeBinding{imported{name: volumebinding.Name, needs: hasClaims, gate: storage(h)}}
 	pl.make = func(ctx context.Context) (fwk.Plugin, error) {
@@ -156,7 +157,8 @@ func NewNodeVolumeLimits(h *framework.Handle) *NodeVolumeLimits {
 	return pl
 }
 
-// PreEnqueue implements framework.PreEnqueue, as the other methods do the interfaces of their names.
+// PreEnqueue implements framework.PreEnqueue, as the other methods do the interfaces of their
+// names.
 func (pl *NodeVolumeLimits) PreEnqueue(pod *v1.Pod) *framework.Status { return pl.preEnqueue(pod) }
 
 // PreFilter skips pods without claims.
