@@ -27,7 +27,7 @@ func (v handleView) ClientSet() kubernetes.Interface                        { re
 func (v handleView) SharedInformerFactory() informers.SharedInformerFactory { return v.h.Informers }
 func (v handleView) SharedCSIManager() fwk.CSIManager                       { return v.csi }
 func (v handleView) SharedDRAManager() fwk.SharedDRAManager                 { return v.devices }
-func (v handleView) ProfileName() string { return v.h.Profile.Name }
+func (v handleView) ProfileName() string                                    { return v.h.Profile.Name }
 
 func (v handleView) EventRecorder() events.EventRecorderLogger { return recorderView{v.h.Recorder} }
 
