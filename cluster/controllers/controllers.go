@@ -131,6 +131,7 @@ func New(as Identities, o Options) ([]Runner, error) {
 		{"replication-controller", plain(upstream.NewReplication)},
 		{"cronjob-controller", plain(upstream.NewCronJob)},
 		{"ephemeral-volume-controller", plain(upstream.NewEphemeral)},
+		{"resource-claim-controller", plain(upstream.NewResourceClaims)},
 		{"endpointslicemirroring-controller", plain(upstream.NewMirroring)},
 		{"disruption-controller", func(set *client.Set) (Runner, error) { return upstream.NewDisruption(set, mapper), nil }},
 		{"horizontal-pod-autoscaler", func(set *client.Set) (Runner, error) {

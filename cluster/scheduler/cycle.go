@@ -95,6 +95,9 @@ func (s *Scheduler) choose(ctx context.Context, profile *framework.Profile, stat
 	if !status.OK() {
 		return "", &failure{err: status.Err(), nomination: &noNomination}
 	}
+	if len(s.extenders) > 0 {
+		s.scoreExtended(ctx, pod.Pod(), feasible, scores)
+	}
 	return feasible[highest(scores)].Node().Name, nil
 }
 
@@ -137,7 +140,10 @@ func (s *Scheduler) feasible(ctx context.Context, profile *framework.Profile, st
 	// A pod that waited for room on one node most likely fits there, and no other does.
 	if nominated := s.snapshot.Get(pod.Pod().Status.NominatedNodeName); nominated != nil {
 		if profile.Filter(state, pod, nominated).OK() {
-			return []*framework.NodeInfo{nominated}, nil, nil
+			left, err := s.extended(ctx, pod.Pod(), []*framework.NodeInfo{nominated}, framework.NewRejections(s.snapshot))
+			if err == nil && len(left) > 0 {
+				return left, nil, nil
+			}
 		}
 	}
 	nodes := s.snapshot.Nodes
@@ -153,6 +159,13 @@ func (s *Scheduler) feasible(ctx context.Context, profile *framework.Profile, st
 	if err != nil {
 		return nil, nil, err
 	}
+	var others *framework.Rejections // by extenders
+	if len(s.extenders) > 0 && len(feasible) > 0 {
+		others = framework.NewRejections(s.snapshot)
+		if feasible, err = s.extended(ctx, pod.Pod(), feasible, others); err != nil {
+			return nil, nil, err
+		}
+	}
 	if len(feasible) > 0 {
 		s.next = (s.next + tried) % len(s.snapshot.Nodes)
 		return feasible, nil, nil
@@ -162,7 +175,12 @@ func (s *Scheduler) feasible(ctx context.Context, profile *framework.Profile, st
 		misfit.Rejections.Others = framework.NewStatus(framework.Unresolvable, "", fmt.Sprintf("node(s) didn't satisfy plugin(s) %v", narrowed))
 	}
 	for i, n := range nodes {
-		misfit.Rejections.Set(n, s.statuses[i])
+		if s.statuses[i] != nil { // else an extender turned it down, or it was not tried
+			misfit.Rejections.Set(n, s.statuses[i])
+		}
+	}
+	if others != nil {
+		misfit.Rejections.Add(others)
 	}
 	misfit.Rejections.Plugins(misfit.Plugins)
 	s.next = (s.next + tried) % len(s.snapshot.Nodes)
@@ -180,11 +198,14 @@ func (s *Scheduler) search(profile *framework.Profile, state *framework.CycleSta
 	if all == 0 {
 		return nil, 0, nil
 	}
-	want := enough(all, s.percentage)
+	want := enough(all, s.percentages[profile.Name])
 	if cap(s.statuses) < all {
 		s.statuses = make([]*framework.Status, all)
 	}
 	s.statuses = s.statuses[:all]
+	if len(s.extenders) > 0 {
+		clear(s.statuses) // not all may be tried, though none is found that extenders leave
+	}
 	found := make([]*framework.NodeInfo, 0, want)
 	start := s.next % all
 	for tried := 0; ; {

@@ -17,11 +17,16 @@ import (
 )
 
 const (
-	// eventWrites is how many events are written at a time at most. More would get in the way of the
-	// bindings.
+	// eventWrites is how many events are written at a time at most. More would get in the way of
+	// the bindings.
 	eventWrites = 8
-	// scheduled is the reason of the event that a pod has been bound, the only one that cannot happen
-	// again.
+	// manyBindings is how many bindings at a time make it a burst. Events wait for its end, but for
+	// one at a time, unless maxHeld wait: an event costs the API server as much as a binding, and
+	// pods wait for bindings only.
+	manyBindings = 2 * eventWrites
+	maxHeld      = 10000
+	// scheduled is the reason of the event that a pod has been bound, the only one that cannot
+	// happen again.
 	scheduled = "Scheduled"
 )
 
@@ -39,9 +44,11 @@ type broadcasts struct {
 	writer   eventWriter
 }
 
-func newBroadcasts(sink events.EventSink) *broadcasts {
+// newBroadcasts returns what writes events to sink; bindings says how many pods are being bound.
+func newBroadcasts(sink events.EventSink, bindings func() int) *broadcasts {
 	return &broadcasts{
-		repeated: events.NewBroadcaster(newBoundedSink(sink)), once: events.NewBroadcaster(nil), writer: eventWriter{sink: sink},
+		repeated: events.NewBroadcaster(newBoundedSink(sink)), once: events.NewBroadcaster(nil),
+		writer: eventWriter{sink: sink, bindings: bindings},
 	}
 }
 
@@ -84,11 +91,12 @@ func (r recorder) Eventf(regarding, related runtime.Object, kind, reason, action
 	to.Eventf(regarding, related, kind, reason, action, note, args...)
 }
 
-// eventWriter writes each event that is added, up to eventWrites at a time. It has no goroutines
-// while there are none.
+// eventWriter writes each event that is added, up to eventWrites at a time, one at a time during a
+// burst of bindings. It has no goroutines while there are none.
 type eventWriter struct {
-	sink events.EventSink
-	ctx  context.Context //nolint:containedctx // of all writes
+	sink     events.EventSink
+	bindings func() int
+	ctx      context.Context //nolint:containedctx // of all writes
 
 	running sync.WaitGroup
 	mu      sync.Mutex
@@ -104,10 +112,22 @@ func (w *eventWriter) add(e *eventsv1.Event) {
 		return
 	}
 	w.queue = append(w.queue, e)
-	if w.writers < eventWrites {
+	w.growLocked()
+}
+
+// growLocked starts the writers that are due.
+func (w *eventWriter) growLocked() {
+	for w.writers < min(w.dueLocked(), len(w.queue)) {
 		w.writers++
 		w.running.Go(w.write)
 	}
+}
+
+func (w *eventWriter) dueLocked() int {
+	if w.bindings() >= manyBindings && len(w.queue) < maxHeld {
+		return 1
+	}
+	return eventWrites
 }
 
 // next returns the event to be written next; nil ends a writer.
@@ -116,12 +136,15 @@ func (w *eventWriter) next() *eventsv1.Event {
 	defer w.mu.Unlock()
 	if len(w.queue) == 0 {
 		w.queue = nil
+	}
+	if len(w.queue) == 0 || w.writers > w.dueLocked() {
 		w.writers--
 		return nil
 	}
 	e := w.queue[0]
 	w.queue[0] = nil
 	w.queue = w.queue[1:]
+	w.growLocked() // the burst may be over, which no one tells
 	return e
 }
 

@@ -7,6 +7,7 @@ import (
 	goruntime "runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -51,10 +52,13 @@ func (s *fakeSink) Create(_ context.Context, e *eventsv1.Event) (*eventsv1.Event
 	return e, nil
 }
 
+// bindings is how many pods are being bound.
+var bindings atomic.Int64
+
 // record starts what writes events to sink, and returns what records them and what stops it.
 func record(t *testing.T, sink events.EventSink) (events.EventRecorder, func()) {
 	t.Helper()
-	b := newBroadcasts(sink)
+	b := newBroadcasts(sink, func() int { return int(bindings.Load()) })
 	ctx, cancel := context.WithCancel(t.Context())
 	if err := b.start(ctx); err != nil {
 		t.Fatal(err)
@@ -147,6 +151,45 @@ func TestRetriesEventsWithoutAnswer(t *testing.T) {
 		synctest.Wait()
 		if slices.Contains(sink.tried, "Scheduled after") {
 			t.Error("an event was written after the end")
+		}
+	})
+}
+
+// During a burst of bindings events wait for its end, but for one at a time, as long as few wait.
+func TestEventsWaitForTheEndOfABurst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sink := &fakeSink{took: time.Second}
+		recorder, stop := record(t, sink)
+		defer stop()
+		event := func(i int) {
+			recorder.Eventf(podNamed(fmt.Sprint(i)), nil, v1.EventTypeNormal, scheduled, "Binding", "%d", i)
+			synctest.Wait()
+		}
+		bindings.Store(100)
+		defer bindings.Store(0)
+		const n = 100
+		for i := range n {
+			event(i)
+		}
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		if sink.most != 1 || len(sink.did) == 0 || len(sink.did) > 11 {
+			t.Errorf("wrote %d events, %d at a time", len(sink.did), sink.most)
+		}
+		bindings.Store(0)
+		time.Sleep(20 * time.Second)
+		synctest.Wait()
+		if sink.most != eventWrites || len(sink.did) != n {
+			t.Errorf("wrote %d of %d events after the burst, %d at a time", len(sink.did), n, sink.most)
+		}
+		// What is held is bounded.
+		sink.most = 0
+		bindings.Store(100)
+		for i := range maxHeld + 2*eventWrites {
+			event(i)
+		}
+		if sink.most != eventWrites {
+			t.Errorf("with %d events held, %d are written at a time", maxHeld, sink.most)
 		}
 	})
 }

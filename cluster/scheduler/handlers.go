@@ -30,15 +30,15 @@ func (s *Scheduler) watch(f informers.SharedInformerFactory) error {
 	if err != nil {
 		return err
 	}
-	claims, err := s.watchStorage(f.Core().V1().PersistentVolumeClaims().Informer(), framework.Claim)
+	claims, err := f.Core().V1().PersistentVolumeClaims().Informer().AddEventHandler(s.moves(framework.Claim))
 	if err != nil {
 		return err
 	}
-	volumes, err := s.watchStorage(f.Core().V1().PersistentVolumes().Informer(), framework.Volume)
+	volumes, err := f.Core().V1().PersistentVolumes().Informer().AddEventHandler(s.moves(framework.Volume))
 	if err != nil {
 		return err
 	}
-	classes, err := s.watchStorage(f.Storage().V1().StorageClasses().Informer(), framework.Class)
+	classes, err := f.Storage().V1().StorageClasses().Informer().AddEventHandler(s.moves(framework.Class))
 	if err != nil {
 		return err
 	}
@@ -56,14 +56,15 @@ func (s *Scheduler) watch(f informers.SharedInformerFactory) error {
 	return nil
 }
 
-// watchStorage has claims, volumes or classes that come or change move on pods that wait for them.
-func (s *Scheduler) watchStorage(informer toolscache.SharedIndexInformer, kind framework.Kind) (toolscache.ResourceEventHandlerRegistration, error) {
-	return informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+// moves has objects of a kind that come, change or go move on pods that wait for that.
+func (s *Scheduler) moves(kind framework.Kind) toolscache.ResourceEventHandler {
+	return toolscache.ResourceEventHandlerFuncs{
 		AddFunc: func(obj any) { s.queue.Move(framework.Event{Kind: kind, Action: framework.Add}, nil, obj, nil) },
 		UpdateFunc: func(old, obj any) {
 			s.queue.Move(framework.Event{Kind: kind, Action: framework.UpdateOther}, old, obj, nil)
 		},
-	})
+		DeleteFunc: func(obj any) { s.queue.Move(framework.Event{Kind: kind, Action: framework.Delete}, obj, nil, nil) },
+	}
 }
 
 func terminal(pod *v1.Pod) bool {
@@ -163,6 +164,7 @@ func (s *Scheduler) assumedDeleted(pod *v1.Pod) {
 	}
 	if w := s.handle.Waiting.Get(pod.UID); w == nil || !w.Reject("", "removed") {
 		s.cache.Forget(pod.UID)
+		s.preparing.end(pod.UID)
 	}
 	s.queue.Move(assignedDelete, info.Pod(), nil, nil)
 }

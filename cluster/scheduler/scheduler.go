@@ -4,9 +4,9 @@
 // brings its snapshot of the cluster up to date (package cache), asks the plugins of the pod's
 // profile (packages framework and plugins) which nodes fit and which of those is best (cycle.go),
 // and assumes the pod there. Binding is a call to the API server and runs beside the next pods'
-// cycles, a bounded number at a time (bind.go). What informers see goes into the cache and the queue
-// (handlers.go). What does not work out ends in failure.go: the pod gets a condition and an event in
-// upstream's words, and goes back into the queue.
+// cycles, a bounded number at a time (bind.go). What informers see goes into the cache and the
+// queue (handlers.go). What does not work out ends in failure.go: the pod gets a condition and an
+// event in upstream's words, and goes back into the queue.
 //
 // # How calls fail
 //
@@ -31,6 +31,7 @@ import (
 
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/scheduler/cache"
+	"github.com/coracle-project/coracle/cluster/scheduler/extender"
 	"github.com/coracle-project/coracle/cluster/scheduler/framework"
 	"github.com/coracle-project/coracle/cluster/scheduler/plugins"
 	"github.com/coracle-project/coracle/cluster/scheduler/queue"
@@ -43,9 +44,18 @@ type Options struct {
 	// Profiles returns further profiles' plugins, or the default one's ("default-scheduler") if
 	// that is to have others; by the name that pods choose them with. All sort the queue alike.
 	Profiles map[string]func(*framework.Handle) []framework.Enabled
+	// WithoutDefault is that there are no other profiles than Profiles.
+	WithoutDefault bool
+	// Extenders are asked about all profiles' pods.
+	Extenders []*extender.Extender
+	// InitialBackoff and MaxBackoff are how long a pod waits after its first failure, and at most;
+	// 1 s and 10 s by default.
+	InitialBackoff, MaxBackoff time.Duration
 	// PercentageOfNodesToScore is at how many feasible nodes the search ends. 0 is adaptive: from
 	// 50 % at 100 nodes down to 5 % in the largest clusters, and never less than 100 nodes.
 	PercentageOfNodesToScore int
+	// Percentages are the same for single profiles, by name.
+	Percentages map[string]int
 	// Parallelism is how many goroutines work on one pod; by default as many as there are CPUs, at
 	// most 16.
 	Parallelism int
@@ -67,18 +77,23 @@ type Scheduler struct {
 	synced     []toolscache.DoneChecker
 	recorders  map[string]events.EventRecorder
 	broadcasts *broadcasts
-	percentage int
-	parallel   framework.Parallel
-	// cycle is held while snapshot is read or brought up to date, which caughtUp does after the last deletion.
+	// percentages are those of nodes to score, by profile.
+	percentages map[string]int
+	extenders   []*extender.Extender
+	parallel    framework.Parallel
+	// cycle is held while snapshot is read or brought up to date, which caughtUp does after the
+	// last deletion.
 	cycle    sync.Mutex
 	caughtUp *time.Timer
 	// next is where among the nodes the next search begins, statuses where it works.
 	next     int
 	statuses []*framework.Status
 
-	binding  chan struct{} // a place for each binding that runs
-	patches  chan func(context.Context)
-	finished sync.WaitGroup
+	binding   chan struct{} // a place for each binding that runs
+	preparing preparing
+	patches   chan func(context.Context)
+	aside     aside
+	finished  sync.WaitGroup
 }
 
 // New returns a scheduler over set's informers, which whoever owns them starts. It makes no call.
@@ -92,29 +107,42 @@ func New(set *client.Set, opts Options) (*Scheduler, error) {
 	s := &Scheduler{
 		profiles: make(map[string]*framework.Profile), cache: cache.New(), snapshot: &framework.Snapshot{},
 		pods: set.Informers.Core().V1().Pods().Lister(), recorders: make(map[string]events.EventRecorder),
-		percentage: opts.PercentageOfNodesToScore, parallel: framework.Parallel(opts.Parallelism),
+		percentages: make(map[string]int), extenders: opts.Extenders, parallel: framework.Parallel(opts.Parallelism),
 		binding: make(chan struct{}, opts.Bindings), patches: make(chan func(context.Context), 1000),
 	}
 	s.handle = &framework.Handle{
 		Kube: set.Kube, Informers: set.Informers, Waiting: framework.NewWaitingPods(), Parallel: s.parallel,
+		Background: s.background, Moves: s.moves,
 	}
 	if opts.Recorder == nil {
-		s.broadcasts = newBroadcasts(&events.EventSinkImpl{Interface: set.Kube.EventsV1()})
+		s.broadcasts = newBroadcasts(&events.EventSinkImpl{Interface: set.Kube.EventsV1()}, func() int { return len(s.binding) })
 	}
-	makers := map[string]func(*framework.Handle) []framework.Enabled{
-		v1.DefaultSchedulerName: func(h *framework.Handle) []framework.Enabled { return plugins.Default(h, opts.Plugins) },
+	if len(opts.Extenders) > 0 {
+		s.handle.Preempt = s.preemptExtended
+	}
+	makers := make(map[string]func(*framework.Handle) []framework.Enabled)
+	if !opts.WithoutDefault {
+		makers[v1.DefaultSchedulerName] = func(h *framework.Handle) []framework.Enabled { return plugins.Default(h, opts.Plugins) }
 	}
 	for name, f := range opts.Profiles {
 		makers[name] = f
+	}
+	waiting := queue.Options{
+		Profiles: s.profiles, Current: s.current, InitialBackoff: opts.InitialBackoff, MaxBackoff: opts.MaxBackoff,
+		// What may help a pod that an extender has turned down, only the extender knows.
+		Curious: len(opts.Extenders) > 0,
 	}
 	for name, f := range makers {
 		if err := s.addProfile(name, f, opts.Recorder); err != nil {
 			return nil, err
 		}
+		s.percentages[name] = opts.PercentageOfNodesToScore
+		if percentage, ok := opts.Percentages[name]; ok {
+			s.percentages[name] = percentage
+		}
+		waiting.Less = s.profiles[name].QueueSort.Less // all sort alike
 	}
-	s.queue = queue.New(queue.Options{
-		Profiles: s.profiles, Less: s.profiles[v1.DefaultSchedulerName].QueueSort.Less, Current: s.current,
-	})
+	s.queue = queue.New(waiting)
 	s.caughtUp = time.AfterFunc(0, s.catchUp)
 	s.caughtUp.Stop()
 	for _, h := range s.handles {
@@ -128,15 +156,15 @@ func (s *Scheduler) addProfile(name string, f func(*framework.Handle) []framewor
 	if recorder == nil {
 		recorder = s.broadcasts.recorder(name)
 	}
-	h := *s.handle
+	h := s.handle.Share()
 	h.Recorder = recorder
-	profile, err := framework.NewProfile(name, f(&h)...)
+	profile, err := framework.NewProfile(name, f(h)...)
 	if err != nil {
 		return fmt.Errorf("scheduler: %w", err)
 	}
 	h.Profile = profile
 	s.profiles[name], s.recorders[name] = profile, recorder
-	s.handles = append(s.handles, &h)
+	s.handles = append(s.handles, h)
 	return nil
 }
 
@@ -149,15 +177,56 @@ func (s *Scheduler) current(pod *v1.Pod) *v1.Pod {
 	return p
 }
 
-// letGo is how long after the last deletion of a pod or a node the snapshot lets go of what is gone. Pods that
-// are scheduled meanwhile have it let go at once.
+// letGo is how long after the last deletion of a pod or a node the snapshot lets go of what is
+// gone. Pods that are scheduled meanwhile have it let go at once.
 const letGo = 10 * time.Second
 
-// catchUp brings the snapshot up to date: after a burst, it would keep all that was deleted until the next pod.
+// catchUp brings the snapshot up to date: after a burst, it would keep all that was deleted until
+// the next pod.
 func (s *Scheduler) catchUp() {
 	s.cycle.Lock()
 	defer s.cycle.Unlock()
 	s.cache.Update(s.snapshot)
+}
+
+// aside is what plugins have running beside the cycles.
+type aside struct {
+	mu   sync.Mutex
+	ctx  context.Context //nolint:containedctx // of all of it; nil until the scheduler runs
+	wait []func(context.Context)
+	over bool
+}
+
+// background implements framework.Handle.Background.
+func (s *Scheduler) background(f func(context.Context)) {
+	s.aside.mu.Lock()
+	defer s.aside.mu.Unlock()
+	switch ctx := s.aside.ctx; {
+	case s.aside.over:
+	case ctx != nil:
+		s.finished.Go(func() { f(ctx) })
+	default:
+		s.aside.wait = append(s.aside.wait, f)
+	}
+}
+
+// begin runs what plugins have asked for already.
+func (s *Scheduler) begin(ctx context.Context) {
+	s.aside.mu.Lock()
+	defer s.aside.mu.Unlock()
+	s.aside.ctx = ctx
+	for _, f := range s.aside.wait {
+		s.finished.Go(func() { f(ctx) })
+	}
+	s.aside.wait = nil
+}
+
+// end waits for all that runs, after which nothing begins.
+func (s *Scheduler) end() {
+	s.aside.mu.Lock()
+	s.aside.over = true
+	s.aside.mu.Unlock()
+	s.finished.Wait()
 }
 
 // Run waits for the informers and then schedules pods until ctx ends and the bindings that run then
@@ -172,9 +241,7 @@ func (s *Scheduler) Run(ctx context.Context) error {
 		}
 		defer s.broadcasts.stop()
 	}
-	for _, h := range s.handles {
-		h.Background = func(f func(context.Context)) { s.finished.Go(func() { f(ctx) }) }
-	}
+	s.begin(ctx)
 	stop := context.AfterFunc(ctx, s.queue.Close)
 	defer stop()
 	defer s.caughtUp.Stop()
@@ -190,6 +257,6 @@ func (s *Scheduler) Run(ctx context.Context) error {
 		s.scheduleGuarded(ctx, pod)
 		s.cycle.Unlock()
 	}
-	s.finished.Wait()
+	s.end()
 	return nil
 }

@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
@@ -43,6 +44,9 @@ type cluster struct {
 
 func TestMain(m *testing.M) {
 	slog.SetDefault(slog.New(slog.DiscardHandler))
+	// They log, and sleep if two errors come at the same time: for decades when the second one comes in a
+	// bubble of synctest, whose time begins in 2000.
+	utilruntime.ErrorHandlers = nil
 	os.Exit(m.Run())
 }
 
@@ -555,6 +559,8 @@ func (b bomb) Filter(_ *framework.CycleState, pod *framework.PodInfo, _ *framewo
 	}
 	return nil
 }
+
+func (bomb) Prepares(*framework.CycleState, *framework.PodInfo, string) bool { return true }
 
 func (b bomb) PreBind(_ context.Context, _ *framework.CycleState, pod *framework.PodInfo, _ string) *framework.Status {
 	if b.at == "bind" && pod.Pod().Name == "odd" {

@@ -6,10 +6,8 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
-	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/component-helpers/storage/volume"
-	"k8s.io/utils/ptr"
 
 	"github.com/coracle-project/coracle/cluster/scheduler"
 )
@@ -67,17 +65,6 @@ func TestPodWaitsForItsClaim(t *testing.T) {
 		}
 		pause()
 		c.on("p", "b")
-	})
-}
-
-func TestClaimOfAClassThatWaitsForAPodKeepsIt(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := start(t, scheduler.Options{}, node("a", "4"), node("b", "2"),
-			&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "later"}, Provisioner: "example.org/later", VolumeBindingMode: ptr.To(storagev1.VolumeBindingWaitForFirstConsumer)},
-			&v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "data"}, Spec: v1.PersistentVolumeClaimSpec{StorageClassName: ptr.To("later")}})
-		defer c.stop()
-		c.create(claiming(pod("p", "1"), "data"))
-		c.says("p", "2 node(s) didn't find available persistent volumes to bind")
 	})
 }
 

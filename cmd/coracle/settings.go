@@ -30,6 +30,7 @@ func (o *upOptions) settings() map[string]any {
 		"network-policies":           &o.PoliciesOff,
 		"encryption-provider-config": &o.EncryptionConfig, "audit-policy-file": &o.AuditPolicy, "audit-log-path": &o.AuditLog,
 		"audit-webhook-config-file": &o.AuditWebhook, "etcd-quota": &o.EtcdQuota,
+		"scheduler-config": &o.SchedulerConfig,
 	}
 }
 

@@ -69,6 +69,8 @@ type upOptions struct {
 	AuditLog         string `json:"auditLog,omitempty"`
 	AuditWebhook     string `json:"auditWebhook,omitempty"`
 	EtcdQuota        string `json:"etcdQuota,omitempty"`
+	// SchedulerConfig is the file with the scheduler's profiles and extenders.
+	SchedulerConfig string `json:"schedulerConfig,omitempty"`
 	// UnsafeSysctls are those that pods may set in addition to upstream's safe ones.
 	UnsafeSysctls []string `json:"unsafeSysctls,omitempty"`
 
@@ -132,6 +134,7 @@ and fails. An up that fails before the node is Ready ends what it has started; p
 	f.StringVar(&o.AuditLog, "audit-log-path", "", "`FILE` for what is recorded")
 	f.StringVar(&o.AuditWebhook, "audit-webhook-config-file", "", "kubeconfig `FILE` of a server that gets what is recorded")
 	f.StringVar(&o.EtcdQuota, "etcd-quota", "", "how large the built-in etcd's database may get, a `SIZE` such as 8Gi (default: 4Gi)")
+	f.StringVar(&o.SchedulerConfig, "scheduler-config", "", "`FILE` with a KubeSchedulerConfiguration: profiles, plugins and extenders of the scheduler (default: upstream's defaults)")
 	f.StringSliceVar(&o.apply, "apply", nil, "manifests to apply with kubectl once the node is Ready")
 	f.DurationVar(&o.timeout, "timeout", 2*time.Minute, "how long all of it may take")
 	return cmd
@@ -146,7 +149,7 @@ func up(ctx context.Context, p place, o upOptions, given func(flag string) bool,
 	}
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
-	for _, file := range []*string{&o.Config, &o.ResolvConf, &o.EncryptionConfig, &o.AuditPolicy, &o.AuditLog, &o.AuditWebhook} {
+	for _, file := range []*string{&o.Config, &o.ResolvConf, &o.EncryptionConfig, &o.AuditPolicy, &o.AuditLog, &o.AuditWebhook, &o.SchedulerConfig} {
 		if *file == "" || *file == standardOutput {
 			continue
 		}
@@ -273,6 +276,7 @@ func kubeArgs(p place, o upOptions) []string {
 		{"--audit-log-path", o.AuditLog},
 		{"--audit-webhook-config-file", o.AuditWebhook},
 		{"--etcd-quota", o.EtcdQuota},
+		{"--scheduler-config", o.SchedulerConfig},
 	} {
 		if further[1] != "" {
 			args = append(args, further[0], further[1])

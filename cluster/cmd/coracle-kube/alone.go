@@ -17,6 +17,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/controllers"
 	"github.com/coracle-project/coracle/cluster/kubelet"
 	"github.com/coracle-project/coracle/cluster/scheduler"
+	schedulerconfig "github.com/coracle-project/coracle/cluster/scheduler/config"
 )
 
 func apiserverCommand() *cobra.Command {
@@ -53,10 +54,17 @@ func apiserverCommand() *cobra.Command {
 }
 
 func schedulerCommand() *cobra.Command {
-	return alone("scheduler", "run the scheduler alone", func(ctx context.Context, set *client.Set) (func() error, error) {
-		s, err := scheduler.New(set, scheduler.Options{})
+	var config string
+	cmd := alone("scheduler", "run the scheduler alone", func(ctx context.Context, set *client.Set) (func() error, error) {
+		o, err := schedulerconfig.Load(config)
+		if err != nil {
+			return nil, err
+		}
+		s, err := scheduler.New(set, o)
 		return func() error { return s.Run(ctx) }, err
 	})
+	cmd.Flags().StringVar(&config, "scheduler-config", "", schedulerConfigUsage)
+	return cmd
 }
 
 func controllersCommand() *cobra.Command {

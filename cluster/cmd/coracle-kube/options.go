@@ -57,6 +57,7 @@ type apiOptions struct {
 	protect           protection
 	policies          bool
 	unserved          unserved.Kinds // nil but for what serve finds to be left to others
+	scheduler         string // file with the scheduler's configuration
 	balancers         balancerOptions
 }
 

@@ -28,6 +28,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/policy"
 	"github.com/coracle-project/coracle/cluster/proxy"
 	"github.com/coracle-project/coracle/cluster/scheduler"
+	schedulerconfig "github.com/coracle-project/coracle/cluster/scheduler/config"
 	"github.com/coracle-project/coracle/cluster/unserved"
 )
 
@@ -61,6 +62,7 @@ it finds them again when it is started.`,
 	cmd.Flags().BoolVar(&check, "check", false, "only say what is wrong with the flags, if anything")
 	cmd.Flags().BoolVar(&api.proxy, "service-proxy", true, "route connections to Services on this node; false if another proxy does")
 	cmd.Flags().BoolVar(&api.externalIPs, "allow-external-ips", false, "route the externalIPs of Services, which can take over any address")
+	cmd.Flags().StringVar(&api.scheduler, "scheduler-config", "", schedulerConfigUsage)
 	cmd.Flags().BoolVar(&api.policies, "network-policies", true, "enforce NetworkPolicies for this node's pods; false if a network plugin does")
 	api.define(cmd.Flags())
 	api.balancers.define(cmd.Flags())
@@ -86,7 +88,8 @@ func checkAll(api apiOptions, n nodeOptions, d dnsOptions) error {
 		_, err = n.clusterDNS(api.serviceCIDR)
 	}
 	_, stubs := d.servers()
-	return errors.Join(err, stubs)
+	_, schedule := schedulerconfig.Load(api.scheduler)
+	return errors.Join(err, stubs, schedule)
 }
 
 // serve runs all parts until ctx ends or one of them fails.
@@ -133,7 +136,7 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions) err
 		return err
 	}
 	// Informers are asked for by New of each part, and started by the server as soon as it serves.
-	schedule, err := newScheduler(server)
+	schedule, err := newScheduler(server, api.scheduler)
 	if err != nil {
 		return err
 	}
@@ -279,12 +282,18 @@ func in(server *apiserver.Server, name string, groups ...string) (*client.Set, e
 	return client.New(server.ClientConfig(name, groups...), server.Informers())
 }
 
-func newScheduler(server *apiserver.Server) (*scheduler.Scheduler, error) {
+const schedulerConfigUsage = "`FILE` with a KubeSchedulerConfiguration: profiles, plugins and extenders of the scheduler (default: upstream's defaults)"
+
+func newScheduler(server *apiserver.Server, config string) (*scheduler.Scheduler, error) {
 	set, err := in(server, user.KubeScheduler)
 	if err != nil {
 		return nil, err
 	}
-	return scheduler.New(set, scheduler.Options{})
+	o, err := schedulerconfig.Load(config)
+	if err != nil {
+		return nil, err
+	}
+	return scheduler.New(set, o)
 }
 
 func newControllers(server *apiserver.Server, bundle *pki.Bundle, api apiOptions, n nodeOptions, notActedOn *health.Part) ([]controllers.Runner, error) {

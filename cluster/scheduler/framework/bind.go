@@ -47,13 +47,35 @@ func (p *Profile) Permit(ctx context.Context, state *CycleState, pod *PodInfo, n
 	return waits, nil
 }
 
-// Bind runs the PreBind plugins and then the Bind plugins up to the one that does not Skip.
-func (p *Profile) Bind(ctx context.Context, state *CycleState, pod *PodInfo, node string) *Status {
+// Prepares says whether PreBind plugins have anything to do for the pod.
+func (p *Profile) Prepares(state *CycleState, pod *PodInfo, node string) bool {
 	for _, pl := range p.preBinds {
-		if s := pl.PreBind(ctx, state, pod, node); !s.OK() {
+		if pl.Prepares(state, pod, node) {
+			return true
+		}
+	}
+	return false
+}
+
+// PreBind runs the PreBind plugins that have something to do for the pod.
+func (p *Profile) PreBind(ctx context.Context, state *CycleState, pod *PodInfo, node string) *Status {
+	for _, pl := range p.preBinds {
+		if !pl.Prepares(state, pod, node) {
+			continue
+		}
+		switch s := pl.PreBind(ctx, state, pod, node); {
+		case s.OK():
+		case s.Rejected():
+			return s
+		default:
 			return s.wrap("PreBind", pl)
 		}
 	}
+	return nil
+}
+
+// Bind runs the Bind plugins up to the one that does not Skip.
+func (p *Profile) Bind(ctx context.Context, state *CycleState, pod *PodInfo, node string) *Status {
 	for _, pl := range p.binds {
 		s := pl.Bind(ctx, state, pod, node)
 		switch {

@@ -28,12 +28,14 @@ const (
 	UpdatePodToleration
 	// UpdatePodGatesGone is that the last scheduling gate was removed.
 	UpdatePodGatesGone
-	// UpdateOther is an update of which nothing above is true; of claims, volumes and classes, any.
+	// UpdatePodClaims is that a pod was told which ResourceClaims are made for it.
+	UpdatePodClaims
+	// UpdateOther is an update of which nothing above is true; of all but pods and nodes, any.
 	UpdateOther
 
 	// Update is any update.
 	Update = UpdateNodeAllocatable | UpdateNodeLabel | UpdateNodeTaint | UpdateNodeCondition | UpdateNodeAnnotation |
-		UpdatePodLabel | UpdatePodScaleDown | UpdatePodToleration | UpdatePodGatesGone | UpdateOther
+		UpdatePodLabel | UpdatePodScaleDown | UpdatePodToleration | UpdatePodGatesGone | UpdatePodClaims | UpdateOther
 )
 
 // Kind is what kind of object an event is about.
@@ -51,6 +53,15 @@ const (
 	Claim
 	Volume
 	Class
+	// CSINode, CSIDriver, CSICapacity (CSIStorageCapacity) and Attachment (VolumeAttachment) are of
+	// storage.k8s.io; ResourceClaim, ResourceSlice and DeviceClass of resource.k8s.io.
+	CSINode
+	CSIDriver
+	CSICapacity
+	Attachment
+	ResourceClaim
+	ResourceSlice
+	DeviceClass
 )
 
 // Event is something that happened in the cluster, or a pattern of such.
@@ -123,11 +134,14 @@ func PodChange(old, new *v1.Pod) []Event {
 	happened(len(old.Spec.SchedulingGates) != 0 && len(new.Spec.SchedulingGates) == 0, UpdatePodGatesGone)
 	// Tolerations can only be added.
 	happened(len(old.Spec.Tolerations) != len(new.Spec.Tolerations), UpdatePodToleration)
+	happened(!slices.EqualFunc(old.Status.ResourceClaimStatuses, new.Status.ResourceClaimStatuses, sameClaim), UpdatePodClaims)
 	if len(events) == 0 {
 		return []Event{{kind, UpdateOther}}
 	}
 	return events
 }
+
+func sameClaim(a, b v1.PodResourceClaimStatus) bool { return equality.Semantic.DeepEqual(a, b) }
 
 func scaledDown(old, new *v1.Pod) bool {
 	now := Requests(new)

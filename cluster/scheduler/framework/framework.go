@@ -132,9 +132,12 @@ type Permit interface {
 	Permit(ctx context.Context, state *CycleState, pod *PodInfo, node string) (time.Duration, *Status)
 }
 
-// PreBind prepares a node for a pod before it is bound.
+// PreBind prepares a node for a pod before it is bound. That may take minutes, and other pods are
+// bound meanwhile; the context ends when the pod is deleted.
 type PreBind interface {
 	Plugin
+	// Prepares says whether there is anything to do for the pod.
+	Prepares(state *CycleState, pod *PodInfo, node string) bool
 	PreBind(ctx context.Context, state *CycleState, pod *PodInfo, node string) *Status
 }
 
@@ -148,4 +151,18 @@ type Bind interface {
 type PostBind interface {
 	Plugin
 	PostBind(ctx context.Context, state *CycleState, pod *PodInfo, node string)
+}
+
+// Normalize brings scores, none below 0, from 0..their maximum to 0..MaxScore.
+func Normalize(scores []int64) {
+	var highest int64
+	for _, s := range scores {
+		highest = max(highest, s)
+	}
+	if highest == 0 {
+		return
+	}
+	for i, s := range scores {
+		scores[i] = MaxScore * s / highest
+	}
 }

@@ -8,10 +8,63 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 )
 
+// Point is a point at which plugins are asked, by the name that configurations have for it.
+type Point string
+
+// The points, in the order in which a pod comes to them.
+const (
+	AtPreEnqueue Point = "preEnqueue"
+	AtQueueSort  Point = "queueSort"
+	AtPreFilter  Point = "preFilter"
+	AtFilter     Point = "filter"
+	AtPostFilter Point = "postFilter"
+	AtPreScore   Point = "preScore"
+	AtScore      Point = "score"
+	AtReserve    Point = "reserve"
+	AtPermit     Point = "permit"
+	AtPreBind    Point = "preBind"
+	AtBind       Point = "bind"
+	AtPostBind   Point = "postBind"
+)
+
 // Enabled is a plugin of a profile. Its scores are multiplied by Weight.
 type Enabled struct {
 	Plugin
 	Weight int64
+	// At, if not empty, is the only point at which it is asked. The same plugin can be enabled at
+	// several.
+	At Point
+}
+
+// Implements says whether the plugin has anything to say at a point.
+func Implements(p Plugin, at Point) (yes bool) {
+	switch at {
+	case AtPreEnqueue:
+		_, yes = p.(PreEnqueue)
+	case AtQueueSort:
+		_, yes = p.(QueueSort)
+	case AtPreFilter:
+		_, yes = p.(PreFilter)
+	case AtFilter:
+		_, yes = p.(Filter)
+	case AtPostFilter:
+		_, yes = p.(PostFilter)
+	case AtPreScore:
+		_, yes = p.(PreScore)
+	case AtScore:
+		_, yes = p.(Score)
+	case AtReserve:
+		_, yes = p.(Reserve)
+	case AtPermit:
+		_, yes = p.(Permit)
+	case AtPreBind:
+		_, yes = p.(PreBind)
+	case AtBind:
+		_, yes = p.(Bind)
+	case AtPostBind:
+		_, yes = p.(PostBind)
+	}
+	return yes
 }
 
 // Profile is a set of plugins under the name that pods choose it by (spec.schedulerName).
@@ -44,35 +97,45 @@ type weighted struct {
 	weight     int64
 }
 
-// NewProfile returns the profile of plugins, in that order. It fails when two have the same name,
-// or when not exactly one sorts the queue and at least one binds.
+// NewProfile returns the profile of plugins, in that order. It fails when one is enabled twice at a
+// point or at one where it has nothing to say, or when not exactly one sorts the queue and at least
+// one binds.
 func NewProfile(name string, plugins ...Enabled) (*Profile, error) {
 	p := &Profile{Name: name}
-	names := sets.New[string]()
+	enabled := make(map[string]Plugin)
+	at := sets.New[string]()
 	for _, e := range plugins {
-		if names.Has(e.Name()) {
+		other, known := enabled[e.Name()]
+		place := e.Name() + " " + string(e.At)
+		if at.Has(place) || at.Has(e.Name()+" ") || known && (e.At == "" || other != e.Plugin) {
 			return nil, fmt.Errorf("profile %s: plugin %s is enabled twice", name, e.Name())
 		}
-		names.Insert(e.Name())
-		if s, ok := e.Plugin.(QueueSort); ok {
+		at.Insert(place)
+		if e.At != "" && !Implements(e.Plugin, e.At) {
+			return nil, fmt.Errorf("profile %s: plugin %s has nothing to say at point %s", name, e.Name(), e.At)
+		}
+		enabled[e.Name()] = e.Plugin
+		if s, ok := e.Plugin.(QueueSort); ok && (e.At == "" || e.At == AtQueueSort) {
 			if p.QueueSort != nil {
 				return nil, fmt.Errorf("profile %s: plugins %s and %s both sort the queue", name, p.QueueSort.Name(), s.Name())
 			}
 			p.QueueSort = s
 		}
-		add(&p.PreEnqueues, e.Plugin)
-		add(&p.Enqueuers, e.Plugin)
-		add(&p.preFilters, e.Plugin)
-		add(&p.filters, e.Plugin)
-		add(&p.changers, e.Plugin)
-		add(&p.postFilters, e.Plugin)
-		add(&p.preScores, e.Plugin)
-		add(&p.reserves, e.Plugin)
-		add(&p.permits, e.Plugin)
-		add(&p.preBinds, e.Plugin)
-		add(&p.binds, e.Plugin)
-		add(&p.postBinds, e.Plugin)
-		if s, ok := e.Plugin.(Score); ok && e.Weight > 0 {
+		add(&p.PreEnqueues, e, AtPreEnqueue)
+		add(&p.preFilters, e, AtPreFilter)
+		add(&p.filters, e, AtFilter)
+		add(&p.changers, e, AtPreFilter)
+		add(&p.postFilters, e, AtPostFilter)
+		add(&p.preScores, e, AtPreScore)
+		add(&p.reserves, e, AtReserve)
+		add(&p.permits, e, AtPermit)
+		add(&p.preBinds, e, AtPreBind)
+		add(&p.binds, e, AtBind)
+		add(&p.postBinds, e, AtPostBind)
+		if !known {
+			add(&p.Enqueuers, e, e.At)
+		}
+		if s, ok := e.Plugin.(Score); ok && e.Weight > 0 && (e.At == "" || e.At == AtScore) {
 			n, _ := s.(Normalizer)
 			p.scores = append(p.scores, weighted{s, n, e.Weight})
 		}
@@ -86,8 +149,9 @@ func NewProfile(name string, plugins ...Enabled) (*Profile, error) {
 	return p, nil
 }
 
-func add[T Plugin](list *[]T, p Plugin) {
-	if t, ok := p.(T); ok {
+// add adds e's plugin to those of a point if it is enabled there.
+func add[T Plugin](list *[]T, e Enabled, at Point) {
+	if t, ok := e.Plugin.(T); ok && (e.At == "" || e.At == at) {
 		*list = append(*list, t)
 	}
 }
@@ -172,7 +236,7 @@ func (p *Profile) filter(state *CycleState, pod *PodInfo, node *NodeInfo) *Statu
 			if s.Rejected() {
 				return s
 			}
-			return s.wrap("Filter", pl)
+			return Errored(pl.Name(), fmt.Errorf("running %q filter plugin: %w", pl.Name(), s.Err()))
 		}
 	}
 	return nil

@@ -34,6 +34,15 @@ func (r *Rejections) Set(node *NodeInfo, s *Status) {
 	r.bySlot[node.Slot] = s
 }
 
+// Add takes over the statuses that o has of nodes.
+func (r *Rejections) Add(o *Rejections) {
+	for _, n := range r.nodes.Nodes {
+		if s := o.bySlot[n.Slot]; s != nil {
+			r.Set(n, s)
+		}
+	}
+}
+
 // Get returns the status of the node of that name.
 func (r *Rejections) Get(name string) *Status {
 	if n := r.nodes.Get(name); n != nil && r.bySlot[n.Slot] != nil {

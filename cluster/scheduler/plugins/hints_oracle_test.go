@@ -59,9 +59,11 @@ func TestHintsLikeUpstream(t *testing.T) {
 	for seed := range uint64(150) {
 		w := newWorld(t, seed)
 		ctx, cancel := context.WithCancel(t.Context())
-		o := w.ours(t)
+		w.args.Ignored, w.args.IgnoredGroups = nil, nil // upstream's hints look for what its filter ignores
+		o := w.ours(ctx, t)
 		up, _ := w.upstream(ctx, t)
 		w.start(ctx)
+		o.open(ctx)
 		upHints := make(map[string][]fwk.ClusterEventWithHint)
 		for _, e := range up.EnqueueExtensions() {
 			hints, err := e.EventsToRegister(ctx)

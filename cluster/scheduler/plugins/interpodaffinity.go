@@ -18,6 +18,10 @@ import (
 type interPodAffinity struct {
 	handle     *framework.Handle
 	namespaces corelisters.NamespaceLister
+	// hardWeight is what a required affinity of a pod on a node to the new one counts.
+	// ignorePreferred has preferences of pods on nodes not count for a new one without any.
+	hardWeight      int64
+	ignorePreferred bool
 
 	matching perNode[int32]        // pods that the new pod's terms match
 	keeping  perNode[[]keyedScore] // terms of pods that match the new pod: required anti-affinity,
@@ -25,8 +29,11 @@ type interPodAffinity struct {
 }
 
 // newInterPodAffinity returns the plugin.
-func newInterPodAffinity(h *framework.Handle) *interPodAffinity {
-	return &interPodAffinity{handle: h, namespaces: h.Informers.Core().V1().Namespaces().Lister()}
+func newInterPodAffinity(h *framework.Handle, args Args) *interPodAffinity {
+	return &interPodAffinity{
+		handle: h, namespaces: h.Informers.Core().V1().Namespaces().Lister(),
+		hardWeight: int64(valueOr(args.HardAffinityWeight, 1)), ignorePreferred: args.IgnorePreferred,
+	}
 }
 
 var (

@@ -9,9 +9,6 @@ import (
 	"github.com/coracle-project/coracle/cluster/scheduler/framework"
 )
 
-// hardAffinityWeight is what a required affinity of a pod on a node to the new one counts.
-const hardAffinityWeight = 1
-
 // affinityScores are what each domain gets.
 var affinityScores = framework.NewKey[domains]()
 
@@ -19,7 +16,7 @@ var affinityScores = framework.NewKey[domains]()
 // and of the preferences of pods there that the new pod matches.
 func (pl *interPodAffinity) PreScore(_ context.Context, state *framework.CycleState, pod *framework.PodInfo, _ []*framework.NodeInfo) *framework.Status {
 	own := len(pod.PreferredAffinity) + len(pod.PreferredAntiAffinity)
-	if own == 0 && len(state.Nodes.WithAffinity) == 0 {
+	if own == 0 && (len(state.Nodes.WithAffinity) == 0 || pl.ignorePreferred) {
 		return framework.Skipped
 	}
 	scores := make(domains)
@@ -66,7 +63,7 @@ func (pl *interPodAffinity) scoreByOthers(scores domains, pod *v1.Pod, nodes *fr
 		}
 		for _, p := range n.PodsWithAffinity {
 			for i := range p.RequiredAffinity {
-				count(&p.RequiredAffinity[i], hardAffinityWeight)
+				count(&p.RequiredAffinity[i], pl.hardWeight)
 			}
 			for i := range p.PreferredAffinity {
 				count(&p.PreferredAffinity[i].Term, int64(p.PreferredAffinity[i].Weight))

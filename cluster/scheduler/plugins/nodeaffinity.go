@@ -11,11 +11,38 @@ import (
 	"github.com/coracle-project/coracle/cluster/scheduler/framework"
 )
 
-// nodeAffinity matches pods' node selectors and node affinity.
-type nodeAffinity struct{}
+// nodeAffinity matches pods' node selectors and node affinity, and the affinity that is added to each.
+type nodeAffinity struct {
+	required  *nodeaffinity.LazyErrorNodeSelector
+	preferred *nodeaffinity.PreferredSchedulingTerms
+}
+
+// newNodeAffinity returns the plugin. What cannot be parsed of the added affinity matches no node.
+func newNodeAffinity(args Args) nodeAffinity {
+	var pl nodeAffinity
+	if a := args.AddedAffinity; a != nil {
+		if required := a.RequiredDuringSchedulingIgnoredDuringExecution; required != nil {
+			pl.required = nodeaffinity.NewLazyErrorNodeSelector(required)
+		}
+		if terms := a.PreferredDuringSchedulingIgnoredDuringExecution; len(terms) > 0 {
+			pl.preferred, _ = nodeaffinity.NewPreferredSchedulingTerms(terms)
+		}
+	}
+	return pl
+}
+
+// adds says whether node meets the added affinity.
+func (pl nodeAffinity) adds(node *v1.Node) bool {
+	if pl.required == nil {
+		return true
+	}
+	match, _ := pl.required.Match(node)
+	return match
+}
 
 var (
 	errNodeAffinity = framework.NewStatus(framework.Unresolvable, "NodeAffinity", "node(s) didn't match Pod's node affinity/selector")
+	errEnforced     = framework.NewStatus(framework.Unresolvable, "NodeAffinity", "node(s) didn't match scheduler-enforced node affinity")
 	errConflict     = framework.NewStatus(framework.Unresolvable, "NodeAffinity", "pod affinity terms conflict")
 
 	requiredAffinity  = framework.NewKey[*nodeaffinity.RequiredNodeAffinity]()
@@ -35,10 +62,10 @@ func requiredTerms(pod *v1.Pod) ([]v1.NodeSelectorTerm, bool) {
 }
 
 // PreFilter parses what is required. When every term names nodes, only those can fit.
-func (nodeAffinity) PreFilter(_ context.Context, state *framework.CycleState, pod *framework.PodInfo) (sets.Set[string], *framework.Status) {
+func (pl nodeAffinity) PreFilter(_ context.Context, state *framework.CycleState, pod *framework.PodInfo) (sets.Set[string], *framework.Status) {
 	p := pod.Pod()
 	terms, any := requiredTerms(p)
-	if !any && p.Spec.NodeSelector == nil {
+	if !any && p.Spec.NodeSelector == nil && pl.required == nil {
 		return nil, framework.Skipped
 	}
 	required := nodeaffinity.GetRequiredNodeAffinity(p)
@@ -71,7 +98,10 @@ func (nodeAffinity) PreFilter(_ context.Context, state *framework.CycleState, po
 	return only, nil
 }
 
-func (nodeAffinity) Filter(state *framework.CycleState, _ *framework.PodInfo, node *framework.NodeInfo) *framework.Status {
+func (pl nodeAffinity) Filter(state *framework.CycleState, _ *framework.PodInfo, node *framework.NodeInfo) *framework.Status {
+	if !pl.adds(node.Node()) {
+		return errEnforced
+	}
 	// What cannot be parsed does not match.
 	if match, _ := requiredAffinity.Read(state).Match(node.Node()); !match {
 		return errNodeAffinity
@@ -82,7 +112,10 @@ func (nodeAffinity) Filter(state *framework.CycleState, _ *framework.PodInfo, no
 func (pl nodeAffinity) PreScore(_ context.Context, state *framework.CycleState, pod *framework.PodInfo, _ []*framework.NodeInfo) *framework.Status {
 	a := pod.Pod().Spec.Affinity
 	if a == nil || a.NodeAffinity == nil || a.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution == nil {
-		return framework.Skipped
+		if pl.preferred == nil {
+			return framework.Skipped
+		}
+		return nil
 	}
 	preferred, err := nodeaffinity.NewPreferredSchedulingTerms(a.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution)
 	if err != nil {
@@ -93,18 +126,28 @@ func (pl nodeAffinity) PreScore(_ context.Context, state *framework.CycleState, 
 }
 
 // Score sums up the weights of the preferred terms that match.
-func (nodeAffinity) Score(state *framework.CycleState, _ *framework.PodInfo, node *framework.NodeInfo) (int64, *framework.Status) {
-	return preferredAffinity.Read(state).Score(node.Node()), nil
+func (pl nodeAffinity) Score(state *framework.CycleState, _ *framework.PodInfo, node *framework.NodeInfo) (int64, *framework.Status) {
+	var score int64
+	if pl.preferred != nil {
+		score = pl.preferred.Score(node.Node())
+	}
+	if own := preferredAffinity.Read(state); own != nil {
+		score += own.Score(node.Node())
+	}
+	return score, nil
 }
 
 func (nodeAffinity) Normalize(_ *framework.CycleState, scores []int64, _ []*framework.NodeInfo) {
-	normalize(scores)
+	framework.Normalize(scores)
 }
 
-func (nodeAffinity) Events() []framework.EventHint {
+func (pl nodeAffinity) Events() []framework.EventHint {
 	return []framework.EventHint{{
 		Event: framework.Event{Kind: framework.Node, Action: framework.Add | framework.UpdateNodeLabel},
 		Hint: framework.OnNode(func(pod *framework.PodInfo, old, new *v1.Node) bool {
+			if !pl.adds(new) {
+				return false
+			}
 			required := nodeaffinity.GetRequiredNodeAffinity(pod.Pod())
 			is, err := required.Match(new)
 			if err != nil || !is || old == nil {

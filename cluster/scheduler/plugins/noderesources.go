@@ -3,9 +3,12 @@ package plugins
 import (
 	"context"
 	"fmt"
+	"math"
+	"strings"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
+	corehelper "k8s.io/kubernetes/pkg/apis/core/v1/helper"
 
 	"github.com/coracle-project/coracle/cluster/scheduler/framework"
 )
@@ -14,12 +17,27 @@ import (
 // left, or the least when packing.
 type nodeResourcesFit struct {
 	packing   bool
+	shape     []ShapePoint
 	resources []ResourceWeight
+	ignored   sets.Set[v1.ResourceName]
+	groups    sets.Set[string]
 }
 
 // newNodeResourcesFit returns the plugin.
 func newNodeResourcesFit(args Args) *nodeResourcesFit {
-	return &nodeResourcesFit{packing: args.Packing, resources: args.Resources}
+	return &nodeResourcesFit{
+		packing: args.Packing, shape: args.Shape, resources: args.Resources,
+		ignored: sets.New(args.Ignored...), groups: sets.New(args.IgnoredGroups...),
+	}
+}
+
+// ignores says whether name is a resource that is not looked for.
+func (f *nodeResourcesFit) ignores(name v1.ResourceName) bool {
+	if len(f.ignored) == 0 && len(f.groups) == 0 || !corehelper.IsExtendedResourceName(name) {
+		return false
+	}
+	group, _, _ := strings.Cut(string(name), "/")
+	return f.ignored.Has(name) || f.groups.Has(group)
 }
 
 // What a node can have too little of, but for scalar resources, and whether even all of it would
@@ -66,12 +84,12 @@ func (*nodeResourcesFit) PreFilter(context.Context, *framework.CycleState, *fram
 	return nil, nil
 }
 
-func (*nodeResourcesFit) Filter(_ *framework.CycleState, pod *framework.PodInfo, node *framework.NodeInfo) *framework.Status {
-	return fits(&pod.Requests, node)
+func (f *nodeResourcesFit) Filter(_ *framework.CycleState, pod *framework.PodInfo, node *framework.NodeInfo) *framework.Status {
+	return f.fits(&pod.Requests, node)
 }
 
 // fits says whether what is left of node's resources is enough for requests.
-func fits(requests *framework.Resource, node *framework.NodeInfo) *framework.Status {
+func (f *nodeResourcesFit) fits(requests *framework.Resource, node *framework.NodeInfo) *framework.Status {
 	short := 0
 	lacks := func(what int, want, all, used int64) {
 		if want > 0 && want > all-used {
@@ -94,7 +112,7 @@ func fits(requests *framework.Resource, node *framework.NodeInfo) *framework.Sta
 	var names []v1.ResourceName
 	small := short&tooSmall != 0
 	for name, want := range requests.Scalar {
-		if want > 0 && want > has.Scalar[name]-used.Scalar[name] {
+		if want > 0 && want > has.Scalar[name]-used.Scalar[name] && !f.ignores(name) {
 			names = append(names, name)
 			small = small || want > has.Scalar[name]
 		}
@@ -145,6 +163,13 @@ func (f *nodeResourcesFit) Score(state *framework.CycleState, _ *framework.PodIn
 		default:
 			used += node.Requested.Amount(r.Name)
 		}
+		if len(f.shape) > 0 {
+			if score := f.shaped(used, has); score > 0 { // else it does not count at all
+				sum += r.Weight * score
+				weights += r.Weight
+			}
+			continue
+		}
 		if f.packing {
 			// A node can be over-full here, for pods without requests count too.
 			sum += r.Weight * (min(used, has) * framework.MaxScore / has)
@@ -156,17 +181,39 @@ func (f *nodeResourcesFit) Score(state *framework.CycleState, _ *framework.PodIn
 	if weights == 0 {
 		return 0, nil
 	}
+	if len(f.shape) > 0 {
+		return int64(math.Round(float64(sum) / float64(weights))), nil
+	}
 	return sum / weights, nil
 }
 
-func (*nodeResourcesFit) Events() []framework.EventHint {
+// shaped is the score by the shape of a resource of which used are used.
+func (f *nodeResourcesFit) shaped(used, has int64) int64 {
+	percent := int64(100)
+	if used <= has {
+		percent = used * 100 / has
+	}
+	for i, p := range f.shape {
+		if percent > p.Used {
+			continue
+		}
+		if i == 0 {
+			return p.Score
+		}
+		before := f.shape[i-1]
+		return before.Score + (p.Score-before.Score)*(percent-before.Used)/(p.Used-before.Used)
+	}
+	return f.shape[len(f.shape)-1].Score
+}
+
+func (f *nodeResourcesFit) Events() []framework.EventHint {
 	return []framework.EventHint{
 		{
 			Event: framework.Event{Kind: framework.Pod, Action: framework.Delete | framework.UpdatePodScaleDown},
 			Hint:  framework.OnPod(freesWhatIsNeeded),
 		}, {
 			Event: framework.Event{Kind: framework.Node, Action: framework.Add | framework.UpdateNodeAllocatable},
-			Hint:  framework.OnNode(growsEnough),
+			Hint:  framework.OnNode(f.growsEnough),
 		},
 	}
 }
@@ -194,13 +241,13 @@ func freesWhatIsNeeded(pod *framework.PodInfo, old, new *v1.Pod) bool {
 	return false
 }
 
-func growsEnough(pod *framework.PodInfo, old, new *v1.Node) bool {
+func (f *nodeResourcesFit) growsEnough(pod *framework.PodInfo, old, new *v1.Node) bool {
 	if new == nil {
 		return false
 	}
 	empty := framework.NewNodeInfo(0)
 	empty.SetNode(new)
-	if !fits(&pod.Requests, empty).OK() {
+	if !f.fits(&pod.Requests, empty).OK() {
 		return false
 	}
 	if old == nil {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"sync"
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -15,6 +16,7 @@ import (
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
+	toolscache "k8s.io/client-go/tools/cache"
 	featuregatetesting "k8s.io/component-base/featuregate/testing"
 	"k8s.io/klog/v2"
 	configv1 "k8s.io/kube-scheduler/config/v1"
@@ -25,8 +27,10 @@ import (
 	upcache "k8s.io/kubernetes/pkg/scheduler/backend/cache"
 	upframework "k8s.io/kubernetes/pkg/scheduler/framework"
 	upplugins "k8s.io/kubernetes/pkg/scheduler/framework/plugins"
+	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/nodevolumelimits"
 	upruntime "k8s.io/kubernetes/pkg/scheduler/framework/runtime"
 	upmetrics "k8s.io/kubernetes/pkg/scheduler/metrics"
+	"k8s.io/utils/ptr"
 
 	"github.com/coracle-project/coracle/cluster/scheduler/cache"
 	"github.com/coracle-project/coracle/cluster/scheduler/framework"
@@ -39,6 +43,21 @@ type ours struct {
 	profile  *framework.Profile
 	cache    *cache.Cache
 	snapshot *framework.Snapshot
+	opening  sync.WaitGroup
+}
+
+// open has the plugins ready that wait for the first pod with claims.
+func (o *ours) open(ctx context.Context) {
+	pod := &v1.Pod{Spec: v1.PodSpec{Volumes: []v1.Volume{{VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "x"}}}}}}
+	for _, pl := range o.profile.PreEnqueues {
+		pl.PreEnqueue(pod)
+	}
+	o.opening.Wait()
+	for _, pl := range o.profile.Enqueuers {
+		if pre, ok := pl.(framework.PreFilter); ok && (pl.Name() == "VolumeBinding" || pl.Name() == "NodeVolumeLimits") {
+			pre.PreFilter(ctx, framework.NewCycleState(o.snapshot, nil), framework.NewPodInfo(pod))
+		}
+	}
 }
 
 // world is a random cluster.
@@ -59,6 +78,7 @@ func newWorld(t *testing.T, seed uint64) *world {
 	if seed%3 == 0 {
 		w.args.Resources = []plugins.ResourceWeight{{Name: v1.ResourceCPU, Weight: 1}, {Name: v1.ResourceEphemeralStorage, Weight: 2}, {Name: testkit.GPU, Weight: 3}}
 	}
+	w.settings(seed)
 	var objects []runtime.Object
 	for _, ns := range testkit.Namespaces() {
 		objects = append(objects, ns)
@@ -76,8 +96,11 @@ func newWorld(t *testing.T, seed uint64) *world {
 	for range 1 + w.IntN(12) {
 		node := w.Node()
 		w.nodes = append(w.nodes, node)
+		if err := w.client.Tracker().Add(w.drivers(node.Name)); err != nil {
+			t.Fatal(err)
+		}
 		for range w.IntN(5) {
-			w.pods = append(w.pods, w.stores(w.owned(w.PodOn(node))))
+			w.pods = append(w.pods, w.disks(w.stores(w.owned(w.PodOn(node)))))
 		}
 		if w.IntN(5) == 0 {
 			w.nominated[node.Name] = append(w.nominated[node.Name], w.Pod())
@@ -100,15 +123,21 @@ func (w *world) start(ctx context.Context) {
 	w.informers.WaitForCacheSync(ctx.Done())
 }
 
-func (w *world) ours(t *testing.T) *ours {
+func (w *world) ours(ctx context.Context, t *testing.T) *ours {
 	t.Helper()
-	h := &framework.Handle{Informers: w.informers, Kube: w.client, Waiting: framework.NewWaitingPods(), Parallel: 2}
+	o := &ours{cache: cache.New(), snapshot: &framework.Snapshot{}}
+	h := &framework.Handle{
+		Informers: w.informers, Kube: w.client, Waiting: framework.NewWaitingPods(), Parallel: 2,
+		Background: func(f func(context.Context)) { o.opening.Go(func() { f(ctx) }) },
+		Moves:      func(framework.Kind) toolscache.ResourceEventHandler { return toolscache.ResourceEventHandlerFuncs{} },
+		Reopened:   func(*v1.Pod, string) {},
+	}
 	profile, err := framework.NewProfile("default-scheduler", plugins.Default(h, w.args)...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	h.Profile = profile
-	o := &ours{profile: profile, cache: cache.New(), snapshot: &framework.Snapshot{}}
+	o.profile = profile
 	for _, n := range w.nodes {
 		o.cache.SetNode(n)
 	}
@@ -134,12 +163,62 @@ func (n nominator) NominatedPodsForNode(node string) []fwk.PodInfo {
 }
 
 // notCompared are upstream's plugins for what this scheduler does not act on.
-var notCompared = sets.New("NodeVolumeLimits", "DynamicResources")
+var notCompared = sets.New("DynamicResources")
 
-// configure has upstream's plugin score as the world's settings say.
-func (w *world) configure(s *config.ScoringStrategy) {
+// settings gives some worlds settings as a file of the scheduler's may have.
+func (w *world) settings(seed uint64) {
+	if seed%5 == 1 {
+		w.args.HardAffinityWeight, w.args.IgnorePreferred = ptr.To(int32(w.IntN(101))), w.IntN(2) == 0
+	}
+	if seed%5 == 2 {
+		w.args.Shape = []plugins.ShapePoint{{Used: 0, Score: 100}, {Used: int64(20 + w.IntN(40)), Score: 10 * int64(w.IntN(11))}, {Used: 90, Score: 50}}
+	}
+	if seed%5 == 3 {
+		disk := v1.NodeSelectorTerm{MatchExpressions: []v1.NodeSelectorRequirement{{Key: "disk", Operator: v1.NodeSelectorOpIn, Values: []string{"ssd"}}}}
+		w.args.AddedAffinity = &v1.NodeAffinity{PreferredDuringSchedulingIgnoredDuringExecution: []v1.PreferredSchedulingTerm{{Weight: 7, Preference: disk}}}
+		if w.IntN(2) == 0 {
+			w.args.AddedAffinity.RequiredDuringSchedulingIgnoredDuringExecution = &v1.NodeSelector{NodeSelectorTerms: []v1.NodeSelectorTerm{disk}}
+		}
+		w.args.Ignored = []v1.ResourceName{testkit.GPU}
+	}
+	if seed%5 == 4 {
+		w.args.Spread = &[]v1.TopologySpreadConstraint{
+			{MaxSkew: 1, TopologyKey: v1.LabelTopologyZone, WhenUnsatisfiable: v1.ScheduleAnyway},
+			{MaxSkew: 1, TopologyKey: "rack", WhenUnsatisfiable: []v1.UnsatisfiableConstraintAction{v1.DoNotSchedule, v1.ScheduleAnyway}[w.IntN(2)]},
+		}
+		w.args.IgnoredGroups = []string{"example.com"}
+	}
+}
+
+// configure gives upstream's plugins the world's settings.
+func (w *world) configure(object runtime.Object) {
+	switch args := object.(type) {
+	case *config.InterPodAffinityArgs:
+		args.HardPodAffinityWeight, args.IgnorePreferredTermsOfExistingPods = ptr.Deref(w.args.HardAffinityWeight, 1), w.args.IgnorePreferred
+	case *config.NodeAffinityArgs:
+		args.AddedAffinity = w.args.AddedAffinity
+	case *config.PodTopologySpreadArgs:
+		if w.args.Spread != nil {
+			args.DefaultingType, args.DefaultConstraints = config.ListDefaulting, *w.args.Spread
+		}
+	case *config.NodeResourcesFitArgs:
+		for _, name := range w.args.Ignored {
+			args.IgnoredResources = append(args.IgnoredResources, string(name))
+		}
+		args.IgnoredResourceGroups = w.args.IgnoredGroups
+		w.strategy(args.ScoringStrategy)
+	}
+}
+
+func (w *world) strategy(s *config.ScoringStrategy) {
 	if w.args.Packing {
 		s.Type = config.MostAllocated
+	}
+	if len(w.args.Shape) > 0 {
+		s.Type, s.RequestedToCapacityRatio = config.RequestedToCapacityRatio, &config.RequestedToCapacityRatioParam{}
+		for _, p := range w.args.Shape {
+			s.RequestedToCapacityRatio.Shape = append(s.RequestedToCapacityRatio.Shape, config.UtilizationShapePoint{Utilization: int32(p.Used), Score: int32(p.Score / 10)})
+		}
 	}
 	if len(w.args.Resources) > 0 {
 		s.Resources = nil
@@ -162,14 +241,13 @@ func (w *world) upstream(ctx context.Context, t *testing.T) (upframework.Framewo
 	profile := &cfg.Profiles[0]
 	profile.Plugins.MultiPoint.Enabled = slices.DeleteFunc(profile.Plugins.MultiPoint.Enabled, func(p config.Plugin) bool { return notCompared.Has(p.Name) })
 	for _, c := range profile.PluginConfig {
-		if args, ok := c.Args.(*config.NodeResourcesFitArgs); ok {
-			w.configure(args.ScoringStrategy)
-		}
+		w.configure(c.Args)
 	}
 	snapshot := upcache.NewSnapshot(w.pods, w.nodes)
 	f, err := upruntime.NewFramework(ctx, upplugins.NewInTreeRegistry(), profile,
 		upruntime.WithClientSet(w.client), upruntime.WithInformerFactory(w.informers),
-		upruntime.WithSnapshotSharedLister(snapshot), upruntime.WithPodNominator(nominator{w}))
+		upruntime.WithSnapshotSharedLister(snapshot), upruntime.WithPodNominator(nominator{w}),
+		upruntime.WithSharedCSIManager(nodevolumelimits.NewCSIManager(w.informers.Storage().V1().CSINodes().Lister())))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -203,12 +281,13 @@ func TestLikeUpstream(t *testing.T) {
 	for seed := range uint64(300) {
 		w := newWorld(t, seed)
 		ctx, cancel := context.WithCancel(t.Context())
-		o := w.ours(t)
+		o := w.ours(ctx, t)
 		ours.Insert(o.profile.Rejectors()...)
 		_, _ = w.upstream(ctx, t) // registers its informers
 		w.start(ctx)
+		o.open(ctx)
 		for range 6 {
-			pod := w.stores(w.owned(w.Pod()))
+			pod := w.disks(w.stores(w.owned(w.Pod())))
 			r, s, placed := w.compare(ctx, t, o, pod, seed)
 			rejections += r
 			scored += s

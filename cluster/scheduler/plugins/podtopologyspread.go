@@ -24,11 +24,13 @@ type podTopologySpread struct {
 	handle *framework.Handle
 	owners owners
 	counts perNode[int32]
+	// defaults, if not nil, are instead of spreadByDefault.
+	defaults *[]v1.TopologySpreadConstraint
 }
 
 // newPodTopologySpread returns the plugin.
-func newPodTopologySpread(h *framework.Handle) *podTopologySpread {
-	return &podTopologySpread{handle: h, owners: newOwners(h.Informers)}
+func newPodTopologySpread(h *framework.Handle, args Args) *podTopologySpread {
+	return &podTopologySpread{handle: h, owners: newOwners(h.Informers), defaults: args.Spread}
 }
 
 const spreadReason = "node(s) didn't match pod topology spread constraints"
@@ -162,7 +164,7 @@ func (pl *podTopologySpread) matchesOf(c *constraint, namespace string, nodes *f
 // PreFilter counts the pods that match strict constraints in each domain.
 func (pl *podTopologySpread) PreFilter(_ context.Context, state *framework.CycleState, pod *framework.PodInfo) (sets.Set[string], *framework.Status) {
 	p := pod.Pod()
-	constraints, err := parseConstraints(p.Spec.TopologySpreadConstraints, p, v1.DoNotSchedule)
+	constraints, err := pl.strictConstraints(p)
 	if err != nil {
 		return nil, framework.Errored(pl.Name(), fmt.Errorf("obtaining pod's hard topology spread constraints: %w", err))
 	}
@@ -250,16 +252,16 @@ func (pl *podTopologySpread) Events() []framework.EventHint {
 	return []framework.EventHint{
 		{
 			Event: framework.Event{Kind: framework.Pod, Action: framework.Add | framework.UpdatePodLabel | framework.UpdatePodToleration | framework.Delete},
-			Hint:  framework.OnPod(spreadChangedByPod),
+			Hint:  framework.OnPod(pl.changedByPod),
 		}, {
 			Event: framework.Event{Kind: framework.Node, Action: framework.Add | framework.Delete | framework.UpdateNodeLabel | framework.UpdateNodeTaint},
-			Hint:  framework.OnNode(spreadChangedByNode),
+			Hint:  framework.OnNode(pl.changedByNode),
 		},
 	}
 }
 
-// spreadChangedByPod says whether a pod that came, went or changed is one that constraints count.
-func spreadChangedByPod(pod *framework.PodInfo, old, new *v1.Pod) bool {
+// changedByPod says whether a pod that came, went or changed is one that constraints count.
+func (pl *podTopologySpread) changedByPod(pod *framework.PodInfo, old, new *v1.Pod) bool {
 	p := pod.Pod()
 	counts := func(o *v1.Pod) bool {
 		return o == nil || o.UID == p.UID || onNode(o) && o.Namespace == p.Namespace
@@ -267,7 +269,7 @@ func spreadChangedByPod(pod *framework.PodInfo, old, new *v1.Pod) bool {
 	if !counts(old) || !counts(new) {
 		return false
 	}
-	constraints, err := parseConstraints(p.Spec.TopologySpreadConstraints, p, v1.DoNotSchedule)
+	constraints, err := pl.strictConstraints(p)
 	if err != nil {
 		return true
 	}
@@ -285,10 +287,10 @@ func spreadChangedByPod(pod *framework.PodInfo, old, new *v1.Pod) bool {
 	return false
 }
 
-// spreadChangedByNode says whether a node that came, went or changed is in a domain of constraints.
-func spreadChangedByNode(pod *framework.PodInfo, old, new *v1.Node) bool {
+// changedByNode says whether a node that came, went or changed is in a domain of constraints.
+func (pl *podTopologySpread) changedByNode(pod *framework.PodInfo, old, new *v1.Node) bool {
 	p := pod.Pod()
-	constraints, err := parseConstraints(p.Spec.TopologySpreadConstraints, p, v1.DoNotSchedule)
+	constraints, err := pl.strictConstraints(p)
 	if err != nil {
 		return true
 	}

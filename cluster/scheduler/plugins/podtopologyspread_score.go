@@ -41,6 +41,10 @@ func (pl *podTopologySpread) preferredConstraints(pod *v1.Pod) (constraints []co
 		}
 		return constraints, true, err
 	}
+	if pl.defaults != nil {
+		constraints, err = pl.defaultConstraints(pod, v1.ScheduleAnyway)
+		return constraints, true, err
+	}
 	selector := pl.owners.selector(pod)
 	if selector.Empty() {
 		return nil, false, nil
@@ -50,6 +54,31 @@ func (pl *podTopologySpread) preferredConstraints(pod *v1.Pod) (constraints []co
 		constraints = append(constraints, c)
 	}
 	return constraints, false, nil
+}
+
+// defaultConstraints returns the constraints of pods without any that the configuration says, for
+// the pods that pod belongs with.
+func (pl *podTopologySpread) defaultConstraints(pod *v1.Pod, action v1.UnsatisfiableConstraintAction) ([]constraint, error) {
+	constraints, err := parseConstraints(*pl.defaults, pod, action)
+	if err != nil || len(constraints) == 0 {
+		return nil, err
+	}
+	selector := pl.owners.selector(pod)
+	if selector.Empty() {
+		return nil, nil
+	}
+	for i := range constraints {
+		constraints[i].selector = selector
+	}
+	return constraints, nil
+}
+
+// strictConstraints returns the constraints that pod has to meet.
+func (pl *podTopologySpread) strictConstraints(pod *v1.Pod) ([]constraint, error) {
+	if len(pod.Spec.TopologySpreadConstraints) == 0 && pl.defaults != nil {
+		return pl.defaultConstraints(pod, v1.DoNotSchedule)
+	}
+	return parseConstraints(pod.Spec.TopologySpreadConstraints, pod, v1.DoNotSchedule)
 }
 
 // PreScore counts the pods that match preferred constraints in each domain of feasible nodes.

@@ -12,8 +12,8 @@ import (
 	"github.com/coracle-project/coracle/cluster/scheduler/framework"
 )
 
-// volumeRestrictions keeps a claim that only one pod may use (ReadWriteOncePod) to that pod. Disks
-// of clouds that a pod names without a claim are not looked at: no kubelet of ours mounts them.
+// volumeRestrictions keeps a claim that only one pod may use (ReadWriteOncePod) to that pod, and
+// pods that write to one disk without a claim off each other's nodes (disks.go).
 type volumeRestrictions struct {
 	claims corelisters.PersistentVolumeClaimLister
 }
@@ -64,16 +64,19 @@ func (pl *volumeRestrictions) PreFilter(_ context.Context, state *framework.Cycl
 			claims = append(claims, name)
 		}
 	}
-	if len(claims) == 0 {
+	disks := namesDisk(p)
+	if len(claims) == 0 && !disks {
 		return nil, framework.Skipped
 	}
 	e := &exclusive{namespace: p.Namespace, claims: sets.New(claims...)}
-	for _, n := range state.Nodes.Nodes {
-		for _, other := range n.Pods {
-			e.uses += e.count(other.Pod())
+	if len(claims) > 0 {
+		for _, n := range state.Nodes.Nodes {
+			for _, other := range n.Pods {
+				e.uses += e.count(other.Pod())
+			}
 		}
 	}
-	if e.uses == 0 {
+	if e.uses == 0 && !disks {
 		return nil, framework.Skipped
 	}
 	exclusiveClaims.Write(state, e)
@@ -102,7 +105,14 @@ func (*volumeRestrictions) RemovePod(state *framework.CycleState, _, removed *fr
 	return nil
 }
 
-func (*volumeRestrictions) Filter(state *framework.CycleState, _ *framework.PodInfo, _ *framework.NodeInfo) *framework.Status {
+func (*volumeRestrictions) Filter(state *framework.CycleState, pod *framework.PodInfo, node *framework.NodeInfo) *framework.Status {
+	if p := pod.Pod(); namesDisk(p) {
+		for _, other := range node.Pods {
+			if shareDisk(p, other.Pod()) {
+				return errDiskInUse
+			}
+		}
+	}
 	if exclusiveClaims.Read(state).uses > 0 {
 		return errClaimInUse
 	}
@@ -113,7 +123,9 @@ func (*volumeRestrictions) Events() []framework.EventHint {
 	return []framework.EventHint{
 		{
 			Event: framework.Event{Kind: framework.Pod, Action: framework.Delete},
-			Hint:  framework.OnPod(func(pod *framework.PodInfo, old, _ *v1.Pod) bool { return old != nil && shareClaim(pod.Pod(), old) }),
+			Hint: framework.OnPod(func(pod *framework.PodInfo, old, _ *v1.Pod) bool {
+				return old != nil && (shareClaim(pod.Pod(), old) || shareDisk(pod.Pod(), old))
+			}),
 		},
 		{Event: framework.Event{Kind: framework.Node, Action: framework.Add}},
 		{Event: framework.Event{Kind: framework.Claim, Action: framework.Add}, Hint: framework.OnClaim(claimIsNamed)},

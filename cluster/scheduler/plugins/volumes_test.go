@@ -39,6 +39,15 @@ func (w *world) storage() []runtime.Object {
 	return objects
 }
 
+// drivers says how many volumes the driver of all volumes attaches to a node, if it says so.
+func (w *world) drivers(node string) *storagev1.CSINode {
+	d := storagev1.CSINodeDriver{Name: "example.org", NodeID: node}
+	if w.IntN(2) == 0 {
+		d.Allocatable = &storagev1.VolumeNodeResources{Count: ptr.To(int32(w.IntN(4)))}
+	}
+	return &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: node}, Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{d}}}
+}
+
 func (w *world) volume(name string) *v1.PersistentVolume {
 	pv := &v1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{}},
@@ -117,5 +126,26 @@ func (w *world) stores(pod *v1.Pod) *v1.Pod {
 		}
 		pod.Spec.Volumes = append(pod.Spec.Volumes, v)
 	}
+	return pod
+}
+
+// disks gives some pods disks that they name themselves.
+func (w *world) disks(pod *v1.Pod) *v1.Pod {
+	if w.IntN(4) > 0 {
+		return pod
+	}
+	var source v1.VolumeSource
+	name, readOnly := fmt.Sprint(w.IntN(2)), w.IntN(2) == 0
+	switch w.IntN(4) {
+	case 0:
+		source.GCEPersistentDisk = &v1.GCEPersistentDiskVolumeSource{PDName: name, ReadOnly: readOnly}
+	case 1:
+		source.AWSElasticBlockStore = &v1.AWSElasticBlockStoreVolumeSource{VolumeID: name, ReadOnly: readOnly}
+	case 2:
+		source.ISCSI = &v1.ISCSIVolumeSource{IQN: name, ReadOnly: readOnly}
+	case 3:
+		source.RBD = &v1.RBDVolumeSource{CephMonitors: []string{name, "m"}[w.IntN(2):], RBDImage: name, ReadOnly: readOnly}
+	}
+	pod.Spec.Volumes = append(pod.Spec.Volumes, v1.Volume{Name: "disk", VolumeSource: source})
 	return pod
 }

@@ -41,6 +41,8 @@ type Options struct {
 	// Profiles are those whose pods come here, by name. All must sort alike; the order is that of
 	// the first.
 	Profiles map[string]*framework.Profile
+	// Curious is that every event may help pods that were rejected by who is no plugin.
+	Curious bool
 	// Less orders active.
 	Less func(a, b *framework.QueuedPod) bool
 	// InitialBackoff and MaxBackoff are 1 s and 10 s unless set; a negative MaxBackoff turns
@@ -86,6 +88,7 @@ func New(opts Options) *Queue {
 	}
 	for name, p := range opts.Profiles {
 		q.rules[name] = newRules(p)
+		q.rules[name].all = q.rules[name].all || opts.Curious
 	}
 	byReady := func(a, b *framework.QueuedPod) bool {
 		if !a.Ready.Equal(b.Ready) {

@@ -13,36 +13,47 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	policylisters "k8s.io/client-go/listers/policy/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/coracle-project/coracle/cluster/scheduler/framework"
 )
 
 const name = "DefaultPreemption"
 
-// At least a hundred nodes are tried, and a tenth of those that come into question.
+// At least a hundred nodes are tried, and a tenth of those that come into question, by default.
 const (
 	minCandidates        = 100
 	minCandidatesPercent = 10
 )
 
+// Args say on how many nodes making room is tried: at least so many, and so many in a hundred of
+// those that come into question. Those that are nil are 100 and 10.
+type Args struct{ Candidates, Percent *int32 }
+
 // Plugin is the PostFilter plugin.
 type Plugin struct {
 	handle *framework.Handle
-	pods   corelisters.PodLister
-	pdbs   policylisters.PodDisruptionBudgetLister
+	// atLeast nodes are tried, and percent of those that come into question.
+	atLeast, percent int
+	pods             corelisters.PodLister
+	pdbs             policylisters.PodDisruptionBudgetLister
 	evictions
 }
 
 // New returns the plugin.
-func New(h *framework.Handle) *Plugin {
+func New(h *framework.Handle, args Args) *Plugin {
 	return &Plugin{
+		atLeast: int(ptr.Deref(args.Candidates, minCandidates)), percent: int(ptr.Deref(args.Percent, minCandidatesPercent)),
 		handle: h, pods: h.Informers.Core().V1().Pods().Lister(),
 		pdbs:      h.Informers.Policy().V1().PodDisruptionBudgets().Lister(),
 		evictions: newEvictions(),
@@ -69,6 +80,13 @@ func (pl *Plugin) PostFilter(ctx context.Context, state *framework.CycleState, p
 		none := ""
 		statuses.Others = notHelpful
 		return &none, unschedulable((&framework.FitError{Nodes: len(state.Nodes.Nodes), Rejections: statuses}).Error())
+	}
+	if candidates, err = pl.extended(ctx, p, state.Nodes, candidates); err != nil {
+		return nil, failed(err)
+	}
+	if len(candidates) == 0 {
+		none := ""
+		return &none, unschedulable("extenders leave no node on which room can be made.")
 	}
 	best := pick(candidates)
 	pl.evict(p, best)
@@ -132,7 +150,7 @@ func (pl *Plugin) candidates(ctx context.Context, state *framework.CycleState, p
 	if err != nil {
 		return nil, nil, err
 	}
-	want := min(max(len(nodes)*minCandidatesPercent/100, minCandidates), len(nodes))
+	want := min(max(len(nodes)*pl.percent/100, pl.atLeast, 1), len(nodes))
 	// Not always the same nodes first, lest they are emptied one by one.
 	offset := rand.IntN(len(nodes))
 
@@ -163,6 +181,29 @@ func (pl *Plugin) candidates(ctx context.Context, state *framework.CycleState, p
 		})
 	}
 	return append(clean, violating...), statuses, errors.Join(errs...)
+}
+
+// extended returns the candidates that extenders leave, with the victims that they choose.
+func (pl *Plugin) extended(ctx context.Context, pod *v1.Pod, nodes *framework.Snapshot, candidates []candidate) ([]candidate, error) {
+	if pl.handle.Preempt == nil {
+		return candidates, nil
+	}
+	victims := make(map[string]framework.Victims, len(candidates))
+	for _, c := range candidates {
+		victims[c.node] = framework.Victims{Pods: c.victims, Violations: c.violations}
+	}
+	chosen, err := pl.handle.Preempt(ctx, pod, nodes, victims)
+	if err != nil {
+		return nil, err
+	}
+	now := metav1.NewTime(time.Now())
+	var left []candidate
+	for node, v := range chosen {
+		c := candidate{node: node, victims: slices.Clone(v.Pods), violations: v.Violations}
+		slices.SortStableFunc(c.victims, func(a, b *v1.Pod) int { return moreImportant(a, b, now) })
+		left = append(left, c)
+	}
+	return left, nil
 }
 
 func (pl *Plugin) budgets() ([]*policyv1.PodDisruptionBudget, error) {
