@@ -9,8 +9,11 @@
 //	pods/UID/volumes/kubernetes.io~empty-dir/NAME     also ~configmap, ~secret, ~downward-api, ~projected
 //	pods/UID/volume-subpaths/NAME/CONTAINER/INDEX     a bind mount for each subPath
 //	pods/UID/plugins/kubernetes.io~empty-dir/NAME/ready  the emptyDir is complete and may have data
+//	pods/UID/volumes/kubernetes.io~local-volume/PV    also ~nfs: the mount of a PersistentVolume
+//	pods/UID/plugins/PLUGIN/PV/claimed                the pod has that PersistentVolume, or is about to
 //
-// Host paths and images are not made here; Mounts only names them.
+// Host paths and images are not made here; Mounts only names them. Volumes of claims are mounted by Sources, one for each
+// kind of PersistentVolume (source.go).
 //
 // # The life of a pod's volumes
 //
@@ -34,8 +37,9 @@
 //
 // # How calls fail
 //
-// Errors are in the words of upstream's events. A volume source that is not served (claims, CSI,
-// cluster trust bundles) is an error that names the source and the volume.
+// Errors are in the words of upstream's events. A volume source that is not served (CSI, cluster trust
+// bundles) is an error that names the source and the volume. While a claim is not bound, Mount fails and says so; the pod
+// is woken when the claim or its volume changes.
 package volume
 
 import (
@@ -50,6 +54,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/watched"
@@ -70,13 +76,28 @@ type Options struct {
 	// RecursiveReadOnly says whether the runtime handler of the pod can mount recursively
 	// read-only. Nil means that none can.
 	RecursiveReadOnly func(*v1.Pod) bool
+	// NodeLabels returns the labels of this node, which say what volumes it reaches. Without them it reaches none that
+	// is bound to certain nodes.
+	NodeLabels func() map[string]string
+	// Watch is the process's informers, which tell when claims and volumes have changed. Nil means that pods which wait
+	// for them look again after their back-off.
+	Watch informers.SharedInformerFactory
+	// Provisioned is the directory of local volumes that this cluster has provisioned; "" for none.
+	Provisioned string
+	// Sources mount volumes of kinds that this package does not know.
+	Sources []Source
 }
 
 // Manager owns all volumes on this node. It is safe for concurrent use.
 type Manager struct {
 	opts    Options
+	kube    kubernetes.Interface
 	objects *watched.Objects
 	tokens  tokenSource
+	sources []Source
+	waiting waiting
+	// taking is held while a pod takes a PersistentVolume.
+	taking sync.Mutex
 	// looked, if set by a test, is called after each look that a change or a timer led to.
 	looked func(types.UID)
 
@@ -86,12 +107,19 @@ type Manager struct {
 
 // New returns a manager that reads objects and asks for tokens as set's identity. It touches nothing.
 func New(set *client.Set, opts Options) *Manager {
-	return &Manager{
+	m := &Manager{
 		opts:    opts,
+		kube:    set.Kube,
 		objects: watched.New(set.Kube),
 		tokens:  tokenSource{kube: set.Kube},
+		sources: append([]Source{localVolumes{private: opts.Provisioned}, hostPaths{}, nfsVolumes{places: helperPlaces}}, opts.Sources...),
+		waiting: waiting{wake: opts.Wake},
 		pods:    map[types.UID]*podVolumes{},
 	}
+	if opts.Watch != nil {
+		m.waiting.follow(opts.Watch)
+	}
+	return m
 }
 
 // podVolumes is what is known of one pod's volumes beyond what is on disk.
@@ -117,6 +145,8 @@ type podVolumes struct {
 	pending bool
 	// gone says that Unmount has forgotten this entry.
 	gone bool
+	// placed are the volumes that Sources have mounted, by their names in the pod.
+	placed map[string]placed
 }
 
 // of returns the pod's entry, made if create is set, else nil if there is none.
@@ -226,6 +256,7 @@ func (m *Manager) Unmount(ctx context.Context, uid types.UID) error {
 	p.standing.Store(false)
 	p.mu.Lock()
 	p.gone = true
+	p.placed = nil
 	if p.timer != nil {
 		p.timer.Stop()
 	}
@@ -235,12 +266,18 @@ func (m *Manager) Unmount(ctx context.Context, uid types.UID) error {
 		delete(p.refs, key)
 	}
 	clear(p.tokens)
-	if err := m.removeAll(uid); err != nil {
+	m.waiting.forget(uid)
+	released, err := m.unmountPersistent(ctx, uid)
+	if err == nil {
+		err = m.removeAll(uid)
+	}
+	if err != nil {
 		p.mu.Lock()
 		p.gone = false // the next Mount or Unmount finds what is left
 		p.mu.Unlock()
 		return err
 	}
+	m.released(released)
 	m.mu.Lock()
 	if m.pods[uid] == p {
 		delete(m.pods, uid)
