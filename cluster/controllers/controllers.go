@@ -27,6 +27,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/controllers/garbagecollector"
 	"github.com/coracle-project/coracle/cluster/controllers/job"
 	"github.com/coracle-project/coracle/cluster/controllers/loadbalancer"
+	"github.com/coracle-project/coracle/cluster/controllers/localpath"
 	"github.com/coracle-project/coracle/cluster/controllers/namespace"
 	"github.com/coracle-project/coracle/cluster/controllers/nodelifecycle"
 	"github.com/coracle-project/coracle/cluster/controllers/nodettl"
@@ -77,6 +78,8 @@ type Options struct {
 	EndedPods int
 	// LoadBalancers says where addresses of Services of type LoadBalancer come from; if it is nil they get none.
 	LoadBalancers *loadbalancer.Options
+	// LocalPath says where volumes of the provisioner local-path are on this node; if it is nil none are made.
+	LocalPath *localpath.Options
 	// NamespaceSettle is how long other API servers need to notice that a namespace is being
 	// deleted: 5 seconds where there are several, 0 with one.
 	NamespaceSettle time.Duration
@@ -85,6 +88,9 @@ type Options struct {
 	// NotActedOn is told which objects nothing acts on; it may be nil.
 	NotActedOn *health.Part
 }
+
+// binderAccount is who makes and deletes PersistentVolumes.
+const binderAccount = "persistent-volume-binder"
 
 // New returns all controllers, each with its own identity: upstream's service account of that name, whose
 // rights upstream's bootstrap policy says.
@@ -128,6 +134,10 @@ func New(as Identities, o Options) ([]Runner, error) {
 		{"replication-controller", plain(upstream.NewReplication)},
 		{"cronjob-controller", plain(upstream.NewCronJob)},
 		{"ephemeral-volume-controller", plain(upstream.NewEphemeral)},
+		{binderAccount, plain(upstream.NewVolumeBinder)},
+		{"pvc-protection-controller", plain(upstream.NewClaimProtection)},
+		{"pv-protection-controller", plain(upstream.NewVolumeProtection)},
+		{"volumeattributesclass-protection-controller", plain(upstream.NewAttributesClassProtection)},
 		{"endpointslicemirroring-controller", plain(upstream.NewMirroring)},
 		{"disruption-controller", func(set *client.Set) (Runner, error) { return upstream.NewDisruption(set, mapper), nil }},
 		{"horizontal-pod-autoscaler", func(set *client.Set) (Runner, error) {
@@ -147,6 +157,11 @@ func New(as Identities, o Options) ([]Runner, error) {
 	if o.LoadBalancers != nil {
 		all = append(all, entry{"service-controller", func(set *client.Set) (Runner, error) {
 			return loadbalancer.New(set, *o.LoadBalancers), nil
+		}})
+	}
+	if o.LocalPath != nil { // as upstream's provisioners in the same process
+		all = append(all, entry{binderAccount, func(set *client.Set) (Runner, error) {
+			return localpath.New(set, *o.LocalPath), nil
 		}})
 	}
 	runners := make([]Runner, 0, len(all)+2)

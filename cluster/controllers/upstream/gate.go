@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/informers/discovery"
 	"k8s.io/client-go/informers/internalinterfaces"
 	"k8s.io/client-go/informers/policy"
+	"k8s.io/client-go/informers/storage"
 	"k8s.io/client-go/tools/cache"
 )
 
@@ -48,7 +49,8 @@ func (g *gate) Batch() batch.Interface         { return batch.New(g, metav1.Name
 func (g *gate) Core() core.Interface           { return core.New(g, metav1.NamespaceAll, nil) }
 func (g *gate) Discovery() discovery.Interface { return discovery.New(g, metav1.NamespaceAll, nil) }
 
-func (g *gate) Policy() policy.Interface { return policy.New(g, metav1.NamespaceAll, nil) }
+func (g *gate) Policy() policy.Interface   { return policy.New(g, metav1.NamespaceAll, nil) }
+func (g *gate) Storage() storage.Interface { return storage.New(g, metav1.NamespaceAll, nil) }
 
 // gate is what the groups' informers are made of:
 
