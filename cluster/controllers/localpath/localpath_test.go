@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -230,10 +231,10 @@ func TestCrashes(t *testing.T) {
 // What a crash at any other moment leaves on disk is cleared up at the next start, but never data.
 func TestLeftovers(t *testing.T) {
 	root := t.TempDir()
-	var unreadable func() bool
+	var unreadable atomic.Bool
 	controllers := apitest.Ours(func(set *client.Set) *frame.Controller {
 		set.Kube.(*fake.Clientset).PrependReactor("get", "persistentvolumes", func(ktesting.Action) (bool, runtime.Object, error) {
-			if unreadable != nil && unreadable() {
+			if unreadable.Load() {
 				return true, nil, errors.New("the store does not answer")
 			}
 			return false, nil, nil
@@ -251,10 +252,10 @@ func TestLeftovers(t *testing.T) {
 		write(t, root+"/volumes/pvc-unknown/file")
 		write(t, root+"/volumes/mine/file")
 		write(t, root+"/deleting/pvc-doomed-1/file")
-		unreadable = func() bool { return true }
+		unreadable.Store(true)
 		s.Restart()
 		b.wantOnDisk("mine", "pvc-empty", nameOf(claim), "pvc-unknown")
-		unreadable = nil
+		unreadable.Store(false)
 		s.Restart()
 		b.wantOnDisk("mine", nameOf(claim), "pvc-unknown")
 	})
@@ -382,8 +383,14 @@ func TestClaimsThatAreRefusedOrOthers(t *testing.T) {
 // Of a claim that was deleted by force, a pod may still run and write. Its data goes when its kubelet has ended it.
 func TestAVolumeThatAPodStillHas(t *testing.T) {
 	root := t.TempDir()
-	users := []types.UID{"pod-1"}
-	ours(Options{Root: root, Users: func(string) ([]types.UID, error) { return users, nil }}).Run(t, func(t *testing.T, s *apitest.Server) {
+	var ended atomic.Bool
+	users := func(string) ([]types.UID, error) {
+		if ended.Load() {
+			return nil, nil
+		}
+		return []types.UID{"pod-1"}, nil
+	}
+	ours(Options{Root: root, Users: users}).Run(t, func(t *testing.T, s *apitest.Server) {
 		b := prepare(t, s, root)
 		claim := b.claim("data", "1Mi", nil)
 		s.Settle()
@@ -395,7 +402,7 @@ func TestAVolumeThatAPodStillHas(t *testing.T) {
 			t.Error("data of a pod that runs was deleted")
 		}
 		b.wantEvent(nameOf(claim), "VolumeDelete", "pods that have not ended yet still have the volume: [pod-1]")
-		users = nil
+		ended.Store(true)
 		s.Pass(lookForUsers)
 		b.wantOnDisk()
 	})
