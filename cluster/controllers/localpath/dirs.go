@@ -78,9 +78,9 @@ func (d dirs) has(name string) (bool, error) {
 	return true, nil
 }
 
-// make makes a volume's directory, so that it is there after a crash of the machine, too. Until make returns nil, the
-// directory may have another mode.
-func (d dirs) make(name string) error {
+// make makes a volume's directory, so that it is there after a crash of the machine, too. Where the file system has
+// quotas, it can take so many bytes.
+func (d dirs) make(name string, bytes int64) error {
 	if err := plain(name); err != nil {
 		return err
 	}
@@ -92,7 +92,11 @@ func (d dirs) make(name string) error {
 	parent := int(volumes.Fd())
 	// It gets its name when it is complete: whoever finds the name finds the mode.
 	begun := fmt.Sprintf(".%s-%x", name, rand.Uint64())
-	if err := unix.Mkdirat(parent, begun, 0o700); err != nil {
+	limited, err := makeLimited(parent, begun, uint64(max(bytes, 0)))
+	if err == nil && !limited {
+		err = unix.Mkdirat(parent, begun, 0o700)
+	}
+	if err != nil {
 		return &os.PathError{Op: "mkdir", Path: d.path(begun), Err: err}
 	}
 	err = unix.Fchmodat(parent, begun, 0o777, 0)
@@ -163,6 +167,9 @@ func (d dirs) remove(name string) error {
 	}
 	if err != nil {
 		return &os.PathError{Op: "rename", Path: d.path(name), Err: err}
+	}
+	if isSubvolume(int(deleting.Fd()), doomed) {
+		_ = limit(int(deleting.Fd()), doomed, noLimit) // a full one could refuse even deletions
 	}
 	if err := rmtree.At(int(deleting.Fd()), doomed); err != nil {
 		return fmt.Errorf("delete %s: %w", filepath.Join(d.root, deletingDir, doomed), err)

@@ -58,7 +58,7 @@ func (c *controller) provision(ctx context.Context, claim *corev1.PersistentVolu
 			return c.full(ctx, claim, full)
 		}
 		if err == nil {
-			err = c.dirs.make(name)
+			err = c.dirs.make(name, size.Value())
 		}
 		if err != nil {
 			c.failed(claim, err.Error())
