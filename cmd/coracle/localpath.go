@@ -79,10 +79,13 @@ func measure(ctx context.Context, dir string) (int64, error) {
 // checkPurge refuses to delete data of claims that the caller has not agreed to.
 func (p place) checkPurge(ctx context.Context, agreed bool) (volumeData, error) {
 	data, err := measureVolumes(ctx, p.volumesDir())
-	if err != nil {
-		return data, fmt.Errorf("down --purge: volumes of claims: %w", err)
+	if agreed {
+		return data, nil // what cannot be measured can be deleted
 	}
-	if data.volumes > 0 && !agreed {
+	if err != nil {
+		return data, fmt.Errorf("down --purge: volumes of claims: %w; 'coracle down --purge --delete-volumes' deletes them all the same", err)
+	}
+	if data.volumes > 0 {
 		return data, fmt.Errorf("down: --purge would delete %s: nothing was done; 'coracle down' alone keeps them, 'coracle down --purge --delete-volumes' deletes them", data)
 	}
 	return data, nil

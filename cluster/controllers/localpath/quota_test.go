@@ -135,4 +135,3 @@ func TestQuotas(t *testing.T) {
 }
 
 func (b *bench) dirs() dirs { return dirs{root: b.root} }
-
