@@ -45,8 +45,9 @@ import (
 // remapEvery is how often admission forgets what it knows of discovery (upstream's value).
 const remapEvery = 30 * time.Second
 
-// admissionPlugins are run in this order, which is upstream's: what changes objects first, quota last.
-// Of upstream's default plugins those are missing that concern what is not served (ClusterTrustBundles, PodGroups).
+// admissionPlugins are run in this order, which is upstream's: what changes objects first, quota
+// last. Of upstream's default plugins those are missing that concern what is not served
+// (ClusterTrustBundles, PodGroups).
 var admissionPlugins = []struct {
 	name     string
 	register func(*admission.Plugins)

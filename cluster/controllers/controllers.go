@@ -78,7 +78,8 @@ type Options struct {
 	EndedPods int
 	// LoadBalancers says where addresses of Services of type LoadBalancer come from; if it is nil they get none.
 	LoadBalancers *loadbalancer.Options
-	// LocalPath says where volumes of the provisioner local-path are on this node; if it is nil none are made.
+	// LocalPath says where volumes of the provisioner local-path are on this node; if it is nil none
+	// are made.
 	LocalPath *localpath.Options
 	// NamespaceSettle is how long other API servers need to notice that a namespace is being
 	// deleted: 5 seconds where there are several, 0 with one.

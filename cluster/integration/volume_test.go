@@ -17,7 +17,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// user makes a pod on the node that runs a shell command with the claim at /data, as an ordinary user of a group.
+// user makes a pod on the node that runs a shell command with the claim at /data, as an ordinary
+// user of a group.
 func user(ctx context.Context, t *testing.T, ns, name, claim, command string) *corev1.Pod {
 	t.Helper()
 	pod, err := boat.kube.CoreV1().Pods(ns).Create(ctx, &corev1.Pod{
@@ -55,8 +56,8 @@ func mountsOf(t *testing.T, pid int, volume string) (found []string) {
 	return found
 }
 
-// A claim without a class gets a directory of the node. Its data outlives pods and the cluster process, stays while a pod
-// has it, also a pod that was deleted by force, and goes with the claim.
+// A claim without a class gets a directory of the node. Its data outlives pods and the cluster
+// process, stays while a pod has it, also a pod that was deleted by force, and goes with the claim.
 func TestAClaimsData(t *testing.T) {
 	ctx, ns := namespace(t)
 	claims, pods := boat.kube.CoreV1().PersistentVolumeClaims(ns), boat.kube.CoreV1().Pods(ns)

@@ -87,7 +87,8 @@ type Options struct {
 	// RuntimeStarted, if set, is called when the runtime was connected to, again or for the first
 	// time.
 	RuntimeStarted func()
-	// LocalPathDir is where local volumes are that the cluster has provisioned on this node; empty for none.
+	// LocalPathDir is where local volumes are that the cluster has provisioned on this node; empty for
+	// none.
 	LocalPathDir string
 	// Alone is set when no other component of the process needs all pods and nodes: then only this
 	// node's are watched.

@@ -48,7 +48,8 @@ does nothing where there are any, and says how many and how much.`,
 	return cmd
 }
 
-// down stops what up has started. With purge it removes all data; that of claims only if volumes says so.
+// down stops what up has started. With purge it removes all data; that of claims only if volumes
+// says so.
 func down(ctx context.Context, p place, purge, volumes bool, out io.Writer) (err error) {
 	if os.Geteuid() != 0 {
 		return errors.New("down: it ends processes and removes mounts of root: use sudo")

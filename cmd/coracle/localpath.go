@@ -14,8 +14,8 @@ import (
 	"github.com/coracle-project/coracle/internal/treewalk"
 )
 
-// volumesDir is where the cluster process keeps the volumes of the StorageClass local-path, one directory for each
-// (cluster/controllers/localpath).
+// volumesDir is where the cluster process keeps the volumes of the StorageClass local-path, one
+// directory for each (cluster/controllers/localpath).
 func (p place) volumesDir() string { return filepath.Join(p.kubeRoot(), "local-path", "volumes") }
 
 // measureFor bounds how long volumes are measured: they may have any number of files.
@@ -41,7 +41,8 @@ func (d volumeData) String() string {
 	return fmt.Sprintf("the data of %d %s of claims, %s%s in %s", d.volumes, volumes, atLeast, human(d.bytes), d.dir)
 }
 
-// measureVolumes says what data there is. Empty volumes count, too: what made them may rely on them.
+// measureVolumes says what data there is. Empty volumes count, too: what made them may rely on
+// them.
 func measureVolumes(ctx context.Context, dir string) (volumeData, error) {
 	data := volumeData{dir: dir}
 	entries, err := os.ReadDir(dir)

@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// A purge deletes no claim's data unless it was told to, and says how much there is before anything ends.
+// A purge deletes no claim's data unless it was told to, and says how much there is before anything
+// ends.
 func TestPurgeOfVolumes(t *testing.T) {
 	dir := t.TempDir()
 	p := place{root: filepath.Join(dir, "root"), state: filepath.Join(dir, "state")}
@@ -42,7 +43,7 @@ func TestPurgeOfVolumes(t *testing.T) {
 			t.Errorf("without consent: %v, want %v", err, amount)
 		}
 		if _, err := os.Stat(precious); err != nil {
-			t.Error("data was deleted that nobody has agreed to:", err)
+			t.Error("data was deleted without consent:", err)
 		}
 		said.Reset()
 		if err := down(t.Context(), p, true, true, &said); err != nil {

@@ -15,7 +15,8 @@ import (
 	"github.com/coracle-project/coracle/cluster/kubelet/volume"
 )
 
-// localPathRoot is where volumes of the StorageClass local-path are. The command coracle knows it, too.
+// localPathRoot is where volumes of the StorageClass local-path are. The command coracle knows it,
+// too.
 func localPathRoot(root string) string { return filepath.Join(root, "local-path") }
 
 func localPath(root, node string) *localpath.Options {

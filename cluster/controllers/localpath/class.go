@@ -14,8 +14,8 @@ import (
 // ClassName is the StorageClass that clusters have from the start.
 const ClassName = "local-path"
 
-// EnsureClass makes the StorageClass, unless there is one of its name: what a user has made of it stays. It is the default
-// one if there is no other.
+// EnsureClass makes the StorageClass, unless there is one of its name: what a user has made of it
+// stays. It is the default one if there is no other.
 func EnsureClass(ctx context.Context, kube kubernetes.Interface) error {
 	classes := kube.StorageV1().StorageClasses()
 	all, err := classes.List(ctx, metav1.ListOptions{})

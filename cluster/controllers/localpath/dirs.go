@@ -15,8 +15,8 @@ import (
 	"github.com/coracle-project/coracle/cluster/internal/rmtree"
 )
 
-// dirs are the directories of volumes. All users of the node are kept from them by root's mode; in a pod any user may
-// write to its volume.
+// dirs are the directories of volumes. All users of the node are kept from them by root's mode; in
+// a pod any user may write to its volume.
 type dirs struct{ root string }
 
 const (
@@ -25,7 +25,8 @@ const (
 	openDir     = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
 )
 
-// keepFree is the part of a disk, in percent, that no new volume may count on: with less the node evicts pods.
+// keepFree is the part of a disk, in percent, that no new volume may count on: with less the node
+// evicts pods.
 const keepFree = 10
 
 // errData is that a directory is not empty.
@@ -78,8 +79,8 @@ func (d dirs) has(name string) (bool, error) {
 	return true, nil
 }
 
-// make makes a volume's directory, so that it is there after a crash of the machine, too. Where the file system has
-// quotas, it can take so many bytes.
+// make makes a volume's directory, so that it is there after a crash of the machine, too. Where the
+// file system has quotas, it can take so many bytes.
 func (d dirs) make(name string, bytes int64) error {
 	if err := plain(name); err != nil {
 		return err
@@ -90,7 +91,7 @@ func (d dirs) make(name string, bytes int64) error {
 	}
 	defer volumes.Close()
 	parent := int(volumes.Fd())
-	// It gets its name when it is complete: whoever finds the name finds the mode.
+	// It gets its name when it is complete, so what has the name has the mode.
 	begun := fmt.Sprintf(".%s-%x", name, rand.Uint64())
 	limited, err := makeLimited(parent, begun, uint64(max(bytes, 0)))
 	if err == nil && !limited {
@@ -109,7 +110,8 @@ func (d dirs) make(name string, bytes int64) error {
 	return volumes.Sync()
 }
 
-// list returns the names of all volumes that are on disk, and clears up after a make that was cut off.
+// list returns the names of all volumes that are on disk, and clears up after a make that was cut
+// off.
 func (d dirs) list() ([]string, error) {
 	entries, err := os.ReadDir(VolumesDir(d.root))
 	if errors.Is(err, fs.ErrNotExist) {

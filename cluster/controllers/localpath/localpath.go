@@ -1,24 +1,29 @@
-// Package localpath provisions volumes that are directories of this node: one per claim, below one root directory.
+// Package localpath provisions volumes that are directories of this node: one per claim, below one
+// root directory.
 //
 // # A volume's life
 //
 //	volumes/pvc-UID    the volume of the claim with that UID; empty until a pod has it
 //	deleting/pvc-UID…  one that is being deleted
 //
-// A claim's volume is made when the binder asks this provisioner for it, on the node that the scheduler has chosen
-// (WaitForFirstConsumer). It is deleted when its PersistentVolume is released and says so (reclaim policy Delete).
+// A claim's volume is made when the binder asks this provisioner for it, on the node that the
+// scheduler has chosen (WaitForFirstConsumer). It is deleted when its PersistentVolume is released
+// and says so (reclaim policy Delete).
 //
 // # What a crash leaves
 //
-// The key of all work is the volume's name, which follows from the claim's UID. So a claim, its PersistentVolume and its
-// directory are looked at together, one at a time, and each step can be done again:
+// The key of all work is the volume's name, which follows from the claim's UID. So a claim, its
+// PersistentVolume and its directory are looked at together, one at a time, and each step can be
+// done again:
 //
-//   - The directory is made and synced before the PersistentVolume. One without either claim or PersistentVolume is
-//     removed if it is empty, which it is unless a pod had it: rmdir(2) decides, and no record that could be wrong.
+//   - The directory is made and synced before the PersistentVolume. One without either claim or
+//     PersistentVolume is removed if it is empty, which it is unless a pod had it: rmdir(2) decides,
+//     and no record that could be wrong.
 //   - A deletion begins with a rename into deleting/. What is there is deleted at the next start.
 //   - The PersistentVolume goes last. Its finalizer keeps it until the data is gone.
 //
-// A directory with data and without a PersistentVolume, as after the restore of an old snapshot, stays and is logged.
+// A directory with data and without a PersistentVolume, as after the restore of an old snapshot,
+// stays and is logged.
 package localpath
 
 import (
@@ -45,10 +50,11 @@ import (
 // Provisioner is the name by which StorageClasses ask for these volumes.
 const Provisioner = "coracle.dev/local-path"
 
-// prefix begins the names of volumes, as those of all provisioners. A claim's UID follows.
+// prefix is how the names of volumes start, as those of all provisioners. A claim's UID follows.
 const prefix = "pvc-"
 
-// workers is how many volumes are worked on at a time. A large one that is deleted must not hold up others.
+// workers is how many volumes are worked on at a time. A large one that is deleted must not hold up
+// others.
 const workers = 4
 
 // Options say where volumes are.
@@ -160,7 +166,8 @@ func (c *controller) sync(ctx context.Context, name string) error {
 	return c.discard(ctx, name)
 }
 
-// discard removes the directory of a volume that neither a claim nor a PersistentVolume asks for, if no pod ever had it.
+// discard removes the directory of a volume that neither a claim nor a PersistentVolume asks for,
+// if no pod ever had it.
 func (c *controller) discard(ctx context.Context, name string) error {
 	if !strings.HasPrefix(name, prefix) {
 		return nil

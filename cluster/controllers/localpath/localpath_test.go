@@ -308,7 +308,8 @@ func TestAFullDisk(t *testing.T) {
 	})
 }
 
-// Of a class that binds at once no scheduler chooses the node. Such a claim gets its volume when there is room.
+// Of a class that binds at once no scheduler chooses the node. Such a claim gets its volume when
+// there is room.
 func TestRoomThatComesLater(t *testing.T) {
 	root := t.TempDir()
 	if err := unix.Mount("tmpfs", root, "tmpfs", 0, "size=8m"); err != nil {
@@ -380,7 +381,8 @@ func TestClaimsThatAreRefusedOrOthers(t *testing.T) {
 	}
 }
 
-// Of a claim that was deleted by force, a pod may still run and write. Its data goes when its kubelet has ended it.
+// Of a claim that was deleted by force, a pod may still run and write. Its data goes when its
+// kubelet has ended it.
 func TestAVolumeThatAPodStillHas(t *testing.T) {
 	root := t.TempDir()
 	var ended atomic.Bool
@@ -449,8 +451,8 @@ func TestDataThatIsKept(t *testing.T) {
 	}
 }
 
-// Links in a volume, or in its place, lead the deletion to nothing else. What deletes a volume file by file, as the
-// scripts of other provisioners do, deletes what the link leads to.
+// Links in a volume, or in its place, lead the deletion to nothing else. What deletes a volume file
+// by file, as the scripts of other provisioners do, deletes what the link leads to.
 func TestDeletionOfHostileContent(t *testing.T) {
 	for name, hostile := range map[string]func(dir, other string) error{
 		"a link within":       func(dir, other string) error { return os.Symlink(other, dir+"/link") },

@@ -18,8 +18,8 @@ import (
 	"k8s.io/kubernetes/pkg/controller/volume/events"
 )
 
-// lookAgain is when a claim is looked at again whose class is missing, or that no scheduler chooses a node for and the
-// disk has no room for.
+// lookAgain is when a claim is looked at again whose class is missing, or that no scheduler chooses
+// a node for and the disk has no room for.
 const lookAgain = 30 * time.Second
 
 // provision makes the volume of a claim, if that is to be on this node.
@@ -123,7 +123,8 @@ func (c *controller) failed(claim *corev1.PersistentVolumeClaim, why string) {
 	c.events.Event(claim, corev1.EventTypeWarning, events.ProvisioningFailed, why)
 }
 
-// volume is the PersistentVolume of a claim. It is the claim's from the start, so that no other one is bound to it.
+// volume is the PersistentVolume of a claim. It is the claim's from the start, so that no other one
+// is bound to it.
 func (c *controller) volume(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, host string) *corev1.PersistentVolume {
 	policy, mode := corev1.PersistentVolumeReclaimDelete, corev1.PersistentVolumeFilesystem
 	if class.ReclaimPolicy != nil {

@@ -8,8 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// On btrfs with quotas enabled, a volume is a subvolume that can take no more than its claim asked for. Without quotas it
-// is a directory like any other: snapshots that an administrator makes of the disk leave subvolumes out.
+// On btrfs with quotas enabled, a volume is a subvolume that can take no more than its claim asked
+// for. Without quotas it is a directory like any other: snapshots that an administrator makes of
+// the disk leave subvolumes out.
 
 // The structures and numbers are linux/btrfs.h's.
 type (
@@ -38,8 +39,8 @@ func ioctl(fd int, request uintptr, arg unsafe.Pointer) error {
 	return nil
 }
 
-// makeLimited makes a directory that can take so many bytes. It returns false, and makes nothing, where the file system
-// has no quotas.
+// makeLimited makes a directory that can take so many bytes. It returns false, and makes nothing,
+// where the file system has no quotas.
 func makeLimited(parent int, name string, bytes uint64) (made bool, err error) {
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(parent, &fs); err != nil || fs.Type != unix.BTRFS_SUPER_MAGIC {
@@ -74,7 +75,8 @@ func limit(parent int, name string, bytes uint64) error {
 	return nil
 }
 
-// isSubvolume says whether the entry is a subvolume of btrfs: the number of its root directory is always this one.
+// isSubvolume says whether the entry is a subvolume of btrfs: the number of its root directory is
+// always this one.
 func isSubvolume(parent int, name string) bool {
 	var fs unix.Statfs_t
 	var info unix.Stat_t

@@ -15,8 +15,8 @@ import (
 	"github.com/coracle-project/coracle/cluster/controllers/internal/apitest"
 )
 
-// mountBtrfs returns a directory with an empty btrfs of 32 MiB. Its image was made by mkfs.btrfs -M, and compressed twice, which
-// makes 34 kB of zeros small.
+// mountBtrfs returns a directory with an empty btrfs of 32 MiB. Its image was made by mkfs.btrfs
+// -M, and compressed twice, which makes 34 kB of zeros small.
 func mountBtrfs(t *testing.T) string {
 	t.Helper()
 	file, err := os.Open("testdata/btrfs.img.gz.gz")
@@ -87,8 +87,8 @@ func fill(t *testing.T, path string) (written int64, err error) {
 	return written, nil
 }
 
-// On btrfs with quotas a claim's size is a limit, and a volume that is full can be deleted. Without quotas nothing stops
-// the same writes.
+// On btrfs with quotas a claim's size is a limit, and a volume that is full can be deleted. Without
+// quotas nothing stops the same writes.
 func TestQuotas(t *testing.T) {
 	for name, quotas := range map[string]bool{"with quotas": true, "without": false} {
 		t.Run(name, func(t *testing.T) {
@@ -124,7 +124,8 @@ func TestQuotas(t *testing.T) {
 				if !quotas {
 					return
 				}
-				// A crash before the PersistentVolume was made leaves an empty subvolume, which rmdir takes away.
+				// A crash before the PersistentVolume was made leaves an empty subvolume, which rmdir takes
+				// away.
 				if err := b.dirs().discard(nameOf(empty)); err != nil {
 					t.Error(err)
 				}

@@ -13,8 +13,8 @@ import (
 	"k8s.io/kubernetes/pkg/controller/volume/events"
 )
 
-// lookForUsers is when a volume is looked at again that a pod has whose object is gone: only its kubelet knows when it
-// has ended.
+// lookForUsers is when a volume is looked at again that a pod has whose object is gone: only its
+// kubelet knows when it has ended.
 const lookForUsers = 2 * time.Second
 
 // reclaim deletes a volume that nothing wants any more.
@@ -89,8 +89,8 @@ func (c *controller) claimed(ctx context.Context, pv *corev1.PersistentVolume) (
 	return err == nil && claim.UID == ref.UID, err
 }
 
-// checkPath says what keeps a volume's data from being deleted: the directory is the one of its name, whatever its
-// object says.
+// checkPath says what keeps a volume's data from being deleted: the directory is the one of its
+// name, whatever its object says.
 func (c *controller) checkPath(pv *corev1.PersistentVolume) string {
 	if want := c.dirs.path(pv.Name); pv.Spec.Local.Path != want {
 		return fmt.Sprintf("its path is %q and not %q: what is there is left alone, remove it and the finalizer %s yourself",

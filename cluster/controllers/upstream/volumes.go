@@ -27,8 +27,9 @@ const (
 // protectionWorkers is upstream's default for the controllers that protect storage objects.
 const protectionWorkers = 1
 
-// NewVolumeBinder returns the controller that binds claims to volumes, asks provisioners for volumes, and
-// reclaims volumes whose claims are gone. What external provisioners have made is theirs to delete.
+// NewVolumeBinder returns the controller that binds claims to volumes, asks provisioners for
+// volumes, and reclaims volumes whose claims are gone. What external provisioners have made is
+// theirs to delete.
 func NewVolumeBinder(set *client.Set) *OnDemand {
 	claims, volumes := set.Informers.Core().V1().PersistentVolumeClaims().Informer(), set.Informers.Core().V1().PersistentVolumes().Informer()
 	return &OnDemand{
@@ -59,7 +60,8 @@ func volumePlugins() []volume.VolumePlugin {
 	return append(hostpath.ProbeVolumePlugins(config(recycleHostPath)), nfs.ProbeVolumePlugins(config(recycleNFS))...)
 }
 
-// NewClaimProtection returns the controller that keeps a claim that is being deleted until no pod uses it.
+// NewClaimProtection returns the controller that keeps a claim that is being deleted until no pod
+// uses it.
 func NewClaimProtection(set *client.Set) *OnDemand {
 	return &OnDemand{
 		name: "persistentvolumeclaim-protection", informers: set.Informers,
@@ -75,7 +77,8 @@ func NewClaimProtection(set *client.Set) *OnDemand {
 	}
 }
 
-// NewVolumeProtection returns the controller that keeps a volume that is being deleted while a claim is bound to it.
+// NewVolumeProtection returns the controller that keeps a volume that is being deleted while a
+// claim is bound to it.
 func NewVolumeProtection(set *client.Set) *OnDemand {
 	return &OnDemand{
 		name: "persistentvolume-protection", informers: set.Informers,
@@ -87,8 +90,9 @@ func NewVolumeProtection(set *client.Set) *OnDemand {
 	}
 }
 
-// NewAttributesClassProtection returns the controller that keeps a VolumeAttributesClass that is being deleted while a
-// claim or a volume names it. Admission puts its finalizer on each such class.
+// NewAttributesClassProtection returns the controller that keeps a VolumeAttributesClass that is
+// being deleted while a claim or a volume names it. Admission puts its finalizer on each such
+// class.
 func NewAttributesClassProtection(set *client.Set) *OnDemand {
 	return &OnDemand{
 		name: "volumeattributesclass-protection", informers: set.Informers,

@@ -37,7 +37,8 @@ func (c *cluster) claim(ctx context.Context, t *testing.T, ns, name, class strin
 	}, metav1.CreateOptions{}))
 }
 
-// A claim is bound to a volume, both stay while they are used, and the volume is released afterwards.
+// A claim is bound to a volume, both stay while they are used, and the volume is released
+// afterwards.
 func TestVolumesAreBoundProtectedAndReleased(t *testing.T) {
 	t.Parallel()
 	c := whole(t)
@@ -89,7 +90,7 @@ func TestClaimsThatCannotBeBound(t *testing.T) {
 	c := whole(t)
 	ctx, ns := c.namespace(t)
 	for name, mode := range map[string]storagev1.VolumeBindingMode{"now": storagev1.VolumeBindingImmediate, "later": storagev1.VolumeBindingWaitForFirstConsumer} {
-		class := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: ns + name}, Provisioner: "nobody.example/x", VolumeBindingMode: &mode}
+		class := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: ns + name}, Provisioner: "unknown.example/x", VolumeBindingMode: &mode}
 		must[*storagev1.StorageClass](t)(c.kube.StorageV1().StorageClasses().Create(ctx, class, metav1.CreateOptions{}))
 		t.Cleanup(func() {
 			_ = c.kube.StorageV1().StorageClasses().Delete(context.WithoutCancel(ctx), class.Name, metav1.DeleteOptions{}) // another cluster may be next

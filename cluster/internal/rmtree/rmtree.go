@@ -1,7 +1,8 @@
 // Package rmtree removes trees that hostile programs have filled: containers' volumes.
 //
-// It follows no link and enters no mount: a mount that is in its way is taken away, and what is in it is not touched.
-// However deep or wide a tree is, it takes a bounded number of descriptors and bounded memory.
+// It follows no link and enters no mount: a mount that is in its way is taken away, and what is in
+// it is not touched. However deep or wide a tree is, it takes a bounded number of descriptors and
+// bounded memory.
 package rmtree
 
 import (
@@ -15,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MaxDepth is how deep a tree is descended into, one descriptor for each level; what is deeper is moved up
-// first.
+// MaxDepth is how deep a tree is descended into, one descriptor for each level; what is deeper is
+// moved up first.
 const MaxDepth = 64
 
 const (
@@ -45,7 +46,8 @@ func Path(path string) error {
 	return At(int(parent.Fd()), filepath.Base(path))
 }
 
-// At removes what name is in the directory parent, with all that is below it. If there is nothing, it returns nil.
+// At removes what name is in the directory parent, with all that is below it. If there is nothing,
+// it returns nil.
 func At(parent int, name string) error { return (&removal{top: -1}).remove(parent, name, 0) }
 
 // removal is the removal of one tree.

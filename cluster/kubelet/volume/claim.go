@@ -48,7 +48,8 @@ func (m *Manager) specOf(ctx context.Context, pod *v1.Pod, vol *v1.Volume) (*Spe
 	return s, plainNames(s.Name)
 }
 
-// boundClaim returns the claim of the volume if it is bound. If it is not, the pod is woken when it changes.
+// boundClaim returns the claim of the volume if it is bound. If it is not, the pod is woken when it
+// changes.
 func (m *Manager) boundClaim(ctx context.Context, pod *v1.Pod, vol *v1.Volume) (*v1.PersistentVolumeClaim, error) {
 	own := vol.PersistentVolumeClaim == nil
 	name := ephemeral.VolumeClaimName(pod, vol)
@@ -83,8 +84,8 @@ func (m *Manager) boundClaim(ctx context.Context, pod *v1.Pod, vol *v1.Volume) (
 	return claim, nil
 }
 
-// volumeOf returns the PersistentVolume that the claim is bound to. Both have to say so: otherwise a claim that
-// names a volume would be enough to read what another one has left in it.
+// volumeOf returns the PersistentVolume that the claim is bound to. Both have to say so: otherwise
+// a claim that names a volume would be enough to read what another one has left in it.
 func (m *Manager) volumeOf(ctx context.Context, pod *v1.Pod, claim *v1.PersistentVolumeClaim) (*v1.PersistentVolume, error) {
 	name := claim.Spec.VolumeName
 	m.waiting.add(volumeKey(name), pod.UID)

@@ -41,7 +41,8 @@ func bound(name, path string) (*v1.PersistentVolumeClaim, *v1.PersistentVolume) 
 	}
 }
 
-// newBound returns a node with a bound local volume, the volume's directory, and a pod that uses it.
+// newBound returns a node with a bound local volume, the volume's directory, and a pod that uses
+// it.
 func newBound(t *testing.T, change func(*v1.PersistentVolumeClaim, *v1.PersistentVolume)) (*node, string, *v1.Pod) {
 	t.Helper()
 	disk := filepath.Join(t.TempDir(), "disk")
@@ -126,8 +127,8 @@ func TestALocalVolume(t *testing.T) {
 	wantFile(t, disk+"/data", "precious")
 }
 
-// What stands is found on disk: a kubelet that was started again neither mounts again nor changes what containers
-// have written since, and a pod that it never knew leaves no mount.
+// What is mounted is found on disk: a kubelet that was started again neither mounts again nor
+// changes what containers have written since, and a pod that it never knew leaves no mount.
 func TestAVolumeOutlivesTheKubelet(t *testing.T) {
 	n, disk, pod := newBound(t, nil)
 	pod.Spec.SecurityContext = &v1.PodSecurityContext{FSGroup: ptr.To[int64](4242)}
@@ -167,7 +168,8 @@ func TestAVolumeOutlivesTheKubelet(t *testing.T) {
 	n.unmount(pod)
 }
 
-// A pod whose claim is not bound waits, says for what, and is woken by the change of either object. No time passes.
+// A pod whose claim is not bound waits, says for what, and is woken by the change of either object.
+// No time passes.
 func TestAPodIsWokenWhenItsClaimIsBound(t *testing.T) {
 	n, _, pod := newBound(t, nil)
 	ctx, stop := context.WithCancel(t.Context())
@@ -266,8 +268,8 @@ func TestVolumesThatAPodMustNotHave(t *testing.T) {
 	}
 }
 
-// A claim that was deleted while a pod has it stays until that pod has ended: the pod is served as before, also after a
-// restart of the kubelet.
+// A claim that was deleted while a pod has it stays until that pod has ended: the pod is served as
+// before, also after a restart of the kubelet.
 func TestAClaimThatIsDeletedWhileMounted(t *testing.T) {
 	n, disk, pod := newBound(t, func(c *v1.PersistentVolumeClaim, _ *v1.PersistentVolume) {
 		c.DeletionTimestamp, c.Finalizers = ptr.To(metav1.Now()), []string{volumeutil.PVCProtectionFinalizer}
@@ -282,8 +284,9 @@ func TestAClaimThatIsDeletedWhileMounted(t *testing.T) {
 	wantFile(t, disk+"/data", "precious")
 }
 
-// The directory of a provisioned volume is never a link: a link there would have been put by an attacker. An
-// administrator's own volumes may be behind links, which shows that the attack works on them.
+// The directory of a provisioned volume is never a link: a link there would have been put by an
+// attacker. An administrator's own volumes may be behind links, which shows that the attack works
+// on them.
 func TestAProvisionedVolumeThatIsALink(t *testing.T) {
 	secret := t.TempDir()
 	write(t, secret+"/secret", "hush")
@@ -338,8 +341,8 @@ func TestASubPathOfAClaimThatIsALink(t *testing.T) {
 	n.unmount(pod)
 }
 
-// Of two pods with a ReadWriteOncePod claim the second one waits until the first has ended, also if the kubelet was
-// restarted in between.
+// Of two pods with a ReadWriteOncePod claim the second one waits until the first has ended, also if
+// the kubelet was restarted in between.
 func TestAVolumeForOnePod(t *testing.T) {
 	n, _, first := newBound(t, func(_ *v1.PersistentVolumeClaim, pv *v1.PersistentVolume) {
 		pv.Spec.AccessModes = []v1.PersistentVolumeAccessMode{v1.ReadWriteOncePod}

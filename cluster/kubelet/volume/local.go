@@ -14,13 +14,14 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// readyFile in a volume's state says that it was mounted and given to the pod's group: from then on it is left alone.
+// readyFile in a volume's state says that it was mounted and given to the pod's group: from then on
+// it is left alone.
 const readyFile = "ready"
 
 // localVolumes mounts directories and devices of this node.
 type localVolumes struct {
-	// private is the directory of volumes that this cluster has provisioned: paths below it never lead through a
-	// link. "" for none.
+	// private is the directory of volumes that this cluster has provisioned: paths below it never lead
+	// through a link. "" for none.
 	private string
 }
 
@@ -28,7 +29,8 @@ func (localVolumes) Plugin() string { return "kubernetes.io~local-volume" }
 
 func (localVolumes) Serves(v *Spec) bool { return v.PV != nil && v.PV.Spec.Local != nil }
 
-// Mount binds the volume's directory. A pod gets a mount of its own, so that what it may do there is its own matter.
+// Mount binds the volume's directory. A pod gets a mount of its own, so that what it may do there
+// is its own matter.
 func (l localVolumes) Mount(_ context.Context, v *Spec) (string, error) {
 	path := v.PV.Spec.Local.Path
 	if !filepath.IsAbs(path) || slices.Contains(strings.Split(path, "/"), "..") {
@@ -110,7 +112,8 @@ func shows(target string, source int) bool {
 	return unix.Fstat(source, &want) == nil && unix.Lstat(target, &have) == nil && have.Dev == want.Dev && have.Ino == want.Ino
 }
 
-// giveVolume makes what is in a volume belong to the pod's fsGroup, as far as its fsGroupChangePolicy says.
+// giveVolume makes what is in a volume belong to the pod's fsGroup, as far as its
+// fsGroupChangePolicy says.
 func giveVolume(dir string, pod *v1.Pod) error {
 	group := fsGroup(pod)
 	if group == nil {

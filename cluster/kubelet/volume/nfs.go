@@ -41,8 +41,8 @@ func (s *Spec) nfs() *v1.NFSVolumeSource {
 	return s.Inline.NFS
 }
 
-// Mount mounts the export. Whether it is mounted is read from the list of mounts: to look at the directory could take for
-// ever, if the server is gone.
+// Mount mounts the export. Whether it is mounted is read from the list of mounts: to look at the
+// directory could take for ever, if the server is gone.
 func (n nfsVolumes) Mount(ctx context.Context, v *Spec) (string, error) {
 	source := v.nfs()
 	if v.Block {
@@ -122,7 +122,8 @@ func inMountTable(dir string) (bool, error) {
 	return false, nil
 }
 
-// realParent resolves links in the path up to its last element: the kernel lists mounts by their real paths.
+// realParent resolves links in the path up to its last element: the kernel lists mounts by their
+// real paths.
 func realParent(path string) (string, error) {
 	parent, err := filepath.EvalSymlinks(filepath.Dir(path))
 	if errors.Is(err, fs.ErrNotExist) {

@@ -39,7 +39,7 @@ func TestNFS(t *testing.T) {
 		t.Errorf("mounts %q", paths)
 	}
 	n.restart(n.opts.RootDir)
-	n.mount(pod) // it stands: no helper is needed
+	n.mount(pod) // it is mounted: no helper is needed
 	wantFile(t, log, "[fd00::1]:/export "+dir+" -o ro\n")
 	n.unmount(pod)
 	if isMountPoint(dir) {

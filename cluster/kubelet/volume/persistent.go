@@ -16,7 +16,8 @@ import (
 	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
 )
 
-// Volumes that a Source mounts are recorded before that, so that whoever comes after a crash knows of each:
+// Volumes that a Source mounts are recorded before that, so that a kubelet that starts after a
+// crash knows of each:
 //
 //	pods/UID/plugins/PLUGIN/NAME/claimed   the pod has the PersistentVolume NAME, or is about to
 //	pods/UID/plugins/PLUGIN/NAME/inline    likewise of a volume that is none
@@ -59,7 +60,8 @@ func (m *Manager) makePersistent(ctx context.Context, p *podVolumes, vol *v1.Vol
 	return nil
 }
 
-// take records that the pod has the volume. One for a single pod is refused while another pod on this node has it.
+// take records that the pod has the volume. One for a single pod is refused while another pod on
+// this node has it.
 func (m *Manager) take(uid types.UID, s *Spec) error {
 	file := inlineFile
 	if s.PV != nil {
@@ -84,8 +86,8 @@ func (m *Manager) take(uid types.UID, s *Spec) error {
 	return os.WriteFile(filepath.Join(s.State, file), nil, 0o640)
 }
 
-// Users returns the pods on this node that have a PersistentVolume, or had it when their kubelet ended. rootDir is the
-// kubelet's directory.
+// Users returns the pods on this node that have a PersistentVolume, or had it when their kubelet
+// ended. rootDir is the kubelet's directory.
 func Users(rootDir, volume string) ([]types.UID, error) {
 	if err := plainNames(volume); err != nil {
 		return nil, err
@@ -113,8 +115,8 @@ func Users(rootDir, volume string) ([]types.UID, error) {
 	return users, nil
 }
 
-// unmountPersistent has Sources undo what they did for the pod, and returns the names of the PersistentVolumes that it
-// has no longer.
+// unmountPersistent has Sources undo what they did for the pod, and returns the names of the
+// PersistentVolumes that it has no longer.
 func (m *Manager) unmountPersistent(ctx context.Context, uid types.UID) (volumes []string, err error) {
 	var errs []error
 	for _, source := range m.sources {
@@ -171,8 +173,8 @@ func (m *Manager) Devices(ctx context.Context, pod *v1.Pod, container *v1.Contai
 	return devices, nil
 }
 
-// place returns where a volume is that a Source mounts. One that only an ephemeral container uses was not there to be
-// mounted before.
+// place returns where a volume is that a Source mounts. One that only an ephemeral container uses
+// was not there to be mounted before.
 func (m *Manager) place(ctx context.Context, p *podVolumes, pod *v1.Pod, name string) (placed, error) {
 	if at, ok := p.placedOf(name); ok {
 		return at, nil

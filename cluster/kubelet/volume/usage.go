@@ -45,7 +45,8 @@ func (m *Manager) Usage(ctx context.Context, pod *v1.Pod) []statsapi.VolumeStats
 	return all
 }
 
-// persistentUsage is what the file system of a local volume says. It is not asked of others: their server may be gone.
+// persistentUsage is what the file system of a local volume says. It is not asked of others: their
+// server may be gone.
 func (m *Manager) persistentUsage(pod *v1.Pod, vol *v1.Volume) (statsapi.VolumeStats, bool) {
 	p := m.of(pod.UID, false)
 	if p == nil {

@@ -12,34 +12,36 @@
 //	pods/UID/volumes/kubernetes.io~local-volume/PV    also ~nfs: the mount of a PersistentVolume
 //	pods/UID/plugins/PLUGIN/PV/claimed                the pod has that PersistentVolume, or is about to
 //
-// Host paths and images are not made here; Mounts only names them. Volumes of claims are mounted by Sources, one for each
-// kind of PersistentVolume (source.go).
+// Host paths and images are not made here; Mounts only names them. Volumes of claims are mounted by
+// Sources, one for each kind of PersistentVolume (source.go).
 //
 // # The life of a pod's volumes
 //
 // Mount makes what does not stand yet and holds the config maps and secrets that the pod refers to.
-// From then on a change of one of them, a changed pod (Refresh) or a token that grows old leads to one
-// look at all volumes of that pod, which writes anew only those whose contents differ. A new content
-// appears at once and whole: files are links into a directory that is itself behind one link, ..data,
-// and that link is replaced by rename. Unmount lets go of the references and removes all of it.
+// From then on a change of one of them, a changed pod (Refresh) or a token that grows old leads to
+// one look at all volumes of that pod, which writes anew only those whose contents differ. A new
+// content appears at once and whole: files are links into a directory that is itself behind one
+// link, ..data, and that link is replaced by rename. Unmount lets go of the references and removes
+// all of it.
 //
 // Nothing polls: a pod whose volumes do not change costs a timer for its token and no goroutine.
-// One thing is done to a pod's volumes at a time; calls for different pods never wait for each other.
+// One thing is done to a pod's volumes at a time; calls for different pods never wait for each
+// other.
 //
 // # What is hostile
 //
 // A container may put anything into a volume that it can write to: symbolic links, files of other
 // types, mounts. So every path below a volume's own directory is resolved by the kernel relative to
-// a descriptor of that directory (os.Root, openat2 with RESOLVE_BENEATH), and a subPath is bound from
-// the descriptor that was resolved, never from its name. Removal does not follow links and does not
-// cross mounts: it takes mounts away where it meets them. Contents of secrets and tokens are on tmpfs and are never part
-// of an error or a log line.
+// a descriptor of that directory (os.Root, openat2 with RESOLVE_BENEATH), and a subPath is bound
+// from the descriptor that was resolved, never from its name. Removal does not follow links and
+// does not cross mounts: it takes mounts away where it meets them. Contents of secrets and tokens
+// are on tmpfs and are never part of an error or a log line.
 //
 // # How calls fail
 //
-// Errors are in the words of upstream's events. A volume source that is not served (CSI, cluster trust
-// bundles) is an error that names the source and the volume. While a claim is not bound, Mount fails and says so; the pod
-// is woken when the claim or its volume changes.
+// Errors are in the words of upstream's events. A volume source that is not served (CSI, cluster
+// trust bundles) is an error that names the source and the volume. While a claim is not bound,
+// Mount fails and says so; the pod is woken when the claim or its volume changes.
 package volume
 
 import (
@@ -76,11 +78,11 @@ type Options struct {
 	// RecursiveReadOnly says whether the runtime handler of the pod can mount recursively
 	// read-only. Nil means that none can.
 	RecursiveReadOnly func(*v1.Pod) bool
-	// NodeLabels returns the labels of this node, which say what volumes it reaches. Without them it reaches none that
-	// is bound to certain nodes.
+	// NodeLabels returns the labels of this node, which say what volumes it reaches. Without them it
+	// reaches none that is bound to certain nodes.
 	NodeLabels func() map[string]string
-	// Watch is the process's informers, which tell when claims and volumes have changed. Nil means that pods which wait
-	// for them look again after their back-off.
+	// Watch is the process's informers, which tell when claims and volumes have changed. Nil means
+	// that pods which wait for them look again after their back-off.
 	Watch informers.SharedInformerFactory
 	// Provisioned is the directory of local volumes that this cluster has provisioned; "" for none.
 	Provisioned string

@@ -73,8 +73,8 @@ func (w *waiting) changed(key string) {
 	}
 }
 
-// follow wakes pods by what the process's informers see. Without them, as where the kubelet is alone and may read
-// single objects only, pods look again after their back-off.
+// follow wakes pods by what the process's informers see. Without them, as where the kubelet is
+// alone and may read single objects only, pods look again after their back-off.
 func (w *waiting) follow(shared informers.SharedInformerFactory) {
 	core := shared.Core().V1()
 	for _, informer := range []cache.SharedIndexInformer{core.PersistentVolumeClaims().Informer(), core.PersistentVolumes().Informer()} {
