@@ -39,6 +39,7 @@ import (
 	"k8s.io/kubernetes/plugin/pkg/admission/serviceaccount"
 	volumeresize "k8s.io/kubernetes/plugin/pkg/admission/storage/persistentvolume/resize"
 	"k8s.io/kubernetes/plugin/pkg/admission/storage/storageclass/setdefault"
+	inuse "k8s.io/kubernetes/plugin/pkg/admission/storage/storageobjectinuseprotection"
 
 	"github.com/coracle-project/coracle/cluster/unserved"
 )
@@ -46,9 +47,9 @@ import (
 // remapEvery is how often admission forgets what it knows of discovery (upstream's value).
 const remapEvery = 30 * time.Second
 
-// admissionPlugins are run in this order, which is upstream's: what changes objects first, quota last.
-// Of upstream's default plugins StorageObjectInUseProtection is missing, since nothing would ever remove its
-// finalizer here, and those that concern what is not served (ClusterTrustBundles, PodGroups).
+// admissionPlugins are run in this order, which is upstream's: what changes objects first, quota
+// last. Of upstream's default plugins those are missing that concern what is not served
+// (ClusterTrustBundles, PodGroups).
 var admissionPlugins = []struct {
 	name     string
 	register func(*admission.Plugins)
@@ -62,6 +63,7 @@ var admissionPlugins = []struct {
 	{podpriority.PluginName, podpriority.Register},
 	{defaulttolerationseconds.PluginName, defaulttolerationseconds.Register},
 	{setdefault.PluginName, setdefault.Register},
+	{inuse.PluginName, inuse.Register},
 	{volumeresize.PluginName, volumeresize.Register},
 	{runtimeclass.PluginName, runtimeclass.Register},
 	{certapproval.PluginName, certapproval.Register},

@@ -27,6 +27,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/controllers/garbagecollector"
 	"github.com/coracle-project/coracle/cluster/controllers/job"
 	"github.com/coracle-project/coracle/cluster/controllers/loadbalancer"
+	"github.com/coracle-project/coracle/cluster/controllers/localpath"
 	"github.com/coracle-project/coracle/cluster/controllers/namespace"
 	"github.com/coracle-project/coracle/cluster/controllers/nodelifecycle"
 	"github.com/coracle-project/coracle/cluster/controllers/nodettl"
@@ -78,6 +79,9 @@ type Options struct {
 	EndedPods int
 	// LoadBalancers says where addresses of Services of type LoadBalancer come from; if it is nil they get none.
 	LoadBalancers *loadbalancer.Options
+	// LocalPath says where volumes of the provisioner local-path are on this node; if it is nil none
+	// are made.
+	LocalPath *localpath.Options
 	// NamespaceSettle is how long other API servers need to notice that a namespace is being
 	// deleted: 5 seconds where there are several, 0 with one.
 	NamespaceSettle time.Duration
@@ -88,6 +92,9 @@ type Options struct {
 	// Unserved are kinds that nothing acts on, in addition to those that no cluster acts on.
 	Unserved unserved.Kinds
 }
+
+// binderAccount is who makes and deletes PersistentVolumes.
+const binderAccount = "persistent-volume-binder"
 
 // New returns all controllers, each with its own identity: upstream's service account of that name, whose
 // rights upstream's bootstrap policy says.
@@ -132,6 +139,10 @@ func New(as Identities, o Options) ([]Runner, error) {
 		{"cronjob-controller", plain(upstream.NewCronJob)},
 		{"ephemeral-volume-controller", plain(upstream.NewEphemeral)},
 		{"resource-claim-controller", plain(upstream.NewResourceClaims)},
+		{binderAccount, plain(upstream.NewVolumeBinder)},
+		{"pvc-protection-controller", plain(upstream.NewClaimProtection)},
+		{"pv-protection-controller", plain(upstream.NewVolumeProtection)},
+		{"volumeattributesclass-protection-controller", plain(upstream.NewAttributesClassProtection)},
 		{"endpointslicemirroring-controller", plain(upstream.NewMirroring)},
 		{"disruption-controller", func(set *client.Set) (Runner, error) { return upstream.NewDisruption(set, mapper), nil }},
 		{"horizontal-pod-autoscaler", func(set *client.Set) (Runner, error) {
@@ -151,6 +162,11 @@ func New(as Identities, o Options) ([]Runner, error) {
 	if o.LoadBalancers != nil {
 		all = append(all, entry{"service-controller", func(set *client.Set) (Runner, error) {
 			return loadbalancer.New(set, *o.LoadBalancers), nil
+		}})
+	}
+	if o.LocalPath != nil { // as upstream's provisioners in the same process
+		all = append(all, entry{binderAccount, func(set *client.Set) (Runner, error) {
+			return localpath.New(set, *o.LocalPath), nil
 		}})
 	}
 	runners := make([]Runner, 0, len(all)+2)

@@ -134,7 +134,7 @@ func (c *cluster) startRegistry() error {
 
 // stop takes the cluster down and says what it leaves.
 func (c *cluster) stop() error {
-	err := c.coracle("down", "--purge")
+	err := c.coracle("down", "--purge", "--delete-volumes")
 	err = errors.Join(err, c.serve.Process.Kill())
 	_ = c.serve.Wait()                                                         // it was killed
 	for _, hierarchy := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/*"} { // the one, or version 1's

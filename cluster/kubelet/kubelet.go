@@ -124,7 +124,7 @@ func New(s *client.Set, o Options) (_ *Kubelet, err error) {
 	}
 	k.volumes = volume.New(s, volume.Options{
 		RootDir: o.RootDir, NodeName: o.NodeName, Allocatable: k.reporter.Allocatable, Wake: k.retry,
-		RecursiveReadOnly: k.recursiveReadOnly,
+		RecursiveReadOnly: k.recursiveReadOnly, NodeLabels: k.labels, Watch: o.shared(s), Provisioned: o.LocalPathDir,
 	})
 	k.env = env.New(s, env.Options{NodeName: o.NodeName, RootDir: o.RootDir, Allocatable: k.reporter.Allocatable})
 	k.probes = probe.New(runtime.Exec, k.recorder, k.wake)
@@ -323,6 +323,15 @@ func (k *Kubelet) retry(uid types.UID) {
 		k.runner.Retry(uid)
 	default:
 	}
+}
+
+// labels returns the node's labels as the API has them, nil if it does not have the node yet.
+func (k *Kubelet) labels() map[string]string {
+	n, err := k.watched.node()
+	if err != nil {
+		return nil
+	}
+	return n.Labels
 }
 
 // recursiveReadOnly says whether the runtime can mount recursively read-only for the pod.

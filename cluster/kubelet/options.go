@@ -9,7 +9,9 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/informers"
 
+	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/dns/resolvconf"
 	"github.com/coracle-project/coracle/cluster/kubelet/eviction"
 	"github.com/coracle-project/coracle/cluster/kubelet/images"
@@ -85,9 +87,20 @@ type Options struct {
 	// RuntimeStarted, if set, is called when the runtime was connected to, again or for the first
 	// time.
 	RuntimeStarted func()
+	// LocalPathDir is where local volumes are that the cluster has provisioned on this node; empty for
+	// none.
+	LocalPathDir string
 	// Alone is set when no other component of the process needs all pods and nodes: then only this
 	// node's are watched.
 	Alone bool
+}
+
+// shared returns the informers that the process has for other components, nil if there are none.
+func (o *Options) shared(s *client.Set) informers.SharedInformerFactory {
+	if o.Alone {
+		return nil
+	}
+	return s.Informers
 }
 
 func (o *Options) complete() error {

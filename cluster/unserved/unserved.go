@@ -23,11 +23,8 @@ const withoutPolicies = "with --network-policies=false a network plugin enforces
 
 // always are kept by every cluster.
 var always = Kinds{
-	{Resource: "persistentvolumeclaims"}:                           "volumes are not provisioned or bound, pods that use it stay pending",
-	{Resource: "persistentvolumes"}:                                "volumes are not provisioned or bound, pods that use it stay pending",
 	{Group: "networking.k8s.io", Resource: "ingresses"}:            "no traffic is routed by it",
 	{Group: "networking.k8s.io", Resource: "ingressclasses"}:       "no traffic is routed by it",
-	{Group: "storage.k8s.io", Resource: "storageclasses"}:          "volumes are not provisioned",
 	{Group: "storage.k8s.io", Resource: "csidrivers"}:              "CSI drivers are not used",
 	{Group: "storage.k8s.io", Resource: "volumeattachments"}:       "volumes are not attached",
 	{Group: "storage.k8s.io", Resource: "volumeattributesclasses"}: "volumes are not modified",

@@ -20,27 +20,37 @@ import (
 )
 
 func downCommand(p *place) *cobra.Command {
-	var purge bool
+	var purge, volumes bool
 	cmd := &cobra.Command{
 		Use:   "down",
 		Short: "stop what up has started, and the pods with it",
 		Long: `down ends the cluster process; if up had started coracled, it also removes the pods and ends
 coracled, its shim and its network. What the API server holds and the images stay for the next up,
-unless --purge is given. A coracled that somebody else has started goes on, and so do its pods.`,
+unless --purge is given. A coracled that somebody else has started goes on, and so do its pods.
+
+The data of claims (volumes of the StorageClass local-path) is deleted only with --delete-volumes; without it, --purge
+does nothing where there are any, and says how many and how much.`,
 		Example: `  coracle down
-  coracle down --purge      # also images, certificates and everything in the cluster`,
+  coracle down --purge      # also images, certificates and everything in the cluster
+  coracle down --purge --delete-volumes      # also the data of claims`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGTERM, syscall.SIGINT)
 			defer stop()
-			return down(ctx, *p, purge, cmd.OutOrStdout())
+			if volumes && !purge {
+				return errors.New("down: --delete-volumes goes with --purge; 'kubectl delete pvc NAME' deletes the data of one claim")
+			}
+			return down(ctx, *p, purge, volumes, cmd.OutOrStdout())
 		},
 	}
 	cmd.Flags().BoolVar(&purge, "purge", false, "remove images, certificates and the cluster's data, too")
+	cmd.Flags().BoolVar(&volumes, "delete-volumes", false, "with --purge: delete the data of claims, too")
 	return cmd
 }
 
-func down(ctx context.Context, p place, purge bool, out io.Writer) (err error) {
+// down stops what up has started. With purge it removes all data; that of claims only if volumes
+// says so.
+func down(ctx context.Context, p place, purge, volumes bool, out io.Writer) (err error) {
 	if os.Geteuid() != 0 {
 		return errors.New("down: it ends processes and removes mounts of root: use sudo")
 	}
@@ -51,6 +61,15 @@ func down(ctx context.Context, p place, purge bool, out io.Writer) (err error) {
 		defer release()
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return err
+	}
+	if purge { // before anything ends
+		data, err := p.checkPurge(ctx, volumes)
+		if err != nil {
+			return err
+		}
+		if data.volumes > 0 {
+			steps.done(data.String() + " will be deleted")
+		}
 	}
 	pid, err := holder(p.supervisor())
 	if err != nil {
@@ -81,6 +100,11 @@ func down(ctx context.Context, p place, purge bool, out io.Writer) (err error) {
 	}
 	if ours || purge {
 		if err := unmountBelow(filepath.Join(p.kubelet(), "pods")); err != nil {
+			return err
+		}
+	}
+	if purge { // what a pod has mounted in its volume, for the host to see, is not the cluster's to delete
+		if err := unmountBelow(p.volumesDir()); err != nil {
 			return err
 		}
 	}

@@ -354,7 +354,7 @@ func TestDownGoesOnWithoutRemovingRules(t *testing.T) {
 			return
 		}
 		defer owner.Close()
-		if err := down(t.Context(), p, true, io.Discard); !errors.Is(err, unix.EPERM) {
+		if err := down(t.Context(), p, true, false, io.Discard); !errors.Is(err, unix.EPERM) {
 			t.Errorf("down says %v, and another process owns a table", err)
 		}
 	})

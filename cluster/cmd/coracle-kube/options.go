@@ -200,6 +200,9 @@ func (o *nodeOptions) define(f *pflag.FlagSet) {
 	})
 }
 
+// kubeletRoot is where the kubelet keeps pods' volumes.
+func kubeletRoot(root string) string { return filepath.Join(root, "kubelet") }
+
 // kubelet translates; services is the network of Services, "" if this process does not serve them.
 func (o *nodeOptions) kubelet(root, services string) kubelet.Options {
 	var dns []string
@@ -213,7 +216,7 @@ func (o *nodeOptions) kubelet(root, services string) kubelet.Options {
 	}
 	return kubelet.Options{
 		ClusterDNS: dns, ClusterDomain: o.domain, ResolvConf: o.resolvConf, Networks: networks,
-		NodeName: o.name, NodeIPs: o.ips, Endpoint: o.cri, RootDir: filepath.Join(root, "kubelet"),
+		NodeName: o.name, NodeIPs: o.ips, Endpoint: o.cri, RootDir: kubeletRoot(root),
 		LogDir: o.podLogs, StaticPodDir: o.staticPods, CgroupRoot: o.cgroupRoot, MaxPods: o.maxPods, Port: o.port,
 		Eviction: o.eviction, Logs: o.logs, PodPIDs: o.podPIDs, AllowedUnsafeSysctls: o.sysctls, SeccompUnconfined: !o.seccomp,
 	}

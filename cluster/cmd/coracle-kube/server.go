@@ -20,6 +20,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/apiserver"
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/controllers"
+	"github.com/coracle-project/coracle/cluster/controllers/localpath"
 	"github.com/coracle-project/coracle/cluster/health"
 	"github.com/coracle-project/coracle/cluster/kubelet"
 	"github.com/coracle-project/coracle/cluster/kubelet/node"
@@ -195,6 +196,9 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions) err
 	if asker.ClusterDNS, err = n.clusterDNS(api.serviceCIDR); err != nil {
 		return err
 	}
+	if parts, err = withLocalPathClass(server, parts); err != nil {
+		return err
+	}
 	more := map[string]http.Handler{healthPath: showHealth(&board), whyPath: answerWhy(asker)}
 	return together(ctx, server, began, &api, more, func() error { return renewed(&api, &n) }, parts...)
 }
@@ -315,6 +319,7 @@ func newControllers(server *apiserver.Server, bundle *pki.Bundle, api apiOptions
 	return controllers.New(controllers.Identities{Manager: manager, Account: account}, controllers.Options{
 		RootCA: ca, TokenGenerator: tokens, NotActedOn: notActedOn, Unserved: api.unserved,
 		LoadBalancers: api.balancers.controller(api.port, n.port),
+		LocalPath:     localPath(api.root, n.name),
 		SigningCA:     func() (tls.Certificate, error) { return tls.LoadX509KeyPair(bundle.CA, bundle.CA) },
 	})
 }
@@ -329,6 +334,7 @@ func newKubelet(server *apiserver.Server, bundle *pki.Bundle, api apiOptions, n 
 		return nil, err
 	}
 	o := n.kubelet(api.root, api.serviceCIDR)
+	o.LocalPathDir = localpath.VolumesDir(localPathRoot(api.root))
 	if policies != nil {
 		o.Networks, o.RuntimeStarted = append(o.Networks, policies), policies.RuntimeStarted
 	}

@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/informers/internalinterfaces"
 	"k8s.io/client-go/informers/policy"
 	"k8s.io/client-go/informers/resource"
+	"k8s.io/client-go/informers/storage"
 	"k8s.io/client-go/tools/cache"
 )
 
@@ -51,6 +52,7 @@ func (g *gate) Discovery() discovery.Interface { return discovery.New(g, metav1.
 
 func (g *gate) Policy() policy.Interface     { return policy.New(g, metav1.NamespaceAll, nil) }
 func (g *gate) Resource() resource.Interface { return resource.New(g, metav1.NamespaceAll, nil) }
+func (g *gate) Storage() storage.Interface   { return storage.New(g, metav1.NamespaceAll, nil) }
 
 // gate is what the groups' informers are made of:
 

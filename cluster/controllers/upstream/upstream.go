@@ -32,6 +32,8 @@ type OnDemand struct {
 	name      string
 	informers informers.SharedInformerFactory
 	trigger   cache.SharedIndexInformer
+	// also is another kind that the controller starts with; nil for none.
+	also cache.SharedIndexInformer
 	// needs says whether an object of the trigger's kind needs the controller; nil if each does.
 	needs func(object any) bool
 	// make makes the controller on the informers behind the gate, and returns what runs it.
@@ -119,13 +121,18 @@ func (o *OnDemand) wanted(ctx context.Context) bool {
 			once.Do(func() { close(found) })
 		}
 	}
-	registration, err := o.trigger.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: look, UpdateFunc: func(_, object any) { look(object) },
-	})
-	if err != nil { // the informer was stopped: the process is ending
-		return false
+	for _, trigger := range []cache.SharedIndexInformer{o.trigger, o.also} {
+		if trigger == nil {
+			continue
+		}
+		registration, err := trigger.AddEventHandler(cache.ResourceEventHandlerFuncs{
+			AddFunc: look, UpdateFunc: func(_, object any) { look(object) },
+		})
+		if err != nil { // the informer was stopped: the process is ending
+			return false
+		}
+		defer func() { _ = trigger.RemoveEventHandler(registration) }()
 	}
-	defer func() { _ = o.trigger.RemoveEventHandler(registration) }()
 	select {
 	case <-found:
 		return true

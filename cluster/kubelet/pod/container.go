@@ -27,6 +27,10 @@ func (w *worker) containerConfig(ctx context.Context, pod *v1.Pod, s Start, imag
 	if err != nil {
 		return nil, err
 	}
+	devices, err := w.r.Volumes.Devices(ctx, pod, c)
+	if err != nil {
+		return nil, err
+	}
 	for i := range c.VolumeMounts { // mounts begin with these
 		if spec := volumes[c.VolumeMounts[i].Name]; spec != nil {
 			mounts[i].Image = spec
@@ -59,6 +63,7 @@ func (w *worker) containerConfig(ctx context.Context, pod *v1.Pod, s Start, imag
 		WorkingDir:  c.WorkingDir,
 		Envs:        envs,
 		Mounts:      mounts,
+		Devices:     devices,
 		Labels:      cri.ContainerLabels(pod, c),
 		Annotations: cri.ContainerAnnotations(pod, c, restarts),
 		LogPath:     logName(c, restarts),

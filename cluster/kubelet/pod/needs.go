@@ -24,6 +24,9 @@ type Volumes interface {
 	// Mounts returns the container's mounts, subPath and subPathExpr (expanded with envs) safely
 	// resolved. Mount has succeeded before. Errors become CreateContainerConfigError.
 	Mounts(ctx context.Context, pod *v1.Pod, container *v1.Container, envs []*runtimeapi.KeyValue) ([]*runtimeapi.Mount, error)
+	// Devices returns the container's block volumes. Mount has succeeded before. Errors become
+	// CreateContainerConfigError.
+	Devices(ctx context.Context, pod *v1.Pod, container *v1.Container) ([]*runtimeapi.Device, error)
 	// Unmount removes all of the pod's volumes; none of its containers runs any more.
 	Unmount(ctx context.Context, uid types.UID) error
 }

@@ -75,6 +75,10 @@ func (e *edges) Mounts(_ context.Context, _ *v1.Pod, c *v1.Container, _ []*runti
 	return mounts, nil
 }
 
+func (e *edges) Devices(context.Context, *v1.Pod, *v1.Container) ([]*runtimeapi.Device, error) {
+	return nil, nil
+}
+
 func (e *edges) Resolve(_ context.Context, _ *v1.Pod, c *v1.Container, _, _ []string) ([]*runtimeapi.KeyValue, []string, []string, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

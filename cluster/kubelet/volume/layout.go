@@ -11,6 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
+
+	"github.com/coracle-project/coracle/cluster/internal/rmtree"
 )
 
 // Names of upstream's volume plugins, as its layout has them in directory names.
@@ -99,7 +101,7 @@ func (m *Manager) removeAll(uid types.UID) error {
 	var errs []error
 	// Subpaths first: they pin what they show.
 	for _, dir := range []string{subPathsDir, volumesDir, pluginsDir} {
-		if err := removeTree(int(pod.Fd()), dir); err != nil {
+		if err := rmtree.At(int(pod.Fd()), dir); err != nil {
 			errs = append(errs, fmt.Errorf("removing %s: %w", filepath.Join(m.podDir(uid), dir), err))
 		}
 	}

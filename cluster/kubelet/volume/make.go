@@ -12,6 +12,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
+
+	"github.com/coracle-project/coracle/cluster/internal/rmtree"
 )
 
 // make brings one volume to where it should be.
@@ -28,8 +30,14 @@ func (m *Manager) make(ctx context.Context, p *podVolumes, vol *v1.Volume) error
 		return nil // the runtime mounts it
 	case isProjection(vol):
 		return m.makeProjection(ctx, p, vol)
+	case isPersistent(vol):
+		return m.makePersistent(ctx, p, vol)
 	}
-	return fmt.Errorf("the volume is a %s, which this kubelet cannot mount: use configMap, downwardAPI, emptyDir, hostPath, image, projected or secret", sourceName(vol))
+	return errNotServed(vol)
+}
+
+func errNotServed(vol *v1.Volume) error {
+	return fmt.Errorf("the volume is a %s, which this kubelet cannot mount: use configMap, downwardAPI, emptyDir, ephemeral, hostPath, image, nfs, persistentVolumeClaim, projected or secret", sourceName(vol))
 }
 
 // isProjection says whether the volume's files come from the API and so may change.
@@ -38,14 +46,8 @@ func isProjection(vol *v1.Volume) bool { return vol.EmptyDir == nil && pluginOf(
 // sourceName is how the API calls the source of a volume that is not served.
 func sourceName(vol *v1.Volume) string {
 	switch {
-	case vol.PersistentVolumeClaim != nil:
-		return fmt.Sprintf("persistentVolumeClaim (%q)", vol.PersistentVolumeClaim.ClaimName)
 	case vol.CSI != nil:
 		return fmt.Sprintf("csi volume (driver %q)", vol.CSI.Driver)
-	case vol.Ephemeral != nil:
-		return "ephemeral volume with a claim template"
-	case vol.NFS != nil:
-		return "nfs volume"
 	case vol.ISCSI != nil:
 		return "iscsi volume"
 	case vol.GitRepo != nil:
@@ -68,7 +70,7 @@ func (m *Manager) makeProjection(ctx context.Context, p *podVolumes, vol *v1.Vol
 	err = writeProjection(p.pod, vol, dir, files)
 	if err != nil && fresh {
 		// Nothing was there before, so nothing half made stays.
-		err = errors.Join(err, removePath(dir))
+		err = errors.Join(err, rmtree.Path(dir))
 	}
 	return err
 }

@@ -71,6 +71,15 @@ func (m *Manager) mount(ctx context.Context, p *podVolumes, pod *v1.Pod, contain
 		mount.Readonly = true
 		return mount, nil
 	}
+	if isPersistent(vol) {
+		at, err := m.place(ctx, p, pod, vol.Name)
+		if err != nil {
+			return nil, err
+		}
+		mount.HostPath, mount.SelinuxRelabel = at.path, !at.shared
+		mount.Readonly = mount.Readonly || at.spec.ReadOnly
+		return mount, m.narrow(pod, vol, container, index, subPath, mount)
+	}
 	mount.HostPath = m.sourceDir(pod.UID, vol)
 	mount.SelinuxRelabel = vol.HostPath == nil
 	if mount.HostPath == "" {
@@ -85,15 +94,21 @@ func (m *Manager) mount(ctx context.Context, p *podVolumes, pod *v1.Pod, contain
 			}
 		}
 	}
-	if subPath != "" {
-		mount.HostPath, err = m.bindSubPath(pod.UID, mount.HostPath, subPath, vol.Name, container.Name, index)
-		if err != nil {
-			// The details may tell about the host what the pod's owner must not learn.
-			slog.Warn("subPath not prepared", "pod", pod.Namespace+"/"+pod.Name, "container", container.Name, "volume", vm.Name, "err", err)
-			return nil, fmt.Errorf("failed to prepare subPath for volumeMount %q of container %q", vm.Name, container.Name)
-		}
+	return mount, m.narrow(pod, vol, container, index, subPath, mount)
+}
+
+// narrow has the mount show only subPath of the volume, if there is one.
+func (m *Manager) narrow(pod *v1.Pod, vol *v1.Volume, container *v1.Container, index int, subPath string, mount *runtimeapi.Mount) (err error) {
+	if subPath == "" {
+		return nil
 	}
-	return mount, nil
+	mount.HostPath, err = m.bindSubPath(pod.UID, mount.HostPath, subPath, vol.Name, container.Name, index)
+	if err != nil {
+		// The details may tell about the host what the pod's owner must not learn.
+		slog.Warn("subPath not prepared", "pod", pod.Namespace+"/"+pod.Name, "container", container.Name, "volume", vol.Name, "err", err)
+		return fmt.Errorf("failed to prepare subPath for volumeMount %q of container %q", vol.Name, container.Name)
+	}
+	return nil
 }
 
 // subPathOf returns the mount's sub path, expanded and checked.

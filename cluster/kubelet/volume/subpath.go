@@ -13,6 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/coracle-project/coracle/cluster/internal/rmtree"
 )
 
 // bindSubPath resolves subPath in the volume at volumeDir and binds what it finds on a place that containers
@@ -124,7 +126,7 @@ func bindAt(source int, target string) error {
 			return nil
 		}
 		// What was bound for an earlier instance of the container is not what the path leads to now.
-		if err := removePath(target); err != nil {
+		if err := rmtree.Path(target); err != nil {
 			return err
 		}
 	}
@@ -147,7 +149,7 @@ func bindAt(source int, target string) error {
 		unix.Close(tree)
 	}
 	if err != nil {
-		return errors.Join(&os.PathError{Op: "bind", Path: target, Err: err}, removePath(target))
+		return errors.Join(&os.PathError{Op: "bind", Path: target, Err: err}, rmtree.Path(target))
 	}
 	return nil
 }

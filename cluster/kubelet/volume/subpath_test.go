@@ -14,6 +14,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/utils/ptr"
+
+	"github.com/coracle-project/coracle/cluster/internal/rmtree"
 )
 
 // withSubPath returns a pod with one emptyDir, mounted with that subPath or subPathExpr.
@@ -263,7 +265,7 @@ func TestUnmountOfHostileVolumes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for range 3 * maxDepth {
+	for range 3 * rmtree.MaxDepth {
 		if err := unix.Mkdirat(deep, "d", 0o700); err != nil {
 			t.Fatal(err)
 		}

@@ -22,6 +22,12 @@ func (m *Manager) Usage(ctx context.Context, pod *v1.Pod) []statsapi.VolumeStats
 	var all []statsapi.VolumeStats
 	for i := range pod.Spec.Volumes {
 		vol := &pod.Spec.Volumes[i]
+		if isPersistent(vol) {
+			if stats, ok := m.persistentUsage(pod, vol); ok {
+				all = append(all, stats)
+			}
+			continue
+		}
 		dir := m.dirOf(pod.UID, vol)
 		if dir == "" || checkUID(pod.UID) != nil {
 			continue
@@ -37,6 +43,34 @@ func (m *Manager) Usage(ctx context.Context, pod *v1.Pod) []statsapi.VolumeStats
 		all = append(all, statsapi.VolumeStats{Name: vol.Name, FsStats: *stats})
 	}
 	return all
+}
+
+// persistentUsage is what the file system of a local volume says. It is not asked of others: their
+// server may be gone.
+func (m *Manager) persistentUsage(pod *v1.Pod, vol *v1.Volume) (statsapi.VolumeStats, bool) {
+	p := m.of(pod.UID, false)
+	if p == nil {
+		return statsapi.VolumeStats{}, false
+	}
+	at, ok := p.placedOf(vol.Name)
+	if !ok || at.spec.Block || at.spec.PV == nil || at.spec.PV.Spec.Local == nil {
+		return statsapi.VolumeStats{}, false
+	}
+	var fs unix.Statfs_t
+	if err := unix.Statfs(at.path, &fs); err != nil {
+		return statsapi.VolumeStats{}, false
+	}
+	block := uint64(fs.Bsize)
+	available, capacity, used := fs.Bavail*block, fs.Blocks*block, (fs.Blocks-fs.Bfree)*block
+	inodes, inodesFree, inodesUsed := fs.Files, fs.Ffree, fs.Files-fs.Ffree
+	claim := at.spec.PV.Spec.ClaimRef
+	return statsapi.VolumeStats{
+		Name: vol.Name, PVCRef: &statsapi.PVCReference{Name: claim.Name, Namespace: claim.Namespace},
+		FsStats: statsapi.FsStats{
+			Time: metav1.Now(), AvailableBytes: &available, CapacityBytes: &capacity, UsedBytes: &used,
+			Inodes: &inodes, InodesFree: &inodesFree, InodesUsed: &inodesUsed,
+		},
+	}, true
 }
 
 func usageOf(ctx context.Context, dir string) (*statsapi.FsStats, error) {

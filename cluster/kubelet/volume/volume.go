@@ -9,33 +9,39 @@
 //	pods/UID/volumes/kubernetes.io~empty-dir/NAME     also ~configmap, ~secret, ~downward-api, ~projected
 //	pods/UID/volume-subpaths/NAME/CONTAINER/INDEX     a bind mount for each subPath
 //	pods/UID/plugins/kubernetes.io~empty-dir/NAME/ready  the emptyDir is complete and may have data
+//	pods/UID/volumes/kubernetes.io~local-volume/PV    also ~nfs: the mount of a PersistentVolume
+//	pods/UID/plugins/PLUGIN/PV/claimed                the pod has that PersistentVolume, or is about to
 //
-// Host paths and images are not made here; Mounts only names them.
+// Host paths and images are not made here; Mounts only names them. Volumes of claims are mounted by
+// Sources, one for each kind of PersistentVolume (source.go).
 //
 // # The life of a pod's volumes
 //
 // Mount makes what does not stand yet and holds the config maps and secrets that the pod refers to.
-// From then on a change of one of them, a changed pod (Refresh) or a token that grows old leads to one
-// look at all volumes of that pod, which writes anew only those whose contents differ. A new content
-// appears at once and whole: files are links into a directory that is itself behind one link, ..data,
-// and that link is replaced by rename. Unmount lets go of the references and removes all of it.
+// From then on a change of one of them, a changed pod (Refresh) or a token that grows old leads to
+// one look at all volumes of that pod, which writes anew only those whose contents differ. A new
+// content appears at once and whole: files are links into a directory that is itself behind one
+// link, ..data, and that link is replaced by rename. Unmount lets go of the references and removes
+// all of it.
 //
 // Nothing polls: a pod whose volumes do not change costs a timer for its token and no goroutine.
-// One thing is done to a pod's volumes at a time; calls for different pods never wait for each other.
+// One thing is done to a pod's volumes at a time; calls for different pods never wait for each
+// other.
 //
 // # What is hostile
 //
 // A container may put anything into a volume that it can write to: symbolic links, files of other
 // types, mounts. So every path below a volume's own directory is resolved by the kernel relative to
-// a descriptor of that directory (os.Root, openat2 with RESOLVE_BENEATH), and a subPath is bound from
-// the descriptor that was resolved, never from its name. Removal does not follow links and does not
-// cross mounts: it takes mounts away where it meets them. Contents of secrets and tokens are on tmpfs and are never part
-// of an error or a log line.
+// a descriptor of that directory (os.Root, openat2 with RESOLVE_BENEATH), and a subPath is bound
+// from the descriptor that was resolved, never from its name. Removal does not follow links and
+// does not cross mounts: it takes mounts away where it meets them. Contents of secrets and tokens
+// are on tmpfs and are never part of an error or a log line.
 //
 // # How calls fail
 //
-// Errors are in the words of upstream's events. A volume source that is not served (claims, CSI,
-// cluster trust bundles) is an error that names the source and the volume.
+// Errors are in the words of upstream's events. A volume source that is not served (CSI, cluster
+// trust bundles) is an error that names the source and the volume. While a claim is not bound,
+// Mount fails and says so; the pod is woken when the claim or its volume changes.
 package volume
 
 import (
@@ -50,6 +56,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/watched"
@@ -70,13 +78,28 @@ type Options struct {
 	// RecursiveReadOnly says whether the runtime handler of the pod can mount recursively
 	// read-only. Nil means that none can.
 	RecursiveReadOnly func(*v1.Pod) bool
+	// NodeLabels returns the labels of this node, which say what volumes it reaches. Without them it
+	// reaches none that is bound to certain nodes.
+	NodeLabels func() map[string]string
+	// Watch is the process's informers, which tell when claims and volumes have changed. Nil means
+	// that pods which wait for them look again after their back-off.
+	Watch informers.SharedInformerFactory
+	// Provisioned is the directory of local volumes that this cluster has provisioned; "" for none.
+	Provisioned string
+	// Sources mount volumes of kinds that this package does not know.
+	Sources []Source
 }
 
 // Manager owns all volumes on this node. It is safe for concurrent use.
 type Manager struct {
 	opts    Options
+	kube    kubernetes.Interface
 	objects *watched.Objects
 	tokens  tokenSource
+	sources []Source
+	waiting waiting
+	// taking is held while a pod takes a PersistentVolume.
+	taking sync.Mutex
 	// looked, if set by a test, is called after each look that a change or a timer led to.
 	looked func(types.UID)
 
@@ -86,12 +109,19 @@ type Manager struct {
 
 // New returns a manager that reads objects and asks for tokens as set's identity. It touches nothing.
 func New(set *client.Set, opts Options) *Manager {
-	return &Manager{
+	m := &Manager{
 		opts:    opts,
+		kube:    set.Kube,
 		objects: watched.New(set.Kube),
 		tokens:  tokenSource{kube: set.Kube},
+		sources: append([]Source{localVolumes{private: opts.Provisioned}, hostPaths{}, nfsVolumes{places: helperPlaces}}, opts.Sources...),
+		waiting: waiting{wake: opts.Wake},
 		pods:    map[types.UID]*podVolumes{},
 	}
+	if opts.Watch != nil {
+		m.waiting.follow(opts.Watch)
+	}
+	return m
 }
 
 // podVolumes is what is known of one pod's volumes beyond what is on disk.
@@ -117,6 +147,8 @@ type podVolumes struct {
 	pending bool
 	// gone says that Unmount has forgotten this entry.
 	gone bool
+	// placed are the volumes that Sources have mounted, by their names in the pod.
+	placed map[string]placed
 }
 
 // of returns the pod's entry, made if create is set, else nil if there is none.
@@ -226,6 +258,7 @@ func (m *Manager) Unmount(ctx context.Context, uid types.UID) error {
 	p.standing.Store(false)
 	p.mu.Lock()
 	p.gone = true
+	p.placed = nil
 	if p.timer != nil {
 		p.timer.Stop()
 	}
@@ -235,12 +268,18 @@ func (m *Manager) Unmount(ctx context.Context, uid types.UID) error {
 		delete(p.refs, key)
 	}
 	clear(p.tokens)
-	if err := m.removeAll(uid); err != nil {
+	m.waiting.forget(uid)
+	released, err := m.unmountPersistent(ctx, uid)
+	if err == nil {
+		err = m.removeAll(uid)
+	}
+	if err != nil {
 		p.mu.Lock()
 		p.gone = false // the next Mount or Unmount finds what is left
 		p.mu.Unlock()
 		return err
 	}
+	m.released(released)
 	m.mu.Lock()
 	if m.pods[uid] == p {
 		delete(m.pods, uid)

@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/utils/ptr"
 
@@ -28,6 +29,8 @@ type node struct {
 	kube  *fake.Clientset
 	wakes chan types.UID
 	looks chan types.UID
+	// shared is given to managers that are made from then on.
+	shared informers.SharedInformerFactory
 }
 
 func newNode(t *testing.T, objects ...runtime.Object) *node {
@@ -43,7 +46,9 @@ func (n *node) restart(dir string) {
 		Allocatable: func() v1.ResourceList {
 			return v1.ResourceList{v1.ResourceMemory: resource.MustParse("64Mi"), v1.ResourceCPU: resource.MustParse("2")}
 		},
-		Wake: func(uid types.UID) { n.wakes <- uid },
+		Wake:       func(uid types.UID) { n.wakes <- uid },
+		NodeLabels: func() map[string]string { return map[string]string{v1.LabelHostname: "n1"} },
+		Watch:      n.shared, Provisioned: filepath.Join(dir, "provisioned"),
 	})
 	n.looked = func(uid types.UID) { n.looks <- uid }
 }
@@ -210,7 +215,8 @@ func TestMountFails(t *testing.T) {
 		{"secret key missing", v1.VolumeSource{Secret: &v1.SecretVolumeSource{SecretName: "s", DefaultMode: mode644, Items: []v1.KeyToPath{{Key: "zz", Path: "z"}}}}, "references non-existent secret key: zz"},
 		{"path out of the volume", fromConfigMap("cm", false, v1.KeyToPath{Key: "a", Path: "../z"}), "invalid path: must not contain '..': ../z"},
 		{"no directory", v1.VolumeSource{HostPath: &v1.HostPathVolumeSource{Path: missing, Type: ptr.To(v1.HostPathDirectory)}}, "hostPath type check failed: /no/such/place is not a directory"},
-		{"claim", v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}}, `the volume is a persistentVolumeClaim ("data"), which this kubelet cannot mount: use configMap, downwardAPI, emptyDir, hostPath, image, projected or secret`},
+		{"claim", v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}}, `persistentvolumeclaims "data" not found`},
+		{"csi", v1.VolumeSource{CSI: &v1.CSIVolumeSource{Driver: "d.example"}}, `the volume is a csi volume (driver "d.example"), which this kubelet cannot mount: use configMap, downwardAPI, emptyDir, ephemeral, hostPath, image, nfs, persistentVolumeClaim, projected or secret`},
 		{"trust bundle", v1.VolumeSource{Projected: &v1.ProjectedVolumeSource{DefaultMode: mode644, Sources: []v1.VolumeProjection{{ClusterTrustBundle: &v1.ClusterTrustBundleProjection{Path: "ca"}}}}}, "clusterTrustBundle projections are not served by this kubelet: project a configMap that has the certificates instead"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

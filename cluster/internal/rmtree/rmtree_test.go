@@ -1,4 +1,4 @@
-package volume
+package rmtree
 
 import (
 	"errors"
@@ -22,7 +22,7 @@ func TestAWideDirectoryIsRemoved(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := removePath(dir); err != nil {
+	if err := Path(dir); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Lstat(dir); !errors.Is(err, os.ErrNotExist) {

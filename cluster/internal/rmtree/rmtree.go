@@ -1,4 +1,9 @@
-package volume
+// Package rmtree removes trees that hostile programs have filled: containers' volumes.
+//
+// It follows no link and enters no mount: a mount that is in its way is taken away, and what is in
+// it is not touched. However deep or wide a tree is, it takes a bounded number of descriptors and
+// bounded memory.
+package rmtree
 
 import (
 	"errors"
@@ -11,9 +16,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxDepth is how deep a tree is descended into, one descriptor for each level; what is deeper is moved up
-// first.
-const maxDepth = 64
+// MaxDepth is how deep a tree is descended into, one descriptor for each level; what is deeper is
+// moved up first.
+const MaxDepth = 64
 
 const (
 	// namesAtOnce is how many names of a directory are in memory at a time.
@@ -25,8 +30,11 @@ const (
 // stackedMounts bounds how many mounts on one place are taken away.
 const stackedMounts = 100
 
-// removePath removes a file or tree by its path, whose directory is our own; see removeTree.
-func removePath(path string) error {
+// openDir opens a directory, which must not be a link.
+const openDir = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
+
+// Path removes a file or tree by its path, whose directory is our own; see At.
+func Path(path string) error {
 	parent, err := os.OpenFile(filepath.Dir(path), openDir, 0)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -35,12 +43,12 @@ func removePath(path string) error {
 		return err
 	}
 	defer parent.Close()
-	return removeTree(int(parent.Fd()), filepath.Base(path))
+	return At(int(parent.Fd()), filepath.Base(path))
 }
 
-// removeTree removes what name is in the directory parent, with all that is below it. It follows no
-// link and enters no mount: a mount that is in its way is taken away, and what is in it is not touched.
-func removeTree(parent int, name string) error { return (&removal{top: -1}).remove(parent, name, 0) }
+// At removes what name is in the directory parent, with all that is below it. If there is nothing,
+// it returns nil.
+func At(parent int, name string) error { return (&removal{top: -1}).remove(parent, name, 0) }
 
 // removal is the removal of one tree.
 type removal struct {
@@ -82,7 +90,7 @@ func (r *removal) remove(parent int, name string, depth int) error {
 		case err != nil:
 			return fault("remove", err)
 		}
-		if depth >= maxDepth {
+		if depth >= MaxDepth {
 			err := unix.Renameat(parent, name, r.top, fmt.Sprintf("deep-%x", rand.Uint64()))
 			unix.Close(dir)
 			r.moved = r.moved || err == nil

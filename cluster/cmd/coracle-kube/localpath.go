@@ -1,0 +1,49 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"path/filepath"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apiserver/pkg/authentication/user"
+
+	"github.com/coracle-project/coracle/cluster/apiserver"
+	"github.com/coracle-project/coracle/cluster/controllers/localpath"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume"
+)
+
+// localPathRoot is where volumes of the StorageClass local-path are. The command coracle knows it,
+// too.
+func localPathRoot(root string) string { return filepath.Join(root, "local-path") }
+
+func localPath(root, node string) *localpath.Options {
+	return &localpath.Options{
+		Root: localPathRoot(root), NodeName: node,
+		Users: func(name string) ([]types.UID, error) { return volume.Users(kubeletRoot(root), name) },
+	}
+}
+
+// withLocalPathClass adds the part that makes the StorageClass, as an administrator would.
+func withLocalPathClass(server *apiserver.Server, parts []func(context.Context) error) ([]func(context.Context) error, error) {
+	set, err := in(server, "system:coracle-storage", user.SystemPrivilegedGroup)
+	if err != nil {
+		return nil, err
+	}
+	return append(parts, func(ctx context.Context) error {
+		again := wait.Backoff{Duration: time.Second, Factor: 2, Steps: 10, Cap: time.Minute}
+		for {
+			err := localpath.EnsureClass(ctx, set.Kube)
+			if err == nil || ctx.Err() != nil {
+				return nil
+			}
+			slog.Warn("the storage class is not made", "class", localpath.ClassName, "err", err)
+			select {
+			case <-time.After(again.Step()):
+			case <-ctx.Done():
+			}
+		}
+	}), nil
+}

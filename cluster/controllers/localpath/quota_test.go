@@ -1,0 +1,138 @@
+package localpath
+
+import (
+	"compress/gzip"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/cluster/controllers/internal/apitest"
+)
+
+// mountBtrfs returns a directory with an empty btrfs of 32 MiB. Its image was made by mkfs.btrfs
+// -M, and compressed twice, which makes 34 kB of zeros small.
+func mountBtrfs(t *testing.T) string {
+	t.Helper()
+	file, err := os.Open("testdata/btrfs.img.gz.gz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	outer, err := gzip.NewReader(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	inner, err := gzip.NewReader(outer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	image, dir := filepath.Join(t.TempDir(), "btrfs.img"), t.TempDir()
+	disk, err := os.Create(image)
+	if err == nil {
+		_, err = io.Copy(disk, inner)
+	}
+	if err := errors.Join(err, disk.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if said, err := exec.Command("mount", "-t", "btrfs", "-o", "loop", image, dir).CombinedOutput(); err != nil {
+		t.Fatalf("btrfs and a loop device are needed: %v: %s", err, said)
+	}
+	t.Cleanup(func() {
+		if said, err := exec.Command("umount", "-d", dir).CombinedOutput(); err != nil {
+			t.Errorf("umount: %v: %s", err, said)
+		}
+	})
+	return dir
+}
+
+func enableQuotas(t *testing.T, dir string) {
+	t.Helper()
+	fd, err := unix.Open(dir, openDir, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	const quotaCtl, enable = 0xc0109428, 1 // BTRFS_IOC_QUOTA_CTL
+	args := struct{ command, status uint64 }{command: enable}
+	if err := ioctl(fd, quotaCtl, unsafe.Pointer(&args)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// fill writes until there is no more room, and returns how many bytes there was room for.
+func fill(t *testing.T, path string) (written int64, err error) {
+	t.Helper()
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	block := make([]byte, 256<<10)
+	for written < 16<<20 {
+		n, err := f.Write(block)
+		written += int64(n)
+		if err == nil {
+			err = f.Sync()
+		}
+		if err != nil {
+			return written, err
+		}
+	}
+	return written, nil
+}
+
+// On btrfs with quotas a claim's size is a limit, and a volume that is full can be deleted. Without
+// quotas nothing stops the same writes.
+func TestQuotas(t *testing.T) {
+	for name, quotas := range map[string]bool{"with quotas": true, "without": false} {
+		t.Run(name, func(t *testing.T) {
+			root := mountBtrfs(t)
+			if quotas {
+				enableQuotas(t, root)
+			}
+			ours(Options{Root: root}).Run(t, func(t *testing.T, s *apitest.Server) {
+				b := prepare(t, s, root)
+				claim := b.claim("data", "4Mi", nil)
+				s.Settle()
+				if b.volume(claim) == nil {
+					b.wantEvent("data", "ProvisioningSucceeded", "")
+					t.Fatal("there is no volume")
+				}
+				b.bind(claim)
+				written, err := fill(t, b.dir(claim)+"/file")
+				if quotas && (!errors.Is(err, unix.EDQUOT) || written > 5<<20) || !quotas && err != nil {
+					t.Errorf("%d bytes could be written, %v", written, err)
+				}
+				if info, err := os.Stat(b.dir(claim)); err != nil || info.Mode().Perm() != 0o777 {
+					t.Errorf("the volume: %v, %v", info, err)
+				}
+				b.release(claim)
+				s.Settle()
+				b.wantOnDisk()
+				if b.volume(claim) != nil {
+					t.Error("the volume is still there")
+				}
+				empty := b.claim("empty", "4Mi", nil)
+				s.Settle()
+				b.wantOnDisk(nameOf(empty))
+				if !quotas {
+					return
+				}
+				// A crash before the PersistentVolume was made leaves an empty subvolume, which rmdir takes
+				// away.
+				if err := b.dirs().discard(nameOf(empty)); err != nil {
+					t.Error(err)
+				}
+				b.wantOnDisk()
+			})
+		})
+	}
+}
+
+func (b *bench) dirs() dirs { return dirs{root: b.root} }

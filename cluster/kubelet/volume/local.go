@@ -1,0 +1,153 @@
+package volume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+)
+
+// readyFile in a volume's state says that it was mounted and given to the pod's group: from then on
+// it is left alone.
+const readyFile = "ready"
+
+// localVolumes mounts directories and devices of this node.
+type localVolumes struct {
+	// private is the directory of volumes that this cluster has provisioned: paths below it never lead
+	// through a link. "" for none.
+	private string
+}
+
+func (localVolumes) Plugin() string { return "kubernetes.io~local-volume" }
+
+func (localVolumes) Serves(v *Spec) bool { return v.PV != nil && v.PV.Spec.Local != nil }
+
+// Mount binds the volume's directory. A pod gets a mount of its own, so that what it may do there
+// is its own matter.
+func (l localVolumes) Mount(_ context.Context, v *Spec) (string, error) {
+	path := v.PV.Spec.Local.Path
+	if !filepath.IsAbs(path) || slices.Contains(strings.Split(path, "/"), "..") {
+		return "", fmt.Errorf("invalid path: %s must be absolute and must not contain '..'", path)
+	}
+	if len(v.PV.Spec.MountOptions) > 0 {
+		return "", fmt.Errorf("mountOptions of local volumes are not served by this kubelet: take them out of persistentvolume %q", v.PV.Name)
+	}
+	dir, err := l.open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", fmt.Errorf("path %q does not exist on this node", path)
+	}
+	if err != nil {
+		return "", err
+	}
+	defer unix.Close(dir)
+	var info unix.Stat_t
+	if err := unix.Fstat(dir, &info); err != nil {
+		return "", &os.PathError{Op: "stat", Path: path, Err: err}
+	}
+	switch kind := info.Mode & unix.S_IFMT; {
+	case v.Block && kind != unix.S_IFBLK:
+		return "", fmt.Errorf("path %q is no block device, but the volume has volumeMode Block", path)
+	case v.Block:
+		return filepath.EvalSymlinks(path)
+	case kind == unix.S_IFBLK:
+		return "", fmt.Errorf("path %q is a block device, but the volume has volumeMode Filesystem: mount it on a directory and name that one", path)
+	case kind != unix.S_IFDIR:
+		return "", fmt.Errorf("path %q is no directory", path)
+	}
+	return v.Dir, l.bind(dir, v)
+}
+
+// open opens the volume's path. The administrator's own paths may lead through links.
+func (l localVolumes) open(path string) (int, error) {
+	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC}
+	base, below := "/", path
+	if rest, ok := strings.CutPrefix(filepath.Clean(path), l.private+"/"); ok && l.private != "" {
+		base, below = l.private, rest
+		how.Resolve = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS
+	}
+	root, err := unix.Open(base, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, &os.PathError{Op: "open", Path: base, Err: err}
+	}
+	defer unix.Close(root)
+	fd, err := unix.Openat2(root, below, &how)
+	if errors.Is(err, unix.ELOOP) && how.Resolve != 0 {
+		return -1, fmt.Errorf("path %q leads through a symbolic link, which a volume of this cluster never is: put its directory back", path)
+	}
+	if err != nil {
+		return -1, &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	return fd, nil
+}
+
+func (l localVolumes) bind(dir int, v *Spec) error {
+	ready := filepath.Join(v.State, readyFile)
+	if _, err := os.Lstat(ready); err == nil && shows(v.Dir, dir) {
+		return nil
+	}
+	if err := bindAt(dir, v.Dir); err != nil {
+		return err
+	}
+	if !v.ReadOnly {
+		if err := giveVolume(v.Dir, v.Pod); err != nil {
+			return err
+		}
+	}
+	return os.WriteFile(ready, nil, 0o640)
+}
+
+// Unmount has nothing to do but what is done for all.
+func (localVolumes) Unmount(context.Context, Mounted) error { return nil }
+
+// shows says whether what source is open on is mounted on target.
+func shows(target string, source int) bool {
+	var want, have unix.Stat_t
+	return unix.Fstat(source, &want) == nil && unix.Lstat(target, &have) == nil && have.Dev == want.Dev && have.Ino == want.Ino
+}
+
+// giveVolume makes what is in a volume belong to the pod's fsGroup, as far as its
+// fsGroupChangePolicy says.
+func giveVolume(dir string, pod *v1.Pod) error {
+	group := fsGroup(pod)
+	if group == nil {
+		return nil
+	}
+	if policy := pod.Spec.SecurityContext.FSGroupChangePolicy; policy != nil && *policy == v1.FSGroupChangeOnRootMismatch {
+		var s unix.Stat_t
+		if err := unix.Lstat(dir, &s); err != nil {
+			return &os.PathError{Op: "stat", Path: dir, Err: err}
+		}
+		const wanted = unix.S_ISGID | 0o770
+		if int64(s.Gid) == *group && s.Mode&wanted == wanted {
+			return nil
+		}
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(giveToGroup(root, group, readWrite), root.Close())
+}
+
+// hostPaths are PersistentVolumes that are paths of the host.
+type hostPaths struct{}
+
+func (hostPaths) Plugin() string { return "kubernetes.io~host-path" }
+
+func (hostPaths) Serves(v *Spec) bool { return v.PV != nil && v.PV.Spec.HostPath != nil }
+
+func (hostPaths) Mount(_ context.Context, v *Spec) (string, error) {
+	if v.Block {
+		return "", errors.New("hostPath volumes have no volumeMode Block: use a local volume whose path is the device")
+	}
+	return v.PV.Spec.HostPath.Path, checkHostPath(v.PV.Spec.HostPath)
+}
+
+func (hostPaths) Unmount(context.Context, Mounted) error { return nil }

@@ -1,0 +1,136 @@
+package volume
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+)
+
+// nfsVolumes mounts NFS by the helper that the node has for it.
+type nfsVolumes struct {
+	// places are the directories that the helper is looked for in.
+	places []string
+}
+
+var helperPlaces = []string{"/sbin", "/usr/sbin", "/bin", "/usr/bin"}
+
+const (
+	// nfsPatience bounds one try to mount; the helper itself tries for two minutes.
+	nfsPatience = 100 * time.Second
+	// nfsLinger is how long what the helper has started may hold its output.
+	nfsLinger = time.Second
+)
+
+func (nfsVolumes) Plugin() string { return "kubernetes.io~nfs" }
+
+func (nfsVolumes) Serves(v *Spec) bool { return v.nfs() != nil }
+
+func (s *Spec) nfs() *v1.NFSVolumeSource {
+	if s.PV != nil {
+		return s.PV.Spec.NFS
+	}
+	return s.Inline.NFS
+}
+
+// Mount mounts the export. Whether it is mounted is read from the list of mounts: to look at the
+// directory could take for ever, if the server is gone.
+func (n nfsVolumes) Mount(ctx context.Context, v *Spec) (string, error) {
+	source := v.nfs()
+	if v.Block {
+		return "", errors.New("nfs volumes have no volumeMode Block")
+	}
+	if mounted, err := inMountTable(v.Dir); mounted || err != nil {
+		return v.Dir, err
+	}
+	if strings.HasPrefix(source.Server, "-") { // it would be an option of the helper
+		return "", fmt.Errorf("%q is no name of a server", source.Server)
+	}
+	helper, err := n.find()
+	if err != nil {
+		return "", err
+	}
+	if err := os.Mkdir(v.Dir, 0o750); err != nil && !errors.Is(err, fs.ErrExist) {
+		return "", err
+	}
+	server := source.Server
+	if strings.Contains(server, ":") && !strings.HasPrefix(server, "[") {
+		server = "[" + server + "]"
+	}
+	args := []string{server + ":" + source.Path, v.Dir}
+	var options []string
+	if v.PV != nil {
+		options = append(options, v.PV.Spec.MountOptions...)
+	}
+	if v.ReadOnly || source.ReadOnly {
+		options = append(options, "ro")
+	}
+	if len(options) > 0 {
+		args = append(args, "-o", strings.Join(options, ","))
+	}
+	ctx, cancel := context.WithTimeout(ctx, nfsPatience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, helper, args...)
+	cmd.Env, cmd.Dir, cmd.WaitDelay = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}, "/", nfsLinger
+	said, err := cmd.CombinedOutput()
+	if err == nil {
+		return v.Dir, nil
+	}
+	if ctx.Err() != nil {
+		err = fmt.Errorf("the server %q does not answer: %w", source.Server, ctx.Err())
+	}
+	return "", fmt.Errorf("mount nfs %s: %w: %s", args[0], err, bytes.TrimSpace(said))
+}
+
+// find returns the path of mount.nfs.
+func (n nfsVolumes) find() (string, error) {
+	for _, dir := range n.places {
+		path := filepath.Join(dir, "mount.nfs")
+		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
+			return path, nil
+		}
+	}
+	return "", errors.New("this node has no mount.nfs: install nfs-common (Debian, Ubuntu), or nfs-utils (Fedora, Arch, Alpine)")
+}
+
+// Unmount has nothing to do but what is done for all.
+func (nfsVolumes) Unmount(context.Context, Mounted) error { return nil }
+
+// inMountTable says whether something is mounted on dir, without looking at what.
+func inMountTable(dir string) (bool, error) {
+	table, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return false, err
+	}
+	dir, err = realParent(dir)
+	if err != nil {
+		return false, err
+	}
+	for line := range strings.Lines(string(table)) {
+		if fields := strings.Fields(line); len(fields) > 4 && unescape.Replace(fields[4]) == dir {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// realParent resolves links in the path up to its last element: the kernel lists mounts by their
+// real paths.
+func realParent(path string) (string, error) {
+	parent, err := filepath.EvalSymlinks(filepath.Dir(path))
+	if errors.Is(err, fs.ErrNotExist) {
+		return path, nil
+	}
+	return filepath.Join(parent, filepath.Base(path)), err
+}
+
+// unescape undoes mountinfo's octal escapes.
+var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)

@@ -1,0 +1,210 @@
+package volume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
+)
+
+// Volumes that a Source mounts are recorded before that, so that a kubelet that starts after a
+// crash knows of each:
+//
+//	pods/UID/plugins/PLUGIN/NAME/claimed   the pod has the PersistentVolume NAME, or is about to
+//	pods/UID/plugins/PLUGIN/NAME/inline    likewise of a volume that is none
+//
+// The files are empty; where they are says all.
+const (
+	claimedFile = "claimed"
+	inlineFile  = "inline"
+)
+
+// makePersistent mounts a volume by its Source.
+func (m *Manager) makePersistent(ctx context.Context, p *podVolumes, vol *v1.Volume) error {
+	s, err := m.specOf(ctx, p.pod, vol)
+	if err != nil {
+		return err
+	}
+	source, err := m.sourceOf(s)
+	if err != nil {
+		return err
+	}
+	pod := m.podDir(p.uid)
+	s.Dir = filepath.Join(pod, volumesDir, source.Plugin(), s.Name)
+	s.State = filepath.Join(pod, pluginsDir, source.Plugin(), s.Name)
+	if err := m.take(p.uid, s); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(s.Dir), 0o750); err != nil {
+		return err
+	}
+	path, err := source.Mount(ctx, s)
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.placed == nil {
+		p.placed = map[string]placed{}
+	}
+	p.placed[vol.Name] = placed{spec: s, path: path, shared: path != s.Dir}
+	return nil
+}
+
+// take records that the pod has the volume. One for a single pod is refused while another pod on
+// this node has it.
+func (m *Manager) take(uid types.UID, s *Spec) error {
+	file := inlineFile
+	if s.PV != nil {
+		file = claimedFile
+	}
+	m.taking.Lock()
+	defer m.taking.Unlock()
+	if s.PV != nil && slices.Contains(s.PV.Spec.AccessModes, v1.ReadWriteOncePod) {
+		m.waiting.add(volumeKey(s.Name), uid)
+		users, err := Users(m.opts.RootDir, s.Name)
+		if err != nil {
+			return err
+		}
+		if slices.ContainsFunc(users, func(other types.UID) bool { return other != uid }) {
+			return errors.New("volume uses the ReadWriteOncePod access mode and is already in use by another pod")
+		}
+		m.waiting.remove(volumeKey(s.Name), uid)
+	}
+	if err := os.MkdirAll(s.State, 0o750); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(s.State, file), nil, 0o640)
+}
+
+// Users returns the pods on this node that have a PersistentVolume, or had it when their kubelet
+// ended. rootDir is the kubelet's directory.
+func Users(rootDir, volume string) ([]types.UID, error) {
+	if err := plainNames(volume); err != nil {
+		return nil, err
+	}
+	pods, err := os.ReadDir(filepath.Join(rootDir, "pods"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	var users []types.UID
+	for _, pod := range pods {
+		dir := filepath.Join(rootDir, "pods", pod.Name(), pluginsDir)
+		plugins, err := os.ReadDir(dir)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+		for _, plugin := range plugins {
+			_, err := os.Lstat(filepath.Join(dir, plugin.Name(), volume, claimedFile))
+			if err == nil {
+				users = append(users, types.UID(pod.Name()))
+			} else if !errors.Is(err, fs.ErrNotExist) {
+				return nil, err
+			}
+		}
+	}
+	return users, nil
+}
+
+// unmountPersistent has Sources undo what they did for the pod, and returns the names of the
+// PersistentVolumes that it has no longer.
+func (m *Manager) unmountPersistent(ctx context.Context, uid types.UID) (volumes []string, err error) {
+	var errs []error
+	for _, source := range m.sources {
+		states := filepath.Join(m.podDir(uid), pluginsDir, source.Plugin())
+		names, err := os.ReadDir(states)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
+		for _, name := range names {
+			mounted := Mounted{
+				Dir:   filepath.Join(m.podDir(uid), volumesDir, source.Plugin(), name.Name()),
+				State: filepath.Join(states, name.Name()),
+			}
+			if err := source.Unmount(ctx, mounted); err != nil {
+				errs = append(errs, fmt.Errorf("UnmountVolume.TearDown failed for volume %q : %w", name.Name(), err))
+				continue
+			}
+			volumes = append(volumes, name.Name())
+		}
+	}
+	return volumes, errors.Join(errs...)
+}
+
+// placedOf returns where the named volume is that a Source has mounted for the pod.
+func (p *podVolumes) placedOf(name string) (placed, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	at, ok := p.placed[name]
+	return at, ok
+}
+
+// Devices returns the container's block volumes. Mount of the pod has succeeded before.
+func (m *Manager) Devices(ctx context.Context, pod *v1.Pod, container *v1.Container) ([]*runtimeapi.Device, error) {
+	if len(container.VolumeDevices) == 0 {
+		return nil, nil
+	}
+	p, err := m.enter(ctx, pod.UID)
+	if err != nil {
+		return nil, err
+	}
+	defer p.leave()
+	var devices []*runtimeapi.Device
+	for _, d := range container.VolumeDevices {
+		at, err := m.place(ctx, p, pod, d.Name)
+		if err != nil {
+			return nil, err
+		}
+		permissions := "mrw"
+		if at.spec.ReadOnly {
+			permissions = "r"
+		}
+		devices = append(devices, &runtimeapi.Device{ContainerPath: d.DevicePath, HostPath: at.path, Permissions: permissions})
+	}
+	return devices, nil
+}
+
+// place returns where a volume is that a Source mounts. One that only an ephemeral container uses
+// was not there to be mounted before.
+func (m *Manager) place(ctx context.Context, p *podVolumes, pod *v1.Pod, name string) (placed, error) {
+	if at, ok := p.placedOf(name); ok {
+		return at, nil
+	}
+	i := slices.IndexFunc(pod.Spec.Volumes, func(v v1.Volume) bool { return v.Name == name })
+	if i < 0 || !isPersistent(&pod.Spec.Volumes[i]) {
+		return placed{}, fmt.Errorf("cannot find volume %q", name)
+	}
+	p.pod = pod
+	if err := m.make(ctx, p, &pod.Spec.Volumes[i]); err != nil {
+		return placed{}, fmt.Errorf("MountVolume.SetUp failed for volume %q : %w", name, err)
+	}
+	at, _ := p.placedOf(name)
+	return at, nil
+}
+
+// uses says how containers of the pod use a volume: as files, or as a device.
+func uses(pod *v1.Pod, name string) (mounted, device bool) {
+	podutil.VisitContainers(&pod.Spec, podutil.AllContainers, func(c *v1.Container, _ podutil.ContainerType) bool {
+		mounted = mounted || slices.ContainsFunc(c.VolumeMounts, func(m v1.VolumeMount) bool { return m.Name == name })
+		device = device || slices.ContainsFunc(c.VolumeDevices, func(d v1.VolumeDevice) bool { return d.Name == name })
+		return true
+	})
+	return mounted, device
+}
+
+// released wakes pods that wait for volumes that a pod had.
+func (m *Manager) released(volumes []string) {
+	for _, name := range volumes {
+		slog.Debug("a pod has let go of a volume", "volume", name)
+		m.waiting.changed(volumeKey(name))
+	}
+}

@@ -1,0 +1,89 @@
+package volume
+
+import (
+	"context"
+	"fmt"
+
+	v1 "k8s.io/api/core/v1"
+)
+
+// Source mounts volumes of one kind for pods: those of a PersistentVolume, or of a volume that
+// names its source itself. Another kind, such as CSI, is another Source in Options.Sources.
+//
+// The manager has checked the volume before it calls Mount: the claim is bound, the volume is this
+// claim's, this node can reach it, and no other pod has it if only one may. Calls for one pod come
+// one at a time, those for different pods at once.
+type Source interface {
+	// Plugin is the name of upstream's plugin in the names of directories ("kubernetes.io~nfs").
+	Plugin() string
+	// Serves says whether the volume is of this kind.
+	Serves(v *Spec) bool
+	// Mount makes the volume usable and returns its path on the node: v.Dir with the volume mounted on
+	// it, or a place or device that exists without that. It is called again after it failed, and after
+	// a restart of the kubelet; what it did before is still there then.
+	Mount(ctx context.Context, v *Spec) (path string, err error)
+	// Unmount undoes what Mount did, or began to do, from what is in m.State. Mounts on and below
+	// m.Dir are taken away afterwards in any case, without looking at what is mounted.
+	Unmount(ctx context.Context, m Mounted) error
+}
+
+// Spec is a volume as one pod uses it.
+type Spec struct {
+	// Name is the PersistentVolume's, or the volume's own if the pod names the source. It is a
+	// directory's name.
+	Name string
+	// PV is the PersistentVolume, or nil.
+	PV *v1.PersistentVolume
+	// Inline is the volume of the pod's spec.
+	Inline *v1.Volume
+	Pod    *v1.Pod
+	// ReadOnly is that no container of the pod writes to the volume.
+	ReadOnly bool
+	// Block is that containers get the volume as a device.
+	Block bool
+	Mounted
+}
+
+// Mounted is where a volume is, for those who have nothing else of it any more.
+type Mounted struct {
+	// Dir is where a file system is mounted, below the pod's directory. The manager makes only its
+	// parents.
+	Dir string
+	// State is a directory for what the source has to know later. It exists from before Mount until
+	// Unmount has succeeded.
+	State string
+}
+
+// placed is a volume that was mounted by a Source.
+type placed struct {
+	spec *Spec
+	path string
+	// shared is that the path is one of the host's, and not the pod's.
+	shared bool
+}
+
+// sourceOf returns what mounts the volume.
+func (m *Manager) sourceOf(s *Spec) (Source, error) {
+	for _, source := range m.sources {
+		if source.Serves(s) {
+			return source, nil
+		}
+	}
+	if s.PV != nil {
+		return nil, fmt.Errorf("persistentvolume %q is of a kind that this kubelet cannot mount (%s): use local, hostPath or nfs", s.Name, kindOf(&s.PV.Spec.PersistentVolumeSource))
+	}
+	return nil, errNotServed(s.Inline)
+}
+
+// kindOf is how the API calls the source of a PersistentVolume that is not served.
+func kindOf(s *v1.PersistentVolumeSource) string {
+	switch {
+	case s.CSI != nil:
+		return fmt.Sprintf("csi, driver %q", s.CSI.Driver)
+	case s.ISCSI != nil:
+		return "iscsi"
+	case s.FC != nil:
+		return "fc"
+	}
+	return "another source"
+}
