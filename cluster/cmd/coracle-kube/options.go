@@ -57,7 +57,7 @@ type apiOptions struct {
 	protect           protection
 	policies          bool
 	unserved          unserved.Kinds // nil but for what serve finds to be left to others
-	scheduler         string // file with the scheduler's configuration
+	scheduler         string         // file with the scheduler's configuration
 	balancers         balancerOptions
 }
 
