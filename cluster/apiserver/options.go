@@ -65,6 +65,11 @@ type Options struct {
 	EncryptionConfig string
 	// Audit says which requests are recorded.
 	Audit AuditOptions
+	// Authentication says whose tokens are accepted besides the cluster's own.
+	Authentication AuthenticationOptions
+	// PodSecurity is the level of the Pod Security Standards for namespaces that name none: privileged (the
+	// default), baseline or restricted.
+	PodSecurity string
 	// Version is this release of Coracle, such as v1.2.3, for a later start of another.
 	Version string
 
@@ -106,6 +111,9 @@ func (o *Options) complete() (addresses, error) {
 		if _, err := os.Stat(file); err != nil {
 			return addresses{}, fmt.Errorf("apiserver: %w", err)
 		}
+	}
+	if err := CheckPodSecurity(o.PodSecurity); err != nil {
+		return addresses{}, err
 	}
 	return o.resolve()
 }

@@ -20,6 +20,13 @@ var kinds = map[schema.GroupResource]string{
 	{Group: "storage.k8s.io", Resource: "volumeattachments"}:       "volumes are not attached",
 	{Group: "storage.k8s.io", Resource: "volumeattributesclasses"}: "volumes are not modified",
 	{Group: "storage.k8s.io", Resource: "csistoragecapacities"}:    "volumes are not provisioned",
+
+	{Group: "flowcontrol.apiserver.k8s.io", Resource: "flowschemas"}:                 "requests are shared out by upstream's default levels",
+	{Group: "flowcontrol.apiserver.k8s.io", Resource: "prioritylevelconfigurations"}: "requests are shared out by upstream's default levels",
+	{Group: "resource.k8s.io", Resource: "deviceclasses"}:                            "devices are not allocated",
+	{Group: "resource.k8s.io", Resource: "resourceclaims"}:                           "devices are not allocated",
+	{Group: "resource.k8s.io", Resource: "resourceclaimtemplates"}:                   "no claims are made of it",
+	{Group: "resource.k8s.io", Resource: "resourceslices"}:                           "devices are not allocated",
 }
 
 // Missing says what is not done of objects of a resource, "" if all is.

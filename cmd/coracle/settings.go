@@ -30,6 +30,8 @@ func (o *upOptions) settings() map[string]any {
 		"network-policies":           &o.PoliciesOff,
 		"encryption-provider-config": &o.EncryptionConfig, "audit-policy-file": &o.AuditPolicy, "audit-log-path": &o.AuditLog,
 		"audit-webhook-config-file": &o.AuditWebhook, "etcd-quota": &o.EtcdQuota,
+		"authentication-config": &o.AuthenticationConfig, "authentication-token-webhook-config-file": &o.TokenWebhook,
+		"authentication-token-webhook-version": &o.TokenWebhookVersion, "pod-security": &o.PodSecurity,
 	}
 }
 

@@ -69,6 +69,12 @@ type upOptions struct {
 	AuditLog         string `json:"auditLog,omitempty"`
 	AuditWebhook     string `json:"auditWebhook,omitempty"`
 	EtcdQuota        string `json:"etcdQuota,omitempty"`
+	// AuthenticationConfig, TokenWebhook, TokenWebhookVersion and PodSecurity are the cluster process's
+	// flags about who is let in, and what pods may be; empty are its defaults.
+	AuthenticationConfig string `json:"authenticationConfig,omitempty"`
+	TokenWebhook         string `json:"tokenWebhook,omitempty"`
+	TokenWebhookVersion  string `json:"tokenWebhookVersion,omitempty"`
+	PodSecurity          string `json:"podSecurity,omitempty"`
 	// UnsafeSysctls are those that pods may set in addition to upstream's safe ones.
 	UnsafeSysctls []string `json:"unsafeSysctls,omitempty"`
 
@@ -132,6 +138,10 @@ and fails. An up that fails before the node is Ready ends what it has started; p
 	f.StringVar(&o.AuditLog, "audit-log-path", "", "`FILE` for what is recorded")
 	f.StringVar(&o.AuditWebhook, "audit-webhook-config-file", "", "kubeconfig `FILE` of a server that gets what is recorded")
 	f.StringVar(&o.EtcdQuota, "etcd-quota", "", "how large the built-in etcd's database may get, a `SIZE` such as 8Gi (default: 4Gi)")
+	f.StringVar(&o.AuthenticationConfig, "authentication-config", "", "`FILE` with an AuthenticationConfiguration: issuers of tokens (OpenID Connect) (default: none)")
+	f.StringVar(&o.TokenWebhook, "authentication-token-webhook-config-file", "", "kubeconfig `FILE` of a server that is asked about tokens")
+	f.StringVar(&o.TokenWebhookVersion, "authentication-token-webhook-version", "", "version of authentication.k8s.io in which it is asked: v1 or v1beta1 (default: v1beta1)")
+	f.StringVar(&o.PodSecurity, "pod-security", "", "`LEVEL` of the Pod Security Standards in namespaces that name none: privileged, baseline or restricted (default: privileged)")
 	f.StringSliceVar(&o.apply, "apply", nil, "manifests to apply with kubectl once the node is Ready")
 	f.DurationVar(&o.timeout, "timeout", 2*time.Minute, "how long all of it may take")
 	return cmd
@@ -146,7 +156,7 @@ func up(ctx context.Context, p place, o upOptions, given func(flag string) bool,
 	}
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
-	for _, file := range []*string{&o.Config, &o.ResolvConf, &o.EncryptionConfig, &o.AuditPolicy, &o.AuditLog, &o.AuditWebhook} {
+	for _, file := range []*string{&o.Config, &o.ResolvConf, &o.EncryptionConfig, &o.AuditPolicy, &o.AuditLog, &o.AuditWebhook, &o.AuthenticationConfig, &o.TokenWebhook} {
 		if *file == "" || *file == standardOutput {
 			continue
 		}
@@ -273,6 +283,10 @@ func kubeArgs(p place, o upOptions) []string {
 		{"--audit-log-path", o.AuditLog},
 		{"--audit-webhook-config-file", o.AuditWebhook},
 		{"--etcd-quota", o.EtcdQuota},
+		{"--authentication-config", o.AuthenticationConfig},
+		{"--authentication-token-webhook-config-file", o.TokenWebhook},
+		{"--authentication-token-webhook-version", o.TokenWebhookVersion},
+		{"--pod-security", o.PodSecurity},
 	} {
 		if further[1] != "" {
 			args = append(args, further[0], further[1])

@@ -11,6 +11,9 @@
 // ones alone; v2 is one document for everything, and while there are custom resources a request for
 // it costs a second or so after each change. kubectl asks for v3.
 //
+// What other API servers serve ([Others]) they describe themselves: the index has their v3 documents without a hash, and a
+// request for one goes to them. The v2 document does not have them.
+//
 // To generate: go test ./apiserver -run TestOpenAPIDocuments -update (a test fails when it is due).
 package openapi
 
@@ -64,15 +67,24 @@ type document struct {
 	hash   string
 }
 
+// Others are API servers that serve groups and versions in place of this one.
+type Others interface {
+	// Documents returns the names of the v3 documents that can be had of them.
+	Documents() []string
+	// Document returns what answers a request for a v3 document, if it is one of theirs.
+	Document(name string) (http.Handler, bool)
+}
+
 // handler serves documents: the built-in ones by name, custom resources' when asked.
 type handler struct {
 	hashes map[string]string // of the built-in documents' JSON, by name
 	custom *custom
+	others Others
 }
 
 // Install adds the paths of the documents to m. Custom resources are those in crds.
-func Install(m *mux.PathRecorderMux, crds apiextensionslisters.CustomResourceDefinitionLister) error {
-	h := &handler{custom: &custom{crds: crds}}
+func Install(m *mux.PathRecorderMux, crds apiextensionslisters.CustomResourceDefinitionLister, others Others) error {
+	h := &handler{custom: &custom{crds: crds}, others: others}
 	index, err := documents.ReadFile("documents/index.json")
 	if err == nil {
 		err = json.Unmarshal(index, &h.hashes)
@@ -113,6 +125,9 @@ func (h *handler) serveIndex(w http.ResponseWriter, r *http.Request) {
 			add(name, hash)
 		}
 	}
+	for _, name := range h.others.Documents() {
+		all.Paths[name] = handler3.OpenAPIV3DiscoveryGroupVersion{ServerRelativeURL: root + "/" + name}
+	}
 	data, err := json.Marshal(all)
 	if err != nil {
 		fail(w, err)
@@ -131,6 +146,10 @@ func location(name, hash string) string {
 // serveV3 answers one v3 document.
 func (h *handler) serveV3(w http.ResponseWriter, r *http.Request) {
 	name := strings.TrimPrefix(r.URL.Path, root+"/")
+	if other, ok := h.others.Document(name); ok {
+		other.ServeHTTP(w, r)
+		return
+	}
 	format, contentType := negotiate(r, "v3")
 	if format == "" {
 		w.WriteHeader(http.StatusNotAcceptable)

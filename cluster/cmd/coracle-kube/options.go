@@ -53,6 +53,7 @@ type apiOptions struct {
 	podsHealth        *health.Part // nil unless pods is set
 	storeHealth       *health.Part // nil unless a board shows it
 	protect           protection
+	access            access
 	policies          bool
 	balancers         balancerOptions
 }
@@ -70,6 +71,7 @@ func (o *apiOptions) define(f *pflag.FlagSet) {
 	f.StringVar(&o.etcdCert, "etcd-cert", "", "file with the client certificate for --etcd-servers")
 	f.StringVar(&o.etcdKey, "etcd-key", "", "file with the key of --etcd-cert")
 	o.protect.define(f)
+	o.access.define(f)
 }
 
 // url is where clients on this machine reach the API.
@@ -109,7 +111,7 @@ func (o *apiOptions) check() error {
 	if err := apiserver.CheckListenPort(o.port); err != nil {
 		return fmt.Errorf("--port %w", err)
 	}
-	return errors.Join(o.balancers.check(o.serviceCIDR), o.protect.check(len(o.etcdServers) > 0))
+	return errors.Join(o.balancers.check(o.serviceCIDR), o.protect.check(len(o.etcdServers) > 0), o.access.check())
 }
 
 // settings are the flags that say where the API server is and keeps things.
@@ -121,6 +123,7 @@ func (o *apiOptions) settings() apiserver.Options {
 		EtcdServers:   o.etcdServers, EtcdCA: o.etcdCA, EtcdCert: o.etcdCert, EtcdKey: o.etcdKey,
 		EtcdQuota: o.protect.quota, StoreHealth: o.storeHealth,
 		EncryptionConfig: o.protect.encryption, Audit: o.protect.audit, Version: version,
+		Authentication: o.access.authentication, PodSecurity: o.access.podSecurity,
 	}
 }
 
