@@ -27,7 +27,10 @@ func badServer(t *testing.T, gv schema.GroupVersion, handler http.HandlerFunc) (
 	server := httptest.NewUnstartedServer(handler)
 	server.TLS, server.Config.ErrorLog = &tls.Config{Certificates: []tls.Certificate{pair}}, log.New(io.Discard, "", 0)
 	server.StartTLS()
-	t.Cleanup(server.Close)
+	t.Cleanup(func() {
+		server.CloseClientConnections() // of requests that hang
+		server.Close()
+	})
 	return portOf(t, server.Listener.Addr().String()), ca
 }
 
@@ -161,13 +164,16 @@ func TestAnswersOfAServerThatTurnsBad(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	half, err := client.Get(config.Host + "/apis/turns.example.com/v1/ships/cut")
-	if err != nil {
-		t.Fatal(err)
+	const cut = "/apis/turns.example.com/v1/ships/cut"
+	if half, err := client.Get(config.Host + cut); err == nil {
+		body, err := io.ReadAll(half.Body)
+		half.Body.Close()
+		if err == nil {
+			t.Errorf("half an answer was passed on as a whole one: %d %q", half.StatusCode, body)
+		}
 	}
-	defer half.Body.Close()
-	if body, err := io.ReadAll(half.Body); err == nil || string(body) != "half" {
-		t.Errorf("half an answer was passed on as a whole one: %d %q, %v", half.StatusCode, body, err)
+	if ships.last(cut) == nil {
+		t.Error("the server was not asked")
 	}
 }
 
