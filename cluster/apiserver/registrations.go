@@ -32,12 +32,12 @@ func (b *build) installRegistrations(server *genericapiserver.GenericAPIServer, 
 	return b.others.Install(server, builtin, crds)
 }
 
-// registrations is where APIServices are kept.
+// registrations is where APIServices are kept. They are few, and read by one informer.
 type registrations struct{ *store }
 
 // GetRESTOptions implements generic.RESTOptionsGetter.
 func (r registrations) GetRESTOptions(resource schema.GroupResource, _ runtime.Object) (generic.RESTOptions, error) {
 	config := r.config
 	config.Codec, config.Transformer = registrationscheme.Codecs.LegacyCodec(apiregistrationv1.SchemeGroupVersion), r.transformer(resource)
-	return r.options(config.ForResource(resource), resource.Group+"/"+resource.Resource, true), nil
+	return r.options(config.ForResource(resource), resource.Group+"/"+resource.Resource, false), nil
 }

@@ -185,6 +185,13 @@ func (s *Server) run(ctx context.Context) error {
 	defer stop(nil)
 	background.Go(func() { s.caches.run(ctx) })
 	go s.announce(ctx)
+	background.Go(func() {
+		select {
+		case <-s.ready:
+			b.others.Register(ctx)
+		case <-ctx.Done():
+		}
+	})
 	go func() {
 		select {
 		case <-store.stopped:

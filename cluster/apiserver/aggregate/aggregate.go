@@ -74,6 +74,7 @@ type Aggregator struct {
 	seen      cache.InformerSynced // all APIServices that there are have routes
 	remote    *remotestatus.AvailableConditionController
 	local     *localstatus.AvailableConditionController
+	register  func(context.Context) // see Register
 
 	routes atomic.Pointer[routes]
 	mu     sync.Mutex // held to replace routes
@@ -128,8 +129,8 @@ func New(o Options) (*Aggregator, error) {
 	return a, err
 }
 
-// Install has server start what the Aggregator needs, and register the groups and versions in builtin and of
-// custom resources. The server is not ready before the ways to all other servers are known; it does not wait for
+// Install has server start what the Aggregator needs. Groups and versions that are served here are those in
+// builtin and of crds. The server is not ready before the ways to all other servers are known; it does not wait for
 // any of these.
 func (a *Aggregator) Install(server *genericapiserver.GenericAPIServer, builtin []schema.GroupVersion, crds crdinformers.CustomResourceDefinitionInformer) error {
 	services := a.informers.Apiregistration().V1().APIServices()
@@ -142,6 +143,19 @@ func (a *Aggregator) Install(server *genericapiserver.GenericAPIServer, builtin 
 	}
 	a.options.Discovery.SetGroupVersionPriority(apiserver.APIRegistrationGroupVersion, apiserver.APIRegistrationGroupPriority, 0)
 	custom := crdregistration.NewCRDRegistrationController(crds, registering)
+	a.register = func(ctx context.Context) {
+		go custom.Run(workers, ctx.Done())
+		all := make(chan struct{})
+		go func() {
+			custom.WaitForInitialSync()
+			close(all)
+		}()
+		select {
+		case <-all: // before, those of custom resources would be taken for left over
+			registering.Run(workers, ctx.Done())
+		case <-ctx.Done():
+		}
+	}
 	known := make(chan struct{})
 	if err := server.RegisterMuxAndDiscoveryCompleteSignal("APIServices", known); err != nil {
 		return err
@@ -156,15 +170,13 @@ func (a *Aggregator) Install(server *genericapiserver.GenericAPIServer, builtin 
 		go a.merger.Run(ctx.Done(), nil)
 		go a.remote.Run(checkers, ctx.Done())
 		go a.local.Run(workers, ctx.Done())
-		go custom.Run(workers, ctx.Done())
-		go func() {
-			// Until custom resources are known, their APIServices would be taken for left over.
-			custom.WaitForInitialSync()
-			registering.Run(workers, ctx.Done())
-		}()
 		return nil
 	})
 }
+
+// Register keeps the APIServices of the groups and versions that are served here, until ctx ends. No request
+// waits for these, so neither does the server's readiness: at its first start they are all made.
+func (a *Aggregator) Register(ctx context.Context) { a.register(ctx) }
 
 // set takes over what an APIService says.
 func (a *Aggregator) set(s *apiregistrationv1.APIService) {
