@@ -79,8 +79,8 @@ func registrationsOf(t *testing.T, s *Server) *clientset.Clientset {
 	return c
 }
 
-// elsewhere has a server at a port of loopback serve a group and version of s. Its name is that of the group's first
-// part, and its Service's.
+// elsewhere has a server at a port of loopback serve a group and version of s. Its name is that of
+// the group's first part, and its Service's.
 func elsewhere(t *testing.T, s *Server, gv schema.GroupVersion, port int32, caBundle []byte) *apiregistrationv1.APIService {
 	t.Helper()
 	name := serviceName(gv)
@@ -116,7 +116,8 @@ func register(t *testing.T, s *Server, gv schema.GroupVersion, change func(*apir
 	return made
 }
 
-// becomes waits until an APIService has this reason for being available or not, and returns the condition.
+// becomes waits until an APIService has this reason for being available or not, and returns the
+// condition.
 func becomes(t *testing.T, s *Server, name, reason string) (found apiregistrationv1.APIServiceCondition) {
 	t.Helper()
 	all := registrationsOf(t, s).ApiregistrationV1().APIServices()
@@ -135,8 +136,8 @@ func becomes(t *testing.T, s *Server, name, reason string) (found apiregistratio
 	return found
 }
 
-// shipServer serves ships: what a real extension server does, as far as it matters. It believes a client that
-// has the front proxy's certificate about whom it asks for.
+// shipServer serves ships: what a real extension server does, as far as it matters. It believes a
+// client that has the front proxy's certificate about whom it asks for.
 type shipServer struct {
 	gv       schema.GroupVersion
 	port     int32
@@ -325,7 +326,8 @@ func TestAnotherServersAPI(t *testing.T) {
 	})
 }
 
-// Watches and upgraded connections reach the other server, and what it sends arrives while it is sent.
+// Watches and upgraded connections reach the other server, and what it sends arrives while it is
+// sent.
 func TestStreamsOfAnotherServer(t *testing.T) {
 	gv := schema.GroupVersion{Group: "stream.example.com", Version: "v1"}
 	more := make(chan struct{})
@@ -451,7 +453,8 @@ func TestAPIServicesOfOwnGroups(t *testing.T) {
 	becomes(t, server, "v1.", "Local")
 }
 
-// A server of users takes the place of what is served in this process, and gives it back when it goes.
+// A server of users takes the place of what is served in this process, and gives it back when it
+// goes.
 func TestAMetricsServerOfUsers(t *testing.T) {
 	gv := schema.GroupVersion{Group: "metrics.k8s.io", Version: "v1beta1"}
 	ask := func() string {

@@ -34,8 +34,8 @@ func badServer(t *testing.T, gv schema.GroupVersion, handler http.HandlerFunc) (
 	return portOf(t, server.Listener.Addr().String()), ca
 }
 
-// What is wrong with another server is said by its APIService's condition. Its group answers 503, and all others
-// go on.
+// What is wrong with another server is said by its APIService's condition. Its group answers 503,
+// and all others go on.
 func TestServersThatAreNotThere(t *testing.T) {
 	_, strangersCA := selfSigned(t, "stranger.default.svc")
 	client := admin(t)
@@ -219,7 +219,8 @@ func TestAServerThatDescribesTooMuch(t *testing.T) {
 	}
 }
 
-// A server that takes requests and never answers holds up its own clients only: not discovery, nor the next start.
+// A server that takes requests and never answers holds up its own clients only: not discovery, nor
+// the next start.
 func TestAServerThatHangs(t *testing.T) {
 	o := broken(t, func(*Options) {})
 	s, stop := serve(t, o)

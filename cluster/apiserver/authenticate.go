@@ -60,11 +60,11 @@ func loadServiceAccountKeys(path string) (serviceAccountKeys, error) {
 	return keys, err
 }
 
-// newAuthenticator returns what finds out who a request is from, in this order: certificates signed by the
-// cluster's authority, users inside the process, static tokens, service accounts (by tokens that were
-// asked for, and by those in Secrets), bootstrap tokens, issuers of JSON web tokens, a webhook. Who shows
-// nothing may look at the health endpoints only, unless the configuration says otherwise. ctx ends what
-// asks issuers for their keys.
+// newAuthenticator returns what finds out who a request is from, in this order: certificates signed
+// by the cluster's authority, users inside the process, static tokens, service accounts (by tokens
+// that were asked for, and by those in Secrets), bootstrap tokens, issuers of JSON web tokens, a
+// webhook. Who shows nothing may look at the health endpoints only, unless the configuration says
+// otherwise. ctx ends what asks issuers for their keys.
 func newAuthenticator(ctx context.Context, o *Options, serverID string, inside *identities, ca dynamiccertificates.CAContentProvider, keys serviceAccountKeys,
 	client kubernetes.Interface, shared informers.SharedInformerFactory,
 ) (authenticator.Request, error) {
@@ -93,7 +93,8 @@ func newAuthenticator(ctx context.Context, o *Options, serverID string, inside *
 		{Path: "/healthz"}, {Path: "/livez"}, {Path: "/readyz"},
 	}}
 	if o.Authentication.Config != "" {
-		// After service accounts: an issuer may be asked for its keys about each token that is not its own.
+		// After service accounts: an issuer may be asked for its keys about each token that is not its
+		// own.
 		fromIssuers, config, err := newIssuers(ctx, &o.Authentication, serverID)
 		if err != nil {
 			return nil, err

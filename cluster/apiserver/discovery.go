@@ -17,12 +17,12 @@ import (
 
 const aggregatedDiscovery = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 
-// withPlainDiscovery answers GET /apis for clients that do not ask for aggregated discovery, and GET /apis/GROUP for
-// groups that elsewhere says other servers serve versions of.
+// withPlainDiscovery answers GET /apis for clients that do not ask for aggregated discovery, and
+// GET /apis/GROUP for groups that elsewhere says other servers serve versions of.
 //
-// The server of the built-in groups knows all groups when asked for aggregated discovery, but only its
-// own when asked for the plain list: upstream has another server in front that merges the lists. Here the
-// plain list is made from the aggregated one.
+// The server of the built-in groups knows all groups when asked for aggregated discovery, but only
+// its own when asked for the plain list: upstream has another server in front that merges the
+// lists. Here the plain list is made from the aggregated one.
 func withPlainDiscovery(handler http.Handler, elsewhere func(group string) bool) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		below, ok := strings.CutPrefix(strings.TrimSuffix(r.URL.Path, "/"), "/apis")

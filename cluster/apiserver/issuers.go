@@ -28,19 +28,20 @@ import (
 	tokenwebhook "k8s.io/apiserver/plugin/pkg/authenticator/token/webhook"
 )
 
-// AuthenticationOptions say whose tokens are accepted besides the cluster's own. The files, the flags
-// and the defaults are upstream's.
+// AuthenticationOptions say whose tokens are accepted besides the cluster's own. The files, the
+// flags and the defaults are upstream's.
 type AuthenticationOptions struct {
-	// Config is the file of an AuthenticationConfiguration: issuers of JSON web tokens (OpenID Connect), and
-	// what clients may ask for that show nothing.
+	// Config is the file of an AuthenticationConfiguration: issuers of JSON web tokens (OpenID
+	// Connect), and what clients may ask for that show nothing.
 	Config string
-	// TokenWebhook is a kubeconfig of a server that is asked about tokens that nothing else knows, in
-	// TokenWebhookVersion of its API (v1beta1 by default). Its answers are remembered for TokenWebhookTTL.
+	// TokenWebhook is a kubeconfig of a server that is asked about tokens that nothing else knows,
+	// in TokenWebhookVersion of its API (v1beta1 by default). Its answers are remembered for
+	// TokenWebhookTTL.
 	TokenWebhook, TokenWebhookVersion string
 	TokenWebhookTTL                   time.Duration
 
-	// poll is how often the configuration is looked at, ask how often new issuers are asked whether they answer; for
-	// tests.
+	// poll is how often the configuration is looked at, ask how often new issuers are asked whether
+	// they answer; for tests.
 	poll, ask time.Duration
 }
 
@@ -124,9 +125,9 @@ func (o *AuthenticationOptions) webhook(audiences authenticator.Audiences) (auth
 	return tokencache.New(asking, false, o.TokenWebhookTTL, o.TokenWebhookTTL), nil
 }
 
-// issuers verifies tokens of the issuers in an AuthenticationConfiguration. Changes of its file take effect within
-// a minute, when the new issuers answer. A file that is no good is logged, and what was read before
-// stays in force.
+// issuers verifies tokens of the issuers in an AuthenticationConfiguration. Changes of its file
+// take effect within a minute, when the new issuers answer. A file that is no good is logged, and
+// what was read before stays in force.
 type issuers struct {
 	options  *AuthenticationOptions
 	serverID string
@@ -162,7 +163,8 @@ func (i *issuers) AuthenticateToken(ctx context.Context, token string) (*authent
 	return i.current.Load().AuthenticateToken(ctx, token)
 }
 
-// verifiers returns what verifies tokens of the issuers of config. Their keys are asked for in the background.
+// verifiers returns what verifies tokens of the issuers of config. Their keys are asked for in the
+// background.
 func (i *issuers) verifiers(config *apiserverapi.AuthenticationConfiguration) (*verifiers, error) {
 	ctx, stop := context.WithCancel(i.running)
 	var tokens []authenticator.Token

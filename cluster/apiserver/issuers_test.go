@@ -171,7 +171,8 @@ func TestIssuersOfTokens(t *testing.T) {
 		}
 	}
 
-	// A changed file takes effect, and one that is no good, or whose issuer does not answer, changes nothing.
+	// A changed file takes effect, and one that is no good, or whose issuer does not answer,
+	// changes nothing.
 	writeFile(t, o.Authentication.Config, "jwt: [")
 	writeFile(t, o.Authentication.Config, accepting("", second))
 	eventually(t, "the second issuer's tokens are accepted", func() (bool, error) {

@@ -67,8 +67,8 @@ type Options struct {
 	Audit AuditOptions
 	// Authentication says whose tokens are accepted besides the cluster's own.
 	Authentication AuthenticationOptions
-	// PodSecurity is the level of the Pod Security Standards for namespaces that name none: privileged (the
-	// default), baseline or restricted.
+	// PodSecurity is the level of the Pod Security Standards for namespaces that name none: privileged
+	// (the default), baseline or restricted.
 	PodSecurity string
 	// Version is this release of Coracle, such as v1.2.3, for a later start of another.
 	Version string

@@ -6,7 +6,8 @@ import (
 	podsecurityapi "k8s.io/pod-security-admission/api"
 )
 
-// CheckPodSecurity refuses what is no level of the Pod Security Standards; "" is upstream's default.
+// CheckPodSecurity refuses what is no level of the Pod Security Standards; "" is upstream's
+// default.
 func CheckPodSecurity(level string) error {
 	if level == "" {
 		return nil
@@ -17,9 +18,9 @@ func CheckPodSecurity(level string) error {
 	return nil
 }
 
-// podSecurityConfig is a configuration of upstream's admission plugin for namespaces that name no level. No namespace is
-// exempt: one that needs more says so by its label. Those who create a Deployment or a Job are warned, whose
-// pods would be refused.
+// podSecurityConfig is a configuration of upstream's admission plugin for namespaces that name no
+// level. No namespace is exempt: one that needs more says so by its label. Those who create a
+// Deployment or a Job are warned, whose pods would be refused.
 func podSecurityConfig(level string) string {
 	return fmt.Sprintf(`apiVersion: pod-security.admission.config.k8s.io/v1
 kind: PodSecurityConfiguration

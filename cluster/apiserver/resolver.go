@@ -10,8 +10,9 @@ import (
 	corelisters "k8s.io/client-go/listers/core/v1"
 )
 
-// serviceResolver finds where the Service of a webhook or of another API server can be reached: at one of its
-// ready endpoints, since no cluster address needs to be routed for that, or at its external name.
+// serviceResolver finds where the Service of a webhook or of another API server can be reached: at
+// one of its ready endpoints, since no cluster address needs to be routed for that, or at its
+// external name.
 type serviceResolver struct {
 	services corelisters.ServiceLister
 	slices   proxy.EndpointSliceGetter

@@ -30,8 +30,8 @@ import (
 	"github.com/coracle-project/coracle/cluster/apiserver/etcd"
 )
 
-// sampleVariable has the test's program be upstream's sample API server: what it needs to know of the
-// process is global.
+// sampleVariable has the test's program be upstream's sample API server: what it needs to know of
+// the process is global.
 const sampleVariable = "CORACLE_TEST_SAMPLE_APISERVER"
 
 // runSampleServer is upstream's main, but for the listener, which it is given.
@@ -51,7 +51,8 @@ func runSampleServer() int {
 	return 0
 }
 
-// startSampleServer runs it with the rights of a service account, and returns its port and authority.
+// startSampleServer runs it with the rights of a service account, and returns its port and
+// authority.
 func startSampleServer(t *testing.T, gv schema.GroupVersion) (port int32, ca []byte) {
 	t.Helper()
 	dir := t.TempDir()
@@ -144,8 +145,8 @@ func accountKubeconfig(t *testing.T) []byte {
 	return text
 }
 
-// TestUpstreamsSampleAPIServer runs k8s.io/sample-apiserver unchanged: it believes the front proxy by what it reads in
-// kube-system, and asks this server about tokens and rights.
+// TestUpstreamsSampleAPIServer runs k8s.io/sample-apiserver unchanged: it believes the front proxy
+// by what it reads in kube-system, and asks this server about tokens and rights.
 func TestUpstreamsSampleAPIServer(t *testing.T) {
 	gv := schema.GroupVersion{Group: "wardle.example.com", Version: "v1alpha1"}
 	port, ca := startSampleServer(t, gv)

@@ -35,8 +35,8 @@ type subject struct {
 	hosts  []string
 }
 
-// ensureAuthority returns the authority in the file at path, renewed or made if need be. The file at certPath
-// gets its certificate.
+// ensureAuthority returns the authority in the file at path, renewed or made if need be. The file
+// at certPath gets its certificate.
 func ensureAuthority(name, path, certPath string, now time.Time) (authority, error) {
 	a, err := ensureAuthorityPair(name, path, now)
 	if err != nil {

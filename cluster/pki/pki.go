@@ -14,11 +14,12 @@
 //	admin.kubeconfig       a cluster administrator, with certificate and key inside
 //	node-NAME.pem, node-NAME-serving.pem, node-NAME.kubeconfig
 //
-// [Ensure] is called at each start, once a day, and when the clock was set. It keeps what is good and makes anew what is
-// missing, damaged, about to expire (30 days), not yet valid (the clock was ahead when it was
-// made), signed by another authority, or made for other hosts. A renewed authority keeps its key,
-// so that what it signed stays valid. Only a file that cannot be read or written is an error:
-// making a new key because of a wrong permission would lock out everything that trusts the old one.
+// [Ensure] is called at each start, once a day, and when the clock was set. It keeps what is good
+// and makes anew what is missing, damaged, about to expire (30 days), not yet valid (the clock was
+// ahead when it was made), signed by another authority, or made for other hosts. A renewed
+// authority keeps its key, so that what it signed stays valid. Only a file that cannot be read or
+// written is an error: making a new key because of a wrong permission would lock out everything
+// that trusts the old one.
 package pki
 
 import (
@@ -53,9 +54,9 @@ type Bundle struct {
 	KubeletClient string
 	// ServiceAccountKey signs and verifies service account tokens.
 	ServiceAccountKey string
-	// FrontProxyClient is the pair with which the API server calls other API servers, and says for which user.
-	// FrontProxyCACert is the certificate of an authority that signs nothing else: with the
-	// cluster's, every client could say for which user it asks.
+	// FrontProxyClient is the pair with which the API server calls other API servers, and says for
+	// which user. FrontProxyCACert is the certificate of an authority that signs nothing else: with
+	// the cluster's, every client could say for which user it asks.
 	FrontProxyClient, FrontProxyCACert string
 	// AdminKubeconfig is the administrator's kubeconfig (mode 0600).
 	AdminKubeconfig string

@@ -69,8 +69,8 @@ type upOptions struct {
 	AuditLog         string `json:"auditLog,omitempty"`
 	AuditWebhook     string `json:"auditWebhook,omitempty"`
 	EtcdQuota        string `json:"etcdQuota,omitempty"`
-	// AuthenticationConfig, TokenWebhook, TokenWebhookVersion and PodSecurity are the cluster process's
-	// flags about who is let in, and what pods may be; empty are its defaults.
+	// AuthenticationConfig, TokenWebhook, TokenWebhookVersion and PodSecurity are the cluster
+	// process's flags about who is let in, and what pods may be; empty are its defaults.
 	AuthenticationConfig string `json:"authenticationConfig,omitempty"`
 	TokenWebhook         string `json:"tokenWebhook,omitempty"`
 	TokenWebhookVersion  string `json:"tokenWebhookVersion,omitempty"`

@@ -1,12 +1,14 @@
-// Package aggregate has other API servers serve some of a cluster's API groups, as kube-aggregator does.
+// Package aggregate has other API servers serve some of a cluster's API groups, as kube-aggregator
+// does.
 //
-// An APIService names a group and version, and the Service of the server that serves it. What kube-aggregator has for
-// these objects is imported: their storage, whether such a server is available, the merging of what it says it
-// serves, and the objects of the groups that are served here ("Local"). Ours is the way of a request to such
-// a server, and that a server which is slow, or sends too much, costs only its own clients.
+// An APIService names a group and version, and the Service of the server that serves it. What
+// kube-aggregator has for these objects is imported: their storage, whether such a server is
+// available, the merging of what it says it serves, and the objects of the groups that are served
+// here ("Local"). Ours is the way of a request to such a server, and that a server which is slow,
+// or sends too much, costs only its own clients.
 //
-// A user who registers a group and version that is served in this process (metrics.k8s.io) wins, with
-// two exceptions: the core API and apiregistration.k8s.io are always served here.
+// A user who registers a group and version that is served in this process (metrics.k8s.io) wins,
+// with two exceptions: the core API and apiregistration.k8s.io are always served here.
 package aggregate
 
 import (
@@ -42,12 +44,13 @@ import (
 )
 
 const (
-	// resync has kube-aggregator's controllers look at all APIServices again (upstream's value). The one that asks
-	// servers whether they are there does so every 30 seconds.
+	// resync has kube-aggregator's controllers look at all APIServices again (upstream's value).
+	// The one that asks servers whether they are there does so every 30 seconds.
 	resync = 5 * time.Minute
 	// syncPoll is how often the informer is looked at while the server starts.
 	syncPoll = 2 * time.Millisecond
-	// Workers of upstream's controllers: checks of servers wait for those, the others do not wait long.
+	// Workers of upstream's controllers: checks of servers wait for those, the others do not wait
+	// long.
 	checkers, workers = 5, 1
 )
 
@@ -80,7 +83,8 @@ type Aggregator struct {
 	mu     sync.Mutex // held to replace routes
 }
 
-// routes are the ways to groups and versions that other servers serve. They are not changed, but replaced.
+// routes are the ways to groups and versions that other servers serve. They are not changed, but
+// replaced.
 type routes map[schema.GroupVersion]*route
 
 // availability is for all servers of the process, as upstream's registry of metrics.
@@ -129,9 +133,9 @@ func New(o Options) (*Aggregator, error) {
 	return a, err
 }
 
-// Install has server start what the Aggregator needs. Groups and versions that are served here are those in
-// builtin and of crds. The server is not ready before the ways to all other servers are known; it does not wait for
-// any of these.
+// Install has server start what the Aggregator needs. Groups and versions that are served here are
+// those in builtin and of crds. The server is not ready before the ways to all other servers are
+// known; it does not wait for any of these.
 func (a *Aggregator) Install(server *genericapiserver.GenericAPIServer, builtin []schema.GroupVersion, crds crdinformers.CustomResourceDefinitionInformer) error {
 	services := a.informers.Apiregistration().V1().APIServices()
 	registering := autoregister.NewAutoRegisterController(services, a.clients.ApiregistrationV1())
@@ -174,8 +178,9 @@ func (a *Aggregator) Install(server *genericapiserver.GenericAPIServer, builtin 
 	})
 }
 
-// Register keeps the APIServices of the groups and versions that are served here, until ctx ends. No request
-// waits for these, so neither does the server's readiness: at its first start they are all made.
+// Register keeps the APIServices of the groups and versions that are served here, until ctx ends.
+// No request waits for these, so neither does the server's readiness: at its first start they are
+// all made.
 func (a *Aggregator) Register(ctx context.Context) { a.register(ctx) }
 
 // set takes over what an APIService says.
@@ -191,8 +196,8 @@ func (a *Aggregator) set(s *apiregistrationv1.APIService) {
 	r := a.newRoute(s, old)
 	a.replaceLocked(gv, r)
 	if old == nil {
-		// Until its server has been asked, clients are to know that there is something they do not see. The garbage
-		// collector would otherwise take owners in this group for gone.
+		// Until its server has been asked, clients are to know that there is something they do not
+		// see. The garbage collector would otherwise take owners in this group for gone.
 		found := a.options.Discovery.WithSource(aggregated.AggregatorSource)
 		found.AddGroupVersion(gv.Group, apidiscoveryv2.APIVersionDiscovery{Version: gv.Version, Freshness: apidiscoveryv2.DiscoveryFreshnessStale})
 		found.SetGroupVersionPriority(metav1.GroupVersion(gv), int(s.Spec.GroupPriorityMinimum), int(s.Spec.VersionPriority))
@@ -241,8 +246,8 @@ func (a *Aggregator) HasGroup(group string) bool {
 	return false
 }
 
-// Documents returns the names of the OpenAPI v3 documents that other servers have, such as apis/GROUP/VERSION,
-// as far as these are available.
+// Documents returns the names of the OpenAPI v3 documents that other servers have, such as
+// apis/GROUP/VERSION, as far as these are available.
 func (a *Aggregator) Documents() (names []string) {
 	for gv, r := range *a.routes.Load() {
 		if r.available {
@@ -253,7 +258,8 @@ func (a *Aggregator) Documents() (names []string) {
 	return names
 }
 
-// Document returns what answers a request for the OpenAPI v3 document called name, if that is another server's.
+// Document returns what answers a request for the OpenAPI v3 document called name, if that is
+// another server's.
 func (a *Aggregator) Document(name string) (http.Handler, bool) {
 	r := a.routeOf("/" + name)
 	if r == nil {

@@ -9,12 +9,13 @@ import (
 	"k8s.io/client-go/transport"
 )
 
-// documentLimit is how many bytes may be in what a server says it serves. Kubernetes' own is some 200 kB.
+// documentLimit is how many bytes may be in what a server says it serves. Kubernetes' own is some
+// 200 kB.
 const documentLimit = 8 << 20
 
-// asking returns what upstream's merger asks for what a server serves, of /apis or of one group and version. It is
-// asked whether the server counts as available or not. An answer that is too long is none: the whole
-// would be kept in memory here.
+// asking returns what upstream's merger asks for what a server serves, of /apis or of one group and
+// version. It is asked whether the server counts as available or not. An answer that is too long is
+// none: the whole would be kept in memory here.
 func (a *Aggregator) asking(r *route) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		if err := a.ask(w, req, r); err != nil {

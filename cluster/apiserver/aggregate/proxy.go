@@ -21,8 +21,8 @@ import (
 // component is what the API server's metrics call the aggregator.
 const component = "aggregator"
 
-// pass has the server at the end of r answer a request. The request's user has been authenticated and authorized
-// here; the server is told by headers who it is.
+// pass has the server at the end of r answer a request. The request's user has been authenticated
+// and authorized here; the server is told by headers who it is.
 func (a *Aggregator) pass(w http.ResponseWriter, req *http.Request, r *route) {
 	asked, ok := request.UserFrom(req.Context())
 	if !ok {

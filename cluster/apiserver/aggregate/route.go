@@ -32,7 +32,8 @@ type route struct {
 	err       error           // why it cannot
 }
 
-// newRoute returns the way that s describes. Connections of the old one are kept if it is the same way.
+// newRoute returns the way that s describes. Connections of the old one are kept if it is the same
+// way.
 func (a *Aggregator) newRoute(s *apiregistrationv1.APIService, old *route) *route {
 	r := &route{spec: s.Spec, available: helper.IsAPIServiceConditionTrue(s, apiregistrationv1.Available)}
 	if old != nil && reflect.DeepEqual(old.spec, s.Spec) {
@@ -89,8 +90,8 @@ func (a *Aggregator) locate(r *route, path, query string) (*url.URL, error) {
 	return &url.URL{Scheme: "https", Host: at.Host, Path: path, RawQuery: query}, nil
 }
 
-// clientPair is for upstream's check of servers. Without the certificate a server refuses the check, and the APIService's
-// condition says so.
+// clientPair is for upstream's check of servers. Without the certificate a server refuses the
+// check, and the APIService's condition says so.
 func (a *Aggregator) clientPair() (cert, key []byte) {
 	data, err := os.ReadFile(a.options.ClientPair)
 	if err != nil {

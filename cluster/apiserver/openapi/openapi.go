@@ -1,18 +1,19 @@
 // Package openapi serves the OpenAPI documents of an API server, v2 and v3, at next to no cost
 // while nobody reads them.
 //
-// The documents of the built-in groups are made when this package is generated, from the routes of a
-// running server and upstream's generated definitions, and lie in the binary as gzip'ed JSON and
-// protobuf: a client that accepts gzip gets the bytes as they are, any other has them unpacked while they are
-// sent. Upstream keeps them as trees of Go values, which are most of an idle API server's memory.
+// The documents of the built-in groups are made when this package is generated, from the routes of
+// a running server and upstream's generated definitions, and lie in the binary as gzip'ed JSON and
+// protobuf: a client that accepts gzip gets the bytes as they are, any other has them unpacked
+// while they are sent. Upstream keeps them as trees of Go values, which are most of an idle API
+// server's memory.
 //
-// Custom resources come and go, so their documents are made when they are asked for, and kept gzip'ed
-// until a definition changes. There is one document per group and version in v3, which leaves the built-in
-// ones alone; v2 is one document for everything, and while there are custom resources a request for
-// it costs a second or so after each change. kubectl asks for v3.
+// Custom resources come and go, so their documents are made when they are asked for, and kept
+// gzip'ed until a definition changes. There is one document per group and version in v3, which
+// leaves the built-in ones alone; v2 is one document for everything, and while there are custom
+// resources a request for it costs a second or so after each change. kubectl asks for v3.
 //
-// What other API servers serve ([Others]) they describe themselves: the index has their v3 documents without a hash, and a
-// request for one goes to them. The v2 document does not have them.
+// What other API servers serve ([Others]) they describe themselves: the index has their v3
+// documents without a hash, and a request for one goes to them. The v2 document does not have them.
 //
 // To generate: go test ./apiserver -run TestOpenAPIDocuments -update (a test fails when it is due).
 package openapi

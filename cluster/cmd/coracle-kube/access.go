@@ -8,8 +8,8 @@ import (
 	"github.com/coracle-project/coracle/cluster/apiserver"
 )
 
-// access are the flags for who is let in, and what pods may be. Names and defaults are upstream's, but for
-// the last, for which upstream has a file.
+// access are the flags for who is let in, and what pods may be. Names and defaults are upstream's,
+// but for the last, for which upstream has a file.
 type access struct {
 	authentication apiserver.AuthenticationOptions
 	podSecurity    string
