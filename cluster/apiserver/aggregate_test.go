@@ -137,7 +137,7 @@ func becomes(t *testing.T, s *Server, name, reason string) (found apiregistratio
 }
 
 // shipServer serves ships: what a real extension server does, as far as it matters. It believes a
-// client that has the front proxy's certificate about whom it asks for.
+// client that has the front proxy's certificate about the user.
 type shipServer struct {
 	gv       schema.GroupVersion
 	port     int32
@@ -429,7 +429,7 @@ func TestAPIServicesOfOwnGroups(t *testing.T) {
 	if resp.StatusCode != http.StatusOK || !strings.Contains(string(body), `"cells":["v1.apps","Local","True"`) {
 		t.Errorf("%d %.600s", resp.StatusCode, body)
 	}
-	// The core group cannot be given away: nobody could take it back.
+	// The core group cannot be given away: no one could take it back.
 	core, err := all.Get(t.Context(), "v1.", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)

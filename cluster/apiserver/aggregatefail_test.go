@@ -37,7 +37,7 @@ func badServer(t *testing.T, gv schema.GroupVersion, handler http.HandlerFunc) (
 // What is wrong with another server is said by its APIService's condition. Its group answers 503,
 // and all others go on.
 func TestServersThatAreNotThere(t *testing.T) {
-	_, strangersCA := selfSigned(t, "stranger.default.svc")
+	_, otherCA := selfSigned(t, "other.default.svc")
 	client := admin(t)
 	for name, test := range map[string]struct {
 		handler      http.HandlerFunc // nil for no server
@@ -61,7 +61,7 @@ func TestServersThatAreNotThere(t *testing.T) {
 		"nothing": {reason: "FailedDiscoveryCheck", says: "connection refused"},
 		"another-certificate": {
 			handler: func(http.ResponseWriter, *http.Request) { t.Error("a server with another certificate was asked") },
-			change:  func(a *apiregistrationv1.APIService) { a.Spec.CABundle = strangersCA }, reason: "FailedDiscoveryCheck", says: "certificate",
+			change:  func(a *apiregistrationv1.APIService) { a.Spec.CABundle = otherCA }, reason: "FailedDiscoveryCheck", says: "certificate",
 		},
 		"another-name": {
 			handler: func(http.ResponseWriter, *http.Request) { t.Error("a server with another name was asked") },
@@ -80,7 +80,7 @@ func TestServersThatAreNotThere(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			gv := schema.GroupVersion{Group: name + ".fail.example.com", Version: "v1"}
-			port, ca := int32(443), strangersCA
+			port, ca := int32(443), otherCA
 			if test.handler != nil {
 				port, ca = badServer(t, gv, test.handler)
 			} else if name == "nothing" {
@@ -277,7 +277,7 @@ func TestAServerThatHangs(t *testing.T) {
 	}
 }
 
-// What other API servers read to know whom to believe.
+// What other API servers read to know which client to believe.
 func TestWhatExtensionServersRead(t *testing.T) {
 	var m *corev1.ConfigMap
 	eventually(t, "the ConfigMap is complete", func() (_ bool, err error) {
@@ -293,6 +293,6 @@ func TestWhatExtensionServersRead(t *testing.T) {
 		}
 	}
 	if m.Data["client-ca-file"] == "" || m.Data["client-ca-file"] == m.Data["requestheader-client-ca-file"] {
-		t.Error("each client of the cluster could say for whom it asks")
+		t.Error("each client of the cluster could name the user that it asks for")
 	}
 }

@@ -56,7 +56,7 @@ func (b *build) hooks(server *genericapiserver.GenericAPIServer) error {
 		return nil
 	})
 
-	// What other API servers have to know to believe whom a request is from.
+	// What other API servers have to know to believe which user a request is from.
 	front, err := dynamiccertificates.NewDynamicCAContentFromFile("front-proxy-ca", b.options.PKI.FrontProxyCACert)
 	if err != nil {
 		return readable(b.options.PKI.FrontProxyCACert, err)

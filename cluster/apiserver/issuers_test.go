@@ -141,7 +141,7 @@ func writeFile(t *testing.T, path, content string) {
 }
 
 func TestIssuersOfTokens(t *testing.T) {
-	first, second, stranger := newIdentityProvider(t, false), newIdentityProvider(t, false), newIdentityProvider(t, false)
+	first, second, other := newIdentityProvider(t, false), newIdentityProvider(t, false), newIdentityProvider(t, false)
 	o := broken(t, func(o *Options) {
 		o.Authentication.Config = filepath.Join(o.Root, "authentication.yaml")
 		o.Authentication.poll, o.Authentication.ask = 10*time.Millisecond, 10*time.Millisecond
@@ -158,12 +158,12 @@ func TestIssuersOfTokens(t *testing.T) {
 	if got, err := whoIs(t, s, forged); err != nil || got != "oidc:jane oidc:system:masters,system:authenticated" {
 		t.Errorf("a group of the issuer's is %q, %v", got, err)
 	}
-	impostor := &identityProvider{url: first.url, key: stranger.key}
+	impostor := &identityProvider{url: first.url, key: other.key}
 	parts := strings.Split(first.token(t, nil), ".")
 	for name, token := range map[string]string{
 		"another audience": first.token(t, map[string]any{"aud": "others"}), "expired": first.token(t, map[string]any{"exp": time.Now().Add(-time.Hour).Unix()}),
 		"not yet valid": first.token(t, map[string]any{"nbf": time.Now().Add(time.Hour).Unix()}), "another key": impostor.token(t, nil),
-		"another issuer": stranger.token(t, nil), "the cluster's own issuer": first.token(t, map[string]any{"iss": issuer}),
+		"another issuer": other.token(t, nil), "the cluster's own issuer": first.token(t, map[string]any{"iss": issuer}),
 		"no signature": "eyJhbGciOiJub25lIn0." + parts[1] + ".", "changed": parts[0] + "." + parts[1] + "x." + parts[2], "garbage": "garbage", "long": strings.Repeat("x", 1<<16),
 	} {
 		if got, err := whoIs(t, s, token); err == nil {

@@ -262,7 +262,7 @@ func adminAccount(t *testing.T) string {
 	return token.Status.Token
 }
 
-// insecureClient asks servers whoever they are.
+// insecureClient does not check which server answers.
 func insecureClient(t *testing.T) *http.Client {
 	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}
 	t.Cleanup(transport.CloseIdleConnections)

@@ -231,7 +231,7 @@ func (a *Aggregator) replaceLocked(gv schema.GroupVersion, r *route) {
 	}
 }
 
-// alwaysHere says whether no other server may serve gv: without these nobody could take it back.
+// alwaysHere says whether no other server may serve gv: without these no one could take it back.
 func alwaysHere(gv schema.GroupVersion) bool {
 	return gv.Group == "" || gv.Group == apiregistrationv1.GroupName
 }

@@ -64,7 +64,7 @@ func (a *Aggregator) newRoute(s *apiregistrationv1.APIService, old *route) *rout
 	return r
 }
 
-// close closes connections that nobody uses. Requests under way go on.
+// close closes connections that no request uses. Requests under way go on.
 func (r *route) close() {
 	if r.transport != nil {
 		r.transport.CloseIdleConnections()
