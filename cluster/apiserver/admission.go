@@ -2,6 +2,7 @@ package apiserver
 
 import (
 	"io"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -81,10 +82,16 @@ var admissionPlugins = []struct {
 	{resourcequota.PluginName, resourcequota.Register},
 }
 
-// noConfig gives every plugin its defaults.
-type noConfig struct{}
+// pluginConfig gives every plugin its defaults, but for the level of pods' security.
+type pluginConfig struct{ podSecurity string }
 
-func (noConfig) ConfigFor(string) (io.Reader, error) { return nil, nil }
+// ConfigFor implements admission.ConfigProvider.
+func (c pluginConfig) ConfigFor(plugin string) (io.Reader, error) {
+	if plugin != podsecurity.PluginName || c.podSecurity == "" {
+		return nil, nil
+	}
+	return strings.NewReader(podSecurityConfig(c.podSecurity)), nil
+}
 
 // admission puts the admission plugins into the server's configuration.
 func (b *build) admission(resolver webhook.ServiceResolver) error {
@@ -116,7 +123,7 @@ func (b *build) admission(resolver webhook.ServiceResolver) error {
 		p.register(plugins)
 		names = append(names, p.name)
 	}
-	chain, err := plugins.NewFromPlugins(names, noConfig{}, initializers,
+	chain, err := plugins.NewFromPlugins(names, pluginConfig{b.options.PodSecurity}, initializers,
 		admission.Decorators{admission.DecoratorFunc(admissionmetrics.WithControllerMetrics)})
 	if err != nil {
 		return err

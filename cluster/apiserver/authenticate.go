@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"context"
 	"crypto"
 	"fmt"
 	"log/slog"
@@ -59,11 +60,12 @@ func loadServiceAccountKeys(path string) (serviceAccountKeys, error) {
 	return keys, err
 }
 
-// newAuthenticator returns what finds out who a request is from, in this order: certificates signed by the
-// cluster's authority, users inside the process, static tokens, service accounts (by tokens that were
-// asked for, and by those in Secrets), bootstrap tokens. Who shows nothing may look at the health
-// endpoints only.
-func newAuthenticator(o *Options, inside *identities, ca dynamiccertificates.CAContentProvider, keys serviceAccountKeys,
+// newAuthenticator returns what finds out who a request is from, in this order: certificates signed
+// by the cluster's authority, users inside the process, static tokens, service accounts (by tokens
+// that were asked for, and by those in Secrets), bootstrap tokens, issuers of JSON web tokens, a
+// webhook. Who shows nothing may look at the health endpoints only, unless the configuration says
+// otherwise. ctx ends what asks issuers for their keys.
+func newAuthenticator(ctx context.Context, o *Options, serverID string, inside *identities, ca dynamiccertificates.CAContentProvider, keys serviceAccountKeys,
 	client kubernetes.Interface, shared informers.SharedInformerFactory,
 ) (authenticator.Request, error) {
 	core := shared.Core().V1()
@@ -87,15 +89,38 @@ func newAuthenticator(o *Options, inside *identities, ca dynamiccertificates.CAC
 		serviceaccount.JWTTokenAuthenticator([]string{serviceaccount.LegacyIssuer}, keys.public, audiences, inSecrets),
 		authenticator.WrapAudienceAgnosticToken(audiences, bootstrap.NewTokenAuthenticator(core.Secrets().Lister().Secrets(metav1.NamespaceSystem))),
 	)
+	unknown := apiserverapi.AnonymousAuthConfig{Enabled: true, Conditions: []apiserverapi.AnonymousAuthCondition{
+		{Path: "/healthz"}, {Path: "/livez"}, {Path: "/readyz"},
+	}}
+	if o.Authentication.Config != "" {
+		// After service accounts: an issuer may be asked for its keys about each token that is not its
+		// own.
+		fromIssuers, config, err := newIssuers(ctx, &o.Authentication, serverID)
+		if err != nil {
+			return nil, err
+		}
+		tokens = append(tokens, authenticator.WrapAudienceAgnosticToken(audiences, fromIssuers))
+		if config.Anonymous != nil {
+			unknown = *config.Anonymous
+		}
+	}
+	if o.Authentication.TokenWebhook != "" {
+		hook, err := o.Authentication.webhook(audiences)
+		if err != nil {
+			return nil, err
+		}
+		tokens = append(tokens, hook)
+	}
 	token := tokenunion.New(inside, tokencache.New(tokenunion.New(tokens...), true, tokenCacheTTL, 0))
 	known := group.NewAuthenticatedGroupAdder(requestunion.New(
 		x509.NewDynamic(ca.VerifyOptions, x509.CommonNameUserConversion),
 		bearertoken.New(token),
 		websocket.NewProtocolAuthenticator(token),
 	))
-	return requestunion.NewFailOnError(known, anonymous.NewAuthenticator([]apiserverapi.AnonymousAuthCondition{
-		{Path: "/healthz"}, {Path: "/livez"}, {Path: "/readyz"},
-	})), nil
+	if !unknown.Enabled {
+		return known, nil
+	}
+	return requestunion.NewFailOnError(known, anonymous.NewAuthenticator(unknown.Conditions)), nil
 }
 
 // quietly knows whom a request is from if who does. Why credentials are no good is told to those who debug

@@ -17,7 +17,7 @@ import (
 func newAuthorizer(shared informers.SharedInformerFactory) (authorizer.Authorizer, authorizer.RuleResolver) {
 	core, roles := shared.Core().V1(), shared.Rbac().V1()
 	graph := node.NewGraph()
-	// Neither resource slices nor pod certificate requests are served.
+	// No kubelet of ours publishes resource slices, and pod certificate requests are not served.
 	node.AddGraphEventHandlers(graph, core.Nodes(), core.Pods(), core.PersistentVolumes(), shared.Storage().V1().VolumeAttachments(), nil, nil)
 	nodes := node.NewAuthorizer(graph, nodeidentifier.NewDefaultNodeIdentifier(), bootstrappolicy.NodeRules())
 	byRole := rbac.New(

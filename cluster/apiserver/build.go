@@ -29,6 +29,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	basecompatibility "k8s.io/component-base/compatibility"
+	registrationscheme "k8s.io/kube-aggregator/pkg/apiserver/scheme"
 	openapicommon "k8s.io/kube-openapi/pkg/common"
 	"k8s.io/kube-openapi/pkg/spec3"
 	"k8s.io/kube-openapi/pkg/validation/spec"
@@ -37,6 +38,7 @@ import (
 	"k8s.io/kubernetes/pkg/routes"
 	"k8s.io/kubernetes/pkg/serviceaccount"
 
+	"github.com/coracle-project/coracle/cluster/apiserver/aggregate"
 	"github.com/coracle-project/coracle/cluster/apiserver/openapi"
 )
 
@@ -54,6 +56,7 @@ type build struct {
 
 	config *genericapiserver.Config
 	ca     dynamiccertificates.CAContentProvider
+	others *aggregate.Aggregator
 	keys   serviceAccountKeys
 	proxy  *http.Transport
 	// containers have the routes of the built-in groups, and of custom resource definitions.
@@ -73,6 +76,13 @@ func (b *build) server(ctx context.Context) (*genericapiserver.GenericAPIServer,
 	resolver, err := newServiceResolver(b.informers)
 	if err != nil {
 		return nil, err
+	}
+	b.others, err = aggregate.New(aggregate.Options{
+		Loopback: b.loopback, Informers: b.informers, Resolver: resolver,
+		ClientPair: b.options.PKI.FrontProxyClient, Discovery: b.config.AggregatedDiscoveryGroupManager,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("APIs of other servers: %w", err)
 	}
 	if err := b.admission(resolver); err != nil {
 		return nil, fmt.Errorf("admission: %w", err)
@@ -94,14 +104,17 @@ func (b *build) server(ctx context.Context) (*genericapiserver.GenericAPIServer,
 			return nil, fmt.Errorf("extra API group: %w", err)
 		}
 	}
+	crds := custom.Informers.Apiextensions().V1().CustomResourceDefinitions()
+	if err := b.installRegistrations(server, crds); err != nil {
+		return nil, fmt.Errorf("APIs of other servers: %w", err)
+	}
 	if err := b.installTokenKeys(server); err != nil {
 		return nil, err
 	}
 	if err := b.hooks(server); err != nil {
 		return nil, err
 	}
-	crds := custom.Informers.Apiextensions().V1().CustomResourceDefinitions()
-	if err := openapi.Install(server.Handler.NonGoRestfulMux, crds.Lister()); err != nil {
+	if err := openapi.Install(server.Handler.NonGoRestfulMux, crds.Lister(), b.others); err != nil {
 		return nil, err
 	}
 	b.containers = []*restful.Container{server.Handler.GoRestfulContainer, custom.GenericAPIServer.Handler.GoRestfulContainer}
@@ -128,7 +141,7 @@ func (b *build) configure(ctx context.Context) error {
 	c.BuildHandlerChainFunc = func(handler http.Handler, c *genericapiserver.Config) http.Handler {
 		quiet := *c // here, since New has put its own authenticator before ours
 		quiet.Authentication.Authenticator = quietly(c.Authentication.Authenticator)
-		chain := genericapiserver.DefaultBuildHandlerChain(abortingOnPanic(withPlainDiscovery(handler)), &quiet)
+		chain := genericapiserver.DefaultBuildHandlerChain(abortingOnPanic(b.others.Wrap(withPlainDiscovery(handler, b.others.HasGroup))), &quiet)
 		return withBodyDeadline(recordingAborts(chain, c.RequestInfoResolver), b.options.bodyLimit, c.RequestInfoResolver, c.LongRunningFunc)
 	}
 	c.LongRunningFunc = genericfilters.BasicLongRunningRequestCheck(
@@ -166,7 +179,7 @@ func (b *build) configure(ctx context.Context) error {
 		return err
 	}
 	c.Authentication.APIAudiences = []string{issuer}
-	if c.Authentication.Authenticator, err = newAuthenticator(b.options, b.inside, b.ca, b.keys, client, b.informers); err != nil {
+	if c.Authentication.Authenticator, err = newAuthenticator(ctx, b.options, c.APIServerID, b.inside, b.ca, b.keys, client, b.informers); err != nil {
 		return err
 	}
 	c.Authorization.Authorizer, c.RuleResolver = newAuthorizer(b.informers)
@@ -179,7 +192,7 @@ func (b *build) configure(ctx context.Context) error {
 func (b *build) describe() {
 	const title, scheme = "Kubernetes", "BearerToken"
 	bearer := spec.SecuritySchemeProps{Type: "apiKey", Name: "authorization", In: "header", Description: "Bearer Token authentication"}
-	namer := apiopenapi.NewDefinitionNamer(append([]*runtime.Scheme{legacyscheme.Scheme, apiextensions.Scheme}, b.options.ExtraSchemes...)...)
+	namer := apiopenapi.NewDefinitionNamer(append([]*runtime.Scheme{legacyscheme.Scheme, apiextensions.Scheme, registrationscheme.Scheme}, b.options.ExtraSchemes...)...)
 	definitions := utilopenapi.GetOpenAPIDefinitionsWithoutDisabledFeatures(generatedopenapi.GetOpenAPIDefinitions)
 	v2 := genericapiserver.DefaultOpenAPIConfig(definitions, namer)
 	v2.Info.Title = title

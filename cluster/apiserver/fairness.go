@@ -24,10 +24,11 @@ import (
 // requests that read and that write, together.
 const defaultSeats = 600
 
-// shareFairly has upstream's priority and fairness decide which requests are worked on. Its levels are
-// upstream's defaults and fixed: nodes, system users, service accounts and all others each have
-// seats that the others cannot take, and within a level users take turns. The API of these levels is not
-// served. The seats of requests that ask for large lists are not weighed by the number of objects.
+// shareFairly has upstream's priority and fairness decide which requests are worked on. Its levels
+// are upstream's defaults and fixed: nodes, system users, service accounts and all others each have
+// seats that the others cannot take, and within a level users take turns. Objects of the API of
+// these levels are stored and change nothing. The seats of requests that ask for large lists are
+// not weighed by the number of objects.
 func shareFairly(c *genericapiserver.Config, seats int) {
 	c.StorageObjectCountTracker = uncounted{}
 	levels := informers.NewSharedInformerFactory(nil, 0)

@@ -16,10 +16,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	nodev1 "k8s.io/api/node/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
@@ -39,10 +41,12 @@ import (
 	corerest "k8s.io/kubernetes/pkg/registry/core/rest"
 	discoveryrest "k8s.io/kubernetes/pkg/registry/discovery/rest"
 	eventsrest "k8s.io/kubernetes/pkg/registry/events/rest"
+	flowcontrolrest "k8s.io/kubernetes/pkg/registry/flowcontrol/rest"
 	networkingrest "k8s.io/kubernetes/pkg/registry/networking/rest"
 	noderest "k8s.io/kubernetes/pkg/registry/node/rest"
 	policyrest "k8s.io/kubernetes/pkg/registry/policy/rest"
 	rbacrest "k8s.io/kubernetes/pkg/registry/rbac/rest"
+	resourcerest "k8s.io/kubernetes/pkg/registry/resource/rest"
 	schedulingrest "k8s.io/kubernetes/pkg/registry/scheduling/rest"
 	storagerest "k8s.io/kubernetes/pkg/registry/storage/rest"
 	"k8s.io/kubernetes/pkg/serviceaccount"
@@ -81,8 +85,8 @@ func servedResources() *serverstorage.ResourceConfig {
 		admissionregistrationv1.SchemeGroupVersion, appsv1.SchemeGroupVersion, authenticationv1.SchemeGroupVersion,
 		authorizationv1.SchemeGroupVersion, autoscalingv1.SchemeGroupVersion, autoscalingv2.SchemeGroupVersion, batchv1.SchemeGroupVersion,
 		certificatesv1.SchemeGroupVersion, coordinationv1.SchemeGroupVersion, corev1.SchemeGroupVersion,
-		discoveryv1.SchemeGroupVersion, eventsv1.SchemeGroupVersion, networkingv1.SchemeGroupVersion,
-		nodev1.SchemeGroupVersion, policyv1.SchemeGroupVersion, rbacv1.SchemeGroupVersion,
+		discoveryv1.SchemeGroupVersion, eventsv1.SchemeGroupVersion, flowcontrolv1.SchemeGroupVersion, networkingv1.SchemeGroupVersion,
+		nodev1.SchemeGroupVersion, policyv1.SchemeGroupVersion, rbacv1.SchemeGroupVersion, resourcev1.SchemeGroupVersion,
 		schedulingv1.SchemeGroupVersion, storagev1.SchemeGroupVersion,
 	)
 	// Deprecated since 1.19; it would ask for ports that our components do not have.
@@ -136,8 +140,13 @@ func (b *build) providers() ([]provider, error) {
 		appsrest.StorageProvider{},
 		admissionregistrationrest.RESTStorageProvider{Authorizer: authorizer, DiscoveryClient: client.Discovery()},
 		eventsrest.RESTStorageProvider{TTL: b.options.EventTTL},
+		resourcerest.RESTStorageProvider{NamespaceClient: client.CoreV1().Namespaces(), Authorizer: authorizer},
+		withoutHook{flowcontrolrest.RESTStorageProvider{}},
 	}, nil
 }
+
+// withoutHook is a provider whose hook is not started: its objects are kept only (see shareFairly).
+type withoutHook struct{ provider }
 
 // KubeletClient says how the API server reaches kubelets, for logs, exec, attach and port-forward.
 func KubeletClient(credentials *pki.Bundle) kubeletclient.KubeletClientConfig {

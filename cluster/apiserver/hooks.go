@@ -7,6 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/authentication/request/headerrequest"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 	"k8s.io/apiserver/pkg/storage"
@@ -16,6 +17,8 @@ import (
 	"k8s.io/kubernetes/pkg/controlplane/controller/kubernetesservice"
 	"k8s.io/kubernetes/pkg/controlplane/controller/systemnamespaces"
 	"k8s.io/kubernetes/pkg/controlplane/reconcilers"
+
+	"github.com/coracle-project/coracle/cluster/pki"
 )
 
 // reconcileEvery is how often the kubernetes Service's endpoints are looked at (upstream's value).
@@ -53,7 +56,16 @@ func (b *build) hooks(server *genericapiserver.GenericAPIServer) error {
 		return nil
 	})
 
-	trust := clusterauthenticationtrust.ClusterAuthenticationInfo{ClientCA: b.ca}
+	// What other API servers have to know to believe which user a request is from.
+	front, err := dynamiccertificates.NewDynamicCAContentFromFile("front-proxy-ca", b.options.PKI.FrontProxyCACert)
+	if err != nil {
+		return readable(b.options.PKI.FrontProxyCACert, err)
+	}
+	trust := clusterauthenticationtrust.ClusterAuthenticationInfo{
+		ClientCA: b.ca, RequestHeaderCA: front, RequestHeaderAllowedNames: headerrequest.StaticStringSlice{pki.FrontProxyName},
+		RequestHeaderUsernameHeaders: headerrequest.StaticStringSlice{"X-Remote-User"}, RequestHeaderUIDHeaders: headerrequest.StaticStringSlice{"X-Remote-Uid"},
+		RequestHeaderGroupHeaders: headerrequest.StaticStringSlice{"X-Remote-Group"}, RequestHeaderExtraHeaderPrefixes: headerrequest.StaticStringSlice{"X-Remote-Extra-"},
+	}
 	add("start-cluster-authentication-info-controller", func(ctx genericapiserver.PostStartHookContext) error {
 		controller := clusterauthenticationtrust.NewClusterAuthenticationTrustController(trust, client)
 		b.ca.AddListener(controller)

@@ -40,6 +40,9 @@ var (
 const patience = 5 * time.Minute
 
 func TestMain(m *testing.M) {
+	if os.Getenv(sampleVariable) != "" {
+		os.Exit(runSampleServer())
+	}
 	flag.Parse()
 	klog.SetSlogLogger(slog.New(slog.NewTextHandler(io.Discard, nil)))
 	code, err := withServer(m)

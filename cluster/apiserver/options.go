@@ -70,6 +70,11 @@ type Options struct {
 	// Unserved are kinds that nothing acts on, in addition to those that no cluster acts on: who
 	// creates one gets a Warning.
 	Unserved unserved.Kinds
+	// Authentication says whose tokens are accepted besides the cluster's own.
+	Authentication AuthenticationOptions
+	// PodSecurity is the level of the Pod Security Standards for namespaces that name none: privileged
+	// (the default), baseline or restricted.
+	PodSecurity string
 	// Version is this release of Coracle, such as v1.2.3, for a later start of another.
 	Version string
 
@@ -116,6 +121,9 @@ func (o *Options) complete() (addresses, error) {
 		if _, err := os.Stat(file); err != nil {
 			return addresses{}, fmt.Errorf("apiserver: %w", err)
 		}
+	}
+	if err := CheckPodSecurity(o.PodSecurity); err != nil {
+		return addresses{}, err
 	}
 	return o.resolve()
 }

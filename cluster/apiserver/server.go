@@ -185,6 +185,13 @@ func (s *Server) run(ctx context.Context) error {
 	defer stop(nil)
 	background.Go(func() { s.caches.run(ctx) })
 	go s.announce(ctx)
+	background.Go(func() {
+		select {
+		case <-s.ready:
+			b.others.Register(ctx)
+		case <-ctx.Done():
+		}
+	})
 	go func() {
 		select {
 		case <-store.stopped:
@@ -210,6 +217,7 @@ func (s *Server) announce(ctx context.Context) {
 	for {
 		w := httptest.NewRecorder()
 		r, _ := http.NewRequestWithContext(ctx, http.MethodGet, insideHost+"/readyz", nil)
+		r.Header.Set("Authorization", "Bearer "+s.loopback().BearerToken) // who shows nothing may not be let in
 		s.handler.ServeHTTP(w, r)
 		if w.Code == http.StatusOK {
 			close(s.ready)

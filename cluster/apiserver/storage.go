@@ -12,6 +12,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/kubernetes"
 	"go.uber.org/zap"
+	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apiextensions "k8s.io/apiextensions-apiserver/pkg/apiserver"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -191,8 +192,9 @@ func (s *store) GetRESTOptions(resource schema.GroupResource, example runtime.Ob
 	if err != nil {
 		return generic.RESTOptions{}, fmt.Errorf("storage of %s: %w", resource, err)
 	}
-	// Events are many, and hardly anybody watches them.
-	return s.options(config, s.factory.ResourcePrefix(resource), resource.Resource != "events"), nil
+	// Events are many, and hardly anybody watches them. Levels of priority are hardly read at all.
+	cached := resource.Resource != "events" && resource.Group != flowcontrolv1.GroupName
+	return s.options(config, s.factory.ResourcePrefix(resource), cached), nil
 }
 
 func (s *store) options(config *storagebackend.ConfigForResource, prefix string, cached bool) generic.RESTOptions {

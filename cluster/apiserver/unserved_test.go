@@ -29,7 +29,7 @@ func TestPoliciesThatAreLeftToOthers(t *testing.T) {
 	} {
 		plugins := admission.NewPlugins()
 		registerUnserved(plugins)
-		plugin, err := plugins.NewFromPlugins([]string{unservedPlugin}, noConfig{}, unservedKinds(unserved.With(test.further)), admission.Decorators{})
+		plugin, err := plugins.NewFromPlugins([]string{unservedPlugin}, pluginConfig{}, unservedKinds(unserved.With(test.further)), admission.Decorators{})
 		if err != nil {
 			t.Fatal(err)
 		}

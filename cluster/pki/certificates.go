@@ -35,8 +35,17 @@ type subject struct {
 	hosts  []string
 }
 
-// ensureAuthority returns the authority in the file at path, renewed or made if need be.
-func ensureAuthority(path string, now time.Time) (authority, error) {
+// ensureAuthority returns the authority in the file at path, renewed or made if need be. The file
+// at certPath gets its certificate.
+func ensureAuthority(name, path, certPath string, now time.Time) (authority, error) {
+	a, err := ensureAuthorityPair(name, path, now)
+	if err != nil {
+		return authority{}, err
+	}
+	return a, replace(certPath, encodeCertificate(a.cert.Raw), 0o644)
+}
+
+func ensureAuthorityPair(name, path string, now time.Time) (authority, error) {
 	data, err := read(path)
 	if err != nil {
 		return authority{}, err
@@ -47,7 +56,7 @@ func ensureAuthority(path string, now time.Time) (authority, error) {
 		return authority{cert, key}, nil
 	}
 	if data != nil && key == nil {
-		slog.Warn("the cluster's certificate authority was damaged and is made again; credentials handed out before are void", "file", path)
+		slog.Warn("a certificate authority of the cluster was damaged and is made again; credentials handed out before are void", "file", path)
 	}
 	if key == nil {
 		if key, err = newKey(); err != nil {
@@ -55,7 +64,7 @@ func ensureAuthority(path string, now time.Time) (authority, error) {
 		}
 	}
 	template := &x509.Certificate{
-		Subject: pkix.Name{CommonName: "coracle-ca"}, NotBefore: now.Add(-backdate), NotAfter: now.Add(authorityLife),
+		Subject: pkix.Name{CommonName: name}, NotBefore: now.Add(-backdate), NotAfter: now.Add(authorityLife),
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature | x509.KeyUsageCRLSign,
 	}
 	if cert, err = sign(template, template, key.Public(), key); err != nil {
@@ -65,7 +74,7 @@ func ensureAuthority(path string, now time.Time) (authority, error) {
 }
 
 // ensurePair makes sure that the file at path holds a pair for s that serves for another 30 days.
-func (b *Bundle) ensurePair(path string, s subject) error {
+func (a authority) ensurePair(path string, s subject) error {
 	data, err := read(path)
 	if err != nil {
 		return err
@@ -73,14 +82,14 @@ func (b *Bundle) ensurePair(path string, s subject) error {
 	now := time.Now()
 	template := s.template(now)
 	if cert, key := decodePair(data); cert != nil && key != nil && matches(cert, key) && current(cert, now) &&
-		cert.CheckSignatureFrom(b.issuer.cert) == nil && sameSubject(cert, template) {
+		cert.CheckSignatureFrom(a.cert) == nil && sameSubject(cert, template) {
 		return nil
 	}
 	key, err := newKey()
 	if err != nil {
 		return err
 	}
-	cert, err := sign(template, b.issuer.cert, key.Public(), b.issuer.key)
+	cert, err := sign(template, a.cert, key.Public(), a.key)
 	if err != nil {
 		return err
 	}

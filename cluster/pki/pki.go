@@ -9,14 +9,17 @@
 //	apiserver.pem          what the API server shows to clients
 //	kubelet-client.pem     what the API server shows to kubelets
 //	service-account.pem    the key that signs service account tokens
+//	front-proxy-ca.pem     another authority, for the certificate below only; front-proxy-ca.crt is its certificate
+//	front-proxy-client.pem what the API server shows to API servers that it stands in front of
 //	admin.kubeconfig       a cluster administrator, with certificate and key inside
 //	node-NAME.pem, node-NAME-serving.pem, node-NAME.kubeconfig
 //
-// [Ensure] is called at each start, once a day, and when the clock was set. It keeps what is good and makes anew what is
-// missing, damaged, about to expire (30 days), not yet valid (the clock was ahead when it was
-// made), signed by another authority, or made for other hosts. A renewed authority keeps its key,
-// so that what it signed stays valid. Only a file that cannot be read or written is an error:
-// making a new key because of a wrong permission would lock out everything that trusts the old one.
+// [Ensure] is called at each start, once a day, and when the clock was set. It keeps what is good
+// and makes anew what is missing, damaged, about to expire (30 days), not yet valid (the clock was
+// ahead when it was made), signed by another authority, or made for other hosts. A renewed
+// authority keeps its key, so that what it signed stays valid. Only a file that cannot be read or
+// written is an error: making a new key because of a wrong permission would lock out everything
+// that trusts the old one.
 package pki
 
 import (
@@ -51,12 +54,19 @@ type Bundle struct {
 	KubeletClient string
 	// ServiceAccountKey signs and verifies service account tokens.
 	ServiceAccountKey string
+	// FrontProxyClient is the pair with which the API server calls other API servers, and says for
+	// which user. FrontProxyCACert is the certificate of an authority that signs nothing else: with
+	// the cluster's, every client could say for which user it asks.
+	FrontProxyClient, FrontProxyCACert string
 	// AdminKubeconfig is the administrator's kubeconfig (mode 0600).
 	AdminKubeconfig string
 
 	server string
 	issuer authority
 }
+
+// FrontProxyName is the name in the certificate FrontProxyClient.
+const FrontProxyName = "front-proxy-client"
 
 // NodeFiles names the files of one node's credentials.
 type NodeFiles struct {
@@ -78,19 +88,24 @@ func Ensure(dir, server string, hosts []string) (*Bundle, error) {
 	b := &Bundle{
 		Dir: dir, CACert: in("ca.crt"), CA: in("ca.pem"), Serving: in("apiserver.pem"), KubeletClient: in("kubelet-client.pem"),
 		ServiceAccountKey: in("service-account.pem"), AdminKubeconfig: in("admin.kubeconfig"), server: server,
+		FrontProxyClient: in("front-proxy-client.pem"), FrontProxyCACert: in("front-proxy-ca.crt"),
 	}
 	var err error
-	if b.issuer, err = ensureAuthority(b.CA, time.Now()); err != nil {
+	if b.issuer, err = ensureAuthority("coracle-ca", b.CA, b.CACert, time.Now()); err != nil {
 		return nil, err
 	}
-	if err := replace(b.CACert, encodeCertificate(b.issuer.cert.Raw), 0o644); err != nil {
+	front, err := ensureAuthority("coracle-front-proxy-ca", in("front-proxy-ca.pem"), b.FrontProxyCACert, time.Now())
+	if err != nil {
 		return nil, err
 	}
-	if err := b.ensurePair(b.Serving, subject{name: "kube-apiserver", hosts: hosts}); err != nil {
+	if err := front.ensurePair(b.FrontProxyClient, subject{name: FrontProxyName}); err != nil {
+		return nil, err
+	}
+	if err := b.issuer.ensurePair(b.Serving, subject{name: "kube-apiserver", hosts: hosts}); err != nil {
 		return nil, err
 	}
 	// The group is upstream's for this certificate: kubelets ask the API server what it may do.
-	if err := b.ensurePair(b.KubeletClient, subject{name: "kube-apiserver-kubelet-client", groups: []string{"system:masters"}}); err != nil {
+	if err := b.issuer.ensurePair(b.KubeletClient, subject{name: "kube-apiserver-kubelet-client", groups: []string{"system:masters"}}); err != nil {
 		return nil, err
 	}
 	if err := ensureKey(b.ServiceAccountKey); err != nil {
@@ -110,10 +125,10 @@ func (b *Bundle) Node(name string, hosts []string) (NodeFiles, error) {
 		return NodeFiles{}, fmt.Errorf("pki: %q is no node name", name)
 	}
 	user, group := "system:node:"+name, "system:nodes"
-	if err := b.ensurePair(files.Client, subject{name: user, groups: []string{group}}); err != nil {
+	if err := b.issuer.ensurePair(files.Client, subject{name: user, groups: []string{group}}); err != nil {
 		return NodeFiles{}, err
 	}
-	if err := b.ensurePair(files.Serving, subject{name: user, groups: []string{group}, hosts: hosts}); err != nil {
+	if err := b.issuer.ensurePair(files.Serving, subject{name: user, groups: []string{group}, hosts: hosts}); err != nil {
 		return NodeFiles{}, err
 	}
 	return files, b.Kubeconfig(files.Kubeconfig, user, group)

@@ -29,7 +29,7 @@ func ensure(t *testing.T, dir string) *Bundle {
 func contents(t *testing.T, b *Bundle) map[string]string {
 	t.Helper()
 	all := map[string]string{}
-	for _, path := range []string{b.CACert, b.CA, b.Serving, b.KubeletClient, b.ServiceAccountKey, b.AdminKubeconfig} {
+	for _, path := range []string{b.CACert, b.CA, b.Serving, b.KubeletClient, b.FrontProxyCACert, b.FrontProxyClient, b.ServiceAccountKey, b.AdminKubeconfig} {
 		data, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)
@@ -41,7 +41,7 @@ func contents(t *testing.T, b *Bundle) map[string]string {
 
 func changed(before, after map[string]string) string {
 	var names []string
-	for _, name := range []string{"admin.kubeconfig", "apiserver.pem", "ca.crt", "ca.pem", "kubelet-client.pem", "service-account.pem"} {
+	for _, name := range []string{"admin.kubeconfig", "apiserver.pem", "ca.crt", "ca.pem", "front-proxy-ca.crt", "front-proxy-client.pem", "kubelet-client.pem", "service-account.pem"} {
 		if before[name] != after[name] {
 			names = append(names, name)
 		}
@@ -73,6 +73,11 @@ func TestEnsureReplacesOnlyWhatIsNoLongerGood(t *testing.T) {
 		}, "kubelet-client.pem"},
 		{"authority damaged", damage("ca.pem"), everythingSigned},
 		{"authority's copy damaged", damage("ca.crt"), ""},
+		{"front proxy's authority damaged", damage("front-proxy-ca.pem"), "front-proxy-ca.crt front-proxy-client.pem"},
+		{"front proxy's certificate of the cluster's authority", func(t *testing.T, dir string) {
+			data, _ := os.ReadFile(filepath.Join(dir, "kubelet-client.pem"))
+			_ = os.WriteFile(filepath.Join(dir, "front-proxy-client.pem"), data, 0o600)
+		}, "front-proxy-client.pem"},
 		{"token key damaged", damage("service-account.pem"), "service-account.pem"},
 		{"kubeconfig damaged", damage("admin.kubeconfig"), "admin.kubeconfig"},
 	} {
@@ -89,7 +94,7 @@ func TestEnsureReplacesOnlyWhatIsNoLongerGood(t *testing.T) {
 }
 
 func TestEnsureRenews(t *testing.T) {
-	const leaves = "admin.kubeconfig apiserver.pem kubelet-client.pem"
+	const leaves = "admin.kubeconfig apiserver.pem front-proxy-client.pem kubelet-client.pem"
 	for _, test := range []struct {
 		name  string
 		after time.Duration
@@ -98,7 +103,7 @@ func TestEnsureRenews(t *testing.T) {
 		{"long before the end", certificateLife - renewBefore - time.Hour, ""},
 		{"30 days before the end", certificateLife - renewBefore + time.Hour, leaves},
 		{"after the end", certificateLife + time.Hour, leaves},
-		{"the authority's end is near", authorityLife - renewBefore + time.Hour, "admin.kubeconfig apiserver.pem ca.crt ca.pem kubelet-client.pem"},
+		{"the authority's end is near", authorityLife - renewBefore + time.Hour, "admin.kubeconfig apiserver.pem ca.crt ca.pem front-proxy-ca.crt front-proxy-client.pem kubelet-client.pem"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -116,7 +121,7 @@ func TestEnsureRenews(t *testing.T) {
 
 func TestEnsureAfterTheClockWasSetBack(t *testing.T) {
 	dir := t.TempDir()
-	a, err := ensureAuthority(filepath.Join(dir, "ca.pem"), time.Now().Add(48*time.Hour))
+	a, err := ensureAuthorityPair("coracle-ca", filepath.Join(dir, "ca.pem"), time.Now().Add(48*time.Hour))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -178,7 +183,29 @@ func TestCredentialsVerify(t *testing.T) {
 			t.Errorf("%s is for %v", test.path, got)
 		}
 	}
-	for _, path := range []string{b.CA, b.Serving, b.KubeletClient, b.ServiceAccountKey, b.AdminKubeconfig, node.Client, node.Kubeconfig} {
+	front, err := tls.LoadX509KeyPair(b.FrontProxyClient, b.FrontProxyClient)
+	if err != nil {
+		t.Fatal(err)
+	}
+	only := x509.NewCertPool()
+	frontCA, _ := os.ReadFile(b.FrontProxyCACert)
+	only.AppendCertsFromPEM(frontCA)
+	clients := []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
+	if _, err := front.Leaf.Verify(x509.VerifyOptions{Roots: only, KeyUsages: clients}); err != nil || front.Leaf.Subject.CommonName != FrontProxyName {
+		t.Errorf("%s is for %v: %v", b.FrontProxyClient, front.Leaf.Subject, err)
+	}
+	// With the cluster's authority, each of its clients could say for which user it asks.
+	if _, err := front.Leaf.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: clients}); err == nil {
+		t.Error("the front proxy's certificate is of the cluster's authority")
+	}
+	kubelet, err := tls.LoadX509KeyPair(b.KubeletClient, b.KubeletClient)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := kubelet.Leaf.Verify(x509.VerifyOptions{Roots: only, KeyUsages: clients}); err == nil {
+		t.Error("a client of the cluster's authority is taken for the front proxy")
+	}
+	for _, path := range []string{b.CA, b.Serving, b.KubeletClient, b.FrontProxyClient, b.ServiceAccountKey, b.AdminKubeconfig, node.Client, node.Kubeconfig} {
 		if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
 			t.Errorf("%s: mode %v, %v", path, info.Mode(), err)
 		}

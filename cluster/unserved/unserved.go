@@ -29,6 +29,10 @@ var always = Kinds{
 	{Group: "storage.k8s.io", Resource: "volumeattachments"}:       "volumes are not attached",
 	{Group: "storage.k8s.io", Resource: "volumeattributesclasses"}: "volumes are not modified",
 	{Group: "storage.k8s.io", Resource: "csistoragecapacities"}:    "volumes are not provisioned",
+
+	{Group: "flowcontrol.apiserver.k8s.io", Resource: "flowschemas"}:                 "requests are shared out by upstream's default levels",
+	{Group: "flowcontrol.apiserver.k8s.io", Resource: "prioritylevelconfigurations"}: "requests are shared out by upstream's default levels",
+	{Group: "resource.k8s.io", Resource: "resourceclaims"}:                           "the scheduler chooses devices for it, and the node does not prepare them",
 }
 
 // With returns what no cluster acts on, and these.

@@ -34,7 +34,7 @@ func TestPurgeCanBeRepeated(t *testing.T) {
 				return
 			}
 		}
-		err := down(t.Context(), p, true, io.Discard)
+		err := down(t.Context(), p, true, false, io.Discard)
 		if err == nil || !strings.Contains(err.Error(), "load-balancers remove") || !strings.Contains(err.Error(), "another 'coracle down --root "+p.root) {
 			t.Errorf("the first purge: %v", err)
 		}
@@ -50,7 +50,7 @@ func TestPurgeCanBeRepeated(t *testing.T) {
 		if err := os.Remove(refuse); err != nil {
 			t.Error(err)
 		}
-		if err := down(t.Context(), p, true, io.Discard); err != nil {
+		if err := down(t.Context(), p, true, false, io.Discard); err != nil {
 			t.Errorf("the second purge: %v", err)
 		}
 		if announces(7443) {

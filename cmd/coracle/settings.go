@@ -30,7 +30,9 @@ func (o *upOptions) settings() map[string]any {
 		"network-policies":           &o.PoliciesOff,
 		"encryption-provider-config": &o.EncryptionConfig, "audit-policy-file": &o.AuditPolicy, "audit-log-path": &o.AuditLog,
 		"audit-webhook-config-file": &o.AuditWebhook, "etcd-quota": &o.EtcdQuota,
-		"scheduler-config": &o.SchedulerConfig,
+		"scheduler-config":      &o.SchedulerConfig,
+		"authentication-config": &o.AuthenticationConfig, "authentication-token-webhook-config-file": &o.TokenWebhook,
+		"authentication-token-webhook-version": &o.TokenWebhookVersion, "pod-security": &o.PodSecurity,
 	}
 }
 

@@ -23,6 +23,7 @@ func TestWhatUpRemembers(t *testing.T) {
 		LoadBalancerCIDR: []string{"10.0.0.20-10.0.0.29"}, LoadBalancerInterface: "eth0",
 		ClusterDomain: "boat.example", ClusterDNS: []string{"10.112.0.53"}, StubDomains: []string{"corp.example=10.0.0.53"}, ResolvConf: "/etc/upstream.conf",
 		EncryptionConfig: "/etc/e.yaml", AuditPolicy: "/etc/a.yaml", AuditLog: "/var/log/a", AuditWebhook: "/etc/w", EtcdQuota: "8Gi", SchedulerConfig: "/etc/s.yaml",
+		AuthenticationConfig: "/etc/i.yaml", TokenWebhook: "/etc/t", TokenWebhookVersion: "v1", PodSecurity: "baseline",
 	}
 	if err := first.remember(p); err != nil {
 		t.Fatal(err)
@@ -93,12 +94,15 @@ func TestDNSFlags(t *testing.T) {
 	o := upOptions{
 		ClusterDomain: "boat.example", ClusterDNS: []string{"10.96.0.53", "fd00::53"}, StubDomains: []string{"a=10.0.0.1", "b=10.0.0.2"}, ResolvConf: "/etc/upstream.conf",
 		EncryptionConfig: "/etc/e.yaml", AuditPolicy: "/etc/a.yaml", AuditLog: "/var/log/a", AuditWebhook: "/etc/w", EtcdQuota: "8Gi", SchedulerConfig: "/etc/s.yaml",
+		AuthenticationConfig: "/etc/i.yaml", TokenWebhook: "/etc/t", TokenWebhookVersion: "v1", PodSecurity: "baseline",
 		KubeletPort: 10350,
 	}
 	for flag, value := range map[string]string{
 		"--cluster-domain": "boat.example", "--cluster-dns": "10.96.0.53,fd00::53", "--dns-stub-domain": "a=10.0.0.1,b=10.0.0.2", "--resolv-conf": "/etc/upstream.conf",
 		"--encryption-provider-config": "/etc/e.yaml", "--audit-policy-file": "/etc/a.yaml", "--audit-log-path": "/var/log/a",
 		"--audit-webhook-config-file": "/etc/w", "--etcd-quota": "8Gi", "--scheduler-config": "/etc/s.yaml",
+		"--authentication-config": "/etc/i.yaml", "--authentication-token-webhook-config-file": "/etc/t",
+		"--authentication-token-webhook-version": "v1", "--pod-security": "baseline",
 		"--kubelet-port": "10350",
 	} {
 		if !has(o, flag, value) {

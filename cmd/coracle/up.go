@@ -71,6 +71,12 @@ type upOptions struct {
 	EtcdQuota        string `json:"etcdQuota,omitempty"`
 	// SchedulerConfig is the file with the scheduler's profiles and extenders.
 	SchedulerConfig string `json:"schedulerConfig,omitempty"`
+	// AuthenticationConfig, TokenWebhook, TokenWebhookVersion and PodSecurity are the cluster
+	// process's flags about who is let in, and what pods may be; empty are its defaults.
+	AuthenticationConfig string `json:"authenticationConfig,omitempty"`
+	TokenWebhook         string `json:"tokenWebhook,omitempty"`
+	TokenWebhookVersion  string `json:"tokenWebhookVersion,omitempty"`
+	PodSecurity          string `json:"podSecurity,omitempty"`
 	// UnsafeSysctls are those that pods may set in addition to upstream's safe ones.
 	UnsafeSysctls []string `json:"unsafeSysctls,omitempty"`
 
@@ -135,6 +141,10 @@ and fails. An up that fails before the node is Ready ends what it has started; p
 	f.StringVar(&o.AuditWebhook, "audit-webhook-config-file", "", "kubeconfig `FILE` of a server that gets what is recorded")
 	f.StringVar(&o.EtcdQuota, "etcd-quota", "", "how large the built-in etcd's database may get, a `SIZE` such as 8Gi (default: 4Gi)")
 	f.StringVar(&o.SchedulerConfig, "scheduler-config", "", "`FILE` with a KubeSchedulerConfiguration: profiles, plugins and extenders of the scheduler (default: upstream's defaults)")
+	f.StringVar(&o.AuthenticationConfig, "authentication-config", "", "`FILE` with an AuthenticationConfiguration: issuers of tokens (OpenID Connect) (default: none)")
+	f.StringVar(&o.TokenWebhook, "authentication-token-webhook-config-file", "", "kubeconfig `FILE` of a server that is asked about tokens")
+	f.StringVar(&o.TokenWebhookVersion, "authentication-token-webhook-version", "", "version of authentication.k8s.io in which it is asked: v1 or v1beta1 (default: v1beta1)")
+	f.StringVar(&o.PodSecurity, "pod-security", "", "`LEVEL` of the Pod Security Standards in namespaces that name none: privileged, baseline or restricted (default: privileged)")
 	f.StringSliceVar(&o.apply, "apply", nil, "manifests to apply with kubectl once the node is Ready")
 	f.DurationVar(&o.timeout, "timeout", 2*time.Minute, "how long all of it may take")
 	return cmd
@@ -149,7 +159,7 @@ func up(ctx context.Context, p place, o upOptions, given func(flag string) bool,
 	}
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
-	for _, file := range []*string{&o.Config, &o.ResolvConf, &o.EncryptionConfig, &o.AuditPolicy, &o.AuditLog, &o.AuditWebhook, &o.SchedulerConfig} {
+	for _, file := range []*string{&o.Config, &o.ResolvConf, &o.EncryptionConfig, &o.AuditPolicy, &o.AuditLog, &o.AuditWebhook, &o.SchedulerConfig, &o.AuthenticationConfig, &o.TokenWebhook} {
 		if *file == "" || *file == standardOutput {
 			continue
 		}
@@ -277,6 +287,10 @@ func kubeArgs(p place, o upOptions) []string {
 		{"--audit-webhook-config-file", o.AuditWebhook},
 		{"--etcd-quota", o.EtcdQuota},
 		{"--scheduler-config", o.SchedulerConfig},
+		{"--authentication-config", o.AuthenticationConfig},
+		{"--authentication-token-webhook-config-file", o.TokenWebhook},
+		{"--authentication-token-webhook-version", o.TokenWebhookVersion},
+		{"--pod-security", o.PodSecurity},
 	} {
 		if further[1] != "" {
 			args = append(args, further[0], further[1])

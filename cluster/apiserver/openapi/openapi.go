@@ -1,15 +1,19 @@
 // Package openapi serves the OpenAPI documents of an API server, v2 and v3, at next to no cost
 // while nobody reads them.
 //
-// The documents of the built-in groups are made when this package is generated, from the routes of a
-// running server and upstream's generated definitions, and lie in the binary as gzip'ed JSON and
-// protobuf: a client that accepts gzip gets the bytes as they are, any other has them unpacked while they are
-// sent. Upstream keeps them as trees of Go values, which are most of an idle API server's memory.
+// The documents of the built-in groups are made when this package is generated, from the routes of
+// a running server and upstream's generated definitions, and lie in the binary as gzip'ed JSON and
+// protobuf: a client that accepts gzip gets the bytes as they are, any other has them unpacked
+// while they are sent. Upstream keeps them as trees of Go values, which are most of an idle API
+// server's memory.
 //
-// Custom resources come and go, so their documents are made when they are asked for, and kept gzip'ed
-// until a definition changes. There is one document per group and version in v3, which leaves the built-in
-// ones alone; v2 is one document for everything, and while there are custom resources a request for
-// it costs a second or so after each change. kubectl asks for v3.
+// Custom resources come and go, so their documents are made when they are asked for, and kept
+// gzip'ed until a definition changes. There is one document per group and version in v3, which
+// leaves the built-in ones alone; v2 is one document for everything, and while there are custom
+// resources a request for it costs a second or so after each change. kubectl asks for v3.
+//
+// What other API servers serve ([Others]) they describe themselves: the index has their v3
+// documents without a hash, and a request for one goes to them. The v2 document does not have them.
 //
 // To generate: go test ./apiserver -run TestOpenAPIDocuments -update (a test fails when it is due).
 package openapi
@@ -64,15 +68,24 @@ type document struct {
 	hash   string
 }
 
+// Others are API servers that serve groups and versions in place of this one.
+type Others interface {
+	// Documents returns the names of the v3 documents that can be had of them.
+	Documents() []string
+	// Document returns what answers a request for a v3 document, if it is one of theirs.
+	Document(name string) (http.Handler, bool)
+}
+
 // handler serves documents: the built-in ones by name, custom resources' when asked.
 type handler struct {
 	hashes map[string]string // of the built-in documents' JSON, by name
 	custom *custom
+	others Others
 }
 
 // Install adds the paths of the documents to m. Custom resources are those in crds.
-func Install(m *mux.PathRecorderMux, crds apiextensionslisters.CustomResourceDefinitionLister) error {
-	h := &handler{custom: &custom{crds: crds}}
+func Install(m *mux.PathRecorderMux, crds apiextensionslisters.CustomResourceDefinitionLister, others Others) error {
+	h := &handler{custom: &custom{crds: crds}, others: others}
 	index, err := documents.ReadFile("documents/index.json")
 	if err == nil {
 		err = json.Unmarshal(index, &h.hashes)
@@ -113,6 +126,9 @@ func (h *handler) serveIndex(w http.ResponseWriter, r *http.Request) {
 			add(name, hash)
 		}
 	}
+	for _, name := range h.others.Documents() {
+		all.Paths[name] = handler3.OpenAPIV3DiscoveryGroupVersion{ServerRelativeURL: root + "/" + name}
+	}
 	data, err := json.Marshal(all)
 	if err != nil {
 		fail(w, err)
@@ -131,6 +147,10 @@ func location(name, hash string) string {
 // serveV3 answers one v3 document.
 func (h *handler) serveV3(w http.ResponseWriter, r *http.Request) {
 	name := strings.TrimPrefix(r.URL.Path, root+"/")
+	if other, ok := h.others.Document(name); ok {
+		other.ServeHTTP(w, r)
+		return
+	}
 	format, contentType := negotiate(r, "v3")
 	if format == "" {
 		w.WriteHeader(http.StatusNotAcceptable)

@@ -55,6 +55,7 @@ type apiOptions struct {
 	storeHealth       *health.Part // nil unless a board shows it, as the next
 	encryptionHealth  *health.Part
 	protect           protection
+	access            access
 	policies          bool
 	unserved          unserved.Kinds // nil but for what serve finds to be left to others
 	scheduler         string         // file with the scheduler's configuration
@@ -74,6 +75,7 @@ func (o *apiOptions) define(f *pflag.FlagSet) {
 	f.StringVar(&o.etcdCert, "etcd-cert", "", "file with the client certificate for --etcd-servers")
 	f.StringVar(&o.etcdKey, "etcd-key", "", "file with the key of --etcd-cert")
 	o.protect.define(f)
+	o.access.define(f)
 }
 
 // url is where clients on this machine reach the API.
@@ -113,7 +115,7 @@ func (o *apiOptions) check() error {
 	if err := apiserver.CheckListenPort(o.port); err != nil {
 		return fmt.Errorf("--port %w", err)
 	}
-	return errors.Join(o.balancers.check(o.serviceCIDR), o.protect.check(len(o.etcdServers) > 0))
+	return errors.Join(o.balancers.check(o.serviceCIDR), o.protect.check(len(o.etcdServers) > 0), o.access.check())
 }
 
 // settings are the flags that say where the API server is and keeps things.
@@ -125,6 +127,7 @@ func (o *apiOptions) settings() apiserver.Options {
 		EtcdServers:   o.etcdServers, EtcdCA: o.etcdCA, EtcdCert: o.etcdCert, EtcdKey: o.etcdKey,
 		EtcdQuota: o.protect.quota, StoreHealth: o.storeHealth,
 		EncryptionConfig: o.protect.encryption, EncryptionHealth: o.encryptionHealth, Audit: o.protect.audit, Version: version, Unserved: o.unserved,
+		Authentication: o.access.authentication, PodSecurity: o.access.podSecurity,
 	}
 }
 

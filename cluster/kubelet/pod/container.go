@@ -18,6 +18,9 @@ import (
 // mounted by the names of their volumes.
 func (w *worker) containerConfig(ctx context.Context, pod *v1.Pod, s Start, image string, volumes map[string]*runtimeapi.ImageSpec) (*runtimeapi.ContainerConfig, error) {
 	c := s.Container
+	if len(c.Resources.Claims) > 0 { // schedulers choose devices where there are ResourceSlices
+		return nil, fmt.Errorf("this kubelet does not prepare devices of ResourceClaims (%q): remove resources.claims from the container, or run the pod on a node whose kubelet does", c.Resources.Claims[0].Name)
+	}
 	restarts := w.restartCount(pod, c)
 	envs, command, args, err := w.r.Env.Resolve(ctx, pod, c, w.podIPs(pod), w.r.HostIPs())
 	if err != nil {

@@ -203,6 +203,19 @@ func TestAMissingConfigMap(t *testing.T) {
 	})
 }
 
+// A container never runs without the devices that it asks for.
+func TestDevicesThatAreNotPrepared(t *testing.T) {
+	onBench(t, func(b *bench) {
+		p := onePod(v1.RestartPolicyAlways, "", "a")
+		p.Spec.ResourceClaims = []v1.PodResourceClaim{{Name: "gpu", ResourceClaimName: ptr.To("claim")}}
+		p.Spec.Containers[0].Resources.Claims = []v1.ResourceClaim{{Name: "gpu"}}
+		b.run(p)
+		const why = `this kubelet does not prepare devices of ResourceClaims ("gpu"): remove resources.claims from the container, or run the pod on a node whose kubelet does`
+		b.wantWaits(p, "CreateContainerConfigError: "+why)
+		b.wantEvent("Warning Failed Error: " + why)
+	})
+}
+
 func TestAVolumeThatCannotBeMounted(t *testing.T) {
 	onBench(t, func(b *bench) {
 		b.edges.set(errors.New(`MountVolume.SetUp failed for volume "v" : secret "s" not found`), nil)
