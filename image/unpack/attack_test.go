@@ -65,11 +65,12 @@ func TestTimeOfLinks(t *testing.T) {
 		must(t, err)
 		quick = min(quick, took)
 	}
-	// The attack wins where nothing bounds it: the same number of entries takes many times as long.
+	// The attack wins where nothing bounds it: the same number of entries takes ten times as long, or three
+	// times under the race detector, which slows only our part of it.
 	slow, err := unpacked(t, Limits{MaxLookups: 1 << 60}, long)
 	must(t, err)
 	t.Logf("%d entries: %v, by long links %v", entries, quick, slow)
-	if slow < 4*quick {
+	if slow < 2*quick {
 		t.Errorf("control: the attack takes %v, other layers %v", slow, quick)
 	}
 	most := int64(entries / 10 * maxFollowed * 1600)
