@@ -52,6 +52,13 @@ func (s *fakeSink) Create(_ context.Context, e *eventsv1.Event) (*eventsv1.Event
 	return e, nil
 }
 
+// seen is how many events were written, and how many of them at a time at most.
+func (s *fakeSink) seen() (did, most int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.did), s.most
+}
+
 // bindings is how many pods are being bound.
 var bindings atomic.Int64
 
@@ -173,23 +180,25 @@ func TestEventsWaitForTheEndOfABurst(t *testing.T) {
 		}
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
-		if sink.most != 1 || len(sink.did) == 0 || len(sink.did) > 11 {
-			t.Errorf("wrote %d events, %d at a time", len(sink.did), sink.most)
+		if did, most := sink.seen(); most != 1 || did == 0 || did > 11 {
+			t.Errorf("wrote %d events, %d at a time", did, most)
 		}
 		bindings.Store(0)
 		time.Sleep(20 * time.Second)
 		synctest.Wait()
-		if sink.most != eventWrites || len(sink.did) != n {
-			t.Errorf("wrote %d of %d events after the burst, %d at a time", len(sink.did), n, sink.most)
+		if did, most := sink.seen(); most != eventWrites || did != n {
+			t.Errorf("wrote %d of %d events after the burst, %d at a time", did, n, most)
 		}
 		// What is held is bounded.
+		sink.mu.Lock()
 		sink.most = 0
+		sink.mu.Unlock()
 		bindings.Store(100)
 		for i := range maxHeld + 2*eventWrites {
 			event(i)
 		}
-		if sink.most != eventWrites {
-			t.Errorf("with %d events held, %d are written at a time", maxHeld, sink.most)
+		if _, most := sink.seen(); most != eventWrites {
+			t.Errorf("with %d events held, %d are written at a time", maxHeld, most)
 		}
 	})
 }

@@ -93,7 +93,9 @@ func TestAutoscalerByMetricsOfOtherServers(t *testing.T) {
 			Spec:       appsv1.DeploymentSpec{Selector: &metav1.LabelSelector{MatchLabels: app}, Template: template(app)},
 		}, metav1.CreateOptions{}))
 		c.createScaler(ctx, t, ns, autoscalingv2.CrossVersionObjectReference{APIVersion: "apps/v1", Kind: "Deployment", Name: name},
-			func(spec *autoscalingv2.HorizontalPodAutoscalerSpec) { spec.Metrics = []autoscalingv2.MetricSpec{metric} })
+			func(spec *autoscalingv2.HorizontalPodAutoscalerSpec) {
+				spec.Metrics = []autoscalingv2.MetricSpec{metric}
+			})
 	}
 	for _, name := range []string{"external", "custom"} {
 		eventually(ctx, t, name+" has two", func() (bool, error) {
