@@ -326,6 +326,101 @@ func TestAnotherServersAPI(t *testing.T) {
 	})
 }
 
+// All users may read OpenAPI documents. That lets them read nothing else of another server.
+func TestDocumentsOfAnotherServer(t *testing.T) {
+	gv := schema.GroupVersion{Group: "documents.example.com", Version: "v1"}
+	ships := newShipServer(t, server, gv, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "theirs") })
+	elsewhere(t, server, gv, ships.port, ships.ca)
+	becomes(t, server, "v1.documents.example.com", "Passed")
+	eve := server.inside.token("eve", nil)
+	seen := func() (paths []string) {
+		ships.mu.Lock()
+		defer ships.mu.Unlock()
+		for _, r := range ships.requests {
+			if r.Header.Get("X-Remote-User") == "eve" {
+				paths = append(paths, r.Method+" "+r.RequestURI)
+			}
+		}
+		return paths
+	}
+	const document = "/openapi/v3/apis/documents.example.com/v1"
+	if resp, body := as(t, server, eve, document); resp.StatusCode != http.StatusOK || body != "theirs" || len(seen()) != 1 {
+		t.Fatalf("a document: %d %s, seen %q", resp.StatusCode, body, seen())
+	}
+	for _, below := range []string{
+		"/", "/ships", "/../../../../apis/documents.example.com/v1/ships", "/%2e%2e/%2e%2e/%2e%2e/%2e%2e/apis/documents.example.com/v1/ships",
+		"%2f..%2f..%2f..%2f..%2fapis%2fdocuments.example.com%2fv1%2fships", "/..",
+	} {
+		if resp, body := as(t, server, eve, document+below); resp.StatusCode != http.StatusNotFound || body == "theirs" {
+			t.Errorf("%s: %d %.100s", below, resp.StatusCode, body)
+		}
+	}
+	config, err := rest.TLSConfigFor(rest.AnonymousClientConfig(overTLS(t)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.NextProtos = []string{"http/1.1"}
+	upgrading := &http.Client{Transport: &http.Transport{TLSClientConfig: config, DisableKeepAlives: true}}
+	upgrade, err := http.NewRequestWithContext(t.Context(), http.MethodGet, overTLS(t).Host+document, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	upgrade.Header = http.Header{"Authorization": {"Bearer " + eve}, "Connection": {"Upgrade"}, "Upgrade": {"test"}}
+	resp, err := upgrading.Do(upgrade)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if resp.StatusCode != http.StatusMethodNotAllowed {
+		t.Errorf("an upgrade: %d", resp.StatusCode)
+	}
+	if paths := seen(); len(paths) != 1 {
+		t.Errorf("the server saw %q of a user without roles", paths)
+	}
+	if err := clientOf(t, overTLS(t)).CoreV1().RESTClient().Post().AbsPath(document).Do(t.Context()).Error(); !apierrors.IsMethodNotSupported(err) {
+		t.Errorf("POST: %v", err)
+	}
+}
+
+// The groups that are built in cannot be given away: the server itself needs them, and would not
+// start again.
+func TestBuiltinGroupsStay(t *testing.T) {
+	o := broken(t, func(*Options) {})
+	s, stop := serve(t, o)
+	away := []string{"v1.networking.k8s.io", "v1.rbac.authorization.k8s.io", "v1.discovery.k8s.io", "v1.apiextensions.k8s.io", "v1.admissionregistration.k8s.io"}
+	all := registrationsOf(t, s).ApiregistrationV1().APIServices()
+	for _, name := range away {
+		eventually(t, name+" is given away", func() (bool, error) {
+			a, err := all.Get(t.Context(), name, metav1.GetOptions{})
+			if err == nil {
+				a.Spec.Service = &apiregistrationv1.ServiceReference{Namespace: "default", Name: "nothing", Port: ptr.To(int32(443))}
+				a.Spec.InsecureSkipTLSVerify = true
+				_, err = all.Update(t.Context(), a, metav1.UpdateOptions{})
+			}
+			return err == nil, err
+		})
+		becomes(t, s, name, "ServiceNotFound")
+	}
+	asks := func(s *Server) {
+		t.Helper()
+		client := clientOf(t, s.ClientConfig("admin", "system:masters"))
+		if _, err := client.NetworkingV1().NetworkPolicies("").List(t.Context(), metav1.ListOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if list, err := client.RbacV1().ClusterRoles().List(t.Context(), metav1.ListOptions{}); err != nil || len(list.Items) == 0 {
+			t.Fatalf("%v, %v", list, err)
+		}
+	}
+	asks(s)
+	stop()
+	s, stop = serve(t, o)
+	defer stop()
+	asks(s)
+	for _, name := range away {
+		becomes(t, s, name, "Local")
+	}
+}
+
 // Watches and upgraded connections reach the other server, and what it sends arrives while it is
 // sent.
 func TestStreamsOfAnotherServer(t *testing.T) {
