@@ -21,7 +21,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/controllers/kinds"
 )
 
-// syncLimit bounds the wait for a kind's objects. The server of a kind may be another one, that hangs.
+// syncLimit bounds the wait for a kind's objects, whose server may be another one that hangs.
 const syncLimit = 5 * time.Second
 
 // countPrefix begins the name of the quota of any kind's number of objects: "count/jobs.batch".
