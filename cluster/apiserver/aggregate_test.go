@@ -405,54 +405,6 @@ func TestStreamsOfAnotherServer(t *testing.T) {
 	}
 }
 
-// Groups that are served here have APIServices, too, those of custom resources while they exist.
-func TestAPIServicesOfOwnGroups(t *testing.T) {
-	all := registrationsOf(t, server).ApiregistrationV1().APIServices()
-	for name, priority := range map[string]int32{"v1.": 18000, "v1.apps": 17800, "v2.autoscaling": 17500, "v1.apiextensions.k8s.io": 16700, "v1.rbac.authorization.k8s.io": 17000} {
-		eventually(t, name+" exists", func() (bool, error) {
-			_, err := all.Get(t.Context(), name, metav1.GetOptions{})
-			return err == nil, err
-		})
-		a, err := all.Get(t.Context(), name, metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if c := a.Status.Conditions; a.Spec.Service != nil || len(c) != 1 || c[0].Reason != "Local" || c[0].Status != apiregistrationv1.ConditionTrue || a.Spec.GroupPriorityMinimum != priority {
-			t.Errorf("%s: %+v", name, a)
-		}
-	}
-	// It would be in the way of a metrics server's own.
-	if _, err := all.Get(t.Context(), "v1beta1.metrics.k8s.io", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-		t.Errorf("metrics: %v", err)
-	}
-	resp, body := get(t, true, "/apis/apiregistration.k8s.io/v1/apiservices/v1.apps", "Accept", "application/json;as=Table;v=v1;g=meta.k8s.io")
-	if resp.StatusCode != http.StatusOK || !strings.Contains(string(body), `"cells":["v1.apps","Local","True"`) {
-		t.Errorf("%d %.600s", resp.StatusCode, body)
-	}
-	// The core group cannot be given away: no one could take it back.
-	core, err := all.Get(t.Context(), "v1.", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	core.Spec.Service = &apiregistrationv1.ServiceReference{Namespace: "default", Name: "nothing", Port: ptr.To(int32(443))}
-	if _, err = all.Update(t.Context(), core, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	becomes(t, server, "v1.", "ServiceNotFound")
-	if _, err := admin(t).CoreV1().Namespaces().List(t.Context(), metav1.ListOptions{}); err != nil {
-		t.Errorf("the core API: %v", err)
-	}
-	eventually(t, "it is local again", func() (bool, error) {
-		a, err := all.Get(t.Context(), "v1.", metav1.GetOptions{})
-		if err == nil {
-			a.Spec.Service = nil
-			_, err = all.Update(t.Context(), a, metav1.UpdateOptions{})
-		}
-		return err == nil, err
-	})
-	becomes(t, server, "v1.", "Local")
-}
-
 // A server of users takes the place of what is served in this process, and gives it back when it
 // goes.
 func TestAMetricsServerOfUsers(t *testing.T) {

@@ -69,11 +69,13 @@ func (b *build) hooks(server *genericapiserver.GenericAPIServer) error {
 	add("start-cluster-authentication-info-controller", func(ctx genericapiserver.PostStartHookContext) error {
 		controller := clusterauthenticationtrust.NewClusterAuthenticationTrustController(trust, client)
 		b.ca.AddListener(controller)
+		front.AddListener(controller)
 		if runner, ok := b.ca.(dynamiccertificates.ControllerRunner); ok {
 			if err := runner.RunOnce(ctx); err != nil {
 				slog.Warn("the certificate authority's file cannot be read", "err", err)
 			}
 		}
+		go front.Run(ctx, 1) // the server of TLS does this for the other one
 		go controller.Run(ctx, 1)
 		return nil
 	})

@@ -4,11 +4,14 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"reflect"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -26,6 +29,7 @@ import (
 	utilwebhook "k8s.io/apiserver/pkg/util/webhook"
 	"k8s.io/apiserver/plugin/pkg/authenticator/token/oidc"
 	tokenwebhook "k8s.io/apiserver/plugin/pkg/authenticator/token/webhook"
+	"k8s.io/kubernetes/pkg/serviceaccount"
 )
 
 // AuthenticationOptions say whose tokens are accepted besides the cluster's own. The files, the
@@ -41,8 +45,9 @@ type AuthenticationOptions struct {
 	TokenWebhookTTL                   time.Duration
 
 	// poll is how often the configuration is looked at, ask how often new issuers are asked whether
-	// they answer; for tests.
+	// they answer; refused is told why a changed file is not used. For tests.
 	poll, ask time.Duration
+	refused   func(error)
 }
 
 const (
@@ -122,7 +127,36 @@ func (o *AuthenticationOptions) webhook(audiences authenticator.Audiences) (auth
 	if err != nil {
 		return nil, fmt.Errorf("%s %s: %w", tokenWebhookFlag, o.TokenWebhook, err)
 	}
-	return tokencache.New(asking, false, o.TokenWebhookTTL, o.TokenWebhookTTL), nil
+	return foreign{tokencache.New(asking, false, o.TokenWebhookTTL, o.TokenWebhookTTL)}, nil
+}
+
+// foreign does not ask about tokens that say they are the cluster's own, good or not: with one that
+// has expired on the server's clock only, the webhook could act as its holder.
+type foreign struct{ authenticator.Token }
+
+// AuthenticateToken implements authenticator.Token.
+func (f foreign) AuthenticateToken(ctx context.Context, token string) (*authenticator.Response, bool, error) {
+	if from := issuerOf(token); from == issuer || from == serviceaccount.LegacyIssuer {
+		return nil, false, nil
+	}
+	return f.Token.AuthenticateToken(ctx, token)
+}
+
+// issuerOf returns what a JSON web token says about its issuer, which is not verified.
+func issuerOf(token string) string {
+	parts := strings.Split(token, ".")
+	if len(parts) != 3 {
+		return ""
+	}
+	payload, err := base64.RawURLEncoding.DecodeString(parts[1])
+	if err != nil {
+		return ""
+	}
+	var claims struct {
+		Issuer string `json:"iss"`
+	}
+	_ = json.Unmarshal(payload, &claims)
+	return claims.Issuer
 }
 
 // issuers verifies tokens of the issuers in an AuthenticationConfiguration. Changes of its file
@@ -222,6 +256,9 @@ func (i *issuers) follow(ctx context.Context, first *apiserverapi.Authentication
 		}
 		if err != nil {
 			slog.Error("authentication configuration is not used; the last one stays in force", "err", err)
+			if i.options.refused != nil {
+				i.options.refused(err)
+			}
 			continue
 		}
 		known = data

@@ -146,6 +146,13 @@ func TestIssuersOfTokens(t *testing.T) {
 		o.Authentication.Config = filepath.Join(o.Root, "authentication.yaml")
 		o.Authentication.poll, o.Authentication.ask = 10*time.Millisecond, 10*time.Millisecond
 	})
+	refused := make(chan error, 1) // the first
+	o.Authentication.refused = func(err error) {
+		select {
+		case refused <- err:
+		default:
+		}
+	}
 	writeFile(t, o.Authentication.Config, accepting("", first))
 	s, stop := serve(t, o)
 	defer stop()
@@ -174,6 +181,12 @@ func TestIssuersOfTokens(t *testing.T) {
 	// A changed file takes effect, and one that is no good, or whose issuer does not answer,
 	// changes nothing.
 	writeFile(t, o.Authentication.Config, "jwt: [")
+	if err := <-refused; !strings.Contains(err.Error(), o.Authentication.Config) {
+		t.Error(err)
+	}
+	if got, err := whoIs(t, s, first.token(t, map[string]any{"sub": "paul"})); !strings.HasPrefix(got, "oidc:paul ") {
+		t.Errorf("after a file that is no good: %q, %v", got, err)
+	}
 	writeFile(t, o.Authentication.Config, accepting("", second))
 	eventually(t, "the second issuer's tokens are accepted", func() (bool, error) {
 		got, err := whoIs(t, s, second.token(t, nil))
@@ -265,8 +278,23 @@ func TestATokenWebhook(t *testing.T) {
 	if got, err := whoIs(t, s, request.Status.Token); err != nil || !strings.HasPrefix(got, "system:serviceaccount:default:sailor ") {
 		t.Errorf("%q, %v", got, err)
 	}
+	// Nor is it shown tokens of the cluster's own that are no good: those may be good elsewhere, or
+	// have been a moment ago.
+	own, other := newIdentityProvider(t, false), newIdentityProvider(t, false)
+	for name, token := range map[string]string{
+		"changed":     request.Status.Token[:len(request.Status.Token)-8] + "AAAAAAAA",
+		"expired":     own.token(t, map[string]any{"iss": issuer, "exp": time.Now().Add(-time.Hour).Unix()}),
+		"in a Secret": own.token(t, map[string]any{"iss": "kubernetes/serviceaccount"}),
+	} {
+		if got, err := whoIs(t, s, token); err == nil {
+			t.Errorf("%s: accepted as %s", name, got)
+		}
+	}
 	if asks.Load() != before {
 		t.Error("the webhook was shown a token of the cluster's own")
+	}
+	if _, err := whoIs(t, s, other.token(t, nil)); err == nil || asks.Load() != before+1 {
+		t.Errorf("of another issuer's token the webhook was asked %d times, %v", asks.Load()-before, err)
 	}
 }
 

@@ -7,8 +7,8 @@
 // here ("Local"). Ours is the way of a request to such a server, and that a server which is slow,
 // or sends too much, costs only its own clients.
 //
-// A user who registers a group and version that is served in this process (metrics.k8s.io) wins,
-// with two exceptions: the core API and apiregistration.k8s.io are always served here.
+// A user who registers a group and version that is served in this process (metrics.k8s.io) wins.
+// The exceptions are the built-in groups and apiregistration.k8s.io, which are always served here.
 package aggregate
 
 import (
@@ -41,6 +41,7 @@ import (
 	statusmetrics "k8s.io/kube-aggregator/pkg/controllers/status/metrics"
 	remotestatus "k8s.io/kube-aggregator/pkg/controllers/status/remote"
 	"k8s.io/kubernetes/pkg/controlplane/controller/crdregistration"
+	"k8s.io/streaming/pkg/httpstream"
 )
 
 const (
@@ -70,7 +71,9 @@ type Options struct {
 
 // Aggregator passes requests for APIs of other servers on to them.
 type Aggregator struct {
-	options   Options
+	options      Options
+	upgradeLimit time.Duration // the constant, but in tests
+
 	clients   clientset.Interface
 	informers registrations.SharedInformerFactory
 	merger    apiserver.DiscoveryAggregationController
@@ -100,7 +103,7 @@ func New(o Options) (*Aggregator, error) {
 		return nil, err
 	}
 	a := &Aggregator{
-		options: o, clients: clients, informers: registrations.NewSharedInformerFactory(clients, resync),
+		options: o, upgradeLimit: upgradeLimit, clients: clients, informers: registrations.NewSharedInformerFactory(clients, resync),
 		merger: apiserver.NewDiscoveryManager(o.Discovery.WithSource(aggregated.AggregatorSource)),
 	}
 	a.routes.Store(&routes{})
@@ -231,9 +234,11 @@ func (a *Aggregator) replaceLocked(gv schema.GroupVersion, r *route) {
 	}
 }
 
-// alwaysHere says whether no other server may serve gv: without these no one could take it back.
+// alwaysHere says whether no other server may serve gv. The server's own informers need the
+// built-in groups: without one of them it would never be ready again.
 func alwaysHere(gv schema.GroupVersion) bool {
-	return gv.Group == "" || gv.Group == apiregistrationv1.GroupName
+	_, builtin := priorities[gv.Group]
+	return builtin || gv.Group == apiregistrationv1.GroupName
 }
 
 // HasGroup says whether another server serves a version of group.
@@ -262,10 +267,18 @@ func (a *Aggregator) Documents() (names []string) {
 // another server's.
 func (a *Aggregator) Document(name string) (http.Handler, bool) {
 	r := a.routeOf("/" + name)
-	if r == nil {
+	// Whatever is below is not a document: all users may read documents, but not what is at
+	// ../../../../apis.
+	if r == nil || name != "apis/"+r.spec.Group+"/"+r.spec.Version {
 		return nil, false
 	}
-	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) { a.pass(w, req, r) }), true
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if req.Method != http.MethodGet && req.Method != http.MethodHead || httpstream.IsUpgradeRequest(req) {
+			http.Error(w, "a document can be read by GET and HEAD only", http.StatusMethodNotAllowed)
+			return
+		}
+		a.pass(w, req, r)
+	}), true
 }
 
 // Wrap passes on requests for what other servers serve, and leaves all others to next.

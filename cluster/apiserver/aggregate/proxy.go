@@ -1,6 +1,7 @@
 package aggregate
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"net/http"
@@ -42,14 +43,15 @@ func (a *Aggregator) pass(w http.ResponseWriter, req *http.Request, r *route) {
 	// Discovery gets a short deadline, other requests those of this server.
 	passed, cancel := proxyutil.NewRequestForProxy(location, req)
 	defer cancel()
-	upgrade := httpstream.IsUpgradeRequest(req)
-	if upgrade { // it takes a connection of its own, past the transport that sets the headers
+	flowcontrol.RequestDelegated(req.Context())
+	if httpstream.IsUpgradeRequest(req) { // it takes a connection of its own, past the transport that sets the headers
 		transport.SetAuthProxyHeaders(passed, asked.GetName(), asked.GetUID(), asked.GetGroups(), asked.GetExtra())
+		a.upgrade(w, passed, location, r)
+		return
 	}
 	as := transport.NewAuthProxyRoundTripper(asked.GetName(), asked.GetUID(), asked.GetGroups(), asked.GetExtra(), r.transport)
-	handler := proxy.NewUpgradeAwareHandler(location, as, true, upgrade, failing{r})
+	handler := proxy.NewUpgradeAwareHandler(location, as, true, false, failing{r})
 	handler.RejectForwardingRedirects = true // the client's next request would go where the server likes
-	flowcontrol.RequestDelegated(req.Context())
 	handler.ServeHTTP(w, passed)
 }
 
@@ -58,6 +60,9 @@ type failing struct{ *route }
 
 // Error implements proxy.ErrorResponder.
 func (f failing) Error(w http.ResponseWriter, req *http.Request, err error) {
+	if cause := context.Cause(req.Context()); cause != nil {
+		err = cause
+	}
 	slog.Debug("the server of an API does not answer", "group", f.spec.Group, "version", f.spec.Version, "err", err)
 	refuse(w, req, unavailable(f.route, "does not answer: "+err.Error()))
 }

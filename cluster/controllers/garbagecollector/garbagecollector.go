@@ -41,6 +41,9 @@ const (
 	// rediscoverEvery is the pause between looks at which kinds exist, while there is a reason to
 	// look: a definition has changed a moment ago, or a group did not answer.
 	rediscoverEvery = 30 * time.Second
+	// otherServersEvery is the pause between such looks while other servers serve some groups: of
+	// their kinds come and go without an event.
+	otherServersEvery = time.Minute
 	// settle is how long a changed definition gets until its kind is served.
 	settle = time.Second
 )
@@ -62,6 +65,7 @@ type collector struct {
 	running       sync.WaitGroup
 	informers     []cache.InformerSynced
 	lookAgainSoon bool
+	otherServers  bool // serve some of the groups
 }
 
 // Observer is told of the objects that the collector sees. It must not block.
@@ -122,6 +126,8 @@ func (c *collector) watch(ctx context.Context) {
 		var again <-chan time.Time
 		if c.lookAgainSoon {
 			again = time.After(rediscoverEvery)
+		} else if c.otherServers {
+			again = time.After(otherServersEvery)
 		}
 		select {
 		case <-ctx.Done():
@@ -164,6 +170,7 @@ func (c *collector) discover(ctx context.Context) bool {
 		return false
 	}
 	c.table.Store(table)
+	c.otherServers = c.findOtherServers(ctx, table)
 	wanted := map[schema.GroupVersionResource]kinds.Resource{}
 	for r := range table.With("delete", "list", "watch") {
 		if _, isShared := shared[r.GroupVersionResource]; !isShared && !ignored.Has(r.GroupResource()) {
@@ -194,6 +201,21 @@ func (c *collector) discover(ctx context.Context) bool {
 		})
 	}
 	return true
+}
+
+// findOtherServers says whether there is an APIService that is not the API server's own. It keeps
+// what was found before if it cannot ask.
+func (c *collector) findOtherServers(ctx context.Context, table *kinds.Table) bool {
+	services, ok := table.ForResource(registrations)
+	if !ok {
+		return false
+	}
+	found, err := c.metadata.Resource(services.GroupVersionResource).List(ctx, metav1.ListOptions{LabelSelector: "!" + automanaged, Limit: 1})
+	if err != nil {
+		slog.Warn("garbage collector cannot list APIServices", "err", err)
+		return c.otherServers
+	}
+	return len(found.Items) > 0
 }
 
 // redefine asks for a new look at which kinds there are.

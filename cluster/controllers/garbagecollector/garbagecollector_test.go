@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/discovery"
+	ktesting "k8s.io/client-go/testing"
 
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/controllers/frame"
@@ -304,6 +306,54 @@ func TestKindsThatComeAndGo(t *testing.T) {
 			w.t.Errorf("%d kinds are watched after one went, want 2", n)
 		}
 		w.want(pods, "kept<v")
+	})
+}
+
+// While other servers serve groups, new kinds are found without an event.
+func TestKindsOfOtherServers(t *testing.T) {
+	apiServices := schema.GroupVersionResource{Group: "apiregistration.k8s.io", Version: "v1", Resource: "apiservices"}
+	registered := func(name string, labels map[string]string) runtime.RawExtension {
+		return runtime.RawExtension{Object: &metav1.PartialObjectMetadata{
+			TypeMeta:   metav1.TypeMeta{APIVersion: "apiregistration.k8s.io/v1", Kind: "APIService"},
+			ObjectMeta: metav1.ObjectMeta{Name: name, UID: uid(name), Labels: labels},
+		}}
+	}
+	all := &metav1.List{Items: []runtime.RawExtension{registered("v1.apps", map[string]string{"kube-aggregator.kubernetes.io/automanaged": "onstart"})}}
+	var mu sync.Mutex // guards all
+	run(t, func(w world) {
+		w.Metadata.PrependReactor("list", apiServices.Resource, func(ktesting.Action) (bool, runtime.Object, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			return true, all.DeepCopy(), nil
+		})
+	}, func(w world) {
+		own := append(w.Served(), &metav1.APIResourceList{GroupVersion: "apiregistration.k8s.io/v1", APIResources: []metav1.APIResource{{
+			Name: apiServices.Resource, Kind: "APIService", Verbs: metav1.Verbs{"delete", "list", "watch"},
+		}}})
+		watched := func(when string, want int) {
+			w.t.Helper()
+			if n := len(w.collector.monitors); n != want {
+				w.t.Errorf("%s %d kinds are watched for the collector alone, want %d", when, n, want)
+			}
+		}
+		w.Serve(own, nil)
+		w.redefine()
+		w.Pass(2 * time.Minute)
+		watched("at first", 3) // configmaps, secrets, apiservices
+		w.Serve(append(slices.Clone(own), metatest.WidgetList()), nil)
+		w.Pass(time.Hour)
+		watched("without another server and without an event", 3)
+
+		w.Serve(own, nil)
+		mu.Lock()
+		all.Items = append(all.Items, registered("v1.example.com", nil))
+		mu.Unlock()
+		w.redefine()
+		w.Pass(2 * time.Minute)
+		watched("with another server", 3)
+		w.Serve(append(slices.Clone(own), metatest.WidgetList()), nil)
+		w.Pass(2 * time.Minute)
+		watched("with another server's new kind", 4)
 	})
 }
 

@@ -57,8 +57,13 @@ var ignored = sets.New(
 // definesKinds are the kinds whose objects decide which kinds there are.
 var definesKinds = sets.New(
 	schema.GroupResource{Group: "apiextensions.k8s.io", Resource: "customresourcedefinitions"},
-	schema.GroupResource{Group: "apiregistration.k8s.io", Resource: "apiservices"},
+	registrations,
 )
+
+// registrations are APIServices. Those of the API server's own groups have the label automanaged.
+var registrations = schema.GroupResource{Group: "apiregistration.k8s.io", Resource: "apiservices"}
+
+const automanaged = "kube-aggregator.kubernetes.io/automanaged"
 
 // listen feeds the graph from an informer that is shared with others, and returns what tells
 // whether all that existed has arrived.

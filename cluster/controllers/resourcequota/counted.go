@@ -2,8 +2,10 @@ package resourcequota
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -18,6 +20,9 @@ import (
 	"github.com/coracle-project/coracle/cluster/controllers/internal/feed"
 	"github.com/coracle-project/coracle/cluster/controllers/kinds"
 )
+
+// syncLimit bounds the wait for a kind's objects, whose server may be another one that hangs.
+const syncLimit = 5 * time.Second
 
 // countPrefix begins the name of the quota of any kind's number of objects: "count/jobs.batch".
 const countPrefix = "count/"
@@ -62,8 +67,11 @@ func (c *counted) run(ctx context.Context) {
 	running.Wait()
 }
 
-// ensure returns when the kinds that these quotas count are watched, as far as they exist.
+// ensure returns when the kinds that these quotas count are watched, as far as they exist, or after
+// some seconds: the evaluator of a kind whose objects have not come yet says so.
 func (c *counted) ensure(ctx context.Context, names []corev1.ResourceName) error {
+	limited, cancel := context.WithTimeout(ctx, syncLimit)
+	defer cancel()
 	var missing []schema.GroupResource
 	for _, name := range names {
 		resource, ok := resourceOf(name)
@@ -75,12 +83,12 @@ func (c *counted) ensure(ctx context.Context, names []corev1.ResourceName) error
 		c.mu.Unlock()
 		if informer == nil && c.registry.Get(resource) == nil {
 			missing = append(missing, resource)
-		} else if informer != nil && !feed.Synced(ctx, informer) {
-			return ctx.Err()
+		} else if informer != nil {
+			feed.Synced(limited, informer)
 		}
 	}
 	if len(missing) == 0 {
-		return nil
+		return ctx.Err()
 	}
 	table, err := kinds.Discover(c.set.Kube.Discovery())
 	if table == nil {
@@ -91,11 +99,9 @@ func (c *counted) ensure(ctx context.Context, names []corev1.ResourceName) error
 		if !ok || !resource.Namespaced || !resource.Can("list", "watch") {
 			continue // not now: the next look may find it
 		}
-		if informer := c.watch(resource); !feed.Synced(ctx, informer) {
-			return ctx.Err()
-		}
+		feed.Synced(limited, c.watch(resource))
 	}
-	return nil
+	return ctx.Err()
 }
 
 // resourceOf returns which kind a quota counts by its metadata alone.
@@ -126,7 +132,12 @@ func (c *counted) watch(resource kinds.Resource) cache.SharedIndexInformer {
 		}
 		c.changed(name, obj.(metav1.Object).GetNamespace())
 	}})
-	lister := func(schema.GroupVersionResource) (cache.GenericLister, error) { return informer.Lister(), nil }
+	lister := func(schema.GroupVersionResource) (cache.GenericLister, error) {
+		if !informer.Informer().HasSynced() {
+			return nil, fmt.Errorf("count %s: the server has not listed them yet", name)
+		}
+		return informer.Lister(), nil
+	}
 	var alias corev1.ResourceName
 	for old, plural := range aliases {
 		if name == (schema.GroupResource{Resource: plural}) {

@@ -8,12 +8,16 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	ktesting "k8s.io/client-go/testing"
 
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/controllers/frame"
@@ -140,6 +144,28 @@ func TestCountsOfAnyKind(t *testing.T) {
 		}
 		w.Pass(6 * time.Minute)
 		w.want("count", "configmaps=1/4", "count/configmaps=1/5", "count/deployments.apps=0/3", "count/widgets.example.com=1/1")
+	})
+}
+
+// A kind whose server does not list it costs the quota that kind's usage, no other and no worker.
+func TestAKindThatIsNotListed(t *testing.T) {
+	run(t, func(w world) {
+		var fine atomic.Bool
+		w.Metadata.PrependReactor("list", "configmaps", func(ktesting.Action) (bool, runtime.Object, error) {
+			return !fine.Load(), nil, apierrors.NewResourceExpired("its server is away") // reflectors do not log this
+		})
+		w.configMap("a")
+		w.pod("a", "1")
+		for n := range 2 * workers {
+			w.quota(fmt.Sprintf("away%d", n), nil, "count/configmaps=5", "pods=5")
+		}
+		w.quota("other", nil, "pods=5")
+		w.Pass(time.Minute)
+		w.want("away0", "count/configmaps=none/5", "pods=1/5")
+		w.want("other", "pods=1/5")
+		fine.Store(true)
+		w.Pass(10 * time.Minute)
+		w.want("away0", "count/configmaps=1/5", "pods=1/5")
 	})
 }
 

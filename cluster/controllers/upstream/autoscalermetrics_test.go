@@ -1,6 +1,7 @@
 package upstream_test
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -76,6 +77,11 @@ func TestAutoscalerByMetricsOfOtherServers(t *testing.T) {
 				Service: &apiregistrationv1.ServiceReference{Namespace: ns, Name: "adapter", Port: ptr.To(int32(number))},
 			},
 		}, metav1.CreateOptions{}))
+		t.Cleanup(func() { // others share the server
+			if err := registered.Delete(context.Background(), version+"."+group, metav1.DeleteOptions{}); err != nil {
+				t.Error(err)
+			}
+		})
 	}
 	half := autoscalingv2.MetricTarget{Type: autoscalingv2.AverageValueMetricType, AverageValue: ptr.To(resource.MustParse("15"))}
 	for name, metric := range map[string]autoscalingv2.MetricSpec{
@@ -105,10 +111,5 @@ func TestAutoscalerByMetricsOfOtherServers(t *testing.T) {
 			}
 			return *d.Spec.Replicas == 2, fmt.Errorf("wants %d", *d.Spec.Replicas)
 		})
-	}
-	for _, name := range []string{"v1beta1.external.metrics.k8s.io", "v1beta2.custom.metrics.k8s.io"} {
-		if err := registered.Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
-			t.Error(err)
-		}
 	}
 }
