@@ -83,7 +83,7 @@ func TestAPIServicesOfOwnGroups(t *testing.T) {
 		t.Fatal(err)
 	}
 	core.Spec.Service = &apiregistrationv1.ServiceReference{Namespace: "default", Name: "nothing", Port: ptr.To(int32(443))}
-	if core, err = all.Update(t.Context(), core, metav1.UpdateOptions{}); err != nil {
+	if _, err = all.Update(t.Context(), core, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	becomes(t, server, "v1.", "ServiceNotFound")
