@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
 )
@@ -18,14 +19,24 @@ func TestAGroupThatWasNotGivenToAll(t *testing.T) {
 	if err := os.Mkdir(dir+"/sub", 0o700); err != nil {
 		t.Fatal(err)
 	}
-	write(t, dir+"/sub/file", "x")
+	if err := unix.Mount("tmpfs", dir+"/sub", "tmpfs", unix.MS_RDONLY, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(dir+"/sub", unix.MNT_DETACH) })
 	pod := &v1.Pod{Spec: v1.PodSpec{SecurityContext: &v1.PodSecurityContext{
 		FSGroup: ptr.To[int64](4242), FSGroupChangePolicy: ptr.To(v1.FSGroupChangeOnRootMismatch),
 	}}}
+	if err := giveVolume(t.Context(), dir, pod); !errors.Is(err, unix.EROFS) {
+		t.Fatal("the walk was not cut off:", err)
+	}
+	if err := unix.Unmount(dir+"/sub", 0); err != nil {
+		t.Fatal(err)
+	}
+	write(t, dir+"/sub/file", "x")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := giveVolume(ctx, dir, pod); !errors.Is(err, context.Canceled) {
-		t.Fatal("the walk was not cut off:", err)
+		t.Error("the walk does not end with its context:", err)
 	}
 	if err := giveVolume(t.Context(), dir, pod); err != nil {
 		t.Fatal(err)
