@@ -59,7 +59,10 @@ func (c *controller) reclaim(ctx context.Context, pv *corev1.PersistentVolume) e
 	if same, err := c.unchanged(ctx, pv); err != nil || !same {
 		return err // the event of the change leads here again
 	}
-	if err := c.dirs.remove(pv.Name); err != nil {
+	if err := c.dirs.remove(ctx, pv.Name); err != nil {
+		if ctx.Err() != nil {
+			return err // the next start goes on
+		}
 		c.undeleted(pv, err.Error())
 		return err
 	}

@@ -27,6 +27,8 @@ type localVolumes struct {
 
 func (localVolumes) Plugin() string { return "kubernetes.io~local-volume" }
 
+func (localVolumes) Relabels() bool { return true }
+
 func (localVolumes) Serves(v *Spec) bool { return v.PV != nil && v.PV.Spec.Local != nil }
 
 // Mount binds the volume's directory. A pod gets a mount of its own, so that what it may do there
@@ -92,7 +94,7 @@ func (l localVolumes) bind(ctx context.Context, dir int, v *Spec) error {
 	if _, err := os.Lstat(ready); err == nil && shows(v.Dir, dir) {
 		return nil
 	}
-	if err := bindAt(dir, v.Dir); err != nil {
+	if err := bindAt(ctx, dir, v.Dir); err != nil {
 		return err
 	}
 	if !v.ReadOnly {
@@ -140,6 +142,8 @@ func giveVolume(ctx context.Context, dir string, pod *v1.Pod) error {
 type hostPaths struct{}
 
 func (hostPaths) Plugin() string { return "kubernetes.io~host-path" }
+
+func (hostPaths) Relabels() bool { return false }
 
 func (hostPaths) Serves(v *Spec) bool { return v.PV != nil && v.PV.Spec.HostPath != nil }
 

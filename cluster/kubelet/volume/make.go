@@ -70,7 +70,7 @@ func (m *Manager) makeProjection(ctx context.Context, p *podVolumes, vol *v1.Vol
 	err = writeProjection(ctx, p.pod, vol, dir, files)
 	if err != nil && fresh {
 		// Nothing was there before, so nothing half made stays.
-		err = errors.Join(err, rmtree.Path(dir))
+		err = errors.Join(err, rmtree.Path(context.WithoutCancel(ctx), dir))
 	}
 	return err
 }

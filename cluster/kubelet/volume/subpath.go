@@ -1,6 +1,7 @@
 package volume
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -23,7 +24,7 @@ import (
 //
 // A container of the pod may replace any part of the path while this runs. So the kernel resolves
 // it, within the volume only, to a descriptor, and the mount is made from that descriptor.
-func (m *Manager) bindSubPath(uid types.UID, volumeDir, subPath string, vol, container string, index int) (string, error) {
+func (m *Manager) bindSubPath(ctx context.Context, uid types.UID, volumeDir, subPath string, vol, container string, index int) (string, error) {
 	volume, err := unix.Open(volumeDir, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return "", &os.PathError{Op: "open", Path: volumeDir, Err: err}
@@ -35,7 +36,7 @@ func (m *Manager) bindSubPath(uid types.UID, volumeDir, subPath string, vol, con
 	}
 	defer unix.Close(source)
 	target := filepath.Join(m.podDir(uid), subPathsDir, vol, container, strconv.Itoa(index))
-	return target, bindAt(source, target)
+	return target, bindAt(ctx, source, target)
 }
 
 // checkSubPath refuses what the API refuses, too.
@@ -118,7 +119,7 @@ func makeDirAt(parent int, name string, mode uint32) (int, error) {
 // bindAt makes target show what source is open on, and what the host mounts below that later. If it
 // shows that already, it stays. What is taken away below target, as when the pod ends, stays on the
 // host.
-func bindAt(source int, target string) error {
+func bindAt(ctx context.Context, source int, target string) error {
 	var want, have unix.Stat_t
 	if err := unix.Fstat(source, &want); err != nil {
 		return err
@@ -128,7 +129,7 @@ func bindAt(source int, target string) error {
 			return receiveAt(target)
 		}
 		// What was bound for an earlier instance of the container is not what the path leads to now.
-		if err := rmtree.Path(target); err != nil {
+		if err := rmtree.Path(ctx, target); err != nil {
 			return err
 		}
 	}
@@ -151,7 +152,7 @@ func bindAt(source int, target string) error {
 		unix.Close(tree)
 	}
 	if err != nil {
-		return errors.Join(&os.PathError{Op: "bind", Path: target, Err: err}, rmtree.Path(target))
+		return errors.Join(&os.PathError{Op: "bind", Path: target, Err: err}, rmtree.Path(context.WithoutCancel(ctx), target))
 	}
 	return nil
 }
