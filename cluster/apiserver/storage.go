@@ -3,6 +3,7 @@ package apiserver
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"strings"
 	"sync"
@@ -233,7 +234,9 @@ func (s *store) decorator(behindCache bool) generic.StorageDecorator {
 				closeRaw()
 				return nil, err
 			}
-			boundHistory(watched, s.history)
+			if !boundHistory(watched, s.history) {
+				unbounded()
+			}
 			return &generation{CacheDelegator: cacher.NewCacheDelegator(watched, raw), cache: watched, closeRaw: closeRaw}, nil
 		})
 		if err != nil {
@@ -242,6 +245,11 @@ func (s *store) decorator(behindCache bool) generic.StorageDecorator {
 		return c, s.caches.add(c), nil
 	}
 }
+
+// unbounded says once that the memory of watch caches is what upstream makes it.
+var unbounded = sync.OnceFunc(func() {
+	slog.Warn("watch caches keep up to 75 seconds of changes: their history cannot be bounded in this version of k8s.io/apiserver")
+})
 
 // open opens a resource's storage, without a watch cache.
 func (s *store) open(config *storagebackend.ConfigForResource, newObject, newList func() runtime.Object, prefix string,

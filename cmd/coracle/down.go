@@ -81,6 +81,12 @@ func down(ctx context.Context, p place, purge, volumes bool, out io.Writer) (err
 		}
 		steps.done("the cluster process has ended")
 	}
+	var kept error
+	if purge {
+		kept = p.checkPurgeAgain(ctx, volumes)
+		purge = kept == nil // the rest is done as without it
+	}
+	defer func() { err = errors.Join(err, kept) }()
 	o := remembered(p)
 	// Pods and coracled end all the same.
 	left := errors.Join(removeAnnouncements(ctx, o.Bind, o.Port), removeRules(o.Bind, o.Port), removeHeldAddresses(o))

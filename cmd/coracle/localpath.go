@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -55,7 +56,7 @@ func measureVolumes(ctx context.Context, dir string) (volumeData, error) {
 	ctx, cancel := context.WithTimeout(ctx, measureFor)
 	defer cancel()
 	for _, e := range entries {
-		if !e.IsDir() {
+		if !e.IsDir() || strings.HasPrefix(e.Name(), ".") { // one that is being made is no one's yet
 			continue
 		}
 		data.volumes++
@@ -90,4 +91,21 @@ func (p place) checkPurge(ctx context.Context, agreed bool) (volumeData, error) 
 		return data, fmt.Errorf("down: --purge would delete %s: nothing was done; 'coracle down' alone keeps them, 'coracle down --purge --delete-volumes' deletes them", data)
 	}
 	return data, nil
+}
+
+// checkPurgeAgain does so when nothing makes volumes any more: the first check may have been too
+// early for one.
+func (p place) checkPurgeAgain(ctx context.Context, agreed bool) error {
+	if agreed {
+		return nil
+	}
+	data, err := measureVolumes(ctx, p.volumesDir())
+	if err == nil && data.volumes == 0 {
+		return nil
+	}
+	why := fmt.Sprintf("--purge would delete %s, made after down had begun", data)
+	if err != nil {
+		why = fmt.Sprintf("volumes of claims: %v", err)
+	}
+	return fmt.Errorf("down has stopped everything, and deleted nothing: %s; 'coracle down --purge --delete-volumes' deletes them", why)
 }

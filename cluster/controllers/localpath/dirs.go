@@ -1,6 +1,7 @@
 package localpath
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -148,7 +149,7 @@ func (d dirs) discard(name string) error {
 }
 
 // remove removes a volume's directory with all that is in it. If it is not there, it returns nil.
-func (d dirs) remove(name string) error {
+func (d dirs) remove(ctx context.Context, name string) error {
 	if err := plain(name); err != nil {
 		return err
 	}
@@ -165,7 +166,7 @@ func (d dirs) remove(name string) error {
 	doomed := fmt.Sprintf("%s-%x", name, rand.Uint64())
 	err = unix.Renameat(int(volumes.Fd()), name, int(deleting.Fd()), doomed)
 	if errors.Is(err, unix.ENOENT) {
-		return d.clearOf(name)
+		return d.clearOf(ctx, name)
 	}
 	if err != nil {
 		return &os.PathError{Op: "rename", Path: d.path(name), Err: err}
@@ -173,17 +174,17 @@ func (d dirs) remove(name string) error {
 	if isSubvolume(int(deleting.Fd()), doomed) {
 		_ = limit(int(deleting.Fd()), doomed, noLimit) // a full one could refuse even deletions
 	}
-	if err := rmtree.At(int(deleting.Fd()), doomed); err != nil {
+	if err := rmtree.At(ctx, int(deleting.Fd()), doomed); err != nil {
 		return fmt.Errorf("delete %s: %w", filepath.Join(d.root, deletingDir, doomed), err)
 	}
 	return nil
 }
 
 // clear removes what deletions that were cut off have left.
-func (d dirs) clear() error { return d.clearOf("") }
+func (d dirs) clear(ctx context.Context) error { return d.clearOf(ctx, "") }
 
 // clearOf removes what deletions of one volume have left, "" for all volumes.
-func (d dirs) clearOf(name string) error {
+func (d dirs) clearOf(ctx context.Context, name string) error {
 	entries, err := os.ReadDir(filepath.Join(d.root, deletingDir))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -194,7 +195,7 @@ func (d dirs) clearOf(name string) error {
 	var errs []error
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), name) {
-			errs = append(errs, rmtree.Path(filepath.Join(d.root, deletingDir, e.Name())))
+			errs = append(errs, rmtree.Path(ctx, filepath.Join(d.root, deletingDir, e.Name())))
 		}
 	}
 	return errors.Join(errs...)

@@ -32,6 +32,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -77,6 +78,7 @@ type controller struct {
 	nodes   corelisters.NodeLister
 	events  record.EventRecorder
 	frame   *frame.Controller
+	begin   func()
 }
 
 // byVolume is the index of claims by the names of their volumes.
@@ -97,14 +99,17 @@ func New(set *client.Set, o Options) *frame.Controller {
 	core.Nodes().Informer()
 	set.Informers.Storage().V1().StorageClasses().Informer()
 	f := frame.New("local-path", workers, c.sync)
-	c.frame = f
+	c.frame, c.begin = f, sync.OnceFunc(c.recover)
 	var flush func()
 	c.events, flush = set.Recorder(Provisioner, o.NodeName)
 	f.Watch(claims, claimKey)
 	f.Watch(core.PersistentVolumes().Informer(), volumeKey)
 	f.Also(func(ctx context.Context) {
 		defer flush()
-		c.recover()
+		c.begin()
+		if err := c.dirs.clear(ctx); err != nil {
+			slog.Warn("deleted volumes are left on disk", "root", c.Root, "err", err)
+		}
 		<-ctx.Done()
 	})
 	return f
@@ -130,11 +135,9 @@ func volumeKey(obj any) []string {
 	return []string{pv.Name}
 }
 
-// recover has all that an earlier process has left looked at.
+// recover has all that an earlier process has left looked at. It comes before all else, once: what
+// a make of this process has begun looks like one that was cut off.
 func (c *controller) recover() {
-	if err := c.dirs.clear(); err != nil {
-		slog.Warn("deleted volumes are left on disk", "root", c.Root, "err", err)
-	}
 	names, err := c.dirs.list()
 	if err != nil {
 		slog.Warn("directories of volumes are not looked at", "root", c.Root, "err", err)
@@ -146,6 +149,7 @@ func (c *controller) recover() {
 
 // sync brings one volume to where its claim and its PersistentVolume want it.
 func (c *controller) sync(ctx context.Context, name string) error {
+	c.begin()
 	pv, err := c.volumes.Get(name)
 	if err == nil {
 		return c.reclaim(ctx, pv)

@@ -410,47 +410,6 @@ func TestAVolumeThatAPodStillHas(t *testing.T) {
 	})
 }
 
-// Data is deleted of a volume that is released and whose policy says so, and of no other.
-func TestDataThatIsKept(t *testing.T) {
-	for name, change := range map[string]func(*bench, *corev1.PersistentVolumeClaim){
-		"bound": func(*bench, *corev1.PersistentVolumeClaim) {},
-		"told to be released, and its claim is there": func(b *bench, c *corev1.PersistentVolumeClaim) { b.phase(c, corev1.VolumeReleased) },
-		"being deleted, and its claim is there": func(b *bench, c *corev1.PersistentVolumeClaim) {
-			b.ok(b.Kube.CoreV1().PersistentVolumes().Delete(b.t.Context(), nameOf(c), metav1.DeleteOptions{}))
-		},
-		"to be retained": func(b *bench, c *corev1.PersistentVolumeClaim) {
-			pv := b.volume(c)
-			pv.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain
-			_, err := b.Kube.CoreV1().PersistentVolumes().Update(b.t.Context(), pv, metav1.UpdateOptions{})
-			b.ok(err)
-			b.release(c)
-			b.Settle()
-			b.ok(b.Kube.CoreV1().PersistentVolumes().Delete(b.t.Context(), nameOf(c), metav1.DeleteOptions{}))
-			b.Settle()
-			if b.volume(c) != nil {
-				b.t.Error("its PersistentVolume cannot be deleted")
-			}
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			root := t.TempDir()
-			ours(Options{Root: root}).Run(t, func(t *testing.T, s *apitest.Server) {
-				b := prepare(t, s, root)
-				claim := b.claim("data", "1Mi", nil)
-				s.Settle()
-				b.bind(claim)
-				write(t, b.dir(claim)+"/file")
-				change(b, claim)
-				s.Pass(time.Hour)
-				s.Restart()
-				if !exists(b.dir(claim) + "/file") {
-					t.Error("its data is gone")
-				}
-			})
-		})
-	}
-}
-
 // Links in a volume, or in its place, lead the deletion to nothing else. What deletes a volume file
 // by file, as the scripts of other provisioners do, deletes what the link leads to.
 func TestDeletionOfHostileContent(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
@@ -27,6 +28,11 @@ func (c *controller) reclaim(ctx context.Context, pv *corev1.PersistentVolume) e
 			return nil
 		}
 		return c.letGo(ctx, pv) // the data stays
+	}
+	if pv.DeletionTimestamp != nil && unclaimed(pv) {
+		// No claim has let go of the data, and none will: to delete it is its owner's choice.
+		c.events.Eventf(pv, corev1.EventTypeWarning, events.VolumeDelete, "no claim had the volume: its data stays in %s, remove that yourself", pv.Spec.Local.Path)
+		return c.letGo(ctx, pv)
 	}
 	over := pv.DeletionTimestamp != nil || pv.Status.Phase == corev1.VolumeReleased || pv.Status.Phase == corev1.VolumeFailed
 	if !over {
@@ -50,7 +56,13 @@ func (c *controller) reclaim(ctx context.Context, pv *corev1.PersistentVolume) e
 			return nil
 		}
 	}
-	if err := c.dirs.remove(pv.Name); err != nil {
+	if same, err := c.unchanged(ctx, pv); err != nil || !same {
+		return err // the event of the change leads here again
+	}
+	if err := c.dirs.remove(ctx, pv.Name); err != nil {
+		if ctx.Err() != nil {
+			return err // the next start goes on
+		}
 		c.undeleted(pv, err.Error())
 		return err
 	}
@@ -76,12 +88,31 @@ func (c *controller) mine(pv *corev1.PersistentVolume) (bool, error) {
 	return storagehelpers.CheckNodeAffinity(pv, map[string]string{corev1.LabelHostname: host}) == nil, nil
 }
 
+// unclaimed says whether an administrator has made the volume available to another claim, which may
+// be reserved for it by its name.
+func unclaimed(pv *corev1.PersistentVolume) bool {
+	return pv.Spec.ClaimRef == nil || pv.Spec.ClaimRef.UID == ""
+}
+
+// unchanged asks whether the volume is still what the cache has of it: an administrator may just
+// have decided to keep its data.
+func (c *controller) unchanged(ctx context.Context, pv *corev1.PersistentVolume) (bool, error) {
+	now, err := c.set.Kube.CoreV1().PersistentVolumes().Get(ctx, pv.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	return now.UID == pv.UID && now.Status.Phase == pv.Status.Phase && equality.Semantic.DeepEqual(now.Spec, pv.Spec), nil
+}
+
 // claimed asks whether the volume's claim exists: caches may be late, and data is at stake.
 func (c *controller) claimed(ctx context.Context, pv *corev1.PersistentVolume) (bool, error) {
-	ref := pv.Spec.ClaimRef
-	if ref == nil {
-		return true, nil // an administrator has made it available to another claim
+	if unclaimed(pv) {
+		return true, nil
 	}
+	ref := pv.Spec.ClaimRef
 	claim, err := c.set.Kube.CoreV1().PersistentVolumeClaims(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return false, nil

@@ -2,6 +2,7 @@ package upstream
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -12,6 +13,7 @@ import (
 	"k8s.io/kubernetes/pkg/volume"
 	"k8s.io/kubernetes/pkg/volume/hostpath"
 	"k8s.io/kubernetes/pkg/volume/nfs"
+	"k8s.io/kubernetes/pkg/volume/util/recyclerclient"
 
 	"github.com/coracle-project/coracle/cluster/client"
 )
@@ -19,7 +21,6 @@ import (
 // Upstream's defaults (k8s.io/kubernetes/pkg/controller/volume/persistentvolume/config/v1alpha1).
 const (
 	bindAgain         = 15 * time.Second
-	recycleHostPath   = 60  // seconds at least, and
 	recycleNFS        = 300 // seconds at least, and
 	recyclePerGigabit = 30  // seconds more for each Gi
 )
@@ -57,7 +58,26 @@ func volumePlugins() []volume.VolumePlugin {
 			RecyclerPodTemplate: volume.NewPersistentVolumeRecyclerPodTemplate(),
 		}
 	}
-	return append(hostpath.ProbeVolumePlugins(config(recycleHostPath)), nfs.ProbeVolumePlugins(config(recycleNFS))...)
+	return append([]volume.VolumePlugin{keptHostPaths{hostpath.ProbeVolumePlugins(volume.VolumeConfig{})[0]}},
+		nfs.ProbeVolumePlugins(config(recycleNFS))...)
+}
+
+// keptHostPaths deletes nothing. Upstream's plugin, meant for tests, removes whatever path has /tmp/
+// in it, as root, and across mounts. A binder that gets an error makes the volume Failed and says
+// why in an Event.
+type keptHostPaths struct{ volume.VolumePlugin }
+
+func (keptHostPaths) NewDeleter(_ klog.Logger, spec *volume.Spec) (volume.Deleter, error) {
+	return nil, kept(spec)
+}
+
+func (keptHostPaths) Recycle(_ string, spec *volume.Spec, _ recyclerclient.RecycleEventRecorder) error {
+	return kept(spec)
+}
+
+func kept(spec *volume.Spec) error {
+	return fmt.Errorf("paths of the host are not deleted here: remove what is in %s yourself, and delete the PersistentVolume",
+		spec.PersistentVolume.Spec.HostPath.Path)
 }
 
 // NewClaimProtection returns the controller that keeps a claim that is being deleted until no pod

@@ -3,6 +3,7 @@ package upstream_test
 import (
 	"context"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -17,13 +18,18 @@ import (
 // disk makes a PersistentVolume of the class, with the policy Retain.
 func (c *cluster) disk(ctx context.Context, t *testing.T, class string) *corev1.PersistentVolume {
 	t.Helper()
+	return c.path(ctx, t, class, "/none", corev1.PersistentVolumeReclaimRetain)
+}
+
+func (c *cluster) path(ctx context.Context, t *testing.T, class, path string, policy corev1.PersistentVolumeReclaimPolicy) *corev1.PersistentVolume {
+	t.Helper()
 	return must[*corev1.PersistentVolume](t)(c.kube.CoreV1().PersistentVolumes().Create(ctx, &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "disk-"},
 		Spec: corev1.PersistentVolumeSpec{
 			Capacity:    corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("2Gi")},
 			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, StorageClassName: class,
-			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
-			PersistentVolumeSource:        corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/none"}},
+			PersistentVolumeReclaimPolicy: policy,
+			PersistentVolumeSource:        corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: path}},
 		},
 	}, metav1.CreateOptions{}))
 }
@@ -81,6 +87,41 @@ func TestVolumesAreBoundProtectedAndReleased(t *testing.T) {
 		"volume": func() error { _, err := volumes.Get(ctx, pv.Name, metav1.GetOptions{}); return err },
 	} {
 		eventually(ctx, t, "the "+what+" goes", func() (bool, error) { err := get(); return apierrors.IsNotFound(err), err })
+	}
+}
+
+// What a volume shows of the host is never deleted, whatever its reclaim policy says. Upstream's
+// plugin deletes such a path.
+func TestPathsOfTheHostAreKept(t *testing.T) {
+	t.Parallel()
+	c := whole(t)
+	for policy, reason := range map[corev1.PersistentVolumeReclaimPolicy]string{
+		corev1.PersistentVolumeReclaimDelete: "VolumeFailedDelete", corev1.PersistentVolumeReclaimRecycle: "VolumeFailedRecycle",
+	} {
+		ctx, ns := c.namespace(t)
+		dir, err := os.MkdirTemp("/tmp", "host-path-")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = os.RemoveAll(dir) })
+		pv := c.path(ctx, t, ns, dir, policy)
+		c.claim(ctx, t, ns, "data", ns)
+		claims := c.kube.CoreV1().PersistentVolumeClaims(ns)
+		eventually(ctx, t, "the claim is bound", func() (bool, error) {
+			claim, err := claims.Get(ctx, "data", metav1.GetOptions{})
+			return err == nil && claim.Status.Phase == corev1.ClaimBound, err
+		})
+		if err := claims.Delete(ctx, "data", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		eventually(ctx, t, "the volume has failed", func() (bool, error) {
+			now, err := c.kube.CoreV1().PersistentVolumes().Get(ctx, pv.Name, metav1.GetOptions{})
+			return err == nil && now.Status.Phase == corev1.VolumeFailed && strings.Contains(now.Status.Message, "remove what is in "+dir), fmt.Errorf("%+v, %w", now.Status, err)
+		})
+		c.told(ctx, t, "default", "PersistentVolume", pv.Name, reason)
+		if _, err := os.Stat(dir); err != nil {
+			t.Error("it was deleted:", err)
+		}
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"unsafe"
@@ -24,7 +25,7 @@ type span struct{ from, to uintptr }
 
 // Drop unmaps the read-only pages of the program's file. Those that are needed come back from the
 // page cache, each in less than a microsecond, and alone, where the kernel can do that (Linux 6.7).
-// It does nothing for a program that is not loaded where it was linked: pages of that hold
+// It does nothing for a program that is not linked statically, for a fixed place: pages of that hold
 // addresses that the loader has written, which are not in the file.
 //
 // The error says why pages do not come back alone.
@@ -54,7 +55,7 @@ func spans() ([]span, error) {
 		return nil, err
 	}
 	defer file.Close()
-	if file.Type != elf.ET_EXEC {
+	if file.Type != elf.ET_EXEC || slices.ContainsFunc(file.Progs, loaded) {
 		return nil, nil
 	}
 	maps, err := os.Open("/proc/self/maps")
@@ -63,6 +64,12 @@ func spans() ([]span, error) {
 	}
 	defer maps.Close()
 	return readOnly(maps, program), nil
+}
+
+// loaded says whether a part of the program is for a loader, which writes addresses into pages and
+// protects them afterwards.
+func loaded(p *elf.Prog) bool {
+	return p.Type == elf.PT_INTERP || p.Type == elf.PT_DYNAMIC || p.Type == elf.PT_GNU_RELRO
 }
 
 // readOnly returns where /proc/self/maps says that program is mapped and cannot be written.

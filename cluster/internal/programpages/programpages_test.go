@@ -40,7 +40,7 @@ func resident(t *testing.T) (kB int) {
 // touch reads a byte of each nth page of the program.
 func touch(all []span, nth uintptr) (sum int, pages int) {
 	for _, s := range all {
-		for at := s.from; at < s.to; at += 4096 * nth {
+		for at := s.from; at < s.to; at += uintptr(os.Getpagesize()) * nth {
 			sum += int(*(*byte)(unsafe.Add(unsafe.Pointer(nil), at))) //nolint:gosec // mapped and readable
 			pages++
 		}
@@ -56,7 +56,8 @@ func TestDrop(t *testing.T) {
 	want, _ := touch(all, 1)
 	before := resident(t)
 	single := Drop()
-	if after := resident(t); before < 2000 || after > before*2/3 {
+	// With large pages, or with those around each, what the test itself runs is most of the program.
+	if after := resident(t); before < 2000 || single == nil && after > before*2/3 {
 		t.Errorf("%d kB of the program were in memory, and %d kB are after it", before, after)
 	}
 	if got, _ := touch(all, 1); got != want {
@@ -71,7 +72,7 @@ func TestDrop(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, pages := touch(all, 16)
-	if kB := resident(t); kB > before/2 || kB < pages*4 {
+	if kB := resident(t); kB > before/2 || kB < pages*os.Getpagesize()/1024 {
 		t.Errorf("%d pages were touched, and %d kB are in memory, of %d", pages, kB, before)
 	}
 }

@@ -6,6 +6,7 @@
 package rmtree
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -34,7 +35,7 @@ const stackedMounts = 100
 const openDir = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
 
 // Path removes a file or tree by its path, whose directory is our own; see At.
-func Path(path string) error {
+func Path(ctx context.Context, path string) error {
 	parent, err := os.OpenFile(filepath.Dir(path), openDir, 0)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -43,15 +44,19 @@ func Path(path string) error {
 		return err
 	}
 	defer parent.Close()
-	return At(int(parent.Fd()), filepath.Base(path))
+	return At(ctx, int(parent.Fd()), filepath.Base(path))
 }
 
 // At removes what name is in the directory parent, with all that is below it. If there is nothing,
-// it returns nil.
-func At(parent int, name string) error { return (&removal{top: -1}).remove(parent, name, 0) }
+// it returns nil. When ctx ends, it stops at the next directory, and what is left can be removed by
+// another call.
+func At(ctx context.Context, parent int, name string) error {
+	return (&removal{ctx: ctx, top: -1}).remove(parent, name, 0)
+}
 
 // removal is the removal of one tree.
 type removal struct {
+	ctx context.Context
 	// top is the tree's first directory, once it is open.
 	top int
 	// moved says that something too deep was moved up into top since that was last read.
@@ -138,6 +143,9 @@ func (r *removal) entries(fd int, name string, depth int) error {
 func (r *removal) pass(dir *os.File, fd, depth int) error {
 	var errs []error
 	for {
+		if err := r.ctx.Err(); err != nil {
+			return err
+		}
 		names, err := dir.Readdirnames(namesAtOnce)
 		if errors.Is(err, io.EOF) {
 			return errors.Join(errs...)
@@ -146,7 +154,11 @@ func (r *removal) pass(dir *os.File, fd, depth int) error {
 			return errors.Join(append(errs, err)...)
 		}
 		for _, entry := range names {
-			if err := r.remove(fd, entry, depth+1); err != nil && len(errs) < mostErrors {
+			err := r.remove(fd, entry, depth+1)
+			if r.ctx.Err() != nil {
+				return r.ctx.Err()
+			}
+			if err != nil && len(errs) < mostErrors {
 				errs = append(errs, err)
 			}
 		}

@@ -1,6 +1,7 @@
 package rmtree
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -22,8 +23,26 @@ func TestAWideDirectoryIsRemoved(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := Path(dir); err != nil {
+	if err := Path(t.Context(), dir); err != nil {
 		t.Fatal(err)
+	}
+	if _, err := os.Lstat(dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("it is still there: %v", err)
+	}
+}
+
+func TestARemovalThatIsCutOff(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "tree")
+	if err := os.MkdirAll(dir+"/a/b", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := Path(ctx, dir); !errors.Is(err, context.Canceled) {
+		t.Errorf("it goes on: %v", err)
+	}
+	if err := Path(t.Context(), dir); err != nil {
+		t.Error(err)
 	}
 	if _, err := os.Lstat(dir); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("it is still there: %v", err)

@@ -36,7 +36,7 @@ func (m *Manager) specOf(ctx context.Context, pod *v1.Pod, vol *v1.Volume) (*Spe
 	}
 	s := &Spec{
 		Name: pv.Name, PV: pv, Inline: vol, Pod: pod,
-		ReadOnly: vol.PersistentVolumeClaim != nil && vol.PersistentVolumeClaim.ReadOnly,
+		ReadOnly: readOnlyInPod(pod, claim.Name),
 		Block:    pv.Spec.VolumeMode != nil && *pv.Spec.VolumeMode == v1.PersistentVolumeBlock,
 	}
 	if err := checkUse(s); err != nil {
@@ -48,14 +48,32 @@ func (m *Manager) specOf(ctx context.Context, pod *v1.Pod, vol *v1.Volume) (*Spe
 	return s, plainNames(s.Name)
 }
 
+// readOnlyInPod says whether no volume of the pod may write to the claim: several can be of one.
+func readOnlyInPod(pod *v1.Pod, claim string) bool {
+	return !slices.ContainsFunc(pod.Spec.Volumes, func(v v1.Volume) bool { return claimOf(pod, &v) == claim && !readOnlyClaim(&v) })
+}
+
+// claimOf returns the name of the volume's claim, "" if it has none.
+func claimOf(pod *v1.Pod, vol *v1.Volume) string {
+	switch {
+	case vol.PersistentVolumeClaim != nil:
+		return vol.PersistentVolumeClaim.ClaimName
+	case vol.Ephemeral != nil:
+		return ephemeral.VolumeClaimName(pod, vol)
+	}
+	return ""
+}
+
+// readOnlyClaim says whether containers may only read what they mount by this volume.
+func readOnlyClaim(vol *v1.Volume) bool {
+	return vol.PersistentVolumeClaim != nil && vol.PersistentVolumeClaim.ReadOnly
+}
+
 // boundClaim returns the claim of the volume if it is bound. If it is not, the pod is woken when it
 // changes.
 func (m *Manager) boundClaim(ctx context.Context, pod *v1.Pod, vol *v1.Volume) (*v1.PersistentVolumeClaim, error) {
 	own := vol.PersistentVolumeClaim == nil
-	name := ephemeral.VolumeClaimName(pod, vol)
-	if !own {
-		name = vol.PersistentVolumeClaim.ClaimName
-	}
+	name := claimOf(pod, vol)
 	m.waiting.add(claimKey(pod.Namespace, name), pod.UID) // first: what changes after the answer wakes the pod
 	claim, err := getGranted(ctx, func(ctx context.Context) (*v1.PersistentVolumeClaim, error) {
 		return m.kube.CoreV1().PersistentVolumeClaims(pod.Namespace).Get(ctx, name, metav1.GetOptions{})

@@ -387,6 +387,24 @@ func TestHostPathAndReadOnlyVolumes(t *testing.T) {
 	wantFile(t, disk+"/data", "precious")
 }
 
+// Of two volumes of one claim, one may write: the claim is given to the pod's group, and each mount
+// is what its own volume says.
+func TestTwoVolumesOfOneClaim(t *testing.T) {
+	n, disk, _ := newBound(t, nil)
+	reader := claimVolume("a-reader", "data")
+	reader.PersistentVolumeClaim.ReadOnly = true
+	pod := podWith(reader, claimVolume("writer", "data"))
+	pod.Spec.SecurityContext = &v1.PodSecurityContext{FSGroup: ptr.To[int64](4242)}
+	n.mount(pod)
+	if gid, _ := groupOf(t, disk); gid != 4242 {
+		t.Errorf("the volume belongs to group %d", gid)
+	}
+	if _, readOnly := n.mounts(pod); !slices.Equal(readOnly, []bool{true, false}) {
+		t.Errorf("read-only %v", readOnly)
+	}
+	n.unmount(pod)
+}
+
 // OnRootMismatch looks at the volume's directory only.
 func TestTheGroupOfAVolumeThatHasItAlready(t *testing.T) {
 	n, disk, pod := newBound(t, nil)

@@ -1,6 +1,7 @@
 package volume
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -15,7 +16,7 @@ import (
 
 // makeEmptyDir makes an emptyDir once. The ready file says that it was completed: from then on
 // containers may have changed all of it, so it is left alone.
-func (m *Manager) makeEmptyDir(pod *v1.Pod, vol *v1.Volume) error {
+func (m *Manager) makeEmptyDir(ctx context.Context, pod *v1.Pod, vol *v1.Volume) error {
 	dir := m.dirOf(pod.UID, vol)
 	ready := filepath.Join(m.podDir(pod.UID), pluginsDir, pluginEmptyDir, vol.Name, "ready")
 	medium := vol.EmptyDir.Medium
@@ -47,7 +48,7 @@ func (m *Manager) makeEmptyDir(pod *v1.Pod, vol *v1.Volume) error {
 		if err != nil {
 			return err
 		}
-		err = giveToGroup(root, group, readWrite)
+		err = giveToGroup(ctx, root, group, readWrite)
 		if err = errors.Join(err, root.Close()); err != nil {
 			return err
 		}

@@ -1,6 +1,7 @@
 package volume
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -89,7 +90,7 @@ func (m *Manager) makePodDirs(uid types.UID) error {
 }
 
 // removeAll takes away all that Mount and Mounts made for the pod.
-func (m *Manager) removeAll(uid types.UID) error {
+func (m *Manager) removeAll(ctx context.Context, uid types.UID) error {
 	pod, err := os.OpenFile(m.podDir(uid), openDir, 0)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -99,9 +100,12 @@ func (m *Manager) removeAll(uid types.UID) error {
 	}
 	defer pod.Close()
 	var errs []error
-	// Subpaths first: they pin what they show.
+	// Subpaths first: they pin what they show. The record of what the pod has goes when it has nothing.
 	for _, dir := range []string{subPathsDir, volumesDir, pluginsDir} {
-		if err := rmtree.At(int(pod.Fd()), dir); err != nil {
+		if dir == pluginsDir && len(errs) > 0 {
+			break
+		}
+		if err := rmtree.At(ctx, int(pod.Fd()), dir); err != nil {
 			errs = append(errs, fmt.Errorf("removing %s: %w", filepath.Join(m.podDir(uid), dir), err))
 		}
 	}

@@ -27,11 +27,13 @@ type localVolumes struct {
 
 func (localVolumes) Plugin() string { return "kubernetes.io~local-volume" }
 
+func (localVolumes) Relabels() bool { return true }
+
 func (localVolumes) Serves(v *Spec) bool { return v.PV != nil && v.PV.Spec.Local != nil }
 
 // Mount binds the volume's directory. A pod gets a mount of its own, so that what it may do there
 // is its own matter.
-func (l localVolumes) Mount(_ context.Context, v *Spec) (string, error) {
+func (l localVolumes) Mount(ctx context.Context, v *Spec) (string, error) {
 	path := v.PV.Spec.Local.Path
 	if !filepath.IsAbs(path) || slices.Contains(strings.Split(path, "/"), "..") {
 		return "", fmt.Errorf("invalid path: %s must be absolute and must not contain '..'", path)
@@ -61,7 +63,7 @@ func (l localVolumes) Mount(_ context.Context, v *Spec) (string, error) {
 	case kind != unix.S_IFDIR:
 		return "", fmt.Errorf("path %q is no directory", path)
 	}
-	return v.Dir, l.bind(dir, v)
+	return v.Dir, l.bind(ctx, dir, v)
 }
 
 // open opens the volume's path. The administrator's own paths may lead through links.
@@ -87,16 +89,16 @@ func (l localVolumes) open(path string) (int, error) {
 	return fd, nil
 }
 
-func (l localVolumes) bind(dir int, v *Spec) error {
+func (l localVolumes) bind(ctx context.Context, dir int, v *Spec) error {
 	ready := filepath.Join(v.State, readyFile)
 	if _, err := os.Lstat(ready); err == nil && shows(v.Dir, dir) {
 		return nil
 	}
-	if err := bindAt(dir, v.Dir); err != nil {
+	if err := bindAt(ctx, dir, v.Dir); err != nil {
 		return err
 	}
 	if !v.ReadOnly {
-		if err := giveVolume(v.Dir, v.Pod); err != nil {
+		if err := giveVolume(ctx, v.Dir, v.Pod); err != nil {
 			return err
 		}
 	}
@@ -114,7 +116,7 @@ func shows(target string, source int) bool {
 
 // giveVolume makes what is in a volume belong to the pod's fsGroup, as far as its
 // fsGroupChangePolicy says.
-func giveVolume(dir string, pod *v1.Pod) error {
+func giveVolume(ctx context.Context, dir string, pod *v1.Pod) error {
 	group := fsGroup(pod)
 	if group == nil {
 		return nil
@@ -133,13 +135,15 @@ func giveVolume(dir string, pod *v1.Pod) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(giveToGroup(root, group, readWrite), root.Close())
+	return errors.Join(giveToGroup(ctx, root, group, readWrite), root.Close())
 }
 
 // hostPaths are PersistentVolumes that are paths of the host.
 type hostPaths struct{}
 
 func (hostPaths) Plugin() string { return "kubernetes.io~host-path" }
+
+func (hostPaths) Relabels() bool { return false }
 
 func (hostPaths) Serves(v *Spec) bool { return v.PV != nil && v.PV.Spec.HostPath != nil }
 

@@ -23,7 +23,7 @@ func (m *Manager) make(ctx context.Context, p *podVolumes, vol *v1.Volume) error
 	}
 	switch {
 	case vol.EmptyDir != nil:
-		return m.makeEmptyDir(p.pod, vol)
+		return m.makeEmptyDir(ctx, p.pod, vol)
 	case vol.HostPath != nil:
 		return checkHostPath(vol.HostPath)
 	case vol.Image != nil:
@@ -67,10 +67,10 @@ func (m *Manager) makeProjection(ctx context.Context, p *podVolumes, vol *v1.Vol
 	if err != nil {
 		return err
 	}
-	err = writeProjection(p.pod, vol, dir, files)
+	err = writeProjection(ctx, p.pod, vol, dir, files)
 	if err != nil && fresh {
 		// Nothing was there before, so nothing half made stays.
-		err = errors.Join(err, rmtree.Path(dir))
+		err = errors.Join(err, rmtree.Path(context.WithoutCancel(ctx), dir))
 	}
 	return err
 }
@@ -89,7 +89,7 @@ func (m *Manager) makeBacking(pod *v1.Pod, vol *v1.Volume, dir string) (fresh bo
 	return fresh, mountTmpfs(dir, m.memoryLimit(pod, nil))
 }
 
-func writeProjection(pod *v1.Pod, vol *v1.Volume, dir string, files map[string]file) error {
+func writeProjection(ctx context.Context, pod *v1.Pod, vol *v1.Volume, dir string, files map[string]file) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return err
@@ -104,7 +104,7 @@ func writeProjection(pod *v1.Pod, vol *v1.Volume, dir string, files map[string]f
 			return fmt.Errorf("unable to create nested volume mountpoints: %w", err)
 		}
 	}
-	_, err = writeAtomic(root, files, func() error { return giveToGroup(root, fsGroup(pod), readOnly) })
+	_, err = writeAtomic(root, files, func() error { return giveToGroup(ctx, root, fsGroup(pod), readOnly) })
 	return err
 }
 

@@ -76,9 +76,9 @@ func (m *Manager) mount(ctx context.Context, p *podVolumes, pod *v1.Pod, contain
 		if err != nil {
 			return nil, err
 		}
-		mount.HostPath, mount.SelinuxRelabel = at.path, !at.shared
-		mount.Readonly = mount.Readonly || at.spec.ReadOnly
-		return mount, m.narrow(pod, vol, container, index, subPath, mount)
+		mount.HostPath, mount.SelinuxRelabel = at.path, at.relabel
+		mount.Readonly = mount.Readonly || readOnlyClaim(vol)
+		return mount, m.narrow(ctx, pod, vol, container, index, subPath, mount)
 	}
 	mount.HostPath = m.sourceDir(pod.UID, vol)
 	mount.SelinuxRelabel = vol.HostPath == nil
@@ -94,15 +94,15 @@ func (m *Manager) mount(ctx context.Context, p *podVolumes, pod *v1.Pod, contain
 			}
 		}
 	}
-	return mount, m.narrow(pod, vol, container, index, subPath, mount)
+	return mount, m.narrow(ctx, pod, vol, container, index, subPath, mount)
 }
 
 // narrow has the mount show only subPath of the volume, if there is one.
-func (m *Manager) narrow(pod *v1.Pod, vol *v1.Volume, container *v1.Container, index int, subPath string, mount *runtimeapi.Mount) (err error) {
+func (m *Manager) narrow(ctx context.Context, pod *v1.Pod, vol *v1.Volume, container *v1.Container, index int, subPath string, mount *runtimeapi.Mount) (err error) {
 	if subPath == "" {
 		return nil
 	}
-	mount.HostPath, err = m.bindSubPath(pod.UID, mount.HostPath, subPath, vol.Name, container.Name, index)
+	mount.HostPath, err = m.bindSubPath(ctx, pod.UID, mount.HostPath, subPath, vol.Name, container.Name, index)
 	if err != nil {
 		// The details may tell about the host what the pod's owner must not learn.
 		slog.Warn("subPath not prepared", "pod", pod.Namespace+"/"+pod.Name, "container", container.Name, "volume", vol.Name, "err", err)

@@ -32,6 +32,9 @@ const (
 
 func (nfsVolumes) Plugin() string { return "kubernetes.io~nfs" }
 
+// Relabels: the files are the server's, and so are their labels.
+func (nfsVolumes) Relabels() bool { return false }
+
 func (nfsVolumes) Serves(v *Spec) bool { return v.nfs() != nil }
 
 func (s *Spec) nfs() *v1.NFSVolumeSource {
@@ -81,6 +84,11 @@ func (n nfsVolumes) Mount(ctx context.Context, v *Spec) (string, error) {
 	cmd := exec.CommandContext(ctx, helper, args...)
 	cmd.Env, cmd.Dir, cmd.WaitDelay = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}, "/", nfsLinger
 	said, err := cmd.CombinedOutput()
+	if errors.Is(err, exec.ErrWaitDelay) { // it has succeeded, and something that it started goes on
+		if mounted, e := inMountTable(v.Dir); mounted && e == nil {
+			err = nil
+		}
+	}
 	if err == nil {
 		return v.Dir, nil
 	}

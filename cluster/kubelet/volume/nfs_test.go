@@ -83,3 +83,15 @@ func TestNFSThatHangs(t *testing.T) {
 	}
 	n.unmount(pod)
 }
+
+// A helper that has mounted the export, and has left something behind that holds its output, has
+// succeeded.
+func TestNFSWhoseHelperLeavesAProcess(t *testing.T) {
+	n, pod, _ := newNFS(t, `mount -t tmpfs none "$2" && { sleep 5 & }`)
+	n.mount(pod)
+	all, err := n.Mounts(t.Context(), pod, &pod.Spec.Containers[0], nil)
+	if err != nil || len(all) != 1 || all[0].SelinuxRelabel {
+		t.Errorf("mounts %v, %v", all, err)
+	}
+	n.unmount(pod)
+}

@@ -56,7 +56,7 @@ func (m *Manager) makePersistent(ctx context.Context, p *podVolumes, vol *v1.Vol
 	if p.placed == nil {
 		p.placed = map[string]placed{}
 	}
-	p.placed[vol.Name] = placed{spec: s, path: path, shared: path != s.Dir}
+	p.placed[vol.Name] = placed{spec: s, path: path, relabel: path == s.Dir && source.Relabels()}
 	return nil
 }
 
@@ -165,7 +165,7 @@ func (m *Manager) Devices(ctx context.Context, pod *v1.Pod, container *v1.Contai
 			return nil, err
 		}
 		permissions := "mrw"
-		if at.spec.ReadOnly {
+		if readOnlyClaim(at.spec.Inline) {
 			permissions = "r"
 		}
 		devices = append(devices, &runtimeapi.Device{ContainerPath: d.DevicePath, HostPath: at.path, Permissions: permissions})

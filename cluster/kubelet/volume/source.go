@@ -18,6 +18,8 @@ type Source interface {
 	Plugin() string
 	// Serves says whether the volume is of this kind.
 	Serves(v *Spec) bool
+	// Relabels says whether the files can be given SELinux labels, one by one.
+	Relabels() bool
 	// Mount makes the volume usable and returns its path on the node: v.Dir with the volume mounted on
 	// it, or a place or device that exists without that. It is called again after it failed, and after
 	// a restart of the kubelet; what it did before is still there then.
@@ -37,7 +39,8 @@ type Spec struct {
 	// Inline is the volume of the pod's spec.
 	Inline *v1.Volume
 	Pod    *v1.Pod
-	// ReadOnly is that no container of the pod writes to the volume.
+	// ReadOnly is that no container of the pod writes to the volume, by none of the pod's volumes that
+	// are of this claim.
 	ReadOnly bool
 	// Block is that containers get the volume as a device.
 	Block bool
@@ -58,8 +61,9 @@ type Mounted struct {
 type placed struct {
 	spec *Spec
 	path string
-	// shared is that the path is one of the host's, and not the pod's.
-	shared bool
+	// relabel is that files get the SELinux label of the pod's containers. A path of the host's own
+	// never does.
+	relabel bool
 }
 
 // sourceOf returns what mounts the volume.

@@ -1,6 +1,7 @@
 package volume
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -23,7 +24,7 @@ import (
 //
 // A container of the pod may replace any part of the path while this runs. So the kernel resolves
 // it, within the volume only, to a descriptor, and the mount is made from that descriptor.
-func (m *Manager) bindSubPath(uid types.UID, volumeDir, subPath string, vol, container string, index int) (string, error) {
+func (m *Manager) bindSubPath(ctx context.Context, uid types.UID, volumeDir, subPath string, vol, container string, index int) (string, error) {
 	volume, err := unix.Open(volumeDir, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return "", &os.PathError{Op: "open", Path: volumeDir, Err: err}
@@ -35,7 +36,7 @@ func (m *Manager) bindSubPath(uid types.UID, volumeDir, subPath string, vol, con
 	}
 	defer unix.Close(source)
 	target := filepath.Join(m.podDir(uid), subPathsDir, vol, container, strconv.Itoa(index))
-	return target, bindAt(source, target)
+	return target, bindAt(ctx, source, target)
 }
 
 // checkSubPath refuses what the API refuses, too.
@@ -115,18 +116,20 @@ func makeDirAt(parent int, name string, mode uint32) (int, error) {
 	return dir, nil
 }
 
-// bindAt makes target show what source is open on. If it does already, nothing is done.
-func bindAt(source int, target string) error {
+// bindAt makes target show what source is open on, and what the host mounts below that later. If it
+// shows that already, it stays. What is taken away below target, as when the pod ends, stays on the
+// host.
+func bindAt(ctx context.Context, source int, target string) error {
 	var want, have unix.Stat_t
 	if err := unix.Fstat(source, &want); err != nil {
 		return err
 	}
 	if err := unix.Lstat(target, &have); err == nil {
 		if have.Dev == want.Dev && have.Ino == want.Ino {
-			return nil
+			return receiveAt(target)
 		}
 		// What was bound for an earlier instance of the container is not what the path leads to now.
-		if err := rmtree.Path(target); err != nil {
+		if err := rmtree.Path(ctx, target); err != nil {
 			return err
 		}
 	}
@@ -145,11 +148,50 @@ func bindAt(source int, target string) error {
 	}
 	tree, err := unix.OpenTree(source, "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
 	if err == nil {
-		err = unix.MoveMount(tree, "", unix.AT_FDCWD, target, unix.MOVE_MOUNT_F_EMPTY_PATH)
+		err = attach(tree, target)
 		unix.Close(tree)
 	}
 	if err != nil {
-		return errors.Join(&os.PathError{Op: "bind", Path: target, Err: err}, rmtree.Path(target))
+		return errors.Join(&os.PathError{Op: "bind", Path: target, Err: err}, rmtree.Path(context.WithoutCancel(ctx), target))
+	}
+	return nil
+}
+
+// attach mounts a tree on target. It leaves the host's peer group before that: in there, what is
+// taken away below target would be taken away on the host, too.
+func attach(tree int, target string) error {
+	err := receive(tree, "", unix.AT_EMPTY_PATH)
+	old := errors.Is(err, unix.ENOSYS)
+	if err != nil && !old {
+		return err
+	}
+	if err := unix.MoveMount(tree, "", unix.AT_FDCWD, target, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil || !old {
+		return err
+	}
+	return receiveAt(target)
+}
+
+// receiveAt has what is mounted on target receive mounts from the host and send it none. Pods'
+// mounts are its peers, for mountPropagation.
+func receiveAt(target string) error {
+	err := receive(unix.AT_FDCWD, target, 0)
+	if errors.Is(err, unix.ENOSYS) { // before Linux 5.12
+		err = unix.Mount("", target, "", unix.MS_SLAVE|unix.MS_REC, "")
+		if err == nil {
+			err = unix.Mount("", target, "", unix.MS_SHARED|unix.MS_REC, "")
+		}
+	}
+	if err != nil {
+		return &os.PathError{Op: "set propagation", Path: target, Err: err}
+	}
+	return nil
+}
+
+func receive(dir int, path string, flags uint) error {
+	for _, how := range []uint64{unix.MS_SLAVE, unix.MS_SHARED} { // the kernel takes one at a time
+		if err := unix.MountSetattr(dir, path, flags|unix.AT_RECURSIVE, &unix.MountAttr{Propagation: how}); err != nil {
+			return err
+		}
 	}
 	return nil
 }

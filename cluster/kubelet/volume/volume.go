@@ -271,7 +271,7 @@ func (m *Manager) Unmount(ctx context.Context, uid types.UID) error {
 	m.waiting.forget(uid)
 	released, err := m.unmountPersistent(ctx, uid)
 	if err == nil {
-		err = m.removeAll(uid)
+		err = m.removeAll(ctx, uid)
 	}
 	if err != nil {
 		p.mu.Lock()
