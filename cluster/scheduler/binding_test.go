@@ -209,8 +209,15 @@ func TestPodDeletedWhileItWaitsForItsVolume(t *testing.T) {
 		c.create(claiming(pod("p", "2"), "data"))
 		c.create(pod("next", "2"))
 		c.on("next", "")
+		if n := c.s.Preparing(); n != 1 {
+			t.Fatalf("%d pods wait for volumes", n)
+		}
 		if err := c.client.CoreV1().Pods("default").Delete(t.Context(), "p", metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
+		}
+		synctest.Wait()
+		if n := c.s.Preparing(); n != 0 {
+			t.Errorf("%d pods wait for volumes after the only one was deleted", n)
 		}
 		pause()
 		c.on("next", "a")
