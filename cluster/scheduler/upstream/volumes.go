@@ -33,7 +33,7 @@ func hasClaims(pod *v1.Pod) bool {
 func attaches(pod *v1.Pod) bool {
 	for i := range pod.Spec.Volumes {
 		if v := &pod.Spec.Volumes[i]; v.PersistentVolumeClaim != nil || v.Ephemeral != nil || v.AWSElasticBlockStore != nil ||
-			v.GCEPersistentDisk != nil || v.AzureDisk != nil || v.Cinder != nil || v.PortworxVolume != nil {
+			v.GCEPersistentDisk != nil || v.AzureDisk != nil || v.AzureFile != nil || v.Cinder != nil || v.PortworxVolume != nil || v.VsphereVolume != nil {
 			return true
 		}
 	}
