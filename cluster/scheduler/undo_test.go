@@ -2,6 +2,7 @@ package scheduler_test
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -128,40 +129,42 @@ func TestPanicInPostBind(t *testing.T) {
 func TestDeletionEndsPreBind(t *testing.T) {
 	for _, missed := range []bool{false, true} {
 		for _, early := range []bool{false, true} {
-			synctest.Test(t, func(t *testing.T) {
-				var c *cluster
-				p := pod("p", "4")
-				deleted := func() {
-					if missed {
-						c.s.PodDeleted(toolscache.DeletedFinalStateUnknown{Key: "default/p", Obj: p})
-					} else {
-						c.s.PodDeleted(p)
+			t.Run(fmt.Sprintf("missed %t early %t", missed, early), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					var c *cluster
+					p := pod("p", "4")
+					deleted := func() {
+						if missed {
+							c.s.PodDeleted(toolscache.DeletedFinalStateUnknown{Key: "default/p", Obj: p})
+						} else {
+							c.s.PodDeleted(p)
+						}
 					}
-				}
-				var ended time.Duration
-				var once sync.Once
-				o := &odd{preBind: func(ctx context.Context) *framework.Status {
-					began := time.Now()
-					select {
-					case <-ctx.Done():
-					case <-time.After(10 * time.Minute):
+					var ended time.Duration
+					var once sync.Once
+					o := &odd{preBind: func(ctx context.Context) *framework.Status {
+						began := time.Now()
+						select {
+						case <-ctx.Done():
+						case <-time.After(10 * time.Minute):
+						}
+						ended = time.Since(began) + 1
+						return framework.Errored("Odd", context.Canceled)
+					}}
+					if early {
+						o.prepares = func() { once.Do(deleted) }
 					}
-					ended = time.Since(began) + 1
-					return framework.Errored("Odd", context.Canceled)
-				}}
-				if early {
-					o.prepares = func() { once.Do(deleted) }
-				}
-				c = start(t, o.options(), node("a", "4"))
-				defer c.stop()
-				c.create(p)
-				if !early {
-					deleted()
-					synctest.Wait()
-				}
-				if ended != 1 {
-					t.Errorf("missed %t, early %t: PreBind did not end at once, but after %s", missed, early, ended)
-				}
+					c = start(t, o.options(), node("a", "4"))
+					defer c.stop()
+					c.create(p)
+					if !early {
+						deleted()
+						synctest.Wait()
+					}
+					if ended != 1 {
+						t.Errorf("PreBind did not end at once, but after %s", ended)
+					}
+				})
 			})
 		}
 	}
