@@ -31,6 +31,12 @@ func (v handleView) ProfileName() string                                    { re
 
 func (v handleView) EventRecorder() events.EventRecorderLogger { return recorderView{v.h.Recorder} }
 
+// binderView is the handle that VolumeBinding gets.
+type binderView struct{ handleView }
+
+// ClientSet implements fwk.Handle.
+func (v binderView) ClientSet() kubernetes.Interface { return recording{v.h.Kube} }
+
 type recorderView struct{ events.EventRecorder }
 
 // WithLogger returns the same recorder: it logs where ours does.

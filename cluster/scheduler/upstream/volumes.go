@@ -80,7 +80,7 @@ type VolumeBinding struct{ imported }
 func NewVolumeBinding(h *framework.Handle, patience time.Duration) *VolumeBinding {
 	pl := &VolumeBinding{imported{name: volumebinding.Name, needs: hasClaims, gate: storage(h)}}
 	pl.make = func(ctx context.Context) (fwk.Plugin, error) {
-		plugin, err := volumebinding.New(ctx, &config.VolumeBindingArgs{}, handleView{h: h}, features())
+		plugin, err := volumebinding.New(ctx, &config.VolumeBindingArgs{}, binderView{handleView{h: h}}, features())
 		if err != nil {
 			return nil, err
 		}
