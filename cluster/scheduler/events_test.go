@@ -52,6 +52,15 @@ func (s *fakeSink) Create(_ context.Context, e *eventsv1.Event) (*eventsv1.Event
 	return e, nil
 }
 
+// counts returns how many events were written, and how many at a time at most since it was asked
+// last.
+func (s *fakeSink) counts() (did, most int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	most, s.most = s.most, s.now
+	return len(s.did), most
+}
+
 // bindings is how many pods are being bound.
 var bindings atomic.Int64
 
@@ -173,23 +182,22 @@ func TestEventsWaitForTheEndOfABurst(t *testing.T) {
 		}
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
-		if sink.most != 1 || len(sink.did) == 0 || len(sink.did) > 11 {
-			t.Errorf("wrote %d events, %d at a time", len(sink.did), sink.most)
+		if did, most := sink.counts(); most != 1 || did == 0 || did > 11 {
+			t.Errorf("wrote %d events, %d at a time", did, most)
 		}
 		bindings.Store(0)
 		time.Sleep(20 * time.Second)
 		synctest.Wait()
-		if sink.most != eventWrites || len(sink.did) != n {
-			t.Errorf("wrote %d of %d events after the burst, %d at a time", len(sink.did), n, sink.most)
+		if did, most := sink.counts(); most != eventWrites || did != n {
+			t.Errorf("wrote %d of %d events after the burst, %d at a time", did, n, most)
 		}
 		// What is held is bounded.
-		sink.most = 0
 		bindings.Store(100)
 		for i := range maxHeld + 2*eventWrites {
 			event(i)
 		}
-		if sink.most != eventWrites {
-			t.Errorf("with %d events held, %d are written at a time", maxHeld, sink.most)
+		if _, most := sink.counts(); most != eventWrites {
+			t.Errorf("with %d events held, %d are written at a time", maxHeld, most)
 		}
 	})
 }

@@ -223,7 +223,7 @@ func TestHostileExtender(t *testing.T) {
 			http.Redirect(w, r, "http://169.254.169.254/", http.StatusTemporaryRedirect)
 		}},
 		{"a panic", "filter", "extender http://peer/scheduler/: filter:", func(http.ResponseWriter, *http.Request, []byte) { panic(http.ErrAbortHandler) }},
-		{"no answer", "filter", "Client.Timeout exceeded", func(_ http.ResponseWriter, r *http.Request, _ []byte) { <-r.Context().Done() }},
+		{"no answer", "filter", "context deadline exceeded", func(_ http.ResponseWriter, r *http.Request, _ []byte) { <-r.Context().Done() }},
 		{"a binding that fails", "bind", "no such node", write(`{"Error": "no such node"}`)},
 		{"a score that is too high", "prioritize", "", write(`[{"Host": "a", "Score": 9223372036854775807}]`)},
 		{"a score below 0", "prioritize", "", write(`[{"Host": "a", "Score": -9223372036854775808}]`)},
@@ -319,7 +319,7 @@ func TestExtenderThatFailsForTheNominatedNode(t *testing.T) {
 		if n := p.times(); n != 1 {
 			t.Errorf("it was asked %d times", n)
 		}
-		if got := c.event(); !strings.Contains(got, "Client.Timeout exceeded") {
+		if got := c.event(); !strings.Contains(got, "context deadline exceeded") {
 			t.Errorf("event is %q", got)
 		}
 	})

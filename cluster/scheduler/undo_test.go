@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,7 +19,8 @@ import (
 // odd is a plugin at the points after a node is chosen.
 type odd struct {
 	framework.Plugin
-	reserved               map[string]bool
+	reserved               sync.Map // names of pods
+	panics                 atomic.Int32
 	permit, post, prepares func()
 	preBind                func(context.Context) *framework.Status
 	unreserve              func()
@@ -27,12 +29,12 @@ type odd struct {
 func (*odd) Name() string { return "Odd" }
 
 func (o *odd) Reserve(_ context.Context, _ *framework.CycleState, pod *framework.PodInfo, _ string) *framework.Status {
-	o.reserved[pod.Pod().Name] = true
+	o.reserved.Store(pod.Pod().Name, true)
 	return nil
 }
 
 func (o *odd) Unreserve(_ context.Context, _ *framework.CycleState, pod *framework.PodInfo, _ string) {
-	delete(o.reserved, pod.Pod().Name)
+	o.reserved.Delete(pod.Pod().Name)
 	call(o.unreserve)
 }
 
@@ -60,8 +62,13 @@ func call(f func()) {
 	}
 }
 
+// has says whether something is reserved for the pod p.
+func (o *odd) has() bool {
+	_, ok := o.reserved.Load("p")
+	return ok
+}
+
 func (o *odd) options() scheduler.Options {
-	o.reserved = make(map[string]bool)
 	return scheduler.Options{Profiles: map[string]func(*framework.Handle) []framework.Enabled{
 		v1.DefaultSchedulerName: func(h *framework.Handle) []framework.Enabled {
 			return append(defaults(h), framework.Enabled{Plugin: o})
@@ -85,10 +92,10 @@ func TestPanicGivesBackWhatWasReserved(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				o, panics := &odd{}, 0
+				o := &odd{}
 				set(o, func() {
-					if panics++; panics == 1 {
-						if !o.reserved["p"] {
+					if o.panics.Add(1) == 1 {
+						if !o.has() {
 							t.Error("nothing is reserved: this tests nothing")
 						}
 						panic("odd")
@@ -97,8 +104,8 @@ func TestPanicGivesBackWhatWasReserved(t *testing.T) {
 				c := start(t, o.options(), node("a", "4"))
 				defer c.stop()
 				c.create(pod("p", "4"))
-				if panics != 1 || len(o.reserved) != 0 {
-					t.Errorf("after %d panics %v is reserved", panics, o.reserved)
+				if n := o.panics.Load(); n != 1 || o.has() {
+					t.Errorf("after %d panics something is reserved: %t", n, o.has())
 				}
 				pause()
 				c.on("p", "a")
@@ -109,9 +116,9 @@ func TestPanicGivesBackWhatWasReserved(t *testing.T) {
 
 func TestPanicInPostBind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		asked := 0
+		var asked atomic.Int32
 		o := &odd{post: func() {
-			asked++
+			asked.Add(1)
 			panic("odd")
 		}}
 		c := start(t, o.options(), node("a", "4"))
@@ -119,8 +126,8 @@ func TestPanicInPostBind(t *testing.T) {
 		c.create(pod("p", "1"), pod("q", "1"))
 		c.on("p", "a")
 		c.on("q", "a")
-		if asked != 2 {
-			t.Errorf("PostBind was asked %d times", asked)
+		if n := asked.Load(); n != 2 {
+			t.Errorf("PostBind was asked %d times", n)
 		}
 	})
 }
