@@ -27,23 +27,31 @@ func (s *Scheduler) assume(ctx context.Context, profile *framework.Profile, stat
 	}
 	s.queue.Unnominate(uid)
 	b := &binding{s, profile, state, pod, info, node}
+	onItsWay := false
+	defer func() {
+		if !onItsWay { // rejected, or a plugin panicked
+			b.undo(ctx)
+		}
+	}()
 	if status := profile.Reserve(ctx, state, info, node); !status.OK() {
-		b.undo(ctx)
 		return rejectedOn(status)
 	}
 	waits, status := profile.Permit(ctx, state, info, node)
 	if !status.OK() {
-		b.undo(ctx)
 		return rejectedOn(status)
 	}
-	state.Nodes = nil // the next cycle changes it
 	if len(waits) > 0 {
+		onItsWay = true
+		state.Nodes = nil // the next cycle changes it
 		waiting := s.handle.Waiting.Add(info, node, waits)
 		s.finished.Go(func() { b.wait(ctx, waiting) })
 		return nil
 	}
+	prepares := profile.Prepares(state, info, node)
+	onItsWay = true
+	state.Nodes = nil
 	s.queue.Done(uid)
-	if profile.Prepares(state, info, node) {
+	if prepares {
 		s.finished.Go(func() { b.prepare(ctx) })
 		return nil
 	}
@@ -112,6 +120,9 @@ func (b *binding) wait(ctx context.Context, waiting *framework.WaitingPod) {
 func (b *binding) prepare(ctx context.Context) {
 	uid := b.info.Pod().UID
 	work := b.preparing.begin(ctx, uid)
+	if b.cache.Assumed(uid) == nil { // deleted before, when there was nothing to end
+		b.preparing.end(uid)
+	}
 	status := b.guarded(func() *framework.Status { return b.profile.PreBind(work, b.state, b.info, b.node) })
 	b.preparing.end(uid)
 	if !status.OK() {

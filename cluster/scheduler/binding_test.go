@@ -209,8 +209,15 @@ func TestPodDeletedWhileItWaitsForItsVolume(t *testing.T) {
 		c.create(claiming(pod("p", "2"), "data"))
 		c.create(pod("next", "2"))
 		c.on("next", "")
+		if n := c.s.Preparing(); n != 1 {
+			t.Fatalf("%d pods wait for volumes", n)
+		}
 		if err := c.client.CoreV1().Pods("default").Delete(t.Context(), "p", metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
+		}
+		synctest.Wait()
+		if n := c.s.Preparing(); n != 0 {
+			t.Errorf("%d pods wait for volumes after the only one was deleted", n)
 		}
 		pause()
 		c.on("next", "a")
@@ -282,6 +289,57 @@ func TestVolumeThatIsTakenAway(t *testing.T) {
 		if got, want := c.event(), "the volume of claim default/data was taken from it again"; !strings.Contains(got, want) {
 			t.Errorf("event is %q, not of %q", got, want)
 		}
+	})
+}
+
+// That holds also if the informer did not see that the volume was given.
+func TestVolumeThatIsTakenAwayUnseen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := start(t, scheduler.Options{}, node("a", "4"), later(volume.NotSupportedProvisioner), claim("data"), disk("pv", "a"))
+		defer c.stop()
+		c.client.PrependReactor("update", "persistentvolumes", func(a clienttesting.Action) (bool, runtime.Object, error) {
+			given := a.(clienttesting.UpdateAction).GetObject().(*v1.PersistentVolume).DeepCopy()
+			given.ResourceVersion = "1001"
+			after := given.DeepCopy()
+			after.Spec.ClaimRef, after.ResourceVersion = nil, "1002"
+			return true, given, c.client.Tracker().Update(v1.SchemeGroupVersion.WithResource("persistentvolumes"), after, "")
+		})
+		c.create(claiming(pod("p", "1"), "data"))
+		if got, want := c.event(), "the volume of claim default/data was taken from it again"; !strings.Contains(got, want) {
+			t.Errorf("event is %q, not of %q", got, want)
+		}
+	})
+}
+
+// What counts of a volume whose plugin a driver has taken over is where the driver says that it can
+// be reached: of those that claims had already, and of those that are made.
+func TestVolumesThatADriverHasTakenOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		where := node("a", "4")
+		where.Labels["topology.ebs.csi.aws.com/zone"] = "z1"
+		ebs := func(name string) *v1.PersistentVolume {
+			pv := disk(name, "")
+			pv.Spec.PersistentVolumeSource = v1.PersistentVolumeSource{AWSElasticBlockStore: &v1.AWSElasticBlockStoreVolumeSource{VolumeID: "vol-" + name}}
+			pv.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0] = v1.NodeSelectorRequirement{
+				Key: v1.LabelTopologyZone, Operator: v1.NodeSelectorOpIn, Values: []string{"z1"},
+			}
+			pv.Spec.ClaimRef = &v1.ObjectReference{Namespace: "default", Name: name, UID: types.UID(name + "-uid")}
+			return pv
+		}
+		old := claim("old")
+		old.Spec.VolumeName, old.Annotations = "old", map[string]string{volume.AnnBindCompleted: "yes"}
+		c := start(t, scheduler.Options{}, where, later("example.org/later"), claim("data"), old, ebs("old"), &storagev1.CSINode{
+			ObjectMeta: metav1.ObjectMeta{Name: "a", Annotations: map[string]string{v1.MigratedPluginsAnnotationKey: "kubernetes.io/aws-ebs"}},
+		})
+		defer c.stop()
+		c.versioned()
+		p := claiming(pod("p", "1"), "data")
+		p.Spec.Volumes = append(p.Spec.Volumes, v1.Volume{Name: "w", VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "old"}}})
+		c.create(p)
+		c.selected("data", "a")
+		c.createVolume(ebs("data"))
+		c.bindClaim("data", "data")
+		c.on("p", "a")
 	})
 }
 

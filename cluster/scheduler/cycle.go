@@ -141,8 +141,8 @@ func (s *Scheduler) feasible(ctx context.Context, profile *framework.Profile, st
 	if nominated := s.snapshot.Get(pod.Pod().Status.NominatedNodeName); nominated != nil {
 		if profile.Filter(state, pod, nominated).OK() {
 			left, err := s.extended(ctx, pod.Pod(), []*framework.NodeInfo{nominated}, framework.NewRejections(s.snapshot))
-			if err == nil && len(left) > 0 {
-				return left, nil, nil
+			if err != nil || len(left) > 0 {
+				return left, nil, err
 			}
 		}
 	}

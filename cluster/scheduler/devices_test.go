@@ -201,3 +201,16 @@ func TestAPIServerWithoutDevices(t *testing.T) {
 		}
 	})
 }
+
+// A pod that is turned down before its devices are looked for says no more than why.
+func TestPodWithDevicesThatAnotherPluginTurnsDown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := start(t, scheduler.Options{}, node("a", "16"), node("b", "16"), gpus(), slice("a", 8), device("gpu", 1), device("first", 1), &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "data"}})
+		defer c.stop()
+		c.versioned()
+		c.create(using(pod("warm", "1"), "first"))
+		c.on("warm", "a")
+		c.create(claiming(using(pod("p", "1"), "gpu"), "data"))
+		c.says("p", "pod has unbound immediate PersistentVolumeClaims")
+	})
+}

@@ -52,11 +52,13 @@ func (s *fakeSink) Create(_ context.Context, e *eventsv1.Event) (*eventsv1.Event
 	return e, nil
 }
 
-// seen is how many events were written, and how many of them at a time at most.
-func (s *fakeSink) seen() (did, most int) {
+// counts returns how many events were written, and how many at a time at most since it was asked
+// last.
+func (s *fakeSink) counts() (did, most int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.did), s.most
+	most, s.most = s.most, s.now
+	return len(s.did), most
 }
 
 // bindings is how many pods are being bound.
@@ -180,24 +182,21 @@ func TestEventsWaitForTheEndOfABurst(t *testing.T) {
 		}
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
-		if did, most := sink.seen(); most != 1 || did == 0 || did > 11 {
+		if did, most := sink.counts(); most != 1 || did == 0 || did > 11 {
 			t.Errorf("wrote %d events, %d at a time", did, most)
 		}
 		bindings.Store(0)
 		time.Sleep(20 * time.Second)
 		synctest.Wait()
-		if did, most := sink.seen(); most != eventWrites || did != n {
+		if did, most := sink.counts(); most != eventWrites || did != n {
 			t.Errorf("wrote %d of %d events after the burst, %d at a time", did, n, most)
 		}
 		// What is held is bounded.
-		sink.mu.Lock()
-		sink.most = 0
-		sink.mu.Unlock()
 		bindings.Store(100)
 		for i := range maxHeld + 2*eventWrites {
 			event(i)
 		}
-		if _, most := sink.seen(); most != eventWrites {
+		if _, most := sink.counts(); most != eventWrites {
 			t.Errorf("with %d events held, %d are written at a time", maxHeld, most)
 		}
 	})

@@ -2,6 +2,7 @@ package scheduler
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -25,10 +26,20 @@ func (s *Scheduler) extended(ctx context.Context, pod *v1.Pod, nodes []*framewor
 		case !e.Ignorable():
 			return nil, err
 		default:
-			slog.Warn("extender is ignored", "pod", pod.Namespace+"/"+pod.Name, "err", err)
+			logIgnored("extender is ignored", pod, err)
 		}
 	}
 	return nodes, nil
+}
+
+// logIgnored tells of an extender that failed, unless it is left alone: that would be told of each
+// pod.
+func logIgnored(what string, pod *v1.Pod, err error) {
+	level := slog.LevelWarn
+	if errors.Is(err, extender.ErrSilent) {
+		level = slog.LevelDebug
+	}
+	slog.Log(context.Background(), level, what, "pod", pod.Namespace+"/"+pod.Name, "err", err)
 }
 
 // scoreExtended adds what extenders think to the scores of nodes. One that fails does not count, as
@@ -41,7 +52,7 @@ func (s *Scheduler) scoreExtended(ctx context.Context, pod *v1.Pod, nodes []*fra
 			asked.Go(func() {
 				var err error
 				if answers[i], err = e.Score(ctx, pod, nodes); err != nil {
-					slog.Warn("extender's scores do not count", "pod", pod.Namespace+"/"+pod.Name, "err", err)
+					logIgnored("extender's scores do not count", pod, err)
 				}
 			})
 		}
@@ -85,7 +96,7 @@ func (s *Scheduler) preemptExtended(ctx context.Context, pod *v1.Pod, nodes *fra
 		case !e.Ignorable():
 			return nil, err
 		default:
-			slog.Warn("extender is ignored", "pod", pod.Namespace+"/"+pod.Name, "err", err)
+			logIgnored("extender is ignored", pod, err)
 		}
 	}
 	return victims, nil

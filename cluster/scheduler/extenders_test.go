@@ -146,10 +146,13 @@ func TestExtenderThatKnowsNodes(t *testing.T) {
 func TestExtenderThatPreempts(t *testing.T) {
 	for _, test := range []struct {
 		name, victim, event string
+		violations          int64
 	}{
-		{"the one that was found", "low-uid", ""},
-		{"a pod that is not on the node", "other-uid", "its answer has a pod that is not on node a"},
-		{"a pod that is as important", "high-uid", "it wants pod default/high to be removed, whose priority is not lower"},
+		{"the one that was found", "low-uid", "", 0},
+		{"a pod that is not on the node", "other-uid", "its answer has a pod that is not on node a", 0},
+		{"a pod that is as important", "high-uid", "it wants pod default/high to be removed, whose priority is not lower", 0},
+		{"a pod twice", "low-uid low-uid", "its answer has pod default/low twice", 0},
+		{"less than no violation", "low-uid", "its answer has -1 violations of disruption budgets on node a", -1},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -159,7 +162,11 @@ func TestExtenderThatPreempts(t *testing.T) {
 						if v := q.NodeNameToVictims["a"]; v == nil || len(v.Pods) != 1 || v.Pods[0].Name != "low" {
 							t.Errorf("asked about %+v", q.NodeNameToVictims)
 						}
-						return extenderv1.ExtenderPreemptionResult{NodeNameToMetaVictims: map[string]*extenderv1.MetaVictims{"a": {Pods: []*extenderv1.MetaPod{{UID: test.victim}}}}}
+						victims := &extenderv1.MetaVictims{NumPDBViolations: test.violations}
+						for uid := range strings.FieldsSeq(test.victim) {
+							victims.Pods = append(victims.Pods, &extenderv1.MetaPod{UID: uid})
+						}
+						return extenderv1.ExtenderPreemptionResult{NodeNameToMetaVictims: map[string]*extenderv1.MetaVictims{"a": victims}}
 					}),
 				}
 				c := start(t, p.extended(nil), node("a", "4"), onNode(withPriority(pod("low", "2"), 1), "a"), onNode(withPriority(pod("high", "2"), 100), "a"))
@@ -207,12 +214,16 @@ func TestHostileExtender(t *testing.T) {
 				}
 			}
 		}},
+		{"many nodes of a few bytes", "filter", "it has more nodes than it was asked about", write(`{"Nodes": {"items": [{}` + strings.Repeat(",{}", 300000) + `]}}`)},
+		{"many names", "filter", "it has more nodes than it was asked about", write(`{"NodeNames": [""` + strings.Repeat(`,""`, 300000) + `]}`)},
+		{"many scores", "prioritize", "", write(`[{}` + strings.Repeat(",{}", 300000) + `]`)},
+		{"nodes of another kind", "filter", "is not a list", write(`{"Nodes": {"items": {"metadata": {"name": "a"}}}}`)},
 		{"a node that it was not asked about", "filter", `its answer has node "z", about which it was not asked`, write(`{"Nodes": {"items": [{"metadata": {"name": "z"}}]}}`)},
 		{"a redirect", "filter", "it sends the scheduler elsewhere, to http://169.254.169.254/", func(w http.ResponseWriter, r *http.Request, _ []byte) {
 			http.Redirect(w, r, "http://169.254.169.254/", http.StatusTemporaryRedirect)
 		}},
 		{"a panic", "filter", "extender http://peer/scheduler/: filter:", func(http.ResponseWriter, *http.Request, []byte) { panic(http.ErrAbortHandler) }},
-		{"no answer", "filter", "Client.Timeout exceeded", func(_ http.ResponseWriter, r *http.Request, _ []byte) { <-r.Context().Done() }},
+		{"no answer", "filter", "context deadline exceeded", func(_ http.ResponseWriter, r *http.Request, _ []byte) { <-r.Context().Done() }},
 		{"a binding that fails", "bind", "no such node", write(`{"Error": "no such node"}`)},
 		{"a score that is too high", "prioritize", "", write(`[{"Host": "a", "Score": 9223372036854775807}]`)},
 		{"a score below 0", "prioritize", "", write(`[{"Host": "a", "Score": -9223372036854775808}]`)},
@@ -288,6 +299,28 @@ func TestExtenderThatHangsIsLeftAlone(t *testing.T) {
 		synctest.Wait()
 		for i := range pods {
 			c.on(fmt.Sprint("gpu", i), "a")
+		}
+	})
+}
+
+// What fails for the node that a pod was nominated to is not tried again for all nodes at once.
+func TestExtenderThatFailsForTheNominatedNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &peer{t: t, verbs: map[string]func(http.ResponseWriter, *http.Request, []byte){
+			"filter": func(_ http.ResponseWriter, r *http.Request, _ []byte) { <-r.Context().Done() },
+		}}
+		c := start(t, p.extended(nil), node("a", "4"))
+		defer c.stop()
+		nominated := pod("p", "1")
+		nominated.Status.NominatedNodeName = "a"
+		c.create(nominated)
+		time.Sleep(5500 * time.Millisecond) // its time limit, and less than a back-off more
+		synctest.Wait()
+		if n := p.times(); n != 1 {
+			t.Errorf("it was asked %d times", n)
+		}
+		if got := c.event(); !strings.Contains(got, "context deadline exceeded") {
+			t.Errorf("event is %q", got)
 		}
 	})
 }

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
 
+	"github.com/coracle-project/coracle/cluster/scheduler/extender"
 	"github.com/coracle-project/coracle/cluster/scheduler/framework"
 )
 
@@ -64,7 +65,7 @@ func (s *Scheduler) fail(ctx context.Context, profile *framework.Profile, pod *f
 		slog.Debug("pod is gone or bound, though it could not be scheduled", "pod", name, "err", f.err)
 		return
 	}
-	if !f.rejected {
+	if !f.rejected && !errors.Is(f.err, extender.ErrSilent) {
 		slog.Error("schedule", "pod", name, "err", f.err)
 	}
 	p := info.Pod()

@@ -134,6 +134,11 @@ func (s *Scheduler) podDeleted(obj any) {
 		return
 	}
 	_, missed := obj.(toolscache.DeletedFinalStateUnknown)
+	assumed := s.cache.Assumed(pod.UID) != nil
+	if assumed { // before RemovePod, after which no one knows
+		s.assumedDeleted(pod)
+		s.caughtUp.Reset(letGo)
+	}
 	if assigned(pod) || missed {
 		if s.cache.RemovePod(pod.UID) {
 			s.caughtUp.Reset(letGo)
@@ -147,10 +152,7 @@ func (s *Scheduler) podDeleted(obj any) {
 		return
 	}
 	s.queue.Delete(pod)
-	switch {
-	case s.cache.Assumed(pod.UID) != nil:
-		s.assumedDeleted(pod)
-	case pod.Status.NominatedNodeName != "":
+	if !assumed && pod.Status.NominatedNodeName != "" {
 		s.roomLeft(pod)
 	}
 }

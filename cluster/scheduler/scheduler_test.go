@@ -35,6 +35,7 @@ type cluster struct {
 	client *fake.Clientset
 	shared informers.SharedInformerFactory
 	events chan string
+	s      *scheduler.Scheduler
 	stop   func()
 
 	mu sync.Mutex
@@ -67,6 +68,7 @@ func startOn(t *testing.T, through func(kubernetes.Interface) kubernetes.Interfa
 	if err != nil {
 		t.Fatal(err)
 	}
+	c.s = s
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	running.Go(func() {

@@ -139,6 +139,8 @@ func newExtender(c config.Extender) (*extender.Extender, error) {
 		return nil, errors.New("urlPrefix: it is needed, such as http://127.0.0.1:8888/scheduler")
 	case c.FilterVerb == "" && c.PrioritizeVerb == "" && c.BindVerb == "" && c.PreemptVerb == "":
 		return nil, errors.New("it is asked nothing: set filterVerb, prioritizeVerb, preemptVerb or bindVerb, or remove it")
+	case c.Weight != 0 && c.PrioritizeVerb == "":
+		return nil, errors.New("weight: the extender gives no scores: remove it, or set prioritizeVerb")
 	case c.HTTPTimeout.Duration < 0:
 		return nil, errors.New("httpTimeout: it is below 0: set a time such as 5s")
 	}

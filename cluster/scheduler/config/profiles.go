@@ -10,6 +10,7 @@ import (
 	"k8s.io/client-go/informers"
 	configv1 "k8s.io/kube-scheduler/config/v1"
 	"k8s.io/kubernetes/pkg/scheduler/apis/config"
+	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/dynamicresources"
 
 	"github.com/coracle-project/coracle/cluster/scheduler"
 	"github.com/coracle-project/coracle/cluster/scheduler/framework"
@@ -179,6 +180,9 @@ var needed = map[framework.Point]framework.Point{
 func whole(path string, all []placed, known map[string]framework.Plugin) error {
 	for _, p := range all {
 		before := needed[p.at]
+		if p.name == dynamicresources.Name && p.at == framework.AtScore {
+			before = framework.AtPreFilter // its score is of what it found there
+		}
 		if before == "" || !framework.Implements(known[p.name], before) {
 			continue
 		}

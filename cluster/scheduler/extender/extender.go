@@ -19,6 +19,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"strings"
 	"sync"
@@ -135,8 +136,8 @@ func (e *Extender) manages(containers []v1.Container) bool {
 	return false
 }
 
-// errSilent is that an extender is left alone.
-var errSilent = errors.New("it has not answered several times: it is asked again soon")
+// ErrSilent is that an extender is left alone. It needs not be logged: that the pause began is.
+var ErrSilent = errors.New("it has not answered several times: it is asked again soon")
 
 // ask sends args to the extender and reads its answer into result.
 func (e *Extender) ask(ctx context.Context, verb string, args, result any) error {
@@ -149,7 +150,7 @@ func (e *Extender) ask(ctx context.Context, verb string, args, result any) error
 
 func (e *Extender) send(ctx context.Context, verb string, args, result any) error {
 	if e.leftAlone() {
-		return errSilent
+		return ErrSilent
 	}
 	body, err := json.Marshal(args)
 	if err != nil {
@@ -198,12 +199,18 @@ func (e *Extender) leftAlone() bool {
 // heard counts. After a pause one more silence is enough for another.
 func (e *Extender) heard(answered bool) {
 	e.mu.Lock()
-	defer e.mu.Unlock()
+	before := e.silent
 	if answered {
 		e.silent = 0
-		return
-	}
-	if e.silent++; e.silent >= patience {
+	} else if e.silent++; e.silent >= patience {
 		e.until = time.Now().Add(pause)
+	}
+	after := e.silent
+	e.mu.Unlock()
+	switch {
+	case before < patience && after >= patience:
+		slog.Warn("extender does not answer: it is asked only now and then until it does", "extender", e.Name(), "every", pause)
+	case before >= patience && answered:
+		slog.Info("extender answers again", "extender", e.Name())
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	v1 "k8s.io/api/core/v1"
 	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
@@ -41,7 +42,8 @@ func (e *Extender) args(pod *v1.Pod, nodes []*framework.NodeInfo) *extenderv1.Ex
 
 // Filter returns those of nodes that the extender leaves, and gives rejected why not the others.
 func (e *Extender) Filter(ctx context.Context, pod *v1.Pod, nodes []*framework.NodeInfo, rejected func(*framework.NodeInfo, *framework.Status)) ([]*framework.NodeInfo, error) {
-	var result extenderv1.ExtenderFilterResult
+	var result filtered
+	result.Nodes.Items.most, result.NodeNames.most = len(nodes), len(nodes)
 	if err := e.ask(ctx, e.config.FilterVerb, e.args(pod, nodes), &result); err != nil {
 		return nil, err
 	}
@@ -49,14 +51,13 @@ func (e *Extender) Filter(ctx context.Context, pod *v1.Pod, nodes []*framework.N
 		return nil, e.wrong(errors.New(shorten(result.Error)))
 	}
 	left := make(map[string]bool)
-	switch {
-	case e.config.NodeCacheCapable && result.NodeNames != nil:
-		for _, name := range *result.NodeNames {
+	if e.config.NodeCacheCapable && result.NodeNames.items != nil {
+		for _, name := range result.NodeNames.items {
 			left[name] = true
 		}
-	case result.Nodes != nil:
-		for i := range result.Nodes.Items {
-			left[result.Nodes.Items[i].Name] = true
+	} else {
+		for _, n := range result.Nodes.Items.items {
+			left[n.Metadata.Name] = true
 		}
 	}
 	var feasible []*framework.NodeInfo
@@ -112,7 +113,7 @@ func shorten(text string) string {
 
 // Score adds the extender's scores of nodes, 0 to 10 each, to scores, which are at most 100.
 func (e *Extender) Score(ctx context.Context, pod *v1.Pod, nodes []*framework.NodeInfo) ([]int64, error) {
-	var result extenderv1.HostPriorityList
+	result := list[extenderv1.HostPriority]{most: len(nodes)}
 	if err := e.ask(ctx, e.config.PrioritizeVerb, e.args(pod, nodes), &result); err != nil {
 		return nil, err
 	}
@@ -121,7 +122,7 @@ func (e *Extender) Score(ctx context.Context, pod *v1.Pod, nodes []*framework.No
 		at[n.Node().Name] = i
 	}
 	scores := make([]int64, len(nodes))
-	for _, r := range result {
+	for _, r := range result.items {
 		i, ok := at[r.Host]
 		switch {
 		case !ok:
@@ -166,12 +167,17 @@ func (e *Extender) Preempt(ctx context.Context, pod *v1.Pod, nodes *framework.Sn
 			}
 			return nil, e.wrong(fmt.Errorf("its answer has no pod to be removed from node %s", name))
 		}
+		if meta.NumPDBViolations < 0 {
+			return nil, e.wrong(fmt.Errorf("its answer has %d violations of disruption budgets on node %s", meta.NumPDBViolations, name))
+		}
 		some := framework.Victims{Violations: int(meta.NumPDBViolations)}
 		for _, m := range meta.Pods {
 			found := victim(node, m)
 			switch {
 			case found == nil:
 				return nil, e.wrong(fmt.Errorf("its answer has a pod that is not on node %s", name))
+			case slices.Contains(some.Pods, found):
+				return nil, e.wrong(fmt.Errorf("its answer has pod %s/%s twice", found.Namespace, found.Name))
 			case corev1helpers.PodPriority(found) >= corev1helpers.PodPriority(pod):
 				return nil, e.wrong(fmt.Errorf("it wants pod %s/%s to be removed, whose priority is not lower", found.Namespace, found.Name))
 			}

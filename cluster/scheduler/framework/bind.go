@@ -2,6 +2,8 @@ package framework
 
 import (
 	"context"
+	"log/slog"
+	"runtime/debug"
 	"time"
 )
 
@@ -21,7 +23,8 @@ func (p *Profile) Reserve(ctx context.Context, state *CycleState, pod *PodInfo, 
 // Unreserve undoes Reserve, in the opposite order.
 func (p *Profile) Unreserve(ctx context.Context, state *CycleState, pod *PodInfo, node string) {
 	for i := len(p.reserves) - 1; i >= 0; i-- {
-		p.reserves[i].Unreserve(ctx, state, pod, node)
+		pl := p.reserves[i]
+		guarded("Unreserve", pl, pod, func() { pl.Unreserve(ctx, state, pod, node) })
 	}
 }
 
@@ -92,6 +95,17 @@ func (p *Profile) Bind(ctx context.Context, state *CycleState, pod *PodInfo, nod
 // PostBind tells the PostBind plugins.
 func (p *Profile) PostBind(ctx context.Context, state *CycleState, pod *PodInfo, node string) {
 	for _, pl := range p.postBinds {
-		pl.PostBind(ctx, state, pod, node)
+		guarded("PostBind", pl, pod, func() { pl.PostBind(ctx, state, pod, node) })
 	}
+}
+
+// guarded keeps a panic where no one can be told of a failure to the plugin itself.
+func guarded(point string, pl Plugin, pod *PodInfo, f func()) {
+	defer func() {
+		if r := recover(); r != nil {
+			p := pod.Pod()
+			slog.Error("panic", "point", point, "plugin", pl.Name(), "pod", p.Namespace+"/"+p.Name, "panic", r, "stack", string(debug.Stack()))
+		}
+	}()
+	f()
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -12,9 +13,12 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 	toolscache "k8s.io/client-go/tools/cache"
-	"k8s.io/component-helpers/storage/ephemeral"
 	"k8s.io/component-helpers/storage/volume"
+	csitrans "k8s.io/csi-translation-lib"
+	csiplugins "k8s.io/csi-translation-lib/plugins"
+	"k8s.io/klog/v2"
 	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/volumebinding"
 
 	"github.com/coracle-project/coracle/cluster/scheduler/framework"
@@ -29,29 +33,28 @@ import (
 type binder struct {
 	volumebinding.SchedulerVolumeBinder
 	h        *framework.Handle
+	drivers  csitrans.CSITranslator
 	patience time.Duration
 
 	mu      sync.Mutex
-	waiting map[string]map[*binding]bool // by claim
+	waiting map[string]map[*binding]bool // by the keys of claims and the names of volumes
 }
 
 // binding is a pod that waits for its volumes.
 type binding struct {
 	node   string
 	claims map[string]claimed // by key
-
-	mu   sync.Mutex
-	lost error         // a volume was taken away again
-	wake chan struct{} // of one place
+	wake   chan struct{}      // of one place
 }
 
-// claimed is a claim of a pod.
+// claimed is a claim of a pod that had no volume before.
 type claimed struct {
 	uid types.UID
-	// provisioned is that a volume is made for it, and before the version that the scheduler
-	// changed to ask for that. Others have a volume already, or are given one.
-	provisioned bool
-	before      string
+	// given is the volume that the scheduler has given to it, as it was then. It is nil for a claim
+	// for which a volume is made; before is that claim's version before the scheduler asked for
+	// that.
+	given  *v1.PersistentVolume
+	before string
 }
 
 // noTime is how upstream's binder says that it has waited in vain; what it does before gives other
@@ -59,42 +62,35 @@ type claimed struct {
 const noTime = "binding volumes: "
 
 func newBinder(h *framework.Handle, upstreams volumebinding.SchedulerVolumeBinder, patience time.Duration) (*binder, error) {
-	b := &binder{SchedulerVolumeBinder: upstreams, h: h, patience: patience, waiting: make(map[string]map[*binding]bool)}
+	b := &binder{SchedulerVolumeBinder: upstreams, h: h, drivers: csitrans.New(), patience: patience, waiting: make(map[string]map[*binding]bool)}
 	core := h.Informers.Core().V1()
-	_, claims := core.PersistentVolumeClaims().Informer().AddEventHandler(toolscache.ResourceEventHandlerFuncs{
-		UpdateFunc: func(_, claim any) { b.claimChanged(claim) }, DeleteFunc: b.claimChanged,
-	})
-	_, volumes := core.PersistentVolumes().Informer().AddEventHandler(toolscache.ResourceEventHandlerFuncs{
-		AddFunc: func(pv any) { b.volumeChanged(nil, pv) }, UpdateFunc: b.volumeChanged,
-		DeleteFunc: func(pv any) { b.volumeChanged(pv, nil) },
-	})
+	changed := toolscache.ResourceEventHandlerFuncs{
+		AddFunc: b.changed, UpdateFunc: func(_, obj any) { b.changed(obj) }, DeleteFunc: b.changed,
+	}
+	_, claims := core.PersistentVolumeClaims().Informer().AddEventHandler(changed)
+	_, volumes := core.PersistentVolumes().Informer().AddEventHandler(changed)
 	_, nodes := core.Nodes().Informer().AddEventHandler(toolscache.ResourceEventHandlerFuncs{DeleteFunc: func(any) { b.wakeAll() }})
 	return b, errors.Join(claims, volumes, nodes)
 }
 
 // BindPodVolumes asks for the pod's volumes and waits until all are bound.
 func (b *binder) BindPodVolumes(ctx context.Context, pod *v1.Pod, volumes *volumebinding.PodVolumes) error {
-	w := &binding{node: pod.Spec.NodeName, claims: make(map[string]claimed), wake: make(chan struct{}, 1)}
-	for i := range pod.Spec.Volumes {
-		name := claimOf(pod, &pod.Spec.Volumes[i])
-		if name == "" {
-			continue
-		}
-		claim, err := b.h.Informers.Core().V1().PersistentVolumeClaims().Lister().PersistentVolumeClaims(pod.Namespace).Get(name)
-		if err != nil {
-			return err
-		}
-		w.claims[key(claim)] = claimed{uid: claim.UID}
-	}
-	for _, p := range volumes.DynamicProvisions {
-		w.claims[key(p.PVC)] = claimed{uid: p.PVC.UID, provisioned: true, before: p.PVC.ResourceVersion}
-	}
-	b.add(w) // before anything changes, so that no event is missed
-	defer b.remove(w)
-	err := b.SchedulerVolumeBinder.BindPodVolumes(ctx, pod, volumes)
+	var given []*v1.PersistentVolume
+	err := b.SchedulerVolumeBinder.BindPodVolumes(context.WithValue(ctx, givenKey{}, &given), pod, volumes)
 	if err == nil || !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil || !strings.HasPrefix(err.Error(), noTime) {
 		return err
 	}
+	w := &binding{node: pod.Spec.NodeName, claims: make(map[string]claimed), wake: make(chan struct{}, 1)}
+	for _, p := range volumes.DynamicProvisions {
+		w.claims[key(p.PVC)] = claimed{uid: p.PVC.UID, before: p.PVC.ResourceVersion}
+	}
+	for _, pv := range given {
+		if ref := pv.Spec.ClaimRef; ref != nil {
+			w.claims[ref.Namespace+"/"+ref.Name] = claimed{uid: ref.UID, given: pv}
+		}
+	}
+	b.add(w) // before the first look, so that no change is missed
+	defer b.remove(w)
 	soon, cancel := context.WithTimeout(ctx, b.patience)
 	defer cancel()
 	for {
@@ -113,26 +109,9 @@ func (b *binder) BindPodVolumes(ctx context.Context, pod *v1.Pod, volumes *volum
 	}
 }
 
-// claimOf returns the name of the claim that a volume of pod needs, "" if none.
-func claimOf(pod *v1.Pod, v *v1.Volume) string {
-	switch {
-	case v.PersistentVolumeClaim != nil:
-		return v.PersistentVolumeClaim.ClaimName
-	case v.Ephemeral != nil:
-		return ephemeral.VolumeClaimName(pod, v)
-	}
-	return ""
-}
-
 // state says for what the pod waits yet, nothing if all its claims are bound, or why that will not
 // come to be.
 func (b *binder) state(w *binding) (pending string, err error) {
-	w.mu.Lock()
-	err = w.lost
-	w.mu.Unlock()
-	if err != nil {
-		return "", err
-	}
 	node, err := b.h.Informers.Core().V1().Nodes().Lister().Get(w.node)
 	if err != nil {
 		return "", fmt.Errorf("look up node %s: %w", w.node, err)
@@ -160,24 +139,83 @@ func (b *binder) bound(k string, c claimed, node *v1.Node) (bool, error) {
 		return false, fmt.Errorf("look up claim %s: %w", k, err)
 	case claim.UID != c.uid:
 		return false, fmt.Errorf("claim %s was deleted and made again", k)
-	case c.provisioned && claim.ResourceVersion == c.before:
+	case c.given != nil:
+		if ok, err := b.stillGiven(k, c, node); !ok {
+			return false, err
+		}
+	case claim.ResourceVersion == c.before:
 		return false, nil // the informer does not have the change yet
-	case c.provisioned && claim.Annotations[volume.AnnSelectedNode] != node.Name:
+	case claim.Annotations[volume.AnnSelectedNode] != node.Name:
 		return false, fmt.Errorf("provisioning failed for PVC %q", claim.Name)
-	case claim.Spec.VolumeName == "":
+	case claim.Spec.VolumeName != "":
+		pv, err := core.PersistentVolumes().Lister().Get(claim.Spec.VolumeName)
+		if apierrors.IsNotFound(err) {
+			return false, nil
+		}
+		if err == nil {
+			err = b.reachable(pv, node)
+		}
+		if err != nil {
+			return false, err
+		}
+	}
+	return claim.Spec.VolumeName != "" && metav1.HasAnnotation(claim.ObjectMeta, volume.AnnBindCompleted), nil
+}
+
+// stillGiven says whether the informer has the volume that claim k was given, or an error if it was
+// taken away again. That is seen of what is there: an informer that lists again may miss what was
+// between.
+func (b *binder) stillGiven(k string, c claimed, node *v1.Node) (bool, error) {
+	pv, err := b.h.Informers.Core().V1().PersistentVolumes().Lister().Get(c.given.Name)
+	if err != nil {
+		return false, fmt.Errorf("look up the volume of claim %s: %w", k, err)
+	}
+	age, err := resourceversion.CompareResourceVersion(pv.ResourceVersion, c.given.ResourceVersion)
+	if err != nil {
+		return false, fmt.Errorf("volume %s: %w", pv.Name, err)
+	}
+	if age < 0 {
 		return false, nil
 	}
-	pv, err := core.PersistentVolumes().Lister().Get(claim.Spec.VolumeName)
-	switch {
-	case apierrors.IsNotFound(err):
-		return false, nil
-	case err != nil:
-		return false, err
+	if ref := pv.Spec.ClaimRef; ref == nil || ref.UID != c.uid {
+		return false, fmt.Errorf("the volume of claim %s was taken from it again", k)
+	}
+	return true, b.reachable(pv, node)
+}
+
+// reachable returns why pv cannot be reached from node.
+func (b *binder) reachable(pv *v1.PersistentVolume, node *v1.Node) error {
+	pv, err := b.onNode(pv, node)
+	if err != nil {
+		return fmt.Errorf("translate pv: %w", err)
 	}
 	if err := volume.CheckNodeAffinity(pv, node.Labels); err != nil {
-		return false, fmt.Errorf("pv %q node affinity doesn't match node %q: %w", pv.Name, node.Name, err)
+		return fmt.Errorf("pv %q node affinity doesn't match node %q: %w", pv.Name, node.Name, err)
 	}
-	return metav1.HasAnnotation(claim.ObjectMeta, volume.AnnBindCompleted), nil
+	return nil
+}
+
+// onNode returns pv as it is to the driver that has taken over its plugin on node, if one has: the
+// driver has labels of its own. Upstream's binder does the same.
+func (b *binder) onNode(pv *v1.PersistentVolume, node *v1.Node) (*v1.PersistentVolume, error) {
+	if !b.drivers.IsPVMigratable(pv) {
+		return pv, nil
+	}
+	plugin, err := b.drivers.GetInTreePluginNameFromSpec(pv, nil)
+	if err != nil {
+		return nil, err
+	}
+	csiNode, err := b.h.Informers.Storage().V1().CSINodes().Lister().Get(node.Name)
+	if apierrors.IsNotFound(err) || plugin == csiplugins.VSphereInTreePluginName || plugin == csiplugins.AzureFileInTreePluginName {
+		return pv, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if !slices.Contains(strings.Split(csiNode.Annotations[v1.MigratedPluginsAnnotationKey], ","), plugin) {
+		return pv, nil
+	}
+	return b.drivers.TranslateInTreePVToCSI(klog.Background(), pv)
 }
 
 func key(claim *v1.PersistentVolumeClaim) string { return claim.Namespace + "/" + claim.Name }
@@ -189,10 +227,21 @@ func (w *binding) look() {
 	}
 }
 
+// keys are of all that w waits for.
+func (w *binding) keys() []string {
+	var keys []string
+	for k, c := range w.claims {
+		if keys = append(keys, k); c.given != nil {
+			keys = append(keys, c.given.Name)
+		}
+	}
+	return keys
+}
+
 func (b *binder) add(w *binding) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for k := range w.claims {
+	for _, k := range w.keys() {
 		if b.waiting[k] == nil {
 			b.waiting[k] = make(map[*binding]bool)
 		}
@@ -203,59 +252,34 @@ func (b *binder) add(w *binding) {
 func (b *binder) remove(w *binding) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for k := range w.claims {
+	for _, k := range w.keys() {
 		if delete(b.waiting[k], w); len(b.waiting[k]) == 0 {
 			delete(b.waiting, k)
 		}
 	}
 }
 
-// claimChanged has those look who wait for a claim.
-func (b *binder) claimChanged(obj any) {
+// changed has those look who wait for a claim, or a volume or its claim.
+func (b *binder) changed(obj any) {
 	if gone, ok := obj.(toolscache.DeletedFinalStateUnknown); ok {
 		obj = gone.Obj
 	}
-	claim, ok := obj.(*v1.PersistentVolumeClaim)
-	if !ok {
-		return
+	var keys []string
+	switch o := obj.(type) {
+	case *v1.PersistentVolumeClaim:
+		keys = []string{key(o)}
+	case *v1.PersistentVolume:
+		if keys = []string{o.Name}; o.Spec.ClaimRef != nil {
+			keys = append(keys, o.Spec.ClaimRef.Namespace+"/"+o.Spec.ClaimRef.Name)
+		}
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for w := range b.waiting[key(claim)] {
-		w.look()
-	}
-}
-
-// volumeChanged has those look who wait for the claim of a volume. One that is taken from its claim
-// again will not be bound to it.
-func (b *binder) volumeChanged(before, after any) {
-	was, old := claimedBy(before)
-	is, uid := claimedBy(after)
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for w := range b.waiting[was] {
-		if w.claims[was].uid == old && uid != old {
-			w.mu.Lock()
-			w.lost = fmt.Errorf("the volume of claim %s was taken from it again", was)
-			w.mu.Unlock()
+	for _, k := range keys {
+		for w := range b.waiting[k] {
 			w.look()
 		}
 	}
-	for w := range b.waiting[is] {
-		w.look()
-	}
-}
-
-// claimedBy returns the claim that a volume was given to, "" if there is none.
-func claimedBy(obj any) (string, types.UID) {
-	if gone, ok := obj.(toolscache.DeletedFinalStateUnknown); ok {
-		obj = gone.Obj
-	}
-	pv, ok := obj.(*v1.PersistentVolume)
-	if !ok || pv.Spec.ClaimRef == nil || pv.Spec.ClaimRef.UID == "" {
-		return "", ""
-	}
-	return pv.Spec.ClaimRef.Namespace + "/" + pv.Spec.ClaimRef.Name, pv.Spec.ClaimRef.UID
 }
 
 // wakeAll has everyone look, for what concerns few and seldom happens.

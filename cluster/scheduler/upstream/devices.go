@@ -104,7 +104,11 @@ func (pl *DynamicResources) PreEnqueue(pod *v1.Pod) *framework.Status {
 
 // PreFilter looks up the pod's claims and what is free.
 func (pl *DynamicResources) PreFilter(ctx context.Context, state *framework.CycleState, pod *framework.PodInfo) (sets.Set[string], *framework.Status) {
-	return pl.preFilter(ctx, state, pod)
+	names, s := pl.preFilter(ctx, state, pod)
+	if c := cycles.Read(state); c != nil && pl.needs(pod.Pod()) && pl.current.Load() != nil {
+		c.devices = true
+	}
+	return names, s
 }
 
 // Filter looks for devices on node.
@@ -116,7 +120,7 @@ func (pl *DynamicResources) Filter(state *framework.CycleState, pod *framework.P
 // pod uses it.
 func (pl *DynamicResources) PostFilter(ctx context.Context, state *framework.CycleState, pod *framework.PodInfo, _ *framework.Rejections) (*string, *framework.Status) {
 	c := cycles.Read(state)
-	if made := pl.current.Load(); c != nil && made != nil && pl.needs(pod.Pod()) {
+	if made := pl.current.Load(); c != nil && c.devices && made != nil && pl.needs(pod.Pod()) {
 		_, s := made.Plugin.(fwk.PostFilterPlugin).PostFilter(ctx, c.state, pod.Pod(), nil)
 		return nil, pl.status(s)
 	}
@@ -126,8 +130,8 @@ func (pl *DynamicResources) PostFilter(ctx context.Context, state *framework.Cyc
 var noClaims = framework.NewStatus(framework.Unschedulable, dynamicresources.Name, "no new claims to deallocate")
 
 // PreScore skips pods without claims.
-func (pl *DynamicResources) PreScore(_ context.Context, _ *framework.CycleState, pod *framework.PodInfo, _ []*framework.NodeInfo) *framework.Status {
-	if !pl.needs(pod.Pod()) {
+func (pl *DynamicResources) PreScore(_ context.Context, state *framework.CycleState, pod *framework.PodInfo, _ []*framework.NodeInfo) *framework.Status {
+	if c := cycles.Read(state); c == nil || !c.devices || !pl.needs(pod.Pod()) {
 		return framework.Skipped
 	}
 	return nil

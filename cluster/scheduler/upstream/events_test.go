@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 	toolscache "k8s.io/client-go/tools/cache"
@@ -43,7 +44,7 @@ func TestEventsAreUpstreams(t *testing.T) {
 		framework.Enqueuer
 	}{{&volumes.imported, volumes}, {&limits.imported, limits}, {&devices.imported, devices}} {
 		pl.gate.open(t.Context())
-		made, err := pl.made(t.Context())
+		made, err := pl.made(t.Context(), &v1.Pod{})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	toolscache "k8s.io/client-go/tools/cache"
 
@@ -32,23 +33,32 @@ type gate struct {
 	opening bool
 	err     error // why it is not open; nil once it is
 	waiting map[types.UID]held
+	// sweep is how many pods wait when those that are gone are let go of.
+	sweep int
 }
 
-// held is a pod that waits, and the plugin that keeps it.
+// held is a pod that waits. It is not the pod itself: an API server that does not serve what is
+// read keeps the gate closed for ever.
 type held struct {
-	pod    *v1.Pod
-	plugin string
-	parked bool // and not tried
+	namespace, name string
+	plugin          string // that keeps it in the queue, not tried; "" if it is tried
 }
+
+// minSweep is for how many pods that wait it is worth looking which are gone.
+const minSweep = 64
 
 func newGate(h *framework.Handle, what string, prepare func(context.Context) ([]toolscache.DoneChecker, error)) *gate {
-	return &gate{h: h, what: what, prepare: prepare, err: errClosed, waiting: make(map[types.UID]held)}
+	return &gate{h: h, what: what, prepare: prepare, err: errClosed, waiting: make(map[types.UID]held), sweep: minSweep}
 }
 
-// closed returns why the gate is not open.
-func (g *gate) closed() error {
+// closed returns why the gate is not open, to the cycle of pod, which then is tried again when that
+// changes. It opens the gate, too: a profile may not ask the plugins before they enqueue a pod.
+func (g *gate) closed(pod *v1.Pod) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if g.err != nil {
+		g.waitLocked(pod, "")
+	}
 	return g.err
 }
 
@@ -57,28 +67,48 @@ func (g *gate) closed() error {
 func (g *gate) admit(plugin string, pod *v1.Pod) *framework.Status {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.err == nil {
+	switch {
+	case g.err == nil:
+		return nil
+	case !errors.Is(g.err, errClosed):
+		g.waitLocked(pod, "")
 		return nil
 	}
+	g.waitLocked(pod, plugin)
+	return framework.NewStatus(framework.Unresolvable, plugin, "waiting for informers of "+g.what)
+}
+
+// waitLocked notes that pod waits, and opens the gate if nothing does yet.
+func (g *gate) waitLocked(pod *v1.Pod, plugin string) {
 	if !g.opening {
 		g.opening = true
 		g.h.Background(g.open)
 	}
-	parked := errors.Is(g.err, errClosed)
-	g.waiting[pod.UID] = held{pod, plugin, parked}
-	if !parked {
-		return nil
+	g.waiting[pod.UID] = held{pod.Namespace, pod.Name, plugin}
+	if len(g.waiting) < g.sweep {
+		return
 	}
-	return framework.NewStatus(framework.Unresolvable, plugin, "waiting for informers of "+g.what)
+	pods := g.h.Informers.Core().V1().Pods().Lister()
+	for uid, w := range g.waiting {
+		if p, err := pods.Pods(w.namespace).Get(w.name); uid != pod.UID && (err != nil || p.UID != uid) {
+			delete(g.waiting, uid)
+		}
+	}
+	g.sweep = max(minSweep, 2*len(g.waiting))
 }
 
 // open asks for the informers and opens the gate when they have synced.
 func (g *gate) open(ctx context.Context) {
 	checks, err := g.prepare(ctx)
-	if err != nil {
+	for err != nil {
 		slog.Error("scheduler", "what", g.what, "err", err)
 		g.set(err)
-		return
+		select {
+		case <-time.After(patience):
+		case <-ctx.Done():
+			return
+		}
+		checks, err = g.prepare(ctx)
 	}
 	g.h.Informers.Start(ctx.Done())
 	soon, cancel := context.WithTimeout(ctx, patience)
@@ -100,11 +130,12 @@ func (g *gate) set(err error) {
 	waiting := g.waiting
 	g.waiting = make(map[types.UID]held)
 	g.mu.Unlock()
-	for _, w := range waiting {
-		if w.parked {
-			g.h.Reopened(w.pod, w.plugin)
+	for uid, w := range waiting {
+		pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: w.name, UID: uid}}
+		if w.plugin != "" {
+			g.h.Reopened(pod, w.plugin)
 		} else {
-			g.h.Activate(w.pod)
+			g.h.Activate(pod)
 		}
 	}
 }

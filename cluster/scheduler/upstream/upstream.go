@@ -48,11 +48,11 @@ func (p *imported) Name() string { return p.name }
 
 // made returns upstream's plugin. It is made in the cycle of the first pod that comes through the
 // gate.
-func (p *imported) made(ctx context.Context) (*instance, error) {
+func (p *imported) made(ctx context.Context, pod *v1.Pod) (*instance, error) {
 	if made := p.current.Load(); made != nil {
 		return made, nil
 	}
-	if err := p.gate.closed(); err != nil {
+	if err := p.gate.closed(pod); err != nil {
 		return nil, err
 	}
 	plugin, err := p.make(ctx)
@@ -79,7 +79,7 @@ func (p *imported) preFilter(ctx context.Context, state *framework.CycleState, p
 	if !p.needs(pod.Pod()) {
 		return nil, framework.Skipped
 	}
-	made, err := p.made(ctx)
+	made, err := p.made(ctx, pod.Pod())
 	if err != nil {
 		return nil, framework.NewStatus(framework.Unresolvable, p.name, err.Error())
 	}

@@ -31,6 +31,12 @@ func (v handleView) ProfileName() string                                    { re
 
 func (v handleView) EventRecorder() events.EventRecorderLogger { return recorderView{v.h.Recorder} }
 
+// binderView is the handle that VolumeBinding gets.
+type binderView struct{ handleView }
+
+// ClientSet implements fwk.Handle.
+func (v binderView) ClientSet() kubernetes.Interface { return recording{v.h.Kube} }
+
 type recorderView struct{ events.EventRecorder }
 
 // WithLogger returns the same recorder: it logs where ours does.
@@ -67,6 +73,9 @@ func (v podView) GetPod() *v1.Pod { return v.pod.Pod() }
 type cycle struct {
 	ctx   context.Context //nolint:containedctx // our Filter has none
 	state fwk.CycleState
+	// devices is that DynamicResources has begun: another of the plugins may have ended the cycle
+	// before.
+	devices bool
 }
 
 var cycles = framework.NewKey[*cycle]()
@@ -75,7 +84,7 @@ var cycles = framework.NewKey[*cycle]()
 func begin(ctx context.Context, state *framework.CycleState) fwk.CycleState {
 	c := cycles.Read(state)
 	if c == nil {
-		c = &cycle{ctx, upframework.NewCycleState()}
+		c = &cycle{ctx: ctx, state: upframework.NewCycleState()}
 		cycles.Write(state, c)
 	}
 	return c.state

@@ -33,7 +33,7 @@ func hasClaims(pod *v1.Pod) bool {
 func attaches(pod *v1.Pod) bool {
 	for i := range pod.Spec.Volumes {
 		if v := &pod.Spec.Volumes[i]; v.PersistentVolumeClaim != nil || v.Ephemeral != nil || v.AWSElasticBlockStore != nil ||
-			v.GCEPersistentDisk != nil || v.AzureDisk != nil || v.Cinder != nil || v.PortworxVolume != nil {
+			v.GCEPersistentDisk != nil || v.AzureDisk != nil || v.AzureFile != nil || v.Cinder != nil || v.PortworxVolume != nil || v.VsphereVolume != nil {
 			return true
 		}
 	}
@@ -80,7 +80,7 @@ type VolumeBinding struct{ imported }
 func NewVolumeBinding(h *framework.Handle, patience time.Duration) *VolumeBinding {
 	pl := &VolumeBinding{imported{name: volumebinding.Name, needs: hasClaims, gate: storage(h)}}
 	pl.make = func(ctx context.Context) (fwk.Plugin, error) {
-		plugin, err := volumebinding.New(ctx, &config.VolumeBindingArgs{}, handleView{h: h}, features())
+		plugin, err := volumebinding.New(ctx, &config.VolumeBindingArgs{}, binderView{handleView{h: h}}, features())
 		if err != nil {
 			return nil, err
 		}
