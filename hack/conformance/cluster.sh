@@ -21,7 +21,7 @@ finish() {
   local code=$?
   trap - EXIT
   cp "$dir"/root/logs/*.log "$keep/" 2>/dev/null || true
-  "$coracle" down --purge "${place[@]}" >>"$keep/cluster.log" 2>&1 || { echo "down failed; see $keep/cluster.log" >&2; code=1; }
+  "$coracle" down --purge --delete-volumes "${place[@]}" >>"$keep/cluster.log" 2>&1 || { echo "down failed; see $keep/cluster.log" >&2; code=1; }
   rm -rf "$dir"
   exit "$code"
 }

@@ -11,7 +11,7 @@ as_root "$@"
 if [[ ! -e $config ]]; then
   : # nothing but the registry was ever started
 elif [[ -x $coracle ]]; then
-  "$coracle" down --purge --root "$root" --state "$state" ||
+  "$coracle" down --purge --delete-volumes --root "$root" --state "$state" ||
     die "coracle down failed; what it could not remove is named above"
 else
   die "$coracle is missing: run 'make build' first"
