@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -113,19 +114,14 @@ func (r *Runner) removeLinks(prefix, dir string) error {
 // removeDir removes a pod's directory, unless something is still mounted in it: then it would be
 // the volume's content that is removed.
 func removeDir(dir string) error {
-	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
 	if err != nil {
 		return err
 	}
-	for line := range strings.Lines(string(mounts)) {
-		if fields := strings.Fields(line); len(fields) > 4 && strings.HasPrefix(unescape(fields[4]), dir+"/") {
-			return fmt.Errorf("remove %s: %s is still mounted: %w", dir, fields[4], unix.EBUSY)
+	for _, m := range mounts {
+		if m.Mountpoint != dir {
+			return fmt.Errorf("remove %s: %s is still mounted: %w", dir, m.Mountpoint, unix.EBUSY)
 		}
 	}
 	return os.RemoveAll(dir)
-}
-
-// unescape undoes mountinfo's octal escapes of blanks and backslashes.
-func unescape(s string) string {
-	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(s)
 }

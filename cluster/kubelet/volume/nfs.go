@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/moby/sys/mountinfo"
 	v1 "k8s.io/api/core/v1"
 )
 
@@ -114,20 +115,12 @@ func (nfsVolumes) Unmount(context.Context, Mounted) error { return nil }
 
 // inMountTable says whether something is mounted on dir, without looking at what.
 func inMountTable(dir string) (bool, error) {
-	table, err := os.ReadFile("/proc/self/mountinfo")
+	dir, err := realParent(dir)
 	if err != nil {
 		return false, err
 	}
-	dir, err = realParent(dir)
-	if err != nil {
-		return false, err
-	}
-	for line := range strings.Lines(string(table)) {
-		if fields := strings.Fields(line); len(fields) > 4 && unescape.Replace(fields[4]) == dir {
-			return true, nil
-		}
-	}
-	return false, nil
+	mounts, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(dir))
+	return len(mounts) > 0, err
 }
 
 // realParent resolves links in the path up to its last element: the kernel lists mounts by their
@@ -139,6 +132,3 @@ func realParent(path string) (string, error) {
 	}
 	return filepath.Join(parent, filepath.Base(path)), err
 }
-
-// unescape undoes mountinfo's octal escapes.
-var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
