@@ -15,7 +15,7 @@
 //	node-NAME.pem, node-NAME-serving.pem, node-NAME.kubeconfig
 //
 // [Ensure] is called at each start, once a day, and when the clock was set. It keeps what is good
-// and makes anew what is missing, damaged, about to expire (30 days), not yet valid (the clock was
+// and makes again what is missing, damaged, about to expire (30 days), not yet valid (the clock was
 // ahead when it was made), signed by another authority, or made for other hosts. A renewed
 // authority keeps its key, so that what it signed stays valid. Only a file that cannot be read or
 // written is an error: making a new key because of a wrong permission would lock out everything

@@ -27,7 +27,7 @@ const (
 )
 
 // pacer trades memory for time while collections follow each other, and takes the memory back
-// later. It is told of a collection by a finalizer, so it wakes nobody.
+// later. It is told of a collection by a finalizer, so it wakes no one.
 type pacer struct {
 	last    time.Time
 	busy    bool

@@ -282,12 +282,19 @@ func TestAClaimThatGoesWhileItIsProvisioned(t *testing.T) {
 	})
 }
 
-func TestAFullDisk(t *testing.T) {
-	root := t.TempDir()
+// smallDisk is a disk of 8 MiB until the test ends.
+func smallDisk(t *testing.T) (root string) {
+	t.Helper()
+	root = t.TempDir()
 	if err := unix.Mount("tmpfs", root, "tmpfs", 0, "size=8m"); err != nil {
 		t.Fatal("root is needed:", err)
 	}
 	t.Cleanup(func() { _ = unix.Unmount(root, unix.MNT_DETACH) })
+	return root
+}
+
+func TestAFullDisk(t *testing.T) {
+	root := smallDisk(t)
 	ours(Options{Root: root}).Run(t, func(t *testing.T, s *apitest.Server) {
 		b := prepare(t, s, root)
 		claim := b.claim("large", "1Gi", nil)
@@ -311,11 +318,7 @@ func TestAFullDisk(t *testing.T) {
 // Of a class that binds at once no scheduler chooses the node. Such a claim gets its volume when
 // there is room.
 func TestRoomThatComesLater(t *testing.T) {
-	root := t.TempDir()
-	if err := unix.Mount("tmpfs", root, "tmpfs", 0, "size=8m"); err != nil {
-		t.Fatal("root is needed:", err)
-	}
-	t.Cleanup(func() { _ = unix.Unmount(root, unix.MNT_DETACH) })
+	root := smallDisk(t)
 	ours(Options{Root: root}).Run(t, func(t *testing.T, s *apitest.Server) {
 		b := prepare(t, s, root)
 		_, err := s.Kube.StorageV1().StorageClasses().Create(t.Context(), &storagev1.StorageClass{

@@ -19,7 +19,7 @@
 //
 // Mount makes what does not stand yet and holds the config maps and secrets that the pod refers to.
 // From then on a change of one of them, a changed pod (Refresh) or a token that grows old leads to
-// one look at all volumes of that pod, which writes anew only those whose contents differ. A new
+// one look at all volumes of that pod, which writes again only those whose contents differ. A new
 // content appears at once and whole: files are links into a directory that is itself behind one
 // link, ..data, and that link is replaced by rename. Unmount lets go of the references and removes
 // all of it.
