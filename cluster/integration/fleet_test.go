@@ -41,9 +41,9 @@ func fleets(ctx context.Context, t *testing.T) client.WithWatch {
 	return c
 }
 
-// awaitServed waits until the API serves what a definition defines, and returns the definition as it
-// is then. Clients look for it in what the API says that it serves, which follows a moment after the
-// definition's condition.
+// awaitServed waits until the API serves what a definition defines, and returns the definition as
+// it is then. Clients look for it in what the API says that it serves, which follows a moment after
+// the definition's condition.
 func awaitServed(ctx context.Context, t *testing.T, c client.WithWatch, crd *apiextensionsv1.CustomResourceDefinition) *apiextensionsv1.CustomResourceDefinition {
 	t.Helper()
 	crd = await(ctx, t, c, &apiextensionsv1.CustomResourceDefinitionList{}, crd, func(crd *apiextensionsv1.CustomResourceDefinition) bool {

@@ -54,8 +54,9 @@ func mountsOf(t *testing.T, pid int, volume string) (found []string) {
 	return found
 }
 
-// A claim without a class gets a directory of the node that its first pod is placed on. Its data outlives pods and the cluster
-// process, stays while a pod has it, also a pod that was deleted by force, and goes with the claim.
+// A claim without a class gets a directory of the node that its first pod is placed on. Its data
+// outlives pods and the cluster process, stays while a pod has it, also a pod that was deleted by
+// force, and goes with the claim.
 func TestAClaimsData(t *testing.T) {
 	ctx, ns := namespace(t)
 	claims, pods := boat.kube.CoreV1().PersistentVolumeClaims(ns), boat.kube.CoreV1().Pods(ns)

@@ -45,8 +45,8 @@ type cluster struct {
 
 func TestMain(m *testing.M) {
 	slog.SetDefault(slog.New(slog.DiscardHandler))
-	// They log, and sleep if two errors come at the same time: for decades when the second one comes in a
-	// bubble of synctest, whose time begins in 2000.
+	// They log, and sleep if two errors come at the same time: for decades when the second one
+	// comes in a bubble of synctest, whose time begins in 2000.
 	utilruntime.ErrorHandlers = nil
 	os.Exit(m.Run())
 }

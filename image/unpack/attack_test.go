@@ -15,8 +15,8 @@ import (
 	"github.com/coracle-project/coracle/internal/safepath"
 )
 
-// unpacked unpacks a layer in a directory of its own and says how much time of processors this process
-// used meanwhile. How long it waits for one on a busy machine does not count.
+// unpacked unpacks a layer in a directory of its own and says how much time of processors this
+// process used meanwhile. How long it waits for one on a busy machine does not count.
 func unpacked(t *testing.T, lim Limits, data []byte) (time.Duration, error) {
 	t.Helper()
 	root := filepath.Join(t.TempDir(), "fs")
@@ -65,8 +65,8 @@ func TestTimeOfLinks(t *testing.T) {
 		must(t, err)
 		quick = min(quick, took)
 	}
-	// The attack wins where nothing bounds it: the same number of entries takes ten times as long, or three
-	// times under the race detector, which slows only our part of it.
+	// The attack wins where nothing bounds it: the same number of entries takes ten times as long,
+	// or three times under the race detector, which slows only our part of it.
 	slow, err := unpacked(t, Limits{MaxLookups: 1 << 60}, long)
 	must(t, err)
 	t.Logf("%d entries: %v, by long links %v", entries, quick, slow)

@@ -62,9 +62,9 @@ func volumePlugins() []volume.VolumePlugin {
 		nfs.ProbeVolumePlugins(config(recycleNFS))...)
 }
 
-// keptHostPaths deletes nothing. Upstream's plugin, meant for tests, removes whatever path has /tmp/
-// in it, as root, and across mounts. A binder that gets an error makes the volume Failed and says
-// why in an Event.
+// keptHostPaths deletes nothing. Upstream's plugin, meant for tests, removes whatever path has
+// /tmp/ in it, as root, and across mounts. A binder that gets an error makes the volume Failed and
+// says why in an Event.
 type keptHostPaths struct{ volume.VolumePlugin }
 
 func (keptHostPaths) NewDeleter(_ klog.Logger, spec *volume.Spec) (volume.Deleter, error) {

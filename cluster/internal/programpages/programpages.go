@@ -25,8 +25,8 @@ type span struct{ from, to uintptr }
 
 // Drop unmaps the read-only pages of the program's file. Those that are needed come back from the
 // page cache, each in less than a microsecond, and alone, where the kernel can do that (Linux 6.7).
-// It does nothing for a program that is not linked statically, for a fixed place: pages of that hold
-// addresses that the loader has written, which are not in the file.
+// It does nothing for a program that is not linked statically, for a fixed place: pages of that
+// hold addresses that the loader has written, which are not in the file.
 //
 // The error says why pages do not come back alone.
 func Drop() error {

@@ -100,7 +100,8 @@ func (m *Manager) removeAll(ctx context.Context, uid types.UID) error {
 	}
 	defer pod.Close()
 	var errs []error
-	// Subpaths first: they pin what they show. The record of what the pod has goes when it has nothing.
+	// Subpaths first: they pin what they show. The record of what the pod has goes when it has
+	// nothing.
 	for _, dir := range []string{subPathsDir, volumesDir, pluginsDir} {
 		if dir == pluginsDir && len(errs) > 0 {
 			break

@@ -29,8 +29,8 @@ type Repaired interface {
 }
 
 // Repairs does to a table what others may do, as nft is told, and checks that it is noticed, and
-// that one Repair makes the table what it was, most of them within a second: a busy machine may hold
-// up some. And then is called.
+// that one Repair makes the table what it was, most of them within a second: a busy machine may
+// hold up some. And then is called.
 func Repairs(t *testing.T, s *Space, table Repaired, changes []string, and func()) {
 	t.Helper()
 	select {

@@ -278,8 +278,8 @@ func timedOut(err error) bool {
 	return errors.As(err, &failed) && failed.Timeout()
 }
 
-// ask waits so long for a connection, or for the answer to a datagram. A connection that is open has
-// been answered by the kernel: how long a busy server takes to say something does not count.
+// ask waits so long for a connection, or for the answer to a datagram. A connection that is open
+// has been answered by the kernel: how long a busy server takes to say something does not count.
 func (s *Space) ask(network, address string, patience time.Duration) (string, error) {
 	conn, err := s.DialWithin(network, address, patience)
 	if err != nil {

@@ -11,7 +11,8 @@ import (
 	"github.com/coracle-project/coracle/cluster/scheduler/framework"
 )
 
-// nodeAffinity matches pods' node selectors and node affinity, and the affinity that is added to each.
+// nodeAffinity matches pods' node selectors and node affinity, and the affinity that is added to
+// each.
 type nodeAffinity struct {
 	required  *nodeaffinity.LazyErrorNodeSelector
 	preferred *nodeaffinity.PreferredSchedulingTerms
