@@ -14,22 +14,33 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// ownNetwork says whether the test runs in a process with a network namespace of its own, where nothing
+// but the test listens. If not, it has run the test in one. All threads are in that namespace.
+func ownNetwork(t *testing.T) bool {
+	t.Helper()
+	const env = "CORACLE_TEST_ALONE"
+	if os.Getenv(env) == t.Name() {
+		if out, err := exec.Command("ip", "link", "set", "lo", "up").CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		return true
+	}
+	cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
+	cmd.Env = append(os.Environ(), env+"="+t.Name())
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET}
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()) {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return false
+}
+
 // A server that is started by mistake, with the port of one that runs, leaves the rules of that
 // one.
 func TestASecondServerRemovesNothing(t *testing.T) {
-	const alone, port = "CORACLE_TEST_ALONE", "16443"
-	if os.Getenv(alone) == "" { // all threads of a server are in one network namespace
-		cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
-		cmd.Env = append(os.Environ(), alone+"=1")
-		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET}
-		out, err := cmd.CombinedOutput()
-		if err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()) {
-			t.Fatalf("%v\n%s", err, out)
-		}
+	const port = "16443"
+	if !ownNetwork(t) {
 		return
-	}
-	if out, err := exec.Command("ip", "link", "set", "lo", "up").CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
 	}
 	if out, err := exec.Command("ip", "link", "add", "coracle-lb"+port, "type", "veth", "peer", "name", "far").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
