@@ -116,8 +116,8 @@ func register(t *testing.T, s *Server, gv schema.GroupVersion, change func(*apir
 	return made
 }
 
-// becomes waits until an APIService has this reason for being available or not, and returns the
-// condition.
+// becomes waits until an APIService has this reason for being available or not, and, if its server
+// is available, until the API server has seen that and passes requests on. It returns the condition.
 func becomes(t *testing.T, s *Server, name, reason string) (found apiregistrationv1.APIServiceCondition) {
 	t.Helper()
 	all := registrationsOf(t, s).ApiregistrationV1().APIServices()
@@ -133,6 +133,14 @@ func becomes(t *testing.T, s *Server, name, reason string) (found apiregistratio
 		}
 		return found.Reason == reason, fmt.Errorf("%+v", found)
 	})
+	if found.Status == apiregistrationv1.ConditionTrue && reason != "Local" {
+		version, group, _ := strings.Cut(name, ".")
+		client := clientOf(t, s.ClientConfig("admin", "system:masters"))
+		eventually(t, "requests for "+name+" are passed on", func() (bool, error) {
+			documents, err := client.Discovery().OpenAPIV3().Paths()
+			return documents["apis/"+group+"/"+version] != nil, err
+		})
+	}
 	return found
 }
 
