@@ -111,12 +111,16 @@ func TestAudit(t *testing.T) {
 	check := func(where string, ask func() []auditv1.Event) {
 		t.Helper()
 		by := map[string]auditv1.Event{}
-		eventually(t, where+" has the last event", func() (bool, error) {
+		eventually(t, where+" has the events", func() (bool, error) { // they may come in another order
 			for _, e := range ask() {
 				by[e.Verb+" "+e.ObjectRef.Resource] = e
 			}
-			_, ok := by["get configmaps"]
-			return ok, nil
+			for _, event := range []string{"create secrets", "create configmaps", "get configmaps"} {
+				if _, ok := by[event]; !ok {
+					return false, nil
+				}
+			}
+			return true, nil
 		})
 		asked, secret := by["create configmaps"], by["create secrets"]
 		if asked.Level != auditv1.LevelRequest || asked.RequestObject == nil || !strings.Contains(string(asked.RequestObject.Raw), "asked-for") || asked.User.Username != "auditor" ||

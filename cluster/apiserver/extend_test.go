@@ -8,11 +8,13 @@ import (
 	"crypto/x509"
 	"encoding/json"
 	"encoding/pem"
+	"fmt"
 	"io"
 	"math/big"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -123,26 +125,25 @@ func TestCustomResources(t *testing.T) {
 	}
 
 	t.Run("discovery", func(t *testing.T) {
-		groups, err := clientOf(t, config).Discovery().ServerGroups()
-		if err != nil {
-			t.Fatal(err)
-		}
-		found := false
-		for _, g := range groups.Groups {
-			found = found || g.Name == "example.org"
-		}
-		_, plain := get(t, true, "/apis", "Accept", "application/json")
-		if !found || !strings.Contains(string(plain), `"groupVersion":"example.org/v1"`) {
-			t.Errorf("the group is missing in %v or %s", groups, plain)
-		}
+		eventually(t, "the group is in both lists", func() (bool, error) { // which follow the definition
+			groups, err := clientOf(t, config).Discovery().ServerGroups()
+			if err != nil {
+				return false, err
+			}
+			found := slices.ContainsFunc(groups.Groups, func(g metav1.APIGroup) bool { return g.Name == "example.org" })
+			_, plain := get(t, true, "/apis", "Accept", "application/json")
+			return found && strings.Contains(string(plain), `"groupVersion":"example.org/v1"`), fmt.Errorf("%v, %s", groups, plain)
+		})
 	})
 	t.Run("OpenAPI", func(t *testing.T) {
-		_, index := get(t, true, "/openapi/v3")
-		_, v3 := get(t, true, "/openapi/v3/apis/example.org/v1", "Accept", "application/json")
-		_, v2 := get(t, true, "/openapi/v2", "Accept", "application/json")
-		if !strings.Contains(string(index), `"apis/example.org/v1"`) || !strings.Contains(string(v3), "How many can sit.") || !strings.Contains(string(v2), "How many can sit.") {
-			t.Errorf("%d bytes of index, %d of v3, %d of v2 do not have the boats", len(index), len(v3), len(v2))
-		}
+		var v2 []byte
+		eventually(t, "all documents have the boats", func() (bool, error) {
+			_, index := get(t, true, "/openapi/v3")
+			_, v3 := get(t, true, "/openapi/v3/apis/example.org/v1", "Accept", "application/json")
+			_, v2 = get(t, true, "/openapi/v2", "Accept", "application/json")
+			found := strings.Contains(string(index), `"apis/example.org/v1"`) && strings.Contains(string(v3), "How many can sit.") && strings.Contains(string(v2), "How many can sit.")
+			return found, fmt.Errorf("%d bytes of index, %d of v3, %d of v2", len(index), len(v3), len(v2))
+		})
 		if !strings.Contains(string(v2), "DeploymentSpec") {
 			t.Error("the v2 document has the boats only")
 		}

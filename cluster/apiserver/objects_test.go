@@ -313,6 +313,10 @@ func TestPrivilegedPodsArePodSecuritysToJudge(t *testing.T) {
 	if _, err := client.CoreV1().Namespaces().Patch(t.Context(), strict, types.MergePatchType, label, metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	waitSeen(t, server.Informers().Core().V1().Namespaces().Informer(), func(obj any) bool {
+		ns := obj.(*corev1.Namespace)
+		return ns.Name == strict && ns.Labels["pod-security.kubernetes.io/enforce"] != ""
+	})
 	_, err := client.CoreV1().Pods(strict).Create(t.Context(), pod, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), `violates PodSecurity "restricted:latest": privileged`) {
 		t.Errorf("in a restricted namespace: %v", err)

@@ -26,8 +26,16 @@ import (
 func listening(t testing.TB, h *handler) netip.AddrPort {
 	t.Helper()
 	s := &sockets{}
-	if err := s.listen(netip.MustParseAddrPort("127.0.0.1:0")); err != nil {
-		t.Fatal(err)
+	for {
+		err := s.listen(netip.MustParseAddrPort("127.0.0.1:0"))
+		if err == nil {
+			break
+		}
+		s.close()
+		if !errors.Is(err, unix.EADDRINUSE) { // the port is free for one protocol only
+			t.Fatal(err)
+		}
+		s = &sockets{}
 	}
 	serveAt(t, h, s)
 	return s.udp[0].LocalAddr().(*net.UDPAddr).AddrPort()

@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -192,10 +194,16 @@ func (c *cluster) kill(t *testing.T) {
 	}
 }
 
-// process is the id of the cluster process.
+// process is the id of the cluster process. One that it has made and that has not executed its own
+// program yet is another.
 func (c *cluster) process(t *testing.T) int {
 	t.Helper()
 	all := processes(t, bin("coracle-kube"))
+	all = slices.DeleteFunc(slices.Clone(all), func(pid int) bool {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:])) // state, parent, ...
+		return err != nil || len(fields) < 2 || slices.ContainsFunc(all, func(p int) bool { return strconv.Itoa(p) == fields[1] })
+	})
 	if len(all) == 0 {
 		t.Fatal("the cluster process does not run")
 	}
@@ -237,6 +245,11 @@ func namespace(t *testing.T) (context.Context, string) {
 		if err := boat.kube.CoreV1().Namespaces().Delete(context.Background(), ns.Name, metav1.DeleteOptions{}); err != nil {
 			t.Error(err)
 		}
+	})
+	// Admission waits for it, too, but only a second or two, which is short after a kill.
+	eventually(ctx, t, "the namespace has its service account", func() (bool, error) {
+		_, err := boat.kube.CoreV1().ServiceAccounts(ns.Name).Get(ctx, "default", metav1.GetOptions{})
+		return err == nil, err
 	})
 	return ctx, ns.Name
 }

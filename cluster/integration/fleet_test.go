@@ -42,8 +42,8 @@ func fleets(ctx context.Context, t *testing.T) client.WithWatch {
 }
 
 // awaitServed waits until the API serves what a definition defines, and returns the definition as
-// it is then. Clients look for it in what the API says that it serves, which follows a moment after
-// the definition's condition.
+// it is then. That, and what the API says that it serves, where clients look for it, follow a moment
+// after the definition's condition.
 func awaitServed(ctx context.Context, t *testing.T, c client.WithWatch, crd *apiextensionsv1.CustomResourceDefinition) *apiextensionsv1.CustomResourceDefinition {
 	t.Helper()
 	crd = await(ctx, t, c, &apiextensionsv1.CustomResourceDefinitionList{}, crd, func(crd *apiextensionsv1.CustomResourceDefinition) bool {
@@ -52,6 +52,11 @@ func awaitServed(ctx context.Context, t *testing.T, c client.WithWatch, crd *api
 		})
 	})
 	kind := schema.GroupKind{Group: crd.Spec.Group, Kind: crd.Spec.Names.Kind}
+	eventually(ctx, t, "the API serves "+kind.String(), func() (bool, error) {
+		at := boat.kube.Discovery().RESTClient().Get().AbsPath("/apis", crd.Spec.Group, crd.Spec.Versions[0].Name, crd.Spec.Names.Plural)
+		err := at.Do(ctx).Error()
+		return err == nil, err
+	})
 	eventually(ctx, t, "the API says that it serves "+kind.String(), func() (bool, error) {
 		_, err := c.RESTMapper().RESTMapping(kind, crd.Spec.Versions[0].Name)
 		return err == nil, err
@@ -164,6 +169,7 @@ func validatesFleets(ctx context.Context, t *testing.T, c client.WithWatch, f *f
 		`metadata.labels: Invalid value: "no blanks allowed"`: func(f *fleet) { f.Labels = map[string]string{"a": "no blanks allowed"} },
 	} {
 		wrong := f.DeepCopyObject().(*fleet)
+		wrong.ResourceVersion = "" // the operator may change the status meanwhile
 		change(wrong)
 		if err := c.Update(ctx, wrong); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %s", err, want)
@@ -171,11 +177,13 @@ func validatesFleets(ctx context.Context, t *testing.T, c client.WithWatch, f *f
 	}
 	// A status that comes with the rest is not taken, nor a spec that comes with the status.
 	both := f.DeepCopyObject().(*fleet)
+	both.ResourceVersion = ""
 	both.Status.Ready, both.Labels = 77, map[string]string{"painted": "red"}
 	if err := c.Update(ctx, both, client.DryRunAll); err != nil || both.Status.Ready == 77 || both.Labels["painted"] != "red" {
 		t.Errorf("an update leaves %+v, %v", both, err)
 	}
 	both = f.DeepCopyObject().(*fleet)
+	both.ResourceVersion = ""
 	both.Status.Ready, both.Spec.Image = 77, "other"
 	if err := c.Status().Update(ctx, both, &client.SubResourceUpdateOptions{UpdateOptions: client.UpdateOptions{DryRun: []string{metav1.DryRunAll}}}); err != nil ||
 		both.Status.Ready != 77 || both.Spec.Image == "other" || both.Generation != f.Generation {

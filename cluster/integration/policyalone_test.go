@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -161,6 +162,16 @@ func TestPoliciesAloneOnABridge(t *testing.T) {
 	}
 	filter("1")
 	t.Cleanup(func() { filter("1") }) // the default of network namespaces
+	// Pods of a node that there is not are removed after a while.
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: bridgeNode}, Spec: corev1.NodeSpec{Unschedulable: true}}
+	if _, err := boat.kube.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := boat.kube.CoreV1().Nodes().Delete(context.Background(), bridgeNode, metav1.DeleteOptions{}); err != nil {
+			t.Error(err)
+		}
+	})
 	for name, pod := range map[string]bridged{"server": server, "friend": friend, "same": same, "other": other, "far": farFriend} {
 		app := name
 		if name == "far" {
@@ -218,7 +229,10 @@ func TestPoliciesAloneOnABridge(t *testing.T) {
 		t.Fatal(err)
 	}
 	const silence = 300 * time.Millisecond
-	eventually(ctx, t, "the policy is in force", func() (bool, error) { return !other.reaches(t, server, silence), nil })
+	eventually(ctx, t, "the policy is in force", func() (bool, error) {
+		rules, err := exec.CommandContext(ctx, "nft", "list", "table", "inet", table).CombinedOutput()
+		return strings.Contains(string(rules), server.address.String()) && !other.reaches(t, server, silence), err
+	})
 	for _, tc := range []struct {
 		name    string
 		client  bridged

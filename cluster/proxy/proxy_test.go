@@ -375,7 +375,9 @@ func settle(t *testing.T, conn net.Conn) {
 
 func TestRestartOfTheProxy(t *testing.T) {
 	c := start(t, nil)
+	asked := c.proxy
 	first := c.run(func(o *Options) { o.Table = "coracle-services-second" }) // two clusters on a node
+	c.proxy = asked
 	c.set(service(nil), c.only(c.b, "here"))
 	c.expect(c.a, "tcp", at(address4, 80), "b "+c.a.IPv4.String())
 	c.until("the other proxy has rules, too", func() bool { return strings.Contains(c.Run("nft list tables"), "coracle-services-second") })

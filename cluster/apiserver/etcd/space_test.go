@@ -80,7 +80,8 @@ func TestFullOfOldVersions(t *testing.T) {
 	s, client, board, _ := tiny(t, shortDir(t))
 	s.space.close()
 	write(t, s, client, same)
-	if !s.space.alarmed() || !errors.Is(put(t, client), rpctypes.ErrNoSpace) {
+	eventually(t, "etcd says that it is full", s.space.alarmed)
+	if !errors.Is(put(t, client), rpctypes.ErrNoSpace) {
 		t.Fatal("etcd alone did not stay full, so nothing is tested")
 	}
 	if got, err := client.Get(t.Context(), same(0)); err != nil || got.Count != 1 {

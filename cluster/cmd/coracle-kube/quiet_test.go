@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/klog/v2"
 	"k8s.io/kubernetes/pkg/controller/util/consistency"
@@ -33,9 +34,7 @@ func TestErrorsThatNeedNoAttentionAreForDebugging(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var out bytes.Buffer
 			handler := quiet{slog.NewTextHandler(&out, &slog.HandlerOptions{Level: tc.level})}
-			klog.SetSlogLogger(slog.New(handler))
-			defer klog.ClearLogger()
-			tc.log(klog.Background())
+			tc.log(logr.FromSlogHandler(handler))
 			if got := out.String(); (got == "") != (tc.want == "") || !strings.Contains(got, tc.want) {
 				t.Errorf("%q, want %q", got, tc.want)
 			}
@@ -48,7 +47,7 @@ func TestFormattedErrorsAreReadToo(t *testing.T) {
 	klog.SetSlogLogger(slog.New(quiet{slog.NewTextHandler(&out, nil)}))
 	defer klog.ClearLogger()
 	klog.Errorf("failed to sync with latest state: %v", fmt.Errorf("list: %w", errors.New("context canceled")))
-	if out.Len() != 0 {
+	if strings.Contains(out.String(), "failed to sync") { // others may write, too
 		t.Error(out.String())
 	}
 }

@@ -120,6 +120,9 @@ func (f *Forwarder) Ask(q Question) *dns.Msg {
 	}
 	key := q.Name + string([]byte{0, byte(q.Type >> 8), byte(q.Type), bit(q.DO), bit(q.CD)})
 	answer, _, shared := f.same.Do(key, func() (any, error) {
+		if m := f.Cached(q); m != nil { // of those who asked together until now
+			return m, nil
+		}
 		ctx, cancel := context.WithTimeout(f.ctx, total)
 		defer cancel()
 		m := f.ask(ctx, q)

@@ -1,6 +1,7 @@
 package forward
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
+	"golang.org/x/sys/unix"
 )
 
 // upstream is a name server on loopback.
@@ -23,20 +25,32 @@ type upstream struct {
 	asked atomic.Int32 // not counting tests for loops
 }
 
+// bothAtOnePort listens at a port of loopback that is free for TCP and for UDP.
+func bothAtOnePort(t *testing.T) (net.Listener, net.PacketConn) {
+	t.Helper()
+	for {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn, err := net.ListenPacket("udp", l.Addr().String())
+		if err == nil {
+			return l, conn
+		}
+		l.Close()
+		if !errors.Is(err, unix.EADDRINUSE) { // that is some program's socket for a question
+			t.Fatal(err)
+		}
+	}
+}
+
 // serve starts a name server that answers with f, by UDP and TCP at the same port; f returns nil
 // for no answer.
 func serve(t *testing.T, f func(network string, q *dns.Msg) *dns.Msg) *upstream {
 	t.Helper()
 	u := &upstream{}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l, conn := bothAtOnePort(t)
 	u.addr = l.Addr().(*net.TCPAddr).AddrPort()
-	conn, err := net.ListenPacket("udp", u.addr.String())
-	if err != nil {
-		t.Fatal(err)
-	}
 	for network, s := range map[string]*dns.Server{"udp": {PacketConn: conn}, "tcp": {Listener: l}} {
 		s.Handler = dns.HandlerFunc(func(w dns.ResponseWriter, q *dns.Msg) {
 			if q.Question[0].Qtype != dns.TypeHINFO {

@@ -1,11 +1,15 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"syscall"
 	"testing"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
@@ -36,7 +40,11 @@ func TestUserNamespaces(t *testing.T) {
 	if ids(one) == had {
 		t.Errorf("two pods have the same ids, from %d on", had)
 	}
-	info, err := os.Stat(filepath.Join(n.opts.RootDir, "pods", string(one.UID), "volumes", "kubernetes.io~empty-dir", "shared", "file"))
+	file := filepath.Join(n.opts.RootDir, "pods", string(one.UID), "volumes", "kubernetes.io~empty-dir", "shared", "file")
+	info, err := os.Stat(file)
+	for deadline := time.Now().Add(patience); errors.Is(err, fs.ErrNotExist) && time.Now().Before(deadline); info, err = os.Stat(file) {
+		runtime.Gosched() // it is what the container does first
+	}
 	if err != nil || info.Sys().(*syscall.Stat_t).Uid != 0 {
 		t.Errorf("the file that root has written: %+v, %v", info, err)
 	}

@@ -28,9 +28,6 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// firstRead is how long Get waits for an object's first reading, as upstream's kubelet does.
-const firstRead = time.Second
-
 // errLate says in upstream's words that an object was not read in that time.
 var errLate = errors.New("timed out waiting for the condition")
 
@@ -51,6 +48,10 @@ type Key struct {
 
 // Objects are the objects that are held now. It is safe for concurrent use.
 type Objects struct {
+	// FirstRead is how long Get waits for an object's first reading: by default a second, as upstream's
+	// kubelet does. It may be set until the first use.
+	FirstRead time.Duration
+
 	kube kubernetes.Interface
 
 	mu   sync.Mutex
@@ -59,7 +60,7 @@ type Objects struct {
 
 // New returns an empty set of objects, to be read through kube.
 func New(kube kubernetes.Interface) *Objects {
-	return &Objects{kube: kube, held: map[Key]*object{}}
+	return &Objects{FirstRead: time.Second, kube: kube, held: map[Key]*object{}}
 }
 
 // Hold returns a reference to the object, which is kept up to date until the reference is released.
@@ -169,7 +170,7 @@ const (
 
 // Get returns the object: a *v1.ConfigMap or a *v1.Secret, shared, not to be changed.
 func (r *Ref) Get(ctx context.Context) (runtime.Object, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, firstRead, errLate)
+	ctx, cancel := context.WithTimeoutCause(ctx, r.objects.FirstRead, errLate)
 	defer cancel()
 	select {
 	case <-r.object.read:
