@@ -60,9 +60,9 @@ type database struct {
 type row struct{ client, n int }
 
 // PostgreSQL, from the distribution's packages, in a StatefulSet with a claim of the default class:
-// clients write rows, while its server, one of that's processes, its pod, the shim, coracled and the
+// clients write rows, while the server, one of its processes, its pod, the shim, coracled and the
 // cluster process are killed at random. At the end every row whose COMMIT was acknowledged is there.
-// No two servers ever had the claim at once.
+// No two servers ever have the claim at once, though a pod that is deleted by force runs on for its grace.
 func TestDatabase(t *testing.T) {
 	seed := *databaseSeed
 	if seed == 0 {
@@ -159,9 +159,7 @@ func giveDefaultRoute(t *testing.T) {
 	}
 }
 
-// The claim is for one pod: a pod that was deleted by force may run for its grace next to its
-// successor, and two servers must not have one database. fsGroup is set on the volume's files once:
-// the server refuses a database that its group may write to.
+// fsGroup is set on the volume's files once: the server refuses a database that its group may write to.
 const databaseManifest = `
 apiVersion: v1
 kind: Service
@@ -187,7 +185,7 @@ spec:
         volumeMounts: [{name: data, mountPath: /data}]
   volumeClaimTemplates:
   - metadata: {name: data}
-    spec: {accessModes: [ReadWriteOncePod], resources: {requests: {storage: 512Mi}}}
+    spec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 512Mi}}}
 `
 
 // awaitServer returns when the server answers.
