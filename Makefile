@@ -76,7 +76,7 @@ export CORACLE_UNTESTED := $(CURDIR)/out/untested
 
 .PHONY: help deps generate build builder build-faults tools testbins up down test unit lint integration critest \
         tools shards parts unit-cgo unit-race cluster-unit cluster-race cluster-integration check-all crash-matrix \
-        fuzz test-scale test-oci test-image test-vm bench bench-image bench-oci bench-peers bench-cluster bench-proxy oracle test-kubelet kubelet-containerd test-conformance test-policy test-chaos install deb test-deb-vm clean
+        fuzz test-scale test-oci test-image test-vm bench bench-image bench-oci bench-peers bench-cluster bench-proxy oracle test-kubelet kubelet-containerd test-conformance test-policy test-chaos test-database test-helm install deb test-deb-vm clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -132,7 +132,7 @@ test: ## all tests (needs root): the parts of `make parts`, and how long each to
 	@$(MAKE) --no-print-directory -j4 -k --output-sync=target $(addprefix part-,$(PARTS)) || true
 	@hack/timed.sh --report
 
-check-all: test crash-matrix fuzz test-scale test-oci test-image oracle test-kubelet ## all tests that this machine can run: hours
+check-all: test crash-matrix fuzz test-scale test-oci test-image test-helm test-database oracle test-kubelet ## all tests that this machine can run: hours
 
 parts: ## the parts of `make test`; each is a target
 	@printf '%s\n' $(PARTS)
@@ -192,6 +192,15 @@ cluster-integration: $(call needs,build-faults testbins tools)
 
 test-chaos: $(call needs,build-faults testbins tools) ## kill the cluster process and coracled at random under traffic; CHAOS_FLAGS="-chaos 10m -seed 7" chooses
 	cd cluster && $(OTHER) $(GO) test -vet=off -count=1 -v -timeout 24h ./integration -run TestChaos -args -chaos 30m $(CHAOS_FLAGS)
+
+test-database: build testbins ## kill PostgreSQL, its pod and all programs below it at random for DURATION (2m): no committed row is lost (needs root)
+	@hack/database/deps.sh
+	@GO="$(GO)" hack/tools.sh cni crictl kubectl registry
+	$(GO) test -vet=off -count=1 -v -timeout 24h -tags $(TAGS),database ./integration/kube -run TestDatabase -args -database $(or $(DURATION),2m) $(DATABASE_FLAGS)
+
+test-helm: build testbins ## Helm 4 installs, upgrades, rolls back and removes a chart with one of each kind (needs root)
+	@GO="$(GO)" hack/tools.sh cni crictl helm kubectl registry
+	$(GO) test -vet=off -count=1 -timeout 20m -tags $(TAGS),helm ./integration/kube -run TestHelm
 
 critest: $(call needs,build testbins tools) ## CRI validation tests
 	bin/test/critest $(CRITEST_FLAGS)

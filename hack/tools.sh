@@ -5,6 +5,7 @@
 #   registry         the CNCF distribution registry
 #   cni              reference CNI plugins, into bin/tools/cni
 #   runc-shim        containerd's shim for runc, containerd-shim-runc-v2
+#   helm             helm.sh/helm/v4
 #   busybox          from the distribution's source (see below)
 # Go tools come through the Go module proxy and are built as main modules, so that
 # their own go.sum pins what they are made of. Idempotent and silent: a stamp
@@ -16,6 +17,7 @@ CRITOOLS=v1.36.0
 DISTRIBUTION=v3.1.2
 CNI=v1.9.1
 CONTAINERD=v2.4.2
+HELM=v4.3.1
 RECIPE=1 # raise it when a recipe below changes
 
 out=$PWD/bin/tools
@@ -109,6 +111,13 @@ cni() {
   built cni "$CNI"
 }
 
+helm() {
+  wanted helm "$HELM" || return 0
+  fetch helm.sh/helm/v4 "$HELM"
+  compile "$out/helm" ./cmd/helm "-X helm.sh/helm/v4/internal/version.version=$HELM"
+  built helm "$HELM"
+}
+
 # critest wants the error that busybox' shell gives when a command on disk cannot be
 # executed. Debian's and Ubuntu's busybox-static prefer applets to what is on disk
 # and never look: so their source is built with the default configuration.
@@ -145,7 +154,7 @@ busybox() {
 
 for name in "$@"; do
   case $name in
-    crictl | critest | kubectl | registry | cni | runc-shim | busybox) "$name" ;;
+    crictl | critest | kubectl | registry | cni | runc-shim | helm | busybox) "$name" ;;
     *)
       echo "tools: $name: no such tool" >&2
       exit 2

@@ -72,6 +72,7 @@ func TestNormal(t *testing.T) {
 		"at 2026-11-20T13:00:00Z on node-a":         "at <time> on <node>",
 		"to 10.96.3.4":                              "to <ip of Service n/web>",
 		"6d4f8db6-1111-2222-3333-444455556666 5m3s": "<uid> <age>",
+		"Resource Version:    660":                  "Resource Version: <version>",
 	} {
 		if got := n.line(in); got != want {
 			t.Errorf("%s: got %s, want %s", in, got, want)

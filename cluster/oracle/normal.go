@@ -29,6 +29,7 @@ var patterns = []struct {
 	{regexp.MustCompile(`\b([a-z0-9]+(?:-[a-z0-9]+)*)-[bcdfghjklmnpqrstvwxz2456789]{5}\b`), "$1-<random>"},
 	{regexp.MustCompile(`\(combined from similar events\): `), ""},
 	{regexp.MustCompile(`\(\d+ in total\)`), "(<count> in total)"},
+	{regexp.MustCompile(`Resource Version: +\d+`), "Resource Version: <version>"},
 	// Ours is one program.
 	{regexp.MustCompile(`^(kube-apiserver|kube-controller-manager|kube-scheduler|coracle-kube)$`), "<component>"},
 	{regexp.MustCompile(`zone-\d`), "<zone>"},

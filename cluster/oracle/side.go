@@ -98,6 +98,10 @@ func (s *side) startUpstream(ctx context.Context, ports []string) error {
 		"--service-cluster-ip-range", "10.96.0.0/16", "--allow-privileged", "--authorization-mode", "Node,RBAC", "--enable-admission-plugins", "NodeRestriction",
 		"--client-ca-file", k.CACert, "--tls-cert-file", k.Serving, "--tls-private-key-file", k.Serving,
 		"--kubelet-client-certificate", k.KubeletClient, "--kubelet-client-key", k.KubeletClient,
+		"--proxy-client-cert-file", k.FrontProxyClient, "--proxy-client-key-file", k.FrontProxyClient,
+		"--requestheader-client-ca-file", k.FrontProxyCACert, "--requestheader-allowed-names", pki.FrontProxyName,
+		"--requestheader-username-headers", "X-Remote-User", "--requestheader-uid-headers", "X-Remote-Uid",
+		"--requestheader-group-headers", "X-Remote-Group", "--requestheader-extra-headers-prefix", "X-Remote-Extra-",
 		"--service-account-issuer", "https://kubernetes.default.svc.cluster.local",
 		"--service-account-key-file", k.ServiceAccountKey, "--service-account-signing-key-file", k.ServiceAccountKey); err != nil {
 		return err

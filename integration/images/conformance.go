@@ -2,16 +2,10 @@ package images
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io/fs"
-	"os"
-	"os/exec"
 	"path/filepath"
-	"regexp"
 	"runtime"
-	"slices"
-	"strings"
 
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
@@ -160,44 +154,5 @@ func fakeRegistry(image Named) (ociimage.Layer, error) {
 		put(kind, blob)
 	}
 	files = append(files, ociimage.File{Path: top + "/manifests/testing", Mode: 0o644, Data: []byte(put("manifests", index) + "\n")})
-	return ociimage.Layer{Files: files}, nil
-}
-
-// library is a file in the output of ldd(1).
-var library = regexp.MustCompile(`/[^ ]+`)
-
-// hostPrograms is a layer with programs of this machine and the libraries that they need. It leaves out those that are
-// missing: the specs that need one then fail, and say so.
-func hostPrograms(names []string) (ociimage.Layer, error) {
-	files := ociimage.Dirs("usr/bin")
-	var seen []string
-	add := func(at, source string) {
-		if at = strings.TrimPrefix(at, "/"); !slices.Contains(seen, at) {
-			seen = append(seen, at)
-			files = append(files, ociimage.Dirs(filepath.Dir(at))...)
-			files = append(files, ociimage.File{Path: at, Mode: 0o755, Source: source})
-		}
-	}
-	for _, name := range names {
-		program, err := exec.LookPath(name)
-		if errors.Is(err, exec.ErrNotFound) {
-			fmt.Fprintf(os.Stderr, "images: this machine has no %s for agnhost's image\n", name)
-			continue
-		}
-		if err == nil {
-			program, err = filepath.EvalSymlinks(program)
-		}
-		if err != nil {
-			return ociimage.Layer{}, err
-		}
-		add("usr/bin/"+name, program)
-		needs, err := exec.Command("ldd", program).Output() // it fails for static ones, which need none
-		if err != nil {
-			continue
-		}
-		for _, lib := range library.FindAllString(string(needs), -1) {
-			add(lib, lib)
-		}
-	}
 	return ociimage.Layer{Files: files}, nil
 }

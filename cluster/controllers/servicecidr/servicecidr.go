@@ -13,6 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	applymetav1 "k8s.io/client-go/applyconfigurations/meta/v1"
+	applynetworkingv1 "k8s.io/client-go/applyconfigurations/networking/v1"
 	networkinglisters "k8s.io/client-go/listers/networking/v1"
 	lookup "k8s.io/kubernetes/pkg/api/servicecidr"
 
@@ -23,6 +25,8 @@ import (
 const (
 	// finalizer keeps a network that is deleted (upstream's name).
 	finalizer = "networking.k8s.io/service-cidr-finalizer"
+	// fieldManager owns the condition (upstream's name).
+	fieldManager = "service-cidr-controller"
 	// allocator is who makes the IPAddresses of Services (upstream's name).
 	allocator = "ipallocator.k8s.io"
 	// grace is how long allocators may take to notice that a network is being deleted (upstream's value).
@@ -105,13 +109,18 @@ func (c *controller) update(ctx context.Context, network *networkingv1.ServiceCI
 	return network, err
 }
 
-// report writes whether a network can be used, unless it says so already.
+// report writes whether a network can be used, unless it says so already. It applies its condition, so
+// that those of others stay.
 func (c *controller) report(ctx context.Context, network *networkingv1.ServiceCIDR, condition metav1.Condition) error {
 	condition.Type = networkingv1.ServiceCIDRConditionReady
 	if !meta.SetStatusCondition(&network.Status.Conditions, condition) {
 		return nil
 	}
-	_, err := c.set.Kube.NetworkingV1().ServiceCIDRs().UpdateStatus(ctx, network, metav1.UpdateOptions{})
+	said := meta.FindStatusCondition(network.Status.Conditions, condition.Type)
+	status := applynetworkingv1.ServiceCIDRStatus().WithConditions(applymetav1.Condition().WithType(said.Type).WithStatus(said.Status).
+		WithReason(said.Reason).WithMessage(said.Message).WithLastTransitionTime(said.LastTransitionTime))
+	_, err := c.set.Kube.NetworkingV1().ServiceCIDRs().ApplyStatus(ctx, applynetworkingv1.ServiceCIDR(network.Name).WithStatus(status),
+		metav1.ApplyOptions{FieldManager: fieldManager, Force: true})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}

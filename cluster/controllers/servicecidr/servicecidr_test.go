@@ -106,3 +106,15 @@ func TestAnotherNetworkLetsItGo(t *testing.T) {
 		n.want("larger", "ready")
 	})
 }
+
+// Others may have conditions of a network, too: the controller applies its own only, as upstream's does.
+func TestTheConditionIsApplied(t *testing.T) {
+	run(t, func(n networks) {
+		n.Writes()
+		n.add("a", "10.1.0.0/24")
+		n.want("a", "ready")
+		if writes := n.Writes(); writes["patch servicecidrs/status"] != 1 || writes["update servicecidrs/status"] != 0 {
+			t.Errorf("the controller's writes are %v", writes)
+		}
+	})
+}

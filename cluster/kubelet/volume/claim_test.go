@@ -370,6 +370,42 @@ func TestAVolumeForOnePod(t *testing.T) {
 	n.unmount(second)
 }
 
+// A StatefulSet's pod waits for its predecessor, which was deleted by force and still runs, also if
+// the kubelet was restarted in between. Other pods share the volume, as ReadWriteOnce allows.
+func TestAStatefulSetsPodWaitsForTheOneBefore(t *testing.T) {
+	n, _, _ := newBound(t, nil)
+	pod := func(uid types.UID, name, owner string) *v1.Pod {
+		p := podWith(claimVolume("v", "data"))
+		p.UID, p.Name = uid, name
+		p.OwnerReferences = []metav1.OwnerReference{{Kind: owner, Name: "db", Controller: ptr.To(true)}}
+		return p
+	}
+	first, second := pod("uid-1", "db-0", "StatefulSet"), pod("uid-2", "db-0", "StatefulSet")
+	n.mount(first)
+	n.mount(first) // its own
+	n.wantRefused(second, "volume is still in use by an earlier pod of the same StatefulSet and name, which is ending")
+	n.restart(n.opts.RootDir)
+	n.wantRefused(second, "which is ending")
+	for _, other := range []*v1.Pod{pod("uid-3", "db-1", "StatefulSet"), pod("uid-4", "db-0", "Robot")} {
+		n.mount(other)
+		n.unmount(other)
+	}
+	n.unmount(first)
+	for woken := false; !woken; {
+		select {
+		case uid := <-n.wakes:
+			woken = uid == second.UID
+		default:
+			t.Fatal("the second pod was not woken")
+		}
+	}
+	n.mount(second)
+	n.unmount(second)
+	if len(n.holders) > 0 {
+		t.Errorf("after all have ended these have volumes: %v", n.holders)
+	}
+}
+
 func TestHostPathAndReadOnlyVolumes(t *testing.T) {
 	n, disk, pod := newBound(t, func(_ *v1.PersistentVolumeClaim, pv *v1.PersistentVolume) {
 		pv.Spec.HostPath, pv.Spec.Local = &v1.HostPathVolumeSource{Path: pv.Spec.Local.Path, Type: ptr.To(v1.HostPathDirectory)}, nil

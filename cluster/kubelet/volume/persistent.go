@@ -22,7 +22,7 @@ import (
 //	pods/UID/plugins/PLUGIN/NAME/claimed   the pod has the PersistentVolume NAME, or is about to
 //	pods/UID/plugins/PLUGIN/NAME/inline    likewise of a volume that is none
 //
-// The files are empty; where they are says all.
+// Where they are says which; in the file claimed is the pod's name.
 const (
 	claimedFile = "claimed"
 	inlineFile  = "inline"
@@ -41,7 +41,7 @@ func (m *Manager) makePersistent(ctx context.Context, p *podVolumes, vol *v1.Vol
 	pod := m.podDir(p.uid)
 	s.Dir = filepath.Join(pod, volumesDir, source.Plugin(), s.Name)
 	s.State = filepath.Join(pod, pluginsDir, source.Plugin(), s.Name)
-	if err := m.take(p.uid, s); err != nil {
+	if err := m.take(p.pod, s); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(filepath.Dir(s.Dir), 0o750); err != nil {
@@ -60,30 +60,37 @@ func (m *Manager) makePersistent(ctx context.Context, p *podVolumes, vol *v1.Vol
 	return nil
 }
 
-// take records that the pod has the volume. One for a single pod is refused while another pod on
-// this node has it.
-func (m *Manager) take(uid types.UID, s *Spec) error {
-	file := inlineFile
-	if s.PV != nil {
-		file = claimedFile
-	}
+// take records that the pod has the volume, unless another pod on this node has it that must have
+// ended before.
+func (m *Manager) take(pod *v1.Pod, s *Spec) error {
+	file, content := inlineFile, ""
 	m.taking.Lock()
 	defer m.taking.Unlock()
-	if s.PV != nil && slices.Contains(s.PV.Spec.AccessModes, v1.ReadWriteOncePod) {
-		m.waiting.add(volumeKey(s.Name), uid)
-		users, err := Users(m.opts.RootDir, s.Name)
-		if err != nil {
+	if s.PV != nil {
+		file, content = claimedFile, fullName(pod)
+		if m.holders == nil {
+			found, err := readHolders(m.opts.RootDir)
+			if err != nil {
+				return err
+			}
+			m.holders = found
+		}
+		if err := m.holders.refuse(pod, s.PV); err != nil {
+			m.waiting.add(volumeKey(s.Name), pod.UID)
 			return err
 		}
-		if slices.ContainsFunc(users, func(other types.UID) bool { return other != uid }) {
-			return errors.New("volume uses the ReadWriteOncePod access mode and is already in use by another pod")
-		}
-		m.waiting.remove(volumeKey(s.Name), uid)
+		m.waiting.remove(volumeKey(s.Name), pod.UID)
 	}
 	if err := os.MkdirAll(s.State, 0o750); err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(s.State, file), nil, 0o640)
+	if err := os.WriteFile(filepath.Join(s.State, file), []byte(content), 0o640); err != nil {
+		return err
+	}
+	if s.PV != nil {
+		m.holders.add(s.PV.Name, pod.UID, content)
+	}
+	return nil
 }
 
 // Users returns the pods on this node that have a PersistentVolume, or had it when their kubelet
@@ -202,7 +209,10 @@ func uses(pod *v1.Pod, name string) (mounted, device bool) {
 }
 
 // released wakes pods that wait for volumes that a pod had.
-func (m *Manager) released(volumes []string) {
+func (m *Manager) released(uid types.UID, volumes []string) {
+	m.taking.Lock()
+	volumes = append(volumes, m.holders.remove(uid)...) // also those of an attempt that failed later
+	m.taking.Unlock()
 	for _, name := range volumes {
 		slog.Debug("a pod has let go of a volume", "volume", name)
 		m.waiting.changed(volumeKey(name))

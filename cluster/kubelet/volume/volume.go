@@ -98,8 +98,9 @@ type Manager struct {
 	tokens  tokenSource
 	sources []Source
 	waiting waiting
-	// taking is held while a pod takes a PersistentVolume.
-	taking sync.Mutex
+	// taking is held while a pod takes a PersistentVolume. holders, below it, are read from disk once.
+	taking  sync.Mutex
+	holders holders
 	// looked, if set by a test, is called after each look that a change or a timer led to.
 	looked func(types.UID)
 
@@ -279,7 +280,7 @@ func (m *Manager) Unmount(ctx context.Context, uid types.UID) error {
 		p.mu.Unlock()
 		return err
 	}
-	m.released(released)
+	m.released(uid, released)
 	m.mu.Lock()
 	if m.pods[uid] == p {
 		delete(m.pods, uid)
