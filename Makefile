@@ -147,9 +147,9 @@ crash-matrix: build-faults testbins tools ## every fault at every fault point of
 lint: $(call needs,deps) ## gofumpt, go vet, staticcheck, shellcheck, import rules
 	@GO="$(GO)" nice hack/lint.sh
 
-# The packages of one list are compiled and tested side by side.
+# The packages of one list are compiled and tested side by side; one is a module of its own.
 unit: $(call needs,build tools) ## unit tests, but for those of unit-cgo and unit-race
-	$(GOTEST) $$(CGO_ENABLED=1 $(GO) list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | grep -v /integration | grep -vxF -f <(CGO_ENABLED=1 $(GO) list $(CGOPKGS) $(RACE))) $(SAMPLED)
+	$(GOTEST) $(PKG)/internal/programpages $$(CGO_ENABLED=1 $(GO) list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | grep -v /integration | grep -vxF -f <(CGO_ENABLED=1 $(GO) list $(CGOPKGS) $(RACE))) $(SAMPLED)
 
 unit-cgo: $(call needs,build tools) ## unit tests of the packages that need cgo
 	CGO_ENABLED=1 $(GOTEST) $(CGOPKGS)

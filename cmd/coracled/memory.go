@@ -1,8 +1,12 @@
 package main
 
 import (
+	"log/slog"
+	"runtime"
 	"runtime/debug"
 	"time"
+
+	"github.com/coracle-project/coracle/internal/programpages"
 )
 
 const (
@@ -23,7 +27,18 @@ type memory struct{ timer *time.Timer }
 func limitMemory() *memory {
 	debug.SetGCPercent(gcPercent)
 	debug.SetMemoryLimit(memoryLimit)
-	return newMemory(debug.FreeOSMemory)
+	return newMemory(giveBack)
+}
+
+// giveBack returns to the kernel what only the burst needed: of the heap, which is collected twice,
+// because a sync.Pool keeps its buffers over one collection, and of the program, whose pages come
+// back when they are used.
+func giveBack() {
+	runtime.GC()
+	debug.FreeOSMemory()
+	if err := programpages.Drop(); err != nil {
+		slog.Debug("more of the program than it uses stays in memory", "error", err)
+	}
 }
 
 func newMemory(free func()) *memory { return &memory{time.AfterFunc(quiet, free)} }

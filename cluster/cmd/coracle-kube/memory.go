@@ -7,7 +7,7 @@ import (
 	"runtime/debug"
 	"time"
 
-	"github.com/coracle-project/coracle/cluster/internal/programpages"
+	"github.com/coracle-project/coracle/internal/programpages"
 )
 
 const (
