@@ -27,11 +27,14 @@ const (
 	worth = 4096
 )
 
-// sparingly sets the collector for a process that is idle most of the time; $GOGC wins.
+// pace is nil if $GOGC is set, which wins.
+var pace *pacer
+
+// sparingly sets the collector for a process that is idle most of the time.
 func sparingly() {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
-		paceCollector()
+		pace = paceCollector()
 	}
 }
 
@@ -59,6 +62,9 @@ func trimWhenCalm(ctx context.Context) {
 func trim() {
 	runtime.GC()
 	debug.FreeOSMemory()
+	if pace != nil {
+		pace.rest(time.Now())
+	}
 	if err := programpages.Drop(); err != nil {
 		slog.Debug("more of the program than it uses stays in memory", "err", err)
 	}
