@@ -11,9 +11,10 @@ import (
 )
 
 const (
-	// garbageDelay is after the last activity, pagesDelay after the last call.
+	// garbageDelay is after the last activity, pagesDelay after the last call: the next one waits a
+	// microsecond for each page that it needs.
 	garbageDelay = 2 * time.Second
-	pagesDelay   = 10 * time.Second
+	pagesDelay   = 30 * time.Second
 )
 
 // giveBack collects twice, because a sync.Pool keeps its buffers over one collection.
@@ -22,8 +23,7 @@ func giveBack() {
 	debug.FreeOSMemory()
 }
 
-// dropPages drops the program's pages that calls have used. The next call waits for those that it
-// needs: less than a millisecond in all.
+// dropPages drops the program's pages that calls have used.
 func dropPages() {
 	if err := programpages.Drop(); err != nil {
 		slog.Debug("more of the program than it uses stays in memory", "error", err)

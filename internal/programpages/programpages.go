@@ -22,7 +22,7 @@ import (
 type span struct{ from, to uintptr }
 
 // Drop unmaps the read-only pages of the program's file. Those that are needed come back from the
-// page cache, each in less than a microsecond, and alone, where the kernel can do that (Linux 6.7).
+// page cache, each in about a microsecond, and alone, where the kernel can do that (Linux 6.7).
 // For that a descriptor stays open as long as the process lives.
 //
 // It does nothing for a program that is not linked statically, for a fixed place: pages of that may

@@ -100,3 +100,21 @@ func TestReadOnly(t *testing.T) {
 		}
 	}
 }
+
+// BenchmarkReturn is what a page costs that comes back: a byte of each is read.
+func BenchmarkReturn(b *testing.B) {
+	all, err := spans()
+	if err != nil {
+		b.Fatal(err)
+	}
+	pages := 0
+	for b.Loop() {
+		b.StopTimer()
+		if err := Drop(); err != nil {
+			b.Fatal(err)
+		}
+		b.StartTimer()
+		_, pages = touch(all, 1)
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*pages), "ns/page")
+}
