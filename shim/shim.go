@@ -107,6 +107,8 @@ func (s *Service) Serve(ctx context.Context, l net.Listener) error {
 	if err != nil {
 		return fmt.Errorf("serve: %w", err)
 	}
+	s.garbage.busy() // a start is work
+	s.pages.busy()
 	task.RegisterTTRPCTaskService(srv, s)
 	api.RegisterShimService(srv, s)
 
