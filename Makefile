@@ -24,8 +24,9 @@ COMMIT   := $(shell git rev-parse HEAD 2>/dev/null || true)
 DATE     := $(shell git log -1 --format=%cI 2>/dev/null || true)
 LDFLAGS  := -s -w -X $(PKG)/internal/version.Version=$(VERSION) \
             -X $(PKG)/internal/version.Commit=$(COMMIT) -X $(PKG)/internal/version.Date=$(DATE)
-# The cluster says which Kubernetes it speaks, to kubectl above all.
-KUBELDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT) \
+# The cluster says which Kubernetes it speaks, to kubectl above all. Functions at multiples of 16 bytes instead of 32:
+# 1.4 MB less.
+KUBELDFLAGS := -s -w -funcalign=16 -X main.version=$(VERSION) -X main.commit=$(COMMIT) \
             -X k8s.io/component-base/version.gitVersion=$(shell sed -n 's|.*k8s.io/kubernetes \(v[^ ]*\).*|\1|p' cluster/go.mod | head -1)
 STATIC   := -linkmode external -extldflags -static
 
@@ -147,9 +148,9 @@ crash-matrix: build-faults testbins tools ## every fault at every fault point of
 lint: $(call needs,deps) ## gofumpt, go vet, staticcheck, shellcheck, import rules
 	@GO="$(GO)" nice hack/lint.sh
 
-# The packages of one list are compiled and tested side by side.
+# The packages of one list are compiled and tested side by side; one is a module of its own.
 unit: $(call needs,build tools) ## unit tests, but for those of unit-cgo and unit-race
-	$(GOTEST) $$(CGO_ENABLED=1 $(GO) list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | grep -v /integration | grep -vxF -f <(CGO_ENABLED=1 $(GO) list $(CGOPKGS) $(RACE))) $(SAMPLED)
+	$(GOTEST) $(PKG)/internal/programpages $$(CGO_ENABLED=1 $(GO) list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | grep -v /integration | grep -vxF -f <(CGO_ENABLED=1 $(GO) list $(CGOPKGS) $(RACE))) $(SAMPLED)
 
 unit-cgo: $(call needs,build tools) ## unit tests of the packages that need cgo
 	CGO_ENABLED=1 $(GOTEST) $(CGOPKGS)

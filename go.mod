@@ -13,6 +13,7 @@ require (
 	github.com/containernetworking/cni v1.3.1
 	github.com/containers/ocicrypt v1.3.2
 	github.com/coracle-project/coracle/api v0.0.0
+	github.com/coracle-project/coracle/internal/programpages v0.0.0
 	github.com/distribution/reference v0.6.0
 	github.com/docker/go-units v0.5.0
 	github.com/google/go-cmp v0.7.0
@@ -135,3 +136,5 @@ require (
 )
 
 replace github.com/coracle-project/coracle/api => ./api
+
+replace github.com/coracle-project/coracle/internal/programpages => ./internal/programpages

@@ -3,6 +3,7 @@ module github.com/coracle-project/coracle/cluster
 go 1.26.8
 
 require (
+	github.com/coracle-project/coracle/internal/programpages v0.0.0
 	github.com/dustin/go-humanize v1.0.1
 	github.com/emicklei/go-restful/v3 v3.13.0
 	github.com/go-logr/logr v1.4.3
@@ -210,6 +211,8 @@ require (
 	sigs.k8s.io/randfill v1.0.0 // indirect
 	sigs.k8s.io/structured-merge-diff/v6 v6.4.2 // indirect
 )
+
+replace github.com/coracle-project/coracle/internal/programpages => ../internal/programpages
 
 replace (
 	k8s.io/api => k8s.io/api v0.36.3

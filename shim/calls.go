@@ -21,6 +21,10 @@ const (
 // their callers repeat them with the next shim.
 var lasting = map[string]bool{"Wait": true, "Attach": true}
 
+// asking lists the calls by which a daemon looks after a shim and its containers, for as long as they
+// live. They leave no garbage worth collecting.
+var asking = map[string]bool{"Connect": true, "Info": true, "State": true, "Stats": true, "List": true}
+
 // calls counts the calls in progress.
 type calls struct {
 	mu    sync.Mutex

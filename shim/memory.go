@@ -1,20 +1,21 @@
 package shim
 
 import (
+	"log/slog"
 	"runtime"
 	"runtime/debug"
 	"sync"
 	"time"
+
+	"github.com/coracle-project/coracle/internal/programpages"
 )
 
-// memory gives freed memory back to the kernel some time after the last activity. It
-// needs no periodic wake-up: the timer runs out once and is then idle.
-type memory struct {
-	mu    sync.Mutex
-	timer *time.Timer
-	last  time.Time
-	ended bool
-}
+const (
+	// garbageDelay is after the last activity, pagesDelay after the last call: the next one waits a
+	// microsecond for each page that it needs.
+	garbageDelay = 2 * time.Second
+	pagesDelay   = 30 * time.Second
+)
 
 // giveBack collects twice, because a sync.Pool keeps its buffers over one collection.
 func giveBack() {
@@ -22,29 +23,46 @@ func giveBack() {
 	debug.FreeOSMemory()
 }
 
-const memoryDelay = 2 * time.Second
-
-// busy says that something happens now.
-func (m *memory) busy() {
-	now := time.Now()
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	switch {
-	case m.ended, now.Sub(m.last) < memoryDelay/2:
-		return
-	case m.timer == nil:
-		m.timer = time.AfterFunc(memoryDelay, giveBack)
-	default:
-		m.timer.Reset(memoryDelay)
+// dropPages drops the program's pages that calls have used.
+func dropPages() {
+	if err := programpages.Drop(); err != nil {
+		slog.Debug("more of the program than it uses stays in memory", "error", err)
 	}
-	m.last = now
 }
 
-func (m *memory) stop() {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.ended = true
-	if m.timer != nil {
-		m.timer.Stop()
+// afterwards does something once some time after the last activity. It needs no periodic wake-up:
+// the timer runs out once and is then idle.
+type afterwards struct {
+	delay time.Duration
+	do    func()
+
+	mu    sync.Mutex
+	timer *time.Timer
+	last  time.Time
+	ended bool
+}
+
+// busy says that something happens now.
+func (a *afterwards) busy() {
+	now := time.Now()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	switch {
+	case a.ended, now.Sub(a.last) < a.delay/2:
+		return
+	case a.timer == nil:
+		a.timer = time.AfterFunc(a.delay, a.do)
+	default:
+		a.timer.Reset(a.delay)
+	}
+	a.last = now
+}
+
+func (a *afterwards) stop() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.ended = true
+	if a.timer != nil {
+		a.timer.Stop()
 	}
 }

@@ -60,16 +60,16 @@ type Config struct {
 
 // Service is a shim. It serves both of its APIs.
 type Service struct {
-	cfg    Config
-	log    *slog.Logger
-	hold   *hold
-	events events
-	oom    oomKills
-	calls  calls
-	memory memory
-	owners owners
-	share  *share
-	execs  atomic.Int64 // of all containers
+	cfg            Config
+	log            *slog.Logger
+	hold           *hold
+	events         events
+	oom            oomKills
+	calls          calls
+	garbage, pages afterwards
+	owners         owners
+	share          *share
+	execs          atomic.Int64 // of all containers
 	// serving ends when Serve returns.
 	serving context.Context
 	stop    context.CancelFunc
@@ -89,6 +89,8 @@ func New(cfg Config) *Service {
 		serving: serving, stop: stop,
 		cfg: cfg, log: cfg.Log,
 		hold:       &hold{dir: cfg.KeeperDir, log: cfg.Log},
+		garbage:    afterwards{delay: garbageDelay, do: giveBack},
+		pages:      afterwards{delay: pagesDelay, do: dropPages},
 		share:      newShare(),
 		done:       make(chan struct{}),
 		containers: make(map[string]*container),
@@ -105,6 +107,8 @@ func (s *Service) Serve(ctx context.Context, l net.Listener) error {
 	if err != nil {
 		return fmt.Errorf("serve: %w", err)
 	}
+	s.garbage.busy() // a start is work
+	s.pages.busy()
 	task.RegisterTTRPCTaskService(srv, s)
 	api.RegisterShimService(srv, s)
 
@@ -128,7 +132,8 @@ func (s *Service) Serve(ctx context.Context, l net.Listener) error {
 	err = srv.Serve(ctx, l)
 	cancel()
 	background.Wait()
-	s.memory.stop()
+	s.garbage.stop()
+	s.pages.stop()
 	s.stop()
 	s.owners.work.Wait()
 	s.letGo()
@@ -140,8 +145,12 @@ func (s *Service) Serve(ctx context.Context, l net.Listener) error {
 
 // intercept converts errors to codes, once for all methods, and counts the calls in progress.
 func (s *Service) intercept(ctx context.Context, unmarshal ttrpc.Unmarshaler, info *ttrpc.UnaryServerInfo, method ttrpc.Method) (any, error) {
-	s.memory.busy()
-	if !lasting[path.Base(info.FullMethod)] {
+	called := path.Base(info.FullMethod)
+	if !asking[called] {
+		s.garbage.busy()
+		s.pages.busy()
+	}
+	if !lasting[called] {
 		if !s.calls.begin() {
 			return nil, toStatus(errEnding)
 		}

@@ -115,7 +115,7 @@ func (s *stdio) open(held named) error {
 			return err
 		}
 		s.pumps = append(s.pumps, &pump{
-			stream: name, pipe: pipe, out: &s.out, busy: s.c.s.memory.busy, slog: s.c.log,
+			stream: name, pipe: pipe, out: &s.out, busy: s.c.s.garbage.busy, slog: s.c.log,
 			ending: make(chan struct{}), done: make(chan struct{}), stage: st, log: s.log, rotate: s.rotateLog,
 			share: s.c.s.share, rate: &s.rate, turn: newTurn(),
 		})

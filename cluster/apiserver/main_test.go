@@ -34,6 +34,8 @@ var (
 	server *Server
 	// built is what server was built from.
 	built build
+	// documented restores what the server has forgotten of its routes.
+	documented []func()
 )
 
 // patience bounds what a test waits for, on however slow a machine; it is never the time that a test takes.
@@ -81,6 +83,9 @@ func withServer(m *testing.M) (int, error) {
 		config.OpenAPIConfig, config.OpenAPIV3Config = &v2, &v3
 		built = *b
 		built.config = &config
+		for _, container := range b.containers {
+			documented = append(documented, keepDocumentation(container)...)
+		}
 	}
 	if server, err = New(options); err != nil {
 		return 1, err

@@ -17,8 +17,12 @@ import (
 // TestOpenAPIDocuments compares the documents in the binary with those that the server's routes and
 // types amount to, or writes them with -update.
 func TestOpenAPIDocuments(t *testing.T) {
+	for _, restore := range documented {
+		restore()
+	}
 	var services []*restful.WebService
 	for _, container := range built.containers {
+		defer forgetDocumentation(container)
 		services = append(services, container.RegisteredWebServices()...)
 	}
 	// Both servers answer some paths; the one in front is what clients see.
@@ -65,4 +69,18 @@ func TestOpenAPIDocuments(t *testing.T) {
 			t.Errorf("%s is out of date; run the test with -update", name)
 		}
 	}
+}
+
+// keepDocumentation returns what restores the documentation of a container's routes.
+func keepDocumentation(container *restful.Container) (restore []func()) {
+	for _, service := range container.RegisteredWebServices() {
+		for _, route := range service.Routes() {
+			parameters, answers := slices.Clone(route.ParameterDocs), maps.Clone(route.ResponseErrors)
+			restore = append(restore, func() {
+				copy(route.ParameterDocs, parameters)
+				maps.Copy(route.ResponseErrors, answers)
+			})
+		}
+	}
+	return restore
 }

@@ -176,6 +176,7 @@ func (s *Server) run(ctx context.Context) error {
 	}
 	prepared := server.PrepareRun()
 	forgetExpressions(server.Handler.GoRestfulContainer)
+	forgetDocumentation(server.Handler.GoRestfulContainer)
 	s.handler = server.Handler
 	close(s.serving)
 

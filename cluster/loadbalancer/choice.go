@@ -27,10 +27,7 @@ const cleanup = "service.kubernetes.io/load-balancer-cleanup"
 // ready endpoint, too. A condition that no node meets counts for none: an address that nothing
 // answers for helps no one.
 func Candidates(service *corev1.Service, nodes []*corev1.Node, endpoints func() []*discoveryv1.EndpointSlice) []*corev1.Node {
-	all := slices.DeleteFunc(slices.Clone(nodes), func(n *corev1.Node) bool {
-		_, excluded := n.Labels[corev1.LabelNodeExcludeBalancers]
-		return excluded
-	})
+	all := slices.DeleteFunc(slices.Clone(nodes), leftOut)
 	slices.SortFunc(all, func(a, b *corev1.Node) int { return strings.Compare(a.Name, b.Name) })
 	narrow := func(meets func(*corev1.Node) bool) {
 		if some := slices.DeleteFunc(slices.Clone(all), func(n *corev1.Node) bool { return !meets(n) }); len(some) > 0 {
@@ -50,6 +47,14 @@ func Candidates(service *corev1.Service, nodes []*corev1.Node, endpoints func() 
 		narrow(func(n *corev1.Node) bool { return local[n.Name] })
 	}
 	return all
+}
+
+// SameCandidate says whether Candidates treats two states of a node alike.
+func SameCandidate(a, b *corev1.Node) bool { return leftOut(a) == leftOut(b) && ready(a) == ready(b) }
+
+func leftOut(n *corev1.Node) bool {
+	_, excluded := n.Labels[corev1.LabelNodeExcludeBalancers]
+	return excluded
 }
 
 func ready(n *corev1.Node) bool {

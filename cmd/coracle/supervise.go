@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"runtime"
+	"runtime/debug"
 	"syscall"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/internal/logfile"
+	"github.com/coracle-project/coracle/internal/programpages"
 )
 
 const (
@@ -33,6 +35,8 @@ const (
 	// After so many lives, none longer than settled and all ended by an error of its own (a port that is
 	// taken, data that cannot be read), the supervisor ends with it, so that up says why.
 	mostTries = 7
+	// calm is how long after its start the supervisor gives memory back.
+	calm = 5 * time.Second
 )
 
 // superviseCommand is what up leaves running: the parent of the cluster process.
@@ -51,6 +55,8 @@ func superviseCommand(p *place) *cobra.Command {
 			defer func() { _ = lock.Close() }()
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGTERM, syscall.SIGINT)
 			defer stop()
+			// For months it does next to nothing.
+			defer time.AfterFunc(calm, slim).Stop()
 			if log == "" {
 				return supervise(ctx, args, nil)
 			}
@@ -65,6 +71,15 @@ func superviseCommand(p *place) *cobra.Command {
 	}
 	cmd.Flags().StringVar(&log, "log", "", "file for what both say, kept within bounds")
 	return cmd
+}
+
+// slim returns to the kernel what a start has needed: all of the program was linked in for other
+// commands.
+func slim() {
+	debug.FreeOSMemory()
+	if err := programpages.Drop(); err != nil {
+		slog.Debug("more of the program than it uses stays in memory", "err", err)
+	}
 }
 
 // supervise runs a program again and again until ctx ends, and then ends it. What the program says goes

@@ -4,6 +4,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"runtime/metrics"
+	"sync"
 	"time"
 )
 
@@ -29,16 +30,20 @@ const (
 // pacer trades memory for time while collections follow each other, and takes the memory back
 // later. It is told of a collection by a finalizer, so it wakes no one.
 type pacer struct {
+	set func(percent int)
+
+	mu      sync.Mutex
 	last    time.Time
+	rested  time.Time // when rest was called last
 	busy    bool
 	percent int
-	set     func(percent int)
 }
 
 // paceCollector starts one that never ends.
-func paceCollector() {
+func paceCollector() *pacer {
 	p := &pacer{last: time.Now(), percent: gcPercent, set: func(percent int) { debug.SetGCPercent(percent) }}
 	p.await()
+	return p
 }
 
 // await waits for the next collection: it takes an object that nothing refers to.
@@ -62,8 +67,13 @@ func liveHeap() uint64 {
 
 // collected is called after each collection, which has found so many bytes in use.
 func (p *pacer) collected(now time.Time, live uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	gap := now.Sub(p.last)
 	p.last = now
+	if now.Sub(p.rested) < soon {
+		return // one that was asked for
+	}
 	switch {
 	case gap < soon:
 		p.busy = true
@@ -77,6 +87,19 @@ func (p *pacer) collected(now time.Time, live uint64) {
 	case gap > idle:
 		percent = idlePercent
 	}
+	p.setLocked(percent)
+}
+
+// rest is called when nothing is done any more, after collections that were asked for: that they
+// follow each other says nothing.
+func (p *pacer) rest(now time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.rested, p.busy = now, false
+	p.setLocked(idlePercent)
+}
+
+func (p *pacer) setLocked(percent int) {
 	if percent != p.percent {
 		p.percent = percent
 		p.set(percent)

@@ -40,6 +40,27 @@ func TestPacer(t *testing.T) {
 	}
 }
 
+// Memory is given back by two collections in a row. That is no work.
+func TestCollectionsThatWereAskedForAreNoWork(t *testing.T) {
+	now := time.Now()
+	var set []int
+	p := &pacer{last: now, percent: gcPercent, set: func(percent int) { set = append(set, percent) }}
+	const small = 30 << 20
+	for range 3 {
+		now = now.Add(100 * time.Millisecond)
+		p.collected(now, small)
+	}
+	now = now.Add(20 * time.Second)
+	p.collected(now, small)
+	p.collected(now.Add(50*time.Millisecond), small)
+	p.rest(now.Add(100 * time.Millisecond))
+	p.collected(now.Add(110*time.Millisecond), small) // told late
+	p.collected(now.Add(time.Second), small)
+	if want := []int{busyPercent, gcPercent, busyPercent, idlePercent, gcPercent}; !slices.Equal(set, want) {
+		t.Errorf("set to %v, want %v", set, want)
+	}
+}
+
 // A busy heap grows by less than it may in all, or by the share of an idle one.
 func TestBusyHeapHasABound(t *testing.T) {
 	for live := uint64(1 << 20); live < 4<<30; live += 1 << 20 {

@@ -13,6 +13,7 @@ package endpointslice
 import (
 	"context"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -41,6 +42,8 @@ const (
 	maxEndpoints = 100
 	// settle is the pause after a slice changed, since one sync changes several.
 	settle = time.Second
+	// topology is the key of what is known of zones: no Service's, which have a namespace.
+	topology = "zones of nodes"
 )
 
 type controller struct {
@@ -55,6 +58,8 @@ type controller struct {
 	written    *endpointsliceutil.EndpointSliceTracker
 	triggers   *endpointsliceutil.TriggerTimeTracker
 	topology   *topologycache.TopologyCache
+	// moved says that nodes have changed since the topology was told of them.
+	moved atomic.Bool
 }
 
 // New returns the controller; its keys are Services.
@@ -119,8 +124,8 @@ func (c *controller) later(slice *discoveryv1.EndpointSlice) {
 	}
 }
 
-// nodeChanged tells the topology which nodes are ready where, and returns the Services whose hints
-// that overloads.
+// nodeChanged returns topology if a node is ready or in a zone that was not before. A little later,
+// as nodes often come in numbers: what a zone has is a question to all nodes.
 func (c *controller) nodeChanged(old, obj any) []string {
 	before, _ := old.(*corev1.Node)
 	node, _ := obj.(*corev1.Node)
@@ -128,12 +133,23 @@ func (c *controller) nodeChanged(old, obj any) []string {
 		before.Labels[corev1.LabelTopologyZone] == node.Labels[corev1.LabelTopologyZone] {
 		return nil
 	}
-	nodes, err := c.nodes.List(labels.Everything())
-	if err != nil {
+	c.moved.Store(true)
+	c.frame.AddAfter(topology, settle)
+	return nil
+}
+
+// learnZones tells the topology which nodes are ready where, if that has changed.
+func (c *controller) learnZones() error {
+	if !c.moved.Swap(false) {
 		return nil
 	}
+	nodes, err := c.nodes.List(labels.Everything())
+	if err != nil {
+		c.moved.Store(true)
+		return err
+	}
 	c.topology.SetNodes(klog.Background(), nodes)
-	return c.topology.GetOverloadedServices()
+	return nil
 }
 
 func ready(node *corev1.Node) bool {
@@ -143,6 +159,15 @@ func ready(node *corev1.Node) bool {
 }
 
 func (c *controller) sync(_ context.Context, key string) error {
+	if err := c.learnZones(); err != nil {
+		return err
+	}
+	if key == topology {
+		for _, overloaded := range c.topology.GetOverloadedServices() {
+			c.frame.Add(overloaded)
+		}
+		return nil
+	}
 	namespace, name, err := cache.SplitMetaNamespaceKey(key)
 	if err != nil {
 		return err

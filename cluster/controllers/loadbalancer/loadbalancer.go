@@ -36,6 +36,7 @@ import (
 
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/controllers/frame"
+	"github.com/coracle-project/coracle/cluster/controllers/internal/feed"
 	"github.com/coracle-project/coracle/cluster/controllers/internal/freshness"
 	"github.com/coracle-project/coracle/cluster/loadbalancer"
 )
@@ -108,15 +109,40 @@ func New(set *client.Set, o Options) *frame.Controller {
 		return nil
 	})
 	if o.Pool.Empty() {
-		f.Watch(nodes.Informer(), func(any) []string { return []string{key} })
-		f.Watch(slices.Informer(), func(any) []string {
-			if all, err := c.nodes.List(labels.Everything()); err == nil && len(all) < 2 {
-				return nil // there is no choice
-			}
-			return []string{key}
-		})
+		feed.Changes(f, nodes.Informer(), nodeChanged)
+		f.Watch(slices.Informer(), c.ofLocal)
 	}
 	return f
+}
+
+// nodeChanged tells changes by which Services get other addresses from heartbeats, by far the most
+// of what nodes say.
+func nodeChanged(old, obj any) []string {
+	before, _ := old.(*corev1.Node)
+	node, _ := obj.(*corev1.Node)
+	if before != nil && node != nil && loadbalancer.SameCandidate(before, node) &&
+		equality.Semantic.DeepEqual(before.Status.Addresses, node.Status.Addresses) {
+		return nil
+	}
+	return []string{key}
+}
+
+// ofLocal returns the key for EndpointSlices that decide which nodes can take a Service's
+// connections.
+func (c *controller) ofLocal(obj any) []string {
+	slice, ok := obj.(*discoveryv1.EndpointSlice)
+	if !ok {
+		return nil
+	}
+	found, there, err := c.services.GetByKey(slice.Namespace + "/" + slice.Labels[discoveryv1.LabelServiceName])
+	if err != nil || !there {
+		return nil
+	}
+	service, ok := found.(*corev1.Service)
+	if !ok || service.Spec.Type != corev1.ServiceTypeLoadBalancer || service.Spec.ExternalTrafficPolicy != corev1.ServiceExternalTrafficPolicyLocal {
+		return nil
+	}
+	return []string{key}
 }
 
 func (c *controller) sync(ctx context.Context, _ string) error {
@@ -145,6 +171,9 @@ func (c *controller) sync(ctx context.Context, _ string) error {
 
 // share plans with the addresses of nodes.
 func (c *controller) share(services []*corev1.Service, all []*request, others []*corev1.Service) error {
+	if len(all) == 0 { // as on most clusters
+		return nil
+	}
 	nodes, err := c.nodes.List(labels.Everything())
 	if err != nil {
 		return err

@@ -25,8 +25,6 @@ type health struct {
 	hadReady  bool      // whether there was one
 	// ready is the Ready condition's status after the last look.
 	ready corev1.ConditionStatus
-	// counted is what the node was in its zone's state the last time that it was judged.
-	counted share
 	// away is since when that has not been True.
 	away time.Time
 	// tellPods: the node was found silent while it was ready, and its pods do not know yet.
@@ -79,6 +77,7 @@ func (c *controller) removed(node string) {
 	c.mu.Lock()
 	h := c.health[node]
 	delete(c.health, node)
+	c.countLocked(node, nil)
 	c.mu.Unlock()
 	if h != nil {
 		c.event(node, h.uid, corev1.EventTypeNormal, "RemovingNode", "Removing Node %v from Controller", node)

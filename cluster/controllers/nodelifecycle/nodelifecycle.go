@@ -55,9 +55,13 @@ type controller struct {
 	frame    *frame.Controller
 	recorder record.EventRecorder
 
+	counted cache.InformerSynced // whether all nodes that there were are in shares
+
 	mu     sync.Mutex
 	health map[string]*health
 	zones  map[string]*zone
+	shares map[string]share // by node
+	counts map[string]count // by zone, the sums of shares
 }
 
 // New returns the controller; its keys are nodes ("NAME") and pods that were just bound to a node
@@ -74,10 +78,11 @@ func New(set *client.Set, reader kubernetes.Interface) (*frame.Controller, error
 		set: set, nodes: nodes.Lister(), informer: leases,
 		leases: coordinationlisters.NewLeaseLister(leases.GetIndexer()).Leases(corev1.NamespaceNodeLease),
 		pods:   pods.Lister(), byNode: pods.Informer().GetIndexer(), recorder: recorder,
-		health: map[string]*health{}, zones: map[string]*zone{},
+		health: map[string]*health{}, zones: map[string]*zone{}, shares: map[string]share{}, counts: map[string]count{},
 	}
 	c.frame = frame.New("nodelifecycle", workers, c.sync)
 	c.frame.Watch(nodes.Informer(), frame.Self)
+	c.counted = feed.Changes(c.frame, nodes.Informer(), c.came)
 	feed.Changes(c.frame, pods.Informer(), boundPod)
 	feed.Own(c.frame, leases, func(obj any) []string {
 		if lease, ok := obj.(*coordinationv1.Lease); ok {
@@ -100,7 +105,7 @@ func boundPod(old, obj any) []string {
 }
 
 func (c *controller) sync(ctx context.Context, key string) error {
-	if !feed.Synced(ctx, c.informer) {
+	if !feed.Synced(ctx, c.informer.HasSynced) || !feed.Synced(ctx, c.counted) {
 		return ctx.Err()
 	}
 	if namespace, name, isPod := strings.Cut(key, "/"); isPod {
@@ -119,6 +124,9 @@ func (c *controller) sync(ctx context.Context, key string) error {
 	if err != nil || node == nil {
 		return err
 	}
+	if c.countsAnew(node) {
+		c.judgeZones()
+	}
 	if err := c.markPods(ctx, node); err != nil {
 		return err
 	}
@@ -127,9 +135,6 @@ func (c *controller) sync(ctx context.Context, key string) error {
 	}
 	if err := c.noSchedule(ctx, node); err != nil {
 		return err
-	}
-	if c.countsAnew(node) {
-		c.judgeZones()
 	}
 	return c.noExecute(ctx, node)
 }

@@ -5,7 +5,6 @@ import (
 
 	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/component-helpers/node/topology"
 )
 
@@ -62,13 +61,65 @@ func stateOf(ready, away int) zoneState {
 
 // share is what a node adds to the state of its zone.
 type share struct {
-	judged          bool // it adds anything: false before the first look
+	looked          bool // as of a look at it, not only as of the cache
 	zone            string
 	excluded, ready bool
 }
 
+// count is how many nodes of a zone are ready, and how many are not.
+type count struct{ ready, away int }
+
+// came counts nodes that were not looked at yet as the cache has them, so that the first ones that
+// are looked at are not taken for all of their zone.
+func (c *controller) came(old, obj any) []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	node, ok := obj.(*corev1.Node)
+	if !ok {
+		if last, ok := old.(*corev1.Node); ok && !c.shares[last.Name].looked {
+			c.countLocked(last.Name, nil)
+		}
+		return nil
+	}
+	if !c.shares[node.Name].looked {
+		c.countLocked(node.Name, &share{zone: zoneOf(node), excluded: isExcluded(node), ready: readyStatus(node) == corev1.ConditionTrue})
+	}
+	return nil
+}
+
+// countLocked makes now a node's share of its zone, nil for a node that is gone. Zones are counted by
+// what changes: a list of all nodes for each of a thousand that come takes a second, and leaves 100 MB
+// of garbage.
+func (c *controller) countLocked(node string, now *share) {
+	if before, ok := c.shares[node]; ok {
+		c.addLocked(before, -1)
+		delete(c.shares, node)
+	}
+	if now != nil {
+		c.shares[node] = *now
+		c.addLocked(*now, 1)
+	}
+}
+
+func (c *controller) addLocked(s share, n int) {
+	if s.excluded {
+		return
+	}
+	counted := c.counts[s.zone]
+	if s.ready {
+		counted.ready += n
+	} else {
+		counted.away += n
+	}
+	if counted == (count{}) {
+		delete(c.counts, s.zone)
+	} else {
+		c.counts[s.zone] = counted
+	}
+}
+
 // countsAnew reports whether a node that was just looked at is to its zone what it was not before:
-// heartbeats, by far the most of what nodes say, are no reason to look at all nodes.
+// heartbeats, by far the most of what nodes say, change nothing about zones.
 func (c *controller) countsAnew(node *corev1.Node) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -76,38 +127,26 @@ func (c *controller) countsAnew(node *corev1.Node) bool {
 	if h == nil { // removed meanwhile
 		return true
 	}
-	before := h.counted
-	h.counted = share{judged: true, zone: zoneOf(node), excluded: isExcluded(node), ready: h.ready == corev1.ConditionTrue}
-	return h.counted != before
+	now := share{looked: true, zone: zoneOf(node), excluded: isExcluded(node), ready: h.ready == corev1.ConditionTrue}
+	if c.shares[node.Name] == now {
+		return false
+	}
+	c.countLocked(node.Name, &now)
+	return true
 }
 
-// judgeZones computes the state of all zones anew and has nodes looked at whose treatment changes
-// by it: those that waited for a zone's limit, and all when every zone went down or came back.
+// judgeZones sets the state of all zones and has nodes looked at whose treatment changes by it: those
+// that waited for a zone's limit, and all when every zone went down or came back.
 func (c *controller) judgeZones() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	type count struct{ ready, away int }
-	counts := map[string]count{}
-	nodes, _ := c.nodes.List(labels.Everything())
-	for _, node := range nodes {
-		if isExcluded(node) {
-			continue
-		}
-		n := counts[zoneOf(node)]
-		if c.statusLocked(node) == corev1.ConditionTrue {
-			n.ready++
-		} else {
-			n.away++
-		}
-		counts[zoneOf(node)] = n
-	}
 	wereDown := c.allDownLocked()
 	for name := range c.zones {
-		if _, ok := counts[name]; !ok {
+		if _, ok := c.counts[name]; !ok {
 			delete(c.zones, name)
 		}
 	}
-	for name, n := range counts {
+	for name, n := range c.counts {
 		z := c.zones[name]
 		if z == nil {
 			z = &zone{limiter: rate.NewLimiter(normalRate, 1), waiting: map[string]bool{}}
@@ -142,15 +181,6 @@ func (c *controller) judgeZones() {
 		}
 		c.frame.Add(name)
 	}
-}
-
-// statusLocked returns a node's Ready status as of the last look, which the cache may not show yet;
-// for a node that was not looked at yet, as of the cache.
-func (c *controller) statusLocked(node *corev1.Node) corev1.ConditionStatus {
-	if h := c.health[node.Name]; h != nil && h.uid == node.UID && h.ready != "" {
-		return h.ready
-	}
-	return readyStatus(node)
 }
 
 // allDown reports whether there is not a single node that is ready.

@@ -64,7 +64,7 @@ func (c *publisher) sync(ctx context.Context, namespace string) error {
 	if err != nil {
 		return err
 	}
-	if !feed.Synced(ctx, c.informer) {
+	if !feed.Synced(ctx, c.informer.HasSynced) {
 		return ctx.Err()
 	}
 	there, err := c.published.ConfigMaps(namespace).Get(upstream.RootCACertConfigMapName)

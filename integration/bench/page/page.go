@@ -18,12 +18,13 @@ const (
 	Runtimes  Part = "# Benchmarks"
 	Container Part = "## One container"
 	Clusters  Part = "## Whole clusters"
+	Memory    Part = "## What is in memory" // written by hand
 	Images    Part = "## Images"
 	Services  Part = "## Services"             // written by the cluster's module
 	Network   Part = "## The built-in network" // written by hand
 )
 
-var parts = []Part{Runtimes, Container, Clusters, Images, Services, Network}
+var parts = []Part{Runtimes, Container, Clusters, Memory, Images, Services, Network}
 
 // Write replaces a part of the page by text, which begins with the part's heading.
 func Write(path string, part Part, text string) error {

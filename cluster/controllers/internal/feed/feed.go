@@ -25,26 +25,27 @@ func Own(f *frame.Controller, informer cache.SharedIndexInformer, keys frame.Key
 	f.Also(informer.RunWithContext)
 }
 
-// Synced waits until informer has delivered what exists, and returns false if ctx ended first.
-func Synced(ctx context.Context, informer cache.SharedIndexInformer) bool {
-	return informer.HasSynced() || cache.WaitForCacheSync(ctx.Done(), informer.HasSynced)
+// Synced waits until what exists has been delivered, and returns false if ctx ended first.
+func Synced(ctx context.Context, delivered cache.InformerSynced) bool {
+	return delivered() || cache.WaitForCacheSync(ctx.Done(), delivered)
 }
 
 // Changes feeds f with what keys says of each change that informer sees: old is nil for an object
 // that came, obj is nil for one that went. As with frame.Watch the work waits until informer has
-// delivered what exists.
-func Changes(f *frame.Controller, informer cache.SharedIndexInformer, keys func(old, obj any) []string) {
-	listen(f, informer, keys)
+// delivered what exists; that keys has seen it, too, is what the result says.
+func Changes(f *frame.Controller, informer cache.SharedIndexInformer, keys func(old, obj any) []string) cache.InformerSynced {
+	seen := listen(f, informer, keys)
 	f.Watch(informer, func(any) []string { return nil })
+	return seen
 }
 
-func listen(f *frame.Controller, informer cache.SharedIndexInformer, keys func(old, obj any) []string) {
+func listen(f *frame.Controller, informer cache.SharedIndexInformer, keys func(old, obj any) []string) cache.InformerSynced {
 	add := func(old, obj any) {
 		for _, key := range keys(old, obj) {
 			f.Add(key)
 		}
 	}
-	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+	registration, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(obj any) { add(nil, obj) },
 		UpdateFunc: add,
 		DeleteFunc: func(obj any) {
@@ -56,5 +57,7 @@ func listen(f *frame.Controller, informer cache.SharedIndexInformer, keys func(o
 	})
 	if err != nil { // the informer was stopped: the process is ending
 		slog.Error("controller cannot watch", "controller", f.Name, "err", err)
+		return func() bool { return false }
 	}
+	return registration.HasSynced
 }

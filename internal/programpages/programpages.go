@@ -3,17 +3,15 @@
 // A start runs much code once, to register types above all. And where a page is touched, the kernel
 // also maps up to 15 around it: an idle process of 115 MB that uses 3 % of its code has half of it
 // in memory. All that counts as the process's, until the kernel is short of memory.
+//
+// It is a module of its own, because programs of two modules use it.
 package programpages
 
 import (
-	"bufio"
-	"debug/elf"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 	"unsafe"
 
@@ -24,14 +22,16 @@ import (
 type span struct{ from, to uintptr }
 
 // Drop unmaps the read-only pages of the program's file. Those that are needed come back from the
-// page cache, each in less than a microsecond, and alone, where the kernel can do that (Linux 6.7).
-// It does nothing for a program that is not linked statically, for a fixed place: pages of that
+// page cache, each in about a microsecond, and alone, where the kernel can do that (Linux 6.7).
+// For that a descriptor stays open as long as the process lives.
+//
+// It does nothing for a program that is not linked statically, for a fixed place: pages of that may
 // hold addresses that the loader has written, which are not in the file.
 //
 // The error says why pages do not come back alone.
 func Drop() error {
 	all, err := spans()
-	if err != nil {
+	if err != nil || len(all) == 0 {
 		return err
 	}
 	err = mapSingly(all)
@@ -43,45 +43,52 @@ func Drop() error {
 	return err
 }
 
+// header is a program header of a file in memory (Elf64_Phdr).
+type header struct {
+	kind, flags                                        uint32
+	offset, address, physical, inFile, inMemory, align uint64
+}
+
+// From elf.h: what a header is about, and a flag of it. Package debug/elf would add 100 kB.
+const (
+	load     = 1 // PT_LOAD
+	dynamic  = 2 // PT_DYNAMIC
+	loader   = 3 // PT_INTERP
+	writable = 2 // PF_W
+)
+
 // spans returns where the program's file is mapped and cannot be written; nothing for a program
 // that may have been changed by the loader.
 func spans() ([]span, error) {
-	program, err := os.Readlink("/proc/self/exe")
+	vector, err := unix.Auxv()
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("where the program is: %w", err)
 	}
-	file, err := elf.Open("/proc/self/exe")
-	if err != nil {
-		return nil, err
+	aux := map[uintptr]uintptr{}
+	for _, entry := range vector {
+		aux[entry[0]] = entry[1]
 	}
-	defer file.Close()
-	if file.Type != elf.ET_EXEC || slices.ContainsFunc(file.Progs, loaded) {
-		return nil, nil
+	const headers, size, number = 3, 4, 5 // AT_PHDR, AT_PHENT, AT_PHNUM
+	if aux[headers] == 0 || aux[size] != unsafe.Sizeof(header{}) {
+		return nil, nil // 32 bits
 	}
-	maps, err := os.Open("/proc/self/maps")
-	if err != nil {
-		return nil, err
-	}
-	defer maps.Close()
-	return readOnly(maps, program), nil
+	first := (*header)(unsafe.Add(unsafe.Pointer(nil), aux[headers])) //nolint:gosec // the kernel says so
+	return readOnly(unsafe.Slice(first, aux[number]), uintptr(os.Getpagesize())), nil
 }
 
-// loaded says whether a part of the program is for a loader, which writes addresses into pages and
-// protects them afterwards.
-func loaded(p *elf.Prog) bool {
-	return p.Type == elf.PT_INTERP || p.Type == elf.PT_DYNAMIC || p.Type == elf.PT_GNU_RELRO
-}
-
-// readOnly returns where /proc/self/maps says that program is mapped and cannot be written.
-func readOnly(maps io.Reader, program string) (found []span) {
-	for lines := bufio.NewScanner(maps); lines.Scan(); {
-		fields := strings.Fields(lines.Text())
-		if len(fields) < 6 || strings.Join(fields[5:], " ") != program || strings.Contains(fields[1], "w") {
-			continue
-		}
-		var s span
-		if _, err := fmt.Sscanf(fields[0], "%x-%x", &s.from, &s.to); err == nil {
-			found = append(found, s)
+// readOnly returns the pages of those parts of the program that cannot be written, nothing if a
+// loader may have.
+//
+// Parts that are protected only when addresses were written into them (PT_GNU_RELRO) are within one
+// that can be written.
+func readOnly(headers []header, page uintptr) (found []span) {
+	if slices.ContainsFunc(headers, func(h header) bool { return h.kind == loader || h.kind == dynamic }) {
+		return nil
+	}
+	for _, h := range headers {
+		if h.kind == load && h.flags&writable == 0 && h.inFile > 0 {
+			from, to := uintptr(h.address), uintptr(h.address+h.inFile)
+			found = append(found, span{from &^ (page - 1), (to + page - 1) &^ (page - 1)})
 		}
 	}
 	return found
