@@ -68,8 +68,13 @@ func TestFullStateDirectory(t *testing.T) {
 	p := n.runPod(func(c *cri.PodSandboxConfig) {
 		c.PortMappings = []*cri.PortMapping{{ContainerPort: 80, HostPort: 23456}} // must be freed at once
 	})
-	stopped := p.run(shell("stopped", forever))
+	stopped := p.run(shell("stopped", trap+"echo ready; while :; do sleep 3600 & wait; done"))
 	running := p.run(shell("running", forever))
+	eventually(t, "the container waits for SIGTERM", func() bool { return stopped.output("stdout") == "ready\n" })
+	eventually(t, "nothing is left of the pod before", func() bool {
+		left, err := filepath.Glob(filepath.Join(n.State, "network", "bridge", "*.json"))
+		return err == nil && len(left) == 1
+	})
 	filling := filepath.Join(n.State, "filling")
 	fill(t, filling)
 	_, err := n.RunPodSandbox(n.ctx(), &cri.RunPodSandboxRequest{Config: n.podConfig()})

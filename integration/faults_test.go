@@ -39,10 +39,11 @@ func TestShimKilledAtEachFaultPoint(t *testing.T) {
 // faultAt takes a pod through its life, and makes one fault happen to the shim meanwhile.
 func faultAt(t *testing.T, n *node, faults *testkit.Faults, point, action string, pid cri.NamespaceMode) {
 	check := n.noLeaks()
-	before := n.Shims()
-	if len(before) != 1 {
-		t.Fatalf("shims %v", before)
-	}
+	var before []int
+	eventually(t, "there is one shim", func() bool { // a child of it is one, too, until it executes its program
+		before = n.Shims()
+		return len(before) == 1
+	})
 	gone, err := testkit.WatchExit(before[0])
 	if err != nil {
 		t.Fatal(err)

@@ -161,9 +161,6 @@ func TestLazyRegistryAway(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newLazyRig(t)
-			if away.Hold != nil {
-				r.timeout = "3s" // an exec has ten
-			}
 			n := r.node(t, testkit.Options{})
 			r.warm(n)
 			check := n.noLeaks()

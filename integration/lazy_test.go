@@ -36,7 +36,6 @@ type lazyRig struct {
 	ref   string
 	// settings are more lines of section image.
 	settings string
-	timeout  string // of reads
 	release  func()
 	held     chan struct{}
 }
@@ -57,7 +56,7 @@ func newLazyRig(t *testing.T) *lazyRig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &lazyRig{held: make(chan struct{}), timeout: "10s"}
+	r := &lazyRig{held: make(chan struct{})}
 	r.release = sync.OnceFunc(func() { close(r.held) })
 	if r.image, err = src.BusyboxImage(); err != nil {
 		t.Fatal(err)
@@ -124,7 +123,7 @@ func (r *lazyRig) blob() ocispec.Descriptor { return r.built.Order[0] }
 // node starts a daemon that pulls lazily through the proxy.
 func (r *lazyRig) node(t *testing.T, o testkit.Options) *node {
 	t.Helper()
-	o.Config += fmt.Sprintf("\n[image]\nlazy_read_timeout = %q\n"+r.settings+"[image.registry.%q]\ninsecure_skip_verify = true\nlazy = true\n", r.timeout, r.Host())
+	o.Config += fmt.Sprintf("\n[image]\nlazy_read_timeout = \"10s\"\n"+r.settings+"[image.registry.%q]\ninsecure_skip_verify = true\nlazy = true\n", r.Host())
 	return newNode(t, o)
 }
 

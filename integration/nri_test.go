@@ -41,7 +41,7 @@ func TestNRI(t *testing.T) {
 	n, _, journal := nriNode(t)
 	n.pull("busybox")
 	p := n.runPod(nil)
-	conf := shell("main", "echo $BOAT; ulimit -n; grep -q Linux /boat && echo mounted; "+forever)
+	conf := shell("main", trap+"echo $BOAT; ulimit -n; grep -q Linux /boat && echo mounted; "+forever)
 	conf.Linux.Resources = &cri.LinuxContainerResources{MemoryLimitInBytes: 32 << 20}
 	c := p.run(conf)
 	eventually(t, "the container logs", func() bool { return strings.Count(c.output(""), "\n") == 3 })

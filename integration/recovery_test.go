@@ -308,7 +308,7 @@ func retryLifeWith(t *testing.T, n *node, pid cri.NamespaceMode) {
 		return err
 	})
 	again(t, n, "ExecSync", func() error {
-		_, err := n.ExecSync(n.ctx(), &cri.ExecSyncRequest{ContainerId: id, Cmd: []string{"true"}, Timeout: 5})
+		_, err := n.ExecSync(n.ctx(), &cri.ExecSyncRequest{ContainerId: id, Cmd: []string{"true"}, Timeout: callSeconds})
 		return err
 	})
 	again(t, n, "StopPodSandbox", func() error {

@@ -179,27 +179,27 @@ func TestEventsCommand(t *testing.T) {
 	p := n.runPod(func(c *cri.PodSandboxConfig) { c.Metadata.Name = "web" })
 	conf := shell("main", "exit 3")
 	conf.Image.Image = n.pull("busybox")
-	c := p.run(conf)
-	c.wait()
-	p.remove()
-	for _, want := range []string{
-		"started   pod test/web (", "created   container test/web/main (", "started   container test/web/main (",
-		"exit code 3, Error", "deleted   container test/web/main (", "deleted   pod test/web (",
-	} {
-		eventually(t, "a line with "+want, func() bool {
-			for {
-				select {
-				case line := <-lines:
-					t.Log(line)
-					if strings.Contains(line, want) {
-						return true
+	sees := func(wants ...string) {
+		for _, want := range wants {
+			eventually(t, "a line with "+want, func() bool {
+				for {
+					select {
+					case line := <-lines:
+						t.Log(line)
+						if strings.Contains(line, want) {
+							return true
+						}
+					default:
+						return false
 					}
-				default:
-					return false
 				}
-			}
-		})
+			})
+		}
 	}
+	p.run(conf)
+	sees("started   pod test/web (", "created   container test/web/main (", "started   container test/web/main (", "exit code 3, Error")
+	p.remove() // not before: an event has what the container is when the event is sent
+	sees("deleted   container test/web/main (", "deleted   pod test/web (")
 	if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
 		t.Fatal(err)
 	}

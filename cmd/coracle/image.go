@@ -50,7 +50,7 @@ func (i *images) call(cmd *cobra.Command, work func(ctx context.Context, c image
 
 // completeNames offers the names of the images that are there.
 func (i *images) completeNames(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
-	ctx, cancel := context.WithTimeout(cmd.Context(), time.Second)
+	ctx, cancel := context.WithTimeout(cmd.Context(), completion)
 	defer cancel()
 	cmd.SetContext(ctx)
 	var names []string

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"io"
-	"time"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
@@ -108,7 +107,7 @@ func (s *shims) print(cmd *cobra.Command, format output, call func(context.Conte
 }
 
 func (s *shims) completeNames(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
-	ctx, cancel := context.WithTimeout(cmd.Context(), time.Second)
+	ctx, cancel := context.WithTimeout(cmd.Context(), completion)
 	defer cancel()
 	var names []string
 	_ = s.daemon.Call(ctx, func(ctx context.Context, conn *grpc.ClientConn) error {

@@ -45,8 +45,8 @@ func (w *workload) look(cmd *cobra.Command, work func(ctx context.Context, c run
 	})
 }
 
-// completion is what a shell waits for its offers.
-const completion = time.Second
+// completion is how long a shell waits for its offers at most: only if coracled hangs.
+const completion = 5 * time.Second
 
 // complete offers what offers finds in the inventory, for the first argument or, with many, for
 // all.

@@ -1,8 +1,12 @@
 package crashmatrix
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -82,20 +86,52 @@ func (c *cell) passes() ([]string, error) {
 	return points, err
 }
 
-// quiet waits until no point has been reached for a while, and returns the points that were. No
-// event marks the end of the work after a call.
+// quiet waits until nothing is being taken down and no point has been reached for a while, and
+// returns the points that were. No event marks the end of the work after a call.
 func (n *node) quiet() []string {
 	points := n.faults.Reached()
-	for still := 0; still < 20; {
+	for still, end := 0, time.Now().Add(settleLimit); still < 20 && time.Now().Before(end); {
 		<-time.After(10 * time.Millisecond)
-		now := n.faults.Reached()
-		if still++; len(now) > len(points) {
+		busy, now := n.takesDown(), n.faults.Reached()
+		if still++; busy || len(now) > len(points) {
 			still = 0
 		}
 		points = now
 	}
 	slices.Sort(points)
 	return slices.Compact(points)
+}
+
+// takesDown says whether a record tells that something of a pod is still to be taken down.
+func (n *node) takesDown() bool {
+	type stages struct {
+		Phase, Stage string
+		Clean        bool
+	}
+	for _, glob := range []string{"pods/*/pod.json", "network/bridge/*.json", "network/cni/*.json"} {
+		files, err := filepath.Glob(filepath.Join(n.State, glob))
+		if err != nil {
+			n.t.Fatal(err)
+		}
+		for _, file := range files {
+			raw, err := os.ReadFile(file)
+			if errors.Is(err, fs.ErrNotExist) {
+				continue // it is done
+			}
+			var r struct {
+				stages        // of a network's record
+				Value  stages // of a pod's
+			}
+			if err = errors.Join(err, json.Unmarshal(raw, &r)); err != nil {
+				n.t.Errorf("%s: %v", file, err)
+				continue
+			}
+			if r.Stage == "removing" || r.Value.Phase == "stopping" || r.Value.Phase == "removing" || r.Value.Phase == "stopped" && !r.Value.Clean {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // run makes the fault happen and returns what was lost.
@@ -126,13 +162,7 @@ func (c *cell) run() (found error) {
 	if err := c.bystander.end(); err != nil {
 		found = errors.Join(found, fmt.Errorf("bystander: %w", err))
 	}
-	patience := settleLimit
-	for _, l := range limits {
-		if l.of(c.kind.name, c.point) {
-			patience = 3 * time.Second
-		}
-	}
-	if err := c.n.leaks(patience); err != nil {
+	if err := c.n.leaks(settleLimit); err != nil {
 		// Remove leftovers, so that the next cell does not find them again.
 		found = errors.Join(found, err)
 		if knownLimit(c.kind.name, c.point, found) != "" {

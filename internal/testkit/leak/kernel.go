@@ -51,7 +51,7 @@ func cgroups(names []string, add func(kind, what string)) error {
 // links lists network devices by name.
 func links(add func(kind, what string)) error {
 	all, err := netlink.LinkList()
-	if errors.Is(err, netlink.ErrDumpInterrupted) {
+	for errors.Is(err, netlink.ErrDumpInterrupted) {
 		all, err = netlink.LinkList()
 	}
 	if err != nil {
@@ -66,7 +66,7 @@ func links(add func(kind, what string)) error {
 // routes lists routes and addresses of the host.
 func routes(add func(kind, what string)) error {
 	all, err := netlink.RouteList(nil, netlink.FAMILY_ALL)
-	if errors.Is(err, netlink.ErrDumpInterrupted) {
+	for errors.Is(err, netlink.ErrDumpInterrupted) {
 		all, err = netlink.RouteList(nil, netlink.FAMILY_ALL)
 	}
 	if err != nil {
@@ -76,7 +76,7 @@ func routes(add func(kind, what string)) error {
 		add("route", fmt.Sprintf("%v, type %d, link %d", r.Dst, r.Type, r.LinkIndex))
 	}
 	addrs, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
-	if errors.Is(err, netlink.ErrDumpInterrupted) {
+	for errors.Is(err, netlink.ErrDumpInterrupted) {
 		addrs, err = netlink.AddrList(nil, netlink.FAMILY_ALL)
 	}
 	if err != nil {
