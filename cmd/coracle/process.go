@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -118,19 +119,45 @@ func holder(path string) (int, error) {
 	if err := unix.Stat(path, &file); err != nil {
 		return 0, fmt.Errorf("stat %s: %w", path, err)
 	}
-	locks, err := os.ReadFile("/proc/locks")
-	if err != nil {
-		return 0, err
-	}
-	// proc_locks(5): 1: FLOCK  ADVISORY  WRITE 1234 fe:00:5678 0 EOF. The device is not stat's on
-	// every file system.
-	for line := range strings.Lines(string(locks)) {
-		f := strings.Fields(line)
-		if len(f) > 5 && f[1] == "FLOCK" && f[4] == strconv.Itoa(pid) && strings.HasSuffix(f[5], ":"+strconv.FormatUint(file.Ino, 10)) {
-			return pid, nil
+	const tries = 10
+	for try := 1; ; try++ {
+		locks, whole, err := procLocks()
+		if err != nil {
+			return 0, err
+		}
+		// proc_locks(5): 1: FLOCK  ADVISORY  WRITE 1234 fe:00:5678 0 EOF. The device is not stat's on
+		// every file system.
+		for line := range strings.Lines(string(locks)) {
+			f := strings.Fields(line)
+			if len(f) > 5 && f[1] == "FLOCK" && f[4] == strconv.Itoa(pid) && strings.HasSuffix(f[5], ":"+strconv.FormatUint(file.Ino, 10)) {
+				return pid, nil
+			}
+		}
+		if whole || try == tries {
+			return 0, nil
 		}
 	}
-	return 0, nil
+}
+
+// procLocks returns /proc/locks, and whether that came in one piece. Between two reads an entry may be
+// skipped: if one before it has gone.
+func procLocks() (data []byte, whole bool, err error) {
+	f, err := os.Open("/proc/locks")
+	if err != nil {
+		return nil, false, err
+	}
+	defer func() { _ = f.Close() }()
+	buf := make([]byte, 64<<10) // the kernel gives a page of them, some 70
+	for reads := 0; ; reads++ {
+		n, err := f.Read(buf)
+		if errors.Is(err, io.EOF) {
+			return data, reads <= 1, nil
+		}
+		if err != nil {
+			return nil, false, err
+		}
+		data = append(data, buf[:n]...)
+	}
 }
 
 // end sends SIGTERM to a process and waits until it is gone, or ctx is.

@@ -159,18 +159,18 @@ func processesOf(t *testing.T, p place) map[int]string {
 // Regression: a check that said nothing, or had not ended in time, left the error "up: ".
 func TestChecksThatSayNothing(t *testing.T) {
 	coracle := withDoubles(t)
-	for name, want := range map[string]string{
-		"silent.toml": "coracle: up: coracled, which checks flags: exit status 3\n",
-		"slow.toml":   "coracle: up: coracled, which checks flags, has not ended: context deadline exceeded\n",
+	for name, test := range map[string]struct{ timeout, want string }{
+		"silent.toml": {"5m", "coracle: up: coracled, which checks flags: exit status 3\n"},
+		"slow.toml":   {"1s", "coracle: up: coracled, which checks flags, has not ended: context deadline exceeded\n"},
 	} {
 		p := place{root: t.TempDir(), state: t.TempDir()}
 		config := filepath.Join(t.TempDir(), name)
 		if err := os.WriteFile(config, nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		said, err := exec.Command(coracle, "up", "--root", p.root, "--state", p.state, "--config", config, "--timeout", "1s").CombinedOutput()
-		if err == nil || string(said) != want {
-			t.Errorf("%v, %q, want %q", err, said, want)
+		said, err := exec.Command(coracle, "up", "--root", p.root, "--state", p.state, "--config", config, "--timeout", test.timeout).CombinedOutput()
+		if err == nil || string(said) != test.want {
+			t.Errorf("%v, %q, want %q", err, said, test.want)
 		}
 	}
 }

@@ -48,7 +48,7 @@ func TestRemoveOwnDoesNotEnterMounts(t *testing.T) {
 		t.Fatalf("this test needs root: %v", err)
 	}
 	defer func() {
-		if err := unix.Unmount(at, 0); err != nil {
+		if err := unix.Unmount(at, unix.MNT_DETACH); err != nil {
 			t.Error(err)
 		}
 	}()

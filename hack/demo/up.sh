@@ -44,7 +44,7 @@ http: {addr: "$registry"}
 C
   OTEL_TRACES_EXPORTER=none setsid "$repo/bin/tools/registry" serve "$root/registry.yml" >"$root/logs/registry.log" 2>&1 </dev/null &
   echo $! >"$root/registry.pid"
-  wait_for 20 "the registry" "$root/logs/registry.log" answers
+  wait_for 300 "the registry" "$root/logs/registry.log" answers
 }
 
 cat >"$config" <<C
@@ -82,9 +82,10 @@ echo
 # Pods that are ready become endpoints a moment later.
 for way in from_pod from_host; do
   declare -n fetch=$way
-  wait_for 20 "the Service web" "$root/logs/kube.log" timeout 5 "${fetch[@]}"
+  fetched() { answer=$(timeout 60 "${fetch[@]}"); }
+  wait_for 300 "the Service web" "$root/logs/kube.log" fetched
   echo "\$ ${fetch[*]}"
-  timeout 5 "${fetch[@]}"
+  echo "$answer"
 done
 echo
 echo "Try next:"

@@ -62,7 +62,22 @@ func newCluster(t *testing.T) *cluster {
 		}
 	})
 	c.up(t)
+	c.await(t, "wait", "serviceaccount/default", "--for=create") // pods of no controller are refused without it
 	return c
+}
+
+// awaitWell waits until all parts of the cluster are well, and returns what status says then.
+func (c *cluster) awaitWell(t *testing.T) string {
+	t.Helper()
+	for end := time.Now().Add(patience); ; {
+		out, err := c.command("status").CombinedOutput()
+		if err == nil {
+			return string(out)
+		}
+		if time.Now().After(end) {
+			t.Fatalf("not all is well: %v\n%s", err, out)
+		}
+	}
 }
 
 // up is `coracle up` with the settings of this cluster.

@@ -76,9 +76,16 @@ func TestPodsOfPluginsReachTheCluster(t *testing.T) {
 	}
 	for range 2 {
 		err := c.inPod(t, func() error {
-			status, body, err := request("10.96.0.1:443", "/version", "")
-			if err == nil && status == 0 {
-				err = errors.New(body)
+			var err error
+			for end := time.Now().Add(patience); ; { // up does not wait for ever until pods reach it
+				var status int
+				var body string
+				if status, body, err = request("10.96.0.1:443", "/version", ""); err == nil && status == 0 {
+					err = errors.New(body)
+				}
+				if err == nil || time.Now().After(end) {
+					break
+				}
 			}
 			return errors.Join(err, lookup("kubernetes.default.svc.cluster.local."))
 		})

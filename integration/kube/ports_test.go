@@ -107,6 +107,15 @@ spec:
 	c.await(t, "wait", "--for=condition=Ready", "pod/web")
 	c.kube(t, "create", "serviceaccount", "reader")
 	c.kube(t, "create", "clusterrolebinding", "reader", "--clusterrole", "system:kubelet-api-admin", "--serviceaccount", "default:reader")
+	for end := time.Now().Add(patience); ; { // the API server learns of it a moment later
+		said, err := c.tryKube("", "auth", "can-i", "list", "nodes", "--as", "system:serviceaccount:default:reader")
+		if err == nil {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("the account has no rights: %v, %s", err, said)
+		}
+	}
 	token := func(account string) string { return strings.TrimSpace(c.kube(t, "create", "token", account)) }
 	const node = "10.85.0.1" // the host's address in the pods' network
 	for name, tc := range map[string]struct {

@@ -51,7 +51,7 @@ func TestSnapshot(t *testing.T) {
 	if out, err := c.tryKube("", "--kubeconfig", then, "get", "nodes"); err != nil {
 		t.Errorf("with the kubeconfig of then: %v, %s", err, out)
 	}
-	if out := c.run(t, "status"); strings.Contains(out, "false") || !strings.Contains(out, "store") {
+	if out := c.awaitWell(t); strings.Contains(out, "false") || !strings.Contains(out, "store") {
 		t.Errorf("status after the restore:\n%s", out)
 	}
 }

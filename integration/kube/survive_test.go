@@ -30,7 +30,7 @@ func TestDownAndUp(t *testing.T) {
 	}
 	c.await(t, "wait", "pods", "-l", "app=web", "--for=condition=Ready")
 	c.await(t, "rollout", "status", "deployment/web")
-	if out := c.run(t, "status"); strings.Contains(out, "false") {
+	if out := c.awaitWell(t); strings.Contains(out, "false") {
 		t.Errorf("after up not all is well:\n%s", out)
 	}
 }

@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"errors"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -34,6 +35,9 @@ func findTraces(t *testing.T, cgroup string) (found traces) {
 		t.Fatal(err)
 	}
 	addresses, err := netlink.AddrList(lo, netlink.FAMILY_ALL)
+	for errors.Is(err, netlink.ErrDumpInterrupted) {
+		addresses, err = netlink.AddrList(lo, netlink.FAMILY_ALL)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
