@@ -20,6 +20,8 @@ import (
 	"time"
 
 	"github.com/opencontainers/go-digest"
+
+	"github.com/coracle-project/coracle/internal/testkit"
 )
 
 func bigLayer() testLayer { return plainLayer(tarOf("big", strings.Repeat("0123456789", 100_000))) }
@@ -280,17 +282,16 @@ func TestTokenServiceOnAPrivateAddress(t *testing.T) {
 func TestErrorsDoNotShowSignedURLs(t *testing.T) {
 	r, s := newFake(t), openStore(t, nil)
 	r.image("app:1", threeLayers(), nil)
-	gone := httptest.NewServer(nil)
-	gone.Close()
+	gone := "http://" + testkit.RefusingAddr(t)
 	r.intercept = func(w http.ResponseWriter, req *http.Request) bool {
 		if !strings.Contains(req.URL.Path, "/blobs/") {
 			return false
 		}
-		http.Redirect(w, req, gone.URL+"/blob?X-Signature=hunter2", http.StatusTemporaryRedirect)
+		http.Redirect(w, req, gone+"/blob?X-Signature=hunter2", http.StatusTemporaryRedirect)
 		return true
 	}
 	_, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
-	if !errors.Is(err, ErrUnavailable) || strings.Contains(err.Error(), "hunter2") || !strings.Contains(err.Error(), gone.URL) {
+	if !errors.Is(err, ErrUnavailable) || strings.Contains(err.Error(), "hunter2") || !strings.Contains(err.Error(), gone) {
 		t.Errorf("error %v", err)
 	}
 }

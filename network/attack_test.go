@@ -98,6 +98,7 @@ func plainArena(t *testing.T) arena {
 		port, err := h.LinkByName(attrs.Name)
 		must(t, err)
 		must(t, h.LinkSetUp(port))
+		t.Cleanup(func() { must(t, netlink.LinkDel(port)) }) // the namespace ends later
 		there, err := netlink.NewHandleAt(netns.NsHandle(ns.Fd()), unix.NETLINK_ROUTE)
 		must(t, err)
 		eth, err := there.LinkByName(podIf)

@@ -181,7 +181,7 @@ func TestCNIStatusThatHangsIsAskedOnce(t *testing.T) {
 }
 
 // awaitLeases waits until there are n leases.
-func awaitLeases(t *testing.T, m *Manager, n int) {
+func awaitLeases(t testing.TB, m *Manager, n int) {
 	t.Helper()
 	for end := time.Now().Add(patience); len(m.Leases()) != n; {
 		if time.Now().After(end) {

@@ -2,6 +2,7 @@ package network
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -107,6 +108,9 @@ func gone(t *testing.T, m *Manager, p testPod, leased func() []string) {
 func shapers(t *testing.T) (names []string) {
 	t.Helper()
 	links, err := netlink.LinkList()
+	for errors.Is(err, netlink.ErrDumpInterrupted) {
+		links, err = netlink.LinkList()
+	}
 	must(t, err)
 	for _, l := range links {
 		queues, err := netlink.QdiscList(l)

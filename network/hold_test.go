@@ -50,6 +50,7 @@ func TestAPodDoesNotGetAPortOfTheNode(t *testing.T) {
 	serve(t, thief.NetNS, "thief", "tcp", 80)
 	serve(t, thief.NetNS, "thief", "udp", 80)
 	gw4 := m.builtin.pools[0].gateway()
+	expect(t, "the link sends", "", "tcp", thief.ip4(), 80, "thief "+gw4.String()) // by TCP, which repeats what a new link drops
 	for name, tc := range map[string]struct {
 		network, listen string
 		hostIP          netip.Addr

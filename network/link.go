@@ -170,6 +170,17 @@ type hostLinks struct {
 	sockets map[int]*nl.SocketHandle
 }
 
+// LinkList lists all links. It asks again when some come or go meanwhile, which is usual on a node.
+func (h *hostLinks) LinkList() ([]netlink.Link, error) {
+	const tries = 8
+	for try := 1; ; try++ {
+		all, err := h.Handle.LinkList()
+		if try == tries || !errors.Is(err, netlink.ErrDumpInterrupted) {
+			return all, err
+		}
+	}
+}
+
 func newHostLinks() (*hostLinks, error) {
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {

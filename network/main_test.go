@@ -13,6 +13,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"go.uber.org/goleak"
@@ -97,11 +98,16 @@ func started(t testing.TB, c Config) *Manager {
 		if err := m.Recover(ctx, nil); err != nil {
 			t.Error(err)
 		}
+		awaitLeases(t, m, 0)
 		if err := m.Purge(ctx); err != nil {
 			t.Error(err)
 		}
 		_ = m.Close()
-		if left := hostLinkNames(t); left != "lo" {
+		left := hostLinkNames(t)
+		for end := time.Now().Add(patience); left != "lo" && time.Now().Before(end); left = hostLinkNames(t) {
+			time.Sleep(10 * time.Millisecond) // links go after their namespaces, and nothing tells
+		}
+		if left != "lo" {
 			t.Errorf("links left on the host: %s", left)
 		}
 		if left := loopbackAddresses(t); len(left) > 0 {
@@ -114,6 +120,9 @@ func started(t testing.TB, c Config) *Manager {
 func hostLinkNames(t testing.TB) string {
 	t.Helper()
 	links, err := netlink.LinkList()
+	for errors.Is(err, netlink.ErrDumpInterrupted) { // others come or go
+		links, err = netlink.LinkList()
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -137,6 +146,9 @@ func loopbackAddresses(t testing.TB) (all []string) {
 		t.Fatal(err)
 	}
 	addrs, err := netlink.AddrList(lo, netlink.FAMILY_ALL)
+	for errors.Is(err, netlink.ErrDumpInterrupted) {
+		addrs, err = netlink.AddrList(lo, netlink.FAMILY_ALL)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -158,15 +158,15 @@ func TestTeardownDoesNotWaitForAnotherLink(t *testing.T) {
 	must(t, err)
 	defer release() // before started's checks
 	m.builtin.reaper.add("a")
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	if err := m.Flush(ctx); !errors.Is(err, context.DeadlineExceeded) { // it does not wait for long
+		t.Errorf("flush: %v", err)
+	}
 	must(t, m.Teardown(t.Context(), b.Pod))
 	awaitLeases(t, m, 1)
 	if l := m.Leases(); l[0].PodID != "a" || l[0].IPs[0] != a.ip4() {
 		t.Errorf("leases %v", l)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-	defer cancel()
-	if err := m.Flush(ctx); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("flush: %v", err)
 	}
 }
 

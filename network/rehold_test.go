@@ -96,8 +96,8 @@ func TestAPodKeepsAPortThatAProcessAlwaysShared(t *testing.T) {
 		if got := kept(m, "dns"); got != "53/udp 80/tcp" {
 			t.Fatalf("%s: the pod has %q", start, got)
 		}
+		expect(t, start, "", "tcp", gw4, 80, "dns "+gw4.String()) // first: TCP repeats what a new link drops
 		expect(t, start, "", "udp", gw4, 53, "dns "+gw4.String())
-		expect(t, start, "", "tcp", gw4, 80, "dns "+gw4.String())
 		for _, want := range []string{"127.0.0.53:53", "127.0.0.1:80"} {
 			if !strings.Contains(log.String(), "level=WARN") || !strings.Contains(log.String(), want) {
 				t.Errorf("%s: no warning about %s: %s", start, want, log.String())
@@ -255,6 +255,9 @@ func TestAClientOfTheNodeCostsNoPodItsUDPPort(t *testing.T) {
 	must(t, err)
 	web := connect(t, m, "web", udpPort(low), udpPort(low-1))
 	serve(t, web.NetNS, "web", "udp", low)
+	gw4 := m.builtin.pools[0].gateway()
+	serve(t, web.NetNS, "web", "tcp", 80)
+	expect(t, "the link sends", "", "tcp", web.ip4(), 80, "web "+gw4.String()) // by TCP, which repeats what a new link drops
 	m.builtin.holds.close()
 	stop := serveAt(t, "udp", netip.AddrPortFrom(netip.IPv4Unspecified(), low))
 	serveAt(t, "udp", netip.AddrPortFrom(netip.IPv4Unspecified(), low-1))
@@ -270,7 +273,6 @@ func TestAClientOfTheNodeCostsNoPodItsUDPPort(t *testing.T) {
 		t.Errorf("no warning: %s", log.String())
 	}
 	stop()
-	gw4 := m.builtin.pools[0].gateway()
 	expect(t, "the pod", "", "udp", gw4, low, "web "+gw4.String())
 	// At the next start the client is gone.
 	m = started(t, c)

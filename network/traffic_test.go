@@ -260,6 +260,12 @@ func TestUDPFlowsFollowTheHostPort(t *testing.T) {
 	port := PortMapping{Protocol: "udp", HostPort: 5353, ContainerPort: 53}
 	first := connect(t, m, "first", port)
 	serve(t, first.NetNS, "first", "udp", 53)
+	// A link that is new may drop packets for a moment, which TCP repeats.
+	gw4 := m.builtin.pools[0].gateway()
+	serve(t, "", "host", "tcp", 9000)
+	expect(t, "the uplink sends", out, "tcp", hostOut4, 9000, "host "+outside4.String())
+	serve(t, first.NetNS, "first", "tcp", 80)
+	expect(t, "the pod's link sends", "", "tcp", first.ip4(), 80, "first "+gw4.String())
 	var c net.Conn
 	must(t, within(t, out, func() (err error) {
 		c, err = net.Dial("udp", netip.AddrPortFrom(hostOut4, 5353).String())
@@ -281,6 +287,8 @@ func TestUDPFlowsFollowTheHostPort(t *testing.T) {
 	must(t, m.Teardown(t.Context(), first.Pod))
 	second := connect(t, m, "second", port)
 	serve(t, second.NetNS, "second", "udp", 53)
+	serve(t, second.NetNS, "second", "tcp", 80)
+	expect(t, "the second pod's link sends", "", "tcp", second.ip4(), 80, "second "+gw4.String())
 	if got := exchange(); got != "second "+outside4.String()+"<nil>" {
 		t.Errorf("the same socket, after the port has a new owner: %s", got)
 	}
@@ -293,6 +301,9 @@ func TestPodsCannotReachTheHostsLoopback(t *testing.T) {
 	must(t, err)
 	defer l.Close()
 	gateway := m.builtin.pools[0].gateway()
+	// A link that is new may drop packets for a moment, which TCP repeats.
+	serve(t, "", "host", "tcp", 9002)
+	expect(t, "the link sends", a.NetNS, "tcp", gateway, 9002, "host "+a.ip4().String())
 	// As CVE-2020-8558 has it: the pod routes 127.0.0.1 to its gateway.
 	must(t, within(t, a.NetNS, func() error {
 		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)

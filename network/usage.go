@@ -2,6 +2,7 @@ package network
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -33,7 +34,7 @@ func Usage(path string) ([]InterfaceUsage, error) {
 	}
 	defer h.Close()
 	links, err := h.LinkList()
-	if err != nil {
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // one that comes or goes counts or not
 		return nil, fmt.Errorf("network usage: list links: %w", err)
 	}
 	return usageOf(links), nil

@@ -7,6 +7,8 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+
+	"github.com/coracle-project/coracle/internal/testkit"
 )
 
 func TestMirrorsOfAHostsFile(t *testing.T) {
@@ -170,10 +172,9 @@ func TestFailingMirrorHoldsNothingUp(t *testing.T) {
 
 // One that cannot be reached at all is forgotten for the operation.
 func TestUnreachableMirrorIsPassedOver(t *testing.T) {
-	origin, gone := newFake(t), newFake(t)
-	gone.Close()
+	origin, gone := newFake(t), "http://"+testkit.RefusingAddr(t)
 	origin.blobs["1"] = []byte(`{}`)
-	c := client(t, Config{}, origin.host(), fmt.Sprintf("server = %q\n[host.%q]", origin.URL, gone.URL))
+	c := client(t, Config{}, origin.host(), fmt.Sprintf("server = %q\n[host.%q]", origin.URL, gone))
 	r := repository(t, c, origin.host(), Auth{})
 	_, _, err := r.Resolve(t.Context(), "1")
 	must(t, err)
