@@ -1,6 +1,7 @@
 package shim
 
 import (
+	"cmp"
 	"log/slog"
 	"runtime"
 	"runtime/debug"
@@ -11,10 +12,12 @@ import (
 )
 
 const (
-	// garbageDelay is after the last activity, pagesDelay after the last call: the next one waits a
-	// microsecond for each page that it needs.
+	// garbageDelay is after the last activity.
 	garbageDelay = 2 * time.Second
-	pagesDelay   = 30 * time.Second
+	// The program's pages that are not in use are given back once the start is over, and again only
+	// after a long rest: those that a call needs cost it a microsecond each when they come back.
+	pagesStart = 30 * time.Second
+	pagesDelay = 10 * time.Minute
 )
 
 // giveBack collects twice, because a sync.Pool keeps its buffers over one collection.
@@ -33,6 +36,7 @@ func dropPages() {
 // afterwards does something once some time after the last activity. It needs no periodic wake-up:
 // the timer runs out once and is then idle.
 type afterwards struct {
+	first time.Duration // after the first activity, if no other follows; 0: as later
 	delay time.Duration
 	do    func()
 
@@ -51,7 +55,10 @@ func (a *afterwards) busy() {
 	case a.ended, now.Sub(a.last) < a.delay/2:
 		return
 	case a.timer == nil:
-		a.timer = time.AfterFunc(a.delay, a.do)
+		a.timer = time.AfterFunc(cmp.Or(a.first, a.delay), a.do)
+		if a.first > 0 {
+			return // the next one puts it off in any case
+		}
 	default:
 		a.timer.Reset(a.delay)
 	}

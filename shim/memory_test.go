@@ -38,6 +38,33 @@ func TestAfterwards(t *testing.T) {
 	})
 }
 
+// After the start it is done sooner, unless something happens then.
+func TestFirstTimeAfterwards(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, tc := range []struct {
+			used  bool
+			after time.Duration
+		}{{false, time.Second}, {true, time.Minute + time.Second/2}} {
+			var done atomic.Int32
+			a := afterwards{first: time.Second, delay: time.Minute, do: func() { done.Add(1) }}
+			a.busy()
+			time.Sleep(time.Second / 2)
+			if tc.used {
+				a.busy()
+			}
+			time.Sleep(tc.after - time.Second/2 - 1)
+			if synctest.Wait(); done.Load() != 0 {
+				t.Errorf("used %v: done too early", tc.used)
+			}
+			time.Sleep(1)
+			if synctest.Wait(); done.Load() != 1 {
+				t.Errorf("used %v: not done after %v", tc.used, tc.after)
+			}
+			a.stop()
+		}
+	})
+}
+
 // A daemon asks again and again how a shim and its containers are. That keeps nothing in memory, and
 // has nothing collected.
 func TestQuestionsAreNoActivity(t *testing.T) {

@@ -15,10 +15,12 @@ const (
 	gcPercent = 50
 	// memoryLimit is where the collector begins to work harder, not a wall.
 	memoryLimit = 96 << 20
-	// quiet is how long nothing must have been done before garbage is given back, rest the same for
-	// the program's pages. Those cost the next pod a microsecond each when it needs them.
+	// quiet is how long nothing must have been done before garbage is given back.
 	quiet = 10 * time.Second
-	rest  = 30 * time.Second
+	// The program's pages that are not in use are given back once the start is over, and again only
+	// after a long rest: those that a pod needs cost it a microsecond each when they come back.
+	started = 30 * time.Second
+	rest    = 10 * time.Minute
 )
 
 // memory gives what a burst of work leaves behind back to the kernel, once, when
@@ -45,7 +47,7 @@ func dropPages() {
 }
 
 func newMemory(collect, dropPages func()) *memory {
-	return &memory{time.AfterFunc(quiet, collect), time.AfterFunc(rest, dropPages)}
+	return &memory{time.AfterFunc(quiet, collect), time.AfterFunc(started, dropPages)}
 }
 
 // worked puts the clean-up off.

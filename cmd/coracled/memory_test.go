@@ -12,6 +12,12 @@ func TestMemoryIsFreedOnceAfterABurst(t *testing.T) {
 		var freed, dropped atomic.Int32
 		m := newMemory(func() { freed.Add(1) }, func() { dropped.Add(1) })
 		defer m.stop()
+		time.Sleep(started)
+		if synctest.Wait(); freed.Load() != 1 || dropped.Load() != 1 {
+			t.Errorf("freed %d times after the start, and pages were dropped %d times", freed.Load(), dropped.Load())
+		}
+		freed.Store(0)
+		dropped.Store(0)
 		for range 10 {
 			time.Sleep(quiet - 1)
 			m.worked()

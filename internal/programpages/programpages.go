@@ -28,6 +28,8 @@ type span struct{ from, to uintptr }
 // It does nothing for a program that is not linked statically, for a fixed place: pages of that may
 // hold addresses that the loader has written, which are not in the file.
 //
+// Breakpoints that others have written into the program (uprobes, debuggers) are lost with its pages.
+//
 // The error says why pages do not come back alone.
 func Drop() error {
 	all, err := spans()
@@ -86,9 +88,17 @@ func readOnly(headers []header, page uintptr) (found []span) {
 		return nil
 	}
 	for _, h := range headers {
-		if h.kind == load && h.flags&writable == 0 && h.inFile > 0 {
-			from, to := uintptr(h.address), uintptr(h.address+h.inFile)
-			found = append(found, span{from &^ (page - 1), (to + page - 1) &^ (page - 1)})
+		if h.kind != load || h.flags&writable != 0 || h.inFile == 0 {
+			continue
+		}
+		s := span{uintptr(h.address) &^ (page - 1), (uintptr(h.address+h.inFile) + page - 1) &^ (page - 1)}
+		for _, w := range headers { // the kernel's pages may be larger than the linker thought
+			if w.kind == load && w.flags&writable != 0 && uintptr(w.address+w.inMemory) > s.from {
+				s.to = min(s.to, uintptr(w.address)&^(page-1))
+			}
+		}
+		if s.from < s.to {
+			found = append(found, s)
 		}
 	}
 	return found

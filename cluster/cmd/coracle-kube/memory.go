@@ -22,9 +22,9 @@ const (
 	calm = 10 * time.Second
 	// atRest is how much of a processor's time is used at most while next to nothing is done.
 	atRest = 0.05
-	// worth is how many pages have to have come for it to be worth a collection, which takes some 50 ms
-	// of a processor: 16 MB, an hour of rest.
-	worth = 4096
+	// worth is how many bytes of pages have to have come for it to be worth a collection, which takes
+	// some 50 ms of a processor. Of the program alone, up to 15 MB come back after each.
+	worth = 32 << 20
 )
 
 // pace is nil if $GOGC is set, which wins.
@@ -94,5 +94,5 @@ func (l *lull) over(cpu time.Duration, pages int64) bool {
 		l.began = true
 		return true
 	}
-	return !busy && pages-l.pages >= worth
+	return !busy && (pages-l.pages)*int64(os.Getpagesize()) >= worth
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"os"
 	"slices"
 	"testing"
 	"time"
@@ -23,18 +24,18 @@ func TestMemoryIsGivenBackAfterWork(t *testing.T) {
 		{100 * time.Millisecond, 100},   // it is over
 		{100 * time.Millisecond, 2000},  // rest
 		{100 * time.Millisecond, 2000},  //
-		{100 * time.Millisecond, 100},   // enough for once more
+		{100 * time.Millisecond, 100},   //
 		{3000 * time.Millisecond, 3000}, // work that leaves little
 		{100 * time.Millisecond, 1000},  //
-		{100 * time.Millisecond, 0},     //
+		{100 * time.Millisecond, 200},   // enough for once more
 	} {
-		cpu, pages = cpu+step.cpu, pages+step.pages
+		cpu, pages = cpu+step.cpu, pages+step.pages*4096/int64(os.Getpagesize())
 		if l.over(cpu, pages) {
 			l.pages = pages
 			over = append(over, i)
 		}
 	}
-	if want := []int{0, 5, 8}; !slices.Equal(over, want) {
+	if want := []int{0, 5, 11}; !slices.Equal(over, want) {
 		t.Errorf("given back at %v, want %v", over, want)
 	}
 }

@@ -13,6 +13,7 @@ package endpointslice
 import (
 	"context"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -58,8 +59,10 @@ type controller struct {
 	written    *endpointsliceutil.EndpointSliceTracker
 	triggers   *endpointsliceutil.TriggerTimeTracker
 	topology   *topologycache.TopologyCache
-	// moved says that nodes have changed since the topology was told of them.
-	moved atomic.Bool
+	// moved says that nodes have changed since the topology was told of them. learning is held while
+	// it is told.
+	moved    atomic.Bool
+	learning sync.Mutex
 }
 
 // New returns the controller; its keys are Services.
@@ -75,6 +78,7 @@ func New(set *client.Set) *frame.Controller {
 		triggers: endpointsliceutil.NewTriggerTimeTracker(),
 		topology: topologycache.NewTopologyCache(),
 	}
+	c.moved.Store(true) // of those that there are, it was told nothing
 	c.reconciler = reconciler.NewReconciler(set.Kube, c.nodes, maxEndpoints, c.written, c.topology, recorder, name,
 		reconciler.WithPreferSameTrafficDistributionEnabled(true))
 	c.frame = frame.New("endpointslice", workers, c.sync)
@@ -140,6 +144,8 @@ func (c *controller) nodeChanged(old, obj any) []string {
 
 // learnZones tells the topology which nodes are ready where, if that has changed.
 func (c *controller) learnZones() error {
+	c.learning.Lock()
+	defer c.learning.Unlock()
 	if !c.moved.Swap(false) {
 		return nil
 	}

@@ -79,9 +79,9 @@ func (c *controller) removed(node string) {
 	delete(c.health, node)
 	c.countLocked(node, nil)
 	c.mu.Unlock()
+	c.judgeZones() // also if it was never looked at: it counted from when it came
 	if h != nil {
 		c.event(node, h.uid, corev1.EventTypeNormal, "RemovingNode", "Removing Node %v from Controller", node)
-		c.judgeZones()
 	}
 }
 

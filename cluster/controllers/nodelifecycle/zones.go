@@ -76,10 +76,14 @@ func (c *controller) came(old, obj any) []string {
 	defer c.mu.Unlock()
 	node, ok := obj.(*corev1.Node)
 	if !ok {
-		if last, ok := old.(*corev1.Node); ok && !c.shares[last.Name].looked {
+		last, ok := old.(*corev1.Node)
+		if !ok {
+			return nil
+		}
+		if !c.shares[last.Name].looked {
 			c.countLocked(last.Name, nil)
 		}
-		return nil
+		return []string{last.Name} // whose zone is judged then
 	}
 	if !c.shares[node.Name].looked {
 		c.countLocked(node.Name, &share{zone: zoneOf(node), excluded: isExcluded(node), ready: readyStatus(node) == corev1.ConditionTrue})
