@@ -87,8 +87,9 @@ func TestCancelledAtAnyMoment(t *testing.T) {
 				}
 			}
 			t.Logf("%d of %d cancelled, one takes %v", cancelled, moments, whole)
-			if cancelled < moments/10 {
-				t.Errorf("%d of %d have been cancelled", cancelled, moments)
+			// How many depends on how busy the machine was at first, and on what follows the call.
+			if cancelled == 0 {
+				t.Error("none has been cancelled")
 			}
 		})
 	}

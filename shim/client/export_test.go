@@ -20,6 +20,12 @@ func ShortLimits() Limits {
 	}
 }
 
+// Patient has an unavailable shim replaced only after a minute.
+func (l limits) Patient() limits {
+	l.replace = 600
+	return l
+}
+
 // SetLimits sets the limits of a Config.
 func (c *Config) SetLimits(l Limits) { c.limits = l }
 

@@ -238,7 +238,7 @@ func TestExecsEndWithTheirDaemon(t *testing.T) {
 // An exec whose daemon hangs ends soon after its deadline, even if the shim has been replaced
 // meanwhile.
 func TestExecOfHungDaemonEndsAtItsDeadline(t *testing.T) {
-	const timeout, soon = time.Second, 15 * time.Second // on a busy machine
+	const timeout, soon = 5 * time.Second, 30 * time.Second // on a busy machine
 	for name, meanwhile := range map[string]func(r *rig){
 		"same shim": func(*rig) {},
 		"next shim": func(r *rig) { r.waitNewShim(r.killShim()) },

@@ -62,7 +62,7 @@ func TestExitOfOrphans(t *testing.T) {
 
 // orphan starts a shell, writes its pid, and exits. The shell runs the script after SIGUSR1.
 func orphan(out io.Writer, script string) error {
-	cmd := exec.Command("/bin/sh", "-c", "PATH=/usr/bin:/bin; trap : USR1; echo ready; sleep 1000 & wait; kill $!; "+script)
+	cmd := exec.Command("/bin/sh", "-c", "PATH=/usr/bin:/bin; trap 'kill $!' USR1; sleep 1000 & echo ready; wait; wait; "+script)
 	ready, err := cmd.StdoutPipe()
 	if err != nil {
 		return err
