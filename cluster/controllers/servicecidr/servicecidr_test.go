@@ -113,7 +113,7 @@ func TestTheConditionIsApplied(t *testing.T) {
 		n.Writes()
 		n.add("a", "10.1.0.0/24")
 		n.want("a", "ready")
-		if writes := n.Writes(); writes["patch servicecidrs/status"] != 1 || writes["update servicecidrs/status"] != 0 {
+		if writes := n.Writes(); writes["patch servicecidrs/status"] == 0 || writes["update servicecidrs/status"] != 0 {
 			t.Errorf("the controller's writes are %v", writes)
 		}
 	})
