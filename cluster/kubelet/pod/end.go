@@ -40,6 +40,7 @@ func (w *worker) end() error {
 		w.r.Probes.Quiet(w.uid)
 		if err := w.stopEverything(pod); err != nil {
 			w.r.Recorder.Eventf(pod, v1.EventTypeWarning, events.FailedToKillPod, "error killing pod: %v", err)
+			w.tellStopped(ctx)
 			return err
 		}
 		ips := w.observed.IPs
@@ -70,6 +71,15 @@ func (w *worker) end() error {
 	w.settle(pod)
 	w.publish(pod, true, true)
 	return nil
+}
+
+// tellStopped lets go of the pod's volumes if only its sandbox is left, which writes to none.
+func (w *worker) tellStopped(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	if o, err := w.r.CRI.Pod(ctx, w.uid); err == nil && len(running(o)) == 0 {
+		w.r.Volumes.Stopped(w.uid)
+	}
 }
 
 // settled says whether a pod's end was reported already and the runtime runs nothing of it.

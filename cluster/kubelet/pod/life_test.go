@@ -252,6 +252,25 @@ func TestADeletionDoesNotWaitForAPull(t *testing.T) {
 	})
 }
 
+// The volumes of a pod whose sandbox cannot be stopped are free for its successor once its
+// containers have ended, and not before.
+func TestASandboxThatCannotBeStoppedKeepsNoVolumes(t *testing.T) {
+	for method, want := range map[string]bool{"StopPodSandbox": true, "StopContainer": false} {
+		t.Run(method, func(t *testing.T) {
+			onBench(t, func(b *bench) {
+				b.run(onePod(v1.RestartPolicyAlways, "", "a"))
+				b.runtime.Fail(method, errors.New("no"))
+				b.delete()
+				b.edges.mu.Lock()
+				defer b.edges.mu.Unlock()
+				if slices.Contains(b.edges.done, "stopped") != want || slices.Contains(b.edges.done, "unmount") {
+					t.Errorf("done %q", b.edges.done)
+				}
+			})
+		})
+	}
+}
+
 func TestEndsInOrder(t *testing.T) {
 	onBench(t, func(b *bench) {
 		p := b.run(onePod(v1.RestartPolicyAlways, "", "a"))

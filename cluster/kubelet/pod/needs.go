@@ -27,6 +27,9 @@ type Volumes interface {
 	// Devices returns the container's block volumes. Mount has succeeded before. Errors become
 	// CreateContainerConfigError.
 	Devices(ctx context.Context, pod *v1.Pod, container *v1.Container) ([]*runtimeapi.Device, error)
+	// Stopped is told that no container of the pod runs any more, if its end goes on for another
+	// reason: a pod of the same name may have its volumes now. Unmount says so, too.
+	Stopped(uid types.UID)
 	// Unmount removes all of the pod's volumes; none of its containers runs any more.
 	Unmount(ctx context.Context, uid types.UID) error
 }

@@ -66,6 +66,7 @@ func (e *edges) Mount(context.Context, *v1.Pod) error {
 	return e.mountErr
 }
 func (e *edges) Refresh(context.Context, *v1.Pod) error   { e.note("refresh"); return nil }
+func (e *edges) Stopped(types.UID)                        { e.note("stopped") }
 func (e *edges) Unmount(context.Context, types.UID) error { e.note("unmount"); return nil }
 func (e *edges) Mounts(_ context.Context, _ *v1.Pod, c *v1.Container, _ []*runtimeapi.KeyValue) ([]*runtimeapi.Mount, error) {
 	mounts := make([]*runtimeapi.Mount, len(c.VolumeMounts))

@@ -2,6 +2,8 @@ package volume
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -59,6 +61,33 @@ func newBound(t *testing.T, change func(*v1.PersistentVolumeClaim, *v1.Persisten
 
 func claimVolume(name, claim string) v1.Volume {
 	return vol(name, v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: claim}})
+}
+
+// podOf is a pod that another object controls and that has the claim data.
+func podOf(uid types.UID, name, owner string) *v1.Pod {
+	p := podWith(claimVolume("v", "data"))
+	p.UID, p.Name = uid, name
+	p.OwnerReferences = []metav1.OwnerReference{{Kind: owner, Name: "db", Controller: ptr.To(true)}}
+	return p
+}
+
+func (n *node) forgetWakes() {
+	for len(n.wakes) > 0 {
+		<-n.wakes
+	}
+}
+
+// wantWoken wants this pod to have been woken, and no other.
+func (n *node) wantWoken(pod *v1.Pod) {
+	n.t.Helper()
+	if len(n.wakes) == 0 {
+		n.t.Fatalf("pod %q was not woken", pod.UID)
+	}
+	for len(n.wakes) > 0 {
+		if uid := <-n.wakes; uid != pod.UID {
+			n.t.Errorf("pod %q was woken", uid)
+		}
+	}
 }
 
 func write(t *testing.T, path, text string) {
@@ -193,9 +222,7 @@ func TestAPodIsWokenWhenItsClaimIsBound(t *testing.T) {
 	}
 	woken := func(change func() error) {
 		t.Helper()
-		for len(n.wakes) > 0 { // of changes before
-			<-n.wakes
-		}
+		n.forgetWakes() // of changes before
 		if err := change(); err != nil {
 			t.Fatal(err)
 		}
@@ -357,15 +384,9 @@ func TestAVolumeForOnePod(t *testing.T) {
 	if users, err := Users(n.opts.RootDir, "pv-data"); err != nil || !slices.Equal(users, []types.UID{first.UID}) {
 		t.Errorf("users %q, %v", users, err)
 	}
+	n.forgetWakes()
 	n.unmount(first)
-	select {
-	case uid := <-n.wakes:
-		if uid != second.UID {
-			t.Errorf("pod %q was woken", uid)
-		}
-	default:
-		t.Error("the second pod was not woken")
-	}
+	n.wantWoken(second)
 	n.mount(second)
 	n.unmount(second)
 }
@@ -374,36 +395,173 @@ func TestAVolumeForOnePod(t *testing.T) {
 // the kubelet was restarted in between. Other pods share the volume, as ReadWriteOnce allows.
 func TestAStatefulSetsPodWaitsForTheOneBefore(t *testing.T) {
 	n, _, _ := newBound(t, nil)
-	pod := func(uid types.UID, name, owner string) *v1.Pod {
-		p := podWith(claimVolume("v", "data"))
-		p.UID, p.Name = uid, name
-		p.OwnerReferences = []metav1.OwnerReference{{Kind: owner, Name: "db", Controller: ptr.To(true)}}
-		return p
-	}
-	first, second := pod("uid-1", "db-0", "StatefulSet"), pod("uid-2", "db-0", "StatefulSet")
+	first, second := podOf("uid-1", "db-0", "StatefulSet"), podOf("uid-2", "db-0", "StatefulSet")
 	n.mount(first)
 	n.mount(first) // its own
 	n.wantRefused(second, "volume is still in use by an earlier pod of the same StatefulSet and name, which is ending")
 	n.restart(n.opts.RootDir)
 	n.wantRefused(second, "which is ending")
-	for _, other := range []*v1.Pod{pod("uid-3", "db-1", "StatefulSet"), pod("uid-4", "db-0", "Robot")} {
+	for _, other := range []*v1.Pod{podOf("uid-3", "db-1", "StatefulSet"), podOf("uid-4", "db-0", "Robot")} {
 		n.mount(other)
 		n.unmount(other)
 	}
+	n.forgetWakes()
 	n.unmount(first)
-	for woken := false; !woken; {
-		select {
-		case uid := <-n.wakes:
-			woken = uid == second.UID
-		default:
-			t.Fatal("the second pod was not woken")
-		}
-	}
+	n.wantWoken(second)
 	n.mount(second)
 	n.unmount(second)
 	if len(n.holders) > 0 {
 		t.Errorf("after all have ended these have volumes: %v", n.holders)
 	}
+}
+
+// A StatefulSet's pod does not wait until all directories of its predecessor are removed: an
+// append-only file stops that until an administrator comes, and nothing of the pod runs any more.
+// ReadWriteOncePod waits, because it is about the volume and not about who runs.
+func TestAPodThatCannotBeRemovedKeepsNoSuccessorWaiting(t *testing.T) {
+	for mode, want := range map[v1.PersistentVolumeAccessMode]string{
+		v1.ReadWriteOnce: "", v1.ReadWriteOncePod: "is already in use by another pod",
+	} {
+		for _, restarted := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, restarted: %t", mode, restarted), func(t *testing.T) {
+				n, _, _ := newBound(t, func(_ *v1.PersistentVolumeClaim, pv *v1.PersistentVolume) {
+					pv.Spec.AccessModes = []v1.PersistentVolumeAccessMode{mode}
+				})
+				first, second := podOf("uid-1", "db-0", "StatefulSet"), podOf("uid-2", "db-0", "StatefulSet")
+				first.Spec = podWith(claimVolume("v", "data"), vol("e", v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{}})).Spec
+				n.mount(first)
+				n.wantRefused(second, "volume")
+				log := n.path(first, volumesDir, "kubernetes.io~empty-dir", "e", "log")
+				write(t, log, "x")
+				appendOnly(t, log, true)
+				t.Cleanup(func() { appendOnly(t, log, false) })
+				if restarted {
+					n.restart(n.opts.RootDir)
+				}
+				n.forgetWakes()
+				if err := n.Unmount(t.Context(), first.UID); err == nil {
+					t.Fatal("an append-only file was removed")
+				}
+				if want != "" {
+					n.wantRefused(second, want)
+					return
+				}
+				if !restarted {
+					n.wantWoken(second)
+				}
+				n.mount(second)
+				n.restart(n.opts.RootDir) // both are on disk now, as if both had it
+				n.mount(second)
+				n.unmount(second)
+			})
+		}
+	}
+}
+
+// appendOnly sets or clears chattr's flag a.
+func appendOnly(t *testing.T, path string, set bool) {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	const appendFlag = 0x20 // FS_APPEND_FL
+	flags, err := unix.IoctlGetUint32(int(f.Fd()), unix.FS_IOC_GETFLAGS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	flags &^= appendFlag
+	if set {
+		flags |= appendFlag
+	}
+	if err := unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, int(flags)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// What is damaged in one pod's directory stops no other pod, whatever it is. Only a volume of which
+// a pod's name cannot be read counts as held, so that ReadWriteOncePod refuses it.
+func TestADamagedNeighbour(t *testing.T) {
+	for name, damage := range map[string]func(plugins, claimed string) error{
+		"plugins are a file": func(plugins, _ string) error { return os.WriteFile(plugins, nil, 0o600) },
+		"a directory":        func(_, claimed string) error { return os.MkdirAll(claimed, 0o700) },
+		"a pipe": func(_, claimed string) error {
+			return inNewDirectory(claimed, func() error { return unix.Mkfifo(claimed, 0o600) })
+		},
+		"a link that leads away": func(_, claimed string) error {
+			return inNewDirectory(claimed, func() error { return os.Symlink("/dev/zero", claimed) })
+		},
+	} {
+		for _, single := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, for one pod: %t", name, single), func(t *testing.T) {
+				n, _, _ := newBound(t, func(_ *v1.PersistentVolumeClaim, pv *v1.PersistentVolume) {
+					if single {
+						pv.Spec.AccessModes = []v1.PersistentVolumeAccessMode{v1.ReadWriteOncePod}
+					}
+				})
+				neighbour, pod := podOf("uid-1", "db-0", "StatefulSet"), podOf("uid-2", "db-0", "StatefulSet")
+				if err := os.MkdirAll(n.path(neighbour), 0o700); err != nil {
+					t.Fatal(err)
+				}
+				if err := damage(n.path(neighbour, pluginsDir), n.path(neighbour, pluginsDir, pluginLocal, "pv-data", claimedFile)); err != nil {
+					t.Fatal(err)
+				}
+				held := name != "plugins are a file"
+				if users, err := Users(n.opts.RootDir, "pv-data"); err != nil || slices.Contains(users, neighbour.UID) != held {
+					t.Errorf("users %q, %v", users, err)
+				}
+				if single && held {
+					n.wantRefused(pod, "is already in use by another pod")
+				} else {
+					n.mount(pod)
+				}
+				n.unmount(pod)
+			})
+		}
+	}
+}
+
+func inNewDirectory(path string, make func() error) error {
+	return errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), make())
+}
+
+// The record of who has a volume is written once: a crash while it is written again would empty it.
+func TestTheRecordIsNotWrittenAgain(t *testing.T) {
+	n, _, pod := newBound(t, nil)
+	n.mount(pod)
+	file := n.path(pod, pluginsDir, pluginLocal, "pv-data", claimedFile)
+	wantFile(t, file, "ns/p")
+	past := time.Unix(1e9, 0)
+	if err := os.Chtimes(file, past, past); err != nil {
+		t.Fatal(err)
+	}
+	n.restart(n.opts.RootDir)
+	n.mount(pod)
+	if info, err := os.Stat(file); err != nil || !info.ModTime().Equal(past) {
+		t.Errorf("written again: %v, %v", info, err)
+	}
+	n.unmount(pod)
+}
+
+// A pod with two volumes of a claim that another pod has waits for that pod, though it has seen the
+// volume itself again since it was refused.
+func TestAPodThatWaitsWithTwoVolumesOfOneClaim(t *testing.T) {
+	n, _, _ := newBound(t, nil)
+	first, second := podOf("uid-1", "db-0", "StatefulSet"), podOf("uid-2", "db-0", "StatefulSet")
+	second.Spec = podWith(claimVolume("v", "data"), claimVolume("w", "data")).Spec
+	n.mount(first)
+	n.wantRefused(second, "which is ending")
+	for _, v := range second.Spec.Volumes { // in any order
+		if _, err := n.specOf(t.Context(), second, &v); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.forgetWakes()
+	n.unmount(first)
+	n.wantWoken(second)
+	n.mount(second)
+	n.unmount(second)
 }
 
 func TestHostPathAndReadOnlyVolumes(t *testing.T) {

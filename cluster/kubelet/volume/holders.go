@@ -2,55 +2,95 @@ package volume
 
 import (
 	"errors"
+	"io"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
 
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// holders are the pods on this node that have a PersistentVolume: by the volume's name, and the pod's
-// UID, the pod's own name. That is empty for a pod of an older version.
+// holders maps each PersistentVolume's name to the pods on this node that have it: UID to
+// namespace/name. The name is empty if nothing of the pod runs any more, if its file cannot be
+// read, or if an older version wrote that.
 type holders map[string]map[types.UID]string
 
-// readHolders finds them on disk; rootDir is the kubelet's directory.
+// longestName is more than a namespace and a pod's name can have together.
+const longestName = 1024
+
+// readHolders finds them on disk; rootDir is the kubelet's directory. What is damaged in one pod's
+// directory hides no other pod: the error then says what could not be read, and the holders are not
+// nil. They are nil if the pods themselves cannot be listed.
 func readHolders(rootDir string) (holders, error) {
-	all := holders{}
 	pods, err := directories(filepath.Join(rootDir, "pods"))
 	if err != nil {
 		return nil, err
 	}
+	all := holders{}
+	var errs []error
 	for _, pod := range pods {
-		plugins, err := directories(filepath.Join(rootDir, "pods", pod, pluginsDir))
-		if err != nil {
-			return nil, err
-		}
-		for _, plugin := range plugins {
-			dir := filepath.Join(rootDir, "pods", pod, pluginsDir, plugin)
-			volumes, err := directories(dir)
-			if err != nil {
-				return nil, err
-			}
-			for _, volume := range volumes {
-				name, err := os.ReadFile(filepath.Join(dir, volume, claimedFile))
-				if err == nil {
-					all.add(volume, types.UID(pod), string(name))
-				} else if !errors.Is(err, fs.ErrNotExist) {
-					return nil, err
-				}
-			}
-		}
+		errs = append(errs, all.readPod(types.UID(pod), filepath.Join(rootDir, "pods", pod, pluginsDir)))
 	}
-	return all, nil
+	return all, errors.Join(errs...)
 }
 
-// directories are the names of those in dir, which need not be there.
+// readPod adds what a pod has; dir is its plugins' directory.
+func (h holders) readPod(pod types.UID, dir string) error {
+	plugins, err := directories(dir)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, plugin := range plugins {
+		volumes, err := directories(filepath.Join(dir, plugin))
+		if err != nil {
+			errs = append(errs, err)
+		}
+		for _, volume := range volumes {
+			file := filepath.Join(dir, plugin, volume, claimedFile)
+			name, err := readClaimed(file)
+			switch {
+			case errors.Is(err, fs.ErrNotExist):
+				continue
+			case err != nil:
+				slog.Warn("which pod has a volume cannot be read", "file", file, "err", err)
+			}
+			h.add(volume, pod, name)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// readClaimed reads a pod's name. It waits for nothing and follows no link, whatever is there.
+func readClaimed(path string) (string, error) {
+	f, err := os.OpenFile(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return "", err
+	}
+	if !info.Mode().IsRegular() {
+		return "", errors.New("not a regular file")
+	}
+	name, err := io.ReadAll(io.LimitReader(f, longestName))
+	if err != nil {
+		return "", err
+	}
+	return string(name), nil
+}
+
+// directories are the names of those in dir, which need not be there, nor be a directory.
 func directories(dir string) (names []string, err error) {
 	entries, err := os.ReadDir(dir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) {
 		return nil, err
 	}
 	for _, e := range entries {
@@ -82,19 +122,33 @@ func (h holders) remove(pod types.UID) (volumes []string) {
 	return volumes
 }
 
+// stop forgets the name of a pod of which nothing runs any more, and returns the volumes where that
+// changes something.
+func (h holders) stop(pod types.UID) (volumes []string) {
+	for volume, pods := range h {
+		if pods[pod] != "" {
+			pods[pod] = ""
+			volumes = append(volumes, volume)
+		}
+	}
+	return volumes
+}
+
 // refuse says why a pod must not have a volume yet. A StatefulSet promises that there is one pod of
 // each name. But one that was deleted by force runs on for its grace, when there is another already:
-// without a wait, both would write the same files.
+// without a wait, both would write the same files. A pod that has the volume keeps it.
 func (h holders) refuse(pod *v1.Pod, pv *v1.PersistentVolume) error {
+	if _, has := h[pv.Name][pod.UID]; has {
+		return nil
+	}
 	single := slices.Contains(pv.Spec.AccessModes, v1.ReadWriteOncePod)
 	owner := metav1.GetControllerOf(pod)
-	again := owner != nil && owner.Kind == "StatefulSet"
-	for other, name := range h[pv.Name] {
+	stateful := owner != nil && owner.Kind == "StatefulSet"
+	for _, name := range h[pv.Name] {
 		switch {
-		case other == pod.UID:
 		case single:
 			return errors.New("volume uses the ReadWriteOncePod access mode and is already in use by another pod")
-		case again && name == fullName(pod):
+		case stateful && name == fullName(pod):
 			return errors.New("volume is still in use by an earlier pod of the same StatefulSet and name, which is ending")
 		}
 	}

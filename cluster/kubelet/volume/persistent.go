@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -68,21 +69,21 @@ func (m *Manager) take(pod *v1.Pod, s *Spec) error {
 	defer m.taking.Unlock()
 	if s.PV != nil {
 		file, content = claimedFile, fullName(pod)
-		if m.holders == nil {
-			found, err := readHolders(m.opts.RootDir)
-			if err != nil {
-				return err
-			}
-			m.holders = found
-		}
-		if err := m.holders.refuse(pod, s.PV); err != nil {
-			m.waiting.add(volumeKey(s.Name), pod.UID)
+		if err := m.findHolders(); err != nil {
 			return err
 		}
-		m.waiting.remove(volumeKey(s.Name), pod.UID)
+		if err := m.holders.refuse(pod, s.PV); err != nil {
+			m.waiting.add(heldKey(s.Name), pod.UID)
+			return err
+		}
+		m.waiting.remove(heldKey(s.Name), pod.UID)
 	}
 	if err := os.MkdirAll(s.State, 0o750); err != nil {
 		return err
+	}
+	// The only record is not written again: a crash on the way, or a full disk, would empty it.
+	if s.PV != nil && m.holders[s.PV.Name][pod.UID] == content {
+		return nil
 	}
 	if err := os.WriteFile(filepath.Join(s.State, file), []byte(content), 0o640); err != nil {
 		return err
@@ -93,38 +94,65 @@ func (m *Manager) take(pod *v1.Pod, s *Spec) error {
 	return nil
 }
 
+// findHolders reads the holders once; taking is held.
+func (m *Manager) findHolders() error {
+	if m.holders != nil {
+		return nil
+	}
+	found, err := readHolders(m.opts.RootDir)
+	if found == nil {
+		return err
+	}
+	if err != nil {
+		slog.Warn("some pods' directories cannot be read: what volumes these pods have is not known", "err", err)
+	}
+	m.holders = found
+	return nil
+}
+
+// Stopped is told that no container of the pod runs any more, though some of its volumes may stay
+// for long. A pod of the same name may have them now; ReadWriteOncePod still refuses others.
+func (m *Manager) Stopped(uid types.UID) {
+	m.taking.Lock()
+	if err := m.findHolders(); err != nil {
+		slog.Warn("which pods have volumes cannot be read", "err", err)
+	}
+	volumes := m.holders.stop(uid)
+	m.taking.Unlock()
+	m.wakeForVolumes(volumes)
+}
+
+// released is told that the pod has no volumes any more.
+func (m *Manager) released(uid types.UID) {
+	m.taking.Lock()
+	volumes := m.holders.remove(uid)
+	m.taking.Unlock()
+	m.wakeForVolumes(volumes)
+}
+
+// wakeForVolumes wakes the pods that wait until others let go of these volumes.
+func (m *Manager) wakeForVolumes(volumes []string) {
+	for _, name := range volumes {
+		slog.Debug("a pod has let go of a volume", "volume", name)
+		m.waiting.changed(heldKey(name))
+	}
+}
+
 // Users returns the pods on this node that have a PersistentVolume, or had it when their kubelet
 // ended. rootDir is the kubelet's directory.
 func Users(rootDir, volume string) ([]types.UID, error) {
 	if err := plainNames(volume); err != nil {
 		return nil, err
 	}
-	pods, err := os.ReadDir(filepath.Join(rootDir, "pods"))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	found, err := readHolders(rootDir)
+	if err != nil { // who is not seen may have it, too
 		return nil, err
 	}
-	var users []types.UID
-	for _, pod := range pods {
-		dir := filepath.Join(rootDir, "pods", pod.Name(), pluginsDir)
-		plugins, err := os.ReadDir(dir)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return nil, err
-		}
-		for _, plugin := range plugins {
-			_, err := os.Lstat(filepath.Join(dir, plugin.Name(), volume, claimedFile))
-			if err == nil {
-				users = append(users, types.UID(pod.Name()))
-			} else if !errors.Is(err, fs.ErrNotExist) {
-				return nil, err
-			}
-		}
-	}
-	return users, nil
+	return slices.Sorted(maps.Keys(found[volume])), nil
 }
 
-// unmountPersistent has Sources undo what they did for the pod, and returns the names of the
-// PersistentVolumes that it has no longer.
-func (m *Manager) unmountPersistent(ctx context.Context, uid types.UID) (volumes []string, err error) {
+// unmountPersistent has Sources undo what they did for the pod.
+func (m *Manager) unmountPersistent(ctx context.Context, uid types.UID) error {
 	var errs []error
 	for _, source := range m.sources {
 		states := filepath.Join(m.podDir(uid), pluginsDir, source.Plugin())
@@ -139,12 +167,10 @@ func (m *Manager) unmountPersistent(ctx context.Context, uid types.UID) (volumes
 			}
 			if err := source.Unmount(ctx, mounted); err != nil {
 				errs = append(errs, fmt.Errorf("UnmountVolume.TearDown failed for volume %q : %w", name.Name(), err))
-				continue
 			}
-			volumes = append(volumes, name.Name())
 		}
 	}
-	return volumes, errors.Join(errs...)
+	return errors.Join(errs...)
 }
 
 // placedOf returns where the named volume is that a Source has mounted for the pod.
@@ -206,15 +232,4 @@ func uses(pod *v1.Pod, name string) (mounted, device bool) {
 		return true
 	})
 	return mounted, device
-}
-
-// released wakes pods that wait for volumes that a pod had.
-func (m *Manager) released(uid types.UID, volumes []string) {
-	m.taking.Lock()
-	volumes = append(volumes, m.holders.remove(uid)...) // also those of an attempt that failed later
-	m.taking.Unlock()
-	for _, name := range volumes {
-		slog.Debug("a pod has let go of a volume", "volume", name)
-		m.waiting.changed(volumeKey(name))
-	}
 }

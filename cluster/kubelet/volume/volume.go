@@ -256,6 +256,7 @@ func (m *Manager) Unmount(ctx context.Context, uid types.UID) error {
 		return err
 	}
 	defer p.leave()
+	m.Stopped(uid)
 	p.standing.Store(false)
 	p.mu.Lock()
 	p.gone = true
@@ -270,8 +271,7 @@ func (m *Manager) Unmount(ctx context.Context, uid types.UID) error {
 	}
 	clear(p.tokens)
 	m.waiting.forget(uid)
-	released, err := m.unmountPersistent(ctx, uid)
-	if err == nil {
+	if err = m.unmountPersistent(ctx, uid); err == nil {
 		err = m.removeAll(ctx, uid)
 	}
 	if err != nil {
@@ -280,7 +280,7 @@ func (m *Manager) Unmount(ctx context.Context, uid types.UID) error {
 		p.mu.Unlock()
 		return err
 	}
-	m.released(uid, released)
+	m.released(uid)
 	m.mu.Lock()
 	if m.pods[uid] == p {
 		delete(m.pods, uid)

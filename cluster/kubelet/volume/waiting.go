@@ -22,6 +22,10 @@ func claimKey(namespace, name string) string { return "claim/" + namespace + "/"
 
 func volumeKey(name string) string { return "volume/" + name }
 
+// heldKey is of a volume that another pod has. The pod that waits may well see the volume itself,
+// which ends a wait for its volumeKey.
+func heldKey(name string) string { return "held/" + name }
+
 // add has the pod woken at each change of key until it is removed.
 func (w *waiting) add(key string, pod types.UID) {
 	w.mu.Lock()
