@@ -81,7 +81,7 @@ func (s *side) hand(ctx context.Context, document *unstructured.Unstructured, up
 		}
 	}
 	_ = wait.PollUntilContextTimeout(ctx, poll, 15*time.Second, true, func(ctx context.Context) (bool, error) {
-		if said := s.handOnce(ctx, document, update); ctx.Err() == nil || err == nil { // not that time is up, but why
+		if said := s.handOnce(ctx, document, update); said == nil || err == nil || ctx.Err() == nil { // not that time is up, but why
 			err = said
 		}
 		return err == nil || invalid, nil
