@@ -54,6 +54,8 @@ type database struct {
 	open  map[row]bool // rows of which nothing is known: the connection ended before the answer
 	last  time.Time    // when the last acknowledged row began
 	gap   time.Duration
+
+	condemned string // UID of the pod that was deleted last, until another has taken its place
 }
 
 // row is what a client writes: its number, and how many it has written before.
@@ -86,16 +88,16 @@ func TestDatabase(t *testing.T) {
 	if len(lost) > 0 {
 		t.Errorf("of %d rows whose COMMIT was acknowledged, %d are lost: %v", len(d.acked), len(lost), lost[:min(len(lost), 20)])
 	}
-	unanswered := 0
+	arrived := 0
 	for r := range found {
 		if d.open[r] {
-			unanswered++
+			arrived++
 		} else if !d.acked[r] {
 			t.Errorf("row %v is there, and was never written", r)
 		}
 	}
 	t.Logf("killed %v; %d rows acknowledged, all others: %d, of which %d are there; the longest time without a commit was %v",
-		killed, len(d.acked), len(d.open), unanswered, d.gap.Round(time.Millisecond))
+		killed, len(d.acked), len(d.open), arrived, d.gap.Round(time.Millisecond))
 	if len(d.acked) < leastRows {
 		t.Errorf("only %d rows were written", len(d.acked))
 	}
@@ -104,7 +106,7 @@ func TestDatabase(t *testing.T) {
 	for victim = range d.acked {
 		break
 	}
-	d.query(t, fmt.Sprintf("DELETE FROM rows WHERE client = %d AND n = %d", victim.client, victim.n))
+	d.queryAgain(t, fmt.Sprintf("DELETE FROM rows WHERE client = %d AND n = %d", victim.client, victim.n))
 	if lost, _ := d.lost(t); !slices.Equal(lost, []row{victim}) {
 		t.Errorf("row %v was deleted, and these are found lost: %v", victim, lost)
 	}
@@ -191,19 +193,28 @@ spec:
 // awaitServer returns when the server answers.
 func (d *database) awaitServer(t *testing.T) {
 	t.Helper()
+	d.queryAgain(t, "SELECT 1")
+}
+
+// queryAgain asks until the server answers, which may be restarting. So sql has to be idempotent.
+func (d *database) queryAgain(t *testing.T, sql string) string {
+	t.Helper()
 	for end := time.Now().Add(patience); ; d.wait(t, pace) {
-		out, err := d.try("SELECT 1")
+		out, err := d.try(sql)
 		if err == nil {
-			return
+			return out
 		}
 		if time.Now().After(end) {
-			t.Fatalf("the database does not answer: %v, %s\n%s", err, out, d.kube(t, "get", "pods,pvc,events"))
+			state, _ := d.tryKube("", "get", "pods,pvc,events")
+			t.Fatalf("the database does not answer %q: %v, %s\n%s", sql, err, out, state)
 		}
 	}
 }
 
 func (d *database) try(sql string) (string, error) {
-	cmd := exec.Command(d.psql, "-X", "-q", "-A", "-t", "-F", " ", "-v", "ON_ERROR_STOP=1", "-c", sql)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, d.psql, "-X", "-q", "-A", "-t", "-F", " ", "-v", "ON_ERROR_STOP=1", "-c", sql)
 	cmd.Env = d.env
 	out, err := cmd.CombinedOutput()
 	return string(out), err
@@ -297,7 +308,7 @@ func (d *database) note(r row, began time.Time, acknowledged bool) {
 func (d *database) lost(t *testing.T) (lost []row, found map[row]bool) {
 	t.Helper()
 	found = map[row]bool{}
-	for line := range strings.Lines(d.query(t, "SELECT client, n FROM rows")) {
+	for line := range strings.Lines(d.queryAgain(t, "SELECT client, n FROM rows")) {
 		var r row
 		if _, err := fmt.Sscan(line, &r.client, &r.n); err != nil {
 			t.Fatalf("%q: %v", line, err)
@@ -326,7 +337,7 @@ func (d *database) killAtRandom(t *testing.T, random *rand.Rand) map[string]int 
 			d.kill(t, kind, random)
 			killed[kind]++
 			if random.IntN(3) > 0 {
-				d.awaitCommit(t, kind)
+				d.awaitCommit(t, kind+" was killed")
 			}
 		}
 		d.awaitCommit(t, "a round")
@@ -334,9 +345,11 @@ func (d *database) killAtRandom(t *testing.T, random *rand.Rand) map[string]int 
 	return killed
 }
 
-// awaitCommit returns when a row has been acknowledged that was written after now.
+// awaitCommit returns when a row has been acknowledged that was written after now, and by no server
+// that is about to end.
 func (d *database) awaitCommit(t *testing.T, after string) {
 	t.Helper()
+	d.awaitSuccessor(t)
 	for now := time.Now(); ; d.wait(t, pace) {
 		d.mu.Lock()
 		last := d.last
@@ -347,9 +360,40 @@ func (d *database) awaitCommit(t *testing.T, after string) {
 		if time.Since(now) > patience {
 			out, _ := d.tryKube("", "get", "pods,pvc,events")
 			logs, _ := d.tryKube("", "logs", "db-0")
-			t.Fatalf("after %s was killed, nothing was committed for %v\n%s\n%s", after, patience, out, logs)
+			t.Fatalf("after %s, nothing was committed for %v\n%s\n%s", after, patience, out, logs)
 		}
 	}
+}
+
+// awaitSuccessor returns when another pod is ready in place of the one that was deleted, which goes on
+// to commit for its grace.
+func (d *database) awaitSuccessor(t *testing.T) {
+	t.Helper()
+	if d.condemned == "" {
+		return
+	}
+	for end := time.Now().Add(patience); ; d.wait(t, pace) {
+		uid, ready, err := d.pod()
+		if err == nil && uid != d.condemned && ready == "True" {
+			d.condemned = ""
+			return
+		}
+		if time.Now().After(end) {
+			state, _ := d.tryKube("", "get", "pods,pvc,events")
+			t.Fatalf("no pod took the place of the one with the uid %s: %v\n%s", d.condemned, err, state)
+		}
+	}
+}
+
+// pod returns the UID of the pod of now, and the status of its condition Ready.
+func (d *database) pod() (uid, ready string, err error) {
+	out, err := d.tryKube("", "get", "pod", "db-0", "-o", `jsonpath={.metadata.uid}/{.status.conditions[?(@.type=="Ready")].status}`)
+	words := strings.Fields(out) // kubectl may complain of something else first
+	if err != nil || len(words) == 0 {
+		return "", "", fmt.Errorf("no pod: %w: %s", err, out)
+	}
+	uid, ready, _ = strings.Cut(words[len(words)-1], "/")
+	return uid, ready, nil
 }
 
 // kill kills one thing, which is there or comes back after an earlier kill.
@@ -358,7 +402,11 @@ func (d *database) kill(t *testing.T, kind string, random *rand.Rand) {
 	var err error
 	for end := time.Now().Add(patience); time.Now().Before(end); d.wait(t, pace) {
 		if kind == "pod" {
-			var out string
+			var uid, out string
+			if uid, _, err = d.pod(); err != nil {
+				continue
+			}
+			d.condemned = uid // also if the answer to the deletion is lost
 			if out, err = d.tryKube("", "delete", "pod", "db-0", "--force", "--wait=false"); err == nil {
 				return
 			}
