@@ -92,6 +92,20 @@ func overwrite() {
 	}
 }
 
+// hold keeps the program of another process open. Its name is that of the open file: between the
+// look at a process and the opening the process may have executed a program of its container.
+func hold(f *os.File) {
+	exe, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
+	if err != nil || exe == "/bin/busybox" || exe == "/attacker" || programs[exe] != nil {
+		f.Close()
+		return
+	}
+	programs[exe] = f
+	if !strings.HasPrefix(exe, "/memfd:") {
+		report("held %s", filepath.Base(exe))
+	}
+}
+
 func look(dir string, root *syscall.Stat_t, buf []byte) {
 	if mem, err := os.OpenFile(dir+"/mem", os.O_RDWR, 0); err == nil {
 		// One that executed /proc/self/exe is a starter without a plan: it has zeros there.
@@ -120,10 +134,7 @@ func look(dir string, root *syscall.Stat_t, buf []byte) {
 		}
 		if exe != "/bin/busybox" && exe != "/attacker" && programs[exe] == nil {
 			if f, err := os.Open(dir + "/exe"); err == nil {
-				programs[exe] = f
-				if !strings.HasPrefix(exe, "/memfd:") {
-					report("held %s", filepath.Base(exe))
-				}
+				hold(f)
 			}
 		}
 	}
