@@ -81,7 +81,7 @@ type CreateOptions struct {
 	RootlessCgroups *bool
 }
 
-// What CreateOptions.Handler begins with.
+// What CreateOptions.Handler starts with.
 const (
 	OCIHandler  = "oci:"
 	ShimHandler = "shim:"

@@ -14,7 +14,7 @@ import (
 
 // ValidateSpec checks what the runtime spec demands of a config.json before
 // anything is made, so that a mistake is reported with the field's name, its
-// value and how to mend it. bundle is the bundle's absolute path. Errors are
+// value and how to fix it. bundle is the bundle's absolute path. Errors are
 // ErrInvalidSpec. What only the kernel can judge (does a mount source exist, is a
 // capability known) is left to Create.
 func ValidateSpec(spec *specs.Spec, bundle string) error {

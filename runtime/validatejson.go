@@ -35,7 +35,7 @@ func duplicateKey(data []byte) (offset int, key string) {
 	return -1, ""
 }
 
-// stringEnd is where the string that begins at start has ended, and whether it has no escapes.
+// stringEnd is where the string that starts at start has ended, and whether it has no escapes.
 func stringEnd(data []byte, start int) (end int, plain bool) {
 	plain = true
 	for i := start + 1; i < len(data); i++ {

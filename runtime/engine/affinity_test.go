@@ -36,7 +36,7 @@ func everyCPU(t *testing.T) string {
 	list := make(chan string)
 	go func() {
 		defer close(list)
-		goruntime.LockOSThread() // for ever: the thread ends with this goroutine
+		goruntime.LockOSThread() // forever: the thread ends with this goroutine
 		var all unix.CPUSet
 		all.Fill()
 		if err := unix.SchedSetaffinity(0, &all); err != nil {

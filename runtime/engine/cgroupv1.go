@@ -15,7 +15,7 @@ import (
 )
 
 // makeV1 makes the directories of version 1 and the device rules, which are most of the work
-// on nine hierarchies. The library makes every parent anew, reads the rules back before and
+// on nine hierarchies. The library makes every parent again, reads the rules back before and
 // after it writes them, and takes three times as long. What is unusual is left to it; false
 // says so.
 func (c *cgroup) makeV1() (bool, error) {

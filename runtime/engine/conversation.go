@@ -55,7 +55,7 @@ func newConversation(p *plan.Plan, interval time.Duration) (*conversation, error
 	return c, nil
 }
 
-// with notes the process that has just begun to run the plan.
+// with notes the process that has just started to run the plan.
 func (c *conversation) with(pid int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

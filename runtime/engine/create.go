@@ -56,7 +56,7 @@ func (e *Engine) create(ctx context.Context, id string, spec *specs.Spec, opts r
 		return nil, err
 	}
 	if e.alone && spec.Linux != nil && spec.Linux.Seccomp != nil {
-		// Beside what comes before it is wanted: planOptions waits for it, and says what is wrong.
+		// Next to what comes before it is wanted: planOptions waits for it, and says what is wrong.
 		go func() { _, _ = e.filters.Compile(spec.Linux.Seccomp) }()
 	}
 	watch := e.stopwatch("create " + id)

@@ -113,7 +113,7 @@ func remove(t *testing.T, state, id string) {
 	t.Helper()
 	e := newEngine(t, state)
 	// What the helper had started is ours now. It ends by itself or is killed by Delete: this
-	// would wait for ever for one that runs on. It goes on beside Delete, for the kernel keeps the
+	// would wait forever for one that runs on. It goes on next to Delete, for the kernel keeps the
 	// init of a pid namespace until all others in it are reaped.
 	reaped := make(chan struct{})
 	go func() {

@@ -53,7 +53,7 @@ func findHierarchies() ([]hierarchy, error) {
 }
 
 // usualHierarchies finds them in their usual places, in the order of their mounts. The cgroup
-// library reads the machine's mounts and this process's cgroups anew for every controller, and
+// library reads the machine's mounts and this process's cgroups again for every controller, and
 // the table of mounts is long on a busy node; this reads one short file. false says that
 // something is not where it usually is.
 func usualHierarchies() ([]hierarchy, bool) {

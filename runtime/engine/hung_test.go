@@ -94,7 +94,7 @@ func TestStarterHangs(t *testing.T) {
 	nothingLeft(t, e, dir, id(1))
 }
 
-// A process that is stopped while it creates its container must not be awaited for ever.
+// A process that is stopped while it creates its container must not be awaited forever.
 func TestProcessIsStoppedWhileItMakesTheContainer(t *testing.T) {
 	bundle := runtimetest.Bundle(t)
 	e, dir := impatient(t)

@@ -45,7 +45,7 @@ func (s *stopwatch) done() {
 	}
 }
 
-// encode encodes a plan, with times if somebody wants them.
+// encode encodes a plan, with times if someone wants them.
 func (s *stopwatch) encode(p *plan.Plan, f plan.Features) (*plan.Image, error) {
 	if s.to == nil {
 		return p.Encode(f)
@@ -53,7 +53,7 @@ func (s *stopwatch) encode(p *plan.Plan, f plan.Features) (*plan.Image, error) {
 	return p.EncodeTraced(f)
 }
 
-// conversation is one that can hold times if somebody wants them.
+// conversation is one that can hold times if someone wants them.
 func (s *stopwatch) conversation(p *plan.Plan, interval time.Duration) (*conversation, error) {
 	c, err := newConversation(p, interval)
 	if err == nil && s.to != nil {

@@ -18,7 +18,7 @@ import (
 	"github.com/coracle-project/coracle/runtime/internal/base"
 )
 
-// Other is an engine for what CreateOptions.Handler begins with.
+// Other is an engine for what CreateOptions.Handler starts with.
 type Other struct {
 	// Prefix is runtime.OCIHandler or runtime.ShimHandler.
 	Prefix string
@@ -52,7 +52,7 @@ func New(stateDir, name string, builtin runtime.Engine, others ...Other) (*Engin
 	return &Engine{store: store, name: name, builtin: builtin, others: others}, nil
 }
 
-// Create implements runtime.Engine. ErrUnsupported if nobody knows the handler.
+// Create implements runtime.Engine. ErrUnsupported if no one knows the handler.
 func (e *Engine) Create(ctx context.Context, id string, spec *specs.Spec, opts runtime.CreateOptions) (runtime.Container, error) {
 	if opts.Handler == "" {
 		return e.builtin.Create(ctx, id, spec, opts)

@@ -23,7 +23,7 @@ import (
 // container's PID namespace already would keep the container's init from ending, for
 // that waits until all of the namespace are reaped (zap_pid_ns_processes).
 //
-// The pids of the others are known to nobody then. So when a start has failed and none
+// The pids of the others are known to no one then. So when a start has failed and none
 // is under way, every child that has a stage's name, and is not one that a caller was
 // given, is such a rest.
 var children = childTable{given: map[int]uint64{}}

@@ -31,8 +31,8 @@ func TestFailedStartLeavesNoChild(t *testing.T) {
 	}
 	init := c.Pid()
 
-	// Nobody can be forked into a PID namespace whose init has ended: stage 1 fails, when
-	// stage 0 has told nobody of it yet.
+	// No one can be forked into a PID namespace whose init has ended: stage 1 fails, when
+	// stage 0 has told no one of it yet.
 	id := fmt.Sprintf("cut-%d", os.Getpid())
 	spec := runtimetest.Spec(id, "/bin/true")
 	for i := range spec.Linux.Namespaces {

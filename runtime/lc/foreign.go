@@ -18,7 +18,7 @@ import (
 
 // Foreign is a handle by which libcontainer checkpoints a container that another engine has
 // made from this configuration. It writes the state that libcontainer would have written,
-// beside the record, where deleting the container removes it.
+// next to the record, where deleting the container removes it.
 func (e *Engine) Foreign(rec *base.Record, spec *specs.Spec) (runtime.Checkpointer, error) {
 	cfg, err := e.libcontainerConfig(rec.ID, spec, runtime.CreateOptions{Bundle: rec.Bundle})
 	if err != nil {
@@ -37,7 +37,7 @@ func (e *Engine) Foreign(rec *base.Record, spec *specs.Spec) (runtime.Checkpoint
 			state.NamespacePaths[t] = filepath.Join(proc, "ns", file)
 		}
 	}
-	// The streams that a restore connects anew.
+	// The streams that a restore connects again.
 	for fd := range 3 {
 		target, err := os.Readlink(filepath.Join(proc, "fd", strconv.Itoa(fd)))
 		if err != nil {

@@ -36,7 +36,7 @@ func (c *container) rests() []int {
 	return out
 }
 
-// inUnified is a cgroup's path in the unified hierarchy, which may be mounted beside those of version 1; "" for none.
+// inUnified is a cgroup's path in the unified hierarchy, which may be mounted next to those of version 1; "" for none.
 func inUnified(dir string) string {
 	inner, found := strings.CutPrefix(dir, "/sys/fs/cgroup/unified/")
 	if !found {

@@ -81,7 +81,7 @@ func (c *container) start(ctx context.Context) error {
 }
 
 // awaitExec waits until init, which had the executable before, has executed the user's
-// program, or is dead. The kernel tells nobody when that happens.
+// program, or is dead. The kernel tells no one when that happens.
 func awaitExec(ctx context.Context, init base.Process, before os.FileInfo) error {
 	const pause = 500 * time.Microsecond
 	for {

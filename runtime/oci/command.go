@@ -43,7 +43,7 @@ func (k *command) close() { os.RemoveAll(k.dir) }
 func (k *command) file(name string) string { return filepath.Join(k.dir, name) }
 
 // run executes the command to its end. Ended by ctx, or with this program, it leaves what it
-// had begun.
+// had started.
 func (k *command) run(ctx context.Context, args ...string) ([]byte, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, context.Cause(ctx)

@@ -17,23 +17,23 @@ import (
 	"github.com/coracle-project/coracle/runtime/internal/base"
 )
 
-// strangers are orphans that come to this program because it is a subreaper and that nobody
+// strangers are orphans that come to this program because it is a subreaper and that no one
 // here knows of: children of a process that shares the host's PID namespace, rests of a command
-// that was killed. Nobody would wait for them, and they would stay zombies.
+// that was killed. No one would wait for them, and they would stay zombies.
 //
 // Whoever knows a child waits for it at once. So a zombie that is seen twice, with grace
 // between, is a stranger. Nothing is looked at before a child has ended, and the looking ends
 // when no zombie is left.
 type strangers struct {
 	mu   sync.Mutex
-	stop chan struct{} // nil while nobody watches
+	stop chan struct{} // nil while no one watches
 	done chan struct{}
 }
 
 // grace is how long a caller may take to wait for a process that has ended.
 const grace = 10 * time.Second
 
-// watch makes this program a subreaper and begins to look after strangers.
+// watch makes this program a subreaper and starts to look after strangers.
 func (s *strangers) watch() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

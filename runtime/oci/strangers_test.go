@@ -12,7 +12,7 @@ import (
 	"github.com/coracle-project/coracle/runtime/internal/base"
 )
 
-// TestStrangersAreReaped: only what nobody has waited for within grace, and nothing is looked
+// TestStrangersAreReaped: only what no one has waited for within grace, and nothing is looked
 // at before a child has ended or once none is left.
 func TestStrangersAreReaped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

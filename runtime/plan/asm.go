@@ -102,7 +102,7 @@ func (a *asm) newInsn() *insn {
 	return in
 }
 
-// begin begins an operation, which may use the slots that the one before has used.
+// begin starts an operation, which may use the slots that the one before has used.
 func (a *asm) begin(op int) {
 	a.op, a.next = op, a.first
 }

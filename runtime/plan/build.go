@@ -36,7 +36,7 @@ type Options struct {
 	// NoFile is the caller's own RLIMIT_NOFILE, soft and hard, which the program gets if the
 	// configuration does not say.
 	NoFile [2]uint64
-	// Permitted are the capabilities that the caller has: nobody can give others.
+	// Permitted are the capabilities that the caller has: no one can give others.
 	Permitted CapSet
 	// Gather is set if the maker may not copy the host's mounts. The process takes them then: see
 	// Take. It is for who is not root of the host.

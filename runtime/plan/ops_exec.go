@@ -52,7 +52,7 @@ var execErrors = []unix.Errno{
 }
 
 // tell has init say on its standard error why it cannot execute its program, and end with
-// 255: the container counts as started, so nobody else is there to be told. Callers show
+// 255: the container counts as started, so no one else is there to be told. Callers show
 // people what runc says here.
 func (o Execute) tell(a *asm) {
 	errno := a.newSlot()

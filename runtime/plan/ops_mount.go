@@ -12,7 +12,7 @@ import (
 
 // HostView makes a copy of the host's mounts the root directory until Leave, and Enter attaches
 // the container's root at its path there: hooks may look for it. The starter's own root is
-// hidden upon a directory of the host's that nobody else looks into.
+// hidden upon a directory of the host's that no one else looks into.
 type HostView struct {
 	Tree Fd     `json:"tree"`
 	Hide string `json:"hide"`

@@ -43,7 +43,7 @@ func (o Terminal) lower(a *asm) {
 	}
 }
 
-// Session begins a session of the process's own, setsid(2), with the terminal on its standard
+// Session starts a session of the process's own, setsid(2), with the terminal on its standard
 // input as the controlling one.
 type Session struct {
 	Terminal bool `json:"terminal,omitempty"`

@@ -340,7 +340,7 @@ func (b *builder) execute(p *specs.Process, filter bool) {
 	b.add(Execute{Args: p.Args, Env: b.env(p), Path: b.opts.Program})
 }
 
-// tooLong refuses what execve(2) would not take: by then nobody could be told.
+// tooLong refuses what execve(2) would not take: by then no one could be told.
 func (b *builder) tooLong(p *specs.Process) error {
 	const mostOne, mostAll = 128 << 10, 6 << 20 // MAX_ARG_STRLEN, three quarters of _STK_LIM
 	all := 0

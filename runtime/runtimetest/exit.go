@@ -9,7 +9,7 @@ import (
 )
 
 // Exit reaps a child and returns its exit status as a shell does. It fails if the child does not
-// end: a test that waits for ever reports nothing.
+// end: a test that waits forever reports nothing.
 func Exit(pid int) (status int, err error) {
 	if pid <= 0 {
 		return 0, fmt.Errorf("wait for process %d: no such pid", pid)

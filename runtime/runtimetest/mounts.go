@@ -29,7 +29,7 @@ func allCapabilities(spec *specs.Spec) *specs.Spec {
 	return spec
 }
 
-// tmpfs mounts a tmpfs on the host, shared with nobody yet, and returns its path.
+// tmpfs mounts a tmpfs on the host, shared with no one yet, and returns its path.
 func (r *rig) tmpfs(propagation uintptr) string {
 	r.Helper()
 	dir := filepath.Join(r.TempDir(), "volume")

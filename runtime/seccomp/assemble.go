@@ -12,7 +12,7 @@ const maxInsns = 4096
 // maxJump is how far a conditional jump goes: BPF has a byte for it.
 const maxJump = 255
 
-// assemble puts the points of a program into a line. Jumps only go forward, so it begins at
+// assemble puts the points of a program into a line. Jumps only go forward, so it starts at
 // the end: what an instruction leads to has its place before the instruction has.
 func assemble(root *node) ([]unix.SockFilter, error) {
 	a := assembler{place: map[*node]int{}}

@@ -40,7 +40,7 @@
 //
 // # Where libseccomp differs
 //
-// Tests run programs of the default profile and of random ones beside those that runc's own
+// Tests run programs of the default profile and of random ones next to those that runc's own
 // functions make with the installed libseccomp. Version 2.5.4 departs from what its rules
 // say in these cases, where we do not follow it and the tests go by the profile instead:
 //

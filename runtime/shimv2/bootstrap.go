@@ -31,7 +31,7 @@ const (
 // maxSocketDir leaves room in a socket's path (unix(7)) for the 64 characters of a shim's name.
 const maxSocketDir = 107 - 65
 
-// bundleDir is the shim's working directory for a container. Shims find a sandbox's files beside it.
+// bundleDir is the shim's working directory for a container. Shims find a sandbox's files next to it.
 func (e *Engine) bundleDir(id string) string { return filepath.Join(e.rootDir, "b", id) }
 
 // removeBundle removes a container's bundle. A shim that others have, too, may be about to write into it:
@@ -49,7 +49,7 @@ func (e *Engine) removeBundle(id string) error {
 		return err
 	}
 	err := os.RemoveAll(gone)
-	for errors.Is(err, syscall.ENOTEMPTY) { // a file whose making had begun
+	for errors.Is(err, syscall.ENOTEMPTY) { // a file whose making had started
 		err = os.RemoveAll(gone)
 	}
 	return err
@@ -73,7 +73,7 @@ func (e *Engine) begin(ctx context.Context, o *own, id string) error {
 	if err != nil {
 		return err
 	}
-	// Shims log into a FIFO of this name, which must be there; a file needs nobody who reads it.
+	// Shims log into a FIFO of this name, which must be there; a file needs no one who reads it.
 	if err := os.WriteFile(filepath.Join(e.bundleDir(id), "log"), nil, 0o600); err != nil {
 		return err
 	}

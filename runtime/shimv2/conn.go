@@ -28,7 +28,7 @@ type conn struct {
 }
 
 // connect returns the connection to a container's shim, which containers share. errGone if
-// nobody listens.
+// no one listens.
 func (e *Engine) connect(o *own) (*conn, error) {
 	if o.Address == "" {
 		return nil, errGone // it was killed before it had told

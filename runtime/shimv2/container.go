@@ -55,7 +55,7 @@ func (c *container) do(ctx context.Context, verb, method string, req any) error 
 	return nil
 }
 
-// ociTypes begins the type URLs that containerd gives to OCI objects in JSON.
+// ociTypes starts the type URLs that containerd gives to OCI objects in JSON.
 const ociTypes = "types.containerd.io/opencontainers/runtime-spec/1/"
 
 // Pid implements runtime.Container.
@@ -245,7 +245,7 @@ type exited struct {
 	Status int       `json:"status"`
 	At     time.Time `json:"at"`
 	OOM    bool      `json:"oom,omitempty"`
-	// Unknown stands for a status that nobody knows.
+	// Unknown stands for a status that no one knows.
 	Unknown bool `json:"unknown,omitempty"`
 }
 

@@ -22,7 +22,7 @@ import (
 // missed; what is taken from here is that a container ran out of memory.
 type events struct {
 	mu     sync.Mutex
-	server *ttrpc.Server // nil while nobody listens
+	server *ttrpc.Server // nil while no one listens
 	served chan struct{} // closed when it has ended
 	oom    func(id string)
 }
@@ -31,7 +31,7 @@ var _ ttrpcevents.TTRPCEventsService = (*events)(nil)
 
 func (*events) path(root string) string { return filepath.Join(root, "events") }
 
-// listen begins to serve, unless that has begun already.
+// listen starts to serve, unless that has started already.
 func (s *events) listen(root string, oom func(id string)) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

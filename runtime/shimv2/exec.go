@@ -88,7 +88,7 @@ func (c *container) noteExec(pid int, id string) (int, error) {
 	}
 }
 
-// execFile has the exec id of a process that runs, or whose end nobody has asked for.
+// execFile has the exec id of a process that runs, or whose end no one has asked for.
 func (c *container) execFile(pid int) string {
 	return filepath.Join(c.Dir(), "exec-"+strconv.Itoa(pid))
 }

@@ -155,7 +155,7 @@ func (c *Container) update(r *specs.LinuxResources) error {
 	return cgm.Set(want)
 }
 
-// MustBeEmpty refuses a cgroup that somebody's processes are in. Once the record
+// MustBeEmpty refuses a cgroup that someone's processes are in. Once the record
 // names a cgroup, everything in it and below it counts as the container's and dies
 // with it.
 func MustBeEmpty(paths map[string]string) error {

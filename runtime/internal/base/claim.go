@@ -17,7 +17,7 @@ import (
 
 // A container's directory appears with its record in it and goes as a whole, each by
 // a rename: killed in between, a process must not leave a directory without a record,
-// which would take an id for ever that Load says is free. What it does leave has one of
+// which would take an id forever that Load says is free. What it does leave has one of
 // these prefixes, which no id can have, and is removed by the next engine's first Create
 // or List.
 const (
@@ -123,7 +123,7 @@ func (s *Store) sweep() {
 	}
 }
 
-// makerLives says whether the process that begins a directory's name may still fill it.
+// makerLives says whether the process that starts a directory's name may still fill it.
 func makerLives(name string) bool {
 	pid, _, _ := strings.Cut(name, "-")
 	n, err := strconv.Atoi(pid)

@@ -87,7 +87,7 @@ func (r *Record) removeEmpty() bool {
 }
 
 // removeBusyCgroups takes into account that a process whose maker was killed may just now be
-// entering the cgroups, on version 1 one after the other, and be in some that nobody lists.
+// entering the cgroups, on version 1 one after the other, and be in some that no one lists.
 func (c *Container) removeBusyCgroups(ctx context.Context) error {
 	const tries = 10
 	for try := 1; ; try++ {
@@ -165,7 +165,7 @@ func removeCgroup(path string) error {
 }
 
 // rmdirIdle waits a little for a cgroup to be let go: a process is reported dead
-// before it has left its cgroup (Linux 6.19 and later), and the kernel tells nobody
+// before it has left its cgroup (Linux 6.19 and later), and the kernel tells no one
 // when it has.
 func rmdirIdle(path string) error {
 	const longest = 64 * time.Millisecond

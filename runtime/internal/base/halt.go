@@ -16,8 +16,8 @@ import (
 )
 
 // A kill that freezes first is noted in the container's directory until everything may move again. If it is killed
-// itself, whoever loads the container next finds the note, and thaws what nobody else would. Each kill has a note of
-// its own, so that nobody takes away another's.
+// itself, whoever loads the container next finds the note, and thaws what no one else would. Each kill has a note of
+// its own, so that no one takes away another's.
 const haltPrefix = "halt-" // then the killer's pid, its start and a number
 
 // itself is this process.

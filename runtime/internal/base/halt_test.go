@@ -159,7 +159,7 @@ func TestThawWithoutDescriptors(t *testing.T) {
 	rec.is(t, cgroups.Thawed, 0)
 }
 
-// A pause is no kill: nobody ends it but who resumes.
+// A pause is no kill: no one ends it but who resumes.
 func TestPauseStays(t *testing.T) {
 	s, rec := sleeping(t)
 	if err := rec.freeze(cgroups.Frozen); err != nil {
@@ -171,7 +171,7 @@ func TestPauseStays(t *testing.T) {
 	rec.is(t, cgroups.Frozen, 0)
 }
 
-// A note that cannot be written keeps nobody from killing, but from freezing.
+// A note that cannot be written keeps no one from killing, but from freezing.
 func TestNoFreezerWithoutNote(t *testing.T) {
 	s, rec := sleeping(t)
 	if err := os.Rename(rec.dir, filepath.Join(s.dir, "gone")); err != nil {

@@ -39,7 +39,7 @@ func HookError(kind string, i int, h specs.Hook, err error) error {
 	return fmt.Errorf("error running %s hook #%d: hook %s: %w", kind, i, h.Path, err)
 }
 
-// RunPoststart runs the hooks that come after the user's program has begun. One that fails
+// RunPoststart runs the hooks that come after the user's program has started. One that fails
 // ends the container (runtime spec, runtime.md#lifecycle, step 9).
 func (c *Container) RunPoststart(ctx context.Context) error {
 	err := c.RunHooks(ctx, "poststart", c.Rec.Poststart, specs.StateRunning)

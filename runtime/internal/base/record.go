@@ -103,7 +103,7 @@ func (r *Record) Write(dir string) error {
 	return r.write(dir, func(path string, data []byte) error { return atomicfile.Write(path, data, recordMode) })
 }
 
-// writeFirst writes the record into a directory that nobody else knows of yet.
+// writeFirst writes the record into a directory that no one else knows of yet.
 func (r *Record) writeFirst(dir string) error {
 	return r.write(dir, func(path string, data []byte) error { return kernfile.Create(path, data, recordMode) })
 }

@@ -54,7 +54,7 @@ func move(name, to string, ns int) error {
 	if err != nil {
 		return fmt.Errorf("read the device's addresses: %w", err)
 	}
-	// Nobody on the host shall see it change while it is in use.
+	// No one on the host shall see it change while it is in use.
 	if err := netlink.LinkSetDown(link); err != nil {
 		return fmt.Errorf("set the device down: %w", err)
 	}
@@ -87,7 +87,7 @@ func enter(index int, to string, ns int) error {
 	return err
 }
 
-// settle gives the device the addresses that somebody configured, which it lost by moving, and
+// settle gives the device the addresses that someone configured, which it lost by moving, and
 // sets it up.
 func settle(there *netlink.Handle, name string, addresses []netlink.Addr) error {
 	link, err := there.LinkByName(name)

@@ -126,7 +126,7 @@ func TestDefaultClass(t *testing.T) {
 	}
 }
 
-// A container whose id is the name of a class that somebody else has made does not own that.
+// A container whose id is the name of a class that someone else has made does not own that.
 func TestClassOfTheSameName(t *testing.T) {
 	root := tree(t)
 	write(t, root+"/one/schemata", "")

@@ -14,7 +14,7 @@ var begun struct {
 	err     error
 }
 
-// Begin has a zygote started beside what its caller goes on with. A program that begins one has
+// Begin has a zygote started next to what its caller goes on with. A program that starts one has
 // to Take it, if only to end it.
 func Begin() {
 	begun.mu.Lock()

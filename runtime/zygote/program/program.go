@@ -51,7 +51,7 @@ func execute(exe, sock int) (*Process, error) {
 	return p, err
 }
 
-// executable returns the program as a sealed memfd: nobody, not even a container that gets
+// executable returns the program as a sealed memfd: no one, not even a container that gets
 // hold of it through /proc, can change what runs.
 func executable() (int, error) {
 	low, err := unix.MemfdCreate(Name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)

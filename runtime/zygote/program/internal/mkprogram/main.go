@@ -85,7 +85,7 @@ func version(prefix string) string {
 	return "gcc " + strings.TrimSpace(string(out))
 }
 
-// addresses are where the program begins, and where its signal handler does.
+// addresses are where the program starts, and where its signal handler does.
 type addresses struct{ entry, handler uint64 }
 
 // compile returns the code and what is where in it.
