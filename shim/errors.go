@@ -11,7 +11,7 @@ import (
 	"github.com/coracle-project/coracle/runtime"
 )
 
-// Kinds of error of the shim's own, beside those of package runtime.
+// Kinds of error of the shim's own, next to those of package runtime.
 var (
 	errInvalid       = errors.New("invalid argument")
 	errUnimplemented = errors.New("not implemented by this shim")

@@ -39,7 +39,7 @@ type reader struct {
 
 func (o *fanout) attached() bool { return o.n.Load() > 0 }
 
-// add begins to write stream to f, which it owns from now on.
+// add starts to write stream to f, which it owns from now on.
 func (o *fanout) add(stream string, f *os.File, log *slog.Logger) *reader {
 	r := &reader{stream: stream, f: f, wake: make(chan struct{}, 1), gone: make(chan struct{})}
 	o.mu.Lock()

@@ -127,7 +127,7 @@ func answerOnce(l net.Listener) {
 }
 
 // A shim that cannot wait for the next keeper (no descriptor for inotify, or here no directory)
-// tries again until it can. It gave up for ever.
+// tries again until it can. It gave up forever.
 func TestWatchKeeperTriesAgain(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "later")
 	log := make(logged, 100)

@@ -73,7 +73,7 @@ func (s streams) close() {
 // path leads to the FIFO whatever has become of its name.
 func (s stream) path() string { return "/proc/self/fd/" + strconv.Itoa(int(s.f.Fd())) }
 
-// inUse says whether somebody other than the caller may have one of the streams. It is cheap.
+// inUse says whether someone other than the caller may have one of the streams. It is cheap.
 func (s streams) inUse() bool {
 	for _, one := range s {
 		if !one.input {

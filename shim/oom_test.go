@@ -125,7 +125,7 @@ func (p *killPlay) must(err error) {
 type scope struct {
 	runtime.Container
 	dir   string
-	asked func() // called when somebody wants to know what it has counted; or nil
+	asked func() // called when someone wants to know what it has counted; or nil
 }
 
 func (s scope) CgroupPaths() map[string]string { return map[string]string{"": s.dir} }
@@ -150,7 +150,7 @@ func TestOOMKillsOfOneThatEndsMeanwhile(t *testing.T) {
 	p.do("end", "b=no")
 }
 
-// Where nobody but the shim removes the cgroup nothing is asked of the one above.
+// Where no one but the shim removes the cgroup nothing is asked of the one above.
 func TestOOMKillsWithoutSystemd(t *testing.T) {
 	p := &killPlay{t: t, s: New(Config{StateDir: t.TempDir()}), slice: t.TempDir(), made: map[string]*container{}}
 	p.count(p.slice, 1)

@@ -56,7 +56,7 @@ type pumpBuffers struct {
 
 var pumpPool = sync.Pool{New: func() any { return new(pumpBuffers) }}
 
-// start begins to carry bytes, until stop.
+// start starts to carry bytes, until stop.
 func (p *pump) start() {
 	p.running = true
 	go p.run()

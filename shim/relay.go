@@ -21,7 +21,7 @@ type relay struct {
 	work    sync.WaitGroup
 }
 
-// startRelay opens the FIFOs (either path may be empty) and begins to copy.
+// startRelay opens the FIFOs (either path may be empty) and starts to copy.
 func startRelay(tty *os.File, stdin, stdout string, log *slog.Logger) *relay {
 	r := &relay{tty: tty}
 	var err error

@@ -131,7 +131,7 @@ func (l *logFile) hasName(m logMark) bool {
 }
 
 // cutShort says that an earlier shim was killed while it rotated the log, or before the kubelet,
-// which had renamed it, had it opened anew.
+// which had renamed it, had it opened again.
 func (l *logFile) cutShort() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -235,7 +235,7 @@ type asideFile struct {
 // asideTime is what follows the name of a log that was set aside, in local time, as the kubelet has it.
 const asideTime = "20060102-150405"
 
-// asideOf returns them, the oldest first. Other files that begin like the log are somebody else's.
+// asideOf returns them, the oldest first. Other files that begin like the log are someone else's.
 func asideOf(path string) ([]asideFile, error) {
 	dir, base := filepath.Split(path)
 	entries, err := os.ReadDir(dir) // by name, and so by time

@@ -264,7 +264,7 @@ func TestSetAsideInTheHourThatComesTwice(t *testing.T) {
 	}
 }
 
-// What begins like the log without having been set aside is another container's, or a user's.
+// What starts like the log without having been set aside is another container's, or a user's.
 func TestOthersFilesStay(t *testing.T) {
 	r := newPumpRig(t)
 	r.limited(2)

@@ -44,7 +44,7 @@ func (c *container) killSession(ctx context.Context, e *execution, p *process) e
 	select {
 	case <-p.exited: // it has the streams itself until then
 	case <-ctx.Done():
-		return nil // the kernel does not end it: nobody can do more
+		return nil // the kernel does not end it: no one can do more
 	}
 	if len(gone) == 0 && !streams.inUse() {
 		return nil
@@ -115,7 +115,7 @@ func killOnce(ctx context.Context, engine runtime.Container, but int, kill whom)
 	}
 	for _, f := range dead {
 		if pidfd.Ended(ctx, f) != nil {
-			return 0, nil // the kernel does not end it: nobody can do more
+			return 0, nil // the kernel does not end it: no one can do more
 		}
 	}
 	return len(dead), nil

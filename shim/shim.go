@@ -3,7 +3,7 @@
 // their stdio, writes their CRI logs, and knows how they ended.
 //
 // It serves containerd's Runtime v2 Task API (containerd.task.v3.Task over ttrpc), so
-// that containerd can use it too, and beside it the small coracle.shim.v1.Shim service
+// that containerd can use it too, and next to it the small coracle.shim.v1.Shim service
 // (shim/api).
 //
 // # Nothing depends on the shim's life

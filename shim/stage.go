@@ -32,7 +32,7 @@ const (
 	stageMagic  = 0x31676174536f4343 // "CCoStag1"
 	stageHeader = 64                 // bytes before the data
 	// stageLimit is how far a stage grows while it never runs empty (each splice ends
-	// inside a line). Beyond it the line is cut, and the stage begins anew.
+	// inside a line). Beyond it the line is cut, and the stage starts again.
 	stageLimit = 1 << 20
 	// stageKeep bytes (a page) an empty stage may occupy: truncating costs system calls.
 	stageKeep = 4 << 10
@@ -65,7 +65,7 @@ func (s *stage) recover(log *logFile) error {
 	if n < stageHeader || binary.NativeEndian.Uint64(h[0:]) != stageMagic {
 		return nil // never used
 	}
-	s.headed = true // or the next fill would write the header anew, with bytes before start that are logged
+	s.headed = true // or the next fill would write the header again, with bytes before start that are logged
 	state := stageState(binary.NativeEndian.Uint64(h[8:]))
 	s.start = int64(binary.NativeEndian.Uint64(h[16:]))
 	s.end = st.Size()

@@ -231,7 +231,7 @@ func hasWriter(path string) bool {
 	return n > 0 || errors.Is(err, unix.EAGAIN)
 }
 
-// run begins to carry bytes.
+// run starts to carry bytes.
 func (s *stdio) run() {
 	if s.tty != nil && len(s.pumps) > 0 {
 		s.pumps[0].tty = s.tty

@@ -28,7 +28,7 @@ func (c *Client) Attach(ctx context.Context, podID, id string, s Streams) error 
 	if s.Resize != nil {
 		go c.resize(rctx, podID, id, "", s.Resize)
 	}
-	ended := context.AfterFunc(ctx, p.close) // so that the shim sees that nobody reads
+	ended := context.AfterFunc(ctx, p.close) // so that the shim sees that no one reads
 	defer ended()
 	err = l.again(ctx, func(ctx context.Context, k *conn) error {
 		_, err := k.shim.Attach(ctx, &api.AttachRequest{Id: id, Stdin: p.stdin, Stdout: p.stdout, Stderr: p.stderr})

@@ -219,7 +219,7 @@ func (c *Client) Update(ctx context.Context, podID, id string, r *specs.LinuxRes
 	})
 }
 
-// ociTypes begins the type URLs that containerd gives to OCI objects in JSON.
+// ociTypes starts the type URLs that containerd gives to OCI objects in JSON.
 const ociTypes = "types.containerd.io/opencontainers/runtime-spec/1/"
 
 // ReopenLog goes on in a new file under the log's path, after the old was renamed.

@@ -12,14 +12,14 @@ import (
 	"github.com/coracle-project/coracle/shim/pidfd"
 )
 
-// Companion is a program beside the shims that has to outlive the daemon as they do: the keeper holds
+// Companion is a program next to the shims that has to outlive the daemon as they do: the keeper holds
 // its socket, and what else it gives there, and starts it again when it dies. It gets the
 // arguments -keeper DIR -name NAME -listen-fd FD.
 type Companion struct {
 	Name   string // of its directory below Config.StateDir
 	Binary string
 	Socket string   // name in that directory
-	Env    []string // beside what shims get
+	Env    []string // next to what shims get
 	// PID asks the one that runs, perhaps of an earlier keeper, for its pid.
 	PID func(context.Context) (int, error)
 }

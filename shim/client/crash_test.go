@@ -126,7 +126,7 @@ func TestStartOutlivesDaemon(t *testing.T) {
 	}
 }
 
-// A container that ends when there is neither a shim nor a keeper: nobody can know how,
+// A container that ends when there is neither a shim nor a keeper: no one can know how,
 // and that is what is told.
 func TestExitThatNobodySees(t *testing.T) {
 	r := newRig(t)

@@ -8,7 +8,7 @@ import (
 	"github.com/coracle-project/coracle/shim/api"
 )
 
-// eventQueue decouples the shims' streams from the daemon: an event that nobody reads
+// eventQueue decouples the shims' streams from the daemon: an event that no one reads
 // must not hold up the answers on the same connection.
 type eventQueue struct {
 	out  chan Event

@@ -129,7 +129,7 @@ func timeoutOf(ctx context.Context) int64 {
 // discardExec kills the process, unless it is known to have exited, and has the shim
 // forget it, behind the caller's back. That ctx has not ended tells nothing: the shim
 // knows its deadline too, and may be the first to see it pass. gone is closed when the process
-// has ended, or nobody tries to end it any more.
+// has ended, or no one tries to end it any more.
 func (c *Client) discardExec(ctx context.Context, l *link, id, execID string, exited bool) (gone <-chan struct{}) {
 	ended := make(chan struct{})
 	discard := func() {

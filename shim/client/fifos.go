@@ -33,7 +33,7 @@ type output struct {
 }
 
 // makeFIFOs makes pipes for the wanted streams. For each, the other end is held open
-// too (guards), so that neither side sees an end before it has begun.
+// too (guards), so that neither side sees an end before it has started.
 func (c *Client) makeFIFOs(s Streams, terminal bool) (_ *fifos, err error) {
 	dir, err := os.MkdirTemp(c.execDir(), "")
 	if err != nil {
@@ -133,7 +133,7 @@ func (p *fifos) dropGuards() {
 }
 
 // copy starts copying, and calls ended when stdin has been copied. The goroutine of stdin ends when
-// its Reader returns; nobody can wait for that.
+// its Reader returns; no one can wait for that.
 func (p *fifos) copy(stdin io.Reader, ended func()) {
 	for _, o := range p.outputs {
 		go o.copy()
@@ -159,7 +159,7 @@ func (o *output) copy() {
 	defer o.f.Close()
 	b := copyBuffers.Get().(*[]byte)
 	defer copyBuffers.Put(b)
-	left := -1 // bytes to copy after the deadline: children may write for ever
+	left := -1 // bytes to copy after the deadline: children may write forever
 	for left != 0 {
 		n, err := o.f.Read(*b)
 		if errors.Is(err, os.ErrDeadlineExceeded) {

@@ -71,7 +71,7 @@ func TestUnknownHandler(t *testing.T) {
 	}
 }
 
-// TestShimDies: containers of a containerd shim that is killed count as ended, nobody knows how, and
+// TestShimDies: containers of a containerd shim that is killed count as ended, no one knows how, and
 // leave nothing; the pod's next container gets another shim.
 func TestShimDies(t *testing.T) {
 	r := newRig(t)

@@ -30,7 +30,7 @@ func TestNoDescriptorLeaks(t *testing.T) {
 	}
 }
 
-// Exec ends with its process, though a child goes on writing for ever.
+// Exec ends with its process, though a child goes on writing forever.
 func TestExecLeavesWriterBehind(t *testing.T) {
 	r := newRig(t)
 	req := r.request("sleep 1000")
@@ -75,7 +75,7 @@ func TestKillAll(t *testing.T) {
 	r.waitGone(shim)
 	r.connect()
 	again := r.shimPID()
-	// Whether it ends by itself or with the container, which it lets end, nobody can tell.
+	// Whether it ends by itself or with the container, which it lets end, no one can tell.
 	if _, _, code := r.exec(plain.ID, "echo >/go"); code != 0 && code != 137 {
 		t.Errorf("exec: %d", code)
 	}

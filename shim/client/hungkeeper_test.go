@@ -44,7 +44,7 @@ func TestHungKeeperIsReplaced(t *testing.T) {
 }
 
 // A keeper that hung while a container was deleted, and then goes on, drops the container's
-// descriptors: it would hold the log, FIFOs and terminals for ever.
+// descriptors: it would hold the log, FIFOs and terminals forever.
 func TestHungKeeperThatGoesOnHoldsNothingOld(t *testing.T) {
 	r := newRig(t)
 	req := r.request("exit 5")

@@ -194,7 +194,7 @@ func (l *link) connect() (*conn, error) {
 }
 
 // boundedConn closes the connection when the peer stops reading. ttrpc holds a lock while it writes
-// and ignores contexts, so one blocked write would block all other calls for ever.
+// and ignores contexts, so one blocked write would block all other calls forever.
 type boundedConn struct {
 	net.Conn
 	patience time.Duration

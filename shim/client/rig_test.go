@@ -67,7 +67,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// cgroupParent is the parent of this run's cgroups: other packages' tests run beside it.
+// cgroupParent is the parent of this run's cgroups: other packages' tests run next to it.
 var cgroupParent = fmt.Sprintf("/coracle-shimtest-%d", os.Getpid())
 
 // removeCgroups removes cgroupParent, which must be empty, from all hierarchies.

@@ -111,7 +111,7 @@ func TestTimedOutExecLeavesServersAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.run(req)
-	// Its stdout is another file while echo writes, and nobody can look into it while it executes the last command.
+	// Its stdout is another file while echo writes, and no one can look into it while it executes the last command.
 	abandon(t, r, req.ID, "exec 8>&1; echo $$ > /in; sleep 2004; :", "sleep 2005\n")
 }
 

@@ -266,7 +266,7 @@ func TestSupervise(t *testing.T) {
 	if _, err := k.Who("p"); !errors.Is(err, keeper.ErrNotFound) {
 		t.Errorf("who after forget: %v", err)
 	}
-	// Nobody has the log any more: it is not started again.
+	// No one has the log any more: it is not started again.
 	w.Close()
 	if n, err := r.Read(line); err != io.EOF {
 		t.Errorf("after forget: %q, %v", line[:n], err)

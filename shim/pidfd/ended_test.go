@@ -11,7 +11,7 @@ import (
 )
 
 // A process that lives is waited for until the context ends, one that was killed until it is dead,
-// though nobody has reaped it.
+// though no one has reaped it.
 func TestEnded(t *testing.T) {
 	cmd := exec.Command("sleep", "1000")
 	if err := cmd.Start(); err != nil {

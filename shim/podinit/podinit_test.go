@@ -70,7 +70,7 @@ func TestMain(m *testing.M) {
 	os.Exit(2)
 }
 
-// Regression: where a filter denied it to wait for signals, it tried for ever and used a whole CPU.
+// Regression: where a filter denied it to wait for signals, it tried forever and used a whole CPU.
 func TestEndsWhereItCannotWork(t *testing.T) {
 	under := func(nr int) *exec.Cmd {
 		var stderr bytes.Buffer
@@ -205,7 +205,7 @@ func TestReaps(t *testing.T) {
 	}
 }
 
-// awaitWaiting returns when the init has begun its work and sleeps.
+// awaitWaiting returns when the init has started its work and sleeps.
 func awaitWaiting(t *testing.T, pid int) {
 	t.Helper()
 	for range 1_000_000 {
