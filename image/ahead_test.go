@@ -30,5 +30,5 @@ func TestReadAhead(t *testing.T) {
 	if !errors.Is(err, broken) || !bytes.Equal(got, data) {
 		t.Errorf("%d bytes, %v", len(got), err)
 	}
-	readAhead(bytes.NewReader(data), sha256.New()).close() // read by nobody
+	readAhead(bytes.NewReader(data), sha256.New()).close() // read by no one
 }

@@ -123,7 +123,7 @@ func TestHelperBadDisk(t *testing.T) {
 	ref := r.ref("app:1")
 	for name, tc := range map[string]struct {
 		lost    func(s *testStore) string
-		kind    string   // what verify calls it; "": a pull mends it
+		kind    string   // what verify calls it; "": a pull fixes it
 		tells   []string // in the log
 		fetched int      // blobs
 	}{

@@ -301,7 +301,7 @@ func TestDocumentsOfManyValues(t *testing.T) {
 	}
 }
 
-// Indexes within indexes are not read for ever, nor kept in memory.
+// Indexes within indexes are not read forever, nor kept in memory.
 func TestDocumentsOfManyBytes(t *testing.T) {
 	read := 0
 	reader := func(_ context.Context, d ocispec.Descriptor) ([]byte, error) {

@@ -4,7 +4,7 @@ import "sync"
 
 // batches has work that costs the same for one and for many done for all who wait for it at
 // once: syncing a disk, writing the index. What comes while it is being done waits for
-// the next time, so that nobody is told of work that began before he asked.
+// the next time, so that no one is told of work that began before he asked.
 type batches[T any] struct {
 	work func([]T) error
 

@@ -7,7 +7,7 @@ import (
 
 // flight joins calls with the same key. It differs from internal/join in who the work
 // belongs to: to those who wait for it. When the last of them has gone away the work
-// is cancelled, because nobody wants a download that nobody waits for.
+// is cancelled, because no one wants a download that no one waits for.
 type flight[K comparable, V any] struct {
 	mu    sync.Mutex
 	calls map[K]*call[V]

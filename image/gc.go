@@ -118,7 +118,7 @@ func (s *Store) sweepUp(ctx context.Context, candidates needs) error {
 }
 
 // sweepBatch is how many things are looked at before those who wait for the sweep are let
-// in: a pull begins within milliseconds however much garbage there is.
+// in: a pull starts within milliseconds however much garbage there is.
 const sweepBatch = 32
 
 // collect removes of the candidates what nothing needs, and returns the layers that it removed.

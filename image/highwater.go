@@ -30,7 +30,7 @@ func (p pinnedNames) has(name string) bool {
 	})
 }
 
-// reclaimSoon has a reclaim run beside the caller.
+// reclaimSoon has a reclaim run next to the caller.
 func (s *Store) reclaimSoon() {
 	if s.cfg.HighWater == 0 || s.begin() != nil {
 		return

@@ -84,7 +84,7 @@ func (s *Store) showLazily(ctx context.Context, n name, a Auth, d ocispec.Descri
 		}
 		return false
 	}
-	// What another image claims to be this layer does not count: nobody has seen yet what its blob
+	// What another image claims to be this layer does not count: no one has seen yet what its blob
 	// unpacks to.
 	return s.isLazy(d, diffID)
 }
@@ -138,7 +138,7 @@ func (s *Store) landSoon(src *registry.Repository, d ocispec.Descriptor, diffID 
 }
 
 // nextLanding is what a landing that has ended goes on with; nil, and it is over, if the layer is lazy
-// for nobody any more.
+// for no one any more.
 func (s *Store) nextLanding(l *landing, diffID digest.Digest) *arrival {
 	s.landingMu.Lock()
 	defer s.landingMu.Unlock()
@@ -151,7 +151,7 @@ func (s *Store) nextLanding(l *landing, diffID digest.Digest) *arrival {
 	return nil
 }
 
-// land waits for the blob and unpacks it. A layer that nobody shows any more is pulled, and if that
+// land waits for the blob and unpacks it. A layer that no one shows any more is pulled, and if that
 // cannot be done the images that need it go: pulled again, they have what it takes.
 func (s *Store) land(ctx context.Context, src *registry.Repository, d ocispec.Descriptor, diffID digest.Digest) error {
 	f, err := s.cfg.Lazy.AwaitLazy(ctx, diffID)

@@ -170,7 +170,7 @@ func TestPullLazily(t *testing.T) {
 	}
 }
 
-// Nobody has compared a lazy layer with its diff id: it counts for images of the same blob alone,
+// No one has compared a lazy layer with its diff id: it counts for images of the same blob alone,
 // or one that lies about its diff id would be what runs in another's place.
 func TestLazyLayerIsNoOtherImages(t *testing.T) {
 	for name, change := range map[string]func(*ocispec.Manifest, *ocispec.Image){"not lazy itself": nil, "lazy itself": withTable} {

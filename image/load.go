@@ -130,7 +130,7 @@ func (l *Loaded) fits(ctx context.Context, a archive.Image, c *archive.Contents)
 	return nil
 }
 
-// called is how people know an image of an archive. Nobody has looked at such names yet: they are shown in quotes.
+// called is how people know an image of an archive. No one has looked at such names yet: they are shown in quotes.
 func called(a archive.Image) string {
 	if len(a.Names) > 0 {
 		return a.Names[0]
@@ -170,7 +170,7 @@ func archiveNames(images []archive.Image, fallback string) ([][]name, error) {
 			}
 			if n.digest != "" {
 				// Whatever the name says: that of a saved image may be an index's, which
-				// is not in the archive, and that of a forged one somebody else's.
+				// is not in the archive, and that of a forged one someone else's.
 				n.digest = img.Top.Digest
 			}
 			all[i] = append(all[i], n)

@@ -12,7 +12,7 @@ import (
 	"github.com/coracle-project/coracle/internal/boundedjson"
 )
 
-// Docker's media types, beside OCI's in ocispec.
+// Docker's media types, next to OCI's in ocispec.
 const (
 	dockerManifest   = registry.DockerManifest
 	dockerIndex      = registry.DockerIndex

@@ -39,7 +39,7 @@ func fill(b *testing.B, r *fakeRegistry, s *testStore, images int) {
 	must(b, err)
 }
 
-// BenchmarkWarmPull pulls an image that is there, beside others.
+// BenchmarkWarmPull pulls an image that is there, next to others.
 func BenchmarkWarmPull(b *testing.B) {
 	for _, images := range manyImages {
 		b.Run(fmt.Sprint(images), func(b *testing.B) {
@@ -53,7 +53,7 @@ func BenchmarkWarmPull(b *testing.B) {
 	}
 }
 
-// BenchmarkColdPull pulls images of one tiny layer beside others.
+// BenchmarkColdPull pulls images of one tiny layer next to others.
 func BenchmarkColdPull(b *testing.B) {
 	for _, images := range manyImages {
 		b.Run(fmt.Sprint(images), func(b *testing.B) {
@@ -73,7 +73,7 @@ func BenchmarkColdPull(b *testing.B) {
 	}
 }
 
-// BenchmarkRemove removes an image beside others.
+// BenchmarkRemove removes an image next to others.
 func BenchmarkRemove(b *testing.B) {
 	for _, images := range manyImages {
 		b.Run(fmt.Sprint(images), func(b *testing.B) {

@@ -390,7 +390,7 @@ func TestMirrorThatSpoilsLayers(t *testing.T) {
 	}
 }
 
-// A mirror that was found out does not make an image that is itself invalid be fetched for ever.
+// A mirror that was found out does not make an image that is itself invalid be fetched forever.
 func TestMirrorThatSpoilsAnInvalidImage(t *testing.T) {
 	origin, mirror := newFake(t), newFake(t)
 	layer := gzipLayer(tarOf("f", "content"))

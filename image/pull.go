@@ -22,7 +22,7 @@ type pullKey struct {
 
 // Pull fetches an image. When it returns, the image survives a reset of the machine.
 // A pull of the same reference with the same credentials that is under way is
-// joined; it is cancelled when nobody waits for it any more, and then, as after
+// joined; it is cancelled when no one waits for it any more, and then, as after
 // any error, nothing of it is left.
 func (s *Store) Pull(ctx context.Context, ref string, opts PullOptions) (Image, error) {
 	n, err := s.cfg.short().parse(ref)

@@ -322,7 +322,7 @@ type dirWriter struct {
 
 func (w *dirWriter) Dir() string { return w.dir }
 
-// Recipe is kept beside the layer's files' directory, which is all that there is here.
+// Recipe is kept next to the layer's files' directory, which is all that there is here.
 func (w *dirWriter) Recipe() (io.WriteCloser, error) { return os.Create(w.l.recipe(w.dir)) }
 
 func (w *dirWriter) Abort() error { return os.RemoveAll(w.dir) }

@@ -35,7 +35,7 @@ func TestShortNameIsRefusedWithAHint(t *testing.T) {
 	}
 }
 
-// What was pulled by a short name is found by it again, or the kubelet would pull for ever.
+// What was pulled by a short name is found by it again, or the kubelet would pull forever.
 func TestShortNameIsFoundAgain(t *testing.T) {
 	r := newFake(t)
 	s := openStore(t, func(c *Config) { c.ShortNameRegistry = r.host() + "/hub" })

@@ -96,5 +96,5 @@ func (r *spoolReader) Read(p []byte) (int, error) {
 // abandon makes reads end, also one that waits.
 func (r *spoolReader) abandon() { r.s.finish(errAbandoned) }
 
-// errAbandoned ends the reads of a spool that nobody wants to read any more.
+// errAbandoned ends the reads of a spool that no one wants to read any more.
 var errAbandoned = errors.New("no longer read")

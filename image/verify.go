@@ -67,7 +67,7 @@ type Quarantiner interface {
 	Quarantine(diffID digest.Digest) error
 }
 
-// CopyKeeper is a LayerStore that makes copies of its layers for other drivers, when somebody wants one.
+// CopyKeeper is a LayerStore that makes copies of its layers for other drivers, when someone wants one.
 type CopyKeeper interface {
 	// HasCopy says whether there is a copy of a layer.
 	HasCopy(diffID digest.Digest) bool

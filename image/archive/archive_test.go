@@ -99,7 +99,7 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-// entry is one of an archive that nobody should write.
+// entry is one of an archive that no one should write.
 type entry struct {
 	name, data string
 	link       string

@@ -23,8 +23,8 @@ type Client struct {
 	http  *http.Client
 }
 
-// NewClient returns a client that connects with dial, and calls start if nobody is there and
-// somebody has to be.
+// NewClient returns a client that connects with dial, and calls start if no one is there and
+// someone has to be.
 func NewClient(dial func(context.Context) (net.Conn, error), start func(context.Context) error) *Client {
 	c := &Client{dial: dial, start: start}
 	c.http = &http.Client{Transport: &http.Transport{

@@ -135,7 +135,7 @@ func (s *span) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// localError is our side's failure, which no other host mends.
+// localError is our side's failure, which no other host fixes.
 type localError struct{ err error }
 
 func (e *localError) Error() string { return e.err.Error() }

@@ -64,7 +64,7 @@ func TestLargeBlobInParts(t *testing.T) {
 	}
 }
 
-// With no slot left beside the caller's the parts come one after the other.
+// With no slot left next to the caller's the parts come one after the other.
 func TestLargeBlobTakesNobodysSlot(t *testing.T) {
 	f := newFake(t)
 	d := f.has(large())

@@ -64,7 +64,7 @@ func fromDir(dir, registry string) ([]Host, error) {
 }
 
 // dockerLayout reads a directory as Docker has it: *.crt are authorities, *.cert client
-// certificates with *.key beside them.
+// certificates with *.key next to them.
 func dockerLayout(dir, registry string) ([]Host, error) {
 	h, err := hostTable{}.at(apiHost(registry), dir)
 	if err != nil {

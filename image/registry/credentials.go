@@ -41,7 +41,7 @@ func (c *Client) credentialsFor(registry string, h *Host, a Auth) auth.Credentia
 // docker-credential-NAME) ends with ctx.
 func fromDockerConfig(ctx context.Context, path, registry string) (auth.Credential, error) {
 	if _, err := os.Stat(path); err != nil {
-		if errors.Is(err, fs.ErrNotExist) { // nobody has logged in yet
+		if errors.Is(err, fs.ErrNotExist) { // no one has logged in yet
 			return auth.EmptyCredential, nil
 		}
 		return auth.EmptyCredential, &credentialError{path, err}

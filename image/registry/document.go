@@ -14,7 +14,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// Docker's media types of manifests, beside OCI's in ocispec.
+// Docker's media types of manifests, next to OCI's in ocispec.
 const (
 	DockerManifest   = "application/vnd.docker.distribution.manifest.v2+json"
 	DockerIndex      = "application/vnd.docker.distribution.manifest.list.v2+json"

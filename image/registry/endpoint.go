@@ -13,7 +13,7 @@ import (
 )
 
 // slowest is the bytes per second below which a registry is not worth waiting for, so
-// that one that drips cannot hold a download for ever.
+// that one that drips cannot hold a download forever.
 const slowest = 4 << 10
 
 // userAgent is what registries see us as.

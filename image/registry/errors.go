@@ -47,7 +47,7 @@ func isTransient(err error) bool {
 	return errors.As(err, &r) && r.transient
 }
 
-// isRefused says that nobody listens at the address. A retry helps only if the
+// isRefused says that no one listens at the address. A retry helps only if the
 // registry was there a moment ago.
 func isRefused(err error) bool { return errors.Is(err, unix.ECONNREFUSED) }
 

@@ -79,7 +79,7 @@ func (w *window) claimLocked() *part {
 	return p
 }
 
-// told learns whether the server knows ranges. If so, others may help; if not, and nobody
+// told learns whether the server knows ranges. If so, others may help; if not, and no one
 // does yet, this part is all.
 func (p *part) told(ranged bool) error {
 	if ranged {
@@ -94,7 +94,7 @@ func (p *part) told(ranged bool) error {
 	return nil
 }
 
-// recruit starts helpers while there are slots that nobody else wants. Each fetches one
+// recruit starts helpers while there are slots that no one else wants. Each fetches one
 // part and gives its slot back, so that another blob waits for no more than that.
 func (w *window) recruit() {
 	for {

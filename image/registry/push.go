@@ -111,7 +111,7 @@ func (u *Upload) abandon(ctx context.Context, begun *http.Response) {
 }
 
 // Blob uploads a blob, from its beginning again if that breaks off. open opens it;
-// progress is told how many bytes more are sent, less than none when it begins anew.
+// progress is told how many bytes more are sent, less than none when it starts again.
 func (u *Upload) Blob(ctx context.Context, d ocispec.Descriptor, open func() (io.ReadCloser, error), progress func(int64)) error {
 	ctx = u.scoped(ctx, nil)
 	sent := int64(0)
@@ -294,7 +294,7 @@ func (p *payload) attach(req *http.Request, g *guard, local *payloadError) error
 	return err
 }
 
-// sentBody starts the guard's clock anew with each piece that is sent.
+// sentBody starts the guard's clock again with each piece that is sent.
 type sentBody struct {
 	io.ReadCloser
 	guard    *guard

@@ -31,7 +31,7 @@ func TestRange(t *testing.T) {
 	}
 }
 
-// A registry that sends all of a blob is no use to somebody who wants a part.
+// A registry that sends all of a blob is no use to someone who wants a part.
 func TestRangeIgnored(t *testing.T) {
 	f := newFake(t)
 	data := make([]byte, 1000)

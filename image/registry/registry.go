@@ -8,7 +8,7 @@
 // A registry is named by the domain of a reference (docker.io). The hosts that serve it are
 // asked in order: its mirrors, then the registry itself. They come from the settings of the
 // registry if those say how it is reached, else from a hosts.toml (see Config.CertsDirs), and
-// are read anew for each Repository, so that edits need no restart.
+// are read again for each Repository, so that edits need no restart.
 //
 // # One operation
 //
@@ -119,7 +119,7 @@ type Client struct {
 	slots      slots
 }
 
-// NewClient checks the settings and reads the files that they name; it connects to nobody.
+// NewClient checks the settings and reads the files that they name; it connects to no one.
 func NewClient(cfg Config) (*Client, error) {
 	if cfg.MaxConcurrentDownloads <= 0 {
 		cfg.MaxConcurrentDownloads = 6

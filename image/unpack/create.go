@@ -76,7 +76,7 @@ func (u *unpacker) file(d *safepath.Dir, base, name string, h *tar.Header, body 
 // content copies size bytes. Runs of zeros become holes: the file reads the same,
 // sparse files stay sparse, and a bomb of zeros does not fill the disk. Large files begin their
 // way to the disk meanwhile, since who commits the layer waits for that: a file system's own
-// writeback begins many seconds later.
+// writeback starts many seconds later.
 func (u *unpacker) content(f *os.File, size int64, body io.Reader) error {
 	hole := false
 	var at, flushed int64

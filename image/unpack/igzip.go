@@ -64,7 +64,7 @@ func inflates(path string) bool {
 	return z.Close() == nil && err == nil && string(got) == word
 }
 
-// errDied is a decompressor that somebody has ended, or that could not begin: nothing is known
+// errDied is a decompressor that someone has ended, or that could not begin: nothing is known
 // of its input.
 var errDied = errors.New(igzip + " ended")
 
@@ -152,7 +152,7 @@ func (z *igzipReader) Read(p []byte) (int, error) {
 	return n, io.EOF
 }
 
-// Close ends the process. The stream that it reads must not block for ever.
+// Close ends the process. The stream that it reads must not block forever.
 func (z *igzipReader) Close() error {
 	z.stop()
 	_ = z.out.Close()

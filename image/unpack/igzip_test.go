@@ -23,7 +23,7 @@ func inflater(t *testing.T, script string) {
 	path := filepath.Join(t.TempDir(), igzip)
 	must(t, os.WriteFile(path, []byte("#!/bin/sh\n"+script), 0o755))
 	for dir := filepath.Dir(path); dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
-		must(t, os.Chmod(dir, 0o755)) // nobody executes it
+		must(t, os.Chmod(dir, 0o755)) // no one executes it
 	}
 	was := igzipPath
 	igzipPath = func() string { return path }
@@ -155,7 +155,7 @@ func TestInflateOutlivesItsThread(t *testing.T) {
 	inflater(t, "exec gzip -dc")
 	started := make(chan io.ReadCloser)
 	go func() {
-		runtime.LockOSThread() // for ever: the thread ends with this goroutine
+		runtime.LockOSThread() // forever: the thread ends with this goroutine
 		z, err := DecompressSized(t.Context(), bytes.NewReader(packed), int64(len(packed)), Limits{})
 		if err != nil {
 			t.Error(err)

@@ -73,7 +73,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// unpackInto unpacks into a directory beside which lies a secret that must not change.
+// unpackInto unpacks into a directory next to which lies a secret that must not change.
 func unpackInto(t testing.TB, lim Limits, data []byte) (string, error) {
 	t.Helper()
 	top := t.TempDir()

@@ -19,7 +19,7 @@ const (
 )
 
 // WhiteoutOf says which sibling an entry hides: "" none, OpaqueMark all of them.
-// skip is set for aufs' bookkeeping, which old images carry and nobody reads.
+// skip is set for aufs' bookkeeping, which old images carry and no one reads.
 func WhiteoutOf(name string) (hidden string, skip bool, err error) {
 	parent, base := path.Split(name)
 	for part := range strings.SplitSeq(strings.TrimSuffix(parent, "/"), "/") {

@@ -66,8 +66,8 @@ func (s slots) in(ctx context.Context, do func() error) error {
 	}
 }
 
-// get returns a chunk, which nobody changes. read is called if it is not here, with a context
-// that ends when nobody waits any more.
+// get returns a chunk, which no one changes. read is called if it is not here, with a context
+// that ends when no one waits any more.
 func (c *chunks) get(ctx context.Context, key chunkKey, read func(context.Context) ([]byte, error)) ([]byte, error) {
 	w, data := c.join(key, read)
 	if w == nil {
@@ -115,7 +115,7 @@ func (c *chunks) run(ctx context.Context, key chunkKey, w *call, read func(conte
 }
 
 // leave is how a reader goes that was killed. The last one ends the work; whoever comes then
-// begins anew.
+// starts again.
 func (c *chunks) leave(key chunkKey, w *call) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -124,7 +124,7 @@ func (l *shown) fetchWhole(ctx context.Context, f *os.File) error {
 	}
 }
 
-// arriving is a file that nobody reads behind.
+// arriving is a file that no one reads behind.
 type arriving struct{ *os.File }
 
 // Arrived implements registry.File.

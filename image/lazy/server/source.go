@@ -143,7 +143,7 @@ func (s *source) slot(ctx context.Context) (repo *registry.Repository, release f
 	return repo, release, err
 }
 
-// forget has the next request begin anew: with other hosts, if their settings have changed.
+// forget has the next request begin again: with other hosts, if their settings have changed.
 func (s *source) forget(r *registry.Repository) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -59,7 +59,7 @@ func Begin(conn *os.File, tree *toc.Tree, contents Contents) (*Server, Greeting,
 	}
 	in := s.KernelSettings()
 	if in.Flags64()&needed != needed {
-		go s.Serve() // until the caller has unmounted it, so that nobody waits; it closes the descriptor
+		go s.Serve() // until the caller has unmounted it, so that no one waits; it closes the descriptor
 		return nil, nil, ErrUnsupported
 	}
 	var greeting bytes.Buffer
@@ -122,7 +122,7 @@ func begin(fd int, tree *toc.Tree, contents Contents) (*fuse.Server, error) {
 	return s, nil
 }
 
-// Serve answers until the file system is gone: nobody has it mounted any more.
+// Serve answers until the file system is gone: no one has it mounted any more.
 func (s *Server) Serve() {
 	defer close(s.ended)
 	s.server.Serve()

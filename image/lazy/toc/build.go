@@ -89,7 +89,7 @@ func (b *builder) add(e *estargz.TOCEntry) error {
 	return nil
 }
 
-// file begins a regular file; its first chunk is in its own entry.
+// file starts a regular file; its first chunk is in its own entry.
 func (b *builder) file(id uint64, name string, e *estargz.TOCEntry) error {
 	n := b.at(id)
 	n.path, n.Size, n.first = name, e.Size, len(b.t.chunks)
