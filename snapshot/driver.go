@@ -41,7 +41,7 @@ const (
 // Store does the rest: records, names, who uses which layer, deletion, recovery.
 //
 // A layer's life: an empty directory DIR/fs is unpacked into, with the driver's markers;
-// seal makes of it what is kept, beside or instead of fs; then DIR gets its final
+// seal makes of it what is kept, next to or instead of fs; then DIR gets its final
 // name, and is never changed again. view shows its files until free.
 //
 // A root's life: the Store makes the directory rootfs.dir and writes the record into it;
@@ -54,7 +54,7 @@ const (
 //
 // No method is called twice at once for one layer or root. Errors say what was done to
 // which path; ErrUnsupported is a kernel or file system that cannot hold such layers or
-// roots, and how to mend that.
+// roots, and how to fix that.
 type driver interface {
 	// markers say how layers are to be unpacked.
 	markers() Markers
@@ -65,7 +65,7 @@ type driver interface {
 	seal(ctx context.Context, dir string) error
 	// view returns a directory with a layer's files, to be read only, good until free.
 	view(ctx context.Context, dir string) (path string, err error)
-	// free lets go of what was made to use a layer, which nobody does now or which
+	// free lets go of what was made to use a layer, which no one does now or which
 	// must not be used any more. The layer stays as it is.
 	free(dir string) error
 
@@ -74,7 +74,7 @@ type driver interface {
 	// mounts lists where roots of the snapshots in the directory are mounted, by
 	// the names of their directories.
 	mounts(snapshots string) (map[string][]string, error)
-	// untouched says that nobody can have written to a root that is not mounted.
+	// untouched says that no one can have written to a root that is not mounted.
 	untouched(r rootfs) (bool, error)
 	// changes writes what the root has that its layers do not, in tar's terms.
 	changes(ctx context.Context, r rootfs, to *changeWriter) error

@@ -168,7 +168,7 @@ func (d *erofsDriver) view(ctx context.Context, dir string) (string, error) {
 // free unmounts a layer. Roots that were made of it hold what they need of it.
 func (d *erofsDriver) free(dir string) error {
 	at := d.mountPoint(dir)
-	release, err := d.busy.Acquire(context.Background(), at) // nobody holds it for long
+	release, err := d.busy.Acquire(context.Background(), at) // no one holds it for long
 	if err != nil {
 		return err
 	}

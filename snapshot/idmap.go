@@ -124,7 +124,7 @@ func mappedClone(path string, users *os.File) (int, error) {
 // path shows the ids of the user namespace. Overlayfs maps no ids itself, but keeps to
 // those of the mounts that its directories are named in (Linux 5.19), and those mounts
 // have to be in the namespace of the one who names them. A namespace that ends with the
-// thread leaves nothing behind, whatever happens, and shows the mounts to nobody.
+// thread leaves nothing behind, whatever happens, and shows the mounts to no one.
 //
 // An overlay writes as whoever mounted it, with an id that the mounts must know: f runs
 // as the host's names for the container's root.

@@ -176,7 +176,7 @@ func (s *Store) HasLayer(diffID digest.Digest) bool {
 	return l != nil && l.lazy == ""
 }
 
-// InUse says whether a snapshot, or somebody who reads it, uses a layer.
+// InUse says whether a snapshot, or someone who reads it, uses a layer.
 func (s *Store) InUse(diffID digest.Digest) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -13,7 +13,7 @@ import (
 	"github.com/coracle-project/coracle/internal/atomicfile"
 )
 
-// A lazy layer is one that is not unpacked yet, and that somebody else shows as a mount meanwhile.
+// A lazy layer is one that is not unpacked yet, and that someone else shows as a mount meanwhile.
 // Roots can be made of it; else it does not count as whole (HasLayer). When it is committed
 // (LayerWriter.Commit), new roots are made of the unpacked layer; those that were made of the mount hold
 // it when EndLazy takes it away, which comes after whoever shows it knows of the unpacked files. The directory with the mount is of no use after a reboot, and not
@@ -23,7 +23,7 @@ import (
 //	lazy/<hex>/blob                      what has come of the layer's archive
 //	lazy/<hex>/lazy.json                 the record, once it is mounted
 //
-// Nobody waits for whoever shows a layer but the roots that are made of its mount: that process may be stopped, and
+// No one waits for whoever shows a layer but the roots that are made of its mount: that process may be stopped, and
 // then each look at a file lasts until it goes on. A mount that is to be taken away while it is reached for goes with the
 // last who does that.
 
@@ -156,7 +156,7 @@ func (s *Store) endReach(d digest.Digest, r *reached) {
 		if err := s.unmountLazy(d); err != nil {
 			s.log.Warn("a lazy layer's mount is left", "layer", d.String(), "error", err)
 		}
-		s.mu.Lock() // until now nobody could begin it anew
+		s.mu.Lock() // until now no one could begin it again
 	}
 	defer s.mu.Unlock()
 	if r.by == 0 {
@@ -185,7 +185,7 @@ func (s *Store) dropLazy(d digest.Digest) error {
 	return s.unmountLazy(d)
 }
 
-// unmountLazy is dropLazy when nobody reaches for the mount. Roots that were made of it hold it.
+// unmountLazy is dropLazy when no one reaches for the mount. Roots that were made of it hold it.
 func (s *Store) unmountLazy(d digest.Digest) error {
 	at := upperIn(s.lazyDir(d))
 	for {

@@ -31,7 +31,7 @@ func TestLazyLayerIsMountedTooLate(t *testing.T) {
 		if err := <-mounted; err != nil && !errors.Is(err, unix.ENOENT) {
 			t.Fatal(err)
 		}
-		must(t, s.AbortLazy(d)) // as another pull does when it begins
+		must(t, s.AbortLazy(d)) // as another pull does when it starts
 		must(t, s.Flush(t.Context()))
 		nothingIn(t, s)
 	}
@@ -78,7 +78,7 @@ func nothingIn(t *testing.T, s *Store) {
 }
 
 // silence mounts a FUSE file system whose process greets the kernel, and is stopped before its first answer: who asks
-// for anything waits, until end. asked is closed when somebody does.
+// for anything waits, until end. asked is closed when someone does.
 func silence(t *testing.T, at string) (asked chan struct{}, end func()) {
 	t.Helper()
 	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
@@ -101,7 +101,7 @@ func silence(t *testing.T, at string) (asked chan struct{}, end func()) {
 		}
 	}()
 	end = sync.OnceFunc(func() {
-		_ = unix.Unmount(at, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW) // ends the reading if nobody has asked
+		_ = unix.Unmount(at, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW) // ends the reading if no one has asked
 		<-gone
 		_ = unix.Close(fd) // gives all that wait an error
 	})
@@ -120,7 +120,7 @@ func greeting(request []byte) []byte {
 	return answer
 }
 
-// Who shows a layer may be stopped in the middle of a root of it. Nobody else waits, not even who takes the layer out of
+// Who shows a layer may be stopped in the middle of a root of it. No one else waits, not even who takes the layer out of
 // use.
 func TestStoppedLazyLayer(t *testing.T) {
 	s := started(t, t.TempDir())
@@ -187,7 +187,7 @@ func TestLazyLayerWhileReached(t *testing.T) {
 	if got := read(t, filepath.Join(later.layers[0], "fs", "file")); got != "whole" {
 		t.Errorf("who comes later reads %q", got)
 	}
-	// Until the last is done the layer cannot be shown anew, even if it has gone.
+	// Until the last is done the layer cannot be shown again, even if it has gone.
 	must(t, s.Remove(t.Context(), "old"))
 	must(t, s.RemoveLayer(t.Context(), d))
 	if _, err := s.BeginLazy(d); !errors.Is(err, ErrLayerInUse) {

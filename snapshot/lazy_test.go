@@ -92,8 +92,8 @@ func TestLazyLayerIsRemoved(t *testing.T) {
 	}
 }
 
-// After a restart a lazy layer is there if somebody shows it, and else not: what was mounted then
-// may answer nobody.
+// After a restart a lazy layer is there if someone shows it, and else not: what was mounted then
+// may answer no one.
 func TestLazyLayerAfterRestart(t *testing.T) {
 	root := t.TempDir()
 	s := startedWith(t, Config{Root: root})

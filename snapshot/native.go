@@ -34,7 +34,7 @@ func (nativeDriver) probe(dir string) error {
 	return unix.Close(fd)
 }
 
-// mount copies beside the final name first: what is called fs is whole.
+// mount copies next to the final name first: what is called fs is whole.
 func (d nativeDriver) mount(ctx context.Context, r rootfs) error {
 	part := filepath.Join(r.dir, "part")
 	if err := os.RemoveAll(part); err != nil {
@@ -57,7 +57,7 @@ func (d nativeDriver) mount(ctx context.Context, r rootfs) error {
 	return attach(fd, r)
 }
 
-// top is the directory that the root begins with.
+// top is the directory that the root starts with.
 func (d nativeDriver) top(r rootfs) string {
 	if n := len(r.layers); n > 0 {
 		return upperIn(r.layers[n-1])

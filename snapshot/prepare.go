@@ -286,8 +286,8 @@ func (s *Store) layerDirs(layers []digest.Digest) (dirs []string, release func()
 }
 
 // remount mounts a snapshot whose record was there but whose mount was not: a
-// crash came in between, or the machine was reset. If nobody can have used it, it is made
-// anew.
+// crash came in between, or the machine was reset. If no one can have used it, it is made
+// again.
 func (s *Store) remount(ctx context.Context, snap Snapshot) error {
 	r, release := s.rootfs(snap)
 	untouched, err := s.driver.untouched(r)
@@ -356,7 +356,7 @@ func (s *Store) demolish(ctx context.Context, snap Snapshot) error {
 		return err
 	}
 	s.quota.end(snap)
-	// The target may be somebody else's directory, or gone.
+	// The target may be someone else's directory, or gone.
 	switch err := unix.Rmdir(snap.Target); err {
 	case nil, unix.ENOENT, unix.ENOTEMPTY, unix.EEXIST, unix.EBUSY, unix.ENOTDIR:
 	default:

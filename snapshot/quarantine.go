@@ -19,7 +19,7 @@ const quarantineTime = 7 * 24 * time.Hour
 func (s *Store) quarantineDir() string { return filepath.Join(s.root, "quarantine") }
 
 // Quarantine takes a damaged layer out of use: no snapshot can be prepared from it any
-// more, and it can be committed anew. Containers that run from it go on, since their mounts
+// more, and it can be committed again. Containers that run from it go on, since their mounts
 // hold what they have. Its files are kept while there is a snapshot of the layer, and for
 // whoever wants to know what happened to them: until the layer is committed again, but not
 // beyond a week. What has to stay then goes with a later commit or Start. A layer that is
@@ -52,7 +52,7 @@ func (s *Store) Quarantine(diffID digest.Digest) error {
 	return nil
 }
 
-// setAside moves a layer's directory into quarantine, where its week begins. None there is fine.
+// setAside moves a layer's directory into quarantine, where its week starts. None there is fine.
 func (s *Store) setAside(diffID digest.Digest) error {
 	dir, to := s.layerDir(diffID), filepath.Join(s.quarantineDir(), diffID.Encoded()+"."+newName())
 	// A rename leaves the time as it was. If it cannot be set, the week has begun already.
@@ -75,7 +75,7 @@ func (s *Store) endQuarantine(diffID digest.Digest) {
 	}
 }
 
-// dropOldQuarantine deletes damaged layers that are whole again, or that nobody has asked
+// dropOldQuarantine deletes damaged layers that are whole again, or that no one has asked
 // after for long.
 func (s *Store) dropOldQuarantine() error {
 	return s.eachQuarantined(func(d digest.Digest, since time.Time) bool {

@@ -15,7 +15,7 @@ import (
 type quotas struct{ root *os.File }
 
 // Projects are taken from ranges of their own: low numbers are administrators', and
-// the kubelet begins at 1048577.
+// the kubelet starts at 1048577.
 const (
 	firstProject = 0x0c0a0000 // of the first range
 	projectRange = 0x00010000 // how many a range has
@@ -61,7 +61,7 @@ func (q *quotas) begin(dir string, snap Snapshot) error {
 // still to be deleted counts for that one until it is gone, unlimited.
 func (q *quotas) end(snap Snapshot) {
 	if q != nil && snap.Project != 0 {
-		_ = q.set(snap.Project, Usage{}) // begin sets it anew in any case
+		_ = q.set(snap.Project, Usage{}) // begin sets it again in any case
 	}
 }
 

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// A limit that nobody would keep is refused. quota_vm_test.go has the rest.
+// A limit that no one would keep is refused. quota_vm_test.go has the rest.
 func TestLimitsNeedProjectQuotas(t *testing.T) {
 	s := started(t, t.TempDir())
 	if s.quota != nil {

@@ -19,7 +19,7 @@ import (
 func asContainer(f func() error) error {
 	done := make(chan error)
 	go func() {
-		runtime.LockOSThread() // for ever: the thread ends with this goroutine
+		runtime.LockOSThread() // forever: the thread ends with this goroutine
 		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 		var caps [2]unix.CapUserData
 		err := unix.Capget(&header, &caps[0])

@@ -91,7 +91,7 @@ func (s *Store) dropStrays(mounts map[string][]string) {
 }
 
 // Recover removes every snapshot whose id is not claimed, and mounts again those
-// claimed that are not mounted and that nobody has written to. The error says
+// claimed that are not mounted and that no one has written to. The error says
 // which of the claimed are lost (ErrNotFound, ErrUnclean); the others are fine.
 func (s *Store) Recover(ctx context.Context, claimed []string) error {
 	keep := make(map[string]bool, len(claimed))

@@ -77,7 +77,7 @@ func (r *remover) remove(parent int, name string, depth int) error {
 	return unix.Unlinkat(parent, name, unix.AT_REMOVEDIR)
 }
 
-// unmountAt takes away what is mounted at an entry. At a layer's fs that is a lazy layer, mounted when nobody wanted it any
+// unmountAt takes away what is mounted at an entry. At a layer's fs that is a lazy layer, mounted when no one wanted it any
 // more; a mount that comes even later fails, since its directory is gone.
 func unmountAt(parent int, name string) error {
 	return unix.Unmount(fmt.Sprintf("/proc/self/fd/%d/%s", parent, name), unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)

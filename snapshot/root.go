@@ -11,7 +11,7 @@ import (
 )
 
 // likeRoot gives the directory to the owner, mode, attributes and time of the one that a root
-// begins with, in the order in which none undoes another.
+// starts with, in the order in which none undoes another.
 func likeRoot(to, top string) error {
 	// Reading is not asked of the directory itself: whoever shows a lazy layer would be asked to open it.
 	from, err := unix.Open(top, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)

@@ -10,7 +10,7 @@ import (
 const topDirFlag = 0x00020000
 
 // spread tells ext4 that what is made in a directory has nothing to do with each other. It
-// then puts each into another group of blocks, rather than all beside their parent, where
+// then puts each into another group of blocks, rather than all next to their parent, where
 // layers that are unpacked at the same time search one bitmap for a free inode, past all
 // that have just been deleted. Of 8 x 1000 files made by 8 processes that takes the kernel
 // 0.4 to 1.2 s instead of 2.7 to 3.7. Other file systems refuse or ignore it; it is a hint.

@@ -80,7 +80,7 @@ type layer struct {
 	users int // snapshots made of it
 	// wanted says that RemoveLayer was refused because of the users.
 	wanted bool
-	// lazy is the blob that somebody shows the layer from; "": it is unpacked. Guarded by Store.mu.
+	// lazy is the blob that someone shows the layer from; "": it is unpacked. Guarded by Store.mu.
 	lazy digest.Digest
 }
 
@@ -132,7 +132,7 @@ func (s *Store) layerDir(d digest.Digest) string {
 }
 
 // Start makes the directories, checks that the file system can hold snapshots,
-// reads the records, and begins to delete what a crash left in staging.
+// reads the records, and starts to delete what a crash left in staging.
 func (s *Store) Start(ctx context.Context) error {
 	if err := checkRoot(s.root); err != nil {
 		return err
