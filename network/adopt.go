@@ -33,7 +33,7 @@ func (b *builtin) adopt(h *hostLinks, podID string) (lease, bool, error) {
 	if err != nil {
 		return l, false, fmt.Errorf("adopt network of pod %s: find link %s: %w", podID, l.Link, err)
 	}
-	// Bridged pods' links resolve neighbours, even if somebody has deleted their bridge.
+	// Bridged pods' links resolve neighbours, even if someone has deleted their bridge.
 	l.Routed = link.Attrs().RawFlags&unix.IFF_NOARP != 0
 	given, err := farAddresses(link)
 	if l.Routed { // the pod may have changed its own addresses

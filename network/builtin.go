@@ -159,7 +159,7 @@ func (b *builtin) Setup(ctx context.Context, p Pod) (Result, error) {
 		if l.Stage == connected && l.NetNS == p.NetNS {
 			return Result{IPs: l.IPs}, nil
 		}
-		// A crash left it half made or half taken down: begin anew.
+		// A crash left it half made or half taken down: begin again.
 		if err := b.undo(ctx, l); err != nil {
 			return Result{}, err
 		}
@@ -192,7 +192,7 @@ func (b *builtin) Setup(ctx context.Context, p Pod) (Result, error) {
 			return Result{IPs: l.IPs}, nil
 		}
 		err = errors.Join(fmt.Errorf("network of pod %s: %w", p.ID, err), b.undo(ctx, l))
-		// Once more if somebody has flushed all rules or addresses.
+		// Once more if someone has flushed all rules or addresses.
 		if attempt > 0 || !b.mendHost(h) {
 			return Result{}, err
 		}
@@ -220,7 +220,7 @@ func (b *builtin) connect(ctx context.Context, h *host, ns *os.File, p Pod, l le
 	}
 	if before := l; len(given) < len(before.IPs) {
 		l = b.keepOnly(l, given)
-		// If the table was made anew meanwhile, it has what was given up.
+		// If the table was made again meanwhile, it has what was given up.
 		if err := b.fw.drop(before.entry()); err != nil {
 			return l, err
 		}

@@ -231,7 +231,7 @@ func TestRecoverDropsTheUnclaimed(t *testing.T) {
 	must(t, netlink.LinkAdd(stray))
 
 	m = started(t, c)
-	must(t, m.fwRemove()) // as somebody who flushed all rules
+	must(t, m.fwRemove()) // as someone who flushed all rules
 	must(t, m.Recover(t.Context(), []string{"keep", "unheard-of"}))
 	must(t, m.Flush(t.Context()))
 	if l := m.Leases(); len(l) != 1 || l[0].PodID != "keep" {
@@ -296,7 +296,7 @@ func TestSetupMendsTheHost(t *testing.T) {
 	}
 }
 
-// Somebody flushes the host's routes, or an earlier release has put the pods' links on its bridge.
+// Someone flushes the host's routes, or an earlier release has put the pods' links on its bridge.
 func TestPodsAreConnectedAgain(t *testing.T) {
 	c := testConfig(t)
 	m := started(t, c)

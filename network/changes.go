@@ -33,7 +33,7 @@ func newChanges(log *slog.Logger, onGone func(podID string), onUplinks func()) *
 	return &changes{log: log, onGone: onGone, onUplinks: onUplinks, pods: map[string]string{}}
 }
 
-// start begins to listen, unless it has begun.
+// start starts to listen, unless it has started.
 func (d *changes) start() {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -92,7 +92,7 @@ func TestCNIGetsWhatItNeeds(t *testing.T) {
 	if hostLinkNames(t) != "lo" {
 		t.Error("the built-in network was made, too")
 	}
-	// A pod that says nothing of names gets nothing; what the cluster says anew is for the next one.
+	// A pod that says nothing of names gets nothing; what the cluster says again is for the next one.
 	must(t, m.SetPodCIDR(t.Context(), []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24")}))
 	must(t, os.Remove(filepath.Join(dir, "log")))
 	connect(t, m, "b")
@@ -353,7 +353,7 @@ func TestCNIGarbageIsCollected(t *testing.T) {
 	kept := connect(t, m, "kept")
 	connect(t, m, "lost")
 	// The record is gone, as after the loss of the state directory; and an address that
-	// nobody knows.
+	// no one knows.
 	must(t, os.Remove(filepath.Join(c.StateDir, "cni", "lost.json")))
 	must(t, os.WriteFile(filepath.Join(dir, "192.0.2.200"), []byte("stranger"), 0o600))
 	m = started(t, c)

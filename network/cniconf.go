@@ -92,7 +92,7 @@ func readCNIConfig(path string) (*libcni.NetworkConfigList, error) {
 
 func parseCNI(path string, data []byte, isList bool) (*libcni.NetworkConfigList, error) {
 	if isList {
-		return libcni.NetworkConfFromFile(path) // may take plugins from a directory beside it
+		return libcni.NetworkConfFromFile(path) // may take plugins from a directory next to it
 	}
 	// One plugin alone is a list of one.
 	var top map[string]json.RawMessage
@@ -129,7 +129,7 @@ func position(data []byte, err error) string {
 	return fmt.Sprintf(":%d:%d", line, max(column, 1))
 }
 
-// completeCNI gives the list one self-contained form, plugins from files beside it
+// completeCNI gives the list one self-contained form, plugins from files next to it
 // included, to be kept in a pod's record.
 func completeCNI(list *libcni.NetworkConfigList) ([]byte, error) {
 	var top map[string]json.RawMessage

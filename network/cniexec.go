@@ -21,7 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pluginExec executes CNI plugins as libcni's own executor does, except that nobody waits for a plugin beyond
+// pluginExec executes CNI plugins as libcni's own executor does, except that no one waits for a plugin beyond
 // the end of a call's context. libcni's kills only the process that it started and waits for all
 // that have its output open: what a plugin that is a script has called, and whatever that has started.
 type pluginExec struct {

@@ -21,7 +21,7 @@ import (
 // connected waits for no disk, and an operator reads in the log at once what a change of the files has come
 // to. Files, the directory itself and links on the way to it may come, go and be replaced; while the directory is
 // not there, what is nearest above it is watched for it. Of a directory further above that is given another name
-// the kernel tells nobody who watches only what is below it.
+// the kernel tells no one who watches only what is below it.
 //
 // A pod is connected by the files as they are then (cniNet.plan): an event may not have arrived yet.
 type cniFollower struct {
@@ -41,7 +41,7 @@ type cniState struct {
 	err  error
 }
 
-// start begins to follow dir. Without inotify, of which a user has only so many instances, nothing is
+// start starts to follow dir. Without inotify, of which a user has only so many instances, nothing is
 // followed, and the files are read each time.
 func (f *cniFollower) start(dir string) {
 	w, err := fsnotify.NewWatcher()

@@ -109,7 +109,7 @@ func TestCNITeardownThatHangsEndsWithItsContext(t *testing.T) {
 				t.Errorf("error %v", err)
 			}
 			if how != "" {
-				must(t, unix.Kill(pid, unix.SIGKILL)) // nobody else knows of it
+				must(t, unix.Kill(pid, unix.SIGKILL)) // no one else knows of it
 			}
 			gone()
 			if l := m.Leases(); len(l) != 1 || !l[0].Removing {

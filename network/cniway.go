@@ -71,7 +71,7 @@ func wayTo(dir string) (way, error) {
 
 func (w way) same(o way) bool { return w.end == o.end && slices.Equal(w.turns, o.turns) }
 
-// concerns says whether a change of path may change where the way leads, or what is at its end. Beside it there is
+// concerns says whether a change of path may change where the way leads, or what is at its end. Next to it there is
 // what is none of our business.
 func (w way) concerns(path string) bool {
 	if w.end != "" && isWithin(path, w.end) {

@@ -50,7 +50,7 @@ func (b *builtin) ensureHost() (*host, error) {
 	return h, nil
 }
 
-// mendHost makes the host's side anew if something of it has gone since it was made
+// mendHost makes the host's side again if something of it has gone since it was made
 // as h, and reports whether it did.
 func (b *builtin) mendHost(h *host) bool {
 	b.hostMu.Lock()

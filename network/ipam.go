@@ -6,7 +6,7 @@ import (
 )
 
 // pool hands out the addresses of one subnet, in order and round the range, so that
-// an address is not used again until all others have been: somebody may still
+// an address is not used again until all others have been: someone may still
 // have the old pod's in a cache. It is not safe for concurrent use.
 type pool struct {
 	subnet netip.Prefix

@@ -248,7 +248,7 @@ func configure(ns *os.File, ips, gateways []netip.Addr) (given []netip.Addr, err
 	for _, ip := range ips {
 		addr := &netlink.Addr{IPNet: ipNet(ip, ip.BitLen())}
 		if ip.Is6() {
-			// The addresses are handed out by us: nobody else has them, and a
+			// The addresses are handed out by us: no one else has them, and a
 			// program that starts at once could not bind a tentative one.
 			addr.Flags = unix.IFA_F_NODAD
 		}

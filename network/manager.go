@@ -109,7 +109,7 @@ func New(c Config) *Manager {
 	}
 }
 
-// SetCNI says anew where CNI configuration and plugins are. Pods that are connected keep the configuration
+// SetCNI says again where CNI configuration and plugins are. Pods that are connected keep the configuration
 // that they were connected with.
 func (m *Manager) SetCNI(confDir string, binDirs []string) {
 	c := m.config

@@ -127,7 +127,7 @@ func (f *firewall) table() *nftables.Table {
 	return &nftables.Table{Name: f.name, Family: nftables.TableFamilyINet}
 }
 
-// replace makes the table anew, in one transaction: nobody sees it half made, and
+// replace makes the table again, in one transaction: no one sees it half made, and
 // connections that are translated already stay so.
 func (f *firewall) replace(r ruleset) error {
 	return f.transaction(func(c *nftables.Conn) error {
@@ -373,7 +373,7 @@ func (f *firewall) group(key expr.MetaKey, op expr.CmpOp) []expr.Any {
 	return meta(key, op, binary.NativeEndian.AppendUint32(nil, linkGroup(f.name))...)
 }
 
-// meta compares what is known of a packet beside its bytes.
+// meta compares what is known of a packet next to its bytes.
 func meta(key expr.MetaKey, op expr.CmpOp, want ...byte) []expr.Any {
 	return []expr.Any{&expr.Meta{Key: key, Register: reg1}, &expr.Cmp{Op: op, Register: reg1, Data: want}}
 }

@@ -65,7 +65,7 @@ func (b *builtin) dropIfOurs(h *hostLinks, link netlink.Link) error {
 	return b.deleteBridge()
 }
 
-// isOurs reports whether a bridge of our name was made by an earlier release, and not by somebody
+// isOurs reports whether a bridge of our name was made by an earlier release, and not by someone
 // else: it has a gateway's address, and no other ports than pods'.
 func (b *builtin) isOurs(h *hostLinks, bridge netlink.Link) (bool, error) {
 	addrs, err := h.AddrList(bridge, netlink.FAMILY_ALL)

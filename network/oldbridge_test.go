@@ -135,7 +135,7 @@ func TestEmptyOldBridge(t *testing.T) {
 	}
 }
 
-// A bridge that only has our name is somebody else's.
+// A bridge that only has our name is someone else's.
 func TestForeignBridge(t *testing.T) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = "coracle0"

@@ -21,7 +21,7 @@ type reaped struct {
 	now    int
 	most   int
 	broken error
-	hang   chan struct{} // calls with a name that begins with "hang" block until it is closed
+	hang   chan struct{} // calls with a name that starts with "hang" block until it is closed
 }
 
 func (w *reaped) work(_ context.Context, key string) error {

@@ -74,7 +74,7 @@ func senderIP(a net.Addr) string {
 // does other things, too, everything takes as long as it takes.
 const patience = 2 * time.Minute
 
-// silence is how long nobody answers before it counts as no answer.
+// silence is how long no one answers before it counts as no answer.
 const silence = 2 * time.Second
 
 // ask returns what is answered at an address when asked from a namespace, within a time.
