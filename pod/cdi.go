@@ -25,7 +25,7 @@ func validateCDI(names []string) error {
 }
 
 // injectCDI puts what the host's CDI specs say of the devices into the container's spec. The
-// spec files are read anew: few containers have such devices, and plugins write them at any
+// spec files are read again: few containers have such devices, and plugins write them at any
 // time. A device that cannot be found is an error, for without it the container would run
 // and do something else.
 func (m *Manager) injectCDI(spec *specs.Spec, names []string) error {

@@ -44,7 +44,7 @@ func (m *Manager) checkpointTo(ctx context.Context, e *entry[containerRecord], l
 	if st, err := os.Lstat(location); err == nil && !st.Mode().IsRegular() {
 		return fail(ErrInvalid, "location %s exists and is not a file", location)
 	}
-	// Beside the archive: what has room for one has room for the other.
+	// Next to the archive: what has room for one has room for the other.
 	work := filepath.Join(filepath.Dir(location), ".coracle-checkpoint-"+newID()[:16])
 	if err := saving(e, work); err != nil {
 		return err

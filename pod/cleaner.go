@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// cleaner does slow deletions in the background, so that nobody waits for them. What
+// cleaner does slow deletions in the background, so that no one waits for them. What
 // a job has to do stands in a record: a job lost to a crash is queued again by recovery.
 type cleaner struct {
 	life *life

@@ -280,7 +280,7 @@ func TestGrace(t *testing.T) {
 	}
 }
 
-// Host ports are free when Stop returns; what nobody sees is torn down behind its back.
+// Host ports are free when Stop returns; what no one sees is torn down behind its back.
 func TestWhatStopWaitsFor(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
@@ -361,7 +361,7 @@ func TestClosedDuringStart(t *testing.T) {
 	}
 }
 
-// What the shim has made of a start that nobody waits for any more does not keep the
+// What the shim has made of a start that no one waits for any more does not keep the
 // container from being started.
 func TestStartAfterAStrayCreate(t *testing.T) {
 	b := newBench(t)
@@ -379,7 +379,7 @@ func TestStartAfterAStrayCreate(t *testing.T) {
 	b.nothingLeft()
 }
 
-// A closed manager refuses work instead of beginning what nobody would end.
+// A closed manager refuses work instead of beginning what no one would end.
 func TestClosed(t *testing.T) {
 	b := newBench(t)
 	m, _ := b.manager()

@@ -71,7 +71,7 @@ func freeze(m *Manager, over <-chan struct{}) {
 	}()
 }
 
-// awaitFiles waits for the files of pods that are made beside the step that crashes: a
+// awaitFiles waits for the files of pods that are made next to the step that crashes: a
 // real crash would stop them, here they must not come after the recovery.
 func (b *bench) awaitFiles(m *Manager) {
 	deadline := time.Now().Add(patience)

@@ -74,7 +74,7 @@ type NamespacePins interface {
 	Root(dir string) error
 	Create(ctx context.Context, dir string, s nspin.Spec) (nspin.Set, error)
 	Remove(ctx context.Context, dir string) error
-	// SetHostname names a pinned UTS namespace anew.
+	// SetHostname names a pinned UTS namespace again.
 	SetHostname(pin, name string) error
 }
 
@@ -101,7 +101,7 @@ type Deps struct {
 	Plugins    Plugins       // none if nil
 	Meter      Meter         // this host if nil
 	Labels     Labeler       // this host's SELinux if nil
-	// Starting, if not nil, is called when a pod or container begins to be made: a
+	// Starting, if not nil, is called when a pod or container starts to be made: a
 	// process will start soon. It must return at once.
 	Starting func()
 	Log      *slog.Logger

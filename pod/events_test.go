@@ -78,7 +78,7 @@ func TestEventIsSeen(t *testing.T) {
 	idle(t, m)
 }
 
-// A watcher that does not read is closed, and holds up nobody.
+// A watcher that does not read is closed, and holds up no one.
 func TestSlowWatcher(t *testing.T) {
 	var w watchers
 	slow, quick := make(chan Event, 1), make(chan Event, 3)

@@ -130,7 +130,7 @@ func (m *Manager) runningContainer(id string) (*entry[containerRecord], error) {
 	return e, nil
 }
 
-// ReopenLog has the container's log file closed and opened anew, after it was renamed.
+// ReopenLog has the container's log file closed and opened again, after it was renamed.
 // ErrPrecondition unless the container runs.
 func (m *Manager) ReopenLog(ctx context.Context, id string) error {
 	e, err := m.runningContainer(id)

@@ -11,7 +11,7 @@ import (
 )
 
 // exits lets operations wait for the end of a container's or pod's init without
-// polling. An object that nobody waits for costs nothing.
+// polling. An object that no one waits for costs nothing.
 type exits struct {
 	mu      sync.Mutex
 	waiting map[string]chan struct{}
@@ -90,7 +90,7 @@ func (m *Manager) apply(ev client.Event) {
 }
 
 // exited notes the end of a container, once, and has the shim forget it in the
-// background. at is zero if nobody can know how it ended.
+// background. at is zero if no one can know how it ended.
 func (m *Manager) exited(e *entry[containerRecord], code int32, at time.Time, oom bool) {
 	if !e.get().running() {
 		return

@@ -38,7 +38,7 @@ func rewrite[T any](t *testing.T, path string, change func(*T)) {
 }
 
 // TestCheckpointMayNotNameAnyImage: who makes a pod of a checkpoint image, or the image, does not get at other images of
-// the node, which may have been pulled with somebody else's credentials.
+// the node, which may have been pulled with someone else's credentials.
 func TestCheckpointMayNotNameAnyImage(t *testing.T) {
 	withCRIU(t)
 	private := image.Image{

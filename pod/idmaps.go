@@ -55,7 +55,7 @@ func sysMaps(maps []IDMap) []syscall.SysProcIDMap {
 }
 
 // asRootOf runs f as the user namespace's root as far as files are concerned: a root file
-// system that shows its ids cannot hold files of the host's root, who is nobody there.
+// system that shows its ids cannot hold files of the host's root, who is no one there.
 func asRootOf(users IDMaps, f func() error) error {
 	if len(users.UIDs) == 0 {
 		return f()

@@ -33,7 +33,7 @@ func (m *Manager) Containers(f ContainerFilter) iter.Seq[Container] {
 }
 
 // PodItems are Pods as encode has them on its wire: asked once for each state that a pod is in, not once a list. All
-// callers must have the same encode, and nobody may change the bytes.
+// callers must have the same encode, and no one may change the bytes.
 func (m *Manager) PodItems(f PodFilter, encode func(*Pod) ([]byte, error)) ([][]byte, error) {
 	return items(m.podVersions(f), func(r *podRecord) ([]byte, error) {
 		p := r.value()

@@ -57,7 +57,7 @@ func (p *refusing) wasTold(ev PluginEvent) bool {
 
 func (p *refusing) UpdatePod(context.Context, Pod, *Resources, *Resources) error { return p.err }
 
-// TestPluginsRefuseUpdateOfPod: then nothing is noted, and nobody is told that it was.
+// TestPluginsRefuseUpdateOfPod: then nothing is noted, and no one is told that it was.
 func TestPluginsRefuseUpdateOfPod(t *testing.T) {
 	b := newBench(t)
 	m, _ := b.manager()

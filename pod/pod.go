@@ -44,7 +44,7 @@
 // An operation goes on when its caller goes away. Status and List read an immutable
 // value from memory and never wait.
 //
-// What is slow to free and seen by nobody (links, addresses, namespaces, shims) is freed
+// What is slow to free and seen by no one (links, addresses, namespaces, shims) is freed
 // in the background after Stop and Remove have returned; the record says that it is due.
 package pod
 

@@ -17,7 +17,7 @@ import (
 // interrupted operation back (making) or forward (stopping, removing):
 //
 //	record        shim says         becomes
-//	making        anything          rolled back: nobody ever learned its id
+//	making        anything          rolled back: no one ever learned its id
 //	created       –                 created
 //	starting      unknown, created  created (the start can be tried again)
 //	starting      running           running

@@ -110,7 +110,7 @@ func (m *Manager) removeStopped(ctx context.Context, e *entry[containerRecord]) 
 	}
 	_ = m.tellContainer(ctx, ContainerRemoved, e) // logged
 	if err := m.dropContainer(ctx, e); err != nil {
-		// Nobody can name it any more, so it is ours to finish.
+		// No one can name it any more, so it is ours to finish.
 		m.queueDrop(e)
 		return false, err
 	}

@@ -7,7 +7,7 @@ import (
 
 // A caller that got no answer (its deadline passed, the daemon was killed) calls again
 // with the same words. If the first call succeeded meanwhile, the second gets its
-// result: a pod that is ready, or a container that nobody can have started yet, made
+// result: a pod that is ready, or a container that no one can have started yet, made
 // from the very same configuration. Anything else with the identity is ErrExists.
 
 func (m *Manager) repeatedRun(holder string, c *Config) bool {

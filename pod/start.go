@@ -65,7 +65,7 @@ func (m *Manager) startContainer(ctx context.Context, e *entry[containerRecord])
 		return errors.Join(err, m.unstart(e))
 	}
 	if rec.Checkpoint != "" {
-		// Somebody may have had hands on it since the container was made.
+		// Someone may have had hands on it since the container was made.
 		if err := checkImages(rec.Checkpoint); err != nil {
 			return errors.Join(err, m.unstart(e))
 		}

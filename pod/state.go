@@ -14,7 +14,7 @@ import (
 // idLength is the length of pod and container ids, as peers have it.
 const idLength = 64
 
-// newID makes an id that nobody can guess.
+// newID makes an id that no one can guess.
 func newID() string {
 	var b [idLength / 2]byte
 	rand.Read(b[:]) // never fails (crypto/rand)

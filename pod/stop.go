@@ -13,7 +13,7 @@ import (
 // record stays, NotReady. Stopping a stopped or unknown pod succeeds.
 //
 // When it returns nothing of the pod runs and its host ports are free. What is slow
-// and seen by nobody (links, addresses, namespaces) goes in the background; the record
+// and seen by no one (links, addresses, namespaces) goes in the background; the record
 // says so, and recovery goes on with it.
 func (m *Manager) Stop(ctx context.Context, podID string) error {
 	e, err := m.pods.find(podID)

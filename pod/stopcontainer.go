@@ -201,7 +201,7 @@ func (m *Manager) settle(ctx context.Context, e *entry[containerRecord]) error {
 	return nil
 }
 
-// unknownExit is the exit code of a container whose end nobody saw, as peers have it.
+// unknownExit is the exit code of a container whose end no one saw, as peers have it.
 const unknownExit = 255
 
 // sharesPID says whether the container is in a PID namespace with others.

@@ -50,7 +50,7 @@ type world struct {
 	contents  map[string]fs.FS // of roots, by layersKey; others are all the same
 	networks  map[string]network.Pod
 	pins      map[string]bool
-	hostnames map[string]string // set anew, by pin
+	hostnames map[string]string // set again, by pin
 	images    map[string]image.Image
 	ranges    []netip.Prefix
 	cgroups   map[string]cgstat.Usage // by path; others have a reading of their own
@@ -130,7 +130,7 @@ func (h *hands) do(ctx context.Context, name string, deed func() error) error {
 	return deed()
 }
 
-// take makes hands for a new manager, and tells it of the exits that nobody deleted.
+// take makes hands for a new manager, and tells it of the exits that no one deleted.
 func (w *world) take() *hands {
 	w.mu.Lock()
 	defer w.mu.Unlock()
