@@ -46,7 +46,7 @@ func serveCommand(w http.ResponseWriter, r *http.Request, o remotecommand.Option
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	var running sync.WaitGroup
-	// Nothing else tells that the client is gone while the command prints nothing: it must not go on for nobody.
+	// Nothing else tells that the client is gone while the command prints nothing: it must not go on for no one.
 	running.Go(func() {
 		select {
 		case <-s.gone:

@@ -36,7 +36,7 @@ func signalNumber(name string) runtimeapi.Signal {
 }
 
 // stopSignal is the signal that stops a container: under the name that was asked for, which may be one of
-// two for the same signal, else by the number that the image, or nobody, has chosen. The kubelet takes the
+// two for the same signal, else by the number that the image, or no one, has chosen. The kubelet takes the
 // default for a runtime that cannot tell.
 func stopSignal(c *pod.Container) runtimeapi.Signal {
 	if c.Config.StopSignal != "" {

@@ -140,7 +140,7 @@ type Deps struct {
 	// Options are more options of the gRPC server.
 	Options []grpc.ServerOption
 	Log     *slog.Logger
-	// Beside, if not nil, adds services of its own to the server. Their calls are
+	// Next to, if not nil, adds services of its own to the server. Their calls are
 	// logged and their errors become statuses as CRI's do.
 	Beside func(grpc.ServiceRegistrar)
 }
@@ -153,6 +153,6 @@ type service struct {
 	config Config
 	deps   Deps
 	stream *streamServer
-	// ending is closed when the server begins to stop: nobody waits for streams.
+	// ending is closed when the server starts to stop: no one waits for streams.
 	ending <-chan struct{}
 }

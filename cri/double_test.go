@@ -51,7 +51,7 @@ type double struct {
 	exec       func(ctx context.Context, r pod.ExecRequest) (int32, error)
 	attach     func(ctx context.Context, tty bool, s pod.Streams) error
 	forward    func(port int32, conn io.ReadWriteCloser) error
-	events     chan pod.Event // closed by nobody but the test
+	events     chan pod.Event // closed by no one but the test
 }
 
 // call is one call that the double got.

@@ -51,7 +51,7 @@ func TestErrorsBecomeCodes(t *testing.T) {
 		{&os.PathError{Op: "write", Path: "/x", Err: syscall.ENOSPC}, codes.ResourceExhausted},
 		{syscall.EDQUOT, codes.ResourceExhausted},
 		{syscall.ENOMEM, codes.ResourceExhausted},
-		// The precondition is what the caller can mend, however it was found out.
+		// The precondition is what the caller can fix, however it was found out.
 		{fmt.Errorf("%w: %w", pod.ErrPrecondition, pod.ErrNotFound), codes.FailedPrecondition},
 		{fmt.Errorf("%w: %w", image.ErrUnavailable, context.DeadlineExceeded), codes.DeadlineExceeded},
 		// Regression: the code that another protocol's error carries won over the kind.

@@ -14,7 +14,7 @@ import (
 	"github.com/coracle-project/coracle/pod"
 )
 
-// watch begins a stream and returns when nothing escapes it any more.
+// watch starts a stream and returns when nothing escapes it any more.
 func watch(t *testing.T, e *edge) grpc.ServerStreamingClient[runtimeapi.ContainerEventResponse] {
 	t.Helper()
 	stream, err := e.runtime.GetContainerEvents(t.Context(), &runtimeapi.GetEventsRequest{})

@@ -50,7 +50,7 @@ func New(c Config, d Deps) (*Server, error) {
 		grpc.MaxConcurrentStreams(maxCalls),
 		grpc.ConnectionTimeout(handshake),
 		// A unix socket tells of a dead peer by itself: never ping, so that an
-		// idle connection wakes nobody.
+		// idle connection wakes no one.
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: time.Duration(math.MaxInt64)}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: minPing, PermitWithoutStream: true}),
 		grpc.UnaryInterceptor(o.unary),

@@ -24,7 +24,7 @@ func TestSignalsSurviveTheWayBack(t *testing.T) {
 	}
 }
 
-// The kubelet takes the default for a runtime that cannot tell: the image's signal, and SIGTERM where nobody has said
+// The kubelet takes the default for a runtime that cannot tell: the image's signal, and SIGTERM where no one has said
 // anything, were reported as that.
 func TestStopSignalThatWasNotAskedFor(t *testing.T) {
 	for n, want := range map[syscall.Signal]runtimeapi.Signal{

@@ -178,7 +178,7 @@ func TestClientLeavesBeforeItsStreams(t *testing.T) {
 	<-conn.CloseChan()
 }
 
-// TestClientOfSPDYLeaves: a command that reads and prints nothing must not go on for nobody.
+// TestClientOfSPDYLeaves: a command that reads and prints nothing must not go on for no one.
 func TestClientOfSPDYLeaves(t *testing.T) {
 	_, url, began, ended := heldExec(t)
 	conn := dial(t, url, remotecommand.StreamProtocolV4Name)

@@ -200,7 +200,7 @@ type streams struct {
 
 var _ portforward.PortForwarder = streams{}
 
-// left is err, or nil if the client went away: nobody is there to be told, and the
+// left is err, or nil if the client went away: no one is there to be told, and the
 // stream library would log what every Ctrl-C does as an unhandled error.
 func (s streams) left(ctx context.Context, err error) error {
 	if errors.Is(err, context.Canceled) && ctx.Err() != nil && s.ctx.Err() == nil {

@@ -295,7 +295,7 @@ func TestStreamURLs(t *testing.T) {
 	}
 }
 
-// heldExec begins an exec whose command goes on until its context ends. began is closed then, ended
+// heldExec starts an exec whose command goes on until its context ends. began is closed then, ended
 // gets the context's error.
 func heldExec(t *testing.T) (e *edge, url string, began chan struct{}, ended chan error) {
 	t.Helper()

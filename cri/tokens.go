@@ -13,11 +13,11 @@ import (
 const (
 	// tokenLife is how long a URL can be used for: the kubelet does so at once.
 	tokenLife = time.Minute
-	// maxTokens bounds the URLs that nobody has used yet.
+	// maxTokens bounds the URLs that no one has used yet.
 	maxTokens = 1000
 )
 
-// tokens are the streams that were asked for and not begun yet. A token is all that whoever
+// tokens are the streams that were asked for and not started yet. A token is all that whoever
 // has a URL needs, so it cannot be guessed, works once, and not for long.
 type tokens struct {
 	mu   sync.Mutex

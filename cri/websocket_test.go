@@ -193,7 +193,7 @@ func TestTerminalOverWebSocket(t *testing.T) {
 	s.read()
 }
 
-// TestClientOfWebSocketLeaves: the command must not go on for nobody.
+// TestClientOfWebSocketLeaves: the command must not go on for no one.
 func TestClientOfWebSocketLeaves(t *testing.T) {
 	_, url, began, ended := heldExec(t)
 	s := dialSocket(t, url, remotecommand.StreamProtocolV5Name)
