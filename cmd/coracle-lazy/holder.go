@@ -16,7 +16,7 @@ import (
 	"github.com/coracle-project/coracle/shim/keeper"
 )
 
-// keyPrefix begins the keys of layers in the keeper.
+// keyPrefix starts the keys of layers in the keeper.
 const keyPrefix = "lazy/"
 
 // holder gives layers to the keeper: of each, its connection to the kernel and its record, which has

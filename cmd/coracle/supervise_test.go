@@ -140,8 +140,8 @@ func TestPauses(t *testing.T) {
 	}
 }
 
-// A program that reports an error each time is not started for ever. One that is killed is, and begins
-// anew.
+// A program that reports an error each time is not started forever. One that is killed is, and starts
+// again.
 func TestSupervisorGivesUp(t *testing.T) {
 	for name, test := range map[string]struct {
 		script string

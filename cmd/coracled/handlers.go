@@ -52,7 +52,7 @@ func logLimit(fileBytes int64, files int) client.LogLimit {
 	return client.LogLimit{FileBytes: fileBytes, Files: files}
 }
 
-// runtimeOf is who makes a handler's containers, as the shim has it: nobody but itself for our
+// runtimeOf is who makes a handler's containers, as the shim has it: no one but itself for our
 // own runtime.
 func runtimeOf(h config.Handler) string {
 	if h.Runtime == "coracle" {

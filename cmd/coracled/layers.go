@@ -33,7 +33,7 @@ func (c *collector) poke() {
 	}
 }
 
-// start begins to collect; close waits for the end of it.
+// start starts to collect; close waits for the end of it.
 func (c *collector) start(collect func(context.Context) error, log *slog.Logger) {
 	ctx, stop := context.WithCancel(context.Background())
 	c.stop, c.done = stop, make(chan struct{})

@@ -66,7 +66,7 @@ func (n *node) lazyShown(ctx context.Context) func(digest.Digest) bool {
 	return func(d digest.Digest) bool { return shown[d] }
 }
 
-// keepLazy goes on keeping a program alive that runs, and tells it what was unpacked while nobody
+// keepLazy goes on keeping a program alive that runs, and tells it what was unpacked while no one
 // could.
 func (n *node) keepLazy(ctx context.Context) {
 	k := lazyKeeping{ask: n.lazy.Status, keep: n.startLazy, whole: n.snapshots.HasLayer, unpacked: n.lazyLayers().LazyUnpacked}

@@ -13,7 +13,7 @@ const (
 	// gcPercent trades a little CPU for memory: at 20 MB of live data the heap
 	// peaks at 30 instead of 40.
 	gcPercent = 50
-	// memoryLimit is where the collector begins to work harder, not a wall.
+	// memoryLimit is where the collector starts to work harder, not a wall.
 	memoryLimit = 96 << 20
 	// quiet is how long nothing must have been done before garbage is given back.
 	quiet = 10 * time.Second
@@ -27,7 +27,7 @@ const (
 // the burst is over. Nothing wakes it while nothing is done.
 type memory struct{ garbage, pages *time.Timer }
 
-// limitMemory sets the collector's limits and begins with the burst that a start is.
+// limitMemory sets the collector's limits and starts with the burst that a start is.
 func limitMemory() *memory {
 	debug.SetGCPercent(gcPercent)
 	debug.SetMemoryLimit(memoryLimit)

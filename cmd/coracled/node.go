@@ -206,7 +206,7 @@ func (n *node) startShim(ctx context.Context, respawn []string) error {
 	return n.shim.Start(ctx)
 }
 
-// starting is what is done when a pod or container begins to be made. Only libcontainer moves
+// starting is what is done when a pod or container starts to be made. Only libcontainer moves
 // processes between cgroups in the way that has to be kept warm.
 func (n *node) starting() func() {
 	if n.config.Shim.Engine == "libcontainer" {

@@ -74,7 +74,7 @@ func purge(ctx context.Context, c config.Config, images bool, log *slog.Logger) 
 		return fmt.Errorf("purge: %w", err)
 	}
 	if state || root {
-		// Without the state directory (somebody has emptied /run) there may still be
+		// Without the state directory (someone has emptied /run) there may still be
 		// a firewall table, writable layers.
 		if err := purgeState(ctx, c, log); err != nil {
 			return fmt.Errorf("purge: %w", err)
@@ -157,7 +157,7 @@ func takeState(ctx context.Context, dir string) (*dirLock, error) {
 
 // endDaemon sends SIGTERM to the holder of the lock. The pid comes from the lock's
 // file; that it is the holder's is seen from its having the file open, through a
-// pidfd, so that a number used again harms nobody.
+// pidfd, so that a number used again harms no one.
 func endDaemon(dir string) error {
 	f, err := openLock(dir)
 	if err != nil {

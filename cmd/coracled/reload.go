@@ -14,7 +14,7 @@ import (
 )
 
 // live is what a reload changes. A new value takes the place of the old one as a whole, so that
-// nobody sees half of a change.
+// no one sees half of a change.
 type live struct {
 	config config.Config
 	pods   map[string]pod.Handler
@@ -29,7 +29,7 @@ type source struct {
 
 // reload reads the settings again and takes over those that may change while pods run: registries, CNI,
 // runtime handlers, the log's level. With an error in them, all stays as it was. systemd is told
-// when it begins and ends (Type=notify-reload, and for systemctl reload with ExecReload).
+// when it starts and ends (Type=notify-reload, and for systemctl reload with ExecReload).
 func (n *node) reload(ctx context.Context, s source) {
 	n.tell(reloading())
 	switch changed, later, err := n.take(ctx, s); {
@@ -72,7 +72,7 @@ func (n *node) tell(state string) {
 	}
 }
 
-// reloading is what systemd wants to hear when a reload begins: the time tells it which READY=1 is
+// reloading is what systemd wants to hear when a reload starts: the time tells it which READY=1 is
 // the answer to which request (sd_notify(3)).
 func reloading() string {
 	var now unix.Timespec

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// listen binds a unix socket with mode 0660 at path. A stale one, which nobody
+// listen binds a unix socket with mode 0660 at path. A stale one, which no one
 // answers on, is replaced; one that a process listens on, and anything that is not
 // a socket, is left alone. The socket never has a wider mode, and a crash at any
 // point leaves at most a stale one.

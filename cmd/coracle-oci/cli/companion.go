@@ -63,7 +63,7 @@ func (a *app) becomeCompanion() error {
 }
 
 // inheritedConsole is the console socket that the program which executed this one has
-// connected, or -1. Nobody else is to see it.
+// connected, or -1. No one else is to see it.
 func inheritedConsole() int {
 	text := os.Getenv(consoleVar)
 	_ = os.Unsetenv(consoleVar)

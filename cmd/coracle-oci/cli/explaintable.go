@@ -193,7 +193,7 @@ func ids(list []plan.Mapping) string {
 	return strings.Join(out, "; ")
 }
 
-// words writes arguments so that one sees where each begins.
+// words writes arguments so that one sees where each starts.
 func words(args []string) string {
 	out := make([]string, len(args))
 	for i, a := range args {

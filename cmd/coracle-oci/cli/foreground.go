@@ -31,7 +31,7 @@ func (a *app) foreground(p *specs.Process, consoleSocket string, preserve int) (
 		return nil, err
 	}
 	// From now on, so that none that comes while the container is made ends this program and
-	// leaves the container behind. Nobody gives them back: the program ends.
+	// leaves the container behind. No one gives them back: the program ends.
 	caught, err := signals.Take()
 	if err != nil {
 		return nil, err

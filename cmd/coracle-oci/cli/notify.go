@@ -22,7 +22,7 @@ import (
 const (
 	notifyInContainer = "/run/notify"
 	notifyName        = "notify.sock"
-	// notifyPrefix begins the name of the directory with the socket, in the state
+	// notifyPrefix starts the name of the directory with the socket, in the state
 	// directory; no container can have such an id.
 	notifyPrefix = "~notify-"
 	// barrierTimeout is how long systemd may take to handle what was sent.
@@ -36,7 +36,7 @@ type notifier struct {
 	sock *net.UnixConn // nil until listen
 }
 
-// newNotifier is nil when nobody waits. A spec, if given, gets the socket: start has none.
+// newNotifier is nil when no one waits. A spec, if given, gets the socket: start has none.
 func (a *app) newNotifier(id string, spec *specs.Spec) (*notifier, error) {
 	host := os.Getenv("NOTIFY_SOCKET")
 	if host == "" {

@@ -13,7 +13,7 @@ const (
 )
 
 // sendPidfd connects to the socket at path and sends it a pidfd of our child pid, which
-// nobody has reaped yet: the number cannot be another's. It does nothing for an empty path.
+// no one has reaped yet: the number cannot be another's. It does nothing for an empty path.
 func sendPidfd(path, whose string, pid int) error {
 	if path == "" {
 		return nil

@@ -82,7 +82,7 @@ func inTerminal(t *testing.T, size console.WinSize, args ...string) *session {
 	return s
 }
 
-// expect reads lines until one begins with want, and returns the rest of that one.
+// expect reads lines until one starts with want, and returns the rest of that one.
 func (s *session) expect(want string) (rest string) {
 	s.t.Helper()
 	var seen []string

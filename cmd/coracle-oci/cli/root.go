@@ -21,7 +21,7 @@ type app struct {
 	extra                    *Companion // nil: the companion has it
 	args                     []string
 	console                  int            // the console socket, connected; -1: none
-	opened                   *engine.Engine // nil until somebody needs it
+	opened                   *engine.Engine // nil until someone needs it
 	traceSteps               bool
 	watch                    stopwatch
 	engineName               string

@@ -65,7 +65,7 @@ type life struct {
 	flags             *makeFlags
 	make              func(runtime.Stdio) (runtime.Container, error)
 	start             func(runtime.Container) error
-	notify            *notifier // nil: nobody waits for READY=1
+	notify            *notifier // nil: no one waits for READY=1
 	keep, noSubreaper bool
 }
 

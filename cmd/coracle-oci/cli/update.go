@@ -163,7 +163,7 @@ func (u *updateFlags) resources(set func(string) bool) (*specs.LinuxResources, e
 	return r, errors.Join(errs...)
 }
 
-// completeResources sets what the kernel wants beside what is asked for, as runc does.
+// completeResources sets what the kernel wants next to what is asked for, as runc does.
 func completeResources(r *specs.LinuxResources) {
 	if m := r.Memory; m != nil && m.Limit != nil && *m.Limit == -1 && m.Swap == nil {
 		// There is no limit of swap without one of memory.

@@ -57,7 +57,7 @@ func (r *reader) next() (Line, error) {
 }
 
 // truncated says whether the file has become shorter than what was read of it, and if so
-// begins again at its beginning.
+// starts again at its beginning.
 func (r *reader) truncated() (bool, error) {
 	st, err := r.file.Stat()
 	if err != nil {

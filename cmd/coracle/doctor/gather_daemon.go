@@ -13,7 +13,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// patience bounds each question to somebody else.
+// patience bounds each question to someone else.
 const patience = 5 * time.Second
 
 // askDaemon also returns the registries that the daemon's images came from.

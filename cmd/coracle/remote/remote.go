@@ -125,7 +125,7 @@ func connect(conn httpstream.Connection, s Streams, outputs, sizes *sync.WaitGro
 			_ = from.Close() // our direction
 			outputs.Go(func() {
 				if _, err := io.Copy(to, from); err != nil {
-					// No one reads what the command writes; it must not wait for that for ever.
+					// No one reads what the command writes; it must not wait for that forever.
 					_ = conn.Close()
 				}
 			})

@@ -341,7 +341,7 @@ func checkHostPort(key, address string) error {
 	return nil
 }
 
-// checkLoopback wants an address that nobody else on the network reaches.
+// checkLoopback wants an address that no one else on the network reaches.
 func checkLoopback(key, address string) error {
 	if err := checkHostPort(key, address); err != nil {
 		return err

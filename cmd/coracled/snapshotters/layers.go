@@ -59,7 +59,7 @@ func (s *Stores) copyLayer(ctx context.Context, d snapshot.DriverName, to *snaps
 		err = snapshot.ErrLayerMissing // its image was removed while it was copied
 	}
 	if err != nil {
-		// Nobody else would remove the copy, or know that it may not be on disk.
+		// No one else would remove the copy, or know that it may not be on disk.
 		err = errors.Join(err, to.RemoveLayer(context.WithoutCancel(ctx), layer))
 		return fmt.Errorf("copy layer %s for snapshotter %s: %w", layer, d, err)
 	}

@@ -1,7 +1,7 @@
 // Package snapshotters gives runtime handlers a snapshot driver of their own: a virtual machine's shim may
 // want EROFS images where the node's other containers have overlayfs.
 //
-// Images are unpacked into the node's own store. A driver that only a handler wants has a store beside
+// Images are unpacked into the node's own store. A driver that only a handler wants has a store next to
 // it, which gets copies of those layers that its containers are made of, each made of the archive that the
 // node's store makes again, and checked against its digest. The copy goes when its original goes.
 //
@@ -113,7 +113,7 @@ func (s *Stores) open(ctx context.Context, d snapshot.DriverName, projects int, 
 	return nil
 }
 
-// tidy removes copies that a crash may have damaged, those whose originals are gone, and all if nobody
+// tidy removes copies that a crash may have damaged, those whose originals are gone, and all if no one
 // wants them. What containers use stays.
 func (s *Stores) tidy(ctx context.Context, d snapshot.DriverName, store *snapshot.Store, wanted bool) error {
 	layers, err := store.Layers()

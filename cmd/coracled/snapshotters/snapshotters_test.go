@@ -24,7 +24,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// rig is a node's store with the overlay driver, whose layers are given, and Stores beside it.
+// rig is a node's store with the overlay driver, whose layers are given, and Stores next to it.
 type rig struct {
 	testing.TB
 	dir    string
@@ -136,7 +136,7 @@ func (r *rig) prepare(id string, driver snapshot.DriverName, layers ...digest.Di
 	return snap
 }
 
-// A root of a handler's driver has what the image has, beside roots of the node's; each is told, measured and removed
+// A root of a handler's driver has what the image has, next to roots of the node's; each is told, measured and removed
 // by the store that has it.
 func TestRootOfAHandler(t *testing.T) {
 	r := newRig(t)

@@ -22,7 +22,7 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// namespace begins the name of every metric of ours.
+// namespace starts the name of every metric of ours.
 const namespace = "coracle"
 
 // Metrics are the daemon's own. Its methods may be called concurrently.

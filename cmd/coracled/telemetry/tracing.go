@@ -25,7 +25,7 @@ type Tracing struct {
 	// Endpoint is the URL of an OTLP collector (gRPC): http://host:port, or https:// for TLS.
 	Endpoint string
 	// Ratio of traces that begin here and are sampled, 0 to 1. A trace that the caller has
-	// begun is sampled if the caller's is (W3C Trace Context, in the call's metadata).
+	// started is sampled if the caller's is (W3C Trace Context, in the call's metadata).
 	Ratio   float64
 	Version string
 	Log     *slog.Logger
@@ -41,7 +41,7 @@ type Tracer struct {
 	flush    time.Duration // flushLimit, but for tests
 }
 
-// StartTracing begins to export spans. It does not wait for the collector, which may come
+// StartTracing starts to export spans. It does not wait for the collector, which may come
 // and go; spans that cannot be sent are dropped, and logged.
 func StartTracing(ctx context.Context, t Tracing) (*Tracer, error) {
 	exporter, err := otlptracegrpc.New(ctx, otlptracegrpc.WithEndpointURL(t.Endpoint))
