@@ -2,7 +2,7 @@
 // being started.
 //
 // Moving a process into a cgroup takes the kernel's cgroup_threadgroup_rwsem for
-// writing. When nobody did so lately, the first writer waits for an RCU grace
+// writing. When no one did so lately, the first writer waits for an RCU grace
 // period, 10 to 12 ms on an idle machine (Linux 6.18); those that follow within
 // some milliseconds do not (rcu_sync, kernel/rcu/sync.c). Keep is such a writer: it
 // pays the wait while a pod or a container is still being prepared, and spares it to

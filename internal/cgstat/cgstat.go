@@ -1,6 +1,6 @@
 // Package cgstat reads what a cgroup's processes use, as the kubelet and cAdvisor count
 // it, on cgroup v2, on v1, and on v1 with the unified hierarchy beside it. It only
-// reads files, so that a hung shim or container keeps nobody from learning it.
+// reads files, so that a hung shim or container keeps no one from learning it.
 //
 // A controller that a hierarchy lacks leaves its figures zero.
 package cgstat
@@ -51,7 +51,7 @@ type CPU struct {
 // Memory is in bytes, but for the last line.
 type Memory struct {
 	Used, Peak, Limit uint64 // a limit of 0 is none
-	// WorkingSet is what is used less the file pages that nobody has asked for lately.
+	// WorkingSet is what is used less the file pages that no one has asked for lately.
 	WorkingSet                                           uint64
 	RSS, Cache, Mapped, Kernel, ActiveFile, InactiveFile uint64
 	Swap                                                 uint64
@@ -91,7 +91,7 @@ var unified = sync.OnceValue(func() bool {
 // controllers are the hierarchies of v1 that have something to read.
 var controllers = []string{"cpu", "cpuacct", "memory", "pids", "blkio", "hugetlb"}
 
-// wanted leaves out what nobody asks for and what is slow to read; withPressure is what the
+// wanted leaves out what no one asks for and what is slow to read; withPressure is what the
 // unified hierarchy beside v1 has, which has no controllers.
 var (
 	wanted = &cgroups.StatsOptions{
@@ -100,7 +100,7 @@ var (
 	withPressure = &cgroups.StatsOptions{Controllers: cgroups.CPU | cgroups.Memory | cgroups.IO}
 )
 
-// Read reads the cgroup at path, which begins at the root of each hierarchy. ErrNone if
+// Read reads the cgroup at path, which starts at the root of each hierarchy. ErrNone if
 // there is none.
 func Read(path string) (Usage, error) {
 	u, err := read(path)

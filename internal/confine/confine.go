@@ -36,7 +36,7 @@ type Program struct {
 	Name string
 	Args []string
 	// Files is a directory that the program sees as /tmp/in, read-only, and Scratch one that it
-	// sees as /tmp. It has to be Nobody's, with an empty directory in. Both, or none, are all
+	// sees as /tmp. It has to be No one's, with an empty directory in. Both, or none, are all
 	// that there is besides the system's programs and libraries, where Landlock is.
 	Files, Scratch string
 	// Stdin is what the program reads; nil is nothing. Stdout is where its output goes; nil is to

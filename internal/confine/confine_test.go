@@ -141,7 +141,7 @@ func sh(t *testing.T, script string) Program {
 	return p
 }
 
-// reachable is a copy of this program that nobody may run.
+// reachable is a copy of this program that no one may run.
 func reachable(t *testing.T) string {
 	t.Helper()
 	self, err := os.Executable()
@@ -222,7 +222,7 @@ func TestEnds(t *testing.T) {
 	}
 }
 
-// A process that the program leaves behind holds its output open, and nobody up.
+// A process that the program leaves behind holds its output open, and no one up.
 func TestLeavesAProcess(t *testing.T) {
 	p := program(t)
 	p.Name, p.Args = reachable(t), []string{"leaves"}

@@ -42,7 +42,7 @@ import (
 	"os"
 )
 
-// Point is a named place between two side effects. Its name begins with the name of the package.
+// Point is a named place between two side effects. Its name starts with the name of the package.
 type Point string
 
 // ErrInjected is what an armed point with the action "error" returns.

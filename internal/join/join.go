@@ -2,7 +2,7 @@
 // under way, instead of failing or doing the work twice.
 //
 // It differs from golang.org/x/sync/singleflight in whose context the work runs on:
-// the work belongs to nobody who waits for it, so it goes on when its callers go away,
+// the work belongs to no one who waits for it, so it goes on when its callers go away,
 // and each caller stops waiting at its own deadline.
 package join
 
@@ -51,7 +51,7 @@ func (g *Group[T]) Do(ctx context.Context, key string, work func(context.Context
 }
 
 func (g *Group[T]) run(ctx context.Context, key string, c *call[T], work func(context.Context) (T, error)) {
-	// A panic must not leave the callers waiting for ever; it is theirs to report.
+	// A panic must not leave the callers waiting forever; it is theirs to report.
 	defer func() {
 		if p := recover(); p != nil {
 			c.err = fmt.Errorf("panic in %s: %v", key, p)

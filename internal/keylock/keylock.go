@@ -8,14 +8,14 @@ import (
 	"sync"
 )
 
-// Lock is a set of locks with names; its zero value is ready. A name that nobody
+// Lock is a set of locks with names; its zero value is ready. A name that no one
 // holds takes no memory.
 type Lock struct {
 	mu   sync.Mutex
 	held map[string]chan struct{} // closed when let go
 }
 
-// Acquire waits until nobody holds key, or until ctx ends. The returned function
+// Acquire waits until no one holds key, or until ctx ends. The returned function
 // lets go; it must be called exactly once.
 func (l *Lock) Acquire(ctx context.Context, key string) (release func(), err error) {
 	for {

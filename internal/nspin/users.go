@@ -52,7 +52,7 @@ func (u Users) withNamespaces(flags uintptr, f func(pid int) error) error {
 		Sys: &syscall.SysProcAttr{
 			Cloneflags:  flags | unix.CLONE_NEWUSER,
 			UidMappings: u.UIDs, GidMappings: u.GIDs,
-			// Else nobody in the pod could ever drop a group.
+			// Else no one in the pod could ever drop a group.
 			GidMappingsEnableSetgroups: true,
 			Ptrace:                     true,
 			Pdeathsig:                  unix.SIGKILL,

@@ -1,9 +1,9 @@
 // Package procsys opens /proc/sys so that it stays quick on a node with many network namespaces.
 //
-// The kernel's cache of names has an entry for each namespace in which somebody has looked up net/ipv4 or net/ipv6, all
+// The kernel's cache of names has an entry for each namespace in which someone has looked up net/ipv4 or net/ipv6, all
 // of one name in one directory, and compares each (proc_sys_compare in fs/proc/proc_sysctl.c, Linux 6.18) to find that
 // of the thread's: with 500 pods 1.3 ms of processor time for the start of another. Each instance of the file system
-// has its own names. So those that this package mounts, where nobody else sees them, are used for some pods only.
+// has its own names. So those that this package mounts, where no one else sees them, are used for some pods only.
 package procsys
 
 import (
@@ -41,7 +41,7 @@ func Use(f func(dir string) error) error {
 	return f(fmt.Sprintf("/proc/self/fd/%d/sys", i.fd))
 }
 
-// take returns an instance to use, or nil. Nobody waits while the next is mounted.
+// take returns an instance to use, or nil. No one waits while the next is mounted.
 func take() *instance {
 	if i, mount := present(); !mount {
 		return i

@@ -16,7 +16,7 @@ import (
 )
 
 // guarded are the folders whose code handles paths that strangers wrote. In them
-// nobody may name a file to package os, or to the system calls beneath it, except
+// no one may name a file to package os, or to the system calls beneath it, except
 // in the files that allowed.txt lists with a reason. Which variable holds a
 // stranger's path cannot be told by looking at the code; which file calls such a
 // function can.

@@ -72,7 +72,7 @@ type Daemon struct {
 	Socket      string // path
 	LogFile     string // coracled's own log
 	Config      string // path
-	// Cgroup is a cgroup parent that nobody else uses; pods of tests go below it.
+	// Cgroup is a cgroup parent that no one else uses; pods of tests go below it.
 	Cgroup string
 	// Logs is the parent of pods' log directories.
 	Logs string

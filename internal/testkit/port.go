@@ -8,7 +8,7 @@ import (
 )
 
 // RefusingAddr is a host:port that refuses connections until the test ends. The port of a listener
-// that was closed may be another process's the next moment; this one is bound, and nobody listens.
+// that was closed may be another process's the next moment; this one is bound, and no one listens.
 func RefusingAddr(t testing.TB) string {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)

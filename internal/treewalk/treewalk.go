@@ -244,8 +244,8 @@ func (w *walker) deeper(base int, at string, fd int, dir string) (int, error) {
 	return climb(fd, strings.Count(dir, "/"), &was)
 }
 
-// climb goes some directories up, closing the one it begins at. Where that does not lead to the
-// directory that it was, because somebody has moved what is between, it returns -1.
+// climb goes some directories up, closing the one it starts at. Where that does not lead to the
+// directory that it was, because someone has moved what is between, it returns -1.
 func climb(fd, levels int, was *unix.Stat_t) (int, error) {
 	up, err := unix.Openat(fd, strings.Repeat("../", levels), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	_ = unix.Close(fd)
@@ -264,7 +264,7 @@ func climb(fd, levels int, was *unix.Stat_t) (int, error) {
 	return up, nil
 }
 
-// join is the name of a directory, as far as it is told. dir begins with ".".
+// join is the name of a directory, as far as it is told. dir starts with ".".
 func join(at, dir string) string {
 	if len(at) >= maxDir {
 		return at

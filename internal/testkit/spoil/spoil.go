@@ -30,7 +30,7 @@ func Each(m proto.Message, dir string) iter.Seq2[string, proto.Message] {
 	}
 }
 
-// visitor walks the original, and makes each copy anew: find leads to the same place in it.
+// visitor walks the original, and makes each copy again: find leads to the same place in it.
 type visitor struct {
 	dir   string
 	root  proto.Message
