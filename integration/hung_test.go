@@ -73,7 +73,7 @@ func initReply(unique uint64) []byte {
 	return b
 }
 
-// A volume whose file system hangs is the trouble of the container that wants it: nobody else waits, neither other
+// A volume whose file system hangs is the trouble of the container that wants it: no one else waits, neither other
 // pods nor other containers of its pod nor any list; the call can be given up, and when the file system
 // is gone or back, all goes on, with nothing left.
 func TestHungMount(t *testing.T) {

@@ -69,7 +69,7 @@ func TestRemoveImage(t *testing.T) {
 }
 
 // An image that is removed under a container goes, with all its layers, when the
-// container does: nobody has to ask again.
+// container does: no one has to ask again.
 func TestRemoveImageInUse(t *testing.T) {
 	n := newNode(t, testkit.Options{})
 	n.warm()

@@ -83,7 +83,7 @@ func (k *kubelet) scriptPod(ts *testscript.TestScript, neg bool, args []string) 
 	ts.Check(os.WriteFile(tmp, []byte(expand(ts, args[0])), 0o600))
 	path := k.manifest(ts, args[0])
 	ts.Check(os.Rename(tmp, path))
-	ts.Defer(func() { _ = os.Remove(path) }) // if nobody has taken it away
+	ts.Defer(func() { _ = os.Remove(path) }) // if no one has taken it away
 }
 
 var manifestName = regexp.MustCompile(`(?m)^metadata: \{name: ([a-z0-9-]+)`)

@@ -128,7 +128,7 @@ func TestLazyKilledWhileReading(t *testing.T) {
 	p.remove()
 }
 
-// With the keeper and the process gone at once nobody has the mount any more: what runs from it ends or
+// With the keeper and the process gone at once no one has the mount any more: what runs from it ends or
 // gets errors and can be taken down, and the layer is pulled again.
 func TestLazyLost(t *testing.T) {
 	r := newLazyRig(t)

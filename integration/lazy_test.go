@@ -100,7 +100,7 @@ func (r *lazyRig) upload(t *testing.T) {
 	r.ref = r.Host() + name
 }
 
-// spoil says what the proxy does, beside holding what is fetched behind: that begins at the blob's
+// spoil says what the proxy does, beside holding what is fetched behind: that starts at the blob's
 // first byte, where no file is.
 func (r *lazyRig) spoil(fault func(*http.Request) faultproxy.Fault) {
 	r.Set(func(req *http.Request) faultproxy.Fault {

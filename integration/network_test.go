@@ -173,7 +173,7 @@ func TestCNI(t *testing.T) {
 }
 
 // A broken configuration: pods fail with the cause, Status says so, and once it is
-// mended pods start, without a restart.
+// fixed pods start, without a restart.
 func TestBadCNI(t *testing.T) {
 	ipam := t.TempDir()
 	good := cniConf(t, ipam)

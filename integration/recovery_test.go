@@ -148,7 +148,7 @@ func logSize(c *container) int64 {
 	return fi.Size()
 }
 
-// A container that ends while nobody is there to see it: its exit status is known
+// A container that ends while no one is there to see it: its exit status is known
 // afterwards. The keeper is halted meanwhile, or it would end the gap.
 func TestExitInTheGap(t *testing.T) {
 	for _, tc := range []struct {

@@ -56,7 +56,7 @@ func connectProxy(t *testing.T, to string) (proxy string, asked func() []string)
 	}
 }
 
-// A registry whose name nobody here can resolve is reached through the proxy of the
+// A registry whose name no one here can resolve is reached through the proxy of the
 // daemon's environment.
 func TestProxy(t *testing.T) {
 	g := newGuarded(t)

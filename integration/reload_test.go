@@ -31,7 +31,7 @@ func newSupervisor(t testing.TB) (s supervisor, env string) {
 	return supervisor{t, c}, "NOTIFY_SOCKET=" + path
 }
 
-// hears waits for a message that begins so.
+// hears waits for a message that starts so.
 func (s supervisor) hears(want string) {
 	s.t.Helper()
 	if err := s.c.SetReadDeadline(time.Now().Add(callTimeout)); err != nil {

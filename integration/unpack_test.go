@@ -215,7 +215,7 @@ func describeRoot(t *testing.T, root string) map[string]string {
 }
 
 // describe is a line for each name of a tree. Files with several names are told by the first
-// of them. Directories that lose or gain a name after they were made have times that nobody
+// of them. Directories that lose or gain a name after they were made have times that no one
 // promises.
 func describe(t *testing.T, root string) map[string]string {
 	t.Helper()

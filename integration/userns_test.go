@@ -22,7 +22,7 @@ func userNamespace() *cri.UserNamespace {
 }
 
 // In a pod with a user namespace root is root, owns what root owns elsewhere, and is
-// nobody on the host.
+// no one on the host.
 func TestUserNamespace(t *testing.T) {
 	n := newNode(t, testkit.Options{})
 	n.pull("busybox")

@@ -24,7 +24,7 @@ import (
 //	run POD NAME SCRIPT...       a shell script in a busybox container
 //	ended POD NAME               waits until that has ended
 //	stop, start                  coracled
-//	rotate POD NAME              renames its log to .1 and has it opened anew, as the kubelet does
+//	rotate POD NAME              renames its log to .1 and has it opened again, as the kubelet does
 //	opened POD NAME              waits until coracle reads its log
 func TestWorkloadCommands(t *testing.T) {
 	s := workloadScripts{coracle: testkit.Bin(t, "coracle"), worlds: map[string]*world{}}

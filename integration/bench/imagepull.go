@@ -197,7 +197,7 @@ func (t *target) createSome(ctx context.Context, ref string) (float64, error) {
 			return 0, err
 		}
 		took = append(took, float64(time.Since(begin).Microseconds())/1000)
-		// CRI-O gives a container that never ran ten seconds to end on a signal that nobody hears.
+		// CRI-O gives a container that never ran ten seconds to end on a signal that no one hears.
 		if _, err := t.client.StopContainer(ctx, &cri.StopContainerRequest{ContainerId: c.GetContainerId()}); err != nil {
 			return 0, err
 		}

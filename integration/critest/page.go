@@ -12,7 +12,7 @@ import (
 	"github.com/coracle-project/coracle/internal/testkit"
 )
 
-// The page is an introduction and a part for each kind of machine, which begins with a heading of
+// The page is an introduction and a part for each kind of machine, which starts with a heading of
 // level two and is replaced by each run on such a machine.
 
 // writePart writes a machine's part into the page at path, or to standard output for "-".

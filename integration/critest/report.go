@@ -105,7 +105,7 @@ func summarize(results []result) (s summary) {
 	return s
 }
 
-// failures are what has to be mended.
+// failures are what has to be fixed.
 func failures(results []result) (wrong []string) {
 	for _, r := range results {
 		if r.outcome == failed {

@@ -105,7 +105,7 @@ func (a *attack) read() {
 	}
 }
 
-// await waits for a line that begins so.
+// await waits for a line that starts so.
 func (a *attack) await(prefix string) {
 	a.r.Helper()
 	late := time.After(patience)
@@ -132,7 +132,7 @@ func (a *attack) await(prefix string) {
 // patience is how long something may take that always happens.
 const patience = 2 * time.Minute
 
-// stop ends the attack and returns how often what succeeded, without what begins with one of
+// stop ends the attack and returns how often what succeeded, without what starts with one of
 // those. An attacker that has tried nothing, or has not ended by itself, fails the test.
 func (a *attack) stop(known ...string) map[string]int {
 	a.r.Helper()

@@ -35,7 +35,7 @@ func (s *sample) at(quantile float64) time.Duration {
 }
 
 // commands runs `run` of true with every runtime, so many times in a row before it is another one's
-// turn; another one begins each time. What a kernel does later, or less often, than after each
+// turn; another one starts each time. What a kernel does later, or less often, than after each
 // run (RCU, the moves of cgroup v1) falls on others in turns, and on the same in a row.
 func (w *workshop) commands(runs, inRow int) ([]sample, error) {
 	rootfs := filepath.Join(w.bundles[noSeccomp], "rootfs")

@@ -1,14 +1,14 @@
 //go:build cgo
 
 // Command ocibench measures how long one container takes, in one run on one machine: coracle-oci
-// beside crun and runc, and the engine in process beside libcontainer; with and without a
+// next to crun and runc, and the engine in process next to libcontainer; with and without a
 // seccomp profile, with 2,000 more mounts on the host, and from four callers at once.
 //
 //	bin/test/ocibench                          print the tables
 //	bin/test/ocibench -md docs/benchmarks.md   write that page's part, too
 //
 // The programs take turns, so that a noisy moment falls on all of them. All run in namespaces
-// of this program's own, without the unified cgroup hierarchy beside those of version 1, which crun refuses.
+// of this program's own, without the unified cgroup hierarchy next to those of version 1, which crun refuses.
 package main
 
 import (

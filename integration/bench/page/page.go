@@ -10,10 +10,10 @@ import (
 	"strings"
 )
 
-// Part is a part of the page: the heading that it begins with.
+// Part is a part of the page: the heading that it starts with.
 type Part string
 
-// The parts, in order. The first begins with the page.
+// The parts, in order. The first starts with the page.
 const (
 	Runtimes  Part = "# Benchmarks"
 	Container Part = "## One container"
@@ -26,7 +26,7 @@ const (
 
 var parts = []Part{Runtimes, Container, Clusters, Memory, Images, Services, Network}
 
-// Write replaces a part of the page by text, which begins with the part's heading.
+// Write replaces a part of the page by text, which starts with the part's heading.
 func Write(path string, part Part, text string) error {
 	old, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

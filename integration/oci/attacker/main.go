@@ -38,7 +38,7 @@ func main() {
 	fmt.Println("TRIED", tried.Load())
 }
 
-// attacking tells the test that the attack has begun, and returns what is false after SIGTERM.
+// attacking tells the test that the attack has started, and returns what is false after SIGTERM.
 func attacking() (goOn func() bool) {
 	term := make(chan os.Signal, 1)
 	signal.Notify(term, syscall.SIGTERM)
