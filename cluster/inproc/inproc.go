@@ -33,7 +33,7 @@ const (
 	bufferLimit = 256 << 10
 )
 
-// errGone is what a handler's writes return when nobody reads them any more.
+// errGone is what a handler's writes return when no one reads them any more.
 var errGone = errors.New("inproc: the client has gone")
 
 // Transport returns a RoundTripper that has handler answer each request.
@@ -107,7 +107,7 @@ type exchange struct {
 	sent    http.Header // header as it was when the handler chose status
 	buffer  bytes.Buffer
 	public  bool  // started is closed
-	discard bool  // nobody will read the body (HEAD)
+	discard bool  // no one will read the body (HEAD)
 	ended   bool  // no more will be written or read
 	err     error // why it ended; io.EOF if the handler returned
 }

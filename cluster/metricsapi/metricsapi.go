@@ -4,7 +4,7 @@
 //	scrape, err := metricsapi.Kubelets(nodes, kubeletClientConfig)
 //	metricsapi.Install(server, metricsapi.NewSampler(scrape, nodes, pods))
 //
-// Nothing is stored, and nothing is done while nobody asks. CPU usage is a rate, so it needs two
+// Nothing is stored, and nothing is done while no one asks. CPU usage is a rate, so it needs two
 // readings: Sampler takes them when it is asked, and answers all who ask within the next quarter of a
 // minute from the same ones.
 package metricsapi

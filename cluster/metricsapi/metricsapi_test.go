@@ -36,7 +36,7 @@ type cluster struct {
 	scrapes int
 	fail    error
 	start   time.Time
-	// restarted, if set, is when the container began anew.
+	// restarted, if set, is when the container began again.
 	restarted time.Time
 }
 

@@ -21,7 +21,7 @@ type elements struct {
 type elementList struct {
 	full  [][]byte // messages
 	open  []byte   // a message that is not full
-	at    int      // where the list begins in it
+	at    int      // where the list starts in it
 	count int
 }
 
@@ -102,7 +102,7 @@ func (l *elements) messages(kind netlink.HeaderType, flags netlink.HeaderFlags) 
 
 func isVerdicts(s *nftables.Set) bool { return s.DataType.Name == nftables.TypeVerdict.Name }
 
-// nest begins an attribute, which closed ends. Attributes are in the byte order of the machine.
+// nest starts an attribute, which closed ends. Attributes are in the byte order of the machine.
 func nest(b []byte, kind uint16) []byte {
 	return binary.NativeEndian.AppendUint16(append(b, 0, 0), kind|unix.NLA_F_NESTED)
 }

@@ -80,7 +80,7 @@ func Ensure(dir, server string, hosts []string) (*Bundle, error) {
 	if len(hosts) == 0 {
 		return nil, errors.New("pki: no host name or address to make a serving certificate for")
 	}
-	// Also one that somebody has opened to others: it holds keys.
+	// Also one that someone has opened to others: it holds keys.
 	if err := errors.Join(os.MkdirAll(dir, 0o700), os.Chmod(dir, 0o700)); err != nil {
 		return nil, fmt.Errorf("pki: %w", err)
 	}

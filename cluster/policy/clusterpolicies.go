@@ -164,7 +164,7 @@ func (s *definitionStore) serves(d *apiextensionsv1.CustomResourceDefinition) bo
 	return false
 }
 
-// serve begins or ends the watch of the policies.
+// serve starts or ends the watch of the policies.
 func (s *definitionStore) serve(yes bool) {
 	switch {
 	case yes && s.served == nil:

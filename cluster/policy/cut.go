@@ -131,7 +131,7 @@ func (c *cuts) schedule() {
 	}
 }
 
-// start begins a pass over a table's connections with all that is due.
+// start starts a pass over a table's connections with all that is due.
 func (c *cuts) start(ctx context.Context, t table) {
 	cut, err := t.Cutter()
 	if err != nil {

@@ -56,7 +56,7 @@ func start(t *testing.T, change func(*Options)) *testCluster {
 		})
 	}
 	c.run(change)
-	<-c.did // a connection that begins without rules never follows them
+	<-c.did // a connection that starts without rules never follows them
 	return c
 }
 

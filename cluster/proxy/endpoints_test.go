@@ -13,7 +13,7 @@ import (
 )
 
 // sliceOf is a slice of Service web with a port "http", and ready endpoints unless an address
-// begins with "-": that one is terminating.
+// starts with "-": that one is terminating.
 func sliceOf(name string, port int32, addresses ...string) *discoveryv1.EndpointSlice {
 	http, protocol, yes, no := "http", corev1.ProtocolTCP, true, false
 	s := &discoveryv1.EndpointSlice{

@@ -89,7 +89,7 @@ func union(spans []span) []span {
 // more intervals than blocks.
 func disjoint(blocks []Block) []interval {
 	slices.SortFunc(blocks, func(a, b Block) int { return a.First.Compare(b.First) })
-	var edges []netip.Addr // where something begins, or has just ended
+	var edges []netip.Addr // where something starts, or has just ended
 	for _, b := range blocks {
 		edges = append(edges, b.First)
 		if after := b.Last.Next(); after.IsValid() {

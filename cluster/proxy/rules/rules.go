@@ -121,7 +121,7 @@ func Open(config Config) (*Table, error) {
 func (t *Table) Close() error { return t.table.Close() }
 
 // Refuse makes a table that refuses connections to all addresses of Services, unless there is one: a
-// connection that begins without rules does not follow them later, but is lost slowly. It is for the time
+// connection that starts without rules does not follow them later, but is lost slowly. It is for the time
 // until Services are known.
 func (t *Table) Refuse() error {
 	if t.table.Exists() {
