@@ -53,7 +53,7 @@ type Plugins struct {
 	pods  Pods
 	nri   *adaptation.Adaptation
 	ended context.CancelFunc
-	ctx   context.Context // of updates that nobody has asked for
+	ctx   context.Context // of updates that no one has asked for
 }
 
 var _ pod.Plugins = (*Plugins)(nil)

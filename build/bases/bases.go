@@ -1,4 +1,4 @@
-// Package bases gets the images that a build begins with out of coracled, so that builds
+// Package bases gets the images that a build starts with out of coracled, so that builds
 // use the mirrors, credentials and policies that pulls have, and also images that no
 // registry has.
 package bases

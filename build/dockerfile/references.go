@@ -15,7 +15,7 @@ import (
 	"github.com/moby/buildkit/frontend/dockerfile/shell"
 )
 
-// scratch is the base of a stage that begins with nothing.
+// scratch is the base of a stage that starts with nothing.
 const scratch = "scratch"
 
 // References returns the images that building a stage takes files from, as the Dockerfile

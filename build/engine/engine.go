@@ -179,7 +179,7 @@ func (e *Engine) end() error {
 	select {
 	case err := <-e.exited:
 		e.exited <- err
-		return nil // it was told to end; how, nobody needs to know
+		return nil // it was told to end; how, no one needs to know
 	case <-timer.C:
 	}
 	err := e.cmd.Process.Kill()

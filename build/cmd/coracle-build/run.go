@@ -77,7 +77,7 @@ func (s *settings) run(ctx context.Context, out, errs io.Writer) (err error) {
 	return s.print(out, load.answer.GetImages())
 }
 
-// start starts buildkitd with programs that are beside this one, or else on PATH.
+// start starts buildkitd with programs that are next to this one, or else on PATH.
 func (s *settings) start(ctx context.Context, errs io.Writer) (*engine.Engine, error) {
 	buildkitd, err := sibling("coracle-buildkitd")
 	if err != nil {
