@@ -57,7 +57,7 @@ func (t *childTable) done(child base.Process) {
 	}
 	if t.failed && t.starting == 0 {
 		t.failed = false
-		t.reapRestsLocked()
+		t.reapOrphansLocked()
 	}
 }
 
@@ -77,8 +77,8 @@ func (t *childTable) forgetLocked() {
 // restTimeout bounds the wait for a rest that is killed.
 const restTimeout = time.Second
 
-// reapRestsLocked kills and reaps the rests of failed starts.
-func (t *childTable) reapRestsLocked() {
+// reapOrphansLocked kills and reaps the orphans of failed starts.
+func (t *childTable) reapOrphansLocked() {
 	paths, _ := filepath.Glob("/proc/[1-9]*/stat") // the pattern is valid
 	for _, path := range paths {
 		stat, err := os.ReadFile(path)

@@ -130,9 +130,9 @@ func (c *container) identifyInit(proc *libcontainer.Process) error {
 func (c *container) undo() error {
 	ctx, cancel := context.WithTimeout(context.Background(), undoTimeout)
 	defer cancel()
-	pid, rests := c.Rec.Init.Pid, c.rests()
+	pid, orphans := c.Rec.Init.Pid, c.orphans()
 	err := c.Remove(ctx)
-	c.reapRests(rests)
+	c.reapOrphans(orphans)
 	if pid > 0 {
 		// It is our child and the caller never learns of it.
 		err = errors.Join(err, stuck.Reap(pid, undoTimeout))

@@ -71,7 +71,7 @@ func fakeCRIU() int {
 	}
 }
 
-// inUnifiedCgroup says whether this process is in a cgroup of the unified hierarchy, without which its rests are not found.
+// inUnifiedCgroup says whether this process is in a cgroup of the unified hierarchy, without which its orphans are not found.
 func inUnifiedCgroup() bool {
 	text, err := os.ReadFile("/proc/self/cgroup")
 	return err == nil && strings.Contains("\n"+string(text), "\n0::/") && !strings.Contains("\n"+string(text), "\n0::/\n")

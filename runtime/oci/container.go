@@ -122,7 +122,7 @@ func (c *container) exec(ctx context.Context, p *specs.Process, opts runtime.Exe
 	if err := c.MayExec(opts); err != nil {
 		return 0, err
 	}
-	if err := c.engine.strangers.watch(); err != nil {
+	if err := c.engine.orphans.watch(); err != nil {
 		return 0, err
 	}
 	k, err := c.newCommand()

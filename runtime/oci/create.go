@@ -48,7 +48,7 @@ func (e *Engine) create(ctx context.Context, id string, spec *specs.Spec, opts r
 	if rec.Own, err = json.Marshal(o); err != nil {
 		return nil, err
 	}
-	if err := e.strangers.watch(); err != nil {
+	if err := e.orphans.watch(); err != nil {
 		return nil, err
 	}
 	c := e.container(rec, o)

@@ -13,7 +13,7 @@
 // A command starts a process and ends; the process then belongs to the nearest subreaper above
 // (prctl(2), PR_SET_CHILD_SUBREAPER), which the first Create or Exec makes this program. So the
 // caller is the parent of containers here as with any other engine, and learns their exit
-// statuses. What else comes to a subreaper is reaped by this package, see strangers.
+// statuses. What else comes to a subreaper is reaped by this package, see orphans.
 //
 // # State directory
 //
@@ -55,9 +55,9 @@ type Config struct {
 // Engine implements runtime.Engine for containers whose CreateOptions.Handler is an
 // OCIHandler.
 type Engine struct {
-	store     *base.Store
-	rootDir   string
-	strangers strangers
+	store   *base.Store
+	rootDir string
+	orphans orphans
 }
 
 var _ runtime.Engine = (*Engine)(nil)
@@ -96,7 +96,7 @@ func (e *Engine) List(context.Context) ([]string, error) { return e.store.List()
 // Close ends what this package does in the background. Containers live on. Callers have waited
 // for their processes that have ended.
 func (e *Engine) Close() error {
-	e.strangers.close()
+	e.orphans.close()
 	e.store.Close()
 	return nil
 }

@@ -12,9 +12,9 @@ import (
 	"github.com/coracle-project/coracle/runtime/internal/base"
 )
 
-// TestStrangersAreReaped: only what no one has waited for within grace, and nothing is looked
+// TestOrphansAreReaped: only what no one has waited for within grace, and nothing is looked
 // at before a child has ended or once none is left.
-func TestStrangersAreReaped(t *testing.T) {
+func TestOrphansAreReaped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var (
 			ended, stop  = make(chan os.Signal, 1), make(chan struct{})
@@ -37,7 +37,7 @@ func TestStrangersAreReaped(t *testing.T) {
 		there = []base.Process{{Pid: known.Pid, Start: 2}, alien} // waited for; its pid has ended again
 		time.Sleep(grace)
 		if !slices.Equal(reaped, []base.Process{alien}) {
-			t.Errorf("reaped %v, want the stranger", reaped)
+			t.Errorf("reaped %v, want the orphan", reaped)
 		}
 		there = nil
 		time.Sleep(time.Hour)

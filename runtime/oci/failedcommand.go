@@ -17,8 +17,8 @@ import (
 const leftGrace = time.Second
 
 // reapLeft reaps what a command that failed to start a process leaves behind (crun does): a child in
-// the container's PID namespace which has not become the program. It is a stranger, and would be found
-// as such; but as long as it is a zombie the namespace cannot end, nor the container.
+// the container's PID namespace that has not become the program. It would be found as an orphan later, but
+// neither the namespace nor the container can end while it is a zombie.
 func (k *command) reapLeft() {
 	name := cutName(k.path)
 	_, own := nameAndDepth("/proc/self/status")

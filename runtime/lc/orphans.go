@@ -11,12 +11,12 @@ import (
 	"github.com/coracle-project/coracle/internal/kernfile"
 )
 
-// rests are the children of this program in the cgroup of a container that was not made. CRIU makes a
-// restored container's processes children of whoever has executed it, in that cgroup, and when it
-// fails it kills them and leaves them to us. Unreaped, one in the pod's PID namespace would keep that
-// namespace's init from ending (see children). A zombie's cgroup is told by the unified hierarchy
-// alone: on a machine without one they are not found.
-func (c *container) rests() []int {
+// orphans are our child processes in the cgroup of a container whose creation failed. CRIU makes a
+// restored container's processes children of its caller, in that cgroup. When it fails, it kills them
+// and we have to reap them: an unreaped one in the pod's PID namespace would keep that namespace's init
+// from ending (see children). Only the unified hierarchy tells a zombie's cgroup. Without one, orphans are
+// not found.
+func (c *container) orphans() []int {
 	own := inUnified(c.Rec.CgroupPaths[""])
 	if own == "" {
 		return nil
@@ -72,8 +72,8 @@ func parentOf(pid int) int {
 	return parent
 }
 
-// reapRests reaps them once Remove has killed them. Init is the caller's.
-func (c *container) reapRests(pids []int) {
+// reapOrphans reaps them once Remove has killed them. Init is the caller's.
+func (c *container) reapOrphans(pids []int) {
 	for _, pid := range pids {
 		if pid != c.Rec.Init.Pid {
 			reapRest(pid)

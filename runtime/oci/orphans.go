@@ -17,14 +17,13 @@ import (
 	"github.com/coracle-project/coracle/runtime/internal/base"
 )
 
-// strangers are orphans that come to this program because it is a subreaper and that no one
-// here knows of: children of a process that shares the host's PID namespace, rests of a command
-// that was killed. No one would wait for them, and they would stay zombies.
+// orphans reaps children that this program has only because it is a subreaper: children of a process
+// that shares the host's PID namespace, or of a command that was killed. No other code waits for
+// them, so they would stay zombies.
 //
-// Whoever knows a child waits for it at once. So a zombie that is seen twice, with grace
-// between, is a stranger. Nothing is looked at before a child has ended, and the looking ends
-// when no zombie is left.
-type strangers struct {
+// Code that knows a child waits for it at once. So a zombie that is seen twice, with grace between,
+// is an orphan. The search starts when a child ends, and stops when no zombie is left.
+type orphans struct {
 	mu   sync.Mutex
 	stop chan struct{} // nil while no one watches
 	done chan struct{}
@@ -33,8 +32,8 @@ type strangers struct {
 // grace is how long a caller may take to wait for a process that has ended.
 const grace = 10 * time.Second
 
-// watch makes this program a subreaper and starts to look after strangers.
-func (s *strangers) watch() error {
+// watch makes this program a subreaper and starts to look after orphans.
+func (s *orphans) watch() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.stop != nil {
@@ -54,7 +53,7 @@ func (s *strangers) watch() error {
 	return nil
 }
 
-func (s *strangers) close() {
+func (s *orphans) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.stop != nil {
