@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -163,5 +164,26 @@ func TestSupervisorGivesUp(t *testing.T) {
 				t.Errorf("%d lives, %v, want %d", lives, err, test.lives)
 			}
 		})
+	}
+}
+
+// TestSupervisedProgramsEnvironment: profiles with short stacks, unless the user wants something else of the Go runtime.
+func TestSupervisedProgramsEnvironment(t *testing.T) {
+	for name, c := range map[string]struct{ have, want []string }{
+		"none":        {[]string{"A=1"}, []string{"A=1", "GODEBUG=profstackdepth=32"}},
+		"user's":      {[]string{"GODEBUG=x=1", "A=1"}, []string{"GODEBUG=x=1", "A=1"}},
+		"similar":     {[]string{"GODEBUGS=x=1"}, []string{"GODEBUGS=x=1", "GODEBUG=profstackdepth=32"}},
+		"empty value": {[]string{"GODEBUG="}, []string{"GODEBUG="}},
+	} {
+		if got := shallowProfiles(c.have); !slices.Equal(got, c.want) {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+	var log strings.Builder
+	if err := once(t.Context(), []string{"/usr/bin/env"}, &log); err == nil {
+		t.Error("a supervised program that ends with 0 is no error")
+	}
+	if os.Getenv("GODEBUG") == "" && !strings.Contains(log.String(), "GODEBUG=profstackdepth=32\n") {
+		t.Errorf("the program's environment: %s", log.String())
 	}
 }

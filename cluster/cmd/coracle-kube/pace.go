@@ -12,9 +12,11 @@ const (
 	// busyPercent is gcPercent while there is much to do: a quarter of the processor's time would
 	// go into collecting else.
 	busyPercent = 200
-	// busyRoom bounds the garbage that this lets a large heap gather. Memory for what Go keeps about
-	// its heap, 4 % of the largest there has been, is never given back.
-	busyRoom = 96 << 20
+	// busyRoom bounds the garbage that this lets a large heap gather, as far as leastPercent allows. Memory
+	// for what Go keeps about its heap, 4 % of the largest there has been, is never given back. Pages
+	// that a few live objects share with much garbage are not given back either.
+	busyRoom     = 96 << 20
+	leastPercent = 40
 	// idlePercent is gcPercent while next to nothing happens: what is collected later would only
 	// lie there.
 	idlePercent = 30
@@ -109,5 +111,5 @@ func (p *pacer) setLocked(percent int) {
 // whileBusy is the percentage for a heap of which so many bytes are in use.
 func whileBusy(live uint64) int {
 	percent := int(busyRoom*100/max(live, 1)) / step * step
-	return min(max(percent, gcPercent), busyPercent)
+	return min(max(percent, leastPercent), busyPercent)
 }

@@ -35,7 +35,7 @@ func TestPacer(t *testing.T) {
 		now = now.Add(c.gap)
 		p.collected(now, c.live)
 	}
-	if want := []int{idlePercent, gcPercent, busyPercent, gcPercent, idlePercent, busyPercent, 100, 80, gcPercent, busyPercent, idlePercent}; !slices.Equal(set, want) {
+	if want := []int{idlePercent, gcPercent, busyPercent, gcPercent, idlePercent, busyPercent, 100, 80, leastPercent, busyPercent, idlePercent}; !slices.Equal(set, want) {
 		t.Errorf("set to %v, want %v", set, want)
 	}
 }
@@ -61,12 +61,12 @@ func TestCollectionsThatWereAskedForAreNoWork(t *testing.T) {
 	}
 }
 
-// A busy heap grows by less than it may in all, or by the share of an idle one.
+// A busy heap grows by less than it may in all, or by the least share.
 func TestBusyHeapHasABound(t *testing.T) {
 	for live := uint64(1 << 20); live < 4<<30; live += 1 << 20 {
 		percent := whileBusy(live)
 		garbage := live * uint64(percent) / 100
-		if percent > busyPercent || percent < gcPercent || percent > gcPercent && garbage > busyRoom {
+		if percent > busyPercent || percent < leastPercent || percent > leastPercent && garbage > busyRoom {
 			t.Fatalf("with %d MB in use: %d %%, %d MB of garbage", live>>20, percent, garbage>>20)
 		}
 	}
