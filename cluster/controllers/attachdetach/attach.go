@@ -150,7 +150,8 @@ func (r *round) progress(a *storagev1.VolumeAttachment, node string) error {
 	case failure != nil:
 		r.now.waits[node] = true
 		for _, n := range r.needs[node] {
-			r.warn(n, failure.Time.UTC().String(), about("AttachVolume.Attach failed", n, ": "+shortened(failure.Message)))
+			message := about("AttachVolume.Attach failed", n, ": "+shortened(failure.Message))
+			r.warn(n, failure.Time.UTC().String()+message, message)
 		}
 	default:
 		r.now.waits[node] = true
@@ -178,7 +179,8 @@ func (r *round) create(ctx context.Context, key, node string) error {
 	}
 	if err != nil {
 		for _, n := range r.needs[node] {
-			r.warn(n, "", about("AttachVolume.Attach failed", n, ": "+shortened(err.Error())))
+			message := about("AttachVolume.Attach failed", n, ": "+shortened(err.Error()))
+			r.warn(n, message, message)
 		}
 		return fmt.Errorf("attach %s to node %q: %w", r.volume.unique(), node, err)
 	}
@@ -198,7 +200,7 @@ func (r *round) taken(a *storagev1.VolumeAttachment, node string) {
 		source = fmt.Sprintf("PersistentVolume %q", *a.Spec.Source.PersistentVolumeName)
 	}
 	for _, n := range r.needs[node] {
-		r.warn(n, "", about("AttachVolume.Attach failed", n, fmt.Sprintf(
+		r.warn(n, "taken", about("AttachVolume.Attach failed", n, fmt.Sprintf(
 			": VolumeAttachment %s is of %s, node %q and attacher %q: delete it to have this volume attached",
 			a.Name, source, a.Spec.NodeName, a.Spec.Attacher)))
 	}
@@ -230,7 +232,7 @@ func (r *round) occupied(node string, others []string) {
 		case elsewhere > 0:
 			why = fmt.Sprintf("Volume is already used by %d pod(s) in different namespaces", elsewhere)
 		}
-		r.warn(n, "", about("Multi-Attach error", n, shortened(why)))
+		r.warn(n, "occupied", about("Multi-Attach error", n, shortened(why)))
 	}
 }
 
@@ -239,10 +241,10 @@ func about(what string, n need, why string) string {
 	return fmt.Sprintf("%s for volume %q %s", what, n.volume.Name, why)
 }
 
-// warn tells a pod of a problem, once: again if it is another, or the same at another time.
-func (r *round) warn(n need, at, message string) {
-	r.now.problem[n.pod.UID] = at + message
-	if r.before.problem[n.pod.UID] != at+message {
+// warn tells a pod of a problem, once: again after another one.
+func (r *round) warn(n need, problem, message string) {
+	r.now.problem[n.pod.UID] = problem
+	if r.before.problem[n.pod.UID] != problem {
 		r.events.Event(n.pod, corev1.EventTypeWarning, events.FailedAttachVolume, message)
 	}
 }
