@@ -77,7 +77,7 @@ export CORACLE_UNTESTED := $(CURDIR)/out/untested
 
 .PHONY: help deps generate build builder build-faults tools testbins up down test unit lint integration critest \
         tools shards parts unit-cgo unit-race cluster-unit cluster-race cluster-integration check-all crash-matrix \
-        fuzz test-scale test-oci test-image test-vm bench bench-image bench-oci bench-peers bench-cluster bench-proxy oracle test-kubelet kubelet-containerd test-conformance test-policy test-chaos test-database test-helm install deb test-deb-vm clean
+        fuzz test-scale test-oci test-image test-vm bench bench-image bench-oci bench-peers bench-cluster bench-proxy oracle test-kubelet kubelet-containerd test-conformance test-policy test-chaos test-database test-helm test-csi install deb test-deb-vm clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -133,7 +133,7 @@ test: ## all tests (needs root): the parts of `make parts`, and how long each to
 	@$(MAKE) --no-print-directory -j4 -k --output-sync=target $(addprefix part-,$(PARTS)) || true
 	@hack/timed.sh --report
 
-check-all: test crash-matrix fuzz test-scale test-oci test-image test-helm test-database oracle test-kubelet ## all tests that this machine can run: hours
+check-all: test crash-matrix fuzz test-scale test-oci test-image test-helm test-database test-csi oracle test-kubelet ## all tests that this machine can run: hours
 
 parts: ## the parts of `make test`; each is a target
 	@printf '%s\n' $(PARTS)
@@ -202,6 +202,13 @@ test-database: build testbins ## kill PostgreSQL, its pod and all programs below
 test-helm: build testbins ## Helm 4 installs, upgrades, rolls back and removes a chart with one of each kind (needs root)
 	@GO="$(GO)" hack/tools.sh cni crictl helm kubectl registry
 	$(GO) test -vet=off -count=1 -timeout 20m -tags $(TAGS),helm ./integration/kube -run TestHelm
+
+# CSI_RUN, a regular expression, chooses tests.
+test-csi: build testbins ## a CSI driver with upstream's sidecars on the cluster, its calls and programs killed one by one; csi-sanity (needs root; long)
+	@GO="$(GO)" hack/tools.sh cni crictl kubectl registry
+	@hack/csi/deps.sh
+	@GO="$(GO)" hack/csi/build.sh
+	$(GO) test -vet=off -count=1 -timeout 2h -tags $(TAGS),csi ./integration/kube -run '$(or $(CSI_RUN),TestCSI)'
 
 critest: $(call needs,build testbins tools) ## CRI validation tests
 	bin/test/critest $(CRITEST_FLAGS)

@@ -26,7 +26,9 @@ mapfile -t faulty < <(grep -rlE '^//go:build .*\bfaults\b' --include='*.go' . | 
 tool staticcheck -tags "$tags,faults" "${faulty[@]}" || bad=1
 # Tests that other targets than `make test` run.
 "$go" vet -tags "$tags,image,kubelet,scale" ./integration || bad=1
-"$go" vet -tags "$tags,database,helm" ./integration/kube || bad=1
+"$go" vet -tags "$tags,csi,database,helm" ./integration/kube || bad=1
+# The driver of `make test-csi` is a module of its own.
+(cd hack/csi && GOFLAGS=-trimpath "$go" vet ./...) || bad=1
 # cluster/ and build/ are modules of their own, with their own tags.
 tags=$(sed -n 's/^OTHERTAGS *:= *//p' Makefile)
 export GOFLAGS="-trimpath -buildvcs=false -tags=$tags" CGO_ENABLED=0

@@ -16,6 +16,7 @@ import (
 	tokens "k8s.io/kubernetes/pkg/serviceaccount"
 
 	"github.com/coracle-project/coracle/cluster/client"
+	"github.com/coracle-project/coracle/cluster/controllers/attachdetach"
 	"github.com/coracle-project/coracle/cluster/controllers/bootstraptoken"
 	"github.com/coracle-project/coracle/cluster/controllers/certificates"
 	"github.com/coracle-project/coracle/cluster/controllers/clusterroleaggregation"
@@ -140,6 +141,7 @@ func New(as Identities, o Options) ([]Runner, error) {
 		{"ephemeral-volume-controller", plain(upstream.NewEphemeral)},
 		{"resource-claim-controller", plain(upstream.NewResourceClaims)},
 		{binderAccount, plain(upstream.NewVolumeBinder)},
+		{"attachdetach-controller", plain(attachdetach.New)},
 		{"pvc-protection-controller", plain(upstream.NewClaimProtection)},
 		{"pv-protection-controller", plain(upstream.NewVolumeProtection)},
 		{"volumeattributesclass-protection-controller", plain(upstream.NewAttributesClassProtection)},

@@ -1,7 +1,7 @@
 // Package kubelet runs the pods of one node over CRI.
 //
 // It is put together from small parts: pod runs pods, status reports them, probe asks containers,
-// images gets their images, volume and env give them what they read, cgroups bounds them,
+// images gets their images, volume, csi and env give them what they read, cgroups bounds them,
 // eviction ends those that the node cannot keep, logrotate keeps their logs within bounds, sysctls says which they may
 // set, node reports the machine, server answers the API server, and cri is the way to the runtime. This package routes
 // between them: pods come from the API's watch and from static files, pass the node's admission and go
@@ -34,6 +34,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/kubelet/cgroups"
 	"github.com/coracle-project/coracle/cluster/kubelet/cri"
+	"github.com/coracle-project/coracle/cluster/kubelet/csi"
 	"github.com/coracle-project/coracle/cluster/kubelet/env"
 	"github.com/coracle-project/coracle/cluster/kubelet/eviction"
 	"github.com/coracle-project/coracle/cluster/kubelet/images"
@@ -57,6 +58,7 @@ type Kubelet struct {
 	watched  watched
 	reporter *node.Reporter
 	volumes  *volume.Manager
+	csi      *csi.Node
 	env      Env
 	puller   *images.Puller
 	probes   *probe.Manager
@@ -117,14 +119,21 @@ func New(s *client.Set, o Options) (_ *Kubelet, err error) {
 	k.reporter, err = node.New(node.Config{
 		Name: o.NodeName, Labels: o.Labels, Taints: o.Taints, Addresses: o.NodeIPs, Port: o.Port,
 		MaxPods: o.MaxPods, PodCIDR: o.PodCIDR, RootDir: o.RootDir,
-		Pressure: func() []v1.NodeConditionType { return k.evictor.Conditions() },
+		Pressure:     func() []v1.NodeConditionType { return k.evictor.Conditions() },
+		VolumesInUse: func() []v1.UniqueVolumeName { return k.csi.VolumesInUse() },
+		Reported:     func(inUse []v1.UniqueVolumeName) { k.csi.Reported(inUse) },
 	}, s.Kube, runtime, k.watched.node, k.recorder)
 	if err != nil {
 		return nil, fmt.Errorf("kubelet: %w", err)
 	}
+	k.csi = csi.New(csi.Options{
+		RootDir: o.RootDir, NodeName: o.NodeName, Kube: s.Kube, Recorder: k.recorder, Wake: k.retry,
+		Report: k.reporter.Look, LookEvery: claimsEvery(o),
+	})
 	k.volumes = volume.New(s, volume.Options{
 		RootDir: o.RootDir, NodeName: o.NodeName, Allocatable: k.reporter.Allocatable, Wake: k.retry,
 		RecursiveReadOnly: k.recursiveReadOnly, NodeLabels: k.labels, Watch: o.shared(s), Provisioned: o.LocalPathDir,
+		Sources: []volume.Source{k.csi}, Alias: defaultRoot,
 	})
 	k.env = env.New(s, env.Options{NodeName: o.NodeName, RootDir: o.RootDir, Allocatable: k.reporter.Allocatable})
 	k.probes = probe.New(runtime.Exec, k.recorder, k.wake)
@@ -191,7 +200,11 @@ func (k *Kubelet) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
+	if err := k.csi.Load(); err != nil {
+		return fmt.Errorf("kubelet: volumes of CSI drivers: %w", err)
+	}
 	k.watched.start(ctx)
+	wg.Go(func() { k.watchNode(ctx) })
 	wg.Go(func() { k.reporter.Run(ctx) })
 	if err := k.awaitRuntime(ctx); err != nil {
 		return nil // ctx ended before there was one
@@ -242,6 +255,7 @@ func (k *Kubelet) Run(ctx context.Context) error {
 	wg.Go(func() { k.cri.Watch(ctx, k.wake, k.resync) })
 	wg.Go(func() { k.collect.Run(ctx) })
 	wg.Go(func() { k.evictor.Run(ctx) })
+	wg.Go(func() { k.csi.Run(ctx) })
 	wg.Go(func() { k.logRotator().Run(ctx) })
 	select {
 	case <-ctx.Done():
@@ -283,7 +297,7 @@ func (k *Kubelet) makeCgroups(ctx context.Context) (*cgroups.Manager, error) {
 func (k *Kubelet) server() (*server.Server, error) {
 	o := server.Options{
 		NodeName: k.opts.NodeName, Kube: k.set.Kube, RootDir: k.opts.RootDir, Listener: k.listener,
-		Volumes: k.volumes.Usage,
+		Volumes: k.volumes.Usage, Claims: k.volumes.ClaimUsage,
 	}
 	var err error
 	if k.opts.ClientCAFile != "" {

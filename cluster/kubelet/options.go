@@ -120,7 +120,11 @@ func (o *Options) complete() error {
 	if (o.CertFile == "") != (o.KeyFile == "") {
 		return errors.New("kubelet: a serving certificate needs its key, and the other way round")
 	}
-	set(&o.RootDir, "/var/lib/kubelet")
+	set(&o.RootDir, defaultRoot)
+	var err error
+	if o.RootDir, err = filepath.Abs(o.RootDir); err != nil {
+		return fmt.Errorf("kubelet: %w", err)
+	}
 	set(&o.LogDir, "/var/log/pods")
 	set(&o.LegacyLogDir, filepath.Join(filepath.Dir(o.LogDir), "containers"))
 	set(&o.CgroupRoot, "/")
@@ -169,6 +173,9 @@ func set(field *string, value string) {
 		*field = value
 	}
 }
+
+// defaultRoot is the kubelet's directory, and the name by which pods know it wherever it is.
+const defaultRoot = "/var/lib/kubelet"
 
 // defaultPodPIDs lets a pod have some thousands of threads and leaves others some: the kernel's own limit is
 // 32,768 on small machines.

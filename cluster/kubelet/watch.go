@@ -21,10 +21,11 @@ import (
 // watched are the informers that tell of this node and its pods: the process's, or when the kubelet
 // is alone ones of its own that see nothing else.
 type watched struct {
-	name  string
-	pods  cache.SharedIndexInformer
-	nodes listersv1.NodeLister
-	own   []informers.SharedInformerFactory
+	name          string
+	pods          cache.SharedIndexInformer
+	nodes         listersv1.NodeLister
+	nodesInformer cache.SharedIndexInformer
+	own           []informers.SharedInformerFactory
 }
 
 func newWatched(s *client.Set, o Options) watched {
@@ -41,7 +42,7 @@ func newWatched(s *client.Set, o Options) watched {
 		podFactory, nodeFactory = selected("spec.nodeName"), selected(metav1.ObjectNameField)
 	}
 	w.pods = podFactory.Core().V1().Pods().Informer()
-	nodeFactory.Core().V1().Nodes().Informer()
+	w.nodesInformer = nodeFactory.Core().V1().Nodes().Informer()
 	w.nodes = nodeFactory.Core().V1().Nodes().Lister()
 	return w
 }
@@ -95,6 +96,33 @@ func (k *Kubelet) watchPods(ctx context.Context) {
 	k.backlog.open(k.apply)
 	k.endUnknown(ctx)
 	<-ctx.Done()
+}
+
+// watchNode tells what waits for it what becomes of this node's object, until ctx ends.
+func (k *Kubelet) watchNode(ctx context.Context) {
+	seen := func(obj any) {
+		if n, ok := obj.(*v1.Node); ok && n.Name == k.opts.NodeName {
+			k.csi.NodeChanged(n)
+		}
+	}
+	registration, err := k.watched.nodesInformer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: seen, UpdateFunc: func(_, obj any) { seen(obj) },
+	})
+	if err != nil { // the informer was stopped: the process is ending
+		slog.Error("kubelet cannot watch its node", "err", err)
+		return
+	}
+	<-ctx.Done()
+	_ = k.watched.nodesInformer.RemoveEventHandler(registration)
+}
+
+// claimsEvery is how often the claims of volumes that can grow are read: not at all where the process sees
+// them change.
+func claimsEvery(o Options) time.Duration {
+	if o.Alone {
+		return time.Minute
+	}
+	return 0
 }
 
 func (k *Kubelet) apply(p *v1.Pod) {

@@ -105,8 +105,11 @@ func down(ctx context.Context, p place, purge, volumes bool, out io.Writer) (err
 		steps.done("pods and coracled have ended")
 	}
 	if ours || purge {
-		if err := unmountBelow(filepath.Join(p.kubelet(), "pods")); err != nil {
-			return err
+		// Volumes of CSI drivers are mounted in plugins. Their data is not on this disk, and not down's to delete.
+		for _, dir := range []string{"pods", "plugins"} {
+			if err := unmountBelow(filepath.Join(p.kubelet(), dir)); err != nil {
+				return err
+			}
 		}
 	}
 	if purge { // what a pod has mounted in its volume, for the host to see, is not the cluster's to delete

@@ -17,6 +17,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/coracle-project/coracle/cluster/client"
+	"github.com/coracle-project/coracle/cluster/controllers/frame"
 )
 
 // workers is how many objects each controller works on at a time, upstream's default for all of
@@ -32,12 +35,29 @@ type OnDemand struct {
 	name      string
 	informers informers.SharedInformerFactory
 	trigger   cache.SharedIndexInformer
-	// also is another kind that the controller starts with; nil for none.
-	also cache.SharedIndexInformer
-	// needs says whether an object of the trigger's kind needs the controller; nil if each does.
+	// also are further kinds that the controller starts with.
+	also []cache.SharedIndexInformer
+	// needs says whether an object of these kinds needs the controller; nil if each does.
 	needs func(object any) bool
 	// make makes the controller on the informers behind the gate, and returns what runs it.
 	make func(context.Context, *gate) (run func(context.Context), err error)
+}
+
+// NewOnDemand returns a controller of ours that starts as the imported ones do: with the first object of a
+// trigger's kind that needs says it is for.
+func NewOnDemand(set *client.Set, name string, needs func(object any) bool, build func() (*frame.Controller, error),
+	trigger cache.SharedIndexInformer, also ...cache.SharedIndexInformer,
+) *OnDemand {
+	return &OnDemand{
+		name: name, informers: set.Informers, trigger: trigger, also: also, needs: needs,
+		make: func(context.Context, *gate) (func(context.Context), error) {
+			c, err := build()
+			if err != nil {
+				return nil, err
+			}
+			return c.Run, nil
+		},
+	}
 }
 
 // Run waits for the first object, then has the controller work until ctx ends. The shared informers
@@ -121,10 +141,7 @@ func (o *OnDemand) wanted(ctx context.Context) bool {
 			once.Do(func() { close(found) })
 		}
 	}
-	for _, trigger := range []cache.SharedIndexInformer{o.trigger, o.also} {
-		if trigger == nil {
-			continue
-		}
+	for _, trigger := range append([]cache.SharedIndexInformer{o.trigger}, o.also...) {
 		registration, err := trigger.AddEventHandler(cache.ResourceEventHandlerFuncs{
 			AddFunc: look, UpdateFunc: func(_, object any) { look(object) },
 		})

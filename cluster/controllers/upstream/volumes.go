@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	"k8s.io/kubernetes/pkg/controller/volume/persistentvolume"
 	"k8s.io/kubernetes/pkg/controller/volume/pvcprotection"
@@ -34,7 +35,7 @@ const protectionWorkers = 1
 func NewVolumeBinder(set *client.Set) *OnDemand {
 	claims, volumes := set.Informers.Core().V1().PersistentVolumeClaims().Informer(), set.Informers.Core().V1().PersistentVolumes().Informer()
 	return &OnDemand{
-		name: "persistentvolume-binder", informers: set.Informers, trigger: claims, also: volumes,
+		name: "persistentvolume-binder", informers: set.Informers, trigger: claims, also: []cache.SharedIndexInformer{volumes},
 		make: func(ctx context.Context, in *gate) (func(context.Context), error) {
 			core := in.Core().V1()
 			c, err := persistentvolume.NewController(ctx, persistentvolume.ControllerParameters{

@@ -12,6 +12,7 @@ import (
 	"context"
 	"log/slog"
 	"maps"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -57,6 +58,11 @@ type Config struct {
 	RootDir string
 	// Pressure, if given, returns what the node runs short of; Look is called when that changes.
 	Pressure func() []v1.NodeConditionType
+	// VolumesInUse, if given, returns what must not be detached from the node, sorted; Look is called when that
+	// changes.
+	VolumesInUse func() []v1.UniqueVolumeName
+	// Reported is then told what the API has of that. It does not wait.
+	Reported func([]v1.UniqueVolumeName)
 }
 
 // Reporter reports one node.
@@ -71,6 +77,8 @@ type Reporter struct {
 	unready  atomic.Pointer[error]
 	changed  chan struct{}
 	reported time.Time
+	// inUse is what the API has of the volumes in use, as far as this process knows.
+	inUse []v1.UniqueVolumeName
 }
 
 // New returns a Reporter. get returns the node as the API has it, from an informer.
@@ -171,6 +179,7 @@ func (r *Reporter) register(ctx context.Context) bool {
 			slog.Info("node registered", "node", n.Name, "ready", ready)
 			r.latest.Store(made)
 			r.reported = time.Now()
+			r.tell(n.Status.VolumesInUse)
 			return ready
 		}
 		if apierrors.IsAlreadyExists(err) {
@@ -210,6 +219,10 @@ func (r *Reporter) relabel(ctx context.Context) error {
 // report brings the node's status up to date, if it changed or was not written for long.
 func (r *Reporter) report(ctx context.Context) (ready bool, err error) {
 	old, err := r.get()
+	if err == nil && r.config.VolumesInUse != nil && !slices.Equal(r.config.VolumesInUse(), r.inUse) {
+		// The informer's copy may be older than what was written last.
+		old, err = r.kube.CoreV1().Nodes().Get(ctx, r.config.Name, metav1.GetOptions{})
+	}
 	if err != nil { // the informer has not seen it yet, or it was deleted
 		old, err = r.kube.CoreV1().Nodes().Get(ctx, r.config.Name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
@@ -221,8 +234,10 @@ func (r *Reporter) report(ctx context.Context) (ready bool, err error) {
 	}
 	n := old.DeepCopy()
 	ready = r.fill(ctx, n)
+	inUse := n.Status.VolumesInUse
 	if !differs(&old.Status, &n.Status) && time.Since(r.reported) < reportEvery {
 		r.latest.Store(old)
+		r.tell(inUse)
 		return ready, nil
 	}
 	n, _, err = nodeutil.PatchNodeStatus(r.kube.CoreV1(), types.NodeName(n.Name), old, n)
@@ -231,7 +246,16 @@ func (r *Reporter) report(ctx context.Context) (ready bool, err error) {
 	}
 	r.reported = time.Now()
 	r.latest.Store(n)
+	r.tell(inUse)
 	return ready, nil
+}
+
+// tell passes on which volumes the API knows to be in use.
+func (r *Reporter) tell(inUse []v1.UniqueVolumeName) {
+	if r.config.Reported != nil {
+		r.inUse = inUse
+		r.config.Reported(inUse)
+	}
 }
 
 // differs says whether two statuses differ in more than the time of the last look.

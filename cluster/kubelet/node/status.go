@@ -52,6 +52,9 @@ func (r *Reporter) fill(ctx context.Context, n *v1.Node) (ready bool) {
 	}
 	s.Addresses = append(s.Addresses, v1.NodeAddress{Type: v1.NodeHostName, Address: r.config.Name})
 	s.DaemonEndpoints.KubeletEndpoint.Port = int32(r.config.Port)
+	if r.config.VolumesInUse != nil {
+		s.VolumesInUse = r.config.VolumesInUse()
+	}
 
 	err := r.fillRuntime(ctx, n)
 	if err != nil {

@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -172,5 +173,40 @@ func TestPressureIsTold(t *testing.T) {
 		for len(events.Events) > 0 { // the other conditions' first
 			<-events.Events
 		}
+	}
+}
+
+func TestVolumesInUseAreReported(t *testing.T) {
+	kube := fake.NewClientset()
+	r := reporter(t, kube, critest.New())
+	var inUse, told []v1.UniqueVolumeName
+	r.config.VolumesInUse = func() []v1.UniqueVolumeName { return inUse }
+	r.config.Reported = func(all []v1.UniqueVolumeName) { told = all }
+	saved := func() []v1.UniqueVolumeName {
+		t.Helper()
+		n, err := kube.CoreV1().Nodes().Get(t.Context(), "n1", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n.Status.VolumesInUse
+	}
+	inUse = []v1.UniqueVolumeName{"kubernetes.io/csi/d^1"}
+	r.register(t.Context()) // a node that is made has them from its first moment
+	if !slices.Equal(saved(), inUse) || !slices.Equal(told, inUse) {
+		t.Errorf("registered with %v, told %v", saved(), told)
+	}
+	// The informer has an old copy, which happens to have what is to be written.
+	stale, err := r.get()
+	if err != nil {
+		t.Fatal(err)
+	}
+	inUse = nil
+	if _, err := r.report(t.Context()); err != nil || len(saved()) != 0 || len(told) != 0 {
+		t.Errorf("reported %v, told %v, %v", saved(), told, err)
+	}
+	r.get = func() (*v1.Node, error) { return stale, nil }
+	inUse = []v1.UniqueVolumeName{"kubernetes.io/csi/d^1"}
+	if _, err := r.report(t.Context()); err != nil || !slices.Equal(saved(), inUse) || !slices.Equal(told, inUse) {
+		t.Errorf("reported %v, told %v, %v", saved(), told, err)
 	}
 }

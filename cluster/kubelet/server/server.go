@@ -37,7 +37,6 @@ import (
 	"k8s.io/apiserver/pkg/server/healthz"
 	"k8s.io/client-go/kubernetes"
 	certutil "k8s.io/client-go/util/cert"
-	"k8s.io/component-base/metrics/legacyregistry"
 	statsapi "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 
 	"github.com/coracle-project/coracle/cluster/kubelet/cri"
@@ -83,6 +82,8 @@ type Options struct {
 	RootDir string
 	// Volumes, if given, tells /stats/summary what a pod's volumes take.
 	Volumes func(context.Context, *v1.Pod) []statsapi.VolumeStats
+	// Claims, if given, tells /metrics what the volumes of a pod's claims take.
+	Claims func(context.Context, *v1.Pod) []statsapi.VolumeStats
 }
 
 // Server is the kubelet's HTTPS API.
@@ -122,7 +123,7 @@ func (s *Server) routes(mux *http.ServeMux) {
 	mux.HandleFunc("GET /stats/summary", s.summary)
 	mux.HandleFunc("POST /stats/summary", s.summary)
 	mux.HandleFunc("GET /metrics/resource", s.resourceMetrics)
-	mux.Handle("GET /metrics", legacyregistry.Handler())
+	mux.Handle("GET /metrics", s.metrics())
 	mux.HandleFunc("GET /configz", s.configz)
 	mux.HandleFunc("/logs/", disabled("logs endpoint is disabled."))
 	mux.HandleFunc("/debug/pprof/", disabled("profiling endpoint is disabled."))

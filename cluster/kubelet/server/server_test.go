@@ -314,3 +314,29 @@ func TestRunServesOverTLS(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func TestClaimMetrics(t *testing.T) {
+	asked := 0
+	s, _, _ := newServer(t, func(o *Options) {
+		o.Claims = func(context.Context, *v1.Pod) []statsapi.VolumeStats {
+			asked++
+			capacity := uint64(100)
+			ref := &statsapi.PVCReference{Namespace: "ns", Name: "data"}
+			stats := statsapi.VolumeStats{PVCRef: ref, FsStats: statsapi.FsStats{CapacityBytes: &capacity}, VolumeHealthStats: &statsapi.VolumeHealthStats{Abnormal: true}}
+			return []statsapi.VolumeStats{stats, stats, {FsStats: statsapi.FsStats{CapacityBytes: &capacity}}}
+		}
+	})
+	text := ask(s, "GET", "/metrics").Body.String()
+	for _, want := range []string{
+		"# TYPE kubelet_volume_stats_capacity_bytes gauge\nkubelet_volume_stats_capacity_bytes{namespace=\"ns\",persistentvolumeclaim=\"data\"} 100\n",
+		"kubelet_volume_stats_health_status_abnormal{namespace=\"ns\",persistentvolumeclaim=\"data\"} 1\n",
+		"\ngo_goroutines ", // what the process counts is still there
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("%q is not in\n%.4000s", want, text)
+		}
+	}
+	if strings.Contains(text, "kubelet_volume_stats_used_bytes") || asked != 1 {
+		t.Errorf("asked %d times, answers what is not known:\n%.4000s", asked, text)
+	}
+}

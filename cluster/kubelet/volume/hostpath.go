@@ -5,11 +5,28 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
 )
+
+// realHostPath is the volume with the path that it has on this node. Pods that work with the kubelet, drivers above
+// all, name its directory as it is elsewhere. What is there on this node, perhaps another kubelet's, is
+// not theirs.
+func (m *Manager) realHostPath(source *v1.HostPathVolumeSource) *v1.HostPathVolumeSource {
+	if m.opts.Alias == "" || m.opts.Alias == m.opts.RootDir {
+		return source
+	}
+	rest, ok := strings.CutPrefix(filepath.Clean(source.Path), m.opts.Alias)
+	if !ok || rest != "" && rest[0] != '/' || strings.HasPrefix(source.Path+"/", m.opts.RootDir+"/") || slices.Contains(strings.Split(source.Path, "/"), "..") {
+		return source
+	}
+	real := *source
+	real.Path = m.opts.RootDir + rest
+	return &real
+}
 
 // checkHostPath makes or checks a hostPath volume as its type says. Links are followed: who may use
 // host paths chooses among all of the host's.

@@ -89,8 +89,19 @@ func (m *Manager) makePodDirs(uid types.UID) error {
 	return os.MkdirAll(filepath.Join(m.podDir(uid), volumesDir), 0o700)
 }
 
+// removeSubPaths takes away the mounts of the pod's subPaths: they pin what they show.
+func (m *Manager) removeSubPaths(ctx context.Context, uid types.UID) error {
+	return m.remove(ctx, uid, subPathsDir)
+}
+
 // removeAll takes away all that Mount and Mounts made for the pod.
 func (m *Manager) removeAll(ctx context.Context, uid types.UID) error {
+	// The record of what the pod has goes when it has nothing.
+	return m.remove(ctx, uid, subPathsDir, volumesDir, pluginsDir)
+}
+
+// remove takes away directories of the pod, the plugins' one only if the others have gone.
+func (m *Manager) remove(ctx context.Context, uid types.UID, dirs ...string) error {
 	pod, err := os.OpenFile(m.podDir(uid), openDir, 0)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -100,9 +111,7 @@ func (m *Manager) removeAll(ctx context.Context, uid types.UID) error {
 	}
 	defer pod.Close()
 	var errs []error
-	// Subpaths first: they pin what they show. The record of what the pod has goes when it has
-	// nothing.
-	for _, dir := range []string{subPathsDir, volumesDir, pluginsDir} {
+	for _, dir := range dirs {
 		if dir == pluginsDir && len(errs) > 0 {
 			break
 		}

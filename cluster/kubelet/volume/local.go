@@ -27,7 +27,7 @@ type localVolumes struct {
 
 func (localVolumes) Plugin() string { return "kubernetes.io~local-volume" }
 
-func (localVolumes) Relabels() bool { return true }
+func (localVolumes) Relabels(*Spec) bool { return true }
 
 func (localVolumes) Serves(v *Spec) bool { return v.PV != nil && v.PV.Spec.Local != nil }
 
@@ -98,7 +98,7 @@ func (l localVolumes) bind(ctx context.Context, dir int, v *Spec) error {
 		return err
 	}
 	if !v.ReadOnly {
-		if err := giveVolume(ctx, v.Dir, v.Pod); err != nil {
+		if err := Give(ctx, v.Dir, v.Pod); err != nil {
 			return err
 		}
 	}
@@ -114,9 +114,8 @@ func shows(target string, source int) bool {
 	return unix.Fstat(source, &want) == nil && unix.Lstat(target, &have) == nil && have.Dev == want.Dev && have.Ino == want.Ino
 }
 
-// giveVolume makes what is in a volume belong to the pod's fsGroup, as far as its
-// fsGroupChangePolicy says.
-func giveVolume(ctx context.Context, dir string, pod *v1.Pod) error {
+// Give makes what is in a volume belong to the pod's fsGroup, as far as its fsGroupChangePolicy says.
+func Give(ctx context.Context, dir string, pod *v1.Pod) error {
 	group := fsGroup(pod)
 	if group == nil {
 		return nil
@@ -143,7 +142,7 @@ type hostPaths struct{}
 
 func (hostPaths) Plugin() string { return "kubernetes.io~host-path" }
 
-func (hostPaths) Relabels() bool { return false }
+func (hostPaths) Relabels(*Spec) bool { return false }
 
 func (hostPaths) Serves(v *Spec) bool { return v.PV != nil && v.PV.Spec.HostPath != nil }
 

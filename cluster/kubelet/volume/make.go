@@ -25,7 +25,7 @@ func (m *Manager) make(ctx context.Context, p *podVolumes, vol *v1.Volume) error
 	case vol.EmptyDir != nil:
 		return m.makeEmptyDir(ctx, p.pod, vol)
 	case vol.HostPath != nil:
-		return checkHostPath(vol.HostPath)
+		return checkHostPath(m.realHostPath(vol.HostPath))
 	case vol.Image != nil:
 		return nil // the runtime mounts it
 	case isProjection(vol):

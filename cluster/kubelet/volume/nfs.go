@@ -34,7 +34,7 @@ const (
 func (nfsVolumes) Plugin() string { return "kubernetes.io~nfs" }
 
 // Relabels: the files are the server's, and so are their labels.
-func (nfsVolumes) Relabels() bool { return false }
+func (nfsVolumes) Relabels(*Spec) bool { return false }
 
 func (nfsVolumes) Serves(v *Spec) bool { return v.nfs() != nil }
 

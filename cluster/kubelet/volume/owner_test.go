@@ -26,7 +26,7 @@ func TestAGroupThatWasNotGivenToAll(t *testing.T) {
 	pod := &v1.Pod{Spec: v1.PodSpec{SecurityContext: &v1.PodSecurityContext{
 		FSGroup: ptr.To[int64](4242), FSGroupChangePolicy: ptr.To(v1.FSGroupChangeOnRootMismatch),
 	}}}
-	if err := giveVolume(t.Context(), dir, pod); !errors.Is(err, unix.EROFS) {
+	if err := Give(t.Context(), dir, pod); !errors.Is(err, unix.EROFS) {
 		t.Fatal("the walk was not cut off:", err)
 	}
 	if err := unix.Unmount(dir+"/sub", 0); err != nil {
@@ -35,10 +35,10 @@ func TestAGroupThatWasNotGivenToAll(t *testing.T) {
 	write(t, dir+"/sub/file", "x")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := giveVolume(ctx, dir, pod); !errors.Is(err, context.Canceled) {
+	if err := Give(ctx, dir, pod); !errors.Is(err, context.Canceled) {
 		t.Error("the walk does not end with its context:", err)
 	}
-	if err := giveVolume(t.Context(), dir, pod); err != nil {
+	if err := Give(t.Context(), dir, pod); err != nil {
 		t.Fatal(err)
 	}
 	for _, path := range []string{dir, dir + "/sub", dir + "/sub/file"} {

@@ -52,12 +52,16 @@ func (m *Manager) makePersistent(ctx context.Context, p *podVolumes, vol *v1.Vol
 	if err != nil {
 		return err
 	}
+	relabel := (path == s.Dir || filepath.Dir(path) == s.Dir) && source.Relabels(s)
+	if _, keeps := source.(Keeper); keeps && s.PV != nil {
+		m.waiting.follow(s, p.uid)
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.placed == nil {
 		p.placed = map[string]placed{}
 	}
-	p.placed[vol.Name] = placed{spec: s, path: path, relabel: path == s.Dir && source.Relabels()}
+	p.placed[vol.Name] = placed{spec: s, source: source, path: path, relabel: relabel}
 	return nil
 }
 

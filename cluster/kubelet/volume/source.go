@@ -3,8 +3,10 @@ package volume
 import (
 	"context"
 	"fmt"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
+	statsapi "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 )
 
 // Source mounts volumes of one kind for pods: those of a PersistentVolume, or of a volume that
@@ -18,15 +20,31 @@ type Source interface {
 	Plugin() string
 	// Serves says whether the volume is of this kind.
 	Serves(v *Spec) bool
-	// Relabels says whether the files can be given SELinux labels, one by one.
-	Relabels() bool
-	// Mount makes the volume usable and returns its path on the node: v.Dir with the volume mounted on
-	// it, or a place or device that exists without that. It is called again after it failed, and after
+	// Relabels says whether the files can be given SELinux labels, one by one. Mount has succeeded
+	// before.
+	Relabels(v *Spec) bool
+	// Mount makes the volume usable and returns its path on the node: v.Dir, or a directory in it, with the volume
+	// mounted on it, or a place or device that exists without that. It is called again after it failed, and after
 	// a restart of the kubelet; what it did before is still there then.
 	Mount(ctx context.Context, v *Spec) (path string, err error)
-	// Unmount undoes what Mount did, or began to do, from what is in m.State. Mounts on and below
+	// Unmount undoes what Mount did, or began to do, from what is in m.State and m.Dir. Mounts on and below
 	// m.Dir are taken away afterwards in any case, without looking at what is mounted.
 	Unmount(ctx context.Context, m Mounted) error
+}
+
+// Keeper is a Source with volumes that have to be looked after while pods have them.
+type Keeper interface {
+	// KeepEvery is how long after it was mounted or kept a volume is kept again at the latest; 0 for not
+	// before its claim or PersistentVolume changes.
+	KeepEvery(v *Spec) time.Duration
+	// Keep looks after a mounted volume. A failure leads to another call after a back-off.
+	Keep(ctx context.Context, v *Spec) error
+}
+
+// Measurer is a Source that knows what its volumes take.
+type Measurer interface {
+	// Usage returns the figures of a mounted volume, if they are known. It does not wait for long.
+	Usage(ctx context.Context, v *Spec) (statsapi.VolumeStats, bool)
 }
 
 // Spec is a volume as one pod uses it.
@@ -59,8 +77,9 @@ type Mounted struct {
 
 // placed is a volume that was mounted by a Source.
 type placed struct {
-	spec *Spec
-	path string
+	spec   *Spec
+	source Source
+	path   string
 	// relabel is that files get the SELinux label of the pod's containers. A path of the host's own
 	// never does.
 	relabel bool

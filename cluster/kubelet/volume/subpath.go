@@ -199,7 +199,7 @@ func receive(dir int, path string, flags uint) error {
 // sourceDir is where the volume is on this node, or "" if it has no place.
 func (m *Manager) sourceDir(uid types.UID, vol *v1.Volume) string {
 	if vol.HostPath != nil {
-		return vol.HostPath.Path
+		return m.realHostPath(vol.HostPath).Path
 	}
 	return m.dirOf(uid, vol)
 }

@@ -23,7 +23,7 @@ func (m *Manager) Usage(ctx context.Context, pod *v1.Pod) []statsapi.VolumeStats
 	for i := range pod.Spec.Volumes {
 		vol := &pod.Spec.Volumes[i]
 		if isPersistent(vol) {
-			if stats, ok := m.persistentUsage(pod, vol); ok {
+			if stats, ok := m.persistentUsage(ctx, pod, vol); ok {
 				all = append(all, stats)
 			}
 			continue
@@ -45,14 +45,36 @@ func (m *Manager) Usage(ctx context.Context, pod *v1.Pod) []statsapi.VolumeStats
 	return all
 }
 
-// persistentUsage is what the file system of a local volume says. It is not asked of others: their
-// server may be gone.
-func (m *Manager) persistentUsage(pod *v1.Pod, vol *v1.Volume) (statsapi.VolumeStats, bool) {
+// ClaimUsage returns what the pod's volumes take whose Sources know it without a look at every file.
+func (m *Manager) ClaimUsage(ctx context.Context, pod *v1.Pod) (all []statsapi.VolumeStats) {
+	for i := range pod.Spec.Volumes {
+		if !isPersistent(&pod.Spec.Volumes[i]) {
+			continue
+		}
+		if stats, ok := m.persistentUsage(ctx, pod, &pod.Spec.Volumes[i]); ok {
+			all = append(all, stats)
+		}
+	}
+	return all
+}
+
+// persistentUsage is what the volume's Source says, or the file system of a local volume. That of others is
+// not asked: their server may be gone.
+func (m *Manager) persistentUsage(ctx context.Context, pod *v1.Pod, vol *v1.Volume) (statsapi.VolumeStats, bool) {
 	p := m.of(pod.UID, false)
 	if p == nil {
 		return statsapi.VolumeStats{}, false
 	}
 	at, ok := p.placedOf(vol.Name)
+	if measurer, measures := at.source.(Measurer); ok && measures {
+		stats, known := measurer.Usage(ctx, at.spec)
+		stats.Name = vol.Name
+		if at.spec.PV != nil && at.spec.PV.Spec.ClaimRef != nil {
+			claim := at.spec.PV.Spec.ClaimRef
+			stats.PVCRef = &statsapi.PVCReference{Name: claim.Name, Namespace: claim.Namespace}
+		}
+		return stats, known
+	}
 	if !ok || at.spec.Block || at.spec.PV == nil || at.spec.PV.Spec.Local == nil {
 		return statsapi.VolumeStats{}, false
 	}

@@ -39,7 +39,7 @@
 //
 // # How calls fail
 //
-// Errors are in the words of upstream's events. A volume source that is not served (CSI, cluster
+// Errors are in the words of upstream's events. A volume source that is not served (iSCSI, cluster
 // trust bundles) is an error that names the source and the volume. While a claim is not bound,
 // Mount fails and says so; the pod is woken when the claim or its volume changes.
 package volume
@@ -88,6 +88,9 @@ type Options struct {
 	Provisioned string
 	// Sources mount volumes of kinds that this package does not know.
 	Sources []Source
+	// Alias is a directory that pods' hostPath volumes name for RootDir ("/var/lib/kubelet"); "" for
+	// none.
+	Alias string
 }
 
 // Manager owns all volumes on this node. It is safe for concurrent use.
@@ -119,8 +122,9 @@ func New(set *client.Set, opts Options) *Manager {
 		waiting: waiting{wake: opts.Wake},
 		pods:    map[types.UID]*podVolumes{},
 	}
+	m.waiting.look = m.lookAt
 	if opts.Watch != nil {
-		m.waiting.follow(opts.Watch)
+		m.waiting.watch(opts.Watch)
 	}
 	return m
 }
@@ -235,7 +239,7 @@ func (m *Manager) Refresh(ctx context.Context, pod *v1.Pod) error {
 
 // follow brings what follows the API up to date, and sets the timer for the next time.
 func (m *Manager) follow(ctx context.Context, p *podVolumes) error {
-	err := m.makeAll(ctx, p, isProjection)
+	err := errors.Join(m.makeAll(ctx, p, isProjection), m.keepAll(ctx, p))
 	if err != nil {
 		p.failures++
 	} else {
@@ -271,7 +275,10 @@ func (m *Manager) Unmount(ctx context.Context, uid types.UID) error {
 	}
 	clear(p.tokens)
 	m.waiting.forget(uid)
-	if err = m.unmountPersistent(ctx, uid); err == nil {
+	if err = m.removeSubPaths(ctx, uid); err == nil {
+		err = m.unmountPersistent(ctx, uid)
+	}
+	if err == nil {
 		err = m.removeAll(ctx, uid)
 	}
 	if err != nil {
@@ -369,6 +376,9 @@ func (m *Manager) sleep(p *podVolumes) {
 		if d := max(time.Until(t.renew), time.Second); next == 0 || d < next {
 			next = d
 		}
+	}
+	if d := m.keepNext(p); d > 0 && (next == 0 || d < next) {
+		next = d
 	}
 	if p.failures > 0 {
 		backoff := min(time.Second<<min(p.failures-1, 10), longestBackoff)

@@ -13,6 +13,8 @@ import (
 // waiting are the pods that wait for a claim or a volume, by its key.
 type waiting struct {
 	wake func(types.UID)
+	// look has the volumes of a pod looked at that wants to know of changes, and does not wait.
+	look func(types.UID)
 
 	mu   sync.Mutex
 	pods map[string]map[types.UID]struct{}
@@ -61,25 +63,44 @@ func (w *waiting) forget(pod types.UID) {
 	}
 }
 
-// changed wakes those who wait for key.
-func (w *waiting) changed(key string) {
-	w.mu.Lock()
-	var pods []types.UID
-	for pod := range w.pods[key] {
-		pods = append(pods, pod)
-	}
-	w.mu.Unlock()
-	if w.wake == nil {
-		return
-	}
-	for _, pod := range pods {
-		w.wake(pod)
+// keptKey is of a claim or volume that a Keeper's volume follows.
+func keptKey(key string) string { return "kept/" + key }
+
+// follow has the pod's volumes looked at when the claim or the volume changes.
+func (w *waiting) follow(s *Spec, pod types.UID) {
+	w.add(keptKey(volumeKey(s.PV.Name)), pod)
+	if ref := s.PV.Spec.ClaimRef; ref != nil {
+		w.add(keptKey(claimKey(ref.Namespace, ref.Name)), pod)
 	}
 }
 
-// follow wakes pods by what the process's informers see. Without them, as where the kubelet is
+// of lists the pods of a key.
+func (w *waiting) of(key string) (pods []types.UID) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for pod := range w.pods[key] {
+		pods = append(pods, pod)
+	}
+	return pods
+}
+
+// changed wakes those who wait for key, and looks at those that follow it.
+func (w *waiting) changed(key string) {
+	if w.wake != nil {
+		for _, pod := range w.of(key) {
+			w.wake(pod)
+		}
+	}
+	if w.look != nil {
+		for _, pod := range w.of(keptKey(key)) {
+			w.look(pod)
+		}
+	}
+}
+
+// watch wakes pods by what the process's informers see. Without them, as where the kubelet is
 // alone and may read single objects only, pods look again after their back-off.
-func (w *waiting) follow(shared informers.SharedInformerFactory) {
+func (w *waiting) watch(shared informers.SharedInformerFactory) {
 	core := shared.Core().V1()
 	for _, informer := range []cache.SharedIndexInformer{core.PersistentVolumeClaims().Informer(), core.PersistentVolumes().Informer()} {
 		if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{

@@ -1,0 +1,214 @@
+// Package csi is the node's part of the Container Storage Interface: it finds drivers, publishes what
+// they say of this node, and has them stage, publish and take away the volumes of this node's pods.
+// It is a volume.Source.
+//
+// # Words
+//
+// A driver is a program, nearly always a pod, that serves the CSI Node service on a socket. A registrar,
+// a container next to it, makes a second socket in plugins_registry that says where the first one
+// is. To stage a volume makes it usable on the node, once; to publish it puts it where one pod sees
+// it. A volume is in use from before it is staged until after it is unstaged: the node's status says so,
+// and until then no controller detaches it.
+//
+// # Where things are
+//
+// Everything is below the kubelet's root directory, in upstream's layout, and that layout is the only
+// record of what was asked of drivers:
+//
+//	plugins_registry/NAME.sock                                      a registrar's socket
+//	plugins/kubernetes.io/csi/DRIVER/SHA256(HANDLE)/vol_data.json    a volume that is, or may be, staged at globalmount
+//	plugins/kubernetes.io/csi/volumeDevices/PV/data/vol_data.json    the same of a block volume, at volumeDevices/staging/PV
+//	pods/UID/volumes/kubernetes.io~csi/NAME/vol_data.json            a volume that is, or may be, published at mount
+//	pods/UID/plugins/kubernetes.io~csi/NAME/vol_data.json            the same of a block volume, at volumeDevices/publish/PV/UID
+//	pods/UID/plugins/kubernetes.io~csi/NAME/published                the pod may use it: everything has succeeded
+//
+// A record is written before the call that it is about, and removed when the opposite call has succeeded
+// and the list of mounts shows nothing there. Nothing is ever removed below a mount: directories
+// that a driver mounts on go by rmdir.
+//
+// # The life of a volume
+//
+// Mount waits, by failing, for the driver and for the attachment; the pod is woken when they come. Then it
+// stages the volume if no pod on this node has it yet, publishes it, gives it to the pod's group and
+// grows it if the claim waits for that. Unmount has the driver unpublish it. If that fails, or the driver is
+// not there, the record stays and the pod is not gone. When the last pod has let go of a volume, it is
+// unstaged in the background, which is tried until it succeeds. A kubelet that starts reads the records
+// and goes on where the last one ended.
+//
+// # What is hostile
+//
+// A driver may hang, die, lie and answer with anything. Every call has a deadline, answers are bounded,
+// and a call that hangs holds up only the volume that it is for. Names become directory names only
+// after a check.
+package csi
+
+import (
+	"context"
+	"log/slog"
+	"path/filepath"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	recording "k8s.io/client-go/tools/record"
+
+	"github.com/coracle-project/coracle/cluster/kubelet/volume"
+)
+
+// pluginName is the name in directories.
+const pluginName = "kubernetes.io~csi"
+
+// Options are what the node's part needs of the kubelet.
+type Options struct {
+	// RootDir is the kubelet's directory.
+	RootDir string
+	// NodeName is this node's name.
+	NodeName string
+	Kube     kubernetes.Interface
+	Recorder recording.EventRecorder
+	// Wake is called when Mount or Unmount of this pod may succeed now.
+	Wake func(types.UID)
+	// Report has the node's status written soon: VolumesInUse returns something else.
+	Report func()
+	// LookEvery is how often the claim of a published volume is read again, for kubelets that do not
+	// see it change; 0 for never.
+	LookEvery time.Duration
+}
+
+// Node is the node's part. It is safe for concurrent use.
+type Node struct {
+	opts Options
+	// real is RootDir without links, as the kernel lists mounts.
+	real   string
+	life   context.Context
+	end    context.CancelFunc
+	work   sync.WaitGroup
+	state  *csiNode
+	usages usages
+
+	mu      sync.Mutex
+	closed  bool
+	drivers map[string][]*driver // by name, the newest registration last
+	sockets map[string]*socket   // by file name
+	volumes map[string]*staged   // by the directory of the record
+	// reported are the volumes that the API knows to be in use; again is closed when they change.
+	reported map[v1.UniqueVolumeName]struct{}
+	again    chan struct{}
+	waiting  map[string]map[types.UID]struct{}
+	// republish are the published volumes whose drivers want to be called regularly, by State; grown are
+	// their sizes that the driver has been told.
+	republish map[string]bool
+	grown     map[string]int64
+	unwilling map[string]int64
+}
+
+var (
+	_ volume.Source   = (*Node)(nil)
+	_ volume.Keeper   = (*Node)(nil)
+	_ volume.Measurer = (*Node)(nil)
+)
+
+// New returns the node's part. It touches nothing.
+func New(o Options) *Node {
+	n := &Node{
+		opts: o, drivers: map[string][]*driver{}, sockets: map[string]*socket{}, volumes: map[string]*staged{},
+		reported: map[v1.UniqueVolumeName]struct{}{}, again: make(chan struct{}), waiting: map[string]map[types.UID]struct{}{},
+		republish: map[string]bool{}, grown: map[string]int64{}, unwilling: map[string]int64{},
+	}
+	n.life, n.end = context.WithCancel(context.Background())
+	n.state = newCSINode(n)
+	n.usages.known = map[string]*usage{}
+	return n
+}
+
+// Load reads what earlier kubelets have left. VolumesInUse is right from then on. Call it once, before the
+// node is registered and before any pod is mounted.
+func (n *Node) Load() error {
+	root, err := filepath.Abs(n.opts.RootDir)
+	if err != nil {
+		return err
+	}
+	n.opts.RootDir = root
+	if n.real, err = filepath.EvalSymlinks(root); err != nil {
+		return err
+	}
+	return n.readRecords()
+}
+
+// Run serves until ctx ends. Then no call is under way any more.
+func (n *Node) Run(ctx context.Context) {
+	stop := context.AfterFunc(ctx, n.end)
+	defer stop()
+	n.sweep("")
+	n.watchSockets(ctx)
+	n.end()
+	n.mu.Lock()
+	n.closed = true
+	for name, s := range n.sockets {
+		s.end()
+		delete(n.sockets, name)
+	}
+	n.mu.Unlock()
+	n.state.close()
+	n.work.Wait()
+}
+
+// startLocked runs f in the background, unless Run is ending.
+func (n *Node) startLocked(f func()) bool {
+	if n.closed {
+		return false
+	}
+	n.work.Add(1)
+	go func() {
+		defer n.work.Done()
+		f()
+	}()
+	return true
+}
+
+// Plugin implements volume.Source.
+func (*Node) Plugin() string { return pluginName }
+
+// Serves implements volume.Source.
+func (*Node) Serves(v *volume.Spec) bool {
+	if v.PV != nil {
+		return v.PV.Spec.CSI != nil
+	}
+	return v.Inline != nil && v.Inline.CSI != nil
+}
+
+// wait has the pod woken at the next call of wake for key.
+func (n *Node) wait(key string, pod types.UID) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.waiting[key] == nil {
+		n.waiting[key] = map[types.UID]struct{}{}
+	}
+	n.waiting[key][pod] = struct{}{}
+}
+
+// waitNoMore is told that the pod does not wait for key any more.
+func (n *Node) waitNoMore(key string, pod types.UID) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if delete(n.waiting[key], pod); len(n.waiting[key]) == 0 {
+		delete(n.waiting, key)
+	}
+}
+
+// wake wakes the pods that wait for key.
+func (n *Node) wake(key string) {
+	n.mu.Lock()
+	pods := n.waiting[key]
+	delete(n.waiting, key)
+	n.mu.Unlock()
+	if n.opts.Wake == nil {
+		return
+	}
+	for pod := range pods {
+		slog.Debug("csi: a pod may go on", "pod", pod, "for", key)
+		n.opts.Wake(pod)
+	}
+}

@@ -1,0 +1,355 @@
+package csi
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"math"
+	"slices"
+	"sync"
+	"time"
+
+	csipb "github.com/container-storage-interface/spec/lib/go/csi"
+	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	nodeutil "k8s.io/component-helpers/node/util"
+)
+
+// nodeIDs is the annotation of the Node with the drivers' names for it.
+const nodeIDs = "csi.volume.kubernetes.io/nodeid"
+
+// csiNode keeps this node's CSINode, and the labels and the annotation of its Node, as the drivers
+// that are registered want them. What other drivers have written stays.
+type csiNode struct {
+	n *Node
+	// writing holds one token: its owner writes.
+	writing chan struct{}
+
+	mu      sync.Mutex
+	closed  bool
+	drivers map[string]*driver
+	gone    map[string]struct{}
+	// owner is the UID of the Node that the CSINode was last made for.
+	owner  types.UID
+	timers map[string]*time.Timer
+	// retry writes again after a failure.
+	retry *time.Timer
+	wait  time.Duration
+}
+
+func newCSINode(n *Node) *csiNode {
+	return &csiNode{n: n, writing: make(chan struct{}, 1), drivers: map[string]*driver{}, gone: map[string]struct{}{}, timers: map[string]*time.Timer{}}
+}
+
+// close ends all timers.
+func (c *csiNode) close() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.closed = true
+	for _, t := range c.timers {
+		t.Stop()
+	}
+	if c.retry != nil {
+		c.retry.Stop()
+	}
+}
+
+// publish writes what the driver has said of this node. It returns when that is in the API.
+func (c *csiNode) publish(ctx context.Context, d *driver) error {
+	c.mu.Lock()
+	before := c.drivers[d.name]
+	c.drivers[d.name] = d
+	delete(c.gone, d.name)
+	c.mu.Unlock()
+	err := c.write(ctx)
+	if err == nil {
+		return nil
+	}
+	c.mu.Lock() // what cannot be written must not keep others from being written
+	defer c.mu.Unlock()
+	switch {
+	case c.drivers[d.name] != d:
+	case before == nil:
+		delete(c.drivers, d.name)
+	default:
+		c.drivers[d.name] = before
+	}
+	return err
+}
+
+// withdraw takes what a socket has registered out of the CSINode, in favour of the heir if there is
+// another registration of that name. If that fails, it is tried again.
+func (c *csiNode) withdraw(name string, s *socket, heir *driver) {
+	c.mu.Lock()
+	d := c.drivers[name]
+	if d != nil && d.from != s {
+		c.mu.Unlock()
+		return // it has registered again
+	}
+	if heir != nil {
+		c.drivers[name] = heir
+	} else {
+		delete(c.drivers, name)
+		c.gone[name] = struct{}{}
+		if t := c.timers[name]; t != nil {
+			t.Stop()
+			delete(c.timers, name)
+		}
+	}
+	c.mu.Unlock()
+	c.later()
+}
+
+// nodeIs is told the UID of the Node: one that was deleted and made again needs a new CSINode.
+func (c *csiNode) nodeIs(uid types.UID) {
+	c.mu.Lock()
+	other := len(c.drivers) > 0 && c.owner != "" && c.owner != uid
+	c.mu.Unlock()
+	if other {
+		c.later()
+	}
+}
+
+// later writes in the background, until that succeeds.
+func (c *csiNode) later() {
+	c.n.mu.Lock()
+	defer c.n.mu.Unlock()
+	c.n.startLocked(func() {
+		err := c.write(c.n.life)
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if err == nil || c.closed {
+			c.wait = 0
+			return
+		}
+		slog.Warn("csi: the node's drivers are not published yet", "err", err)
+		c.wait = min(max(2*c.wait, firstRetry), lastRetry)
+		if c.retry != nil {
+			c.retry.Stop()
+		}
+		c.retry = time.AfterFunc(c.wait, c.later)
+	})
+}
+
+// write brings the objects up to date. Conflicts are tried again with what is there then.
+func (c *csiNode) write(ctx context.Context) error {
+	select {
+	case c.writing <- struct{}{}:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	defer func() { <-c.writing }()
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	const tries = 5
+	var err error
+	for range tries {
+		if err = c.writeOnce(ctx); err == nil || ctx.Err() != nil || !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) && !apierrors.IsNotFound(err) {
+			return err
+		}
+	}
+	return err
+}
+
+func (c *csiNode) writeOnce(ctx context.Context) error {
+	c.mu.Lock()
+	drivers, gone := maps.Clone(c.drivers), maps.Clone(c.gone)
+	c.mu.Unlock()
+	node, err := c.n.opts.Kube.CoreV1().Nodes().Get(ctx, c.n.opts.NodeName, metav1.GetOptions{})
+	if err != nil {
+		return fmt.Errorf("read node %s: %w", c.n.opts.NodeName, err)
+	}
+	if err := c.writeNode(node, drivers, gone); err != nil {
+		return err
+	}
+	if err := c.writeCSINode(ctx, node, drivers, gone); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.owner = node.UID
+	for name := range gone {
+		if _, back := c.drivers[name]; !back {
+			delete(c.gone, name)
+		}
+	}
+	return nil
+}
+
+// writeNode sets the topology's labels and the drivers' names for the node.
+func (c *csiNode) writeNode(old *v1.Node, drivers map[string]*driver, gone map[string]struct{}) error {
+	node := old.DeepCopy()
+	ids := map[string]string{}
+	if was := node.Annotations[nodeIDs]; was != "" {
+		if err := json.Unmarshal([]byte(was), &ids); err != nil {
+			slog.Warn("csi: an annotation of the node is damaged and is written again", "annotation", nodeIDs, "err", err)
+			ids = map[string]string{}
+		}
+	}
+	maps.DeleteFunc(ids, func(name, _ string) bool { _, is := gone[name]; return is })
+	for name, d := range drivers {
+		ids[name] = d.nodeID
+		for key, value := range d.topology {
+			if have, is := node.Labels[key]; is && have != value {
+				return fmt.Errorf("detected topology value collision: driver %s reported %q:%q but existing label is %q:%q", name, key, value, key, have)
+			}
+			metav1.SetMetaDataLabel(&node.ObjectMeta, key, value)
+		}
+	}
+	if len(ids) == 0 {
+		delete(node.Annotations, nodeIDs)
+	} else {
+		raw, err := json.Marshal(ids)
+		if err != nil {
+			return err
+		}
+		metav1.SetMetaDataAnnotation(&node.ObjectMeta, nodeIDs, string(raw))
+	}
+	if equality.Semantic.DeepEqual(old, node) {
+		return nil
+	}
+	if _, _, err := nodeutil.PatchNodeStatus(c.n.opts.Kube.CoreV1(), types.NodeName(node.Name), old, node); err != nil {
+		return fmt.Errorf("write node %s: %w", node.Name, err)
+	}
+	return nil
+}
+
+func (c *csiNode) writeCSINode(ctx context.Context, node *v1.Node, drivers map[string]*driver, gone map[string]struct{}) error {
+	objects := c.n.opts.Kube.StorageV1().CSINodes()
+	old, err := objects.Get(ctx, node.Name, metav1.GetOptions{})
+	missing := apierrors.IsNotFound(err)
+	if err != nil && !missing {
+		return fmt.Errorf("read csinode %s: %w", node.Name, err)
+	}
+	if !missing && !slices.ContainsFunc(old.OwnerReferences, func(r metav1.OwnerReference) bool { return r.Kind == "Node" && r.UID == node.UID }) {
+		// It is of a Node that was deleted, with that one's drivers.
+		precondition := metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &old.UID}}
+		if err := objects.Delete(ctx, old.Name, precondition); err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("delete csinode %s of an earlier node: %w", old.Name, err)
+		}
+		missing = true
+	}
+	if missing {
+		if len(drivers) == 0 {
+			return nil
+		}
+		old = &storagev1.CSINode{}
+		old.Name = node.Name
+		old.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}}
+	}
+	object := old.DeepCopy()
+	object.Spec.Drivers = slices.DeleteFunc(object.Spec.Drivers, func(d storagev1.CSINodeDriver) bool { _, is := gone[d.Name]; return is })
+	for _, name := range slices.Sorted(maps.Keys(drivers)) {
+		setDriver(object, drivers[name])
+	}
+	switch {
+	case missing:
+		_, err = objects.Create(ctx, object, metav1.CreateOptions{})
+	case equality.Semantic.DeepEqual(old, object):
+		return nil
+	default:
+		_, err = objects.Update(ctx, object, metav1.UpdateOptions{})
+	}
+	if err != nil {
+		return fmt.Errorf("write csinode %s: %w", node.Name, err)
+	}
+	return nil
+}
+
+// setDriver puts a driver into its place in the list, or at its end.
+func setDriver(object *storagev1.CSINode, d *driver) {
+	entry := storagev1.CSINodeDriver{Name: d.name, NodeID: d.nodeID, TopologyKeys: slices.Sorted(maps.Keys(d.topology))}
+	if d.limit > 0 {
+		limit := int32(min(d.limit, math.MaxInt32))
+		entry.Allocatable = &storagev1.VolumeNodeResources{Count: &limit}
+	}
+	at := slices.IndexFunc(object.Spec.Drivers, func(e storagev1.CSINodeDriver) bool { return e.Name == d.name })
+	if at < 0 {
+		object.Spec.Drivers = append(object.Spec.Drivers, entry)
+		return
+	}
+	have := object.Spec.Drivers[at]
+	slices.Sort(have.TopologyKeys)
+	if !equality.Semantic.DeepEqual(have, entry) {
+		object.Spec.Drivers[at] = entry
+	}
+}
+
+// follow asks a driver from time to time how many volumes the node can have, if its CSIDriver says so.
+func (c *csiNode) follow(d *driver, object *storagev1.CSIDriver) {
+	if object == nil || object.Spec.NodeAllocatableUpdatePeriodSeconds == nil {
+		return
+	}
+	period := time.Duration(max(*object.Spec.NodeAllocatableUpdatePeriodSeconds, 10)) * time.Second
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed || c.timers[d.name] != nil || c.drivers[d.name] == nil {
+		return
+	}
+	c.timers[d.name] = time.AfterFunc(period, func() {
+		c.mu.Lock()
+		delete(c.timers, d.name)
+		c.mu.Unlock()
+		c.n.countAgain(d.name)
+	})
+}
+
+// countAgain asks a driver how many volumes the node can have now.
+func (n *Node) countAgain(name string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.startLocked(func() {
+		if err := n.count(n.life, name); err != nil {
+			slog.Warn("csi: how many volumes the node can have is not known", "driver", name, "err", err)
+		}
+	})
+}
+
+func (n *Node) count(ctx context.Context, name string) error {
+	d, err := n.driver(name)
+	if err != nil {
+		return nil // gone; its next registration tells
+	}
+	object, err := n.driverObject(ctx, name)
+	if err == nil {
+		n.state.follow(d, object)
+	}
+	now := *d
+	if e := now.ask(ctx); e != nil {
+		return errors.Join(err, e)
+	}
+	if latest, e := n.driver(name); e != nil || latest != d {
+		return err
+	}
+	return errors.Join(err, n.state.publish(ctx, &now))
+}
+
+// ask has the driver say what it knows of this node.
+func (d *driver) ask(ctx context.Context) error {
+	conn, err := dial(d.endpoint)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	s := &session{driver: d, conn: conn, node: csipb.NewNodeClient(conn)}
+	var answer *csipb.NodeGetInfoResponse
+	err = s.call(ctx, "NodeGetInfo", func(ctx context.Context) (err error) {
+		answer, err = s.node.NodeGetInfo(ctx, &csipb.NodeGetInfoRequest{})
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if answer.GetNodeId() == "" {
+		return fmt.Errorf("CSI driver %s has no name for this node: NodeGetInfo answers without node_id", d.name)
+	}
+	d.nodeID, d.limit, d.topology = answer.GetNodeId(), answer.GetMaxVolumesPerNode(), answer.GetAccessibleTopology().GetSegments()
+	return nil
+}

@@ -1,0 +1,186 @@
+package csi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	csipb "github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/kubernetes/pkg/kubelet/events"
+	volumeutil "k8s.io/kubernetes/pkg/volume/util"
+	volumetypes "k8s.io/kubernetes/pkg/volume/util/types"
+
+	"github.com/coracle-project/coracle/cluster/kubelet/volume"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/watched"
+)
+
+// moment is when a volume is looked at.
+type moment int
+
+const (
+	// atMount is when the volume has just been published. A driver has not refused to grow it since.
+	atMount moment = iota
+	// later is when it has been in use.
+	later
+)
+
+// growth is what a claim says of its size.
+type growth struct {
+	claim *v1.PersistentVolumeClaim
+	pv    *v1.PersistentVolume
+	size  int64
+	// told is that the claim has its size already: another node has grown a shared volume.
+	told bool
+}
+
+// growthOf reads the claim and the volume as they are now; nil if nothing is to be done. The
+// conditions are upstream's.
+func (n *Node) growthOf(ctx context.Context, v *volume.Spec) (*growth, error) {
+	if v.PV == nil || v.PV.Spec.ClaimRef == nil {
+		return nil, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	core, ref := n.opts.Kube.CoreV1(), v.PV.Spec.ClaimRef
+	g := &growth{}
+	err := watched.OnceGranted(ctx, func() (err error) {
+		if g.pv, err = core.PersistentVolumes().Get(ctx, v.PV.Name, metav1.GetOptions{}); err != nil {
+			return err
+		}
+		g.claim, err = core.PersistentVolumeClaims(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	if g.claim.UID != ref.UID || g.pv.UID != v.PV.UID || g.pv.Spec.CSI == nil {
+		return nil, nil // others of the same names
+	}
+	g.size = g.pv.Spec.Capacity.Storage().Value()
+	status := g.claim.Status.AllocatedResourceStatuses[v1.ResourceStorage]
+	switch {
+	case status == v1.PersistentVolumeClaimNodeResizePending || status == v1.PersistentVolumeClaimNodeResizeInProgress:
+		return g, nil
+	case status == "" && g.claim.Status.Capacity.Storage().Value() >= g.size && slices.Contains(g.claim.Spec.AccessModes, v1.ReadWriteMany) &&
+		!metav1.HasAnnotation(g.claim.ObjectMeta, volumetypes.NodeExpansionNotRequired) && n.toldSize(v) < g.size:
+		g.told = true
+		return g, nil
+	}
+	return nil, nil
+}
+
+// toldSize is the size of a volume that its driver was told on this node; the first time, what the volume
+// had when it was mounted.
+func (n *Node) toldSize(v *volume.Spec) int64 {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if size, ok := n.grown[v.State]; ok {
+		return size
+	}
+	size := v.PV.Spec.Capacity.Storage().Value()
+	n.grown[v.State] = size
+	return size
+}
+
+// mayGrow says whether a claim waits for its volume to grow.
+func (n *Node) mayGrow(ctx context.Context, v *volume.Spec) bool {
+	g, err := n.growthOf(ctx, v)
+	return err != nil || g != nil
+}
+
+// grow has the driver grow what is on the volume, if the claim waits for that, and writes into the claim
+// how that went.
+func (n *Node) grow(ctx context.Context, session *session, r *request, when moment) error {
+	g, err := n.growthOf(ctx, r.spec)
+	if err != nil || g == nil {
+		return err
+	}
+	n.mu.Lock()
+	refused := when == later && n.unwilling[r.spec.State] == g.size
+	n.mu.Unlock()
+	if refused {
+		return nil
+	}
+	if !session.has[csipb.NodeServiceCapability_RPC_EXPAND_VOLUME] {
+		if g.told {
+			return nil
+		}
+		return n.growFailed(g, r, fmt.Errorf("NodeExpand is not supported by the CSI driver %s", r.driverName), codes.Unimplemented)
+	}
+	if !g.told {
+		if g.claim, err = volumeutil.MarkNodeExpansionInProgress(g.claim, n.opts.Kube); err != nil {
+			return err
+		}
+	}
+	if err := n.expand(ctx, session, r, g); err != nil {
+		return n.growFailed(g, r, err, codeOf(err))
+	}
+	n.mu.Lock()
+	n.grown[r.spec.State] = g.size
+	delete(n.unwilling, r.spec.State)
+	n.mu.Unlock()
+	n.usages.forget(r.spec.State)
+	const done = "MountVolume.NodeExpandVolume succeeded for volume %q %s"
+	n.opts.Recorder.Eventf(r.spec.Pod, v1.EventTypeNormal, events.FileSystemResizeSuccess, done, r.spec.Name, n.opts.NodeName)
+	n.opts.Recorder.Eventf(g.claim, v1.EventTypeNormal, events.FileSystemResizeSuccess, done, r.spec.Name, n.opts.NodeName)
+	if g.told {
+		return nil
+	}
+	_, err = volumeutil.MarkNodeExpansionFinishedWithRecovery(g.claim, *g.pv.Spec.Capacity.Storage(), n.opts.Kube)
+	return err
+}
+
+func (n *Node) expand(ctx context.Context, session *session, r *request, g *growth) error {
+	secrets, err := n.secrets(ctx, g.pv.Spec.CSI.NodeExpandSecretRef)
+	if err != nil {
+		return err
+	}
+	request := &csipb.NodeExpandVolumeRequest{
+		VolumeId: r.handle, VolumePath: n.seen(session.driver, n.target(r.user, r.spec.Mounted, r.spec.Block)),
+		CapacityRange: &csipb.CapacityRange{RequiredBytes: g.size}, VolumeCapability: r.capability(session), Secrets: secrets,
+	}
+	if session.has[csipb.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME] {
+		request.StagingTargetPath = n.seen(session.driver, n.stagePath(n.use(r)))
+	}
+	return session.call(ctx, "NodeExpandVolume", func(ctx context.Context) error {
+		_, err := session.node.NodeExpandVolume(ctx, request)
+		return err
+	})
+}
+
+// growFailed tells the pod's and the claim's owner why a volume was not grown. Where trying again is
+// of no use, the claim says so and nothing is tried until it changes or the volume is mounted again.
+func (n *Node) growFailed(g *growth, r *request, failure error, code codes.Code) error {
+	n.opts.Recorder.Eventf(r.spec.Pod, v1.EventTypeWarning, events.VolumeResizeFailed, "NodeExpandVolume failed for volume %q: %v", r.spec.Name, failure)
+	var err error
+	switch code {
+	case codes.InvalidArgument, codes.OutOfRange, codes.NotFound:
+		if !g.told {
+			_, err = volumeutil.MarkNodeExpansionInfeasible(g.claim, n.opts.Kube, failure)
+		}
+		n.refuse(r, g)
+	case codes.FailedPrecondition, codes.Unimplemented:
+		if !g.told {
+			_, err = volumeutil.MarkNodeExpansionFailedCondition(g.claim, n.opts.Kube, failure)
+		}
+		n.refuse(r, g)
+	case codes.Canceled, codes.DeadlineExceeded, codes.Unavailable, codes.ResourceExhausted, codes.Aborted:
+		// It may go on in the driver.
+	default:
+		if !g.told {
+			_, err = volumeutil.MarkNodeExpansionFailedCondition(g.claim, n.opts.Kube, failure)
+		}
+	}
+	return errors.Join(failure, err)
+}
+
+// refuse has a growth to this size not tried again while the volume is mounted.
+func (n *Node) refuse(r *request, g *growth) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.unwilling[r.spec.State] = g.size
+}

@@ -1,0 +1,63 @@
+package csi
+
+import (
+	"context"
+	"time"
+
+	"github.com/coracle-project/coracle/cluster/kubelet/volume"
+)
+
+// republishEvery is how often drivers that want it are asked to publish a volume again.
+const republishEvery = time.Minute
+
+// KeepEvery implements volume.Keeper.
+func (n *Node) KeepEvery(v *volume.Spec) time.Duration {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	switch {
+	case n.republish[v.State]:
+		return republishEvery
+	case v.PV != nil:
+		return n.opts.LookEvery
+	}
+	return 0
+}
+
+// Keep implements volume.Keeper: it grows the volume if the claim waits for that, and has it published
+// again if the driver wants that. What the pod sees stays as it is if it fails.
+func (n *Node) Keep(ctx context.Context, v *volume.Spec) error {
+	n.mu.Lock()
+	republish := n.republish[v.State]
+	n.mu.Unlock()
+	if !republish && !n.mayGrow(ctx, v) {
+		return nil
+	}
+	r, err := n.newRequest(ctx, v)
+	if err != nil {
+		return err
+	}
+	d, err := n.driver(r.driverName)
+	if err != nil {
+		return err
+	}
+	session, err := d.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer session.close()
+	if republish {
+		var s *staged
+		if r.persistent() {
+			s = n.use(r)
+			if r.attachable() {
+				if r.publishContext, err = n.attached(ctx, s, r); err != nil {
+					return err
+				}
+			}
+		}
+		if err := n.publish(ctx, session, s, r, n.target(r.user, v.Mounted, v.Block)); err != nil {
+			return err
+		}
+	}
+	return n.grow(ctx, session, r, later)
+}

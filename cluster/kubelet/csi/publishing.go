@@ -1,0 +1,218 @@
+package csi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	csipb "github.com/container-storage-interface/spec/lib/go/csi"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/coracle-project/coracle/cluster/kubelet/volume"
+)
+
+// Mount implements volume.Source.
+func (n *Node) Mount(ctx context.Context, v *volume.Spec) (string, error) {
+	r, err := n.newRequest(ctx, v)
+	if err != nil {
+		return "", err
+	}
+	target := n.target(r.user, v.Mounted, v.Block)
+	if done, err := n.published(v, target); done || err != nil {
+		n.remember(r)
+		return target, err
+	}
+	d, err := n.driverFor(r.driverName, r.user)
+	if err != nil {
+		return "", err
+	}
+	n.state.follow(d, r.object)
+	var s *staged
+	if r.persistent() {
+		s = n.use(r)
+		if r.attachable() {
+			if r.publishContext, err = n.attached(ctx, s, r); err != nil {
+				return "", err
+			}
+		}
+	}
+	session, err := d.open(ctx)
+	if err != nil {
+		return "", err
+	}
+	defer session.close()
+	if s != nil {
+		if err := n.stage(ctx, session, s, r); err != nil {
+			return "", err
+		}
+	}
+	if err := n.prepare(r, target); err != nil {
+		return "", err
+	}
+	if err := n.publish(ctx, session, s, r, target); err != nil {
+		return "", err
+	}
+	if err := n.finish(ctx, session, r, target); err != nil {
+		return "", err
+	}
+	n.remember(r)
+	if err := n.grow(ctx, session, r, atMount); err != nil { // the pod can use what there is
+		slog.Warn("csi: volume not grown", "volume", v.Name, "err", err)
+	}
+	return target, nil
+}
+
+// published says whether an earlier Mount, perhaps of another process, has succeeded, and what it
+// made is still there. The driver is not asked.
+func (n *Node) published(v *volume.Spec, target string) (bool, error) {
+	if _, err := os.Lstat(filepath.Join(v.State, publishedFile)); err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return false, nil
+		}
+		return false, err
+	}
+	if v.Block {
+		return isDevice(target), nil
+	}
+	return n.isMounted(target)
+}
+
+// prepare writes the record, and makes the directory above the one that the driver makes.
+func (n *Node) prepare(r *request, target string) error {
+	rec := record{Spec: r.spec.Name, Handle: r.handle, Driver: r.driverName, Node: n.opts.NodeName, Mode: r.mode, SELinux: r.label}
+	if r.persistent() {
+		rec.Attachment = attachmentName(r.handle, r.driverName, n.opts.NodeName)
+	}
+	if err := writeRecord(recordDir(r.spec.Mounted, r.spec.Block), rec); err != nil {
+		return err
+	}
+	return os.MkdirAll(filepath.Dir(target), 0o750)
+}
+
+// publish has the driver publish the volume for the pod, the first time or again.
+func (n *Node) publish(ctx context.Context, session *session, s *staged, r *request, target string) error {
+	attributes, secrets, err := n.volumeContext(ctx, r)
+	if err != nil {
+		return err
+	}
+	request := &csipb.NodePublishVolumeRequest{
+		VolumeId: r.handle, PublishContext: r.publishContext, TargetPath: n.seen(session.driver, target),
+		VolumeCapability: r.capability(session), Readonly: r.readOnly, Secrets: secrets, VolumeContext: attributes,
+	}
+	if s != nil && session.has[csipb.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME] {
+		request.StagingTargetPath = n.seen(session.driver, n.stagePath(s))
+	}
+	return session.call(ctx, "NodePublishVolume", func(ctx context.Context) error {
+		_, err := session.node.NodePublishVolume(ctx, request)
+		return err
+	})
+}
+
+// finish checks what the driver has made, gives it to the pod's group, and records that it is ready.
+func (n *Node) finish(ctx context.Context, session *session, r *request, target string) error {
+	if r.spec.Block {
+		if !isDevice(target) {
+			return fmt.Errorf("driver %s has published volume %q, but there is no block device at %s: the driver's pod needs the mountPropagation Bidirectional", r.driverName, r.spec.Name, target)
+		}
+	} else if mounted, err := n.isMounted(target); err != nil {
+		return err
+	} else if !mounted {
+		if info, err := os.Lstat(target); err != nil || !info.IsDir() {
+			return fmt.Errorf("driver %s has published volume %q, but there is no directory %s: the driver's pod needs the mountPropagation Bidirectional", r.driverName, r.spec.Name, target)
+		}
+	}
+	gives, err := r.givesGroup(session)
+	if err != nil {
+		return err
+	}
+	if gives {
+		if err := volume.Give(ctx, target, r.spec.Pod); err != nil {
+			return fmt.Errorf("give volume %q to the pod's fsGroup: %w", r.spec.Name, err)
+		}
+	}
+	return os.WriteFile(filepath.Join(r.spec.State, publishedFile), nil, 0o640)
+}
+
+// remember keeps what Keep has to do for a published volume.
+func (n *Node) remember(r *request) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.republish[r.spec.State] = r.republished()
+}
+
+// Unmount implements volume.Source. It works from the record alone.
+func (n *Node) Unmount(ctx context.Context, m volume.Mounted) error {
+	u := user{pod: podOf(m), volume: filepath.Base(m.State)}
+	n.forget(m, u)
+	for _, block := range []bool{false, true} {
+		dir := recordDir(m, block)
+		r, err := readRecord(dir)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if err := os.Remove(filepath.Join(m.State, publishedFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		if err := n.unpublish(ctx, r, u, n.target(u, m, block), dir); err != nil {
+			return err
+		}
+	}
+	if mounts, err := n.mountsAt(m.Dir); err != nil {
+		return err
+	} else if len(mounts) > 0 {
+		return fmt.Errorf("%s is mounted, but there is no record of it: unmount it by hand", mounts[0].Mountpoint)
+	}
+	n.release(u)
+	return nil
+}
+
+// podOf is the pod whose volume it is: State is pods/UID/plugins/PLUGIN/NAME.
+func podOf(m volume.Mounted) types.UID {
+	return types.UID(filepath.Base(filepath.Dir(filepath.Dir(filepath.Dir(m.State)))))
+}
+
+func (n *Node) unpublish(ctx context.Context, r *record, u user, target, dir string) error {
+	d, err := n.driverFor(r.Driver, u)
+	if err != nil {
+		return err
+	}
+	conn, err := dial(d.endpoint)
+	if err != nil {
+		return err
+	}
+	session := &session{driver: d, conn: conn, node: csipb.NewNodeClient(conn)}
+	defer session.close()
+	err = session.call(ctx, "NodeUnpublishVolume", func(ctx context.Context) error {
+		_, err := session.node.NodeUnpublishVolume(ctx, &csipb.NodeUnpublishVolumeRequest{VolumeId: r.Handle, TargetPath: n.seen(d, target)})
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if err := n.removePlace(target); err != nil {
+		return err
+	}
+	return removeRecord(dir)
+}
+
+// forget drops what is kept of a published volume in memory.
+func (n *Node) forget(m volume.Mounted, u user) {
+	n.usages.forget(m.State)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.republish, m.State)
+	delete(n.grown, m.State)
+	delete(n.unwilling, m.State)
+	for key, pods := range n.waiting {
+		if delete(pods, u.pod); len(pods) == 0 {
+			delete(n.waiting, key)
+		}
+	}
+}

@@ -1,0 +1,257 @@
+package csi
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// record is a vol_data.json, in upstream's format.
+type record struct {
+	// Spec is the PersistentVolume's name, or the name of an inline volume.
+	Spec   string                        `json:"specVolID,omitempty"`
+	Handle string                        `json:"volumeHandle"`
+	Driver string                        `json:"driverName"`
+	Node   string                        `json:"nodeName,omitempty"`
+	Mode   storagev1.VolumeLifecycleMode `json:"volumeLifecycleMode,omitempty"`
+	// Attachment is the name that a VolumeAttachment of the volume has.
+	Attachment string `json:"attachmentID,omitempty"`
+	// SELinux is the label that the volume was mounted with.
+	SELinux string `json:"seLinuxMountContext,omitempty"`
+}
+
+const (
+	recordFile = "vol_data.json"
+	// mostRecord bounds a record: handles have at most 128 bytes by the specification, and some drivers
+	// do not keep to it.
+	mostRecord = 64 << 10
+	// publishedFile in a volume's State says that publishing has succeeded.
+	publishedFile = "published"
+)
+
+// Directories of staged volumes.
+const (
+	devicesDir = "volumeDevices"
+	globalName = "globalmount"
+	mountName  = "mount"
+	stagingDir = "staging"
+	publishDir = "publish"
+	dataDir    = "data"
+)
+
+func (n *Node) pluginDir() string {
+	return filepath.Join(n.opts.RootDir, "plugins", "kubernetes.io", "csi")
+}
+
+// stageDir is the directory of a volume's record and of its globalmount.
+func (n *Node) stageDir(driver, handle string) string {
+	sum := sha256.Sum256([]byte(handle))
+	return filepath.Join(n.pluginDir(), driver, hex.EncodeToString(sum[:]))
+}
+
+// attachmentName is the name of the VolumeAttachment of a volume and this node.
+func attachmentName(handle, driver, node string) string {
+	sum := sha256.Sum256([]byte(handle + driver + node))
+	return "csi-" + hex.EncodeToString(sum[:])
+}
+
+// inlineHandle is the handle of a volume that a pod's spec describes.
+func inlineHandle(pod types.UID, name string) string {
+	sum := sha256.Sum256([]byte(string(pod) + name))
+	return "csi-" + hex.EncodeToString(sum[:])
+}
+
+// readRecord reads the record in a directory. It waits for nothing and follows no link.
+func readRecord(dir string) (*record, error) {
+	path := filepath.Join(dir, recordFile)
+	f, err := os.OpenFile(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is not a regular file", path)
+	}
+	raw, err := io.ReadAll(io.LimitReader(f, mostRecord+1))
+	if err != nil {
+		return nil, err
+	}
+	r, err := parseRecord(raw)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w: what is mounted next to it has to be unmounted by hand", path, err)
+	}
+	return r, nil
+}
+
+func parseRecord(raw []byte) (*record, error) {
+	if len(raw) > mostRecord {
+		return nil, errors.New("the record is too long")
+	}
+	var r record
+	if err := json.Unmarshal(raw, &r); err != nil {
+		return nil, fmt.Errorf("the record is damaged: %w", err)
+	}
+	if r.Handle == "" {
+		return nil, errors.New("the record names no volume")
+	}
+	return &r, checkDriverName(r.Driver)
+}
+
+// writeRecord writes the record of a directory, made if there is none, at once and whole.
+func writeRecord(dir string, r record) error {
+	raw, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	if len(raw) > mostRecord {
+		return fmt.Errorf("volume handle of %d bytes is too long", len(r.Handle))
+	}
+	if err := os.MkdirAll(dir, 0o750); err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(dir, "."+recordFile+"-")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(raw)
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = os.Rename(f.Name(), filepath.Join(dir, recordFile))
+	}
+	if err != nil {
+		_ = os.Remove(f.Name())
+	}
+	return err
+}
+
+// removeRecord removes the record of a directory, and the directory if nothing else is in it.
+func removeRecord(dir string) error {
+	if err := os.Remove(filepath.Join(dir, recordFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	entries, _ := filepath.Glob(filepath.Join(globQuote(dir), "."+recordFile+"-*")) // of a kubelet that was killed
+	for _, e := range entries {
+		_ = os.Remove(e)
+	}
+	_ = os.Remove(dir) // fails if drivers have left something there
+	return nil
+}
+
+// readRecords finds the volumes that are staged, and the pods that have them.
+func (n *Node) readRecords() error {
+	records, err := recordDirs(n.pluginDir())
+	if err != nil {
+		return err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, dir := range records {
+		block := filepath.Base(dir) == dataDir && filepath.Base(filepath.Dir(filepath.Dir(dir))) == devicesDir
+		r, err := readRecord(dir)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			slog.Error("csi: a volume's record cannot be read", "dir", dir, "err", err)
+			continue
+		}
+		spec := r.Spec
+		if block {
+			spec = filepath.Base(filepath.Dir(dir))
+		}
+		s := newStaged(dir, r.Driver, r.Handle, spec, block)
+		s.recorded = true
+		n.volumes[dir] = s
+	}
+	return n.readUsersLocked()
+}
+
+// readUsersLocked finds the pods that have volumes.
+func (n *Node) readUsersLocked() error {
+	pods := filepath.Join(n.opts.RootDir, "pods")
+	uids, err := names(pods)
+	if err != nil {
+		return err
+	}
+	for _, uid := range uids {
+		for _, place := range []string{"volumes", "plugins"} {
+			dir := filepath.Join(pods, uid, place, pluginName)
+			specs, err := names(dir)
+			if err != nil {
+				slog.Error("csi: a pod's volumes cannot be listed", "dir", dir, "err", err)
+				continue
+			}
+			for _, spec := range specs {
+				r, err := readRecord(filepath.Join(dir, spec))
+				if errors.Is(err, fs.ErrNotExist) {
+					continue
+				}
+				if err != nil {
+					slog.Error("csi: a volume's record cannot be read", "dir", filepath.Join(dir, spec), "err", err)
+					continue
+				}
+				id := n.stageDir(r.Driver, r.Handle)
+				if place == "plugins" {
+					id = n.blockDir(spec)
+				}
+				if s := n.volumes[id]; s != nil {
+					s.users[user{pod: types.UID(uid), volume: spec}] = struct{}{}
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// recordDirs lists the directories that have, or had, the record of a staged volume.
+func recordDirs(plugin string) (dirs []string, err error) {
+	drivers, err := names(plugin)
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range drivers {
+		volumes, err := names(filepath.Join(plugin, d))
+		if err != nil {
+			return nil, err
+		}
+		for _, v := range volumes {
+			dir := filepath.Join(plugin, d, v)
+			if d == devicesDir {
+				if v == stagingDir || v == publishDir {
+					continue
+				}
+				dir = filepath.Join(dir, dataDir)
+			}
+			dirs = append(dirs, dir)
+		}
+	}
+	return dirs, nil
+}
+
+// names lists the directories in dir, which need not exist.
+func names(dir string) (list []string, err error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) {
+		return nil, err
+	}
+	for _, e := range entries {
+		if e.IsDir() {
+			list = append(list, e.Name())
+		}
+	}
+	return list, nil
+}

@@ -1,0 +1,274 @@
+package csi
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	csipb "github.com/container-storage-interface/spec/lib/go/csi"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// user is a pod that has a volume, by the name of the PersistentVolume or of the inline volume.
+type user struct {
+	pod    types.UID
+	volume string
+}
+
+// staged is a volume that is staged on this node, or is about to be.
+type staged struct {
+	// id is the directory of the record. This and the names do not change.
+	id, driver, handle, spec string
+	block                    bool
+	// turn holds one token: its owner stages or unstages the volume, and may use done.
+	turn chan struct{}
+	// done is that this process has staged it.
+	done bool
+
+	// Node.mu guards what follows.
+	users     map[user]struct{}
+	unstaging bool
+	// recorded is that there is, or may be, a record: the driver may know of the volume.
+	recorded bool
+}
+
+func newStaged(id, driver, handle, spec string, block bool) *staged {
+	return &staged{id: id, driver: driver, handle: handle, spec: spec, block: block, turn: make(chan struct{}, 1), users: map[user]struct{}{}}
+}
+
+func (s *staged) enter(ctx context.Context) error {
+	select {
+	case s.turn <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (s *staged) leave() { <-s.turn }
+
+// name is how the node's status calls the volume.
+func (s *staged) name() v1.UniqueVolumeName { return uniqueName(s.driver, s.handle) }
+
+func uniqueName(driver, handle string) v1.UniqueVolumeName {
+	return v1.UniqueVolumeName("kubernetes.io/csi/" + driver + "^" + handle)
+}
+
+// stagePath is where the driver stages the volume.
+func (n *Node) stagePath(s *staged) string {
+	if s.block {
+		return filepath.Join(n.pluginDir(), devicesDir, stagingDir, s.spec)
+	}
+	return filepath.Join(s.id, globalName)
+}
+
+// use returns the entry of the request's volume, with one more user: from now on the volume is in use.
+func (n *Node) use(r *request) *staged {
+	id := n.stageDir(r.driverName, r.handle)
+	if r.spec.Block {
+		id = n.blockDir(r.spec.Name)
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	s := n.volumes[id]
+	if s == nil {
+		s = newStaged(id, r.driverName, r.handle, r.spec.Name, r.spec.Block)
+		n.volumes[id] = s
+	}
+	s.users[r.user] = struct{}{}
+	return s
+}
+
+// release takes a user away. A volume without users is unstaged in the background.
+func (n *Node) release(u user) {
+	n.mu.Lock()
+	for _, s := range n.volumes {
+		if _, has := s.users[u]; has {
+			delete(s.users, u)
+			n.unstageLocked(s)
+		}
+	}
+	n.mu.Unlock()
+	n.inUseChanged()
+}
+
+// sweep unstages the volumes that no pod has, of one driver or of all.
+func (n *Node) sweep(driver string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, s := range n.volumes {
+		if driver == "" || s.driver == driver {
+			n.unstageLocked(s)
+		}
+	}
+}
+
+// unstageLocked begins to unstage a volume that has no users. Without its driver there is nothing to
+// do: the driver's registration leads to another sweep.
+func (n *Node) unstageLocked(s *staged) {
+	if len(s.users) > 0 || s.unstaging {
+		return
+	}
+	if !s.recorded {
+		delete(n.volumes, s.id)
+		return
+	}
+	if len(n.drivers[s.driver]) == 0 {
+		return
+	}
+	s.unstaging = n.startLocked(func() { n.unstage(s) })
+}
+
+const (
+	firstRetry = time.Second
+	lastRetry  = 2 * time.Minute
+)
+
+// unstage unstages a volume, until that succeeds, it has users, or its driver has gone.
+func (n *Node) unstage(s *staged) {
+	for wait := firstRetry; ; wait = min(2*wait, lastRetry) {
+		err := n.tryUnstage(n.life, s)
+		if n.unstaged(s, err) {
+			return
+		}
+		slog.Warn("csi: a volume is not unstaged yet", "driver", s.driver, "volume", s.handle, "err", err)
+		select {
+		case <-time.After(wait):
+		case <-n.life.Done():
+			return
+		}
+	}
+}
+
+// unstaged says whether unstage has nothing left to do.
+func (n *Node) unstaged(s *staged, err error) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if err != nil && len(s.users) == 0 && len(n.drivers[s.driver]) > 0 {
+		return false
+	}
+	s.unstaging = false
+	return true
+}
+
+// tryUnstage unstages a volume unless it has users again.
+func (n *Node) tryUnstage(ctx context.Context, s *staged) error {
+	if err := s.enter(ctx); err != nil {
+		return err
+	}
+	defer s.leave()
+	n.mu.Lock()
+	used := len(s.users) > 0
+	n.mu.Unlock()
+	if used {
+		return nil
+	}
+	d, err := n.driver(s.driver)
+	if err != nil {
+		return err
+	}
+	s.done = false
+	session, err := d.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer session.close()
+	path := n.stagePath(s)
+	if session.has[csipb.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME] {
+		err := session.call(ctx, "NodeUnstageVolume", func(ctx context.Context) error {
+			_, err := session.node.NodeUnstageVolume(ctx, &csipb.NodeUnstageVolumeRequest{VolumeId: s.handle, StagingTargetPath: n.seen(d, path)})
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	if err := n.removePlace(path); err != nil {
+		return err
+	}
+	if err := removeRecord(s.id); err != nil {
+		return err
+	}
+	if s.block {
+		_ = os.Remove(filepath.Dir(s.id))
+		_ = os.Remove(filepath.Join(n.pluginDir(), devicesDir, publishDir, s.spec))
+	}
+	n.mu.Lock()
+	s.recorded = false
+	if len(s.users) == 0 { // a pod that came meanwhile waits for its turn with this entry
+		delete(n.volumes, s.id)
+	}
+	n.mu.Unlock()
+	slog.Info("csi: volume unstaged", "driver", s.driver, "volume", s.handle)
+	n.inUseChanged()
+	return nil
+}
+
+// stage stages the request's volume, if the driver does that and this process has not done it. The
+// record is written in any case: it says that the volume is in use.
+func (n *Node) stage(ctx context.Context, session *session, s *staged, r *request) error {
+	if err := s.enter(ctx); err != nil {
+		return err
+	}
+	defer s.leave()
+	if s.done {
+		return nil
+	}
+	n.mu.Lock()
+	s.recorded = true
+	n.mu.Unlock()
+	if err := writeRecord(s.id, record{Spec: s.spec, Handle: s.handle, Driver: s.driver, SELinux: r.label}); err != nil {
+		return err
+	}
+	if !session.has[csipb.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME] {
+		s.done = true
+		return nil
+	}
+	path := n.stagePath(s)
+	if err := n.makePlace(path); err != nil {
+		return err
+	}
+	secrets, err := n.secrets(ctx, r.pv().NodeStageSecretRef)
+	if err != nil {
+		return err
+	}
+	err = session.call(ctx, "NodeStageVolume", func(ctx context.Context) error {
+		_, err := session.node.NodeStageVolume(ctx, &csipb.NodeStageVolumeRequest{
+			VolumeId: s.handle, PublishContext: r.publishContext, StagingTargetPath: n.seen(session.driver, path),
+			VolumeCapability: r.capability(session), Secrets: secrets, VolumeContext: r.pv().VolumeAttributes,
+		})
+		return err
+	})
+	s.done = err == nil
+	return err
+}
+
+// makePlace makes the directory that a driver stages a volume at. Where something is mounted, it
+// exists, and is not looked at: the file system may hang.
+func (n *Node) makePlace(path string) error {
+	if mounted, err := n.isMounted(path); mounted || err != nil {
+		return err
+	}
+	err := os.MkdirAll(path, 0o750)
+	if errors.Is(err, os.ErrExist) {
+		return nil
+	}
+	return err
+}
+
+// VolumesInUse lists what must not be detached from this node.
+func (n *Node) VolumesInUse() []v1.UniqueVolumeName {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var all []v1.UniqueVolumeName
+	for _, s := range n.volumes {
+		all = append(all, s.name())
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}

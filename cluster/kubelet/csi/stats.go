@@ -1,0 +1,158 @@
+package csi
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"math"
+	"sync"
+	"time"
+
+	csipb "github.com/container-storage-interface/spec/lib/go/csi"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	statsapi "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
+
+	"github.com/coracle-project/coracle/cluster/kubelet/volume"
+)
+
+const (
+	// usageAge is how old the figures of a volume may be.
+	usageAge = time.Minute
+	// usagePatience is how long one who asks waits for a driver.
+	usagePatience = time.Second
+)
+
+// usages are the figures of volumes. Each has at most one call under way, however long that takes.
+type usages struct {
+	mu    sync.Mutex
+	known map[string]*usage // by State
+}
+
+type usage struct {
+	asked  time.Time
+	done   chan struct{} // closed when the call under way has ended; nil if there is none
+	figure statsapi.VolumeStats
+	ok     bool
+}
+
+func (u *usages) forget(state string) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	delete(u.known, state)
+}
+
+// Usage implements volume.Measurer. It returns what is known, and has the driver asked if that is old. Only who
+// asks first waits, and not for long.
+func (n *Node) Usage(ctx context.Context, v *volume.Spec) (statsapi.VolumeStats, bool) {
+	n.usages.mu.Lock()
+	u := n.usages.known[v.State]
+	if u == nil {
+		u = &usage{}
+		n.usages.known[v.State] = u
+	}
+	var done chan struct{}
+	if u.done == nil && time.Since(u.asked) >= usageAge {
+		u.asked, u.done = time.Now(), make(chan struct{})
+		n.mu.Lock()
+		started := n.startLocked(func() { n.measure(v, u) })
+		n.mu.Unlock()
+		if !started {
+			close(u.done)
+			u.done = nil
+		}
+		if !u.ok { // else there are older figures
+			done = u.done
+		}
+	}
+	n.usages.mu.Unlock()
+	if done != nil {
+		patience := time.NewTimer(usagePatience)
+		defer patience.Stop()
+		select {
+		case <-done:
+		case <-patience.C:
+		case <-ctx.Done():
+		}
+	}
+	n.usages.mu.Lock()
+	defer n.usages.mu.Unlock()
+	return u.figure, u.ok
+}
+
+// measure asks the driver.
+func (n *Node) measure(v *volume.Spec, u *usage) {
+	figure, err := n.askUsage(n.life, v)
+	if err != nil {
+		slog.Debug("csi: usage of a volume is not known", "volume", v.Name, "err", err)
+	}
+	n.usages.mu.Lock()
+	defer n.usages.mu.Unlock()
+	close(u.done)
+	u.done = nil
+	if u.ok = err == nil; u.ok {
+		u.figure = figure
+	}
+}
+
+var errNoUsage = errors.New("the driver does not say what volumes take")
+
+func (n *Node) askUsage(ctx context.Context, v *volume.Spec) (figure statsapi.VolumeStats, err error) {
+	u := user{pod: v.Pod.UID, volume: v.Name}
+	target := n.target(u, v.Mounted, v.Block)
+	r, err := readRecord(recordDir(v.Mounted, v.Block))
+	if err != nil {
+		return figure, err
+	}
+	d, err := n.driver(r.Driver)
+	if err != nil {
+		return figure, err
+	}
+	session, err := d.open(ctx)
+	if err != nil {
+		return figure, err
+	}
+	defer session.close()
+	if !session.has[csipb.NodeServiceCapability_RPC_GET_VOLUME_STATS] {
+		return figure, errNoUsage
+	}
+	var answer *csipb.NodeGetVolumeStatsResponse
+	err = session.call(ctx, "NodeGetVolumeStats", func(ctx context.Context) (err error) {
+		answer, err = session.node.NodeGetVolumeStats(ctx, &csipb.NodeGetVolumeStatsRequest{VolumeId: r.Handle, VolumePath: n.seen(d, target)})
+		return err
+	})
+	if err != nil {
+		return figure, err
+	}
+	figure.Time = metav1.Now()
+	for _, part := range answer.GetUsage() {
+		available, total, used := count(part.GetAvailable()), count(part.GetTotal()), count(part.GetUsed())
+		switch part.GetUnit() {
+		case csipb.VolumeUsage_BYTES:
+			figure.AvailableBytes, figure.CapacityBytes, figure.UsedBytes = available, total, used
+		case csipb.VolumeUsage_INODES:
+			figure.InodesFree, figure.Inodes, figure.InodesUsed = available, total, used
+		}
+	}
+	if c := answer.GetVolumeCondition(); c != nil && session.has[csipb.NodeServiceCapability_RPC_VOLUME_CONDITION] {
+		figure.VolumeHealthStats = &statsapi.VolumeHealthStats{Abnormal: c.GetAbnormal()}
+		if c.GetAbnormal() {
+			slog.Warn("csi: the driver says that a volume is not well", "driver", r.Driver, "volume", v.Name, "message", short(c.GetMessage()))
+		}
+	} else if len(answer.GetUsage()) == 0 {
+		return figure, errNoUsage
+	}
+	return figure, nil
+}
+
+// count is a driver's figure; one below zero is 0.
+func count(n int64) *uint64 {
+	u := uint64(min(max(n, 0), math.MaxInt64))
+	return &u
+}
+
+func short(message string) string {
+	if len(message) > mostMessage {
+		return message[:mostMessage] + "..."
+	}
+	return message
+}

@@ -1,0 +1,197 @@
+package volume
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/tools/cache"
+	statsapi "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
+)
+
+// keeper is a Source of volumes that are looked after. A volume is a directory in v.Dir.
+type keeper struct {
+	every  time.Duration
+	kept   chan string
+	failed int
+	// unmounting is called by Unmount.
+	unmounting func()
+}
+
+func (*keeper) Plugin() string                  { return "kubernetes.io~keeper" }
+func (*keeper) Serves(v *Spec) bool             { return v.PV != nil && v.PV.Spec.CSI != nil }
+func (*keeper) Relabels(*Spec) bool             { return true }
+func (k *keeper) KeepEvery(*Spec) time.Duration { return k.every }
+
+func (*keeper) Mount(_ context.Context, v *Spec) (string, error) {
+	path := filepath.Join(v.Dir, "mount")
+	return path, os.MkdirAll(path, 0o750)
+}
+
+func (k *keeper) Unmount(context.Context, Mounted) error {
+	if k.unmounting != nil {
+		k.unmounting()
+	}
+	return nil
+}
+
+func (k *keeper) Keep(_ context.Context, v *Spec) error {
+	k.kept <- v.Name
+	if k.failed++; k.failed == 1 {
+		return errors.New("not yet")
+	}
+	return nil
+}
+
+func (*keeper) Usage(context.Context, *Spec) (statsapi.VolumeStats, bool) {
+	used := uint64(7)
+	return statsapi.VolumeStats{FsStats: statsapi.FsStats{UsedBytes: &used}}, true
+}
+
+// newKept is a node with a pod whose volume is a keeper's.
+func newKept(t *testing.T) (*node, *keeper, *v1.Pod) {
+	t.Helper()
+	n, _, pod := newBound(t, func(_ *v1.PersistentVolumeClaim, pv *v1.PersistentVolume) {
+		pv.Spec.Local, pv.Spec.CSI = nil, &v1.CSIPersistentVolumeSource{Driver: "d.example"}
+	})
+	k := &keeper{kept: make(chan string, 100)}
+	return n, k, pod
+}
+
+func TestAVolumeIsKeptWhenItsClaimChanges(t *testing.T) {
+	n, k, pod := newKept(t)
+	k.failed = 1 // and does not fail
+	ctx, stop := context.WithCancel(t.Context())
+	n.shared = informers.NewSharedInformerFactory(n.kube, 0)
+	n.restart(n.opts.RootDir)
+	n.sources = append(n.sources, k)
+	n.shared.Start(ctx.Done())
+	defer n.shared.Shutdown()
+	defer stop()
+	core := n.shared.Core().V1()
+	if !cache.WaitForCacheSync(ctx.Done(), core.PersistentVolumeClaims().Informer().HasSynced, core.PersistentVolumes().Informer().HasSynced) {
+		t.Fatal("no caches")
+	}
+	n.mount(pod)
+	if len(k.kept) != 0 {
+		t.Error("kept before anything has changed")
+	}
+	pv, err := n.kube.CoreV1().PersistentVolumes().Get(ctx, "pv-data", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pv.Spec.Capacity = v1.ResourceList{v1.ResourceStorage: resource.MustParse("2Gi")}
+	if _, err := n.kube.CoreV1().PersistentVolumes().Update(ctx, pv, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if got := <-k.kept; got != "pv-data" {
+		t.Errorf("kept %s", got)
+	}
+	n.unmount(pod)
+	n.waiting.mu.Lock()
+	defer n.waiting.mu.Unlock()
+	if len(n.waiting.pods) != 0 {
+		t.Errorf("still followed: %v", n.waiting.pods)
+	}
+}
+
+func TestAVolumeIsKeptFromTimeToTime(t *testing.T) {
+	n, k, pod := newKept(t)
+	k.every = time.Millisecond
+	n.sources = append(n.sources, k)
+	n.mount(pod)
+	for range 3 { // the first fails
+		if got := <-k.kept; got != "pv-data" {
+			t.Errorf("kept %s", got)
+		}
+	}
+	n.unmount(pod)
+}
+
+func TestAMeasurerIsAskedForFigures(t *testing.T) {
+	n, k, pod := newKept(t)
+	n.sources = append(n.sources, k)
+	n.mount(pod)
+	for _, all := range [][]statsapi.VolumeStats{n.Usage(t.Context(), pod), n.ClaimUsage(t.Context(), pod)} {
+		if len(all) != 1 || all[0].Name != "v" || all[0].PVCRef.Name != "data" || *all[0].UsedBytes != 7 {
+			t.Errorf("figures %+v", all)
+		}
+	}
+	n.unmount(pod)
+}
+
+func TestSubPathsGoBeforeTheirVolume(t *testing.T) {
+	n, k, pod := newKept(t)
+	n.sources = append(n.sources, k)
+	pod.Spec.Containers[0].VolumeMounts[0].SubPath = "sub"
+	n.mount(pod)
+	mounts, err := n.Mounts(t.Context(), pod, &pod.Spec.Containers[0], nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !isMountPoint(mounts[0].HostPath) {
+		t.Fatalf("%s is no mount", mounts[0].HostPath)
+	}
+	asked := false
+	k.unmounting = func() {
+		asked = true
+		if isMountPoint(mounts[0].HostPath) {
+			t.Error("the subPath is still mounted when the volume is taken away")
+		}
+	}
+	n.unmount(pod)
+	if !asked {
+		t.Error("the source was not asked")
+	}
+}
+
+func TestFilesInAVolumesDirectoryAreRelabelled(t *testing.T) {
+	n, k, pod := newKept(t)
+	n.sources = append(n.sources, k)
+	n.mount(pod)
+	mounts, err := n.Mounts(t.Context(), pod, &pod.Spec.Containers[0], nil)
+	if err != nil || !mounts[0].SelinuxRelabel {
+		t.Errorf("mounts %v, %v", mounts, err)
+	}
+	n.unmount(pod)
+}
+
+func TestTheKubeletsDirectoryByItsUsualName(t *testing.T) {
+	n := newNode(t)
+	n.opts.Alias = "/var/lib/kubelet"
+	for path, want := range map[string]string{
+		"/var/lib/kubelet":                   n.opts.RootDir,
+		"/var/lib/kubelet/plugins/d":         n.opts.RootDir + "/plugins/d",
+		"/var/lib/kubelet/pods/":             n.opts.RootDir + "/pods",
+		"/var/lib//kubelet/plugins_registry": n.opts.RootDir + "/plugins_registry",
+		"/var/lib/kubelet2/x":                "/var/lib/kubelet2/x",
+		"/var/lib":                           "/var/lib",
+		"/var/lib/kubelet/../x":              "/var/lib/kubelet/../x",
+	} {
+		if got := n.realHostPath(&v1.HostPathVolumeSource{Path: path}).Path; got != want {
+			t.Errorf("%s is %s, want %s", path, got, want)
+		}
+	}
+	kind := v1.HostPathDirectoryOrCreate
+	pod := podWith(vol("plugin", v1.VolumeSource{HostPath: &v1.HostPathVolumeSource{Path: "/var/lib/kubelet/plugins/d", Type: &kind}}))
+	n.mount(pod)
+	mounts, err := n.Mounts(t.Context(), pod, &pod.Spec.Containers[0], nil)
+	if err != nil || mounts[0].HostPath != n.opts.RootDir+"/plugins/d" {
+		t.Errorf("mounts %v, %v", mounts, err)
+	}
+	if _, err := os.Stat(n.opts.RootDir + "/plugins/d"); err != nil {
+		t.Error(err)
+	}
+	n.unmount(pod)
+	n.opts.Alias = n.opts.RootDir
+	if got := n.realHostPath(&v1.HostPathVolumeSource{Path: n.opts.RootDir + "/x"}).Path; got != n.opts.RootDir+"/x" {
+		t.Errorf("the directory's own name became %s", got)
+	}
+}
