@@ -2,6 +2,7 @@ package csi
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -90,13 +91,27 @@ func (n *Node) followSockets(ctx context.Context) error {
 		if err := n.lookForSockets(ctx); err != nil {
 			return err
 		}
-		if _, err := os.Lstat(n.socketDir()); err != nil { // it is another directory's turn
-			return err
-		}
-		if _, err := queue.Read(events[:]); err != nil {
+		read, err := queue.Read(events[:])
+		if err != nil {
 			return fmt.Errorf("inotify: %w", err)
 		}
+		if watchEnded(events[:read]) {
+			return errors.New("the directory was removed or moved away")
+		}
 	}
+}
+
+// watchEnded says whether the events tell that the directory is not watched any more: another one of its name
+// may exist already.
+func watchEnded(events []byte) bool {
+	for len(events) >= unix.SizeofInotifyEvent {
+		mask, size := binary.NativeEndian.Uint32(events[4:]), binary.NativeEndian.Uint32(events[12:])
+		if mask&(unix.IN_DELETE_SELF|unix.IN_MOVE_SELF|unix.IN_IGNORED|unix.IN_UNMOUNT) != 0 {
+			return true
+		}
+		events = events[min(len(events), unix.SizeofInotifyEvent+int(size)):]
+	}
+	return false
 }
 
 // lookForSockets compares the directory with what is known: sockets that are new are registered, drivers of those that
