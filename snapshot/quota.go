@@ -1,6 +1,7 @@
 package snapshot
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"unsafe"
@@ -27,8 +28,8 @@ func findQuotas(root string) *quotas {
 	if err != nil {
 		return nil
 	}
-	q := &quotas{root: f}
-	if _, err := q.get(firstProject); err != nil {
+	q, state := &quotas{root: f}, quotaState{version: firstVersion}
+	if err := q.call(getState, 0, unsafe.Pointer(&state)); err != nil || state.flags&enforced == 0 {
 		_ = f.Close()
 		return nil
 	}
@@ -80,8 +81,19 @@ type dqblk struct {
 	_                                 uint32
 }
 
+// quotaState is struct fs_quota_statv of linux/dqblk_xfs.h.
+type quotaState struct {
+	version int8
+	_       uint8
+	flags   uint16
+	_       [156]byte
+}
+
 const (
-	projectQuota = 2 // PRJQUOTA
+	projectQuota = 2                        // PRJQUOTA
+	getState     = 0x5808<<8 | projectQuota // Q_XGETQSTATV
+	firstVersion = 1                        // FS_QSTATV_VERSION1
+	enforced     = 1 << 5                   // FS_QUOTA_PDQ_ENFD; ext4 can count without
 	getQuota     = 0x800007<<8 | projectQuota
 	setQuota     = 0x800008<<8 | projectQuota
 	validLimits  = 1 | 4 // QIF_BLIMITS, QIF_ILIMITS
@@ -89,18 +101,22 @@ const (
 
 func (q *quotas) get(project uint32) (dqblk, error) {
 	var b dqblk
-	return b, q.call(getQuota, project, &b)
+	err := q.call(getQuota, project, unsafe.Pointer(&b))
+	if errors.Is(err, unix.ENOENT) { // xfs has no record before there is something to count
+		err = nil
+	}
+	return b, err
 }
 
 func (q *quotas) set(project uint32, limit Usage) error {
-	return q.call(setQuota, project, &dqblk{
+	return q.call(setQuota, project, unsafe.Pointer(&dqblk{
 		hardSpace: uint64(limit.Bytes+1023) / 1024, hardInodes: uint64(limit.Inodes), valid: validLimits,
-	})
+	}))
 }
 
 // call is quotactl_fd(2), Linux 5.14, which needs no name of a device.
-func (q *quotas) call(command uintptr, project uint32, b *dqblk) error {
-	_, _, errno := unix.Syscall6(unix.SYS_QUOTACTL_FD, q.root.Fd(), command, uintptr(project), uintptr(unsafe.Pointer(b)), 0, 0)
+func (q *quotas) call(command uintptr, project uint32, arg unsafe.Pointer) error {
+	_, _, errno := unix.Syscall6(unix.SYS_QUOTACTL_FD, q.root.Fd(), command, uintptr(project), uintptr(arg), 0, 0)
 	if errno != 0 {
 		return os.NewSyscallError("quotactl_fd", errno)
 	}

@@ -5,10 +5,12 @@ package snapshot
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -35,20 +37,58 @@ func asContainer(f func() error) error {
 	return <-done
 }
 
-// TestQuotas needs a kernel with quotas, which not every machine that builds has: `make
-// test-vm` runs it in a virtual one.
-func TestQuotas(t *testing.T) {
+var (
+	ext4 = []string{"mkfs.ext4", "-q", "-O", "quota,project", "-E", "quotatype=prjquota"}
+	xfs  = []string{"mkfs.xfs", "-q"}
+)
+
+// mountDisk returns a directory with an empty file system.
+func mountDisk(t *testing.T, options string, mkfs ...string) string {
+	t.Helper()
 	dir := t.TempDir()
 	file, disk := filepath.Join(dir, "file"), filepath.Join(dir, "disk")
 	must(t, os.WriteFile(file, nil, 0o600))
-	must(t, os.Truncate(file, 256<<20))
+	must(t, os.Truncate(file, 400<<20))
 	must(t, os.Mkdir(disk, 0o755))
-	for _, args := range [][]string{{"mkfs.ext4", "-q", "-O", "quota,project", "-E", "quotatype=prjquota", file}, {"mount", "-o", "loop,prjquota", file, disk}} {
+	for _, args := range [][]string{append(slices.Clone(mkfs), file), {"mount", "-o", options, file, disk}} {
 		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
 			t.Fatalf("%v: %v\n%s", args, err, out)
 		}
 	}
 	t.Cleanup(func() { must(t, unix.Unmount(disk, unix.MNT_DETACH)) })
+	return disk
+}
+
+// xfs has no record of a project that nothing was counted for yet.
+func TestQuotasOfXFS(t *testing.T) {
+	s := startedWith(t, Config{Root: filepath.Join(mountDisk(t, "loop,prjquota", xfs...), "root"), Driver: Overlay, Limit: Usage{Inodes: 500}})
+	limited, err := s.Prepare(t.Context(), "limited", PrepareOptions{Target: filepath.Join(t.TempDir(), "limited"), Limit: Usage{Bytes: 10 << 20}})
+	must(t, err)
+	write := func(name string, size int) error {
+		return asContainer(func() error {
+			return os.WriteFile(filepath.Join(limited.Target, name), make([]byte, size), 0o644)
+		})
+	}
+	must(t, write("five", 5<<20))
+	if err := write("six", 6<<20); !errors.Is(err, unix.EDQUOT) && !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("over the limit of bytes: %v", err)
+	}
+}
+
+// Quotas that are only counted keep no limit, so one is refused.
+func TestQuotasThatAreNotEnforced(t *testing.T) {
+	for name, disk := range map[string]string{"ext4": mountDisk(t, "loop", ext4...), "xfs": mountDisk(t, "loop,pqnoenforce", xfs...)} {
+		s := New(Config{Root: filepath.Join(disk, "root"), Driver: Overlay, Limit: Usage{Inodes: 500}, Log: slog.New(slog.DiscardHandler)})
+		if err := s.Start(t.Context()); !errors.Is(err, ErrUnsupported) {
+			t.Errorf("%s: started with %v", name, err)
+		}
+	}
+}
+
+// TestQuotas needs a kernel with quotas, which not every machine that builds has: `make
+// test-vm` runs it in a virtual one.
+func TestQuotas(t *testing.T) {
+	disk := mountDisk(t, "loop,prjquota", ext4...)
 	for _, driver := range []DriverName{Overlay, Native} {
 		t.Run(string(driver), func(t *testing.T) {
 			root := filepath.Join(disk, string(driver))

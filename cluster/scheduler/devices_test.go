@@ -3,15 +3,18 @@ package scheduler_test
 import (
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/utils/ptr"
 
 	"github.com/coracle-project/coracle/cluster/scheduler"
@@ -22,6 +25,33 @@ func gpus() *resourcev1.DeviceClass {
 	return &resourcev1.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "gpu"}, Spec: resourcev1.DeviceClassSpec{
 		Selectors: []resourcev1.DeviceSelector{{CEL: &resourcev1.CELDeviceSelector{Expression: `device.driver == "gpu.example.org"`}}},
 	}}
+}
+
+// gpusAs returns the class of all GPUs, which are the extended resource name, too.
+func gpusAs(name string) *resourcev1.DeviceClass {
+	class := gpus()
+	class.Spec.ExtendedResourceName = &name
+	return class
+}
+
+// asking returns a pod that requests so many of an extended resource.
+func asking(name, resourceName, many string) *v1.Pod {
+	p := pod(name, "1")
+	p.Spec.Containers[0].Resources.Requests[v1.ResourceName(resourceName)] = resource.MustParse(many)
+	return p
+}
+
+// named gives the claims that the scheduler makes names and UIDs, as an API server does.
+func (c *cluster) named() {
+	var made atomic.Int64
+	c.client.PrependReactor("create", "resourceclaims", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		claim := a.(clienttesting.CreateAction).GetObject().(*resourcev1.ResourceClaim)
+		if claim.Name == "" {
+			claim.Name = fmt.Sprint(claim.GenerateName, made.Add(1))
+			claim.UID, claim.ResourceVersion = types.UID(claim.Name+"-uid"), "1"
+		}
+		return false, nil, nil
+	})
 }
 
 // slice returns the GPUs of a node, with a memory of so many GiB each.
@@ -213,4 +243,76 @@ func TestPodWithDevicesThatAnotherPluginTurnsDown(t *testing.T) {
 		c.create(claiming(using(pod("p", "1"), "gpu"), "data"))
 		c.says("p", "pod has unbound immediate PersistentVolumeClaims")
 	})
+}
+
+// A pod that requests an extended resource gets it from a node that has it, or a claim of devices
+// whose class is named for the resource.
+func TestExtendedResourceOfDevices(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const gpu = "example.org/gpu"
+		plugged := node("b", "16")
+		plugged.Status.Allocatable[gpu] = resource.MustParse("1")
+		c := start(t, scheduler.Options{}, node("a", "16"), plugged, gpusAs(gpu), slice("a", 8, 8))
+		defer c.stop()
+		c.versioned()
+		c.named()
+		c.create(asking("p", gpu, "2"))
+		pause()
+		c.on("p", "a")
+		status := c.get("p").Status.ExtendedResourceClaimStatus
+		if status == nil || len(status.RequestMappings) != 1 || status.RequestMappings[0].ContainerName != "c" || status.RequestMappings[0].ResourceName != gpu {
+			t.Fatalf("the pod's status is %+v", status)
+		}
+		claim := c.device(status.ResourceClaimName)
+		if claim.Status.Allocation == nil || len(claim.Status.Allocation.Devices.Results) != 2 || claim.Status.Allocation.Devices.Results[0].Pool != "a" {
+			t.Errorf("the claim got %+v", claim.Status.Allocation)
+		}
+		if !metav1.IsControlledBy(claim, c.get("p")) || len(claim.Status.ReservedFor) != 1 || claim.Status.ReservedFor[0].UID != "p-uid" {
+			t.Errorf("it is owned by %+v, reserved for %+v", claim.OwnerReferences, claim.Status.ReservedFor)
+		}
+		c.create(asking("q", gpu, "1"))
+		c.on("q", "b")
+		if status := c.get("q").Status.ExtendedResourceClaimStatus; status != nil {
+			t.Errorf("a pod with the node's own resource has the claim %+v", status)
+		}
+		for len(c.events) > 0 {
+			<-c.events
+		}
+		c.create(asking("r", gpu, "1"))
+		c.on("r", "")
+		if got := c.event(); !strings.Contains(got, "1 Insufficient "+gpu) || !strings.Contains(got, "1 cannot allocate all claims") {
+			t.Errorf("event is %q", got)
+		}
+		if claims, err := c.client.ResourceV1().ResourceClaims("default").List(t.Context(), metav1.ListOptions{}); err != nil || len(claims.Items) != 1 {
+			t.Errorf("claims are %+v, %v", claims.Items, err)
+		}
+	})
+}
+
+// A pod waits for the class of the extended resource that it requests, by the name that the class
+// gives, or by the class's own.
+func TestPodWaitsForTheClassOfItsExtendedResource(t *testing.T) {
+	for _, name := range []string{"example.org/gpu", resourcev1.ResourceDeviceClassPrefix + "gpu"} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := start(t, scheduler.Options{}, node("a", "16"), slice("a", 8))
+				defer c.stop()
+				c.versioned()
+				c.named()
+				c.create(asking("p", name, "1"))
+				c.on("p", "")
+				if got, want := c.event(), "1 Insufficient "+name; !strings.Contains(got, want) {
+					t.Errorf("event is %q, not of %q", got, want)
+				}
+				if _, err := c.client.ResourceV1().DeviceClasses().Create(t.Context(), gpusAs("example.org/gpu"), metav1.CreateOptions{}); err != nil {
+					t.Fatal(err)
+				}
+				pause()
+				c.on("p", "a")
+				if c.get("p").Status.ExtendedResourceClaimStatus == nil {
+					t.Error("it has no claim")
+				}
+			})
+		})
+	}
 }

@@ -2,6 +2,7 @@
 # Tests in a virtual machine with systemd and only the unified cgroup hierarchy:
 #   engine, lc    the suite of an engine
 #   snapshot      quotas, and an older kernel's overlayfs
+#   storage       project quotas of ext4 and xfs for volumes and snapshots, and NFS volumes of the kernel's server
 #   cgroups       pods' limits in the kubelet's cgroups
 #   cli           the command line where it needs systemd, AppArmor and CRIU
 #   cri           coracled with systemd's cgroups: socket families, CRIU and out of memory, by crictl
@@ -24,7 +25,7 @@ if [[ -z ${VM_RUN:-} ]]; then
   echo "test-vm: VM_RUN is not set; name a command that runs another in a virtual machine, see hack/oci/vm.sh" >&2
   exit 1
 fi
-(($#)) || set -- engine lc snapshot cgroups cli cri critest kubelet integration crashmatrix oomkill reboot
+(($#)) || set -- engine lc snapshot storage cgroups cli cri critest kubelet integration crashmatrix oomkill reboot
 out=bin/vm
 mkdir -p "$out"
 # The command line, with its companion.
@@ -47,6 +48,22 @@ criu=$(PATH=$PWD/bin/oci:$PATH command -v criu)
 rm -rf "$out/criu"
 mkdir "$out/criu"
 ldd "$criu" | awk '$2 == "=>" { print $3 }' | xargs cp -L -t "$out/criu" "$criu"
+if [[ " $* " == *" storage "* ]]; then
+  for p in controllers/localpath kubelet/volume; do
+    CGO_ENABLED=0 "$go" -C cluster test -c -tags vm,netgo,osusergo -ldflags '-s -w' -o "$PWD/$out/$(basename "$p").test" "./$p"
+  done
+fi
+# What storage needs, and the guest may not have: Debian's packages, with the libraries that they need.
+if [[ " $* " == *" storage "* && ! -e $out/debs/complete ]]; then
+  rm -rf "$out/debs"
+  mkdir "$out/debs"
+  (
+    cd "$out/debs"
+    apt-get -qq -o APT::Sandbox::User=root download xfsprogs libinih1 liburcu8 nfs-common nfs-kernel-server libtirpc3 libtirpc-common libnsl2 \
+      libevent-core-2.1-7 libsqlite3-0 libwrap0 libgssapi-krb5-2 libkrb5-3 libk5crypto3 libkrb5support0 libkeyutils1 libssl3
+  )
+  touch "$out/debs/complete"
+fi
 # What coracled needs, laid out as bin is.
 if [[ " $* " =~ " "(cri|critest|kubelet|integration|crashmatrix|oomkill|reboot)" " ]]; then
   make --no-print-directory build-faults testbins tools shards

@@ -18,7 +18,10 @@ import (
 
 // dirs are the directories of volumes. All users of the node are kept from them by root's mode; in
 // a pod any user may write to its volume.
-type dirs struct{ root string }
+type dirs struct {
+	root     string
+	projects *projects
+}
 
 const (
 	volumesDir  = "volumes"
@@ -94,7 +97,7 @@ func (d dirs) make(name string, bytes int64) error {
 	parent := int(volumes.Fd())
 	// It gets its name when it is complete, so what has the name has the mode.
 	begun := fmt.Sprintf(".%s-%x", name, rand.Uint64())
-	limited, err := makeLimited(parent, begun, uint64(max(bytes, 0)))
+	limited, err := d.makeLimited(parent, begun, uint64(max(bytes, 0)))
 	if err == nil && !limited {
 		err = unix.Mkdirat(parent, begun, 0o700)
 	}
@@ -174,8 +177,12 @@ func (d dirs) remove(ctx context.Context, name string) error {
 	if isSubvolume(int(deleting.Fd()), doomed) {
 		_ = limit(int(deleting.Fd()), doomed, noLimit) // a full one could refuse even deletions
 	}
+	project := projectOf(int(deleting.Fd()), doomed)
 	if err := rmtree.At(ctx, int(deleting.Fd()), doomed); err != nil {
 		return fmt.Errorf("delete %s: %w", filepath.Join(d.root, deletingDir, doomed), err)
+	}
+	if project != 0 {
+		_ = limitProject(int(deleting.Fd()), project, 0) // the next one of this number has a limit of its own
 	}
 	return nil
 }

@@ -92,7 +92,7 @@ func New(set *client.Set, o Options) *frame.Controller {
 		panic(err) // two of these in one process
 	}
 	c := &controller{
-		Options: o, dirs: dirs{root: o.Root}, set: set, claims: claims.GetIndexer(),
+		Options: o, dirs: dirs{root: o.Root, projects: &projects{}}, set: set, claims: claims.GetIndexer(),
 		volumes: core.PersistentVolumes().Lister(), nodes: core.Nodes().Lister(),
 		classes: set.Informers.Storage().V1().StorageClasses().Lister(),
 	}

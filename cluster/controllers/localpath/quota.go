@@ -9,7 +9,7 @@ import (
 )
 
 // On btrfs with quotas enabled, a volume is a subvolume that can take no more than its claim asked
-// for. Without quotas it is a directory like any other: snapshots that an administrator makes of
+// for; projects.go does the same on ext4 and xfs. Without quotas it is a directory like any other: snapshots that an administrator makes of
 // the disk leave subvolumes out.
 
 // The structures and numbers are linux/btrfs.h's.
@@ -41,11 +41,19 @@ func ioctl(fd int, request uintptr, arg unsafe.Pointer) error {
 
 // makeLimited makes a directory that can take so many bytes. It returns false, and makes nothing,
 // where the file system has no quotas.
-func makeLimited(parent int, name string, bytes uint64) (made bool, err error) {
+func (d dirs) makeLimited(parent int, name string, bytes uint64) (made bool, err error) {
 	var fs unix.Statfs_t
-	if err := unix.Fstatfs(parent, &fs); err != nil || fs.Type != unix.BTRFS_SUPER_MAGIC {
+	if err := unix.Fstatfs(parent, &fs); err != nil {
 		return false, err
 	}
+	if fs.Type == unix.BTRFS_SUPER_MAGIC {
+		return makeSubvolume(parent, name, bytes)
+	}
+	return d.projects.make(parent, name, bytes)
+}
+
+// makeSubvolume is makeLimited on btrfs.
+func makeSubvolume(parent int, name string, bytes uint64) (made bool, err error) {
 	var args subvolume
 	copy(args.name[:len(args.name)-1], name)
 	if err := ioctl(parent, createSubvolume, unsafe.Pointer(&args)); err != nil {

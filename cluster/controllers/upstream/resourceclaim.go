@@ -13,10 +13,10 @@ import (
 )
 
 // NewResourceClaims returns the controller that makes the ResourceClaims of pods' templates, and
-// takes devices back from pods that have ended.
+// takes devices back from pods that have ended, also those that pods have as extended resources.
 func NewResourceClaims(set *client.Set) *OnDemand {
 	return &OnDemand{
-		name: "resource-claim", informers: set.Informers, trigger: set.Informers.Core().V1().Pods().Informer(), needs: hasResourceClaim,
+		name: "resource-claim", informers: set.Informers, trigger: set.Informers.Core().V1().Pods().Informer(), needs: usesResourceClaim,
 		make: func(ctx context.Context, in *gate) (func(context.Context), error) {
 			gates := utilfeature.DefaultFeatureGate
 			// Groups of pods are not served, so they have no claims.
@@ -31,7 +31,9 @@ func NewResourceClaims(set *client.Set) *OnDemand {
 	}
 }
 
-func hasResourceClaim(object any) bool {
+// usesResourceClaim says whether a pod names claims, or the scheduler has made one for the extended
+// resources that it requests.
+func usesResourceClaim(object any) bool {
 	pod, ok := object.(*corev1.Pod)
-	return ok && len(pod.Spec.ResourceClaims) > 0
+	return ok && (len(pod.Spec.ResourceClaims) > 0 || pod.Status.ExtendedResourceClaimStatus != nil)
 }

@@ -47,3 +47,42 @@ func TestResourceClaimsOfTemplates(t *testing.T) {
 		set.Informers.Shutdown()
 	})
 }
+
+// Devices that a pod has had as an extended resource are free when it has ended.
+func TestClaimOfAnExtendedResource(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		kube := fake.NewClientset(
+			&resourcev1.ResourceClaim{
+				ObjectMeta: metav1.ObjectMeta{
+					Namespace: "default", Name: "claim", Annotations: map[string]string{resourcev1.ExtendedResourceClaimAnnotation: "true"}, Finalizers: []string{resourcev1.Finalizer},
+					OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: "p", UID: "p-uid", Controller: ptr.To(true)}},
+				},
+				Status: resourcev1.ResourceClaimStatus{
+					Allocation:  &resourcev1.AllocationResult{},
+					ReservedFor: []resourcev1.ResourceClaimConsumerReference{{Resource: "pods", Name: "p", UID: "p-uid"}},
+				},
+			},
+			&corev1.Pod{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "p", UID: "p-uid"},
+				Spec:       corev1.PodSpec{NodeName: "n"},
+				Status: corev1.PodStatus{
+					Phase: corev1.PodSucceeded, ExtendedResourceClaimStatus: &corev1.PodExtendedResourceClaimStatus{ResourceClaimName: "claim"},
+				},
+			})
+		set := &client.Set{Kube: kube, Informers: informers.NewSharedInformerFactory(kube, 0)}
+		c := NewResourceClaims(set)
+		ctx, stop := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { c.Run(ctx) })
+		set.Informers.Start(ctx.Done())
+		time.Sleep(time.Second) // upstream's looks every 100 ms whether informers have synced
+		synctest.Wait()
+		claim, err := kube.ResourceV1().ResourceClaims("default").Get(t.Context(), "claim", metav1.GetOptions{})
+		if err == nil && len(claim.Status.ReservedFor) > 0 {
+			t.Errorf("the claim is %+v", claim)
+		}
+		stop()
+		running.Wait()
+		set.Informers.Shutdown()
+	})
+}

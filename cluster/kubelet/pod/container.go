@@ -21,6 +21,9 @@ func (w *worker) containerConfig(ctx context.Context, pod *v1.Pod, s Start, imag
 	if len(c.Resources.Claims) > 0 { // schedulers choose devices where there are ResourceSlices
 		return nil, fmt.Errorf("this kubelet does not prepare devices of ResourceClaims (%q): remove resources.claims from the container, or run the pod on a node whose kubelet does", c.Resources.Claims[0].Name)
 	}
+	if name := extendedDevice(pod, c); name != "" {
+		return nil, fmt.Errorf("this kubelet does not prepare devices of ResourceClaims, which the scheduler has chosen for %q: remove it from the container's requests, or run the pod on a node whose kubelet does", name)
+	}
 	restarts := w.restartCount(pod, c)
 	envs, command, args, err := w.r.Env.Resolve(ctx, pod, c, w.podIPs(pod), w.r.HostIPs())
 	if err != nil {
@@ -176,4 +179,17 @@ func (w *worker) messageFile(c *v1.Container) (string, error) {
 		return "", err
 	}
 	return file, os.Chmod(file, 0o666) // whatever the umask is
+}
+
+// extendedDevice returns the extended resource for which the scheduler has made a ResourceClaim, of
+// those that the container requests; "" if there is none.
+func extendedDevice(pod *v1.Pod, c *v1.Container) string {
+	if status := pod.Status.ExtendedResourceClaimStatus; status != nil {
+		for _, mapping := range status.RequestMappings {
+			if mapping.ContainerName == c.Name {
+				return mapping.ResourceName
+			}
+		}
+	}
+	return ""
 }

@@ -216,6 +216,20 @@ func TestDevicesThatAreNotPrepared(t *testing.T) {
 	})
 }
 
+// The same holds for devices that the scheduler has chosen for an extended resource.
+func TestDevicesOfAnExtendedResource(t *testing.T) {
+	onBench(t, func(b *bench) {
+		p := onePod(v1.RestartPolicyAlways, "", "a")
+		p.Status.ExtendedResourceClaimStatus = &v1.PodExtendedResourceClaimStatus{ResourceClaimName: "claim", RequestMappings: []v1.ContainerExtendedResourceRequest{
+			{ContainerName: p.Spec.Containers[0].Name, ResourceName: "example.org/gpu", RequestName: "container-0-request-0"},
+		}}
+		b.run(p)
+		const why = `this kubelet does not prepare devices of ResourceClaims, which the scheduler has chosen for "example.org/gpu": remove it from the container's requests, or run the pod on a node whose kubelet does`
+		b.wantWaits(p, "CreateContainerConfigError: "+why)
+		b.wantEvent("Warning Failed Error: " + why)
+	})
+}
+
 func TestAVolumeThatCannotBeMounted(t *testing.T) {
 	onBench(t, func(b *bench) {
 		b.edges.set(errors.New(`MountVolume.SetUp failed for volume "v" : secret "s" not found`), nil)

@@ -7,8 +7,10 @@ import (
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	corehelper "k8s.io/kubernetes/pkg/apis/core/v1/helper"
+	"k8s.io/utils/ptr"
 
 	"github.com/coracle-project/coracle/cluster/scheduler/framework"
 )
@@ -21,14 +23,23 @@ type nodeResourcesFit struct {
 	resources []ResourceWeight
 	ignored   sets.Set[v1.ResourceName]
 	groups    sets.Set[string]
+	// devices says whether an extended resource is the devices of a DeviceClass.
+	devices func(v1.ResourceName) bool
 }
 
 // newNodeResourcesFit returns the plugin.
-func newNodeResourcesFit(args Args) *nodeResourcesFit {
+func newNodeResourcesFit(args Args, devices func(v1.ResourceName) bool) *nodeResourcesFit {
 	return &nodeResourcesFit{
 		packing: args.Packing, shape: args.Shape, resources: args.Resources,
 		ignored: sets.New(args.Ignored...), groups: sets.New(args.IgnoredGroups...),
+		devices: devices,
 	}
+}
+
+// allocated says whether a node that has these amounts gets name from DynamicResources, because it
+// is the devices of a DeviceClass and the node itself has none.
+func (f *nodeResourcesFit) allocated(name v1.ResourceName, has *framework.Resource) bool {
+	return has.Scalar[name] == 0 && f.devices(name)
 }
 
 // ignores says whether name is a resource that is not looked for.
@@ -112,7 +123,7 @@ func (f *nodeResourcesFit) fits(requests *framework.Resource, node *framework.No
 	var names []v1.ResourceName
 	small := short&tooSmall != 0
 	for name, want := range requests.Scalar {
-		if want > 0 && want > has.Scalar[name]-used.Scalar[name] && !f.ignores(name) {
+		if want > 0 && want > has.Scalar[name]-used.Scalar[name] && !f.ignores(name) && !f.allocated(name, has) {
 			names = append(names, name)
 			small = small || want > has.Scalar[name]
 		}
@@ -214,8 +225,29 @@ func (f *nodeResourcesFit) Events() []framework.EventHint {
 		}, {
 			Event: framework.Event{Kind: framework.Node, Action: framework.Add | framework.UpdateNodeAllocatable},
 			Hint:  framework.OnNode(f.growsEnough),
+		}, {
+			Event: framework.Event{Kind: framework.DeviceClass, Action: framework.Add | framework.Update},
+			Hint:  offersWhatIsNeeded,
 		},
 	}
+}
+
+// offersWhatIsNeeded says whether a DeviceClass that came, or got another name for its devices, is
+// of an extended resource that the pod requests.
+func offersWhatIsNeeded(pod *framework.PodInfo, before, after any) bool {
+	class, ok := after.(*resourcev1.DeviceClass)
+	if !ok {
+		return false
+	}
+	name, needs := ptr.Deref(class.Spec.ExtendedResourceName, ""), pod.Requests.Scalar
+	if old, ok := before.(*resourcev1.DeviceClass); ok {
+		if ptr.Deref(old.Spec.ExtendedResourceName, "") == name {
+			return false
+		}
+	} else if needs[v1.ResourceName(resourcev1.ResourceDeviceClassPrefix+class.Name)] > 0 {
+		return true
+	}
+	return name != "" && needs[v1.ResourceName(name)] > 0
 }
 
 func freesWhatIsNeeded(pod *framework.PodInfo, old, new *v1.Pod) bool {
@@ -260,7 +292,7 @@ func (f *nodeResourcesFit) growsEnough(pod *framework.PodInfo, old, new *v1.Node
 		return true
 	}
 	for name, n := range needs.Scalar {
-		if n > 0 && is.Scalar[name] > was.Scalar[name] {
+		if n > 0 && (is.Scalar[name] > was.Scalar[name] || f.allocated(name, is)) {
 			return true
 		}
 	}

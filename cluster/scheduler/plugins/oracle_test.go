@@ -10,6 +10,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -46,15 +47,18 @@ type ours struct {
 	opening  sync.WaitGroup
 }
 
-// open has the plugins ready that wait for the first pod with claims.
+// open has the plugins ready that wait for the first pod with claims or extended resources.
 func (o *ours) open(ctx context.Context) {
-	pod := &v1.Pod{Spec: v1.PodSpec{Volumes: []v1.Volume{{VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "x"}}}}}}
+	pod := &v1.Pod{Spec: v1.PodSpec{
+		Volumes:    []v1.Volume{{VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "x"}}}},
+		Containers: []v1.Container{{Resources: v1.ResourceRequirements{Requests: v1.ResourceList{testkit.GPU: resource.MustParse("1")}}}},
+	}}
 	for _, pl := range o.profile.PreEnqueues {
 		pl.PreEnqueue(pod)
 	}
 	o.opening.Wait()
 	for _, pl := range o.profile.Enqueuers {
-		if pre, ok := pl.(framework.PreFilter); ok && (pl.Name() == "VolumeBinding" || pl.Name() == "NodeVolumeLimits") {
+		if pre, ok := pl.(framework.PreFilter); ok && (pl.Name() == "VolumeBinding" || pl.Name() == "NodeVolumeLimits" || pl.Name() == "DynamicResources") {
 			pre.PreFilter(ctx, framework.NewCycleState(o.snapshot, nil), framework.NewPodInfo(pod))
 		}
 	}

@@ -67,7 +67,7 @@ func Default(h *framework.Handle, args Args) []framework.Enabled {
 		{Plugin: taintToleration{}, Weight: 3},
 		{Plugin: newNodeAffinity(args), Weight: 2},
 		{Plugin: nodePorts{}},
-		{Plugin: newNodeResourcesFit(args), Weight: 1},
+		{Plugin: newNodeResourcesFit(args, upstream.DeviceClasses(h)), Weight: 1},
 		{Plugin: newVolumeRestrictions(h)},
 		{Plugin: upstream.NewNodeVolumeLimits(h)},
 		{Plugin: upstream.NewVolumeBinding(h, valueOr(args.BindVolumes, 10*time.Minute))},

@@ -2,6 +2,7 @@ package upstream
 
 import (
 	"context"
+	"sync/atomic"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -9,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/dynamic-resource-allocation/deviceclass/extendedresourcecache"
 	resourceslicetracker "k8s.io/dynamic-resource-allocation/resourceslice/tracker"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
@@ -16,20 +18,58 @@ import (
 	"k8s.io/kubernetes/pkg/scheduler/apis/config"
 	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/dynamicresources"
 	"k8s.io/kubernetes/pkg/scheduler/metrics"
+	schedutil "k8s.io/kubernetes/pkg/scheduler/util"
 	"k8s.io/kubernetes/pkg/scheduler/util/assumecache"
 
 	"github.com/coracle-project/coracle/cluster/scheduler/framework"
 )
 
-// wantsDevices says whether pod has ResourceClaims.
-func wantsDevices(pod *v1.Pod) bool { return len(pod.Spec.ResourceClaims) > 0 }
+// wantsDevices says whether pod has ResourceClaims, or requests extended resources, which may be
+// devices of a DeviceClass.
+func wantsDevices(pod *v1.Pod) bool {
+	if len(pod.Spec.ResourceClaims) > 0 || requestsExtended(pod.Spec.Overhead) {
+		return true
+	}
+	for _, containers := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+		for i := range containers {
+			if requestsExtended(containers[i].Resources.Requests) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func requestsExtended(list v1.ResourceList) bool {
+	for name, q := range list {
+		switch name {
+		case v1.ResourceCPU, v1.ResourceMemory, v1.ResourceEphemeralStorage:
+			continue
+		}
+		if !q.IsZero() && schedutil.IsDRAExtendedResourceName(name) {
+			return true
+		}
+	}
+	return false
+}
 
 type devicesKey struct{}
 
 // allocations are the devices and who has them, of all profiles.
 type allocations struct {
 	gate    *gate
-	manager *dynamicresources.DefaultDRAManager // nil until the gate is open
+	manager atomic.Pointer[dynamicresources.DefaultDRAManager] // nil until the gate is open
+}
+
+// DeviceClasses returns a function that says whether an extended resource is the devices of a
+// DeviceClass, on nodes that do not have it themselves. Before the first pod that requests an
+// extended resource, none is.
+func DeviceClasses(h *framework.Handle) func(v1.ResourceName) bool {
+	all := allocationsOf(h)
+	return func(name v1.ResourceName) bool {
+		manager := all.manager.Load()
+		return manager != nil && manager.DeviceClassResolver().GetDeviceClass(name) != nil
+	}
 }
 
 func allocationsOf(h *framework.Handle) *allocations {
@@ -58,14 +98,21 @@ func (a *allocations) prepare(ctx context.Context, h *framework.Handle) ([]tools
 	if err != nil {
 		return nil, err
 	}
-	a.manager = dynamicresources.NewDRAManager(ctx, claims, slices, h.Informers)
+	manager := dynamicresources.NewDRAManager(ctx, claims, slices, h.Informers)
+	a.manager.Store(manager)
 
 	claimEvents := claims.AddEventHandler(h.Moves(framework.ResourceClaim))
 	sliceEvents, err := slices.AddEventHandler(h.Moves(framework.ResourceSlice))
 	if err != nil {
 		return nil, err
 	}
-	classEvents, err := api.DeviceClasses().Informer().AddEventHandler(h.Moves(framework.DeviceClass))
+	// The cache of extended resources hears of a class before pods are tried because of it.
+	moves := h.Moves(framework.DeviceClass)
+	if extended, ok := manager.DeviceClassResolver().(*extendedresourcecache.ExtendedResourceCache); ok && extended != nil {
+		extended.AddEventHandler(moves)
+		moves = extended
+	}
+	classEvents, err := api.DeviceClasses().Informer().AddEventHandler(moves)
 	if err != nil {
 		return nil, err
 	}
@@ -75,7 +122,8 @@ func (a *allocations) prepare(ctx context.Context, h *framework.Handle) ([]tools
 }
 
 // DynamicResources allocates devices to the ResourceClaims of pods, by the structured parameters
-// that drivers publish in ResourceSlices.
+// that drivers publish in ResourceSlices. A pod that requests an extended resource which is the
+// devices of a DeviceClass gets a ResourceClaim of its own on nodes that do not have the resource.
 type DynamicResources struct{ imported }
 
 // NewDynamicResources returns the plugin. Looking for devices on one node ends after filter, and
@@ -85,7 +133,7 @@ func NewDynamicResources(h *framework.Handle, filter, binding time.Duration) *Dy
 	pl := &DynamicResources{imported{name: dynamicresources.Name, needs: wantsDevices, gate: all.gate}}
 	pl.make = func(ctx context.Context) (fwk.Plugin, error) {
 		args := &config.DynamicResourcesArgs{FilterTimeout: &metav1.Duration{Duration: filter}, BindingTimeout: &metav1.Duration{Duration: binding}}
-		return dynamicresources.New(ctx, args, handleView{h: h, devices: all.manager}, features())
+		return dynamicresources.New(ctx, args, handleView{h: h, devices: all.manager.Load()}, features())
 	}
 	return pl
 }

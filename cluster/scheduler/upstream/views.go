@@ -48,8 +48,9 @@ type nodeView struct {
 	node         *framework.NodeInfo
 }
 
-// Node implements fwk.NodeInfo, as does GetPods.
-func (v nodeView) Node() *v1.Node { return v.node.Node() }
+// Node implements fwk.NodeInfo, as do the others.
+func (v nodeView) Node() *v1.Node               { return v.node.Node() }
+func (v nodeView) GetAllocatable() fwk.Resource { return resourceView{of: &v.node.Allocatable} }
 
 func (v nodeView) GetPods() []fwk.PodInfo {
 	pods := make([]fwk.PodInfo, len(v.node.Pods))
@@ -58,6 +59,15 @@ func (v nodeView) GetPods() []fwk.PodInfo {
 	}
 	return pods
 }
+
+// resourceView is what a node has to upstream's plugins.
+type resourceView struct {
+	fwk.Resource // nil
+	of           *framework.Resource
+}
+
+// GetScalarResources implements fwk.Resource.
+func (v resourceView) GetScalarResources() map[v1.ResourceName]int64 { return v.of.Scalar }
 
 // podView is a pod on a node to upstream's plugins.
 type podView struct {

@@ -64,11 +64,7 @@ func storage(h *framework.Handle) *gate {
 }
 
 func features() feature.Features {
-	f := feature.NewSchedulerFeaturesFromGates(utilfeature.DefaultFeatureGate)
-	// Extended resources that drivers of devices provide would need NodeResourcesFit to know of
-	// them.
-	f.EnableDRAExtendedResource = false
-	return f
+	return feature.NewSchedulerFeaturesFromGates(utilfeature.DefaultFeatureGate)
 }
 
 // VolumeBinding chooses volumes for claims that wait for their first pod, has them provisioned, and

@@ -55,7 +55,8 @@ case $1 in
     suite "$1" ${skip:+-test.skip "TestEngine.*/($skip)"}
     ;;
   # EROFS is mounted from files by Linux 6.12 and newer. Drivers are subtests of tests, or of their cases.
-  snapshot) suite snapshot -test.run 'TestQuotas|TestDriver|TestPrepare|TestManyLayers' -test.skip '/erofs|//erofs' ;;
+  snapshot) suite snapshot -test.run 'TestQuotas$|TestDriver|TestPrepare|TestManyLayers' -test.skip '/erofs|//erofs' ;;
+  storage) exec sh /b/storage.sh ;;
   cgroups) suite cgroups ;;
   kubelet)
     cp -r /b/bin /var/tmp/bin || exit

@@ -118,6 +118,7 @@ func TestVictimsLikeUpstream(t *testing.T) {
 		}
 		h := &framework.Handle{Informers: shared, Kube: client, Waiting: framework.NewWaitingPods(), Parallel: 1}
 		enabled := plugins.Default(h, plugins.Args{})
+		enabled = slices.DeleteFunc(enabled, func(e framework.Enabled) bool { return e.Name() == "DynamicResources" }) // there are no devices
 		profile, err := framework.NewProfile("default-scheduler", enabled...)
 		if err != nil {
 			t.Fatal(err)

@@ -1,0 +1,201 @@
+package localpath
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// On ext4 and xfs that enforce project quotas, a volume is a project that can take no more than its
+// claim asked for; what is made in it belongs to the project by inheritance. The directory is the
+// only record of its project's number. A number is free if nothing on the file system is counted
+// for it.
+
+// Low numbers are administrators', and coracled's snapshots have 0x10000 for each driver from
+// 0x0c0a0000 on.
+const (
+	firstProject = 0x0c100000
+	projectCount = 0x00010000
+)
+
+// projects gives numbers to the directories of one disk.
+type projects struct {
+	mu   sync.Mutex
+	last uint32          // that was tried, counted from firstProject
+	busy map[uint32]bool // given to directories that are being made
+}
+
+// next returns a number that no directory which is being made has. It is kept until done.
+func (p *projects) next() uint32 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for {
+		p.last = (p.last + 1) % projectCount
+		if number := firstProject + p.last; !p.busy[number] { // there are only a few
+			if p.busy == nil {
+				p.busy = make(map[uint32]bool)
+			}
+			p.busy[number] = true
+			return number
+		}
+	}
+}
+
+func (p *projects) done(number uint32) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.busy, number)
+}
+
+// make makes a directory that can take so many bytes. It returns false, and makes nothing, where
+// the file system has no project quotas, and where the directory's own parent hands down a project:
+// an administrator counts all volumes together there.
+func (p *projects) make(parent int, name string, bytes uint64) (made bool, err error) {
+	above, err := attributes(parent)
+	if err != nil || above.flags&inheritProject != 0 { // with an error, the file system has no projects
+		return false, nil
+	}
+	if enforced, err := enforcesProjects(parent); err != nil || !enforced {
+		return false, err
+	}
+	for range projectCount {
+		number := p.next()
+		made, err := p.makeAs(parent, name, number, bytes)
+		p.done(number)
+		if made || err != nil {
+			return made, err
+		}
+	}
+	return false, fmt.Errorf("set quota of %s: all %d project numbers from %d on have files: remove volumes, or files that have such a number (lsattr -p)", name, projectCount, firstProject)
+}
+
+// makeAs makes the directory as a project. It returns false, and makes nothing, if something has
+// the number.
+func (p *projects) makeAs(parent int, name string, number uint32, bytes uint64) (made bool, err error) {
+	used, err := projectUse(parent, number)
+	if err != nil || used.space != 0 || used.inodes != 0 {
+		return false, err
+	}
+	// A crash leaves a limit of a number that is still free.
+	if err := limitProject(parent, number, bytes); err != nil {
+		return false, err
+	}
+	if err := unix.Mkdirat(parent, name, 0o700); err != nil {
+		return false, errors.Join(&os.PathError{Op: "mkdir", Path: name, Err: err}, limitProject(parent, number, 0))
+	}
+	if err := setProject(parent, name, number); err != nil {
+		return false, errors.Join(err, unix.Unlinkat(parent, name, unix.AT_REMOVEDIR), limitProject(parent, number, 0))
+	}
+	return true, nil
+}
+
+// projectOf returns the number that a volume's directory has, 0 for none of ours.
+func projectOf(parent int, name string) uint32 {
+	dir, err := unix.Openat(parent, name, openDir, 0)
+	if err != nil {
+		return 0
+	}
+	defer unix.Close(dir)
+	a, err := attributes(dir)
+	if err != nil || a.project < firstProject || a.project >= firstProject+projectCount {
+		return 0
+	}
+	return a.project
+}
+
+// setProject makes the directory name a project's; what is made in it inherits that.
+func setProject(parent int, name string, number uint32) error {
+	dir, err := unix.Openat(parent, name, openDir, 0)
+	if err != nil {
+		return &os.PathError{Op: "open", Path: name, Err: err}
+	}
+	defer unix.Close(dir)
+	a, err := attributes(dir)
+	if err == nil {
+		a.project = number
+		a.flags |= inheritProject
+		err = ioctl(dir, setAttributes, unsafe.Pointer(&a))
+	}
+	if err != nil {
+		return &os.PathError{Op: "set project", Path: name, Err: err}
+	}
+	return nil
+}
+
+// The structures and numbers are linux/fs.h's, linux/quota.h's and linux/dqblk_xfs.h's.
+type (
+	fsxattr struct {
+		flags, extent, extents, project, sharedExtent uint32
+
+		reserved [8]byte
+	}
+	quotaState struct {
+		version int8
+		_       uint8
+		flags   uint16
+		_       [156]byte
+	}
+	quotaBlock struct {
+		hardSpace, softSpace, space    uint64 // limits are in blocks of 1024 bytes
+		hardInodes, softInodes, inodes uint64
+		spaceTime, inodeTime           uint64
+		valid, reserved                uint32
+	}
+)
+
+const (
+	getAttributes  = 0x801c581f // FS_IOC_FSGETXATTR
+	setAttributes  = 0x401c5820 // FS_IOC_FSSETXATTR
+	inheritProject = 0x200      // FS_XFLAG_PROJINHERIT
+
+	ofProjects       = 2                      // PRJQUOTA
+	getQuotaState    = 0x5808<<8 | ofProjects // Q_XGETQSTATV
+	getQuota         = 0x800007<<8 | ofProjects
+	setQuota         = 0x800008<<8 | ofProjects
+	quotaStateFirst  = 1      // FS_QSTATV_VERSION1
+	projectsEnforced = 1 << 5 // FS_QUOTA_PDQ_ENFD
+	validSpace       = 1      // QIF_BLIMITS
+)
+
+func attributes(fd int) (a fsxattr, err error) {
+	return a, ioctl(fd, getAttributes, unsafe.Pointer(&a))
+}
+
+// enforcesProjects says whether the file system of fd keeps limits of projects. Kernels before Linux
+// 5.14 cannot be asked by a descriptor; such a one counts as none.
+func enforcesProjects(fd int) (bool, error) {
+	state := quotaState{version: quotaStateFirst}
+	err := quotactl(fd, getQuotaState, 0, unsafe.Pointer(&state))
+	for _, none := range []error{unix.ENOSYS, unix.ESRCH, unix.EOPNOTSUPP, unix.EINVAL, unix.EPERM} {
+		if errors.Is(err, none) {
+			return false, nil
+		}
+	}
+	return state.flags&projectsEnforced != 0, err
+}
+
+// projectUse returns what is counted for a project.
+func projectUse(fd int, number uint32) (used quotaBlock, err error) {
+	err = quotactl(fd, getQuota, number, unsafe.Pointer(&used))
+	if errors.Is(err, unix.ENOENT) { // xfs has no record before there is something to count
+		err = nil
+	}
+	return used, err
+}
+
+// limitProject sets how many bytes a project may take, 0 for any number.
+func limitProject(fd int, number uint32, bytes uint64) error {
+	limit := quotaBlock{hardSpace: bytes/1024 + min(bytes%1024, 1), valid: validSpace}
+	return quotactl(fd, setQuota, number, unsafe.Pointer(&limit))
+}
+
+func quotactl(fd int, command uintptr, number uint32, arg unsafe.Pointer) error {
+	if _, _, errno := unix.Syscall6(unix.SYS_QUOTACTL_FD, uintptr(fd), command, uintptr(number), uintptr(arg), 0, 0); errno != 0 {
+		return os.NewSyscallError("quotactl_fd", errno)
+	}
+	return nil
+}
