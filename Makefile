@@ -24,9 +24,9 @@ COMMIT   := $(shell git rev-parse HEAD 2>/dev/null || true)
 DATE     := $(shell git log -1 --format=%cI 2>/dev/null || true)
 LDFLAGS  := -s -w -X $(PKG)/internal/version.Version=$(VERSION) \
             -X $(PKG)/internal/version.Commit=$(COMMIT) -X $(PKG)/internal/version.Date=$(DATE)
-# The cluster says which Kubernetes it speaks, to kubectl above all. Functions at multiples of 16 bytes instead of 32:
+# The cluster says which Kubernetes it speaks, to kubectl above all. Functions at multiples of 8 bytes instead of 32:
 # 1.4 MB less.
-KUBELDFLAGS := -s -w -funcalign=16 -X main.version=$(VERSION) -X main.commit=$(COMMIT) \
+KUBELDFLAGS := -s -w -funcalign=8 -X main.version=$(VERSION) -X main.commit=$(COMMIT) \
             -X k8s.io/component-base/version.gitVersion=$(shell sed -n 's|.*k8s.io/kubernetes \(v[^ ]*\).*|\1|p' cluster/go.mod | head -1)
 STATIC   := -linkmode external -extldflags -static
 
