@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -92,6 +93,9 @@ func (n *Node) attached(ctx context.Context, s *staged, r *request) (map[string]
 	if err := n.checkAttachment(a, s); err != nil {
 		return nil, err
 	}
+	if err := n.checkNode(call, s); err != nil {
+		return nil, err
+	}
 	n.waitNoMore(attachKey(s.name()), r.user.pod)
 	return a.Status.AttachmentMetadata, nil
 }
@@ -112,6 +116,21 @@ func (n *Node) checkAttachment(a *storagev1.VolumeAttachment, s *staged) error {
 		n.countAgain(s.driver)
 	}
 	return fmt.Errorf("volume %q cannot be attached to node %q: %s", s.handle, n.opts.NodeName, failure.Message)
+}
+
+// checkNode requires that the node's status lists the volume as attached, read after the status was written with the
+// volume in use. The attach controller takes a volume from that list before it looks whether the volume is in use, and
+// only then deletes the attachment. So one of the two sees the other: an attachment that is about to be
+// deleted is never taken for one that stays.
+func (n *Node) checkNode(ctx context.Context, s *staged) error {
+	node, err := n.opts.Kube.CoreV1().Nodes().Get(ctx, n.opts.NodeName, metav1.GetOptions{})
+	if err != nil {
+		return fmt.Errorf("read node %s: %w", n.opts.NodeName, err)
+	}
+	if !slices.ContainsFunc(node.Status.VolumesAttached, func(a v1.AttachedVolume) bool { return a.Name == s.name() }) {
+		return fmt.Errorf("volume %q is not attached to node %q yet: the node's status does not list it", s.handle, n.opts.NodeName)
+	}
+	return nil
 }
 
 // driverObject returns the CSIDriver object of a driver, nil if there is none.

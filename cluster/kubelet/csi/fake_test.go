@@ -322,6 +322,20 @@ func (n *testNode) restart() {
 	n.t.Cleanup(n.stop)
 }
 
+// listAttached has the node's status list a volume as attached, and returns the node.
+func (n *testNode) listAttached(handle string) *v1.Node {
+	n.t.Helper()
+	node, err := n.kube.CoreV1().Nodes().Get(n.t.Context(), "n1", metav1.GetOptions{})
+	if err == nil {
+		node.Status.VolumesAttached = []v1.AttachedVolume{{Name: uniqueName(driverName, handle)}}
+		node, err = n.kube.CoreV1().Nodes().UpdateStatus(n.t.Context(), node, metav1.UpdateOptions{})
+	}
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return node
+}
+
 // awaitUse waits until exactly these volumes are in use.
 func (n *testNode) awaitUse(handles ...string) {
 	n.t.Helper()

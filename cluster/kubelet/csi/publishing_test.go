@@ -326,7 +326,8 @@ func TestAVolumeIsAttachedFirst(t *testing.T) {
 	}
 	a.Spec.Attacher, a.Status.AttachmentMetadata = driverName, map[string]string{"device": "/dev/x"}
 	save()
-	n.NodeChanged(&v1.Node{Status: v1.NodeStatus{VolumesAttached: []v1.AttachedVolume{{Name: uniqueName(driverName, "handle-1")}}}})
+	try("status does not list it") // the attach controller is about to delete it
+	n.NodeChanged(n.listAttached("handle-1"))
 	if uid := <-n.wakes; uid != "p1" {
 		t.Errorf("woken: %s", uid)
 	}
@@ -345,6 +346,7 @@ func TestNothingIsStagedBeforeTheAPIKnowsThatItIsInUse(t *testing.T) {
 		Status:     storagev1.VolumeAttachmentStatus{Attached: true},
 	})
 	n.mute = true
+	n.listAttached("handle-1")
 	d := newDriver(t, n.root, driverName).serve("a.sock")
 	d.registered()
 	s := n.spec(pod("p1"), persistent("pv1", "handle-1"))
