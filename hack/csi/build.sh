@@ -42,6 +42,11 @@ program() {
   cp -r "$(cd "$tmp" && "$go" mod download -json "$module@$version" | jq -r .Dir)" "$src"
   chmod -R u+w "$src"
   rm -rf "$src/vendor"
+  # The snapshotter's module takes another one from its own repository, which is a module apart for the proxy.
+  if grep -q '=> ./client' "$src/go.mod"; then
+    cp -r "$(cd "$tmp" && "$go" mod download -json "${module%/v*}/client/${module##*/}@$version" | jq -r .Dir)" "$src/client"
+    chmod -R u+w "$src/client"
+  fi
   (cd "$src" && "$go" build -mod=mod -ldflags "-s -w -X main.version=$version" -o "$out/" "$@")
   "keep_${name//-/_}" "$src"
   rm -rf "$src" "$out/.stamp/$name"-*
@@ -57,11 +62,9 @@ keep_external_resizer() { keep resizer-rbac "$1/deploy/kubernetes/rbac.yaml"; }
 keep_external_snapshotter() {
   keep snapshotter-rbac "$1/deploy/kubernetes/csi-snapshotter/rbac-csi-snapshotter.yaml"
   keep snapshot-controller-rbac "$1/deploy/kubernetes/snapshot-controller/rbac-snapshot-controller.yaml"
-  local client kind
-  client=$(cd "$1" && "$go" list -mod=mod -m -f '{{.Dir}}' github.com/kubernetes-csi/external-snapshotter/client/v8)
-  [[ -d $client ]] || { echo "csi: the snapshotter's module names no client" >&2; return 1; }
+  local kind
   for kind in volumesnapshotclasses volumesnapshotcontents volumesnapshots; do
-    keep "$kind" "$client/config/crd/snapshot.storage.k8s.io_$kind.yaml"
+    keep "$kind" "$1/client/config/crd/snapshot.storage.k8s.io_$kind.yaml"
   done
 }
 keep_csi_test() { :; }

@@ -358,7 +358,9 @@ func (d *disks) leftOnNode(t *testing.T) (left []string) {
 	t.Helper()
 	left = append(diskMounts(t), loopsOf(d.data)...)
 	kubelet := filepath.Join(d.root, "kube", "kubelet")
-	for _, pattern := range []string{"plugins/kubernetes.io/csi/*/*", "pods/*/volumes/kubernetes.io~csi", "pods/*/volumeDevices/*"} {
+	for _, pattern := range []string{
+		"plugins/kubernetes.io/csi/" + diskDriver + "/*", "plugins/kubernetes.io/csi/volumeDevices/p[vu]*/*", "plugins/kubernetes.io/csi/volumeDevices/staging/*", "pods/*/volumes/kubernetes.io~csi", "pods/*/volumeDevices/*",
+	} {
 		found, err := filepath.Glob(filepath.Join(kubelet, pattern))
 		if err != nil {
 			t.Fatal(err)
