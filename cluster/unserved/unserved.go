@@ -23,12 +23,8 @@ const withoutPolicies = "with --network-policies=false a network plugin enforces
 
 // always are kept by every cluster.
 var always = Kinds{
-	{Group: "networking.k8s.io", Resource: "ingresses"}:            "no traffic is routed by it",
-	{Group: "networking.k8s.io", Resource: "ingressclasses"}:       "no traffic is routed by it",
-	{Group: "storage.k8s.io", Resource: "csidrivers"}:              "CSI drivers are not used",
-	{Group: "storage.k8s.io", Resource: "volumeattachments"}:       "volumes are not attached",
-	{Group: "storage.k8s.io", Resource: "volumeattributesclasses"}: "volumes are not modified",
-	{Group: "storage.k8s.io", Resource: "csistoragecapacities"}:    "volumes are not provisioned",
+	{Group: "networking.k8s.io", Resource: "ingresses"}:      "no traffic is routed by it",
+	{Group: "networking.k8s.io", Resource: "ingressclasses"}: "no traffic is routed by it",
 
 	{Group: "flowcontrol.apiserver.k8s.io", Resource: "flowschemas"}:                 "requests are shared out by upstream's default levels",
 	{Group: "flowcontrol.apiserver.k8s.io", Resource: "prioritylevelconfigurations"}: "requests are shared out by upstream's default levels",

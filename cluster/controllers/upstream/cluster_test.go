@@ -365,7 +365,7 @@ func (l *logs) check() error {
 		case strings.Contains(line, "bserved a panic") && !strings.Contains(line, "odd budget"),
 			strings.Contains(line, "is forbidden: User"),
 			strings.Contains(line, "the kubelet cannot write"),
-			strings.Contains(line, "not acted on") && !strings.Contains(line, "VolumeAttributesClass"):
+			strings.Contains(line, "not acted on"):
 			found = append(found, errors.New(strings.TrimSpace(line)))
 		}
 	}
