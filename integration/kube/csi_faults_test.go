@@ -140,9 +140,7 @@ func eachCall(t *testing.T, do string, except []string, prepare func(t *testing.
 // kill -9 of the cluster process while it waits for an answer of the driver loses nothing: it goes on
 // after its start, and at the end nothing is left.
 func TestCSIKills(t *testing.T) {
-	// A growth that is interrupted is not resumed before its claim changes or its pod ends: a fault that is known.
-	open := []string{"NodeExpandVolume"}
-	eachCall(t, "hang", open, func(*testing.T, *disks) {}, func(t *testing.T, d *disks, fault string) {
+	eachCall(t, "hang", nil, func(*testing.T, *disks) {}, func(t *testing.T, d *disks, fault string) {
 		if err := testkit.Kill(d.process(t, "coracle-kube")); err != nil {
 			t.Fatal(err)
 		}

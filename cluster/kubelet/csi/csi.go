@@ -102,6 +102,8 @@ type Node struct {
 	republish map[string]bool
 	grown     map[string]int64
 	unwilling map[string]int64
+	// found are the volumes that an earlier kubelet has published and that were not kept since, by State.
+	found map[string]struct{}
 }
 
 var (
@@ -115,7 +117,7 @@ func New(o Options) *Node {
 	n := &Node{
 		opts: o, drivers: map[string][]*driver{}, sockets: map[string]*socket{}, volumes: map[string]*staged{},
 		reported: map[v1.UniqueVolumeName]struct{}{}, again: make(chan struct{}), waiting: map[string]map[types.UID]struct{}{},
-		republish: map[string]bool{}, grown: map[string]int64{}, unwilling: map[string]int64{},
+		republish: map[string]bool{}, grown: map[string]int64{}, unwilling: map[string]int64{}, found: map[string]struct{}{},
 	}
 	n.life, n.end = context.WithCancel(context.Background())
 	n.state = newCSINode(n)

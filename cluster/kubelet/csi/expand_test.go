@@ -86,6 +86,36 @@ func TestAMountedVolumeGrows(t *testing.T) {
 	n.awaitUse()
 }
 
+// A kubelet is killed while the driver grows a volume. The claim does not change afterwards.
+func TestAGrowthIsResumedByTheNextKubelet(t *testing.T) {
+	n, d, pv := growing(t)
+	s := n.spec(pod("p1"), pv)
+	n.mount(s)
+	if n.KeepEvery(s) != 0 {
+		t.Error("a volume that was just mounted is kept without a reason")
+	}
+	n.growTo2Gi(pv)
+	claim := n.claim()
+	claim.Status.AllocatedResourceStatuses[v1.ResourceStorage] = v1.PersistentVolumeClaimNodeResizeInProgress
+	if _, err := n.kube.CoreV1().PersistentVolumeClaims("ns").Update(t.Context(), claim, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	n.restart()
+	d.registered()
+	n.mount(s)
+	if n.KeepEvery(s) != firstKeep {
+		t.Error("the volume is not kept soon")
+	}
+	if err := n.Keep(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	if claim := n.claim(); d.count("NodeExpandVolume") != 1 || len(claim.Status.AllocatedResourceStatuses) != 0 || n.KeepEvery(s) != 0 {
+		t.Errorf("after %v: %+v, kept every %v", d.calls, claim.Status, n.KeepEvery(s))
+	}
+	n.unmount(s)
+	n.awaitUse()
+}
+
 func TestAVolumeThatGrewWhileItWasNotMounted(t *testing.T) {
 	n, d, pv := growing(t)
 	n.growTo2Gi(pv)

@@ -10,11 +10,18 @@ import (
 // republishEvery is how often drivers that want it are asked to publish a volume again.
 const republishEvery = time.Minute
 
+// firstKeep is when a volume is kept that an earlier kubelet has published: the driver may have been growing
+// it when that kubelet ended, and then nothing changes any more that would tell of it.
+const firstKeep = time.Second
+
 // KeepEvery implements volume.Keeper.
 func (n *Node) KeepEvery(v *volume.Spec) time.Duration {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	_, found := n.found[v.State]
 	switch {
+	case found:
+		return firstKeep
 	case n.republish[v.State]:
 		return republishEvery
 	case v.PV != nil:
@@ -28,6 +35,7 @@ func (n *Node) KeepEvery(v *volume.Spec) time.Duration {
 func (n *Node) Keep(ctx context.Context, v *volume.Spec) error {
 	n.mu.Lock()
 	republish := n.republish[v.State]
+	delete(n.found, v.State) // if this fails, it is tried again with growing pauses
 	n.mu.Unlock()
 	if !republish && !n.mayGrow(ctx, v) {
 		return nil

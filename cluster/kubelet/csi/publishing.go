@@ -24,6 +24,9 @@ func (n *Node) Mount(ctx context.Context, v *volume.Spec) (string, error) {
 	target := n.target(r.user, v.Mounted, v.Block)
 	if done, err := n.published(v, target); done || err != nil {
 		n.remember(r)
+		n.mu.Lock()
+		n.found[v.State] = struct{}{}
+		n.mu.Unlock()
 		return target, err
 	}
 	d, err := n.driverFor(r.driverName, r.user)
@@ -210,6 +213,7 @@ func (n *Node) forget(m volume.Mounted, u user) {
 	delete(n.republish, m.State)
 	delete(n.grown, m.State)
 	delete(n.unwilling, m.State)
+	delete(n.found, m.State)
 	for key, pods := range n.waiting {
 		if delete(pods, u.pod); len(pods) == 0 {
 			delete(n.waiting, key)
