@@ -69,6 +69,8 @@ func (n *Node) watchSockets(ctx context.Context) {
 	}
 }
 
+var errWatchEnded = errors.New("the directory was removed or moved away")
+
 // followSockets looks whenever the directory changes.
 func (n *Node) followSockets(ctx context.Context) error {
 	if err := os.MkdirAll(n.socketDir(), 0o750); err != nil {
@@ -80,14 +82,26 @@ func (n *Node) followSockets(ctx context.Context) error {
 	}
 	queue := os.NewFile(uintptr(fd), "inotify")
 	defer queue.Close()
+	// The directory above, too: one that was removed tells of it only when the last socket in it is closed, and
+	// drivers hold theirs open.
 	const wanted = unix.IN_CREATE | unix.IN_DELETE | unix.IN_MOVED_FROM | unix.IN_MOVED_TO | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF | unix.IN_ONLYDIR
-	if _, err := unix.InotifyAddWatch(fd, n.socketDir(), wanted); err != nil {
-		return &os.PathError{Op: "inotify", Path: n.socketDir(), Err: err}
+	var watched unix.Stat_t
+	if err := unix.Stat(n.socketDir(), &watched); err != nil {
+		return &os.PathError{Op: "stat", Path: n.socketDir(), Err: err}
+	}
+	for _, dir := range []string{n.opts.RootDir, n.socketDir()} {
+		if _, err := unix.InotifyAddWatch(fd, dir, wanted); err != nil {
+			return &os.PathError{Op: "inotify", Path: dir, Err: err}
+		}
 	}
 	stop := context.AfterFunc(ctx, func() { _ = queue.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
 	var events [4096]byte
 	for {
+		var now unix.Stat_t
+		if err := unix.Stat(n.socketDir(), &now); err != nil || now.Ino != watched.Ino || now.Dev != watched.Dev {
+			return errWatchEnded
+		}
 		if err := n.lookForSockets(ctx); err != nil {
 			return err
 		}
@@ -96,7 +110,7 @@ func (n *Node) followSockets(ctx context.Context) error {
 			return fmt.Errorf("inotify: %w", err)
 		}
 		if watchEnded(events[:read]) {
-			return errors.New("the directory was removed or moved away")
+			return errWatchEnded
 		}
 	}
 }
