@@ -177,13 +177,11 @@ func (d dirs) remove(ctx context.Context, name string) error {
 	if isSubvolume(int(deleting.Fd()), doomed) {
 		_ = limit(int(deleting.Fd()), doomed, noLimit) // a full one could refuse even deletions
 	}
-	project := projectOf(int(deleting.Fd()), doomed)
 	if err := rmtree.At(ctx, int(deleting.Fd()), doomed); err != nil {
 		return fmt.Errorf("delete %s: %w", filepath.Join(d.root, deletingDir, doomed), err)
 	}
-	if project != 0 {
-		_ = limitProject(int(deleting.Fd()), project, 0) // the next one of this number has a limit of its own
-	}
+	// A project keeps its limit: the next volume of its number sets another first, and the directory's number may be one
+	// that a pod has taken from another volume.
 	return nil
 }
 

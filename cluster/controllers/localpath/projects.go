@@ -93,20 +93,6 @@ func (p *projects) makeAs(parent int, name string, number uint32, bytes uint64) 
 	return true, nil
 }
 
-// projectOf returns the number that a volume's directory has, 0 for none of ours.
-func projectOf(parent int, name string) uint32 {
-	dir, err := unix.Openat(parent, name, openDir, 0)
-	if err != nil {
-		return 0
-	}
-	defer unix.Close(dir)
-	a, err := attributes(dir)
-	if err != nil || a.project < firstProject || a.project >= firstProject+projectCount {
-		return 0
-	}
-	return a.project
-}
-
 // setProject makes the directory name a project's; what is made in it inherits that.
 func setProject(parent int, name string, number uint32) error {
 	dir, err := unix.Openat(parent, name, openDir, 0)

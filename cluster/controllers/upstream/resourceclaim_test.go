@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
@@ -78,7 +79,7 @@ func TestClaimOfAnExtendedResource(t *testing.T) {
 		time.Sleep(time.Second) // upstream's looks every 100 ms whether informers have synced
 		synctest.Wait()
 		claim, err := kube.ResourceV1().ResourceClaims("default").Get(t.Context(), "claim", metav1.GetOptions{})
-		if err == nil && len(claim.Status.ReservedFor) > 0 {
+		if !apierrors.IsNotFound(err) && (err != nil || len(claim.Status.ReservedFor) > 0 || claim.Status.Allocation != nil) {
 			t.Errorf("the claim is %+v", claim)
 		}
 		stop()
