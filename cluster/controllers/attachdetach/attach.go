@@ -81,7 +81,8 @@ func (r *round) byAge() []string {
 }
 
 // held returns the nodes that have an attachment of the volume, in whatever state, and those that
-// answer and say that they use it: their attachment may have been removed by force.
+// answer and say that they use it: their attachment may have been removed by force. Kubelets say so
+// of volumes that they wait for, too: a node without an attachment whose pods need one only waits.
 func (r *round) held(volumes []*corev1.PersistentVolume) (map[string]bool, error) {
 	nodes := map[string]bool{}
 	for _, pv := range volumes {
@@ -101,7 +102,7 @@ func (r *round) held(volumes []*corev1.PersistentVolume) (map[string]bool, error
 	}
 	for _, obj := range reporting {
 		node := obj.(*corev1.Node)
-		if ready(node) && slices.Contains(inUse(node), r.volume) {
+		if ready(node) && slices.Contains(inUse(node), r.volume) && len(r.needs[node.Name]) == 0 {
 			nodes[node.Name] = true
 		}
 	}

@@ -602,3 +602,27 @@ func TestRefusedWrites(t *testing.T) {
 		})
 	}
 }
+
+// Kubelets report volumes that they wait for as in use. Nodes that wait do not keep each other from
+// the volume.
+func TestNodesThatWaitReportUse(t *testing.T) {
+	run(t, func(w world) {
+		for _, node := range []string{"a", "b", "c"} {
+			w.node(node)
+		}
+		w.volume("disk")
+		first := w.pod("first", "a", "disk")
+		w.attacher()
+		w.uses("a", "disk")
+		w.pod("second", "c", "disk")
+		w.Pass(time.Second)
+		w.pod("third", "b", "disk")
+		w.uses("b", "disk")
+		w.uses("c", "disk")
+		w.expect("three pods", "disk a attached")
+		w.force(first)
+		w.uses("a")
+		w.attacher()
+		w.expect("the older pod's node gets it", "disk c waits")
+	})
+}
