@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	ktesting "k8s.io/client-go/testing"
 	"k8s.io/utils/ptr"
 
@@ -624,5 +625,41 @@ func TestNodesThatWaitReportUse(t *testing.T) {
 		w.uses("a")
 		w.attacher()
 		w.expect("the older pod's node gets it", "disk c waits")
+	})
+}
+
+// renewed makes the PersistentVolume of a handle again under another name, after it was removed by force.
+func (w world) renewed(handle string) {
+	w.t.Helper()
+	old := must(w.Kube.CoreV1().PersistentVolumes().Get(ctx, "pv-"+handle, metav1.GetOptions{}))
+	w.check(w.Kube.CoreV1().PersistentVolumes().Delete(ctx, old.Name, metav1.DeleteOptions{}))
+	w.check(w.Kube.CoreV1().PersistentVolumeClaims(apitest.Namespace).Delete(ctx, handle, metav1.DeleteOptions{}))
+	w.Settle()
+	c := claim(handle, types.UID("claim-"+handle))
+	c.Spec.VolumeName = "pv-renewed"
+	must(w.Kube.CoreV1().PersistentVolumeClaims(apitest.Namespace).Create(ctx, c, metav1.CreateOptions{}))
+	old.Name, old.UID, old.ResourceVersion = "pv-renewed", "", ""
+	must(w.Kube.CoreV1().PersistentVolumes().Create(ctx, old, metav1.CreateOptions{}))
+	w.Settle()
+}
+
+// The attachment of a PersistentVolume that is gone keeps others from the volume while it is there,
+// although another PersistentVolume is that volume now.
+func TestAttachmentOfVolumeThatIsGone(t *testing.T) {
+	run(t, func(w world) {
+		w.node("a")
+		w.node("b")
+		w.volume("disk")
+		pod := w.pod("p", "a", "disk")
+		w.attacher()
+		w.uses("a", "disk")
+		w.renewed("disk")
+		w.force(pod)
+		w.uses("a")
+		w.expect("unmounted", "disk a leaves")
+		w.pod("other", "b", "disk")
+		w.expect("not detached yet", "disk a leaves")
+		w.attacher()
+		w.expect("detached", "renewed b waits")
 	})
 }
