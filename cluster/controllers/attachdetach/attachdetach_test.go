@@ -663,3 +663,20 @@ func TestAttachmentOfVolumeThatIsGone(t *testing.T) {
 		w.expect("detached", "renewed b waits")
 	})
 }
+
+// An attachment of a PersistentVolume that is gone is replaced when the node does not use it.
+func TestAttachmentIsMadeAgainForItsNewVolume(t *testing.T) {
+	run(t, func(w world) {
+		w.node("a")
+		w.volume("disk")
+		w.pod("p", "a", "disk")
+		w.attacher()
+		w.uses("a", "disk")
+		w.renewed("disk")
+		w.expect("in use", "disk a attached")
+		w.uses("a")
+		w.expect("unmounted", "disk a leaves")
+		w.attacher()
+		w.expect("made again", "renewed a waits")
+	})
+}

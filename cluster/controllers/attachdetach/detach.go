@@ -62,6 +62,8 @@ func (c *controller) syncNode(ctx context.Context, key, name string) error {
 		if err != nil {
 			return err
 		}
+		// One whose PersistentVolume is gone is made again for the one that pods use now.
+		needed = needed && kept
 		l, now := leaving{attachment: a, volume: v}, false
 		if !needed {
 			if node == nil || !ready(node) {
