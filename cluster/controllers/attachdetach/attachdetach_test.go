@@ -680,3 +680,26 @@ func TestAttachmentIsMadeAgainForItsNewVolume(t *testing.T) {
 		w.expect("made again", "renewed a waits")
 	})
 }
+
+// The node is written before each deletion, also if its cached status has the right list already.
+func TestNodeIsWrittenBeforeDeletion(t *testing.T) {
+	run(t, func(w world) {
+		w.node("a")
+		w.volume("disk")
+		pod := w.pod("p", "a", "disk")
+		w.expect("not attached yet", "disk a waits")
+		written := false
+		kube.PrependReactor("patch", "nodes", func(ktesting.Action) (bool, runtime.Object, error) {
+			written = true
+			return false, nil, nil
+		})
+		kube.PrependReactor("delete", "volumeattachments", func(ktesting.Action) (bool, runtime.Object, error) {
+			if !written {
+				t.Error("deleted before the node was written")
+			}
+			return false, nil, nil
+		})
+		w.force(pod)
+		w.expect("pod gone")
+	})
+}
