@@ -56,7 +56,7 @@ func (c *controller) syncVolume(ctx context.Context, key string, v volume) error
 		if err != nil {
 			return err
 		}
-		if r.holders, err = r.held(volumes); err != nil {
+		if r.holders, err = r.held(); err != nil {
 			return err
 		}
 		for _, node := range r.byAge() {
@@ -81,18 +81,18 @@ func (r *round) byAge() []string {
 }
 
 // held returns the nodes that have an attachment of the volume, in whatever state, and those that
-// answer and say that they use it: their attachment may have been removed by force.
-func (r *round) held(volumes []*corev1.PersistentVolume) (map[string]bool, error) {
+// answer and say that they use it: their attachment may have been removed by force. Kubelets say so
+// of volumes that they wait for, too: a node without an attachment whose pods need one only waits.
+func (r *round) held() (map[string]bool, error) {
 	nodes := map[string]bool{}
-	for _, pv := range volumes {
-		attachments, err := r.attachmentIndex.ByIndex(bySource, pv.Name)
-		if err != nil {
-			return nil, err
-		}
-		for _, obj := range attachments {
-			if a := obj.(*storagev1.VolumeAttachment); r.volume.named(a) {
-				nodes[a.Spec.NodeName] = true
-			}
+	// Not by PersistentVolume: the one that an attachment was made for may be gone.
+	attachments, err := r.attachmentIndex.ByIndex(byAttacher, r.volume.driver)
+	if err != nil {
+		return nil, err
+	}
+	for _, obj := range attachments {
+		if a := obj.(*storagev1.VolumeAttachment); r.volume.named(a) {
+			nodes[a.Spec.NodeName] = true
 		}
 	}
 	reporting, err := r.nodeIndex.ByIndex(byVolume, string(r.volume.unique()))
@@ -101,7 +101,7 @@ func (r *round) held(volumes []*corev1.PersistentVolume) (map[string]bool, error
 	}
 	for _, obj := range reporting {
 		node := obj.(*corev1.Node)
-		if ready(node) && slices.Contains(inUse(node), r.volume) {
+		if ready(node) && slices.Contains(inUse(node), r.volume) && len(r.needs[node.Name]) == 0 {
 			nodes[node.Name] = true
 		}
 	}

@@ -55,9 +55,10 @@ const (
 
 // Indexes of the informers.
 const (
-	byVolume = "attachdetach-volume" // PersistentVolumes, and Nodes that report a volume, by its unique name
-	bySource = "attachdetach-source" // VolumeAttachments by PersistentVolume
-	byNode   = "attachdetach-node"   // VolumeAttachments by Node
+	byVolume   = "attachdetach-volume"   // PersistentVolumes, and Nodes that report a volume, by its unique name
+	bySource   = "attachdetach-source"   // VolumeAttachments by PersistentVolume
+	byNode     = "attachdetach-node"     // VolumeAttachments by Node
+	byAttacher = "attachdetach-attacher" // VolumeAttachments by driver
 )
 
 type controller struct {
@@ -167,6 +168,12 @@ func (c *controller) addIndexes(pods cache.SharedIndexInformer) error {
 		{c.attachmentIndex, bySource, func(obj any) ([]string, error) {
 			if a, ok := obj.(*storagev1.VolumeAttachment); ok && a.Spec.Source.PersistentVolumeName != nil {
 				return []string{*a.Spec.Source.PersistentVolumeName}, nil
+			}
+			return nil, nil
+		}},
+		{c.attachmentIndex, byAttacher, func(obj any) ([]string, error) {
+			if a, ok := obj.(*storagev1.VolumeAttachment); ok {
+				return []string{a.Spec.Attacher}, nil
 			}
 			return nil, nil
 		}},

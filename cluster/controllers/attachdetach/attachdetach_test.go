@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	ktesting "k8s.io/client-go/testing"
 	"k8s.io/utils/ptr"
 
@@ -601,4 +602,104 @@ func TestRefusedWrites(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Kubelets report volumes that they wait for as in use. Nodes that wait do not keep each other from
+// the volume.
+func TestNodesThatWaitReportUse(t *testing.T) {
+	run(t, func(w world) {
+		for _, node := range []string{"a", "b", "c"} {
+			w.node(node)
+		}
+		w.volume("disk")
+		first := w.pod("first", "a", "disk")
+		w.attacher()
+		w.uses("a", "disk")
+		w.pod("second", "c", "disk")
+		w.Pass(time.Second)
+		w.pod("third", "b", "disk")
+		w.uses("b", "disk")
+		w.uses("c", "disk")
+		w.expect("three pods", "disk a attached")
+		w.force(first)
+		w.uses("a")
+		w.attacher()
+		w.expect("the older pod's node gets it", "disk c waits")
+	})
+}
+
+// renewed makes the PersistentVolume of a handle again under another name, after it was removed by force.
+func (w world) renewed(handle string) {
+	w.t.Helper()
+	old := must(w.Kube.CoreV1().PersistentVolumes().Get(ctx, "pv-"+handle, metav1.GetOptions{}))
+	w.check(w.Kube.CoreV1().PersistentVolumes().Delete(ctx, old.Name, metav1.DeleteOptions{}))
+	w.check(w.Kube.CoreV1().PersistentVolumeClaims(apitest.Namespace).Delete(ctx, handle, metav1.DeleteOptions{}))
+	w.Settle()
+	c := claim(handle, types.UID("claim-"+handle))
+	c.Spec.VolumeName = "pv-renewed"
+	must(w.Kube.CoreV1().PersistentVolumeClaims(apitest.Namespace).Create(ctx, c, metav1.CreateOptions{}))
+	old.Name, old.UID, old.ResourceVersion = "pv-renewed", "", ""
+	must(w.Kube.CoreV1().PersistentVolumes().Create(ctx, old, metav1.CreateOptions{}))
+	w.Settle()
+}
+
+// The attachment of a PersistentVolume that is gone keeps others from the volume while it is there,
+// although another PersistentVolume is that volume now.
+func TestAttachmentOfVolumeThatIsGone(t *testing.T) {
+	run(t, func(w world) {
+		w.node("a")
+		w.node("b")
+		w.volume("disk")
+		pod := w.pod("p", "a", "disk")
+		w.attacher()
+		w.uses("a", "disk")
+		w.renewed("disk")
+		w.force(pod)
+		w.uses("a")
+		w.expect("unmounted", "disk a leaves")
+		w.pod("other", "b", "disk")
+		w.expect("not detached yet", "disk a leaves")
+		w.attacher()
+		w.expect("detached", "renewed b waits")
+	})
+}
+
+// An attachment of a PersistentVolume that is gone is replaced when the node does not use it.
+func TestAttachmentIsMadeAgainForItsNewVolume(t *testing.T) {
+	run(t, func(w world) {
+		w.node("a")
+		w.volume("disk")
+		w.pod("p", "a", "disk")
+		w.attacher()
+		w.uses("a", "disk")
+		w.renewed("disk")
+		w.expect("in use", "disk a attached")
+		w.uses("a")
+		w.expect("unmounted", "disk a leaves")
+		w.attacher()
+		w.expect("made again", "renewed a waits")
+	})
+}
+
+// The node is written before each deletion, also if its cached status has the right list already.
+func TestNodeIsWrittenBeforeDeletion(t *testing.T) {
+	run(t, func(w world) {
+		w.node("a")
+		w.volume("disk")
+		pod := w.pod("p", "a", "disk")
+		w.expect("not attached yet", "disk a waits")
+		written := false
+		kube.PrependReactor("patch", "nodes", func(ktesting.Action) (bool, runtime.Object, error) {
+			written = true
+			return false, nil, nil
+		})
+		kube.PrependReactor("delete", "volumeattachments", func(ktesting.Action) (bool, runtime.Object, error) {
+			if !written {
+				t.Error("deleted before the node was written")
+			}
+			return false, nil, nil
+		})
+		w.force(pod)
+		w.expect("pod gone")
+	})
 }

@@ -62,6 +62,8 @@ func (c *controller) syncNode(ctx context.Context, key, name string) error {
 		if err != nil {
 			return err
 		}
+		// One whose PersistentVolume is gone is made again for the one that pods use now.
+		needed = needed && kept
 		l, now := leaving{attachment: a, volume: v}, false
 		if !needed {
 			if node == nil || !ready(node) {
@@ -154,7 +156,7 @@ func outOfService(node *corev1.Node) bool {
 }
 
 // report writes what is attached to a node, and returns the node as it is then; nil if it has gone.
-// If nothing is to be written, it is read only if fresh.
+// If something leaves (fresh), it is written in any case: the cached node may be older than another write.
 func (c *controller) report(ctx context.Context, key string, node *corev1.Node, attached []volume, fresh bool) (*corev1.Node, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -169,15 +171,8 @@ func (c *controller) report(ctx context.Context, key string, node *corev1.Node, 
 		list = append(list, corev1.AttachedVolume{Name: v.unique()})
 	}
 	nodes := c.set.Kube.CoreV1().Nodes()
-	if equality.Semantic.DeepEqual(list, node.Status.VolumesAttached) {
-		if !fresh {
-			return node, nil
-		}
-		now, err := nodes.Get(ctx, node.Name, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			return nil, nil
-		}
-		return now, err
+	if !fresh && equality.Semantic.DeepEqual(list, node.Status.VolumesAttached) {
+		return node, nil
 	}
 	patch, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"uid": node.UID}, "status": map[string]any{"volumesAttached": list},

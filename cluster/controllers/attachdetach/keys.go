@@ -101,6 +101,10 @@ func (c *controller) ofAttachment(obj any) []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for v, told := range c.told {
+		if v.named(a) { // its PersistentVolume is gone
+			keys = append(keys, v.key())
+			continue
+		}
 		for node := range told.waits {
 			if v.attachment(node) == a.Name {
 				keys = append(keys, v.key())
