@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # bats.sh [FILE...]: runc's own tests (tests/integration of its release) on coracle-oci and on runc,
-# on the same machine. Without names: all but those of CRIU, sshfs and SELinux. It fails if
+# on the same machine. Without names: all but those of CRIU and SELinux. It fails if
 # coracle-oci fails what runc passes and bats-known.txt does not explain, if an entry there explains
 # nothing, or if a file's run ends before its last test. Needs root; test.sh bats
 # has built what it needs.
@@ -9,13 +9,14 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 bin=$PWD/bin/oci
 out=$bin/bats/results
 known=$PWD/hack/oci/bats-known.txt
+sshfs=$PWD/hack/oci/sshfs.sh
 longest=${BATS_FILE_TIMEOUT:-600} # seconds for one file
 mkdir -p "$out"
 export PATH=$bin:$PATH
 
 cd "$bin/bats/tests/integration"
 (($#)) || {
-  mapfile -t files < <(printf '%s\n' *.bats | sed 's/\.bats$//' | grep -vE '^(checkpoint|mounts_sshfs|selinux)$')
+  mapfile -t files < <(printf '%s\n' *.bats | sed 's/\.bats$//' | grep -vE '^(checkpoint|selinux)$')
   set -- "${files[@]}"
 }
 
@@ -28,7 +29,9 @@ while read -r name; do
 done < <(awk -F ' [|] ' '!/^#/ && NF { print $1 }' "$known" | sort -u)
 exec 7<>"$out/silence"
 run() { # RUNTIME FILE: the results in $out. runc wants a terminal to run containers with one.
-  RUNC=$bin/$1 timeout -k 5 "$longest" script -qefc "bats --tap $2.bats" /dev/null <&7 2>&1 |
+  local where=()
+  [[ $2 != *sshfs* ]] || where=("$sshfs")
+  RUNC=$bin/$1 timeout -k 5 "$longest" "${where[@]}" script -qefc "bats --tap $2.bats" /dev/null <&7 2>&1 |
     tr -d '\r' >"$out/$1-$2.tap" || true
 }
 # The tests make a directory for each controller of version 1 that the kernel has, mounted or not.
