@@ -89,10 +89,10 @@ func (o *opener) anything() (int, error) {
 
 func (o *opener) tree(t *plan.Tree) (int, error) {
 	fd, err := t.Open(o.engine.features)
-	if err != nil || t.IDMap == nil {
+	if err != nil || t.IDMap == nil && t.IDMapBy == "" {
 		return fd, err
 	}
-	userns, err := o.engine.userNamespace(t.IDMap)
+	userns, err := o.idMap(t)
 	if err == nil {
 		err = t.SetIDMap(fd, userns)
 		_ = unix.Close(userns)
@@ -100,6 +100,18 @@ func (o *opener) tree(t *plan.Tree) (int, error) {
 	if err != nil {
 		_ = unix.Close(fd)
 		return -1, err
+	}
+	return fd, nil
+}
+
+// idMap returns the user namespace that maps the owners of a tree's files.
+func (o *opener) idMap(t *plan.Tree) (int, error) {
+	if t.IDMapBy == "" {
+		return o.engine.userNamespace(t.IDMap)
+	}
+	fd, err := unix.Open(t.IDMapBy, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("open user namespace %s: %w", t.IDMapBy, err)
 	}
 	return fd, nil
 }

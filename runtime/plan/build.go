@@ -408,7 +408,11 @@ func (b *builder) bind(i int, m specs.Mount, o options, target string) error {
 	case len(m.UIDMappings)+len(m.GIDMappings) > 0:
 		tree.IDMap = mappings(m.UIDMappings, m.GIDMappings)
 	case o.idmap:
-		tree.IDMap = mappings(b.spec.Linux.UIDMappings, b.spec.Linux.GIDMappings)
+		if _, joined := b.namespace(specs.UserNamespace); joined != "" {
+			tree.IDMapBy = joined
+		} else {
+			tree.IDMap = mappings(b.spec.Linux.UIDMappings, b.spec.Linux.GIDMappings)
+		}
 	}
 	fd := b.fd(Open{Name: fmt.Sprintf("mounts[%d]", i), Tree: tree})
 	b.add(Attach{Tree: fd, From: m.Source, Target: target, Dir: dir, Flags: o.flags &^ bindFlags, Propagation: prop})

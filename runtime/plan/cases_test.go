@@ -188,6 +188,10 @@ var userCases = []mutation{
 		newUser(s.Linux)
 		s.Mounts = append(s.Mounts, with(bind, "rbind", "idmap"))
 	}),
+	onSpec("user namespace that is joined, with a mapped volume", func(s *specs.Spec) {
+		namespace(specs.UserNamespace, "/ns/user")(s.Linux)
+		s.Mounts = append(s.Mounts, with(bind, "rbind", "idmap"))
+	}),
 	onSpec("user namespace with a device", func(s *specs.Spec) {
 		newUser(s.Linux)
 		s.Linux.Devices = []specs.LinuxDevice{{Path: "/dev/fuse", Type: "c", Major: 10, Minor: 229}}

@@ -56,6 +56,8 @@ type Tree struct {
 	// IDMap maps the owners of files; with IDMapAll in mounts below, too.
 	IDMap    *Mappings `json:"idMap,omitempty"`
 	IDMapAll bool      `json:"idMapAll,omitempty"`
+	// IDMapBy, if not empty, is the file of the user namespace that maps them instead.
+	IDMapBy string `json:"idMapBy,omitempty"`
 	// Proc makes it be checked to be of a file system of type proc.
 	Proc bool `json:"proc,omitempty"`
 	// Device makes the path be checked to be this character device, major and minor.

@@ -147,7 +147,7 @@ func (b *builder) gathered() error {
 		switch {
 		case o.Tree == nil:
 			continue
-		case o.Tree.IDMap != nil:
+		case o.Tree.IDMap != nil || o.Tree.IDMapBy != "":
 			return fmt.Errorf("%s: %s: only root of the host can map the owners of files; remove the mapping", o.Name, o.Tree.Path)
 		case !b.opts.Features.MountSetattr && o.Tree.SetAll|o.Tree.ClearAll != 0:
 			return fmt.Errorf("%s: recursive mount options for %s need Linux 5.12", o.Name, o.Tree.Path)

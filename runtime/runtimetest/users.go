@@ -1,6 +1,7 @@
 package runtimetest
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 
@@ -61,6 +62,22 @@ var userTests = map[string]func(*rig){
 		r.run(r.inUserNamespace(r.spec("true")))
 		r.ownRoot(0)
 		r.says(r.spec("stat -c %u:%g /dev/null /dev/full"), "0:0\n0:0")
+	},
+
+	"an id-mapped volume in a user namespace that is joined": func(r *rig) {
+		first := r.create(r.inUserNamespace(Spec(r.id(), "/bin/sleep", "1000")), runtime.Stdio{})
+		pid := first.Pid()
+		r.must(first.Start(r.Context()))
+		vol := r.tmpfs(unix.MS_PRIVATE)
+		r.must(os.WriteFile(filepath.Join(vol, "x"), nil, 0o644))
+		r.must(os.Chown(filepath.Join(vol, "x"), 5, 6))
+		for option, want := range map[string]string{"rbind": "65534:65534", "idmap": "5:6"} {
+			spec := r.spec("stat -c %u:%g /vol/x")
+			spec.Linux.Namespaces = append(spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace, Path: fmt.Sprintf("/proc/%d/ns/user", pid)})
+			spec.Mounts = append(spec.Mounts, bind(vol, "/vol", option))
+			r.says(spec, want)
+		}
+		r.end(first, pid)
 	},
 
 	"a user namespace: exec": func(r *rig) {
