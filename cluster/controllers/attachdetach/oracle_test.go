@@ -3,6 +3,7 @@ package attachdetach
 import (
 	"context"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -43,6 +44,11 @@ func TestSameAsUpstream(t *testing.T) {
 	}
 	want, wantEvents := play(theirs)
 	got, gotEvents := play(own)
+	for _, part := range []string{"Multi-Attach error", "AttachVolume.Attach succeeded"} {
+		if !slices.ContainsFunc(wantEvents, func(event string) bool { return strings.Contains(event, part) }) {
+			t.Errorf("upstream's events %q have no %q", wantEvents, part)
+		}
+	}
 	for i := range want {
 		if got[i] != want[i] {
 			t.Errorf("%s, upstream %s", got[i], want[i])
