@@ -23,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
+	k8stesting "k8s.io/client-go/testing"
 	recording "k8s.io/client-go/tools/record"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 	"k8s.io/utils/ptr"
@@ -286,13 +287,38 @@ type testNode struct {
 	report chan struct{}
 	mute   bool
 	stop   func()
+
+	reacting sync.Mutex
+	reactors []*k8stesting.SimpleReactor
 }
 
 func newTestNode(t *testing.T, objects ...runtime.Object) *testNode {
 	node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", UID: "node-1", Labels: map[string]string{v1.LabelHostname: "n1"}}}
 	n := &testNode{t: t, root: t.TempDir(), kube: fake.NewClientset(append(objects, node)...), wakes: make(chan types.UID, 100)}
+	n.kube.PrependReactor("*", "*", n.reactions)
 	n.restart()
 	return n
+}
+
+// react has f asked about calls of the API from now on. The clientset's own list must not change while calls are made.
+func (n *testNode) react(verb, resource string, f k8stesting.ReactionFunc) {
+	n.reacting.Lock()
+	defer n.reacting.Unlock()
+	n.reactors = append(n.reactors, &k8stesting.SimpleReactor{Verb: verb, Resource: resource, Reaction: f})
+}
+
+func (n *testNode) reactions(a k8stesting.Action) (bool, runtime.Object, error) {
+	n.reacting.Lock()
+	reactors := slices.Clone(n.reactors)
+	n.reacting.Unlock()
+	for _, r := range slices.Backward(reactors) {
+		if r.Handles(a) {
+			if handled, object, err := r.React(a); handled {
+				return handled, object, err
+			}
+		}
+	}
+	return false, nil, nil
 }
 
 // restart ends the kubelet and begins another with what is on disk.

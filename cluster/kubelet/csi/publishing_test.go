@@ -378,7 +378,7 @@ func TestInlineVolumesAndWhatTheDriverIsTold(t *testing.T) {
 	secret := &v1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "s"}, Data: map[string][]byte{"pw": []byte("hush")}}
 	n := newTestNode(t, object, secret)
 	made := 0
-	n.kube.PrependReactor("create", "serviceaccounts", func(k8stesting.Action) (bool, runtime.Object, error) {
+	n.react("create", "serviceaccounts", func(k8stesting.Action) (bool, runtime.Object, error) {
 		made++
 		return true, &authenticationv1.TokenRequest{Status: authenticationv1.TokenRequestStatus{Token: "token-" + itoa(made)}}, nil
 	})
@@ -485,6 +485,7 @@ func TestFSGroup(t *testing.T) {
 	}{
 		{"no object, no type", nil, "", []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce}, 0, false},
 		{"no object", nil, "ext4", []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce}, 0, true},
+		{"no object, one pod", nil, "ext4", []v1.PersistentVolumeAccessMode{v1.ReadWriteOncePod}, 0, true},
 		{"shared", nil, "ext4", []v1.PersistentVolumeAccessMode{v1.ReadWriteMany}, 0, false},
 		{"policy File", unattached(), "", []v1.PersistentVolumeAccessMode{v1.ReadWriteMany}, 0, true},
 		{"the driver does it", unattached(), "", nil, csipb.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP, false},

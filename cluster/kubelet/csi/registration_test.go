@@ -32,7 +32,7 @@ func (n *testNode) csinode() *storagev1.CSINode {
 func (n *testNode) written() <-chan struct{} {
 	events := make(chan struct{}, 100)
 	apply := k8stesting.ObjectReaction(n.kube.Tracker())
-	n.kube.PrependReactor("*", "csinodes", func(a k8stesting.Action) (bool, runtime.Object, error) {
+	n.react("*", "csinodes", func(a k8stesting.Action) (bool, runtime.Object, error) {
 		handled, object, err := apply(a)
 		if a.GetVerb() != "get" {
 			events <- struct{}{}
@@ -271,7 +271,7 @@ func TestAConflictIsReadAgain(t *testing.T) {
 	n := newTestNode(t)
 	newDriver(t, n.root, driverName).serve("a.sock").registered()
 	conflicts := 0
-	n.kube.PrependReactor("update", "csinodes", func(a k8stesting.Action) (bool, runtime.Object, error) {
+	n.react("update", "csinodes", func(a k8stesting.Action) (bool, runtime.Object, error) {
 		if conflicts++; conflicts > 1 {
 			return false, nil, nil
 		}

@@ -173,7 +173,14 @@ func (r *request) givesGroup(s *session) (bool, error) {
 	case storagev1.FileFSGroupPolicy:
 		return true, nil
 	}
-	return r.fsType != "" && (!r.persistent() || slices.Contains(r.spec.PV.Spec.AccessModes, v1.ReadWriteOnce)), nil
+	return r.fsType != "" && (!r.persistent() || r.oneWriter()), nil
+}
+
+// oneWriter says whether the volume is written by one node or pod only.
+func (r *request) oneWriter() bool {
+	return slices.ContainsFunc(r.spec.PV.Spec.AccessModes, func(m v1.PersistentVolumeAccessMode) bool {
+		return m == v1.ReadWriteOnce || m == v1.ReadWriteOncePod
+	})
 }
 
 // volumeContext is what the driver is told of the volume and, if it wants that, of the pod. Tokens are in one
