@@ -54,14 +54,9 @@ func (n *Node) Keep(ctx context.Context, v *volume.Spec) error {
 	}
 	defer session.close()
 	if republish {
-		var s *staged
-		if r.persistent() {
-			s = n.use(r)
-			if r.attachable() {
-				if r.publishContext, err = n.attached(ctx, s, r); err != nil {
-					return err
-				}
-			}
+		s, err := n.take(ctx, r)
+		if err != nil {
+			return err
 		}
 		if err := n.publish(ctx, session, s, r, n.target(r.user, v.Mounted, v.Block)); err != nil {
 			return err

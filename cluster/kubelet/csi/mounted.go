@@ -14,18 +14,20 @@ import (
 // mountsAt lists what is mounted on path and below it. It reads the list of mounts and looks at no
 // file system: that of a driver that has died may hang.
 func (n *Node) mountsAt(path string) ([]*mountinfo.Info, error) {
+	return mountinfo.GetMounts(mountinfo.PrefixFilter(n.listed(path)))
+}
+
+// listed is a path as the kernel lists mounts.
+func (n *Node) listed(path string) string {
 	if rest, ok := strings.CutPrefix(path, n.opts.RootDir+"/"); ok {
-		path = n.real + "/" + rest
+		return n.real + "/" + rest
 	}
-	return mountinfo.GetMounts(mountinfo.PrefixFilter(path))
+	return path
 }
 
 // isMounted says whether something is mounted on path.
 func (n *Node) isMounted(path string) (bool, error) {
-	if rest, ok := strings.CutPrefix(path, n.opts.RootDir+"/"); ok {
-		path = n.real + "/" + rest
-	}
-	mounts, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(path))
+	mounts, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(n.listed(path)))
 	return len(mounts) > 0, err
 }
 

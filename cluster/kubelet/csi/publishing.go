@@ -34,14 +34,9 @@ func (n *Node) Mount(ctx context.Context, v *volume.Spec) (string, error) {
 		return "", err
 	}
 	n.state.follow(d, r.object)
-	var s *staged
-	if r.persistent() {
-		s = n.use(r)
-		if r.attachable() {
-			if r.publishContext, err = n.attached(ctx, s, r); err != nil {
-				return "", err
-			}
-		}
+	s, err := n.take(ctx, r)
+	if err != nil {
+		return "", err
 	}
 	session, err := d.open(ctx)
 	if err != nil {
@@ -67,6 +62,19 @@ func (n *Node) Mount(ctx context.Context, v *volume.Spec) (string, error) {
 		slog.Warn("csi: volume not grown", "volume", v.Name, "err", err)
 	}
 	return target, nil
+}
+
+// take makes a persistent volume one that is in use, and requires that it is attached if it has to be. It
+// returns nil for other volumes.
+func (n *Node) take(ctx context.Context, r *request) (s *staged, err error) {
+	if !r.persistent() {
+		return nil, nil
+	}
+	s = n.use(r)
+	if r.attachable() {
+		r.publishContext, err = n.attached(ctx, s, r)
+	}
+	return s, err
 }
 
 // published says whether an earlier Mount, perhaps of another process, has succeeded, and what it

@@ -15,6 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/coracle-project/coracle/cluster/kubelet/volume"
 )
 
 // record is a vol_data.json, in upstream's format.
@@ -183,14 +185,14 @@ func (n *Node) readRecords() error {
 // readUsersLocked finds the pods that have volumes.
 func (n *Node) readUsersLocked() error {
 	pods := filepath.Join(n.opts.RootDir, "pods")
-	uids, err := names(pods)
+	uids, err := volume.Directories(pods)
 	if err != nil {
 		return err
 	}
 	for _, uid := range uids {
 		for _, place := range []string{"volumes", "plugins"} {
 			dir := filepath.Join(pods, uid, place, pluginName)
-			specs, err := names(dir)
+			specs, err := volume.Directories(dir)
 			if err != nil {
 				slog.Error("csi: a pod's volumes cannot be listed", "dir", dir, "err", err)
 				continue
@@ -219,16 +221,16 @@ func (n *Node) readUsersLocked() error {
 
 // recordDirs lists the directories that have, or had, the record of a staged volume.
 func recordDirs(plugin string) (dirs []string, err error) {
-	drivers, err := names(plugin)
+	drivers, err := volume.Directories(plugin)
 	if err != nil {
 		return nil, err
 	}
 	for _, d := range drivers {
-		volumes, err := names(filepath.Join(plugin, d))
+		all, err := volume.Directories(filepath.Join(plugin, d))
 		if err != nil {
 			return nil, err
 		}
-		for _, v := range volumes {
+		for _, v := range all {
 			dir := filepath.Join(plugin, d, v)
 			if d == devicesDir {
 				if v == stagingDir || v == publishDir {
@@ -240,18 +242,4 @@ func recordDirs(plugin string) (dirs []string, err error) {
 		}
 	}
 	return dirs, nil
-}
-
-// names lists the directories in dir, which need not exist.
-func names(dir string) (list []string, err error) {
-	entries, err := os.ReadDir(dir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) {
-		return nil, err
-	}
-	for _, e := range entries {
-		if e.IsDir() {
-			list = append(list, e.Name())
-		}
-	}
-	return list, nil
 }

@@ -219,11 +219,9 @@ func (r *Reporter) relabel(ctx context.Context) error {
 // report brings the node's status up to date, if it changed or was not written for long.
 func (r *Reporter) report(ctx context.Context) (ready bool, err error) {
 	old, err := r.get()
-	if err == nil && r.config.VolumesInUse != nil && !slices.Equal(r.config.VolumesInUse(), r.inUse) {
-		// The informer's copy may be older than what was written last.
-		old, err = r.kube.CoreV1().Nodes().Get(ctx, r.config.Name, metav1.GetOptions{})
-	}
-	if err != nil { // the informer has not seen it yet, or it was deleted
+	// To change the volumes in use, the informer's copy may be older than what was written last.
+	stale := r.config.VolumesInUse != nil && !slices.Equal(r.config.VolumesInUse(), r.inUse)
+	if err != nil || stale { // the informer has not seen it yet, or it was deleted
 		old, err = r.kube.CoreV1().Nodes().Get(ctx, r.config.Name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return r.register(ctx), nil

@@ -27,7 +27,7 @@ const longestName = 1024
 // directory hides no other pod: the error then says what could not be read, and the holders are not
 // nil. They are nil if the pods themselves cannot be listed.
 func readHolders(rootDir string) (holders, error) {
-	pods, err := directories(filepath.Join(rootDir, "pods"))
+	pods, err := Directories(filepath.Join(rootDir, "pods"))
 	if err != nil {
 		return nil, err
 	}
@@ -41,13 +41,13 @@ func readHolders(rootDir string) (holders, error) {
 
 // readPod adds what a pod has; dir is its plugins' directory.
 func (h holders) readPod(pod types.UID, dir string) error {
-	plugins, err := directories(dir)
+	plugins, err := Directories(dir)
 	if err != nil {
 		return err
 	}
 	var errs []error
 	for _, plugin := range plugins {
-		volumes, err := directories(filepath.Join(dir, plugin))
+		volumes, err := Directories(filepath.Join(dir, plugin))
 		if err != nil {
 			errs = append(errs, err)
 		}
@@ -87,8 +87,8 @@ func readClaimed(path string) (string, error) {
 	return string(name), nil
 }
 
-// directories are the names of those in dir, which need not be there, nor be a directory.
-func directories(dir string) (names []string, err error) {
+// Directories are the names of those in dir, which need not be there, nor be a directory.
+func Directories(dir string) (names []string, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) {
 		return nil, err
