@@ -17,6 +17,7 @@ trap 'rm -rf "$tmp"' EXIT
 # The suite needs modules that the cluster does not: a module of its own, with the cluster's versions of the others. The
 # tags are the cluster's, so that what both have is compiled once.
 cp go.mod go.sum "$tmp"
+sed -i "s|=> \.\./|=> ${PWD%/*}/|" "$tmp/go.mod" # modules of this repository
 cd "$tmp"
 export CGO_ENABLED=0 GOWORK=off GOFLAGS='-mod=mod -trimpath -buildvcs=false -tags=netgo,osusergo,grpcnotrace'
 "$go" mod edit -module conformance

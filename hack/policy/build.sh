@@ -27,6 +27,7 @@ tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 # Modules that the cluster does not need, with the cluster's versions of the others.
 cp cluster/go.mod cluster/go.sum hack/policy/agnhost/*.go "$tmp"
+sed -i "s|=> \.\./|=> $PWD/|" "$tmp/go.mod" # modules of this repository
 cd "$tmp"
 "$go" mod edit -module agnhost
 GOFLAGS+=' -mod=mod'
