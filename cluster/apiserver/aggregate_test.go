@@ -117,7 +117,8 @@ func register(t *testing.T, s *Server, gv schema.GroupVersion, change func(*apir
 }
 
 // becomes waits until an APIService has this reason for being available or not, and, if its server
-// is available, until the API server has seen that and passes requests on. It returns the condition.
+// is available, until the API server has seen that and passes requests on. It returns the
+// condition.
 func becomes(t *testing.T, s *Server, name, reason string) (found apiregistrationv1.APIServiceCondition) {
 	t.Helper()
 	all := registrationsOf(t, s).ApiregistrationV1().APIServices()

@@ -30,8 +30,8 @@ import (
 type AuditOptions struct {
 	// PolicyFile is an audit.k8s.io Policy. Without it nothing is recorded.
 	PolicyFile string
-	// LogPath is the file for events, - for standard output. It is set aside at MaxSize megabytes (0:
-	// never), and what was set aside is removed after MaxAge days, and if there are more than
+	// LogPath is the file for events, - for standard output. It is set aside at MaxSize megabytes
+	// (0: never), and what was set aside is removed after MaxAge days, and if there are more than
 	// MaxBackups (0: no limit).
 	LogPath                     string
 	MaxAge, MaxBackups, MaxSize int

@@ -93,8 +93,8 @@ func newAuthenticator(ctx context.Context, o *Options, serverID string, inside *
 		{Path: "/healthz"}, {Path: "/livez"}, {Path: "/readyz"},
 	}}
 	if o.Authentication.Config != "" {
-		// After service accounts: an issuer may be asked for its keys about each token that is not its
-		// own.
+		// After service accounts: an issuer may be asked for its keys about each token that is not
+		// its own.
 		fromIssuers, config, err := newIssuers(ctx, &o.Authentication, serverID)
 		if err != nil {
 			return nil, err
@@ -123,8 +123,8 @@ func newAuthenticator(ctx context.Context, o *Options, serverID string, inside *
 	return requestunion.NewFailOnError(known, anonymous.NewAuthenticator(unknown.Conditions)), nil
 }
 
-// quietly knows whom a request is from if who does. Why credentials are no good is told to those who debug
-// only: anybody can send such requests, and upstream's server would log each.
+// quietly knows whom a request is from if who does. Why credentials are no good is told to those
+// who debug only: anybody can send such requests, and upstream's server would log each.
 func quietly(who authenticator.Request) authenticator.Request {
 	return authenticator.RequestFunc(func(r *http.Request) (*authenticator.Response, bool, error) {
 		response, ok, err := who.AuthenticateRequest(r)

@@ -8,8 +8,8 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/request"
 )
 
-// bodyLimit is how long the body of a request may take to arrive. A body may have 3 MB, and clients' bodies
-// are mostly below 10 kB. A slower sender holds a seat of its priority level.
+// bodyLimit is how long the body of a request may take to arrive. A body may have 3 MB, and
+// clients' bodies are mostly below 10 kB. A slower sender holds a seat of its priority level.
 const bodyLimit = 20 * time.Second
 
 // withBodyDeadline ends requests whose body does not arrive in time. Requests that last as long as
@@ -34,8 +34,8 @@ func withBodyDeadline(next http.Handler, limit time.Duration, resolve request.Re
 	})
 }
 
-// timedBody says when all of a body was read. From then on the connection may be silent for as long as the
-// request takes; with HTTP/1 the deadline would otherwise end it.
+// timedBody says when all of a body was read. From then on the connection may be silent for as long
+// as the request takes; with HTTP/1 the deadline would otherwise end it.
 type timedBody struct {
 	io.ReadCloser
 	arrived func()

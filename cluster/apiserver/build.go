@@ -66,7 +66,8 @@ type build struct {
 // server builds the API server: built-in groups first, what is not theirs goes to the custom
 // resources, and what is not theirs either is not found.
 func (b *build) server(ctx context.Context) (*genericapiserver.GenericAPIServer, error) {
-	// Endpoints are called by address: their certificates cannot be verified. Upstream does the same.
+	// Endpoints are called by address: their certificates cannot be verified. Upstream does the
+	// same.
 	b.proxy = http.DefaultTransport.(*http.Transport).Clone()
 	b.proxy.Proxy = nil
 	b.proxy.TLSClientConfig = &tls.Config{InsecureSkipVerify: true} //nolint:gosec // see above
@@ -186,9 +187,9 @@ func (b *build) configure(ctx context.Context) error {
 	return nil
 }
 
-// describe gives the server the OpenAPI definitions of all types. They are only needed while groups are
-// installed, for the field managers of server-side apply; the documents that clients read are in
-// package openapi.
+// describe gives the server the OpenAPI definitions of all types. They are only needed while groups
+// are installed, for the field managers of server-side apply; the documents that clients read are
+// in package openapi.
 func (b *build) describe() {
 	const title, scheme = "Kubernetes", "BearerToken"
 	bearer := spec.SecuritySchemeProps{Type: "apiKey", Name: "authorization", In: "header", Description: "Bearer Token authentication"}

@@ -39,8 +39,9 @@ const (
 )
 
 // builtins adds the hooks that make the built-in roles, their bindings and the priority classes of
-// system pods. They do what the hooks of upstream's registries do (with upstream's roles and its rules for
-// reconciling them), which wait a second before they begin and then make one object after the other.
+// system pods. They do what the hooks of upstream's registries do (with upstream's roles and its
+// rules for reconciling them), which wait a second before they begin and then make one object after
+// the other.
 func builtins(server *genericapiserver.GenericAPIServer, client kubernetes.Interface, informers rbacinformers.Interface) {
 	add := func(name string, what func(context.Context, *errgroup.Group), then func(context.Context)) {
 		server.AddPostStartHookOrDie(name, func(hook genericapiserver.PostStartHookContext) error {
@@ -183,8 +184,8 @@ func ensureRoles(work *errgroup.Group, client kubernetes.Interface, made func(ru
 	}
 }
 
-// metricsReader lets those who may view a namespace, or the cluster, see what it uses. Elsewhere it comes with
-// metrics-server, which serves what this server does itself.
+// metricsReader lets those who may view a namespace, or the cluster, see what it uses. Elsewhere it
+// comes with metrics-server, which serves what this server does itself.
 func metricsReader() rbacv1.ClusterRole {
 	const aggregateTo = "rbac.authorization.k8s.io/aggregate-to-"
 	return rbacv1.ClusterRole{

@@ -7,12 +7,13 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// roundClock is a clock whose timers of about a second and more all go off together, on whole seconds.
+// roundClock is a clock whose timers of about a second and more all go off together, on whole
+// seconds.
 //
-// Each of some fifty watch caches has a timer of a second, for bookmarks, which upstream spreads over the
-// second on purpose: that evens out the load of thousands of watches. Here it would wake an idle process fifty
-// times a second, each time for next to nothing; waking once for all costs a tenth. The timers of 15 seconds,
-// for compaction, come with them.
+// Each of some fifty watch caches has a timer of a second, for bookmarks, which upstream spreads
+// over the second on purpose: that evens out the load of thousands of watches. Here it would wake
+// an idle process fifty times a second, each time for next to nothing; waking once for all costs a
+// tenth. The timers of 15 seconds, for compaction, come with them.
 type roundClock struct{ clock.RealClock }
 
 // NewTimer implements clock.Clock.
@@ -25,7 +26,8 @@ type roundTimer struct{ clock.Timer }
 // Reset implements clock.Timer.
 func (t roundTimer) Reset(d time.Duration) bool { return t.Timer.Reset(toRound(d)) }
 
-// toRound makes a duration of about a second or more end on a whole one; shorter ones it leaves alone.
+// toRound makes a duration of about a second or more end on a whole one; shorter ones it leaves
+// alone.
 func toRound(d time.Duration) time.Duration {
 	if d < 700*time.Millisecond {
 		return d

@@ -102,7 +102,8 @@ func TestOpenAPIIsServedInAllForms(t *testing.T) {
 			}
 			again := resp
 			for known := ""; again.StatusCode == http.StatusOK && again.Header.Get("Etag") != known; {
-				// What other tests have defined may still be leaving the document: then it is another one.
+				// What other tests have defined may still be leaving the document: then it is
+				// another one.
 				known = again.Header.Get("Etag")
 				again, _ = get(t, true, test.path, "Accept", test.accept, "If-None-Match", known)
 			}

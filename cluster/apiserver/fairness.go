@@ -20,8 +20,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// defaultSeats is how many requests are worked on at a time, of all clients together: upstream's limits for
-// requests that read and that write, together.
+// defaultSeats is how many requests are worked on at a time, of all clients together: upstream's
+// limits for requests that read and that write, together.
 const defaultSeats = 600
 
 // shareFairly has upstream's priority and fairness decide which requests are worked on. Its levels
@@ -95,8 +95,8 @@ func (unwritten) ApplyStatus(context.Context, *flowcontrolapply.FlowSchemaApplyC
 	return nil, nil
 }
 
-// uncounted knows of no number of objects, so that each list counts as one request. Counting would ask
-// etcd once a minute for each kind.
+// uncounted knows of no number of objects, so that each list counts as one request. Counting would
+// ask etcd once a minute for each kind.
 type uncounted struct{}
 
 func (uncounted) Set(string, storage.Stats) {}

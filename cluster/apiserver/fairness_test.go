@@ -30,7 +30,8 @@ import (
 const (
 	// fewSeats is how many requests the server under attack works on at a time.
 	fewSeats = 60
-	// inTime is what a node may wait for an answer: it renews its lease every 10 s, and is taken for dead after 50.
+	// inTime is what a node may wait for an answer: it renews its lease every 10 s, and is taken
+	// for dead after 50.
 	inTime = 10 * time.Second
 )
 
@@ -189,7 +190,8 @@ func (a *attacked) slowBody() net.Conn {
 	return conn
 }
 
-// One token without rights, which sends bodies that never end, can take the seats of its own level only.
+// One token without rights, which sends bodies that never end, can take the seats of its own level
+// only.
 func TestSlowBodiesDoNotStarveNodes(t *testing.T) {
 	attack(t, time.Hour, func(a *attacked) {
 		for range fewSeats {

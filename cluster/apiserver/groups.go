@@ -193,7 +193,8 @@ func (b *build) installGroups(server *genericapiserver.GenericAPIServer) error {
 	if err := server.InstallAPIGroups(named...); err != nil {
 		return fmt.Errorf("API groups: %w", err)
 	}
-	// The server keeps the groups, for closing their storage; the definitions are not needed for that.
+	// The server keeps the groups, for closing their storage; the definitions are not needed for
+	// that.
 	for _, group := range named {
 		group.StaticOpenAPISpec = nil
 	}

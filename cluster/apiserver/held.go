@@ -17,18 +17,18 @@ import (
 	"github.com/coracle-project/coracle/cluster/nodeaddr"
 )
 
-// Pods do not reach a server on loopback. The node then holds the address of the kubernetes Service (package nodeaddr),
-// and the server listens there, too. It listens on its own port and not on the Service's, which is redirected to it: a
-// socket on port 443 of one address would keep pods from having host port 443, and processes of the node from listening
-// there on all addresses.
+// Pods do not reach a server on loopback. The node then holds the address of the kubernetes Service
+// (package nodeaddr), and the server listens there, too. It listens on its own port and not on the
+// Service's, which is redirected to it: a socket on port 443 of one address would keep pods from
+// having host port 443, and processes of the node from listening there on all addresses.
 
 // holdAgain is how long to wait before the node tries again to hold the address. Another cluster
 // process may just be ending, or an operator follow what the log says; a try takes some system
 // calls.
 var holdAgain = 5 * time.Second
 
-// listen opens the server's sockets. If the node cannot hold the kubernetes Service's address, only pods miss it: the
-// server goes on without, and tries again until ctx ends. letGo undoes it.
+// listen opens the server's sockets. If the node cannot hold the kubernetes Service's address, only
+// pods miss it: the server goes on without, and tries again until ctx ends. letGo undoes it.
 func (s *Server) listen(ctx context.Context) (_ net.Listener, letGo func(), err error) {
 	first, err := s.options.listen()
 	if err != nil || !s.addresses.held {

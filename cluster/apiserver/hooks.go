@@ -98,8 +98,9 @@ func (b *build) kubernetesService(client kubernetes.Interface) *kubernetesservic
 	}, client, b.informers.Core().V1().Services())
 }
 
-// keptEndpoints has nothing to take back when a server starts. The only server's endpoints of before are
-// put right, if they are wrong, when it is ready; with several, pods would not be sent to this one until then.
+// keptEndpoints has nothing to take back when a server starts. The only server's endpoints of
+// before are put right, if they are wrong, when it is ready; with several, pods would not be sent
+// to this one until then.
 type keptEndpoints struct{ reconcilers.EndpointReconciler }
 
 func (keptEndpoints) RemoveEndpoints(name string, _ net.IP, _ []corev1.EndpointPort) error {

@@ -8,8 +8,8 @@ import (
 
 // listeners accepts from several sockets as from one, whose address is that of the first.
 //
-// k8s.io/utils/net has MultiListen for this, which gives up a socket for good at its first error. A process that is
-// short of descriptors for a moment would never accept there again.
+// k8s.io/utils/net has MultiListen for this, which gives up a socket for good at its first error. A
+// process that is short of descriptors for a moment would never accept there again.
 type listeners struct {
 	accepted chan accepted
 	closing  chan struct{}
@@ -60,8 +60,8 @@ func (l *listeners) add(one net.Listener) {
 	l.loops.Go(func() { l.acceptFrom(one) })
 }
 
-// acceptFrom passes on what one listener accepts until the listeners are closed. Its errors go to the server, which
-// waits between those that pass.
+// acceptFrom passes on what one listener accepts until the listeners are closed. Its errors go to
+// the server, which waits between those that pass.
 func (l *listeners) acceptFrom(one net.Listener) {
 	for {
 		conn, err := one.Accept()

@@ -38,7 +38,8 @@ var (
 	documented []func()
 )
 
-// patience bounds what a test waits for, on however slow a machine; it is never the time that a test takes.
+// patience bounds what a test waits for, on however slow a machine; it is never the time that a
+// test takes.
 const patience = 5 * time.Minute
 
 func TestMain(m *testing.M) {
@@ -181,8 +182,8 @@ func get(t *testing.T, asAdmin bool, path string, headers ...string) (*http.Resp
 
 func selfReview() *authenticationv1.SelfSubjectReview { return &authenticationv1.SelfSubjectReview{} }
 
-// eventually asks until the answer is yes: for what takes effect when a part of the server has heard of
-// it, which nothing tells.
+// eventually asks until the answer is yes: for what takes effect when a part of the server has
+// heard of it, which nothing tells.
 func eventually(t *testing.T, what string, ask func() (bool, error)) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)

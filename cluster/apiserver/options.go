@@ -33,8 +33,9 @@ type Options struct {
 	// Default: BindAddress, or the address of the default route if that is unspecified. A loopback
 	// address is never published, pods could not use it: see HoldServiceAddress.
 	AdvertiseAddress string
-	// HoldServiceAddress is for a server that only loopback reaches. It gives the node the address of the kubernetes
-	// Service, which only the node and its pods reach (package nodeaddr), and the server listens there, too.
+	// HoldServiceAddress is for a server that only loopback reaches. It gives the node the address
+	// of the kubernetes Service, which only the node and its pods reach (package nodeaddr), and the
+	// server listens there, too.
 	HoldServiceAddress bool
 	// Pods are those that reach that address besides those on coracled's links.
 	Pods *nodeaddr.Pods
@@ -55,11 +56,11 @@ type Options struct {
 	// ExtraSchemes know their types.
 	ExtraAPIGroups []func(*genericapiserver.GenericAPIServer) error
 	ExtraSchemes   []*runtime.Scheme
-	// PodsHealth is told whether pods reach the server, StoreHealth whether the etcd in this process
-	// accepts writes; they may be nil.
+	// PodsHealth is told whether pods reach the server, StoreHealth whether the etcd in this
+	// process accepts writes; they may be nil.
 	PodsHealth, StoreHealth *health.Part
-	// EtcdQuota is how many bytes the database of the etcd in this process may have, etcd.DefaultQuota
-	// if 0.
+	// EtcdQuota is how many bytes the database of the etcd in this process may have,
+	// etcd.DefaultQuota if 0.
 	EtcdQuota int64
 	// EncryptionConfig is the file of an EncryptionConfiguration. Without it objects are stored as
 	// they are. EncryptionHealth is told of its changes; it may be nil.
@@ -72,14 +73,14 @@ type Options struct {
 	Unserved unserved.Kinds
 	// Authentication says whose tokens are accepted besides the cluster's own.
 	Authentication AuthenticationOptions
-	// PodSecurity is the level of the Pod Security Standards for namespaces that name none: privileged
-	// (the default), baseline or restricted.
+	// PodSecurity is the level of the Pod Security Standards for namespaces that name none:
+	// privileged (the default), baseline or restricted.
 	PodSecurity string
 	// Version is this release of Coracle, such as v1.2.3, for a later start of another.
 	Version string
 
-	// seats is how many requests are worked on at a time, 600 by default; bodyLimit is how long a request's body
-	// may take to arrive. For tests, as the next.
+	// seats is how many requests are worked on at a time, 600 by default; bodyLimit is how long a
+	// request's body may take to arrive. For tests, as the next.
 	seats     int
 	bodyLimit time.Duration
 	// compactEvery is how often old versions are dropped, the constant of that name by default.
@@ -227,8 +228,8 @@ func routeAddress() net.IP {
 	return net.IPv4(127, 0, 0, 1)
 }
 
-// Listens says why a server with these options could not listen, nil if it could. It needs no other fields
-// than the addresses.
+// Listens says why a server with these options could not listen, nil if it could. It needs no other
+// fields than the addresses.
 func (o Options) Listens() error {
 	if _, err := o.resolve(); err != nil {
 		return err

@@ -12,11 +12,12 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/request"
 )
 
-// SurvivePanics keeps panics in upstream's goroutines from ending the process: they are logged, and most loops
-// go on after a pause. Upstream has each of its programs end instead, but here all of them are one process.
+// SurvivePanics keeps panics in upstream's goroutines from ending the process: they are logged, and
+// most loops go on after a pause. Upstream has each of its programs end instead, but here all of
+// them are one process.
 //
-// Aborted requests still panic: whoever serves the request has to see it, or the client takes what was sent
-// so far for the whole response.
+// Aborted requests still panic: whoever serves the request has to see it, or the client takes what
+// was sent so far for the whole response.
 var SurvivePanics = sync.OnceFunc(func() {
 	utilruntime.ReallyCrash = false
 	utilruntime.PanicHandlers = append(utilruntime.PanicHandlers, func(_ context.Context, r any) {
@@ -43,8 +44,8 @@ func abortingOnPanic(next http.Handler) http.Handler {
 	})
 }
 
-// recordingAborts counts and logs aborted requests: upstream's recovery, which is further inside, does not get
-// to it once SurvivePanics was called.
+// recordingAborts counts and logs aborted requests: upstream's recovery, which is further inside,
+// does not get to it once SurvivePanics was called.
 func recordingAborts(next http.Handler, resolve request.RequestInfoResolver) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer func() {

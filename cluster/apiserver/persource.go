@@ -7,12 +7,14 @@ import (
 	"sync"
 )
 
-// podConnections is how many connections a pod may have to the API server at a time. A client's informers share one or a
-// few. Each connection takes memory, and a descriptor of the process that also is the node's kubelet and etcd.
+// podConnections is how many connections a pod may have to the API server at a time. A client's
+// informers share one or a few. Each connection takes memory, and a descriptor of the process that
+// also is the node's kubelet and etcd.
 const podConnections = 1000
 
-// perSource is a listener that closes connections beyond so many of one address. Pods cannot send with an address that is
-// not theirs, so that a pod that opens connections without end takes them from itself only.
+// perSource is a listener that closes connections beyond so many of one address. Pods cannot send
+// with an address that is not theirs, so that a pod that opens connections without end takes them
+// from itself only.
 type perSource struct {
 	net.Listener
 	most int

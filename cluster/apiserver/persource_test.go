@@ -10,7 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A pod that opens connections without end takes none from others. Without the limit it gets as many as it asks for.
+// A pod that opens connections without end takes none from others. Without the limit it gets as
+// many as it asks for.
 func TestAttackOfConnections(t *testing.T) {
 	const most, asked = 3, 10
 	for name, limited := range map[string]bool{"limited": true, "positive control": false} {

@@ -22,8 +22,8 @@ func forgetExpressions(container *restful.Container) {
 	}
 }
 
-// forgetDocumentation drops what a container's routes say of their parameters and answers: 4 MB. It is
-// for OpenAPI documents, which are in the program already.
+// forgetDocumentation drops what a container's routes say of their parameters and answers: 4 MB. It
+// is for OpenAPI documents, which are in the program already.
 func forgetDocumentation(container *restful.Container) {
 	for _, service := range container.RegisteredWebServices() {
 		for _, route := range service.Routes() { // copies, which share these

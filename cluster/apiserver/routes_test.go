@@ -10,8 +10,8 @@ import (
 	genericapiserver "k8s.io/apiserver/pkg/server"
 )
 
-// No route of the server keeps a regular expression, or what only OpenAPI documents need. (That it serves them nonetheless is what the
-// other tests show.)
+// No route of the server keeps a regular expression, or what only OpenAPI documents need. (That it
+// serves them nonetheless is what the other tests show.)
 func TestRoutesKeepWhatIsUsed(t *testing.T) {
 	container := server.handler.(*genericapiserver.APIServerHandler).GoRestfulContainer
 	routes, kept, documented := 0, 0, 0

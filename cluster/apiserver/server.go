@@ -1,17 +1,19 @@
 // Package apiserver serves the Kubernetes API of a cluster from one process.
 //
 // It wires upstream's parts by hand: the generic server of k8s.io/apiserver with its filters,
-// upstream's registries for the API groups that the cluster serves (they bring validation, defaults,
-// printed tables and subresources), the server for custom resources behind it, admission, RBAC and the
-// node authorizer in front. What is ours is what a single node needs less of: etcd runs in the process and
-// is called directly, in-process clients call the handler directly ([Server.ClientConfig]), one set of
-// informers serves the server itself and the other components of the process, and OpenAPI documents
-// are made at build time and kept compressed (package openapi).
+// upstream's registries for the API groups that the cluster serves (they bring validation,
+// defaults, printed tables and subresources), the server for custom resources behind it, admission,
+// RBAC and the node authorizer in front. What is ours is what a single node needs less of: etcd
+// runs in the process and is called directly, in-process clients call the handler directly
+// ([Server.ClientConfig]), one set of informers serves the server itself and the other components
+// of the process, and OpenAPI documents are made at build time and kept compressed (package
+// openapi).
 //
 // A server's life: [New] checks its options and does no I/O, so that other components can be given
-// clients and informers of it. [Server.Run] opens the listener and the store, builds the server and serves
-// until its context ends. In-process requests that come before wait; [Server.Ready] says when everything is
-// served. Run's errors before that are one sentence that says what is wrong and what to do.
+// clients and informers of it. [Server.Run] opens the listener and the store, builds the server and
+// serves until its context ends. In-process requests that come before wait; [Server.Ready] says
+// when everything is served. Run's errors before that are one sentence that says what is wrong and
+// what to do.
 package apiserver
 
 import (
@@ -40,8 +42,8 @@ const (
 	insideHost = "http://apiserver.inside"
 	// readyPoll is how often a starting server is asked whether it is ready.
 	readyPoll = 10 * time.Millisecond
-	// drainLimit is how long requests and connections are waited for when the server stops. Watches are
-	// told to end.
+	// drainLimit is how long requests and connections are waited for when the server stops. Watches
+	// are told to end.
 	drainLimit = 2 * time.Second
 )
 
@@ -71,8 +73,8 @@ func New(options Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Upstream's validation refuses privileged containers unless it is told, for the whole process, that
-	// they are allowed. Whether a namespace takes them is PodSecurity's to say.
+	// Upstream's validation refuses privileged containers unless it is told, for the whole process,
+	// that they are allowed. Whether a namespace takes them is PodSecurity's to say.
 	kubecapabilities.Setup(true, 0)
 	s := &Server{
 		options: options, addresses: addresses, inside: newIdentities(),

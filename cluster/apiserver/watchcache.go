@@ -18,11 +18,11 @@ import (
 )
 
 const (
-	// calmPeriod is how long few changes must come before a watch cache is replaced. Upstream's cache keeps
-	// the changes of about as long.
+	// calmPeriod is how long few changes must come before a watch cache is replaced. Upstream's
+	// cache keeps the changes of about as long.
 	calmPeriod = cacher.DefaultEventFreshDuration
-	// burst is the least number of changes in one period, also for each object that is left, that make it
-	// worth while to read all objects again.
+	// burst is the least number of changes in one period, also for each object that is left, that
+	// make it worth while to read all objects again.
 	burst, burstPerObject = 256, 4
 	// calm is how many times fewer changes must come than in the burst.
 	calm = 8
@@ -33,11 +33,12 @@ const (
 	aftermath = 2
 )
 
-// cached is a resource's storage behind upstream's watch cache, which is replaced after a burst of changes.
+// cached is a resource's storage behind upstream's watch cache, which is replaced after a burst of
+// changes.
 //
-// Upstream's cache keeps each change, with the object before and after, in a ring that grows while changes
-// come quickly. It forgets one only when another takes its place. When thousands of pods have come and gone,
-// hundreds of megabytes of them would stay for good.
+// Upstream's cache keeps each change, with the object before and after, in a ring that grows while
+// changes come quickly. It forgets one only when another takes its place. When thousands of pods
+// have come and gone, hundreds of megabytes of them would stay for good.
 type cached struct {
 	resource schema.GroupResource
 	open     func(changed func()) (*generation, error)
@@ -87,8 +88,8 @@ func (c *cached) stop() {
 	}
 }
 
-// endPeriod replaces the cache if a burst is over, and reports whether it did. Watches that are open end; a
-// client goes on from the last version that it has seen, or is told to list again.
+// endPeriod replaces the cache if a burst is over, and reports whether it did. Watches that are
+// open end; a client goes on from the last version that it has seen, or is told to list again.
 func (c *cached) endPeriod(ctx context.Context) (replaced bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -121,8 +122,8 @@ func (c *cached) endPeriod(ctx context.Context) (replaced bool, err error) {
 
 // caches are the storages of one API server that are behind a watch cache.
 type caches struct {
-	// compact has the store drop old versions of objects before their time: in the second call, those
-	// from before the first. Nil if that is not this process's to decide.
+	// compact has the store drop old versions of objects before their time: in the second call,
+	// those from before the first. Nil if that is not this process's to decide.
 	compact func()
 	// free gives memory back to the kernel; nil for debug.FreeOSMemory.
 	free func()

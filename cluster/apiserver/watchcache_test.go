@@ -31,7 +31,8 @@ func mapOf(name string, size int) *corev1.ConfigMap {
 	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string]string{"x": strings.Repeat("x", size)}}
 }
 
-// When a burst of changes is over, its memory is given back. Who reads, writes or watches does not notice.
+// When a burst of changes is over, its memory is given back. Who reads, writes or watches does not
+// notice.
 func TestMemoryAfterBurst(t *testing.T) {
 	o, err := testOptions(t.TempDir())
 	if err != nil {
@@ -89,15 +90,16 @@ func TestMemoryAfterBurst(t *testing.T) {
 	if err := others.Wait(); err != nil {
 		t.Error(err)
 	}
-	// Reads from the cache that have just ended keep the old one for some seconds, and etcd keeps its last entries.
+	// Reads from the cache that have just ended keep the old one for some seconds, and etcd keeps
+	// its last entries.
 	eventually(t, "the memory is given back", func() (bool, error) { return heap()-before < n*size/2, nil })
 	if _, err := maps.Create(t.Context(), mapOf("after", 1), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	awaitInformer("the informer goes on", 2)
 
-	// The compactor has noted the version at which the burst was over. By the end of the next period
-	// it drops older ones.
+	// The compactor has noted the version at which the burst was over. By the end of the next
+	// period it drops older ones.
 	var noted *clientv3.GetResponse
 	eventually(t, "the compactor has been called", func() (bool, error) {
 		noted, err = etcd.Get(t.Context(), "compact_rev_key")

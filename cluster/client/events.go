@@ -21,8 +21,8 @@ const (
 // Recorder returns what writes events in the name of component, and the function that flushes and
 // stops it.
 func (s *Set) Recorder(component, host string) (record.EventRecorder, func()) {
-	// What is kept to join events that are alike; by default it is of 4,096 objects, several megabytes
-	// after a burst.
+	// What is kept to join events that are alike; by default it is of 4,096 objects, several
+	// megabytes after a burst.
 	alike := record.CorrelatorOptions{LRUCacheSize: 512}
 	b := record.NewBroadcaster(record.WithSleepDuration(time.Second), record.WithCorrelatorOptions(alike))
 	w := newEventWriter(b, &typedcorev1.EventSinkImpl{Interface: s.Kube.CoreV1().Events("")})

@@ -1,8 +1,8 @@
 // Package controllers is the list of the cluster's controllers: one line each, in New.
 //
 // A controller is a package next to this one whose New returns a *frame.Controller. To add one,
-// write it in the shape of the smallest (clusterroleaggregation) and name it in New. Those that are imported
-// are in package upstream, and start with the first object that needs them.
+// write it in the shape of the smallest (clusterroleaggregation) and name it in New. Those that are
+// imported are in package upstream, and start with the first object that needs them.
 package controllers
 
 import (
@@ -53,8 +53,8 @@ type Runner interface {
 
 // Identities are what controllers act as. Their Sets share informers.
 type Identities struct {
-	// Manager is system:kube-controller-manager. It reads for informers that only one controller uses: service
-	// accounts may not read all that informers read.
+	// Manager is system:kube-controller-manager. It reads for informers that only one controller
+	// uses: service accounts may not read all that informers read.
 	Manager *client.Set
 	// Account returns the Set of a service account in kube-system.
 	Account func(name string) (*client.Set, error)
@@ -78,15 +78,17 @@ type Options struct {
 	CertificateLifetime time.Duration
 	// EndedPods is how many pods that have ended may exist; 0 means 12,500, less any number.
 	EndedPods int
-	// LoadBalancers says where addresses of Services of type LoadBalancer come from; if it is nil they get none.
+	// LoadBalancers says where addresses of Services of type LoadBalancer come from; if it is nil
+	// they get none.
 	LoadBalancers *loadbalancer.Options
-	// LocalPath says where volumes of the provisioner local-path are on this node; if it is nil none
-	// are made.
+	// LocalPath says where volumes of the provisioner local-path are on this node; if it is nil
+	// none are made.
 	LocalPath *localpath.Options
 	// NamespaceSettle is how long other API servers need to notice that a namespace is being
 	// deleted: 5 seconds where there are several, 0 with one.
 	NamespaceSettle time.Duration
-	// AutoscaleEvery is the time between two looks at a HorizontalPodAutoscaler; 0 means 15 seconds.
+	// AutoscaleEvery is the time between two looks at a HorizontalPodAutoscaler; 0 means 15
+	// seconds.
 	AutoscaleEvery time.Duration
 	// NotActedOn is told which objects nothing acts on; it may be nil.
 	NotActedOn *health.Part
@@ -97,8 +99,8 @@ type Options struct {
 // binderAccount is who makes and deletes PersistentVolumes.
 const binderAccount = "persistent-volume-binder"
 
-// New returns all controllers, each with its own identity: upstream's service account of that name, whose
-// rights upstream's bootstrap policy says.
+// New returns all controllers, each with its own identity: upstream's service account of that name,
+// whose rights upstream's bootstrap policy says.
 func New(as Identities, o Options) ([]Runner, error) {
 	if o.EndedPods == 0 {
 		o.EndedPods = podgc.DefaultThreshold

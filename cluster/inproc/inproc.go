@@ -152,8 +152,8 @@ func (x *exchange) abandon(err error) {
 	}
 }
 
-// noticeLocked ends the exchange if the client has gone. abandon does the same, but in a goroutine of
-// its own: the handler may have seen the end of its context before.
+// noticeLocked ends the exchange if the client has gone. abandon does the same, but in a goroutine
+// of its own: the handler may have seen the end of its context before.
 func (x *exchange) noticeLocked() {
 	if !x.ended && x.ctx.Err() != nil {
 		x.buffer = bytes.Buffer{}

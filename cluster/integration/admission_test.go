@@ -45,8 +45,9 @@ func create(ctx context.Context, t *testing.T, c client.Client, obj client.Objec
 	})
 }
 
-// Webhooks, written with controller-runtime and served by the test, change what is written, refuse it,
-// warn, are asked again when a later one has changed the object, and are heeded or not when they fail.
+// Webhooks, written with controller-runtime and served by the test, change what is written, refuse
+// it, warn, are asked again when a later one has changed the object, and are heeded or not when
+// they fail.
 func TestWebhooks(t *testing.T) {
 	t.Parallel()
 	ctx, ns := namespace(t)

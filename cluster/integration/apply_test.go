@@ -13,8 +13,8 @@ import (
 	metaapply "k8s.io/client-go/applyconfigurations/meta/v1"
 )
 
-// Two managers apply parts of one object: what each owns is theirs, a conflict names the other one and
-// the field, and a field goes when its last owner lets go of it.
+// Two managers apply parts of one object: what each owns is theirs, a conflict names the other one
+// and the field, and a field goes when its last owner lets go of it.
 func TestServerSideApply(t *testing.T) {
 	t.Parallel()
 	ctx, ns := namespace(t)

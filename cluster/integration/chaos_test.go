@@ -34,8 +34,8 @@ var (
 )
 
 const (
-	// sample is what runs beside other tests, which may hold up all for a moment: the disk, too. One
-	// of its quiet times may be disturbed, none of a longer run.
+	// sample is what runs beside other tests, which may hold up all for a moment: the disk, too.
+	// One of its quiet times may be disturbed, none of a longer run.
 	sample = 12 * time.Second
 	// late is how long after the last event connections may still go to an endpoint that is gone,
 	// without the time that the programs wait for a processor, which others of the machine use:
@@ -371,7 +371,8 @@ func (c *chaos) late() {
 	}
 }
 
-// delayed is how long the programs' threads have waited for a processor (Documentation/scheduler/sched-stats.rst).
+// delayed is how long the programs' threads have waited for a processor
+// (Documentation/scheduler/sched-stats.rst).
 func (c *chaos) delayed() (sum time.Duration) {
 	c.t.Helper()
 	for _, pid := range append(processes(c.t, bin("coracle-kube")), processes(c.t, bin("coracled"))...) {

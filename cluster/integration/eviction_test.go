@@ -14,8 +14,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// A PodDisruptionBudget allows as many evictions as it says, and no more: a drain goes on as soon as there
-// are other pods. This was once refused for ever.
+// A PodDisruptionBudget allows as many evictions as it says, and no more: a drain goes on as soon
+// as there are other pods. This was once refused for ever.
 func TestDisruptionBudget(t *testing.T) {
 	t.Parallel()
 	ctx, ns := namespace(t)

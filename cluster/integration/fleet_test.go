@@ -42,8 +42,8 @@ func fleets(ctx context.Context, t *testing.T) client.WithWatch {
 }
 
 // awaitServed waits until the API serves what a definition defines, and returns the definition as
-// it is then. That, and what the API says that it serves, where clients look for it, follow a moment
-// after the definition's condition.
+// it is then. That, and what the API says that it serves, where clients look for it, follow a
+// moment after the definition's condition.
 func awaitServed(ctx context.Context, t *testing.T, c client.WithWatch, crd *apiextensionsv1.CustomResourceDefinition) *apiextensionsv1.CustomResourceDefinition {
 	t.Helper()
 	crd = await(ctx, t, c, &apiextensionsv1.CustomResourceDefinitionList{}, crd, func(crd *apiextensionsv1.CustomResourceDefinition) bool {
@@ -64,8 +64,8 @@ func awaitServed(ctx context.Context, t *testing.T, c client.WithWatch, crd *api
 	return crd
 }
 
-// A demo operator runs unchanged, outside of the cluster and in a pod of it. It goes on through kills of the cluster
-// process, and cleans up.
+// A demo operator runs unchanged, outside of the cluster and in a pod of it. It goes on through
+// kills of the cluster process, and cleans up.
 func TestOperator(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 	defer cancel()
@@ -80,7 +80,8 @@ func TestOperator(t *testing.T) {
 	}
 }
 
-// operateOutside runs the operator in this process, as an administrator, until the test ends. works says whether it still runs.
+// operateOutside runs the operator in this process, as an administrator, until the test ends. works
+// says whether it still runs.
 func operateOutside(ctx context.Context, t *testing.T, ns string) (works func() error) {
 	mgr, err := operator(boat.config, ns)
 	if err != nil {

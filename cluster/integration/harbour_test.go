@@ -23,8 +23,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 )
 
-// This file is an operator as people write them: nothing in it knows what cluster it runs on. A Fleet
-// is a Deployment of boats; when it is deleted, a finalizer notes in a ConfigMap that it was there.
+// This file is an operator as people write them: nothing in it knows what cluster it runs on. A
+// Fleet is a Deployment of boats; when it is deleted, a finalizer notes in a ConfigMap that it was
+// there.
 
 // farewell is the finalizer.
 const farewell = "harbour.example.org/farewell"

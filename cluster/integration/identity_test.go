@@ -18,8 +18,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// A policy that exempts the group system:masters holds for what controllers make: each acts as a service
-// account. Otherwise a Deployment would be the way around such a policy.
+// A policy that exempts the group system:masters holds for what controllers make: each acts as a
+// service account. Otherwise a Deployment would be the way around such a policy.
 func TestPolicyHoldsForControllers(t *testing.T) {
 	t.Parallel()
 	ctx, ns := namespace(t)
@@ -105,8 +105,8 @@ func TestPolicyHoldsForControllers(t *testing.T) {
 	}
 }
 
-// forbidden returns an error if a part of the cluster was refused what it wanted to do: its role does not
-// fit what it does. Everything the tests had the cluster do counts.
+// forbidden returns an error if a part of the cluster was refused what it wanted to do: its role
+// does not fit what it does. Everything the tests had the cluster do counts.
 func (c *cluster) forbidden() error {
 	logs, err := filepath.Glob(filepath.Join(c.root(), "logs", "kube.log*"))
 	if err != nil || len(logs) == 0 {
@@ -121,8 +121,8 @@ func (c *cluster) forbidden() error {
 		}
 		served = served || bytes.Contains(data, []byte("msg=serving"))
 		for line := range bytes.Lines(data) {
-			// What a node may read follows its pods. One that was deleted by force runs on for a moment, and
-			// what it refers to is not the node's any more.
+			// What a node may read follows its pods. One that was deleted by force runs on for a
+			// moment, and what it refers to is not the node's any more.
 			if bytes.Contains(line, []byte("no relationship found between node")) {
 				continue
 			}

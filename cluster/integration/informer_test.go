@@ -19,8 +19,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// history is what an informer tells of the ConfigMaps of a namespace. Each has a number that its writer
-// counts up, so that an event that is told twice, late or of what never was shows.
+// history is what an informer tells of the ConfigMaps of a namespace. Each has a number that its
+// writer counts up, so that an event that is told twice, late or of what never was shows.
 type history struct {
 	mu     sync.Mutex
 	live   map[types.UID]int // the number that was told last
@@ -242,7 +242,8 @@ func TestInformersAcrossKills(t *testing.T) {
 	t.Logf("%d events of %d objects", h.events, len(removed))
 }
 
-// Objects are the same after the kill, to the byte, and optimistic locking goes on from their versions.
+// Objects are the same after the kill, to the byte, and optimistic locking goes on from their
+// versions.
 func TestResourceVersionsAcrossAKill(t *testing.T) {
 	ctx, ns := namespace(t)
 	maps := boat.kube.CoreV1().ConfigMaps(ns)

@@ -18,7 +18,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// operatorVar is the environment variable with which this program is the operator of a namespace, in a pod.
+// operatorVar is the environment variable with which this program is the operator of a namespace,
+// in a pod.
 const operatorVar = "HARBOUR_NAMESPACE"
 
 // operate is the operator's main.
@@ -38,8 +39,9 @@ func operate(ns string) int {
 	return 0
 }
 
-// operateInPod runs the operator as a Deployment, with a service account that may do its work and no more. All that
-// it knows of the API server is what every pod is told. works says whether it still is the process that was started.
+// operateInPod runs the operator as a Deployment, with a service account that may do its work and
+// no more. All that it knows of the API server is what every pod is told. works says whether it
+// still is the process that was started.
 func operateInPod(ctx context.Context, t *testing.T, ns string) (works func() error) {
 	const name = "harbourmaster"
 	program, err := os.Executable() // static, so that it runs over any image
@@ -113,8 +115,8 @@ func podOf(t *testing.T, ns, app string) string {
 	return pods.Items[0].Name
 }
 
-// The kubernetes Service of an API server on loopback has an endpoint that pods reach, and that other proxies than
-// ours may use, too.
+// The kubernetes Service of an API server on loopback has an endpoint that pods reach, and that
+// other proxies than ours may use, too.
 func TestKubernetesService(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)

@@ -129,8 +129,8 @@ func TestPages(t *testing.T) {
 	}
 }
 
-// A watch that asks for what is there gets all of it, then a bookmark that says so, then what happens,
-// and before it ends a bookmark to go on from.
+// A watch that asks for what is there gets all of it, then a bookmark that says so, then what
+// happens, and before it ends a bookmark to go on from.
 func TestBookmarks(t *testing.T) {
 	t.Parallel()
 	ctx, ns := namespace(t)

@@ -1,10 +1,10 @@
-// Package integration uses a whole cluster, as `coracle up` starts it from the shipped binaries, the
-// way programs do: through client-go and controller-runtime, unchanged.
+// Package integration uses a whole cluster, as `coracle up` starts it from the shipped binaries,
+// the way programs do: through client-go and controller-runtime, unchanged.
 //
 // One cluster serves all tests of the package; each has a namespace of its own. Tests that kill the
-// cluster process are not parallel, all others are, so that they run afterwards, together. All of it
-// is in namespaces of its own, and nothing of it outlives the tests. It needs what
-// `make integration` builds, in the directory that CORACLE_BIN names (bin, if it names none).
+// cluster process are not parallel, all others are, so that they run afterwards, together. All of
+// it is in namespaces of its own, and nothing of it outlives the tests. It needs what `make
+// integration` builds, in the directory that CORACLE_BIN names (bin, if it names none).
 package integration
 
 import (

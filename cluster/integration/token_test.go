@@ -14,8 +14,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// A service account's token is who it says, may what RBAC gives it and no more, and ends with the pod
-// that it is bound to.
+// A service account's token is who it says, may what RBAC gives it and no more, and ends with the
+// pod that it is bound to.
 func TestServiceAccountToken(t *testing.T) {
 	t.Parallel()
 	ctx, ns := namespace(t)

@@ -39,8 +39,8 @@ func newAdmission(k *Kubelet) *admission {
 	}
 }
 
-// apply runs a pod, the first time only if it fits. Pods that were started before, and those that are
-// only here to end, need not fit.
+// apply runs a pod, the first time only if it fits. Pods that were started before, and those that
+// are only here to end, need not fit.
 func (a *admission) apply(p *v1.Pod) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -62,7 +62,8 @@ func (a *admission) apply(p *v1.Pod) {
 	a.k.runner.Apply(p)
 }
 
-// admitted says whether a pod needs no admission: it has been started before, or is only here to end.
+// admitted says whether a pod needs no admission: it has been started before, or is only here to
+// end.
 func admitted(p *v1.Pod) bool {
 	return p.DeletionTimestamp != nil || p.Status.StartTime != nil || over(p)
 }
@@ -101,8 +102,8 @@ func (a *admission) retryLocked() {
 	}
 }
 
-// confined says whether what a pod asks for keeps it away from others and from the node's services; if
-// not, why, in upstream's words where upstream has some. Pods that run are not asked again.
+// confined says whether what a pod asks for keeps it away from others and from the node's services;
+// if not, why, in upstream's words where upstream has some. Pods that run are not asked again.
 func (a *admission) confined(p *v1.Pod) (reason, message string, ok bool) {
 	if err := a.sysctls.Check(p); err != nil {
 		return sysctls.Reason, err.Error(), false
@@ -124,8 +125,8 @@ func (a *admission) admitLocked(p *v1.Pod) (reason, message string, ok bool) {
 	return admit(n, p, a.othersLocked(p))
 }
 
-// othersLocked are the pods that take something of the node, with what they were allocated: not those that have ended here though
-// the API has not heard.
+// othersLocked are the pods that take something of the node, with what they were allocated: not
+// those that have ended here though the API has not heard.
 func (a *admission) othersLocked(p *v1.Pod) []*v1.Pod {
 	others := make([]*v1.Pod, 0, len(a.pods))
 	for uid := range a.pods {
@@ -180,8 +181,8 @@ func supportsStrictGroups(n *v1.Node) bool {
 	return f != nil && f.SupplementalGroupsPolicy != nil && *f.SupplementalGroupsPolicy
 }
 
-// fits says whether what the pod asks for is left, and if not of which resource there is too little.
-// An extended resource that the node does not have is somebody else's affair.
+// fits says whether what the pod asks for is left, and if not of which resource there is too
+// little. An extended resource that the node does not have is somebody else's affair.
 func fits(n *v1.Node, p *v1.Pod, others []*v1.Pod) (v1.ResourceName, string, bool) {
 	short := func(name v1.ResourceName, requested, used, capacity int64) (v1.ResourceName, string, bool) {
 		return name, fmt.Sprintf("Node didn't have enough resource: %s, requested: %d, used: %d, capacity: %d", name, requested, used, capacity), false
@@ -241,8 +242,8 @@ func portsTaken(p *v1.Pod, others []*v1.Pod) bool {
 	return false
 }
 
-// reserved refuses a pod that wants a TCP port of the node's own services, on whatever address. own is the
-// kubelet's.
+// reserved refuses a pod that wants a TCP port of the node's own services, on whatever address. own
+// is the kubelet's.
 func reserved(p *v1.Pod, own int, others map[int]string) (reason, message string, ok bool) {
 	for _, port := range hostPorts(p) {
 		if port.Protocol != v1.ProtocolTCP {

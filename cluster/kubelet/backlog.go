@@ -10,10 +10,10 @@ import (
 	kubetypes "k8s.io/kubernetes/pkg/kubelet/types"
 )
 
-// backlog holds the pods that the API reports until it has reported all. Then they are admitted: first
-// those that run, and after them the others, oldest first. In the order of the reports, a pod that was
-// bound while the kubelet was down could take the place of one that runs. Mirrors of static pods pass at
-// once. The zero value holds.
+// backlog holds the pods that the API reports until it has reported all. Then they are admitted:
+// first those that run, and after them the others, oldest first. In the order of the reports, a pod
+// that was bound while the kubelet was down could take the place of one that runs. Mirrors of
+// static pods pass at once. The zero value holds.
 type backlog struct {
 	mu     sync.Mutex
 	isOpen bool

@@ -2,13 +2,14 @@
 //
 // It is put together from small parts: pod runs pods, status reports them, probe asks containers,
 // images gets their images, volume, csi and env give them what they read, cgroups bounds them,
-// eviction ends those that the node cannot keep, logrotate keeps their logs within bounds, sysctls says which they may
-// set, node reports the machine, server answers the API server, and cri is the way to the runtime. This package routes
-// between them: pods come from the API's watch and from static files, pass the node's admission and go
-// to the pod runner; the runtime's and the probes' news wake it.
+// eviction ends those that the node cannot keep, logrotate keeps their logs within bounds, sysctls
+// says which they may set, node reports the machine, server answers the API server, and cri is the
+// way to the runtime. This package routes between them: pods come from the API's watch and from
+// static files, pass the node's admission and go to the pod runner; the runtime's and the probes'
+// news wake it.
 //
-// New reads the machine, takes its port and makes no call; Run works until its context ends, and leaves all
-// containers running. A kubelet that is started again finds them by their labels.
+// New reads the machine, takes its port and makes no call; Run works until its context ends, and
+// leaves all containers running. A kubelet that is started again finds them by their labels.
 package kubelet
 
 import (
@@ -153,8 +154,8 @@ func New(s *client.Set, o Options) (_ *Kubelet, err error) {
 	return k, nil
 }
 
-// pullSecrets reads the secrets that pods name for pulling. They are granted to the node with the pod, so
-// the first answer may be that they are not.
+// pullSecrets reads the secrets that pods name for pulling. They are granted to the node with the
+// pod, so the first answer may be that they are not.
 func pullSecrets(kube kubernetes.Interface) images.Secrets {
 	return func(ctx context.Context, namespace, name string) (secret *v1.Secret, err error) {
 		err = objects.OnceGranted(ctx, func() (err error) {
@@ -184,8 +185,8 @@ func runtimeHandlers(s *client.Set) func(*string) (string, error) {
 	}
 }
 
-// Run runs the node until ctx ends. It returns an error only if it cannot serve its API, or pods' limits
-// would not hold.
+// Run runs the node until ctx ends. It returns an error only if it cannot serve its API, or pods'
+// limits would not hold.
 func (k *Kubelet) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

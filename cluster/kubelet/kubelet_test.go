@@ -53,8 +53,8 @@ func TestPortIsTakenAtOnce(t *testing.T) {
 	}
 }
 
-// The node is granted a pull secret with the pod that names it, and the API may learn of that after the
-// kubelet has.
+// The node is granted a pull secret with the pod that names it, and the API may learn of that after
+// the kubelet has.
 func TestAPullSecretIsAwaited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		kube := fake.NewClientset(&v1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "s"}})
@@ -73,8 +73,8 @@ func TestAPullSecretIsAwaited(t *testing.T) {
 	})
 }
 
-// A kubelet that was killed leaves the cgroups of pods that are gone by the time it starts again. Regression: it
-// also removed those that another kubelet had just made in the same cgroup root.
+// A kubelet that was killed leaves the cgroups of pods that are gone by the time it starts again.
+// Regression: it also removed those that another kubelet had just made in the same cgroup root.
 func TestOnlyOwnCgroupsOfPodsThatAreGoneAreRemoved(t *testing.T) {
 	root := fmt.Sprint("/coracle-test-gone-", os.Getpid())
 	c, err := cgroups.New(root, cgroups.Limits{MilliCPU: 1000, MemoryBytes: 1 << 30})

@@ -46,15 +46,16 @@ type Options struct {
 	// CgroupRoot is the cgroup below which pods' cgroups are made (/).
 	CgroupRoot string
 
-	// Address and Port of the kubelet's HTTPS API (all addresses, 10250). A negative port serves none.
+	// Address and Port of the kubelet's HTTPS API (all addresses, 10250). A negative port serves
+	// none.
 	Address string
 	Port    int
-	// ReservedPorts are TCP ports of the node that no pod gets as a host port, with the names of their
-	// services: a pod could otherwise take the port of a service that is down for a moment. The
-	// kubelet's own port is always one.
+	// ReservedPorts are TCP ports of the node that no pod gets as a host port, with the names of
+	// their services: a pod could otherwise take the port of a service that is down for a moment.
+	// The kubelet's own port is always one.
 	ReservedPorts map[int]string
-	// CertFile and KeyFile are its certificate and key, read again when they change; without them it
-	// makes a certificate of its own that nobody vouches for.
+	// CertFile and KeyFile are its certificate and key, read again when they change; without them
+	// it makes a certificate of its own that nobody vouches for.
 	CertFile, KeyFile string
 	// ClientCAFile names those whose client certificates are believed; without it only tokens are.
 	ClientCAFile string
@@ -75,11 +76,11 @@ type Options struct {
 	Logs logrotate.Policy
 	// PodPIDs is how many processes and threads a pod may have (4096); negative for any number.
 	PodPIDs int64
-	// AllowedUnsafeSysctls are names of sysctls, or prefixes ending in *, that pods may set in addition to the safe
-	// ones.
+	// AllowedUnsafeSysctls are names of sysctls, or prefixes ending in *, that pods may set in
+	// addition to the safe ones.
 	AllowedUnsafeSysctls []string
-	// SeccompUnconfined leaves containers without a seccomp profile of their own without any; else they have
-	// the runtime's.
+	// SeccompUnconfined leaves containers without a seccomp profile of their own without any; else
+	// they have the runtime's.
 	SeccompUnconfined bool
 	// Networks admit a pod's addresses, in this order, before its containers start, and forget them
 	// when it has ended.
@@ -87,8 +88,8 @@ type Options struct {
 	// RuntimeStarted, if set, is called when the runtime was connected to, again or for the first
 	// time.
 	RuntimeStarted func()
-	// LocalPathDir is where local volumes are that the cluster has provisioned on this node; empty for
-	// none.
+	// LocalPathDir is where local volumes are that the cluster has provisioned on this node; empty
+	// for none.
 	LocalPathDir string
 	// Alone is set when no other component of the process needs all pods and nodes: then only this
 	// node's are watched.
@@ -149,8 +150,9 @@ func (o *Options) complete() error {
 	return nil
 }
 
-// makeDirs makes the kubelet's directories. Volumes have set-user-id programs and files of any owner, as
-// containers wrote them: no user of the node may reach them. Log collectors need not be root.
+// makeDirs makes the kubelet's directories. Volumes have set-user-id programs and files of any
+// owner, as containers wrote them: no user of the node may reach them. Log collectors need not be
+// root.
 func (o *Options) makeDirs() error {
 	for _, dir := range []string{o.RootDir, filepath.Join(o.RootDir, "pods")} {
 		if err := errors.Join(os.MkdirAll(dir, 0o700), os.Chmod(dir, 0o700)); err != nil {
@@ -177,8 +179,8 @@ func set(field *string, value string) {
 // defaultRoot is the kubelet's directory, and the name by which pods know it wherever it is.
 const defaultRoot = "/var/lib/kubelet"
 
-// defaultPodPIDs lets a pod have some thousands of threads and leaves others some: the kernel's own limit is
-// 32,768 on small machines.
+// defaultPodPIDs lets a pod have some thousands of threads and leaves others some: the kernel's own
+// limit is 32,768 on small machines.
 const defaultPodPIDs = 4096
 
 // certReread is how long a serving certificate is used before its file is looked at again.

@@ -7,8 +7,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// A pod asks for the port of a service of the node that is down for a moment: nothing listens there, so
-// only the list of reserved ports is in its way.
+// A pod asks for the port of a service of the node that is down for a moment: nothing listens
+// there, so only the list of reserved ports is in its way.
 func TestReservedPortsAreNoPods(t *testing.T) {
 	reservedPorts := map[int]string{6443: "the API server"}
 	for name, tc := range map[string]struct {

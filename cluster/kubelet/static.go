@@ -16,8 +16,8 @@ import (
 	kubetypes "k8s.io/kubernetes/pkg/kubelet/types"
 )
 
-// fileCheckEvery is how often the manifests are listed besides inotify's word, for file systems that
-// have none.
+// fileCheckEvery is how often the manifests are listed besides inotify's word, for file systems
+// that have none.
 const fileCheckEvery = time.Hour
 
 // static runs the pods whose manifests are files on this node. Each has a mirror in the API that

@@ -15,8 +15,9 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/userns"
 )
 
-// userNamespaces gives pods that ask for it (spec.hostUsers: false) ids of their own, by upstream's rules: 65,536 in
-// a row for each pod, above the node's own, which are noted in the pod's directory while it is on the node.
+// userNamespaces gives pods that ask for it (spec.hostUsers: false) ids of their own, by upstream's
+// rules: 65,536 in a row for each pod, above the node's own, which are noted in the pod's directory
+// while it is on the node.
 type userNamespaces struct {
 	podsDir  string
 	maxPods  int
@@ -81,7 +82,8 @@ func (u *userNamespaces) ListPodsFromDisk() ([]types.UID, error) {
 	return uids, nil
 }
 
-// GetKubeletMappings returns the ids that there are for pods: all but the first, which are the node's.
+// GetKubeletMappings returns the ids that there are for pods: all but the first, which are the
+// node's.
 func (u *userNamespaces) GetKubeletMappings(_ klog.Logger, perPod uint32) (first, length uint32, err error) {
 	return perPod, -perPod, nil // 2³² less the first
 }

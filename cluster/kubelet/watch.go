@@ -116,8 +116,8 @@ func (k *Kubelet) watchNode(ctx context.Context) {
 	_ = k.watched.nodesInformer.RemoveEventHandler(registration)
 }
 
-// claimsEvery is how often the claims of volumes that can grow are read: not at all where the process sees
-// them change.
+// claimsEvery is how often the claims of volumes that can grow are read: not at all where the
+// process sees them change.
 func claimsEvery(o Options) time.Duration {
 	if o.Alone {
 		return time.Minute
@@ -145,8 +145,8 @@ func (k *Kubelet) remove(p *v1.Pod) {
 // endUnknown ends pods that run here, or have left files here, and that neither the API nor a file
 // asks for any more. It is called when all that ask have been heard.
 //
-// A pod's directory exists whenever its cgroup does, so this finds all cgroups of this kubelet. Other
-// cgroups may belong to the pods of another kubelet with the same cgroup root.
+// A pod's directory exists whenever its cgroup does, so this finds all cgroups of this kubelet.
+// Other cgroups may belong to the pods of another kubelet with the same cgroup root.
 func (k *Kubelet) endUnknown(ctx context.Context) {
 	var pods []*v1.Pod
 	for wait := time.Second; ; wait = min(2*wait, time.Minute) {

@@ -11,8 +11,8 @@ import (
 	"k8s.io/metrics/pkg/apis/metrics"
 )
 
-// usage says cores (a rate) and bytes as metrics-server does: in billionths of a core, and in powers of
-// two where that is exact.
+// usage says cores (a rate) and bytes as metrics-server does: in billionths of a core, and in
+// powers of two where that is exact.
 func usage(cores float64, memory int64) v1.ResourceList {
 	return v1.ResourceList{
 		v1.ResourceCPU:    *resource.NewScaledQuantity(int64(cores*1e9), resource.Nano),

@@ -1,12 +1,12 @@
-// Package metricsapi serves metrics.k8s.io/v1beta1, what nodes and pods use of CPU and memory now, so
-// that `kubectl top` and the autoscaler work with nothing installed.
+// Package metricsapi serves metrics.k8s.io/v1beta1, what nodes and pods use of CPU and memory now,
+// so that `kubectl top` and the autoscaler work with nothing installed.
 //
 //	scrape, err := metricsapi.Kubelets(nodes, kubeletClientConfig)
 //	metricsapi.Install(server, metricsapi.NewSampler(scrape, nodes, pods))
 //
 // Nothing is stored, and nothing is done while no one asks. CPU usage is a rate, so it needs two
-// readings: Sampler takes them when it is asked, and answers all who ask within the next quarter of a
-// minute from the same ones.
+// readings: Sampler takes them when it is asked, and answers all who ask within the next quarter of
+// a minute from the same ones.
 package metricsapi
 
 import (

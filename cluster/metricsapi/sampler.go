@@ -50,8 +50,8 @@ const (
 	scrapesAtOnce = 16
 )
 
-// Sampler is a Source that reads all nodes when it is asked and its last readings are old. It is safe for
-// concurrent use; those who ask while nodes are being read wait for that.
+// Sampler is a Source that reads all nodes when it is asked and its last readings are old. It is
+// safe for concurrent use; those who ask while nodes are being read wait for that.
 type Sampler struct {
 	scrape Scrape
 	nodes  listersv1.NodeLister
@@ -64,8 +64,8 @@ type Sampler struct {
 	now    map[string]*Reading
 }
 
-// NewSampler returns a source that reads the nodes that the lister has by scrape. The listers also tell the
-// labels that the figures are given.
+// NewSampler returns a source that reads the nodes that the lister has by scrape. The listers also
+// tell the labels that the figures are given.
 func NewSampler(scrape Scrape, nodes listersv1.NodeLister, pods listersv1.PodLister) *Sampler {
 	return &Sampler{scrape: scrape, nodes: nodes, pods: pods, turn: make(chan struct{}, 1)}
 }
@@ -148,8 +148,8 @@ type rate struct {
 	usage  v1.ResourceList
 }
 
-// between computes a rate. It fails if the readings do not tell one: what began in between is taken to
-// have used evenly since.
+// between computes a rate. It fails if the readings do not tell one: what began in between is taken
+// to have used evenly since.
 func between(before *Usage, now Usage) (rate, bool) {
 	if before == nil || now.CPU < before.CPU {
 		if now.Started.IsZero() || before != nil && now.Started.Before(before.At) {
@@ -187,7 +187,8 @@ func (s *Sampler) NodeMetrics(ctx context.Context) ([]metrics.NodeMetrics, error
 	return list, nil
 }
 
-// PodMetrics implements Source. A pod is left out as long as one of its containers' usage is not known.
+// PodMetrics implements Source. A pod is left out as long as one of its containers' usage is not
+// known.
 func (s *Sampler) PodMetrics(ctx context.Context) ([]metrics.PodMetrics, error) {
 	before, now, err := s.readings(ctx)
 	if err != nil {

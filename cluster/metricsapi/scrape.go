@@ -27,8 +27,8 @@ import (
 // maxReading bounds what one node may tell: thousands of containers are some megabytes.
 const maxReading = 16 << 20
 
-// Kubelets returns a Scrape that asks nodes' kubelets for /metrics/resource themselves, as the API server
-// asks them for logs. The lister says where they are.
+// Kubelets returns a Scrape that asks nodes' kubelets for /metrics/resource themselves, as the API
+// server asks them for logs. The lister says where they are.
 func Kubelets(nodes listersv1.NodeLister, config kubeletclient.KubeletClientConfig) (Scrape, error) {
 	get := kubeletclient.NodeGetterFunc(func(_ context.Context, name string, _ metav1.GetOptions) (*v1.Node, error) { return nodes.Get(name) })
 	where, err := kubeletclient.NewNodeConnectionInfoGetter(get, config)
@@ -58,9 +58,9 @@ func Kubelets(nodes listersv1.NodeLister, config kubeletclient.KubeletClientConf
 	}, nil
 }
 
-// Proxy returns a Scrape that asks a node's kubelet for /metrics/resource through the API server, in the
-// name of kube's identity, for those who cannot reach the nodes. The API server refuses that for nodes
-// whose address is a loopback one.
+// Proxy returns a Scrape that asks a node's kubelet for /metrics/resource through the API server,
+// in the name of kube's identity, for those who cannot reach the nodes. The API server refuses that
+// for nodes whose address is a loopback one.
 func Proxy(kube kubernetes.Interface) Scrape {
 	return func(ctx context.Context, node string) (*Reading, error) {
 		body, err := kube.CoreV1().RESTClient().Get().Resource("nodes").Name(node).SubResource("proxy").
@@ -73,7 +73,8 @@ func Proxy(kube kubernetes.Interface) Scrape {
 	}
 }
 
-// Local returns a Scrape that asks the kubelet of this process for its own node, and others as elsewhere says.
+// Local returns a Scrape that asks the kubelet of this process for its own node, and others as
+// elsewhere says.
 func Local(name string, usage func(context.Context) (*statsapi.Summary, error), elsewhere Scrape) Scrape {
 	return func(ctx context.Context, node string) (*Reading, error) {
 		if node != name {

@@ -18,8 +18,8 @@ const (
 	// what is in them.
 	sendBuffer    = 256 << 20
 	receiveBuffer = 64 << 20
-	// answerLimit bounds the wait for the answers, which the kernel has sent when the transaction is
-	// done.
+	// answerLimit bounds the wait for the answers, which the kernel has sent when the transaction
+	// is done.
 	answerLimit = time.Minute
 )
 

@@ -8,9 +8,9 @@
 // kubelet has told of (Pods) and came in where the route to that pod leads. The rules are in the
 // kernel before the address.
 //
-// The rules go with the process, however it ends. The address of a killed process stays on lo, where
-// nothing answers, until the next process takes it over; before Linux 5.12 the rules stay, too.
-// `coracle down` removes both.
+// The rules go with the process, however it ends. The address of a killed process stays on lo,
+// where nothing answers, until the next process takes it over; before Linux 5.12 the rules stay,
+// too. `coracle down` removes both.
 package nodeaddr
 
 import (

@@ -54,7 +54,8 @@ func (b *Bundle) Kubeconfig(path, user string, groups ...string) error {
 	return replace(path, out, 0o600)
 }
 
-// stillGood says whether config has the cluster's address and authority and a good certificate of s.
+// stillGood says whether config has the cluster's address and authority and a good certificate of
+// s.
 func (b *Bundle) stillGood(config *api.Config, ca []byte, s subject) bool {
 	cluster, auth := config.Clusters[contextName], config.AuthInfos[s.name]
 	if cluster == nil || auth == nil || cluster.Server != b.server || string(cluster.CertificateAuthorityData) != string(ca) {

@@ -45,13 +45,13 @@ type Options struct {
 	// to an address in them that no pod is known to have.
 	PodRanges []netip.Prefix
 	// LinkGroup, if set, returns the group of the links of this node's pods, for the same purpose;
-	// 0 for none. It is asked at the start and after RuntimeStarted. Until it has answered, pods that
-	// a policy is about do not start, unless the table of an earlier process tells the group.
+	// 0 for none. It is asked at the start and after RuntimeStarted. Until it has answered, pods
+	// that a policy is about do not start, unless the table of an earlier process tells the group.
 	LinkGroup func(context.Context) (uint32, error)
 	// Health is told whether policies are in force; it may be nil.
 	Health *health.Part
-	// API is how ClusterNetworkPolicies are read, whose definition may be installed or removed at any
-	// time, and how their status is written; nil for the component's own identity. It needs the
+	// API is how ClusterNetworkPolicies are read, whose definition may be installed or removed at
+	// any time, and how their status is written; nil for the component's own identity. It needs the
 	// rights to list and watch customresourcedefinitions and clusternetworkpolicies, and to patch
 	// clusternetworkpolicies/status.
 	API *rest.Config

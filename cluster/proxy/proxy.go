@@ -1,12 +1,13 @@
-// Package proxy routes connections to Services on one node: it translates Services and EndpointSlices to the
-// kernel's rules, which package rules writes.
+// Package proxy routes connections to Services on one node: it translates Services and
+// EndpointSlices to the kernel's rules, which package rules writes.
 //
-// What a Service means is decided by upstream's packages (k8s.io/kubernetes/pkg/proxy): which ports and
-// addresses it has, and which endpoints a connection may go to. A change is in force as soon as the informers
-// tell of it; changes that come meanwhile are put in force together. Nothing is polled.
+// What a Service means is decided by upstream's packages (k8s.io/kubernetes/pkg/proxy): which ports
+// and addresses it has, and which endpoints a connection may go to. A change is in force as soon as
+// the informers tell of it; changes that come meanwhile are put in force together. Nothing is
+// polled.
 //
-// The rules outlive the process. Connections go on while it is restarted, and new ones follow the rules that
-// it left. Cleanup removes them.
+// The rules outlive the process. Connections go on while it is restarted, and new ones follow the
+// rules that it left. Cleanup removes them.
 package proxy
 
 import (
@@ -35,17 +36,18 @@ type Options struct {
 	Table string
 	// NodeName is this node's name in the API.
 	NodeName string
-	// NodeIPs are the node's addresses. Connections that must come back through the node have one of them as
-	// their source.
+	// NodeIPs are the node's addresses. Connections that must come back through the node have one
+	// of them as their source.
 	NodeIPs []netip.Addr
-	// ServiceRanges are the networks of Services' addresses. Connections to others in them are refused.
+	// ServiceRanges are the networks of Services' addresses. Connections to others in them are
+	// refused.
 	ServiceRanges []netip.Prefix
-	// WatchPods has the proxy know this node's pods from the API. Without it, it knows those that are
-	// endpoints, and PodRanges.
+	// WatchPods has the proxy know this node's pods from the API. Without it, it knows those that
+	// are endpoints, and PodRanges.
 	WatchPods bool
 	PodRanges []netip.Prefix
-	// ExternalIPs has Services' externalIPs routed. Whoever may create a Service could take over connections
-	// to any address with them.
+	// ExternalIPs has Services' externalIPs routed. Whoever may create a Service could take over
+	// connections to any address with them.
 	ExternalIPs bool
 	// Health is told whether the rules are in force; it may be nil.
 	Health *health.Part
@@ -129,8 +131,8 @@ func (p *Proxy) Run(ctx context.Context) error {
 	return nil
 }
 
-// sources are addresses for connections that must come back through the node. Of a family that NodeIPs lack,
-// it is any address that the node has.
+// sources are addresses for connections that must come back through the node. Of a family that
+// NodeIPs lack, it is any address that the node has.
 func (p *Proxy) sources() []netip.Addr {
 	found := slices.Clone(p.NodeIPs)
 	all, err := net.InterfaceAddrs()

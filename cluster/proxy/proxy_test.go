@@ -246,8 +246,9 @@ func TestEndpointsAtTheNodeItselfAreLeftOut(t *testing.T) {
 	}
 }
 
-// What the node holds for its pods in the network of Services' addresses, such as an API server that is bound to loopback,
-// is not reached from outside by a Service with a node port that leads there. Such a Service that leads to a pod is.
+// What the node holds for its pods in the network of Services' addresses, such as an API server
+// that is bound to loopback, is not reached from outside by a Service with a node port that leads
+// there. Such a Service that leads to a pod is.
 func TestHeldAddressesStayInside(t *testing.T) {
 	c := start(t, nil)
 	const held = "10.96.0.1"

@@ -19,8 +19,8 @@ import (
 	"github.com/coracle-project/coracle/cluster/proxy/rules"
 )
 
-// translation makes rules of the Services and endpoints of one address family. Handlers of informers use
-// serviceChanged and lists; everything else is the loop's.
+// translation makes rules of the Services and endpoints of one address family. Handlers of
+// informers use serviceChanged and lists; everything else is the loop's.
 type translation struct {
 	*Options
 	family   corev1.IPFamily
@@ -177,7 +177,8 @@ func (t *translation) port(name upstream.ServicePortName, endpoints []upstream.E
 		port.Frontends = append(port.Frontends, f)
 	}
 	add(service.ClusterIP(), service.Port(), rules.Frontend{Backend: internal, Inside: internal})
-	// What the node holds for its pods is not for others: the API server that is bound to loopback, and the DNS.
+	// What the node holds for its pods is not for others: the API server that is bound to loopback,
+	// and the DNS.
 	if slices.ContainsFunc(port.Backends[cluster].Endpoints, t.held) {
 		if service.NodePort() != 0 || len(service.LoadBalancerVIPs()) > 0 || len(service.ExternalIPs()) > 0 {
 			slog.Warn("a Service is reached by its cluster address only, as it leads to an address of the Services' network", "service", name.NamespacedName)
@@ -205,13 +206,14 @@ func (t *translation) port(name upstream.ServicePortName, endpoints []upstream.E
 	return port
 }
 
-// held says whether an endpoint is in a network of Services' addresses: a node holds such an address itself.
+// held says whether an endpoint is in a network of Services' addresses: a node holds such an
+// address itself.
 func (t *translation) held(endpoint netip.AddrPort) bool {
 	return slices.ContainsFunc(t.ServiceRanges, func(r netip.Prefix) bool { return r.Contains(endpoint.Addr()) })
 }
 
-// targets are the addresses of endpoints. Those that lead to the node itself are left out, as the API server
-// refuses them, too: a Service would make them reachable to others.
+// targets are the addresses of endpoints. Those that lead to the node itself are left out, as the
+// API server refuses them, too: a Service would make them reachable to others.
 func (t *translation) targets(name upstream.ServicePortName, endpoints []upstream.Endpoint) []netip.AddrPort {
 	targets := make([]netip.AddrPort, 0, len(endpoints))
 	for _, each := range endpoints {
@@ -254,8 +256,8 @@ func (t *translation) notePods(name upstream.ServicePortName, endpoints []upstre
 	}
 }
 
-// applied does what must follow rules that are in force: it ends UDP flows to endpoints that are gone and
-// tells load balancers how many endpoints this node has.
+// applied does what must follow rules that are in force: it ends UDP flows to endpoints that are
+// gone and tells load balancers how many endpoints this node has.
 func (t *translation) applied() {
 	if t.udp {
 		ports, endpoints := upstream.ServicePortMap{}, upstream.EndpointsMap{}

@@ -12,7 +12,8 @@ import (
 	"github.com/coracle-project/coracle/cluster/scheduler"
 )
 
-// What is deleted is not kept until the next pod comes: after a burst that would be much, and for long.
+// What is deleted is not kept until the next pod comes: after a burst that would be much, and for
+// long.
 func TestLetsGoOfWhatIsGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := start(t, scheduler.Options{}, node("a", "4"))

@@ -44,7 +44,8 @@ func (p slowPods) Patch(ctx context.Context, name string, kind types.PatchType, 
 }
 
 // The victims end by themselves while the scheduler is about to remove the first of them. Their
-// deletions find the preemptor kept waiting, and what the scheduler does after that brings no event.
+// deletions find the preemptor kept waiting, and what the scheduler does after that brings no
+// event.
 func TestPreemptorOfPodsThatGoByThemselvesIsNotParked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		first, second := withPriority(pod("first", "1"), 2), withPriority(pod("second", "1"), 1)

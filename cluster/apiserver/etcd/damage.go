@@ -62,8 +62,8 @@ func Lock(dir string) (io.Closer, error) {
 	return lockDirectory(dir)
 }
 
-// whole says whether both halves of etcd's data are there, or none. With a database but no log, etcd
-// would begin a new log, and skip all writes until its index has come to the database's.
+// whole says whether both halves of etcd's data are there, or none. With a database but no log,
+// etcd would begin a new log, and skip all writes until its index has come to the database's.
 func whole(dir string) error {
 	_, err := os.Stat(filepath.Join(dir, "member", "snap", "db"))
 	if errors.Is(err, os.ErrNotExist) {
@@ -78,8 +78,9 @@ func whole(dir string) error {
 	return opens(filepath.Join(dir, "member", "snap", "db"))
 }
 
-// opens says whether the database can be opened, by opening it. That walks through all its pages but those of
-// values, and panics where they make no sense: in a goroutine of etcd's own that would end the process.
+// opens says whether the database can be opened, by opening it. That walks through all its pages
+// but those of values, and panics where they make no sense: in a goroutine of etcd's own that would
+// end the process.
 func opens(db string) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true)) // a file that was cut is mapped beyond its end
 	defer func() {

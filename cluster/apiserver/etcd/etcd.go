@@ -48,14 +48,15 @@ const (
 	// memory then; each may hold a whole object.
 	snapshotEvery = 2000
 	catchUp       = 100
-	// tick is etcd's clock, and an election takes electionTicks of it (the fewest that etcd allows). A
-	// member without peers needs neither, and [campaign] does not wait for them; an idle process should wake seldom.
+	// tick is etcd's clock, and an election takes electionTicks of it (the fewest that etcd
+	// allows). A member without peers needs neither, and [campaign] does not wait for them; an idle
+	// process should wake seldom.
 	tick          = time.Second
 	electionTicks = 5
 	// campaignEvery is how often a starting member tries to become its own leader.
 	campaignEvery = 2 * time.Millisecond
-	// Writes are in the log when they are answered. They are put into the database when so much time has
-	// passed, or when there are so many of them.
+	// Writes are in the log when they are answered. They are put into the database when so much
+	// time has passed, or when there are so many of them.
 	commitEvery = time.Second
 	commitLimit = 1000
 	// maxSocketPath is the kernel's limit (sockaddr_un.sun_path), with its final zero.
@@ -109,8 +110,8 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 		return nil, fmt.Errorf("the path of etcd's socket %s is %d bytes long, and a socket's can have %d; choose a shorter --state", socket, len(socket), maxSocketPath)
 	}
 	for _, d := range []string{dir, state} {
-		// Also one that somebody has opened to others: secrets are in the data, and the socket asks nobody who
-		// he is.
+		// Also one that somebody has opened to others: secrets are in the data, and the socket asks
+		// nobody who he is.
 		if err := errors.Join(os.MkdirAll(d, 0o700), os.Chmod(d, 0o700)); err != nil {
 			return nil, fmt.Errorf("cannot make a directory for etcd: %w", err)
 		}
@@ -145,9 +146,9 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 	return s, nil
 }
 
-// serves returns when the server in dir serves. If that fails, the server is closed, unless closing would
-// wait: for what a goroutine held that has ended, or for a log behind the database to catch up. Then the process is
-// expected to end.
+// serves returns when the server in dir serves. If that fails, the server is closed, unless closing
+// would wait: for what a goroutine held that has ended, or for a log behind the database to catch
+// up. Then the process is expected to end.
 func (s *Server) serves(ctx context.Context, dir string) error {
 	var err error
 	select {
@@ -174,11 +175,11 @@ func (s *Server) serves(ctx context.Context, dir string) error {
 	return fmt.Errorf("etcd in %s did not start: %w", dir, err)
 }
 
-// campaign makes the only member of a cluster its leader at once. By itself it would wait for the leader
-// that it might have missed: one to ten ticks. The message is the one by which a leader hands over. It is sent
-// when raft knows that its log has been applied: before, raft would look into the log for changes of the
-// membership, and give up if etcd has cut off what it looks for. Also a server that is to stop goes on until
-// then: etcd waits for a leader first.
+// campaign makes the only member of a cluster its leader at once. By itself it would wait for the
+// leader that it might have missed: one to ten ticks. The message is the one by which a leader
+// hands over. It is sent when raft knows that its log has been applied: before, raft would look
+// into the log for changes of the membership, and give up if etcd has cut off what it looks for.
+// Also a server that is to stop goes on until then: etcd waits for a leader first.
 func campaign(server *etcdserver.EtcdServer) {
 	again := time.NewTicker(campaignEvery)
 	defer again.Stop()
@@ -193,8 +194,8 @@ func campaign(server *etcdserver.EtcdServer) {
 	}
 }
 
-// applied says whether raft knows that its log has been applied, up to what is committed. Without a leader no
-// more becomes committed.
+// applied says whether raft knows that its log has been applied, up to what is committed. Without a
+// leader no more becomes committed.
 func applied() bool {
 	status, ok := raftStatus()
 	return ok && status.Applied >= status.Commit

@@ -68,8 +68,8 @@ func TestStateSurvivesARestart(t *testing.T) {
 	}
 }
 
-// What a killed etcd leaves: its log says that an entry is committed when it has the next to write, and
-// the database may have that entry by then.
+// What a killed etcd leaves: its log says that an entry is committed when it has the next to write,
+// and the database may have that entry by then.
 func TestKilledWhenTheDatabaseHasAll(t *testing.T) {
 	dir := shortDir(t)
 	s := start(t, dir)
@@ -188,8 +188,8 @@ func TestBadStarts(t *testing.T) {
 	}
 }
 
-// The disk may be full when etcd's database is written for the first time, which is after its start and
-// before it serves, in a goroutine that holds what Close waits for.
+// The disk may be full when etcd's database is written for the first time, which is after its start
+// and before it serves, in a goroutine that holds what Close waits for.
 func TestGoroutineEndsBeforeItServes(t *testing.T) {
 	s := &Server{etcd: &embed.Etcd{Server: &etcdserver.EtcdServer{}}, journal: newJournal()} // never ready, cannot be closed
 	go s.journal.logger().Fatal("failed to commit tx", zap.Error(&os.PathError{Op: "write", Path: "db", Err: unix.ENOSPC}))
@@ -219,8 +219,8 @@ func scrambleAfter(t *testing.T, path string, offset int64) {
 	}
 }
 
-// A start whose log has many entries that the database does not have: etcd cuts the log while raft may not
-// know yet that they have been applied.
+// A start whose log has many entries that the database does not have: etcd cuts the log while raft
+// may not know yet that they have been applied.
 func TestStartsWithALongLog(t *testing.T) {
 	dir := shortDir(t)
 	s := start(t, dir)

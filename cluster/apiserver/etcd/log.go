@@ -13,9 +13,9 @@ import (
 	"go.uber.org/zap/zapcore"
 )
 
-// journal is what one server logs to: slog, warnings and worse, while it runs. What it says while it
-// starts and stops is either no news (it warns of its defaults, and of its listeners when they are
-// closed) or ends the start, and is then the start's error.
+// journal is what one server logs to: slog, warnings and worse, while it runs. What it says while
+// it starts and stops is either no news (it warns of its defaults, and of its listeners when they
+// are closed) or ends the start, and is then the start's error.
 type journal struct {
 	// started says that the server has served, running that it has not been told to stop since.
 	started, running atomic.Bool

@@ -28,13 +28,14 @@ const (
 	// A file of at least worthwhile bytes, of which at most half are in use, is written again.
 	worthwhile = 64 << 20
 	// That blocks reads and writes for as long as copying takes what is in use, so it waits until
-	// nothing was written for quiet, at most quietTries times. Above a part of the quota it does not
-	// wait.
+	// nothing was written for quiet, at most quietTries times. Above a part of the quota it does
+	// not wait.
 	quiet      = time.Second
 	quietTries = 60
 	// roomEvery is the pause between tries to make room in a full database.
 	roomEvery = 2 * time.Second
-	// roomPart is how much of the quota must be free before writes are allowed again, as 1/roomPart.
+	// roomPart is how much of the quota must be free before writes are allowed again, as
+	// 1/roomPart.
 	roomPart = 20
 	// copySpare is what the disk must have beyond a copy of the database.
 	copySpare = 16 << 20

@@ -57,8 +57,8 @@ func (c *custom) versions() map[string][]*apiextensionsv1.CustomResourceDefiniti
 	return byName
 }
 
-// hashes returns the hash of each v3 document. It is that of the definitions it is made from, so that
-// the document need not be made to know it.
+// hashes returns the hash of each v3 document. It is that of the definitions it is made from, so
+// that the document need not be made to know it.
 func (c *custom) hashes() map[string]string {
 	hashes := map[string]string{}
 	for name, crds := range c.versions() {
@@ -139,8 +139,8 @@ func (c *custom) v2(h *handler, builtin document, format Format) (document, erro
 	}, handlerv2.ToProtoBinary)
 }
 
-// make returns the document called name, made anew unless it was made from the same before. One is made
-// at a time: it takes memory, and who asks for the same meanwhile gets what was made.
+// make returns the document called name, made anew unless it was made from the same before. One is
+// made at a time: it takes memory, and who asks for the same meanwhile gets what was made.
 func (c *custom) make(name string, format Format, hash string, write func() ([]byte, error), encode func([]byte) ([]byte, error)) (document, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -66,8 +66,8 @@ func Generate(services []*restful.WebService, v2 *common.Config, v3 *common.Open
 	return files, err
 }
 
-// keepOwnKinds leaves, of the kinds that every group has (upstream registers them everywhere), those of
-// the document's own group and of the core group.
+// keepOwnKinds leaves, of the kinds that every group has (upstream registers them everywhere),
+// those of the document's own group and of the core group.
 func keepOwnKinds(document *spec3.OpenAPI, name string) {
 	const kinds = "x-kubernetes-group-version-kind"
 	parts := strings.Split(name, "/")

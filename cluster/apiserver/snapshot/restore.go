@@ -22,16 +22,16 @@ import (
 )
 
 const (
-	// stagingName is the directory in which a restore is prepared, decidedName the one that a restore
-	// is finished from. intentName is in it, and becomes restoredName when all parts are in place.
-	// cmd/coracle reads both.
+	// stagingName is the directory in which a restore is prepared, decidedName the one that a
+	// restore is finished from. intentName is in it, and becomes restoredName when all parts are in
+	// place. cmd/coracle reads both.
 	stagingName  = "restore.new"
 	decidedName  = "restore"
 	intentName   = "intent.json"
 	restoredName = "restored.json"
-	// revisionBump is what etcd's documentation recommends for clusters of Kubernetes. The data that
-	// are replaced may have a restore of the same snapshot behind them, so it is counted from their
-	// revision, if that is the higher one.
+	// revisionBump is what etcd's documentation recommends for clusters of Kubernetes. The data
+	// that are replaced may have a restore of the same snapshot behind them, so it is counted from
+	// their revision, if that is the higher one.
 	revisionBump = 1_000_000_000
 )
 
@@ -240,8 +240,8 @@ func finish(root string) (err error) {
 				return err
 			}
 		}
-		// From here on all parts are in place, and only the directory is left to be removed. What was
-		// restored stays known: the next `coracle up` needs its settings.
+		// From here on all parts are in place, and only the directory is left to be removed. What
+		// was restored stays known: the next `coracle up` needs its settings.
 		err = os.Rename(filepath.Join(decided, intentName), filepath.Join(root, restoredName))
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -59,7 +59,8 @@ func TestSaveRefuses(t *testing.T) {
 		name.drop()
 		ctx, cancel := context.WithCancel(t.Context())
 		_, err = Save(ctx, root, root, filepath.Join(dir, "file"), Facts{}, func(int64, int64) {
-			// A kill at this moment would leave nothing, where the file system knows files without names.
+			// A kill at this moment would leave nothing, where the file system knows files without
+			// names.
 			if written, _ := os.ReadDir(dir); (len(written) == 0) != name.unnamed {
 				t.Errorf("what is written has these names: %v", written)
 			}

@@ -59,7 +59,8 @@ type Facts struct {
 	Coracle    string `json:"coracle,omitempty"`
 	Kubernetes string `json:"kubernetes"`
 	Etcd       string `json:"etcd"`
-	// Settings are flags of the cluster that its objects depend on, such as the network of Services.
+	// Settings are flags of the cluster that its objects depend on, such as the network of
+	// Services.
 	Settings map[string]string `json:"settings,omitempty"`
 	// Size is that of the whole file, in bytes; not in the archive itself.
 	Size int64 `json:"size,omitempty"`

@@ -146,7 +146,8 @@ func isolated(limit time.Duration, args ...string) (string, error) {
 	return string(out), err
 }
 
-// subject is a proxy. sync returns when all rules are in force, change when that of one Service is handed over.
+// subject is a proxy. sync returns when all rules are in force, change when that of one Service is
+// handed over.
 type subject interface {
 	sync(ctx context.Context) error
 	change(ctx context.Context, fewer bool) error

@@ -62,8 +62,8 @@ type ours struct {
 }
 
 func newOurs(w *world) (*ours, error) {
-	// Lists are ready: the fake API server copies and sorts all objects for one, which is no work of
-	// the proxy's.
+	// Lists are ready: the fake API server copies and sorts all objects for one, which is no work
+	// of the proxy's.
 	api := fake.NewClientset()
 	services, slices := &corev1.ServiceList{}, &discoveryv1.EndpointSliceList{}
 	for i := range w.services {

@@ -20,9 +20,9 @@ import (
 // callLimit is how long one call for an account or its token may take.
 const callLimit = 10 * time.Second
 
-// accounts returns what makes a Set for a service account in kube-system. The account is created if there is
-// none, and its tokens are asked for in the name of manager, as upstream's controller manager does. Calls for
-// accounts and tokens end with ctx.
+// accounts returns what makes a Set for a service account in kube-system. The account is created if
+// there is none, and its tokens are asked for in the name of manager, as upstream's controller
+// manager does. Calls for accounts and tokens end with ctx.
 func accounts(ctx context.Context, manager *client.Set) (func(name string) (*client.Set, error), error) {
 	config := rest.CopyConfig(manager.Config)
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return bounded{ctx, next} })
@@ -30,8 +30,8 @@ func accounts(ctx context.Context, manager *client.Set) (func(name string) (*cli
 	if err != nil {
 		return nil, err
 	}
-	// Without the manager's credentials: a client certificate or a token in the configuration would come
-	// before the account's token.
+	// Without the manager's credentials: a client certificate or a token in the configuration would
+	// come before the account's token.
 	bare := rest.AnonymousClientConfig(manager.Config)
 	builder := clientbuilder.NewDynamicClientBuilder(bare, kube.CoreV1(), metav1.NamespaceSystem)
 	return func(name string) (*client.Set, error) {
@@ -43,7 +43,8 @@ func accounts(ctx context.Context, manager *client.Set) (func(name string) (*cli
 	}, nil
 }
 
-// bounded ends requests after callLimit, and when ctx ends: upstream's client builder has no context to pass.
+// bounded ends requests after callLimit, and when ctx ends: upstream's client builder has no
+// context to pass.
 type bounded struct {
 	ctx  context.Context
 	next http.RoundTripper

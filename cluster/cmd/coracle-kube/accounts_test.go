@@ -39,8 +39,8 @@ func whoami(t *testing.T, config *rest.Config) string {
 	return review.Status.UserInfo.Username
 }
 
-// The controllers of `coracle-kube controllers` act as their service accounts, whatever the kubeconfig's
-// credentials are.
+// The controllers of `coracle-kube controllers` act as their service accounts, whatever the
+// kubeconfig's credentials are.
 func TestControllersAloneActAsTheirAccounts(t *testing.T) {
 	dir, err := os.MkdirTemp("", "alone") // t.TempDir's name is too long for a socket's
 	if err != nil {
@@ -181,8 +181,8 @@ func TestControllersAloneWaitForTheAPIServer(t *testing.T) {
 	}
 }
 
-// A signal ends the start, without an error: while the API server cannot be reached, and while it is silent
-// after it was ready.
+// A signal ends the start, without an error: while the API server cannot be reached, and while it
+// is silent after it was ready.
 func TestControllersAloneEndWhileTheyStart(t *testing.T) {
 	for name, ready := range map[string]bool{"not ready": false, "silent": true} {
 		t.Run(name, func(t *testing.T) {

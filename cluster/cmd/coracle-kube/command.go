@@ -51,8 +51,8 @@ func versions() string {
 	return v + " (Kubernetes " + componentversion.Get().GitVersion + ")"
 }
 
-// startLog sends everybody's log to stderr. Of what upstream's packages tell, only what went wrong is of
-// interest to an operator, unless he debugs.
+// startLog sends everybody's log to stderr. Of what upstream's packages tell, only what went wrong
+// is of interest to an operator, unless he debugs.
 func startLog(level string) error {
 	var l slog.Level
 	if err := l.UnmarshalText([]byte(level)); err != nil {

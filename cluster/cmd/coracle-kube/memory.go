@@ -17,13 +17,13 @@ const (
 	// gcPercent lets the heap grow by this much of what is in use before garbage is collected. What
 	// is in use is small (some 30 MB), so collecting more often costs little.
 	gcPercent = 60
-	// calm is how long after the start what only the start needed is given back, and how often it is
-	// looked whether there is something to give back again.
+	// calm is how long after the start what only the start needed is given back, and how often it
+	// is looked whether there is something to give back again.
 	calm = 10 * time.Second
 	// atRest is how much of a processor's time is used at most while next to nothing is done.
 	atRest = 0.05
-	// worth is how many bytes of pages have to have come for it to be worth a collection, which takes
-	// some 50 ms of a processor. Of the program alone, up to 15 MB come back after each.
+	// worth is how many bytes of pages have to have come for it to be worth a collection, which
+	// takes some 50 ms of a processor. Of the program alone, up to 15 MB come back after each.
 	worth = 32 << 20
 )
 
@@ -38,8 +38,8 @@ func sparingly() {
 	}
 }
 
-// trimWhenCalm gives memory back that only the start needed, when the start is over, and what bursts
-// of work have left, when they are over.
+// trimWhenCalm gives memory back that only the start needed, when the start is over, and what
+// bursts of work have left, when they are over.
 func trimWhenCalm(ctx context.Context) {
 	tick := time.NewTicker(calm)
 	defer tick.Stop()
@@ -57,8 +57,8 @@ func trimWhenCalm(ctx context.Context) {
 	}
 }
 
-// trim gives back what is not in use: of the heap, which is collected twice, because a sync.Pool keeps
-// its buffers over one collection, and of the program.
+// trim gives back what is not in use: of the heap, which is collected twice, because a sync.Pool
+// keeps its buffers over one collection, and of the program.
 func trim() {
 	runtime.GC()
 	debug.FreeOSMemory()
@@ -70,7 +70,8 @@ func trim() {
 	}
 }
 
-// used is how much processor time this process has used, and how many pages have come into its memory.
+// used is how much processor time this process has used, and how many pages have come into its
+// memory.
 func used() (cpu time.Duration, pages int64) {
 	var u unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {

@@ -12,9 +12,9 @@ const (
 	// busyPercent is gcPercent while there is much to do: a quarter of the processor's time would
 	// go into collecting else.
 	busyPercent = 200
-	// busyRoom bounds the garbage that this lets a large heap gather, as far as leastPercent allows. Memory
-	// for what Go keeps about its heap, 4 % of the largest there has been, is never given back. Pages
-	// that a few live objects share with much garbage are not given back either.
+	// busyRoom bounds the garbage that this lets a large heap gather, as far as leastPercent
+	// allows. Memory for what Go keeps about its heap, 4 % of the largest there has been, is never
+	// given back. Pages that a few live objects share with much garbage are not given back either.
 	busyRoom     = 96 << 20
 	leastPercent = 40
 	// idlePercent is gcPercent while next to nothing happens: what is collected later would only
@@ -22,8 +22,8 @@ const (
 	idlePercent = 30
 	// step is what percentages are rounded down to: to set one stops the world.
 	step = 20
-	// soon, late and idle are between two collections: so soon after the last one there is much to do,
-	// so late little, and after idle next to nothing.
+	// soon, late and idle are between two collections: so soon after the last one there is much to
+	// do, so late little, and after idle next to nothing.
 	soon = 500 * time.Millisecond
 	late = 5 * time.Second
 	idle = 30 * time.Second

@@ -19,7 +19,8 @@ import (
 	"github.com/coracle-project/coracle/cluster/health"
 )
 
-// profileSocket is the name of the socket that serves profiles, in the directory for what a reboot may lose.
+// profileSocket is the name of the socket that serves profiles, in the directory for what a reboot
+// may lose.
 const profileSocket = "pprof.sock"
 
 // listenForProfiles opens the socket that serves profiles, in dir.
@@ -85,8 +86,8 @@ func answerJSON(w http.ResponseWriter, v any) {
 	_ = json.NewEncoder(w).Encode(v)
 }
 
-// private has a socket made with the mode 0600: a socket's file gets the mode that its descriptor has when it is
-// bound, so that there is no moment when others could connect.
+// private has a socket made with the mode 0600: a socket's file gets the mode that its descriptor
+// has when it is bound, so that there is no moment when others could connect.
 func private(_, _ string, conn syscall.RawConn) error {
 	var err error
 	if e := conn.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), 0o600) }); e != nil {

@@ -19,8 +19,8 @@ import (
 	"github.com/coracle-project/coracle/cluster/proxy"
 )
 
-// serviceTable is the nftables table of a cluster, of which a machine may have several. "coracle down"
-// removes it by this name.
+// serviceTable is the nftables table of a cluster, of which a machine may have several. "coracle
+// down" removes it by this name.
 func serviceTable(port int) string { return "coracle-services-" + strconv.Itoa(port) }
 
 // newProxy makes the proxy of the whole cluster's process, and what runs it.

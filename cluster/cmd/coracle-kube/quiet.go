@@ -14,8 +14,8 @@ import (
 //     comes before the event, and they look again some milliseconds later.
 type quiet struct{ slog.Handler }
 
-// gone are what such errors end in or are about. A request that really took too long is still told of, by
-// "Timeout or abort while handling".
+// gone are what such errors end in or are about. A request that really took too long is still told
+// of, by "Timeout or abort while handling".
 var gone = []string{
 	"context canceled",
 	"request cancelled",

@@ -9,8 +9,9 @@ import (
 const (
 	// renewEvery is how often certificates are looked at while the cluster runs.
 	renewEvery = 24 * time.Hour
-	// clockEvery is how often the clock is looked at: one that was set may have taken the certificates to
-	// before or beyond their time, and they are due then, too. A timer alone would not notice.
+	// clockEvery is how often the clock is looked at: one that was set may have taken the
+	// certificates to before or beyond their time, and they are due then, too. A timer alone would
+	// not notice.
 	clockEvery = time.Minute
 	// clockSlack is what a clock may be set without anybody minding.
 	clockSlack = time.Hour
@@ -37,14 +38,14 @@ func keepRenewed(ctx context.Context, last time.Time, renew func() error) {
 	}
 }
 
-// due says whether certificates have to be looked at when so much time has passed since the last look, in
-// truth and by the clock.
+// due says whether certificates have to be looked at when so much time has passed since the last
+// look, in truth and by the clock.
 func due(passed, byClock time.Duration) bool {
 	return passed >= renewEvery || (byClock-passed).Abs() > clockSlack
 }
 
-// renewed makes sure that the certificates of a cluster that runs for longer than they last are good.
-// Who uses them looks at their files.
+// renewed makes sure that the certificates of a cluster that runs for longer than they last are
+// good. Who uses them looks at their files.
 func renewed(api *apiOptions, n *nodeOptions) error {
 	bundle, err := api.credentials(n.name, n.ips)
 	if err != nil {

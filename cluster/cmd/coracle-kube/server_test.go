@@ -14,8 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ownNetwork says whether the test runs in a process with a network namespace of its own, where nothing
-// but the test listens. If not, it has run the test in one. All threads are in that namespace.
+// ownNetwork says whether the test runs in a process with a network namespace of its own, where
+// nothing but the test listens. If not, it has run the test in one. All threads are in that
+// namespace.
 func ownNetwork(t *testing.T) bool {
 	t.Helper()
 	const env = "CORACLE_TEST_ALONE"

@@ -233,8 +233,8 @@ func TestUnavailableOldPodsGoFirst(t *testing.T) {
 		}
 		s.Settle()
 		change(t, s, image("v2"))
-		// Only five are available where eight have to be, so none of them may go. But with three new
-		// ones on their way there are 13, two more than are needed: two broken ones make room.
+		// Only five are available where eight have to be, so none of them may go. But with three
+		// new ones on their way there are 13, two more than are needed: two broken ones make room.
 		if got := sizes(t, s); got["v1"] != 8 || got["v2"] != 5 {
 			t.Errorf("sizes = %v, want v1:8 v2:5", got)
 		}

@@ -27,8 +27,8 @@ import (
 	"github.com/coracle-project/coracle/cluster/controllers/internal/apitest"
 )
 
-// TestMain keeps logs out of the tests', and upstream's error handler too: it sleeps until some time
-// after its last error, which another bubble's clock set.
+// TestMain keeps logs out of the tests', and upstream's error handler too: it sleeps until some
+// time after its last error, which another bubble's clock set.
 func TestMain(m *testing.M) {
 	utilruntime.ErrorHandlers = nil
 	slog.SetLogLoggerLevel(slog.LevelError)

@@ -59,8 +59,8 @@ type controller struct {
 	written    *endpointsliceutil.EndpointSliceTracker
 	triggers   *endpointsliceutil.TriggerTimeTracker
 	topology   *topologycache.TopologyCache
-	// moved says that nodes have changed since the topology was told of them. learning is held while
-	// it is told.
+	// moved says that nodes have changed since the topology was told of them. learning is held
+	// while it is told.
 	moved    atomic.Bool
 	learning sync.Mutex
 }

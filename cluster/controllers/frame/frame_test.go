@@ -31,8 +31,8 @@ func TestAFirstConflictIsNoWarning(t *testing.T) {
 	}
 }
 
-// A sync that panics is tried again, and other keys are worked on, also where upstream's own loops survive
-// panics (coracle-kube sets that).
+// A sync that panics is tried again, and other keys are worked on, also where upstream's own loops
+// survive panics (coracle-kube sets that).
 func TestAPanicIsAFailureOfItsKeyOnly(t *testing.T) {
 	for _, crash := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {

@@ -76,8 +76,9 @@ type controller struct {
 	backoffs *backoffs
 }
 
-// New returns the controller of Jobs. It deletes Jobs whose time to live has passed with finished, since
-// upstream has a controller of its own for that, and the role of this one does not delete Jobs.
+// New returns the controller of Jobs. It deletes Jobs whose time to live has passed with finished,
+// since upstream has a controller of its own for that, and the role of this one does not delete
+// Jobs.
 func New(set *client.Set, finished kubernetes.Interface) *frame.Controller {
 	jobs := set.Informers.Batch().V1().Jobs()
 	pods := set.Informers.Core().V1().Pods().Informer()

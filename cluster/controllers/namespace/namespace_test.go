@@ -53,8 +53,8 @@ func theirs(api *metatest.API) runner {
 	})
 }
 
-// TestMain keeps logs out of the tests', and upstream's error handler too: it sleeps until some time
-// after its last error, which another bubble's clock set.
+// TestMain keeps logs out of the tests', and upstream's error handler too: it sleeps until some
+// time after its last error, which another bubble's clock set.
 func TestMain(m *testing.M) {
 	utilruntime.ErrorHandlers = nil
 	slog.SetLogLoggerLevel(slog.LevelError)

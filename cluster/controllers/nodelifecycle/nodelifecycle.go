@@ -4,9 +4,9 @@
 // A node's sign of life is its Lease (or a newer heartbeat in its status). When none has been seen
 // for 50 seconds its conditions become Unknown ("NodeStatusUnknown") and its pods are marked not
 // ready (health.go). What its conditions say is repeated as NoSchedule taints at once, and a node
-// that is not ready gets a NoExecute taint (taints.go) at the pace that its zone allows: one node in
-// 10 seconds, slower or not at all when many nodes of the zone are away, and none, with the taints
-// that exist taken off, when not a single node is ready, since then it is the network or
+// that is not ready gets a NoExecute taint (taints.go) at the pace that its zone allows: one node
+// in 10 seconds, slower or not at all when many nodes of the zone are away, and none, with the
+// taints that exist taken off, when not a single node is ready, since then it is the network or
 // this controller that is ill, not the nodes (zones.go). Pods that do not tolerate a NoExecute
 // taint, or not for ever, are deleted by a second controller (eviction.go).
 //
@@ -65,7 +65,8 @@ type controller struct {
 }
 
 // New returns the controller; its keys are nodes ("NAME") and pods that were just bound to a node
-// ("NAMESPACE/NAME"). It watches the Leases of nodes only, with reader: its own role does not read them.
+// ("NAMESPACE/NAME"). It watches the Leases of nodes only, with reader: its own role does not read
+// them.
 func New(set *client.Set, reader kubernetes.Interface) (*frame.Controller, error) {
 	pods, nodes := set.Informers.Core().V1().Pods(), set.Informers.Core().V1().Nodes()
 	if err := upstream.AddPodNodeNameIndexer(pods.Informer()); err != nil {

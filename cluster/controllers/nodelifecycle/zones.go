@@ -91,9 +91,9 @@ func (c *controller) came(old, obj any) []string {
 	return nil
 }
 
-// countLocked makes now a node's share of its zone, nil for a node that is gone. Zones are counted by
-// what changes: a list of all nodes for each of a thousand that come takes a second, and leaves 100 MB
-// of garbage.
+// countLocked makes now a node's share of its zone, nil for a node that is gone. Zones are counted
+// by what changes: a list of all nodes for each of a thousand that come takes a second, and leaves
+// 100 MB of garbage.
 func (c *controller) countLocked(node string, now *share) {
 	if before, ok := c.shares[node]; ok {
 		c.addLocked(before, -1)
@@ -139,8 +139,8 @@ func (c *controller) countsAnew(node *corev1.Node) bool {
 	return true
 }
 
-// judgeZones sets the state of all zones and has nodes looked at whose treatment changes by it: those
-// that waited for a zone's limit, and all when every zone went down or came back.
+// judgeZones sets the state of all zones and has nodes looked at whose treatment changes by it:
+// those that waited for a zone's limit, and all when every zone went down or came back.
 func (c *controller) judgeZones() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -31,8 +31,8 @@ func (c *controller) look(node *corev1.Node) bool {
 	return c.countsAnew(node)
 }
 
-// Whatever comes, changes, is looked at and goes, and in whatever order, zones are the sums of their
-// nodes.
+// Whatever comes, changes, is looked at and goes, and in whatever order, zones are the sums of
+// their nodes.
 func TestZonesAreTheSumsOfTheirNodes(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	c := counting()

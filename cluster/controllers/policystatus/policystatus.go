@@ -1,5 +1,5 @@
-// Package policystatus tells in the status of each ValidatingAdmissionPolicy which of its expressions do not
-// fit the types of the objects that it is about.
+// Package policystatus tells in the status of each ValidatingAdmissionPolicy which of its
+// expressions do not fit the types of the objects that it is about.
 package policystatus
 
 import (
@@ -57,8 +57,8 @@ func (c *controller) sync(ctx context.Context, name string) error {
 	return err
 }
 
-// check asks the API server for the types, each time: policies are few and hardly change, and the types are
-// megabytes.
+// check asks the API server for the types, each time: policies are few and hardly change, and the
+// types are megabytes.
 func (c *controller) check(policy *admissionv1.ValidatingAdmissionPolicy) []admissionv1.ExpressionWarning {
 	api := c.set.Kube.Discovery()
 	checker := validating.TypeChecker{

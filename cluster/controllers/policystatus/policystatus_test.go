@@ -17,9 +17,9 @@ import (
 	"github.com/coracle-project/coracle/cluster/pki"
 )
 
-// serve runs an API server and the controller, as its service account, until the test ends, and returns a Set
-// of an administrator. Only a real server has the types that
-// expressions are compared with.
+// serve runs an API server and the controller, as its service account, until the test ends, and
+// returns a Set of an administrator. Only a real server has the types that expressions are compared
+// with.
 func serve(t *testing.T) *client.Set {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "policy") // t.TempDir's name is too long for a socket's

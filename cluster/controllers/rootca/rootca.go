@@ -32,8 +32,8 @@ type publisher struct {
 	published  corelisters.ConfigMapLister
 }
 
-// New returns the controller that publishes rootCA (PEM); its keys are namespaces. What is published it reads
-// with reader, since its own role only writes.
+// New returns the controller that publishes rootCA (PEM); its keys are namespaces. What is
+// published it reads with reader, since its own role only writes.
 func New(set *client.Set, reader kubernetes.Interface, rootCA []byte) *frame.Controller {
 	namespaces := set.Informers.Core().V1().Namespaces()
 	published := coreinformers.NewFilteredConfigMapInformer(reader, metav1.NamespaceAll, 0,

@@ -1,5 +1,6 @@
-// Package servicecidr takes care of ServiceCIDRs, the networks that addresses of Services come from: each is
-// Ready as soon as it is there, and one that is deleted stays until no Service's address depends on it.
+// Package servicecidr takes care of ServiceCIDRs, the networks that addresses of Services come
+// from: each is Ready as soon as it is there, and one that is deleted stays until no Service's
+// address depends on it.
 package servicecidr
 
 import (
@@ -29,7 +30,8 @@ const (
 	fieldManager = "service-cidr-controller"
 	// allocator is who makes the IPAddresses of Services (upstream's name).
 	allocator = "ipallocator.k8s.io"
-	// grace is how long allocators may take to notice that a network is being deleted (upstream's value).
+	// grace is how long allocators may take to notice that a network is being deleted (upstream's
+	// value).
 	grace = 10 * time.Second
 	// inUse is upstream's sentence for a network that cannot go.
 	inUse = "There are still IPAddresses referencing the ServiceCIDR, please remove them or create a new ServiceCIDR"
@@ -43,8 +45,8 @@ type controller struct {
 	after     func(key string, d time.Duration)
 }
 
-// New returns the controller; its keys are ServiceCIDRs. One that comes or goes can let another go; so can
-// an address.
+// New returns the controller; its keys are ServiceCIDRs. One that comes or goes can let another go;
+// so can an address.
 func New(set *client.Set) *frame.Controller {
 	networks, addresses := set.Informers.Networking().V1().ServiceCIDRs(), set.Informers.Networking().V1().IPAddresses()
 	c := &controller{set: set, networks: networks.Lister(), addresses: addresses.Lister()}
@@ -109,8 +111,8 @@ func (c *controller) update(ctx context.Context, network *networkingv1.ServiceCI
 	return network, err
 }
 
-// report writes whether a network can be used, unless it says so already. It applies its condition, so
-// that those of others stay.
+// report writes whether a network can be used, unless it says so already. It applies its condition,
+// so that those of others stay.
 func (c *controller) report(ctx context.Context, network *networkingv1.ServiceCIDR, condition metav1.Condition) error {
 	condition.Type = networkingv1.ServiceCIDRConditionReady
 	if !meta.SetStatusCondition(&network.Status.Conditions, condition) {

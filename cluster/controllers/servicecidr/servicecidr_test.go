@@ -107,7 +107,8 @@ func TestAnotherNetworkLetsItGo(t *testing.T) {
 	})
 }
 
-// Others may have conditions of a network, too: the controller applies its own only, as upstream's does.
+// Others may have conditions of a network, too: the controller applies its own only, as upstream's
+// does.
 func TestTheConditionIsApplied(t *testing.T) {
 	run(t, func(n networks) {
 		n.Writes()

@@ -76,8 +76,8 @@ var logged logs
 func TestMain(m *testing.M) {
 	klog.SetSlogLogger(slog.New(slog.NewTextHandler(&logged, nil)))
 	slog.SetLogLoggerLevel(slog.LevelError)
-	// The other one sleeps until some time after the last error, which may be of another bubble with
-	// another clock.
+	// The other one sleeps until some time after the last error, which may be of another bubble
+	// with another clock.
 	utilruntime.ErrorHandlers = utilruntime.ErrorHandlers[:1]
 	code := m.Run()
 	if shared.cluster != nil {

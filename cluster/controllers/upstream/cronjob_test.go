@@ -113,7 +113,8 @@ func TestCronJobConcurrency(t *testing.T) {
 				cron, err := c.kube.BatchV1().CronJobs(ns).Get(ctx, "cron", metav1.GetOptions{})
 				return err == nil && len(cron.Status.Active) == 1, err
 			})
-			// A new schedule is looked at when it is due next, which is tomorrow, or with another change.
+			// A new schedule is looked at when it is due next, which is tomorrow, or with another
+			// change.
 			c.patchCron(ctx, t, ns, map[string]any{"spec": map[string]any{"schedule": daily(due[2])}})
 			c.patchCron(ctx, t, ns, map[string]any{"metadata": map[string]any{"annotations": map[string]any{"look": "again"}}})
 			c.told(ctx, t, ns, "CronJob", "cron", want.reason)

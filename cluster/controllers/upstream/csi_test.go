@@ -15,8 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// What a driver's external-provisioner, external-attacher and kubelet do is the test's: the annotations,
-// finalizers and states are those that they rely on.
+// What a driver's external-provisioner, external-attacher and kubelet do is the test's: the
+// annotations, finalizers and states are those that they rely on.
 func TestVolumeOfADriver(t *testing.T) {
 	t.Parallel()
 	c := whole(t)

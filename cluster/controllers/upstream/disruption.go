@@ -8,8 +8,8 @@ import (
 	"github.com/coracle-project/coracle/cluster/client"
 )
 
-// NewDisruption returns the controller that counts in the status of each PodDisruptionBudget how many of its
-// pods may be evicted. Without it no eviction of such a pod is ever allowed.
+// NewDisruption returns the controller that counts in the status of each PodDisruptionBudget how
+// many of its pods may be evicted. Without it no eviction of such a pod is ever allowed.
 func NewDisruption(set *client.Set, mapper *Mapper) *OnDemand {
 	return &OnDemand{
 		name: "disruption", informers: set.Informers, trigger: set.Informers.Policy().V1().PodDisruptionBudgets().Informer(),

@@ -54,8 +54,8 @@ func TestDrain(t *testing.T) {
 	nodes := c.kube.CoreV1().Nodes()
 	must[*corev1.Node](t)(nodes.Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: ns}}, metav1.CreateOptions{}))
 	t.Cleanup(func() { _ = nodes.Delete(context.Background(), ns, metav1.DeleteOptions{}) })
-	// Not a StatefulSet: for two minutes, a budget takes a pod for the evicted one of its name, unless
-	// it has seen that go.
+	// Not a StatefulSet: for two minutes, a budget takes a pod for the evicted one of its name,
+	// unless it has seen that go.
 	all := c.kube.CoreV1().ReplicationControllers(ns)
 	must[*corev1.ReplicationController](t)(all.Create(ctx, &corev1.ReplicationController{
 		ObjectMeta: metav1.ObjectMeta{Name: "web"},

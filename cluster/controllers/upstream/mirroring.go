@@ -16,8 +16,9 @@ import (
 // (k8s.io/kubernetes/pkg/controller/endpointslicemirroring/config/v1alpha1).
 const mirroredPerSubset = 1000
 
-// NewMirroring returns the controller that makes EndpointSlices of the Endpoints that someone else than the
-// endpoints controller writes, for Services without a selector. Proxies and DNS know slices only.
+// NewMirroring returns the controller that makes EndpointSlices of the Endpoints that someone else
+// than the endpoints controller writes, for Services without a selector. Proxies and DNS know
+// slices only.
 func NewMirroring(set *client.Set) *OnDemand {
 	return &OnDemand{
 		name: "endpointslicemirroring", informers: set.Informers, trigger: set.Informers.Core().V1().Endpoints().Informer(), needs: mirrored,
@@ -30,8 +31,8 @@ func NewMirroring(set *client.Set) *OnDemand {
 	}
 }
 
-// mirrored says whether an object is Endpoints that may have to be mirrored. Those of the endpoints controller never are,
-// as their Services have a selector.
+// mirrored says whether an object is Endpoints that may have to be mirrored. Those of the endpoints
+// controller never are, as their Services have a selector.
 func mirrored(object any) bool {
 	e, ok := object.(*corev1.Endpoints)
 	return ok && e.Labels[discoveryv1.LabelSkipMirror] != "true" && e.Labels["endpoints.kubernetes.io/managed-by"] == ""

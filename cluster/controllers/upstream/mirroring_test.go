@@ -15,8 +15,9 @@ import (
 	"github.com/coracle-project/coracle/cluster/client"
 )
 
-// Endpoints that someone writes for a Service without a selector become slices; before there are any, the controller does
-// not run, whatever Endpoints the endpoints controller and the API server keep.
+// Endpoints that someone writes for a Service without a selector become slices; before there are
+// any, the controller does not run, whatever Endpoints the endpoints controller and the API server
+// keep.
 func TestMirroring(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		kube := fake.NewClientset()

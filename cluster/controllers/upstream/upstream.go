@@ -1,8 +1,9 @@
 // Package upstream runs controllers of k8s.io/kubernetes in the cluster process, as they are.
 //
-// Such a controller costs nothing until there is an object that needs it: only then is it made, with the
-// informers that it asks for. It works until its context ends, even if the last such object has gone before.
-// Which controllers are imported, and which are ours: docs/decisions/imported-controllers.md.
+// Such a controller costs nothing until there is an object that needs it: only then is it made,
+// with the informers that it asks for. It works until its context ends, even if the last such
+// object has gone before. Which controllers are imported, and which are ours:
+// docs/decisions/imported-controllers.md.
 package upstream
 
 import (
@@ -43,8 +44,8 @@ type OnDemand struct {
 	make func(context.Context, *gate) (run func(context.Context), err error)
 }
 
-// NewOnDemand returns a controller of ours that starts as the imported ones do: with the first object of a
-// trigger's kind that needs says it is for.
+// NewOnDemand returns a controller of ours that starts as the imported ones do: with the first
+// object of a trigger's kind that needs says it is for.
 func NewOnDemand(set *client.Set, name string, needs func(object any) bool, build func() (*frame.Controller, error),
 	trigger cache.SharedIndexInformer, also ...cache.SharedIndexInformer,
 ) *OnDemand {
@@ -61,8 +62,8 @@ func NewOnDemand(set *client.Set, name string, needs func(object any) bool, buil
 }
 
 // Run waits for the first object, then has the controller work until ctx ends. The shared informers
-// have to be started by their owner; those that only this controller needs are started here. A controller
-// that cannot be made, panics or ends too early is made again after a pause.
+// have to be started by their owner; those that only this controller needs are started here. A
+// controller that cannot be made, panics or ends too early is made again after a pause.
 func (o *OnDemand) Run(ctx context.Context) {
 	if !o.wanted(ctx) {
 		return

@@ -221,7 +221,8 @@ func run(t *testing.T, c *OnDemand, informers informers.SharedInformerFactory) (
 	}
 }
 
-// A panic in one of the imported controller's goroutines ends neither the process nor the controller.
+// A panic in one of the imported controller's goroutines ends neither the process nor the
+// controller.
 func TestPanicsOfImportedControllersAreSurvived(t *testing.T) {
 	apiserver.SurvivePanics()
 	kube := fake.NewClientset()

@@ -138,8 +138,9 @@ func (r *removal) entries(fd int, name string, depth int) error {
 	}
 }
 
-// pass goes through a directory once, some names at a time: a container may have made millions. What a file
-// system leaves out, as entries go while they are read, is found when the directory cannot be removed.
+// pass goes through a directory once, some names at a time: a container may have made millions.
+// What a file system leaves out, as entries go while they are read, is found when the directory
+// cannot be removed.
 func (r *removal) pass(dir *os.File, fd, depth int) error {
 	var errs []error
 	for {
@@ -165,8 +166,8 @@ func (r *removal) pass(dir *os.File, fd, depth int) error {
 	}
 }
 
-// unmountAt takes away what is mounted on name in the directory parent. The way there is a descriptor,
-// and the last step follows no link.
+// unmountAt takes away what is mounted on name in the directory parent. The way there is a
+// descriptor, and the last step follows no link.
 func unmountAt(parent int, name string) error {
 	return unix.Unmount(fmt.Sprintf("/proc/self/fd/%d/%s", parent, name), unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 }

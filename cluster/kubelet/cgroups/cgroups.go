@@ -5,10 +5,11 @@
 //	ROOT/kubepods/burstable/podUID
 //	ROOT/kubepods/besteffort/podUID
 //
-// The runtime makes the containers' cgroups below the pod's. Where there are no cgroups, or they are
-// read-only, or the runtime wants systemd to make them, nothing is made, the runtime decides where
-// containers go, and one warning says so. Anything else that keeps limits from holding is an error.
-// Of what is above ROOT/kubepods, only controllers are enabled (version 2), and nothing is moved.
+// The runtime makes the containers' cgroups below the pod's. Where there are no cgroups, or they
+// are read-only, or the runtime wants systemd to make them, nothing is made, the runtime decides
+// where containers go, and one warning says so. Anything else that keeps limits from holding is an
+// error. Of what is above ROOT/kubepods, only controllers are enabled (version 2), and nothing is
+// moved.
 package cgroups
 
 import (
@@ -69,8 +70,9 @@ func New(root string, all Limits) (*Manager, error) {
 	return newAt(l, root, all)
 }
 
-// Off returns a Manager that leaves all cgroups to the runtime, and says why. The number of processes is then
-// each container's, as far as that can be told to a runtime: CRI has a field for it with cgroup v2 only.
+// Off returns a Manager that leaves all cgroups to the runtime, and says why. The number of
+// processes is then each container's, as far as that can be told to a runtime: CRI has a field for
+// it with cgroup v2 only.
 func Off(why string, podPIDs int64) *Manager {
 	l, err := detect(mountPoint)
 	if err != nil {
@@ -88,7 +90,8 @@ func off(l layout, why string, podPIDs int64) *Manager {
 	return m
 }
 
-// Container returns the limits of a container whose pod has no cgroup from here, by file of cgroup v2.
+// Container returns the limits of a container whose pod has no cgroup from here, by file of cgroup
+// v2.
 func (m *Manager) Container() map[string]string {
 	if !m.off || m.podPIDs <= 0 {
 		return nil

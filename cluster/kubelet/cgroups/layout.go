@@ -202,8 +202,8 @@ func (l unified) enable(dir string) error {
 	if on(there...) == nil {
 		return nil
 	}
-	// All or none are enabled by one write: cpu without memory would turn a cgroup with processes into
-	// a threaded one.
+	// All or none are enabled by one write: cpu without memory would turn a cgroup with processes
+	// into a threaded one.
 	if err := on(needed...); err != nil {
 		return notEnabled(dir, err)
 	}

@@ -33,7 +33,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// hog takes memory in a cgroup below path, as a container of it would, and says whether it was killed.
+// hog takes memory in a cgroup below path, as a container of it would, and says whether it was
+// killed.
 func hog(t *testing.T, path string, bytes int) (killed bool) {
 	t.Helper()
 	dir := filepath.Join(mountPoint, path, "container")

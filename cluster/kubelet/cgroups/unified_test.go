@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tree2 is a directory that looks like cgroup v2's: a cgroup has the files of the controllers that the
-// one above it enables, and the top has those of the kernel. Files are brought up to date whenever a
-// directory is made.
+// tree2 is a directory that looks like cgroup v2's: a cgroup has the files of the controllers that
+// the one above it enables, and the top has those of the kernel. Files are brought up to date
+// whenever a directory is made.
 func tree2(t *testing.T, kernel string) unified {
 	t.Helper()
 	top := t.TempDir()

@@ -33,8 +33,8 @@ type Client struct {
 	version atomic.Pointer[runtimeapi.VersionResponse]
 }
 
-// Dial returns a client of the runtime at endpoint ("unix:///run/coracle/coracle.sock", or a path). It
-// makes no call.
+// Dial returns a client of the runtime at endpoint ("unix:///run/coracle/coracle.sock", or a path).
+// It makes no call.
 func Dial(endpoint string) (*Client, error) {
 	path, found := strings.CutPrefix(endpoint, "unix://")
 	if !found && strings.Contains(endpoint, "://") {

@@ -25,9 +25,10 @@ const (
 )
 
 // Watch calls changed with the UID of every pod in which the runtime has made, started, lost or
-// removed something, until ctx ends; not for a sandbox that is gone by the time its removal is told, as
-// the event does not say then whose it was. It calls resync, if events may have been missed, whenever a
-// stream of them begins. A runtime without GetContainerEvents is listed once a second instead.
+// removed something, until ctx ends; not for a sandbox that is gone by the time its removal is
+// told, as the event does not say then whose it was. It calls resync, if events may have been
+// missed, whenever a stream of them begins. A runtime without GetContainerEvents is listed once a
+// second instead.
 func (c *Client) Watch(ctx context.Context, changed func(types.UID), resync func()) {
 	l := lister{client: c, changed: changed}
 	for ctx.Err() == nil {
@@ -70,8 +71,9 @@ func (c *Client) stream(ctx context.Context, changed func(types.UID), resync fun
 	}
 }
 
-// guess calls resync for runtimes that send no header before the first event: soon, since most streams
-// have begun by then, and now and then for a minute, as there is no telling on a slow machine.
+// guess calls resync for runtimes that send no header before the first event: soon, since most
+// streams have begun by then, and now and then for a minute, as there is no telling on a slow
+// machine.
 func guess(ctx context.Context, resync func()) {
 	for d := headerless; d < streamAgain; d *= 4 {
 		if sleep(ctx, d); ctx.Err() != nil {

@@ -95,8 +95,8 @@ func (s *stream) RecvMsg(any) error {
 	return s.ctx.Err()
 }
 
-// An event from before the stream is lost to it. A runtime, or machine, that takes its time to begin one
-// made kubelets miss what happened meanwhile.
+// An event from before the stream is lost to it. A runtime, or machine, that takes its time to
+// begin one made kubelets miss what happened meanwhile.
 func TestAStreamThatBeginsLateIsPrecededByNothingUnseen(t *testing.T) {
 	for _, test := range []struct {
 		name   string

@@ -13,7 +13,8 @@ import (
 	"k8s.io/utils/exec"
 )
 
-// execSlack is how much longer than the command's own timeout a call may take: the runtime cleans up.
+// execSlack is how much longer than the command's own timeout a call may take: the runtime cleans
+// up.
 const execSlack = 2 * time.Minute
 
 // Exec runs a command in a container and returns what it printed, stdout before stderr. A command

@@ -45,7 +45,8 @@ func namePod(labels map[string]string, pod *v1.Pod) {
 	labels[kubelettypes.KubernetesPodUIDLabel] = string(pod.UID)
 }
 
-// ContainerAnnotations returns what must be known of a container when only the runtime remembers it.
+// ContainerAnnotations returns what must be known of a container when only the runtime remembers
+// it.
 func ContainerAnnotations(pod *v1.Pod, container *v1.Container, restartCount int) map[string]string {
 	a := map[string]string{
 		annotationHash:          strconv.FormatUint(kubecontainer.HashContainer(container), 16),

@@ -102,7 +102,8 @@ func TestFilesOfTheKubeletAreThePodsStorage(t *testing.T) {
 	}
 }
 
-// What a pod asks for and the node does not allow or have, it is told; it does not run with less protection.
+// What a pod asks for and the node does not allow or have, it is told; it does not run with less
+// protection.
 func TestPodsAreConfined(t *testing.T) {
 	n := newNode(t, func(o *kubelet.Options) { o.AllowedUnsafeSysctls = []string{"net.core.*"} })
 	sysctl := func(name string) *v1.Pod {

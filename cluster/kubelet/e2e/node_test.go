@@ -32,7 +32,8 @@ import (
 
 const nodeName = "n1"
 
-// patience bounds what a test waits for, on however slow a machine; it is never the time that a test takes.
+// patience bounds what a test waits for, on however slow a machine; it is never the time that a
+// test takes.
 const patience = 5 * time.Minute
 
 // testNode is a kubelet on a runtime of its own, with an API that is only in memory: it keeps
@@ -115,9 +116,9 @@ func newNode(t *testing.T, change func(*kubelet.Options)) *testNode {
 	return n
 }
 
-// version has the API give pods the versions that the fake leaves out. Without them the kubelet cannot
-// tell that the answer to its own write is older than the change that it was told of meanwhile: it
-// forgot a deletion, and the pod stayed for ever.
+// version has the API give pods the versions that the fake leaves out. Without them the kubelet
+// cannot tell that the answer to its own write is older than the change that it was told of
+// meanwhile: it forgot a deletion, and the pod stayed for ever.
 func (n *testNode) version() {
 	last := 0 // the clientset calls reactors one at a time
 	next := func() string { last++; return fmt.Sprint(last) }
@@ -212,7 +213,8 @@ func (n *testNode) removeCgroups() {
 	}
 }
 
-// pod is a pod on the node with these containers; each is given the guest's image unless it has one.
+// pod is a pod on the node with these containers; each is given the guest's image unless it has
+// one.
 func (n *testNode) pod(name string, containers ...v1.Container) *v1.Pod {
 	n.uids++
 	p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{
@@ -262,8 +264,8 @@ func (n *testNode) create(p *v1.Pod) *v1.Pod {
 	return made
 }
 
-// delete begins a graceful deletion, as the API does for a pod that has a node. It is a patch: an object that
-// was read before would take a status back that the kubelet has written meanwhile.
+// delete begins a graceful deletion, as the API does for a pod that has a node. It is a patch: an
+// object that was read before would take a status back that the kubelet has written meanwhile.
 func (n *testNode) delete(p *v1.Pod, grace int64) {
 	n.t.Helper()
 	at := time.Now().Add(time.Duration(grace) * time.Second).UTC().Format(time.RFC3339)

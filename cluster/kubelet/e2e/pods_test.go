@@ -303,8 +303,8 @@ func TestAdmission(t *testing.T) {
 	n.untilEvent(p, "Warning OutOfcpu Node didn't have enough resource: cpu")
 }
 
-// Of the pods that were bound while the kubelet was away, none takes the place of the one that runs,
-// whichever the API tells of first.
+// Of the pods that were bound while the kubelet was away, none takes the place of the one that
+// runs, whichever the API tells of first.
 func TestPodsThatRunAreAdmittedFirst(t *testing.T) {
 	n := newNode(t, func(o *kubelet.Options) { o.MaxPods = 1 })
 	runs := n.create(n.pod("runs", container("c", "sleep")))
@@ -411,7 +411,8 @@ func TestResize(t *testing.T) {
 	}
 }
 
-// memoryLimit returns the limit that a container's cgroup has, empty for none that a container could reach.
+// memoryLimit returns the limit that a container's cgroup has, empty for none that a container
+// could reach.
 func (n *testNode) memoryLimit(p *v1.Pod, container int) string {
 	n.t.Helper()
 	_, id, _ := strings.Cut(p.Status.ContainerStatuses[container].ContainerID, "://")

@@ -31,7 +31,8 @@ func asOther(f func()) {
 	<-done
 }
 
-// closed fails for each directory below top, and for top itself, that other can enter or list. It returns how many it has seen.
+// closed fails for each directory below top, and for top itself, that other can enter or list. It
+// returns how many it has seen.
 func closed(t *testing.T, top string) (dirs int) {
 	t.Helper()
 	var all []string
@@ -62,7 +63,8 @@ func closed(t *testing.T, top string) (dirs int) {
 	return len(all)
 }
 
-// runAsOther executes a program of a container's as other, on the host, and returns who it says it is.
+// runAsOther executes a program of a container's as other, on the host, and returns who it says it
+// is.
 func runAsOther(program string) (string, error) {
 	cmd := exec.Command(program, "whoami")
 	cmd.Dir = "/"
@@ -71,9 +73,9 @@ func runAsOther(program string) (string, error) {
 	return strings.TrimSpace(string(out)), err
 }
 
-// What a container leaves with a set-user-id bit must not make a user of the host root (CVE-2021-41103,
-// CVE-2024-25621), also where a version that did not close its directories has run. The bit still does what it
-// should inside.
+// What a container leaves with a set-user-id bit must not make a user of the host root
+// (CVE-2021-41103, CVE-2024-25621), also where a version that did not close its directories has
+// run. The bit still does what it should inside.
 func TestUsersOfTheHostReachNoFileOfAContainer(t *testing.T) {
 	n := newNode(t, nil)
 	state := filepath.Dir(n.runtime.socket)

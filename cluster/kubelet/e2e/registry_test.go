@@ -20,8 +20,8 @@ import (
 // guestVar names the guest program where there is no compiler to build it.
 const guestVar = "KUBELET_E2E_GUEST"
 
-// startRegistry serves an image, guest:1, with the guest program in it, and returns its name. Beside
-// it is guest:pause, for runtimes whose sandboxes run an image: it sleeps.
+// startRegistry serves an image, guest:1, with the guest program in it, and returns its name.
+// Beside it is guest:pause, for runtimes whose sandboxes run an image: it sleeps.
 func startRegistry(t *testing.T) (address, guest string) {
 	t.Helper()
 	program := os.Getenv(guestVar)

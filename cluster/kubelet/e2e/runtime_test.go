@@ -10,7 +10,8 @@ import (
 	"testing"
 )
 
-// runtimeVar chooses the runtime that the tests run on: coracled, which is the default, or containerd.
+// runtimeVar chooses the runtime that the tests run on: coracled, which is the default, or
+// containerd.
 const runtimeVar = "KUBELET_E2E_RUNTIME"
 
 // daemon is a runtime with state of its own.

@@ -152,7 +152,8 @@ func TestALostSandboxIsMadeAgain(t *testing.T) {
 		s := p.Status.ContainerStatuses
 		return ready(p) && len(s) == 1 && s[0].ContainerID != before.Status.ContainerStatuses[0].ContainerID
 	})
-	// There are more restarts than one where some were tried in the old sandbox, whose end was not seen yet.
+	// There are more restarts than one where some were tried in the old sandbox, whose end was not
+	// seen yet.
 	if c := after.Status.ContainerStatuses[0]; c.RestartCount < 1 || c.LastTerminationState.Terminated == nil {
 		t.Errorf("status of the container that runs again: %+v", c)
 	}

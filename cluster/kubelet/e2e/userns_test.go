@@ -15,8 +15,9 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// A pod with hostUsers: false has ids of its own; its volumes' files have those that they have in the container.
-// It keeps them over a restart of the kubelet, and what it has another pod does not have, until it is gone.
+// A pod with hostUsers: false has ids of its own; its volumes' files have those that they have in
+// the container. It keeps them over a restart of the kubelet, and what it has another pod does not
+// have, until it is gone.
 func TestUserNamespaces(t *testing.T) {
 	n := newNode(t, nil)
 	start := func(name string) *v1.Pod {

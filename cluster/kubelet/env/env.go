@@ -1,13 +1,14 @@
-// Package env computes what a container is run with: its environment from all sources, and its command
-// and arguments with $(NAME) references to it expanded.
+// Package env computes what a container is run with: its environment from all sources, and its
+// command and arguments with $(NAME) references to it expanded.
 //
 // The order of precedence is upstream's: a container's own env, then envFrom (later sources over
-// earlier ones), then the variables of services. A reference $(NAME) in a value sees what envFrom and
-// the entries before it defined, and services; one to a name that is not defined stays as it is.
+// earlier ones), then the variables of services. A reference $(NAME) in a value sees what envFrom
+// and the entries before it defined, and services; one to a name that is not defined stays as it
+// is.
 //
 // Config maps and secrets are read from the API each time a container is made: that is rarer than
-// they would change if they were watched. Errors are in upstream's words, and become the container's
-// waiting reason CreateContainerConfigError. They never hold a value.
+// they would change if they were watched. Errors are in upstream's words, and become the
+// container's waiting reason CreateContainerConfigError. They never hold a value.
 package env
 
 import (
@@ -31,8 +32,8 @@ type Options struct {
 	NodeName string
 	// RootDir is the kubelet's directory, for variables from files in emptyDir volumes.
 	RootDir string
-	// Allocatable returns what the node can give to pods, the limit of containers that have none. Nil
-	// means unknown.
+	// Allocatable returns what the node can give to pods, the limit of containers that have none.
+	// Nil means unknown.
 	Allocatable func() v1.ResourceList
 }
 
@@ -56,8 +57,8 @@ func New(set *client.Set, opts Options) *Resolver {
 // staticSource marks pods that come from files; those may start before there is an API.
 const staticSource = "kubernetes.io/config.source"
 
-// Resolve returns the container's environment and its expanded command and arguments. podIPs are the
-// pod's addresses, hostIPs the node's, each with the preferred family first.
+// Resolve returns the container's environment and its expanded command and arguments. podIPs are
+// the pod's addresses, hostIPs the node's, each with the preferred family first.
 func (r *Resolver) Resolve(ctx context.Context, pod *v1.Pod, container *v1.Container, podIPs, hostIPs []string) (envs []*runtimeapi.KeyValue, command, args []string, err error) {
 	services, err := r.serviceVariables(pod)
 	if err != nil {
@@ -160,7 +161,8 @@ func (c *call) addAll(ctx context.Context, source *v1.EnvFromSource) error {
 	return nil
 }
 
-// from returns the value of a valueFrom source. It is not set if the source is optional and missing.
+// from returns the value of a valueFrom source. It is not set if the source is optional and
+// missing.
 func (c *call) from(ctx context.Context, source *v1.EnvVarSource) (value string, set bool, err error) {
 	switch {
 	case source.FieldRef != nil:

@@ -26,8 +26,8 @@ import (
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/watched"
 )
 
-// serviceVariables are the variables of the services that the pod is linked to: all of its namespace
-// if it wants them, and the API server's always.
+// serviceVariables are the variables of the services that the pod is linked to: all of its
+// namespace if it wants them, and the API server's always.
 func (r *Resolver) serviceVariables(pod *v1.Pod) (map[string]string, error) {
 	if pod.Spec.EnableServiceLinks == nil {
 		return nil, errNoServiceLinks
@@ -195,8 +195,8 @@ func (c *call) resource(ref *v1.ResourceFieldSelector) (string, error) {
 // maxEnvFile bounds a file with variables, which a container has written.
 const maxEnvFile = 1 << 20
 
-// file is the value of a key in a file in an emptyDir. Containers wrote it, so the kernel resolves its
-// path within the volume, and nothing but a small regular file is read.
+// file is the value of a key in a file in an emptyDir. Containers wrote it, so the kernel resolves
+// its path within the volume, and nothing but a small regular file is read.
 func (c *call) file(ref *v1.FileKeySelector) (value string, set bool, err error) {
 	emptyDir := func(v v1.Volume) bool { return v.Name == ref.VolumeName && v.EmptyDir != nil }
 	if !slices.ContainsFunc(c.pod.Spec.Volumes, emptyDir) {

@@ -1,14 +1,15 @@
-// Package eviction ends pods that use more local storage than they may, and pods of a node that runs
-// short of memory or disk.
+// Package eviction ends pods that use more local storage than they may, and pods of a node that
+// runs short of memory or disk.
 //
 // Two things go on, each with a clock of its own. Pods with limits of local storage (an emptyDir's
 // sizeLimit, limits of ephemeral-storage) have what they take counted once a minute; of other pods
-// nothing is counted. And every ten seconds the node's free memory and disk are compared with thresholds,
-// which costs one read of /proc/meminfo and one statfs for each disk. Only below a threshold more is
-// done: the node gets a condition, which it keeps for a while after it has recovered; where a disk is
-// full unused images are removed; and if that does not help, one pod is ended, and after ten seconds the
-// next. Which one is upstream's order: those that use more than they requested first, among them those
-// of low priority, among them those that exceed their request by most.
+// nothing is counted. And every ten seconds the node's free memory and disk are compared with
+// thresholds, which costs one read of /proc/meminfo and one statfs for each disk. Only below a
+// threshold more is done: the node gets a condition, which it keeps for a while after it has
+// recovered; where a disk is full unused images are removed; and if that does not help, one pod is
+// ended, and after ten seconds the next. Which one is upstream's order: those that use more than
+// they requested first, among them those of low priority, among them those that exceed their
+// request by most.
 //
 // Upstream's manager cannot be used itself: its package links cAdvisor and the scheduler.
 //
@@ -46,8 +47,8 @@ type Options struct {
 	Policy Policy
 	// RootDir is on the disk that volumes and logs are on.
 	RootDir string
-	// ImageDir returns a directory on the disk that images and writable layers are on, nothing if that
-	// is not known. It is asked until it answers.
+	// ImageDir returns a directory on the disk that images and writable layers are on, nothing if
+	// that is not known. It is asked until it answers.
 	ImageDir func(context.Context) (string, error)
 	Runtime  *cri.Client
 	// Pods returns the pods that have not ended.
@@ -115,8 +116,8 @@ func (m *Manager) Conditions() []v1.NodeConditionType {
 	return m.now
 }
 
-// Admit says whether the node is well enough to take the pod. Without disk it takes only critical ones,
-// without memory also those that have requested some or tolerate it.
+// Admit says whether the node is well enough to take the pod. Without disk it takes only critical
+// ones, without memory also those that have requested some or tolerate it.
 func (m *Manager) Admit(pod *v1.Pod) (reason, message string, ok bool) {
 	now := m.Conditions()
 	if len(now) == 0 || kubetypes.IsCriticalPod(pod) {

@@ -26,8 +26,8 @@ import (
 	"github.com/coracle-project/coracle/cluster/kubelet/status"
 )
 
-// machine is a node whose figures and pods are the test's. What is evicted stays in its list of pods
-// until the test takes it out.
+// machine is a node whose figures and pods are the test's. What is evicted stays in its list of
+// pods until the test takes it out.
 type machine struct {
 	*Manager
 	t       *testing.T

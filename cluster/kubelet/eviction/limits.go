@@ -9,8 +9,8 @@ import (
 	kubetypes "k8s.io/kubernetes/pkg/kubelet/types"
 )
 
-// enforceLimits evicts pods that take more local storage than they may. It looks at the files of pods
-// that have a limit, and at no others.
+// enforceLimits evicts pods that take more local storage than they may. It looks at the files of
+// pods that have a limit, and at no others.
 func (m *Manager) enforceLimits(ctx context.Context) {
 	for _, p := range m.Pods() {
 		storage, volumes := limitsOf(p)
@@ -39,7 +39,8 @@ func (m *Manager) enforceLimits(ctx context.Context) {
 	}
 }
 
-// limitsOf says whether a pod's local storage is limited as a whole, and whether that of its volumes is.
+// limitsOf says whether a pod's local storage is limited as a whole, and whether that of its
+// volumes is.
 func limitsOf(p *v1.Pod) (storage, volumes bool) {
 	limits := resourcehelper.PodLimits(p, resourcehelper.PodResourcesOptions{})
 	_, storage = limits[v1.ResourceEphemeralStorage]
@@ -51,8 +52,8 @@ func limitsOf(p *v1.Pod) (storage, volumes bool) {
 	return storage, volumes
 }
 
-// exceeded returns why the pod is evicted, nothing if it is not. shared is set if writable layers are on
-// the disk that the limits are about.
+// exceeded returns why the pod is evicted, nothing if it is not. shared is set if writable layers
+// are on the disk that the limits are about.
 func exceeded(p *v1.Pod, u *usage, shared bool) string {
 	for i := range p.Spec.Volumes {
 		v := &p.Spec.Volumes[i]

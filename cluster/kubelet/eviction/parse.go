@@ -11,8 +11,9 @@ import (
 )
 
 // ParseHard reads a Policy's hard thresholds in the form that upstream's kubelet takes them:
-// "memory.available<100Mi,nodefs.available<5%". As there, they replace the default ones, all of them, so
-// that a signal that is not named is not watched; nor is one whose threshold is 0% or 100%.
+// "memory.available<100Mi,nodefs.available<5%". As there, they replace the default ones, all of
+// them, so that a signal that is not named is not watched; nor is one whose threshold is 0% or
+// 100%.
 func ParseHard(text string) (map[evictionapi.Signal]evictionapi.ThresholdValue, error) {
 	hard := map[evictionapi.Signal]evictionapi.ThresholdValue{}
 	var named []string
@@ -37,7 +38,8 @@ func ParseHard(text string) (map[evictionapi.Signal]evictionapi.ThresholdValue, 
 	return hard, nil
 }
 
-// parseAmount reads a quantity or a share; watched is false for the shares that say that there is none.
+// parseAmount reads a quantity or a share; watched is false for the shares that say that there is
+// none.
 func parseAmount(text string) (value evictionapi.ThresholdValue, watched bool, err error) {
 	if share, is := strings.CutSuffix(text, "%"); is {
 		percent, err := strconv.ParseFloat(share, 32)

@@ -56,8 +56,8 @@ func TestWrongThresholds(t *testing.T) {
 	}
 }
 
-// Thresholds that are named replace the default ones: a node without memory and disk is short of nothing
-// that nobody watches.
+// Thresholds that are named replace the default ones: a node without memory and disk is short of
+// nothing that nobody watches.
 func TestOnlyWhatIsNamedIsWatched(t *testing.T) {
 	seen := observations{}
 	for _, s := range signals {

@@ -14,7 +14,8 @@ import (
 type Policy struct {
 	// Hard are the least amounts of each signal; nil are upstream's (DefaultHard), empty are none.
 	Hard map[evictionapi.Signal]evictionapi.ThresholdValue
-	// Every is how often the node is looked at (10 s), LimitsEvery how often pods' local storage (1 min).
+	// Every is how often the node is looked at (10 s), LimitsEvery how often pods' local storage (1
+	// min).
 	Every, LimitsEvery time.Duration
 	// Transition is for how long a node's condition outlives its cause (5 min).
 	Transition time.Duration
@@ -65,7 +66,8 @@ var signals = []signal{
 	{name: evictionapi.SignalImageFsInodesFree, resource: resourceInodes, condition: v1.NodeDiskPressure, images: true},
 }
 
-// onDisk says whether the removal of images helps. shared is set if there is one disk for everything.
+// onDisk says whether the removal of images helps. shared is set if there is one disk for
+// everything.
 func (s signal) onDisk(shared bool) bool {
 	return s.condition == v1.NodeDiskPressure && (s.images || shared)
 }

@@ -58,8 +58,8 @@ func (u *usage) on(s signal, shared bool) (sum space) {
 // all is everything that counts as the pod's ephemeral storage.
 func (u *usage) all() space { return u.on(signal{}, true) }
 
-// usages returns what pods take of memory and, if that is asked for, of disks. A pod that the runtime
-// does not know of is left out.
+// usages returns what pods take of memory and, if that is asked for, of disks. A pod that the
+// runtime does not know of is left out.
 func (m *Manager) usages(ctx context.Context, pods []*v1.Pod, disks bool) (map[types.UID]*usage, error) {
 	filter := &runtimeapi.ContainerStatsFilter{}
 	if len(pods) == 1 {
@@ -103,7 +103,8 @@ func (m *Manager) usages(ctx context.Context, pods []*v1.Pod, disks bool) (map[t
 	return known, nil
 }
 
-// addDisks adds what is not the runtime's to tell: logs, volumes, and files that the kubelet mounts.
+// addDisks adds what is not the runtime's to tell: logs, volumes, and files that the kubelet
+// mounts.
 func (m *Manager) addDisks(ctx context.Context, p *v1.Pod, u *usage) {
 	for name, c := range u.containers {
 		c.logs = treeSpace(filepath.Join(m.LogDir(p), name))
@@ -132,7 +133,8 @@ func local(v *v1.Volume) bool {
 	return v.ConfigMap != nil || v.EmptyDir != nil && v.EmptyDir.Medium == v1.StorageMediumDefault
 }
 
-// treeSpace is what a file, or a directory with all below it, takes. What cannot be read counts as nothing.
+// treeSpace is what a file, or a directory with all below it, takes. What cannot be read counts as
+// nothing.
 func treeSpace(dir string) (sum space) {
 	_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		var s unix.Stat_t

@@ -29,8 +29,8 @@ func containerLimitMessage(container string, limit *resource.Quantity) string {
 	return fmt.Sprintf("Container %s exceeded its local ephemeral storage limit %q. ", container, limit.String())
 }
 
-// shortMessage says what the node is short of, and which of the pod's containers exceed their requests.
-// The annotations of the event say that again for programs.
+// shortMessage says what the node is short of, and which of the pod's containers exceed their
+// requests. The annotations of the event say that again for programs.
 func (m *Manager) shortMessage(short signal, pod *v1.Pod, u *usage, seen observations) (string, map[string]string) {
 	var text strings.Builder
 	fmt.Fprintf(&text, "The node was low on resource: %v. ", short.resource)

@@ -26,7 +26,8 @@ import (
 
 // GCPolicy says when unused images are removed.
 type GCPolicy struct {
-	// HighPercent of the disk in use begins a collection, which goes on until LowPercent is reached.
+	// HighPercent of the disk in use begins a collection, which goes on until LowPercent is
+	// reached.
 	HighPercent, LowPercent int
 	// MinAge is how long an image must have been on the node.
 	MinAge time.Duration
@@ -40,8 +41,8 @@ var DefaultGCPolicy = GCPolicy{HighPercent: 85, LowPercent: 80, MinAge: 2 * time
 // Collector removes images that no container uses when the disk that they are on fills up, those
 // first that have not been used for longest.
 type Collector struct {
-	// Mounted, if set, returns the names of images that are in use as volumes: the runtime's list of
-	// containers does not tell. Set it before the collector is used.
+	// Mounted, if set, returns the names of images that are in use as volumes: the runtime's list
+	// of containers does not tell. Set it before the collector is used.
 	Mounted func() []string
 
 	client   *cri.Client
@@ -109,7 +110,8 @@ func (g *Collector) Collect(ctx context.Context) error {
 	return err
 }
 
-// RemoveUnused removes all images that no container uses and that are not younger than the policy's age.
+// RemoveUnused removes all images that no container uses and that are not younger than the policy's
+// age.
 func (g *Collector) RemoveUnused(ctx context.Context) error {
 	unused, err := g.detect(ctx, time.Now())
 	if err != nil {

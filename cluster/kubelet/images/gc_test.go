@@ -82,7 +82,8 @@ func TestTheLongestUnusedImageGoesFirst(t *testing.T) {
 	}
 }
 
-// The image that has been unused for longest cannot be removed: it is the first to be tried, each time.
+// The image that has been unused for longest cannot be removed: it is the first to be tried, each
+// time.
 func TestAnImageThatCannotBeRemovedKeepsNoOther(t *testing.T) {
 	for name, broken := range map[string]error{"fails": pullError("device busy"), "hangs": nil} {
 		t.Run(name, func(t *testing.T) {

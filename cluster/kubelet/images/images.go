@@ -35,7 +35,8 @@ import (
 const (
 	backOffFirst = 10 * time.Second
 	backOffMost  = 5 * time.Minute
-	// backOffTold is how long a pull's own error is shown before it is said that pulls are held back.
+	// backOffTold is how long a pull's own error is shown before it is said that pulls are held
+	// back.
 	backOffTold = 2 * time.Second
 )
 

@@ -43,9 +43,9 @@ func setAside(log string) ([]string, error) {
 	return whole, nil
 }
 
-// nextAside returns the name that a log is set aside under. It sorts after those of older files, which
-// setAside returned: within one second of another, or after the clock was set back, it has a time to
-// come. The shim has the same rule.
+// nextAside returns the name that a log is set aside under. It sorts after those of older files,
+// which setAside returned: within one second of another, or after the clock was set back, it has a
+// time to come. The shim has the same rule.
 func nextAside(log string, older []string, now time.Time) (string, error) {
 	at, err := time.Parse(stamp, now.Format(stamp)) // local time, without a zone's jumps
 	if err != nil {
@@ -60,8 +60,8 @@ func nextAside(log string, older []string, now time.Time) (string, error) {
 	return log + "." + at.Format(stamp), nil
 }
 
-// prune removes the oldest files until the others, the log and the one that is about to be set aside
-// are not too many, and returns the others.
+// prune removes the oldest files until the others, the log and the one that is about to be set
+// aside are not too many, and returns the others.
 func (r *Rotator) prune(files []string) ([]string, error) {
 	sizes := make([]int64, len(files))
 	sum := int64(0)

@@ -4,18 +4,19 @@
 //	0.log.20060102-150405      the one before, which followers may still read
 //	0.log.20060102-140405.gz   older ones
 //
-// Every ten seconds each running container's log is looked at. One that has grown to MaxSize is renamed,
-// and the runtime is told to open a new one (CRI ReopenContainerLog). There are at most MaxFiles
-// files. A file may grow past MaxSize between two looks. So the oldest files are also removed until
-// those set aside before have at most MaxSize times MaxFiles bytes. Upstream does not do that.
+// Every ten seconds each running container's log is looked at. One that has grown to MaxSize is
+// renamed, and the runtime is told to open a new one (CRI ReopenContainerLog). There are at most
+// MaxFiles files. A file may grow past MaxSize between two looks. So the oldest files are also
+// removed until those set aside before have at most MaxSize times MaxFiles bytes. Upstream does not
+// do that.
 //
-// Upstream's manager (k8s.io/kubernetes/pkg/kubelet/logs) cannot be stopped, and makes a call for each
-// container at each look; the containers are known here. Files have the same names as with upstream,
-// so each manager can continue after the other.
+// Upstream's manager (k8s.io/kubernetes/pkg/kubelet/logs) cannot be stopped, and makes a call for
+// each container at each look; the containers are known here. Files have the same names as with
+// upstream, so each manager can continue after the other.
 //
-// A rotation that fails is logged and tried again at the next look. A kubelet that is killed between
-// the renaming and the call leaves no file under the log's name, and loses nothing that was written:
-// the next look has the runtime make the file.
+// A rotation that fails is logged and tried again at the next look. A kubelet that is killed
+// between the renaming and the call leaves no file under the log's name, and loses nothing that was
+// written: the next look has the runtime make the file.
 package logrotate
 
 import (

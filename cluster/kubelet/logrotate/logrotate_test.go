@@ -64,8 +64,8 @@ func (w *writer) rotator(p Policy) *Rotator {
 	}
 }
 
-// files returns the sizes of the log's files as they were written, oldest first. They are found and put into
-// order by upstream.
+// files returns the sizes of the log's files as they were written, oldest first. They are found and
+// put into order by upstream.
 func (w *writer) files() (sizes []int) {
 	w.t.Helper()
 	all, err := logs.GetAllLogs(w.path)
@@ -106,7 +106,8 @@ func (w *writer) want(sizes ...int) {
 	}
 }
 
-// A container that writes for ever has so many files and no more; without a rotator it has one of any size.
+// A container that writes for ever has so many files and no more; without a rotator it has one of
+// any size.
 func TestALogIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, free := newWriter(t), newWriter(t)
@@ -219,8 +220,8 @@ func interruptedRotations(t *testing.T) {
 	}
 }
 
-// Names sort by age within one second, after the shim's rotations into seconds to come, and after the
-// clock was set back.
+// Names sort by age within one second, after the shim's rotations into seconds to come, and after
+// the clock was set back.
 func TestNamesSortByAge(t *testing.T) {
 	for name, ahead := range map[string]time.Duration{"the same second": 0, "a second to come": 5 * time.Second, "the clock was set back": 3 * time.Hour} {
 		for _, ending := range []string{"", packed} {
@@ -259,8 +260,8 @@ func TestNamesSortByAge(t *testing.T) {
 	}
 }
 
-// Regression: a runtime that opened the new log and answered too late, or as the kubelet ended, went on
-// with a file that had no name.
+// Regression: a runtime that opened the new log and answered too late, or as the kubelet ended,
+// went on with a file that had no name.
 func TestALateAnswerLosesNothing(t *testing.T) {
 	for name, end := range map[string]bool{"too late": false, "the kubelet ends": true} {
 		t.Run(name, func(t *testing.T) {

@@ -20,7 +20,8 @@ type Machine struct {
 	MemoryBytes  int64
 	SwapBytes    int64
 	StorageBytes int64
-	// HugePages is the memory that is set aside in pages of each size, in bytes, by the size in bytes.
+	// HugePages is the memory that is set aside in pages of each size, in bytes, by the size in
+	// bytes.
 	HugePages map[int64]int64
 
 	MachineID, SystemUUID, BootID, Kernel, OSImage string

@@ -3,9 +3,9 @@
 //
 // The node is registered with its whole status, so that it is Ready from its first moment if the
 // runtime is. Until the runtime is ready it is asked several times a second; afterwards the status
-// is looked at every ten seconds and written when it changed, or every five minutes. The lease, which
-// is what tells that the node lives, is renewed every ten seconds. Failed writes are logged and
-// tried again; none is fatal.
+// is looked at every ten seconds and written when it changed, or every five minutes. The lease,
+// which is what tells that the node lives, is renewed every ten seconds. Failed writes are logged
+// and tried again; none is fatal.
 package node
 
 import (
@@ -58,8 +58,8 @@ type Config struct {
 	RootDir string
 	// Pressure, if given, returns what the node runs short of; Look is called when that changes.
 	Pressure func() []v1.NodeConditionType
-	// VolumesInUse, if given, returns what must not be detached from the node, sorted; Look is called when that
-	// changes.
+	// VolumesInUse, if given, returns what must not be detached from the node, sorted; Look is
+	// called when that changes.
 	VolumesInUse func() []v1.UniqueVolumeName
 	// Reported is then told what the API has of that. It does not wait.
 	Reported func([]v1.UniqueVolumeName)

@@ -100,8 +100,8 @@ func (r *Reporter) fillMachine(n *v1.Node) {
 
 var rebooted sync.Once
 
-// fillRuntime asks the runtime for its version, health, handlers and images. The error says why pods
-// cannot be run.
+// fillRuntime asks the runtime for its version, health, handlers and images. The error says why
+// pods cannot be run.
 func (r *Reporter) fillRuntime(ctx context.Context, n *v1.Node) error {
 	s := &n.Status
 	v, err := r.runtime.Version(ctx)

@@ -13,9 +13,10 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/events"
 )
 
-// allocation is what the node has agreed to give to a pod. Its spec may ask for more or less by then: a
-// resize. Until the node agrees, everything goes by the allocation: containers that are started again,
-// cgroups, the status, and what is left for other pods. A value of this type is not changed.
+// allocation is what the node has agreed to give to a pod. Its spec may ask for more or less by
+// then: a resize. Until the node agrees, everything goes by the allocation: containers that are
+// started again, cgroups, the status, and what is left for other pods. A value of this type is not
+// changed.
 //
 // It is written down in the status, as allocatedResources and resources, and only there.
 type allocation struct {
@@ -67,7 +68,8 @@ func keep(asked, allocated v1.ResourceList, name v1.ResourceName) {
 	}
 }
 
-// apply returns the pod with what it was given in place of what it asks for, and whether the two differ.
+// apply returns the pod with what it was given in place of what it asks for, and whether the two
+// differ.
 func (a *allocation) apply(pod *v1.Pod) (*v1.Pod, bool) {
 	if a == nil {
 		return pod, false
@@ -94,10 +96,11 @@ func (a *allocation) apply(pod *v1.Pod) (*v1.Pod, bool) {
 
 // resizing is how far a resize is.
 type resizing struct {
-	// pending is set while the node does not agree, progress while containers are not yet as agreed.
+	// pending is set while the node does not agree, progress while containers are not yet as
+	// agreed.
 	pending, progress *v1.PodCondition
-	// restart are the containers that the resize policy wants started anew, by name, with the ids that
-	// they had then.
+	// restart are the containers that the resize policy wants started anew, by name, with the ids
+	// that they had then.
 	restart map[string]string
 	// again is when what failed is tried again, after so many tries.
 	again time.Time
@@ -114,7 +117,8 @@ func (r *resizing) conditions() (all []v1.PodCondition) {
 	return all
 }
 
-// allocate asks the node for what the pod wants, and returns the pod as the node has agreed to run it.
+// allocate asks the node for what the pod wants, and returns the pod as the node has agreed to run
+// it.
 func (w *worker) allocate(pod *v1.Pod) *v1.Pod {
 	given := w.given.Load()
 	if !w.written { // the first time

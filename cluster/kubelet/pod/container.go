@@ -121,8 +121,8 @@ func (w *worker) target(security *runtimeapi.LinuxContainerSecurityContext, s St
 	return nil
 }
 
-// mounts returns the container's volumes in the order of its volumeMounts, the pod's hosts file and the file that the container may
-// leave its last word in.
+// mounts returns the container's volumes in the order of its volumeMounts, the pod's hosts file and
+// the file that the container may leave its last word in.
 func (w *worker) mounts(ctx context.Context, pod *v1.Pod, c *v1.Container, envs []*runtimeapi.KeyValue) ([]*runtimeapi.Mount, error) {
 	mounts, err := w.r.Volumes.Mounts(ctx, pod, c, envs)
 	if err != nil {
@@ -158,8 +158,8 @@ func (w *worker) mounts(ctx context.Context, pod *v1.Pod, c *v1.Container, envs 
 // messagesDir, in the pod's directory, is where containers' last words are.
 const messagesDir = "containers"
 
-// Files are the files and directories of the kubelet's that a pod's containers can write to, by which they
-// could fill the node's disk (CVE-2020-8557). root is the kubelet's directory.
+// Files are the files and directories of the kubelet's that a pod's containers can write to, by
+// which they could fill the node's disk (CVE-2020-8557). root is the kubelet's directory.
 func Files(root string, pod *v1.Pod) []string {
 	dir := podDir(root, string(pod.UID))
 	return []string{filepath.Join(dir, hostsFile), filepath.Join(dir, messagesDir)}

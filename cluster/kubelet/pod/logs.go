@@ -76,8 +76,8 @@ func (w *worker) unlinkLog(s *kubecontainer.Status) {
 	}
 }
 
-// removePodLogs removes a pod's logs and the links to them. They are found by the UID: of a pod that went
-// away while the kubelet did not run, nothing else may be known.
+// removePodLogs removes a pod's logs and the links to them. They are found by the UID: of a pod
+// that went away while the kubelet did not run, nothing else may be known.
 func (r *Runner) removePodLogs(uid types.UID) error {
 	entries, err := os.ReadDir(r.LogDir)
 	if errors.Is(err, fs.ErrNotExist) {

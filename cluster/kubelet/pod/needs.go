@@ -12,12 +12,12 @@ import (
 // layout) and keeps their contents up to date. All methods are safe for concurrent use, are
 // idempotent, and answer the same after a restart of the kubelet: what stands is found on disk.
 type Volumes interface {
-	// Mount makes every volume of the pod that does not stand yet, and begins to keep all of them up
-	// to date (config maps, secrets, downward API, tokens) until Unmount. Called before the
+	// Mount makes every volume of the pod that does not stand yet, and begins to keep all of them
+	// up to date (config maps, secrets, downward API, tokens) until Unmount. Called before the
 	// pod's first container is made, and again for every pod that runs when the kubelet starts. An
-	// error is in upstream's words, fit for a FailedMount event ("MountVolume.SetUp failed for volume
-	// \"x\" : configmap \"y\" not found"), and leads to another call after a back-off, or at once when
-	// Options.Wake(uid) is called because what was missing has come.
+	// error is in upstream's words, fit for a FailedMount event ("MountVolume.SetUp failed for
+	// volume \"x\" : configmap \"y\" not found"), and leads to another call after a back-off, or at
+	// once when Options.Wake(uid) is called because what was missing has come.
 	Mount(ctx context.Context, pod *v1.Pod) error
 	// Refresh looks at a changed pod object (labels and annotations in downward API volumes).
 	Refresh(ctx context.Context, pod *v1.Pod) error
@@ -45,6 +45,7 @@ type Env interface {
 
 // Users says which ids of the node a pod's users have. It is safe for concurrent use.
 type Users interface {
-	// Of returns the pod's user namespace, the same while it is on the node, or nil if that is the node's.
+	// Of returns the pod's user namespace, the same while it is on the node, or nil if that is the
+	// node's.
 	Of(pod *v1.Pod) (*runtimeapi.UserNamespace, error)
 }

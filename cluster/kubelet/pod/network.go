@@ -16,12 +16,12 @@ import (
 // container of it starts, and when nothing is left of it. Pods on the node's network have no
 // addresses of their own.
 type Network interface {
-	// Admit returns when all is in force for the addresses of a pod's sandbox. It is called before a
-	// container of the sandbox starts, and once for the one that the pod had when the kubelet
+	// Admit returns when all is in force for the addresses of a pod's sandbox. It is called before
+	// a container of the sandbox starts, and once for the one that the pod had when the kubelet
 	// started. A pod whose Admit fails does not start; it is tried again.
 	Admit(ctx context.Context, pod *v1.Pod, addresses []netip.Addr) error
-	// Gone tells that nothing of a pod runs any more that had addresses. Admit follows if the pod gets
-	// another sandbox.
+	// Gone tells that nothing of a pod runs any more that had addresses. Admit follows if the pod
+	// gets another sandbox.
 	Gone(uid types.UID)
 }
 

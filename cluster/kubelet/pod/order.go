@@ -65,8 +65,9 @@ func (o *order) ended(name string) {
 	}
 }
 
-// hurry tells those who stop a pod's containers that the pod's grace has been shortened: by a second
-// deletion, because its object is gone, or because the node evicts it. A nil hurry never does.
+// hurry tells those who stop a pod's containers that the pod's grace has been shortened: by a
+// second deletion, because its object is gone, or because the node evicts it. A nil hurry never
+// does.
 type hurry struct {
 	worker *worker
 	began  time.Time
@@ -83,8 +84,8 @@ func newHurry(w *worker, pod *v1.Pod) *hurry {
 	return h
 }
 
-// watch looks at the pod's object whenever the worker is woken, on behalf of the worker's goroutine,
-// which waits for the containers meanwhile.
+// watch looks at the pod's object whenever the worker is woken, on behalf of the worker's
+// goroutine, which waits for the containers meanwhile.
 func (h *hurry) watch(pod *v1.Pod, evicted bool) {
 	for {
 		select {

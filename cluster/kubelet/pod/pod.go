@@ -10,10 +10,10 @@
 // volume's content has come, or a back-off is over. Then it looks at what the runtime has
 // (cri.Client.Pod), decides what comes next (Decide, a pure function), does that, and has the new
 // status written. It ends when the pod's object is being deleted (Apply), when the object is gone
-// (Remove), when all containers are done, or when the node ends it (an active deadline, Evict). Ending
-// stops the containers within their grace, then the sandbox, frees volumes and cgroups and reports the
-// final status; after that the object may be deleted, and when it is gone (Remove), containers, sandbox
-// and logs are removed.
+// (Remove), when all containers are done, or when the node ends it (an active deadline, Evict).
+// Ending stops the containers within their grace, then the sandbox, frees volumes and cgroups and
+// reports the final status; after that the object may be deleted, and when it is gone (Remove),
+// containers, sandbox and logs are removed.
 //
 // # When calls fail
 //
@@ -53,8 +53,8 @@ type Cgroups interface {
 	Ensure(pod *v1.Pod) error
 	// Parent returns the cgroup parent to give to the runtime, empty for the runtime's own choice.
 	Parent(pod *v1.Pod) string
-	// Container returns what a container's own cgroup is to have because the pod's is not made here, by the
-	// names of cgroup v2's files; nil for nothing.
+	// Container returns what a container's own cgroup is to have because the pod's is not made
+	// here, by the names of cgroup v2's files; nil for nothing.
 	Container() map[string]string
 	// Remove removes the pod's cgroup; nothing runs in it any more.
 	Remove(uid types.UID) error
@@ -79,20 +79,20 @@ type Config struct {
 	Recorder record.EventRecorder
 	// RuntimeHandler resolves a RuntimeClass's name.
 	RuntimeHandler func(class *string) (string, error)
-	// AdmitResize says whether the node can give a pod what its spec asks for now, and calls accept if so
-	// before anybody else is given something. If not, the message says why, and the pod is to be woken when
-	// another try makes sense.
+	// AdmitResize says whether the node can give a pod what its spec asks for now, and calls accept
+	// if so before anybody else is given something. If not, the message says why, and the pod is to
+	// be woken when another try makes sense.
 	AdmitResize func(pod *v1.Pod, accept func()) (message string, ok bool)
 	// HostIPs returns the node's addresses.
 	HostIPs func() []string
-	// RootDir is the kubelet's directory, LogDir that of pods' logs, LegacyLogDir (may be empty) that
-	// of links named after containers, which log collectors read.
+	// RootDir is the kubelet's directory, LogDir that of pods' logs, LegacyLogDir (may be empty)
+	// that of links named after containers, which log collectors read.
 	RootDir, LogDir, LegacyLogDir string
 	ClusterDomain                 string
 	// MemoryCapacity of the node, in bytes, for OOM scores.
 	MemoryCapacity int64
-	// SeccompUnconfined leaves containers that name no seccomp profile without one; else they have the
-	// runtime's.
+	// SeccompUnconfined leaves containers that name no seccomp profile without one; else they have
+	// the runtime's.
 	SeccompUnconfined bool
 	// Networks admit pods in this order, and forget them in the opposite one; there may be none.
 	Networks []Network
@@ -135,8 +135,8 @@ func (r *Runner) Reject(pod *v1.Pod, reason, message string) {
 	r.Apply(rejected)
 }
 
-// Evict ends a pod that the node cannot keep, within evictionGrace. It returns false if there is none
-// with this UID, or it has ended or been evicted before.
+// Evict ends a pod that the node cannot keep, within evictionGrace. It returns false if there is
+// none with this UID, or it has ended or been evicted before.
 func (r *Runner) Evict(uid types.UID, e status.Eviction) bool {
 	w := r.worker(uid)
 	return w != nil && w.evict(e)

@@ -18,7 +18,8 @@ import (
 )
 
 // resize gives running containers the resources that the pod was allocated. It returns whether it
-// changed any. That not all could be changed is told in the pod's conditions, and tried again later.
+// changed any. That not all could be changed is told in the pod's conditions, and tried again
+// later.
 func (w *worker) resize(ctx context.Context, pod *v1.Pod) (resized bool) {
 	if time.Now().Before(w.resizing.again) {
 		return false
@@ -69,8 +70,8 @@ func (w *worker) resizeOne(ctx context.Context, pod *v1.Pod, s *kubecontainer.St
 	if err := w.fitsMemory(ctx, s, want); err != nil {
 		return fmt.Errorf("cannot decrease memory limits: %w", err)
 	}
-	// The pod's cgroup must not be smaller than what is in it: it grows before its containers do, and
-	// shrinks after them. Of the two calls one does nothing, or is refused and then not needed.
+	// The pod's cgroup must not be smaller than what is in it: it grows before its containers do,
+	// and shrinks after them. Of the two calls one does nothing, or is refused and then not needed.
 	_ = w.r.Cgroups.Ensure(pod)
 	_, err := w.r.CRI.Runtime.UpdateContainerResources(ctx, &runtimeapi.UpdateContainerResourcesRequest{ContainerId: s.ID.ID, Linux: want})
 	if err != nil {

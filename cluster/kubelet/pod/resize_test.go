@@ -63,8 +63,8 @@ func (b *bench) changeSpec(change func(*v1.Pod)) *v1.Pod {
 	return p
 }
 
-// wantGiven compares what the status says of the container with amounts of CPU and memory, and its conditions
-// with "TYPE REASON: MESSAGE", one per resize that is not over.
+// wantGiven compares what the status says of the container with amounts of CPU and memory, and its
+// conditions with "TYPE REASON: MESSAGE", one per resize that is not over.
 func (b *bench) wantGiven(cpu, memory string, conditions ...string) {
 	b.t.Helper()
 	p := b.get()
@@ -239,8 +239,8 @@ func TestTheConditionsOfAResizeEndWithThePod(t *testing.T) {
 	})
 }
 
-// six is a pod of six containers, each with another kind of resources, as upstream's conformance suite
-// resizes one.
+// six is a pod of six containers, each with another kind of resources, as upstream's conformance
+// suite resizes one.
 func six() *v1.Pod {
 	p := onePod(v1.RestartPolicyAlways, "", "a b c d e f")
 	p.Generation = 1
@@ -281,7 +281,8 @@ func (b *bench) limits(container string) (quota, memory int64) {
 	return l.CpuQuota, l.MemoryLimitInBytes
 }
 
-// addLimits resizes the pod so that containers get limits where they had none, and change nothing else.
+// addLimits resizes the pod so that containers get limits where they had none, and change nothing
+// else.
 func (b *bench) addLimits() *v1.Pod {
 	b.t.Helper()
 	return b.changeSpec(func(p *v1.Pod) {

@@ -149,8 +149,9 @@ func (w *worker) start(ctx context.Context, pod *v1.Pod, a *Actions, sandbox *ru
 }
 
 // forgive has containers that could not be started in a sandbox that is being replaced start in the
-// next one without delay. A runtime that stops a sandbox ends its containers first and tells of each
-// (containerd): for a moment it looks as if only they had ended, and what is started then fails.
+// next one without delay. A runtime that stops a sandbox ends its containers first and tells of
+// each (containerd): for a moment it looks as if only they had ended, and what is started then
+// fails.
 func (w *worker) forgive() {
 	for name, h := range w.waiting {
 		if !h.unstarted {
@@ -174,8 +175,8 @@ func (w *worker) noImage(ctx context.Context, pod *v1.Pod, c *v1.Container, err 
 	return &refusal{reason: missing.Reason, message: missing.Message, until: missing.Until}
 }
 
-// imageVolumes sees to it that the images which the container mounts are on the node, and returns what
-// the runtime is to mount by the volumes' names.
+// imageVolumes sees to it that the images which the container mounts are on the node, and returns
+// what the runtime is to mount by the volumes' names.
 func (w *worker) imageVolumes(ctx context.Context, pod *v1.Pod, c *v1.Container, sandbox *runtimeapi.PodSandboxConfig, handler string) (map[string]*runtimeapi.ImageSpec, error) {
 	var specs map[string]*runtimeapi.ImageSpec
 	for i := range pod.Spec.Volumes {

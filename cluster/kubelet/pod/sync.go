@@ -195,8 +195,8 @@ func (w *worker) prepare(ctx context.Context, pod *v1.Pod) error {
 	return nil
 }
 
-// sameFields says whether two states of a pod have the same fields that may be files in its volumes and
-// change while it runs: labels, annotations and resources.
+// sameFields says whether two states of a pod have the same fields that may be files in its volumes
+// and change while it runs: labels, annotations and resources.
 func sameFields(a, b *v1.Pod) bool {
 	if !equality.Semantic.DeepEqual(a.Labels, b.Labels) || !equality.Semantic.DeepEqual(a.Annotations, b.Annotations) {
 		return false

@@ -19,15 +19,16 @@ import (
 )
 
 const (
-	// A container that ends is started again at once the first time, then after 10 s, doubling up to
-	// 5 min; it begins anew when it has run for 10 min.
+	// A container that ends is started again at once the first time, then after 10 s, doubling up
+	// to 5 min; it begins anew when it has run for 10 min.
 	crashFirst = 10 * time.Second
 	crashMost  = 5 * time.Minute
 	// A step that failed for another reason is tried again after 1 s, doubling up to a minute.
 	retryFirst = time.Second
 	retryMost  = time.Minute
 	// A pod of which nothing has been heard is looked at again after lookAgain and up to as long as
-	// lookSpread more: an event may have been lost. The spread keeps pods that started together apart.
+	// lookSpread more: an event may have been lost. The spread keeps pods that started together
+	// apart.
 	lookAgain  = 5 * time.Minute
 	lookSpread = time.Minute
 )
@@ -219,8 +220,8 @@ func (w *worker) tooSoon() bool {
 	return !eager && time.Now().Before(w.retryAt)
 }
 
-// step does what can be done now, and returns when to look again if nothing happens before; the zero
-// time means never.
+// step does what can be done now, and returns when to look again if nothing happens before; the
+// zero time means never.
 func (w *worker) step() time.Time {
 	ctx, cancel := context.WithCancel(w.r.ctx)
 	defer cancel()

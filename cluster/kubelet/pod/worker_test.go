@@ -26,8 +26,8 @@ import (
 	"github.com/coracle-project/coracle/cluster/kubelet/status"
 )
 
-// bench is a runner on a runtime in memory. The test is the API: what it has of pods changes only by
-// the runner's writes and the test's own.
+// bench is a runner on a runtime in memory. The test is the API: what it has of pods changes only
+// by the runner's writes and the test's own.
 type bench struct {
 	t       *testing.T
 	runtime *critest.Fake
@@ -100,7 +100,8 @@ func (e *edges) GetPodDNS(context.Context, *v1.Pod) (*runtimeapi.DNSConfig, erro
 	return &runtimeapi.DNSConfig{}, nil
 }
 
-// onBench runs f in a bubble. The runtime has no events: the test wakes pods when it changed something.
+// onBench runs f in a bubble. The runtime has no events: the test wakes pods when it changed
+// something.
 func onBench(t *testing.T, f func(b *bench)) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {

@@ -1,9 +1,9 @@
 // Package probe asks running containers whether they have started, are ready and are alive.
 //
 // Watch begins the probes of one container instance and Forget ends them; between the two each
-// probe of the container has one goroutine and one timer. The first startup probe is made as soon as
-// its initial delay is over; liveness and readiness wait until the startup probe has succeeded. A
-// change of a result calls the function that New was given, and Get reads the newest. A container
+// probe of the container has one goroutine and one timer. The first startup probe is made as soon
+// as its initial delay is over; liveness and readiness wait until the startup probe has succeeded.
+// A change of a result calls the function that New was given, and Get reads the newest. A container
 // is identified by its CRI id: a restarted container is another one, with no results yet.
 //
 // A probe that could not be made at all (a bad port name) counts neither way and is reported as an

@@ -1,5 +1,5 @@
-// Package ref names pods' containers in events, as upstream does: the pod, with the container as the
-// path of a field ("spec.containers{web}").
+// Package ref names pods' containers in events, as upstream does: the pod, with the container as
+// the path of a field ("spec.containers{web}").
 package ref
 
 import (

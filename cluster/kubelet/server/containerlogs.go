@@ -168,7 +168,8 @@ func logOptions(query url.Values) (*v1.PodLogOptions, error) {
 	return opts, errors.Join(errs...)
 }
 
-// logSource is the id of the container instance whose log is wanted, or an error that says why there is none.
+// logSource is the id of the container instance whose log is wanted, or an error that says why
+// there is none.
 func logSource(pod *v1.Pod, container string, previous bool) (string, error) {
 	fault := func(format string, more ...any) error {
 		return fmt.Errorf("container %q in pod %q "+format, append([]any{container, pod.Name}, more...)...)

@@ -24,9 +24,9 @@ import (
 // connects to it. The transport tells the client when the runtime's server dies before the
 // command ends.
 //
-// From version 4 of the protocol on, how the command ended comes on a stream of its own, success too. Clients
-// take the end of that stream without a word for success: kubectl would exit with 0. So if the connection
-// ends and no status has come, one is put at its end.
+// From version 4 of the protocol on, how the command ended comes on a stream of its own, success
+// too. Clients take the end of that stream without a word for success: kubectl would exit with 0.
+// So if the connection ends and no status has come, one is put at its end.
 //
 // The frames of the protocol are inside TLS. So the transport does TLS itself, with config, and
 // the URL that is returned is one without TLS: otherwise the proxy would do TLS on top of the
@@ -59,8 +59,8 @@ func withPort(target *url.URL) string {
 	return net.JoinHostPort(target.Hostname(), "443")
 }
 
-// statusStream is the number of the stream that the status comes on: the protocol's clients make it first,
-// and SPDY numbers a client's streams 1, 3, 5… (SPDY/3.1, 2.3.2).
+// statusStream is the number of the stream that the status comes on: the protocol's clients make it
+// first, and SPDY numbers a client's streams 1, 3, 5… (SPDY/3.1, 2.3.2).
 const statusStream = 1
 
 // tellingConn passes on what it reads in whole frames, so that one may be added.
@@ -206,8 +206,8 @@ func (c *tellingConn) piece() error {
 	return nil
 }
 
-// lost are frames with the status of a command whose end is not known, and with the end of all streams. Clients
-// ignore the end of one that they do not have.
+// lost are frames with the status of a command whose end is not known, and with the end of all
+// streams. Clients ignore the end of one that they do not have.
 func lost() []byte {
 	const fin, lastStream = 1, 9 // standard input, output and error, and the terminal's size
 	status, err := json.Marshal(metav1.Status{

@@ -65,7 +65,8 @@ func readMachine(now time.Time) (*machine, error) {
 	return m, nil
 }
 
-// cpuTime is for how long all processors together have been busy since the machine was booted, and when that was.
+// cpuTime is for how long all processors together have been busy since the machine was booted, and
+// when that was.
 func cpuTime(stat []byte) (busy time.Duration, booted time.Time, err error) {
 	for line := range bytes.Lines(stat) {
 		fields := strings.Fields(string(line))

@@ -35,7 +35,8 @@ func (s *Server) resourceMetrics(w http.ResponseWriter, r *http.Request) {
 // exposition is a text in Prometheus' format.
 type exposition struct {
 	bytes.Buffer
-	// head introduces the family at hand, if it has no sample yet: families without any are left out.
+	// head introduces the family at hand, if it has no sample yet: families without any are left
+	// out.
 	head string
 }
 

@@ -9,13 +9,13 @@
 //	GET  /pods, /runningpods/                 what should run, and what the runtime runs
 //	GET  /stats/summary, /metrics, /metrics/resource, /healthz, /configz
 //
-// Every request is authenticated (client certificate or a token that the API server reviews) and then
-// authorized by the API server, as get, create and so on of nodes/NAME with the subresource that
-// the path stands for: nobody reads or does anything here whom RBAC does not let do it.
+// Every request is authenticated (client certificate or a token that the API server reviews) and
+// then authorized by the API server, as get, create and so on of nodes/NAME with the subresource
+// that the path stands for: nobody reads or does anything here whom RBAC does not let do it.
 // Streams are passed on to the URL that the runtime gives out for each, unread.
 //
-// Errors are plain text in upstream's words, with upstream's status codes: the API server shows them to
-// users. Nothing is read from request bodies, header and query are bounded, and what a log
+// Errors are plain text in upstream's words, with upstream's status codes: the API server shows
+// them to users. Nothing is read from request bodies, header and query are bounded, and what a log
 // reader does not take is held back at its source.
 package server
 
@@ -68,8 +68,8 @@ type Options struct {
 	Listener net.Listener
 	// TLS has the server's certificate. Without one the server makes one that nobody vouches for.
 	TLS *tls.Config
-	// ClientCA are the PEM certificates of those who issue client certificates; without it only tokens
-	// are accepted.
+	// ClientCA are the PEM certificates of those who issue client certificates; without it only
+	// tokens are accepted.
 	ClientCA []byte
 	// Kube is asked to review tokens and access.
 	Kube kubernetes.Interface
@@ -94,8 +94,8 @@ type Server struct {
 	auth    *auth
 	stats   *stats
 	handler http.Handler
-	// streamTLS is for runtimes that stream by https. Without one, their certificates are verified with the
-	// machine's roots.
+	// streamTLS is for runtimes that stream by https. Without one, their certificates are verified
+	// with the machine's roots.
 	streamTLS *tls.Config
 }
 

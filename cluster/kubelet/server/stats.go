@@ -18,8 +18,8 @@ import (
 	"github.com/coracle-project/coracle/cluster/kubelet/cri"
 )
 
-// stats collects figures when they are asked for, and at no other time: of containers and pods from the
-// runtime, of the node from the kernel.
+// stats collects figures when they are asked for, and at no other time: of containers and pods from
+// the runtime, of the node from the kernel.
 type stats struct {
 	host    Host
 	runtime *cri.Client
@@ -121,7 +121,8 @@ func (s *stats) images(ctx context.Context) (*statsapi.RuntimeStats, error) {
 		if len(list) == 0 {
 			return nil
 		}
-		// The runtime may have its files where this process cannot look; then only what it says is told.
+		// The runtime may have its files where this process cannot look; then only what it says is
+		// told.
 		fs, err := fileSystem(list[0].GetFsId().GetMountpoint())
 		if err != nil {
 			fs = &statsapi.FsStats{Time: at(list[0].Timestamp)}

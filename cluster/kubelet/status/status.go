@@ -1,9 +1,9 @@
 // Package status says what the API is told of a pod.
 //
-// Generate is a pure function from a pod, what the runtime has of it, and what is known besides (why
-// a container waits, what probes answered) to a v1.PodStatus with upstream's phases, conditions and
-// reasons. A Writer brings such statuses to the API: the newest per pod, one write at a time, and at
-// last deletes the object of a pod that was deleted and is gone from the node.
+// Generate is a pure function from a pod, what the runtime has of it, and what is known besides
+// (why a container waits, what probes answered) to a v1.PodStatus with upstream's phases,
+// conditions and reasons. A Writer brings such statuses to the API: the newest per pod, one write
+// at a time, and at last deletes the object of a pod that was deleted and is gone from the node.
 package status
 
 import (
@@ -47,8 +47,8 @@ type Input struct {
 // Eviction is why the node ends a pod.
 type Eviction struct {
 	Reason, Message string
-	// Disruption is set when not the pod is to blame but the node, which a condition then tells those
-	// who count a pod's failures.
+	// Disruption is set when not the pod is to blame but the node, which a condition then tells
+	// those who count a pod's failures.
 	Disruption bool
 }
 

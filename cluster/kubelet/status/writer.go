@@ -24,7 +24,8 @@ const (
 	// patience is how long a status waits that says only that a pod is being made: mostly a better
 	// one follows within it, and the API is spared a write per pod.
 	patience = 100 * time.Millisecond
-	// retryAfter is how long after a failed write the next one is tried, and it doubles up to retryMost.
+	// retryAfter is how long after a failed write the next one is tried, and it doubles up to
+	// retryMost.
 	retryAfter = 100 * time.Millisecond
 	retryMost  = 10 * time.Second
 )

@@ -1,9 +1,9 @@
 // Package sysctls says which sysctls pods may set.
 //
-// Upstream calls a sysctl safe if it belongs to a namespace of the pod and has no effect on other pods;
-// those are allowed. Of the others only those are that belong to such a namespace and that the
-// administrator names (--allowed-unsafe-sysctls). Upstream's own package cannot be used: it links the
-// scheduler. A test compares the lists.
+// Upstream calls a sysctl safe if it belongs to a namespace of the pod and has no effect on other
+// pods; those are allowed. Of the others only those are that belong to such a namespace and that
+// the administrator names (--allowed-unsafe-sysctls). Upstream's own package cannot be used: it
+// links the scheduler. A test compares the lists.
 package sysctls
 
 import (
@@ -18,8 +18,8 @@ import (
 // Reason is that of pods that are not admitted.
 const Reason = "SysctlForbidden"
 
-// safe are those that need nobody's permission. All belong to a namespace since Linux 4.15 at the latest,
-// before the oldest kernel that coracled runs on.
+// safe are those that need nobody's permission. All belong to a namespace since Linux 4.15 at the
+// latest, before the oldest kernel that coracled runs on.
 var safe = []string{
 	"kernel.shm_rmid_forced",
 	"net.ipv4.ip_local_port_range",

@@ -14,8 +14,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// The safe sysctls are those of the version of Kubernetes that is linked. Its package is read and not
-// imported, which would compile the scheduler.
+// The safe sysctls are those of the version of Kubernetes that is linked. Its package is read and
+// not imported, which would compile the scheduler.
 func TestSafeAsUpstream(t *testing.T) {
 	dir, err := exec.Command("go", "list", "-f", "{{.Dir}}", "k8s.io/kubernetes/pkg/kubelet/sysctl").Output()
 	if err != nil {

@@ -73,8 +73,8 @@ type Announcer struct {
 	before  record         // as in the sink's alias, in case another program removes the sink
 	refusal *nftable.Table // nil without one
 	said    time.Time      // when the log said that announcements were lost
-	// When the log said that the refusal could not be made, and that another program changed it; and
-	// when it may be tried again.
+	// When the log said that the refusal could not be made, and that another program changed it;
+	// and when it may be tried again.
 	saidRefusal, saidRepaired, reopen time.Time
 }
 

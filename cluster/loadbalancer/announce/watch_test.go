@@ -51,8 +51,8 @@ func TestWhatOthersRemoveComesBack(t *testing.T) {
 	for name, test := range map[string]struct {
 		remove  string // commands
 		control bool   // without an announcer: nothing comes back
-		// noted says that a look between two of the commands finds an address that cannot be announced,
-		// which is reported: nothing is lost then.
+		// noted says that a look between two of the commands finds an address that cannot be
+		// announced, which is reported: nothing is lost then.
 		noted bool
 	}{
 		"without an announcer":      {remove: "ip link del " + sink, control: true},
@@ -331,7 +331,8 @@ func TestOthersKeepWhatTheyNeed(t *testing.T) {
 		if got := s.settings(); !strings.HasPrefix(got, "ndp=1 ") {
 			t.Errorf("another program's addresses of IPv6 are not answered for: %s", got)
 		}
-		// The kernel answers for it after a random delay again, and the machine outside gives up soon.
+		// The kernel answers for it after a random delay again, and the machine outside gives up
+		// soon.
 		s.Run("sysctl -qw net.ipv6.neigh.out.proxy_delay=0")
 		s.answers(true, other6)
 	})

@@ -22,13 +22,13 @@ type Half struct {
 	// Kind is what the end is to policies.
 	Kind Kind
 	// Selecting are the policies that are about the pod. Allowing are those of them with a rule for
-	// the connection that counts; if there are any and it is not allowed, the rules have no room for
-	// these (see Problem). ClusterNetworkPolicies have no namespace.
+	// the connection that counts; if there are any and it is not allowed, the rules have no room
+	// for these (see Problem). ClusterNetworkPolicies have no namespace.
 	Selecting, Allowing []types.NamespacedName
 	// Ruling is what a ClusterNetworkPolicy decided; nil if none did.
 	Ruling *Ruling
-	// Unplaced says that the namespace of the pod or of its peer is not known yet, which forbids the
-	// connection: ClusterNetworkPolicies select namespaces.
+	// Unplaced says that the namespace of the pod or of its peer is not known yet, which forbids
+	// the connection: ClusterNetworkPolicies select namespaces.
 	Unplaced bool
 }
 

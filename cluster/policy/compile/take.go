@@ -25,7 +25,8 @@ func (s *State) claim(p *pod) {
 			at = &address{}
 			s.addresses[a] = at
 		}
-		// The last one counts. One that the kubelet has admitted goes before what the API says of others.
+		// The last one counts. One that the kubelet has admitted goes before what the API says of
+		// others.
 		n := len(at.pods)
 		for !p.admitted && n > 0 && at.pods[n-1].admitted {
 			n--

@@ -84,9 +84,9 @@ type Change struct {
 	Idents  map[netip.Addr]uint32
 	Pods    map[netip.Addr]*Pod
 	Classes [2]map[uint32]*Class // by Direction and number
-	// LinkGroup is the group of the links of this node's pods, 0 for none; nil is as before. Packets
-	// that come in by such a link from a source, or go out by one to a destination, that no Change
-	// has named are dropped.
+	// LinkGroup is the group of the links of this node's pods, 0 for none; nil is as before.
+	// Packets that come in by such a link from a source, or go out by one to a destination, that no
+	// Change has named are dropped.
 	LinkGroup *uint32
 }
 

@@ -9,8 +9,9 @@ import (
 	"github.com/coracle-project/coracle/cluster/nftable"
 )
 
-// adopted is what the first Apply takes from the kernel's table, so that it changes little and clients keep
-// their endpoints: the numbers of backends, by their frontends, and the slots of endpoints.
+// adopted is what the first Apply takes from the kernel's table, so that it changes little and
+// clients keep their endpoints: the numbers of backends, by their frontends, and the slots of
+// endpoints.
 type adopted struct {
 	everyone, inside map[address]uint32
 	slots            [2]map[uint32]map[uint32]netip.AddrPort // by family, number and slot

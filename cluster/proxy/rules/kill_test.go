@@ -11,8 +11,9 @@ import (
 	"testing"
 )
 
-// holder is the environment variable that makes the test program a proxy until it is killed. It goes on changing
-// the endpoints of the second Service, so that it is killed in a transaction sometimes.
+// holder is the environment variable that makes the test program a proxy until it is killed. It
+// goes on changing the endpoints of the second Service, so that it is killed in a transaction
+// sometimes.
 const holder = "CORACLE_TEST_HOLD_RULES"
 
 func TestMain(m *testing.M) {

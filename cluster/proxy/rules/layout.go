@@ -192,8 +192,8 @@ func (t layout) Chains() []nftable.Chain {
 	)
 }
 
-// lookups is a chain that finds the backend of a packet's destination: an address of a Service, or, unless
-// the rules between say otherwise, a port of the node.
+// lookups is a chain that finds the backend of a packet's destination: an address of a Service, or,
+// unless the rules between say otherwise, a port of the node.
 func lookups(name, addresses, ports string, between [][]expr.Any, alter []expr.Any) nftable.Chain {
 	c := nftable.Chain{Name: name}
 	kind := func(f *family) []expr.Any { return nftable.Rule(alter, nftable.Goto("kind"+f.Name)) }
@@ -256,12 +256,13 @@ func (t *Table) asIs(f *family) []expr.Any {
 	return nftable.Rule(t.forget(), f.Source(0), []expr.Any{&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(f.Protocol), RegAddrMin: nftable.Reg(0)}})
 }
 
-// asNode gives a connection the node's address. Its port is random: that of a client may be in use. If no
-// address is known, it is the address that the client asked for, which leads back to the node, too, unless the
-// endpoint is elsewhere. Masquerading would drop the connection where the node has only addresses of scope host.
+// asNode gives a connection the node's address. Its port is random: that of a client may be in use.
+// If no address is known, it is the address that the client asked for, which leads back to the
+// node, too, unless the endpoint is elsewhere. Masquerading would drop the connection where the
+// node has only addresses of scope host.
 func (t *Table) asNode(f *family) []expr.Any {
-	// The nftables package (0.3.0) sends the direction in four bytes instead of one: the kernel takes the first,
-	// and logs that.
+	// The nftables package (0.3.0) sends the direction in four bytes instead of one: the kernel
+	// takes the first, and logs that.
 	address := []expr.Any{&expr.Ct{Key: expr.CtKeyDST, Direction: ctOriginal, Register: nftable.Reg(0)}}
 	for _, a := range t.NodeIPs {
 		if a.Is6() == (f.Index == 1) {

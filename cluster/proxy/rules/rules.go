@@ -1,16 +1,16 @@
-// Package rules keeps the kernel's rules for Services: one nftables table, whose maps say where packets to
-// the addresses of Services go.
+// Package rules keeps the kernel's rules for Services: one nftables table, whose maps say where
+// packets to the addresses of Services go.
 //
-// The caller says what is wanted (Port), the package finds the elements that differ and sends these in one
-// transaction. It reads the kernel's state only when it starts and when someone else changed the table. The
-// table outlives the process, so a restart interrupts nothing; Remove deletes it.
+// The caller says what is wanted (Port), the package finds the elements that differ and sends these
+// in one transaction. It reads the kernel's state only when it starts and when someone else changed
+// the table. The table outlives the process, so a restart interrupts nothing; Remove deletes it.
 //
-// Words: a Port is one port of one Service in one address family. Its frontends are the addresses and ports
-// that clients use. Its backends are lists of endpoints; each has a number in the kernel. The rules choose
-// the backend by the frontend, and one endpoint of the backend at random.
+// Words: a Port is one port of one Service in one address family. Its frontends are the addresses
+// and ports that clients use. Its backends are lists of endpoints; each has a number in the kernel.
+// The rules choose the backend by the frontend, and one endpoint of the backend at random.
 //
-// The big maps hold data and never verdicts: the kernel validates all of a verdict map on each change.
-// See layout.go for the table, and values.go for what its maps hold.
+// The big maps hold data and never verdicts: the kernel validates all of a verdict map on each
+// change. See layout.go for the table, and values.go for what its maps hold.
 package rules
 
 import (
@@ -25,18 +25,19 @@ import (
 	"github.com/coracle-project/coracle/cluster/nftable"
 )
 
-// MaxEndpoints is how many endpoints of a backend get connections. Twelve bits of a mark say what to do.
+// MaxEndpoints is how many endpoints of a backend get connections. Twelve bits of a mark say what
+// to do.
 const MaxEndpoints = 1022
 
 // Config is what the table depends on besides Services.
 type Config struct {
 	// Name of the table.
 	Name string
-	// Ranges are the networks of Services' addresses. What goes to an address in them that no Service has
-	// is rejected, unless the node itself has the address.
+	// Ranges are the networks of Services' addresses. What goes to an address in them that no
+	// Service has is rejected, unless the node itself has the address.
 	Ranges []netip.Prefix
-	// NodeIPs are the node's addresses, at most one of each family counts: connections that must come back
-	// through the node get it as their source.
+	// NodeIPs are the node's addresses, at most one of each family counts: connections that must
+	// come back through the node get it as their source.
 	NodeIPs []netip.Addr
 	// PodRanges are networks of this node's pods, for those that Change.Pods does not name.
 	PodRanges []netip.Prefix
@@ -53,7 +54,8 @@ type Port struct {
 	Protocol byte
 	IPv6     bool
 	Backends []Backend
-	// Frontends of which another Port has the address and port already wait until that one gives them up.
+	// Frontends of which another Port has the address and port already wait until that one gives
+	// them up.
 	Frontends []Frontend
 }
 
@@ -74,7 +76,8 @@ type Frontend struct {
 	Port uint16
 	// Backend and Inside are indices of Port.Backends. Inside is for this node and its pods.
 	Backend, Inside int
-	// Masquerade gives connections the node's address as source, so that replies come back through it.
+	// Masquerade gives connections the node's address as source, so that replies come back through
+	// it.
 	Masquerade bool
 	// Limited has packets dropped whose source is not in Sources.
 	Limited bool
@@ -100,7 +103,8 @@ type Table struct {
 	noLabels bool // of connections: see choice.go
 }
 
-// Open reads what the kernel has of the table. The first Apply corrects it. The caller must Close the Table.
+// Open reads what the kernel has of the table. The first Apply corrects it. The caller must Close
+// the Table.
 func Open(config Config) (*Table, error) {
 	if config.Log == nil {
 		config.Log = slog.Default()
@@ -120,9 +124,9 @@ func Open(config Config) (*Table, error) {
 // Close ends the watch. The table stays in the kernel.
 func (t *Table) Close() error { return t.table.Close() }
 
-// Refuse makes a table that refuses connections to all addresses of Services, unless there is one: a
-// connection that starts without rules does not follow them later, but is lost slowly. It is for the time
-// until Services are known.
+// Refuse makes a table that refuses connections to all addresses of Services, unless there is one:
+// a connection that starts without rules does not follow them later, but is lost slowly. It is for
+// the time until Services are known.
 func (t *Table) Refuse() error {
 	if t.table.Exists() {
 		return nil
@@ -141,8 +145,8 @@ type Change struct {
 	Pods Pods
 }
 
-// Apply puts a change in force, in one transaction. If that fails, the change is kept, and the next Apply or
-// Repair puts it in force.
+// Apply puts a change in force, in one transaction. If that fails, the change is kept, and the next
+// Apply or Repair puts it in force.
 func (t *Table) Apply(ctx context.Context, change Change) error {
 	b := &batch{Batch: t.table.Batch()}
 	keys := slices.Sorted(maps.Keys(change.Ports)) // so that the owner of a disputed address does not vary
@@ -185,7 +189,8 @@ func (t *Table) Repair(ctx context.Context) (differed bool, err error) { return 
 // Remove deletes the table of that name. It is no error if there is none.
 func Remove(name string) error { return nftable.Remove(name) }
 
-// widest keeps of some networks those that no other contains: the kernel refuses overlapping elements.
+// widest keeps of some networks those that no other contains: the kernel refuses overlapping
+// elements.
 func widest(networks []netip.Prefix) []netip.Prefix {
 	sorted := slices.Clone(networks)
 	for i, p := range sorted {

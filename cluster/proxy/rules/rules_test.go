@@ -92,7 +92,8 @@ func (n *node) expect(s *testnet.Space, network, address, want string) {
 
 func (n *node) refused(s *testnet.Space, network, address string) {
 	n.t.Helper()
-	// The kernel tells the node's own sender of a datagram of the drop itself, before the ICMP error.
+	// The kernel tells the node's own sender of a datagram of the drop itself, before the ICMP
+	// error.
 	own := s == &n.Space && strings.HasPrefix(network, "udp")
 	if got, err := s.Ask(network, address); !errors.Is(err, unix.ECONNREFUSED) && !(own && errors.Is(err, unix.EPERM)) {
 		n.t.Errorf("%s %s from %s: got %q, %v, want a refusal", network, address, s.Name, got, err)
@@ -158,7 +159,8 @@ func TestNodePortAndLoadBalancer(t *testing.T) {
 		b := netip.MustParseAddr(balancer[six])
 		all := Backend{Endpoints: []netip.AddrPort{to(ip(n.b))}}
 		ports[Key(network)] = port([]Backend{all}, Frontend{Port: 30080, Masquerade: true}, Frontend{Addr: b, Port: 80, Masquerade: true})
-		// Local, where only pods of other nodes are endpoints: those of the node go there all the same.
+		// Local, where only pods of other nodes are endpoints: those of the node go there all the
+		// same.
 		none := Backend{Drop: true}
 		ports[Key(network+" local none")] = port([]Backend{all, none}, Frontend{Port: 30081, Backend: 1}, Frontend{Addr: b, Port: 81, Backend: 1})
 		ports[Key(network+" local")] = port([]Backend{{Endpoints: []netip.AddrPort{to(ip(n.a))}}, all}, Frontend{Port: 30082, Backend: 1}, Frontend{Addr: b, Port: 82, Backend: 1})

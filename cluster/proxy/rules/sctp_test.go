@@ -15,8 +15,8 @@ import (
 	"github.com/coracle-project/coracle/cluster/proxy/testnet"
 )
 
-// sctpInit is a packet with one chunk, INIT (RFC 9260, section 3.3.2). The test makes it itself, so that it
-// needs no kernel that has SCTP: translating ports takes none either.
+// sctpInit is a packet with one chunk, INIT (RFC 9260, section 3.3.2). The test makes it itself, so
+// that it needs no kernel that has SCTP: translating ports takes none either.
 func sctpInit(from, to uint16, tag uint32) []byte {
 	b := binary.BigEndian.AppendUint16(nil, from)
 	b = binary.BigEndian.AppendUint16(b, to)
@@ -60,7 +60,8 @@ func TestSCTP(t *testing.T) {
 			buf := make([]byte, 2000)
 			var got []byte
 			var from net.Addr
-			// As a client does, repeat what may be lost while neighbours find each other (RFC 9260, 5.1).
+			// As a client does, repeat what may be lost while neighbours find each other (RFC 9260,
+			// 5.1).
 			for late := time.Now().Add(testnet.Patience); got == nil; {
 				if time.Now().After(late) {
 					t.Fatalf("%s to %s: the pod gets nothing", f.network, way.to)

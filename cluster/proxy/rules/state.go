@@ -16,7 +16,8 @@ type port struct {
 	shown    []shown    // parallel to Frontends
 }
 
-// backend is a Backend with what it has in the kernel. Endpoints keep their slots as long as they can.
+// backend is a Backend with what it has in the kernel. Endpoints keep their slots as long as they
+// can.
 type backend struct {
 	number uint32 // 0: all numbers are in use, so it has no endpoints
 	slots  []netip.AddrPort
@@ -228,8 +229,8 @@ func (t *Table) remove(b *batch, p *port, g *backend) {
 	t.kinds.release(p.family, g.kind)
 }
 
-// fill gives a backend the endpoints that are wanted. Those that stay keep their slots; new ones take the
-// slots of those that go, and the last ones the slots that are free then.
+// fill gives a backend the endpoints that are wanted. Those that stay keep their slots; new ones
+// take the slots of those that go, and the last ones the slots that are free then.
 func (t *Table) fill(b *batch, p *port, g *backend, want Backend) {
 	var endpoints []netip.AddrPort
 	if g.number != 0 {

@@ -72,7 +72,8 @@ func (a address) key() string {
 	return string(append(binary.BigEndian.AppendUint16(b, a.port), 0, 0))
 }
 
-// numbers hands out the numbers of backends. A number is not used again soon: a packet may have it still.
+// numbers hands out the numbers of backends. A number is not used again soon: a packet may have it
+// still.
 type numbers struct {
 	used map[uint32]bool
 	next uint32

@@ -1,5 +1,5 @@
-// Package testnet gives tests a node in network namespaces of their own: pods on routed links, a machine
-// outside, servers that say who they are, and clients. Nothing is left when the test ends.
+// Package testnet gives tests a node in network namespaces of their own: pods on routed links, a
+// machine outside, servers that say who they are, and clients. Nothing is left when the test ends.
 package testnet
 
 import (
@@ -26,8 +26,8 @@ const (
 	Outside4, Outside6 = "192.0.2.9", "2001:db8::9"
 )
 
-// Patience is when a wait gives up. Silence is how long there is no answer before it counts as none.
-// again is when a client sends a datagram once more that has no answer.
+// Patience is when a wait gives up. Silence is how long there is no answer before it counts as
+// none. again is when a client sends a datagram once more that has no answer.
 const (
 	Patience = time.Minute
 	Silence  = 300 * time.Millisecond
@@ -178,8 +178,8 @@ func (s *Space) run(command string) string {
 	return string(out)
 }
 
-// Serve answers every connection to, or packet at, a port with the space's name and the sender's address, until
-// the test ends or stop is called. What a connection sends after that is sent back.
+// Serve answers every connection to, or packet at, a port with the space's name and the sender's
+// address, until the test ends or stop is called. What a connection sends after that is sent back.
 func (s *Space) Serve(network string, port int) (stop func()) {
 	s.t.Helper()
 	at := fmt.Sprintf(":%d", port)
@@ -304,7 +304,8 @@ func (s *Space) ask(network, address string, patience time.Duration) (string, er
 // Start starts a program in the space. The caller ends it.
 func (s *Space) Start(cmd *exec.Cmd) error { return s.within(cmd.Start) }
 
-// ListenIP gets all packets of a protocol such as ip4:132 that come to the space, until the test ends.
+// ListenIP gets all packets of a protocol such as ip4:132 that come to the space, until the test
+// ends.
 func (s *Space) ListenIP(network string) net.PacketConn {
 	s.t.Helper()
 	var pc net.PacketConn

@@ -211,7 +211,8 @@ func (c *Cache) editLocked(n *node) *framework.NodeInfo {
 	return n.info
 }
 
-// addImagesLocked returns the states of the images that obj has, which now is one more node of theirs.
+// addImagesLocked returns the states of the images that obj has, which now is one more node of
+// theirs.
 func (c *Cache) addImagesLocked(obj *v1.Node) map[string]*framework.ImageState {
 	images := make(map[string]*framework.ImageState)
 	for _, image := range obj.Status.Images {

@@ -12,8 +12,9 @@ import (
 type Parallel int
 
 // Do calls f for pieces that together are 0..n, each at least grain long but for the last, and
-// returns when all are done. f must be safe for concurrent use; if it panics, so does Do. Where there is too little to share,
-// it is all done on the caller's goroutine, since waking another costs more than grain's worth.
+// returns when all are done. f must be safe for concurrent use; if it panics, so does Do. Where
+// there is too little to share, it is all done on the caller's goroutine, since waking another
+// costs more than grain's worth.
 func (p Parallel) Do(n, grain int, f func(from, to int)) {
 	pieces := (n + grain - 1) / grain
 	workers := min(int(p), pieces)

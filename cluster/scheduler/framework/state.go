@@ -36,7 +36,8 @@ type Cloner interface{ Clone() any }
 // CycleState is what plugins have computed of one pod. It is written at points that run alone and
 // read at those that run in parallel.
 type CycleState struct {
-	// Nodes is the cluster as this cycle sees it; nil from PreBind on, which is beside later cycles.
+	// Nodes is the cluster as this cycle sees it; nil from PreBind on, which is beside later
+	// cycles.
 	Nodes *Snapshot
 	// Nominated are the pods that wait for room on the nodes that preemption has chosen for them.
 	Nominated Nominations

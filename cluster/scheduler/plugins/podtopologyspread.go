@@ -131,7 +131,8 @@ func valueOr[T any](p *T, otherwise T) T {
 	return *p
 }
 
-// withLabelKeys returns selector narrowed to the pods that have the same values as podLabels for keys.
+// withLabelKeys returns selector narrowed to the pods that have the same values as podLabels for
+// keys.
 func withLabelKeys(selector labels.Selector, keys []string, podLabels map[string]string) labels.Selector {
 	same := labels.Set{}
 	for _, key := range keys {

@@ -36,7 +36,8 @@ func newRules(p *framework.Profile) *rules {
 }
 
 // withTaints has changes of taints move on every pod that waits for nodes. They seldom help it, but
-// may change why it waits, which users read after they have cordoned a node; upstream's does the same.
+// may change why it waits, which users read after they have cordoned a node; upstream's does the
+// same.
 func withTaints(hints []framework.EventHint) []framework.EventHint {
 	comes, taint := framework.Event{Kind: framework.Node, Action: framework.Add}, framework.Event{Kind: framework.Node, Action: framework.UpdateNodeTaint}
 	asked := func(e framework.Event) bool {

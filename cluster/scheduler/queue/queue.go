@@ -288,8 +288,9 @@ func (q *Queue) Activate(pod *v1.Pod) {
 	}
 }
 
-// Reopened is told that the PreEnqueue plugin gate lets pod through from now on. Events that came while
-// it did not are lost to the pod, so it is tried again if there was one that might have helped.
+// Reopened is told that the PreEnqueue plugin gate lets pod through from now on. Events that came
+// while it did not are lost to the pod, so it is tried again if there was one that might have
+// helped.
 func (q *Queue) Reopened(pod *v1.Pod, gate string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

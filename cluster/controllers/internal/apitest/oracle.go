@@ -30,7 +30,8 @@ func (u Upstream) Run(ctx context.Context) { u(ctx) }
 // all that then shows in the API has to be the same with either implementation.
 type Scenario func(t *testing.T, s *Server, note func(step string))
 
-// SameAs plays scenario against ours and against upstream's controllers and reports each difference.
+// SameAs plays scenario against ours and against upstream's controllers and reports each
+// difference.
 func SameAs(t *testing.T, ours, upstreams Controllers, scenario Scenario) {
 	t.Helper()
 	quiet()

@@ -19,9 +19,9 @@ import (
 	"github.com/coracle-project/coracle/cluster/controllers/frame"
 )
 
-// As has the API refuse these controllers what upstream's bootstrap policy does not let this service account of
-// kube-system do. The test fails if anything is refused. Lists and watches are not checked: informers read with
-// other rights.
+// As has the API refuse these controllers what upstream's bootstrap policy does not let this
+// service account of kube-system do. The test fails if anything is refused. Lists and watches are
+// not checked: informers read with other rights.
 func (controllers Controllers) As(account string) Controllers {
 	all := make(Controllers, 0, len(controllers))
 	for _, build := range controllers {
@@ -35,8 +35,8 @@ func (controllers Controllers) As(account string) Controllers {
 	return all
 }
 
-// WithSecond makes a controller that acts as two service accounts of kube-system: build also gets a client of
-// account, which is held against that account's role only.
+// WithSecond makes a controller that acts as two service accounts of kube-system: build also gets a
+// client of account, which is held against that account's role only.
 func WithSecond(account string, build func(set *client.Set, second kubernetes.Interface) *frame.Controller) Controllers {
 	return Controllers{func(set *client.Set) interface{ Run(context.Context) } {
 		c := &checked{account: account, rules: rulesOf(account)}

@@ -1,14 +1,15 @@
 // Package apitest runs controllers against an API in memory, with time that stands still.
 //
-// [Controllers.Run] starts a [Server], informers and controllers in a testing/synctest bubble and hands over
-// to the test's own function. In there nothing is ever polled: [Server.Settle] returns when every
-// goroutine waits for something that only the test can bring, and [Server.Pass] lets time pass.
+// [Controllers.Run] starts a [Server], informers and controllers in a testing/synctest bubble and
+// hands over to the test's own function. In there nothing is ever polled: [Server.Settle] returns
+// when every goroutine waits for something that only the test can bring, and [Server.Pass] lets
+// time pass.
 //
 // The server is client-go's object tracker with those parts of a real one's behaviour that
 // controllers rely on: names from generateName, UIDs, creation times, generations that count
 // changes of the spec, resource versions that rise with every write, conflicts, a status
-// subresource with upstream's validation, finalizers, and graceful deletion of pods that are on a node. There is no garbage
-// collector. What a kubelet does is left to the test: see pods.go.
+// subresource with upstream's validation, finalizers, and graceful deletion of pods that are on a
+// node. There is no garbage collector. What a kubelet does is left to the test: see pods.go.
 package apitest
 
 import (
@@ -119,8 +120,8 @@ func (s *Server) Pass(d time.Duration) {
 	synctest.Wait()
 }
 
-// Refuse has f asked before each write of the controllers (as "create", "replicasets/status"); an error that it returns
-// is the request's answer. nil lets everything through again.
+// Refuse has f asked before each write of the controllers (as "create", "replicasets/status"); an
+// error that it returns is the request's answer. nil lets everything through again.
 func (s *Server) Refuse(f func(verb, resource string) error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

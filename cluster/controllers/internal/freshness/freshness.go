@@ -36,7 +36,8 @@ import (
 // Patience is how long a key that waits for its own writes sleeps if no event wakes it.
 const Patience = 10 * time.Second
 
-// Writes is what one controller wrote and its caches do not show yet. It is safe for concurrent use.
+// Writes is what one controller wrote and its caches do not show yet. It is safe for concurrent
+// use.
 type Writes struct {
 	mu      sync.Mutex
 	pending map[string]*pending

@@ -1,8 +1,9 @@
-// Package critest is a container runtime in memory, for tests of what happens when a real one fails.
+// Package critest is a container runtime in memory, for tests of what happens when a real one
+// fails.
 //
-// A Fake does what CRI says to its lists of sandboxes and containers and nothing else. Calls reach it
-// without a network, so that it can be used in a synctest bubble. Fail makes a method fail, Exit ends
-// a container, Calls tells what was called.
+// A Fake does what CRI says to its lists of sandboxes and containers and nothing else. Calls reach
+// it without a network, so that it can be used in a synctest bubble. Fail makes a method fail, Exit
+// ends a container, Calls tells what was called.
 package critest
 
 import (

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// checkEvery is how often a silent container is asked whether it still runs: its end does not show in
-// the file.
+// checkEvery is how often a silent container is asked whether it still runs: its end does not show
+// in the file.
 const checkEvery = time.Second
 
 // watcher tells when something may have happened to a log file.
@@ -64,8 +64,8 @@ func (w *watcher) wait() error {
 	return nil
 }
 
-// successor returns the file that has taken the place of f, once something was written to it: then its
-// writer writes to f no more. It returns nil if there is none.
+// successor returns the file that has taken the place of f, once something was written to it: then
+// its writer writes to f no more. It returns nil if there is none.
 func (w *watcher) successor(f *os.File) (*os.File, error) {
 	mine, err := f.Stat()
 	if err != nil {

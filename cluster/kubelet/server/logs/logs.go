@@ -38,8 +38,8 @@ type Options struct {
 	Timestamps bool
 	// Follow waits for more until the container no longer runs.
 	Follow bool
-	// Running says whether the container runs; it is asked when there is nothing to read, and needed
-	// only with Follow.
+	// Running says whether the container runs; it is asked when there is nothing to read, and
+	// needed only with Follow.
 	Running func(context.Context) (bool, error)
 }
 
@@ -59,8 +59,8 @@ func OptionsOf(o *v1.PodLogOptions, now time.Time) Options {
 type Flusher interface{ Flush() error }
 
 // Read writes the log at path to stdout and stderr, either of which may be nil if it is not wanted.
-// Writers that are Flushers are flushed before Read waits. It returns nil at the end of the log, the
-// writers' error if they fail, and ctx's error.
+// Writers that are Flushers are flushed before Read waits. It returns nil at the end of the log,
+// the writers' error if they fail, and ctx's error.
 func Read(ctx context.Context, path string, opts Options, stdout, stderr io.Writer) error {
 	path, err := filepath.EvalSymlinks(path)
 	if err != nil {
@@ -98,7 +98,8 @@ func Read(ctx context.Context, path string, opts Options, stdout, stderr io.Writ
 	}
 	defer w.Close()
 	for {
-		// Ask first and read afterwards: what a container wrote before it ended is in the file by then.
+		// Ask first and read afterwards: what a container wrote before it ended is in the file by
+		// then.
 		running, err := opts.Running(ctx)
 		if err != nil {
 			return err
