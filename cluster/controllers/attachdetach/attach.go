@@ -42,7 +42,13 @@ func (c *controller) syncVolume(ctx context.Context, key string, v volume) error
 	if err != nil {
 		return err
 	}
-	r := &round{controller: c, volume: v, now: told{waits: map[string]bool{}, problem: map[types.UID]string{}}}
+	r := &round{
+		controller: c, volume: v, holders: map[string]bool{},
+		now: told{waits: map[string]bool{}, problem: map[types.UID]string{}},
+	}
+	if err := r.ask(ctx, key); err != nil {
+		return err
+	}
 	if r.needs, err = c.needs(v); err != nil {
 		return err
 	}
@@ -56,10 +62,14 @@ func (c *controller) syncVolume(ctx context.Context, key string, v volume) error
 		if err != nil {
 			return err
 		}
-		if r.holders, err = r.held(); err != nil {
+		if err := r.held(); err != nil {
 			return err
 		}
-		for _, node := range r.byAge() {
+		order, err := r.order()
+		if err != nil {
+			return err
+		}
+		for _, node := range order {
 			errs = append(errs, r.attach(ctx, key, node, exclusive(volumes)))
 		}
 	}
@@ -67,45 +77,93 @@ func (c *controller) syncVolume(ctx context.Context, key string, v volume) error
 	return errors.Join(errs...)
 }
 
-// byAge returns the nodes that need the volume, those of the oldest pods first. The order decides who
-// gets a volume that only one node can have.
-func (r *round) byAge() []string {
+// order returns the nodes that need the volume, those of the oldest pods first. The order decides who
+// gets a volume that only one node can have. Nodes that report the volume in use come before all
+// others: one of them may have it mounted, if its attachment was removed by force.
+func (r *round) order() ([]string, error) {
+	using, err := r.using()
+	if err != nil {
+		return nil, err
+	}
+	uses := map[string]int{}
+	for _, node := range using {
+		uses[node.Name] = 1
+	}
 	oldest := func(node string) need {
 		return slices.MinFunc(r.needs[node], func(a, b need) int {
 			return a.pod.CreationTimestamp.Compare(b.pod.CreationTimestamp.Time)
 		})
 	}
 	return slices.SortedFunc(maps.Keys(r.needs), func(a, b string) int {
-		return cmp.Or(oldest(a).pod.CreationTimestamp.Compare(oldest(b).pod.CreationTimestamp.Time), cmp.Compare(a, b))
-	})
+		return cmp.Or(
+			cmp.Compare(uses[b], uses[a]),
+			oldest(a).pod.CreationTimestamp.Compare(oldest(b).pod.CreationTimestamp.Time),
+			cmp.Compare(a, b),
+		)
+	}), nil
 }
 
-// held returns the nodes that have an attachment of the volume, in whatever state, and those that
-// answer and say that they use it: their attachment may have been removed by force. Kubelets say so
-// of volumes that they wait for, too: a node without an attachment whose pods need one only waits.
-func (r *round) held() (map[string]bool, error) {
-	nodes := map[string]bool{}
-	// Not by PersistentVolume: the one that an attachment was made for may be gone.
-	attachments, err := r.attachmentIndex.ByIndex(byAttacher, r.volume.driver)
-	if err != nil {
-		return nil, err
-	}
-	for _, obj := range attachments {
-		if a := obj.(*storagev1.VolumeAttachment); r.volume.named(a) {
-			nodes[a.Spec.NodeName] = true
-		}
-	}
+// using returns the nodes whose kubelets report the volume in use: mounted, or waited for.
+func (r *round) using() (nodes []*corev1.Node, err error) {
 	reporting, err := r.nodeIndex.ByIndex(byVolume, string(r.volume.unique()))
 	if err != nil {
 		return nil, err
 	}
 	for _, obj := range reporting {
-		node := obj.(*corev1.Node)
-		if ready(node) && slices.Contains(inUse(node), r.volume) && len(r.needs[node.Name]) == 0 {
-			nodes[node.Name] = true
+		if node := obj.(*corev1.Node); slices.Contains(inUse(node), r.volume) {
+			nodes = append(nodes, node)
 		}
 	}
 	return nodes, nil
+}
+
+// held finds the nodes that have an attachment of the volume, in whatever state, and those that
+// report that they use it: their attachment may have been removed by force. Kubelets say so
+// of volumes that they wait for, too: a node without an attachment whose pods need one only waits.
+func (r *round) held() error {
+	// Not by PersistentVolume: the one that an attachment was made for may be gone.
+	attachments, err := r.attachmentIndex.ByIndex(byAttacher, r.volume.driver)
+	if err != nil {
+		return err
+	}
+	for _, obj := range attachments {
+		if a := obj.(*storagev1.VolumeAttachment); r.volume.named(a) {
+			r.holders[a.Spec.NodeName] = true
+		}
+	}
+	using, err := r.using()
+	if err != nil {
+		return err
+	}
+	for _, node := range using {
+		if len(r.needs[node.Name]) == 0 && !r.forfeited(node, r.volume) {
+			r.holders[node.Name] = true
+		}
+	}
+	return nil
+}
+
+// ask finds out which attachments have been made whose creation had no clear answer.
+func (r *round) ask(ctx context.Context, key string) error {
+	for _, node := range r.unsureOf(r.volume) {
+		a, err := r.get(ctx, node)
+		switch {
+		case err == nil:
+			r.holders[node] = true
+			r.writes.Wrote(key, r.attachmentIndex, a.ResourceVersion)
+		case !apierrors.IsNotFound(err):
+			return fmt.Errorf("find out whether %s is attached to node %q: %w", r.volume.unique(), node, err)
+		}
+		r.sure(r.volume, node)
+	}
+	return nil
+}
+
+// get reads the attachment of the volume to a node from the API server.
+func (r *round) get(ctx context.Context, node string) (*storagev1.VolumeAttachment, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	return r.set.Kube.StorageV1().VolumeAttachments().Get(ctx, r.volume.attachment(node), metav1.GetOptions{})
 }
 
 // attach has the volume attached to one node.
@@ -141,6 +199,11 @@ func (r *round) progress(a *storagev1.VolumeAttachment, node string) error {
 	switch failure := a.Status.AttachError; {
 	case a.DeletionTimestamp != nil: // it is made again when it is gone
 		r.now.waits[node] = true
+		if why := r.undetached(node); why != "" {
+			for _, n := range r.needs[node] {
+				r.warn(n, why, about("AttachVolume.Attach failed", n, ": "+why))
+			}
+		}
 	case a.Status.Attached:
 		if r.before.waits[node] {
 			for _, n := range r.needs[node] {
@@ -161,11 +224,11 @@ func (r *round) progress(a *storagev1.VolumeAttachment, node string) error {
 
 // create makes the attachment.
 func (r *round) create(ctx context.Context, key, node string) error {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	call, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	client, pv := r.set.Kube.StorageV1().VolumeAttachments(), r.needs[node][0].volume.Name
+	pv := r.needs[node][0].volume.Name
 	r.now.waits[node], r.holders[node] = true, true
-	a, err := client.Create(ctx, &storagev1.VolumeAttachment{
+	a, err := r.set.Kube.StorageV1().VolumeAttachments().Create(call, &storagev1.VolumeAttachment{
 		ObjectMeta: metav1.ObjectMeta{Name: r.volume.attachment(node)},
 		Spec: storagev1.VolumeAttachmentSpec{
 			Attacher: r.volume.driver, NodeName: node,
@@ -173,11 +236,14 @@ func (r *round) create(ctx context.Context, key, node string) error {
 		},
 	}, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
-		if a, err = client.Get(ctx, r.volume.attachment(node), metav1.GetOptions{}); apierrors.IsNotFound(err) {
+		if a, err = r.get(ctx, node); apierrors.IsNotFound(err) {
 			return fmt.Errorf("volumeattachment %s to node %q went while it was made", r.volume.attachment(node), node)
 		}
 	}
 	if err != nil {
+		if !refused(err) {
+			r.notSure(r.volume, node)
+		}
 		for _, n := range r.needs[node] {
 			message := about("AttachVolume.Attach failed", n, ": "+shortened(err.Error()))
 			r.warn(n, message, message)
@@ -190,6 +256,22 @@ func (r *round) create(ctx context.Context, key, node string) error {
 	}
 	r.writes.Wrote(key, r.attachmentIndex, a.ResourceVersion)
 	return nil
+}
+
+// refused reports whether an error of a creation means that nothing was made. A timeout, or a lost
+// connection, does not.
+func refused(err error) bool {
+	return apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) || apierrors.IsBadRequest(err) ||
+		apierrors.IsNotFound(err) || apierrors.IsConflict(err) || apierrors.IsTooManyRequests(err) || apierrors.IsRequestEntityTooLargeError(err)
+}
+
+// undetached says what keeps a driver from detaching the volume from a node, "" if nothing is known.
+func (r *round) undetached(node string) string {
+	a, err := r.attachments.Get(r.volume.attachment(node))
+	if err != nil || a.DeletionTimestamp == nil || a.Status.DetachError == nil {
+		return ""
+	}
+	return fmt.Sprintf("it cannot be detached from node %q: %s", node, shortened(a.Status.DetachError.Message))
 }
 
 // taken tells pods that someone else's object has the name that theirs would have.
@@ -210,9 +292,13 @@ func (r *round) taken(a *storagev1.VolumeAttachment, node string) {
 // namespace only.
 func (r *round) occupied(node string, others []string) {
 	var using []*corev1.Pod
+	undetached := ""
 	for _, other := range others {
 		for _, n := range r.needs[other] {
 			using = append(using, n.pod)
+		}
+		if undetached == "" {
+			undetached = r.undetached(other)
 		}
 	}
 	for _, n := range r.needs[node] {
@@ -232,7 +318,11 @@ func (r *round) occupied(node string, others []string) {
 		case elsewhere > 0:
 			why = fmt.Sprintf("Volume is already used by %d pod(s) in different namespaces", elsewhere)
 		}
-		r.warn(n, "occupied", about("Multi-Attach error", n, shortened(why)))
+		why = shortened(why)
+		if undetached != "" {
+			why += ": " + undetached
+		}
+		r.warn(n, "occupied "+undetached, about("Multi-Attach error", n, why))
 	}
 }
 
@@ -254,6 +344,33 @@ func shortened(message string) string {
 		return message
 	}
 	return strings.ToValidUTF8(message[:maxMessage], "") + "…"
+}
+
+// unsureOf returns the nodes to which an attachment of v may have been made.
+func (c *controller) unsureOf(v volume) []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Sorted(maps.Keys(c.unsure[v]))
+}
+
+// notSure notes that an attachment of v to a node may have been made.
+func (c *controller) notSure(v volume, node string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.unsure[v] == nil {
+		c.unsure[v] = map[string]bool{}
+	}
+	c.unsure[v][node] = true
+}
+
+// sure forgets what notSure has noted.
+func (c *controller) sure(v volume, node string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.unsure[v], node)
+	if len(c.unsure[v]) == 0 {
+		delete(c.unsure, v)
+	}
 }
 
 func (c *controller) lastTold(v volume) told {

@@ -16,8 +16,9 @@
 // afterwards. Of the two, at least one sees what the other wrote.
 //
 // Everything is derived from objects. In memory are only the time since when a node that does not
-// answer has a volume too many, and what pods have been told. After a restart, the first begins again
-// and the second may be told again.
+// answer has a volume too many, what pods have been told, and which attachments may have been made:
+// the API server did not answer. After a restart, the first begins again, the second may be told
+// again, and the third is in the caches, which are new.
 package attachdetach
 
 import (
@@ -75,11 +76,19 @@ type controller struct {
 	podIndex, volumeIndex, nodeIndex, attachmentIndex cache.Indexer
 
 	mu sync.Mutex
-	// overdue is since when an attachment (by its UID) to a node (by its name) that does not answer has not
-	// been needed.
-	overdue map[string]map[types.UID]time.Time
+	// overdue is since when a node (by its name) that does not answer has had a volume (by the name of
+	// its attachment) that it does not need.
+	overdue map[string]map[string]overdue
+	// unsure are the nodes to which an attachment of a volume may have been made.
+	unsure map[volume]map[string]bool
 	// told is what pods know of volumes.
 	told map[volume]told
+}
+
+// overdue is since when a node has had a volume too many: this attachment of it, or one that is gone.
+type overdue struct {
+	attachment types.UID
+	since      time.Time
 }
 
 // New returns the controller. It starts with the first PersistentVolume of a CSI driver, the first
@@ -118,7 +127,7 @@ func build(set *client.Set) (*controller, error) {
 		attachments: attachments.Lister(), drivers: drivers.Lister(),
 		podIndex: pods.Informer().GetIndexer(), volumeIndex: volumes.Informer().GetIndexer(),
 		nodeIndex: nodes.Informer().GetIndexer(), attachmentIndex: attachments.Informer().GetIndexer(),
-		overdue: map[string]map[types.UID]time.Time{}, told: map[volume]told{},
+		overdue: map[string]map[string]overdue{}, unsure: map[volume]map[string]bool{}, told: map[volume]told{},
 	}
 	if err := c.addIndexes(pods.Informer()); err != nil {
 		return nil, err

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -292,17 +293,82 @@ func TestNodesThatHoldVolumes(t *testing.T) {
 	})
 	t.Run("attachment removed by force", func(t *testing.T) {
 		held(t, func(w world) {
-			a := must(w.Kube.StorageV1().VolumeAttachments().Get(ctx, attachmentOf("disk", "a"), metav1.GetOptions{}))
-			a.Finalizers = nil
-			must(w.Kube.StorageV1().VolumeAttachments().Update(ctx, a, metav1.UpdateOptions{}))
-			w.check(w.Kube.StorageV1().VolumeAttachments().Delete(ctx, a.Name, metav1.DeleteOptions{}))
+			w.removed("disk", "a")
 			w.node("b")
 			w.pod("other", "b", "disk")
 			w.expect("still mounted on a")
+			// A node that does not answer keeps the volume as long as it would keep an attachment.
+			w.ready("a", corev1.ConditionUnknown)
+			w.Pass(time.Second)
+			w.expect("not ready for a second")
+			w.ready("a", corev1.ConditionTrue)
+			w.Pass(time.Hour)
+			w.ready("a", corev1.ConditionUnknown)
+			w.Pass(forceAfter - time.Second)
+			w.expect("before the time is over")
+			w.ready("a", corev1.ConditionTrue)
 			w.uses("a")
 			w.expect("unmounted", "disk b waits")
 		})
 	})
+	t.Run("attachment removed by force, not ready", func(t *testing.T) {
+		held(t, func(w world) {
+			w.removed("disk", "a")
+			w.node("b")
+			w.pod("other", "b", "disk")
+			w.ready("a", corev1.ConditionUnknown)
+			w.Pass(forceAfter - time.Second)
+			w.expect("before the time is over")
+			w.Pass(2 * time.Second)
+			w.expect("after it", "disk b waits")
+		})
+	})
+	t.Run("attachment removed by force, out of service", func(t *testing.T) {
+		held(t, func(w world) {
+			w.removed("disk", "a")
+			w.node("b")
+			w.pod("other", "b", "disk")
+			w.expect("still mounted on a")
+			w.taint("a")
+			w.expect("out of service", "disk b waits")
+		})
+	})
+	t.Run("detached by force", func(t *testing.T) {
+		held(t, func(w world) {
+			w.node("b")
+			w.pod("other", "b", "disk")
+			w.ready("a", corev1.ConditionUnknown)
+			w.Pass(forceAfter + time.Second)
+			w.expect("by force", "disk a leaves")
+			w.Pass(time.Hour)
+			w.attacher()
+			w.expect("not another six minutes", "disk b waits")
+		})
+	})
+	t.Run("made again in the second of the attachment", func(t *testing.T) {
+		held(t, func(w world) {
+			a := must(w.Kube.StorageV1().VolumeAttachments().Get(ctx, attachmentOf("disk", "a"), metav1.GetOptions{}))
+			node := must(w.Kube.CoreV1().Nodes().Get(ctx, "a", metav1.GetOptions{}))
+			w.check(w.Kube.CoreV1().Nodes().Delete(ctx, "a", metav1.DeleteOptions{}))
+			node.UID, node.ResourceVersion, node.CreationTimestamp, node.Status.VolumesInUse = "", "", a.CreationTimestamp, nil
+			must(w.Kube.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{}))
+			w.Pass(settle / 2)
+			w.expect("nothing said", "disk a attached")
+			w.Pass(settle)
+			w.expect("settled", "disk a leaves")
+		})
+	})
+}
+
+// removed removes an attachment by force.
+func (w world) removed(handle, node string) {
+	w.t.Helper()
+	client := w.Kube.StorageV1().VolumeAttachments()
+	a := must(client.Get(ctx, attachmentOf(handle, node), metav1.GetOptions{}))
+	a.Finalizers = nil
+	must(client.Update(ctx, a, metav1.UpdateOptions{}))
+	w.check(client.Delete(ctx, a.Name, metav1.DeleteOptions{}))
+	w.Settle()
 }
 
 // The kubelet reports that it uses a volume while this controller takes it out of its report: the
@@ -701,5 +767,187 @@ func TestNodeIsWrittenBeforeDeletion(t *testing.T) {
 		})
 		w.force(pod)
 		w.expect("pod gone")
+	})
+}
+
+// The API server does not say whether it has made an attachment. The volume goes to no other node
+// before that is known, although the cache does not show the attachment.
+func TestAttachmentThatMayHaveBeenMade(t *testing.T) {
+	for name, made := range map[string]bool{"made": true, "not made": false} {
+		t.Run(name, func(t *testing.T) {
+			run(t, func(w world) {
+				shown := make(chan struct{})
+				show := sync.OnceFunc(func() { close(shown) })
+				defer show()
+				seen = func() { <-shown }
+				w.node("a")
+				w.node("b")
+				first := w.pod("first", "a", "disk")
+				w.Pass(time.Second)
+				w.pod("second", "b", "disk")
+				client := w.Kube.StorageV1().VolumeAttachments()
+				tries, asked := 0, 0
+				kube.PrependReactor("create", "volumeattachments", func(action ktesting.Action) (bool, runtime.Object, error) {
+					if tries++; tries > 1 {
+						return false, nil, nil
+					}
+					if made {
+						must(client.Create(ctx, action.(ktesting.CreateAction).GetObject().(*storagev1.VolumeAttachment), metav1.CreateOptions{}))
+					}
+					pod := must(w.Kube.CoreV1().Pods(apitest.Namespace).Get(ctx, first.Name, metav1.GetOptions{}))
+					pod.Status.Phase = corev1.PodSucceeded
+					pod.Status.ContainerStatuses = nil
+					must(w.Kube.CoreV1().Pods(apitest.Namespace).UpdateStatus(ctx, pod, metav1.UpdateOptions{}))
+					return true, nil, apierrors.NewTimeoutError("no answer", 0)
+				})
+				kube.PrependReactor("get", "volumeattachments", func(ktesting.Action) (bool, runtime.Object, error) {
+					if asked++; asked == 1 {
+						return true, nil, apierrors.NewTimeoutError("no answer", 0)
+					}
+					return false, nil, nil
+				})
+				w.volume("disk")
+				w.Pass(time.Minute)
+				if asked != 2 {
+					t.Errorf("asked %d times, want 2", asked)
+				}
+				if made {
+					w.expect("not shown", "disk a waits")
+				} else {
+					w.expect("not made", "disk b waits")
+				}
+				show()
+				w.Pass(time.Minute)
+				w.expect("shown", "disk b waits")
+				if len(current.unsure) > 0 {
+					t.Errorf("kept %v", current.unsure)
+				}
+			})
+		})
+	}
+}
+
+// A driver that cannot detach a volume is named to the pods that wait for that.
+func TestErrorsOfDetaching(t *testing.T) {
+	fail := func(w world, message string) {
+		client := w.Kube.StorageV1().VolumeAttachments()
+		a := must(client.Get(ctx, attachmentOf("disk", "a"), metav1.GetOptions{}))
+		a.Status.DetachError = &storagev1.VolumeError{Time: metav1.Now(), Message: message}
+		must(client.UpdateStatus(ctx, a, metav1.UpdateOptions{}))
+		w.Pass(time.Minute)
+	}
+	leaves := func(t *testing.T, node string, f func(w world)) {
+		run(t, func(w world) {
+			w.node("a")
+			w.node("b")
+			w.volume("disk")
+			first := w.pod("first", "a", "disk")
+			w.attacher()
+			w.force(first)
+			w.pod("second", node, "disk")
+			w.expect("detached for another", "disk a leaves")
+			f(w)
+		})
+	}
+	t.Run("of another node", func(t *testing.T) {
+		leaves(t, "b", func(w world) {
+			for range 3 {
+				fail(w, "disk is busy")
+			}
+			fail(w, strings.Repeat("ä", 100_000))
+			got := w.events()[1:]
+			const waits = `Warning FailedAttachVolume Multi-Attach error for volume "pv-disk" Volume is already exclusively attached to one node and can't be attached to another`
+			if len(got) != 3 || got[0] != waits || got[1] != waits+`: it cannot be detached from node "a": disk is busy` || len(got[2]) > 2*maxMessage {
+				t.Errorf("events %.300q", got)
+			}
+			w.attacher()
+			w.expect("detached", "disk b waits")
+		})
+	})
+	t.Run("of the pod's node", func(t *testing.T) {
+		leaves(t, "a", func(w world) {
+			for range 3 {
+				fail(w, "disk is busy")
+			}
+			want := []string{`Warning FailedAttachVolume AttachVolume.Attach failed for volume "pv-disk" : it cannot be detached from node "a": disk is busy`}
+			if got := w.events()[1:]; !slices.Equal(got, want) {
+				t.Errorf("events %q, want %q", got, want)
+			}
+			w.attacher()
+			w.expect("detached", "disk a waits")
+		})
+	})
+}
+
+// An attachment whose PersistentVolume and Node were both removed by force is deleted. Those of
+// others are left alone.
+func TestAttachmentWithoutVolumeAndNode(t *testing.T) {
+	run(t, func(w world) {
+		w.node("a")
+		w.volume("disk")
+		w.pod("p", "a", "disk")
+		w.attacher()
+		gone := "pv-gone"
+		for name, source := range map[string]storagev1.VolumeAttachmentSource{
+			"csi-attachment":              {PersistentVolumeName: &gone},
+			attachmentOf("inline", "a"):   {InlineVolumeSpec: &corev1.PersistentVolumeSpec{}},
+			attachmentOf("x", "a") + "00": {PersistentVolumeName: &gone},
+		} {
+			must(w.Kube.StorageV1().VolumeAttachments().Create(ctx, &storagev1.VolumeAttachment{
+				ObjectMeta: metav1.ObjectMeta{Name: name},
+				Spec:       storagev1.VolumeAttachmentSpec{Attacher: driver, NodeName: "a", Source: source},
+			}, metav1.CreateOptions{}))
+		}
+		others := []string{"? a waits", "gone a waits", "gone a waits"}
+		w.check(w.Kube.CoreV1().PersistentVolumes().Delete(ctx, "pv-disk", metav1.DeleteOptions{}))
+		w.check(w.Kube.CoreV1().PersistentVolumeClaims(apitest.Namespace).Delete(ctx, "disk", metav1.DeleteOptions{}))
+		w.check(w.Kube.CoreV1().Nodes().Delete(ctx, "a", metav1.DeleteOptions{}))
+		w.Pass(forceAfter - time.Second)
+		w.expect("before the time is over", slices.Concat(others[:1], []string{"disk a attached"}, others[1:])...)
+		w.Pass(2 * time.Second)
+		w.expect("after it", slices.Concat(others[:1], []string{"disk a leaves"}, others[1:])...)
+		w.attacher()
+		w.Pass(time.Hour)
+		if got := len(w.attachments()); got != len(others) {
+			t.Errorf("there are %q", w.attachments())
+		}
+	})
+}
+
+// An attachment that was never made true, of a PersistentVolume that is gone, does not keep a pod
+// waiting for ever: its kubelet reports the volume in use because it waits.
+func TestUnattachedAttachmentIsMadeAgainForItsNewVolume(t *testing.T) {
+	run(t, func(w world) {
+		w.node("a")
+		w.volume("disk")
+		w.pod("p", "a", "disk")
+		w.expect("first", "disk a waits")
+		w.renewed("disk")
+		w.uses("a", "disk")
+		w.Pass(time.Minute)
+		w.expect("replaced", "renewed a waits")
+		for _, event := range w.events() {
+			if strings.Contains(event, "delete it") {
+				t.Errorf("event %q", event)
+			}
+		}
+		w.attacher()
+		w.expectReports("attached", "a", "disk")
+	})
+}
+
+// Of two pods that wait, the one whose node reports the volume in use gets it, even if the other one
+// is older: that node may have it mounted.
+func TestNodeThatReportsUseComesFirst(t *testing.T) {
+	run(t, func(w world) {
+		w.node("a")
+		w.node("b")
+		w.pod("older", "a", "disk")
+		w.Pass(time.Second)
+		w.pod("younger", "b", "disk")
+		w.uses("b", "disk")
+		w.volume("disk")
+		w.Settle()
+		w.expect("two pods", "disk b waits")
 	})
 }

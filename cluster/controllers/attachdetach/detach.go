@@ -51,11 +51,11 @@ func (c *controller) syncNode(ctx context.Context, key, name string) error {
 	}
 	var attached []volume
 	var leave []leaving
-	overdue := map[types.UID]time.Time{}
+	late := map[string]overdue{}
 	for _, obj := range attachments {
 		a := obj.(*storagev1.VolumeAttachment)
 		v, kept, known := c.known(a)
-		if !known || a.DeletionTimestamp != nil {
+		if !known && (node != nil || !c.abandoned(a)) || a.DeletionTimestamp != nil {
 			continue
 		}
 		needed, err := c.needed(v, name)
@@ -67,10 +67,10 @@ func (c *controller) syncNode(ctx context.Context, key, name string) error {
 		l, now := leaving{attachment: a, volume: v}, false
 		if !needed {
 			if node == nil || !ready(node) {
-				overdue[a.UID] = c.overdueSince(name, a.UID)
+				late[a.Name] = c.overdueSince(name, a.Name, a.UID)
 			}
 			var again time.Duration
-			if l.forced, now, again = mayLeave(node, a, v, overdue[a.UID]); again > 0 {
+			if l.forced, now, again = mayLeave(node, a, v, late[a.Name].since); again > 0 {
 				c.frame.AddAfter(key, again)
 			}
 		}
@@ -78,12 +78,53 @@ func (c *controller) syncNode(ctx context.Context, key, name string) error {
 			leave = append(leave, l)
 		}
 		// What only the node knows must not be forgotten before it is deleted. No pod can use it.
-		if a.Status.Attached && (!now || !kept) {
+		if known && a.Status.Attached && (!now || !kept) {
 			attached = append(attached, v)
 		}
+		// No kubelet mounts what was never attached: it waits. What it waits for is not that attachment.
+		if known && !kept && !a.Status.Attached && node != nil && !now && !slices.Contains(reported(node), v) {
+			l.forced = true
+			leave = append(leave, l)
+		}
 	}
-	c.keepOverdue(name, overdue)
+	if err := c.unanswered(node, late); err != nil {
+		return err
+	}
+	c.keepOverdue(name, late)
 	return c.apply(ctx, key, node, attached, leave)
+}
+
+// unanswered adds to late the volumes that a node which is not ready reports in use, and does not
+// need: their attachments may have been removed by force. When their time is over, others may have them.
+func (c *controller) unanswered(node *corev1.Node, late map[string]overdue) error {
+	if node == nil || ready(node) {
+		return nil
+	}
+	for _, v := range inUse(node) {
+		attachment := v.attachment(node.Name)
+		if _, known := late[attachment]; known {
+			continue
+		}
+		needed, err := c.needed(v, node.Name)
+		if err != nil {
+			return err
+		}
+		if needed {
+			continue
+		}
+		since := c.overdueSince(node.Name, attachment, "")
+		late[attachment] = since
+		if left := forceAfter - time.Since(since.since); left > 0 {
+			c.frame.AddAfter(v.key(), left)
+		}
+	}
+	return nil
+}
+
+// forfeited reports whether what a node reports of a volume that it does not need does not count any
+// more: the node is out of service, or has not been ready for long.
+func (c *controller) forfeited(node *corev1.Node, v volume) bool {
+	return outOfService(node) || !ready(node) && time.Since(c.overdueSince(node.Name, v.attachment(node.Name), "").since) >= forceAfter
 }
 
 // apply first writes what is attached, then deletes.
@@ -144,10 +185,11 @@ func mayLeave(node *corev1.Node, a *storagev1.VolumeAttachment, v volume, overdu
 	return false, true, 0
 }
 
-// older reports whether an attachment was made before its node's object. The object was then made
-// again, and that it does not report the volume means nothing until its kubelet has had its say.
+// older reports whether an attachment may have been made before its node's object. The object was
+// then made again, and that it does not report the volume means nothing until its kubelet has
+// reported. Times of objects are in seconds: of two in the same second, either may be older.
 func older(a *storagev1.VolumeAttachment, node *corev1.Node) bool {
-	return a.CreationTimestamp.Time.Before(node.CreationTimestamp.Time)
+	return !a.CreationTimestamp.After(node.CreationTimestamp.Time)
 }
 
 // outOfService reports whether an administrator declared that a node is off.
@@ -197,29 +239,35 @@ func (c *controller) delete(ctx context.Context, key string, l leaving) error {
 	a := l.attachment
 	err := c.set.Kube.StorageV1().VolumeAttachments().Delete(ctx, a.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(a.UID))})
 	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("detach %s from node %q: %w", l.volume.unique(), a.Spec.NodeName, err)
+		return fmt.Errorf("delete volumeattachment %s of node %q: %w", a.Name, a.Spec.NodeName, err)
 	}
 	c.writes.Deleted(key, c.attachmentIndex, a)
 	return nil
 }
 
-// overdueSince returns since when an attachment has not been needed on a node that does not answer.
-func (c *controller) overdueSince(node string, attachment types.UID) time.Time {
+// overdueSince returns since when a node that does not answer has had a volume, by the name of its
+// attachment, that it does not need. A further attachment of the volume begins its own time; one that
+// is gone ("") does not.
+func (c *controller) overdueSince(node, name string, attachment types.UID) overdue {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if since, known := c.overdue[node][attachment]; known {
-		return since
+	was, known := c.overdue[node][name]
+	if !known || attachment != "" && was.attachment != "" && was.attachment != attachment {
+		return overdue{attachment, time.Now()}
 	}
-	return time.Now()
+	if attachment != "" {
+		was.attachment = attachment
+	}
+	return was
 }
 
 // keepOverdue replaces what is known of a node.
-func (c *controller) keepOverdue(node string, overdue map[types.UID]time.Time) {
+func (c *controller) keepOverdue(node string, late map[string]overdue) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if len(overdue) == 0 {
+	if len(late) == 0 {
 		delete(c.overdue, node)
 		return
 	}
-	c.overdue[node] = overdue
+	c.overdue[node] = late
 }

@@ -18,6 +18,9 @@ import (
 // uniquePrefix begins the names by which Nodes report CSI volumes.
 const uniquePrefix = "kubernetes.io/csi/"
 
+// attachmentPrefix begins the names of our attachments. The rest is a SHA-256 sum.
+const attachmentPrefix = "csi-"
+
 // volume is what drivers know a volume by. Several PersistentVolumes may be the same one.
 type volume struct{ driver, handle string }
 
@@ -45,7 +48,7 @@ func parse(unique corev1.UniqueVolumeName) (volume, bool) {
 // attachment is the name of the VolumeAttachment of v to a node, as upstream's and external-attachers'.
 func (v volume) attachment(node string) string {
 	sum := sha256.Sum256([]byte(v.handle + v.driver + node))
-	return "csi-" + hex.EncodeToString(sum[:])
+	return attachmentPrefix + hex.EncodeToString(sum[:])
 }
 
 // named reports whether a has the name that this controller gives to attachments of v.
@@ -100,15 +103,26 @@ func (c *controller) known(a *storagev1.VolumeAttachment) (v volume, kept, ok bo
 	return volume{}, false, false
 }
 
+// abandoned reports whether an attachment is one that this controller has made, by its name, for a
+// PersistentVolume that is gone.
+func (c *controller) abandoned(a *storagev1.VolumeAttachment) bool {
+	sum, ours := strings.CutPrefix(a.Name, attachmentPrefix)
+	if _, err := hex.DecodeString(sum); !ours || err != nil || len(sum) != 2*sha256.Size || a.Spec.Source.PersistentVolumeName == nil {
+		return false
+	}
+	_, err := c.volumes.Get(*a.Spec.Source.PersistentVolumeName)
+	return apierrors.IsNotFound(err)
+}
+
 // same reports whether a, which has the name of v's attachment to node, is that attachment. Someone
-// else may have taken the name.
+// else may have taken the name. One whose PersistentVolume is gone is taken for ours.
 func (c *controller) same(a *storagev1.VolumeAttachment, v volume, node string) bool {
 	source := a.Spec.Source
 	if a.Spec.Attacher != v.driver || a.Spec.NodeName != node || source.PersistentVolumeName == nil {
 		return false
 	}
 	pv, err := c.volumes.Get(*source.PersistentVolumeName)
-	return err == nil && pv.Spec.CSI != nil && volumeOf(pv.Spec.CSI) == v
+	return apierrors.IsNotFound(err) || err == nil && pv.Spec.CSI != nil && volumeOf(pv.Spec.CSI) == v
 }
 
 // need is a pod that uses a volume, by a PersistentVolume.

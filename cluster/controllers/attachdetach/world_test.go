@@ -35,16 +35,24 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// current is the controller that runs, nil if it has not started; kube is its client.
+// current is the controller that runs, nil if it has not started; kube is its client. seen, if not
+// nil, is called before the cache shows an attachment.
 var (
 	current *controller
 	kube    *fake.Clientset
+	seen    func()
 )
 
 // own is the controller as New makes it.
 var own = apitest.Controllers{func(set *client.Set) interface{ Run(context.Context) } {
-	current, kube = nil, set.Kube.(*fake.Clientset)
+	current, kube, seen = nil, set.Kube.(*fake.Clientset), nil
 	core := set.Informers.Core().V1()
+	must(0, set.Informers.Storage().V1().VolumeAttachments().Informer().SetTransform(func(obj any) (any, error) {
+		if seen != nil {
+			seen()
+		}
+		return obj, nil
+	}))
 	return upstream.NewOnDemand(set, name, acts, func() (*frame.Controller, error) {
 		c, err := build(set)
 		if err != nil {
@@ -91,13 +99,14 @@ func unique(handle string) corev1.UniqueVolumeName { return volume{driver, handl
 
 func attachmentOf(handle, node string) string { return volume{driver, handle}.attachment(node) }
 
-// node makes a node that is ready.
+// node makes a node that is ready, and older than what is made for it.
 func (w world) node(name string) {
 	w.t.Helper()
 	must(w.Kube.CoreV1().Nodes().Create(ctx, &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{volumeutil.ControllerManagedAttachAnnotation: "true"}},
 		Status:     corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}},
 	}, metav1.CreateOptions{}))
+	w.Pass(time.Millisecond)
 }
 
 // status changes a node's status, as its kubelet or the node controller.
