@@ -84,34 +84,38 @@ func (d dirs) has(name string) (bool, error) {
 }
 
 // make makes a volume's directory, so that it is there after a crash of the machine, too. Where the
-// file system has quotas, it can take so many bytes.
-func (d dirs) make(name string, bytes int64) error {
+// file system has quotas, it can take so many bytes. If it has, but none is left for this volume,
+// unlimited says why.
+func (d dirs) make(name string, bytes int64) (unlimited, err error) {
 	if err := plain(name); err != nil {
-		return err
+		return nil, err
 	}
 	volumes, err := d.open(volumesDir)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer volumes.Close()
 	parent := int(volumes.Fd())
 	// It gets its name when it is complete, so what has the name has the mode.
 	begun := fmt.Sprintf(".%s-%x", name, rand.Uint64())
 	limited, err := d.makeLimited(parent, begun, uint64(max(bytes, 0)))
+	if errors.Is(err, errNumbers) {
+		unlimited, err = err, nil
+	}
 	if err == nil && !limited {
 		err = unix.Mkdirat(parent, begun, 0o700)
 	}
 	if err != nil {
-		return &os.PathError{Op: "mkdir", Path: d.path(begun), Err: err}
+		return nil, &os.PathError{Op: "mkdir", Path: d.path(begun), Err: err}
 	}
 	err = unix.Fchmodat(parent, begun, 0o777, 0)
 	if err == nil {
 		err = unix.Renameat2(parent, begun, parent, name, unix.RENAME_NOREPLACE)
 	}
 	if err != nil {
-		return errors.Join(&os.PathError{Op: "make", Path: d.path(name), Err: err}, unix.Unlinkat(parent, begun, unix.AT_REMOVEDIR))
+		return nil, errors.Join(&os.PathError{Op: "make", Path: d.path(name), Err: err}, unix.Unlinkat(parent, begun, unix.AT_REMOVEDIR))
 	}
-	return volumes.Sync()
+	return unlimited, volumes.Sync()
 }
 
 // list returns the names of all volumes that are on disk, and clears up after a make that was cut
@@ -180,8 +184,8 @@ func (d dirs) remove(ctx context.Context, name string) error {
 	if err := rmtree.At(ctx, int(deleting.Fd()), doomed); err != nil {
 		return fmt.Errorf("delete %s: %w", filepath.Join(d.root, deletingDir, doomed), err)
 	}
-	// A project keeps its limit: the next volume of its number sets another first, and the directory's number may be one
-	// that a pod has taken from another volume.
+	// A project keeps its limit: the next volume of its number sets another first, and the directory's
+	// number may be one that a pod has taken from another volume.
 	return nil
 }
 

@@ -85,14 +85,16 @@ type controller struct {
 const byVolume = "coracle/localPathVolume"
 
 // New returns the provisioner; its keys are names of volumes.
-func New(set *client.Set, o Options) *frame.Controller {
+func New(set *client.Set, o Options) *frame.Controller { return build(set, o, newProjects()) }
+
+func build(set *client.Set, o Options, projects *projects) *frame.Controller {
 	core := set.Informers.Core().V1()
 	claims := core.PersistentVolumeClaims().Informer()
 	if err := claims.AddIndexers(cache.Indexers{byVolume: func(obj any) ([]string, error) { return claimKey(obj), nil }}); err != nil {
 		panic(err) // two of these in one process
 	}
 	c := &controller{
-		Options: o, dirs: dirs{root: o.Root, projects: &projects{}}, set: set, claims: claims.GetIndexer(),
+		Options: o, dirs: dirs{root: o.Root, projects: projects}, set: set, claims: claims.GetIndexer(),
 		volumes: core.PersistentVolumes().Lister(), nodes: core.Nodes().Lister(),
 		classes: set.Informers.Storage().V1().StorageClasses().Lister(),
 	}

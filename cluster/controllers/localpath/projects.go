@@ -3,6 +3,7 @@ package localpath
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"sync"
 	"unsafe"
@@ -22,12 +23,29 @@ const (
 	projectCount = 0x00010000
 )
 
+// errNumbers is that every project has files.
+var errNumbers = fmt.Errorf("all %d project numbers from %d on have files: remove volumes, or files that have such a number (lsattr -p)", projectCount, firstProject)
+
 // projects gives numbers to the directories of one disk.
 type projects struct {
+	kernel quotas
+	told   sync.Once // that this process may not set quotas
+
 	mu   sync.Mutex
 	last uint32          // that was tried, counted from firstProject
 	busy map[uint32]bool // given to directories that are being made
 }
+
+// quotas are what the kernel does: a test has others.
+type quotas interface {
+	// enforced says whether a directory made in parent can have a limit of its own.
+	enforced(parent int) (bool, error)
+	// makeAs makes a directory that is the project number and can take so many bytes. It returns
+	// false, and makes nothing, if something has the number.
+	makeAs(parent int, name string, number uint32, bytes uint64) (made bool, err error)
+}
+
+func newProjects() *projects { return &projects{kernel: kernelQuotas{}} }
 
 // next returns a number that no directory which is being made has. It is kept until done.
 func (p *projects) next() uint32 {
@@ -52,30 +70,58 @@ func (p *projects) done(number uint32) {
 }
 
 // make makes a directory that can take so many bytes. It returns false, and makes nothing, where
-// the file system has no project quotas, and where the directory's own parent hands down a project:
-// an administrator counts all volumes together there.
+// there are no project quotas for it. It returns errNumbers, and makes nothing, if no number is free.
 func (p *projects) make(parent int, name string, bytes uint64) (made bool, err error) {
-	above, err := attributes(parent)
-	if err != nil || above.flags&inheritProject != 0 { // with an error, the file system has no projects
-		return false, nil
-	}
-	if enforced, err := enforcesProjects(parent); err != nil || !enforced {
-		return false, err
+	enforced, err := p.kernel.enforced(parent)
+	if err != nil || !enforced {
+		return false, p.unusable(err)
 	}
 	for range projectCount {
 		number := p.next()
-		made, err := p.makeAs(parent, name, number, bytes)
+		made, err := p.kernel.makeAs(parent, name, number, bytes)
 		p.done(number)
 		if made || err != nil {
-			return made, err
+			return made, p.unusable(err)
 		}
 	}
-	return false, fmt.Errorf("set quota of %s: all %d project numbers from %d on have files: remove volumes, or files that have such a number (lsattr -p)", name, projectCount, firstProject)
+	return false, errNumbers
 }
 
-// makeAs makes the directory as a project. It returns false, and makes nothing, if something has
-// the number.
-func (p *projects) makeAs(parent int, name string, number uint32, bytes uint64) (made bool, err error) {
+// unusable returns nil for errors that say that there are no project quotas, or none for this
+// process, and others as they are.
+func (p *projects) unusable(err error) error {
+	for _, none := range []error{unix.ENOTTY, unix.EOPNOTSUPP, unix.ENOSYS, unix.ESRCH} {
+		if errors.Is(err, none) {
+			return nil
+		}
+	}
+	// Without CAP_SYS_ADMIN or under seccomp, and of file systems that have other quotas only.
+	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EINVAL) {
+		p.told.Do(func() { slog.Warn("volumes have no limits: the kernel refuses project quotas", "err", err) })
+		return nil
+	}
+	return err
+}
+
+// kernelQuotas are the quotas of the file system.
+type kernelQuotas struct{}
+
+// enforced is also false where the parent itself hands down a project: an administrator counts all
+// volumes together there. Kernels before Linux 5.14 cannot be asked by a descriptor (ENOSYS).
+func (kernelQuotas) enforced(parent int) (bool, error) {
+	above, err := attributes(parent)
+	if err != nil {
+		return false, fmt.Errorf("FS_IOC_FSGETXATTR: %w", err)
+	}
+	if above.flags&inheritProject != 0 {
+		return false, nil
+	}
+	state := quotaState{version: quotaStateFirst}
+	err = quotactl(parent, getQuotaState, 0, unsafe.Pointer(&state))
+	return state.flags&projectsEnforced != 0, err
+}
+
+func (kernelQuotas) makeAs(parent int, name string, number uint32, bytes uint64) (made bool, err error) {
 	used, err := projectUse(parent, number)
 	if err != nil || used.space != 0 || used.inodes != 0 {
 		return false, err
@@ -149,19 +195,6 @@ const (
 
 func attributes(fd int) (a fsxattr, err error) {
 	return a, ioctl(fd, getAttributes, unsafe.Pointer(&a))
-}
-
-// enforcesProjects says whether the file system of fd keeps limits of projects. Kernels before Linux
-// 5.14 cannot be asked by a descriptor; such a one counts as none.
-func enforcesProjects(fd int) (bool, error) {
-	state := quotaState{version: quotaStateFirst}
-	err := quotactl(fd, getQuotaState, 0, unsafe.Pointer(&state))
-	for _, none := range []error{unix.ENOSYS, unix.ESRCH, unix.EOPNOTSUPP, unix.EINVAL, unix.EPERM} {
-		if errors.Is(err, none) {
-			return false, nil
-		}
-	}
-	return state.flags&projectsEnforced != 0, err
 }
 
 // projectUse returns what is counted for a project.

@@ -88,19 +88,23 @@ func TestProjectQuotas(t *testing.T) {
 		{"xfs without", "loop", xfs, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			d := dirs{root: mountDisk(t, test.mkfs, test.options), projects: &projects{}}
+			d := dirs{root: mountDisk(t, test.mkfs, test.options), projects: newProjects()}
 			must := func(err error) {
 				t.Helper()
 				if err != nil {
 					t.Fatal(err)
 				}
 			}
+			limited := func(unlimited, err error) {
+				t.Helper()
+				must(errors.Join(unlimited, err))
+			}
 			full := func(name string) (written int64, err error) {
 				asContainer(func() { written, err = fill(t, filepath.Join(d.path(name), "file")) })
 				return written, err
 			}
-			must(d.make("pvc-a", 4<<20))
-			must(d.make("pvc-b", 6<<20+1))
+			limited(d.make("pvc-a", 4<<20))
+			limited(d.make("pvc-b", 6<<20+1))
 			if info, err := os.Stat(d.path("pvc-a")); err != nil || info.Mode().Perm() != 0o777 {
 				t.Errorf("the volume: %v, %v", info, err)
 			}
@@ -117,12 +121,12 @@ func TestProjectQuotas(t *testing.T) {
 					t.Errorf("%s: %d of %d bytes could be written, %v", name, written, size, err)
 				}
 			}
-			d.projects = &projects{} // of another process
+			d.projects = newProjects() // of another process
 
 			var making sync.WaitGroup
 			for i := range 20 {
 				making.Go(func() {
-					if err := d.make(fmt.Sprint("pvc-", i), 1<<20); err != nil {
+					if _, err := d.make(fmt.Sprint("pvc-", i), 1<<20); err != nil {
 						t.Error(err)
 					}
 				})
@@ -155,7 +159,7 @@ func TestProjectQuotas(t *testing.T) {
 			}
 			// An administrator may count all volumes together.
 			must(setProject(unix.AT_FDCWD, volumes.Name(), 7))
-			must(d.make("pvc-c", 4<<20))
+			limited(d.make("pvc-c", 4<<20))
 			if made, err := d.has("pvc-c"); err != nil || !made {
 				t.Errorf("below a project: %v, %v", made, err)
 			}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 	"strings"
@@ -21,6 +22,9 @@ import (
 // lookAgain is when a claim is looked at again whose class is missing, or that no scheduler chooses
 // a node for and the disk has no room for.
 const lookAgain = 30 * time.Second
+
+// eventUnlimited is the reason of Events about volumes that can grow beyond their claims.
+const eventUnlimited = "VolumeUnlimited"
 
 // provision makes the volume of a claim, if that is to be on this node.
 func (c *controller) provision(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
@@ -58,7 +62,11 @@ func (c *controller) provision(ctx context.Context, claim *corev1.PersistentVolu
 			return c.full(ctx, claim, full)
 		}
 		if err == nil {
-			err = c.dirs.make(name, size.Value())
+			var unlimited error
+			if unlimited, err = c.dirs.make(name, size.Value()); err == nil && unlimited != nil {
+				slog.Warn("a volume has no limit", "volume", name, "err", unlimited)
+				c.events.Eventf(claim, corev1.EventTypeWarning, eventUnlimited, "volume %s has no limit: %v", name, unlimited)
+			}
 		}
 		if err != nil {
 			c.failed(claim, err.Error())

@@ -9,8 +9,8 @@ import (
 )
 
 // On btrfs with quotas enabled, a volume is a subvolume that can take no more than its claim asked
-// for; projects.go does the same on ext4 and xfs. Without quotas it is a directory like any other: snapshots that an administrator makes of
-// the disk leave subvolumes out.
+// for; projects.go does the same on ext4 and xfs. Without quotas it is a directory like any other:
+// snapshots that an administrator makes of the disk leave subvolumes out.
 
 // The structures and numbers are linux/btrfs.h's.
 type (

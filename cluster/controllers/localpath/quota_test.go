@@ -155,4 +155,4 @@ func TestQuotas(t *testing.T) {
 	}
 }
 
-func (b *bench) dirs() dirs { return dirs{root: b.root, projects: &projects{}} }
+func (b *bench) dirs() dirs { return dirs{root: b.root, projects: newProjects()} }
