@@ -3,6 +3,7 @@ package scheduler_test
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"testing/synctest"
 
@@ -40,6 +41,47 @@ func TestVolumesWithoutPreEnqueue(t *testing.T) {
 				c.selected("data", "b")
 				c.provision("data", "b")
 				c.on("p", "b")
+			})
+		})
+	}
+}
+
+// An extended resource that is the devices of a DeviceClass is not there for pods of a profile that
+// does not allocate devices: they would start without any.
+func TestExtendedResourceInAProfileWithoutDevices(t *testing.T) {
+	const gpu = "example.org/gpu"
+	const head = "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\nprofiles:\n- schedulerName: default-scheduler\n- schedulerName: plain\n  plugins:\n"
+	for name, plugins := range map[string]string{
+		"disabled":            `    multiPoint: {disabled: [{name: DynamicResources}]}` + "\n",
+		"disabled at preBind": `    preBind: {disabled: [{name: DynamicResources}]}` + "\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "scheduler.yaml")
+			if err := os.WriteFile(path, []byte(head+plugins), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			opts, err := config.Load(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			synctest.Test(t, func(t *testing.T) {
+				c := start(t, opts, node("a", "16"), gpusAs(gpu), slice("a", 8, 8))
+				defer c.stop()
+				c.versioned()
+				c.named()
+				c.create(asking("p", gpu, "1"))
+				pause()
+				c.on("p", "a")
+				for len(c.events) > 0 {
+					<-c.events
+				}
+				plain := asking("q", gpu, "1")
+				plain.Spec.SchedulerName = "plain"
+				c.create(plain)
+				c.on("q", "")
+				if got, want := c.event(), "1 Insufficient "+gpu; !strings.Contains(got, want) {
+					t.Errorf("event is %q, not of %q", got, want)
+				}
 			})
 		})
 	}

@@ -61,6 +61,7 @@ func profiles(o *scheduler.Options, c *config.KubeSchedulerConfiguration, said *
 }
 
 func enabled(h *framework.Handle, args plugins.Args, places []placed) []framework.Enabled {
+	args.NoDevices = !allocates(places)
 	made := make(map[string]framework.Plugin)
 	for _, e := range plugins.Default(h, args) {
 		made[e.Name()] = e.Plugin
@@ -70,6 +71,17 @@ func enabled(h *framework.Handle, args plugins.Args, places []placed) []framewor
 		list[i] = framework.Enabled{Plugin: made[p.name], At: p.at, Weight: p.weight}
 	}
 	return list
+}
+
+// allocates reports whether the profile gives pods the devices that they need, from finding them to
+// writing the claims.
+func allocates(places []placed) bool {
+	for _, at := range []framework.Point{framework.AtFilter, framework.AtReserve, framework.AtPreBind} {
+		if !slices.ContainsFunc(places, func(p placed) bool { return p.name == dynamicresources.Name && p.at == at }) {
+			return false
+		}
+	}
+	return true
 }
 
 // sets are the sets of plugins that a file has, by name.

@@ -40,6 +40,9 @@ type Args struct {
 	Preemption preemption.Args
 	// BindVolumes is how long a pod waits for its volumes at most; 10 minutes if nil.
 	BindVolumes *time.Duration
+	// NoDevices is that the profile does not allocate devices: NodeResourcesFit then leaves no extended
+	// resource to DynamicResources.
+	NoDevices bool
 	// FindDevices is how long devices are looked for on one node, 10 seconds if nil; PrepareDevices
 	// how long a pod waits for its devices to be ready, 10 minutes if nil.
 	FindDevices, PrepareDevices *time.Duration
@@ -59,6 +62,10 @@ func Default(h *framework.Handle, args Args) []framework.Enabled {
 	if len(args.Resources) == 0 {
 		args.Resources = []ResourceWeight{{v1.ResourceCPU, 1}, {v1.ResourceMemory, 1}}
 	}
+	devices := upstream.DeviceClasses(h)
+	if args.NoDevices {
+		devices = func(v1.ResourceName) bool { return false }
+	}
 	return []framework.Enabled{
 		{Plugin: schedulingGates{}},
 		{Plugin: prioritySort{}},
@@ -67,7 +74,7 @@ func Default(h *framework.Handle, args Args) []framework.Enabled {
 		{Plugin: taintToleration{}, Weight: 3},
 		{Plugin: newNodeAffinity(args), Weight: 2},
 		{Plugin: nodePorts{}},
-		{Plugin: newNodeResourcesFit(args, upstream.DeviceClasses(h)), Weight: 1},
+		{Plugin: newNodeResourcesFit(args, devices), Weight: 1},
 		{Plugin: newVolumeRestrictions(h)},
 		{Plugin: upstream.NewNodeVolumeLimits(h)},
 		{Plugin: upstream.NewVolumeBinding(h, valueOr(args.BindVolumes, 10*time.Minute))},
