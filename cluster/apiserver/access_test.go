@@ -112,7 +112,7 @@ func TestRoles(t *testing.T) {
 	if err != nil || len(rules.Status.ResourceRules) == 0 {
 		t.Errorf("rules review: %+v, %v", rules, err)
 	}
-	// Nobody can hand out what he does not have.
+	// No one can hand out what he does not have.
 	_, err = clientOf(t, server.ClientConfig("system:serviceaccount:kube-system:clusterrole-aggregation-controller",
 		"system:serviceaccounts")).RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{
 		ObjectMeta: metav1.ObjectMeta{Name: "everything"},
@@ -183,7 +183,7 @@ func TestServiceAccountTokens(t *testing.T) {
 		t.Fatal(err)
 	}
 	waitDeleted(t, server.Informers().Core().V1().Pods().Informer(), ns+"/p")
-	// This one was not seen before, so that nobody remembers it as good.
+	// This one was not seen before, so that no one remembers it as good.
 	if s := review(other.Status.Token); s.Authenticated {
 		t.Error("a token outlived the pod that it is bound to")
 	}
@@ -339,7 +339,7 @@ func TestNodesReachTheirOwnObjectsOnly(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// What belongs to which node is noted beside the informer of pods, at a time of its own.
+	// What belongs to which node is noted alongside the informer of pods, at a time of its own.
 	eventually(t, "a node reads a secret of its pod", func() (bool, error) {
 		_, err := n1.CoreV1().Secrets(ns).Get(t.Context(), "used", metav1.GetOptions{})
 		return err == nil, err

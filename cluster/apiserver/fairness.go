@@ -55,7 +55,7 @@ func (f flowing) Run(stop <-chan struct{}) error {
 	return f.Interface.Run(stop)
 }
 
-// fix makes factory's informer for the kind of example deliver the objects of list, for ever.
+// fix makes factory's informer for the kind of example deliver the objects of list, forever.
 func fix(factory informers.SharedInformerFactory, example, list runtime.Object) {
 	source := fixed{list}
 	factory.InformerFor(example, func(kubernetes.Interface, time.Duration) cache.SharedIndexInformer {

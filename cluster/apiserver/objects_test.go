@@ -34,7 +34,7 @@ func namespace(t *testing.T, client kubernetes.Interface) string {
 	return n.Name
 }
 
-// atEnd undoes what a test has made beside its namespace, so that it can run again on the same
+// atEnd undoes what a test made besides its namespace, so that it can run again on the same
 // server.
 func atEnd(t *testing.T, undo func(context.Context) error) {
 	t.Helper()

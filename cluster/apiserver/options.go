@@ -52,7 +52,7 @@ type Options struct {
 	TokenFile string
 	// EventTTL is how long events are kept, one hour by default.
 	EventTTL time.Duration
-	// ExtraAPIGroups installs further API groups (metrics.k8s.io) beside the built-in ones, and
+	// ExtraAPIGroups installs further API groups (metrics.k8s.io) alongside the built-in ones, and
 	// ExtraSchemes know their types.
 	ExtraAPIGroups []func(*genericapiserver.GenericAPIServer) error
 	ExtraSchemes   []*runtime.Scheme

@@ -16,8 +16,8 @@ import (
 // most loops go on after a pause. Upstream has each of its programs end instead, but here all of
 // them are one process.
 //
-// Aborted requests still panic: whoever serves the request has to see it, or the client takes what
-// was sent so far for the whole response.
+// Aborted requests still panic: the HTTP server must see it, or the client takes what was sent so
+// far for the whole response.
 var SurvivePanics = sync.OnceFunc(func() {
 	utilruntime.ReallyCrash = false
 	utilruntime.PanicHandlers = append(utilruntime.PanicHandlers, func(_ context.Context, r any) {

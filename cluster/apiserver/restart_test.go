@@ -75,7 +75,7 @@ func TestARestartedServerGoesOnWhereItWas(t *testing.T) {
 	if e := <-events.ResultChan(); e.Type != watch.Error || !apierrors.IsResourceExpired(apierrors.FromObject(e.Object)) {
 		t.Errorf("event %+v", e)
 	}
-	// Whoever saw all goes on and misses nothing.
+	// A client that saw all events continues and misses none.
 	events, err = client.CoreV1().ConfigMaps("default").Watch(t.Context(), metav1.ListOptions{ResourceVersion: list.ResourceVersion})
 	if err != nil {
 		t.Fatal(err)

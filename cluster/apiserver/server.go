@@ -108,7 +108,7 @@ func protobuf(c *rest.Config) *rest.Config {
 }
 
 // Informers returns the informers of the process. The server has its own among them and starts them
-// when it serves; whoever adds some later starts them again, after Ready.
+// when it serves. A caller that adds informers later starts the factory again, after Ready.
 func (s *Server) Informers() informers.SharedInformerFactory { return s.informers }
 
 // Ready is closed when everything is served: /readyz answers ok.
@@ -202,7 +202,7 @@ func (s *Server) run(ctx context.Context) error {
 		case <-ctx.Done():
 		}
 	}()
-	// In-process watches hold nothing back, but whoever reads them should see them end.
+	// In-process watches delay nothing, but their readers should see them end.
 	defer context.AfterFunc(ctx, s.end)()
 	if err := prepared.RunWithContext(ctx); err != nil {
 		return fmt.Errorf("API server: %w", err)

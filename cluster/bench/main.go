@@ -142,7 +142,7 @@ func (b *bench) measure(ctx context.Context) error {
 	return nil
 }
 
-// found notes a figure, and shows it to whoever waits.
+// found notes a figure, and prints it.
 func (b *bench) found(f figure) {
 	if f.Stack == "" {
 		f.Stack = b.name

@@ -100,7 +100,7 @@ func (u *upstream) start(ctx context.Context) (err error) {
 }
 
 // prepare makes room for what kubelet has fixed paths for, and gives it files in the place of the
-// kernel's settings that it would change: the machine is somebody's.
+// kernel's settings that it would change: the machine is someone's.
 func (u *upstream) prepare() error {
 	for _, path := range []string{"/var/lib/kubelet", "/var/log"} {
 		own := filepath.Join(u.dir, filepath.Base(path))

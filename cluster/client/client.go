@@ -1,10 +1,10 @@
 // Package client is what every component of the cluster process is given to reach the API:
 // a client of its own identity, and the informers that all components of the process share.
 //
-// One process runs all components by default, so each object is decoded and kept once, however
-// many components look at it. Objects read from an informer are shared: whoever wants to change
-// one works on a DeepCopy. managedFields are dropped before an object is kept, since no component
-// reads them and they are often half of it.
+// One process runs all components by default, so each object is decoded and kept once, however many
+// components look at it. Objects read from an informer are shared: make a DeepCopy to change one.
+// managedFields are dropped before an object is kept, since no component reads them and they are
+// often half of it.
 package client
 
 import (
@@ -21,7 +21,7 @@ type Set struct {
 	// Kube is a client of that identity, speaking protobuf.
 	Kube kubernetes.Interface
 	// Informers are shared with the other components of the process. A component asks for its
-	// informers when it is made, and whoever made the factory starts it afterwards.
+	// informers when it is created, and the factory's owner starts it afterwards.
 	Informers informers.SharedInformerFactory
 }
 

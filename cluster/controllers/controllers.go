@@ -45,8 +45,8 @@ import (
 	"github.com/coracle-project/coracle/cluster/unserved"
 )
 
-// Runner is a controller that works until ctx ends. The informers of the Set that it was made with
-// have to be started, by whoever made them, after it was made.
+// Runner is a controller that works until ctx ends. The owner of its Set's informers starts them
+// after the Runner was created.
 type Runner interface {
 	Run(ctx context.Context)
 }
@@ -60,7 +60,7 @@ type Identities struct {
 	Account func(name string) (*client.Set, error)
 }
 
-// Options is what controllers need beside the API. The zero value makes all controllers that can
+// Options is what controllers need besides the API. The zero value makes all controllers that can
 // do without.
 type Options struct {
 	// Metadata reads objects of any kind; nil means a client of each controller's own identity.

@@ -99,7 +99,7 @@ func TestWebhooks(t *testing.T) {
 	server := httptest.NewTLSServer(mux)
 	defer server.Close()
 	dead := httptest.NewTLSServer(nil)
-	dead.Close() // nobody listens there
+	dead.Close() // no one listens there
 	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
 	at := func(base, path string) admissionregistrationv1.WebhookClientConfig {
 		return admissionregistrationv1.WebhookClientConfig{URL: ptr.To(base + path), CABundle: ca}

@@ -34,7 +34,7 @@ var (
 )
 
 const (
-	// sample is what runs beside other tests, which may hold up all for a moment: the disk, too.
+	// sample is what runs alongside other tests, which may hold up all for a moment: the disk, too.
 	// One of its quiet times may be disturbed, none of a longer run.
 	sample = 12 * time.Second
 	// late is how long after the last event connections may still go to an endpoint that is gone,
@@ -109,7 +109,7 @@ func TestChaos(t *testing.T) {
 			}
 		}
 	}
-	var windows []time.Time // when quiet time begins
+	var windows []time.Time // when quiet time starts
 	killed, deleted := map[string]int{}, 0
 	for began := time.Now(); time.Since(began) < *chaosFor || len(windows) < 3 || deleted == 0; {
 		gone, names := c.delete(ctx, random)

@@ -35,7 +35,7 @@ const (
 	image = registry + "/demo/web:1"
 )
 
-// cluster is what `coracle up` has started, and a registry beside it.
+// cluster is what `coracle up` has started, and a registry alongside it.
 type cluster struct {
 	dir    string
 	cgroup string
@@ -59,8 +59,8 @@ func bin(elem ...string) string {
 	return path
 }
 
-// startCluster starts a cluster and returns when its node is Ready. What it has begun when it fails
-// ends with the namespaces.
+// startCluster starts a cluster and returns when its node is Ready. What it has started when it
+// fails ends with the namespaces.
 func startCluster() (*cluster, error) {
 	dir, err := os.MkdirTemp("", "kube-") // short: sockets' paths are limited
 	if err != nil {

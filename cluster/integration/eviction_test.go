@@ -15,7 +15,7 @@ import (
 )
 
 // A PodDisruptionBudget allows as many evictions as it says, and no more: a drain goes on as soon
-// as there are other pods. This was once refused for ever.
+// as there are other pods. This was once refused forever.
 func TestDisruptionBudget(t *testing.T) {
 	t.Parallel()
 	ctx, ns := namespace(t)

@@ -70,7 +70,7 @@ func (h *history) handler() cache.ResourceEventHandler {
 		},
 		DeleteFunc: func(obj any) {
 			if tomb, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-				obj = tomb.Obj // deleted while nobody watched
+				obj = tomb.Obj // deleted while no one watched
 			}
 			h.told("delete", obj.(*corev1.ConfigMap))
 		},
@@ -93,7 +93,7 @@ func drain[T any](ch <-chan T) (stop func()) {
 	return func() { close(quit); <-ended }
 }
 
-// insist does a write until the server has taken or refused it: while it is away, nobody answers.
+// insist does a write until the server has taken or refused it: while it is away, no one answers.
 func insist(ctx context.Context, write func() (*corev1.ConfigMap, error)) (*corev1.ConfigMap, error) {
 	var cm *corev1.ConfigMap
 	var err error

@@ -137,7 +137,7 @@ func (a *admission) othersLocked(p *v1.Pod) []*v1.Pod {
 	return others
 }
 
-// admit says whether a pod fits the node beside the others; if not, why, in upstream's words.
+// admit says whether a pod fits the node alongside the others; if not, why, in upstream's words.
 func admit(n *v1.Node, p *v1.Pod, others []*v1.Pod) (reason, message string, ok bool) {
 	predicate := func(name, text string) (string, string, bool) {
 		return name, fmt.Sprintf("Predicate %s failed: %s", name, text), false
@@ -182,7 +182,7 @@ func supportsStrictGroups(n *v1.Node) bool {
 }
 
 // fits says whether what the pod asks for is left, and if not of which resource there is too
-// little. An extended resource that the node does not have is somebody else's affair.
+// little. An extended resource that the node does not have is someone else's affair.
 func fits(n *v1.Node, p *v1.Pod, others []*v1.Pod) (v1.ResourceName, string, bool) {
 	short := func(name v1.ResourceName, requested, used, capacity int64) (v1.ResourceName, string, bool) {
 		return name, fmt.Sprintf("Node didn't have enough resource: %s, requested: %d, used: %d, capacity: %d", name, requested, used, capacity), false

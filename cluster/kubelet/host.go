@@ -179,8 +179,8 @@ func (k *Kubelet) logRotator() *logrotate.Rotator {
 // LogDir implements Host.
 func (k *Kubelet) LogDir() string { return k.opts.LogDir }
 
-// servingTLS serves a certificate from files, which are read again when a minute has passed:
-// whoever renews it need not tell.
+// servingTLS serves a certificate from files. It reads them again after a minute, so that a renewed
+// certificate needs no notice.
 func servingTLS(certFile, keyFile string) (*tls.Config, error) {
 	load := func() (*tls.Certificate, error) {
 		c, err := tls.LoadX509KeyPair(certFile, keyFile)

@@ -79,8 +79,8 @@ type Kubelet struct {
 	began   chan struct{} // closed when the fields above are set
 }
 
-// New returns a Kubelet that reaches the API through s. It takes the port of the kubelet's own API:
-// where that is another's, nobody should hear of a node that is ready.
+// New returns a Kubelet that reaches the API through s. It takes the port of the kubelet's own API
+// first: if another process has it, the node must not become ready.
 func New(s *client.Set, o Options) (_ *Kubelet, err error) {
 	if err := o.complete(); err != nil {
 		return nil, err
@@ -323,7 +323,7 @@ func (k *Kubelet) wake(uid types.UID) {
 	}
 }
 
-// resync is called when the runtime's events have begun: some may have been missed.
+// resync is called when the runtime's events have started: some may have been missed.
 func (k *Kubelet) resync() {
 	k.runner.WakeAll()
 	if k.opts.RuntimeStarted != nil {

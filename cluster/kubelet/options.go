@@ -19,7 +19,7 @@ import (
 )
 
 // Options say what node a kubelet runs and where it keeps things. Empty fields take the defaults
-// that are written beside them.
+// that are written next to them.
 type Options struct {
 	// NodeName is the node's name; required.
 	NodeName string
@@ -39,7 +39,7 @@ type Options struct {
 	// RootDir holds pods' volumes and the like (/var/lib/kubelet).
 	RootDir string
 	// LogDir holds pods' logs (/var/log/pods), LegacyLogDir links to them by container, which log
-	// collectors read (a directory containers beside LogDir).
+	// collectors read (a directory containers next to LogDir).
 	LogDir, LegacyLogDir string
 	// StaticPodDir holds manifests of pods that run without an API; empty for none.
 	StaticPodDir string
@@ -55,7 +55,7 @@ type Options struct {
 	// The kubelet's own port is always one.
 	ReservedPorts map[int]string
 	// CertFile and KeyFile are its certificate and key, read again when they change; without them
-	// it makes a certificate of its own that nobody vouches for.
+	// it makes a certificate of its own that no one vouches for.
 	CertFile, KeyFile string
 	// ClientCAFile names those whose client certificates are believed; without it only tokens are.
 	ClientCAFile string

@@ -199,7 +199,7 @@ func (s *static) lookAtMirror(ctx context.Context) bool {
 	return true
 }
 
-// unobserved takes upstream's notes on when pods were first seen, which nobody reads.
+// unobserved takes upstream's notes on when pods were first seen, which no one reads.
 type unobserved struct{}
 
 func (unobserved) ObservedPodOnWatch(*v1.Pod, time.Time) {}

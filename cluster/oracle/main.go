@@ -1,6 +1,6 @@
-// Command oracle asks upstream's own control plane what is right: it starts it beside ours, gives
-// both the same nodes and the same manifests, and compares what has become of them once both have
-// settled: objects, events, errors, warnings and what kubectl prints.
+// Command oracle asks upstream's own control plane what is right: it starts it alongside ours,
+// gives both the same nodes and the same manifests, and compares what has become of them once both
+// have settled: objects, events, errors, warnings and what kubectl prints.
 //
 //	oracle -bin bin
 //

@@ -134,7 +134,7 @@ func (b *Bundle) Node(name string, hosts []string) (NodeFiles, error) {
 	return files, b.Kubeconfig(files.Kubeconfig, user, group)
 }
 
-// Authority returns the authority's certificate and key, for whoever signs CSRs.
+// Authority returns the authority's certificate and key, for signers of CSRs.
 func (b *Bundle) Authority() (*x509.Certificate, crypto.Signer) { return b.issuer.cert, b.issuer.key }
 
 // read returns the content of the file at path, nil if there is none.

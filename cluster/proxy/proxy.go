@@ -46,8 +46,8 @@ type Options struct {
 	// are endpoints, and PodRanges.
 	WatchPods bool
 	PodRanges []netip.Prefix
-	// ExternalIPs has Services' externalIPs routed. Whoever may create a Service could take over
-	// connections to any address with them.
+	// ExternalIPs routes Services' externalIPs. With them, anyone who may create a Service could
+	// take over connections to any address.
 	ExternalIPs bool
 	// Health is told whether the rules are in force; it may be nil.
 	Health *health.Part

@@ -17,7 +17,7 @@ import (
 
 var assignedDelete = framework.Event{Kind: framework.AssignedPod, Action: framework.Delete}
 
-// assume counts pod as being on node and has it bound there beside what follows. It returns why
+// assume counts pod as being on node and has it bound there alongside what follows. It returns why
 // not, and then has undone what it did.
 func (s *Scheduler) assume(ctx context.Context, profile *framework.Profile, state *framework.CycleState, pod *framework.QueuedPod, node string) *failure {
 	info := pod.OnNode(node)

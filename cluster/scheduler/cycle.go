@@ -102,8 +102,8 @@ func (s *Scheduler) choose(ctx context.Context, profile *framework.Profile, stat
 }
 
 // highest returns the place of the highest score: of equals any, each as likely as the others.
-// Where the search begins would not spread them, since in a small cluster it covers all nodes and
-// so always begins at the same one.
+// Where the search starts would not spread them, since in a small cluster it covers all nodes and
+// so always starts at the same one.
 func highest(scores []int64) int {
 	best, equals := 0, 1
 	for i := 1; i < len(scores); i++ {

@@ -172,7 +172,7 @@ func (w *eventWriter) stop() {
 	w.running.Wait()
 }
 
-// boundedSink lets only some writes of events run at a time. The broadcaster begins one for each
+// boundedSink lets only some writes of events run at a time. The broadcaster starts one for each
 // event at once.
 type boundedSink struct {
 	events.EventSink

@@ -112,7 +112,7 @@ func unlike(pod *v1.Pod, before, now framework.Told) *v1.Pod {
 	return &other
 }
 
-// patch writes what fail has to say into pods' status, in that order and beside the cycles.
+// patch writes what fail has to say into pods' status, in that order and alongside the cycles.
 func (s *Scheduler) patch(ctx context.Context) {
 	for {
 		select {

@@ -3,7 +3,7 @@
 // One goroutine takes pods from the queue (package queue) and works on them one at a time: it
 // brings its snapshot of the cluster up to date (package cache), asks the plugins of the pod's
 // profile (packages framework and plugins) which nodes fit and which of those is best (cycle.go),
-// and assumes the pod there. Binding is a call to the API server and runs beside the next pods'
+// and assumes the pod there. Binding is a call to the API server and runs alongside the next pods'
 // cycles, a bounded number at a time (bind.go). What informers see goes into the cache and the
 // queue (handlers.go). What does not work out ends in failure.go: the pod gets a condition and an
 // event in upstream's words, and goes back into the queue.
@@ -85,7 +85,7 @@ type Scheduler struct {
 	// last deletion.
 	cycle    sync.Mutex
 	caughtUp *time.Timer
-	// next is where among the nodes the next search begins, statuses where it works.
+	// next is where among the nodes the next search starts, statuses where it works.
 	next     int
 	statuses []*framework.Status
 
@@ -96,7 +96,7 @@ type Scheduler struct {
 	finished  sync.WaitGroup
 }
 
-// New returns a scheduler over set's informers, which whoever owns them starts. It makes no call.
+// New returns a scheduler over set's informers, which their owner starts. It makes no call.
 func New(set *client.Set, opts Options) (*Scheduler, error) {
 	if opts.Parallelism == 0 {
 		opts.Parallelism = min(runtime.GOMAXPROCS(0), 16)
@@ -189,7 +189,7 @@ func (s *Scheduler) catchUp() {
 	s.cache.Update(s.snapshot)
 }
 
-// aside is what plugins have running beside the cycles.
+// aside is what plugins have running alongside the cycles.
 type aside struct {
 	mu   sync.Mutex
 	ctx  context.Context //nolint:containedctx // of all of it; nil until the scheduler runs
@@ -221,7 +221,7 @@ func (s *Scheduler) begin(ctx context.Context) {
 	s.aside.wait = nil
 }
 
-// end waits for all that runs, after which nothing begins.
+// end waits for all that runs, after which nothing starts.
 func (s *Scheduler) end() {
 	s.aside.mu.Lock()
 	s.aside.over = true

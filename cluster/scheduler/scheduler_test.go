@@ -46,7 +46,7 @@ type cluster struct {
 func TestMain(m *testing.M) {
 	slog.SetDefault(slog.New(slog.DiscardHandler))
 	// They log, and sleep if two errors come at the same time: for decades when the second one
-	// comes in a bubble of synctest, whose time begins in 2000.
+	// comes in a bubble of synctest, whose time starts in 2000.
 	utilruntime.ErrorHandlers = nil
 	os.Exit(m.Run())
 }
@@ -198,7 +198,7 @@ func TestSchedulesOnTheFreestNode(t *testing.T) {
 	})
 }
 
-// The search covers all nodes of a small cluster, so where it begins does not spread equals.
+// The search covers all nodes of a small cluster, so where it starts does not spread equals.
 func TestEqualNodesOfASmallClusterAreAllUsed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var nodes []runtime.Object

@@ -132,7 +132,7 @@ func TestPanicInPostBind(t *testing.T) {
 	})
 }
 
-// However a pod's deletion is told, and if that is just before PreBind begins, PreBind ends.
+// However a pod's deletion is told, and if that is just before PreBind starts, PreBind ends.
 func TestDeletionEndsPreBind(t *testing.T) {
 	for _, missed := range []bool{false, true} {
 		for _, early := range []bool{false, true} {

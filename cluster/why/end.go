@@ -70,7 +70,7 @@ func (a *Asker) source(q Question) (*source, error) {
 	case !ok:
 		return nil, fmt.Errorf("source %q: it is pod/NAME, NAMESPACE/NAME, node/NAME or an IP address", q.Source)
 	case ref.kind == "service":
-		return nil, fmt.Errorf("source %q: a Service begins no connections; name a pod, a node or an IP address", q.Source)
+		return nil, fmt.Errorf("source %q: a Service opens no connections; name a pod, a node or an IP address", q.Source)
 	case ref.kind == "node":
 		return a.nodeSource(q.Source, ref.name)
 	}

@@ -218,7 +218,7 @@ func TestWhy(t *testing.T) {
 func TestBadQuestions(t *testing.T) {
 	a := newTestAsker(t)
 	for _, tc := range []struct{ from, to, want string }{
-		{"svc/web", "svc/web", `source "svc/web": a Service begins no connections`},
+		{"svc/web", "svc/web", `source "svc/web": a Service opens no connections`},
 		{"pod/none", "svc/web", "there is no pod shop/none; -n names another namespace"},
 		{"pod/new", "svc/web", "pod shop/new has no address yet"},
 		{"a/b/c/d", "svc/web", "it is pod/NAME, NAMESPACE/NAME, node/NAME or an IP address"},

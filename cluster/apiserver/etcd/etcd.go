@@ -10,7 +10,7 @@
 // again when most of it is free, and when it has reached its quota, room is made at the first write
 // that is refused (space.go).
 //
-// It is tuned for one node: nobody has to catch up from its log, so little of it is kept in memory;
+// It is tuned for one node: no one has to catch up from its log, so little of it is kept in memory;
 // its log goes to slog, warnings and worse only. What etcd would answer with a panic or by ending
 // the process (a damaged log or database) is an error of [Start] here.
 package etcd
@@ -110,8 +110,8 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 		return nil, fmt.Errorf("the path of etcd's socket %s is %d bytes long, and a socket's can have %d; choose a shorter --state", socket, len(socket), maxSocketPath)
 	}
 	for _, d := range []string{dir, state} {
-		// Also one that somebody has opened to others: secrets are in the data, and the socket asks
-		// nobody who he is.
+		// Also close a directory that was opened to others: the data has secrets, and the socket
+		// does not authenticate its clients.
 		if err := errors.Join(os.MkdirAll(d, 0o700), os.Chmod(d, 0o700)); err != nil {
 			return nil, fmt.Errorf("cannot make a directory for etcd: %w", err)
 		}
@@ -170,7 +170,7 @@ func (s *Server) serves(ctx context.Context, dir string) error {
 	case <-ctx.Done():
 		err = context.Cause(ctx)
 	}
-	s.journal.started.Store(true) // from here on nobody asks why a goroutine ended
+	s.journal.started.Store(true) // from here on no one asks why a goroutine ended
 	s.Close()
 	return fmt.Errorf("etcd in %s did not start: %w", dir, err)
 }

@@ -153,7 +153,7 @@ func TestBadStarts(t *testing.T) {
 		"end of the log lost": func(t *testing.T, member string) {
 			logs, _ := filepath.Glob(filepath.Join(member, "wal", "*.wal"))
 			for _, log := range logs {
-				// The first page has where the log begins, and who writes it.
+				// The first page has where the log starts, and who writes it.
 				if err := os.Truncate(log, 4096); err != nil {
 					t.Error(err)
 				}

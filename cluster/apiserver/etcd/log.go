@@ -32,9 +32,9 @@ func (j *journal) logger() *zap.Logger {
 
 // OnWrite implements zapcore.CheckWriteHook for entries that end the process.
 //
-// etcd opens its files in goroutines of its own, where nobody could recover a panic: while it
-// starts, such a goroutine ends here, and whoever waits for the start is told why. Later it would
-// leave locks behind that others wait for: then the process ends.
+// etcd opens its files in goroutines of its own, where no one could recover a panic. While etcd
+// starts, such a goroutine ends here, and the caller of the start gets the error. Later the
+// goroutine would leave locks behind that others wait for, so the process ends.
 func (j *journal) OnWrite(entry *zapcore.CheckedEntry, fields []zapcore.Field) {
 	err := withCause(entry.Message, fields)
 	if j.started.Load() {

@@ -23,7 +23,7 @@ var ErrNewer = errors.New("data of a newer version")
 func CheckVersion(db string) error { return opens(db) }
 
 // notNewer says whether the version that wrote the database is at most this one's minor. etcd
-// itself finds out only after it has begun to use the data, and ends the process.
+// itself finds out only after it has started to use the data, and ends the process.
 func notNewer(db *bolt.DB) error {
 	return db.View(func(tx *bolt.Tx) error {
 		for _, recorded := range [][]byte{

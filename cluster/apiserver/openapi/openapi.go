@@ -1,5 +1,5 @@
 // Package openapi serves the OpenAPI documents of an API server, v2 and v3, at next to no cost
-// while nobody reads them.
+// while no one reads them.
 //
 // The documents of the built-in groups are made when this package is generated, from the routes of
 // a running server and upstream's generated definitions, and lie in the binary as gzip'ed JSON and
@@ -70,7 +70,7 @@ type document struct {
 
 // Others are API servers that serve groups and versions in place of this one.
 type Others interface {
-	// Documents returns the names of the v3 documents that can be had of them.
+	// Documents returns the names of the v3 documents that they serve.
 	Documents() []string
 	// Document returns what answers a request for a v3 document, if it is one of theirs.
 	Document(name string) (http.Handler, bool)
@@ -139,7 +139,7 @@ func (h *handler) serveIndex(w http.ResponseWriter, r *http.Request) {
 	http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(data))
 }
 
-// location is the URL of a v3 document that has this hash; it can be cached for ever.
+// location is the URL of a v3 document that has this hash; it can be cached forever.
 func location(name, hash string) string {
 	return root + "/" + name + "?" + url.Values{"hash": {hash}}.Encode()
 }

@@ -3,8 +3,8 @@
 //
 // Three controllers over one informer, each with Requests as keys. What a request must look like
 // for a signer, and the signing itself, are upstream's rules (imported). A request that a signer
-// cannot accept gets the condition Failed; one that is nobody's is left alone. Everything else
-// that goes wrong is repeated with the frame's back-off.
+// cannot accept gets the condition Failed. A request for another signer is left alone. After any
+// other error the request is tried again, with the frame's back-off.
 package certificates
 
 import (
@@ -32,7 +32,7 @@ type approver struct {
 }
 
 // NewApprover returns the controller that approves nodes' requests for a client certificate of
-// their own, and those that somebody may make for nodes, as a SubjectAccessReview says.
+// their own, and those that someone may make for nodes, as a SubjectAccessReview says.
 func NewApprover(set *client.Set) *frame.Controller {
 	requests := set.Informers.Certificates().V1().CertificateSigningRequests()
 	a := &approver{set: set, requests: requests.Lister()}

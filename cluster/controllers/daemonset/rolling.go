@@ -95,10 +95,10 @@ func (d *daemon) deleteStep(maxUnavailable int) changes {
 	return changes{delete: append(broken, candidates[:spare]...)}
 }
 
-// surgeStep creates new pods beside old ones, on at most maxSurge nodes at a time, and deletes each
-// old pod whose successor is available. Where the old pod is not available its successor is not
-// counted. A node that the DaemonSet no longer fits keeps its available old pod until enough are
-// available elsewhere.
+// surgeStep creates new pods alongside old ones, on at most maxSurge nodes at a time, and deletes
+// each old pod whose successor is available. Where the old pod is not available its successor is
+// not counted. A node that the DaemonSet no longer fits keeps its available old pod until enough
+// are available elsewhere.
 func (d *daemon) surgeStep(maxSurge, desired int) changes {
 	var todo changes
 	var leftovers []*corev1.Pod

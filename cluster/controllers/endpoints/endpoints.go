@@ -1,11 +1,11 @@
 // Package endpoints keeps the Endpoints object of every Service with a selector: the older form of
 // what EndpointSlices say, which clients still read.
 //
-// A Service's Endpoints are computed anew (subsets.go) when the Service changes, when a pod changes
-// in a way that they show, and when somebody deletes them; they are deleted with the Service.
-// Endpoints that belong to no Service are left alone while the controller runs, since users make
-// them by hand before their Service; at its start those whose Service went meanwhile are removed.
-// Errors are told in an event and repeated with the frame's back-off.
+// A Service's Endpoints are computed again (subsets.go) when the Service changes, when a pod
+// changes in a way that they show, and when someone deletes them; they are deleted with the
+// Service. Endpoints that belong to no Service are left alone while the controller runs, since
+// users make them by hand before their Service; at its start those whose Service went meanwhile are
+// removed. Errors are told in an event and repeated with the frame's back-off.
 package endpoints
 
 //lint:file-ignore SA1019 the old API is what this package serves

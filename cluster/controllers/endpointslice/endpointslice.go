@@ -3,7 +3,7 @@
 //
 // How endpoints are packed into slices, and the hints for topology and traffic distribution, are
 // upstream's reconciler itself (k8s.io/endpointslice). This package decides when it runs: when a
-// Service changes, when a pod changes in a way that its Services' slices show, when somebody else
+// Service changes, when a pod changes in a way that its Services' slices show, when someone else
 // touches a slice, and when nodes shift so much between zones that a Service's hints overload one.
 //
 // A slice that the reconciler has written and the cache does not show yet puts the next run off by
@@ -103,7 +103,7 @@ func (c *controller) servicesOf(old, pod any) []string {
 	return keys.UnsortedList()
 }
 
-// sliceChanged has a Service looked at, a little later, if somebody else touched its slices.
+// sliceChanged has a Service looked at, a little later, if someone else touched its slices.
 func (c *controller) sliceChanged(old, obj any) []string {
 	before, _ := old.(*discoveryv1.EndpointSlice)
 	slice, _ := obj.(*discoveryv1.EndpointSlice)

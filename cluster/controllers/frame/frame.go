@@ -68,7 +68,7 @@ func (c *Controller) Watch(informer cache.SharedIndexInformer, keys Keys) {
 	c.watches = append(c.watches, watch{informer, keys})
 }
 
-// Also runs f beside the workers, once the informers have synced, until its context ends.
+// Also runs f alongside the workers, once the informers have synced, until its context ends.
 func (c *Controller) Also(f func(context.Context)) { c.started = append(c.started, f) }
 
 // Add puts key into the queue, now.

@@ -17,7 +17,7 @@ import (
 var errNotServed = errors.New("kind is not served")
 
 // errNamespacedOwner is the error of an object without a namespace that names an owner with one.
-// Nothing mends that but a change of the object, which will be seen.
+// Nothing fixes that but a change of the object, which will be seen.
 var errNamespacedOwner = errors.New("a cluster-scoped object cannot have a namespaced owner")
 
 // sync looks at the object with this UID.
@@ -97,7 +97,7 @@ func (c *collector) collect(ctx context.Context, it item) error {
 		if len(lost) == 0 {
 			return nil
 		}
-		// A waiting owner would wait for ever for an object that another keeps.
+		// A waiting owner would wait forever for an object that another keeps.
 		return c.dropReferences(ctx, it, lost...)
 	}
 	dependents, _ := c.graph.dependents(it.uid)
@@ -123,7 +123,7 @@ func (c *collector) collect(ctx context.Context, it item) error {
 type classified struct {
 	solid             int
 	dangling, waiting []types.UID
-	// unwatched: some owner exists but no watch shows it, so that nobody will tell when it goes.
+	// unwatched: some owner exists but no watch shows it, so that no one will tell when it goes.
 	unwatched bool
 }
 

@@ -153,7 +153,7 @@ func (c *collector) release(ctx context.Context, synced []cache.InformerSynced) 
 		if ctx.Err() != nil {
 			return
 		}
-		slog.Warn("garbage collection begins without having seen all kinds of objects")
+		slog.Warn("garbage collection starts before all kinds of objects were listed")
 	}
 	c.graph.complete(c.frame.Add)
 }

@@ -191,7 +191,7 @@ func TestNonBlockingDependentIsNotWaitedFor(t *testing.T) {
 		w.make(replicaSets, "a")
 		w.make(configMaps, "slow", set("a", false))
 		w.Settle()
-		// The finalizer of somebody else keeps the dependent.
+		// The finalizer of someone else keeps the dependent.
 		w.finalize(configMaps, "slow")
 		w.delete(replicaSets, "a", metav1.DeletePropagationForeground)
 		w.Pass(time.Second)
@@ -365,7 +365,7 @@ func TestIdleIsIdle(t *testing.T) {
 		calls := len(w.Metadata.Actions())
 		w.Pass(24 * time.Hour)
 		for _, action := range w.Metadata.Actions()[calls:] {
-			if verb := action.GetVerb(); verb != "watch" { // watches end after some minutes and begin anew
+			if verb := action.GetVerb(); verb != "watch" { // watches end after some minutes and start again
 				w.t.Errorf("%s %s of an idle collector", verb, action.GetResource().Resource)
 			}
 		}

@@ -137,7 +137,8 @@ func (g *graph) observe(k *kind, obj metav1.Object) {
 	}
 }
 
-// relinkLocked makes refs the owners of n, and looks at whoever that frees or makes doubtful.
+// relinkLocked makes refs the owners of n, and checks each object that loses an owner or gets an
+// unknown one.
 func (g *graph) relinkLocked(n *node, refs []reference) {
 	old := n.owners
 	if len(old) == 0 && len(refs) == 0 {

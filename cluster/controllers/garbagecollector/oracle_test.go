@@ -93,7 +93,7 @@ func TestAsUpstream(t *testing.T) {
 	}
 }
 
-// finalize has somebody else keep a pod.
+// finalize has someone else keep a pod.
 func (w world) finalize(gvr schema.GroupVersionResource, name string) {
 	w.patch(gvr, name, `{"metadata":{"finalizers":["example.com/slow"]}}`)
 	w.Settle()

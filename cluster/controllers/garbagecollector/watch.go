@@ -48,7 +48,7 @@ func init() {
 	}
 }
 
-// ignored are kinds that nobody owns and that own nobody, in numbers.
+// ignored are kinds that no one owns and that own no one, in numbers.
 var ignored = sets.New(
 	schema.GroupResource{Resource: "events"},
 	schema.GroupResource{Group: "events.k8s.io", Resource: "events"},

@@ -36,7 +36,7 @@ func (b backoff) left(now time.Time) time.Duration {
 }
 
 // backoffs remembers the backoff of each Job. It is not kept in the API: a controller that starts
-// anew begins without, and at worst replaces a pod too early.
+// again starts without, and at worst replaces a pod too early.
 type backoffs struct {
 	mu    sync.Mutex
 	byKey map[string]backoff

@@ -48,7 +48,7 @@ type controller struct {
 	frame      *frame.Controller
 }
 
-// New returns the controller. It begins with a namespace when settle has passed since it was
+// New returns the controller. It starts with a namespace when settle has passed since it was
 // marked: what other API servers need to notice that nothing may be created in it any more
 // (upstream: 5 s; 0 with a single server).
 func New(set *client.Set, metadata metadata.Interface, settle time.Duration) *frame.Controller {

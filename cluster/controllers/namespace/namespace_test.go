@@ -112,7 +112,7 @@ func (w world) patch(gvr schema.GroupVersionResource, object, body string) {
 
 // leave ends the grace of a pod that is being deleted.
 func (w world) leave(pod string) {
-	w.Pass(10 * time.Second) // upstream begins after 5 s
+	w.Pass(10 * time.Second) // upstream starts after 5 s
 	w.Leave(w.t, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: name, Name: pod}})
 	w.Settle()
 }

@@ -142,7 +142,7 @@ func (e *evictor) sync(ctx context.Context, key string) error {
 	return nil
 }
 
-// toleratedFor returns how long all of these tolerations last; limited is false if for ever.
+// toleratedFor returns how long all of these tolerations last; limited is false if forever.
 func toleratedFor(tolerations []corev1.Toleration) (limit time.Duration, limited bool) {
 	for _, toleration := range tolerations {
 		if toleration.TolerationSeconds == nil {

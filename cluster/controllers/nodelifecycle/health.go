@@ -58,7 +58,7 @@ func (c *controller) alive(node string) {
 	}
 }
 
-// registered begins to watch over a node that was not known.
+// registered starts to watch over a node that was not known.
 func (c *controller) registered(node *corev1.Node) {
 	c.mu.Lock()
 	known := c.health[node.Name]
@@ -185,7 +185,7 @@ func fallenSilent(node *corev1.Node, now metav1.Time) *corev1.Node {
 	return node
 }
 
-// markPods makes the pods of a node that has fallen silent not ready: nobody else can tell. While
+// markPods makes the pods of a node that has fallen silent not ready: no one else can tell. While
 // its kubelet speaks, the pods' readiness is the kubelet's affair.
 func (c *controller) markPods(ctx context.Context, node *corev1.Node) error {
 	c.mu.Lock()

@@ -8,7 +8,7 @@
 // in 10 seconds, slower or not at all when many nodes of the zone are away, and none, with the
 // taints that exist taken off, when not a single node is ready, since then it is the network or
 // this controller that is ill, not the nodes (zones.go). Pods that do not tolerate a NoExecute
-// taint, or not for ever, are deleted by a second controller (eviction.go).
+// taint, or not forever, are deleted by a second controller (eviction.go).
 //
 // Upstream looks at all nodes every 5 seconds. Here each node has one timer, set to when its
 // silence would become too long; a node that is well is looked at once per grace period.

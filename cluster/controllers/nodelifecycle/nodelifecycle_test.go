@@ -124,7 +124,7 @@ func (w world) say(name string, of corev1.NodeConditionType, status corev1.Condi
 	}))
 }
 
-// pod puts a pod on a node that tolerates its being away for these seconds (-1: for ever, 0: not).
+// pod puts a pod on a node that tolerates its being away for these seconds (-1: forever, 0: not).
 func (w world) pod(name, node string, seconds int64) {
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: apitest.Namespace, Name: name}}
 	for _, key := range []string{corev1.TaintNodeNotReady, corev1.TaintNodeUnreachable} {
@@ -147,7 +147,7 @@ func (w world) pod(name, node string, seconds int64) {
 //
 // That a pod's eviction was cancelled is compared for pods that live on nodes that do not evict.
 // Of others upstream says it or not, as it happens: it handles a node once or several times for one
-// change, and each further time it cancels what it then schedules anew.
+// change, and each further time it cancels what it then schedules again.
 func (w world) state() string {
 	var out, staying []string
 	evicting := map[string]bool{}

@@ -80,7 +80,7 @@ func (c *controller) sync(ctx context.Context, key string) error {
 	}
 	selector, err := metav1.LabelSelectorAsSelector(rs.Spec.Selector)
 	if err != nil {
-		return nil // validation lets none through; trying again would not mend it
+		return nil // validation refuses such selectors; trying again would not help
 	}
 	candidates := adoption.Candidates[*corev1.Pod](c.podCache, kind.Kind, rs)
 	active, err := c.claim(ctx, key, rs, selector, upstream.FilterActivePods(klog.Background(), candidates))

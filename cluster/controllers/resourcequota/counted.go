@@ -24,7 +24,7 @@ import (
 // syncLimit bounds the wait for a kind's objects, whose server may be another one that hangs.
 const syncLimit = 5 * time.Second
 
-// countPrefix begins the name of the quota of any kind's number of objects: "count/jobs.batch".
+// countPrefix starts the name of the quota of any kind's number of objects: "count/jobs.batch".
 const countPrefix = "count/"
 
 // aliases are older names of such quotas.
@@ -34,8 +34,8 @@ var aliases = map[corev1.ResourceName]string{
 	corev1.ResourceReplicationControllers: "replicationcontrollers",
 }
 
-// counted watches the kinds of which quotas limit the number. A watch once begun goes on until the
-// controller ends, since quotas of a kind tend to come back.
+// counted watches the kinds of which quotas limit the number. A watch once started goes on until
+// the controller ends, since quotas of a kind tend to come back.
 type counted struct {
 	set      *client.Set
 	metadata metadata.Interface
@@ -115,7 +115,7 @@ func resourceOf(name corev1.ResourceName) (schema.GroupResource, bool) {
 	return schema.GroupResource{}, false
 }
 
-// watch begins to watch a kind and to evaluate it.
+// watch starts to watch a kind and to evaluate it.
 func (c *counted) watch(resource kinds.Resource) cache.SharedIndexInformer {
 	c.mu.Lock()
 	defer c.mu.Unlock()

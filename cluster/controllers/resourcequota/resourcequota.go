@@ -1,6 +1,6 @@
 // Package resourcequota keeps the usage in the status of ResourceQuotas right.
 //
-// Admission adds to a quota's usage what is created; this controller computes the usage anew from
+// Admission adds to a quota's usage what is created; this controller computes the usage again from
 // what exists, with upstream's evaluators: when a quota is made or changed, when something that it
 // counts is deleted or no longer counts (a pod that ended), and every five minutes, since nothing
 // else would correct a request that was admitted and then failed.

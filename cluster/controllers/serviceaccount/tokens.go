@@ -32,7 +32,7 @@ type tokens struct {
 }
 
 // NewTokens returns the controller of token Secrets; its keys are Secrets. Tokens are signed by
-// sign, and rootCA (PEM) is put beside them. It watches Secrets of that type only.
+// sign, and rootCA (PEM) is put alongside them. It watches Secrets of that type only.
 func NewTokens(set *client.Set, sign upstream.TokenGenerator, rootCA []byte) *frame.Controller {
 	accounts := set.Informers.Core().V1().ServiceAccounts()
 	secrets := coreinformers.NewFilteredSecretInformer(set.Kube, metav1.NamespaceAll, 0,

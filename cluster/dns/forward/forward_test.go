@@ -340,7 +340,7 @@ func TestQuestionsUnderWayAreBounded(t *testing.T) {
 		}
 	}
 	if n := flood(98); n != 1 {
-		t.Errorf("the last question is not to be had, but %d", n)
+		t.Errorf("%d questions took the last free place, want 1", n)
 	}
 	if n := flood(99); n != 0 || f.underWay != maxUnderWay {
 		t.Errorf("%d more than all may be under way", n)

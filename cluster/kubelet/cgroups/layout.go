@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// layout is how cgroups are mounted: one tree (v2), or one per controller (v1, also beside a v2
+// layout is how cgroups are mounted: one tree (v2), or one per controller (v1, also alongside a v2
 // tree without controllers).
 type layout interface {
 	// open prepares the cgroup that all others are made below. An error says that limits would not

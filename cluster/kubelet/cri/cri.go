@@ -2,7 +2,7 @@
 // socket, the two services' generated clients on it, and a stream of events that says when to look
 // at a pod again.
 //
-// The connection is made lazily and mends itself: a call while the runtime is away waits for it
+// The connection is made lazily and fixes itself: a call while the runtime is away waits for it
 // until its context ends (WaitForReady), so that a restart of the runtime is a pause, not an
 // error. Errors of calls are the runtime's gRPC status errors, untouched.
 package cri

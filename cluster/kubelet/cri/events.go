@@ -20,15 +20,15 @@ const (
 	// streamAgain is how often such a runtime is asked for events again: it may have been replaced
 	// by a newer one.
 	streamAgain = time.Minute
-	// headerless is how soon a stream is taken to have begun that has not said so.
+	// headerless is how soon a stream without a header is assumed to have started.
 	headerless = 200 * time.Millisecond
 )
 
-// Watch calls changed with the UID of every pod in which the runtime has made, started, lost or
-// removed something, until ctx ends; not for a sandbox that is gone by the time its removal is
-// told, as the event does not say then whose it was. It calls resync, if events may have been
-// missed, whenever a stream of them begins. A runtime without GetContainerEvents is listed once a
-// second instead.
+// Watch calls changed with the UID of every pod in which the runtime created, started, lost or
+// removed something, until ctx ends. It does not for a sandbox that is gone when the event of its
+// removal is read: such an event does not name the pod. Watch calls resync when a stream of events
+// starts, because events may have been missed. A runtime without GetContainerEvents is listed once
+// a second instead.
 func (c *Client) Watch(ctx context.Context, changed func(types.UID), resync func()) {
 	l := lister{client: c, changed: changed}
 	for ctx.Err() == nil {
@@ -50,7 +50,7 @@ func (c *Client) stream(ctx context.Context, changed func(types.UID), resync fun
 	if err != nil {
 		return err
 	}
-	// What happened before the stream is not repeated, and its header tells that it has begun.
+	// Earlier events are not repeated. The stream's header tells that it has started.
 	guessing, stop := context.WithCancel(ctx)
 	var guesses sync.WaitGroup
 	guesses.Go(func() { guess(guessing, resync) })
@@ -71,9 +71,8 @@ func (c *Client) stream(ctx context.Context, changed func(types.UID), resync fun
 	}
 }
 
-// guess calls resync for runtimes that send no header before the first event: soon, since most
-// streams have begun by then, and now and then for a minute, as there is no telling on a slow
-// machine.
+// guess calls resync for runtimes that send no header before the first event: soon, because most
+// streams have started by then, and now and then for a minute, because a machine may be slow.
 func guess(ctx context.Context, resync func()) {
 	for d := headerless; d < streamAgain; d *= 4 {
 		if sleep(ctx, d); ctx.Err() != nil {

@@ -48,7 +48,7 @@ func TestProcessesOfAPodAreBounded(t *testing.T) {
 	}
 }
 
-// A container that logs for ever takes a bounded part of the disk.
+// A container that logs forever takes a bounded part of the disk.
 func TestLogsOfAContainerAreBounded(t *testing.T) {
 	policy := logrotate.Policy{MaxSize: 128 << 10, MaxFiles: 3, Every: 500 * time.Millisecond}
 	n := newNode(t, func(o *kubelet.Options) { o.Logs = policy })

@@ -118,7 +118,7 @@ func newNode(t *testing.T, change func(*kubelet.Options)) *testNode {
 
 // version has the API give pods the versions that the fake leaves out. Without them the kubelet
 // cannot tell that the answer to its own write is older than the change that it was told of
-// meanwhile: it forgot a deletion, and the pod stayed for ever.
+// meanwhile: it forgot a deletion, and the pod stayed forever.
 func (n *testNode) version() {
 	last := 0 // the clientset calls reactors one at a time
 	next := func() string { last++; return fmt.Sprint(last) }
@@ -181,7 +181,7 @@ func (n *testNode) start() {
 	}
 }
 
-// removeAll deletes the test's pods, as whoever gave them a node would.
+// removeAll deletes the test's pods, as their controller would.
 func (n *testNode) removeAll() {
 	list, err := n.kube.CoreV1().Pods("").List(context.Background(), metav1.ListOptions{})
 	if err != nil {
@@ -264,7 +264,7 @@ func (n *testNode) create(p *v1.Pod) *v1.Pod {
 	return made
 }
 
-// delete begins a graceful deletion, as the API does for a pod that has a node. It is a patch: an
+// delete starts a graceful deletion, as the API does for a pod that has a node. It is a patch: an
 // object that was read before would take a status back that the kubelet has written meanwhile.
 func (n *testNode) delete(p *v1.Pod, grace int64) {
 	n.t.Helper()

@@ -21,7 +21,7 @@ import (
 const guestVar = "KUBELET_E2E_GUEST"
 
 // startRegistry serves an image, guest:1, with the guest program in it, and returns its name.
-// Beside it is guest:pause, for runtimes whose sandboxes run an image: it sleeps.
+// Alongside it is guest:pause, for runtimes whose sandboxes run an image: it sleeps.
 func startRegistry(t *testing.T) (address, guest string) {
 	t.Helper()
 	program := os.Getenv(guestVar)

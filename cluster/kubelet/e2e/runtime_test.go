@@ -139,7 +139,7 @@ func scratch(t *testing.T) string {
 	return dir
 }
 
-// refused is an address that nobody listens on.
+// refused is an address that no one listens on.
 func refused(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -21,7 +21,7 @@ func ParseHard(text string) (map[evictionapi.Signal]evictionapi.ThresholdValue, 
 		name, amount, _ := strings.Cut(part, "<")
 		name, amount = strings.TrimSpace(name), strings.TrimSpace(amount)
 		if !slices.ContainsFunc(signals, func(s signal) bool { return string(s.name) == name }) {
-			return nil, fmt.Errorf("eviction threshold %q: it begins with none of %s", part, signalNames())
+			return nil, fmt.Errorf("eviction threshold %q: it starts with none of %s", part, signalNames())
 		}
 		if slices.Contains(named, name) {
 			return nil, fmt.Errorf("eviction threshold %q: %s has one already", part, name)

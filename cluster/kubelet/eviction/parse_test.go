@@ -36,10 +36,10 @@ func TestThresholdsAreReadAsUpstreamReadsThem(t *testing.T) {
 
 func TestWrongThresholds(t *testing.T) {
 	for text, want := range map[string]string{
-		"":                                        `eviction threshold "": it begins with none of memory.available, nodefs.available, nodefs.inodesFree, imagefs.available, imagefs.inodesFree`,
-		"pid.available<5%":                        `eviction threshold "pid.available<5%": it begins with none of memory.available`,
-		"memory.available<100Mi,":                 `eviction threshold "": it begins with none of`,
-		"memory.available=100Mi":                  `eviction threshold "memory.available=100Mi": it begins with none of`,
+		"":                                        `eviction threshold "": it starts with none of memory.available, nodefs.available, nodefs.inodesFree, imagefs.available, imagefs.inodesFree`,
+		"pid.available<5%":                        `eviction threshold "pid.available<5%": it starts with none of memory.available`,
+		"memory.available<100Mi,":                 `eviction threshold "": it starts with none of`,
+		"memory.available=100Mi":                  `eviction threshold "memory.available=100Mi": it starts with none of`,
 		"memory.available":                        `"" is no amount above 0, such as 100Mi or 5%`,
 		"memory.available<0":                      `"0" is no amount above 0`,
 		"memory.available<-1Gi":                   `"-1Gi" is no amount above 0`,
@@ -57,7 +57,7 @@ func TestWrongThresholds(t *testing.T) {
 }
 
 // Thresholds that are named replace the default ones: a node without memory and disk is short of
-// nothing that nobody watches.
+// nothing that no one watches.
 func TestOnlyWhatIsNamedIsWatched(t *testing.T) {
 	seen := observations{}
 	for _, s := range signals {

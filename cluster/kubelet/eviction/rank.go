@@ -20,7 +20,7 @@ func rank(pods []*v1.Pod, uses map[types.UID]*usage, short signal, shared bool) 
 		case v1.ResourceMemory:
 			over := u.memory - requested(p, v1.ResourceMemory)
 			return over, over > 0
-		case resourceInodes: // nobody can request them
+		case resourceInodes: // no one can request them
 			n := u.on(short, shared).inodes
 			return n, n > 0
 		default:

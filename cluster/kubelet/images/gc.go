@@ -26,7 +26,7 @@ import (
 
 // GCPolicy says when unused images are removed.
 type GCPolicy struct {
-	// HighPercent of the disk in use begins a collection, which goes on until LowPercent is
+	// HighPercent of the disk in use starts a collection, which goes on until LowPercent is
 	// reached.
 	HighPercent, LowPercent int
 	// MinAge is how long an image must have been on the node.

@@ -1,8 +1,8 @@
 // Package images sees to it that a container's image is on the node before the container is made,
-// and that images which nobody uses go when their disk fills up.
+// and that images which no one uses go when their disk fills up.
 //
 // Upstream's image manager decides: pull policy, pull secrets, who may use an image that was pulled
-// with somebody's credentials, back-off, and the words of events and errors. This package is what
+// with someone's credentials, back-off, and the words of events and errors. This package is what
 // that manager pulls with (CRI), tells when a failed pull is worth another try, and lets pulls go
 // on in parallel.
 package images
@@ -158,7 +158,7 @@ func (r withoutCanceled) Event(object runtime.Object, kind, reason, message stri
 	r.EventRecorder.Event(object, kind, reason, message)
 }
 
-// unrecorded takes the image manager's notes on how long pulls take, which nobody reads.
+// unrecorded takes the image manager's notes on how long pulls take, which no one reads.
 type unrecorded struct{}
 
 func (unrecorded) RecordImageStartedPulling(types.UID)  {}

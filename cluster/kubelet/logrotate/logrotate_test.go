@@ -106,7 +106,7 @@ func (w *writer) want(sizes ...int) {
 	}
 }
 
-// A container that writes for ever has so many files and no more; without a rotator it has one of
+// A container that writes forever has so many files and no more; without a rotator it has one of
 // any size.
 func TestALogIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -99,7 +99,7 @@ type resizing struct {
 	// pending is set while the node does not agree, progress while containers are not yet as
 	// agreed.
 	pending, progress *v1.PodCondition
-	// restart are the containers that the resize policy wants started anew, by name, with the ids
+	// restart are the containers that the resize policy wants started again, by name, with the ids
 	// that they had then.
 	restart map[string]string
 	// again is when what failed is tried again, after so many tries.
@@ -153,7 +153,7 @@ func (w *worker) current() *v1.Pod {
 	return pod
 }
 
-// markRestarts notes which running containers want to be started anew for what changes of them.
+// markRestarts notes which running containers want to be started again for what changes of them.
 func (w *worker) markRestarts(before, after *v1.Pod) {
 	for _, s := range w.observed.ContainerStatuses {
 		was, is := kubecontainer.GetContainerSpec(before, s.Name), kubecontainer.GetContainerSpec(after, s.Name)

@@ -24,9 +24,10 @@ type Facts struct {
 	}
 	// BackOff is the pod's own, by backOffKey; its clock is the decision's.
 	BackOff *flowcontrol.Backoff
-	// ResetAll is set while a container's restart rule has all containers start anew.
+	// ResetAll is set while a container's restart rule has all containers start again.
 	ResetAll bool
-	// Restart are containers, by name and id, whose new resources take effect when they start anew.
+	// Restart are containers, by name and id, whose new resources take effect when they start
+	// again.
 	Restart map[string]string
 }
 
@@ -96,7 +97,7 @@ type Wait struct {
 	Until     time.Time
 }
 
-// resizeRestarts tells why a container is started anew whose resize policy asks for that.
+// resizeRestarts tells why a container is started again whose resize policy asks for that.
 const resizeRestarts = "Container %s resize requires restart"
 
 // Decide returns the next actions. It calls nothing and changes nothing.
@@ -256,7 +257,7 @@ func (f *Facts) anyCreated() bool {
 	return false
 }
 
-// backOffKey names a container in its pod's back-off; a changed definition begins anew.
+// backOffKey names a container in its pod's back-off; a changed definition starts again.
 func backOffKey(c *v1.Container) string {
 	return c.Name + "_" + strconv.FormatUint(kubecontainer.HashContainer(c), 16)
 }

@@ -111,7 +111,7 @@ func (w *initWalk) plain(i int, s *kubecontainer.Status) {
 	}
 }
 
-// sidecar looks at an init container that is kept running; the next one begins when it has started.
+// sidecar looks at an init container that is kept running; the next one starts when it has started.
 func (w *initWalk) sidecar(i int, s *kubecontainer.Status) {
 	c := &w.list[i]
 	switch s.State {
@@ -157,7 +157,7 @@ func (f *Facts) regularAlive() bool {
 	})
 }
 
-// restartsUnknown says whether a container that may have ended, nobody knows how, is run again.
+// restartsUnknown says whether a container with an unknown exit status is started again.
 func restartsUnknown(pod *v1.Pod, c *v1.Container) bool {
 	if c.RestartPolicy != nil {
 		return *c.RestartPolicy != v1.ContainerRestartPolicyNever

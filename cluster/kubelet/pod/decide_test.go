@@ -250,7 +250,7 @@ func TestDecideHoldsBackWhatCrashes(t *testing.T) {
 		}
 		clock.Step(crashMost)
 	}
-	// It runs for longer than twice the longest back-off: it begins anew.
+	// It runs for longer than twice the longest back-off: it starts again.
 	clock.Step(2*crashMost + time.Second)
 	if got := decide("i exited:0", "s running", "a exited:1", "b running"); got != "start a" {
 		t.Errorf("after a long run: %q", got)

@@ -317,7 +317,7 @@ func graceOf(pod *v1.Pod, c *v1.Container, reason StopReason) time.Duration {
 	}
 }
 
-// reset does away with one container of a pod whose containers all start anew.
+// reset does away with one container of a pod whose containers all start again.
 func (w *worker) reset(pod *v1.Pod, s *kubecontainer.Status) error {
 	if s.State == kubecontainer.ContainerStateRunning {
 		if c := kubecontainer.GetContainerSpec(pod, s.Name); c != nil {

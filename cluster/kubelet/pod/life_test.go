@@ -143,7 +143,7 @@ func TestCallsThatFail(t *testing.T) {
 	}
 }
 
-// withImages is a pod that mounts an image beside a directory.
+// withImages is a pod that mounts an image alongside a directory.
 func withImages(reference string, policy v1.PullPolicy) *v1.Pod {
 	p := onePod(v1.RestartPolicyAlways, "", "a")
 	p.Spec.Volumes = []v1.Volume{

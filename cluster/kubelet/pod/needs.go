@@ -12,7 +12,7 @@ import (
 // layout) and keeps their contents up to date. All methods are safe for concurrent use, are
 // idempotent, and answer the same after a restart of the kubelet: what stands is found on disk.
 type Volumes interface {
-	// Mount makes every volume of the pod that does not stand yet, and begins to keep all of them
+	// Mount makes every volume of the pod that does not stand yet, and starts to keep all of them
 	// up to date (config maps, secrets, downward API, tokens) until Unmount. Called before the
 	// pod's first container is made, and again for every pod that runs when the kubelet starts. An
 	// error is in upstream's words, fit for a FailedMount event ("MountVolume.SetUp failed for

@@ -213,7 +213,7 @@ func (r *Runner) newWorkerLocked(pod *v1.Pod) *worker {
 }
 
 // forget takes a pod that is gone off the list. A static pod whose file came back while it went
-// begins anew, under the same UID.
+// starts again, under the same UID.
 func (r *Runner) forget(w *worker) {
 	if r.Gone != nil {
 		defer r.Gone(w.uid)

@@ -221,7 +221,7 @@ func (w *worker) look(ctx context.Context, id string) {
 	w.observed = &n
 }
 
-// prune removes instances of containers that nobody needs any more: of each container the newest
+// prune removes instances of containers that no one needs any more: of each container the newest
 // and, for its last state and log, the one before are kept.
 func (w *worker) prune(ctx context.Context) {
 	seen := map[string]int{}

@@ -24,7 +24,7 @@ const (
 	deadlineMessage = "Pod was active on the node longer than the specified deadline"
 )
 
-// rounds bounds how often one step decides anew after it has acted: each init container that is
+// rounds bounds how often one step decides again after it has acted: each init container that is
 // done at once takes one.
 const rounds = 64
 

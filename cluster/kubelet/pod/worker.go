@@ -20,7 +20,7 @@ import (
 
 const (
 	// A container that ends is started again at once the first time, then after 10 s, doubling up
-	// to 5 min; it begins anew when it has run for 10 min.
+	// to 5 min; it starts again when it has run for 10 min.
 	crashFirst = 10 * time.Second
 	crashMost  = 5 * time.Minute
 	// A step that failed for another reason is tried again after 1 s, doubling up to a minute.
@@ -166,7 +166,7 @@ func (w *worker) view() View {
 	return View{Pod: pod, Observed: &kubecontainer.PodStatus{ID: w.uid}, Removed: removed}
 }
 
-// run is the pod's goroutine. It begins with the first wake, which comes with the object.
+// run is the pod's goroutine. It starts with the first wake, which comes with the object.
 func (w *worker) run() {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()

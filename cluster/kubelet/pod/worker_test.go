@@ -153,7 +153,7 @@ func (b *bench) run(p *v1.Pod) *v1.Pod {
 	return p
 }
 
-// delete begins the graceful deletion of the only pod.
+// delete starts the graceful deletion of the only pod.
 func (b *bench) delete() *v1.Pod {
 	b.t.Helper()
 	p, err := b.kube.CoreV1().Pods("ns").Get(b.t.Context(), "p", metav1.GetOptions{})

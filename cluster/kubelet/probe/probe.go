@@ -1,6 +1,6 @@
 // Package probe asks running containers whether they have started, are ready and are alive.
 //
-// Watch begins the probes of one container instance and Forget ends them; between the two each
+// Watch starts the probes of one container instance and Forget ends them; between the two each
 // probe of the container has one goroutine and one timer. The first startup probe is made as soon
 // as its initial delay is over; liveness and readiness wait until the startup probe has succeeded.
 // A change of a result calls the function that New was given, and Get reads the newest. A container
@@ -8,7 +8,7 @@
 //
 // A probe that could not be made at all (a bad port name) counts neither way and is reported as an
 // event, as upstream does. After a failed liveness or a decided startup probe the container is left
-// alone: somebody is about to end it.
+// alone: someone is about to end it.
 package probe
 
 import (
@@ -87,7 +87,7 @@ func New(exec Exec, recorder record.EventRecorder, changed func(types.UID)) *Man
 	}
 }
 
-// Watch begins a container's probes, if it has any and they have not begun.
+// Watch starts a container's probes, if it has any and they have not started.
 func (m *Manager) Watch(t Target) {
 	kinds := Of(t.Container)
 	if len(kinds) == 0 {

@@ -10,9 +10,9 @@
 //	GET  /stats/summary, /metrics, /metrics/resource, /healthz, /configz
 //
 // Every request is authenticated (client certificate or a token that the API server reviews) and
-// then authorized by the API server, as get, create and so on of nodes/NAME with the subresource
-// that the path stands for: nobody reads or does anything here whom RBAC does not let do it.
-// Streams are passed on to the URL that the runtime gives out for each, unread.
+// then authorized by the API server, as get, create and so on of nodes/NAME with the path's
+// subresource. RBAC therefore decides about every request. Streams are passed on unread to the URL
+// that the runtime returns for each.
 //
 // Errors are plain text in upstream's words, with upstream's status codes: the API server shows
 // them to users. Nothing is read from request bodies, header and query are bounded, and what a log
@@ -66,7 +66,7 @@ type Options struct {
 	// Address is where to listen (":10250"); Listener, if given, is used instead.
 	Address  string
 	Listener net.Listener
-	// TLS has the server's certificate. Without one the server makes one that nobody vouches for.
+	// TLS has the server's certificate. Without one the server makes one that no one vouches for.
 	TLS *tls.Config
 	// ClientCA are the PEM certificates of those who issue client certificates; without it only
 	// tokens are accepted.
@@ -181,7 +181,7 @@ func (s *Server) Run(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() {
 		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
 		defer cancel()
-		if server.Shutdown(end) != nil { // streams and followed logs go on for ever
+		if server.Shutdown(end) != nil { // streams and followed logs go on forever
 			server.Close()
 		}
 	})

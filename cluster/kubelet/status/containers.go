@@ -22,7 +22,7 @@ const (
 	ephemeral
 )
 
-// couldNotBeLocated stands for an exit status that nobody knows.
+// couldNotBeLocated is the message for an unknown exit status.
 const couldNotBeLocated = "The container could not be located when the pod was terminated"
 
 func (in *Input) specs(of class) []v1.Container {

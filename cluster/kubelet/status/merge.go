@@ -41,7 +41,7 @@ func merged(base *v1.Pod, e *entry) v1.PodStatus {
 	s.NodeAllocatableResourceClaimStatuses = was.NodeAllocatableResourceClaimStatuses
 	s.NominatedNodeName = was.NominatedNodeName
 	if ends && e.running {
-		// Whoever waits for the end of the pod counts on its containers being gone.
+		// Clients that wait for the end of the pod expect its containers to be gone.
 		s.Phase, s.Reason, s.Message = was.Phase, was.Reason, was.Message
 	}
 	if podutil.IsPodPhaseTerminal(s.Phase) {

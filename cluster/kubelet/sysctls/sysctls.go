@@ -18,8 +18,8 @@ import (
 // Reason is that of pods that are not admitted.
 const Reason = "SysctlForbidden"
 
-// safe are those that need nobody's permission. All belong to a namespace since Linux 4.15 at the
-// latest, before the oldest kernel that coracled runs on.
+// safe are the sysctls that need no permission. All belong to a namespace since Linux 4.15 at the
+// latest, and coracled needs a newer kernel.
 var safe = []string{
 	"kernel.shm_rmid_forced",
 	"net.ipv4.ip_local_port_range",

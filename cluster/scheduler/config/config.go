@@ -107,7 +107,7 @@ func oneDocument(data []byte) error {
 		case err != nil:
 			return err
 		case n > 0:
-			return fmt.Errorf("line %d: a second document begins: only one is allowed", document.Line)
+			return fmt.Errorf("line %d: a second document starts: only one is allowed", document.Line)
 		}
 	}
 }

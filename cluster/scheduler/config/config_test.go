@@ -180,7 +180,7 @@ func TestWrongFiles(t *testing.T) {
 		{"an old version", "apiVersion: kubescheduler.config.k8s.io/v1beta3\nkind: KubeSchedulerConfiguration\n", "v1beta3"},
 		{"an unknown field", head + "profile: []\n", `unknown field "profile"`},
 		{"a field twice", head + "parallelism: 1\nparallelism: 2\n", `already set in map`},
-		{"two documents", head + "---\n" + head, "a second document begins: only one is allowed"},
+		{"two documents", head + "---\n" + head, "a second document starts: only one is allowed"},
 		{"not YAML", head + "profiles: [\n", "yaml"},
 		{"no parallelism", head + "parallelism: 0\n", "line 3: parallelism: Invalid value: 0: should be an integer value greater than zero"},
 		{"leader election", head + "leaderElection: {leaderElect: true}\n", "line 3: leaderElection.leaderElect: there is no leader election, one scheduler runs: set it to false, or remove leaderElection"},

@@ -14,7 +14,7 @@
 //	Reserve     the node is chosen and the pod assumed on it; undone by Unreserve
 //	Permit      let the pod go on, reject it, or make it wait
 //
-// The rest runs beside the next pod's cycle: PreBind, Bind (the first that does not Skip) and
+// The rest runs alongside the next pod's cycle: PreBind, Bind (the first that does not Skip) and
 // PostBind. A pod that is rejected waits until an Event comes that one of the plugins which
 // rejected it asked for in Events, and whose Hint says that it may help.
 //

@@ -27,7 +27,7 @@ type Handle struct {
 	Activate func(pod *v1.Pod)
 	// Reopened tells that the PreEnqueue plugin gate, which kept pod waiting, does so no longer.
 	Reopened func(pod *v1.Pod, gate string)
-	// Background runs f beside the cycles, on a goroutine that the scheduler waits for when it
+	// Background runs f alongside the cycles, on a goroutine that the scheduler waits for when it
 	// stops; the context ends then. Before the scheduler runs, f waits until it does.
 	Background func(f func(context.Context))
 	// Preempt asks extenders which pods are to be removed for pod, of those on the nodes in

@@ -7,8 +7,8 @@ import (
 	"sync/atomic"
 )
 
-// Parallel says how many goroutines may work on one pod at a time; less than two means none beside
-// the caller's.
+// Parallel is how many goroutines may work on one pod at a time. Less than two means only the
+// caller's.
 type Parallel int
 
 // Do calls f for pieces that together are 0..n, each at least grain long but for the last, and

@@ -36,7 +36,7 @@ type Cloner interface{ Clone() any }
 // CycleState is what plugins have computed of one pod. It is written at points that run alone and
 // read at those that run in parallel.
 type CycleState struct {
-	// Nodes is the cluster as this cycle sees it; nil from PreBind on, which is beside later
+	// Nodes is the cluster as this cycle sees it; nil from PreBind on, which is alongside later
 	// cycles.
 	Nodes *Snapshot
 	// Nominated are the pods that wait for room on the nodes that preemption has chosen for them.

@@ -27,9 +27,9 @@ const maxQuestions = 64
 // askGrain is for how many nodes asking is worth another goroutine.
 const askGrain = 512
 
-// of returns the answers for all nodes, by slot. key has to say all that answer depends on beside
-// the node. The result is valid until the same question is asked again, which is not before the
-// next pod's cycle.
+// of returns the answers for all nodes, by slot. key must contain all that answer depends on
+// besides the node. The result is valid until the same question is asked again, which is not before
+// the next pod's cycle.
 func (c *perNode[T]) of(key string, nodes *framework.Snapshot, parallel framework.Parallel, answer func(*framework.NodeInfo) T) []T {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -38,7 +38,7 @@ type gate struct {
 }
 
 // held is a pod that waits. It is not the pod itself: an API server that does not serve what is
-// read keeps the gate closed for ever.
+// read keeps the gate closed forever.
 type held struct {
 	namespace, name string
 	plugin          string // that keeps it in the queue, not tried; "" if it is tried

@@ -83,14 +83,14 @@ func (v podView) GetPod() *v1.Pod { return v.pod.Pod() }
 type cycle struct {
 	ctx   context.Context //nolint:containedctx // our Filter has none
 	state fwk.CycleState
-	// devices is that DynamicResources has begun: another of the plugins may have ended the cycle
+	// devices is that DynamicResources has started: another of the plugins may have ended the cycle
 	// before.
 	devices bool
 }
 
 var cycles = framework.NewKey[*cycle]()
 
-// begin returns upstream's state of the cycle, which the first of its plugins begins.
+// begin returns upstream's state of the cycle, which the first of its plugins starts.
 func begin(ctx context.Context, state *framework.CycleState) fwk.CycleState {
 	c := cycles.Read(state)
 	if c == nil {

@@ -41,7 +41,7 @@ func (s *Server) Pods(t *testing.T) []*corev1.Pod {
 	return pods
 }
 
-// SetPod changes a pod, spec and status at once, as whoever may.
+// SetPod changes a pod's spec and status at once, with all permissions.
 func (s *Server) SetPod(t *testing.T, pod *corev1.Pod, change func(*corev1.Pod)) {
 	t.Helper()
 	s.mu.Lock()

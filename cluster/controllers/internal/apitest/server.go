@@ -58,7 +58,7 @@ type Server struct {
 	writes  map[string]int
 }
 
-// Controllers makes what is to run beside a test.
+// Controllers makes what is to run alongside a test.
 type Controllers []func(*client.Set) interface{ Run(context.Context) }
 
 // Ours is [Controllers] of these constructors.
@@ -70,7 +70,7 @@ func Ours(make ...func(*client.Set) *frame.Controller) Controllers {
 	return controllers
 }
 
-// Run runs f beside controllers.
+// Run runs f alongside controllers.
 func (controllers Controllers) Run(t *testing.T, f func(t *testing.T, s *Server)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {

@@ -13,7 +13,7 @@
 // with the object's UID: the cache shows it once the object is gone, or on its way out.
 //
 // Nothing polls: what is waited for is an object whose event wakes the very same key. Only when a
-// watch broke and its objects were listed anew can such an event be missing, so a put-off key is
+// watch broke and its objects were listed again can such an event be missing, so a put-off key is
 // looked at again after [Patience]. Nothing expires either: a cache that stays behind means a watch
 // that stays broken, and acting in the dark would make things worse.
 package freshness

@@ -5,7 +5,7 @@
 //
 // Memory is bounded whatever the lines are: what is longer than the buffer is passed on in parts. A
 // file is followed by inotify. When it is rotated (renamed, and a new one made in its place), the
-// old one is read to its end before the new one is begun, so that no line is lost or told twice.
+// old one is read to its end before the new one is started, so that no line is lost or told twice.
 package logs
 
 import (

@@ -53,7 +53,7 @@ func (e *evictions) end(uid types.UID) {
 	delete(e.running, uid)
 }
 
-// evict removes c's victims for pod, beside what follows.
+// evict removes c's victims for pod, alongside what follows.
 func (pl *Plugin) evict(pod *v1.Pod, c candidate) {
 	var victims []*v1.Pod
 	for _, v := range c.victims {
@@ -79,7 +79,7 @@ func (pl *Plugin) evict(pod *v1.Pod, c candidate) {
 	})
 }
 
-// evictGuarded turns a panic into an error: the pod would be kept waiting for ever.
+// evictGuarded turns a panic into an error: the pod would be kept waiting forever.
 func (pl *Plugin) evictGuarded(ctx context.Context, pod *v1.Pod, node string, victims []*v1.Pod) (err error) {
 	defer func() {
 		if r := recover(); r != nil {

@@ -3,9 +3,9 @@
 // For each node on which removing pods may help it works out, on copies, the smallest set of pods
 // to remove (victims.go), and picks the node where that hurts least (pick.go). The pod is nominated
 // to that node, so that no other of at most its priority takes the room, and the victims are
-// deleted beside the next cycles (evict.go). Meanwhile the pod is kept out of the queue. It is then
-// scheduled like any other, first tried on the node that it is nominated to: if something better
-// has come up meanwhile, nothing is lost.
+// deleted alongside the next cycles (evict.go). Meanwhile the pod is kept out of the queue. It is
+// then scheduled like any other, first tried on the node that it is nominated to: if something
+// better has come up meanwhile, nothing is lost.
 package preemption
 
 import (
@@ -63,7 +63,7 @@ func New(h *framework.Handle, args Args) *Plugin {
 // Name is DefaultPreemption, as upstream's.
 func (*Plugin) Name() string { return name }
 
-// PostFilter nominates the pod to the node where making room hurts least and begins to make it.
+// PostFilter nominates the pod to the node where making room hurts least and starts to make it.
 func (pl *Plugin) PostFilter(ctx context.Context, state *framework.CycleState, pod *framework.PodInfo, rejected *framework.Rejections) (*string, *framework.Status) {
 	p, err := pl.pods.Pods(pod.Pod().Namespace).Get(pod.Pod().Name)
 	if err != nil {
