@@ -28,10 +28,12 @@ while read -r name; do
   [[ -e $name.bats ]] || { echo "bats-known.txt: there is no file $name.bats" >&2; exit 1; }
 done < <(awk -F ' [|] ' '!/^#/ && NF { print $1 }' "$known" | sort -u)
 exec 7<>"$out/silence"
-run() { # RUNTIME FILE: the results in $out. runc wants a terminal to run containers with one.
+# RUNTIME FILE: the results in $out. runc wants a terminal to run containers with one. tini reaps what outlives its parent
+# at once: tests look for two seconds whether a process is gone, and the machine's init may take longer.
+run() {
   local where=()
   [[ $2 != *sshfs* ]] || where=("$sshfs")
-  RUNC=$bin/$1 timeout -k 5 "$longest" "${where[@]}" script -qefc "bats --tap $2.bats" /dev/null <&7 2>&1 |
+  RUNC=$bin/$1 timeout -k 5 "$longest" "${where[@]}" tini -s -- script -qefc "bats --tap $2.bats" /dev/null <&7 2>&1 |
     tr -d '\r' >"$out/$1-$2.tap" || true
 }
 # The tests make a directory for each controller of version 1 that the kernel has, mounted or not.

@@ -62,7 +62,7 @@ runc() {
 bats() {
   local module=github.com/opencontainers/runc version dir=$out/bats name
   version=$("$go" list -m -f '{{.Version}}' "$module")
-  packages bats debootstrap gawk jq uidmap sshfs dropbear-bin openssh-client openssh-sftp-server
+  packages bats debootstrap gawk jq tini uidmap sshfs dropbear-bin openssh-client openssh-sftp-server
   wanted bats "$version" || return 0
   fetch "$module" "$version"
   rm -rf "$dir"
