@@ -90,7 +90,7 @@ type Options struct {
 	// AutoscaleEvery is the time between two looks at a HorizontalPodAutoscaler; 0 means 15
 	// seconds.
 	AutoscaleEvery time.Duration
-	// NotActedOn is told which objects nothing acts on; it may be nil.
+	// NotActedOn gets the objects that have no effect. It may be nil.
 	NotActedOn *health.Part
 	// Unserved are kinds that nothing acts on, in addition to those that no cluster acts on.
 	Unserved unserved.Kinds

@@ -60,7 +60,7 @@ type Options struct {
 	ResolvConf string
 	// Stubs are name servers of domains, instead of the node's.
 	Stubs map[string][]netip.AddrPort
-	// Health is told whether it answers; it may be nil.
+	// Health gets whether the server answers; it may be nil.
 	Health *health.Part
 }
 

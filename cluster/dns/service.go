@@ -54,7 +54,7 @@ func (s *Server) ensureService(ctx context.Context) error {
 	return nil
 }
 
-// watchService has changed told of events of the Service.
+// watchService calls changed for events of the Service.
 func (s *Server) watchService() error {
 	tell := func(obj any) {
 		if o, ok := obj.(*corev1.Service); ok && o.Name == serviceName && o.Namespace == serviceNamespace {

@@ -39,7 +39,7 @@ type Host interface {
 	// ContainerID returns the id of the container's newest instance that is running, or an error
 	// in upstream's words ("container not found (\"x\")").
 	ContainerID(pod *v1.Pod, container string) (string, error)
-	// Container returns what CRI last told of the container's newest instance or, if previous, of
+	// Container returns the last CRI status of the container's newest instance or, if previous, of
 	// the one before it; its LogPath is absolute.
 	Container(pod *v1.Pod, container string, previous bool) (*runtimeapi.ContainerStatus, error)
 	// SandboxID returns the id of the pod's ready sandbox.

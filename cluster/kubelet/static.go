@@ -130,7 +130,7 @@ func (s *static) stop(p *v1.Pod) {
 	}
 }
 
-// gone is told when nothing is left of a pod.
+// gone is called when nothing is left of a pod.
 func (s *static) gone(uid types.UID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -147,7 +147,7 @@ func (s *static) gone(uid types.UID) {
 	}
 }
 
-// mirror is told of a mirror in the API.
+// mirror handles a mirror pod of the API.
 func (s *static) mirror(m *v1.Pod) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -216,7 +216,7 @@ func (s *Sampler) PodMetrics(ctx context.Context) ([]metrics.PodMetrics, error) 
 				p = &metrics.PodMetrics{Timestamp: stamp(r.at), Window: lasting(r.window)}
 				pods[key] = p
 			}
-			// One time and one window are told for all containers: the earliest and the shortest.
+			// All containers get one time and one window: the earliest and the shortest.
 			if r.at.Before(p.Timestamp.Time) {
 				p.Timestamp = stamp(r.at)
 			}

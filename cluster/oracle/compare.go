@@ -155,7 +155,7 @@ func (all explanations) sort(found []difference) (unknown []difference, stale ex
 	return unknown, stale
 }
 
-// report prints what has to be looked at, and fails if there is any.
+// report prints unexplained differences, and fails if there are any.
 func (all explanations) report(w io.Writer, found []difference) error {
 	unknown, stale := all.sort(found)
 	for _, d := range unknown {

@@ -48,7 +48,7 @@ type Options struct {
 	// 0 for none. It is asked at the start and after RuntimeStarted. Until it has answered, pods
 	// that a policy is about do not start, unless the table of an earlier process tells the group.
 	LinkGroup func(context.Context) (uint32, error)
-	// Health is told whether policies are in force; it may be nil.
+	// Health gets whether policies are in force; it may be nil.
 	Health *health.Part
 	// API is how ClusterNetworkPolicies are read, whose definition may be installed or removed at
 	// any time, and how their status is written; nil for the component's own identity. It needs the

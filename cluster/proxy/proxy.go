@@ -49,7 +49,7 @@ type Options struct {
 	// ExternalIPs routes Services' externalIPs. With them, anyone who may create a Service could
 	// take over connections to any address.
 	ExternalIPs bool
-	// Health is told whether the rules are in force; it may be nil.
+	// Health gets whether the rules are in force; it may be nil.
 	Health *health.Part
 }
 

@@ -66,7 +66,7 @@ type Facts struct {
 	Size int64 `json:"size,omitempty"`
 }
 
-// Progress is told how many bytes of how many are done.
+// Progress gets how many bytes are done, and of how many.
 type Progress func(done, total int64)
 
 // step is called between any two changes on disk, so that tests can end the process there.

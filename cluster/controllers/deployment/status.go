@@ -155,7 +155,7 @@ func (r *rollout) wakeAtDeadline() {
 	r.queue.AddAfter(r.key, max(time.Until(deadline), 0)+time.Second)
 }
 
-// changed reports whether the Deployment has to be written.
+// changed reports whether the Deployment must be written.
 func (r *rollout) changed() bool {
 	return !apiequality.Semantic.DeepEqual(r.was.Status, r.d.Status) ||
 		!apiequality.Semantic.DeepEqual(r.was.Annotations, r.d.Annotations)

@@ -5,7 +5,7 @@
 // changes in a way that they show, and when someone deletes them; they are deleted with the
 // Service. Endpoints that belong to no Service are left alone while the controller runs, since
 // users make them by hand before their Service; at its start those whose Service went meanwhile are
-// removed. Errors are told in an event and repeated with the frame's back-off.
+// removed. An error becomes an event, and the work is repeated with the frame's back-off.
 package endpoints
 
 //lint:file-ignore SA1019 the old API is what this package serves

@@ -7,7 +7,8 @@
 // touches a slice, and when nodes shift so much between zones that a Service's hints overload one.
 //
 // A slice that the reconciler has written and the cache does not show yet puts the next run off by
-// a second. Errors are told in an event on the Service and repeated with the frame's back-off.
+// a second. An error becomes an event on the Service, and the work is repeated with the frame's
+// back-off.
 package endpointslice
 
 import (

@@ -68,7 +68,7 @@ type collector struct {
 	otherServers  bool // serve some of the groups
 }
 
-// Observer is told of the objects that the collector sees. It must not block.
+// Observer gets the objects that the collector sees. It must not block.
 type Observer interface {
 	// Exists is called for an object that came or changed.
 	Exists(r kinds.Resource, obj metav1.Object)

@@ -20,7 +20,7 @@ type graph struct {
 	pending sets.Set[types.UID]
 	// add queues a UID to be looked at; nil until the graph is complete.
 	add func(uid string)
-	// observer is told of objects, with mu held; nil for no one.
+	// observer gets objects, with mu held. It may be nil.
 	observer Observer
 }
 

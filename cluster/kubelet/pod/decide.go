@@ -40,7 +40,7 @@ type Actions struct {
 	Stop []Stop
 	// Reset kills and removes containers, in this order.
 	Reset []*kubecontainer.Status
-	// Sandbox is set when a new sandbox has to be made.
+	// Sandbox is set if a new sandbox must be created.
 	Sandbox bool
 	// Attempt numbers the new sandbox, or the one that is.
 	Attempt uint32

@@ -1,4 +1,4 @@
-// Package status says what the API is told of a pod.
+// Package status computes and writes the status of pods.
 //
 // Generate is a pure function from a pod, what the runtime has of it, and what is known besides
 // (why a container waits, what probes answered) to a v1.PodStatus with upstream's phases,

@@ -43,7 +43,7 @@ var ErrNoInterface = errors.New("no interface's network has it: name an interfac
 	"or have a router send packets for it to this node")
 
 const (
-	// times is how often the segment is told of an address, and apart the time between.
+	// times is how often an address is announced to the segment, and apart the time between.
 	times = 3
 	apart = time.Second
 	// again is the pause after a failure.
@@ -55,7 +55,7 @@ const (
 	quiet = time.Minute
 )
 
-// Announcer announces the addresses that it is told to. The zero value is not usable.
+// Announcer announces addresses. The zero value is not usable.
 type Announcer struct {
 	sink  string
 	named string

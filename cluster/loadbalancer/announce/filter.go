@@ -119,7 +119,7 @@ func (i interests) filter() []bpf.Instruction {
 	const sizeofNetconf, netconfIfindex, allInterfaces = 4, 1, -1
 	route := slices.Concat(attribute(unix.SizeofRtMsg, unix.RTA_OIF), oneOf([]int{i.sink}))
 	setting := slices.Concat(attribute(sizeofNetconf, netconfIfindex), oneOf(append([]int{allInterfaces}, i.links...)))
-	// The message does not tell which route was replaced, and of that one there is none.
+	// The message does not name the route that was replaced, and there is no message for that one.
 	replaced := []bpf.Instruction{
 		bpf.LoadAbsolute{Off: 6, Size: 2}, // nlmsg_flags
 		bpf.JumpIf{Cond: bpf.JumpBitsSet, Val: kind(unix.NLM_F_REPLACE), SkipFalse: 1},

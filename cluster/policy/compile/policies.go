@@ -111,7 +111,7 @@ const (
 	ReasonTooLarge    = "PolicyTooLarge"
 )
 
-// notice is what is told in a Problem.
+// notice is the content of a Problem.
 type notice struct{ reason, message string }
 
 // SetPolicy tells of a policy that was created or changed. It returns whether that matters: labels
@@ -285,7 +285,7 @@ func (r *reader) selector(k selectorKey) *selector {
 	return sel
 }
 
-// maxProblems is how many of a policy's problems are told.
+// maxProblems is how many of a policy's problems are reported.
 const maxProblems = 10
 
 func (r *reader) problem(reason, format string, args ...any) {

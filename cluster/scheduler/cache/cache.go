@@ -97,7 +97,7 @@ func (c *Cache) Assumed(uid types.UID) *framework.PodInfo {
 	return nil
 }
 
-// SetPod is told of a pod that is on a node: new there, confirmed there, or changed.
+// SetPod adds, confirms or updates a pod that is on a node.
 func (c *Cache) SetPod(pod *v1.Pod) {
 	info := framework.NewPodInfo(pod)
 	c.mu.Lock()
@@ -116,7 +116,7 @@ func (c *Cache) SetPod(pod *v1.Pod) {
 	c.putLocked(info, false)
 }
 
-// RemovePod is told of a pod that is gone. It says whether the pod was known.
+// RemovePod removes a pod. It reports whether the pod was known.
 func (c *Cache) RemovePod(uid types.UID) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -143,7 +143,7 @@ func (c *Cache) takeLocked(uid types.UID, p *placed) {
 	c.dropIfEmptyLocked(n)
 }
 
-// SetNode is told of a node that is new or has changed.
+// SetNode adds or updates a node.
 func (c *Cache) SetNode(obj *v1.Node) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -158,7 +158,7 @@ func (c *Cache) SetNode(obj *v1.Node) {
 	}
 }
 
-// RemoveNode is told of a node that is gone.
+// RemoveNode removes a node.
 func (c *Cache) RemoveNode(name string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

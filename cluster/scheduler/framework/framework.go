@@ -117,7 +117,7 @@ type Normalizer interface {
 	Normalize(state *CycleState, scores []int64, nodes []*NodeInfo)
 }
 
-// Reserve is told that a pod is assumed on a node, and that it is not after all.
+// Reserve is called when a pod is assumed on a node, and when that is undone.
 type Reserve interface {
 	Plugin
 	Reserve(ctx context.Context, state *CycleState, pod *PodInfo, node string) *Status
@@ -147,7 +147,7 @@ type Bind interface {
 	Bind(ctx context.Context, state *CycleState, pod *PodInfo, node string) *Status
 }
 
-// PostBind is told of a pod that was bound.
+// PostBind is called after a pod was bound.
 type PostBind interface {
 	Plugin
 	PostBind(ctx context.Context, state *CycleState, pod *PodInfo, node string)

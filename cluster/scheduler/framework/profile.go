@@ -93,7 +93,7 @@ type Profile struct {
 
 type weighted struct {
 	Score
-	normalizer Normalizer // nil if the plugin is none
+	normalizer Normalizer // nil if the plugin does not normalize
 	weight     int64
 }
 

@@ -151,7 +151,7 @@ func (pl *Plugin) candidates(ctx context.Context, state *framework.CycleState, p
 		return nil, nil, err
 	}
 	want := min(max(len(nodes)*pl.percent/100, pl.atLeast, 1), len(nodes))
-	// Not always the same nodes first, lest they are emptied one by one.
+	// Start at different nodes, so that the first ones are not emptied one by one.
 	offset := rand.IntN(len(nodes))
 
 	var mu sync.Mutex
