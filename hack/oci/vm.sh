@@ -53,16 +53,22 @@ if [[ " $* " == *" storage "* ]]; then
     CGO_ENABLED=0 "$go" -C cluster test -c -tags vm,netgo,osusergo -ldflags '-s -w' -o "$PWD/$out/$(basename "$p").test" "./$p"
   done
 fi
-# What storage needs, and the guest may not have: Debian's packages, with the libraries that they need.
+# What storage needs, and the guest may not have: Debian 12's packages, with the libraries that they need. Elsewhere libraries
+# have other names: the guest has to have the programs.
 if [[ " $* " == *" storage "* && ! -e $out/debs/complete ]]; then
   rm -rf "$out/debs"
   mkdir "$out/debs"
-  (
-    cd "$out/debs"
-    apt-get -qq -o APT::Sandbox::User=root download xfsprogs libinih1 liburcu8 nfs-common nfs-kernel-server libtirpc3 libtirpc-common libnsl2 \
-      libevent-core-2.1-7 libsqlite3-0 libwrap0 libgssapi-krb5-2 libkrb5-3 libk5crypto3 libkrb5support0 libkeyutils1 libssl3
-  )
-  touch "$out/debs/complete"
+  # shellcheck source=/dev/null
+  if [[ $(source /etc/os-release && echo "${ID:-} ${VERSION_ID:-}") == "debian 12" ]]; then
+    (
+      cd "$out/debs"
+      apt-get -qq -o APT::Sandbox::User=root download xfsprogs libinih1 liburcu8 nfs-common nfs-kernel-server libtirpc3 libtirpc-common libnsl2 \
+        libevent-core-2.1-7 libsqlite3-0 libwrap0 libgssapi-krb5-2 libkrb5-3 libk5crypto3 libkrb5support0 libkeyutils1 libssl3
+    ) || { echo "test-vm: storage: packages cannot be downloaded: run apt-get update" >&2; exit 1; }
+    touch "$out/debs/complete"
+  else
+    echo "test-vm: storage: this is not Debian 12, whose packages it knows: the guest has to have xfsprogs, nfs-common and nfs-kernel-server" >&2
+  fi
 fi
 # What coracled needs, laid out as bin is.
 if [[ " $* " =~ " "(cri|critest|kubelet|integration|crashmatrix|oomkill|reboot)" " ]]; then

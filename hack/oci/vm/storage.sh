@@ -2,12 +2,19 @@
 # In the guest: tests of volumes that need file systems with quotas and an NFS server.
 set -eu
 
-# Unpacked only: no service of theirs starts by itself.
+# Unpacked only: no service of theirs starts by itself. What the guest has already stays as it is.
 if ! [ -x /usr/sbin/mkfs.xfs ] || ! [ -x /usr/sbin/rpc.nfsd ] || ! [ -x /usr/sbin/mount.nfs ]; then
-  dpkg --force-depends --unpack /b/debs/*.deb >/var/tmp/dpkg.log 2>&1 || {
-    tail -n 20 /var/tmp/dpkg.log
+  [ -e /b/debs/complete ] || {
+    echo "storage: the guest has no mkfs.xfs, rpc.nfsd or mount.nfs: use one with xfsprogs, nfs-common and nfs-kernel-server, or Debian 12"
     exit 1
   }
+  for deb in /b/debs/*.deb; do
+    case $(dpkg-query -W -f '${Status}' "$(dpkg-deb -f "$deb" Package)" 2>/dev/null) in *" installed") continue ;; esac
+    dpkg --force-depends --unpack "$deb" >/var/tmp/dpkg.log 2>&1 || {
+      tail -n 20 /var/tmp/dpkg.log
+      exit 1
+    }
+  done
   ldconfig
 fi
 for m in loop xfs nfsd nfs; do modprobe "$m"; done
