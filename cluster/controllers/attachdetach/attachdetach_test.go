@@ -538,6 +538,25 @@ func TestNotAttached(t *testing.T) {
 			w.expect("unknown again", "disk a waits")
 		})
 	})
+	t.Run("driver says so later, its volume in use", func(t *testing.T) {
+		run(t, func(w world) {
+			w.node("a")
+			w.volume("disk")
+			w.volume("attached")
+			w.pod("p", "a", "attached")
+			w.attacher()
+			w.pod("q", "a", "disk")
+			w.uses("a", "attached", "disk") // the kubelet waits for one of them
+			must(w.Kube.StorageV1().CSIDrivers().Create(ctx, &storagev1.CSIDriver{
+				ObjectMeta: metav1.ObjectMeta{Name: driver}, Spec: storagev1.CSIDriverSpec{AttachRequired: ptr.To(false)},
+			}, metav1.CreateOptions{}))
+			w.Settle()
+			w.expect("the one that was never attached is gone", "attached a attached")
+			w.expectReports("mounted", "a", "attached")
+			w.uses("a", "disk")
+			w.expect("unmounted", "attached a leaves")
+		})
+	})
 	t.Run("node comes later", func(t *testing.T) {
 		run(t, func(w world) {
 			w.volume("disk")
@@ -887,6 +906,7 @@ func TestAttachmentWithoutVolumeAndNode(t *testing.T) {
 		w.volume("disk")
 		w.pod("p", "a", "disk")
 		w.attacher()
+		w.uses("a", "disk")
 		gone := "pv-gone"
 		for name, source := range map[string]storagev1.VolumeAttachmentSource{
 			"csi-attachment":              {PersistentVolumeName: &gone},

@@ -54,22 +54,16 @@ func (w world) state() string {
 // is started then comes to the same state in each step.
 func TestKilledAtEachWrite(t *testing.T) {
 	var want []string
-	writes := 0
 	run(t, func(w world) {
 		w.moves(func(name string) {
 			w.Pass(time.Minute)
 			want = append(want, name+": "+w.state())
 		})
-		for _, n := range w.Writes() {
-			writes += n
-		}
 	})
-	if writes < 12 { // 4 attachments are made, reported and deleted
-		t.Fatalf("only %d writes", writes)
-	}
 	for _, done := range []bool{true, false} {
-		reached := 0
-		for at := 1; at <= writes; at++ {
+		// One write may report two attachments, or two do: a run without a kill is the last.
+		reached, killed := 0, true
+		for at := 1; killed; at++ {
 			var got []string
 			run(t, func(w world) {
 				crashed, count := false, 0
@@ -84,7 +78,7 @@ func TestKilledAtEachWrite(t *testing.T) {
 						return nil
 					})
 				}
-				killed := false
+				killed = false
 				w.moves(func(name string) {
 					w.Pass(time.Minute)
 					if !killed && (crashed || w.Crashed()) {
@@ -106,8 +100,8 @@ func TestKilledAtEachWrite(t *testing.T) {
 				}
 			}
 		}
-		if reached != writes {
-			t.Errorf("done %v: killed at %d of %d writes", done, reached, writes)
+		if reached < 12 { // 4 attachments are made, reported and deleted
+			t.Errorf("done %v: killed at %d writes only", done, reached)
 		}
 	}
 }

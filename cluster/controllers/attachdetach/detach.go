@@ -81,10 +81,15 @@ func (c *controller) syncNode(ctx context.Context, key, name string) error {
 		if known && a.Status.Attached && (!now || !kept) {
 			attached = append(attached, v)
 		}
-		// No kubelet mounts what was never attached: it waits. What it waits for is not that attachment.
-		if known && !kept && !a.Status.Attached && node != nil && !now && !slices.Contains(reported(node), v) {
-			l.forced = true
-			leave = append(leave, l)
+		if known && node != nil && !needed && !now {
+			idle, err := c.idle(node, a, v, kept)
+			if err != nil {
+				return err
+			}
+			if idle {
+				l.forced = true
+				leave = append(leave, l)
+			}
 		}
 	}
 	if err := c.unanswered(node, late); err != nil {
@@ -92,6 +97,17 @@ func (c *controller) syncNode(ctx context.Context, key, name string) error {
 	}
 	c.keepOverdue(name, late)
 	return c.apply(ctx, key, node, attached, leave)
+}
+
+// idle reports whether an attachment has no part in what its node reports of the volume: it was never
+// attached, so no kubelet has mounted the volume because of it. The kubelet waits for the attachment of another
+// PersistentVolume, or the driver needs none any more.
+func (c *controller) idle(node *corev1.Node, a *storagev1.VolumeAttachment, v volume, kept bool) (bool, error) {
+	if a.Status.Attached || slices.Contains(reported(node), v) {
+		return false, nil
+	}
+	attachable, err := c.attachable(v.driver)
+	return !kept || !attachable, err
 }
 
 // unanswered adds to late the volumes that a node which is not ready reports in use, and does not
