@@ -60,7 +60,8 @@ type worker struct {
 	retry    time.Duration   // delay before the last failed step was tried again
 	retryAt  time.Time
 	mounted  *v1.Pod // the object whose volumes stand
-	// connected is the sandbox that networks accepted, unconnected why one of them refused it.
+	// connected is the sandbox that networks were last given, unconnected the error of one that
+	// refused it.
 	connected   string
 	unconnected error
 	seeded      bool // probes know what was known before the kubelet was restarted
