@@ -185,6 +185,10 @@ func (*Node) Serves(v *volume.Spec) bool {
 func (n *Node) wait(key string, pod types.UID) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	n.waitLocked(key, pod)
+}
+
+func (n *Node) waitLocked(key string, pod types.UID) {
 	if n.waiting[key] == nil {
 		n.waiting[key] = map[types.UID]struct{}{}
 	}

@@ -19,6 +19,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	storageclient "k8s.io/client-go/kubernetes/typed/storage/v1"
 	nodeutil "k8s.io/component-helpers/node/util"
 )
 
@@ -255,12 +256,35 @@ func (c *csiNode) writeCSINode(ctx context.Context, node *v1.Node, drivers map[s
 	case equality.Semantic.DeepEqual(old, object):
 		return nil
 	default:
-		_, err = objects.Update(ctx, object, metav1.UpdateOptions{})
+		err = updateCSINode(ctx, objects, old, object)
 	}
 	if err != nil {
 		return fmt.Errorf("write csinode %s: %w", node.Name, err)
 	}
 	return nil
+}
+
+// updateCSINode writes object. The API server lets no one change an entry, except what is
+// allocatable. So entries that differ in more are removed first.
+func updateCSINode(ctx context.Context, objects storageclient.CSINodeInterface, old, object *storagev1.CSINode) error {
+	without := old.DeepCopy()
+	without.Spec.Drivers = slices.DeleteFunc(without.Spec.Drivers, func(was storagev1.CSINodeDriver) bool {
+		at := slices.IndexFunc(object.Spec.Drivers, func(d storagev1.CSINodeDriver) bool { return d.Name == was.Name })
+		if at < 0 {
+			return false
+		}
+		is := object.Spec.Drivers[at]
+		return is.NodeID != was.NodeID || !slices.Equal(is.TopologyKeys, was.TopologyKeys)
+	})
+	if len(without.Spec.Drivers) < len(old.Spec.Drivers) {
+		written, err := objects.Update(ctx, without, metav1.UpdateOptions{})
+		if err != nil {
+			return err
+		}
+		object.ResourceVersion = written.ResourceVersion
+	}
+	_, err := objects.Update(ctx, object, metav1.UpdateOptions{})
+	return err
 }
 
 // setDriver puts a driver into its place in the list, or at its end.
@@ -275,11 +299,10 @@ func setDriver(object *storagev1.CSINode, d *driver) {
 		object.Spec.Drivers = append(object.Spec.Drivers, entry)
 		return
 	}
-	have := object.Spec.Drivers[at]
-	slices.Sort(have.TopologyKeys)
-	if !equality.Semantic.DeepEqual(have, entry) {
-		object.Spec.Drivers[at] = entry
+	if have := object.Spec.Drivers[at].TopologyKeys; slices.Equal(slices.Sorted(slices.Values(have)), entry.TopologyKeys) {
+		entry.TopologyKeys = have // their order is no change
 	}
+	object.Spec.Drivers[at] = entry
 }
 
 // follow asks a driver from time to time how many volumes the node can have, if its CSIDriver says so.

@@ -144,7 +144,11 @@ func (n *Node) expand(ctx context.Context, session *session, r *request, g *grow
 		CapacityRange: &csipb.CapacityRange{RequiredBytes: g.size}, VolumeCapability: r.capability(session), Secrets: secrets,
 	}
 	if session.has[csipb.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME] {
-		request.StagingTargetPath = n.seen(session.driver, n.stagePath(n.use(r)))
+		s, err := n.use(r)
+		if err != nil {
+			return err
+		}
+		request.StagingTargetPath = n.seen(session.driver, n.stagePath(s))
 	}
 	return session.call(ctx, "NodeExpandVolume", func(ctx context.Context) error {
 		_, err := session.node.NodeExpandVolume(ctx, request)

@@ -70,8 +70,7 @@ func (n *Node) take(ctx context.Context, r *request) (s *staged, err error) {
 	if !r.persistent() {
 		return nil, nil
 	}
-	s = n.use(r)
-	if r.attachable() {
+	if s, err = n.use(r); err == nil && r.attachable() {
 		r.publishContext, err = n.attached(ctx, s, r)
 	}
 	return s, err

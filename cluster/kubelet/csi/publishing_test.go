@@ -285,6 +285,72 @@ func TestAnUnstageThatFailsIsTriedAgain(t *testing.T) {
 	n.nothingLeft()
 }
 
+// A pod ends at the moment when an unstage has seen that the pod has the volume.
+func TestTheLastUserGoesDuringAnUnstage(t *testing.T) {
+	n := newTestNode(t, unattached())
+	d := newDriver(t, n.root, driverName).serve("a.sock")
+	d.registered()
+	s := n.spec(pod("p1"), persistent("pv1", "handle-1"))
+	n.mount(s)
+	n.mu.Lock()
+	entry := n.volumes[n.stageDir(driverName, "handle-1")]
+	entry.unstaging = true
+	n.mu.Unlock()
+	n.unmount(s)
+	if n.awaitUse("handle-1"); d.count("NodeUnstageVolume") != 0 {
+		t.Fatal("unstaged twice at once")
+	}
+	if !n.unstaged(entry, nil) {
+		t.Error("the unstage goes on")
+	}
+	n.awaitUse()
+	n.nothingLeft()
+}
+
+func TestAnotherBlockVolumeOfTheSameName(t *testing.T) {
+	n := newTestNode(t, unattached())
+	d := newDriver(t, n.root, driverName).serve("a.sock")
+	d.registered()
+	block := func(uid, handle string) *volume.Spec {
+		pv := persistent("pv1", handle)
+		pv.Spec.VolumeMode = ptr.To(v1.PersistentVolumeBlock)
+		return n.spec(pod(uid), pv)
+	}
+	busy := make(chan struct{}, 100)
+	d.set(func(_ context.Context, call string) error {
+		if call == "NodeUnstageVolume" {
+			busy <- struct{}{}
+			return status.Error(codes.Internal, "busy")
+		}
+		return nil
+	})
+	first, second := block("p1", "handle-1"), block("p2", "handle-2")
+	n.mount(first)
+	n.unmount(first)
+	<-busy
+	n.restart() // and the next kubelet knows it, too
+	d.registered()
+	<-busy
+	if _, err := n.Mount(t.Context(), second); err == nil || !strings.Contains(err.Error(), `volume "handle-1"`) {
+		t.Errorf("error: %v", err)
+	}
+	if got := d.count("NodeStageVolume"); got != 1 {
+		t.Errorf("staged %d times", got)
+	}
+	d.set(nil)
+	if uid := <-n.wakes; uid != "p2" {
+		t.Errorf("woken: %s", uid)
+	}
+	n.mount(second)
+	if d.stage.VolumeId != "handle-2" {
+		t.Errorf("staged %s", d.stage.VolumeId)
+	}
+	n.awaitUse("handle-2")
+	n.unmount(second)
+	n.awaitUse()
+	n.nothingLeft()
+}
+
 func TestAVolumeIsAttachedFirst(t *testing.T) {
 	n := newTestNode(t)
 	d := newDriver(t, n.root, driverName).serve("a.sock")

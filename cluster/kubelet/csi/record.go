@@ -210,7 +210,7 @@ func (n *Node) readUsersLocked() error {
 				if place == "plugins" {
 					id = n.blockDir(spec)
 				}
-				if s := n.volumes[id]; s != nil {
+				if s := n.volumes[id]; s != nil && s.driver == r.Driver && s.handle == r.Handle {
 					s.users[user{pod: types.UID(uid), volume: spec}] = struct{}{}
 				}
 			}

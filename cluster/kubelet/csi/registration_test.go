@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -16,6 +17,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	k8stesting "k8s.io/client-go/testing"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+	"k8s.io/kubernetes/pkg/apis/storage"
+	storageconversion "k8s.io/kubernetes/pkg/apis/storage/v1"
+	storagevalidation "k8s.io/kubernetes/pkg/apis/storage/validation"
 )
 
 // csinode reads this node's CSINode.
@@ -203,7 +207,7 @@ func TestTwoSocketsOfOneDriver(t *testing.T) {
 	if err := os.Remove(filepath.Join(n.root, "plugins_registry", "b.sock")); err != nil {
 		t.Fatal(err)
 	}
-	for n.csinode().Spec.Drivers[0].NodeID == "second" {
+	for drivers := n.csinode().Spec.Drivers; len(drivers) != 1 || drivers[0].NodeID == "second"; drivers = n.csinode().Spec.Drivers {
 		<-written
 	}
 	if d, err := n.driver(driverName); err != nil || d.endpoint != first.info.Endpoint {
@@ -265,6 +269,47 @@ func (n *testNode) owner() types.UID {
 		return ""
 	}
 	return c.OwnerReferences[0].UID
+}
+
+// The API server refuses to change an entry of a CSINode.
+func TestADriverComesBackWithAnotherNodeID(t *testing.T) {
+	n := newTestNode(t)
+	n.react("update", "csinodes", func(a k8stesting.Action) (bool, runtime.Object, error) {
+		var was, is storage.CSINode
+		change := a.(k8stesting.UpdateAction).GetObject().(*storagev1.CSINode)
+		old, err := n.kube.Tracker().Get(storagev1.SchemeGroupVersion.WithResource("csinodes"), "", "n1")
+		if err != nil {
+			return true, nil, err
+		}
+		err = errors.Join(storageconversion.Convert_v1_CSINode_To_storage_CSINode(old.(*storagev1.CSINode).DeepCopy(), &was, nil),
+			storageconversion.Convert_v1_CSINode_To_storage_CSINode(change.DeepCopy(), &is, nil),
+			storagevalidation.ValidateCSINodeUpdate(&is, &was).ToAggregate())
+		return err != nil, nil, err
+	})
+	newDriver(t, n.root, "other.example.com").serve("other.sock").registered()
+	first := newDriver(t, n.root, driverName)
+	first.node.AccessibleTopology = &csipb.Topology{Segments: map[string]string{"example.com/zone": "z1", "example.com/rack": "r1"}}
+	first.serve("a.sock").registered()
+	second := newDriver(t, n.root, driverName)
+	second.node.NodeId = "another-id"
+	second.node.AccessibleTopology = &csipb.Topology{Segments: map[string]string{"example.com/zone": "z1"}}
+	second.serve("b.sock")
+	if told := <-second.told; !told.PluginRegistered {
+		t.Fatal(told.Error)
+	}
+	drivers := n.csinode().Spec.Drivers
+	at := slices.IndexFunc(drivers, func(d storagev1.CSINodeDriver) bool { return d.Name == driverName })
+	if len(drivers) != 2 || at < 0 || drivers[at].NodeID != "another-id" || !slices.Equal(drivers[at].TopologyKeys, []string{"example.com/zone"}) {
+		t.Errorf("drivers: %+v", drivers)
+	}
+	// Another order of the keys is no change.
+	c := n.csinode()
+	setDriver(c, &driver{name: driverName, nodeID: "x", topology: map[string]string{"a": "", "b": ""}})
+	slices.Reverse(c.Spec.Drivers[at].TopologyKeys)
+	setDriver(c, &driver{name: driverName, nodeID: "x", topology: map[string]string{"a": "", "b": ""}, limit: 3})
+	if got := c.Spec.Drivers[at]; !slices.Equal(got.TopologyKeys, []string{"b", "a"}) || *got.Allocatable.Count != 3 {
+		t.Errorf("entry: %+v", got)
+	}
 }
 
 func TestAConflictIsReadAgain(t *testing.T) {

@@ -3,6 +3,7 @@ package csi
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -67,8 +68,13 @@ func (n *Node) stagePath(s *staged) string {
 	return filepath.Join(s.id, globalName)
 }
 
+// stageKey is of a directory that another volume's record is in.
+func stageKey(id string) string { return "stage/" + id }
+
 // use returns the entry of the request's volume, with one more user: from now on the volume is in use.
-func (n *Node) use(r *request) *staged {
+// Block volumes share a directory if their PersistentVolumes have the same name, one after the
+// other. Then the pod waits until the earlier volume is unstaged.
+func (n *Node) use(r *request) (*staged, error) {
 	id := n.stageDir(r.driverName, r.handle)
 	if r.spec.Block {
 		id = n.blockDir(r.spec.Name)
@@ -76,12 +82,29 @@ func (n *Node) use(r *request) *staged {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	s := n.volumes[id]
+	if s != nil && (s.driver != r.driverName || s.handle != r.handle) {
+		n.waitLocked(stageKey(id), r.user.pod)
+		return nil, fmt.Errorf("volume %q of driver %s is still staged on this node for an earlier persistentvolume %q: wait until its pods have ended and driver %s has unstaged it",
+			s.handle, s.driver, r.spec.Name, s.driver)
+	}
 	if s == nil {
 		s = newStaged(id, r.driverName, r.handle, r.spec.Name, r.spec.Block)
 		n.volumes[id] = s
 	}
 	s.users[r.user] = struct{}{}
-	return s
+	return s, nil
+}
+
+// dropLocked forgets a volume, unless another one has its place, and wakes the pods that wait for the
+// place.
+func (n *Node) dropLocked(s *staged) {
+	if n.volumes[s.id] != s {
+		return
+	}
+	delete(n.volumes, s.id)
+	if len(n.waiting[stageKey(s.id)]) > 0 {
+		n.startLocked(func() { n.wake(stageKey(s.id)) })
+	}
 }
 
 // release takes a user away. A volume without users is unstaged in the background.
@@ -115,7 +138,7 @@ func (n *Node) unstageLocked(s *staged) {
 		return
 	}
 	if !s.recorded {
-		delete(n.volumes, s.id)
+		n.dropLocked(s)
 		return
 	}
 	if len(n.drivers[s.driver]) == 0 {
@@ -153,6 +176,7 @@ func (n *Node) unstaged(s *staged, err error) bool {
 		return false
 	}
 	s.unstaging = false
+	n.unstageLocked(s) // its last user may have gone when this was about to end
 	return true
 }
 
@@ -201,7 +225,7 @@ func (n *Node) tryUnstage(ctx context.Context, s *staged) error {
 	n.mu.Lock()
 	s.recorded = false
 	if len(s.users) == 0 { // a pod that came meanwhile waits for its turn with this entry
-		delete(n.volumes, s.id)
+		n.dropLocked(s)
 	}
 	n.mu.Unlock()
 	slog.Info("csi: volume unstaged", "driver", s.driver, "volume", s.handle)
