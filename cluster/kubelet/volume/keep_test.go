@@ -21,16 +21,26 @@ type keeper struct {
 	every  time.Duration
 	kept   chan string
 	failed int
+	// mounting and keeping, if set, are called by Mount and Keep.
+	mounting func(name string) error
+	keeping  func(ctx context.Context)
 	// unmounting is called by Unmount.
 	unmounting func()
 }
 
-func (*keeper) Plugin() string                  { return "kubernetes.io~keeper" }
-func (*keeper) Serves(v *Spec) bool             { return v.PV != nil && v.PV.Spec.CSI != nil }
+func (*keeper) Plugin() string { return "kubernetes.io~keeper" }
+func (*keeper) Serves(v *Spec) bool {
+	return v.PV != nil && v.PV.Spec.CSI != nil || v.PV == nil && v.Inline.CSI != nil
+}
 func (*keeper) Relabels(*Spec) bool             { return true }
 func (k *keeper) KeepEvery(*Spec) time.Duration { return k.every }
 
-func (*keeper) Mount(_ context.Context, v *Spec) (string, error) {
+func (k *keeper) Mount(_ context.Context, v *Spec) (string, error) {
+	if k.mounting != nil {
+		if err := k.mounting(v.Name); err != nil {
+			return "", err
+		}
+	}
 	path := filepath.Join(v.Dir, "mount")
 	return path, os.MkdirAll(path, 0o750)
 }
@@ -42,8 +52,11 @@ func (k *keeper) Unmount(context.Context, Mounted) error {
 	return nil
 }
 
-func (k *keeper) Keep(_ context.Context, v *Spec) error {
+func (k *keeper) Keep(ctx context.Context, v *Spec) error {
 	k.kept <- v.Name
+	if k.keeping != nil {
+		k.keeping(ctx)
+	}
 	if k.failed++; k.failed == 1 {
 		return errors.New("not yet")
 	}
@@ -111,6 +124,75 @@ func TestAVolumeIsKeptFromTimeToTime(t *testing.T) {
 		if got := <-k.kept; got != "pv-data" {
 			t.Errorf("kept %s", got)
 		}
+	}
+	n.unmount(pod)
+}
+
+// Regression: what changed before all volumes of the pod were mounted was missed.
+func TestAClaimThatChangesWhileItsVolumeIsMounted(t *testing.T) {
+	n, k, pod := newKept(t)
+	k.failed = 1
+	n.sources = append(n.sources, k)
+	k.mounting = func(name string) error {
+		n.waiting.changed(volumeKey(name))
+		return nil
+	}
+	n.mount(pod)
+	if got := <-k.kept; got != "pv-data" {
+		t.Errorf("kept %s", got)
+	}
+	n.unmount(pod)
+}
+
+// A driver that hangs while a volume is kept holds up neither the pod nor its end.
+func TestAKeeperThatHangs(t *testing.T) {
+	n, k, pod := newKept(t)
+	n.sources = append(n.sources, k)
+	k.keeping = func(ctx context.Context) { <-ctx.Done() }
+	n.mount(pod)
+	n.waiting.changed(volumeKey("pv-data"))
+	<-k.kept
+	if err := n.Refresh(t.Context(), pod); err != nil {
+		t.Error(err)
+	}
+	n.unmount(pod) // ends the call
+}
+
+// A failure to keep a volume is no failure of the pod's other volumes.
+func TestAKeeperThatFailsDoesNotStopThePod(t *testing.T) {
+	n, k, pod := newKept(t)
+	n.sources = append(n.sources, k)
+	n.mount(pod)
+	n.waiting.changed(volumeKey("pv-data")) // the first fails
+	<-k.kept
+	if err := n.Refresh(t.Context(), pod); err != nil {
+		t.Error(err)
+	}
+	n.unmount(pod)
+}
+
+// A driver that hangs in Mount does not hold up the pod's other volumes.
+func TestAMountThatHangsHoldsUpNoOtherVolume(t *testing.T) {
+	n, k, pod := newKept(t)
+	n.sources = append(n.sources, k)
+	for _, name := range []string{"x", "y"} {
+		pod.Spec.Volumes = append(pod.Spec.Volumes, v1.Volume{Name: name, VolumeSource: v1.VolumeSource{CSI: &v1.CSIVolumeSource{Driver: "d.example"}}})
+		pod.Spec.Containers[0].VolumeMounts = append(pod.Spec.Containers[0].VolumeMounts, v1.VolumeMount{Name: name, MountPath: "/" + name})
+	}
+	mounting, others := make(chan string, 10), make(chan struct{})
+	k.mounting = func(name string) error {
+		mounting <- name
+		<-others
+		return nil
+	}
+	done := make(chan error, 1)
+	go func() { done <- n.Mount(t.Context(), pod) }()
+	for range 3 {
+		<-mounting // all three, though none has ended
+	}
+	close(others)
+	if err := <-done; err != nil {
+		t.Error(err)
 	}
 	n.unmount(pod)
 }

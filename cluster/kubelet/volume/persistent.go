@@ -48,14 +48,18 @@ func (m *Manager) makePersistent(ctx context.Context, p *podVolumes, vol *v1.Vol
 	if err := os.MkdirAll(filepath.Dir(s.Dir), 0o750); err != nil {
 		return err
 	}
-	path, err := source.Mount(ctx, s)
+	mount := source.Mount
+	if k := p.keptBy(source, s); k != nil {
+		if s.PV != nil {
+			m.waiting.follow(s, p.uid) // first: what changes while it is mounted must not be missed
+		}
+		mount = func(ctx context.Context, s *Spec) (string, error) { return k.mount(ctx, source, s) }
+	}
+	path, err := mount(ctx, s)
 	if err != nil {
 		return err
 	}
 	relabel := (path == s.Dir || filepath.Dir(path) == s.Dir) && source.Relabels(s)
-	if _, keeps := source.(Keeper); keeps && s.PV != nil {
-		m.waiting.follow(s, p.uid)
-	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.placed == nil {

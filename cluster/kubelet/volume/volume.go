@@ -54,6 +54,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
@@ -154,6 +155,8 @@ type podVolumes struct {
 	gone bool
 	// placed are the volumes that Sources have mounted, by their names in the pod.
 	placed map[string]placed
+	// kept are the volumes that Keepers look after, by their State.
+	kept map[string]*kept
 }
 
 // of returns the pod's entry, made if create is set, else nil if there is none.
@@ -239,7 +242,7 @@ func (m *Manager) Refresh(ctx context.Context, pod *v1.Pod) error {
 
 // follow brings what follows the API up to date, and sets the timer for the next time.
 func (m *Manager) follow(ctx context.Context, p *podVolumes) error {
-	err := errors.Join(m.makeAll(ctx, p, isProjection), m.keepAll(ctx, p))
+	err := m.makeAll(ctx, p, isProjection)
 	if err != nil {
 		p.failures++
 	} else {
@@ -275,7 +278,10 @@ func (m *Manager) Unmount(ctx context.Context, uid types.UID) error {
 	}
 	clear(p.tokens)
 	m.waiting.forget(uid)
-	if err = m.removeSubPaths(ctx, uid); err == nil {
+	if err = p.stopKeeping(ctx); err == nil {
+		err = m.removeSubPaths(ctx, uid)
+	}
+	if err == nil {
 		err = m.unmountPersistent(ctx, uid)
 	}
 	if err == nil {
@@ -302,18 +308,45 @@ func (m *Manager) makeAll(ctx context.Context, p *podVolumes, wanted func(*v1.Vo
 		return err
 	}
 	used := usedVolumes(p.pod)
-	var errs []error
-	for i := range p.pod.Spec.Volumes {
+	errs := make([]error, len(p.pod.Spec.Volumes))
+	try := func(i int) {
 		vol := &p.pod.Spec.Volumes[i]
-		if !used.Has(vol.Name) || !wanted(vol) {
-			continue
-		}
 		if err := m.make(ctx, p, vol); err != nil {
-			errs = append(errs, fmt.Errorf("MountVolume.SetUp failed for volume %q : %w", vol.Name, err))
+			errs[i] = fmt.Errorf("MountVolume.SetUp failed for volume %q : %w", vol.Name, err)
 		}
 	}
+	sourced := map[string][]int{} // by claim: one volume is mounted once at a time
+	for i := range p.pod.Spec.Volumes {
+		vol := &p.pod.Spec.Volumes[i]
+		switch {
+		case !used.Has(vol.Name) || !wanted(vol):
+		case isPersistent(vol):
+			key := "claim/" + claimOf(p.pod, vol)
+			if key == "claim/" {
+				key = "volume/" + vol.Name
+			}
+			sourced[key] = append(sourced[key], i)
+		default:
+			try(i)
+		}
+	}
+	var group errgroup.Group
+	group.SetLimit(mostMounting)
+	for _, each := range sourced {
+		group.Go(func() error {
+			for _, i := range each {
+				try(i)
+			}
+			return nil
+		})
+	}
+	_ = group.Wait()
 	return errors.Join(errs...)
 }
+
+// mostMounting is how many volumes of a pod Sources mount at the same time, so that a driver that
+// hangs does not hold up the pod's other volumes.
+const mostMounting = 32
 
 // changed is told that an object of the pod's volumes is not what it was.
 func (m *Manager) changed(p *podVolumes) {
@@ -377,17 +410,18 @@ func (m *Manager) sleep(p *podVolumes) {
 			next = d
 		}
 	}
-	if d := m.keepNext(p); d > 0 && (next == 0 || d < next) {
-		next = d
-	}
 	if p.failures > 0 {
-		backoff := min(time.Second<<min(p.failures-1, 10), longestBackoff)
-		backoff += time.Duration(rand.Int64N(int64(backoff)/4 + 1))
-		if next == 0 || backoff < next {
-			next = backoff
+		if pause := backoff(p.failures); next == 0 || pause < next {
+			next = pause
 		}
 	}
 	if next > 0 {
 		m.lookAfter(p, next)
 	}
+}
+
+// backoff is the pause after so many failures in a row.
+func backoff(failures int) time.Duration {
+	pause := min(time.Second<<min(failures-1, 10), longestBackoff)
+	return pause + time.Duration(rand.Int64N(int64(pause)/4+1))
 }

@@ -13,7 +13,7 @@ import (
 // waiting are the pods that wait for a claim or a volume, by its key.
 type waiting struct {
 	wake func(types.UID)
-	// look has the volumes of a pod looked at that wants to know of changes, and does not wait.
+	// look has the volumes kept of a pod that follows changes. It does not wait.
 	look func(types.UID)
 
 	mu   sync.Mutex
@@ -66,7 +66,7 @@ func (w *waiting) forget(pod types.UID) {
 // keptKey is of a claim or volume that a Keeper's volume follows.
 func keptKey(key string) string { return "kept/" + key }
 
-// follow has the pod's volumes looked at when the claim or the volume changes.
+// follow has the pod's volumes kept when the claim or the volume changes.
 func (w *waiting) follow(s *Spec, pod types.UID) {
 	w.add(keptKey(volumeKey(s.PV.Name)), pod)
 	if ref := s.PV.Spec.ClaimRef; ref != nil {
