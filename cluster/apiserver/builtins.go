@@ -69,7 +69,7 @@ func builtins(server *genericapiserver.GenericAPIServer, client kubernetes.Inter
 	} {
 		roles.stores[kind] = informer.GetStore()
 	}
-	add(rbacHook, func(_ context.Context, work *errgroup.Group) { ensureRoles(work, client, roles.add) }, roles.wait)
+	add(rbacHook, func(ctx context.Context, work *errgroup.Group) { ensureRoles(ctx, work, client, roles.add) }, roles.wait)
 	add(prioritiesHook, func(ctx context.Context, work *errgroup.Group) { ensurePriorities(ctx, work, client) }, func(context.Context) {})
 }
 
@@ -134,8 +134,26 @@ func seen(store cache.Store, obj runtime.Object) bool {
 
 // ensureRoles makes the built-in roles and bindings, or adds what they lack, and tells made of
 // each.
-func ensureRoles(work *errgroup.Group, client kubernetes.Interface, made func(runtime.Object)) {
+func ensureRoles(ctx context.Context, work *errgroup.Group, client kubernetes.Interface, made func(runtime.Object)) {
 	rbac, namespaces := client.RbacV1(), client.CoreV1().Namespaces()
+	// Most of them have no namespace. Two lists tell what some 140 requests would.
+	knownRoles, err := rbac.ClusterRoles().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		work.Go(func() error { return fmt.Errorf("list ClusterRoles: %w", err) })
+		return
+	}
+	knownBindings, err := rbac.ClusterRoleBindings().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		work.Go(func() error { return fmt.Errorf("list ClusterRoleBindings: %w", err) })
+		return
+	}
+	oldRoles, oldBindings := map[string]*rbacv1.ClusterRole{}, map[string]*rbacv1.ClusterRoleBinding{}
+	for i := range knownRoles.Items {
+		oldRoles[knownRoles.Items[i].Name] = &knownRoles.Items[i]
+	}
+	for i := range knownBindings.Items {
+		oldBindings[knownBindings.Items[i].Name] = &knownBindings.Items[i]
+	}
 	role := func(owner reconciliation.RuleOwner, modifier reconciliation.RuleOwnerModifier) {
 		options := reconciliation.ReconcileRoleOptions{Role: owner, Client: modifier, Confirm: true}
 		work.Go(func() error {
@@ -162,13 +180,17 @@ func ensureRoles(work *errgroup.Group, client kubernetes.Interface, made func(ru
 	}
 	for _, roles := range [][]rbacv1.ClusterRole{bootstrappolicy.ClusterRoles(), bootstrappolicy.ControllerRoles(), {metricsReader()}} {
 		for i := range roles {
-			role(reconciliation.ClusterRoleRuleOwner{ClusterRole: &roles[i]}, reconciliation.ClusterRoleModifier{Client: rbac.ClusterRoles()})
+			role(reconciliation.ClusterRoleRuleOwner{ClusterRole: &roles[i]}, &listedRole{
+				ClusterRoleModifier: reconciliation.ClusterRoleModifier{Client: rbac.ClusterRoles()}, old: oldRoles[roles[i].Name],
+			})
 		}
 	}
 	for _, bindings := range [][]rbacv1.ClusterRoleBinding{bootstrappolicy.ClusterRoleBindings(), bootstrappolicy.ControllerRoleBindings()} {
 		for i := range bindings {
-			binding(reconciliation.ClusterRoleBindingAdapter{ClusterRoleBinding: &bindings[i]},
-				reconciliation.ClusterRoleBindingClientAdapter{Client: rbac.ClusterRoleBindings()})
+			binding(reconciliation.ClusterRoleBindingAdapter{ClusterRoleBinding: &bindings[i]}, &listedBinding{
+				ClusterRoleBindingClientAdapter: reconciliation.ClusterRoleBindingClientAdapter{Client: rbac.ClusterRoleBindings()},
+				old:                             oldBindings[bindings[i].Name],
+			})
 		}
 	}
 	for _, roles := range bootstrappolicy.NamespaceRoles() {
@@ -182,6 +204,47 @@ func ensureRoles(work *errgroup.Group, client kubernetes.Interface, made func(ru
 				reconciliation.RoleBindingClientAdapter{Client: rbac, NamespaceClient: namespaces})
 		}
 	}
+}
+
+// listedRole is the client for one ClusterRole. It answers the first Get with what a list has
+// shown, and asks from then on: a second Get means that someone else changed the role meanwhile.
+type listedRole struct {
+	reconciliation.ClusterRoleModifier
+	old   *rbacv1.ClusterRole // nil if the list lacked it
+	asked bool
+}
+
+// Get implements reconciliation.RuleOwnerModifier.
+func (l *listedRole) Get(namespace, name string) (reconciliation.RuleOwner, error) {
+	switch {
+	case l.asked:
+		return l.ClusterRoleModifier.Get(namespace, name)
+	case l.old == nil:
+		l.asked = true
+		return nil, apierrors.NewNotFound(rbacv1.Resource("clusterroles"), name)
+	}
+	l.asked = true
+	return reconciliation.ClusterRoleRuleOwner{ClusterRole: l.old}, nil
+}
+
+// listedBinding is for a ClusterRoleBinding what listedRole is for a ClusterRole.
+type listedBinding struct {
+	reconciliation.ClusterRoleBindingClientAdapter
+	old   *rbacv1.ClusterRoleBinding
+	asked bool
+}
+
+// Get implements reconciliation.RoleBindingModifier.
+func (l *listedBinding) Get(namespace, name string) (reconciliation.RoleBinding, error) {
+	switch {
+	case l.asked:
+		return l.ClusterRoleBindingClientAdapter.Get(namespace, name)
+	case l.old == nil:
+		l.asked = true
+		return nil, apierrors.NewNotFound(rbacv1.Resource("clusterrolebindings"), name)
+	}
+	l.asked = true
+	return reconciliation.ClusterRoleBindingAdapter{ClusterRoleBinding: l.old}, nil
 }
 
 // metricsReader lets those who may view a namespace, or the cluster, see what it uses. Elsewhere it

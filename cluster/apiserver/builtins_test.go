@@ -9,10 +9,14 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/kubernetes/plugin/pkg/auth/authorizer/rbac/bootstrappolicy"
 )
 
@@ -102,5 +106,62 @@ func TestAReadyServerKnowsTheBuiltInRoles(t *testing.T) {
 	}, metav1.CreateOptions{})
 	if err != nil || !review.Status.Allowed {
 		t.Errorf("the token cleaner may not list Secrets: %+v, %v", review, err)
+	}
+}
+
+// Each start brings some 140 roles and bindings up to date, and asks for them with two requests. One
+// that someone else makes or changes after that is asked for again.
+func TestBuiltInRolesAreListedOnce(t *testing.T) {
+	client := fake.NewClientset()
+	ensure := func() {
+		t.Helper()
+		client.ClearActions()
+		work, ctx := errgroup.WithContext(t.Context())
+		work.SetLimit(bootstrapWorkers)
+		ensureRoles(ctx, work, client, func(runtime.Object) {})
+		if err := work.Wait(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	count := func(verb string) (n int) {
+		for _, a := range client.Actions() {
+			if r := a.GetResource().Resource; a.GetVerb() == verb && (r == "clusterroles" || r == "clusterrolebindings") {
+				n++
+			}
+		}
+		return n
+	}
+	ensure()
+	if gets, lists := count("get"), count("list"); gets != 0 || lists != 2 {
+		t.Errorf("the first start: %d gets and %d lists, want none and 2", gets, lists)
+	}
+	if made := count("create"); made < 100 {
+		t.Errorf("%d roles and bindings were made", made)
+	}
+
+	role, err := client.RbacV1().ClusterRoles().Get(t.Context(), "view", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	role.Labels = nil
+	if _, err := client.RbacV1().ClusterRoles().Update(t.Context(), role, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	ensure()
+	if gets, made, updates := count("get"), count("create"), count("update"); gets != 0 || made != 0 || updates != 1 {
+		t.Errorf("a later start, and a role that lacks labels: %d gets, %d made, %d updates, want only an update", gets, made, updates)
+	}
+
+	for _, resource := range []string{"clusterroles", "clusterrolebindings"} { // all are made just after the list
+		client.PrependReactor("list", resource, func(clienttesting.Action) (bool, runtime.Object, error) {
+			if resource == "clusterroles" {
+				return true, &rbacv1.ClusterRoleList{}, nil
+			}
+			return true, &rbacv1.ClusterRoleBindingList{}, nil
+		})
+	}
+	ensure()
+	if gets, made := count("get"), count("create"); gets != made || gets < 100 {
+		t.Errorf("roles that came after the list: %d gets after %d creations, want one for each", gets, made)
 	}
 }
