@@ -19,8 +19,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/strategicpatch"
 	storageclient "k8s.io/client-go/kubernetes/typed/storage/v1"
-	nodeutil "k8s.io/component-helpers/node/util"
 )
 
 // nodeIDs is the annotation of the Node with the drivers' names for it.
@@ -69,7 +69,10 @@ func (c *csiNode) publish(ctx context.Context, d *driver) error {
 	c.drivers[d.name] = d
 	delete(c.gone, d.name)
 	c.mu.Unlock()
-	err := c.write(ctx)
+	refused, err := c.write(ctx)
+	if err == nil {
+		err = refused[d.name]
+	}
 	if err == nil {
 		return nil
 	}
@@ -123,7 +126,8 @@ func (c *csiNode) later() {
 	c.n.mu.Lock()
 	defer c.n.mu.Unlock()
 	c.n.startLocked(func() {
-		err := c.write(c.n.life)
+		refused, err := c.write(c.n.life)
+		err = errors.Join(append(slices.Collect(maps.Values(refused)), err)...)
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if err == nil || c.closed {
@@ -139,39 +143,40 @@ func (c *csiNode) later() {
 	})
 }
 
-// write brings the objects up to date. Conflicts are tried again with what is there then.
-func (c *csiNode) write(ctx context.Context) error {
+// write brings the objects up to date. Conflicts are tried again with what is there then. It returns
+// the drivers that cannot be written, which keep no others from it.
+func (c *csiNode) write(ctx context.Context) (refused map[string]error, err error) {
 	select {
 	case c.writing <- struct{}{}:
 	case <-ctx.Done():
-		return ctx.Err()
+		return nil, ctx.Err()
 	}
 	defer func() { <-c.writing }()
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
 	const tries = 5
-	var err error
 	for range tries {
-		if err = c.writeOnce(ctx); err == nil || ctx.Err() != nil || !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) && !apierrors.IsNotFound(err) {
-			return err
+		if refused, err = c.writeOnce(ctx); err == nil || ctx.Err() != nil || !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) && !apierrors.IsNotFound(err) {
+			return refused, err
 		}
 	}
-	return err
+	return refused, err
 }
 
-func (c *csiNode) writeOnce(ctx context.Context) error {
+func (c *csiNode) writeOnce(ctx context.Context) (refused map[string]error, err error) {
 	c.mu.Lock()
 	drivers, gone := maps.Clone(c.drivers), maps.Clone(c.gone)
 	c.mu.Unlock()
 	node, err := c.n.opts.Kube.CoreV1().Nodes().Get(ctx, c.n.opts.NodeName, metav1.GetOptions{})
 	if err != nil {
-		return fmt.Errorf("read node %s: %w", c.n.opts.NodeName, err)
+		return nil, fmt.Errorf("read node %s: %w", c.n.opts.NodeName, err)
 	}
-	if err := c.writeNode(node, drivers, gone); err != nil {
-		return err
+	refused = refuseCollisions(node, drivers)
+	if err := c.writeNode(ctx, node, drivers, gone); err != nil {
+		return nil, err
 	}
 	if err := c.writeCSINode(ctx, node, drivers, gone); err != nil {
-		return err
+		return nil, err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -181,11 +186,33 @@ func (c *csiNode) writeOnce(ctx context.Context) error {
 			delete(c.gone, name)
 		}
 	}
-	return nil
+	return refused, nil
+}
+
+// refuseCollisions takes the drivers out of drivers whose topology contradicts the node's labels, or
+// that of a driver with an earlier name.
+func refuseCollisions(node *v1.Node, drivers map[string]*driver) map[string]error {
+	refused := map[string]error{}
+	labels := map[string]string{}
+	maps.Copy(labels, node.Labels)
+	for _, name := range slices.Sorted(maps.Keys(drivers)) {
+		topology := drivers[name].topology
+		for _, key := range slices.Sorted(maps.Keys(topology)) {
+			if have, is := labels[key]; is && have != topology[key] {
+				refused[name] = fmt.Errorf("detected topology value collision: driver %s reported %q:%q but existing label is %q:%q", name, key, topology[key], key, have)
+			}
+		}
+		if refused[name] != nil {
+			delete(drivers, name)
+			continue
+		}
+		maps.Copy(labels, topology)
+	}
+	return refused
 }
 
 // writeNode sets the topology's labels and the drivers' names for the node.
-func (c *csiNode) writeNode(old *v1.Node, drivers map[string]*driver, gone map[string]struct{}) error {
+func (c *csiNode) writeNode(ctx context.Context, old *v1.Node, drivers map[string]*driver, gone map[string]struct{}) error {
 	node := old.DeepCopy()
 	ids := map[string]string{}
 	if was := node.Annotations[nodeIDs]; was != "" {
@@ -198,9 +225,6 @@ func (c *csiNode) writeNode(old *v1.Node, drivers map[string]*driver, gone map[s
 	for name, d := range drivers {
 		ids[name] = d.nodeID
 		for key, value := range d.topology {
-			if have, is := node.Labels[key]; is && have != value {
-				return fmt.Errorf("detected topology value collision: driver %s reported %q:%q but existing label is %q:%q", name, key, value, key, have)
-			}
 			metav1.SetMetaDataLabel(&node.ObjectMeta, key, value)
 		}
 	}
@@ -216,7 +240,19 @@ func (c *csiNode) writeNode(old *v1.Node, drivers map[string]*driver, gone map[s
 	if equality.Semantic.DeepEqual(old, node) {
 		return nil
 	}
-	if _, _, err := nodeutil.PatchNodeStatus(c.n.opts.Kube.CoreV1(), types.NodeName(node.Name), old, node); err != nil {
+	before, err := json.Marshal(old)
+	if err != nil {
+		return err
+	}
+	after, err := json.Marshal(node)
+	if err != nil {
+		return err
+	}
+	patch, err := strategicpatch.CreateTwoWayMergePatch(before, after, v1.Node{})
+	if err != nil {
+		return err
+	}
+	if _, err := c.n.opts.Kube.CoreV1().Nodes().Patch(ctx, node.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status"); err != nil {
 		return fmt.Errorf("write node %s: %w", node.Name, err)
 	}
 	return nil

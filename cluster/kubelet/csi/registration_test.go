@@ -111,6 +111,29 @@ func TestRegistrationsThatAreRefused(t *testing.T) {
 	}
 }
 
+// A driver whose topology contradicts the node's labels later keeps no other from registration.
+func TestACollisionOfOneDriverKeepsNoOtherOut(t *testing.T) {
+	n := newTestNode(t)
+	zoned := newDriver(t, n.root, "zoned.example.com")
+	zoned.node.AccessibleTopology = &csipb.Topology{Segments: map[string]string{"example.com/zone": "z1"}}
+	zoned.serve("a.sock").registered()
+	node, err := n.kube.CoreV1().Nodes().Get(t.Context(), "n1", metav1.GetOptions{})
+	if err == nil {
+		node.Labels["example.com/zone"] = "z2"
+		_, err = n.kube.CoreV1().Nodes().Update(t.Context(), node, metav1.UpdateOptions{})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := newDriver(t, n.root, driverName).serve("b.sock")
+	if told := <-d.told; !told.PluginRegistered {
+		t.Error(told.Error)
+	}
+	if got := n.csinode().Spec.Drivers; !slices.ContainsFunc(got, func(e storagev1.CSINodeDriver) bool { return e.Name == driverName }) {
+		t.Errorf("drivers: %+v", got)
+	}
+}
+
 func TestDriverNames(t *testing.T) {
 	for _, name := range []string{"", ".", "..", "a/b", "../x", "volumeDevices", strings.Repeat("a", 64), "a_b", "\x00"} {
 		if checkDriverName(name) == nil {
