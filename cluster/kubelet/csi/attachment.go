@@ -77,7 +77,7 @@ func (n *Node) attached(ctx context.Context, s *staged, r *request) (map[string]
 	if err := n.awaitReported(ctx, s.name()); err != nil {
 		return nil, err
 	}
-	n.wait(attachKey(s.name()), r.user.pod)
+	n.wait(attachKey(s.name()), r.user)
 	name := attachmentName(s.handle, s.driver, n.opts.NodeName)
 	var a *storagev1.VolumeAttachment
 	call, cancel := context.WithTimeout(ctx, apiTimeout)
@@ -96,7 +96,7 @@ func (n *Node) attached(ctx context.Context, s *staged, r *request) (map[string]
 	if err := n.checkNode(call, s); err != nil {
 		return nil, err
 	}
-	n.waitNoMore(attachKey(s.name()), r.user.pod)
+	n.waitNoMore(attachKey(s.name()), r.user)
 	return a.Status.AttachmentMetadata, nil
 }
 

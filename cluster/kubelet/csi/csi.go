@@ -81,7 +81,9 @@ type Options struct {
 type Node struct {
 	opts Options
 	// real is RootDir without links, as the kernel lists mounts.
-	real   string
+	real string
+	// boot is the machine's boot: devices are gone, or others, after the next one.
+	boot   string
 	life   context.Context
 	end    context.CancelFunc
 	work   sync.WaitGroup
@@ -96,7 +98,8 @@ type Node struct {
 	// reported are the volumes that the API knows to be in use; again is closed when they change.
 	reported map[v1.UniqueVolumeName]struct{}
 	again    chan struct{}
-	waiting  map[string]map[types.UID]struct{}
+	// waiting are the pods' volumes that wait, by what they wait for.
+	waiting map[string]map[user]struct{}
 	// republish are the published volumes whose drivers want to be called regularly, by State; grown are
 	// their sizes that the driver has been told.
 	republish map[string]bool
@@ -116,7 +119,7 @@ var (
 func New(o Options) *Node {
 	n := &Node{
 		opts: o, drivers: map[string][]*driver{}, sockets: map[string]*socket{}, volumes: map[string]*staged{},
-		reported: map[v1.UniqueVolumeName]struct{}{}, again: make(chan struct{}), waiting: map[string]map[types.UID]struct{}{},
+		reported: map[v1.UniqueVolumeName]struct{}{}, again: make(chan struct{}), waiting: map[string]map[user]struct{}{},
 		republish: map[string]bool{}, grown: map[string]int64{}, unwilling: map[string]int64{}, found: map[string]struct{}{},
 	}
 	n.life, n.end = context.WithCancel(context.Background())
@@ -136,6 +139,11 @@ func (n *Node) Load() error {
 	if n.real, err = filepath.EvalSymlinks(root); err != nil {
 		return err
 	}
+	boot, err := volume.ReadFile("/proc/sys/kernel/random/boot_id", 64)
+	if err != nil {
+		return err
+	}
+	n.boot = string(boot)
 	return n.readRecords()
 }
 
@@ -182,24 +190,24 @@ func (*Node) Serves(v *volume.Spec) bool {
 }
 
 // wait has the pod woken at the next call of wake for key.
-func (n *Node) wait(key string, pod types.UID) {
+func (n *Node) wait(key string, u user) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.waitLocked(key, pod)
+	n.waitLocked(key, u)
 }
 
-func (n *Node) waitLocked(key string, pod types.UID) {
+func (n *Node) waitLocked(key string, u user) {
 	if n.waiting[key] == nil {
-		n.waiting[key] = map[types.UID]struct{}{}
+		n.waiting[key] = map[user]struct{}{}
 	}
-	n.waiting[key][pod] = struct{}{}
+	n.waiting[key][u] = struct{}{}
 }
 
-// waitNoMore is told that the pod does not wait for key any more.
-func (n *Node) waitNoMore(key string, pod types.UID) {
+// waitNoMore is told that the pod's volume does not wait for key any more.
+func (n *Node) waitNoMore(key string, u user) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if delete(n.waiting[key], pod); len(n.waiting[key]) == 0 {
+	if delete(n.waiting[key], u); len(n.waiting[key]) == 0 {
 		delete(n.waiting, key)
 	}
 }
@@ -207,7 +215,10 @@ func (n *Node) waitNoMore(key string, pod types.UID) {
 // wake wakes the pods that wait for key.
 func (n *Node) wake(key string) {
 	n.mu.Lock()
-	pods := n.waiting[key]
+	pods := map[types.UID]struct{}{}
+	for u := range n.waiting[key] {
+		pods[u.pod] = struct{}{}
+	}
 	delete(n.waiting, key)
 	n.mu.Unlock()
 	if n.opts.Wake == nil {

@@ -84,10 +84,10 @@ func (n *Node) driver(name string) (*driver, error) {
 
 // driverFor returns the driver, or has the pod woken when it registers.
 func (n *Node) driverFor(name string, user user) (*driver, error) {
-	n.wait(driverKey(name), user.pod) // first: a driver that comes after the look wakes the pod
+	n.wait(driverKey(name), user) // first: a driver that comes after the look wakes the pod
 	d, err := n.driver(name)
 	if err == nil {
-		n.waitNoMore(driverKey(name), user.pod)
+		n.waitNoMore(driverKey(name), user)
 	}
 	return d, err
 }

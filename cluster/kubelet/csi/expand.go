@@ -43,6 +43,9 @@ func (n *Node) growthOf(ctx context.Context, v *volume.Spec) (*growth, error) {
 	if v.PV == nil || v.PV.Spec.ClaimRef == nil {
 		return nil, nil
 	}
+	if v.ReadOnly || v.PV.Spec.CSI != nil && v.PV.Spec.CSI.ReadOnly {
+		return nil, nil // a file system that is mounted read-only does not grow
+	}
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
 	core, ref := n.opts.Kube.CoreV1(), v.PV.Spec.ClaimRef

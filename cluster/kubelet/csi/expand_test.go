@@ -2,6 +2,7 @@ package csi
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"time"
 
@@ -128,6 +129,23 @@ func TestAVolumeThatGrewWhileItWasNotMounted(t *testing.T) {
 	n.awaitUse()
 }
 
+func TestAReadOnlyVolumeDoesNotGrow(t *testing.T) {
+	n, d, pv := growing(t)
+	n.growTo2Gi(pv)
+	s := n.spec(pod("p1"), pv)
+	s.ReadOnly = true
+	n.mount(s)
+	if err := n.Keep(t.Context(), s); err != nil || d.count("NodeExpandVolume") != 0 {
+		t.Errorf("calls %v, %v", d.calls, err)
+	}
+	s.ReadOnly = false
+	if err := n.Keep(t.Context(), s); err != nil || d.count("NodeExpandVolume") != 1 {
+		t.Errorf("writable: calls %v, %v", d.calls, err)
+	}
+	n.unmount(s)
+	n.awaitUse()
+}
+
 func TestAGrowthThatFails(t *testing.T) {
 	for _, c := range []struct {
 		code   codes.Code
@@ -148,7 +166,7 @@ func TestAGrowthThatFails(t *testing.T) {
 			}
 			return nil
 		})
-		if err := n.Keep(t.Context(), s); codeOf(err) != c.code && err == nil {
+		if err := n.Keep(t.Context(), s); codeOf(err) != c.code {
 			t.Errorf("%s: error %v", c.code, err)
 		}
 		if got := n.claim().Status; got.AllocatedResourceStatuses[v1.ResourceStorage] != c.status || got.Capacity.Storage().String() != "1Gi" {
@@ -176,6 +194,9 @@ func TestWhatVolumesTake(t *testing.T) {
 	got, ok := n.Usage(t.Context(), s)
 	if !ok || *got.CapacityBytes != 100 || *got.UsedBytes != 30 || *got.InodesUsed != 0 || !got.VolumeHealthStats.Abnormal {
 		t.Errorf("%+v, %v", got, ok)
+	}
+	if event := <-n.events.Events; !strings.Contains(event, "VolumeConditionAbnormal") || !strings.Contains(event, "a disk is broken") {
+		t.Errorf("event: %s", event)
 	}
 	if _, ok := n.Usage(t.Context(), s); !ok || d.count("NodeGetVolumeStats") != 1 {
 		t.Errorf("asked again: %v", d.calls)

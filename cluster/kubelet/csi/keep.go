@@ -4,6 +4,9 @@ import (
 	"context"
 	"time"
 
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/kubernetes/pkg/kubelet/events"
+
 	"github.com/coracle-project/coracle/cluster/kubelet/volume"
 )
 
@@ -59,6 +62,7 @@ func (n *Node) Keep(ctx context.Context, v *volume.Spec) error {
 			return err
 		}
 		if err := n.publish(ctx, session, s, r, n.target(r.user, v.Mounted, v.Block)); err != nil {
+			n.opts.Recorder.Eventf(v.Pod, v1.EventTypeWarning, events.FailedMountVolume, "volume %q could not be published again: %v", v.Name, err)
 			return err
 		}
 	}

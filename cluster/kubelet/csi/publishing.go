@@ -79,16 +79,21 @@ func (n *Node) take(ctx context.Context, r *request) (s *staged, err error) {
 // published says whether an earlier Mount, perhaps of another process, has succeeded, and what it
 // made is still there. The driver is not asked.
 func (n *Node) published(v *volume.Spec, target string) (bool, error) {
-	if _, err := os.Lstat(filepath.Join(v.State, publishedFile)); err != nil {
-		if errors.Is(err, fs.ErrNotExist) {
-			return false, nil
-		}
+	boot, err := volume.ReadFile(filepath.Join(v.State, publishedFile), 64)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
 		return false, err
 	}
-	if v.Block {
+	if !v.Block {
+		return n.isMounted(target)
+	}
+	if string(boot) == n.boot {
 		return isDevice(target), nil
 	}
-	return n.isMounted(target)
+	// The machine has been started again: the device is another's, or nobody's.
+	return false, errors.Join(n.removePlace(target), os.Remove(filepath.Join(v.State, publishedFile)))
 }
 
 // prepare writes the record, and makes the directory above the one that the driver makes.
@@ -144,7 +149,7 @@ func (n *Node) finish(ctx context.Context, session *session, r *request, target 
 			return fmt.Errorf("give volume %q to the pod's fsGroup: %w", r.spec.Name, err)
 		}
 	}
-	return os.WriteFile(filepath.Join(r.spec.State, publishedFile), nil, 0o640)
+	return os.WriteFile(filepath.Join(r.spec.State, publishedFile), []byte(n.boot), 0o640)
 }
 
 // remember keeps what Keep has to do for a published volume.
@@ -165,7 +170,15 @@ func (n *Node) Unmount(ctx context.Context, m volume.Mounted) error {
 			continue
 		}
 		if err != nil {
-			return err
+			if r, err = n.damaged(u, n.target(u, m, block), block, err); err != nil {
+				return err
+			}
+			if r == nil {
+				if err := removeRecord(dir); err != nil {
+					return err
+				}
+				continue
+			}
 		}
 		if err := os.Remove(filepath.Join(m.State, publishedFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
@@ -181,6 +194,25 @@ func (n *Node) Unmount(ctx context.Context, m volume.Mounted) error {
 	}
 	n.release(u)
 	return nil
+}
+
+// damaged returns what is known of a volume whose record cannot be read. It returns nil if nothing is
+// known and nothing is there: then the volume was not published, or the machine has been started again
+// since.
+func (n *Node) damaged(u user, target string, block bool, why error) (*record, error) {
+	if r := n.recordOf(u, block); r != nil {
+		slog.Warn("csi: a damaged record is replaced by that of the staged volume", "pod", u.pod, "volume", u.volume, "err", why)
+		return r, nil
+	}
+	mounts, err := n.mountsAt(target)
+	if err != nil {
+		return nil, err
+	}
+	if len(mounts) > 0 || isDevice(target) {
+		return nil, why
+	}
+	slog.Warn("csi: a damaged record of a volume that is not mounted is dropped", "pod", u.pod, "volume", u.volume, "err", why)
+	return nil, nil
 }
 
 // podOf is the pod whose volume it is: State is pods/UID/plugins/PLUGIN/NAME.
@@ -222,7 +254,7 @@ func (n *Node) forget(m volume.Mounted, u user) {
 	delete(n.unwilling, m.State)
 	delete(n.found, m.State)
 	for key, pods := range n.waiting {
-		if delete(pods, u.pod); len(pods) == 0 {
+		if delete(pods, u); len(pods) == 0 {
 			delete(n.waiting, key)
 		}
 	}

@@ -8,10 +8,12 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	csipb "github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -205,14 +207,6 @@ func TestAMountWithoutARecordStays(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, damaged := range []string{"", "{", `{"driverName":"../x","volumeHandle":"h"}`} {
-		if err := os.WriteFile(filepath.Join(s.Dir, recordFile), []byte(damaged), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := n.Unmount(t.Context(), s.Mounted); err == nil {
-			t.Errorf("record %q: unmounted", damaged)
-		}
-	}
 	if err := os.Remove(filepath.Join(s.Dir, recordFile)); err != nil {
 		t.Fatal(err)
 	}
@@ -221,6 +215,129 @@ func TestAMountWithoutARecordStays(t *testing.T) {
 	}
 	if err := os.WriteFile(filepath.Join(s.Dir, recordFile), raw, 0o600); err != nil {
 		t.Fatal(err)
+	}
+	n.unmount(s)
+	n.awaitUse()
+	n.nothingLeft()
+}
+
+func TestRecordsThatAreDamaged(t *testing.T) {
+	n := newTestNode(t, unattached())
+	d := newDriver(t, n.root, driverName).serve("a.sock")
+	d.registered()
+	inline := func(uid string) *volume.Spec {
+		return n.place(&volume.Spec{Name: "v", Pod: pod(uid), Inline: &v1.Volume{Name: "v", VolumeSource: v1.VolumeSource{CSI: &v1.CSIVolumeSource{Driver: driverName}}}})
+	}
+	for i, damaged := range []string{"", "{", `{"driverName":"../x","volumeHandle":"h"}`} {
+		damage := func(dir string) {
+			t.Helper()
+			if err := os.WriteFile(filepath.Join(dir, recordFile), []byte(damaged), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		// The record of the stage has the same.
+		s := n.spec(pod("p1"), persistent("pv1", "handle-1"))
+		path := n.mount(s)
+		damage(s.Dir)
+		n.restart()
+		d.registered()
+		n.awaitUse("handle-1")
+		if !mountedOn(path) {
+			t.Errorf("%q: the volume of a running pod is gone", damaged)
+		}
+		n.unmount(s)
+		n.awaitUse()
+		n.nothingLeft()
+		if got := d.count("NodeUnpublishVolume"); got != 2*i+1 {
+			t.Errorf("%q: %d calls", damaged, got)
+		}
+		// That of the pod has the same as the stage's.
+		n.mount(s)
+		damage(n.stageDir(driverName, "handle-1"))
+		n.restart()
+		d.registered()
+		n.awaitUse("handle-1")
+		n.restart() // and it is whole again
+		d.registered()
+		n.unmount(s)
+		n.awaitUse()
+		n.nothingLeft()
+		// Nothing else tells of an inline volume. It stays while it is mounted.
+		s = inline("p2")
+		path = n.mount(s)
+		damage(s.Dir)
+		if err := n.Unmount(t.Context(), s.Mounted); err == nil || !mountedOn(path) {
+			t.Errorf("%q: an inline volume was unmounted: %v", damaged, err)
+		}
+		if err := unix.Unmount(path, 0); err != nil {
+			t.Fatal(err)
+		}
+		_ = os.Remove(path)
+		n.unmount(s)
+		n.nothingLeft()
+	}
+}
+
+func TestVolumesWithTwoSELinuxLabels(t *testing.T) {
+	n := newTestNode(t, unattached())
+	d := newDriver(t, n.root, driverName).serve("a.sock")
+	d.registered()
+	pv := persistent("pv1", "handle-1")
+	first, second := n.spec(pod("p1"), pv), n.spec(pod("p2"), pv)
+	n.mount(first)
+	r, err := n.newRequest(t.Context(), second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.label = "system_u:object_r:container_file_t:s0:c1,c2"
+	entry, err := n.use(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	known, err := n.driver(driverName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	session, err := known.open(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer session.close()
+	if err := n.stage(t.Context(), session, entry, r); err == nil || !strings.Contains(err.Error(), "SELinux label") {
+		t.Errorf("shared: %v", err)
+	}
+	n.unmount(first)
+	if err := n.stage(t.Context(), session, entry, r); err != nil || d.count("NodeUnstageVolume") != 1 || d.count("NodeStageVolume") != 2 {
+		t.Errorf("alone: %v, %v", d.calls, err)
+	}
+	n.unmount(second)
+	n.awaitUse()
+	n.nothingLeft()
+}
+
+// A driver mounts nothing for a block volume, so the list of mounts does not tell that the machine has
+// been started again.
+func TestADeviceOfAnEarlierBoot(t *testing.T) {
+	n := newTestNode(t, unattached())
+	d := newDriver(t, n.root, driverName).serve("a.sock")
+	d.registered()
+	pv := persistent("pv1", "handle-1")
+	pv.Spec.VolumeMode = ptr.To(v1.PersistentVolumeBlock)
+	s := n.spec(pod("p1"), pv)
+	path := n.mount(s)
+	stale, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.stop()
+	if err := os.WriteFile(filepath.Join(s.State, publishedFile), []byte("another boot"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n.restart()
+	d.registered()
+	n.mount(s)
+	if fresh, err := os.Stat(path); err != nil || os.SameFile(stale, fresh) && fresh.ModTime().Equal(stale.ModTime()) || d.count("NodePublishVolume") != 2 || d.count("NodeStageVolume") != 2 {
+		t.Errorf("calls %v, %v", d.calls, err)
 	}
 	n.unmount(s)
 	n.awaitUse()
@@ -481,6 +598,19 @@ func TestInlineVolumesAndWhatTheDriverIsTold(t *testing.T) {
 	if err := n.Keep(t.Context(), s); err != nil || !strings.Contains(d.publish.VolumeContext["csi.storage.k8s.io/serviceAccount.tokens"], "token-2") {
 		t.Errorf("published again with %v, %v", d.publish.VolumeContext, err)
 	}
+	d.set(func(_ context.Context, call string) error {
+		if call == "NodePublishVolume" {
+			return status.Error(codes.Internal, "the vault is closed")
+		}
+		return nil
+	})
+	if err := n.Keep(t.Context(), s); err == nil {
+		t.Error("a failure to publish again is hidden")
+	}
+	if event := <-n.events.Events; !strings.Contains(event, "FailedMount") || !strings.Contains(event, "the vault is closed") {
+		t.Errorf("event: %s", event)
+	}
+	d.set(nil)
 	n.unmount(s)
 	n.nothingLeft()
 
@@ -581,8 +711,8 @@ func TestFilesAreGivenToTheGroup(t *testing.T) {
 	s := n.spec(p, persistent("pv1", "handle-1"))
 	path := n.mount(s)
 	info, err := os.Stat(path)
-	if err != nil || info.Mode()&os.ModeSetgid == 0 {
-		t.Errorf("%v, %v", info.Mode(), err)
+	if err != nil || info.Mode()&os.ModeSetgid == 0 || info.Sys().(*syscall.Stat_t).Gid != 1234 {
+		t.Errorf("%+v, %v", info, err)
 	}
 	n.unmount(s)
 	n.awaitUse()

@@ -6,13 +6,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
 
-	"golang.org/x/sys/unix"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -77,19 +75,7 @@ func inlineHandle(pod types.UID, name string) string {
 // readRecord reads the record in a directory. It waits for nothing and follows no link.
 func readRecord(dir string) (*record, error) {
 	path := filepath.Join(dir, recordFile)
-	f, err := os.OpenFile(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return nil, err
-	}
-	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is not a regular file", path)
-	}
-	raw, err := io.ReadAll(io.LimitReader(f, mostRecord+1))
+	raw, err := volume.ReadFile(path, mostRecord)
 	if err != nil {
 		return nil, err
 	}
@@ -101,9 +87,6 @@ func readRecord(dir string) (*record, error) {
 }
 
 func parseRecord(raw []byte) (*record, error) {
-	if len(raw) > mostRecord {
-		return nil, errors.New("the record is too long")
-	}
 	var r record
 	if err := json.Unmarshal(raw, &r); err != nil {
 		return nil, fmt.Errorf("the record is damaged: %w", err)
@@ -114,7 +97,8 @@ func parseRecord(raw []byte) (*record, error) {
 	return &r, checkDriverName(r.Driver)
 }
 
-// writeRecord writes the record of a directory, made if there is none, at once and whole.
+// writeRecord writes the record of a directory, made if there is none, at once and whole, also if the
+// machine loses its power.
 func writeRecord(dir string, r record) error {
 	raw, err := json.Marshal(r)
 	if err != nil {
@@ -130,7 +114,9 @@ func writeRecord(dir string, r record) error {
 	if err != nil {
 		return err
 	}
-	_, err = f.Write(raw)
+	if _, err = f.Write(raw); err == nil {
+		err = f.Sync()
+	}
 	if err = errors.Join(err, f.Close()); err == nil {
 		err = os.Rename(f.Name(), filepath.Join(dir, recordFile))
 	}
@@ -175,11 +161,39 @@ func (n *Node) readRecords() error {
 		if block {
 			spec = filepath.Base(filepath.Dir(dir))
 		}
-		s := newStaged(dir, r.Driver, r.Handle, spec, block)
-		s.recorded = true
-		n.volumes[dir] = s
+		n.foundLocked(dir, spec, block, r)
 	}
 	return n.readUsersLocked()
+}
+
+// foundLocked adds a volume that an earlier kubelet has staged.
+func (n *Node) foundLocked(dir, spec string, block bool, r *record) *staged {
+	s := newStaged(dir, r.Driver, r.Handle, spec, block)
+	s.recorded, s.label = true, r.SELinux
+	n.volumes[dir] = s
+	return s
+}
+
+// userOfLocked adds a pod whose own record cannot be read to the users of the volume of that name, so
+// that the volume is not unstaged while the pod has it.
+func (n *Node) userOfLocked(u user, block bool) {
+	for _, s := range n.volumes {
+		if s.spec == u.volume && s.block == block {
+			s.users[u] = struct{}{}
+		}
+	}
+}
+
+// recordOf makes the record of a pod's volume from that of the staged volume, nil if there is none.
+func (n *Node) recordOf(u user, block bool) *record {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, s := range n.volumes {
+		if _, has := s.users[u]; has && s.block == block {
+			return &record{Spec: s.spec, Handle: s.handle, Driver: s.driver, SELinux: s.label}
+		}
+	}
+	return nil
 }
 
 // readUsersLocked finds the pods that have volumes.
@@ -204,13 +218,20 @@ func (n *Node) readUsersLocked() error {
 				}
 				if err != nil {
 					slog.Error("csi: a volume's record cannot be read", "dir", filepath.Join(dir, spec), "err", err)
+					n.userOfLocked(user{pod: types.UID(uid), volume: spec}, place == "plugins")
 					continue
 				}
 				id := n.stageDir(r.Driver, r.Handle)
 				if place == "plugins" {
 					id = n.blockDir(spec)
 				}
-				if s := n.volumes[id]; s != nil && s.driver == r.Driver && s.handle == r.Handle {
+				s := n.volumes[id]
+				if s == nil && r.Mode == storagev1.VolumeLifecyclePersistent { // the record of its stage cannot be read, and is written again
+					if s = n.foundLocked(id, spec, place == "plugins", r); writeRecord(id, record{Spec: spec, Handle: r.Handle, Driver: r.Driver, SELinux: r.SELinux}) != nil {
+						slog.Error("csi: a staged volume's record cannot be written again", "dir", id)
+					}
+				}
+				if s != nil && s.driver == r.Driver && s.handle == r.Handle {
 					s.users[user{pod: types.UID(uid), volume: spec}] = struct{}{}
 				}
 			}

@@ -20,6 +20,8 @@ import (
 	"k8s.io/kubernetes/pkg/apis/storage"
 	storageconversion "k8s.io/kubernetes/pkg/apis/storage/v1"
 	storagevalidation "k8s.io/kubernetes/pkg/apis/storage/validation"
+
+	"github.com/coracle-project/coracle/cluster/kubelet/volume"
 )
 
 // csinode reads this node's CSINode.
@@ -132,6 +134,24 @@ func TestACollisionOfOneDriverKeepsNoOtherOut(t *testing.T) {
 	if got := n.csinode().Spec.Drivers; !slices.ContainsFunc(got, func(e storagev1.CSINodeDriver) bool { return e.Name == driverName }) {
 		t.Errorf("drivers: %+v", got)
 	}
+}
+
+// A pod's volume that is unmounted ends no wait of its other volumes.
+func TestAVolumeThatIsGoneEndsNoOthersWait(t *testing.T) {
+	n := newTestNode(t, unattached())
+	gone, waits := n.spec(pod("p1"), persistent("pv1", "handle-1")), n.spec(pod("p1"), persistent("pv2", "handle-2"))
+	for _, s := range []*volume.Spec{gone, waits} {
+		unknown := errUnknown(driverName)
+		if _, err := n.Mount(t.Context(), s); !errors.As(err, &unknown) {
+			t.Fatal(err)
+		}
+	}
+	n.unmount(gone)
+	newDriver(t, n.root, driverName).serve("a.sock").registered()
+	if uid := <-n.wakes; uid != "p1" || len(n.wakes) != 0 {
+		t.Errorf("woken: %s and %d more", uid, len(n.wakes))
+	}
+	n.unmount(waits)
 }
 
 func TestDriverNames(t *testing.T) {

@@ -30,6 +30,8 @@ type staged struct {
 	turn chan struct{}
 	// done is that this process has staged it.
 	done bool
+	// label is the SELinux label that it is staged with.
+	label string
 
 	// Node.mu guards what follows.
 	users     map[user]struct{}
@@ -83,7 +85,7 @@ func (n *Node) use(r *request) (*staged, error) {
 	defer n.mu.Unlock()
 	s := n.volumes[id]
 	if s != nil && (s.driver != r.driverName || s.handle != r.handle) {
-		n.waitLocked(stageKey(id), r.user.pod)
+		n.waitLocked(stageKey(id), r.user)
 		return nil, fmt.Errorf("volume %q of driver %s is still staged on this node for an earlier persistentvolume %q: wait until its pods have ended and driver %s has unstaged it",
 			s.handle, s.driver, r.spec.Name, s.driver)
 	}
@@ -196,23 +198,12 @@ func (n *Node) tryUnstage(ctx context.Context, s *staged) error {
 	if err != nil {
 		return err
 	}
-	s.done = false
 	session, err := d.open(ctx)
 	if err != nil {
 		return err
 	}
 	defer session.close()
-	path := n.stagePath(s)
-	if session.has[csipb.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME] {
-		err := session.call(ctx, "NodeUnstageVolume", func(ctx context.Context) error {
-			_, err := session.node.NodeUnstageVolume(ctx, &csipb.NodeUnstageVolumeRequest{VolumeId: s.handle, StagingTargetPath: n.seen(d, path)})
-			return err
-		})
-		if err != nil {
-			return err
-		}
-	}
-	if err := n.removePlace(path); err != nil {
+	if err := n.undoStage(ctx, session, s); err != nil {
 		return err
 	}
 	if err := removeRecord(s.id); err != nil {
@@ -233,6 +224,37 @@ func (n *Node) tryUnstage(ctx context.Context, s *staged) error {
 	return nil
 }
 
+// undoStage has the driver unstage a volume. The record stays.
+func (n *Node) undoStage(ctx context.Context, session *session, s *staged) error {
+	s.done = false
+	path := n.stagePath(s)
+	if session.has[csipb.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME] {
+		err := session.call(ctx, "NodeUnstageVolume", func(ctx context.Context) error {
+			_, err := session.node.NodeUnstageVolume(ctx, &csipb.NodeUnstageVolumeRequest{VolumeId: s.handle, StagingTargetPath: n.seen(session.driver, path)})
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return n.removePlace(path)
+}
+
+// changeLabel unstages a volume that has another SELinux label than the request's, so that it can be
+// staged with that one. Pods with different labels cannot share a volume.
+func (n *Node) changeLabel(ctx context.Context, session *session, s *staged, r *request) error {
+	n.mu.Lock()
+	recorded, users := s.recorded, len(s.users)
+	n.mu.Unlock()
+	switch {
+	case !recorded || s.label == r.label:
+		return nil
+	case users > 1:
+		return fmt.Errorf("volume %q is mounted with the SELinux label %q for another pod, and this pod needs %q: wait until that pod has ended", r.spec.Name, s.label, r.label)
+	}
+	return n.undoStage(ctx, session, s)
+}
+
 // stage stages the request's volume, if the driver does that and this process has not done it. The
 // record is written in any case: it says that the volume is in use.
 func (n *Node) stage(ctx context.Context, session *session, s *staged, r *request) error {
@@ -240,12 +262,16 @@ func (n *Node) stage(ctx context.Context, session *session, s *staged, r *reques
 		return err
 	}
 	defer s.leave()
+	if err := n.changeLabel(ctx, session, s, r); err != nil {
+		return err
+	}
 	if s.done {
 		return nil
 	}
 	n.mu.Lock()
 	s.recorded = true
 	n.mu.Unlock()
+	s.label = r.label
 	if err := writeRecord(s.id, record{Spec: s.spec, Handle: s.handle, Driver: s.driver, SELinux: r.label}); err != nil {
 		return err
 	}

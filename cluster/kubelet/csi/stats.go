@@ -9,6 +9,7 @@ import (
 	"time"
 
 	csipb "github.com/container-storage-interface/spec/lib/go/csi"
+	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	statsapi "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 
@@ -33,6 +34,8 @@ type usage struct {
 	done   chan struct{} // closed when the call under way has ended; nil if there is none
 	figure statsapi.VolumeStats
 	ok     bool
+	// condition is what the driver says of a volume that is not well.
+	condition string
 }
 
 func (u *usages) forget(state string) {
@@ -81,12 +84,18 @@ func (n *Node) Usage(ctx context.Context, v *volume.Spec) (statsapi.VolumeStats,
 
 // measure asks the driver.
 func (n *Node) measure(v *volume.Spec, u *usage) {
-	figure, err := n.askUsage(n.life, v)
+	figure, condition, err := n.askUsage(n.life, v)
 	if err != nil {
 		slog.Debug("csi: usage of a volume is not known", "volume", v.Name, "err", err)
 	}
 	n.usages.mu.Lock()
 	defer n.usages.mu.Unlock()
+	if condition != u.condition && condition != "" {
+		n.opts.Recorder.Eventf(v.Pod, v1.EventTypeWarning, "VolumeConditionAbnormal", "Volume %s: %s", v.Name, condition)
+	}
+	if err == nil {
+		u.condition = condition
+	}
 	close(u.done)
 	u.done = nil
 	if u.ok = err == nil; u.ok {
@@ -96,24 +105,24 @@ func (n *Node) measure(v *volume.Spec, u *usage) {
 
 var errNoUsage = errors.New("the driver does not say what volumes take")
 
-func (n *Node) askUsage(ctx context.Context, v *volume.Spec) (figure statsapi.VolumeStats, err error) {
+func (n *Node) askUsage(ctx context.Context, v *volume.Spec) (figure statsapi.VolumeStats, condition string, err error) {
 	u := user{pod: v.Pod.UID, volume: v.Name}
 	target := n.target(u, v.Mounted, v.Block)
 	r, err := readRecord(recordDir(v.Mounted, v.Block))
 	if err != nil {
-		return figure, err
+		return figure, condition, err
 	}
 	d, err := n.driver(r.Driver)
 	if err != nil {
-		return figure, err
+		return figure, condition, err
 	}
 	session, err := d.open(ctx)
 	if err != nil {
-		return figure, err
+		return figure, condition, err
 	}
 	defer session.close()
 	if !session.has[csipb.NodeServiceCapability_RPC_GET_VOLUME_STATS] {
-		return figure, errNoUsage
+		return figure, condition, errNoUsage
 	}
 	var answer *csipb.NodeGetVolumeStatsResponse
 	err = session.call(ctx, "NodeGetVolumeStats", func(ctx context.Context) (err error) {
@@ -121,7 +130,7 @@ func (n *Node) askUsage(ctx context.Context, v *volume.Spec) (figure statsapi.Vo
 		return err
 	})
 	if err != nil {
-		return figure, err
+		return figure, condition, err
 	}
 	figure.Time = metav1.Now()
 	for _, part := range answer.GetUsage() {
@@ -136,12 +145,15 @@ func (n *Node) askUsage(ctx context.Context, v *volume.Spec) (figure statsapi.Vo
 	if c := answer.GetVolumeCondition(); c != nil && session.has[csipb.NodeServiceCapability_RPC_VOLUME_CONDITION] {
 		figure.VolumeHealthStats = &statsapi.VolumeHealthStats{Abnormal: c.GetAbnormal()}
 		if c.GetAbnormal() {
-			slog.Warn("csi: the driver says that a volume is not well", "driver", r.Driver, "volume", v.Name, "message", short(c.GetMessage()))
+			if condition = short(c.GetMessage()); condition == "" {
+				condition = "the driver says that the volume is not well"
+			}
+			slog.Warn("csi: the driver says that a volume is not well", "driver", r.Driver, "volume", v.Name, "message", condition)
 		}
 	} else if len(answer.GetUsage()) == 0 {
-		return figure, errNoUsage
+		return figure, condition, errNoUsage
 	}
-	return figure, nil
+	return figure, condition, nil
 }
 
 // count is a driver's figure; one below zero is 0.

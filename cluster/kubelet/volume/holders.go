@@ -2,6 +2,7 @@ package volume
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"log/slog"
@@ -53,38 +54,42 @@ func (h holders) readPod(pod types.UID, dir string) error {
 		}
 		for _, volume := range volumes {
 			file := filepath.Join(dir, plugin, volume, claimedFile)
-			name, err := readClaimed(file)
+			name, err := ReadFile(file, longestName)
 			switch {
 			case errors.Is(err, fs.ErrNotExist):
 				continue
 			case err != nil:
 				slog.Warn("which pod has a volume cannot be read", "file", file, "err", err)
 			}
-			h.add(volume, pod, name)
+			h.add(volume, pod, string(name))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// readClaimed reads a pod's name. It waits for nothing and follows no link, whatever is there.
-func readClaimed(path string) (string, error) {
+// ReadFile reads a regular file of at most limit bytes. It waits for nothing and follows no link,
+// whatever is there.
+func ReadFile(path string, limit int64) ([]byte, error) {
 	f, err := os.OpenFile(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	defer f.Close()
 	info, err := f.Stat()
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	if !info.Mode().IsRegular() {
-		return "", errors.New("not a regular file")
+		return nil, &os.PathError{Op: "read", Path: path, Err: errors.New("not a regular file")}
 	}
-	name, err := io.ReadAll(io.LimitReader(f, longestName))
+	content, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err == nil && int64(len(content)) > limit {
+		err = &os.PathError{Op: "read", Path: path, Err: fmt.Errorf("more than %d bytes", limit)}
+	}
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	return string(name), nil
+	return content, nil
 }
 
 // Directories are the names of those in dir, which need not be there, nor be a directory.
