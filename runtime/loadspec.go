@@ -27,7 +27,7 @@ var aLongTimeAgo = time.Unix(1, 0)
 // is os.ErrNotExist; text that is no JSON object of the right types is
 // ErrInvalidSpec and names file, line and column; so is a field that stands there
 // twice. Unknown fields are ignored, as the runtime spec demands (config.md,
-// "Extensibility"). The content is not judged: that is ValidateSpec.
+// "Extensibility"). The content is not judged: that is validate.Spec.
 func LoadSpec(bundle string) (*specs.Spec, error) {
 	if st, err := os.Stat(bundle); err != nil {
 		return nil, fmt.Errorf("load bundle: %w", err)

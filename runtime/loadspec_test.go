@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/coracle-project/coracle/runtime"
+	"github.com/coracle-project/coracle/runtime/runtimetest"
 )
 
 func TestLoadSpec(t *testing.T) {
@@ -90,5 +91,18 @@ func TestLoadProcess(t *testing.T) {
 	}
 	if p, err := runtime.LoadProcess(path); err != nil || p.Args[0] != "x" {
 		t.Errorf("got %+v, %v", p, err)
+	}
+}
+
+// BenchmarkLoadSpec is part of each create. Looking for duplicate keys takes a tenth of it.
+func BenchmarkLoadSpec(b *testing.B) {
+	dir := b.TempDir()
+	if err := (runtimetest.BadConfig{Field: "hostname", Value: `"boat"`}).Write(dir, runtimetest.Spec("one", "/bin/true")); err != nil {
+		b.Fatal(err)
+	}
+	for b.Loop() {
+		if _, err := runtime.LoadSpec(dir); err != nil {
+			b.Fatal(err)
+		}
 	}
 }

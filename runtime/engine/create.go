@@ -14,6 +14,7 @@ import (
 	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/runtime/internal/base"
 	"github.com/coracle-project/coracle/runtime/plan"
+	"github.com/coracle-project/coracle/runtime/validate"
 	"github.com/coracle-project/coracle/runtime/zygote"
 )
 
@@ -44,7 +45,7 @@ func (e *Engine) Create(ctx context.Context, id string, spec *specs.Spec, opts r
 }
 
 func (e *Engine) create(ctx context.Context, id string, spec *specs.Spec, opts runtime.CreateOptions) (*container, error) {
-	if err := runtime.ValidateSpecOnHostMounts(spec, opts.Bundle); err != nil {
+	if err := validate.SpecOnHostMounts(spec, opts.Bundle); err != nil {
 		return nil, err
 	}
 	if spec.Linux == nil {

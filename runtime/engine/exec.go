@@ -15,6 +15,7 @@ import (
 	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/runtime/internal/stuck"
 	"github.com/coracle-project/coracle/runtime/plan"
+	"github.com/coracle-project/coracle/runtime/validate"
 	"github.com/coracle-project/coracle/runtime/zygote"
 )
 
@@ -29,7 +30,7 @@ func (c *container) Exec(ctx context.Context, p *specs.Process, opts runtime.Exe
 }
 
 func (c *container) exec(ctx context.Context, p *specs.Process, opts runtime.ExecOptions) (int, error) {
-	if err := runtime.ValidateProcess(p); err != nil {
+	if err := validate.Process(p); err != nil {
 		return 0, err
 	}
 	if p.Terminal && opts.Stdio.Console == nil {

@@ -17,6 +17,7 @@ import (
 	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/runtime/internal/base"
 	"github.com/coracle-project/coracle/runtime/internal/stuck"
+	"github.com/coracle-project/coracle/runtime/validate"
 )
 
 // undoTimeout bounds the cleaning up after a failed Create, which must not
@@ -40,7 +41,7 @@ func (e *Engine) create(ctx context.Context, id string, spec *specs.Spec, opts r
 	if err := runtime.ValidateID(id); err != nil {
 		return nil, err
 	}
-	if err := runtime.ValidateSpecOnHostMounts(spec, opts.Bundle); err != nil {
+	if err := validate.SpecOnHostMounts(spec, opts.Bundle); err != nil {
 		return nil, err
 	}
 	cfg, err := e.libcontainerConfig(id, spec, opts)

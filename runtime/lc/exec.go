@@ -12,6 +12,7 @@ import (
 	"github.com/coracle-project/coracle/internal/cgroupwarm"
 	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/runtime/internal/base"
+	"github.com/coracle-project/coracle/runtime/validate"
 )
 
 // Exec implements runtime.Container. A paused container counts as not running:
@@ -25,7 +26,7 @@ func (c *container) Exec(ctx context.Context, p *specs.Process, opts runtime.Exe
 }
 
 func (c *container) exec(ctx context.Context, p *specs.Process, opts runtime.ExecOptions) (int, error) {
-	if err := runtime.ValidateProcess(p); err != nil {
+	if err := validate.Process(p); err != nil {
 		return 0, err
 	}
 	proc, err := libcontainerProcess(p, opts.Stdio)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/runtime/internal/base"
+	"github.com/coracle-project/coracle/runtime/validate"
 )
 
 // container is a handle, as base.Container is.
@@ -116,7 +117,7 @@ func (c *container) Exec(ctx context.Context, p *specs.Process, opts runtime.Exe
 }
 
 func (c *container) exec(ctx context.Context, p *specs.Process, opts runtime.ExecOptions) (int, error) {
-	if err := runtime.ValidateProcess(p); err != nil {
+	if err := validate.Process(p); err != nil {
 		return 0, err
 	}
 	if err := c.MayExec(opts); err != nil {
@@ -225,7 +226,7 @@ func (c *container) Update(ctx context.Context, r *specs.LinuxResources) error {
 }
 
 func (c *container) update(ctx context.Context, r *specs.LinuxResources) error {
-	if err := runtime.ValidateResources(r); err != nil {
+	if err := validate.Resources(r); err != nil {
 		return err
 	}
 	if !c.Rec.Init.Alive() {

@@ -10,7 +10,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
-	"github.com/coracle-project/coracle/runtime"
+	"github.com/coracle-project/coracle/runtime/validate"
 )
 
 // Options are what a plan depends on beyond the configuration: facts of the host, and what
@@ -113,7 +113,7 @@ func (b *builder) isNew(t specs.LinuxNamespaceType) bool {
 }
 
 // Create is the plan of a container. The specification must have passed
-// runtime.ValidateSpec. ErrUnsupported if another engine has to make the container.
+// validate.Spec. ErrUnsupported if another engine has to make the container.
 func Create(spec *specs.Spec, opts Options) (*Plan, error) {
 	if spec.Linux == nil {
 		return nil, unsupported("a configuration without linux")
@@ -333,7 +333,7 @@ func (b *builder) mounts() error {
 func (b *builder) mount(i int, m specs.Mount) error {
 	o := parseOptions(m.Options)
 	target := b.destination(m)
-	if strings.HasPrefix(target, "/proc/") && !runtime.MayMountInProc(target) {
+	if strings.HasPrefix(target, "/proc/") && !validate.MayMountInProc(target) {
 		return fmt.Errorf("%q cannot be mounted because it is inside /proc", m.Destination)
 	}
 	if m.Type == "bind" || o.flags&unix.MS_BIND != 0 {

@@ -14,8 +14,8 @@ import (
 	"github.com/rogpeppe/go-internal/diff"
 	"golang.org/x/sys/unix"
 
-	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/runtime/plan"
+	"github.com/coracle-project/coracle/runtime/validate"
 )
 
 var update = flag.Bool("update", false, "write the golden files of plans anew")
@@ -182,7 +182,7 @@ func base() (*specs.Spec, plan.Options) {
 // TestOptions compares the options of the plans with those that validation knows.
 func TestOptions(t *testing.T) {
 	for _, o := range strings.Fields(mountOptions) {
-		if of := strings.Contains(o, "="); runtime.IsGeneralOption(o) == of {
+		if of := strings.Contains(o, "="); validate.IsGeneralOption(o) == of {
 			t.Errorf("option %s: validation takes it for one of file systems: %v", o, !of)
 		}
 	}

@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/coracle-project/coracle/runtime"
+	"github.com/coracle-project/coracle/runtime/validate"
 )
 
 // HostView makes a copy of the host's mounts the root directory until Leave, and Enter attaches
@@ -246,7 +246,7 @@ func (o Attach) explain(errno unix.Errno) error {
 
 func (o Attach) lower(a *asm) {
 	t := a.findOrMake(o.Target, o.Dir)
-	if !runtime.MayMountInProc(path.Clean(o.Target)) {
+	if !validate.MayMountInProc(path.Clean(o.Target)) {
 		a.notInProc(t)
 	}
 	a.moveTo(slot(o.Tree), t)

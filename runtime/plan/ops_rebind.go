@@ -8,7 +8,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
-	"github.com/coracle-project/coracle/runtime"
+	"github.com/coracle-project/coracle/runtime/validate"
 )
 
 // Rebind puts a part of the container's own tree at another place in it: what an earlier mount
@@ -38,7 +38,7 @@ func (o Rebind) lower(a *asm) {
 	}
 	put := func(dir bool) {
 		t := a.findOrMake(o.Target, dir)
-		if !runtime.MayMountInProc(path.Clean(o.Target)) {
+		if !validate.MayMountInProc(path.Clean(o.Target)) {
 			a.notInProc(t)
 		}
 		a.moveTo(tree, t)

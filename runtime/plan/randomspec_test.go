@@ -9,9 +9,9 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
-	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/runtime/plan"
 	"github.com/coracle-project/coracle/runtime/runtimetest"
+	"github.com/coracle-project/coracle/runtime/validate"
 )
 
 // spoil changes some values of a configuration, as JSON, to others that may be wrong.
@@ -77,7 +77,7 @@ func TestRandomConfigurations(t *testing.T) {
 			t.Fatal(err)
 		}
 		var spec *specs.Spec
-		if json.Unmarshal(text, &spec) != nil || runtime.ValidateSpecOnHostMounts(spec, "/") != nil {
+		if json.Unmarshal(text, &spec) != nil || validate.SpecOnHostMounts(spec, "/") != nil {
 			continue
 		}
 		valid++

@@ -21,6 +21,7 @@ import (
 	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/runtime/internal/base"
 	"github.com/coracle-project/coracle/runtime/internal/stuck"
+	"github.com/coracle-project/coracle/runtime/validate"
 )
 
 // container is a handle, as base.Container is, whose processes are a shim's.
@@ -139,7 +140,7 @@ func (c *container) Resume(ctx context.Context) error {
 
 // Update implements runtime.Container.
 func (c *container) Update(ctx context.Context, r *specs.LinuxResources) error {
-	if err := runtime.ValidateResources(r); err != nil {
+	if err := validate.Resources(r); err != nil {
 		return c.Fail("update", err)
 	}
 	b, err := json.Marshal(r)

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/coracle-project/coracle/runtime"
+	"github.com/coracle-project/coracle/runtime/validate"
 )
 
 // Exec implements runtime.Container.
@@ -29,7 +30,7 @@ func (c *container) Exec(ctx context.Context, p *specs.Process, opts runtime.Exe
 }
 
 func (c *container) exec(ctx context.Context, p *specs.Process, opts runtime.ExecOptions) (int, error) {
-	if err := runtime.ValidateProcess(p); err != nil {
+	if err := validate.Process(p); err != nil {
 		return 0, err
 	}
 	if len(opts.Cgroups) > 0 {

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/coracle-project/coracle/runtime"
+	"github.com/coracle-project/coracle/runtime/validate"
 )
 
 // makeFlags are the flags that create and run share.
@@ -81,7 +82,7 @@ func (m *makeFlags) load() (*specs.Spec, string, error) {
 		return nil, "", err
 	}
 	// Checked here too, because the terminal flags depend on it.
-	return spec, bundle, runtime.ValidateSpecOnHostMounts(spec, bundle)
+	return spec, bundle, validate.SpecOnHostMounts(spec, bundle)
 }
 
 // make creates the container and tells who wants to know. On error nothing is left.

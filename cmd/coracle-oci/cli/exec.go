@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/runtime"
+	"github.com/coracle-project/coracle/runtime/validate"
 )
 
 // execFailed is the exit status when exec itself fails, which tells it from the
@@ -76,7 +77,7 @@ func (a *app) exec(ctx context.Context, cmd *cobra.Command, id string, args []st
 	if err != nil {
 		return err
 	}
-	if err := runtime.ValidateProcess(p); err != nil {
+	if err := validate.Process(p); err != nil {
 		return err
 	}
 	opts := runtime.ExecOptions{InCreated: true, IgnorePaused: x.ignorePaused}

@@ -12,6 +12,7 @@ import (
 	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/runtime/engine"
 	"github.com/coracle-project/coracle/runtime/plan"
+	"github.com/coracle-project/coracle/runtime/validate"
 )
 
 func (a *app) explainCommand() *cobra.Command {
@@ -155,7 +156,7 @@ func (a *app) explainExec(file, id string, spec *specs.Spec, bundle string, cgro
 	if err != nil {
 		return nil, err
 	}
-	if err := runtime.ValidateProcess(p); err != nil {
+	if err := validate.Process(p); err != nil {
 		return nil, err
 	}
 	in := *spec

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/runtime"
+	"github.com/coracle-project/coracle/runtime/validate"
 )
 
 // CgroupManager makes a manager of the container's cgroups. It costs next to
@@ -127,7 +128,7 @@ func (c *Container) update(r *specs.LinuxResources) error {
 	if r == nil {
 		return nil
 	}
-	if err := runtime.ValidateResources(r); err != nil {
+	if err := validate.Resources(r); err != nil {
 		return err
 	}
 	if !c.Rec.Init.Alive() {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/runtime/internal/base"
+	"github.com/coracle-project/coracle/runtime/validate"
 )
 
 // Begin checks what the named engine has been asked to create. It returns which program is to make the
@@ -24,7 +25,7 @@ func Begin(engine, prefix, id string, spec *specs.Spec, opts runtime.CreateOptio
 	if !ok {
 		return "", nil, fmt.Errorf("%w: handler %q does not begin with %s", runtime.ErrUnsupported, opts.Handler, prefix)
 	}
-	if err := runtime.ValidateSpecOnHostMounts(spec, opts.Bundle); err != nil {
+	if err := validate.SpecOnHostMounts(spec, opts.Bundle); err != nil {
 		return "", nil, err
 	}
 	if rec, err = newRecord(engine, id, spec, opts); err != nil {

@@ -1,4 +1,4 @@
-package runtime
+package validate
 
 import (
 	"maps"
@@ -26,24 +26,24 @@ func SysctlPath(name string) string {
 
 var sysctlSwapper = strings.NewReplacer(".", "/", "/", ".")
 
-func validateSysctls(l *specs.Linux) error {
+func checkSysctls(l *specs.Linux) error {
 	for _, name := range slices.Sorted(maps.Keys(l.Sysctl)) {
 		if name == "" || strings.Contains(name, "..") || hasZero(name) {
 			return invalid("linux.sysctl", "%q is no name of a kernel parameter, write it like net.ipv4.ip_forward", name)
 		}
-		if err := validateText("linux.sysctl."+name, l.Sysctl[name]); err != nil {
+		if err := checkText("linux.sysctl."+name, l.Sysctl[name]); err != nil {
 			return err
 		}
-		if err := ValidateSysctl(l, name); err != nil {
+		if err := Sysctl(l, name); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// ValidateSysctl refuses a kernel parameter that is not the container's own: setting it would
-// change the host.
-func ValidateSysctl(l *specs.Linux, name string) error {
+// Sysctl refuses a kernel parameter that is not the container's own: setting it would change the
+// host.
+func Sysctl(l *specs.Linux, name string) error {
 	dotted := strings.ReplaceAll(SysctlPath(name), "/", ".")
 	var t specs.LinuxNamespaceType
 	switch {

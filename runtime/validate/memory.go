@@ -1,4 +1,4 @@
-package runtime
+package validate
 
 import (
 	"fmt"
@@ -15,9 +15,9 @@ var (
 	memoryFlags = []specs.MemoryPolicyFlagType{specs.MpolFNumaBalancing, specs.MpolFRelativeNodes, specs.MpolFStaticNodes}
 )
 
-// validateMemoryPolicy checks which memory nodes the container takes memory from,
+// checkMemoryPolicy checks which memory nodes the container takes memory from,
 // set_mempolicy(2).
-func validateMemoryPolicy(p *specs.LinuxMemoryPolicy) error {
+func checkMemoryPolicy(p *specs.LinuxMemoryPolicy) error {
 	if p == nil {
 		return nil
 	}

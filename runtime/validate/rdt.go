@@ -1,4 +1,4 @@
-package runtime
+package validate
 
 import (
 	"fmt"
@@ -7,8 +7,8 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// validateRdt checks the class of service, config-linux.md#intelrdt.
-func validateRdt(r *specs.LinuxIntelRdt) error {
+// checkRdt checks the class of service, config-linux.md#intelrdt.
+func checkRdt(r *specs.LinuxIntelRdt) error {
 	if r == nil {
 		return nil
 	}
@@ -28,5 +28,5 @@ func validateRdt(r *specs.LinuxIntelRdt) error {
 			return invalid(l.field, "%q has more than one line", l.value)
 		}
 	}
-	return lines.validate()
+	return lines.check()
 }

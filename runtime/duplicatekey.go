@@ -2,9 +2,9 @@ package runtime
 
 import "encoding/json"
 
-// duplicateKey finds a key that stands twice in one object of JSON text, which has to be
-// well-formed: the offset of the second one, or -1. Which of two counts is not defined, and
-// readers differ, so that what one program has checked another would not do.
+// duplicateKey finds a key that an object of well-formed JSON text has twice. It returns the offset
+// of the second one, or -1. JSON does not define which of the two counts: a program that checked one
+// of them could pass the text on to a program that reads the other.
 func duplicateKey(data []byte) (offset int, key string) {
 	var open []map[string]struct{} // keys of the objects that are open; nil for arrays
 	wantKey := false
@@ -35,7 +35,7 @@ func duplicateKey(data []byte) (offset int, key string) {
 	return -1, ""
 }
 
-// stringEnd is where the string that starts at start has ended, and whether it has no escapes.
+// stringEnd returns the offset after the string at start, and whether the string has no escapes.
 func stringEnd(data []byte, start int) (end int, plain bool) {
 	plain = true
 	for i := start + 1; i < len(data); i++ {
@@ -55,6 +55,6 @@ func unquoted(quoted []byte, plain bool) string {
 		return string(quoted[1 : len(quoted)-1])
 	}
 	var s string
-	_ = json.Unmarshal(quoted, &s) // it was well-formed
+	_ = json.Unmarshal(quoted, &s) // it is well-formed
 	return s
 }

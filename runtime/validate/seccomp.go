@@ -1,4 +1,4 @@
-package runtime
+package validate
 
 import (
 	"fmt"
@@ -27,9 +27,9 @@ var (
 	}
 )
 
-// validateSeccomp checks the words of a profile. What they mean together is judged when it is
+// checkSeccomp checks the words of a profile. What they mean together is judged when it is
 // compiled.
-func validateSeccomp(s *specs.LinuxSeccomp) error {
+func checkSeccomp(s *specs.LinuxSeccomp) error {
 	if s == nil || s.DefaultAction == "" && len(s.Syscalls) == 0 {
 		return nil
 	}
@@ -50,17 +50,17 @@ func validateSeccomp(s *specs.LinuxSeccomp) error {
 		}
 	}
 	for i := range s.Syscalls {
-		if err := validateSeccompRule(i, &s.Syscalls[i]); err != nil {
+		if err := checkSeccompRule(i, &s.Syscalls[i]); err != nil {
 			return err
 		}
 		if s.Syscalls[i].Action == specs.ActNotify && s.ListenerPath == "" {
 			return invalid(fmt.Sprintf("linux.seccomp.syscalls[%d].action", i), "is SCMP_ACT_NOTIFY, which needs an agent; set linux.seccomp.listenerPath to its socket")
 		}
 	}
-	return texts{{"linux.seccomp.listenerPath", s.ListenerPath}}.validate()
+	return texts{{"linux.seccomp.listenerPath", s.ListenerPath}}.check()
 }
 
-func validateSeccompRule(i int, r *specs.LinuxSyscall) error {
+func checkSeccompRule(i int, r *specs.LinuxSyscall) error {
 	bad := func(field, format string, args ...any) error {
 		return invalid(fmt.Sprintf("linux.seccomp.syscalls[%d].%s", i, field), format, args...)
 	}

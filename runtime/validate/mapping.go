@@ -1,4 +1,4 @@
-package runtime
+package validate
 
 import (
 	"cmp"
@@ -12,7 +12,7 @@ import (
 // maxMappings is the kernel's UID_GID_MAP_MAX_EXTENTS.
 const maxMappings = 340
 
-func validateMappings(field string, maps []specs.LinuxIDMapping) error {
+func checkMappings(field string, maps []specs.LinuxIDMapping) error {
 	if len(maps) > maxMappings {
 		return invalid(field, "has %d mappings, at most %d are allowed; join adjacent ones", len(maps), maxMappings)
 	}
@@ -49,8 +49,8 @@ func overlap(maps []specs.LinuxIDMapping, first func(specs.LinuxIDMapping) uint3
 	return 0, false
 }
 
-// validateUserNamespace checks the mappings of a container.
-func validateUserNamespace(l *specs.Linux) error {
+// checkUserNamespace checks the mappings of a container.
+func checkUserNamespace(l *specs.Linux) error {
 	i := slices.IndexFunc(l.Namespaces, func(n specs.LinuxNamespace) bool { return n.Type == specs.UserNamespace })
 	for _, list := range []struct {
 		field string
@@ -62,7 +62,7 @@ func validateUserNamespace(l *specs.Linux) error {
 		case i >= 0 && l.Namespaces[i].Path == "" && len(list.maps) == 0:
 			return invalid(list.field, "is missing, a new user namespace needs it; map some ids or leave the namespace out")
 		}
-		if err := validateMappings(list.field, list.maps); err != nil {
+		if err := checkMappings(list.field, list.maps); err != nil {
 			return err
 		}
 		isRoot := func(m specs.LinuxIDMapping) bool { return m.ContainerID == 0 }

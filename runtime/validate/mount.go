@@ -1,4 +1,4 @@
-package runtime
+package validate
 
 import (
 	"fmt"
@@ -38,7 +38,7 @@ var generalOptions = func() map[string]bool {
 // IsGeneralOption says whether a mount option is one that mounts of all types can have.
 func IsGeneralOption(name string) bool { return generalOptions[name] }
 
-func validateMount(i int, m *specs.Mount) error {
+func checkMount(i int, m *specs.Mount) error {
 	bad := func(field, format string, args ...any) error {
 		return invalid(fmt.Sprintf("mounts[%d].%s", i, field), format, args...)
 	}
@@ -47,11 +47,11 @@ func validateMount(i int, m *specs.Mount) error {
 	}
 	if hasZero(m.Destination) || hasZero(m.Source) || hasZero(m.Type) {
 		f := fmt.Sprintf("mounts[%d].", i)
-		return texts{{f + "destination", m.Destination}, {f + "source", m.Source}, {f + "type", m.Type}}.validate()
+		return texts{{f + "destination", m.Destination}, {f + "source", m.Source}, {f + "type", m.Type}}.check()
 	}
 	for k, o := range m.Options {
 		if hasZero(o) {
-			return validateText(fmt.Sprintf("mounts[%d].options[%d]", i, k), o)
+			return checkText(fmt.Sprintf("mounts[%d].options[%d]", i, k), o)
 		}
 	}
 	bind := m.Type == "bind" || slices.Contains(m.Options, "bind") || slices.Contains(m.Options, "rbind")
@@ -87,10 +87,10 @@ func validateMount(i int, m *specs.Mount) error {
 		return bad("gidMappings", "is missing, uidMappings does not do without it")
 	}
 	f := fmt.Sprintf("mounts[%d]", i)
-	if err := validateMappings(f+".uidMappings", m.UIDMappings); err != nil {
+	if err := checkMappings(f+".uidMappings", m.UIDMappings); err != nil {
 		return err
 	}
-	return validateMappings(f+".gidMappings", m.GIDMappings)
+	return checkMappings(f+".gidMappings", m.GIDMappings)
 }
 
 func hasZero(s string) bool { return strings.IndexByte(s, 0) >= 0 }

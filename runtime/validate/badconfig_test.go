@@ -1,4 +1,4 @@
-package runtime_test
+package validate_test
 
 import (
 	"errors"
@@ -7,6 +7,7 @@ import (
 
 	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/runtime/runtimetest"
+	"github.com/coracle-project/coracle/runtime/validate"
 )
 
 // TestBadConfigs wants one clear sentence for each configuration that is wrong.
@@ -27,7 +28,7 @@ func TestBadConfigs(t *testing.T) {
 			}
 			spec, err := runtime.LoadSpec(dir)
 			if err == nil {
-				err = runtime.ValidateSpec(spec, dir)
+				err = validate.Spec(spec, dir)
 			}
 			if !errors.Is(err, runtime.ErrInvalidSpec) || !strings.Contains(err.Error(), c.Says) {
 				t.Errorf("error %v, want ErrInvalidSpec saying %q", err, c.Says)
@@ -42,20 +43,7 @@ func TestBadConfigs(t *testing.T) {
 func BenchmarkValidate(b *testing.B) {
 	dir, spec := bundle(b), runtimetest.Spec("one", "/bin/true")
 	for b.Loop() {
-		if err := runtime.ValidateSpec(spec, dir); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
-
-// BenchmarkLoadSpec is too. To look for keys that stand twice is a tenth of it.
-func BenchmarkLoadSpec(b *testing.B) {
-	dir := bundle(b)
-	if err := (runtimetest.BadConfig{Field: "hostname", Value: `"boat"`}).Write(dir, runtimetest.Spec("one", "/bin/true")); err != nil {
-		b.Fatal(err)
-	}
-	for b.Loop() {
-		if _, err := runtime.LoadSpec(dir); err != nil {
+		if err := validate.Spec(spec, dir); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -1,4 +1,4 @@
-package runtime
+package validate
 
 import (
 	"fmt"
@@ -16,19 +16,19 @@ var namespaceTypes = []specs.LinuxNamespaceType{
 	specs.UTSNamespace, specs.UserNamespace, specs.CgroupNamespace, specs.TimeNamespace,
 }
 
-func validateLinux(spec *specs.Spec) error {
+func checkLinux(spec *specs.Spec) error {
 	l := spec.Linux
-	has, err := validateNamespaces(l.Namespaces)
+	has, err := checkNamespaces(l.Namespaces)
 	if err != nil {
 		return err
 	}
-	if err := validateUTS(spec, has[specs.UTSNamespace]); err != nil {
+	if err := checkUTS(spec, has[specs.UTSNamespace]); err != nil {
 		return err
 	}
-	if err := validateUserNamespace(l); err != nil {
+	if err := checkUserNamespace(l); err != nil {
 		return err
 	}
-	if err := validateTime(l, has[specs.TimeNamespace]); err != nil {
+	if err := checkTime(l, has[specs.TimeNamespace]); err != nil {
 		return err
 	}
 	for i, p := range l.MaskedPaths {
@@ -42,20 +42,20 @@ func validateLinux(spec *specs.Spec) error {
 		}
 	}
 	for i := range l.Devices {
-		if err := validateDevice(i, &l.Devices[i]); err != nil {
+		if err := checkDevice(i, &l.Devices[i]); err != nil {
 			return err
 		}
 	}
-	if err := validateSysctls(l); err != nil {
+	if err := checkSysctls(l); err != nil {
 		return err
 	}
-	if err := validateNetDevices(l, has[specs.NetworkNamespace]); err != nil {
+	if err := checkNetDevices(l, has[specs.NetworkNamespace]); err != nil {
 		return err
 	}
 	if p := l.CgroupsPath; slices.Contains(strings.Split(p, "/"), "..") {
 		return invalid("linux.cgroupsPath", "%q must not contain ..", p)
 	}
-	if err := (texts{{"linux.cgroupsPath", l.CgroupsPath}, {"linux.mountLabel", l.MountLabel}}).validate(); err != nil {
+	if err := (texts{{"linux.cgroupsPath", l.CgroupsPath}, {"linux.mountLabel", l.MountLabel}}).check(); err != nil {
 		return err
 	}
 	if !slices.Contains(propagations, l.RootfsPropagation) {
@@ -69,21 +69,21 @@ func validateLinux(spec *specs.Spec) error {
 			return invalid("linux.personality.flags", "%q is unknown, the specification has no flags; remove it", p.Flags)
 		}
 	}
-	if err := validateRdt(l.IntelRdt); err != nil {
+	if err := checkRdt(l.IntelRdt); err != nil {
 		return err
 	}
-	if err := validateMemoryPolicy(l.MemoryPolicy); err != nil {
+	if err := checkMemoryPolicy(l.MemoryPolicy); err != nil {
 		return err
 	}
-	if err := validateSeccomp(l.Seccomp); err != nil {
+	if err := checkSeccomp(l.Seccomp); err != nil {
 		return err
 	}
-	return ValidateResources(l.Resources)
+	return Resources(l.Resources)
 }
 
 var propagations = []string{"", "private", "rprivate", "slave", "rslave", "shared", "rshared", "unbindable", "runbindable"}
 
-func validateNamespaces(list []specs.LinuxNamespace) (map[specs.LinuxNamespaceType]bool, error) {
+func checkNamespaces(list []specs.LinuxNamespace) (map[specs.LinuxNamespaceType]bool, error) {
 	has := make(map[specs.LinuxNamespaceType]bool, len(list))
 	for i, ns := range list {
 		field := fmt.Sprintf("linux.namespaces[%d]", i)
@@ -100,7 +100,7 @@ func validateNamespaces(list []specs.LinuxNamespace) (map[specs.LinuxNamespaceTy
 		if !filepath.IsAbs(ns.Path) {
 			return nil, invalid(field+".path", "%q is not absolute, begin it with /", ns.Path)
 		}
-		if err := validateText(field+".path", ns.Path); err != nil {
+		if err := checkText(field+".path", ns.Path); err != nil {
 			return nil, err
 		}
 		if _, err := os.Stat(ns.Path); err != nil {
@@ -110,8 +110,8 @@ func validateNamespaces(list []specs.LinuxNamespace) (map[specs.LinuxNamespaceTy
 	return has, nil
 }
 
-// validateUTS checks the names of the host that the container sees.
-func validateUTS(spec *specs.Spec, namespace bool) error {
+// checkUTS checks the names of the host that the container sees.
+func checkUTS(spec *specs.Spec, namespace bool) error {
 	const most = 64 // __NEW_UTS_LEN
 	for _, n := range [...]struct{ field, name string }{{"hostname", spec.Hostname}, {"domainname", spec.Domainname}} {
 		switch {
@@ -121,14 +121,14 @@ func validateUTS(spec *specs.Spec, namespace bool) error {
 		case len(n.name) > most:
 			return invalid(n.field, "%q… has %d bytes, at most %d are allowed", n.name[:most/2], len(n.name), most)
 		case hasZero(n.name):
-			return validateText(n.field, n.name)
+			return checkText(n.field, n.name)
 		}
 	}
 	return nil
 }
 
-// validateTime checks the offsets of a time namespace, time_namespaces(7).
-func validateTime(l *specs.Linux, namespace bool) error {
+// checkTime checks the offsets of a time namespace, time_namespaces(7).
+func checkTime(l *specs.Linux, namespace bool) error {
 	for _, clock := range slices.Sorted(maps.Keys(l.TimeOffsets)) {
 		switch field := "linux.timeOffsets." + clock; {
 		case clock != "monotonic" && clock != "boottime":
@@ -142,7 +142,7 @@ func validateTime(l *specs.Linux, namespace bool) error {
 	return nil
 }
 
-func validateDevice(i int, d *specs.LinuxDevice) error {
+func checkDevice(i int, d *specs.LinuxDevice) error {
 	bad := func(field, format string, args ...any) error {
 		return invalid(fmt.Sprintf("linux.devices[%d].%s", i, field), format, args...)
 	}
@@ -166,7 +166,7 @@ func validateDevice(i int, d *specs.LinuxDevice) error {
 		id   *uint32
 	}{{"uid", d.UID}, {"gid", d.GID}} {
 		if id.id != nil {
-			if err := validateID32(fmt.Sprintf("linux.devices[%d].%s", i, id.name), *id.id); err != nil {
+			if err := checkID32(fmt.Sprintf("linux.devices[%d].%s", i, id.name), *id.id); err != nil {
 				return err
 			}
 		}
@@ -174,8 +174,8 @@ func validateDevice(i int, d *specs.LinuxDevice) error {
 	return nil
 }
 
-// validateNetDevices checks the interfaces that are moved into the container.
-func validateNetDevices(l *specs.Linux, namespace bool) error {
+// checkNetDevices checks the interfaces that are moved into the container.
+func checkNetDevices(l *specs.Linux, namespace bool) error {
 	for _, name := range slices.Sorted(maps.Keys(l.NetDevices)) {
 		if !isInterface(name) {
 			return invalid("linux.netDevices", "%q is no name of a network interface", name)

@@ -1,4 +1,4 @@
-package runtime
+package validate
 
 import (
 	"fmt"
@@ -6,9 +6,11 @@ import (
 	"strings"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/coracle-project/coracle/runtime"
 )
 
-func validateHooks(h *specs.Hooks) error {
+func checkHooks(h *specs.Hooks) error {
 	if h == nil {
 		return nil
 	}
@@ -29,7 +31,7 @@ func validateHooks(h *specs.Hooks) error {
 			if !filepath.IsAbs(hook.Path) {
 				return invalid(field+".path", "%q is not absolute, begin it with /", hook.Path)
 			}
-			if err := validateHookText(field, &hook); err != nil {
+			if err := checkHookText(field, &hook); err != nil {
 				return err
 			}
 			if hook.Timeout != nil && *hook.Timeout <= 0 {
@@ -40,18 +42,18 @@ func validateHooks(h *specs.Hooks) error {
 	return nil
 }
 
-func validateHookText(field string, h *specs.Hook) error {
-	if err := validateText(field+".path", h.Path); err != nil {
+func checkHookText(field string, h *specs.Hook) error {
+	if err := checkText(field+".path", h.Path); err != nil {
 		return err
 	}
 	for i, a := range h.Args {
 		if strings.IndexByte(a, 0) >= 0 {
-			return validateText(fmt.Sprintf("%s.args[%d]", field, i), a)
+			return checkText(fmt.Sprintf("%s.args[%d]", field, i), a)
 		}
 	}
 	for i, e := range h.Env {
-		if err := validateEnv(e); err != nil {
-			return fmt.Errorf("%w: %s.env[%d] %w", ErrInvalidSpec, field, i, err)
+		if err := checkEnv(e); err != nil {
+			return fmt.Errorf("%w: %s.env[%d] %w", runtime.ErrInvalidSpec, field, i, err)
 		}
 	}
 	return nil

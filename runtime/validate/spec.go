@@ -1,4 +1,8 @@
-package runtime
+// Package validate checks an OCI configuration before anything is made of it, so that a mistake is
+// reported with the field's name, its value and how to fix it. Every error is a
+// runtime.ErrInvalidSpec. What only the kernel can judge (whether a mount source exists, whether it
+// knows a capability) is left to the engine.
+package validate
 
 import (
 	"fmt"
@@ -10,15 +14,13 @@ import (
 	"strings"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/coracle-project/coracle/runtime"
 )
 
-// ValidateSpec checks what the runtime spec demands of a config.json before
-// anything is made, so that a mistake is reported with the field's name, its
-// value and how to fix it. bundle is the bundle's absolute path. Errors are
-// ErrInvalidSpec. What only the kernel can judge (does a mount source exist, is a
-// capability known) is left to Create.
-func ValidateSpec(spec *specs.Spec, bundle string) error {
-	if err := ValidateSpecOnHostMounts(spec, bundle); err != nil {
+// Spec checks a config.json. bundle is the bundle's absolute path.
+func Spec(spec *specs.Spec, bundle string) error {
+	if err := SpecOnHostMounts(spec, bundle); err != nil {
 		return err
 	}
 	isMount := func(n specs.LinuxNamespace) bool { return n.Type == specs.MountNamespace }
@@ -28,43 +30,43 @@ func ValidateSpec(spec *specs.Spec, bundle string) error {
 	return nil
 }
 
-// ValidateSpecOnHostMounts is ValidateSpec for an engine that can also do what the runtime
-// spec says of a missing mount namespace (config-linux.md#namespaces): the container's
-// mounts are then made in, and left in, the caller's.
-func ValidateSpecOnHostMounts(spec *specs.Spec, bundle string) error {
+// SpecOnHostMounts is Spec for an engine that also runs containers without a mount namespace of
+// their own: the container's mounts then appear in the caller's namespace, and stay there
+// (config-linux.md#namespaces).
+func SpecOnHostMounts(spec *specs.Spec, bundle string) error {
 	if spec == nil {
 		return invalid("spec", "is missing")
 	}
 	if !filepath.IsAbs(bundle) {
 		return fmt.Errorf("bundle %q is not an absolute path", bundle)
 	}
-	if err := validateVersion(spec.Version); err != nil {
+	if err := checkVersion(spec.Version); err != nil {
 		return err
 	}
 	if spec.Process == nil {
 		return invalid("process", "is missing, a container needs a program to run")
 	}
-	if err := ValidateProcess(spec.Process); err != nil {
+	if err := Process(spec.Process); err != nil {
 		return err
 	}
-	if err := validateRoot(spec.Root, bundle); err != nil {
+	if err := checkRoot(spec.Root, bundle); err != nil {
 		return err
 	}
 	for i := range spec.Mounts {
-		if err := validateMount(i, &spec.Mounts[i]); err != nil {
+		if err := checkMount(i, &spec.Mounts[i]); err != nil {
 			return err
 		}
 	}
-	if err := validateHooks(spec.Hooks); err != nil {
+	if err := checkHooks(spec.Hooks); err != nil {
 		return err
 	}
 	if spec.Linux == nil {
 		return nil
 	}
-	return validateLinux(spec)
+	return checkLinux(spec)
 }
 
-func validateVersion(v string) error {
+func checkVersion(v string) error {
 	if v == "" {
 		return invalid("ociVersion", "is missing, set it to %q", specs.Version)
 	}
@@ -78,11 +80,11 @@ func validateVersion(v string) error {
 	return nil
 }
 
-func validateRoot(root *specs.Root, bundle string) error {
+func checkRoot(root *specs.Root, bundle string) error {
 	if root == nil {
 		return invalid("root", "is missing, give the root file system's path")
 	}
-	if err := validateText("root.path", root.Path); err != nil {
+	if err := checkText("root.path", root.Path); err != nil {
 		return err
 	}
 	if root.Path == "" {
@@ -102,17 +104,17 @@ func validateRoot(root *specs.Root, bundle string) error {
 	return nil
 }
 
-// validateText refuses the zero byte, which ends a string for the kernel: what
-// stands behind it would be silently ignored.
-func validateText(field, value string) error {
+// checkText refuses the zero byte, which ends a string for the kernel: it would silently ignore the
+// rest.
+func checkText(field, value string) error {
 	if i := strings.IndexByte(value, 0); i >= 0 {
 		return invalid(field, "%q has a zero byte at position %d", value, i+1)
 	}
 	return nil
 }
 
-// validateID32 checks a uid or gid. The kernel keeps the highest for "no id".
-func validateID32(field string, id uint32) error {
+// checkID32 checks a uid or gid. The kernel keeps the highest for "no id".
+func checkID32(field string, id uint32) error {
 	if id == math.MaxUint32 {
 		return invalid(field, "%d is out of range, the highest id is %d", id, uint32(math.MaxUint32-1))
 	}
@@ -124,9 +126,9 @@ type texts []text
 
 type text struct{ field, value string }
 
-func (list texts) validate() error {
+func (list texts) check() error {
 	for _, t := range list {
-		if err := validateText(t.field, t.value); err != nil {
+		if err := checkText(t.field, t.value); err != nil {
 			return err
 		}
 	}
@@ -134,5 +136,5 @@ func (list texts) validate() error {
 }
 
 func invalid(field, format string, args ...any) error {
-	return fmt.Errorf("%w: "+field+" "+format, append([]any{ErrInvalidSpec}, args...)...)
+	return fmt.Errorf("%w: "+field+" "+format, append([]any{runtime.ErrInvalidSpec}, args...)...)
 }

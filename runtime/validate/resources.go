@@ -1,4 +1,4 @@
-package runtime
+package validate
 
 import (
 	"fmt"
@@ -10,27 +10,26 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// ValidateResources checks resource limits of a spec or an update. nil is valid.
-// Errors are ErrInvalidSpec.
-func ValidateResources(r *specs.LinuxResources) error {
+// Resources checks the resource limits of a configuration or of an update. nil is valid.
+func Resources(r *specs.LinuxResources) error {
 	if r == nil {
 		return nil
 	}
 	for i := range r.Devices {
-		if err := validateDeviceRule(i, &r.Devices[i]); err != nil {
+		if err := checkDeviceRule(i, &r.Devices[i]); err != nil {
 			return err
 		}
 	}
-	if err := validateMemory(r.Memory); err != nil {
+	if err := checkMemory(r.Memory); err != nil {
 		return err
 	}
-	if err := validateCPU(r.CPU); err != nil {
+	if err := checkCPU(r.CPU); err != nil {
 		return err
 	}
 	if p := r.Pids; p != nil && p.Limit != nil && *p.Limit < -1 {
 		return invalid("linux.resources.pids.limit", "%d is out of range, use a number or -1 for no limit", *p.Limit)
 	}
-	if err := validateBlockIO(r.BlockIO); err != nil {
+	if err := checkBlockIO(r.BlockIO); err != nil {
 		return err
 	}
 	for i, h := range r.HugepageLimits {
@@ -57,14 +56,14 @@ func ValidateResources(r *specs.LinuxResources) error {
 		if name == "" || name == "." || name == ".." || strings.ContainsAny(name, "/\x00") {
 			return invalid("linux.resources.unified", "%q is no file of a cgroup, write it like memory.high", name)
 		}
-		if err := validateText("linux.resources.unified."+name, r.Unified[name]); err != nil {
+		if err := checkText("linux.resources.unified."+name, r.Unified[name]); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func validateDeviceRule(i int, d *specs.LinuxDeviceCgroup) error {
+func checkDeviceRule(i int, d *specs.LinuxDeviceCgroup) error {
 	bad := func(field, format string, args ...any) error {
 		return invalid(fmt.Sprintf("linux.resources.devices[%d].%s", i, field), format, args...)
 	}
@@ -86,7 +85,7 @@ func validateDeviceRule(i int, d *specs.LinuxDeviceCgroup) error {
 	return nil
 }
 
-func validateMemory(m *specs.LinuxMemory) error {
+func checkMemory(m *specs.LinuxMemory) error {
 	if m == nil {
 		return nil
 	}
@@ -107,7 +106,7 @@ func validateMemory(m *specs.LinuxMemory) error {
 	return nil
 }
 
-func validateCPU(c *specs.LinuxCPU) error {
+func checkCPU(c *specs.LinuxCPU) error {
 	if c == nil {
 		return nil
 	}
@@ -136,7 +135,7 @@ func validateCPU(c *specs.LinuxCPU) error {
 	return nil
 }
 
-func validateBlockIO(b *specs.LinuxBlockIO) error {
+func checkBlockIO(b *specs.LinuxBlockIO) error {
 	if b == nil {
 		return nil
 	}

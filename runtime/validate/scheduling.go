@@ -1,4 +1,4 @@
-package runtime
+package validate
 
 import (
 	"fmt"
@@ -18,9 +18,9 @@ var (
 	ioClasses = []specs.IOPriorityClass{specs.IOPRIO_CLASS_RT, specs.IOPRIO_CLASS_BE, specs.IOPRIO_CLASS_IDLE}
 )
 
-// validateScheduling checks when the process gets CPUs and disks.
-func validateScheduling(p *specs.Process) error {
-	if err := validateScheduler(p.Scheduler); err != nil {
+// checkScheduling checks when the process gets CPUs and disks.
+func checkScheduling(p *specs.Process) error {
+	if err := checkScheduler(p.Scheduler); err != nil {
 		return err
 	}
 	if io := p.IOPriority; io != nil {
@@ -42,8 +42,8 @@ func validateScheduling(p *specs.Process) error {
 	return nil
 }
 
-// validateScheduler checks what sched_setattr(2) takes for each policy.
-func validateScheduler(s *specs.Scheduler) error {
+// checkScheduler checks what sched_setattr(2) takes for each policy.
+func checkScheduler(s *specs.Scheduler) error {
 	if s == nil {
 		return nil
 	}

@@ -1,4 +1,4 @@
-package runtime
+package validate
 
 import (
 	"fmt"
@@ -7,11 +7,12 @@ import (
 	"strings"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/coracle-project/coracle/runtime"
 )
 
-// ValidateProcess checks the process of a spec or of an exec. Errors are
-// ErrInvalidSpec.
-func ValidateProcess(p *specs.Process) error {
+// Process checks the process of a configuration or of an exec.
+func Process(p *specs.Process) error {
 	if p == nil {
 		return invalid("process", "is missing")
 	}
@@ -24,23 +25,23 @@ func ValidateProcess(p *specs.Process) error {
 	if !filepath.IsAbs(p.Cwd) {
 		return invalid("process.cwd", "%q is not absolute, begin it with /", p.Cwd)
 	}
-	if err := validateText("process.cwd", p.Cwd); err != nil {
+	if err := checkText("process.cwd", p.Cwd); err != nil {
 		return err
 	}
 	for i, a := range p.Args {
 		if hasZero(a) {
-			return validateText(fmt.Sprintf("process.args[%d]", i), a)
+			return checkText(fmt.Sprintf("process.args[%d]", i), a)
 		}
 	}
 	for i, e := range p.Env {
-		if err := validateEnv(e); err != nil {
-			return fmt.Errorf("%w: process.env[%d] %w", ErrInvalidSpec, i, err)
+		if err := checkEnv(e); err != nil {
+			return fmt.Errorf("%w: process.env[%d] %w", runtime.ErrInvalidSpec, i, err)
 		}
 	}
-	if err := validateUser(p.User); err != nil {
+	if err := checkUser(p.User); err != nil {
 		return err
 	}
-	if err := validateRlimits(p.Rlimits); err != nil {
+	if err := checkRlimits(p.Rlimits); err != nil {
 		return err
 	}
 	if a := p.OOMScoreAdj; a != nil && (*a < -1000 || *a > 1000) {
@@ -49,13 +50,13 @@ func ValidateProcess(p *specs.Process) error {
 	if s := p.ConsoleSize; s != nil && (s.Height > math.MaxUint16 || s.Width > math.MaxUint16) {
 		return invalid("process.consoleSize", "%dx%d is out of range, the most is %d", s.Width, s.Height, math.MaxUint16)
 	}
-	if err := validateScheduling(p); err != nil {
+	if err := checkScheduling(p); err != nil {
 		return err
 	}
-	return texts{{"process.apparmorProfile", p.ApparmorProfile}, {"process.selinuxLabel", p.SelinuxLabel}}.validate()
+	return texts{{"process.apparmorProfile", p.ApparmorProfile}, {"process.selinuxLabel", p.SelinuxLabel}}.check()
 }
 
-func validateEnv(e string) error {
+func checkEnv(e string) error {
 	if i := strings.IndexByte(e, 0); i >= 0 {
 		return fmt.Errorf("%q has a zero byte at position %d", e, i+1)
 	}
@@ -65,15 +66,15 @@ func validateEnv(e string) error {
 	return nil
 }
 
-func validateUser(u specs.User) error {
-	if err := validateID32("process.user.uid", u.UID); err != nil {
+func checkUser(u specs.User) error {
+	if err := checkID32("process.user.uid", u.UID); err != nil {
 		return err
 	}
-	if err := validateID32("process.user.gid", u.GID); err != nil {
+	if err := checkID32("process.user.gid", u.GID); err != nil {
 		return err
 	}
 	for i, g := range u.AdditionalGids {
-		if err := validateID32(fmt.Sprintf("process.user.additionalGids[%d]", i), g); err != nil {
+		if err := checkID32(fmt.Sprintf("process.user.additionalGids[%d]", i), g); err != nil {
 			return err
 		}
 	}
@@ -83,11 +84,11 @@ func validateUser(u specs.User) error {
 	return nil
 }
 
-func validateRlimits(limits []specs.POSIXRlimit) error {
+func checkRlimits(limits []specs.POSIXRlimit) error {
 	seen := make(map[string]bool, len(limits))
 	for i, l := range limits {
 		field := fmt.Sprintf("process.rlimits[%d]", i)
-		if _, ok := Rlimits[l.Type]; !ok {
+		if _, ok := runtime.Rlimits[l.Type]; !ok {
 			return invalid(field+".type", "%q is no resource limit, use one such as RLIMIT_NOFILE", l.Type)
 		}
 		if seen[l.Type] {

@@ -1,4 +1,4 @@
-package runtime_test
+package validate_test
 
 import (
 	"encoding/json"
@@ -11,6 +11,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/coracle-project/coracle/runtime"
+	"github.com/coracle-project/coracle/runtime/validate"
 )
 
 func validSpec() *specs.Spec {
@@ -36,12 +37,12 @@ func bundle(t testing.TB) string {
 
 func TestValidSpecs(t *testing.T) {
 	dir := bundle(t)
-	if err := runtime.ValidateSpec(validSpec(), dir); err != nil {
+	if err := validate.Spec(validSpec(), dir); err != nil {
 		t.Error(err)
 	}
 	absolute := validSpec()
 	absolute.Root.Path, absolute.Linux = filepath.Join(dir, "rootfs"), nil
-	if err := runtime.ValidateSpec(absolute, "/elsewhere"); err != nil {
+	if err := validate.Spec(absolute, "/elsewhere"); err != nil {
 		t.Error(err)
 	}
 }
@@ -132,16 +133,16 @@ func TestInvalidSpecs(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			spec := validSpec()
 			c.spoil(spec)
-			err := runtime.ValidateSpec(spec, dir)
+			err := validate.Spec(spec, dir)
 			if !errors.Is(err, runtime.ErrInvalidSpec) || !strings.Contains(err.Error(), c.says) {
 				t.Errorf("error %q, want ErrInvalidSpec saying %q", err, c.says)
 			}
 		})
 	}
-	if err := runtime.ValidateSpec(nil, dir); !errors.Is(err, runtime.ErrInvalidSpec) {
+	if err := validate.Spec(nil, dir); !errors.Is(err, runtime.ErrInvalidSpec) {
 		t.Errorf("nil spec: %v", err)
 	}
-	if err := runtime.ValidateProcess(nil); !errors.Is(err, runtime.ErrInvalidSpec) {
+	if err := validate.Process(nil); !errors.Is(err, runtime.ErrInvalidSpec) {
 		t.Errorf("nil process: %v", err)
 	}
 }
@@ -149,25 +150,12 @@ func TestInvalidSpecs(t *testing.T) {
 func TestValidateSpecOnHostMounts(t *testing.T) {
 	spec, dir := validSpec(), bundle(t)
 	spec.Linux.Namespaces = spec.Linux.Namespaces[1:]
-	if err := runtime.ValidateSpecOnHostMounts(spec, dir); err != nil {
+	if err := validate.SpecOnHostMounts(spec, dir); err != nil {
 		t.Errorf("without a mount namespace: %v", err)
 	}
 	spec.Process.Cwd = "x"
-	if err := runtime.ValidateSpecOnHostMounts(spec, dir); !errors.Is(err, runtime.ErrInvalidSpec) {
+	if err := validate.SpecOnHostMounts(spec, dir); !errors.Is(err, runtime.ErrInvalidSpec) {
 		t.Errorf("invalid otherwise: %v", err)
-	}
-}
-
-func TestValidateID(t *testing.T) {
-	for _, id := range []string{"a", "A-Z_0.9+", strings.Repeat("x", runtime.MaxIDLength), "..."} {
-		if err := runtime.ValidateID(id); err != nil {
-			t.Errorf("%q: %v", id, err)
-		}
-	}
-	for _, id := range []string{"", ".", "..", "a/b", "a b", "a\x00", "é", strings.Repeat("x", runtime.MaxIDLength+1)} {
-		if err := runtime.ValidateID(id); !errors.Is(err, runtime.ErrInvalidID) {
-			t.Errorf("%q: %v, want ErrInvalidID", id, err)
-		}
 	}
 }
 
@@ -193,7 +181,7 @@ func FuzzSpec(f *testing.F) {
 		}
 		spec, err := runtime.LoadSpec(dir)
 		if err == nil {
-			err = runtime.ValidateSpec(spec, dir)
+			err = validate.Spec(spec, dir)
 		}
 		if err != nil && !errors.Is(err, runtime.ErrInvalidSpec) {
 			t.Errorf("error of another kind: %v", err)
