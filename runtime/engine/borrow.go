@@ -48,10 +48,10 @@ func copyUp(ctx context.Context, pid, from, to int) error {
 // makeTarget makes the target of a mount below a directory that a process has open, which belongs to
 // root of the container.
 func (b *birth) makeTarget(pid, which, root int) error {
-	if which >= len(b.image.Targets) {
-		return fmt.Errorf("the process asks for target %d, there are %d", which, len(b.image.Targets))
+	if which >= len(b.code.Targets) {
+		return fmt.Errorf("the process asks for target %d, there are %d", which, len(b.code.Targets))
 	}
-	t := b.image.Targets[which]
+	t := b.code.Targets[which]
 	fds, err := borrow(pid, root)
 	if err != nil {
 		return err

@@ -110,7 +110,7 @@ type birth struct {
 	opts   runtime.CreateOptions
 	cgroup *cgroup
 	plan   *plan.Plan
-	image  *plan.Image
+	code   *plan.Code
 	conv   *conversation
 	mapper mapper
 	open   files
@@ -154,7 +154,7 @@ func (b *birth) prepare() error {
 	if err := b.ahead(); err != nil {
 		return err
 	}
-	b.image, err = b.watch.encode(b.plan, b.engine.features)
+	b.code, err = b.watch.encode(b.plan, b.engine.features)
 	return err
 }
 
@@ -232,7 +232,7 @@ func (b *birth) run(ctx context.Context, c *container) error {
 		return err
 	}
 	b.watch.lap("open what the plan needs")
-	pid, err := b.engine.clone(b.image, b.plan.Namespaces, cgroupFd, fds)
+	pid, err := b.engine.clone(b.code, b.plan.Namespaces, cgroupFd, fds)
 	b.engine.retire()
 	b.open.close()
 	if errors.Is(err, zygote.ErrLost) {
@@ -283,7 +283,7 @@ func (b *birth) listen(ctx context.Context, c *container) error {
 			return fmt.Errorf("the process died while the container was being made: %w", err)
 		}
 		if kind == plan.ReportError {
-			return b.plan.Fail(b.image, int(arg), errno)
+			return b.plan.Fail(b.code, int(arg), errno)
 		}
 		switch kind {
 		case plan.ReportProcess:

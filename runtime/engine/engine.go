@@ -175,13 +175,13 @@ func (e *Engine) Close() error {
 }
 
 // clone starts a child that runs a plan, and starts the starter where none lives.
-func (e *Engine) clone(im *plan.Image, ns plan.Namespaces, cgroup int, fds []int) (int, error) {
+func (e *Engine) clone(code *plan.Code, ns plan.Namespaces, cgroup int, fds []int) (int, error) {
 	for try := 0; ; try++ {
 		z, err := e.zygote()
 		if err != nil {
 			return 0, err
 		}
-		pid, err := z.Clone(im, ns, cgroup, fds)
+		pid, err := z.Clone(code, ns, cgroup, fds)
 		if hung := (*zygote.Hung)(nil); errors.As(err, &hung) {
 			e.log.Warn("replacing container starter that hangs", "starter", hung.Where, "stack", hung.Stack)
 		}

@@ -81,7 +81,7 @@ type entry struct {
 	program   string // see joinAs
 	opts      runtime.ExecOptions
 	plan      *plan.Plan
-	image     *plan.Image
+	code      *plan.Code
 	unified   string // the cgroup to be cloned into, "" if there is none
 	attach    bool   // systemd moves it into its cgroup
 	open      files
@@ -131,7 +131,7 @@ func (e *entry) prepare() error {
 		return invalidUnlessUnsupported(err)
 	}
 	c.engine.logSteps("exec in "+c.ID(), e.plan)
-	e.image, err = e.watch.encode(e.plan, c.engine.features)
+	e.code, err = e.watch.encode(e.plan, c.engine.features)
 	return err
 }
 
@@ -181,7 +181,7 @@ func (e *entry) run(ctx context.Context, pidfd int) (int, error) {
 		fds = append(fds, fd)
 	}
 	e.watch.lap("open what the plan needs")
-	pid, err := e.container.engine.clone(e.image, 0, into, fds)
+	pid, err := e.container.engine.clone(e.code, 0, into, fds)
 	if errors.Is(err, zygote.ErrLost) {
 		err = errors.Join(err, conv.endLost())
 	}
@@ -282,7 +282,7 @@ func (e *entry) follow(conv *conversation, first int) (pid int, failed error) {
 		}
 		switch kind {
 		case plan.ReportError:
-			failed = e.plan.Fail(e.image, int(arg), errno)
+			failed = e.plan.Fail(e.code, int(arg), errno)
 		case plan.ReportTrace:
 			e.watch.inside = e.plan.Steps(conv.rest)
 		case plan.ReportProcess:

@@ -95,7 +95,7 @@ func (b *birth) containerHook(ctx context.Context, c *container, h specs.Hook, p
 	e := &entry{container: c, opts: runtime.ExecOptions{Stdio: stdio}, plan: plan.Hook(h, b.plan.Joinable(), b.rootfs()), watch: b.engine.stopwatch("hook")}
 	defer e.open.close()
 	var err error
-	if e.image, err = e.plan.Encode(b.engine.features); err != nil {
+	if e.code, err = e.plan.Encode(b.engine.features); err != nil {
 		return 0, err
 	}
 	return e.run(ctx, pidfd)

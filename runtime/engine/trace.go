@@ -46,7 +46,7 @@ func (s *stopwatch) done() {
 }
 
 // encode encodes a plan, with times if someone wants them.
-func (s *stopwatch) encode(p *plan.Plan, f plan.Features) (*plan.Image, error) {
+func (s *stopwatch) encode(p *plan.Plan, f plan.Features) (*plan.Code, error) {
 	if s.to == nil {
 		return p.Encode(f)
 	}

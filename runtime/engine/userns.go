@@ -59,7 +59,7 @@ func writeTimeOffsets(pid int, offsets map[string]specs.LinuxTimeOffset) error {
 // needed.
 func (e *Engine) userNamespace(m *plan.Mappings) (int, error) {
 	p := &plan.Plan{Opens: []plan.Open{{Name: plan.FdSync}}, Namespaces: unix.CLONE_NEWUSER, Ops: []plan.Op{plan.Wait{For: plan.PointMappings}}}
-	im, err := p.Encode(e.features)
+	code, err := p.Encode(e.features)
 	if err != nil {
 		return -1, err
 	}
@@ -67,7 +67,7 @@ func (e *Engine) userNamespace(m *plan.Mappings) (int, error) {
 	if err != nil {
 		return -1, err
 	}
-	pid, err := e.clone(im, p.Namespaces, -1, []int{conv.childs})
+	pid, err := e.clone(code, p.Namespaces, -1, []int{conv.childs})
 	if errors.Is(err, zygote.ErrLost) {
 		err = errors.Join(err, conv.endLost())
 	}

@@ -253,8 +253,8 @@ type Target struct {
 	Dir  bool
 }
 
-// Image is a plan as the zygote takes it.
-type Image struct {
+// Code is an encoded plan: the instructions that the zygote interprets, and their data.
+type Code struct {
 	Insns int
 	Bytes []byte
 	// Targets are what ReportTarget names.
@@ -263,14 +263,14 @@ type Image struct {
 	nrs     []uint16
 }
 
-func (a *asm) image() (*Image, error) {
+func (a *asm) code() (*Code, error) {
 	if a.err != nil {
 		return nil, a.err
 	}
 	if len(a.insns) > math.MaxUint16 { // skips have 16 bits
 		return nil, fmt.Errorf("the container needs %d system calls to be made, the most is %d; give it fewer mounts and fewer directories in PATH", len(a.insns), math.MaxUint16)
 	}
-	im := &Image{Insns: len(a.insns), Targets: a.targets}
+	code := &Code{Insns: len(a.insns), Targets: a.targets}
 	dataAt := uint64(len(a.insns) * insnSize)
 	size := int(dataAt) + len(a.data)
 	if size > maxSize {
@@ -284,10 +284,10 @@ func (a *asm) image() (*Image, error) {
 	out := make([]byte, 0, size)
 	for i, in := range a.insns {
 		out = in.encode(out, i, addr)
-		im.ops, im.nrs = append(im.ops, uint16(in.op)), append(im.nrs, in.nr)
+		code.ops, code.nrs = append(code.ops, uint16(in.op)), append(code.nrs, in.nr)
 	}
-	im.Bytes = append(out, a.data...)
-	return im, nil
+	code.Bytes = append(out, a.data...)
+	return code, nil
 }
 
 func (in *insn) encode(out []byte, i int, addr uint64) []byte {

@@ -15,29 +15,29 @@ import (
 
 // The layout of zygote.h.
 const (
-	imageBase  = 0x1_0000_0000
-	imageSlots = 1024
-	insnSize   = 72
-	firstOwn   = 0xf000 // operations that are no system calls
-	lastOwn    = 0xf006
+	codeBase  = 0x1_0000_0000
+	codeSlots = 1024
+	insnSize  = 72
+	firstOwn  = 0xf000 // operations that are no system calls
+	lastOwn   = 0xf006
 )
 
 // check encodes a plan and looks whether the zygote could go wrong with it: whether every skip
-// goes forward and ends in the image, every slot is one, and every address of the image's is
+// goes forward and ends in the code, every slot exists, and every address of the code is
 // within its data.
 func check(p *plan.Plan, f plan.Features) error {
-	im, err := p.Encode(f)
+	code, err := p.Encode(f)
 	if err != nil {
 		return err
 	}
-	code := im.Insns * insnSize
-	if len(im.Bytes) < code {
-		return fmt.Errorf("%d instructions in %d bytes", im.Insns, len(im.Bytes))
+	insns := code.Insns * insnSize
+	if len(code.Bytes) < insns {
+		return fmt.Errorf("%d instructions in %d bytes", code.Insns, len(code.Bytes))
 	}
-	low := uint64(imageBase + imageSlots*8 + code)
-	high := low + uint64(len(im.Bytes)-code)
-	for i := range im.Insns {
-		if err := checkInsn(im.Bytes[i*insnSize:][:insnSize], im.Insns-i-1, low, high); err != nil {
+	low := uint64(codeBase + codeSlots*8 + insns)
+	high := low + uint64(len(code.Bytes)-insns)
+	for i := range code.Insns {
+		if err := checkInsn(code.Bytes[i*insnSize:][:insnSize], code.Insns-i-1, low, high); err != nil {
 			return fmt.Errorf("instruction %d: %w", i, err)
 		}
 	}
@@ -51,7 +51,7 @@ func checkInsn(b []byte, after int, low, high uint64) error {
 	switch {
 	case nr > 600 && (nr < firstOwn || nr > lastOwn):
 		return fmt.Errorf("is no operation: %#x", nr)
-	case b[3] > 1 || out >= imageSlots:
+	case b[3] > 1 || out >= codeSlots:
 		return fmt.Errorf("its result goes to slot %d", out)
 	case int(ok) > after:
 		return fmt.Errorf("skips %d after success, of %d", ok, after)
@@ -65,9 +65,9 @@ func checkInsn(b []byte, after int, low, high uint64) error {
 	for k := range 6 {
 		v := le.Uint64(b[24+8*k:])
 		switch {
-		case slots>>k&1 != 0 && v >= imageSlots:
+		case slots>>k&1 != 0 && v >= codeSlots:
 			return fmt.Errorf("argument %d is slot %d", k, v)
-		case slots>>k&1 == 0 && v >= imageBase && v < 2*imageBase && (v < low || v >= high):
+		case slots>>k&1 == 0 && v >= codeBase && v < 2*codeBase && (v < low || v >= high):
 			return fmt.Errorf("argument %d points to %#x, data is %#x to %#x", k, v, low, high)
 		}
 	}

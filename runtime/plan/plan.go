@@ -67,7 +67,7 @@ const (
 	// ReportCopyUp has in a and b descriptors of the process that reports, directories: the maker
 	// copies what the first holds into the second, which is empty.
 	ReportCopyUp = 7
-	// ReportTarget has in a which of Image.Targets the maker is to make, below the root directory
+	// ReportTarget has in a which of Code.Targets the maker is to make, below the root directory
 	// that b is a descriptor of.
 	ReportTarget = 8
 )
@@ -121,9 +121,9 @@ type Features struct {
 }
 
 // Encode turns the plan into what the zygote runs.
-func (p *Plan) Encode(f Features) (*Image, error) { return p.encode(f, false) }
+func (p *Plan) Encode(f Features) (*Code, error) { return p.encode(f, false) }
 
-func (p *Plan) encode(f Features, traced bool) (*Image, error) {
+func (p *Plan) encode(f Features, traced bool) (*Code, error) {
 	if len(p.Opens) > MaxFds {
 		return nil, fmt.Errorf("the container needs %d descriptors, the most is %d; give it fewer mounts or files", len(p.Opens), MaxFds)
 	}
@@ -135,21 +135,21 @@ func (p *Plan) encode(f Features, traced bool) (*Image, error) {
 		a.tick()
 		op.lower(a)
 	}
-	return a.image()
+	return a.code()
 }
 
 // Fail explains an error that a child reported: where it happened and in which system call.
-func (p *Plan) Fail(im *Image, insn int, errno unix.Errno) error {
-	if insn < 0 || insn >= len(im.ops) || int(im.ops[insn]) >= len(p.Ops) {
+func (p *Plan) Fail(code *Code, insn int, errno unix.Errno) error {
+	if insn < 0 || insn >= len(code.ops) || int(code.ops[insn]) >= len(p.Ops) {
 		return fmt.Errorf("operation %d: %w", insn, errno)
 	}
-	op := p.Ops[im.ops[insn]]
+	op := p.Ops[code.ops[insn]]
 	if e, ok := op.(interface{ explain(unix.Errno) error }); ok {
 		if err := e.explain(errno); err != nil {
 			return err
 		}
 	}
-	if name := callName(im.nrs[insn]); name != "" {
+	if name := callName(code.nrs[insn]); name != "" {
 		return fmt.Errorf("%s: %s: %w", op, name, errno)
 	}
 	return fmt.Errorf("%s: %w", op, errno)

@@ -12,7 +12,7 @@ const ReportTrace = 5
 
 // EncodeTraced is Encode, with the times of the operations reported before the child waits at
 // its gate, or forks.
-func (p *Plan) EncodeTraced(f Features) (*Image, error) { return p.encode(f, true) }
+func (p *Plan) EncodeTraced(f Features) (*Code, error) { return p.encode(f, true) }
 
 // tick notes the time in the plan's data.
 func (a *asm) tick() {

@@ -34,15 +34,15 @@ func TestInterpreter(t *testing.T) {
 	args := []string{fmt.Sprint(os.Getpid()), fmt.Sprint(rounds)}
 	for i, p := range realPlans(t) {
 		for _, f := range []plan.Features{{}, {MountSetattr: true}} {
-			im, err := p.Encode(f)
+			code, err := p.Encode(f)
 			if err != nil {
 				t.Fatal(err)
 			}
 			file := filepath.Join(dir, fmt.Sprintf("plan%d-%v", i, f.MountSetattr))
-			if err := os.WriteFile(file, im.Bytes, 0o600); err != nil {
+			if err := os.WriteFile(file, code.Bytes, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			args = append(args, fmt.Sprintf("%d:%s", im.Insns, file))
+			args = append(args, fmt.Sprintf("%d:%s", code.Insns, file))
 		}
 	}
 	out, err = exec.Command(program, args...).CombinedOutput()

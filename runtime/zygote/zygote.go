@@ -150,7 +150,7 @@ func (z *Zygote) raiseNoFile() error {
 }
 
 func (z *Zygote) setUp() error {
-	im, err := z.plan.Encode(z.features)
+	code, err := z.plan.Encode(z.features)
 	if err != nil {
 		return err
 	}
@@ -166,7 +166,7 @@ func (z *Zygote) setUp() error {
 	defer unix.Close(tree)
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	return z.ask(z.plan, im, []int{null, tree})
+	return z.ask(z.plan, code, []int{null, tree})
 }
 
 // Ahead has the helper make namespaces of its own, beside what the caller goes on with: the
@@ -174,14 +174,14 @@ func (z *Zygote) setUp() error {
 // The error comes from Clone.
 func (z *Zygote) Ahead(ns plan.Namespaces) error {
 	p := &plan.Plan{Ops: []plan.Op{plan.Unshare{Types: ns}}}
-	im, err := p.Encode(z.features)
+	code, err := p.Encode(z.features)
 	if err != nil {
 		return err
 	}
 	z.mu.Lock()
 	defer z.mu.Unlock()
 	z.made |= ns
-	return z.ask(p, im, nil)
+	return z.ask(p, code, nil)
 }
 
 // Made are the namespaces that the helper has made for its next child.
@@ -193,14 +193,14 @@ func (z *Zygote) Made() plan.Namespaces {
 
 // question is a plan that the helper runs itself.
 type question struct {
-	plan  *plan.Plan
-	image *plan.Image
+	plan *plan.Plan
+	code *plan.Code
 }
 
 // ask sends a plan for the helper itself. settled takes the answer.
-func (z *Zygote) ask(p *plan.Plan, im *plan.Image, fds []int) error {
-	z.asked = append(z.asked, question{p, im})
-	return z.send(im, 0, 0, fds)
+func (z *Zygote) ask(p *plan.Plan, code *plan.Code, fds []int) error {
+	z.asked = append(z.asked, question{p, code})
+	return z.send(code, 0, 0, fds)
 }
 
 // settled takes the answers to ask, before the first other request.
@@ -212,7 +212,7 @@ func (z *Zygote) settled() error {
 		}
 		if result < 0 {
 			q := z.asked[0]
-			err := q.plan.Fail(q.image, int(at), unix.Errno(-result))
+			err := q.plan.Fail(q.code, int(at), unix.Errno(-result))
 			if q.plan == z.plan {
 				err = fmt.Errorf("start the container starter: %w", err)
 			}
@@ -228,7 +228,7 @@ func (z *Zygote) settled() error {
 // is this process's own, to be reaped by it. The descriptors are the plan's, in order; the
 // caller keeps its own. With cgroup, a descriptor's number among them, the child is cloned
 // into that cgroup (version 2); -1 leaves it where this process is.
-func (z *Zygote) Clone(im *plan.Image, ns plan.Namespaces, cgroup int, fds []int) (int, error) {
+func (z *Zygote) Clone(code *plan.Code, ns plan.Namespaces, cgroup int, fds []int) (int, error) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
 	flags := uint64(ns&^z.made) | unix.CLONE_PARENT
@@ -241,7 +241,7 @@ func (z *Zygote) Clone(im *plan.Image, ns plan.Namespaces, cgroup int, fds []int
 	if err := z.settled(); err != nil {
 		return 0, err
 	}
-	if err := z.send(im, flags, max(cgroup, 0), fds); err != nil {
+	if err := z.send(code, flags, max(cgroup, 0), fds); err != nil {
 		return 0, err
 	}
 	result, _, err := z.answer()
@@ -263,7 +263,7 @@ func (z *Zygote) Clone(im *plan.Image, ns plan.Namespaces, cgroup int, fds []int
 }
 
 // send sends a struct request of zygote.h.
-func (z *Zygote) send(im *plan.Image, flags uint64, cgroup int, fds []int) error {
+func (z *Zygote) send(code *plan.Code, flags uint64, cgroup int, fds []int) error {
 	const magic, most = 0x315a4f43, 250
 	if z.sock == nil {
 		return ErrGone
@@ -271,8 +271,8 @@ func (z *Zygote) send(im *plan.Image, flags uint64, cgroup int, fds []int) error
 	le := binary.LittleEndian
 	h := make([]byte, 0, 32)
 	h = le.AppendUint32(h, magic)
-	h = le.AppendUint32(h, uint32(len(im.Bytes)))
-	h = le.AppendUint32(h, uint32(im.Insns))
+	h = le.AppendUint32(h, uint32(len(code.Bytes)))
+	h = le.AppendUint32(h, uint32(code.Insns))
 	h = le.AppendUint32(h, uint32(len(fds)))
 	h = le.AppendUint64(h, flags)
 	h = le.AppendUint32(h, uint32(cgroup))
@@ -285,7 +285,7 @@ func (z *Zygote) send(im *plan.Image, flags uint64, cgroup int, fds []int) error
 		}
 		fds, h = fds[n:], []byte{0}
 	}
-	if err := z.sendAll(raw, im.Bytes, nil); err != nil {
+	if err := z.sendAll(raw, code.Bytes, nil); err != nil {
 		return z.gone(err)
 	}
 	return nil
