@@ -8,9 +8,6 @@ import (
 	"log/slog"
 	"maps"
 	"net/netip"
-	"os"
-	"path/filepath"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -21,16 +18,17 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/coracle-project/coracle/internal/keylock"
+	"github.com/coracle-project/coracle/network/cni"
 )
 
 // cniNet connects pods through the operator's CNI plugins. A pod is torn down
 // with the configuration that it was set up with, which its record holds,
 // whatever the directory says by then.
 type cniNet struct {
-	at      atomic.Pointer[cniPlaces]      // SetCNI replaces it
+	at      atomic.Pointer[cni.Plugins]    // SetCNI replaces it
 	ranges  atomic.Pointer[[]netip.Prefix] // of pods, as the cluster has told; nil: it has not
-	follow  cniFollower
-	asks    *cniAsks
+	follow  cni.Follower
+	asks    *cni.StatusCalls
 	records records[cniLease]
 	log     *slog.Logger
 	busy    keylock.Lock  // by pod id
@@ -52,31 +50,23 @@ type cniLease struct {
 	Result  Result          `json:"result"`
 }
 
-// cniPlaces are where configuration and plugins are.
-type cniPlaces struct {
-	confDir string
-	binDirs []string
-	cni     *libcni.CNIConfig
-}
+// statusLimit bounds the plugins' answer to STATUS, however long the callers wait.
+const statusLimit = 10 * time.Second
 
-func newCNIPlaces(c Config) *cniPlaces {
-	return &cniPlaces{
-		confDir: c.CNIConfDir,
-		binDirs: c.CNIBinDirs,
-		cni:     libcni.NewCNIConfigWithCacheDir(c.CNIBinDirs, c.CNICacheDir, &pluginExec{stderr: os.Stderr}),
-	}
+func newPlugins(c Config) *cni.Plugins {
+	return cni.NewPlugins(c.CNIConfDir, c.CNIBinDirs, c.CNICacheDir)
 }
 
 func newCNI(c Config) *cniNet {
 	n := &cniNet{
-		follow:  cniFollower{log: c.Log},
-		asks:    newCNIAsks(),
+		follow:  cni.Follower{Log: c.Log},
+		asks:    cni.NewStatusCalls(statusLimit),
 		records: newRecords[cniLease](c.StateDir, "cni", c.Log),
 		log:     c.Log,
 		leases:  map[string]cniLease{},
 		wait:    strayLimit,
 	}
-	n.at.Store(newCNIPlaces(c))
+	n.at.Store(newPlugins(c))
 	return n
 }
 
@@ -91,7 +81,7 @@ func (n *cniNet) start(all loaded[cniLease]) {
 
 // configured reports whether CNI is in force for the next pod; the error is a broken configuration.
 func (n *cniNet) configured() (bool, error) {
-	list, err := findCNIConfig(n.at.Load().confDir)
+	list, err := cni.Find(n.at.Load().ConfDir)
 	return list != nil, err
 }
 
@@ -99,35 +89,17 @@ func (n *cniNet) configured() (bool, error) {
 // that they are ready.
 func (n *cniNet) Ready(ctx context.Context) error {
 	at := n.at.Load()
-	list, err := n.follow.current(at.confDir)
+	list, err := n.follow.Current(at.ConfDir)
 	if err != nil {
 		return err
 	}
 	if list == nil {
-		return fmt.Errorf("%w: no CNI configuration in %s", ErrConfig, at.confDir)
+		return fmt.Errorf("%w: no CNI configuration in %s", ErrConfig, at.ConfDir)
 	}
-	if err := n.checkPlugins(list); err != nil {
+	if err := at.Check(list); err != nil {
 		return err
 	}
-	return n.asks.status(ctx, at, list)
-}
-
-func (n *cniNet) checkPlugins(list *libcni.NetworkConfigList) error {
-	for _, p := range list.Plugins {
-		if !n.hasPlugin(p.Network.Type) {
-			return fmt.Errorf("%w: CNI network %q needs the plugin %q, which is not in %s", ErrConfig, list.Name, p.Network.Type, strings.Join(n.at.Load().binDirs, ", "))
-		}
-	}
-	return nil
-}
-
-func (n *cniNet) hasPlugin(name string) bool {
-	for _, dir := range n.at.Load().binDirs {
-		if info, err := os.Stat(filepath.Join(dir, name)); err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
-			return true
-		}
-	}
-	return false
+	return n.asks.Status(ctx, at, list)
 }
 
 // Setup implements Network.
@@ -182,17 +154,17 @@ func (n *cniNet) plan(p Pod) (cniLease, *libcni.NetworkConfigList, error) {
 		return cniLease{}, nil, err
 	}
 	ns.Close()
-	list, err := findCNIConfig(n.at.Load().confDir)
+	list, err := cni.Find(n.at.Load().ConfDir)
 	if err != nil {
 		return cniLease{}, nil, err
 	}
 	if list == nil {
-		return cniLease{}, nil, fmt.Errorf("%w: no CNI configuration in %s", ErrConfig, n.at.Load().confDir)
+		return cniLease{}, nil, fmt.Errorf("%w: no CNI configuration in %s", ErrConfig, n.at.Load().ConfDir)
 	}
-	if err := n.checkPlugins(list); err != nil {
+	if err := n.at.Load().Check(list); err != nil {
 		return cniLease{}, nil, err
 	}
-	config, err := completeCNI(list)
+	config, err := cni.Complete(list)
 	if err != nil {
 		return cniLease{}, nil, fmt.Errorf("%w: CNI network %q: %w", ErrConfig, list.Name, err)
 	}
@@ -211,7 +183,7 @@ func (n *cniNet) add(ctx context.Context, l cniLease, list *libcni.NetworkConfig
 	if err := faultCniRecorded.At(ctx); err != nil {
 		return Result{}, err
 	}
-	res, err := n.at.Load().cni.AddNetworkList(ctx, list, l.runtime())
+	res, err := n.at.Load().Lib.AddNetworkList(ctx, list, l.runtime())
 	if err != nil {
 		return Result{}, err
 	}
@@ -322,7 +294,7 @@ func (n *cniNet) remove(ctx context.Context, l cniLease) error {
 	if err := faultCniRemoving.At(ctx); err != nil {
 		return err
 	}
-	if err := n.at.Load().cni.DelNetworkList(ctx, list, rt); err != nil {
+	if err := n.at.Load().Lib.DelNetworkList(ctx, list, rt); err != nil {
 		return fmt.Errorf("network of pod %s: CNI network %q: %w", l.PodID, list.Name, err)
 	}
 	if err := faultCniRemoved.At(ctx); err != nil {

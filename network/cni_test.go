@@ -304,23 +304,6 @@ func FuzzParseBits(f *testing.F) {
 	})
 }
 
-func FuzzReadCNIConfig(f *testing.F) {
-	f.Add([]byte(`{"cniVersion":"1.0.0","name":"x","plugins":[{"type":"x"}]}`), true)
-	f.Add([]byte(`{"cniVersion":"1.0.0","name":"x","type":"y"}`), false)
-	f.Fuzz(func(t *testing.T, data []byte, list bool) {
-		path := filepath.Join(t.TempDir(), map[bool]string{true: "a.conflist", false: "a.conf"}[list])
-		must(t, os.WriteFile(path, data, 0o600))
-		l, err := readCNIConfig(path)
-		if err == nil {
-			if _, err := completeCNI(l); err != nil || len(l.Plugins) == 0 {
-				t.Errorf("accepted, and then %v", err)
-			}
-		} else if !errors.Is(err, ErrConfig) {
-			t.Errorf("%v is not ErrConfig", err)
-		}
-	})
-}
-
 // conf11 is conf with the version of CNI that has STATUS and GC.
 func conf11(dir string) string { return strings.Replace(conf(dir, ""), "1.0.0", "1.1.0", 1) }
 

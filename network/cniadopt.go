@@ -5,6 +5,8 @@ import (
 	"fmt"
 
 	"github.com/containernetworking/cni/libcni"
+
+	"github.com/coracle-project/coracle/network/cni"
 )
 
 // A pod of CNI keeps its network if its record is damaged or lost: libcni's cache has the plugins'
@@ -37,7 +39,7 @@ func (l cniLease) check(podID string) error {
 // cached returns what libcni's cache knows about pods. It ignores damaged files of the cache.
 func (n *cniNet) cached() map[string]*libcni.NetworkAttachment {
 	all := map[string]*libcni.NetworkAttachment{}
-	attachments, err := n.at.Load().cni.GetCachedAttachments("")
+	attachments, err := n.at.Load().Lib.GetCachedAttachments("")
 	if err != nil {
 		n.log.Warn("cannot read CNI cache", "err", err)
 	}
@@ -58,13 +60,13 @@ func (n *cniNet) adopt(podID string, a *libcni.NetworkAttachment) cniLease {
 	l.NetNS, l.Args, l.Caps = a.NetNS, a.CniArgs, a.CapabilityArgs
 	list, err := n.listOf(a)
 	if err == nil {
-		l.Config, err = completeCNI(list)
+		l.Config, err = cni.Complete(list)
 	}
 	if err != nil {
 		n.log.Warn("CNI cache has no usable configuration of pod", "pod", podID, "network", a.Network, "err", err)
 		return l
 	}
-	res, err := n.at.Load().cni.GetNetworkListCachedResult(list, l.runtime())
+	res, err := n.at.Load().Lib.GetNetworkListCachedResult(list, l.runtime())
 	if err == nil {
 		l.Result, err = fromCNI(res)
 	}
@@ -80,7 +82,7 @@ func (n *cniNet) adopt(podID string, a *libcni.NetworkAttachment) cniLease {
 // without plugins that are in files next to it. Those come from the current configuration, if it
 // has the same text.
 func (n *cniNet) listOf(a *libcni.NetworkAttachment) (*libcni.NetworkConfigList, error) {
-	now, err := findCNIConfig(n.at.Load().confDir)
+	now, err := cni.Find(n.at.Load().ConfDir)
 	sameName := err == nil && now != nil && now.Name == a.Network
 	if sameName && bytes.Equal(now.Bytes, a.Config) {
 		return now, nil
@@ -133,11 +135,11 @@ func (n *cniNet) complete(l cniLease, p Pod) (cniLease, error) {
 	if l.known() {
 		return l, nil
 	}
-	list, err := findCNIConfig(n.at.Load().confDir)
+	list, err := cni.Find(n.at.Load().ConfDir)
 	if err != nil || list == nil {
 		return l, err
 	}
-	if l.Config, err = completeCNI(list); err != nil {
+	if l.Config, err = cni.Complete(list); err != nil {
 		return l, err
 	}
 	if l.NetNS == "" {

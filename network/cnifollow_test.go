@@ -191,42 +191,6 @@ func TestCNIPluginFilesAreFollowed(t *testing.T) {
 	log.await(t, broken)
 }
 
-// Other files near a directory that is not there say nothing.
-func TestOnlyCNIConfigIsFollowed(t *testing.T) {
-	c := testConfig(t)
-	withCNI(t, &c)
-	log := newTold()
-	c.Log = slog.New(log)
-	c.CNIConfDir = filepath.Join(t.TempDir(), "net.d")
-	m := started(t, c)
-	before := m.cni.follow.now.Load()
-	m.cni.follow.seen(c.CNIConfDir + "x/10.conf")
-	m.cni.follow.seen(filepath.Join(filepath.Dir(c.CNIConfDir), "other"))
-	if m.cni.follow.now.Load() != before {
-		t.Error("read again for nothing")
-	}
-	m.cni.follow.seen("") // events were lost
-	if m.cni.follow.now.Load() == before {
-		t.Error("not read again")
-	}
-}
-
-// Where inotify cannot be had, the files are read each time.
-func TestCNIConfigWithoutInotify(t *testing.T) {
-	f := cniFollower{log: quiet}
-	dir := t.TempDir()
-	must(t, os.WriteFile(filepath.Join(dir, "10.conf"), []byte("{"), 0o644))
-	if _, err := f.current(dir); !errors.Is(err, ErrConfig) {
-		t.Errorf("%v", err)
-	}
-	f.follow(dir)
-	must(t, os.Remove(filepath.Join(dir, "10.conf")))
-	if list, err := f.current(dir); list != nil || err != nil {
-		t.Errorf("%v, %v", list, err)
-	}
-	must(t, f.close())
-}
-
 // A link's files may change where nothing is watched: they are read each time, until the link is gone.
 func TestLinkedCNIConfigIsReadEachTime(t *testing.T) {
 	c := testConfig(t)
@@ -246,22 +210,4 @@ func TestLinkedCNIConfigIsReadEachTime(t *testing.T) {
 	}
 	must(t, os.Rename(elsewhere, good))
 	log.await(t, broken)
-}
-
-// Watches are few on a busy node: without one the files are read each time.
-func TestCNIConfigWithoutWatches(t *testing.T) {
-	f := cniFollower{log: quiet}
-	dir := t.TempDir()
-	f.start(dir)
-	must(t, os.WriteFile(filepath.Join(dir, "10.conf"), []byte("{"), 0o644))
-	must(t, f.watcher.Close()) // adding fails from now on
-	<-f.done
-	f.follow(dir)
-	if _, err := f.current(dir); !errors.Is(err, ErrConfig) {
-		t.Errorf("%v", err)
-	}
-	must(t, os.Remove(filepath.Join(dir, "10.conf")))
-	if list, err := f.current(dir); list != nil || err != nil {
-		t.Errorf("%v, %v", list, err)
-	}
 }

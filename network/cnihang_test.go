@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/network/cni"
 )
 
 // hanging is a CNI plugin that is a script. Where there is a file hang-VERB, or hang-VERB-POD, that verb never ends:
@@ -147,7 +149,7 @@ func TestCNIStatusThatHangsIsAskedOnce(t *testing.T) {
 	dir := hangingPlugin(t, &c)
 	mend := hang(t, dir, "STATUS", "")
 	m := New(c) // ended by the test
-	m.cni.asks.limit = patience
+	m.cni.asks = cni.NewStatusCalls(patience)
 	must(t, m.Start(t.Context()))
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -167,13 +169,13 @@ func TestCNIStatusThatHangsIsAskedOnce(t *testing.T) {
 	}
 	must(t, m.Close())
 	gone()
-	if err := last(); !errors.Is(err, errClosed) {
+	if err := last(); !errors.Is(err, cni.ErrClosed) {
 		t.Errorf("who waited until Close: %v", err)
 	}
 	if b, err := os.ReadFile(filepath.Join(dir, "hung")); err != nil || string(b) != "STATUS\n" {
 		t.Errorf("asked: %q, %v", b, err)
 	}
-	if err := m.Ready(t.Context()); !errors.Is(err, errClosed) {
+	if err := m.Ready(t.Context()); !errors.Is(err, cni.ErrClosed) {
 		t.Errorf("after Close: %v", err)
 	}
 	mend()

@@ -8,6 +8,8 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/coracle-project/coracle/network/cni"
 )
 
 // The verbs that CNI 1.1 added. With a configuration of an older version libcni does not
@@ -17,7 +19,7 @@ import (
 // any other: addresses of pods whose record or DEL was lost in a crash or a reboot. Nothing of a
 // claimed pod is freed, even if its record was lost.
 func (n *cniNet) collect(ctx context.Context, claimed map[string]bool) error {
-	list, err := findCNIConfig(n.at.Load().confDir)
+	list, err := cni.Find(n.at.Load().ConfDir)
 	if err != nil || list == nil {
 		return nil // pods are refused with the same error
 	}
@@ -31,7 +33,7 @@ func (n *cniNet) collect(ctx context.Context, claimed map[string]bool) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, n.wait)
 	defer cancel()
-	if err := n.at.Load().cni.GCNetworkList(ctx, list, args); err != nil {
+	if err := n.at.Load().Lib.GCNetworkList(ctx, list, args); err != nil {
 		return fmt.Errorf("garbage collection of CNI network %q: %w", list.Name, err)
 	}
 	return nil

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/internal/nspin"
+	"github.com/coracle-project/coracle/network/cni"
 )
 
 // insideEnv marks the process that runs the tests, in namespaces of its own: its
@@ -88,7 +89,7 @@ func started(t testing.TB, c Config) *Manager {
 	}
 	m := New(c)
 	managers[c.StateDir] = m
-	m.cni.wait, m.cni.asks.limit = patience, patience
+	m.cni.wait, m.cni.asks = patience, cni.NewStatusCalls(patience)
 	m.builtin.linger = 0 // most tests keep the namespaces
 	if err := m.Start(t.Context()); err != nil {
 		t.Fatal(err)

@@ -114,8 +114,8 @@ func New(c Config) *Manager {
 func (m *Manager) SetCNI(confDir string, binDirs []string) {
 	c := m.config
 	c.CNIConfDir, c.CNIBinDirs = confDir, binDirs
-	m.cni.at.Store(newCNIPlaces(c))
-	m.cni.follow.follow(confDir)
+	m.cni.at.Store(newPlugins(c))
+	m.cni.follow.Follow(confDir)
 }
 
 // Start reads the records and the CNI configuration, which it watches from then on. It changes
@@ -142,7 +142,7 @@ func (m *Manager) Start(context.Context) error {
 	if err := m.builtin.start(subnets, bridged); err != nil {
 		return err
 	}
-	m.cni.follow.start(m.config.CNIConfDir)
+	m.cni.follow.Start(m.config.CNIConfDir)
 	return nil
 }
 
@@ -150,8 +150,8 @@ func (m *Manager) Start(context.Context) error {
 // follows the CNI configuration no more. Pods stay connected.
 func (m *Manager) Close() error {
 	m.builtin.close()
-	m.cni.asks.close()
-	return m.cni.follow.close()
+	m.cni.asks.Close()
+	return m.cni.follow.Close()
 }
 
 // Setup implements Network.
@@ -188,7 +188,7 @@ func (m *Manager) Teardown(ctx context.Context, p Pod) error {
 
 // Ready implements Network.
 func (m *Manager) Ready(ctx context.Context) error {
-	list, err := m.cni.follow.current(m.cni.at.Load().confDir)
+	list, err := m.cni.follow.Current(m.cni.at.Load().ConfDir)
 	switch {
 	case err != nil:
 		return err

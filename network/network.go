@@ -34,11 +34,13 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+
+	"github.com/coracle-project/coracle/network/cni"
 )
 
 // Kinds of error, for errors.Is.
 var (
-	ErrConfig    = errors.New("invalid network configuration")
+	ErrConfig    = cni.ErrConfig
 	ErrExhausted = errors.New("no free address in the pod range")
 	ErrPortInUse = errors.New("host port already in use")
 )

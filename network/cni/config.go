@@ -1,4 +1,6 @@
-package network
+// Package cni reads and follows a node's CNI configuration, executes plugins and asks them for their
+// status. Package network connects pods with it.
+package cni
 
 import (
 	"bytes"
@@ -14,14 +16,17 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 )
 
-// maxCNIConfig bounds a configuration file, which is a few hundred bytes.
-const maxCNIConfig = 1 << 20
+// ErrConfig is wrapped by every error of a broken configuration.
+var ErrConfig = errors.New("invalid network configuration")
 
-// findCNIConfig returns the network configuration in force: the first file by name
-// with one of CNI's endings, as other runtimes choose. It returns nil if there is
-// none, and ErrConfig with file and position if that file is broken: falling back
-// to another network then would hide the fault from whoever has to mend it.
-func findCNIConfig(dir string) (*libcni.NetworkConfigList, error) {
+// maxConfig bounds a configuration file, which is a few hundred bytes.
+const maxConfig = 1 << 20
+
+// Find returns the network configuration in force: the first file by name with one of CNI's endings,
+// as other runtimes choose. It returns nil if there is none. If that file is broken it returns
+// ErrConfig with file and position: another network in its place would hide the fault from the
+// operator.
+func Find(dir string) (*libcni.NetworkConfigList, error) {
 	files, err := libcni.ConfFiles(dir, []string{".conflist", ".conf", ".json"})
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
@@ -30,14 +35,14 @@ func findCNIConfig(dir string) (*libcni.NetworkConfigList, error) {
 		return nil, nil
 	}
 	slices.Sort(files)
-	list, err := readCNIConfig(files[0])
+	list, err := readConfig(files[0])
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil // deleted just now
 	}
 	return list, err
 }
 
-func readCNIConfig(path string) (*libcni.NetworkConfigList, error) {
+func readConfig(path string) (*libcni.NetworkConfigList, error) {
 	bad := func(at string, err error) error {
 		return fmt.Errorf("%w: %s%s: %w", ErrConfig, path, at, err)
 	}
@@ -45,8 +50,8 @@ func readCNIConfig(path string) (*libcni.NetworkConfigList, error) {
 	if err != nil {
 		return nil, bad("", err)
 	}
-	if !info.Mode().IsRegular() || info.Size() > maxCNIConfig {
-		return nil, bad("", fmt.Errorf("not a regular file of at most %d bytes", maxCNIConfig))
+	if !info.Mode().IsRegular() || info.Size() > maxConfig {
+		return nil, bad("", fmt.Errorf("not a regular file of at most %d bytes", maxConfig))
 	}
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -74,7 +79,7 @@ func readCNIConfig(path string) (*libcni.NetworkConfigList, error) {
 	case !isList && shape.Type == "":
 		return nil, bad("", errors.New(`"type", the plugin's name, is missing`))
 	}
-	list, err := parseCNI(path, data, isList)
+	list, err := parse(path, data, isList)
 	if err != nil {
 		return nil, bad("", err)
 	}
@@ -90,7 +95,7 @@ func readCNIConfig(path string) (*libcni.NetworkConfigList, error) {
 	return list, nil
 }
 
-func parseCNI(path string, data []byte, isList bool) (*libcni.NetworkConfigList, error) {
+func parse(path string, data []byte, isList bool) (*libcni.NetworkConfigList, error) {
 	if isList {
 		return libcni.NetworkConfFromFile(path) // may take plugins from a directory next to it
 	}
@@ -129,9 +134,9 @@ func position(data []byte, err error) string {
 	return fmt.Sprintf(":%d:%d", line, max(column, 1))
 }
 
-// completeCNI gives the list one self-contained form, plugins from files next to it
-// included, to be kept in a pod's record.
-func completeCNI(list *libcni.NetworkConfigList) ([]byte, error) {
+// Complete returns the list as one self-contained text for a pod's record, with the plugins from
+// files next to it.
+func Complete(list *libcni.NetworkConfigList) ([]byte, error) {
 	var top map[string]json.RawMessage
 	if err := json.Unmarshal(list.Bytes, &top); err != nil {
 		return nil, err

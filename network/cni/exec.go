@@ -1,4 +1,4 @@
-package network
+package cni
 
 import (
 	"bytes"
@@ -21,16 +21,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pluginExec executes CNI plugins as libcni's own executor does, except that no one waits for a plugin beyond
+// executor executes CNI plugins as libcni's own executor does, except that no one waits for a plugin beyond
 // the end of a call's context. libcni's kills only the process that it started and waits for all
 // that have its output open: what a plugin that is a script has called, and whatever that has started.
-type pluginExec struct {
+type executor struct {
 	version.PluginDecoder
 	// stderr gets what a plugin that succeeds says there.
 	stderr io.Writer
 }
 
-var _ invoke.Exec = &pluginExec{}
+var _ invoke.Exec = &executor{}
 
 // lingering is how long the output of a plugin that has ended, or was killed, is waited for.
 const lingering = time.Second
@@ -42,12 +42,12 @@ const (
 )
 
 // FindInPath implements invoke.Exec.
-func (*pluginExec) FindInPath(plugin string, dirs []string) (string, error) {
+func (*executor) FindInPath(plugin string, dirs []string) (string, error) {
 	return invoke.FindInPath(plugin, dirs)
 }
 
 // ExecPlugin implements invoke.Exec.
-func (e *pluginExec) ExecPlugin(ctx context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
+func (e *executor) ExecPlugin(ctx context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
 	environ = traced(ctx, environ)
 	for left := installing; ; left -= again {
 		stdout, err := e.try(ctx, path, stdin, environ)
@@ -62,7 +62,7 @@ func (e *pluginExec) ExecPlugin(ctx context.Context, path string, stdin []byte, 
 	}
 }
 
-func (e *pluginExec) try(ctx context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
+func (e *executor) try(ctx context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
 	var stdout, stderr bytes.Buffer
 	cmd := exec.CommandContext(ctx, path)
 	cmd.Env = environ

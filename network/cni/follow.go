@@ -1,4 +1,4 @@
-package network
+package cni
 
 import (
 	"bytes"
@@ -17,16 +17,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// cniFollower knows what the CNI configuration says now, from inotify: whoever asks whether pods can be
+// Follower knows what the CNI configuration says now, from inotify: whoever asks whether pods can be
 // connected waits for no disk, and an operator reads in the log at once what a change of the files has come
 // to. Files, the directory itself and links on the way to it may come, go and be replaced; while the directory is
 // not there, what is nearest above it is watched for it. Of a directory further above that is given another name
 // the kernel tells no one who watches only what is below it.
 //
 // A pod is connected by the files as they are then (cniNet.plan): an event may not have arrived yet.
-type cniFollower struct {
-	log     *slog.Logger
-	now     atomic.Pointer[cniState] // nil: nothing is followed
+type Follower struct {
+	Log     *slog.Logger
+	now     atomic.Pointer[state] // nil: nothing is followed
 	watcher *fsnotify.Watcher
 	done    chan struct{} // closed when the goroutine has ended
 
@@ -35,27 +35,27 @@ type cniFollower struct {
 	way way // to dir, as it is watched
 }
 
-// cniState is what findCNIConfig said.
-type cniState struct {
+// state is what Find said.
+type state struct {
 	list *libcni.NetworkConfigList
 	err  error
 }
 
-// start starts to follow dir. Without inotify, of which a user has only so many instances, nothing is
+// Start starts to follow dir. Without inotify, of which a user has only so many instances, nothing is
 // followed, and the files are read each time.
-func (f *cniFollower) start(dir string) {
+func (f *Follower) Start(dir string) {
 	w, err := fsnotify.NewWatcher()
 	if err != nil {
-		f.log.Warn("changes of the CNI configuration are not told, because inotify cannot be had", "err", err)
+		f.Log.Warn("changes of the CNI configuration are not told, because inotify cannot be had", "err", err)
 		return
 	}
 	f.watcher, f.done = w, make(chan struct{})
-	f.follow(dir)
+	f.Follow(dir)
 	go f.run()
 }
 
-// close ends the goroutine; nothing is followed then.
-func (f *cniFollower) close() error {
+// Close ends the goroutine; nothing is followed then.
+func (f *Follower) Close() error {
 	if f.watcher == nil {
 		return nil
 	}
@@ -65,8 +65,8 @@ func (f *cniFollower) close() error {
 	return err
 }
 
-// follow has another directory followed from now on.
-func (f *cniFollower) follow(dir string) {
+// Follow has another directory followed from now on.
+func (f *Follower) Follow(dir string) {
 	if f.watcher == nil {
 		return
 	}
@@ -76,15 +76,15 @@ func (f *cniFollower) follow(dir string) {
 	f.refreshLocked()
 }
 
-// current is the configuration of dir as it was last seen, or as it is where that is not followed.
-func (f *cniFollower) current(dir string) (*libcni.NetworkConfigList, error) {
+// Current is the configuration of dir as it was last seen, or as it is where that is not followed.
+func (f *Follower) Current(dir string) (*libcni.NetworkConfigList, error) {
 	if s := f.now.Load(); s != nil {
 		return s.list, s.err
 	}
-	return findCNIConfig(dir)
+	return Find(dir)
 }
 
-func (f *cniFollower) run() {
+func (f *Follower) run() {
 	defer close(f.done)
 	for {
 		select {
@@ -97,14 +97,14 @@ func (f *cniFollower) run() {
 			if !ok {
 				return
 			}
-			f.log.Warn("events of the CNI configuration were lost, reading it anew", "err", err)
+			f.Log.Warn("events of the CNI configuration were lost, reading it anew", "err", err)
 			f.seen("")
 		}
 	}
 }
 
 // seen is told the path of what has changed; empty: anything may have.
-func (f *cniFollower) seen(path string) {
+func (f *Follower) seen(path string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if path == "" || f.way.concerns(path) {
@@ -114,23 +114,23 @@ func (f *cniFollower) seen(path string) {
 
 // refreshLocked watches what there is now, and then reads it: what changes after the reading is told. Where not
 // all of it can be watched, nothing is followed until a change is told.
-func (f *cniFollower) refreshLocked() {
+func (f *Follower) refreshLocked() {
 	if err := f.watchLocked(f.dir); err != nil {
 		f.now.Store(nil)
-		f.log.Warn("the CNI configuration is read each time that it is asked for, because it cannot be watched", "dir", f.dir, "err", err)
+		f.Log.Warn("the CNI configuration is read each time that it is asked for, because it cannot be watched", "dir", f.dir, "err", err)
 		return
 	}
-	list, err := findCNIConfig(f.dir)
-	is := &cniState{list, err}
+	list, err := Find(f.dir)
+	is := &state{list, err}
 	was := f.now.Swap(is)
 	if was == nil || !was.same(is) {
-		is.tell(f.log, f.dir, was == nil)
+		is.tell(f.Log, f.dir, was == nil)
 	}
 }
 
 // watchLocked replaces all watches: a directory that was replaced by another of its name would not be noticed
 // by the old ones. Each directory that may lead elsewhere is watched, so that what comes in its place is told.
-func (f *cniFollower) watchLocked(dir string) error {
+func (f *Follower) watchLocked(dir string) error {
 	for _, path := range f.watcher.WatchList() {
 		_ = f.watcher.Remove(path) // of what is gone there is none
 	}
@@ -154,7 +154,7 @@ func (f *cniFollower) watchLocked(dir string) error {
 }
 
 // watchWay watches what a directory is reached by, and says whether all of it was there.
-func (f *cniFollower) watchWay(w way) (all bool, err error) {
+func (f *Follower) watchWay(w way) (all bool, err error) {
 	for _, turn := range w.turns {
 		if there, err := f.add(filepath.Dir(turn)); !there {
 			return false, err
@@ -167,7 +167,7 @@ func (f *cniFollower) watchWay(w way) (all bool, err error) {
 }
 
 // watchEntries watches directories in dir: plugins of a list may be in files of one with its name.
-func (f *cniFollower) watchEntries(dir string) error {
+func (f *Follower) watchEntries(dir string) error {
 	entries, _ := os.ReadDir(dir) // its going is told
 	for _, e := range entries {
 		path := filepath.Join(dir, e.Name())
@@ -184,7 +184,7 @@ func (f *cniFollower) watchEntries(dir string) error {
 }
 
 // add watches a path, if it is there. Other errors are mostly that a user has only so many watches.
-func (f *cniFollower) add(path string) (there bool, err error) {
+func (f *Follower) add(path string) (there bool, err error) {
 	err = f.watcher.Add(path)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
 		return false, nil
@@ -195,7 +195,7 @@ func (f *cniFollower) add(path string) (there bool, err error) {
 	return true, nil
 }
 
-func (s *cniState) same(o *cniState) bool {
+func (s *state) same(o *state) bool {
 	if s.err != nil || o.err != nil {
 		return s.err != nil && o.err != nil && s.err.Error() == o.err.Error()
 	}
@@ -207,7 +207,7 @@ func (s *cniState) same(o *cniState) bool {
 }
 
 // tell logs what is in force now; that there was no configuration at first and is none is no news.
-func (s *cniState) tell(log *slog.Logger, dir string, first bool) {
+func (s *state) tell(log *slog.Logger, dir string, first bool) {
 	switch {
 	case s.err != nil:
 		log.Warn("the CNI configuration is broken, no pod can be connected", "dir", dir, "err", s.err)

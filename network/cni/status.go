@@ -1,4 +1,4 @@
-package network
+package cni
 
 import (
 	"context"
@@ -13,10 +13,10 @@ import (
 	"github.com/coracle-project/coracle/internal/join"
 )
 
-// cniAsks asks plugins for their status. The kubelet wants to know every few seconds and does not wait long:
+// StatusCalls asks plugins for their status. The kubelet wants to know every few seconds and does not wait long:
 // whoever asks while plugins are still thinking joins the call that is under way, so that a plugin
 // that hangs is there once.
-type cniAsks struct {
+type StatusCalls struct {
 	calls join.Group[struct{}]
 	life  context.Context // until close
 	end   context.CancelFunc
@@ -26,27 +26,24 @@ type cniAsks struct {
 	work sync.WaitGroup
 }
 
-func newCNIAsks() *cniAsks {
-	a := &cniAsks{limit: statusLimit}
+func NewStatusCalls(limit time.Duration) *StatusCalls {
+	a := &StatusCalls{limit: limit}
 	a.life, a.end = context.WithCancel(context.Background())
 	return a
 }
 
-// statusLimit is how long plugins may think about their status, however long whoever asks waits.
-const statusLimit = 10 * time.Second
+// ErrClosed says why plugins are not asked.
+var ErrClosed = errors.New("the daemon is shutting down")
 
-// errClosed says why plugins are not asked.
-var errClosed = errors.New("the daemon is shutting down")
-
-// status asks the plugins of a list whether they could connect a pod now (CNI 1.1; those of an older
+// Status asks the plugins of a list whether they could connect a pod now (CNI 1.1; those of an older
 // version are not executed for it).
-func (a *cniAsks) status(ctx context.Context, at *cniPlaces, list *libcni.NetworkConfigList) error {
-	config, err := completeCNI(list)
+func (a *StatusCalls) Status(ctx context.Context, at *Plugins, list *libcni.NetworkConfigList) error {
+	config, err := Complete(list)
 	if err != nil {
 		return fmt.Errorf("%w: CNI network %q: %w", ErrConfig, list.Name, err)
 	}
 	// Another configuration, or other plugins, have another status.
-	key := strings.Join(at.binDirs, ":") + "\n" + string(config)
+	key := strings.Join(at.BinDirs, ":") + "\n" + string(config)
 	_, err = a.calls.Do(ctx, key, func(ctx context.Context) (struct{}, error) {
 		return struct{}{}, a.ask(ctx, at, list)
 	})
@@ -54,18 +51,18 @@ func (a *cniAsks) status(ctx context.Context, at *cniPlaces, list *libcni.Networ
 	case err == nil:
 		return nil
 	case a.life.Err() != nil:
-		err = errClosed // which has killed the plugins, if they were asked before
+		err = ErrClosed // which has killed the plugins, if they were asked before
 	case ctx.Err() != nil:
 		return fmt.Errorf("CNI network %q: waiting for the status of its plugins: %w", list.Name, err)
 	}
 	return fmt.Errorf("CNI network %q is not ready: %w", list.Name, err)
 }
 
-func (a *cniAsks) ask(ctx context.Context, at *cniPlaces, list *libcni.NetworkConfigList) error {
+func (a *StatusCalls) ask(ctx context.Context, at *Plugins, list *libcni.NetworkConfigList) error {
 	a.mu.Lock()
 	if a.life.Err() != nil {
 		a.mu.Unlock()
-		return errClosed
+		return ErrClosed
 	}
 	a.work.Add(1)
 	a.mu.Unlock()
@@ -73,11 +70,11 @@ func (a *cniAsks) ask(ctx context.Context, at *cniPlaces, list *libcni.NetworkCo
 	ctx, cancel := context.WithTimeout(ctx, a.limit)
 	defer cancel()
 	defer context.AfterFunc(a.life, cancel)()
-	return at.cni.GetStatusNetworkList(ctx, list)
+	return at.Lib.GetStatusNetworkList(ctx, list)
 }
 
-// close stops the plugins that are being asked, and waits until they have ended.
-func (a *cniAsks) close() {
+// Close stops the plugins that are being asked, and waits until they have ended.
+func (a *StatusCalls) Close() {
 	a.mu.Lock()
 	a.end()
 	a.mu.Unlock()
