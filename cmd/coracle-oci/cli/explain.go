@@ -1,17 +1,13 @@
 package cli
 
 import (
-	"errors"
 	"fmt"
-	"path/filepath"
-	"slices"
 
-	"github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/spf13/cobra"
 
+	"github.com/coracle-project/coracle/cmd/coracle-oci/explain"
 	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/runtime/engine"
-	"github.com/coracle-project/coracle/runtime/plan"
 	"github.com/coracle-project/coracle/runtime/validate"
 )
 
@@ -58,12 +54,9 @@ is made of the plan that create carries out, so the two cannot differ.`,
 			if err := runtime.ValidateID(id); err != nil {
 				return err
 			}
-			var e *explanation
-			if process == "" {
-				e, err = a.explain(id, spec, bundle, version)
-			} else {
-				e, err = a.explainExec(process, id, spec, bundle, version)
-			}
+			e, err := explainRequest(process, explain.Request{
+				ID: id, Spec: spec, Bundle: bundle, CgroupVersion: version, Libcontainer: a.whyLibcontainer(),
+			})
 			if err != nil {
 				return err
 			}
@@ -78,11 +71,11 @@ is made of the plan that create carries out, so the two cannot differ.`,
 				return err
 			case steps:
 				for i, s := range e.Steps {
-					fmt.Fprintf(a.stdout, "%3d  %s\n", i+1, printable(s))
+					fmt.Fprintf(a.stdout, "%3d  %s\n", i+1, explain.Printable(s))
 				}
 				return nil
 			}
-			return e.write(a.stdout)
+			return e.Write(a.stdout)
 		},
 	}
 	f := cmd.Flags()
@@ -94,64 +87,22 @@ is made of the plan that create carries out, so the two cannot differ.`,
 	return cmd
 }
 
-func (a *app) explain(id string, spec *specs.Spec, bundle string, cgroupVersion int) (*explanation, error) {
-	o, err := engine.PlanOptions(id, spec, bundle)
-	if err != nil {
-		return nil, err
-	}
-	switch cgroupVersion {
-	case 0:
-		if o.Cgroup, err = engine.CgroupFacts(id, spec); err != nil {
-			return nil, err
-		}
-	case 1, 2:
-		o.Cgroup = usualCgroup(cgroupVersion, cgroupName(id, spec))
-	default:
-		return nil, fmt.Errorf("--cgroup-version %d is unknown, use 1 or 2", cgroupVersion)
-	}
-	e := newExplanation(bundle)
-	isDir := o.IsDir
-	o.IsDir = func(path string) (bool, error) {
-		dir, err := isDir(path)
-		if err != nil {
-			e.warn(high, "mounts", fmt.Sprintf("the source %s cannot be used: %v", path, errors.Unwrap(err)),
-				"create will fail", "make it before, or give another source")
-			return filepath.Ext(path) == "", nil // a guess
-		}
-		return dir, nil
-	}
-	planned := spec
-	p, err := plan.Create(spec, o)
-	if errors.Is(err, plan.ErrUnsupported) {
-		e.Engine, e.Because = engine.Libcontainer, err.Error()
-		e.Warnings = nil
-		planned = simplified(spec)
-		p, err = plan.Create(planned, o)
-	}
-	if err != nil {
-		return nil, err
-	}
+// whyLibcontainer returns the global option that chooses libcontainer, or "".
+func (a *app) whyLibcontainer() string {
 	switch {
 	case a.engineName == engine.Libcontainer:
-		e.Engine, e.Because = engine.Libcontainer, "--engine says so"
+		return "--engine says so"
 	case a.systemdCgroup:
-		e.Engine, e.Because = engine.Libcontainer, "--systemd-cgroup"
+		return "--systemd-cgroup"
 	}
-	e.fromPlan(p)
-	if planned != spec {
-		e.Namespaces = namespacesOfSpec(spec)
-	}
-	e.fromSpec(spec, &o)
-	if err := e.seccomp(spec, o.Seccomp); err != nil {
-		return nil, err
-	}
-	e.dangers(spec)
-	return e, nil
+	return ""
 }
 
-// explainExec explains a further process of a container: the container's surroundings, and
-// the process in the place of its first.
-func (a *app) explainExec(file, id string, spec *specs.Spec, bundle string, cgroupVersion int) (*explanation, error) {
+// explainRequest explains a container, or, if there is a file, the process in it.
+func explainRequest(file string, r explain.Request) (*explain.Document, error) {
+	if file == "" {
+		return explain.Container(r)
+	}
 	p, err := runtime.LoadProcess(file)
 	if err != nil {
 		return nil, err
@@ -159,37 +110,5 @@ func (a *app) explainExec(file, id string, spec *specs.Spec, bundle string, cgro
 	if err := validate.Process(p); err != nil {
 		return nil, err
 	}
-	in := *spec
-	in.Process, in.Hooks = p, nil // hooks belong to the container's life
-	e, err := a.explain(id, &in, bundle, cgroupVersion)
-	if err != nil {
-		return nil, err
-	}
-	o, err := engine.PlanOptions(id, &in, bundle)
-	if err != nil {
-		return nil, err
-	}
-	x, err := plan.Exec(&specs.Spec{Linux: &specs.Linux{}, Process: p}, p, e.joinable(), o)
-	if err != nil {
-		return nil, err
-	}
-	e.Process, e.Steps = newExplanation(bundle).Process, nil
-	for _, op := range x.Ops {
-		e.Steps = append(e.Steps, op.String())
-		e.setting(op)
-	}
-	return e, nil
-}
-
-// simplified is a configuration that a plan can be made of although it asks for what no plan
-// has: without that. The explanation says which engine makes the container, and why.
-func simplified(in *specs.Spec) *specs.Spec {
-	s, l := *in, specs.Linux{}
-	if in.Linux != nil {
-		l = *in.Linux
-	}
-	s.Linux = &l
-	isMount := func(n specs.LinuxNamespace) bool { return n.Type == specs.MountNamespace }
-	l.Namespaces = append(slices.DeleteFunc(slices.Clone(l.Namespaces), isMount), specs.LinuxNamespace{Type: specs.MountNamespace})
-	return &s
+	return explain.Exec(r, p)
 }

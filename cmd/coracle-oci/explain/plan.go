@@ -1,4 +1,4 @@
-package cli
+package explain
 
 import (
 	"cmp"
@@ -16,7 +16,7 @@ import (
 )
 
 // fromPlan takes from the plan all that it has.
-func (e *explanation) fromPlan(p *plan.Plan) {
+func (e *Document) fromPlan(p *plan.Plan) {
 	e.Mappings = p.Mappings
 	made, joined := p.Namespaces, map[plan.Namespaces]string{}
 	for _, op := range p.Ops {
@@ -29,11 +29,11 @@ func (e *explanation) fromPlan(p *plan.Plan) {
 		}
 		if !e.mounting(p, op) && !e.setting(op) && !internal(op) {
 			// Of a kind that is newer than this program's tables.
-			e.Kernel = append(e.Kernel, explainedSetting{"also", op.String()})
+			e.Kernel = append(e.Kernel, Setting{"also", op.String()})
 		}
 	}
 	for _, ns := range allNamespaces {
-		n := explainedNamespace{Type: string(ns.kind), Of: "host"}
+		n := Namespace{Type: string(ns.kind), Of: "host"}
 		if made&ns.flag != 0 {
 			n.Of = "new"
 		} else if at, ok := joined[ns.flag]; ok {
@@ -54,7 +54,7 @@ func internal(op plan.Op) bool {
 }
 
 // mounting takes what an operation does to the container's files. false if nothing.
-func (e *explanation) mounting(p *plan.Plan, op plan.Op) bool {
+func (e *Document) mounting(p *plan.Plan, op plan.Op) bool {
 	switch op := op.(type) {
 	case plan.Enter:
 		t := p.Opens[op.Root].Tree
@@ -66,7 +66,7 @@ func (e *explanation) mounting(p *plan.Plan, op plan.Op) bool {
 			e.Root.Propagation = plan.MountFlags(op.Propagation)
 		}
 	case plan.Mount:
-		m := explainedMount{Target: op.Target, Type: op.Type, Source: op.Source, Options: []string{}}
+		m := Mount{Target: op.Target, Type: op.Type, Source: op.Source, Options: []string{}}
 		m.add(plan.MountFlags(op.Flags), plan.MountFlags(op.Propagation))
 		if op.ReadonlyLater {
 			m.add("ro")
@@ -76,7 +76,7 @@ func (e *explanation) mounting(p *plan.Plan, op plan.Op) bool {
 	case plan.Attach:
 		t := p.Opens[op.Tree].Tree
 		if t.Device != nil {
-			e.Devices = append(e.Devices, explainedDevice{op.Target, fmt.Sprintf("the host's, %d:%d", t.Device[0], t.Device[1])})
+			e.Devices = append(e.Devices, Device{op.Target, fmt.Sprintf("the host's, %d:%d", t.Device[0], t.Device[1])})
 			return true
 		}
 		e.Mounts = append(e.Mounts, bound(op, t))
@@ -88,7 +88,7 @@ func (e *explanation) mounting(p *plan.Plan, op plan.Op) bool {
 		if op.UID != 0 || op.GID != 0 {
 			what += fmt.Sprintf(" owner %d:%d", op.UID, op.GID)
 		}
-		e.Devices = append(e.Devices, explainedDevice{op.Path, what})
+		e.Devices = append(e.Devices, Device{op.Path, what})
 	case plan.Symlink:
 		e.Links = append(e.Links, op)
 	case plan.Mask:
@@ -102,7 +102,7 @@ func (e *explanation) mounting(p *plan.Plan, op plan.Op) bool {
 }
 
 // add adds options that are separated by commas.
-func (m *explainedMount) add(options ...string) {
+func (m *Mount) add(options ...string) {
 	for _, o := range options {
 		if o != "" {
 			m.Options = append(m.Options, strings.Split(o, ",")...)
@@ -110,8 +110,8 @@ func (m *explainedMount) add(options ...string) {
 	}
 }
 
-func bound(op plan.Attach, t *plan.Tree) explainedMount {
-	m := explainedMount{Target: op.Target, Type: "bind", Source: t.Path}
+func bound(op plan.Attach, t *plan.Tree) Mount {
+	m := Mount{Target: op.Target, Type: "bind", Source: t.Path}
 	m.add("bind")
 	if t.Recursive {
 		m.Options[0] = "rbind"
@@ -134,24 +134,24 @@ func bound(op plan.Attach, t *plan.Tree) explainedMount {
 
 // setting takes what an operation does to the kernel's settings and the process. false if
 // nothing.
-func (e *explanation) setting(op plan.Op) bool {
+func (e *Document) setting(op plan.Op) bool {
 	p := &e.Process
-	set := func(name, value string) { p.Settings = append(p.Settings, explainedSetting{name, value}) }
+	set := func(name, value string) { p.Settings = append(p.Settings, Setting{name, value}) }
 	switch op := op.(type) {
 	case plan.Hostname:
 		name := "host name"
 		if op.Domain {
 			name = "domain name"
 		}
-		e.Kernel = append(e.Kernel, explainedSetting{name, op.Name})
+		e.Kernel = append(e.Kernel, Setting{name, op.Name})
 	case plan.WriteProc:
 		if name, ok := strings.CutPrefix(op.Path, "sys/"); ok {
-			e.Kernel = append(e.Kernel, explainedSetting{strings.ReplaceAll(name, "/", "."), op.Value})
+			e.Kernel = append(e.Kernel, Setting{strings.ReplaceAll(name, "/", "."), op.Value})
 		} else {
 			set(procSettings(op))
 		}
 	case plan.Rlimit:
-		p.Limits = append(p.Limits, explainedSetting{op.Name, limit(op.Soft) + " of " + limit(op.Hard)})
+		p.Limits = append(p.Limits, Setting{op.Name, limit(op.Soft) + " of " + limit(op.Hard)})
 	case plan.Scheduler:
 		set("scheduler", fmt.Sprintf("%s, nice %d, priority %d", op.Policy, op.Nice, op.Priority))
 	case plan.IOPriority:
@@ -213,7 +213,7 @@ func limit(n uint64) string {
 }
 
 // fromSpec takes what no plan has: what happens outside of the container.
-func (e *explanation) fromSpec(spec *specs.Spec, o *plan.Options) {
+func (e *Document) fromSpec(spec *specs.Spec, o *plan.Options) {
 	if h := spec.Hooks; h != nil {
 		for _, list := range []struct {
 			when  string
@@ -228,19 +228,19 @@ func (e *explanation) fromSpec(spec *specs.Spec, o *plan.Options) {
 			{"poststop", h.Poststop},
 		} {
 			for _, hook := range list.hooks {
-				e.Hooks = append(e.Hooks, explainedHook{list.when, hook.Path, hook.Args})
+				e.Hooks = append(e.Hooks, Hook{list.when, hook.Path, hook.Args})
 			}
 		}
 	}
-	e.Cgroup = explainCgroup(spec, o.Cgroup)
+	e.Cgroup = newCgroup(spec, o.Cgroup)
 	if l := spec.Linux; l != nil {
 		e.fromLinux(l)
 	}
 }
 
 // fromLinux takes what belongs to the container and not to its plan.
-func (e *explanation) fromLinux(l *specs.Linux) {
-	set := func(name, value string) { e.Kernel = append(e.Kernel, explainedSetting{name, value}) }
+func (e *Document) fromLinux(l *specs.Linux) {
+	set := func(name, value string) { e.Kernel = append(e.Kernel, Setting{name, value}) }
 	for _, clock := range slices.Sorted(maps.Keys(l.TimeOffsets)) {
 		set("clock "+clock, fmt.Sprintf("%+d.%09d s", l.TimeOffsets[clock].Secs, l.TimeOffsets[clock].Nanosecs))
 	}
@@ -258,12 +258,12 @@ func (e *explanation) fromLinux(l *specs.Linux) {
 	}
 }
 
-func (e *explanation) seccomp(spec *specs.Spec, f *plan.Filter) error {
+func (e *Document) seccomp(spec *specs.Spec, f *plan.Filter) error {
 	if f == nil {
 		return nil
 	}
 	p := spec.Linux.Seccomp
-	s := &explainedSeccomp{Default: string(p.DefaultAction), Instructions: len(f.Program), Listener: p.ListenerPath}
+	s := &Seccomp{Default: string(p.DefaultAction), Instructions: len(f.Program), Listener: p.ListenerPath}
 	for _, flag := range p.Flags {
 		s.Flags = append(s.Flags, string(flag))
 	}

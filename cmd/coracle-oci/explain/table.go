@@ -1,4 +1,4 @@
-package cli
+package explain
 
 import (
 	"fmt"
@@ -11,9 +11,9 @@ import (
 	"github.com/coracle-project/coracle/runtime/plan"
 )
 
-// write prints the explanation for people: sections in the order in which things are done,
+// Write prints the explanation for people: sections in the order in which things are done,
 // warnings last, where a terminal shows them.
-func (e *explanation) write(out io.Writer) error {
+func (e *Document) Write(out io.Writer) error {
 	t := table{w: tabwriter.NewWriter(out, 0, 1, 2, ' ', 0)}
 	t.row("bundle", e.Bundle)
 	t.row("engine", e.Engine)
@@ -96,7 +96,7 @@ func (e *explanation) write(out io.Writer) error {
 	return t.err
 }
 
-func (p *explainedProcess) write(t *table) {
+func (p *Process) write(t *table) {
 	t.section("process")
 	t.row("program", words(p.Args))
 	for _, v := range p.Env {
@@ -141,12 +141,12 @@ func (t *table) print(line string) {
 func (t *table) row(cells ...string) {
 	t.some = true
 	for i := range cells {
-		cells[i] = printable(cells[i])
+		cells[i] = Printable(cells[i])
 	}
 	t.print("  " + strings.TrimRight(strings.Join(cells, "\t"), "\t") + "\n")
 }
 
-func (t *table) settings(list []explainedSetting) {
+func (t *table) settings(list []Setting) {
 	for _, s := range list {
 		t.row(s.Name, s.Value)
 	}
@@ -204,9 +204,9 @@ func words(args []string) string {
 	return strings.Join(out, " ")
 }
 
-// printable quotes what would change the terminal that shows it: a configuration may come
+// Printable quotes what would change the terminal that shows it: a configuration may come
 // from anywhere.
-func printable(s string) string {
+func Printable(s string) string {
 	bad := func(r rune) bool { return r < ' ' || r >= 0x7f && r < 0xa0 || r == utf8.RuneError }
 	if strings.ContainsFunc(s, bad) {
 		return fmt.Sprintf("%q", s)

@@ -1,4 +1,4 @@
-package cli
+package explain
 
 import (
 	"fmt"
@@ -43,8 +43,8 @@ func usualCgroup(version int, name string) plan.Cgroup {
 	return c
 }
 
-func explainCgroup(spec *specs.Spec, c plan.Cgroup) explainedCgroup {
-	e := explainedCgroup{Version: 1, Paths: []string{}, Limits: []explainedSetting{}, Devices: []string{}}
+func newCgroup(spec *specs.Spec, c plan.Cgroup) Cgroup {
+	e := Cgroup{Version: 1, Paths: []string{}, Limits: []Setting{}, Devices: []string{}}
 	for _, t := range c.Tasks {
 		e.Paths = append(e.Paths, path.Dir(t))
 	}
@@ -78,7 +78,7 @@ func explainCgroup(spec *specs.Spec, c plan.Cgroup) explainedCgroup {
 
 // limitWriter collects which file gets which value; the names differ by version.
 type limitWriter struct {
-	to      *explainedCgroup
+	to      *Cgroup
 	unified bool
 }
 
@@ -89,7 +89,7 @@ func (w limitWriter) set(v1, v2, value string) {
 		name = v2
 	}
 	if name != "" {
-		w.to.Limits = append(w.to.Limits, explainedSetting{name, value})
+		w.to.Limits = append(w.to.Limits, Setting{name, value})
 	}
 }
 

@@ -1,4 +1,4 @@
-package cli
+package explain
 
 import (
 	"fmt"
@@ -19,7 +19,7 @@ const (
 	low    = "low"
 )
 
-type explainedWarning struct {
+type Warning struct {
 	Level string `json:"level"`
 	// Field of config.json, what is wrong there, why, and what to do.
 	Field   string `json:"field"`
@@ -28,12 +28,12 @@ type explainedWarning struct {
 	Instead string `json:"instead"`
 }
 
-func (e *explanation) warn(level, field, problem, why, instead string) {
-	e.Warnings = append(e.Warnings, explainedWarning{level, field, problem, why, instead})
+func (e *Document) warn(level, field, problem, why, instead string) {
+	e.Warnings = append(e.Warnings, Warning{level, field, problem, why, instead})
 }
 
 // dangers looks for what lets a container's program reach the host. Worst first.
-func (e *explanation) dangers(spec *specs.Spec) {
+func (e *Document) dangers(spec *specs.Spec) {
 	e.capabilityDangers()
 	for _, c := range plan.UnknownCapabilities(spec.Process.Capabilities) {
 		e.warn(low, "process.capabilities", fmt.Sprintf("%q is unknown", c), "it is ignored", "write it as capabilities(7) does, such as CAP_CHOWN")
@@ -45,7 +45,7 @@ func (e *explanation) dangers(spec *specs.Spec) {
 	e.seccompDangers(spec)
 	e.resourceDangers(spec)
 	rank := map[string]int{high: 0, medium: 1, low: 2}
-	slices.SortStableFunc(e.Warnings, func(a, b explainedWarning) int { return rank[a.Level] - rank[b.Level] })
+	slices.SortStableFunc(e.Warnings, func(a, b Warning) int { return rank[a.Level] - rank[b.Level] })
 }
 
 var dangerousCapabilities = map[string]string{
@@ -67,7 +67,7 @@ var dangerousCapabilities = map[string]string{
 // one has 14.
 const privileged = 30
 
-func (e *explanation) capabilityDangers() {
+func (e *Document) capabilityDangers() {
 	level, where := high, ""
 	if e.of(specs.UserNamespace).Of == "new" {
 		level, where = low, " (within its user namespace only)"
@@ -89,7 +89,7 @@ func (e *explanation) capabilityDangers() {
 	}
 }
 
-func (e *explanation) namespaceDangers() {
+func (e *Document) namespaceDangers() {
 	for _, n := range []struct {
 		kind       specs.LinuxNamespaceType
 		level, why string
@@ -153,7 +153,7 @@ var hostPaths = []struct {
 // sockets are names of those by which a runtime takes orders.
 var sockets = []string{"docker.sock", "containerd.sock", "containerd.sock.ttrpc", "crio.sock", "podman.sock", "coracled.sock", "coracle.sock", "buildkitd.sock"}
 
-func (e *explanation) mountDangers() {
+func (e *Document) mountDangers() {
 	for _, m := range e.Mounts {
 		field := "mounts " + m.Target
 		readonly := m.has("ro") || m.has("rro")
@@ -182,7 +182,7 @@ func (e *explanation) mountDangers() {
 	}
 }
 
-func (e *explanation) bindDangers(m explainedMount, field string, readonly bool) {
+func (e *Document) bindDangers(m Mount, field string, readonly bool) {
 	src := path.Clean(m.Source)
 	if name := path.Base(src); slices.Contains(sockets, name) {
 		e.warn(high, field, "it is the socket of a container runtime ("+src+")", "who can connect makes a privileged container; read-only does not keep it from that",
@@ -209,7 +209,7 @@ func (e *explanation) bindDangers(m explainedMount, field string, readonly bool)
 // usualMasks are files of proc and sys that show or change the host.
 var usualMasks = []string{"/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/sched_debug", "/sys/firmware"}
 
-func (e *explanation) procDangers() {
+func (e *Document) procDangers() {
 	var proc, sys bool
 	for _, m := range e.Mounts {
 		proc = proc || m.Type == "proc" && m.Target == "/proc" && !m.has("ro")
@@ -240,7 +240,7 @@ func (e *explanation) procDangers() {
 	}
 }
 
-func (e *explanation) processDangers(spec *specs.Spec) {
+func (e *Document) processDangers(spec *specs.Spec) {
 	if !e.Process.NoNewPrivileges {
 		e.warn(medium, "process.noNewPrivileges", "it is off", "programs with the setuid bit or file capabilities in the image raise the program's rights", "set it to true")
 	}
@@ -260,7 +260,7 @@ func (e *explanation) processDangers(spec *specs.Spec) {
 	}
 }
 
-func (e *explanation) seccompDangers(spec *specs.Spec) {
+func (e *Document) seccompDangers(spec *specs.Spec) {
 	const why = "all system calls of the kernel are open to the program, those with a history of holes among them"
 	if e.Seccomp == nil {
 		e.warn(medium, "linux.seccomp", "there is no filter", why, "use a profile such as Docker's default one")
@@ -276,7 +276,7 @@ func (e *explanation) seccompDangers(spec *specs.Spec) {
 // memoryDevices by which physical memory is written: mem, kmem, port.
 var memoryDevices = map[int64]bool{1: true, 2: true, 4: true}
 
-func (e *explanation) resourceDangers(spec *specs.Spec) {
+func (e *Document) resourceDangers(spec *specs.Spec) {
 	r := &specs.LinuxResources{}
 	if spec.Linux != nil && spec.Linux.Resources != nil {
 		r = spec.Linux.Resources
@@ -295,7 +295,7 @@ func (e *explanation) resourceDangers(spec *specs.Spec) {
 	e.deviceRuleDangers(r.Devices)
 }
 
-func (e *explanation) deviceRuleDangers(rules []specs.LinuxDeviceCgroup) {
+func (e *Document) deviceRuleDangers(rules []specs.LinuxDeviceCgroup) {
 	any := func(n *int64) bool { return n == nil || *n < 0 }
 	for i, d := range rules {
 		if !d.Allow {

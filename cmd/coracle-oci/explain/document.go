@@ -1,4 +1,4 @@
-package cli
+package explain
 
 import (
 	"path"
@@ -13,82 +13,82 @@ import (
 	"github.com/coracle-project/coracle/runtime/seccomp"
 )
 
-// explanation is what explain prints: the document of --output json and yaml.
-type explanation struct {
+// Document is an explanation: the document of --output json and yaml.
+type Document struct {
 	Bundle string `json:"bundle"`
 	// Engine would make the container; Because says why, if it is not the usual one.
 	Engine  string `json:"engine"`
 	Because string `json:"because,omitempty"`
 
-	Namespaces []explainedNamespace `json:"namespaces"`
-	Mappings   *plan.Mappings       `json:"mappings,omitempty"`
-	Cgroup     explainedCgroup      `json:"cgroup"`
-	Root       explainedRoot        `json:"root"`
-	Mounts     []explainedMount     `json:"mounts"`
-	Devices    []explainedDevice    `json:"devices"`
-	Links      []plan.Symlink       `json:"links"`
-	Readonly   []string             `json:"readonlyPaths"`
-	Masked     []string             `json:"maskedPaths"`
-	Kernel     []explainedSetting   `json:"kernel"`
-	Process    explainedProcess     `json:"process"`
-	Seccomp    *explainedSeccomp    `json:"seccomp,omitempty"`
-	Hooks      []explainedHook      `json:"hooks"`
+	Namespaces []Namespace    `json:"namespaces"`
+	Mappings   *plan.Mappings `json:"mappings,omitempty"`
+	Cgroup     Cgroup         `json:"cgroup"`
+	Root       Root           `json:"root"`
+	Mounts     []Mount        `json:"mounts"`
+	Devices    []Device       `json:"devices"`
+	Links      []plan.Symlink `json:"links"`
+	Readonly   []string       `json:"readonlyPaths"`
+	Masked     []string       `json:"maskedPaths"`
+	Kernel     []Setting      `json:"kernel"`
+	Process    Process        `json:"process"`
+	Seccomp    *Seccomp       `json:"seccomp,omitempty"`
+	Hooks      []Hook         `json:"hooks"`
 	// Steps are all operations, in order.
-	Steps    []string           `json:"steps"`
-	Warnings []explainedWarning `json:"warnings"`
+	Steps    []string  `json:"steps"`
+	Warnings []Warning `json:"warnings"`
 }
 
-// newExplanation has empty lists, which in JSON are no null.
-func newExplanation(bundle string) *explanation {
-	return &explanation{
-		Bundle: bundle, Engine: engine.Name, Mounts: []explainedMount{}, Devices: []explainedDevice{}, Links: []plan.Symlink{},
-		Readonly: []string{}, Masked: []string{}, Kernel: []explainedSetting{}, Hooks: []explainedHook{}, Warnings: []explainedWarning{},
-		Process: explainedProcess{Env: []string{}, Limits: []explainedSetting{}, Settings: []explainedSetting{}},
+// newDocument has empty lists, which in JSON are no null.
+func newDocument(bundle string) *Document {
+	return &Document{
+		Bundle: bundle, Engine: engine.Name, Mounts: []Mount{}, Devices: []Device{}, Links: []plan.Symlink{},
+		Readonly: []string{}, Masked: []string{}, Kernel: []Setting{}, Hooks: []Hook{}, Warnings: []Warning{},
+		Process: Process{Env: []string{}, Limits: []Setting{}, Settings: []Setting{}},
 	}
 }
 
-type explainedNamespace struct {
+type Namespace struct {
 	Type string `json:"type"`
 	// Of is new, joined or host.
 	Of   string `json:"of"`
 	Path string `json:"path,omitempty"`
 }
 
-type explainedCgroup struct {
+type Cgroup struct {
 	Version int      `json:"version"`
 	Paths   []string `json:"paths"`
 	// Limits are the files that are written.
-	Limits  []explainedSetting `json:"limits"`
-	Devices []string           `json:"deviceRules"`
+	Limits  []Setting `json:"limits"`
+	Devices []string  `json:"deviceRules"`
 }
 
-type explainedRoot struct {
+type Root struct {
 	Path        string `json:"path"`
 	Readonly    bool   `json:"readonly"`
 	Propagation string `json:"propagation"`
 }
 
-type explainedMount struct {
+type Mount struct {
 	Target  string   `json:"target"`
 	Type    string   `json:"type"`
 	Source  string   `json:"source,omitempty"`
 	Options []string `json:"options"`
 }
 
-func (m explainedMount) has(option string) bool { return slices.Contains(m.Options, option) }
+func (m Mount) has(option string) bool { return slices.Contains(m.Options, option) }
 
-type explainedDevice struct {
+type Device struct {
 	Path string `json:"path"`
 	// What is the kind with numbers and mode, or that it is the host's.
 	What string `json:"what"`
 }
 
-type explainedSetting struct {
+type Setting struct {
 	Name  string `json:"name"`
 	Value string `json:"value"`
 }
 
-type explainedProcess struct {
+type Process struct {
 	Args     []string            `json:"args"`
 	Env      []string            `json:"env"`
 	Cwd      string              `json:"cwd"`
@@ -99,13 +99,13 @@ type explainedProcess struct {
 	Terminal bool                `json:"terminal"`
 	Caps     map[string][]string `json:"capabilities"`
 	// Dropped is what is not in the bounding set.
-	Dropped         []string           `json:"droppedCapabilities"`
-	NoNewPrivileges bool               `json:"noNewPrivileges"`
-	Limits          []explainedSetting `json:"rlimits"`
-	Settings        []explainedSetting `json:"settings"` // scheduling, labels, and so on
+	Dropped         []string  `json:"droppedCapabilities"`
+	NoNewPrivileges bool      `json:"noNewPrivileges"`
+	Limits          []Setting `json:"rlimits"`
+	Settings        []Setting `json:"settings"` // scheduling, labels, and so on
 }
 
-type explainedSeccomp struct {
+type Seccomp struct {
 	Default      string            `json:"defaultAction"`
 	Instructions int               `json:"instructions"`
 	Flags        []string          `json:"flags,omitempty"`
@@ -113,7 +113,7 @@ type explainedSeccomp struct {
 	Archs        []seccomp.Summary `json:"architectures"`
 }
 
-type explainedHook struct {
+type Hook struct {
 	When string   `json:"when"`
 	Path string   `json:"path"`
 	Args []string `json:"args,omitempty"`
@@ -134,10 +134,10 @@ var allNamespaces = []struct {
 }
 
 // namespacesOfSpec is for containers that another engine makes.
-func namespacesOfSpec(spec *specs.Spec) []explainedNamespace {
-	var out []explainedNamespace
+func namespacesOfSpec(spec *specs.Spec) []Namespace {
+	var out []Namespace
 	for _, ns := range allNamespaces {
-		e := explainedNamespace{Type: string(ns.kind), Of: "host"}
+		e := Namespace{Type: string(ns.kind), Of: "host"}
 		if spec.Linux != nil {
 			for _, n := range spec.Linux.Namespaces {
 				if n.Type == ns.kind && n.Path == "" {
@@ -153,22 +153,22 @@ func namespacesOfSpec(spec *specs.Spec) []explainedNamespace {
 }
 
 // of says whose namespace of a type the container has.
-func (e *explanation) of(t specs.LinuxNamespaceType) explainedNamespace {
+func (e *Document) of(t specs.LinuxNamespaceType) Namespace {
 	for _, n := range e.Namespaces {
 		if n.Type == string(t) {
 			return n
 		}
 	}
-	return explainedNamespace{}
+	return Namespace{}
 }
 
 // hosts tells a namespace that is the host's, also one that is joined by way of its init.
-func (n explainedNamespace) hosts() bool {
+func (n Namespace) hosts() bool {
 	return n.Of == "host" || strings.HasPrefix(path.Clean(n.Path), "/proc/1/ns/")
 }
 
 // joinable are the namespaces that a further process has to join.
-func (e *explanation) joinable() plan.Namespaces {
+func (e *Document) joinable() plan.Namespaces {
 	var all plan.Namespaces
 	for i, ns := range allNamespaces {
 		if e.Namespaces[i].Of != "host" {

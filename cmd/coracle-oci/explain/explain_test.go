@@ -1,4 +1,4 @@
-package cli
+package explain
 
 import (
 	"io"
@@ -29,22 +29,22 @@ func safe() *specs.Spec {
 	return s
 }
 
-func explainSpec(t *testing.T, s *specs.Spec) *explanation {
+func explainSpec(t *testing.T, s *specs.Spec) *Document {
 	t.Helper()
 	bundle := t.TempDir()
 	if err := os.Mkdir(filepath.Join(bundle, "rootfs"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	e, err := (&app{}).explain("one", s, bundle, 1)
+	e, err := Container(Request{ID: "one", Spec: s, Bundle: bundle, CgroupVersion: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, k := range e.Kernel {
 		if k.Name == "also" {
-			t.Errorf("an operation of the plan has no place in the explanation, give it one in explainplan.go: %s", k.Value)
+			t.Errorf("an operation of the plan has no place in the explanation, give it one in plan.go: %s", k.Value)
 		}
 	}
-	if err := e.write(io.Discard); err != nil {
+	if err := e.Write(io.Discard); err != nil {
 		t.Error(err)
 	}
 	return e
@@ -191,7 +191,7 @@ func TestExplainWhatPlansLack(t *testing.T) {
 	if e.Engine != "libcontainer" || !strings.Contains(e.Because, "not supported by the plan engine: a container without a mount namespace") {
 		t.Errorf("engine %q because %q", e.Engine, e.Because)
 	}
-	for _, want := range []explainedSetting{{"label of mounts", s.Linux.MountLabel}, {"Intel RDT", "x"}} {
+	for _, want := range []Setting{{"label of mounts", s.Linux.MountLabel}, {"Intel RDT", "x"}} {
 		if !slices.Contains(e.Kernel, want) {
 			t.Errorf("kernel has %+v and not %+v", e.Kernel, want)
 		}
@@ -218,14 +218,14 @@ func TestExplainAll(t *testing.T) {
 	s.Mounts = append(s.Mounts, specs.Mount{Destination: "/x", Type: "bind", Source: "/mnt", Options: []string{"rbind", "ro", "ridmap"}})
 	s.Hooks = &specs.Hooks{Poststop: []specs.Hook{{Path: "/bin/true"}}}
 	e := explainSpec(t, s)
-	for _, want := range []explainedSetting{
+	for _, want := range []Setting{
 		{"host name", "boat"}, {"domain name", "sea"}, {"net.ipv4.ip_forward", "1"}, {"clock boottime", "-7.000000000 s"},
 	} {
 		if !slices.Contains(e.Kernel, want) {
 			t.Errorf("kernel has %+v and not %+v", e.Kernel, want)
 		}
 	}
-	for _, want := range []explainedSetting{
+	for _, want := range []Setting{
 		{"AppArmor profile", "boat"}, {"SELinux label", s.Process.SelinuxLabel}, {"I/O priority", "IOPRIO_CLASS_BE 3"}, {"personality", "LINUX32"},
 	} {
 		if !slices.Contains(e.Process.Settings, want) {
@@ -261,7 +261,7 @@ func TestLimits(t *testing.T) {
 			"io.weight=4950 io.max=0:0 rbps=9 hugetlb.2MB.max=8 rdma.max=mlx5_1 hca_handle=3",
 	} {
 		var got []string
-		for _, l := range explainCgroup(&s, usualCgroup(version, "/one")).Limits {
+		for _, l := range newCgroup(&s, usualCgroup(version, "/one")).Limits {
 			got = append(got, l.Name+"="+l.Value)
 		}
 		if strings.Join(got, " ") != want {
