@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/coracle-project/coracle/cmd/coracle/image"
 	"github.com/coracle-project/coracle/internal/manpage"
 	"github.com/coracle-project/coracle/internal/version"
 )
@@ -71,7 +72,7 @@ pods, ps, logs, exec, stats, events and image speak with coracled alone.`,
 	f := root.PersistentFlags()
 	f.StringVar(&p.root, "root", "/var/lib/coracle", "directory for what outlives a reboot")
 	f.StringVar(&p.state, "state", "/run/coracle", "directory for what a reboot may lose")
-	root.AddCommand(upCommand(&p), downCommand(&p), statusCommand(&p), imageCommand(&p), kubeconfigCommand(&p), superviseCommand(&p), snapshotCommand(&p))
+	root.AddCommand(upCommand(&p), downCommand(&p), statusCommand(&p), image.Command(p.socket, sibling), kubeconfigCommand(&p), superviseCommand(&p), snapshotCommand(&p))
 	root.AddCommand(manpage.Command(manpage.Page{
 		ExitStatus: "0 if all went well, 1 if not. exec ends with the exit code of what it ran; doctor with 1 if it found an error.",
 		Files: `/run/coracle/coracle.sock: where coracled is reached, unless --address or $CORACLE_ADDRESS says otherwise.

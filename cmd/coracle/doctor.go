@@ -9,12 +9,13 @@ import (
 
 	"github.com/coracle-project/coracle/cmd/coracle/daemon"
 	"github.com/coracle-project/coracle/cmd/coracle/doctor"
+	"github.com/coracle-project/coracle/cmd/coracle/output"
 	"github.com/coracle-project/coracle/internal/version"
 )
 
 func doctorCommand(p *place) *cobra.Command {
 	var (
-		format     output
+		format     output.Format
 		file       string
 		registries []string
 	)
@@ -41,7 +42,7 @@ configured or that images came from. It changes nothing, and ends with 1 if ther
 			}
 			all := doctor.Examine(doctor.Gather(cmd.Context(), places))
 			out := cmd.OutOrStdout()
-			if err := format.print(out, all, func(w io.Writer) { findingRows(w, all) }); err != nil {
+			if err := format.Print(out, all, func(w io.Writer) { findingRows(w, all) }); err != nil {
 				return err
 			}
 			if doctor.Sick(all) {
@@ -50,7 +51,7 @@ configured or that images came from. It changes nothing, and ends with 1 if ther
 			return nil
 		},
 	}
-	format.define(cmd)
+	format.Define(cmd)
 	d.Define(cmd.Flags())
 	cmd.Flags().StringVar(&file, "config", "/etc/coracle/config.toml", "coracled's configuration file")
 	cmd.Flags().StringArrayVar(&registries, "registry", nil, "a registry to look at besides, as `HOST[:PORT]`; may be given again")
@@ -60,9 +61,9 @@ configured or that images came from. It changes nothing, and ends with 1 if ther
 // findingRows puts the remedy on a line of its own, below the finding.
 func findingRows(w io.Writer, all []doctor.Finding) {
 	for _, f := range all {
-		row(w, f.Level, f.Check, f.Message)
+		output.Row(w, f.Level, f.Check, f.Message)
 		if f.Mend != "" {
-			row(w, "", "", fmt.Sprintf("→ %s", f.Mend))
+			output.Row(w, "", "", fmt.Sprintf("→ %s", f.Mend))
 		}
 	}
 }

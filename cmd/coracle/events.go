@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -14,7 +13,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
-	"sigs.k8s.io/yaml"
+
+	"github.com/coracle-project/coracle/cmd/coracle/output"
 )
 
 // happening is an event in the output of `coracle events`.
@@ -31,7 +31,7 @@ type happening struct {
 }
 
 func (w *workload) eventsCommand() *cobra.Command {
-	var format output
+	var format output.Format
 	var namespace string
 	cmd := &cobra.Command{
 		Use:   "events",
@@ -46,7 +46,7 @@ shown: 'coracle pods' and 'coracle ps -a' list what there is.`,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return w.call(cmd, func(ctx context.Context, c runtimeapi.RuntimeServiceClient) error {
-				write, err := format.stream(cmd.OutOrStdout())
+				write, err := format.Stream(cmd.OutOrStdout())
 				if err != nil {
 					return err
 				}
@@ -70,7 +70,7 @@ shown: 'coracle pods' and 'coracle ps -a' list what there is.`,
 			})
 		},
 	}
-	format.define(cmd)
+	format.Define(cmd)
 	cmd.Flags().StringVarP(&namespace, "namespace", "n", "", "only of pods of this namespace")
 	return cmd
 }
@@ -104,29 +104,6 @@ func followEvents(ctx context.Context, c runtimeapi.RuntimeServiceClient, print 
 // systemd starts again, or because it was not read quickly enough.
 func ended(err error) bool {
 	return errors.Is(err, io.EOF) || status.Code(err) == codes.Unavailable || status.Code(err) == codes.ResourceExhausted
-}
-
-// stream returns a function that prints one of many things, each as it comes: text for people.
-func (o output) stream(out io.Writer) (func(v any, text string) error, error) {
-	switch o {
-	case "json":
-		return func(v any, _ string) error { return json.NewEncoder(out).Encode(v) }, nil
-	case "yaml":
-		return func(v any, _ string) error {
-			data, err := yaml.Marshal(v)
-			if err != nil {
-				return err
-			}
-			_, err = fmt.Fprintf(out, "---\n%s", data)
-			return err
-		}, nil
-	case "table":
-		return func(_ any, text string) error {
-			_, err := fmt.Fprintln(out, text)
-			return err
-		}, nil
-	}
-	return nil, o.unknown()
 }
 
 // roster is who is who by id: an event about something that is gone by the time it is sent has the

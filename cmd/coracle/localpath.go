@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/coracle-project/coracle/cmd/coracle/output"
 	"github.com/coracle-project/coracle/internal/treewalk"
 )
 
@@ -39,7 +40,7 @@ func (d volumeData) String() string {
 	if d.more {
 		atLeast = "at least "
 	}
-	return fmt.Sprintf("the data of %d %s of claims, %s%s in %s", d.volumes, volumes, atLeast, human(d.bytes), d.dir)
+	return fmt.Sprintf("the data of %d %s of claims, %s%s in %s", d.volumes, volumes, atLeast, output.Size(d.bytes), d.dir)
 }
 
 // measureVolumes says what data there is. Empty volumes count, too: what made them may rely on

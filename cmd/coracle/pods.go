@@ -10,6 +10,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/coracle-project/coracle/cmd/coracle/output"
 )
 
 // podLine is a pod in the output of `coracle pods`.
@@ -28,7 +30,7 @@ type podLine struct {
 }
 
 func (w *workload) podsCommand() *cobra.Command {
-	var format output
+	var format output.Format
 	var chosen selection
 	cmd := &cobra.Command{
 		Use:   "pods",
@@ -46,11 +48,11 @@ RUNNING says how many of a pod's containers run.`,
 				if err != nil {
 					return err
 				}
-				return format.print(cmd.OutOrStdout(), lines, func(out io.Writer) { podRows(out, lines) })
+				return format.Print(cmd.OutOrStdout(), lines, func(out io.Writer) { podRows(out, lines) })
 			})
 		},
 	}
-	format.define(cmd)
+	format.Define(cmd)
 	chosen.define(w, cmd)
 	return cmd
 }
@@ -98,12 +100,12 @@ func podLines(ctx context.Context, c runtimeapi.RuntimeServiceClient, all invent
 }
 
 func podRows(out io.Writer, lines []podLine) {
-	row(out, "POD ID", "NAMESPACE", "NAME", "STATE", "RUNNING", "IP", "CREATED")
+	output.Row(out, "POD ID", "NAMESPACE", "NAME", "STATE", "RUNNING", "IP", "CREATED")
 	for _, l := range lines {
 		ips := strings.Join(l.IPs, ",")
 		if ips == "" {
 			ips = "-"
 		}
-		row(out, shortID(l.ID), l.Namespace, l.Name, l.State, ratio(l.Running, l.Containers), ips, ago(l.Created))
+		output.Row(out, shortID(l.ID), l.Namespace, l.Name, l.State, ratio(l.Running, l.Containers), ips, output.Ago(l.Created))
 	}
 }

@@ -10,6 +10,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/coracle-project/coracle/cmd/coracle/output"
 )
 
 // containerLine is a container in the output of `coracle ps`.
@@ -34,7 +36,7 @@ type containerLine struct {
 
 func (w *workload) psCommand() *cobra.Command {
 	var (
-		format output
+		format output.Format
 		chosen selection
 		all    bool
 	)
@@ -56,12 +58,12 @@ RESTARTS is how many attempts came before this one.`,
 				if err != nil {
 					return err
 				}
-				return format.print(cmd.OutOrStdout(), lines, func(out io.Writer) { containerRows(out, lines) })
+				return format.Print(cmd.OutOrStdout(), lines, func(out io.Writer) { containerRows(out, lines) })
 			})
 		},
 	}
 	cmd.Flags().BoolVarP(&all, "all", "a", false, "also containers that do not run")
-	format.define(cmd)
+	format.Define(cmd)
 	chosen.define(w, cmd)
 	return cmd
 }
@@ -124,7 +126,7 @@ func stateWord(s runtimeapi.ContainerState) string {
 }
 
 func containerRows(out io.Writer, lines []containerLine) {
-	row(out, "CONTAINER ID", "NAMESPACE", "POD", "NAME", "STATE", "RESTARTS", "SINCE", "IMAGE")
+	output.Row(out, "CONTAINER ID", "NAMESPACE", "POD", "NAME", "STATE", "RESTARTS", "SINCE", "IMAGE")
 	for _, l := range lines {
 		state, since := l.State, l.Created
 		switch {
@@ -136,7 +138,7 @@ func containerRows(out io.Writer, lines []containerLine) {
 		case !l.Started.IsZero():
 			since = l.Started
 		}
-		row(out, shortID(l.ID), l.Namespace, l.Pod, l.Name, state, l.Attempt, ago(since), oneLine(l.Image, 60))
+		output.Row(out, shortID(l.ID), l.Namespace, l.Pod, l.Name, state, l.Attempt, output.Ago(since), output.OneLine(l.Image, 60))
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 
 	nodev1 "github.com/coracle-project/coracle/api/node/v1"
 	"github.com/coracle-project/coracle/cmd/coracle/daemon"
+	"github.com/coracle-project/coracle/cmd/coracle/output"
 )
 
 // shims are the commands about shims.
@@ -44,7 +45,7 @@ pod's id (shim.scope). Containers keep running without it.`,
 }
 
 func (s *shims) listCommand() *cobra.Command {
-	var format output
+	var format output.Format
 	cmd := &cobra.Command{
 		Use:     "list",
 		Aliases: []string{"ls"},
@@ -60,12 +61,12 @@ func (s *shims) listCommand() *cobra.Command {
 			})
 		},
 	}
-	format.define(cmd)
+	format.Define(cmd)
 	return cmd
 }
 
 func (s *shims) restartCommand() *cobra.Command {
-	var format output
+	var format output.Format
 	cmd := &cobra.Command{
 		Use:   "restart [NAME...]",
 		Short: "restart shims with the installed program",
@@ -82,12 +83,12 @@ status is lost.`,
 			})
 		},
 	}
-	format.define(cmd)
+	format.Define(cmd)
 	return cmd
 }
 
 // print prints the shims that a call returns.
-func (s *shims) print(cmd *cobra.Command, format output, call func(context.Context, nodev1.NodeClient) ([]*nodev1.Shim, error)) error {
+func (s *shims) print(cmd *cobra.Command, format output.Format, call func(context.Context, nodev1.NodeClient) ([]*nodev1.Shim, error)) error {
 	return s.daemon.Call(cmd.Context(), func(ctx context.Context, conn *grpc.ClientConn) error {
 		found, err := call(ctx, nodev1.NewNodeClient(conn))
 		if err != nil {
@@ -97,17 +98,17 @@ func (s *shims) print(cmd *cobra.Command, format output, call func(context.Conte
 		for i, f := range found {
 			lines[i] = shimLine{f.GetName(), f.GetPid(), f.GetVersion(), f.GetStarts(), f.GetLastExit(), f.GetProblem()}
 		}
-		return format.print(cmd.OutOrStdout(), lines, func(out io.Writer) {
-			row(out, "NAME", "PID", "VERSION", "STARTS", "LAST EXIT", "PROBLEM")
+		return format.Print(cmd.OutOrStdout(), lines, func(out io.Writer) {
+			output.Row(out, "NAME", "PID", "VERSION", "STARTS", "LAST EXIT", "PROBLEM")
 			for _, l := range lines {
-				row(out, l.Name, l.PID, l.Version, l.Starts, cmp.Or(l.LastExit, "-"), cmp.Or(l.Problem, "-"))
+				output.Row(out, l.Name, l.PID, l.Version, l.Starts, cmp.Or(l.LastExit, "-"), cmp.Or(l.Problem, "-"))
 			}
 		})
 	})
 }
 
 func (s *shims) completeNames(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
-	ctx, cancel := context.WithTimeout(cmd.Context(), completion)
+	ctx, cancel := context.WithTimeout(cmd.Context(), daemon.CompletionLimit)
 	defer cancel()
 	var names []string
 	_ = s.daemon.Call(ctx, func(ctx context.Context, conn *grpc.ClientConn) error {

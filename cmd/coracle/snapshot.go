@@ -15,6 +15,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/coracle-project/coracle/cmd/coracle/bar"
+	"github.com/coracle-project/coracle/cmd/coracle/output"
 	"github.com/coracle-project/coracle/internal/privatedir"
 )
 
@@ -57,7 +59,7 @@ has all that was written before it began. A file of that name must not exist.`,
 		Example: `  coracle snapshot save /backup/$(date +%F).snapshot
   coracle snapshot save /backup/now.snapshot -o json`,
 	}, saveSnapshot, func(w io.Writer, f snapshotFacts) {
-		_, _ = fmt.Fprintf(w, "%s has the cluster of %s, %s\n", f.File, f.Created.Local().Format(time.DateTime), human(f.Size))
+		_, _ = fmt.Fprintf(w, "%s has the cluster of %s, %s\n", f.File, f.Created.Local().Format(time.DateTime), output.Size(f.Size))
 	})
 }
 
@@ -66,11 +68,11 @@ func snapshotCheckCommand(p *place) *cobra.Command {
 		Use:     "check FILE",
 		Short:   "read a whole snapshot, and say what is wrong with it, if anything",
 		Example: "  coracle snapshot check /backup/monday.snapshot",
-	}, func(ctx context.Context, p place, bar *progress, file string) (snapshotFacts, error) {
-		return p.snapshotTool(ctx, bar, "check", file)
+	}, func(ctx context.Context, p place, progress *bar.Progress, file string) (snapshotFacts, error) {
+		return p.snapshotTool(ctx, progress, "check", file)
 	}, func(w io.Writer, f snapshotFacts) {
 		_, _ = fmt.Fprintf(w, "%s is whole: the cluster of %s, written by Coracle %s (Kubernetes %s, etcd %s), %s\n", f.File,
-			f.Created.Local().Format(time.DateTime), f.Coracle, f.Kubernetes, f.Etcd, human(f.Size))
+			f.Created.Local().Format(time.DateTime), f.Coracle, f.Kubernetes, f.Etcd, output.Size(f.Size))
 	})
 }
 
@@ -99,14 +101,14 @@ cluster finishes or undoes it.`,
 }
 
 // snapshotVerb completes a command that has a file for its argument.
-func snapshotVerb(p *place, cmd *cobra.Command, act func(ctx context.Context, p place, bar *progress, file string) (snapshotFacts, error),
+func snapshotVerb(p *place, cmd *cobra.Command, act func(ctx context.Context, p place, progress *bar.Progress, file string) (snapshotFacts, error),
 	tell func(io.Writer, snapshotFacts),
 ) *cobra.Command {
-	var format output
+	var format output.Format
 	verb := cmd.Name()
 	cmd.Args = cobra.ExactArgs(1)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if err := format.check(); err != nil {
+		if err := format.Check(); err != nil {
 			return err
 		}
 		if os.Geteuid() != 0 {
@@ -118,28 +120,20 @@ func snapshotVerb(p *place, cmd *cobra.Command, act func(ctx context.Context, p 
 		if err != nil {
 			return err
 		}
-		bar := newProgress(cmd.ErrOrStderr(), verb)
-		facts, err := act(ctx, *p, bar, file)
-		bar.abort()
+		progress := bar.New(cmd.ErrOrStderr(), verb)
+		facts, err := act(ctx, *p, progress, file)
+		progress.Abort()
 		if err != nil {
 			return fmt.Errorf("snapshot %s: %w", verb, err)
 		}
 		facts.File = file
-		return format.print(cmd.OutOrStdout(), facts, func(w io.Writer) { tell(w, facts) })
+		return format.Print(cmd.OutOrStdout(), facts, func(w io.Writer) { tell(w, facts) })
 	}
-	format.define(cmd)
+	format.Define(cmd)
 	return cmd
 }
 
-// check refuses a form that print does not know, before anything is done.
-func (o output) check() error {
-	if !slices.Contains([]output{"json", "yaml", "table"}, o) {
-		return o.unknown()
-	}
-	return nil
-}
-
-func saveSnapshot(ctx context.Context, p place, bar *progress, file string) (snapshotFacts, error) {
+func saveSnapshot(ctx context.Context, p place, progress *bar.Progress, file string) (snapshotFacts, error) {
 	o := remembered(p)
 	if err := o.builtInEtcd(); err != nil {
 		return snapshotFacts{}, err
@@ -150,7 +144,7 @@ func saveSnapshot(ctx context.Context, p place, bar *progress, file string) (sna
 			settings = append(settings, "--setting", flag+"="+*value)
 		}
 	}
-	return p.snapshotTool(ctx, bar, "save", file, settings...)
+	return p.snapshotTool(ctx, progress, "save", file, settings...)
 }
 
 // builtInEtcd refuses what cannot be done with an etcd of others.
@@ -161,7 +155,7 @@ func (o upOptions) builtInEtcd() error {
 	return fmt.Errorf("this cluster keeps its data in the etcd at %s: use 'etcdctl snapshot' there", o.Etcd[0])
 }
 
-func restoreSnapshot(ctx context.Context, p place, bar *progress, file string) (snapshotFacts, error) {
+func restoreSnapshot(ctx context.Context, p place, progress *bar.Progress, file string) (snapshotFacts, error) {
 	if err := privatedir.Make(p.root); err != nil {
 		return snapshotFacts{}, err
 	}
@@ -181,7 +175,7 @@ func restoreSnapshot(ctx context.Context, p place, bar *progress, file string) (
 	if pid != 0 {
 		return snapshotFacts{}, fmt.Errorf("nothing was changed: %w", p.runs(pid))
 	}
-	facts, err := p.snapshotTool(ctx, bar, "restore", file)
+	facts, err := p.snapshotTool(ctx, progress, "restore", file)
 	if err != nil {
 		return snapshotFacts{}, err
 	}

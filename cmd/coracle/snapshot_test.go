@@ -10,18 +10,20 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/coracle-project/coracle/cmd/coracle/bar"
 )
 
 // A restore is refused while a supervisor runs the cluster, and with an etcd of others.
 func TestRestoreRefused(t *testing.T) {
 	dir := t.TempDir()
 	p := place{root: filepath.Join(dir, "root"), state: dir}
-	bar := newProgress(t.Output(), "restore")
+	progress := bar.New(t.Output(), "restore")
 	lock, err := hold(p.supervisor())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := restoreSnapshot(t.Context(), p, bar, "file"); err == nil || !strings.Contains(err.Error(), "nothing was changed: the cluster runs: 'coracle down --root "+p.root) {
+	if _, err := restoreSnapshot(t.Context(), p, progress, "file"); err == nil || !strings.Contains(err.Error(), "nothing was changed: the cluster runs: 'coracle down --root "+p.root) {
 		t.Errorf("error %v", err)
 	}
 	_ = lock.Close()
@@ -29,8 +31,8 @@ func TestRestoreRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, act := range map[string]func() error{
-		"restore": func() error { _, err := restoreSnapshot(t.Context(), p, bar, "file"); return err },
-		"save":    func() error { _, err := saveSnapshot(t.Context(), p, bar, "file"); return err },
+		"restore": func() error { _, err := restoreSnapshot(t.Context(), p, progress, "file"); return err },
+		"save":    func() error { _, err := saveSnapshot(t.Context(), p, progress, "file"); return err },
 	} {
 		if err := act(); err == nil || !strings.Contains(err.Error(), "the etcd at https://10.0.0.9:2379: use 'etcdctl snapshot' there") {
 			t.Errorf("%s: error %v", name, err)
@@ -86,7 +88,7 @@ func TestUpFollowsARestore(t *testing.T) {
 				t.Fatalf("before the restore: %v: nothing is tested", err)
 			}
 			restoring(t, p, killed, "first", snapshot)
-			facts, err := restoreSnapshot(t.Context(), p, newProgress(t.Output(), "restore"), "file")
+			facts, err := restoreSnapshot(t.Context(), p, bar.New(t.Output(), "restore"), "file")
 			if killed != (err != nil) || !killed && facts.Up != "coracle up"+p.flags() {
 				t.Fatalf("restore: %+v, %v", facts, err)
 			}
@@ -119,7 +121,7 @@ func TestUpFollowsARestore(t *testing.T) {
 				t.Errorf("up has %+v, %v", u.o, err)
 			}
 			restoring(t, p, false, "second", snapshot)
-			if _, err := restoreSnapshot(t.Context(), p, newProgress(t.Output(), "restore"), "file"); err != nil {
+			if _, err := restoreSnapshot(t.Context(), p, bar.New(t.Output(), "restore"), "file"); err != nil {
 				t.Fatal(err)
 			}
 			if got := remembered(p); got.Node != "boat" {
@@ -162,12 +164,16 @@ func TestWhichClusterRuns(t *testing.T) {
 }
 
 func TestSnapshotResult(t *testing.T) {
-	bar := newProgress(&bytes.Buffer{}, "save")
-	facts, err := snapshotResult(strings.NewReader(`{"done":1,"total":2}{"done":2,"total":2}{"result":{"etcd":"3.6","kept":"/x"}}`), bar)
-	if err != nil || facts.Etcd != "3.6" || facts.Kept != "/x" || bar.done != 2 || bar.total != 2 {
-		t.Errorf("%+v, %v, %d of %d", facts, err, bar.done, bar.total)
+	var out bytes.Buffer
+	progress := bar.New(&out, "save")
+	facts, err := snapshotResult(strings.NewReader(`{"done":1,"total":3}{"done":2,"total":3}{"result":{"etcd":"3.6","kept":"/x"}}`), progress)
+	if err != nil || facts.Etcd != "3.6" || facts.Kept != "/x" {
+		t.Errorf("%+v, %v", facts, err)
 	}
-	if _, err := snapshotResult(strings.NewReader(`{"done":1}`), bar); !errors.Is(err, errNoResult) {
+	if progress.End(); !strings.HasPrefix(out.String(), "save: 2B of 3B") {
+		t.Errorf("progress %q", out.String())
+	}
+	if _, err := snapshotResult(strings.NewReader(`{"done":1}`), progress); !errors.Is(err, errNoResult) {
 		t.Errorf("without a result: %v", err)
 	}
 	if err := complaint("noise\ncoracle-kube: it is damaged\n", errors.New("exit status 1")); err.Error() != "it is damaged" {

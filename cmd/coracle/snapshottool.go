@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/cmd/coracle/bar"
 )
 
 // snapshotEnd is how long the program that reads and writes snapshots may take to end when it is
@@ -20,7 +22,7 @@ const snapshotEnd = 30 * time.Second
 
 // snapshotTool has coracle-kube, which is linked with etcd, act on a snapshot's file. It tells how
 // far it is, line by line, and at last what it did.
-func (p place) snapshotTool(ctx context.Context, bar *progress, verb, file string, flags ...string) (snapshotFacts, error) {
+func (p place) snapshotTool(ctx context.Context, progress *bar.Progress, verb, file string, flags ...string) (snapshotFacts, error) {
 	program, err := sibling("coracle-kube")
 	if err != nil {
 		return snapshotFacts{}, err
@@ -38,7 +40,7 @@ func (p place) snapshotTool(ctx context.Context, bar *progress, verb, file strin
 	if err := cmd.Start(); err != nil {
 		return snapshotFacts{}, err
 	}
-	facts, told := snapshotResult(out, bar)
+	facts, told := snapshotResult(out, progress)
 	_, _ = io.Copy(io.Discard, out)
 	err = cmd.Wait()
 	switch {
@@ -53,7 +55,7 @@ func (p place) snapshotTool(ctx context.Context, bar *progress, verb, file strin
 }
 
 // snapshotResult shows progress until the result comes.
-func snapshotResult(lines io.Reader, bar *progress) (snapshotFacts, error) {
+func snapshotResult(lines io.Reader, progress *bar.Progress) (snapshotFacts, error) {
 	for in := json.NewDecoder(lines); ; {
 		var line struct {
 			Done   int64          `json:"done"`
@@ -69,7 +71,7 @@ func snapshotResult(lines io.Reader, bar *progress) (snapshotFacts, error) {
 		case line.Result != nil:
 			return *line.Result, nil
 		}
-		bar.at(line.Done, line.Total)
+		progress.At(line.Done, line.Total)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/coracle-project/coracle/cmd/coracle/output"
 	"github.com/coracle-project/coracle/cmd/coracle/usage"
 )
 
@@ -19,7 +20,7 @@ const between = 1100 * time.Millisecond
 
 func (w *workload) statsCommand() *cobra.Command {
 	var (
-		format output
+		format output.Format
 		chosen selection
 		pods   bool
 	)
@@ -46,12 +47,12 @@ pods as a whole, and their processes and network. 'coracle top' goes on showing 
 						shown = append(shown, u)
 					}
 				}
-				return format.print(cmd.OutOrStdout(), shown, func(out io.Writer) { statsRows(out, shown, pods) })
+				return format.Print(cmd.OutOrStdout(), shown, func(out io.Writer) { statsRows(out, shown, pods) })
 			})
 		},
 	}
 	cmd.Flags().BoolVarP(&pods, "pods", "p", false, "pods instead of containers")
-	format.define(cmd)
+	format.Define(cmd)
 	chosen.define(w, cmd)
 	return cmd
 }
@@ -76,16 +77,16 @@ func readTwice(ctx context.Context, c runtimeapi.RuntimeServiceClient) ([]usage.
 
 func statsRows(out io.Writer, all []usage.Usage, pods bool) {
 	if pods {
-		row(out, "NAMESPACE", "POD", "CPU", "MEMORY", "LIMIT", "PROCESSES", "RECEIVED", "SENT", "DISK")
+		output.Row(out, "NAMESPACE", "POD", "CPU", "MEMORY", "LIMIT", "PROCESSES", "RECEIVED", "SENT", "DISK")
 	} else {
-		row(out, "NAMESPACE", "POD", "CONTAINER", "CPU", "MEMORY", "LIMIT", "DISK")
+		output.Row(out, "NAMESPACE", "POD", "CONTAINER", "CPU", "MEMORY", "LIMIT", "DISK")
 	}
 	for _, u := range all {
 		if pods {
-			row(out, u.Namespace, u.Pod, coresText(u.CPU), human(int64(u.Memory)), limitText(u.MemoryLimit), u.Processes,
-				rateText(u.Received), rateText(u.Sent), human(int64(u.Disk)))
+			output.Row(out, u.Namespace, u.Pod, coresText(u.CPU), output.Size(int64(u.Memory)), limitText(u.MemoryLimit), u.Processes,
+				rateText(u.Received), rateText(u.Sent), output.Size(int64(u.Disk)))
 		} else {
-			row(out, u.Namespace, u.Pod, u.Container, coresText(u.CPU), human(int64(u.Memory)), limitText(u.MemoryLimit), human(int64(u.Disk)))
+			output.Row(out, u.Namespace, u.Pod, u.Container, coresText(u.CPU), output.Size(int64(u.Memory)), limitText(u.MemoryLimit), output.Size(int64(u.Disk)))
 		}
 	}
 }
@@ -101,12 +102,12 @@ func limitText(bytes *uint64) string {
 	if bytes == nil {
 		return "-"
 	}
-	return human(int64(*bytes))
+	return output.Size(int64(*bytes))
 }
 
 func rateText(perSecond *float64) string {
 	if perSecond == nil {
 		return "-"
 	}
-	return human(int64(*perSecond)) + "/s"
+	return output.Size(int64(*perSecond)) + "/s"
 }

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/coracle-project/coracle/cmd/coracle/daemon"
+	"github.com/coracle-project/coracle/cmd/coracle/output"
 )
 
 // health is one line of status.
@@ -32,7 +33,7 @@ type health struct {
 }
 
 func statusCommand(p *place) *cobra.Command {
-	var format output
+	var format output.Format
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "say what runs and what is wrong; exit with 1 if anything is",
@@ -43,7 +44,7 @@ func statusCommand(p *place) *cobra.Command {
 			ctx, cancel := context.WithTimeout(cmd.Context(), 10*time.Second)
 			defer cancel()
 			all := look(ctx, *p)
-			if err := format.print(cmd.OutOrStdout(), all, func(w io.Writer) { healthRows(w, all) }); err != nil {
+			if err := format.Print(cmd.OutOrStdout(), all, func(w io.Writer) { healthRows(w, all) }); err != nil {
 				return err
 			}
 			for _, h := range all {
@@ -54,7 +55,7 @@ func statusCommand(p *place) *cobra.Command {
 			return nil
 		},
 	}
-	format.define(cmd)
+	format.Define(cmd)
 	return cmd
 }
 
@@ -129,8 +130,8 @@ func line(component, version, where string, err error) health {
 }
 
 func healthRows(w io.Writer, all []health) {
-	row(w, "COMPONENT", "HEALTHY", "VERSION", "MESSAGE")
+	output.Row(w, "COMPONENT", "HEALTHY", "VERSION", "MESSAGE")
 	for _, h := range all {
-		row(w, h.Component, h.Healthy, h.Version, h.told())
+		output.Row(w, h.Component, h.Healthy, h.Version, h.told())
 	}
 }

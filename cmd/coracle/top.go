@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/coracle-project/coracle/cmd/coracle/output"
 	"github.com/coracle-project/coracle/cmd/coracle/usage"
 )
 
@@ -56,7 +57,7 @@ Where standard output is no terminal, one table after the other is printed inste
 // show draws into our terminal if we have one on both ends, else prints.
 func (f *topFlags) show(ctx context.Context, c runtimeapi.RuntimeServiceClient, v *topView, out io.Writer) error {
 	terminal, err := console.ConsoleFromFile(os.Stdin)
-	if file, ok := out.(*os.File); err != nil || !ok || !isTerminal(file) {
+	if file, ok := out.(*os.File); err != nil || !ok || !output.IsTerminal(file) {
 		return f.loop(ctx, c, nil, v, func(all []usage.Usage) error {
 			_, err := fmt.Fprintf(out, "%s\n\n", v.text(all))
 			return err

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"text/tabwriter"
 
+	"github.com/coracle-project/coracle/cmd/coracle/output"
 	"github.com/coracle-project/coracle/cmd/coracle/usage"
 )
 
@@ -62,7 +63,7 @@ func (v *topView) text(all []usage.Usage) string {
 			containers++
 		}
 		if (u.Container == "") == v.pods {
-			u.Namespace, u.Pod, u.Container = oneLine(u.Namespace, 40), oneLine(u.Pod, 60), oneLine(u.Container, 40)
+			u.Namespace, u.Pod, u.Container = output.OneLine(u.Namespace, 40), output.OneLine(u.Pod, 60), output.OneLine(u.Container, 40)
 			shown = append(shown, u)
 		}
 	}
@@ -77,7 +78,7 @@ func (v *topView) text(all []usage.Usage) string {
 		return 0 // they come in the order of their names
 	})
 	var b strings.Builder
-	fmt.Fprintf(&b, "pods %d, containers %d, cores %.3f, memory %s; by %s\n\n", pods, containers, cores, human(int64(memory)), v.by)
+	fmt.Fprintf(&b, "pods %d, containers %d, cores %.3f, memory %s; by %s\n\n", pods, containers, cores, output.Size(int64(memory)), v.by)
 	w := tabwriter.NewWriter(&b, 0, 0, 3, ' ', 0)
 	statsRows(w, shown, v.pods)
 	_ = w.Flush() // into memory

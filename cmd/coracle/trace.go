@@ -9,6 +9,8 @@ import (
 
 	"github.com/spf13/cobra"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/coracle-project/coracle/cmd/coracle/output"
 )
 
 // traced is a pod or container in the output of `coracle trace`, with the steps of its start.
@@ -31,7 +33,7 @@ type tracedStep struct {
 func (s *tracedStep) end() time.Time { return s.Began.Add(s.Took) }
 
 func (w *workload) traceCommand() *cobra.Command {
-	var format output
+	var format output.Format
 	cmd := &cobra.Command{
 		Use:   "trace POD",
 		Short: "show how a pod was started, step by step with times",
@@ -53,11 +55,11 @@ for before. What is between the steps is the kubelet's time, or that of a pull.`
 				if err != nil {
 					return err
 				}
-				return format.print(cmd.OutOrStdout(), things, func(out io.Writer) { traceRows(out, things) })
+				return format.Print(cmd.OutOrStdout(), things, func(out io.Writer) { traceRows(out, things) })
 			})
 		},
 	}
-	format.define(cmd)
+	format.Define(cmd)
 	return cmd
 }
 
@@ -100,7 +102,7 @@ func (t *traced) stepsOf(info map[string]string) error {
 }
 
 func traceRows(out io.Writer, things []traced) {
-	row(out, "AT", "TOOK", "STEP")
+	output.Row(out, "AT", "TOOK", "STEP")
 	var first time.Time
 	for _, t := range things {
 		for i := range t.Steps {
@@ -112,7 +114,7 @@ func traceRows(out io.Writer, things []traced) {
 	for _, t := range things {
 		heading := fmt.Sprintf("%s %s (%s)", t.Kind, t.Name, shortID(t.ID))
 		if len(t.Steps) == 0 {
-			row(out, "-", "-", heading+": it has no steps yet, or was made by an older coracled")
+			output.Row(out, "-", "-", heading+": it has no steps yet, or was made by an older coracled")
 			continue
 		}
 		began, ended := t.Steps[0].Began, t.Steps[0].end()
@@ -121,13 +123,13 @@ func traceRows(out io.Writer, things []traced) {
 				ended = e
 			}
 		}
-		row(out, millis(began.Sub(first)), millis(ended.Sub(began)), heading)
+		output.Row(out, millis(began.Sub(first)), millis(ended.Sub(began)), heading)
 		for i := range t.Steps {
 			s := &t.Steps[i]
-			row(out, millis(s.Began.Sub(first)), millis(s.Took), "  "+s.What)
+			output.Row(out, millis(s.Began.Sub(first)), millis(s.Took), "  "+s.What)
 			for _, e := range t.Engine {
 				if !e.Began.Before(s.Began) && e.Began.Before(s.end()) {
-					row(out, millis(e.Began.Sub(first)), millis(e.Took), "    engine: "+e.What)
+					output.Row(out, millis(e.Began.Sub(first)), millis(e.Took), "    engine: "+e.What)
 				}
 			}
 		}

@@ -12,7 +12,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/coracle-project/coracle/cmd/coracle/daemon"
 	"github.com/coracle-project/coracle/cmd/coracle/kubesocket"
+	"github.com/coracle-project/coracle/cmd/coracle/output"
 )
 
 // The answer of the cluster process: cluster/why has the words.
@@ -71,7 +73,7 @@ type (
 const whyPatience = 15 * time.Second
 
 func whyCommand(p *place) *cobra.Command {
-	var format output
+	var format output.Format
 	var namespace string
 	cmd := &cobra.Command{
 		Use:   "why SOURCE DESTINATION[:PORT]",
@@ -106,11 +108,11 @@ are told.`,
 			if format == "table" {
 				return answer.print(out)
 			}
-			return format.print(out, answer, nil)
+			return format.Print(out, answer, nil)
 		},
 		ValidArgsFunction: p.completeEnds(&namespace),
 	}
-	format.define(cmd)
+	format.Define(cmd)
 	cmd.Flags().StringVarP(&namespace, "namespace", "n", "default", "namespace of names that have none")
 	return cmd
 }
@@ -231,7 +233,7 @@ func (p *place) completeEnds(namespace *string) cobra.CompletionFunc {
 		if len(args) > 1 {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
-		ctx, cancel := context.WithTimeout(cmd.Context(), completion)
+		ctx, cancel := context.WithTimeout(cmd.Context(), daemon.CompletionLimit)
 		defer cancel()
 		client, err := openAPI(p.kubeconfig())
 		if err != nil {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"time"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
@@ -45,9 +44,6 @@ func (w *workload) look(cmd *cobra.Command, work func(ctx context.Context, c run
 	})
 }
 
-// completion is how long a shell waits for its offers at most: only if coracled hangs.
-const completion = 5 * time.Second
-
 // complete offers what offers finds in the inventory, for the first argument or, with many, for
 // all.
 func (w *workload) complete(many bool, offers func(inventory) []string) cobra.CompletionFunc {
@@ -55,7 +51,7 @@ func (w *workload) complete(many bool, offers func(inventory) []string) cobra.Co
 		if len(args) > 0 && !many {
 			return nil, cobra.ShellCompDirectiveDefault
 		}
-		ctx, cancel := context.WithTimeout(cmd.Context(), completion)
+		ctx, cancel := context.WithTimeout(cmd.Context(), daemon.CompletionLimit)
 		defer cancel()
 		cmd.SetContext(ctx)
 		var names []string

@@ -10,6 +10,7 @@ import (
 	"os/signal"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/spf13/pflag"
 	"google.golang.org/grpc"
@@ -23,6 +24,9 @@ const AddressVariable = "CORACLE_ADDRESS"
 
 // maxMessage bounds one answer: a list of all containers of a large node passes gRPC's own 4 MiB.
 const maxMessage = 16 << 20
+
+// CompletionLimit bounds how long a shell waits for completions if coracled hangs.
+const CompletionLimit = 5 * time.Second
 
 // Daemon is a coracled that may or may not run.
 type Daemon struct {

@@ -1,21 +1,21 @@
-package main
+package image
 
 import (
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
-	"strings"
 	"time"
 
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"github.com/spf13/cobra"
 
 	imagesv1 "github.com/coracle-project/coracle/api/images/v1"
+	"github.com/coracle-project/coracle/cmd/coracle/output"
 )
 
 func (i *images) listCommand() *cobra.Command {
-	var format output
+	var format output.Format
 	cmd := &cobra.Command{
 		Use:     "list",
 		Aliases: []string{"ls"},
@@ -32,11 +32,11 @@ UNPACKED what the layers take on disk, shared ones counted for each image.`,
 				if err != nil {
 					return err
 				}
-				return format.print(cmd.OutOrStdout(), all, func(w io.Writer) { listRows(w, all) })
+				return format.Print(cmd.OutOrStdout(), all, func(w io.Writer) { listRows(w, all) })
 			})
 		},
 	}
-	format.define(cmd)
+	format.Define(cmd)
 	return cmd
 }
 
@@ -51,20 +51,20 @@ func list(ctx context.Context, c imagesv1.ImagesClient) ([]picture, error) {
 }
 
 func listRows(w io.Writer, all []picture) {
-	row(w, "NAME", "ID", "SIZE", "UNPACKED", "PULLED", "CONTAINERS")
+	output.Row(w, "NAME", "ID", "SIZE", "UNPACKED", "PULLED", "CONTAINERS")
 	for _, p := range all {
 		var unpacked int64
 		for _, l := range p.Layers {
 			unpacked += l.Bytes
 		}
 		for _, name := range p.names() {
-			row(w, name, short(p.ID), human(p.Size), human(unpacked), ago(p.Pulled), len(p.Containers))
+			output.Row(w, name, short(p.ID), output.Size(p.Size), output.Size(unpacked), output.Ago(p.Pulled), len(p.Containers))
 		}
 	}
 }
 
 func (i *images) inspectCommand() *cobra.Command {
-	var format output
+	var format output.Format
 	cmd := &cobra.Command{
 		Use:   "inspect IMAGE",
 		Short: "print all that is known of an image: layers, manifest, configuration",
@@ -78,7 +78,7 @@ func (i *images) inspectCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return format.print(cmd.OutOrStdout(), struct {
+				return format.Print(cmd.OutOrStdout(), struct {
 					picture
 					Manifest      json.RawMessage `json:"manifestDocument"`
 					Configuration json.RawMessage `json:"configuration"`
@@ -107,7 +107,7 @@ type step struct {
 }
 
 func (i *images) historyCommand() *cobra.Command {
-	var format output
+	var format output.Format
 	cmd := &cobra.Command{
 		Use:   "history IMAGE",
 		Short: "show the steps that an image was made by, the newest first",
@@ -125,11 +125,11 @@ func (i *images) historyCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return format.print(cmd.OutOrStdout(), steps, func(w io.Writer) { historyRows(w, steps) })
+				return format.Print(cmd.OutOrStdout(), steps, func(w io.Writer) { historyRows(w, steps) })
 			})
 		},
 	}
-	format.define(cmd)
+	format.Define(cmd)
 	return cmd
 }
 
@@ -159,24 +159,15 @@ func history(r *imagesv1.InspectResponse) ([]step, error) {
 }
 
 func historyRows(w io.Writer, steps []step) {
-	row(w, "LAYER", "CREATED", "SIZE", "CREATED BY", "COMMENT")
+	output.Row(w, "LAYER", "CREATED", "SIZE", "CREATED BY", "COMMENT")
 	for _, s := range steps {
 		created, layer := "-", "-"
 		if s.Created != nil {
-			created = ago(*s.Created)
+			created = output.Ago(*s.Created)
 		}
 		if s.Layer != "" {
 			layer = short(s.Layer)
 		}
-		row(w, layer, created, human(s.Bytes), oneLine(s.CreatedBy, 60), oneLine(s.Comment, 30))
+		output.Row(w, layer, created, output.Size(s.Bytes), output.OneLine(s.CreatedBy, 60), output.OneLine(s.Comment, 30))
 	}
-}
-
-// oneLine shortens what an image's author wrote to something that keeps a table whole.
-func oneLine(s string, most int) string {
-	s = strings.Join(strings.FieldsFunc(s, func(r rune) bool { return r <= ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 }), " ")
-	if r := []rune(s); len(r) > most {
-		return string(r[:most-1]) + "…"
-	}
-	return s
 }

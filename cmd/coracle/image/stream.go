@@ -1,4 +1,4 @@
-package main
+package image
 
 import (
 	"archive/tar"
@@ -11,9 +11,10 @@ import (
 	"regexp"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	imagesv1 "github.com/coracle-project/coracle/api/images/v1"
+	"github.com/coracle-project/coracle/cmd/coracle/bar"
+	"github.com/coracle-project/coracle/cmd/coracle/output"
 )
 
 // chunkStream is what Save and Export answer with.
@@ -22,7 +23,7 @@ type chunkStream interface {
 }
 
 // receive has what comes read, and shows progress.
-func receive(s chunkStream, p *progress, read func(io.Reader) error) error {
+func receive(s chunkStream, p *bar.Progress, read func(io.Reader) error) error {
 	r := &chunkReader{s: s, p: p}
 	err := read(r)
 	if r.err != nil {
@@ -33,16 +34,16 @@ func receive(s chunkStream, p *progress, read func(io.Reader) error) error {
 		_, err = io.Copy(io.Discard, r)
 	}
 	if err != nil {
-		p.abort()
+		p.Abort()
 		return err
 	}
-	p.end()
+	p.End()
 	return nil
 }
 
 type chunkReader struct {
 	s    chunkStream
-	p    *progress
+	p    *bar.Progress
 	left []byte
 	err  error // of the stream, but io.EOF
 }
@@ -57,37 +58,37 @@ func (r *chunkReader) Read(b []byte) (int, error) {
 			return 0, err
 		}
 		if m.GetTotal() > 0 {
-			r.p.total = m.GetTotal()
+			r.p.Total(m.GetTotal())
 		}
 		for _, n := range m.GetNotes() {
-			r.p.note(n)
+			r.p.Note(n)
 		}
 		r.left = m.GetData()
 	}
 	n := copy(b, r.left)
 	r.left = r.left[n:]
-	r.p.add(n)
+	r.p.Add(n)
 	return n, nil
 }
 
 // transmit sends all of r in pieces, at least one. If the daemon has ended the call
 // there is no error: the answer says why.
-func transmit(r io.Reader, p *progress, send func(first bool, data []byte) error) error {
+func transmit(r io.Reader, p *bar.Progress, send func(first bool, data []byte) error) error {
 	buf := make([]byte, pieceSize)
 	for first := true; ; first = false {
 		n, err := io.ReadFull(r, buf)
 		if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
-			p.abort()
+			p.Abort()
 			return err
 		}
 		if n > 0 || first {
 			if serr := send(first, buf[:n]); errors.Is(serr, io.EOF) {
 				return nil
 			} else if serr != nil {
-				p.abort()
+				p.Abort()
 				return serr
 			}
-			p.add(n)
+			p.Add(n)
 		}
 		if err != nil {
 			return nil
@@ -100,7 +101,7 @@ func transmit(r io.Reader, p *progress, send func(first bool, data []byte) error
 func fromFile(cmd *cobra.Command, file string, read func(r io.Reader, size int64) error) error {
 	if file == "" {
 		in := cmd.InOrStdin()
-		if f, ok := in.(*os.File); ok && isTerminal(f) {
+		if f, ok := in.(*os.File); ok && output.IsTerminal(f) {
 			return errors.New("standard input is a terminal: name the archive with --file")
 		}
 		return read(in, 0)
@@ -133,7 +134,7 @@ func fromFile(cmd *cobra.Command, file string, read func(r io.Reader, size int64
 // standard output. The file is for its owner only, as images may be.
 func (i *images) toFile(cmd *cobra.Command, file string, write func(io.Writer) error) error {
 	if file == "" {
-		if f, ok := cmd.OutOrStdout().(*os.File); ok && isTerminal(f) {
+		if f, ok := cmd.OutOrStdout().(*os.File); ok && output.IsTerminal(f) {
 			return errors.New("standard output is a terminal: name a file with --file")
 		}
 		return write(cmd.OutOrStdout())
@@ -162,11 +163,6 @@ func writeInto(file string, write func(io.Writer) error) error {
 		return err
 	}
 	return errors.Join(write(f), f.Close())
-}
-
-func isTerminal(f *os.File) bool {
-	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
-	return err == nil
 }
 
 // layoutFiles are the files that an OCI image layout consists of.

@@ -1,4 +1,4 @@
-package main
+package image
 
 import (
 	"bytes"
@@ -35,18 +35,6 @@ func TestHistory(t *testing.T) {
 	}
 	if _, err := history(&imagesv1.InspectResponse{Configuration: []byte("{")}); err == nil {
 		t.Error("a broken configuration is none")
-	}
-}
-
-// What the author of an image wrote does not reach the terminal as it is.
-func TestOneLine(t *testing.T) {
-	for in, want := range map[string]string{
-		"plain": "plain", "a\nb\tc": "a b c", "\x1b[31mred\x1b[0m": "[31mred [0m", "csi\u009b1m": "csi 1m",
-		"ünïcödé and more than fits": "ünïcödé and more th…",
-	} {
-		if got := oneLine(in, 20); got != want {
-			t.Errorf("%q is shown as %q, want %q", in, got, want)
-		}
 	}
 }
 

@@ -1,4 +1,4 @@
-package main
+package image
 
 import (
 	"bufio"
@@ -11,6 +11,8 @@ import (
 	"github.com/spf13/cobra"
 
 	imagesv1 "github.com/coracle-project/coracle/api/images/v1"
+	"github.com/coracle-project/coracle/cmd/coracle/bar"
+	"github.com/coracle-project/coracle/cmd/coracle/output"
 )
 
 // credentials are the flags for a registry's.
@@ -46,30 +48,30 @@ type stream interface {
 }
 
 // follow shows progress until the end, and returns the last message.
-func follow(s stream, p *progress) (last *imagesv1.Progress, err error) {
+func follow(s stream, p *bar.Progress) (last *imagesv1.Progress, err error) {
 	for {
 		m, err := s.Recv()
 		if errors.Is(err, io.EOF) {
-			p.end()
+			p.End()
 			return last, nil
 		}
 		if err != nil {
-			p.abort()
+			p.Abort()
 			return nil, err
 		}
 		for _, l := range m.GetLayers() {
-			p.part(int(l.GetPlace()), part{name: short(l.GetDigest()), done: l.GetDone(), total: l.GetTotal(), complete: l.GetComplete()})
+			p.Part(int(l.GetPlace()), bar.Part{Name: short(l.GetDigest()), Done: l.GetDone(), Total: l.GetTotal(), Complete: l.GetComplete()})
 		}
-		p.at(m.GetDone(), m.GetTotal())
+		p.At(m.GetDone(), m.GetTotal())
 		for _, n := range m.GetNotes() {
-			p.note(n)
+			p.Note(n)
 		}
 		last = m
 	}
 }
 
 func (i *images) pullCommand() *cobra.Command {
-	var format output
+	var format output.Format
 	var creds credentials
 	cmd := &cobra.Command{
 		Use:   "pull IMAGE...",
@@ -94,18 +96,18 @@ half is left.`,
 					if err != nil {
 						return err
 					}
-					last, err := follow(s, newProgress(cmd.ErrOrStderr(), "pull "+image))
+					last, err := follow(s, bar.New(cmd.ErrOrStderr(), "pull "+image))
 					if err != nil {
 						return err
 					}
 					got = append(got, pictureOf(last.GetImage()))
 				}
-				return format.print(cmd.OutOrStdout(), got, func(w io.Writer) { nameRows(w, got) })
+				return format.Print(cmd.OutOrStdout(), got, func(w io.Writer) { nameRows(w, got) })
 			})
 		},
 	}
 	creds.define(cmd)
-	format.define(cmd)
+	format.Define(cmd)
 	return cmd
 }
 
@@ -116,7 +118,7 @@ type sent struct {
 }
 
 func (i *images) pushCommand() *cobra.Command {
-	var format output
+	var format output.Format
 	var creds credentials
 	cmd := &cobra.Command{
 		Use:   "push IMAGE [NAME]",
@@ -145,23 +147,23 @@ Without --username, the credentials are those that coracled has for the registry
 				if err != nil {
 					return err
 				}
-				last, err := follow(s, newProgress(cmd.ErrOrStderr(), "push "+args[len(args)-1]))
+				last, err := follow(s, bar.New(cmd.ErrOrStderr(), "push "+args[len(args)-1]))
 				if err != nil {
 					return err
 				}
 				done := sent{last.GetName(), last.GetDigest()}
-				return format.print(cmd.OutOrStdout(), done, func(w io.Writer) { row(w, done.Digest, done.Name) })
+				return format.Print(cmd.OutOrStdout(), done, func(w io.Writer) { output.Row(w, done.Digest, done.Name) })
 			})
 		},
 	}
 	creds.define(cmd)
-	format.define(cmd)
+	format.Define(cmd)
 	return cmd
 }
 
 // nameRows is a short answer about images: id and names.
 func nameRows(w io.Writer, all []picture) {
 	for _, p := range all {
-		row(w, p.ID, strings.Join(p.names(), ", "))
+		output.Row(w, p.ID, strings.Join(p.names(), ", "))
 	}
 }

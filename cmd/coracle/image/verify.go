@@ -1,4 +1,4 @@
-package main
+package image
 
 import (
 	"context"
@@ -10,6 +10,8 @@ import (
 	"github.com/spf13/cobra"
 
 	imagesv1 "github.com/coracle-project/coracle/api/images/v1"
+	"github.com/coracle-project/coracle/cmd/coracle/bar"
+	"github.com/coracle-project/coracle/cmd/coracle/output"
 )
 
 // verification is the answer of verify.
@@ -36,7 +38,7 @@ type dropped struct {
 }
 
 func (i *images) verifyCommand() *cobra.Command {
-	var format output
+	var format output.Format
 	var creds credentials
 	var repair string
 	cmd := &cobra.Command{
@@ -70,11 +72,11 @@ Containers that run from a damaged layer go on with it.`,
 				if err != nil {
 					return err
 				}
-				v, err := followVerify(s, newCount(cmd.ErrOrStderr(), "verify"))
+				v, err := followVerify(s, bar.NewCount(cmd.ErrOrStderr(), "verify"))
 				if err != nil {
 					return err
 				}
-				if err := format.print(cmd.OutOrStdout(), v, v.rows); err != nil {
+				if err := format.Print(cmd.OutOrStdout(), v, v.rows); err != nil {
 					return err
 				}
 				return v.verdict(how)
@@ -84,13 +86,13 @@ Containers that run from a damaged layer go on with it.`,
 	cmd.Flags().StringVar(&repair, "repair", "none", "none, drop or fetch")
 	_ = cmd.RegisterFlagCompletionFunc("repair", cobra.FixedCompletions([]string{"none", "drop", "fetch"}, cobra.ShellCompDirectiveNoFileComp))
 	creds.define(cmd)
-	format.define(cmd)
+	format.Define(cmd)
 	return cmd
 }
 
 // followVerify shows what is read, and returns the result.
-func followVerify(s imagesv1.Images_VerifyClient, n *count) (*verification, error) {
-	defer n.clear()
+func followVerify(s imagesv1.Images_VerifyClient, n *bar.Count) (*verification, error) {
+	defer n.Abort()
 	var v *verification
 	for {
 		m, err := s.Recv()
@@ -102,7 +104,7 @@ func followVerify(s imagesv1.Images_VerifyClient, n *count) (*verification, erro
 		case m.GetResult() != nil:
 			v = verificationOf(m.GetResult())
 		default:
-			n.next(m.GetKind() + " " + short(m.GetDigest()))
+			n.Next(m.GetKind() + " " + short(m.GetDigest()))
 		}
 	}
 }
@@ -123,16 +125,16 @@ func verificationOf(r *imagesv1.VerifyResult) *verification {
 
 func (v *verification) rows(w io.Writer) {
 	for _, d := range v.Damaged {
-		row(w, "damaged", d.Kind, short(d.Digest), strings.Join(d.Images, ", "), d.Problem)
+		output.Row(w, "damaged", d.Kind, short(d.Digest), strings.Join(d.Images, ", "), d.Problem)
 	}
 	for _, d := range v.Unverifiable {
-		row(w, "unknown", "layer", short(d), "", "neither its blob nor the recipe of its archive was kept")
+		output.Row(w, "unknown", "layer", short(d), "", "neither its blob nor the recipe of its archive was kept")
 	}
 	for _, name := range v.Fetched {
-		row(w, "fetched", "image", "", name, "")
+		output.Row(w, "fetched", "image", "", name, "")
 	}
 	for _, d := range v.Dropped {
-		row(w, "dropped", "image", "", d.Image, d.Reason)
+		output.Row(w, "dropped", "image", "", d.Image, d.Reason)
 	}
 	_, _ = fmt.Fprintf(w, "whole: %d documents, %d blobs, %d layers\n", v.Documents, v.Blobs, v.Layers)
 }

@@ -1,4 +1,4 @@
-package main
+package image
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	imagesv1 "github.com/coracle-project/coracle/api/images/v1"
+	"github.com/coracle-project/coracle/cmd/coracle/output"
 )
 
 // owner is a line of `coracle image du`.
@@ -20,7 +21,7 @@ type owner struct {
 }
 
 func (i *images) usageCommand() *cobra.Command {
-	var format output
+	var format output.Format
 	cmd := &cobra.Command{
 		Use:   "du",
 		Short: "say who owns every byte under coracled's root directory",
@@ -42,16 +43,16 @@ something under way. Mounts below the root directory are not counted.`,
 				for _, o := range r.GetOwners() {
 					all = append(all, owner{Kind: o.GetKind(), Name: o.GetName(), Owners: orEmpty(o.GetOwners()), Bytes: o.GetBytes(), Inodes: o.GetInodes()})
 				}
-				return format.print(cmd.OutOrStdout(), all, func(w io.Writer) { usageRows(w, r.GetRoot(), all) })
+				return format.Print(cmd.OutOrStdout(), all, func(w io.Writer) { usageRows(w, r.GetRoot(), all) })
 			})
 		},
 	}
-	format.define(cmd)
+	format.Define(cmd)
 	return cmd
 }
 
 func usageRows(w io.Writer, root string, all []owner) {
-	row(w, "SIZE", "INODES", "KIND", "NAME", "OWNER")
+	output.Row(w, "SIZE", "INODES", "KIND", "NAME", "OWNER")
 	var bytes, inodes int64
 	for _, o := range all {
 		name, owners := o.Name, strings.Join(o.Owners, ", ")
@@ -61,8 +62,8 @@ func usageRows(w io.Writer, root string, all []owner) {
 		if owners == "" {
 			owners = "-"
 		}
-		row(w, human(o.Bytes), o.Inodes, o.Kind, oneLine(name, 40), oneLine(owners, 80))
+		output.Row(w, output.Size(o.Bytes), o.Inodes, o.Kind, output.OneLine(name, 40), output.OneLine(owners, 80))
 		bytes, inodes = bytes+o.Bytes, inodes+o.Inodes
 	}
-	row(w, human(bytes), inodes, "total", root, "")
+	output.Row(w, output.Size(bytes), inodes, "total", root, "")
 }

@@ -1,4 +1,4 @@
-package main
+package image
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	imagesv1 "github.com/coracle-project/coracle/api/images/v1"
+	"github.com/coracle-project/coracle/cmd/coracle/output"
 )
 
 func (i *images) mountCommand() *cobra.Command {
@@ -63,7 +64,7 @@ func (i *images) unmountCommand() *cobra.Command {
 }
 
 func (i *images) commitCommand() *cobra.Command {
-	var format output
+	var format output.Format
 	r := &imagesv1.CommitRequest{}
 	cmd := &cobra.Command{
 		Use:   "commit CONTAINER NAME",
@@ -83,7 +84,7 @@ paused: a file that it is writing just then may be caught half written.`,
 					return err
 				}
 				all := []picture{pictureOf(answer.GetImage())}
-				return format.print(cmd.OutOrStdout(), all, func(w io.Writer) { nameRows(w, all) })
+				return format.Print(cmd.OutOrStdout(), all, func(w io.Writer) { nameRows(w, all) })
 			})
 		},
 	}
@@ -91,6 +92,6 @@ paused: a file that it is writing just then may be caught half written.`,
 	f.StringVar(&r.Author, "author", "", "who made it, for the image's configuration")
 	f.StringVarP(&r.Comment, "message", "m", "", "what for, for the image's history")
 	f.StringArrayVarP(&r.Changes, "change", "c", nil, "instruction of a Dockerfile for the configuration: CMD, ENTRYPOINT, ENV, EXPOSE,\nLABEL, STOPSIGNAL, USER, VOLUME or WORKDIR; may be given again")
-	format.define(cmd)
+	format.Define(cmd)
 	return cmd
 }

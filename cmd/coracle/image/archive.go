@@ -1,4 +1,4 @@
-package main
+package image
 
 import (
 	"context"
@@ -12,6 +12,8 @@ import (
 	"github.com/spf13/cobra"
 
 	imagesv1 "github.com/coracle-project/coracle/api/images/v1"
+	"github.com/coracle-project/coracle/cmd/coracle/bar"
+	"github.com/coracle-project/coracle/cmd/coracle/output"
 )
 
 // pieceSize is how many bytes of an archive one message to the daemon has.
@@ -57,7 +59,7 @@ the layers' blobs were kept; else it is made again, which is said. Its id stays.
 				if err != nil {
 					return err
 				}
-				p := newProgress(cmd.ErrOrStderr(), "save")
+				p := bar.New(cmd.ErrOrStderr(), "save")
 				if format == "oci-dir" {
 					return receive(s, p, func(r io.Reader) error { return extractLayout(r, file) })
 				}
@@ -75,7 +77,7 @@ the layers' blobs were kept; else it is made again, which is said. Its id stays.
 
 func (i *images) loadCommand() *cobra.Command {
 	var file, name string
-	var format output
+	var format output.Format
 	cmd := &cobra.Command{
 		Use:   "load",
 		Short: "read images from an archive",
@@ -95,8 +97,8 @@ several platforms, this machine's is taken.`,
 					if err != nil {
 						return err
 					}
-					p := newProgress(cmd.ErrOrStderr(), "load")
-					p.total = size
+					p := bar.New(cmd.ErrOrStderr(), "load")
+					p.Total(size)
 					send := func(first bool, data []byte) error {
 						m := &imagesv1.LoadRequest{Data: data}
 						if first {
@@ -109,7 +111,7 @@ several platforms, this machine's is taken.`,
 					}
 					answer, err := s.CloseAndRecv()
 					for _, n := range answer.GetNotes() {
-						p.note(n)
+						p.Note(n)
 					}
 					return loaded(cmd, format, p, answer.GetImages(), err)
 				})
@@ -118,13 +120,13 @@ several platforms, this machine's is taken.`,
 	}
 	cmd.Flags().StringVarP(&file, "file", "f", "", "archive or directory to read, instead of standard input")
 	cmd.Flags().StringVar(&name, "name", "", "name of an image that the archive gives none")
-	format.define(cmd)
+	format.Define(cmd)
 	return cmd
 }
 
 func (i *images) importCommand() *cobra.Command {
 	var file, config string
-	var format output
+	var format output.Format
 	cmd := &cobra.Command{
 		Use:   "import NAME",
 		Short: "make an image of a root file system's tar archive",
@@ -146,8 +148,8 @@ as a JSON file as the OCI image specification has it.`,
 					if err != nil {
 						return err
 					}
-					p := newProgress(cmd.ErrOrStderr(), "import "+args[0])
-					p.total = size
+					p := bar.New(cmd.ErrOrStderr(), "import "+args[0])
+					p.Total(size)
 					send := func(first bool, data []byte) error {
 						m := &imagesv1.ImportRequest{Data: data}
 						if first {
@@ -166,7 +168,7 @@ as a JSON file as the OCI image specification has it.`,
 	}
 	cmd.Flags().StringVarP(&file, "file", "f", "", "archive to read, instead of standard input")
 	cmd.Flags().StringVar(&config, "config", "", "JSON file with the image's configuration")
-	format.define(cmd)
+	format.Define(cmd)
 	return cmd
 }
 
@@ -187,17 +189,17 @@ func readConfiguration(file string) ([]byte, error) {
 }
 
 // loaded ends load and import.
-func loaded(cmd *cobra.Command, format output, p *progress, images []*imagesv1.Image, err error) error {
+func loaded(cmd *cobra.Command, format output.Format, p *bar.Progress, images []*imagesv1.Image, err error) error {
 	if err != nil {
-		p.abort()
+		p.Abort()
 		return err
 	}
-	p.end()
+	p.End()
 	all := make([]picture, 0, len(images))
 	for _, m := range images {
 		all = append(all, pictureOf(m))
 	}
-	return format.print(cmd.OutOrStdout(), all, func(w io.Writer) { nameRows(w, all) })
+	return format.Print(cmd.OutOrStdout(), all, func(w io.Writer) { nameRows(w, all) })
 }
 
 func (i *images) exportCommand() *cobra.Command {
@@ -218,7 +220,7 @@ modes and extended attributes. Nothing else of the image is in it; see save.`,
 					return err
 				}
 				return i.toFile(cmd, file, func(w io.Writer) error {
-					return receive(s, newProgress(cmd.ErrOrStderr(), "export "+args[0]), func(r io.Reader) error {
+					return receive(s, bar.New(cmd.ErrOrStderr(), "export "+args[0]), func(r io.Reader) error {
 						_, err := io.Copy(w, r)
 						return err
 					})

@@ -1,4 +1,4 @@
-package main
+package image
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	imagesv1 "github.com/coracle-project/coracle/api/images/v1"
+	"github.com/coracle-project/coracle/cmd/coracle/output"
 )
 
 // treeImage is an image with who shares its layers.
@@ -27,7 +28,7 @@ type treeLayer struct {
 }
 
 func (i *images) treeCommand() *cobra.Command {
-	var format output
+	var format output.Format
 	cmd := &cobra.Command{
 		Use:   "tree [IMAGE...]",
 		Short: "show images' layers, who shares them, and what removing would free",
@@ -55,11 +56,11 @@ other image and no container needs.`,
 				if len(args) > 0 {
 					forest = slices.DeleteFunc(forest, func(t treeImage) bool { return !wanted[t.ID] })
 				}
-				return format.print(cmd.OutOrStdout(), forest, func(w io.Writer) { treeRows(w, forest) })
+				return format.Print(cmd.OutOrStdout(), forest, func(w io.Writer) { treeRows(w, forest) })
 			})
 		},
 	}
-	format.define(cmd)
+	format.Define(cmd)
 	return cmd
 }
 
@@ -87,7 +88,7 @@ func grow(all []picture) []treeImage {
 
 func treeRows(w io.Writer, forest []treeImage) {
 	for _, t := range forest {
-		row(w, strings.Join(t.Names, ", "), human(t.Bytes), "removing frees "+human(t.Frees))
+		output.Row(w, strings.Join(t.Names, ", "), output.Size(t.Bytes), "removing frees "+output.Size(t.Frees))
 		for i, l := range t.Layers {
 			branch := "├─ "
 			if i == len(t.Layers)-1 {
@@ -97,7 +98,7 @@ func treeRows(w io.Writer, forest []treeImage) {
 			if len(l.SharedWith) > 0 {
 				shared = fmt.Sprintf("shared with %s", strings.Join(l.SharedWith, ", "))
 			}
-			row(w, branch+short(l.DiffID), human(l.Bytes), shared)
+			output.Row(w, branch+short(l.DiffID), output.Size(l.Bytes), shared)
 		}
 	}
 }

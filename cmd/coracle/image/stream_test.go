@@ -1,4 +1,4 @@
-package main
+package image
 
 import (
 	"archive/tar"
@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	imagesv1 "github.com/coracle-project/coracle/api/images/v1"
+	"github.com/coracle-project/coracle/cmd/coracle/bar"
 	"github.com/coracle-project/coracle/cmd/coracle/daemon"
 )
 
@@ -48,7 +49,7 @@ func TestReceive(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var out bytes.Buffer
 			s := &recorded{[]*imagesv1.Chunk{{Total: 5, Notes: []string{"a note"}}, {Data: []byte("ab")}, {}, {Data: []byte("cde")}}, tc.end}
-			if err := receive(s, newProgress(&out, "test"), tc.read); !errors.Is(err, tc.want) {
+			if err := receive(s, bar.New(&out, "test"), tc.read); !errors.Is(err, tc.want) {
 				t.Errorf("error %v, want %v", err, tc.want)
 			}
 			if tc.want == nil && (!strings.Contains(out.String(), "test: a note\n") || !strings.Contains(out.String(), "test: 5B")) {
@@ -74,18 +75,18 @@ func TestTransmit(t *testing.T) {
 	for _, size := range []int{0, 1, pieceSize, 2*pieceSize + 1} {
 		var got bytes.Buffer
 		firsts := 0
-		err := transmit(iotest.HalfReader(bytes.NewReader(make([]byte, size))), newProgress(io.Discard, ""), collect(&got, &firsts, 1<<30))
+		err := transmit(iotest.HalfReader(bytes.NewReader(make([]byte, size))), bar.New(io.Discard, ""), collect(&got, &firsts, 1<<30))
 		if err != nil || got.Len() != size || firsts != 1 {
 			t.Errorf("%d bytes: %d arrive, %d first messages, %v", size, got.Len(), firsts, err)
 		}
 	}
 	var got bytes.Buffer
 	firsts := 0
-	if err := transmit(bytes.NewReader(make([]byte, 10*pieceSize)), newProgress(io.Discard, ""), collect(&got, &firsts, pieceSize)); err != nil {
+	if err := transmit(bytes.NewReader(make([]byte, 10*pieceSize)), bar.New(io.Discard, ""), collect(&got, &firsts, pieceSize)); err != nil {
 		t.Errorf("ended by the daemon: %v", err)
 	}
 	broken := errors.New("the disk is on fire")
-	if err := transmit(iotest.ErrReader(broken), newProgress(io.Discard, ""), collect(&got, &firsts, 1<<30)); !errors.Is(err, broken) {
+	if err := transmit(iotest.ErrReader(broken), bar.New(io.Discard, ""), collect(&got, &firsts, 1<<30)); !errors.Is(err, broken) {
 		t.Errorf("unreadable: %v", err)
 	}
 }
@@ -93,7 +94,7 @@ func TestTransmit(t *testing.T) {
 func TestToFile(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "out")
-	i, cmd := &images{daemon: daemon.New((&place{}).socket)}, &cobra.Command{}
+	i, cmd := &images{daemon: daemon.New(nil)}, &cobra.Command{}
 	put := func(text string, err error) error {
 		return i.toFile(cmd, file, func(w io.Writer) error { _, _ = io.WriteString(w, text); return err })
 	}

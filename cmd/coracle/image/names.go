@@ -1,4 +1,4 @@
-package main
+package image
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	imagesv1 "github.com/coracle-project/coracle/api/images/v1"
+	"github.com/coracle-project/coracle/cmd/coracle/output"
 )
 
 func (i *images) tagCommand() *cobra.Command {
@@ -41,16 +42,16 @@ type removal struct {
 
 func (r *removal) rows(w io.Writer) {
 	for _, n := range r.Untagged {
-		row(w, "untagged", n)
+		output.Row(w, "untagged", n)
 	}
 	for _, n := range r.Deleted {
-		row(w, "deleted", n)
+		output.Row(w, "deleted", n)
 	}
-	row(w, "freed", human(r.Freed))
+	output.Row(w, "freed", output.Size(r.Freed))
 }
 
 func (i *images) removeCommand() *cobra.Command {
-	var format output
+	var format output.Format
 	cmd := &cobra.Command{
 		Use:     "remove IMAGE...",
 		Aliases: []string{"rm"},
@@ -75,16 +76,16 @@ names. Containers that run from it go on; their layers go with the last of them.
 					}
 					done.Freed += r.GetFreed()
 				}
-				return format.print(cmd.OutOrStdout(), done, done.rows)
+				return format.Print(cmd.OutOrStdout(), done, done.rows)
 			})
 		},
 	}
-	format.define(cmd)
+	format.Define(cmd)
 	return cmd
 }
 
 func (i *images) pruneCommand() *cobra.Command {
-	var format output
+	var format output.Format
 	var all, yes bool
 	cmd := &cobra.Command{
 		Use:   "prune",
@@ -110,12 +111,12 @@ nothing needs, with --all also those kept for a day of images that damage has lo
 					done.Untagged = append(done.Untagged, m.GetTags()...)
 					done.Deleted = append(done.Deleted, m.GetId())
 				}
-				return format.print(cmd.OutOrStdout(), done, done.rows)
+				return format.Print(cmd.OutOrStdout(), done, done.rows)
 			})
 		},
 	}
 	cmd.Flags().BoolVarP(&all, "all", "a", false, "also images that have tags")
 	cmd.Flags().BoolVarP(&yes, "yes", "y", false, "do not make sure that --all is meant")
-	format.define(cmd)
+	format.Define(cmd)
 	return cmd
 }

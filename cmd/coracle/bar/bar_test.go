@@ -1,4 +1,4 @@
-package main
+package bar
 
 import (
 	"bytes"
@@ -12,10 +12,10 @@ import (
 func TestBar(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer
-		p := newProgress(&out, "pull registry.example/app:2")
+		p := New(&out, "pull registry.example/app:2")
 		p.width = 80
 		for done := range int64(101) {
-			p.at(done*1e6, 100e6)
+			p.At(done*1e6, 100e6)
 			time.Sleep(20 * time.Millisecond)
 		}
 		drawn := strings.Split(out.String(), "\r\x1b[J")
@@ -31,8 +31,8 @@ func TestBar(t *testing.T) {
 			t.Errorf("in the middle: %q", middle)
 		}
 		out.Reset()
-		p.note("a note")
-		p.end()
+		p.Note("a note")
+		p.End()
 		if out.String() != "\r\x1b[Jpull registry.example/app:2: a note\npull registry.example/app:2: 100MB, 49.5MB/s\n" {
 			t.Errorf("at the end: %q", out.String())
 		}
@@ -49,15 +49,15 @@ func TestBar(t *testing.T) {
 func TestPartsOfBar(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer
-		p := newProgress(&out, "pull app")
+		p := New(&out, "pull app")
 		p.width, p.height = 60, 24
-		p.part(1, part{name: "bbbb", total: 20e6})
-		p.part(0, part{name: "aaaa", done: 1, total: 10e6})
+		p.Part(1, Part{Name: "bbbb", Total: 20e6})
+		p.Part(0, Part{Name: "aaaa", Done: 1, Total: 10e6})
 		time.Sleep(time.Second)
-		p.part(0, part{name: "aaaa", done: 5e6, total: 10e6})
-		p.part(2, part{name: "cccc", done: 1e6, total: 1e6, complete: true})
-		p.part(3, part{name: "dddd", done: 2e6, total: 2e6})
-		p.at(8e6, 33e6)
+		p.Part(0, Part{Name: "aaaa", Done: 5e6, Total: 10e6})
+		p.Part(2, Part{Name: "cccc", Done: 1e6, Total: 1e6, Complete: true})
+		p.Part(3, Part{Name: "dddd", Done: 2e6, Total: 2e6})
+		p.At(8e6, 33e6)
 		lines := strings.Split(out.String(), "\n")
 		if len(lines) != 5 {
 			t.Fatalf("drawn: %q", lines)
@@ -79,7 +79,7 @@ func TestPartsOfBar(t *testing.T) {
 			t.Errorf("low: %q", out.String())
 		}
 		out.Reset()
-		p.end()
+		p.End()
 		if !strings.HasPrefix(out.String(), "\r\x1b[2A\x1b[Jpull app: ") {
 			t.Errorf("at the end: %q", out.String())
 		}
@@ -90,12 +90,12 @@ func TestPartsOfBar(t *testing.T) {
 func TestPlainProgress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer
-		p := newProgress(&out, "load")
+		p := New(&out, "load")
 		for range 60 {
-			p.add(1e6)
+			p.Add(1e6)
 			time.Sleep(200 * time.Millisecond)
 		}
-		p.end()
+		p.End()
 		if lines := strings.Split(strings.TrimSpace(out.String()), "\n"); len(lines) != 3 || lines[2] != "load: 60MB, 5MB/s" || strings.Contains(out.String(), "\x1b") {
 			t.Errorf("said %q", out.String())
 		}

@@ -1,4 +1,5 @@
-package main
+// Package image has the commands below `coracle image`.
+package image
 
 import (
 	"context"
@@ -14,8 +15,9 @@ import (
 // images is what the commands below `coracle image` share: where the daemon is.
 type images struct{ daemon *daemon.Daemon }
 
-func imageCommand(p *place) *cobra.Command {
-	i := &images{daemon: daemon.New(p.socket)}
+// Command returns `coracle image`. program finds another program of ours.
+func Command(socket func() string, program func(name string) (path string, err error)) *cobra.Command {
+	i := &images{daemon: daemon.New(socket)}
 	cmd := &cobra.Command{
 		Use:   "image",
 		Short: "images: pull, push, look into, build, move, remove",
@@ -36,7 +38,7 @@ app@sha256:…) or by its id or the beginning of it, six digits at least.`,
 		i.listCommand(), i.inspectCommand(), i.historyCommand(), i.treeCommand(), i.usageCommand(),
 		i.tagCommand(), i.removeCommand(), i.pruneCommand(), i.pullCommand(), i.pushCommand(),
 		i.saveCommand(), i.loadCommand(), i.importCommand(), i.exportCommand(),
-		i.mountCommand(), i.unmountCommand(), i.commitCommand(), buildCommand(), i.verifyCommand(),
+		i.mountCommand(), i.unmountCommand(), i.commitCommand(), buildCommand(program), i.verifyCommand(),
 	)
 	return cmd
 }
@@ -50,7 +52,7 @@ func (i *images) call(cmd *cobra.Command, work func(ctx context.Context, c image
 
 // completeNames offers the names of the images that are there.
 func (i *images) completeNames(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
-	ctx, cancel := context.WithTimeout(cmd.Context(), completion)
+	ctx, cancel := context.WithTimeout(cmd.Context(), daemon.CompletionLimit)
 	defer cancel()
 	cmd.SetContext(ctx)
 	var names []string
