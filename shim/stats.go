@@ -7,7 +7,7 @@ import (
 	v1 "github.com/containerd/cgroups/v3/cgroup1/stats"
 	v2 "github.com/containerd/cgroups/v3/cgroup2/stats"
 	task "github.com/containerd/containerd/api/runtime/task/v3"
-	"golang.org/x/sys/unix"
+	"github.com/opencontainers/cgroups"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
@@ -30,7 +30,7 @@ func (s *Service) Stats(ctx context.Context, r *task.StatsRequest) (*task.StatsR
 		return nil, fmt.Errorf("stats of container %s: %w", c.id, err)
 	}
 	var m proto.Message = metricsV1(st)
-	if unified() {
+	if cgroups.IsCgroup2UnifiedMode() {
 		m = metricsV2(st)
 	}
 	b, err := proto.Marshal(m)
@@ -39,11 +39,6 @@ func (s *Service) Stats(ctx context.Context, r *task.StatsRequest) (*task.StatsR
 	}
 	// containerd's type URLs are bare message names.
 	return &task.StatsResponse{Stats: &anypb.Any{TypeUrl: string(m.ProtoReflect().Descriptor().FullName()), Value: b}}, nil
-}
-
-func unified() bool {
-	var st unix.Statfs_t
-	return unix.Statfs("/sys/fs/cgroup", &st) == nil && st.Type == unix.CGROUP2_SUPER_MAGIC
 }
 
 func metricsV1(s runtime.Stats) *v1.Metrics {
