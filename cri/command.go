@@ -14,8 +14,9 @@ import (
 	utilexec "k8s.io/utils/exec"
 )
 
-// exec and attach, the remote command protocol, over WebSocket (websocket.go) and SPDY (spdy.go). The stream
-// library speaks it too, but up to version 4 only, and keeps whatever a client sends as a terminal's size.
+// exec and attach, the remote command protocol, over WebSocket (websocket.go) and SPDY (spdy.go).
+// The stream library speaks it too, but up to version 4 only, and keeps whatever a client sends as
+// a terminal's size.
 
 // command is what a stream is for: it copies until the command or the client has ended.
 type command func(ctx context.Context, in io.Reader, out, errOut io.WriteCloser, resize <-chan remotecommand.TerminalSize) error
@@ -46,7 +47,8 @@ func serveCommand(w http.ResponseWriter, r *http.Request, o remotecommand.Option
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	var running sync.WaitGroup
-	// Nothing else tells that the client is gone while the command prints nothing: it must not go on for no one.
+	// Nothing else tells that the client is gone while the command prints nothing: it must not go
+	// on for no one.
 	running.Go(func() {
 		select {
 		case <-s.gone:
@@ -85,7 +87,8 @@ func (s *session) end(err error) {
 	}
 }
 
-// maxSize bounds a terminal's size as JSON, in bytes: a client's endless value must not fill the memory.
+// maxSize bounds a terminal's size as JSON, in bytes: a client's endless value must not fill the
+// memory.
 const maxSize = 1 << 10
 
 // readSizes passes the terminal's sizes on until the stream or ctx ends.

@@ -166,7 +166,8 @@ func TestContainerConfigRejections(t *testing.T) {
 	}
 }
 
-// Upstream's kubelet sends image_sub_path with every mount that has a subPath: without an image it says nothing.
+// Upstream's kubelet sends image_sub_path with every mount that has a subPath: without an image it
+// says nothing.
 func TestImageSubPathWithoutImage(t *testing.T) {
 	c := fullContainerConfig()
 	c.Mounts = []*runtimeapi.Mount{{ContainerPath: "/x", HostPath: "/y", ImageSubPath: "sub"}}

@@ -65,7 +65,8 @@ func env(in []*runtimeapi.KeyValue) ([][2]string, error) {
 		if key == "" || strings.ContainsAny(key, "=\x00") || strings.Contains(val, "\x00") {
 			return nil, invalid("config.envs", "%q is not a variable", key)
 		}
-		// The OCI configuration is JSON, which cannot hold other bytes: they would be replaced without a word.
+		// The OCI configuration is JSON, which cannot hold other bytes: they would be replaced
+		// without a word.
 		if !utf8.ValidString(val) {
 			return nil, invalid("config.envs", "the value of %s is not UTF-8; encode it (base64), or mount it as a file", key)
 		}

@@ -35,9 +35,9 @@ func signalNumber(name string) runtimeapi.Signal {
 	return runtimeapi.Signal(runtimeapi.Signal_value[signalPrefix+wireSpelling.Replace(name)])
 }
 
-// stopSignal is the signal that stops a container: under the name that was asked for, which may be one of
-// two for the same signal, else by the number that the image, or no one, has chosen. The kubelet takes the
-// default for a runtime that cannot tell.
+// stopSignal is the signal that stops a container: under the name that was asked for, which may be
+// one of two for the same signal, else by the number that the image, or no one, has chosen. The
+// kubelet takes the default for a runtime that cannot tell.
 func stopSignal(c *pod.Container) runtimeapi.Signal {
 	if c.Config.StopSignal != "" {
 		return signalNumber(c.Config.StopSignal)

@@ -13,11 +13,13 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// A kubelet asks for all pods and containers once a second, and few of them have changed since. So each is encoded
-// once for each state that it is in (pod.Manager keeps the bytes), and a list is put together from these: a third of
-// the time that encoding a thousand containers took, and next to no garbage.
+// A kubelet asks for all pods and containers once a second, and few of them have changed since. So
+// each is encoded once for each state that it is in (pod.Manager keeps the bytes), and a list is
+// put together from these: a third of the time that encoding a thousand containers took, and next
+// to no garbage.
 
-// encodedList is an answer that is a list, such as ListContainersResponse: its items as encodeItem makes them.
+// encodedList is an answer that is a list, such as ListContainersResponse: its items as encodeItem
+// makes them.
 type encodedList [][]byte
 
 // itemsField is the number of the only field that such answers have (a test sees to that).
@@ -56,8 +58,8 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 	return mem.BufferSlice{mem.NewBuffer(buf, pool)}, nil
 }
 
-// runtimeService is CRI's description of the service, but for the methods whose answers are encoded lists: the
-// generated ones can only return messages.
+// runtimeService is CRI's description of the service, but for the methods whose answers are encoded
+// lists: the generated ones can only return messages.
 func runtimeService() *grpc.ServiceDesc {
 	d := runtimeapi.RuntimeService_ServiceDesc
 	d.Methods = slices.Clone(d.Methods)

@@ -71,7 +71,8 @@ func TestListsThatFail(t *testing.T) {
 	if status.Code(err) != codes.Unavailable {
 		t.Errorf("error %v", err)
 	}
-	// A name that is no text (protobuf's strings are UTF-8) is an error too, and not an answer that no one can read.
+	// A name that is no text (protobuf's strings are UTF-8) is an error too, and not an answer that
+	// no one can read.
 	bad := aContainer()
 	bad.Config.Name = "\xff"
 	e = serve(t, &double{containers: []pod.Container{bad}})

@@ -38,7 +38,8 @@ type request struct {
 	whole  proto.Message
 }
 
-// requests has one for every method of both services: the whole one, or one in which every field has a value.
+// requests has one for every method of both services: the whole one, or one in which every field
+// has a value.
 func requests(t testing.TB) []request {
 	t.Helper()
 	set := map[protoreflect.FullName]proto.Message{}
@@ -87,8 +88,8 @@ func fill(m protoreflect.Message) {
 	}
 }
 
-// TestSpoiltRequests: whatever is in a field of any request, the answer is one of the caller's faults or
-// success, never ours.
+// TestSpoiltRequests: whatever is in a field of any request, the answer is one of the caller's
+// faults or success, never ours.
 func TestSpoiltRequests(t *testing.T) {
 	e := serve(t, hostileDouble(), func(_ *Config, d *Deps) { d.Worked = nil })
 	for _, r := range requests(t) {

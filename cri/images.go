@@ -154,7 +154,8 @@ func imageUser(user string) (*runtimeapi.Int64Value, string) {
 	if name == "" {
 		return &runtimeapi.Int64Value{Value: 0}, ""
 	}
-	// A number beyond int64 goes as a name, which the kubelet cannot verify: no container can have either.
+	// A number beyond int64 goes as a name, which the kubelet cannot verify: no container can have
+	// either.
 	if uid, err := strconv.ParseInt(name, 10, 64); err == nil {
 		return &runtimeapi.Int64Value{Value: uid}, ""
 	}

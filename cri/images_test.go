@@ -185,7 +185,8 @@ func TestImageUser(t *testing.T) {
 		"1000:50":   {int64p(1000), ""},
 		"www":       {nil, "www"},
 		"www:users": {nil, "www"},
-		// No container can have these (userdb.Numeric), and the kubelet refuses a name it cannot verify.
+		// No container can have these (userdb.Numeric), and the kubelet refuses a name it cannot
+		// verify.
 		"4294967296":          {int64p(1 << 32), ""},
 		"9223372036854775808": {nil, "9223372036854775808"},
 	} {

@@ -45,8 +45,9 @@ func (s *service) RemovePodSandbox(ctx context.Context, r *runtimeapi.RemovePodS
 	return &runtimeapi.RemovePodSandboxResponse{}, nil
 }
 
-// PodSandboxStatus reports one pod and its containers from memory. A kubelet with evented PLEG decides by the timestamp
-// whether this or an event is newer (KEP 3386): it is taken first, so that it never claims more than what was read.
+// PodSandboxStatus reports one pod and its containers from memory. A kubelet with evented PLEG
+// decides by the timestamp whether this or an event is newer (KEP 3386): it is taken first, so that
+// it never claims more than what was read.
 func (s *service) PodSandboxStatus(_ context.Context, r *runtimeapi.PodSandboxStatusRequest) (*runtimeapi.PodSandboxStatusResponse, error) {
 	if err := required("pod_sandbox_id", r.GetPodSandboxId()); err != nil {
 		return nil, err

@@ -183,8 +183,8 @@ func TestPodSandboxStatus(t *testing.T) {
 	}
 }
 
-// A kubelet with evented PLEG takes the containers from here, and compares the timestamp with those of events: it must
-// not be later than what was read.
+// A kubelet with evented PLEG takes the containers from here, and compares the timestamp with those
+// of events: it must not be later than what was read.
 func TestPodSandboxStatusHasItsContainers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &double{pods: []pod.Pod{aPod()}, containers: []pod.Container{aContainer()}, images: []image.Image{anImage()}}

@@ -24,8 +24,8 @@ func TestSignalsSurviveTheWayBack(t *testing.T) {
 	}
 }
 
-// The kubelet takes the default for a runtime that cannot tell: the image's signal, and SIGTERM where no one has said
-// anything, were reported as that.
+// The kubelet takes the default for a runtime that cannot tell: the image's signal, and SIGTERM
+// where no one has said anything, were reported as that.
 func TestStopSignalThatWasNotAskedFor(t *testing.T) {
 	for n, want := range map[syscall.Signal]runtimeapi.Signal{
 		syscall.SIGTERM: runtimeapi.Signal_SIGNAL_SIGTERM,

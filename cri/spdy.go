@@ -28,7 +28,8 @@ type spdyStreams struct {
 	done  bool // all is closed
 }
 
-// openSPDY returns nil if the client has been told that it cannot be, or has not opened its streams in time.
+// openSPDY returns nil if the client has been told that it cannot be, or has not opened its streams
+// in time.
 func openSPDY(w http.ResponseWriter, r *http.Request, o remotecommand.Options) *session {
 	protocol, err := httpstream.Handshake(r, w, remotecommand.SupportedStreamingProtocols)
 	if err != nil {
@@ -79,8 +80,8 @@ func openSPDY(w http.ResponseWriter, r *http.Request, o remotecommand.Options) *
 	return out
 }
 
-// opened takes a stream that the client has opened; with an error it is reset. replied is closed when the
-// answer is on its way: before that the connection must not be closed.
+// opened takes a stream that the client has opened; with an error it is reset. replied is closed
+// when the answer is on its way: before that the connection must not be closed.
 func (s *spdyStreams) opened(stream httpstream.Stream, replied <-chan struct{}) error {
 	kind := stream.Headers().Get(remotecommand.StreamType)
 	s.mu.Lock()

@@ -14,8 +14,8 @@ import (
 	"github.com/coracle-project/coracle/pod"
 )
 
-// vastSize is a terminal's size that takes a megabyte: who keeps all of it before looking at it can be made to keep
-// anything.
+// vastSize is a terminal's size that takes a megabyte: who keeps all of it before looking at it can
+// be made to keep anything.
 var vastSize = `{"Width":80,` + strings.Repeat(" ", 1<<20) + `"Height":24}`
 
 // TestVastSizeIsNotKept, in any version, and the command goes on.
@@ -105,7 +105,8 @@ func TestStatusOverOldSPDY(t *testing.T) {
 	}
 }
 
-// TestStreamsThatNobodyAskedFor are refused, and so are second ones; the command runs with those that it should have.
+// TestStreamsThatNobodyAskedFor are refused, and so are second ones; the command runs with those
+// that it should have.
 func TestStreamsThatNobodyAskedFor(t *testing.T) {
 	e := serve(t, &double{exec: func(_ context.Context, r pod.ExecRequest) (int32, error) {
 		_, err := io.Copy(r.Streams.Stdout, r.Streams.Stdin)

@@ -76,8 +76,8 @@ func snapshotPlaces(store, layer string) []place {
 	}
 }
 
-// classify says what a path below the root directory, "" for itself, is counted for: by the place that it
-// is in, or else by its first directory, those of the stores one deeper.
+// classify says what a path below the root directory, "" for itself, is counted for: by the place
+// that it is in, or else by its first directory, those of the stores one deeper.
 func classify(name string) (kind, sum, id string) {
 	for _, p := range places {
 		if rest, ok := strings.CutPrefix(name, p.dir+"/"); ok {

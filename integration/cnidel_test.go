@@ -14,7 +14,8 @@ import (
 	"github.com/coracle-project/coracle/internal/testkit"
 )
 
-// forgetful is a CNI plugin whose DEL fails so many times. It tells each time in a FIFO what it did.
+// forgetful is a CNI plugin whose DEL fails so many times. It tells each time in a FIFO what it
+// did.
 const forgetful = `#!/bin/sh
 case $CNI_COMMAND in
 ADD) echo '{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"'$CNI_NETNS'"}],"ips":[{"interface":0,"address":"192.0.2.7/24"}]}' ;;
@@ -30,8 +31,8 @@ VERSION) echo '{"cniVersion":"1.0.0","supportedVersions":["1.0.0"]}' ;;
 esac
 `
 
-// A pod whose plugin does not let go of it goes, and DEL is tried again until it succeeds, by the next coracled
-// if this one dies.
+// A pod whose plugin does not let go of it goes, and DEL is tried again until it succeeds, by the
+// next coracled if this one dies.
 func TestCNIDelIsTriedUntilItSucceeds(t *testing.T) {
 	dir := t.TempDir()
 	const failures = 4

@@ -10,8 +10,8 @@ import (
 	"github.com/coracle-project/coracle/internal/testkit"
 )
 
-// The Debian package can be installed, installed again, removed and purged; an administrator's settings
-// stay until the last, and nothing does after it.
+// The Debian package can be installed, installed again, removed and purged; an administrator's
+// settings stay until the last, and nothing does after it.
 func TestDebianPackage(t *testing.T) {
 	bin := filepath.Dir(testkit.Bin(t, "coracled"))
 	dir := t.TempDir()

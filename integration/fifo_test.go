@@ -12,8 +12,9 @@ import (
 	"github.com/coracle-project/coracle/internal/testkit"
 )
 
-// A container's standard streams are FIFOs of the host's, which it may chmod and chown as it may its own files. No other
-// user of the host gets to them by that, its streams go on whatever is killed, and nothing else of the host's changes.
+// A container's standard streams are FIFOs of the host's, which it may chmod and chown as it may
+// its own files. No other user of the host gets to them by that, its streams go on whatever is
+// killed, and nothing else of the host's changes.
 func TestAttackFIFOs(t *testing.T) {
 	n := newNode(t, testkit.Options{})
 	n.pull("busybox")

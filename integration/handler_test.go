@@ -120,8 +120,8 @@ func TestStatusOfHandlers(t *testing.T) {
 	}
 }
 
-// TestHandlerSnapshotter: a handler's containers have roots of its own driver, of layers that a pull for it has copied
-// there; they survive the daemon, and all of it goes with the image.
+// TestHandlerSnapshotter: a handler's containers have roots of its own driver, of layers that a
+// pull for it has copied there; they survive the daemon, and all of it goes with the image.
 func TestHandlerSnapshotter(t *testing.T) {
 	n := newNode(t, testkit.Options{Config: "[runtime.handler.copied]\nruntime = \"coracle\"\nsnapshotter = \"native\"\n"})
 	ref := testRef("busybox")

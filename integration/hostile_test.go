@@ -22,8 +22,9 @@ func ours(err error) bool {
 	return false
 }
 
-// below has a path of the host that the runtime makes, or looks through, for the caller lie below dir, where the test can
-// take it away. Those that are no absolute paths, and those that lead out again, are left as they are: they have to be refused.
+// below has a path of the host that the runtime makes, or looks through, for the caller lie below
+// dir, where the test can take it away. Those that are no absolute paths, and those that lead out
+// again, are left as they are: they have to be refused.
 func below(dir, path string) string {
 	if !strings.HasPrefix(path, "/") || strings.Contains(path, "..") || strings.HasPrefix(path, dir) {
 		return path
@@ -112,7 +113,8 @@ func TestSpoiltContainers(t *testing.T) {
 	p.remove()
 }
 
-// Calls about a container that runs, with one field spoilt each: it goes on, and nothing of them stays.
+// Calls about a container that runs, with one field spoilt each: it goes on, and nothing of them
+// stays.
 func TestSpoiltCallsAboutAContainer(t *testing.T) {
 	n := newNode(t, testkit.Options{LogLevel: "error"})
 	n.pull("busybox")

@@ -15,8 +15,9 @@ import (
 	"github.com/coracle-project/coracle/internal/testkit"
 )
 
-// hangingDir is a file system whose server answers nothing but that it is there, as one on the network does whose
-// server is gone. asked is sent a value for each request; release fails all of them, and those to come.
+// hangingDir is a file system whose server answers nothing but that it is there, as one on the
+// network does whose server is gone. asked is sent a value for each request; release fails all of
+// them, and those to come.
 func hangingDir(t *testing.T) (dir string, asked <-chan struct{}, release func()) {
 	t.Helper()
 	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
@@ -73,9 +74,9 @@ func initReply(unique uint64) []byte {
 	return b
 }
 
-// A volume whose file system hangs is the trouble of the container that wants it: no one else waits, neither other
-// pods nor other containers of its pod nor any list; the call can be given up, and when the file system
-// is gone or back, all goes on, with nothing left.
+// A volume whose file system hangs is the trouble of the container that wants it: no one else
+// waits, neither other pods nor other containers of its pod nor any list; the call can be given up,
+// and when the file system is gone or back, all goes on, with nothing left.
 func TestHungMount(t *testing.T) {
 	n := newNode(t, testkit.Options{})
 	n.pull("busybox")

@@ -152,8 +152,9 @@ func TestPullTogether(t *testing.T) {
 	}
 }
 
-// What images are said to take is what their files do, to the byte: blobs, layers with their records, and their copies.
-// The root is a tmpfs: others may take more for a file once they have written it to a disk.
+// What images are said to take is what their files do, to the byte: blobs, layers with their
+// records, and their copies. The root is a tmpfs: others may take more for a file once they have
+// written it to a disk.
 func TestImageUsage(t *testing.T) {
 	n := newNode(t, testkit.Options{
 		RootSize: "400m",

@@ -34,7 +34,8 @@ const (
 	kubeletNode = "kubelet-node"
 	// kubeletIP is the node's address: kubelets do not take one of the loopback's.
 	kubeletIP = "10.99.0.1"
-	// kubeletPatience bounds what a test waits for: the kubelet looks at some things once a minute only.
+	// kubeletPatience bounds what a test waits for: the kubelet looks at some things once a minute
+	// only.
 	kubeletPatience = 3 * time.Minute
 )
 
@@ -154,9 +155,9 @@ func (k *kubelet) stop(t *testing.T) {
 	}
 }
 
-// furnishForKubelet gives the kubelet a machine of its own: the directories whose paths are fixed in it,
-// files in the place of the kernel's settings that it would change, an address, and the cgroups that it
-// starts from.
+// furnishForKubelet gives the kubelet a machine of its own: the directories whose paths are fixed
+// in it, files in the place of the kernel's settings that it would change, an address, and the
+// cgroups that it starts from.
 func furnishForKubelet(t *testing.T, n *node, dir string) {
 	t.Helper()
 	over := map[string]string{}
@@ -254,7 +255,8 @@ func (k *kubelet) pods() (map[string]map[string]any, error) {
 	return pods, nil
 }
 
-// field is a value at a path like "status.containerStatuses.0.restartCount", as text; empty if there is none.
+// field is a value at a path like "status.containerStatuses.0.restartCount", as text; empty if
+// there is none.
 func field(o any, path string) string {
 	for key := range strings.SplitSeq(path, ".") {
 		switch v := o.(type) {
@@ -333,8 +335,8 @@ func (k *kubelet) until(ok func() error) error {
 	}
 }
 
-// noLeaksOfKubelet is noLeaks for what a kubelet had run: images stay, as they do on a node, and so do the
-// cgroups of the classes of pods.
+// noLeaksOfKubelet is noLeaks for what a kubelet had run: images stay, as they do on a node, and so
+// do the cgroups of the classes of pods.
 func (k *kubelet) noLeaks(t *testing.T) func() {
 	t.Helper()
 	k.n.pull("busybox")
@@ -375,8 +377,8 @@ spec:
     readinessProbe: {exec: {command: ["true"]}, periodSeconds: 1, timeoutSeconds: 10}
 `
 
-// shows says in how far the kubelet does not show at path of a pod's object what the regular expression
-// matches.
+// shows says in how far the kubelet does not show at path of a pod's object what the regular
+// expression matches.
 func (k *kubelet) shows(pod, path, want string) error {
 	re, err := regexp.Compile(want)
 	if err != nil {

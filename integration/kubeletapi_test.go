@@ -24,9 +24,10 @@ import (
 	"github.com/coracle-project/coracle/internal/testkit"
 )
 
-// TestKubeletWithAPIServer: upstream's kubelet on coracled, with Coracle's API server, scheduler and
-// controllers; kubectl says what is wanted, as the scripts of testdata/kubelet/api do: in-place resize, ephemeral
-// containers, exec, logs and port-forward, objects mounted into pods, Deployments.
+// TestKubeletWithAPIServer: upstream's kubelet on coracled, with Coracle's API server, scheduler
+// and controllers; kubectl says what is wanted, as the scripts of testdata/kubelet/api do: in-place
+// resize, ephemeral containers, exec, logs and port-forward, objects mounted into pods,
+// Deployments.
 func TestKubeletWithAPIServer(t *testing.T) {
 	n := newNode(t, testkit.Options{LogLevel: "info"})
 	addKubeletIP(t)
@@ -104,8 +105,8 @@ func startControlPlane(t *testing.T) *controlPlane {
 	return c
 }
 
-// serving makes a certificate for the kubelet, signed by the API server's authority: without it exec and
-// logs are refused.
+// serving makes a certificate for the kubelet, signed by the API server's authority: without it
+// exec and logs are refused.
 func (c *controlPlane) serving(t *testing.T) string {
 	t.Helper()
 	pki := filepath.Join(c.dir, "root", "pki")
@@ -147,8 +148,9 @@ func (c *controlPlane) tryKubectl(args ...string) (string, error) {
 	return string(out), err
 }
 
-// namespace gives a script a namespace of its name, which is gone with all that is in it when it ends. In it
-// kubectl acts there, $NODE is the node, and `expand FILE` replaces variables in a file.
+// namespace gives a script a namespace of its name, which is gone with all that is in it when it
+// ends. In it kubectl acts there, $NODE is the node, and `expand FILE` replaces variables in a
+// file.
 func (c *controlPlane) namespace(env *testscript.Env) error {
 	name := strings.TrimPrefix(filepath.Base(env.WorkDir), "script-")
 	data, err := os.ReadFile(c.kubeconfig)

@@ -63,13 +63,15 @@ var churnKinds = []struct{ spec, path, want string }{
 	},
 }
 
-// TestKubeletChurn: pods come and go, many at once, and nothing of them is left: no mount, namespace, cgroup,
-// process, file, address or descriptor, and in coracled no goroutine and no memory. Not with evented PLEG: when its
-// channel is full, the kubelet (1.36) calls itself unhealthy, stops reading the channel, and never recovers.
+// TestKubeletChurn: pods come and go, many at once, and nothing of them is left: no mount,
+// namespace, cgroup, process, file, address or descriptor, and in coracled no goroutine and no
+// memory. Not with evented PLEG: when its channel is full, the kubelet (1.36) calls itself
+// unhealthy, stops reading the channel, and never recovers.
 func TestKubeletChurn(t *testing.T) {
 	n := newNode(t, testkit.Options{LogLevel: "warn", Config: fmt.Sprintf("[metrics]\naddress = %q\n", metricsAddress)})
 	k := startKubelet(t, n, kubeletOptions{})
-	// A first wave makes what is made for as many pods as there ever are at once: the heap, tables, connections.
+	// A first wave makes what is made for as many pods as there ever are at once: the heap, tables,
+	// connections.
 	k.wave(t, "warm")
 	k.clear(t, "warm")
 	check := k.noLeaks(t)
@@ -96,7 +98,8 @@ func TestKubeletChurn(t *testing.T) {
 	check()
 }
 
-// wave gives the kubelet so many manifests at once, and waits until each pod has been through what it is for.
+// wave gives the kubelet so many manifests at once, and waits until each pod has been through what
+// it is for.
 func (k *kubelet) wave(t *testing.T, wave string) {
 	t.Helper()
 	for i := range churnWave {

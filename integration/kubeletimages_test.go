@@ -18,8 +18,8 @@ import (
 	"github.com/coracle-project/coracle/internal/testkit/ociimage"
 )
 
-// TestKubeletEvictsImages: when the disk of the images is nearly full, the kubelet removes those that no one uses,
-// and leaves pods and their images alone.
+// TestKubeletEvictsImages: when the disk of the images is nearly full, the kubelet removes those
+// that no one uses, and leaves pods and their images alone.
 func TestKubeletEvictsImages(t *testing.T) {
 	const (
 		disk  = "600m"

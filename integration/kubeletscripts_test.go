@@ -15,8 +15,8 @@ import (
 	"github.com/coracle-project/coracle/internal/testkit"
 )
 
-// kubeletCommands are those of scripts about static pods. In a script $BUSYBOX is an image, and $WORK a
-// directory that pods can be given; files may use both. A pod is named by its manifest.
+// kubeletCommands are those of scripts about static pods. In a script $BUSYBOX is an image, and
+// $WORK a directory that pods can be given; files may use both. A pod is named by its manifest.
 //
 //	pod FILE              gives the kubelet a manifest
 //	nopod FILE            takes it away, and waits until nothing of the pod is left

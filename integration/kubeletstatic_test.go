@@ -9,8 +9,9 @@ import (
 	"github.com/coracle-project/coracle/internal/testkit"
 )
 
-// TestKubeletStaticPods: a kubelet without an API server runs the static pods of testdata/kubelet/static,
-// and learns of what happens to them from lists, or from the runtime's events. It leaves nothing.
+// TestKubeletStaticPods: a kubelet without an API server runs the static pods of
+// testdata/kubelet/static, and learns of what happens to them from lists, or from the runtime's
+// events. It leaves nothing.
 func TestKubeletStaticPods(t *testing.T) {
 	configs := map[string]string{"generic PLEG": "", "evented PLEG": "featureGates: {EventedPLEG: true}\n"}
 	if os.Getenv("KUBELET_VERSION") != "" {

@@ -91,7 +91,8 @@ func TestLazyKilledAtEachFaultPoint(t *testing.T) {
 	}
 }
 
-// end reads a file of a layer that is unpacked now, which the registry has no part in any more, and removes all.
+// end reads a file of a layer that is unpacked now, which the registry has no part in any more, and
+// removes all.
 func (r *lazyRig) end(p *pod, c *container, file int) {
 	p.n.t.Helper()
 	r.spoil(func(*http.Request) faultproxy.Fault { return faultproxy.Fault{Reset: true} })
@@ -128,8 +129,8 @@ func TestLazyKilledWhileReading(t *testing.T) {
 	p.remove()
 }
 
-// With the keeper and the process gone at once no one has the mount any more: what runs from it ends or
-// gets errors and can be taken down, and the layer is pulled again.
+// With the keeper and the process gone at once no one has the mount any more: what runs from it
+// ends or gets errors and can be taken down, and the layer is pulled again.
 func TestLazyLost(t *testing.T) {
 	r := newLazyRig(t)
 	n := r.node(t, testkit.Options{NoSupervise: true})

@@ -278,7 +278,8 @@ func oddFiles() []ociimage.File {
 	)
 }
 
-// layerFiles describes all that is in a layer, markers too. A whiteout's time is that of its making.
+// layerFiles describes all that is in a layer, markers too. A whiteout's time is that of its
+// making.
 func layerFiles(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	all := describe(t, dir)

@@ -62,8 +62,8 @@ func TestLongLines(t *testing.T) {
 	p.remove()
 }
 
-// Followers of a log that its writer rotates see every line of a container: crictl, whose way of following is the kubelet's,
-// and ours, which may even be held up.
+// Followers of a log that its writer rotates see every line of a container: crictl, whose way of
+// following is the kubelet's, and ours, which may even be held up.
 func TestFollowersOfRotatedLog(t *testing.T) {
 	n := newNode(t, testkit.Options{Config: "[runtime]\nlog_file_bytes = 262144\nlog_files = 100\n"})
 	n.pull("busybox")

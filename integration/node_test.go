@@ -180,8 +180,8 @@ func shell(name, script string) *cri.ContainerConfig {
 	}
 }
 
-// trap ends a script with 0 at SIGTERM, once it has been executed: a test that stops a container waits for what the
-// script prints after it.
+// trap ends a script with 0 at SIGTERM, once it has been executed: a test that stops a container
+// waits for what the script prints after it.
 const trap = "trap 'exit 0' TERM; "
 
 // forever is a script that waits for SIGTERM.

@@ -101,8 +101,8 @@ func TestNRI(t *testing.T) {
 	}
 }
 
-// TestNRIPluginConnects: one that comes later is told what there is; when it dies nothing waits for it,
-// and a coracled that was killed starts its plugins again.
+// TestNRIPluginConnects: one that comes later is told what there is; when it dies nothing waits for
+// it, and a coracled that was killed starts its plugins again.
 func TestNRIPluginConnects(t *testing.T) {
 	n, socket, journal := nriNode(t)
 	n.pull("busybox")

@@ -22,7 +22,8 @@ func attacker(t testing.TB, name string, args ...string) *cri.ContainerConfig {
 	return c
 }
 
-// attacks runs an attacker and returns how each of its attacks ended: "ok", or the name of an error.
+// attacks runs an attacker and returns how each of its attacks ended: "ok", or the name of an
+// error.
 func (p *pod) attacks(conf *cri.ContainerConfig) map[string]string {
 	t := p.n.t
 	t.Helper()
@@ -54,8 +55,9 @@ func won(results map[string]string) map[string]bool {
 	return all
 }
 
-// The containers of a pod with a shared PID namespace attack its init. Each attack succeeds on another process of
-// the same container. Holders of CAP_SYS_PTRACE can trace the init, and have it make none but its own system calls.
+// The containers of a pod with a shared PID namespace attack its init. Each attack succeeds on
+// another process of the same container. Holders of CAP_SYS_PTRACE can trace the init, and have it
+// make none but its own system calls.
 func TestAttackPodInit(t *testing.T) {
 	if runtime.GOARCH != "amd64" {
 		testkit.Untested(t, "attacks on a pod's init: they put system calls into it, which integration/payload/attack.c can on amd64 only")

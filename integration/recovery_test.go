@@ -197,8 +197,8 @@ func TestExitInTheGap(t *testing.T) {
 	}
 }
 
-// processWith finds the process whose command line contains a marker. A child of it has the same command line
-// until it executes its own program; the first of them is the one that was asked for.
+// processWith finds the process whose command line contains a marker. A child of it has the same
+// command line until it executes its own program; the first of them is the one that was asked for.
 func processWith(t *testing.T, marker string) int {
 	t.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/cmdline")

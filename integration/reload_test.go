@@ -44,8 +44,8 @@ func (s supervisor) hears(want string) {
 	}
 }
 
-// SIGHUP takes over registries, CNI and handlers, tells systemd, and changes nothing if the file is broken.
-// READY=1 comes when the socket answers.
+// SIGHUP takes over registries, CNI and handlers, tells systemd, and changes nothing if the file is
+// broken. READY=1 comes when the socket answers.
 func TestReload(t *testing.T) {
 	systemd, env := newSupervisor(t)
 	n := newNode(t, testkit.Options{Env: []string{env}})

@@ -10,9 +10,9 @@ import (
 	"github.com/coracle-project/coracle/internal/testkit"
 )
 
-// Sockets that no network namespace contains, asked for in both ways that x86 has. The filter cannot see which family
-// a 32-bit call asks for. Where the kernel has no AF_ALG only the error tells that the filter was asked; hack/oci/vm/socketcall.sh
-// tests where it has.
+// Sockets that no network namespace contains, asked for in both ways that x86 has. The filter
+// cannot see which family a 32-bit call asks for. Where the kernel has no AF_ALG only the error
+// tells that the filter was asked; hack/oci/vm/socketcall.sh tests where it has.
 func TestAttackSocketFamilies(t *testing.T) {
 	out, err := exec.Command(testkit.Bin(t, "test", "attack"), "socketcall").Output()
 	for _, what := range []string{"socketcall-vsock ok", "socket-vsock ok"} {

@@ -10,8 +10,8 @@ import (
 	"github.com/coracle-project/coracle/internal/testkit"
 )
 
-// Ten megabytes of all bytes come through exec unchanged, over both transports: in and out at once, in when nothing goes out any
-// more, and out when nothing comes in any more.
+// Ten megabytes of all bytes come through exec unchanged, over both transports: in and out at once,
+// in when nothing goes out any more, and out when nothing comes in any more.
 func TestExecCarriesMuch(t *testing.T) {
 	n := newNode(t, testkit.Options{})
 	n.pull("busybox")

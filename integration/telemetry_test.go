@@ -17,8 +17,9 @@ import (
 	"github.com/coracle-project/coracle/internal/testkit"
 )
 
-// TestOwnMetrics: what the daemon tells of itself is what was done: calls by their result, no longer than their callers
-// had to wait, bytes of pulls, what is there, and after a restart what was found.
+// TestOwnMetrics: what the daemon tells of itself is what was done: calls by their result, no
+// longer than their callers had to wait, bytes of pulls, what is there, and after a restart what
+// was found.
 func TestOwnMetrics(t *testing.T) {
 	n := newNode(t, testkit.Options{Config: "[metrics]\naddress = \"127.0.0.1:0\"\n"})
 	url := metricsURL(t, n)

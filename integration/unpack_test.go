@@ -116,7 +116,8 @@ func everything(t *testing.T) ociimage.Built {
 		file("opaque/.wh..wh..opq", ""), file("opaque/new", "new"),
 		dir("replaced-by-dir/", 0o755), file("replaced-by-dir/x", "in it"), file("replaced-by-file", "a file now"),
 	}
-	// A container's root directory is one that is made for it, and has to look like the last layer's.
+	// A container's root directory is one that is made for it, and has to look like the last
+	// layer's.
 	root := []tar.Header{with(dir("./", 0o1751), func(h *tar.Header) {
 		h.Uid, h.Gid, h.PAXRecords = 7, 8, map[string]string{"SCHILY.xattr.user.note": "root"}
 	})}

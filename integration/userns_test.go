@@ -74,7 +74,8 @@ func userNamespaceOf(t *testing.T, n *node, pid cri.NamespaceMode) {
 			t.Errorf("no %q in\n%s", want, out)
 		}
 	}
-	// On the host: a mapped volume has the host's ids, the writable layer and the process the pod's.
+	// On the host: a mapped volume has the host's ids, the writable layer and the process the
+	// pod's.
 	owner := func(path string) uint32 {
 		t.Helper()
 		var st unix.Stat_t
@@ -110,8 +111,8 @@ func userNamespaceOf(t *testing.T, n *node, pid cri.NamespaceMode) {
 	check()
 }
 
-// What the kubelet sends, on the wire: its defaults, or for procMount: Unmasked two empty lists, which all containers had
-// covered like any other.
+// What the kubelet sends, on the wire: its defaults, or for procMount: Unmasked two empty lists,
+// which all containers had covered like any other.
 func TestUnmasked(t *testing.T) {
 	n := newNode(t, testkit.Options{})
 	n.pull("busybox")

@@ -17,8 +17,8 @@ import (
 	"github.com/coracle-project/coracle/internal/testkit"
 )
 
-// TestWorkloadCommands runs testdata/workload: coracle's commands for pods and containers as their users
-// use them, each script with a coracled of its own. Beside testscript's own there are
+// TestWorkloadCommands runs testdata/workload: coracle's commands for pods and containers as their
+// users use them, each script with a coracled of its own. Beside testscript's own there are
 //
 //	pod NAME                     a pod in namespace test; its id in $NAME
 //	run POD NAME SCRIPT...       a shell script in a busybox container
@@ -39,8 +39,8 @@ func TestWorkloadCommands(t *testing.T) {
 	})
 }
 
-// serially runs scripts one after another: the daemons of two at once would share one network name, which
-// the first to end takes away.
+// serially runs scripts one after another: the daemons of two at once would share one network name,
+// which the first to end takes away.
 type serially struct{ *testing.T }
 
 func (serially) Parallel() {}

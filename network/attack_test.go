@@ -16,8 +16,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A pod with CAP_NET_RAW tries to impersonate its neighbour. Each attack runs on the built-in network,
-// where it must fail, and on a plain bridge, where it must succeed; otherwise the test proves nothing.
+// A pod with CAP_NET_RAW tries to impersonate its neighbour. Each attack runs on the built-in
+// network, where it must fail, and on a plain bridge, where it must succeed; otherwise the test
+// proves nothing.
 
 // party is a pod in an attack.
 type party struct {
@@ -26,8 +27,8 @@ type party struct {
 	mac      net.HardwareAddr
 }
 
-// arena is a network with an attacker, the pod that it impersonates, and the pod that it deceives. The
-// host is another victim.
+// arena is a network with an attacker, the pod that it impersonates, and the pod that it deceives.
+// The host is another victim.
 type arena struct {
 	attacker, neighbour, victim party
 	host                        [2]netip.Addr // the pods' gateways
@@ -45,7 +46,8 @@ func routedArena(t *testing.T) arena {
 	return arena{all[0], all[1], all[2], [2]netip.Addr{m.builtin.pools[0].gateway(), m.builtin.pools[1].gateway()}}.connected(t)
 }
 
-// connected waits until all is connected: a link sends a moment after it has come up, and a bridge's port forwards even later.
+// connected waits until all is connected: a link sends a moment after it has come up, and a
+// bridge's port forwards even later.
 func (a arena) connected(t *testing.T) arena {
 	t.Helper()
 	serve(t, a.victim.netNS, "victim", "tcp", 7)
@@ -216,8 +218,8 @@ func (a arena) targets(v6 bool) []target {
 	return []target{{"victim", a.victim.netNS, a.victim.ip4}, {"host", "", a.host[0]}}
 }
 
-// arrives sends what forge makes to the victim and to the host, and returns to whom it came. An honest
-// packet after it, which is repeated until it comes, shows that there was a way.
+// arrives sends what forge makes to the victim and to the host, and returns to whom it came. An
+// honest packet after it, which is repeated until it comes, shows that there was a way.
 func arrives(t *testing.T, a arena, v6 bool, forge func(own, dst netip.Addr, port uint16) (src net.HardwareAddr, packets [][]byte)) outcome {
 	t.Helper()
 	own, network, proto := a.attacker.ip4, "udp4", uint16(unix.ETH_P_IP)
@@ -368,9 +370,9 @@ func misleads(t *testing.T, a arena, claimed netip.Addr, forged []byte) outcome 
 	})
 }
 
-// after sends a frame again and again, as attackers do, since the kernel ignores an answer that comes in
-// the same tick as another. Then the victim and the host answer an honest request, and it looks at
-// what has become of them.
+// after sends a frame again and again, as attackers do, since the kernel ignores an answer that
+// comes in the same tick as another. Then the victim and the host answer an honest request, and it
+// looks at what has become of them.
 func after(t *testing.T, a arena, forged []byte, look func(outcome)) outcome {
 	t.Helper()
 	tick := time.NewTicker(10 * time.Millisecond)
@@ -478,7 +480,8 @@ func TestTornDownPodIsSilent(t *testing.T) {
 	must(t, m.Flush(t.Context()))
 }
 
-// What a pod sends before it has an address, or on its link alone, reaches the host: BOOTP and DHCPv6.
+// What a pod sends before it has an address, or on its link alone, reaches the host: BOOTP and
+// DHCPv6.
 func TestPodsSpeakOnTheirLink(t *testing.T) {
 	m := started(t, testConfig(t))
 	p := connect(t, m, "a")
@@ -509,8 +512,8 @@ func TestPodsSpeakOnTheirLink(t *testing.T) {
 	hears(dhcp, frame(multicastMAC(servers), a.mac, unix.ETH_P_IPV6, udp(netip.MustParseAddr("fe80::1234"), servers, 547, "discover")))
 }
 
-// A machine on the LAN sends packets with a pod's source address, to a pod that knows that one, and to
-// the host.
+// A machine on the LAN sends packets with a pod's source address, to a pod that knows that one, and
+// to the host.
 func TestLANCannotBeAPod(t *testing.T) {
 	out := newOutside(t)
 	m := started(t, testConfig(t))
@@ -580,7 +583,8 @@ func TestLANCannotBeAPod(t *testing.T) {
 	}
 }
 
-// A machine on the LAN that uses the host as its router reaches pods only if AllowFrom has its range.
+// A machine on the LAN that uses the host as its router reaches pods only if AllowFrom has its
+// range.
 func TestNeighboursOnTheLAN(t *testing.T) {
 	for _, allowed := range []bool{false, true} {
 		t.Run(fmt.Sprintf("allowed=%t", allowed), func(t *testing.T) {

@@ -14,12 +14,12 @@ import (
 	"github.com/coracle-project/coracle/internal/keylock"
 )
 
-// builtin is the built-in network: a veth pair to each pod with routes and permanent neighbours on both
-// sides, and nftables for what pods may send and get, for what leaves the host, and for host ports. No
-// pod shares a link with another.
+// builtin is the built-in network: a veth pair to each pod with routes and permanent neighbours on
+// both sides, and nftables for what pods may send and get, for what leaves the host, and for host
+// ports. No pod shares a link with another.
 //
-// A pod's link is removed with its network namespace, which takes the kernel some 50 ms; its addresses
-// stay taken until then.
+// A pod's link is removed with its network namespace, which takes the kernel some 50 ms; its
+// addresses stay taken until then.
 type builtin struct {
 	name     string
 	mtu      int            // 0: that of the host's default route
@@ -134,7 +134,8 @@ func (b *builtin) changeSubnets(subnets []netip.Prefix) error {
 	return b.redressLocked(func(*host) {})
 }
 
-// redressLocked makes another host of the one that there is, because Setups go by what they have got.
+// redressLocked makes another host of the one that there is, because Setups go by what they have
+// got.
 func (b *builtin) redressLocked(change func(*host)) error {
 	h := *b.host
 	change(&h)

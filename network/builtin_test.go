@@ -550,8 +550,8 @@ func outsideOf(t *testing.T, name string, third byte, isDefault bool) (netNS str
 	return netNS, ip
 }
 
-// A host that forwards only because of its pods does not route between its uplinks, whatever happens
-// to the rules, and whenever an uplink comes.
+// A host that forwards only because of its pods does not route between its uplinks, whatever
+// happens to the rules, and whenever an uplink comes.
 func TestHostDoesNotRouteForTheLAN(t *testing.T) {
 	for _, before := range []string{"0", "1"} {
 		t.Run("forwarding was "+before, func(t *testing.T) {

@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// changes follows the kernel's messages (rtnetlink(7)) about links of pods and about default routes.
-// A pod's link goes with its namespace, and the kernel reports it (RTM_DELLINK) when nothing of it is
-// left.
+// changes follows the kernel's messages (rtnetlink(7)) about links of pods and about default
+// routes. A pod's link goes with its namespace, and the kernel reports it (RTM_DELLINK) when
+// nothing of it is left.
 type changes struct {
 	log    *slog.Logger
 	onGone func(podID string)
@@ -72,8 +72,8 @@ func (d *changes) close() {
 	d.wg.Wait()
 }
 
-// listenForChanges opens a socket that gets the messages about links that are gone and about default
-// routes, and no others.
+// listenForChanges opens a socket that gets the messages about links that are gone and about
+// default routes, and no others.
 func listenForChanges() (*os.File, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
 	if err != nil {
@@ -205,8 +205,8 @@ func (d *changes) gone(link string) {
 	}
 }
 
-// linkExists reports whether the host has a link, as far as can be told. It does not wait for the kernel's lock on network
-// configuration, as a netlink request would.
+// linkExists reports whether the host has a link, as far as can be told. It does not wait for the
+// kernel's lock on network configuration, as a netlink request would.
 func linkExists(name string) bool {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -340,13 +340,15 @@ func (n *cniNet) list() []Lease {
 	return all
 }
 
-// A start waits for the plugins to take down what belongs to no pod: for so many pods at a time, and so long.
+// A start waits for the plugins to take down what belongs to no pod: for so many pods at a time,
+// and so long.
 const (
 	straysAtOnce = 8
 	strayLimit   = 10 * time.Second
 )
 
-// recover takes down what belongs to no claimed pod. What has not gone in time is still in list then.
+// recover takes down what belongs to no claimed pod. What has not gone in time is still in list
+// then.
 func (n *cniNet) recover(ctx context.Context, claimed map[string]bool) error {
 	n.adoptLost(claimed)
 	// A start waits for both, in parallel. What is being removed is not garbage.

@@ -92,7 +92,8 @@ func TestCNIGetsWhatItNeeds(t *testing.T) {
 	if hostLinkNames(t) != "lo" {
 		t.Error("the built-in network was made, too")
 	}
-	// A pod that says nothing of names gets nothing; what the cluster says again is for the next one.
+	// A pod that says nothing of names gets nothing; what the cluster says again is for the next
+	// one.
 	must(t, m.SetPodCIDR(t.Context(), []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24")}))
 	must(t, os.Remove(filepath.Join(dir, "log")))
 	connect(t, m, "b")

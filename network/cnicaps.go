@@ -41,8 +41,8 @@ const (
 	egressAnnotation  = "kubernetes.io/egress-bandwidth"
 )
 
-// capabilities are what plugins get that declare to want them. ranges are those of the node, if the cluster has
-// told them.
+// capabilities are what plugins get that declare to want them. ranges are those of the node, if the
+// cluster has told them.
 func capabilities(p Pod, ranges []netip.Prefix) (map[string]any, error) {
 	caps := map[string]any{}
 	ports, err := hostPorts(p.Ports)

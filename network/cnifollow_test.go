@@ -31,7 +31,8 @@ func (h told) Handle(_ context.Context, r slog.Record) error {
 func (h told) WithAttrs([]slog.Attr) slog.Handler { return h }
 func (h told) WithGroup(string) slog.Handler      { return h }
 
-// await waits for a line that contains text. What comes before it, such as half of a file, is passed over.
+// await waits for a line that contains text. What comes before it, such as half of a file, is
+// passed over.
 func (h told) await(t *testing.T, text string) {
 	t.Helper()
 	for {
@@ -52,7 +53,8 @@ const (
 	none    = "no CNI configuration any more"
 )
 
-// Whatever becomes of the configuration, and of the directory that it is in, is told, and Ready answers by it.
+// Whatever becomes of the configuration, and of the directory that it is in, is told, and Ready
+// answers by it.
 func TestCNIConfigIsFollowed(t *testing.T) {
 	c := testConfig(t)
 	dir := withCNI(t, &c)
@@ -124,7 +126,8 @@ func TestCNIConfigIsFollowed(t *testing.T) {
 	ready(ErrConfig)
 }
 
-// Links on the way to the directory may lead elsewhere, by way of other links, or to where nothing is yet.
+// Links on the way to the directory may lead elsewhere, by way of other links, or to where nothing
+// is yet.
 func TestCNIConfigBehindLinksIsFollowed(t *testing.T) {
 	c := testConfig(t)
 	dir := withCNI(t, &c)
@@ -191,7 +194,8 @@ func TestCNIPluginFilesAreFollowed(t *testing.T) {
 	log.await(t, broken)
 }
 
-// A link's files may change where nothing is watched: they are read each time, until the link is gone.
+// A link's files may change where nothing is watched: they are read each time, until the link is
+// gone.
 func TestLinkedCNIConfigIsReadEachTime(t *testing.T) {
 	c := testConfig(t)
 	withCNI(t, &c)

@@ -18,10 +18,11 @@ import (
 	"github.com/coracle-project/coracle/network/cni"
 )
 
-// hanging is a CNI plugin that is a script. Where there is a file hang-VERB, or hang-VERB-POD, that verb never ends:
-// it waits for a process that it has started, which has its output open. That one writes "hangs" and its id into
-// the FIFO told, which both have open until they end: itself, as it may still have to begin a session of its own when the plugin
-// knows the id. With a file daemon, ADD ends well and leaves such a process.
+// hanging is a CNI plugin that is a script. Where there is a file hang-VERB, or hang-VERB-POD, that
+// verb never ends: it waits for a process that it has started, which has its output open. That one
+// writes "hangs" and its id into the FIFO told, which both have open until they end: itself, as it
+// may still have to begin a session of its own when the plugin knows the id. With a file daemon,
+// ADD ends well and leaves such a process.
 const hanging = `#!/bin/sh
 hang() {
   exec 3>%[1]s/told
@@ -53,8 +54,8 @@ func hangingPlugin(t *testing.T, c *Config) (dir string) {
 	return dir
 }
 
-// hang has a verb hang from now on until the returned function is called. how is what the process that it waits for is
-// started with.
+// hang has a verb hang from now on until the returned function is called. how is what the process
+// that it waits for is started with.
 func hang(t *testing.T, dir, verb, how string) (mend func()) {
 	t.Helper()
 	file := filepath.Join(dir, "hang-"+verb)
@@ -63,8 +64,8 @@ func hang(t *testing.T, dir, verb, how string) (mend func()) {
 	return func() { t.Helper(); must(t, os.Remove(file)) }
 }
 
-// hung waits until a plugin hangs. gone waits until none of its processes is left; pid is of the one that
-// it waits for.
+// hung waits until a plugin hangs. gone waits until none of its processes is left; pid is of the
+// one that it waits for.
 func hung(t *testing.T, dir string) (pid int, gone func()) {
 	t.Helper()
 	told, err := os.Open(filepath.Join(dir, "told")) // opens when a plugin has opened it
@@ -93,7 +94,8 @@ func inBackground(f func() error) (wait func() error) {
 	return func() error { return <-ended }
 }
 
-// A DEL that hangs held the pod, and a cleaner of the daemon's, for as long as a child of the plugin had its output.
+// A DEL that hangs held the pod, and a cleaner of the daemon's, for as long as a child of the
+// plugin had its output.
 func TestCNITeardownThatHangsEndsWithItsContext(t *testing.T) {
 	for name, how := range map[string]string{"in its process group": "", "in a session of its own": "setsid"} {
 		t.Run(name, func(t *testing.T) {
@@ -193,7 +195,8 @@ func awaitLeases(t testing.TB, m *Manager, n int) {
 	}
 }
 
-// The daemon did not come up while a plugin hung with what a pod had that is gone, nor were others' freed.
+// The daemon did not come up while a plugin hung with what a pod had that is gone, nor were others'
+// freed.
 func TestCNIRecoverDoesNotWaitForAHungPlugin(t *testing.T) {
 	c := testConfig(t)
 	dir := hangingPlugin(t, &c)

@@ -29,8 +29,8 @@ var (
 	realGateway6 = real6.Addr().Next()
 )
 
-// realPlugins is a Manager with a configuration of real plugins; in the plugins' JSON IPAM stands for host-local with
-// both families. leased returns the addresses that are given out.
+// realPlugins is a Manager with a configuration of real plugins; in the plugins' JSON IPAM stands
+// for host-local with both families. leased returns the addresses that are given out.
 func realPlugins(t *testing.T, bin, version, plugins string) (c Config, leased func() []string) {
 	t.Helper()
 	if testing.Short() {
@@ -45,7 +45,8 @@ func realPlugins(t *testing.T, bin, version, plugins string) (c Config, leased f
 		t.Fatalf("not JSON: %s", config)
 	}
 	writeConf(t, c, "10-real.conflist", config)
-	// The plugins leave chains of firewall rules on purpose. Before that, started takes down all pods.
+	// The plugins leave chains of firewall rules on purpose. Before that, started takes down all
+	// pods.
 	t.Cleanup(func() {
 		if out, err := exec.Command("nft", "flush", "ruleset").CombinedOutput(); err != nil {
 			t.Errorf("nft flush ruleset: %v: %s", err, out)
@@ -83,8 +84,8 @@ func ofBothFamilies(t *testing.T, p testPod) {
 	}
 }
 
-// reach is expect for TCP from wherever: until the kernel knows that no other has a link's IPv6 address, it
-// sends from another link's.
+// reach is expect for TCP from wherever: until the kernel knows that no other has a link's IPv6
+// address, it sends from another link's.
 func reach(t *testing.T, what, path string, ip netip.Addr, port uint16, name string) {
 	t.Helper()
 	if got, err := ask(t, path, "tcp", ip, port, patience); err != nil || !strings.HasPrefix(got, name+" ") {
@@ -238,8 +239,8 @@ func TestDistributionsMacvlanPlugin(t *testing.T) {
 	gone(t, m, b, leased)
 }
 
-// newLAN makes a network at the host's link "lan" and returns the namespace of what else is on it, which has
-// the address of the pods' gateway.
+// newLAN makes a network at the host's link "lan" and returns the namespace of what else is on it,
+// which has the address of the pods' gateway.
 func newLAN(t *testing.T) string {
 	t.Helper()
 	path, _ := newNetNS(t)

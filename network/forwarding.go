@@ -63,8 +63,8 @@ type forwarded struct {
 
 func (b *builtin) forwardedFile() string { return filepath.Join(b.stateDir, "forwarded.json") }
 
-// turnedOn returns the families that we have turned forwarding on for, and those of off, which we are
-// about to. A file that cannot be read counts as all families.
+// turnedOn returns the families that we have turned forwarding on for, and those of off, which we
+// are about to. A file that cannot be read counts as all families.
 func (b *builtin) turnedOn(off []family) ([]family, error) {
 	all := []family{ipv4, ipv6}
 	var rec forwarded

@@ -92,8 +92,8 @@ func (b *builtin) makeHostLocked(h *host) error {
 	return nil
 }
 
-// reconnect restores routes and neighbours of connected pods: another program may have removed routes,
-// or an earlier release may have put links on its bridge.
+// reconnect restores routes and neighbours of connected pods: another program may have removed
+// routes, or an earlier release may have put links on its bridge.
 func (b *builtin) reconnect(h *host) error {
 	mine := map[string]lease{}
 	for _, l := range b.connected() {
@@ -144,8 +144,8 @@ func (b *builtin) warnOfDrops() {
 	}
 }
 
-// dress gives the host its addresses, routes and rules, for the subnets in force now. The rules come
-// before forwarding is turned on.
+// dress gives the host its addresses, routes and rules, for the subnets in force now. The rules
+// come before forwarding is turned on.
 func (b *builtin) dress(h *host) error {
 	h.ipv6 = hasIPv6()
 	subnets, err := b.claimRanges(h)
@@ -179,22 +179,22 @@ func (b *builtin) dress(h *host) error {
 	return h.bridge.dress(h, b.leasedIPs())
 }
 
-// rangeRoute is an unreachable route for a range of pods. Without it, a packet to a deleted pod would
-// leave by the default route. Protocol and metric mark it as ours.
+// rangeRoute is an unreachable route for a range of pods. Without it, a packet to a deleted pod
+// would leave by the default route. Protocol and metric mark it as ours.
 func (b *builtin) rangeRoute(s netip.Prefix) *netlink.Route {
 	return &netlink.Route{Dst: ipNet(s.Addr(), s.Bits()), Type: unix.RTN_UNREACHABLE, Protocol: routeProtocol, Priority: int(linkGroup(b.name))}
 }
 
-// gatewayAddr is the host's address towards pods. It is on loopback, since it belongs to no one link,
-// and has host scope, so that the host uses it only towards pods.
+// gatewayAddr is the host's address towards pods. It is on loopback, since it belongs to no one
+// link, and has host scope, so that the host uses it only towards pods.
 func gatewayAddr(gw netip.Addr) *netlink.Addr {
 	return &netlink.Addr{IPNet: ipNet(gw, gw.BitLen()), Scope: unix.RT_SCOPE_HOST, Flags: unix.IFA_F_NODAD}
 }
 
 // claimRanges gives the host an address in each range of pods, and a route for what no pod has of
-// it. It returns the ranges in use: IPv6 may be off. A range of earlier settings is given up when no
-// pod has an address of it any more: with the host's address go all routes that prefer it. Routes
-// show which ranges these were.
+// it. It returns the ranges in use: IPv6 may be off. A range of earlier settings is given up when
+// no pod has an address of it any more: with the host's address go all routes that prefer it.
+// Routes show which ranges these were.
 func (b *builtin) claimRanges(h *host) ([]netip.Prefix, error) {
 	lo, err := h.links.LinkByName("lo")
 	if err != nil {
@@ -324,8 +324,8 @@ func (b *builtin) connected() []lease {
 	return all
 }
 
-// entries returns what the rules must know of all pods, including those that are being connected, so
-// that what these have added is not lost.
+// entries returns what the rules must know of all pods, including those that are being connected,
+// so that what these have added is not lost.
 func (b *builtin) entries() []podEntry {
 	b.mu.Lock()
 	defer b.mu.Unlock()

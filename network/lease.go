@@ -19,7 +19,8 @@ type lease struct {
 	Link      string       `json:"link"`
 	IPs       []netip.Addr `json:"ips"`
 	Ports     []hostPort   `json:"ports,omitempty"`
-	// Held are the Ports that the last daemon kept from programs of the node. Earlier releases held none.
+	// Held are the Ports that the last daemon kept from programs of the node. Earlier releases held
+	// none.
 	Held []hostPort `json:"held,omitempty"`
 	// Routed is false for a pod that an earlier release has put on its bridge.
 	Routed bool `json:"routed,omitempty"`

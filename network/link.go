@@ -47,8 +47,9 @@ func macOf(a netip.Addr) net.HardwareAddr {
 var hostMAC = net.HardwareAddr{0x0a, 0x58, 0, 0, 0, 1}
 
 // podIndex is the index of the pod's end. We choose it, so that it need not be looked up. The first
-// ones may be devices that the kernel makes in each namespace (net.core.fb_tunnels_only_for_init_net).
-// It must differ from that of the host's end: otherwise the kernel delays link events up to a second.
+// ones may be devices that the kernel makes in each namespace
+// (net.core.fb_tunnels_only_for_init_net). It must differ from that of the host's end: otherwise
+// the kernel delays link events up to a second.
 const podIndex = 1000
 
 // Indexes of host ends: above those that the kernel counts up to.
@@ -70,8 +71,8 @@ type link struct {
 	ips   []netip.Addr
 }
 
-// create makes the pair: the host's end up, and the pod's end in the pod's namespace. The index of the
-// host's end is chosen here, so that it need not be looked up.
+// create makes the pair: the host's end up, and the pod's end in the pod's namespace. The index of
+// the host's end is chosen here, so that it need not be looked up.
 //
 // The host's end resolves no neighbours (IFF_NOARP): those that it has are permanent.
 func (l *link) create(ctx context.Context, h *hostLinks, netns int) error {
@@ -128,8 +129,8 @@ func (l *link) request(netns int) *nl.NetlinkRequest {
 // routeProtocol marks our routes (rtm_protocol, rtnetlink(7)).
 const routeProtocol = 85
 
-// connect gives the host a route and a permanent neighbour for each address of the pod. The gateways
-// are the host's own addresses towards pods.
+// connect gives the host a route and a permanent neighbour for each address of the pod. The
+// gateways are the host's own addresses towards pods.
 func (l *link) connect(h *netlink.Handle, gateways []netip.Addr) error {
 	for _, ip := range l.ips {
 		route := &netlink.Route{LinkIndex: l.index, Dst: ipNet(ip, ip.BitLen()), Scope: netlink.SCOPE_LINK, Protocol: routeProtocol}

@@ -25,8 +25,8 @@ type Config struct {
 	Subnets []netip.Prefix
 	// MTU of the pods' links; 0 is that of the host's default route.
 	MTU int
-	// AllowFrom are ranges beyond this host whose packets may go to pods by the pods' own addresses:
-	// none. Answers and host ports need no permission.
+	// AllowFrom are ranges beyond this host whose packets may go to pods by the pods' own
+	// addresses: none. Answers and host ports need no permission.
 	AllowFrom []netip.Prefix
 	// CNIConfDir is where a CNI configuration takes precedence over the built-in
 	// network: "/etc/cni/net.d".
@@ -109,8 +109,8 @@ func New(c Config) *Manager {
 	}
 }
 
-// SetCNI says again where CNI configuration and plugins are. Pods that are connected keep the configuration
-// that they were connected with.
+// SetCNI says again where CNI configuration and plugins are. Pods that are connected keep the
+// configuration that they were connected with.
 func (m *Manager) SetCNI(confDir string, binDirs []string) {
 	c := m.config
 	c.CNIConfDir, c.CNIBinDirs = confDir, binDirs
@@ -146,8 +146,8 @@ func (m *Manager) Start(context.Context) error {
 	return nil
 }
 
-// Close finishes what Teardown left to the background, stops plugins that are being asked for their status, and
-// follows the CNI configuration no more. Pods stay connected.
+// Close finishes what Teardown left to the background, stops plugins that are being asked for their
+// status, and follows the CNI configuration no more. Pods stay connected.
 func (m *Manager) Close() error {
 	m.builtin.close()
 	m.cni.asks.Close()
@@ -198,9 +198,9 @@ func (m *Manager) Ready(ctx context.Context) error {
 	return m.builtin.Ready(ctx)
 }
 
-// Recover takes down what was set up for pods that are not claimed, and puts the
-// host's side in order for those that are. A start waits for it: what a CNI plugin does not take down
-// within some seconds stays in Leases, for Teardown to be called again.
+// Recover takes down what was set up for pods that are not claimed, and puts the host's side in
+// order for those that are. A start waits for it: what a CNI plugin does not take down within some
+// seconds stays in Leases, for Teardown to be called again.
 func (m *Manager) Recover(ctx context.Context, claimed []string) error {
 	keep := make(map[string]bool, len(claimed))
 	for _, id := range claimed {
@@ -216,7 +216,8 @@ func (m *Manager) Leases() []Lease {
 	return all
 }
 
-// Bridged returns the pods that an earlier release has put on its bridge, by id, sorted. Only recreating a pod moves it.
+// Bridged returns the pods that an earlier release has put on its bridge, by id, sorted. Only
+// recreating a pod moves it.
 func (m *Manager) Bridged() []string {
 	ids := m.builtin.onBridge()
 	slices.Sort(ids)
@@ -229,8 +230,8 @@ func (m *Manager) Flush(ctx context.Context) error {
 	return m.builtin.reaper.idle(ctx)
 }
 
-// Purge removes the nftables table, and the addresses and routes for the ranges of pods. It fails if a pod is left.
-// IP forwarding stays on: others may have come to count on it.
+// Purge removes the nftables table, and the addresses and routes for the ranges of pods. It fails
+// if a pod is left. IP forwarding stays on: others may have come to count on it.
 func (m *Manager) Purge(ctx context.Context) error { return m.builtin.purge(ctx) }
 
 // LinkGroup is the group (ip-link(8)) of the links of the built-in network's pods.

@@ -56,7 +56,8 @@ type Pod struct {
 	CgroupParent string
 	Annotations  map[string]string
 	DNS          DNS
-	// Sysctls are those that the pod's configuration asks for, by their dotted names. They are in force.
+	// Sysctls are those that the pod's configuration asks for, by their dotted names. They are in
+	// force.
 	Sysctls map[string]string
 }
 

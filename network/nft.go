@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// firewall is the built-in network's nftables table. Its name is a setting, so that two daemons on a host do not meet. Its
-// rules do not change with the pods; what a pod has are elements:
+// firewall is the built-in network's nftables table. Its name is a setting, so that two daemons on
+// a host do not meet. Its rules do not change with the pods; what a pod has are elements:
 //
 //	table inet coracle0 {
 //	  set pods4 { type ifname . ether_addr . ipv4_addr }      # pods6: the same for IPv6
@@ -53,8 +53,9 @@ import (
 //	    ip saddr 10.85.0.0/16 oifgroup PODS ct status dnat snat to 10.85.0.1 }  # a pod to a host port of a pod
 //	}
 //
-// PODS is the group of the pods' links (linkGroup). It accepts nothing: where another table drops forwarded packets
-// (firewalld, a DROP policy by docker), the operator must let the pods' ranges through there.
+// PODS is the group of the pods' links (linkGroup). It accepts nothing: where another table drops
+// forwarded packets (firewalld, a DROP policy by docker), the operator must let the pods' ranges
+// through there.
 type firewall struct {
 	name string
 
@@ -67,7 +68,8 @@ type ruleset struct {
 	subnets  []netip.Prefix // of pods
 	gateways []netip.Addr
 	allowed  []netip.Prefix // see Config.AllowFrom
-	// uplinks are the interfaces between which nothing is forwarded, by family; nil if anything may be.
+	// uplinks are the interfaces between which nothing is forwarded, by family; nil if anything may
+	// be.
 	uplinks map[family][]string
 	bridge  bool              // pods of an earlier release are on a bridge
 	pods    func() []podEntry // asked when nothing else can change the table
@@ -184,7 +186,8 @@ func (f *firewall) dropsForwarded() []*nftables.Chain {
 	})
 }
 
-// remove deletes the table, and the bridge table of earlier releases. Missing tables are not an error.
+// remove deletes the table, and the bridge table of earlier releases. Missing tables are not an
+// error.
 func (f *firewall) remove() error {
 	return errors.Join(f.removeTable(f.table()), f.removeBridgeTable())
 }
@@ -574,7 +577,8 @@ func (f family) dnat(mapName string, n uint32) []expr.Any {
 	}
 }
 
-// addPostrouting gives packets the host's address where the pod's own, or loopback, would be no use.
+// addPostrouting gives packets the host's address where the pod's own, or loopback, would be no
+// use.
 func (f *firewall) addPostrouting(c *nftables.Conn, t *nftables.Table, r ruleset) {
 	chain := c.AddChain(&nftables.Chain{
 		Table: t, Name: "postrouting", Type: nftables.ChainTypeNAT,
@@ -602,8 +606,8 @@ func (f *firewall) addPostrouting(c *nftables.Conn, t *nftables.Table, r ruleset
 	}
 	for _, s := range r.subnets {
 		fam := familyOf(s.Addr())
-		// What the host sends to its own address in the range stays as it is: an answer to 127.0.0.1,
-		// which masquerading chooses there, would not come back.
+		// What the host sends to its own address in the range stays as it is: an answer to
+		// 127.0.0.1, which masquerading chooses there, would not come back.
 		add(fam.is(), fam.within(fam.src, s), elsewhere, notLoopback, []expr.Any{&expr.Masq{}})
 	}
 }

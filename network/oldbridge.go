@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// oldBridge is the bridge of releases before routed links. Its pods keep it while they run, and treat
-// all addresses of their range as neighbours. So the host answers ARP and neighbour discovery on it
-// for routed pods. It is deleted with its last pod.
+// oldBridge is the bridge of releases before routed links. Its pods keep it while they run, and
+// treat all addresses of their range as neighbours. So the host answers ARP and neighbour discovery
+// on it for routed pods. It is deleted with its last pod.
 type oldBridge struct {
 	name  string
 	index int
@@ -125,7 +125,8 @@ func (o *oldBridge) dress(h *host, ips []netip.Addr) error {
 	return o.answerFor(h, ips)
 }
 
-// answerFor has the host answer on the bridge for IPv6 addresses that are not on it. For IPv4, it does so by itself.
+// answerFor has the host answer on the bridge for IPv6 addresses that are not on it. For IPv4, it
+// does so by itself.
 func (o *oldBridge) answerFor(h *host, ips []netip.Addr) error {
 	if o == nil {
 		return nil

@@ -74,7 +74,8 @@ func onOldBridge(t *testing.T, c Config, id, host4, host6 string) testPod {
 	return p
 }
 
-// Pods of an earlier release stay on its bridge, and everything reaches everything; the bridge goes with the last of them.
+// Pods of an earlier release stay on its bridge, and everything reaches everything; the bridge goes
+// with the last of them.
 func TestPodsOnTheOldBridge(t *testing.T) {
 	c := testConfig(t)
 	out := newOutside(t)

@@ -19,8 +19,9 @@ import (
 // processes send to themselves. So a pod must not get the port of a process, and no process may
 // listen on a pod's port later: either would lose its traffic to the pod without noticing.
 //
-// The sockets are bound to what the nftables maps match: the mapping's address, or all of them. They
-// never listen. The kernel closes them with the daemon; the next one binds them again (rehold).
+// The sockets are bound to what the nftables maps match: the mapping's address, or all of them.
+// They never listen. The kernel closes them with the daemon; the next one binds them again
+// (rehold).
 type holds struct {
 	log *slog.Logger
 
@@ -32,9 +33,9 @@ func newHolds(log *slog.Logger) *holds {
 	return &holds{log: log, byPod: map[string]map[hostPort][]int{}}
 }
 
-// take binds a port of the pod for the families of its addresses, unless it already has. The port is
-// held if no program of the node can listen there from now on. ErrPortInUse names the address where
-// a process of the node listens; then nothing is bound. The caller holds the pod.
+// take binds a port of the pod for the families of its addresses, unless it already has. The port
+// is held if no program of the node can listen there from now on. ErrPortInUse names the address
+// where a process of the node listens; then nothing is bound. The caller holds the pod.
 func (h *holds) take(podID string, ips []netip.Addr, p hostPort) (held bool, err error) {
 	addrs := p.matches(ips)
 	h.mu.Lock()
@@ -162,8 +163,9 @@ func bindPort(protocol string, at netip.AddrPort) (int, error) {
 		err = unix.Bind(s, addr)
 	}
 	if errors.Is(err, unix.EADDRINUSE) && protocol == "tcp" {
-		// Connections of a server that has ended keep its port for a minute (TIME_WAIT), but not from
-		// those who set SO_REUSEADDR. It is taken back at once, or another could listen with it.
+		// Connections of a server that has ended keep its port for a minute (TIME_WAIT), but not
+		// from those who set SO_REUSEADDR. It is taken back at once, or another could listen with
+		// it.
 		if err = unix.SetsockoptInt(s, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err == nil {
 			err = errors.Join(unix.Bind(s, addr), unix.SetsockoptInt(s, unix.SOL_SOCKET, unix.SO_REUSEADDR, 0))
 		}
@@ -175,13 +177,13 @@ func bindPort(protocol string, at netip.AddrPort) (int, error) {
 	return s, nil
 }
 
-// tcpListen and udpOpen are states in /proc/net (include/net/tcp_states.h): TCP_LISTEN, and TCP_CLOSE,
-// which an UDP socket has that is not connected.
+// tcpListen and udpOpen are states in /proc/net (include/net/tcp_states.h): TCP_LISTEN, and
+// TCP_CLOSE, which an UDP socket has that is not connected.
 const tcpListen, udpOpen = 10, 7
 
-// listener returns the address where a process of the node listens on a port that cannot be bound to
-// ip, and gets what the rules translate. Sockets of connections, which cannot be bound next to either,
-// are no listeners, nor is one on ::1.
+// listener returns the address where a process of the node listens on a port that cannot be bound
+// to ip, and gets what the rules translate. Sockets of connections, which cannot be bound next to
+// either, are no listeners, nor is one on ::1.
 func listener(p hostPort, ip netip.Addr) (at netip.AddrPort, taken bool, err error) {
 	proc, err := procfs.NewFS("/proc/self") // this process's network namespace
 	if err != nil {
@@ -199,7 +201,8 @@ func listener(p hostPort, ip netip.Addr) (at netip.AddrPort, taken bool, err err
 	}
 	switch p.Protocol {
 	case "tcp":
-		// The table is there on each kernel, the socket diagnosis that is to replace it (inet_diag) is a module.
+		// The table is there on each kernel, the socket diagnosis that is to replace it (inet_diag)
+		// is a module.
 		//lint:ignore SA1019 inet_diag may be missing
 		four, err4 := proc.NetTCP()
 		//lint:ignore SA1019 inet_diag may be missing

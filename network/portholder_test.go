@@ -13,13 +13,15 @@ import (
 	"github.com/coracle-project/coracle/internal/testkit/nofiles"
 )
 
-// serveAt is a process of the node: it answers at one address with "node", until stop or the test's end.
+// serveAt is a process of the node: it answers at one address with "node", until stop or the test's
+// end.
 func serveAt(t *testing.T, network string, at netip.AddrPort) (stop func()) {
 	t.Helper()
 	return answer(t, "", network, at.String(), func(net.Addr) string { return "node" })
 }
 
-// TestTheHostReachesItselfByItsAddressInThePodsRange: what it sends there was masqueraded as if it left.
+// TestTheHostReachesItselfByItsAddressInThePodsRange: what it sends there was masqueraded as if it
+// left.
 func TestTheHostReachesItselfByItsAddressInThePodsRange(t *testing.T) {
 	m := started(t, testConfig(t))
 	connect(t, m, "a")
@@ -43,7 +45,8 @@ func hijack(t *testing.T, m *Manager, p testPod, port hostPort) (undo func()) {
 	return func() { must(t, m.builtin.fw.drop(e)) }
 }
 
-// A pod asks for a host port where a process of the node listens, such as a registry or the API server.
+// A pod asks for a host port where a process of the node listens, such as a registry or the API
+// server.
 func TestAPodDoesNotGetAPortOfTheNode(t *testing.T) {
 	m := started(t, testConfig(t))
 	thief := connect(t, m, "thief")
@@ -162,8 +165,8 @@ func TestAConnectionOfTheNodeKeepsNoPodFromAPort(t *testing.T) {
 	expect(t, "a host port", "", "tcp", gw4, 5900, "web "+gw4.String())
 }
 
-// While coracled is away nothing keeps programs of the node from the pods' ports. A program that listens
-// there by the time it is back keeps what it is sent.
+// While coracled is away nothing keeps programs of the node from the pods' ports. A program that
+// listens there by the time it is back keeps what it is sent.
 func TestAProcessThatTookAPodsPortKeepsItsTraffic(t *testing.T) {
 	c := testConfig(t)
 	first := New(c)
@@ -202,7 +205,8 @@ func TestAProcessThatTookAPodsPortKeepsItsTraffic(t *testing.T) {
 	}
 }
 
-// What keeps coracled from holding a port, such as a lack of descriptors, does not take it from the pod.
+// What keeps coracled from holding a port, such as a lack of descriptors, does not take it from the
+// pod.
 func TestAPodKeepsAPortThatCannotBeHeld(t *testing.T) {
 	m := started(t, testConfig(t))
 	connect(t, m, "web", PortMapping{Protocol: "tcp", HostPort: 5000, ContainerPort: 80})

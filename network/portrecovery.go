@@ -7,8 +7,9 @@ import (
 	"slices"
 )
 
-// rehold binds the host ports of the claimed pods that an earlier daemon has connected. If a process
-// of the node has taken one meanwhile, that one keeps its traffic, and the pod loses the port.
+// rehold binds the host ports of the claimed pods that an earlier daemon has connected. If a
+// process of the node has taken one meanwhile, that one keeps its traffic, and the pod loses the
+// port.
 func (b *builtin) rehold(ctx context.Context, claimed map[string]bool) error {
 	var errs []error
 	for _, l := range b.connected() {
@@ -61,8 +62,8 @@ func (b *builtin) reholdOne(ctx context.Context, podID string) error {
 	return b.save(l)
 }
 
-// mayBeClient reports whether what has a port may be a client, which goes soon: the kernel gives such
-// ports to sockets that ask for none, and an UDP socket that is not connected may be either.
+// mayBeClient reports whether what has a port may be a client, which goes soon: the kernel gives
+// such ports to sockets that ask for none, and an UDP socket that is not connected may be either.
 func mayBeClient(p hostPort) bool {
 	if p.Protocol != "udp" {
 		return false

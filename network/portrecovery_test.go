@@ -123,8 +123,8 @@ func TestAPodKeepsAPortThatAProcessAlwaysShared(t *testing.T) {
 	expect(t, "the node's own", "", "tcp", localhost, 80, "node")
 }
 
-// Regression: Recover took UDP ports from pods that this daemon had connected while it was still at work:
-// a bound UDP socket of its own looks like that of any process.
+// Regression: Recover took UDP ports from pods that this daemon had connected while it was still at
+// work: a bound UDP socket of its own looks like that of any process.
 func TestRecoverKeepsWhatThisDaemonHolds(t *testing.T) {
 	m := started(t, testConfig(t))
 	connect(t, m, "web", udpPort(5000), tcpPort(5001))
@@ -139,8 +139,8 @@ func TestRecoverKeepsWhatThisDaemonHolds(t *testing.T) {
 	}
 }
 
-// Programs of the node cannot take a port for as long as teardowns take, and these may take all the time
-// that Recover has.
+// Programs of the node cannot take a port for as long as teardowns take, and these may take all the
+// time that Recover has.
 func TestRecoverHoldsPortsBeforeTeardowns(t *testing.T) {
 	c := testConfig(t)
 	m := started(t, c)
@@ -190,7 +190,8 @@ func TestRecoverTakesNoPortsAfterItsTime(t *testing.T) {
 	}
 }
 
-// Regression: a pod without IPv6 lost its port to, or did not get it from, a process that listens on IPv6 only.
+// Regression: a pod without IPv6 lost its port to, or did not get it from, a process that listens
+// on IPv6 only.
 func TestAPodWithoutIPv6SharesAPortWithIPv6(t *testing.T) {
 	c := testConfig(t)
 	c.Subnets = []netip.Prefix{netip.MustParsePrefix("10.1.2.0/24")}
@@ -243,8 +244,8 @@ func TestAPodSharesAPortWithTheIPv6Loopback(t *testing.T) {
 	}
 }
 
-// Regression: an UDP socket of a client, such as that of a DNS query during the restart, cost a pod its port.
-// The kernel may give a client any port of ip_local_port_range.
+// Regression: an UDP socket of a client, such as that of a DNS query during the restart, cost a pod
+// its port. The kernel may give a client any port of ip_local_port_range.
 func TestAClientOfTheNodeCostsNoPodItsUDPPort(t *testing.T) {
 	c := testConfig(t)
 	m := started(t, c)

@@ -171,7 +171,8 @@ func TestTeardownDoesNotWaitForAnotherLink(t *testing.T) {
 }
 
 // A link that cannot be deleted, because the daemon has no descriptor left for a socket, is deleted
-// later, and with it the record goes: the pod is gone by then, and no one calls Teardown for it again.
+// later, and with it the record goes: the pod is gone by then, and no one calls Teardown for it
+// again.
 func TestTeardownWithoutDescriptors(t *testing.T) {
 	m := started(t, testConfig(t))
 	p := connect(t, m, "a")

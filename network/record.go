@@ -96,9 +96,9 @@ type loaded[T any] struct {
 	left []string
 }
 
-// load reads all records and changes nothing. It returns a *recordfile.NewerError if a newer
-// daemon wrote one. A record that cannot be read for a reason that may pass is not damaged: the start fails,
-// and is tried again.
+// load reads all records and changes nothing. It returns a *recordfile.NewerError if a newer daemon
+// wrote one. A record that cannot be read for a reason that may pass is not damaged: the start
+// fails, and is tried again.
 func (r records[T]) load() (loaded[T], error) {
 	all := loaded[T]{records: map[string]T{}, damaged: map[string]error{}}
 	if err := os.MkdirAll(r.dir, 0o700); err != nil {

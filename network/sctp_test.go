@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// An SCTP packet with one chunk, INIT or INIT ACK (RFC 9260, section 3). The tests make them themselves, so that
-// they need no kernel that has SCTP: mapping ports takes none either.
+// An SCTP packet with one chunk, INIT or INIT ACK (RFC 9260, section 3). The tests make them
+// themselves, so that they need no kernel that has SCTP: mapping ports takes none either.
 type sctpPacket struct {
 	from, to uint16
 	tag      uint32
@@ -94,7 +94,8 @@ func TestSCTPHostPorts(t *testing.T) {
 			server, client := sctpSocket(t, web.NetNS, f.family), sctpSocket(t, out, f.family)
 			defer server.Close()
 			defer client.Close()
-			// As a client does, repeat what may be lost while neighbours find each other (RFC 9260, 5.1).
+			// As a client does, repeat what may be lost while neighbours find each other (RFC 9260,
+			// 5.1).
 			arrived, sent := make(chan struct{}), make(chan error, 1)
 			go func() {
 				for {
@@ -116,7 +117,8 @@ func TestSCTPHostPorts(t *testing.T) {
 			}
 			_, err = server.WriteTo(sctpPacket{from: podPort, to: got.from, tag: sctpTag, kind: sctpInitAck}.bytes(), from)
 			must(t, err)
-			// A kernel that has SCTP answers, too, that there is no server; that comes on the same way.
+			// A kernel that has SCTP answers, too, that there is no server; that comes on the same
+			// way.
 			got, from, err = nextSCTP(client, clientPort)
 			must(t, err)
 			if got.from != hostPort || from.String() != f.host.String() {

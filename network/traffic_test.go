@@ -21,7 +21,8 @@ func serve(t *testing.T, path, name, network string, port uint16) {
 	answer(t, path, network, ":"+strconv.Itoa(int(port)), func(sender net.Addr) string { return name + " " + senderIP(sender) })
 }
 
-// answer replies to every connection to, or packet at, an address in the namespace, until stop or the test's end.
+// answer replies to every connection to, or packet at, an address in the namespace, until stop or
+// the test's end.
 func answer(t *testing.T, path, network, addr string, reply func(sender net.Addr) string) (stop func()) {
 	t.Helper()
 	done := make(chan struct{})

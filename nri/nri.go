@@ -6,10 +6,10 @@
 //	_ = n.Start(pods)   // starts installed plugins, listens for others; tells them what there is
 //	_ = n.Close()
 //
-// A plugin that does not answer in time (2 s) is dropped by the library, and what it was asked about
-// goes on without it. A plugin that refuses a creation, a run, a start or an update keeps it from
-// happening. What plugins want changed of other containers is done at once; a container that cannot
-// be changed is logged.
+// A plugin that does not answer in time (2 s) is dropped by the library, and what it was asked
+// about goes on without it. A plugin that refuses a creation, a run, a start or an update keeps it
+// from happening. What plugins want changed of other containers is done at once; a container that
+// cannot be changed is logged.
 package nri
 
 import (

@@ -3,8 +3,8 @@ package runtime
 import "encoding/json"
 
 // duplicateKey finds a key that an object of well-formed JSON text has twice. It returns the offset
-// of the second one, or -1. JSON does not define which of the two counts: a program that checked one
-// of them could pass the text on to a program that reads the other.
+// of the second one, or -1. JSON does not define which of the two counts: a program that checked
+// one of them could pass the text on to a program that reads the other.
 func duplicateKey(data []byte) (offset int, key string) {
 	var open []map[string]struct{} // keys of the objects that are open; nil for arrays
 	wantKey := false

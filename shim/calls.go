@@ -21,8 +21,8 @@ const (
 // their callers repeat them with the next shim.
 var lasting = map[string]bool{"Wait": true, "Attach": true}
 
-// asking lists the calls by which a daemon looks after a shim and its containers, for as long as they
-// live. They leave no garbage worth collecting.
+// asking lists the calls by which a daemon looks after a shim and its containers, for as long as
+// they live. They leave no garbage worth collecting.
 var asking = map[string]bool{"Connect": true, "Info": true, "State": true, "Stats": true, "List": true}
 
 // calls counts the calls in progress.

@@ -255,8 +255,9 @@ func (c *container) restore(ctx context.Context, spec *specs.Spec, opts runtime.
 	return restorer.Restore(ctx, c.id, spec, opts, runtime.RestoreOptions{ImageOptions: runtime.ImageOptions{ImageDir: images, WorkDir: c.dir}})
 }
 
-// readableOnce makes a file that is empty from its second opening on, until done is called. criu(8) 3.17 reads its
-// configuration twice, and fails when it has been told twice to inherit a descriptor: it closes it at the first.
+// readableOnce makes a file that is empty from its second opening on, until done is called. criu(8)
+// 3.17 reads its configuration twice, and fails when it has been told twice to inherit a
+// descriptor: it closes it at the first.
 func readableOnce(path string, text []byte) (done func(), err error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestHostileStreams: what stands in the place of the streams' names is neither waited for nor followed,
-// nor read to its end.
+// TestHostileStreams: what stands in the place of the streams' names is neither waited for nor
+// followed, nor read to its end.
 func TestHostileStreams(t *testing.T) {
 	for name, c := range map[string]struct {
 		put  func(path string) error
@@ -36,7 +36,8 @@ func TestHostileStreams(t *testing.T) {
 	}
 }
 
-// TestReadableOnce: who opens CRIU's configuration a second time, as Debian 12's does, finds nothing in it.
+// TestReadableOnce: who opens CRIU's configuration a second time, as Debian 12's does, finds
+// nothing in it.
 func TestReadableOnce(t *testing.T) {
 	path := filepath.Join(t.TempDir(), criuConfigName)
 	for range 2 { // whatever is in its place

@@ -74,8 +74,8 @@ func dupPolled(f *os.File) (*os.File, error) {
 	return os.NewFile(uintptr(fd), f.Name()), nil
 }
 
-// awaitReader returns when someone has a FIFO open for reading, or when ctx ends. One who is about to
-// open it sees a writer at once (fifo(7)); that he has others is the caller's care.
+// awaitReader returns when someone has a FIFO open for reading, or when ctx ends. One who is about
+// to open it sees a writer at once (fifo(7)); that he has others is the caller's care.
 func awaitReader(ctx context.Context, path string) error {
 	// The file that is meant, whatever becomes of its name.
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stream is a FIFO that an exec had as one of its streams. It is held without being opened for anything, so that it can be asked
-// about when its name is gone.
+// stream is a FIFO that an exec had as one of its streams. It is held without being opened for
+// anything, so that it can be asked about when its name is gone.
 type stream struct {
 	f     *os.File
 	input bool
@@ -88,8 +88,8 @@ func (s streams) inUse() bool {
 	return false
 }
 
-// heldBy says whether a process has one of the streams open. Names are compared and no file is looked at: a container's
-// own may be on a file system that does not answer.
+// heldBy says whether a process has one of the streams open. Names are compared and no file is
+// looked at: a container's own may be on a file system that does not answer.
 func (s streams) heldBy(ctx context.Context, pid int) bool { return anyFile(ctx, pid, s.have) }
 
 // holdsAny reports whether a process has a file of one of these names open. The file may have been
@@ -128,7 +128,8 @@ func (s streams) have(name string) bool {
 	return false
 }
 
-// nameOf is the name of the file that a link in /proc leads to, or had before it was removed; "" if it has none.
+// nameOf is the name of the file that a link in /proc leads to, or had before it was removed; "" if
+// it has none.
 func nameOf(link string) string {
 	name, err := os.Readlink(link)
 	if err != nil {

@@ -8,7 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A caller of the Task API may give any file as a stream. Who had /dev/null open was killed with an exec that had it, too.
+// A caller of the Task API may give any file as a stream. Who had /dev/null open was killed with an
+// exec that had it, too.
 func TestStreamsAreFIFOs(t *testing.T) {
 	dir := t.TempDir()
 	fifo, log := filepath.Join(dir, "fifo"), filepath.Join(dir, "log")

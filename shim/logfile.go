@@ -31,13 +31,13 @@ type logMark struct {
 	offset   int64
 }
 
-// logPlace is where a log is: a name relative to the pod's log directory, which no link in it leads out of.
-// Volumes may show log directories to containers, which could put a link to any of the host's
-// directories in place of a container's own.
+// logPlace is where a log is: a name relative to the pod's log directory, which no link in it leads
+// out of. Volumes may show log directories to containers, which could put a link to any of the
+// host's directories in place of a container's own.
 type logPlace struct{ dir, name string }
 
-// placeOf finds the place of a log at path. An older daemon names no directory: then only the last component is
-// not followed.
+// placeOf finds the place of a log at path. An older daemon names no directory: then only the last
+// component is not followed.
 func placeOf(dir, path string) (logPlace, error) {
 	if !filepath.IsAbs(path) {
 		return logPlace{}, fmt.Errorf("%w: bad log path %q: it must be absolute", errInvalid, path)
@@ -72,7 +72,8 @@ func (p logPlace) at(f func(path string) error) error {
 	return f(fmt.Sprintf("/proc/self/fd/%d/%s", dir, filepath.Base(p.name)))
 }
 
-// bad words the error of a path that is no place for a log, unless descriptors or memory are lacking.
+// bad words the error of a path that is no place for a log, unless descriptors or memory are
+// lacking.
 func (p logPlace) bad(what string, err error) error {
 	if exhausted(err) {
 		return fmt.Errorf("open log %s: %w", p.path(), err)
@@ -80,8 +81,8 @@ func (p logPlace) bad(what string, err error) error {
 	return fmt.Errorf("%w: bad log path %s: %s: %w", errInvalid, p.path(), what, err)
 }
 
-// open opens the log for appending; its directory must exist. The error is errInvalid if the place is none for
-// a log.
+// open opens the log for appending; its directory must exist. The error is errInvalid if the place
+// is none for a log.
 func (p logPlace) open() (f *os.File, err error) {
 	err = p.at(func(path string) error {
 		// O_NONBLOCK so that a FIFO in the file's place cannot hang the shim.

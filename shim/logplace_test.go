@@ -10,7 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// linkedLog makes a log directory with a container's directory, and one outside of it with a file of the log's name.
+// linkedLog makes a log directory with a container's directory, and one outside of it with a file
+// of the log's name.
 func linkedLog(t *testing.T) (logs, outside, victim string) {
 	t.Helper()
 	logs, outside = t.TempDir(), t.TempDir()
@@ -39,8 +40,9 @@ func longLog(t *testing.T, dir, path string) (logPlace, *logFile) {
 	return place, log
 }
 
-// TestLogFollowsNoLinkOutOfItsDirectory: a container that can write to log directories puts a link in place of one,
-// and the shim, which is root on the host, neither opens, renames nor removes files there.
+// TestLogFollowsNoLinkOutOfItsDirectory: a container that can write to log directories puts a link
+// in place of one, and the shim, which is root on the host, neither opens, renames nor removes
+// files there.
 func TestLogFollowsNoLinkOutOfItsDirectory(t *testing.T) {
 	swap := func(t *testing.T, logs, to string) {
 		t.Helper()
@@ -79,7 +81,8 @@ func TestLogFollowsNoLinkOutOfItsDirectory(t *testing.T) {
 			}
 			unharmed(t, outside, victim)
 
-			// The attack wins against a place whose parents are followed, as those of older daemons are.
+			// The attack wins against a place whose parents are followed, as those of older daemons
+			// are.
 			unsafe, err := placeOf("", filepath.Join(logs, "c/0.log"))
 			if err != nil {
 				t.Fatal(err)

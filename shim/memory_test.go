@@ -65,8 +65,8 @@ func TestFirstTimeAfterwards(t *testing.T) {
 	})
 }
 
-// A daemon asks again and again how a shim and its containers are. That keeps nothing in memory, and
-// has nothing collected.
+// A daemon asks again and again how a shim and its containers are. That keeps nothing in memory,
+// and has nothing collected.
 func TestQuestionsAreNoActivity(t *testing.T) {
 	s := New(Config{})
 	call := func(method string) {

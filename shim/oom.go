@@ -136,8 +136,8 @@ func (c *container) oomKills() (int64, error) {
 	return int64(st.OOMKills), err
 }
 
-// cgroupAbove is the directory of the cgroup above the container's, if systemd has made that, on the
-// unified hierarchy.
+// cgroupAbove is the directory of the cgroup above the container's, if systemd has made that, on
+// the unified hierarchy.
 func (c *container) cgroupAbove() string {
 	holder, ok := c.engine.(runtime.CgroupHolder)
 	if !ok || !c.rec.SystemdCgroup {

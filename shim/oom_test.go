@@ -17,8 +17,9 @@ import (
 	"github.com/coracle-project/coracle/shim/pidfd"
 )
 
-// TestOOMKills plays the life of containers below one cgroup, as the kernel and systemd do: kill counts there
-// and above, and gone removes a cgroup before the shim has looked. What an end tells is NAME=oom or NAME=no.
+// TestOOMKills plays the life of containers below one cgroup, as the kernel and systemd do: kill
+// counts there and above, and gone removes a cgroup before the shim has looked. What an end tells
+// is NAME=oom or NAME=no.
 func TestOOMKills(t *testing.T) {
 	for name, script := range map[string]string{
 		"not killed":                        "begin a; end a=no",
@@ -138,7 +139,8 @@ func (s scope) OOMKills(context.Context) (uint64, error) {
 	return uint64(n), err
 }
 
-// One that ended while another's end was being looked into had its kills counted as the other's, too.
+// One that ended while another's end was being looked into had its kills counted as the other's,
+// too.
 func TestOOMKillsOfOneThatEndsMeanwhile(t *testing.T) {
 	p := &killPlay{t: t, s: New(Config{StateDir: t.TempDir()}), slice: t.TempDir(), made: map[string]*container{}}
 	p.count(p.slice, 0)
@@ -167,8 +169,8 @@ func TestOOMKillsWithoutSystemd(t *testing.T) {
 	}
 }
 
-// A container that had ended before the next shim came was looked into before that shim knew its neighbours, whose kills
-// were counted as its own.
+// A container that had ended before the next shim came was looked into before that shim knew its
+// neighbours, whose kills were counted as its own.
 func TestOOMKillsAfterAdoption(t *testing.T) {
 	slice := t.TempDir()
 	p := &killPlay{t: t, slice: slice}

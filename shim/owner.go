@@ -159,8 +159,8 @@ func (e *execution) ends(p *process) bool {
 }
 
 // kill kills an exec for a caller. It is recorded first, so that the next shim goes on if this one
-// dies meanwhile. A start or a removal under way is not waited for: it may wait for the process. The
-// start's own record says so, too.
+// dies meanwhile. A start or a removal under way is not waited for: it may wait for the process.
+// The start's own record says so, too.
 func (e *execution) kill(ctx context.Context, p *process) error {
 	ends := false
 	if e.op.TryLock() {

@@ -65,9 +65,9 @@ func (p *process) resize(width, height uint16) error {
 	return p.remote.Resize(ctx, p.pid, width, height)
 }
 
-// awaitStdin closes our end of the input of a process that the other program has made, and returns when that
-// program has opened its own, which it may do after it has answered. What is written before
-// would be lost, and the end of input, if that came before, would never be seen.
+// awaitStdin closes our end of the input of a process that the other program has made, and returns
+// when that program has opened its own, which it may do after it has answered. What is written
+// before would be lost, and the end of input, if that came before, would never be seen.
 func (p *process) awaitStdin(ctx context.Context, child *childEnds, log *slog.Logger) {
 	if p.remote == nil || child.Stdin == nil {
 		return

@@ -145,8 +145,8 @@ func (l *logFile) cutShort() bool {
 // whole reports whether a file without a limit has reached the size at which it is rotated.
 func (l *logFile) whole(size int64) bool { return l.full(size, 2*maxRecords, 1) }
 
-// rotating is at for the steps of a rotation. Their errors name the log, not the descriptor by which f
-// gets to it.
+// rotating is at for the steps of a rotation. Their errors name the log, not the descriptor by
+// which f gets to it.
 func (p logPlace) rotating(f func(path string) error) error {
 	return p.at(func(path string) error {
 		err := f(path)
@@ -166,8 +166,9 @@ func (p logPlace) rotating(f func(path string) error) error {
 	})
 }
 
-// prune removes the oldest files that were set aside, so that the log stays within its limit with
-// a whole new file, and with the current one, of that size, if it is about to be set aside (0: it is not).
+// prune removes the oldest files that were set aside, so that the log stays within its limit with a
+// whole new file, and with the current one, of that size, if it is about to be set aside (0: it is
+// not).
 func (l *logFile) prune(size int64) error {
 	if l.limit == (logLimit{}) && size == 0 {
 		return nil
@@ -232,7 +233,8 @@ type asideFile struct {
 	size int64
 }
 
-// asideTime is what follows the name of a log that was set aside, in local time, as the kubelet has it.
+// asideTime is what follows the name of a log that was set aside, in local time, as the kubelet has
+// it.
 const asideTime = "20060102-150405"
 
 // asideOf returns them, the oldest first. Other files that begin like the log are someone else's.
@@ -266,8 +268,9 @@ func asideOf(path string) ([]asideFile, error) {
 	return old, nil
 }
 
-// setAside renames the log at path and returns its new name, which sorts behind those of all other files that
-// were set aside: within one second, or after the clock was set back, it has a time to come.
+// setAside renames the log at path and returns its new name, which sorts behind those of all other
+// files that were set aside: within one second, or after the clock was set back, it has a time to
+// come.
 func setAside(path string, now time.Time) (string, error) {
 	old, err := asideOf(path)
 	if err != nil {

@@ -85,8 +85,8 @@ func numbers(first, end int) []string {
 	return out
 }
 
-// A container that writes much more than its log may have: no file and not all of them together exceed
-// the limit at any time, and what is there are its last lines, none missing and none split.
+// A container that writes much more than its log may have: no file and not all of them together
+// exceed the limit at any time, and what is there are its last lines, none missing and none split.
 func TestLogKeepsItsLimit(t *testing.T) {
 	r := newPumpRig(t)
 	r.limited(3)
@@ -184,7 +184,8 @@ func TestKubeletRotatesToo(t *testing.T) {
 	}
 }
 
-// A shim that was killed between two steps of a rotation, simulated: the next goes on under the log's name.
+// A shim that was killed between two steps of a rotation, simulated: the next goes on under the
+// log's name.
 func TestRotationCutShort(t *testing.T) {
 	r := newPumpRig(t)
 	r.limited(3)
@@ -304,8 +305,8 @@ func TestLargestLimit(t *testing.T) {
 	}
 }
 
-// A rotation that fails is tried again at the next write. Until then the old file takes what comes, up to twice
-// its size; then the log says how much is missing. The container is not held up.
+// A rotation that fails is tried again at the next write. Until then the old file takes what comes,
+// up to twice its size; then the log says how much is missing. The container is not held up.
 func TestRotationFails(t *testing.T) {
 	for _, cause := range []error{&os.PathError{Op: "open", Path: "x", Err: unix.EMFILE}, unix.EROFS} {
 		t.Run(cause.Error(), func(t *testing.T) {
@@ -339,8 +340,8 @@ func TestRotationFails(t *testing.T) {
 	}
 }
 
-// A rotation that fails between its steps loses nothing and leaves nothing in the wrong order: the old file goes on under
-// its new name until the next write.
+// A rotation that fails between its steps loses nothing and leaves nothing in the wrong order: the
+// old file goes on under its new name until the next write.
 func TestRotationFailsBetweenSteps(t *testing.T) {
 	for name, step := range map[string]func(r *pumpRig) error{
 		"renamed": func(r *pumpRig) error {
@@ -386,8 +387,9 @@ func TestLogLimitCheck(t *testing.T) {
 	}
 }
 
-// A shim killed in the middle of one stream's write, with lines of the other in the stage: the unfinished
-// write is undone before the other stream's lines come behind it, and not again by the next shim.
+// A shim killed in the middle of one stream's write, with lines of the other in the stage: the
+// unfinished write is undone before the other stream's lines come behind it, and not again by the
+// next shim.
 func TestRecoverBothStreams(t *testing.T) {
 	r := newPumpRig(t)
 	r.put("first\n")

@@ -21,9 +21,10 @@ const rounds = 16
 // machine has much else to do, or the process is frozen or waits for a broken disk.
 const dying = 5 * time.Second
 
-// killSession kills what is left of an exec, and waits until it is gone: the processes of the session that it led, and those
-// that began one of their own and still have a stream of the exec's. They would go on after a timeout otherwise. What has let go of
-// the streams, too, or was there before the exec, meant to stay.
+// killSession kills what is left of an exec, and waits until it is gone: the processes of the
+// session that it led, and those that began one of their own and still have a stream of the exec's.
+// They would go on after a timeout otherwise. What has let go of the streams, too, or was there
+// before the exec, meant to stay.
 func (c *container) killSession(ctx context.Context, e *execution, p *process) error {
 	if p.remote != nil {
 		// A remote program's pids may belong to a virtual machine: they mean nothing here.
@@ -69,8 +70,9 @@ func (c *container) killExec(ctx context.Context, e *execution, p *process) erro
 	return c.killSession(ctx, e, p)
 }
 
-// before says whether p is older than a process: a server that a client hands its streams to (SCM_RIGHTS) is not. Of two that started
-// in the same tick of the clock, the older one has the lower pid.
+// before says whether p is older than a process: a server that a client hands its streams to
+// (SCM_RIGHTS) is not. Of two that started in the same tick of the clock, the older one has the
+// lower pid.
 func (p *process) before(pid int, s pidfd.Stat) bool {
 	return s.StartTime > p.startTime || s.StartTime == p.startTime && pid > p.pid
 }

@@ -43,8 +43,8 @@ func (s *Service) dropUnknown(id string) {
 	s.forget(id)
 }
 
-// dropUnknownExec drops what is held of an exec that does not exist. One that is added meanwhile has
-// its files held afterwards.
+// dropUnknownExec drops what is held of an exec that does not exist. One that is added meanwhile
+// has its files held afterwards.
 func (c *container) dropUnknownExec(id string) {
 	c.holding.Lock()
 	defer c.holding.Unlock()

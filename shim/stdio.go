@@ -271,7 +271,8 @@ func (s *stdio) awaitRecovered() {
 func (s *stdio) recover() error {
 	var errs []error
 	for _, p := range s.pumps {
-		// All before the first write: an unfinished one of the other stream is cut off to the log's end.
+		// All before the first write: an unfinished one of the other stream is cut off to the log's
+		// end.
 		errs = append(errs, p.stage.recover(s.log))
 	}
 	if s.log != nil && s.log.cutShort() {

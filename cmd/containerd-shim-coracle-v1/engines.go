@@ -45,8 +45,8 @@ func openEngines(name, state string, log *slog.Logger) (own *engine.Engine, all 
 	return own, all, err
 }
 
-// leaveSteps leaves where the time of making a container went, for coracle trace. That it cannot is no reason
-// to fail.
+// leaveSteps leaves where the time of making a container went, for coracle trace. That it cannot is
+// no reason to fail.
 func leaveSteps(dir string, log *slog.Logger) func(id string, took []plan.Step) {
 	return func(id string, took []plan.Step) {
 		began := time.Now()

@@ -19,8 +19,8 @@ import (
 // keyPrefix starts the keys of layers in the keeper.
 const keyPrefix = "lazy/"
 
-// holder gives layers to the keeper: of each, its connection to the kernel and its record, which has
-// credentials in it and is therefore a file in memory.
+// holder gives layers to the keeper: of each, its connection to the kernel and its record, which
+// has credentials in it and is therefore a file in memory.
 type holder struct {
 	dir    string
 	name   string
@@ -67,8 +67,9 @@ func (h *holder) Drop(key string) {
 	_ = h.keeper().Del(keyPrefix + key) // a keeper that is gone holds nothing
 }
 
-// takeOver goes on with the layers of the process before this one. What cannot be gone on with is let
-// go: its files then say that their file system is not connected, rather than keep readers waiting.
+// takeOver goes on with the layers of the process before this one. What cannot be gone on with is
+// let go: its files then say that their file system is not connected, rather than keep readers
+// waiting.
 func (h *holder) takeOver(s *server.Server) {
 	keys, err := h.keeper().List(keyPrefix)
 	if err != nil {

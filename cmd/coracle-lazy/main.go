@@ -1,6 +1,6 @@
-// Command coracle-lazy shows layers that are being pulled lazily: a FUSE server, for all such layers
-// of a node, that coracled has the keeper start when the first is wanted. It is not for users. Package
-// image/lazy has the whole story.
+// Command coracle-lazy shows layers that are being pulled lazily: a FUSE server, for all such
+// layers of a node, that coracled has the keeper start when the first is wanted. It is not for
+// users. Package image/lazy has the whole story.
 package main
 
 import (

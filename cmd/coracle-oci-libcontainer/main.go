@@ -1,7 +1,7 @@
-// Command coracle-oci-libcontainer is coracle-oci with libcontainer linked: what coracle-oci executes for
-// configurations that its own engine leaves to libcontainer, for --engine libcontainer, and
-// for commands about libcontainer's world, such as checkpoint. It can be called in
-// coracle-oci's place, too.
+// Command coracle-oci-libcontainer is coracle-oci with libcontainer linked: what coracle-oci
+// executes for configurations that its own engine leaves to libcontainer, for --engine
+// libcontainer, and for commands about libcontainer's world, such as checkpoint. It can be called
+// in coracle-oci's place, too.
 package main
 
 import (

@@ -105,7 +105,8 @@ func down(ctx context.Context, p place, purge, volumes bool, out io.Writer) (err
 		steps.done("pods and coracled have ended")
 	}
 	if ours || purge {
-		// Volumes of CSI drivers are mounted in plugins. Their data is not on this disk, and not down's to delete.
+		// Volumes of CSI drivers are mounted in plugins. Their data is not on this disk, and not
+		// down's to delete.
 		for _, dir := range []string{"pods", "plugins"} {
 			if err := unmountBelow(filepath.Join(p.kubelet(), dir)); err != nil {
 				return err

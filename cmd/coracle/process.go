@@ -125,7 +125,7 @@ func holder(path string) (int, error) {
 		if err != nil {
 			return 0, err
 		}
-		// proc_locks(5): 1: FLOCK  ADVISORY  WRITE 1234 fe:00:5678 0 EOF. The device is not stat's on
+		// proc_locks(5): 1: FLOCK ADVISORY WRITE 1234 fe:00:5678 0 EOF. The device is not stat's on
 		// every file system.
 		for line := range strings.Lines(string(locks)) {
 			f := strings.Fields(line)
@@ -139,8 +139,8 @@ func holder(path string) (int, error) {
 	}
 }
 
-// procLocks returns /proc/locks, and whether that came in one piece. Between two reads an entry may be
-// skipped: if one before it has gone.
+// procLocks returns /proc/locks, and whether that came in one piece. Between two reads an entry may
+// be skipped: if one before it has gone.
 func procLocks() (data []byte, whole bool, err error) {
 	f, err := os.Open("/proc/locks")
 	if err != nil {

@@ -24,18 +24,18 @@ import (
 )
 
 const (
-	// firstPause is before the first restart of the cluster process; each further one waits twice as
-	// long, up to longestPause, until it has lived for settled.
+	// firstPause is before the first restart of the cluster process; each further one waits twice
+	// as long, up to longestPause, until it has lived for settled.
 	firstPause   = 100 * time.Millisecond
 	longestPause = 10 * time.Second
 	settled      = 5 * time.Second
 	// A process that has lived for served has served its clients, which should not wait for long
-	// because of how often it was killed before: leader elections allow for 10 s. If it did not end by
-	// itself, it waits for servedPause at most.
+	// because of how often it was killed before: leader elections allow for 10 s. If it did not end
+	// by itself, it waits for servedPause at most.
 	served      = time.Second
 	servedPause = time.Second
-	// After so many lives, none longer than settled and all ended by an error of its own (a port that is
-	// taken, data that cannot be read), the supervisor ends with it, so that up says why.
+	// After so many lives, none longer than settled and all ended by an error of its own (a port
+	// that is taken, data that cannot be read), the supervisor ends with it, so that up says why.
 	mostTries = 7
 	// calm is how long after its start the supervisor gives memory back.
 	calm = 5 * time.Second
@@ -84,8 +84,8 @@ func slim() {
 	}
 }
 
-// supervise runs a program again and again until ctx ends, and then ends it. What the program says goes
-// to log, or if that is nil to where our own output goes.
+// supervise runs a program again and again until ctx ends, and then ends it. What the program says
+// goes to log, or if that is nil to where our own output goes.
 //
 // It comes through a pipe, whose other end is ours: so no one has to look at how large the log is,
 // and it is set aside between two lines. A program whose supervisor is killed is ended, and what it
@@ -158,9 +158,9 @@ func once(ctx context.Context, args []string, log io.Writer) error {
 	return err
 }
 
-// shallowProfiles adds to the environment of a Go program that its heap profile keeps 32 frames of a
-// stack. The default of 128 costs the cluster process up to 3 MB after a burst of work, which it never
-// returns. A GODEBUG of the user's wins.
+// shallowProfiles adds to the environment of a Go program that its heap profile keeps 32 frames of
+// a stack. The default of 128 costs the cluster process up to 3 MB after a burst of work, which it
+// never returns. A GODEBUG of the user's wins.
 func shallowProfiles(env []string) []string {
 	if slices.ContainsFunc(env, func(s string) bool { return strings.HasPrefix(s, "GODEBUG=") }) {
 		return env
@@ -168,8 +168,8 @@ func shallowProfiles(env []string) []string {
 	return append(env, "GODEBUG=profstackdepth=32")
 }
 
-// refused says whether the program ended by itself with the status of an error that it has reported: no
-// signal, no panic.
+// refused says whether the program ended by itself with the status of an error that it has
+// reported: no signal, no panic.
 func refused(err error) bool {
 	var exit *exec.ExitError
 	return errors.As(err, &exit) && exit.ExitCode() == 1

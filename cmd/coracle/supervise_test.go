@@ -75,8 +75,8 @@ func TestOneSupervisor(t *testing.T) {
 	}
 }
 
-// What the program says, on both of its outputs and in all of its lives, is in the supervisor's log, together with
-// what the supervisor has to say.
+// What the program says, on both of its outputs and in all of its lives, is in the supervisor's
+// log, together with what the supervisor has to say.
 func TestSupervisorLogs(t *testing.T) {
 	dir := t.TempDir()
 	log := filepath.Join(dir, "log")
@@ -141,8 +141,8 @@ func TestPauses(t *testing.T) {
 	}
 }
 
-// A program that reports an error each time is not started forever. One that is killed is, and starts
-// again.
+// A program that reports an error each time is not started forever. One that is killed is, and
+// starts again.
 func TestSupervisorGivesUp(t *testing.T) {
 	for name, test := range map[string]struct {
 		script string
@@ -167,7 +167,8 @@ func TestSupervisorGivesUp(t *testing.T) {
 	}
 }
 
-// TestSupervisedProgramsEnvironment: profiles with short stacks, unless the user wants something else of the Go runtime.
+// TestSupervisedProgramsEnvironment: profiles with short stacks, unless the user wants something
+// else of the Go runtime.
 func TestSupervisedProgramsEnvironment(t *testing.T) {
 	for name, c := range map[string]struct{ have, want []string }{
 		"none":        {[]string{"A=1"}, []string{"A=1", "GODEBUG=profstackdepth=32"}},

@@ -13,10 +13,10 @@ import (
 // diskSize is what 1,000 pods of the slowest peer fit in, several times; the file is sparse.
 const diskSize = 16 << 30
 
-// mountDisk mounts a new ext4 with a journal, as a node's disk has it, at dir for the runtimes. On an
-// ext4 without one, as the roots of some virtual machines are, making a file looks through all that
-// have been deleted there within minutes (the kernel's fs/ext4/ialloc.c, recently_deleted): there
-// the runtimes that come later, or have made and deleted more, would be the slower ones.
+// mountDisk mounts a new ext4 with a journal, as a node's disk has it, at dir for the runtimes. On
+// an ext4 without one, as the roots of some virtual machines are, making a file looks through all
+// that have been deleted there within minutes (the kernel's fs/ext4/ialloc.c, recently_deleted):
+// there the runtimes that come later, or have made and deleted more, would be the slower ones.
 func mountDisk(ctx context.Context, dir string) (unmount func() error, err error) {
 	file := dir + ".img"
 	if err := errors.Join(os.WriteFile(file, nil, 0o600), os.Truncate(file, diskSize), os.Mkdir(dir, 0o755)); err != nil {

@@ -26,7 +26,8 @@ func (f *figures) add(name string, value float64) {
 }
 
 // table has a row per figure, a column per runtime, each with the median of its runs and, in
-// brackets, the lowest and the highest; and how many times the first runtime's median each other one is.
+// brackets, the lowest and the highest; and how many times the first runtime's median each other
+// one is.
 func table(corner string, targets []string, of []*figures) [][]string {
 	head := []string{corner}
 	for i, t := range targets {

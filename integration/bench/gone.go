@@ -20,9 +20,9 @@ const (
 	goneTick  = time.Millisecond
 )
 
-// untilGone is the median time, in milliseconds, from the call of StopContainer until nothing is left
-// of a pod: processes, mounts, cgroups, links, routes, and files. It is true to within the time that
-// one look takes, some milliseconds.
+// untilGone is the median time, in milliseconds, from the call of StopContainer until nothing is
+// left of a pod: processes, mounts, cgroups, links, routes, and files. It is true to within the
+// time that one look takes, some milliseconds.
 func (t *target) untilGone(ctx context.Context) (float64, error) {
 	var all []float64
 	for range gonePods {

@@ -104,8 +104,8 @@ func syncDisk(dir string) error {
 	return unix.Syncfs(int(d.Fd()))
 }
 
-// untilFreed returns the time, in milliseconds, from began until as little of the disk was in use as it is now
-// that the machine is quiet again.
+// untilFreed returns the time, in milliseconds, from began until as little of the disk was in use
+// as it is now that the machine is quiet again.
 func (t *target) untilFreed(ctx context.Context, began time.Time) (float64, error) {
 	type look struct {
 		after time.Duration

@@ -128,9 +128,9 @@ func (c *client) exec(ctx context.Context, p *pod) error {
 	})
 }
 
-// grace is what StopContainer gives a container that has run for a while, in seconds. One that is stopped
-// as soon as it has been started gets none: the first process of a PID namespace that has no handler yet does not
-// see SIGTERM, so the grace would be what is measured.
+// grace is what StopContainer gives a container that has run for a while, in seconds. One that is
+// stopped as soon as it has been started gets none: the first process of a PID namespace that has
+// no handler yet does not see SIGTERM, so the grace would be what is measured.
 const grace = 10
 
 // remove makes the calls that the kubelet makes, with so many seconds of grace.

@@ -1,6 +1,6 @@
-// Command bench measures CRI runtimes, or with -cluster whole clusters, from the outside, over their sockets, in one
-// run on one machine: how long the steps of a pod's life take, and how much memory
-// an idle pod costs beyond its payload.
+// Command bench measures CRI runtimes, or with -cluster whole clusters, from the outside, over
+// their sockets, in one run on one machine: how long the steps of a pod's life take, and how much
+// memory an idle pod costs beyond its payload.
 //
 //	bin/test/bench                       coracle, and the peers in bin/peers
 //	bin/test/bench -targets coracle -runs 2 -parts latency
@@ -9,11 +9,12 @@
 //	bin/test/bench -images               pulling and unpacking
 //	bin/test/bench -writers 4            starts and execs next to containers that write at full speed
 //
-// Runtimes and images are measured in several runs, in which the runtimes take turns, and each time another
-// one begins. Many pods are started once, by one runtime after another, and each run is among the same. A turn begins
-// when the machine is quiet. Latency: all runtimes are up. Everything else: one at a time is up, alone in a
-// process namespace with the registry and this program, so that every process that is not the payload is
-// the runtime's. Whole clusters are measured once, one after the other.
+// Runtimes and images are measured in several runs, in which the runtimes take turns, and each time
+// another one begins. Many pods are started once, by one runtime after another, and each run is
+// among the same. A turn begins when the machine is quiet. Latency: all runtimes are up. Everything
+// else: one at a time is up, alone in a process namespace with the registry and this program, so
+// that every process that is not the payload is the runtime's. Whole clusters are measured once,
+// one after the other.
 package main
 
 import (

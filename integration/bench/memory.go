@@ -15,7 +15,8 @@ import (
 // settle is how long a runtime gets, once it is quiet, to give memory back before it is read.
 const settle = 3 * time.Second
 
-// measureMemory has only this runtime up. Memory is PSS (proportional set size: shared pages count in part).
+// measureMemory has only this runtime up. Memory is PSS (proportional set size: shared pages count
+// in part).
 func measureMemory(ctx context.Context, t *target, o options) (err error) {
 	c, err := t.up(ctx)
 	if err != nil {

@@ -12,7 +12,8 @@ import (
 	"github.com/coracle-project/coracle/integration/bench/quiet"
 )
 
-// How measureScale goes: among so many pods, the peers' last is less, starts and lists are measured.
+// How measureScale goes: among so many pods, the peers' last is less, starts and lists are
+// measured.
 var (
 	ourScale   = []int{10, 500, 1000}
 	peersScale = []int{10, 500}
@@ -24,7 +25,8 @@ const restMargin = 1.5
 // lists is how often a list is asked for in one run.
 const lists = 20
 
-// measureScale has only this runtime up. It fills the node once; the runs follow each other among as many pods.
+// measureScale has only this runtime up. It fills the node once; the runs follow each other among
+// as many pods.
 func measureScale(ctx context.Context, t *target, o options) (err error) {
 	c, err := t.up(ctx)
 	if err != nil {
@@ -65,9 +67,9 @@ func measureScale(ctx context.Context, t *target, o options) (err error) {
 
 func amongName(pods int) string { return fmt.Sprintf("pod start among %d pods, ms", pods) }
 
-// among measures one run of n starts, and of lists if there are many pods. The pods that it has started are
-// removed at its end: how much of a teardown still goes on is not what is asked. The next begins when fewer
-// than inUse CPUs are in use.
+// among measures one run of n starts, and of lists if there are many pods. The pods that it has
+// started are removed at its end: how much of a teardown still goes on is not what is asked. The
+// next begins when fewer than inUse CPUs are in use.
 func (t *target) among(ctx context.Context, pods, n int, inUse float64) error {
 	var took []float64
 	var more []*pod

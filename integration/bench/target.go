@@ -161,7 +161,8 @@ func (t *target) pid() int {
 
 func launchCoracle(t *target) (func() error, string, error) { return startCoracle(t, "") }
 
-// startCoracle starts coracled with the built-in network, or with the CNI configuration of a directory.
+// startCoracle starts coracled with the built-in network, or with the CNI configuration of a
+// directory.
 func startCoracle(t *target, cni string) (func() error, string, error) {
 	d, err := testkit.NewDaemon(testkit.Options{Dir: t.dir, Registries: []string{registryAddr}, LogLevel: "info", CNIConfDir: cni})
 	if err != nil {

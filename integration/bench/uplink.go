@@ -8,8 +8,8 @@ import (
 )
 
 // addUplink gives this program's network namespace what each node has: a device with an address and
-// the default route, before all devices of pods. Where there is none, the kernel looks for an address
-// at all pods' devices whenever a route is added (net/ipv4/devinet.c, inet_select_addr).
+// the default route, before all devices of pods. Where there is none, the kernel looks for an
+// address at all pods' devices whenever a route is added (net/ipv4/devinet.c, inet_select_addr).
 func addUplink() error {
 	device := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "uplink"}, PeerName: "lan"}
 	if err := netlink.LinkAdd(device); err != nil {

@@ -12,7 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// machine is what the outcome depends on: the one that the tests ran on, and who ran the containers.
+// machine is what the outcome depends on: the one that the tests ran on, and who ran the
+// containers.
 type machine struct {
 	kernel, arch            string
 	runtime                 string // with its version, whose commit is what was measured

@@ -17,8 +17,8 @@ import (
 // peerLimit bounds containerd's start and its end.
 const peerLimit = 30 * time.Second
 
-// peerConfig has containerd find the CNI plugins and the registry that we have for it; all else is as it comes. It may
-// not lower oom_score_adj where we may not.
+// peerConfig has containerd find the CNI plugins and the registry that we have for it; all else is
+// as it comes. It may not lower oom_score_adj where we may not.
 const peerConfig = `version = 3
 root = "%[1]s/root"
 state = "%[1]s/state"

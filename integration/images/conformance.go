@@ -17,9 +17,9 @@ import (
 // agnhostPrograms are what the suite calls in agnhost's image beside agnhost.
 var agnhostPrograms = []string{"bash", "curl", "dig", "getent", "ip", "ipcs", "iperf", "nc", "ss"}
 
-// Conformance are stand-ins for the images of Kubernetes' conformance suite, at the names and versions of
-// k8s.io/kubernetes/test/utils/image 1.36.3. The suite's own programs are built by hack/conformance/build.sh into Bin's
-// neighbour conformance; tools in them are this machine's.
+// Conformance are stand-ins for the images of Kubernetes' conformance suite, at the names and
+// versions of k8s.io/kubernetes/test/utils/image 1.36.3. The suite's own programs are built by
+// hack/conformance/build.sh into Bin's neighbour conformance; tools in them are this machine's.
 func (s Source) Conformance() ([]Named, error) {
 	base, err := s.BusyboxImage()
 	if err != nil {
@@ -121,7 +121,8 @@ func (s Source) agnhost(base ociimage.Image, dir string) (ociimage.Image, error)
 		programs, own, registry), nil
 }
 
-// fakeRegistry is what agnhost's fake registry serves: an image as the files of the CNCF distribution registry.
+// fakeRegistry is what agnhost's fake registry serves: an image as the files of the CNCF
+// distribution registry.
 func fakeRegistry(image Named) (ociimage.Layer, error) {
 	b, err := image.Image.Build()
 	if err != nil {

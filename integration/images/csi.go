@@ -14,7 +14,8 @@ var csiPrograms = []string{
 }
 
 // CSI are the images of `make test-csi`: each program that hack/csi/build.sh builds into Bin's
-// neighbour csi by itself, as upstream's images, and the driver with this machine's mkfs.btrfs over a busybox.
+// neighbour csi by itself, as upstream's images, and the driver with this machine's mkfs.btrfs over
+// a busybox.
 func (s Source) CSI() ([]Named, error) {
 	var list []Named
 	for _, name := range csiPrograms {

@@ -49,8 +49,8 @@ func (h *hostFiles) program(at, source string) {
 	}
 }
 
-// hostPrograms is a layer with programs of this machine and the libraries that they need. It leaves out those that are
-// missing: the specs that need one then fail, and say so.
+// hostPrograms is a layer with programs of this machine and the libraries that they need. It leaves
+// out those that are missing: the specs that need one then fail, and say so.
 func hostPrograms(names []string) (ociimage.Layer, error) {
 	h := newHostFiles()
 	for _, name := range names {

@@ -12,8 +12,8 @@ import (
 	"github.com/coracle-project/coracle/internal/testkit"
 )
 
-// patience bounds what a test waits for, on however slow a machine; it is never the time that a test takes.
-// Scripts spell it out.
+// patience bounds what a test waits for, on however slow a machine; it is never the time that a
+// test takes. Scripts spell it out.
 const patience = 5 * time.Minute
 
 // cluster is what one `coracle up` started.
@@ -24,7 +24,8 @@ type cluster struct {
 	cgroup      string // parent of all its cgroups
 }
 
-// newCluster starts a cluster that is taken down with the test, which fails if that leaves anything.
+// newCluster starts a cluster that is taken down with the test, which fails if that leaves
+// anything.
 func newCluster(t *testing.T) *cluster {
 	t.Helper()
 	// Not t.TempDir: socket paths have to be short.

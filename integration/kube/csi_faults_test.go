@@ -17,7 +17,8 @@ type diskStep struct {
 	done    func(t *testing.T, d *disks)
 }
 
-// diskLife is a volume's life: made, used, grown, and used by another pod, which finds the first one's data.
+// diskLife is a volume's life: made, used, grown, and used by another pod, which finds the first
+// one's data.
 var diskLife = []diskStep{
 	{
 		[]string{"CreateVolume"},
@@ -91,8 +92,8 @@ spec: {volumeSnapshotClassName: disk, source: {persistentVolumeClaimName: life}}
 	},
 }
 
-// eachCall lives a volume's life once for each call of the driver, and for the moments before and after it did its work. hit
-// is called when the call has reached the fault.
+// eachCall lives a volume's life once for each call of the driver, and for the moments before and
+// after it did its work. hit is called when the call has reached the fault.
 func eachCall(t *testing.T, do string, except []string, prepare func(t *testing.T, d *disks), hit func(t *testing.T, d *disks, fault string)) {
 	d := newDisks(t)
 	ran, reached := 0, 0
@@ -137,8 +138,8 @@ func eachCall(t *testing.T, do string, except []string, prepare func(t *testing.
 	}
 }
 
-// kill -9 of the cluster process while it waits for an answer of the driver loses nothing: it goes on
-// after its start, and at the end nothing is left.
+// kill -9 of the cluster process while it waits for an answer of the driver loses nothing: it goes
+// on after its start, and at the end nothing is left.
 func TestCSIKills(t *testing.T) {
 	eachCall(t, "hang", nil, func(*testing.T, *disks) {}, func(t *testing.T, d *disks, fault string) {
 		if err := testkit.Kill(d.process(t, "coracle-kube")); err != nil {
@@ -150,8 +151,8 @@ func TestCSIKills(t *testing.T) {
 	})
 }
 
-// A driver that dies at a call is restarted, and all is done as without that. The driver's pods are others for each
-// life, so that no restart waits for its turn.
+// A driver that dies at a call is restarted, and all is done as without that. The driver's pods are
+// others for each life, so that no restart waits for its turn.
 func TestCSIDriverDies(t *testing.T) {
 	eachCall(t, "die", nil, func(t *testing.T, d *disks) { d.renewDriver(t) }, func(t *testing.T, d *disks, _ string) {
 		d.awaitTrue(t, "the driver's container is restarted", func() bool {

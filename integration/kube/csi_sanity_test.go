@@ -14,14 +14,15 @@ import (
 	"github.com/coracle-project/coracle/internal/testkit"
 )
 
-// sanityCounts are what upstream's csi-sanity says about the test driver. It skips what the driver does not say it
-// can do: groups of snapshots, VolumeAttributesClasses, and health in the form of the specification's 1.13.
+// sanityCounts are what upstream's csi-sanity says about the test driver. It skips what the driver
+// does not say it can do: groups of snapshots, VolumeAttributesClasses, and health in the form of
+// the specification's 1.13.
 const sanityCounts = "76 Passed | 0 Failed | 1 Pending | 26 Skipped"
 
 var sanityLine = regexp.MustCompile(`(\d+) Passed \| (\d+) Failed \| (\d+) Pending \| (\d+) Skipped`)
 
-// The driver that the other tests use is one: upstream's own tests of drivers pass on it, for file systems and
-// for devices, and leave nothing.
+// The driver that the other tests use is one: upstream's own tests of drivers pass on it, for file
+// systems and for devices, and leave nothing.
 func TestCSISanity(t *testing.T) {
 	for _, access := range []string{"mount", "block"} {
 		t.Run(access, func(t *testing.T) {

@@ -28,14 +28,15 @@ const (
 	diskLook = 50 * time.Millisecond
 )
 
-// disks is a cluster with the test driver of hack/csi/driver and upstream's sidecars. The driver's package says
-// what is in the directory data.
+// disks is a cluster with the test driver of hack/csi/driver and upstream's sidecars. The driver's
+// package says what is in the directory data.
 type disks struct {
 	*cluster
 	data string
 }
 
-// newDisks starts a cluster with the driver, which is registered. The test fails if at its end anything is left of volumes.
+// newDisks starts a cluster with the driver, which is registered. The test fails if at its end
+// anything is left of volumes.
 func newDisks(t *testing.T) *disks {
 	t.Helper()
 	bin, err := testkit.FindBin()
@@ -397,7 +398,8 @@ func loopsOf(dir string) (loops []string) {
 	return loops
 }
 
-// endLoops complains of loop devices with files of a directory, and ends them: they are the whole machine's.
+// endLoops complains of loop devices with files of a directory, and ends them: they are the whole
+// machine's.
 func endLoops(t *testing.T, dir string) {
 	t.Helper()
 	for _, loop := range loopsOf(dir) {

@@ -51,8 +51,8 @@ func TestCSI(t *testing.T) {
 	}
 }
 
-// A claim is provisioned, attached and mounted. What is written is there after kill -9 of both programs, and in the
-// next pod.
+// A claim is provisioned, attached and mounted. What is written is there after kill -9 of both
+// programs, and in the next pod.
 func dataSurvive(t *testing.T, d *disks) {
 	d.apply(t, diskClaim("kept", "disk", "512Mi", "")+diskPod("one", ofClaim("kept"), ""))
 	d.awaitReady(t, "one")
@@ -122,7 +122,8 @@ spec:
 	}
 }
 
-// A volume that a pod names itself ends with the pod, and is never attached. The driver learns of the pod.
+// A volume that a pod names itself ends with the pod, and is never attached. The driver learns of
+// the pod.
 func inlineVolume(t *testing.T, d *disks) {
 	d.apply(t, diskPod("inline", fmt.Sprintf(`csi: {driver: %s, volumeAttributes: {size: "%d"}}`, diskDriver, 300<<20), ""))
 	d.awaitReady(t, "inline")
@@ -199,7 +200,8 @@ func (d *disks) grow(t *testing.T, claim, size string) {
 	}
 }
 
-// A volume grows while a pod uses it, and so does its file system; also one that grew while no pod had it.
+// A volume grows while a pod uses it, and so does its file system; also one that grew while no pod
+// had it.
 func growWhileMounted(t *testing.T, d *disks) {
 	d.apply(t, diskClaim("growing", "disk", "320Mi", "")+diskPod("growing", ofClaim("growing"), ""))
 	d.awaitReady(t, "growing")
@@ -246,8 +248,8 @@ spec: {volumeSnapshotClassName: disk, source: {persistentVolumeClaimName: origin
 	}
 }
 
-// A claim of a class that waits is bound where its pod is, and the volume stays there. Without a place, or room, the pod
-// waits, and says why.
+// A claim of a class that waits is bound where its pod is, and the volume stays there. Without a
+// place, or room, the pod waits, and says why.
 func lateBinding(t *testing.T, d *disks) {
 	d.apply(t, diskClaim("late", "disk-late", "320Mi", "")+diskClaim("elsewhere", "disk-elsewhere", "320Mi", "")+diskClaim("huge", "disk-late", "900Gi", ""))
 	if got := d.kube(t, "get", "node", "boat", "-o", `jsonpath={.metadata.labels.disk\.csi\.coracle\.test/zone}`); got != "here" {
@@ -347,8 +349,8 @@ func claimDeletedWhileMounted(t *testing.T, d *disks) {
 	d.await(t, "wait", "pvc/doomed", "--for=delete")
 }
 
-// Of two pods for a claim that only one may use the second waits: in the scheduler, and on the node if it gets there
-// otherwise.
+// Of two pods for a claim that only one may use the second waits: in the scheduler, and on the node
+// if it gets there otherwise.
 func readWriteOncePod(t *testing.T, d *disks) {
 	claim := strings.Replace(diskClaim("only", "disk", "320Mi", ""), "ReadWriteOnce]", "ReadWriteOncePod]", 1)
 	d.apply(t, claim+diskPod("holder", ofClaim("only"), ""))
@@ -363,7 +365,8 @@ func readWriteOncePod(t *testing.T, d *disks) {
 	d.awaitReady(t, "placed")
 }
 
-// A full volume is its pod's error only: others write, the figures tell, it can grow, and another pod can have it.
+// A full volume is its pod's error only: others write, the figures tell, it can grow, and another
+// pod can have it.
 func fullVolume(t *testing.T, d *disks) {
 	d.apply(t, diskClaim("full", "disk", "320Mi", "")+diskClaim("roomy", "disk", "320Mi", "")+
 		diskPod("full", ofClaim("full"), "")+diskPod("roomy", ofClaim("roomy"), ""))
@@ -387,7 +390,8 @@ func fullVolume(t *testing.T, d *disks) {
 	d.in(t, "full", "echo more >/data/file; sync")
 }
 
-// figure is a metric of the kubelet's about a claim's volume, if there is one. token is of somebody who may read metrics.
+// figure is a metric of the kubelet's about a claim's volume, if there is one. token is of somebody
+// who may read metrics.
 func (d *disks) figure(t *testing.T, token, claim, metric string) (bytes float64, ok bool) {
 	t.Helper()
 	status, metrics, err := request("127.0.0.1:10250", "/metrics", token)
@@ -473,8 +477,9 @@ func driverRestarted(t *testing.T, d *disks) {
 	d.awaitReady(t, "later")
 }
 
-// A pod that ends while the driver is away leaves its volume to the driver's return: nothing is deleted below a mount, and no
-// data are lost. So it is, too, if the kubelet was restarted meanwhile.
+// A pod that ends while the driver is away leaves its volume to the driver's return: nothing is
+// deleted below a mount, and no data are lost. So it is, too, if the kubelet was restarted
+// meanwhile.
 func driverAway(t *testing.T, d *disks) {
 	d.apply(t, diskClaim("alone", "disk", "320Mi", "")+diskPod("alone", ofClaim("alone"), ""))
 	d.awaitReady(t, "alone")

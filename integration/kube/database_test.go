@@ -63,8 +63,9 @@ type row struct{ client, n int }
 
 // PostgreSQL, from the distribution's packages, in a StatefulSet with a claim of the default class:
 // clients write rows, while the server, one of its processes, its pod, the shim, coracled and the
-// cluster process are killed at random. At the end every row whose COMMIT was acknowledged is there.
-// No two servers ever have the claim at once, though a pod that is deleted by force runs on for its grace.
+// cluster process are killed at random. At the end every row whose COMMIT was acknowledged is
+// there. No two servers ever have the claim at once, though a pod that is deleted by force runs on
+// for its grace.
 func TestDatabase(t *testing.T) {
 	seed := *databaseSeed
 	if seed == 0 {
@@ -151,8 +152,8 @@ func newDatabase(t *testing.T) *database {
 	return d
 }
 
-// giveDefaultRoute gives this machine a default route, as nodes have: without one it has no way to a
-// Service's address.
+// giveDefaultRoute gives this machine a default route, as nodes have: without one it has no way to
+// a Service's address.
 func giveDefaultRoute(t *testing.T) {
 	t.Helper()
 	giveAddress(t, "192.0.2.10/24")
@@ -161,7 +162,8 @@ func giveDefaultRoute(t *testing.T) {
 	}
 }
 
-// fsGroup is set on the volume's files once: the server refuses a database that its group may write to.
+// fsGroup is set on the volume's files once: the server refuses a database that its group may write
+// to.
 const databaseManifest = `
 apiVersion: v1
 kind: Service
@@ -276,7 +278,8 @@ func (d *database) session(ctx context.Context, client, n int) int {
 		<-rhythm.C
 		silent.Reset(unanswered)
 		began := time.Now()
-		// Not in a transaction of its own: the answer to a single statement is the answer to its COMMIT.
+		// Not in a transaction of its own: the answer to a single statement is the answer to its
+		// COMMIT.
 		if _, err := fmt.Fprintf(in, "INSERT INTO rows VALUES (%d, %d);\n", client, n); err != nil {
 			return n
 		}
@@ -323,8 +326,9 @@ func (d *database) lost(t *testing.T) (lost []row, found map[row]bool) {
 	return lost, found
 }
 
-// killAtRandom kills until the time is over and enough of each kind has been killed. After most kills
-// it waits until the database has committed something that was asked after it; others follow at once.
+// killAtRandom kills until the time is over and enough of each kind has been killed. After most
+// kills it waits until the database has committed something that was asked after it; others follow
+// at once.
 func (d *database) killAtRandom(t *testing.T, random *rand.Rand) map[string]int {
 	t.Helper()
 	kinds := []string{"postgres", "backend", "pod", "shim", "coracled", "coracle-kube"}
@@ -365,8 +369,8 @@ func (d *database) awaitCommit(t *testing.T, after string) {
 	}
 }
 
-// awaitSuccessor returns when another pod is ready in place of the one that was deleted, which goes on
-// to commit for its grace.
+// awaitSuccessor returns when another pod is ready in place of the one that was deleted, which goes
+// on to commit for its grace.
 func (d *database) awaitSuccessor(t *testing.T) {
 	t.Helper()
 	if d.condemned == "" {

@@ -15,8 +15,9 @@ import (
 	"github.com/coracle-project/coracle/internal/testkit"
 )
 
-// Helm 4 installs, upgrades, rolls back and removes a chart that has one of each kind that charts are made of. Its --wait
-// returns when all is ready, and after the removal nothing is left: no object, no volume and no file of one.
+// Helm 4 installs, upgrades, rolls back and removes a chart that has one of each kind that charts
+// are made of. Its --wait returns when all is ready, and after the removal nothing is left: no
+// object, no volume and no file of one.
 func TestHelm(t *testing.T) {
 	c := newCluster(t)
 	t.Cleanup(func() { // the cluster's own end refuses while there are volumes
@@ -52,7 +53,8 @@ func TestHelm(t *testing.T) {
 		t.Helper()
 		return c.kube(t, "get", "-n", ns, what, "-o", "jsonpath={"+path+"}")
 	}
-	// is says what a release has to be when a command with --wait has returned: nothing is waited for here.
+	// is says what a release has to be when a command with --wait has returned: nothing is waited
+	// for here.
 	is := func(message string, replicas int) {
 		t.Helper()
 		n := fmt.Sprint(replicas)
@@ -99,8 +101,8 @@ func TestHelm(t *testing.T) {
 	c.await(t, "wait", "-n", ns, "job/now", "--for=condition=Complete")
 	c.kube(t, "exec", "-n", ns, "store-0", "--", "sh", "-c", "echo kept >/data/file")
 
-	// Without --wait it returns before its pods are ready: what the checks above see is what --wait has waited for.
-	// It cannot wait for these pods, which are not ready for an hour.
+	// Without --wait it returns before its pods are ready: what the checks above see is what --wait
+	// has waited for. It cannot wait for these pods, which are not ready for an hour.
 	must(slices.Concat([]string{"upgrade", "boat", chart}, set("two", 3), []string{"--set", "slow=3600"})...)
 	if got := c.kube(t, "rollout", "status", "-n", ns, "deployment/web", "--watch=false"); strings.Contains(got, "successfully rolled out") {
 		t.Errorf("an upgrade without --wait returns when all pods are ready: %s", got)
@@ -125,7 +127,8 @@ func TestHelm(t *testing.T) {
 	}
 
 	must(slices.Concat([]string{"uninstall", "boat"}, wait)...)
-	// Helm knows its own objects only. What the garbage collector and the volumes' controllers have to do follows.
+	// Helm knows its own objects only. What the garbage collector and the volumes' controllers have
+	// to do follows.
 	for end := time.Now().Add(patience); ; {
 		left := without(c.objects(t, ns), before)
 		if dirs, err := os.ReadDir(volumes); err != nil {

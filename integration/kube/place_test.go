@@ -20,8 +20,8 @@ import (
 	"github.com/coracle-project/coracle/internal/testkit"
 )
 
-// Several ups at the same time all end well, and start one cluster. The directories that an older version left open are
-// closed: containers' files are in them.
+// Several ups at the same time all end well, and start one cluster. The directories that an older
+// version left open are closed: containers' files are in them.
 func TestUpTogether(t *testing.T) {
 	c := newCluster(t)
 	c.run(t, "down")
@@ -148,7 +148,8 @@ func TestUpRefusesANetworkOfOthers(t *testing.T) {
 	}
 }
 
-// Regression: an up that failed since coracled did not answer ended that coracled, and with it its pods.
+// Regression: an up that failed since coracled did not answer ended that coracled, and with it its
+// pods.
 func TestUpWithAStoppedCoracled(t *testing.T) {
 	c := newCluster(t)
 	c.apply(t, webDeployment("web", 1))
@@ -177,8 +178,8 @@ func TestUpWithAStoppedCoracled(t *testing.T) {
 	c.sameEverywhere(t)
 }
 
-// Regression: up with other flags on a cluster that ran ignored them, printed the address that they said, and
-// remembered them for the next start.
+// Regression: up with other flags on a cluster that ran ignored them, printed the address that they
+// said, and remembered them for the next start.
 func TestUpWithOtherFlags(t *testing.T) {
 	c := newCluster(t)
 	settings := func() string {
@@ -207,8 +208,8 @@ func TestUpWithOtherFlags(t *testing.T) {
 	if err == nil || strings.Contains(string(out), "serves") || !strings.Contains(string(out), `"lots" is no amount`) {
 		t.Errorf("a flag that only the cluster process understands: %v, %s", err, out)
 	}
-	// One that is interrupted when coracled serves ends what it has started, and is not remembered. Without etcd the
-	// node never is Ready.
+	// One that is interrupted when coracled serves ends what it has started, and is not remembered.
+	// Without etcd the node never is Ready.
 	cmd := c.command("up", "--port", "8443", "--etcd-servers", "http://127.0.0.1:1")
 	said, err := cmd.StdoutPipe()
 	if err != nil {

@@ -20,7 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inPod runs f on a thread in the network namespace of the cluster's only pod. The thread ends with it.
+// inPod runs f on a thread in the network namespace of the cluster's only pod. The thread ends with
+// it.
 func (c *cluster) inPod(t *testing.T, f func() error) error {
 	t.Helper()
 	all, err := filepath.Glob(filepath.Join(c.state, "ns", "*", "net"))
@@ -92,9 +93,9 @@ func (c *cluster) firstEvent(t *testing.T, selector string) string {
 	return line
 }
 
-// What a pod gets of the node's own ports: the kubelet's API and the API server answer it, and let in only who RBAC
-// does. The API server is bound to loopback, which no pod reaches; pods have the address of its Service, though one of them has
-// that Service's port of the node's addresses.
+// What a pod gets of the node's own ports: the kubelet's API and the API server answer it, and let
+// in only who RBAC does. The API server is bound to loopback, which no pod reaches; pods have the
+// address of its Service, though one of them has that Service's port of the node's addresses.
 func TestPodsAndTheNodesPorts(t *testing.T) {
 	c := newCluster(t)
 	c.apply(t, fmt.Sprintf(`apiVersion: v1
@@ -142,7 +143,8 @@ spec:
 			}
 		}
 	}
-	// The node reaches the API server at both addresses, and at its own ones the pod with the host port.
+	// The node reaches the API server at both addresses, and at its own ones the pod with the host
+	// port.
 	for _, address := range []string{"127.0.0.1:6443", "10.96.0.1:443"} {
 		if status, _, err := request(address, "/version", ""); err != nil || status == 0 {
 			t.Errorf("the API server at %s from the node: %d, %v", address, status, err)

@@ -15,8 +15,8 @@ import (
 // files may use all of them with envsubst FILE....
 func TestKubectl(t *testing.T) {
 	c := newCluster(t)
-	// Scripts of one directory run at the same time, and have ended before the next. What is done to
-	// the node is felt by all pods.
+	// Scripts of one directory run at the same time, and have ended before the next. What is done
+	// to the node is felt by all pods.
 	for _, dir := range []string{"namespaced", "node"} {
 		t.Run(dir, func(t *testing.T) {
 			testscript.Run(t, testscript.Params{

@@ -61,8 +61,9 @@ func TestKillWhileRolling(t *testing.T) {
 	c.sameEverywhere(t)
 }
 
-// sameEverywhere waits until CRI runs what the API server says, no more and no less. Pods that a rollout has replaced
-// may still be on their way out when it is done, and no command waits for the end of those only.
+// sameEverywhere waits until CRI runs what the API server says, no more and no less. Pods that a
+// rollout has replaced may still be on their way out when it is done, and no command waits for the
+// end of those only.
 func (c *cluster) sameEverywhere(t *testing.T) {
 	t.Helper()
 	for end := time.Now().Add(patience); ; {

@@ -1,7 +1,7 @@
 // Command nriplugin is an NRI plugin for tests, on NRI's own stub. Its configuration is the path of
 // a file, to which it appends a line for each thing that it is told. It gives each container an
-// environment variable, a mount and a limit of open files, makes each update's memory limit twice as
-// large, and refuses containers with the annotation "boat.refused".
+// environment variable, a mount and a limit of open files, makes each update's memory limit twice
+// as large, and refuses containers with the annotation "boat.refused".
 package main
 
 import (

@@ -104,7 +104,8 @@ func TestAttackerFindsDescriptors(t *testing.T) {
 	}
 }
 
-// An attacker with all that the release agent's attack needs wins: privileges, and the cgroups writable.
+// An attacker with all that the release agent's attack needs wins: privileges, and the cgroups
+// writable.
 func TestAttackerWinsAgainstWritableCgroups(t *testing.T) {
 	r := newRig(t)
 	s := spec("/attacker", "release-agent")

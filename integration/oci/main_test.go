@@ -31,7 +31,8 @@ import (
 	"github.com/coracle-project/coracle/runtime/runtimetest"
 )
 
-// In namespaces of their own: what others on the machine mount meanwhile is not what an attack has changed.
+// In namespaces of their own: what others on the machine mount meanwhile is not what an attack has
+// changed.
 func TestMain(m *testing.M) {
 	lc.Init()
 	os.Exit(testkit.Isolate(runtimetest.Tests(m.Run).Run))

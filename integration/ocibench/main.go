@@ -7,8 +7,9 @@
 //	bin/test/ocibench                          print the tables
 //	bin/test/ocibench -md docs/benchmarks.md   write that page's part, too
 //
-// The programs take turns, so that a noisy moment falls on all of them. All run in namespaces
-// of this program's own, without the unified cgroup hierarchy next to those of version 1, which crun refuses.
+// The programs take turns, so that a noisy moment falls on all of them. All run in namespaces of
+// this program's own, without the unified cgroup hierarchy next to those of version 1, which crun
+// refuses.
 package main
 
 import (

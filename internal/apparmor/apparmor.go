@@ -1,5 +1,5 @@
-// Package apparmor has the AppArmor profile of containers that ask for the runtime's default, and loads
-// it into the kernel (https://docs.kernel.org/admin-guide/LSM/apparmor.html).
+// Package apparmor has the AppArmor profile of containers that ask for the runtime's default, and
+// loads it into the kernel (https://docs.kernel.org/admin-guide/LSM/apparmor.html).
 package apparmor
 
 import (
@@ -20,7 +20,8 @@ import (
 // Default is the name of the profile. An administrator's own is left as it is: see Administrators.
 const Default = "coracle-default"
 
-// ErrNoParser is returned where apparmor_parser, which alone makes profiles the kernel takes, is missing.
+// ErrNoParser is returned where apparmor_parser, which alone makes profiles the kernel takes, is
+// missing.
 var ErrNoParser = errors.New("no apparmor_parser (package apparmor)")
 
 //go:generate go run ./generate profile
@@ -66,7 +67,8 @@ const directory = "/etc/apparmor.d"
 // declares is the beginning of a profile of our name.
 var declares = regexp.MustCompile(`(?m)^\s*profile\s+"?` + Default + `"?[\s{]`)
 
-// Administrators finds the file in which an administrator has a profile of our name; "" if there is none.
+// Administrators finds the file in which an administrator has a profile of our name; "" if there is
+// none.
 func Administrators() (file string, err error) { return declared(directory) }
 
 func declared(dir string) (file string, err error) {
@@ -97,8 +99,8 @@ func declared(dir string) (file string, err error) {
 	return "", nil
 }
 
-// pinned is the profile with the version of AppArmor's rules that it is written for, where the host has the
-// file for that: newer ones want more of "network".
+// pinned is the profile with the version of AppArmor's rules that it is written for, where the host
+// has the file for that: newer ones want more of "network".
 func pinned(dir string) []byte {
 	const abi = "abi/3.0"
 	if _, err := os.Stat(filepath.Join(dir, abi)); err != nil {

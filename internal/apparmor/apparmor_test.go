@@ -86,8 +86,8 @@ func TestRefresh(t *testing.T) {
 	refresh("after a failure", true, true)
 }
 
-// Sockets that no network namespace contains are denied; seccomp's filter cannot see the family that a 32-bit
-// program asks for.
+// Sockets that no network namespace contains are denied; seccomp's filter cannot see the family
+// that a 32-bit program asks for.
 func TestProfileDeniesFamilies(t *testing.T) {
 	for _, want := range []string{"\n  deny network alg,\n", "\n  deny network vsock,\n"} {
 		if !strings.Contains(string(profile), want) {

@@ -16,8 +16,8 @@ import (
 // loaded. Like loaded profiles, the file is gone after a boot.
 const StateFile = "apparmor"
 
-// Refresh loads the default profile, unless this version's text of it is loaded already: to compile and
-// replace it takes some 50 ms of each start.
+// Refresh loads the default profile, unless this version's text of it is loaded already: to compile
+// and replace it takes some 50 ms of each start.
 func Refresh(ctx context.Context, stateDir string, loaded Profiles) (replaced bool, err error) {
 	file := filepath.Join(stateDir, StateFile)
 	text := digest.FromBytes(pinned(directory)).String()

@@ -9,8 +9,8 @@ import (
 	"fmt"
 )
 
-// MaxValues is how many values a text may have: more than the manifest of an image with 500 layers or
-// the index of an archive with 10 000 images, and too few to take more than some 30 MB.
+// MaxValues is how many values a text may have: more than the manifest of an image with 500 layers
+// or the index of an archive with 10 000 images, and too few to take more than some 30 MB.
 const MaxValues = 1 << 17
 
 // Unmarshal is json.Unmarshal for a text of at most MaxValues values.

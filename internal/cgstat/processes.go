@@ -28,9 +28,9 @@ type Processes struct {
 // a device: the kernel tells them apart from other uninterruptible ones only over taskstats.
 type States struct{ Running, Sleeping, Stopped, Uninterruptible uint64 }
 
-// ReadProcesses looks at all processes of the cgroup at path and its descendants, the first of which is first. One
-// that ends meanwhile counts as far as it was seen. ErrNone if there is no such cgroup, ctx's
-// error if that ends first: processes may have millions of open files.
+// ReadProcesses looks at all processes of the cgroup at path and its descendants, the first of
+// which is first. One that ends meanwhile counts as far as it was seen. ErrNone if there is no such
+// cgroup, ctx's error if that ends first: processes may have millions of open files.
 func ReadProcesses(ctx context.Context, path string, first int) (Processes, error) {
 	dir := filepath.Join(mountPoint, path)
 	if !unified() {

@@ -1,6 +1,7 @@
 // Package confine runs a program over files that strangers have written, so that whoever finds a
-// fault in it gains little: as nobody with few capabilities, in mount, network, IPC and UTS namespaces of its
-// own, with a /tmp of its own, with system calls and files that it does not need refused, and within limits.
+// fault in it gains little: as nobody with few capabilities, in mount, network, IPC and UTS
+// namespaces of its own, with a /tmp of its own, with system calls and files that it does not need
+// refused, and within limits.
 //
 // The thread that starts the program is confined first and the program inherits that; the
 // thread is then thrown away. Landlock is left out where the kernel has none (before Linux
@@ -55,15 +56,15 @@ type Limits struct {
 	Files     int           // open at a time
 }
 
-// script has a shell set limits and become the program: setting those of a process of another user takes
-// CAP_SYS_RESOURCE, which a daemon in a container has not.
+// script has a shell set limits and become the program: setting those of a process of another user
+// takes CAP_SYS_RESOURCE, which a daemon in a container has not.
 func (l Limits) script() string {
 	return fmt.Sprintf(`ulimit -c 0 && ulimit -t %d && ulimit -v %d && ulimit -f %d && ulimit -n %d && exec "$0" "$@"`,
 		l.CPU/time.Second, l.Memory>>10, l.FileBytes>>9, l.Files)
 }
 
-// lingering is how long what the program says is read once it has ended, or was killed: another process that
-// it has left behind may hold its output open.
+// lingering is how long what the program says is read once it has ended, or was killed: another
+// process that it has left behind may hold its output open.
 const lingering = time.Second
 
 // maxOutput is how much of what a program says is kept.
@@ -87,8 +88,8 @@ type Process struct {
 	said tail
 }
 
-// Start starts the program; Wait has to be called. It is killed when ctx ends. The program's ends of pipes
-// are the caller's to close.
+// Start starts the program; Wait has to be called. It is killed when ctx ends. The program's ends
+// of pipes are the caller's to close.
 func Start(ctx context.Context, p Program) (*Process, error) {
 	path, err := exec.LookPath(p.Name)
 	if err != nil {

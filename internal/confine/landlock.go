@@ -10,7 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What Landlock can refuse, by the version of its interface (Documentation/userspace-api/landlock.rst).
+// What Landlock can refuse, by the version of its interface
+// (Documentation/userspace-api/landlock.rst).
 const (
 	readFile  = unix.LANDLOCK_ACCESS_FS_READ_FILE
 	read      = readFile | unix.LANDLOCK_ACCESS_FS_READ_DIR

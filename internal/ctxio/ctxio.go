@@ -6,7 +6,8 @@ import (
 	"io"
 )
 
-// Reader reads from r until ctx ends, which then is the error. A Read that has started is not cut short.
+// Reader reads from r until ctx ends, which then is the error. A Read that has started is not cut
+// short.
 func Reader(ctx context.Context, r io.Reader) io.Reader { return reader{ctx, r} }
 
 type reader struct {

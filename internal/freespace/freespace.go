@@ -1,4 +1,5 @@
-// Package freespace says how many bytes a file system has left, and refuses to take those that others on it need.
+// Package freespace says how many bytes a file system has left, and refuses to take those that
+// others on it need.
 package freespace
 
 import (
@@ -8,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Left is how many bytes may still be written to a file system, without those that are kept for root.
+// Left is how many bytes may still be written to a file system, without those that are kept for
+// root.
 func Left(st *unix.Statfs_t) int64 { return int64(st.Bavail) * st.Bsize }
 
 // At is what is left on the file system of a path.
@@ -29,7 +31,8 @@ func Of(f *os.File) (int64, error) {
 	return Left(&st), nil
 }
 
-// Keep fails with unix.ENOSPC if n bytes more would leave fewer than keep of those that are left at a place.
+// Keep fails with unix.ENOSPC if n bytes more would leave fewer than keep of those that are left at
+// a place.
 func Keep(place string, left, n, keep int64) error {
 	if left-keep >= n {
 		return nil

@@ -1,15 +1,16 @@
-// Package logfile keeps a program's log within bounds: a file that is set aside when it has grown, as
-// FILE.1, and the ones before as FILE.2 and so on.
+// Package logfile keeps a program's log within bounds: a file that is set aside when it has grown,
+// as FILE.1, and the ones before as FILE.2 and so on.
 //
-// What is set aside is copied and the file is then truncated, by the process that writes it and between two
-// lines. So none of its lines is lost, and the file stays the same one: other processes that have it
-// as their standard error (a child, one that is started again, a panic's trace) need not be told. Only
-// what such a process writes in the moment between copy and truncation is lost.
+// What is set aside is copied and the file is then truncated, by the process that writes it and
+// between two lines. So none of its lines is lost, and the file stays the same one: other processes
+// that have it as their standard error (a child, one that is started again, a panic's trace) need
+// not be told. Only what such a process writes in the moment between copy and truncation is lost.
 //
 // If a file cannot be set aside twice, for example because the disk is full, its contents are
 // dropped. A log in memory is smaller (Stderr).
 //
-// The loggers in use elsewhere rename the file, which others then go on writing to, and cut it anywhere.
+// The loggers in use elsewhere rename the file, which others then go on writing to, and cut it
+// anywhere.
 package logfile
 
 import (
@@ -68,8 +69,8 @@ func open(path string, limit int64, kept int) (*File, error) {
 	return l, nil
 }
 
-// Write appends p. It never fails: whoever writes a log has better things to do than to stop when the
-// disk is full. What cannot be written is dropped.
+// Write appends p. It never fails: whoever writes a log has better things to do than to stop when
+// the disk is full. What cannot be written is dropped.
 func (l *File) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -1,5 +1,5 @@
-// Package manpage makes a program's manual page out of its commands: what --help says is what man(1)
-// shows, written once.
+// Package manpage makes a program's manual page out of its commands: what --help says is what
+// man(1) shows, written once.
 package manpage
 
 import (

@@ -1,5 +1,6 @@
-// Package nspin makes a pod's network, IPC and UTS namespaces, and a user namespace that
-// they belong to if the pod has one, and pins them with bind mounts, so that they live without any process in them (namespaces(7)).
+// Package nspin makes a pod's network, IPC and UTS namespaces, and a user namespace that they
+// belong to if the pod has one, and pins them with bind mounts, so that they live without any
+// process in them (namespaces(7)).
 //
 // # Life cycle
 //

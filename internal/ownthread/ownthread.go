@@ -1,5 +1,5 @@
-// Package ownthread runs what changes a thread (its namespaces, its working directory, what it may do) where
-// nothing else will ever run.
+// Package ownthread runs what changes a thread (its namespaces, its working directory, what it may
+// do) where nothing else will ever run.
 package ownthread
 
 import (

@@ -1,9 +1,10 @@
 // Package procsys opens /proc/sys so that it stays quick on a node with many network namespaces.
 //
-// The kernel's cache of names has an entry for each namespace in which someone has looked up net/ipv4 or net/ipv6, all
-// of one name in one directory, and compares each (proc_sys_compare in fs/proc/proc_sysctl.c, Linux 6.18) to find that
-// of the thread's: with 500 pods 1.3 ms of processor time for the start of another. Each instance of the file system
-// has its own names. So those that this package mounts, where no one else sees them, are used for some pods only.
+// The kernel's cache of names has an entry for each namespace in which someone has looked up
+// net/ipv4 or net/ipv6, all of one name in one directory, and compares each (proc_sys_compare in
+// fs/proc/proc_sysctl.c, Linux 6.18) to find that of the thread's: with 500 pods 1.3 ms of
+// processor time for the start of another. Each instance of the file system has its own names. So
+// those that this package mounts, where no one else sees them, are used for some pods only.
 package procsys
 
 import (
@@ -30,8 +31,8 @@ var (
 	refused  bool      // the kernel lets us mount none
 )
 
-// Use calls f with a path that leads to what /proc/sys does: a file under it is that of the namespaces of the thread
-// which opens it. The path is good until f returns.
+// Use calls f with a path that leads to what /proc/sys does: a file under it is that of the
+// namespaces of the thread which opens it. The path is good until f returns.
 func Use(f func(dir string) error) error {
 	i := take()
 	if i == nil {

@@ -38,7 +38,8 @@ func read(dir string) (string, error) {
 	return strings.TrimSpace(string(b)), err
 }
 
-// Each thread gets a namespace with a value of its own, and finds that when all have written theirs, by whichever instance.
+// Each thread gets a namespace with a value of its own, and finds that when all have written
+// theirs, by whichever instance.
 func eachItsOwn(t *testing.T) {
 	t.Helper()
 	const threads = 2*uses + 3

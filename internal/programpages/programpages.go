@@ -28,7 +28,8 @@ type span struct{ from, to uintptr }
 // It does nothing for a program that is not linked statically, for a fixed place: pages of that may
 // hold addresses that the loader has written, which are not in the file.
 //
-// Breakpoints that others have written into the program (uprobes, debuggers) are lost with its pages.
+// Breakpoints that others have written into the program (uprobes, debuggers) are lost with its
+// pages.
 //
 // The error says why pages do not come back alone.
 func Drop() error {

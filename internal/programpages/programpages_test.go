@@ -65,7 +65,8 @@ func TestDrop(t *testing.T) {
 		t.Fatalf("%d kB of the program are in memory when all was touched, of %d", kB, whole)
 	}
 	single := Drop()
-	// With large pages, or with those around each, what the test itself runs is most of the program.
+	// With large pages, or with those around each, what the test itself runs is most of the
+	// program.
 	if after := resident(t); single == nil && after > whole*2/3 {
 		t.Errorf("%d kB of the program are in memory after it, of %d", after, whole)
 	}

@@ -17,8 +17,8 @@ import (
 	"unicode/utf8"
 )
 
-// Unmarshal reads the text into what into points to, a zero value, as json.Unmarshal would. false says
-// that it did not: that the text is not well-formed, does not fit the type, names something in
+// Unmarshal reads the text into what into points to, a zero value, as json.Unmarshal would. false
+// says that it did not: that the text is not well-formed, does not fit the type, names something in
 // an object twice, or that this is beyond this package. into is then to be thrown away.
 func Unmarshal(data []byte, into any) bool {
 	v := reflect.ValueOf(into)

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// The table of attacks in docs/security.md claims nothing that is not tested: each row names a
-// test that exists, and each test of an attack (TestAttack…, or in a file *attack*_test.go) has a row.
+// The table of attacks in docs/security.md claims nothing that is not tested: each row names a test
+// that exists, and each test of an attack (TestAttack…, or in a file *attack*_test.go) has a row.
 func TestAttacksHaveTests(t *testing.T) {
 	const root = "../.."
 	page, err := os.ReadFile(root + "/docs/security.md")
@@ -61,7 +61,8 @@ func TestAttacksHaveTests(t *testing.T) {
 
 var testFunc = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)\w+)\(`)
 
-// attacks returns the tests, as "directory Name", that the page's table names, and what is wrong with its rows.
+// attacks returns the tests, as "directory Name", that the page's table names, and what is wrong
+// with its rows.
 func attacks(root, page string) (named map[string]bool, wrong []string) {
 	named = map[string]bool{}
 	_, table, found := strings.Cut(page, "\n## Attacks\n")

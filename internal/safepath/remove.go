@@ -26,9 +26,10 @@ func removeAt(dirfd int, name string) error {
 	return err
 }
 
-// maxHeld is how many directories a removal holds open on its way down. Each deeper one is closed while
-// the removal is below, and opened again as "..", if that is still the directory it was: images and
-// containers can nest directories without limit, and the daemon's descriptors and memory have one.
+// maxHeld is how many directories a removal holds open on its way down. Each deeper one is closed
+// while the removal is below, and opened again as "..", if that is still the directory it was:
+// images and containers can nest directories without limit, and the daemon's descriptors and memory
+// have one.
 const maxHeld = 32
 
 // level is a directory that is being emptied.
@@ -127,8 +128,8 @@ func (r *removal) up() error {
 	return nil
 }
 
-// wake opens a closed directory again, by one that is in it. If that was moved elsewhere meanwhile, the
-// removal must not go on there.
+// wake opens a closed directory again, by one that is in it. If that was moved elsewhere meanwhile,
+// the removal must not go on there.
 func (l *level) wake(below int) error {
 	if l.fd >= 0 {
 		return nil
@@ -163,8 +164,8 @@ func (r *removal) close() {
 	}
 }
 
-// namesIn reads as many names of a directory as fit into buf, from its start: removing while reading
-// may skip entries on some file systems, so it is read again until it is empty.
+// namesIn reads as many names of a directory as fit into buf, from its start: removing while
+// reading may skip entries on some file systems, so it is read again until it is empty.
 func namesIn(fd int, buf []byte) ([]string, error) {
 	if _, err := unix.Seek(fd, 0, unix.SEEK_SET); err != nil {
 		return nil, err

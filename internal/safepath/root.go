@@ -86,9 +86,10 @@ func (r *Root) EnsureDir(path string, mode uint32) (*Dir, []string, error) {
 	return d, made, nil
 }
 
-// deepest opens the deepest directory on the way to a path that does not exist, and returns the paths below it that
-// are missing, longest first. It searches by halves: most often only the last component is missing, but to try the
-// parents of a path with a thousand components one after the other would be a million lookups.
+// deepest opens the deepest directory on the way to a path that does not exist, and returns the
+// paths below it that are missing, longest first. It searches by halves: most often only the last
+// component is missing, but to try the parents of a path with a thousand components one after the
+// other would be a million lookups.
 func (r *Root) deepest(path string) (d *Dir, missing []string, err error) {
 	var parents []string
 	for at := path; ; {

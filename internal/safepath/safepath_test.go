@@ -251,8 +251,8 @@ func TestRemoveAllManyEntries(t *testing.T) {
 	}
 }
 
-// TestRemoveAllDeep: directories that nest deeper than there are descriptors go, and a directory that
-// was moved away meanwhile does not lead the removal along.
+// TestRemoveAllDeep: directories that nest deeper than there are descriptors go, and a directory
+// that was moved away meanwhile does not lead the removal along.
 func TestRemoveAllDeep(t *testing.T) {
 	const levels = 3000
 	root, _, _ := tree(t)
@@ -317,7 +317,8 @@ func TestRemoveAllMemory(t *testing.T) {
 	d, err := parent.OpenDir("deep")
 	must(t, err)
 	for range levels {
-		// Directories are listed from their oldest or their newest entry: both have siblings behind them.
+		// Directories are listed from their oldest or their newest entry: both have siblings behind
+		// them.
 		for i := range 2 * siblings {
 			if i == siblings {
 				must(t, d.Mkdir("d", 0o755))
@@ -354,8 +355,8 @@ func TestRemoveAllMemory(t *testing.T) {
 	}
 }
 
-// TestEnsureDirDeep makes directories of any number of missing levels below any number of levels that are there,
-// through links, and finds out how deep they are.
+// TestEnsureDirDeep makes directories of any number of missing levels below any number of levels
+// that are there, through links, and finds out how deep they are.
 func TestEnsureDirDeep(t *testing.T) {
 	root, _, _ := tree(t)
 	must(t, root.Mkdir("top", 0o755))

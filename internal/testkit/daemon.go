@@ -38,8 +38,8 @@ type Options struct {
 	Config string
 	// Scope is shim.scope, "node" if empty.
 	Scope string
-	// RootSize makes the root directory a file system of that size, as mount(8) has it: "400m". It is
-	// a tmpfs, or ext4 where a tmpfs cannot be id-mapped.
+	// RootSize makes the root directory a file system of that size, as mount(8) has it: "400m". It
+	// is a tmpfs, or ext4 where a tmpfs cannot be id-mapped.
 	RootSize string
 	// StateSize is the same for the state directory's tmpfs.
 	StateSize string
@@ -57,8 +57,8 @@ type Options struct {
 	Env    []string
 	// Bin overrides the directory of the binaries.
 	Bin string
-	// Dir is where the scratch root is made; empty: in the directory for temporary files. Short, for
-	// there are sockets below.
+	// Dir is where the scratch root is made; empty: in the directory for temporary files. Short,
+	// for there are sockets below.
 	Dir string
 }
 

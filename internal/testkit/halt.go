@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Halt stops a process as a hang would, and returns when none of its threads runs any more: SIGSTOP is for one of
-// them to take, and until that has its turn on a busy machine, the others go on.
+// Halt stops a process as a hang would, and returns when none of its threads runs any more: SIGSTOP
+// is for one of them to take, and until that has its turn on a busy machine, the others go on.
 func Halt(pid int) error {
 	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
 		return fmt.Errorf("halt %d: %w", pid, err)

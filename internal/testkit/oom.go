@@ -2,7 +2,8 @@ package testkit
 
 import "os"
 
-// CanLowerOOM tries what needs CAP_SYS_RESOURCE, lowering oom_score_adj, on this process, and puts it back.
+// CanLowerOOM tries what needs CAP_SYS_RESOURCE, lowering oom_score_adj, on this process, and puts
+// it back.
 func CanLowerOOM() bool {
 	const file = "/proc/self/oom_score_adj"
 	before, err := os.ReadFile(file)

@@ -93,7 +93,8 @@ func NewRegistry(dir string, o RegistryOptions) (*Registry, error) {
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.Env = append(os.Environ(), "OTEL_TRACES_EXPORTER=none")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
-	// The signal is sent when the thread ends that started the program, so that has to live as long.
+	// The signal is sent when the thread ends that started the program, so that has to live as
+	// long.
 	started, exit := make(chan error), make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()

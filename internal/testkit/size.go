@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// ProgramSize builds the program in the working directory as make does, without cgo and with the given
-// build tags, and returns how many bytes it has.
+// ProgramSize builds the program in the working directory as make does, without cgo and with the
+// given build tags, and returns how many bytes it has.
 func ProgramSize(t testing.TB, tags ...string) int64 {
 	t.Helper()
 	out := filepath.Join(t.TempDir(), "program")

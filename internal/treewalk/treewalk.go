@@ -11,16 +11,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What a walk holds at most: bytes of paths still to be walked, levels that are walked at once instead
-// when there is no room for more, and files with several names that are remembered.
+// What a walk holds at most: bytes of paths still to be walked, levels that are walked at once
+// instead when there is no room for more, and files with several names that are remembered.
 const (
 	maxPending = 16 << 20
 	maxNested  = 64
 	maxLinked  = 1 << 20
 )
 
-// maxRelPath is how long a path is let grow before the walk opens the directory at it and goes
-// on from there: the way back, as many times "../", must be within PATH_MAX. The directories that it
+// maxRelPath is how long a path is let grow before the walk opens the directory at it and goes on
+// from there: the way back, as many times "../", must be within PATH_MAX. The directories that it
 // goes on from stay open, the first maxHeld of them; what is still deeper has that way only.
 const (
 	maxRelPath = 1000

@@ -27,8 +27,8 @@ func Number() string {
 	return "v0.0.0-dev"
 }
 
-// semantic makes a semantic version, as CRI wants it, of the name of a commit: the kubelet would make "Unknown" of
-// that in its node's status.
+// semantic makes a semantic version, as CRI wants it, of the name of a commit: the kubelet would
+// make "Unknown" of that in its node's status.
 func semantic(version string) string {
 	var major, minor, patch int
 	if n, _ := fmt.Sscanf(strings.TrimPrefix(version, "v"), "%d.%d.%d", &major, &minor, &patch); n == 3 {

@@ -1,5 +1,5 @@
-// Package cni reads and follows a node's CNI configuration, executes plugins and asks them for their
-// status. Package network connects pods with it.
+// Package cni reads and follows a node's CNI configuration, executes plugins and asks them for
+// their status. Package network connects pods with it.
 package cni
 
 import (
@@ -22,10 +22,10 @@ var ErrConfig = errors.New("invalid network configuration")
 // maxConfig bounds a configuration file, which is a few hundred bytes.
 const maxConfig = 1 << 20
 
-// Find returns the network configuration in force: the first file by name with one of CNI's endings,
-// as other runtimes choose. It returns nil if there is none. If that file is broken it returns
-// ErrConfig with file and position: another network in its place would hide the fault from the
-// operator.
+// Find returns the network configuration in force: the first file by name with one of CNI's
+// endings, as other runtimes choose. It returns nil if there is none. If that file is broken it
+// returns ErrConfig with file and position: another network in its place would hide the fault from
+// the operator.
 func Find(dir string) (*libcni.NetworkConfigList, error) {
 	files, err := libcni.ConfFiles(dir, []string{".conflist", ".conf", ".json"})
 	if err != nil {

@@ -21,9 +21,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// executor executes CNI plugins as libcni's own executor does, except that no one waits for a plugin beyond
-// the end of a call's context. libcni's kills only the process that it started and waits for all
-// that have its output open: what a plugin that is a script has called, and whatever that has started.
+// executor executes CNI plugins as libcni's own executor does, except that no one waits for a
+// plugin beyond the end of a call's context. libcni's kills only the process that it started and
+// waits for all that have its output open: what a plugin that is a script has called, and whatever
+// that has started.
 type executor struct {
 	version.PluginDecoder
 	// stderr gets what a plugin that succeeds says there.
@@ -92,7 +93,8 @@ func (e *executor) try(ctx context.Context, path string, stdin []byte, environ [
 	return nil, pluginError(err, stdout.Bytes(), stderr.Bytes())
 }
 
-// pluginError is what a plugin that failed says of it: an error object of CNI's on its standard output.
+// pluginError is what a plugin that failed says of it: an error object of CNI's on its standard
+// output.
 func pluginError(err error, stdout, stderr []byte) error {
 	told := &types.Error{}
 	switch {
@@ -108,7 +110,8 @@ func pluginError(err error, stdout, stderr []byte) error {
 	return told
 }
 
-// traced adds the trace that the call is part of, as OpenTelemetry's enhancement proposal 258 names its variables.
+// traced adds the trace that the call is part of, as OpenTelemetry's enhancement proposal 258 names
+// its variables.
 func traced(ctx context.Context, environ []string) []string {
 	carrier := propagation.MapCarrier{}
 	propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, propagation.Baggage{}).Inject(ctx, carrier)

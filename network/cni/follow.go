@@ -17,13 +17,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Follower knows what the CNI configuration says now, from inotify: whoever asks whether pods can be
-// connected waits for no disk, and an operator reads in the log at once what a change of the files has come
-// to. Files, the directory itself and links on the way to it may come, go and be replaced; while the directory is
-// not there, what is nearest above it is watched for it. Of a directory further above that is given another name
-// the kernel tells no one who watches only what is below it.
+// Follower knows what the CNI configuration says now, from inotify: whoever asks whether pods can
+// be connected waits for no disk, and an operator reads in the log at once what a change of the
+// files has come to. Files, the directory itself and links on the way to it may come, go and be
+// replaced; while the directory is not there, what is nearest above it is watched for it. Of a
+// directory further above that is given another name the kernel tells no one who watches only what
+// is below it.
 //
-// A pod is connected by the files as they are then (cniNet.plan): an event may not have arrived yet.
+// A pod is connected by the files as they are then (cniNet.plan): an event may not have arrived
+// yet.
 type Follower struct {
 	Log     *slog.Logger
 	now     atomic.Pointer[state] // nil: nothing is followed
@@ -41,8 +43,8 @@ type state struct {
 	err  error
 }
 
-// Start starts to follow dir. Without inotify, of which a user has only so many instances, nothing is
-// followed, and the files are read each time.
+// Start starts to follow dir. Without inotify, of which a user has only so many instances, nothing
+// is followed, and the files are read each time.
 func (f *Follower) Start(dir string) {
 	w, err := fsnotify.NewWatcher()
 	if err != nil {
@@ -112,8 +114,8 @@ func (f *Follower) seen(path string) {
 	}
 }
 
-// refreshLocked watches what there is now, and then reads it: what changes after the reading is told. Where not
-// all of it can be watched, nothing is followed until a change is told.
+// refreshLocked watches what there is now, and then reads it: what changes after the reading is
+// told. Where not all of it can be watched, nothing is followed until a change is told.
 func (f *Follower) refreshLocked() {
 	if err := f.watchLocked(f.dir); err != nil {
 		f.now.Store(nil)
@@ -128,8 +130,9 @@ func (f *Follower) refreshLocked() {
 	}
 }
 
-// watchLocked replaces all watches: a directory that was replaced by another of its name would not be noticed
-// by the old ones. Each directory that may lead elsewhere is watched, so that what comes in its place is told.
+// watchLocked replaces all watches: a directory that was replaced by another of its name would not
+// be noticed by the old ones. Each directory that may lead elsewhere is watched, so that what comes
+// in its place is told.
 func (f *Follower) watchLocked(dir string) error {
 	for _, path := range f.watcher.WatchList() {
 		_ = f.watcher.Remove(path) // of what is gone there is none

@@ -13,8 +13,8 @@ import (
 
 // way is how a directory is reached.
 type way struct {
-	// turns are the names that lead elsewhere if they change: links, the last name, and where the way ends too early
-	// the one that is missing. No other name on their way is a link.
+	// turns are the names that lead elsewhere if they change: links, the last name, and where the
+	// way ends too early the one that is missing. No other name on their way is a link.
 	turns []string
 	// end is the directory without links; empty if there is none.
 	end string
@@ -71,8 +71,8 @@ func wayTo(dir string) (way, error) {
 
 func (w way) same(o way) bool { return w.end == o.end && slices.Equal(w.turns, o.turns) }
 
-// concerns says whether a change of path may change where the way leads, or what is at its end. Next to it there is
-// what is none of our business.
+// concerns says whether a change of path may change where the way leads, or what is at its end.
+// Next to it there is what is none of our business.
 func (w way) concerns(path string) bool {
 	if w.end != "" && isWithin(path, w.end) {
 		return true

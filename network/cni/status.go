@@ -13,9 +13,9 @@ import (
 	"github.com/coracle-project/coracle/internal/join"
 )
 
-// StatusCalls asks plugins for their status. The kubelet wants to know every few seconds and does not wait long:
-// whoever asks while plugins are still thinking joins the call that is under way, so that a plugin
-// that hangs is there once.
+// StatusCalls asks plugins for their status. The kubelet wants to know every few seconds and does
+// not wait long: whoever asks while plugins are still thinking joins the call that is under way, so
+// that a plugin that hangs is there once.
 type StatusCalls struct {
 	calls join.Group[struct{}]
 	life  context.Context // until close
@@ -35,8 +35,8 @@ func NewStatusCalls(limit time.Duration) *StatusCalls {
 // ErrClosed says why plugins are not asked.
 var ErrClosed = errors.New("the daemon is shutting down")
 
-// Status asks the plugins of a list whether they could connect a pod now (CNI 1.1; those of an older
-// version are not executed for it).
+// Status asks the plugins of a list whether they could connect a pod now (CNI 1.1; those of an
+// older version are not executed for it).
 func (a *StatusCalls) Status(ctx context.Context, at *Plugins, list *libcni.NetworkConfigList) error {
 	config, err := Complete(list)
 	if err != nil {

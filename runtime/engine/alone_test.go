@@ -85,8 +85,8 @@ func TestAlone(t *testing.T) {
 	}
 }
 
-// TestAloneWithMappedMount has the starter make a second child, the owner of a mount's ids, before the
-// container's own.
+// TestAloneWithMappedMount has the starter make a second child, the owner of a mount's ids, before
+// the container's own.
 func TestAloneWithMappedMount(t *testing.T) {
 	bundle := runtimetest.Bundle(t)
 	e, err := engine.New(engine.Config{StateDir: filepath.Join(t.TempDir(), "state"), Alone: true})

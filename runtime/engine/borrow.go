@@ -45,8 +45,8 @@ func copyUp(ctx context.Context, pid, from, to int) error {
 	return nil
 }
 
-// makeTarget makes the target of a mount below a directory that a process has open, which belongs to
-// root of the container.
+// makeTarget makes the target of a mount below a directory that a process has open, which belongs
+// to root of the container.
 func (b *birth) makeTarget(pid, which, root int) error {
 	if which >= len(b.code.Targets) {
 		return fmt.Errorf("the process asks for target %d, there are %d", which, len(b.code.Targets))

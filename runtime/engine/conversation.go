@@ -108,9 +108,10 @@ func (c *conversation) end(most time.Duration) error {
 	return left
 }
 
-// next returns the child's next report, struct report of zygote.h; of plan.ReportProcess, arg is the
-// pid of the process that now goes on. io.ErrUnexpectedEOF means that the child has ended. There is
-// no time limit, but a child that is stopped, or has been killed and does not end, is an error.
+// next returns the child's next report, struct report of zygote.h; of plan.ReportProcess, arg is
+// the pid of the process that now goes on. io.ErrUnexpectedEOF means that the child has ended.
+// There is no time limit, but a child that is stopped, or has been killed and does not end, is an
+// error.
 func (c *conversation) next() (kind, arg uint32, errno unix.Errno, err error) {
 	b := c.buf
 	for stopped := 0; ; {

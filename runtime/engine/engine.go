@@ -9,8 +9,8 @@
 //
 // # What it leaves to libcontainer
 //
-// A configuration that plans cannot express (plan.ErrUnsupported) is handed to engine lc, on the same state directory. The record says which
-// engine made a container.
+// A configuration that plans cannot express (plan.ErrUnsupported) is handed to engine lc, on the
+// same state directory. The record says which engine made a container.
 package engine
 
 import (
@@ -62,8 +62,8 @@ type Config struct {
 	Fallback Fallback
 	// Trace, if not nil, is told where the time of each Create and Exec went.
 	Trace Trace
-	// Made, if not nil, is told the steps of this process of each Create that succeeds, which costs two
-	// readings of the clock each, where Trace makes longer plans.
+	// Made, if not nil, is told the steps of this process of each Create that succeeds, which costs
+	// two readings of the clock each, where Trace makes longer plans.
 	Made func(id string, steps []plan.Step)
 	// Alone says that this process makes one container at a time, as a command does: the starter
 	// then makes namespaces while the engine prepares the rest, and makes no second container.

@@ -114,8 +114,8 @@ func lookUpHierarchies() ([]hierarchy, error) {
 	return out, nil
 }
 
-// isWholeHierarchy says whether the root of a hierarchy of version 1 is mounted there. A part of one, which a container
-// may have, has another inode.
+// isWholeHierarchy says whether the root of a hierarchy of version 1 is mounted there. A part of
+// one, which a container may have, has another inode.
 func isWholeHierarchy(dir string, notOn uint64) bool {
 	const rootInode = 1 // of kernfs
 	var st unix.Stat_t

@@ -229,7 +229,8 @@ func TestRootOfUserNamespace(t *testing.T) {
 	}
 }
 
-// Cgroups that are delegated to the user are made; others are not missed, unless they are asked for.
+// Cgroups that are delegated to the user are made; others are not missed, unless they are asked
+// for.
 func TestRootlessCgroups(t *testing.T) {
 	limit := int64(50)
 	pids := &specs.LinuxResources{Pids: &specs.LinuxPids{Limit: &limit}}

@@ -58,7 +58,7 @@ const (
 	maxCRIULog       = 64 << 20
 )
 
-// errors are the first lines of the form "(00.012345)      1: Error (criu/mount.c:42): text", without
+// errors are the first lines of the form "(00.012345) 1: Error (criu/mount.c:42): text", without
 // time and process.
 func (l criuLog) errors() []string {
 	f, err := os.OpenFile(string(l), os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
@@ -83,7 +83,8 @@ func (l criuLog) errors() []string {
 	return out
 }
 
-// printable is text that may be part of an error: a checkpoint, which may be anybody's, names files and mounts.
+// printable is text that may be part of an error: a checkpoint, which may be anybody's, names files
+// and mounts.
 func printable(text []byte) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {

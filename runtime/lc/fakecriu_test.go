@@ -21,8 +21,9 @@ import (
 // isCRIU says whether the test binary was executed as criu(8).
 func isCRIU() bool { return filepath.Base(os.Args[0]) == "criu" }
 
-// fakeCRIU answers as `criu swrk SOCKET` that knows its version and fails in all else, for which its log has the reason.
-// A restore that fails has already made a process, for whoever has executed it.
+// fakeCRIU answers as `criu swrk SOCKET` that knows its version and fails in all else, for which
+// its log has the reason. A restore that fails has already made a process, for whoever has executed
+// it.
 func fakeCRIU() int {
 	if len(os.Args) == 1 {
 		return 0 // the process of a restore
@@ -71,13 +72,15 @@ func fakeCRIU() int {
 	}
 }
 
-// inUnifiedCgroup says whether this process is in a cgroup of the unified hierarchy, without which its orphans are not found.
+// inUnifiedCgroup says whether this process is in a cgroup of the unified hierarchy, without which
+// its orphans are not found.
 func inUnifiedCgroup() bool {
 	text, err := os.ReadFile("/proc/self/cgroup")
 	return err == nil && strings.Contains("\n"+string(text), "\n0::/") && !strings.Contains("\n"+string(text), "\n0::/\n")
 }
 
-// What CRIU logs is in the error: its log is removed with what has failed. So are the processes that it has made.
+// What CRIU logs is in the error: its log is removed with what has failed. So are the processes
+// that it has made.
 func TestErrorsOfCRIU(t *testing.T) {
 	adoptOrphans(t)
 	bin := t.TempDir()

@@ -12,10 +12,10 @@ import (
 )
 
 // orphans are our child processes in the cgroup of a container whose creation failed. CRIU makes a
-// restored container's processes children of its caller, in that cgroup. When it fails, it kills them
-// and we have to reap them: an unreaped one in the pod's PID namespace would keep that namespace's init
-// from ending (see children). Only the unified hierarchy tells a zombie's cgroup. Without one, orphans are
-// not found.
+// restored container's processes children of its caller, in that cgroup. When it fails, it kills
+// them and we have to reap them: an unreaped one in the pod's PID namespace would keep that
+// namespace's init from ending (see children). Only the unified hierarchy tells a zombie's cgroup.
+// Without one, orphans are not found.
 func (c *container) orphans() []int {
 	own := inUnified(c.Rec.CgroupPaths[""])
 	if own == "" {
@@ -36,7 +36,8 @@ func (c *container) orphans() []int {
 	return out
 }
 
-// inUnified is a cgroup's path in the unified hierarchy, which may be mounted next to those of version 1; "" for none.
+// inUnified is a cgroup's path in the unified hierarchy, which may be mounted next to those of
+// version 1; "" for none.
 func inUnified(dir string) string {
 	inner, found := strings.CutPrefix(dir, "/sys/fs/cgroup/unified/")
 	if !found {
@@ -48,7 +49,8 @@ func inUnified(dir string) string {
 	return "/" + inner
 }
 
-// isIn says whether a process with this /proc/pid/cgroup is in a cgroup of the unified hierarchy, be it a removed one.
+// isIn says whether a process with this /proc/pid/cgroup is in a cgroup of the unified hierarchy,
+// be it a removed one.
 func isIn(text []byte, cgroup string) bool {
 	for line := range bytes.Lines(text) {
 		if path, ok := bytes.CutPrefix(bytes.TrimSuffix(line, []byte("\n")), []byte("0::")); ok {

@@ -133,7 +133,8 @@ func awaitGo(ctx context.Context, fifo *os.File, pidfd, pid int) error {
 
 // waits says whether init still has the FIFO, which libcontainer passes to it and closes before it
 // executes the program. The program cannot have it. It could have the name that libcontainer gives
-// init, by which one must go where the kernel shows no descriptors: without root, in a user namespace.
+// init, by which one must go where the kernel shows no descriptors: without root, in a user
+// namespace.
 func waits(pid int, fifo *os.File) bool {
 	gate, err := fifo.Stat()
 	if err != nil {

@@ -16,9 +16,9 @@ import (
 // leftGrace is how long a failed command's process, which ends with it, is waited for.
 const leftGrace = time.Second
 
-// reapLeft reaps what a command that failed to start a process leaves behind (crun does): a child in
-// the container's PID namespace that has not become the program. It would be found as an orphan later, but
-// neither the namespace nor the container can end while it is a zombie.
+// reapLeft reaps what a command that failed to start a process leaves behind (crun does): a child
+// in the container's PID namespace that has not become the program. It would be found as an orphan
+// later, but neither the namespace nor the container can end while it is a zombie.
 func (k *command) reapLeft() {
 	name := cutName(k.path)
 	_, own := nameAndDepth("/proc/self/status")

@@ -11,8 +11,8 @@ import (
 	"github.com/coracle-project/coracle/runtime/runtimetest"
 )
 
-// TestFailedExecLeavesNothing: the process of an exec whose program is not there stayed a zombie in the
-// container's PID namespace, which kept the container from ending for 20 s.
+// TestFailedExecLeavesNothing: the process of an exec whose program is not there stayed a zombie in
+// the container's PID namespace, which kept the container from ending for 20 s.
 func TestFailedExecLeavesNothing(t *testing.T) {
 	e := with(testkit.Crun(t))(t, filepath.Join(t.TempDir(), "state")).(by)
 	defer e.Close()

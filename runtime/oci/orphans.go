@@ -17,9 +17,9 @@ import (
 	"github.com/coracle-project/coracle/runtime/internal/base"
 )
 
-// orphans reaps children that this program has only because it is a subreaper: children of a process
-// that shares the host's PID namespace, or of a command that was killed. No other code waits for
-// them, so they would stay zombies.
+// orphans reaps children that this program has only because it is a subreaper: children of a
+// process that shares the host's PID namespace, or of a command that was killed. No other code
+// waits for them, so they would stay zombies.
 //
 // Code that knows a child waits for it at once. So a zombie that is seen twice, with grace between,
 // is an orphan. The search starts when a child ends, and stops when no zombie is left.

@@ -451,10 +451,10 @@ func (b *builder) volumePropagation() (uintptr, error) {
 }
 
 // cgroupMount shows the cgroups, config-linux.md#default-filesystems: with a cgroup namespace
-// through mounts of its own, else by binding the container's own. A namespace's mount of a hierarchy
-// of version 1 shows the cgroup that the process is in, so the container's own is bound there, too: to
-// mount it, the kernel walks all cgroups of the hierarchy (cgroup_lock_and_drain_offline), which takes
-// a millisecond among 1,000 pods.
+// through mounts of its own, else by binding the container's own. A namespace's mount of a
+// hierarchy of version 1 shows the cgroup that the process is in, so the container's own is bound
+// there, too: to mount it, the kernel walks all cgroups of the hierarchy
+// (cgroup_lock_and_drain_offline), which takes a millisecond among 1,000 pods.
 func (b *builder) cgroupMount(target string, o options) error {
 	namespaced, _ := b.namespace(specs.CgroupNamespace)
 	flags := o.flags &^ unix.MS_RELATIME

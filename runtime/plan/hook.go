@@ -5,9 +5,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Hook is the plan of a hook that runs in a container's namespaces before the container's root
-// is its root directory: it finds the host's files (config.md#createcontainer-hooks). Its
-// working directory is root, the host's path of the container's root, as with runc: relative paths are
+// Hook is the plan of a hook that runs in a container's namespaces before the container's root is
+// its root directory: it finds the host's files (config.md#createcontainer-hooks). Its working
+// directory is root, the host's path of the container's root, as with runc: relative paths are
 // those of the container.
 func Hook(h specs.Hook, join Namespaces, root string) *Plan {
 	b := &builder{}

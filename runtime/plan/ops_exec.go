@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Execute executes the program that FindProgram found, execve(2). A name without a slash is looked for in the
-// directories of PATH.
+// Execute executes the program that FindProgram found, execve(2). A name without a slash is looked
+// for in the directories of PATH.
 type Execute struct {
 	Args []string `json:"args"`
 	Env  []string `json:"env"`

@@ -169,8 +169,8 @@ func (p *Plan) Joinable() Namespaces {
 	return n
 }
 
-// Forks says whether another process goes on in the place of the one that began. Its first report is
-// ReportProcess.
+// Forks says whether another process goes on in the place of the one that began. Its first report
+// is ReportProcess.
 func (p *Plan) Forks() bool {
 	return slices.ContainsFunc(p.Ops, func(op Op) bool { _, is := op.(Fork); return is })
 }

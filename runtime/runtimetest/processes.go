@@ -392,7 +392,8 @@ var processTests = map[string]func(*rig){
 		r.must(c.Delete(r.Context(), runtime.DeleteOptions{}))
 	},
 
-	// As runc's own test of libraries that hooks bring (hooks_so.bats) expects: the hook starts in the root.
+	// As runc's own test of libraries that hooks bring (hooks_so.bats) expects: the hook starts in
+	// the root.
 	"what a createContainer hook mounts in the root is there for the program": func(r *rig) {
 		note := filepath.Join(r.bundle, "note")
 		r.must(os.WriteFile(note, []byte("from the hook\n"), 0o644))

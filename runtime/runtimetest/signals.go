@@ -68,8 +68,8 @@ var signalTests = map[string]func(*rig){
 		out.text() // ends only when all that hold the pipe are dead
 	},
 
-	// Whose processes fork faster than they can be found one by one. Init forks but once, before there are
-	// too many: a shell that cannot fork ends, without a word.
+	// Whose processes fork faster than they can be found one by one. Init forks but once, before
+	// there are too many: a shell that cannot fork ends, without a word.
 	"signal all ends a fork bomb": func(r *rig) {
 		out := r.output()
 		spec := hostPid(r.spec("bomb() { bomb & bomb & }; exec 2>/dev/null; (while :; do bomb; done & while :; do bomb; done) & echo ready; exec sleep 1000"))

@@ -31,12 +31,13 @@ const (
 // maxSocketDir leaves room in a socket's path (unix(7)) for the 64 characters of a shim's name.
 const maxSocketDir = 107 - 65
 
-// bundleDir is the shim's working directory for a container. Shims find a sandbox's files next to it.
+// bundleDir is the shim's working directory for a container. Shims find a sandbox's files next to
+// it.
 func (e *Engine) bundleDir(id string) string { return filepath.Join(e.rootDir, "b", id) }
 
-// removeBundle removes a container's bundle. A shim that others have, too, may be about to write into it:
-// containerd's writes down how a task ended when it has told that. So it is moved first, to where what is
-// written by its name does not come.
+// removeBundle removes a container's bundle. A shim that others have, too, may be about to write
+// into it: containerd's writes down how a task ended when it has told that. So it is moved first,
+// to where what is written by its name does not come.
 func (e *Engine) removeBundle(id string) error {
 	gone := filepath.Join(e.rootDir, "gone", id)
 	if err := os.RemoveAll(gone); err != nil { // of a deletion that was cut short
@@ -55,8 +56,8 @@ func (e *Engine) removeBundle(id string) error {
 	return err
 }
 
-// begin runs a shim's "start", which starts a process or finds the one of the container's group, and
-// notes where that listens.
+// begin runs a shim's "start", which starts a process or finds the one of the container's group,
+// and notes where that listens.
 func (e *Engine) begin(ctx context.Context, o *own, id string) error {
 	params := &bootstrap.BootstrapParams{
 		InstanceID: id, Namespace: namespace, ContainerdVersion: version.Number(),

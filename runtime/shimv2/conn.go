@@ -103,8 +103,8 @@ func callError(ctx context.Context, err error) error {
 	return errors.New(s.Message())
 }
 
-// overdue says whether a context's deadline has passed, whose timer may be late. A shim knows the deadline,
-// too, kills what it runs, and says of it only how that ended.
+// overdue says whether a context's deadline has passed, whose timer may be late. A shim knows the
+// deadline, too, kills what it runs, and says of it only how that ended.
 func overdue(ctx context.Context) bool {
 	deadline, ok := ctx.Deadline()
 	return ok && !time.Now().Before(deadline)

@@ -12,8 +12,8 @@ type late struct{ context.Context }
 
 func (late) Deadline() (time.Time, bool) { return time.Unix(0, 0), true }
 
-// TestShimSeesTheDeadlineFirst: what a shim says of a call whose deadline it has seen pass is that the
-// deadline passed, though ours is about to be seen.
+// TestShimSeesTheDeadlineFirst: what a shim says of a call whose deadline it has seen pass is that
+// the deadline passed, though ours is about to be seen.
 func TestShimSeesTheDeadlineFirst(t *testing.T) {
 	killed := errors.New("runc exec: signal: killed")
 	if err := callError(late{t.Context()}, killed); !errors.Is(err, context.DeadlineExceeded) {

@@ -221,7 +221,8 @@ func (c *container) remove(ctx context.Context) error {
 			return err
 		}
 	}
-	// Again, because it may have failed when init ended; and a shim does not end before its last task.
+	// Again, because it may have failed when init ended; and a shim does not end before its last
+	// task.
 	if err := c.deleteTask(ctx); err != nil {
 		return fmt.Errorf("delete the shim's task: %w", err)
 	}
@@ -312,8 +313,8 @@ func (c *container) finish(ctx context.Context) (runtime.Exit, error) {
 	return x.result()
 }
 
-// deleteTask has the shim delete the task, which waits until all output has been copied. One that is
-// not there is deleted.
+// deleteTask has the shim delete the task, which waits until all output has been copied. One that
+// is not there is deleted.
 func (c *container) deleteTask(ctx context.Context) error {
 	err := c.call(ctx, "Delete", &task.DeleteRequest{ID: c.ID()}, &task.DeleteResponse{})
 	if errors.Is(err, runtime.ErrNotFound) || errors.Is(err, errGone) {

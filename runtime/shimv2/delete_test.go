@@ -52,8 +52,8 @@ func (s *reluctant) Shutdown(context.Context, *task.ShutdownRequest) (*emptypb.E
 	return &emptypb.Empty{}, nil
 }
 
-// TestTaskThatWasNotDeleted: a shim that could not delete a task when that ended is asked again when the
-// container is deleted. Its shim did not end, and so the container could never be deleted.
+// TestTaskThatWasNotDeleted: a shim that could not delete a task when that ended is asked again
+// when the container is deleted. Its shim did not end, and so the container could never be deleted.
 func TestTaskThatWasNotDeleted(t *testing.T) {
 	dir := t.TempDir()
 	l, err := net.Listen("unix", filepath.Join(dir, "shim"))
@@ -95,7 +95,8 @@ func TestTaskThatWasNotDeleted(t *testing.T) {
 	}
 }
 
-// TestShimWritesIntoABundleThatIsRemoved: the deletion failed because the directory was not empty again.
+// TestShimWritesIntoABundleThatIsRemoved: the deletion failed because the directory was not empty
+// again.
 func TestShimWritesIntoABundleThatIsRemoved(t *testing.T) {
 	dir := t.TempDir()
 	e, err := New(Config{StateDir: filepath.Join(dir, "state"), RootDir: filepath.Join(dir, "root")})

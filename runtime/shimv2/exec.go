@@ -97,8 +97,8 @@ func (c *container) execFile(pid int) string {
 // forgetTimeout bounds what is done for a process after its end.
 const forgetTimeout = 10 * time.Second
 
-// forgetExec has the shim forget a process, which is killed if it runs. It returns when the output of
-// one that has ended has been copied.
+// forgetExec has the shim forget a process, which is killed if it runs. It returns when the output
+// of one that has ended has been copied.
 func (c *container) forgetExec(ctx context.Context, id string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), forgetTimeout)
 	defer cancel()

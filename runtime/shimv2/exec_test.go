@@ -7,8 +7,8 @@ import (
 	"github.com/coracle-project/coracle/runtime/internal/base"
 )
 
-// TestProcessesWithOnePid: shims of virtual machines give the machine's pid for all processes; each is
-// another process for us.
+// TestProcessesWithOnePid: shims of virtual machines give the machine's pid for all processes; each
+// is another process for us.
 func TestProcessesWithOnePid(t *testing.T) {
 	store, err := base.NewStore(t.TempDir(), nil)
 	if err != nil {

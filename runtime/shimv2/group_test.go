@@ -5,8 +5,8 @@ import (
 	"testing/synctest"
 )
 
-// TestGroupIsOneLock: who has waited for the lock of a sandbox that is dropped meanwhile has the one
-// that those have who come later.
+// TestGroupIsOneLock: who has waited for the lock of a sandbox that is dropped meanwhile has the
+// one that those have who come later.
 func TestGroupIsOneLock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := &Engine{groups: map[string]*holder{}}

@@ -11,9 +11,10 @@
 //
 // # Whose children they are
 //
-// The containers' processes are the shim's: how they end is asked of it (Remote). Its FIFOs are ours,
-// so logs and attachments are as for other containers, whichever of our processes is killed. What is
-// lost is what only the shim knows: when that dies its containers count as ended with an unknown status.
+// The containers' processes are the shim's: how they end is asked of it (Remote). Its FIFOs are
+// ours, so logs and attachments are as for other containers, whichever of our processes is killed.
+// What is lost is what only the shim knows: when that dies its containers count as ended with an
+// unknown status.
 //
 // # State directory
 //

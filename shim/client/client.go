@@ -94,9 +94,9 @@ type CreateRequest struct {
 	// Stdin keeps stdin open for Attach; StdinOnce closes it when the first
 	// attached client goes. Without Stdin, stdin is /dev/null.
 	Stdin, StdinOnce bool
-	// LogPath is the CRI log file; its directory must exist. Empty: output is discarded
-	// (but can be attached to). No link leads it out of LogDirectory; if that is empty, only the last
-	// component of LogPath is not followed.
+	// LogPath is the CRI log file; its directory must exist. Empty: output is discarded (but can be
+	// attached to). No link leads it out of LogDirectory; if that is empty, only the last component
+	// of LogPath is not followed.
 	LogPath, LogDirectory string
 	LogLimit              LogLimit
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/coracle-project/coracle/shim/pidfd"
 )
 
-// Companion is a program next to the shims that has to outlive the daemon as they do: the keeper holds
-// its socket, and what else it gives there, and starts it again when it dies. It gets the
+// Companion is a program next to the shims that has to outlive the daemon as they do: the keeper
+// holds its socket, and what else it gives there, and starts it again when it dies. It gets the
 // arguments -keeper DIR -name NAME -listen-fd FD.
 type Companion struct {
 	Name   string // of its directory below Config.StateDir

@@ -23,11 +23,12 @@ const cleanupTimeout = 10 * time.Second
 // killTimeout is how long an Exec that is over waits for the kernel to end what it killed.
 const killTimeout = 2 * time.Second
 
-// Exec runs a process to its end and returns its exit code. When ctx ends first the
-// process is killed, with its session and, unless it has a terminal, what it has started that still has one of its streams; ctx's
-// error is returned once all are gone (but processes that the kernel cannot end are waited for two seconds at most). A process that survives the shim is
-// awaited through the next shim. The shim kills a process that outlives this daemon, or that runs
-// two seconds beyond ctx's deadline.
+// Exec runs a process to its end and returns its exit code. When ctx ends first the process is
+// killed, with its session and, unless it has a terminal, what it has started that still has one of
+// its streams; ctx's error is returned once all are gone (but processes that the kernel cannot end
+// are waited for two seconds at most). A process that survives the shim is awaited through the next
+// shim. The shim kills a process that outlives this daemon, or that runs two seconds beyond ctx's
+// deadline.
 //
 // What the process printed before it exited has been written to the Streams when Exec
 // returns, but not what its children print later.

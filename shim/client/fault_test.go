@@ -65,7 +65,8 @@ func TestKillAtEachStep(t *testing.T) {
 			})
 		}
 	}
-	// A kill that is cut short leaves nothing frozen: what it has not reached goes on, and can be killed.
+	// A kill that is cut short leaves nothing frozen: what it has not reached goes on, and can be
+	// killed.
 	for _, point := range testkit.FaultPointsOf(t, testkit.ShimExe, "runtime.kill.") {
 		for _, action := range []string{"kill", "error"} {
 			t.Run(point+"/"+action, func(t *testing.T) {
@@ -74,7 +75,8 @@ func TestKillAtEachStep(t *testing.T) {
 				req := r.request("sleep 1000 & sleep 1000")
 				r.run(req)
 				shim := r.shimPID()
-				// Where the kernel can kill a cgroup, nothing is frozen and no such step is reached.
+				// Where the kernel can kill a cgroup, nothing is frozen and no such step is
+				// reached.
 				_, err := os.Stat(filepath.Join("/sys/fs/cgroup", cgroupParent, req.ID, "cgroup.kill"))
 				steps := err != nil
 				arm(t, point+"="+action)

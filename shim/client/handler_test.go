@@ -71,8 +71,8 @@ func TestUnknownHandler(t *testing.T) {
 	}
 }
 
-// TestShimDies: containers of a containerd shim that is killed count as ended, no one knows how, and
-// leave nothing; the pod's next container gets another shim.
+// TestShimDies: containers of a containerd shim that is killed count as ended, no one knows how,
+// and leave nothing; the pod's next container gets another shim.
 func TestShimDies(t *testing.T) {
 	r := newRig(t)
 	handler := "shim:" + testkit.Bin(t, "tools", "containerd-shim-runc-v2")

@@ -231,7 +231,8 @@ func TestShimOfPresentConfiguration(t *testing.T) {
 	r.connect()
 	r.waitNewShim(r.killShim())
 	var args []string
-	// The arguments are the keeper's until the program is executed, and empty for a moment meanwhile.
+	// The arguments are the keeper's until the program is executed, and empty for a moment
+	// meanwhile.
 	r.waitFor("the shim's own arguments", func() bool {
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", r.shimPID()))
 		args = strings.Split(string(b), "\x00")

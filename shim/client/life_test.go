@@ -255,8 +255,9 @@ func TestUnknownID(t *testing.T) {
 	}
 }
 
-// TestBackgroundChildrenOfExecs: commands whose background children keep their streams leave nothing behind in the daemon:
-// no goroutine that waits for the end of the streams, no descriptor, no file (CVE-2026-53495).
+// TestBackgroundChildrenOfExecs: commands whose background children keep their streams leave
+// nothing behind in the daemon: no goroutine that waits for the end of the streams, no descriptor,
+// no file (CVE-2026-53495).
 func TestBackgroundChildrenOfExecs(t *testing.T) {
 	const calls = 15
 	r := newRig(t)

@@ -63,8 +63,9 @@ func TestIdleShimIsLeftAlone(t *testing.T) {
 	})
 }
 
-// A shim that hangs takes no more requests when its socket is full, and the connection is closed for
-// that. It was taken for an answer, so that the shim with the most callers was replaced the latest.
+// A shim that hangs takes no more requests when its socket is full, and the connection is closed
+// for that. It was taken for an answer, so that the shim with the most callers was replaced the
+// latest.
 func TestEndOfConnectionIsNoAnswer(t *testing.T) {
 	c, l, _ := fakeClient(t, 0) // the socket is listened on, and no one accepts
 	l.limits.ping = 20 * time.Millisecond

@@ -30,7 +30,8 @@ func (r *rig) logFiles(path string) []string {
 	return names
 }
 
-// whole is the text of all files of a log, without records' headers. Each file has to begin and end with a whole record.
+// whole is the text of all files of a log, without records' headers. Each file has to begin and end
+// with a whole record.
 func (r *rig) whole(path string) string {
 	r.Helper()
 	var text strings.Builder
@@ -84,8 +85,8 @@ func (r *rig) ended(id string) bool {
 	return ok
 }
 
-// A shim that is killed again and again while a container fills its log: no line of those that the limit
-// leaves is lost or twice, whichever step of a rotation is cut short.
+// A shim that is killed again and again while a container fills its log: no line of those that the
+// limit leaves is lost or twice, whichever step of a rotation is cut short.
 func TestRotationSurvivesKill(t *testing.T) {
 	const lines = 60_000
 	r := newRig(t)

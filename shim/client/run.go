@@ -11,8 +11,8 @@ import (
 	"github.com/coracle-project/coracle/shim/api"
 )
 
-// run starts a process. A shim that an upgrade has left running may be older than its Run, and needs
-// two calls.
+// run starts a process. A shim that an upgrade has left running may be older than its Run, and
+// needs two calls.
 func (k *conn) run(ctx context.Context, r *api.RunRequest) (*api.RunResponse, error) {
 	res, err := k.shim.Run(ctx, r)
 	if status.Code(err) != codes.Unimplemented {

@@ -53,8 +53,9 @@ func (f firstWrite) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// An exec whose caller gives up is gone when the call returns, with what it started: a
-// child that holds its streams too, whether or not that has left the session. What has let go of the streams stays.
+// An exec whose caller gives up is gone when the call returns, with what it started: a child that
+// holds its streams too, whether or not that has left the session. What has let go of the streams
+// stays.
 func TestTimedOutExecIsGoneWithItsChildren(t *testing.T) {
 	r := newRig(t)
 	for _, tc := range []struct{ name, script, left string }{
@@ -111,11 +112,13 @@ func TestTimedOutExecLeavesServersAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.run(req)
-	// Its stdout is another file while echo writes, and no one can look into it while it executes the last command.
+	// Its stdout is another file while echo writes, and no one can look into it while it executes
+	// the last command.
 	abandon(t, r, req.ID, "exec 8>&1; echo $$ > /in; sleep 2004; :", "sleep 2005\n")
 }
 
-// abandon runs a script that says when it is ready, gives up on it then, and sees which of the sleeps from 2000 on are left.
+// abandon runs a script that says when it is ready, gives up on it then, and sees which of the
+// sleeps from 2000 on are left.
 func abandon(t *testing.T, r *rig, id, script, want string) {
 	ctx, giveUp := context.WithCancel(r.ctx())
 	defer giveUp()

@@ -42,8 +42,8 @@ func start(t *testing.T) *exec.Cmd {
 	return cmd
 }
 
-// denied is the environment variable of a process that becomes the init under a filter that denies the system
-// call of this number, as the profile of a sandbox can.
+// denied is the environment variable of a process that becomes the init under a filter that denies
+// the system call of this number, as the profile of a sandbox can.
 const denied = "PODINIT_TEST_DENIED"
 
 func TestMain(m *testing.M) {
@@ -134,7 +134,8 @@ func TestIgnoresSignalsFromInside(t *testing.T) {
 	}
 }
 
-// It has its filter, and is not dumpable: a process with the same user cannot read which program it is.
+// It has its filter, and is not dumpable: a process with the same user cannot read which program it
+// is.
 func TestConfined(t *testing.T) {
 	cmd := start(t)
 	pid := cmd.Process.Pid

@@ -1,5 +1,6 @@
-// Package steps is the file in which a shim leaves where the time of making a container went, and the daemon finds
-// it: steps.json in the container's directory of the engine, which goes with the container.
+// Package steps is the file in which a shim leaves where the time of making a container went, and
+// the daemon finds it: steps.json in the container's directory of the engine, which goes with the
+// container.
 package steps
 
 import (
@@ -34,7 +35,8 @@ func Write(dir, id string, s []Step) error {
 	return os.WriteFile(filepath.Join(dir, id, fileName), data, 0o600)
 }
 
-// Read returns the steps of container id; none if there are none: another engine has made it, or an older shim.
+// Read returns the steps of container id; none if there are none: another engine has made it, or an
+// older shim.
 func Read(dir, id string) ([]Step, error) {
 	path := filepath.Join(dir, id, fileName)
 	st, err := os.Stat(path)

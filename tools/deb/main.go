@@ -1,10 +1,10 @@
-// Command deb makes a Debian package of a description as nfpm has it (https://nfpm.goreleaser.com), in
-// which environment variables are replaced.
+// Command deb makes a Debian package of a description as nfpm has it (https://nfpm.goreleaser.com),
+// in which environment variables are replaced.
 //
 //	deb -config packaging/coracle.yaml -out out/deb
 //
-// It uses nfpm's library, and of that only what makes Debian packages: nfpm's own command links the makers of six
-// more kinds.
+// It uses nfpm's library, and of that only what makes Debian packages: nfpm's own command links the
+// makers of six more kinds.
 package main
 
 import (

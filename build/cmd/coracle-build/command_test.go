@@ -2,7 +2,8 @@ package main
 
 import "testing"
 
-// Regression: image build alone did not know $CORACLE_ADDRESS, and took unix:///… for a file's name.
+// Regression: image build alone did not know $CORACLE_ADDRESS, and took unix:///… for a file's
+// name.
 func TestAddress(t *testing.T) {
 	for name, tc := range map[string]struct{ flag, variable, want string }{
 		"of the state":    {want: "/s/coracle.sock"},

@@ -104,7 +104,8 @@ func (f *foreground) forward(pid int, s unix.Signal) {
 	}
 }
 
-// reapUntil reaps children that have ended; ended says that pid is among them, and code is its exit status.
+// reapUntil reaps children that have ended; ended says that pid is among them, and code is its exit
+// status.
 func reapUntil(pid int) (code int, ended bool) {
 	for {
 		var ws unix.WaitStatus

@@ -126,8 +126,8 @@ config.json and a root file system. Its commands and flags are those of runc.`,
 	return cmd
 }
 
-// addCommands adds the command that the arguments name, if they surely do, else all of them: that takes
-// longer than some commands take themselves.
+// addCommands adds the command that the arguments name, if they surely do, else all of them: that
+// takes longer than some commands take themselves.
 func (a *app) addCommands(cmd *cobra.Command) {
 	if one := a.frequent(named(cmd.PersistentFlags(), a.args)); one != nil {
 		cmd.CompletionOptions.DisableDefaultCmd = true

@@ -1,6 +1,6 @@
-// Package explain describes what a container from an OCI configuration would be, and warns about what
-// would let its program reach the host. It runs nothing. The description is made of the plan that
-// create carries out.
+// Package explain describes what a container from an OCI configuration would be, and warns about
+// what would let its program reach the host. It runs nothing. The description is made of the plan
+// that create carries out.
 package explain
 
 import (
@@ -106,8 +106,8 @@ func Exec(r Request, p *specs.Process) (*Document, error) {
 	return e, nil
 }
 
-// simplified returns the configuration without what plans do not support. The explanation says which
-// engine makes the container, and why.
+// simplified returns the configuration without what plans do not support. The explanation says
+// which engine makes the container, and why.
 func simplified(in *specs.Spec) *specs.Spec {
 	s, l := *in, specs.Linux{}
 	if in.Linux != nil {

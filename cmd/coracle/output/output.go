@@ -105,8 +105,8 @@ func Ago(t time.Time) string {
 	return units.HumanDuration(time.Since(t)) + " ago"
 }
 
-// OneLine shortens a text of another author to at most so many characters, without control characters
-// that would break a table.
+// OneLine shortens a text of another author to at most so many characters, without control
+// characters that would break a table.
 func OneLine(s string, most int) string {
 	s = strings.Join(strings.FieldsFunc(s, func(r rune) bool { return r <= ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 }), " ")
 	if r := []rune(s); len(r) > most {

@@ -18,9 +18,9 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// fault is what happens to a call, in the file faults/METHOD@ANY. The call that reaches it moves the file to
-// reached/: so each file is one fault, also if the driver dies of it, and N files are N faults.
-// With keep the file stays, and all calls reach it.
+// fault is what happens to a call, in the file faults/METHOD@ANY. The call that reaches it moves
+// the file to reached/: so each file is one fault, also if the driver dies of it, and N files are N
+// faults. With keep the file stays, and all calls reach it.
 type fault struct {
 	When   string     `json:"when"`   // before or after the call has done its work
 	Do     string     `json:"do"`     // hang (until the file in reached/, or in faults/ with keep, is removed), die, or error
@@ -34,7 +34,8 @@ const hangLook = 20 * time.Millisecond
 
 type faults struct{ dir string }
 
-// apply takes the faults of a call. It returns an error if one says so, and does not return if the driver dies.
+// apply takes the faults of a call. It returns an error if one says so, and does not return if the
+// driver dies.
 func (f faults) apply(method, when, volume string, reached func(fault)) error {
 	files, err := filepath.Glob(filepath.Join(f.dir, "faults", method+"@*"))
 	if err != nil {

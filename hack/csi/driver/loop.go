@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The file system is btrfs: it grows while it is mounted without CAP_SYS_RESOURCE, which root does not have everywhere and
-// ext4 asks for.
+// The file system is btrfs: it grows while it is mounted without CAP_SYS_RESOURCE, which root does
+// not have everywhere and ext4 asks for.
 const (
 	fileSystem = "btrfs"
 	// superblock is the mark of one, at a place in the device.
@@ -25,8 +25,8 @@ type resizeArgs struct {
 	size [4088]byte
 }
 
-// attachLoop returns a loop device of an image, open. With flags LO_FLAGS_AUTOCLEAR it ends with the last user, so that
-// a crash before the mount leaves none.
+// attachLoop returns a loop device of an image, open. With flags LO_FLAGS_AUTOCLEAR it ends with
+// the last user, so that a crash before the mount leaves none.
 func attachLoop(image string, flags uint32) (*os.File, error) {
 	backing, err := os.OpenFile(image, os.O_RDWR, 0)
 	if err != nil {
@@ -60,7 +60,8 @@ func attachLoop(image string, flags uint32) (*os.File, error) {
 	}
 }
 
-// findLoops are the loop devices of an image. They are compared by inode: a path of another mount namespace says nothing.
+// findLoops are the loop devices of an image. They are compared by inode: a path of another mount
+// namespace says nothing.
 func findLoops(image string) ([]string, error) {
 	var want unix.Stat_t
 	if err := unix.Stat(image, &want); err != nil {

@@ -1,5 +1,5 @@
-// Command csi-driver is a CSI driver for tests. Each volume is an image file below one directory, used
-// through a loop device: so volumes have a size, a full one is full, and growth is real.
+// Command csi-driver is a CSI driver for tests. Each volume is an image file below one directory,
+// used through a loop device: so volumes have a size, a full one is full, and growth is real.
 //
 // # Directory
 //
@@ -10,9 +10,9 @@
 //	calls                        one line of JSON for each call, and for each fault that was reached
 //	faults/, reached/            see fault.go
 //
-// A volume's id follows from the name that CreateVolume gets. So each call can be repeated after a crash at
-// any moment. Two calls at once for one volume: the second fails with Aborted, as the specification
-// allows.
+// A volume's id follows from the name that CreateVolume gets. So each call can be repeated after a
+// crash at any moment. Two calls at once for one volume: the second fails with Aborted, as the
+// specification allows.
 package main
 
 import (

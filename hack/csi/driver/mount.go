@@ -88,7 +88,8 @@ func mountImage(image, at string, options []string) error {
 		return err
 	}
 	if !has {
-		// One that was only half made has no superblock: mkfs writes it last. Data and metadata share the little room.
+		// One that was only half made has no superblock: mkfs writes it last. Data and metadata
+		// share the little room.
 		if out, err := exec.Command("mkfs.btrfs", "-q", "-M", "-d", "single", "-m", "single", image).CombinedOutput(); err != nil {
 			return fmt.Errorf("mkfs.btrfs: %w: %s", err, out)
 		}

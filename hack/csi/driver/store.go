@@ -39,8 +39,8 @@ type snapshot struct {
 	Taken  time.Time `json:"taken"`
 }
 
-// store is the directory. Records are replaced as a whole, and an image is there before its record: a volume without a
-// record does not exist.
+// store is the directory. Records are replaced as a whole, and an image is there before its record:
+// a volume without a record does not exist.
 type store struct{ dir string }
 
 func (s store) prepare() error {

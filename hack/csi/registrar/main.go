@@ -1,5 +1,5 @@
-// Command csi-node-driver-registrar tells a kubelet of a CSI driver, with the flags and the behaviour of upstream's program of that
-// name, whose module the Go module proxy does not have.
+// Command csi-node-driver-registrar tells a kubelet of a CSI driver, with the flags and the
+// behaviour of upstream's program of that name, whose module the Go module proxy does not have.
 package main
 
 import (
@@ -34,7 +34,8 @@ func (r registrar) GetInfo(context.Context, *registration.InfoRequest) (*registr
 	return r.info, nil
 }
 
-// NotifyRegistrationStatus ends the program if the kubelet refuses the driver, so that it is tried again.
+// NotifyRegistrationStatus ends the program if the kubelet refuses the driver, so that it is tried
+// again.
 func (r registrar) NotifyRegistrationStatus(_ context.Context, s *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
 	fmt.Printf("registered: %v %s\n", s.GetPluginRegistered(), s.GetError())
 	if !s.GetPluginRegistered() {

@@ -1,4 +1,5 @@
-// Package quiet waits until a machine does nothing, so that a benchmark measures nothing else's work.
+// Package quiet waits until a machine does nothing, so that a benchmark measures nothing else's
+// work.
 package quiet
 
 import (
@@ -14,9 +15,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The machine is quiet if in one Window all its CPUs together were busy for less than Busy times as long:
-// what a program does behind its answers, or anything else, is over. The limit does not grow with the
-// number of CPUs, as one busy thread does not.
+// The machine is quiet if in one Window all its CPUs together were busy for less than Busy times as
+// long: what a program does behind its answers, or anything else, is over. The limit does not grow
+// with the number of CPUs, as one busy thread does not.
 const (
 	Window = 500 * time.Millisecond
 	Busy   = 0.08
@@ -47,8 +48,8 @@ func Wait(ctx context.Context) error {
 	return err
 }
 
-// Rest is Wait for a machine that something to be measured keeps busy: it returns how many CPUs were in use at
-// last, and no error if those were more than Busy.
+// Rest is Wait for a machine that something to be measured keeps busy: it returns how many CPUs
+// were in use at last, and no error if those were more than Busy.
 func Rest(ctx context.Context) (inUse float64, err error) {
 	inUse, err = wait(ctx, patience, Busy)
 	if errors.Is(err, errBusy) {

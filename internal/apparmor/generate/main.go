@@ -1,6 +1,7 @@
-// Command generate writes the default profile into a file: what github.com/moby/profiles/apparmor, which
-// Docker and others share, hands to apparmor_parser. That package executes templates, which makes a
-// program that links it keep every exported method: 6 MB of coracled. So it is asked here, once.
+// Command generate writes the default profile into a file: what github.com/moby/profiles/apparmor,
+// which Docker and others share, hands to apparmor_parser. That package executes templates, which
+// makes a program that links it keep every exported method: 6 MB of coracled. So it is asked here,
+// once.
 package main
 
 import (

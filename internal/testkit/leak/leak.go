@@ -39,8 +39,8 @@ type Snapshot struct {
 	seen  map[string]seen
 }
 
-// seen is a thing as Left tells of it, if it does, and how many there are. What tells it from others is the
-// key that it is under: a process may change its name.
+// seen is a thing as Left tells of it, if it does, and how many there are. What tells it from
+// others is the key that it is under: a process may change its name.
 type seen struct {
 	line string
 	n    int

@@ -118,7 +118,8 @@ func TestCgroup(t *testing.T) {
 	before.Check(t)
 }
 
-// A process that gives itself another name is the same, whether it passes for a long-lived one before or not.
+// A process that gives itself another name is the same, whether it passes for a long-lived one
+// before or not.
 func TestSeesAnotherNameNotAsAnotherProcess(t *testing.T) {
 	for name, longLived := range map[string]bool{"of its own": false, "of the daemon": true} {
 		t.Run(name, func(t *testing.T) {

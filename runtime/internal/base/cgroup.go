@@ -56,7 +56,8 @@ func (r *Record) pids() ([]int, error) {
 	return pids, err
 }
 
-// pidsAndMe is pids, and whether the caller is among them: then nothing may be done to the cgroup as a whole.
+// pidsAndMe is pids, and whether the caller is among them: then nothing may be done to the cgroup
+// as a whole.
 func (r *Record) pidsAndMe() (pids []int, me bool, err error) {
 	path := r.listPath()
 	if path == "" {

@@ -15,9 +15,9 @@ import (
 	"github.com/coracle-project/coracle/internal/kernfile"
 )
 
-// A kill that freezes first is noted in the container's directory until everything may move again. If it is killed
-// itself, whoever loads the container next finds the note, and thaws what no one else would. Each kill has a note of
-// its own, so that no one takes away another's.
+// A kill that freezes first is noted in the container's directory until everything may move again.
+// If it is killed itself, whoever loads the container next finds the note, and thaws what no one
+// else would. Each kill has a note of its own, so that no one takes away another's.
 const haltPrefix = "halt-" // then the killer's pid, its start and a number
 
 // itself is this process.
@@ -36,12 +36,12 @@ func (r *Record) noteHalt() (string, error) {
 	return note, kernfile.Create(note, nil, recordMode)
 }
 
-// halt freezes what is to be killed, so that no process forks while the others are found. The caller thaws it with
-// the returned function, which is nil if it is not frozen. A cgroup without processes is left alone, as is most of the
-// time what is asked of a container that has ended.
+// halt freezes what is to be killed, so that no process forks while the others are found. The
+// caller thaws it with the returned function, which is nil if it is not frozen. A cgroup without
+// processes is left alone, as is most of the time what is asked of a container that has ended.
 //
-// A kill works without the freezer. So halt freezes only if it is sure to thaw: it has a note and an
-// open descriptor, since opening one later may fail.
+// A kill works without the freezer. So halt freezes only if it is sure to thaw: it has a note and
+// an open descriptor, since opening one later may fail.
 func (r *Record) halt(ctx context.Context) (thaw func() error, err error) {
 	if pids, me, err := r.pidsAndMe(); err != nil || len(pids) == 0 || me {
 		return nil, nil

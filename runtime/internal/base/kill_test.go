@@ -8,8 +8,8 @@ import (
 	"github.com/opencontainers/cgroups"
 )
 
-// A cgroup that the caller is in must be known as such: it is neither frozen nor killed as a whole, for the
-// caller would not come out of the one, nor survive the other.
+// A cgroup that the caller is in must be known as such: it is neither frozen nor killed as a whole,
+// for the caller would not come out of the one, nor survive the other.
 func TestCallerIsNoticed(t *testing.T) {
 	path := "/sys/fs/cgroup"
 	if !cgroups.IsCgroup2UnifiedMode() {

@@ -59,8 +59,8 @@ func (s *Store) Log() *slog.Logger { return s.log }
 // ContainerDir is a container's directory, which exists from Claim to Release.
 func (s *Store) ContainerDir(id string) string { return filepath.Join(s.dir, id) }
 
-// Load reads a container's record, and thaws what a kill has left frozen that did not live to its end. ErrNotFound if
-// there is none.
+// Load reads a container's record, and thaws what a kill has left frozen that did not live to its
+// end. ErrNotFound if there is none.
 func (s *Store) Load(id string) (*Record, error) {
 	if err := runtime.ValidateID(id); err != nil {
 		return nil, fmt.Errorf("load container: %w", err)

@@ -17,10 +17,10 @@ import (
 // (config.md#extensibility).
 const version = "1.0.2"
 
-// Write makes the directory of a bundle with a configuration whose paths do not depend on where
-// it is. from is the bundle that spec was for: its own file may say something else, or not be there.
-// oomScore is what the process gets (base.Store.AllowedOOMScore: other runtimes fail on what they may
-// not set).
+// Write makes the directory of a bundle with a configuration whose paths do not depend on where it
+// is. from is the bundle that spec was for: its own file may say something else, or not be there.
+// oomScore is what the process gets (base.Store.AllowedOOMScore: other runtimes fail on what they
+// may not set).
 func Write(dir string, spec *specs.Spec, from string, oomScore *int) error {
 	s := *spec
 	s.Version = version

@@ -14,8 +14,8 @@ import (
 	"github.com/coracle-project/coracle/runtime/validate"
 )
 
-// Begin checks what the named engine has been asked to create. It returns which program is to make the
-// container, what opts.Handler says after the engine's prefix, and the record of it.
+// Begin checks what the named engine has been asked to create. It returns which program is to make
+// the container, what opts.Handler says after the engine's prefix, and the record of it.
 // runtime.ErrUnsupported for another engine's handler.
 func Begin(engine, prefix, id string, spec *specs.Spec, opts runtime.CreateOptions) (program string, rec *base.Record, err error) {
 	if err := runtime.ValidateID(id); err != nil {

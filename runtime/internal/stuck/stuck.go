@@ -87,8 +87,8 @@ func Stack(pid int) string {
 }
 
 // Reap waits until a child has ended, and reaps it. No other code may reap it. ErrAlive: the child
-// has not ended in time. A process that has been reaped, or is not our child, is not an error; without
-// free descriptors Reap does not wait for the latter.
+// has not ended in time. A process that has been reaped, or is not our child, is not an error;
+// without free descriptors Reap does not wait for the latter.
 func Reap(pid int, most time.Duration) error {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if errors.Is(err, unix.ESRCH) {
@@ -107,8 +107,8 @@ func Reap(pid int, most time.Duration) error {
 	return ReapFD(fd)
 }
 
-// reapByNumber is Reap for a program without free descriptors. The pid stays the child's until it is
-// reaped, and can only be polled.
+// reapByNumber is Reap for a program without free descriptors. The pid stays the child's until it
+// is reaped, and can only be polled.
 func reapByNumber(pid int, most time.Duration) error {
 	const tick = 2 * time.Millisecond
 	for deadline := time.Now().Add(most); ; time.Sleep(tick) {

@@ -32,9 +32,9 @@ func TestIsOfTheSources(t *testing.T) {
 	}
 }
 
-// TestCanBeMadeAgain compiles the sources for both architectures. Where the compiler is the one that
-// the checked-in program names, the bytes have to be the same: no one has to trust them. Another
-// compiler's program differs, so what that makes is tested instead.
+// TestCanBeMadeAgain compiles the sources for both architectures. Where the compiler is the one
+// that the checked-in program names, the bytes have to be the same: no one has to trust them.
+// Another compiler's program differs, so what that makes is tested instead.
 func TestCanBeMadeAgain(t *testing.T) {
 	for arch, gcc := range map[string]string{"amd64": "x86_64-linux-gnu-gcc", "arm64": "aarch64-linux-gnu-gcc"} {
 		t.Run(arch, func(t *testing.T) {

@@ -14,14 +14,15 @@ import (
 	ours "github.com/coracle-project/coracle/internal/apparmor"
 )
 
-// include is what the profile takes from files of a host that has them; without them it says the same itself.
+// include is what the profile takes from files of a host that has them; without them it says the
+// same itself.
 var include = regexp.MustCompile(`(?m)^\s*#include <(tunables/global|abstractions/base)>\n`)
 
 // abi is there on hosts that have that file: see apparmor.LoadDefault.
 var abi = regexp.MustCompile(`(?m)^abi <abi/3.0>,\n`)
 
-// denied is the rule that we add another one to: Docker's profile denies vsock, too, but no version of the
-// library that Go's module proxy has does.
+// denied is the rule that we add another one to: Docker's profile denies vsock, too, but no version
+// of the library that Go's module proxy has does.
 const denied = "  deny network alg,\n"
 
 // blank are the lines between what is included.
@@ -30,8 +31,8 @@ var blank = regexp.MustCompile(`(?m)^\s*\n`)
 const header = `# The profile of github.com/moby/profiles/apparmor (Apache-2.0). Made by go generate: do not edit.
 `
 
-// Profile is upstream's profile under our name, for hosts with and without AppArmor's files. It is what
-// upstream gives to apparmor_parser, for which a script stands in. It changes PATH meanwhile.
+// Profile is upstream's profile under our name, for hosts with and without AppArmor's files. It is
+// what upstream gives to apparmor_parser, for which a script stands in. It changes PATH meanwhile.
 func Profile() (_ []byte, err error) {
 	dir, err := os.MkdirTemp("", "apparmor-")
 	if err != nil {

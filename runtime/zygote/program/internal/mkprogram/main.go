@@ -1,7 +1,7 @@
-// Command mkprogram compiles the zygote (../../zygote.c) for every architecture and writes each as a
-// Go constant: the executable as a whole, an ELF header and one section of code. It needs gcc
-// and its cross compiler for arm64 (Debian: gcc-aarch64-linux-gnu). Run in package program's
-// directory, by go generate.
+// Command mkprogram compiles the zygote (../../zygote.c) for every architecture and writes each as
+// a Go constant: the executable as a whole, an ELF header and one section of code. It needs gcc and
+// its cross compiler for arm64 (Debian: gcc-aarch64-linux-gnu). Run in package program's directory,
+// by go generate.
 package main
 
 import (
