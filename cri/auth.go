@@ -12,8 +12,8 @@ import (
 )
 
 // credentials converts CRI's AuthConfig. Credentials that name another server than
-// the image's registry are dropped, so that they are never shown to a stranger. No
-// error repeats a secret.
+// the image's registry are dropped, so that no other registry sees them. No error
+// repeats a secret.
 func credentials(a *runtimeapi.AuthConfig, ref string) (image.Auth, error) {
 	if a == nil || !serves(a.GetServerAddress(), ref) {
 		return image.Auth{}, nil

@@ -8,8 +8,8 @@ import (
 	"github.com/coracle-project/coracle/pod"
 )
 
-// The conversions here turn a config back into CRI's form, for verbose answers:
-// whoever reads them knows CRI's names (crictl inspect, and what reads its JSON).
+// The conversions here turn a config back into CRI's form, for verbose answers: crictl inspect, and
+// programs that read its JSON, know CRI's names.
 
 func podConfigBack(c *pod.Config) *runtimeapi.PodSandboxConfig {
 	out := &runtimeapi.PodSandboxConfig{

@@ -66,7 +66,7 @@ func streamOptions(stdin, stdout, stderr, tty bool) (remotecommand.Options, erro
 	o := remotecommand.Options{Stdin: stdin, Stdout: stdout, Stderr: stderr, TTY: tty}
 	switch {
 	case tty && stderr:
-		return o, invalid("stderr", "cannot be had with tty: a terminal has one output")
+		return o, invalid("stderr", "cannot be combined with tty: a terminal has one output")
 	case !stdin && !stdout && !stderr:
 		return o, invalid("stdin", "one of stdin, stdout and stderr is required")
 	}
@@ -94,9 +94,9 @@ func (s *service) PortForward(_ context.Context, r *runtimeapi.PortForwardReques
 	return &runtimeapi.PortForwardResponse{Url: url}, nil
 }
 
-// streamServer serves the URLs. Whoever has one may use it, so they hold a random
-// token, work once, and are forgotten after a minute. Port forwarding is the stream library's,
-// what carries commands command.go's.
+// streamServer serves the URLs. A URL is all that a client needs, so it has a random token, works
+// once, and expires after a minute. Port forwarding is in the stream library, commands are in
+// command.go.
 type streamServer struct {
 	runtime streams
 	tokens  tokens

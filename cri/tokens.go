@@ -17,8 +17,8 @@ const (
 	maxTokens = 1000
 )
 
-// tokens are the streams that were asked for and not started yet. A token is all that whoever
-// has a URL needs, so it cannot be guessed, works once, and not for long.
+// tokens are the streams that were requested and not started yet. A token is all that a client
+// needs, so it cannot be guessed, works once, and expires soon.
 type tokens struct {
 	mu   sync.Mutex
 	open map[string]ticket

@@ -60,7 +60,7 @@ crictl() {
 }
 
 # critest as upstream releases it, but for one digest: it pulls an image by the
-# digest of a build that nobody else can repeat. imagetool makes an image with
+# digest of a build that no one else can repeat. imagetool makes an image with
 # the same purpose whose digest is always the same.
 critest() {
   wanted critest "$CRITOOLS" || return 0

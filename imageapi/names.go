@@ -65,8 +65,8 @@ func (s *service) Prune(ctx context.Context, r *imagesv1.PruneRequest) (*imagesv
 	return resp, nil
 }
 
-// prunable says whether an image may go that was seen before: whoever has pulled or tagged it since
-// wants it.
+// prunable says whether an image that was seen before may go. It may not if it was pulled or tagged
+// since.
 func prunable(now, seen image.Image, all bool) bool {
 	wanted := !now.Pulled.Equal(seen.Pulled) || !slices.Equal(now.RepoTags, seen.RepoTags)
 	return !now.Pinned && !wanted && (all || len(now.RepoTags) == 0)

@@ -25,7 +25,7 @@ func TestNewsOfLayers(t *testing.T) {
 	}
 }
 
-// A client that does not read holds up nobody's work, and one that has gone ends it.
+// A client that does not read delays no other client, and one that is gone ends its own work.
 func TestReport(t *testing.T) {
 	reading := make(chan struct{})
 	var got []int64

@@ -70,7 +70,7 @@ func checkpointAndRestore(t *testing.T, n *node) {
 	p.remove()
 }
 
-// restorePod restores a pod beside the one that was saved.
+// restorePod restores a pod alongside the one that was saved.
 func restorePod(t *testing.T, n *node, saved *pod, dir string) {
 	t.Helper()
 	config := n.podConfig()

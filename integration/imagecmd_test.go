@@ -17,7 +17,7 @@ import (
 // coracled of its own, whose root directory is $ROOT; that of the script kept keeps blobs.
 // $REGISTRY is a registry with the test images, $EMPTY another one, that all scripts push to,
 // $PRIVATE one that wants user and secret. $CORACLE is the program, $SOCKET where it connects.
-// Beside testscript's own there are
+// Besides testscript's own commands there are
 //
 //	image ARG...              coracle image, against the script's coracled
 //	container NAME SCRIPT...  a shell script in a busybox container, to its end; its id in $NAME

@@ -18,7 +18,7 @@ import (
 )
 
 // TestImageTools runs testdata/imagelong as TestImageCommands does its scripts: what needs
-// BuildKit, podman, skopeo or docker. `make test-image` has them. Beside its commands there are
+// BuildKit, podman, skopeo or docker. `make test-image` has them. Besides its commands there are
 //
 //	podman ARG...    podman, on a storage of the script's own
 //	docker ARG...    docker, with a daemon of the script's own

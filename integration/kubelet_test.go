@@ -49,7 +49,7 @@ type kubelet struct {
 	exit      chan struct{} // closed when it has ended
 }
 
-// kubeletOptions are beside what each kubelet of these tests is told.
+// kubeletOptions are options besides those of every kubelet of these tests.
 type kubeletOptions struct {
 	config     string // more KubeletConfiguration
 	kubeconfig string // of an API server; empty: the kubelet runs alone

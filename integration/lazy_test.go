@@ -100,8 +100,8 @@ func (r *lazyRig) upload(t *testing.T) {
 	r.ref = r.Host() + name
 }
 
-// spoil says what the proxy does, beside holding what is fetched behind: that starts at the blob's
-// first byte, where no file is.
+// spoil says what the proxy does, besides delaying what is fetched in the background: that starts
+// at the blob's first byte, where no file is.
 func (r *lazyRig) spoil(fault func(*http.Request) faultproxy.Fault) {
 	r.Set(func(req *http.Request) faultproxy.Fault {
 		var f faultproxy.Fault

@@ -18,7 +18,8 @@ import (
 )
 
 // TestWorkloadCommands runs testdata/workload: coracle's commands for pods and containers as their
-// users use them, each script with a coracled of its own. Beside testscript's own there are
+// users use them, each script with a coracled of its own. Besides testscript's own commands there
+// are
 //
 //	pod NAME                     a pod in namespace test; its id in $NAME
 //	run POD NAME SCRIPT...       a shell script in a busybox container

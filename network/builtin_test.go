@@ -290,7 +290,7 @@ func TestSetupMendsTheHost(t *testing.T) {
 	must(t, m.fwRemove())
 	p := connect(t, m, "after the table was deleted", PortMapping{Protocol: "tcp", HostPort: 80, ContainerPort: 80})
 	serve(t, p.NetNS, "p", "tcp", 80)
-	expect(t, "mended", "", "tcp", netip.MustParseAddr("127.0.0.1"), 80, "p "+m.builtin.pools[0].gateway().String())
+	expect(t, "repaired", "", "tcp", netip.MustParseAddr("127.0.0.1"), 80, "p "+m.builtin.pools[0].gateway().String())
 	if n := len(m.Leases()); n != 3 {
 		t.Errorf("%d leases", n)
 	}

@@ -168,7 +168,7 @@ func TestCNIConfigBehindLinksIsFollowed(t *testing.T) {
 	must(t, os.Rename(at("three/cni"), at("three/old")))
 	log.await(t, none)
 
-	// Links may lead in a circle, until one is mended.
+	// Links may lead in a circle, until one is fixed.
 	link("current", "current")
 	link("etc/cni", at("current/cni"))
 	log.await(t, "too many levels of symbolic links")

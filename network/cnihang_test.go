@@ -56,7 +56,7 @@ func hangingPlugin(t *testing.T, c *Config) (dir string) {
 
 // hang has a verb hang from now on until the returned function is called. how is what the process
 // that it waits for is started with.
-func hang(t *testing.T, dir, verb, how string) (mend func()) {
+func hang(t *testing.T, dir, verb, how string) (release func()) {
 	t.Helper()
 	file := filepath.Join(dir, "hang-"+verb)
 	must(t, os.WriteFile(file, []byte(how), 0o600))
@@ -103,7 +103,7 @@ func TestCNITeardownThatHangsEndsWithItsContext(t *testing.T) {
 			dir := hangingPlugin(t, &c)
 			m := started(t, c)
 			p := connect(t, m, "a")
-			mend := hang(t, dir, "DEL", how)
+			release := hang(t, dir, "DEL", how)
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			wait := inBackground(func() error { return m.Teardown(ctx, p.Pod) })
@@ -119,7 +119,7 @@ func TestCNITeardownThatHangsEndsWithItsContext(t *testing.T) {
 			if l := m.Leases(); len(l) != 1 || !l[0].Removing {
 				t.Errorf("leases %v", l)
 			}
-			mend()
+			release()
 			must(t, m.Teardown(t.Context(), p.Pod))
 		})
 	}
@@ -149,7 +149,7 @@ func TestCNIPluginThatLeavesADaemon(t *testing.T) {
 func TestCNIStatusThatHangsIsAskedOnce(t *testing.T) {
 	c := testConfig(t)
 	dir := hangingPlugin(t, &c)
-	mend := hang(t, dir, "STATUS", "")
+	release := hang(t, dir, "STATUS", "")
 	m := New(c) // ended by the test
 	m.cni.asks = cni.NewStatusCalls(patience)
 	must(t, m.Start(t.Context()))
@@ -180,7 +180,7 @@ func TestCNIStatusThatHangsIsAskedOnce(t *testing.T) {
 	if err := m.Ready(t.Context()); !errors.Is(err, cni.ErrClosed) {
 		t.Errorf("after Close: %v", err)
 	}
-	mend()
+	release()
 	must(t, started(t, c).Ready(t.Context()))
 }
 
@@ -203,7 +203,7 @@ func TestCNIRecoverDoesNotWaitForAHungPlugin(t *testing.T) {
 	m := started(t, c)
 	connect(t, m, "good")
 	connect(t, m, "bad")
-	mend := hang(t, dir, "DEL-bad", "")
+	release := hang(t, dir, "DEL-bad", "")
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	wait := inBackground(func() error { return m.Recover(ctx, nil) })
@@ -223,7 +223,7 @@ func TestCNIRecoverDoesNotWaitForAHungPlugin(t *testing.T) {
 	if l := m.Leases(); len(l) != 1 || l[0].PodID != "bad" || !l[0].Removing {
 		t.Errorf("leases %v", l)
 	}
-	mend()
+	release()
 	must(t, m.Teardown(t.Context(), Pod{ID: "bad"}))
 }
 

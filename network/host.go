@@ -63,12 +63,12 @@ func (b *builtin) mendHost(h *host) bool {
 	}
 	b.log.Warn("the pod network's nftables table or addresses were removed; restoring them", "network", b.name)
 	// The sockets are used by others meanwhile, so they stay.
-	mended := &host{links: h.links}
-	if err := b.makeHostLocked(mended); err != nil {
+	rebuilt := &host{links: h.links}
+	if err := b.makeHostLocked(rebuilt); err != nil {
 		b.log.Error("cannot make the host's side of the pods' network again", "network", b.name, "error", err)
 		return false
 	}
-	b.host = mended
+	b.host = rebuilt
 	return true
 }
 

@@ -22,7 +22,7 @@ type sctpPacket struct {
 const (
 	sctpInit    = 1
 	sctpInitAck = 2
-	sctpTag     = 0x12345678 // of whoever answers, chosen by either side for the other
+	sctpTag     = 0x12345678 // of the receiver: either side chooses it for the other
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)

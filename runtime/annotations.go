@@ -13,8 +13,8 @@ var (
 	steeringPrefixes = []string{"run.oci.", "org.systemd.property.", "org.criu.", "module.wasm.image/", "krun.", "dev.gvisor."}
 )
 
-// Steers says whether an annotation of a container is more than a note to an OCI runtime: whoever
-// may set it decides what the runtime does on the host.
+// Steers says whether an annotation of a container makes an OCI runtime act on the host. Such an
+// annotation is more than a note.
 func Steers(annotation string) bool {
 	return slices.Contains(steering, annotation) || slices.ContainsFunc(steeringPrefixes, func(prefix string) bool {
 		return strings.HasPrefix(annotation, prefix)

@@ -11,8 +11,8 @@
 //
 // Create makes the namespaces and the cgroup, sets up the root file system and
 // leaves the init process blocked just before it executes the user's program.
-// Start lets it go on. Whoever called Create is the parent of init (and of each
-// process that Exec starts) and must reap it: the engine never waits for it.
+// Start lets it go on. The process that called Create is the parent of init (and of
+// each process that Exec starts) and must reap it: the engine never waits for it.
 //
 // An Engine keeps what it needs to find a container again in its state
 // directory, so another process (a restarted shim, the next coracle-oci

@@ -32,7 +32,7 @@ import (
 const (
 	criuAnnotation = "org.criu.config"
 	criuConfigName = "criu.conf"    // in the bundle
-	streamsName    = "streams.json" // beside CRIU's images
+	streamsName    = "streams.json" // next to CRIU's images
 )
 
 // criuName is the form of CRIU's names of external files: whatever else a checkpoint's file

@@ -139,8 +139,8 @@ func (e *execution) start(ctx context.Context) (pid int, err error) {
 	return p.pid, e.record(ctx)
 }
 
-// run is start, but does not wait for the record once the process has ended: then exit is how.
-// Whoever removes the execution waits for the record.
+// run is start, but it does not wait for the record of a process that has ended: it returns the
+// exit. Removal of the execution waits for the record.
 func (e *execution) run(ctx context.Context) (exit *exitState, err error) {
 	e.op.Lock()
 	p, err := e.launch(ctx)

@@ -115,11 +115,11 @@ func newLog(place logPlace, limit logLimit, f *os.File) *logFile {
 	return &logFile{place: place, path: place.path(), limit: limit, most: maxLogFile, f: f, begun: time.Now()}
 }
 
-// append writes records all or not at all. Before the write, mark tells where it
-// will begin; whoever finds that mark after a crash undoes the write with rollback.
-// done withdraws the mark, written or not, before the other stream can write: a rollback would also
-// cut off later records. append fails with errLogFull, and changes nothing, if the records do not
-// fit into times files of the log's size.
+// append writes records all or not at all. Before the write, mark records where it will start. A
+// shim that finds the mark after a crash undoes the write with rollback. done withdraws the mark,
+// written or not, before the other stream can write: a rollback would also cut off later records.
+// append fails with errLogFull, and changes nothing, if the records do not fit into times files of
+// the log's size.
 func (l *logFile) append(records []byte, times int64, mark func(logMark) error, done func()) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

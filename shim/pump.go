@@ -14,8 +14,8 @@ import (
 )
 
 // A pump carries one output stream of a container's init: pipe → stage → log, and to
-// whoever is attached. With a terminal the bytes come from its master and go through
-// the pipe all the same, because the pipe survives the shim in the keeper.
+// attached clients. The bytes of a terminal come from its master and also go through
+// the pipe, because the pipe survives the shim in the keeper.
 //
 // A pump needs no buffer and no thread while no bytes flow. Under load it takes turns with the
 // other pumps (see share), one turn for each write to the log.

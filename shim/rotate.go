@@ -121,7 +121,7 @@ func rotationNote(now time.Time, took time.Duration, aside string) []byte {
 		now.Format(logTime), took.Round(time.Millisecond), filepath.Base(aside))
 }
 
-// faultAt is a fault point of work that is nobody's request.
+// faultAt is a fault point of work that has no request.
 func faultAt(p fault.Point) error { return p.At(context.Background()) }
 
 // hasName says whether the log's name still is that of its file.

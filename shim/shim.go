@@ -15,7 +15,7 @@
 // their way into a log are neither lost nor written twice (see stage).
 //
 //	StateDir/
-//	  shim.sock          the ttrpc socket, listened on by whoever is the shim
+//	  shim.sock          the ttrpc socket of the current shim
 //	  c/<id>/            one container: container.json, FIFOs, stages, execs
 //
 // # Waiting

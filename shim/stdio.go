@@ -104,7 +104,7 @@ func (s *stdio) open(held named) error {
 		pipe := take(name)
 		if pipe == nil {
 			var err error
-			// Open for writing too: never at its end, whoever comes and goes.
+			// Open for writing too: it never reaches its end when clients come and go.
 			if pipe, err = openPolled(filepath.Join(s.c.dir, name), unix.O_RDWR); err != nil {
 				return err
 			}

@@ -111,8 +111,8 @@ func serve(args []string) error {
 	return <-ended
 }
 
-// listener takes the socket that the keeper holds for this shim: whoever connects while
-// no shim runs waits for the next one instead of being refused.
+// listener takes the socket that the keeper holds for this shim. A client that connects while no
+// shim runs waits for the next one instead of being refused.
 func listener(fd int, state string) (net.Listener, error) {
 	if fd >= 0 {
 		if _, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ACCEPTCONN); err == nil {

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# test.sh: coracle-oci beside runc. Builds what it needs (build.sh), then
+# test.sh: coracle-oci compared with runc. Builds what it needs (build.sh), then
 #   compare    one and the same scripts on both runtimes
 #   validate   the validation programs of opencontainers/runtime-tools on both
 #   podman     podman over coracle-oci

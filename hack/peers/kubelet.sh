@@ -20,7 +20,7 @@ trap 'rm -rf "$tmp"' EXIT
 cd "$tmp"
 mod=$("$go" mod download -json "k8s.io/kubernetes@$version" | jq -r .GoMod)
 "$go" mod init kubelet 2>/dev/null
-# Kubernetes requires its own parts at v0.0.0, from directories beside it; the proxy has them as v0.34.4.
+# Kubernetes requires its own parts at v0.0.0, from directories next to it; the proxy has them as v0.34.4.
 while read -r part; do
   "$go" mod edit -replace "$part=$part@v0.${version#v1.}"
 done < <("$go" mod edit -json "$mod" | jq -r '.Require[] | select(.Version == "v0.0.0") | .Path')

@@ -180,7 +180,7 @@ func startCoracle(t *target, cni string) (func() error, string, error) {
 }
 
 // daemon starts a peer in a mount namespace of its own and waits until it answers.
-// crun refuses machines where cgroup2 is mounted beside the v1 controllers, so the
+// crun refuses machines where cgroup2 is mounted alongside the v1 controllers, so the
 // side mount is taken away in there; / is shared, as Kubernetes asks, and /run, where
 // it has its state, is a tmpfs, as on a node with systemd. What it writes elsewhere goes to the
 // disk that all have.

@@ -14,7 +14,7 @@ import (
 	"github.com/coracle-project/coracle/internal/testkit/ociimage"
 )
 
-// agnhostPrograms are what the suite calls in agnhost's image beside agnhost.
+// agnhostPrograms are what the suite calls in agnhost's image alongside agnhost.
 var agnhostPrograms = []string{"bash", "curl", "dig", "getent", "ip", "ipcs", "iperf", "nc", "ss"}
 
 // Conformance are stand-ins for the images of Kubernetes' conformance suite, at the names and

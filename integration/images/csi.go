@@ -8,7 +8,7 @@ import (
 	"github.com/coracle-project/coracle/internal/testkit/ociimage"
 )
 
-// csiPrograms are Kubernetes' programs that run beside a CSI driver.
+// csiPrograms are Kubernetes' programs that run alongside a CSI driver.
 var csiPrograms = []string{
 	"csi-provisioner", "csi-attacher", "csi-resizer", "csi-snapshotter", "snapshot-controller", "csi-node-driver-registrar",
 }

@@ -42,7 +42,7 @@ func newCluster(t *testing.T) *cluster {
 	c := &cluster{
 		root: filepath.Join(dir, "root"), state: filepath.Join(dir, "state"),
 		coracle: testkit.Bin(t, "coracle"), kubectl: testkit.Bin(t, "tools", "kubectl"),
-		cgroup: "/coracle-" + filepath.Base(dir), // cgroups are the whole machine's: other tests have theirs beside it
+		cgroup: "/coracle-" + filepath.Base(dir), // cgroups are the whole machine's: other tests have theirs next to it
 	}
 	before := findTraces(t, c.cgroup)
 	t.Cleanup(func() {

@@ -77,7 +77,7 @@ func TestPodsOfPluginsReachTheCluster(t *testing.T) {
 	for range 2 {
 		err := c.inPod(t, func() error {
 			var err error
-			for end := time.Now().Add(patience); ; { // up does not wait for ever until pods reach it
+			for end := time.Now().Add(patience); ; { // up does not wait forever until pods reach it
 				var status int
 				var body string
 				if status, body, err = request("10.96.0.1:443", "/version", ""); err == nil && status == 0 {

@@ -145,7 +145,7 @@ func TestCSIKills(t *testing.T) {
 		if err := testkit.Kill(d.process(t, "coracle-kube")); err != nil {
 			t.Fatal(err)
 		}
-		// The driver goes on, and its answer reaches nobody.
+		// The driver goes on, and its answer reaches no one.
 		d.release(t, fault)
 		d.up(t)
 	})

@@ -390,7 +390,7 @@ func fullVolume(t *testing.T, d *disks) {
 	d.in(t, "full", "echo more >/data/file; sync")
 }
 
-// figure is a metric of the kubelet's about a claim's volume, if there is one. token is of somebody
+// figure is a metric of the kubelet's about a claim's volume, if there is one. token is of someone
 // who may read metrics.
 func (d *disks) figure(t *testing.T, token, claim, metric string) (bytes float64, ok bool) {
 	t.Helper()

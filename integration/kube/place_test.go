@@ -78,7 +78,7 @@ func TestPurgeAfterDown(t *testing.T) {
 	c.run(t, "down")
 }
 
-// A port that somebody else has is told at once, and nothing is left that goes on trying.
+// A port that someone else has is told at once, and nothing is left that goes on trying.
 func TestUpTellsWhatIsTaken(t *testing.T) {
 	c := newCluster(t)
 	c.run(t, "down")

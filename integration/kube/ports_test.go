@@ -200,7 +200,7 @@ spec:
 			t.Errorf("pod %s: %+v", name, p.Status)
 		}
 	}
-	// The registry is no service that the kubelet knows: coracled sees that somebody listens.
+	// The registry is no service that the kubelet knows: coracled sees that someone listens.
 	pod("registry", registryPort)
 	reason := c.firstEvent(t, "involvedObject.name=registry,reason=FailedCreatePodSandBox")
 	if !strings.Contains(reason, "a process of the node listens on 127.0.0.1:"+text) {

@@ -1,6 +1,6 @@
-// Package boundedjson decodes JSON of strangers. A text of megabytes can hold a million empty
-// objects, each of which becomes a struct of a hundred bytes: the bytes that are
-// read do not bound the memory that they become.
+// Package boundedjson decodes untrusted JSON. A text of a few megabytes can hold a million empty
+// objects, and each becomes a struct of a hundred bytes: the size of the text does not bound the
+// memory.
 package boundedjson
 
 import (

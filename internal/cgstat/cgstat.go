@@ -1,5 +1,5 @@
 // Package cgstat reads what a cgroup's processes use, as the kubelet and cAdvisor count
-// it, on cgroup v2, on v1, and on v1 with the unified hierarchy beside it. It only
+// it, on cgroup v2, on v1, and on v1 with the unified hierarchy alongside it. It only
 // reads files, so that a hung shim or container keeps no one from learning it.
 //
 // A controller that a hierarchy lacks leaves its figures zero.
@@ -92,7 +92,7 @@ var unified = sync.OnceValue(func() bool {
 var controllers = []string{"cpu", "cpuacct", "memory", "pids", "blkio", "hugetlb"}
 
 // wanted leaves out what no one asks for and what is slow to read; withPressure is what the
-// unified hierarchy beside v1 has, which has no controllers.
+// unified hierarchy alongside v1 has, which has no controllers.
 var (
 	wanted = &cgroups.StatsOptions{
 		Controllers: cgroups.CPU | cgroups.Memory | cgroups.Pids | cgroups.IO | cgroups.HugeTLB,
@@ -162,7 +162,7 @@ func statsV2(dir string, what *cgroups.StatsOptions) (*cgroups.Stats, error) {
 	return s, gone(err)
 }
 
-// readV1 reads the hierarchies that dirs names, and of the unified one beside them the
+// readV1 reads the hierarchies that dirs names, and of the unified one alongside them the
 // pressure, which v1 does not count.
 func readV1(dirs map[string]string, beside string) (Usage, error) {
 	if len(dirs) == 0 {

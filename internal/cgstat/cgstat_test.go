@@ -173,7 +173,7 @@ func TestProcesses(t *testing.T) {
 	end()
 	var none Processes
 	if none.add(ended, "/proc/self"); none.Threads != 0 || none.Descriptors != 0 {
-		t.Errorf("looked although nobody waits: %+v", none)
+		t.Errorf("read without a caller: %+v", none)
 	}
 	var s States
 	for _, stat := range []string{

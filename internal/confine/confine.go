@@ -1,11 +1,11 @@
-// Package confine runs a program over files that strangers have written, so that whoever finds a
-// fault in it gains little: as nobody with few capabilities, in mount, network, IPC and UTS
-// namespaces of its own, with a /tmp of its own, with system calls and files that it does not need
-// refused, and within limits.
+// Package confine runs a program on untrusted files, so that an attacker who exploits a fault in it
+// gains little. The program runs as the user nobody with few capabilities, in its own mount,
+// network, IPC and UTS namespaces, with its own /tmp and with limits. System calls and files that
+// it does not need are denied.
 //
-// The thread that starts the program is confined first and the program inherits that; the
-// thread is then thrown away. Landlock is left out where the kernel has none (before Linux
-// 5.13, or if it is not enabled); all else is everywhere.
+// The thread that starts the program is confined first, and the program inherits that. The thread
+// is then discarded. Landlock is skipped if the kernel has none (before Linux 5.13, or if it is not
+// enabled); everything else is always applied.
 package confine
 
 import (
@@ -28,7 +28,7 @@ const (
 	Files   = Scratch + "/in"
 )
 
-// Nobody is the user that programs run as, and group.
+// Nobody is the user and the group of the programs.
 const Nobody = 65534
 
 // Program is what is run.
@@ -140,7 +140,7 @@ func (s *Process) Wait() error {
 	return nil
 }
 
-// confineThread gives up what the program does not need, which is not to be had back.
+// confineThread gives up for good what the program does not need.
 func confineThread(path string, p Program) error {
 	namespaces := unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS
 	if p.Files != "" {

@@ -69,8 +69,8 @@ func open(path string, limit int64, kept int) (*File, error) {
 	return l, nil
 }
 
-// Write appends p. It never fails: whoever writes a log has better things to do than to stop when
-// the disk is full. What cannot be written is dropped.
+// Write appends p. It never fails: programs must not stop because the disk of their log is full.
+// What cannot be written is dropped.
 func (l *File) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

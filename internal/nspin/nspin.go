@@ -41,7 +41,7 @@ import (
 
 // Kinds of error, for errors.Is.
 var (
-	// ErrInvalid is a spec that cannot be had: a sysctl that is unknown, not
+	// ErrInvalid is a spec that cannot be applied: a sysctl that is unknown, not
 	// namespaced, of a namespace that the spec leaves to the host, or a value
 	// that the kernel refuses; a host name that is too long.
 	ErrInvalid = errors.New("invalid namespace spec")

@@ -15,10 +15,10 @@ import (
 	"testing"
 )
 
-// guarded are the folders whose code handles paths that strangers wrote. In them
+// guarded are the folders whose code handles untrusted paths. In them
 // no one may name a file to package os, or to the system calls beneath it, except
 // in the files that allowed.txt lists with a reason. Which variable holds a
-// stranger's path cannot be told by looking at the code; which file calls such a
+// an untrusted path cannot be told by looking at the code; which file calls such a
 // function can.
 var guarded = []string{"image", "pod", "snapshot"}
 
@@ -70,7 +70,7 @@ func TestPathsGoThroughSafepath(t *testing.T) {
 			for _, call := range pathCalls(t, file, src) {
 				used[entry] = true
 				if entry == "" {
-					t.Errorf("%s: use internal/safepath, or list the file in internal/safepath/allowed.txt with the reason why its paths are no stranger's", call)
+					t.Errorf("%s: use internal/safepath, or list the file in internal/safepath/allowed.txt with the reason why its paths are trusted", call)
 				}
 			}
 			return nil

@@ -1,8 +1,8 @@
-// Package safepath is the one door for every path inside an image or a container.
-// Such a path is written by strangers: any component may be a symbolic link to
-// the host's /etc, and may become one between a check and a use. So no caller
-// joins strings and hands them to package os; it opens the tree once and names
-// everything beneath it through the kernel, descriptor in, descriptor out.
+// Package safepath is used for every path inside an image or a container. Such a
+// path is untrusted: any component may be a symbolic link to the host's /etc, and
+// may become one between a check and a use. So no caller joins strings and passes
+// them to package os. It opens the tree once and names everything beneath it
+// through the kernel, descriptor in, descriptor out.
 //
 //	root, err := safepath.Open("/run/coracle/pods/x/rootfs")
 //	defer root.Close()

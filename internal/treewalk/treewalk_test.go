@@ -166,7 +166,7 @@ func TestDeep(t *testing.T) {
 	}
 }
 
-// Whoever moves a directory away while what is in it is looked at loses the rest of it, and
+// If a directory is moved away while its content is read, the walk loses the rest of it, and
 // the walk does not follow.
 func TestMoved(t *testing.T) {
 	root := memory(t)

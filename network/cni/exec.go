@@ -21,10 +21,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// executor executes CNI plugins as libcni's own executor does, except that no one waits for a
-// plugin beyond the end of a call's context. libcni's kills only the process that it started and
-// waits for all that have its output open: what a plugin that is a script has called, and whatever
-// that has started.
+// executor executes CNI plugins as libcni's own executor does, except that a call ends with its
+// context. libcni's executor kills only the process that it started, and waits for every process
+// that has the output open: the children of a plugin that is a script, and their children.
 type executor struct {
 	version.PluginDecoder
 	// stderr gets what a plugin that succeeds says there.
@@ -33,10 +32,10 @@ type executor struct {
 
 var _ invoke.Exec = &executor{}
 
-// lingering is how long the output of a plugin that has ended, or was killed, is waited for.
+// lingering is how long to wait for the output of a plugin that ended or was killed.
 const lingering = time.Second
 
-// A plugin that is just being written, by whoever installs it, is tried again for some seconds.
+// A plugin that is being installed cannot be executed: it is tried again for some seconds.
 const (
 	installing = 5 * time.Second
 	again      = 100 * time.Millisecond

@@ -17,15 +17,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Follower knows what the CNI configuration says now, from inotify: whoever asks whether pods can
-// be connected waits for no disk, and an operator reads in the log at once what a change of the
-// files has come to. Files, the directory itself and links on the way to it may come, go and be
-// replaced; while the directory is not there, what is nearest above it is watched for it. Of a
-// directory further above that is given another name the kernel tells no one who watches only what
-// is below it.
+// Follower keeps the current CNI configuration with inotify. Checks whether pods can be connected
+// need no disk, and the log shows the result of a change at once. Files, the directory and links on
+// the way to it may be created, removed and replaced. If the directory does not exist, its nearest
+// existing parent is watched. The kernel does not report a rename further up to a watch below it.
 //
-// A pod is connected by the files as they are then (cniNet.plan): an event may not have arrived
-// yet.
+// A pod is connected with the files as they are then, because an event may not have arrived yet.
 type Follower struct {
 	Log     *slog.Logger
 	now     atomic.Pointer[state] // nil: nothing is followed
@@ -43,12 +40,12 @@ type state struct {
 	err  error
 }
 
-// Start starts to follow dir. Without inotify, of which a user has only so many instances, nothing
-// is followed, and the files are read each time.
+// Start starts to follow dir. If inotify is unavailable (a user has a limited number of instances),
+// nothing is followed, and the files are read each time.
 func (f *Follower) Start(dir string) {
 	w, err := fsnotify.NewWatcher()
 	if err != nil {
-		f.Log.Warn("changes of the CNI configuration are not told, because inotify cannot be had", "err", err)
+		f.Log.Warn("changes of the CNI configuration are not logged: inotify is unavailable", "err", err)
 		return
 	}
 	f.watcher, f.done = w, make(chan struct{})
@@ -99,7 +96,7 @@ func (f *Follower) run() {
 			if !ok {
 				return
 			}
-			f.Log.Warn("events of the CNI configuration were lost, reading it anew", "err", err)
+			f.Log.Warn("events of the CNI configuration were lost, reading it again", "err", err)
 			f.seen("")
 		}
 	}
@@ -119,7 +116,7 @@ func (f *Follower) seen(path string) {
 func (f *Follower) refreshLocked() {
 	if err := f.watchLocked(f.dir); err != nil {
 		f.now.Store(nil)
-		f.Log.Warn("the CNI configuration is read each time that it is asked for, because it cannot be watched", "dir", f.dir, "err", err)
+		f.Log.Warn("the CNI configuration cannot be watched: it is read each time", "dir", f.dir, "err", err)
 		return
 	}
 	list, err := Find(f.dir)

@@ -13,9 +13,8 @@ import (
 	"github.com/coracle-project/coracle/internal/join"
 )
 
-// StatusCalls asks plugins for their status. The kubelet wants to know every few seconds and does
-// not wait long: whoever asks while plugins are still thinking joins the call that is under way, so
-// that a plugin that hangs is there once.
+// StatusCalls asks plugins for their status. The kubelet asks every few seconds and does not wait
+// long. A caller that asks during a call joins it, so a plugin that hangs runs once.
 type StatusCalls struct {
 	calls join.Group[struct{}]
 	life  context.Context // until close

@@ -29,7 +29,7 @@ func bindToOne() error {
 	return unix.SchedSetaffinity(0, &one)
 }
 
-// everyCPU is what a process may run on that nobody has bound, as proc writes it: the tests
+// everyCPU is what a process may run on that no one has bound, as proc writes it: the tests
 // themselves may be bound.
 func everyCPU(t *testing.T) string {
 	t.Helper()

@@ -25,7 +25,7 @@ type cgroup struct {
 	// none: the caller may not make cgroups, and there are no limits. The container stays in the
 	// caller's.
 	none bool
-	// owner is who the cgroup is delegated to, -1 for nobody else.
+	// owner is who the cgroup is delegated to, -1 for no one else.
 	owner int
 }
 
@@ -138,7 +138,7 @@ func (c *cgroup) facts(spec *specs.Spec) (plan.Cgroup, error) {
 	}
 	for i := range found {
 		h := &found[i]
-		// Controllers that nobody limits leave the container where this process is.
+		// Controllers that no one limits leave the container where this process is.
 		dir := paths[h.keys()[0]]
 		own := dir != ""
 		if !own {

@@ -19,7 +19,7 @@ type conversation struct {
 	ours, childs int
 	buf          []byte
 	rest         []byte // what came after the head of the last report
-	sender       []byte // room for the last report's sender, nil if nobody needs it
+	sender       []byte // room for the last report's sender, nil if no one needs it
 
 	mu     sync.Mutex
 	pids   []int // of the processes that run the plan and are not reaped yet; the last one goes on

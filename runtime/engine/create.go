@@ -391,7 +391,7 @@ func makeGate(path string) (int, error) {
 	if err := unix.Mkfifo(path, 0o600); err != nil {
 		return -1, fmt.Errorf("make %s: %w", path, err)
 	}
-	// For reading and writing, so that opening waits for nobody and reading never ends.
+	// For reading and writing, so that opening waits for no one and reading never ends.
 	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return -1, fmt.Errorf("open %s: %w", path, err)

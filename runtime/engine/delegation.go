@@ -13,7 +13,7 @@ import (
 
 // delegate is the user, as the host has it, whom the container's cgroup is given to, so that it
 // can divide it: the one that its program runs as, if it is in a user namespace and has its own
-// cgroup mounted writable (config-linux.md#cgroup-ownership). -1 is nobody.
+// cgroup mounted writable (config-linux.md#cgroup-ownership). -1 is no one.
 func delegate(spec *specs.Spec) int {
 	l := spec.Linux
 	isNew := func(t specs.LinuxNamespaceType) bool {

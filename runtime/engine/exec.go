@@ -118,7 +118,7 @@ func (e *entry) prepare() error {
 		return err
 	}
 	if e.attach = c.Rec.Cgroup.Systemd && rootless(); e.attach {
-		// Nobody else may move it out of the caller's cgroup.
+		// No other process may move it out of the caller's cgroup.
 		o.Cgroup, e.unified = plan.Cgroup{}, ""
 	}
 	o.Cgroup.Wait = e.attach || c.Rec.Resctrl != nil
@@ -249,7 +249,7 @@ func (c *container) openCgroup(dir string) (int, error) {
 }
 
 // listen follows the process from the one that joins the container (first) to the one that is
-// in it, until that executes its program: then nobody has the socket any more.
+// in it, until that executes its program: then no one has the socket any more.
 func (e *entry) listen(ctx context.Context, conv *conversation, first int) (int, error) {
 	killed := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() { defer close(killed); conv.kill() })

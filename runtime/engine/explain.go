@@ -15,9 +15,9 @@ import (
 	"github.com/coracle-project/coracle/runtime/seccomp"
 )
 
-// PlanOptions are what Create would make the plan of a container with, for whoever wants to see
-// that plan: the facts of this host, as root has them, but for cgroups (see CgroupFacts). It
-// makes nothing and starts nothing. bundle is an absolute path.
+// PlanOptions returns the options with which Create would plan a container: the facts of this host
+// as root has them, except for cgroups (see CgroupFacts). It creates nothing and starts nothing.
+// bundle is an absolute path.
 func PlanOptions(id string, spec *specs.Spec, bundle string) (plan.Options, error) {
 	o := plan.Options{
 		ID: id, Features: plan.Probe(), Permitted: ^plan.CapSet(0), IsDir: isDir, Bundle: bundle, Rootfs: spec.Root.Path,

@@ -174,7 +174,7 @@ func TestRootlessRefusals(t *testing.T) {
 		o.map65536()
 		return o
 	}
-	t.Run("ids that nobody gave", func(t *testing.T) {
+	t.Run("ids that were not delegated", func(t *testing.T) {
 		many(t).refused(t, asUser(), "see whether /etc/subuid gives these ids to the user")
 	})
 	t.Run("no newuidmap", func(t *testing.T) {

@@ -27,7 +27,7 @@ func (c *container) start(ctx context.Context) error {
 	if !c.Rec.Init.Alive() {
 		return runtime.ErrNotRunning
 	}
-	// Init has the FIFO open until it executes its program, so opening it waits for nobody.
+	// Init has the FIFO open until it executes its program, so opening it waits for no one.
 	gate, err := unix.Open(c.Gate, unix.O_WRONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	switch {
 	case errors.Is(err, unix.ENOENT):
@@ -92,7 +92,7 @@ func (c *container) finishStart() error {
 	return nil
 }
 
-// executed waits until init has executed its program, or ended: then nobody has the gate open
+// executed waits until init has executed its program, or ended: then no one has the gate open
 // for reading (poll(2), POLLERR).
 func executed(ctx context.Context, gate int) error {
 	const look = 100 // milliseconds, at whether the context has ended
@@ -108,7 +108,7 @@ func executed(ctx context.Context, gate int) error {
 	return context.Cause(ctx)
 }
 
-// noReader is what a gate means that nobody waits at: init is dead, or a Start was killed
+// noReader is what a gate means that no one waits at: init is dead, or a Start was killed
 // after it had let it go.
 func (c *container) noReader() error {
 	if !c.Rec.Init.Alive() {

@@ -22,8 +22,8 @@ import (
 func isCRIU() bool { return filepath.Base(os.Args[0]) == "criu" }
 
 // fakeCRIU answers as `criu swrk SOCKET` that knows its version and fails in all else, for which
-// its log has the reason. A restore that fails has already made a process, for whoever has executed
-// it.
+// its log has the reason. A restore that fails has already made a process, for the program that
+// executed it.
 func fakeCRIU() int {
 	if len(os.Args) == 1 {
 		return 0 // the process of a restore

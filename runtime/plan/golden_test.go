@@ -18,7 +18,7 @@ import (
 	"github.com/coracle-project/coracle/runtime/validate"
 )
 
-var update = flag.Bool("update", false, "write the golden files of plans anew")
+var update = flag.Bool("update", false, "rewrite the golden files of plans")
 
 // mutation changes the base container.
 type mutation struct {

@@ -182,8 +182,8 @@ func (a *asm) remount(at slot, flags uintptr, attrs Attrs) {
 	a.change(at, flags|unix.MS_BIND|unix.MS_REMOUNT)
 }
 
-// change changes the mount at a descriptor by mount(2), which takes paths alone. A path to it
-// leads through proc, the starter's own. Descriptor 0 is nobody's until all is mounted.
+// change changes the mount at a descriptor with mount(2), which takes only paths. The path leads
+// through the starter's own proc. Descriptor 0 is unused until all is mounted.
 func (a *asm) change(at slot, flags uintptr) {
 	a.call(unix.SYS_DUP3, at, 0, unix.O_CLOEXEC)
 	a.call(unix.SYS_FCHDIR, a.old)

@@ -60,7 +60,7 @@ func (a *asm) report(kind, value uint32) {
 	a.call(unix.SYS_WRITE, a.sync, a.u32s(kind, value, 0, 0), 16)
 }
 
-// await takes one byte. An end of file means that whoever should have sent it is gone.
+// await reads one byte. An end of file means that the sender is gone.
 func (a *asm) await(from slot) {
 	n, good := a.newSlot(), &label{}
 	a.call(unix.SYS_READ, from, a.bytes(make([]byte, 8), 8), 1).to(n)
@@ -316,7 +316,7 @@ type Keyring struct {
 func (o Keyring) String() string { return "join a new session keyring" }
 
 func (o Keyring) lower(a *asm) {
-	// What the possessor may do, and whoever has the user's id: view, read, link and search.
+	// The possessor may do everything; processes of the user's id may view, read, link and search.
 	const perm = 0x3f1b0000
 	key, end := a.newSlot(), &label{}
 	a.call(unix.SYS_KEYCTL, unix.KEYCTL_JOIN_SESSION_KEYRING, o.Name, 0, 0, 0).to(key).forgiving(end, unix.ENOSYS)
@@ -377,8 +377,8 @@ func (o Affinity) lower(a *asm) {
 	a.call(unix.SYS_SCHED_SETAFFINITY, 0, len(o.mask), a.bytes(o.mask, 8))
 }
 
-// AllCPUs lets the process run on all CPUs that its cgroup has, instead of those that whoever
-// started it was bound to (sched_setaffinity(2)).
+// AllCPUs lets the process run on all CPUs of its cgroup, instead of those that its parent was
+// bound to (sched_setaffinity(2)).
 type AllCPUs struct{}
 
 func (AllCPUs) String() string { return "run on all CPUs of the cgroup" }

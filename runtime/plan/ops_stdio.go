@@ -94,7 +94,7 @@ func (o Stdio) lower(a *asm) {
 		isNull, done := &label{}, &label{}
 		st := a.ifNull(i, isNull)
 		a.call(opIfMem32Eq, st+uid, o.UID).then(done)
-		// Of a file system without owners, or of nobody in this user namespace.
+		// The file system has no owners, or the owner has no id in this user namespace.
 		a.call(unix.SYS_FCHOWN, i, o.UID, uint64(^uint32(0))).forgiving(nil, unix.EINVAL, unix.EPERM, unix.EROFS)
 		a.call(opIfEq, 0, 0).then(done)
 		// /dev/null is everybody's, but the host's would keep a mount of the host's in use.

@@ -67,7 +67,7 @@ func (a *asm) surroundings(null slot, noPivot bool, fill func()) {
 	a.leaveChroot()
 	a.call(unix.SYS_MOUNT, 0, "/", 0, unix.MS_REC|unix.MS_PRIVATE, 0)
 	a.call(unix.SYS_UMASK, 0)
-	// Capabilities that this program does not know are nobody's.
+	// Drop capabilities that this program does not know.
 	for c := len(capNames); c < 64; c++ {
 		a.call(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, c, 0, 0, 0).forgiving(nil, unix.EINVAL)
 	}

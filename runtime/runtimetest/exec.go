@@ -72,7 +72,7 @@ var execTests = map[string]func(*rig){
 	},
 
 	"the host's /dev/null does not become the user's": func(r *rig) {
-		const uid = 4711 // no one else's: whoever runs next to this test may do it, too
+		const uid = 4711 // no other test uses it
 		spec := r.spec("true")
 		spec.Process.User, spec.Process.Capabilities = specs.User{UID: uid, GID: uid}, nil
 		c := r.create(spec, runtime.Stdio{})

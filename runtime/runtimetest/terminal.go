@@ -92,7 +92,7 @@ var terminalTests = map[string]func(*rig){
 		r.wantErr(err, context.Canceled)
 	},
 
-	"receive ends when nobody can send any more": func(r *rig) {
+	"receive ends when no one can send any more": func(r *rig) {
 		pair, err := runtime.NewConsolePair()
 		r.must(err)
 		defer pair.Close()

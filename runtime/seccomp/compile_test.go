@@ -46,7 +46,7 @@ func TestBadProfilesAreRefused(t *testing.T) {
 				t.Errorf("%v, want ErrInvalid with %q", err, c.want)
 			}
 			if f != nil {
-				t.Error("a filter beside the error")
+				t.Error("a filter and an error")
 			}
 		})
 	}

@@ -170,7 +170,7 @@ func TestKernelNotifies(t *testing.T) {
 				t.Errorf("the agent's answer came as %+v", got)
 			}
 			if got := a.Results[1]; got.Value == 4242 || got.Errno != 0 {
-				t.Errorf("getpid, of which nobody is notified: %+v", got)
+				t.Errorf("getpid, which notifies no one: %+v", got)
 			}
 		})
 	}

@@ -100,7 +100,7 @@ func (z *Zygote) start(setUp func() error) (*Zygote, error) {
 	return z, nil
 }
 
-// DiscardEarly ends the zygote that package early has started, if nobody wanted it.
+// DiscardEarly ends the zygote that package early started, if it is unused.
 func DiscardEarly() {
 	sock, process, err := program.Take()
 	if sock == nil || err != nil {
@@ -169,9 +169,9 @@ func (z *Zygote) setUp() error {
 	return z.ask(z.plan, code, []int{null, tree})
 }
 
-// Ahead has the helper make namespaces of its own, beside what the caller goes on with: the
-// next child inherits them instead of making them. That child has to be the last one; see Made.
-// The error comes from Clone.
+// Ahead makes the helper create namespaces of its own while the caller goes on. The next child
+// inherits them instead of creating them. That child must be the last one; see Made. Clone returns
+// the error.
 func (z *Zygote) Ahead(ns plan.Namespaces) error {
 	p := &plan.Plan{Ops: []plan.Op{plan.Unshare{Types: ns}}}
 	code, err := p.Encode(z.features)
@@ -361,7 +361,7 @@ func (z *Zygote) Watch(died func()) error {
 	})
 }
 
-// Dismiss makes the helper end and waits for nothing; Close reaps it, if nobody else has.
+// Dismiss makes the helper end and does not wait. Close reaps it, if it was not reaped.
 func (z *Zygote) Dismiss() {
 	z.mu.Lock()
 	defer z.mu.Unlock()

@@ -111,8 +111,8 @@ func (p *fifos) add(path string, theirs, ours int) (*os.File, error) {
 	return mine, err
 }
 
-// dropReader closes the guard that reads stdin: whoever waits for a reader must not take us for
-// one. What is written before there is one would be lost.
+// dropReader closes the guard that reads stdin. A writer that waits for a reader must not take us
+// for one: bytes written before the real reader would be lost.
 func (p *fifos) dropReader() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -21,7 +21,7 @@ import (
 )
 
 // TestHandlers: what holds for containers of the shim's own engine holds for those that OCI
-// runtimes' commands have made: streams, logs, exit statuses, whoever is killed.
+// runtimes' commands have made: streams, logs and exit statuses survive every kill.
 func TestHandlers(t *testing.T) {
 	handlers = map[string]string{
 		"runc": "oci:/usr/sbin/runc",

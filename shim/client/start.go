@@ -145,7 +145,7 @@ func (c *Client) abandon(ctx context.Context) {
 		}
 	}
 	if err := c.stopCompanions(ctx); err != nil {
-		c.cfg.Log.Warn("a program beside the shim is left", "error", err)
+		c.cfg.Log.Warn("companion of the shim is left", "error", err)
 	}
 	c.keeper.leave()
 	if k := c.keeper.get(); k != nil {

@@ -102,8 +102,8 @@ func Wait(f *os.File) (code int32, err error) {
 	return code, err
 }
 
-// Ended returns when the process of f (which Open made), whoever its parent is, has ended,
-// reaped or not. It fails only when ctx ends first.
+// Ended returns when the process of f (which Open returned) has ended, reaped or not. The process
+// may have any parent. Ended fails only when ctx ends first.
 func Ended(ctx context.Context, f *os.File) error {
 	rc, err := f.SyscallConn()
 	if err != nil {

@@ -224,8 +224,8 @@ func (a *app) dismissStarter() {
 	}
 }
 
-// endStarter ends the process that starts containers, and reaps it: whoever reaps this
-// program's orphans need not know of it.
+// endStarter ends the process that starts containers, and reaps it, so that no reaper of orphans
+// sees it.
 func (a *app) endStarter() {
 	if a.opened != nil {
 		_ = a.opened.Close() // which cannot fail in a way that matters to what is done already

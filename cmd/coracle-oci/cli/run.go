@@ -121,7 +121,7 @@ func (a *app) runForeground(ctx context.Context, l *life) (err error) {
 	}
 	a.watch.lap("start")
 	a.dismissStarter()
-	// Whoever started us watches this program, not the container's.
+	// Our parent watches this program, not the container's.
 	if l.notify != nil {
 		go func() {
 			if err := l.notify.forwardReady(ctx, pid, unix.Getpid()); err != nil {

@@ -38,8 +38,8 @@ func runtimeDir() string {
 	return dir
 }
 
-// isHostRoot does not take root of a user namespace for it, unless that has root's name,
-// too: XDG_RUNTIME_DIR is then inherited from whoever made the namespace.
+// isHostRoot says whether the user is the host's root. Root of a user namespace is not, unless it
+// also has root's name: XDG_RUNTIME_DIR is then inherited from the namespace's creator.
 func isHostRoot() bool {
 	return os.Geteuid() == 0 && (!userns.RunningInUserNS() || os.Getenv("USER") == "root")
 }

@@ -11,7 +11,7 @@ import (
 )
 
 const (
-	// defaultSize is that of a volume whose size nobody says; the kernel grows no btrfs that is
+	// defaultSize is that of a volume whose size no one says; the kernel grows no btrfs that is
 	// smaller than smallest.
 	defaultSize, smallest = 256 << 20, 256 << 20
 	// attachment is the key, in the context of an attached volume, of what the node service checks.

@@ -121,7 +121,7 @@ func setup(env *testscript.Env, bin string, tr *transcript) error {
 	env.Setenv("ID", id)
 	env.Setenv("ROOT", root)
 	env.Setenv("OCI", bin)
-	// criu may stand beside the runtimes.
+	// criu may be next to the runtimes.
 	env.Setenv("PATH", filepath.Dir(bin)+":"+env.Getenv("PATH"))
 	s := &script{bin: bin, out: &strings.Builder{}, env: env}
 	env.Values[scriptKey{}] = s

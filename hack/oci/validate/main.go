@@ -4,7 +4,7 @@
 //
 // The programs write TAP (testanything.org) and take the runtime's command from the
 // environment, without flags: the state directories are the runtimes' own defaults, so
-// run this where /run is nobody else's (hack/oci/test.sh).
+// run this where /run is no one else's (hack/oci/test.sh).
 package main
 
 import (

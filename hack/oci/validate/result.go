@@ -114,7 +114,7 @@ func worse(ours, reference result) bool {
 	return ours.code != 0 && reference.code == 0
 }
 
-// readExceptions reads lines "program | runc's result | why". What begins with # and
+// readExceptions reads lines "program | runc's result | why". What starts with # and
 // empty lines count for nothing.
 func readExceptions(path string) (map[string]*exception, error) {
 	data, err := os.ReadFile(path)

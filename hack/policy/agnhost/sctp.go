@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// An association begins with the client's INIT, which the server answers with INIT ACK (RFC 9260,
+// An association starts with the client's INIT, which the server answers with INIT ACK (RFC 9260,
 // section 5.1). Policies decide about these packets by their ports and addresses. Raw sockets send
 // and get them without the kernel's SCTP.
 const (

@@ -52,7 +52,7 @@ func attacking() (goOn func() bool) {
 const planBase = 0x1_0000_0000
 
 // processes looks at every other process for as long as it is there: its memory, descriptors,
-// directories and program, as whoever wants to break out of the container does.
+// directories and program, as an attacker inside the container would.
 func processes([]string) {
 	var root syscall.Stat_t
 	if err := syscall.Stat("/", &root); err != nil {

@@ -16,8 +16,8 @@ import (
 )
 
 // A kill that freezes first is noted in the container's directory until everything may move again.
-// If it is killed itself, whoever loads the container next finds the note, and thaws what no one
-// else would. Each kill has a note of its own, so that no one takes away another's.
+// If the killer is killed itself, the next process that loads the container finds the note and
+// thaws the cgroup. Each kill has its own note, so that none removes another's.
 const haltPrefix = "halt-" // then the killer's pid, its start and a number
 
 // itself is this process.
@@ -117,11 +117,11 @@ func (r *Record) unfreeze() error {
 	return f.thaw()
 }
 
-// thawLeft thaws what kills have left frozen that did not live to their end.
+// thawLeft thaws what interrupted kills left frozen.
 func (r *Record) thawLeft() error {
 	entries, err := os.ReadDir(r.dir)
 	if err != nil {
-		return nil // whoever may not look into it may not thaw it either
+		return nil // without the right to read it there is no right to thaw either
 	}
 	for _, entry := range entries {
 		rest, is := strings.CutPrefix(entry.Name(), haltPrefix)

@@ -106,7 +106,7 @@ func (r *Record) is(t *testing.T, want cgroups.FreezerState, notes int) {
 	}
 }
 
-// A kill is killed while all is frozen: whoever loads the container next thaws it.
+// A kill is killed while all is frozen: the next load of the container thaws it.
 func TestKillerIsKilled(t *testing.T) {
 	s, rec := sleeping(t)
 	cmd := exec.Command(os.Args[0])
@@ -123,7 +123,8 @@ func TestKillerIsKilled(t *testing.T) {
 	rec.is(t, cgroups.Thawed, 0)
 }
 
-// What a kill under way has frozen stays so, whoever else loads the container, and is thawed by it.
+// What a kill under way froze stays frozen if another process loads the container; the kill thaws
+// it.
 func TestKillerLives(t *testing.T) {
 	s, rec := sleeping(t)
 	thaw, err := rec.halt(t.Context())

@@ -17,7 +17,7 @@ type Process struct {
 	file  *os.File // has pidfd after Watch; nil before
 }
 
-// Kill kills it, whoever has its pid by now.
+// Kill kills the process. It cannot hit another one that got the same pid.
 func (p *Process) Kill() error { return unix.PidfdSendSignal(p.pidfd, unix.SIGKILL, nil, 0) }
 
 // Watch calls ended when the process has ended by itself. Until Wait, a goroutine, which needs no

@@ -16,7 +16,7 @@ import (
 	"github.com/coracle-project/coracle/runtime/plan"
 )
 
-const mend = "run `go generate ./runtime/zygote/program`, which needs gcc and gcc-aarch64-linux-gnu"
+const remedy = "run `go generate ./runtime/zygote/program`, which needs gcc and gcc-aarch64-linux-gnu"
 
 func TestIsOfTheSources(t *testing.T) {
 	h := sha256.New()
@@ -28,7 +28,7 @@ func TestIsOfTheSources(t *testing.T) {
 		h.Write(data)
 	}
 	if have := fmt.Sprintf("%x", h.Sum(nil)); have != sources {
-		t.Errorf("the zygote's source has changed: %s", mend)
+		t.Errorf("the zygote's source has changed: %s", remedy)
 	}
 }
 
@@ -63,7 +63,7 @@ func TestCanBeMadeAgain(t *testing.T) {
 			version := strings.TrimSpace(string(said))
 			if version == string(with[1]) {
 				if string(made) != string(have) {
-					t.Errorf("zprogram_%s.go is not what %s %s makes of the sources: %s", arch, gcc, version, mend)
+					t.Errorf("zprogram_%s.go is not what %s %s makes of the sources: %s", arch, gcc, version, remedy)
 				}
 				return
 			}
